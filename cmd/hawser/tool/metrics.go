@@ -149,7 +149,7 @@ func measure(ctx context.Context, n node.Node, check bool, log string) (metrics,
 		m.add("hawser_failures_total", float64(f.Count), labels...)
 		m.latest("hawser_failure_last_timestamp_seconds", float64(f.Time.Unix()), labels)
 	}
-	return m, errors.Join(append(errs, m.durations(log))...)
+	return m, errors.Join(append(errs, eachLogLine(log, m.duration))...)
 }
 
 // latest keeps the greater value.
@@ -190,8 +190,8 @@ func (m metrics) drift(ctx context.Context, n node.Node, a *node.Attachment) err
 	return nil
 }
 
-// durations reads the logs. A line that is none of ours does not count.
-func (m metrics) durations(log string) error {
+// eachLogLine reads the logs in /var/log/hawser, and another one.
+func eachLogLine(log string, do func(line []byte)) error {
 	files, _ := filepath.Glob(filepath.Join(skel.LogDir, "*")) // its only error is about the pattern
 	if log != "" && !slices.Contains(files, log) {
 		files = append(files, log)
@@ -209,13 +209,14 @@ func (m metrics) durations(log string) error {
 		lines := bufio.NewScanner(f)
 		lines.Buffer(nil, 1<<20)
 		for lines.Scan() {
-			m.duration(lines.Bytes())
+			do(lines.Bytes())
 		}
 		errs = append(errs, lines.Err(), f.Close())
 	}
 	return errors.Join(errs...)
 }
 
+// duration counts a call. A line that is none of ours does not count.
 func (m metrics) duration(line []byte) {
 	var call struct {
 		Plugin, Verb string

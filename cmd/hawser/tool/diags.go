@@ -1,0 +1,252 @@
+package tool
+
+import (
+	"bytes"
+	"compress/gzip"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/cmd/hawser/node"
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/nft"
+	"github.com/hawser-cni/plugins/pkg/process"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
+	"github.com/hawser-cni/plugins/pkg/skel"
+)
+
+func diagsCommand(n *node.Node, asJSON *bool) *cobra.Command {
+	var log string
+	c := &cobra.Command{
+		Use: "diags [FILE]", Short: "Collect for a bug report what is on this node, without secrets, in one tar.gz",
+		Args: cobra.MaximumNArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			name := "hawser-diags-" + time.Now().UTC().Format("20060102T150405Z") + ".tar.gz"
+			if len(args) > 0 {
+				name = args[0]
+			}
+			var b bytes.Buffer
+			zip := gzip.NewWriter(&b)
+			packed := pack(zip, diags(c.Context(), *n, log))
+			if err := errors.Join(packed, zip.Close()); err != nil {
+				return err
+			}
+			f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+			if err != nil {
+				return err
+			}
+			if _, err := f.Write(b.Bytes()); err != nil {
+				return errors.Join(err, f.Close(), os.Remove(name))
+			}
+			if *asJSON {
+				return errors.Join(writeJSON(c.OutOrStdout(), map[string]string{"file": name}), f.Close())
+			}
+			const text = "%s: look at it before you send it: it has names of pods, addresses and messages\n"
+			fmt.Fprintf(c.OutOrStdout(), text, name)
+			return f.Close()
+		},
+	}
+	c.Flags().StringVar(&log, "log", "", "the log that HAWSER_LOG names in the runtime's environment, a `path`")
+	return c
+}
+
+// part is a file of the tar.
+type part struct {
+	name string
+	data []byte
+}
+
+// report collects the parts. All that is in them is named here; what could not be read is in errors.json.
+type report struct {
+	parts  []part
+	failed []string
+}
+
+func (r *report) add(name string, v any, err error) {
+	data, bad := json.MarshalIndent(v, "", "  ")
+	r.parts = append(r.parts, part{name + ".json", data})
+	if err = errors.Join(err, bad); err != nil {
+		r.failed = append(r.failed, name+": "+err.Error())
+	}
+}
+
+func diags(ctx context.Context, n node.Node, log string) []part {
+	var r report
+	r.add("versions", versions(n), nil)
+	all, err := n.Attachments(ctx)
+	r.add("ls", all, err)
+	kept, err := skel.Failures(n.Failures).List()
+	r.add("failures", kept, err)
+	lists, err := n.Lists()
+	var shown []any
+	for _, l := range lists {
+		var entries []any
+		for _, e := range l.Plugins {
+			entries = append(entries, only(listKeys, e.Raw))
+		}
+		shown = append(shown, map[string]any{"file": l.File, "name": l.Name, "cniVersion": l.CNIVersion,
+			"plugins": entries})
+	}
+	r.add("lists", shown, err)
+	chains, err := node.BaseChains(ctx)
+	for i := range chains {
+		if !chains[i].IsOurs() {
+			chains[i].Comment = ""
+		}
+	}
+	r.add("chains", chains, err)
+	for _, family := range []nft.Family{nft.INet, nft.Bridge} {
+		r.add("nft-"+family.String(), ownTable(ctx, family), nil)
+	}
+	r.addLinks()
+	lines, err := lastLines(log, 200)
+	r.add("log", lines, err)
+	r.add("errors", r.failed, nil)
+	return r.parts
+}
+
+// addLinks adds what the host's interfaces have. An alias that is no mark is somebody's text.
+func (r *report) addLinks() {
+	host := rtnl.Host()
+	defer host.Close()
+	links, err := host.Links()
+	addrs := map[string][]rtnl.Addr{}
+	for i, l := range links {
+		if _, ok := cni.ParseMark(l.Alias); !ok {
+			links[i].Alias = ""
+		}
+		of, bad := host.Addrs(l.Index)
+		addrs[l.Name], err = of, errors.Join(err, bad)
+	}
+	r.add("link", links, err)
+	r.add("addr", addrs, nil)
+	copies, err := host.RouteCopies()
+	var routes []rtnl.Route
+	for _, c := range copies {
+		routes = append(routes, c.Route())
+	}
+	r.add("route", routes, err)
+	rules, err := host.Rules()
+	r.add("rule", rules, err)
+}
+
+// versions are those of the kernel and of the programs, with the modules that are loaded.
+func versions(n node.Node) map[string]any {
+	var u unix.Utsname
+	_ = unix.Uname(&u) // it cannot fail
+	var modules []string
+	list, _ := os.ReadFile("/proc/modules") // a kernel without modules has none
+	for line := range strings.Lines(string(list)) {
+		modules = append(modules, firstWord(line))
+	}
+	plugins := map[string]string{}
+	for _, p := range n.Programs {
+		if path, err := n.Find(p.Name); err == nil {
+			if f, err := inspect(path, p.Name); err == nil {
+				plugins[path] = f.String()
+			}
+		}
+	}
+	return map[string]any{"hawser": skel.Version(), "kernel": unix.ByteSliceToString(u.Release[:]),
+		"machine": unix.ByteSliceToString(u.Machine[:]), "modules": modules, "plugins": plugins}
+}
+
+// ownTable is our table as the program nft lists it, where it is installed.
+func ownTable(ctx context.Context, family nft.Family) json.RawMessage {
+	path, err := process.LookPath("nft")
+	var out bytes.Buffer
+	list := []string{"-j", "list", "table", family.String(), nft.TableName}
+	if err != nil || (process.Command{Path: path, Args: list, Stdout: &out}).Run(ctx) != nil {
+		return json.RawMessage("null")
+	}
+	return out.Bytes()
+}
+
+// listKeys are the keys of lists whose values are shown, and logKeys those of lines of the log.
+const (
+	listKeys = " type bridge isGateway isDefaultGateway ipMasq ipMasqBackend hairpinMode promiscMode forceAddress " +
+		"mtu vlan vlanTrunk id minID maxID preserveDefaultVlan macspoofchk disableContainerInterface portIsolation " +
+		"master mode linkInContainer linkContNs backend ingressPolicy iptablesAdminChainName snat masqAll " +
+		"markMasqBit externalSetMarkChain ingressRate ingressBurst egressRate egressBurst vrfname table log ipam " +
+		"subnet rangeStart rangeEnd gateway ranges routes dst gw dataDir addresses address daemonSocketPath " +
+		"capabilities portMappings bandwidth ipRanges ips mac dns aliases "
+	logKeys = " time pid plugin version verb cniVersion network containerID ifname ms result interfaces ips " +
+		"error code msg "
+)
+
+// only leaves of a JSON value what stands below these keys, and of the others how many there are.
+func only(keys string, value any) any {
+	switch v := value.(type) {
+	case json.RawMessage:
+		var decoded any
+		_ = json.Unmarshal(v, &decoded) // it was decoded before
+		return only(keys, decoded)
+	case map[string]json.RawMessage:
+		data, _ := json.Marshal(v) // as above
+		return only(keys, json.RawMessage(data))
+	case []any:
+		for i := range v {
+			v[i] = only(keys, v[i])
+		}
+	case map[string]any:
+		others := 0
+		for key := range v {
+			if !strings.Contains(keys, " "+key+" ") {
+				delete(v, key)
+				others++
+				continue
+			}
+			v[key] = only(keys, v[key])
+		}
+		if others > 0 {
+			v["other keys"] = others
+		}
+	}
+	return value
+}
+
+// lastLines are the last lines of all logs, by their time.
+func lastLines(log string, most int) (lines []any, err error) {
+	err = eachLogLine(log, func(line []byte) {
+		var call map[string]any
+		if json.Unmarshal(line, &call) == nil && call["plugin"] != nil && call["verb"] != nil {
+			lines = append(lines, only(logKeys, call))
+		}
+	})
+	slices.SortStableFunc(lines, func(a, b any) int {
+		return strings.Compare(fmt.Sprint(a.(map[string]any)["time"]), fmt.Sprint(b.(map[string]any)["time"]))
+	})
+	return lines[max(0, len(lines)-most):], err
+}
+
+// pack writes a tar (ustar). The standard library's writer would make the program 65 kB larger.
+func pack(out io.Writer, parts []part) error {
+	const block = 512
+	for _, p := range parts {
+		header := make([]byte, block)
+		copy(header, "hawser-diags/"+p.name)
+		copy(header[100:], fmt.Sprintf("%07o\x00%07o\x00%07o\x00%011o\x00%011o\x00        0", 0o600, 0, 0, len(p.data),
+			time.Now().Unix()))
+		copy(header[257:], "ustar\x0000")
+		sum := 0
+		for _, b := range header {
+			sum += int(b)
+		}
+		copy(header[148:], fmt.Sprintf("%06o\x00 ", sum))
+		padded := append(p.data, make([]byte, -len(p.data)&(block-1))...)
+		if _, err := out.Write(append(header, padded...)); err != nil {
+			return err
+		}
+	}
+	_, err := out.Write(make([]byte, 2*block))
+	return err
+}
