@@ -1,0 +1,130 @@
+package node
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"regexp"
+	"strings"
+	"time"
+
+	"github.com/hawser-cni/plugins/pkg/process"
+)
+
+// Runtimes are what the container runtimes of the node say of their containers.
+type Runtimes struct {
+	Asked  []string `json:"asked"`  // those that answered
+	Silent []string `json:"silent"` // those that are there and did not
+	known  map[string]string
+	shared bool // containerd named all its containers: also nerdctl's
+}
+
+// sockets are where CRI runtimes listen.
+func sockets() []string {
+	return []string{"/run/containerd/containerd.sock", "/run/k3s/containerd/containerd.sock", "/run/crio/crio.sock",
+		"/run/cri-dockerd.sock"}
+}
+
+// askTime is how long a runtime may take to answer.
+const askTime = 10 * time.Second
+
+// Runtimes asks the runtimes of the node by their own programs.
+func (n Node) Runtimes(ctx context.Context) *Runtimes {
+	r := &Runtimes{known: map[string]string{}}
+	for _, socket := range sockets() {
+		if _, err := os.Stat(socket); err != nil {
+			continue
+		}
+		var pods struct{ Items []struct{ ID string } }
+		err := n.ask(ctx, &pods, "crictl", "--runtime-endpoint", "unix://"+socket, "pods", "-o", "json")
+		if err == nil {
+			r.answered("crictl " + socket)
+			for _, p := range pods.Items {
+				r.known[p.ID] = "crictl"
+			}
+		}
+		if strings.HasSuffix(socket, "containerd.sock") {
+			err = n.askContainerd(ctx, r, socket)
+		}
+		if err != nil {
+			r.Silent = append(r.Silent, fmt.Sprintf("%s: %v", socket, err))
+		}
+	}
+	if _, err := os.Stat("/var/lib/containers/storage"); err != nil {
+		return r
+	}
+	if _, err := process.LookPath("podman"); err != nil {
+		return r
+	}
+	var containers []struct{ ID string }
+	if err := n.ask(ctx, &containers, "podman", "ps", "-a", "--no-trunc", "--format", "json"); err != nil {
+		r.Silent = append(r.Silent, fmt.Sprintf("podman: %v", err))
+		return r
+	}
+	r.answered("podman")
+	for _, c := range containers {
+		r.known[c.ID] = "podman"
+	}
+	return r
+}
+
+// askContainerd asks for the containers of all namespaces. To CNI nerdctl names one NAMESPACE-ID.
+func (n Node) askContainerd(ctx context.Context, r *Runtimes, socket string) error {
+	var namespaces, ids []string
+	if err := n.ask(ctx, &namespaces, "ctr", "--address", socket, "namespaces", "ls", "-q"); err != nil {
+		return err
+	}
+	for _, space := range namespaces {
+		if err := n.ask(ctx, &ids, "ctr", "--address", socket, "-n", space, "containers", "ls", "-q"); err != nil {
+			return err
+		}
+		for _, id := range ids {
+			r.known[id], r.known[space+"-"+id] = "ctr", "ctr"
+		}
+	}
+	r.shared = true
+	r.answered("ctr " + socket)
+	return nil
+}
+
+func (r *Runtimes) answered(name string) { r.Asked = append(r.Asked, name) }
+
+// ask runs a program and decodes its answer: words into a list of them, else JSON.
+func (n Node) ask(ctx context.Context, answer any, program string, args ...string) error {
+	file, err := process.LookPath(program)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, askTime)
+	defer cancel()
+	var stdout, stderr bytes.Buffer
+	err = process.Command{Path: file, Args: args, Env: n.Env, Stdout: &stdout, Stderr: &stderr}.Run(ctx)
+	if err != nil {
+		return fmt.Errorf("%s: %w: %s", program, err, strings.TrimSpace(stderr.String()))
+	}
+	if words, ok := answer.(*[]string); ok {
+		*words = strings.Fields(stdout.String())
+		return nil
+	}
+	if err := json.Unmarshal(stdout.Bytes(), answer); err != nil {
+		return fmt.Errorf("%s: %w", program, err)
+	}
+	return nil
+}
+
+// Knows is the program that names the container; empty where none does.
+func (r *Runtimes) Knows(id string) string { return r.known[id] }
+
+// WouldKnow says that a container of this ID would be named by one that answered. Other IDs are of Nomad, BuildKit and
+// programs of which nobody lists the containers; and who does not answer may know any.
+func (r *Runtimes) WouldKnow(id string) bool {
+	switch {
+	case len(r.Silent) > 0 || len(r.Asked) == 0:
+		return false
+	case regexp.MustCompile(`^[0-9a-f]{64}$`).MatchString(id):
+		return true
+	}
+	return r.shared && regexp.MustCompile(`-[0-9a-f]{64}$`).MatchString(id)
+}
