@@ -150,12 +150,16 @@ func (a *Attachment) judge() {
 func (n Node) Holdings(ctx context.Context, cached []Cached) ([]cni.Holding, error) {
 	lists, err := n.Lists()
 	errs := []error{err}
+	seen := map[string]bool{}
 	for _, c := range cached {
+		if seen[string(c.Config)] { // that of its network, mostly
+			continue
+		}
+		seen[string(c.Config)] = true
 		if list, err := ParseList(c.Config); err == nil {
 			lists = append(lists, list)
 		}
 	}
-	seen := map[string]bool{}
 	var all []cni.Holding
 	ask := func(p skel.Program, conf []byte) {
 		held, err := p.List(ctx, conf)

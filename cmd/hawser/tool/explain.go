@@ -187,12 +187,13 @@ func isPort(value, what string) bool {
 
 // findLinks adds the interfaces of the host that the attachments need.
 func (e *explanation) findLinks(links map[string]hostLink) {
+	seen := map[string]bool{"": true}
 	for _, a := range e.Attachments {
 		for _, name := range []string{firstWord(a.HostEnd()), parent(a, links)} {
-			has := func(l hostLink) bool { return l.Name == name }
-			if name == "" || slices.ContainsFunc(e.Links, has) {
+			if seen[name] {
 				continue
 			}
+			seen[name] = true
 			l, ok := links[name]
 			if !ok {
 				l = hostLink{Name: name, State: "missing"}
@@ -238,8 +239,9 @@ func (e *explanation) findWay(ctx context.Context) error {
 			e.Stops = append(e.Stops, stop{verdict, text})
 		}
 	}
-	byVerdict := func(a, b stop) int { return strings.Compare(b.Verdict, a.Verdict) }
-	slices.SortStableFunc(e.Stops, byVerdict)
+	slices.SortFunc(e.Stops, func(a, b stop) int { // what is certain first
+		return cmp.Or(strings.Compare(b.Verdict, a.Verdict), strings.Compare(a.Why, b.Why))
+	})
 	return err
 }
 
