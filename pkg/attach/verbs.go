@@ -213,6 +213,23 @@ func (s *Session) VerifyMasquerade(ctx context.Context, m Masq) error {
 	return iface.Drifted(err)
 }
 
+// Reapply makes the masquerade of a live pair again, and the host forward for it where it is a gateway. master is that
+// of FindPair.
+func (s *Session) Reapply(ctx context.Context, m Masq, master int, forwards bool) error {
+	if err := s.FindPair(master); err != nil {
+		return err
+	}
+	own := &cni.Result{IPs: s.PrevResult.ContainerIPs(s.IfName)}
+	for _, ip := range own.IPs {
+		if forwards && ip.Gateway.IsValid() {
+			if err := iface.EnableForwarding(ip.Address.Addr().Is4()); err != nil {
+				return err
+			}
+		}
+	}
+	return s.Masquerade(ctx, m, own)
+}
+
 // GC removes what attachments of the network left that are not valid.
 func GC(ctx context.Context, req *skel.Request, rules ...RemoveRules) error {
 	c := frame.OpenHost(req)

@@ -61,6 +61,10 @@ type Plugin[C any] struct {
 	GC     func(context.Context, *Request) error
 	Status func(context.Context, *Request, C) error
 
+	// Reapply makes again what CHECK finds missing of a live attachment, of what ADD cannot make twice. It touches no
+	// interface.
+	Reapply func(context.Context, *Request, C) error
+
 	// List returns what the plugin keeps for attachments, on the host and in namespaces whose paths it knows. It is
 	// told a network and its configuration, or neither: then it looks at the places that no configuration chooses. It
 	// takes no lock and changes nothing. What it could read comes beside an error.
@@ -95,6 +99,8 @@ type Env struct {
 	Failures string
 	// Limit is how long the call may take; 0 = callTime.
 	Limit time.Duration
+	// Reapply has CHECK make again what is missing; only the tool sets it.
+	Reapply bool
 	// Programs are all plugins of the running program.
 	Programs []Program
 }
@@ -127,6 +133,9 @@ func (p Plugin[C]) untyped() Plugin[any] {
 	}
 	if p.Check != nil {
 		u.Check = func(ctx context.Context, r *Request, c any) error { return p.Check(ctx, r, typed[C](c)) }
+	}
+	if p.Reapply != nil {
+		u.Reapply = func(ctx context.Context, r *Request, c any) error { return p.Reapply(ctx, r, typed[C](c)) }
 	}
 	if p.Status != nil {
 		u.Status = func(ctx context.Context, r *Request, c any) error { return p.Status(ctx, r, typed[C](c)) }
@@ -205,6 +214,8 @@ func (c *call) serve(ctx context.Context) error {
 		return c.add(ctx)
 	case command == "DEL" && p.Del != nil:
 		return c.handle(ctx, func(ctx context.Context) error { return p.Del(ctx, req) })
+	case command == "CHECK" && c.env.Reapply && p.Reapply != nil:
+		return c.handle(ctx, func(ctx context.Context) error { return p.Reapply(ctx, req, c.cfg) })
 	case command == "CHECK" && p.Check != nil:
 		return c.handle(ctx, func(ctx context.Context) error { return p.Check(ctx, req, c.cfg) })
 	case command == "STATUS" && p.Status != nil:

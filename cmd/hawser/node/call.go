@@ -6,11 +6,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/process"
+	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
 // Container is what a runtime says of a container in a call.
@@ -56,6 +58,42 @@ func (n Node) Run(ctx context.Context, c Call) (json.RawMessage, error) {
 		return nil, &cni.Error{Code: e.Code, Msg: plugin + ": " + e.Msg, Details: e.Details}
 	}
 	return nil, fmt.Errorf("%s: %w: %s", file, err, strings.TrimSpace(stderr.String()+stdout.String()))
+}
+
+// Reapply makes again what the CHECK of one plugin of a live attachment finds missing.
+func (n Node) Reapply(ctx context.Context, c Call, a *Attachment) error {
+	run := func(command string) error {
+		c.Command = command
+		_, err := n.Run(ctx, c)
+		return err
+	}
+	plugin := c.List.Plugins[c.Entry].Type
+	switch {
+	case plugin == "tuning" || plugin == "bandwidth": // they take a second ADD
+		return run("ADD")
+	case plugin == "portmap" || plugin == "firewall": // they have rules alone
+		if err := errors.Join(run("DEL"), run("ADD")); err != nil {
+			return err
+		}
+		if _, err := os.Stat(a.Cached.File); err != nil { // it was detached meanwhile
+			return run("DEL")
+		}
+		return nil
+	}
+	i := slices.IndexFunc(n.Programs, func(p skel.Program) bool { return p.Name == plugin })
+	if i < 0 || a.Reference {
+		return fmt.Errorf("%s has no call that makes it again, and is not ours: restart the container", plugin)
+	}
+	c.Command = "CHECK"
+	var stdout, stderr bytes.Buffer
+	if n.Programs[i].Run(ctx, skel.Env{Vars: c.environment(n), Stdin: bytes.NewReader(c.conf()), Stdout: &stdout,
+		Stderr: &stderr, Reapply: true, Programs: n.Programs}) == 0 {
+		return nil
+	}
+	if e, ok := cni.DecodeError(stdout.Bytes()); ok {
+		return fmt.Errorf("%s: %w", plugin, e)
+	}
+	return fmt.Errorf("%s: %s", plugin, stderr.String())
 }
 
 func (c Call) environment(n Node) []string {

@@ -87,6 +87,21 @@ func check(ctx context.Context, req *skel.Request, cfg config) error {
 	})
 }
 
+func reapply(ctx context.Context, req *skel.Request, cfg config) error {
+	s, err := attach.Open(req)
+	if err != nil {
+		return err
+	}
+	c := &call{Session: s, cfg: cfg}
+	if c.bridge, err = findBridge(s.Host, cfg.Bridge); err != nil {
+		return err
+	}
+	if err := c.Reapply(ctx, cfg.Masq, c.bridge.Index, cfg.Gateway); err != nil || !cfg.MacSpoofChk {
+		return err
+	}
+	return c.spoofCheck().add(ctx, c.NF)
+}
+
 func gc(ctx context.Context, req *skel.Request) error {
 	return attach.GC(ctx, req, func(ctx context.Context, nf *nft.Conn) error {
 		return collectSpoofChecks(ctx, nf, req.Valid)

@@ -12,14 +12,15 @@ import "github.com/hawser-cni/plugins/pkg/skel"
 // Plugin returns the plugin: its name, configuration and handlers.
 func Plugin() skel.Plugin[config] {
 	return skel.Plugin[config]{
-		Name:   "bridge",
-		About:  "attaches containers to a Linux bridge on the host",
-		Config: skel.ConfigOf(wireConfig{Bridge: defaultBridge}, parseConfig),
-		Add:    add,
-		Del:    del,
-		Check:  check,
-		GC:     gc,
-		Status: status,
-		List:   list,
+		Name:    "bridge",
+		About:   "attaches containers to a Linux bridge on the host",
+		Config:  skel.ConfigOf(wireConfig{Bridge: defaultBridge}, parseConfig),
+		Add:     add,
+		Del:     del,
+		Check:   check,
+		GC:      gc,
+		Status:  status,
+		Reapply: reapply,
+		List:    list,
 	}
 }

@@ -13,14 +13,15 @@ import (
 // Plugin returns the plugin: its name, configuration and handlers.
 func Plugin() skel.Plugin[config] {
 	return skel.Plugin[config]{
-		Name:   "ptp",
-		About:  "attaches containers to the host by a point to point link",
-		Config: skel.ConfigOf(wireConfig{DeviceType: "veth"}, parseConfig),
-		Add:    add,
-		Del:    del,
-		Check:  check,
-		GC:     gc,
-		Status: status,
-		List:   attach.ListPairs,
+		Name:    "ptp",
+		About:   "attaches containers to the host by a point to point link",
+		Config:  skel.ConfigOf(wireConfig{DeviceType: "veth"}, parseConfig),
+		Add:     add,
+		Del:     del,
+		Check:   check,
+		GC:      gc,
+		Status:  status,
+		Reapply: reapply,
+		List:    attach.ListPairs,
 	}
 }

@@ -68,6 +68,14 @@ func check(ctx context.Context, req *skel.Request, cfg config) error {
 	return attach.Check(ctx, req, func(s *attach.Session) []error { return verify(ctx, s, cfg) })
 }
 
+func reapply(ctx context.Context, req *skel.Request, cfg config) error {
+	s, err := attach.Open(req)
+	if err != nil {
+		return err
+	}
+	return s.Reapply(ctx, cfg.Masq, 0, true)
+}
+
 func gc(ctx context.Context, req *skel.Request) error { return attach.GC(ctx, req) }
 
 func status(ctx context.Context, req *skel.Request, cfg config) error {

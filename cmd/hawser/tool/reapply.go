@@ -1,0 +1,96 @@
+package tool
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/hawser-cni/plugins/cmd/hawser/node"
+	"github.com/hawser-cni/plugins/pkg/cni"
+)
+
+// repair is what was missing of a plugin's for an attachment. Error says why it still is.
+type repair struct {
+	cni.Attachment
+	Pod     string `json:"pod,omitempty"`
+	Plugin  string `json:"plugin"`
+	Missing string `json:"missing"`
+	Error   string `json:"error,omitempty"`
+}
+
+func reapplyCommand(n *node.Node, asJSON *bool) *cobra.Command {
+	return &cobra.Command{
+		Use: "reapply [CONTAINER]", Short: "Make again what CHECK finds missing of containers that live",
+		Args: cobra.MaximumNArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			repairs, err := reapply(c.Context(), *n, strings.Join(args, ""))
+			if *asJSON {
+				return errors.Join(writeJSON(c.OutOrStdout(), repairs), err)
+			}
+			for _, r := range repairs {
+				what := "made again"
+				if r.Error != "" {
+					what = "cannot: " + r.Error
+				}
+				fmt.Fprintln(c.OutOrStdout(), plain(fmt.Sprintf("%s %s %s, %s: %s: %s", r.Network,
+					cmp.Or(r.Pod, shortID(r.ContainerID)), r.IfName, r.Plugin, what, r.Missing)))
+			}
+			if len(repairs) == 0 && err == nil {
+				fmt.Fprintln(c.OutOrStdout(), "Nothing is missing.")
+			}
+			return err
+		},
+	}
+}
+
+// reapply repairs all attachments that live, or those of one container: its ID, the beginning of one, or its pod.
+func reapply(ctx context.Context, n node.Node, of string) ([]repair, error) {
+	all, err := n.Attachments(ctx)
+	errs, repairs, found := []error{err}, []repair{}, of == ""
+	for _, a := range all {
+		_, name, _ := strings.Cut(a.Pod, "/")
+		isIt := of == a.Pod || of == name || of == a.ContainerID || len(of) >= 4 && strings.HasPrefix(a.ContainerID, of)
+		if a.Cached == nil || a.Netns == "" || a.Orphan != "" || of != "" && !isIt {
+			continue
+		}
+		found = true
+		list, err := node.ParseList(a.Cached.Config)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", a.Cached.File, err))
+			continue
+		}
+		for i := range list.Plugins {
+			if r := reapplyPlugin(ctx, n, a, node.Call{List: list, Entry: i}); r != nil {
+				repairs = append(repairs, *r)
+				if r.Error != "" {
+					errs = append(errs, fmt.Errorf("%s: %s", a.Attachment, r.Error))
+				}
+			}
+		}
+	}
+	if !found {
+		errs = append(errs, fmt.Errorf("no container %q that lives is in %s", of, n.CacheDir))
+	}
+	return repairs, errors.Join(errs...)
+}
+
+// reapplyPlugin repairs what one plugin made, nil where its CHECK finds nothing missing.
+func reapplyPlugin(ctx context.Context, n node.Node, a *node.Attachment, c node.Call) *repair {
+	c.Command, c.Container, c.PrevResult = "CHECK", a.Cached.Container(), a.Cached.RawResult
+	_, err := n.Run(ctx, c)
+	if err == nil {
+		return nil
+	}
+	r := &repair{Attachment: a.Attachment, Pod: a.Pod, Plugin: c.List.Plugins[c.Entry].Type, Missing: err.Error()}
+	if err = n.Reapply(ctx, c, a); err == nil {
+		_, err = n.Run(ctx, c)
+	}
+	if err != nil {
+		r.Error = err.Error()
+	}
+	return r
+}
