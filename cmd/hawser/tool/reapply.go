@@ -64,7 +64,11 @@ func reapply(ctx context.Context, n node.Node, of string) ([]repair, error) {
 			continue
 		}
 		for i := range list.Plugins {
-			if r := reapplyPlugin(ctx, n, a, node.Call{List: list, Entry: i}); r != nil {
+			r := reapplyPlugin(ctx, n, a, node.Call{List: list, Entry: i})
+			if r == nil {
+				r = lostMasquerade(all, a, list.Plugins[i])
+			}
+			if r != nil {
 				repairs = append(repairs, *r)
 				if r.Error != "" {
 					errs = append(errs, fmt.Errorf("%s: %s", a.Attachment, r.Error))
@@ -76,6 +80,21 @@ func reapply(ctx context.Context, n node.Node, of string) ([]repair, error) {
 		errs = append(errs, fmt.Errorf("no container %q that lives is in %s", of, n.CacheDir))
 	}
 	return repairs, errors.Join(errs...)
+}
+
+// lostMasquerade says that the masquerade of the reference's bridge or ptp is gone, at which its CHECK does not look.
+func lostMasquerade(all []*node.Attachment, a *node.Attachment, e node.Entry) *repair {
+	isMain := e.Type == "bridge" || e.Type == "ptp"
+	if !a.Reference || !isMain || string(e.Raw["ipMasq"]) != "true" {
+		return nil
+	}
+	for _, other := range all { // the reference does not write down the interface
+		if other.ContainerID == a.ContainerID && len(other.Held(cni.HeldMasquerade)) > 0 {
+			return nil
+		}
+	}
+	return &repair{Attachment: a.Attachment, Pod: a.Pod, Plugin: e.Type, Missing: "the masquerade",
+		Error: "the reference's " + e.Type + " cannot make its masquerade again: restart the container"}
 }
 
 // reapplyPlugin repairs what one plugin made, nil where its CHECK finds nothing missing.
