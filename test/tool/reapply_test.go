@@ -50,6 +50,7 @@ var _ = Describe("hawser reapply", Label("tool-reapply"), func() {
 
 	DescribeTable("makes again what somebody flushed, under a connection that survives",
 		func(list, flush string) {
+			nstest.Build("ptp")
 			m := newMachine(ours(), list)
 			p := m.up(newPod("c1c1", "web-0", hostPort(8080, 80)))
 			conn := m.download(p, "8080")
@@ -71,6 +72,10 @@ var _ = Describe("hawser reapply", Label("tool-reapply"), func() {
 		},
 		Entry("nft flush ruleset", usual, "nft flush ruleset"),
 		Entry("iptables -F", masquerades("iptables"), "iptables -F; iptables -t nat -F"),
+		Entry("ptp's rules", strings.Replace(usual, `"type": "bridge", "bridge": "cni0", "isGateway": true`,
+			`"type": "ptp"`, 1), "nft flush ruleset"),
+		Entry("a check of MAC addresses", strings.Replace(usual, `"ipMasq": true`, `"macspoofchk": true`, 1),
+			"nft flush ruleset"),
 		Entry("a reset of sysctls", usual, "echo 0 >/proc/sys/net/ipv4/ip_forward"))
 
 	It("says what of the reference's it cannot make again, and makes the rest", func() {
