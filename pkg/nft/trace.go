@@ -43,26 +43,59 @@ const (
 // takes the rules away when the socket is closed, also by a kill; one that cannot (before Linux 5.12) is
 // ErrUnsupported.
 func Trace(ctx context.Context, rules []Rule, each func(Step) bool) error {
-	events, err := nl.Subscribe(unix.NETLINK_NETFILTER, unix.NFNLGRP_NFTRACE)
+	marks := New()
+	defer marks.Close()
+	mark := func() error {
+		err := marks.batch(traceMessages(rules), true)
+		if errors.Is(err, unix.EINVAL) {
+			return unsupported(err, unix.EOPNOTSUPP)
+		}
+		return err
+	}
+	return listen(ctx, unix.NFNLGRP_NFTRACE, mark, func(kind uint16, f Family, b []byte) bool {
+		return kind != unix.NFT_MSG_TRACE || each(decodeStep(f, b))
+	})
+}
+
+// Deletions calls each for every table, chain or rule that somebody deletes, with an empty chain for a table, until the
+// context ends. What the kernel could not report, since too much came at once, is a zero Table.
+func Deletions(ctx context.Context, each func(t Table, chain string)) error {
+	ready := func() error { return nil }
+	return listen(ctx, unix.NFNLGRP_NFTABLES, ready, func(kind uint16, f Family, b []byte) bool {
+		switch kind {
+		case unix.NFT_MSG_DELTABLE, lost:
+			each(Table{f, textAt(b, unix.NFTA_TABLE_NAME)}, "")
+		case unix.NFT_MSG_DELCHAIN:
+			each(Table{f, textAt(b, unix.NFTA_CHAIN_TABLE)}, textAt(b, unix.NFTA_CHAIN_NAME))
+		case unix.NFT_MSG_DELRULE:
+			each(Table{f, textAt(b, unix.NFTA_RULE_TABLE)}, textAt(b, unix.NFTA_RULE_CHAIN))
+		}
+		return true
+	})
+}
+
+// lost stands for messages that did not fit into the socket.
+const lost = 0xff
+
+// listen subscribes to a group, calls ready, and then each for every message, until that returns false or the context
+// ends.
+func listen(ctx context.Context, group uint, ready func() error, each func(uint16, Family, []byte) bool) error {
+	events, err := nl.Subscribe(unix.NETLINK_NETFILTER, group)
 	if err != nil {
 		return unsupported(fmt.Errorf("netfilter socket: %w", err), err)
 	}
 	defer events.Close()
 	const look = 100 * time.Millisecond // for the end of the context
 	tick := unix.NsecToTimeval(look.Nanoseconds())
-	if err := events.SetReceiveTimeout(&tick); err != nil {
-		return err
-	}
-	marks := New()
-	defer marks.Close()
-	if err := marks.batch(traceMessages(rules), true); errors.Is(err, unix.EINVAL) {
-		return unsupported(err, unix.EOPNOTSUPP)
-	} else if err != nil {
+	if err := errors.Join(events.SetReceiveTimeout(&tick), ready()); err != nil {
 		return err
 	}
 	buf := make([]byte, 64<<10)
 	for ctx.Err() == nil {
 		n, _, err := unix.Recvfrom(events.GetFd(), buf, 0)
+		if errors.Is(err, unix.ENOBUFS) && !each(lost, 0, nil) {
+			return nil
+		}
 		if isOneOf(err, unix.EAGAIN, unix.EINTR, unix.ENOBUFS) {
 			continue
 		}
@@ -74,8 +107,8 @@ func Trace(ctx context.Context, rules []Rule, each func(Step) bool) error {
 			return err
 		}
 		for _, m := range messages {
-			isTrace := m.Header.Type == unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_TRACE && len(m.Data) >= nfgenmsgSize
-			if isTrace && !each(decodeStep(Family(m.Data[0]), m.Data[nfgenmsgSize:])) {
+			kind, isOurs := m.Header.Type&0xff, m.Header.Type>>8 == unix.NFNL_SUBSYS_NFTABLES
+			if isOurs && len(m.Data) >= nfgenmsgSize && !each(kind, Family(m.Data[0]), m.Data[nfgenmsgSize:]) {
 				return nil
 			}
 		}

@@ -31,8 +31,8 @@ func metricsCommand(n *node.Node, asJSON *bool) *cobra.Command {
 		Use: "metrics", Short: "Write addresses, host ports, failures and durations for Prometheus",
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			if file != "" && (!filepath.IsAbs(file) || filepath.Ext(file) != ".prom") {
-				return fmt.Errorf("--file %q: is no absolute path that ends in .prom, as node_exporter needs", file)
+			if err := checkMetricsFile(file); err != nil {
+				return err
 			}
 			m, err := measure(c.Context(), *n, check, log)
 			if *asJSON {
@@ -42,11 +42,7 @@ func metricsCommand(n *node.Node, asJSON *bool) *cobra.Command {
 				_, bad := c.OutOrStdout().Write(m.text())
 				return errors.Join(err, bad)
 			}
-			dir, bad := statefile.Open(filepath.Dir(file), 0)
-			if bad == nil {
-				bad = errors.Join(dir.Replace(filepath.Base(file), m.text(), 0o644), dir.Close())
-			}
-			return errors.Join(err, bad)
+			return errors.Join(err, m.write(file))
 		},
 	}
 	c.Flags().StringVar(&file, "file", "", "a `path` in node_exporter's textfile directory (standard output)")
@@ -55,8 +51,24 @@ func metricsCommand(n *node.Node, asJSON *bool) *cobra.Command {
 	return c
 }
 
+func checkMetricsFile(file string) error {
+	if file != "" && (!filepath.IsAbs(file) || filepath.Ext(file) != ".prom") {
+		return fmt.Errorf("--file %q: is no absolute path that ends in .prom, as node_exporter needs", file)
+	}
+	return nil
+}
+
 // metrics are samples by the metric's name and the labels.
 type metrics map[string]map[string]float64
+
+// write replaces the file in one step.
+func (m metrics) write(file string) error {
+	dir, err := statefile.Open(filepath.Dir(file), 0)
+	if err != nil {
+		return err
+	}
+	return errors.Join(dir.Replace(filepath.Base(file), m.text(), 0o644), dir.Close())
+}
 
 // metric is what there is to measure.
 type metric struct{ name, kind, help string }

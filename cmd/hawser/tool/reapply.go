@@ -97,6 +97,13 @@ func lostMasquerade(all []*node.Attachment, a *node.Attachment, e node.Entry) *r
 		Error: "the reference's " + e.Type + " cannot make its masquerade again: restart the container"}
 }
 
+// mayBeDrift says whether the error of CHECK is about what is there. That of the reference's plugins has no code of its
+// own.
+func mayBeDrift(err error) bool {
+	e, ok := errors.AsType[*cni.Error](err)
+	return ok && e.Code >= cni.CodeExists
+}
+
 // reapplyPlugin repairs what one plugin made, nil where its CHECK finds nothing missing.
 func reapplyPlugin(ctx context.Context, n node.Node, a *node.Attachment, c node.Call) *repair {
 	c.Command, c.Container, c.PrevResult = "CHECK", a.Cached.Container(), a.Cached.RawResult
@@ -105,6 +112,10 @@ func reapplyPlugin(ctx context.Context, n node.Node, a *node.Attachment, c node.
 		return nil
 	}
 	r := &repair{Attachment: a.Attachment, Pod: a.Pod, Plugin: c.List.Plugins[c.Entry].Type, Missing: err.Error()}
+	if !mayBeDrift(err) {
+		r.Error = "CHECK did not look: " + err.Error()
+		return r
+	}
 	if err = n.Reapply(ctx, c, a); err == nil {
 		_, err = n.Run(ctx, c)
 	}
