@@ -57,8 +57,8 @@ func Trace(ctx context.Context, rules []Rule, each func(Step) bool) error {
 	})
 }
 
-// Deletions calls each for every table, chain or rule that somebody deletes, with an empty chain for a table, until the
-// context ends. What the kernel could not report, since too much came at once, is a zero Table.
+// Deletions calls each for every table, chain or rule that somebody deletes, with an empty chain for a table, until
+// the context ends. What the kernel could not report, since too much came at once, is a zero Table.
 func Deletions(ctx context.Context, each func(t Table, chain string)) error {
 	ready := func() error { return nil }
 	return listen(ctx, unix.NFNLGRP_NFTABLES, ready, func(kind uint16, f Family, b []byte) bool {
