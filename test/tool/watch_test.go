@@ -40,7 +40,8 @@ var _ = Describe("hawser watch", Label("tool-watch"), func() {
 		m.up(newPod("c1", "web-0", hostPort(8080, 80)))
 		whole := m.Snapshot("nftables")
 		m.Start(nstest.Program{Path: nstest.Build("hawser"), Args: []string{"watch", "--every", "1h"}})
-		Eventually(func() string { return m.Cmd("cat", "/proc/net/netlink") }).Should(MatchRegexp(`(?m)^\S+ +12 +\d+ +0*40 `))
+		Eventually(func() string { return m.Cmd("cat", "/proc/net/netlink") }).Should(
+			MatchRegexp(`(?m)^\S+ +12 +\d+ +0*40 `), "it listens")
 		m.Cmd("nft", "flush", "ruleset")
 		Eventually(func() string { return m.Snapshot("nftables") }).Should(Equal(whole))
 	})

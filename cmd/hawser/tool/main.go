@@ -24,11 +24,14 @@ func Main(all []skel.Program) {
 	root.SetIn(os.Stdin)
 	root.SetOut(os.Stdout)
 	root.SetErr(os.Stderr)
-	if err := root.ExecuteContext(context.Background()); err != nil {
-		fmt.Fprintln(os.Stderr, "hawser: "+strings.ReplaceAll(err.Error(), "\n", "\nhawser: "))
-		os.Exit(1)
+	err, status := root.ExecuteContext(context.Background()), exitStatus(0)
+	if err != nil && !errors.As(err, &status) {
+		status = 1
 	}
-	os.Exit(0)
+	if err != nil && err.Error() != "" {
+		fmt.Fprintln(os.Stderr, "hawser: "+strings.ReplaceAll(err.Error(), "\n", "\nhawser: "))
+	}
+	os.Exit(int(status))
 }
 
 // command is the command line. An option that is not given is taken from the environment: --to from HAWSER_TO.
@@ -45,7 +48,7 @@ func command(all []skel.Program, env func(string) (string, bool), vars []string)
 	root.PersistentPreRunE = func(c *cobra.Command, _ []string) error { return fromEnvironment(c.Flags(), env) }
 	n, asJSON := node.Default(all, vars), false
 	for _, command := range []func(*node.Node, *bool) *cobra.Command{
-		lsCommand, whyCommand, explainCommand, traceCommand, reapplyCommand, gcCommand, watchCommand,
+		lsCommand, whyCommand, explainCommand, traceCommand, doctorCommand, reapplyCommand, gcCommand, watchCommand,
 		diagsCommand, metricsCommand,
 	} {
 		c := command(&n, &asJSON)

@@ -1,0 +1,302 @@
+package tool
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/cmd/hawser/node"
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/skel"
+)
+
+// titleOf names a list.
+func titleOf(l node.List) string {
+	if l.File == "" {
+		return fmt.Sprintf("network %q, as a runtime remembers it", l.Name)
+	}
+	return fmt.Sprintf("%s, network %q", l.File, l.Name)
+}
+
+// missingPlugins are programs that a list names and no runtime can start.
+func missingPlugins(f *facts) (found []finding) {
+	seen := map[string]bool{}
+	for _, list := range f.all {
+		for _, plugin := range typesOf(list) {
+			err := f.programs[plugin].err
+			if err == nil && f.programs[plugin].info != nil && f.programs[plugin].mode&0o111 == 0 {
+				err = fmt.Errorf("plugin %q: %s is not executable", plugin, f.programs[plugin].path)
+			}
+			if err == nil || plugin == "" || seen[plugin] {
+				continue
+			}
+			seen[plugin] = true
+			advice := "install it (hawser install), or take it out of the list; DEL fails for ever while it is missing"
+			found = append(found, finding{"missing-plugin", broken, titleOf(list) + ": " + err.Error(), advice})
+		}
+	}
+	return found
+}
+
+// badLists are lists that no runtime can use, or not as it is written there.
+func badLists(f *facts) (found []finding) {
+	for _, err := range f.damaged {
+		found = append(found, finding{"bad-file", broken, err.Error(),
+			"correct the list: hawser check; end the container of a record that is damaged, and remove the file"})
+	}
+	if len(f.lists) == 0 && len(f.problems) == 0 {
+		found = append(found, finding{"no-list", broken, "no network list in " + f.ConfDir + " can be used",
+			"write one, or look why the network's own installer did not: runtimes keep the node not ready"})
+	}
+	files := map[string]string{}
+	for _, list := range f.lists {
+		noType := func(e node.Entry) bool { return !cni.ValidType(e.Type) }
+		switch {
+		case !cni.ValidName(list.Name):
+			found = append(found, finding{"bad-file", broken,
+				fmt.Sprintf("%s: name %q is none", list.File, list.Name),
+				"give the list a name of letters, digits, dots, dashes and underscores"})
+		case len(list.Plugins) == 0 || slices.ContainsFunc(list.Plugins, noType):
+			found = append(found, finding{"bad-file", broken,
+				titleOf(list) + ": an entry has no type, or there is none",
+				"write the plugin's name as the type of each entry of plugins"})
+		case files[list.Name] != "":
+			found = append(found, finding{"name-twice", doubtful,
+				titleOf(list) + ": " + files[list.Name] + " has the name too",
+				"give one of them another name, or remove it: each runtime takes another one"})
+		}
+		files[list.Name] = list.File
+	}
+	return found
+}
+
+// unknownVersions are those of lists that a plugin of theirs does not know.
+func unknownVersions(f *facts) (found []finding) {
+	for _, list := range f.lists {
+		for _, plugin := range typesOf(list) {
+			known := f.programs[plugin].versions
+			if list.CNIVersion == "" || len(known) == 0 || slices.Contains(known, list.CNIVersion) {
+				continue
+			}
+			what := fmt.Sprintf("%s: cniVersion %q is unknown to %s", titleOf(list), list.CNIVersion,
+				f.programs[plugin].path)
+			found = append(found, finding{"unknown-version", broken, what,
+				"write a version that all plugins of the list know; this one knows " + strings.Join(known, ", ")})
+			break
+		}
+	}
+	return found
+}
+
+// refusedLists are those that our plugins refuse: an error where ours are installed.
+func refusedLists(f *facts) (found []finding) {
+	for _, list := range f.lists {
+		plugins := []map[string]json.RawMessage{}
+		for _, e := range list.Plugins {
+			plugins = append(plugins, e.Raw)
+		}
+		if list.CNIVersion != "" && !cni.Supports(list.CNIVersion) {
+			continue // unknown-version
+		}
+		doc, _ := json.Marshal(map[string]any{"name": list.Name, "cniVersion": list.CNIVersion, "plugins": plugins})
+		for _, p := range f.Programs {
+			if !slices.Contains(typesOf(list), p.Name) {
+				continue
+			}
+			var out bytes.Buffer
+			if p.Run(f.ctx, skel.Env{
+				Args: []string{"--check-config"}, Stdin: bytes.NewReader(doc), Stdout: &out, Stderr: io.Discard,
+			}) == 0 {
+				continue
+			}
+			first, _, _ := strings.Cut(strings.TrimPrefix(out.String(), "error: "), "\n")
+			severity, advice := broken, "change it: "+p.Name+" --check-config < "+list.File+" says all that is refused"
+			if f.programs[p.Name].kind != ours {
+				severity, advice = doubtful, "change it before you install ours; what is installed may accept it"
+			}
+			found = append(found, finding{"refused-list", severity,
+				fmt.Sprintf("%s: %s: %s", titleOf(list), p.Name, first), advice})
+		}
+	}
+	return found
+}
+
+// addrRange is a range of host-local.
+type addrRange struct {
+	subnet               netip.Prefix
+	first, last, gateway netip.Addr
+}
+
+// rangeSets are the range sets of the lists that host-local can read.
+func rangeSets(list node.List) (sets [][]addrRange) {
+	type wire struct{ Subnet, RangeStart, RangeEnd, Gateway string }
+	for _, e := range list.Plugins {
+		var ipam struct {
+			wire
+			Ranges [][]wire
+		}
+		if e.IPAM.Type != "host-local" || json.Unmarshal(e.Raw["ipam"], &ipam) != nil {
+			continue
+		}
+		if ipam.Subnet != "" {
+			ipam.Ranges = append([][]wire{{ipam.wire}}, ipam.Ranges...)
+		}
+		for _, ranges := range ipam.Ranges {
+			var set []addrRange
+			for _, w := range ranges {
+				subnet, err := netip.ParsePrefix(w.Subnet)
+				if err != nil {
+					continue
+				}
+				r := addrRange{subnet: subnet.Masked(), first: subnet.Masked().Addr().Next(), last: lastOf(subnet)}
+				r.gateway = r.first
+				r.first, r.last = addrOr(w.RangeStart, r.first), addrOr(w.RangeEnd, r.last)
+				r.gateway = addrOr(w.Gateway, r.gateway)
+				set = append(set, r)
+			}
+			sets = append(sets, set)
+		}
+	}
+	return sets
+}
+
+func addrOr(text string, otherwise netip.Addr) netip.Addr {
+	if a, err := netip.ParseAddr(text); err == nil {
+		return a
+	}
+	return otherwise
+}
+
+// lastOf is the last address of a subnet that a container may have.
+func lastOf(subnet netip.Prefix) netip.Addr {
+	b := subnet.Masked().Addr().AsSlice()
+	for bit := subnet.Bits(); bit < len(b)*8; bit++ {
+		b[bit/8] |= 0x80 >> (bit % 8)
+	}
+	last, _ := netip.AddrFromSlice(b)
+	if last.Is4() {
+		return last.Prev()
+	}
+	return last
+}
+
+func (r addrRange) has(a netip.Addr) bool {
+	return r.first.BitLen() == a.BitLen() && !a.Less(r.first) && !r.last.Less(a)
+}
+
+// size is the number of the addresses; what is more than a million is a million.
+func (r addrRange) size() (n int) {
+	for a := r.first; r.has(a) && n < 1<<20; a = a.Next() {
+		n++
+	}
+	if r.has(r.gateway) {
+		n--
+	}
+	return n
+}
+
+// fullRanges are sets of which more than nine tenths are lent.
+func fullRanges(f *facts) (found []finding) {
+	lent := map[string][]netip.Addr{} // of the network
+	for _, a := range f.attached {
+		for _, h := range a.Holdings {
+			if addr, err := netip.ParseAddr(firstWord(h.Value)); h.Kind == cni.HeldAddress && err == nil {
+				lent[a.Network] = append(lent[a.Network], addr)
+			}
+		}
+	}
+	for _, list := range f.lists {
+		for _, set := range rangeSets(list) {
+			size, used := 0, 0
+			for _, r := range set {
+				size += r.size()
+				for _, a := range lent[list.Name] {
+					if r.has(a) && a != r.gateway {
+						used++
+					}
+				}
+			}
+			what := fmt.Sprintf("%s: %d of %d addresses of %s are lent", titleOf(list), used, size, subnetsOf(set))
+			switch {
+			case used >= size && len(set) > 0:
+				found = append(found, finding{"full-range", broken, what, "look whose they are: hawser ls; " +
+					"release those of containers that are gone (hawser gc), or add a range"})
+			case used*10 >= size*9 && len(set) > 0:
+				found = append(found, finding{"nearly-full-range", doubtful, what, "add a range to the set in time, " +
+					"or release those of containers that are gone (hawser gc)"})
+			}
+		}
+	}
+	return found
+}
+
+func subnetsOf(set []addrRange) string {
+	var names []string
+	for _, r := range set {
+		names = append(names, r.subnet.String())
+	}
+	return strings.Join(names, " ")
+}
+
+// overlaps are ranges of two networks with the same addresses, and those that the host reaches elsewhere.
+func overlaps(f *facts) (found []finding) {
+	for i, list := range f.lists {
+		for _, r := range slices.Concat(rangeSets(list)...) {
+			for _, other := range f.lists[:i] {
+				same := func(o addrRange) bool { return r.has(o.first) || o.has(r.first) }
+				if other.Name != list.Name && slices.ContainsFunc(slices.Concat(rangeSets(other)...), same) {
+					found = append(found, finding{"overlapping-ranges", broken,
+						fmt.Sprintf("%s: %s overlaps a range of %s", titleOf(list), r.subnet, titleOf(other)),
+						"give each network a subnet of its own: two containers get the same address"})
+				}
+			}
+			if w := f.routedElsewhere(list, r); w.What != "" {
+				found = append(found, w)
+			}
+		}
+	}
+	return found
+}
+
+// routedElsewhere finds a route of the host to addresses of the range that does not lead to the list's own interface.
+// On a child's master it is right.
+func (f *facts) routedElsewhere(list node.List, r addrRange) (found finding) {
+	own, hasOwn := ownBridge(list)
+	for _, l := range f.links {
+		if !hasOwn || l.Name == own || strings.HasPrefix(l.Name, own+".") {
+			continue
+		}
+		for _, route := range f.routes[l.Name] {
+			if route.Dst.Bits() == 0 || !route.Dst.Overlaps(r.subnet) || route.Type > unix.RTN_LOCAL {
+				continue
+			}
+			what := fmt.Sprintf("%s: the host has %s on %q, which overlaps %s", titleOf(list), route, l.Name, r.subnet)
+			advice := "give the network another subnet: the host, or containers, do not reach what is there"
+			if found = (finding{"overlapping-route", broken, what, advice}); route.Dst.Bits() >= r.subnet.Bits() {
+				return found
+			}
+			found.Severity = doubtful
+		}
+	}
+	return found
+}
+
+// ownBridge is the interface of the host that leads to containers of the list; empty for one of each container. It is
+// not ok for lists whose containers are on a network of the host.
+func ownBridge(list node.List) (name string, ok bool) {
+	if len(list.Plugins) == 0 {
+		return "", false
+	}
+	first := list.Plugins[0]
+	if first.Type == "bridge" {
+		name = "cni0"
+		_ = json.Unmarshal(first.Raw["bridge"], &name)
+	}
+	return name, first.Type == "bridge" || first.Type == "ptp"
+}

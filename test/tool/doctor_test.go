@@ -1,0 +1,180 @@
+package tool_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"regexp"
+	"strings"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/hawser-cni/plugins/pkg/nstest"
+)
+
+type finding struct{ ID, Severity, What, Advice string }
+
+// finds is what doctor finds; its exit status is that of the gravest.
+func (m *machine) finds() (all []finding) {
+	GinkgoHelper()
+	out := m.hawser("doctor", "--json")
+	Expect(out.Stderr).To(BeEmpty())
+	Expect(json.Unmarshal([]byte(out.Stdout), &all)).To(Succeed())
+	status := 0
+	for _, f := range all {
+		if f.Severity == "error" {
+			status = 1
+		}
+	}
+	Expect(out.Exit).To(Equal(status), out.Stdout)
+	return all
+}
+
+// fault is what is wrong on a node that worked. It is made when the node has an attached pod, and undone.
+type fault struct {
+	id, severity, says string
+	make, mend         string // commands
+	with               func(m *machine)
+	options            string // "bare": no pod is attached
+	need               []string
+}
+
+const listFile = "/etc/cni/net.d/10-pods.conflist"
+
+// edit is a command that changes the list.
+func edit(from, to string) string { return fmt.Sprintf(`sed -i 's|%s|%s|' %s`, from, to, listFile) }
+
+// second is a list beside the usual one.
+func second(name, subnet string) string {
+	return fmt.Sprintf(`echo '{"cniVersion": "1.0.0", "name": "%s", "plugins": [{"type": "bridge", "bridge": "cni1",
+	  "ipam": {"type": "host-local", "subnet": "%s"}}]}' >/etc/cni/net.d/20-more.conflist`, name, subnet)
+}
+
+// uplink makes an interface of the host.
+func uplink(addr string) string {
+	return "ip link add up0 type bridge; ip link set up0 up; ip addr add " + addr + " dev up0"
+}
+
+func faults() []fault {
+	restore := "cp /run/good " + listFile
+	remove := "rm /etc/cni/net.d/20-more.conflist"
+	return []fault{
+		{id: "missing-plugin", says: `plugin "portmop" is in none of`, make: edit("portmap", "portmop"), mend: restore},
+		{id: "bad-file", says: "10-pods.conflist: unexpected end of JSON", make: "head -c 40 /run/good >" + listFile,
+			mend: restore},
+		{id: "bad-file", says: "an entry has no type", make: edit(`{"type": "firewall"}`, "{}"), mend: restore},
+		{id: "no-list", says: "no network list in /etc/cni/net.d", make: "rm " + listFile, mend: restore},
+		{id: "name-twice", severity: "warning", says: "10-pods.conflist has the name too",
+			make: second("pods", "10.99.0.0/24"), mend: remove},
+		{id: "unknown-version", says: `cniVersion "7.0.0" is unknown to /opt/cni/bin/bridge`,
+			make: edit(`"1.0.0"`, `"7.0.0"`), mend: restore},
+		{id: "full-range", says: "1 of 1 addresses of 10.88.0.0/30 are lent",
+			make: edit("10.88.0.0/24", "10.88.0.0/30"), mend: restore},
+		{id: "nearly-full-range", severity: "warning", says: "9 of 10 addresses of 10.88.0.0/24 are lent",
+			make: edit(`/24"`, `/24", "rangeStart": "10.88.0.2", "rangeEnd": "10.88.0.11"`) + `
+			  cd /var/lib/cni/networks/pods; for i in 3 4 5 6 7 8 9 10; do cp 10.88.0.2 10.88.0.$i; done`,
+			mend: "cp /run/good " + listFile + "; cd /var/lib/cni/networks/pods; rm 10.88.0.[3-9] 10.88.0.10"},
+		{id: "overlapping-ranges", says: `10.88.0.128/25 overlaps a range of`,
+			make: second("more", "10.88.0.128/25"), mend: remove},
+		{id: "overlapping-route", says: `on "up0", which overlaps 10.88.0.0/24`,
+			make: uplink("10.88.0.77/28"), mend: "ip link del up0"},
+		{id: "overlapping-route", severity: "warning", says: `the host has 10.80.0.0/12 on "up0"`,
+			make: uplink("10.81.0.1/12"), mend: "ip link del up0"},
+		{id: "lost-lease", says: "no lease keeps 10.88.0.2 of pod shop/web-0",
+			make: "mv /var/lib/cni/networks/pods/10.* /run/",
+			mend: "mv /run/10.* /var/lib/cni/networks/pods/"},
+		{id: "forwarding-off", says: "net.ipv4.ip_forward is 0, and pod shop/web-0",
+			make: "sysctl -qw net.ipv4.ip_forward=0",
+			mend: "sysctl -qw net.ipv4.ip_forward=1"},
+		{id: "orphan-lease", severity: "warning", says: "10.88.0.9 of container c9",
+			make: `printf 'c9\r\neth0' >/var/lib/cni/networks/pods/10.88.0.9`,
+			mend: "rm /var/lib/cni/networks/pods/10.88.0.9"},
+	}
+}
+
+// breaks makes the fault on a node with these plugins, and mends it.
+func (f fault) breaks(plugins string) {
+	GinkgoHelper()
+	nstest.Need(f.need...)
+	m := newMachine(plugins, usual)
+	m.Cmd("cp", listFile, "/run/good")
+	if f.options != "bare" {
+		m.up(newPod("c1", "web-0"))
+	}
+	Expect(m.hawser("doctor").Stdout).To(Equal("nothing is wrong\n"))
+	m.Cmd("sh", "-ec", f.make)
+	if f.severity == "" {
+		f.severity = "error"
+	}
+	first, _, _ := strings.Cut(m.hawser("doctor").Stdout, "\n")
+	Expect(first).To(And(HavePrefix(f.severity+" "+f.id+": "), ContainSubstring(f.says)))
+	Expect(m.finds()[0].Advice).NotTo(BeEmpty())
+	m.Cmd("sh", "-ec", f.mend)
+	Expect(m.hawser("doctor").Stdout).To(Equal("nothing is wrong\n"))
+}
+
+var _ = Describe("hawser doctor", Label("tool-doctor"), func() {
+	entries := []any{}
+	for _, f := range faults() {
+		entries = append(entries, Entry(f.id+": "+f.says, f))
+	}
+	DescribeTable("finds a fault, first of all, until it is mended", append([]any{func(f fault) {
+		f.breaks(ours())
+	}}, entries...)...)
+
+	DescribeTable("finds it on a node of the reference's plugins", append([]any{func(f fault) {
+		f.breaks(nstest.Newest().Dir())
+	}}, entries...)...)
+
+	It("says what our plugin refuses", func() {
+		m := newMachine(ours(), usual)
+		m.Cmd("sh", "-ec", edit(`"ipMasq"`, `"mtu": 7, "ipMasq"`))
+		Expect(m.finds()).To(ConsistOf(And(HaveField("ID", "refused-list"), HaveField("Severity", "error"),
+			HaveField("What", ContainSubstring("bridge: plugins[0].mtu: 7 is")))))
+		reference := newMachine(nstest.Newest().Dir(), usual)
+		reference.Cmd("sh", "-ec", edit(`"ipMasq"`, `"mtu": 7, "ipMasq"`))
+		Expect(reference.finds()).To(ConsistOf(And(HaveField("ID", "refused-list"), HaveField("Severity", "warning"))))
+	})
+
+	It("names programs that cannot run", func() {
+		m := newMachine(ours(), usual)
+		m.Cmd("sh", "-ec", `mkdir /run/bin; echo x >/run/bin/bridge; chmod 755 /run/bin/bridge
+			cp /opt/cni/bin/portmap /run/bin
+			chmod 644 /run/bin/portmap; cp /opt/cni/bin/firewall /opt/cni/bin/host-local /run/bin
+			mount --bind /run/bin /opt/cni/bin`)
+		Expect(m.finds()).To(ConsistOf(
+			HaveField("What", ContainSubstring(`plugin "bridge" does not say which versions it knows`)),
+			HaveField("What", ContainSubstring(`portmap`))))
+	})
+
+	It("fails with status 2 where it cannot look", func() {
+		m := newMachine(ours(), usual)
+		m.Cmd("sh", "-ec", "mkdir -p /var/lib/cni; echo x >/var/lib/cni/results")
+		out := m.hawser("doctor")
+		Expect(out.Exit).To(Equal(2), out.Stdout)
+		Expect(out.Stderr).To(And(HavePrefix("hawser: not all could be looked at: "),
+			ContainSubstring("/var/lib/cni/results")))
+	})
+
+	It("changes nothing", func() {
+		m := newMachine(ours(), usual)
+		m.up(newPod("c1", "web-0", hostPort(8080, 80)))
+		before := m.Snapshot() + m.Files("/run", "/var/lib", "/etc/cni")
+		Expect(m.finds()).To(BeEmpty())
+		Expect(m.Snapshot() + m.Files("/run", "/var/lib", "/etc/cni")).To(Equal(before))
+	})
+
+	It("has a section of docs/doctor.md for each finding", func() {
+		page, err := os.ReadFile(nstest.Root() + "/docs/doctor.md")
+		Expect(err).NotTo(HaveOccurred())
+		tool := nstest.Root() + "/cmd/hawser/tool/"
+		for _, name := range []string{"doctor.go", "doctorhost.go", "doctorlists.go"} {
+			source, err := os.ReadFile(tool + name)
+			Expect(err).NotTo(HaveOccurred())
+			for _, id := range regexp.MustCompile(`finding\{"([a-z-]+)"`).FindAllStringSubmatch(string(source), -1) {
+				Expect(string(page)).To(ContainSubstring("\n## " + id[1] + "\n"))
+			}
+		}
+	})
+})
