@@ -90,8 +90,8 @@ func (w watcher) run(ctx context.Context) error {
 	return nil
 }
 
-// concernsUs says whether containers may lack something when this is deleted: our tables, or chains of iptables in which
-// rules of ours or of the reference are.
+// concernsUs says whether containers may lack something when this is deleted: our tables, or chains of iptables in
+// which rules of ours or of the reference are.
 func concernsUs(t nft.Table, chain string) bool {
 	switch t.Name {
 	case nft.TableName, "": // without a name: something was lost
