@@ -35,7 +35,6 @@ func (m *machine) finds() (all []finding) {
 type fault struct {
 	id, severity, says string
 	make, mend         string // commands
-	with               func(m *machine)
 	options            string // "bare": no pod is attached
 	need               []string
 }

@@ -86,7 +86,7 @@ func collect(ctx context.Context, n node.Node, older time.Duration, yes bool) (*
 // remove looks again, and detaches what is still garbage: by the list and the result that the runtime remembers, or
 // else by the node's list of the network; and by GC where DEL left something.
 func (g *garbage) remove(ctx context.Context, n node.Node, older time.Duration) error {
-	a, valid, err := g.again(ctx, n, older)
+	a, _, err := g.again(ctx, n, older)
 	if a == nil || err != nil {
 		return err
 	}
@@ -110,7 +110,8 @@ func (g *garbage) remove(ctx context.Context, n node.Node, older time.Duration) 
 	if err := n.Del(ctx, lists[i], container, nil); err != nil {
 		return err
 	}
-	if a, valid, err = g.again(ctx, n, older); a == nil || err != nil {
+	a, valid, err := g.again(ctx, n, older)
+	if a == nil || err != nil {
 		g.Done = err == nil
 		return err
 	}
