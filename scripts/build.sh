@@ -8,12 +8,17 @@ cd "$(dirname "$0")/.."
 version=${VERSION:-$(scripts/version.sh)}
 dir=${1:-bin}
 export CGO_ENABLED=0 GOOS=linux
+# What a start does not run is smaller with nothing inlined: by 4 % of the file and 6 % of an archive.
+small=()
+for packages in vishvananda spf13 godbus insomniacslk coreos mdlayher hawser-cni/plugins/plugins hawser-cni/plugins/cmd; do
+	small+=("-gcflags=github.com/$packages/...=-l")
+done
 mains=("${@:2}")
 [ $# -gt 1 ] || mains=(plugins/*/*/main.go cmd/hawser/main.go)
 for main in "${mains[@]}"; do
 	program=${main%/main.go}
 	[ -e "$program/main.go" ] || { echo "build: no $program/main.go" >&2; exit 1; }
-	go build -trimpath -buildvcs=false -o "$dir/${program##*/}" \
+	go build -trimpath -buildvcs=false "${small[@]}" -o "$dir/${program##*/}" \
 		-ldflags "-s -w -X 'github.com/hawser-cni/plugins/pkg/skel.stamp=hawser-cni version ${version#v};'" "./$program"
 done
 [ $# -le 1 ] || exit 0
