@@ -5,6 +5,7 @@ package ns
 import (
 	"errors"
 	"fmt"
+	"os"
 	"runtime"
 
 	"github.com/vishvananda/netns"
@@ -50,6 +51,22 @@ func Open(path string) (*NS, error) {
 		_ = n.h.Close()
 		return nil, n.wrap(ErrNotNetns)
 	}
+	return n, nil
+}
+
+// New makes a namespace, which lives as long as the handle, or as what else is made to hold it. Its path leads through
+// this process, so that nothing is left of it when that ends.
+func New() (*NS, error) {
+	n := &NS{path: "new", h: netns.None()}
+	unshare := func() error { return unix.Unshare(unix.CLONE_NEWNET) }
+	err := n.do(unshare, func() (err error) {
+		n.h, err = own()
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	n.path = fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), n.h)
 	return n, nil
 }
 
@@ -189,11 +206,15 @@ func (n *NS) IdentityInside() (Identity, error) {
 
 // Do runs fn on a thread of its own in the namespace. Goroutines that fn starts are
 // outside. A panic of fn continues in the caller.
-func (n *NS) Do(fn func() error) (err error) {
+func (n *NS) Do(fn func() error) error {
+	return n.do(func() error { return netns.Set(n.h) }, fn)
+}
+
+func (n *NS) do(enter, fn func() error) (err error) {
 	panicked := make(chan any)
 	go func() {
 		defer func() { panicked <- recover() }()
-		err = n.onThread(fn)
+		err = n.onThread(enter, fn)
 	}()
 	if value := <-panicked; value != nil {
 		panic(value)
@@ -201,7 +222,7 @@ func (n *NS) Do(fn func() error) (err error) {
 	return err
 }
 
-func (n *NS) onThread(fn func() error) error {
+func (n *NS) onThread(enter, fn func() error) error {
 	runtime.LockOSThread()
 	home, err := own()
 	if err != nil {
@@ -215,7 +236,7 @@ func (n *NS) onThread(fn func() error) error {
 		}
 		_ = home.Close()
 	}()
-	if err := netns.Set(n.h); err != nil {
+	if err := enter(); err != nil {
 		return n.wrap(err)
 	}
 	return fn()

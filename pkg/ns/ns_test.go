@@ -96,6 +96,21 @@ var _ = Describe("Open", func() {
 	)
 })
 
+var _ = Describe("New", func() {
+	It("makes a namespace that others find by its path, until the handle is closed", func() {
+		outside, n := netns(), nstest.Must(ns.New())
+		Expect(netns()).To(Equal(outside))
+		Expect(n.IsCurrent()).To(BeFalse())
+		var inside uint64
+		Expect(n.Do(func() error { inside = netns(); return nil })).To(Succeed())
+		Expect(inode(n.Path())).To(And(Equal(inside), Not(Equal(outside))))
+		open(n.Path())
+		path := n.Path()
+		Expect(n.Close()).To(Succeed())
+		Expect(ns.Open(path)).Error().To(HaveOccurred())
+	})
+})
+
 var _ = Describe("a handle", func() {
 	It("knows whether it is the calling thread's", func() {
 		a, b := nstest.NewNetns(), nstest.NewNetns()

@@ -1,6 +1,7 @@
 package rtnl
 
 import (
+	"encoding/binary"
 	"fmt"
 	"net"
 	"net/netip"
@@ -296,6 +297,15 @@ func (c *Conn) Addrs(index int) (addrs []Addr, err error) {
 		return err
 	})
 	return complete(addrs, c.linkError(index, "list addresses", err))
+}
+
+// HasNeighbour says whether an address answered ARP or neighbour discovery on a link of late. Kernels before 5.0 do not
+// tell.
+func (c *Conn) HasNeighbour(index int, addr netip.Addr) bool {
+	const known = unix.NUD_REACHABLE | unix.NUD_STALE | unix.NUD_DELAY | unix.NUD_PROBE | unix.NUD_PERMANENT
+	header := &netlink.Ndmsg{Family: uint8(FamilyOf(addr)), Index: uint32(index)}
+	answers, err := c.send(unix.RTM_GETNEIGH, 0, header, nl.NewRtAttr(netlink.NDA_DST, addr.AsSlice()))
+	return err == nil && len(answers) > 0 && binary.NativeEndian.Uint16(answers[0][8:])&known != 0
 }
 
 func readAddr(in netlink.Addr) Addr {

@@ -21,6 +21,9 @@ const (
 	failureText = 4096
 )
 
+// TestID begins the container IDs of "hawser test", whose failures are told at once and not recorded.
+const TestID = "hawser-test-"
+
 // Failure is an ADD, DEL or CHECK that failed. Network and IfName are empty where they could not be read.
 type Failure struct {
 	cni.Attachment
@@ -52,7 +55,8 @@ func Failures(dir string) statefile.Records[Failure] {
 // remember adds a call that failed to the records. It changes nothing about the call when that fails.
 func (c *call) remember(failed error) {
 	command, id := c.vars["CNI_COMMAND"], c.vars["CNI_CONTAINERID"]
-	if c.env.Failures == "" || !slices.Contains([]string{"ADD", "DEL", "CHECK"}, command) || !cni.ValidName(id) {
+	isKept := cni.ValidName(id) && !strings.HasPrefix(id, TestID)
+	if c.env.Failures == "" || !slices.Contains([]string{"ADD", "DEL", "CHECK"}, command) || !isKept {
 		return
 	}
 	e := describe(failed)

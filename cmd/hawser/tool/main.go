@@ -49,7 +49,7 @@ func command(all []skel.Program, env func(string) (string, bool), vars []string)
 	n, asJSON := node.Default(all, vars), false
 	for _, command := range []func(*node.Node, *bool) *cobra.Command{
 		lsCommand, whyCommand, explainCommand, traceCommand, doctorCommand, reapplyCommand, gcCommand, watchCommand,
-		diagsCommand, metricsCommand,
+		diagsCommand, metricsCommand, testCommand,
 	} {
 		c := command(&n, &asJSON)
 		f := c.Flags()

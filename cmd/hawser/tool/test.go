@@ -1,0 +1,313 @@
+package tool
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/signal"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/mod/semver"
+
+	"github.com/hawser-cni/plugins/cmd/hawser/node"
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/nft"
+	"github.com/hawser-cni/plugins/pkg/ns"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
+	"github.com/hawser-cni/plugins/pkg/skel"
+)
+
+// tested is one thing that test tried, and what came of it.
+type tested struct {
+	Step    string  `json:"step"`
+	Status  string  `json:"status"`        // ok, failed or skipped
+	Why     string  `json:"why,omitempty"` // of ok: what was found
+	Seconds float64 `json:"seconds"`
+}
+
+// trial is a test of a list.
+type trial struct {
+	Network string   `json:"network"`
+	File    string   `json:"file"`
+	OK      bool     `json:"ok"`
+	Steps   []tested `json:"steps"`
+
+	node     node.Node
+	list     node.List
+	show     func(tested)
+	port     int        // of the host, that leads to the first container; 0 = no plugin takes it
+	made     []*scratch // what ADD was called for
+	attached int        // how many of them have what it made
+	detached bool       // DEL succeeded
+}
+
+// skipped is why a step was not done.
+type skipped string
+
+func (s skipped) Error() string { return string(s) }
+
+func testCommand(n *node.Node, asJSON *bool) *cobra.Command {
+	limit := 30 * time.Second
+	c := &cobra.Command{
+		Use: "test [LIST]", Short: "Attach two containers by a list, try their network, and detach them",
+		Args: cobra.MaximumNArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			if limit < time.Second {
+				return fmt.Errorf("--timeout: %s is too short; give 1s or more", limit)
+			}
+			list, err := pickList(*n, strings.Join(args, ""))
+			if err != nil {
+				return err
+			}
+			t := &trial{Network: list.Name, File: list.File, node: *n, list: list, show: func(tested) {}}
+			if out := c.OutOrStdout(); !*asJSON {
+				fmt.Fprintf(out, "network %s of %s\n", plain(list.Name), plain(list.File))
+				t.show = func(s tested) { s.print(out) }
+			}
+			t.run(c.Context(), limit)
+			if *asJSON {
+				err = writeJSON(c.OutOrStdout(), t)
+			}
+			if !t.OK {
+				err = errors.Join(err, exitStatus(1))
+			}
+			return err
+		},
+	}
+	c.Flags().DurationVar(&limit, "timeout", limit, "how long all may take")
+	return c
+}
+
+func (s tested) print(out io.Writer) {
+	why := strings.ReplaceAll(plain(s.Why), "\n\t", "; ")
+	if why != "" {
+		why = ": " + why
+	}
+	fmt.Fprintf(out, "%-10s %6.3fs  %s%s\n", s.Step, s.Seconds, s.Status, why)
+}
+
+// pickList is the list of a network or of a file, or else the first one, as runtimes take it.
+func pickList(n node.Node, of string) (list node.List, err error) {
+	lists, err := n.Lists()
+	i := slices.IndexFunc(lists, func(l node.List) bool { return of == "" || l.Name == of })
+	switch {
+	case i >= 0:
+		list = lists[i]
+	case of == "":
+		return list, errors.Join(err, fmt.Errorf("no network list is in %s: give a file, or --conf", n.ConfDir))
+	default:
+		if list, err = node.ReadList(of); errors.Is(err, os.ErrNotExist) {
+			return list, fmt.Errorf("%q is neither a file nor a network of %s", of, n.ConfDir)
+		} else if err != nil {
+			return list, err
+		}
+	}
+	if len(list.Plugins) == 0 {
+		return list, fmt.Errorf("%s has no plugins", list.File)
+	}
+	return list, nil
+}
+
+// attempt is a step, and how many attached containers it needs.
+type attempt struct {
+	name  string
+	needs int
+	do    func(*trial, context.Context) (string, error)
+}
+
+// run tries all, for at most two thirds of the limit and until a signal comes, and takes everything away again. A
+// plugin that hangs leaves the others time for their DEL.
+func (t *trial) run(ctx context.Context, limit time.Duration) {
+	over := fmt.Errorf("no time is left of --timeout %s", limit)
+	ctx, stop := signal.NotifyContext(ctx, syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGPIPE)
+	defer stop()
+	clean, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), limit, over)
+	defer cancel()
+	ctx, cancel = context.WithTimeoutCause(ctx, limit*2/3, over)
+	defer cancel()
+	t.OK, t.node.Limit = true, limit/3
+	for _, a := range []attempt{
+		{"ADD", 0, (*trial).addFirst}, {"CHECK", 1, (*trial).check}, {"gateway", 1, (*trial).gateways},
+		{"DNS", 1, (*trial).dns}, {"MTU", 1, (*trial).mtu}, {"second ADD", 1, (*trial).addSecond},
+		{"neighbour", 2, (*trial).neighbours}, {"host port", 1, (*trial).hostPort},
+	} {
+		t.try(ctx, a)
+	}
+	t.OK, t.node.Limit = t.OK && ctx.Err() == nil, limit/10
+	for _, a := range []attempt{
+		{"DEL", 0, (*trial).del}, {"DEL again", 0, (*trial).delAgain}, {"leftovers", 0, (*trial).leftovers},
+	} {
+		t.try(clean, a)
+	}
+	for _, s := range t.made {
+		_ = errors.Join(s.inside.Close(), s.netns.Close())
+	}
+}
+
+// try does a step. A panic is an error of it, so that what was added is deleted.
+func (t *trial) try(ctx context.Context, a attempt) {
+	s, err, began := tested{Step: a.name, Status: "ok"}, error(nil), time.Now()
+	func() {
+		defer func() {
+			if p := recover(); p != nil {
+				err = fmt.Errorf("panic: %v", p)
+			}
+		}()
+		switch {
+		case ctx.Err() != nil:
+			err = skipped(context.Cause(ctx).Error())
+		case t.attached < a.needs:
+			err = skipped("ADD did not succeed")
+		case a.needs == 0 && a.name != "ADD" && len(t.made) == 0:
+			err = skipped("ADD was not called")
+		default:
+			s.Why, err = a.do(t, ctx)
+		}
+	}()
+	s.Seconds = time.Since(began).Round(time.Millisecond).Seconds()
+	if why, ok := err.(skipped); ok {
+		s.Status, s.Why = "skipped", string(why)
+	} else if err != nil {
+		s.Status, s.Why, t.OK = "failed", err.Error(), false
+	}
+	t.Steps = append(t.Steps, s)
+	t.show(s)
+}
+
+// add attaches a container of nobody's. Its namespace has no name, and ends with us at the latest.
+func (t *trial) add(ctx context.Context, capabilities map[string]any) (string, error) {
+	netns, err := ns.New()
+	if err != nil {
+		return "", err
+	}
+	inside, err := rtnl.Dial(netns)
+	if err != nil {
+		return "", errors.Join(err, netns.Close())
+	}
+	id := fmt.Sprintf("%s%x-%d", skel.TestID, time.Now().UnixNano(), len(t.made)+1)
+	s := &scratch{netns: netns, inside: inside, Container: node.Container{ID: id, Netns: netns.Path(), IfName: "eth0",
+		Args: [][2]string{{"IgnoreUnknown", "1"}}, Capabilities: capabilities}}
+	t.made = append(t.made, s)
+	if s.raw, err = t.node.Add(ctx, t.list, s.Container); err != nil {
+		return "", err
+	}
+	result, err := cni.DecodeResult(s.raw, t.list.CNIVersion)
+	if err != nil {
+		return "", err
+	}
+	s.Result = *result
+	if s.link, err = inside.Link(s.IfName); err != nil {
+		return "", err
+	}
+	for _, ip := range s.ContainerIPs(s.IfName) {
+		s.ips = append(s.ips, ip.Address.Addr())
+	}
+	t.attached++
+	return strings.Trim(fmt.Sprint(s.ips), "[]"), nil
+}
+
+func (t *trial) addFirst(ctx context.Context) (string, error) {
+	if !slices.ContainsFunc(t.list.Plugins, takesPorts) {
+		return t.add(ctx, nil)
+	}
+	l, err := net.ListenTCP("tcp", nil)
+	if err != nil {
+		return "", err
+	}
+	t.port = l.Addr().(*net.TCPAddr).Port
+	_ = l.Close()
+	return t.add(ctx, map[string]any{"portMappings": []map[string]any{
+		{"hostPort": t.port, "containerPort": containerPort, "protocol": "tcp"}}})
+}
+
+func takesPorts(e node.Entry) bool { return e.Capabilities["portMappings"] }
+
+func (t *trial) addSecond(ctx context.Context) (string, error) {
+	switch main := t.list.Plugins[0]; {
+	case main.IPAM.Type == "static":
+		return "", skipped("static gives each container the same addresses")
+	case main.Type == "host-device":
+		return "", skipped("host-device has one device")
+	}
+	said, err := t.add(ctx, nil)
+	if err != nil {
+		return "", err
+	}
+	for _, ip := range t.made[1].ips {
+		if slices.Contains(t.made[0].ips, ip) {
+			return "", fmt.Errorf("both containers have %s", ip)
+		}
+	}
+	return said, nil
+}
+
+func (t *trial) check(ctx context.Context) (string, error) {
+	switch {
+	case t.list.NoCheck:
+		return "", skipped("disableCheck is true")
+	case semver.Compare("v"+t.list.CNIVersion, "v0.4.0") < 0:
+		return "", skipped("before cniVersion 0.4.0 there is none")
+	}
+	return "", t.node.Check(ctx, t.list, t.made[0].Container, t.made[0].raw)
+}
+
+func (t *trial) del(ctx context.Context) (string, error) {
+	var errs []error
+	for _, s := range t.made {
+		errs = append(errs, t.node.Del(ctx, t.list, s.Container, s.raw))
+	}
+	t.detached = errors.Join(errs...) == nil
+	return "", errors.Join(errs...)
+}
+
+func (t *trial) delAgain(ctx context.Context) (string, error) {
+	if !t.detached {
+		return "", skipped("DEL did not succeed")
+	}
+	return t.del(ctx)
+}
+
+// leftovers looks for what DEL should have taken away: what plugins keep, interfaces, and rules for the addresses in
+// the chains of the reference's firewall.
+func (t *trial) leftovers(ctx context.Context) (string, error) {
+	all, err := t.node.Attachments(ctx)
+	var left []string
+	host, nf := rtnl.Host(), nft.New()
+	defer host.Close()
+	defer nf.Close()
+	for _, s := range t.made {
+		for _, a := range all {
+			for i := range a.Holdings {
+				if h := &a.Holdings[i]; h.ContainerID == s.ID {
+					left = append(left, string(h.Kind)+" "+h.Value+" ("+h.Kept+")")
+				}
+			}
+		}
+		if _, err := s.inside.Link(s.IfName); err == nil {
+			left = append(left, "interface "+s.IfName+" of the container")
+		}
+		for _, i := range s.Interfaces {
+			if link, err := host.Link(i.Name); i.Sandbox == "" && err == nil && link.IsPairEnd() {
+				left = append(left, "host end "+i.Name)
+			}
+		}
+		for _, ip := range s.ips {
+			table := nft.Table{Family: nft.FamilyOf(ip), Name: "filter"}
+			rules, _ := nf.Rules(table, "CNI-FORWARD")
+			if slices.ContainsFunc(rules, func(r nft.LiveRule) bool { return r.Mentions(ip.AsSlice()) }) {
+				left = append(left, "a rule for "+ip.String()+" in "+table.String()+", chain CNI-FORWARD")
+			}
+		}
+	}
+	if len(left) > 0 {
+		err = errors.Join(errors.New(strings.Join(left, ", ")), err)
+	}
+	return "", err
+}

@@ -1,0 +1,241 @@
+package tool_test
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"github.com/onsi/gomega/types"
+
+	"github.com/hawser-cni/plugins/pkg/nstest"
+)
+
+// tester is a node whose lists are tested: it has an uplink, behind which is a DNS server.
+type tester struct {
+	*machine
+	plugins string
+}
+
+// newTester makes one with plugins of its own directory.
+func newTester(plugins, list string) tester {
+	GinkgoHelper()
+	t := tester{plugins: GinkgoT().TempDir()}
+	for _, name := range []string{"bridge", "ptp", "portmap", "firewall", "host-local"} {
+		Expect(os.WriteFile(filepath.Join(t.plugins, name), nstest.Must(os.ReadFile(filepath.Join(plugins, name))),
+			0o755)).To(Succeed())
+	}
+	t.machine = newMachine(t.plugins, list)
+	outside := nstest.NewOutside(t.Host)
+	outside.Serve("udp4", "192.0.2.2:53")
+	t.IP("route add default via 192.0.2.2", "route add default via 2001:db8::2")
+	return t
+}
+
+// wrap puts a script around a plugin, which stays as "$0.real".
+func (t tester) wrap(plugin, script string) {
+	GinkgoHelper()
+	file := filepath.Join(t.plugins, plugin)
+	Expect(os.Rename(file, file+".real")).To(Succeed())
+	Expect(os.WriteFile(file, []byte("#!/bin/sh\n"+script+"\n"), 0o755)).To(Succeed())
+}
+
+// test runs hawser test. What comes are the outcomes of the steps: its exit status says whether all is well.
+func (t tester) test(args ...string) map[string]string {
+	GinkgoHelper()
+	out := t.hawser(append([]string{"test", "--json"}, args...)...)
+	var said struct {
+		OK    bool
+		Steps []struct {
+			Step, Status, Why string
+			Seconds           float64
+		}
+	}
+	Expect(json.Unmarshal([]byte(out.Stdout), &said)).To(Succeed(), out.Stdout+out.Stderr)
+	Expect(out.Stderr).To(BeEmpty())
+	Expect(out.Exit == 0).To(Equal(said.OK))
+	words := map[string]string{}
+	for _, s := range said.Steps {
+		words[s.Step] = strings.TrimSuffix(s.Status+": "+s.Why, ": ")
+	}
+	Expect(words).To(HaveLen(11))
+	return words
+}
+
+// state is all that a test must leave as it was, but host-local's counter and its copy of the leases.
+func (t tester) state() string {
+	GinkgoHelper()
+	t.Cmd("sh", "-c", "rm -rf /var/lib/cni/networks/*/last_reserved_ip.* /var/lib/cni/networks/.hawser")
+	return t.Snapshot() + t.Files("/run", "/var/lib/cni")
+}
+
+const dual = `{"cniVersion": "1.0.0", "name": "pods", "plugins": [
+  {"type": "bridge", "bridge": "cni0", "isGateway": true, "ipMasq": true,
+   "dns": {"nameservers": ["192.0.2.2", "192.0.2.9"]},
+   "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.88.0.0/24"}], [{"subnet": "fd00:88::/64"}]],
+            "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]}},
+  {"type": "portmap", "capabilities": {"portMappings": true}},
+  {"type": "firewall"}]}`
+
+const pointToPoint = `{"cniVersion": "1.0.0", "name": "pods", "plugins": [
+  {"type": "ptp", "ipMasq": true, "ipam": {"type": "host-local", "subnet": "10.88.0.0/24",
+   "routes": [{"dst": "0.0.0.0/0"}]}},
+  {"type": "portmap", "capabilities": {"portMappings": true}}]}`
+
+func reference() string { return nstest.Newest().Dir() }
+
+func all() string {
+	nstest.Build("ptp")
+	return ours()
+}
+
+// works are the outcomes on a node on which all is well.
+func works() types.GomegaMatcher {
+	ok := Equal("ok")
+	return And(HaveKeyWithValue("CHECK", ok), HaveKeyWithValue("gateway", HavePrefix("ok: 10.88.0.1")),
+		HaveKeyWithValue("MTU", "ok: 1500"), HaveKeyWithValue("neighbour", "ok: both reach each other"),
+		HaveKeyWithValue("DEL", ok), HaveKeyWithValue("DEL again", ok), HaveKeyWithValue("leftovers", ok),
+		HaveKeyWithValue("host port", MatchRegexp(
+			`^ok: host by 192.0.2.1:\d+, neighbour by 192.0.2.1:\d+,.* host by 127.0.0.1:`)))
+}
+
+var _ = Describe("hawser test", Label("tool-test"), func() {
+	DescribeTable("finds that a list works, and leaves nothing",
+		func(plugins func() string, list string, also types.GomegaMatcher) {
+			t := newTester(plugins(), list)
+			Expect(t.test()).To(And(works(), also))
+			was := t.state() // with the bridge and what all containers share
+			Expect(t.test("pods")).To(And(works(), also))
+			Expect(t.state()).To(Equal(was))
+			Expect(t.says("ls")).NotTo(ContainSubstring("pods"))
+		},
+		Entry("of ours", all, dual, both()), Entry("of the reference", reference, dual, both()),
+		Entry("of ours: ptp", all, pointToPoint, one()), Entry("of the reference: ptp", reference, pointToPoint, one()))
+
+	DescribeTable("says which step fails", func(change func(tester), step, says string) {
+		for _, plugins := range []func() string{all, reference} {
+			t := newTester(plugins(), usual)
+			t.test()
+			was := t.state()
+			change(t)
+			Expect(t.test()).To(And(HaveKeyWithValue(step, HavePrefix(says)), HaveKeyWithValue("leftovers", "ok")))
+			t.Cmd("sh", "-c", "nft delete table inet admin; nft delete table bridge admin; true")
+			Expect(t.state()).To(Equal(was))
+		}
+	},
+		Entry("a gateway that does not answer", func(t tester) {
+			t.Cmd("sh", "-c", edit(`"subnet": "10.88.0.0/24"`, `"subnet": "10.88.0.0/24", "gateway": "10.88.0.99"`)+
+				";"+edit(`"isGateway": true, `, "")+";"+edit("portMappings", "none"))
+		}, "gateway", "failed: 10.88.0.99 does not answer ICMP echo, nor ARP or ND"),
+		Entry("a plugin that is missing", func(t tester) {
+			t.Cmd("sh", "-c", edit(`"type": "firewall"`, `"type": "firewell"`))
+		}, "ADD", `failed: plugin "firewell" is in none of `),
+		Entry("a bridge that drops", func(t tester) {
+			t.Cmd("nft", "add table bridge admin; "+
+				"add chain bridge admin no { type filter hook forward priority 0; policy drop; }")
+		}, "neighbour", "failed: the containers do not reach each other: 10.88.0."),
+		Entry("packets that are too large", func(t tester) {
+			t.Cmd("nft", `add table inet admin; add chain inet admin no { type filter hook input priority 0; };
+				add rule inet admin no meta length > 1400 drop`)
+		}, "MTU", "failed: 10.88.0.1 does not answer ICMP echo in packets of the interface's MTU, 1500 bytes"),
+		Entry("a host port that is dropped", func(t tester) {
+			t.Cmd("nft", `add table inet admin; add chain inet admin no { type filter hook output priority 0; };
+				add rule inet admin no tcp dport 80 drop`)
+		}, "host port", "failed: dial tcp 192.0.2.1:"),
+		Entry("addresses that two containers have", func(t tester) {
+			t.wrap("host-local", `echo '{"cniVersion": "1.0.0", "ips": [{"address": "10.88.0.7/24"}]}'`)
+		}, "second ADD", "failed: both containers have 10.88.0.7"),
+	)
+
+	It("names what DEL leaves", func() {
+		for _, plugins := range []func() string{all, reference} {
+			t := newTester(plugins(), usual)
+			t.wrap("host-local", `[ "$CNI_COMMAND" = DEL ] || exec "$0.real"`)
+			t.wrap("firewall", `[ "$CNI_COMMAND" = DEL ] && cat || exec "$0.real"`)
+			Expect(t.test()).To(And(HaveKeyWithValue("DEL", "ok"), HaveKeyWithValue("leftovers", And(
+				HavePrefix("failed: "), ContainSubstring("address 10.88.0.2 (/var/lib/cni/networks/pods/10.88.0.2)"),
+				MatchRegexp("firewall 10.88.0.2|a rule for 10.88.0.2 in ip filter, chain CNI-FORWARD")))))
+		}
+	})
+
+	It("gives a plugin that hangs no more time than it has, and the others theirs", func() {
+		t := newTester(all(), usual)
+		t.test()
+		was := t.state()
+		t.wrap("firewall", `sleep 60`)
+		began := time.Now()
+		Expect(t.test("--timeout", "6s")).To(And(
+			HaveKeyWithValue("ADD", ContainSubstring("firewall: no answer within 2s")),
+			HaveKeyWithValue("gateway", "skipped: ADD did not succeed"),
+			HaveKeyWithValue("DEL", ContainSubstring("firewall: no answer within 600ms")),
+			HaveKeyWithValue("DEL again", "skipped: DEL did not succeed"), HaveKeyWithValue("leftovers", "ok")))
+		Expect(time.Since(began)).To(BeNumerically("<", nstest.Patience(10*time.Second)))
+		Expect(t.state()).To(Equal(was))
+	})
+
+	DescribeTable("takes everything away when it is told to end", func(signal syscall.Signal) {
+		t := newTester(all(), usual)
+		t.test()
+		was := t.state()
+		t.wrap("firewall", `[ "$CNI_COMMAND" = ADD ] || exec "$0.real"; touch /run/hangs; exec sleep 60`)
+		cmd := t.Start(nstest.Program{Path: nstest.Build("hawser"), Args: []string{"test"}})
+		Eventually(func() string { return t.Files("/run") }).Should(ContainSubstring("/run/hangs"))
+		Expect(cmd.Process.Signal(signal)).To(Succeed())
+		_ = cmd.Wait()
+		Expect(cmd.ProcessState.ExitCode()).To(Equal(1))
+		t.Cmd("rm", "/run/hangs")
+		Expect(t.state()).To(Equal(was))
+	}, Entry("by Ctrl-C", syscall.SIGINT), Entry("by SIGTERM", syscall.SIGTERM))
+
+	It("leaves no record of a failure, and says what the plugin said", func() {
+		t := newTester(all(), strings.Replace(usual, `"ipMasq"`, `"mtu": 7, "ipMasq"`, 1))
+		Expect(t.test()).To(HaveKeyWithValue("ADD", ContainSubstring("mtu")))
+		Expect(t.hawser("why", "last").Exit).To(Equal(1))
+		Expect(t.Cmd("sh", "-c", "ls /run/hawser/failures 2>/dev/null || true")).To(BeEmpty())
+	})
+
+	DescribeTable("says what it does not fail for", func(from, to, step, says string) {
+		t := newTester(all(), strings.Replace(dual, from, to, 1))
+		t.IP("link set ext mtu 1400")
+		Expect(t.test("/etc/cni/net.d/10-pods.conflist")).To(HaveKeyWithValue(step, says))
+	},
+		Entry("no CHECK", `"name"`, `"disableCheck": true, "name"`, "CHECK", "skipped: disableCheck is true"),
+		Entry("a version without CHECK", "1.0.0", "0.3.1", "CHECK", "skipped: before cniVersion 0.4.0 there is none"),
+		Entry("isolation", `"isGateway"`, `"portIsolation": true, "isGateway"`, "neighbour",
+			"ok: they do not reach each other: 10.88.0.3 does not answer ICMP echo"),
+		Entry("a larger MTU", "1.0.0", "1.0.0", "MTU", "ok: 1500, warning: the host's ext has 1400"),
+		Entry("no DNS", `"dns"`, `"sdn"`, "DNS", "skipped: the result names no server"),
+		Entry("no host ports", `"portMappings"`, `"bandwidth"`, "host port",
+			"skipped: no plugin of the list takes portMappings"))
+
+	It("prints a line for each step", func() {
+		t := newTester(all(), usual)
+		Expect(t.says("test")).To(And(HavePrefix("network pods of /etc/cni/net.d/10-pods.conflist\n"),
+			MatchRegexp(`(?m)^ADD +\d\.\d{3}s  ok: 10.88.0.2$`), MatchRegexp(`(?m)^DEL again +\d\.\d{3}s  ok$`)))
+	})
+
+	DescribeTable("refuses", func(says string, args ...string) {
+		m := newMachine(all(), usual)
+		out := m.hawser(append([]string{"test"}, args...)...)
+		Expect(out.Exit).To(Equal(1))
+		Expect(out.Stdout).To(BeEmpty())
+		Expect(out.Stderr).To(ContainSubstring(says))
+	},
+		Entry("a name of nothing", `"shop" is neither a file nor a network of /etc/cni/net.d`, "shop"),
+		Entry("a directory without lists", "no network list is in /run", "--conf", "/run"),
+		Entry("a list without plugins", "/proc/sys/net/ipv4/ip_forward", "/proc/sys/net/ipv4/ip_forward"),
+		Entry("no time", "--timeout: 1ms is too short; give 1s or more", "--timeout", "1ms"))
+})
+
+func both() types.GomegaMatcher {
+	return And(HaveKeyWithValue("ADD", MatchRegexp(`^ok: 10\.88\.0\.\d+ fd00:88::\w+$`)),
+		HaveKeyWithValue("gateway", "ok: 10.88.0.1, fd00:88::1"),
+		HaveKeyWithValue("DNS", "ok: 192.0.2.2 answers, warning: 192.0.2.9 does not answer"),
+		HaveKeyWithValue("host port", MatchRegexp(`, host by \[2001:db8::1\]:\d+, neighbour by \[2001:db8::1\]:`)))
+}
+
+func one() types.GomegaMatcher { return HaveKeyWithValue("DNS", "skipped: the result names no server") }
