@@ -141,7 +141,7 @@ var _ = Describe("hawser test", Label("tool-test"), func() {
 		Entry("packets that are too large", func(t tester) {
 			t.Cmd("nft", `add table inet admin; add chain inet admin no { type filter hook input priority 0; };
 				add rule inet admin no meta length > 1400 drop`)
-		}, "MTU", "failed: 10.88.0.1 does not answer ICMP echo in packets of the interface's MTU, 1500 bytes"),
+		}, "MTU", "failed: 10.88.0.1 does not answer ICMP echo in packets of 1500 bytes, the interface's MTU"),
 		Entry("a host port that is dropped", func(t tester) {
 			t.Cmd("nft", `add table inet admin; add chain inet admin no { type filter hook output priority 0; };
 				add rule inet admin no tcp dport 80 drop`)
@@ -158,7 +158,7 @@ var _ = Describe("hawser test", Label("tool-test"), func() {
 			t.wrap("firewall", `[ "$CNI_COMMAND" = DEL ] && cat || exec "$0.real"`)
 			Expect(t.test()).To(And(HaveKeyWithValue("DEL", "ok"), HaveKeyWithValue("leftovers", And(
 				HavePrefix("failed: "), ContainSubstring("address 10.88.0.2 (/var/lib/cni/networks/pods/10.88.0.2)"),
-				MatchRegexp("firewall 10.88.0.2|a rule for 10.88.0.2 in ip filter, chain CNI-FORWARD")))))
+				MatchRegexp("firewall 10.88.0.2|rule for 10.88.0.2 in ip filter, chain CNI-FORWARD")))))
 		}
 	})
 
@@ -211,6 +211,22 @@ var _ = Describe("hawser test", Label("tool-test"), func() {
 		Entry("no DNS", `"dns"`, `"sdn"`, "DNS", "skipped: the result names no server"),
 		Entry("no host ports", `"portMappings"`, `"bandwidth"`, "host port",
 			"skipped: no plugin of the list takes portMappings"))
+
+	It("takes a gateway that answers ARP and nothing else", func() {
+		t := newTester(all(), dual)
+		t.Cmd("nft", `add table inet admin; add chain inet admin no { type filter hook input priority 0; };
+			add rule inet admin no icmp type echo-request drop; add rule inet admin no icmpv6 type echo-request drop`)
+		Expect(t.test()).To(And(
+			HaveKeyWithValue("gateway", "ok: 10.88.0.1 by ARP or ND alone, fd00:88::1 by ARP or ND alone"),
+			HaveKeyWithValue("MTU", "ok: 1500, not tried: no gateway answers ICMP echo")))
+	})
+
+	It("tries a gateway with a link-local address", func() {
+		t := newTester(all(), strings.Replace(dual, `"dst": "::/0"`, `"dst": "::/0", "gw": "fe80::77"`, 1))
+		Expect(t.test()).To(HaveKeyWithValue("gateway", ContainSubstring("fe80::77 does not answer")))
+		t.IP("addr add fe80::77/64 dev cni0 nodad")
+		Expect(t.test()).To(HaveKeyWithValue("gateway", "ok: 10.88.0.1, fe80::77"))
+	})
 
 	It("prints a line for each step", func() {
 		t := newTester(all(), usual)

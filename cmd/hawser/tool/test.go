@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/signal"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -99,20 +100,18 @@ func pickList(n node.Node, of string) (list node.List, err error) {
 	i := slices.IndexFunc(lists, func(l node.List) bool { return of == "" || l.Name == of })
 	switch {
 	case i >= 0:
-		list = lists[i]
+		list, err = lists[i], nil
 	case of == "":
-		return list, errors.Join(err, fmt.Errorf("no network list is in %s: give a file, or --conf", n.ConfDir))
+		err = errors.Join(err, errors.New("no network list is in "+n.ConfDir+": give a file, or --conf"))
 	default:
 		if list, err = node.ReadList(of); errors.Is(err, os.ErrNotExist) {
-			return list, fmt.Errorf("%q is neither a file nor a network of %s", of, n.ConfDir)
-		} else if err != nil {
-			return list, err
+			err = fmt.Errorf("%q is neither a file nor a network of %s", of, n.ConfDir)
 		}
 	}
-	if len(list.Plugins) == 0 {
-		return list, fmt.Errorf("%s has no plugins", list.File)
+	if err == nil && len(list.Plugins) == 0 {
+		err = errors.New(list.File + " has no plugins")
 	}
-	return list, nil
+	return list, err
 }
 
 // attempt is a step, and how many attached containers it needs.
@@ -147,7 +146,8 @@ func (t *trial) run(ctx context.Context, limit time.Duration) {
 		t.try(clean, a)
 	}
 	for _, s := range t.made {
-		_ = errors.Join(s.inside.Close(), s.netns.Close())
+		_ = s.inside.Close()
+		_ = s.netns.Close()
 	}
 }
 
@@ -189,11 +189,12 @@ func (t *trial) add(ctx context.Context, capabilities map[string]any) (string, e
 	}
 	inside, err := rtnl.Dial(netns)
 	if err != nil {
-		return "", errors.Join(err, netns.Close())
+		_ = netns.Close()
+		return "", err
 	}
-	id := fmt.Sprintf("%s%x-%d", skel.TestID, time.Now().UnixNano(), len(t.made)+1)
-	s := &scratch{netns: netns, inside: inside, Container: node.Container{ID: id, Netns: netns.Path(), IfName: "eth0",
-		Args: [][2]string{{"IgnoreUnknown", "1"}}, Capabilities: capabilities}}
+	id := skel.TestID + strconv.FormatInt(time.Now().UnixNano(), 36)
+	s := &scratch{netns: netns, inside: inside, Result: &cni.Result{}, Container: node.Container{ID: id,
+		Netns: netns.Path(), IfName: "eth0", Args: [][2]string{{"IgnoreUnknown", "1"}}, Capabilities: capabilities}}
 	t.made = append(t.made, s)
 	if s.raw, err = t.node.Add(ctx, t.list, s.Container); err != nil {
 		return "", err
@@ -202,7 +203,7 @@ func (t *trial) add(ctx context.Context, capabilities map[string]any) (string, e
 	if err != nil {
 		return "", err
 	}
-	s.Result = *result
+	s.Result = result
 	if s.link, err = inside.Link(s.IfName); err != nil {
 		return "", err
 	}
@@ -263,8 +264,9 @@ func (t *trial) del(ctx context.Context) (string, error) {
 	for _, s := range t.made {
 		errs = append(errs, t.node.Del(ctx, t.list, s.Container, s.raw))
 	}
-	t.detached = errors.Join(errs...) == nil
-	return "", errors.Join(errs...)
+	err := errors.Join(errs...)
+	t.detached = err == nil
+	return "", err
 }
 
 func (t *trial) delAgain(ctx context.Context) (string, error) {
@@ -278,7 +280,7 @@ func (t *trial) delAgain(ctx context.Context) (string, error) {
 // the chains of the reference's firewall.
 func (t *trial) leftovers(ctx context.Context) (string, error) {
 	all, err := t.node.Attachments(ctx)
-	var left []string
+	left := ""
 	host, nf := rtnl.Host(), nft.New()
 	defer host.Close()
 	defer nf.Close()
@@ -286,28 +288,28 @@ func (t *trial) leftovers(ctx context.Context) (string, error) {
 		for _, a := range all {
 			for i := range a.Holdings {
 				if h := &a.Holdings[i]; h.ContainerID == s.ID {
-					left = append(left, string(h.Kind)+" "+h.Value+" ("+h.Kept+")")
+					left += ", " + string(h.Kind) + " " + h.Value + " (" + h.Kept + ")"
 				}
 			}
 		}
 		if _, err := s.inside.Link(s.IfName); err == nil {
-			left = append(left, "interface "+s.IfName+" of the container")
+			left += ", interface " + s.IfName + " of the container"
 		}
 		for _, i := range s.Interfaces {
 			if link, err := host.Link(i.Name); i.Sandbox == "" && err == nil && link.IsPairEnd() {
-				left = append(left, "host end "+i.Name)
+				left += ", host end " + i.Name
 			}
 		}
 		for _, ip := range s.ips {
 			table := nft.Table{Family: nft.FamilyOf(ip), Name: "filter"}
 			rules, _ := nf.Rules(table, "CNI-FORWARD")
 			if slices.ContainsFunc(rules, func(r nft.LiveRule) bool { return r.Mentions(ip.AsSlice()) }) {
-				left = append(left, "a rule for "+ip.String()+" in "+table.String()+", chain CNI-FORWARD")
+				left += ", rule for " + ip.String() + " in " + table.String() + ", chain CNI-FORWARD"
 			}
 		}
 	}
-	if len(left) > 0 {
-		err = errors.Join(errors.New(strings.Join(left, ", ")), err)
+	if left != "" {
+		err = errors.New(left[2:])
 	}
 	return "", err
 }

@@ -11,8 +11,10 @@ import (
 	"os"
 	"slices"
 	"strconv"
-	"strings"
+	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/cmd/hawser/node"
 	"github.com/hawser-cni/plugins/pkg/cni"
@@ -30,51 +32,57 @@ const (
 // scratch is a container of nobody's: a network namespace without processes.
 type scratch struct {
 	node.Container
-	cni.Result
-	netns  *ns.NS
-	inside *rtnl.Conn
-	raw    json.RawMessage // the result as it came
-	ips    []netip.Addr
-	link   rtnl.Link    // its interface
-	echoes []netip.Addr // gateways that answer ICMP
+	*cni.Result // of ADD
+	netns       *ns.NS
+	inside      *rtnl.Conn
+	raw         json.RawMessage // the result, as it came
+	ips         []netip.Addr
+	link        rtnl.Link    // its interface
+	echoes      []netip.Addr // gateways that answer ICMP
 }
 
-// notes are what a step finds.
-type notes struct {
-	said []string
-	errs []error
-}
+// notes are what a step finds, good and bad.
+type notes struct{ good, bad string }
 
 func (n *notes) add(word string, err error) {
 	if err == nil {
-		n.said = append(n.said, word)
+		n.good += ", " + word
 	} else {
-		n.errs = append(n.errs, err)
+		n.bad += ", " + err.Error()
 	}
 }
 
 // sum is the step's outcome; it was skipped where there is nothing.
 func (n *notes) sum(nothing string) (string, error) {
-	if len(n.said)+len(n.errs) == 0 {
-		return "", skipped(nothing)
+	switch {
+	case n.bad != "":
+		return "", errors.New(n.bad[2:])
+	case n.good != "":
+		return n.good[2:], nil
 	}
-	return strings.Join(n.said, ", "), errors.Join(n.errs...)
+	return "", skipped(nothing)
 }
 
-// dial connects from inside a namespace, or with nil from ours.
-func dial(ctx context.Context, from *ns.NS, network, address string) (conn net.Conn, err error) {
+// dial connects through the container's interface, or from the host where the container is nil.
+func (s *scratch) dial(ctx context.Context, network, address string) (conn net.Conn, err error) {
+	dialer := net.Dialer{Timeout: answerTime}
 	connect := func() (err error) {
-		if conn, err = (&net.Dialer{Timeout: answerTime}).DialContext(ctx, network, address); err == nil {
-			err = conn.SetDeadline(time.Now().Add(answerTime))
-		}
+		conn, err = dialer.DialContext(ctx, network, address)
 		return err
 	}
-	if from == nil {
+	if s == nil {
 		err = connect()
 	} else {
-		err = from.Do(connect)
+		dialer.Control = func(_, _ string, c syscall.RawConn) (err error) {
+			bad := c.Control(func(fd uintptr) { err = unix.BindToDevice(int(fd), s.IfName) })
+			return errors.Join(bad, err)
+		}
+		err = s.netns.Do(connect)
 	}
-	return conn, err
+	if err != nil {
+		return nil, err
+	}
+	return conn, conn.SetDeadline(time.Now().Add(answerTime))
 }
 
 // echo asks an address by ICMP until it answers, in packets of a size with the IP header. All but the type is 0: who
@@ -85,10 +93,7 @@ func (s *scratch) echo(ctx context.Context, to netip.Addr, size int) error {
 	if to.Is6() {
 		network, header, reply, request = "ip6:58", 40, 129, []byte{128}
 	}
-	if to.Is6() && to.IsLinkLocalUnicast() {
-		to = to.WithZone(strconv.Itoa(s.link.Index))
-	}
-	conn, err := dial(ctx, s.netns, network, to.String())
+	conn, err := s.dial(ctx, network, to.String())
 	if err != nil {
 		return err
 	}
@@ -122,15 +127,16 @@ func (t *trial) gateways(ctx context.Context) (string, error) {
 			continue
 		}
 		asked = append(asked, gw)
-		err := s.echo(ctx, gw, smallPacket)
-		if err == nil {
+		word, err := gw.String(), s.echo(ctx, gw, smallPacket)
+		switch {
+		case err == nil:
 			s.echoes = append(s.echoes, gw)
-			n.add(gw.String(), nil)
-		} else if s.inside.HasNeighbour(s.link.Index, gw) {
-			n.add(gw.String()+" by ARP or ND alone", nil)
-		} else {
-			n.add("", fmt.Errorf("%w, nor ARP or ND", err))
+		case s.inside.HasNeighbour(s.link.Index, gw):
+			word, err = word+" by ARP or ND alone", nil
+		default:
+			err = fmt.Errorf("%w, nor ARP or ND", err)
 		}
+		n.add(word, err)
 	}
 	return n.sum("no route of the result has one")
 }
@@ -139,19 +145,16 @@ func (t *trial) gateways(ctx context.Context) (string, error) {
 func (t *trial) dns(ctx context.Context) (string, error) {
 	var n notes
 	for _, server := range t.made[0].DNS.Nameservers {
-		conn, err := dial(ctx, t.made[0].netns, "udp", net.JoinHostPort(server, "53"))
-		if err != nil {
-			n.add("", err)
-			continue
-		}
-		if _, err = conn.Write([]byte{12: 0, 2: 1, 5: 1, 14: 2, 16: 1}); err == nil {
-			_, err = conn.Read(make([]byte, 512))
-		}
 		word := server + " answers"
-		if err != nil {
-			word = "warning: " + server + " does not answer"
+		conn, err := t.made[0].dial(ctx, "udp", net.JoinHostPort(server, "53"))
+		if err == nil {
+			_, _ = conn.Write([]byte{2: 1, 5: 1, 14: 2, 16: 1}) // an error is one of Read, too
+			if _, silent := conn.Read(make([]byte, 512)); silent != nil {
+				word = "warning: " + server + " does not answer"
+			}
+			_ = conn.Close()
 		}
-		n.add(word, conn.Close())
+		n.add(word, err)
 	}
 	return n.sum("the result names no server")
 }
@@ -177,20 +180,20 @@ func uplink() (link rtnl.Link, addrs []netip.Addr) {
 }
 
 func (t *trial) mtu(ctx context.Context) (string, error) {
-	s, n := t.made[0], notes{}
-	n.add(strconv.Itoa(s.link.MTU), nil)
+	s := t.made[0]
+	said := strconv.Itoa(s.link.MTU)
 	if up, _ := uplink(); up.MTU != 0 && up.MTU < s.link.MTU {
-		n.add(fmt.Sprintf("warning: the host's %s has %d", up.Name, up.MTU), nil)
+		said += ", warning: the host's " + up.Name + " has " + strconv.Itoa(up.MTU)
+	}
+	if len(s.echoes) == 0 {
+		said += ", not tried: no gateway answers ICMP echo"
 	}
 	for _, gw := range s.echoes {
 		if err := s.echo(ctx, gw, s.link.MTU); err != nil {
-			n.add("", fmt.Errorf("%w in packets of the interface's MTU, %d bytes", err, s.link.MTU))
+			return "", fmt.Errorf("%w in packets of %s bytes, the interface's MTU", err, said)
 		}
 	}
-	if len(s.echoes) == 0 {
-		n.add("no packet was tried: no gateway answers ICMP echo", nil)
-	}
-	return n.sum("")
+	return said, nil
 }
 
 // neighbours has both containers ask each other. It fails where they are on a bridge that does not isolate them.
@@ -229,7 +232,7 @@ func (t *trial) hostPort(ctx context.Context) (string, error) {
 	}
 	defer listener.Close()
 	go answer(listener, s.ID)
-	try := func(who string, from *ns.NS, addr netip.Addr) {
+	try := func(who string, from *scratch, addr netip.Addr) {
 		to := netip.AddrPortFrom(addr, uint16(t.port)).String()
 		n.add(who+" by "+to, says(ctx, from, to, s.ID))
 	}
@@ -240,7 +243,7 @@ func (t *trial) hostPort(ctx context.Context) (string, error) {
 		if i := slices.IndexFunc(own, func(a netip.Addr) bool { return a.BitLen() == ip.BitLen() }); i >= 0 {
 			try("host", nil, own[i])
 			if t.attached > 1 {
-				try("neighbour", t.made[1].netns, own[i])
+				try("neighbour", t.made[1], own[i])
 			}
 		}
 		if ip.Is4() && !slices.ContainsFunc(t.list.Plugins, noSNAT) {
@@ -263,8 +266,8 @@ func answer(l net.Listener, word string) {
 }
 
 // says is an error where it is not the word that is answered at an address.
-func says(ctx context.Context, from *ns.NS, to, word string) error {
-	conn, err := dial(ctx, from, "tcp", to)
+func says(ctx context.Context, from *scratch, to, word string) error {
+	conn, err := from.dial(ctx, "tcp", to)
 	if err != nil {
 		return err
 	}
