@@ -13,6 +13,7 @@ import (
 	"github.com/onsi/gomega/types"
 
 	"github.com/hawser-cni/plugins/pkg/nstest"
+	"github.com/hawser-cni/plugins/pkg/nstest/plugintest"
 )
 
 // tester is a node whose lists are tested: it has an uplink, behind which is a DNS server.
@@ -25,7 +26,7 @@ type tester struct {
 func newTester(plugins, list string) tester {
 	GinkgoHelper()
 	t := tester{plugins: GinkgoT().TempDir()}
-	for _, name := range []string{"bridge", "ptp", "portmap", "firewall", "host-local"} {
+	for _, name := range []string{"bridge", "ptp", "portmap", "firewall", "host-local", "dhcp"} {
 		Expect(os.WriteFile(filepath.Join(t.plugins, name), nstest.Must(os.ReadFile(filepath.Join(plugins, name))),
 			0o755)).To(Succeed())
 	}
@@ -90,6 +91,7 @@ func reference() string { return nstest.Newest().Dir() }
 
 func all() string {
 	nstest.Build("ptp")
+	nstest.Build("dhcp")
 	return ours()
 }
 
@@ -169,8 +171,8 @@ var _ = Describe("hawser test", Label("tool-test"), func() {
 		t.wrap("firewall", `sleep 60`)
 		began := time.Now()
 		Expect(t.test("--timeout", "6s")).To(And(
-			HaveKeyWithValue("ADD", ContainSubstring("firewall: no answer within 2s")),
-			HaveKeyWithValue("gateway", "skipped: ADD did not succeed"),
+			HaveKeyWithValue("ADD", ContainSubstring("firewall: the time is over (--timeout 6s): signal: killed")),
+			HaveKeyWithValue("gateway", "skipped: the time is over (--timeout 6s)"),
 			HaveKeyWithValue("DEL", ContainSubstring("firewall: no answer within 600ms")),
 			HaveKeyWithValue("DEL again", "skipped: DEL did not succeed"), HaveKeyWithValue("leftovers", "ok")))
 		Expect(time.Since(began)).To(BeNumerically("<", nstest.Patience(10*time.Second)))
@@ -219,6 +221,20 @@ var _ = Describe("hawser test", Label("tool-test"), func() {
 		Expect(t.test()).To(And(
 			HaveKeyWithValue("gateway", "ok: 10.88.0.1 by ARP or ND alone, fd00:88::1 by ARP or ND alone"),
 			HaveKeyWithValue("MTU", "ok: 1500, not tried: no gateway answers ICMP echo")))
+	})
+
+	It("works with dhcp, if its daemon does", func() {
+		for _, plugins := range []func() string{all, reference} {
+			t := newTester(plugins(), `{"cniVersion": "1.0.0", "name": "pods", "plugins": [
+			  {"type": "bridge", "bridge": "cni0", "ipam": {"type": "dhcp"}}]}`)
+			Expect(t.test()).To(And(HaveKeyWithValue("ADD", ContainSubstring("dhcp.sock")),
+				HaveKeyWithValue("leftovers", "ok")))
+			t.IP("addr add 10.88.0.1/24 dev cni0")
+			plugintest.DHCPDaemon(t.Host, t.plugins)
+			plugintest.ServeDHCP(t.Host, "cni0", "10.88.0.50,10.88.0.60")
+			Expect(t.test()).To(And(HaveKeyWithValue("ADD", HavePrefix("ok: 10.88.0.")),
+				HaveKeyWithValue("gateway", "ok: 10.88.0.1"), HaveKeyWithValue("leftovers", "ok")))
+		}
 	})
 
 	It("tries a gateway with a link-local address", func() {

@@ -121,17 +121,15 @@ type attempt struct {
 	do    func(*trial, context.Context) (string, error)
 }
 
-// run tries all, for at most two thirds of the limit and until a signal comes, and takes everything away again. A
-// plugin that hangs leaves the others time for their DEL.
+// run tries all, for at most three quarters of the limit and until a signal comes, and takes everything away again, for
+// which there is a third of it then: a plugin that hangs in DEL leaves the others time for theirs.
 func (t *trial) run(ctx context.Context, limit time.Duration) {
-	over := fmt.Errorf("no time is left of --timeout %s", limit)
+	over := fmt.Errorf("the time is over (--timeout %s)", limit)
 	ctx, stop := signal.NotifyContext(ctx, syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGPIPE)
 	defer stop()
-	clean, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), limit, over)
+	ctx, cancel := context.WithTimeoutCause(ctx, limit*3/4, over)
 	defer cancel()
-	ctx, cancel = context.WithTimeoutCause(ctx, limit*2/3, over)
-	defer cancel()
-	t.OK, t.node.Limit = true, limit/3
+	t.OK = true
 	for _, a := range []attempt{
 		{"ADD", 0, (*trial).addFirst}, {"CHECK", 1, (*trial).check}, {"gateway", 1, (*trial).gateways},
 		{"DNS", 1, (*trial).dns}, {"MTU", 1, (*trial).mtu}, {"second ADD", 1, (*trial).addSecond},
@@ -140,10 +138,12 @@ func (t *trial) run(ctx context.Context, limit time.Duration) {
 		t.try(ctx, a)
 	}
 	t.OK, t.node.Limit = t.OK && ctx.Err() == nil, limit/10
+	ctx, cancel = context.WithTimeoutCause(context.WithoutCancel(ctx), limit/3, over)
+	defer cancel()
 	for _, a := range []attempt{
 		{"DEL", 0, (*trial).del}, {"DEL again", 0, (*trial).delAgain}, {"leftovers", 0, (*trial).leftovers},
 	} {
-		t.try(clean, a)
+		t.try(ctx, a)
 	}
 	for _, s := range t.made {
 		_ = s.inside.Close()
