@@ -42,7 +42,7 @@ type trial struct {
 
 	node     node.Node
 	list     node.List
-	show     func(tested)
+	out      io.Writer  // for the steps; nil = none
 	port     int        // of the host, that leads to the first container; 0 = no plugin takes it
 	made     []*scratch // what ADD was called for
 	attached int        // how many of them have what it made
@@ -67,10 +67,10 @@ func testCommand(n *node.Node, asJSON *bool) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			t := &trial{Network: list.Name, File: list.File, node: *n, list: list, show: func(tested) {}}
-			if out := c.OutOrStdout(); !*asJSON {
-				fmt.Fprintf(out, "network %s of %s\n", plain(list.Name), plain(list.File))
-				t.show = func(s tested) { s.print(out) }
+			t := &trial{Network: list.Name, File: list.File, node: *n, list: list}
+			if !*asJSON {
+				t.out = c.OutOrStdout()
+				fmt.Fprintf(t.out, "network %s of %s\n", plain(list.Name), plain(list.File))
 			}
 			t.run(c.Context(), limit)
 			if *asJSON {
@@ -84,14 +84,6 @@ func testCommand(n *node.Node, asJSON *bool) *cobra.Command {
 	}
 	c.Flags().DurationVar(&limit, "timeout", limit, "how long all may take")
 	return c
-}
-
-func (s tested) print(out io.Writer) {
-	why := strings.ReplaceAll(plain(s.Why), "\n\t", "; ")
-	if why != "" {
-		why = ": " + why
-	}
-	fmt.Fprintf(out, "%-10s %6.3fs  %s%s\n", s.Step, s.Seconds, s.Status, why)
 }
 
 // pickList is the list of a network or of a file, or else the first one, as runtimes take it.
@@ -165,8 +157,6 @@ func (t *trial) try(ctx context.Context, a attempt) {
 			err = skipped(context.Cause(ctx).Error())
 		case t.attached < a.needs:
 			err = skipped("ADD did not succeed")
-		case a.needs == 0 && a.name != "ADD" && len(t.made) == 0:
-			err = skipped("ADD was not called")
 		default:
 			s.Why, err = a.do(t, ctx)
 		}
@@ -178,7 +168,10 @@ func (t *trial) try(ctx context.Context, a attempt) {
 		s.Status, s.Why, t.OK = "failed", err.Error(), false
 	}
 	t.Steps = append(t.Steps, s)
-	t.show(s)
+	if t.out != nil {
+		line := fmt.Sprintf("%-10s %6.3fs  %s: %s", s.Step, s.Seconds, s.Status, s.Why)
+		fmt.Fprintln(t.out, strings.TrimSuffix(strings.ReplaceAll(plain(line), "\n\t", ", "), ":"))
+	}
 }
 
 // add attaches a container of nobody's. Its namespace has no name, and ends with us at the latest.

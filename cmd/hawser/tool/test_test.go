@@ -9,7 +9,7 @@ import (
 
 var _ = Describe("a step of hawser test", Label("tool-test"), func() {
 	It("fails when it panics, and ends nothing", func() {
-		t := &trial{OK: true, show: func(tested) {}}
+		t := &trial{OK: true}
 		t.try(context.Background(), attempt{"ADD", 0, func(*trial, context.Context) (string, error) {
 			panic("oops")
 		}})

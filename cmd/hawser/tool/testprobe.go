@@ -190,7 +190,7 @@ func (t *trial) mtu(ctx context.Context) (string, error) {
 	}
 	for _, gw := range s.echoes {
 		if err := s.echo(ctx, gw, s.link.MTU); err != nil {
-			return "", fmt.Errorf("%w in packets of %s bytes, the interface's MTU", err, said)
+			return "", fmt.Errorf("%w in packets of %d bytes, the interface's MTU", err, s.link.MTU)
 		}
 	}
 	return said, nil
