@@ -194,6 +194,21 @@ var _ = Describe("hawser test", Label("tool-test"), func() {
 		Expect(t.state()).To(Equal(was))
 	}, Entry("by Ctrl-C", syscall.SIGINT), Entry("by SIGTERM", syscall.SIGTERM))
 
+	It("leaves to gc what plugins keep, and no namespace, when it is killed", func() {
+		t := newTester(all(), strings.ReplaceAll(usual, "10.88.0", "10.101.9")) // gc looks for addresses everywhere
+		t.test()
+		was := t.state()
+		t.wrap("firewall", `[ "$CNI_COMMAND" = ADD ] || exec "$0.real"; touch /run/hangs; exec sleep 60`)
+		cmd := t.Start(nstest.Program{Path: nstest.Build("hawser"), Args: []string{"test"}})
+		Eventually(func() string { return t.Files("/run") }).Should(ContainSubstring("/run/hangs"))
+		Expect(cmd.Process.Kill()).To(Succeed())
+		_ = cmd.Wait()
+		t.Cmd("rm", "/run/hangs")
+		Eventually(func() string { return t.Cmd("ip", "link") }).ShouldNot(ContainSubstring("veth"))
+		Expect(t.says("gc", "--yes", "--older", "0s")).To(ContainSubstring("hawser-test-"))
+		Expect(t.state()).To(Equal(was))
+	})
+
 	It("leaves no record of a failure, and says what the plugin said", func() {
 		t := newTester(all(), strings.Replace(usual, `"ipMasq"`, `"mtu": 7, "ipMasq"`, 1))
 		Expect(t.test()).To(HaveKeyWithValue("ADD", ContainSubstring("mtu")))
