@@ -54,17 +54,21 @@ func decode(data []byte, v any) error {
 // may be secrets.
 func refuseType(t *json.UnmarshalTypeError, doc []byte) *Error {
 	key := keyAt(doc, t.Offset)
+	refuse := func(value any, reason string) *Error {
+		e := Refuse(key, value, reason)
+		e.cause = t
+		return e
+	}
 	if number, ok := strings.CutPrefix(t.Value, "number "); ok {
 		reason := "is no whole number"
 		if t.Type.Kind() == reflect.Uint32 {
 			reason = "is no whole number between 0 and 4294967295"
 		}
-		return Refuse(key, json.RawMessage(number), reason)
+		return refuse(json.RawMessage(number), reason)
 	}
 	want := map[reflect.Kind]string{reflect.Bool: "true or false", reflect.String: "a string",
 		reflect.Slice: "an array", reflect.Array: "an array", reflect.Struct: "an object", reflect.Map: "an object"}
-	return Refuse(key, nil, fmt.Sprintf("is a JSON %s, want %s", t.Value,
-		cmp.Or(want[t.Type.Kind()], "a whole number")))
+	return refuse(nil, fmt.Sprintf("is a JSON %s, want %s", t.Value, cmp.Or(want[t.Type.Kind()], "a whole number")))
 }
 
 // keyAt is the path of the value that ends or begins at an offset of the document. The decoder's Field has no index.

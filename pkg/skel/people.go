@@ -134,12 +134,36 @@ func (c *checker) file(data []byte) error {
 	return nil
 }
 
-// entry checks the configuration at path of the file, if it is this plugin's or its type cannot be read. first says
-// that it is the first of a list.
+// entry checks the configuration at path of the file, if it is this plugin's or its type cannot be read.
 func (c *checker) entry(path string, data []byte, first bool) {
+	found, mine := c.findings(path, data, first)
+	if mine && c.status == confOther {
+		c.status = confGood
+	}
+	for _, f := range found {
+		level := "warning"
+		if !f.Warning {
+			level, c.status = "error", confBad
+		}
+		fmt.Fprintf(c.env.Stdout, "%s: %s\n", level, f.Problem)
+		if f.Suggestion != "" {
+			fmt.Fprintf(c.env.Stdout, "    %s\n", f.Suggestion)
+		}
+	}
+}
+
+// Finding is what --check-config says of a configuration: what ADD refuses, or a warning.
+type Finding struct {
+	cni.Problem
+	Warning bool
+}
+
+// findings are those of the configuration at path, unless it is another plugin's. first says that it is the first of a
+// list.
+func (c *call) findings(path string, data []byte, first bool) (found []Finding, mine bool) {
 	conf, err := cni.DecodeConfig(data)
 	if err == nil && conf.Type != c.plugin.Name && !(c.plugin.IPAM && conf.IPAM.Type == c.plugin.Name) {
-		return
+		return nil, false
 	}
 	var problems cni.Problems
 	problems.AddIn(path, err)
@@ -150,32 +174,44 @@ func (c *checker) entry(path string, data []byte, first bool) {
 	problems.AddIn(path, c.checkVersion(conf.CNIVersion, "ADD"))
 	_, err = c.request(data, conf, "ADD")
 	problems.AddIn(path, err)
-	all := cni.ProblemsOf(problems.Err())
-	for _, p := range all {
-		fmt.Fprintf(c.env.Stdout, "error: %s\n", p)
-		if p.Suggestion != "" {
-			fmt.Fprintf(c.env.Stdout, "    %s\n", p.Suggestion)
-		}
+	for _, p := range cni.ProblemsOf(problems.Err()) {
+		found = append(found, Finding{Problem: p})
+	}
+	warn := func(key, reason, suggestion string) {
+		found = append(found, Finding{cni.Problem{Key: key, Reason: reason, Suggestion: suggestion}, true})
 	}
 	var given struct{ CNIVersion string }
 	if json.Unmarshal(data, &given) == nil && given.CNIVersion == "" {
-		fmt.Fprintf(c.env.Stdout, "warning: %s: is missing and taken for %s; some runtimes refuse that\n",
-			cni.KeyIn(path, "cniVersion"), conf.CNIVersion)
+		warn(cni.KeyIn(path, "cniVersion"),
+			fmt.Sprintf("is missing and taken for %s; some runtimes refuse that", conf.CNIVersion), "")
 	}
 	for _, u := range unknownKeys(c.plugin, data, path) {
-		reason := "is unknown and ignored"
+		reason, suggestion := "is unknown and ignored", ""
 		if u.read {
 			reason = "is read in spite of its case"
 		}
-		fmt.Fprintf(c.env.Stdout, "warning: %s: %s\n", u.key, reason)
 		if u.meant != "" {
-			fmt.Fprintf(c.env.Stdout, "    did you mean %q?\n", u.meant)
+			suggestion = fmt.Sprintf("did you mean %q?", u.meant)
+		}
+		warn(u.key, reason, suggestion)
+	}
+	return found, true
+}
+
+// Traits are what matters of a plugin to the list that it is in.
+type Traits struct {
+	IPAM, Chained bool
+	Capabilities  []string // of which it reads what the runtime sends
+}
+
+func traits(p Plugin[any]) Traits {
+	t := Traits{IPAM: p.IPAM, Chained: p.Chained}
+	for _, k := range keysOf(reflect.TypeOf(p.Keys), "") {
+		for _, inner := range k.inner {
+			if k.name == "runtimeConfig" {
+				t.Capabilities = append(t.Capabilities, inner.name)
+			}
 		}
 	}
-	switch {
-	case len(all) > 0:
-		c.status = confBad
-	case c.status == confOther:
-		c.status = confGood
-	}
+	return t
 }

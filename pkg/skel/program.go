@@ -24,17 +24,32 @@ type Program struct {
 	// List returns what the plugin keeps for attachments of the network of this configuration; without one what it
 	// keeps at the places that no configuration chooses. What it could read comes beside an error.
 	List func(ctx context.Context, conf []byte) ([]cni.Holding, error)
+	// CheckConfig returns what --check-config says of a configuration; first = of a list.
+	CheckConfig func(conf []byte, first bool) []Finding
+	Traits      func() Traits
 }
 
 // ProgramOf lists a plugin. The function plugin is called when the plugin is: the literals of the others are not built,
 // and their pages of the executable are not touched. So the list has the name, too.
 func ProgramOf[C any](name string, plugin func() Plugin[C]) Program {
-	run := func(ctx context.Context, env Env) int { return Run(ctx, plugin(), env) }
-	inProcess := func() bool { p := plugin(); return p.IPAM && p.InProcess }
-	look := func(ctx context.Context, conf []byte) ([]cni.Holding, error) {
-		return list(ctx, plugin().untyped(), conf)
+	return program(name, func() Plugin[any] { return plugin().untyped() })
+}
+
+func program(name string, plugin func() Plugin[any]) Program {
+	return Program{
+		Name:      name,
+		Run:       func(ctx context.Context, env Env) int { return run(ctx, plugin(), env) },
+		InProcess: func() bool { p := plugin(); return p.IPAM && p.InProcess },
+		List: func(ctx context.Context, conf []byte) ([]cni.Holding, error) {
+			return list(ctx, plugin(), conf)
+		},
+		CheckConfig: func(conf []byte, first bool) []Finding {
+			c := call{plugin: plugin(), env: Env{Stderr: io.Discard}}
+			found, _ := c.findings("", conf, first)
+			return found
+		},
+		Traits: func() Traits { return traits(plugin()) },
 	}
-	return Program{Name: name, Run: run, InProcess: inProcess, List: look}
 }
 
 // list serves a List outside of a call.

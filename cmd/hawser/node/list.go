@@ -1,6 +1,7 @@
 package node
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -9,6 +10,9 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
 )
 
 // List is a network configuration list (specification, section 1), or a single configuration as a list of one.
@@ -19,6 +23,8 @@ type List struct {
 	// NoCheck and NoGC say that the runtime must not call CHECK and GC.
 	NoCheck, NoGC bool
 	Plugins       []Entry
+	Raw           map[string]json.RawMessage
+	inlined       bool // nothing of the directory that has the network's name
 }
 
 // Entry is a plugin's entry of a list.
@@ -27,23 +33,19 @@ type Entry struct {
 	IPAM struct {
 		Type string `json:"type"`
 	} `json:"ipam"`
-	Capabilities map[string]bool `json:"capabilities"`
-	Raw          map[string]json.RawMessage
+	Capabilities map[string]bool            `json:"capabilities"`
+	Raw          map[string]json.RawMessage `json:"-"`
+	// File and Key say where it stands: plugins[0] of the list's file; the key of a whole file is empty.
+	File, Key string `json:"-"`
 }
 
 // Lists are the network lists of the node, in the order in which runtimes read them: by the names of their files. What
 // could be read comes beside an error.
 func (n Node) Lists() (lists []List, err error) {
-	entries, err := os.ReadDir(n.ConfDir)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, err
-	}
-	var errs []error
-	for _, e := range entries {
-		if e.IsDir() || !slices.Contains([]string{".conf", ".conflist", ".json"}, filepath.Ext(e.Name())) {
-			continue
-		}
-		list, err := ReadList(filepath.Join(n.ConfDir, e.Name()))
+	files, err := ListFiles(n.ConfDir)
+	errs := []error{err}
+	for _, file := range files {
+		list, err := ReadList(file)
 		if err != nil {
 			errs = append(errs, err)
 			continue
@@ -53,54 +55,112 @@ func (n Node) Lists() (lists []List, err error) {
 	return lists, errors.Join(errs...)
 }
 
-// ReadList reads the list of a file, with the plugins of the directory beside it that has the network's name
-// (specification, section 1: loadOnlyInlinedPlugins).
-func ReadList(file string) (List, error) {
-	data, err := os.ReadFile(file)
-	if err != nil {
-		return List{}, err
+// ListFiles are the files of a directory that runtimes take for network lists.
+func ListFiles(dir string) ([]string, error) { return filesIn(dir, ".conf", ".conflist", ".json") }
+
+// filesIn are the files of a directory that end so, by their names. A directory that is not there has none.
+func filesIn(dir string, endings ...string) (files []string, err error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
 	}
-	list, err := ParseList(data)
-	if err != nil {
-		return List{}, fmt.Errorf("%s: %w", file, err)
+	for _, e := range entries {
+		if !e.IsDir() && slices.Contains(endings, filepath.Ext(e.Name())) {
+			files = append(files, filepath.Join(dir, e.Name()))
+		}
 	}
-	list.File = file
-	return list, nil
+	return files, nil
 }
 
-// ParseList reads a list, or a single configuration.
-func ParseList(data []byte) (list List, err error) {
-	var doc struct {
-		Name         string                       `json:"name"`
-		CNIVersion   string                       `json:"cniVersion"`
-		DisableCheck bool                         `json:"disableCheck"`
-		DisableGC    bool                         `json:"disableGC"`
-		Type         string                       `json:"type"`
-		Plugins      []map[string]json.RawMessage `json:"plugins"`
+// ReadList reads the list of a file, and the plugins of the directory beside it that has the network's name
+// (specification, section 1: loadOnlyInlinedPlugins).
+func ReadList(file string) (list List, err error) {
+	err = readFile(file, func(data []byte) error {
+		list, err = ParseList(data)
+		return err
+	})
+	list.File = file
+	for i := range list.Plugins {
+		list.Plugins[i].File = file
 	}
-	if err := json.Unmarshal(data, &doc); err != nil {
+	if err != nil || list.inlined || !cni.ValidName(list.Name) {
 		return list, err
 	}
-	list = List{Name: doc.Name, CNIVersion: doc.CNIVersion, NoCheck: doc.DisableCheck, NoGC: doc.DisableGC}
-	if doc.Type != "" && doc.Plugins == nil {
-		var single map[string]json.RawMessage
-		if err := json.Unmarshal(data, &single); err != nil {
+	more, err := filesIn(filepath.Join(filepath.Dir(file), list.Name), ".conf")
+	for _, name := range more {
+		e := Entry{File: name}
+		if err := readFile(name, e.parse); err != nil {
 			return list, err
-		}
-		doc.Plugins = []map[string]json.RawMessage{single}
-	}
-	for i, raw := range doc.Plugins {
-		text, err := json.Marshal(raw)
-		if err != nil {
-			return list, err
-		}
-		e := Entry{Raw: raw}
-		if err := json.Unmarshal(text, &e); err != nil {
-			return list, fmt.Errorf("plugins[%d]: %w", i, err)
 		}
 		list.Plugins = append(list.Plugins, e)
 	}
-	return list, nil
+	return list, err
+}
+
+func readFile(file string, parse func([]byte) error) error {
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return err
+	}
+	if err := parse(data); err != nil {
+		return fmt.Errorf("%s: %w", file, err)
+	}
+	return nil
+}
+
+// unmarshal is cni.Unmarshal that says in which line the JSON is wrong.
+func unmarshal(data []byte, v any) error {
+	err := cni.Unmarshal(data, v)
+	if syntax, ok := errors.AsType[*json.SyntaxError](err); ok {
+		return fmt.Errorf("%w (line %d)", syntax, 1+bytes.Count(data[:syntax.Offset], []byte("\n")))
+	}
+	return err
+}
+
+func (e *Entry) parse(data []byte) error {
+	if err := unmarshal(data, e); err != nil {
+		return err
+	}
+	return json.Unmarshal(data, &e.Raw)
+}
+
+// ParseList reads a list, or a single configuration. Of several versions it takes the newest that it knows, as runtimes
+// do.
+func ParseList(data []byte) (list List, err error) {
+	if err := unmarshal(data, &list.Raw); err != nil {
+		return list, err
+	}
+	var doc struct {
+		Name         string   `json:"name"`
+		CNIVersion   string   `json:"cniVersion"`
+		CNIVersions  []string `json:"cniVersions"`
+		DisableCheck any      `json:"disableCheck"`
+		DisableGC    any      `json:"disableGC"`
+		Inlined      any      `json:"loadOnlyInlinedPlugins"`
+		Type         string   `json:"type"`
+		Plugins      []Entry  `json:"plugins"`
+	}
+	if err := unmarshal(data, &doc); err != nil {
+		return list, err
+	}
+	for _, v := range doc.CNIVersions {
+		if v <= cni.Newest && (v > doc.CNIVersion || doc.CNIVersion > cni.Newest) {
+			doc.CNIVersion = v
+		}
+	}
+	isTrue := func(v any) bool { return strings.EqualFold(fmt.Sprint(v), "true") } // also as text
+	list.Name, list.CNIVersion, list.Plugins = doc.Name, doc.CNIVersion, doc.Plugins
+	list.NoCheck, list.NoGC, list.inlined = isTrue(doc.DisableCheck), isTrue(doc.DisableGC), isTrue(doc.Inlined)
+	if doc.Type != "" && doc.Plugins == nil {
+		list.Plugins, list.inlined = make([]Entry, 1), true
+		return list, list.Plugins[0].parse(data)
+	}
+	var raw struct{ Plugins []map[string]json.RawMessage }
+	err = json.Unmarshal(data, &raw)
+	for i := range raw.Plugins {
+		list.Plugins[i].Key, list.Plugins[i].Raw = fmt.Sprintf("plugins[%d]", i), raw.Plugins[i]
+	}
+	return list, err
 }
 
 // Conf is what a runtime writes to the standard input of the plugin of an entry: its keys, the list's name and version,

@@ -48,8 +48,8 @@ func command(all []skel.Program, env func(string) (string, bool), vars []string)
 	root.PersistentPreRunE = func(c *cobra.Command, _ []string) error { return fromEnvironment(c.Flags(), env) }
 	n, asJSON := node.Default(all, vars), false
 	for _, command := range []func(*node.Node, *bool) *cobra.Command{
-		lsCommand, whyCommand, explainCommand, traceCommand, doctorCommand, reapplyCommand, gcCommand, watchCommand,
-		diagsCommand, metricsCommand, testCommand,
+		lsCommand, whyCommand, explainCommand, traceCommand, doctorCommand, checkCommand, testCommand, reapplyCommand,
+		gcCommand, watchCommand, diagsCommand, metricsCommand,
 	} {
 		c := command(&n, &asJSON)
 		f := c.Flags()

@@ -1,0 +1,312 @@
+package tool
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/hawser-cni/plugins/cmd/hawser/node"
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/skel"
+)
+
+// complaint is something that is wrong with a network list.
+type complaint struct {
+	Severity string `json:"severity"` // broken or doubtful
+	File     string `json:"file"`
+	Key      string `json:"key,omitempty"` // plugins[1].ipam.ranges[0][0].subnet; empty for all of the file
+	What     string `json:"what"`
+	Advice   string `json:"advice,omitempty"`
+}
+
+// checker collects what is wrong with network lists.
+type checker struct {
+	node.Node
+	ours   map[string]skel.Program
+	found  []complaint
+	files  map[string]string // of the networks
+	ranges []usedRange
+}
+
+type usedRange struct {
+	addrRange
+	network, file string
+}
+
+// spot is where something stands: a key, or all of a file.
+type spot struct {
+	*checker
+	file, key string
+}
+
+func checkCommand(n *node.Node, asJSON *bool) *cobra.Command {
+	return &cobra.Command{
+		Use: "check [FILE|DIR]", Short: "Say what is wrong with network lists, before a runtime does",
+		Args: cobra.MaximumNArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			check := checker{Node: *n, files: map[string]string{}, ours: map[string]skel.Program{}}
+			for _, p := range n.Programs {
+				check.ours[p.Name] = p
+			}
+			err := errors.Join(check.read(append(args, n.ConfDir)[0]), check.print(c.OutOrStdout(), *asJSON))
+			if err == nil && slices.ContainsFunc(check.found, func(f complaint) bool { return f.Severity == broken }) {
+				return exitStatus(1)
+			}
+			return err
+		},
+	}
+}
+
+func (c *checker) print(out io.Writer, asJSON bool) error {
+	if asJSON {
+		return writeJSON(out, append([]complaint{}, c.found...)) // [] for machines
+	}
+	for _, f := range c.found {
+		fmt.Fprintf(out, "%s %s: %s\n", f.Severity, strings.TrimSuffix(plain(f.File+": "+f.Key), ":"), plain(f.What))
+		if f.Advice != "" {
+			fmt.Fprintf(out, "    %s\n", plain(f.Advice))
+		}
+	}
+	return nil
+}
+
+// path is that of a key in what stands there.
+func (s spot) path(key string) string {
+	if s.key == "" || key == "" || key[0] == '[' {
+		return s.key + key
+	}
+	return s.key + "." + key
+}
+
+// say adds a complaint about a key of what stands there, but no second one of the same.
+func (s spot) say(severity, key, what, advice string) {
+	f := complaint{severity, s.file, s.path(key), what, advice}
+	same := func(old complaint) bool { return old.File == f.File && old.Key == f.Key && old.Severity == severity }
+	if !slices.ContainsFunc(s.found, same) {
+		s.found = append(s.found, f)
+	}
+}
+
+func (c *checker) at(e node.Entry) spot { return spot{c, e.File, e.Key} }
+
+// read checks all files that are to be checked. An error is of one that cannot be read.
+func (c *checker) read(name string) error {
+	info, err := os.Stat(name)
+	if err != nil || !info.IsDir() {
+		return c.file(name)
+	}
+	files, err := node.ListFiles(name)
+	if err == nil && len(files) == 0 {
+		return fmt.Errorf("%s has no network list: no file ends in .conflist, .conf or .json", name)
+	}
+	for _, file := range files {
+		err = errors.Join(err, c.file(file))
+	}
+	return err
+}
+
+func (c *checker) file(file string) error {
+	list, err := node.ReadList(file)
+	if path := (*fs.PathError)(nil); errors.As(err, &path) {
+		return err
+	}
+	s := spot{c, file, ""}
+	if err != nil {
+		what, isOwn := strings.CutPrefix(err.Error(), file+": ") // or of a file that belongs to it
+		p := cni.Problem{Reason: what}
+		if first := cni.ProblemsOf(err)[0]; isOwn && first.Key != "" {
+			p = first
+		}
+		s.say(broken, p.Key, p.Reason, "correct it: no runtime can use the list")
+		return nil
+	}
+	if other := c.files[list.Name]; other != "" {
+		s.say(doubtful, "name", fmt.Sprintf("%q is the name of the network in %s too", list.Name, other),
+			"give one of them another name, or remove it: each runtime takes another one")
+	}
+	c.files[list.Name] = file
+	s.list(list)
+	return nil
+}
+
+// list checks a list that stands there.
+func (s spot) list(list node.List) {
+	if len(list.Plugins) == 0 {
+		s.say(broken, "plugins", "has no plugin, and the file no type: it is no network list",
+			"write a list of plugins, or move the file")
+		return
+	}
+	var versions []string
+	_ = json.Unmarshal(list.Raw["cniVersions"], &versions)
+	if i := slices.IndexFunc(versions, func(v string) bool { return !cni.Supports(v) }); i >= 0 {
+		s.say(doubtful, fmt.Sprintf("cniVersions[%d]", i), fmt.Sprintf("%q is unknown to our plugins", versions[i]),
+			"write some of "+strings.Join(cni.Versions(), ", "))
+	}
+	if !cni.ValidName(list.Name) {
+		s.say(broken, "name", fmt.Sprintf("%q is no network name", list.Name),
+			"write a letter or digit, then letters, digits and _.-")
+	}
+	booleans := []string{"disableCheck", "disableGC", "loadOnlyInlinedPlugins"}
+	known := append(booleans, "name", "cniVersion", "cniVersions", "plugins")
+	for _, key := range slices.Sorted(maps.Keys(list.Raw)) {
+		i := slices.IndexFunc(known, func(k string) bool { return strings.EqualFold(k, key) })
+		value := strings.ToLower(strings.Trim(string(list.Raw[key]), `"`))
+		switch {
+		case i < 0 || list.Raw["type"] != nil:
+		case key != known[i]:
+			s.say(broken, cni.KeyIn("", key), "is read by no runtime: case matters here", "write "+known[i])
+		case i < len(booleans) && value != "true" && value != "false":
+			s.say(broken, key, "is neither true nor false", "write true or false")
+		}
+	}
+	for i, e := range list.Plugins {
+		if !cni.ValidType(e.Type) {
+			s.at(e).say(broken, "type", fmt.Sprintf("%q is no plugin's name", e.Type), "write a program's name")
+			continue
+		}
+		s.entry(list, i)
+		s.order(list, i)
+		s.at(e).overlaps(list.Name, e)
+		s.at(e).delegates(list, e)
+	}
+}
+
+// entry has our plugins look at an entry as they are given it.
+func (s spot) entry(list node.List, i int) {
+	e, takes := list.Plugins[i], []string{}
+	for _, plugin := range [][2]string{{"type", e.Type}, {"ipam.type", e.IPAM.Type}} {
+		p, isOurs := s.ours[plugin[1]]
+		if !isOurs {
+			if _, err := s.Find(plugin[1]); err != nil && plugin[1] != "" {
+				s.at(e).say(doubtful, plugin[0], err.Error(), "install it, or correct the name")
+			}
+			continue
+		}
+		takes = append(takes, p.Traits().Capabilities...)
+		for _, f := range p.CheckConfig(list.Conf(i, nil), i == 0 && list.Raw["plugins"] != nil) {
+			at := s.at(e)
+			if f.Key == "name" || f.Key == "cniVersion" { // the list's
+				at = s
+			}
+			at.say(map[bool]string{true: doubtful, false: broken}[f.Warning], f.Key, f.Reason, f.Suggestion)
+		}
+	}
+	s.at(e).capabilities(e, takes)
+}
+
+// capabilities compares what the runtime sends with what the plugins of an entry take.
+func (s spot) capabilities(e node.Entry, takes []string) {
+	_, isOurs := s.ours[e.Type]
+	_, isIPAMOurs := s.ours[cmp.Or(e.IPAM.Type, e.Type)]
+	for _, name := range slices.Sorted(maps.Keys(e.Capabilities)) {
+		if isOurs && isIPAMOurs && e.Capabilities[name] && !slices.Contains(takes, name) {
+			s.say(doubtful, cni.KeyIn("capabilities", name), "is nothing that "+e.Type+" takes",
+				"write it into the entry of the plugin that does, in the case of its man page")
+		}
+	}
+	wants := map[string]string{"portmap": "portMappings", "bandwidth": "bandwidth"}[e.Type]
+	isGiven := e.Raw["runtimeConfig"] != nil || e.Raw["ingressRate"] != nil || e.Raw["egressRate"] != nil
+	if wants != "" && !e.Capabilities[wants] && !isGiven {
+		s.say(doubtful, "capabilities", "does not have "+wants+": the runtime sends none, and "+e.Type+" does nothing",
+			fmt.Sprintf(`write "capabilities": {%q: true}`, wants))
+	}
+}
+
+// order compares a plugin's place in the list with what it needs. loopback needs nobody, nor does anybody need it.
+func (s spot) order(list node.List, i int) {
+	e := list.Plugins[i]
+	p, isOurs := s.ours[e.Type]
+	if !isOurs || e.Type == "loopback" || p.Traits().Chained {
+		return
+	}
+	if p.Traits().IPAM {
+		s.at(e).say(broken, "type", e.Type+" makes no interface", "write it as ipam.type of a plugin that does")
+		return
+	}
+	for _, before := range list.Plugins[:i] {
+		switch other, isOurs := s.ours[before.Type]; {
+		case !isOurs || before.Type == "loopback":
+		case other.Traits().Chained:
+			s.at(before).say(broken, "type", before.Type+" stands before "+e.Type+", which makes the interface",
+				"write it behind that")
+		default:
+			s.at(e).say(broken, "type", e.Type+" makes an interface, and "+before.Type+" has made it",
+				"give each a list of its own")
+		}
+	}
+}
+
+// overlaps compares the ranges of an entry with those of other networks.
+func (s spot) overlaps(network string, e node.Entry) {
+	var ipam struct{ Subnet string }
+	_ = json.Unmarshal(e.Raw["ipam"], &ipam)
+	first := min(len(ipam.Subnet), 1) // of ipam.ranges: subnet is a set before
+	for i, set := range rangeSets(node.List{Plugins: []node.Entry{e}}) {
+		for j, r := range set {
+			key := "ipam.subnet"
+			if i >= first {
+				key = fmt.Sprintf("ipam.ranges[%d][%d].subnet", i-first, j)
+			}
+			same := func(o usedRange) bool { return o.network != network && (r.has(o.first) || o.has(r.first)) }
+			if k := slices.IndexFunc(s.ranges, same); k >= 0 {
+				o := s.ranges[k]
+				what := fmt.Sprintf("%s overlaps %s of network %q in %s", r.subnet, o.subnet, o.network, o.file)
+				s.say(broken, key, what, "give each a subnet of its own: two containers get the same address")
+			}
+			s.ranges = append(s.ranges, usedRange{r, network, e.File})
+		}
+	}
+}
+
+// delegates checks the lists in an entry of multus, and what flannel makes of its delegate. What they read elsewhere,
+// from the cluster for example, is not looked at.
+func (s spot) delegates(list node.List, e node.Entry) {
+	var inner []json.RawMessage
+	var network string
+	switch e.Type {
+	case "multus", "multus-shim":
+		if json.Unmarshal(e.Raw["delegates"], &inner) != nil && e.Raw["delegates"] != nil {
+			s.say(broken, "delegates", "is no list", "write a list of networks")
+		}
+		for i, raw := range inner {
+			s.delegate(fmt.Sprintf("delegates[%d]", i), list, raw)
+		}
+		_ = json.Unmarshal(e.Raw["clusterNetwork"], &network)
+		network = strings.TrimPrefix(network, "/host") // its pod sees the host there
+		if _, err := os.Stat(network); err != nil && strings.HasPrefix(network, "/") {
+			s.say(doubtful, "clusterNetwork", err.Error(), "write that network's list")
+		}
+	case "flannel":
+		var given map[string]any
+		_ = json.Unmarshal(e.Raw["delegate"], &given)
+		conf := map[string]any{"type": "bridge"}
+		maps.Copy(conf, given)
+		conf["ipam"], conf["capabilities"] = map[string]string{"type": "host-local"}, map[string]bool{"ipRanges": true}
+		raw, _ := json.Marshal(conf)
+		s.delegate("delegate", list, raw)
+	}
+}
+
+// delegate checks a list in a key of an entry.
+func (s spot) delegate(key string, outer node.List, raw []byte) {
+	s.key = s.path(key)
+	list, err := node.ParseList(raw)
+	if err != nil {
+		s.say(broken, cni.ProblemsOf(err)[0].Key, cni.ProblemsOf(err)[0].Reason, "")
+		return
+	}
+	list.Name, list.CNIVersion = cmp.Or(list.Name, outer.Name), cmp.Or(list.CNIVersion, outer.CNIVersion)
+	for i, e := range list.Plugins {
+		list.Plugins[i].File, list.Plugins[i].Key = s.file, s.path(e.Key)
+	}
+	s.list(list)
+}

@@ -1,0 +1,242 @@
+package tool_test
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/hawser-cni/plugins/pkg/nstest"
+	"github.com/hawser-cni/plugins/pkg/nstest/trace"
+)
+
+type complaint struct{ Severity, File, Key, What, Advice string }
+
+// checks is what hawser check says of a file or directory; its exit status is 1 for errors alone.
+func (m *machine) checks(args ...string) (all []complaint) {
+	GinkgoHelper()
+	out := m.hawser(append([]string{"check", "--json"}, args...)...)
+	Expect(out.Stderr).To(BeEmpty())
+	Expect(json.Unmarshal([]byte(out.Stdout), &all)).To(Succeed(), out.Stdout)
+	status := 0
+	for _, c := range all {
+		if c.Severity == "error" {
+			status = 1
+		}
+	}
+	Expect(out.Exit).To(Equal(status), out.Stdout)
+	return all
+}
+
+// errorsOf are the errors among complaints.
+func errorsOf(all []complaint) (found []complaint) {
+	for _, c := range all {
+		if c.Severity == "error" {
+			found = append(found, c)
+		}
+	}
+	return found
+}
+
+// wrong is a list with one thing that is wrong.
+type wrong struct{ list, severity, key, says string }
+
+const (
+	bridgeEntry  = `{"type": "bridge", "ipam": {"type": "host-local", "subnet": "10.88.0.0/24"}}`
+	portmapEntry = `{"type": "portmap", "capabilities": {"portMappings": true}}`
+)
+
+func listOf(entries ...string) string {
+	return `{"cniVersion": "1.0.0", "name": "pods", "plugins": [` + strings.Join(entries, ", ") + "]}"
+}
+
+func wrongs() []wrong {
+	return []wrong{
+		{usual[:60], "error", "", "unexpected end of JSON input (line 2)"},
+		{`[]`, "error", "", "is a JSON array, want an object"},
+		{`{"hello": "world"}`, "error", "plugins", "it is no network list"},
+		{`{"name": "pods", "plugins": []}`, "error", "plugins", "it is no network list"},
+		{listOf(bridgeEntry, `{"type": 5}`), "error", "plugins[1].type", "is a JSON number, want a string"},
+		{listOf(bridgeEntry, `{}`), "error", "plugins[1].type", `"" is no plugin's name`},
+		{listOf(bridgeEntry, `{"type": "a/b"}`), "error", "plugins[1].type", `"a/b" is no plugin's name`},
+		{strings.Replace(usual, `"pods"`, `"p s"`, 1), "error", "name", `"p s" is no network name`},
+		{strings.Replace(usual, "1.0.0", "7.0.0", 1), "error", "cniVersion", `"7.0.0" is not supported`},
+		{strings.Replace(usual, `"cniVersion": "1.0.0",`, "", 1), "warning", "cniVersion", "is missing"},
+		{strings.Replace(usual, `"name"`, `"cniVersions": ["1.0.0", "1.9.0"], "name"`, 1), "warning", "cniVersions[1]",
+			`"1.9.0" is unknown to our plugins`},
+		{strings.Replace(usual, `"plugins"`, `"Plugins"`, 1), "error", "Plugins", "case matters here"},
+		{strings.Replace(usual, `"name"`, `"disableGC": "no", "name"`, 1), "error", "disableGC", "neither true nor"},
+
+		{strings.Replace(usual, `"ipMasq"`, `"mtu": 7, "ipMasq"`, 1), "error", "plugins[0].mtu", "7 is "},
+		{strings.Replace(usual, "10.88.0.0/24", "10.88.0.1/24", 1), "error", "plugins[0].ipam.ranges[0][0].subnet",
+			"10.88.0.1/24 has host bits set"},
+		{strings.Replace(usual, `"isGateway"`, `"isGatway"`, 1), "warning", "plugins[0].isGatway", "is unknown"},
+
+		{listOf(portmapEntry), "error", "plugins[0].type", "is the first of the list"},
+		{listOf(`{"type": "loopback"}`, portmapEntry, bridgeEntry), "error", "plugins[1].type",
+			"portmap stands before bridge"},
+		{listOf(bridgeEntry, `{"type": "ptp", "ipam": {"type": "static", "addresses": [{"address": "10.1.0.2/24"}]}}`),
+			"error", "plugins[1].type", "ptp makes an interface, and bridge has made it"},
+		{listOf(bridgeEntry, `{"type": "static", "ipam": {"type": "static"}}`), "error", "plugins[1].type",
+			"static makes no interface"},
+
+		{listOf(bridgeEntry, `{"type": "portmap", "capabilities": {"portmappings": true, "portMappings": true}}`),
+			"warning", "plugins[1].capabilities.portmappings", "is nothing that portmap takes"},
+		{listOf(strings.Replace(bridgeEntry, `"ipam"`, `"capabilities": {"bandwidth": true, "ips": true}, "ipam"`, 1)),
+			"warning", "plugins[0].capabilities.bandwidth", "is nothing that bridge takes"},
+		{listOf(bridgeEntry, `{"type": "portmap"}`), "warning", "plugins[1].capabilities", "not have portMappings"},
+		{listOf(bridgeEntry, `{"type": "bandwidth"}`), "warning", "plugins[1].capabilities", "have bandwidth"},
+		{listOf(bridgeEntry, `{"type": "portmop"}`), "warning", "plugins[1].type", `plugin "portmop" is in none`},
+		{strings.Replace(listOf(bridgeEntry), "host-local", "host-lokal", 1), "warning", "plugins[0].ipam.type",
+			`plugin "host-lokal" is in none of`},
+	}
+}
+
+var _ = Describe("hawser check", Label("tool-check"), func() {
+	entries := []any{}
+	for _, w := range wrongs() {
+		entries = append(entries, Entry(w.key+": "+w.says, w))
+	}
+	DescribeTable("says what is wrong with a list, and where", append([]any{func(w wrong) {
+		m := newMachine(ours(), usual)
+		Expect(m.checks()).To(BeEmpty())
+		m.write(listFile, w.list)
+		Expect(m.checks()).To(ConsistOf(And(HaveField("Severity", w.severity), HaveField("File", listFile),
+			HaveField("Key", w.key), HaveField("What", ContainSubstring(w.says)))))
+		Expect(m.checks(listFile)).To(Equal(m.checks("/etc/cni/net.d")))
+	}}, entries...)...)
+
+	It("compares the lists of a directory", func() {
+		m := newMachine(ours(), usual)
+		m.Cmd("sh", "-ec", second("pods", "10.99.0.0/24"))
+		Expect(m.checks()).To(ConsistOf(complaint{"warning", "/etc/cni/net.d/20-more.conflist", "name",
+			`"pods" is the name of the network in ` + listFile + " too",
+			"give one of them another name, or remove it: each runtime takes another one"}))
+		m.Cmd("sh", "-ec", second("more", "10.88.0.128/25"))
+		overlap := And(HaveField("Severity", "error"), HaveField("Key", "plugins[0].ipam.subnet"),
+			HaveField("What", `10.88.0.128/25 overlaps 10.88.0.0/24 of network "pods" in `+listFile))
+		Expect(m.checks()).To(ConsistOf(overlap))
+		Expect(m.checks("/etc/cni/net.d/20-more.conflist")).To(BeEmpty())
+		m.Cmd("sh", "-ec", second("more", `10.99.0.0/24", "ranges": [[{"subnet": "10.88.0.128/25"}]], "x": "`))
+		Expect(m.checks()).To(ContainElement(And(HaveField("Severity", "error"),
+			HaveField("Key", "plugins[0].ipam.ranges[0][0].subnet"))))
+	})
+
+	It("checks the plugins in the directory of the network's name, as the runtime adds them", func() {
+		m := newMachine(ours(), usual)
+		m.Cmd("sh", "-ec", `mkdir /etc/cni/net.d/pods; echo '{"type": "tuning", "mtu": -1}' >/etc/cni/net.d/pods/a.conf
+			echo '{"type": "ptp"}' >/etc/cni/net.d/pods/b.disabled`)
+		Expect(m.checks()).To(ConsistOf(And(HaveField("File", "/etc/cni/net.d/pods/a.conf"), HaveField("Key", "mtu"))))
+		m.write("/etc/cni/net.d/pods/a.conf", `{"type": 5}`)
+		Expect(m.checks()).To(ConsistOf(HaveField("What",
+			"/etc/cni/net.d/pods/a.conf: type: is a JSON number, want a string")))
+		m.write("/etc/cni/net.d/pods/a.conf", `{"type": "ptp", "ipam": {"type": "dhcp"}}`)
+		Expect(m.checks()).To(ContainElement(And(HaveField("File", "/etc/cni/net.d/pods/a.conf"),
+			HaveField("Key", "type"), HaveField("What", "ptp makes an interface, and bridge has made it"))))
+		m.write(listFile, strings.Replace(usual, `"name"`, `"loadOnlyInlinedPlugins": "True", "name"`, 1))
+		Expect(m.checks()).To(BeEmpty())
+	})
+
+	It("checks what multus and flannel delegate to", func() {
+		m := newMachine(ours(), usual)
+		m.Cmd("sh", "-ec", "mkdir /run/bin; touch /run/bin/multus /run/bin/flannel")
+		flannel := func(keys string) string { return `{"type": "flannel", "delegate": {` + keys + "}}" }
+		multus := func(keys string) string {
+			return `{"cniVersion": "0.3.1", "name": "m", "type": "multus", ` + keys + "}"
+		}
+		for _, w := range []wrong{
+			{list: listOf(flannel(`"hairpinMode": true, "isDefaultGateway": true`), portmapEntry)},
+			{listOf(flannel(`"mtu": 7`), portmapEntry), "error", "plugins[0].delegate.mtu", "7 is "},
+			{listOf(flannel(`"type": "macvlan", "mode": "x"`)), "error", "plugins[0].delegate.mode", `"x" is `},
+			{list: multus(`"delegates": [` + usual + `, {"type": "macvlan", "ipam": {"type": "dhcp"}}]`)},
+			{multus(`"delegates": [{"type": "bridge", "vlan": 5000}]`), "error", "delegates[0].vlan", "VLAN ID 5000"},
+			{multus(`"delegates": [` + listOf(portmapEntry) + "]"), "error", "delegates[0].plugins[0].type", "first"},
+			{multus(`"delegates": [{"type": 5}]`), "error", "delegates[0].type", "is a JSON number"},
+			{multus(`"delegates": [` + listOf(flannel(`"mtu": 7`)) + "]"), "error",
+				"delegates[0].plugins[0].delegate.mtu", "7 is "},
+			{multus(`"delegates": {}`), "error", "delegates", "is no list"},
+			{list: multus(`"clusterNetwork": "/host/run/bin/multus"`)},
+			{list: multus(`"clusterNetwork": "pods"`)},
+			{list: listOf(`{"type": "flannel", "delegate": null}`)},
+			{multus(`"clusterNetwork": "/host/etc/none"`), "warning", "clusterNetwork", "stat /etc/none: no such file"},
+		} {
+			m.write(listFile, w.list)
+			all := m.checks("--path", "/opt/cni/bin:/run/bin")
+			if w.key == "" {
+				Expect(all).To(BeEmpty(), w.list)
+				continue
+			}
+			Expect(all).To(ConsistOf(And(HaveField("Severity", w.severity), HaveField("Key", w.key),
+				HaveField("What", ContainSubstring(w.says)))), w.list)
+		}
+	})
+
+	It("takes the lists that others write, and has nothing to say of those of the pages", func() {
+		m := newMachine(ours(), usual)
+		lists := nstest.Must(filepath.Glob(nstest.Root() + "/test/clients/testdata/lists/*.json"))
+		Expect(len(lists)).To(BeNumerically(">", 20))
+		for _, file := range lists {
+			Expect(errorsOf(m.checks(file))).To(BeEmpty(), file)
+		}
+		fence := regexp.MustCompile("(?ms)^```json\n(.*?)^```$")
+		seen := 0
+		for _, pattern := range []string{"*.md", "docs/*.md", "cmd/*/*.md", "plugins/*/*/*.md"} {
+			for _, page := range nstest.Must(filepath.Glob(nstest.Root() + "/" + pattern)) {
+				for _, text := range fence.FindAllStringSubmatch(string(nstest.Must(os.ReadFile(page))), -1) {
+					if !strings.Contains(text[1], `"type"`) && !strings.Contains(text[1], `"plugins"`) {
+						continue // a result, or an error
+					}
+					m.write(listFile, text[1])
+					Expect(m.checks(listFile)).To(BeEmpty(), "%s: %s", page, text[1])
+					seen++
+				}
+			}
+		}
+		Expect(seen).To(BeNumerically(">", 15))
+	})
+
+	It("prints a line and an advice for each, and nothing for a list that is right", func() {
+		m := newMachine(ours(), usual)
+		Expect(m.says("check")).To(BeEmpty())
+		Expect(m.says("check", listFile)).To(BeEmpty())
+		odd := strings.Replace(bridgeEntry, `"ipam"`, `"\u001bx": 1, "ipam"`, 1)
+		m.write(listFile, listOf(odd, `{"type": "portmap"}`))
+		Expect(m.says("check")).To(Equal("warning " + listFile + `: plugins[0]["\x1bx"]: is unknown and ignored` +
+			"\nwarning " + listFile + ": plugins[1].capabilities: does not have portMappings: the runtime sends " +
+			"none, and portmap does nothing\n    write \"capabilities\": {\"portMappings\": true}\n"))
+	})
+
+	It("names a file or directory that has no list, and goes on with the others", func() {
+		m := newMachine(ours(), usual)
+		for where, says := range map[string]string{"/etc/cni": "/etc/cni has no network list: no file ends in ",
+			"/run/none": "open /run/none: no such file or directory"} {
+			out := m.hawser("check", where)
+			Expect(out.Exit).To(Equal(1))
+			Expect(out.Stderr).To(HavePrefix("hawser: " + says))
+		}
+		m.write("/etc/cni/net.d/05-bad.conflist", "x")
+		m.write(listFile, listOf(`{"type": "bridge", "vlan": 5000}`))
+		m.Cmd("ln", "-s", "/run/none", "/etc/cni/net.d/07-gone.conf")
+		out := m.hawser("check")
+		Expect(out.Exit).To(Equal(1))
+		Expect(out.Stdout).To(And(ContainSubstring("05-bad.conflist: invalid character 'x'"),
+			ContainSubstring("VLAN ID 5000")))
+		Expect(out.Stderr).To(Equal("hawser: open /etc/cni/net.d/07-gone.conf: no such file or directory\n"))
+	})
+
+	It("runs no program, and changes nothing", func() {
+		m := newMachine(ours(), usual)
+		before := m.Snapshot() + m.Files("/run", "/var/lib", "/etc/cni")
+		var r *trace.Record
+		run := trace.Command{Path: nstest.Build("hawser"), Args: []string{"check"}, Env: os.Environ()}
+		m.Do(func() { r = nstest.Must(trace.Run(run)) })
+		Expect(r.Exit).To(BeZero(), r.Stderr)
+		Expect(r.Names()).To(Equal([]string{"hawser"}))
+		Expect(r.Programs[0].Messages).To(BeEmpty())
+		Expect(m.Snapshot() + m.Files("/run", "/var/lib", "/etc/cni")).To(Equal(before))
+	})
+})
