@@ -40,6 +40,7 @@ type line struct {
 	MS          float64             `json:"ms"`
 	Result      map[string][]string `json:"result,omitempty"`
 	Error       map[string]any      `json:"error,omitempty"`
+	Warnings    []string            `json:"warnings,omitempty"`
 }
 
 // readLogKey reads the key log. A bad one is an error even where the variable wins.
@@ -143,7 +144,7 @@ func (c *call) line(err error) line {
 		MS: float64(time.Since(c.began).Microseconds()) / 1000,
 	}
 	if c.req != nil {
-		l.Network = c.req.Network
+		l.Network, l.Warnings = c.req.Network, c.req.warnings
 	}
 	switch {
 	case err != nil:

@@ -247,6 +247,16 @@ var _ = Describe("the log", func() {
 		return r
 	}
 
+	It("has the warnings of a call", func() {
+		p := probe(nil)
+		p.Add = func(_ context.Context, req *skel.Request, _ any) (*cni.Result, error) {
+			req.Warn("only %d left", 7)
+			return &cni.Result{}, nil
+		}
+		logged(attach("ADD")).run(p).document()
+		Expect(lines(file)[0]["warnings"]).To(Equal([]any{"only 7 left"}))
+	})
+
 	It("has a line of each call, with the result", func() {
 		p := probe(nil)
 		p.Add = func(context.Context, *skel.Request, any) (*cni.Result, error) {

@@ -45,6 +45,7 @@ type Request struct {
 	failures string    // Env's
 	undos    []undo
 	done     []func()
+	warnings []string
 
 	notify func() // asks for signals; nil = that is done, or not wanted
 }
@@ -97,9 +98,10 @@ func (r *Request) SignalsEndContext() {
 // a failed ADD rolled back: it closes sockets that undos need. The last one runs first.
 func (r *Request) OnDone(do func()) { r.done = append(r.done, do) }
 
-// Warn writes to standard error, for the administrator.
+// Warn writes to standard error, for the administrator, and to the log.
 func (r *Request) Warn(format string, args ...any) {
-	fmt.Fprintf(r.Stderr, "%s: %s\n", r.plugin, fmt.Sprintf(format, args...))
+	r.warnings = append(r.warnings, fmt.Sprintf(format, args...))
+	fmt.Fprintf(r.Stderr, "%s: %s\n", r.plugin, r.warnings[len(r.warnings)-1])
 }
 
 // rollBack runs the undos, in limited time, and returns err with their errors in its

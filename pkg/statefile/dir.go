@@ -141,13 +141,14 @@ func retry(call func() (int, error)) (int, error) {
 // maxSize is what Read takes at most: state files are small.
 const maxSize = 16 << 20
 
-// Create makes the file name with data and perm (less the umask), whole or not at all. The error matches fs.ErrExist
-// when there is such an entry. The caller holds the lock of all writers.
-func (d *Dir) Create(name string, data []byte, perm fs.FileMode) error {
+// Create makes the file name with data, note and perm (less the umask), whole or not at all. The error matches
+// fs.ErrExist when there is such an entry. The caller holds the lock of all writers. A note is kept beside the data
+// where the file system and our rights allow that.
+func (d *Dir) Create(name string, data, note []byte, perm fs.FileMode) error {
 	if !isEntry(name) {
 		return d.fail("create", name, fs.ErrInvalid)
 	}
-	err := d.createUnnamed(name, data, perm)
+	err := d.createUnnamed(name, data, note, perm)
 	if hasNoUnnamed(err) {
 		var tmp string
 		if tmp, err = d.write(name, data, perm); err == nil {
@@ -158,7 +159,7 @@ func (d *Dir) Create(name string, data []byte, perm fs.FileMode) error {
 }
 
 // createUnnamed links a file that had no name until then: a writer that is killed leaves nothing for others to read.
-func (d *Dir) createUnnamed(name string, data []byte, perm fs.FileMode) error {
+func (d *Dir) createUnnamed(name string, data, note []byte, perm fs.FileMode) error {
 	fd, err := openat(d.fd, ".", unix.O_WRONLY|unix.O_TMPFILE, perm)
 	if err != nil {
 		return err
@@ -168,12 +169,35 @@ func (d *Dir) createUnnamed(name string, data []byte, perm fs.FileMode) error {
 	if _, err := f.Write(data); err != nil {
 		return err
 	}
+	if note != nil {
+		_ = unix.Fsetxattr(fd, noteAttr, note, 0)
+	}
 	// The descriptor itself can be linked only with CAP_DAC_READ_SEARCH.
 	err = unix.Linkat(unix.AT_FDCWD, fmt.Sprintf("/proc/self/fd/%d", fd), d.fd, name, unix.AT_SYMLINK_FOLLOW)
 	if err == unix.ENOENT || err == unix.EXDEV { // there is no /proc
 		return unix.EOPNOTSUPP
 	}
 	return err
+}
+
+// noteAttr is the extended attribute of notes, which root alone can read and write. tmpfs has it in all kernels.
+const noteAttr = "trusted.hawser"
+
+// Note returns the note of a file, nil where there is none, and when the file was changed last in any way. It goes by
+// d's path: there is no such call for a descriptor of the directory before Linux 6.13, and /proc takes twice the time.
+func (d *Dir) Note(name string) (note []byte, changed time.Time, err error) {
+	if !isEntry(name) {
+		return nil, changed, d.fail("read the note of", name, fs.ErrInvalid)
+	}
+	note = make([]byte, 256)
+	if n, err := unix.Lgetxattr(d.join(name), noteAttr, note); err == nil {
+		return note[:n], changed, nil
+	}
+	var st unix.Stat_t
+	if err := unix.Fstatat(d.fd, name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		return nil, changed, d.fail("read the note of", name, err)
+	}
+	return nil, time.Unix(st.Ctim.Unix()), nil
 }
 
 // hasNoUnnamed reports whether the error says that the file system has no files without a name.

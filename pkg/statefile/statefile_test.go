@@ -83,7 +83,7 @@ var _ = Describe("a directory", func() {
 
 	DescribeTable("refuses names that lead elsewhere", func(name string) {
 		for _, err := range []error{
-			d.Create(name, nil, 0o600), d.Replace(name, nil, 0o600), d.Remove(name),
+			d.Create(name, nil, nil, 0o600), d.Replace(name, nil, 0o600), d.Remove(name),
 			second(d.Read(name)), second(d.OpenFile(name)),
 		} {
 			Expect(err).To(MatchError(fs.ErrInvalid))
@@ -94,7 +94,7 @@ var _ = Describe("a directory", func() {
 
 	It("has a time that the kernel overwrites when an entry comes or goes", func() {
 		stamp := time.Unix(400_000_000, 0)
-		Expect(d.Create("f", nil, 0o600)).To(Succeed())
+		Expect(d.Create("f", nil, nil, 0o600)).To(Succeed())
 		Expect(d.SetModTime(stamp)).To(Succeed())
 		Expect(os.WriteFile(path+"/f", []byte("x"), 0o600)).To(Succeed())
 		Expect(modTime(d)).To(Equal(stamp))
@@ -122,12 +122,12 @@ var _ = Describe("a file", func() {
 	It("is created once, under no other name before", func() {
 		inTheWay := statefile.Temporary("10.1.2.2")
 		Expect(os.MkdirAll(path+"/"+inTheWay+"/full", 0o755)).To(Succeed())
-		Expect(d.Create("10.1.2.2", []byte("c1\r\neth0"), 0o600)).To(Succeed())
+		Expect(d.Create("10.1.2.2", []byte("c1\r\neth0"), nil, 0o600)).To(Succeed())
 		Expect(os.ReadFile(path + "/10.1.2.2")).To(BeEquivalentTo("c1\r\neth0"))
 		info := nstest.Must(os.Lstat(path + "/10.1.2.2"))
 		Expect(info.Mode()).To(Equal(fs.FileMode(0o600)))
 
-		Expect(d.Create("10.1.2.2", []byte("other"), 0o600)).To(MatchError(fs.ErrExist))
+		Expect(d.Create("10.1.2.2", []byte("other"), nil, 0o600)).To(MatchError(fs.ErrExist))
 		Expect(os.ReadFile(path + "/10.1.2.2")).To(BeEquivalentTo("c1\r\neth0"))
 		Expect(entries(path)).To(Equal([]string{inTheWay, "10.1.2.2"}))
 	})
@@ -138,7 +138,7 @@ var _ = Describe("a file", func() {
 		Expect(d.Replace(long, []byte("new"), 0o600)).To(Succeed())
 		Expect(d.Read(long)).To(BeEquivalentTo("new"))
 		Expect(d.Discard(long)).To(Succeed())
-		Expect(d.Create(long, nil, 0o600)).To(Succeed())
+		Expect(d.Create(long, nil, nil, 0o600)).To(Succeed())
 		Expect(entries(path)).To(Equal([]string{long}))
 		Expect(d.Replace(long+"n", nil, 0o600)).To(MatchError(unix.ENAMETOOLONG))
 		Expect(entries(path)).To(Equal([]string{long}))
@@ -176,7 +176,7 @@ var _ = Describe("a file", func() {
 
 	It("that is a link is neither created over, read nor opened", func() {
 		Expect(os.Symlink("/etc/passwd", path+"/l")).To(Succeed())
-		Expect(d.Create("l", nil, 0o600)).To(MatchError(fs.ErrExist))
+		Expect(d.Create("l", nil, nil, 0o600)).To(MatchError(fs.ErrExist))
 		Expect(second(d.Read("l"))).To(MatchError(unix.ELOOP))
 		Expect(second(d.OpenFile("l"))).To(MatchError(unix.ELOOP))
 	})
@@ -197,7 +197,7 @@ var _ = Describe("a file", func() {
 	})
 
 	It("is changed in place", func() {
-		Expect(d.Create("f", []byte("abcdef"), 0o600)).To(Succeed())
+		Expect(d.Create("f", []byte("abcdef"), nil, 0o600)).To(Succeed())
 		f := nstest.Must(d.OpenFile("f"))
 		defer f.Close()
 		Expect(second(f.WriteAt([]byte("XY"), 2))).To(Succeed())
@@ -207,7 +207,7 @@ var _ = Describe("a file", func() {
 	})
 
 	It("is removed, and may be absent", func() {
-		Expect(d.Create("f", nil, 0o600)).To(Succeed())
+		Expect(d.Create("f", nil, nil, 0o600)).To(Succeed())
 		Expect(d.Remove("f")).To(Succeed())
 		Expect(d.Remove("f")).To(Succeed())
 		Expect(entries(path)).To(BeEmpty())
@@ -230,10 +230,10 @@ var _ = Describe("a full filesystem", func() {
 		}
 		DeferCleanup(unix.Unmount, path, 0)
 		d := open(path)
-		Expect(d.Create("old", []byte("old"), 0o600)).To(Succeed())
+		Expect(d.Create("old", []byte("old"), nil, 0o600)).To(Succeed())
 		big := bytes.Repeat([]byte("x"), 128<<10)
 
-		Expect(d.Create("new", big, 0o600)).To(MatchError(unix.ENOSPC))
+		Expect(d.Create("new", big, nil, 0o600)).To(MatchError(unix.ENOSPC))
 		Expect(d.Replace("old", big, 0o600)).To(MatchError(unix.ENOSPC))
 		Expect(statefile.Writable(path + "/not/there/yet")).To(Succeed())
 		Expect(os.WriteFile(path+"/rest", big, 0o600)).To(MatchError(unix.ENOSPC))
@@ -263,7 +263,7 @@ func writeForEver(path string) {
 	d, err := statefile.Open(path, 0o755)
 	for err == nil {
 		err = errors.Join(
-			d.Create("created", killContent, 0o600), d.Replace("replaced", killContent, 0o600),
+			d.Create("created", killContent, nil, 0o600), d.Replace("replaced", killContent, 0o600),
 			d.Remove("created"))
 	}
 	println(err.Error())

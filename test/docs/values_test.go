@@ -254,6 +254,7 @@ func hostLocalValues() []values {
 		{key: "capabilities.ipRanges", good: booleans, bad: noBooleans},
 		{key: "ipam.dataDir", good: `["/var/lib/cni/networks", "", null]`, bad: noStrings},
 		{key: "ipam.resolvConf", good: `["/etc/resolv.conf", "", null]`, bad: noStrings},
+		{key: "ipam.reclaim", good: `[true, false, null]`, bad: `["no", 5]`},
 		{key: "ipam.statusOnExhaustion", good: `["warn", "fail", "", null]`, bad: `["no", 5]`},
 		{key: "runtimeConfig.ips", good: `[["10.9.0.5"], ["10.9.0.5/16"], [], null]`,
 			bad:    `["10.9.0.5", ["x"], [5], [null], [""]]`,

@@ -41,6 +41,8 @@ type wireIPAM struct {
 	DataDir    string          `json:"dataDir" help:"directory of the leases" default:"/var/lib/cni/networks"`
 	ResolvConf string          `json:"resolvConf" help:"a file as resolv.conf(5), for the dns of the result"`
 
+	Reclaim *bool `json:"reclaim" help:"take back leases of containers that are gone for certain when a set is full" default:"true"`
+
 	OnFull string `json:"statusOnExhaustion" default:"warn" schema:"enum=warn|fail empty" help:"STATUS of a full range"`
 }
 
@@ -61,6 +63,7 @@ type config struct {
 	asked        []askedAddr // for each set; the zero value asks for none
 	routes       []cni.Route
 	failWhenFull bool
+	reclaim      bool
 }
 
 // askedAddr is an address that the runtime asked for.
@@ -74,7 +77,7 @@ type askedAddr struct {
 func parseConfig(req *skel.Request, wire wireConfig, problems *cni.Problems) *config {
 	cfg := &config{
 		dataDir: cmp.Or(wire.IPAM.DataDir, defaultDataDir), resolvConf: wire.IPAM.ResolvConf,
-		failWhenFull: wire.IPAM.OnFull == "fail",
+		failWhenFull: wire.IPAM.OnFull == "fail", reclaim: wire.IPAM.Reclaim == nil || *wire.IPAM.Reclaim,
 	}
 	if mode := wire.IPAM.OnFull; !slices.Contains([]string{"", "warn", "fail"}, mode) {
 		problems.Add(cni.Refuse("ipam.statusOnExhaustion", mode, `is neither "warn" nor "fail"`))

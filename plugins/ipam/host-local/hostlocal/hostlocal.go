@@ -18,7 +18,7 @@ import (
 )
 
 // add takes an address from each set.
-func add(ctx context.Context, req *skel.Request, cfg *config) (*cni.Result, error) {
+func add(ctx context.Context, req *skel.Request, cfg *config) (result *cni.Result, err error) {
 	if len(cfg.sets) == 0 {
 		return nil, cni.Errorf(cni.CodeConfig, "runtimeConfig.ipRanges: no ranges to give addresses from")
 	}
@@ -30,8 +30,10 @@ func add(ctx context.Context, req *skel.Request, cfg *config) (*cni.Result, erro
 	if err != nil {
 		return nil, err
 	}
+	s.note = s.noteOf(req.Netns)
+	defer func() { err = errors.Join(err, s.close()) }() // also after a panic: the roll-back waits for the lock
 	ips, err := allocate(s, req, cfg)
-	if err = errors.Join(err, s.close()); err != nil {
+	if err != nil {
 		return nil, err
 	}
 	return &cni.Result{IPs: ips, Routes: cfg.routes, DNS: dns}, nil
@@ -101,8 +103,6 @@ func gc(ctx context.Context, req *skel.Request) error {
 	return errors.Join(err, s.close())
 }
 
-// status says whether ADD could take addresses, without a lock. A full set is a warning unless the configuration asks
-// for more: an error makes the whole node not ready, also for the containers that have their addresses.
 // list lists the leases of the network or, without one, of all networks in the directory. The reference's files are
 // like ours.
 func list(_ context.Context, req *skel.Request) (all []cni.Holding, err error) {
@@ -132,6 +132,8 @@ func list(_ context.Context, req *skel.Request) (all []cni.Holding, err error) {
 	return all, errors.Join(errs...)
 }
 
+// status says whether ADD could take addresses, without a lock. A full set is a warning unless the configuration asks
+// for more: an error makes the whole node not ready, also for the containers that have their addresses.
 func status(_ context.Context, req *skel.Request, cfg *config) error {
 	if err := statefile.Writable(filepath.Join(cfg.dataDir, req.Network)); err != nil {
 		return cni.Errorf(cni.CodeUnavailable, "ipam.dataDir: no lease can be written: %w", err)
@@ -151,7 +153,13 @@ func status(_ context.Context, req *skel.Request, cfg *config) error {
 	}
 	defer s.close()
 	for i, set := range cfg.sets {
-		_, err := s.first(set.after(s.last(i)), s.verifyFree)
+		order := set.after(s.last(i))
+		_, err := s.first(order, s.verifyFree)
+		if errors.Is(err, errNoneLeft) && cfg.reclaim {
+			if dead, _ := s.dead(order, 1); len(dead) > 0 {
+				continue
+			}
+		}
 		if err == nil {
 			continue
 		}
@@ -167,10 +175,18 @@ func status(_ context.Context, req *skel.Request, cfg *config) error {
 	return nil
 }
 
+// allocation is an ADD's.
+type allocation struct {
+	*leaseDir
+	req   *skel.Request
+	cfg   *config
+	owner string
+}
+
 // allocate takes an address from each set, or none at all.
 func allocate(s *leaseDir, req *skel.Request, cfg *config) ([]cni.IP, error) {
-	owner := ownerText(req.ContainerID, req.IfName)
-	held, err := s.heldBy(owner, req.ContainerID)
+	a := allocation{s, req, cfg, ownerText(req.ContainerID, req.IfName)}
+	held, err := s.heldBy(a.owner, req.ContainerID)
 	if err != nil {
 		return nil, err
 	}
@@ -180,11 +196,11 @@ func allocate(s *leaseDir, req *skel.Request, cfg *config) ([]cni.IP, error) {
 			join(held, ", "), req.Attachment)
 	}
 	req.OnFail("give the addresses back", func(ctx context.Context) error {
-		return releaseAll(ctx, cfg.dataDir, req.Network, owner)
+		return releaseAll(ctx, cfg.dataDir, req.Network, a.owner)
 	})
 	ips := make([]cni.IP, len(cfg.sets))
 	for i, set := range cfg.sets {
-		addr, err := s.take(i, set, cfg.asked[i], owner)
+		addr, err := a.take(i, set)
 		if err != nil {
 			return nil, err
 		}
@@ -200,28 +216,36 @@ func allocate(s *leaseDir, req *skel.Request, cfg *config) ([]cni.IP, error) {
 }
 
 // take reserves the address that was asked for or else the first that nobody has after the one given away last.
-func (s *leaseDir) take(n int, set rangeSet, asked askedAddr, owner string) (netip.Addr, error) {
-	if addr := asked.addr; addr.IsValid() {
-		err := s.reserve(addr, owner)
+func (a *allocation) take(n int, set rangeSet) (netip.Addr, error) {
+	if asked := a.cfg.asked[n]; asked.addr.IsValid() {
+		err := a.reserve(asked.addr, a.owner)
 		if errors.Is(err, errTaken) {
+			owner, _ := a.leaseDir.owner(asked.addr) // reserve has read it
 			err = cni.Errorf(cni.CodeConflict, "%s: requested IP address %s is not available in range set %s: "+
-				"%w for %s", asked.key, addr, set, err, s.ownerInWords(addr))
+				"%w for %s", asked.key, asked.addr, set, err, ownerInWords(owner))
 		}
-		return addr, err
+		return asked.addr, err
 	}
-	order := set.after(s.last(n))
-	reserve := func(addr netip.Addr) error { return s.reserve(addr, owner) }
-	addr, err := s.first(order, reserve)
-	if errors.Is(err, errNoneLeft) && !s.walked() {
+	order := set.after(a.last(n))
+	reserve := func(addr netip.Addr) error { return a.reserve(addr, a.owner) }
+	addr, err := a.first(order, reserve)
+	why := `"reclaim" is false`
+	if errors.Is(err, errNoneLeft) && a.cfg.reclaim {
+		var count int
+		if count, why = a.reclaim(a.req, order); count > 0 {
+			addr, err = a.first(order, reserve)
+		}
+	}
+	if errors.Is(err, errNoneLeft) && !a.walked() {
 		// The index may have addresses whose files lost their text.
-		if err = s.walk(nil); err == nil {
-			addr, err = s.first(order, reserve)
+		if err = a.walk(nil); err == nil {
+			addr, err = a.first(order, reserve)
 		}
 	}
 	if errors.Is(err, errNoneLeft) {
-		files, owners := s.index.usage(set)
-		err = cni.Errorf(cni.CodeTryAgain, "failed to allocate for range %d: %w: %s: files %d, owners %d, in %s",
-			n, err, set, files, owners, s.dir.Path())
+		files, owners := a.index.usage(set)
+		err = cni.Errorf(cni.CodeTryAgain, "failed to allocate for range %d: %w: %s: files %d, owners %d, in %s; "+
+			"none was taken back: %s; hawser gc shows whose they are", n, err, set, files, owners, a.dir.Path(), why)
 	}
 	return addr, err
 }
@@ -253,8 +277,7 @@ func (s *leaseDir) first(order iter.Seq[netip.Addr], try func(netip.Addr) error)
 }
 
 // ownerInWords is who owns an address, for messages.
-func (s *leaseDir) ownerInWords(addr netip.Addr) string {
-	owner, _ := s.owner(addr) // reserve has read it
+func ownerInWords(owner string) string {
 	if id, ifName, ok := parseOwner(owner); ok {
 		return fmt.Sprintf("container %q, interface %q", id, ifName)
 	}

@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"github.com/hawser-cni/plugins/pkg/statefile"
-	"github.com/hawser-cni/plugins/pkg/sysctl"
 )
 
 // index is a copy of what the lease directory says, in the file <dataDir>/.hawser/<network>:
@@ -239,7 +238,7 @@ func (s *leaseDir) identity() (identity []byte, modTime time.Time, err error) {
 	if err != nil {
 		return nil, modTime, err
 	}
-	boot, err := sysctl.BootID()
+	boot, err := s.bootID()
 	if err != nil {
 		return nil, modTime, err
 	}

@@ -17,6 +17,7 @@ import (
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/statefile"
+	"github.com/hawser-cni/plugins/pkg/sysctl"
 )
 
 // leaseDir is the directory of one network's leases, <dataDir>/<network>, in the
@@ -33,6 +34,8 @@ type leaseDir struct {
 	network string
 	dir     *statefile.Dir
 	lock    *statefile.Lock
+	boot    string // what bootID returns
+	note    []byte // of the leases that this call writes
 	index   *index // nil until it is needed, and where there is none
 	changed bool   // this call changed the directory
 }
@@ -95,6 +98,13 @@ func (s *leaseDir) dropIndex() {
 		_ = s.index.file.Close() // nil is no file, too
 		s.index = nil
 	}
+}
+
+func (s *leaseDir) bootID() (id string, err error) {
+	if s.boot == "" {
+		s.boot, err = sysctl.BootID()
+	}
+	return s.boot, err
 }
 
 // ownerText is what a lease file of an interface of a container says.
@@ -182,10 +192,13 @@ func (s *leaseDir) verifyFree(addr netip.Addr) error {
 // the error matches errTaken. A file of nobody is replaced: its writer would hold the lock.
 func (s *leaseDir) reserve(addr netip.Addr, owner string) error {
 	name := addr.String()
-	err := s.dir.Create(name, []byte(owner), leaseMode)
+	create := func() error { return s.dir.Create(name, []byte(owner), s.note, leaseMode) }
+	err := create()
 	if errors.Is(err, fs.ErrExist) {
 		if err = s.verifyFree(addr); err == nil {
-			err = s.dir.Replace(name, []byte(owner), leaseMode)
+			if err = s.dir.Remove(name); err == nil {
+				err = create()
+			}
 		}
 	}
 	if err != nil {

@@ -203,12 +203,18 @@ var _ = Describe("the index", func() {
 		Expect(os.Truncate(n.path("10.1.2.140"), 0)).To(Succeed()) // not seen in the directory's time
 		n.within(func(s *leaseDir) {
 			Expect(s.heldBy("c4")).To(BeEmpty())
-			Expect(s.take(0, all, askedAddr{}, "c4")).To(Equal(netip.MustParseAddr("10.1.2.140")))
-			_, err := s.take(0, all, askedAddr{}, "c5")
+			Expect(take(s, all, "c4")).To(Equal(netip.MustParseAddr("10.1.2.140")))
+			_, err := take(s, all, "c5")
 			Expect(err).To(MatchError(errNoneLeft))
 		})
 	})
 })
+
+// take takes an address of a set for an owner, without taking any back.
+func take(s *leaseDir, set rangeSet, owner string) (netip.Addr, error) {
+	cfg := &config{sets: []rangeSet{set}, asked: make([]askedAddr, 1)}
+	return (&allocation{leaseDir: s, cfg: cfg, owner: owner}).take(0, set)
+}
 
 // cut takes bytes off the end of a file.
 func cut(bytes int64) func(path string) {
@@ -252,7 +258,7 @@ var _ = Describe("the lease directory", func() {
 				Expect(s.reserve(netip.AddrFrom4([4]byte{10, 1, 2, byte(i)}), "c")).To(MatchError(errTaken))
 			}
 			some := set("10.1.2.0/24 10.1.2.50-10.1.2.60")
-			Expect(s.take(0, some, askedAddr{}, "c")).To(Equal(netip.MustParseAddr("10.1.2.55")))
+			Expect(take(s, some, "c")).To(Equal(netip.MustParseAddr("10.1.2.55")))
 		})
 		Expect(os.ReadFile(outside)).To(BeEmpty())
 	})
