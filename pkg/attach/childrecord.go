@@ -41,8 +41,8 @@ func (r childRecord) Plausible() bool { return true }
 
 // find finds the link where the record says that it is, and opens its namespace: rtnl.ErrNoLink
 // when one of them is gone.
-func (r childRecord) find() *remains {
-	cont, err := frame.Enter(r.Netns, r.NS)
+func (r childRecord) find(open frame.Opener) *remains {
+	cont, err := open.Enter(r.Netns, r.NS)
 	found := &remains{cont: cont, conn: cont, err: err}
 	if err == nil {
 		found.link, found.err = r.locate(cont)
@@ -52,7 +52,7 @@ func (r childRecord) find() *remains {
 
 // look is find for a caller that changes nothing.
 func (r childRecord) look() (rtnl.Link, error) {
-	found := r.find()
+	found := r.find(ns.OpenAs)
 	found.close()
 	return found.link, found.err
 }
@@ -178,7 +178,7 @@ func delChild(ctx context.Context, req *skel.Request, kind string) error {
 }
 
 // findChild finds the link of an attachment: ours by its owner in the namespace that DEL was told,
-// else in that of the record; one of the reference by its name, kind and MAC address.
+// else in that of the record, wherever that is; one of the reference by its name, kind and MAC address.
 func (r *remains) findChild(kind string) (err error) {
 	if r.req.NS != nil {
 		if r.cont, err = rtnl.Dial(r.req.NS); err != nil {
@@ -193,7 +193,7 @@ func (r *remains) findChild(kind string) (err error) {
 	if err != nil {
 		return err
 	}
-	found := record.find() // rtnl.ErrNoLink without a record: its path is empty
+	found := record.find(new(ns.Finder).Open) // rtnl.ErrNoLink without a record: its path is empty
 	if errors.Is(found.err, rtnl.ErrNoLink) {
 		found.close()
 		return r.findReferenceChild(kind)
@@ -208,8 +208,9 @@ func gcChildren(ctx context.Context, req *skel.Request) error {
 	locks, cancel := skel.WithTwoThirds(ctx)
 	defer cancel()
 	stale := func(r childRecord) bool { return req.Valid.Excludes(r.Attachment) }
+	var finder ns.Finder
 	return GCAddresses(ctx, req, childRecords().Collect(locks, stale, func(r childRecord) error {
-		found := r.find()
+		found := r.find(finder.Open)
 		defer found.close()
 		return r.deleteLink(found)
 	}))

@@ -70,26 +70,25 @@ func (c *Call) openInside() (err error) {
 	return nil
 }
 
-// Enter opens a socket in the namespace that path and id of a record name. The error matches
-// rtnl.ErrNoLink where path leads to none, or to another one.
-func Enter(path string, id ns.Identity) (*rtnl.Conn, error) {
-	n, err := ns.Open(path)
-	if errors.Is(err, ns.ErrNotExist) || errors.Is(err, ns.ErrNotNetns) {
+// Opener opens the namespace that path and id of a record name: ns.OpenAs, or a Finder's Open for calls that must find
+// it wherever it is.
+type Opener func(path string, id ns.Identity) (*ns.NS, error)
+
+// Enter opens a socket in a namespace. The error matches rtnl.ErrNoLink where there is none.
+func (open Opener) Enter(path string, id ns.Identity) (*rtnl.Conn, error) {
+	n, err := open(path, id)
+	if errors.Is(err, ns.ErrNotExist) {
 		return nil, rtnl.ErrNoLink
 	}
 	if err != nil {
 		return nil, err
 	}
 	defer n.Close()
-	now, err := n.Identity()
-	if err == nil && !now.Is(id) {
-		err = rtnl.ErrNoLink
-	}
-	if err != nil {
-		return nil, err
-	}
 	return rtnl.Dial(n)
 }
+
+// Enter is Opener.Enter at the path alone.
+func Enter(path string, id ns.Identity) (*rtnl.Conn, error) { return Opener(ns.OpenAs).Enter(path, id) }
 
 // OpenLocked is OpenContainer for a call that changes the container's namespace: until it is over, other such calls of
 // chained plugins wait, also of the reference's.

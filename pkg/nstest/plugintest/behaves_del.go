@@ -3,6 +3,7 @@ package plugintest
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"maps"
 	"os"
 	"slices"
@@ -39,6 +40,7 @@ func (l *life) forms() map[string]Form {
 		"with keys that say otherwise":                  {Call: Saying(l.f.Otherwise)},
 		"with CNI_ARGS that make no sense":              {Call: func(c *Call) { c.Args = "MAC=zz;nonsense" }},
 		"when the namespace is gone":                    {Before: func(_ *World, a Attached) { a.Unpin() }},
+		"when only a descriptor leads to the namespace": {Call: at("/run/netns/gone"), Before: pathless},
 		"when the interface is gone":                    {Before: Inside("link del eth0")},
 		"when the interface is renamed": {
 			Before: Inside("link set eth0 down", "link set eth0 name moved")},
@@ -54,6 +56,14 @@ func (l *life) forms() map[string]Form {
 	}
 	maps.Copy(forms, l.f.Forms)
 	return forms
+}
+
+// pathless takes the path from a namespace that a process has open.
+func pathless(_ *World, a Attached) {
+	f := nstest.Must(os.Open(a.Path))
+	DeferCleanup(f.Close)
+	a.Unpin()
+	a.Host.Path = fmt.Sprintf("/proc/self/fd/%d", f.Fd())
 }
 
 func (l *life) delForms() {

@@ -6,9 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
-	"strconv"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -68,49 +65,21 @@ func leads(path string, id ns.Identity) bool {
 	return err == nil && uint64(st.Dev) == id.Device && st.Ino == id.Inode
 }
 
-// elsewhere is a path to a namespace: of a process that is in it, or of a mount that a
+// elsewhere is a path to a namespace: of a thread that is in it, or of a mount that a
 // process sees. Where there is none the error is errGone.
 func (d *daemon) elsewhere(id ns.Identity) (string, error) {
 	proc := d.hostPrefix + "/proc"
 	if _, err := os.Stat(proc + "/1"); err != nil {
 		proc = "/proc"
 	}
-	entries, err := os.ReadDir(proc)
-	if err != nil {
-		return "", err // no proof
+	var unseen error // no proof
+	for use, err := range ns.Uses(proc, false) {
+		if err == nil && use.Inode == id.Inode {
+			return use.Path, nil
+		}
+		unseen = cmp.Or(unseen, err)
 	}
-	seen := map[uint64]bool{} // by mount namespace
-	for _, e := range entries {
-		p := filepath.Join(proc, e.Name())
-		if _, err := strconv.Atoi(e.Name()); err != nil {
-			continue // no process
-		}
-		if leads(p+"/ns/net", id) {
-			return p + "/ns/net", nil
-		}
-		var mounts unix.Stat_t
-		if unix.Stat(p+"/ns/mnt", &mounts) != nil || seen[mounts.Ino] {
-			continue
-		}
-		seen[mounts.Ino] = true
-		if at := mountOf(p, id); at != "" {
-			return p + "/root" + at, nil
-		}
-	}
-	return "", errGone
-}
-
-// mountOf is where a process sees a namespace mounted.
-func mountOf(process string, id ns.Identity) string {
-	mounts, _ := os.ReadFile(process + "/mountinfo") // none: the process has ended
-	for line := range strings.Lines(string(mounts)) {
-		const root, point = 3, 4
-		if f := strings.Fields(line); len(f) > point && f[root] == fmt.Sprintf("net:[%d]", id.Inode) {
-			at, _ := strconv.Unquote(`"` + f[point] + `"`) // a blank is \040 there
-			return cmp.Or(at, f[point])
-		}
-	}
-	return ""
+	return "", cmp.Or(unseen, errGone)
 }
 
 // watchMounts tells all clients, until ctx ends, that the mount table has changed: a namespace may have lost its

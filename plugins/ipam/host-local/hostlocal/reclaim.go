@@ -1,6 +1,7 @@
 package hostlocal
 
 import (
+	"cmp"
 	"fmt"
 	"iter"
 	"net/netip"
@@ -79,20 +80,25 @@ func (s *leaseDir) newNote() (n note, err error) {
 // judge tells the leases of containers that are gone for certain.
 type judge struct {
 	note
-	booted time.Time // not later than this boot
-	used   map[uint64]ns.Use
+	booted time.Time         // not later than this boot
+	used   map[uint64]string // by inode: a path
 	blind  error             // why a namespace that is not in used may be used
 	cookie map[uint64]uint64 // of the used namespaces that were opened
 }
 
 // newJudge looks at all processes: the caller holds the lock, so that nobody writes a lease meanwhile.
 func (s *leaseDir) newJudge() (j *judge, err error) {
-	j = &judge{cookie: map[uint64]uint64{}}
+	j = &judge{used: map[uint64]string{}, cookie: map[uint64]uint64{}}
 	if j.note, err = s.newNote(); err != nil {
 		return nil, err
 	}
 	j.booted = bootTime()
-	j.used, j.blind = ns.InUse()
+	for use, err := range ns.Uses("/proc", true) {
+		if err == nil {
+			j.used[use.Inode] = use.Path
+		}
+		j.blind = cmp.Or(j.blind, err)
+	}
 	return j, nil
 }
 
@@ -130,13 +136,13 @@ func (j *judge) why(s *leaseDir, name string) string {
 }
 
 func (j *judge) isUsed(n note) bool {
-	use, isUsed := j.used[n.inode]
+	path, isUsed := j.used[n.inode]
 	if !isUsed || n.cookie == 0 {
 		return isUsed
 	}
 	cookie, isKnown := j.cookie[n.inode]
 	if !isKnown { // the inode may be that of a later namespace
-		if now, err := ns.Open(use.Path); err == nil {
+		if now, err := ns.Open(path); err == nil {
 			id, _ := now.Identity()
 			_ = now.Close()
 			if id.Inode == n.inode {

@@ -12,6 +12,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/frame"
 	"github.com/hawser-cni/plugins/pkg/iface"
+	"github.com/hawser-cni/plugins/pkg/ns"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
@@ -265,10 +266,7 @@ func (c call) findDevice() (r record, err error) {
 	if !ok {
 		return c.findReference()
 	}
-	c.Cont, err = frame.Enter(r.Netns, r.NS)
-	if errors.Is(err, rtnl.ErrNoLink) {
-		c.Cont, err = frame.Enter(c.Netns, r.NS) // by another path
-	}
+	c.Cont, err = frame.Opener((&ns.Finder{Also: c.Netns}).Open).Enter(r.Netns, r.NS)
 	return r, frame.IgnoreNoLink(err) // it may be on the host
 }
 
@@ -300,11 +298,12 @@ func collect(ctx context.Context, req *skel.Request) error {
 	defer c.records.Close() // before IPAM is asked, which may take its time
 	all, err := c.records.All()
 	errs := []error{err}
+	var finder ns.Finder
 	for _, r := range all {
 		if !req.Valid.Excludes(r.Attachment) {
 			continue
 		}
-		cont, err := frame.Enter(r.Netns, r.NS)
+		cont, err := frame.Opener(finder.Open).Enter(r.Netns, r.NS)
 		if err == nil || errors.Is(err, rtnl.ErrNoLink) {
 			err = c.bringHome(*r, cont)
 		}

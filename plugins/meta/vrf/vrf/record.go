@@ -61,17 +61,21 @@ func (r record) Plausible() bool {
 	return r.VRF != ""
 }
 
-// restoreIn takes back what ADD did in the namespace of a record, where the path still leads there.
-func restoreIn(ctx context.Context, n *ns.NS, r record) error {
+// restoreIn takes back what ADD did in the namespace of a record, which may be gone.
+func restoreIn(ctx context.Context, finder *ns.Finder, r record) error {
+	n, err := finder.Open(r.Path, r.Netns)
+	if errors.Is(err, ns.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer n.Close()
 	held, err := frame.LockNetns(ctx, n)
 	if err != nil {
 		return err
 	}
 	defer held.Unlock()
-	id, err := n.Identity()
-	if err != nil || !id.Is(r.Netns) { // the path leads to another container by now
-		return err
-	}
 	conn, err := rtnl.Dial(n)
 	if err != nil {
 		return err
@@ -146,16 +150,4 @@ func (r record) rejoin(conn *rtnl.Conn, route rtnl.RouteCopy) (rtnl.RouteCopy, e
 	}
 	own, _ := route.HopsOf(r.Link)
 	return own, nil
-}
-
-func collect(ctx context.Context, r record) error {
-	n, err := ns.Open(r.Path)
-	if errors.Is(err, ns.ErrNotExist) || errors.Is(err, ns.ErrNotNetns) {
-		return nil // gone, as far as anybody can tell
-	}
-	if err != nil {
-		return err
-	}
-	defer n.Close()
-	return restoreIn(ctx, n, r)
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/frame"
+	"github.com/hawser-cni/plugins/pkg/ns"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
@@ -60,14 +61,14 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	return req.PrevResult, join(ctx, c.Cont, r, vrf)
 }
 
-// del restores by the record or, where there is none, what the reference changed, in a namespace that is still there.
+// del restores by the record, wherever the namespace is, or else what the reference changed.
 func del(ctx context.Context, req *skel.Request) error {
 	r, ok, err := records().Get(req.Hash())
 	switch {
-	case err != nil || req.NS == nil:
+	case err != nil:
 	case ok:
-		err = restoreIn(ctx, req.NS, r)
-	default:
+		err = restoreIn(ctx, &ns.Finder{Also: req.Netns}, r)
+	case req.NS != nil:
 		err = restoreReference(ctx, req)
 	}
 	if err != nil {
@@ -125,7 +126,8 @@ func check(_ context.Context, req *skel.Request, cfg config) error {
 // gc takes back what attachments did that are not valid, where the namespace lives, and removes their records.
 func gc(ctx context.Context, req *skel.Request) error {
 	stale := func(r record) bool { return req.Valid.Excludes(r.Attachment) }
-	return records().Collect(ctx, stale, func(r record) error { return collect(ctx, r) })
+	var finder ns.Finder
+	return records().Collect(ctx, stale, func(r record) error { return restoreIn(ctx, &finder, r) })
 }
 
 // status says whether the kernel has VRFs, and whether records can be written.

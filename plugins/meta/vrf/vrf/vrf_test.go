@@ -2,6 +2,7 @@ package vrf
 
 import (
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -422,13 +423,27 @@ var _ = Describe("DEL", Label("kernel"), func() {
 		w.Call(c).Added()
 		w.del(Object{"vrfname": nil, "table": "x"}) // one's, whose path leads to two by now
 		Expect(w.vrfs()).To(Equal([]string{"red 1 net1"}))
-		Expect(w.Records(recordDir)).To(HaveLen(1))
+		Expect(w.Records(recordDir)).To(HaveLen(1), "two's")
 		c.Command, c.Conf = "DEL", Object{"cniVersion": "1.1.0", "name": "net", "type": "vrf", "table": "x"}
 		w.Succeeds(c)
 		Expect(w.vrfs()).To(BeEmpty())
 		w.cont = first
-		Expect(w.vrfs()).To(Equal([]string{"red 1 net1"}))
+		Expect(w.vrfs()).To(BeEmpty(), "one's DEL found it")
 	})
+
+	DescribeTable("finds the namespace that lost its path", Label("vrf-del"), func(netns string) {
+		before := w.cont.Snapshot()
+		w.add(nil)
+		c := w.call("DEL", nil)
+		c.Netns = netns
+		f := nstest.Must(os.Open(w.cont.Path))
+		DeferCleanup(f.Close)
+		w.cont.Unpin()
+		w.cont.Path = fmt.Sprintf("/proc/self/fd/%d", f.Fd())
+		w.Succeeds(c)
+		w.IsAsBefore(w.cont, before, recordDir)
+	},
+		Entry("without CNI_NETNS", ""), Entry("with a path that leads nowhere", "/run/netns/gone"))
 })
 
 var _ = Describe("GC", Label("kernel"), func() {
