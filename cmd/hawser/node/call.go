@@ -86,14 +86,32 @@ func (n Node) Reapply(ctx context.Context, c Call, a *Attachment) error {
 		}
 		return nil
 	}
-	i := slices.IndexFunc(n.Programs, func(p skel.Program) bool { return p.Name == plugin })
-	if i < 0 || a.Reference {
+	if n.own(plugin) < 0 || a.Reference {
 		return fmt.Errorf("%s has no call that makes it again, and is not ours: restart the container", plugin)
 	}
+	return n.checkHere(ctx, c, true)
+}
+
+func (n Node) own(plugin string) int {
+	return slices.IndexFunc(n.Programs, func(p skel.Program) bool { return p.Name == plugin })
+}
+
+// Look is CHECK of one plugin, which leaves no record: ours runs in this process.
+func (n Node) Look(ctx context.Context, c Call, a *Attachment) error {
 	c.Command = "CHECK"
+	if a.Reference || n.own(c.List.Plugins[c.Entry].Type) < 0 {
+		_, err := n.Run(ctx, c)
+		return err
+	}
+	return n.checkHere(ctx, c, false)
+}
+
+func (n Node) checkHere(ctx context.Context, c Call, reapply bool) error {
+	c.Command = "CHECK"
+	plugin := c.List.Plugins[c.Entry].Type
 	var stdout, stderr bytes.Buffer
-	if n.Programs[i].Run(ctx, skel.Env{Vars: c.environment(n), Stdin: bytes.NewReader(c.conf()), Stdout: &stdout,
-		Stderr: &stderr, Reapply: true, Programs: n.Programs}) == 0 {
+	if n.Programs[n.own(plugin)].Run(ctx, skel.Env{Vars: c.environment(n), Stdin: bytes.NewReader(c.conf()),
+		Stdout: &stdout, Stderr: &stderr, Reapply: reapply, Programs: n.Programs}) == 0 {
 		return nil
 	}
 	if e, ok := cni.DecodeError(stdout.Bytes()); ok {

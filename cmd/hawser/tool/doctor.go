@@ -3,6 +3,7 @@ package tool
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -17,21 +18,56 @@ import (
 
 	"github.com/hawser-cni/plugins/cmd/hawser/node"
 	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/ipt"
+	"github.com/hawser-cni/plugins/pkg/nft"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
-// finding is something that is wrong on the node; its ID has a section in docs/doctor.md.
-type finding struct {
+// kindOf is a kind of findings; its ID has a section in docs/doctor.md.
+type kindOf struct {
 	ID       string `json:"id"`
-	Severity string `json:"severity"` // broken or doubtful
-	What     string `json:"what"`
+	Severity string `json:"severity"`
 	Advice   string `json:"advice"`
+}
+
+type finding struct {
+	kindOf
+	What string `json:"what"`
 }
 
 const (
 	broken   = "error"   // containers have no network, or the next one will not
 	doubtful = "warning" // it works, and will not for ever or for all
 )
+
+// kinds begin with the gravest, and with what nodes meet most often.
+var kinds = []kindOf{
+	{"missing-plugin", broken, "install it (hawser install), or take it out of the list: without it DEL fails"},
+	{"bad-file", broken, "correct the list (hawser check); end the container of a damaged record, and remove the file"},
+	{"no-list", broken, "write one, or look why the network's own installer did not: the node is not ready"},
+	{"unknown-version", broken, "write a cniVersion that all plugins of the list know, or install newer ones"},
+	{"refused-list", broken, "change it: PLUGIN --check-config < FILE says all that is refused"},
+	{"full-range", broken, "hawser ls says whose they are; release those of the dead (hawser gc), or add a range"},
+	{"overlapping-ranges", broken, "give each network a subnet of its own: two containers get the same address"},
+	{"overlapping-route", broken, "give the network another subnet: packets to its containers go elsewhere"},
+	{"lost-lease", broken, "replace these containers: another one may get their address"},
+	{"forwarding-off", broken, "set it to 1, and take the 0 out of /etc/sysctl.d"},
+	{"drop-policy", broken, "add the plugin firewall to the list, or to the chain a rule that accepts containers"},
+	{"missing-module", broken, "install the kernel's package of extra modules, or leave the plugin out of the list"},
+	{"missing-guard", broken, "hawser reapply, and look who flushes the rules: containers reach the host's 127.0.0.1"},
+	{"drift", broken, "hawser reapply makes it again; look who takes it away (hawser watch does so at once)"},
+	{"orphan-lease", doubtful, "hawser ls --orphans says why they are nobody's; hawser gc removes them"},
+	{"leftover", doubtful, "hawser ls --orphans says why it is nobody's; hawser gc removes it"},
+	{"nearly-full-range", doubtful, "add a range to the set, or release those of containers that are gone (hawser gc)"},
+	{"name-twice", doubtful, "give one of them another name, or remove it: each runtime takes another one"},
+	{"covered-route", doubtful, "give the network another subnet where the hosts behind that route are needed"},
+	{"bridge-nf", doubtful, "modprobe br_netfilter; sysctl -w net.bridge.bridge-nf-call-iptables=1"},
+	{"firewalld", doubtful, "add the plugin firewall to the list; after a reload of firewalld run hawser reapply"},
+	{"ipvs", doubtful, "take backend out of portmap's entry: beside kube-proxy's ipvs it takes iptables"},
+	{"refused-later", doubtful, "change it before you install ours; what is installed may accept it"},
+	{"mixed-plugins", doubtful, "install all from one place: hawser install"},
+	{"unguarded-loopback", doubtful, "install our portmap, or drop that: containers reach 127.0.0.1 (CVE-2020-8558)"},
+}
 
 // exitStatus is an error that ends the program with a status, and says nothing.
 type exitStatus int
@@ -49,7 +85,11 @@ type facts struct {
 	attached []*node.Attachment
 	links    []rtnl.Link
 	routes   map[string][]rtnl.Route // by the link's name; not of containers' host ends
-	problems []error                 // what could not be looked at
+	chains   []nft.LiveChain
+	drops    []string // chains at the hook forward that drop, and in which no rule accepts what is ours
+	guarded  []string // links that portmap's guard of 127.0.0.0/8 has
+	problems []error  // what could not be looked at
+	found    []finding
 }
 
 // program is the file of a plugin that a list names.
@@ -94,16 +134,22 @@ func printFindings(out io.Writer, found []finding, asJSON bool) error {
 	return nil
 }
 
-// findings are in the order of their severity, then in the order in which nodes meet them.
-func (f *facts) findings() (all []finding) {
-	for _, look := range []func(*facts) []finding{
-		missingPlugins, badLists, unknownVersions, refusedLists, fullRanges, overlaps, lostLeases, forwardingOff,
-		orphans,
-	} {
-		all = append(all, look(f)...)
+// say adds a finding.
+func (f *facts) say(id, format string, args ...any) {
+	kind := kinds[slices.IndexFunc(kinds, func(k kindOf) bool { return k.ID == id })]
+	f.found = append(f.found, finding{kind, fmt.Sprintf(format, args...)})
+}
+
+// findings are in the order of their kinds.
+func (f *facts) findings() []finding {
+	for _, look := range []func(*facts){missingPlugins, badLists, unknownVersions, refusedLists, fullRanges, overlaps,
+		lostLeases, forwardingOff, orphans, dropPolicies, missingModules, guards, drifted, beside, mixedPlugins} {
+		look(f)
 	}
-	slices.SortStableFunc(all, func(a, b finding) int { return strings.Compare(a.Severity, b.Severity) })
-	return all
+	slices.SortStableFunc(f.found, func(a, b finding) int {
+		return slices.Index(kinds, a.kindOf) - slices.Index(kinds, b.kindOf)
+	})
+	return f.found
 }
 
 // gather looks at the node once.
@@ -129,6 +175,7 @@ func gather(ctx context.Context, n node.Node) *facts {
 	f.attached, err = n.Attachments(ctx)
 	f.note(err)
 	f.note(f.gatherLinks())
+	f.note(nft.IfSupported(f.gatherRules()))
 	return f
 }
 
@@ -169,6 +216,55 @@ func (f *facts) gatherLinks() (err error) {
 		f.routes[l.Name] = routes
 	}
 	return nil
+}
+
+func (f *facts) gatherRules() (err error) {
+	nf := nft.New()
+	defer nf.Close()
+	if f.chains, err = nf.Chains(nft.Table{}); err != nil {
+		return err
+	}
+	for _, c := range f.chains {
+		switch {
+		case c.Table == table() && c.Name == "portmap_guard_v1":
+			set, err := nf.Elements(table(), "portmap_localnet_v1")
+			f.note(err)
+			for _, e := range set {
+				f.guarded = append(f.guarded, strings.TrimRight(string(e.Key), "\x00"))
+			}
+		case c.Drops && c.Hook != nil && c.Hook.Point == nft.Forward && c.Table.Name != "firewalld" &&
+			slices.Contains([]nft.Family{nft.INet, nft.IPv4, nft.IPv6}, c.Table.Family):
+			rules, err := nf.Rules(c.Table, c.Name)
+			f.note(err)
+			if !slices.ContainsFunc(rules, f.accepts) {
+				f.drops = append(f.drops, fmt.Sprintf("%s %s of nf_tables", c.Table, c.Name))
+			}
+		}
+	}
+	for _, family := range nft.Families() {
+		filter, err := ipt.Tool{Family: family, Variant: ipt.Legacy}.Look(f.ctx, "filter")
+		if f.note(err); err != nil || !slices.Contains(filter.Drops, "FORWARD") {
+			continue
+		}
+		ours := func(r ipt.Rule) bool { return r.Chain == "FORWARD" && r.Option("-j") == "CNI-FORWARD" }
+		if !slices.ContainsFunc(filter.Rules, ours) {
+			f.drops = append(f.drops, fmt.Sprintf("%s filter FORWARD of iptables-legacy", family))
+		}
+	}
+	return nil
+}
+
+func table() nft.Table { return nft.Table{Family: nft.INet, Name: nft.TableName} }
+
+// accepts says whether a rule lets packets of containers pass: the chain of the plugin firewall, or its fwmark.
+func (f *facts) accepts(r nft.LiveRule) bool {
+	bit := uint32(12)
+	for _, list := range f.lists {
+		for _, e := range list.Plugins {
+			_ = json.Unmarshal(e.Raw["markAcceptBit"], &bit)
+		}
+	}
+	return r.Target == "CNI-FORWARD" || r.Mentions(binary.NativeEndian.AppendUint32(nil, 1<<(bit&31)))
 }
 
 // typesOf are the plugins that a list names.

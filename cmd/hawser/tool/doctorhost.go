@@ -2,11 +2,18 @@ package tool
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
+	"os"
 	"slices"
 	"strings"
 
+	"golang.org/x/mod/semver"
+	"golang.org/x/sys/unix"
+
 	"github.com/hawser-cni/plugins/cmd/hawser/node"
+	"github.com/hawser-cni/plugins/pkg/nft"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
 // listOf is the list of a network.
@@ -34,7 +41,7 @@ func some(names []string) string {
 }
 
 // lostLeases are addresses of living containers that host-local would lend again.
-func lostLeases(f *facts) (found []finding) {
+func lostLeases(f *facts) {
 	var lost []string
 	for _, a := range f.attached {
 		hasLocal := slices.Contains(typesOf(f.listOf(a.Network)), "host-local")
@@ -46,14 +53,12 @@ func lostLeases(f *facts) (found []finding) {
 		}
 	}
 	if len(lost) > 0 {
-		found = append(found, finding{"lost-lease", broken, "no lease keeps " + some(lost),
-			"replace these containers: another one may get their address"})
+		f.say("lost-lease", "no lease keeps %s", some(lost))
 	}
-	return found
 }
 
 // orphans are what containers left that are gone.
-func orphans(f *facts) (found []finding) {
+func orphans(f *facts) {
 	var leases, rest []string
 	for _, a := range f.attached {
 		switch addrs := a.Held("address"); {
@@ -66,19 +71,16 @@ func orphans(f *facts) (found []finding) {
 			}
 		}
 	}
-	advice := "hawser ls --orphans says why they are nobody's; hawser gc removes them"
 	if len(leases) > 0 {
-		found = append(found, finding{"orphan-lease", doubtful, "lent to containers that are gone: " + some(leases),
-			advice})
+		f.say("orphan-lease", "lent to containers that are gone: %s", some(leases))
 	}
 	if len(rest) > 0 {
-		found = append(found, finding{"leftover", doubtful, "left by containers that are gone: " + some(rest), advice})
+		f.say("leftover", "left by containers that are gone: %s", some(rest))
 	}
-	return found
 }
 
 // forwardingOff is found where containers are attached whose packets the host is to route: an ADD turns it on.
-func forwardingOff(f *facts) (found []finding) {
+func forwardingOff(f *facts) {
 	isOff := map[bool]string{}
 	if path := "ipv4/ip_forward"; readSetting(path) == "0" {
 		isOff[true] = path
@@ -97,13 +99,10 @@ func forwardingOff(f *facts) (found []finding) {
 				continue
 			}
 			name := "net." + strings.ReplaceAll(path, "/", ".")
-			found = append(found, finding{"forwarding-off", broken,
-				name + " is 0, and " + who(a) + " needs the host to route",
-				"sysctl -w " + name + "=1, and take the 0 out of /etc/sysctl.d"})
+			f.say("forwarding-off", "%s is 0, and %s needs the host to route", name, who(a))
 			delete(isOff, addr.Is4())
 		}
 	}
-	return found
 }
 
 // isRouted says whether packets of a list's containers are to pass the host.
@@ -112,4 +111,150 @@ func isRouted(list node.List) bool {
 		is := func(key string) bool { return string(e.Raw[key]) == "true" }
 		return e.Type == "ptp" || e.Type == "portmap" || is("ipMasq") || is("isGateway") || is("isDefaultGateway")
 	})
+}
+
+// dropPolicies are chains that no rule of ours leads through. Of a family without a range they harm nobody.
+func dropPolicies(f *facts) {
+	for _, chain := range f.drops {
+		for _, list := range f.lists {
+			of := func(r addrRange) bool { return !strings.HasPrefix(chain, "ip6 ") || r.subnet.Addr().Is6() }
+			if isRouted(list) && slices.ContainsFunc(slices.Concat(rangeSets(list)...), of) {
+				f.say("drop-policy", "chain %s drops what no rule accepts, and none is for containers of %s", chain,
+					titleOf(list))
+				break
+			}
+		}
+	}
+}
+
+// missingModules are those of plugins that the kernel neither has nor can load. Where its list of modules is not there
+// nothing is known.
+func missingModules(f *facts) {
+	var name unix.Utsname
+	_ = unix.Uname(&name)
+	dir := "/lib/modules/" + unix.ByteSliceToString(name.Release[:])
+	loadable, err := os.ReadFile(dir + "/modules.dep")
+	if err != nil {
+		return
+	}
+	builtin, _ := os.ReadFile(dir + "/modules.builtin")
+	loaded, _ := os.ReadFile("/proc/modules")
+	files := "/" + strings.ReplaceAll(string(loadable)+string(builtin), "-", "_")
+	seen := map[string]bool{}
+	for _, list := range f.all {
+		for _, plugin := range typesOf(list) {
+			for _, module := range modulesOf(plugin, f.programs[plugin].kind) {
+				isLoaded := strings.Contains("\n"+string(loaded), "\n"+module+" ")
+				if isLoaded || seen[module] || strings.Contains(files, "/"+module+".ko") {
+					continue
+				}
+				seen[module] = true
+				f.say("missing-module", "%s: plugin %q needs the kernel module %s, which is neither loaded nor in %s",
+					titleOf(list), plugin, module, dir)
+			}
+		}
+	}
+}
+
+func modulesOf(plugin string, of kind) []string {
+	switch {
+	case of == ours && plugin == "portmap":
+		return []string{"nf_tables", "nft_fib"}
+	case of == ours && plugin == "firewall":
+		return []string{"nf_tables"}
+	}
+	return map[string][]string{"bridge": {"bridge", "veth"}, "ptp": {"veth"}, "macvlan": {"macvlan"},
+		"vlan": {"8021q"}, "ipvlan": {"ipvlan"}, "vrf": {"vrf"}, "dummy": {"dummy"}, "tap": {"tun"},
+		"bandwidth": {"ifb", "sch_tbf"}}[plugin]
+}
+
+// guards are missing where packets for 127.0.0.0/8 are let in for containers.
+func guards(f *facts) {
+	id := "unguarded-loopback"
+	if f.programs["portmap"].kind == ours {
+		id = "missing-guard"
+	}
+	var open []string
+	for _, l := range f.links {
+		isBridge := func(list node.List) bool {
+			own, _ := ownBridge(list)
+			return own == l.Name
+		}
+		isOwn := l.IsPairEnd() && strings.HasPrefix(l.Name, "veth") || slices.ContainsFunc(f.all, isBridge)
+		if isOwn && !slices.Contains(f.guarded, l.Name) && readSetting("ipv4/conf/"+l.Name+"/route_localnet") == "1" {
+			open = append(open, l.Name)
+		}
+	}
+	if len(open) > 0 {
+		f.say(id, "route_localnet is 1 and no rule guards the host's loopback on %s", some(open))
+	}
+}
+
+// drifted is what CHECK finds of one container of each network: who flushes rules flushes those of all.
+func drifted(f *facts) {
+	seen := map[string]bool{}
+	for _, a := range f.attached {
+		if a.Cached == nil || a.Netns == "" || a.Orphan != "" || seen[a.Network] {
+			continue
+		}
+		list, err := node.ParseList(a.Cached.Config)
+		if err != nil || list.NoCheck || semver.Compare("v"+list.CNIVersion, "v0.4.0") < 0 {
+			continue
+		}
+		seen[a.Network] = true
+		for i, e := range list.Plugins {
+			err := f.Look(f.ctx, node.Call{List: list, Entry: i, Container: a.Cached.Container(),
+				PrevResult: a.Cached.RawResult}, a)
+			r := lostMasquerade(f.attached, a, e)
+			switch {
+			case mayBeDrift(err):
+				f.say("drift", "CHECK of %s: %v", who(a), err)
+			case r != nil:
+				f.say("drift", "%s: %s of %s is gone", e.Type, r.Missing, who(a))
+			}
+		}
+	}
+}
+
+// beside is what other software on the node means for the lists.
+func beside(f *facts) {
+	has := func(is func(nft.LiveChain) bool) bool { return slices.ContainsFunc(f.chains, is) }
+	hasFirewalld := has(func(c nft.LiveChain) bool { return c.Table.Name == "firewalld" })
+	hasServices := has(func(c nft.LiveChain) bool { return c.Name == "KUBE-SERVICES" || c.Table.Name == "kube-proxy" })
+	hasIPVS := slices.ContainsFunc(f.links, func(l rtnl.Link) bool { return l.Name == "kube-ipvs0" })
+	bridged := readSetting("bridge/bridge-nf-call-iptables")
+	for _, list := range f.lists {
+		types := typesOf(list)
+		if hasFirewalld && isRouted(list) && !slices.Contains(types, "firewall") {
+			f.say("firewalld", "%s: firewalld runs, and no plugin firewall tells it of the containers", titleOf(list))
+		}
+		if hasServices && slices.Contains(types, "bridge") && bridged != "1" {
+			f.say("bridge-nf", "%s: kube-proxy does not see packets between containers of the bridge, so services "+
+				"whose pods are on this node hang: net.bridge.bridge-nf-call-iptables is %q", titleOf(list), bridged)
+		}
+		for _, e := range list.Plugins {
+			if hasIPVS && e.Type == "portmap" && string(e.Raw["backend"]) == `"nftables"` {
+				f.say("ipvs", "%s: portmap's nftables win over services of the same port beside the link kube-ipvs0",
+					titleOf(list))
+			}
+		}
+	}
+}
+
+// mixedPlugins are plugins of several origins or versions.
+func mixedPlugins(f *facts) {
+	origins := map[string][]string{}
+	for _, p := range f.Programs {
+		if installed := f.programs[p.Name]; installed.err == nil && installed.info != nil {
+			origins[installed.String()] = append(origins[installed.String()], p.Name)
+		}
+	}
+	if len(origins) < 2 {
+		return
+	}
+	var texts []string
+	for _, origin := range slices.Sorted(maps.Keys(origins)) {
+		texts = append(texts, strings.Join(origins[origin], ", ")+": "+origin)
+	}
+	f.say("mixed-plugins", "plugins of one node have several origins: %s", strings.Join(texts, "; "))
 }

@@ -25,7 +25,7 @@ func titleOf(l node.List) string {
 }
 
 // missingPlugins are programs that a list names and no runtime can start.
-func missingPlugins(f *facts) (found []finding) {
+func missingPlugins(f *facts) {
 	seen := map[string]bool{}
 	for _, list := range f.all {
 		for _, plugin := range typesOf(list) {
@@ -37,65 +37,52 @@ func missingPlugins(f *facts) (found []finding) {
 				continue
 			}
 			seen[plugin] = true
-			advice := "install it (hawser install), or take it out of the list; DEL fails for ever while it is missing"
-			found = append(found, finding{"missing-plugin", broken, titleOf(list) + ": " + err.Error(), advice})
+			f.say("missing-plugin", "%s: %v", titleOf(list), err)
 		}
 	}
-	return found
 }
 
 // badLists are lists that no runtime can use, or not as it is written there.
-func badLists(f *facts) (found []finding) {
+func badLists(f *facts) {
 	for _, err := range f.damaged {
-		found = append(found, finding{"bad-file", broken, err.Error(),
-			"correct the list: hawser check; end the container of a record that is damaged, and remove the file"})
+		f.say("bad-file", "%v", err)
 	}
 	if len(f.lists) == 0 && len(f.problems) == 0 {
-		found = append(found, finding{"no-list", broken, "no network list in " + f.ConfDir + " can be used",
-			"write one, or look why the network's own installer did not: runtimes keep the node not ready"})
+		f.say("no-list", "no network list in %s can be used", f.ConfDir)
 	}
 	files := map[string]string{}
 	for _, list := range f.lists {
 		noType := func(e node.Entry) bool { return !cni.ValidType(e.Type) }
 		switch {
 		case !cni.ValidName(list.Name):
-			found = append(found, finding{"bad-file", broken,
-				fmt.Sprintf("%s: name %q is none", list.File, list.Name),
-				"give the list a name of letters, digits, dots, dashes and underscores"})
+			f.say("bad-file", "%s: name %q is not one of letters, digits, dots, dashes and underscores", list.File,
+				list.Name)
 		case len(list.Plugins) == 0 || slices.ContainsFunc(list.Plugins, noType):
-			found = append(found, finding{"bad-file", broken,
-				titleOf(list) + ": an entry has no type, or there is none",
-				"write the plugin's name as the type of each entry of plugins"})
+			f.say("bad-file", "%s: an entry has no type, or there is none", titleOf(list))
 		case files[list.Name] != "":
-			found = append(found, finding{"name-twice", doubtful,
-				titleOf(list) + ": " + files[list.Name] + " has the name too",
-				"give one of them another name, or remove it: each runtime takes another one"})
+			f.say("name-twice", "%s: %s has the name too", titleOf(list), files[list.Name])
 		}
 		files[list.Name] = list.File
 	}
-	return found
 }
 
 // unknownVersions are those of lists that a plugin of theirs does not know.
-func unknownVersions(f *facts) (found []finding) {
+func unknownVersions(f *facts) {
 	for _, list := range f.lists {
 		for _, plugin := range typesOf(list) {
 			known := f.programs[plugin].versions
 			if list.CNIVersion == "" || len(known) == 0 || slices.Contains(known, list.CNIVersion) {
 				continue
 			}
-			what := fmt.Sprintf("%s: cniVersion %q is unknown to %s", titleOf(list), list.CNIVersion,
-				f.programs[plugin].path)
-			found = append(found, finding{"unknown-version", broken, what,
-				"write a version that all plugins of the list know; this one knows " + strings.Join(known, ", ")})
+			f.say("unknown-version", "%s: cniVersion %q is unknown to %s, which knows %s", titleOf(list),
+				list.CNIVersion, f.programs[plugin].path, strings.Join(known, ", "))
 			break
 		}
 	}
-	return found
 }
 
 // refusedLists are those that our plugins refuse: an error where ours are installed.
-func refusedLists(f *facts) (found []finding) {
+func refusedLists(f *facts) {
 	for _, list := range f.lists {
 		plugins := []map[string]json.RawMessage{}
 		for _, e := range list.Plugins {
@@ -116,15 +103,13 @@ func refusedLists(f *facts) (found []finding) {
 				continue
 			}
 			first, _, _ := strings.Cut(strings.TrimPrefix(out.String(), "error: "), "\n")
-			severity, advice := broken, "change it: "+p.Name+" --check-config < "+list.File+" says all that is refused"
+			id := "refused-list"
 			if f.programs[p.Name].kind != ours {
-				severity, advice = doubtful, "change it before you install ours; what is installed may accept it"
+				id = "refused-later"
 			}
-			found = append(found, finding{"refused-list", severity,
-				fmt.Sprintf("%s: %s: %s", titleOf(list), p.Name, first), advice})
+			f.say(id, "%s: %s: %s", titleOf(list), p.Name, first)
 		}
 	}
-	return found
 }
 
 // addrRange is a range of host-local.
@@ -202,7 +187,7 @@ func (r addrRange) size() (n int) {
 }
 
 // fullRanges are sets of which more than nine tenths are lent.
-func fullRanges(f *facts) (found []finding) {
+func fullRanges(f *facts) {
 	lent := map[string][]netip.Addr{} // of the network
 	for _, a := range f.attached {
 		for _, h := range a.Holdings {
@@ -222,18 +207,18 @@ func fullRanges(f *facts) (found []finding) {
 					}
 				}
 			}
-			what := fmt.Sprintf("%s: %d of %d addresses of %s are lent", titleOf(list), used, size, subnetsOf(set))
+			id := ""
 			switch {
 			case used >= size && len(set) > 0:
-				found = append(found, finding{"full-range", broken, what, "look whose they are: hawser ls; " +
-					"release those of containers that are gone (hawser gc), or add a range"})
+				id = "full-range"
 			case used*10 >= size*9 && len(set) > 0:
-				found = append(found, finding{"nearly-full-range", doubtful, what, "add a range to the set in time, " +
-					"or release those of containers that are gone (hawser gc)"})
+				id = "nearly-full-range"
+			default:
+				continue
 			}
+			f.say(id, "%s: %d of %d addresses of %s are lent", titleOf(list), used, size, subnetsOf(set))
 		}
 	}
-	return found
 }
 
 func subnetsOf(set []addrRange) string {
@@ -245,28 +230,24 @@ func subnetsOf(set []addrRange) string {
 }
 
 // overlaps are ranges of two networks with the same addresses, and those that the host reaches elsewhere.
-func overlaps(f *facts) (found []finding) {
+func overlaps(f *facts) {
 	for i, list := range f.lists {
 		for _, r := range slices.Concat(rangeSets(list)...) {
 			for _, other := range f.lists[:i] {
 				same := func(o addrRange) bool { return r.has(o.first) || o.has(r.first) }
 				if other.Name != list.Name && slices.ContainsFunc(slices.Concat(rangeSets(other)...), same) {
-					found = append(found, finding{"overlapping-ranges", broken,
-						fmt.Sprintf("%s: %s overlaps a range of %s", titleOf(list), r.subnet, titleOf(other)),
-						"give each network a subnet of its own: two containers get the same address"})
+					f.say("overlapping-ranges", "%s: %s overlaps a range of %s", titleOf(list), r.subnet,
+						titleOf(other))
 				}
 			}
-			if w := f.routedElsewhere(list, r); w.What != "" {
-				found = append(found, w)
-			}
+			f.routedElsewhere(list, r)
 		}
 	}
-	return found
 }
 
 // routedElsewhere finds a route of the host to addresses of the range that does not lead to the list's own interface.
 // On a child's master it is right.
-func (f *facts) routedElsewhere(list node.List, r addrRange) (found finding) {
+func (f *facts) routedElsewhere(list node.List, r addrRange) {
 	own, hasOwn := ownBridge(list)
 	for _, l := range f.links {
 		if !hasOwn || l.Name == own || strings.HasPrefix(l.Name, own+".") {
@@ -276,15 +257,14 @@ func (f *facts) routedElsewhere(list node.List, r addrRange) (found finding) {
 			if route.Dst.Bits() == 0 || !route.Dst.Overlaps(r.subnet) || route.Type > unix.RTN_LOCAL {
 				continue
 			}
-			what := fmt.Sprintf("%s: the host has %s on %q, which overlaps %s", titleOf(list), route, l.Name, r.subnet)
-			advice := "give the network another subnet: the host, or containers, do not reach what is there"
-			if found = (finding{"overlapping-route", broken, what, advice}); route.Dst.Bits() >= r.subnet.Bits() {
-				return found
+			id := "covered-route"
+			if route.Dst.Bits() >= r.subnet.Bits() {
+				id = "overlapping-route"
 			}
-			found.Severity = doubtful
+			f.say(id, "%s: the host has %s on %q, which overlaps %s", titleOf(list), route, l.Name, r.subnet)
+			break
 		}
 	}
-	return found
 }
 
 // ownBridge is the interface of the host that leads to containers of the list; empty for one of each container. It is
