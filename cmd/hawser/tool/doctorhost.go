@@ -208,7 +208,7 @@ func drifted(f *facts) {
 			r := lostMasquerade(f.attached, a, e)
 			switch {
 			case mayBeDrift(err):
-				f.say("drift", "CHECK of %s: %v", who(a), err)
+				f.say("drift", "CHECK of %s: %s", who(a), gist(err.Error()))
 			case r != nil:
 				f.say("drift", "%s: %s of %s is gone", e.Type, r.Missing, who(a))
 			}

@@ -37,7 +37,7 @@ func reapplyCommand(n *node.Node, asJSON *bool) *cobra.Command {
 					what = "cannot: " + r.Error
 				}
 				fmt.Fprintln(c.OutOrStdout(), plain(fmt.Sprintf("%s %s %s, %s: %s: %s", r.Network,
-					cmp.Or(r.Pod, shortID(r.ContainerID)), r.IfName, r.Plugin, what, r.Missing)))
+					cmp.Or(r.Pod, shortID(r.ContainerID)), r.IfName, r.Plugin, what, gist(r.Missing))))
 			}
 			if len(repairs) == 0 && err == nil {
 				fmt.Fprintln(c.OutOrStdout(), "Nothing is missing.")
@@ -45,6 +45,15 @@ func reapplyCommand(n *node.Node, asJSON *bool) *cobra.Command {
 			return err
 		},
 	}
+}
+
+// gist is the first line of what CHECK finds missing, and how many more there are.
+func gist(text string) string {
+	first, rest, isMore := strings.Cut(text, "\n")
+	if isMore {
+		first += fmt.Sprintf(" (and %d more)", strings.Count(rest, "\n")+1)
+	}
+	return first
 }
 
 // reapply repairs all attachments that live, or those of one container: its ID, the beginning of one, or its pod.
