@@ -1,11 +1,13 @@
 package nstest
 
 import (
+	"cmp"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"os/exec"
 	"runtime"
@@ -149,8 +151,8 @@ func (h *Host) SetBridgeNF(on bool) {
 	h.SetSysctl("net/bridge/bridge-nf-call-ip6tables", value)
 }
 
-// Arg is a value of one of the arguments of a system call, from 0.
-type Arg struct{ Number, Value uint32 }
+// Arg is a value of one of the arguments of a system call, from 0, in the bits of Mask; 0 = all.
+type Arg struct{ Number, Value, Mask uint32 }
 
 // FailCall makes a system call of the calling thread, and of what it starts,
 // fail with errno where it has these arguments.
@@ -162,14 +164,15 @@ func FailCall(number uint32, errno unix.Errno, args ...Arg) {
 	}
 	NeedOK("a seccomp filter", err)
 	// Offsets of struct seccomp_data, and what must stand there.
-	conditions := [][2]uint32{{0, number}}
+	conditions := [][3]uint32{{0, number, math.MaxUint32}}
 	for _, a := range args {
-		conditions = append(conditions, [2]uint32{16 + 8*a.Number, a.Value})
+		conditions = append(conditions, [3]uint32{16 + 8*a.Number, a.Value, cmp.Or(a.Mask, math.MaxUint32)})
 	}
 	var program []unix.SockFilter
 	for i, c := range conditions {
-		over := uint8(2*(len(conditions)-i) - 1) // to the last answer
+		over := uint8(3*(len(conditions)-i) - 2) // to the last answer
 		program = append(program, unix.SockFilter{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: c[0]},
+			unix.SockFilter{Code: unix.BPF_ALU | unix.BPF_AND | unix.BPF_K, K: c[2]},
 			unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, Jf: over, K: c[1]})
 	}
 	for _, answer := range []uint32{unix.SECCOMP_RET_ERRNO | uint32(errno), unix.SECCOMP_RET_ALLOW} {
@@ -184,7 +187,7 @@ func FailCall(number uint32, errno unix.Errno, args ...Arg) {
 // FailNetfilterSockets has the calling thread, and what it starts, get no socket of nfnetlink.
 func FailNetfilterSockets(errno unix.Errno) {
 	ginkgo.GinkgoHelper()
-	FailCall(unix.SYS_SOCKET, errno, Arg{0, unix.AF_NETLINK}, Arg{2, unix.NETLINK_NETFILTER})
+	FailCall(unix.SYS_SOCKET, errno, Arg{Value: unix.AF_NETLINK}, Arg{Number: 2, Value: unix.NETLINK_NETFILTER})
 }
 
 // RefuseNetfilterSockets shows a kernel without nfnetlink.
