@@ -30,6 +30,8 @@ type Command struct {
 	Env   []string // KEY=value; nil = that of this process
 	Stdin []byte
 	Files []*os.File // its descriptors 3 and up
+	// Apart puts the program into a process group of its own: what a terminal sends on Ctrl-C does not reach it.
+	Apart bool
 	// Stdout and Stderr get what the program writes while it runs; nil discards it. After an error of
 	// one the program cannot write there any more.
 	Stdout, Stderr io.Writer
@@ -67,7 +69,7 @@ func (c Command) Start() (*Process, error) {
 	p := &Process{cmd: &exec.Cmd{
 		Path: c.Path, Args: append([]string{cmp.Or(c.Name, c.Path)}, c.Args...), Env: c.Env,
 		Stdin: in, Stdout: c.Stdout, Stderr: c.Stderr, WaitDelay: outputWait, ExtraFiles: c.Files,
-		SysProcAttr: &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL},
+		SysProcAttr: &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: c.Apart},
 	}}
 	// The program shall not have descriptors that our caller left open. Kernels before 5.11 lack the call.
 	_ = unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC)

@@ -128,6 +128,7 @@ func (c *call) request(data []byte, conf *cni.Config, command string) (*Request,
 		plugin:     c.plugin.Name,
 		programs:   c.env.Programs,
 		failures:   c.env.Failures,
+		looks:      c.env.Look,
 	}
 	var problems cni.Problems
 	refuse := func(err error) {

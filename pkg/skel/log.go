@@ -64,7 +64,7 @@ func (c *call) log(err error) {
 	if path == "" && c.logName != "" {
 		path, open = filepath.Join(LogDir, c.logName), openLogOfKey
 	}
-	if path == "" {
+	if path == "" || c.env.Look {
 		return
 	}
 	f, failed := open(path)

@@ -43,6 +43,7 @@ type Request struct {
 	plugin   string
 	programs []Program // of the running program
 	failures string    // Env's
+	looks    bool      // Env's Look
 	undos    []undo
 	done     []func()
 	warnings []string

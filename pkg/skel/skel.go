@@ -101,6 +101,9 @@ type Env struct {
 	Limit time.Duration
 	// Reapply has CHECK make again what is missing; only the tool sets it.
 	Reapply bool
+	// Look has CHECK change nothing at all: no IPAM plugin is asked, since it locks its files, and there is no line for
+	// the log. Only the tool sets it.
+	Look bool
 	// Programs are all plugins of the running program.
 	Programs []Program
 }

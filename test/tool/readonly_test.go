@@ -28,15 +28,20 @@ func readOnly() {
 	}
 }
 
-var _ = DescribeTable("a command that only looks cannot write, and does not have to", Label("tool-read-only"), func(
-	args ...string,
-) {
-	m := newMachine(ours(), usual)
-	m.up(newPod("c0ffee01", "web-0", hostPort(8080, 80)))
-	late := newPod("c0ffee02", "web-1", hostPort(8080, 80))
-	Expect(m.add(late)).To(HaveOccurred())
+// changesNothing runs the tool, and compares what the kernel and the node's directories have.
+func (m *machine) changesNothing(args ...string) nstest.Output {
+	GinkgoHelper()
 	before := m.Snapshot() + m.Files("/run", "/var/lib", "/etc/cni")
-	free := m.hawser(args...)
+	out := m.hawser(args...)
+	Expect(m.Snapshot() + m.Files("/run", "/var/lib", "/etc/cni")).To(Equal(before))
+	return out
+}
+
+// onlyLooks runs the tool where it cannot write, too.
+func (m *machine) onlyLooks(args ...string) {
+	GinkgoHelper()
+	before := m.Snapshot() + m.Files("/run", "/var/lib", "/etc/cni")
+	free := m.changesNothing(args...)
 	c := exec.Command(nstest.Build("hawser"), args...)
 	c.Stdin = strings.NewReader("")
 	var stdout, stderr strings.Builder
@@ -52,8 +57,40 @@ var _ = DescribeTable("a command that only looks cannot write, and does not have
 	Expect(stderr.String()).To(Equal(free.Stderr))
 	Expect(stdout.String()).To(Equal(free.Stdout))
 	Expect(m.Snapshot() + m.Files("/run", "/var/lib", "/etc/cni")).To(Equal(before))
+}
+
+var _ = DescribeTable("a command that only looks cannot write, and does not have to", Label("tool-read-only"), func(
+	args ...string,
+) {
+	m := newMachine(ours(), usual)
+	m.up(newPod("c0ffee01", "web-0", hostPort(8080, 80)))
+	late := newPod("c0ffee02", "web-1", hostPort(8080, 80))
+	Expect(m.add(late)).To(HaveOccurred())
+	m.onlyLooks(args...)
+	m.Cmd("nft", "flush", "ruleset")
+	m.onlyLooks(args...)
 },
 	Entry("ls", "ls"), Entry("ls --orphans", "ls", "--orphans"), Entry("why", "why", "web-1"),
-	Entry("explain", "explain", "8080"), Entry("doctor", "doctor"), Entry("check", "check"), Entry("gc", "gc"),
-	Entry("metrics", "metrics"),
+	Entry("explain", "explain", "8080"), Entry("explain of all", "explain"), Entry("doctor", "doctor"),
+	Entry("check", "check"), Entry("gc", "gc"), Entry("metrics", "metrics"),
+	Entry("metrics --check", "metrics", "--check"),
+)
+
+// There it runs iptables, for which os/exec opens /dev/null.
+var _ = DescribeTable("it changes nothing on a node of the reference either", Label("tool-read-only"), func(
+	args ...string,
+) {
+	nstest.Need("iptables")
+	tuned := strings.Replace(usual, `{"type": "firewall"}`, `{"type": "firewall"}, {"type": "tuning", "mtu": 1400},
+		{"type": "bandwidth", "ingressRate": 8000000, "ingressBurst": 8000000}, {"type": "sbr"}`, 1)
+	m := newMachine(nstest.Newest().Dir(), tuned)
+	m.up(newPod("c0ffee01", "web-0", hostPort(8080, 80)))
+	m.changesNothing(args...)
+	m.Cmd("sh", "-c", "iptables -F; iptables -t nat -F; iptables -X; iptables -t nat -X")
+	m.changesNothing(args...)
+	m.Cmd("nft", "flush", "ruleset")
+	m.changesNothing(args...)
+},
+	Entry("ls", "ls"), Entry("explain", "explain"), Entry("doctor", "doctor"), Entry("gc", "gc"),
+	Entry("metrics --check", "metrics", "--check"),
 )

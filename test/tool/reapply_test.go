@@ -2,10 +2,14 @@ package tool_test
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"net"
+	"slices"
 	"strings"
+	"syscall"
 
+	"github.com/containernetworking/cni/libcni"
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 
@@ -78,6 +82,115 @@ var _ = Describe("hawser reapply", Label("tool-reapply"), func() {
 			"nft flush ruleset"),
 		Entry("a reset of sysctls", usual, "echo 0 >/proc/sys/net/ipv4/ip_forward"))
 
+	DescribeTable("finds the namespace where libcni wrote none, as before 1.2", func(
+		plugins func() string, says string,
+	) {
+		m := newMachine(plugins(), usual)
+		m.up(newPod("c1c1", "web-0", hostPort(8080, 80)))
+		m.Cmd("sed", "-i", `s/"netns":"[^"]*",//`, "/var/lib/cni/results/pods-c1c1-eth0")
+		Expect(m.Cmd("cat", "/var/lib/cni/results/pods-c1c1-eth0")).NotTo(ContainSubstring(`"netns"`))
+		m.Cmd("sh", "-c", "nft flush ruleset")
+		Expect(m.finds()).To(ContainElement(HaveField("ID", "drift")))
+		Expect(m.says("metrics", "--check")).To(ContainSubstring(`hawser_check_drift{network="pods"} 1` + "\n"))
+		out := m.hawser("reapply")
+		Expect(out.Stdout).To(And(ContainSubstring("portmap: made again"), ContainSubstring("firewall: made again"),
+			ContainSubstring(says)), out.Stderr)
+	},
+		Entry("ours", ours, "bridge: made again"),
+		Entry("the reference's", nstest.Newest().Dir, "bridge: cannot"))
+
+	It("repairs what a list without CHECK made", func() {
+		m := newMachine(ours(), strings.Replace(usual, "1.0.0", "0.3.1", 1))
+		m.up(newPod("c1c1", "web-0", hostPort(8080, 80)))
+		whole := slices.Sorted(strings.Lines(m.Snapshot("nftables")))
+		Expect(m.says("reapply")).To(Equal("Nothing is missing.\n"))
+		m.Cmd("nft", "flush", "ruleset")
+		Expect(m.says("reapply")).To(ContainSubstring("portmap: made again"))
+		Expect(slices.Sorted(strings.Lines(m.Snapshot("nftables")))).To(Equal(whole))
+	})
+
+	It("leaves the records of calls that failed, as doctor and metrics do", func() {
+		m := newMachine(ours(), usual)
+		for i := range 22 {
+			m.up(newPod(fmt.Sprintf("c%03d", i), fmt.Sprintf("web-%d", i), hostPort(8080+i, 80)))
+		}
+		Expect(m.add(newPod("bad0", "web-bad", hostPort(8080, 80)))).NotTo(Succeed())
+		was := m.Files("/run/hawser/failures")
+		for _, args := range [][]string{{"doctor"}, {"metrics", "--check"}, {"reapply"}} {
+			m.Cmd("nft", "flush", "ruleset")
+			m.hawser(args...)
+			Expect(m.Files("/run/hawser/failures")).To(Equal(was), args[0])
+		}
+		Expect(asks[[]failure](m, "why", "last")).To(ConsistOf(HaveField("Pod", "shop/web-bad")))
+	})
+
+	DescribeTable("finds nothing missing where the reference's CHECK fails for no reason", func(list, change string) {
+		m := newMachine(nstest.Newest().Dir(), list)
+		p := m.up(newPod("c1c1", "web-0"))
+		m.Cmd("sh", "-c", change)
+		Expect(m.check(p)).NotTo(Succeed())
+		was := m.Snapshot() + m.Files("/run", "/var/lib/cni")
+		Expect(m.hawser("doctor").Stdout).To(Equal("nothing is wrong\n"))
+		Expect(m.says("reapply")).To(Equal("Nothing is missing.\n"))
+		Expect(m.Snapshot() + m.Files("/run", "/var/lib/cni")).To(Equal(was))
+	},
+		Entry("a bridge without IPAM", `{"cniVersion": "1.0.0", "name": "pods", "plugins": [
+			{"type": "bridge", "bridge": "cni0"}]}`, ""),
+		Entry("a bridge with another MAC address", usual, "ip link set cni0 address 02:00:00:00:00:07"),
+		Entry("a sysctl of several values", strings.Replace(usual, `{"type": "firewall"}`,
+			`{"type": "tuning", "sysctl": {"net.ipv4.ip_local_port_range": "20000 30000"}}`, 1), ""))
+
+	for _, plugins := range []func() string{ours, nstest.Newest().Dir} {
+		It("takes back what it made for a container that was going", func() {
+			m := newMachine(plugins(), usual)
+			p := m.up(newPod("c1c1", "web-0", hostPort(8080, 80)))
+			const file = "/var/lib/cni/results/pods-c1c1-eth0"
+			// The runtime's DEL of portmap is over, that of bridge and the end of the file are not.
+			chain := &libcni.NetworkConfigList{Name: "pods", CNIVersion: "1.0.0", Plugins: m.list.Plugins[1:]}
+			m.Cmd("cp", "-p", file, "/run/cached")
+			m.Do(func() { Expect(m.cni.DelNetworkList(context.Background(), chain, p.rt)).To(Succeed()) })
+			m.Cmd("cp", "-p", "/run/cached", file)
+			bare := m.Snapshot("nftables")
+			again := m.Start(nstest.Program{Path: nstest.Build("hawser"), Args: []string{"reapply"}})
+			Eventually(func() string { return m.Snapshot("nftables") }).ShouldNot(Equal(bare))
+			m.Cmd("rm", file)
+			_ = again.Wait()
+			Expect(m.Cmd("nft", "list", "ruleset")).NotTo(ContainSubstring("8080"))
+			Expect(m.hawser("ls", "--json").Stdout).NotTo(ContainSubstring("8080"))
+		})
+	}
+
+	It("finishes a repair that began when it is told to end", func() {
+		m := newMachine(nstest.Newest().Dir(), usual)
+		m.up(newPod("c1c1", "web-0", hostPort(8080, 80)))
+		m.Cmd("sh", "-ec", `mkdir /run/bin; cp /opt/cni/bin/* /run/bin
+			printf '#!/bin/sh\n/opt/cni/bin/portmap.real; touch /run/$CNI_COMMAND
+			  test -p /run/go && cat /run/go' >/run/bin/portmap
+			cp /opt/cni/bin/portmap /run/bin/portmap.real; mkfifo /run/go
+			mount --bind /run/bin /opt/cni/bin; nft flush ruleset`)
+		again := m.Start(nstest.Program{Path: nstest.Build("hawser"), Args: []string{"reapply"}})
+		Eventually(func() string { return m.Cmd("ls", "/run") }).Should(ContainSubstring("DEL"))
+		Expect(again.Process.Signal(syscall.SIGTERM)).To(Succeed())
+		m.Cmd("sh", "-c", "exec 3<>/run/go; rm /run/go; exec 3>&-")
+		_ = again.Wait()
+		Expect(m.Cmd("nft", "list", "ruleset")).To(ContainSubstring("8080"))
+	})
+
+	It("says once under watch what it cannot repair", func() {
+		m := newMachine(nstest.Newest().Dir(), usual)
+		m.up(newPod("c1c1", "web-0"))
+		m.Cmd("nft", "flush", "ruleset")
+		watching := m.Start(nstest.Program{Path: "/bin/sh", Args: []string{"-c",
+			"exec " + nstest.Build("hawser") + " watch --every 1s --file /run/x.prom >/run/said"}})
+		pass := func() string { return m.Cmd("sh", "-c", "stat -c %i.%Z /run/x.prom || true") }
+		for range 3 {
+			Eventually(pass).ShouldNot(Equal(pass()))
+		}
+		Expect(watching.Process.Signal(syscall.SIGTERM)).To(Succeed())
+		Expect(watching.Wait()).To(Succeed())
+		Expect(strings.Count(m.Cmd("cat", "/run/said"), "cannot make it again")).To(Equal(1))
+	})
+
 	It("says what of the reference's it cannot make again, and makes the rest", func() {
 		m := newMachine(nstest.Newest().Dir(), usual)
 		m.up(newPod("c1c1", "web-0", hostPort(8080, 80)))
@@ -85,7 +198,7 @@ var _ = Describe("hawser reapply", Label("tool-reapply"), func() {
 		m.Cmd("sh", "-c", "nft flush ruleset")
 		out := m.hawser("reapply", "c1c1")
 		Expect(out.Exit).To(Equal(1))
-		Expect(out.Stderr).To(ContainSubstring("the reference's bridge cannot make its masquerade again"))
+		Expect(out.Stderr).To(ContainSubstring("the reference's bridge cannot make it again"))
 		Expect(out.Stdout).To(ContainSubstring("portmap: made again"), out.Stderr)
 	})
 

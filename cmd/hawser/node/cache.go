@@ -16,7 +16,7 @@ import (
 type Cached struct {
 	cni.Attachment
 	File         string
-	Netns        string // empty with libcni before 1.2
+	Netns        string // empty where libcni, before 1.2, writes none, and the result none either
 	Config       []byte // the list
 	Args         [][2]string
 	Capabilities map[string]any
@@ -71,11 +71,16 @@ func readCached(file string) (Cached, error) {
 	if err := json.Unmarshal(data, &wire); err != nil {
 		return Cached{}, fmt.Errorf("%s: %w", file, err)
 	}
-	return Cached{
+	c := Cached{
 		Attachment: cni.Attachment{Network: wire.NetworkName, ContainerID: wire.ContainerID, IfName: wire.IfName},
 		File:       file, Netns: wire.Netns, Config: wire.Config, Args: wire.Args, Capabilities: wire.CapabilityArgs,
 		RawResult: wire.Result, Since: info.ModTime(),
-	}, nil
+	}
+	if c.Netns == "" {
+		i, _ := c.Result().ContainerInterface(c.IfName)
+		c.Netns = i.Sandbox
+	}
+	return c, nil
 }
 
 // Result is what ADD returned; nil where it cannot be read.

@@ -9,6 +9,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/process"
@@ -55,7 +56,7 @@ func (n Node) Run(ctx context.Context, c Call) (json.RawMessage, error) {
 	}
 	var stdout, stderr bytes.Buffer
 	err = process.Command{
-		Path: file, Env: c.environment(n), Stdin: c.conf(), Stdout: &stdout, Stderr: &stderr,
+		Path: file, Env: c.environment(n), Stdin: c.conf(), Stdout: &stdout, Stderr: &stderr, Apart: n.apart,
 	}.Run(ctx)
 	if err == nil {
 		return stdout.Bytes(), nil
@@ -66,52 +67,81 @@ func (n Node) Run(ctx context.Context, c Call) (json.RawMessage, error) {
 	return nil, fmt.Errorf("%s: %w: %s", file, err, strings.TrimSpace(stderr.String()+stdout.String()))
 }
 
-// Reapply makes again what the CHECK of one plugin of a live attachment finds missing.
+// repairTime is how long the repair of one plugin may take.
+const repairTime = time.Minute
+
+// Reapply makes again what Look finds missing of one plugin of a live attachment. A repair that began is finished: ctx
+// only keeps it from beginning.
 func (n Node) Reapply(ctx context.Context, c Call, a *Attachment) error {
-	run := func(command string) error {
-		c.Command = command
-		_, err := n.Run(ctx, c)
-		return err
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
 	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), repairTime)
+	defer cancel()
+	run := func(command string) error { return n.runApart(ctx, command, c) }
 	plugin := c.List.Plugins[c.Entry].Type
 	switch {
 	case plugin == "tuning" || plugin == "bandwidth": // they take a second ADD
 		return run("ADD")
 	case plugin == "portmap" || plugin == "firewall": // they have rules alone
-		if err := errors.Join(run("DEL"), run("ADD")); err != nil {
-			return err
-		}
-		if _, err := os.Stat(a.Cached.File); err != nil { // it was detached meanwhile
-			return run("DEL")
-		}
-		return nil
+		return errors.Join(run("DEL"), run("ADD"))
+	case a.Reference:
+		return fmt.Errorf("the reference's %s cannot make it again: restart the container", plugin)
 	}
-	if n.own(plugin) < 0 || a.Reference {
-		return fmt.Errorf("%s has no call that makes it again, and is not ours: restart the container", plugin)
+	c.Command = "CHECK"
+	return n.runHere(ctx, c, skel.Env{Reapply: true})
+}
+
+// runApart is Run where no signal for the tool reaches the plugin: in this process, where its file is the running
+// program, and else beside it.
+func (n Node) runApart(ctx context.Context, command string, c Call) error {
+	c.Command, n.apart = command, true
+	plugin := c.List.Plugins[c.Entry].Type
+	if file, err := n.Find(plugin); err == nil && n.Looks(plugin) && isRunning(file) {
+		return n.runHere(ctx, c, skel.Env{Failures: n.Failures})
 	}
-	return n.checkHere(ctx, c, true)
+	_, err := n.Run(ctx, c)
+	return err
+}
+
+func isRunning(file string) bool {
+	own, err := os.Stat("/proc/self/exe")
+	info, absent := os.Stat(file)
+	return err == nil && absent == nil && os.SameFile(own, info)
+}
+
+// TakeBack takes away what Reapply made for an attachment that ended meanwhile: the runtime's DEL of this plugin may
+// have been before it.
+func (n Node) TakeBack(ctx context.Context, c Call) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), repairTime)
+	defer cancel()
+	return n.runApart(ctx, "DEL", c)
+}
+
+// Looks says whether Look can look at a plugin: nobody knows what the CHECK of others' plugins does.
+func (n Node) Looks(plugin string) bool { return n.own(plugin) >= 0 }
+
+// Look is CHECK of one plugin by ours, which knows what the reference's makes, too. It runs no plugin of the node's and
+// asks no IPAM plugin, and so changes nothing (the reference's CHECK of firewall and dhcp does). It leaves no record.
+func (n Node) Look(ctx context.Context, c Call) error {
+	c.Command = "CHECK"
+	return n.runHere(ctx, c, skel.Env{Look: true})
 }
 
 func (n Node) own(plugin string) int {
 	return slices.IndexFunc(n.Programs, func(p skel.Program) bool { return p.Name == plugin })
 }
 
-// Look is CHECK of one plugin, which leaves no record: ours runs in this process.
-func (n Node) Look(ctx context.Context, c Call, a *Attachment) error {
-	c.Command = "CHECK"
-	if a.Reference || n.own(c.List.Plugins[c.Entry].Type) < 0 {
-		_, err := n.Run(ctx, c)
-		return err
+// runHere calls one of ours in this process. For it lists without CHECK have one.
+func (n Node) runHere(ctx context.Context, c Call, env skel.Env) error {
+	if since := cni.Since(c.Command); c.List.CNIVersion < since {
+		c.List.CNIVersion = since
 	}
-	return n.checkHere(ctx, c, false)
-}
-
-func (n Node) checkHere(ctx context.Context, c Call, reapply bool) error {
-	c.Command = "CHECK"
 	plugin := c.List.Plugins[c.Entry].Type
 	var stdout, stderr bytes.Buffer
-	if n.Programs[n.own(plugin)].Run(ctx, skel.Env{Vars: c.environment(n), Stdin: bytes.NewReader(c.conf()),
-		Stdout: &stdout, Stderr: &stderr, Reapply: reapply, Programs: n.Programs}) == 0 {
+	env.Vars, env.Stdin, env.Programs = c.environment(n), bytes.NewReader(c.conf()), n.Programs
+	env.Stdout, env.Stderr = &stdout, &stderr
+	if n.Programs[n.own(plugin)].Run(ctx, env) == 0 {
 		return nil
 	}
 	if e, ok := cni.DecodeError(stdout.Bytes()); ok {

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -26,6 +27,7 @@ type Node struct {
 	Env      []string // KEY=value, of the programs that the tool runs
 	Programs []skel.Program
 	Limit    time.Duration // of a call of a plugin, which is killed then; 0 = none
+	apart    bool          // from signals that a terminal sends to the tool and to all that it runs
 }
 
 // Default is the node as runtimes find it where nobody configured them otherwise.
@@ -96,7 +98,9 @@ func (n Node) Attachments(ctx context.Context) ([]*Attachment, error) {
 	}
 	var out []*Attachment
 	for _, a := range all {
-		a.judge()
+		if a.judge(); a.Cached != nil {
+			a.Cached.Netns = a.Netns
+		}
 		out = append(out, a)
 	}
 	slices.SortFunc(out, func(a, b *Attachment) int {
@@ -134,16 +138,43 @@ func (a *Attachment) add(h cni.Holding) {
 // judge says whether the attachment is one of a container that is gone.
 func (a *Attachment) judge() {
 	switch {
-	case a.Netns != "":
-		netns, err := ns.Open(a.Netns)
-		if err == nil {
-			_ = netns.Close()
-		} else if errors.Is(err, ns.ErrNotExist) || errors.Is(err, ns.ErrNotNetns) {
-			a.Orphan = fmt.Sprintf("its namespace %s is gone", a.Netns)
-		}
-	case a.Cached == nil:
+	case a.Netns != "" && isGone(a.Netns):
+		a.Orphan = fmt.Sprintf("its namespace %s is gone", a.Netns)
+	case a.Netns == "" && a.Cached == nil:
 		a.Orphan = "no runtime remembers it"
 	}
+}
+
+func isGone(netns string) bool {
+	opened, err := ns.Open(netns)
+	if err == nil {
+		_ = opened.Close()
+	}
+	return errors.Is(err, ns.ErrNotExist) || errors.Is(err, ns.ErrNotNetns)
+}
+
+// Life is what became of an attachment since it was read.
+type Life int
+
+// What became of it: Renewed is one of the same names, by a later ADD.
+const (
+	Lives Life = iota
+	Ended
+	Renewed
+)
+
+// Life looks once more. DEL takes away what plugins made, last of all the runtime's file, and the namespace after it.
+func (a *Attachment) Life() Life {
+	info, err := os.Stat(a.Cached.File)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return Ended
+	case err == nil && !info.ModTime().Equal(a.Cached.Since):
+		return Renewed
+	case isGone(a.Netns):
+		return Ended
+	}
+	return Lives
 }
 
 // Holdings are what the plugins keep: at their usual places, and where the lists of the node, and those by which

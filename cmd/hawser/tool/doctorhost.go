@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strings"
 
-	"golang.org/x/mod/semver"
 	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/cmd/hawser/node"
@@ -197,20 +196,14 @@ func drifted(f *facts) {
 		if a.Cached == nil || a.Netns == "" || a.Orphan != "" || seen[a.Network] {
 			continue
 		}
-		list, err := node.ParseList(a.Cached.Config)
-		if err != nil || list.NoCheck || semver.Compare("v"+list.CNIVersion, "v0.4.0") < 0 {
+		calls, _ := checks(f.Node, a)
+		if len(calls) == 0 || calls[0].List.NoCheck {
 			continue
 		}
 		seen[a.Network] = true
-		for i, e := range list.Plugins {
-			err := f.Look(f.ctx, node.Call{List: list, Entry: i, Container: a.Cached.Container(),
-				PrevResult: a.Cached.RawResult}, a)
-			r := lostMasquerade(f.attached, a, e)
-			switch {
-			case mayBeDrift(err):
+		for _, c := range calls {
+			if err := f.Look(f.ctx, c); isDrift(err) {
 				f.say("drift", "CHECK of %s: %s", who(a), gist(err.Error()))
-			case r != nil:
-				f.say("drift", "%s: %s of %s is gone", e.Type, r.Missing, who(a))
 			}
 		}
 	}

@@ -187,19 +187,15 @@ func (m metrics) addresses(network, set string, ranges []node.Range, lent []neti
 	m.add("hawser_addresses_free", size-used, "network", network, "set", set)
 }
 
-// drift calls CHECK by what the runtime remembers.
+// drift looks for what is missing by what the runtime remembers.
 func (m metrics) drift(ctx context.Context, n node.Node, a *node.Attachment) error {
-	list, err := node.ParseList(a.Cached.Config)
-	before := []string{"", "0.1.0", "0.2.0", "0.3.0", "0.3.1"} // which have no CHECK
-	if err != nil || list.NoCheck || slices.Contains(before, list.CNIVersion) {
+	calls, err := checks(n, a)
+	if len(calls) == 0 || calls[0].List.NoCheck {
 		return err
 	}
-	failed := 0.0
-	if n.Check(ctx, list, a.Cached.Container(), a.Cached.RawResult) != nil {
-		failed = 1
-	}
-	m.add("hawser_check_drift", failed, "network", a.Network)
-	return nil
+	drifts := slices.ContainsFunc(calls, func(c node.Call) bool { return isDrift(n.Look(ctx, c)) })
+	m.add("hawser_check_drift", map[bool]float64{true: 1}[drifts], "network", a.Network)
+	return err
 }
 
 // eachLogLine reads the logs in /var/log/hawser, and another one.

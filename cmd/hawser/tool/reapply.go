@@ -5,7 +5,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os/signal"
+	"slices"
 	"strings"
+	"sync"
+	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -27,7 +32,11 @@ func reapplyCommand(n *node.Node, asJSON *bool) *cobra.Command {
 		Use: "reapply [CONTAINER]", Short: "Make again what CHECK finds missing of containers that live",
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
-			repairs, err := reapply(c.Context(), *n, strings.Join(args, ""))
+			ctx, done := signal.NotifyContext(c.Context(), syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP)
+			defer done()
+			p := repairer{Node: *n}
+			defer p.after.Wait()
+			repairs, err := p.pass(ctx, strings.Join(args, ""))
 			if *asJSON {
 				return errors.Join(writeJSON(c.OutOrStdout(), repairs), err)
 			}
@@ -56,10 +65,71 @@ func gist(text string) string {
 	return first
 }
 
-// reapply repairs all attachments that live, or those of one container: its ID, the beginning of one, or its pod.
-func reapply(ctx context.Context, n node.Node, of string) ([]repair, error) {
-	all, err := n.Attachments(ctx)
-	errs, repairs, found := []error{err}, []repair{}, of == ""
+// repairer makes again what is missing, pass by pass.
+type repairer struct {
+	node.Node
+	failed map[string]tried // in the pass before, by attachment and plugin
+	after  sync.WaitGroup   // for looks at those that were repaired
+}
+
+// tried is a repair that did not help.
+type tried struct {
+	missing, reason string
+	passes          int // in which all was done that can be done, or could have been, and this was still missing
+}
+
+// isDue says whether it is to be tried once more: in ever fewer passes, since somebody may have flushed it again.
+func (t tried) isDue() bool { return (t.passes+1)&t.passes == 0 }
+
+// job is a plugin of an attachment.
+type job struct {
+	of   *node.Attachment
+	call node.Call
+	*repair
+	isBegun bool // Reapply ran
+}
+
+func (j job) String() string { return fmt.Sprint(j.of.Attachment, j.call.Entry) }
+
+func (j job) plugin() string { return j.call.List.Plugins[j.call.Entry].Type }
+
+// pass repairs all attachments that live, or those of one container: its ID, the beginning of one, or its pod. Host
+// ports come first: they are what somebody waits for. Of what failed for the same reason in the pass before it says
+// nothing.
+func (p *repairer) pass(ctx context.Context, of string) ([]repair, error) {
+	jobs, err := p.jobs(ctx, of)
+	errs, repairs := []error{err}, []repair{}
+	for _, isFirst := range []bool{true, false} {
+		for i := range jobs {
+			if isFirst == (jobs[i].plugin() == "portmap") && ctx.Err() == nil {
+				p.repair(ctx, &jobs[i])
+			}
+		}
+	}
+	jobs = slices.DeleteFunc(jobs, func(j job) bool { return j.repair == nil })
+	failed := map[string]tried{}
+	for _, j := range jobs {
+		isNew := true
+		if now := p.judge(ctx, j); now != (tried{}) {
+			before := p.failed[j.String()]
+			failed[j.String()], isNew = now, now.missing != before.missing || now.reason != before.reason
+			if j.Error = now.reason; isNew {
+				errs = append(errs, fmt.Errorf("%s: %s", j.Attachment, j.Error))
+			}
+		}
+		if isNew {
+			repairs = append(repairs, *j.repair)
+		}
+	}
+	p.failed = failed
+	p.lookAfter(ctx, slices.DeleteFunc(jobs, func(j job) bool { return !j.isBegun }))
+	return repairs, errors.Join(append(errs, context.Cause(ctx))...)
+}
+
+// jobs are what is to be looked at.
+func (p *repairer) jobs(ctx context.Context, of string) (jobs []job, err error) {
+	all, err := p.Attachments(ctx)
+	errs, found := []error{err}, of == ""
 	for _, a := range all {
 		_, name, _ := strings.Cut(a.Pod, "/")
 		isIt := of == a.Pod || of == name || of == a.ContainerID || len(of) >= 4 && strings.HasPrefix(a.ContainerID, of)
@@ -67,69 +137,97 @@ func reapply(ctx context.Context, n node.Node, of string) ([]repair, error) {
 			continue
 		}
 		found = true
-		list, err := node.ParseList(a.Cached.Config)
-		if err != nil {
-			errs = append(errs, fmt.Errorf("%s: %w", a.Cached.File, err))
-			continue
-		}
-		for i := range list.Plugins {
-			r := reapplyPlugin(ctx, n, a, node.Call{List: list, Entry: i})
-			if r == nil {
-				r = lostMasquerade(all, a, list.Plugins[i])
-			}
-			if r != nil {
-				repairs = append(repairs, *r)
-				if r.Error != "" {
-					errs = append(errs, fmt.Errorf("%s: %s", a.Attachment, r.Error))
-				}
-			}
+		calls, err := checks(p.Node, a)
+		errs = append(errs, err)
+		for _, c := range calls {
+			jobs = append(jobs, job{of: a, call: c})
 		}
 	}
 	if !found {
-		errs = append(errs, fmt.Errorf("no container %q that lives is in %s", of, n.CacheDir))
+		errs = append(errs, fmt.Errorf("no container %q that lives is in %s", of, p.CacheDir))
 	}
-	return repairs, errors.Join(errs...)
+	return jobs, errors.Join(errs...)
 }
 
-// lostMasquerade says that the masquerade of the reference's bridge or ptp is gone, at which its CHECK does not look.
-func lostMasquerade(all []*node.Attachment, a *node.Attachment, e node.Entry) *repair {
-	isMain := e.Type == "bridge" || e.Type == "ptp"
-	if !a.Reference || !isMain || string(e.Raw["ipMasq"]) != "true" {
-		return nil
+// checks are the calls of Look for the plugins of an attachment that are ours or the reference's.
+func checks(n node.Node, a *node.Attachment) (calls []node.Call, err error) {
+	list, err := node.ParseList(a.Cached.Config)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", a.Cached.File, err)
 	}
-	for _, other := range all { // the reference does not write down the interface
-		if other.ContainerID == a.ContainerID && len(other.Held(cni.HeldMasquerade)) > 0 {
-			return nil
+	for i, e := range list.Plugins {
+		if n.Looks(e.Type) {
+			calls = append(calls, node.Call{List: list, Entry: i, Container: a.Cached.Container(),
+				PrevResult: a.Cached.RawResult})
 		}
 	}
-	return &repair{Attachment: a.Attachment, Pod: a.Pod, Plugin: e.Type, Missing: "the masquerade",
-		Error: "the reference's " + e.Type + " cannot make its masquerade again: restart the container"}
+	return calls, nil
 }
 
-// mayBeDrift says whether the error of CHECK is about what is there. That of the reference's plugins has no code of its
-// own.
-func mayBeDrift(err error) bool {
+// isDrift says whether the error of Look is about what is there.
+func isDrift(err error) bool {
 	e, ok := errors.AsType[*cni.Error](err)
-	return ok && e.Code >= cni.CodeExists
+	return ok && e.Code == cni.CodeDrift
 }
 
-// reapplyPlugin repairs what one plugin made, nil where its CHECK finds nothing missing.
-func reapplyPlugin(ctx context.Context, n node.Node, a *node.Attachment, c node.Call) *repair {
-	c.Command, c.Container, c.PrevResult = "CHECK", a.Cached.Container(), a.Cached.RawResult
-	_, err := n.Run(ctx, c)
-	if err == nil {
-		return nil
+// repair makes again what is missing of a job, which has a repair then.
+func (p *repairer) repair(ctx context.Context, j *job) {
+	err := p.Look(ctx, j.call)
+	if err == nil || ctx.Err() != nil || j.of.Life() != node.Lives {
+		return
 	}
-	r := &repair{Attachment: a.Attachment, Pod: a.Pod, Plugin: c.List.Plugins[c.Entry].Type, Missing: err.Error()}
-	if !mayBeDrift(err) {
-		r.Error = "CHECK did not look: " + err.Error()
-		return r
+	j.repair = &repair{Attachment: j.of.Attachment, Pod: j.of.Pod, Plugin: j.plugin(), Missing: err.Error()}
+	before := p.failed[j.String()]
+	switch {
+	case before.missing == j.Missing && !before.isDue():
+		j.Error = before.reason
+	case !isDrift(err):
+		j.Error = "CHECK did not look: " + err.Error()
+	default:
+		j.isBegun = true
+		if err := p.Reapply(ctx, j.call, j.of); err != nil {
+			j.Error = err.Error()
+		}
 	}
-	if err = n.Reapply(ctx, c, a); err == nil {
-		_, err = n.Run(ctx, c)
+}
+
+// judge looks once more, and says why the repair did not help; nothing where it did.
+func (p *repairer) judge(ctx context.Context, j job) tried {
+	now := tried{missing: j.Missing, reason: j.Error}
+	before := p.failed[j.String()]
+	if now.reason != "" && before.passes == 0 {
+		return now
 	}
-	if err != nil {
-		r.Error = err.Error()
+	if now.reason == "" {
+		err := p.Look(context.WithoutCancel(ctx), j.call)
+		if err == nil || j.of.Life() != node.Lives {
+			return tried{}
+		}
+		now = tried{missing: err.Error(), reason: "it was made, and CHECK still says: " + err.Error()}
 	}
-	return r
+	if now.passes = 1; now.missing == before.missing {
+		now.passes += before.passes
+	}
+	return now
+}
+
+// endTime is how long a runtime's DEL may take from one plugin to the end.
+const endTime = time.Second
+
+// lookAfter has what was made again taken back where the attachment ends within that time: CHECK finds missing what a
+// DEL under way has just removed.
+func (p *repairer) lookAfter(ctx context.Context, all []job) {
+	if len(all) == 0 {
+		return
+	}
+	p.after.Go(func() {
+		ended, cancel := context.WithTimeout(ctx, endTime)
+		defer cancel()
+		<-ended.Done()
+		for _, j := range slices.Backward(all) {
+			if j.of.Life() == node.Ended {
+				_ = p.TakeBack(ctx, j.call) // a plugin of ours leaves a record of what fails, and gc finds the rest
+			}
+		}
+	})
 }

@@ -19,6 +19,7 @@ import (
 // watcher is what hawser watch does, and how often.
 type watcher struct {
 	node  node.Node
+	again *repairer
 	every time.Duration
 	gc    bool
 	older time.Duration
@@ -38,7 +39,8 @@ func watchCommand(n *node.Node, _ *bool) *cobra.Command {
 			if err := checkMetricsFile(w.file); err != nil {
 				return err
 			}
-			w.node, w.say = *n, c.OutOrStdout()
+			w.node, w.again, w.say = *n, &repairer{Node: *n}, c.OutOrStdout()
+			defer w.again.after.Wait()
 			ctx, done := signal.NotifyContext(c.Context(), syscall.SIGTERM, syscall.SIGINT)
 			defer done()
 			return w.run(ctx)
@@ -104,7 +106,7 @@ func concernsUs(t nft.Table, chain string) bool {
 }
 
 func (w watcher) reapply(ctx context.Context) {
-	repairs, err := reapply(ctx, w.node, "")
+	repairs, err := w.again.pass(ctx, "")
 	for _, r := range repairs {
 		if r.Error == "" {
 			fmt.Fprintf(w.say, "made again: %s: %s: %s\n", plain(r.Attachment.String()), r.Plugin, plain(r.Missing))
