@@ -430,6 +430,59 @@ var _ = Describe("install", Label("install"), func() {
 		Expect(d.state()).To(HaveKeyWithValue("tap", "-rwxr-xr-x "+wrapper))
 	})
 
+	It("uninstall gives back later what was there before a file of others", func() {
+		d := newDir(map[string]string{"bridge": oldReference})
+		before := d.state()
+		d.install()
+		d.Do(func() { Expect(os.Remove(d.path + "/bridge")).To(Succeed()) })
+		d.fill(map[string]string{"bridge": wrapper})
+		for range 2 {
+			Expect(d.try(nil, "uninstall").Stdout).To(ContainSubstring(
+				"/bridge: left: it is not ours; what was there before stays in " + d.path + "/.hawser/bridge\n"))
+			Expect(d.state()).To(And(HaveKeyWithValue("bridge", "-rwxr-xr-x "+wrapper),
+				HaveKeyWithValue(".hawser/bridge", before["bridge"])))
+		}
+		d.Do(func() { Expect(os.Remove(d.path + "/bridge")).To(Succeed()) })
+		d.uninstall(before)
+	})
+
+	copied := func(links, command string, args ...string) {
+		for _, text := range []string{newReference, wrapper} {
+			d := newDir(map[string]string{"bridge": oldReference})
+			before := d.state()
+			d.install("--links", links)
+			d.fill(map[string]string{"tap": text}) // as cp does
+			Expect(d.state()["hawser"]).NotTo(HaveSuffix("ours"))
+			if command == "install" {
+				said := d.install(append(args, "--links", links)...)
+				Expect(said).To(ContainSubstring(d.path + "/hawser: repaired: "))
+				Expect(d.names()).To(ConsistOf(all()))
+				for _, name := range nstest.Plugins() {
+					Expect(d.inode(name) == d.inode("hawser")).To(Equal(links == "hard"), name)
+					d.answers(name)
+				}
+			}
+			d.uninstall(before)
+		}
+	}
+	DescribeTable("a file that is copied onto a name, and so into all of them, is", copied,
+		Entry("repaired, of hard links", "hard", "install"), Entry("of symbolic links", "symbolic", "install"),
+		Entry("repaired everywhere when one name is asked for", "hard", "install", "--only", "tap"),
+		Entry("of symbolic links too", "symbolic", "install", "--only", "vrf"),
+		Entry("repaired when all that is there is to stay", "hard", "install", "--keep"),
+		Entry("no harm to uninstall, of hard links", "hard", "uninstall"),
+		Entry("of symbolic links", "symbolic", "uninstall"))
+
+	It("a file that is copied onto a copy is in that alone", func() {
+		d := newDir(nil)
+		d.install("--links", "copy")
+		d.fill(map[string]string{"tap": oldReference})
+		d.answers("bridge")
+		Expect(d.install("--links", "copy")).To(
+			ContainSubstring("/tap: installed, in the place of the reference plugin"))
+		d.uninstall(map[string]string{"tap": "-rwxr-xr-x " + oldReference})
+	})
+
 	It("fails without a trace where it cannot write, and succeeds there when nothing is to be done", func() {
 		d := newDir(map[string]string{"bridge": oldReference})
 		d.Cmd("mount", "--bind", d.path, d.path)

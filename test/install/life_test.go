@@ -100,19 +100,33 @@ var _ = DescribeTable("a kill before any call", Label("install-killed"), func(co
 	Entry("of an uninstallation is completed by the next, and undone", "uninstall", "hard"),
 	Entry("of one of symbolic links", "uninstall", "symbolic"))
 
-// loop starts the tool with --loop, waits until it has installed once, and returns its output and what ends it.
-func (d dir) loop(args ...string) (said *gbytes.Buffer, stop func()) {
+// start starts the tool with --loop, and waits until it has installed once. When the process ends, what it wrote on
+// standard error is in ended.
+func (d dir) start(args ...string) (cmd *exec.Cmd, said *gbytes.Buffer, ended chan string) {
 	GinkgoHelper()
-	cmd := exec.Command(tool(), append([]string{"install", "--loop", "--to", d.path}, args...)...)
-	said = gbytes.NewBuffer()
+	cmd = exec.Command(tool(), append([]string{"install", "--loop", "--to", d.path}, args...)...)
+	said, ended = gbytes.NewBuffer(), make(chan string, 1)
 	var stderr strings.Builder
 	cmd.Stdout, cmd.Stderr = said, &stderr
 	d.Do(func() { Expect(cmd.Start()).To(Succeed()) })
+	go func() {
+		_ = cmd.Wait()
+		ended <- stderr.String()
+	}()
+	DeferCleanup(func() { _ = cmd.Process.Kill() })
 	Eventually(said).Should(gbytes.Say(`^.*/hawser: (installed|is there)\n`), "it says so at the end")
+	return cmd, said, ended
+}
+
+// loop is one that is ended by stop, with status 0.
+func (d dir) loop(args ...string) (said *gbytes.Buffer, stop func()) {
+	GinkgoHelper()
+	cmd, said, ended := d.start(args...)
 	return said, func() {
 		GinkgoHelper()
 		Expect(cmd.Process.Signal(syscall.SIGTERM)).To(Succeed())
-		Expect(cmd.Wait()).To(Succeed(), stderr.String())
+		Eventually(ended).Should(Receive(BeEmpty()))
+		Expect(cmd.ProcessState.ExitCode()).To(BeZero())
 	}
 }
 
@@ -151,6 +165,70 @@ var _ = Describe("install --loop", Label("install-loop"), func() {
 		d.uninstall(map[string]string{})
 		d.fill(map[string]string{"bridge": oldReference})
 		Expect(d.state()).To(Equal(before))
+	})
+
+	DescribeTable("repairs all names after a file was copied onto one:", func(links string) {
+		d := newDir(nil)
+		said, stop := d.loop("--links", links)
+		d.becomes(all()...)
+		d.fill(map[string]string{"tap": newReference})
+		Eventually(said).Should(gbytes.Say(`/hawser: repaired: `))
+		d.becomes(all()...)
+		d.answers("bridge")
+		stop()
+		d.uninstall(map[string]string{})
+	}, Entry("hard links", "hard"), Entry("symbolic links", "symbolic"))
+
+	It("ends with an error when the host has deleted the directory that is mounted into its container", func() {
+		d := newDir(nil)
+		pod := dir{d.Host, "/run/pod"}
+		pod.fill(nil)
+		d.Cmd("mount", "--bind", d.path, pod.path)
+		_, _, ended := pod.start()
+		d.becomes(all()...)
+		d.Do(func() { // as `rm -rf` and `mkdir`, while the loop installs
+			Eventually(func() error { return os.RemoveAll(d.path) }).Should(Succeed())
+			Expect(os.Mkdir(d.path, 0o755)).To(Succeed())
+		})
+		Eventually(ended, "30s").Should(Receive(
+			Equal("hawser: /run/pod: the directory was deleted, and is still mounted here\n")))
+	})
+
+	It("follows its path, also where no event comes, and leaves the directory that was moved away", func() {
+		d := newDir(nil)
+		said, stop := d.loop("--only", "tap")
+		Eventually(said).Should(gbytes.Say(`^/run/cni/bin/tap: installed\n`))
+		d.Do(func() { Expect(os.Rename("/run/cni", "/run/away")).To(Succeed()) }) // of a parent no event comes
+		d.becomes("hawser", "tap")
+		away := dir{d.Host, "/run/away/bin"}
+		Eventually(said).Should(gbytes.Say(`/hawser: installed\n/run/cni/bin/tap: installed\n`))
+		away.fill(map[string]string{"x": wrapper})
+		d.Do(func() { Expect(os.Remove(d.path + "/tap")).To(Succeed()) })
+		Eventually(said).Should(gbytes.Say(`^/run/cni/bin/tap: installed\n`), "and nothing else")
+		stop()
+		Expect(away.names()).To(ConsistOf("hawser", "tap", "x"))
+	})
+
+	It("says what is new, once", func() {
+		d := newDir(nil)
+		for _, keep := range []string{"--keep=false", "--keep"} {
+			said, stop := d.loop("--only", "bridge,tap", keep)
+			d.becomes("hawser", "bridge", "tap")
+			Eventually(said).Should(gbytes.Say(`/tap: .*\n`))
+			for range 2 {
+				d.Do(func() { Expect(os.Remove(d.path + "/tap")).To(Succeed()) })
+				Eventually(said).Should(gbytes.Say(`^/run/cni/bin/tap: installed\n`))
+			}
+			d.fill(map[string]string{"new": wrapper})
+			d.Do(func() { Expect(os.Rename(d.path+"/new", d.path+"/tap")).To(Succeed()) })
+			if keep != "--keep" {
+				Eventually(said).Should(gbytes.Say(`^/run/cni/bin/tap: left: neither ours .*\n`))
+			}
+			d.Do(func() { Expect(os.Remove(d.path + "/tap")).To(Succeed()) })
+			Eventually(said).Should(gbytes.Say(`^/run/cni/bin/tap: installed\n`))
+			stop()
+			Expect(said).NotTo(gbytes.Say("."))
+		}
 	})
 
 	It("goes on after a refusal", func() {

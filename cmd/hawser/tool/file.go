@@ -36,6 +36,7 @@ type file struct {
 	mode    fs.FileMode
 	info    fs.FileInfo
 	target  string // of a symbolic link
+	damaged bool   // ours, that others have written into
 }
 
 func (f file) String() string {

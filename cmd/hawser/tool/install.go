@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"slices"
 	"strconv"
@@ -24,6 +25,12 @@ const (
 	hard     = "hard"
 	symbolic = "symbolic"
 	byCopy   = "copy"
+)
+
+// What is said of names that need nothing.
+const (
+	isThere = "is there"
+	leftAll = "left, as all that is there"
 )
 
 type options struct {
@@ -91,6 +98,7 @@ func (o *options) run(ctx context.Context, names []string, say io.Writer) error 
 	if err != nil {
 		return err
 	}
+	last := map[string]string{}
 	once := func(ctx context.Context) error {
 		if err := os.MkdirAll(o.to, 0o755); err != nil {
 			return err
@@ -100,7 +108,7 @@ func (o *options) run(ctx context.Context, names []string, say io.Writer) error 
 			return err
 		}
 		defer p.close()
-		i := install{options: *o, place: p, program: program, say: say}
+		i := install{options: *o, place: p, program: program, say: say, last: last}
 		return i.all(names)
 	}
 	if o.loop {
@@ -115,26 +123,31 @@ type install struct {
 	*place
 	program []byte
 	say     io.Writer
+	last    map[string]string // what was said of each name, in a loop
 }
 
 // step is what becomes of one name.
 type step struct {
 	file
-	said string // what was done, or why the name is left; empty before it is taken
+	said    string // what was done, or why the name is left; empty before it is taken
+	changed bool
 }
 
 // all decides about each name before it changes the first one.
 func (i *install) all(names []string) error {
 	var steps []step
 	var errs []error
-	for _, name := range append([]string{toolName}, names...) {
+	for _, name := range i.withRecorded(names) {
 		f, err := i.look(name)
+		if !f.damaged && name != toolName && !slices.Contains(names, name) {
+			continue
+		}
 		why := ""
 		if err == nil {
 			why, err = i.judge(f)
 		}
 		errs = append(errs, err)
-		steps = append(steps, step{f, why})
+		steps = append(steps, step{file: f, said: why})
 	}
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("nothing was installed:\n%w", err)
@@ -148,18 +161,40 @@ func (i *install) all(names []string) error {
 			continue
 		}
 		done, err := i.put(s.file)
+		if err == nil && s.name == toolName {
+			err = i.remember()
+		}
 		if err != nil {
 			failed = fmt.Errorf("%s: %w", i.path(s.name), err)
 			break
 		}
-		steps[n].said = done
+		steps[n].said, steps[n].changed = done, done != isThere
 	}
+	i.report(steps)
+	return errors.Join(failed, i.sync())
+}
+
+// report says of each name what was done or why it is left; in a loop, after the first time, only what is new.
+func (i *install) report(steps []step) {
 	for _, s := range steps {
-		if s.said != "" {
+		last, known := i.last[s.name]
+		isNew := s.changed || !known || s.said != last && s.said != isThere && s.said != leftAll
+		if s.said != "" && isNew {
 			fmt.Fprintf(i.say, "%s: %s\n", i.path(s.name), s.said)
 		}
+		i.last[s.name] = s.said
 	}
-	return errors.Join(failed, i.sync())
+}
+
+// withRecorded returns the tool's name, these names, and the others that were taken once: they may be damaged.
+func (i *install) withRecorded(names []string) []string {
+	all := append([]string{toolName}, names...)
+	for _, name := range slices.Sorted(maps.Keys(i.record)) {
+		if !slices.Contains(all, name) {
+			all = append(all, name)
+		}
+	}
+	return all
 }
 
 // judge says why a name is left as it is; an error refuses the whole installation.
@@ -169,8 +204,10 @@ func (i *install) judge(f file) (why string, err error) {
 		return "", fmt.Errorf("%s: is no regular file (%s); move it away", i.path(f.name), f.mode)
 	case f.name == toolName && f.kind.isOthers() && !i.force:
 		return "", fmt.Errorf("%s: is not ours, but its place is this file's; --force replaces it", i.path(toolName))
+	case f.damaged:
+		return "", nil
 	case f.name != toolName && f.kind != absent && i.keep: // new names lead to our file: no older one
-		return "left, as all that is there", nil
+		return leftAll, nil
 	case i.force || f.kind == absent:
 		return "", nil
 	case f.kind == ours && newer(f.version, skel.Version()):
@@ -187,8 +224,8 @@ func (i *install) judge(f file) (why string, err error) {
 
 // put gives the file a name, and says what it did. What was there stays whole until the new file takes its place.
 func (i *install) put(f file) (string, error) {
-	if i.isThere(f) {
-		return "is there", nil
+	if i.isDone(f) {
+		return isThere, nil
 	}
 	if f.name == toolName {
 		return done(f), i.write(i.path(toolName), i.program, 0o755)
@@ -209,14 +246,17 @@ func (i *install) put(f file) (string, error) {
 }
 
 func done(f file) string {
-	if f.kind == absent {
+	switch {
+	case f.kind == absent:
 		return "installed"
+	case f.damaged:
+		return "repaired: a file was copied onto it or onto another name of it (--links copy keeps names apart)"
 	}
 	return "installed, in the place of " + f.String()
 }
 
-// isThere says that a name is as put would make it.
-func (i *install) isThere(f file) bool {
+// isDone says that a name is as put would make it.
+func (i *install) isDone(f file) bool {
 	target, _ := os.Stat(i.path(toolName))
 	regular := f.kind == ours && f.mode.IsRegular()
 	switch {

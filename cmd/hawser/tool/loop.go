@@ -2,11 +2,13 @@ package tool
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
 	"os/signal"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -15,8 +17,14 @@ import (
 const watched = unix.IN_CREATE | unix.IN_MOVED_TO | unix.IN_MOVED_FROM | unix.IN_DELETE | unix.IN_CLOSE_WRITE |
 	unix.IN_ATTRIB | unix.IN_DELETE_SELF | unix.IN_MOVE_SELF
 
+// interval is how often the loop looks whether its directory is there without being told: of some changes no event
+// comes.
+const interval = 5 * time.Second
+
 // loop installs, and once more after each change in the directory, until the process is told to end. Our own changes
-// are seen too: the installation after them finds all in place and changes nothing.
+// are seen too: the installation after them finds all in place and changes nothing. A directory that is mounted into a
+// container stays there when the host deletes it. That ends the loop, so that the container is started again with what
+// is at its path.
 func loop(ctx context.Context, dir string, once func(context.Context) error, say io.Writer) error {
 	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
 	if err != nil {
@@ -27,11 +35,11 @@ func loop(ctx context.Context, dir string, once func(context.Context) error, say
 	events := os.NewFile(uintptr(fd), "inotify")
 	stop := context.AfterFunc(ctx, func() { _ = events.Close() })
 	defer stop()
-	buffer := make([]byte, 64<<10)
+	w := watch{fd: fd, dir: dir}
 	for first := true; ; first = false {
 		err := os.MkdirAll(dir, 0o755)
-		if err == nil { // each time: the directory may be another one by now
-			_, err = unix.InotifyAddWatch(fd, dir, watched|unix.IN_ONLYDIR)
+		if err == nil {
+			err = w.follow()
 		}
 		if err == nil {
 			err = once(ctx)
@@ -39,14 +47,61 @@ func loop(ctx context.Context, dir string, once func(context.Context) error, say
 		switch {
 		case ctx.Err() != nil:
 			return nil
-		case err != nil && first:
+		case err != nil && first || errors.Is(err, errDeleted):
 			return err
 		case err != nil:
 			fmt.Fprintf(say, "%s: %v; tried again after the next change\n", dir, err)
 		}
-		if _, err := events.Read(buffer); err != nil && ctx.Err() == nil {
+		if err := w.wait(events); ctx.Err() != nil {
+			return nil
+		} else if err != nil {
+			return err
+		}
+	}
+}
+
+var errDeleted = errors.New("the directory was deleted, and is still mounted here")
+
+// watch is the directory whose events come.
+type watch struct {
+	fd, descriptor int
+	dir            string
+	of             unix.Stat_t
+}
+
+// follow watches the directory that has the path now, and no other one.
+func (w *watch) follow() error {
+	if err := unix.Stat(w.dir, &w.of); err != nil {
+		return fmt.Errorf("%s: %w", w.dir, err)
+	}
+	if w.of.Nlink == 0 {
+		return fmt.Errorf("%s: %w", w.dir, errDeleted)
+	}
+	descriptor, err := unix.InotifyAddWatch(w.fd, w.dir, watched|unix.IN_ONLYDIR)
+	if err != nil {
+		return fmt.Errorf("%s: inotify: %w", w.dir, err)
+	}
+	if w.descriptor != 0 && w.descriptor != descriptor {
+		_, _ = unix.InotifyRmWatch(w.fd, uint32(w.descriptor)) // it is gone already when the directory is
+	}
+	w.descriptor = descriptor
+	return nil
+}
+
+// wait returns after an event, and when the path leads to another directory or to a deleted one.
+func (w *watch) wait(events *os.File) error {
+	buffer := make([]byte, 64<<10)
+	for {
+		_ = events.SetReadDeadline(time.Now().Add(interval)) // inotify has deadlines
+		_, err := events.Read(buffer)
+		if err == nil {
+			return nil
+		}
+		if !errors.Is(err, os.ErrDeadlineExceeded) {
 			return fmt.Errorf("inotify: %w", err)
-		} else if ctx.Err() != nil {
+		}
+		var now unix.Stat_t
+		if unix.Stat(w.dir, &now) != nil || now.Nlink == 0 || now.Dev != w.of.Dev || now.Ino != w.of.Ino {
 			return nil
 		}
 	}

@@ -36,6 +36,9 @@ type place struct {
 // origin is what a name was before we took it.
 type origin struct {
 	Kept bool `json:"kept"` // in the store; else there was nothing
+	// The file that we made: of the tool's name alone, whose file links lead to.
+	Device uint64 `json:"device,omitempty"`
+	Inode  uint64 `json:"inode,omitempty"`
 }
 
 // open waits for at most 30 seconds while another installation has the directory.
@@ -70,7 +73,35 @@ func (p *place) path(name string) string { return filepath.Join(p.dir, name) }
 
 func (p *place) kept(name string) string { return filepath.Join(p.dir, formerDir, name) }
 
-func (p *place) look(name string) (file, error) { return inspect(p.path(name), name) }
+// look says whose a file is. The one that we made and others have written into, by a name of it or through a link,
+// is still ours.
+func (p *place) look(name string) (file, error) {
+	f, err := inspect(p.path(name), name)
+	if err == nil && f.kind.isOthers() && p.isMade(name) && p.isMade(toolName) {
+		f.kind, f.version, f.damaged = ours, "", true
+	}
+	return f, err
+}
+
+// isMade says that a name leads to the file that the last installation made, whatever is in it.
+func (p *place) isMade(name string) bool {
+	made, now := p.record[toolName], unix.Stat_t{}
+	return made.Inode != 0 && unix.Stat(p.path(name), &now) == nil &&
+		now.Ino == made.Inode && uint64(now.Dev) == made.Device
+}
+
+// remember records which file we made.
+func (p *place) remember() error {
+	if p.isMade(toolName) {
+		return nil
+	}
+	var made unix.Stat_t
+	if err := unix.Stat(p.path(toolName), &made); err != nil {
+		return err
+	}
+	p.record[toolName] = origin{p.record[toolName].Kept, uint64(made.Dev), made.Ino}
+	return p.save()
+}
 
 // note saves the files that are about to be replaced, and records which names we take.
 func (p *place) note(steps []step) error {
@@ -98,6 +129,10 @@ func (p *place) note(steps []step) error {
 	if !changed {
 		return nil
 	}
+	return p.save()
+}
+
+func (p *place) save() error {
 	data, err := json.MarshalIndent(p.record, "", "  ")
 	if err != nil {
 		return err

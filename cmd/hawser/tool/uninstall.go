@@ -56,21 +56,31 @@ func uninstall(ctx context.Context, dir string, say io.Writer) error {
 		}
 		fmt.Fprintf(say, "%s: %s\n", p.path(name), done)
 	}
-	if err := p.sync(); err != nil {
+	// What was not given back stays.
+	maps.DeleteFunc(p.record, func(name string, was origin) bool { return !was.Kept || !exists(p.kept(name)) })
+	if err := errors.Join(p.sync(), ignoreAbsent(os.Remove(p.path(partName)))); err != nil {
 		return err
 	}
-	return errors.Join(ignoreAbsent(os.Remove(p.path(partName))), os.RemoveAll(p.path(formerDir)), p.sync())
+	if len(p.record) > 0 {
+		return p.save()
+	}
+	return errors.Join(os.RemoveAll(p.path(formerDir)), p.sync())
 }
 
 // giveBack brings back what had the name before, in one step.
 func (p *place) giveBack(name string, was origin) (string, error) {
 	f, err := p.look(name)
+	former, _ := os.Lstat(p.kept(name))
 	switch {
 	case err != nil:
 		return "", err
+	case was.Kept && os.SameFile(f.info, former): // an installation was killed before it replaced the file
+		return "as it was before", os.Remove(p.kept(name))
+	case f.kind.isOthers() && was.Kept && former != nil:
+		return "left: it is not ours; what was there before stays in " + p.kept(name), nil
 	case f.kind.isOthers():
 		return "left: it is not ours", nil
-	case was.Kept && exists(p.kept(name)):
+	case was.Kept && former != nil:
 		return "as it was before", os.Rename(p.kept(name), p.path(name))
 	case was.Kept:
 		return "as it was before", nil // by an uninstallation that was not finished
