@@ -99,7 +99,7 @@ func TestPluginDependencies(t *testing.T) {
 		t.Fatalf("go list: %s", exit.Stderr)
 	}
 	for _, dep := range strings.Fields(string(out)) {
-		for _, unwanted := range []string{"net/http", "net/rpc", "encoding/gob", "crypto/tls",
+		for _, unwanted := range []string{"net/http", "net/rpc", "encoding/gob", "crypto/tls", "compress", "hash/crc32",
 			"github.com/onsi", "github.com/containernetworking", module + "/" + harness} {
 			if within(dep, unwanted) {
 				t.Errorf("the plugins depend on %s", dep)

@@ -2,7 +2,6 @@ package tool
 
 import (
 	"bytes"
-	"compress/gzip"
 	"context"
 	"encoding/json"
 	"errors"
@@ -27,17 +26,15 @@ import (
 func diagsCommand(n *node.Node, asJSON *bool) *cobra.Command {
 	var log string
 	c := &cobra.Command{
-		Use: "diags [FILE]", Short: "Collect for a bug report what is on this node, without secrets, in one tar.gz",
+		Use: "diags [FILE]", Short: "Collect for a bug report what is on this node, without secrets, in one tar",
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
-			name := "hawser-diags-" + time.Now().UTC().Format("20060102T150405Z") + ".tar.gz"
+			name := "hawser-diags-" + time.Now().UTC().Format("20060102T150405Z") + ".tar"
 			if len(args) > 0 {
 				name = args[0]
 			}
 			var b bytes.Buffer
-			zip := gzip.NewWriter(&b)
-			packed := pack(zip, diags(c.Context(), *n, log))
-			if err := errors.Join(packed, zip.Close()); err != nil {
+			if err := pack(&b, diags(c.Context(), *n, log)); err != nil {
 				return err
 			}
 			f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
