@@ -9,9 +9,16 @@ cd "$(dirname "$0")/.."
 
 # shellcheck source=/dev/null
 . scripts/release/environment.sh
+changed=$(git status --porcelain -uno 2>/dev/null || true)
+if [ -n "$changed" ] && [ -z "$REVISION" ]; then
+	echo "release: these files differ from the commit: commit them, or say in REVISION what they are" >&2
+	echo "$changed" >&2
+	exit 1
+fi
 scripts/release/sign.sh
+top=$PWD
 work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+trap 'rm -rf "$work" "$top/dist.new"' EXIT
 dist=$work/dist
 mkdir "$work/tools" "$work/beside" "$dist"
 rc=0
@@ -22,7 +29,6 @@ scripts/release/vex.sh "$work/beside" || rc=$?
 scripts/release/source.sh "$dist"
 source=hawser-cni-$VERSION
 tar -xzf "$dist/$source-source.tgz" -C "$work"
-top=$PWD
 cd "$work/$source"
 (cd scripts/bom && CGO_ENABLED=0 go build -o "$work/tools/" . ./provenance)
 
@@ -60,6 +66,7 @@ mv "$work/SHA256SUMS" "$dist/"
 cd "$top"
 scripts/release/sign.sh "$dist/SHA256SUMS" "$dist/hawser-$VERSION.provenance.json"
 cp -r "$work/beside/." "$dist/"
+cp -r "$dist" dist.new # whole, before the former one goes
 rm -rf dist
-cp -r "$dist" dist
+mv dist.new dist
 echo "released in dist:" dist/*

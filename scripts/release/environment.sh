@@ -6,7 +6,8 @@ export GIT_CEILING_DIRECTORIES=${PWD%/*} # the history of this tree, and not of 
 VERSION=${VERSION:-$(scripts/version.sh)}
 VERSION=${VERSION#v}
 ARCHS=${ARCHS:-amd64 arm64 arm ppc64le s390x riscv64 mips64le}
-REVISION=${REVISION-$(git rev-parse HEAD 2>/dev/null || true)}
+# A tree that differs from its commit does not have its name.
+REVISION=${REVISION-$([ -n "$(git status --porcelain -uno 2>/dev/null)" ] || git rev-parse HEAD 2>/dev/null || true)}
 SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || stat -c %Y VERSION)}
 export VERSION REVISION ARCHS SOURCE_DATE_EPOCH LC_ALL=C TZ=UTC
 # What else the toolchain would take from its surroundings. Empty flags would be those of `go env -w`.

@@ -313,6 +313,28 @@ var _ = Describe("a release that is built again with a newer Go", func() {
 	})
 })
 
+var _ = It("a tree that differs from its commit is not released as that", func() {
+	dir := GinkgoT().TempDir()
+	copyTree("../..", dir)
+	says := func(env ...string) string {
+		GinkgoHelper()
+		script := `. scripts/release/environment.sh; echo "'$REVISION'"`
+		return run(dir, append(env, "VERSION=9.8.7"), "bash", "-c", script)
+	}
+	Expect(os.WriteFile(dir+"/untracked", nil, 0o644)).To(Succeed())
+	Expect(says()).To(MatchRegexp("^'[0-9a-f]{40}'\n$"))
+	Expect(os.WriteFile(dir+"/VERSION", []byte("1.2.3\n"), 0o644)).To(Succeed())
+	Expect(says()).To(Equal("''\n"))
+	Expect(says("REVISION=mine")).To(Equal("'mine'\n"))
+	key := []string{"VERSION=9.8.7", "SIGNING_KEY=/nowhere/key"} // which is tried next
+	out, err := try(dir, key, "scripts/release.sh")
+	Expect(err).To(HaveOccurred())
+	Expect(out).To(And(ContainSubstring("these files differ from the commit"), ContainSubstring(" M VERSION\n")))
+	out, err = try(dir, append(key, "REVISION=mine"), "scripts/release.sh")
+	Expect(err).To(HaveOccurred())
+	Expect(out).To(ContainSubstring("cannot sign"))
+})
+
 var _ = DescribeTable("the version of a commit after a tag is a semantic one", func(tag, version string) {
 	dir := GinkgoT().TempDir()
 	run(dir, nil, "mkdir", "scripts")
