@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"regexp"
+	"strconv"
 	"strings"
 
 	"golang.org/x/mod/semver"
@@ -123,17 +124,22 @@ func whose(program []byte) (k kind, version string) {
 	return reference, version
 }
 
-// newer says that version a is newer than b. X.Y.Z+go1.26.9 is X.Y.Z, built once more with that Go.
+// newer says that version a is newer than b: X.Y.Z, X.Y.Z+3.gCOMMIT (three commits later), X.Y.Z+go1.26.9 (built once
+// more with that Go), X.Y.Z+go1.26.9.3.gCOMMIT. Every version is newer than none.
 func newer(a, b string) bool {
 	a, b = "v"+strings.TrimPrefix(a, "v"), "v"+strings.TrimPrefix(b, "v")
 	if !semver.IsValid(a) || !semver.IsValid(b) {
-		return false
+		return semver.IsValid(a)
 	}
-	return cmp.Or(semver.Compare(a, b), semver.Compare(rebuild(a), rebuild(b))) > 0
+	goA, commitsA := buildOf(a)
+	goB, commitsB := buildOf(b)
+	return cmp.Or(semver.Compare(a, b), semver.Compare(goA, goB), cmp.Compare(commitsA, commitsB)) > 0
 }
 
-// rebuild is the version of Go in that of a build; without one it is none, and older than any.
-func rebuild(version string) string {
-	n, _ := strings.CutPrefix(semver.Build(version), "+go")
-	return "v" + n
+// buildOf returns the Go of a rebuild, and the number of commits since the tag.
+func buildOf(version string) (toolchain string, commits int) {
+	said := regexp.MustCompile(`^(?:\+go(\d+\.\d+(?:\.\d+)?))?(?:[+.](\d+)\.g)?`)
+	parts := said.FindStringSubmatch(semver.Build(version))
+	commits, _ = strconv.Atoi(parts[2]) // none is 0
+	return "v" + parts[1], commits
 }
