@@ -599,9 +599,11 @@ var _ = It("Most gives two thirds of the time that there is to what may wait", f
 
 var _ = It("answers a call of a plugin that the program does not have", Label("no-plugin"), func() {
 	p := newProcess("no plugin", "ADD")
+	p.Stdin = strings.NewReader(`{"cniVersion": "0.4.0", "name": "net", "type": "x"}`)
 	Expect(p.Run()).NotTo(Succeed())
 	Expect(p.ProcessState.ExitCode()).To(Equal(1))
-	Expect(p.stdout.String()).To(And(MatchJSON(p.stdout.String()), ContainSubstring(`"code": 7`),
+	Expect(p.stdout.String()).To(And(MatchJSON(p.stdout.String()), ContainSubstring(`"cniVersion": "0.4.0"`),
+		ContainSubstring(`"code": 7`),
 		ContainSubstring(`type: \"`+filepath.Base(p.Path)+`\" is no plugin of this file; there are tap, vrf`)))
 	p = newProcess("no plugin", "ADD")
 	p.Args = append(p.Args, "install")

@@ -102,7 +102,8 @@ func MainOf(all []Program) {
 	slices.Sort(names)
 	err := cni.Errorf(cni.CodeConfig, "type: %q is no plugin of this file; there are %s", name,
 		strings.Join(names, ", "))
-	fmt.Println(string(err.Encode(cni.Newest)))
+	c := call{env: Env{Stdin: os.Stdin}}
+	fmt.Println(string(err.Encode(c.askedVersion())))
 	os.Exit(1)
 }
 
