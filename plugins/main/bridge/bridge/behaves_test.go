@@ -27,6 +27,7 @@ var _ = Behaves(Fixture{
 	Conf:      everything(),
 	Reference: l3(Object{"cniVersion": "1.0.0", "isGateway": true, "ipMasq": true, "macspoofchk": true}),
 	HostEnd:   1,
+	BothForms: true,
 	Links:     []string{"br"},
 	Prepare:   prepare,
 	Held: func(a Attached) []string {

@@ -36,6 +36,7 @@ var _ = Behaves(Fixture{
 	Reference: conf(Object{"cniVersion": "1.0.0", "owner": 107, "group": 108}),
 	Child:     true,
 	Alone:     true,
+	BothForms: true,
 	Held:      func(Attached) []string { return []string{"interface: eth0 type tun"} },
 	Senseless: Object{"mtu": "x", "owner": -1, "group": "x", "bridge": 5, "dns": 5, "multiQueue": 7},
 	Otherwise: Object{"owner": 1, "group": nil, "mtu": 1300, "bridge": "br9", "multiQueue": false},
