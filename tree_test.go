@@ -118,6 +118,18 @@ func TestPluginsWithoutIPTables(t *testing.T) {
 	}
 }
 
+func TestChartVersion(t *testing.T) {
+	version, err := os.ReadFile("VERSION")
+	if err != nil {
+		t.Fatal(err)
+	}
+	release, _, _ := strings.Cut(strings.TrimSpace(string(version)), "-")
+	chart, _ := os.ReadFile("deploy/chart/Chart.yaml")
+	if !strings.Contains(string(chart), "\nversion: "+release+"\nappVersion: "+release+"\n") {
+		t.Errorf("deploy/chart/Chart.yaml: version and appVersion are not VERSION's %s", release)
+	}
+}
+
 var bash = regexp.MustCompile(`^#!.*\bbash\n(#.*\n|\n)*set -euo pipefail\n`)
 
 func TestScripts(t *testing.T) {
