@@ -24,6 +24,8 @@ type Holding struct {
 	// Reference says that the reference plugin of this name made it. Network and IfName are empty where that one does
 	// not write them down.
 	Reference bool `json:"reference,omitempty"`
+	// Processes is the inode of the PID namespace of the call that made it in this boot; 0 = not written down.
+	Processes uint64 `json:"-"`
 }
 
 // HoldingKind is what a Holding is.

@@ -1,13 +1,17 @@
 package tool_test
 
 import (
+	"context"
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 
+	"github.com/containernetworking/cni/libcni"
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
+	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/nstest"
 )
@@ -43,14 +47,30 @@ func newGCNode(plugins, subnet string) gcNode {
 func (g gcNode) runtime(ids ...string) {
 	GinkgoHelper()
 	g.Cmd("sh", "-c", "mkdir -p /run/containerd; touch /run/containerd/containerd.sock")
+	g.program("crictl", crictl(ids...))
+	g.program("podman", "echo '[]'")
+	g.program("ctr", ctr)
+}
+
+// ctr is one that knows no container.
+const ctr = `case "$*" in *namespaces*) echo k8s.io;; esac`
+
+// crictl is one that lists these pods.
+func crictl(ids ...string) string {
+	GinkgoHelper()
 	items := []map[string]string{}
 	for _, id := range ids {
 		items = append(items, map[string]string{"id": id})
 	}
-	pods := string(nstest.Must(json.Marshal(map[string]any{"items": items})))
-	g.program("crictl", "echo '"+pods+"'")
-	g.program("podman", "echo '[]'")
-	g.program("ctr", `case "$*" in *namespaces*) echo k8s.io;; esac`)
+	return "echo '" + string(nstest.Must(json.Marshal(map[string]any{"items": items}))) + "'"
+}
+
+// hold keeps a descriptor of the pod's namespace, as a process of the pod has.
+func (p *pod) hold() *os.File {
+	GinkgoHelper()
+	held := nstest.Must(os.Open(p.Path))
+	DeferCleanup(func() { _ = held.Close() })
+	return held
 }
 
 func (g gcNode) program(name, text string) {
@@ -60,8 +80,20 @@ func (g gcNode) program(name, text string) {
 
 func (g gcNode) gc(args ...string) (c collection, exit int) {
 	GinkgoHelper()
+	return g.gcIn(g.bin+":"+os.Getenv("PATH"), args...)
+}
+
+// gcIn begins when the clock of files has gone on: what was written before is older than 0s then.
+func (g gcNode) gcIn(path string, args ...string) (c collection, exit int) {
+	GinkgoHelper()
+	clock := func() (t unix.Timespec) {
+		Expect(unix.ClockGettime(unix.CLOCK_REALTIME_COARSE, &t)).To(Succeed())
+		return t
+	}
+	written := clock()
+	Eventually(clock).ShouldNot(Equal(written))
 	out := g.Run(nstest.Program{Path: nstest.Build("hawser"), Args: append([]string{"gc", "--json", "--path",
-		"/opt/cni/bin"}, args...), Env: []string{"PATH=" + g.bin + ":" + os.Getenv("PATH")}})
+		"/opt/cni/bin"}, args...), Env: []string{"PATH=" + path}})
 	Expect(json.Unmarshal([]byte(out.Stdout), &c)).To(Succeed(), out.Stdout+out.Stderr)
 	return c, out.Exit
 }
@@ -70,12 +102,12 @@ var _ = Describe("hawser gc", Label("tool-gc"), func() {
 	lives, gone := strings.Repeat("a", 64), strings.Repeat("b", 64)
 	now := []string{"--older", "0s"}
 
-	DescribeTable("removes what is left of a sandbox that no runtime knows, although a chained plugin is missing",
+	DescribeTable("removes what is left of a sandbox that no runtime knows, although a plugin of ours is missing",
 		func(plugins func() string, subnet string) { // containerd#12130: the mounted namespace stays, and the cache
 			g := newGCNode(plugins(), subnet)
 			g.runtime(lives)
-			g.up(newPod(lives, "web-0", hostPort(8080, 80)))
-			g.up(newPod(gone, "web-1"))
+			g.up(newPod(lives, "web-0", hostPort(8080, 80))).hold()
+			g.up(newPod(gone, "web-1", hostPort(8081, 80)))
 			full := g.Snapshot() + g.Files("/var/lib/cni")
 			c, exit := g.gc(now...)
 			Expect(exit).To(BeZero())
@@ -90,16 +122,12 @@ var _ = Describe("hawser gc", Label("tool-gc"), func() {
 
 			Expect(os.Rename(filepath.Join(g.plugins, "portmap"), filepath.Join(g.bin, "portmap"))).To(Succeed())
 			c, exit = g.gc(append(now, "--yes")...)
-			Expect(exit).To(Equal(1))
-			missing := ContainSubstring(`plugin "portmap" is in none`)
-			Expect(c.Attachments).To(ContainElement(HaveField("Error", missing)))
-			Expect(g.Files("/var/lib/cni/networks/pods")).NotTo(ContainSubstring(gone), "the address is free")
-			Expect(os.Rename(filepath.Join(g.bin, "portmap"), filepath.Join(g.plugins, "portmap"))).To(Succeed())
-			c, exit = g.gc(append(now, "--yes")...)
 			Expect(exit).To(BeZero())
 			Expect(c.Attachments).To(ContainElement(And(HaveField("ContainerID", gone), HaveField("Done", true))))
-			Expect(g.Files("/var/lib/cni/results")).NotTo(ContainSubstring(gone))
+			Expect(g.Files("/var/lib/cni", "/run") + g.Cmd("nft", "list", "ruleset")).NotTo(Or(
+				ContainSubstring(gone), ContainSubstring("8081")))
 			Expect(g.Files("/var/lib/cni/results")).To(ContainSubstring(lives))
+			Expect(g.Cmd("nft", "list", "ruleset")).To(ContainSubstring("8080"))
 			c, _ = g.gc(append(now, "--yes")...)
 			Expect(c.Attachments).To(HaveEach(HaveField("ContainerID", lives)))
 		},
@@ -109,8 +137,7 @@ var _ = Describe("hawser gc", Label("tool-gc"), func() {
 	It("never takes a container that lives, and takes it once nobody holds its namespace", func() {
 		g := newGCNode(ours(), "10.101.3")
 		p := g.up(newPod(gone, "web-0", hostPort(8080, 80)))
-		held := nstest.Must(os.Open(p.Path))
-		DeferCleanup(func() { _ = held.Close() })
+		held := p.hold()
 		p.Unpin()
 		kept := func(why string) {
 			GinkgoHelper()
@@ -133,6 +160,91 @@ var _ = Describe("hawser gc", Label("tool-gc"), func() {
 			return len(c.Attachments) == 0
 		}).Should(BeTrue())
 		Expect(g.Files("/var/lib/cni/networks/pods")).NotTo(ContainSubstring(gone))
+	})
+
+	It("keeps the cache's file until a plugin that is not ours has done its DEL", func() {
+		list := strings.Replace(strings.ReplaceAll(usual, "10.88.0", "10.101.5"), `{"type": "firewall"}`,
+			`{"type": "others"}`, 1)
+		g := newGCNode(ours(), "10.101.5")
+		g.list = nstest.Must(libcni.NetworkConfFromBytes([]byte(list)))
+		others := filepath.Join(g.plugins, "others")
+		Expect(os.WriteFile(others, []byte("#!/bin/sh\n"+
+			`[ "$CNI_COMMAND" != ADD ] || echo '{"cniVersion": "1.0.0"}'`+"\n"), 0o755)).To(Succeed())
+		g.runtime(lives)
+		g.up(newPod(lives, "web-0"))
+		g.up(newPod(gone, "web-1"))
+		Expect(os.Rename(others, others+".away")).To(Succeed())
+		c, exit := g.gc(append(now, "--yes")...)
+		Expect(exit).To(Equal(1))
+		Expect(c.Attachments).To(ContainElement(And(HaveField("ContainerID", gone), HaveField("Done", false),
+			HaveField("Error", ContainSubstring(`plugin "others" is in none`)))))
+		Expect(g.Files("/var/lib/cni/networks/pods")).NotTo(ContainSubstring(gone), "the address is free")
+		Expect(os.Rename(others+".away", others)).To(Succeed())
+		c, exit = g.gc(append(now, "--yes")...)
+		Expect(exit).To(BeZero())
+		Expect(c.Attachments).To(ContainElement(And(HaveField("ContainerID", gone), HaveField("Done", true))))
+		Expect(g.Files("/var/lib/cni")).NotTo(ContainSubstring(gone))
+	})
+
+	It("harms no container that is attached while gc asks, although none of its processes is seen", Label("gc-race"),
+		func() {
+			g := newGCNode(ours(), "10.101.6")
+			g.runtime()
+			g.up(newPod(gone, "web-0", hostPort(8080, 80)))
+			g.Cmd("sh", "-c", "rm /var/lib/cni/results/*")
+			// DEL by this list leaves what portmap keeps.
+			list := strings.Replace(strings.ReplaceAll(usual, "10.88.0", "10.101.6"), "1.0.0", "1.1.0", 1)
+			g.write("/etc/cni/net.d/10-pods.conflist", strings.Replace(list, `"portmap"`, `"tuning"`, 1))
+			Expect(os.WriteFile(filepath.Join(g.plugins, "tuning"), nstest.Must(os.ReadFile(nstest.Build("tuning"))),
+				0o755)).To(Succeed())
+
+			asked, answer := filepath.Join(g.bin, "asked"), filepath.Join(g.bin, "answer")
+			g.Cmd("mkfifo", asked, answer)
+			g.program("crictl", "echo >"+asked+"; cat "+answer+"; "+crictl())
+			var added []*pod
+			done := make(chan struct{})
+			go func() {
+				defer GinkgoRecover()
+				defer close(done)
+				for {
+					text := nstest.Must(os.ReadFile(asked)) // waits for crictl
+					if string(text) == "end" {
+						return
+					}
+					i := len(added)
+					p := g.up(newPod(fmt.Sprintf("%064x", i), fmt.Sprint("new-", i), hostPort(9000+i, 80)))
+					added = append(added, p)
+					Expect(os.WriteFile(answer, nil, 0)).To(Succeed())
+				}
+			}()
+			c, exit := g.gc(append(now, "--yes")...)
+			Expect(os.WriteFile(asked, []byte("end"), 0)).To(Succeed())
+			Eventually(done).Should(BeClosed())
+			Expect(exit).To(BeZero())
+			Expect(len(added)).To(BeNumerically(">=", 2))
+			for _, p := range added {
+				g.Do(func() { Expect(g.cni.CheckNetworkList(context.Background(), g.list, p.rt)).To(Succeed()) })
+			}
+			Expect(c.Attachments).To(ContainElement(And(HaveField("ContainerID", gone), HaveField("Done", true))))
+			Expect(g.Files("/var/lib/cni", "/run")).NotTo(ContainSubstring(gone))
+		})
+
+	It("refuses to look from a PID namespace in which it sees no container", Label("gc-blind"), func() {
+		g := newGCNode(ours(), "10.101.7")
+		g.runtime() // the container is of one that does not answer here
+		p := g.up(newPod(gone, "web-0"))
+		p.hold()
+		p.Unpin()
+		before := g.Files("/var/lib/cni", "/run")
+		out := g.Run(nstest.Program{Path: "unshare", Args: []string{"--pid", "--fork", "--mount-proc",
+			nstest.Build("hawser"), "gc", "--yes", "--older", "0s"},
+			Env: []string{"PATH=" + g.bin + ":" + os.Getenv("PATH")}})
+		Expect(g.Files("/var/lib/cni", "/run")).To(Equal(before))
+		Expect(out.Exit).To(Equal(1), out.Stdout)
+		Expect(out.Stderr).To(And(ContainSubstring("nothing was removed"), ContainSubstring("hostPID: true")))
+		c, exit := g.gc(append(now, "--yes")...)
+		Expect(exit).To(BeZero())
+		Expect(c.Attachments).To(HaveEach(HaveField("Kept", ContainSubstring("a process uses its namespace"))))
 	})
 
 	It("takes no namespace that lives where a runtime gives no answer, or would not know the container", func() {

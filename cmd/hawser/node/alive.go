@@ -3,10 +3,15 @@ package node
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/ns"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
@@ -18,15 +23,22 @@ type Survey struct {
 	used map[uint64]bool   // by inode: a process is in the namespace or has it open
 	has  map[string]uint64 // "eth0 10.88.0.2" or "eth0 MAC" -> the namespace that has it
 	host map[string]bool   // the host's links
+	own  uint64            // the inode of the host's namespace
+	// began is before anybody was asked, by the clock of files.
+	began time.Time
 }
 
-// Survey asks runtimes and the kernel. An attachment that could not be read has to be left alone, so there is no survey
-// beside an error.
+// Survey asks runtimes and the kernel, and lists the attachments at last: who answered before an attachment was made
+// knows nothing of it. One that could not be read has to be left alone, so there is no survey beside an error.
 func (n Node) Survey(ctx context.Context) (s *Survey, err error) {
 	s = &Survey{used: map[uint64]bool{}, has: map[string]uint64{}, host: map[string]bool{}}
-	if s.Attachments, err = n.Attachments(ctx); err != nil {
+	var now unix.Timespec
+	var own unix.Stat_t
+	err = errors.Join(unix.ClockGettime(unix.CLOCK_REALTIME_COARSE, &now), unix.Stat("/proc/self/ns/net", &own))
+	if err != nil {
 		return nil, err
 	}
+	s.began, s.own = time.Unix(now.Unix()), own.Ino
 	s.Runtimes = n.Runtimes(ctx)
 	host := rtnl.Host()
 	defer host.Close()
@@ -46,7 +58,32 @@ func (n Node) Survey(ctx context.Context) (s *Survey, err error) {
 			return nil, err
 		}
 	}
+	if s.Attachments, err = n.Attachments(ctx); err != nil {
+		return nil, err
+	}
 	return s, nil
+}
+
+// allProcesses is the inode of the first PID namespace, in which each process is seen (PROC_PID_INIT_INO).
+const allProcesses = 0xEFFFFFFC
+
+// Blind says that containers' processes cannot be seen from here: we are in a PID namespace of our own. A node may have
+// one (kind, LXC). Then an ADD ran in it, or a container's process is in it.
+func (s *Survey) Blind() error {
+	var here unix.Stat_t
+	if err := unix.Stat("/proc/self/ns/pid", &here); err != nil {
+		return err
+	}
+	isOf := func(a *Attachment) bool {
+		inode, _ := s.namespaceOf(a)
+		return s.used[inode] && inode != s.own ||
+			slices.ContainsFunc(a.Holdings, func(h cni.Holding) bool { return h.Processes == here.Ino })
+	}
+	if here.Ino == allProcesses || len(s.Attachments) == 0 || slices.ContainsFunc(s.Attachments, isOf) {
+		return nil
+	}
+	return fmt.Errorf("the PID namespace pid:[%d] of this process does not show the processes of containers: run it "+
+		"in that of the node (hostPID: true, podman run --pid host, nsenter --target 1 --pid)", here.Ino)
 }
 
 // namespaces finds all that processes are in, have open or have mounted, and a path for each.
@@ -139,7 +176,7 @@ func (a *Attachment) youngest() (t time.Time) {
 func (s *Survey) Judge(a *Attachment, older time.Duration) (garbage, kept string) {
 	inode, isKnown := s.namespaceOf(a)
 	isThere := s.host[firstWord(a.HostEnd())]
-	age := time.Since(a.youngest())
+	age := s.began.Sub(a.youngest())
 	knows := s.Knows(a.ContainerID)
 	switch {
 	case a.Network == "" || a.IfName == "":
@@ -148,8 +185,9 @@ func (s *Survey) Judge(a *Attachment, older time.Duration) (garbage, kept string
 		return "", knows + " knows the container"
 	case a.youngest().IsZero() && isThere:
 		return "", fmt.Sprintf("its host end %s is there, and nothing says since when", a.HostEnd())
-	case age < older:
-		return "", fmt.Sprintf("something of it was written %s ago: its ADD may be under way", age.Round(time.Second))
+	case age <= older:
+		return "", fmt.Sprintf("something of it was written %s ago: its ADD may be under way",
+			max(age, 0).Round(time.Second))
 	case s.used[inode]:
 		return "", fmt.Sprintf("a process uses its namespace net:[%d]", inode)
 	case s.WouldKnow(a.ContainerID):

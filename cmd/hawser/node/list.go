@@ -55,6 +55,17 @@ func (n Node) Lists() (lists []List, err error) {
 	return lists, errors.Join(errs...)
 }
 
+// ListOf is the list of a network; without one it is empty but for the name.
+func (n Node) ListOf(network string) (List, error) {
+	lists, err := n.Lists()
+	for _, l := range lists {
+		if l.Name == network {
+			return l, nil
+		}
+	}
+	return List{Name: network}, err
+}
+
 // ListFiles are the files of a directory that runtimes take for network lists.
 func ListFiles(dir string) ([]string, error) { return filesIn(dir, ".conf", ".conflist", ".json") }
 

@@ -7,13 +7,11 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/mod/semver"
 
 	"github.com/hawser-cni/plugins/cmd/hawser/node"
 	"github.com/hawser-cni/plugins/pkg/cni"
@@ -63,6 +61,9 @@ func gcCommand(n *node.Node, asJSON *bool) *cobra.Command {
 
 func collect(ctx context.Context, n node.Node, older time.Duration, yes bool) (*collection, error) {
 	s, err := n.Survey(ctx)
+	if err == nil {
+		err = s.Blind()
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -83,72 +84,43 @@ func collect(ctx context.Context, n node.Node, older time.Duration, yes bool) (*
 	return found, errors.Join(errs...)
 }
 
-// remove looks again, and detaches what is still garbage: by the list and the result that the runtime remembers, or
-// else by the node's list of the network; and by GC where DEL left something.
+// remove looks again, and detaches what is still garbage: by the list that the runtime remembers, or else by the node's
+// list of the network, if there is one.
 func (g *garbage) remove(ctx context.Context, n node.Node, older time.Duration) error {
-	a, _, err := g.again(ctx, n, older)
+	a, err := g.again(ctx, n, older)
 	if a == nil || err != nil {
 		return err
 	}
-	container := node.Container{ID: a.ContainerID, Netns: a.Netns, IfName: a.IfName}
+	var list node.List
 	if a.Cached != nil {
-		list, err := node.ParseList(a.Cached.Config)
-		if err == nil {
-			err = n.Del(ctx, list, a.Cached.Container(), a.Cached.RawResult)
-		}
-		if err == nil {
-			err = os.Remove(a.Cached.File)
-		}
-		g.Done = err == nil
-		return err
+		list, err = node.ParseList(a.Cached.Config)
+	} else {
+		list, err = n.ListOf(a.Network)
 	}
-	lists, err := n.Lists()
-	i := slices.IndexFunc(lists, func(l node.List) bool { return l.Name == a.Network })
-	if i < 0 {
-		return errors.Join(err, fmt.Errorf("no list of network %q is in %s to detach it by", a.Network, n.ConfDir))
+	if err == nil {
+		err = n.Detach(ctx, a, list)
 	}
-	if err := n.Del(ctx, lists[i], container, nil); err != nil {
-		return err
+	if err == nil && a.Cached != nil {
+		err = os.Remove(a.Cached.File)
 	}
-	a, valid, err := g.again(ctx, n, older)
-	if a == nil || err != nil {
-		g.Done = err == nil
-		return err
-	}
-	if lists[i].NoGC || semver.Compare("v"+lists[i].CNIVersion, "v1.1.0") < 0 {
-		return fmt.Errorf("DEL left something, and the list of network %q has no GC (cniVersion 1.1.0)", a.Network)
-	}
-	var errs []error
-	more := map[string]any{"cni.dev/valid-attachments": valid}
-	for k := range lists[i].Plugins {
-		_, err := n.Run(ctx, node.Call{Command: "GC", List: lists[i], Entry: k, More: more})
-		errs = append(errs, err)
-	}
-	g.Done = errors.Join(errs...) == nil
-	return errors.Join(errs...)
+	g.Done = err == nil
+	return err
 }
 
-// again is the attachment as it is now, nil where it is no garbage any more, and all of its network that is kept.
-func (g *garbage) again(ctx context.Context, n node.Node, older time.Duration) (*node.Attachment, []any, error) {
+// again is the attachment as it is now, nil where it is no garbage any more.
+func (g *garbage) again(ctx context.Context, n node.Node, older time.Duration) (*node.Attachment, error) {
 	s, err := n.Survey(ctx)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	var now *node.Attachment
-	valid := []any{}
 	for _, a := range s.Attachments {
-		why, kept := s.Judge(a, older)
-		switch {
-		case a.Attachment == g.Attachment && why != "":
-			now = a
-		case a.Attachment == g.Attachment:
-			g.Why, g.Kept = why, kept
-		}
-		if why == "" && a.Network == g.Network {
-			valid = append(valid, map[string]string{"containerID": a.ContainerID, "ifname": a.IfName})
+		if a.Attachment == g.Attachment {
+			if g.Why, g.Kept = s.Judge(a, older); g.Why != "" {
+				return a, nil
+			}
 		}
 	}
-	return now, valid, nil
+	return nil, nil
 }
 
 func (c *collection) print(out io.Writer, yes bool) {

@@ -271,6 +271,7 @@ func leased(name string) (addr netip.Addr, ok bool) {
 func (s *leaseDir) list() (all []cni.Holding, err error) {
 	names, err := s.dir.Names()
 	errs := []error{err}
+	here, _ := s.newNote()
 	for _, name := range slices.Sorted(slices.Values(names)) {
 		addr, ok := leased(name)
 		if !ok {
@@ -288,6 +289,10 @@ func (s *leaseDir) list() (all []cni.Holding, err error) {
 			Kind: cni.HeldAddress, Value: name, Kept: filepath.Join(s.dir.Path(), name)}
 		if info, err := os.Lstat(h.Kept); err == nil {
 			h.Since = info.ModTime()
+		}
+		of, _, _ := s.dir.Note(name)
+		if n, ok := parseNote(of); ok && n.boot == here.boot {
+			h.Processes = n.processes
 		}
 		all = append(all, h)
 	}
