@@ -247,6 +247,33 @@ var _ = Describe("hawser gc", Label("tool-gc"), func() {
 		Expect(c.Attachments).To(HaveEach(HaveField("Kept", ContainSubstring("a process uses its namespace"))))
 	})
 
+	DescribeTable("asks by the programs that", func(path string, isAll bool) {
+		g := newGCNode(ours(), "10.101.8")
+		g.up(newPod(lives, "web-0"))
+		g.Cmd("sh", "-c", "mkdir -p /run/k3s/containerd; touch /run/k3s/containerd/containerd.sock")
+		if path == "" {
+			path = g.bin
+		}
+		programs := map[string]string{"crictl": crictl(lives), "ctr": ctr}
+		if isAll {
+			programs = map[string]string{"k3s": `[ "$1" = ctr ] || { ` + crictl(lives) + `; exit; }; ` + ctr}
+		}
+		g.Cmd("mkdir", "-p", path)
+		for name, text := range programs {
+			g.write(filepath.Join(path, name), "#!/bin/sh\n"+text+"\n")
+			g.Cmd("chmod", "755", filepath.Join(path, name))
+		}
+		c, exit := g.gcIn(g.bin, now...)
+		Expect(exit).To(BeZero())
+		Expect(c.Silent).To(BeEmpty())
+		const socket = "/run/k3s/containerd/containerd.sock"
+		Expect(c.Source).To(Equal("crictl " + socket + ", ctr " + socket))
+		Expect(c.Attachments).To(HaveEach(HaveField("Kept", "crictl knows the container")))
+	},
+		Entry("k3s keeps", "/var/lib/rancher/k3s/data/current/bin", false),
+		Entry("RKE2 keeps", "/var/lib/rancher/rke2/bin", false),
+		Entry("k3s is", "", true))
+
 	It("takes no namespace that lives where a runtime gives no answer, or would not know the container", func() {
 		g := newGCNode(ours(), "10.101.4")
 		g.runtime()

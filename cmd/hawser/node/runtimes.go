@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"time"
@@ -91,9 +92,26 @@ func (n Node) askContainerd(ctx context.Context, r *Runtimes, socket string) err
 
 func (r *Runtimes) answered(name string) { r.Asked = append(r.Asked, name) }
 
+// find is a runtime's program: in PATH, or where k3s and RKE2 keep theirs, or k3s's own, which is all in one.
+func find(program string, args []string) (string, []string, error) {
+	file, err := process.LookPath(program)
+	if err == nil {
+		return file, args, nil
+	}
+	for _, dir := range []string{"/var/lib/rancher/k3s/data/current/bin", "/var/lib/rancher/rke2/bin"} {
+		if file, err := process.LookPath(filepath.Join(dir, program)); err == nil {
+			return file, args, nil
+		}
+	}
+	if k3s, err := process.LookPath("k3s"); err == nil && program != "podman" {
+		return k3s, append([]string{program}, args...), nil
+	}
+	return "", nil, err
+}
+
 // ask runs a program and decodes its answer: words into a list of them, else JSON.
 func (n Node) ask(ctx context.Context, answer any, program string, args ...string) error {
-	file, err := process.LookPath(program)
+	file, args, err := find(program, args)
 	if err != nil {
 		return err
 	}
