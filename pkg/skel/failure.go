@@ -97,12 +97,12 @@ func keep(records statefile.Records[Failure], f Failure) error {
 	return s.Drop(old...)
 }
 
-// podOf is the pod that a kubelet's runtime names in CNI_ARGS.
+// podOf is the pod that a kubelet's runtime names in CNI_ARGS, or the name of podman's container.
 func podOf(args string) string {
 	const namespace, name = "K8S_POD_NAMESPACE", "K8S_POD_NAME"
 	pod, err := cni.ParseArgs(args+";IgnoreUnknown=1", namespace, name)
 	if err != nil || pod[namespace] == "" || pod[name] == "" {
-		return ""
+		return pod[name] // podman's container
 	}
 	return pod[namespace] + "/" + pod[name]
 }

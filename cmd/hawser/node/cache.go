@@ -98,7 +98,7 @@ func (c Cached) Result() *cni.Result {
 	return result
 }
 
-// Pod is the pod whose the attachment is: namespace/name, or empty.
+// Pod is the pod whose the attachment is: namespace/name, the name of podman's container, or empty.
 func (c Cached) Pod() string {
 	var namespace, name string
 	for _, arg := range c.Args {
@@ -110,7 +110,7 @@ func (c Cached) Pod() string {
 		}
 	}
 	if namespace == "" || name == "" {
-		return ""
+		return name
 	}
 	return namespace + "/" + name
 }
