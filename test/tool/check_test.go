@@ -2,6 +2,7 @@ package tool_test
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -90,8 +91,8 @@ func wrongs() []wrong {
 			"warning", "plugins[0].capabilities.bandwidth", "is nothing that bridge takes"},
 		{listOf(bridgeEntry, `{"type": "portmap"}`), "warning", "plugins[1].capabilities", "not have portMappings"},
 		{listOf(bridgeEntry, `{"type": "bandwidth"}`), "warning", "plugins[1].capabilities", "have bandwidth"},
-		{listOf(bridgeEntry, `{"type": "portmop"}`), "warning", "plugins[1].type", `plugin "portmop" is in none`},
-		{strings.Replace(listOf(bridgeEntry), "host-local", "host-lokal", 1), "warning", "plugins[0].ipam.type",
+		{listOf(bridgeEntry, `{"type": "portmop"}`), "error", "plugins[1].type", `plugin "portmop" is in none`},
+		{strings.Replace(listOf(bridgeEntry), "host-local", "host-lokal", 1), "error", "plugins[0].ipam.type",
 			`plugin "host-lokal" is in none of`},
 	}
 }
@@ -102,7 +103,7 @@ var _ = Describe("hawser check", Label("tool-check"), func() {
 		entries = append(entries, Entry(w.key+": "+w.says, w))
 	}
 	DescribeTable("says what is wrong with a list, and where", append([]any{func(w wrong) {
-		m := newMachine(ours(), usual)
+		m := newMachine(all(), usual)
 		Expect(m.checks()).To(BeEmpty())
 		m.write(listFile, w.list)
 		Expect(m.checks()).To(ConsistOf(And(HaveField("Severity", w.severity), HaveField("File", listFile),
@@ -142,7 +143,7 @@ var _ = Describe("hawser check", Label("tool-check"), func() {
 	})
 
 	It("checks what multus and flannel delegate to", func() {
-		m := newMachine(ours(), usual)
+		m := newMachine(all(), usual)
 		m.Cmd("sh", "-ec", "mkdir /run/bin; touch /run/bin/multus /run/bin/flannel")
 		flannel := func(keys string) string { return `{"type": "flannel", "delegate": {` + keys + "}}" }
 		multus := func(keys string) string {
@@ -175,12 +176,24 @@ var _ = Describe("hawser check", Label("tool-check"), func() {
 		}
 	})
 
-	It("takes the lists that others write, and has nothing to say of those of the pages", func() {
+	It("names each of our plugins that is not installed", func() {
 		m := newMachine(ours(), usual)
+		m.Cmd("sh", "-ec", "mkdir /run/bin; touch /run/bin/bridge /run/bin/firewall")
+		inNone := func(key, plugin string) complaint {
+			return complaint{"error", listFile, key, fmt.Sprintf("plugin %q is in none of /run/bin", plugin),
+				"install it (hawser install), or correct the name"}
+		}
+		Expect(m.checks("--path", "/run/bin")).To(ConsistOf(
+			inNone("plugins[0].ipam.type", "host-local"), inNone("plugins[1].type", "portmap")))
+	})
+
+	It("takes the lists that others write, and has nothing to say of those of the pages", func() {
+		m := newMachine(all(), usual)
 		lists := nstest.Must(filepath.Glob(nstest.Root() + "/test/clients/testdata/lists/*.json"))
 		Expect(len(lists)).To(BeNumerically(">", 20))
 		for _, file := range lists {
-			Expect(errorsOf(m.checks(file))).To(BeEmpty(), file)
+			isThere := Not(HaveField("What", ContainSubstring("is in none of"))) // theirs are not installed
+			Expect(errorsOf(m.checks(file))).NotTo(ContainElement(isThere), file)
 		}
 		fence := regexp.MustCompile("(?ms)^```json\n(.*?)^```$")
 		seen := 0

@@ -90,8 +90,10 @@ const pointToPoint = `{"cniVersion": "1.0.0", "name": "pods", "plugins": [
 func reference() string { return nstest.Newest().Dir() }
 
 func all() string {
-	nstest.Build("ptp")
-	nstest.Build("dhcp")
+	GinkgoHelper()
+	for _, plugin := range nstest.Plugins() {
+		nstest.Build(plugin)
+	}
 	return ours()
 }
 

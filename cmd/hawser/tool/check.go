@@ -180,15 +180,18 @@ func (s spot) list(list node.List) {
 	}
 }
 
-// entry has our plugins look at an entry as they are given it.
+// entry looks for the programs of an entry, and has our plugins look at it as they are given it.
 func (s spot) entry(list node.List, i int) {
 	e, takes := list.Plugins[i], []string{}
 	for _, plugin := range [][2]string{{"type", e.Type}, {"ipam.type", e.IPAM.Type}} {
+		if plugin[1] == "" {
+			continue
+		}
+		if _, err := s.Find(plugin[1]); err != nil {
+			s.at(e).say(broken, plugin[0], err.Error(), "install it (hawser install), or correct the name")
+		}
 		p, isOurs := s.ours[plugin[1]]
 		if !isOurs {
-			if _, err := s.Find(plugin[1]); err != nil && plugin[1] != "" {
-				s.at(e).say(doubtful, plugin[0], err.Error(), "install it, or correct the name")
-			}
 			continue
 		}
 		takes = append(takes, p.Traits().Capabilities...)
