@@ -23,8 +23,6 @@ type tooled struct {
 	// lose ends a pod while its network cannot be taken down, and has the runtime forget it.
 	lose     func(id string)
 	ownPorts bool // the runtime publishes ports itself
-	// oldCache says that its libcni writes no namespace down (before 1.2).
-	oldCache bool
 }
 
 // hawser runs the tool with --json, and returns what it says and its exit status.
@@ -99,14 +97,12 @@ func (t tooled) expectTool() {
 
 	By("reapply: traffic comes back after all rules were flushed")
 	traffic()
-	if !t.oldCache {
-		t.Cmd("nft", "flush", "ruleset")
-		_, err := t.outside.Ask("tcp", "192.0.2.1:8080")
-		Expect(err).To(HaveOccurred())
-		_, exit = hawser[[]any](t, "reapply")
-		Expect(exit).To(BeZero())
-		traffic()
-	}
+	t.Cmd("nft", "flush", "ruleset")
+	_, err := t.outside.Ask("tcp", "192.0.2.1:8080")
+	Expect(err).To(HaveOccurred())
+	_, exit = hawser[[]any](t, "reapply")
+	Expect(exit).To(BeZero())
+	traffic()
 
 	By("why: the pod that failed is gone, its reason is not")
 	t.without("host-local", func() {
@@ -179,7 +175,6 @@ var _ = Describe("the node's tool", Label("tool-runtimes"), func() {
 	DescribeTable("under containerd", func(dir func() string, old bool) {
 		c := newContainerd(newMachine(""), dir(), network.Conflist())
 		t := c.tooled("/run/containerd/containerd.sock", false, c.program.Env...)
-		t.oldCache = old
 		t.lose = func(id string) {
 			Expect(c.stop(id)).NotTo(Succeed())
 			ctr := inDir(dir(), "ctr")
@@ -212,7 +207,7 @@ var _ = Describe("the node's tool", Label("tool-runtimes"), func() {
 
 	It("under podman", func() {
 		p := newPodman(newMachine(""), pods.Network{Version: "0.4.0"}.Conflist())
-		tooled{machine: p.machine, env: p.env, source: "podman", oldCache: true,
+		tooled{machine: p.machine, env: p.env, source: "podman",
 			start: func(name string, serves bool) (id string, pod pods.Pod, err error) {
 				args := []string{"run", "-d", "--name", name, "--cgroup-parent", p.cgroup, "--network", "pods"}
 				if serves {
