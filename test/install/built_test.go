@@ -52,6 +52,21 @@ var _ = It("replaces a build with an older Go, and refuses one with a newer Go",
 		"/bridge: is the newer version 1.2.3+go1.26.11 (this is 1.2.3+go1.26.10); --force replaces it"))))
 })
 
+var _ = It("is built by the loop of the reference's build script", Label("build-loop"), func() {
+	out := GinkgoT().TempDir()
+	c := exec.Command("bash", "-ec", `for d in plugins/meta/* plugins/main/* plugins/ipam/*; do
+		if [ -d "$d" ]; then go build -o "$1/$(basename "$d")" ./"$d"; fi
+	done`, "loop", out)
+	c.Dir, c.Env = nstest.Root(), append(os.Environ(), "CGO_ENABLED=0", "GOPROXY=off", "GOFLAGS=-buildvcs=false")
+	text, err := c.CombinedOutput()
+	Expect(err).NotTo(HaveOccurred(), string(text))
+	d := dir{nstest.NewHost(), out}
+	Expect(d.names()).To(ConsistOf(nstest.Plugins()))
+	for _, name := range nstest.Plugins() {
+		d.answers(name)
+	}
+})
+
 // flannel is a plugin that a distributor has beside ours.
 const flannel = `package flannel
 
