@@ -181,7 +181,11 @@ func (i Identity) Is(other Identity) bool {
 }
 
 // Identity is the namespace's.
-func (n *NS) Identity() (id Identity, err error) {
+func (n *NS) Identity() (Identity, error) {
+	id, err := n.handleIdentity()
+	if err != nil || id.Cookie != 0 {
+		return id, err
+	}
 	err = n.Do(func() (err error) {
 		id, err = n.IdentityInside()
 		return err
@@ -191,17 +195,30 @@ func (n *NS) Identity() (id Identity, err error) {
 
 // IdentityInside is Identity for a caller who is in the namespace already.
 func (n *NS) IdentityInside() (Identity, error) {
-	var st unix.Stat_t
-	if err := unix.Fstat(int(n.h), &st); err != nil {
-		return Identity{}, n.wrap(err)
+	id, err := n.handleIdentity()
+	if err != nil || id.Cookie != 0 {
+		return id, err
 	}
 	sock, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return Identity{}, err
 	}
 	defer unix.Close(sock)
-	cookie, _ := unix.GetsockoptUint64(sock, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
-	return Identity{Cookie: cookie, Device: uint64(st.Dev), Inode: st.Ino}, nil
+	id.Cookie, _ = unix.GetsockoptUint64(sock, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
+	return id, nil
+}
+
+// handleIdentity is what the descriptor tells: before Linux 6.18 not the cookie.
+func (n *NS) handleIdentity() (Identity, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(n.h), &st); err != nil {
+		return Identity{}, n.wrap(err)
+	}
+	id := Identity{Device: uint64(st.Dev), Inode: st.Ino}
+	if handle, _, err := unix.NameToHandleAt(int(n.h), "", unix.AT_EMPTY_PATH); err == nil {
+		id.Cookie = cookieOf(handle)
+	}
+	return id, nil
 }
 
 // Do runs fn on a thread of its own in the namespace. Goroutines that fn starts are

@@ -1,0 +1,133 @@
+package ns
+
+import (
+	"cmp"
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+)
+
+// The file handle of a namespace (Linux 6.18): its number, which of a network namespace is the cookie, its kind and its
+// inode.
+const (
+	handleType = 241 // FILEID_NSFS
+	handleSize = 16
+)
+
+func cookieOf(handle unix.FileHandle) uint64 {
+	b := handle.Bytes()
+	if handle.Type() != handleType || len(b) < handleSize || binary.NativeEndian.Uint32(b[8:]) != unix.CLONE_NEWNET {
+		return 0
+	}
+	return binary.NativeEndian.Uint64(b)
+}
+
+// openHandle opens a namespace by its cookie and inode. ESTALE says that it is gone: nothing on the machine has it, not
+// even a message between sockets. From Linux 6.19 on it says so also where only a socket of the namespace is left.
+func openHandle(id Identity) (fd int, err error) {
+	b := binary.NativeEndian.AppendUint64(nil, id.Cookie)
+	b = binary.NativeEndian.AppendUint32(b, unix.CLONE_NEWNET)
+	b = binary.NativeEndian.AppendUint32(b, uint32(id.Inode))
+	handle := unix.NewFileHandle(handleType, b)
+	err = retry(func() (err error) {
+		fd, err = unix.OpenByHandleAt(unix.FD_NSFS_ROOT, handle, unix.O_RDONLY|unix.O_CLOEXEC)
+		return err
+	})
+	return fd, err
+}
+
+// Gone returns a function that reports whether a namespace of this boot, which has a cookie, is gone for certain: no
+// process is in it, and no descriptor or mount has it. The kernel says that (Linux 6.18). On older ones all processes
+// are looked at: the error says why one that is not seen may have it nevertheless, so that nothing is certain.
+func Gone() (isGone func(Identity) bool, err error) {
+	if isGone, err = byHandle(); err == nil {
+		return isGone, nil
+	}
+	if err := seesAll(); err != nil {
+		return nil, err
+	}
+	return unused("/proc")
+}
+
+// byHandle is Gone by the kernel's word. A kernel that cannot open namespaces by their cookies, or does not let us, may
+// say ESTALE of all; so our own must open.
+func byHandle() (isGone func(Identity) bool, err error) {
+	h, err := own()
+	if err != nil {
+		return nil, err
+	}
+	home := &NS{path: "our own", h: h}
+	defer home.Close()
+	id, err := home.handleIdentity()
+	if err != nil {
+		return nil, err
+	}
+	fd, err := openHandle(id)
+	if err != nil {
+		return nil, home.wrap(err)
+	}
+	return func(id Identity) bool {
+		fd, err := openHandle(id)
+		if err == nil {
+			_ = unix.Close(fd)
+		}
+		return id.Cookie != 0 && errors.Is(err, unix.ESTALE)
+	}, unix.Close(fd)
+}
+
+// seesAll says why processes of the machine may be hidden from us.
+func seesAll() error {
+	const initial = 0xEFFFFFFC // PROC_PID_INIT_INO
+	var st unix.Statx_t
+	if err := statx("/proc/self/ns/pid", &st); err != nil {
+		return err
+	}
+	if st.Ino != initial {
+		return errors.New("processes outside of our PID namespace are not seen")
+	}
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var sets [2]unix.CapUserData
+	if err := unix.Capget(&header, &sets[0]); err != nil {
+		return fmt.Errorf("capabilities: %w", err)
+	}
+	if sets[0].Effective&(1<<unix.CAP_SYS_PTRACE) == 0 {
+		return errors.New("processes may be hidden from a call without CAP_SYS_PTRACE")
+	}
+	return nil
+}
+
+// unused is Gone by what the processes of a proc file system have. It looks twice, since a namespace that is handed on
+// meanwhile may be missed once.
+func unused(proc string) (isGone func(Identity) bool, err error) {
+	used := map[uint64]string{}
+	for range 2 {
+		s := search{proc: proc, descriptors: true, yield: func(use Use, failed error) bool {
+			if failed == nil {
+				used[use.Inode] = use.Path
+			}
+			err = failed
+			return failed == nil
+		}}
+		s.run()
+		if err = cmp.Or(err, s.hidden()); err != nil {
+			return nil, err
+		}
+	}
+	return func(id Identity) bool {
+		path, isUsed := used[id.Inode]
+		return id.Cookie != 0 && (!isUsed || isReused(path, id))
+	}, nil
+}
+
+// isReused reports whether another namespace has the inode now. Two that live never have the same.
+func isReused(path string, id Identity) bool {
+	n, err := Open(path)
+	if err != nil {
+		return false
+	}
+	defer n.Close()
+	now, err := n.Identity()
+	return err == nil && now.Inode == id.Inode && now.Cookie != 0 && now.Cookie != id.Cookie
+}
