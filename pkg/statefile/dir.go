@@ -183,21 +183,47 @@ func (d *Dir) createUnnamed(name string, data, note []byte, perm fs.FileMode) er
 // noteAttr is the extended attribute of notes, which root alone can read and write. tmpfs has it in all kernels.
 const noteAttr = "trusted.hawser"
 
-// Note returns the note of a file, nil where there is none, and when the file was changed last in any way. It goes by
-// d's path: there is no such call for a descriptor of the directory before Linux 6.13, and /proc takes twice the time.
-func (d *Dir) Note(name string) (note []byte, changed time.Time, err error) {
+// maxNote is how long a note is at most.
+const maxNote = 64
+
+// Note returns the note of a file, nil where none can be read. It goes by d's path: there is no such call for a
+// descriptor of the directory before Linux 6.13, and /proc takes twice the time.
+func (d *Dir) Note(name string) []byte {
+	note := make([]byte, maxNote)
 	if !isEntry(name) {
-		return nil, changed, d.fail("read the note of", name, fs.ErrInvalid)
+		return nil
 	}
-	note = make([]byte, 256)
-	if n, err := unix.Lgetxattr(d.join(name), noteAttr, note); err == nil {
-		return note[:n], changed, nil
+	n, err := unix.Lgetxattr(d.path+"/"+name, noteAttr, note)
+	if err != nil {
+		return nil
 	}
+	return note[:n]
+}
+
+// Changed is when a file was changed last in any way.
+func (d *Dir) Changed(name string) (time.Time, error) {
 	var st unix.Stat_t
-	if err := unix.Fstatat(d.fd, name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
-		return nil, changed, d.fail("read the note of", name, err)
+	if !isEntry(name) {
+		return time.Time{}, d.fail("look at", name, fs.ErrInvalid)
 	}
-	return nil, time.Unix(st.Ctim.Unix()), nil
+	err := unix.Fstatat(d.fd, name, &st, unix.AT_SYMLINK_NOFOLLOW)
+	return time.Unix(st.Ctim.Unix()), d.fail("look at", name, err)
+}
+
+// IsOfOneMachine reports whether no other machine can have the file system of the directory: it is known to be kept on
+// a disk or in memory of this one.
+func (d *Dir) IsOfOneMachine() bool {
+	const zfs = 0x2FC12FC1
+	var of unix.Statfs_t
+	if err := unix.Fstatfs(d.fd, &of); err != nil {
+		return false
+	}
+	switch uint32(of.Type) { // 32 bits on some machines, and signed
+	case unix.EXT4_SUPER_MAGIC, unix.XFS_SUPER_MAGIC, unix.BTRFS_SUPER_MAGIC, unix.F2FS_SUPER_MAGIC, zfs,
+		unix.OVERLAYFS_SUPER_MAGIC, unix.TMPFS_MAGIC:
+		return true
+	}
+	return false
 }
 
 // hasNoUnnamed reports whether the error says that the file system has no files without a name.

@@ -30,7 +30,7 @@ func add(ctx context.Context, req *skel.Request, cfg *config) (result *cni.Resul
 	if err != nil {
 		return nil, err
 	}
-	s.note = s.noteOf(req.Netns)
+	s.note = s.noteOf(req.Netns, ownerText(req.ContainerID, req.IfName))
 	defer func() { err = errors.Join(err, s.close()) }() // also after a panic: the roll-back waits for the lock
 	ips, err := allocate(s, req, cfg)
 	if err != nil {
@@ -190,6 +190,14 @@ func allocate(s *leaseDir, req *skel.Request, cfg *config) ([]cni.IP, error) {
 	if err != nil {
 		return nil, err
 	}
+	if len(held) > 0 && cfg.reclaim {
+		if stale := s.ofEarlierBoots(held...); len(stale) == len(held) {
+			if err := s.takeBack(req, stale); err != nil {
+				return nil, err
+			}
+			held = nil
+		}
+	}
 	if len(held) > 0 {
 		return nil, cni.Errorf(cni.CodeExists,
 			"%s has been allocated to %s, duplicate allocation is not allowed; DEL gives it back",
@@ -219,6 +227,13 @@ func allocate(s *leaseDir, req *skel.Request, cfg *config) ([]cni.IP, error) {
 func (a *allocation) take(n int, set rangeSet) (netip.Addr, error) {
 	if asked := a.cfg.asked[n]; asked.addr.IsValid() {
 		err := a.reserve(asked.addr, a.owner)
+		if errors.Is(err, errTaken) && a.cfg.reclaim {
+			if stale := a.ofEarlierBoots(asked.addr); len(stale) > 0 {
+				if err = a.takeBack(a.req, stale); err == nil {
+					err = a.reserve(asked.addr, a.owner)
+				}
+			}
+		}
 		if errors.Is(err, errTaken) {
 			owner, _ := a.leaseDir.owner(asked.addr) // reserve has read it
 			err = cni.Errorf(cni.CodeConflict, "%s: requested IP address %s is not available in range set %s: "+
@@ -231,9 +246,9 @@ func (a *allocation) take(n int, set rangeSet) (netip.Addr, error) {
 	addr, err := a.first(order, reserve)
 	why := `"reclaim" is false`
 	if errors.Is(err, errNoneLeft) && a.cfg.reclaim {
-		var count int
-		if count, why = a.reclaim(a.req, order); count > 0 {
-			addr, err = a.first(order, reserve)
+		var free netip.Addr
+		if free, why = a.reclaim(a.req, order); free.IsValid() {
+			addr, err = free, reserve(free)
 		}
 	}
 	if errors.Is(err, errNoneLeft) && !a.walked() {
@@ -245,7 +260,8 @@ func (a *allocation) take(n int, set rangeSet) (netip.Addr, error) {
 	if errors.Is(err, errNoneLeft) {
 		files, owners := a.index.usage(set)
 		err = cni.Errorf(cni.CodeTryAgain, "failed to allocate for range %d: %w: %s: files %d, owners %d, in %s; "+
-			"none was taken back: %s; hawser gc shows whose they are", n, err, set, files, owners, a.dir.Path(), why)
+			"none of the %d was taken back: %s; hawser gc says whose they are, and hawser gc --yes releases those "+
+			"that no runtime knows", n, err, set, files, owners, a.dir.Path(), files, why)
 	}
 	return addr, err
 }
@@ -257,10 +273,10 @@ const manyMisses = 16
 
 // first returns the first address that nobody has: try says errTaken of the others.
 func (s *leaseDir) first(order iter.Seq[netip.Addr], try func(netip.Addr) error) (netip.Addr, error) {
-	var taken map[netip.Addr]bool
+	var taken addrSet
 	misses := 0
 	for addr := range order {
-		if taken[addr] {
+		if taken.has(addr) {
 			continue
 		}
 		err := try(addr)

@@ -271,7 +271,7 @@ func leased(name string) (addr netip.Addr, ok bool) {
 func (s *leaseDir) list() (all []cni.Holding, err error) {
 	names, err := s.dir.Names()
 	errs := []error{err}
-	here, _ := s.newNote()
+	boot, _ := s.bootWord()
 	for _, name := range slices.Sorted(slices.Values(names)) {
 		addr, ok := leased(name)
 		if !ok {
@@ -290,8 +290,7 @@ func (s *leaseDir) list() (all []cni.Holding, err error) {
 		if info, err := os.Lstat(h.Kept); err == nil {
 			h.Since = info.ModTime()
 		}
-		of, _, _ := s.dir.Note(name)
-		if n, ok := parseNote(of); ok && n.boot == here.boot {
+		if n, ok := parseNote(s.dir.Note(name)); ok && n.boot == boot {
 			h.Processes = n.processes
 		}
 		all = append(all, h)

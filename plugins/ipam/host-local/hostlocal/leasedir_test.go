@@ -104,7 +104,12 @@ var _ = Describe("the index", func() {
 					Expect(s.release(addr)).To(Succeed())
 					delete(owners, addr)
 				}
-				Expect(s.index.taken()).To(HaveLen(len(owners)+2), at)
+				taken := nstest.Must(s.index.taken())
+				Expect(s.index.count).To(Equal(len(owners)+2), at)
+				for addr := range owners {
+					Expect(taken.has(addr)).To(BeTrue(), at)
+				}
+				Expect(taken.has(addr)).To(Equal(owners[addr] != ""), at)
 			})
 		}
 	})

@@ -2,51 +2,71 @@ package hostlocal
 
 import (
 	"cmp"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"iter"
 	"net/netip"
 	"os"
+	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/ns"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
-// note says for which namespace a lease was written. It is kept beside the lease's text, which is the reference's.
-// Its text has at most 64 bytes as a rule: ext4 keeps so much in the file's inode.
+// note says for which namespace a lease was written, and for whom. It is kept beside the lease's text, which is the
+// reference's. Its own has at most 64 bytes: ext4 keeps so much in the file's inode.
 type note struct {
-	boot      string // without dashes
-	inode     uint64 // of the network namespace
-	cookie    uint64 // of it; 0 before Linux 5.14
-	processes uint64 // inode of the namespace of processes that the writer saw
+	boot      string // see bootWord
+	netns     ns.Identity
+	processes uint64 // inode of the PID namespace of the call, for whoever looks at processes
+	owner     uint32 // see ownerWord
 }
 
 func (n note) String() string {
-	return fmt.Sprintf("%s %x %x %x", n.boot, n.inode, n.cookie, n.processes)
+	return fmt.Sprintf("%s %x %x %x %08x", n.boot, n.netns.Inode, n.netns.Cookie, n.processes, n.owner)
 }
 
 func parseNote(text []byte) (n note, ok bool) {
 	words := strings.Fields(string(text))
-	if len(words) != 4 {
+	if len(words) != 5 || len(words[0]) != bootDigits {
 		return n, false
 	}
 	n.boot = words[0]
-	for i, to := range []*uint64{&n.inode, &n.cookie, &n.processes} {
+	for i, to := range []*uint64{&n.netns.Inode, &n.netns.Cookie, &n.processes} {
 		var err error
 		if *to, err = strconv.ParseUint(words[i+1], 16, 64); err != nil {
 			return n, false
 		}
 	}
-	return n, true
+	owner, err := strconv.ParseUint(words[4], 16, 32)
+	n.owner = uint32(owner)
+	return n, err == nil
 }
 
-// noteOf is the note of a namespace, nil for a path that is none: host-local does not need it.
-func (s *leaseDir) noteOf(netns string) []byte {
-	here, err := s.newNote()
+// ownerWord is a hash of a lease's text: who rewrites that in place leaves the note.
+func ownerWord(owner string) uint32 { return uint32(ownerHash(owner)) }
+
+const bootDigits = 16
+
+// bootWord is the name of this boot in notes: the first digits of its random number.
+func (s *leaseDir) bootWord() (string, error) {
+	id, err := s.bootID()
+	word := strings.ReplaceAll(id, "-", "")
+	return word[:min(len(word), bootDigits)], err
+}
+
+// noteOf is the note of an owner's namespace, nil for a path that is none: host-local does not need it.
+func (s *leaseDir) noteOf(netns, owner string) []byte {
+	boot, err := s.bootWord()
 	if err != nil {
 		return nil
 	}
@@ -59,51 +79,31 @@ func (s *leaseDir) noteOf(netns string) []byte {
 	if err != nil {
 		return nil
 	}
-	here.inode, here.cookie = id.Inode, id.Cookie
-	return []byte(here.String())
-}
-
-// newNote is what notes of this boot, by a process that sees what we see, have in common.
-func (s *leaseDir) newNote() (n note, err error) {
-	boot, err := s.bootID()
-	if err != nil {
-		return n, err
-	}
-	n.boot = strings.ReplaceAll(boot, "-", "")
-	seen, err := os.Readlink("/proc/self/ns/pid")
-	if err == nil {
-		_, err = fmt.Sscanf(seen, "pid:[%d]", &n.processes)
-	}
-	return n, err
+	var here unix.Stat_t
+	_ = unix.Stat("/proc/self/ns/pid", &here)
+	return []byte(note{boot, id, here.Ino, ownerWord(owner)}.String())
 }
 
 // judge tells the leases of containers that are gone for certain.
 type judge struct {
-	note
-	booted time.Time         // not later than this boot
-	used   map[uint64]string // by inode: a path
-	blind  error             // why a namespace that is not in used may be used
-	cookie map[uint64]uint64 // of the used namespaces that were opened
+	*leaseDir
+	boot         string
+	booted       time.Time // nothing of this boot was written before; zero where nothing says when
+	isOneMachine bool      // what is of another boot is of this machine
+	isGone       func(ns.Identity) bool
+	known        map[uint64]bool // what isGone said, by cookie
+	blind        error           // why there is no isGone
+	ends         map[string]bool // hashes of the attachments that have a link on the host
 }
 
-// newJudge looks at all processes: the caller holds the lock, so that nobody writes a lease meanwhile.
-func (s *leaseDir) newJudge() (j *judge, err error) {
-	j = &judge{used: map[uint64]string{}, cookie: map[uint64]uint64{}}
-	if j.note, err = s.newNote(); err != nil {
-		return nil, err
-	}
-	j.booted = bootTime()
-	for use, err := range ns.Uses("/proc", true) {
-		if err == nil {
-			j.used[use.Inode] = use.Path
-		}
-		j.blind = cmp.Or(j.blind, err)
-	}
-	return j, nil
+func (s *leaseDir) newJudge() (*judge, error) {
+	boot, err := s.bootWord()
+	return &judge{leaseDir: s, boot: boot, booted: bootTime(), isOneMachine: s.dir.IsOfOneMachine(),
+		known: map[uint64]bool{}}, err
 }
 
-// bootTime is a time of the clock before which nothing of this boot was written, whatever the clock's steps were: /run
-// is made early. It is the zero time where that cannot be known.
+// bootTime is a time of the clock before which nothing of this boot was written: that of the boot by the clock as it is
+// now, or of /run, which is made early. It is the zero time where that cannot be known.
 func bootTime() time.Time {
 	var since unix.Timespec
 	var run unix.Statx_t
@@ -114,92 +114,164 @@ func bootTime() time.Time {
 	}
 	booted, made := time.Now().Add(-time.Duration(since.Nano())), time.Unix(run.Btime.Sec, int64(run.Btime.Nsec))
 	if made.Before(booted) {
-		return made
+		booted = made
 	}
-	return booted
+	return beforePins(booted, "/run/netns")
 }
 
-// why says why a lease's container is gone; nothing where that is not certain.
-func (j *judge) why(s *leaseDir, name string) string {
-	text, changed, err := s.dir.Note(name)
-	if err != nil {
-		return ""
+// beforePins is a time not after another one, nor after any namespace was put where runtimes keep them: it is there
+// before its leases. So it is known when the clock was set back for a while, below the time of the boot.
+func beforePins(t time.Time, dir string) time.Time {
+	pins, err := os.ReadDir(dir)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return time.Time{}
 	}
-	n, isNote := parseNote(text)
-	switch {
-	case isNote && n.boot != j.boot, !isNote && changed.Before(j.booted):
-		return "it is of an earlier boot"
-	case !isNote, j.blind != nil, n.processes != j.processes, j.isUsed(n):
-		return ""
-	}
-	return "no process or mount has its network namespace"
-}
-
-func (j *judge) isUsed(n note) bool {
-	path, isUsed := j.used[n.inode]
-	if !isUsed || n.cookie == 0 {
-		return isUsed
-	}
-	cookie, isKnown := j.cookie[n.inode]
-	if !isKnown { // the inode may be that of a later namespace
-		if now, err := ns.Open(path); err == nil {
-			id, _ := now.Identity()
-			_ = now.Close()
-			if id.Inode == n.inode {
-				cookie = id.Cookie
-			}
+	for _, pin := range pins {
+		var st unix.Stat_t
+		if unix.Stat(filepath.Join(dir, pin.Name()), &st) != nil {
+			continue
 		}
-		j.cookie[n.inode] = cookie
+		if made := time.Unix(st.Ctim.Unix()); made.Before(t) {
+			t = made
+		}
 	}
-	return cookie == 0 || cookie == n.cookie
+	return t
 }
 
-// lease is one of a container.
+// lease is one of a container that is gone.
 type lease struct {
-	addr       netip.Addr
-	owner, why string
+	addr    netip.Addr
+	owner   string
+	why     string
+	changed time.Time
+	note    note
+	isNoted bool
+	isNow   bool // of this boot, as the note says
 }
 
-// dead finds leases of containers that are gone: those that were given first, as addresses are given in turn. What is
-// not a container's, as plugins write it, stays.
+// look judges a lease by its note or its age. isDead says that its container is gone for certain.
+func (j *judge) look(addr netip.Addr) (l lease, isDead bool) {
+	l = lease{addr: addr, why: "it is of an earlier boot"}
+	l.note, l.isNoted = parseNote(j.dir.Note(addr.String()))
+	l.isNow = l.isNoted && l.note.boot == j.boot
+	switch {
+	case l.isNow && !j.knows(l.note.netns), !l.isNow && !j.isOneMachine:
+		return l, false
+	case l.isNow:
+		l.why = "nothing has its network namespace any more"
+	}
+	var err error
+	if l.changed, err = j.dir.Changed(addr.String()); err != nil || !l.isNoted && !l.changed.Before(j.booted) {
+		return l, false
+	}
+	return l, j.isContainers(&l) && !(l.isNow && j.hasEnd(l))
+}
+
+// knows asks once whether a namespace of this boot is gone. One may have many leases.
+func (j *judge) knows(id ns.Identity) (isGone bool) {
+	isGone, isKnown := j.known[id.Cookie]
+	if !isKnown && j.isGone != nil {
+		isGone = j.isGone(id)
+		j.known[id.Cookie] = isGone
+	}
+	return isGone
+}
+
+// isContainers reads whose lease it is: a container's, as plugins write it, and by the text that the note was for.
+func (j *judge) isContainers(l *lease) bool {
+	var err error
+	if l.owner, err = j.owner(l.addr); err != nil || l.isNoted && l.note.owner != ownerWord(l.owner) {
+		return false
+	}
+	_, _, isContainers := parseOwner(l.owner)
+	return isContainers
+}
+
+// hasEnd reports whether a link of the host may be the other end of the container's: it goes with that alone. So it
+// keeps the address also where something has the namespace that nobody sees, and while the kernel clears it up.
+func (j *judge) hasEnd(l lease) bool {
+	if j.ends == nil {
+		j.ends = map[string]bool{}
+		host := rtnl.Host()
+		defer host.Close()
+		links, err := host.Briefly()
+		j.blind = cmp.Or(j.blind, err)
+		for _, l := range links {
+			hash, _, _ := strings.Cut(l.Alias, " ")
+			j.ends[hash] = true
+		}
+	}
+	a := cni.Attachment{Network: j.network}
+	a.ContainerID, a.IfName, _ = parseOwner(l.owner)
+	return j.blind != nil || j.ends[a.Hash()]
+}
+
+// judgedAtLeast is how many leases are judged, so that the oldest of them can be taken. In a larger set the turn in
+// which addresses are given has to do.
+const judgedAtLeast = 4096
+
+// dead finds leases of containers that are gone, those of earlier boots before others and then the oldest first. An
+// error says why none of this boot can be proved dead.
 func (s *leaseDir) dead(order iter.Seq[netip.Addr], most int) (found []lease, err error) {
 	j, err := s.newJudge()
 	if err != nil {
 		return nil, err
 	}
+	j.isGone, j.blind = ns.Gone()
+	judged := 0
 	for addr := range order {
-		why := j.why(s, addr.String())
-		if why == "" {
-			continue
+		if l, isDead := j.look(addr); isDead {
+			found = append(found, l)
 		}
-		owner, err := s.owner(addr)
-		if _, _, ok := parseOwner(owner); !ok || err != nil {
-			continue
-		}
-		if found = append(found, lease{addr, owner, why}); len(found) == most {
+		if judged++; judged >= judgedAtLeast && len(found) >= most {
 			break
 		}
 	}
-	if len(found) == 0 {
-		err = j.blind
+	slices.SortStableFunc(found, func(a, b lease) int {
+		switch {
+		case a.isNow == b.isNow:
+			return a.changed.Compare(b.changed)
+		case b.isNow:
+			return -1
+		}
+		return 1
+	})
+	return found[:min(len(found), most)], j.blind
+}
+
+// ofEarlierBoots are those of the leases whose notes say that they are of another boot: they are nobody's.
+func (s *leaseDir) ofEarlierBoots(addrs ...netip.Addr) (found []lease) {
+	j, err := s.newJudge()
+	for _, addr := range addrs {
+		if l, isDead := j.look(addr); err == nil && isDead && l.isNoted {
+			found = append(found, l)
+		}
 	}
-	return found, err
+	return found
 }
 
 // reclaimedAtOnce is how many leases a call takes back: it shall answer soon.
 const reclaimedAtOnce = 128
 
-// reclaim releases leases of containers that are gone, and says how many and, where there is none, why.
-func (s *leaseDir) reclaim(req *skel.Request, order iter.Seq[netip.Addr]) (count int, why string) {
+// reclaim releases leases of containers that are gone. It returns the address that is to be given first, or says why
+// there is none.
+func (s *leaseDir) reclaim(req *skel.Request, order iter.Seq[netip.Addr]) (free netip.Addr, why string) {
 	found, err := s.dead(order, reclaimedAtOnce)
-	if len(found) == 0 && err == nil {
-		return 0, "of none it is certain that its container is gone"
+	if len(found) > 0 {
+		if err = s.takeBack(req, found); err == nil {
+			return found[0].addr, ""
+		}
 	}
 	if err != nil {
-		return 0, err.Error()
+		return free, err.Error()
 	}
-	owners := make([]string, len(found))
-	for i, l := range found {
+	return free, "of none is it certain that its container is gone"
+}
+
+// takeBack releases leases and says so for each.
+func (s *leaseDir) takeBack(req *skel.Request, leases []lease) error {
+	owners := make([]string, len(leases))
+	for i, l := range leases {
 		owners[i] = l.owner
 	}
 	if s.index != nil {
@@ -207,12 +279,34 @@ func (s *leaseDir) reclaim(req *skel.Request, order iter.Seq[netip.Addr]) (count
 			s.dropIndex()
 		}
 	}
-	for _, l := range found {
+	for _, l := range leases {
 		if err := s.release(l.addr); err != nil {
-			return count, err.Error()
+			return err
 		}
-		count++
-		req.Warn("took %s back from %s: %s", l.addr, ownerInWords(l.owner), l.why)
+		req.Warn("took %s back from %s%s: %s", l.addr, ownerInWords(l.owner), podOf(s.network, l.owner), l.why)
 	}
-	return count, ""
+	return nil
+}
+
+// podOf is which pod an owner is of, for messages, where the runtime's libcni remembers the CNI_ARGS of its ADD.
+func podOf(network, owner string) string {
+	id, ifName, _ := parseOwner(owner)
+	if !cni.ValidName(id) || !cni.ValidIfName(ifName) {
+		return ""
+	}
+	var cached struct {
+		Args [][2]string `json:"cniArgs"`
+	}
+	data, err := os.ReadFile(filepath.Join("/var/lib/cni/results", network+"-"+id+"-"+ifName))
+	if err != nil || json.Unmarshal(data, &cached) != nil {
+		return ""
+	}
+	args := map[string]string{}
+	for _, pair := range cached.Args {
+		args[pair[0]] = pair[1]
+	}
+	if args["K8S_POD_NAME"] == "" {
+		return ""
+	}
+	return fmt.Sprintf(", pod %q", args["K8S_POD_NAMESPACE"]+"/"+args["K8S_POD_NAME"])
 }
