@@ -211,6 +211,21 @@ func (r LiveRule) EndsAll() bool {
 	return ends
 }
 
+// Drops reports whether the rule drops packets that it matches.
+func (r LiveRule) Drops() bool { return r.has(dropPacket) }
+
+// MayAccept reports whether the rule accepts packets that it matches, or asks a map what becomes of them.
+func (r LiveRule) MayAccept() bool {
+	return r.has(acceptPacket) || len(r.operands("lookup", unix.NFTA_LOOKUP_DREG)) > 0
+}
+
+func (r LiveRule) has(verdict int32) bool {
+	codes := r.operands("immediate", unix.NFTA_IMMEDIATE_DATA, unix.NFTA_DATA_VERDICT, unix.NFTA_VERDICT_CODE)
+	return slices.ContainsFunc(codes, func(code []byte) bool {
+		return bytes.Equal(code, binary.BigEndian.AppendUint32(nil, uint32(verdict)))
+	})
+}
+
 // Mentions reports whether the rule compares with this value, an address or a port, or translates to it.
 func (r LiveRule) Mentions(value []byte) bool {
 	has := func(v []byte) bool { return bytes.Equal(v, value) }

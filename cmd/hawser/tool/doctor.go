@@ -3,7 +3,6 @@ package tool
 import (
 	"bytes"
 	"context"
-	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -54,6 +53,7 @@ var kinds = []kindOf{
 	{"forwarding-off", broken, "set it to 1, and take the 0 out of /etc/sysctl.d"},
 	{"drop-policy", broken, "add the plugin firewall to the list, or to the chain a rule that accepts containers"},
 	{"missing-module", broken, "install the kernel's package of extra modules, or leave the plugin out of the list"},
+	{"changed-mac", broken, "set it back (ip link set dev NAME address MAC), and MACAddressPolicy to none for udev"},
 	{"missing-guard", broken, "hawser reapply, and look who flushes the rules: containers reach the host's 127.0.0.1"},
 	{"drift", broken, "hawser reapply makes it again; look who takes it away (hawser watch does so at once)"},
 	{"orphan-lease", doubtful, "hawser ls --orphans says why they are nobody's; hawser gc removes them"},
@@ -66,7 +66,7 @@ var kinds = []kindOf{
 	{"ipvs", doubtful, "take backend out of portmap's entry: beside kube-proxy's ipvs it takes iptables"},
 	{"refused-later", doubtful, "change it before you install ours; what is installed may accept it"},
 	{"mixed-plugins", doubtful, "install all from one place: hawser install"},
-	{"unguarded-loopback", doubtful, "install our portmap, or drop that: containers reach 127.0.0.1 (CVE-2020-8558)"},
+	{"unguarded-loopback", doubtful, "install our portmap, or drop what comes for 127.0.0.0/8 (CVE-2020-8558)"},
 }
 
 // exitStatus is an error that ends the program with a status, and says nothing.
@@ -86,7 +86,7 @@ type facts struct {
 	links    []rtnl.Link
 	routes   map[string][]rtnl.Route // by the link's name; not of containers' host ends
 	chains   []nft.LiveChain
-	drops    []string // chains at the hook forward that drop, and in which no rule accepts what is ours
+	drops    []dropping
 	guarded  []string // links that portmap's guard of 127.0.0.0/8 has
 	problems []error  // what could not be looked at
 	found    []finding
@@ -140,15 +140,21 @@ func (f *facts) say(id, format string, args ...any) {
 	f.found = append(f.found, finding{kind, fmt.Sprintf(format, args...)})
 }
 
-// findings are in the order of their kinds.
+// findings are in the order of their kinds, errors first.
 func (f *facts) findings() []finding {
 	for _, look := range []func(*facts){missingPlugins, badLists, unknownVersions, refusedLists, fullRanges, overlaps,
-		lostLeases, forwardingOff, orphans, dropPolicies, missingModules, guards, drifted, beside, mixedPlugins} {
+		lostLeases, forwardingOff, orphans, dropPolicies, missingModules, changedMACs, guards, drifted, beside,
+		mixedPlugins} {
 		look(f)
 	}
-	slices.SortStableFunc(f.found, func(a, b finding) int {
-		return slices.Index(kinds, a.kindOf) - slices.Index(kinds, b.kindOf)
-	})
+	rank := func(f finding) int {
+		rank := slices.IndexFunc(kinds, func(k kindOf) bool { return k.ID == f.ID })
+		if f.Severity == doubtful {
+			rank += len(kinds)
+		}
+		return rank
+	}
+	slices.SortStableFunc(f.found, func(a, b finding) int { return rank(a) - rank(b) })
 	return f.found
 }
 
@@ -232,40 +238,22 @@ func (f *facts) gatherRules() (err error) {
 			for _, e := range set {
 				f.guarded = append(f.guarded, strings.TrimRight(string(e.Key), "\x00"))
 			}
-		case c.Drops && c.Hook != nil && c.Hook.Point == nft.Forward && c.Table.Name != "firewalld" &&
-			slices.Contains([]nft.Family{nft.INet, nft.IPv4, nft.IPv6}, c.Table.Family):
-			rules, err := nf.Rules(c.Table, c.Name)
+		case c.Drops && c.Hook != nil && c.Hook.Point == nft.Forward && c.Table.Name != "firewalld" && isIP(c.Table):
+			rules, err := nf.Rules(c.Table, "")
 			f.note(err)
-			if !slices.ContainsFunc(rules, f.accepts) {
-				f.drops = append(f.drops, fmt.Sprintf("%s %s of nf_tables", c.Table, c.Name))
-			}
+			f.drops = append(f.drops, f.droppingChain(c, rules))
 		}
 	}
 	for _, family := range nft.Families() {
 		filter, err := ipt.Tool{Family: family, Variant: ipt.Legacy}.Look(f.ctx, "filter")
-		if f.note(err); err != nil || !slices.Contains(filter.Drops, "FORWARD") {
-			continue
-		}
-		ours := func(r ipt.Rule) bool { return r.Chain == "FORWARD" && r.Option("-j") == "CNI-FORWARD" }
-		if !slices.ContainsFunc(filter.Rules, ours) {
-			f.drops = append(f.drops, fmt.Sprintf("%s filter FORWARD of iptables-legacy", family))
+		if f.note(err); err == nil && slices.Contains(filter.Drops, "FORWARD") {
+			f.drops = append(f.drops, f.droppingLegacy(family, filter.Rules))
 		}
 	}
 	return nil
 }
 
 func table() nft.Table { return nft.Table{Family: nft.INet, Name: nft.TableName} }
-
-// accepts says whether a rule lets packets of containers pass: the chain of the plugin firewall, or its fwmark.
-func (f *facts) accepts(r nft.LiveRule) bool {
-	bit := uint32(12)
-	for _, list := range f.lists {
-		for _, e := range list.Plugins {
-			_ = json.Unmarshal(e.Raw["markAcceptBit"], &bit)
-		}
-	}
-	return r.Target == "CNI-FORWARD" || r.Mentions(binary.NativeEndian.AppendUint32(nil, 1<<(bit&31)))
-}
 
 // typesOf are the plugins that a list names.
 func typesOf(list node.List) (types []string) {

@@ -3,6 +3,7 @@ package tool
 import (
 	"fmt"
 	"maps"
+	"net"
 	"net/netip"
 	"os"
 	"slices"
@@ -112,20 +113,6 @@ func isRouted(list node.List) bool {
 	})
 }
 
-// dropPolicies are chains that no rule of ours leads through. Of a family without a range they harm nobody.
-func dropPolicies(f *facts) {
-	for _, chain := range f.drops {
-		for _, list := range f.lists {
-			of := func(r addrRange) bool { return !strings.HasPrefix(chain, "ip6 ") || r.subnet.Addr().Is6() }
-			if isRouted(list) && slices.ContainsFunc(slices.Concat(rangeSets(list)...), of) {
-				f.say("drop-policy", "chain %s drops what no rule accepts, and none is for containers of %s", chain,
-					titleOf(list))
-				break
-			}
-		}
-	}
-}
-
 // missingModules are those of plugins that the kernel neither has nor can load. Where its list of modules is not there
 // nothing is known.
 func missingModules(f *facts) {
@@ -167,6 +154,32 @@ func modulesOf(plugin string, of kind) []string {
 		"bandwidth": {"ifb", "sch_tbf"}}[plugin]
 }
 
+// changedMACs are those of gateways: a container that knows the old one sends into nothing until it asks again.
+func changedMACs(f *facts) {
+	links, err := net.Interfaces()
+	f.note(err)
+	macs := map[string]string{}
+	for _, l := range links {
+		macs[l.Name] = l.HardwareAddr.String()
+	}
+	for _, a := range f.attached {
+		own, isGateway := ownBridge(f.listOf(a.Network))
+		if !isGateway || a.Orphan != "" || a.Cached == nil || a.Cached.Result() == nil {
+			continue
+		}
+		for _, i := range a.Cached.Result().Interfaces {
+			now := macs[i.Name]
+			isOther := i.Sandbox != "" || own != "" && i.Name != own
+			if isOther || now == "" || i.MAC == "" || strings.EqualFold(i.MAC, now) {
+				continue
+			}
+			f.say("changed-mac", "%s has the MAC address %s, and had %s when %s was attached, whose gateway it is",
+				i.Name, now, i.MAC, who(a))
+			delete(macs, i.Name)
+		}
+	}
+}
+
 // guards are missing where packets for 127.0.0.0/8 are let in for containers.
 func guards(f *facts) {
 	id := "unguarded-loopback"
@@ -184,7 +197,7 @@ func guards(f *facts) {
 			open = append(open, l.Name)
 		}
 	}
-	if len(open) > 0 {
+	if len(open) > 0 && !f.dropsLoopback() {
 		f.say(id, "route_localnet is 1 and no rule guards the host's loopback on %s", some(open))
 	}
 }
