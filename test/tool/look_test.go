@@ -147,6 +147,30 @@ var _ = Describe("hawser why", Label("tool-why"), func() {
 		Expect(plugins).To(Equal([]string{"bridge", "host-local"}))
 	})
 
+	It("says what would make a call fail where no plugin of ours could leave a record", func() {
+		m := newMachine(nstest.Newest().Dir(), usual)
+		m.Cmd("sh", "-ec", second("more", "10.99.0.0/30"))
+		m.up(newPod("c1c1", "web-0"))
+		says := func(of, what string) {
+			GinkgoHelper()
+			out := m.hawser("why", of)
+			Expect([]any{out.Exit, out.Stdout}).To(Equal([]any{1, ""}))
+			Expect(out.Stderr).To(And(HavePrefix("hawser: no call of ours that failed for"), HaveSuffix(what+"\n")))
+		}
+		says("web-0", "hawser: a runtime remembers pod shop/web-0 on \"pods\": it is attached\n"+
+			"hawser: what doctor finds that would make one fail:\nhawser: nothing")
+		m.Cmd("sh", "-ec", "cp "+listFile+" /run/good; "+without("portmap"))
+		Expect(m.add(newPod("c2c2", "web-1"))).NotTo(Succeed())
+		const missing = `hawser: missing-plugin: /etc/cni/net.d/10-pods.conflist, network "pods": ` +
+			`plugin "portmap" is in none of /opt/cni/bin:/usr/lib/cni:/usr/libexec/cni; install it (hawser install), ` +
+			"or take it out of the list: without it DEL fails"
+		says("web-1", "would make one fail:\n"+missing)
+		m.Cmd("sh", "-ec", "umount /opt/cni/bin; mkdir -p /var/lib/cni/networks/more; "+
+			`printf 'x\r\neth0' >/var/lib/cni/networks/more/10.99.0.2`)
+		says("last", "are lent; hawser ls says whose they are; release those of the dead (hawser gc), or add a range")
+		says("c1c1", "would make one fail:\nhawser: nothing")
+	})
+
 	It("fails where it knows nothing, and escapes what others wrote", func() {
 		m := newMachine(ours(), usual)
 		out := m.hawser("why", "last")

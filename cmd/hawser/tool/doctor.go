@@ -105,7 +105,7 @@ func doctorCommand(n *node.Node, asJSON *bool) *cobra.Command {
 		Use: "doctor", Short: "Say what is wrong on this node, and what to do", Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			f := gather(c.Context(), *n)
-			found := f.findings()
+			found := f.findings(slices.Concat(ofCalls(), ofNode())...)
 			if err := printFindings(c.OutOrStdout(), found, *asJSON); err != nil {
 				return err
 			}
@@ -140,11 +140,19 @@ func (f *facts) say(id, format string, args ...any) {
 	f.found = append(f.found, finding{kind, fmt.Sprintf(format, args...)})
 }
 
+// ofCalls look for what makes a call fail, ofNode for all else that doctor finds.
+func ofCalls() []func(*facts) {
+	return []func(*facts){missingPlugins, badLists, unknownVersions, refusedLists, fullRanges}
+}
+
+func ofNode() []func(*facts) {
+	return []func(*facts){overlaps, lostLeases, forwardingOff, orphans, dropPolicies, missingModules, changedMACs, guards,
+		drifted, beside, mixedPlugins}
+}
+
 // findings are in the order of their kinds, errors first.
-func (f *facts) findings() []finding {
-	for _, look := range []func(*facts){missingPlugins, badLists, unknownVersions, refusedLists, fullRanges, overlaps,
-		lostLeases, forwardingOff, orphans, dropPolicies, missingModules, changedMACs, guards, drifted, beside,
-		mixedPlugins} {
+func (f *facts) findings(looks ...func(*facts)) []finding {
+	for _, look := range looks {
 		look(f)
 	}
 	rank := func(f finding) int {

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -61,14 +62,9 @@ func why(ctx context.Context, n node.Node, of string) (found []failure, err erro
 		all = append(all, k.Record)
 	}
 	slices.SortFunc(all, func(a, b skel.Failure) int { return b.Time.Compare(a.Time) })
-	matches := func(f skel.Failure) bool {
-		_, name, _ := strings.Cut(f.Pod, "/")
-		return of == "last" || of == f.Pod || of == name || len(of) >= 4 && strings.HasPrefix(f.ContainerID, of)
-	}
-	all = slices.DeleteFunc(all, func(f skel.Failure) bool { return !matches(f) })
+	all = slices.DeleteFunc(all, func(f skel.Failure) bool { return of != "last" && !isMeant(of, f.Pod, f.ContainerID) })
 	if len(all) == 0 {
-		const text = "no call of ours that failed for %q is on record in %s. Plugins of others leave no records"
-		return nil, fmt.Errorf(text, of, n.Failures)
+		return nil, withoutRecord(ctx, n, of)
 	}
 	attached, err := n.Attachments(ctx)
 	for _, f := range all {
@@ -78,6 +74,40 @@ func why(ctx context.Context, n node.Node, of string) (found []failure, err erro
 		found = append(found, failure{Failure: f, Step: placeIn(n, f), Now: now(f, attached, err), Advice: advice(f)})
 	}
 	return found, nil
+}
+
+// isMeant says whether somebody who names a pod or a container so means this one.
+func isMeant(of, pod, container string) bool {
+	_, name, _ := strings.Cut(pod, "/")
+	return of == pod || of == name || len(of) >= 4 && strings.HasPrefix(container, of)
+}
+
+// withoutRecord says what the node tells of a pod without a record: where a runtime remembers it, and what would make
+// a call fail today.
+func withoutRecord(ctx context.Context, n node.Node, of string) error {
+	f := gather(ctx, n)
+	lines := []string{fmt.Sprintf("no call of ours that failed for %q is on record in %s", of, n.Failures),
+		"plugins of others leave no records, nor does one that is missing"}
+	var networks []string
+	for _, a := range f.attached {
+		if a.Cached != nil && isMeant(of, a.Pod, a.ContainerID) {
+			networks = append(networks, fmt.Sprintf("network %q", a.Network))
+			lines = append(lines, plain("a runtime remembers "+who(a)+": "+cmp.Or(a.Orphan, "it is attached")))
+		}
+	}
+	var would []string
+	for _, found := range f.findings(ofCalls()...) {
+		is := func(network string) bool { return strings.Contains(found.What, network) }
+		isOfOthers := strings.Contains(found.What, `network "`) && !slices.ContainsFunc(networks, is)
+		if found.Severity == broken && (len(networks) == 0 || !isOfOthers) {
+			would = append(would, strings.ReplaceAll(plain(found.ID+": "+found.What+"; "+found.Advice), "\n\t", "; "))
+		}
+	}
+	if len(would) == 0 {
+		would = []string{"nothing"}
+	}
+	lines = append(append(lines, "what doctor finds that would make one fail:"), would...)
+	return errors.New(strings.Join(lines, "\n"))
 }
 
 // placeIn is the place of the plugin in the list of the network.
