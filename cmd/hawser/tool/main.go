@@ -1,4 +1,5 @@
-// Package tool is what the one file is under a name that is no plugin's: a command line that puts it onto a node.
+// Package tool is what the one file is under a name that is no plugin's: a command line that says what is attached on
+// a node and what is wrong with it, puts that right, and installs the file.
 package tool
 
 import (
@@ -42,7 +43,7 @@ func command(all []skel.Program, env func(string) (string, bool), vars []string)
 	}
 	slices.Sort(names)
 	root := &cobra.Command{
-		Use: "hawser", Short: "CNI plugins in one file, and the tool that puts them onto a node",
+		Use: "hawser", Short: "CNI plugins in one file, and the tool of the node that has them",
 		Version: skel.Version(), Args: cobra.NoArgs, SilenceErrors: true, SilenceUsage: true,
 	}
 	root.PersistentPreRunE = func(c *cobra.Command, _ []string) error { return fromEnvironment(c.Flags(), env) }
