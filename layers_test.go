@@ -40,7 +40,7 @@ var homes = map[string][]string{
 	"github.com/vishvananda/netlink":    {"pkg/rtnl"},
 	"github.com/vishvananda/netlink/nl": {"pkg/rtnl", "pkg/nft"},
 	"github.com/vishvananda/netns":      {"pkg/ns"},
-	"github.com/godbus/dbus":            {"plugins/meta/firewall/firewall"},
+	"github.com/godbus/dbus":            {"plugins/meta/firewall/firewall", "cmd/hawser/tool"},
 	"github.com/insomniacslk/dhcp":      {"plugins/ipam/dhcp/dhcp"},
 	"log/slog":                          {"plugins/ipam/dhcp/dhcp"},
 	"github.com/google/nftables":        {},

@@ -5,13 +5,16 @@ package tool_test
 import (
 	"context"
 	"encoding/json"
+	"net"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 	"testing"
 
 	"github.com/containernetworking/cni/libcni"
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
+	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/nstest"
 )
@@ -92,6 +95,58 @@ func (m *machine) up(p *pod) *pod {
 	GinkgoHelper()
 	Expect(m.add(p)).To(Succeed())
 	return p
+}
+
+// download is bytes that somebody gets through a host port, without a pause.
+type download struct {
+	got    atomic.Int64
+	failed atomic.Pointer[error]
+}
+
+// downloads has a program in the container send to who connects to a port of it, and somebody get that by an address.
+func (p *pod) downloads(port string, by *nstest.Host, address string) *download {
+	GinkgoHelper()
+	const rate, window = 8 << 20, 64 << 10 // bytes a second, and bytes that may be under way
+	var listener net.Listener
+	p.Do(func() { listener = nstest.Must(net.Listen("tcp4", port)) })
+	DeferCleanup(listener.Close)
+	go func() {
+		conn, err := listener.Accept()
+		if err != nil {
+			return
+		}
+		raw := nstest.Must(conn.(*net.TCPConn).SyscallConn())
+		_ = raw.Control(func(fd uintptr) { _ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MAX_PACING_RATE, rate) })
+		for block := make([]byte, window); err == nil; {
+			_, err = conn.Write(block)
+		}
+	}()
+	var conn net.Conn
+	by.Do(func() { conn = nstest.Must(net.Dial("tcp4", address)) })
+	DeferCleanup(conn.Close)
+	Expect(conn.(*net.TCPConn).SetReadBuffer(window)).To(Succeed())
+	d := &download{}
+	go func() {
+		for block := make([]byte, window); ; {
+			n, err := conn.Read(block)
+			if d.got.Add(int64(n)); err != nil {
+				d.failed.Store(&err)
+				return
+			}
+		}
+	}()
+	d.flows()
+	return d
+}
+
+// flows waits for more bytes than were under way.
+func (d *download) flows() {
+	GinkgoHelper()
+	was := d.got.Load()
+	Eventually(func(g Gomega) {
+		g.Expect(d.failed.Load()).To(BeNil())
+		g.Expect(d.got.Load()).To(BeNumerically(">", was+1<<20))
+	}).Should(Succeed())
 }
 
 // hawser runs the tool on the node.

@@ -1,15 +1,30 @@
 package tool_test
 
 import (
+	"os"
+	"os/exec"
+	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
+	"time"
 
+	"github.com/containernetworking/cni/libcni"
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 
 	"github.com/hawser-cni/plugins/pkg/nstest"
 )
+
+// watches starts the tool, and waits until it listens.
+func (m *machine) watches(p nstest.Program) *exec.Cmd {
+	GinkgoHelper()
+	watching := m.Start(p)
+	Eventually(func() string { return m.Cmd("cat", "/proc/net/netlink") }).Should(
+		MatchRegexp(`(?m)^\S+ +12 +\d+ +0*40 `), "it listens")
+	return watching
+}
 
 var _ = Describe("hawser watch", Label("tool-watch"), func() {
 	It("makes again what is flushed, removes what nobody needs, writes metrics, and ends on SIGTERM", func() {
@@ -42,11 +57,62 @@ var _ = Describe("hawser watch", Label("tool-watch"), func() {
 		m.up(newPod("c1", "web-0", hostPort(8080, 80)))
 		rules := func() []string { return slices.Sorted(strings.Lines(m.Snapshot("nftables"))) } // in any order
 		whole := rules()
-		m.Start(nstest.Program{Path: nstest.Build("hawser"), Args: []string{"watch", "--every", "1h"}})
-		Eventually(func() string { return m.Cmd("cat", "/proc/net/netlink") }).Should(
-			MatchRegexp(`(?m)^\S+ +12 +\d+ +0*40 `), "it listens")
+		file := filepath.Join(GinkgoT().TempDir(), "said")
+		m.watches(nstest.Program{Path: "sh", Args: []string{"-c", `exec "$0" watch --every 1h --json >` + file,
+			nstest.Build("hawser")}})
 		m.Cmd("nft", "flush", "ruleset")
 		Eventually(rules).Should(Equal(whole))
+		Eventually(func() []byte { return nstest.Must(os.ReadFile(file)) }).Should(And(
+			HavePrefix(`{"made again":{"network":"pods","containerID":"c1","ifname":"eth0","pod":"shop/web-0","plugin":`),
+			HaveSuffix("\"}}\n")))
+	})
+
+	It("does not wait for a runtime's answer, neither to make again nor to end", func() {
+		g := newGCNode(ours(), "10.77.1")
+		g.runtime()
+		g.program("crictl", "echo asked >"+g.bin+"/asked; exec sleep 60")
+		g.up(newPod("c1", "web-0", hostPort(8080, 80)))
+		rules := func() []string { return slices.Sorted(strings.Lines(g.Snapshot("nftables"))) }
+		whole := rules()
+		watching := g.watches(nstest.Program{Path: nstest.Build("hawser"), Args: []string{"watch", "--every", "1h", "--yes"},
+			Env: []string{"PATH=" + g.bin + ":" + os.Getenv("PATH")}})
+		Eventually(g.bin + "/asked").Should(BeAnExistingFile())
+		g.Cmd("nft", "flush", "ruleset")
+		since := time.Now()
+		Eventually(rules).Should(Equal(whole))
+		Expect(time.Since(since)).To(BeNumerically("<", nstest.Patience(2*time.Second)))
+		Expect(watching.Process.Signal(syscall.SIGTERM)).To(Succeed())
+		Expect(watching.Wait()).To(Succeed())
+		Expect(time.Since(since)).To(BeNumerically("<", nstest.Patience(4*time.Second)), "a runtime has ten")
+	})
+
+	It("repairs less and less often what somebody deletes each time, but a whole table's loss at once", func() {
+		dir := GinkgoT().TempDir()
+		Expect(os.WriteFile(dir+"/noisy", []byte(`#!/bin/sh
+			[ "$CNI_COMMAND" != CHECK ] || {
+				date +%s%N >>`+dir+`/calls
+				nft 'add table inet hawser; add chain inet hawser noise; delete chain inet hawser noise'
+				exec echo '{"cniVersion": "1.0.0", "code": 100, "msg": "never right"}'
+			}
+			exec echo '{"cniVersion": "1.0.0"}'`), 0o755)).To(Succeed())
+		m := newMachine(ours(), `{"cniVersion": "1.0.0", "name": "noise", "plugins": [{"type": "noisy"}]}`)
+		m.cni = libcni.NewCNIConfigWithCacheDir([]string{dir}, "/var/lib/cni", nil)
+		m.up(newPod("c1", "web-0"))
+		calls := func() (at []time.Duration) {
+			text, _ := os.ReadFile(dir + "/calls")
+			for word := range strings.FieldsSeq(string(text)) {
+				at = append(at, time.Duration(nstest.Must(strconv.ParseInt(word, 10, 64))))
+			}
+			return at
+		}
+		m.watches(nstest.Program{Path: nstest.Build("hawser"), Args: []string{"watch", "--every", "1h", "--path", dir}})
+		Eventually(calls).Should(HaveLen(4))
+		at := calls()
+		Expect(at[2] - at[1]).To(BeNumerically(">", 800*time.Millisecond))
+		Expect(at[3] - at[2]).To(BeNumerically(">", 1600*time.Millisecond))
+		m.Cmd("nft", "delete", "table", "inet", "hawser")
+		Eventually(calls).Should(HaveLen(5))
+		Expect(calls()[4] - at[3]).To(BeNumerically("<", nstest.Patience(1600*time.Millisecond)))
 	})
 
 	It("refuses what it cannot do", func() {

@@ -2,6 +2,7 @@ package tool
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -10,6 +11,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/godbus/dbus/v5"
 	"github.com/spf13/cobra"
 
 	"github.com/hawser-cni/plugins/cmd/hawser/node"
@@ -25,9 +27,10 @@ type watcher struct {
 	older time.Duration
 	file  string // for metrics; empty = none
 	say   io.Writer
+	json  bool
 }
 
-func watchCommand(n *node.Node, _ *bool) *cobra.Command {
+func watchCommand(n *node.Node, asJSON *bool) *cobra.Command {
 	w := watcher{every: 5 * time.Minute, older: 5 * time.Minute}
 	c := &cobra.Command{
 		Use: "watch", Short: "Stay, and make again what others flush; remove what no runtime knows; write metrics",
@@ -39,7 +42,7 @@ func watchCommand(n *node.Node, _ *bool) *cobra.Command {
 			if err := checkMetricsFile(w.file); err != nil {
 				return err
 			}
-			w.node, w.again, w.say = *n, &repairer{Node: *n}, c.OutOrStdout()
+			w.node, w.again, w.say, w.json = *n, &repairer{Node: *n}, c.OutOrStdout(), *asJSON
 			defer w.again.after.Wait()
 			ctx, done := signal.NotifyContext(c.Context(), syscall.SIGTERM, syscall.SIGINT)
 			defer done()
@@ -59,45 +62,127 @@ const reloadTime = 200 * time.Millisecond
 
 // run ends with the context, or when the kernel's messages cannot be read.
 func (w watcher) run(ctx context.Context) error {
-	flushed, failed := make(chan struct{}, 1), make(chan error, 1)
+	ctx, end := context.WithCancel(ctx)
+	failed, others := make(chan error, 1), make(chan struct{})
+	flushed, deleted := make(chan struct{}, 1), make(chan struct{}, 1)
+	tell := func(c chan struct{}) {
+		select {
+		case c <- struct{}{}:
+		default: // it is to be looked at anyway
+		}
+	}
 	go func() {
 		failed <- nft.Deletions(ctx, func(t nft.Table, chain string) {
-			if concernsUs(t, chain) {
-				select {
-				case flushed <- struct{}{}:
-				default: // it is to be looked at anyway
-				}
+			switch {
+			case !concernsUs(t, chain):
+			case chain == "":
+				tell(flushed)
+			default:
+				tell(deleted)
 			}
 		})
 	}()
-	for ctx.Err() == nil {
-		w.reapply(ctx)
-		w.sometimes(ctx)
-		pause, cancel := context.WithTimeout(ctx, w.every)
-		for pause.Err() == nil {
-			select {
-			case <-flushed:
-				reloaded, cancel := context.WithTimeout(ctx, reloadTime)
-				<-reloaded.Done()
-				cancel()
-				w.reapply(ctx)
-			case err := <-failed:
-				cancel()
-				return err // nil: the context has ended
-			case <-pause.Done():
+	go w.each(ctx, func() { firewalldForgets(ctx, func() { tell(flushed) }) })
+	go func() {
+		defer close(others)
+		w.each(ctx, func() { w.sometimes(ctx) })
+	}()
+	defer func() { end(); <-others }()
+	due := time.NewTimer(0)
+	for p := (pace{pause: reloadTime, most: w.every}); ; {
+		select {
+		case <-ctx.Done():
+			return nil
+		case err := <-failed:
+			return err // nil: the context has ended
+		case <-flushed:
+			if p.flushed() {
+				due.Reset(p.pause)
 			}
+		case <-deleted:
+			if p.deleted() {
+				due.Reset(p.pause)
+			}
+		case <-due.C:
+			w.reapply(ctx)
+			p.last, p.isDue = time.Now(), false
+			due.Reset(w.every)
 		}
-		cancel()
 	}
-	return nil
 }
 
-// concernsUs says whether containers may lack something when this is deleted: our tables, or chains of iptables in
-// which rules of ours or of the reference are.
+// pace says when to repair. Repairs delete rules too, and so do plugins for containers that go. So the pause before the
+// next one doubles each time that something is deleted within the last pause, and nobody can keep us busy. But it is
+// short for what no plugin does.
+type pace struct {
+	pause, most time.Duration
+	last        time.Time // the end of the last repair
+	isDue       bool      // pause says when
+}
+
+// flushed and deleted set pause to the time from now to the next repair, or say that it is to stay when it is.
+func (p *pace) flushed() (isNew bool) {
+	isNew = !p.isDue || p.pause > reloadTime
+	p.pause, p.isDue = reloadTime, true
+	return isNew
+}
+
+func (p *pace) deleted() (isNew bool) {
+	switch {
+	case p.isDue:
+		return false
+	case time.Since(p.last) < p.pause:
+		p.pause = min(2*p.pause, p.most)
+	default:
+		p.pause = reloadTime
+	}
+	p.isDue = true
+	return true
+}
+
+// each does something, and again each some minutes, until the context ends.
+func (w watcher) each(ctx context.Context, do func()) {
+	for do(); ; do() {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(w.every):
+		}
+	}
+}
+
+// firewalldForgets calls each when firewalld has reloaded or started, and so forgot what plugins had told it, until the
+// context ends. Its table goes then too, but not with its backend iptables, and sooner than it can be told again.
+func firewalldForgets(ctx context.Context, each func()) {
+	bus, err := dbus.ConnectSystemBus(dbus.WithContext(ctx))
+	if err != nil {
+		return // nobody runs
+	}
+	defer bus.Close()
+	const name = "org.fedoraproject.FirewallD1"
+	signals := make(chan *dbus.Signal, 16)
+	bus.Signal(signals) // which closes it with the connection
+	err = errors.Join(
+		bus.AddMatchSignalContext(ctx, dbus.WithMatchInterface(name), dbus.WithMatchMember("Reloaded")),
+		bus.AddMatchSignalContext(ctx, dbus.WithMatchMember("NameOwnerChanged"), dbus.WithMatchArg(0, name)))
+	if err != nil {
+		return
+	}
+	for s := range signals {
+		if s.Name != "org.freedesktop.DBus.NameAcquired" { // that is our own
+			each()
+		}
+	}
+}
+
+// concernsUs says whether containers may lack something when this is deleted: our table, those of the reference and of
+// firewalld, or chains of iptables in which rules of ours or of the reference are.
 func concernsUs(t nft.Table, chain string) bool {
 	switch t.Name {
-	case nft.TableName, "": // without a name: something was lost
+	case nft.TableName, "cni_hostport", "cni_plugins_masquerade", "": // without a name: something was lost
 		return true
+	case "firewalld": // of its chains it, and a plugin's DEL, deletes one by one
+		return chain == ""
 	case "filter", "nat", "raw", "mangle":
 		return chain == "" || strings.HasPrefix(chain, "CNI-") || strings.ToUpper(chain) == chain &&
 			!strings.Contains(chain, "-")
@@ -109,10 +194,10 @@ func (w watcher) reapply(ctx context.Context) {
 	repairs, err := w.again.pass(ctx, "")
 	for _, r := range repairs {
 		if r.Error == "" {
-			fmt.Fprintf(w.say, "made again: %s: %s: %s\n", plain(r.Attachment.String()), r.Plugin, plain(r.Missing))
+			w.report("made again", fmt.Sprintf("%s: %s: %s", r.Attachment, r.Plugin, gist(r.Missing)), r)
 		}
 	}
-	w.complain("reapply", err)
+	w.complain(ctx, "reapply", err)
 }
 
 func (w watcher) sometimes(ctx context.Context) {
@@ -121,20 +206,29 @@ func (w watcher) sometimes(ctx context.Context) {
 		if found != nil {
 			for _, g := range found.Attachments {
 				if g.Done {
-					fmt.Fprintf(w.say, "removed: %s: %s\n", plain(g.Attachment.String()), plain(g.Why))
+					w.report("removed", fmt.Sprintf("%s: %s", g.Attachment, g.Why), g)
 				}
 			}
 		}
-		w.complain("gc", err)
+		w.complain(ctx, "gc", err)
 	}
 	if w.file != "" {
 		m, err := measure(ctx, w.node, false, "")
-		w.complain("metrics", errors.Join(err, m.write(w.file)))
+		w.complain(ctx, "metrics", errors.Join(err, m.write(w.file)))
 	}
 }
 
-func (w watcher) complain(what string, err error) {
-	if err != nil {
-		fmt.Fprintf(w.say, "%s: %s\n", what, plain(err.Error()))
+func (w watcher) complain(ctx context.Context, what string, err error) {
+	if err != nil && ctx.Err() == nil {
+		w.report(what, err.Error(), map[string]string{"error": err.Error()})
 	}
+}
+
+// report writes a line: text, or all of it as JSON.
+func (w watcher) report(what, text string, all any) {
+	if w.json {
+		_ = json.NewEncoder(w.say).Encode(map[string]any{what: all})
+		return
+	}
+	fmt.Fprintf(w.say, "%s: %s\n", what, plain(text))
 }

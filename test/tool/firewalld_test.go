@@ -1,0 +1,69 @@
+package tool_test
+
+import (
+	"bufio"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/hawser-cni/plugins/pkg/nstest"
+)
+
+// runFirewalld starts the distribution's firewalld on the node, on a bus of its own.
+func (m *machine) runFirewalld(backend string) {
+	GinkgoHelper()
+	nstest.NeedProgram("firewalld", "firewall-cmd", "dbus-daemon")
+	bus := exec.Command("dbus-daemon", "--session", "--print-address", "--nofork", "--nopidfile")
+	out := nstest.Must(bus.StdoutPipe())
+	Expect(bus.Start()).To(Succeed())
+	DeferCleanup(func() { _ = bus.Process.Kill(); _ = bus.Wait() })
+	address := nstest.Must(bufio.NewReader(out).ReadString('\n'))
+	GinkgoT().Setenv("DBUS_SYSTEM_BUS_ADDRESS", strings.TrimSpace(address))
+	dir := GinkgoT().TempDir()
+	Expect(os.WriteFile(filepath.Join(dir, "firewalld.conf"), []byte("FirewallBackend="+backend+"\n"), 0o600)).To(Succeed())
+	m.Start(nstest.Program{Path: "firewalld", Args: []string{"--nofork", "--nopid", "--log-target", "console",
+		"--system-config", dir}})
+	Eventually(func() int {
+		return m.Run(nstest.Program{Path: "firewall-cmd", Args: []string{"--state"}}).Exit
+	}).Should(BeZero())
+}
+
+var _ = Describe("hawser watch beside the firewalld of the distribution", Label("kernel", "tool-watch", "firewalld"), func() {
+	DescribeTable("puts containers back within a second after it forgot them, and a download goes on",
+		func(backend, forgets string) {
+			m := newMachine(ours(), usual)
+			outside := nstest.NewOutside(m.Host)
+			outside.Serve("tcp4", ":80")
+			if backend == "iptables" { // on tables of which nobody hears
+				nstest.Need("iptables-legacy")
+				m.Cmd("mount", "--bind", "/usr/sbin/xtables-legacy-multi", "/usr/sbin/xtables-nft-multi")
+			}
+			m.runFirewalld(backend)
+			p := m.up(newPod("c1", "web-0", hostPort(8080, 80), hostPort(8081, 81)))
+			p.Serve("tcp4", ":80")
+			Expect(m.Cmd("firewall-cmd", "--zone=trusted", "--list-sources")).To(Equal("10.88.0.2/32\n"))
+			d := p.downloads(":81", outside, "192.0.2.1:8081")
+			m.watches(nstest.Program{Path: nstest.Build("hawser"), Args: []string{"watch", "--every", "1h"}})
+			m.Cmd("sh", "-c", forgets)
+			since := time.Now()
+			attempt := nstest.Patience(200 * time.Millisecond)
+			Eventually(func(g Gomega) {
+				g.Expect(outside.AskWithin(attempt, "tcp4", "192.0.2.1:8080")).Error().NotTo(HaveOccurred())
+				g.Expect(p.AskWithin(attempt, "tcp4", "192.0.2.2:80")).Error().NotTo(HaveOccurred())
+			}).WithPolling(5 * time.Millisecond).Should(Succeed())
+			took := time.Since(since)
+			AddReportEntry("both answer after", took.String())
+			Expect(took).To(BeNumerically("<", nstest.Patience(time.Second)))
+			Expect(m.Cmd("firewall-cmd", "--zone=trusted", "--list-sources")).To(Equal("10.88.0.2/32\n"))
+			d.flows()
+		},
+		Entry("in a reload", "nftables", "firewall-cmd --reload"),
+		Entry("in a complete reload", "nftables", "firewall-cmd --complete-reload"),
+		Entry("in a reload with iptables", "iptables", "firewall-cmd --reload"),
+	)
+})
