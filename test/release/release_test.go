@@ -342,8 +342,10 @@ var _ = Describe("make release", Ordered, ContinueOnFailure, func() {
 			Expect(listed).To(MatchRegexp("(?m)^l.* /opt/cni/bin/" + plugin + " -> hawser$"))
 		}
 		Expect(listed).To(MatchRegexp("(?m)^-rwxr-xr-x .* /opt/cni/bin/hawser$"))
-		for _, unit := range []string{"cni-dhcp.service", "cni-dhcp.socket"} {
-			Expect(run(dist, nil, "rpm", "-qpl", rpm)).To(ContainSubstring("/usr/lib/systemd/system/" + unit + "\n"))
+		deb := run(dist, nil, "dpkg-deb", "--contents", one(dist, "*.deb"))
+		for _, unit := range []string{"cni-dhcp.service", "cni-dhcp.socket", "hawser-watch.service"} {
+			file := "/usr/lib/systemd/system/" + unit + "\n"
+			Expect([]string{run(dist, nil, "rpm", "-qpl", rpm), deb}).To(HaveEach(ContainSubstring(file)))
 		}
 		Expect(run(dist, nil, "rpm", "-qp", "--conflicts", rpm)).To(Equal("kubernetes-cni\n"))
 		Expect(run(dist, nil, "rpm", "-qp", "--licensefiles", rpm)).To(Equal(

@@ -74,8 +74,8 @@ var _ = Describe("hawser watch", Label("tool-watch"), func() {
 		g.up(newPod("c1", "web-0", hostPort(8080, 80)))
 		rules := func() []string { return slices.Sorted(strings.Lines(g.Snapshot("nftables"))) }
 		whole := rules()
-		watching := g.watches(nstest.Program{Path: nstest.Build("hawser"), Args: []string{"watch", "--every", "1h", "--yes"},
-			Env: []string{"PATH=" + g.bin + ":" + os.Getenv("PATH")}})
+		watching := g.watches(nstest.Program{Path: nstest.Build("hawser"), Args: []string{"watch", "--every", "1h",
+			"--yes"}, Env: []string{"PATH=" + g.bin + ":" + os.Getenv("PATH")}})
 		Eventually(g.bin + "/asked").Should(BeAnExistingFile())
 		g.Cmd("nft", "flush", "ruleset")
 		since := time.Now()
@@ -113,6 +113,37 @@ var _ = Describe("hawser watch", Label("tool-watch"), func() {
 		m.Cmd("nft", "delete", "table", "inet", "hawser")
 		Eventually(calls).Should(HaveLen(5))
 		Expect(calls()[4] - at[3]).To(BeNumerically("<", nstest.Patience(1600*time.Millisecond)))
+	})
+
+	It("has a unit that systemd takes, whose capabilities are enough", func() {
+		const file = "../../scripts/release/hawser-watch.service"
+		m := newMachine(ours(), usual)
+		unit := string(nstest.Must(os.ReadFile(file)))
+		key := func(name string) string {
+			_, value, _ := strings.Cut(unit, "\n"+name+"=")
+			value, _, _ = strings.Cut(value, "\n")
+			return value
+		}
+		nstest.Build("hawser")
+		if _, err := exec.LookPath("systemd-analyze"); err == nil {
+			out := m.Run(nstest.Program{Path: "systemd-analyze", Args: []string{"verify", "--man=no", file}})
+			Expect(out.Stdout + out.Stderr).To(BeEmpty())
+			Expect(out.Exit).To(BeZero())
+		}
+		m.up(newPod("c1", "web-0", hostPort(8080, 80)))
+		rules := func() []string { return slices.Sorted(strings.Lines(m.Snapshot("nftables"))) }
+		whole := rules()
+		gone := m.up(newPod("c2", "web-1"))
+		gone.Unpin()
+		set := strings.NewReplacer("CAP_", "+", " ", ",").Replace(key("CapabilityBoundingSet"))
+		args := []string{"--no-new-privs", "--bounding-set", "-all," + strings.ToLower(set)}
+		args = append(append(args, strings.Fields(key("ExecStart"))...), "--older", "0s")
+		m.watches(nstest.Program{Path: "setpriv", Args: args})
+		Eventually(rules).Should(Equal(whole))
+		m.Cmd("nft", "flush", "ruleset")
+		m.SetSysctl("net/ipv4/ip_forward", "0")
+		Eventually(rules).Should(Equal(whole))
+		Eventually(func() string { return m.Sysctl("net/ipv4/ip_forward") }).Should(Equal("1"))
 	})
 
 	It("refuses what it cannot do", func() {
