@@ -66,9 +66,11 @@ var _ = Describe("the API server's own code", func() {
 		Expect(create(manifest())).To(BeEmpty())
 	},
 		Entry("of the file", func() []byte { return contents("../../deploy/daemonset.yaml") }),
-		Entry("of the chart", func() []byte { return chart("{}") }),
-		Entry("of the chart with each value", func() []byte { return chart(everyValue) }),
-		Entry("of the chart for one plugin", func() []byte { return chart("only: [bridge]") }),
+		Entry("of watch", func() []byte { return contents("../../deploy/watch.yaml") }),
+		Entry("of watch in the chart", func() []byte { return chart("watch.yaml", everyValue) }),
+		Entry("of the chart", func() []byte { return chart("daemonset.yaml", "{}") }),
+		Entry("of the chart with each value", func() []byte { return chart("daemonset.yaml", everyValue) }),
+		Entry("of the chart for one plugin", func() []byte { return chart("daemonset.yaml", "only: [bridge]") }),
 	)
 
 	It("refuses a DaemonSet that breaks a rule which its type does not show", func() {
@@ -88,6 +90,13 @@ var _ = Describe("the API server's own code", func() {
 		_, reference, err := pod.HasAPIObjectReference(p)
 		Expect(err).NotTo(HaveOccurred())
 		Expect(reference).To(BeEmpty(), "there may be no API server")
+	})
+
+	It("lets the pods of watch into a namespace of the level privileged only", func() {
+		spec := watch().Spec.Template.Spec
+		Expect(forbidden(api.LevelPrivileged, spec)).To(BeEmpty())
+		Expect(forbidden(api.LevelBaseline, spec)).To(ConsistOf("host namespaces", "hostPath volumes", "seLinuxOptions",
+			"non-default capabilities", "forbidden AppArmor profile"))
 	})
 
 	DescribeTable("lets the pods into a namespace of the level privileged only, for the reasons of docs/install.md:",

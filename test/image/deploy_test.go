@@ -31,6 +31,11 @@ func daemonSet() apps.DaemonSet {
 	return strict[apps.DaemonSet](contents("../../deploy/daemonset.yaml"))
 }
 
+func watch() apps.DaemonSet {
+	GinkgoHelper()
+	return strict[apps.DaemonSet](contents("../../deploy/watch.yaml"))
+}
+
 // everyValue sets each value of the chart to another one than its default.
 const everyValue = `
 image: images.example.org/hawser:1.2.3
@@ -39,10 +44,11 @@ directory: /var/lib/rancher/k3s/data/cni
 only: [macvlan, vlan]
 skip: [vlan]
 resources: {requests: null, limits: null}
+watch: {enabled: true, args: [--conf=/etc/lists], resources: {requests: null, limits: null}}
 `
 
-// chart is what helm makes of the chart.
-func chart(values string) []byte {
+// chart is what helm makes of a template of the chart.
+func chart(template, values string) []byte {
 	GinkgoHelper()
 	loaded, err := loader.Load("../../deploy/chart")
 	Expect(err).NotTo(HaveOccurred())
@@ -52,13 +58,13 @@ func chart(values string) []byte {
 	Expect(err).NotTo(HaveOccurred())
 	out, err := engine.Engine{Strict: true}.Render(loaded, all)
 	Expect(err).NotTo(HaveOccurred())
-	Expect(out).To(HaveLen(1))
-	return []byte(out["hawser/templates/daemonset.yaml"])
+	Expect(out).To(HaveLen(2))
+	return []byte(out["hawser/templates/"+template])
 }
 
-func rendered(values string) apps.DaemonSet {
+func rendered(template, values string) apps.DaemonSet {
 	GinkgoHelper()
-	return strict[apps.DaemonSet](chart(values))
+	return strict[apps.DaemonSet](chart(template, values))
 }
 
 // talosPod is the static pod of the patch.
@@ -110,6 +116,42 @@ var _ = Describe("the manifests", Label("manifests"), func() {
 		Entry("the static pod of Talos", func() core.PodSpec { return talosPod().Spec }),
 	)
 
+	It("have watch see and reach what the node's own root could, and no more than it needs", func() {
+		d := watch()
+		Expect(d.TypeMeta.APIVersion + " " + d.TypeMeta.Kind).To(Equal("apps/v1 DaemonSet"))
+		Expect(d.Name).NotTo(Equal(daemonSet().Name))
+		Expect(d.Spec.Selector.MatchLabels).To(Equal(d.Spec.Template.Labels))
+		Expect(d.Spec.Selector.MatchLabels).NotTo(Equal(daemonSet().Spec.Selector.MatchLabels))
+		pod := d.Spec.Template.Spec
+		Expect(pod.HostPID && pod.HostNetwork).To(BeTrue())
+		Expect(*pod.AutomountServiceAccountToken).To(BeFalse())
+		Expect(pod.Tolerations).To(HaveExactElements(core.Toleration{Operator: core.TolerationOpExists}))
+		Expect(pod.Volumes).To(HaveExactElements(HaveField("HostPath.Path", "/")))
+		Expect(pod.Containers).To(HaveLen(1))
+		c := pod.Containers[0]
+		Expect(c.Args).To(Equal([]string{"watch", "--yes", "--path=/opt/cni/bin"}))
+		Expect(c.Env).To(HaveExactElements(core.EnvVar{Name: "HAWSER_ROOT", Value: c.VolumeMounts[0].MountPath}))
+		Expect(c.VolumeMounts).To(HaveExactElements(HaveField("MountPropagation",
+			HaveValue(Equal(core.MountPropagationHostToContainer)))))
+		Expect(c.SecurityContext.Privileged).To(BeNil())
+		Expect(*c.SecurityContext.ReadOnlyRootFilesystem).To(BeTrue())
+		Expect(c.SecurityContext.Capabilities.Drop).To(HaveExactElements(core.Capability("ALL")))
+		Expect(c.Resources.Requests).To(And(HaveKey(core.ResourceCPU), HaveKey(core.ResourceMemory)))
+		Expect(c.Resources.Limits).To(HaveKey(core.ResourceMemory))
+	})
+
+	It("have a chart with watch, for who wants it", func() {
+		Expect(strings.TrimSpace(string(chart("watch.yaml", "{}")))).To(BeEmpty())
+		want := watch()
+		Expect(rendered("watch.yaml", "watch: {enabled: true}")).To(Equal(want))
+		spec := &want.Spec.Template.Spec
+		spec.ImagePullSecrets = []core.LocalObjectReference{{Name: "secret"}}
+		c := &spec.Containers[0]
+		c.Image, c.Resources = "images.example.org/hawser:1.2.3", core.ResourceRequirements{}
+		c.Args = []string{"watch", "--yes", "--path=/var/lib/rancher/k3s/data/cni", "--conf=/etc/lists"}
+		Expect(rendered("watch.yaml", everyValue)).To(Equal(want))
+	})
+
 	It("have a static pod for Talos that is the DaemonSet's, without what only a scheduler reads", func() {
 		pod, want := talosPod(), daemonSet().Spec.Template.Spec
 		Expect(pod.APIVersion + " " + pod.Kind).To(Equal("v1 Pod"))
@@ -126,7 +168,7 @@ var _ = Describe("the manifests", Label("manifests"), func() {
 	})
 
 	It("have a chart that is the DaemonSet, for its default values", func() {
-		Expect(rendered("{}")).To(Equal(daemonSet()))
+		Expect(rendered("daemonset.yaml", "{}")).To(Equal(daemonSet()))
 	})
 
 	It("have a chart with values for all that differs between clusters", func() {
@@ -141,7 +183,7 @@ var _ = Describe("the manifests", Label("manifests"), func() {
 			c.Args = []string{"install", "--to", mount, "--only=macvlan,vlan", "--skip=vlan"}
 		}
 		spec.Containers[0].Args = append(spec.Containers[0].Args, "--loop")
-		Expect(rendered(everyValue)).To(Equal(want))
+		Expect(rendered("daemonset.yaml", everyValue)).To(Equal(want))
 	})
 
 	It("have a Butane file that Butane takes, and that fetches the extension", func() {

@@ -2,7 +2,6 @@ package tool_test
 
 import (
 	"bufio"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -25,7 +24,7 @@ func (m *machine) runFirewalld(backend string) {
 	address := nstest.Must(bufio.NewReader(out).ReadString('\n'))
 	GinkgoT().Setenv("DBUS_SYSTEM_BUS_ADDRESS", strings.TrimSpace(address))
 	dir := GinkgoT().TempDir()
-	Expect(os.WriteFile(filepath.Join(dir, "firewalld.conf"), []byte("FirewallBackend="+backend+"\n"), 0o600)).To(Succeed())
+	m.write(filepath.Join(dir, "firewalld.conf"), "FirewallBackend="+backend+"\n")
 	m.Start(nstest.Program{Path: "firewalld", Args: []string{"--nofork", "--nopid", "--log-target", "console",
 		"--system-config", dir}})
 	Eventually(func() int {
@@ -33,7 +32,7 @@ func (m *machine) runFirewalld(backend string) {
 	}).Should(BeZero())
 }
 
-var _ = Describe("hawser watch beside the firewalld of the distribution", Label("kernel", "tool-watch", "firewalld"), func() {
+var _ = Describe("hawser watch beside firewalld", Label("kernel", "tool-watch", "firewalld"), func() {
 	DescribeTable("puts containers back within a second after it forgot them, and a download goes on",
 		func(backend, forgets string) {
 			m := newMachine(ours(), usual)

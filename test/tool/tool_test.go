@@ -116,7 +116,9 @@ func (p *pod) downloads(port string, by *nstest.Host, address string) *download 
 			return
 		}
 		raw := nstest.Must(conn.(*net.TCPConn).SyscallConn())
-		_ = raw.Control(func(fd uintptr) { _ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MAX_PACING_RATE, rate) })
+		_ = raw.Control(func(fd uintptr) {
+			_ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MAX_PACING_RATE, rate)
+		})
 		for block := make([]byte, window); err == nil; {
 			_, err = conn.Write(block)
 		}

@@ -4,6 +4,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -58,12 +59,12 @@ var _ = Describe("hawser watch", Label("tool-watch"), func() {
 		rules := func() []string { return slices.Sorted(strings.Lines(m.Snapshot("nftables"))) } // in any order
 		whole := rules()
 		file := filepath.Join(GinkgoT().TempDir(), "said")
-		m.watches(nstest.Program{Path: "sh", Args: []string{"-c", `exec "$0" watch --every 1h --json >` + file,
-			nstest.Build("hawser")}})
+		m.watches(nstest.Program{Path: "sh", Args: []string{"-c",
+			`exec "$0" watch --every 1h --json >` + file, nstest.Build("hawser")}})
 		m.Cmd("nft", "flush", "ruleset")
 		Eventually(rules).Should(Equal(whole))
 		Eventually(func() []byte { return nstest.Must(os.ReadFile(file)) }).Should(And(
-			HavePrefix(`{"made again":{"network":"pods","containerID":"c1","ifname":"eth0","pod":"shop/web-0","plugin":`),
+			HavePrefix(`{"made again":{"network":"pods","containerID":"c1","ifname":"eth0","pod":"shop/web-0",`),
 			HaveSuffix("\"}}\n")))
 	})
 
@@ -140,10 +141,33 @@ var _ = Describe("hawser watch", Label("tool-watch"), func() {
 		args = append(append(args, strings.Fields(key("ExecStart"))...), "--older", "0s")
 		m.watches(nstest.Program{Path: "setpriv", Args: args})
 		Eventually(rules).Should(Equal(whole))
-		m.Cmd("nft", "flush", "ruleset")
 		m.SetSysctl("net/ipv4/ip_forward", "0")
+		m.Cmd("nft", "flush", "ruleset")
 		Eventually(rules).Should(Equal(whole))
 		Eventually(func() string { return m.Sysctl("net/ipv4/ip_forward") }).Should(Equal("1"))
+	})
+
+	It("works from a container that has the node's root mounted, with the capabilities of the manifest", func() {
+		manifest := string(nstest.Must(os.ReadFile("../../deploy/watch.yaml")))
+		set := regexp.MustCompile(`add: \[(.*)\]`).FindStringSubmatch(manifest)[1]
+		m := newMachine(ours(), usual)
+		m.up(newPod("c1", "web-0", hostPort(8080, 80)))
+		rules := func() []string { return slices.Sorted(strings.Lines(m.Snapshot("nftables"))) }
+		whole := rules()
+		inside := `mkdir -p "$1"; mount --rbind / "$1"; mount --make-rslave "$1"; shift
+			for dir in /etc/cni/net.d /opt/cni/bin /run /var/lib/cni; do mount -t tmpfs none $dir; done
+			exec "$@"`
+		root := GinkgoT().TempDir() + "/host"
+		program := filepath.Join(GinkgoT().TempDir(), "hawser")
+		Expect(os.WriteFile(program, nstest.Must(os.ReadFile(nstest.Build("hawser"))), 0o755)).To(Succeed())
+		m.watches(nstest.Program{Path: "unshare", Args: []string{"-m", "--propagation", "private", "sh", "-ec", inside,
+			"sh", root, "setpriv", "--no-new-privs", "--bounding-set",
+			"-all,+" + strings.ToLower(strings.ReplaceAll(set, ", ", ",+")), program, "watch", "--yes"},
+			Env: []string{"HAWSER_ROOT=" + root}})
+		m.SetSysctl("net/ipv4/ip_forward", "0")
+		m.Cmd("nft", "flush", "ruleset")
+		Eventually(rules).Should(Equal(whole))
+		Expect(m.Sysctl("net/ipv4/ip_forward")).To(Equal("1"))
 	})
 
 	It("refuses what it cannot do", func() {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/cmd/hawser/node"
 	"github.com/hawser-cni/plugins/pkg/skel"
@@ -46,8 +47,16 @@ func command(all []skel.Program, env func(string) (string, bool), vars []string)
 		Use: "hawser", Short: "CNI plugins in one file, and the tool of the node that has them",
 		Version: skel.Version(), Args: cobra.NoArgs, SilenceErrors: true, SilenceUsage: true,
 	}
-	root.PersistentPreRunE = func(c *cobra.Command, _ []string) error { return fromEnvironment(c.Flags(), env) }
-	n, asJSON := node.Default(all, vars), false
+	n, asJSON, dir := node.Default(all, vars), false, ""
+	root.PersistentPreRunE = func(c *cobra.Command, _ []string) error {
+		if err := fromEnvironment(c.Flags(), env); err != nil || dir == "" {
+			return err
+		}
+		if err := unix.Chroot(dir); err != nil {
+			return fmt.Errorf("--root %q: %w", dir, err)
+		}
+		return os.Chdir("/")
+	}
 	for _, command := range []func(*node.Node, *bool) *cobra.Command{
 		lsCommand, whyCommand, explainCommand, traceCommand, doctorCommand, checkCommand, testCommand, reapplyCommand,
 		gcCommand, watchCommand, diagsCommand, metricsCommand,
@@ -57,6 +66,7 @@ func command(all []skel.Program, env func(string) (string, bool), vars []string)
 		f.StringVar(&n.ConfDir, "conf", n.ConfDir, "the `directory` of the network lists")
 		f.StringVar(&n.Path, "path", n.Path, "the `directories` of the plugins, separated by colons")
 		f.StringVar(&n.CacheDir, "cache", n.CacheDir, "libcni's `directory`, in which runtimes remember attachments")
+		f.StringVar(&dir, "root", "", "the `directory` at which a container has the node's root, to work in (none)")
 		f.BoolVar(&asJSON, "json", false, "write JSON")
 		root.AddCommand(c)
 	}
