@@ -146,8 +146,8 @@ func ofCalls() []func(*facts) {
 }
 
 func ofNode() []func(*facts) {
-	return []func(*facts){overlaps, lostLeases, forwardingOff, orphans, dropPolicies, missingModules, changedMACs, guards,
-		drifted, beside, mixedPlugins}
+	return []func(*facts){overlaps, lostLeases, forwardingOff, orphans, dropPolicies, missingModules, changedMACs,
+		guards, drifted, beside, mixedPlugins}
 }
 
 // findings are in the order of their kinds, errors first.

@@ -62,7 +62,9 @@ func why(ctx context.Context, n node.Node, of string) (found []failure, err erro
 		all = append(all, k.Record)
 	}
 	slices.SortFunc(all, func(a, b skel.Failure) int { return b.Time.Compare(a.Time) })
-	all = slices.DeleteFunc(all, func(f skel.Failure) bool { return of != "last" && !isMeant(of, f.Pod, f.ContainerID) })
+	all = slices.DeleteFunc(all, func(f skel.Failure) bool {
+		return of != "last" && !isMeant(of, f.Pod, f.ContainerID)
+	})
 	if len(all) == 0 {
 		return nil, withoutRecord(ctx, n, of)
 	}
