@@ -245,6 +245,18 @@ var _ = Describe("hawser doctor", Label("tool-doctor"), func() {
 			HaveField("What", ContainSubstring(`portmap`))))
 	})
 
+	It("finds the directories of k3s", func() {
+		m := newMachine(ours(), usual)
+		m.Cmd("sh", "-ec", `[ ! -e /usr/lib/cni ] || mount -t tmpfs none /usr/lib/cni
+			mount -t tmpfs none /var/lib; cd /var/lib
+			mkdir -p rancher/k3s/agent/etc/cni/net.d rancher/k3s/data/current/bin
+			ln -s $PWD/rancher/k3s/data/current/bin rancher/k3s/data/cni
+			mount --bind /opt/cni/bin rancher/k3s/data/current/bin; umount /opt/cni/bin; mount -t tmpfs none /opt/cni/bin
+			mv /etc/cni/net.d/* rancher/k3s/agent/etc/cni/net.d/10-flannel.conflist`)
+		Expect(m.says("doctor")).To(Equal("nothing is wrong\n"))
+		Expect(m.says("check")).To(BeEmpty())
+	})
+
 	It("fails with status 2 where it cannot look", func() {
 		m := newMachine(ours(), usual)
 		m.Cmd("sh", "-ec", "mkdir -p /var/lib/cni; echo x >/var/lib/cni/results")

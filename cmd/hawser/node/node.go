@@ -30,12 +30,19 @@ type Node struct {
 	apart    bool          // from signals that a terminal sends to the tool and to all that it runs
 }
 
-// Default is the node as runtimes find it where nobody configured them otherwise.
+// Default is the node as runtimes find it where nobody configured them otherwise; that of k3s where the usual directory
+// has no list and k3s's has one.
 func Default(programs []skel.Program, env []string) Node {
-	return Node{
+	n := Node{
 		ConfDir: "/etc/cni/net.d", Path: "/opt/cni/bin:/usr/lib/cni:/usr/libexec/cni",
 		CacheDir: "/var/lib/cni", Failures: skel.FailureDir, Env: env, Programs: programs,
 	}
+	const k3s = "/var/lib/rancher/k3s/"
+	usual, _ := ListFiles(n.ConfDir)
+	if lists, _ := ListFiles(k3s + "agent/etc/cni/net.d"); len(usual) == 0 && len(lists) > 0 {
+		n.ConfDir, n.Path = k3s+"agent/etc/cni/net.d", k3s+"data/cni:"+k3s+"data/current/bin:"+n.Path
+	}
+	return n
 }
 
 // Find returns the file of a plugin: the first one in Path, as runtimes look for it.
