@@ -4,12 +4,17 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
+all=$#
 [ $# -gt 0 ] || set -- busybox-static conntrack containernetworking-plugins dbus-daemon dnsmasq-base firewalld iproute2 iptables \
 	iputils-ping jq netcat-openbsd nftables procps shellcheck socat tcpdump util-linux
 missing=()
 for package; do
 	[ "$(dpkg-query -Wf '${db:Status-Status}' "$package" 2>/dev/null)" = installed ] || missing+=("$package")
 done
+promtool=${XDG_CACHE_HOME:-$HOME/.cache}/hawser/promtool
+if [ "$all" = 0 ] && [ ! -x "$promtool" ] && ! command -v promtool >/dev/null; then
+	missing+=(prometheus) # promtool alone: the package starts a daemon
+fi
 [ ${#missing[@]} -gt 0 ] || exit 0
 if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
 	echo "deps: not installed, and not root on a Debian machine: ${missing[*]}" >&2
@@ -24,4 +29,13 @@ if [[ " ${missing[*]} " == *" firewalld "* && ! -e $unit ]]; then
 	ln -s /dev/null "$unit"
 fi
 scripts/retry.sh apt-get -qq update
-scripts/retry.sh apt-get -qq install -y --no-install-recommends "${missing[@]}" >/dev/null </dev/null
+if [ "${missing[-1]}" = prometheus ]; then
+	unset 'missing[-1]'
+	work=$(mktemp -d) root=$PWD
+	trap 'rm -rf "$work"' EXIT
+	(cd "$work" && "$root/scripts/retry.sh" apt-get -qq -o APT::Sandbox::User=root download prometheus >/dev/null &&
+		dpkg-deb -x prometheus_*.deb .)
+	install -D "$work/usr/bin/promtool" "$promtool"
+fi
+[ ${#missing[@]} = 0 ] ||
+	scripts/retry.sh apt-get -qq install -y --no-install-recommends "${missing[@]}" >/dev/null </dev/null
