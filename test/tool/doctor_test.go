@@ -251,7 +251,8 @@ var _ = Describe("hawser doctor", Label("tool-doctor"), func() {
 			mount -t tmpfs none /var/lib; cd /var/lib
 			mkdir -p rancher/k3s/agent/etc/cni/net.d rancher/k3s/data/current/bin
 			ln -s $PWD/rancher/k3s/data/current/bin rancher/k3s/data/cni
-			mount --bind /opt/cni/bin rancher/k3s/data/current/bin; umount /opt/cni/bin; mount -t tmpfs none /opt/cni/bin
+			mount --bind /opt/cni/bin rancher/k3s/data/current/bin
+			umount /opt/cni/bin; mount -t tmpfs none /opt/cni/bin
 			mv /etc/cni/net.d/* rancher/k3s/agent/etc/cni/net.d/10-flannel.conflist`)
 		Expect(m.says("doctor")).To(Equal("nothing is wrong\n"))
 		Expect(m.says("check")).To(BeEmpty())
