@@ -105,8 +105,7 @@ func (w watcher) run(ctx context.Context) error {
 			}
 		case <-due.C:
 			w.reapply(ctx)
-			p.last, p.isDue = time.Now(), false
-			due.Reset(w.every)
+			due.Reset(p.repaired(len(w.again.failed) == 0))
 		}
 	}
 }
@@ -118,6 +117,7 @@ type pace struct {
 	pause, most time.Duration
 	last        time.Time // the end of the last repair
 	isDue       bool      // pause says when
+	retry       time.Duration
 }
 
 // flushed and deleted set pause to the time from now to the next repair, or say that it is to stay when it is.
@@ -138,6 +138,17 @@ func (p *pace) deleted() (isNew bool) {
 	}
 	p.isDue = true
 	return true
+}
+
+// repaired is the time to the next look: ever longer where something could not be made again, which somebody may have
+// flushed meanwhile.
+func (p *pace) repaired(isWhole bool) time.Duration {
+	p.last, p.isDue = time.Now(), false
+	if p.retry = min(2*max(p.retry, reloadTime), p.most); isWhole {
+		p.retry = 0
+		return p.most
+	}
+	return p.retry
 }
 
 // each does something, and again each some minutes, until the context ends.
