@@ -166,7 +166,7 @@ func faults() []fault {
 			mend: "iptables-restore </run/rules"},
 		{id: "drift", says: "of pod shop/web-0", only: "ours",
 			make: "nft list ruleset >/run/rules; nft flush ruleset", mend: "nft -f /run/rules"},
-		{thread: "systemd/systemd#21185", id: "changed-mac",
+		{thread: "systemd/systemd#21185", id: "changed-mac", severity: "warning",
 			says: "cni0 has the MAC address 02:00:00:00:00:77, and had ",
 			make: "cat /sys/class/net/cni0/address >/run/mac; ip link set cni0 address 02:00:00:00:00:77",
 			mend: "ip link set cni0 address $(cat /run/mac)"},
