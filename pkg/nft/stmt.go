@@ -36,6 +36,7 @@ var (
 	IIFName    = Field{"iifname", 0, unix.NFT_META_IIFNAME, -1, 0, 16}
 	OIFName    = Field{"oifname", 0, unix.NFT_META_OIFNAME, -1, 0, 16}
 	L4Proto    = Field{"meta l4proto", 0, unix.NFT_META_L4PROTO, -1, 0, 1}
+	THSport    = Field{"th sport", 0, 0, unix.NFT_PAYLOAD_TRANSPORT_HEADER, 0, 2}
 	THDport    = Field{"th dport", 0, 0, unix.NFT_PAYLOAD_TRANSPORT_HEADER, 2, 2}
 )
 

@@ -2,6 +2,8 @@ package tool_test
 
 import (
 	"encoding/json"
+	"slices"
+	"strings"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -70,6 +72,21 @@ var _ = Describe("hawser trace", Label("tool-trace"), func() {
 		out = m.trace(func() {}, "8081", "--for", "300ms")
 		Expect(out.Exit).To(Equal(1))
 		Expect(out.Stderr).To(ContainSubstring("no packet to 8081 met a rule within 300ms"))
+		out = m.trace(func() {}, "8081", "--for", "300ms", "--json")
+		Expect([]any{out.Exit, out.Stdout}).To(Equal([]any{1, "[]\n"}))
+	})
+
+	It("follows one flow alone", func() {
+		flow := func(args ...string) int {
+			GinkgoHelper()
+			return m.trace(knock, append([]string{"192.0.2.1:8080", "--for", "1s"}, args...)...).Exit
+		}
+		source := strings.Fields(outside.Cmd("ip", "route", "get", "192.0.2.1"))
+		addr := source[slices.Index(source, "src")+1]
+		Expect(flow("--from", addr, "--protocol", "tcp")).To(BeZero())
+		Expect(flow("--from", addr, "--protocol", "udp")).To(Equal(1))
+		Expect(flow("--from", "198.51.100.7")).To(Equal(1))
+		Expect(flow("--from", addr+":1")).To(Equal(1))
 	})
 
 	It("leaves nothing when it is killed", func() {
@@ -81,11 +98,14 @@ var _ = Describe("hawser trace", Label("tool-trace"), func() {
 		Eventually(tables).ShouldNot(ContainSubstring("hawser_trace"))
 	})
 
-	DescribeTable("refuses", func(of, says string) {
-		out := m.hawser("trace", of)
+	DescribeTable("refuses", func(of, says string, more ...string) {
+		out := m.hawser(append([]string{"trace", of}, more...)...)
 		Expect(out.Exit).To(Equal(1))
 		Expect(out.Stderr).To(ContainSubstring(says))
 	},
 		Entry("what is no port", "http", `"http" is no port between 1 and 65535, no address and no ADDRESS:PORT`),
-		Entry("port 0", "0", "is no port"), Entry("a name", "host:80", `"host" is no address`))
+		Entry("port 0", "0", "is no port"), Entry("a name", "host:80", `"host" is no address`),
+		Entry("two families", "10.1.0.1", "fd00::1 and 10.1.0.1 are of two families", "--from", "fd00::1"),
+		Entry("a port of icmp", "80", "icmp has no ports", "--protocol", "icmp"),
+		Entry("a protocol", "80", `"gre" is none of tcp, udp`, "--protocol", "gre"))
 })

@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -35,11 +36,12 @@ type traced struct {
 func traceCommand(_ *node.Node, asJSON *bool) *cobra.Command {
 	var limit time.Duration
 	var most int
+	var from, protocol string
 	c := &cobra.Command{
 		Use: "trace PORT|ADDRESS[:PORT]", Short: "Show what nftables rules do with packets to a port or an address",
 		Args: cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
-			rules, err := traceRules(args[0])
+			rules, err := traceRules(args[0], from, protocol)
 			if err != nil {
 				return err
 			}
@@ -54,47 +56,94 @@ func traceCommand(_ *node.Node, asJSON *bool) *cobra.Command {
 				return err
 			}
 			if *asJSON {
-				return writeJSON(c.OutOrStdout(), t.steps)
+				if err := writeJSON(c.OutOrStdout(), t.steps); err != nil {
+					return err
+				}
 			}
 			return t.sum(args[0], limit)
 		},
 	}
 	c.Flags().DurationVar(&limit, "for", 10*time.Second, "how long to look")
+	c.Flags().StringVar(&from, "from", "", "from where: an `address`, a port or ADDRESS:PORT")
+	c.Flags().StringVar(&protocol, "protocol", "", "tcp, udp, sctp, icmp or icmpv6; else any, with a port tcp and udp")
 	c.Flags().IntVar(&most, "packets", 5, "how many packets to follow")
 	return c
 }
 
-// traceRules match packets to a port (of TCP or UDP), or from and to an address.
-func traceRules(of string) ([]nft.Rule, error) {
-	port, addr := uint64(0), netip.Addr{}
-	var err error
-	if addr, err = netip.ParseAddr(of); err != nil {
+// end is one end of a packet's way: an address, a port, or both.
+type end struct {
+	addr netip.Addr
+	port uint16
+}
+
+func parseEnd(of string) (e end, err error) {
+	if e.addr, err = netip.ParseAddr(of); err != nil {
 		host, number := "", of
 		if h, p, err := net.SplitHostPort(of); err == nil {
 			host, number = h, p
 		}
-		if port, err = strconv.ParseUint(number, 10, 16); err != nil || port == 0 {
-			return nil, fmt.Errorf("%q is no port between 1 and 65535, no address and no ADDRESS:PORT", of)
+		port, err := strconv.ParseUint(number, 10, 16)
+		if err != nil || port == 0 {
+			return e, fmt.Errorf("%q is no port between 1 and 65535, no address and no ADDRESS:PORT", of)
 		}
+		e.port = uint16(port)
 		if host != "" {
-			if addr, err = netip.ParseAddr(host); err != nil {
-				return nil, fmt.Errorf("%q: %q is no address", of, host)
+			if e.addr, err = netip.ParseAddr(host); err != nil {
+				return e, fmt.Errorf("%q: %q is no address", of, host)
 			}
 		}
 	}
-	var match nft.Rule
-	addr = addr.Unmap().WithZone("")
-	if addr.IsValid() {
-		match = nft.Rule{nft.Is(nft.FamilyOf(addr).Daddr(), addr.AsSlice())}
+	e.addr = e.addr.Unmap().WithZone("")
+	return e, nil
+}
+
+// match is what a packet with this end has; address and port say which one it is.
+func (e end) match(address func(nft.Family) nft.Field, port nft.Field) (rule nft.Rule) {
+	if e.addr.IsValid() {
+		rule = nft.Rule{nft.Is(address(nft.FamilyOf(e.addr)), e.addr.AsSlice())}
 	}
-	if port == 0 {
-		return []nft.Rule{match, {nft.Is(nft.FamilyOf(addr).Saddr(), addr.AsSlice())}}, nil
+	if e.port != 0 {
+		rule = append(rule, nft.Is(port, binary.BigEndian.AppendUint16(nil, e.port)))
+	}
+	return rule
+}
+
+// traceRules match packets to an end, from another one if it is given; or to an address and from it.
+func traceRules(to, from, protocol string) ([]nft.Rule, error) {
+	numbers := map[string][]byte{"tcp": {unix.IPPROTO_TCP}, "udp": {unix.IPPROTO_UDP}, "sctp": {unix.IPPROTO_SCTP},
+		"icmp": {unix.IPPROTO_ICMP}, "icmpv6": {unix.IPPROTO_ICMPV6}}
+	dst, err := parseEnd(to)
+	var src end
+	if err == nil && from != "" {
+		src, err = parseEnd(from)
+	}
+	hasPort := dst.port != 0 || src.port != 0
+	switch {
+	case err != nil:
+		return nil, err
+	case protocol != "" && numbers[protocol] == nil:
+		return nil, fmt.Errorf("--protocol: %q is none of tcp, udp, sctp, icmp and icmpv6", protocol)
+	case hasPort && strings.HasPrefix(protocol, "icmp"):
+		return nil, fmt.Errorf("--protocol: %s has no ports", protocol)
+	case dst.addr.IsValid() && src.addr.IsValid() && dst.addr.Is4() != src.addr.Is4():
+		return nil, fmt.Errorf("%s and %s are of two families", from, to)
+	}
+	ways := []nft.Rule{append(dst.match(nft.Family.Daddr, nft.THDport), src.match(nft.Family.Saddr, nft.THSport)...)}
+	if !hasPort && from == "" {
+		ways = append(ways, dst.match(nft.Family.Saddr, nft.THSport))
+	}
+	protocols := []string{protocol}
+	switch {
+	case protocol == "" && !hasPort:
+		return ways, nil
+	case protocol == "":
+		protocols = []string{"tcp", "udp"}
 	}
 	var rules []nft.Rule
-	for _, proto := range []byte{unix.IPPROTO_TCP, unix.IPPROTO_UDP} {
-		number := binary.BigEndian.AppendUint16(nil, uint16(port))
-		rules = append(rules, append(match[:len(match):len(match)],
-			nft.Is(nft.L4Proto, []byte{proto}), nft.Is(nft.THDport, number)))
+	for _, way := range ways {
+		for _, name := range protocols {
+			rules = append(rules, append(nft.Rule{nft.Is(nft.L4Proto, numbers[name])}, way...))
+		}
 	}
 	return rules, nil
 }
@@ -126,7 +175,8 @@ func (t *tracer) step(s nft.Step) bool {
 		Verdict: s.Verdict,
 	}
 	if s.Destination.IsValid() {
-		step.Proto = map[byte]string{unix.IPPROTO_TCP: "tcp", unix.IPPROTO_UDP: "udp"}[s.Proto]
+		step.Proto = map[byte]string{unix.IPPROTO_TCP: "tcp", unix.IPPROTO_UDP: "udp", unix.IPPROTO_SCTP: "sctp",
+			unix.IPPROTO_ICMP: "icmp", unix.IPPROTO_ICMPV6: "icmpv6"}[s.Proto]
 		step.Source, step.Destination = s.Source.String(), s.Destination.String()
 	}
 	t.steps = append(t.steps, step)
@@ -159,6 +209,9 @@ func (t *tracer) sum(of string, limit time.Duration) error {
 	if len(t.steps) == 0 {
 		const text = "no packet to %s met a rule within %s: none came, or only iptables-legacy has rules"
 		return fmt.Errorf(text, of, limit)
+	}
+	if t.quiet {
+		return nil
 	}
 	dropped := false
 	for _, s := range t.steps {
