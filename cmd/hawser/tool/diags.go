@@ -160,12 +160,22 @@ func versions(n node.Node) map[string]any {
 // ownTable is our table as the program nft lists it, where it is installed.
 func ownTable(ctx context.Context, family nft.Family) json.RawMessage {
 	path, err := process.LookPath("nft")
-	var out bytes.Buffer
+	var out limited
 	list := []string{"-j", "list", "table", family.String(), nft.TableName}
 	if err != nil || (process.Command{Path: path, Args: list, Stdout: &out}).Run(ctx) != nil {
 		return json.RawMessage("null")
 	}
 	return out.Bytes()
+}
+
+// limited is a buffer that takes no more than 64 MiB: a table of 100,000 elements has 20.
+type limited struct{ bytes.Buffer }
+
+func (l *limited) Write(data []byte) (int, error) {
+	if l.Len()+len(data) > 64<<20 {
+		return 0, errors.New("is larger than 64 MiB")
+	}
+	return l.Buffer.Write(data)
 }
 
 // listKeys are the keys of lists whose values are shown, and logKeys those of lines of the log.
@@ -213,16 +223,23 @@ func only(keys string, value any) any {
 
 // lastLines are the last lines of all logs, by their time.
 func lastLines(log string, most int) (lines []any, err error) {
+	cut := func() {
+		slices.SortStableFunc(lines, func(a, b any) int {
+			return strings.Compare(fmt.Sprint(a.(map[string]any)["time"]), fmt.Sprint(b.(map[string]any)["time"]))
+		})
+		lines = slices.Delete(lines, 0, max(0, len(lines)-most))
+	}
 	err = eachLogLine(log, func(line []byte) {
 		var call map[string]any
 		if json.Unmarshal(line, &call) == nil && call["plugin"] != nil && call["verb"] != nil {
 			lines = append(lines, only(logKeys, call))
 		}
+		if len(lines) > 10*most { // a log may be larger than the memory
+			cut()
+		}
 	})
-	slices.SortStableFunc(lines, func(a, b any) int {
-		return strings.Compare(fmt.Sprint(a.(map[string]any)["time"]), fmt.Sprint(b.(map[string]any)["time"]))
-	})
-	return lines[max(0, len(lines)-most):], err
+	cut()
+	return lines, err
 }
 
 // pack writes a tar (ustar). The standard library's writer would make the program 65 kB larger.

@@ -80,6 +80,8 @@ func inspect(path, name string) (f file, err error) {
 	case !info.Mode().IsRegular():
 		f.kind = unfit
 		return f, nil
+	case info.Size() > 256<<20: // no plugin that we know is a tenth of it
+		return f, nil
 	}
 	data, err := os.ReadFile(path) // not kept: a pod that installs has little memory
 	if err != nil {
