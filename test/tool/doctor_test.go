@@ -258,6 +258,21 @@ var _ = Describe("hawser doctor", Label("tool-doctor"), func() {
 		Expect(m.says("check")).To(BeEmpty())
 	})
 
+	It("colours severities on a terminal alone, unless NO_COLOR says no", func() {
+		nstest.NeedProgram("script")
+		m := newMachine(ours(), usual)
+		m.write(listFile, "{}")
+		on := func(env, command string) string {
+			return m.Cmd("sh", "-c", env+` script -qec "$1 `+command+`; true" /dev/null`, "sh", nstest.Build("hawser"))
+		}
+		for _, command := range []string{"doctor", "check"} {
+			Expect(on("", command)).To(HavePrefix("\x1b[31merror\x1b[0m "), command)
+			Expect(on("NO_COLOR=1", command)).To(HavePrefix("error "), command)
+			Expect(m.hawser(command).Stdout).To(HavePrefix("error "), command)
+		}
+		Expect(on("", "doctor --json")).NotTo(ContainSubstring("\x1b"))
+	})
+
 	It("fails with status 2 where it cannot look", func() {
 		m := newMachine(ours(), usual)
 		m.Cmd("sh", "-ec", "mkdir -p /var/lib/cni; echo x >/var/lib/cni/results")

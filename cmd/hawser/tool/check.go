@@ -71,7 +71,8 @@ func (c *checker) print(out io.Writer, asJSON bool) error {
 		return writeJSON(out, append([]complaint{}, c.found...)) // [] for machines
 	}
 	for _, f := range c.found {
-		fmt.Fprintf(out, "%s %s: %s\n", f.Severity, strings.TrimSuffix(plain(f.File+": "+f.Key), ":"), plain(f.What))
+		where := strings.TrimSuffix(plain(f.File+": "+f.Key), ":")
+		fmt.Fprintf(out, "%s %s: %s\n", coloured(out, c.Env, f.Severity), where, plain(f.What))
 		if f.Advice != "" {
 			fmt.Fprintf(out, "    %s\n", plain(f.Advice))
 		}

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/cmd/hawser/node"
 	"github.com/hawser-cni/plugins/pkg/cni"
@@ -106,7 +107,7 @@ func doctorCommand(n *node.Node, asJSON *bool) *cobra.Command {
 		RunE: func(c *cobra.Command, _ []string) error {
 			f := gather(c.Context(), *n)
 			found := f.findings(slices.Concat(ofCalls(), ofNode())...)
-			if err := printFindings(c.OutOrStdout(), found, *asJSON); err != nil {
+			if err := printFindings(c.OutOrStdout(), found, *asJSON, n.Env); err != nil {
 				return err
 			}
 			if err := errors.Join(f.problems...); err != nil {
@@ -120,18 +121,31 @@ func doctorCommand(n *node.Node, asJSON *bool) *cobra.Command {
 	}
 }
 
-func printFindings(out io.Writer, found []finding, asJSON bool) error {
+func printFindings(out io.Writer, found []finding, asJSON bool, env []string) error {
 	if asJSON {
 		return writeJSON(out, append([]finding{}, found...)) // [] for machines
 	}
 	for _, f := range found {
 		what, advice := strings.ReplaceAll(plain(f.What), "\n\t", "; "), plain(f.Advice)
-		fmt.Fprintf(out, "%s %s: %s\n    %s\n", f.Severity, f.ID, what, advice)
+		fmt.Fprintf(out, "%s %s: %s\n    %s\n", coloured(out, env, f.Severity), f.ID, what, advice)
 	}
 	if len(found) == 0 {
 		fmt.Fprintln(out, "nothing is wrong")
 	}
 	return nil
+}
+
+// coloured is a severity in its colour, on a terminal where NO_COLOR does not forbid it.
+func coloured(out io.Writer, env []string, severity string) string {
+	file, isFile := out.(*os.File)
+	forbids := func(v string) bool { return strings.HasPrefix(v, "NO_COLOR=") && v != "NO_COLOR=" }
+	if !isFile || slices.ContainsFunc(env, forbids) {
+		return severity
+	}
+	if _, err := unix.IoctlGetTermios(int(file.Fd()), unix.TCGETS); err != nil {
+		return severity
+	}
+	return map[string]string{broken: "\x1b[31m", doubtful: "\x1b[33m"}[severity] + severity + "\x1b[0m"
 }
 
 // say adds a finding.
