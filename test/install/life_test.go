@@ -73,12 +73,18 @@ var _ = DescribeTable("a kill before any call", Label("install-killed"), func(co
 		d := dir{host.Host, fmt.Sprintf("/run/%d", n)}
 		d.fill(before)
 		was := d.state()
-		if command == "uninstall" {
+		if command != "install" {
 			d.install(args...)
 		}
-		after := d.killed(n, command, kill...)
+		if command == "repair" {
+			d.fill(map[string]string{"tap": newReference}) // as cp does
+		}
+		after := d.killed(n, strings.Replace(command, "repair", "install", 1), kill...)
 		now := d.state()
 		for name := range before {
+			if command == "repair" {
+				continue // it is what was copied, or ours
+			}
 			Expect(now[name]).To(BeElementOf(was[name], "-rwxr-xr-x ours", "Lrwxrwxrwx hawser"), "%s: %d", name, n)
 		}
 		if n%2 == 1 { // the next installation completes it
@@ -99,6 +105,8 @@ var _ = DescribeTable("a kill before any call", Label("install-killed"), func(co
 },
 	Entry("of an installation is completed by the next, and undone", "install", "hard"),
 	Entry("of one with symbolic links", "install", "symbolic"), Entry("of one with copies", "install", "copy"),
+	Entry("of a repair is completed by the next, and undone", "repair", "hard"),
+	Entry("of one through symbolic links", "repair", "symbolic"),
 	Entry("of an uninstallation is completed by the next, and undone", "uninstall", "hard"),
 	Entry("of one of symbolic links", "uninstall", "symbolic"))
 
@@ -316,7 +324,10 @@ var _ = DescribeTable("no call fails beside installations", Label("install-load"
 	over := time.Now().Add(pace())
 	began := time.Now()
 	nstest.AtOnce(callers+1, func(worker int) {
-		for i := 0; time.Now().Before(over) || installs.Load() < 4; i++ {
+		lacks := func() bool { // with hard links alone IPAM is always in process
+			return installs.Load() < 4 || inProcess.Load() == 0 || !looping && executed.Load() == 0
+		}
+		for i := 0; time.Now().Before(over) || lacks(); i++ {
 			switch {
 			case worker == callers && looping: // what the loop has to mend
 				d.Do(func() { Expect(os.WriteFile(d.path+"/.other", []byte(oldReference), 0o755)).To(Succeed()) })
@@ -334,14 +345,10 @@ var _ = DescribeTable("no call fails beside installations", Label("install-load"
 			}
 		}
 	})
-	took, least := time.Since(began).Seconds(), 20.0
+	took, least := time.Since(began).Seconds(), 5.0
 	rate := float64(inProcess.Load()+executed.Load()) / took
 	AddReportEntry("pace", fmt.Sprintf("%.0f calls a second, %d with host-local in process and %d with it executed; "+
 		"%.0f installations a second", rate, inProcess.Load(), executed.Load(), float64(installs.Load())/took))
-	Expect(inProcess.Load()).To(BeNumerically(">", 0))
-	if !looping { // that has hard links alone
-		Expect(executed.Load()).To(BeNumerically(">", 0))
-	}
 	if os.Getenv("HAWSER_LOAD") != "" {
 		least = 100
 	}

@@ -156,19 +156,21 @@ func (i *install) all(names []string) error {
 		return err
 	}
 	var failed error
+	isMade := false
 	for n, s := range steps {
 		if s.said != "" {
 			continue
 		}
 		done, err := i.put(s.file)
-		if err == nil && s.name == toolName {
-			err = i.remember()
-		}
 		if err != nil {
 			failed = fmt.Errorf("%s: %w", i.path(s.name), err)
 			break
 		}
 		steps[n].said, steps[n].changed = done, done != isThere
+		isMade = isMade || s.name == toolName
+	}
+	if failed == nil && isMade { // until then the other names may lead to the file before it
+		failed = i.remember()
 	}
 	i.report(steps)
 	return errors.Join(failed, i.sync())

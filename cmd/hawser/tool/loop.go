@@ -51,6 +51,10 @@ func loop(ctx context.Context, dir string, once func(context.Context) error, say
 			return err
 		case err != nil:
 			fmt.Fprintf(say, "%s: %v; tried again after the next change\n", dir, err)
+			select { // what failed may have made events of its own
+			case <-ctx.Done():
+			case <-time.After(interval):
+			}
 		}
 		if err := w.wait(events); ctx.Err() != nil {
 			return nil

@@ -77,10 +77,17 @@ func (p *place) kept(name string) string { return filepath.Join(p.dir, formerDir
 // is still ours.
 func (p *place) look(name string) (file, error) {
 	f, err := inspect(p.path(name), name)
-	if err == nil && f.kind.isOthers() && p.isMade(name) && p.isMade(toolName) {
+	isTools := p.isMade(name) && (p.isMade(toolName) || name != toolName && p.hasTool())
+	if err == nil && f.kind.isOthers() && isTools {
 		f.kind, f.version, f.damaged = ours, "", true
 	}
 	return f, err
+}
+
+// hasTool says that the tool's file is ours: a repair that was killed has made it, and not all the other names.
+func (p *place) hasTool() bool {
+	f, err := inspect(p.path(toolName), toolName)
+	return err == nil && f.kind == ours
 }
 
 // isMade says that a name leads to the file that the last installation made, whatever is in it.
