@@ -123,7 +123,7 @@ type pace struct {
 // flushed and deleted set pause to the time from now to the next repair, or say that it is to stay when it is.
 func (p *pace) flushed() (isNew bool) {
 	isNew = !p.isDue || p.pause > reloadTime
-	p.pause, p.isDue = reloadTime, true
+	p.pause, p.isDue, p.retry = reloadTime, true, 0
 	return isNew
 }
 
@@ -135,6 +135,9 @@ func (p *pace) deleted() (isNew bool) {
 		p.pause = min(2*p.pause, p.most)
 	default:
 		p.pause = reloadTime
+	}
+	if p.retry > 0 && p.retry <= p.pause { // that look is due sooner
+		return false
 	}
 	p.isDue = true
 	return true
@@ -174,8 +177,10 @@ func firewalldForgets(ctx context.Context, each func()) {
 	signals := make(chan *dbus.Signal, 16)
 	bus.Signal(signals) // which closes it with the connection
 	err = errors.Join(
-		bus.AddMatchSignalContext(ctx, dbus.WithMatchInterface(name), dbus.WithMatchMember("Reloaded")),
-		bus.AddMatchSignalContext(ctx, dbus.WithMatchMember("NameOwnerChanged"), dbus.WithMatchArg(0, name)))
+		bus.AddMatchSignalContext(ctx, dbus.WithMatchSender(name), dbus.WithMatchInterface(name),
+			dbus.WithMatchMember("Reloaded")),
+		bus.AddMatchSignalContext(ctx, dbus.WithMatchSender("org.freedesktop.DBus"),
+			dbus.WithMatchMember("NameOwnerChanged"), dbus.WithMatchArg(0, name)))
 	if err != nil {
 		return
 	}
