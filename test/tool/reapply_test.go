@@ -140,23 +140,29 @@ var _ = Describe("hawser reapply", Label("tool-reapply"), func() {
 		Entry("a sysctl of several values", strings.Replace(usual, `{"type": "firewall"}`,
 			`{"type": "tuning", "sysctl": {"net.ipv4.ip_local_port_range": "20000 30000"}}`, 1), ""))
 
-	for _, plugins := range []func() string{ours, nstest.Newest().Dir} {
-		It("takes back what it made for a container that was going", func() {
+	DescribeTable("takes back what it made for a container that was going, and nothing of an ADD under way",
+		func(plugins func() string, then string) {
 			m := newMachine(plugins(), usual)
 			p := m.up(newPod("c1c1", "web-0", hostPort(8080, 80)))
 			const file = "/var/lib/cni/results/pods-c1c1-eth0"
-			// The runtime's DEL of portmap is over, that of bridge and the end of the file are not.
+			// The runtime's DEL of portmap is over, and that of bridge and the end of the file are not.
 			chain := &libcni.NetworkConfigList{Name: "pods", CNIVersion: "1.0.0", Plugins: m.list.Plugins[1:]}
 			m.Cmd("cp", "-p", file, "/run/cached")
 			m.Do(func() { Expect(m.cni.DelNetworkList(context.Background(), chain, p.rt)).To(Succeed()) })
 			m.Cmd("cp", "-p", "/run/cached", file)
 			again := m.Start(nstest.Program{Path: nstest.Build("hawser"), Args: []string{"reapply"}})
-			m.Cmd("timeout", "60", "sh", "-c", "until nft list ruleset | grep -q 8080; do :; done; rm "+file)
+			m.Cmd("timeout", "60", "sh", "-c", `until nft list ruleset | grep -q 8080; do :; done; rm `+file+`
+				[ "$0" = renewed ] || ip link del $(basename /sys/class/net/veth*)`, then)
 			_ = again.Wait()
+			if then == "renewed" {
+				Expect(m.Cmd("nft", "list", "ruleset")).To(ContainSubstring("8080"))
+				return
+			}
 			Expect(m.Cmd("nft", "list", "ruleset")).NotTo(ContainSubstring("8080"))
 			Expect(m.hawser("ls", "--json").Stdout).NotTo(ContainSubstring("8080"))
-		})
-	}
+		},
+		Entry("ours", ours, "ended"), Entry("the reference's", nstest.Newest().Dir, "ended"),
+		Entry("ours, attached again", ours, "renewed"))
 
 	It("finishes a repair that began when it is told to end", func() {
 		m := newMachine(nstest.Newest().Dir(), usual)

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -171,10 +172,14 @@ const (
 )
 
 // Life looks once more. DEL takes away what plugins made, last of all the runtime's file, and the namespace after it.
+// A host end without that file is a later ADD's, which is under way.
 func (a *Attachment) Life() Life {
 	info, err := os.Stat(a.Cached.File)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
+		if _, err := net.InterfaceByName(firstWord(a.HostEnd())); err == nil {
+			return Renewed
+		}
 		return Ended
 	case err == nil && !info.ModTime().Equal(a.Cached.Since):
 		return Renewed
