@@ -28,7 +28,7 @@ type explanation struct {
 	Attachments []*node.Attachment `json:"attachments"`
 	Links       []hostLink         `json:"links,omitempty"` // that they need
 	Way         []node.BaseChain   `json:"way,omitempty"`   // of a packet
-	Stops       []stop             `json:"stops,omitempty"`
+	Stops       []*stop            `json:"stops,omitempty"`
 }
 
 // stop is something that keeps a packet from its way.
@@ -208,7 +208,7 @@ func (e *explanation) findWay(ctx context.Context) error {
 	families := map[bool]bool{} // whether it is IPv4
 	for _, a := range e.Attachments {
 		if a.Orphan != "" {
-			e.Stops = append(e.Stops, stop{node.StopsIt, "container " + shortID(a.ContainerID) + ": " + a.Orphan})
+			e.Stops = append(e.Stops, &stop{node.StopsIt, "container " + shortID(a.ContainerID) + ": " + a.Orphan})
 		}
 		for _, text := range a.Addresses() {
 			if addr, err := netip.ParseAddr(text); err == nil {
@@ -218,14 +218,14 @@ func (e *explanation) findWay(ctx context.Context) error {
 	}
 	for _, l := range e.Links {
 		if l.State != "up" && l.Kind != "" || l.State == "missing" {
-			e.Stops = append(e.Stops, stop{node.StopsIt, fmt.Sprintf("interface %s is %s", l.Name, l.State)})
+			e.Stops = append(e.Stops, &stop{node.StopsIt, fmt.Sprintf("interface %s is %s", l.Name, l.State)})
 		}
 	}
 	forwarding := map[bool]sysctl.Key{true: sysctl.Net("ipv4", "ip_forward"),
 		false: sysctl.Net("ipv6", "conf", "all", "forwarding")}
 	for isIPv4, key := range forwarding {
 		if value, err := key.Read(); families[isIPv4] && err == nil && value == "0" {
-			e.Stops = append(e.Stops, stop{node.StopsIt, fmt.Sprintf("%s is 0: the host forwards nothing", key)})
+			e.Stops = append(e.Stops, &stop{node.StopsIt, fmt.Sprintf("%s is 0: the host forwards nothing", key)})
 		}
 	}
 	chains, err := node.BaseChains(ctx)
@@ -236,10 +236,10 @@ func (e *explanation) findWay(ctx context.Context) error {
 		e.Way = append(e.Way, b)
 		if verdict, why := b.Stops(); verdict != "" {
 			text := fmt.Sprintf("table %s, chain %s at %s: %s", b.Table, b.Name, b.Hook, why)
-			e.Stops = append(e.Stops, stop{verdict, text})
+			e.Stops = append(e.Stops, &stop{verdict, text})
 		}
 	}
-	slices.SortFunc(e.Stops, func(a, b stop) int { // what is certain first
+	slices.SortFunc(e.Stops, func(a, b *stop) int { // what is certain first
 		return cmp.Or(strings.Compare(b.Verdict, a.Verdict), strings.Compare(a.Why, b.Why))
 	})
 	return err

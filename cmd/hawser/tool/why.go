@@ -53,16 +53,16 @@ func whyCommand(n *node.Node, asJSON *bool) *cobra.Command {
 // why returns the failures of a pod (namespace/name or name) or container (its ID or the beginning of one), the newest
 // first; for "last" the newest of all.
 func why(ctx context.Context, n node.Node, of string) (found []failure, err error) {
-	var all []skel.Failure
+	var all []*skel.Failure // as values they would be sorted by a function of their own, of 16 kB
 	kept, err := skel.Failures(n.Failures).List()
 	if err != nil {
 		return nil, err
 	}
-	for _, k := range kept {
-		all = append(all, k.Record)
+	for i := range kept {
+		all = append(all, &kept[i].Record)
 	}
-	slices.SortFunc(all, func(a, b skel.Failure) int { return b.Time.Compare(a.Time) })
-	all = slices.DeleteFunc(all, func(f skel.Failure) bool {
+	slices.SortFunc(all, func(a, b *skel.Failure) int { return b.Time.Compare(a.Time) })
+	all = slices.DeleteFunc(all, func(f *skel.Failure) bool {
 		return of != "last" && !isMeant(of, f.Pod, f.ContainerID)
 	})
 	if len(all) == 0 {
@@ -73,7 +73,7 @@ func why(ctx context.Context, n node.Node, of string) (found []failure, err erro
 		if of == "last" && len(found) > 0 && f.ContainerID != found[0].ContainerID {
 			break
 		}
-		found = append(found, failure{Failure: f, Step: placeIn(n, f), Now: now(f, attached, err), Advice: advice(f)})
+		found = append(found, failure{*f, placeIn(n, *f), now(*f, attached, err), advice(*f)})
 	}
 	return found, nil
 }
