@@ -87,7 +87,10 @@ func listen(ctx context.Context, group uint, ready func() error, each func(uint1
 	defer events.Close()
 	const look = 100 * time.Millisecond // for the end of the context
 	tick := unix.NsecToTimeval(look.Nanoseconds())
-	if err := errors.Join(events.SetReceiveTimeout(&tick), ready()); err != nil {
+	// The library's sockets do not block, and its time limit is one of its Receive alone.
+	err = errors.Join(unix.SetNonblock(events.GetFd(), false),
+		unix.SetsockoptTimeval(events.GetFd(), unix.SOL_SOCKET, unix.SO_RCVTIMEO, &tick), ready())
+	if err != nil {
 		return err
 	}
 	buf := make([]byte, 64<<10)

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"slices"
 	"strings"
+	"time"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -87,6 +88,14 @@ var _ = Describe("hawser trace", Label("tool-trace"), func() {
 		Expect(flow("--from", addr, "--protocol", "udp")).To(Equal(1))
 		Expect(flow("--from", "198.51.100.7")).To(Equal(1))
 		Expect(flow("--from", addr+":1")).To(Equal(1))
+	})
+
+	It("waits without work", func() {
+		m := newMachine(ours(), usual)
+		tracing := m.Start(nstest.Program{Path: nstest.Build("hawser"), Args: []string{"trace", "8080", "--for", "2s"}})
+		Expect(tracing.Wait()).NotTo(Succeed(), "no packet came")
+		used := tracing.ProcessState
+		Expect(used.UserTime() + used.SystemTime()).To(BeNumerically("<", 500*time.Millisecond))
 	})
 
 	It("leaves nothing when it is killed", func() {
