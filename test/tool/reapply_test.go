@@ -130,7 +130,7 @@ var _ = Describe("hawser reapply", Label("tool-reapply"), func() {
 		m.Cmd("sh", "-c", change)
 		Expect(m.check(p)).NotTo(Succeed())
 		was := m.Snapshot() + m.Files("/run", "/var/lib/cni")
-		Expect(m.finds()).NotTo(ContainElement(HaveField("ID", "drift")))
+		Expect(m.finds()).To(Or(BeEmpty(), HaveEach(HaveField("ID", "changed-mac"))))
 		Expect(m.says("reapply")).To(Equal("Nothing is missing.\n"))
 		Expect(m.Snapshot() + m.Files("/run", "/var/lib/cni")).To(Equal(was))
 	},
