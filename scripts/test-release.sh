@@ -4,7 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-scripts/deps.sh dpkg dpkg-dev git make openssh-client rpm squashfs-tools
+scripts/deps.sh dpkg dpkg-dev git make openssh-client rpm squashfs-tools systemd
 [ -t 1 ] || export GINKGO_NO_COLOR=TRUE
 (cd scripts/bom && go test ./...)
 read -ra flags <<<"${TESTFLAGS:-}"

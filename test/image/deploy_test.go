@@ -235,6 +235,22 @@ var _ = Describe("sysext.sh", func() {
 		}
 	})
 
+	It("is merged into /usr by systemd-sysext, with a service that systemd understands", func() {
+		out := run(".", nil, "unshare", "--mount", "bash", "-euc", `
+			mount --make-rshared / # of this namespace: systemd-sysext mounts in another, from where it spreads
+			mkdir -p /var/lib/extensions
+			mount -t tmpfs none /var/lib/extensions
+			mount -t tmpfs none /run
+			mkdir /run/systemd
+			cp "$1" /var/lib/extensions/
+			systemd-sysext merge 2>/run/merge || { cat /run/merge; exit 1; }
+			cat /usr/bin/hawser
+			systemd-analyze verify /usr/lib/systemd/system/hawser-install.service
+			systemd-sysext unmerge 2>/dev/null
+			[ ! -e /usr/bin/hawser ]`, "bash", build(GinkgoT().TempDir()))
+		Expect(out).To(Equal("#!/bin/sh\n"))
+	})
+
 	It("gives the same bytes to somebody else", func() {
 		first := build(GinkgoT().TempDir())
 		var as []string
