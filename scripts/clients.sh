@@ -1,6 +1,6 @@
 #!/bin/bash
 # clients.sh PROGRAM...: clients of the plugins that Debian does not have (cnitool, crio,
-# cri-tools, kubelet), built into the user's cache unless they are there. Prints their directories, separated by colons.
+# cri-tools, kubelet, nerdctl), built into the user's cache unless they are there. Prints their directories, separated by colons.
 set -euo pipefail
 scripts=$(cd "$(dirname "$0")" && pwd)
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/hawser
@@ -49,12 +49,22 @@ build_kubelet() {
 	"$scripts/retry.sh" go build -C "$work/kubernetes" -mod=mod -trimpath -ldflags '-s -w' -o "$2/kubelet" ./cmd/kubelet
 }
 
+# Its go.mod wants a module of its own tree that is not in the module, for tests.
+build_nerdctl() {
+	cp -r --no-preserve=mode "$1" "$work/source"
+	rm "$work"/source/cmd/nerdctl/helpers/testing*.go
+	local tests=github.com/containerd/nerdctl/mod/tigron
+	go mod edit -droprequire=$tests -dropreplace=$tests@v0.0.0 "$work/source/go.mod"
+	"$scripts/retry.sh" go build -C "$work/source" -mod=mod -trimpath -ldflags '-s -w' -o "$2/nerdctl" ./cmd/nerdctl
+}
+
 found=()
 for program; do
 	case $program in
 	cnitool) client cnitool github.com/containernetworking/cni v1.3.0 ;;
 	crio) client crio github.com/cri-o/cri-o v1.34.0 ;;
 	cri-tools) client cri-tools sigs.k8s.io/cri-tools v1.36.0 ;;
+	nerdctl) client nerdctl github.com/containerd/nerdctl/v2 v2.2.2 ;;
 	kubelet) client kubelet k8s.io/kubernetes v1.37.2 ;;
 	*)
 		echo "clients: no $program" >&2
