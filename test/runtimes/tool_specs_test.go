@@ -89,8 +89,8 @@ func (t tooled) expectTool() {
 		name, unlucky = BeEmpty(), "last"
 	}
 	Expect(exit).To(BeZero())
-	Expect(all).To(ContainElement(And(HaveField("ContainerID", server.id), HaveField("Pod", name), HaveField("Orphan", ""),
-		HaveField("Reference", false), HaveField("Holdings", port),
+	Expect(all).To(ContainElement(And(HaveField("ContainerID", server.id), HaveField("Pod", name),
+		HaveField("Orphan", ""), HaveField("Reference", false), HaveField("Holdings", port),
 		HaveField("Holdings", ContainElement(And(HaveField("Kind", "address"),
 			HaveField("Value", HavePrefix(server.Addr))))))))
 
