@@ -40,15 +40,18 @@ func (c *Conn) batch(msgs []message, keep bool) error {
 
 // refusal names the operation at that place in an error. 0 is the batch, which a kernel without nf_tables refuses.
 func refusal(msgs []message, place int, cause error) error {
-	m := message{table: msgs[0].table, what: "commit", feature: errors.Is(cause, unix.EOPNOTSUPP)}
+	m := message{table: msgs[0].table, what: "commit"}
+	if errors.Is(cause, unix.EOPNOTSUPP) {
+		m.modules = core
+	}
 	if place >= 1 && place <= len(msgs) {
 		m = msgs[place-1]
 	}
 	err := fmt.Errorf("nftables table %q: %s: %w", m.table, m.what, cause)
-	if m.feature {
-		return unsupported(err, cause)
+	if m.modules == "" {
+		return err
 	}
-	return err
+	return unsupported(err, cause, m.modules)
 }
 
 // exchange sends messages in one datagram, which the library cannot, and hands on each answer with the place of its
@@ -180,7 +183,7 @@ func (c *Conn) readFailure(m message, cause error) error {
 		return err
 	}
 	if _, none := c.execute(m.table.message(unix.NFT_MSG_GETGEN, ""), 0); errors.Is(none, unix.EINVAL) {
-		return fmt.Errorf("%w: %w", err, ErrUnsupported)
+		return lacking(err, core)
 	}
 	return err
 }

@@ -2,10 +2,12 @@ package nft
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/binary"
 	"fmt"
 	"iter"
 	"slices"
+	"strings"
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
@@ -30,7 +32,7 @@ type message struct {
 	table   Table
 	body    []byte
 	what    string // what it does, for errors
-	feature bool   // an old kernel may not know what it makes
+	modules string // without which the kernel does not know what it makes; empty: every kernel does
 }
 
 // message is about the table or something in it. The first attribute of all kinds is the table's name.
@@ -61,7 +63,7 @@ func newTable(t Table) message {
 	if t.Family != IPv4 && t.Family != IPv6 { // tables of these families are iptables', which give no comment
 		m.body = append(m.body, attrBytes(attrTableUserdata, udataText(udataComment, "Hawser CNI plugins"))...)
 	}
-	m.flags, m.feature = unix.NLM_F_CREATE, true
+	m.flags, m.modules = unix.NLM_F_CREATE, core
 	return m
 }
 
@@ -71,8 +73,11 @@ func (t Table) chainMessage(kind uint16, what, chain string) message {
 
 func newChain(t Table, c Chain) message {
 	m := t.chainMessage(unix.NFT_MSG_NEWCHAIN, "add", c.Name)
-	m.flags, m.feature = unix.NLM_F_CREATE|unix.NLM_F_EXCL, c.Hook != nil
+	m.flags = unix.NLM_F_CREATE | unix.NLM_F_EXCL
 	if c.Hook != nil {
+		if m.modules = core; c.Hook.Type == "nat" {
+			m.modules = "nft_chain_nat"
+		}
 		m.body = slices.Concat(m.body, attrNest(unix.NFTA_CHAIN_HOOK,
 			attrNet32(unix.NFTA_HOOK_HOOKNUM, c.Hook.Point),
 			attrNet32(unix.NFTA_HOOK_PRIORITY, uint32(c.Hook.Priority))),
@@ -91,13 +96,30 @@ func (t Table) ruleMessage(kind uint16, what, chain string, attr []byte) message
 
 func newRule(t Table, chain string, r Rule) message {
 	var list []byte
-	for _, x := range r.compile(t.Family) {
+	exprs := r.compile(t.Family)
+	for _, x := range exprs {
 		list = append(list, attrNest(unix.NFTA_LIST_ELEM, x)...)
 	}
 	m := t.ruleMessage(unix.NFT_MSG_NEWRULE, fmt.Sprintf("add rule %q to", r), chain,
 		attrNest(unix.NFTA_RULE_EXPRESSIONS, list))
-	m.flags, m.feature = unix.NLM_F_CREATE|unix.NLM_F_APPEND, true
+	m.flags, m.modules = unix.NLM_F_CREATE|unix.NLM_F_APPEND, modulesOf(exprs)
 	return m
+}
+
+// core is the module of nftables itself.
+const core = "nf_tables"
+
+// modulesOf are the modules of expressions. Those of which every rule is made are nf_tables' own.
+func modulesOf(exprs [][]byte) string {
+	var modules []string
+	for _, x := range exprs {
+		switch name := textAt(x, unix.NFTA_EXPR_NAME); name {
+		case "bitwise", "byteorder", "cmp", "dynset", "immediate", "lookup", "meta", "payload", "range":
+		default:
+			modules = append(modules, "nft_"+name)
+		}
+	}
+	return cmp.Or(strings.Join(modules, ", "), core)
 }
 
 func newSet(t Table, s Set, id uint32) message {

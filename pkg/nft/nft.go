@@ -58,7 +58,7 @@ func (c *Conn) dial() error {
 	}
 	s, err := nl.Subscribe(unix.NETLINK_NETFILTER) // to nothing: it is the library's way to open a socket
 	if err != nil {
-		return unsupported(fmt.Errorf("netfilter socket: %w", err), err)
+		return unsupported(fmt.Errorf("netfilter socket: %w", err), err, "nfnetlink")
 	}
 	_ = unix.SetsockoptInt(s.GetFd(), unix.SOL_NETLINK, unix.NETLINK_CAP_ACK, 1)
 	_ = s.SetExtAck(true)
@@ -116,10 +116,14 @@ func IfSupported(err error) error {
 	return err
 }
 
-// unsupported adds ErrUnsupported to err when cause is how a kernel answers that lacks the feature.
-func unsupported(err, cause error) error {
+// unsupported adds ErrUnsupported to err when cause is how a kernel answers that lacks one of the modules.
+func unsupported(err, cause error, modules string) error {
 	if isOneOf(cause, unix.EOPNOTSUPP, unix.ENOENT, unix.EAFNOSUPPORT, unix.EPROTONOSUPPORT) {
-		return fmt.Errorf("%w: %w", err, ErrUnsupported)
+		return lacking(err, modules)
 	}
 	return err
+}
+
+func lacking(err error, modules string) error {
+	return fmt.Errorf("%w: %w, which may lack %s", err, ErrUnsupported, modules)
 }

@@ -48,7 +48,7 @@ func Trace(ctx context.Context, rules []Rule, each func(Step) bool) error {
 	mark := func() error {
 		err := marks.batch(traceMessages(rules), true)
 		if errors.Is(err, unix.EINVAL) {
-			return unsupported(err, unix.EOPNOTSUPP)
+			return fmt.Errorf("%w: %w", err, ErrUnsupported)
 		}
 		return err
 	}
@@ -82,7 +82,7 @@ const lost = 0xff
 func listen(ctx context.Context, group uint, ready func() error, each func(uint16, Family, []byte) bool) error {
 	events, err := nl.Subscribe(unix.NETLINK_NETFILTER, group)
 	if err != nil {
-		return unsupported(fmt.Errorf("netfilter socket: %w", err), err)
+		return unsupported(fmt.Errorf("netfilter socket: %w", err), err, "nfnetlink")
 	}
 	defer events.Close()
 	const look = 100 * time.Millisecond // for the end of the context
