@@ -14,6 +14,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/nstest"
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
+	"github.com/hawser-cni/plugins/pkg/sysctl"
 )
 
 var _ = Describe("DEL", func() {
@@ -362,6 +363,56 @@ var _ = Describe("GC", func() {
 		w.dir = filepath.Join(w.dir, "absent")
 		gc("net1", "null")
 		Expect(w.dir).NotTo(BeADirectory())
+	})
+})
+
+var _ = Describe("what is recorded of another boot", Label("tuning-reboot"), func() {
+	var w *world
+	const keys = `"mtu":1400,"sysctl":{"net.core.somaxconn":"77"}`
+	BeforeEach(func() {
+		w = newWorld()
+		w.link(w.cont, "eth1")
+		w.add(keys)
+		w.ok("ADD", call{Call: Call{IfName: "eth1"}, keys: keys})
+		text := string(nstest.Must(os.ReadFile(w.record())))
+		put(w.record(), strings.ReplaceAll(text, nstest.Must(sysctl.BootID()), "00000000-0000-4000-8000-000000000000"))
+		// A namespace of this boot may have got the same cookie and inode.
+		IP(w.cont, "link set eth0 mtu 1450")
+		w.cont.SetSysctl("net/core/somaxconn", "99")
+	})
+
+	It("is not restored by DEL", func() {
+		before := w.values()
+		w.del("")
+		Expect(w.values()).To(Equal(before))
+		w.ok("DEL", call{Call: Call{IfName: "eth1"}})
+		Expect(w.files()).To(BeEmpty())
+	})
+
+	It("is nobody's for ADD, whichever interface it is of", func() {
+		before := w.values()
+		w.add(keys)
+		Expect(w.backup()).To(Equal("{\n \"mtu\": 1450\n}"))
+		Expect(w.files()).To(ConsistOf(HavePrefix(".hawser/"), "one_eth0.json"))
+		w.del("")
+		Expect(w.values()).To(Equal(before))
+		Expect(w.files()).To(BeEmpty())
+	})
+
+	It("is no part of what another attachment of this boot shares", func() {
+		w.ok("ADD", call{network: "net2", keys: `"sysctl":{"net.core.somaxconn":"78"}`})
+		w.ok("DEL", call{network: "net2"})
+		Expect(w.cont.Sysctl("net/core/somaxconn")).To(Equal("99"))
+	})
+
+	It("is not listed", func() {
+		Expect(w.Holdings(w.call(call{}).Stdin())).To(BeEmpty())
+	})
+
+	It("is dropped by GC, also of a container that is valid", func() {
+		w.ok("GC", call{keys: `"cni.dev/valid-attachments":[{"containerID":"one","ifname":"eth0"},` +
+			`{"containerID":"one","ifname":"eth1"}]`, prev: "none"})
+		Expect(w.files()).To(BeEmpty())
 	})
 })
 

@@ -14,6 +14,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/ns"
 	"github.com/hawser-cni/plugins/pkg/skel"
 	"github.com/hawser-cni/plugins/pkg/statefile"
+	"github.com/hawser-cni/plugins/pkg/sysctl"
 )
 
 // record is what the attachments of one container changed, in the order of their first ADD.
@@ -25,9 +26,14 @@ type record struct {
 // DEL of the last one puts it back.
 type change struct {
 	cni.Attachment
-	Netns  ns.Identity `json:"netns"` // with the MAC address that ADD left to the interface
+	Boot   string      `json:"boot,omitempty"` // of the host; earlier releases did not write it
+	Netns  ns.Identity `json:"netns"`          // with the MAC address that ADD left to the interface
 	Values []value     `json:"values"`
 }
+
+// isOver reports whether the change is of another boot, and so of a namespace that has ended: dataDir may be on a disk.
+// What is unknown is none.
+func (c change) isOver(boot string) bool { return c.Boot != "" && boot != "" && c.Boot != boot }
 
 // Hash is the name of the record's file: its container's.
 func (r record) Hash() string {
@@ -63,7 +69,7 @@ func (r *record) UnmarshalJSON(data []byte) error {
 			netns := file.Netns
 			netns.MAC = file.MACs[a.IfName]
 			one := r.change(a)
-			*one = change{a, netns, append(one.Values, v.value)}
+			*one = change{a, "", netns, append(one.Values, v.value)}
 		}
 	}
 	return nil
@@ -134,6 +140,7 @@ type store struct {
 	*skel.Request
 	records *statefile.Store[record]
 	backups *statefile.Dir
+	boot    string // which this is
 }
 
 func recordsIn(dataDir string) statefile.Records[record] {
@@ -157,6 +164,7 @@ func openStore(ctx context.Context, req *skel.Request, dataDir string, isADD boo
 		return nil, fmt.Errorf("dataDir: %w", err)
 	}
 	req.OnDone(func() { _ = s.records.Close() })
+	s.boot, _ = sysctl.BootID()
 	return s, nil
 }
 
@@ -188,8 +196,12 @@ func list(_ context.Context, req *skel.Request) ([]cni.Holding, error) {
 	if err != nil {
 		return nil, err
 	}
+	boot, _ := sysctl.BootID()
 	return frame.Held(recordsIn(dir), func(r record) (held []cni.Holding) {
 		for _, c := range r.Changes {
+			if c.isOver(boot) {
+				continue
+			}
 			for _, v := range c.Values {
 				held = append(held, cni.Holding{Attachment: c.Attachment, Kind: cni.HeldSetting, Value: v.String()})
 			}

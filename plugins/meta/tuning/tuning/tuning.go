@@ -45,6 +45,9 @@ func del(ctx context.Context, req *skel.Request) error {
 		return err
 	}
 	own, rest := r.without(r.owner(req.Attachment))
+	if own.isOver(s.boot) {
+		own.Values = nil
+	}
 	_, backup, err := s.backup()
 	if err == nil && req.NS != nil && len(own.Values)+len(backup) > 0 {
 		err = frame.InContainer(req, func(c *frame.Call) error { return container{Call: c}.restoreIn(own, r, backup) })
@@ -65,8 +68,8 @@ func check(_ context.Context, req *skel.Request, cfg config) error {
 	return frame.InContainer(req, func(c *frame.Call) error { return container{c, cfg}.verify() })
 }
 
-// gc forgets the values of attachments that are not valid. It restores nothing: their namespaces are gone, or somebody
-// else's business.
+// gc forgets the values of attachments that are not valid, and those of another boot. It restores nothing: their
+// namespaces are gone, or somebody else's business.
 func gc(ctx context.Context, req *skel.Request) error {
 	s, err := openExisting(ctx, req)
 	if s == nil || err != nil {
@@ -76,7 +79,7 @@ func gc(ctx context.Context, req *skel.Request) error {
 	errs := []error{err, s.backups.Sweep()}
 	for _, r := range all {
 		for _, one := range r.Changes {
-			if req.Valid.Excludes(one.Attachment) {
+			if req.Valid.Excludes(one.Attachment) || one.isOver(s.boot) {
 				_, *r = r.without(one.Attachment)
 				errs = append(errs, s.put(one.Attachment, *r))
 			}
@@ -208,8 +211,9 @@ func (c container) record(s *store, before []value) error {
 		backup = nil // made from the record; any other is the reference's, whose ADD counts as the first
 	}
 	here := c.NetnsID
-	here.MAC = ""                                                    // other interfaces have others
-	isFormer := func(one change) bool { return !one.Netns.Is(here) } // of a former life of the container
+	here.MAC = "" // other interfaces have others
+	// Of a former life of the container.
+	isFormer := func(one change) bool { return one.isOver(s.boot) || !one.Netns.Is(here) }
 	r := record{slices.DeleteFunc(slices.Clone(old.Changes), isFormer)}
 	known, own := r.values(), r.change(c.Attachment)
 	for _, v := range slices.Concat(backup, before) {
@@ -225,7 +229,7 @@ func (c container) record(s *store, before []value) error {
 			own.Values[i].Set = v.Set
 		}
 	}
-	own.Netns = c.NetnsID
+	own.Boot, own.Netns = s.boot, c.NetnsID
 	if i := find(c.cfg.Attributes, value{Key: "mac"}); i >= 0 {
 		own.Netns.MAC = c.cfg.Attributes[i].Value
 	}
@@ -237,7 +241,13 @@ func (c container) record(s *store, before []value) error {
 		return err
 	})
 	// The record goes first: a backup file alone would be taken for the reference's.
-	return errors.Join(s.records.Put(r), s.putBackup(c.Attachment, r))
+	errs := []error{s.records.Put(r), s.putBackup(c.Attachment, r)}
+	for _, one := range old.Changes {
+		if one.IfName != c.IfName && isFormer(one) {
+			errs = append(errs, s.putBackup(one.Attachment, r))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // set gives a sysctl or an attribute a value, unless it has that.
