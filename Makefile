@@ -5,10 +5,10 @@ build:   ; @scripts/build.sh    #: compile every plugin into bin/
 demo:    ; @scripts/demo.sh     #: three containers on a throw-away host, proved by traffic (root)
 test:    ; @scripts/test.sh     #: everything that this machine can run; says what it skipped
 test-one: ; @scripts/test-one.sh  #: the specs of whole lists, with all plugins as one program
-test-vm: ; @scripts/test-vm.sh  #: the specs labelled "kernel", on Debian's kernel in QEMU
+test-vm: ; @scripts/test-vm.sh  #: the specs labelled "kernel", and losses of power, on Debian's kernel in QEMU
 test-runtimes: ; @scripts/test-runtimes.sh  #: the plugins under real runtimes (root; installs them); ALL=1 for all
 test-release: ; @scripts/test-release.sh  #: install, release and image, from copies of this tree
-reliability: ; @scripts/reliability.sh  #: every kill and error, a minute of load, 300 chains, with figures (root; an hour and more)
+reliability: ; @scripts/reliability.sh  #: every kill and error, load, chains, losses of power, with figures (root; some hours)
 lint:    ; @scripts/lint.sh     #: gofmt, vet, staticcheck, shellcheck, licences, vulnerabilities
 fuzz:    ; @scripts/fuzz.sh     #: each fuzz target for FUZZTIME (30s), some at a time
 bench:   ; @scripts/bench.sh    #: against the reference, newest and Debian's, call by call (root); QUICK=1, BENCH=regexp, BEFORE=DIR

@@ -1,6 +1,6 @@
 #!/bin/bash
 # reliability.sh: what make test takes samples of, whole: every kill and every error of
-# every scenario, a minute of load, and 300 chains; prints the figures. An hour and more.
+# every scenario, a minute of load, 300 chains, and 50 losses of power; prints the figures. Some hours.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -18,4 +18,5 @@ for package in faults load chains install; do
 	# What the specs report: a line with a seed, and those about the programs' memory.
 	sed -nE 's/ - \/.*//; /seed [0-9]|^ *KiB|^Ran /p' "$log"
 done
+../scripts/vm/power.sh 50 || failed=1
 exit $failed

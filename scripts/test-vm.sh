@@ -2,7 +2,7 @@
 # test-vm.sh: the specs labelled "kernel" on Debian's kernel in a virtual machine,
 # where none of them may skip, and those labelled "netkit" too on the kernel of a newer
 # release, which has that; with NSTEST_SKIPLOG, a log that test.sh wrote, those
-# that skipped there. test-vm.sh COMMAND [ARG...] runs that there instead.
+# that skipped there; and a node there that loses its power. test-vm.sh COMMAND [ARG...] runs that there instead.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -12,6 +12,7 @@ scripts/reference.sh >/dev/null
 scripts/build.sh
 log=${NSTEST_SKIPLOG:-}
 unset NSTEST_SKIPLOG
+POWER_PODS=8 POWER_SEED=1 scripts/vm/power.sh
 tests=$(mktemp -d)
 trap 'rm -rf "$tests"' EXIT
 # Compiled here, where the processor is a real one.

@@ -1,7 +1,7 @@
 #!/bin/bash
 # run.sh COMMAND [ARG...]: boots Debian's kernel in QEMU, runs COMMAND there as root
 # on this machine's file system (nothing that it writes stays), exits with its status.
-# VM_TIMEOUT (seconds, 1500), VM_MEM (MiB, 2048), VM_ACCEL (tcg,thread=multi), VM_DIR;
+# VM_TIMEOUT (seconds, 1500), VM_MEM (MiB, 2048), VM_ACCEL (tcg,thread=multi), VM_DIR, VM_ARGS (of QEMU, more);
 # VM_SUITE: the release of Debian that has the kernel, if it is not this machine's.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
@@ -35,6 +35,7 @@ echo "$kernel/lib/modules/$version" >"$work/control/modules"
 
 # Through cat: qemu opens /dev/stdout anew, which works for a pipe of its own. Foreground:
 # in a process group of its own qemu would outlive whoever ends the group of make.
+# shellcheck disable=SC2086 # words
 timeout --foreground -k 5 "${VM_TIMEOUT:-1500}" qemu-system-x86_64 -accel "${VM_ACCEL:-tcg,thread=multi}" -cpu max \
 	-smp 2 -m "${VM_MEM:-2048}" -M q35 -nodefaults -no-user-config -display none -no-reboot \
 	-kernel "$kernel/vmlinux" -initrd "$work/initrd.cpio" \
@@ -44,6 +45,6 @@ timeout --foreground -k 5 "${VM_TIMEOUT:-1500}" qemu-system-x86_64 -accel "${VM_
 	-virtfs local,path=/,mount_tag=host,security_model=none,readonly=on,multidevs=remap \
 	-virtfs "local,path=$work/control,mount_tag=control,security_model=none" \
 	-netdev hubport,id=wire,hubid=0 -device virtio-net-pci,netdev=wire,mac=02:00:00:00:00:01 \
-	-device virtio-rng-pci </dev/null | cat || echo "vm: qemu: exit $?" >&2
+	-device virtio-rng-pci ${VM_ARGS:-} </dev/null | cat || echo "vm: qemu: exit $?" >&2
 [ -f "$work/control/rc" ] || { echo "vm: no result; its console:" >&2; tail -n 40 "$work/console" >&2; exit 125; }
 exit "$(<"$work/control/rc")"
