@@ -10,6 +10,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/frame"
 	"github.com/hawser-cni/plugins/pkg/iface"
 	"github.com/hawser-cni/plugins/pkg/ipam"
+	"github.com/hawser-cni/plugins/pkg/ipt"
 	"github.com/hawser-cni/plugins/pkg/masq"
 	"github.com/hawser-cni/plugins/pkg/nft"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
@@ -228,6 +229,21 @@ func (s *Session) Reapply(ctx context.Context, m Masq, master int, forwards bool
 		}
 	}
 	return s.Masquerade(ctx, m, own)
+}
+
+// Restore makes the masquerades of live pairs again, on nftables. It returns what was missing, by the mark.
+func Restore(ctx context.Context, all []*skel.Request, masqOf func(*skel.Request) Masq) map[string]error {
+	var wanted []masq.Config
+	for _, req := range all {
+		if m := masqOf(req); m.On && m.Backend != ipt.IPTables {
+			wanted = append(wanted, masq.Config{Attachment: req.Attachment, Backend: m.Backend,
+				Addrs: cni.Addresses(req.PrevResult.ContainerIPs(req.IfName))})
+		}
+	}
+	nf := nft.New()
+	defer nf.Close()
+	missing, _ := masq.Restore(ctx, nf, wanted) // CHECK finds what it did not make
+	return missing
 }
 
 // GC removes what attachments of the network left that are not valid.

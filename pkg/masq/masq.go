@@ -49,6 +49,16 @@ func Add(ctx context.Context, nf *nft.Conn, c Config) error {
 	return err
 }
 
+// Restore is Add for attachments whose rules somebody may have flushed: with nftables, and in one batch. It returns
+// what was missing, by the mark.
+func Restore(ctx context.Context, nf *nft.Conn, all []Config) (map[string]error, error) {
+	var wanted []nft.Item
+	for _, c := range all {
+		wanted = append(wanted, items(c)...)
+	}
+	return owned().Restore(ctx, nf, wanted)
+}
+
 // Del removes whatever Add, or the reference plugins, made for the attachment, on either backend. It
 // succeeds when there is nothing, and goes on after a failure.
 func Del(ctx context.Context, nf *nft.Conn, c Config) error {

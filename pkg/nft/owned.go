@@ -2,6 +2,7 @@ package nft
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -16,7 +17,8 @@ import (
 type Item struct {
 	Set string
 	Element
-	Name string // in errors: an address or a port
+	Name  string // in errors: an address or a port
+	Owner string // the mark of whose it is, where the comment says something else
 }
 
 // Owned is a layout and the elements that attachments own in it: the comment of each is its owner's mark.
@@ -34,7 +36,7 @@ func (o Owned) Live(c *Conn, items []Item, matches func(mark string) bool) ([]It
 	var out []Item
 	for i, e := range live {
 		if e != nil && matches(e.Comment) {
-			out = append(out, Item{items[i].Set, *e, items[i].Name})
+			out = append(out, Item{Set: items[i].Set, Element: *e, Name: items[i].Name})
 		}
 	}
 	return out, err
@@ -101,7 +103,7 @@ func (o Owned) Verify(c *Conn, items []Item) error {
 	for i, want := range items {
 		chains = append(chains, want.Goto)
 		if what := difference(want, live[i]); what != "" {
-			diffs = append(diffs, drift(o.Layout.Table, fmt.Sprintf("set %q, %s", want.Set, want.Name), what))
+			diffs = append(diffs, o.differs(want, what))
 		}
 	}
 	for _, l := range []Layout{o.Layout, o.layout(chains, map[string]bool{})} {
@@ -112,6 +114,10 @@ func (o Owned) Verify(c *Conn, items []Item) error {
 		diffs = append(diffs, err)
 	}
 	return errors.Join(diffs...)
+}
+
+func (o Owned) differs(it Item, what string) error {
+	return drift(o.Layout.Table, fmt.Sprintf("set %q, %s", it.Set, it.Name), what)
 }
 
 func difference(want Item, live *Element) string {
@@ -190,7 +196,7 @@ func (tx *Tx) Put(items []Item, resolve func(others []Item) ([]Item, error)) err
 		if e != nil {
 			found[items[i].Set+string(e.Key)] = *e
 			if !sameOwner(e.Comment, items[i].Comment) {
-				others = append(others, Item{items[i].Set, *e, items[i].Name})
+				others = append(others, Item{Set: items[i].Set, Element: *e, Name: items[i].Name})
 			}
 		}
 	}
@@ -221,6 +227,40 @@ func (tx *Tx) Put(items []Item, resolve func(others []Item) ([]Item, error)) err
 		tx.Add(tx.owned.Layout.Table, set, added[set]...)
 	}
 	return nil
+}
+
+// Restore makes again what the kernel lacks of items, of the layout and of the chains to which items lead. What
+// somebody else has in the place of an item stays. It returns what was missing, by the mark of the owner; what all
+// share was missing of the first one.
+func (o Owned) Restore(ctx context.Context, c *Conn, items []Item) (missing map[string]error, err error) {
+	if len(items) == 0 {
+		return nil, nil
+	}
+	err = o.Update(ctx, c, func(tx *Tx) error {
+		missing = map[string]error{}
+		live, err := tx.get(o.Layout.Table, items)
+		if err != nil {
+			return err
+		}
+		var own []Item
+		for i, it := range items {
+			if live[i] == nil {
+				owner := cmp.Or(it.Owner, it.Comment)
+				missing[owner] = errors.Join(missing[owner], o.differs(it, "no element"))
+			}
+			if live[i] == nil || sameOwner(live[i].Comment, it.Comment) {
+				own = append(own, it)
+			}
+		}
+		if err = tx.Put(own, nil); err == nil && len(missing) == 0 && len(tx.msgs) > 0 {
+			missing[items[0].Comment] = drift(o.Layout.Table, "what all attachments share", "rules are missing")
+		}
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return missing, nil
 }
 
 // Remove stages the deletion of the items that the kernel has and whose marks match.

@@ -24,6 +24,8 @@ type Program struct {
 	// List returns what the plugin keeps for attachments of the network of this configuration; without one what it
 	// keeps at the places that no configuration chooses. What it could read comes beside an error.
 	List func(ctx context.Context, conf []byte) ([]cni.Holding, error)
+	// Restore is the plugin's, for calls as those of CHECK. It leaves out those that cannot be read.
+	Restore func(context.Context, []Env) map[string]error
 	// CheckConfig returns what --check-config says of a configuration; first = of a list.
 	CheckConfig func(conf []byte, first bool) []Finding
 	Traits      func() Traits
@@ -43,6 +45,7 @@ func program(name string, plugin func() Plugin[any]) Program {
 		List: func(ctx context.Context, conf []byte) ([]cni.Holding, error) {
 			return list(ctx, plugin(), conf)
 		},
+		Restore: func(ctx context.Context, calls []Env) map[string]error { return restore(ctx, plugin(), calls) },
 		CheckConfig: func(conf []byte, first bool) []Finding {
 			c := call{plugin: plugin(), env: Env{Stderr: io.Discard}}
 			found, _ := c.findings("", conf, first)
@@ -78,6 +81,26 @@ func list(ctx context.Context, p Plugin[any], conf []byte) (all []cni.Holding, e
 		all = slices.DeleteFunc(all, func(h cni.Holding) bool { return !h.IsOf(req.Network) })
 	}
 	return all, err
+}
+
+// restore serves a Restore outside of a call.
+func restore(ctx context.Context, p Plugin[any], calls []Env) (missing map[string]error) {
+	if p.Restore == nil {
+		return nil
+	}
+	p.Parse = nil // it reads what it needs
+	var all []*Request
+	for _, env := range calls {
+		c := &call{plugin: p, env: env, vars: environ(env.Vars)}
+		if req, err := c.decode("CHECK"); err == nil && req.PrevResult != nil {
+			all = append(all, req)
+		}
+	}
+	_ = catch(func() error { // CHECK finds what it did not make
+		missing = p.Restore(ctx, all)
+		return nil
+	})
+	return missing
 }
 
 // Main runs p in this process, which is no other plugin, and exits: with status 0 on success, 1 after an error.

@@ -65,6 +65,10 @@ type Plugin[C any] struct {
 	// interface.
 	Reapply func(context.Context, *Request, C) error
 
+	// Restore makes again, for many live attachments in one batch, what a flush of nftables took of what ADD made. It
+	// returns what was missing, by the mark. What it cannot make is found by CHECK, and left to Reapply.
+	Restore func(context.Context, []*Request) map[string]error
+
 	// List returns what the plugin keeps for attachments, on the host and in namespaces whose paths it knows. It is
 	// told a network and its configuration, or neither: then it looks at the places that no configuration chooses. It
 	// takes no lock and changes nothing. What it could read comes beside an error.
@@ -127,6 +131,7 @@ func (p Plugin[C]) untyped() Plugin[any] {
 	u := Plugin[any]{
 		Name: p.Name, About: p.About, IPAM: p.IPAM, InProcess: p.InProcess, Chained: p.Chained, Commands: p.Commands,
 		Config: Config[any]{Keys: p.Keys}, Del: p.Del, GC: p.GC, List: p.List,
+		Restore: p.Restore,
 	}
 	if p.Parse != nil {
 		u.Parse = func(r *Request) (any, error) { return p.Parse(r) }

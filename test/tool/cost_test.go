@@ -3,6 +3,7 @@ package tool_test
 import (
 	"fmt"
 	"os"
+	"strings"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -12,30 +13,46 @@ import (
 )
 
 // What must not grow with other containers is counted here; the time at 500 attachments was measured by hand.
-var _ = Describe("ls, explain and metrics", Label("tool-cost"), func() {
-	It("ask the kernel as often for many attachments as for few, and run no program", func() {
+var _ = Describe("what the tool asks for", Label("tool-cost"), func() {
+	It("of ls, explain and metrics is as much for many attachments as for few", func() {
 		m := newMachine(ours(), usual)
-		asked := func(args ...string) (messages int) {
-			var r *trace.Record
-			m.Do(func() {
-				r = nstest.Must(trace.Run(trace.Command{Path: nstest.Build("hawser"), Args: args, Env: os.Environ()}))
-			})
-			Expect(r.Exit).To(BeZero(), r.Stderr)
-			Expect(r.Names()).To(Equal([]string{"hawser"}))
-			return len(r.Programs[0].Messages)
-		}
 		calls := [][]string{{"ls"}, {"explain"}, {"explain", "8080"}, {"explain", "cni0"}, {"metrics"}}
 		m.up(newPod("c000", "web-0", hostPort(8080, 80)))
 		var few []int
 		for _, args := range calls {
-			few = append(few, asked(args...))
+			few = append(few, m.messages(args...))
 		}
 		for i := range 8 {
 			m.up(newPod(fmt.Sprintf("d%03d", i), fmt.Sprintf("web-%d", i+1), hostPort(8100+i, 80)))
 		}
 		for i, args := range calls {
-			Expect(asked(args...)).To(Equal(few[i]), fmt.Sprint(args))
+			Expect(m.messages(args...)).To(Equal(few[i]), fmt.Sprint(args))
 			Expect(few[i]).To(BeNumerically(">", 0))
 		}
 	})
+
+	It("of reapply is no more, where all has been flushed, than a look at all and some messages", func() {
+		without := strings.Replace(usual, ",\n  {\"type\": \"firewall\"}", "", 1)
+		m := newMachine(ours(), without)
+		for i := range 9 {
+			m.up(newPod(fmt.Sprintf("c%03d", i), fmt.Sprintf("web-%d", i), hostPort(8100+i, 80)))
+		}
+		look := m.messages("reapply")
+		m.Cmd("nft", "flush", "ruleset")
+		Expect(m.messages("reapply")).To(BeNumerically("<", look+9*10))
+		Expect(m.messages("reapply")).To(Equal(look))
+		Expect(m.Cmd("nft", "list", "ruleset")).To(And(ContainSubstring("8108"), ContainSubstring("10.88.0.10")))
+	})
 })
+
+// messages is how many the tool sends to the kernel. It runs no program.
+func (m *machine) messages(args ...string) int {
+	GinkgoHelper()
+	var r *trace.Record
+	m.Do(func() {
+		r = nstest.Must(trace.Run(trace.Command{Path: nstest.Build("hawser"), Args: args, Env: os.Environ()}))
+	})
+	Expect(r.Exit).To(BeZero(), r.Stderr)
+	Expect(r.Names()).To(Equal([]string{"hawser"}))
+	return len(r.Programs[0].Messages)
+}

@@ -110,12 +110,12 @@ var _ = Describe("hawser watch", Label("tool-watch"), func() {
 		g.up(newPod("c1", "web-0", hostPort(8080, 80)))
 		rules := func() []string { return slices.Sorted(strings.Lines(g.Snapshot("nftables"))) }
 		whole, file := rules(), filepath.Join(GinkgoT().TempDir(), "said")
-		Expect(os.Rename(g.plugins+"/portmap", g.plugins+"/away")).To(Succeed())
+		Expect(os.Rename(g.plugins+"/firewall", g.plugins+"/away")).To(Succeed())
 		g.watches(nstest.Program{Path: "sh", Args: []string{"-c",
 			`exec "$0" watch --every 1h --path /opt/cni/bin >` + file, nstest.Build("hawser")}})
 		g.Cmd("nft", "flush", "ruleset")
 		Eventually(func() []byte { return nstest.Must(os.ReadFile(file)) }).Should(ContainSubstring("reapply: "))
-		Expect(os.Rename(g.plugins+"/away", g.plugins+"/portmap")).To(Succeed())
+		Expect(os.Rename(g.plugins+"/away", g.plugins+"/firewall")).To(Succeed())
 		Eventually(rules).Should(Equal(whole))
 	})
 

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"slices"
 	"strings"
@@ -92,6 +93,20 @@ func (n Node) Reapply(ctx context.Context, c Call, a *Attachment) error {
 	return n.runHere(ctx, c, skel.Env{Reapply: true})
 }
 
+// Restore makes again what somebody flushed of live attachments, for all these calls of one of our plugins at once. It
+// returns what was missing, by the mark.
+func (n *Node) Restore(ctx context.Context, plugin string, calls []*Call) map[string]error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), repairTime)
+	defer cancel()
+	var envs []skel.Env
+	for _, c := range calls {
+		check := *c
+		check.Command = "CHECK"
+		envs = append(envs, n.here(check, skel.Env{Stdout: io.Discard, Stderr: io.Discard}))
+	}
+	return n.Programs[n.own(plugin)].Restore(ctx, envs)
+}
+
 // runApart is Run where no signal for the tool reaches the plugin: in this process, where its file is the running
 // program, and else beside it.
 func (n Node) runApart(ctx context.Context, command string, c Call) error {
@@ -132,16 +147,21 @@ func (n Node) own(plugin string) int {
 	return slices.IndexFunc(n.Programs, func(p skel.Program) bool { return p.Name == plugin })
 }
 
-// runHere calls one of ours in this process. For it lists without CHECK have one.
-func (n Node) runHere(ctx context.Context, c Call, env skel.Env) error {
+// here is env for a call of one of ours in this process. For it lists without CHECK have one.
+func (n Node) here(c Call, env skel.Env) skel.Env {
 	if since := cni.Since(c.Command); c.List.CNIVersion < since {
 		c.List.CNIVersion = since
 	}
+	env.Vars, env.Stdin, env.Programs = c.environment(n), bytes.NewReader(c.conf()), n.Programs
+	return env
+}
+
+// runHere calls one of ours in this process.
+func (n Node) runHere(ctx context.Context, c Call, env skel.Env) error {
 	plugin := c.List.Plugins[c.Entry].Type
 	var stdout, stderr bytes.Buffer
-	env.Vars, env.Stdin, env.Programs = c.environment(n), bytes.NewReader(c.conf()), n.Programs
 	env.Stdout, env.Stderr = &stdout, &stderr
-	if n.Programs[n.own(plugin)].Run(ctx, env) == 0 {
+	if n.Programs[n.own(plugin)].Run(ctx, n.here(c, env)) == 0 {
 		return nil
 	}
 	if e, ok := cni.DecodeError(stdout.Bytes()); ok {

@@ -86,12 +86,13 @@ type job struct {
 	of   *node.Attachment
 	call node.Call
 	*repair
-	isBegun bool // Reapply ran
+	isBegun bool // something was made
+	isWhole bool // Look finds nothing missing
 }
 
-func (j job) String() string { return fmt.Sprint(j.of.Attachment, j.call.Entry) }
+func (j *job) String() string { return fmt.Sprint(j.of.Attachment, j.call.Entry) }
 
-func (j job) plugin() string { return j.call.List.Plugins[j.call.Entry].Type }
+func (j *job) plugin() string { return j.call.List.Plugins[j.call.Entry].Type }
 
 // pass repairs all attachments that live, or those of one container: its ID, the beginning of one, or its pod. Host
 // ports come first: they are what somebody waits for. Of what failed for the same reason in the pass before it says
@@ -99,6 +100,7 @@ func (j job) plugin() string { return j.call.List.Plugins[j.call.Entry].Type }
 func (p *repairer) pass(ctx context.Context, of string) ([]repair, error) {
 	jobs, err := p.jobs(ctx, of)
 	errs, repairs := []error{err}, []repair{}
+	p.restore(ctx, jobs)
 	for _, isFirst := range []bool{true, false} {
 		for i := range jobs {
 			if isFirst == (jobs[i].plugin() == "portmap") && ctx.Err() == nil {
@@ -170,10 +172,35 @@ func isDrift(err error) bool {
 	return ok && e.Code == cni.CodeDrift
 }
 
+// restore makes again at once what a flush took of all, host ports first. What it cannot is left to Look and Reapply.
+func (p *repairer) restore(ctx context.Context, jobs []job) {
+	for _, plugin := range []string{"portmap", "bridge", "ptp"} {
+		var calls []*node.Call
+		var of []*job
+		for i := range jobs {
+			j := &jobs[i]
+			if j.plugin() == plugin && !j.of.Reference && j.of.Life() == node.Lives {
+				calls, of = append(calls, &j.call), append(of, j)
+			}
+		}
+		if len(calls) == 0 || ctx.Err() != nil {
+			continue
+		}
+		missing := p.Restore(ctx, plugin, calls)
+		for _, j := range of {
+			if what := missing[j.of.Mark()]; what != nil {
+				j.isBegun = true
+				j.repair = &repair{Attachment: j.of.Attachment, Pod: j.of.Pod, Plugin: plugin,
+					Missing: plugin + ": " + what.Error()}
+			}
+		}
+	}
+}
+
 // repair makes again what is missing of a job, which has a repair then.
 func (p *repairer) repair(ctx context.Context, j *job) {
 	err := p.Look(ctx, j.call)
-	if err == nil || ctx.Err() != nil || j.of.Life() != node.Lives {
+	if j.isWhole = err == nil; err == nil || ctx.Err() != nil || j.of.Life() != node.Lives {
 		return
 	}
 	j.repair = &repair{Attachment: j.of.Attachment, Pod: j.of.Pod, Plugin: j.plugin(), Missing: err.Error()}
@@ -197,6 +224,9 @@ func (p *repairer) judge(ctx context.Context, j job) tried {
 	before := p.failed[j.String()]
 	if now.reason != "" && before.passes == 0 {
 		return now
+	}
+	if j.isWhole {
+		return tried{}
 	}
 	if now.reason == "" {
 		err := p.Look(context.WithoutCancel(ctx), j.call)

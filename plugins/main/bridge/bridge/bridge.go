@@ -102,6 +102,13 @@ func reapply(ctx context.Context, req *skel.Request, cfg config) error {
 	return c.spoofCheck().add(ctx, c.NF)
 }
 
+func restore(ctx context.Context, all []*skel.Request) map[string]error {
+	return attach.Restore(ctx, all, func(req *skel.Request) attach.Masq {
+		cfg, _ := Plugin().Parse(req) // of one that is refused CHECK says so
+		return cfg.Masq
+	})
+}
+
 func gc(ctx context.Context, req *skel.Request) error {
 	return attach.GC(ctx, req, func(ctx context.Context, nf *nft.Conn) error {
 		return collectSpoofChecks(ctx, nf, req.Valid)

@@ -21,6 +21,7 @@ func Plugin() skel.Plugin[config] {
 		GC:      gc,
 		Status:  status,
 		Reapply: reapply,
+		Restore: restore,
 		List:    list,
 	}
 }

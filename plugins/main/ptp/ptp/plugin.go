@@ -22,6 +22,7 @@ func Plugin() skel.Plugin[config] {
 		GC:      gc,
 		Status:  status,
 		Reapply: reapply,
+		Restore: restore,
 		List:    attach.ListPairs,
 	}
 }

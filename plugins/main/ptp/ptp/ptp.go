@@ -76,6 +76,13 @@ func reapply(ctx context.Context, req *skel.Request, cfg config) error {
 	return s.Reapply(ctx, cfg.Masq, 0, true)
 }
 
+func restore(ctx context.Context, all []*skel.Request) map[string]error {
+	return attach.Restore(ctx, all, func(req *skel.Request) attach.Masq {
+		cfg, _ := Plugin().Parse(req) // of one that is refused CHECK says so
+		return cfg.Masq
+	})
+}
+
 func gc(ctx context.Context, req *skel.Request) error { return attach.GC(ctx, req) }
 
 func status(ctx context.Context, req *skel.Request, cfg config) error {

@@ -58,6 +58,12 @@ func stageGuard(tx *nft.Tx, s *store, r *record) error {
 	return err
 }
 
+// guardItem is the entry of the record's link in the guard. It says what the record does.
+func (r *record) guardItem() nft.Item {
+	return nft.Item{Set: localnetSet, Name: fmt.Sprintf("interface %q", r.Localnet),
+		Owner: r.Mark(), Element: nft.Element{Key: nft.IfNameKey(r.Localnet), Comment: guardComment + r.LocalnetWas}}
+}
+
 // releaseLocalnet resets route_localnet of the record's link, if it was 0, and stages the deletion of the link's entry
 // in the guard. In the other order containers could reach the host's loopback in between.
 func releaseLocalnet(tx *nft.Tx, r *record) error {

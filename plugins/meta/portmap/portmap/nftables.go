@@ -13,6 +13,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/nft"
 	"github.com/hawser-cni/plugins/pkg/process"
+	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
 // nftProgram is needed for text that an administrator wrote in its language, and for nothing else.
@@ -91,6 +92,40 @@ func (c call) verifyNFTables(r *record) error {
 		}
 	}
 	return errors.Join(diffs...)
+}
+
+// restore makes elements and shared rules again as the records have them, but no chains with conditions.
+func restore(ctx context.Context, all []*skel.Request) map[string]error {
+	nf := nft.New()
+	defer nf.Close()
+	missing := map[string]error{}
+	_ = records().Locked(ctx, func(s *store) error { // CHECK finds what it did not make
+		byBit, guarded := [32][]nft.Item{}, map[string]bool{} // the bit of the fwmark
+		for _, req := range all {
+			r, ok, err := s.Get(req.Hash())
+			want := addressesOf(req.PrevResult.ContainerIPs(req.IfName))
+			isSame := len(r.Addrs) == len(want)
+			for i := range r.Addrs {
+				isSame = isSame && r.Addrs[i].Addr == want[i].Addr
+			}
+			if err != nil || !ok || !isSame || r.Backend != nftables || len(r.ownChains()) > 0 {
+				continue
+			}
+			items := &byBit[r.Options.MarkBit]
+			if *items = append(*items, r.items()...); r.Localnet != "" && !guarded[r.Localnet] {
+				guarded[r.Localnet] = true
+				*items = append(*items, r.guardItem())
+			}
+		}
+		for bit, items := range byBit {
+			some, _ := owned(bit).Restore(ctx, nf, items)
+			for mark, what := range some {
+				missing[mark] = what
+			}
+		}
+		return nil
+	})
+	return missing
 }
 
 // table is shared with other plugins.

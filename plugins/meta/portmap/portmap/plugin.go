@@ -23,6 +23,7 @@ func Plugin() skel.Plugin[config] {
 		Add:     add,
 		Del:     del,
 		Check:   check,
+		Restore: restore,
 		GC:      gc,
 		Status:  status,
 		List:    list,
