@@ -33,6 +33,7 @@ func (s Step) Own() bool { return s.Table == Table{INet, traceTable} }
 
 const (
 	traceTable    = "hawser_trace"
+	holdTable     = "hawser_watch"
 	tracePriority = -450 // before all others: raw is -300
 	traceRate     = 20   // packets a second
 	tableOwner    = 2    // NFT_TABLE_F_OWNER, Linux 5.12: the table ends with the socket, however the process ends
@@ -55,6 +56,23 @@ func Trace(ctx context.Context, rules []Rule, each func(Step) bool) error {
 	return listen(ctx, unix.NFNLGRP_NFTRACE, mark, func(kind uint16, f Family, b []byte) bool {
 		return kind != unix.NFT_MSG_TRACE || each(decodeStep(f, b))
 	})
+}
+
+// HoldNAT has the kernel go on translating the packets of connections that it translates, also while no table has a
+// rule for it: it makes a table of the socket's own, which others cannot flush, with a chain that registers NAT and a
+// rule without effect that registers connection tracking. It ends with c. Before Linux 5.12 there are no such tables.
+func (c *Conn) HoldNAT() error {
+	t := Table{INet, holdTable}
+	chain := Chain{Name: "postrouting", Comment: "connections stay translated while others flush all rules",
+		Hook: &Hook{"nat", Postrouting, 100}}
+	return c.batch([]message{newOwnTable(t), newChain(t, chain), newRule(t, chain.Name, Rule{CtEstablished()})}, true)
+}
+
+// newOwnTable makes a table of the socket's own.
+func newOwnTable(t Table) message {
+	m := newTable(t)
+	m.body = append(m.body, attrNet32(unix.NFTA_TABLE_FLAGS, tableOwner)...)
+	return m
 }
 
 // Deletions calls each for every table, chain or rule that somebody deletes, with an empty chain for a table, until
@@ -121,9 +139,7 @@ func listen(ctx context.Context, group uint, ready func() error, each func(uint1
 
 func traceMessages(rules []Rule) []message {
 	t := Table{INet, traceTable}
-	table := newTable(t)
-	table.body = append(table.body, attrNet32(unix.NFTA_TABLE_FLAGS, tableOwner)...)
-	msgs := []message{table}
+	msgs := []message{newOwnTable(t)}
 	for _, hook := range []Hook{{"filter", Prerouting, tracePriority}, {"filter", Output, tracePriority}} {
 		chain := Chain{Name: map[uint32]string{Prerouting: "prerouting", Output: "output"}[hook.Point], Hook: &hook}
 		msgs = append(msgs, newChain(t, chain))

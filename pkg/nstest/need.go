@@ -173,6 +173,7 @@ var features = map[string][]string{
 		"nft add chain bridge t c { type filter hook prerouting priority 0 ; }"},
 	"nft-fib": {"nft add table inet t", "nft add chain inet t c",
 		"nft add rule inet t c fib daddr type local accept"},
+	"nft-owner":      {"nft add table inet t { flags owner ; }"},
 	"nft-inet-nat":   {"nft add table inet t", "nft add chain inet t c { type nat hook prerouting priority -99 ; }"},
 	"tap":            {"ip tuntap add tap9 mode tap"},
 	"team":           {"ip link add team9 type team"},

@@ -25,6 +25,13 @@ func (m *machine) watches(p nstest.Program) *exec.Cmd {
 	return watching
 }
 
+// rules are those of the node, but the tool's own, in any order.
+func (m *machine) rules() []string {
+	GinkgoHelper()
+	own := regexp.MustCompile(`(?ms)^table inet hawser_watch .*?^\}\n+`)
+	return slices.Sorted(strings.Lines(own.ReplaceAllString(m.Snapshot("nftables"), "")))
+}
+
 var _ = Describe("hawser watch", Label("tool-watch"), func() {
 	It("makes again what is flushed, removes what nobody needs, writes metrics, and ends on SIGTERM", func() {
 		// gc knows containers by addresses, too: nobody else's.
@@ -55,7 +62,7 @@ var _ = Describe("hawser watch", Label("tool-watch"), func() {
 	It("makes again at once, not only each some minutes", func() {
 		m := newMachine(ours(), usual)
 		m.up(newPod("c1", "web-0", hostPort(8080, 80)))
-		rules := func() []string { return slices.Sorted(strings.Lines(m.Snapshot("nftables"))) } // in any order
+		rules := m.rules
 		whole := rules()
 		file := filepath.Join(GinkgoT().TempDir(), "said")
 		m.watches(nstest.Program{Path: "sh", Args: []string{"-c",
@@ -67,12 +74,25 @@ var _ = Describe("hawser watch", Label("tool-watch"), func() {
 			HaveSuffix("\"}}\n")))
 	})
 
+	It("keeps a connection on which something is sent while all rules are gone", func() {
+		nstest.Need("nft-owner")
+		m := newMachine(ours(), usual)
+		conn := m.download(m.up(newPod("c1", "web-0", hostPort(8080, 80))), "8080")
+		m.watches(nstest.Program{Path: nstest.Build("hawser"), Args: []string{"watch", "--every", "1h"}})
+		for range 3 {
+			m.Cmd("nft", "flush", "ruleset")
+			echoes(conn)
+			Eventually(func() string { return m.Cmd("nft", "list", "ruleset") }).Should(ContainSubstring("8080"))
+			echoes(conn)
+		}
+	})
+
 	It("does not wait for a runtime's answer, neither to make again nor to end", func() {
 		g := newGCNode(ours(), "10.77.1")
 		g.runtime()
 		g.program("crictl", "echo asked >"+g.bin+"/asked; exec sleep 60")
 		g.up(newPod("c1", "web-0", hostPort(8080, 80)))
-		rules := func() []string { return slices.Sorted(strings.Lines(g.Snapshot("nftables"))) }
+		rules := g.rules
 		whole := rules()
 		watching := g.watches(nstest.Program{Path: nstest.Build("hawser"), Args: []string{"watch", "--every", "1h",
 			"--yes"}, Env: []string{"PATH=" + g.bin + ":" + os.Getenv("PATH")}})
@@ -108,7 +128,7 @@ var _ = Describe("hawser watch", Label("tool-watch"), func() {
 	It("tries again what it could not repair, although nothing more is deleted", func() {
 		g := newGCNode(ours(), "10.77.3")
 		g.up(newPod("c1", "web-0", hostPort(8080, 80)))
-		rules := func() []string { return slices.Sorted(strings.Lines(g.Snapshot("nftables"))) }
+		rules := g.rules
 		whole, file := rules(), filepath.Join(GinkgoT().TempDir(), "said")
 		Expect(os.Rename(g.plugins+"/firewall", g.plugins+"/away")).To(Succeed())
 		g.watches(nstest.Program{Path: "sh", Args: []string{"-c",
@@ -136,7 +156,7 @@ var _ = Describe("hawser watch", Label("tool-watch"), func() {
 			Expect(out.Exit).To(BeZero())
 		}
 		m.up(newPod("c1", "web-0", hostPort(8080, 80)))
-		rules := func() []string { return slices.Sorted(strings.Lines(m.Snapshot("nftables"))) }
+		rules := m.rules
 		whole := rules()
 		gone := m.up(newPod("c2", "web-1"))
 		gone.Unpin()
@@ -156,7 +176,7 @@ var _ = Describe("hawser watch", Label("tool-watch"), func() {
 		set := regexp.MustCompile(`add: \[(.*)\]`).FindStringSubmatch(manifest)[1]
 		m := newMachine(ours(), usual)
 		m.up(newPod("c1", "web-0", hostPort(8080, 80)))
-		rules := func() []string { return slices.Sorted(strings.Lines(m.Snapshot("nftables"))) }
+		rules := m.rules
 		whole := rules()
 		inside := `mkdir -p "$1"; mount --rbind / "$1"; mount --make-rslave "$1"; shift
 			for dir in /etc/cni/net.d /opt/cni/bin /run /var/lib/cni; do mount -t tmpfs none $dir; done

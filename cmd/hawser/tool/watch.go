@@ -63,6 +63,9 @@ const reloadTime = 200 * time.Millisecond
 // run ends with the context, or when the kernel's messages cannot be read.
 func (w watcher) run(ctx context.Context) error {
 	ctx, end := context.WithCancel(ctx)
+	nat := nft.New()
+	defer nat.Close()
+	_ = nat.HoldNAT() // an older kernel cannot
 	failed, others := make(chan error, 1), make(chan struct{})
 	flushed, deleted := make(chan struct{}, 1), make(chan struct{}, 1)
 	tell := func(c chan struct{}) {
