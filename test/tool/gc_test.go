@@ -286,5 +286,13 @@ var _ = Describe("hawser gc", Label("tool-gc"), func() {
 		Expect(c.Silent).To(ConsistOf(ContainSubstring("broken")))
 		Expect(c.Attachments).To(HaveLen(2))
 		Expect(c.Attachments).To(HaveEach(HaveField("Kept", ContainSubstring("its namespace lives"))))
+		g.program("ctr", ctr)
+		g.Cmd("mkdir", "-p", "/var/lib/crio") // it is installed, and stopped
+		c, _ = g.gc(append(now, "--yes")...)
+		Expect(c.Silent).To(ConsistOf(ContainSubstring("crio.sock: is not there")))
+		Expect(c.Attachments).To(HaveEach(HaveField("Kept", ContainSubstring("its namespace lives"))))
+		g.Cmd("rmdir", "/var/lib/crio")
+		c, _ = g.gc(append(now, "--yes")...)
+		Expect(c.Attachments).To(ContainElement(And(HaveField("ContainerID", gone), HaveField("Done", true))))
 	})
 })

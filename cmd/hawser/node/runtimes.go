@@ -22,10 +22,12 @@ type Runtimes struct {
 	shared bool // containerd named all its containers: also nerdctl's
 }
 
-// sockets are where CRI runtimes listen.
-func sockets() []string {
-	return []string{"/run/containerd/containerd.sock", "/run/k3s/containerd/containerd.sock", "/run/crio/crio.sock",
-		"/run/cri-dockerd.sock"}
+// sockets are where CRI runtimes listen, and where each keeps what it knows while it is stopped.
+func sockets() [][]string {
+	const k3s, rke2 = "/var/lib/rancher/k3s/agent/containerd", "/var/lib/rancher/rke2/agent/containerd"
+	return [][]string{{"/run/containerd/containerd.sock", "/var/lib/containerd"},
+		{"/run/k3s/containerd/containerd.sock", k3s, rke2}, {"/run/crio/crio.sock", "/var/lib/crio"},
+		{"/run/cri-dockerd.sock", "/var/lib/cri-dockerd"}}
 }
 
 // askTime is how long a runtime may take to answer.
@@ -34,8 +36,15 @@ const askTime = 10 * time.Second
 // Runtimes asks the runtimes of the node by their own programs.
 func (n Node) Runtimes(ctx context.Context) *Runtimes {
 	r := &Runtimes{known: map[string]string{}}
-	for _, socket := range sockets() {
+	for _, paths := range sockets() {
+		socket := paths[0]
 		if _, err := os.Stat(socket); err != nil {
+			for _, state := range paths[1:] {
+				if _, err := os.Stat(state); err == nil {
+					r.Silent = append(r.Silent, fmt.Sprintf("%s: is not there, and %s is: the runtime is stopped", socket,
+						state))
+				}
+			}
 			continue
 		}
 		var pods struct{ Items []struct{ ID string } }

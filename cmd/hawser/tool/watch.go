@@ -78,7 +78,7 @@ func (w watcher) run(ctx context.Context) error {
 		failed <- nft.Deletions(ctx, func(t nft.Table, chain string) {
 			switch {
 			case !concernsUs(t, chain):
-			case chain == "":
+			case chain == "" && t.Name != "": // without a name something was lost, which may be any number of rules
 				tell(flushed)
 			default:
 				tell(deleted)
