@@ -215,7 +215,8 @@ func (s *Session) Masquerade(ctx context.Context, m Masq, res *cni.Result) error
 	if !m.On {
 		return nil
 	}
-	c := masq.Config{Attachment: s.Attachment, Backend: m.Backend, Addrs: cni.Addresses(res.IPs), Warn: s.Warn}
+	c := m.of(s.Attachment, res.IPs)
+	c.Warn = s.Warn
 	s.OnFail("remove the masquerade", func(ctx context.Context) error { return masq.Del(ctx, s.NF, c) })
 	return masq.Add(ctx, s.NF, c)
 }

@@ -59,7 +59,7 @@ func ChildPlugin(p skel.Plugin[ChildConfig], kind string) skel.Plugin[ChildConfi
 		if err := frame.Unavailable("", statefile.Writable(childDir), c.Ready()); err != nil {
 			return err
 		}
-		return Status(ctx, req, Masq{}, nil)
+		return Status(ctx, req, Masq{}, c.Link.SettleMTU)
 	}
 	return p
 }
@@ -74,13 +74,16 @@ func AddChild(ctx context.Context, req *skel.Request, c ChildConfig) (*cni.Resul
 	if err := s.findMaster(); err != nil {
 		return nil, err
 	}
+	if err := s.settleMTU(); err != nil {
+		return nil, err
+	}
 	if err := s.createChild(ctx); err != nil {
 		return nil, err
 	}
 	if err := s.raise(); err != nil {
 		return nil, err
 	}
-	res, err := s.AssignAddresses(ctx, c.Link, s.Target())
+	res, err := s.AssignAddresses(ctx, s.Child.Link, s.Target())
 	if errors.Is(err, unix.EADDRINUSE) {
 		err = cni.Errorf(cni.CodeConflict, "another interface on master %q has the address: %w", s.Master.Name, err)
 	}
@@ -206,7 +209,7 @@ func (c ChildConfig) ready(host *rtnl.Conn) error {
 	if err := statefile.Writable(childDir); err != nil {
 		return err
 	}
-	if err := c.masterReady(host); err != nil {
+	if err := errors.Join(c.masterReady(host), c.Link.SettleMTU(host)); err != nil {
 		return err
 	}
 	if err := host.ProbeKind(c.New.Kind); err != nil {
@@ -318,16 +321,13 @@ func (c ChildConfig) masterName(prev *cni.Result) (string, error) {
 // defaultMaster is the link of the default route: IPv4's before IPv6's, of several the one
 // with the lowest metric, and the first of its next hops.
 func defaultMaster(conn *rtnl.Conn) (rtnl.Link, error) {
-	all, err := conn.RouteCopies()
+	all, err := defaultRoutes(conn)
 	if err != nil {
 		return rtnl.Link{}, err
 	}
 	var defaults []rtnl.Route
 	for _, c := range all {
-		r := c.Route()
-		if r.Dst.Bits() == 0 && r.Table == unix.RT_TABLE_MAIN && r.Type == unix.RTN_UNICAST && r.OutIndex != 0 {
-			defaults = append(defaults, r)
-		}
+		defaults = append(defaults, c.Route())
 	}
 	if len(defaults) == 0 {
 		return rtnl.Link{}, cni.Refuse("master", nil, "missing, and no default route has an interface that it could be")

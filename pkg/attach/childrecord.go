@@ -251,9 +251,10 @@ func (s *Session) verifyChild() []error {
 			errs = append(errs, drift("%s", text))
 		}
 	}
+	errs = append(errs, s.ExpectMTU(&s.Child.Link, s.settleMTU))
 	want := s.PrevResult.Clone()
 	for i := range want.Interfaces {
-		if c.Link.MTU == 0 { // that of the master, which may change
+		if c.Link.MTU == 0 && c.Link.Auto == nil { // that of the master, which may change
 			want.Interfaces[i].MTU = 0
 		}
 	}

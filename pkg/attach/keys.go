@@ -1,16 +1,26 @@
 package attach
 
 import (
-	"fmt"
 	"net"
+	"net/netip"
+	"slices"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/ipam"
 	"github.com/hawser-cni/plugins/pkg/ipt"
+	"github.com/hawser-cni/plugins/pkg/masq"
+	"github.com/hawser-cni/plugins/pkg/nft"
 )
+
+// MTUKeys are the configuration keys of an interface's MTU.
+type MTUKeys struct {
+	MTU     cni.Either[int] `json:"mtu" help:"bytes, or \"auto\": the smallest of the links of the host's default routes (the kernel's, or the master's)" schema:"min=68 max=65535 zero or=auto"`
+	MTUFrom string          `json:"mtuFrom" help:"link of the host whose MTU \"auto\" takes instead" schema:"format=ifname empty"`
+}
 
 // LinkKeys are the configuration keys of plugins that make an interface.
 type LinkKeys struct {
+	MTUKeys
 	DNS  cni.DNS `json:"dns" help:"resolver settings for the result, instead of IPAM's"`
 	Args struct {
 		CNI struct {
@@ -56,24 +66,19 @@ func (i RequiredIPAM) Check(reason, example string) error {
 // LinkConfig is how an interface is to be made.
 type LinkConfig struct {
 	Netkit bool             // of a pair: of the kind netkit instead of veth
-	MTU    int              // bytes; 0 = the kernel's
+	MTU    int              // bytes; 0 = the kernel's, or not yet known
+	Auto   *AutoMTU         // where MTU is to come from; nil = as it is
 	MAC    net.HardwareAddr // of the container's end; nil = random
 	DNS    cni.DNS          // of the result, instead of IPAM's
 	// Given has addresses and routes for where there is no IPAM plugin; nil = layer 2 then.
 	Given *cni.Result
 }
 
-// Smallest and largest MTU of a container's interface, in bytes: those of a veth.
-const mtuMin, mtuMax = 68, 65535
-
-// Parse checks the keys, and the plugin's own keys mtu and mac (empty where it has none). The first source of the MAC
+// Parse checks the keys, and the plugin's own key mac (empty where it has none). The first source of the MAC
 // address wins. A bad value is code 7, in CNI_ARGS code 4; CNI_ARGS that another key overrides are not looked at.
-func (k LinkKeys) Parse(problems *cni.Problems, cniArgs string, mtu int, mac string) LinkConfig {
-	l := LinkConfig{MTU: mtu, DNS: k.DNS}
-	if mtu != 0 && (mtu < mtuMin || mtu > mtuMax) {
-		problems.Add(cni.Refuse("mtu", mtu, fmt.Sprintf("is not between %d and %d", mtuMin, mtuMax)).
-			Suggest("leave it out for the kernel's own"))
-	}
+func (k LinkKeys) Parse(problems *cni.Problems, cniArgs, mac string) LinkConfig {
+	l := LinkConfig{DNS: k.DNS}
+	l.MTU, l.Auto = k.MTUKeys.parse(problems)
 	args, err := cni.ParseArgs(cniArgs, "MAC")
 	problems.Add(err)
 	if k.RuntimeConfig.MAC != "" || k.Args.CNI.MAC != "" {
@@ -124,19 +129,43 @@ func (l LinkConfig) Result(answer *cni.Result, index int) (*cni.Result, error) {
 
 // MasqKeys are the configuration keys of the masquerade.
 type MasqKeys struct {
-	IPMasq        bool    `json:"ipMasq" help:"masquerade what leaves the containers' subnets" default:"false"`
-	IPMasqBackend *string `json:"ipMasqBackend" help:"nftables or iptables (nftables, where the kernel has it)" schema:"enum=nftables|iptables"`
+	IPMasq        cni.Either[bool] `json:"ipMasq" help:"masquerade what leaves the containers' subnets; \"v4\" or \"v6\": of that family alone" default:"false" schema:"or=v4|v6"`
+	IPMasqBackend *string          `json:"ipMasqBackend" help:"nftables or iptables (nftables, where the kernel has it)" schema:"enum=nftables|iptables"`
+	Exclude       []string         `json:"masqExclude" help:"destinations that are not masqueraded, each an address or a network" each:"format=network"`
+	RandomFully   bool             `json:"masqRandomFully" help:"choose the source ports of masqueraded packets at random" default:"false"`
 }
 
-// Masq says whether ADD masquerades, and with what.
+// Masq says whether ADD masquerades, what, and with what.
 type Masq struct {
-	On      bool
-	Backend ipt.Backend
+	On          bool
+	Only        nft.Family // 0 = both families
+	Backend     ipt.Backend
+	Exclude     []netip.Prefix
+	RandomFully bool
 }
 
 // Parse checks the keys.
 func (k MasqKeys) Parse(problems *cni.Problems) Masq {
 	backend, err := ipt.ParseBackend("ipMasqBackend", k.IPMasqBackend)
 	problems.Add(err)
-	return Masq{On: k.IPMasq, Backend: backend}
+	on, family, err := k.IPMasq.Parse("ipMasq", "v4", "v6")
+	problems.Add(err)
+	m := Masq{On: on || family != "", Backend: backend, RandomFully: k.RandomFully}
+	switch family {
+	case "v4":
+		m.Only = nft.IPv4
+	case "v6":
+		m.Only = nft.IPv6
+	}
+	m.Exclude, err = cni.ParseNetworks("masqExclude", k.Exclude)
+	problems.Add(err)
+	return m
+}
+
+// of is the masquerade of an attachment's addresses.
+func (m Masq) of(a cni.Attachment, ips []cni.IP) masq.Config {
+	addrs := slices.DeleteFunc(cni.Addresses(ips), func(p netip.Prefix) bool {
+		return m.Only != 0 && nft.FamilyOf(p.Addr()) != m.Only
+	})
+	return masq.Config{Attachment: a, Backend: m.Backend, Addrs: addrs, Exclude: m.Exclude, RandomFully: m.RandomFully}
 }

@@ -205,9 +205,7 @@ func (s *Session) VerifyMasquerade(ctx context.Context, m Masq) error {
 	if !m.On {
 		return nil
 	}
-	err := masq.Check(ctx, s.NF, masq.Config{
-		Attachment: s.Attachment, Backend: m.Backend, Addrs: cni.Addresses(s.PrevResult.ContainerIPs(s.IfName)),
-	})
+	err := masq.Check(ctx, s.NF, m.of(s.Attachment, s.PrevResult.ContainerIPs(s.IfName)))
 	if err != nil {
 		err = fmt.Errorf("masquerade: %w", err)
 	}

@@ -95,6 +95,30 @@ func ParsePrefix(key, text string) (netip.Prefix, error) {
 	return p, nil
 }
 
+// ParseNetworks reads a key with a list of addresses and networks.
+func ParseNetworks(key string, texts []string) (all []netip.Prefix, err error) {
+	var problems Problems
+	for i, text := range texts {
+		at := fmt.Sprintf("%s[%d]", key, i)
+		if addr, err := ParseAddr(at, text); err == nil {
+			all = append(all, netip.PrefixFrom(addr, addr.BitLen()))
+			continue
+		}
+		p, err := ParsePrefix(at, text)
+		switch {
+		case err != nil:
+		case p.Bits() == 0:
+			err = Refuse(at, text, "is every address")
+		case p != p.Masked():
+			err = Refuse(at, p, "has host bits set, the network is "+p.Masked().String()).
+				Suggest("write %q", p.Masked())
+		}
+		problems.Add(err)
+		all = append(all, p)
+	}
+	return all, problems.Err()
+}
+
 // ParseAddr reads a key, an address without zone. An IPv4 address mapped into IPv6 becomes IPv4.
 func ParseAddr(key, text string) (netip.Addr, error) {
 	a, err := netip.ParseAddr(text)

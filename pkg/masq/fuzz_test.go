@@ -6,7 +6,6 @@ import (
 	"regexp"
 	"testing"
 
-	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/ipt"
 	"github.com/hawser-cni/plugins/pkg/nft"
 )
@@ -17,6 +16,8 @@ func FuzzRecord(f *testing.F) {
 	chain := chainOf("net", "one")
 	f.Add([]byte(`{"network":"net","containerID":"one","interfaces":{"eth0":["10.1.0.2/24","fd00::2/64"]}}`))
 	f.Add([]byte(`{"network":"net","containerID":"one","interfaces":{"eth0":[""],"a\n-F":["fe80::1%-j x/64"]}}`))
+	f.Add([]byte(`{"network":"net","containerID":"one","interfaces":{"eth0":["10.1.0.2/24"]},` +
+		`"exclude":["10.8.0.0/16","fd08::/64"],"randomFully":true}`))
 	f.Add([]byte(`{"network":"net","containerID":"on","interfaces":null}`))
 	well := regexp.MustCompile(`^(:CNI-[0-9a-f]{24} - \[0:0\]|` +
 		`-[ADFX] (CNI-[0-9a-f]{24}|POSTROUTING)( !?[-0-9a-zA-Z.:/ "\\]*)?)$`)
@@ -27,12 +28,12 @@ func FuzzRecord(f *testing.F) {
 		}
 		for name := range rec.Interfaces {
 			for _, fam := range nft.Families() {
-				a := cni.Attachment{Network: "net", ContainerID: "one"}
 				e := &ipt.Edit{}
-				newNATChain(fam, a, rec.addrs(), nil).edit(e)
-				left := record{Interfaces: maps.Clone(rec.Interfaces)}
+				rec.chain(fam, nil).edit(e)
+				left := rec
+				left.Interfaces = maps.Clone(rec.Interfaces)
 				delete(left.Interfaces, name)
-				newNATChain(fam, a, left.addrs(), nil).edit(e)
+				left.chain(fam, nil).edit(e)
 				for _, line := range e.Lines {
 					if !well.MatchString(line) {
 						t.Fatalf("%q: %q", data, line)

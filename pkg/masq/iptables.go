@@ -42,6 +42,9 @@ type record struct {
 	ContainerID string `json:"containerID"`
 	// Interfaces maps the container's interfaces to their addresses.
 	Interfaces map[string][]netip.Prefix `json:"interfaces"`
+	// What the last ADD asked for: the interfaces share the chain.
+	Exclude     []netip.Prefix `json:"exclude,omitempty"`
+	RandomFully bool           `json:"randomFully,omitempty"`
 }
 
 type store = statefile.Store[record]
@@ -55,7 +58,7 @@ func records() statefile.Records[record] {
 func recordOf(s *store, a cni.Attachment) (record, error) {
 	rec, found, err := s.Get(chainOf(a.Network, a.ContainerID))
 	if !found {
-		rec = record{a.Network, a.ContainerID, map[string][]netip.Prefix{}}
+		rec = record{Network: a.Network, ContainerID: a.ContainerID, Interfaces: map[string][]netip.Prefix{}}
 	}
 	return rec, err
 }
@@ -66,7 +69,14 @@ func (r record) Hash() string { return chainOf(r.Network, r.ContainerID) }
 // Plausible says whether a call can have written the record: rules are made from it.
 func (r record) Plausible() bool {
 	bad := func(p netip.Prefix) bool { return !p.IsValid() || p.Addr().Is4In6() }
-	return r.Interfaces != nil && !slices.ContainsFunc(r.addrs(), bad)
+	return r.Interfaces != nil && !slices.ContainsFunc(slices.Concat(r.addrs(), r.Exclude), bad)
+}
+
+// chain is the chain as it is to be, without the addresses that are gone.
+func (r record) chain(f nft.Family, gone []netip.Prefix) natChain {
+	c := newNATChain(f, cni.Attachment{Network: r.Network, ContainerID: r.ContainerID}, r.addrs(), gone)
+	c.special = Config{Exclude: r.Exclude, RandomFully: r.RandomFully}
+	return c
 }
 
 // addrs are the addresses of all interfaces.
@@ -81,11 +91,13 @@ type natChain struct {
 	comment string         // of every rule in it and to it
 	keep    []netip.Prefix // addresses that have a jump to it
 	gone    []netip.Prefix // addresses that have one no more; none: all but those to keep
+	special Config         // Exclude and RandomFully
 }
 
 func newNATChain(f nft.Family, a cni.Attachment, keep, gone []netip.Prefix) natChain {
-	return natChain{ipt.Chain{Family: f, Table: nat, Name: chainOf(a.Network, a.ContainerID), From: postrouting},
-		ipt.OwnerComment("", a.Network, a.ContainerID), ofFamily(f, keep), ofFamily(f, gone)}
+	ch := ipt.Chain{Family: f, Table: nat, Name: chainOf(a.Network, a.ContainerID), From: postrouting}
+	return natChain{Chain: ch, comment: ipt.OwnerComment("", a.Network, a.ContainerID), keep: ofFamily(f, keep),
+		gone: ofFamily(f, gone)}
 }
 
 func (c natChain) rule(chain, target string, match ...string) ipt.Rule {
@@ -102,16 +114,21 @@ func (c natChain) jumps() []ipt.Rule {
 	return out
 }
 
-// rules are the rules in the chain: packets to the addresses' prefixes keep their source. All accepts come before the
-// masquerade: in the order in which the reference adds a second prefix, its own traffic would be masqueraded.
+// rules are the rules in the chain: packets to the addresses' prefixes, and to what is excluded, keep their source. All
+// accepts come before the masquerade: in the order in which the reference adds a second prefix, its own traffic would
+// be masqueraded.
 func (c natChain) rules() []ipt.Rule {
 	var out []ipt.Rule
-	for _, p := range c.keep {
+	for _, p := range slices.Concat(c.keep, c.special.excluded(c.Family)) {
 		if r := c.rule(c.Name, "ACCEPT", "-d", p.Masked().String()); !slices.ContainsFunc(out, r.Equal) {
 			out = append(out, r)
 		}
 	}
-	return append(out, c.rule(c.Name, "MASQUERADE", "!", "-d", multicast(c.Family)))
+	last := c.rule(c.Name, "MASQUERADE", "!", "-d", multicast(c.Family))
+	if c.special.RandomFully {
+		last.Args = append(last.Args, "--random-fully")
+	}
+	return append(out, last)
 }
 
 // edit makes the chain with a jump from each address to keep, and deletes those from addresses that are gone. Other
@@ -166,12 +183,13 @@ func addIPTables(ctx context.Context, nf *nft.Conn, c Config) (err error) {
 	// kill in between it names too many, which harms nothing.
 	stale := rec.Interfaces[a.IfName]
 	rec.Interfaces[a.IfName] = distinct(slices.Concat(c.Addrs, stale))
+	rec.Exclude, rec.RandomFully = c.Exclude, c.RandomFully
 	if err := s.Put(rec); err != nil {
 		return err
 	}
 	rec.Interfaces[a.IfName] = distinct(c.Addrs)
 	for _, f := range nft.Families() {
-		ch := newNATChain(f, a, rec.addrs(), slices.Concat(stale, rec.addrs()))
+		ch := rec.chain(f, slices.Concat(stale, rec.addrs()))
 		if len(ch.gone) == 0 {
 			continue
 		}
@@ -215,7 +233,7 @@ func delRecorded(ctx context.Context, nf *nft.Conn, s *store, c Config) error {
 	own := rec.Interfaces[c.Attachment.IfName]
 	delete(rec.Interfaces, c.Attachment.IfName)
 	for _, f := range nft.Families() {
-		ch := newNATChain(f, c.Attachment, rec.addrs(), slices.Concat(own, c.Addrs))
+		ch := rec.chain(f, slices.Concat(own, c.Addrs))
 		where, lost := ch.Variants(ctx, nf)
 		if ipt.NotInstalled(lost) && (len(where) > 0 || len(ofFamily(f, own)) == 0) {
 			lost = nil // the missing iptables-legacy made none of our rules
@@ -248,6 +266,7 @@ func checkIPTables(ctx context.Context, nf *nft.Conn, c Config) error {
 	}
 	for _, f := range nft.Families() {
 		ch := newNATChain(f, c.Attachment, c.Addrs, nil)
+		ch.special = c
 		if len(ch.keep) == 0 {
 			continue
 		}

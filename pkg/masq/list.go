@@ -15,7 +15,7 @@ import (
 // List returns the addresses that are masqueraded for attachments, by either backend, also by the reference plugins. It
 // takes no lock.
 func List(ctx context.Context, nf *nft.Conn) ([]cni.Holding, error) {
-	all, err := owned().Held(nf, cni.HeldMasquerade, func(it nft.Item) string {
+	all, err := Config{}.owned().Held(nf, cni.HeldMasquerade, func(it nft.Item) string {
 		addr, _ := netip.AddrFromSlice(it.Key)
 		return addr.String()
 	})

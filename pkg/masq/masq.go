@@ -2,7 +2,7 @@
 // attachment's network: source NAT, on nftables or on iptables.
 //
 // The rule is the same on both: a packet whose source is one of the attachment's addresses, and whose
-// destination is neither in the prefix of that address nor multicast, is masqueraded.
+// destination is neither in the prefix of that address nor multicast nor excluded, is masqueraded.
 //
 // nftables is the default and needs no program. All attachments share a handful of rules; each has one
 // map element per address, whose comment names the owner. With iptables the chains are those of the reference
@@ -28,6 +28,10 @@ type Config struct {
 	Backend    ipt.Backend
 	// Addrs are the addresses of the container, with the length of their prefix. Del is cheaper with them.
 	Addrs []netip.Prefix
+	// Exclude are destinations, of either family, whose packets keep their source. Del does not need them.
+	Exclude []netip.Prefix
+	// RandomFully has the kernel choose the source ports at random. Del does not need it.
+	RandomFully bool
 	// Warn tells people of rules that Del cannot remove because a program is missing; a later Del or GC removes
 	// them. Without Warn that is an error.
 	Warn func(format string, args ...any)
@@ -42,7 +46,7 @@ func Add(ctx context.Context, nf *nft.Conn, c Config) error {
 	if c.Backend == ipt.IPTables {
 		return addIPTables(ctx, nf, c)
 	}
-	err := owned().Update(ctx, nf, func(tx *nft.Tx) error { return tx.Put(items(c), nil) })
+	err := c.owned().Update(ctx, nf, func(tx *nft.Tx) error { return tx.Put(c.items(), nil) })
 	if c.Backend == ipt.Auto && errors.Is(err, nft.ErrUnsupported) {
 		return addIPTables(ctx, nf, c)
 	}
@@ -75,13 +79,13 @@ func Check(ctx context.Context, nf *nft.Conn, c Config) error {
 	if len(c.Addrs) == 0 {
 		return nil
 	}
-	check := func() error { return owned().Verify(nf, items(c)) }
+	check := func() error { return c.owned().Verify(nf, c.items()) }
 	other := func() error { return checkIPTables(ctx, nf, c) }
 	if c.Backend == ipt.IPTables {
 		check, other = other, check
 	}
 	err := check()
-	if err == nil || other() == nil || checkReference(nf, c) == nil {
+	if err == nil || other() == nil || !c.isSpecial() && checkReference(nf, c) == nil {
 		return nil
 	}
 	return err
@@ -90,7 +94,7 @@ func Check(ctx context.Context, nf *nft.Conn, c Config) error {
 // GC removes what attachments of the set's network left that are not in it, on either backend, the reference's too.
 func GC(ctx context.Context, nf *nft.Conn, valid cni.Set) error {
 	return errors.Join(
-		nft.IfSupported(owned().Sweep(ctx, nf, valid.Garbage)),
+		nft.IfSupported(Config{}.owned().Sweep(ctx, nf, valid.Garbage)),
 		nft.IfSupported(gcReference(ctx, nf, valid)),
 		records().Locked(ctx, func(s *store) error { return gcIPTables(ctx, nf, valid, s) }),
 	)
@@ -101,7 +105,7 @@ func Status(_ context.Context, nf *nft.Conn, b ipt.Backend) error {
 	if b == ipt.IPTables {
 		return statusIPTables()
 	}
-	err := nf.Probe(owned().Layout)
+	err := nf.Probe(Config{}.owned().Layout)
 	if b != ipt.Auto || !errors.Is(err, nft.ErrUnsupported) {
 		return err
 	}

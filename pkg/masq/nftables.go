@@ -2,9 +2,12 @@ package masq
 
 import (
 	"context"
+	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 
+	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/nft"
 )
 
@@ -19,8 +22,8 @@ func exemptSet(f nft.Family) string { return "masq_exempt" + f.Digit() }
 
 // owned is the layout that all attachments use, with their elements: one for each address, which leads to the chain of
 // the address's prefix. 100 (srcnat) is the usual priority of source NAT.
-func owned() nft.Owned {
-	o := nft.Owned{Chain: chainNamed}
+func (c Config) owned() nft.Owned {
+	o := nft.Owned{Chain: c.chainNamed}
 	var exempts, maps []nft.Set
 	var returns, jumps []nft.Rule
 	for _, f := range nft.Families() {
@@ -43,16 +46,39 @@ func owned() nft.Owned {
 
 // chainName names the chain of an address's prefix. nft takes no colons in names. Addresses alone in their prefix share
 // one chain, or there would be one for each container.
-func chainName(p netip.Prefix) string {
+func (c Config) chainName(p netip.Prefix) string {
+	name := prefixChain + strings.ReplaceAll(p.Masked().String(), ":", "-")
 	if p.IsSingleIP() {
-		return prefixChain + "single" + nft.FamilyOf(p.Addr()).Digit()
+		name = prefixChain + "single" + nft.FamilyOf(p.Addr()).Digit()
 	}
-	return prefixChain + strings.ReplaceAll(p.Masked().String(), ":", "-")
+	if suffix := c.suffix(nft.FamilyOf(p.Addr())); suffix != "" {
+		name += "_" + suffix
+	}
+	return name
 }
 
-// chainNamed is the chain of a prefix, by the reverse of chainName: packets to it, and multicast, keep their source.
-func chainNamed(name string) (nft.Chain, bool) {
+// isSpecial says whether the attachment asks for more than the reference's rules do.
+func (c Config) isSpecial() bool { return len(c.Exclude) > 0 || c.RandomFully }
+
+// suffix tells the chains of one prefix apart whose rules differ: a hash of what is special in them.
+func (c Config) suffix(f nft.Family) string {
+	exclude := c.excluded(f)
+	if len(exclude) == 0 && !c.RandomFully {
+		return ""
+	}
+	return cni.Digest(fmt.Sprint(exclude, c.RandomFully), 16)
+}
+
+// excluded are the excluded destinations of the family.
+func (c Config) excluded(f nft.Family) []netip.Prefix {
+	return slices.DeleteFunc(slices.Clone(c.Exclude), func(p netip.Prefix) bool { return nft.FamilyOf(p.Addr()) != f })
+}
+
+// chainNamed is the chain of a prefix, by the reverse of chainName: packets to it, multicast and what is excluded keep
+// their source. Of another attachment's special chain the rules are not known.
+func (c Config) chainNamed(name string) (nft.Chain, bool) {
 	text, found := strings.CutPrefix(name, prefixChain)
+	text, suffix, _ := strings.Cut(text, "_")
 	p, err := netip.ParsePrefix(strings.ReplaceAll(text, "-", ":"))
 	switch {
 	case found && text == "single4":
@@ -63,13 +89,26 @@ func chainNamed(name string) (nft.Chain, bool) {
 		return nft.Chain{}, false
 	}
 	f := nft.FamilyOf(p.Addr())
-	c := nft.Chain{Name: name}
-	if !p.IsSingleIP() {
-		c.Rules = append(c.Rules, nft.Rule{nft.InPrefix(f.Daddr(), p), nft.Return()})
+	if suffix != "" && suffix != c.suffix(f) {
+		return nft.Chain{Name: name}, true
 	}
-	c.Rules = append(c.Rules, nft.Rule{nft.InPrefix(f.Daddr(), netip.MustParsePrefix(multicast(f))), nft.Return()},
-		nft.Rule{nft.Masquerade()})
-	return c, true
+	keep := []netip.Prefix{netip.MustParsePrefix(multicast(f))}
+	if !p.IsSingleIP() {
+		keep = slices.Insert(keep, 0, p)
+	}
+	last := nft.Masquerade()
+	if suffix != "" {
+		keep = append(keep, c.excluded(f)...)
+		if c.RandomFully {
+			last = nft.MasqueradeFullyRandom()
+		}
+	}
+	chain := nft.Chain{Name: name}
+	for _, p := range keep {
+		chain.Rules = append(chain.Rules, nft.Rule{nft.InPrefix(f.Daddr(), p), nft.Return()})
+	}
+	chain.Rules = append(chain.Rules, nft.Rule{last})
+	return chain, true
 }
 
 func multicast(f nft.Family) string {
@@ -80,11 +119,11 @@ func multicast(f nft.Family) string {
 }
 
 // items are the elements of an attachment's addresses.
-func items(c Config) []nft.Item {
+func (c Config) items() []nft.Item {
 	var out []nft.Item
 	for _, p := range distinct(c.Addrs) {
 		out = append(out, nft.Item{Set: addrMap(nft.FamilyOf(p.Addr())), Name: "address " + p.Addr().String(),
-			Element: nft.Element{Key: nft.AddrKey(p.Addr()), Goto: chainName(p), Comment: c.Attachment.Mark()}})
+			Element: nft.Element{Key: nft.AddrKey(p.Addr()), Goto: c.chainName(p), Comment: c.Attachment.Mark()}})
 	}
 	return out
 }
@@ -104,13 +143,13 @@ func distinct(addrs []netip.Prefix) []netip.Prefix {
 
 // delNFTables finds the elements by their addresses. Where it misses one, or knows none, it reads all of the host.
 func delNFTables(ctx context.Context, nf *nft.Conn, c Config) error {
-	mine, known := c.Attachment.Owns, items(c)
-	found, err := owned().Live(nf, known, mine)
+	mine, known := c.Attachment.Owns, c.items()
+	found, err := c.owned().Live(nf, known, mine)
 	if err == nil && (len(found) == 0 || len(found) < len(known)) {
-		found, err = owned().All(nf, mine)
+		found, err = c.owned().All(nf, mine)
 	}
 	if err != nil {
 		return err
 	}
-	return owned().Remove(ctx, nf, found, mine)
+	return c.owned().Remove(ctx, nf, found, mine)
 }

@@ -493,3 +493,111 @@ func elements(h *nstest.Host) int {
 	GinkgoHelper()
 	return len(element.FindAllString(h.Cmd("nft", "list", "ruleset"), -1))
 }
+
+// seenPort is the port that a server on one machine sees when another one asks it from the port.
+func seenPort(from *nstest.Host, port int, server string) int {
+	GinkgoHelper()
+	answer := make([]byte, 64)
+	from.Do(func() {
+		to := nstest.Must(net.ResolveUDPAddr("udp", server))
+		conn := nstest.Must(net.DialUDP("udp", &net.UDPAddr{Port: port}, to))
+		defer func() { _ = conn.Close() }()
+		Expect(conn.SetDeadline(time.Now().Add(nstest.Patience(nstest.Hang)))).To(Succeed())
+		nstest.Must(conn.Write([]byte("?")))
+		answer = answer[:nstest.Must(conn.Read(answer))]
+	})
+	return int(netip.MustParseAddrPort(string(answer)).Port())
+}
+
+var _ = DescribeTable("an attachment that excludes destinations and chooses ports at random",
+	Label("special", "kernel"),
+	func(backend ipt.Backend, variant string) {
+		if variant != "" {
+			nstest.UseVariant(variant)
+		} else {
+			nstest.Need("nft", "nft-inet-nat")
+		}
+		w := newWorld()
+		plain := config(backend, "b", "eth0", "10.1.0.3/24", "fd01::3/64")
+		Expect(add(w.host, plain)).To(Succeed())
+		before := rulesOf(w.host)
+		c := config(backend, "a", "eth0", "10.1.0.2/24", "fd01::2/64")
+		c.Exclude = prefixes("10.2.0.2/32", "2001:db8::/32", "10.2.0.128/25")
+		c.RandomFully = true
+
+		Expect(add(w.host, c)).To(Succeed())
+		checkAll(w.host, c, plain)
+		By("the others' source stays as it was")
+		w.out.Cmd("ip", "route", "add", "fd01::/64", "via", "2001:db8::1")
+		Expect(seen(w.a, "tcp", w.c, "10.2.0.2")).To(Equal("10.1.0.2"))
+		Expect(seen(w.b, "tcp", w.c, "10.2.0.2")).NotTo(Equal("10.1.0.3"))
+		Expect(seen(w.a, "tcp", w.out, "2001:db8::2")).To(Equal("fd01::2"))
+		Expect(seen(w.b, "tcp", w.out, "2001:db8::2")).To(Equal("2001:db8::1"))
+		Expect(seen(w.a, "tcp", w.out, "192.0.2.2")).To(Equal("192.0.2.1"))
+		Expect(seen(w.a, "tcp", w.b, "10.1.0.3")).To(Equal("10.1.0.2"))
+		By("its ports do not")
+		server := w.out.Serve("udp", "192.0.2.2:0")
+		Expect(seenPort(w.b, 40001, server)).To(Equal(40001))
+		ports := []int{seenPort(w.a, 40002, server), seenPort(w.a, 40003, server)}
+		Expect(ports).NotTo(Equal([]int{40002, 40003}))
+
+		By("CHECK finds another configuration, and ADD makes it")
+		other := c
+		other.Exclude = other.Exclude[:1]
+		missing := c
+		missing.Exclude = prefixes("10.2.0.2/32", "198.51.100.0/24")
+		Expect(check(w.host, missing)).To(MatchError(nft.ErrDrift))
+		Expect(add(w.host, other)).To(Succeed())
+		Expect(check(w.host, c)).To(MatchError(nft.ErrDrift))
+		Expect(seen(w.a, "tcp", w.out, "2001:db8::2")).To(Equal("2001:db8::1"))
+		By("DEL knows nothing of it")
+		for _, remove := range []func(*nstest.Host, masq.Config) error{del, delBlind} {
+			Expect(add(w.host, c)).To(Succeed())
+			Expect(remove(w.host, config(backend, "a", "eth0", "10.1.0.2/24", "fd01::2/64"))).To(Succeed())
+			Expect(rulesOf(w.host)).To(Equal(before))
+		}
+		By("one that asked for nothing changes to it and back")
+		simple := config(backend, "a", "eth0", "10.1.0.2/24", "fd01::2/64")
+		for _, next := range []masq.Config{simple, c, simple} {
+			Expect(add(w.host, next)).To(Succeed())
+			checkAll(w.host, next, plain)
+		}
+		Expect(check(w.host, c)).To(MatchError(nft.ErrDrift))
+		Expect(add(w.host, c)).To(Succeed())
+		Expect(gc(w.host, "net1", plain.Attachment)).To(Succeed())
+		Expect(rulesOf(w.host)).To(Equal(before))
+	},
+	Entry("with nftables", ipt.NFTables, ""),
+	Entry("with iptables for nf_tables", ipt.IPTables, "nft"),
+	Entry("with iptables for x_tables", ipt.IPTables, "legacy"),
+)
+
+var _ = It("an attachment's special chain is one of its own, which reloads, and no other ADD changes it",
+	Label("special", "kernel"), func() {
+		nstest.Need("nft", "nft-inet-nat")
+		host := nstest.NewHost()
+		c := config(ipt.NFTables, "c1", "eth0", "10.1.0.2/24")
+		c.Exclude, c.RandomFully = prefixes("10.8.0.0/16", "192.0.2.7/32"), true
+		Expect(add(host, c)).To(Succeed())
+		chain := regexp.MustCompile(`chain masq_v1_10\.1\.0\.0/24_[0-9a-f]{16} {
+		ip daddr 10\.1\.0\.0/24 return
+		ip daddr 224\.0\.0\.0/4 return
+		ip daddr 10\.8\.0\.0/16 return
+		ip daddr 192\.0\.2\.7 return
+		masquerade fully-random
+	}`)
+		Expect(rulesOf(host)).To(MatchRegexp(chain.String()))
+		file := GinkgoT().TempDir() + "/saved"
+		host.Cmd("sh", "-c", "nft list ruleset >"+file+" && nft flush ruleset && nft -f "+file)
+		Expect(check(host, c)).To(Succeed())
+		other := config(ipt.NFTables, "c2", "eth0", "10.1.0.3/24")
+		host.Cmd("nft", "flush", "chain", "inet", "hawser", "masq_v1")
+		Expect(add(host, other)).To(Succeed())
+		checkAll(host, c, other)
+		Expect(del(host, other)).To(Succeed())
+		Expect(check(host, c)).To(Succeed())
+		host.Cmd("sh", "-c", "nft flush table inet hawser")
+		Expect(check(host, c)).To(MatchError(nft.ErrDrift))
+		Expect(add(host, c)).To(Succeed())
+		Expect(check(host, c)).To(Succeed())
+	})

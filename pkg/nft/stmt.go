@@ -132,8 +132,16 @@ func ending(text string, code int32, chain string) Stmt {
 }
 
 // Masquerade gives the packet the source address of the interface it leaves by.
-func Masquerade() Stmt {
-	return Stmt{text: "masquerade", exprs: [][]byte{expression("masq", attrNet32(unix.NFTA_MASQ_FLAGS, 0))}}
+func Masquerade() Stmt { return masquerade("masquerade", 0) }
+
+// MasqueradeFullyRandom is Masquerade with a source port that is chosen at random, whatever it was before.
+func MasqueradeFullyRandom() Stmt {
+	const protoRandomFully = 1 << 4 // NF_NAT_RANGE_PROTO_RANDOM_FULLY
+	return masquerade("masquerade fully-random", protoRandomFully)
+}
+
+func masquerade(text string, flags uint32) Stmt {
+	return Stmt{text: text, exprs: [][]byte{expression("masq", attrNet32(unix.NFTA_MASQ_FLAGS, flags))}}
 }
 
 // DNATMap translates the destination to the address, of family f, and port that the map has for the fields, if any.

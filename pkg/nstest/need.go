@@ -166,6 +166,7 @@ var features = map[string][]string{
 	"iptables-legacy": {"iptables-legacy -t nat -S", "ip6tables-legacy -t nat -S"},
 	"iptables-nft":    {"iptables-nft -t nat -S", "ip6tables-nft -t nat -S"},
 	"ipvlan":          {"ip link add veth8 type veth peer name veth9", "ip link add link veth8 name low9 type ipvlan"},
+	"macsec":          {"ip link add veth8 type veth peer name veth9", "ip link add link veth8 name sec9 type macsec"},
 	"macvlan":         {"ip link add veth8 type veth peer name veth9", "ip link add link veth8 name low9 type macvlan"},
 	"netkit":          {"ip link add nk9 type netkit"},
 	"nft":             {"nft add table inet t", "nft add chain inet t c { type filter hook input priority 0 ; }"},

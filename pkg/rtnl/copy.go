@@ -181,6 +181,14 @@ func (r RouteCopy) singleHops() (routes []RouteCopy) {
 	return routes
 }
 
+// Links are the indexes of the links by which the route's packets leave, one for each next hop.
+func (r RouteCopy) Links() (all []int) {
+	for _, hop := range r.singleHops() {
+		all = append(all, int(number(hop.value(unix.RTA_OIF))))
+	}
+	return all
+}
+
 // withHops is the route with those next hops alone whose link is wanted; ok is false when there
 // is none. A single one is no list: so the kernel tells of such a route.
 func (r RouteCopy) withHops(wanted func(link int) bool) (_ RouteCopy, ok bool) {

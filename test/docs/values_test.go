@@ -137,13 +137,11 @@ func bandwidthValues() []values {
 }
 
 func bridgeValues() []values {
-	return concat(switches("isGateway", "isDefaultGateway", "forceAddress", "ipMasq", "hairpinMode", "promiscMode",
+	return concat(masq(), mtu(), switches("isGateway", "isDefaultGateway", "forceAddress", "hairpinMode", "promiscMode",
 		"preserveDefaultVlan",
 		"macspoofchk", "enabledad", "disableContainerInterface", "portIsolation"), []values{
 		{key: "bridge", good: `["cni0", "abcdefghijklmno", null]`,
 			bad: `["", "a/b", "a b", ".", "all", "br%d", "abcdefghijklmnop", 5]`},
-		{key: "ipMasqBackend", good: `["nftables", "iptables", null]`, bad: `["", "nft", 5]`},
-		mtu(),
 		{key: "promiscMode", beside: `{"hairpinMode": true}`, good: `[false]`, bad: `[true]`},
 		{key: "disableContainerInterface", beside: `{"ipam": {"type": "host-local", "subnet": "10.1.0.0/16"}}`,
 			good: `[false]`, bad: `[true]`},
@@ -166,8 +164,8 @@ func bridgeValues() []values {
 
 func tapValues() []values {
 	ids := `[0, 107, 4294967294, null]`
-	return concat(switches("multiQueue"), []values{
-		{key: "mtu", good: `[0, 68, 1500, 65521, null]`, bad: `[-1, 67, 65522, 1.5, "1500"]`},
+	return concat(switches("multiQueue"), mtu(), []values{
+		{key: "mtu", beside: `{}`, good: `[]`, bad: `[]`, beyond: `[65522]`},
 		{key: "owner", good: ids, bad: `[-1, 4294967296, "root", 1.5]`},
 		{key: "group", good: ids, bad: `[-1, 4294967296, "root", 1.5]`},
 		{key: "selinuxContext", good: `["system_u:system_r:container_t:s0", "", null]`, bad: noStrings},
@@ -177,10 +175,8 @@ func tapValues() []values {
 }
 
 func ptpValues() []values {
-	return concat(switches("ipMasq"), []values{
-		{key: "ipMasqBackend", good: `["nftables", "iptables", null]`, bad: `["", "nft", 5]`},
+	return concat(masq(), mtu(), []values{
 		{key: "deviceType", good: `["veth", "netkit", null]`, bad: `["", "Veth", "vlan", 5]`},
-		mtu(),
 		macs("args.cni.mac"), macs("runtimeConfig.mac"),
 	})
 }
@@ -190,9 +186,8 @@ func masters() []values {
 }
 
 func macvlanValues() []values {
-	return concat(masters(), switches("enabledad"), []values{
+	return concat(masters(), mtu(), switches("enabledad"), []values{
 		{key: "mode", good: `["bridge", "private", "vepa", "passthru", "", null]`, bad: `["source", "Bridge", 5]`},
-		mtu(),
 		{key: "bcqueuelen", good: `[0, 1000, 4294967295, null]`, bad: `[-1, 4294967296, 1.5, "1000"]`},
 		macs("mac"), macs("args.cni.mac"), macs("runtimeConfig.mac"),
 	})
@@ -219,25 +214,41 @@ func hostDeviceValues() []values {
 	})
 }
 
-func mtu() values {
-	return values{key: "mtu", good: `[0, 68, 1500, 65535, null]`, bad: `[-1, 67, 65536, 1.5, "1500"]`}
+func mtu() []values {
+	return []values{
+		{key: "mtu", good: `[0, 68, 1500, 65521, "auto", null]`,
+			bad: `[-1, 67, 65536, 1.5, "1500", "Auto", "", true, [], {}]`},
+		{key: "mtuFrom", beside: `{"mtu": "auto"}`, good: `["up0", "", null]`, bad: `["a/b", "sixteen-bytes-it", 5]`},
+		{key: "mtuFrom", good: `["", null]`, bad: `[]`, beyond: `["up0"]`},
+	}
+}
+
+func masq() []values {
+	return []values{
+		{key: "ipMasq", good: `[true, false, "v4", "v6", null]`, bad: `["yes", "true", "", "V4", 1, [], {}]`},
+		{key: "ipMasqBackend", good: `["nftables", "iptables", null]`, bad: `["", "nft", 5]`},
+		{key: "masqExclude", good: `[["10.8.0.0/16", "192.0.2.7", "2001:db8::/32", "2001:db8::7"], [], null]`,
+			bad:    `["10.8.0.0/16", ["x"], [""], [5], [null], ["10.8.0.0/33"], ["0.0.0.0/0"], ["::/0"], {}]`,
+			beyond: `[["10.8.0.1/16"], ["2001:db8::1/32"]]`},
+		{key: "masqRandomFully", good: booleans, bad: noBooleans},
+	}
 }
 
 func ipvlanValues() []values {
-	return concat(masters(), switches("enabledad"), []values{mtu(),
+	return concat(masters(), mtu(), switches("enabledad"), []values{
 		{key: "mode", good: `["l2", "l3", "l3s", "", null]`, bad: `["l4", "L2", 5]`},
 	})
 }
 
 func vlanValues() []values {
-	return concat(switches("enabledad", "linkInContainer"), []values{mtu(),
+	return concat(mtu(), switches("enabledad", "linkInContainer"), []values{
 		{key: "master", good: `["up0"]`, bad: `[null, 5]`, beyond: `[""]`},
 		{key: "vlanId", good: `[0, 1, 4094, null]`, bad: `[-1, 4095, 1.5, "5"]`},
 	})
 }
 
 func dummyValues() []values {
-	return []values{mtu(), macs("mac"), macs("args.cni.mac"), macs("runtimeConfig.mac")}
+	return concat(mtu(), []values{macs("mac"), macs("args.cni.mac"), macs("runtimeConfig.mac")})
 }
 
 func hostLocalValues() []values {

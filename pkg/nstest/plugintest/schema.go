@@ -131,6 +131,9 @@ func typeSchema(t reflect.Type, each string) Object {
 		return Object{}
 	case k == reflect.Pointer:
 		return typeSchema(t.Elem(), each)
+	case strings.HasPrefix(t.Name(), "Either["):
+		parse, _ := t.MethodByName("Parse")
+		return typeSchema(parse.Type.Out(0), "")
 	case k == reflect.Struct:
 		return objectSchema(t)
 	case k == reflect.Map && t.Elem().Kind() == reflect.Interface:
@@ -192,6 +195,7 @@ func nullable(node Object) Object {
 //	fold=A|B          one of these, in any case
 //	format=F          as formats has it
 //	empty             the empty string as well
+//	or=A|B            one of these words as well, of a value of another type
 func schemaWord(node Object, word string) {
 	key, value, _ := strings.Cut(word, "=")
 	switch key {
@@ -206,6 +210,9 @@ func schemaWord(node Object, word string) {
 		node["minItems"] = 1
 	case "zero":
 		alternative(node, Object{"const": 0}, "minimum", "maximum")
+	case "or":
+		node["type"] = []string{node["type"].(string), "string", "null"}
+		node["pattern"] = "^(" + value + ")$"
 	case "enum":
 		var list []any
 		for _, v := range strings.Split(value, "|") {
@@ -286,7 +293,9 @@ var formats = map[string]Object{
 	"hwaddr": {"pattern": "^(" + sixByte + "|" + hex2 + "([:-]" + hex2 + "){7}|" + hex2 + "([:-]" + hex2 + "){19}|" +
 		hex2 + hex2 + `(\.` + hex2 + hex2 + "){3}|" + hex2 + hex2 + `(\.` + hex2 + hex2 + "){9})$",
 		"not": Object{"type": "string", "pattern": `^(00([:-]00){5}|0000(\.0000){2})$`}},
-	"ifname":    {"pattern": `^[^/:%\s]{1,15}$`, "not": Object{"enum": []any{".", "..", "all", "default"}}},
+	"ifname": {"pattern": `^[^/:%\s]{1,15}$`, "not": Object{"enum": []any{".", "..", "all", "default"}}},
+	"network": {"pattern": "^(" + ipv4 + "(/([1-9]|[12][0-9]|3[0-2]))?|" + ipv6 +
+		"(/([1-9]|[1-9][0-9]|1[01][0-9]|12[0-8]))?)$"},
 	"name":      {"pattern": "^[A-Za-z0-9][A-Za-z0-9_.-]*$"},
 	"path":      {"pattern": `^(/[^/\x00]+)+$`},
 	"file":      {"pattern": `^[^/\\]+$`, "not": Object{"enum": []any{".", ".."}}},

@@ -26,6 +26,9 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	if err != nil {
 		return nil, err
 	}
+	if err := cfg.Link.SettleMTU(s.Host); err != nil {
+		return nil, err
+	}
 	c := &call{Session: s, cfg: cfg}
 	if err := c.prepareBridge(); err != nil {
 		return nil, err
@@ -131,8 +134,8 @@ func status(ctx context.Context, req *skel.Request, cfg config) error {
 		if _, err := findBridge(host, cfg.Bridge); err != nil && !errors.Is(err, rtnl.ErrNoLink) {
 			return err
 		}
-		if !cfg.MacSpoofChk {
-			return nil
+		if err := cfg.Link.SettleMTU(host); err != nil || !cfg.MacSpoofChk {
+			return err
 		}
 		nf := nft.New()
 		defer nf.Close()

@@ -23,7 +23,6 @@ type wireConfig struct {
 	IsDefaultGateway bool   `json:"isDefaultGateway" help:"isGateway, and the containers' default routes lead to it" default:"false"`
 	ForceAddress     bool   `json:"forceAddress" help:"replace other addresses of the bridge instead of failing" default:"false"`
 	attach.MasqKeys
-	MTU                       int         `json:"mtu" help:"bytes, of a new bridge and of both ends of the pair (the kernel's)" schema:"min=68 max=65535 zero"`
 	HairpinMode               bool        `json:"hairpinMode" help:"let a container reach itself through the bridge" default:"false"`
 	PromiscMode               bool        `json:"promiscMode" help:"set the bridge promiscuous; not with hairpinMode" default:"false"`
 	VLAN                      int         `json:"vlan" help:"VLAN of the port, untagged, 1 to 4094 (0: none)" schema:"min=0 max=4094"`
@@ -65,7 +64,7 @@ func parseConfig(req *skel.Request, w wireConfig, problems *cni.Problems) config
 	}
 	c.Masq = w.MasqKeys.Parse(problems)
 	c.Masq.On = c.Masq.On && hasIPAM
-	c.Link = w.LinkKeys.Parse(problems, req.Args, w.MTU, "")
+	c.Link = w.LinkKeys.Parse(problems, req.Args, "")
 	return c
 }
 

@@ -22,6 +22,10 @@ func (c *call) verify(ctx context.Context) []error {
 	if err := c.FindPair(c.bridge.Index); err != nil {
 		return []error{err}
 	}
+	link := &c.cfg.Link
+	if err := c.ExpectMTU(link, func() error { return link.SettleMTU(c.Host) }); err != nil {
+		return []error{err}
+	}
 	errs := []error{c.verifyContainer(), c.VerifyMasquerade(ctx, c.cfg.Masq)}
 	if !c.bridge.Up {
 		errs = append(errs, cni.Drift("bridge %q: is down", c.bridge.Name))

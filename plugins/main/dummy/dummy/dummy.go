@@ -12,7 +12,6 @@ const kind = "dummy"
 // wireConfig is the configuration as written.
 type wireConfig struct {
 	skel.LogKey
-	MTU  int                 `json:"mtu" help:"bytes (the kernel's, 1500)" schema:"min=68 max=65535 zero"`
 	MAC  string              `json:"mac" help:"MAC address; the other three sources win over it" schema:"format=mac empty"`
 	IPAM attach.RequiredIPAM `json:"ipam" help:"the IPAM plugin's part; required" schema:"required"`
 	attach.LinkKeys
@@ -22,5 +21,5 @@ type wireConfig struct {
 func parseConfig(req *skel.Request, w wireConfig, problems *cni.Problems) attach.ChildConfig {
 	problems.Add(w.IPAM.Check("dummy interface requires an IPAM configuration", "static"))
 	return attach.ChildConfig{New: rtnl.NewLink{Kind: kind}, Make: attach.MakeLink,
-		Link: w.LinkKeys.Parse(problems, cni.PairsOf(req.Args, "MAC"), w.MTU, w.MAC)}
+		Link: w.LinkKeys.Parse(problems, cni.PairsOf(req.Args, "MAC"), w.MAC)}
 }

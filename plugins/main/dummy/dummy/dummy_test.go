@@ -99,3 +99,5 @@ var _ = Describe("a dummy", Label("kernel"), func() {
 		Expect(Names(cont, "")).To(ConsistOf("eth0", "x0"))
 	})
 })
+
+var _ = AutoMTU(Any(Plugin()), conf(), "dummy", nil)

@@ -20,8 +20,8 @@ const (
 type wireConfig struct {
 	skel.LogKey
 	attach.MasterKeys
-	Mode      string      `json:"mode" help:"of all on the master: l2, l3 or l3s" default:"l2" schema:"enum=l2|l3|l3s empty"`
-	MTU       int         `json:"mtu" help:"bytes (the master's)" schema:"min=68 max=65535 zero"`
+	Mode string `json:"mode" help:"of all on the master: l2, l3 or l3s" default:"l2" schema:"enum=l2|l3|l3s empty"`
+	attach.MTUKeys
 	EnableDAD bool        `json:"enabledad" help:"let the kernel detect duplicate IPv6 addresses in mode l2, and wait for it (true)"`
 	DNS       cni.DNS     `json:"dns" help:"resolver settings for the result, instead of IPAM's"`
 	IPAM      attach.IPAM `json:"ipam" help:"the IPAM plugin's part (none: the addresses of the result before)"`
@@ -38,7 +38,7 @@ func parseConfig(_ *skel.Request, w wireConfig, problems *cni.Problems) attach.C
 		New:     rtnl.NewLink{Kind: kind, Mode: mode},
 		OneMode: true, // the kernel would give the mode to all on the master
 		Master:  &w.MasterKeys,
-		Link:    attach.LinkKeys{DNS: w.DNS}.Parse(problems, "", w.MTU, ""),
+		Link:    attach.LinkKeys{MTUKeys: w.MTUKeys, DNS: w.DNS}.Parse(problems, "", ""),
 		DAD:     w.EnableDAD && mode == layer2, // in the others there is no neighbour
 		Make:    attach.MakeLink,
 	}

@@ -192,3 +192,5 @@ var _ = Describe("an ipvlan", Label("kernel"), func() {
 		})
 	}
 })
+
+var _ = AutoMTU(Any(Plugin()), conf(), "ipvlan", func(*World, *nstest.Host) string { return "10.1.0.1" })

@@ -25,7 +25,6 @@ type wireConfig struct {
 	skel.LogKey
 	attach.MasterKeys
 	Mode       string `json:"mode" help:"how those on one master see each other: bridge, private, vepa or passthru" default:"bridge" schema:"enum=bridge|private|vepa|passthru empty"`
-	MTU        int    `json:"mtu" help:"bytes (the master's)" schema:"min=68 max=65535 zero"`
 	MAC        string `json:"mac" help:"MAC address; the other three sources win over it" schema:"format=mac empty"`
 	BCQueueLen uint32 `json:"bcqueuelen" help:"length of the master's queue for broadcasts, the longest that one on it asks for (the kernel's)"`
 	EnableDAD  bool   `json:"enabledad" help:"let the kernel detect duplicate IPv6 addresses, and wait for it (true)"`
@@ -41,7 +40,7 @@ func parseConfig(req *skel.Request, w wireConfig, problems *cni.Problems) attach
 	}
 	problems.Add(w.IPAM.Check())
 	return attach.ChildConfig{New: rtnl.NewLink{Kind: kind, Mode: mode, QueueLen: w.BCQueueLen}, Master: &w.MasterKeys,
-		Link: w.LinkKeys.Parse(problems, req.Args, w.MTU, w.MAC), DAD: w.EnableDAD, Make: makeMacvlan}
+		Link: w.LinkKeys.Parse(problems, req.Args, w.MAC), DAD: w.EnableDAD, Make: makeMacvlan}
 }
 
 // makeMacvlan refuses the master's own MAC address, and gives a passthru its MAC address afterwards.

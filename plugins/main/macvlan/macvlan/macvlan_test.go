@@ -469,3 +469,5 @@ var _ = Describe("what is in the container", Label("kernel"), func() {
 		}
 	})
 })
+
+var _ = AutoMTU(Any(Plugin()), conf(), "macvlan", func(*World, *nstest.Host) string { return "10.1.0.1" })

@@ -11,7 +11,6 @@ type wireConfig struct {
 	skel.LogKey
 	attach.MasqKeys
 	DeviceType string              `json:"deviceType" help:"kind of the pair: veth or netkit" default:"veth" schema:"enum=veth|netkit"`
-	MTU        int                 `json:"mtu" help:"bytes, of both ends of the pair (the kernel's)" schema:"min=68 max=65535 zero"`
 	IPAM       attach.RequiredIPAM `json:"ipam" help:"the IPAM plugin's part; required" schema:"required"`
 	attach.LinkKeys
 }
@@ -26,7 +25,7 @@ type config struct {
 func parseConfig(req *skel.Request, w wireConfig, problems *cni.Problems) config {
 	problems.Add(w.IPAM.Check("ptp needs an IPAM plugin", "host-local"))
 	c := config{Masq: w.MasqKeys.Parse(problems),
-		Link: w.LinkKeys.Parse(problems, cni.PairsOf(req.Args, "MAC"), w.MTU, "")}
+		Link: w.LinkKeys.Parse(problems, cni.PairsOf(req.Args, "MAC"), "")}
 	c.Link.Netkit = w.DeviceType == "netkit"
 	if !c.Link.Netkit && w.DeviceType != "veth" {
 		problems.Add(cni.Refuse("deviceType", w.DeviceType, `is neither "veth" nor "netkit"`))

@@ -22,6 +22,9 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	if err != nil {
 		return nil, err
 	}
+	if err := cfg.Link.SettleMTU(s.Host); err != nil {
+		return nil, err
+	}
 	err = s.CreatePair(ctx, cfg.Link)
 	if cfg.Link.Netkit && errors.Is(err, unix.EOPNOTSUPP) {
 		err = cni.Errorf(cni.CodeUnsupportedField, "deviceType: netkit: not supported by this kernel: %w", err)
@@ -86,10 +89,13 @@ func restore(ctx context.Context, all []*skel.Request) map[string]error {
 func gc(ctx context.Context, req *skel.Request) error { return attach.GC(ctx, req) }
 
 func status(ctx context.Context, req *skel.Request, cfg config) error {
-	if !cfg.Link.Netkit {
+	if !cfg.Link.Netkit && cfg.Link.Auto == nil {
 		return attach.Status(ctx, req, cfg.Masq, nil)
 	}
 	return attach.Status(ctx, req, cfg.Masq, func(host *rtnl.Conn) error {
+		if err := cfg.Link.SettleMTU(host); err != nil || !cfg.Link.Netkit {
+			return err
+		}
 		if err := host.ProbeKind("netkit"); err != nil {
 			return fmt.Errorf("deviceType: %w", err)
 		}
@@ -152,6 +158,9 @@ func verify(ctx context.Context, s *attach.Session, cfg config) []error {
 		return []error{cni.Drift("prevResult: %w", err)}
 	}
 	if err := s.FindPair(0); err != nil {
+		return []error{err}
+	}
+	if err := s.ExpectMTU(&cfg.Link, func() error { return cfg.Link.SettleMTU(s.Host) }); err != nil {
 		return []error{err}
 	}
 	inside := iface.Verify(target(s, p.ContRoutes), s.PrevResult)

@@ -640,6 +640,26 @@ var _ = Describe("ADD", func() {
 		Entry("on iptables, of single addresses", "iptables", true),
 	)
 
+	DescribeTable("masquerades what the keys say", Label("masq-keys"), func(keys Object, v4, v6 string) {
+		out := nstest.NewOutside(w.Host)
+		out.Serve("tcp", "192.0.2.2:80")
+		out.Serve("tcp", "[2001:db8::2]:80")
+		IP(out, "route add 10.1.0.0/24 via 192.0.2.1")
+		IP(out, "-6 route add fd00:1::/64 via 2001:db8::1")
+		w.Lend(`{"cniVersion":"1.0.0","ips":[{"address":"10.1.0.2/24","gateway":"10.1.0.1"},
+			{"address":"fd00:1::2/64","gateway":"fd00:1::1"}], "routes":[{"dst":"0.0.0.0/0"},{"dst":"::/0"}]}`)
+		a := w.Attach("one", conf(keys))
+		Expect(a.Ask("tcp", "192.0.2.2:80")).To(HavePrefix(v4 + ":"))
+		Expect(a.Ask("tcp", "[2001:db8::2]:80")).To(HavePrefix("[" + v6 + "]:"))
+		w.Succeeds(Call{Command: "STATUS", Conf: conf(keys)})
+		w.Ends(a)
+		Expect(w.Snapshot("nftables")).NotTo(Or(ContainSubstring("10.1.0."), ContainSubstring("elements")))
+	},
+		Entry("IPv4 alone", Object{"ipMasq": "v4"}, "192.0.2.1", "fd00:1::2"),
+		Entry("IPv6 alone", Object{"ipMasq": "v6"}, "10.1.0.2", "2001:db8::1"),
+		Entry("not these destinations", Object{"ipMasq": true, "masqRandomFully": true,
+			"masqExclude": []string{"192.0.2.0/24", "198.51.100.7"}}, "10.1.0.2", "2001:db8::1"))
+
 	It("leaves the container its address without ipMasq", func() {
 		out := nstest.NewOutside(w.Host)
 		out.Serve("tcp", "192.0.2.2:80")
@@ -659,3 +679,29 @@ func (w writer) Write(b []byte) (int, error) {
 	w(b)
 	return len(b), nil
 }
+
+var _ = AutoMTU(Any(Plugin()), conf(), "", func(w *World, far *nstest.Host) string {
+	w.SetSysctl("net/ipv4/ip_forward", "1")
+	far.IP("addr flush dev far0", "addr add 10.7.0.1/24 dev far0", "route add default via 10.7.0.2")
+	w.IP("addr add 10.7.0.2/24 dev up0")
+	return "10.7.0.1"
+})
+
+var _ = DescribeTable("mtu auto is the smallest of", Label("auto-mtu"), func(want int, routes ...string) {
+	w := newWorld()
+	Uplink(w.Host)
+	w.IP("link set up0 mtu 9000", "link add other0 mtu 1400 type veth peer name far1", "link set other0 up")
+	for _, route := range routes {
+		IP(w.Host, "%s", route)
+	}
+	a := w.Attach("one", conf(Object{"mtu": "auto"}), Addrs(2)...)
+	Expect(Show(a.Host, "eth0").MTU).To(Equal(want))
+	w.Ends(a)
+},
+	Entry("IPv4's default route", 9000, "route add default dev up0"),
+	Entry("IPv6's default route", 9000, "-6 route add default dev up0"),
+	Entry("both", 1400, "route add default dev up0", "-6 route add default dev other0"),
+	Entry("several next hops", 1400, "route add default nexthop dev up0 nexthop dev other0"),
+	Entry("several metrics", 1400, "route add default dev up0", "route add default dev other0 metric 100"),
+	Entry("no other table, and no blackhole", 9000, "route add default dev up0", "route add blackhole default metric 5",
+		"route add default dev other0 table 77", "route add 10.77.0.0/16 dev other0"))

@@ -16,7 +16,6 @@ const mtuMax = 65521
 type wireConfig struct {
 	skel.LogKey
 	MultiQueue bool    `json:"multiQueue" help:"several queues, up to 256: who opens the device must ask for them, too" default:"false"`
-	MTU        int     `json:"mtu" help:"bytes (1500)" schema:"min=68 max=65521 zero"`
 	MAC        string  `json:"mac" help:"MAC address; the other three sources win over it" schema:"format=mac empty"`
 	Owner      *uint32 `json:"owner" help:"user ID that may open the device without CAP_NET_ADMIN (any)"`
 	Group      *uint32 `json:"group" help:"group ID that may open it without (any)"`
@@ -28,13 +27,14 @@ type wireConfig struct {
 
 // parseConfig says how the tap is to be made. What it refuses is code 7, or code 4 for CNI_ARGS.
 func parseConfig(req *skel.Request, w wireConfig, problems *cni.Problems) attach.ChildConfig {
-	if w.MTU > mtuMax {
-		problems.Add(cni.Refuse("mtu", w.MTU, fmt.Sprintf("is above %d, the largest of a tap", mtuMax)))
-	}
 	if w.Bridge != "" && !cni.ValidIfName(w.Bridge) {
 		problems.Add(cni.Refuse("bridge", w.Bridge, "is no interface name (1 to 15 bytes, no '/', ':' or blank)"))
 	}
 	problems.Add(w.IPAM.Check())
-	return attach.ChildConfig{New: rtnl.NewLink{Kind: kind}, Link: w.LinkKeys.Parse(problems, req.Args, w.MTU, w.MAC),
+	link := w.LinkKeys.Parse(problems, req.Args, w.MAC)
+	if link.MTU > mtuMax {
+		problems.Add(cni.Refuse("mtu", link.MTU, fmt.Sprintf("is above %d, the largest of a tap", mtuMax)))
+	}
+	return attach.ChildConfig{New: rtnl.NewLink{Kind: kind}, Link: link,
 		Make: w.make, Ready: w.ready, Verify: w.verify}
 }

@@ -260,3 +260,5 @@ var _ = Describe("ADD", func() {
 		Expect(create()).To(MatchError(unix.EEXIST))
 	})
 })
+
+var _ = AutoMTU(Any(Plugin()), conf(), "tap", nil)

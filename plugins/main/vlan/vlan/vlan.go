@@ -20,9 +20,9 @@ type wireConfig struct {
 	Master          string  `json:"master" help:"interface that the VLAN is on; required" schema:"required"`
 	LinkInContainer bool    `json:"linkInContainer" help:"the master is an interface of the container" default:"false"`
 	VLANID          *int    `json:"vlanId" help:"the VLAN, 1 to 4094 (0: frames with a priority alone)" schema:"min=0 max=4094"`
-	MTU             int     `json:"mtu" help:"bytes (the master's)" schema:"min=68 max=65535 zero"`
 	EnableDAD       bool    `json:"enabledad" help:"let the kernel detect duplicate IPv6 addresses, and wait for it (true)"`
 	DNS             cni.DNS `json:"dns" help:"resolver settings for the result, instead of IPAM's"`
+	attach.MTUKeys
 	attach.IPAMKeys
 }
 
@@ -42,7 +42,7 @@ func parseConfig(req *skel.Request, w wireConfig, problems *cni.Problems) attach
 		link.VLAN = *w.VLANID
 	}
 	problems.Add(w.IPAM.Check())
-	return attach.ChildConfig{New: link, Link: attach.LinkKeys{DNS: w.DNS}.Parse(problems, "", w.MTU, ""),
+	return attach.ChildConfig{New: link, Link: attach.LinkKeys{MTUKeys: w.MTUKeys, DNS: w.DNS}.Parse(problems, "", ""),
 		Master: &attach.MasterKeys{Master: w.Master, LinkInContainer: w.LinkInContainer}, DAD: w.EnableDAD,
 		Make: attach.MakeLink}
 }

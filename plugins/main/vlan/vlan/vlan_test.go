@@ -147,3 +147,21 @@ var _ = Describe("a VLAN", Label("kernel"), func() {
 		}
 	})
 })
+
+var _ = AutoMTU(Any(Plugin()), conf(), "8021q", func(_ *World, far *nstest.Host) string {
+	IP(far, "link add link far0 name far5 type vlan id 5")
+	far.IP("link set far5 up", "addr add 10.1.0.9/24 dev far5", "route change 10.1.0.0/24 dev far5 src 10.1.0.9")
+	return "10.1.0.9"
+})
+
+var _ = It("on MACsec carries less than the link, since that encrypts the tag", Label("auto-mtu", "kernel"), func() {
+	nstest.Need("8021q", "macsec")
+	w := NewWorld(Plugin())
+	Uplink(w.Host)
+	IP(w.Host, "link add link up0 name sec0 type macsec")
+	IP(w.Host, "link set sec0 up")
+	IP(w.Host, "route add default dev sec0")
+	a := w.Attach("one", conf(Object{"master": "sec0", "mtu": "auto"}), Addrs(2)...)
+	Expect(Show(a.Host, "eth0").MTU).To(Equal(Show(w.Host, "sec0").MTU - 4))
+	w.Ends(a)
+})
