@@ -41,6 +41,9 @@ type wireIPAM struct {
 	DataDir    string          `json:"dataDir" help:"directory of the leases" default:"/var/lib/cni/networks"`
 	ResolvConf string          `json:"resolvConf" help:"a file as resolv.conf(5), for the dns of the result"`
 
+	Exclude []string `json:"exclude" help:"addresses and networks that are never given away" each:"format=network"`
+	Sticky  bool     `json:"sticky" help:"give a pod the address that it had, while that is free" default:"false"`
+
 	Reclaim *bool `json:"reclaim" help:"take back leases of containers that are gone for certain when a set is full" default:"true"`
 
 	OnFull string `json:"statusOnExhaustion" default:"warn" schema:"enum=warn|fail empty" help:"STATUS of a full range"`
@@ -64,6 +67,7 @@ type config struct {
 	routes       []cni.Route
 	failWhenFull bool
 	reclaim      bool
+	pod          string // whose address is remembered; empty = nobody's
 }
 
 // askedAddr is an address that the runtime asked for.
@@ -88,6 +92,14 @@ func parseConfig(req *skel.Request, wire wireConfig, problems *cni.Problems) *co
 	var err error
 	cfg.sets, err = wire.parseSets(req.Version)
 	problems.Add(err)
+	exclude, err := cni.ParseNetworks("ipam.exclude", wire.IPAM.Exclude)
+	problems.Add(err)
+	if problems.Err() == nil {
+		problems.Add(without(cfg.sets, exclude))
+	}
+	if wire.IPAM.Sticky {
+		cfg.pod = podIn(req.Args)
+	}
 	cfg.routes, err = cni.ParseRoutes(wire.IPAM.Routes)
 	problems.AddIn("ipam", err)
 	asked, err := wire.parseAsked(req.Args)
@@ -130,6 +142,37 @@ func (w *wireConfig) parseSets(version string) ([]rangeSet, error) {
 			Suggest(`write "ranges": [[{"subnet": "10.1.0.0/16"}]]`)
 	}
 	return p.sets, checkFamilies(p.sets, version)
+}
+
+// without takes what is excluded out of the sets, whose ranges become more, and smaller.
+func without(sets []rangeSet, exclude []netip.Prefix) error {
+	var problems cni.Problems
+	for i, set := range sets {
+		sets[i] = nil
+		for _, r := range set {
+			left := rangeSet{r}
+			for _, p := range exclude {
+				left = left.without(ipRange{start: p.Addr(), end: lastOf(p)})
+			}
+			if len(left) == 0 {
+				problems.Add(cni.Refuse("ipam.exclude", nil, fmt.Sprintf("leaves no address of %s, %s", r.key, r)))
+			}
+			sets[i] = append(sets[i], left...)
+		}
+	}
+	return problems.Err()
+}
+
+// The keys of CNI_ARGS by which Kubernetes' runtimes name a pod.
+const podSpace, podName = "K8S_POD_NAMESPACE", "K8S_POD_NAME"
+
+// podIn is the pod that a runtime names in CNI_ARGS; empty where it names none.
+func podIn(args string) string {
+	values, _ := cni.ParseArgs(args, "IP", podSpace, podName) // parseAsked says what is wrong
+	if values[podName] == "" {
+		return ""
+	}
+	return values[podSpace] + "/" + values[podName]
 }
 
 // setParser collects range sets and what is wrong with them.
@@ -233,7 +276,11 @@ func (w wireRange) parse(path string) (ipRange, error) {
 // parseAsked collects the addresses that were asked for, in any place, each once.
 func (w *wireConfig) parseAsked(args string) ([]askedAddr, error) {
 	var problems cni.Problems
-	values, err := cni.ParseArgs(args, "IP")
+	known := []string{"IP"}
+	if w.IPAM.Sticky {
+		known = append(known, podSpace, podName)
+	}
+	values, err := cni.ParseArgs(args, known...)
 	problems.Add(err)
 	var list []askedAddr
 	add := func(key string, code uint, text string) {

@@ -181,11 +181,15 @@ type allocation struct {
 	req   *skel.Request
 	cfg   *config
 	owner string
+	stuck map[int]bool // the sets that gave the pod the address that it had
 }
+
+// podKey is under what the pod's addresses are remembered: two interfaces have two.
+func (a *allocation) podKey() string { return a.cfg.pod + "\n" + a.req.IfName }
 
 // allocate takes an address from each set, or none at all.
 func allocate(s *leaseDir, req *skel.Request, cfg *config) ([]cni.IP, error) {
-	a := allocation{s, req, cfg, ownerText(req.ContainerID, req.IfName)}
+	a := allocation{s, req, cfg, ownerText(req.ContainerID, req.IfName), map[int]bool{}}
 	held, err := s.heldBy(a.owner, req.ContainerID)
 	if err != nil {
 		return nil, err
@@ -216,8 +220,16 @@ func allocate(s *leaseDir, req *skel.Request, cfg *config) ([]cni.IP, error) {
 		ips[i] = cni.IP{Address: netip.PrefixFrom(addr, r.subnet.Bits()), Gateway: r.gateway}
 	}
 	for i, ip := range ips {
+		if a.stuck[i] { // who comes next gets no neighbour of it, which another pod may come back for
+			continue
+		}
 		if err := s.setLast(i, ip.Address.Addr()); err != nil {
 			return nil, err
+		}
+	}
+	if cfg.pod != "" {
+		if err := s.remember(a.podKey(), ips); err != nil {
+			req.Warn("ipam.sticky: %v", err)
 		}
 	}
 	return ips, nil
@@ -226,20 +238,22 @@ func allocate(s *leaseDir, req *skel.Request, cfg *config) ([]cni.IP, error) {
 // take reserves the address that was asked for or else the first that nobody has after the one given away last.
 func (a *allocation) take(n int, set rangeSet) (netip.Addr, error) {
 	if asked := a.cfg.asked[n]; asked.addr.IsValid() {
-		err := a.reserve(asked.addr, a.owner)
-		if errors.Is(err, errTaken) && a.cfg.reclaim {
-			if stale := a.ofEarlierBoots(asked.addr); len(stale) > 0 {
-				if err = a.takeBack(a.req, stale); err == nil {
-					err = a.reserve(asked.addr, a.owner)
-				}
-			}
-		}
+		err := a.claim(asked.addr)
 		if errors.Is(err, errTaken) {
 			owner, _ := a.leaseDir.owner(asked.addr) // reserve has read it
 			err = cni.Errorf(cni.CodeConflict, "%s: requested IP address %s is not available in range set %s: "+
 				"%w for %s", asked.key, asked.addr, set, err, ownerInWords(owner))
 		}
 		return asked.addr, err
+	}
+	if a.cfg.pod != "" {
+		addr := a.remembered(a.podKey(), n)
+		if _, ok := set.find(addr); ok && !set.isGateway(addr) {
+			if err := a.claim(addr); !errors.Is(err, errTaken) {
+				a.stuck[n] = true
+				return addr, err
+			}
+		}
 	}
 	order := set.after(a.last(n))
 	reserve := func(addr netip.Addr) error { return a.reserve(addr, a.owner) }
@@ -264,6 +278,22 @@ func (a *allocation) take(n int, set rangeSet) (netip.Addr, error) {
 			"that no runtime knows", n, err, set, files, owners, a.dir.Path(), files, why)
 	}
 	return addr, err
+}
+
+// claim reserves one address, also where a lease of an earlier boot has it.
+func (a *allocation) claim(addr netip.Addr) error {
+	err := a.reserve(addr, a.owner)
+	if !errors.Is(err, errTaken) || !a.cfg.reclaim {
+		return err
+	}
+	stale := a.ofEarlierBoots(addr)
+	if len(stale) == 0 {
+		return err
+	}
+	if err := a.takeBack(a.req, stale); err != nil {
+		return err
+	}
+	return a.reserve(addr, a.owner)
 }
 
 var errNoneLeft = errors.New("no IP addresses available in range set")
@@ -330,14 +360,38 @@ type ipRange struct {
 	key        string     // where the configuration has it
 }
 
-// newRange is the default range of a subnet: all but the network's own address and, in IPv4, the broadcast address.
-func newRange(key string, subnet netip.Prefix) ipRange {
-	b := subnet.Addr().AsSlice()
-	for bit := subnet.Bits(); bit < len(b)*8; bit++ {
+// without are the parts of the set's ranges that lie outside of a range.
+func (s rangeSet) without(o ipRange) (left rangeSet) {
+	for _, r := range s {
+		if !r.overlaps(o) {
+			left = append(left, r)
+			continue
+		}
+		before, behind := r, r
+		before.end, behind.start = o.start.Prev(), o.end.Next()
+		if r.start.Less(o.start) {
+			left = append(left, before)
+		}
+		if o.end.Less(r.end) {
+			left = append(left, behind)
+		}
+	}
+	return left
+}
+
+// lastOf is the last address of a network.
+func lastOf(p netip.Prefix) netip.Addr {
+	b := p.Addr().AsSlice()
+	for bit := p.Bits(); bit < len(b)*8; bit++ {
 		b[bit/8] |= 0x80 >> (bit % 8)
 	}
-	first := subnet.Addr().Next()
 	last, _ := netip.AddrFromSlice(b)
+	return last
+}
+
+// newRange is the default range of a subnet: all but the network's own address and, in IPv4, the broadcast address.
+func newRange(key string, subnet netip.Prefix) ipRange {
+	first, last := subnet.Addr().Next(), lastOf(subnet)
 	if last.Is4() {
 		last = last.Prev()
 	}
