@@ -234,8 +234,7 @@ func Restore(ctx context.Context, all []*skel.Request, masqOf func(*skel.Request
 	var wanted []masq.Config
 	for _, req := range all {
 		if m := masqOf(req); m.On && m.Backend != ipt.IPTables {
-			wanted = append(wanted, masq.Config{Attachment: req.Attachment, Backend: m.Backend,
-				Addrs: cni.Addresses(req.PrevResult.ContainerIPs(req.IfName))})
+			wanted = append(wanted, m.of(req.Attachment, req.PrevResult.ContainerIPs(req.IfName)))
 		}
 	}
 	nf := nft.New()

@@ -57,10 +57,15 @@ func Add(ctx context.Context, nf *nft.Conn, c Config) error {
 // what was missing, by the mark.
 func Restore(ctx context.Context, nf *nft.Conn, all []Config) (map[string]error, error) {
 	var wanted []nft.Item
+	of := map[string]Config{} // by chain
 	for _, c := range all {
-		wanted = append(wanted, items(c)...)
+		for _, i := range c.items() {
+			wanted, of[i.Element.Goto] = append(wanted, i), c
+		}
 	}
-	return owned().Restore(ctx, nf, wanted)
+	o := Config{}.owned()
+	o.Chain = func(name string) (nft.Chain, bool) { return of[name].chainNamed(name) }
+	return o.Restore(ctx, nf, wanted)
 }
 
 // Del removes whatever Add, or the reference plugins, made for the attachment, on either backend. It

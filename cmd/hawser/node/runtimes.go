@@ -41,8 +41,8 @@ func (n Node) Runtimes(ctx context.Context) *Runtimes {
 		if _, err := os.Stat(socket); err != nil {
 			for _, state := range paths[1:] {
 				if _, err := os.Stat(state); err == nil {
-					r.Silent = append(r.Silent, fmt.Sprintf("%s: is not there, and %s is: the runtime is stopped", socket,
-						state))
+					const stopped = "%s: is not there, and %s is: the runtime is stopped"
+					r.Silent = append(r.Silent, fmt.Sprintf(stopped, socket, state))
 				}
 			}
 			continue
