@@ -242,6 +242,11 @@ func (s story) step(what string, do func()) {
 	} else if err := InterceptGomegaFailure(do); err != nil {
 		result = fmt.Sprintf("no: %.200s", strings.Join(strings.Fields(err.Error()), " "))
 	}
+	s.write(what, result)
+}
+
+// write writes down what came of a step, or a figure.
+func (s story) write(what, result string) {
 	for _, o := range outcomes {
 		if o.client == s.client && o.step == what {
 			o.note(s, result)
