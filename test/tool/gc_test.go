@@ -134,6 +134,20 @@ var _ = Describe("hawser gc", Label("tool-gc"), func() {
 		Entry("of ours", ours, "10.101.1"),
 		Entry("of the reference", func() string { return nstest.Newest().Dir() }, "10.101.2"))
 
+	It("asks the runtimes once for what it removes within a second", func() { // a thousand pods took minutes
+		g := newGCNode(ours(), "10.101.8")
+		g.runtime()
+		asked := filepath.Join(g.bin, "asked")
+		g.program("crictl", "echo >>"+asked+"; "+crictl())
+		for i := range 20 {
+			g.up(newPod(fmt.Sprintf("%064x", i), fmt.Sprint("web-", i)))
+		}
+		c, exit := g.gc(append(now, "--yes")...)
+		Expect(exit).To(BeZero())
+		Expect(c.Attachments).To(And(HaveLen(20), HaveEach(HaveField("Done", true))))
+		Expect(len(nstest.Must(os.ReadFile(asked)))).To(BeNumerically("<", 20))
+	})
+
 	It("never takes a container that lives, and takes it once nobody holds its namespace", func() {
 		g := newGCNode(ours(), "10.101.3")
 		p := g.up(newPod(gone, "web-0", hostPort(8080, 80)))

@@ -7,35 +7,52 @@ import (
 	"errors"
 	"maps"
 	"slices"
+	"time"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
-// Detach removes what is kept for an attachment, all by DEL, which reaches no other attachment: by the programs of the
-// list, and what they leave, or of which the list does not know, by this program's own plugins. So the error is about
-// what is still there, or may be: a plugin that is not one of ours has to succeed.
-func (n Node) Detach(ctx context.Context, a *Attachment, list List) error {
-	c := Call{Command: "DEL", List: list, Container: Container{ID: a.ContainerID, Netns: a.Netns, IfName: a.IfName}}
-	if a.Cached != nil {
-		c.Container, c.PrevResult = a.Cached.Container(), a.Cached.RawResult
+// Removal is an attachment that is to be removed by a list, and what of that failed.
+type Removal struct {
+	*Attachment
+	List List
+	Err  error
+}
+
+// Detach removes what is kept for attachments, all by DEL, which reaches no other attachment: by the programs of the
+// lists, and what they leave, or of which the list does not know, by this program's own plugins. So an error is about
+// what is still there, or may be: a plugin that is not one of ours has to succeed. It begins those that it can within a
+// time, one at least, and returns these.
+func (n Node) Detach(ctx context.Context, all []*Removal, within time.Duration) []*Removal {
+	calls := map[cni.Attachment]Call{}
+	for end := time.Now().Add(within); len(calls) < len(all) && (len(calls) == 0 || time.Now().Before(end)); {
+		r := all[len(calls)]
+		c := Call{Command: "DEL", List: r.List}
+		c.Container = Container{ID: r.ContainerID, Netns: r.Netns, IfName: r.IfName}
+		if r.Cached != nil {
+			c.Container, c.PrevResult = r.Cached.Container(), r.Cached.RawResult
+		}
+		for i, e := range slices.Backward(r.List.Plugins) {
+			c.Entry = i
+			_, err := n.Run(ctx, c)
+			if n.own(e.Type) < 0 || e.IPAM.Type != "" && n.own(e.IPAM.Type) < 0 {
+				r.Err = errors.Join(r.Err, err)
+			}
+		}
+		calls[r.Attachment.Attachment] = c
 	}
-	var errs []error
-	for i, e := range slices.Backward(list.Plugins) {
-		c.Entry = i
-		_, err := n.Run(ctx, c)
-		if n.own(e.Type) < 0 || e.IPAM.Type != "" && n.own(e.IPAM.Type) < 0 {
-			errs = append(errs, err)
+	begun := all[:len(calls)]
+	left, err := n.Attachments(ctx)
+	for _, r := range begun {
+		r.Err = errors.Join(r.Err, err)
+		for _, a := range left {
+			if a.Attachment == r.Attachment.Attachment {
+				r.Err = errors.Join(r.Err, n.detachHere(ctx, a.Holdings, calls[a.Attachment]))
+			}
 		}
 	}
-	all, err := n.Attachments(ctx)
-	errs = append(errs, err)
-	for _, left := range all {
-		if left.Attachment == a.Attachment {
-			errs = append(errs, n.detachHere(ctx, left.Holdings, c))
-		}
-	}
-	return errors.Join(errs...)
+	return begun
 }
 
 // detachHere calls DEL of our plugins that keep something, with IPAM last.

@@ -69,58 +69,78 @@ func collect(ctx context.Context, n node.Node, older time.Duration, yes bool) (*
 	}
 	source := cmp.Or(strings.Join(s.Asked, ", "), "namespaces that live: no runtime answers")
 	found := &collection{Source: source, Silent: append([]string{}, s.Silent...), Attachments: []garbage{}}
-	var errs []error
 	for _, a := range s.Attachments {
 		g := garbage{Attachment: a.Attachment, Pod: a.Pod}
 		g.Why, g.Kept = s.Judge(a, older)
-		if g.Why != "" && yes {
-			if err := g.remove(ctx, n, older); err != nil {
-				g.Error = err.Error()
-				errs = append(errs, fmt.Errorf("%s: %w", g.Attachment, err))
-			}
-		}
 		found.Attachments = append(found.Attachments, g)
 	}
-	return found, errors.Join(errs...)
+	if !yes {
+		return found, nil
+	}
+	return found, found.remove(ctx, n, older)
 }
 
-// remove looks again, and detaches what is still garbage: by the list that the runtime remembers, or else by the node's
-// list of the network, if there is one.
-func (g *garbage) remove(ctx context.Context, n node.Node, older time.Duration) error {
-	a, err := g.again(ctx, n, older)
-	if a == nil || err != nil {
-		return err
-	}
-	var list node.List
-	if a.Cached != nil {
-		list, err = node.ParseList(a.Cached.Config)
-	} else {
-		list, err = n.ListOf(a.Network)
-	}
-	if err == nil {
-		err = n.Detach(ctx, a, list)
-	}
-	if err == nil && a.Cached != nil {
-		err = os.Remove(a.Cached.File)
-	}
-	g.Done = err == nil
-	return err
-}
-
-// again is the attachment as it is now, nil where it is no garbage any more.
-func (g *garbage) again(ctx context.Context, n node.Node, older time.Duration) (*node.Attachment, error) {
-	s, err := n.Survey(ctx)
-	if err != nil {
-		return nil, err
-	}
-	for _, a := range s.Attachments {
-		if a.Attachment == g.Attachment {
-			if g.Why, g.Kept = s.Judge(a, older); g.Why != "" {
-				return a, nil
-			}
+// remove detaches what is garbage. It looks again before what it removes within a second: containers come and go.
+func (c *collection) remove(ctx context.Context, n node.Node, older time.Duration) error {
+	left := map[cni.Attachment]*garbage{}
+	for i := range c.Attachments {
+		if g := &c.Attachments[i]; g.Why != "" {
+			left[g.Attachment] = g
 		}
 	}
-	return nil, nil
+	var errs []error
+	for len(left) > 0 {
+		s, err := n.Survey(ctx)
+		if err != nil {
+			return errors.Join(append(errs, err)...)
+		}
+		var still []*node.Removal
+		now := map[cni.Attachment]*garbage{}
+		for _, a := range s.Attachments {
+			g := left[a.Attachment]
+			if g == nil {
+				continue
+			}
+			if g.Why, g.Kept = s.Judge(a, older); g.Why == "" {
+				continue
+			}
+			if r := g.removal(n, a); r.Err != nil {
+				errs = append(errs, g.end(r))
+			} else {
+				still, now[a.Attachment] = append(still, r), g
+			}
+		}
+		left = now
+		for _, r := range n.Detach(ctx, still, time.Second) {
+			errs = append(errs, left[r.Attachment.Attachment].end(r))
+			delete(left, r.Attachment.Attachment)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// removal is by the list that the runtime remembers, or else by the node's list of the network, if there is one.
+func (g *garbage) removal(n node.Node, a *node.Attachment) *node.Removal {
+	r := &node.Removal{Attachment: a}
+	if a.Cached != nil {
+		r.List, r.Err = node.ParseList(a.Cached.Config)
+	} else {
+		r.List, r.Err = n.ListOf(a.Network)
+	}
+	return r
+}
+
+// end forgets what the runtime remembered of an attachment that was removed.
+func (g *garbage) end(r *node.Removal) error {
+	err := r.Err
+	if err == nil && r.Cached != nil {
+		err = os.Remove(r.Cached.File)
+	}
+	if g.Done = err == nil; g.Done {
+		return nil
+	}
+	g.Error = err.Error()
+	return fmt.Errorf("%s: %w", g.Attachment, err)
 }
 
 func (c *collection) print(out io.Writer, yes bool) {
