@@ -187,7 +187,7 @@ func (j *judge) isContainers(l *lease) bool {
 	return isContainers
 }
 
-// hasEnd reports whether a link of the host may be the other end of the container's: it goes with that alone. So it
+// hasEnd reports whether the host has an end of a pair that is the container's: it goes with the other end alone. So it
 // keeps the address also where something has the namespace that nobody sees, and while the kernel clears it up.
 func (j *judge) hasEnd(l lease) bool {
 	if j.ends == nil {
@@ -197,8 +197,9 @@ func (j *judge) hasEnd(l lease) bool {
 		links, err := host.Briefly()
 		j.blind = cmp.Or(j.blind, err)
 		for _, l := range links {
-			hash, _, _ := strings.Cut(l.Alias, " ")
-			j.ends[hash] = true
+			if hash, _, _ := strings.Cut(l.Alias, " "); l.IsPairEnd() { // bandwidth's IFB stays when the container goes
+				j.ends[hash] = true
+			}
 		}
 	}
 	a := cni.Attachment{Network: j.network}

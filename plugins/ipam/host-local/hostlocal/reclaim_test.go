@@ -225,6 +225,14 @@ var _ = Describe("a full set", Label("reclaim"), func() {
 		Expect(n.leases()).To(HaveKeyWithValue("10.1.2.2", ownerText("dead1", "eth0")))
 	})
 
+	It("takes that of one that left a link which does not go with the container, as bandwidth's IFB", func() {
+		dead("dead1", "dead2", "dead3", "dead4", "dead5")
+		a := cni.Attachment{Network: "net", ContainerID: "dead1", IfName: "eth0"}
+		n.Cmd("ip", "link", "add", "queue", "type", "bridge")
+		n.Cmd("ip", "link", "set", "queue", "alias", a.Mark())
+		Expect(n.in("new", live.Path)).To(Equal("10.1.2.2"))
+	})
+
 	It("has its note in the inode of the lease's file on ext4", func() {
 		n.in(strings.Repeat("x", 64), live.Path)
 		size := nstest.Must(unix.Getxattr(n.path("10.1.2.2"), "trusted.hawser", make([]byte, 100)))
