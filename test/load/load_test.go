@@ -143,7 +143,7 @@ type pod struct {
 }
 
 func (l *load) fill(pods []*pod) {
-	l.work(func(w int) {
+	l.work(workers, func(w int) {
 		for i := w; i < len(pods) && !l.failed.Load(); i += workers {
 			pods[i].bring(l)
 		}
@@ -153,7 +153,7 @@ func (l *load) fill(pods []*pod) {
 // shake has each worker do what it likes with its own containers until the time is over.
 func (l *load) shake(pods []*pod, during time.Duration) {
 	end := time.Now().Add(during)
-	l.work(func(w int) {
+	l.work(workers, func(w int) {
 		r := rand.New(rand.NewPCG(uint64(GinkgoRandomSeed()), uint64(w)))
 		for time.Now().Before(end) && !l.failed.Load() {
 			l.step(r, pods, w+workers*r.IntN((len(pods)-w-1)/workers+1))
@@ -161,9 +161,9 @@ func (l *load) shake(pods []*pod, during time.Duration) {
 	})
 }
 
-func (l *load) work(do func(worker int)) {
+func (l *load) work(n int, do func(worker int)) {
 	GinkgoHelper()
-	nstest.AtOnce(workers, func(w int) {
+	nstest.AtOnce(n, func(w int) {
 		defer func() {
 			if p := recover(); p != nil {
 				l.failed.Store(true) // nobody goes on
