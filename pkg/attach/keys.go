@@ -1,6 +1,7 @@
 package attach
 
 import (
+	"encoding/json"
 	"net"
 	"net/netip"
 	"slices"
@@ -14,7 +15,7 @@ import (
 
 // MTUKeys are the configuration keys of an interface's MTU.
 type MTUKeys struct {
-	MTU     cni.Either[int] `json:"mtu" help:"bytes, or \"auto\": the smallest of the links of the host's default routes (the kernel's, or the master's)" schema:"min=68 max=65535 zero or=auto"`
+	MTU     json.RawMessage `json:"mtu" help:"bytes, or \"auto\": the smallest of the links of the host's default routes (the kernel's, or the master's)" schema:"type=integer min=68 max=65535 zero or=auto"`
 	MTUFrom string          `json:"mtuFrom" help:"link of the host whose MTU \"auto\" takes instead" schema:"format=ifname empty"`
 }
 
@@ -129,33 +130,32 @@ func (l LinkConfig) Result(answer *cni.Result, index int) (*cni.Result, error) {
 
 // MasqKeys are the configuration keys of the masquerade.
 type MasqKeys struct {
-	IPMasq        cni.Either[bool] `json:"ipMasq" help:"masquerade what leaves the containers' subnets; \"v4\" or \"v6\": of that family alone" default:"false" schema:"or=v4|v6"`
-	IPMasqBackend *string          `json:"ipMasqBackend" help:"nftables or iptables (nftables, where the kernel has it)" schema:"enum=nftables|iptables"`
-	Exclude       []string         `json:"masqExclude" help:"destinations that are not masqueraded, each an address or a network" each:"format=network"`
-	RandomFully   bool             `json:"masqRandomFully" help:"choose the source ports of masqueraded packets at random" default:"false"`
+	IPMasq        json.RawMessage `json:"ipMasq" help:"masquerade what leaves the containers' subnets; \"v4\" or \"v6\": of that family alone" default:"false" schema:"type=boolean or=v4|v6"`
+	IPMasqBackend *string         `json:"ipMasqBackend" help:"nftables or iptables (nftables, where the kernel has it)" schema:"enum=nftables|iptables"`
+	Exclude       []string        `json:"masqExclude" help:"destinations that are not masqueraded, each an address or a network" each:"format=network"`
+	RandomFully   bool            `json:"masqRandomFully" help:"choose the source ports of masqueraded packets at random" default:"false"`
 }
 
 // Masq says whether ADD masquerades, what, and with what.
 type Masq struct {
-	On          bool
-	Only        nft.Family // 0 = both families
-	Backend     ipt.Backend
-	Exclude     []netip.Prefix
-	RandomFully bool
+	On      bool
+	Only    nft.Family // 0 = both families
+	Backend ipt.Backend
+	masq.Special
 }
 
 // Parse checks the keys.
 func (k MasqKeys) Parse(problems *cni.Problems) Masq {
 	backend, err := ipt.ParseBackend("ipMasqBackend", k.IPMasqBackend)
 	problems.Add(err)
-	on, family, err := k.IPMasq.Parse("ipMasq", "v4", "v6")
+	m := Masq{Backend: backend, Special: masq.Special{RandomFully: k.RandomFully}}
+	family, err := cni.ParseEither("ipMasq", k.IPMasq, &m.On, "v4", "v6")
 	problems.Add(err)
-	m := Masq{On: on || family != "", Backend: backend, RandomFully: k.RandomFully}
 	switch family {
 	case "v4":
-		m.Only = nft.IPv4
+		m.On, m.Only = true, nft.IPv4
 	case "v6":
-		m.Only = nft.IPv6
+		m.On, m.Only = true, nft.IPv6
 	}
 	m.Exclude, err = cni.ParseNetworks("masqExclude", k.Exclude)
 	problems.Add(err)
@@ -167,5 +167,5 @@ func (m Masq) of(a cni.Attachment, ips []cni.IP) masq.Config {
 	addrs := slices.DeleteFunc(cni.Addresses(ips), func(p netip.Prefix) bool {
 		return m.Only != 0 && nft.FamilyOf(p.Addr()) != m.Only
 	})
-	return masq.Config{Attachment: a, Backend: m.Backend, Addrs: addrs, Exclude: m.Exclude, RandomFully: m.RandomFully}
+	return masq.Config{Attachment: a, Backend: m.Backend, Addrs: addrs, Special: m.Special}
 }

@@ -18,7 +18,7 @@ type AutoMTU struct{ From string }
 
 // parse checks the keys. auto is nil where the configuration has a number, or nothing.
 func (k MTUKeys) parse(problems *cni.Problems) (mtu int, auto *AutoMTU) {
-	mtu, word, err := k.MTU.Parse("mtu", "auto")
+	word, err := cni.ParseEither("mtu", k.MTU, &mtu, "auto")
 	problems.Add(err)
 	if mtu != 0 && (mtu < mtuMin || mtu > mtuMax) {
 		problems.Add(cni.Refuse("mtu", mtu, fmt.Sprintf("is not between %d and %d", mtuMin, mtuMax)).

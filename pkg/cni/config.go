@@ -50,26 +50,23 @@ func decode(data []byte, v any) error {
 	return Errorf(CodeConfig, "%w", err)
 }
 
-// Either is the value of a key that is of its usual type or one of a few words: 1500 or "auto". The decoder takes
-// anything, Parse refuses.
-type Either[T any] struct{ json.RawMessage }
-
-// Parse reads the value, or the word. Both are zero for a missing key, and for null.
-func (e Either[T]) Parse(key string, words ...string) (value T, word string, err error) {
+// ParseEither reads a key that is of its usual type, for value to point at, or one of a few words: 1500 or "auto". A
+// missing one, and null, are neither.
+func ParseEither(key string, raw json.RawMessage, value any, words ...string) (word string, err error) {
 	switch {
-	case len(e.RawMessage) == 0:
-		return value, "", nil
-	case e.RawMessage[0] != '"':
-		if err = decode(e.RawMessage, &value); err != nil {
+	case len(raw) == 0:
+		return "", nil
+	case raw[0] != '"':
+		if err = decode(raw, value); err != nil {
 			err = refusal([]Problem{{Code: CodeConfig, Key: key, Reason: ProblemsOf(err)[0].Reason}})
 		}
-		return value, "", err
+		return "", err
 	}
-	err = decode(e.RawMessage, &word)
+	err = decode(raw, &word)
 	if err == nil && !slices.Contains(words, word) {
 		err = Refuse(key, word, fmt.Sprintf("is no word that it takes (%q)", words))
 	}
-	return value, word, err
+	return word, err
 }
 
 // refuseType refuses a value of the wrong type. It quotes numbers alone: other values

@@ -42,9 +42,7 @@ type record struct {
 	ContainerID string `json:"containerID"`
 	// Interfaces maps the container's interfaces to their addresses.
 	Interfaces map[string][]netip.Prefix `json:"interfaces"`
-	// What the last ADD asked for: the interfaces share the chain.
-	Exclude     []netip.Prefix `json:"exclude,omitempty"`
-	RandomFully bool           `json:"randomFully,omitempty"`
+	Special                              // of the last ADD: the interfaces share the chain
 }
 
 type store = statefile.Store[record]
@@ -75,7 +73,7 @@ func (r record) Plausible() bool {
 // chain is the chain as it is to be, without the addresses that are gone.
 func (r record) chain(f nft.Family, gone []netip.Prefix) natChain {
 	c := newNATChain(f, cni.Attachment{Network: r.Network, ContainerID: r.ContainerID}, r.addrs(), gone)
-	c.special = Config{Exclude: r.Exclude, RandomFully: r.RandomFully}
+	c.Special = r.Special
 	return c
 }
 
@@ -91,7 +89,7 @@ type natChain struct {
 	comment string         // of every rule in it and to it
 	keep    []netip.Prefix // addresses that have a jump to it
 	gone    []netip.Prefix // addresses that have one no more; none: all but those to keep
-	special Config         // Exclude and RandomFully
+	Special
 }
 
 func newNATChain(f nft.Family, a cni.Attachment, keep, gone []netip.Prefix) natChain {
@@ -119,13 +117,13 @@ func (c natChain) jumps() []ipt.Rule {
 // be masqueraded.
 func (c natChain) rules() []ipt.Rule {
 	var out []ipt.Rule
-	for _, p := range slices.Concat(c.keep, c.special.excluded(c.Family)) {
+	for _, p := range slices.Concat(c.keep, c.excluded(c.Family)) {
 		if r := c.rule(c.Name, "ACCEPT", "-d", p.Masked().String()); !slices.ContainsFunc(out, r.Equal) {
 			out = append(out, r)
 		}
 	}
 	last := c.rule(c.Name, "MASQUERADE", "!", "-d", multicast(c.Family))
-	if c.special.RandomFully {
+	if c.RandomFully {
 		last.Args = append(last.Args, "--random-fully")
 	}
 	return append(out, last)
@@ -183,7 +181,7 @@ func addIPTables(ctx context.Context, nf *nft.Conn, c Config) (err error) {
 	// kill in between it names too many, which harms nothing.
 	stale := rec.Interfaces[a.IfName]
 	rec.Interfaces[a.IfName] = distinct(slices.Concat(c.Addrs, stale))
-	rec.Exclude, rec.RandomFully = c.Exclude, c.RandomFully
+	rec.Special = c.Special
 	if err := s.Put(rec); err != nil {
 		return err
 	}
@@ -266,7 +264,7 @@ func checkIPTables(ctx context.Context, nf *nft.Conn, c Config) error {
 	}
 	for _, f := range nft.Families() {
 		ch := newNATChain(f, c.Attachment, c.Addrs, nil)
-		ch.special = c
+		ch.Special = c.Special
 		if len(ch.keep) == 0 {
 			continue
 		}

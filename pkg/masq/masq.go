@@ -28,13 +28,18 @@ type Config struct {
 	Backend    ipt.Backend
 	// Addrs are the addresses of the container, with the length of their prefix. Del is cheaper with them.
 	Addrs []netip.Prefix
-	// Exclude are destinations, of either family, whose packets keep their source. Del does not need them.
-	Exclude []netip.Prefix
-	// RandomFully has the kernel choose the source ports at random. Del does not need it.
-	RandomFully bool
+	Special
 	// Warn tells people of rules that Del cannot remove because a program is missing; a later Del or GC removes
 	// them. Without Warn that is an error.
 	Warn func(format string, args ...any)
+}
+
+// Special is what an attachment asks for beyond the reference's rules. Del does not need it.
+type Special struct {
+	// Exclude are destinations, of either family, whose packets keep their source.
+	Exclude []netip.Prefix `json:"exclude,omitempty"`
+	// RandomFully has the kernel choose the source ports at random.
+	RandomFully bool `json:"randomFully,omitempty"`
 }
 
 // Add makes the attachment's rules. Where it fails Del removes what there is of them. It may be repeated. Another
@@ -90,7 +95,7 @@ func Check(ctx context.Context, nf *nft.Conn, c Config) error {
 		check, other = other, check
 	}
 	err := check()
-	if err == nil || other() == nil || !c.isSpecial() && checkReference(nf, c) == nil {
+	if err == nil || other() == nil || len(c.Exclude) == 0 && !c.RandomFully && checkReference(nf, c) == nil {
 		return nil
 	}
 	return err

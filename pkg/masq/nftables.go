@@ -57,21 +57,18 @@ func (c Config) chainName(p netip.Prefix) string {
 	return name
 }
 
-// isSpecial says whether the attachment asks for more than the reference's rules do.
-func (c Config) isSpecial() bool { return len(c.Exclude) > 0 || c.RandomFully }
-
 // suffix tells the chains of one prefix apart whose rules differ: a hash of what is special in them.
-func (c Config) suffix(f nft.Family) string {
-	exclude := c.excluded(f)
-	if len(exclude) == 0 && !c.RandomFully {
+func (s Special) suffix(f nft.Family) string {
+	exclude := s.excluded(f)
+	if len(exclude) == 0 && !s.RandomFully {
 		return ""
 	}
-	return cni.Digest(fmt.Sprint(exclude, c.RandomFully), 16)
+	return cni.Digest(fmt.Sprint(exclude, s.RandomFully), 16)
 }
 
 // excluded are the excluded destinations of the family.
-func (c Config) excluded(f nft.Family) []netip.Prefix {
-	return slices.DeleteFunc(slices.Clone(c.Exclude), func(p netip.Prefix) bool { return nft.FamilyOf(p.Addr()) != f })
+func (s Special) excluded(f nft.Family) []netip.Prefix {
+	return slices.DeleteFunc(slices.Clone(s.Exclude), func(p netip.Prefix) bool { return nft.FamilyOf(p.Addr()) != f })
 }
 
 // chainNamed is the chain of a prefix, by the reverse of chainName: packets to it, multicast and what is excluded keep
@@ -92,10 +89,11 @@ func (c Config) chainNamed(name string) (nft.Chain, bool) {
 	if suffix != "" && suffix != c.suffix(f) {
 		return nft.Chain{Name: name}, true
 	}
-	keep := []netip.Prefix{netip.MustParsePrefix(multicast(f))}
+	var keep []netip.Prefix
 	if !p.IsSingleIP() {
-		keep = slices.Insert(keep, 0, p)
+		keep = append(keep, p)
 	}
+	keep = append(keep, netip.MustParsePrefix(multicast(f)))
 	last := nft.Masquerade()
 	if suffix != "" {
 		keep = append(keep, c.excluded(f)...)

@@ -131,9 +131,6 @@ func typeSchema(t reflect.Type, each string) Object {
 		return Object{}
 	case k == reflect.Pointer:
 		return typeSchema(t.Elem(), each)
-	case strings.HasPrefix(t.Name(), "Either["):
-		parse, _ := t.MethodByName("Parse")
-		return typeSchema(parse.Type.Out(0), "")
 	case k == reflect.Struct:
 		return objectSchema(t)
 	case k == reflect.Map && t.Elem().Kind() == reflect.Interface:
