@@ -70,9 +70,9 @@ var _ = Describe("a sticky address", Label("sticky"), func() {
 		Expect(start(n, "b", pod("web-1"))).To(Equal("10.1.2.3 2001:db8:1::3"))
 		n.succeeds("DEL", "a", "b")
 		Expect(start(n, "c", pod("other-x"))).To(Equal("10.1.2.4 2001:db8:1::4"))
-		Expect(start(n, "d", pod("web-1"))).To(Equal("10.1.2.3 2001:db8:1::3"))
-		Expect(start(n, "e", "")).To(Equal("10.1.2.5 2001:db8:1::5")) // whoever comes next is no neighbour of web-1
 		Expect(start(n, "f", pod("web-0"))).To(Equal("10.1.2.2 2001:db8:1::2"))
+		Expect(start(n, "e", "")).To(Equal("10.1.2.5 2001:db8:1::5")) // not that of web-1, behind web-0's
+		Expect(start(n, "d", pod("web-1"))).To(Equal("10.1.2.3 2001:db8:1::3"))
 		c := n.call("ADD", "f")
 		c.Args, c.IfName = pod("web-0"), "net1"
 		Expect(addresses(n.Add(c))).To(Equal([]string{"10.1.2.6", "2001:db8:1::6"}))
