@@ -12,6 +12,21 @@ scripts/reference.sh >/dev/null
 scripts/build.sh
 log=${NSTEST_SKIPLOG:-}
 unset NSTEST_SKIPLOG
+if [ -n "${KERNEL:-}" ]; then
+	case $KERNEL in
+	5.10) suite=bullseye ;;
+	6.1) suite=bookworm ;;
+	6.12) suite=trixie ;;
+	*) echo "test-vm: KERNEL is 5.10, 6.1 or 6.12" >&2; exit 2 ;;
+	esac
+	work=$(mktemp -d)
+	trap 'rm -rf "$work"' EXIT
+	(cd test/kernels && CGO_ENABLED=0 go test -c -o "$work/kernels.test" .)
+	export HAWSER_BIN=$PWD/bin/one NSTEST_REQUIRE=all NSTEST_SLOWNESS=3 VM_SUITE=$suite VM_TIMEOUT=${VM_TIMEOUT:-7200}
+	read -ra rows <<<"${ROWS:-}"
+	scripts/vm/run.sh scripts/vm/kernels.sh "$work/kernels.test" stock "${rows[@]}"
+	exit
+fi
 POWER_PODS=8 POWER_SEED=1 scripts/vm/power.sh
 tests=$(mktemp -d)
 trap 'rm -rf "$tests"' EXIT

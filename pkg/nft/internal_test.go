@@ -10,6 +10,8 @@ import (
 	. "github.com/onsi/gomega"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
 )
 
 // UpdateUnlocked is Update for somebody who does not take the lock.
@@ -33,6 +35,18 @@ func AskNothing(c *Conn) error {
 	}
 	return c.exchange([]message{{typ: unix.NLMSG_NOOP}}, func(int, syscall.NetlinkMessage) bool { return false })
 }
+
+var _ = DescribeTable("what a kernel does not know names the module that it may lack", Label("kernel-lacks"),
+	func(m message, module string) {
+		err := refusal([]message{m}, 1, unix.ENOENT)
+		Expect(err).To(MatchError(ErrUnsupported))
+		Expect(err).To(MatchError(HaveSuffix(", which may lack " + module)))
+		Expect(cni.AsError(err).Code).To(Equal(cni.CodeUnsupportedField))
+	},
+	Entry("a rule", newRule(Table{INet, "any"}, "chain", Rule{Masquerade()}), "nft_masq"),
+	Entry("a rule of nothing special", newRule(Table{INet, "any"}, "chain", Rule{Drop()}), "nf_tables"),
+	Entry("a chain of NAT", newChain(Table{INet, "any"}, Chain{Hook: &Hook{Type: "nat"}}), "nft_chain_nat"),
+	Entry("a table", newTable(Table{INet, "any"}), "nf_tables"))
 
 var _ = Describe("attributes", func() {
 	It("are read as they were written", func() {

@@ -17,6 +17,7 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
+	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
@@ -30,7 +31,7 @@ const (
 
 var (
 	// ErrUnsupported says that the kernel has no nf_tables, or lacks a feature (nat in the family inet).
-	ErrUnsupported = errors.New("not supported by this kernel")
+	ErrUnsupported error = &cni.Error{Code: cni.CodeUnsupportedField, Msg: "not supported by this kernel"}
 	// ErrDrift says that the kernel has something other than the plugins made.
 	ErrDrift = errors.New("ruleset differs")
 )
