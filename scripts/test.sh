@@ -42,7 +42,7 @@ export -f package
 echo "== go test"
 # shellcheck disable=SC2016 # expanded by the inner bash
 {
-	[ $# != 0 ] || printf "$PWD/%s\n" plugins/meta/{portmap/portmap,firewall/firewall} test/{faults,clients,load,lifecycle,chains} \
+	[ $# != 0 ] || printf "$PWD/%s\n" plugins/meta/{portmap/portmap,firewall/firewall} test/{faults,tool,clients,load,lifecycle,install,chains} \
 		plugins/main/{bridge/bridge,macvlan/macvlan,ptp/ptp} test/{attack,docs,hostile,cost} plugins/ipam/dhcp/dhcp
 	printf '%s\n' "${packages[@]}"
 } | awk '!seen[$0]++' | xargs -d '\n' -n 1 -P $(($(nproc) + 2)) bash -c 'package "$1"' test || failed=1
