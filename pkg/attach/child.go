@@ -59,7 +59,11 @@ func ChildPlugin(p skel.Plugin[ChildConfig], kind string) skel.Plugin[ChildConfi
 		if err := frame.Unavailable("", statefile.Writable(childDir), c.Ready()); err != nil {
 			return err
 		}
-		return Status(ctx, req, Masq{}, c.Link.SettleMTU)
+		var look func(*rtnl.Conn) error
+		if c.Link.Auto != nil {
+			look = c.Link.SettleMTU
+		}
+		return Status(ctx, req, Masq{}, look)
 	}
 	return p
 }

@@ -159,6 +159,12 @@ func (k MasqKeys) Parse(problems *cni.Problems) Masq {
 	}
 	m.Exclude, err = cni.ParseNetworks("masqExclude", k.Exclude)
 	problems.Add(err)
+	if !m.On && len(k.Exclude) > 0 {
+		problems.Add(cni.Refuse("masqExclude", nil, "means nothing without ipMasq").Suggest("leave it out"))
+	}
+	if !m.On && k.RandomFully {
+		problems.Add(cni.Refuse("masqRandomFully", true, "means nothing without ipMasq").Suggest("leave it out"))
+	}
 	return m
 }
 

@@ -17,6 +17,8 @@ import (
 	"errors"
 	"net/netip"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/ipt"
 	"github.com/hawser-cni/plugins/pkg/nft"
@@ -70,7 +72,31 @@ func Restore(ctx context.Context, nf *nft.Conn, all []Config) (map[string]error,
 	}
 	o := Config{}.owned()
 	o.Chain = func(name string) (nft.Chain, bool) { return of[name].chainNamed(name) }
-	return o.Restore(ctx, nf, wanted)
+	missing, err := o.Restore(ctx, nf, wanted)
+	if len(missing) > 0 {
+		err = errors.Join(err, forgetUnanswered(all))
+	}
+	return missing, err
+}
+
+// forgetUnanswered deletes the flows from the addresses that nobody has answered: what began while there was no rule is
+// never translated, however often it is sent again.
+func forgetUnanswered(all []Config) error {
+	isOurs := map[netip.Addr]bool{}
+	for _, c := range all {
+		for _, p := range c.Addrs {
+			isOurs[p.Addr()] = true
+		}
+	}
+	isLost := func(f nft.Flow) bool { return !f.Replied && isOurs[f.Source.Addr()] }
+	var errs []error
+	for _, f := range nft.Families() {
+		for _, proto := range []uint8{unix.IPPROTO_TCP, unix.IPPROTO_UDP} {
+			_, err := nft.DeleteFlows(f, proto, isLost)
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // Del removes whatever Add, or the reference plugins, made for the attachment, on either backend. It

@@ -16,6 +16,7 @@ import (
 type Flow struct {
 	Source, Destination netip.AddrPort // of the first packet, as its sender wrote it
 	ReplySource         netip.AddrPort // who answers: Destination unless that is translated
+	Replied             bool           // somebody has answered
 	id                  []byte         // names the entry to the kernel
 }
 
@@ -87,6 +88,9 @@ func decodeFlow(body []byte) (f Flow, proto uint8) {
 			f.id = append(f.id, attrNest(nl.CTA_TUPLE_ORIG, value)...)
 		case nl.CTA_TUPLE_REPLY:
 			f.ReplySource = addrPort(value, nl.CTA_IP_V4_SRC, nl.CTA_IP_V6_SRC, nl.CTA_PROTO_SRC_PORT)
+		case nl.CTA_STATUS:
+			const seenReply = 1 << 1 // IPS_SEEN_REPLY
+			f.Replied = len(value) == 4 && binary.BigEndian.Uint32(value)&seenReply != 0
 		case nl.CTA_ID, nl.CTA_ZONE:
 			f.id = append(f.id, attrBytes(kind&^attrFlags, value)...)
 		}

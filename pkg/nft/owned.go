@@ -243,14 +243,18 @@ func (o Owned) Restore(ctx context.Context, c *Conn, items []Item) (missing map[
 			return err
 		}
 		var own []Item
+		seen := map[string]bool{} // the kernel takes one element of a key
 		for i, it := range items {
-			if live[i] == nil {
+			key := it.Set + string(it.Key)
+			if seen[key] || live[i] != nil && !sameOwner(live[i].Comment, it.Comment) {
+				continue
+			}
+			seen[key] = true
+			if what := difference(it, live[i]); what != "" {
 				owner := cmp.Or(it.Owner, it.Comment)
-				missing[owner] = errors.Join(missing[owner], o.differs(it, "no element"))
+				missing[owner] = errors.Join(missing[owner], o.differs(it, what))
 			}
-			if live[i] == nil || sameOwner(live[i].Comment, it.Comment) {
-				own = append(own, it)
-			}
+			own = append(own, it)
 		}
 		if err = tx.Put(own, nil); err == nil && len(missing) == 0 && len(tx.msgs) > 0 {
 			missing[items[0].Comment] = drift(o.Layout.Table, "what all attachments share", "rules are missing")

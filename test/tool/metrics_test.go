@@ -50,6 +50,16 @@ var _ = Describe("hawser metrics", Label("tool-metrics"), func() {
 		Expect(text).To(MatchRegexp(`hawser_addresses_free\{network="pods",set="1"\} 1\.8446744073709552e\+19\n`))
 	})
 
+	It("leaves out what host-local excludes, as check does", func() {
+		sets := `[[{"subnet": "10.88.0.0/24", "rangeStart": "10.88.0.10", "rangeEnd": "10.88.0.19"},
+			{"subnet": "10.89.0.0/24", "gateway": "10.89.0.77"}]], "exclude": ["10.88.0.16/30", "10.89.0.0/29"]`
+		m := newMachine(ours(), strings.ReplaceAll(usual, `[[{"subnet": "10.88.0.0/24"}]]`, sets))
+		Expect(m.says("metrics")).To(ContainSubstring(`hawser_addresses_free{network="pods",set="0"} 252` + "\n"))
+		m.write("/etc/cni/net.d/20-other.conflist", strings.NewReplacer(`[[{"subnet": "10.88.0.0/24"}]]`,
+			`[[{"subnet": "10.89.0.0/29"}]]`, `"pods"`, `"other"`, "cni0", "cni1").Replace(usual))
+		Expect(m.says("check")).NotTo(ContainSubstring("overlaps"))
+	})
+
 	It("calls CHECK when it is asked to", func() {
 		m := newMachine(ours(), usual)
 		m.up(newPod("c1", "web-0", hostPort(8080, 80)))

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/containernetworking/cni/libcni"
 	. "github.com/onsi/ginkgo/v2"
@@ -81,6 +82,40 @@ var _ = Describe("hawser reapply", Label("tool-reapply"), func() {
 		Entry("a check of MAC addresses", strings.Replace(usual, `"ipMasq": true`, `"macspoofchk": true`, 1),
 			"nft flush ruleset"),
 		Entry("a reset of sysctls", usual, "echo 0 >/proc/sys/net/ipv4/ip_forward"))
+
+	It("has packets translated again whose first was sent while the rules were gone", func() {
+		m := newMachine(ours(), usual)
+		outside := nstest.NewOutside(m.Host)
+		port := hostPort(8080, 80)
+		port["protocol"] = "udp"
+		p := m.up(newPod("c1", "web-0", port))
+		m.SetSysctl("net/ipv4/ip_forward", "1")
+		// As kube-proxy does, and watch: somebody keeps translation and connection tracking going.
+		m.Cmd("nft", `table ip others { chain nat { type nat hook output priority 0; }; chain state {
+			type filter hook output priority 0; ct state new accept; }; }`)
+		var out, in net.Conn
+		to := nstest.Must(net.ResolveUDPAddr("udp", outside.Serve("udp", "192.0.2.2:0")))
+		p.Do(func() { out = nstest.Must(net.DialUDP("udp", nil, to)) })
+		p.Serve("udp", ":80")
+		outside.Do(func() { in = nstest.Must(net.Dial("udp", "192.0.2.1:8080")) })
+		m.Cmd("nft", "delete", "table", "inet", "hawser")
+		for _, c := range []net.Conn{out, in} {
+			DeferCleanup(c.Close)
+			Expect(c.Write([]byte("lost"))).To(Equal(4))
+		}
+		Eventually(func() string { return m.Cmd("conntrack", "-L", "-p", "udp") }).Should(And(
+			ContainSubstring("dport=8080"), ContainSubstring("dst=192.0.2.2")))
+		Expect(m.says("reapply")).To(ContainSubstring("made again"))
+		for _, c := range []net.Conn{out, in} {
+			answer := make([]byte, 64)
+			Eventually(func() error {
+				_, _ = c.Write([]byte("again"))
+				_ = c.SetReadDeadline(time.Now().Add(100 * time.Millisecond))
+				_, err := c.Read(answer)
+				return err
+			}).Should(Succeed())
+		}
+	})
 
 	DescribeTable("finds the namespace where libcni wrote none, as before 1.2", func(
 		plugins func() string, says string,

@@ -11,12 +11,47 @@ import (
 	"github.com/hawser-cni/plugins/pkg/cni"
 )
 
-// Range is a range of addresses of host-local's configuration.
-type Range struct{ First, Last, Gateway netip.Addr }
+// Range is a range of addresses of host-local's configuration, or a part of one that ipam.exclude has left.
+type Range struct {
+	Subnet               netip.Prefix
+	First, Last, Gateway netip.Addr
+	Place                int // of the whole range in its set
+}
+
+// Has says whether the address is in the range.
+func (r Range) Has(a netip.Addr) bool {
+	return a.BitLen() == r.First.BitLen() && !a.Less(r.First) && !r.Last.Less(a)
+}
 
 // Contains says whether host-local may give the address away.
-func (r Range) Contains(a netip.Addr) bool {
-	return a != r.Gateway && a.BitLen() == r.First.BitLen() && !a.Less(r.First) && !r.Last.Less(a)
+func (r Range) Contains(a netip.Addr) bool { return a != r.Gateway && r.Has(a) }
+
+// Overlaps says whether the ranges have an address in common.
+func (r Range) Overlaps(o Range) bool { return r.Has(o.First) || o.Has(r.First) }
+
+// without are the parts that lie outside of the networks.
+func (r Range) without(exclude []netip.Prefix) []Range {
+	left := []Range{r}
+	for _, p := range exclude {
+		o := Range{First: p.Addr(), Last: lastOf(p)}
+		var parts []Range
+		for _, r := range left {
+			before, behind := r, r
+			before.Last, behind.First = o.First.Prev(), o.Last.Next()
+			switch {
+			case !r.Overlaps(o):
+				parts = append(parts, r)
+				continue
+			case r.First.Less(o.First):
+				parts = append(parts, before)
+			}
+			if o.Last.Less(r.Last) {
+				parts = append(parts, behind)
+			}
+		}
+		left = parts
+	}
+	return left
 }
 
 // Size is how many addresses host-local may give away.
@@ -26,7 +61,7 @@ func (r Range) Size() float64 {
 		return float64(binary.BigEndian.Uint64(b[at:])) - float64(binary.BigEndian.Uint64(a[at:]))
 	}
 	size := math.Ldexp(part(0), 64) + part(8) + 1
-	if r.Gateway.BitLen() == r.First.BitLen() && !r.Gateway.Less(r.First) && !r.Last.Less(r.Gateway) {
+	if r.Has(r.Gateway) {
 		size--
 	}
 	return size
@@ -39,7 +74,8 @@ func (l List) RangeSets() (sets [][]Range) {
 	for _, e := range l.Plugins {
 		var ipam struct {
 			wire
-			Ranges [][]wire
+			Ranges  [][]wire
+			Exclude []string
 		}
 		if e.IPAM.Type != "host-local" || json.Unmarshal(e.Raw["ipam"], &ipam) != nil {
 			continue
@@ -47,14 +83,17 @@ func (l List) RangeSets() (sets [][]Range) {
 		if ipam.Subnet != "" {
 			ipam.Ranges = slices.Insert(ipam.Ranges, 0, []wire{ipam.wire})
 		}
+		exclude, _ := cni.ParseNetworks("exclude", ipam.Exclude)
 		for _, written := range ipam.Ranges {
 			var set []Range
-			for _, w := range written {
+			for i, w := range written {
 				subnet, err := cni.ParsePrefix("subnet", w.Subnet)
 				if err != nil {
 					continue
 				}
-				set = append(set, newRange(subnet, w.RangeStart, w.RangeEnd, w.Gateway))
+				r := newRange(subnet, w.RangeStart, w.RangeEnd, w.Gateway)
+				r.Place = i
+				set = append(set, r.without(exclude)...)
 			}
 			sets = append(sets, set)
 		}
@@ -64,18 +103,24 @@ func (l List) RangeSets() (sets [][]Range) {
 
 // newRange is the range of a subnet: all of it but the network, the gateway and, of IPv4, the broadcast address.
 func newRange(subnet netip.Prefix, start, end, gateway string) Range {
-	last := subnet.Masked().Addr().AsSlice()
-	for bit := subnet.Bits(); bit < len(last)*8; bit++ {
-		last[bit/8] |= 0x80 >> (bit % 8)
-	}
 	of := func(text string, missing netip.Addr) netip.Addr {
 		addr, _ := netip.ParseAddr(text)
 		return cmp.Or(addr, missing)
 	}
 	r := Range{First: subnet.Masked().Addr().Next()}
-	r.Last, _ = netip.AddrFromSlice(last)
-	if r.Last.Is4() {
+	if r.Last = lastOf(subnet); r.Last.Is4() {
 		r.Last = r.Last.Prev()
 	}
-	return Range{of(start, r.First), of(end, r.Last), of(gateway, r.First)}
+	return Range{Subnet: subnet.Masked(), First: of(start, r.First), Last: of(end, r.Last),
+		Gateway: of(gateway, r.First)}
+}
+
+// lastOf is the last address of a network.
+func lastOf(p netip.Prefix) netip.Addr {
+	b := p.Masked().Addr().AsSlice()
+	for bit := p.Bits(); bit < len(b)*8; bit++ {
+		b[bit/8] |= 0x80 >> (bit % 8)
+	}
+	last, _ := netip.AddrFromSlice(b)
+	return last
 }

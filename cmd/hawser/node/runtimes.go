@@ -41,7 +41,7 @@ func (n Node) Runtimes(ctx context.Context) *Runtimes {
 		if _, err := os.Stat(socket); err != nil {
 			for _, state := range paths[1:] {
 				if _, err := os.Stat(state); err == nil {
-					const stopped = "%s: is not there, and %s is: the runtime is stopped"
+					const stopped = "%s: is not there, and %s is: the runtime is stopped, or was removed without it"
 					r.Silent = append(r.Silent, fmt.Sprintf(stopped, socket, state))
 				}
 			}

@@ -38,7 +38,7 @@ type checker struct {
 }
 
 type usedRange struct {
-	addrRange
+	node.Range
 	network, file string
 }
 
@@ -254,16 +254,16 @@ func (s spot) overlaps(network string, e node.Entry) {
 	var ipam struct{ Subnet string }
 	_ = json.Unmarshal(e.Raw["ipam"], &ipam)
 	first := min(len(ipam.Subnet), 1) // of ipam.ranges: subnet is a set before
-	for i, set := range rangeSets(node.List{Plugins: []node.Entry{e}}) {
-		for j, r := range set {
+	for i, set := range (node.List{Plugins: []node.Entry{e}}).RangeSets() {
+		for _, r := range set {
 			key := "ipam.subnet"
 			if i >= first {
-				key = fmt.Sprintf("ipam.ranges[%d][%d].subnet", i-first, j)
+				key = fmt.Sprintf("ipam.ranges[%d][%d].subnet", i-first, r.Place)
 			}
-			same := func(o usedRange) bool { return o.network != network && (r.has(o.first) || o.has(r.first)) }
+			same := func(o usedRange) bool { return o.network != network && r.Overlaps(o.Range) }
 			if k := slices.IndexFunc(s.ranges, same); k >= 0 {
 				o := s.ranges[k]
-				what := fmt.Sprintf("%s overlaps %s of network %q in %s", r.subnet, o.subnet, o.network, o.file)
+				what := fmt.Sprintf("%s overlaps %s of network %q in %s", r.Subnet, o.Subnet, o.network, o.file)
 				s.say(broken, key, what, "give each a subnet of its own: two containers get the same address")
 			}
 			s.ranges = append(s.ranges, usedRange{r, network, e.File})

@@ -112,80 +112,6 @@ func refusedLists(f *facts) {
 	}
 }
 
-// addrRange is a range of host-local.
-type addrRange struct {
-	subnet               netip.Prefix
-	first, last, gateway netip.Addr
-}
-
-// rangeSets are the range sets of the lists that host-local can read.
-func rangeSets(list node.List) (sets [][]addrRange) {
-	type wire struct{ Subnet, RangeStart, RangeEnd, Gateway string }
-	for _, e := range list.Plugins {
-		var ipam struct {
-			wire
-			Ranges [][]wire
-		}
-		if e.IPAM.Type != "host-local" || json.Unmarshal(e.Raw["ipam"], &ipam) != nil {
-			continue
-		}
-		if ipam.Subnet != "" {
-			ipam.Ranges = append([][]wire{{ipam.wire}}, ipam.Ranges...)
-		}
-		for _, ranges := range ipam.Ranges {
-			var set []addrRange
-			for _, w := range ranges {
-				subnet, err := netip.ParsePrefix(w.Subnet)
-				if err != nil {
-					continue
-				}
-				r := addrRange{subnet: subnet.Masked(), first: subnet.Masked().Addr().Next(), last: lastOf(subnet)}
-				r.gateway = r.first
-				r.first, r.last = addrOr(w.RangeStart, r.first), addrOr(w.RangeEnd, r.last)
-				r.gateway = addrOr(w.Gateway, r.gateway)
-				set = append(set, r)
-			}
-			sets = append(sets, set)
-		}
-	}
-	return sets
-}
-
-func addrOr(text string, otherwise netip.Addr) netip.Addr {
-	if a, err := netip.ParseAddr(text); err == nil {
-		return a
-	}
-	return otherwise
-}
-
-// lastOf is the last address of a subnet that a container may have.
-func lastOf(subnet netip.Prefix) netip.Addr {
-	b := subnet.Masked().Addr().AsSlice()
-	for bit := subnet.Bits(); bit < len(b)*8; bit++ {
-		b[bit/8] |= 0x80 >> (bit % 8)
-	}
-	last, _ := netip.AddrFromSlice(b)
-	if last.Is4() {
-		return last.Prev()
-	}
-	return last
-}
-
-func (r addrRange) has(a netip.Addr) bool {
-	return r.first.BitLen() == a.BitLen() && !a.Less(r.first) && !r.last.Less(a)
-}
-
-// size is the number of the addresses; what is more than a million is a million.
-func (r addrRange) size() (n int) {
-	for a := r.first; r.has(a) && n < 1<<20; a = a.Next() {
-		n++
-	}
-	if r.has(r.gateway) {
-		n--
-	}
-	return n
-}
-
 // fullRanges are sets of which more than nine tenths are lent.
 func fullRanges(f *facts) {
 	lent := map[string][]netip.Addr{} // of the network
@@ -197,12 +123,12 @@ func fullRanges(f *facts) {
 		}
 	}
 	for _, list := range f.lists {
-		for _, set := range rangeSets(list) {
-			size, used := 0, 0
+		for _, set := range list.RangeSets() {
+			size, used := 0., 0.
 			for _, r := range set {
-				size += r.size()
+				size += r.Size()
 				for _, a := range lent[list.Name] {
-					if r.has(a) && a != r.gateway {
+					if r.Contains(a) {
 						used++
 					}
 				}
@@ -216,27 +142,26 @@ func fullRanges(f *facts) {
 			default:
 				continue
 			}
-			f.say(id, "%s: %d of %d addresses of %s are lent", titleOf(list), used, size, subnetsOf(set))
+			f.say(id, "%s: %.0f of %.0f addresses of %s are lent", titleOf(list), used, size, subnetsOf(set))
 		}
 	}
 }
 
-func subnetsOf(set []addrRange) string {
+func subnetsOf(set []node.Range) string {
 	var names []string
 	for _, r := range set {
-		names = append(names, r.subnet.String())
+		names = append(names, r.Subnet.String())
 	}
-	return strings.Join(names, " ")
+	return strings.Join(slices.Compact(names), " ")
 }
 
 // overlaps are ranges of two networks with the same addresses, and those that the host reaches elsewhere.
 func overlaps(f *facts) {
 	for i, list := range f.lists {
-		for _, r := range slices.Concat(rangeSets(list)...) {
+		for _, r := range slices.Concat(list.RangeSets()...) {
 			for _, other := range f.lists[:i] {
-				same := func(o addrRange) bool { return r.has(o.first) || o.has(r.first) }
-				if other.Name != list.Name && slices.ContainsFunc(slices.Concat(rangeSets(other)...), same) {
-					f.say("overlapping-ranges", "%s: %s overlaps a range of %s", titleOf(list), r.subnet,
+				if other.Name != list.Name && slices.ContainsFunc(slices.Concat(other.RangeSets()...), r.Overlaps) {
+					f.say("overlapping-ranges", "%s: %s overlaps a range of %s", titleOf(list), r.Subnet,
 						titleOf(other))
 				}
 			}
@@ -247,21 +172,21 @@ func overlaps(f *facts) {
 
 // routedElsewhere finds a route of the host to addresses of the range that does not lead to the list's own interface.
 // On a child's master it is right.
-func (f *facts) routedElsewhere(list node.List, r addrRange) {
+func (f *facts) routedElsewhere(list node.List, r node.Range) {
 	own, hasOwn := ownBridge(list)
 	for _, l := range f.links {
 		if !hasOwn || l.Name == own || strings.HasPrefix(l.Name, own+".") {
 			continue
 		}
 		for _, route := range f.routes[l.Name] {
-			if route.Dst.Bits() == 0 || !route.Dst.Overlaps(r.subnet) || route.Type > unix.RTN_LOCAL {
+			if route.Dst.Bits() == 0 || !route.Dst.Overlaps(r.Subnet) || route.Type > unix.RTN_LOCAL {
 				continue
 			}
 			id := "covered-route"
-			if route.Dst.Bits() >= r.subnet.Bits() {
+			if route.Dst.Bits() >= r.Subnet.Bits() {
 				id = "overlapping-route"
 			}
-			f.say(id, "%s: the host has %s on %q, which overlaps %s", titleOf(list), route, l.Name, r.subnet)
+			f.say(id, "%s: the host has %s on %q, which overlaps %s", titleOf(list), route, l.Name, r.Subnet)
 			break
 		}
 	}

@@ -77,8 +77,8 @@ func (f *facts) acceptBit() uint32 {
 func dropPolicies(f *facts) {
 	for _, d := range f.drops {
 		for _, list := range f.lists {
-			ranges := slices.Concat(rangeSets(list)...)
-			of := func(r addrRange) bool { return d.family != nft.IPv6 || r.subnet.Addr().Is6() }
+			ranges := slices.Concat(list.RangeSets()...)
+			of := func(r node.Range) bool { return d.family != nft.IPv6 || r.Subnet.Addr().Is6() }
 			if !isRouted(list) || !slices.ContainsFunc(ranges, of) {
 				continue
 			}
@@ -102,12 +102,12 @@ func dropPolicies(f *facts) {
 // accepted follows the rules of a chain, and of those to which they lead: it is true for a rule that accepts the plugin
 // firewall's packets, or names the list's bridge or a subnet of it. There is doubt where another rule accepts packets
 // that need not be those of another interface.
-func (f *facts) accepted(d dropping, list node.List, ranges []addrRange) (accepted, doubt bool) {
+func (f *facts) accepted(d dropping, list node.List, ranges []node.Range) (accepted, doubt bool) {
 	own, _ := ownBridge(list)
 	names := []string{own}
 	for _, r := range ranges {
-		addr := string(r.subnet.Addr().AsSlice())
-		names = append(names, addr, addr[:(r.subnet.Bits()+7)/8])
+		addr := string(r.Subnet.Addr().AsSlice())
+		names = append(names, addr, addr[:(r.Subnet.Bits()+7)/8])
 	}
 	isOf := func(name string) bool { return name != "" && slices.Contains(names, name) }
 	isOther := func(name string) bool {

@@ -7,6 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/nft"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
 // loopbackIndex is lo's, in every namespace. The kernel names it as the way to the host's own addresses.
@@ -17,17 +18,17 @@ const flushPasses = 5
 
 // flushAdded deletes the UDP flows to the host itself that are older than the rules, so that their next packet takes
 // the new way. Nobody else's flows are touched.
-func (c call) flushAdded(r *record) error {
+func flushAdded(host *rtnl.Conn, records ...*record) error {
 	isLocal := map[netip.Addr]bool{}
 	isOutdated := outdated(func(addr netip.Addr) bool {
 		if _, known := isLocal[addr]; !known {
-			index, err := c.Host.RouteTo(addr)
+			index, err := host.RouteTo(addr)
 			isLocal[addr] = err == nil && index == loopbackIndex
 		}
 		return isLocal[addr]
 	})
 	for range flushPasses {
-		if n, err := deleteUDP(r, isOutdated); err != nil || n == 0 {
+		if n, err := deleteUDP(records, isOutdated); err != nil || n == 0 {
 			return err
 		}
 	}
@@ -55,7 +56,7 @@ func outdated(isLocal func(netip.Addr) bool) func(at []hostPort, f nft.Flow) boo
 
 // flushRemoved deletes the UDP flows that the rules led to the container.
 func (c call) flushRemoved(r *record) error {
-	_, err := deleteUDP(r, func(at []hostPort, f nft.Flow) bool {
+	_, err := deleteUDP([]*record{r}, func(at []hostPort, f nft.Flow) bool {
 		return f.Translated() && slices.ContainsFunc(at, func(p hostPort) bool { return p.To == f.ReplySource })
 	})
 	return err
@@ -63,20 +64,24 @@ func (c call) flushRemoved(r *record) error {
 
 // deleteUDP deletes the UDP flows that match selects, and says how many. match is given a flow and those of the
 // host ports to which it is addressed. Without UDP host ports no flow is read.
-func deleteUDP(r *record, match func(at []hostPort, f nft.Flow) bool) (deleted int, err error) {
-	for _, a := range r.Addrs {
-		ports := map[uint16][]hostPort{}
-		for _, p := range r.portsTo(a) {
-			if p.Proto == unix.IPPROTO_UDP {
-				ports[p.Port] = append(ports[p.Port], p)
+func deleteUDP(records []*record, match func(at []hostPort, f nft.Flow) bool) (deleted int, err error) {
+	ports := map[nft.Family]map[uint16][]hostPort{nft.IPv4: {}, nft.IPv6: {}}
+	for _, r := range records {
+		for _, a := range r.Addrs {
+			for _, p := range r.portsTo(a) {
+				if p.Proto == unix.IPPROTO_UDP {
+					ports[a.family()][p.Port] = append(ports[a.family()][p.Port], p)
+				}
 			}
 		}
-		if len(ports) == 0 {
+	}
+	for _, family := range nft.Families() {
+		if len(ports[family]) == 0 {
 			continue
 		}
-		n, err := nft.DeleteFlows(a.family(), unix.IPPROTO_UDP, func(f nft.Flow) bool {
+		n, err := nft.DeleteFlows(family, unix.IPPROTO_UDP, func(f nft.Flow) bool {
 			var at []hostPort
-			for _, p := range ports[f.Destination.Port()] {
+			for _, p := range ports[family][f.Destination.Port()] {
 				if p.Addr.IsUnspecified() || p.Addr == f.Destination.Addr() {
 					at = append(at, p)
 				}

@@ -13,6 +13,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/nft"
 	"github.com/hawser-cni/plugins/pkg/process"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
@@ -96,9 +97,9 @@ func (c call) verifyNFTables(r *record) error {
 
 // restore makes elements and shared rules again as the records have them, but no chains with conditions.
 func restore(ctx context.Context, all []*skel.Request) map[string]error {
-	nf := nft.New()
-	defer nf.Close()
-	missing := map[string]error{}
+	nf, host := nft.New(), rtnl.Host()
+	defer func() { _ = errors.Join(nf.Close(), host.Close()) }()
+	missing, again := map[string]error{}, []*record{}
 	_ = records().Locked(ctx, func(s *store) error { // CHECK finds what it did not make
 		byBit, guarded := [32][]nft.Item{}, map[string]bool{} // the bit of the fwmark
 		for _, req := range all {
@@ -111,6 +112,7 @@ func restore(ctx context.Context, all []*skel.Request) map[string]error {
 			if err != nil || !ok || !isSame || r.Backend != nftables || len(r.ownChains()) > 0 {
 				continue
 			}
+			again = append(again, &r)
 			items := &byBit[r.Options.MarkBit]
 			if *items = append(*items, r.items()...); r.Localnet != "" && !guarded[r.Localnet] {
 				guarded[r.Localnet] = true
@@ -123,7 +125,10 @@ func restore(ctx context.Context, all []*skel.Request) map[string]error {
 				missing[mark] = what
 			}
 		}
-		return nil
+		if len(missing) == 0 {
+			return nil
+		}
+		return flushAdded(host, again...)
 	})
 	return missing
 }

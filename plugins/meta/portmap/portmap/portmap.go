@@ -42,7 +42,7 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	if err := c.publish(ctx, cfg, r); err != nil {
 		return nil, err
 	}
-	return req.PrevResult, c.flushAdded(r)
+	return req.PrevResult, flushAdded(c.Host, r)
 }
 
 func del(ctx context.Context, req *skel.Request) error {
