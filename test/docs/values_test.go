@@ -228,7 +228,7 @@ func masq() []values {
 		{key: "ipMasq", good: `[true, false, "v4", "v6", null]`, bad: `["yes", "true", "", "V4", 1, [], {}]`},
 		{key: "ipMasqBackend", good: `["nftables", "iptables", null]`, bad: `["", "nft", 5]`},
 		{key: "masqExclude", beside: `{"ipMasq": true}`,
-			good: `[["10.8.0.0/16", "192.0.2.7", "2001:db8::/32", "2001:db8::7"], [], null]`,
+			good:   `[["10.8.0.0/16", "192.0.2.7", "2001:db8::/32", "2001:db8::7"], [], null]`,
 			bad:    `["10.8.0.0/16", ["x"], [""], [5], [null], ["10.8.0.0/33"], ["0.0.0.0/0"], ["::/0"], {}]`,
 			beyond: `[["10.8.0.1/16"], ["2001:db8::1/32"]]`},
 		{key: "masqRandomFully", beside: `{"ipMasq": true}`, good: booleans, bad: noBooleans},
