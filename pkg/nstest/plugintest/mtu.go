@@ -50,7 +50,8 @@ func AutoMTU(p skel.Plugin[any], conf Object, feature string,
 			if Show(a.Host, "eth0").MTU == 1450 { // an ipvlan follows its master
 				w.Succeeds(a.As("CHECK"))
 			} else {
-				Expect(w.Fails(a.As("CHECK"), cni.CodeDrift)).To(And(ContainSubstring("1400"), ContainSubstring("1450")))
+				Expect(w.Fails(a.As("CHECK"), cni.CodeDrift)).To(
+					And(ContainSubstring("1400"), ContainSubstring("1450")))
 			}
 			w.resize(1400)
 			IP(w.Host, "route del default")
