@@ -48,8 +48,8 @@ var _ = Describe("hawser watch", Label("tool-watch"), func() {
 		watching := m.Start(nstest.Program{Path: nstest.Build("hawser"), Args: []string{"watch", "--every", "1s",
 			"--yes", "--older", "0s", "--file", "/etc/cni/net.d/hawser.prom"}})
 		Eventually(func() []attachment { return asks[[]attachment](m, "ls") }).Should(HaveLen(1))
-		Eventually(func() string { return m.Cmd("cat", "/etc/cni/net.d/hawser.prom") }).Should(
-			ContainSubstring(`hawser_attachments{network="pods"} 1`))
+		metrics := func() string { return m.Cmd("sh", "-c", "cat /etc/cni/net.d/hawser.prom || true") }
+		Eventually(metrics).Should(ContainSubstring(`hawser_attachments{network="pods"} 1`))
 		for _, flush := range []string{"nft flush ruleset", "nft delete table inet hawser",
 			"nft flush table inet hawser", "iptables -F"} {
 			m.Cmd("sh", "-c", flush)
