@@ -95,6 +95,16 @@ func ParsePrefix(key, text string) (netip.Prefix, error) {
 	return p, nil
 }
 
+// LastOf is the last address of a network.
+func LastOf(p netip.Prefix) netip.Addr {
+	b := p.Masked().Addr().AsSlice()
+	for bit := p.Bits(); bit < len(b)*8; bit++ {
+		b[bit/8] |= 0x80 >> (bit % 8)
+	}
+	last, _ := netip.AddrFromSlice(b)
+	return last
+}
+
 // ParseNetworks reads a key with a list of addresses and networks.
 func ParseNetworks(key string, texts []string) (all []netip.Prefix, err error) {
 	var problems Problems

@@ -227,8 +227,7 @@ var _ = Describe("make release", Ordered, ContinueOnFailure, func() {
 			docs+"/README.md", docs, out)
 		Expect(names(out)).To(HaveLen(2))
 		for _, name := range names(out) {
-			// The compressor of nfpm leaves a fifth more than xz -9 does.
-			Expect(len(contents(out+"/"+name))).To(BeNumerically("<=", 3_400_000), name)
+			Expect(len(contents(out+"/"+name))).To(BeNumerically("<=", 3_200_000), name)
 		}
 	}, Entry("amd64", "amd64"), Entry("arm64", "arm64"))
 

@@ -25,9 +25,12 @@ type Removal struct {
 // what is still there, or may be: a plugin that is not one of ours has to succeed. It begins those that it can within a
 // time, one at least, and returns these.
 func (n Node) Detach(ctx context.Context, all []*Removal, within time.Duration) []*Removal {
-	calls := map[cni.Attachment]Call{}
-	for end := time.Now().Add(within); len(calls) < len(all) && (len(calls) == 0 || time.Now().Before(end)); {
-		r := all[len(calls)]
+	calls, end := map[cni.Attachment]Call{}, time.Now().Add(within)
+	for i, r := range all {
+		if i > 0 && time.Now().After(end) {
+			all = all[:i]
+			break
+		}
 		c := Call{Command: "DEL", List: r.List}
 		c.Container = Container{ID: r.ContainerID, Netns: r.Netns, IfName: r.IfName}
 		if r.Cached != nil {
@@ -42,9 +45,8 @@ func (n Node) Detach(ctx context.Context, all []*Removal, within time.Duration) 
 		}
 		calls[r.Attachment.Attachment] = c
 	}
-	begun := all[:len(calls)]
 	left, err := n.Attachments(ctx)
-	for _, r := range begun {
+	for _, r := range all {
 		r.Err = errors.Join(r.Err, err)
 		for _, a := range left {
 			if a.Attachment == r.Attachment.Attachment {
@@ -52,7 +54,7 @@ func (n Node) Detach(ctx context.Context, all []*Removal, within time.Duration) 
 			}
 		}
 	}
-	return begun
+	return all
 }
 
 // detachHere calls DEL of our plugins that keep something, with IPAM last.

@@ -33,7 +33,7 @@ func (r Range) Overlaps(o Range) bool { return r.Has(o.First) || o.Has(r.First) 
 func (r Range) without(exclude []netip.Prefix) []Range {
 	left := []Range{r}
 	for _, p := range exclude {
-		o := Range{First: p.Addr(), Last: lastOf(p)}
+		o := Range{First: p.Addr(), Last: cni.LastOf(p)}
 		var parts []Range
 		for _, r := range left {
 			before, behind := r, r
@@ -108,19 +108,9 @@ func newRange(subnet netip.Prefix, start, end, gateway string) Range {
 		return cmp.Or(addr, missing)
 	}
 	r := Range{First: subnet.Masked().Addr().Next()}
-	if r.Last = lastOf(subnet); r.Last.Is4() {
+	if r.Last = cni.LastOf(subnet); r.Last.Is4() {
 		r.Last = r.Last.Prev()
 	}
 	return Range{Subnet: subnet.Masked(), First: of(start, r.First), Last: of(end, r.Last),
 		Gateway: of(gateway, r.First)}
-}
-
-// lastOf is the last address of a network.
-func lastOf(p netip.Prefix) netip.Addr {
-	b := p.Masked().Addr().AsSlice()
-	for bit := p.Bits(); bit < len(b)*8; bit++ {
-		b[bit/8] |= 0x80 >> (bit % 8)
-	}
-	last, _ := netip.AddrFromSlice(b)
-	return last
 }

@@ -152,7 +152,7 @@ func without(sets []rangeSet, exclude []netip.Prefix) error {
 		for _, r := range set {
 			left := rangeSet{r}
 			for _, p := range exclude {
-				left = left.without(ipRange{start: p.Addr(), end: lastOf(p)})
+				left = left.without(ipRange{start: p.Addr(), end: cni.LastOf(p)})
 			}
 			if len(left) == 0 {
 				problems.Add(cni.Refuse("ipam.exclude", nil, fmt.Sprintf("leaves no address of %s, %s", r.key, r)))

@@ -379,19 +379,9 @@ func (s rangeSet) without(o ipRange) (left rangeSet) {
 	return left
 }
 
-// lastOf is the last address of a network.
-func lastOf(p netip.Prefix) netip.Addr {
-	b := p.Addr().AsSlice()
-	for bit := p.Bits(); bit < len(b)*8; bit++ {
-		b[bit/8] |= 0x80 >> (bit % 8)
-	}
-	last, _ := netip.AddrFromSlice(b)
-	return last
-}
-
 // newRange is the default range of a subnet: all but the network's own address and, in IPv4, the broadcast address.
 func newRange(key string, subnet netip.Prefix) ipRange {
-	first, last := subnet.Addr().Next(), lastOf(subnet)
+	first, last := subnet.Addr().Next(), cni.LastOf(subnet)
 	if last.Is4() {
 		last = last.Prev()
 	}
