@@ -3,4 +3,4 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-UPDATE=1 go test -count=1 ./pkg/cni ./pkg/skel ./plugins/... --ginkgo.focus=docs/schema
+UPDATE=1 go test -count=1 ./pkg/cni ./pkg/skel ./plugins/{ipam,main,meta}/... --ginkgo.focus=docs/schema

@@ -5,6 +5,8 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"strconv"
+	"strings"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/ipam"
@@ -134,6 +136,7 @@ type MasqKeys struct {
 	IPMasqBackend *string         `json:"ipMasqBackend" help:"nftables or iptables (nftables, where the kernel has it)" schema:"enum=nftables|iptables"`
 	Exclude       []string        `json:"masqExclude" help:"destinations that are not masqueraded, each an address or a network" each:"format=network"`
 	RandomFully   bool            `json:"masqRandomFully" help:"choose the source ports of masqueraded packets at random" default:"false"`
+	Ports         string          `json:"masqPorts" help:"the source ports that masqueraded packets of TCP and UDP get, as first-last" schema:"format=ports empty"`
 }
 
 // Masq says whether ADD masquerades, what, and with what.
@@ -165,7 +168,31 @@ func (k MasqKeys) Parse(problems *cni.Problems) Masq {
 	if !m.On && k.RandomFully {
 		problems.Add(cni.Refuse("masqRandomFully", true, "means nothing without ipMasq").Suggest("leave it out"))
 	}
+	m.Ports, err = parsePorts("masqPorts", k.Ports)
+	problems.Add(err)
+	if !m.On && k.Ports != "" {
+		problems.Add(cni.Refuse("masqPorts", k.Ports, "means nothing without ipMasq").Suggest("leave it out"))
+	}
 	return m
+}
+
+// parsePorts reads a key, "first-last"; it is zero without a value.
+func parsePorts(key, text string) (ports [2]uint16, err error) {
+	if text == "" {
+		return ports, nil
+	}
+	first, last, _ := strings.Cut(text, "-")
+	for i, end := range []string{first, last} {
+		n, err := strconv.ParseUint(end, 10, 16)
+		if err != nil || n == 0 {
+			return ports, cni.Refuse(key, text, "is no range of ports").Suggest(`write it as "32768-60999"`)
+		}
+		ports[i] = uint16(n)
+	}
+	if ports[0] > ports[1] {
+		return ports, cni.Refuse(key, text, "ends before it begins")
+	}
+	return ports, nil
 }
 
 // of is the masquerade of an attachment's addresses.

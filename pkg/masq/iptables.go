@@ -122,11 +122,21 @@ func (c natChain) rules() []ipt.Rule {
 			out = append(out, r)
 		}
 	}
-	last := c.rule(c.Name, "MASQUERADE", "!", "-d", multicast(c.Family))
-	if c.RandomFully {
-		last.Args = append(last.Args, "--random-fully")
+	masquerade := func(match, options []string) {
+		r := c.rule(c.Name, "MASQUERADE", append([]string{"!", "-d", multicast(c.Family)}, match...)...)
+		r.Args = append(r.Args, options...)
+		if c.RandomFully {
+			r.Args = append(r.Args, "--random-fully")
+		}
+		out = append(out, r)
 	}
-	return append(out, last)
+	if c.Ports != [2]uint16{} {
+		for _, proto := range []string{"tcp", "udp"} {
+			masquerade([]string{"-p", proto}, []string{"--to-ports", fmt.Sprintf("%d-%d", c.Ports[0], c.Ports[1])})
+		}
+	}
+	masquerade(nil, nil)
+	return out
 }
 
 // edit makes the chain with a jump from each address to keep, and deletes those from addresses that are gone. Other

@@ -42,6 +42,13 @@ type Special struct {
 	Exclude []netip.Prefix `json:"exclude,omitempty"`
 	// RandomFully has the kernel choose the source ports at random.
 	RandomFully bool `json:"randomFully,omitempty"`
+	// Ports are the first and the last source port of TCP and UDP; zero: any.
+	Ports [2]uint16 `json:"ports,omitzero"`
+}
+
+// isSpecial says whether the rules differ from the reference's, with these destinations excluded.
+func (s Special) isSpecial(exclude []netip.Prefix) bool {
+	return len(exclude) > 0 || s.RandomFully || s.Ports != [2]uint16{}
 }
 
 // Add makes the attachment's rules. Where it fails Del removes what there is of them. It may be repeated. Another
@@ -121,7 +128,7 @@ func Check(ctx context.Context, nf *nft.Conn, c Config) error {
 		check, other = other, check
 	}
 	err := check()
-	if err == nil || other() == nil || len(c.Exclude) == 0 && !c.RandomFully && checkReference(nf, c) == nil {
+	if err == nil || other() == nil || !c.isSpecial(c.Exclude) && checkReference(nf, c) == nil {
 		return nil
 	}
 	return err

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/nft"
 )
@@ -60,10 +62,10 @@ func (c Config) chainName(p netip.Prefix) string {
 // suffix tells the chains of one prefix apart whose rules differ: a hash of what is special in them.
 func (s Special) suffix(f nft.Family) string {
 	exclude := s.excluded(f)
-	if len(exclude) == 0 && !s.RandomFully {
+	if !s.isSpecial(exclude) {
 		return ""
 	}
-	return cni.Digest(fmt.Sprint(exclude, s.RandomFully), 16)
+	return cni.Digest(fmt.Sprint(exclude, s.RandomFully, s.Ports), 16)
 }
 
 // excluded are the excluded destinations of the family.
@@ -94,19 +96,28 @@ func (c Config) chainNamed(name string) (nft.Chain, bool) {
 		keep = append(keep, p)
 	}
 	keep = append(keep, netip.MustParsePrefix(multicast(f)))
-	last := nft.Masquerade()
+	last := []nft.Rule{{nft.Masquerade()}}
 	if suffix != "" {
 		keep = append(keep, c.excluded(f)...)
-		if c.RandomFully {
-			last = nft.MasqueradeFullyRandom()
-		}
+		last = c.masquerades()
 	}
 	chain := nft.Chain{Name: name}
 	for _, p := range keep {
 		chain.Rules = append(chain.Rules, nft.Rule{nft.InPrefix(f.Daddr(), p), nft.Return()})
 	}
-	chain.Rules = append(chain.Rules, nft.Rule{last})
+	chain.Rules = append(chain.Rules, last...)
 	return chain, true
+}
+
+// masquerades are the last rules of a special chain.
+func (s Special) masquerades() []nft.Rule {
+	var out []nft.Rule
+	if s.Ports != [2]uint16{} {
+		to := nft.MasqueradeTo(s.Ports, s.RandomFully)
+		out = append(out, nft.Rule{nft.IsProtocol(unix.IPPROTO_TCP, "tcp"), to},
+			nft.Rule{nft.IsProtocol(unix.IPPROTO_UDP, "udp"), to})
+	}
+	return append(out, nft.Rule{nft.MasqueradeTo([2]uint16{}, s.RandomFully)})
 }
 
 func multicast(f nft.Family) string {

@@ -523,7 +523,7 @@ var _ = DescribeTable("an attachment that excludes destinations and chooses port
 		before := rulesOf(w.host)
 		c := config(backend, "a", "eth0", "10.1.0.2/24", "fd01::2/64")
 		c.Exclude = prefixes("10.2.0.2/32", "2001:db8::/32", "10.2.0.128/25")
-		c.RandomFully = true
+		c.RandomFully, c.Ports = true, [2]uint16{50000, 50999}
 
 		Expect(add(w.host, c)).To(Succeed())
 		checkAll(w.host, c, plain)
@@ -539,6 +539,10 @@ var _ = DescribeTable("an attachment that excludes destinations and chooses port
 		server := w.out.Serve("udp", "192.0.2.2:0")
 		Expect(seenPort(w.b, 40001, server)).To(Equal(40001))
 		ports := []int{seenPort(w.a, 40002, server), seenPort(w.a, 40003, server)}
+		Expect(ports).To(HaveEach(And(BeNumerically(">=", 50000), BeNumerically("<=", 50999))))
+		c.Ports = [2]uint16{}
+		Expect(add(w.host, c)).To(Succeed())
+		ports = []int{seenPort(w.a, 40002, server), seenPort(w.a, 40003, server)}
 		Expect(ports).NotTo(Equal([]int{40002, 40003}))
 
 		By("CHECK finds another configuration, and ADD makes it")
@@ -577,13 +581,15 @@ var _ = It("an attachment's special chain is one of its own, which reloads, and 
 		nstest.Need("nft", "nft-inet-nat")
 		host := nstest.NewHost()
 		c := config(ipt.NFTables, "c1", "eth0", "10.1.0.2/24")
-		c.Exclude, c.RandomFully = prefixes("10.8.0.0/16", "192.0.2.7/32"), true
+		c.Exclude, c.RandomFully, c.Ports = prefixes("10.8.0.0/16", "192.0.2.7/32"), true, [2]uint16{1024, 4999}
 		Expect(add(host, c)).To(Succeed())
 		chain := regexp.MustCompile(`chain masq_v1_10\.1\.0\.0/24_[0-9a-f]{16} {
 		ip daddr 10\.1\.0\.0/24 return
 		ip daddr 224\.0\.0\.0/4 return
 		ip daddr 10\.8\.0\.0/16 return
 		ip daddr 192\.0\.2\.7 return
+		meta l4proto tcp masquerade to :1024-4999 fully-random
+		meta l4proto udp masquerade to :1024-4999 fully-random
 		masquerade fully-random
 	}`)
 		Expect(rulesOf(host)).To(MatchRegexp(chain.String()))

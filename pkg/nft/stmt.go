@@ -126,22 +126,40 @@ func Goto(chain string) Stmt { return ending("goto "+chain, unix.NFT_GOTO, chain
 
 // ending ends the rule; chain is where a jump or goto leads.
 func ending(text string, code int32, chain string) Stmt {
-	return Stmt{text: text, exprs: [][]byte{expression("immediate",
-		attrNet32(unix.NFTA_IMMEDIATE_DREG, unix.NFT_REG_VERDICT),
+	return Stmt{text: text, exprs: [][]byte{immediate(unix.NFT_REG_VERDICT,
 		attrNest(unix.NFTA_IMMEDIATE_DATA, verdictValue(code, chain)))}}
 }
 
 // Masquerade gives the packet the source address of the interface it leaves by.
-func Masquerade() Stmt { return masquerade("masquerade", 0) }
+func Masquerade() Stmt { return MasqueradeTo([2]uint16{}, false) }
 
-// MasqueradeFullyRandom is Masquerade with a source port that is chosen at random, whatever it was before.
-func MasqueradeFullyRandom() Stmt {
-	const protoRandomFully = 1 << 4 // NF_NAT_RANGE_PROTO_RANDOM_FULLY
-	return masquerade("masquerade fully-random", protoRandomFully)
+// MasqueradeTo is Masquerade with a source port from the first to the last of ports, unless they are zero: that is for
+// packets of a protocol with ports. The kernel keeps the packet's own port where it can, unless random.
+func MasqueradeTo(ports [2]uint16, random bool) Stmt {
+	const protoSpecified, protoRandomFully = 1 << 1, 1 << 4 // NF_NAT_RANGE_*
+	s := Stmt{text: "masquerade"}
+	var flags uint32
+	var attrs [][]byte
+	if ports != [2]uint16{} {
+		s.text += fmt.Sprintf(" to :%d-%d", ports[0], ports[1])
+		flags |= protoSpecified
+		for i, attr := range []uint16{unix.NFTA_MASQ_REG_PROTO_MIN, unix.NFTA_MASQ_REG_PROTO_MAX} {
+			reg := reg1 + uint32(i)
+			s.exprs = append(s.exprs, immediate(reg, operand(unix.NFTA_IMMEDIATE_DATA,
+				binary.BigEndian.AppendUint16(nil, ports[i]))))
+			attrs = append(attrs, attrNet32(attr, reg))
+		}
+	}
+	if random {
+		s.text += " fully-random"
+		flags |= protoRandomFully
+	}
+	s.exprs = append(s.exprs, expression("masq", append(attrs, attrNet32(unix.NFTA_MASQ_FLAGS, flags))...))
+	return s
 }
 
-func masquerade(text string, flags uint32) Stmt {
-	return Stmt{text: text, exprs: [][]byte{expression("masq", attrNet32(unix.NFTA_MASQ_FLAGS, flags))}}
+func immediate(reg uint32, data []byte) []byte {
+	return expression("immediate", attrNet32(unix.NFTA_IMMEDIATE_DREG, reg), data)
 }
 
 // DNATMap translates the destination to the address, of family f, and port that the map has for the fields, if any.
@@ -169,6 +187,11 @@ func DaddrIsLocal() Stmt {
 func IsFamily(f Family) Stmt {
 	return Stmt{text: "meta nfproto ipv" + f.Digit(),
 		exprs: [][]byte{loadMeta(unix.NFT_META_NFPROTO, reg1), isEqual([]byte{byte(f)})}}
+}
+
+// IsProtocol matches packets of one transport protocol, by its number and by its name for nft.
+func IsProtocol(proto byte, name string) Stmt {
+	return Stmt{text: L4Proto.text + " " + name, exprs: [][]byte{L4Proto.load(reg1), isEqual([]byte{proto})}}
 }
 
 // CtTranslated matches packets of flows whose destination was translated.

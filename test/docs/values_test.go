@@ -232,6 +232,8 @@ func masq() []values {
 			bad:    `["10.8.0.0/16", ["x"], [""], [5], [null], ["10.8.0.0/33"], ["0.0.0.0/0"], ["::/0"], {}]`,
 			beyond: `[["10.8.0.1/16"], ["2001:db8::1/32"]]`},
 		{key: "masqRandomFully", beside: `{"ipMasq": true}`, good: booleans, bad: noBooleans},
+		{key: "masqPorts", beside: `{"ipMasq": true}`, good: `["32768-60999", "1-65535", "80-80", "", null]`,
+			bad: `["80", "0-80", "-", "80-", "a-b", "1-2-3", "1 - 2", 80]`, beyond: `["90-80", "1-65536"]`},
 	}
 }
 

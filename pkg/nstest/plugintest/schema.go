@@ -296,6 +296,7 @@ var formats = map[string]Object{
 	"name":      {"pattern": "^[A-Za-z0-9][A-Za-z0-9_.-]*$"},
 	"path":      {"pattern": `^(/[^/\x00]+)+$`},
 	"file":      {"pattern": `^[^/\\]+$`, "not": Object{"enum": []any{".", ".."}}},
+	"ports":     {"pattern": "^0*[1-9][0-9]{0,4}-0*[1-9][0-9]{0,4}$"},
 	"pci":       {"pattern": "^" + pci + "$"},
 	"sysdevice": {"pattern": "^/+sys/+devices/+[^/]"},
 	"device":    {"pattern": "^(" + pci + `|[A-Za-z0-9_][A-Za-z0-9_.-]*)$`},
