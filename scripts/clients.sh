@@ -1,5 +1,5 @@
 #!/bin/bash
-# clients.sh PROGRAM...: clients of the plugins that Debian does not have (cnitool, crio,
+# clients.sh PROGRAM...: clients of the plugins that Debian does not have (cnitool, containerd 2, crio,
 # cri-tools, kubelet, nerdctl), built into the user's cache unless they are there. Prints their directories, separated by colons.
 set -euo pipefail
 scripts=$(cd "$(dirname "$0")" && pwd)
@@ -28,6 +28,11 @@ client() {
 }
 
 build_cnitool() { "$scripts/retry.sh" go build -C "$1" -trimpath -o "$2/cnitool" ./cnitool; }
+
+build_containerd() {
+	"$scripts/retry.sh" go build -C "$1" -trimpath -ldflags '-s -w' -o "$2/" \
+		./cmd/containerd ./cmd/containerd-shim-runc-v2 ./cmd/ctr
+}
 
 # With the program that pins the namespaces of its pods, which is C.
 build_crio() {
@@ -62,6 +67,7 @@ found=()
 for program; do
 	case $program in
 	cnitool) client cnitool github.com/containernetworking/cni v1.3.0 ;;
+	containerd) client containerd github.com/containerd/containerd/v2 v2.4.2 ;;
 	crio) client crio github.com/cri-o/cri-o v1.34.0 ;;
 	cri-tools) client cri-tools sigs.k8s.io/cri-tools v1.36.0 ;;
 	nerdctl) client nerdctl github.com/containerd/nerdctl/v2 v2.2.2 ;;

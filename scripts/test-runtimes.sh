@@ -7,7 +7,6 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-version=v2.4.2
 scripts/deps.sh buildah busybox-static containerd containernetworking-plugins iproute2 nftables podman procps runc \
 	slirp4netns uidmap util-linux
 scripts/reference.sh >/dev/null
@@ -17,14 +16,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 ARCHS=$(go env GOARCH) VERSION=9.8.7 scripts/image.sh "$work"
 export HAWSER_IMAGE=$work/hawser-9.8.7-oci.tar
-if [ -z "${HAWSER_CONTAINERD:-}" ]; then
-	HAWSER_CONTAINERD=${XDG_CACHE_HOME:-$HOME/.cache}/hawser/containerd-$version
-	for program in containerd containerd-shim-runc-v2 ctr; do
-		[ -x "$HAWSER_CONTAINERD/$program" ] ||
-			GOBIN=$HAWSER_CONTAINERD CGO_ENABLED=0 scripts/retry.sh go install \
-				"github.com/containerd/containerd/v2/cmd/$program@$version"
-	done
-fi
+[ -n "${HAWSER_CONTAINERD:-}" ] || HAWSER_CONTAINERD=$(scripts/clients.sh containerd)
 export HAWSER_CONTAINERD
 clients=(cnitool)
 filter='!all'
