@@ -203,6 +203,8 @@ type server struct {
 	more   []dhcpv4.Modifier // of each answer
 	first  netip.Addr        // that is lent
 	script func(s *server, req, answer *dhcpv4.DHCPv4) []*dhcpv4.DHCPv4
+	// toClient has it answer a renewal to the client's address alone, as most servers do.
+	toClient bool
 }
 
 // seen is a message of a client.
@@ -232,8 +234,15 @@ func (s *server) run() {
 		if err != nil {
 			continue
 		}
-		for _, answer := range s.answers(req, from.(*net.UDPAddr).AddrPort().Addr().Unmap()) {
-			_, _ = s.conn.WriteTo(answer.ToBytes(), &net.UDPAddr{IP: net.IPv4(10, 9, 0, 255), Port: 68})
+		answers := s.answers(req, from.(*net.UDPAddr).AddrPort().Addr().Unmap())
+		to := net.IPv4(10, 9, 0, 255)
+		s.set(func(s *server) {
+			if s.toClient && !req.ClientIPAddr.IsUnspecified() {
+				to = req.ClientIPAddr
+			}
+		})
+		for _, answer := range answers {
+			_, _ = s.conn.WriteTo(answer.ToBytes(), &net.UDPAddr{IP: to, Port: 68})
 		}
 	}
 }

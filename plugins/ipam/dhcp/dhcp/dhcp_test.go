@@ -221,6 +221,31 @@ var _ = Describe("a lease", func() {
 		Eventually(d.log).Should(gbytes.Say("released.*at=02:00:00:00:00:08"))
 	})
 
+	It("lives on when its interface gets another name and MAC address and is the port of a bridge, as KubeVirt has it",
+		Label("kubevirt"), func() {
+			s, d := l.begin(shortLease(60)...)
+			s.set(func(s *server) { s.toClient = true })
+			r := l.configure(c)
+			vm := nstest.NewNetns()
+			mac := Show(c, "eth0").Address
+			c.IP("link set eth0 down", "addr flush dev eth0", "link set eth0 name eth0-nic address 02:00:00:00:00:07",
+				"link add k6t-eth0 type bridge", "link set eth0-nic up master k6t-eth0", "link set k6t-eth0 up",
+				"link add tap0 type veth peer name eth0 address "+mac+" netns "+vm.Name,
+				"link set tap0 up master k6t-eth0")
+			vm.IP("addr add "+r.IPs[0].Address+" dev eth0", "link set eth0 up")
+			before := len(s.messages(request))
+			Eventually(func() int { return len(s.messages(request)) }, "30s").Should(BeNumerically(">", before+10))
+			for _, renewal := range s.messages(request)[before:] {
+				Expect(renewal.src.String()).To(Equal("10.9.0.50"))
+			}
+			Expect(s.messages(discover)).To(HaveLen(1))
+			By("the guest keeps its address: others send to it, not to the port")
+			Expect(l.server.Cmd("ip", "neigh", "show", "10.9.0.50")).To(ContainSubstring(mac))
+			Expect(c.Cmd("ip", "-o", "-4", "addr", "show", "dev", "eth0-nic")).To(BeEmpty())
+			l.Succeeds(l.after("DEL", c, r))
+			Eventually(d.log).Should(gbytes.Say("msg=released"))
+		})
+
 	It("is not said to be released where nobody answers for the server, which may hear it all the same", func() {
 		s, d := l.begin()
 		l.Add(l.call("ADD", c))

@@ -102,22 +102,44 @@ const (
 )
 
 // packetSocket opens a socket that sends and receives packets of a protocol, IP or ARP, on a
-// link of the calling thread's namespace, whatever addresses and rules there are.
-func packetSocket(index, protocol int, filter []bpf.Instruction) (*linklayer.Conn, error) {
-	program, err := bpf.Assemble(filter)
+// link of the calling thread's namespace, whatever addresses and rules there are. It hears them on the port of a bridge
+// too, such as an interface that KubeVirt gave to a virtual machine: of these a socket for one protocol hears none.
+func packetSocket(index int, protocol uint16, filter []bpf.Instruction) (*linklayer.Conn, error) {
+	program, err := bpf.Assemble(append([]bpf.Instruction{
+		bpf.LoadExtension{Num: bpf.ExtProto},
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: uint32(protocol), SkipTrue: 1},
+		bpf.RetConstant{Val: 0},
+	}, filter...))
 	if err != nil {
 		return nil, err
 	}
-	sock, err := linklayer.Listen(&net.Interface{Index: index}, linklayer.Datagram, protocol,
+	sock, err := linklayer.Listen(&net.Interface{Index: index}, linklayer.Datagram, int(protocol),
 		&linklayer.Config{Filter: program})
 	if err != nil {
 		return nil, fmt.Errorf("socket for packets: %w", err)
 	}
-	// That the link is still down would fail the first call after it is up.
-	if raw, err := sock.SyscallConn(); err == nil {
-		_ = raw.Control(func(fd uintptr) { _, _ = unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_ERROR) })
+	if err := hearAll(sock, index); err != nil {
+		_ = sock.Close()
+		return nil, fmt.Errorf("socket for packets: %w", err)
 	}
 	return sock, nil
+}
+
+// hearAll binds a socket for one protocol, which it goes on to send, to those of all.
+func hearAll(sock *linklayer.Conn, index int) error {
+	raw, err := sock.SyscallConn()
+	if err != nil {
+		return err
+	}
+	inOrder := binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, unix.ETH_P_ALL))
+	all := &unix.SockaddrLinklayer{Ifindex: index, Protocol: inOrder}
+	var bound error
+	err = raw.Control(func(fd uintptr) {
+		bound = unix.Bind(int(fd), all)
+		// That the link is still down would fail the first call after it is up.
+		_, _ = unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_ERROR)
+	})
+	return cmp.Or(err, bound)
 }
 
 // directed is a packet socket whose packets go to one MAC address.
@@ -135,7 +157,11 @@ func (d directed) WriteTo(b []byte, _ net.Addr) (int, error) {
 func (l *link) send(ctx context.Context, p *packet) (at net.HardwareAddr, err error) {
 	to := nclient4.BroadcastMac
 	if p.hop.IsValid() && len(l.MAC) == len(to) {
-		if at, err = l.neighbor(ctx, p.src, p.hop); err != nil {
+		mac := l.MAC
+		if l.Master != 0 { // the port of a bridge, behind which somebody has the address and the MAC address
+			mac = p.message.ClientHWAddr
+		}
+		if at, err = l.neighbor(ctx, mac, p.src, p.hop); err != nil {
 			return nil, err
 		}
 		if at != nil {
@@ -174,8 +200,9 @@ func (l *link) receive(ctx context.Context, wait time.Duration) (*dhcpv4.DHCPv4,
 	return message, err
 }
 
-// neighbor asks by ARP (RFC 826) who has an address. src need not be on the interface any more. nil: nobody answers.
-func (l *link) neighbor(ctx context.Context, src, addr netip.Addr) (mac net.HardwareAddr, err error) {
+// neighbor asks by ARP (RFC 826) who has an address. from and src need not be the interface's any more. nil: nobody
+// answers.
+func (l *link) neighbor(ctx context.Context, from net.HardwareAddr, src, addr netip.Addr) (net.HardwareAddr, error) {
 	const tries, pause, length = 3, 200 * time.Millisecond, 28
 	const answer, operation, senderMAC, senderIP = 2, 6, 8, 14
 	filter := []bpf.Instruction{ // lets answers of the address through
@@ -187,7 +214,7 @@ func (l *link) neighbor(ctx context.Context, src, addr netip.Addr) (mac net.Hard
 		bpf.RetConstant{Val: 0},
 	}
 	var sock *linklayer.Conn
-	err = l.ns.Do(func() (err error) {
+	err := l.ns.Do(func() (err error) {
 		sock, err = packetSocket(l.Index, unix.ETH_P_ARP, filter)
 		return err
 	})
@@ -196,7 +223,7 @@ func (l *link) neighbor(ctx context.Context, src, addr netip.Addr) (mac net.Hard
 	}
 	defer sock.Close()
 	head := []byte{0, 1, 8, 0, 6, 4, 0, 1} // Ethernet, IPv4, the lengths of their addresses, a request
-	question := slices.Concat(head, l.MAC, src.AsSlice(), make([]byte, 6), addr.AsSlice())
+	question := slices.Concat(head, from, src.AsSlice(), make([]byte, 6), addr.AsSlice())
 	for range tries {
 		if _, err := sock.WriteTo(question, &linklayer.Addr{HardwareAddr: nclient4.BroadcastMac}); err != nil {
 			return nil, fmt.Errorf("ask who has %s: %w", addr, err)
