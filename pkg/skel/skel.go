@@ -70,8 +70,9 @@ type Plugin[C any] struct {
 	Restore func(context.Context, []*Request) map[string]error
 
 	// List returns what the plugin keeps for attachments, on the host and in namespaces whose paths it knows. It is
-	// told a network and its configuration, or neither: then it looks at the places that no configuration chooses. It
-	// takes no lock and changes nothing. What it could read comes beside an error.
+	// told a network and its configuration, or neither: then it looks at the places that no configuration chooses. The
+	// key dataDir alone, also in ipam, chooses one. It takes no lock and changes nothing. What it could read comes
+	// beside an error.
 	List func(context.Context, *Request) ([]cni.Holding, error)
 }
 

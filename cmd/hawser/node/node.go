@@ -3,6 +3,7 @@
 package node
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -222,8 +223,11 @@ func (n Node) Holdings(ctx context.Context, cached []Cached) ([]cni.Holding, err
 		asked := map[string]bool{}
 		for _, list := range lists {
 			for i, e := range list.Plugins {
+				if e.Type != p.Name && e.IPAM.Type != p.Name {
+					continue
+				}
 				conf := list.Conf(i, nil)
-				if (e.Type == p.Name || e.IPAM.Type == p.Name) && !asked[string(conf)] {
+				if choosesPlace(conf) && !asked[string(conf)] {
 					asked[string(conf)] = true
 					ask(p, conf)
 				}
@@ -232,6 +236,9 @@ func (n Node) Holdings(ctx context.Context, cached []Cached) ([]cni.Holding, err
 	}
 	return all, errors.Join(errs...)
 }
+
+// choosesPlace says whether a configuration may say where a plugin keeps things.
+func choosesPlace(conf []byte) bool { return bytes.Contains(bytes.ToLower(conf), []byte(`"datadir"`)) }
 
 // Held are the values of the holdings of a kind.
 func (a *Attachment) Held(kind cni.HoldingKind) (values []string) {

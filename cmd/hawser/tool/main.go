@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime/debug"
 	"slices"
 	"strings"
 
@@ -21,6 +22,7 @@ import (
 // Main runs a program that is all these plugins and the tool, and exits.
 func Main(all []skel.Program) {
 	skel.MainOf(all)
+	debug.SetGCPercent(400) // what a node with many containers takes is read once, and kept
 	root := command(all, os.LookupEnv, os.Environ())
 	root.SetArgs(os.Args[1:])
 	root.SetIn(os.Stdin)

@@ -174,7 +174,7 @@ func isDrift(err error) bool {
 
 // restore makes again at once what a flush took of all, host ports first. What it cannot is left to Look and Reapply.
 func (p *repairer) restore(ctx context.Context, jobs []job) {
-	for _, plugin := range []string{"portmap", "bridge", "ptp"} {
+	for _, plugin := range []string{"portmap", "bridge", "ptp", "firewall"} {
 		var calls []*node.Call
 		var of []*job
 		for i := range jobs {

@@ -5,11 +5,13 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/nft"
+	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
 // table is shared with other plugins. Names in it carry the version of the layout.
@@ -150,6 +152,29 @@ func (c call) addNFTables(ctx context.Context, r *record, p policy) error {
 		}
 	}
 	return err
+}
+
+// restore makes elements and shared chains again as the records have them, but no policies and nothing in FORWARD.
+func restore(ctx context.Context, all []*skel.Request) map[string]error {
+	nf := nft.New()
+	defer nf.Close()
+	missing := map[string]error{}
+	_ = records().Locked(ctx, func(s *store) error { // CHECK finds what it did not make
+		byBit := map[int][]nft.Item{}
+		for _, req := range all {
+			r, ok, err := s.Get(req.Hash())
+			isSame := err == nil && ok && slices.Equal(r.Addrs, addressesOf(req.PrevResult, req.IfName))
+			if isSame && r.Backend == nftables {
+				byBit[r.Bit] = append(byBit[r.Bit], r.items()...)
+			}
+		}
+		for bit, items := range byBit {
+			some, _ := owned(bit).Restore(ctx, nf, items)
+			maps.Copy(missing, some)
+		}
+		return nil
+	})
+	return missing
 }
 
 // delNFTables removes the attachment's elements, and gives its bridge the remaining policy.

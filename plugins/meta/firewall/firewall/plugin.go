@@ -26,5 +26,6 @@ func Plugin() skel.Plugin[config] {
 		GC:      gc,
 		Status:  status,
 		List:    list,
+		Restore: restore,
 	}
 }

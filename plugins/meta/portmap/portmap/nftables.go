@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"strconv"
 	"strings"
@@ -121,9 +122,7 @@ func restore(ctx context.Context, all []*skel.Request) map[string]error {
 		}
 		for bit, items := range byBit {
 			some, _ := owned(bit).Restore(ctx, nf, items)
-			for mark, what := range some {
-				missing[mark] = what
-			}
+			maps.Copy(missing, some)
 		}
 		if len(missing) == 0 {
 			return nil
