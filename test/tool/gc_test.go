@@ -243,6 +243,29 @@ var _ = Describe("hawser gc", Label("tool-gc"), func() {
 			Expect(g.Files("/var/lib/cni", "/run")).NotTo(ContainSubstring(gone))
 		})
 
+	It("looks again before it takes what a slow DEL has left", func() {
+		g := newGCNode(ours(), "10.101.9")
+		g.runtime(lives)
+		g.up(newPod(lives, "web-1")).hold()
+		g.up(newPod(gone, "web-0", hostPort(8080, 80)))
+		g.Cmd("sh", "-c", "rm /var/lib/cni/results/*")
+		// DEL by this list leaves what portmap keeps, and takes so long that a runtime can start the container again.
+		list := strings.ReplaceAll(usual, "10.88.0", "10.101.9")
+		g.write("/etc/cni/net.d/10-pods.conflist", strings.Replace(list, `"portmap"`, `"others"`, 1))
+		g.program("again", crictl(lives, gone))
+		Expect(os.WriteFile(filepath.Join(g.plugins, "others"), []byte("#!/bin/sh\nsleep 1.1; mv "+g.bin+"/again "+
+			g.bin+"/crictl\n"), 0o755)).To(Succeed())
+		c, exit := g.gc(append(now, "--yes")...)
+		Expect(exit).To(BeZero())
+		Expect(c.Attachments).To(HaveEach(HaveField("Kept", "crictl knows the container")))
+		Expect(g.Cmd("nft", "list", "ruleset")).To(ContainSubstring("8080"))
+		g.program("crictl", crictl(lives))
+		Expect(os.WriteFile(filepath.Join(g.plugins, "others"), []byte("#!/bin/sh\n"), 0o755)).To(Succeed())
+		c, _ = g.gc(append(now, "--yes")...)
+		Expect(c.Attachments).To(ContainElement(HaveField("Done", true)))
+		Expect(g.Cmd("nft", "list", "ruleset")).NotTo(ContainSubstring("8080"))
+	})
+
 	It("refuses to look from a PID namespace in which it sees no container", Label("gc-blind"), func() {
 		g := newGCNode(ours(), "10.101.7")
 		g.runtime() // the container is of one that does not answer here

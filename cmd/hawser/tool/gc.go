@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -32,6 +33,9 @@ type garbage struct {
 	Kept  string `json:"kept,omitempty"`
 	Done  bool   `json:"done"`
 	Error string `json:"error,omitempty"`
+
+	removal *node.Removal // that began
+	judged  *node.Survey  // by which Why was said
 }
 
 func gcCommand(n *node.Node, asJSON *bool) *cobra.Command {
@@ -82,45 +86,77 @@ func collect(ctx context.Context, n node.Node, older time.Duration, yes bool) (*
 
 // remove detaches what is garbage. It looks again before what it removes within a second: containers come and go.
 func (c *collection) remove(ctx context.Context, n node.Node, older time.Duration) error {
-	left := map[cni.Attachment]*garbage{}
+	var left []*garbage
 	for i := range c.Attachments {
 		if g := &c.Attachments[i]; g.Why != "" {
-			left[g.Attachment] = g
+			left = append(left, g)
 		}
 	}
 	var errs []error
 	for len(left) > 0 {
 		s, err := n.Survey(ctx)
+		for end := time.Now().Add(time.Second); len(left) > 0 && err == nil; s.Attachments, err = n.Attachments(ctx) {
+			there := map[cni.Attachment]*node.Attachment{}
+			for _, a := range s.Attachments {
+				there[a.Attachment] = a
+			}
+			var more []*garbage
+			for i, g := range left {
+				if i > 0 && time.Now().After(end) {
+					more = append(more, left[i:]...)
+					break
+				}
+				isDone, failed := g.step(ctx, n, there[g.Attachment], func(a *node.Attachment) {
+					if g.judged != s {
+						g.judged = s
+						g.Why, g.Kept = s.Judge(a, older)
+					}
+				})
+				if errs = append(errs, failed); !isDone {
+					more = append(more, g)
+				}
+			}
+			if left = more; time.Now().After(end) {
+				break
+			}
+		}
 		if err != nil {
 			return errors.Join(append(errs, err)...)
-		}
-		var still []*node.Removal
-		now := map[cni.Attachment]*garbage{}
-		for _, a := range s.Attachments {
-			g := left[a.Attachment]
-			if g == nil {
-				continue
-			}
-			if g.Why, g.Kept = s.Judge(a, older); g.Why == "" {
-				continue
-			}
-			if r := g.removal(n, a); r.Err != nil {
-				errs = append(errs, g.end(r))
-			} else {
-				still, now[a.Attachment] = append(still, r), g
-			}
-		}
-		left = now
-		for _, r := range n.Detach(ctx, still, time.Second) {
-			errs = append(errs, left[r.Attachment.Attachment].end(r))
-			delete(left, r.Attachment.Attachment)
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// removal is by the list that the runtime remembers, or else by the node's list of the network, if there is one.
-func (g *garbage) removal(n node.Node, a *node.Attachment) *node.Removal {
+// step takes the next step to remove what is garbage still, of which a is what is there: DEL by the list, and then what
+// that left.
+func (g *garbage) step(ctx context.Context, n node.Node, a *node.Attachment, judge func(*node.Attachment)) (isDone bool,
+	err error) {
+	if a == nil {
+		if g.removal == nil { // it ended meanwhile
+			return true, nil
+		}
+		return true, g.end()
+	}
+	known := *a
+	if g.removal != nil { // by the addresses that it had
+		known.Holdings = slices.Concat(a.Holdings, g.removal.Holdings)
+	}
+	if judge(&known); g.Why == "" {
+		return true, nil
+	}
+	if g.removal != nil {
+		n.DetachLeft(ctx, g.removal, a.Holdings)
+		return true, g.end()
+	}
+	if g.removal = removalOf(n, a); g.removal.Err != nil {
+		return true, g.end()
+	}
+	n.Detach(ctx, g.removal)
+	return false, nil
+}
+
+// removalOf is by the list that the runtime remembers, or else by the node's list of the network, if there is one.
+func removalOf(n node.Node, a *node.Attachment) *node.Removal {
 	r := &node.Removal{Attachment: a}
 	if a.Cached != nil {
 		r.List, r.Err = node.ParseList(a.Cached.Config)
@@ -131,8 +167,8 @@ func (g *garbage) removal(n node.Node, a *node.Attachment) *node.Removal {
 }
 
 // end forgets what the runtime remembered of an attachment that was removed.
-func (g *garbage) end(r *node.Removal) error {
-	err := r.Err
+func (g *garbage) end() error {
+	r, err := g.removal, g.removal.Err
 	if err == nil && r.Cached != nil {
 		err = os.Remove(r.Cached.File)
 	}
