@@ -87,6 +87,23 @@ var _ = Describe("hawser watch", Label("tool-watch"), func() {
 		}
 	})
 
+	It("says so where another one keeps connections already", func() {
+		nstest.Need("nft-owner")
+		m := newMachine(ours(), usual)
+		m.up(newPod("c1", "web-0"))
+		m.watches(nstest.Program{Path: nstest.Build("hawser"), Args: []string{"watch", "--every", "1h"}})
+		Eventually(func() string { return m.Cmd("nft", "list", "tables") }).Should(ContainSubstring("hawser_watch"))
+		file := filepath.Join(GinkgoT().TempDir(), "said")
+		said := func() string { return string(nstest.Must(os.ReadFile(file))) }
+		m.Start(nstest.Program{Path: "sh", Args: []string{"-c",
+			`exec "$0" watch --every 1s --json >` + file, nstest.Build("hawser")}})
+		Eventually(file).Should(BeAnExistingFile())
+		Eventually(said).Should(HavePrefix(`{"watch":{"error":"connections are not kept while others flush`))
+		m.Cmd("nft", "delete", "table", "inet", "hawser")
+		Eventually(func() string { return m.Cmd("nft", "list", "tables") }).Should(ContainSubstring("inet hawser\n"))
+		Expect(strings.Count(said(), "are not kept")).To(Equal(1))
+	})
+
 	It("does not wait for a runtime's answer, neither to make again nor to end", func() {
 		g := newGCNode(ours(), "10.77.1")
 		g.runtime()

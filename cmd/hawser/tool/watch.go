@@ -60,14 +60,20 @@ func watchCommand(n *node.Node, asJSON *bool) *cobra.Command {
 // reloadTime is how long a program may take between the rules that it flushes and those that it loads.
 const reloadTime = 200 * time.Millisecond
 
+// lostTime is how long a repair may wait for which messages were lost: all rules may be gone.
+const lostTime = 5 * time.Second
+
 // run ends with the context, or when the kernel's messages cannot be read.
 func (w watcher) run(ctx context.Context) error {
 	ctx, end := context.WithCancel(ctx)
 	nat := nft.New()
 	defer nat.Close()
-	_ = nat.HoldNAT() // an older kernel cannot
+	if err := nat.HoldNAT(); err != nil {
+		w.complain(ctx, "watch", fmt.Errorf("connections are not kept while others flush (%w): Linux before 5.12 cannot, "+
+			"and one process of a node has the table; start this one again when another hawser watch has ended", err))
+	}
 	failed, others := make(chan error, 1), make(chan struct{})
-	flushed, deleted := make(chan struct{}, 1), make(chan struct{}, 1)
+	flushed, deleted, lost := make(chan struct{}, 1), make(chan struct{}, 1), make(chan struct{}, 1)
 	tell := func(c chan struct{}) {
 		select {
 		case c <- struct{}{}:
@@ -78,7 +84,9 @@ func (w watcher) run(ctx context.Context) error {
 		failed <- nft.Deletions(ctx, func(t nft.Table, chain string) {
 			switch {
 			case !concernsUs(t, chain):
-			case chain == "" && t.Name != "": // without a name something was lost, which may be any number of rules
+			case t.Name == "": // messages of any number of rules
+				tell(lost)
+			case chain == "":
 				tell(flushed)
 			default:
 				tell(deleted)
@@ -103,7 +111,11 @@ func (w watcher) run(ctx context.Context) error {
 				due.Reset(p.pause)
 			}
 		case <-deleted:
-			if p.deleted() {
+			if p.deleted(w.every) {
+				due.Reset(p.pause)
+			}
+		case <-lost:
+			if p.deleted(lostTime) {
 				due.Reset(p.pause)
 			}
 		case <-due.C:
@@ -130,12 +142,12 @@ func (p *pace) flushed() (isNew bool) {
 	return isNew
 }
 
-func (p *pace) deleted() (isNew bool) {
+func (p *pace) deleted(most time.Duration) (isNew bool) {
 	switch {
-	case p.isDue:
+	case p.isDue && p.pause <= most:
 		return false
-	case time.Since(p.last) < p.pause:
-		p.pause = min(2*p.pause, p.most)
+	case p.isDue || time.Since(p.last) < p.pause:
+		p.pause = min(2*p.pause, most, p.most)
 	default:
 		p.pause = reloadTime
 	}
