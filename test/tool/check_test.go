@@ -111,6 +111,31 @@ var _ = Describe("hawser check", Label("tool-check"), func() {
 		Expect(m.checks(listFile)).To(Equal(m.checks("/etc/cni/net.d")))
 	}}, entries...)...)
 
+	It("looks for plugins where the node's runtimes do, and in all usual places without them", func() {
+		m, root := newMachine(ours(), usual), GinkgoT().TempDir()
+		file := func(name, text string) {
+			Expect(os.MkdirAll(filepath.Dir(root+name), 0o755)).To(Succeed())
+			Expect(os.WriteFile(root+name, []byte(text), 0o755)).To(Succeed())
+		}
+		file("/etc/cni/net.d/10-lo.conflist", `{"cniVersion": "1.0.0", "name": "lo", "plugins": [{"type": "loopback"}]}`)
+		file("/usr/lib/cni/loopback", "")
+		missing := func() string { return m.hawser("check", "--root", root).Stdout }
+		Expect(missing()).To(BeEmpty())
+		file("/etc/containerd/config.toml", "version = 2\n")
+		Expect(missing()).To(ContainSubstring(`plugin "loopback" is in none of /opt/cni/bin` + "\n"))
+		file("/etc/containerd/conf.d/cri.toml", "[plugins.'io.containerd.cri.v1.runtime'.cni]\n  bin_dir = ''\n"+
+			"  bin_dirs = ['/run/bin', '/usr/lib/cni/']\n")
+		Expect(missing()).To(BeEmpty())
+		file("/etc/containerd/conf.d/cri.toml", "  bin_dir = \"/run/bin\"\n")
+		Expect(missing()).To(ContainSubstring("is in none of /run/bin\n"))
+		file("/etc/crio/crio.conf.d/10.conf", "[crio.network]\n# plugin_dirs = [\n# \"/a\"]\nplugin_dirs = [\n"+
+			"  \"/usr/libexec/cni\",\n]\n")
+		Expect(missing()).To(ContainSubstring("is in none of /run/bin:/usr/libexec/cni\n"))
+		Expect(os.Remove(root + "/etc/crio/crio.conf.d/10.conf")).To(Succeed())
+		file("/etc/containerd/config.toml", "disabled_plugins = [\"cri\"]\n")
+		Expect(missing()).To(BeEmpty(), "Docker's")
+	})
+
 	It("compares the lists of a directory", func() {
 		m := newMachine(ours(), usual)
 		m.Cmd("sh", "-ec", second("pods", "10.99.0.0/24"))

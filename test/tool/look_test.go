@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/containernetworking/cni/libcni"
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 
@@ -29,6 +30,17 @@ func (a attachment) held(kind string) (values []string) {
 }
 
 var _ = Describe("hawser ls", Label("tool-ls"), func() {
+	It("does not call a loopback the reference's, of which nothing tells whose it is", func() {
+		m := newMachine(ours(), usual)
+		nstest.Build("loopback")
+		m.list = nstest.Must(libcni.NetworkConfFromBytes([]byte(
+			`{"cniVersion": "1.0.0", "name": "cni-loopback", "plugins": [{"type": "loopback"}]}`)))
+		p := newPod("c1", "web-0")
+		p.rt.IfName = "lo"
+		m.up(p)
+		Expect(m.says("ls")).To(And(MatchRegexp(`cni-loopback +shop/web-0 +lo `), Not(ContainSubstring("reference"))))
+	})
+
 	It("lists attachments, with their addresses, host ends and host ports", func() {
 		m := newMachine(ours(), usual)
 		m.up(newPod("0123456789abcdef", "web-0", hostPort(8080, 80)))

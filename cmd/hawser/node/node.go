@@ -36,13 +36,13 @@ type Node struct {
 // has no list and k3s's has one.
 func Default(programs []skel.Program, env []string) Node {
 	n := Node{
-		ConfDir: "/etc/cni/net.d", Path: "/opt/cni/bin:/usr/lib/cni:/usr/libexec/cni",
+		ConfDir: "/etc/cni/net.d", Path: configuredPath(),
 		CacheDir: "/var/lib/cni", Failures: skel.FailureDir, Env: env, Programs: programs,
 	}
 	const k3s = "/var/lib/rancher/k3s/"
 	usual, _ := ListFiles(n.ConfDir)
 	if lists, _ := ListFiles(k3s + "agent/etc/cni/net.d"); len(usual) == 0 && len(lists) > 0 {
-		n.ConfDir, n.Path = k3s+"agent/etc/cni/net.d", k3s+"data/cni:"+k3s+"data/current/bin:"+n.Path
+		n.ConfDir, n.Path = k3s+"agent/etc/cni/net.d", k3s+"data/cni:"+k3s+"data/current/bin:"+usualPath
 	}
 	return n
 }
@@ -69,7 +69,7 @@ type Attachment struct {
 	// Cached is what the runtime remembers; nil where it does not know the attachment.
 	Cached   *Cached       `json:"-"`
 	Holdings []cni.Holding `json:"holdings"`
-	// Reference says that its interface is not one that our plugins made.
+	// Reference says that its interface is not one that our plugins made. Of loopback, which leaves nothing, nobody knows.
 	Reference bool      `json:"reference,omitempty"`
 	Since     time.Time `json:"since,omitzero"`
 	// Orphan says why nobody needs what is held; empty where somebody may.
@@ -109,6 +109,7 @@ func (n Node) Attachments(ctx context.Context) ([]*Attachment, error) {
 	for _, a := range all {
 		if a.judge(); a.Cached != nil {
 			a.Cached.Netns = a.Netns
+			a.Reference = a.Reference && (len(a.Holdings) > 0 || !isLoopback(*a.Cached))
 		}
 		out = append(out, a)
 	}
@@ -116,6 +117,11 @@ func (n Node) Attachments(ctx context.Context) ([]*Attachment, error) {
 		return strings.Compare(a.Network+" "+a.ContainerID+" "+a.IfName, b.Network+" "+b.ContainerID+" "+b.IfName)
 	})
 	return out, errors.Join(errs...)
+}
+
+func isLoopback(c Cached) bool {
+	list, err := ParseList(c.Config)
+	return err == nil && len(list.Plugins) == 1 && list.Plugins[0].Type == "loopback"
 }
 
 // whole is the attachment whose a holding is that does not say all of it: the reference writes no interface down, and

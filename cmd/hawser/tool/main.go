@@ -54,10 +54,16 @@ func command(all []skel.Program, env func(string) (string, bool), vars []string)
 		if err := fromEnvironment(c.Flags(), env); err != nil || dir == "" {
 			return err
 		}
-		if err := unix.Chroot(dir); err != nil {
+		if err := errors.Join(unix.Chroot(dir), os.Chdir("/")); err != nil {
 			return fmt.Errorf("--root %q: %w", dir, err)
 		}
-		return os.Chdir("/")
+		d := node.Default(all, vars) // in there
+		for name, value := range map[string]string{"conf": d.ConfDir, "path": d.Path, "cache": d.CacheDir} {
+			if f := c.Flags().Lookup(name); !f.Changed {
+				_ = f.Value.Set(value) // a text
+			}
+		}
+		return nil
 	}
 	for _, command := range []func(*node.Node, *bool) *cobra.Command{
 		lsCommand, whyCommand, explainCommand, traceCommand, doctorCommand, checkCommand, testCommand, reapplyCommand,
