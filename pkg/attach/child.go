@@ -159,7 +159,7 @@ func (s *Session) createChild(ctx context.Context) (err error) {
 // makeChild makes the link, under a temporary name where the kernel refuses the final one: before
 // 6.15 it does so when the host has the name.
 func (s *Session) makeChild(ctx context.Context) error {
-	name, kind := s.IfName, s.Child.New.Kind
+	name := s.IfName
 	err := s.Child.Make(ctx, s, name)
 	if errors.Is(err, unix.EEXIST) {
 		if err := s.RefuseTakenName(); err != nil {
@@ -169,8 +169,6 @@ func (s *Session) makeChild(ctx context.Context) error {
 		err = s.Child.Make(ctx, s, name)
 	}
 	switch {
-	case errors.Is(err, unix.EOPNOTSUPP) && errors.Is(s.Host.ProbeKind(kind), unix.EOPNOTSUPP):
-		return cni.Errorf(cni.CodeUnsupportedField, "%s: not supported by this kernel: %w", kind, err)
 	case errors.Is(err, unix.EBUSY) && s.Child.Master != nil:
 		upper := cmp.Or(upperLink(s.masterSide(), s.Master),
 			"something that takes its frames, a macvlan or ipvlan perhaps")
@@ -216,10 +214,7 @@ func (c ChildConfig) ready(host *rtnl.Conn) error {
 	if err := errors.Join(c.masterReady(host), c.Link.SettleMTU(host)); err != nil {
 		return err
 	}
-	if err := host.ProbeKind(c.New.Kind); err != nil {
-		return fmt.Errorf("%s: not supported by this kernel: %w", c.New.Kind, err)
-	}
-	return nil
+	return host.ProbeKind(c.New.Kind)
 }
 
 // MasterKeys are the configuration keys of an interface on another one.

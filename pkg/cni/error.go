@@ -52,6 +52,11 @@ func Errorf(code uint, format string, args ...any) *Error {
 // Drift is the error of a difference that CHECK finds.
 func Drift(format string, args ...any) *Error { return Errorf(CodeDrift, format, args...) }
 
+// Lacking gives err, the kernel's answer where it has none of the modules, code 2.
+func Lacking(err error, modules string) *Error {
+	return Errorf(CodeUnsupportedField, "%w: not supported by this kernel, which may lack %s", err, modules)
+}
+
 // Error returns the message, and the details when there are any.
 func (e *Error) Error() string {
 	if e.Details == "" {

@@ -1,6 +1,7 @@
 package rtnl
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"slices"
@@ -9,6 +10,7 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
+	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/ns"
 )
 
@@ -40,13 +42,25 @@ type Peer struct {
 
 // AddLink creates a link, both ends of a pair, in its namespace; it is down but for a VRF. The
 // error matches EEXIST when a name is taken there, or before Linux 6.15 in the Conn's namespace,
-// and EOPNOTSUPP when the kernel lacks the kind. The link may be there in spite of an error.
+// and EOPNOTSUPP, with code 2, when the kernel lacks the kind. The link may be there in spite of an error.
 func (c *Conn) AddLink(n NewLink) error {
 	what := fmt.Sprintf("%s %q", n.Kind, n.Name)
 	if n.Peer.Name != "" {
 		what += fmt.Sprintf(" with peer %q", n.Peer.Name)
 	}
-	return wrap(what+": create", c.once(func(h *netlink.Handle) error { return h.LinkAdd(n.encode()) }))
+	err := wrap(what+": create", c.once(func(h *netlink.Handle) error { return h.LinkAdd(n.encode()) }))
+	if errors.Is(err, unix.EOPNOTSUPP) && errors.Is(c.ProbeKind(n.Kind), unix.EOPNOTSUPP) {
+		return cni.Lacking(err, moduleOf(n.Kind))
+	}
+	return err
+}
+
+// moduleOf is the module that has links of a kind.
+func moduleOf(kind string) string {
+	if kind == "vlan" {
+		return "8021q"
+	}
+	return kind
 }
 
 func (n NewLink) encode() netlink.Link {
@@ -123,5 +137,9 @@ func (c *Conn) ProbeKind(kind string) error {
 	}
 	flags := unix.NLM_F_ACK | unix.NLM_F_CREATE | unix.NLM_F_EXCL
 	_, err := c.send(unix.RTM_NEWLINK, flags, header(unix.AF_UNSPEC, 0), attrs...)
-	return wrap("kind "+kind, unless(err, unix.EINVAL))
+	err = wrap("kind "+kind, unless(err, unix.EINVAL))
+	if errors.Is(err, unix.EOPNOTSUPP) {
+		return cni.Lacking(err, moduleOf(kind))
+	}
+	return err
 }

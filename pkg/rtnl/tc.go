@@ -1,12 +1,15 @@
 package rtnl
 
 import (
+	"errors"
 	"math"
 	"slices"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
 )
 
 // Places at which a link has a qdisc: Root queues what it sends, Ingress looks at
@@ -44,18 +47,27 @@ func (q Qdisc) IsTBF() bool { return q.Kind == "tbf" && q.Handle == rootHandle }
 // qdisc there.
 func (c *Conn) AddTBF(index int, t TBF) error {
 	return c.addQdisc(&netlink.Tbf{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: index, Handle: rootHandle, Parent: Root},
-		Rate: t.Rate, Buffer: t.Buffer, Limit: t.Limit}, "add tbf")
+		Rate: t.Rate, Buffer: t.Buffer, Limit: t.Limit}, "add tbf", "sch_tbf")
 }
 
 // AddIngress gives a link the qdisc that Redirect's filter needs. The error matches
 // EEXIST where it has a qdisc at Ingress.
 func (c *Conn) AddIngress(index int) error {
 	return c.addQdisc(&netlink.Ingress{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: index, Handle: ingressHandle,
-		Parent: Ingress}}, "add ingress qdisc")
+		Parent: Ingress}}, "add ingress qdisc", "sch_ingress")
 }
 
-func (c *Conn) addQdisc(q netlink.Qdisc, what string) error {
-	return c.linkError(q.Attrs().LinkIndex, what, c.create(func(h *netlink.Handle) error { return h.QdiscAdd(q) }))
+func (c *Conn) addQdisc(q netlink.Qdisc, what, module string) error {
+	err := c.linkError(q.Attrs().LinkIndex, what, c.create(func(h *netlink.Handle) error { return h.QdiscAdd(q) }))
+	return lackingKind(err, module)
+}
+
+// lackingKind names the modules in the kernel's answer where it has none of the kind of a qdisc, filter or action.
+func lackingKind(err error, modules string) error {
+	if errors.Is(err, unix.ENOENT) {
+		return cni.Lacking(err, modules)
+	}
+	return err
 }
 
 // Qdisc looks at one place of a link. The library lists the qdiscs of all links.
@@ -113,7 +125,8 @@ func (c *Conn) DelQdisc(index int, place uint32) error {
 // ingress qdisc.
 func (c *Conn) Redirect(index, to int) error {
 	f := &netlink.U32{RedirIndex: to, ClassId: netlink.MakeHandle(1, 1), FilterAttrs: redirection(index)}
-	return c.linkError(index, "redirect", c.create(func(h *netlink.Handle) error { return h.FilterAdd(f) }))
+	err := c.linkError(index, "redirect", c.create(func(h *netlink.Handle) error { return h.FilterAdd(f) }))
+	return lackingKind(err, "cls_u32, act_mirred")
 }
 
 // DelRedirect deletes what Redirect made, and leaves the link's other filters.
@@ -176,5 +189,6 @@ func (c *Conn) ProbeQdisc(kind string) error {
 	// These three flags together, without a handle, make a qdisc and never change one.
 	flags := unix.NLM_F_ACK | unix.NLM_F_CREATE | unix.NLM_F_REPLACE | unix.NLM_F_EXCL
 	_, err := c.send(unix.RTM_NEWQDISC, flags, msg, nl.NewRtAttr(nl.TCA_KIND, nl.ZeroTerminated(kind)))
-	return wrap("kind "+kind, unless(err, unix.EINVAL, unix.EEXIST)) // EEXIST: lo has one of that kind
+	err = wrap("kind "+kind, unless(err, unix.EINVAL, unix.EEXIST)) // EEXIST: lo has one of that kind
+	return lackingKind(err, "sch_"+kind)
 }

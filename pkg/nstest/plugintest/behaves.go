@@ -313,16 +313,16 @@ func LackOfKind(p skel.Plugin[any], kind, feature string, conf Object) bool {
 			nstest.NeedLack(feature)
 			w := NewWorld(p)
 			Uplink(w.Host)
-			w.lacks(kind, conf)
+			w.lacks(feature, conf)
 		})
 }
 
-func (w *World) lacks(kind string, conf Object) {
+func (w *World) lacks(module string, conf Object) {
 	GinkgoHelper()
 	c := Call{Command: "ADD", Netns: nstest.NewNetns().Path, Conf: conf}
-	Expect(w.Fails(c, cni.CodeUnsupportedField)).To(HavePrefix(kind + ": not supported by this kernel"))
+	Expect(w.Fails(c, cni.CodeUnsupportedField)).To(ContainSubstring("not supported by this kernel, which may lack " + module))
 	c.Command = "STATUS"
-	Expect(w.Fails(c, cni.CodeUnavailable)).To(HavePrefix(kind + ": not supported by this kernel"))
+	Expect(w.Fails(c, cni.CodeUnavailable)).To(ContainSubstring("not supported by this kernel, which may lack " + module))
 	Expect(w.Calls()).To(BeEmpty())
 	c.Command = "DEL"
 	w.Succeeds(c)

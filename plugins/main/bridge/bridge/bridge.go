@@ -131,7 +131,11 @@ func list(ctx context.Context, req *skel.Request) ([]cni.Holding, error) {
 // has, a missing backend, IPAM's answer.
 func status(ctx context.Context, req *skel.Request, cfg config) error {
 	return attach.Status(ctx, req, cfg.Masq, func(host *rtnl.Conn) error {
-		if _, err := findBridge(host, cfg.Bridge); err != nil && !errors.Is(err, rtnl.ErrNoLink) {
+		_, err := findBridge(host, cfg.Bridge)
+		if errors.Is(err, rtnl.ErrNoLink) {
+			err = host.ProbeKind("bridge")
+		}
+		if err = errors.Join(err, host.ProbeKind("veth")); err != nil {
 			return err
 		}
 		if err := cfg.Link.SettleMTU(host); err != nil || !cfg.MacSpoofChk {

@@ -27,7 +27,7 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	}
 	err = s.CreatePair(ctx, cfg.Link)
 	if cfg.Link.Netkit && errors.Is(err, unix.EOPNOTSUPP) {
-		err = cni.Errorf(cni.CodeUnsupportedField, "deviceType: netkit: not supported by this kernel: %w", err)
+		err = cni.Errorf(cni.CodeUnsupportedField, "deviceType: %w", err)
 	}
 	if err != nil {
 		return nil, err
@@ -89,12 +89,12 @@ func restore(ctx context.Context, all []*skel.Request) map[string]error {
 func gc(ctx context.Context, req *skel.Request) error { return attach.GC(ctx, req) }
 
 func status(ctx context.Context, req *skel.Request, cfg config) error {
-	if !cfg.Link.Netkit && cfg.Link.Auto == nil {
-		return attach.Status(ctx, req, cfg.Masq, nil)
-	}
 	return attach.Status(ctx, req, cfg.Masq, func(host *rtnl.Conn) error {
-		if err := cfg.Link.SettleMTU(host); err != nil || !cfg.Link.Netkit {
+		if err := cfg.Link.SettleMTU(host); err != nil {
 			return err
+		}
+		if !cfg.Link.Netkit {
+			return host.ProbeKind("veth")
 		}
 		if err := host.ProbeKind("netkit"); err != nil {
 			return fmt.Errorf("deviceType: %w", err)

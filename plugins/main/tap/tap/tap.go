@@ -27,7 +27,7 @@ const (
 func (w wireConfig) ready() error {
 	f, err := os.OpenFile(control, os.O_RDWR, 0)
 	if err != nil {
-		return err
+		return cni.Lacking(err, "tun")
 	}
 	return errors.Join(f.Close(), w.checkLabel())
 }
@@ -44,7 +44,7 @@ func (w wireConfig) make(ctx context.Context, s *attach.Session, name string) er
 	}
 	f, err := openIn(s.NS)
 	if err != nil {
-		return cni.Errorf(cni.CodeUnsupportedField, "tap: this host has none: %w", err)
+		return cni.Lacking(err, "tun")
 	}
 	defer f.Close()
 	if err := w.create(ctx, f, name); err != nil {

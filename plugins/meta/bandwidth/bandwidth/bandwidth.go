@@ -208,12 +208,13 @@ func rateText(rate uint64) string {
 }
 
 // status says whether the kernel can limit anything.
-func status(context.Context, *skel.Request, config) error {
+func status(_ context.Context, _ *skel.Request, cfg config) error {
 	return frame.Status("", func(host *rtnl.Conn) error {
-		if err := host.ProbeQdisc("tbf"); err != nil {
-			return fmt.Errorf("token bucket filter: %w", err)
+		err := host.ProbeQdisc("tbf")
+		if cfg.egress.rate != 0 {
+			err = errors.Join(err, host.ProbeKind("ifb"))
 		}
-		return nil
+		return err
 	})
 }
 

@@ -138,10 +138,6 @@ func status(context.Context, *skel.Request, config) error {
 // create makes the VRF that choose decided on.
 func create(conn *rtnl.Conn, want rtnl.Link) (rtnl.Link, error) {
 	err := conn.AddLink(rtnl.NewLink{Name: want.Name, Kind: "vrf", Table: want.Table})
-	if errors.Is(err, unix.EOPNOTSUPP) {
-		return want, cni.Errorf(cni.CodeUnsupportedField,
-			"vrfname: %q: links of kind vrf are not supported by this kernel", want.Name)
-	}
 	if err != nil {
 		return want, err
 	}
