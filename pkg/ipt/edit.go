@@ -129,6 +129,7 @@ func (t Tool) Look(ctx context.Context, table string) (*Edit, error) {
 	}
 	lines, err := read(ctx, table)
 	if err != nil {
+		err = t.lacking(table, err)
 		return nil, fmt.Errorf("%s %s table %q: %w", t.Variant, programOf(t.Family), table, err)
 	}
 	return parseTable(lines), nil

@@ -182,7 +182,55 @@ func (t Tool) Restore(ctx context.Context, table string, lines []string) error {
 	if failed >= 2 && failed-2 < len(lines) {
 		err = fmt.Errorf("%w (%s)", err, lines[failed-2])
 	}
-	return err
+	return t.lacking(table, err)
+}
+
+// lacking gives the error code 2, and names the modules, where the programs say that the kernel lacks some.
+func (t Tool) lacking(table string, err error) error {
+	if err == nil {
+		return nil
+	}
+	text := err.Error()
+	has := func(words ...string) bool {
+		return slices.ContainsFunc(words, func(w string) bool { return strings.Contains(text, w) })
+	}
+	var modules []string
+	switch {
+	case has("generation id: Invalid argument", "generation id: Operation not supported"):
+		modules = []string{"nf_tables"}
+	case has("unable to initialize table", "Table does not exist"): // of the legacy programs
+		modules = []string{t.Family.String() + "_tables", t.Family.String() + "table_" + table}
+	case has("missing kernel module"):
+		modules = t.extensions(text)
+	case has("CHAIN_ADD failed (No such file or directory)"): // of a hook
+		modules = []string{"nft_chain_" + table}
+	default:
+		return err
+	}
+	return cni.Lacking(err, strings.Join(modules, ", "))
+}
+
+// extensions are the modules of the matches and targets in the programs' warnings: "Extension comment revision 0 not
+// supported, missing kernel module?"
+func (t Tool) extensions(text string) (modules []string) {
+	if t.Variant == NFT {
+		modules = append(modules, "nft_compat")
+	}
+	for _, warning := range strings.Split(text, "Extension ")[1:] {
+		name, _, _ := strings.Cut(warning, " ")
+		switch name {
+		case "tcp", "udp":
+			name = "tcpudp"
+		case "DNAT", "SNAT":
+			name = "nat"
+		case "MARK":
+			name = "mark"
+		}
+		if !slices.Contains(modules, "xt_"+name) {
+			modules = append(modules, "xt_"+name)
+		}
+	}
+	return modules
 }
 
 // waitSeconds is how long the program may wait for the lock.

@@ -12,6 +12,7 @@ import (
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 
+	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/ipt"
 	"github.com/hawser-cni/plugins/pkg/nft"
 	"github.com/hawser-cni/plugins/pkg/nstest"
@@ -148,6 +149,43 @@ var _ = Describe("the programs", Label("kernel"), func() {
 		Expect(strings.Contains(ipt.CheckInstalled(nft.IPv4).Error(), "iptables-restore")).To(BeTrue())
 	})
 })
+
+var _ = DescribeTable("modules that the kernel lacks are code 2, and named", Label("kernel-lacks"),
+	func(program, says, modules string) {
+		dir := GinkgoT().TempDir()
+		script := "#!/bin/sh\ncat >&2 <<'END'\n" + says + "\nEND\nexit 4\n"
+		Expect(os.WriteFile(dir+"/"+program, []byte(script), 0o755)).To(Succeed())
+		GinkgoT().Setenv("PATH", dir+":"+os.Getenv("PATH"))
+		tool := ipt.Tool{Family: nft.IPv4, Variant: ipt.Legacy}
+		if strings.Contains(program, "nft") {
+			tool.Variant = ipt.NFT
+		}
+		err := cni.AsError(tool.Restore(context.Background(), "nat", []string{"-A X -j MASQUERADE"}))
+		if modules == "" {
+			Expect(err.Code).To(Equal(cni.CodeInternal))
+			return
+		}
+		Expect(err.Code).To(Equal(cni.CodeUnsupportedField))
+		Expect(err.Msg).To(HaveSuffix(": not supported by this kernel, which may lack " + modules))
+	},
+	Entry("nf_tables", "iptables-nft-restore", "iptables-restore v1.8.9 (nf_tables): Could not fetch rule set "+
+		"generation id: Invalid argument", "nf_tables"),
+	Entry("no right to ask", "iptables-nft-restore", "iptables-restore v1.8.9 (nf_tables): Could not fetch rule set "+
+		"generation id: Permission denied", ""),
+	Entry("extensions", "iptables-nft-restore", "Warning: Extension comment revision 0 not supported, missing kernel "+
+		"module?\nWarning: Extension tcp revision 0 not supported, missing kernel module?\nWarning: Extension DNAT "+
+		"revision 0 not supported, missing kernel module?\nWarning: Extension SNAT revision 0 not supported, missing "+
+		"kernel module?\niptables-restore v1.8.9 (nf_tables): \nline 3: RULE_APPEND failed (No such file or "+
+		"directory): rule in chain X", "nft_compat, xt_comment, xt_tcpudp, xt_nat"),
+	Entry("the hook", "iptables-nft-restore", "iptables-restore v1.8.9 (nf_tables): \nline 5: CHAIN_ADD failed (No "+
+		"such file or directory): chain POSTROUTING", "nft_chain_nat"),
+	Entry("a chain that is gone", "iptables-nft-restore", "iptables-restore v1.8.9 (nf_tables): \nline 5: RULE_APPEND "+
+		"failed (No such file or directory): rule in chain X", ""),
+	Entry("a legacy table", "iptables-legacy-restore", "iptables-restore v1.8.9 (legacy): iptables-restore: unable to "+
+		"initialize table 'nat'", "ip_tables, iptable_nat"),
+	Entry("an extension of a legacy table", "iptables-legacy-restore", "Warning: Extension MARK revision 0 not "+
+		"supported, missing kernel module?\niptables-restore: line 6 failed", "xt_mark"),
+)
 
 var _ = DescribeTable("the key of a backend", func(text *string, want ipt.Backend, failure string) {
 	got, err := ipt.ParseBackend("backend", text)
