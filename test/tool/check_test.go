@@ -117,7 +117,8 @@ var _ = Describe("hawser check", Label("tool-check"), func() {
 			Expect(os.MkdirAll(filepath.Dir(root+name), 0o755)).To(Succeed())
 			Expect(os.WriteFile(root+name, []byte(text), 0o755)).To(Succeed())
 		}
-		file("/etc/cni/net.d/10-lo.conflist", `{"cniVersion": "1.0.0", "name": "lo", "plugins": [{"type": "loopback"}]}`)
+		file("/etc/cni/net.d/10-lo.conflist",
+			`{"cniVersion": "1.0.0", "name": "lo", "plugins": [{"type": "loopback"}]}`)
 		file("/usr/lib/cni/loopback", "")
 		missing := func() string { return m.hawser("check", "--root", root).Stdout }
 		Expect(missing()).To(BeEmpty())
