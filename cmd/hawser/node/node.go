@@ -69,7 +69,8 @@ type Attachment struct {
 	// Cached is what the runtime remembers; nil where it does not know the attachment.
 	Cached   *Cached       `json:"-"`
 	Holdings []cni.Holding `json:"holdings"`
-	// Reference says that its interface is not one that our plugins made. Of loopback, which leaves nothing, nobody knows.
+	// Reference says that its interface is not one that our plugins made. Of loopback, which leaves nothing, nobody
+	// knows.
 	Reference bool      `json:"reference,omitempty"`
 	Since     time.Time `json:"since,omitzero"`
 	// Orphan says why nobody needs what is held; empty where somebody may.

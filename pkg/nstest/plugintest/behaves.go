@@ -319,10 +319,11 @@ func LackOfKind(p skel.Plugin[any], kind, feature string, conf Object) bool {
 
 func (w *World) lacks(module string, conf Object) {
 	GinkgoHelper()
+	says := "not supported by this kernel, which may lack " + module
 	c := Call{Command: "ADD", Netns: nstest.NewNetns().Path, Conf: conf}
-	Expect(w.Fails(c, cni.CodeUnsupportedField)).To(ContainSubstring("not supported by this kernel, which may lack " + module))
+	Expect(w.Fails(c, cni.CodeUnsupportedField)).To(ContainSubstring(says))
 	c.Command = "STATUS"
-	Expect(w.Fails(c, cni.CodeUnavailable)).To(ContainSubstring("not supported by this kernel, which may lack " + module))
+	Expect(w.Fails(c, cni.CodeUnavailable)).To(ContainSubstring(says))
 	Expect(w.Calls()).To(BeEmpty())
 	c.Command = "DEL"
 	w.Succeeds(c)
