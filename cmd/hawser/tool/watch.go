@@ -70,7 +70,8 @@ func (w watcher) run(ctx context.Context) error {
 	defer nat.Close()
 	if err := nat.HoldNAT(); err != nil {
 		w.complain(ctx, "watch", fmt.Errorf("connections are not kept while others flush (%w): Linux before 5.12 "+
-			"cannot, and one process of a node has the table; start this one again when another hawser watch has ended", err))
+			"cannot, and one process of a node has the table; start this one again when another hawser watch has "+
+			"ended", err))
 	}
 	failed, others := make(chan error, 1), make(chan struct{})
 	flushed, deleted, lost := make(chan struct{}, 1), make(chan struct{}, 1), make(chan struct{}, 1)
