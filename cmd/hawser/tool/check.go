@@ -16,6 +16,7 @@ import (
 
 	"github.com/hawser-cni/plugins/cmd/hawser/node"
 	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/ranges"
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
@@ -38,7 +39,7 @@ type checker struct {
 }
 
 type usedRange struct {
-	node.Range
+	ranges.Range
 	network, file string
 }
 
@@ -251,20 +252,14 @@ func (s spot) order(list node.List, i int) {
 
 // overlaps compares the ranges of an entry with those of other networks.
 func (s spot) overlaps(network string, e node.Entry) {
-	var ipam struct{ Subnet string }
-	_ = json.Unmarshal(e.Raw["ipam"], &ipam)
-	first := min(len(ipam.Subnet), 1) // of ipam.ranges: subnet is a set before
-	for i, set := range (node.List{Plugins: []node.Entry{e}}).RangeSets() {
+	for _, set := range (node.List{Plugins: []node.Entry{e}}).RangeSets() {
 		for _, r := range set {
-			key := "ipam.subnet"
-			if i >= first {
-				key = fmt.Sprintf("ipam.ranges[%d][%d].subnet", i-first, r.Place)
-			}
 			same := func(o usedRange) bool { return o.network != network && r.Overlaps(o.Range) }
 			if k := slices.IndexFunc(s.ranges, same); k >= 0 {
 				o := s.ranges[k]
 				what := fmt.Sprintf("%s overlaps %s of network %q in %s", r.Subnet, o.Subnet, o.network, o.file)
-				s.say(broken, key, what, "give each a subnet of its own: two containers get the same address")
+				s.say(broken, r.Key+".subnet", what,
+					"give each a subnet of its own: two containers get the same address")
 			}
 			s.ranges = append(s.ranges, usedRange{r, network, e.File})
 		}

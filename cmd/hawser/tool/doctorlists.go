@@ -13,6 +13,7 @@ import (
 
 	"github.com/hawser-cni/plugins/cmd/hawser/node"
 	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/ranges"
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
@@ -147,7 +148,7 @@ func fullRanges(f *facts) {
 	}
 }
 
-func subnetsOf(set []node.Range) string {
+func subnetsOf(set ranges.Set) string {
 	var names []string
 	for _, r := range set {
 		names = append(names, r.Subnet.String())
@@ -172,7 +173,7 @@ func overlaps(f *facts) {
 
 // routedElsewhere finds a route of the host to addresses of the range that does not lead to the list's own interface.
 // On a child's master it is right.
-func (f *facts) routedElsewhere(list node.List, r node.Range) {
+func (f *facts) routedElsewhere(list node.List, r ranges.Range) {
 	own, hasOwn := ownBridge(list)
 	for _, l := range f.links {
 		if !hasOwn || l.Name == own || strings.HasPrefix(l.Name, own+".") {

@@ -11,6 +11,7 @@ import (
 	"github.com/hawser-cni/plugins/cmd/hawser/node"
 	"github.com/hawser-cni/plugins/pkg/ipt"
 	"github.com/hawser-cni/plugins/pkg/nft"
+	"github.com/hawser-cni/plugins/pkg/ranges"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
@@ -77,12 +78,12 @@ func (f *facts) acceptBit() uint32 {
 func dropPolicies(f *facts) {
 	for _, d := range f.drops {
 		for _, list := range f.lists {
-			ranges := slices.Concat(list.RangeSets()...)
-			of := func(r node.Range) bool { return d.family != nft.IPv6 || r.Subnet.Addr().Is6() }
-			if !isRouted(list) || !slices.ContainsFunc(ranges, of) {
+			all := slices.Concat(list.RangeSets()...)
+			of := func(r ranges.Range) bool { return d.family != nft.IPv6 || r.Subnet.Addr().Is6() }
+			if !isRouted(list) || !slices.ContainsFunc(all, of) {
 				continue
 			}
-			accepted, doubt := f.accepted(d, list, ranges)
+			accepted, doubt := f.accepted(d, list, all)
 			if accepted {
 				continue
 			}
@@ -102,10 +103,10 @@ func dropPolicies(f *facts) {
 // accepted follows the rules of a chain, and of those to which they lead: it is true for a rule that accepts the plugin
 // firewall's packets, or names the list's bridge or a subnet of it. There is doubt where another rule accepts packets
 // that need not be those of another interface.
-func (f *facts) accepted(d dropping, list node.List, ranges []node.Range) (accepted, doubt bool) {
+func (f *facts) accepted(d dropping, list node.List, all ranges.Set) (accepted, doubt bool) {
 	own, _ := ownBridge(list)
 	names := []string{own}
-	for _, r := range ranges {
+	for _, r := range all {
 		addr := string(r.Subnet.Addr().AsSlice())
 		names = append(names, addr, addr[:(r.Subnet.Bits()+7)/8])
 	}

@@ -20,6 +20,7 @@ import (
 
 	"github.com/hawser-cni/plugins/cmd/hawser/node"
 	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/ranges"
 	"github.com/hawser-cni/plugins/pkg/skel"
 	"github.com/hawser-cni/plugins/pkg/statefile"
 )
@@ -173,9 +174,9 @@ func (m metrics) latest(name string, value float64, labels []string) {
 	}
 }
 
-func (m metrics) addresses(network, set string, ranges []node.Range, lent []netip.Addr) {
+func (m metrics) addresses(network, set string, all ranges.Set, lent []netip.Addr) {
 	size, used := 0.0, 0.0
-	for _, r := range ranges {
+	for _, r := range all {
 		size += r.Size()
 		for _, a := range lent {
 			if r.Contains(a) {

@@ -21,6 +21,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/nstest"
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
+	"github.com/hawser-cni/plugins/pkg/ranges"
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
@@ -42,7 +43,7 @@ func show(cfg *config) string {
 	for _, s := range cfg.sets {
 		word := s.String()
 		for _, r := range s {
-			word += " gw " + r.gateway.String()
+			word += " gw " + r.Gateway.String()
 		}
 		words = append(words, word)
 	}
@@ -159,10 +160,10 @@ var _ = Describe("addresses asked for", func() {
 		wire := &wireConfig{}
 		wire.RuntimeConfig.IPs = []string{"10.1.2.9", "::ffff:10.1.2.7", "10.1.2.6"}
 		wire.Args.CNI.IPs = []string{"10.1.2.8/16", "10.1.2.9"}
-		asked := nstest.Must(wire.parseAsked("IgnoreUnknown=1;K8S_POD_NAME=p;IP=10.1.2.7"))
+		asked := nstest.Must(wire.Asked("10.1.2.7"))
 		var got []string
 		for _, a := range asked {
-			got = append(got, fmt.Sprintf("%s %d %s", a.addr, a.code, a.key))
+			got = append(got, fmt.Sprintf("%s %d %s", a.Addr, a.Code, a.Key))
 		}
 		Expect(got).To(Equal([]string{"10.1.2.7 4 CNI_ARGS IP", "10.1.2.8 7 args.cni.ips[0]",
 			"10.1.2.9 7 args.cni.ips[1]", "10.1.2.6 7 runtimeConfig.ips[2]"}))
@@ -179,20 +180,20 @@ var _ = Describe("addresses asked for", func() {
 		Entry("unknown key", "IPP=10.1.2.3", "IPP"))
 
 	DescribeTable("are spread over the sets", func(want string, list ...string) {
-		sets := []rangeSet{set("10.0.0.0/24"), set("10.0.1.0/24"), set("2001:db8::/64"),
+		sets := []ranges.Set{set("10.0.0.0/24"), set("10.0.1.0/24"), set("2001:db8::/64"),
 			set("10.0.3.0/29", "10.0.4.0/29 gw 10.0.3.3")}
-		var asked []askedAddr
+		var asked []ranges.Asked
 		for i, a := range addrs(list...) {
-			asked = append(asked, askedAddr{a, fmt.Sprintf("ips[%d]", i), cni.CodeConfig})
+			asked = append(asked, ranges.Asked{Addr: a, Key: fmt.Sprintf("ips[%d]", i), Code: cni.CodeConfig})
 		}
-		got, err := assign(sets, asked)
+		got, err := ranges.Assign(sets, asked)
 		if err != nil {
 			Expect(err.Error()).To(Equal(want))
 			return
 		}
 		var words []string
 		for _, a := range got {
-			words = append(words, a.addr.String())
+			words = append(words, a.Addr.String())
 		}
 		Expect(strings.Join(words, " ")).To(Equal(want))
 	},
@@ -213,10 +214,12 @@ var _ = Describe("addresses asked for", func() {
 })
 
 var _ = It("reads resolv.conf", func() {
-	dns := parseDNS("# comment\n; another\n\n  nameserver 192.0.2.1 ignored\nnameserver 2001:db8::1\r\nnameserver\n" +
+	file := filepath.Join(GinkgoT().TempDir(), "resolv.conf")
+	text := "# comment\n; another\n\n  nameserver 192.0.2.1 ignored\nnameserver 2001:db8::1\r\nnameserver\n" +
 		"domain a.example\ndomain b.example\nsearch x y\nsearch z\n" +
-		"options ndots:5\n\toptions timeout:1 rotate\nsortlist 1.2.3.4\n")
-	Expect(dns).To(Equal(cni.DNS{
+		"options ndots:5\n\toptions timeout:1 rotate\nsortlist 1.2.3.4\n"
+	Expect(os.WriteFile(file, []byte(text), 0o600)).To(Succeed())
+	Expect(ranges.ReadDNS(file)).To(Equal(cni.DNS{
 		Nameservers: []string{"192.0.2.1", "2001:db8::1"}, Domain: "b.example",
 		Search: []string{"x", "y", "z"}, Options: []string{"ndots:5", "timeout:1", "rotate"},
 	}))
@@ -230,22 +233,22 @@ var _ = DescribeTable("DEL and GC need the data directory alone", func(conf, wan
 		`{"ipam":{"dataDir":"/x","ranges":[[{"subnet":7}]],"routes":"no"},"runtimeConfig":3,"args":[]}`, "/x"))
 
 // rng makes a range of "subnet[ start-end][ gw gateway]".
-func rng(text string) ipRange {
+func rng(text string) ranges.Range {
 	f := strings.Fields(text)
-	r := newRange("", netip.MustParsePrefix(f[0]))
+	r := ranges.New("", netip.MustParsePrefix(f[0]))
 	for i := 1; i < len(f); i++ {
 		if f[i] == "gw" {
-			r.gateway = netip.MustParseAddr(f[i+1])
+			r.Gateway = netip.MustParseAddr(f[i+1])
 			break
 		}
 		start, end, _ := strings.Cut(f[i], "-")
-		r.start, r.end = netip.MustParseAddr(start), netip.MustParseAddr(end)
+		r.First, r.Last = netip.MustParseAddr(start), netip.MustParseAddr(end)
 	}
 	return r
 }
 
-func set(texts ...string) rangeSet {
-	var s rangeSet
+func set(texts ...string) ranges.Set {
+	var s ranges.Set
 	for _, t := range texts {
 		s = append(s, rng(t))
 	}
@@ -253,12 +256,12 @@ func set(texts ...string) rangeSet {
 }
 
 var _ = DescribeTable("the range of a subnet", func(subnet, want string) {
-	r, err := wireRange{Subnet: &subnet}.parse("ipam")
+	r, err := ranges.Wire{Subnet: &subnet}.Parse("ipam")
 	if err != nil {
 		Expect(err).To(MatchError("ipam.subnet: " + subnet + " " + want))
 		return
 	}
-	Expect(fmt.Sprintf("%s gw %s", r, r.gateway)).To(Equal(want))
+	Expect(fmt.Sprintf("%s gw %s", r, r.Gateway)).To(Equal(want))
 },
 	Entry("IPv4 leaves out network and broadcast", "10.1.2.0/24", "10.1.2.1-10.1.2.254 gw 10.1.2.1"),
 	Entry("the smallest IPv4 subnet", "10.1.2.4/30", "10.1.2.5-10.1.2.6 gw 10.1.2.5"),
@@ -277,11 +280,11 @@ var _ = DescribeTable("the range of a subnet", func(subnet, want string) {
 		"ffff:ffff:ffff:ffff:ffff:ffff:ffff:fff1-ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"+
 			" gw ffff:ffff:ffff:ffff:ffff:ffff:ffff:fff1"))
 
-var _ = DescribeTable("the order of a set", func(s rangeSet, last, want string) {
+var _ = DescribeTable("the order of a set", func(s ranges.Set, last, want string) {
 	addr, _ := netip.ParseAddr(last)
 	var runs []string
 	var begin, end netip.Addr
-	for a := range s.after(addr) {
+	for a := range s.After(addr) {
 		if begin.IsValid() && a == end.Next() {
 			runs = runs[:len(runs)-1]
 		} else {
@@ -326,13 +329,13 @@ var _ = It("tries every address of a set once, and no gateway", func() {
 		want := map[netip.Addr]bool{}
 		for i := range 512 {
 			a := netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)})
-			if _, ok := s.find(a); ok && !s.isGateway(a) {
+			if _, ok := s.Find(a); ok && !s.IsGateway(a) {
 				want[a] = true
 			}
 		}
 		last := netip.AddrFrom4([4]byte{10, 0, byte(random.IntN(2)), byte(random.IntN(16))})
 		seen := map[netip.Addr]bool{}
-		for a := range s.after(last) {
+		for a := range s.After(last) {
 			Expect(seen).NotTo(HaveKey(a))
 			seen[a] = true
 		}
@@ -365,8 +368,8 @@ func FuzzConfig(f *testing.F) {
 		last, _ := netip.ParseAddr(lastText)
 		for _, set := range cfg.sets {
 			seen := map[netip.Addr]bool{}
-			for a := range set.after(last) {
-				if _, ok := set.find(a); !ok || set.isGateway(a) || seen[a] {
+			for a := range set.After(last) {
+				if _, ok := set.Find(a); !ok || set.IsGateway(a) || seen[a] {
 					t.Fatalf("%s after %s: %s", set, last, a)
 				}
 				if seen[a] = true; len(seen) == 1000 {

@@ -10,9 +10,9 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/ranges"
 	"github.com/hawser-cni/plugins/pkg/skel"
 	"github.com/hawser-cni/plugins/pkg/statefile"
 )
@@ -22,7 +22,7 @@ func add(ctx context.Context, req *skel.Request, cfg *config) (result *cni.Resul
 	if len(cfg.sets) == 0 {
 		return nil, cni.Errorf(cni.CodeConfig, "runtimeConfig.ipRanges: no ranges to give addresses from")
 	}
-	dns, err := readDNS(cfg.resolvConf)
+	dns, err := ranges.ReadDNS(cfg.resolvConf)
 	if err != nil {
 		return nil, err
 	}
@@ -70,14 +70,14 @@ func check(ctx context.Context, req *skel.Request, cfg *config) error {
 	var lost []netip.Addr
 	for _, ip := range req.PrevResult.IPs {
 		addr := ip.Address.Addr().Unmap()
-		isOurs := slices.ContainsFunc(cfg.sets, func(s rangeSet) bool { _, ok := s.find(addr); return ok })
+		isOurs := slices.ContainsFunc(cfg.sets, func(s ranges.Set) bool { _, ok := s.Find(addr); return ok })
 		if isOurs && !slices.Contains(held, addr) {
 			lost = append(lost, addr)
 		}
 	}
 	if lost != nil {
 		return cni.Errorf(cni.CodeDrift, "prevResult: %s is not reserved for the attachment, which holds %s",
-			join(lost, ", "), join(held, ", "))
+			ranges.Join(lost, ", "), ranges.Join(held, ", "))
 	}
 	return nil
 }
@@ -138,7 +138,7 @@ func status(_ context.Context, req *skel.Request, cfg *config) error {
 	if err := statefile.Writable(filepath.Join(cfg.dataDir, req.Network)); err != nil {
 		return cni.Errorf(cni.CodeUnavailable, "ipam.dataDir: no lease can be written: %w", err)
 	}
-	if _, err := readDNS(cfg.resolvConf); err != nil {
+	if _, err := ranges.ReadDNS(cfg.resolvConf); err != nil {
 		return cni.Errorf(cni.CodeUnavailable, "%w", err)
 	}
 	unreadable := func(err error) error {
@@ -153,7 +153,7 @@ func status(_ context.Context, req *skel.Request, cfg *config) error {
 	}
 	defer s.close()
 	for i, set := range cfg.sets {
-		order := set.after(s.last(i))
+		order := set.After(s.last(i))
 		_, err := s.first(order, s.verifyFree)
 		if errors.Is(err, errNoneLeft) && cfg.reclaim {
 			if dead, _ := s.dead(order, 1); len(dead) > 0 {
@@ -205,7 +205,7 @@ func allocate(s *leaseDir, req *skel.Request, cfg *config) ([]cni.IP, error) {
 	if len(held) > 0 {
 		return nil, cni.Errorf(cni.CodeExists,
 			"%s has been allocated to %s, duplicate allocation is not allowed; DEL gives it back",
-			join(held, ", "), req.Attachment)
+			ranges.Join(held, ", "), req.Attachment)
 	}
 	req.OnFail("give the addresses back", func(ctx context.Context) error {
 		return releaseAll(ctx, cfg.dataDir, req.Network, a.owner)
@@ -216,8 +216,8 @@ func allocate(s *leaseDir, req *skel.Request, cfg *config) ([]cni.IP, error) {
 		if err != nil {
 			return nil, err
 		}
-		r, _ := set.find(addr)
-		ips[i] = cni.IP{Address: netip.PrefixFrom(addr, r.subnet.Bits()), Gateway: r.gateway}
+		r, _ := set.Find(addr)
+		ips[i] = cni.IP{Address: netip.PrefixFrom(addr, r.Subnet.Bits()), Gateway: r.Gateway}
 	}
 	for i, ip := range ips {
 		if a.stuck[i] { // who comes next gets no neighbour of it, which another pod may come back for
@@ -236,26 +236,26 @@ func allocate(s *leaseDir, req *skel.Request, cfg *config) ([]cni.IP, error) {
 }
 
 // take reserves the address that was asked for or else the first that nobody has after the one given away last.
-func (a *allocation) take(n int, set rangeSet) (netip.Addr, error) {
-	if asked := a.cfg.asked[n]; asked.addr.IsValid() {
-		err := a.claim(asked.addr)
+func (a *allocation) take(n int, set ranges.Set) (netip.Addr, error) {
+	if asked := a.cfg.asked[n]; asked.Addr.IsValid() {
+		err := a.claim(asked.Addr)
 		if errors.Is(err, errTaken) {
-			owner, _ := a.leaseDir.owner(asked.addr) // reserve has read it
+			owner, _ := a.leaseDir.owner(asked.Addr) // reserve has read it
 			err = cni.Errorf(cni.CodeConflict, "%s: requested IP address %s is not available in range set %s: "+
-				"%w for %s", asked.key, asked.addr, set, err, ownerInWords(owner))
+				"%w for %s", asked.Key, asked.Addr, set, err, ownerInWords(owner))
 		}
-		return asked.addr, err
+		return asked.Addr, err
 	}
 	if a.cfg.pod != "" {
 		addr := a.remembered(a.podKey(), n)
-		if _, ok := set.find(addr); ok && !set.isGateway(addr) {
+		if _, ok := set.Find(addr); ok && !set.IsGateway(addr) {
 			if err := a.claim(addr); !errors.Is(err, errTaken) {
 				a.stuck[n] = true
 				return addr, err
 			}
 		}
 	}
-	order := set.after(a.last(n))
+	order := set.After(a.last(n))
 	reserve := func(addr netip.Addr) error { return a.reserve(addr, a.owner) }
 	addr, err := a.first(order, reserve)
 	why := `"reclaim" is false`
@@ -342,99 +342,4 @@ func releaseAll(ctx context.Context, dataDir, network string, owners ...string) 
 		errs = append(errs, s.release(addr))
 	}
 	return errors.Join(append(errs, s.close())...)
-}
-
-func join[T fmt.Stringer](list []T, between string) string {
-	words := make([]string, len(list))
-	for i, v := range list {
-		words[i] = v.String()
-	}
-	return strings.Join(words, between)
-}
-
-// ipRange is a run of addresses of one subnet, both ends included. All but gateways may be given away.
-type ipRange struct {
-	subnet     netip.Prefix // masked
-	start, end netip.Addr
-	gateway    netip.Addr // may lie outside the range, and outside the subnet
-	key        string     // where the configuration has it
-}
-
-// without are the parts of the set's ranges that lie outside of a range.
-func (s rangeSet) without(o ipRange) (left rangeSet) {
-	for _, r := range s {
-		if !r.overlaps(o) {
-			left = append(left, r)
-			continue
-		}
-		before, behind := r, r
-		before.end, behind.start = o.start.Prev(), o.end.Next()
-		if r.start.Less(o.start) {
-			left = append(left, before)
-		}
-		if o.end.Less(r.end) {
-			left = append(left, behind)
-		}
-	}
-	return left
-}
-
-// newRange is the default range of a subnet: all but the network's own address and, in IPv4, the broadcast address.
-func newRange(key string, subnet netip.Prefix) ipRange {
-	first, last := subnet.Addr().Next(), cni.LastOf(subnet)
-	if last.Is4() {
-		last = last.Prev()
-	}
-	return ipRange{subnet, first, last, first, key}
-}
-
-func (r ipRange) String() string { return r.start.String() + "-" + r.end.String() }
-
-func (r ipRange) contains(addr netip.Addr) bool {
-	return r.start.BitLen() == addr.BitLen() && !addr.Less(r.start) && !r.end.Less(addr)
-}
-
-func (r ipRange) overlaps(o ipRange) bool {
-	return r.contains(o.start) || o.contains(r.start)
-}
-
-// rangeSet is a list of ranges of one family. An attachment gets one address
-// of each set.
-type rangeSet []ipRange
-
-func (s rangeSet) String() string { return join(s, ",") }
-
-// find returns the range that contains an address.
-func (s rangeSet) find(addr netip.Addr) (ipRange, bool) {
-	i := slices.IndexFunc(s, func(r ipRange) bool { return r.contains(addr) })
-	if i < 0 {
-		return ipRange{}, false
-	}
-	return s[i], true
-}
-
-// isGateway reports whether an address is the gateway of any range of the set.
-func (s rangeSet) isGateway(addr netip.Addr) bool {
-	return slices.ContainsFunc(s, func(r ipRange) bool { return r.gateway == addr })
-}
-
-// after yields the addresses of the set, without gateways, in the order in which they are tried: from the one after
-// last to the end of its range, through the other ranges, and round to last itself, or from the first range where none
-// has last.
-func (s rangeSet) after(last netip.Addr) iter.Seq[netip.Addr] {
-	runs := s
-	if at := slices.IndexFunc(s, func(r ipRange) bool { return r.contains(last) }); at >= 0 {
-		runs = slices.Concat(s[at:], s[:at+1])
-		runs[0].start, runs[len(s)].end = last.Next(), last
-	}
-	return func(yield func(netip.Addr) bool) {
-		for _, r := range runs {
-			// After the highest address of all Next is invalid.
-			for addr := r.start; addr.IsValid() && !r.end.Less(addr); addr = addr.Next() {
-				if !s.isGateway(addr) && !yield(addr) {
-					return
-				}
-			}
-		}
-	}
 }

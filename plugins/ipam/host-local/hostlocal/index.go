@@ -13,6 +13,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/hawser-cni/plugins/pkg/ranges"
 	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
@@ -167,11 +168,11 @@ func (x *index) taken() (addrSet, error) {
 }
 
 // usage tells how many addresses of a set have an owner, and how many owners those are.
-func (x *index) usage(set rangeSet) (files, owners int) {
+func (x *index) usage(set ranges.Set) (files, owners int) {
 	seen := map[uint64]bool{}
 	_ = x.scan(func(_ int, entries []byte) { // in memory it cannot fail
 		for entry := range slices.Chunk(entries, entrySize) {
-			if _, ok := set.find(entryAddr(entry)); ok {
+			if _, ok := set.Find(entryAddr(entry)); ok {
 				files++
 				seen[entryHash(entry)] = true
 			}

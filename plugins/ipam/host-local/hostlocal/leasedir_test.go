@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/nstest"
+	"github.com/hawser-cni/plugins/pkg/ranges"
 )
 
 // within opens the store of a network for one call.
@@ -202,7 +203,7 @@ var _ = Describe("the index", func() {
 
 	It("does not say alone that nothing is left", func() {
 		all := set("10.1.2.0/24 10.1.2.100-10.1.2.140 gw 10.1.2.1")
-		for addr := range all.after(netip.Addr{}) {
+		for addr := range all.After(netip.Addr{}) {
 			n.reserve(addr.String(), addr.String())
 		}
 		Expect(os.Truncate(n.path("10.1.2.140"), 0)).To(Succeed()) // not seen in the directory's time
@@ -216,8 +217,8 @@ var _ = Describe("the index", func() {
 })
 
 // take takes an address of a set for an owner, without taking any back.
-func take(s *leaseDir, set rangeSet, owner string) (netip.Addr, error) {
-	cfg := &config{sets: []rangeSet{set}, asked: make([]askedAddr, 1)}
+func take(s *leaseDir, set ranges.Set, owner string) (netip.Addr, error) {
+	cfg := &config{sets: []ranges.Set{set}, asked: make([]ranges.Asked, 1)}
 	return (&allocation{leaseDir: s, cfg: cfg, owner: owner}).take(0, set)
 }
 

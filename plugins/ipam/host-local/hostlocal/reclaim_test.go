@@ -170,7 +170,7 @@ var _ = Describe("a full set", Label("reclaim"), func() {
 		}).Should(BeTemporally(">", changed("10.1.2.6")))
 		n.within(func(s *leaseDir) {
 			var order []string
-			for _, l := range nstest.Must(s.dead(set("10.1.2.0/29").after(netip.Addr{}), 4)) {
+			for _, l := range nstest.Must(s.dead(set("10.1.2.0/29").After(netip.Addr{}), 4)) {
 				order = append(order, l.addr.String())
 			}
 			Expect(order).To(Equal([]string{"10.1.2.3", "10.1.2.4", "10.1.2.5", "10.1.2.6"}))
@@ -332,7 +332,7 @@ var _ = It("takes leases back among 65,533 in less than a tenth of a second", La
 	dir := nstest.Must(statefile.Open(filepath.Join(n.dataDir, "net"), 0))
 	DeferCleanup(dir.Close)
 	i := 0
-	for addr := range set("10.1.0.0/16").after(netip.MustParseAddr("10.1.0.2")) {
+	for addr := range set("10.1.0.0/16").After(netip.MustParseAddr("10.1.0.2")) {
 		if i++; i < 65532 { // all but one, a thousand of the dead
 			owner := ownerText(fmt.Sprint("c", i), "eth0")
 			netns := live.Path

@@ -22,12 +22,13 @@ import (
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/nstest"
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
+	"github.com/hawser-cni/plugins/pkg/ranges"
 )
 
 // model says what the directory should be after any sequence of calls of
 // either program, by the plainest rules.
 type model struct {
-	sets  []rangeSet
+	sets  []ranges.Set
 	last  []netip.Addr
 	files map[netip.Addr]string
 }
@@ -43,7 +44,7 @@ func (m *model) add(owner string, byReference bool) []string {
 	}
 	var took []netip.Addr
 	for i, set := range m.sets {
-		for a := range set.after(m.last[i]) {
+		for a := range set.After(m.last[i]) {
 			if m.files[a] == "" {
 				took = append(took, a)
 				break
@@ -89,7 +90,7 @@ func besideReference(ref nstest.Reference) {
 		n := newNetwork(`"ranges": [[{"subnet": "10.1.2.0/28"}, {"subnet": "10.1.9.0/29", "gateway": "10.1.9.3"}],
 			[{"subnet": "2001:db8::/64", "rangeStart": "2001:db8::5", "rangeEnd": "2001:db8::16"}]]`)
 		n.version = "1.0.0"
-		m := &model{last: make([]netip.Addr, 2), files: map[netip.Addr]string{}, sets: []rangeSet{
+		m := &model{last: make([]netip.Addr, 2), files: map[netip.Addr]string{}, sets: []ranges.Set{
 			set("10.1.2.0/28", "10.1.9.0/29 gw 10.1.9.3"), set("2001:db8::/64 2001:db8::5-2001:db8::16")}}
 		for step := range 500 {
 			who := random.IntN(2)
