@@ -1,4 +1,4 @@
-// Package plugins is the list of all plugins, for programs that are several of them. A distributor
+// Package plugins is the list of all plugins but cluster-local, for programs that are several of them. A distributor
 // leaves some out or adds one in a main of his own, as docs/install.md shows.
 package plugins
 

@@ -1,6 +1,7 @@
 #!/bin/bash
-# build.sh [DIR [PROGRAM...]]: into DIR (bin/) every plugin below plugins/ as a program of its own, all of them as one,
-# hawser, and in DIR/one that one under the name of each; or these programs alone. They are static and stripped.
+# build.sh [DIR [PROGRAM...]]: into DIR (bin/) every plugin below plugins/ as a program of its own, all of them but
+# cluster-local as one, hawser, and in DIR/one that one under the name of each; or these programs alone. They are static
+# and stripped.
 # GOARCH and VERSION are taken from the environment.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -27,5 +28,6 @@ done
 mkdir -p "$dir/one"
 for main in plugins/*/*/main.go; do
 	plugin=${main%/main.go}
+	[ "${plugin##*/}" != cluster-local ] || continue # speaks TLS: it is an artifact of its own
 	ln -f "$dir/hawser" "$dir/one/${plugin##*/}"
 done

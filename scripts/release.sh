@@ -42,6 +42,7 @@ for arch in $ARCHS; do
 	one=$work/$arch.one
 	GOARCH=$arch scripts/build.sh "$stage"
 	mv "$stage/one" "$one"
+	scripts/release/cluster-local.sh "$stage" "$work/tools/bom" "$docs" "$dist/hawser-cluster-local-linux-$arch-v$VERSION.tgz"
 	"$work/tools/bom" -version "$VERSION" -notices "$stage/THIRD_PARTY.md" -cyclonedx "$dist/$name.cdx.json" \
 		-spdx "$dist/$name.spdx.json" "$stage"/*
 	for plugin in "$one"/*; do

@@ -175,7 +175,7 @@ func (c *Client) decode(answer []byte) (*cni.Result, error) {
 // NeedsInterface reports whether the plugin's DEL may need the container's interface, as
 // dhcp's does to reach its server. Plugins that are known to keep a store do not.
 func (c *Client) NeedsInterface() bool {
-	return !slices.Contains([]string{"host-local", "static", "whereabouts"}, c.IPAM)
+	return !slices.Contains([]string{"host-local", "cluster-local", "static", "whereabouts"}, c.IPAM)
 }
 
 // Status asks whether the plugin could serve an ADD. A missing plugin is code 50.

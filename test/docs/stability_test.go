@@ -48,6 +48,9 @@ var _ = Describe("frozen", Label("frozen"), func() {
 	It("are the keys of each plugin, their types and what a missing one means", func() {
 		var have []string
 		for plugin := range plugins {
+			if plugin == nstest.Apart { // its keys may change until it is in the default archive
+				continue
+			}
 			for _, k := range schemaKeys(plugin) {
 				line := plugin + " " + k.path + " " + k.kind
 				if k.missing != nil {

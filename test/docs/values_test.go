@@ -95,6 +95,8 @@ func tables() map[string][]values {
 		"dummy":  concat(dummyValues(), ipam("dummy", true), dns(), common()),
 		"ipvlan": concat(ipvlanValues(), ipam("ipvlan", false), dns(), common()),
 		"vlan":   concat(vlanValues(), ipam("vlan", false), dns(), common()),
+
+		"cluster-local": concat(clusterLocalValues(), common()),
 	}
 }
 
@@ -255,9 +257,34 @@ func dummyValues() []values {
 }
 
 func hostLocalValues() []values {
+	return concat(rangeValues(), []values{
+		{key: "ipam.type", good: `["host-local"]`, bad: noStrings},
+		{key: "ipam.dataDir", good: `["/var/lib/cni/networks", "", null]`, bad: noStrings},
+		{key: "ipam.sticky", good: booleans, bad: noBooleans},
+		{key: "ipam.reclaim", good: `[true, false, null]`, bad: `["no", 5]`},
+		{key: "ipam.statusOnExhaustion", good: `["warn", "fail", "", null]`, bad: `["no", 5]`},
+	})
+}
+
+func clusterLocalValues() []values {
+	return concat(rangeValues(), []values{
+		{key: "ipam.type", good: `["cluster-local"]`, bad: noStrings},
+		{key: "ipam.space", good: `["default", "tenant-7", "", null]`, bad: noStrings,
+			beyond: `["Shop", "a_b", "a.b", "../x", "-a", "a-"]`},
+		{key: "ipam.kubeconfig", good: `["/etc/kubernetes/kubelet.conf", "", null]`, bad: noStrings,
+			beyond: `["kubelet.conf", "./x"]`},
+		{key: "ipam.node", good: `["node-7.example.org", "", null]`, bad: noStrings,
+			beyond: `["Node", "a b", "../x", "-"]`},
+		{key: "ipam.dataDir", good: `["/var/lib/cni/cluster-local", "", null]`, bad: noStrings},
+		{key: "ipam.reclaim", good: `["deleted-nodes", "never", "", null]`, bad: `["no", true, 5]`},
+		{key: "ipam.statusOnStoreDown", good: `["ignore", "warn", "fail", "", null]`, bad: `["no", true, 5]`},
+	})
+}
+
+// rangeValues are the keys that plugins with ranges have.
+func rangeValues() []values {
 	const nine = `"subnet": "10.9.0.0/16"`
 	return concat([]values{
-		{key: "ipam.type", good: `["host-local"]`, bad: noStrings},
 		{key: "ipam.ranges", good: `[[[{"subnet": "10.1.0.0/16"}], [{"subnet": "2001:db8::/64"}]]]`,
 			bad: `[[[]], [[{}]], [{"subnet": "10.1.0.0/16"}], "10.1.0.0/16", [[null]], [null]]`,
 			beyond: `[[[{"subnet": "10.1.0.0/16"}, {"subnet": "2001:db8::/64"}]], [[{"subnet": "10.1.0.0/16"}],
@@ -266,14 +293,10 @@ func hostLocalValues() []values {
 			bad: `[[], null]`},
 		{key: "capabilities.ipRanges", beside: `{"ipam": {"subnet": null}}`, good: `[true]`, bad: `[false, null]`},
 		{key: "capabilities.ipRanges", good: booleans, bad: noBooleans},
-		{key: "ipam.dataDir", good: `["/var/lib/cni/networks", "", null]`, bad: noStrings},
 		{key: "ipam.resolvConf", good: `["/etc/resolv.conf", "", null]`, bad: noStrings},
 		{key: "ipam.exclude", good: `[["10.9.0.5", "10.9.1.0/24", "2001:db8::7"], [], null]`,
 			bad:    `["10.9.0.5", ["x"], [""], [5], [null], ["0.0.0.0/0"], {}]`,
 			beyond: `[["10.9.0.5/24"], ["10.9.0.0/16"], ["10.0.0.0/8"]]`},
-		{key: "ipam.sticky", good: booleans, bad: noBooleans},
-		{key: "ipam.reclaim", good: `[true, false, null]`, bad: `["no", 5]`},
-		{key: "ipam.statusOnExhaustion", good: `["warn", "fail", "", null]`, bad: `["no", 5]`},
 		{key: "runtimeConfig.ips", good: `[["10.9.0.5"], ["10.9.0.5/16"], [], null]`,
 			bad:    `["10.9.0.5", ["x"], [5], [null], [""]]`,
 			beyond: `[["10.8.0.1"], ["10.9.0.1"], ["10.9.0.5", "10.9.0.6"]]`},

@@ -33,13 +33,16 @@ func TestRelease(t *testing.T) {
 	RunSpecs(t, "release: what users install")
 }
 
-// plugins are the names of all that have a main.go two directories below plugins/, in their order.
+// plugins are the names of all in the default archive, in their order.
 func plugins() []string {
 	GinkgoHelper()
 	mains, err := filepath.Glob("../../plugins/*/*/main.go")
 	Expect(err).NotTo(HaveOccurred())
 	var out []string
 	for _, main := range mains {
+		if filepath.Base(filepath.Dir(main)) == "cluster-local" {
+			continue // has an archive of its own
+		}
 		out = append(out, filepath.Base(filepath.Dir(main)))
 	}
 	slices.Sort(out)
@@ -194,6 +197,7 @@ var _ = Describe("make release", Ordered, ContinueOnFailure, func() {
 
 	It("names the files as the tag, and sums them all", func() {
 		files := []string{"SHA256SUMS", "SHA512SUMS", "hawser-9.8.7-oci.tar", "hawser-9.8.7.provenance.json",
+			"hawser-cluster-local-linux-amd64-v9.8.7.tgz",
 			"hawser-cni-9.8.7-1.x86_64.rpm", "hawser-cni-9.8.7-source.tgz",
 			"hawser-cni-linux-amd64-v9.8.7.cdx.json", "hawser-cni-linux-amd64-v9.8.7.spdx.json",
 			"hawser-cni-linux-amd64-v9.8.7.tgz", "hawser-cni_9.8.7-1_amd64.deb", "hawser-linux-amd64-v9.8.7"}
@@ -245,6 +249,14 @@ var _ = Describe("make release", Ordered, ContinueOnFailure, func() {
 		Expect(files["bridge"]).To(ContainSubstring("9.8.7"))
 		// As kind, for one, takes them from the reference's tarball.
 		run(GinkgoT().TempDir(), nil, "tar", "-xzf", one(dist, "hawser-cni-linux-*.tgz"), "./bridge", "./host-local")
+	})
+
+	It("has cluster-local in an archive of its own, with its manifests, and nowhere else", func() {
+		_, files := unpack(one(dist, "hawser-cluster-local-linux-*.tgz"))
+		Expect(files["cluster-local"]).To(ContainSubstring("9.8.7"))
+		Expect(files["THIRD_PARTY.md"]).To(ContainSubstring("\n## go.yaml.in/yaml/v3: license"))
+		Expect(files).To(HaveKey("hawser-cni/deploy/cluster-local/crd.yaml"))
+		Expect(files).NotTo(HaveKey("bridge"))
 	})
 
 	It("ships the documentation whole, in the tarball and in the packages: no link leads nowhere", func() {
@@ -306,7 +318,7 @@ var _ = Describe("make release", Ordered, ContinueOnFailure, func() {
 	DescribeTable("builds static programs for", func(arch string, machine elf.Machine, class elf.Class, data elf.Data) {
 		dir := GinkgoT().TempDir()
 		run("../..", []string{"GOARCH=" + arch}, "scripts/build.sh", dir)
-		Expect(names(dir)).To(ConsistOf(append(withTool(), "one")))
+		Expect(names(dir)).To(ConsistOf(append(withTool(), "one", "cluster-local")))
 		Expect(names(dir + "/one")).To(Equal(plugins()))
 		for _, plugin := range withTool() {
 			f, err := elf.Open(filepath.Join(dir, plugin))

@@ -1,0 +1,362 @@
+package clusterlocal
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/kube"
+	"github.com/hawser-cni/plugins/pkg/ranges"
+	"github.com/hawser-cni/plugins/pkg/skel"
+	"github.com/hawser-cni/plugins/pkg/statefile"
+	"github.com/hawser-cni/plugins/pkg/sysctl"
+)
+
+// session is what one call works with.
+type session struct {
+	place
+	store store // nil until connect
+}
+
+// connect reads the kubeconfig, which says who we are where the configuration does not.
+func (s *session) connect(ctx context.Context) error {
+	if s.store != nil {
+		return nil
+	}
+	client, err := kube.Open(ctx, s.kubeconfig)
+	if err != nil {
+		return err
+	}
+	if s.node == "" {
+		s.node = client.Node()
+	}
+	if s.node == "" {
+		name, err := os.ReadFile("/etc/hostname")
+		if err != nil {
+			return err
+		}
+		s.node = strings.ToLower(strings.TrimSpace(string(name)))
+	}
+	if !nodeName.MatchString(s.node) {
+		return cni.Refuse("ipam.node", s.node, "is no name of a node; write the one that the cluster knows")
+	}
+	s.store = kubernetes{client}
+	return nil
+}
+
+// add takes an address from each set.
+func add(ctx context.Context, req *skel.Request, cfg *config) (*cni.Result, error) {
+	if len(cfg.sets)+len(cfg.static) == 0 {
+		return nil, cni.Errorf(cni.CodeConfig, "runtimeConfig.ipRanges: no ranges to give addresses from")
+	}
+	dns := cfg.dns
+	if cfg.resolvConf != "" {
+		var err error
+		if dns, err = ranges.ReadDNS(cfg.resolvConf); err != nil {
+			return nil, err
+		}
+	}
+	ctx, cancel := skel.WithTwoThirds(ctx)
+	defer cancel()
+	a := &allocation{session: session{place: cfg.place}, req: req, cfg: cfg,
+		record: record{Attachment: req.Attachment, Nonce: rand.Text()}}
+	if err := a.connect(ctx); err != nil {
+		return nil, err
+	}
+	if err := a.begin(ctx, a.record); err != nil {
+		return nil, err
+	}
+	req.OnFail("give the addresses back", func(ctx context.Context) error { return a.end(ctx, a.record) })
+	var ips []cni.IP
+	for i, set := range cfg.sets {
+		addr, err := a.take(ctx, i, set)
+		if err != nil {
+			return nil, err
+		}
+		r, _ := set.Find(addr)
+		ips = append(ips, cni.IP{Address: netip.PrefixFrom(addr, r.Subnet.Bits()), Gateway: r.Gateway})
+	}
+	if err := a.keep(ctx, a.record); err != nil {
+		return nil, err
+	}
+	a.sweep(ctx)
+	return &cni.Result{IPs: append(ips, cfg.static...), Routes: cfg.routes, DNS: dns}, nil
+}
+
+// del releases what the attachment's record names or, without one, those addresses of prevResult that are its own.
+func del(ctx context.Context, req *skel.Request, p place) error {
+	s := &session{place: p}
+	r, ok, err := s.records().Get(req.Attachment.Hash())
+	if err != nil {
+		return err
+	}
+	switch {
+	case ok:
+		if err = s.connect(ctx); err == nil {
+			err = s.end(ctx, r)
+		}
+	case req.PrevResult != nil && len(req.PrevResult.IPs) > 0:
+		err = s.releaseOwn(ctx, req)
+	}
+	if !ok && err == nil {
+		err = s.forget(ctx, req.Attachment)
+	}
+	if err == nil {
+		s.sweep(ctx)
+	}
+	return err
+}
+
+// releaseOwn releases the addresses of prevResult that the store has for the attachment.
+func (s *session) releaseOwn(ctx context.Context, req *skel.Request) error {
+	if err := s.connect(ctx); err != nil {
+		return err
+	}
+	var errs []error
+	for _, ip := range req.PrevResult.IPs {
+		name := nameOf(s.space, ip.Address.Addr().Unmap())
+		l, ok, err := s.store.held(ctx, name)
+		if err == nil && ok && l.Node == s.node && l.attachment() == req.Attachment {
+			err = s.store.release(ctx, name, l.Nonce)
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// check verifies that the attachment has its leases, and those of its result that are of our ranges.
+func check(ctx context.Context, req *skel.Request, cfg *config) error {
+	ctx, cancel := skel.WithTwoThirds(ctx)
+	defer cancel()
+	s := &session{place: cfg.place}
+	r, ok, err := s.records().Get(req.Attachment.Hash())
+	if err != nil {
+		return err
+	}
+	if !ok && len(cfg.sets) > 0 {
+		return cni.Drift("no address is reserved for %s", req.Attachment)
+	}
+	if err := s.connect(ctx); err != nil {
+		return err
+	}
+	var held []netip.Addr
+	for _, name := range r.Held {
+		l, ok, err := s.store.held(ctx, name)
+		addr, _ := addressOf(name)
+		switch {
+		case err != nil:
+			return err
+		case !ok:
+			return cni.Drift("%s: the API server has no %s %s: it was deleted", addr, kind, name)
+		case l.Nonce != r.Nonce:
+			return cni.Drift("%s is reserved for %s", addr, l)
+		}
+		held = append(held, addr)
+	}
+	if req.PrevResult == nil {
+		return nil
+	}
+	for _, ip := range req.PrevResult.IPs {
+		addr := ip.Address.Addr().Unmap()
+		isOurs := slices.ContainsFunc(cfg.sets, func(s ranges.Set) bool { _, ok := s.Find(addr); return ok })
+		if isOurs && !slices.Contains(held, addr) {
+			return cni.Drift("prevResult: %s is not reserved for the attachment, which holds %s", addr,
+				ranges.Join(held, ", "))
+		}
+	}
+	return nil
+}
+
+// gc ends the records of attachments that are not valid. In each boot it asks the store once what else the node has.
+func gc(ctx context.Context, req *skel.Request, p place) error {
+	s := &session{place: p}
+	boot, err := sysctl.BootID()
+	if err != nil {
+		return err
+	}
+	var strays []lease
+	isListed := s.isListed(req.Network, boot)
+	if !isListed {
+		if err := s.connect(ctx); err != nil {
+			return err
+		}
+		if strays, _, err = s.store.list(ctx, s.space, s.node, false); err != nil {
+			return err
+		}
+	}
+	kept, err := s.records().List() // after the list: the lease of an ADD under way has its record by now
+	errs := []error{err}
+	known := map[string]bool{}
+	for _, k := range kept {
+		known[k.Record.Nonce] = true
+		if req.Valid.Excludes(k.Record.Attachment) {
+			if err := s.connect(ctx); err != nil {
+				return err
+			}
+			errs = append(errs, s.end(ctx, k.Record))
+		}
+	}
+	for _, l := range strays {
+		if err == nil && !known[l.Nonce] && req.Valid.Excludes(l.attachment()) {
+			errs = append(errs, s.store.release(ctx, l.name, l.Nonce))
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	s.sweep(ctx)
+	if isListed {
+		return nil
+	}
+	return s.setListed(req.Network, boot)
+}
+
+// probeTime is how long STATUS waits for the store.
+const probeTime = 2 * time.Second
+
+// status says whether ADD could begin. It asks the API server only when it is told to: a runtime calls it every few
+// seconds, and an error makes the node not ready, also for the containers that have their addresses.
+func status(ctx context.Context, req *skel.Request, cfg *config) error {
+	if err := statefile.Writable(filepath.Join(cfg.dataDir, cfg.space)); err != nil {
+		return cni.Errorf(cni.CodeUnavailable, "ipam.dataDir: no record can be written: %w", err)
+	}
+	if _, err := ranges.ReadDNS(cfg.resolvConf); err != nil {
+		return cni.Errorf(cni.CodeUnavailable, "%w", err)
+	}
+	s := &session{place: cfg.place}
+	if err := s.connect(ctx); err != nil {
+		return cni.Errorf(cni.CodeUnavailable, "ipam.kubeconfig: %w", err)
+	}
+	if cfg.onStoreDown != "warn" && cfg.onStoreDown != "fail" {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, probeTime)
+	defer cancel()
+	err := s.store.probe(ctx)
+	if err != nil && cfg.onStoreDown == "fail" {
+		return cni.Errorf(cni.CodeUnavailable, "the leases cannot be reached: %w", err)
+	}
+	if err != nil {
+		req.Warn("the leases cannot be reached: %v", err)
+	}
+	return nil
+}
+
+// allocation is an ADD's.
+type allocation struct {
+	session
+	req    *skel.Request
+	cfg    *config
+	record record
+}
+
+// manyMisses is how many taken addresses are tried before the store is asked for all.
+const manyMisses = 64
+
+// take reserves the address that was asked for or else the first of the candidates that nobody has.
+func (a *allocation) take(ctx context.Context, n int, set ranges.Set) (netip.Addr, error) {
+	if asked := a.cfg.asked[n]; asked.Addr.IsValid() {
+		err := a.reserve(ctx, asked.Addr)
+		if errors.Is(err, errTaken) {
+			holder, _, _ := a.store.held(ctx, nameOf(a.space, asked.Addr))
+			err = cni.Errorf(cni.CodeConflict, "%s: requested IP address %s is not available in range set %s: "+
+				"%w for %s",
+				asked.Key, asked.Addr, set, err, holder)
+		}
+		return asked.Addr, err
+	}
+	order := candidates(set, a.cfg.seedOf(a.req.Attachment, set))
+	misses := 0
+	for addr := range order {
+		if err := a.reserve(ctx, addr); !errors.Is(err, errTaken) {
+			return addr, err
+		}
+		if misses++; misses == manyMisses {
+			break
+		}
+	}
+	var all []lease
+	var now time.Time
+	for _, fresh := range []bool{false, true} {
+		var err error
+		if all, now, err = a.store.list(ctx, a.space, "", fresh); err != nil {
+			return netip.Addr{}, err
+		}
+		taken := map[string]bool{}
+		for _, l := range all {
+			taken[l.name] = true
+		}
+		for addr := range order {
+			if taken[nameOf(a.space, addr)] {
+				continue
+			}
+			if err := a.reserve(ctx, addr); !errors.Is(err, errTaken) {
+				return addr, err
+			}
+		}
+	}
+	return a.takeFromDead(ctx, n, all, now)
+}
+
+// takeFromDead reserves an address that belonged to a node that is gone, or says that there is none.
+func (a *allocation) takeFromDead(ctx context.Context, n int, all []lease, now time.Time) (netip.Addr, error) {
+	set := a.cfg.sets[n]
+	of := all[:0:0]
+	for _, l := range all {
+		if addr, ok := addressOf(l.name); ok {
+			if _, ok := set.Find(addr); ok {
+				of = append(of, l)
+			}
+		}
+	}
+	why := `"reclaim" is "never"`
+	if k, ok := a.store.(kubernetes); ok && a.cfg.reclaims {
+		found, err := k.dead(ctx, of, a.node, now)
+		why = fmt.Sprintf("%d are of nodes that are deleted", len(found))
+		freed := 0
+		for ; err == nil && freed < min(len(found), reclaimedAtOnce); freed++ {
+			if err = k.release(ctx, found[freed].name, found[freed].Nonce); err != nil {
+				break
+			}
+			a.req.Warn("took %s back from %s: its node is deleted", found[freed].name, found[freed])
+		}
+		if err != nil {
+			why += fmt.Sprintf(", and could not be taken back: %v", err)
+		}
+		for _, l := range found[:freed] {
+			addr, _ := addressOf(l.name)
+			if err := a.reserve(ctx, addr); !errors.Is(err, errTaken) {
+				return addr, err
+			}
+		}
+	}
+	return netip.Addr{}, cni.Errorf(cni.CodeTryAgain, "no IP addresses available in range set %d (%s): %d of its %s "+
+		"are held, %s; kubectl get addresses says whose they are", n, set, len(of), sizeOf(set), why)
+}
+
+// reserve asks for an address. That it does is written down before, and what came of it with the next write.
+func (a *allocation) reserve(ctx context.Context, addr netip.Addr) error {
+	l := lease{name: nameOf(a.space, addr), Space: a.space, Node: a.node, Network: a.req.Network,
+		Container: a.req.ContainerID, IfName: a.req.IfName, Pod: a.cfg.pod, PodUID: a.cfg.podUID, Nonce: a.record.Nonce}
+	before := a.record.Open
+	a.record.Open = append(slices.Clone(before), l.name)
+	if err := a.keep(ctx, a.record); err != nil {
+		return err
+	}
+	lost, err := a.store.reserve(ctx, l)
+	if err == nil {
+		a.record.Held = append(a.record.Held, l.name)
+	}
+	if !lost {
+		a.record.Open = before
+	}
+	return err
+}

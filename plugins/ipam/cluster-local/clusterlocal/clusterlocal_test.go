@@ -1,0 +1,652 @@
+package clusterlocal
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/nstest"
+	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
+	"github.com/hawser-cni/plugins/pkg/skel"
+)
+
+func TestMain(m *testing.M) { nstest.Main(m) }
+
+func TestClusterLocal(t *testing.T) { nstest.RunSpecs(t, "plugins/ipam/cluster-local/clusterlocal") }
+
+var _ = It("has its schema in docs/schema", func() {
+	ExpectPluginSchema(Plugin(), Object{"anyOf": []any{
+		HasKey("ipam.subnet", Object{"type": "string"}),
+		HasKey("ipam.ranges", Object{"type": "array", "minItems": 1}),
+		HasKey("runtimeConfig.ipRanges", Object{"type": "array", "minItems": 1}),
+		HasKey("capabilities.ipRanges", Object{"const": true}),
+	}})
+})
+
+// node is a node of the server's cluster, with the configuration of one network.
+type node struct {
+	*server
+	name, dataDir, kubeconfig, network string
+	ipam                               Object
+	more                               Object // keys of the network
+	args                               string
+	limit                              time.Duration
+}
+
+const ranges8 = `[[{"subnet": "10.30.0.0/29"}]]` // five addresses and the gateway
+
+func (s *server) node(name, ranges string) node {
+	GinkgoHelper()
+	return node{server: s, name: name, dataDir: GinkgoT().TempDir(), kubeconfig: s.kubeconfig("node-" + name),
+		network: "net", ipam: Object{"ranges": json.RawMessage(ranges)}, limit: nstest.Patience(20 * time.Second)}
+}
+
+// with is the node with more keys of ipam.
+func (n node) with(ipam Object) node {
+	n.ipam = Merge(n.ipam, ipam)
+	return n
+}
+
+// within is the node whose calls have so much time.
+func (n node) within(limit time.Duration) node {
+	n.limit = limit
+	return n
+}
+
+func (n node) conf() Object {
+	ipam := Merge(Object{"type": "cluster-local", "dataDir": n.dataDir, "kubeconfig": n.kubeconfig,
+		"node": n.name}, n.ipam)
+	return Merge(Object{"cniVersion": "1.1.0", "name": n.network, "type": "macvlan", "ipam": ipam}, n.more)
+}
+
+func (n node) vars(command, id string) []string {
+	return []string{"CNI_COMMAND=" + command, "CNI_CONTAINERID=" + id, "CNI_IFNAME=eth0", "CNI_NETNS=/not/looked/at",
+		"CNI_PATH=/x", "CNI_ARGS=" + n.args}
+}
+
+func (n node) call(command, id string, more ...Object) Answer {
+	GinkgoHelper()
+	return n.serveAs(Any(Plugin()), command, id, more...)
+}
+
+func (n node) serveAs(p skel.Plugin[any], command, id string, more ...Object) Answer {
+	GinkgoHelper()
+	var out, errs bytes.Buffer
+	conf := n.conf()
+	for _, m := range more {
+		conf = Merge(conf, m)
+	}
+	code := skel.Run(context.Background(), p, skel.Env{Vars: n.vars(command, id), Limit: n.limit,
+		Stdin: strings.NewReader(Text(conf)), Stdout: &out, Stderr: &errs})
+	return Answer{Code: code, Stdout: out.String(), Stderr: errs.String()}
+}
+
+// exec starts the program.
+func (n node) exec(command, id string) (*exec.Cmd, *bytes.Buffer) {
+	GinkgoHelper()
+	var out bytes.Buffer
+	cmd := exec.Command(nstest.Build("cluster-local"))
+	cmd.Env, cmd.Stdin, cmd.Stdout = n.vars(command, id), strings.NewReader(Text(n.conf())), &out
+	return cmd, &out
+}
+
+// add is an ADD that must succeed.
+func (n node) add(id string) string {
+	GinkgoHelper()
+	return strings.Join(addressesOf(n.call("ADD", id).Added()), " ")
+}
+
+func addressesOf(r Result) (list []string) {
+	for _, ip := range r.IPs {
+		addr, _, _ := strings.Cut(ip.Address, "/")
+		list = append(list, addr)
+	}
+	return list
+}
+
+func (n node) succeeds(command, id string, more ...Object) {
+	GinkgoHelper()
+	a := n.call(command, id, more...)
+	Expect(a.Code).To(BeZero(), a.Stdout)
+	Expect(a.Stdout).To(BeEmpty())
+}
+
+func (n node) fails(code uint, command, id string, more ...Object) string {
+	GinkgoHelper()
+	return n.call(command, id, more...).Failed(code)
+}
+
+// records are the files of records, tombstones with their directory.
+func (n node) records() (list []string) {
+	GinkgoHelper()
+	for _, pattern := range []string{"*.json", "late/*.json"} {
+		found := nstest.Must(filepath.Glob(filepath.Join(n.dataDir, "default", pattern)))
+		for _, f := range found {
+			list = append(list, filepath.Base(filepath.Dir(f))+"/"+filepath.Base(f))
+		}
+	}
+	return list
+}
+
+func valid(ids ...string) Object {
+	list := []Object{}
+	for _, id := range ids {
+		list = append(list, Object{"containerID": id, "ifname": "eth0"})
+	}
+	return Object{"cni.dev/valid-attachments": list}
+}
+
+var _ = Describe("ADD", Label("cluster-add"), func() {
+	It("makes one object for each address, named by it", func() {
+		s := newServer()
+		n := s.node("node-a", `[[{"subnet": "10.30.0.0/16", "gateway": "10.30.0.1"}],
+			[{"subnet": "2001:db8:30::/64"}]]`)
+		n.args = "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0;K8S_POD_UID=u1"
+		r := n.with(Object{"routes": []Object{{"dst": "0.0.0.0/0"}}}).call("ADD", "one").Added()
+		Expect(r.IPs).To(HaveLen(2))
+		Expect(r.IPs[0].Address).To(MatchRegexp(`^10\.30\.\d+\.\d+/16$`))
+		Expect(r.IPs[0].Gateway).To(Equal("10.30.0.1"))
+		Expect(r.IPs[1].Address).To(MatchRegexp(`^2001:db8:30:0?:.*/64$`))
+		Expect(r.Routes).To(HaveLen(1))
+		Expect(s.requests()).To(Equal("POST POST"))
+		Expect(s.has()).To(HaveLen(2))
+		for name, o := range s.leases {
+			Expect(name).To(MatchRegexp(`^default\.(10\.30\.\d+\.\d+|2001-0db8-0030-0000(-[0-9a-f]{4}){4})$`))
+			Expect(o.Spec.Nonce).NotTo(BeEmpty())
+			o.Spec.Nonce = ""
+			Expect(o.Spec).To(Equal(lease{Space: "default", Node: "node-a", Network: "net", Container: "one",
+				IfName: "eth0", Pod: "shop/web-0", PodUID: "u1"}))
+		}
+		Expect(n.records()).To(HaveLen(1))
+		n.succeeds("CHECK", "one", Object{"prevResult": json.RawMessage(r.Text)})
+		n.succeeds("DEL", "one")
+		Expect(s.has()).To(BeEmpty())
+		Expect(n.records()).To(BeEmpty())
+	})
+
+	It("is refused for an attachment that has addresses", func() {
+		n := newServer().node("node-a", ranges8)
+		addr := n.add("one")
+		Expect(n.fails(cni.CodeExists, "ADD", "one")).To(ContainSubstring(addr + " has been allocated to"))
+		Expect(n.has()).To(HaveLen(1))
+		n.succeeds("DEL", "one")
+		n.add("one")
+	})
+
+	It("gives no address twice to any node or network of a space, no gateway, and nothing excluded", func() {
+		s := newServer()
+		a := s.node("node-a", ranges8).with(Object{"exclude": []string{"10.30.0.4"}})
+		b := s.node("node-b", ranges8).with(Object{"exclude": []string{"10.30.0.4"}})
+		b.network = "other"
+		seen := []string{a.add("1"), b.add("1"), a.add("2"), b.add("2")}
+		Expect(seen).To(ConsistOf("10.30.0.2", "10.30.0.3", "10.30.0.5", "10.30.0.6"))
+		says := b.fails(cni.CodeTryAgain, "ADD", "3")
+		Expect(says).To(ContainSubstring("no IP addresses available in range set 0"))
+		Expect(says).To(ContainSubstring("4 of its 5 are held, 0 are of nodes that are deleted"))
+		Expect(a.with(Object{"space": "tenant-2"}).add("3")).NotTo(BeEmpty())
+	})
+
+	It("gives a pod the address that it had, on any node, while that is free", func() {
+		s := newServer()
+		pods := `[[{"subnet": "10.30.0.0/16"}]]`
+		a, b := s.node("node-a", pods), s.node("node-b", pods)
+		a.args = "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0"
+		b.args = a.args
+		had := a.add("one")
+		a.succeeds("DEL", "one")
+		Expect(b.add("two")).To(Equal(had))
+		Expect(a.add("three")).NotTo(Equal(had))
+	})
+
+	It("gives the address that is asked for, or says who has it", func() {
+		s := newServer()
+		a, b := s.node("node-a", ranges8), s.node("node-b", ranges8)
+		a.args = "IP=10.30.0.5;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0"
+		Expect(a.add("one")).To(Equal("10.30.0.5"))
+		b.more = Object{"runtimeConfig": Object{"ips": []string{"10.30.0.5/29"}}}
+		Expect(b.fails(cni.CodeConflict, "ADD", "two")).To(And(ContainSubstring("runtimeConfig.ips[0]"),
+			ContainSubstring(`node "node-a"`), ContainSubstring(`pod "shop/web-0"`)))
+		Expect(b.records()).To(BeEmpty())
+	})
+
+	It("takes ranges from the runtime", func() {
+		n := newServer().node("node-a", `[]`)
+		n.more = Object{"capabilities": Object{"ipRanges": true}}
+		Expect(n.fails(cni.CodeConfig, "ADD", "one")).To(ContainSubstring("runtimeConfig.ipRanges"))
+		n.more = Object{"runtimeConfig": Object{"ipRanges": json.RawMessage(`[[{"subnet": "10.31.0.0/30"}]]`)}}
+		Expect(n.add("one")).To(Equal("10.31.0.2"))
+	})
+
+	It("keeps nothing when the second set is full", func() {
+		s := newServer()
+		n := s.node("node-a", `[[{"subnet": "10.30.0.0/24"}], [{"subnet": "2001:db8::/126"}]]`)
+		s.holds("default", "2001:0db8:0000:0000:0000:0000:0000:0002", "node-b", 0)
+		s.holds("default", "2001:0db8:0000:0000:0000:0000:0000:0003", "node-b", 0)
+		Expect(n.fails(cni.CodeTryAgain, "ADD", "one")).To(ContainSubstring("range set 1"))
+		Expect(s.has()).To(HaveLen(2))
+		Expect(n.records()).To(BeEmpty())
+	})
+
+	It("finds the last free address of a larger set by a list, in pages", func() {
+		s := newServer()
+		s.page = 100
+		for i := 2; i < 255; i++ {
+			if i != 77 {
+				s.holds("default", fmt.Sprint("10.30.0.", i), "node-b", 0)
+			}
+		}
+		n := s.node("node-a", `[[{"subnet": "10.30.0.0/24"}]]`)
+		Expect(n.add("one")).To(Equal("10.30.0.77"))
+	})
+})
+
+var _ = Describe("DEL", Label("cluster-del"), func() {
+	It("succeeds without a request when nothing is known", func() {
+		s := newServer()
+		n := s.node("node-a", ranges8)
+		n.kubeconfig = "/nowhere"
+		n.succeeds("DEL", "one")
+		n.with(Object{"space": "UPPER/.."}).succeeds("DEL", "one")
+		Expect(s.requests()).To(BeEmpty())
+		Expect(filepath.Glob(n.dataDir + "/*")).To(BeEmpty())
+	})
+
+	It("fails while the store is down, and succeeds when it is repeated", func() {
+		s := newServer()
+		n := s.node("node-a", ranges8)
+		n.add("one")
+		s.set(first(1000, "GET", drop))
+		says := n.within(time.Second).fails(cni.CodeTryAgain, "DEL", "one")
+		Expect(says).To(ContainSubstring(s.URL + " does not serve GET"))
+		Expect(n.records()).To(HaveLen(1))
+		s.set(nil)
+		n.succeeds("DEL", "one")
+		Expect(s.has()).To(BeEmpty())
+		n.succeeds("DEL", "one")
+	})
+
+	It("goes by prevResult without a record, and takes nothing of others", func() {
+		s := newServer()
+		a, b := s.node("node-a", ranges8), s.node("node-b", ranges8)
+		r := a.call("ADD", "one").Added()
+		prev := Object{"prevResult": json.RawMessage(r.Text)}
+		b.succeeds("DEL", "one", prev)
+		a.succeeds("DEL", "two", prev)
+		Expect(s.has()).To(HaveLen(1))
+		Expect(os.RemoveAll(a.dataDir)).To(Succeed())
+		a.succeeds("DEL", "one", prev)
+		Expect(s.has()).To(BeEmpty())
+	})
+
+	It("leaves an address that somebody else has by now", func() {
+		s := newServer()
+		n := s.node("node-a", ranges8)
+		addr := n.add("one")
+		delete(s.leases, "default."+addr)
+		s.holds("default", addr, "node-b", 0)
+		Expect(n.fails(cni.CodeDrift, "CHECK", "one")).To(ContainSubstring(addr + ` is reserved for node "node-b"`))
+		n.succeeds("DEL", "one")
+		Expect(s.has()).To(HaveLen(1))
+		Expect(n.records()).To(BeEmpty())
+	})
+
+	It("does without a record that is damaged, whose lease the next GC finds", func() {
+		s := newServer()
+		n := s.node("node-a", ranges8)
+		n.succeeds("GC", "", valid())
+		n.add("one")
+		file := nstest.Must(filepath.Glob(n.dataDir + "/default/*.json"))[0]
+		Expect(os.WriteFile(file, []byte("{"), 0o600)).To(Succeed())
+		n.succeeds("DEL", "one")
+		Expect(n.records()).To(BeEmpty())
+		n.succeeds("GC", "", valid())
+		Expect(s.has()).To(BeEmpty())
+	})
+})
+
+var _ = Describe("requests", Label("cluster-requests"), func() {
+	It("are repeated while the server is busy, after as long as it says", func() {
+		s := newServer()
+		n := s.node("node-a", ranges8)
+		busy := func(w http.ResponseWriter, r *http.Request, _ func()) {
+			w.Header().Set("Retry-After", "1")
+			refuse(w, http.StatusTooManyRequests, "TooManyRequests", "", "too many requests")
+		}
+		s.set(first(1, "POST", busy))
+		began := time.Now()
+		n.add("one")
+		Expect(time.Since(began)).To(BeNumerically(">=", time.Second))
+		s.set(first(2, "DELETE", says(503, "gateway")))
+		n.succeeds("DEL", "one")
+		Expect(s.requests()).To(Equal("POST POST GET DELETE DELETE DELETE"))
+		Expect(n.records()).To(BeEmpty())
+	})
+
+	It("whose answer is lost are told by the nonce", func() {
+		s := newServer()
+		n := s.node("node-a", ranges8)
+		s.set(first(1, "POST", swallow))
+		addr := n.add("one")
+		Expect(s.has()).To(Equal([]string{"default." + addr}))
+		Expect(s.requests()).To(Equal("POST POST GET"))
+		n.succeeds("CHECK", "one")
+		s.set(first(1, "DELETE", swallow))
+		n.succeeds("DEL", "one")
+		Expect(s.has()).To(BeEmpty())
+	})
+
+	It("that are carried out after DEL are found by later calls", Label("cluster-late"), func() {
+		s := newServer()
+		n := s.node("node-a", ranges8)
+		var late func()
+		s.set(first(1, "POST", func(w http.ResponseWriter, r *http.Request, _ func()) {
+			body := new(bytes.Buffer)
+			_, _ = body.ReadFrom(r.Body)
+			late = func() {
+				var o object
+				Expect(json.Unmarshal(body.Bytes(), &o)).To(Succeed())
+				s.Lock()
+				defer s.Unlock()
+				s.put(&o)
+			}
+			panic(http.ErrAbortHandler)
+		}))
+		n.add("one")
+		n.succeeds("DEL", "one")
+		Expect(s.has()).To(BeEmpty())
+		Expect(n.records()).To(ConsistOf(HavePrefix("late/")))
+		late()
+		Expect(s.has()).To(HaveLen(1))
+		n.succeeds("DEL", "another")
+		Expect(s.has()).To(BeEmpty())
+		// A moment after the last look it may come again: the tombstone stays, until its time is over.
+		late()
+		n.succeeds("GC", "", valid())
+		Expect(s.has()).To(BeEmpty())
+		file := nstest.Must(filepath.Glob(n.dataDir + "/default/late/*.json"))[0]
+		var t tombstone
+		Expect(json.Unmarshal(nstest.Must(os.ReadFile(file)), &t)).To(Succeed())
+		t.Since -= lateTime
+		late()
+		Expect(os.WriteFile(file, []byte(Text(t)), 0o600)).To(Succeed())
+		n.succeeds("DEL", "another")
+		Expect(s.has()).To(BeEmpty())
+		Expect(n.records()).To(BeEmpty())
+	})
+
+	DescribeTable("whose answers are garbage are code 11, and nothing is left", func(code int, text string) {
+		s := newServer()
+		n := s.node("node-a", ranges8)
+		for _, method := range []string{"POST", "GET", "DELETE"} {
+			s.set(first(1000, method, says(code, text)))
+			c := n.within(200 * time.Millisecond)
+			a := c.call("ADD", "one")
+			Expect(a.Verdict("ADD")).To(Succeed())
+			if method == "POST" {
+				Expect(a.Failed(cni.CodeTryAgain)).To(ContainSubstring(s.URL))
+			}
+			for _, command := range []string{"CHECK", "DEL", "GC"} {
+				Expect(c.call(command, "one", valid()).Verdict(command)).To(Succeed())
+			}
+			s.set(nil)
+			n.succeeds("DEL", "one")
+			n.succeeds("GC", "", valid())
+			Expect(s.has()).To(BeEmpty())
+		}
+	},
+		Entry("a page of a proxy", 200, "<html>hello</html>"),
+		Entry("half of an object", 200, `{"kind":"Address","metadata":{"na`),
+		Entry("another object", 201, `{"kind":"Address","metadata":{"name":"default.10.30.0.9","uid":"1"}}`),
+		Entry("another kind", 200, `{"kind":"Pod","metadata":{"name":"default.10.30.0.2","uid":"1"}}`),
+		Entry("null", 200, `null`),
+		Entry("an error of nobody", 500, "oops"))
+
+	It("of a user that the server refuses are code 5, with its name", func() {
+		s := newServer()
+		n := s.node("node-a", ranges8)
+		n.kubeconfig = s.kubeconfig("somebody")
+		Expect(n.fails(cni.CodeIO, "ADD", "one")).To(And(ContainSubstring(`refuses the user "u"`),
+			ContainSubstring(n.kubeconfig), ContainSubstring("401")))
+		n = s.node("node-a", ranges8)
+		s.set(first(1, "POST", func(w http.ResponseWriter, _ *http.Request, _ func()) {
+			refuse(w, http.StatusForbidden, "Forbidden", "", "node-a may not create addresses")
+		}))
+		Expect(n.fails(cni.CodeIO, "ADD", "one")).To(ContainSubstring("node-a may not create addresses"))
+		Expect(n.records()).To(BeEmpty())
+	})
+
+	It("of objects that the server does not know say what to apply", func() {
+		s := newServer()
+		n := s.node("node-a", ranges8)
+		s.set(first(1, "POST", says(404, "404 page not found\n")))
+		Expect(n.fails(cni.CodeTryAgain, "ADD", "one")).To(ContainSubstring("crd.yaml"))
+		n.add("one")
+		s.set(first(1, "GET", says(404, "404 page not found\n")))
+		Expect(n.fails(cni.CodeTryAgain, "DEL", "one")).To(ContainSubstring("crd.yaml"))
+		n.succeeds("DEL", "one")
+		Expect(s.has()).To(BeEmpty())
+	})
+})
+
+var _ = It("says of a kubeconfig with exec that it is not supported", Label("cluster-kubeconfig"), func() {
+	n := newServer().node("node-a", ranges8)
+	text := strings.Replace(n.config("node-a"), "token: node-a", "exec: {command: aws}", 1)
+	Expect(os.WriteFile(n.kubeconfig, []byte(text), 0o600)).To(Succeed())
+	Expect(n.fails(cni.CodeUnsupportedField, "ADD", "one")).To(And(ContainSubstring(n.kubeconfig),
+		ContainSubstring("exec is not supported")))
+	Expect(n.records()).To(BeEmpty())
+})
+
+var _ = It("reads a kubeconfig that is being written", Label("cluster-kubeconfig"), func() {
+	s := newServer()
+	n := s.node("node-a", ranges8)
+	Expect(os.WriteFile(n.kubeconfig, []byte("apiVersion: v1\n"), 0o600)).To(Succeed())
+	whole := time.AfterFunc(100*time.Millisecond, func() {
+		_ = os.WriteFile(n.kubeconfig, []byte(s.config("node-a")), 0o600)
+	})
+	defer whole.Stop()
+	n.add("one")
+})
+
+var _ = Describe("CHECK", func() {
+	It("misses a lease that was deleted, and one that prevResult has", func() {
+		s := newServer()
+		n := s.node("node-a", ranges8)
+		Expect(n.fails(cni.CodeDrift, "CHECK", "one")).To(ContainSubstring("no address is reserved"))
+		addr := n.add("one")
+		prev := `{"cniVersion":"1.1.0","ips":[{"address":"10.30.0.2/29"},{"address":"10.30.0.3/29"}]}`
+		Expect(n.fails(cni.CodeDrift, "CHECK", "one", Object{"prevResult": json.RawMessage(prev)})).To(
+			ContainSubstring("is not reserved for the attachment, which holds " + addr))
+		delete(s.leases, "default."+addr)
+		Expect(n.fails(cni.CodeDrift, "CHECK", "one")).To(ContainSubstring("default." + addr + ": it was deleted"))
+	})
+})
+
+var _ = Describe("GC", Label("cluster-gc"), func() {
+	It("releases what is not valid, and nothing of other nodes or networks", func() {
+		s := newServer()
+		a, b := s.node("node-a", ranges8), s.node("node-b", ranges8)
+		other := a
+		other.network = "other"
+		keep, others, elsewhere := a.add("keep"), b.add("gone"), other.add("gone")
+		a.add("gone")
+		a.succeeds("GC", "", valid("keep"))
+		Expect(s.has()).To(ConsistOf("default."+keep, "default."+others, "default."+elsewhere))
+		s.requests()
+		a.succeeds("GC", "", valid("keep"))
+		Expect(s.requests()).To(BeEmpty())
+	})
+
+	It("finds once in a boot what the node holds without a record", func() {
+		s := newServer()
+		n := s.node("node-a", ranges8)
+		keep := n.add("keep")
+		n.add("gone")
+		Expect(os.RemoveAll(n.dataDir)).To(Succeed())
+		n.succeeds("GC", "", valid("keep"))
+		Expect(s.has()).To(Equal([]string{"default." + keep}))
+	})
+
+	It("leaves the lease of an ADD under way", func() {
+		s := newServer()
+		n := s.node("node-a", ranges8)
+		var addr string
+		s.set(first(1, "GET", func(_ http.ResponseWriter, _ *http.Request, serve func()) {
+			addr = n.add("new")
+			serve()
+		}))
+		n.succeeds("GC", "", valid("new"))
+		Expect(s.has()).To(Equal([]string{"default." + addr}))
+	})
+})
+
+var _ = Describe("STATUS", Label("cluster-status"), func() {
+	It("asks nobody, unless it is told to", func() {
+		s := newServer()
+		n := s.node("node-a", ranges8)
+		n.succeeds("STATUS", "")
+		Expect(s.requests()).To(BeEmpty())
+		s.Close()
+		n.limit = time.Second
+		n.succeeds("STATUS", "")
+		warned := n.with(Object{"statusOnStoreDown": "warn"}).call("STATUS", "")
+		Expect(warned.Code).To(BeZero())
+		Expect(warned.Stderr).To(ContainSubstring("the leases cannot be reached"))
+		n.with(Object{"statusOnStoreDown": "fail"}).fails(cni.CodeUnavailable, "STATUS", "")
+		n.kubeconfig = "/nowhere"
+		Expect(n.fails(cni.CodeUnavailable, "STATUS", "")).To(ContainSubstring("/nowhere"))
+	})
+})
+
+var _ = Describe("leases of nodes that are deleted", Label("cluster-reclaim"), func() {
+	var s *server
+	var n node
+	BeforeEach(func() {
+		s = newServer()
+		s.skew = 300 * 24 * time.Hour // its clock alone counts
+		n = s.node("node-a", ranges8)
+		for i, holder := range []string{"gone", "node-b", "node-b", "node-b"} {
+			s.holds("default", fmt.Sprint("10.30.0.", i+2), holder, time.Hour)
+		}
+		s.holds("default", "10.30.0.6", "joining", time.Minute)
+	})
+
+	It("are taken when a set is full, and older than ten minutes", func() {
+		a := n.call("ADD", "one")
+		Expect(addressesOf(a.Added())).To(Equal([]string{"10.30.0.2"}))
+		Expect(a.Stderr).To(ContainSubstring(`took default.10.30.0.2 back from node "gone"`))
+		Expect(n.fails(cni.CodeTryAgain, "ADD", "two")).To(ContainSubstring("5 of its 6 are held, 0 are of nodes"))
+	})
+
+	It("are not taken when the configuration says so, or the server does", func() {
+		Expect(n.with(Object{"reclaim": "never"}).fails(cni.CodeTryAgain, "ADD", "one")).To(
+			ContainSubstring(`"reclaim" is "never"`))
+		s.set(first(1, "DELETE", func(w http.ResponseWriter, _ *http.Request, _ func()) {
+			refuse(w, http.StatusForbidden, "Forbidden", "", "the policy denies it")
+		}))
+		Expect(n.fails(cni.CodeTryAgain, "ADD", "one")).To(And(ContainSubstring("1 are of nodes that are deleted"),
+			ContainSubstring("the policy denies it")))
+		Expect(s.has()).To(HaveLen(5))
+	})
+
+	It("are never those of the node itself", func() {
+		delete(s.nodes, "node-b")
+		n.name = "node-b"
+		Expect(n.add("one")).To(Equal("10.30.0.2"))
+		n.fails(cni.CodeTryAgain, "ADD", "two")
+	})
+
+	It("count as such when the node is out of service", func() {
+		s.nodes["node-b"] = "node.kubernetes.io/out-of-service"
+		s.nodes["gone"] = "node.kubernetes.io/unreachable:NoExecute"
+		Expect(n.add("one")).To(BeElementOf("10.30.0.3", "10.30.0.4", "10.30.0.5"))
+		Expect(s.has()).To(ContainElement("default.10.30.0.2"))
+	})
+
+	It("are listed and released by cluster-local reclaim", func() {
+		reclaim := func(args ...string) string {
+			var out, errs bytes.Buffer
+			env := skel.Env{Args: append([]string{"reclaim", "--kubeconfig", n.kubeconfig}, args...), Stdout: &out,
+				Stderr: &errs}
+			Expect(skel.Run(context.Background(), Plugin(), env)).To(BeZero(), errs.String())
+			return out.String()
+		}
+		Expect(reclaim()).To(And(ContainSubstring(`default.10.30.0.2	node "gone"`),
+			ContainSubstring("1 of 5 leases")))
+		Expect(s.has()).To(HaveLen(5))
+		Expect(reclaim("--yes")).To(ContainSubstring("are released"))
+		Expect(s.has()).To(HaveLen(4))
+		Expect(reclaim("--space", "other", "--yes")).To(ContainSubstring("0 of 0 leases"))
+	})
+})
+
+var _ = Describe("the program", Label("cluster-program"), func() {
+	It("leaves nothing when it is killed before or after any request", func() {
+		s := newServer()
+		n := s.node("node-a", `[[{"subnet": "10.30.0.0/24"}], [{"subnet": "2001:db8::/64"}]]`)
+		// The third POST is that of a second program.
+		for request := range 2 {
+			for _, isAfter := range []bool{false, true} {
+				cmd, _ := n.exec("ADD", "one")
+				pid := make(chan *os.Process, 1)
+				count := 0
+				s.set(func(_ http.ResponseWriter, _ *http.Request, serve func()) bool {
+					if count++; count != request+1 {
+						return false
+					}
+					if isAfter {
+						serve()
+					}
+					p := <-pid
+					_ = p.Kill()
+					_, _ = p.Wait()
+					panic(http.ErrAbortHandler)
+				})
+				Expect(cmd.Start()).To(Succeed())
+				pid <- cmd.Process
+				_ = cmd.Wait()
+				s.set(nil)
+				at := fmt.Sprint("request ", request, ", after it: ", isAfter)
+				Expect(s.has()).To(HaveLen(request+map[bool]int{true: 1}[isAfter]), at)
+				n.succeeds("DEL", "one")
+				Expect(s.has()).To(BeEmpty(), at)
+			}
+		}
+	})
+
+	It("gives no address twice to a hundred callers, who take all", func() {
+		s := newServer()
+		a := s.node("node-a", `[[{"subnet": "10.30.0.0/25", "rangeStart": "10.30.0.2", "rangeEnd": "10.30.0.101"}]]`)
+		nodes := []node{a, a}
+		nodes[1].name, nodes[1].dataDir = "node-b", GinkgoT().TempDir()
+		var group sync.WaitGroup
+		outs := make([]*bytes.Buffer, 100)
+		for i := range outs {
+			cmd, out := nodes[i%2].exec("ADD", fmt.Sprint("c", i))
+			outs[i] = out
+			group.Go(func() { _ = cmd.Run() })
+		}
+		group.Wait()
+		seen := map[string]bool{}
+		for _, out := range outs {
+			for _, addr := range addressesOf(Answer{Stdout: out.String()}.Added()) {
+				seen[addr] = true
+			}
+		}
+		Expect(seen).To(HaveLen(100))
+		Expect(s.has()).To(HaveLen(100))
+	})
+})

@@ -1,0 +1,147 @@
+package clusterlocal
+
+import (
+	"cmp"
+	"path/filepath"
+	"regexp"
+	"slices"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/ranges"
+	"github.com/hawser-cni/plugins/pkg/skel"
+)
+
+// wireConfig is the part of a network configuration that cluster-local reads.
+type wireConfig struct {
+	skel.LogKey
+
+	IPAM wireIPAM `json:"ipam"`
+	ranges.Call
+}
+
+type wireIPAM struct {
+	Type string `json:"type" help:"cluster-local"`
+	ranges.Wire
+	Ranges     [][]ranges.Wire `json:"ranges" help:"sets of ranges; a container gets one address of each set"`
+	Routes     []cni.WireRoute `json:"routes" help:"routes, copied to the result"`
+	ResolvConf string          `json:"resolvConf" help:"a file as resolv.conf(5), for the dns of the result"`
+	Exclude    []string        `json:"exclude" help:"addresses and networks that are never given away" each:"format=network"`
+
+	wirePlace
+	Reclaim string `json:"reclaim" default:"deleted-nodes" schema:"enum=deleted-nodes|never empty" help:"whose leases ADD takes when a set is full"`
+	OnDown  string `json:"statusOnStoreDown" default:"ignore" schema:"enum=ignore|warn|fail empty" help:"STATUS when the API server does not answer"`
+}
+
+// wirePlace has the keys that DEL and GC read, too.
+type wirePlace struct {
+	Space      string `json:"space" default:"default" help:"leases of one space never share an address"`
+	Kubeconfig string `json:"kubeconfig" default:"/etc/kubernetes/kubelet.conf" help:"API server and credentials"`
+	Node       string `json:"node" help:"who holds the leases (default: the kubelet's name in its certificate, else /etc/hostname)"`
+	DataDir    string `json:"dataDir" help:"directory of the records of this node" default:"/var/lib/cni/cluster-local"`
+}
+
+// place is where leases are, and whose.
+type place struct{ space, kubeconfig, node, dataDir string }
+
+func (w wirePlace) place() place {
+	return place{cmp.Or(w.Space, "default"), cmp.Or(w.Kubeconfig, "/etc/kubernetes/kubelet.conf"), w.Node,
+		cmp.Or(w.DataDir, "/var/lib/cni/cluster-local")}
+}
+
+// config is what ADD, CHECK and STATUS act on.
+type config struct {
+	place
+	resolvConf  string // empty = none
+	sets        []ranges.Set
+	asked       []ranges.Asked // for each set; the zero value asks for none
+	static      []cni.IP       // given as they are, without a lease
+	routes      []cni.Route
+	dns         cni.DNS
+	reclaims    bool
+	onStoreDown string
+	pod, podUID string // namespace/name; empty = the runtime names none
+}
+
+// Names that become a part of an object's name, or a node's.
+var (
+	spaceName = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
+	nodeName  = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$`)
+)
+
+// The keys of CNI_ARGS by which Kubernetes' runtimes name a pod.
+const podSpace, podName, podUID = "K8S_POD_NAMESPACE", "K8S_POD_NAME", "K8S_POD_UID"
+
+// parseConfig checks the configuration. Without sets the runtime is to send some: capabilities.ipRanges says so.
+func parseConfig(req *skel.Request, wire wireConfig, problems *cni.Problems) *config {
+	cfg := &config{place: wire.IPAM.place(), resolvConf: wire.IPAM.ResolvConf,
+		reclaims: wire.IPAM.Reclaim != "never", onStoreDown: wire.IPAM.OnDown}
+	cfg.checkPlace(req, "space", problems)
+	if mode := wire.IPAM.Reclaim; !slices.Contains([]string{"", "deleted-nodes", "never"}, mode) {
+		problems.Add(cni.Refuse("ipam.reclaim", mode, `is neither "deleted-nodes" nor "never"`))
+	}
+	if mode := cfg.onStoreDown; !slices.Contains([]string{"", "ignore", "warn", "fail"}, mode) {
+		problems.Add(cni.Refuse("ipam.statusOnStoreDown", mode, `is none of "ignore", "warn" and "fail"`))
+	}
+	var err error
+	cfg.sets, err = wire.Call.Parse(req.Version, wire.IPAM.Wire, wire.IPAM.Ranges)
+	problems.Add(err)
+	exclude, err := cni.ParseNetworks("ipam.exclude", wire.IPAM.Exclude)
+	problems.Add(err)
+	if problems.Err() == nil {
+		problems.Add(ranges.Exclude(cfg.sets, exclude))
+	}
+	cfg.routes, err = cni.ParseRoutes(wire.IPAM.Routes)
+	problems.AddIn("ipam", err)
+	cfg.parseArgs(req.Args, wire.Call, problems)
+	return cfg
+}
+
+// checkPlace refuses what cannot be a part of a path or of an object. The configuration calls the space so.
+func (cfg *config) checkPlace(req *skel.Request, spaceKey string, problems *cni.Problems) {
+	if !spaceName.MatchString(cfg.space) {
+		problems.Add(cni.Refuse("ipam."+spaceKey, cfg.space, "is not made of 1 to 63 lower-case letters, digits and "+
+			"hyphens, the first and the last no hyphen"))
+	}
+	if cfg.node != "" && !nodeName.MatchString(cfg.node) {
+		problems.Add(cni.Refuse("ipam.node", cfg.node, "is no name of a node: at most 253 lower-case letters, digits, "+
+			"hyphens and dots"))
+	}
+	if !filepath.IsAbs(cfg.kubeconfig) {
+		problems.Add(cni.Refuse("ipam.kubeconfig", cfg.kubeconfig, "is no absolute path"))
+	}
+	if len(req.Network) > nameMax {
+		problems.Add(cni.Refuse("name", req.Network, "is longer than 253 bytes, which an object has room for"))
+	}
+}
+
+// nameMax is how long a name in an object may be.
+const nameMax = 253
+
+// parseArgs reads for which pod the call is, and which addresses it asks for.
+func (cfg *config) parseArgs(args string, call ranges.Call, problems *cni.Problems) {
+	values, err := cni.ParseArgs(args, "IP", podSpace, podName, podUID)
+	problems.Add(err)
+	for _, key := range []string{podSpace, podName, podUID} {
+		if len(values[key]) > nameMax {
+			problems.Add(cni.Refuse("CNI_ARGS "+key, nil, "is longer than 253 bytes").WithCode(cni.CodeEnvironment))
+		}
+	}
+	if name := values[podName]; name != "" {
+		cfg.pod, cfg.podUID = values[podSpace]+"/"+name, values[podUID]
+	}
+	asked, err := call.Asked(values["IP"])
+	problems.Add(err)
+	if problems.Err() == nil && len(cfg.sets) > 0 {
+		cfg.asked, err = ranges.Assign(cfg.sets, asked)
+		problems.Add(err)
+	}
+}
+
+// parsePlace reads the keys that DEL and GC need, whatever is wrong with the others.
+func parsePlace(req *skel.Request) (place, error) {
+	var wire struct {
+		IPAM wirePlace `json:"ipam"`
+	}
+	err := req.Decode(&wire)
+	return wire.IPAM.place(), err
+}

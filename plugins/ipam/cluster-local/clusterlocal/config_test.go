@@ -1,0 +1,256 @@
+package clusterlocal
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/nstest"
+	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
+	"github.com/hawser-cni/plugins/pkg/ranges"
+	"github.com/hawser-cni/plugins/pkg/skel"
+)
+
+// request is a request with a configuration whose ipam object has these keys.
+func request(ipam string) *skel.Request {
+	return &skel.Request{
+		Attachment: cni.Attachment{Network: "net", ContainerID: "c1", IfName: "eth0"}, Version: "1.1.0",
+		Conf: fmt.Appendf(nil, `{"cniVersion":"1.1.0","name":"net","ipam":{%s}}`, ipam)}
+}
+
+const slash24 = `"ranges":[[{"subnet":"10.1.2.0/24"}]]`
+
+var _ = DescribeTable("what is refused", func(want, ipam string) {
+	_, err := Plugin().Parse(request(slash24 + "," + ipam))
+	Expect(Problems(err)).To(ConsistOf(HavePrefix(want)))
+},
+	Entry("a space", `7 ipam.space: "Shop" is not made of`, `"space":"Shop"`),
+	Entry("a space that is a path", `7 ipam.space: "../x" is not made of`, `"space":"../x"`),
+	Entry("a node", `7 ipam.node: "a b" is no name of a node`, `"node":"a b"`),
+	Entry("a kubeconfig", `7 ipam.kubeconfig: "kubelet.conf" is no absolute path`, `"kubeconfig":"kubelet.conf"`),
+	Entry("reclaim", `7 ipam.reclaim: "always" is neither`, `"reclaim":"always"`),
+	Entry("statusOnStoreDown", `7 ipam.statusOnStoreDown: "no" is none of`, `"statusOnStoreDown":"no"`),
+	Entry("exclude", `7 ipam.exclude[0]: "x" is no address`, `"exclude":["x"]`),
+	Entry("all excluded", `7 ipam.exclude: leaves no address of ipam.ranges[0][0]`, `"exclude":["10.1.2.0/24"]`))
+
+var _ = It("refuses names for which an object has no room", func() {
+	req := request(slash24)
+	req.Network = strings.Repeat("n", 254)
+	req.Args = "K8S_POD_NAMESPACE=a;K8S_POD_NAME=" + strings.Repeat("p", 254)
+	_, err := Plugin().Parse(req)
+	Expect(Problems(err)).To(ConsistOf(ContainSubstring("is longer than 253 bytes, which an object has room for"),
+		"4 CNI_ARGS K8S_POD_NAME: is longer than 253 bytes"))
+})
+
+// setOf makes a set of "first-last[ gw gateway]".
+func setOf(texts ...string) (s ranges.Set) {
+	for _, t := range texts {
+		words := strings.Fields(t)
+		first, last, _ := strings.Cut(words[0], "-")
+		r := ranges.Range{First: netip.MustParseAddr(first), Last: netip.MustParseAddr(last)}
+		if len(words) > 1 {
+			r.Gateway = netip.MustParseAddr(words[2])
+		}
+		s = append(s, r)
+	}
+	return s
+}
+
+var _ = DescribeTable("candidates are all addresses of a set, each once, and no gateway", func(want int,
+	set ranges.Set) {
+	seen := map[netip.Addr]bool{}
+	for a := range candidates(set, "seed") {
+		_, ok := set.Find(a)
+		Expect(ok).To(BeTrue(), a.String())
+		Expect(set.IsGateway(a)).To(BeFalse())
+		Expect(seen).NotTo(HaveKey(a))
+		if seen[a] = true; len(seen) == want {
+			break
+		}
+	}
+	Expect(seen).To(HaveLen(want))
+},
+	Entry("one", 1, setOf("10.0.0.1-10.0.0.1")),
+	Entry("a /24", 253, setOf("10.0.0.1-10.0.0.254 gw 10.0.0.1")),
+	Entry("two ranges", 5, setOf("10.0.0.1-10.0.0.3 gw 10.0.1.9", "10.0.1.7-10.0.1.9")),
+	Entry("only a gateway", 0, setOf("10.0.0.1-10.0.0.1 gw 10.0.0.1")),
+	Entry("a /64, the first thousand", 1000, setOf("2001:db8::1-2001:db8::ffff:ffff:ffff:ffff gw 2001:db8::1")),
+	Entry("all of IPv6", 1000, setOf("::-ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff")))
+
+var _ = It("candidates of two seeds hardly meet", func() {
+	set := setOf("10.0.0.0-10.0.255.255")
+	seen := map[netip.Addr]bool{}
+	for i := range 256 {
+		for a := range candidates(set, fmt.Sprint(i)) {
+			seen[a] = true
+			break
+		}
+	}
+	Expect(len(seen)).To(BeNumerically(">", 250))
+})
+
+var _ = Describe("under the name whereabouts", Label("cluster-whereabouts"), func() {
+	parse := func(ipam string) (string, error) {
+		cfg, err := Whereabouts().Parse(request(ipam))
+		if err != nil {
+			return "", err
+		}
+		words := []string{cfg.space, cfg.kubeconfig}
+		for _, s := range cfg.sets {
+			words = append(words, s.String())
+			if gw := s[0].Gateway; gw.IsValid() {
+				words = append(words, "gw "+gw.String())
+			}
+		}
+		for _, ip := range cfg.static {
+			words = append(words, "static "+ip.Address.String())
+		}
+		return strings.Join(words, "; "), nil
+	}
+	const at = "default; /etc/cni/net.d/whereabouts.d/whereabouts.kubeconfig"
+
+	DescribeTable("its keys are read", func(want, ipam string) { Expect(parse(ipam)).To(Equal(want)) },
+		Entry("range, with host bits", at+"; 192.168.2.225-192.168.2.238", `"range":"192.168.2.225/28"`),
+		Entry("a run", at+"; 10.0.0.5-10.0.0.9", `"range":"10.0.0.5-10.0.0.9/24"`),
+		Entry("start, end, gateway, exclude", at+"; 10.0.0.5-10.0.0.6,10.0.0.8-10.0.0.9; gw 10.0.0.1",
+			`"range":"10.0.0.0/24","range_start":"10.0.0.5","range_end":"10.0.0.9",`+
+				`"gateway":"10.0.0.1","exclude":["10.0.0.7/32"]`),
+		Entry("ipRanges", at+"; 10.0.0.1-10.0.0.254; 2001:db8::1-2001:db8::ffff",
+			`"ipRanges":[{"range":"10.0.0.0/24"},{"range":"2001:db8::/112"}]`),
+		Entry("network_name, kubeconfig", "shop; /k; 10.0.0.1-10.0.0.254",
+			`"range":"10.0.0.0/24","network_name":"shop","kubernetes":{"kubeconfig":"/k"}`),
+		Entry("addresses", at+"; static 10.9.9.9/24", `"addresses":[{"address":"10.9.9.9/24","gateway":"10.9.9.1"}]`),
+		Entry("what only whereabouts needs", at+"; 10.0.0.1-10.0.0.254",
+			`"range":"10.0.0.0/24","leader_lease_duration":1500,"datastore":"kubernetes","log_file":"/x",`+
+				`"node_slice_size":"/26","reconciler_cron_expression":"30 4 * * *","enable_overlapping_ranges":true`))
+
+	DescribeTable("is refused", func(want, ipam string) {
+		_, err := parse(ipam)
+		Expect(Problems(err)).To(ConsistOf(HavePrefix(want)))
+	},
+		Entry("etcd", `7 ipam.etcd_host: there are no leases in etcd`,
+			`"range":"10.0.0.0/24","etcd_host":"10.0.0.1:2379"`),
+		Entry("no range", `7 ipam.range: is missing`, `"type":"whereabouts"`),
+		Entry("no network", `7 ipam.range: "x" is no address in CIDR notation`, `"range":"x"`),
+		Entry("a start outside", `7 ipam.range_start: 10.0.1.1 is not in 10.0.0.0/24`,
+			`"range":"10.0.0.0/24","range_start":"10.0.1.1"`),
+		Entry("exclude", `7 ipam.exclude[0]: "x" is no address`, `"range":"10.0.0.0/24","exclude":["x"]`),
+		Entry("a name that can be in no object", `7 ipam.network_name: "a_b" is not`,
+			`"range":"10.0.0.0/24","network_name":"a_b"`),
+		Entry("networks that may overlap", `7 ipam.enable_overlapping_ranges: "false" is not supported`,
+			`"range":"10.0.0.0/24","enable_overlapping_ranges":false`))
+
+	It("the flat file has what the configuration does not say", func() {
+		file := filepath.Join(GinkgoT().TempDir(), "whereabouts.conf")
+		const text = `{"range":"10.0.0.0/24","network_name":"flat","kubernetes":{"kubeconfig":"/flat"}}`
+		Expect(os.WriteFile(file, []byte(text), 0o600)).To(Succeed())
+		Expect(parse(fmt.Sprintf(`"configuration_path":%q,"network_name":"own"`, file))).To(
+			Equal("own; /flat; 10.0.0.1-10.0.0.254"))
+	})
+
+	It("every verb is served", func() {
+		s := newServer()
+		n := s.node("node-a", ranges8)
+		n.ipam = Object{"type": "whereabouts", "range": "10.30.0.0/29",
+			"kubernetes": Object{"kubeconfig": n.kubeconfig}}
+		run := func(command string, more ...Object) Answer {
+			return n.serveAs(Any(Whereabouts()), command, "one", more...)
+		}
+		r := run("ADD").Added()
+		Expect(addressesOf(r)).To(HaveLen(1))
+		for _, command := range []string{"CHECK", "STATUS", "GC", "DEL"} {
+			a := run(command, valid("one"), Object{"prevResult": json.RawMessage(r.Text)})
+			Expect(a.Code).To(BeZero(), a.Stdout)
+		}
+		Expect(s.has()).To(BeEmpty())
+		Expect(n.records()).To(BeEmpty())
+	})
+})
+
+// FuzzCandidates looks for a set of which a candidate is outside, a gateway, or there twice.
+func FuzzCandidates(f *testing.F) {
+	f.Add("10.1.2.0/24", "10.1.2.1", "10.1.2.128/25", "seed")
+	f.Add("2001:db8::/64", "2001:db8::1", "", "")
+	f.Add("::/0", "::", "::/1", "x")
+	f.Fuzz(func(t *testing.T, subnet, gateway, exclude, seed string) {
+		p, err := netip.ParsePrefix(subnet)
+		if err != nil || p.Addr().Is4In6() {
+			t.Skip()
+		}
+		r, err := ranges.Wire{Subnet: &subnet, GW: gateway}.Parse("ipam")
+		if err != nil {
+			t.Skip()
+		}
+		set := ranges.Set{r}
+		if out, err := netip.ParsePrefix(exclude); err == nil && out.Addr().BitLen() == r.First.BitLen() {
+			if set = set.Without([]netip.Prefix{out.Masked()}); len(set) == 0 {
+				t.Skip()
+			}
+		}
+		seen := map[netip.Addr]bool{}
+		for a := range candidates(set, seed) {
+			if _, ok := set.Find(a); !ok || set.IsGateway(a) || seen[a] {
+				t.Fatalf("%s of %s", a, set)
+			}
+			if seen[a] = true; len(seen) == 300 {
+				break
+			}
+		}
+	})
+}
+
+// FuzzAnswers makes up what the server says to one of the methods: each call is answered as the contract says, and
+// with a server as usual DEL and GC leave nothing.
+func FuzzAnswers(f *testing.F) {
+	for i, text := range []string{"<html>", "null", `{"kind":"Address"}`,
+		`{"kind":"Status","code":409,"reason":"AlreadyExists"}`,
+		`{"kind":"Status","code":404,"reason":"NotFound","details":{"name":"default.10.30.0.2"}}`,
+		`{"kind":"AddressList","metadata":{"continue":"x"},"items":[{"metadata":{"name":"default.10.30.0.2"}}]}`,
+		`{"kind":"AddressList","items":[{"metadata":{"name":"a.b"},"spec":{"network":"net","node":"node-a"}}]}`} {
+		for method := range uint8(3) {
+			f.Add(method, uint16([]int{200, 201, 404, 409}[i%4]), text)
+		}
+	}
+	if err := loopback(); err != nil {
+		f.Fatal(err)
+	}
+	f.Fuzz(func(t *testing.T, method uint8, code uint16, text string) {
+		if code < 200 || code > 999 || code == 429 || code/100 == 5 {
+			t.Skip("a code that HTTP does not have, or that is tried again")
+		}
+		RegisterTestingT(t)
+		s := startServer()
+		defer s.CloseClientConnections()
+		dir := t.TempDir()
+		n := node{server: s, name: "node-a", dataDir: dir, kubeconfig: filepath.Join(dir, "kubeconfig"), network: "net",
+			ipam: Object{"ranges": json.RawMessage(ranges8)}, limit: 60 * time.Millisecond}
+		if err := os.WriteFile(n.kubeconfig, []byte(s.config("node-a")), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		s.set(first(1, []string{"POST", "GET", "DELETE"}[method%3], says(int(code), text)))
+		for _, command := range []string{"ADD", "CHECK", "GC", "DEL"} {
+			if err := n.call(command, "one", valid()).Verdict(command); err != nil {
+				t.Fatalf("%s: %v", command, err)
+			}
+		}
+		s.set(nil)
+		n.limit = nstest.Patience(time.Minute)
+		for _, command := range []string{"DEL", "GC"} {
+			if a := n.call(command, "one", valid()); a.Code != 0 {
+				t.Fatalf("%s: %s", command, a.Stdout)
+			}
+		}
+		if left := s.has(); len(left) > 0 {
+			t.Fatalf("left: %q", left)
+		}
+	})
+}

@@ -1,0 +1,217 @@
+package clusterlocal
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/url"
+	"time"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/kube"
+)
+
+// kubernetes keeps leases as objects of the Kubernetes API, one for each address. An object is made and deleted, and
+// never changed.
+type kubernetes struct{ *kube.Client }
+
+const (
+	apiVersion = "ipam.hawser.dev/v1"
+	kind       = "Address"
+	addresses  = "/apis/" + apiVersion + "/addresses"
+	pageSize   = 5000
+)
+
+type object struct {
+	APIVersion string   `json:"apiVersion,omitempty"`
+	Kind       string   `json:"kind,omitempty"`
+	Metadata   metadata `json:"metadata"`
+	Spec       lease    `json:"spec"`
+}
+
+type metadata struct {
+	Name    string    `json:"name"`
+	UID     string    `json:"uid,omitempty"`
+	Created time.Time `json:"creationTimestamp,omitzero"`
+}
+
+// read is the lease of an object.
+func (o object) read() lease {
+	l := o.Spec
+	l.name, l.made = o.Metadata.Name, o.Metadata.Created
+	return l
+}
+
+// accept decodes the answer about the object of a name.
+func (o *object) accept(name string) func([]byte) error {
+	return func(body []byte) error {
+		*o = object{}
+		if err := json.Unmarshal(body, o); err != nil {
+			return err
+		}
+		if o.Kind != kind || o.Metadata.Name != name || o.Metadata.UID == "" {
+			return fmt.Errorf("%.64q, %q is not the object %s", o.Kind, o.Metadata.Name, name)
+		}
+		return nil
+	}
+}
+
+func (k kubernetes) reserve(ctx context.Context, l lease) (lost bool, err error) {
+	want := object{APIVersion: apiVersion, Kind: kind, Metadata: metadata{Name: l.name}, Spec: l}
+	for {
+		var made object
+		a, err := k.Do(ctx, kube.Request{Method: "POST", Path: addresses, Body: want, Accept: made.accept(l.name)})
+		lost = lost || a.Lost
+		if err == nil {
+			return lost, nil
+		}
+		if !kube.Is(err, "AlreadyExists") {
+			return lost, explain(err)
+		}
+		if !lost {
+			return false, errTaken
+		}
+		switch has, ok, err := k.held(ctx, l.name); {
+		case err != nil:
+			return lost, err
+		case ok && has.Nonce == l.Nonce:
+			return lost, nil
+		case ok:
+			return lost, errTaken
+		}
+	}
+}
+
+// get returns the object of a name; without one its UID is empty.
+func (k kubernetes) get(ctx context.Context, name string) (o object, err error) {
+	_, err = k.Do(ctx, kube.Request{Method: "GET", Path: pathOf(name), Accept: o.accept(name)})
+	if kube.IsAbsent(err, name) {
+		return object{}, nil
+	}
+	return o, explain(err)
+}
+
+func (k kubernetes) held(ctx context.Context, name string) (l lease, ok bool, err error) {
+	o, err := k.get(ctx, name)
+	return o.read(), o.Metadata.UID != "", err
+}
+
+func (k kubernetes) release(ctx context.Context, name, nonce string) error {
+	for {
+		o, err := k.get(ctx, name)
+		if err != nil || o.Metadata.UID == "" || o.Spec.Nonce != nonce {
+			return err
+		}
+		err = k.remove(ctx, name, o.Metadata.UID)
+		if !kube.Is(err, "Conflict") { // by then it is another object, which may be ours, too
+			return err
+		}
+	}
+}
+
+// remove deletes one object and no other of its name.
+func (k kubernetes) remove(ctx context.Context, name, uid string) error {
+	body := map[string]any{"preconditions": map[string]string{"uid": uid}}
+	accept := func(body []byte) error {
+		var o object
+		var s struct{ Kind, Status string }
+		if json.Unmarshal(body, &s) == nil && s.Kind == "Status" && s.Status == "Success" {
+			return nil
+		}
+		return o.accept(name)(body) // as it was
+	}
+	_, err := k.Do(ctx, kube.Request{Method: "DELETE", Path: pathOf(name), Body: body, Accept: accept})
+	if kube.IsAbsent(err, name) {
+		return nil
+	}
+	return explain(err)
+}
+
+func (k kubernetes) list(ctx context.Context, space, node string, fresh bool) (all []lease, now time.Time, err error) {
+	selector := "spec.space=" + space
+	if node != "" {
+		selector += ",spec.node=" + node
+	}
+	query := url.Values{"fieldSelector": {selector}, "limit": {fmt.Sprint(pageSize)}}
+	if !fresh {
+		query.Set("resourceVersion", "0")
+	}
+	for {
+		var page struct {
+			Kind     string
+			Metadata struct{ Continue string }
+			Items    []object
+		}
+		a, err := k.Do(ctx, kube.Request{Method: "GET", Path: addresses + "?" + query.Encode(),
+			Accept: func(body []byte) error {
+				page.Items, page.Metadata.Continue = nil, ""
+				err := json.Unmarshal(body, &page)
+				if err == nil && page.Kind != kind+"List" {
+					err = fmt.Errorf("%.64q is no list of addresses", page.Kind)
+				}
+				return err
+			}})
+		if err != nil {
+			return nil, now, explain(err)
+		}
+		now = a.Time
+		for _, o := range page.Items {
+			all = append(all, o.read())
+		}
+		if page.Metadata.Continue == "" {
+			return all, now, nil
+		}
+		query.Set("continue", page.Metadata.Continue)
+		query.Del("resourceVersion") // the next pages are of the first one's moment
+	}
+}
+
+func (k kubernetes) probe(ctx context.Context) error {
+	_, err := k.Do(ctx, kube.Request{Method: "GET", Path: addresses + "?limit=1&resourceVersion=0"})
+	return explain(err)
+}
+
+// hasNode says whether the cluster still has a node, and it is not declared dead.
+func (k kubernetes) hasNode(ctx context.Context, name string) (bool, error) {
+	if !nodeName.MatchString(name) {
+		return true, nil // no node that could be looked up
+	}
+	var node struct {
+		Kind     string
+		Metadata metadata
+		Spec     struct{ Taints []struct{ Key string } }
+	}
+	_, err := k.Do(ctx, kube.Request{Method: "GET", Path: "/api/v1/nodes/" + url.PathEscape(name),
+		Accept: func(body []byte) error {
+			err := json.Unmarshal(body, &node)
+			if err == nil && (node.Kind != "Node" || node.Metadata.Name != name) {
+				err = fmt.Errorf("%.64q is not the node %s", node.Kind, name)
+			}
+			return err
+		}})
+	if kube.IsAbsent(err, name) {
+		return false, nil
+	}
+	if err != nil {
+		return true, err
+	}
+	for _, t := range node.Spec.Taints {
+		if t.Key == "node.kubernetes.io/out-of-service" {
+			return false, nil
+		}
+	}
+	return true, nil
+}
+
+func pathOf(name string) string { return addresses + "/" + url.PathEscape(name) }
+
+// explain says what to do about an answer that knows nothing of our objects.
+func explain(err error) error {
+	s, ok := errors.AsType[*kube.Status](err)
+	if ok && s.Code == 404 {
+		return cni.Errorf(cni.CodeTryAgain, "the API server has no %s: is deploy/cluster-local/crd.yaml applied? %w",
+			addresses, err)
+	}
+	return err
+}

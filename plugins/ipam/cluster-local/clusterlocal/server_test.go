@@ -1,0 +1,281 @@
+package clusterlocal
+
+import (
+	"encoding/base64"
+	"encoding/json"
+	"encoding/pem"
+	"fmt"
+	"io"
+	"log"
+	"maps"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+)
+
+// server is as much of a Kubernetes API server as leases need: objects are created by name, deleted with a
+// precondition, and listed in pages by fields.
+type server struct {
+	*httptest.Server
+	sync.Mutex
+	leases map[string]object
+	nodes  map[string]string // to the key of a taint
+	asked  []string          // method and path of each request
+	serial int
+	page   int // at most, of a list; 0 = as asked
+	skew   time.Duration
+
+	// fault serves a request instead, or returns false. serve is what would be done.
+	fault func(w http.ResponseWriter, r *http.Request, serve func()) bool
+}
+
+// loopback sets the interface lo up: a new namespace has it down.
+func loopback() error {
+	lo, err := net.InterfaceByName("lo")
+	if err == nil && lo.Flags&net.FlagUp == 0 {
+		err = exec.Command("ip", "link", "set", "lo", "up").Run()
+	}
+	return err
+}
+
+func newServer() *server {
+	GinkgoHelper()
+	Expect(loopback()).To(Succeed())
+	s := startServer()
+	DeferCleanup(s.CloseClientConnections)
+	return s
+}
+
+func startServer() *server {
+	s := &server{leases: map[string]object{}, nodes: map[string]string{"node-a": "", "node-b": ""}}
+	s.Server = httptest.NewUnstartedServer(http.HandlerFunc(s.handle))
+	s.Config.ErrorLog = log.New(io.Discard, "", 0)
+	s.StartTLS()
+	return s
+}
+
+// kubeconfig writes one for a node's token, with more keys of the user.
+func (s *server) kubeconfig(token string) string {
+	GinkgoHelper()
+	file := filepath.Join(GinkgoT().TempDir(), "kubeconfig")
+	Expect(os.WriteFile(file, []byte(s.config(token)), 0o600)).To(Succeed())
+	return file
+}
+
+func (s *server) config(token string) string {
+	ca := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw})
+	return fmt.Sprintf(`apiVersion: v1
+kind: Config
+current-context: here
+clusters:
+- name: other
+  cluster: {server: "https://api.example:6443"}
+- name: c
+  cluster: {server: %q, certificate-authority-data: %s}
+users:
+- name: u
+  user: {token: %s}
+contexts:
+- name: here
+  context: {cluster: c, user: u, namespace: default}
+`, s.URL, base64.StdEncoding.EncodeToString(ca), token)
+}
+
+func (s *server) handle(w http.ResponseWriter, r *http.Request) {
+	s.Lock()
+	s.asked = append(s.asked, r.Method+" "+r.URL.Path)
+	fault := s.fault
+	s.Unlock()
+	w.Header().Set("Date", time.Now().Add(s.skew).UTC().Format(http.TimeFormat))
+	serve := func() { s.serve(w, r) }
+	if fault == nil || !fault(w, r, serve) {
+		serve()
+	}
+}
+
+func (s *server) serve(w http.ResponseWriter, r *http.Request) {
+	s.Lock()
+	defer s.Unlock()
+	if !strings.HasPrefix(r.Header.Get("Authorization"), "Bearer node-") {
+		refuse(w, http.StatusUnauthorized, "Unauthorized", "", "Unauthorized")
+		return
+	}
+	name, isNode := strings.CutPrefix(r.URL.Path, "/api/v1/nodes/")
+	if isNode {
+		s.serveNode(w, name)
+		return
+	}
+	rest, isOurs := strings.CutPrefix(r.URL.Path, "/apis/ipam.hawser.dev/v1/addresses")
+	name = strings.TrimPrefix(rest, "/")
+	o, isThere := s.leases[name]
+	switch {
+	case !isOurs:
+		http.NotFound(w, r)
+	case r.Method == "POST" && name == "":
+		s.create(w, r)
+	case r.Method == "GET" && name == "":
+		s.list(w, r)
+	case !isThere:
+		refuse(w, http.StatusNotFound, "NotFound", name, fmt.Sprintf("addresses.ipam.hawser.dev %q not found", name))
+	case r.Method == "GET":
+		reply(w, http.StatusOK, o)
+	case r.Method == "DELETE":
+		var options struct{ Preconditions struct{ UID string } }
+		if json.NewDecoder(r.Body).Decode(&options) != nil || options.Preconditions.UID != o.Metadata.UID {
+			refuse(w, http.StatusConflict, "Conflict", name, "the UID in the precondition does not match")
+			return
+		}
+		delete(s.leases, name)
+		reply(w, http.StatusOK, map[string]any{"kind": "Status", "status": "Success"})
+	}
+}
+
+func (s *server) create(w http.ResponseWriter, r *http.Request) {
+	var o object
+	if err := json.NewDecoder(r.Body).Decode(&o); err != nil || o.Kind != kind || o.APIVersion != apiVersion {
+		refuse(w, http.StatusBadRequest, "BadRequest", "", fmt.Sprint(err, o.Kind))
+		return
+	}
+	if _, taken := s.leases[o.Metadata.Name]; taken {
+		refuse(w, http.StatusConflict, "AlreadyExists", o.Metadata.Name, o.Metadata.Name+" already exists")
+		return
+	}
+	s.put(&o)
+	reply(w, http.StatusCreated, o)
+}
+
+// put stores an object as new.
+func (s *server) put(o *object) {
+	s.serial++
+	o.APIVersion, o.Kind, o.Metadata.UID = apiVersion, kind, fmt.Sprint("uid-", s.serial)
+	if o.Metadata.Created.IsZero() {
+		o.Metadata.Created = time.Now().Add(s.skew).UTC().Truncate(time.Second)
+	}
+	s.leases[o.Metadata.Name] = *o
+}
+
+func (s *server) list(w http.ResponseWriter, r *http.Request) {
+	query := r.URL.Query()
+	matches := func(o object) bool {
+		for _, term := range strings.Split(query.Get("fieldSelector"), ",") {
+			key, value, _ := strings.Cut(term, "=")
+			has := map[string]string{"spec.space": o.Spec.Space, "spec.node": o.Spec.Node}
+			if has[key] != value {
+				return false
+			}
+		}
+		return true
+	}
+	items, next := []object{}, ""
+	for _, name := range slices.Sorted(maps.Keys(s.leases)) {
+		if name <= query.Get("continue") || !matches(s.leases[name]) {
+			continue
+		}
+		if s.page > 0 && len(items) == s.page {
+			next = items[len(items)-1].Metadata.Name
+			break
+		}
+		items = append(items, s.leases[name])
+	}
+	reply(w, http.StatusOK, map[string]any{"kind": "AddressList", "metadata": map[string]string{"continue": next},
+		"items": items})
+}
+
+func (s *server) serveNode(w http.ResponseWriter, name string) {
+	taint, isThere := s.nodes[name]
+	if !isThere {
+		refuse(w, http.StatusNotFound, "NotFound", name, fmt.Sprintf("nodes %q not found", name))
+		return
+	}
+	reply(w, http.StatusOK, map[string]any{"kind": "Node", "metadata": map[string]string{"name": name},
+		"spec": map[string]any{"taints": []any{map[string]string{"key": taint}}}})
+}
+
+func reply(w http.ResponseWriter, code int, body any) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(code)
+	_ = json.NewEncoder(w).Encode(body)
+}
+
+func refuse(w http.ResponseWriter, code int, reason, name, message string) {
+	reply(w, code, map[string]any{"kind": "Status", "code": code, "reason": reason, "message": message,
+		"details": map[string]string{"name": name}})
+}
+
+// set changes what the server does from now on.
+func (s *server) set(fault func(w http.ResponseWriter, r *http.Request, serve func()) bool) {
+	s.Lock()
+	defer s.Unlock()
+	s.fault = fault
+}
+
+// has are the names of the leases.
+func (s *server) has() []string {
+	s.Lock()
+	defer s.Unlock()
+	return slices.Sorted(maps.Keys(s.leases))
+}
+
+// holds puts a lease of another node there, of such an age.
+func (s *server) holds(space, addr, node string, age time.Duration) {
+	s.Lock()
+	defer s.Unlock()
+	name := space + "." + strings.ReplaceAll(addr, ":", "-")
+	s.put(&object{Metadata: metadata{Name: name, Created: time.Now().Add(s.skew - age).UTC().Truncate(time.Second)},
+		Spec: lease{Space: space, Node: node, Network: "net", Container: "theirs", IfName: "eth0", Nonce: "theirs"}})
+}
+
+// requests are the methods since the last call.
+func (s *server) requests() (methods string) {
+	s.Lock()
+	defer s.Unlock()
+	for _, a := range s.asked {
+		method, _, _ := strings.Cut(a, " ")
+		methods += method + " "
+	}
+	s.asked = nil
+	return strings.TrimSpace(methods)
+}
+
+// first makes a fault of the first requests with a method.
+func first(n int, method string, fault func(w http.ResponseWriter, r *http.Request, serve func())) func(
+	http.ResponseWriter, *http.Request, func()) bool {
+	var mu sync.Mutex
+	return func(w http.ResponseWriter, r *http.Request, serve func()) bool {
+		mu.Lock()
+		isOne := n > 0 && r.Method == method
+		if isOne {
+			n--
+		}
+		mu.Unlock()
+		if isOne {
+			fault(w, r, serve)
+		}
+		return isOne
+	}
+}
+
+// The faults: the request is not carried out, or its answer is lost.
+func drop(http.ResponseWriter, *http.Request, func()) { panic(http.ErrAbortHandler) }
+
+func swallow(_ http.ResponseWriter, _ *http.Request, serve func()) {
+	serve()
+	panic(http.ErrAbortHandler)
+}
+
+func says(code int, text string) func(http.ResponseWriter, *http.Request, func()) {
+	return func(w http.ResponseWriter, _ *http.Request, _ func()) {
+		w.WriteHeader(code)
+		_, _ = w.Write([]byte(text))
+	}
+}

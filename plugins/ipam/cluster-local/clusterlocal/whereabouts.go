@@ -1,0 +1,231 @@
+package clusterlocal
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"strings"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/ranges"
+	"github.com/hawser-cni/plugins/pkg/skel"
+)
+
+// wireWhereabouts is what is read of a configuration of whereabouts.
+type wireWhereabouts struct {
+	skel.LogKey
+
+	IPAM wireWhereaboutsIPAM `json:"ipam"`
+	ranges.Call
+}
+
+type wireWhereaboutsIPAM struct {
+	Type string `json:"type" help:"whereabouts"`
+	wireWhereaboutsRange
+	Ranges    []wireWhereaboutsRange `json:"ipRanges" help:"ranges; a container gets one address of each"`
+	Gateway   string                 `json:"gateway" help:"gateway of the addresses in whose subnet it is"`
+	Routes    []cni.WireRoute        `json:"routes" help:"routes, copied to the result"`
+	DNS       cni.DNS                `json:"dns" help:"resolver settings, copied to the result"`
+	Addresses []struct {
+		Address string `json:"address" help:"address/length"`
+		Gateway string `json:"gateway" help:"its gateway"`
+	} `json:"addresses" help:"addresses that are given as they are, to each container"`
+
+	Network    string `json:"network_name" help:"the space of the leases"`
+	Path       string `json:"configuration_path" help:"a file with more of these keys"`
+	Kubernetes struct {
+		Kubeconfig string `json:"kubeconfig" help:"API server and credentials"`
+	} `json:"kubernetes"`
+	Node    string `json:"node" help:"as in cluster-local"`
+	DataDir string `json:"dataDir" help:"as in cluster-local"`
+
+	EtcdHost json.RawMessage `json:"etcd_host"`
+	EtcdUser json.RawMessage `json:"etcd_username"`
+	EtcdPass json.RawMessage `json:"etcd_password"`
+	EtcdKey  json.RawMessage `json:"etcd_key_file"`
+	EtcdCert json.RawMessage `json:"etcd_cert_file"`
+	EtcdCA   json.RawMessage `json:"etcd_ca_cert_file"`
+
+	// Nothing of ours needs these.
+	LeaderLease   json.RawMessage `json:"leader_lease_duration"`
+	LeaderRenew   json.RawMessage `json:"leader_renew_deadline"`
+	LeaderRetry   json.RawMessage `json:"leader_retry_period"`
+	NodeSliceSize json.RawMessage `json:"node_slice_size"`
+	Cron          json.RawMessage `json:"reconciler_cron_expression"`
+	Datastore     json.RawMessage `json:"datastore"`
+	Overlapping   *bool           `json:"enable_overlapping_ranges"`
+	Sleep         json.RawMessage `json:"sleep_for_race"`
+	LogFile       json.RawMessage `json:"log_file"`
+	LogLevel      json.RawMessage `json:"log_level"`
+}
+
+type wireWhereaboutsRange struct {
+	Range   string   `json:"range" help:"a network, or first-last/length"`
+	Start   string   `json:"range_start" help:"first address to give away"`
+	End     string   `json:"range_end" help:"last address to give away"`
+	Exclude []string `json:"exclude" help:"addresses and networks that are never given away"`
+}
+
+// flatFiles are where whereabouts looks for the rest of its configuration, in this order.
+var flatFiles = []string{"/etc/kubernetes/cni/net.d/whereabouts.d/whereabouts.conf",
+	"/etc/cni/net.d/whereabouts.d/whereabouts.conf", "/host/etc/cni/net.d/whereabouts.d/whereabouts.conf"}
+
+// readWhereabouts decodes the configuration over what the flat file says.
+func readWhereabouts(req *skel.Request) (w wireWhereabouts, err error) {
+	if err := req.Decode(&w); err != nil {
+		return w, err
+	}
+	files := flatFiles
+	if w.IPAM.Path != "" {
+		files = append([]string{w.IPAM.Path}, files...)
+	}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		var below wireWhereabouts
+		if err == nil {
+			err = cni.Unmarshal(text, &below.IPAM)
+		}
+		if err != nil {
+			return w, cni.Refuse("ipam.configuration_path", file, fmt.Sprintf("cannot be read: %v", err))
+		}
+		return below, req.Decode(&below)
+	}
+	return w, nil
+}
+
+func (w wireWhereabouts) place() place {
+	return wirePlace{Space: w.IPAM.Network, Node: w.IPAM.Node, DataDir: w.IPAM.DataDir,
+		Kubeconfig: cmp.Or(w.IPAM.Kubernetes.Kubeconfig, flatKubeconfig)}.place()
+}
+
+// flatKubeconfig is where the DaemonSet of whereabouts writes its own.
+const flatKubeconfig = "/etc/cni/net.d/whereabouts.d/whereabouts.kubeconfig"
+
+func parseWhereaboutsPlace(req *skel.Request) (place, error) {
+	w, err := readWhereabouts(req)
+	return w.place(), err
+}
+
+func parseWhereabouts(req *skel.Request) (*config, error) {
+	w, err := readWhereabouts(req)
+	if err != nil {
+		return nil, err
+	}
+	var problems cni.Problems
+	for key, value := range map[string]json.RawMessage{"etcd_host": w.IPAM.EtcdHost, "etcd_username": w.IPAM.EtcdUser,
+		"etcd_password": w.IPAM.EtcdPass, "etcd_key_file": w.IPAM.EtcdKey, "etcd_cert_file": w.IPAM.EtcdCert,
+		"etcd_ca_cert_file": w.IPAM.EtcdCA} {
+		if text := string(value); text != "" && text != "null" && text != `""` {
+			problems.Add(cni.Refuse("ipam."+key, nil, "there are no leases in etcd; leave the key out, and the leases "+
+				"are in the Kubernetes API"))
+		}
+	}
+	if w.IPAM.Overlapping != nil && !*w.IPAM.Overlapping {
+		problems.Add(cni.Refuse("ipam.enable_overlapping_ranges", "false", "is not supported: networks that may "+
+			"have the same addresses take different values of network_name"))
+	}
+	cfg := &config{place: w.place(), reclaims: true, dns: w.IPAM.DNS}
+	cfg.checkPlace(req, "network_name", &problems)
+	cfg.routes, err = cni.ParseRoutes(w.IPAM.Routes)
+	problems.AddIn("ipam", err)
+	cfg.sets, err = w.IPAM.sets()
+	problems.Add(err)
+	cfg.static, err = w.IPAM.static()
+	problems.Add(err)
+	cfg.parseArgs(req.Args, w.Call, &problems)
+	return cfg, problems.Err()
+}
+
+// sets makes a set of each range.
+func (w wireWhereaboutsIPAM) sets() (sets []ranges.Set, err error) {
+	var problems cni.Problems
+	var gateway netip.Addr
+	if w.Gateway != "" {
+		gateway, err = cni.ParseAddr("ipam.gateway", w.Gateway)
+		problems.Add(err)
+	}
+	add := func(path string, wire wireWhereaboutsRange) {
+		r, err := wire.parse(path)
+		problems.Add(err)
+		exclude, wrong := cni.ParseNetworks(path+".exclude", wire.Exclude)
+		problems.Add(wrong)
+		if err != nil || wrong != nil {
+			return
+		}
+		if r.Subnet.Contains(gateway) {
+			r.Gateway = gateway
+		}
+		left := ranges.Set{r}.Without(exclude)
+		if len(left) == 0 {
+			problems.Add(cni.Refuse(path+".exclude", nil, fmt.Sprintf("leaves no address of %s", r)))
+		}
+		sets = append(sets, left)
+	}
+	if w.Range != "" {
+		add("ipam", w.wireWhereaboutsRange)
+	}
+	for i, wire := range w.Ranges {
+		add(fmt.Sprintf("ipam.ipRanges[%d]", i), wire)
+	}
+	if w.Range == "" && len(w.Ranges)+len(w.Addresses) == 0 {
+		problems.Add(cni.Refuse("ipam.range", nil, "is missing"))
+	}
+	return sets, problems.Err()
+}
+
+// parse reads a network, of which host bits are ignored, or first-last/length.
+func (w wireWhereaboutsRange) parse(path string) (r ranges.Range, err error) {
+	text, start, end := w.Range, w.Start, w.End
+	if first, last, isRun := strings.Cut(text, "-"); isRun {
+		addr, _, _ := strings.Cut(last, "/")
+		text, start, end = last, cmp.Or(start, first), cmp.Or(end, addr)
+	}
+	subnet, err := cni.ParsePrefix(path+".range", strings.TrimSpace(text))
+	if err != nil {
+		return r, err
+	}
+	r = ranges.New(path+".range", subnet.Masked())
+	r.Gateway = netip.Addr{}
+	var problems cni.Problems
+	for _, v := range []struct {
+		key, text string
+		to        *netip.Addr
+	}{{"range_start", start, &r.First}, {"range_end", end, &r.Last}} {
+		if v.text == "" {
+			continue
+		}
+		*v.to, err = cni.ParseAddr(path+"."+v.key, strings.TrimSpace(v.text))
+		if err == nil && !subnet.Contains(*v.to) {
+			err = cni.Refuse(path+"."+v.key, *v.to, fmt.Sprintf("is not in %s", subnet.Masked()))
+		}
+		problems.Add(err)
+	}
+	if problems.Err() == nil && r.Last.Less(r.First) {
+		problems.Add(cni.Refuse(path+".range", w.Range, fmt.Sprintf("has no address from %s to %s", r.First, r.Last)))
+	}
+	return r, problems.Err()
+}
+
+// static are the addresses that need no lease.
+func (w wireWhereaboutsIPAM) static() (ips []cni.IP, err error) {
+	var problems cni.Problems
+	for i, a := range w.Addresses {
+		var ip cni.IP
+		key := fmt.Sprintf("ipam.addresses[%d]", i)
+		ip.Address, err = cni.ParsePrefix(key+".address", a.Address)
+		problems.Add(err)
+		if a.Gateway != "" {
+			ip.Gateway, err = cni.ParseAddr(key+".gateway", a.Gateway)
+			problems.Add(err)
+		}
+		ips = append(ips, ip)
+	}
+	return ips, problems.Err()
+}
