@@ -57,6 +57,10 @@ func watchCommand(n *node.Node, asJSON *bool) *cobra.Command {
 	return c
 }
 
+// cannotHold says what is missing without a table of our own.
+const cannotHold = "connections are not kept while others flush: Linux before 5.12 cannot, and one process of a node " +
+	"has the table (start this one again when the other hawser watch has ended)"
+
 // reloadTime is how long a program may take between the rules that it flushes and those that it loads.
 const reloadTime = 200 * time.Millisecond
 
@@ -69,9 +73,7 @@ func (w watcher) run(ctx context.Context) error {
 	nat := nft.New()
 	defer nat.Close()
 	if err := nat.HoldNAT(); err != nil {
-		w.complain(ctx, "watch", fmt.Errorf("connections are not kept while others flush (%w): Linux before 5.12 "+
-			"cannot, and one process of a node has the table; start this one again when another hawser watch has "+
-			"ended", err))
+		w.complain(ctx, "watch", fmt.Errorf("%s: %w", cannotHold, err))
 	}
 	failed, others := make(chan error, 1), make(chan struct{})
 	flushed, deleted, lost := make(chan struct{}, 1), make(chan struct{}, 1), make(chan struct{}, 1)
