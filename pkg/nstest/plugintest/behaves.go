@@ -362,7 +362,7 @@ func (w *World) ExpectNothingLeft(conf Object) {
 // host's interface of the name; senseless are values that they must not mind.
 func (w *World) ExpectEnd(conf, senseless Object, addrs ...string) {
 	GinkgoHelper()
-	for name, change := range map[string]func(a Attached, c *Call){
+	changes := map[string]func(a Attached, c *Call){
 		"no namespace path": func(_ Attached, c *Call) { c.Netns = "" },
 		"no prevResult":     func(_ Attached, c *Call) { delete(c.Conf.(Object), "prevResult") },
 		"senseless keys":    func(_ Attached, c *Call) { c.Conf = Merge(c.Conf.(Object), senseless) },
@@ -373,7 +373,13 @@ func (w *World) ExpectEnd(conf, senseless Object, addrs ...string) {
 		"GC": func(_ Attached, c *Call) {
 			c.Command, c.Conf = "GC", Merge(conf, Object{"cni.dev/valid-attachments": []Object{}})
 		},
-	} {
+	}
+	for where, loses := range Elsewhere() {
+		for _, path := range []string{"", "/run/netns/gone"} {
+			changes[where+", CNI_NETNS="+path] = func(a Attached, c *Call) { loses(a.Host); c.Netns = path }
+		}
+	}
+	for name, change := range changes {
 		a := w.Attach("one", conf, addrs...)
 		c := a.As("DEL")
 		change(a, &c)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -40,7 +41,6 @@ func (l *life) forms() map[string]Form {
 		"with keys that say otherwise":                  {Call: Saying(l.f.Otherwise)},
 		"with CNI_ARGS that make no sense":              {Call: func(c *Call) { c.Args = "MAC=zz;nonsense" }},
 		"when the namespace is gone":                    {Before: func(_ *World, a Attached) { a.Unpin() }},
-		"when only a descriptor leads to the namespace": {Call: at("/run/netns/gone"), Before: pathless},
 		"when the interface is gone":                    {Before: Inside("link del eth0")},
 		"when the interface is renamed": {
 			Before: Inside("link set eth0 down", "link set eth0 name moved")},
@@ -54,16 +54,46 @@ func (l *life) forms() map[string]Form {
 			"ips": []Object{{"address": "10.1.0.3/24", "interface": 7},
 				{"address": "2001:db8:1::3/64", "interface": 0}}}),
 	}
+	for where, loses := range Elsewhere() {
+		forms["when "+where] = Form{Call: at("/run/netns/gone"), Before: func(_ *World, a Attached) { loses(a.Host) }}
+	}
 	maps.Copy(forms, l.f.Forms)
 	return forms
 }
 
-// pathless takes the path from a namespace that a process has open.
-func pathless(_ *World, a Attached) {
-	f := nstest.Must(os.Open(a.Path))
-	DeferCleanup(f.Close)
-	a.Unpin()
-	a.Host.Path = fmt.Sprintf("/proc/self/fd/%d", f.Fd())
+// Elsewhere are the ways in which a namespace lives that loses its path. The host's Path leads to it then.
+func Elsewhere() map[string]func(*nstest.Host) {
+	return map[string]func(*nstest.Host){
+		"only a descriptor leads to the namespace": func(h *nstest.Host) {
+			f := nstest.Must(os.Open(h.Path))
+			DeferCleanup(f.Close)
+			h.Unpin()
+			h.Path = fmt.Sprintf("/proc/self/fd/%d", f.Fd())
+		},
+		"only a process is in the namespace": func(h *nstest.Host) {
+			process := h.Start(nstest.Program{Path: "sleep", Args: []string{"1000"}}).Process
+			h.Unpin()
+			h.Path = fmt.Sprintf("/proc/%d/ns/net", process.Pid)
+		},
+		"the namespace is mounted elsewhere": func(h *nstest.Host) {
+			file := filepath.Join(GinkgoT().TempDir(), "netns")
+			Expect(os.WriteFile(file, nil, 0o600)).To(Succeed())
+			Expect(unix.Mount(h.Path, file, "", unix.MS_BIND, "")).To(Succeed())
+			DeferCleanup(unix.Unmount, file, unix.MNT_DETACH)
+			h.Unpin()
+			h.Path = file
+		},
+	}
+}
+
+// PathsElsewhere are entries of a table: each way of Elsewhere, with CNI_NETNS empty and leading nowhere.
+func PathsElsewhere() (entries []TableEntry) {
+	for _, where := range slices.Sorted(maps.Keys(Elsewhere())) {
+		for _, path := range []string{"", "/run/netns/gone"} {
+			entries = append(entries, Entry(fmt.Sprintf("%s, CNI_NETNS=%s", where, path), Elsewhere()[where], path))
+		}
+	}
+	return entries
 }
 
 func (l *life) delForms() {

@@ -253,19 +253,16 @@ var _ = Describe("DEL", func() {
 		Expect(links(w)).To(Equal(before))
 	})
 
-	DescribeTable("brings the device home from a namespace without path", Label("device-home"), func(netns string) {
+	DescribeTable("brings the device home where", Label("device-home"), func(loses func(*nstest.Host), path string) {
 		w := newWorld()
 		before := links(w)
 		a := attached(w, conf())
-		f := nstest.Must(os.Open(a.Path))
-		DeferCleanup(f.Close)
-		a.Unpin()
+		loses(a.Host)
 		c := a.As("DEL")
-		c.Netns = netns
+		c.Netns = path
 		w.Succeeds(c)
 		Expect(links(w)).To(Equal(before))
-	},
-		Entry("without CNI_NETNS", ""), Entry("with a path that leads nowhere", "/run/netns/gone"))
+	}, PathsElsewhere())
 
 	It("frees the addresses when the namespace is gone, and before ADD", func() {
 		w := newWorld()

@@ -413,6 +413,15 @@ var _ = Describe("DEL", Label("kernel"), func() {
 		Entry("with a namespace that is gone", func(c *Call) { c.Netns = "/run/netns/gone" }),
 	)
 
+	DescribeTable("leaves nothing where", Label("bandwidth-del"), func(loses func(*nstest.Host), path string) {
+		c := w.call("DEL")
+		c.Netns = path
+		loses(w.cont)
+		w.Succeeds(c)
+		Expect(w.state()).To(Equal(before))
+		Expect(w.talks()).To(BeTrue())
+	}, PathsElsewhere())
+
 	It("finds the host end by what leads to the IFB, without prevResult and namespace", func() {
 		w.Succeeds(Call{Command: "DEL", ID: "c1", Conf: conf("1.1.0")})
 		Expect(w.state()).To(Equal(before))

@@ -2,7 +2,6 @@ package vrf
 
 import (
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -431,19 +430,15 @@ var _ = Describe("DEL", Label("kernel"), func() {
 		Expect(w.vrfs()).To(BeEmpty(), "one's DEL found it")
 	})
 
-	DescribeTable("finds the namespace that lost its path", Label("vrf-del"), func(netns string) {
+	DescribeTable("releases the interface where", Label("vrf-del"), func(loses func(*nstest.Host), path string) {
 		before := w.cont.Snapshot()
 		w.add(nil)
 		c := w.call("DEL", nil)
-		c.Netns = netns
-		f := nstest.Must(os.Open(w.cont.Path))
-		DeferCleanup(f.Close)
-		w.cont.Unpin()
-		w.cont.Path = fmt.Sprintf("/proc/self/fd/%d", f.Fd())
+		c.Netns = path
+		loses(w.cont)
 		w.Succeeds(c)
 		w.IsAsBefore(w.cont, before, recordDir)
-	},
-		Entry("without CNI_NETNS", ""), Entry("with a path that leads nowhere", "/run/netns/gone"))
+	}, PathsElsewhere())
 })
 
 var _ = Describe("GC", Label("kernel"), func() {
