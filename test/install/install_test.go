@@ -361,19 +361,30 @@ var _ = Describe("install", Label("install"), func() {
 		}
 	})
 
-	DescribeTable("goes over the reference's plugins as they lie there, and brings them back:", func(path string) {
-		Expect(nstest.Must(os.ReadFile(filepath.Join(nstest.Root(), "docs", "install.md")))).To(
-			ContainSubstring("`" + path + "`"))
+	// where is a file that lies beside, as an archive or its user puts it.
+	DescribeTable("goes over the reference's plugins as they lie there, by the command of docs/install.md if it has "+
+		"one, and brings them back:", func(path, where string) {
+		page := string(nstest.Must(os.ReadFile(filepath.Join(nstest.Root(), "docs", "install.md"))))
+		Expect(page).To(ContainSubstring("`" + path + "`"))
+		pattern := "`(\\./hawser install --to " + regexp.QuoteMeta(path) + ")`"
+		command := regexp.MustCompile(pattern).FindStringSubmatch(page)
+		Expect(command == nil).To(Equal(strings.HasPrefix(path, "/usr/lib")), "what packages own is theirs")
+		path = strings.Replace(path, "~", "/var/me", 1) // as a shell does
 		d := dir{nstest.NewHost(), "/run/root" + path}
 		files := map[string]string{"LICENSE": "its license", "README.md": "its page", "calico": wrapper}
 		for _, name := range nstest.Plugins() {
 			files[name] = newestReference
 		}
 		d.fill(files)
-		beside := dir{d.Host, "/run/root/opt/cni/config"}
-		beside.fill(map[string]string{"net.conflist": "{}"})
+		beside := dir{d.Host, "/run/root" + filepath.Dir(where)}
+		beside.fill(map[string]string{filepath.Base(where): wrapper})
 		before, others := d.state(), beside.state()
-		d.install()
+		if command == nil {
+			d.install()
+		} else {
+			d.Cmd("sh", "-ec", `cd /run/root; cp "$0" hawser; mkdir proc; mount --rbind /proc proc
+				exec chroot . `+strings.Replace(command[1], "~", "/var/me", 1), tool())
+		}
 		for name, was := range before {
 			if slices.Contains(nstest.Plugins(), name) {
 				was = "-rwxr-xr-x ours"
@@ -384,10 +395,13 @@ var _ = Describe("install", Label("install"), func() {
 		d.uninstall(before)
 		Expect(beside.state()).To(Equal(others))
 	},
-		Entry("the reference's tarball, Nomad, kubeadm", "/opt/cni/bin"),
-		Entry("nerdctl's full archive", "/usr/local/libexec/cni"), Entry("Debian's package", "/usr/lib/cni"),
-		Entry("Fedora's package", "/usr/libexec/cni"), Entry("k3s", "/var/lib/rancher/k3s/data/cni"),
-		Entry("nerdctl without root", "~/.local/libexec/cni"))
+		Entry("the reference's tarball, kubeadm", "/opt/cni/bin", "/usr/bin/kubelet"),
+		Entry("Nomad", "/opt/cni/bin", "/opt/cni/config/net.conflist"),
+		Entry("nerdctl's full archive", "/usr/local/libexec/cni", "/usr/local/bin/nerdctl"),
+		Entry("nerdctl without root", "~/.local/libexec/cni", "/var/me/.local/bin/nerdctl"),
+		Entry("Debian's package", "/usr/lib/cni", "/usr/bin/containerd"),
+		Entry("Fedora's package", "/usr/libexec/cni", "/usr/bin/containerd"),
+		Entry("k3s", "/var/lib/rancher/k3s/data/cni", "/usr/local/bin/k3s"))
 
 	It("is done by the command of README.md", func() {
 		page := string(nstest.Must(os.ReadFile(filepath.Join(nstest.Root(), "README.md"))))
