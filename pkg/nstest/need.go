@@ -166,6 +166,7 @@ var features = map[string][]string{
 	"br_netfilter":    {"cat /proc/sys/net/bridge/bridge-nf-call-iptables"},
 	"conntrack":       {"conntrack -L"},
 	"dummy":           {"ip link add dummy9 type dummy"},
+	"fq_codel":        {"tc qdisc add dev lo root fq_codel"},
 	"ifb":             {"ip link add ifb9 type ifb"},
 	"ip-netns":        {"ip netns add need", "ip netns del need"},
 	"iptables":        {"iptables -t nat -S", "ip6tables -t nat -S"},

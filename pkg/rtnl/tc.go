@@ -1,8 +1,11 @@
 package rtnl
 
 import (
+	"encoding/binary"
 	"errors"
 	"math"
+	"net"
+	"net/netip"
 	"slices"
 
 	"github.com/vishvananda/netlink"
@@ -19,8 +22,19 @@ const (
 	Ingress = netlink.HANDLE_INGRESS
 )
 
+// Leaf is the place of what queues below a TBF.
+const Leaf = rootHandle | 1
+
+// Hooks at which filters look at a link's packets: Received by an ingress qdisc, and both of a clsact.
+const (
+	Received       = ingressHandle
+	ClsactReceived = netlink.HANDLE_MIN_INGRESS
+	ClsactSent     = netlink.HANDLE_MIN_EGRESS
+)
+
 const (
 	rootHandle    = 1 << 16      // 1:
+	leafHandle    = 2 << 16      // 2:
 	ingressHandle = 0xffff << 16 // ffff:
 )
 
@@ -31,6 +45,8 @@ type TBF struct {
 	Buffer uint32 // ticks
 	Limit  uint32 // bytes
 	Peak   uint32 // bytes/s that even a burst does not exceed; 0 = any
+	// Segment is how many bytes pass at once at the Peak; longer packets are cut. It is not read.
+	Segment uint32
 }
 
 // Qdisc is what a link has at one of the places.
@@ -47,14 +63,28 @@ func (q Qdisc) IsTBF() bool { return q.Kind == "tbf" && q.Handle == rootHandle }
 // qdisc there.
 func (c *Conn) AddTBF(index int, t TBF) error {
 	return c.addQdisc(&netlink.Tbf{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: index, Handle: rootHandle, Parent: Root},
-		Rate: t.Rate, Buffer: t.Buffer, Limit: t.Limit}, "add tbf", "sch_tbf")
+		Rate: t.Rate, Buffer: t.Buffer, Limit: t.Limit, Peakrate: uint64(t.Peak), Minburst: t.Segment},
+		"add tbf", "sch_tbf")
 }
 
-// AddIngress gives a link the qdisc that Redirect's filter needs. The error matches
+// AddLeaf gives a link's TBF a qdisc of a kind, with the kernel's options, in place of its own queue. The error
+// matches ENOENT where the kernel lacks the kind.
+func (c *Conn) AddLeaf(index int, kind string) error {
+	return c.addQdisc(&netlink.GenericQdisc{QdiscType: kind, QdiscAttrs: netlink.QdiscAttrs{LinkIndex: index,
+		Handle: leafHandle, Parent: Leaf}}, "add "+kind, "sch_"+kind)
+}
+
+// AddIngress gives a link the qdisc that Redirect's filter needs at Received. The error matches
 // EEXIST where it has a qdisc at Ingress.
 func (c *Conn) AddIngress(index int) error {
 	return c.addQdisc(&netlink.Ingress{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: index, Handle: ingressHandle,
 		Parent: Ingress}}, "add ingress qdisc", "sch_ingress")
+}
+
+// AddClsact is AddIngress for both hooks.
+func (c *Conn) AddClsact(index int) error {
+	return c.addQdisc(&netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: index, Handle: ingressHandle,
+		Parent: Ingress}}, "add clsact qdisc", "sch_ingress")
 }
 
 func (c *Conn) addQdisc(q netlink.Qdisc, what, module string) error {
@@ -121,36 +151,132 @@ func (c *Conn) DelQdisc(index int, place uint32) error {
 	return c.linkError(index, "delete qdisc", unless(err, unix.ENOENT, unix.EINVAL, unix.ENODEV))
 }
 
-// Redirect has all that a link receives sent by another one. The link needs its
-// ingress qdisc.
-func (c *Conn) Redirect(index, to int) error {
-	f := &netlink.U32{RedirIndex: to, ClassId: netlink.MakeHandle(1, 1), FilterAttrs: redirection(index)}
-	err := c.linkError(index, "redirect", c.create(func(h *netlink.Handle) error { return h.FilterAdd(f) }))
+// Exempt are packets that Redirect leaves alone.
+type Exempt struct {
+	Net netip.Prefix
+	To  bool // those to Net; else those from it
+}
+
+// Redirect has all that passes a hook of a link sent by another one, but for what is exempt. The link needs the qdisc
+// of the hook.
+func (c *Conn) Redirect(index int, hook uint32, to int, exempt ...Exempt) error {
+	f := &netlink.U32{RedirIndex: to, ClassId: netlink.MakeHandle(1, 1), FilterAttrs: redirection(index, hook)}
+	for _, e := range exempt {
+		f.Priority = redirection(index, hook).Priority + prefAfter
+		if err := c.addFilter(e.filter(index, hook), "exempt "+e.Net.String()); err != nil {
+			return err
+		}
+	}
+	return c.addFilter(f, "redirect")
+}
+
+func (c *Conn) addFilter(f netlink.Filter, what string) error {
+	err := c.linkError(f.Attrs().LinkIndex, what, c.create(func(h *netlink.Handle) error { return h.FilterAdd(f) }))
 	return lackingKind(err, "cls_u32, act_mirred")
 }
 
-// DelRedirect deletes what Redirect made, and leaves the link's other filters.
-func (c *Conn) DelRedirect(index int) error {
-	f := &netlink.U32{FilterAttrs: redirection(index)}
-	return c.linkError(index, "delete filter", c.use(func(h *netlink.Handle) error { return h.FilterDel(f) }))
+// DelRedirect deletes what Redirect made, with or without something exempt, and leaves the link's other filters.
+func (c *Conn) DelRedirect(index int, hook uint32, exempt bool) error {
+	first := redirection(index, hook)
+	filters := []netlink.FilterAttrs{first}
+	if exempt {
+		ip4, ip6, after := first, first, first
+		ip4.Protocol = unix.ETH_P_IP
+		ip6.Protocol, ip6.Priority, after.Priority = unix.ETH_P_IPV6, first.Priority+prefIPv6, first.Priority+prefAfter
+		filters = []netlink.FilterAttrs{after, ip4, ip6}
+	}
+	var errs []error
+	for _, attrs := range filters {
+		err := c.use(func(h *netlink.Handle) error { return h.FilterDel(&netlink.U32{FilterAttrs: attrs}) })
+		if exempt { // perhaps of one family alone, or not yet all
+			err = unless(err, unix.ENOENT, unix.EINVAL)
+		}
+		errs = append(errs, err)
+	}
+	return c.linkError(index, "delete filter", errors.Join(errs...))
 }
 
-// redirection is what is asked first of all that a link receives.
-func redirection(index int) netlink.FilterAttrs {
-	return netlink.FilterAttrs{LinkIndex: index, Parent: ingressHandle, Priority: 1, Protocol: unix.ETH_P_ALL}
+// Preferences of the filters. That of the first is 1 for a redirection, or for what is exempt of IPv4.
+const (
+	prefIPv6  = 1  // after that, what is exempt of IPv6
+	prefAfter = 2  // then a redirection from which something is exempt
+	prefSent  = 10 // a list of u32 filters has those of both hooks where they have the same preference
+)
+
+// redirection is what is asked first of all that passes a hook of a link.
+func redirection(index int, hook uint32) netlink.FilterAttrs {
+	attrs := netlink.FilterAttrs{LinkIndex: index, Parent: hook, Priority: 1, Protocol: unix.ETH_P_ALL}
+	if hook == ClsactSent {
+		attrs.Priority += prefSent
+	}
+	return attrs
+}
+
+// Offsets of the source's address in a header; the destination's follows it.
+const (
+	sourceIPv4 = 12
+	sourceIPv6 = 8
+)
+
+// filter matches the address, four bytes with each key. It has no action: the packet passes.
+func (e Exempt) filter(index int, hook uint32) *netlink.U32 {
+	attrs := redirection(index, hook)
+	attrs.Protocol = unix.ETH_P_IP
+	offset, addr := sourceIPv4, e.Net.Addr().AsSlice()
+	if e.Net.Addr().Is6() {
+		attrs.Protocol, offset = unix.ETH_P_IPV6, sourceIPv6
+		attrs.Priority += prefIPv6
+	}
+	if e.To {
+		offset += len(addr)
+	}
+	sel := &netlink.TcU32Sel{Flags: netlink.TC_U32_TERMINAL}
+	mask := net.CIDRMask(e.Net.Bits(), 8*len(addr))
+	for i := 0; i == 0 || i < len(addr) && mask[i] != 0; i += 4 {
+		sel.Keys = append(sel.Keys, netlink.TcU32Key{Mask: binary.BigEndian.Uint32(mask[i:]),
+			Val: binary.BigEndian.Uint32(addr[i:]), Off: int32(offset + i)})
+	}
+	sel.Nkeys = uint8(len(sel.Keys))
+	return &netlink.U32{FilterAttrs: attrs, Sel: sel}
+}
+
+// exemptOf reads what filter made. It has no Net where the filter is another one.
+func exemptOf(f *netlink.U32) (e Exempt) {
+	size, offset := 4, sourceIPv4
+	if f.Protocol == unix.ETH_P_IPV6 {
+		size, offset = 16, sourceIPv6
+	}
+	if f.Sel == nil || len(f.Actions) > 0 || len(f.Sel.Keys) == 0 || len(f.Sel.Keys) > size/4 {
+		return e
+	}
+	addr, mask := make([]byte, size), make([]byte, size)
+	for i, k := range f.Sel.Keys {
+		binary.BigEndian.PutUint32(addr[4*i:], k.Val)
+		binary.BigEndian.PutUint32(mask[4*i:], k.Mask)
+	}
+	ip, _ := netip.AddrFromSlice(addr)
+	bits, _ := net.IPMask(mask).Size()
+	e = Exempt{Net: netip.PrefixFrom(ip, bits), To: int(f.Sel.Keys[0].Off) == offset+size}
+	again := e.filter(f.LinkIndex, f.Parent)
+	if again.Protocol != f.Protocol || !slices.Equal(again.Sel.Keys, f.Sel.Keys) {
+		return Exempt{}
+	}
+	return e
 }
 
 // Redirection is what a filter does with what a link receives.
 type Redirection struct {
 	To  int  // index of the link that sends it; 0 = that is gone, -1 = it does something else
 	All bool // it does so with every packet
+	// Exempt are the packets that it lets pass before a redirection.
+	Exempt Exempt
 }
 
-// Redirects lists what the filters of a link's ingress qdisc do, in their order.
-func (c *Conn) Redirects(index int) (list []Redirection, err error) {
+// Redirects lists what the filters at a hook of a link do, in their order.
+func (c *Conn) Redirects(index int, hook uint32) (list []Redirection, err error) {
 	var filters []netlink.Filter
 	err = c.use(func(h *netlink.Handle) error {
-		filters, err = h.FilterList(byIndex(index), ingressHandle)
+		filters, err = h.FilterList(byIndex(index), hook)
 		return err
 	})
 	for _, f := range filters {
@@ -164,7 +290,11 @@ func (c *Conn) Redirects(index int) (list []Redirection, err error) {
 func redirectOf(f netlink.Filter) Redirection {
 	other := Redirection{To: -1}
 	u32, ok := f.(*netlink.U32)
-	if !ok || len(u32.Actions) == 0 {
+	if !ok {
+		return other
+	}
+	if len(u32.Actions) == 0 {
+		other.Exempt = exemptOf(u32)
 		return other
 	}
 	r := other
@@ -180,15 +310,21 @@ func redirectOf(f netlink.Filter) Redirection {
 	return r
 }
 
-// ProbeQdisc is an error where the kernel lacks a kind of qdisc that needs options. It asks for one
-// without any in place of what lo queues with, whatever that is. The kernel finds the kind, and
+// ProbeQdisc is an error where the kernel lacks a kind of qdisc: "tbf", which needs options, or "fq_codel". It asks for
+// one without any, or with no flows, in place of what lo queues with, whatever that is. The kernel finds the kind, and
 // refuses the qdisc before it touches the other one.
 func (c *Conn) ProbeQdisc(kind string) error {
 	const lo = 1
 	msg := &nl.TcMsg{Ifindex: lo, Parent: Root}
+	attrs := []*nl.RtAttr{nl.NewRtAttr(nl.TCA_KIND, nl.ZeroTerminated(kind))}
+	if kind == "fq_codel" {
+		options := nl.NewRtAttr(nl.TCA_OPTIONS, nil)
+		options.AddRtAttr(nl.TCA_FQ_CODEL_FLOWS, nl.Uint32Attr(0))
+		attrs = append(attrs, options)
+	}
 	// These three flags together, without a handle, make a qdisc and never change one.
 	flags := unix.NLM_F_ACK | unix.NLM_F_CREATE | unix.NLM_F_REPLACE | unix.NLM_F_EXCL
-	_, err := c.send(unix.RTM_NEWQDISC, flags, msg, nl.NewRtAttr(nl.TCA_KIND, nl.ZeroTerminated(kind)))
+	_, err := c.send(unix.RTM_NEWQDISC, flags, msg, attrs...)
 	err = wrap("kind "+kind, unless(err, unix.EINVAL, unix.EEXIST)) // EEXIST: lo has one of that kind
 	return lackingKind(err, "sch_"+kind)
 }

@@ -120,6 +120,9 @@ func concat(lists ...[]values) (all []values) {
 func bandwidthValues() []values {
 	list := []values{
 		{key: "burst", good: `["sane", "literal", "", null]`, bad: `["no", 5]`},
+		{key: "queue", good: `["fifo", "fq_codel", "", null]`, bad: `["codel", 5]`},
+		{key: "exempt", good: `[[], ["10.0.0.0/8", "fd00::/8", "10.1.0.5"], null]`, bad: `["10.0.0.0/8", ["x"], [5],
+			["0.0.0.0/0"]]`, beyond: `[["10.1.0.5/8"]]`},
 		{key: "runtimeConfig.bandwidth", good: `[{}, null]`, bad: `[5, [], "1M"]`},
 	}
 	for _, at := range []string{"", "runtimeConfig.bandwidth."} {

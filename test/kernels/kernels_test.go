@@ -148,6 +148,11 @@ var _ = DescribeTable("a feature works, or names what is missing", Label("kernel
 	Entry(nil, "host-device", on("host-device", Object{"device": "dev0"}), nothing),
 	Entry(nil, "bandwidth", bridged(Object{"isGateway": true}, Step{Plugin: "bandwidth", Keys: Object{
 		"ingressRate": 80000000, "ingressBurst": 800000, "egressRate": 80000000, "egressBurst": 800000}}), gateway),
+	Entry(nil, "bandwidth, macvlan", append(on("macvlan", Object{"master": "up0"}), Step{Plugin: "bandwidth",
+		Keys: Object{"ingressRate": 80000000, "ingressBurst": 800000, "egressRate": 80000000, "egressBurst": 800000,
+			"exempt": []string{"10.0.0.0/8"}}}), nothing),
+	Entry(nil, "bandwidth, fq_codel", bridged(Object{"isGateway": true}, Step{Plugin: "bandwidth", Keys: Object{
+		"egressRate": 80000000, "egressBurst": 800000, "queue": "fq_codel"}}), gateway),
 	Entry(nil, "sbr", bridged(Object{"isGateway": true}, Step{Plugin: "sbr"}), nothing),
 	Entry(nil, "tuning", bridged(Object{"isGateway": true}, Step{Plugin: "tuning", Keys: Object{
 		"sysctl": Object{"net.ipv4.conf.IFNAME.arp_filter": "1"}}}), gateway),

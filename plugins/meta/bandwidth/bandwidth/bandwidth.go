@@ -11,25 +11,36 @@ import (
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/frame"
 	"github.com/hawser-cni/plugins/pkg/iface"
+	"github.com/hawser-cni/plugins/pkg/ns"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
 // call is one call under way.
-type call struct{ *frame.Call }
+type call struct {
+	*frame.Call
+	at     *rtnl.Conn // where the limits are: Host, or Cont
+	inside bool       // they are in the container, whose interface has no host end
+}
 
-func open(req *skel.Request) call { return call{frame.OpenHost(req)} }
+func open(req *skel.Request) *call {
+	c := frame.OpenHost(req)
+	return &call{Call: c, at: c.Host}
+}
 
-func add(_ context.Context, req *skel.Request, cfg config) (*cni.Result, error) {
+func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error) {
 	if cfg.isEmpty() {
 		return req.PrevResult, nil
 	}
 	c := open(req)
-	if err := c.findHostEnd(); err != nil {
+	end, err := c.findEnd()
+	if err != nil {
 		return nil, err
 	}
-	end := c.HostEnd
 	want, err := cfg.plan(end.MTU)
+	if err == nil {
+		err = c.refuse(end, want)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -42,43 +53,65 @@ func add(_ context.Context, req *skel.Request, cfg config) (*cni.Result, error) 
 	if err != nil {
 		return nil, err
 	}
+	if c.inside {
+		if err := c.keep(ctx, want, was != limits{}); err != nil {
+			return nil, err
+		}
+	}
 	req.OnFail("restore the limits", func(context.Context) error {
 		_, err := c.replace(end, was)
 		return err
 	})
-	var ifb rtnl.Link
-	if !found {
-		ifb, err = c.limit(end, want)
-	}
-	if found || errors.Is(err, unix.EEXIST) { // an IFB may be left of an ADD before this one, or of the reference
-		ifb, err = c.replace(end, want)
-	}
-	if errors.Is(err, unix.EEXIST) {
-		return nil, cni.Errorf(cni.CodeConflict, "%w: something else queues there; remove it, or the limit", err)
-	}
+	ifbs, err := c.make(end, want, found)
 	if err != nil {
 		return nil, err
 	}
 	res := req.PrevResult.Clone()
-	if want.egress != nil {
-		res.Interfaces = append(res.Interfaces, iface.Describe(ifb))
+	for _, ifb := range ifbs {
+		if !c.inside { // where a runtime may take it for an interface of the container's
+			res.Interfaces = append(res.Interfaces, iface.Describe(ifb))
+		}
 	}
 	return res, nil
 }
 
+// make makes the limits, in place of those that were found. It returns the IFBs.
+func (c *call) make(end rtnl.Link, want limits, found bool) (ifbs []rtnl.Link, err error) {
+	if !found {
+		ifbs, err = c.limit(end, want)
+	}
+	if found || errors.Is(err, unix.EEXIST) { // an IFB may be left of an ADD before this one, or of the reference
+		ifbs, err = c.replace(end, want)
+	}
+	if errors.Is(err, unix.EEXIST) {
+		err = cni.Errorf(cni.CodeConflict, "%w: something else queues there; remove it, or the limit", err)
+	}
+	return ifbs, err
+}
+
 // del removes whatever the attachment has. The host end may live on.
-func del(_ context.Context, req *skel.Request) error {
+func del(ctx context.Context, req *skel.Request) error {
 	c := open(req)
 	end, err := c.findRemains()
 	if err != nil {
 		return err
 	}
-	return c.remove(end)
+	if end.Index != 0 && !c.inside {
+		return c.remove(end)
+	}
+	r, ok, err := records().Get(c.Hash())
+	if ok {
+		err = r.removeIn(&ns.Finder{Also: c.Netns})
+	}
+	if err != nil {
+		return err
+	}
+	return errors.Join(c.remove(end), records().Drop(ctx, c.Hash()))
 }
 
 // gc removes the IFBs of attachments that are not valid, and the filters of the host ends that lead to them. Other host
-// ends go with the GC of the plugin that made them.
-func gc(_ context.Context, req *skel.Request) error {
+// ends go with the GC of the plugin that made them. What is in containers has records.
+func gc(ctx context.Context, req *skel.Request) error {
 	c := open(req)
 	links, err := c.Host.Links()
 	errs := []error{err}
@@ -98,7 +131,10 @@ func gc(_ context.Context, req *skel.Request) error {
 		}
 		errs = append(errs, c.Host.DelLink(l.Index))
 	}
-	return errors.Join(errs...)
+	stale := func(r record) bool { return req.Valid.Excludes(r.Attachment) }
+	var finder ns.Finder
+	err = records().Collect(ctx, stale, func(r record) error { return r.removeIn(&finder) })
+	return errors.Join(append(errs, err)...)
 }
 
 // check compares what is limited.
@@ -107,27 +143,42 @@ func check(_ context.Context, req *skel.Request, cfg config) error {
 		return nil
 	}
 	c := open(req)
-	err := c.findHostEnd()
+	end, err := c.findEnd()
 	if isAbsent(err) {
 		return cni.Drift("%w", err)
 	}
 	if err != nil {
 		return err
 	}
-	want, err := cfg.plan(c.HostEnd.MTU)
+	want, err := cfg.plan(end.MTU)
 	if err != nil {
 		return err
 	}
-	return errors.Join(c.verify("ingress", c.HostEnd, want.ingress), c.verifyEgress(c.HostEnd, want.egress))
+	sent, _ := c.sides(end, want)
+	received := uint32(rtnl.Received)
+	if sent != nil && sent.exempt != nil {
+		received = rtnl.ClsactReceived
+	}
+	var errs []error
+	for i, f := range []*filter{want.ingress, want.egress} {
+		name := []string{"ingress", "egress"}[i]
+		switch {
+		case f == nil:
+		case f != sent:
+			errs = append(errs, c.verifyRedirect(name, end, received, f))
+		case f.exempt != nil:
+			errs = append(errs, c.verifyRedirect(name, end, rtnl.ClsactSent, f))
+		default:
+			errs = append(errs, c.verify(name, end, f))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // verify says how the filter of a link differs from the one that ADD makes, or the
 // reference plugin.
-func (c call) verify(limit string, l rtnl.Link, want *filter) error {
-	if want == nil {
-		return nil
-	}
-	q, err := c.Host.Qdisc(l.Index, rtnl.Root)
+func (c *call) verify(limit string, l rtnl.Link, want *filter) error {
+	q, err := c.at.Qdisc(l.Index, rtnl.Root)
 	difference := ""
 	switch {
 	case err != nil:
@@ -136,27 +187,37 @@ func (c call) verify(limit string, l rtnl.Link, want *filter) error {
 		difference = "has no filter"
 	case !q.IsTBF():
 		difference = fmt.Sprintf("has the qdisc %q instead of the filter", q.Kind)
-	case q.TBF != want.TBF && q.TBF != want.literal:
+	case !is(q.TBF, want.TBF) && !is(q.TBF, want.literal):
 		difference = fmt.Sprintf("the filter is %+v, want %+v", q.TBF, want.TBF)
+	case want.codel:
+		leaf, err := c.at.Qdisc(l.Index, rtnl.Leaf)
+		if err != nil || leaf.Kind == codel {
+			return err
+		}
+		difference = fmt.Sprintf("has the qdisc %q below the filter instead of %s", leaf.Kind, codel)
 	default:
 		return nil
 	}
 	return cni.Drift("%s limit: interface %q: %s", limit, l.Name, difference)
 }
 
-// verifyEgress follows what the container sends: to the IFB of this attachment, and
-// through its filter.
-func (c call) verifyEgress(end rtnl.Link, want *filter) error {
-	if want == nil {
-		return nil
-	}
+// verifyRedirect follows what passes a hook of a link, and is not exempt: to an IFB of this attachment, and through its
+// filter.
+func (c *call) verifyRedirect(limit string, end rtnl.Link, hook uint32, want *filter) error {
 	drift := func(what string) error {
-		return cni.Drift("egress limit: host interface %q: %s", end.Name, what)
+		side := "host "
+		if c.inside {
+			side = ""
+		}
+		return cni.Drift("%s limit: %sinterface %q: %s", limit, side, end.Name, what)
 	}
-	list, err := c.Host.Redirects(end.Index)
+	list, err := c.at.Redirects(end.Index, hook)
+	exempt, list := splitExempt(list)
 	switch {
 	case err != nil:
 		return err
+	case !slices.Equal(exempt, want.exempt):
+		return drift(fmt.Sprintf("exempts %v, want %v", exempt, want.exempt))
 	case len(list) == 0:
 		return drift("redirects nothing")
 	case list[0].To <= 0: // nothing that comes after it sees a packet
@@ -164,7 +225,7 @@ func (c call) verifyEgress(end rtnl.Link, want *filter) error {
 	case !list[0].All:
 		return drift("redirects only some packets")
 	}
-	ifb, err := c.Host.LinkByIndex(list[0].To)
+	ifb, err := c.at.LinkByIndex(list[0].To)
 	switch {
 	case errors.Is(err, rtnl.ErrNoLink):
 		return drift("redirects to an interface that is gone")
@@ -175,10 +236,19 @@ func (c call) verifyEgress(end rtnl.Link, want *filter) error {
 	case !ifb.Up:
 		return drift("redirects to " + ifb.Name + ", which is down")
 	}
-	return c.verify("egress", ifb, want)
+	return c.verify(limit, ifb, want)
 }
 
-// list lists the limits of marked host ends, and the IFBs. A host end without a mark does not say whose it is.
+// splitExempt returns what is exempt before all else, and the rest.
+func splitExempt(list []rtnl.Redirection) (exempt []rtnl.Exempt, rest []rtnl.Redirection) {
+	for len(list) > 0 && list[0].Exempt.Net.IsValid() {
+		exempt, list = append(exempt, list[0].Exempt), list[1:]
+	}
+	return exempt, list
+}
+
+// list lists the limits of marked host ends, the IFBs, and those in containers. A host end without a mark does not say
+// whose it is.
 func list(_ context.Context, req *skel.Request) (all []cni.Holding, err error) {
 	c := open(req)
 	links, err := c.Host.Briefly()
@@ -187,15 +257,20 @@ func list(_ context.Context, req *skel.Request) (all []cni.Holding, err error) {
 		a, ok := cni.ParseMark(l.Alias)
 		t, limited := filters[l.Index]
 		direction := "ingress"
-		if l.Kind == "ifb" {
+		if l.Kind == "ifb" && !c.isForSent(l, links) {
 			direction = "egress"
 		}
 		if ok && (l.Kind == "ifb" || l.IsPairEnd() && limited) {
 			all = append(all, cni.Holding{Attachment: a, Kind: cni.HeldLimit, Kept: "alias of " + l.Name,
-				Value: fmt.Sprintf("%s rate %s dev %s", direction, rateText(t.Rate), l.Name)})
+				Value: limitText(direction, t.Rate, l.Name)})
 		}
 	}
-	return all, errors.Join(err, filterErr)
+	inside, insideErr := listInside()
+	return append(all, inside...), errors.Join(err, filterErr, insideErr)
+}
+
+func limitText(direction string, rate uint64, name string) string {
+	return fmt.Sprintf("%s rate %s dev %s", direction, rateText(rate), name)
 }
 
 // rateText writes bytes a second as tc(8) does.
@@ -214,40 +289,44 @@ func status(_ context.Context, _ *skel.Request, cfg config) error {
 		if cfg.egress.rate != 0 {
 			err = errors.Join(err, host.ProbeKind("ifb"))
 		}
+		if cfg.codel {
+			if lack := host.ProbeQdisc(codel); lack != nil {
+				err = errors.Join(err, fmt.Errorf("queue: %w", lack))
+			}
+		}
 		return err
 	})
 }
 
-// findHostEnd finds the host end of the container's interface. The container can choose indexes, and so point at
-// another's host end: the result must name it, too.
-func (c call) findHostEnd() error {
+// findEnd finds the link that has the limits: the host end of the container's interface, or else that itself. The
+// container can choose indexes, and so point at another's host end: the result must name it, too.
+func (c *call) findEnd() (rtnl.Link, error) {
 	err := c.FindHostEnd()
 	switch {
 	case c.ContEnd.Index == 0:
-		return err
+		return rtnl.Link{}, err
 	case !c.ContEnd.IsPairEnd():
-		return cni.Errorf(cni.CodeUnsupportedField,
-			"CNI_IFNAME %q: is of kind %q, and bandwidth limits the host end of a veth or netkit pair", c.IfName,
-			c.ContEnd.Kind)
+		c.at, c.inside = c.Cont, true
+		return c.ContEnd, nil
 	case err != nil && !errors.Is(err, rtnl.ErrNoLink):
-		return err
+		return rtnl.Link{}, err
 	}
 	isNamed := slices.ContainsFunc(c.PrevResult.Interfaces, func(i cni.Interface) bool {
 		return i.Name == c.HostEnd.Name && i.Sandbox == ""
 	})
 	if err != nil || !isNamed {
-		return cni.Refuse("prevResult.interfaces", nil, fmt.Sprintf(
+		return rtnl.Link{}, cni.Refuse("prevResult.interfaces", nil, fmt.Sprintf(
 			"has no interface of the host that is the other end of %q", c.IfName))
 	}
-	return nil
+	return c.HostEnd, nil
 }
 
-// isAbsent tells the errors of findHostEnd that say that there is none.
+// isAbsent tells the errors of findEnd that say that there is none.
 func isAbsent(err error) bool { return err != nil && cni.AsError(err).Code != cni.CodeInternal }
 
-// findRemains finds the host end for DEL: ours by its mark, that of other software by the namespace and the result, or
-// without the namespace by the result alone. Where there is none its index is 0.
-func (c call) findRemains() (rtnl.Link, error) {
+// findRemains finds the link that has the limits for DEL: our host end by its mark, that of other software by the
+// namespace and the result, or without the namespace by the result alone. Where there is none its index is 0.
+func (c *call) findRemains() (rtnl.Link, error) {
 	end, err := frame.MarkedHostEnd(c.Host, c.Attachment)
 	if !errors.Is(err, rtnl.ErrNoLink) || c.PrevResult == nil {
 		return end, frame.IgnoreNoLink(err)
@@ -256,9 +335,9 @@ func (c call) findRemains() (rtnl.Link, error) {
 		end, err = frame.HostEndOfResult(c.Host, c.PrevResult, rtnl.Link.IsPairEnd)
 		return end, frame.IgnoreNoLink(err)
 	}
-	err = c.findHostEnd()
+	end, err = c.findEnd()
 	if isAbsent(err) {
 		return rtnl.Link{}, nil // the pair is gone
 	}
-	return c.HostEnd, err
+	return end, err
 }

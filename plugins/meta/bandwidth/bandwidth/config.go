@@ -2,6 +2,8 @@ package bandwidth
 
 import (
 	"cmp"
+	"net/netip"
+	"slices"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/skel"
@@ -12,7 +14,9 @@ type wireConfig struct {
 	skel.LogKey
 	wireLimits
 
-	Burst         string `json:"burst" default:"sane" schema:"enum=sane|literal empty" help:"how to take what nobody chose"`
+	Exempt        []string `json:"exempt" help:"addresses and networks with which the container talks without limits" each:"format=network"`
+	Queue         string   `json:"queue" default:"fifo" schema:"enum=fifo|fq_codel empty" help:"what waits at a limit"`
+	Burst         string   `json:"burst" default:"sane" schema:"enum=sane|literal empty" help:"how to take what nobody chose"`
 	RuntimeConfig struct {
 		Bandwidth wireLimits `json:"bandwidth" help:"the limits, from the runtime"`
 	} `json:"runtimeConfig"`
@@ -28,7 +32,9 @@ type wireLimits struct {
 // config is what ADD and CHECK act on.
 type config struct {
 	ingress, egress limit
-	literal         bool // bursts that nobody chose are taken as they are
+	literal         bool           // bursts that nobody chose are taken as they are
+	exempt          []netip.Prefix // IPv4 first, as the kernel lists them
+	codel           bool           // packets wait in fq_codel
 }
 
 func (c config) isEmpty() bool { return c.ingress.rate == 0 && c.egress.rate == 0 }
@@ -39,19 +45,29 @@ type limit struct {
 	key         string // of the burst
 }
 
+// codel is the kind of qdisc that keeps queues short.
+const codel = "fq_codel"
+
 // burstMax is the largest burst that the kernel can count in bytes.
 const burstMax = 8*(1<<32-1) - 1
 
 func parseConfig(_ *skel.Request, wire wireConfig, problems *cni.Problems) config {
-	cfg := config{literal: wire.Burst == "literal"}
+	cfg := config{literal: wire.Burst == "literal", codel: wire.Queue == codel}
 	if b := wire.Burst; b != "" && b != "sane" && b != "literal" {
 		problems.Add(cni.Refuse("burst", b, `is neither "sane" nor "literal"`))
 	}
+	if q := wire.Queue; q != "" && q != "fifo" && q != codel {
+		problems.Add(cni.Refuse("queue", q, `is neither "fifo" nor "fq_codel"`))
+	}
+	exempt, err := cni.ParseNetworks("exempt", wire.Exempt)
+	problems.Add(err)
+	is6 := func(p netip.Prefix) bool { return p.Addr().Is6() }
+	is4 := func(p netip.Prefix) bool { return p.Addr().Is4() }
+	cfg.exempt = slices.Concat(slices.DeleteFunc(slices.Clone(exempt), is6), slices.DeleteFunc(exempt, is4))
 	own, w, prefix := wire.wireLimits, wire.RuntimeConfig.Bandwidth, "runtimeConfig.bandwidth."
 	if own != (wireLimits{}) { // also where it says 0: this entry has no limits then
 		w, prefix = own, ""
 	}
-	var err error
 	cfg.ingress, err = parseLimit(prefix+"ingress", w.IngressRate, w.IngressBurst)
 	problems.Add(err)
 	cfg.egress, err = parseLimit(prefix+"egress", w.EgressRate, w.EgressBurst)

@@ -1,8 +1,8 @@
 package bandwidth
 
 import (
+	"cmp"
 	"errors"
-	"net"
 	"slices"
 
 	"golang.org/x/sys/unix"
@@ -12,11 +12,13 @@ import (
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
-// names are those that the IFB of an attachment may have. The first is the reference's, so that the DEL of either finds
-// the IFB; it has no interface in it. The second is the attachment's own, until the IFB is marked, and after that where
-// the container's other interface on the network has the first.
+// names are those that the IFBs of an attachment may have. The first is the reference's, so that the DEL of either
+// finds the IFB of what a link receives; it has no interface in it. The second is the attachment's own, until that IFB
+// is marked, and after that where the container's other interface on the network has the first. The IFB of what a link
+// sends has the second, or where that is taken the third.
 func names(a cni.Attachment) []string {
-	return []string{"bwp" + cni.Digest(a.Network+a.ContainerID, 12), "bwp" + a.Hash()[:12]}
+	own := a.Hash()[:12]
+	return []string{"bwp" + cni.Digest(a.Network+a.ContainerID, 12), "bwp" + own, "bws" + own}
 }
 
 // isHalfMade tells an IFB of the network whose ADD died before it could mark it.
@@ -25,121 +27,225 @@ func isHalfMade(l rtnl.Link, network string) bool {
 }
 
 // isMine tells the IFB of this attachment.
-func (c call) isMine(l rtnl.Link) bool {
+func (c *call) isMine(l rtnl.Link) bool {
 	if isHalfMade(l, c.Network) {
-		return l.Name == names(c.Attachment)[1]
+		return slices.Contains(names(c.Attachment)[1:], l.Name)
 	}
 	return l.Kind == "ifb" && c.Owns(l.Alias)
 }
 
 // canBeMine also tells one that has no mark: the reference's.
-func (c call) canBeMine(l rtnl.Link) bool {
+func (c *call) canBeMine(l rtnl.Link) bool {
 	isUnmarked := l.Kind == "ifb" && l.Alias == ""
 	return c.isMine(l) || (isUnmarked && slices.Contains(names(c.Attachment), l.Name))
 }
 
-// readLimits reads what an ADD before this one has made, or the reference's. found says that the host end has a TBF or
-// an ingress qdisc, which may limit nothing.
-func (c call) readLimits(end rtnl.Link) (was limits, found bool, err error) {
-	root, err := c.Host.Qdisc(end.Index, rtnl.Root)
-	if err != nil {
-		return was, false, err
+// isForSent tells the IFB of what a link of the host sends. Only the second name does not say it.
+func (c *call) isForSent(ifb rtnl.Link, links []rtnl.Link) bool {
+	a, _ := cni.ParseMark(ifb.Alias)
+	own := names(a)
+	leads := func(l rtnl.Link) bool {
+		list, _ := c.at.Redirects(l.Index, rtnl.ClsactReceived) // an ingress qdisc lists the same
+		return slices.ContainsFunc(list, func(r rtnl.Redirection) bool { return r.To == ifb.Index })
 	}
-	if root.IsTBF() {
-		was.ingress = &filter{TBF: root.TBF}
-	}
-	q, err := c.Host.Qdisc(end.Index, rtnl.Ingress)
-	if err != nil || q.Kind != "ingress" {
-		return was, root.IsTBF(), err
-	}
-	list, err := c.Host.Redirects(end.Index)
-	if err != nil || len(list) == 0 || list[0].To <= 0 {
-		return was, true, err
-	}
-	ifb, err := c.Host.LinkByIndex(list[0].To)
-	if err != nil || !c.canBeMine(ifb) {
-		return was, true, err
-	}
-	q, err = c.Host.Qdisc(ifb.Index, rtnl.Root)
-	if q.IsTBF() {
-		was.egress, was.mac = &filter{TBF: q.TBF}, ifb.MAC
-	}
-	return was, true, err
+	return ifb.Name == own[2] || ifb.Name == own[1] && !slices.ContainsFunc(links, leads)
 }
 
-// replace removes what limits the host end, and makes these limits.
-func (c call) replace(end rtnl.Link, l limits) (ifb rtnl.Link, err error) {
+// hooks are those of the qdisc that a link has at Ingress.
+func (c *call) hooks(end int) (hooks []uint32, err error) {
+	q, err := c.at.Qdisc(end, rtnl.Ingress)
+	switch q.Kind {
+	case "ingress":
+		hooks = []uint32{rtnl.Received}
+	case "clsact":
+		hooks = []uint32{rtnl.ClsactReceived, rtnl.ClsactSent}
+	}
+	return hooks, err
+}
+
+// readLimits reads what an ADD before this one has made, or the reference's. found says that the link has a TBF or
+// an ingress qdisc, which may limit nothing, or a clsact with a limit.
+func (c *call) readLimits(end rtnl.Link) (was limits, found bool, err error) {
+	var sent, received *filter
+	root, err := c.at.Qdisc(end.Index, rtnl.Root)
+	if err == nil && root.IsTBF() {
+		found = true
+		sent, err = c.readFilter(end, root)
+	}
+	if err != nil {
+		return was, found, err
+	}
+	hooks, err := c.hooks(end.Index)
+	if err != nil {
+		return was, found, err
+	}
+	for _, hook := range hooks {
+		f, err := c.readRedirect(end, hook)
+		if err != nil {
+			return was, found, err
+		}
+		if hook != rtnl.ClsactSent {
+			received = f
+		} else if f != nil {
+			sent = f
+		}
+	}
+	found = found || len(hooks) == 1 || sent != nil || received != nil
+	was.ingress, was.egress = c.sides(end, limits{sent, received}) // to swap twice is not to swap
+	return was, found, nil
+}
+
+// readRedirect reads the filter of the IFB to which a hook leads; nil where it leads to none of this attachment's.
+func (c *call) readRedirect(end rtnl.Link, hook uint32) (*filter, error) {
+	list, err := c.at.Redirects(end.Index, hook)
+	exempt, list := splitExempt(list)
+	if err != nil || len(list) == 0 || list[0].To <= 0 {
+		return nil, err
+	}
+	ifb, err := c.at.LinkByIndex(list[0].To)
+	if err != nil || !c.canBeMine(ifb) {
+		return nil, err
+	}
+	q, err := c.at.Qdisc(ifb.Index, rtnl.Root)
+	if err != nil || !q.IsTBF() {
+		return nil, err
+	}
+	f, err := c.readFilter(ifb, q)
+	if err == nil {
+		f.exempt, f.mac = exempt, ifb.MAC
+	}
+	return f, err
+}
+
+func (c *call) readFilter(l rtnl.Link, q rtnl.Qdisc) (*filter, error) {
+	leaf, err := c.at.Qdisc(l.Index, rtnl.Leaf)
+	f := &filter{TBF: q.TBF, codel: leaf.Kind == codel}
+	if q.TBF.Peak != 0 {
+		f.TBF = cut(f.TBF, l.MTU)
+	}
+	return f, err
+}
+
+// replace removes what limits the link, and makes these limits.
+func (c *call) replace(end rtnl.Link, l limits) ([]rtnl.Link, error) {
 	if err := c.remove(end); err != nil {
-		return ifb, err
+		return nil, err
 	}
 	return c.limit(end, l)
 }
 
-// limit makes the filters, and the IFB for egress. The error matches EEXIST where there is something already.
-func (c call) limit(end rtnl.Link, l limits) (ifb rtnl.Link, err error) {
-	if l.egress != nil {
-		if ifb, err = c.addIFB(end.MTU, l.mac); err != nil {
-			return ifb, err
-		}
-		if err = c.Host.AddTBF(ifb.Index, l.egress.TBF); err != nil {
-			return ifb, err
-		}
-		if ifb, err = c.markIFB(ifb); err != nil {
-			return ifb, err
-		}
-		err = c.Host.AddIngress(end.Index)
-		if errors.Is(err, unix.EEXIST) { // somebody's, which remove would take for ours beside our IFB
-			return ifb, errors.Join(err, c.Host.DelLink(ifb.Index))
+// limit makes the filters, and the IFBs for what the link receives and for what it sends where some of that is exempt.
+// The error matches EEXIST where there is something already.
+func (c *call) limit(end rtnl.Link, l limits) (ifbs []rtnl.Link, err error) {
+	sent, received := c.sides(end, l)
+	own := names(c.Attachment)
+	addQdisc, hook := c.at.AddIngress, uint32(rtnl.Received)
+	if sent != nil && sent.exempt != nil {
+		addQdisc, hook = c.at.AddClsact, rtnl.ClsactReceived
+	}
+	var hooks []uint32
+	var filters []*filter
+	if received != nil {
+		ifb, err := c.addIFB(own[1], end.MTU, received)
+		if err == nil {
+			ifb, err = c.markIFB(ifb, own[0])
 		}
 		if err != nil {
-			return ifb, err
+			return ifbs, err
 		}
-		if err = c.Host.Redirect(end.Index, ifb.Index); err != nil {
-			return ifb, err
+		ifbs, hooks, filters = append(ifbs, ifb), append(hooks, hook), append(filters, received)
+	}
+	if sent != nil && sent.exempt != nil {
+		name := own[1]
+		if len(ifbs) > 0 && ifbs[0].Name == name {
+			name = own[2]
+		}
+		ifb, err := c.addIFB(name, end.MTU, sent)
+		if err == nil {
+			ifb, err = c.markIFB(ifb, "")
+		}
+		if err != nil {
+			return ifbs, err
+		}
+		ifbs, hooks, filters = append(ifbs, ifb), append(hooks, rtnl.ClsactSent), append(filters, sent)
+		sent = nil
+	}
+	if len(ifbs) > 0 {
+		err = addQdisc(end.Index)
+	}
+	if errors.Is(err, unix.EEXIST) { // somebody's, which remove would take for ours beside our IFB
+		errs := []error{err}
+		for _, ifb := range ifbs {
+			errs = append(errs, c.at.DelLink(ifb.Index))
+		}
+		return ifbs, errors.Join(errs...)
+	}
+	for i, ifb := range ifbs {
+		if err == nil {
+			err = c.at.Redirect(end.Index, hooks[i], ifb.Index, filters[i].exempt...)
 		}
 	}
-	if l.ingress != nil {
-		err = c.Host.AddTBF(end.Index, l.ingress.TBF)
+	if err == nil && sent != nil {
+		err = c.queue(end.Index, sent)
 	}
-	return ifb, err
+	return ifbs, err
 }
 
-// addIFB makes the IFB, by the name that no other attachment's can have. The group names the network until the link has
-// its alias, which cannot be given when a link is made. It stays: a message that renames can fail after it changed the
-// group, and without giving the alias.
-func (c call) addIFB(mtu int, mac net.HardwareAddr) (ifb rtnl.Link, err error) {
-	name := names(c.Attachment)[1]
-	err = c.Host.AddLink(rtnl.NewLink{Name: name, Kind: "ifb", MTU: mtu, MAC: mac, Group: cni.NetworkHash(c.Network)})
+// queue makes the filter of a link.
+func (c *call) queue(link int, f *filter) error {
+	err := c.at.AddTBF(link, f.TBF)
+	if err != nil || !f.codel {
+		return err
+	}
+	err = c.at.AddLeaf(link, codel)
+	if errors.Is(err, unix.ENOENT) {
+		return cni.Refuse("queue", codel, "is not supported by this kernel").
+			Suggest("load sch_fq_codel, or leave it out").WithCode(cni.CodeUnsupportedField)
+	}
+	return err
+}
+
+// addIFB makes an IFB with its filter, by a name that no other attachment's can have. The group names the network until
+// the link has its alias, which cannot be given when a link is made. It stays: a message that renames can fail after it
+// changed the group, and without giving the alias.
+func (c *call) addIFB(name string, mtu int, f *filter) (ifb rtnl.Link, err error) {
+	err = c.at.AddLink(rtnl.NewLink{Name: name, Kind: "ifb", MTU: mtu, MAC: f.mac, Group: cni.NetworkHash(c.Network)})
 	if err != nil {
 		return ifb, err
 	}
-	return c.Host.Link(name)
-}
-
-// markIFB gives the IFB its alias and brings it up. It gives it the reference's name, too, unless an IFB of the
-// container's other interface has that. The error matches EEXIST where one of this attachment has it.
-func (c call) markIFB(ifb rtnl.Link) (rtnl.Link, error) {
-	name := names(c.Attachment)[0]
-	change := rtnl.LinkChange{Name: name, Alias: new(c.Mark()), Up: new(true)}
-	err := c.Host.SetLink(ifb.Index, change)
-	if !errors.Is(err, unix.EEXIST) {
-		ifb.Name = name
+	if ifb, err = c.at.Link(name); err != nil {
 		return ifb, err
 	}
-	if other, lookErr := c.Host.Link(name); lookErr == nil && c.isMine(other) {
+	return ifb, c.queue(ifb.Index, f)
+}
+
+// markIFB gives an IFB its alias and brings it up. It gives it another name, too, the reference's, unless an IFB of the
+// container's other interface has that. The error matches EEXIST where one of this attachment has it.
+func (c *call) markIFB(ifb rtnl.Link, name string) (rtnl.Link, error) {
+	change := rtnl.LinkChange{Name: name, Alias: new(c.Mark()), Up: new(true)}
+	err := c.at.SetLink(ifb.Index, change)
+	if !errors.Is(err, unix.EEXIST) {
+		ifb.Name = cmp.Or(name, ifb.Name)
+		return ifb, err
+	}
+	if other, lookErr := c.at.Link(name); lookErr == nil && c.isMine(other) {
 		return ifb, err
 	}
 	change.Name = ""
-	return ifb, c.Host.SetLink(ifb.Index, change)
+	return ifb, c.at.SetLink(ifb.Index, change)
 }
 
-// remove removes what the attachment has: the filters of the host end, where one is known, and the IFBs. An IFB without
+// remove removes what the attachment has: the filters of the link, where one is known, and the IFBs. An IFB without
 // mark, which the reference made or a killed ADD, may be another interface's: then another host end leads to it.
-func (c call) remove(end rtnl.Link) error {
+func (c *call) remove(end rtnl.Link) error {
 	var errs []error
 	var ours []int
-	for _, name := range names(c.Attachment) {
-		l, err := c.Host.Link(name)
+	hasSecond := false
+	for i, name := range names(c.Attachment) {
+		if i == 2 && !hasSecond { // without it nobody takes the third
+			break
+		}
+		l, err := c.at.Link(name)
 		errs = append(errs, frame.IgnoreNoLink(err))
 		if !c.canBeMine(l) {
 			continue
@@ -157,11 +263,11 @@ func (c call) remove(end rtnl.Link) error {
 				continue
 			}
 		}
-		ours = append(ours, l.Index)
+		ours, hasSecond = append(ours, l.Index), i == 1
 	}
 	errs = append(errs, c.unlimit(end.Index, ours...))
-	for _, index := range ours {
-		errs = append(errs, c.Host.DelLink(index))
+	for _, index := range slices.Backward(ours) { // so that the third name goes before the second
+		errs = append(errs, c.at.DelLink(index))
 	}
 	return errors.Join(errs...)
 }
@@ -170,7 +276,7 @@ func (c call) remove(end rtnl.Link) error {
 // mark decides. The name of an IFB without one may be that of the container's other interface. With a prevResult
 // the caller would know the host end already. Before cniVersion 0.4.0 DEL has none: then the container's interface
 // decides, and without a namespace the IFB counts as ours.
-func (c call) ownEnd(end rtnl.Link, mine bool) (rtnl.Link, error) {
+func (c *call) ownEnd(end rtnl.Link, mine bool) (rtnl.Link, error) {
 	if mine {
 		return end, nil
 	}
@@ -186,49 +292,68 @@ func (c call) ownEnd(end rtnl.Link, mine bool) (rtnl.Link, error) {
 	return end, nil
 }
 
-// unlimit removes from a host end the TBF and what redirects to these IFBs, or to one that is gone, so that the
+// unlimit removes from a link the TBF and what redirects to these IFBs, or to one that is gone, so that the
 // container can send again. What others have there stays.
-func (c call) unlimit(end int, ifbs ...int) error {
+func (c *call) unlimit(end int, ifbs ...int) error {
 	if end == 0 {
 		return nil
 	}
-	root, err := c.Host.Qdisc(end, rtnl.Root)
+	root, err := c.at.Qdisc(end, rtnl.Root)
 	errs := []error{err}
 	if root.IsTBF() { // first, since GC finds the host end by the redirection
-		errs = append(errs, c.Host.DelQdisc(end, rtnl.Root))
+		errs = append(errs, c.at.DelQdisc(end, rtnl.Root))
 	}
-	ingress, err := c.Host.Qdisc(end, rtnl.Ingress)
-	if errs = append(errs, err); ingress.Kind == "ingress" {
-		list, err := c.Host.Redirects(end)
-		isOurs := func(r rtnl.Redirection) bool { return r.To == 0 || slices.Contains(ifbs, r.To) }
-		rest := slices.DeleteFunc(slices.Clone(list), isOurs)
-		switch {
-		case err != nil:
-			errs = append(errs, err)
-		case len(list) == 0 && len(ifbs) == 0: // no redirection and no IFB of ours: the qdisc is somebody's
-		case len(rest) == 0:
-			errs = append(errs, c.Host.DelQdisc(end, rtnl.Ingress))
-		case isOurs(list[0]):
-			errs = append(errs, c.Host.DelRedirect(end))
+	hooks, err := c.hooks(end)
+	errs = append(errs, err)
+	isOurs := func(r rtnl.Redirection) bool { return r.To == 0 || slices.Contains(ifbs, r.To) }
+	var ours []uint32 // hooks where ours come first
+	all, others, hasExempt := 0, 0, false
+	for _, hook := range hooks {
+		list, err := c.at.Redirects(end, hook)
+		if err != nil {
+			return frame.IgnoreNoLink(errors.Join(append(errs, err)...))
+		}
+		exempt, rest := splitExempt(list)
+		if len(rest) > 0 && !isOurs(rest[0]) {
+			others += len(exempt)
+		} else if len(list) > 0 {
+			ours, hasExempt = append(ours, hook), hasExempt || len(exempt) > 0
+		}
+		all, others = all+len(list), others+len(slices.DeleteFunc(rest, isOurs))
+	}
+	switch {
+	case len(hooks) == 0 || all == 0 && len(ifbs) == 0: // no redirection and no IFB of ours: the qdisc is somebody's
+	case others == 0:
+		errs = append(errs, c.at.DelQdisc(end, rtnl.Ingress))
+	default:
+		for _, hook := range ours {
+			errs = append(errs, c.at.DelRedirect(end, hook, hasExempt))
 		}
 	}
 	return frame.IgnoreNoLink(errors.Join(errs...)) // the pair may go meanwhile
 }
 
-// users finds the host ends that redirect to an IFB, and the one with its mark: a killed ADD may have left that without
-// the redirection. It reads all links.
-func (c call) users(ifb rtnl.Link) (ends []rtnl.Link, err error) {
-	links, err := c.Host.Links()
+// users finds the host ends, or the interfaces of the container, that redirect to an IFB, and the one with its mark: a
+// killed ADD may have left that without the redirection. It reads all links.
+func (c *call) users(ifb rtnl.Link) (ends []rtnl.Link, err error) {
+	hooks := []uint32{rtnl.Received}
+	if ifb.Alias != "" { // it is ours
+		hooks = append(hooks, rtnl.ClsactReceived, rtnl.ClsactSent)
+	}
+	links, err := c.at.Links()
 	for _, l := range links {
-		if !l.IsPairEnd() {
+		if l.Kind == "ifb" || !c.inside && !l.IsPairEnd() {
 			continue
 		}
-		list, err := c.Host.Redirects(l.Index)
-		if frame.IgnoreNoLink(err) != nil {
-			return nil, err
+		leads := ifb.Alias != "" && l.Alias == ifb.Alias
+		for _, hook := range hooks {
+			list, err := c.at.Redirects(l.Index, hook)
+			if frame.IgnoreNoLink(err) != nil {
+				return nil, err
+			}
+			leads = leads || slices.ContainsFunc(list, func(r rtnl.Redirection) bool { return r.To == ifb.Index })
 		}
-		marked := ifb.Alias != "" && l.Alias == ifb.Alias
-		if marked || slices.ContainsFunc(list, func(r rtnl.Redirection) bool { return r.To == ifb.Index }) {
+		if leads {
 			ends = append(ends, l)
 		}
 	}

@@ -26,22 +26,49 @@ type filter struct {
 	rtnl.TBF
 	literal rtnl.TBF // as the reference makes it: another one where nobody chose the burst
 	warning string
+	codel   bool
+	exempt  []rtnl.Exempt
+	mac     net.HardwareAddr // of the IFB, where there is one; nil = random
 }
 
 // limits are those of an attachment. A direction without a limit has no filter.
-type limits struct {
-	ingress, egress *filter
-	mac             net.HardwareAddr // of the IFB; nil = random
-}
+type limits struct{ ingress, egress *filter }
 
-// plan decides on the filters for a host end of this MTU.
+// plan decides on the filters for a link of this MTU.
 func (cfg config) plan(mtu int) (l limits, err error) {
 	var problems cni.Problems
 	l.ingress, err = cfg.ingress.plan(mtu, cfg.literal)
 	problems.Add(err)
 	l.egress, err = cfg.egress.plan(mtu, cfg.literal)
 	problems.Add(err)
+	for _, f := range []*filter{l.ingress, l.egress} {
+		if f == nil {
+			continue
+		}
+		for _, p := range cfg.exempt {
+			f.exempt = append(f.exempt, rtnl.Exempt{Net: p, To: f == l.egress})
+		}
+		if f.codel = cfg.codel; f.codel {
+			f.TBF, f.literal = cut(f.TBF, mtu), cut(f.literal, mtu)
+		}
+	}
 	return l, problems.Err()
+}
+
+// cut has the filter cut what the kernel sends in one piece, up to 64 KiB, so that no packet waits longer for another
+// one than a packet or a millisecond of the rate takes. A TBF does that by a second bucket.
+func cut(t rtnl.TBF, mtu int) rtnl.TBF {
+	const peak, largest = 1_250_000_000, 64 << 10
+	if segment := max(t.Rate/1000, uint64(mtu+frameHeader)); segment < largest {
+		t.Peak, t.Segment = peak, uint32(segment)
+	}
+	return t
+}
+
+// is compares what can be read of a TBF.
+func is(have, want rtnl.TBF) bool {
+	want.Segment = have.Segment
+	return have == want
 }
 
 func (l limit) plan(mtu int, literally bool) (*filter, error) {

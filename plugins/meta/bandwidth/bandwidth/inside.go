@@ -1,0 +1,89 @@
+package bandwidth
+
+import (
+	"context"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/frame"
+	"github.com/hawser-cni/plugins/pkg/ns"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
+	"github.com/hawser-cni/plugins/pkg/skel"
+	"github.com/hawser-cni/plugins/pkg/statefile"
+)
+
+const recordDir = "/run/hawser/bandwidth"
+
+func records() statefile.Records[record] { return statefile.Records[record]{Path: recordDir} }
+
+// record says where the limits of an interface without host end are. It is written before the first effect.
+type record struct {
+	cni.Attachment
+	Path   string      `json:"path"` // CNI_NETNS
+	Netns  ns.Identity `json:"netns"`
+	Link   int         `json:"link"`   // index of the interface
+	Limits []string    `json:"limits"` // for people
+}
+
+// Plausible says whether an ADD can have written the record.
+func (r record) Plausible() bool { return r.Link > 0 }
+
+// keep writes the record, and has a failed ADD drop it unless the interface was limited before.
+func (c *call) keep(ctx context.Context, want limits, live bool) error {
+	r := record{Attachment: c.Attachment, Path: c.Netns, Netns: c.NetnsID, Link: c.ContEnd.Index}
+	for i, f := range []*filter{want.ingress, want.egress} {
+		if f != nil {
+			r.Limits = append(r.Limits, limitText([]string{"ingress", "egress"}[i], f.Rate, c.IfName))
+		}
+	}
+	if !live {
+		c.OnFail("drop the record", func(ctx context.Context) error { return records().Drop(ctx, c.Hash()) })
+	}
+	return records().Put(ctx, r)
+}
+
+// removeIn removes the limits of a record from its namespace, which may be gone.
+func (r record) removeIn(finder *ns.Finder) error {
+	conn, err := frame.Opener(finder.Open).Enter(r.Path, r.Netns)
+	if err != nil {
+		return frame.IgnoreNoLink(err)
+	}
+	defer conn.Close()
+	c := &call{Call: &frame.Call{Request: &skel.Request{Attachment: r.Attachment}}, at: conn, inside: true}
+	end, err := conn.LinkByIndex(r.Link)
+	if frame.IgnoreNoLink(err) != nil {
+		return err
+	}
+	return c.remove(end)
+}
+
+// listInside lists the records.
+func listInside() ([]cni.Holding, error) {
+	return frame.Held(records(), func(r record) (all []cni.Holding) {
+		for _, l := range r.Limits {
+			all = append(all, cni.Holding{Attachment: r.Attachment, Kind: cni.HeldLimit, Value: l, Netns: r.Path})
+		}
+		return all
+	})
+}
+
+// swapped says whether the container is on this side of the link, which sends what the container sends. It is on the
+// other one of a host end, and of a tap: there is the program that has the tap open.
+func (c *call) swapped(end rtnl.Link) bool { return c.inside && end.Kind != "tun" }
+
+// sides are the filters of what a link sends and receives.
+func (c *call) sides(end rtnl.Link, l limits) (sent, received *filter) {
+	if c.swapped(end) {
+		return l.egress, l.ingress
+	}
+	return l.ingress, l.egress
+}
+
+// refuse is an error where a link cannot be limited.
+func (c *call) refuse(end rtnl.Link, want limits) error {
+	if end.Kind == "ipvlan" && end.Mode == "l3s" && want.ingress != nil {
+		return cni.Refuse("ingressRate", 8*want.ingress.Rate,
+			"is not possible: an ipvlan of mode l3s receives nothing that could be limited").
+			Suggest("take mode l2 or l3").WithCode(cni.CodeUnsupportedField)
+	}
+	return nil
+}
