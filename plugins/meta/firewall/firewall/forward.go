@@ -150,6 +150,17 @@ func (p *forwardPath) inNFTables(r ipt.Rule) nft.Rule {
 	return append(out, nft.Jump(r.Option("-j")))
 }
 
+// probe says whether the kernel can hold what the rules match, in a table that is not kept.
+func (p *forwardPath) probe() error {
+	probe := nft.Chain{Name: "probe"}
+	for _, r := range p.rules() {
+		made := p.inNFTables(r)
+		probe.Rules = append(probe.Rules, append(made[:len(made)-1], nft.Accept())) // no chain to lead to
+	}
+	t := nft.Table{Family: p.Family, Name: "hawser_probe"}
+	return p.NF.Probe(nft.Layout{Table: t, Chains: []nft.Chain{probe}})
+}
+
 // ensureLegacy makes what is missing in legacy's table. A kernel that cannot make FORWARD there is a warning.
 func (p *forwardPath) ensureLegacy(ctx context.Context) error {
 	mustWork := true
@@ -187,6 +198,9 @@ func (p *forwardPath) verify(ctx context.Context) error {
 	differs := func(v ipt.Variant, format string, args ...any) {
 		where := fmt.Sprintf("chain FORWARD of %s (iptables-%s)", p.Family, v)
 		diffs = append(diffs, cni.Drift("%s: %s", where, fmt.Sprintf(format, args...)))
+	}
+	if len(rules) > 0 && errors.Is(p.probe(), nft.ErrUnsupported) {
+		rules = nil // ADD made none, and said so
 	}
 	for _, r := range rules {
 		differs(ipt.NFT, "nothing leads from %s to %q", r.Chain, r.Option("-j"))
