@@ -171,7 +171,22 @@ func (s *Session) IPAMResult(ctx context.Context) (*cni.Result, error) {
 	}
 	adding := s.adding
 	s.adding = nil
-	return s.ipam.Result(ctx, adding)
+	answer, err := s.ipam.Result(ctx, adding)
+	if err != nil {
+		return nil, err
+	}
+	return answer, requireIPv6(answer)
+}
+
+// requireIPv6 refuses IPv6 addresses on a kernel that was started without IPv6.
+func requireIPv6(answer *cni.Result) error {
+	i := slices.IndexFunc(answer.IPs, func(ip cni.IP) bool { return ip.Address.Addr().Is6() })
+	if i < 0 || unix.Access("/proc/sys/net/ipv6", unix.F_OK) == nil {
+		return nil
+	}
+	return cni.Errorf(cni.CodeUnsupportedField,
+		"address %s: IPv6 is not supported by this kernel, which may have been started with ipv6.disable=1",
+		answer.IPs[i].Address)
 }
 
 // AssignAddresses gives the container's interface, which is up, the addresses and routes of the IPAM
