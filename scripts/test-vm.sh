@@ -3,6 +3,8 @@
 # where none of them may skip, and those labelled "netkit" too on the kernel of a newer
 # release, which has that; with NSTEST_SKIPLOG, a log that test.sh wrote, those
 # that skipped there; and a node there that loses its power. test-vm.sh COMMAND [ARG...] runs that there instead.
+# With KERNEL=5.10, 6.1 or 6.12 it tries each feature there, on the machine as it is or for each of ROWS
+# (scripts/vm/kernels.sh), and writes docs/kernels and docs/kernels.md.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -21,11 +23,27 @@ if [ -n "${KERNEL:-}" ]; then
 	esac
 	work=$(mktemp -d)
 	trap 'rm -rf "$work"' EXIT
+	mkdir -p docs/kernels
 	(cd test/kernels && CGO_ENABLED=0 go test -c -o "$work/kernels.test" .)
 	export HAWSER_BIN=$PWD/bin/one NSTEST_REQUIRE=all NSTEST_SLOWNESS=3 VM_SUITE=$suite VM_TIMEOUT=${VM_TIMEOUT:-7200}
-	read -ra rows <<<"${ROWS:-}"
-	scripts/vm/run.sh scripts/vm/kernels.sh "$work/kernels.test" stock "${rows[@]}"
-	exit
+	read -ra rows <<<"${ROWS:-stock}"
+	rc=0
+	boot() { [ $# = 0 ] || scripts/vm/run.sh scripts/vm/kernels.sh "$work/kernels.test" "$@" >>"$work/out" || rc=1; }
+	own=() # a parameter of the kernel has a boot of its own
+	for row in "${rows[@]}"; do
+		case $row in *=*) VM_APPEND=${row##*,} boot "$row" ;; *) own+=("$row") ;; esac
+	done
+	boot "${own[@]}"
+	grep -vE $'^(cell|kernel)\t' "$work/out" || true
+	for row in "${rows[@]}"; do
+		awk -F'\t' -v row="$row" '$1 == "cell" && $2 == row { print $3 "\t" $4 }' "$work/out" >"$work/cells"
+		[ -s "$work/cells" ] || continue
+		file=docs/kernels/$KERNEL-$row.txt
+		{ sed -n $'s/^kernel\t/# /p;T;q' "$work/out"; cat "$work/cells"; } >"$file"
+		echo "== $file: $(cut -f2 "$work/cells" | grep -vc '^yes$') of $(wc -l <"$work/cells") do not work"
+	done
+	UPDATE=1 go test -C test -count=1 ./kernels -ginkgo.label-filter=page
+	exit $rc
 fi
 POWER_PODS=8 POWER_SEED=1 scripts/vm/power.sh
 tests=$(mktemp -d)

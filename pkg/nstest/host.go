@@ -282,14 +282,25 @@ func Wire(a, b End) {
 			line := "addr add " + addr + " dev " + e.Name
 			if strings.Contains(addr, ":") { // else it is tentative for a moment all the same
 				line += " nodad"
+				if !HasIPv6() {
+					continue
+				}
 			}
 			lines = append(lines, line)
 		}
 		e.Host.IP(append(lines, "link set "+e.Name+" up")...)
 	}
 	for _, e := range []End{a, b} {
-		e.settle()
+		if HasIPv6() {
+			e.settle()
+		}
 	}
+}
+
+// HasIPv6 tells whether the kernel knows IPv6: not where it was started with ipv6.disable=1.
+func HasIPv6() bool {
+	_, err := os.Stat("/proc/sys/net/ipv6")
+	return err == nil
 }
 
 // settle returns when the link has its carrier, and the address and routes that

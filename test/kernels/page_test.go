@@ -1,0 +1,158 @@
+package kernels_test
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/hawser-cni/plugins/pkg/nstest"
+)
+
+// remedies say what to do where a feature does not work on a kernel as it is, and where a machine lacks what a row
+// is called.
+var remedies = map[string]string{
+	"bridge, vlan": "a kernel with `CONFIG_BRIDGE_VLAN_FILTERING`",
+	"ptp, netkit":  "Linux 6.7 with `CONFIG_NETKIT`, as Debian's 6.12 has it; or the `deviceType` veth",
+	"ipvlan":       "the module `ipvlan`",
+	"vlan":         "the module `8021q`",
+	"dummy":        "the module `dummy`",
+	"vrf":          "the module `vrf`",
+
+	"nf_tables":      "load it; or install the legacy programs of iptables: without a backend the plugins take these",
+	"nft_masq":       "load it; or leave the backend out: then the plugins take iptables",
+	"nft_nat":        "load it; or leave the backend out: then the plugins take iptables",
+	"nft_fib":        "load it (with `nft_fib_inet`); or leave the backend out: then the plugins take iptables",
+	"xt_":            "load the modules named; or take nftables, as the plugins do where no backend is named",
+	"ip_tables":      "load it; or use the iptables of nf_tables, or nftables",
+	"br_netfilter":   "",
+	"sch_tbf":        "load it",
+	"ifb":            "load it, or limit only what the container receives",
+	"veth":           "load it: after an update of the kernel modules are gone until the next boot",
+	"no-iptables":    "install iptables; or take nftables, as the plugins do where no backend is named",
+	"ipv6.disable=1": "give containers IPv4 addresses alone; or turn IPv6 off by sysctl instead",
+}
+
+// result is what docs/kernels has of one row.
+type result struct {
+	kernel, version, row string
+	features             []string
+	cells                map[string]string
+}
+
+func results() (all []result) {
+	GinkgoHelper()
+	for _, file := range nstest.Must(filepath.Glob(nstest.Root() + "/docs/kernels/*.txt")) {
+		r := result{cells: map[string]string{}}
+		r.kernel, r.row, _ = strings.Cut(strings.TrimSuffix(filepath.Base(file), ".txt"), "-")
+		for line := range strings.Lines(string(nstest.Must(os.ReadFile(file)))) {
+			line = strings.TrimSpace(line)
+			if version, ok := strings.CutPrefix(line, "# "); ok {
+				r.version = version
+				continue
+			}
+			feature, text, _ := strings.Cut(line, "\t")
+			r.features, r.cells[feature] = append(r.features, feature), text
+		}
+		all = append(all, r)
+	}
+	slices.SortFunc(all, func(a, b result) int {
+		return cmp.Or(slices.Compare(numbers(a.kernel), numbers(b.kernel)), cmp.Compare(a.row, b.row))
+	})
+	return all
+}
+
+// numbers are those of a version.
+func numbers(version string) (out []int) {
+	for number := range strings.SplitSeq(version, ".") {
+		out = append(out, nstest.Must(strconv.Atoi(number)))
+	}
+	return out
+}
+
+// brief is a cell of the table: the code, and the modules that the message names.
+func brief(text string) string {
+	code, says, failed := strings.Cut(text, ": ")
+	if !failed {
+		return text
+	}
+	if _, modules, ok := strings.Cut(says, ", which may lack "); ok {
+		return code + ": may lack " + modules
+	}
+	return code
+}
+
+// page is what docs/kernels.md has between its marks.
+func page(all []result) string {
+	GinkgoHelper()
+	stock := slices.DeleteFunc(slices.Clone(all), func(r result) bool { return r.row != "stock" })
+	var b strings.Builder
+	b.WriteString("| feature |")
+	for _, r := range stock {
+		fmt.Fprintf(&b, " %s |", r.version)
+	}
+	b.WriteString(" where it is missing |\n|" + strings.Repeat(" --- |", len(stock)+2) + "\n")
+	for _, feature := range stock[len(stock)-1].features {
+		fmt.Fprintf(&b, "| %s |", feature)
+		remedy := ""
+		for _, r := range stock {
+			fmt.Fprintf(&b, " %s |", brief(cmp.Or(r.cells[feature], "not tried")))
+			if strings.HasPrefix(r.cells[feature], "code ") {
+				remedy = remedyOf(feature)
+			}
+		}
+		fmt.Fprintf(&b, " %s |\n", remedy)
+	}
+	b.WriteString("\n| kernel | without | works | does not | what to do |\n| --- | --- | --- | --- | --- |\n")
+	for _, r := range all {
+		if r.row == "stock" {
+			continue
+		}
+		works, lacks, remedy := 0, map[string][]string{}, ""
+		for _, feature := range r.features {
+			switch text := r.cells[feature]; {
+			case text == "yes":
+				works++
+			default:
+				lacks[brief(text)], remedy = append(lacks[brief(text)], feature), remedyOf(r.row)
+			}
+		}
+		var red []string
+		for _, says := range slices.Sorted(maps.Keys(lacks)) {
+			red = append(red, strings.Join(lacks[says], "; ")+" ("+says+")")
+		}
+		fmt.Fprintf(&b, "| %s | `%s` | %d of %d | %s | %s |\n", r.kernel, r.row, works, len(r.features),
+			strings.Join(red, "<br>"), remedy)
+	}
+	return b.String()
+}
+
+func remedyOf(what string) string {
+	GinkgoHelper()
+	what, _, _ = strings.Cut(what, ", with")
+	remedy := cmp.Or(remedies[what], remedies[strings.Split(what, ",")[0]])
+	Expect(remedy).NotTo(BeEmpty(), "what to do about "+what)
+	return remedy
+}
+
+var _ = It("the page says what the runs said, and what to do about it", Label("page"), func() {
+	const begin, end = "<!-- written by make test-vm -->\n", "<!-- as far as here -->\n"
+	file := nstest.Root() + "/docs/kernels.md"
+	have := string(nstest.Must(os.ReadFile(file)))
+	head, rest, _ := strings.Cut(have, begin)
+	_, tail, found := strings.Cut(rest, end)
+	Expect(found).To(BeTrue(), "the page's marks")
+	want := head + begin + page(results()) + end + tail
+	if os.Getenv("UPDATE") == "1" {
+		Expect(os.WriteFile(file, []byte(want), 0o644)).To(Succeed())
+		return
+	}
+	Expect(have).To(Equal(want), "UPDATE=1 writes it anew")
+})
