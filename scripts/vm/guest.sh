@@ -2,6 +2,7 @@
 # guest.sh: runs the command in the virtual machine, leaves its status, turns off.
 set -euo pipefail
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+: >/.vm/started
 ip link set lo up
 # Other modules load by themselves when they are asked for.
 modprobe -a br_netfilter tun sctp
