@@ -132,6 +132,14 @@ func CheckInstalled(f nft.Family) error {
 	return nil
 }
 
+// Instead adds to an error of iptables why nftables, which come first, could not be used; lack is nil where they could.
+func Instead(err, lack error) error {
+	if err == nil || lack == nil {
+		return err
+	}
+	return fmt.Errorf("%w (instead of nftables: %w)", err, lack)
+}
+
 // NotInstalled says whether a missing program is the only cause of the error: all joined errors have it.
 func NotInstalled(err error) bool {
 	if joined, ok := err.(interface{ Unwrap() []error }); ok {

@@ -62,7 +62,7 @@ func Add(ctx context.Context, nf *nft.Conn, c Config) error {
 	}
 	err := c.owned().Update(ctx, nf, func(tx *nft.Tx) error { return tx.Put(c.items(), nil) })
 	if c.Backend == ipt.Auto && errors.Is(err, nft.ErrUnsupported) {
-		return addIPTables(ctx, nf, c)
+		return ipt.Instead(addIPTables(ctx, nf, c), err)
 	}
 	return err
 }

@@ -55,7 +55,7 @@ func add(ctx context.Context, req *skel.Request, cfg config) (_ *cni.Result, err
 	err = c.apply(ctx, s, r)
 	if cfg.backend == auto && errors.Is(err, nft.ErrUnsupported) {
 		r.Backend = iptables
-		err = c.apply(ctx, s, r)
+		err = ipt.Instead(c.apply(ctx, s, r), err)
 	}
 	return req.PrevResult, err
 }

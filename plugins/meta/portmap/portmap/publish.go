@@ -41,6 +41,7 @@ func (c call) publish(ctx context.Context, cfg config, r *record) (err error) {
 	p := &publication{call: c, store: s, r: r}
 	wait, cancel := context.WithTimeout(ctx, linkPatience)
 	defer cancel()
+	var lack error
 	for {
 		p.leaving = 0
 		err := p.attempt(ctx)
@@ -52,9 +53,9 @@ func (c call) publish(ctx context.Context, cfg config, r *record) (err error) {
 				return err
 			}
 		case cfg.backend == auto && r.Backend == nftables && errors.Is(err, nft.ErrUnsupported):
-			r.Backend = iptables
+			r.Backend, lack = iptables, err
 		default:
-			return err
+			return ipt.Instead(err, lack)
 		}
 	}
 }
