@@ -125,11 +125,15 @@ var _ = DescribeTable("a feature works, or names what is missing", Label("kernel
 	defer func() { cell(feature, result) }()
 	// Without these the programs cannot say what is left.
 	n.Spoiled = names("nf_tables ip_tables iptables", missing())
-	if list[0].Keys["master"] == "up0" {
+	switch keys, bare := list[0].Keys, names("veth", missing()); {
+	case keys["device"] == "dev0" && bare:
+		n.Host.IP("link add dev0 type dummy")
+	case keys["device"] == "dev0":
+		n.Host.IP("link add dev0 type veth peer name dev1")
+	case keys["master"] == "up0" && bare:
+		n.Host.IP("link add up0 type dummy", "link set up0 up")
+	case keys["master"] == "up0":
 		Uplink(n.Host)
-	}
-	if list[0].Keys["device"] == "dev0" {
-		IP(n.Host, "link add dev0 type veth peer name dev1")
 	}
 	p := NewPod("one")
 	a, answer := n.Chain("ADD", p, list), "yes"
