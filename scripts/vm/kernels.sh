@@ -48,9 +48,9 @@ printf 'kernel\t%s\n' "$(uname -r)"
 # touched is a pattern for the features that what the machine lacks can touch.
 touched() {
 	case $1 in
-	nf* | xt_* | ip_tables* | *iptables*) echo 'usual|masquerade|host ports|firewall|macspoofchk' ;;
-	br_netfilter) echo 'usual|host ports|firewall|bridge$|portIsolation' ;;
-	sch_* | cls_* | act_* | ifb) echo 'usual|bandwidth' ;;
+	nf* | xt_* | ip_tables* | *iptables*) echo 'missing (usual|masquerade|host ports|firewall|macspoofchk)' ;;
+	br_netfilter) echo 'missing (usual|host ports|firewall|bridge$|portIsolation)' ;;
+	sch_* | cls_* | act_* | ifb) echo 'missing (usual|bandwidth)' ;;
 	*) echo . ;;
 	esac
 }
