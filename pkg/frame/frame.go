@@ -192,6 +192,33 @@ func HostEndOfResult(host *rtnl.Conn, prev *cni.Result, canBe func(rtnl.Link) bo
 	return rtnl.Link{}, rtnl.ErrNoLink
 }
 
+// Inside is the record of what a plugin made in the container's namespace, beside the container's interface.
+type Inside struct {
+	cni.Attachment
+	Path  string      `json:"path"` // CNI_NETNS
+	Netns ns.Identity `json:"netns"`
+	Link  int         `json:"link"` // index of the interface
+	Made  []string    `json:"made"` // in the plugin's own words
+}
+
+// Inside is the record of this attachment, whose ContEnd was found.
+func (c *Call) Inside(made ...string) Inside {
+	return Inside{Attachment: c.Attachment, Path: c.Netns, Netns: c.NetnsID, Link: c.ContEnd.Index, Made: made}
+}
+
+// Plausible says whether an ADD can have written the record.
+func (i Inside) Plausible() bool { return i.Link > 0 && len(i.Made) > 0 }
+
+// Remove calls remove with a socket in the namespace, which may be gone.
+func (i Inside) Remove(finder *ns.Finder, remove func(*rtnl.Conn) error) error {
+	conn, err := Opener(finder.Open).Enter(i.Path, i.Netns)
+	if err != nil {
+		return IgnoreNoLink(err)
+	}
+	defer conn.Close()
+	return remove(conn)
+}
+
 // Status is code 50 where ADD could not write records in dir, or where probe finds what would make ADD fail. A plugin
 // without records has an empty dir.
 func Status(dir string, probe func(host *rtnl.Conn) error) error {

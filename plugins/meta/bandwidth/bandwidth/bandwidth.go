@@ -101,7 +101,7 @@ func del(ctx context.Context, req *skel.Request) error {
 	}
 	r, ok, err := records().Get(c.Hash())
 	if ok {
-		err = r.removeIn(&ns.Finder{Also: c.Netns})
+		err = removeInside(r, &ns.Finder{Also: c.Netns})
 	}
 	if err != nil {
 		return err
@@ -131,9 +131,9 @@ func gc(ctx context.Context, req *skel.Request) error {
 		}
 		errs = append(errs, c.Host.DelLink(l.Index))
 	}
-	stale := func(r record) bool { return req.Valid.Excludes(r.Attachment) }
+	stale := func(r frame.Inside) bool { return req.Valid.Excludes(r.Attachment) }
 	var finder ns.Finder
-	err = records().Collect(ctx, stale, func(r record) error { return r.removeIn(&finder) })
+	err = records().Collect(ctx, stale, func(r frame.Inside) error { return removeInside(r, &finder) })
 	return errors.Join(append(errs, err)...)
 }
 

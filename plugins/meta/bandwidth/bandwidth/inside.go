@@ -13,53 +13,41 @@ import (
 
 const recordDir = "/run/hawser/bandwidth"
 
-func records() statefile.Records[record] { return statefile.Records[record]{Path: recordDir} }
-
-// record says where the limits of an interface without host end are. It is written before the first effect.
-type record struct {
-	cni.Attachment
-	Path   string      `json:"path"` // CNI_NETNS
-	Netns  ns.Identity `json:"netns"`
-	Link   int         `json:"link"`   // index of the interface
-	Limits []string    `json:"limits"` // for people
+// records say where the limits of interfaces without host end are, and for people which.
+func records() statefile.Records[frame.Inside] {
+	return statefile.Records[frame.Inside]{Path: recordDir}
 }
-
-// Plausible says whether an ADD can have written the record.
-func (r record) Plausible() bool { return r.Link > 0 }
 
 // keep writes the record, and has a failed ADD drop it unless the interface was limited before.
 func (c *call) keep(ctx context.Context, want limits, live bool) error {
-	r := record{Attachment: c.Attachment, Path: c.Netns, Netns: c.NetnsID, Link: c.ContEnd.Index}
+	var made []string
 	for i, f := range []*filter{want.ingress, want.egress} {
 		if f != nil {
-			r.Limits = append(r.Limits, limitText([]string{"ingress", "egress"}[i], f.Rate, c.IfName))
+			made = append(made, limitText([]string{"ingress", "egress"}[i], f.Rate, c.IfName))
 		}
 	}
 	if !live {
 		c.OnFail("drop the record", func(ctx context.Context) error { return records().Drop(ctx, c.Hash()) })
 	}
-	return records().Put(ctx, r)
+	return records().Put(ctx, c.Inside(made...))
 }
 
-// removeIn removes the limits of a record from its namespace, which may be gone.
-func (r record) removeIn(finder *ns.Finder) error {
-	conn, err := frame.Opener(finder.Open).Enter(r.Path, r.Netns)
-	if err != nil {
-		return frame.IgnoreNoLink(err)
-	}
-	defer conn.Close()
-	c := &call{Call: &frame.Call{Request: &skel.Request{Attachment: r.Attachment}}, at: conn, inside: true}
-	end, err := conn.LinkByIndex(r.Link)
-	if frame.IgnoreNoLink(err) != nil {
-		return err
-	}
-	return c.remove(end)
+// removeInside removes the limits of a record.
+func removeInside(r frame.Inside, finder *ns.Finder) error {
+	return r.Remove(finder, func(conn *rtnl.Conn) error {
+		c := &call{Call: &frame.Call{Request: &skel.Request{Attachment: r.Attachment}}, at: conn, inside: true}
+		end, err := conn.LinkByIndex(r.Link)
+		if frame.IgnoreNoLink(err) != nil {
+			return err
+		}
+		return c.remove(end)
+	})
 }
 
 // listInside lists the records.
 func listInside() ([]cni.Holding, error) {
-	return frame.Held(records(), func(r record) (all []cni.Holding) {
-		for _, l := range r.Limits {
+	return frame.Held(records(), func(r frame.Inside) (all []cni.Holding) {
+		for _, l := range r.Made {
 			all = append(all, cni.Holding{Attachment: r.Attachment, Kind: cni.HeldLimit, Value: l, Netns: r.Path})
 		}
 		return all

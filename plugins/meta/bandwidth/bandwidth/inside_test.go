@@ -64,7 +64,7 @@ func (w child) state() string {
 }
 
 const (
-	someBytes = 300_000
+	someBytes = 250_000
 	most      = 50_000 + 25_000 // the burst, and what waits
 	slow      = `"ingressRate": 8000000, "ingressBurst": 400000, "egressRate": 8000000, "egressBurst": 400000`
 	exempt    = `"exempt": ["10.8.0.0/24", "fd08::1"]`
