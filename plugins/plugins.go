@@ -20,6 +20,7 @@ import (
 	"github.com/hawser-cni/plugins/plugins/meta/firewall/firewall"
 	"github.com/hawser-cni/plugins/plugins/meta/portmap/portmap"
 	"github.com/hawser-cni/plugins/plugins/meta/sbr/sbr"
+	"github.com/hawser-cni/plugins/plugins/meta/tc-redirect-tap/tcredirecttap"
 	"github.com/hawser-cni/plugins/plugins/meta/tuning/tuning"
 	"github.com/hawser-cni/plugins/plugins/meta/vrf/vrf"
 )
@@ -43,6 +44,7 @@ func All() []skel.Program {
 		skel.ProgramOf("firewall", firewall.Plugin),
 		skel.ProgramOf("portmap", portmap.Plugin),
 		skel.ProgramOf("sbr", sbr.Plugin),
+		skel.ProgramOf("tc-redirect-tap", tcredirecttap.Plugin),
 		skel.ProgramOf("tuning", tuning.Plugin),
 		skel.ProgramOf("vrf", vrf.Plugin),
 	}

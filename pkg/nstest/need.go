@@ -86,6 +86,12 @@ func Plugins() []string {
 	return names
 }
 
+// Replaced are the plugins that the reference has, too.
+func Replaced() []string {
+	ginkgo.GinkgoHelper()
+	return slices.DeleteFunc(Plugins(), func(name string) bool { return !Newest().Has(name) })
+}
+
 // Alone are the plugins that serve a call alone: not dhcp, which needs its daemon, and a server.
 func Alone() []string {
 	ginkgo.GinkgoHelper()
@@ -134,9 +140,9 @@ func Newest() Reference {
 		"scripts/reference.sh"}
 }
 
-// Has says whether the release has a plugin: Debian's is older than two of them.
+// Has says whether the release has a plugin: Debian's is older than two of them, and none has tc-redirect-tap.
 func (r Reference) Has(plugin string) bool {
-	return r != Debian() || plugin != "dummy" && plugin != "tap"
+	return plugin != "tc-redirect-tap" && (r != Debian() || plugin != "dummy" && plugin != "tap")
 }
 
 // Dir is the directory of the release's plugins. It skips the spec where they are

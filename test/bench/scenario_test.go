@@ -94,6 +94,8 @@ func scenarios() []scenario {
 			"ipam": object{"type": "dhcp"}})}, daemon: true, long: true},
 		{name: "host-device", verbs: all, steps: []step{hostDevice(plain)}, quick: true},
 		{name: "host-device, no addresses", verbs: most, steps: []step{hostDevice(nil)}},
+		{name: "tc-redirect-tap", verbs: most, before: []step{bridge(dual)}, steps: []step{
+			{"tc-redirect-tap", same(nil)}}, fresh: true},
 		{name: "vrf", verbs: all, before: []step{bridge(plain)}, steps: []step{
 			{"vrf", same(object{"vrfname": "red"})}}, kind: "vrf table 9", quick: true},
 		{name: "ipvlan", verbs: all, steps: []step{{"ipvlan", same(Merge(plain, onUplink))}}, kind: "ipvlan",
@@ -108,7 +110,7 @@ func scenarios() []scenario {
 // pluginNames are ours.
 func pluginNames() []string {
 	return strings.Fields("bandwidth bridge dhcp dummy firewall host-device host-local ipvlan loopback macvlan " +
-		"portmap ptp sbr static tap tuning vlan vrf")
+		"portmap ptp sbr static tap tc-redirect-tap tuning vlan vrf")
 }
 
 func starts() (list []scenario) {

@@ -38,7 +38,8 @@ var plugins = map[string]string{
 	"dummy":       `{"ipam": {"type": "static"}}`,
 	"vlan":        `{"master": "up0", "vlanId": 5}`,
 
-	"cluster-local": `{"type": "macvlan", "ipam": {"type": "cluster-local", "subnet": "10.9.0.0/16"}}`,
+	"cluster-local":   `{"type": "macvlan", "ipam": {"type": "cluster-local", "subnet": "10.9.0.0/16"}}`,
+	"tc-redirect-tap": `{}`,
 }
 
 // subject is what a table of values is tried on.

@@ -97,6 +97,12 @@ func tables() map[string][]values {
 		"vlan":   concat(vlanValues(), ipam("vlan", false), dns(), common()),
 
 		"cluster-local": concat(clusterLocalValues(), common()),
+		"tc-redirect-tap": concat([]values{
+			{key: "tap_name", good: `["tap0", "a-15-byte-name.", "", null]`, bad: `["a/b", "16-bytes-of-name", 5]`},
+			{key: "uid", good: `[0, 107, null]`, bad: `[-1, 4294967296, "root"]`, beyond: `[4294967295]`},
+			{key: "gid", good: `[0, 108, null]`, bad: `[-1, 4294967296, "kvm"]`, beyond: `[4294967295]`},
+			{key: "vm_ips", good: `["all", "first", "", null]`, bad: `["ipv4", 1]`},
+		}, common()),
 	}
 }
 

@@ -95,6 +95,7 @@ func scenarios() []scenario {
 			"ipam": dual(1)}},
 		{Name: "bandwidth", Conf: object{"type": "bandwidth", "ingressRate": 8000000, "ingressBurst": 800000,
 			"egressRate": 8000000, "egressBurst": 800000}, Below: onBridge, Needs: []string{"tbf", "ifb"}},
+		{Name: "tc-redirect-tap", Conf: object{"type": "tc-redirect-tap"}, Below: onBridge},
 		{Name: "tuning", Conf: tuned, Below: onBridge, Inside: true},
 		{Name: "sbr", Conf: object{"type": "sbr", "addSourceHints": true}, Below: onBridge, Inside: true},
 		{Name: "vrf", Conf: object{"type": "vrf", "vrfname": "red"}, Below: onBridge, Inside: true,

@@ -351,7 +351,7 @@ var _ = Describe("standard streams that are closed, full or garbage", Label("ker
 		Step{Plugin: "vlan", Keys: Object{"master": "up0", "vlanId": 5}},
 		Step{Plugin: "dummy", Keys: lent},
 		Step{Plugin: "vrf", Keys: Object{"vrfname": "red"}},
-		Step{Plugin: "sbr"},
+		Step{Plugin: "sbr"}, Step{Plugin: "tc-redirect-tap"},
 		Step{Plugin: "bandwidth", Keys: Object{"egressRate": 8000000, "egressBurst": 800000}},
 		Step{Plugin: "ptp", Keys: lent},
 		Step{Plugin: "static", Keys: Object{"ipam": Object{"type": "static",

@@ -177,6 +177,8 @@ var _ = DescribeTable("a feature works, or names what is missing", Label("kernel
 	Entry(nil, "ipvlan", on("ipvlan", Object{"master": "up0"}), nothing),
 	Entry(nil, "vlan", on("vlan", Object{"master": "up0", "vlanId": 5}), nothing),
 	Entry(nil, "tap", on("tap", nil), nothing),
+	Entry(nil, "tc-redirect-tap", append(published("nftables"), Step{Plugin: "firewall"},
+		Step{Plugin: "tc-redirect-tap"}), nothing),
 	Entry(nil, "dummy", on("dummy", nil), nothing),
 	Entry(nil, "host-device", on("host-device", Object{"device": "dev0"}), nothing),
 	Entry(nil, "bandwidth", bridged(Object{"isGateway": true}, Step{Plugin: "bandwidth", Keys: limits}), gateway),

@@ -12,24 +12,20 @@ import (
 
 	"github.com/hawser-cni/plugins/pkg/attach"
 	"github.com/hawser-cni/plugins/pkg/cni"
-	"github.com/hawser-cni/plugins/pkg/ns"
 	"github.com/hawser-cni/plugins/pkg/process"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 	"github.com/hawser-cni/plugins/pkg/skel"
+	"github.com/hawser-cni/plugins/pkg/tun"
 )
 
-const (
-	kind    = "tun" // as the kernel calls taps, too
-	control = "/dev/net/tun"
-)
+const kind = "tun" // as the kernel calls taps, too
 
 // ready is why this host can make no tap, or none with the label.
 func (w wireConfig) ready() error {
-	f, err := os.OpenFile(control, os.O_RDWR, 0)
-	if err != nil {
+	if err := tun.Probe(); err != nil {
 		return cni.Lacking(err, "tun")
 	}
-	return errors.Join(f.Close(), w.checkLabel())
+	return w.checkLabel()
 }
 
 // make makes the tap. Until it is persistent it goes with our descriptor, so that nothing
@@ -42,7 +38,7 @@ func (w wireConfig) make(ctx context.Context, s *attach.Session, name string) er
 	if err := w.checkLabel(); err != nil {
 		return err
 	}
-	f, err := openIn(s.NS)
+	f, err := tun.Open(s.NS)
 	if err != nil {
 		return cni.Lacking(err, "tun")
 	}
@@ -50,8 +46,7 @@ func (w wireConfig) make(ctx context.Context, s *attach.Session, name string) er
 	if err := w.create(ctx, f, name); err != nil {
 		return err
 	}
-	fd := int(f.Fd())
-	if err := w.allow(fd); err != nil {
+	if err := w.allow(f); err != nil {
 		return err
 	}
 	l, err := s.Cont.Link(name)
@@ -63,7 +58,7 @@ func (w wireConfig) make(ctx context.Context, s *attach.Session, name string) er
 	if err := s.Cont.SetLink(l.Index, change); err != nil {
 		return err
 	}
-	return os.NewSyscallError("TUNSETPERSIST", unix.IoctlSetInt(fd, unix.TUNSETPERSIST, 1))
+	return tun.Keep(f)
 }
 
 // findBridge returns the index of the bridge that the tap is to be a port of; nil = none.
@@ -82,20 +77,6 @@ func (w wireConfig) findBridge(s *attach.Session) (*int, error) {
 	return &l.Index, err
 }
 
-// openIn opens the control device in the namespace: what is made through it is there. It is not os.OpenFile, which
-// would poll the device before it has an interface and remember the error.
-func openIn(n *ns.NS) (f *os.File, err error) {
-	err = n.Do(func() error {
-		fd, err := unix.Open(control, unix.O_RDWR|unix.O_CLOEXEC, 0)
-		if err != nil {
-			return &os.PathError{Op: "open", Path: control, Err: err}
-		}
-		f = os.NewFile(uintptr(fd), control)
-		return nil
-	})
-	return f, err
-}
-
 // create makes the tap of the control device. The error matches EEXIST when the name is taken.
 func (w wireConfig) create(ctx context.Context, f *os.File, name string) error {
 	flags := uint16(unix.IFF_TAP | unix.IFF_NO_PI | unix.IFF_TUN_EXCL)
@@ -104,7 +85,7 @@ func (w wireConfig) create(ctx context.Context, f *os.File, name string) error {
 	}
 	var err error
 	if w.SELinux == "" {
-		err = createTap(f, name, flags)
+		_, err = tun.Create(f, name, flags)
 	} else {
 		err = w.createLabelled(ctx, f, name, flags)
 	}
@@ -114,24 +95,15 @@ func (w wireConfig) create(ctx context.Context, f *os.File, name string) error {
 	return os.NewSyscallError("TUNSETIFF", err)
 }
 
-func createTap(f *os.File, name string, flags uint16) error {
-	req, err := unix.NewIfreq(name)
-	if err != nil {
-		return err
-	}
-	req.SetUint16(flags)
-	return unix.IoctlIfreq(int(f.Fd()), unix.TUNSETIFF, req)
-}
-
 // allow lets the owner and the group open the tap.
-func (w wireConfig) allow(fd int) error {
+func (w wireConfig) allow(f *os.File) error {
 	if w.Owner != nil {
-		if err := unix.IoctlSetInt(fd, unix.TUNSETOWNER, int(*w.Owner)); err != nil {
+		if err := tun.SetOwner(f, *w.Owner); err != nil {
 			return cni.Refuse("owner", *w.Owner, err.Error())
 		}
 	}
 	if w.Group != nil {
-		if err := unix.IoctlSetInt(fd, unix.TUNSETGROUP, int(*w.Group)); err != nil {
+		if err := tun.SetGroup(f, *w.Group); err != nil {
 			return cni.Refuse("group", *w.Group, err.Error())
 		}
 	}
@@ -193,7 +165,7 @@ func (w wireConfig) createLabelled(ctx context.Context, f *os.File, name string,
 	return createElsewhere(ctx, process.Command{Path: "/proc/self/exe", Files: []*os.File{f}}, name, flags)
 }
 
-// createElsewhere does what createTap does in a process of its own, which ends with the errno.
+// createElsewhere does what tun.Create does in a process of its own, which ends with the errno.
 func createElsewhere(ctx context.Context, own process.Command, name string, flags uint16) error {
 	own.Name = "tap" // the program may be all plugins
 	own.Args = []string{createCommand, name, strconv.Itoa(int(flags))}
@@ -212,7 +184,7 @@ func createHere(env skel.Env) int {
 		return int(unix.EINVAL)
 	}
 	flags, _ := strconv.ParseUint(env.Args[2], 10, 16)
-	err := createTap(os.NewFile(3, control), env.Args[1], uint16(flags))
+	_, err := tun.Create(os.NewFile(3, "tun"), env.Args[1], uint16(flags))
 	var errno unix.Errno
 	if err != nil && !errors.As(err, &errno) {
 		errno = unix.EINVAL

@@ -18,6 +18,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/nstest"
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
 	"github.com/hawser-cni/plugins/pkg/process"
+	"github.com/hawser-cni/plugins/pkg/tun"
 )
 
 func TestMain(m *testing.M) { nstest.Main(m) }
@@ -73,9 +74,10 @@ func open(h *nstest.Host, flags uint16) (*os.File, error) {
 	GinkgoHelper()
 	n := nstest.Must(ns.Open(h.Path))
 	defer n.Close()
-	f := nstest.Must(openIn(n))
+	f := nstest.Must(tun.Open(n))
 	DeferCleanup(f.Close)
-	return f, createTap(f, "eth0", flags|unix.IFF_TAP|unix.IFF_NO_PI)
+	_, err := tun.Create(f, "eth0", flags|unix.IFF_TAP|unix.IFF_NO_PI)
+	return f, err
 }
 
 // openAs does what open does, as an ordinary user.
@@ -83,7 +85,7 @@ func openAs(h *nstest.Host, uid, gid uintptr) (err error) {
 	GinkgoHelper()
 	n := nstest.Must(ns.Open(h.Path))
 	defer n.Close()
-	f := nstest.Must(openIn(n))
+	f := nstest.Must(tun.Open(n))
 	defer f.Close()
 	done := make(chan error)
 	go func() {
@@ -99,7 +101,8 @@ func openAs(h *nstest.Host, uid, gid uintptr) (err error) {
 			done <- fmt.Errorf("another user: %w", failed)
 			return
 		}
-		done <- createTap(f, "eth0", unix.IFF_TAP|unix.IFF_NO_PI)
+		_, err := tun.Create(f, "eth0", unix.IFF_TAP|unix.IFF_NO_PI)
+		done <- err
 	}()
 	return <-done
 }
@@ -249,7 +252,7 @@ var _ = Describe("ADD", func() {
 	It("can make it in a process of its own, as for a label", func() {
 		n := nstest.Must(ns.Open(cont.Path))
 		defer n.Close()
-		f := nstest.Must(openIn(n))
+		f := nstest.Must(tun.Open(n))
 		defer f.Close()
 		create := func() error {
 			own := process.Command{Path: nstest.Build("hawser"), Files: []*os.File{f}}

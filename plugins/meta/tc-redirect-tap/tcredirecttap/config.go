@@ -1,0 +1,73 @@
+package tcredirecttap
+
+import (
+	"cmp"
+	"math"
+	"os"
+	"strconv"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/skel"
+)
+
+// wireConfig is the configuration as written.
+type wireConfig struct {
+	skel.LogKey
+	Name string  `json:"tap_name" help:"name of the tap (tap0, or the next that is free)" schema:"format=ifname empty"`
+	UID  *uint32 `json:"uid" help:"user ID that may open the tap without CAP_NET_ADMIN (the runtime's)"`
+	GID  *uint32 `json:"gid" help:"group ID that may open it so (the runtime's)"`
+	IPs  string  `json:"vm_ips" default:"all" schema:"enum=all|first empty" help:"which addresses the virtual machine's interface has in the result"`
+}
+
+// config is what ADD and CHECK act on.
+type config struct {
+	name     string // "" = the kernel's choice
+	uid, gid uint32
+	first    bool // the virtual machine gets one address
+}
+
+// Keys of CNI_ARGS. Each wins over the configuration's.
+const (
+	argName = "TC_REDIRECT_TAP_NAME"
+	argUID  = "TC_REDIRECT_TAP_UID"
+	argGID  = "TC_REDIRECT_TAP_GID"
+)
+
+func parseConfig(req *skel.Request, w wireConfig, problems *cni.Problems) config {
+	cfg := config{name: w.Name, uid: uint32(os.Geteuid()), gid: uint32(os.Getegid()), first: w.IPs == "first"}
+	if v := w.IPs; v != "" && v != "all" && v != "first" {
+		problems.Add(cni.Refuse("vm_ips", v, `is neither "all" nor "first"`))
+	}
+	args, err := cni.ParseArgs(req.Args+";IgnoreUnknown=1", argName, argUID, argGID) // the runtime sends others, too
+	problems.Add(err)
+	nameKey, code := "tap_name", cni.CodeConfig
+	if name := args[argName]; name != "" {
+		cfg.name, nameKey, code = name, "CNI_ARGS: "+argName, cni.CodeEnvironment
+	}
+	switch {
+	case cfg.name != "" && !cni.ValidIfName(cfg.name):
+		problems.Add(cni.Refuse(nameKey, cfg.name, "is no interface name (1 to 15 bytes, no '/', ':' or blank)").
+			WithCode(code))
+	case cfg.name != "" && cfg.name == req.IfName:
+		problems.Add(cni.Refuse(nameKey, cfg.name, "is the container's interface itself").WithCode(code))
+	}
+	ids := []struct {
+		key, arg string
+		own, to  *uint32
+	}{{"uid", argUID, w.UID, &cfg.uid}, {"gid", argGID, w.GID, &cfg.gid}}
+	for _, id := range ids {
+		if id.own != nil {
+			*id.to = *id.own
+		}
+		n, err := strconv.ParseUint(cmp.Or(args[id.arg], "0"), 10, 32)
+		switch {
+		case *id.to == math.MaxUint32:
+			problems.Add(cni.Refuse(id.key, *id.to, "is nobody"))
+		case err != nil || n == math.MaxUint32:
+			problems.Add(cni.Refuse("CNI_ARGS: "+id.arg, args[id.arg], "is no ID").WithCode(cni.CodeEnvironment))
+		case args[id.arg] != "":
+			*id.to = uint32(n)
+		}
+	}
+	return cfg
+}

@@ -1,0 +1,306 @@
+package tcredirecttap
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/frame"
+	"github.com/hawser-cni/plugins/pkg/iface"
+	"github.com/hawser-cni/plugins/pkg/ns"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
+	"github.com/hawser-cni/plugins/pkg/skel"
+	"github.com/hawser-cni/plugins/pkg/statefile"
+	"github.com/hawser-cni/plugins/pkg/tun"
+)
+
+const (
+	recordDir = "/run/hawser/tc-redirect-tap"
+	kind      = "tun" // as the kernel calls taps, too
+)
+
+// records have the name of the tap. They are written before the first effect that outlives the call.
+func records() statefile.Records[frame.Inside] {
+	return statefile.Records[frame.Inside]{Path: recordDir}
+}
+
+func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error) {
+	c, err := frame.OpenLocked(ctx, req)
+	if err != nil {
+		return nil, err
+	}
+	if err := c.FindInterface(); err != nil {
+		return nil, err
+	}
+	if err := refuse(c); err != nil {
+		return nil, err
+	}
+	f, err := tun.Open(req.NS)
+	if err != nil {
+		return nil, cni.Lacking(err, "tun")
+	}
+	defer f.Close()
+	tap, err := create(c, f, cfg)
+	if err != nil {
+		return nil, err
+	}
+	r := c.Inside(tap.Name)
+	req.OnFail("remove the tap", func(ctx context.Context) error {
+		return errors.Join(remove(c.Cont, r), records().Drop(ctx, req.Hash()))
+	})
+	if err := records().Put(ctx, r); err != nil {
+		return nil, err
+	}
+	if err := tun.Keep(f); err != nil {
+		return nil, err
+	}
+	if err := c.Cont.SetLink(tap.Index, rtnl.LinkChange{Up: new(true)}); err != nil {
+		return nil, err
+	}
+	if err := connect(c.Cont, tap, c.ContEnd); err != nil {
+		return nil, err
+	}
+	return result(req, cfg, tap, c.ContEnd), nil
+}
+
+// refuse is an error where the attachment is live, or something looks at what the interface receives.
+func refuse(c *frame.Call) error {
+	r, ok, err := records().Get(c.Hash())
+	if err != nil {
+		return err
+	}
+	if ok && r.Netns.Is(c.NetnsID) {
+		tap, err := tapOf(c.Cont, r)
+		if err != nil {
+			return err
+		}
+		if tap.Index != 0 {
+			return c.Exists("tap " + tap.Name)
+		}
+	}
+	q, err := c.Cont.Qdisc(c.ContEnd.Index, rtnl.Ingress)
+	if err != nil || q.Kind == "" {
+		return err
+	}
+	return cni.Errorf(cni.CodeConflict, "interface %q: its qdisc %q looks at what it receives; remove that", c.IfName,
+		q.Kind)
+}
+
+// create makes the tap, which goes with its descriptor for the time being. A program that has it open sets the flags
+// anew. Firecracker has no queues.
+func create(c *frame.Call, f *os.File, cfg config) (tap rtnl.Link, err error) {
+	const flags = unix.IFF_TAP | unix.IFF_NO_PI | unix.IFF_VNET_HDR | unix.IFF_TUN_EXCL
+	name, err := tun.Create(f, cfg.name, flags)
+	if errors.Is(err, unix.EBUSY) || errors.Is(err, unix.EEXIST) {
+		return tap, c.Exists(fmt.Sprintf("tap %q", cfg.name))
+	}
+	if err != nil {
+		return tap, fmt.Errorf("tap %q: %w", cfg.name, err)
+	}
+	if err := tun.SetOwner(f, cfg.uid); err != nil {
+		return tap, cni.Refuse("uid", cfg.uid, err.Error())
+	}
+	if err := tun.SetGroup(f, cfg.gid); err != nil {
+		return tap, cni.Refuse("gid", cfg.gid, err.Error())
+	}
+	if tap, err = c.Cont.Link(name); err != nil {
+		return tap, err
+	}
+	return tap, c.Cont.SetLink(tap.Index, rtnl.LinkChange{MTU: c.ContEnd.MTU})
+}
+
+// connect redirects each of two links to the other one.
+func connect(conn *rtnl.Conn, tap, link rtnl.Link) error {
+	for _, l := range [][2]rtnl.Link{{tap, link}, {link, tap}} {
+		err := conn.AddIngress(l[0].Index)
+		if err == nil {
+			err = conn.Redirect(l[0].Index, rtnl.Received, l[1].Index)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// result is prevResult with the tap, and with the virtual machine's interface: it has the tap's name, the container as
+// its sandbox, the MAC address of the container's interface, and that one's addresses once more.
+func result(req *skel.Request, cfg config, tap, link rtnl.Link) *cni.Result {
+	res := req.PrevResult.Clone()
+	described := iface.Describe(tap)
+	described.Sandbox = req.Netns
+	vm := cni.Interface{Name: tap.Name, MAC: link.MAC.String(), Sandbox: req.ContainerID}
+	res.Interfaces = append(res.Interfaces, described, vm)
+	for _, ip := range addresses(req.PrevResult.ContainerIPs(req.IfName), cfg.first) {
+		ip.Interface = new(len(res.Interfaces) - 1)
+		res.IPs = append(res.IPs, ip)
+	}
+	return res
+}
+
+// addresses are all, or the first IPv4 one, or else the first.
+func addresses(ips []cni.IP, first bool) []cni.IP {
+	if !first || len(ips) == 0 {
+		return ips
+	}
+	for _, ip := range ips {
+		if ip.Address.Addr().Is4() {
+			return []cni.IP{ip}
+		}
+	}
+	return ips[:1]
+}
+
+// tapOf finds the tap of a record; its index is 0 where there is none.
+func tapOf(conn *rtnl.Conn, r frame.Inside) (rtnl.Link, error) {
+	tap, err := conn.Link(r.Made[0])
+	if err != nil || tap.Kind != kind {
+		tap = rtnl.Link{}
+	}
+	return tap, frame.IgnoreNoLink(err)
+}
+
+// remove removes the tap of a record, after what leads to it, so that the interface receives again.
+func remove(conn *rtnl.Conn, r frame.Inside) error {
+	tap, err := tapOf(conn, r)
+	if err != nil {
+		return err
+	}
+	q, err := conn.Qdisc(r.Link, rtnl.Ingress)
+	errs := []error{frame.IgnoreNoLink(err)}
+	if q.Kind == "ingress" {
+		list, err := conn.Redirects(r.Link, rtnl.Received)
+		errs = append(errs, frame.IgnoreNoLink(err))
+		// An ADD that died may have left it empty. 0: the tap is gone.
+		if err == nil && (len(list) == 0 || len(list) == 1 && (list[0].To == tap.Index || list[0].To == 0)) {
+			errs = append(errs, conn.DelQdisc(r.Link, rtnl.Ingress))
+		}
+	}
+	if tap.Index != 0 {
+		errs = append(errs, conn.DelLink(tap.Index))
+	}
+	return errors.Join(errs...)
+}
+
+// del removes by the record, wherever the namespace is, or else what the interface and a tap redirect to each other.
+func del(ctx context.Context, req *skel.Request) error {
+	r, ok, err := records().Get(req.Hash())
+	switch {
+	case err != nil:
+	case ok:
+		err = removeInside(r, &ns.Finder{Also: req.Netns})
+	case req.NS != nil:
+		err = removeFound(req)
+	}
+	if err != nil {
+		return err
+	}
+	return records().Drop(ctx, req.Hash())
+}
+
+// removeInside is remove in the namespace of the record, which may be gone.
+func removeInside(r frame.Inside, finder *ns.Finder) error {
+	return r.Remove(finder, func(conn *rtnl.Conn) error { return remove(conn, r) })
+}
+
+// removeFound removes what another program of this name made, which left no record.
+func removeFound(req *skel.Request) error {
+	c := &frame.Call{Request: req}
+	err := c.FindInterface()
+	if err != nil {
+		return frame.IgnoreNoLink(err)
+	}
+	tap, err := partner(c.Cont, c.ContEnd)
+	if err != nil || tap.Kind != kind {
+		return err
+	}
+	if back, err := partner(c.Cont, tap); err != nil || back.Index != c.ContEnd.Index {
+		return err
+	}
+	return remove(c.Cont, c.Inside(tap.Name))
+}
+
+// partner is the link to which one redirects all that it receives; its index is 0 where there is none.
+func partner(conn *rtnl.Conn, l rtnl.Link) (rtnl.Link, error) {
+	list, err := conn.Redirects(l.Index, rtnl.Received)
+	if err != nil || len(list) == 0 || list[0].To <= 0 || !list[0].All {
+		return rtnl.Link{}, err
+	}
+	to, err := conn.LinkByIndex(list[0].To)
+	return to, frame.IgnoreNoLink(err)
+}
+
+// check compares tap and redirections with what ADD made.
+func check(_ context.Context, req *skel.Request, cfg config) error {
+	c, err := frame.OpenContainer(req)
+	if err != nil {
+		return err
+	}
+	if err := c.VerifyInterface(); err != nil {
+		return err
+	}
+	name := nameOf(req)
+	if name == "" {
+		return cni.Refuse("prevResult.interfaces", nil, fmt.Sprintf(
+			"has no interface with the sandbox %q, and a tap of its name", req.ContainerID))
+	}
+	tap, err := c.Cont.Link(name)
+	if errors.Is(err, rtnl.ErrNoLink) || err == nil && tap.Kind != kind {
+		return cni.Drift("tap %q: is gone", name)
+	}
+	if err != nil {
+		return err
+	}
+	var errs []error
+	compare := func(what string, is, want any) {
+		if is != want {
+			errs = append(errs, cni.Drift("tap %q: %s is %v instead of %v", name, what, is, want))
+		}
+	}
+	compare("up", tap.Up, true)
+	compare("owner", tap.UID, cfg.uid)
+	compare("group", tap.GID, cfg.gid)
+	compare("MTU", tap.MTU, c.ContEnd.MTU)
+	for _, l := range [][2]rtnl.Link{{tap, c.ContEnd}, {c.ContEnd, tap}} {
+		to, err := partner(c.Cont, l[0])
+		if err == nil && to.Index != l[1].Index {
+			err = cni.Drift("interface %q: does not redirect all that it receives to %q", l[0].Name, l[1].Name)
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// nameOf is the tap's name in prevResult: that of the virtual machine's interface, where a tap has it, too.
+func nameOf(req *skel.Request) string {
+	for _, vm := range req.PrevResult.Interfaces {
+		if _, ok := req.PrevResult.ContainerInterface(vm.Name); ok && vm.Sandbox == req.ContainerID {
+			return vm.Name
+		}
+	}
+	return ""
+}
+
+// gc removes the taps of attachments that are not valid, where the namespace lives, and their records.
+func gc(ctx context.Context, req *skel.Request) error {
+	stale := func(r frame.Inside) bool { return req.Valid.Excludes(r.Attachment) }
+	var finder ns.Finder
+	return records().Collect(ctx, stale, func(r frame.Inside) error { return removeInside(r, &finder) })
+}
+
+// status says whether this host can make a tap, and whether records can be written.
+func status(context.Context, *skel.Request, config) error {
+	return frame.Status(recordDir, func(*rtnl.Conn) error { return tun.Probe() })
+}
+
+// list lists the tap of each record.
+func list(context.Context, *skel.Request) ([]cni.Holding, error) {
+	return frame.Held(records(), func(r frame.Inside) []cni.Holding {
+		return []cni.Holding{{Attachment: r.Attachment, Kind: cni.HeldLink, Netns: r.Path,
+			Value: r.Made[0] + " type tun"}}
+	})
+}
