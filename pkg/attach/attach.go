@@ -67,6 +67,7 @@ func (s *Session) CreatePair(ctx context.Context, link LinkConfig) (err error) {
 		pair.Kind = "netkit"
 	}
 	names := iface.HostNames(s.Attachment)
+	s.Step("make the pair")
 	s.SignalsEndContext()
 	for _, name := range names {
 		pair.Name = name
@@ -123,6 +124,7 @@ func (s *Session) RefuseTakenName() error {
 // MarkHostEnd names the owner of the host end, makes it a port of the bridge with the
 // index master (0: of none), and has the host ignore the container's advertisements.
 func (s *Session) MarkHostEnd(master int) error {
+	s.Step("set up the host end")
 	change := rtnl.LinkChange{Alias: new(s.Mark()), Group: new(uint32(0))}
 	if master != 0 {
 		change.Master = &master
@@ -169,6 +171,7 @@ func (s *Session) IPAMResult(ctx context.Context) (*cni.Result, error) {
 	if s.adding == nil {
 		return &cni.Result{}, nil
 	}
+	s.Step("wait for IPAM")
 	adding := s.adding
 	s.adding = nil
 	answer, err := s.ipam.Result(ctx, adding)
@@ -217,6 +220,7 @@ func (s *Session) AssignAddresses(ctx context.Context, link LinkConfig, t iface.
 	if t.Index == 0 {
 		return res, nil
 	}
+	s.Step("configure the interface")
 	return res, iface.Configure(ctx, t, res)
 }
 
@@ -232,6 +236,7 @@ func (s *Session) Masquerade(ctx context.Context, m Masq, res *cni.Result) error
 	}
 	c := m.of(s.Attachment, res.IPs)
 	c.Warn = s.Warn
+	s.Step("masquerade")
 	s.OnFail("remove the masquerade", func(ctx context.Context) error { return masq.Del(ctx, s.NF, c) })
 	return masq.Add(ctx, s.NF, c)
 }
@@ -246,6 +251,7 @@ type Gateway struct {
 // gateway take packets for their IPv6 addresses: what is sent before is lost,
 // and repeated a second later. An address that takes longer than usual is a warning.
 func (s *Session) WaitUp(ctx context.Context, res *cni.Result, gw Gateway) error {
+	s.Step("wait until packets pass")
 	up, cancel := context.WithTimeout(ctx, upTimeout)
 	defer cancel()
 	// The kernel tells the two ends of a change of carrier one after the other.

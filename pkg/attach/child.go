@@ -112,6 +112,7 @@ func MakeLink(_ context.Context, s *Session, name string) error {
 // createChild makes the link, down, and names its owner. An attachment that exists is
 // code 100. The lock of the records decides who of two ADDs is first.
 func (s *Session) createChild(ctx context.Context) (err error) {
+	s.Step("make the interface")
 	records, err := childRecords().Open(ctx)
 	if err != nil {
 		return err
@@ -183,6 +184,7 @@ func (s *Session) makeChild(ctx context.Context) error {
 // raise brings the interface up. Only then the kernel finds a MAC address that the
 // master knows already.
 func (s *Session) raise() error {
+	s.Step("raise the interface")
 	err := iface.Raise(s.Target())
 	switch {
 	case errors.Is(err, unix.EADDRINUSE):

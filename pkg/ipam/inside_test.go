@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -43,11 +44,12 @@ var _ = Describe("an IPAM plugin of the running program", Label("ipam-in-process
 	var (
 		dir   string
 		calls []string
+		vars  []string // more of them
 		add   func(context.Context, *skel.Request) (*cni.Result, error)
 	)
 	hang := make(chan struct{})
 	BeforeEach(func() {
-		dir, calls = GinkgoT().TempDir(), nil
+		dir, calls, vars = GinkgoT().TempDir(), nil, nil
 		add = func(context.Context, *skel.Request) (*cni.Result, error) {
 			return &cni.Result{IPs: []cni.IP{{Address: netip.MustParsePrefix("10.1.0.2/24")}}}, nil
 		}
@@ -69,8 +71,8 @@ var _ = Describe("an IPAM plugin of the running program", Label("ipam-in-process
 	runOf := func(p skel.Plugin[struct{}], programs ...skel.Program) (code int, out, stderr string) {
 		var stdout, errs bytes.Buffer
 		code = skel.Run(context.Background(), p, skel.Env{
-			Vars: []string{"CNI_COMMAND=ADD", "CNI_CONTAINERID=one", "CNI_IFNAME=eth0", "CNI_ARGS=A=b",
-				"CNI_NETNS=" + nstest.NewNetns().Path, "CNI_PATH=" + dir, executedEnv + "=1"},
+			Vars: append(vars, "CNI_COMMAND=ADD", "CNI_CONTAINERID=one", "CNI_IFNAME=eth0", "CNI_ARGS=A=b",
+				"CNI_NETNS="+nstest.NewNetns().Path, "CNI_PATH="+dir, executedEnv+"=1"),
 			Stdin: strings.NewReader(conf), Stdout: &stdout, Stderr: &errs, Programs: programs})
 		return code, stdout.String(), errs.String()
 	}
@@ -90,6 +92,36 @@ var _ = Describe("an IPAM plugin of the running program", Label("ipam-in-process
 		Expect(stderr).To(Equal("progress\n"))
 		Expect(calls).To(Equal([]string{"ADD " + conf + " A=b"}))
 	})
+
+	DescribeTable("and one that is executed have the caller's trace", Label("traces"), func(inProcess bool) {
+		const id = "0af7651916cd43dd8448eb211c80319c"
+		if inProcess {
+			link(os.Symlink)
+		} else {
+			install(dir, "ipam", `sent=$(env | sort | grep '^[TB].*=' | tr '\n' ' ')
+				echo "{\"code\":11,\"msg\":\"$sent\"}"; exit 1`)
+		}
+		add = func(_ context.Context, req *skel.Request) (*cni.Result, error) {
+			sent := slices.DeleteFunc(slices.Sorted(slices.Values(req.Env)), func(v string) bool {
+				return !strings.HasPrefix(v, "T") && !strings.HasPrefix(v, "B")
+			})
+			return nil, errors.New(strings.Join(sent, " ") + " ")
+		}
+		const rest = `-01 TRACESTATE=a=b `
+		vars = []string{"TRACEPARENT=00-" + id + "-b7ad6b7169203331-01", "TRACESTATE=a=b", "BAGGAGE=user=x"}
+		_, out, _ := run(time.Minute, inside())
+		Expect(out).To(ContainSubstring(`"BAGGAGE=user=x TRACEPARENT=00-` + id + `-b7ad6b7169203331` + rest + `"`))
+		log := filepath.Join(dir, "log.otlp")
+		vars = append(vars, "HAWSER_LOG="+log)
+		_, out, _ = run(time.Minute, inside())
+		spans := string(nstest.Must(os.ReadFile(log)))
+		named := regexp.MustCompile(`"name":"delegate ipam ADD".*?"spanId":"([0-9a-f]{16})"`)
+		delegate := named.FindStringSubmatch(spans)
+		Expect(delegate).NotTo(BeNil(), spans)
+		Expect(out).To(ContainSubstring(`BAGGAGE=user=x TRACEPARENT=00-` + id + `-` + delegate[1] + rest))
+		Expect(strings.Contains(spans, `"parentSpanId":"`+delegate[1]+`"`)).To(Equal(inProcess), "its own line")
+		Expect(spans).To(ContainSubstring("delegate ipam DEL"), "of the roll-back")
+	}, Entry("in process", true), Entry("executed", false))
 
 	It("is served in the host's namespace, whatever another goroutine does in the container's", func() {
 		link(os.Symlink)

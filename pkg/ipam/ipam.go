@@ -90,8 +90,8 @@ func (c *Client) Start(ctx context.Context, command string) (*Delegate, error) {
 	if ctx.Err() != nil {
 		return nil, d.failure(ctx, context.Cause(ctx))
 	}
-	env := slices.DeleteFunc(slices.Clone(c.Env), func(kv string) bool { return strings.HasPrefix(kv, "CNI_COMMAND=") })
-	env = append(env, "CNI_COMMAND="+command)
+	var env []string
+	env, d.ended = c.Delegate(c.IPAM, command)
 	if c.inside != nil {
 		d.inside = func(ctx context.Context, out *output) int {
 			return c.inside(ctx, skel.Env{Vars: env,
@@ -104,6 +104,7 @@ func (c *Client) Start(ctx context.Context, command string) (*Delegate, error) {
 		Path: c.file, Env: env, Stdin: c.Conf, Stdout: &d.stdout, Stderr: &d.stderr,
 	}.Start()
 	if err != nil {
+		d.ended(err)
 		return nil, d.failure(ctx, err)
 	}
 	return d, nil
@@ -196,6 +197,7 @@ func (c *Client) String() string { return fmt.Sprintf("IPAM plugin %q", c.IPAM) 
 type Delegate struct {
 	name    string
 	began   time.Time
+	ended   func(error)                        // is told how it ended
 	inside  func(context.Context, *output) int // nil = process
 	process *process.Process
 	*output
@@ -208,7 +210,8 @@ type output struct {
 
 // Wait returns the plugin's standard output. When ctx ends, the process is killed; the function is left behind, and
 // what it prints is not used.
-func (d *Delegate) Wait(ctx context.Context) ([]byte, error) {
+func (d *Delegate) Wait(ctx context.Context) (answer []byte, err error) {
+	defer func() { d.ended(err) }()
 	if err := d.end(ctx); err != nil {
 		return nil, d.failure(ctx, err)
 	}

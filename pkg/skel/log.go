@@ -24,7 +24,7 @@ const (
 
 // LogKey is the key of the log. Every plugin embeds it in the struct of its configuration.
 type LogKey struct {
-	Log string `json:"log" help:"file in /var/log/hawser to which every call adds a line (none); HAWSER_LOG in the environment wins" schema:"format=name empty"`
+	Log string `json:"log" help:"file in /var/log/hawser to which every call adds a line, or its spans where it ends in .otlp (none); HAWSER_LOG in the environment wins" schema:"format=name empty"`
 }
 
 type line struct {
@@ -41,6 +41,9 @@ type line struct {
 	Result      map[string][]string `json:"result,omitempty"`
 	Error       map[string]any      `json:"error,omitempty"`
 	Warnings    []string            `json:"warnings,omitempty"`
+	TraceParent string              `json:"traceparent,omitempty"`
+	TraceState  string              `json:"tracestate,omitempty"`
+	Baggage     string              `json:"baggage,omitempty"`
 }
 
 // readLogKey reads the key log. A bad one is an error even where the variable wins.
@@ -58,19 +61,37 @@ func (c *call) readLogKey(raw json.RawMessage) error {
 	return nil
 }
 
+// logPath is the file of the log, and what opens it. There is none for a call that looks.
+func (c *call) logPath() (path string, open func(string) (*os.File, error)) {
+	switch {
+	case c.env.Look:
+	case c.vars[logVar] != "":
+		return c.vars[logVar], openLogOfVariable
+	case c.logName != "":
+		return filepath.Join(LogDir, c.logName), openLogOfKey
+	}
+	return "", nil
+}
+
 // log adds the call to the log, if there is one. A call does not fail when that fails.
 func (c *call) log(err error) {
-	path, open := c.vars[logVar], openLogOfVariable
-	if path == "" && c.logName != "" {
-		path, open = filepath.Join(LogDir, c.logName), openLogOfKey
-	}
-	if path == "" || c.env.Look {
+	path, open := c.logPath()
+	if path == "" {
 		return
+	}
+	var entry []byte
+	switch {
+	case !strings.HasSuffix(path, spansEnd):
+		entry, _ = json.Marshal(c.line(err)) // texts and numbers cannot fail to encode
+	case c.tracing() == nil:
+		return
+	default:
+		entry = c.trace.document(c.line(err))
 	}
 	f, failed := open(path)
 	if failed == nil {
 		defer f.Close()
-		failed = json.NewEncoder(f).Encode(c.line(err)) // in one write: lines of parallel calls stay whole
+		_, failed = f.Write(append(entry, '\n')) // in one write: lines of parallel calls stay whole
 	}
 	if failed != nil {
 		fmt.Fprintf(c.env.Stderr, "%s: log %q: %v; the call is not in the log\n", c.plugin.Name, path, failed)
@@ -117,14 +138,18 @@ func openLogOfKey(path string) (*os.File, error) {
 		return nil, err
 	}
 	f := os.NewFile(uintptr(fd), path)
-	start := make([]byte, len(lineStart))
+	begins := lineStart
+	if strings.HasSuffix(path, spansEnd) {
+		begins = spansStart
+	}
+	start := make([]byte, len(begins))
 	n, _ := f.ReadAt(start, 0) // a new log is empty; a full disk may have cut the first line short
 	switch {
 	case unix.Fstat(fd, &st) != nil, st.Mode&unix.S_IFMT != unix.S_IFREG, st.Nlink != 1:
 		err = errors.New("is no regular file, or has a second hard link")
 	case !onlyWeWrite(st):
 		err = errors.New("is not ours alone; chown it to root and chmod it to 0600")
-	case !strings.HasPrefix(lineStart, string(start[:n])):
+	case !strings.HasPrefix(begins, string(start[:n])):
 		err = errors.New("does not begin as a log does; choose another name")
 	default:
 		return f, nil
@@ -142,6 +167,12 @@ func (c *call) line(err error) line {
 		Plugin: c.plugin.Name, Version: Version(), Verb: c.vars["CNI_COMMAND"], CNIVersion: c.version,
 		ContainerID: c.vars["CNI_CONTAINERID"], IfName: c.vars["CNI_IFNAME"],
 		MS: float64(time.Since(c.began).Microseconds()) / 1000,
+	}
+	if r := remoteOf(c.vars); r.id != "" {
+		l.TraceParent, l.TraceState = c.vars["TRACEPARENT"], r.state
+	}
+	if baggage := c.vars["BAGGAGE"]; isPrintable(baggage) {
+		l.Baggage = baggage
 	}
 	if c.req != nil {
 		l.Network, l.Warnings = c.req.Network, c.req.warnings

@@ -47,6 +47,7 @@ type Request struct {
 	undos    []undo
 	done     []func()
 	warnings []string
+	trace    *trace
 
 	notify func() // asks for signals; nil = that is done, or not wanted
 }
@@ -111,9 +112,13 @@ func (r *Request) rollBack(ctx context.Context, limit time.Duration, err error) 
 	e := *cni.AsError(err)
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
+	end := r.trace.within("roll-back")
+	defer end(nil)
 	for _, u := range slices.Backward(r.undos) {
 		step, cancel := context.WithTimeout(ctx, limit*3/4) // the others have time left
+		end := r.trace.within(u.what)
 		failed := catch(func() error { return u.do(step) })
+		end(failed)
 		cancel()
 		if failed != nil {
 			if e.Details != "" {

@@ -194,6 +194,7 @@ type call struct {
 	isCut   bool        // a part of a document: no second one may follow it
 	began   time.Time
 	logName string // the key log
+	trace   *trace
 }
 
 func (c *call) serve(ctx context.Context) error {
@@ -206,9 +207,11 @@ func (c *call) serve(ctx context.Context) error {
 	}
 	req, err := c.decode(command)
 	c.req = req
+	c.tracing().decoded(err)
 	if err != nil {
 		return err
 	}
+	req.trace = c.trace
 	defer req.close()
 	if err := c.openNetns(command); err != nil {
 		return err
@@ -273,6 +276,7 @@ func (c *call) add(ctx context.Context) error {
 		}
 		return c.printResult(res)
 	})
+	c.trace.endStep(err)
 	if err == nil {
 		return nil
 	}

@@ -153,7 +153,14 @@ var _ = Describe("what a configuration says under keys not ours, and CNI_ARGS", 
 			a := n.Chain(command, p, entries)
 			said += a.Stdout + a.Stderr
 		}
+		spans := calls + ".otlp" // they leave the host
+		n.Env = []string{"HAWSER_LOG=" + spans, "BAGGAGE=token=" + secret}
 		try("CHECK", entries)
+		try("ADD", broken("vlan", 5000))
+		try("ADD", broken("ipam", Object{"type": "dhcp", "daemonSocketPath": "/nowhere", "token": secret}))
+		Expect(string(nstest.Must(os.ReadFile(spans)))).To(And(ContainSubstring("roll-back"),
+			Not(ContainSubstring(secret))))
+		n.Env = []string{"HAWSER_LOG=" + calls}
 		try("ADD", broken("mtu", "x"))
 		try("ADD", broken("vlan", 5000))
 		try("ADD", broken("ipam", Object{"type": "host-local", "token": secret}))

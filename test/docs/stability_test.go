@@ -222,7 +222,8 @@ var _ = Describe("frozen is what other versions read, as", Label("frozen"), func
 		page := read(root("docs", "log.md"))
 		list := plugintest.Usual("").Only("bridge")
 		w := plugintest.NewNode()
-		w.Env = []string{"HAWSER_LOG=/run/log"}
+		w.Env = []string{"HAWSER_LOG=/run/log", "TRACESTATE=a=b", "BAGGAGE=a=b",
+			"TRACEPARENT=00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
 		pod := w.Up(plugintest.NewPod("c1"), list)
 		Expect(w.Chain("ADD", pod, list).Code).NotTo(BeZero())
 		known := map[string]bool{}
@@ -232,7 +233,8 @@ var _ = Describe("frozen is what other versions read, as", Label("frozen"), func
 				Expect(page).To(MatchRegexp("(?m)^\\|[^|]*`" + key + "`"))
 			}
 		}
-		Expect(slices.Sorted(maps.Keys(known))).To(Equal([]string{"cniVersion", "containerID", "error", "ifname", "ms",
-			"network", "pid", "plugin", "result", "time", "verb", "version"}))
+		Expect(slices.Sorted(maps.Keys(known))).To(Equal([]string{"baggage", "cniVersion", "containerID", "error",
+			"ifname", "ms", "network", "pid", "plugin", "result", "time", "traceparent", "tracestate", "verb",
+			"version"}))
 	})
 })

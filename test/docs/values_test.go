@@ -48,7 +48,7 @@ func dns() []values {
 
 // common are the keys that every plugin reads.
 func common() []values {
-	return []values{{key: "log", good: `["", null, "x", "bridge.log", "9_A-b"]`,
+	return []values{{key: "log", good: `["", null, "x", "bridge.log", "pods.otlp", "9_A-b"]`,
 		bad: `["/x", "./x", "/", "/var/log/hawser/x", "a/b", ".", "..", ".x", "a b", "a\\n", 5, true, {}, []]`}}
 }
 

@@ -1,6 +1,7 @@
 package lifecycle_test
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -12,6 +13,7 @@ import (
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
+	"go.opentelemetry.io/collector/pdata/ptrace"
 
 	"github.com/hawser-cni/plugins/pkg/nstest"
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
@@ -275,6 +277,54 @@ var _ = Describe("the log of a node", func() {
 		n.Cmd("mount", "-t", "tmpfs", "tmpfs", "/var/log")
 		n.Up(NewPod("one"), Usual("").Only("bridge").With("bridge", Object{"log": "bridge.log"}))
 		Expect(n.Cmd("jq", "-r", ".plugin", "/var/log/hawser/bridge.log")).To(Equal("host-local\nbridge\n"))
+	})
+
+	It("has spans where its name ends in .otlp, as the collector's file receiver reads them", Label("traces"), func() {
+		const id, callers = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+		file += ".otlp"
+		n.Env = []string{"HAWSER_LOG=" + file, "TRACEPARENT=00-" + id + "-" + callers + "-01", "BAGGAGE=token=s3cr3t"}
+		p := n.Up(NewPod("one"), Usual(""))
+		n.Must("CHECK", p, Usual(""))
+		n.Must("DEL", p, Usual(""))
+		full := List{{Plugin: "ptp", Keys: Object{"ipam": HostLocal("10.99.0.0/30")}}}
+		n.Up(NewPod("two"), full)
+		Expect(n.Chain("ADD", NewPod("three"), full).Code).To(Equal(1))
+		known, below := map[string]string{callers: "the runtime"}, map[string][]string{}
+		var all []ptrace.Span
+		for _, line := range bytes.Split(bytes.TrimSpace(nstest.Must(os.ReadFile(file))), []byte("\n")) {
+			Expect(string(line)).NotTo(ContainSubstring("s3cr3t"))
+			of := nstest.Must((&ptrace.JSONUnmarshaler{}).UnmarshalTraces(line)).ResourceSpans().At(0)
+			Expect(of.Resource().Attributes().AsRaw()).To(HaveKeyWithValue("service.name", "hawser"))
+			for _, s := range of.ScopeSpans().At(0).Spans().All() {
+				Expect(s.TraceID().String()).To(Equal(id))
+				Expect(s.EndTimestamp()).To(BeNumerically(">=", s.StartTimestamp()))
+				all, known[s.SpanID().String()] = append(all, s), s.Name()
+			}
+		}
+		for _, s := range all {
+			parent := known[s.ParentSpanID().String()]
+			Expect(parent).NotTo(BeEmpty(), s.Name())
+			if !slices.Contains(below[parent], s.Name()) {
+				below[parent] = append(below[parent], s.Name())
+			}
+		}
+		Expect(below["bridge ADD"]).To(Equal([]string{"decode", "prepare the bridge", "make the pair",
+			"delegate host-local ADD", "set up the host end", "raise the interface", "wait for IPAM",
+			"prepare the gateway", "configure the interface", "masquerade", "wait until packets pass"}))
+		Expect(below["delegate host-local ADD"]).To(Equal([]string{"host-local ADD"}))
+		Expect(below["host-local ADD"]).To(Equal([]string{"decode", "reserve the addresses", "roll-back"}))
+		Expect(below["roll-back"]).To(ContainElements("release the addresses", "delete the interface"))
+		Expect(below["release the addresses"]).To(Equal([]string{"delegate host-local DEL"}))
+		for _, e := range Usual("") {
+			Expect(len(below[e.Plugin+" ADD"])).To(BeNumerically(">", 1), e.Plugin)
+			Expect(below["the runtime"]).To(ContainElements(e.Plugin+" ADD", e.Plugin+" CHECK", e.Plugin+" DEL"))
+		}
+		failed := all[slices.IndexFunc(all, func(s ptrace.Span) bool {
+			return s.Name() == "ptp ADD" && s.Status().Code() == ptrace.StatusCodeError
+		})]
+		Expect(failed.Status().Message()).To(ContainSubstring("no IP addresses available"))
+		Expect(failed.Attributes().AsRaw()).To(And(HaveKeyWithValue("cni.code", int64(11)),
+			HaveKeyWithValue("container.id", "three"), HaveKeyWithValue("cni.network", "net")))
 	})
 
 	It("is full where the disk is", func() {

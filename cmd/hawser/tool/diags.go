@@ -188,7 +188,7 @@ const (
 		"subnet rangeStart rangeEnd gateway ranges routes dst gw dataDir addresses address daemonSocketPath " +
 		"capabilities portMappings bandwidth ipRanges ips mac dns aliases "
 	logKeys = " time pid plugin version verb cniVersion network containerID ifname ms result interfaces ips " +
-		"error code msg "
+		"error code msg traceparent "
 )
 
 // only leaves of a JSON value what stands below these keys, and of the others how many there are.

@@ -29,6 +29,7 @@ const (
 func add(ctx context.Context, req *skel.Request, cfg *config) (*cni.Result, error) {
 	call := callOf(req)
 	call.Exclusive = true
+	req.Step("ask the daemon")
 	res, err := ask(ctx, cfg.socket, methodAllocate, call)
 	if err != nil {
 		return nil, err

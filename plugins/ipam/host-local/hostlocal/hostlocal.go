@@ -207,6 +207,7 @@ func allocate(s *leaseDir, req *skel.Request, cfg *config) ([]cni.IP, error) {
 			"%s has been allocated to %s, duplicate allocation is not allowed; DEL gives it back",
 			ranges.Join(held, ", "), req.Attachment)
 	}
+	req.Step("reserve the addresses")
 	req.OnFail("give the addresses back", func(ctx context.Context) error {
 		return releaseAll(ctx, cfg.dataDir, req.Network, a.owner)
 	})

@@ -30,6 +30,7 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 		return nil, err
 	}
 	c := &call{Session: s, cfg: cfg}
+	s.Step("prepare the bridge")
 	if err := c.prepareBridge(); err != nil {
 		return nil, err
 	}
@@ -42,6 +43,7 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	if err := c.setUpPort(ctx); err != nil {
 		return nil, err
 	}
+	s.Step("raise the interface")
 	if err := c.raise(); err != nil {
 		return nil, err
 	}
@@ -54,10 +56,12 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 		return nil, err
 	}
 	res.Interfaces = c.links(c.bridge) // Configure finds the addresses by them; the final ones are below
+	s.Step("prepare the gateway")
 	gateway, err := c.prepareGateway(ctx, gateways)
 	if err != nil {
 		return nil, err
 	}
+	s.Step("configure the interface")
 	if err := iface.Configure(ctx, c.container(), res); err != nil {
 		return nil, err
 	}

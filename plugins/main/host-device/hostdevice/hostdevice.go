@@ -25,6 +25,7 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	if err != nil {
 		return nil, err
 	}
+	s.Step("move the device")
 	pci, err := take(ctx, s, cfg.Device)
 	if err != nil {
 		return nil, err
@@ -32,6 +33,7 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	target := s.Target()
 	target.EnableDAD = cfg.DAD
 	if target.Index != 0 {
+		s.Step("raise the interface")
 		if err := iface.Raise(target); err != nil {
 			return nil, err
 		}

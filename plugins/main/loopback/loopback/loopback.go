@@ -22,6 +22,7 @@ func add(_ context.Context, req *skel.Request, _ struct{}) (*cni.Result, error) 
 		return nil, err
 	}
 	if !lo.Up {
+		req.Step("bring lo up")
 		req.OnFail("take lo down", func(context.Context) error { return setUp(conn, lo, false, "") })
 		if err := setUp(conn, lo, true, req.Mark()); err != nil {
 			return nil, err

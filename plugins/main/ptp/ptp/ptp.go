@@ -38,6 +38,7 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	if err := s.MarkHostEnd(0); err != nil {
 		return nil, err
 	}
+	s.Step("raise the interface")
 	if err := iface.Raise(target(s, nil)); err != nil {
 		return nil, err
 	}
@@ -50,12 +51,15 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 		return nil, cni.Errorf(cni.CodeIPAM, "IPAM plugin %q: %w", req.IPAM, err)
 	}
 	p.Result.Interfaces = s.Interfaces()
+	s.Step("raise the host end")
 	if err := raiseHostEnd(s, p); err != nil {
 		return nil, err
 	}
+	s.Step("configure the interface")
 	if err := iface.Configure(ctx, target(s, p.ContRoutes), p.Result); err != nil {
 		return nil, err
 	}
+	s.Step("route to the container")
 	if err := routeToContainer(s, p); err != nil {
 		return nil, err
 	}

@@ -58,6 +58,7 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 			return nil, err
 		}
 	}
+	req.Step("set the limits")
 	req.OnFail("restore the limits", func(context.Context) error {
 		_, err := c.replace(end, was)
 		return err

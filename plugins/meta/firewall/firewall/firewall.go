@@ -42,6 +42,7 @@ func add(ctx context.Context, req *skel.Request, cfg config) (_ *cni.Result, err
 	if err := c.replace(ctx, s, r); err != nil {
 		return nil, err
 	}
+	c.Step("make the firewall rules")
 	c.OnFail("remove the firewall rules", func(ctx context.Context) error { return c.remove(ctx, false) })
 	r.Backend = c.choose(ctx, cfg)
 	if r.Backend != iptables {

@@ -39,9 +39,11 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 		return nil, err
 	}
 	c.warn(r)
+	c.Step("publish the host ports")
 	if err := c.publish(ctx, cfg, r); err != nil {
 		return nil, err
 	}
+	c.Step("flush old flows")
 	return req.PrevResult, flushAdded(c.Host, r)
 }
 

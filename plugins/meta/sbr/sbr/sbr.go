@@ -38,6 +38,7 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 		return nil, err
 	}
 	r.Plan = makePlan(cfg, addrs, here)
+	req.Step("make rules and routes")
 	req.OnFail("restore the routes", func(ctx context.Context) error {
 		if err := restore(c.Cont, r.Plan); err != nil {
 			return err // DEL finds the record

@@ -120,11 +120,13 @@ func result(req *skel.Request, cfg config) *cni.Result {
 
 // change does the work of ADD.
 func (c container) change(ctx context.Context) error {
+	c.Step("read the values")
 	before, err := c.readValues() // what is wrong is refused here, before anything is written anywhere
 	if err != nil {
 		return err
 	}
 	if len(before) > 0 {
+		c.Step("record the values")
 		s, err := openStore(ctx, c.Request, c.cfg.DataDir, true)
 		if err != nil {
 			return err
@@ -136,6 +138,7 @@ func (c container) change(ctx context.Context) error {
 			return err
 		}
 	}
+	c.Step("write the values")
 	c.OnFail("restore the values", func(context.Context) error {
 		err := c.FindInterface() // as it is by now
 		return errors.Join(frame.IgnoreNoLink(err), c.NS.Do(func() error { return c.restore(before) }))

@@ -43,6 +43,7 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 		Attachment: req.Attachment, Path: req.Netns, Netns: c.NetnsID, VRF: vrf.Name, Made: vrf.Index == 0,
 		Link: link.Index, Routes: here.routesToMove(link.Index),
 	}
+	req.Step("move the interface into the VRF")
 	req.OnFail("take the interface out of the VRF", func(ctx context.Context) error {
 		if err := restore(ctx, c.Cont, r); err != nil {
 			return err // DEL finds the record

@@ -1,0 +1,225 @@
+package skel
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// spansEnd ends the name of a log that has the spans of each call (OTLP/JSON) in place of a line.
+const spansEnd = ".otlp"
+
+// spansStart is how the first line of such a log begins.
+const spansStart = `{"resourceSpans":[`
+
+// remote is the span of the caller (W3C Trace Context, in the variables of OpenTelemetry). Without an ID it has none.
+type remote struct {
+	id, span string // of the trace, and of the caller's span
+	flags    byte
+	state    string
+}
+
+// remoteOf reads TRACEPARENT and TRACESTATE. What is invalid is ignored, TRACESTATE also where TRACEPARENT is.
+func remoteOf(vars map[string]string) (r remote) {
+	p := strings.Split(vars["TRACEPARENT"], "-")
+	isHex := func(s string, digits int) bool { return len(s) == digits && strings.Trim(s, "0123456789abcdef") == "" }
+	isID := func(s string, digits int) bool { return isHex(s, digits) && strings.Trim(s, "0") != "" }
+	if len(p) < 4 || !isHex(p[0], 2) || p[0] == "ff" || p[0] == "00" && len(p) > 4 || // later versions may have more
+		!isID(p[1], 32) || !isID(p[2], 16) || !isHex(p[3], 2) {
+		return remote{}
+	}
+	flags, _ := strconv.ParseUint(p[3], 16, 8)
+	r = remote{id: p[1], span: p[2], flags: byte(flags)}
+	members := strings.Split(vars["TRACESTATE"], ",")
+	isBad := func(m string) bool { return strings.TrimSpace(m) != "" && strings.Index(m, "=") < 1 }
+	if state := vars["TRACESTATE"]; isPrintable(state) && len(members) <= 32 && !slices.ContainsFunc(members, isBad) {
+		r.state = state
+	}
+	return r
+}
+
+// isPrintable says whether a text is of ASCII's printable characters alone, and no longer than W3C has a header be.
+func isPrintable(s string) bool {
+	return len(s) <= 8192 && !strings.ContainsFunc(s, func(c rune) bool { return c < ' ' || c > '~' })
+}
+
+// trace has the spans of a call. The methods of nil, which stands for a call that is not traced, do nothing.
+type trace struct {
+	remote
+	spans []*span // the call's own is the first
+	step  *span   // of ADD, under way
+	under *span   // has the delegates that are called
+}
+
+type span struct {
+	id, parent   string
+	name         string
+	began, ended time.Time
+	failed       string
+}
+
+// tracing begins the call's trace, where the log is one of spans, and the caller has not decided against this one.
+func (c *call) tracing() *trace {
+	path, _ := c.logPath()
+	if c.trace != nil || !strings.HasSuffix(path, spansEnd) {
+		return c.trace
+	}
+	r := remoteOf(c.vars)
+	if r.id != "" && r.flags&1 == 0 { // not sampled
+		return nil
+	}
+	if r.id == "" {
+		r = remote{id: newID() + newID(), flags: 1}
+	}
+	c.trace = &trace{remote: r}
+	c.trace.under = c.trace.begin(&span{id: r.span}, c.plugin.Name+" "+c.vars["CNI_COMMAND"], c.began)
+	return c.trace
+}
+
+// newID is never zero, which is no ID.
+func newID() string { return fmt.Sprintf("%016x", rand.Uint64()|1) }
+
+func (t *trace) begin(below *span, name string, began time.Time) *span {
+	if t == nil {
+		return nil
+	}
+	s := &span{id: newID(), parent: below.id, name: name, began: began}
+	t.spans = append(t.spans, s)
+	return s
+}
+
+func (t *trace) end(s *span, err error) {
+	if t == nil || s == nil {
+		return
+	}
+	s.ended = time.Now()
+	if err != nil {
+		s.failed = describe(err).Msg // without details, as in the log
+	}
+}
+
+// decoded adds the span of what was done until now.
+func (t *trace) decoded(err error) {
+	if t != nil {
+		t.end(t.begin(t.spans[0], "decode", t.spans[0].began), err)
+	}
+}
+
+// within begins a span that has what is called until its end.
+func (t *trace) within(name string) (end func(error)) {
+	if t == nil {
+		return func(error) {}
+	}
+	outer := t.under
+	own := t.begin(outer, name, time.Now())
+	t.under = own
+	return func(err error) {
+		t.end(own, err)
+		t.under = outer
+	}
+}
+
+// Step names what ADD does from here on. In a trace that is a span, until the next step or the end.
+func (r *Request) Step(name string) {
+	if t := r.trace; t != nil {
+		t.endStep(nil)
+		t.step = t.begin(t.spans[0], name, time.Now())
+	}
+}
+
+func (t *trace) endStep(err error) {
+	if t != nil {
+		t.end(t.step, err)
+		t.step = nil
+	}
+}
+
+// Delegate returns the environment of a delegate that is called with command, and what is to be called with its error
+// at its end. In a trace the call is a span, and the delegate's own spans are below it.
+func (r *Request) Delegate(name, command string) (env []string, end func(error)) {
+	var s *span
+	set := []string{"CNI_COMMAND=" + command}
+	if t := r.trace; t != nil {
+		s = t.begin(t.under, "delegate "+name+" "+command, time.Now())
+		set = append(set, fmt.Sprintf("TRACEPARENT=00-%s-%s-%02x", t.id, s.id, t.flags), "TRACESTATE="+t.state)
+	}
+	env = slices.DeleteFunc(slices.Clone(r.Env), func(kv string) bool {
+		key, _, _ := strings.Cut(kv, "=")
+		return slices.ContainsFunc(set, func(own string) bool { return strings.HasPrefix(own, key+"=") })
+	})
+	return append(env, set...), func(err error) { r.trace.end(s, err) }
+}
+
+// document is the line of OTLP/JSON that has the spans of a call, which l describes. It is put together by hand: that
+// takes a third of encoding/json's time, which looks at each type in a process that needs it once.
+func (t *trace) document(l line) []byte {
+	t.end(t.spans[0], nil)
+	b := fmt.Appendf(nil, spansStart+
+		`{"resource":{"attributes":[%s]},"scopeSpans":[{"scope":{"name":"hawser"},"spans":[`,
+		attributes("service.name", "hawser", "service.version", l.Version, "process.pid", uint(os.Getpid())))
+	for i, s := range t.spans {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		if s.ended.IsZero() { // given up
+			s.ended = t.spans[0].ended
+		}
+		b = fmt.Appendf(b, `{"traceId":"%s","name":%s,"spanId":"%s","parentSpanId":"%s","traceState":%s,`+
+			`"flags":%d,"kind":1,"startTimeUnixNano":"%d","endTimeUnixNano":"%d"`,
+			t.id, quote(s.name), s.id, s.parent, quote(t.state), t.flags, s.began.UnixNano(), s.ended.UnixNano())
+		if i == 0 {
+			b = fmt.Appendf(b, `,"attributes":[%s]`, attributes("cni.plugin", l.Plugin, "cni.verb", l.Verb,
+				"cni.version", l.CNIVersion, "cni.network", l.Network, "container.id", l.ContainerID,
+				"cni.ifname", l.IfName, "cni.interfaces", l.Result["interfaces"], "cni.ips", l.Result["ips"],
+				"cni.warnings", l.Warnings, "cni.code", l.Error["code"]))
+			s.failed, _ = l.Error["msg"].(string)
+		}
+		if s.failed != "" {
+			b = fmt.Appendf(b, `,"status":{"code":2,"message":%s}`, quote(s.failed))
+		}
+		b = append(b, '}')
+	}
+	return append(b, "]}]}]}"...)
+}
+
+// quote writes a text as JSON.
+func quote(s string) string {
+	if isPrintable(s) && !strings.ContainsAny(s, `"\`) {
+		return `"` + s + `"`
+	}
+	text, _ := json.Marshal(s) // a text cannot fail to encode
+	return string(text)
+}
+
+// attributes are pairs of a key and its value. One without a value is left out.
+func attributes(pairs ...any) []byte {
+	var all, values [][]byte
+	add := func(key any, value string, args ...any) {
+		all = append(all, fmt.Appendf(nil, `{"key":"%s","value":{`+value+`}}`, append([]any{key}, args...)...))
+	}
+	for pair := range slices.Chunk(pairs, 2) {
+		switch v := pair[1].(type) {
+		case string:
+			if v != "" {
+				add(pair[0], `"stringValue":%s`, quote(v))
+			}
+		case uint:
+			add(pair[0], `"intValue":"%d"`, v)
+		case []string:
+			for _, s := range v {
+				values = append(values, fmt.Appendf(nil, `{"stringValue":%s}`, quote(s)))
+			}
+			if v != nil {
+				add(pair[0], `"arrayValue":{"values":[%s]}`, bytes.Join(values, []byte(",")))
+			}
+			values = nil
+		}
+	}
+	return bytes.Join(all, []byte(","))
+}
