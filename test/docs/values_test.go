@@ -406,6 +406,7 @@ func tuningValues() []values {
 		{key: "mtu", good: numbers, bad: noNumbers}, {key: "args.cni.mtu", good: numbers, bad: noNumbers},
 		{key: "txQLen", good: numbers, bad: noNumbers}, {key: "args.cni.txQLen", good: numbers, bad: noNumbers},
 		{key: "dataDir", good: `["/run/cni/tuning", "", null]`, bad: noStrings},
+		{key: "sysctlMode", good: `["write", "check", "", null]`, bad: `["Check", "set", 5, true, {}]`},
 	})
 }
 

@@ -43,6 +43,59 @@ var _ = Describe("ADD", func() {
 			`"mac":"02:00:00:00:00:01","mtu":1500,"allmulti":false,"txQLen":1000,"promisc":false`, untouched),
 	)
 
+	Describe("that only checks sysctls", Label("sysctl-check"), func() {
+		const conf = `"sysctlMode":"check","sysctl":{"net.core.somaxconn":"77","net.ipv4.conf.IFNAME.arp_filter":"1",` +
+			`"net.ipv4.ip_local_port_range":"32768 60999"}`
+		right := func() {
+			w.cont.SetSysctl("net/core/somaxconn", "77")
+			w.cont.SetSysctl("net/ipv4/conf/eth0/arp_filter", "1")
+		}
+		It("names each that differs, with both values, and changes nothing", func() {
+			a := w.run("ADD", call{keys: conf + `,"mtu":1400`})
+			code, msg := a.Error()
+			Expect(code).To(Equal(cni.CodeConfig))
+			Expect(msg).To(And(HavePrefix(`sysctlMode "check" writes no sysctl: `),
+				ContainSubstring(`sysctl["net.core.somaxconn"]: is "4096", want "77"`),
+				ContainSubstring(`sysctl["net.ipv4.conf.IFNAME.arp_filter"]: is "0", want "1"`),
+				Not(ContainSubstring("port_range"))))
+			Expect(w.cont.Sysctl("net/core/somaxconn")).To(Equal("4096"))
+			Expect(state(w.cont, "eth0")).To(Equal(untouched))
+			Expect(w.dir).NotTo(BeADirectory())
+		})
+		It("is content with values that are right, and keeps none of them", func() {
+			right()
+			w.add(conf)
+			Expect(w.dir).NotTo(BeADirectory())
+			w.ok("CHECK", call{keys: conf})
+			w.del(conf)
+			Expect(w.cont.Sysctl("net/core/somaxconn")).To(Equal("77"))
+		})
+		It("changes the interface, and restores that alone; CHECK follows the sysctls", func() {
+			right()
+			w.add(conf + `,"mtu":1400`)
+			Expect(state(w.cont, "eth0")).To(ContainSubstring("mtu 1400"))
+			w.cont.SetSysctl("net/core/somaxconn", "78")
+			code, msg := w.run("CHECK", call{keys: conf + `,"mtu":1400`}).Error()
+			Expect(code).To(Equal(cni.CodeDrift))
+			Expect(msg).To(ContainSubstring(`is "78", want "77"`))
+			w.del(conf)
+			Expect(state(w.cont, "eth0")).To(Equal(untouched))
+			Expect(w.cont.Sysctl("net/core/somaxconn")).To(Equal("78"))
+		})
+		It("refuses what has no value, and what the allow-list forbids", func() {
+			says := func(keys, words string) {
+				GinkgoHelper()
+				code, msg := w.run("ADD", call{keys: `"sysctlMode":"check","sysctl":` + keys}).Error()
+				Expect(code).To(Equal(cni.CodeConfig))
+				Expect(msg).To(ContainSubstring(words))
+			}
+			says(`{"net.ipv4.route.flush":"1"}`, "permission denied")
+			says(`{"net.core.nothing":"1"}`, "no such file")
+			Expect(os.WriteFile(w.allow, []byte("^net.ipv4"), 0o600)).To(Succeed())
+			says(`{"net.core.somaxconn":"4096"}`, "not allowed")
+		})
+	})
+
 	It("switches allmulti off", func() {
 		IP(w.cont, "link set eth0 allmulticast on")
 		w.add(`"allmulti":false`)
@@ -323,6 +376,8 @@ var _ = Describe("STATUS", func() {
 				dir)
 		}
 		Expect(status(`"dataDir":"/run/lock"`)).To(Equal(Answer{}))
+		checks := `"sysctlMode":"check","sysctl":{"net.core.somaxconn":"77"},"dataDir":"/run/lock"`
+		Expect(status(checks)).To(Equal(Answer{}), "nothing is kept")
 	})
 
 	It("is not well where dataDir is a file", func() {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"net"
+	"slices"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/skel"
@@ -18,6 +19,7 @@ type wireConfig struct {
 	skel.LogKey
 
 	Sysctl   json.RawMessage `json:"sysctl" help:"values below /proc/sys/net, in this order; IFNAME in a key is the interface" schema:"format=sysctls"`
+	Mode     string          `json:"sysctlMode" help:"write the sysctls, or check: ADD fails where one differs, and writes none" default:"write" schema:"enum=write|check empty"`
 	MAC      string          `json:"mac" help:"MAC address of the interface" schema:"format=hwaddr empty"`
 	MTU      int             `json:"mtu" help:"MTU of the interface, in bytes (0: as it is)" schema:"min=0 max=2147483647"`
 	Promisc  bool            `json:"promisc" help:"set the interface promiscuous (false: as it is)"`
@@ -46,15 +48,22 @@ type wireArgs struct {
 // config is the configuration with every value checked.
 type config struct {
 	Sysctls    []setting
+	OnlyCheck  bool    // the sysctls are compared, not written
 	Attributes []value // what the interface is to become, in their order
 	DataDir    string
 }
 
 func (c config) empty() bool { return len(c.Sysctls) == 0 && len(c.Attributes) == 0 }
 
+// changes reports whether ADD may change anything, and so keep what there was.
+func (c config) changes() bool { return len(c.Attributes) > 0 || len(c.Sysctls) > 0 && !c.OnlyCheck }
+
 // parseConfig refuses bad values with code 7, or 4 for CNI_ARGS. In STATUS, IFNAME stays in the keys of sysctls.
 func parseConfig(req *skel.Request, w wireConfig, problems *cni.Problems) config {
-	c := config{DataDir: cmp.Or(w.DataDir, defaultDataDir)}
+	c := config{DataDir: cmp.Or(w.DataDir, defaultDataDir), OnlyCheck: w.Mode == "check"}
+	if !slices.Contains([]string{"", "write", "check"}, w.Mode) {
+		problems.Add(cni.Refuse("sysctlMode", w.Mode, `is neither "write" nor "check"`))
+	}
 	mac := parseMAC(w, req.Args, problems)
 	args := w.Args.CNI
 	problems.Add(cni.InRange("mtu", &w.MTU, 0, math.MaxInt32))

@@ -91,7 +91,7 @@ func gc(ctx context.Context, req *skel.Request) error {
 // status looks for an allow-list that is broken or forbids what is configured, and whether dataDir can be written.
 func (allowed allowList) status(_ context.Context, _ *skel.Request, cfg config) error {
 	err := cmp.Or(allowed.verify(), allowed.check(cfg.Sysctls))
-	if !cfg.empty() {
+	if cfg.changes() {
 		if unwritable := statefile.Writable(cfg.DataDir); unwritable != nil {
 			err = errors.Join(err, cni.Errorf(cni.CodeIO, "dataDir: %w", unwritable))
 		}
@@ -121,6 +121,12 @@ func result(req *skel.Request, cfg config) *cni.Result {
 // change does the work of ADD.
 func (c container) change(ctx context.Context) error {
 	c.Step("read the values")
+	if c.cfg.OnlyCheck {
+		if err := c.compare(cni.CodeConfig); err != nil {
+			return fmt.Errorf("sysctlMode \"check\" writes no sysctl: %w", err)
+		}
+		c.cfg.Sysctls = nil
+	}
 	before, err := c.readValues() // what is wrong is refused here, before anything is written anywhere
 	if err != nil {
 		return err
@@ -318,19 +324,25 @@ func (c container) restore(before []value) error {
 	return errors.Join(errs...)
 }
 
-// verify returns each difference from the configuration. What that does not name is anybody's.
-func (c container) verify() error {
+// compare returns an error of the code with each sysctl that differs from the configuration.
+func (c container) compare(code uint) error {
 	var errs []error
 	for _, s := range c.cfg.Sysctls {
 		text, err := s.Key.Read()
 		switch {
-		case errors.Is(err, fs.ErrPermission): // it can only be written
+		case code == cni.CodeDrift && errors.Is(err, fs.ErrPermission): // it can only be written
 		case err != nil:
-			errs = append(errs, cni.Drift("%s: %w, want %q", s.name(), err, s.Value))
+			errs = append(errs, cni.Errorf(code, "%s: %w, want %q", s.name(), err, s.Value))
 		case !sysctl.Equal(text, s.Value):
-			errs = append(errs, cni.Drift("%s: is %q, want %q", s.name(), text, s.Value))
+			errs = append(errs, cni.Errorf(code, "%s: is %q, want %q", s.name(), text, s.Value))
 		}
 	}
+	return errors.Join(errs...)
+}
+
+// verify returns each difference from the configuration. What that does not name is anybody's.
+func (c container) verify() error {
+	errs := []error{c.compare(cni.CodeDrift)}
 	if len(c.cfg.Attributes) > 0 {
 		errs = append(errs, c.VerifyInterface())
 	}
