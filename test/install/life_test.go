@@ -177,6 +177,18 @@ var _ = Describe("install --loop", Label("install-loop"), func() {
 		Expect(d.state()).To(Equal(before))
 	})
 
+	It("needs no more memory than its pod may have", func() {
+		manifest := string(nstest.Must(os.ReadFile("../../deploy/daemonset.yaml")))
+		limit := regexp.MustCompile(`(?s)limits:.*?memory: (\d+)Mi`).FindStringSubmatch(manifest)
+		d := newDir(nil)
+		d.install("--links", "copy")
+		cmd, _, _ := d.start("--links", "copy")
+		d.becomes(all()...)
+		status := string(nstest.Must(os.ReadFile(fmt.Sprintf("/proc/%d/status", cmd.Process.Pid))))
+		most := regexp.MustCompile(`VmHWM:\s+(\d+) kB`).FindStringSubmatch(status)
+		Expect(strconv.Atoi(most[1])).To(BeNumerically("<", nstest.Must(strconv.Atoi(limit[1]))*1024))
+	})
+
 	DescribeTable("repairs all names after a file was copied onto one:", func(links string) {
 		d := newDir(nil)
 		said, stop := d.loop("--links", links)

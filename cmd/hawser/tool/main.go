@@ -22,7 +22,6 @@ import (
 // Main runs a program that is all these plugins and the tool, and exits.
 func Main(all []skel.Program) {
 	skel.MainOf(all)
-	debug.SetGCPercent(400) // what a node with many containers takes is read once, and kept
 	root := command(all, os.LookupEnv, os.Environ())
 	root.SetArgs(os.Args[1:])
 	root.SetIn(os.Stdin)
@@ -51,6 +50,11 @@ func command(all []skel.Program, env func(string) (string, bool), vars []string)
 	}
 	n, asJSON, dir := node.Default(all, vars), false, ""
 	root.PersistentPreRunE = func(c *cobra.Command, _ []string) error {
+		// What a command reads of many containers it keeps to its end. watch stays, and a pod that installs has little
+		// memory.
+		if c.Flags().Lookup("root") != nil && c.Name() != "watch" {
+			debug.SetGCPercent(400)
+		}
 		if err := fromEnvironment(c.Flags(), env); err != nil || dir == "" {
 			return err
 		}
