@@ -175,7 +175,7 @@ func (a *Attachment) youngest() (t time.Time) {
 // namespace that is mounted, prove nothing: both may outlive the container.
 func (s *Survey) Judge(a *Attachment, older time.Duration) (garbage, kept string) {
 	inode, isKnown := s.namespaceOf(a)
-	isThere := s.host[firstWord(a.HostEnd())]
+	isThere := s.host[FirstWord(a.HostEnd())]
 	age := s.began.Sub(a.youngest())
 	knows := s.Knows(a.ContainerID)
 	switch {
@@ -204,7 +204,8 @@ func (s *Survey) Judge(a *Attachment, older time.Duration) (garbage, kept string
 	return "", "nothing tells whether its container lives"
 }
 
-func firstWord(text string) string {
+// FirstWord is the beginning of a text, up to a blank.
+func FirstWord(text string) string {
 	word, _, _ := strings.Cut(text, " ")
 	return word
 }

@@ -37,8 +37,6 @@ type Call struct {
 	Entry int
 	// PrevResult is the result of the plugin before (ADD) or of the list (CHECK, DEL); nil = none.
 	PrevResult json.RawMessage
-	// More are keys of the call: cni.dev/valid-attachments of GC.
-	More map[string]any
 }
 
 // Run calls the plugin that CNI_PATH has and returns its standard output. The error is the plugin's error object as a
@@ -194,9 +192,6 @@ func (c Call) conf() []byte {
 	if len(config) > 0 {
 		more["runtimeConfig"] = config
 	}
-	for key, value := range c.More {
-		more[key] = value
-	}
 	return c.List.Conf(c.Entry, more)
 }
 
@@ -215,7 +210,7 @@ func (n Node) Add(ctx context.Context, list List, c Container) (result json.RawM
 // Check has each plugin of a list compare what is there with the result of ADD.
 func (n Node) Check(ctx context.Context, list List, c Container, result json.RawMessage) error {
 	for i := range list.Plugins {
-		if _, err := n.Run(ctx, Call{"CHECK", c, list, i, result, nil}); err != nil {
+		if _, err := n.Run(ctx, Call{"CHECK", c, list, i, result}); err != nil {
 			return err
 		}
 	}
@@ -226,7 +221,7 @@ func (n Node) Check(ctx context.Context, list List, c Container, result json.Raw
 func (n Node) Del(ctx context.Context, list List, c Container, result json.RawMessage) error {
 	var errs []error
 	for i := range slices.Backward(list.Plugins) {
-		_, err := n.Run(ctx, Call{"DEL", c, list, i, result, nil})
+		_, err := n.Run(ctx, Call{"DEL", c, list, i, result})
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)

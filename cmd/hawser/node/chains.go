@@ -58,6 +58,11 @@ func BaseChains(ctx context.Context) (all []BaseChain, err error) {
 	return all, errors.Join(errs...)
 }
 
+// IsRouted says whether packets that the host routes pass the table.
+func IsRouted(t nft.Table) bool {
+	return slices.Contains([]nft.Family{nft.INet, nft.IPv4, nft.IPv6}, t.Family)
+}
+
 func nftablesChains(nf *nft.Conn) (all []BaseChain, err error) {
 	chains, err := nf.Chains(nft.Table{})
 	if err != nil {
@@ -65,8 +70,7 @@ func nftablesChains(nf *nft.Conn) (all []BaseChain, err error) {
 	}
 	points := map[uint32]string{nft.Prerouting: hooks[0], nft.Forward: hooks[1], nft.Postrouting: hooks[2]}
 	for _, c := range chains {
-		routed := slices.Contains([]nft.Family{nft.INet, nft.IPv4, nft.IPv6}, c.Table.Family)
-		if c.Hook == nil || !routed || points[c.Hook.Point] == "" {
+		if c.Hook == nil || !IsRouted(c.Table) || points[c.Hook.Point] == "" {
 			continue
 		}
 		rules, err := nf.Rules(c.Table, c.Name)

@@ -20,11 +20,10 @@ type List struct {
 	File       string // empty for one that a runtime remembers
 	Name       string
 	CNIVersion string
-	// NoCheck and NoGC say that the runtime must not call CHECK and GC.
-	NoCheck, NoGC bool
-	Plugins       []Entry
-	Raw           map[string]json.RawMessage
-	inlined       bool // nothing of the directory that has the network's name
+	NoCheck    bool // the runtime must not call CHECK
+	Plugins    []Entry
+	Raw        map[string]json.RawMessage
+	inlined    bool // nothing of the directory that has the network's name
 }
 
 // Entry is a plugin's entry of a list.
@@ -55,15 +54,27 @@ func (n Node) Lists() (lists []List, err error) {
 	return lists, errors.Join(errs...)
 }
 
-// ListOf is the list of a network; without one it is empty but for the name.
-func (n Node) ListOf(network string) (List, error) {
-	lists, err := n.Lists()
-	for _, l := range lists {
-		if l.Name == network {
-			return l, nil
+// ListsOf are those by which attachments were made, each once: of a network they are mostly the same.
+func ListsOf(cached []Cached) (lists []List) {
+	seen := map[string]bool{}
+	for _, c := range cached {
+		if seen[string(c.Config)] {
+			continue
+		}
+		seen[string(c.Config)] = true
+		if list, err := ParseList(c.Config); err == nil {
+			lists = append(lists, list)
 		}
 	}
-	return List{Name: network}, err
+	return lists
+}
+
+// ListOf is the list of a network; without one it is empty but for the name.
+func ListOf(lists []List, network string) List {
+	if i := slices.IndexFunc(lists, func(l List) bool { return l.Name == network }); i >= 0 {
+		return lists[i]
+	}
+	return List{Name: network}
 }
 
 // ListFiles are the files of a directory that runtimes take for network lists.
@@ -146,7 +157,6 @@ func ParseList(data []byte) (list List, err error) {
 		CNIVersion   string   `json:"cniVersion"`
 		CNIVersions  []string `json:"cniVersions"`
 		DisableCheck any      `json:"disableCheck"`
-		DisableGC    any      `json:"disableGC"`
 		Inlined      any      `json:"loadOnlyInlinedPlugins"`
 		Type         string   `json:"type"`
 		Plugins      []Entry  `json:"plugins"`
@@ -161,7 +171,7 @@ func ParseList(data []byte) (list List, err error) {
 	}
 	isTrue := func(v any) bool { return strings.EqualFold(fmt.Sprint(v), "true") } // also as text
 	list.Name, list.CNIVersion, list.Plugins = doc.Name, doc.CNIVersion, doc.Plugins
-	list.NoCheck, list.NoGC, list.inlined = isTrue(doc.DisableCheck), isTrue(doc.DisableGC), isTrue(doc.Inlined)
+	list.NoCheck, list.inlined = isTrue(doc.DisableCheck), isTrue(doc.Inlined)
 	if doc.Type != "" && doc.Plugins == nil {
 		list.Plugins, list.inlined = make([]Entry, 1), true
 		return list, list.Plugins[0].parse(data)

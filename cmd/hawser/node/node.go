@@ -125,6 +125,13 @@ func isLoopback(c Cached) bool {
 	return err == nil && len(list.Plugins) == 1 && list.Plugins[0].Type == "loopback"
 }
 
+// IsMeant says whether somebody who names a pod or a container so means this one: namespace/name or name, the ID or
+// four characters or more of its beginning.
+func IsMeant(of, pod, container string) bool {
+	_, name, _ := strings.Cut(pod, "/")
+	return of == pod || of == name || of == container || len(of) >= 4 && strings.HasPrefix(container, of)
+}
+
 // whole is the attachment whose a holding is that does not say all of it: the reference writes no interface down, and
 // all of a container on that network share the thing.
 func whole(h cni.Holding, all map[cni.Attachment]*Attachment) cni.Attachment {
@@ -185,7 +192,7 @@ func (a *Attachment) Life() Life {
 	info, err := os.Stat(a.Cached.File)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		if _, err := net.InterfaceByName(firstWord(a.HostEnd())); err == nil {
+		if _, err := net.InterfaceByName(FirstWord(a.HostEnd())); err == nil {
 			return Renewed
 		}
 		return Ended
@@ -201,17 +208,8 @@ func (a *Attachment) Life() Life {
 // attachments were made, say.
 func (n Node) Holdings(ctx context.Context, cached []Cached) ([]cni.Holding, error) {
 	lists, err := n.Lists()
-	errs := []error{err}
-	seen := map[string]bool{}
-	for _, c := range cached {
-		if seen[string(c.Config)] { // that of its network, mostly
-			continue
-		}
-		seen[string(c.Config)] = true
-		if list, err := ParseList(c.Config); err == nil {
-			lists = append(lists, list)
-		}
-	}
+	errs, seen := []error{err}, map[string]bool{}
+	lists = append(lists, ListsOf(cached)...)
 	var all []cni.Holding
 	ask := func(p skel.Program, conf []byte) {
 		held, err := p.List(ctx, conf)

@@ -50,7 +50,7 @@ func (n Node) Runtimes(ctx context.Context) *Runtimes {
 		var pods struct{ Items []struct{ ID string } }
 		err := n.ask(ctx, &pods, "crictl", "--runtime-endpoint", "unix://"+socket, "pods", "-o", "json")
 		if err == nil {
-			r.answered("crictl " + socket)
+			r.Asked = append(r.Asked, "crictl "+socket)
 			for _, p := range pods.Items {
 				r.known[p.ID] = "crictl"
 			}
@@ -62,10 +62,9 @@ func (n Node) Runtimes(ctx context.Context) *Runtimes {
 			r.Silent = append(r.Silent, fmt.Sprintf("%s: %v", socket, err))
 		}
 	}
-	if _, err := os.Stat("/var/lib/containers/storage"); err != nil {
-		return r
-	}
-	if _, err := process.LookPath("podman"); err != nil {
+	_, noStorage := os.Stat("/var/lib/containers/storage")
+	_, noPodman := process.LookPath("podman")
+	if noStorage != nil || noPodman != nil {
 		return r
 	}
 	var containers []struct{ ID string }
@@ -73,7 +72,7 @@ func (n Node) Runtimes(ctx context.Context) *Runtimes {
 		r.Silent = append(r.Silent, fmt.Sprintf("podman: %v", err))
 		return r
 	}
-	r.answered("podman")
+	r.Asked = append(r.Asked, "podman")
 	for _, c := range containers {
 		r.known[c.ID] = "podman"
 	}
@@ -95,11 +94,9 @@ func (n Node) askContainerd(ctx context.Context, r *Runtimes, socket string) err
 		}
 	}
 	r.shared = true
-	r.answered("ctr " + socket)
+	r.Asked = append(r.Asked, "ctr "+socket)
 	return nil
 }
-
-func (r *Runtimes) answered(name string) { r.Asked = append(r.Asked, name) }
 
 // find is a runtime's program: in PATH, or where k3s and RKE2 keep theirs, or k3s's own, which is all in one.
 func find(program string, args []string) (string, []string, error) {

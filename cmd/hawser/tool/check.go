@@ -69,7 +69,7 @@ func checkCommand(n *node.Node, asJSON *bool) *cobra.Command {
 
 func (c *checker) print(out io.Writer, asJSON bool) error {
 	if asJSON {
-		return writeJSON(out, append([]complaint{}, c.found...)) // [] for machines
+		return writeJSON(out, c.found)
 	}
 	for _, f := range c.found {
 		where := strings.TrimSuffix(plain(f.File+": "+f.Key), ":")

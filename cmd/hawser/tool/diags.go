@@ -143,7 +143,7 @@ func versions(n node.Node) map[string]any {
 	var modules []string
 	list, _ := os.ReadFile("/proc/modules") // a kernel without modules has none
 	for line := range strings.Lines(string(list)) {
-		modules = append(modules, firstWord(line))
+		modules = append(modules, node.FirstWord(line))
 	}
 	plugins := map[string]string{}
 	for _, p := range n.Programs {

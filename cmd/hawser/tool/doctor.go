@@ -123,7 +123,7 @@ func doctorCommand(n *node.Node, asJSON *bool) *cobra.Command {
 
 func printFindings(out io.Writer, found []finding, asJSON bool, env []string) error {
 	if asJSON {
-		return writeJSON(out, append([]finding{}, found...)) // [] for machines
+		return writeJSON(out, found)
 	}
 	for _, f := range found {
 		what, advice := strings.ReplaceAll(plain(f.What), "\n\t", "; "), plain(f.Advice)
@@ -187,12 +187,7 @@ func gather(ctx context.Context, n node.Node) *facts {
 	f.lists, err = n.Lists()
 	f.note(err)
 	cached, _ := n.Cached() // an error of it is one of Attachments
-	f.all = slices.Clone(f.lists)
-	for _, c := range cached {
-		if list, err := node.ParseList(c.Config); err == nil {
-			f.all = append(f.all, list)
-		}
-	}
+	f.all = slices.Concat(f.lists, node.ListsOf(cached))
 	for _, list := range f.all {
 		for _, plugin := range typesOf(list) {
 			if _, known := f.programs[plugin]; !known {
@@ -260,7 +255,8 @@ func (f *facts) gatherRules() (err error) {
 			for _, e := range set {
 				f.guarded = append(f.guarded, strings.TrimRight(string(e.Key), "\x00"))
 			}
-		case c.Drops && c.Hook != nil && c.Hook.Point == nft.Forward && c.Table.Name != "firewalld" && isIP(c.Table):
+		case c.Drops && c.Hook != nil && c.Hook.Point == nft.Forward && c.Table.Name != "firewalld" &&
+			node.IsRouted(c.Table):
 			rules, err := nf.Rules(c.Table, "")
 			f.note(err)
 			f.drops = append(f.drops, f.droppingChain(c, rules))

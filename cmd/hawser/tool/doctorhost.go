@@ -16,14 +16,6 @@ import (
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
-// listOf is the list of a network.
-func (f *facts) listOf(network string) (list node.List) {
-	if i := slices.IndexFunc(f.all, func(l node.List) bool { return l.Name == network }); i >= 0 {
-		return f.all[i]
-	}
-	return list
-}
-
 // who names an attachment.
 func who(a *node.Attachment) string {
 	if a.Pod != "" {
@@ -44,7 +36,7 @@ func some(names []string) string {
 func lostLeases(f *facts) {
 	var lost []string
 	for _, a := range f.attached {
-		hasLocal := slices.Contains(typesOf(f.listOf(a.Network)), "host-local")
+		hasLocal := slices.Contains(typesOf(node.ListOf(f.all, a.Network)), "host-local")
 		if a.Orphan != "" || a.Cached == nil || !hasLocal || len(a.Held("address")) > 0 {
 			continue
 		}
@@ -64,7 +56,7 @@ func orphans(f *facts) {
 		switch addrs := a.Held("address"); {
 		case a.Orphan == "":
 		case len(addrs) > 0:
-			leases = append(leases, firstWord(addrs[0])+" of "+who(a))
+			leases = append(leases, node.FirstWord(addrs[0])+" of "+who(a))
 		default:
 			for _, h := range a.Holdings {
 				rest = append(rest, fmt.Sprintf("%s %s of %s", h.Kind, h.Value, who(a)))
@@ -81,28 +73,32 @@ func orphans(f *facts) {
 
 // forwardingOff is found where containers are attached whose packets the host is to route: an ADD turns it on.
 func forwardingOff(f *facts) {
-	isOff := map[bool]string{}
-	if path := "ipv4/ip_forward"; readSetting(path) == "0" {
-		isOff[true] = path
-	}
-	if path := "ipv6/conf/all/forwarding"; readSetting(path) == "0" {
-		isOff[false] = path
-	}
+	isOff := notForwarded()
 	for _, a := range f.attached {
-		if a.Orphan != "" || !isRouted(f.listOf(a.Network)) {
+		if a.Orphan != "" || !isRouted(node.ListOf(f.all, a.Network)) {
 			continue
 		}
 		for _, text := range a.Addresses() {
 			addr, _ := netip.ParseAddr(text)
-			path := isOff[addr.Is4()]
-			if path == "" || !addr.IsValid() {
+			key := isOff[addr.Is4()]
+			if key == "" || !addr.IsValid() {
 				continue
 			}
-			name := "net." + strings.ReplaceAll(path, "/", ".")
-			f.say("forwarding-off", "%s is 0, and %s needs the host to route", name, who(a))
+			f.say("forwarding-off", "%s is 0, and %s needs the host to route", key, who(a))
 			delete(isOff, addr.Is4())
 		}
 	}
+}
+
+// notForwarded are the sysctls that keep the host from routing, of IPv4 (true) and of IPv6.
+func notForwarded() map[bool]string {
+	isOff := map[bool]string{}
+	for is4, path := range map[bool]string{true: "ipv4/ip_forward", false: "ipv6/conf/all/forwarding"} {
+		if readSetting(path) == "0" {
+			isOff[is4] = "net." + strings.ReplaceAll(path, "/", ".")
+		}
+	}
+	return isOff
 }
 
 // isRouted says whether packets of a list's containers are to pass the host.
@@ -166,7 +162,7 @@ func changedMACs(f *facts) {
 		macs[l.Name] = l.HardwareAddr.String()
 	}
 	for _, a := range f.attached {
-		own, isGateway := ownBridge(f.listOf(a.Network))
+		own, isGateway := ownBridge(node.ListOf(f.all, a.Network))
 		if !isGateway || a.Orphan != "" || a.Cached == nil || a.Cached.Result() == nil {
 			continue
 		}

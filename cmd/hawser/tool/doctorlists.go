@@ -1,11 +1,8 @@
 package tool
 
 import (
-	"bytes"
 	"encoding/json"
 	"fmt"
-	"io"
-	"net/netip"
 	"slices"
 	"strings"
 
@@ -85,55 +82,32 @@ func unknownVersions(f *facts) {
 // refusedLists are those that our plugins refuse: an error where ours are installed.
 func refusedLists(f *facts) {
 	for _, list := range f.lists {
-		plugins := []map[string]json.RawMessage{}
-		for _, e := range list.Plugins {
-			plugins = append(plugins, e.Raw)
-		}
 		if list.CNIVersion != "" && !cni.Supports(list.CNIVersion) {
 			continue // unknown-version
 		}
-		doc, _ := json.Marshal(map[string]any{"name": list.Name, "cniVersion": list.CNIVersion, "plugins": plugins})
 		for _, p := range f.Programs {
-			if !slices.Contains(typesOf(list), p.Name) {
-				continue
+			for i, e := range list.Plugins {
+				if p.Name != e.Type && p.Name != e.IPAM.Type {
+					continue
+				}
+				found := p.CheckConfig(list.Conf(i, nil), i == 0)
+				if k := slices.IndexFunc(found, func(f skel.Finding) bool { return !f.Warning }); k >= 0 {
+					id := map[bool]string{true: "refused-list", false: "refused-later"}[f.programs[p.Name].kind == ours]
+					key := spot{key: fmt.Sprintf("plugins[%d]", i)}.path(found[k].Key)
+					f.say(id, "%s: %s: %s: %s", titleOf(list), p.Name, key, found[k].Reason)
+					break
+				}
 			}
-			var out bytes.Buffer
-			if p.Run(f.ctx, skel.Env{
-				Args: []string{"--check-config"}, Stdin: bytes.NewReader(doc), Stdout: &out, Stderr: io.Discard,
-			}) == 0 {
-				continue
-			}
-			first, _, _ := strings.Cut(strings.TrimPrefix(out.String(), "error: "), "\n")
-			id := "refused-list"
-			if f.programs[p.Name].kind != ours {
-				id = "refused-later"
-			}
-			f.say(id, "%s: %s: %s", titleOf(list), p.Name, first)
 		}
 	}
 }
 
 // fullRanges are sets of which more than nine tenths are lent.
 func fullRanges(f *facts) {
-	lent := map[string][]netip.Addr{} // of the network
-	for _, a := range f.attached {
-		for _, h := range a.Holdings {
-			if addr, err := netip.ParseAddr(firstWord(h.Value)); h.Kind == cni.HeldAddress && err == nil {
-				lent[a.Network] = append(lent[a.Network], addr)
-			}
-		}
-	}
+	lent := node.Lent(f.attached)
 	for _, list := range f.lists {
 		for _, set := range list.RangeSets() {
-			size, used := 0., 0.
-			for _, r := range set {
-				size += r.Size()
-				for _, a := range lent[list.Name] {
-					if r.Contains(a) {
-						used++
-					}
-				}
-			}
+			used, size := node.Usage(set, lent[list.Name])
 			id := ""
 			switch {
 			case used >= size && len(set) > 0:

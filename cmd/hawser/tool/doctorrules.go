@@ -30,10 +30,6 @@ type rule struct {
 	about         []string // with what it compares: names of interfaces, and bytes of addresses among them
 }
 
-func isIP(t nft.Table) bool {
-	return slices.Contains([]nft.Family{nft.INet, nft.IPv4, nft.IPv6}, t.Family)
-}
-
 func (f *facts) droppingChain(c nft.LiveChain, live []nft.LiveRule) dropping {
 	d := dropping{fmt.Sprintf("%s %s of nf_tables", c.Table, c.Name), c.Name, c.Table.Family, nil}
 	for _, r := range live {
@@ -139,7 +135,7 @@ func (f *facts) dropsLoopback() bool {
 	defer nf.Close()
 	seen := map[nft.Table]bool{}
 	for _, c := range f.chains {
-		if seen[c.Table] || !isIP(c.Table) || c.Table == table() {
+		if seen[c.Table] || !node.IsRouted(c.Table) || c.Table == table() {
 			continue
 		}
 		seen[c.Table] = true

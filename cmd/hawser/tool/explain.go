@@ -19,7 +19,6 @@ import (
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/nft"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
-	"github.com/hawser-cni/plugins/pkg/sysctl"
 )
 
 // explanation is all that is known of something.
@@ -56,28 +55,20 @@ func explainCommand(n *node.Node, asJSON *bool) *cobra.Command {
 		Short: "Show all that belongs to something, and what may stop its packets",
 		Args:  cobra.MaximumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
-			links, err := hostLinks()
-			all, listErr := n.Attachments(c.Context())
-			err = errors.Join(err, listErr)
+			links, linkErr := hostLinks()
+			all, err := n.Attachments(c.Context())
 			out := c.OutOrStdout()
 			if len(args) == 0 {
 				lists, listErr := n.Lists()
 				networks := tree(lists, all, links)
-				if *asJSON {
-					return errors.Join(writeJSON(out, networks), err, listErr)
-				}
-				printTree(out, networks)
-				return errors.Join(err, listErr)
+				text := func(out io.Writer) { printTree(out, networks) }
+				return errors.Join(show(out, *asJSON, networks, text), linkErr, err, listErr)
 			}
 			e, wayErr := explain(c.Context(), args[0], all, links)
-			if e == nil {
-				return errors.Join(wayErr, err)
+			if err = errors.Join(wayErr, linkErr, err); e == nil {
+				return err
 			}
-			if *asJSON {
-				return errors.Join(writeJSON(out, e), wayErr, err)
-			}
-			e.print(out)
-			return errors.Join(wayErr, err)
+			return errors.Join(show(out, *asJSON, e, e.print), err)
 		},
 	}
 }
@@ -122,11 +113,11 @@ func parent(a *node.Attachment, links map[string]hostLink) string {
 		return words[2] // as it was: veth0 master cni0
 	}
 	for _, value := range a.Held(cni.HeldLink) {
-		if _, master, ok := strings.Cut(firstWord(value), "@"); ok {
+		if _, master, ok := strings.Cut(node.FirstWord(value), "@"); ok {
 			return master
 		}
 	}
-	return firstWord(strings.Join(a.Held(cni.HeldDevice), " "))
+	return node.FirstWord(strings.Join(a.Held(cni.HeldDevice), " "))
 }
 
 // explain finds what is called so.
@@ -139,12 +130,8 @@ func explain(ctx context.Context, what string, all []*node.Attachment, links map
 		func(a *node.Attachment) bool {
 			return slices.ContainsFunc(a.Held(cni.HeldPort), func(value string) bool { return isPort(value, what) })
 		},
-		func(a *node.Attachment) bool { return firstWord(a.HostEnd()) == what || parent(a, links) == what },
-		func(a *node.Attachment) bool {
-			_, name, _ := strings.Cut(a.Pod, "/")
-			return what == a.Pod || what == name || a.ContainerID == what ||
-				len(what) >= 4 && strings.HasPrefix(a.ContainerID, what)
-		},
+		func(a *node.Attachment) bool { return node.FirstWord(a.HostEnd()) == what || parent(a, links) == what },
+		func(a *node.Attachment) bool { return node.IsMeant(what, a.Pod, a.ContainerID) },
 	}
 	for i, matches := range readings {
 		for _, a := range all {
@@ -171,7 +158,7 @@ func explain(ctx context.Context, what string, all []*node.Attachment, links map
 
 // isPort says whether a host port ("0.0.0.0:8080/tcp to ...") is the one of that name.
 func isPort(value, what string) bool {
-	at, proto, _ := strings.Cut(firstWord(value), "/")
+	at, proto, _ := strings.Cut(node.FirstWord(value), "/")
 	have, err := netip.ParseAddrPort(at)
 	wanted, wantedProto, hasProto := strings.Cut(what, "/")
 	if err != nil || hasProto && wantedProto != proto {
@@ -185,20 +172,23 @@ func isPort(value, what string) bool {
 		(have.Addr() == want.Addr() || have.Addr().IsUnspecified() && have.Addr().Is4() == want.Addr().Is4())
 }
 
+func named(links map[string]hostLink, name string) hostLink {
+	if l, ok := links[name]; ok {
+		return l
+	}
+	return hostLink{Name: name, State: "missing"}
+}
+
 // findLinks adds the interfaces of the host that the attachments need.
 func (e *explanation) findLinks(links map[string]hostLink) {
 	seen := map[string]bool{"": true}
 	for _, a := range e.Attachments {
-		for _, name := range []string{firstWord(a.HostEnd()), parent(a, links)} {
+		for _, name := range []string{node.FirstWord(a.HostEnd()), parent(a, links)} {
 			if seen[name] {
 				continue
 			}
 			seen[name] = true
-			l, ok := links[name]
-			if !ok {
-				l = hostLink{Name: name, State: "missing"}
-			}
-			e.Links = append(e.Links, l)
+			e.Links = append(e.Links, named(links, name))
 		}
 	}
 }
@@ -221,10 +211,8 @@ func (e *explanation) findWay(ctx context.Context) error {
 			e.Stops = append(e.Stops, &stop{node.StopsIt, fmt.Sprintf("interface %s is %s", l.Name, l.State)})
 		}
 	}
-	forwarding := map[bool]sysctl.Key{true: sysctl.Net("ipv4", "ip_forward"),
-		false: sysctl.Net("ipv6", "conf", "all", "forwarding")}
-	for isIPv4, key := range forwarding {
-		if value, err := key.Read(); families[isIPv4] && err == nil && value == "0" {
+	for isIPv4, key := range notForwarded() {
+		if families[isIPv4] {
 			e.Stops = append(e.Stops, &stop{node.StopsIt, fmt.Sprintf("%s is 0: the host forwards nothing", key)})
 		}
 	}
@@ -318,8 +306,7 @@ type branch struct {
 	Attachments []*node.Attachment `json:"attachments"`
 }
 
-func tree(lists []node.List, all []*node.Attachment, links map[string]hostLink) []*network {
-	networks := []*network{} // [] for machines
+func tree(lists []node.List, all []*node.Attachment, links map[string]hostLink) (networks []*network) {
 	find := func(name string) *network {
 		i := slices.IndexFunc(networks, func(n *network) bool { return n.Name == name })
 		if i < 0 {
@@ -338,11 +325,7 @@ func tree(lists []node.List, all []*node.Attachment, links map[string]hostLink) 
 		n, name := find(a.Network), parent(a, links)
 		i := slices.IndexFunc(n.Links, func(b branch) bool { return b.Name == name })
 		if i < 0 {
-			l, ok := links[name]
-			if !ok {
-				l = hostLink{Name: name, State: "missing"}
-			}
-			i, n.Links = len(n.Links), append(n.Links, branch{hostLink: l})
+			i, n.Links = len(n.Links), append(n.Links, branch{hostLink: named(links, name)})
 		}
 		n.Links[i].Attachments = append(n.Links[i].Attachments, a)
 	}
@@ -360,7 +343,7 @@ func printTree(out io.Writer, networks []*network) {
 			}
 			for k, a := range b.Attachments {
 				fmt.Fprintln(out, indent+twig(k, len(b.Attachments))+words(cmp.Or(a.Pod, shortID(a.ContainerID)),
-					cmp.Or(a.IfName, "?"), strings.Join(a.Addresses(), " "), firstWord(a.HostEnd()),
+					cmp.Or(a.IfName, "?"), strings.Join(a.Addresses(), " "), node.FirstWord(a.HostEnd()),
 					strings.Join(a.Held(cni.HeldPort), ", "), a.Orphan))
 			}
 		}

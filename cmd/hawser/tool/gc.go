@@ -51,11 +51,8 @@ func gcCommand(n *node.Node, asJSON *bool) *cobra.Command {
 			if found == nil {
 				return fmt.Errorf("nothing was removed: %w", err)
 			}
-			if *asJSON {
-				return errors.Join(writeJSON(c.OutOrStdout(), found), err)
-			}
-			found.print(c.OutOrStdout(), yes)
-			return err
+			text := func(out io.Writer) { found.print(out, yes) }
+			return errors.Join(show(c.OutOrStdout(), *asJSON, found, text), err)
 		},
 	}
 	c.Flags().BoolVar(&yes, "yes", false, "remove it")
@@ -160,8 +157,11 @@ func removalOf(n node.Node, a *node.Attachment) *node.Removal {
 	r := &node.Removal{Attachment: a}
 	if a.Cached != nil {
 		r.List, r.Err = node.ParseList(a.Cached.Config)
-	} else {
-		r.List, r.Err = n.ListOf(a.Network)
+		return r
+	}
+	lists, err := n.Lists()
+	if r.List = node.ListOf(lists, a.Network); r.List.Plugins == nil {
+		r.Err = err
 	}
 	return r
 }

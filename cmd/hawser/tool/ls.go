@@ -2,6 +2,7 @@ package tool
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -25,17 +26,8 @@ func lsCommand(n *node.Node, asJSON *bool) *cobra.Command {
 			all = slices.DeleteFunc(all, func(a *node.Attachment) bool {
 				return orphans && a.Orphan == "" || len(args) > 0 && a.Network != args[0]
 			})
-			if *asJSON {
-				if all == nil {
-					all = []*node.Attachment{} // [] for machines
-				}
-				if bad := writeJSON(c.OutOrStdout(), all); bad != nil {
-					return bad
-				}
-			} else {
-				listAttachments(c.OutOrStdout(), all)
-			}
-			return err
+			text := func(out io.Writer) { listAttachments(out, all) }
+			return errors.Join(show(c.OutOrStdout(), *asJSON, all, text), err)
 		},
 	}
 	c.Flags().BoolVar(&orphans, "orphans", false, "only what nobody needs any more, as far as the node can tell")
@@ -57,7 +49,7 @@ func listAttachments(out io.Writer, all []*node.Attachment) {
 			since = a.Since.Local().Format(time.DateTime)
 		}
 		columns := []string{cmp.Or(a.Network, "?"), cmp.Or(a.Pod, shortID(a.ContainerID)), cmp.Or(a.IfName, "?"),
-			strings.Join(a.Addresses(), " "), firstWord(a.HostEnd()), strings.Join(a.Held(cni.HeldPort), ", "),
+			strings.Join(a.Addresses(), " "), node.FirstWord(a.HostEnd()), strings.Join(a.Held(cni.HeldPort), ", "),
 			strings.Join(more, ", "), since, note}
 		for i, text := range columns {
 			columns[i] = cmp.Or(plain(text), "-")
@@ -68,8 +60,3 @@ func listAttachments(out io.Writer, all []*node.Attachment) {
 
 // shortID is as much of a container's ID as runtimes show.
 func shortID(id string) string { return id[:min(len(id), 13)] }
-
-func firstWord(text string) string {
-	word, _, _ := strings.Cut(text, " ")
-	return word
-}

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -20,7 +19,6 @@ import (
 
 	"github.com/hawser-cni/plugins/cmd/hawser/node"
 	"github.com/hawser-cni/plugins/pkg/cni"
-	"github.com/hawser-cni/plugins/pkg/ranges"
 	"github.com/hawser-cni/plugins/pkg/skel"
 	"github.com/hawser-cni/plugins/pkg/statefile"
 )
@@ -132,16 +130,11 @@ func measure(ctx context.Context, n node.Node, check bool, log string) (metrics,
 	errs := []error{err}
 	m.add("hawser_leases_without_container", 0)
 	m.add("hawser_host_ports", 0)
-	lent := map[string][]netip.Addr{}
 	for _, a := range all {
 		m.add("hawser_attachments", 1, "network", a.Network)
 		m.add("hawser_host_ports", float64(len(a.Held(cni.HeldPort))))
-		for _, text := range a.Held(cni.HeldAddress) {
-			addr, _ := netip.ParseAddr(firstWord(text))
-			lent[a.Network] = append(lent[a.Network], addr)
-			if a.Orphan != "" {
-				m.add("hawser_leases_without_container", 1)
-			}
+		if a.Orphan != "" {
+			m.add("hawser_leases_without_container", float64(len(a.Held(cni.HeldAddress))))
 		}
 		if check && a.Orphan == "" && a.Cached != nil {
 			errs = append(errs, m.drift(ctx, n, a))
@@ -149,9 +142,13 @@ func measure(ctx context.Context, n node.Node, check bool, log string) (metrics,
 	}
 	lists, err := n.Lists()
 	errs = append(errs, err)
+	lent := node.Lent(all)
 	for _, l := range lists {
 		for i, set := range l.RangeSets() {
-			m.addresses(l.Name, strconv.Itoa(i), set, lent[l.Name])
+			used, size := node.Usage(set, lent[l.Name])
+			labels := []string{"network", l.Name, "set", strconv.Itoa(i)}
+			m.add("hawser_addresses_used", used, labels...)
+			m.add("hawser_addresses_free", size-used, labels...)
 		}
 	}
 	kept, err := skel.Failures(n.Failures).List()
@@ -172,20 +169,6 @@ func (m metrics) latest(name string, value float64, labels []string) {
 	for key := range was[name] {
 		m.add(name, max(0, value-m[name][key]), labels...)
 	}
-}
-
-func (m metrics) addresses(network, set string, all ranges.Set, lent []netip.Addr) {
-	size, used := 0.0, 0.0
-	for _, r := range all {
-		size += r.Size()
-		for _, a := range lent {
-			if r.Contains(a) {
-				used++
-			}
-		}
-	}
-	m.add("hawser_addresses_used", used, "network", network, "set", set)
-	m.add("hawser_addresses_free", size-used, "network", network, "set", set)
 }
 
 // drift looks for what is missing by what the runtime remembers.

@@ -133,9 +133,8 @@ func (p *repairer) jobs(ctx context.Context, of string) (jobs []job, err error) 
 	all, err := p.Attachments(ctx)
 	errs, found := []error{err}, of == ""
 	for _, a := range all {
-		_, name, _ := strings.Cut(a.Pod, "/")
-		isIt := of == a.Pod || of == name || of == a.ContainerID || len(of) >= 4 && strings.HasPrefix(a.ContainerID, of)
-		if a.Cached == nil || a.Netns == "" || a.Orphan != "" || of != "" && !isIt {
+		isIt := of == "" || node.IsMeant(of, a.Pod, a.ContainerID)
+		if a.Cached == nil || a.Netns == "" || a.Orphan != "" || !isIt {
 			continue
 		}
 		found = true

@@ -51,7 +51,6 @@ func traceCommand(_ *node.Node, asJSON *bool) *cobra.Command {
 			ctx, cancel := context.WithTimeout(c.Context(), limit)
 			defer cancel()
 			t := tracer{out: c.OutOrStdout(), most: most, quiet: *asJSON, numbers: map[uint32]int{}}
-			t.steps = []traced{} // [] for machines
 			if err := nft.Trace(ctx, rules, t.step); err != nil {
 				return err
 			}

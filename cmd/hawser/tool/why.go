@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"reflect"
 	"slices"
 	"strings"
 	"text/tabwriter"
@@ -36,16 +37,14 @@ func whyCommand(n *node.Node, asJSON *bool) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if *asJSON {
-				return writeJSON(c.OutOrStdout(), found)
-			}
-			for i, f := range found {
-				if i > 0 {
-					fmt.Fprintln(c.OutOrStdout())
+			return show(c.OutOrStdout(), *asJSON, found, func(out io.Writer) {
+				for i, f := range found {
+					if i > 0 {
+						fmt.Fprintln(out)
+					}
+					f.print(out)
 				}
-				f.print(c.OutOrStdout())
-			}
-			return nil
+			})
 		},
 	}
 }
@@ -63,7 +62,7 @@ func why(ctx context.Context, n node.Node, of string) (found []failure, err erro
 	}
 	slices.SortFunc(all, func(a, b *skel.Failure) int { return b.Time.Compare(a.Time) })
 	all = slices.DeleteFunc(all, func(f *skel.Failure) bool {
-		return of != "last" && !isMeant(of, f.Pod, f.ContainerID)
+		return of != "last" && !node.IsMeant(of, f.Pod, f.ContainerID)
 	})
 	if len(all) == 0 {
 		return nil, withoutRecord(ctx, n, of)
@@ -78,12 +77,6 @@ func why(ctx context.Context, n node.Node, of string) (found []failure, err erro
 	return found, nil
 }
 
-// isMeant says whether somebody who names a pod or a container so means this one.
-func isMeant(of, pod, container string) bool {
-	_, name, _ := strings.Cut(pod, "/")
-	return of == pod || of == name || len(of) >= 4 && strings.HasPrefix(container, of)
-}
-
 // withoutRecord says what the node tells of a pod without a record: where a runtime remembers it, and what would make
 // a call fail today.
 func withoutRecord(ctx context.Context, n node.Node, of string) error {
@@ -92,7 +85,7 @@ func withoutRecord(ctx context.Context, n node.Node, of string) error {
 		"plugins of others leave no records, nor does one that is missing"}
 	var networks []string
 	for _, a := range f.attached {
-		if a.Cached != nil && isMeant(of, a.Pod, a.ContainerID) {
+		if a.Cached != nil && node.IsMeant(of, a.Pod, a.ContainerID) {
 			networks = append(networks, fmt.Sprintf("network %q", a.Network))
 			lines = append(lines, plain("a runtime remembers "+who(a)+": "+cmp.Or(a.Orphan, "it is attached")))
 		}
@@ -115,12 +108,9 @@ func withoutRecord(ctx context.Context, n node.Node, of string) error {
 // placeIn is the place of the plugin in the list of the network.
 func placeIn(n node.Node, f skel.Failure) string {
 	lists, _ := n.Lists()
-	i := slices.IndexFunc(lists, func(l node.List) bool { return l.Name == f.Network })
-	if i < 0 {
-		return ""
-	}
-	for k, e := range lists[i].Plugins {
-		at := fmt.Sprintf("plugin %d of %d in %s", k+1, len(lists[i].Plugins), lists[i].File)
+	list := node.ListOf(lists, f.Network)
+	for i, e := range list.Plugins {
+		at := fmt.Sprintf("plugin %d of %d in %s", i+1, len(list.Plugins), list.File)
 		if e.Type == f.Plugin {
 			return at
 		}
@@ -205,7 +195,20 @@ func plain(text string) string {
 	return b.String()
 }
 
+// show writes what a command found, as JSON or as text does.
+func show(out io.Writer, asJSON bool, found any, text func(io.Writer)) error {
+	if asJSON {
+		return writeJSON(out, found)
+	}
+	text(out)
+	return nil
+}
+
+// writeJSON writes a list that is nil as [], for machines.
 func writeJSON(out io.Writer, v any) error {
+	if list := reflect.ValueOf(v); list.Kind() == reflect.Slice && list.IsNil() {
+		v = []any{}
+	}
 	e := json.NewEncoder(out)
 	e.SetIndent("", "  ")
 	return e.Encode(v)
