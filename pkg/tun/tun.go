@@ -2,6 +2,7 @@
 package tun
 
 import (
+	"errors"
 	"os"
 
 	"golang.org/x/sys/unix"
@@ -24,7 +25,10 @@ func Probe() error {
 // would poll the device before it has an interface and remember the error.
 func Open(n *ns.NS) (f *os.File, err error) {
 	err = n.Do(func() error {
-		fd, err := unix.Open(control, unix.O_RDWR|unix.O_CLOEXEC, 0)
+		fd, err := -1, error(unix.EINTR)
+		for errors.Is(err, unix.EINTR) {
+			fd, err = unix.Open(control, unix.O_RDWR|unix.O_CLOEXEC, 0)
+		}
 		if err != nil {
 			return &os.PathError{Op: "open", Path: control, Err: err}
 		}

@@ -170,11 +170,18 @@ func remove(conn *rtnl.Conn, r frame.Inside) error {
 	if err != nil {
 		return err
 	}
+	var errs []error
+	link, err := conn.LinkByIndex(r.Link)
+	if frame.IgnoreNoLink(err) != nil {
+		return err
+	}
 	q, err := conn.Qdisc(r.Link, rtnl.Ingress)
-	errs := []error{frame.IgnoreNoLink(err)}
+	if link.Index != 0 {
+		errs = append(errs, err)
+	}
 	if q.Kind == "ingress" {
 		list, err := conn.Redirects(r.Link, rtnl.Received)
-		errs = append(errs, frame.IgnoreNoLink(err))
+		errs = append(errs, err)
 		// An ADD that died may have left it empty. 0: the tap is gone.
 		if err == nil && (len(list) == 0 || len(list) == 1 && (list[0].To == tap.Index || list[0].To == 0)) {
 			errs = append(errs, conn.DelQdisc(r.Link, rtnl.Ingress))
