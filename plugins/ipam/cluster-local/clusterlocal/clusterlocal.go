@@ -192,11 +192,9 @@ func gc(ctx context.Context, req *skel.Request, p place) error {
 			return err
 		}
 	}
-	kept, err := s.records().List() // after the list: the lease of an ADD under way has its record by now
+	kept, err := s.records().List()
 	errs := []error{err}
-	known := map[string]bool{}
 	for _, k := range kept {
-		known[k.Record.Nonce] = true
 		if req.Valid.Excludes(k.Record.Attachment) {
 			if err := s.connect(ctx); err != nil {
 				return err
@@ -205,7 +203,7 @@ func gc(ctx context.Context, req *skel.Request, p place) error {
 		}
 	}
 	for _, l := range strays {
-		if err == nil && !known[l.Nonce] && req.Valid.Excludes(l.attachment()) {
+		if req.Valid.Excludes(l.attachment()) {
 			errs = append(errs, s.store.release(ctx, l.name, l.Nonce))
 		}
 	}
