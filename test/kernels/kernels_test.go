@@ -27,7 +27,7 @@ func missing() []string { return strings.Fields(os.Getenv("HAWSER_MISSING")) }
 
 // lacks are the kinds that a kernel may not have, by feature.
 var lacks = map[string]string{"ptp, netkit": "netkit", "ipvlan": "ipvlan", "vlan": "vlan", "bridge, vlan": "vlan",
-	"dummy": "dummy", "vrf": "vrf"}
+	"dummy": "dummy", "vrf": "vrf", "bandwidth, fq_codel": "fq_codel"}
 
 // cell writes what became of a feature into the file HAWSER_CELLS, if there is one.
 func cell(feature, text string) {
@@ -45,7 +45,7 @@ func cell(feature, text string) {
 func names(message string, words []string) bool {
 	return slices.ContainsFunc(words, func(word string) bool {
 		pattern := strings.ReplaceAll(regexp.QuoteMeta(word), `\*`, `\w+`)
-		return regexp.MustCompile(`\b` + pattern + `\b`).MatchString(message)
+		return word != "" && regexp.MustCompile(`\b`+pattern+`\b`).MatchString(message)
 	})
 }
 

@@ -19,12 +19,13 @@ import (
 // remedies say what to do where a feature does not work on a kernel as it is, and where a machine lacks what a row
 // is called.
 var remedies = map[string]string{
-	"bridge, vlan": "a kernel with `CONFIG_BRIDGE_VLAN_FILTERING`",
-	"ptp, netkit":  "Linux 6.7 with `CONFIG_NETKIT`, as Debian's 6.12 has it; or the `deviceType` veth",
-	"ipvlan":       "the module `ipvlan`",
-	"vlan":         "the module `8021q`",
-	"dummy":        "the module `dummy`",
-	"vrf":          "the module `vrf`",
+	"bridge, vlan":        "a kernel with `CONFIG_BRIDGE_VLAN_FILTERING`",
+	"ptp, netkit":         "Linux 6.7 with `CONFIG_NETKIT`, as Debian's 6.12 has it; or the `deviceType` veth",
+	"ipvlan":              "the module `ipvlan`",
+	"vlan":                "the module `8021q`",
+	"dummy":               "the module `dummy`",
+	"vrf":                 "the module `vrf`",
+	"bandwidth, fq_codel": "the module `sch_fq_codel`",
 
 	"nf_tables":      "load it; or install the legacy programs of iptables: without a backend the plugins take these",
 	"nft_masq":       "load it; or leave the backend out: then the plugins take iptables",
