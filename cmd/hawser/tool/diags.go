@@ -181,7 +181,8 @@ func (l *limited) Write(data []byte) (int, error) {
 // listKeys are the keys of lists whose values are shown, and logKeys those of lines of the log.
 const (
 	listKeys = " type bridge isGateway isDefaultGateway ipMasq ipMasqBackend hairpinMode promiscMode forceAddress " +
-		"masqExclude masqPorts masqRandomFully mtuFrom exclude sticky exempt queue sysctlMode tap_name uid gid vm_ips " +
+		"masqExclude masqPorts masqRandomFully mtuFrom exclude sticky exempt queue sysctlMode " +
+		"tap_name uid gid vm_ips " +
 		"mtu vlan vlanTrunk id minID maxID preserveDefaultVlan macspoofchk disableContainerInterface portIsolation " +
 		"master mode linkInContainer linkContNs backend ingressPolicy iptablesAdminChainName snat masqAll " +
 		"markMasqBit externalSetMarkChain ingressRate ingressBurst egressRate egressBurst vrfname table log ipam " +

@@ -150,7 +150,7 @@ func modulesOf(plugin string, of kind) []string {
 	return map[string][]string{"bridge": {"bridge", "veth"}, "ptp": {"veth"}, "macvlan": {"macvlan"},
 		"vlan": {"8021q"}, "ipvlan": {"ipvlan"}, "vrf": {"vrf"}, "dummy": {"dummy"}, "tap": {"tun"},
 		"tc-redirect-tap": {"tun", "sch_ingress", "cls_u32", "act_mirred"},
-		"bandwidth": {"ifb", "sch_tbf"}}[plugin]
+		"bandwidth":       {"ifb", "sch_tbf"}}[plugin]
 }
 
 // changedMACs are those of gateways: a container that knows the old one sends into nothing until it asks again.
