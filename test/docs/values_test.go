@@ -406,8 +406,20 @@ func tuningValues() []values {
 		{key: "mtu", good: numbers, bad: noNumbers}, {key: "args.cni.mtu", good: numbers, bad: noNumbers},
 		{key: "txQLen", good: numbers, bad: noNumbers}, {key: "args.cni.txQLen", good: numbers, bad: noNumbers},
 		{key: "dataDir", good: `["/run/cni/tuning", "", null]`, bad: noStrings},
+		{key: "ethtool", good: `[{}, null]`, bad: `["rx-gro", [], 5]`},
+		{key: "ethtool.rings", good: `[{}, null]`, bad: `[256, [], "rx"]`},
+		{key: "ethtool.channels", good: `[{}, null]`, bad: `[2, [], "rx"]`},
+		{key: "ethtool.features", good: `[{}, {"rx-gro": true, "tx-tcp-segmentation": false, "x": null}, null]`,
+			bad: `[{"rx-gro": "on"}, {"rx-gro": 1}, [], "rx-gro"]`},
+		numbersOf("ethtool.rings.rx"), numbersOf("ethtool.rings.rx-mini"), numbersOf("ethtool.rings.rx-jumbo"),
+		numbersOf("ethtool.rings.tx"), numbersOf("ethtool.channels.rx"), numbersOf("ethtool.channels.tx"),
+		numbersOf("ethtool.channels.other"), numbersOf("ethtool.channels.combined"),
 		{key: "sysctlMode", good: `["write", "check", "", null]`, bad: `["Check", "set", 5, true, {}]`},
 	})
+}
+
+func numbersOf(key string) values {
+	return values{key: key, good: `[0, 1, 4294967295, null]`, bad: `[-1, 4294967296, 1.5, "5"]`}
 }
 
 func portmapValues() []values {

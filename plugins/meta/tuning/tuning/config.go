@@ -25,6 +25,7 @@ type wireConfig struct {
 	Promisc  bool            `json:"promisc" help:"set the interface promiscuous (false: as it is)"`
 	AllMulti *bool           `json:"allmulti" help:"set the allmulticast mode on or off (as it is)"`
 	TxQLen   *int            `json:"txQLen" help:"length of the transmit queue, in packets (as it is)" schema:"min=0 max=2147483647"`
+	Ethtool  wireEthtool     `json:"ethtool" help:"what ethtool(8) changes of the interface"`
 	DataDir  string          `json:"dataDir" help:"where the values from before are kept" default:"/run/cni/tuning"`
 	Args     struct {
 		CNI wireArgs `json:"cni"`
@@ -32,6 +33,23 @@ type wireConfig struct {
 	RuntimeConfig struct {
 		MAC string `json:"mac" help:"MAC address (capability mac); wins over mac and CNI_ARGS" schema:"format=hwaddr empty"`
 	} `json:"runtimeConfig"`
+}
+
+// wireEthtool has ethtool's names, those of features as "ethtool --show-features" has them since Linux 5.7.
+type wireEthtool struct {
+	Features map[string]*bool `json:"features" help:"offloads by the kernel's names, such as rx-gro: on or off (as they are)"`
+	Rings    struct {
+		RX      *uint32 `json:"rx" help:"entries of the receive rings (as it is)"`
+		RXMini  *uint32 `json:"rx-mini" help:"entries of those for small packets (as it is)"`
+		RXJumbo *uint32 `json:"rx-jumbo" help:"entries of those for jumbo packets (as it is)"`
+		TX      *uint32 `json:"tx" help:"entries of the transmit rings (as it is)"`
+	} `json:"rings" help:"sizes of the rings"`
+	Channels struct {
+		RX       *uint32 `json:"rx" help:"queues that receive alone (as it is)"`
+		TX       *uint32 `json:"tx" help:"queues that send alone (as it is)"`
+		Other    *uint32 `json:"other" help:"queues for other ends (as it is)"`
+		Combined *uint32 `json:"combined" help:"queues for both directions (as it is)"`
+	} `json:"channels" help:"numbers of queues"`
 }
 
 // wireArgs are the keys of args.cni. Each that is there wins over its like,
@@ -50,13 +68,16 @@ type config struct {
 	Sysctls    []setting
 	OnlyCheck  bool    // the sysctls are compared, not written
 	Attributes []value // what the interface is to become, in their order
+	Ethtool    []value // the same, by ethtool
 	DataDir    string
 }
 
-func (c config) empty() bool { return len(c.Sysctls) == 0 && len(c.Attributes) == 0 }
+func (c config) empty() bool { return len(c.Sysctls) == 0 && c.leavesInterface() }
+
+func (c config) leavesInterface() bool { return len(c.Attributes) == 0 && len(c.Ethtool) == 0 }
 
 // changes reports whether ADD may change anything, and so keep what there was.
-func (c config) changes() bool { return len(c.Attributes) > 0 || len(c.Sysctls) > 0 && !c.OnlyCheck }
+func (c config) changes() bool { return !c.leavesInterface() || len(c.Sysctls) > 0 && !c.OnlyCheck }
 
 // parseConfig refuses bad values with code 7, or 4 for CNI_ARGS. In STATUS, IFNAME stays in the keys of sysctls.
 func parseConfig(req *skel.Request, w wireConfig, problems *cni.Problems) config {
@@ -71,6 +92,7 @@ func parseConfig(req *skel.Request, w wireConfig, problems *cni.Problems) config
 	problems.Add(cni.InRange("txQLen", w.TxQLen, 0, math.MaxInt32))
 	problems.Add(cni.InRange("args.cni.txQLen", args.TxQLen, 0, math.MaxInt32))
 	c.Sysctls = parseSysctls(w, req.IfName, problems)
+	c.Ethtool = w.Ethtool.values()
 
 	want := func(key string, to any) {
 		c.Attributes = append(c.Attributes, value{Key: key, Value: fmt.Sprint(to)})

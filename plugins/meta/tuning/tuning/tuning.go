@@ -160,6 +160,14 @@ func (c container) change(ctx context.Context) error {
 			return cni.Errorf(codeOf(err, cni.CodeInternal), "%w", err)
 		}
 	}
+	for _, want := range c.cfg.Ethtool {
+		if err := c.set(want); err != nil {
+			return cni.Errorf(codeOf(err, cni.CodeInternal), "%w", err)
+		}
+	}
+	if err := c.compareDriver(cni.CodeUnsupportedField); err != nil {
+		return fmt.Errorf("the driver took it, and changed nothing: %w", err)
+	}
 	return nil
 }
 
@@ -167,7 +175,7 @@ func (c container) change(ctx context.Context) error {
 // can only be written has none.
 func (c container) readValues() (before []value, err error) {
 	err = c.FindInterface()
-	if len(c.cfg.Attributes) == 0 {
+	if c.cfg.leavesInterface() {
 		err = frame.IgnoreNoLink(err)
 	}
 	if err != nil {
@@ -199,6 +207,14 @@ func (c container) readValues() (before []value, err error) {
 		if want.Key == "mac" && len(have) != len(want.Value) {
 			reason := fmt.Sprintf("an address of %q has %d bytes", c.IfName, len(c.ContEnd.MAC))
 			return nil, bad("mac", want.Value, reason)
+		}
+		before = append(before, value{want.Key, have, c.ContEnd.Index, want.Value})
+	}
+	known := driver{link: c.ContEnd}
+	for _, want := range c.cfg.Ethtool {
+		have, err := known.before(want)
+		if err != nil {
+			return nil, err
 		}
 		before = append(before, value{want.Key, have, c.ContEnd.Index, want.Value})
 	}
@@ -261,6 +277,9 @@ func (c container) record(s *store, before []value) error {
 
 // set gives a sysctl or an attribute a value, unless it has that.
 func (c container) set(v value) error {
+	if v.isEthtool() {
+		return (&driver{link: c.ContEnd}).set(v)
+	}
 	if !v.isAttribute() {
 		key, err := sysctl.Parse(v.Key)
 		if err != nil {
@@ -343,13 +362,16 @@ func (c container) compare(code uint) error {
 // verify returns each difference from the configuration. What that does not name is anybody's.
 func (c container) verify() error {
 	errs := []error{c.compare(cni.CodeDrift)}
-	if len(c.cfg.Attributes) > 0 {
+	if !c.cfg.leavesInterface() {
 		errs = append(errs, c.VerifyInterface())
 	}
 	for _, want := range c.cfg.Attributes {
 		if c.ContEnd.Index != 0 && !want.isOf(c.ContEnd) {
 			errs = append(errs, cni.Drift("interface %q: %s is not %s", c.IfName, want.Key, want.Value))
 		}
+	}
+	if c.ContEnd.Index != 0 {
+		errs = append(errs, c.compareDriver(cni.CodeDrift))
 	}
 	return errors.Join(errs...)
 }

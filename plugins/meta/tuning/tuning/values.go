@@ -113,7 +113,7 @@ type value struct {
 // String is the value as sysctl(8) or ip(8) writes it, with that from before.
 func (v value) String() string {
 	between := " = "
-	if v.isAttribute() {
+	if v.isAttribute() || v.isEthtool() {
 		between = " "
 	}
 	return v.Key + between + cmp.Or(v.Set, "?") + " (was " + v.Value + ")"
