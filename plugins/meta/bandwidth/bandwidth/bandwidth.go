@@ -100,6 +100,7 @@ func del(ctx context.Context, req *skel.Request) error {
 	if end.Index != 0 && !c.inside {
 		return c.remove(end)
 	}
+	// The path may lead to another container by now. The record says where the limits of this one are.
 	r, ok, err := records().Get(c.Hash())
 	if ok {
 		err = removeInside(r, &ns.Finder{Also: c.Netns})
@@ -107,7 +108,8 @@ func del(ctx context.Context, req *skel.Request) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(c.remove(end), records().Drop(ctx, c.Hash()))
+	c.at = c.Host
+	return errors.Join(c.remove(rtnl.Link{}), records().Drop(ctx, c.Hash()))
 }
 
 // gc removes the IFBs of attachments that are not valid, and the filters of the host ends that lead to them. Other host
@@ -287,7 +289,7 @@ func rateText(rate uint64) string {
 func status(_ context.Context, _ *skel.Request, cfg config) error {
 	return frame.Status("", func(host *rtnl.Conn) error {
 		err := host.ProbeQdisc("tbf")
-		if cfg.egress.rate != 0 {
+		if cfg.egress.rate != 0 || cfg.ingress.rate != 0 && cfg.exempt != nil {
 			err = errors.Join(err, host.ProbeKind("ifb"))
 		}
 		if cfg.codel {

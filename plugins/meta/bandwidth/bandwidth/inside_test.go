@@ -179,11 +179,6 @@ var _ = Describe("an interface without host end", Label("kernel"), func() {
 			w.Succeeds(w.call("DEL"))
 			w.cont.IP("link set x name eth0", "link set eth0 up")
 		}),
-		Entry("after one without record", both+","+exempt, func(w child) {
-			w.Cmd("rm", "-r", recordDir)
-			w.Succeeds(w.call("DEL"))
-			w.Cmd("mkdir", "-p", recordDir)
-		}),
 		Entry("after GC, and not before", both+","+exempt, func(w child) {
 			w.gc("net", "c1")
 			w.gc("other")
@@ -191,6 +186,18 @@ var _ = Describe("an interface without host end", Label("kernel"), func() {
 			w.gc("net")
 		}),
 	)
+
+	It("is left as it is by DEL of a container that had the path before", Label("bandwidth-inside"), func() {
+		nstest.Need("macvlan")
+		w := newChild(ownMAC)
+		w.Add(w.call("ADD", both))
+		before := w.state()
+		former := w.call("DEL", both)
+		former.ID = "c0"
+		w.Succeeds(former)
+		Expect(w.state()).To(Equal(before))
+		w.Succeeds(w.call("CHECK", both))
+	})
 
 	It("leaves no record of a container that is gone", func() {
 		nstest.Need("macvlan")
