@@ -127,11 +127,13 @@ var _ = Describe("hawser check", Label("tool-check"), func() {
 		file("/etc/containerd/conf.d/cri.toml", "[plugins.'io.containerd.cri.v1.runtime'.cni]\n  bin_dir = ''\n"+
 			"  bin_dirs = ['/run/bin', '/usr/lib/cni/']\n")
 		Expect(missing()).To(BeEmpty())
-		file("/etc/containerd/conf.d/cri.toml", "  bin_dir = \"/run/bin\"\n")
+		file("/etc/containerd/conf.d/cri.toml", "[plugins.\"io.containerd.grpc.v1.cri\".cni]\n"+
+			"  bin_dir = \"/run/bin\"\n[plugins.'io.containerd.image-verifier.v1.bindir']\n"+
+			"  bin_dir = '/usr/lib/cni'\n")
 		Expect(missing()).To(ContainSubstring("is in none of /run/bin\n"))
 		file("/etc/crio/crio.conf.d/10.conf", "[crio.network]\n# plugin_dirs = [\n# \"/a\"]\nplugin_dirs = [\n"+
-			"  \"/usr/libexec/cni\",\n]\n")
-		Expect(missing()).To(ContainSubstring("is in none of /run/bin:/usr/libexec/cni\n"))
+			"  \"/usr/libexec/cni\",\n  \"/b\",\n]\n")
+		Expect(missing()).To(ContainSubstring("is in none of /run/bin:/usr/libexec/cni:/b\n"))
 		Expect(os.Remove(root + "/etc/crio/crio.conf.d/10.conf")).To(Succeed())
 		file("/etc/containerd/config.toml", "disabled_plugins = [\"cri\"]\n")
 		Expect(missing()).To(BeEmpty(), "Docker's")

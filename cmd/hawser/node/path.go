@@ -1,6 +1,7 @@
 package node
 
 import (
+	"bytes"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -36,20 +37,32 @@ func configuredPath() string {
 		if named == nil {
 			named = filepath.SplitList(r[0])
 		}
-		dirs = append(dirs, named...)
+		for _, dir := range named { // in the order in which a runtime looks
+			if !slices.Contains(dirs, dir) {
+				dirs = append(dirs, dir)
+			}
+		}
 	}
 	if err == nil || len(dirs) == 0 {
 		return usualPath
 	}
-	slices.Sort(dirs)
-	return strings.Join(slices.Compact(dirs), ":")
+	return strings.Join(dirs, ":")
 }
 
-// dirsIn are those that containerd's or CRI-O's configuration names, one or several for a key.
+// dirsIn are those that containerd's or CRI-O's configuration names, one or several for a key: in the table of CNI,
+// since others of containerd's have a bin_dir, too.
 func dirsIn(text []byte) (dirs []string) {
-	key := regexp.MustCompile(`(?m)^[ \t]*(?:bin_dirs?|plugin_dirs)[ \t]*=[ \t]*(?:\[[^\]]*\]|.*)`)
-	for _, value := range key.FindAll(text, -1) {
-		for _, m := range regexp.MustCompile(`["'](/[^"']*)["']`).FindAllSubmatch(value, -1) {
+	line := regexp.MustCompile(
+		`(?m)^[ \t]*(?:\[([^\]\n]*)\]|(?:bin_dirs?|plugin_dirs)[ \t]*=[ \t]*(\[[^\]]*\]|.*))`)
+	isCNI := false
+	for _, m := range line.FindAllSubmatch(text, -1) {
+		if m[2] == nil {
+			isCNI = bytes.HasSuffix(m[1], []byte("cni")) || bytes.HasSuffix(m[1], []byte("crio.network"))
+		}
+		if !isCNI {
+			continue
+		}
+		for _, m := range regexp.MustCompile(`["'](/[^"']*)["']`).FindAllSubmatch(m[2], -1) {
 			dirs = append(dirs, filepath.Clean(string(m[1])))
 		}
 	}
