@@ -7,18 +7,27 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/ns"
 )
 
 const control = "/dev/net/tun"
 
-// Probe is why this host can make no tap.
+// Probe is why this host can make no tap: code 2 where the kernel has none.
 func Probe() error {
 	f, err := os.OpenFile(control, os.O_RDWR, 0)
 	if err != nil {
-		return err
+		return lacking(err)
 	}
 	return f.Close()
+}
+
+// lacking is err, with code 2 where there is no such device; others may not open it, or have too many files open.
+func lacking(err error) error {
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENODEV) || errors.Is(err, unix.ENXIO) {
+		return cni.Lacking(err, "tun")
+	}
+	return err
 }
 
 // Open opens the control device in the namespace: what is made through it is there. It is not os.OpenFile, which
@@ -30,7 +39,7 @@ func Open(n *ns.NS) (f *os.File, err error) {
 			fd, err = unix.Open(control, unix.O_RDWR|unix.O_CLOEXEC, 0)
 		}
 		if err != nil {
-			return &os.PathError{Op: "open", Path: control, Err: err}
+			return lacking(&os.PathError{Op: "open", Path: control, Err: err})
 		}
 		f = os.NewFile(uintptr(fd), control)
 		return nil

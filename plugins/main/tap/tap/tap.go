@@ -23,7 +23,7 @@ const kind = "tun" // as the kernel calls taps, too
 // ready is why this host can make no tap, or none with the label.
 func (w wireConfig) ready() error {
 	if err := tun.Probe(); err != nil {
-		return cni.Lacking(err, "tun")
+		return err
 	}
 	return w.checkLabel()
 }
@@ -40,7 +40,7 @@ func (w wireConfig) make(ctx context.Context, s *attach.Session, name string) er
 	}
 	f, err := tun.Open(s.NS)
 	if err != nil {
-		return cni.Lacking(err, "tun")
+		return err
 	}
 	defer f.Close()
 	if err := w.create(ctx, f, name); err != nil {

@@ -41,7 +41,7 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	}
 	f, err := tun.Open(req.NS)
 	if err != nil {
-		return nil, cni.Lacking(err, "tun")
+		return nil, err
 	}
 	defer f.Close()
 	tap, err := create(c, f, cfg)
