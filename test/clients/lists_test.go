@@ -134,6 +134,9 @@ func (u userLists) prepare(d *node) {
 // expectTraffic has the client reach the server, and the outside, where the networks give
 // it that, and the server's host port be reached from outside.
 func (u userLists) expectTraffic(outside *nstest.Host, client pods.Pod, addrs []map[string][]string) {
+	if u.has("tc-redirect-tap") { // the virtual machine's
+		return
+	}
 	limit := map[bool]string{true: "-w1", false: "-w40"}[u.isolated]
 	for _, of := range addrs {
 		for i, server := range of["server"] {
@@ -151,7 +154,7 @@ func (u userLists) expectTraffic(outside *nstest.Host, client pods.Pod, addrs []
 			ask := func() (string, error) { return outside.Ask("tcp", net.JoinHostPort(host, "8081")) }
 			Eventually(ask, nstest.Hang).Should(HavePrefix(net.JoinHostPort(there, "")))
 		}
-		if u.has(`"ipMasq": true`) && !u.has("tc-redirect-tap") { // whose machine has the default route
+		if u.has(`"ipMasq": true`) {
 			at := outside.Serve("tcp", net.JoinHostPort(there, "0"))
 			ask := func() (string, error) { return client.Ask("tcp", at) }
 			Eventually(ask, nstest.Hang).Should(HavePrefix(net.JoinHostPort(host, "")))
@@ -273,8 +276,7 @@ var standIns = map[string]skel.CNIFuncs{
 	"azure-vnet": pair("azv", `{"cniVersion": %[1]q, "dns": {}, "interfaces": [{"name": %[5]q}],
 		"ips": [{"version": "4", "address": "%[3]s/16", "gateway": "10.9.0.1"}],
 		"routes": [{"dst": "0.0.0.0/0", "gw": "10.9.0.1"}]}`),
-	"egress-cni":      {Add: func(args *skel.CmdArgs) error { return passOn(args, func(map[string]any) {}) }},
-	"tc-redirect-tap": {Add: func(args *skel.CmdArgs) error { return passOn(args, addMachine(args)) }},
+	"egress-cni": {Add: func(args *skel.CmdArgs) error { return passOn(args, func(map[string]any) {}) }},
 	"flannel": {
 		Add: func(args *skel.CmdArgs) error {
 			plugin, conf := flannel(args)
@@ -351,26 +353,6 @@ func passOn(args *skel.CmdArgs, change func(result map[string]any)) error {
 	}
 	change(conf.PrevResult)
 	return json.NewEncoder(os.Stdout).Encode(conf.PrevResult)
-}
-
-// addMachine adds what tc-redirect-tap does: the tap device, and the interface of the virtual
-// machine with the addresses of the container's.
-func addMachine(args *skel.CmdArgs) func(map[string]any) {
-	return func(result map[string]any) {
-		all := result["interfaces"].([]any)
-		mac := "02:00:00:00:00:11"
-		result["interfaces"] = append(all, map[string]any{"name": "tap0", "mac": mac, "sandbox": args.Netns},
-			map[string]any{"name": args.IfName, "mac": mac, "sandbox": args.ContainerID})
-		for _, ip := range result["ips"].([]any) {
-			machine := map[string]any{"interface": len(all) + 1}
-			for k, v := range ip.(map[string]any) {
-				if k != "interface" {
-					machine[k] = v
-				}
-			}
-			result["ips"] = append(result["ips"].([]any), machine)
-		}
-	}
 }
 
 // flannel completes its delegate from the node's subnet, as flannel does.

@@ -61,7 +61,7 @@ var _ = It("is built by the loop of the reference's build script", Label("build-
 	text, err := c.CombinedOutput()
 	Expect(err).NotTo(HaveOccurred(), string(text))
 	d := dir{nstest.NewHost(), out}
-	Expect(d.names()).To(ConsistOf(nstest.Plugins()))
+	Expect(d.names()).To(ConsistOf(append(nstest.Plugins(), "cluster-local")))
 	for _, name := range nstest.Plugins() {
 		d.answers(name)
 	}

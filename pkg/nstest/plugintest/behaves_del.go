@@ -392,14 +392,15 @@ func late() map[string]Failure {
 	}
 }
 
-// hanging is IPAM that does not answer. The deadline is over when it has been asked.
+// hanging is IPAM that does not answer. The deadline is over when it has been asked, and what else the plugin does
+// meanwhile may be what says so.
 func hanging() Failure {
 	asked := ""
 	return Failure{Prepare: func(w *World, _ *nstest.Host) {
 		asked = w.Dir + "/asked"
 		w.On("ADD", "touch $d/asked; exec sleep 1000", "two")
 	}, Change: func(c *Call) { c.Ctx = nstest.DeadlineWhen(func() bool { return exists(asked) }) },
-		Code: cni.CodeTryAgain, Says: "fake", Asked: true}
+		Code: cni.CodeTryAgain, Says: "no time left: ", Asked: true}
 }
 
 // untouched is a snapshot of a container without a value that an ADD may set for

@@ -394,7 +394,8 @@ var _ = Describe("fq_codel", Label("kernel"), func() {
 		w.Add(w.call("ADD", short)) // without a limit nothing waits
 	})
 
-	// At 15 Mbit/s a packet takes 0.8 ms.
+	// The round trip is compared with that behind a queue without order, in which a ping waits for all: a machine whose
+	// own time is in it makes both longer.
 	DescribeTable("keeps the round trip short under load", Label("bandwidth-queue"), func(
 		from, to string, keys ...string,
 	) {
@@ -408,25 +409,30 @@ var _ = Describe("fq_codel", Label("kernel"), func() {
 		Expect(w.Cmd("tc", "qdisc")).To(ContainSubstring("fq_codel 2:"))
 		hosts := map[string]*nstest.Host{"container": w.cont, "host": w.Host}
 		addrs := map[string]string{"container": "10.1.0.2:0", "host": "10.1.0.1:0"}
-		loaded := make(chan bool)
-		go func() {
-			defer GinkgoRecover()
-			defer close(loaded)
-			carry(hosts[from], hosts[to], "tcp", addrs[to], 4_000_000) // 2 s
-		}()
-		out := w.cont.Cmd("ping", "-n", "-i", "0.01", "-c", "150", "10.1.0.1")
-		<-loaded
-		var times []float64
-		for _, line := range strings.Split(out, "\n") {
-			if _, ms, ok := strings.Cut(line, " time="); ok {
-				times = append(times, nstest.Must(strconv.ParseFloat(strings.TrimSuffix(ms, " ms"), 64)))
+		underLoad := func() (median float64) {
+			loaded := make(chan bool)
+			go func() {
+				defer GinkgoRecover()
+				defer close(loaded)
+				carry(hosts[from], hosts[to], "tcp", addrs[to], 4_000_000) // 2 s
+			}()
+			out := w.cont.Cmd("ping", "-n", "-i", "0.01", "-c", "150", "10.1.0.1")
+			<-loaded
+			var times []float64
+			for _, line := range strings.Split(out, "\n") {
+				if _, ms, ok := strings.Cut(line, " time="); ok {
+					times = append(times, nstest.Must(strconv.ParseFloat(strings.TrimSuffix(ms, " ms"), 64)))
+				}
 			}
+			slices.Sort(times)
+			GinkgoWriter.Println(times)
+			Expect(len(times)).To(BeNumerically(">", 75))
+			return times[len(times)/2]
 		}
-		slices.Sort(times)
-		Expect(len(times)).To(BeNumerically(">=", 145))
-		Expect(times[len(times)*99/100]).To(BeNumerically("<", 5*nstest.Patience(time.Second).Seconds()), "%v", times)
+		ordered := underLoad()
 		w.Cmd("sh", "-ec", "for d in $(ls /sys/class/net); do tc qdisc replace dev $d parent 1:1 pfifo || :; done")
 		Expect(w.Fails(w.call("CHECK", limits...), cni.CodeDrift)).To(ContainSubstring(`has the qdisc "pfifo" below`))
+		Expect(ordered).To(BeNumerically("<", underLoad()/2))
 	},
 		Entry("of what the container receives", "host", "container"),
 		Entry("of what it sends", "container", "host"),
