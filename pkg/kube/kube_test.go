@@ -65,7 +65,7 @@ func replaced(old, new string) string { return strings.Replace(good, old, new, 1
 var _ = DescribeTable("a kubeconfig that cannot be used", Label("cluster-kubeconfig"),
 	func(code uint, old, new, want string) {
 		_, err := open(replaced(old, new))
-		Expect(err).To(MatchError(And(HavePrefix("kubeconfig /"), ContainSubstring(want))))
+		Expect(err).To(MatchError(And(HavePrefix("kubeconfig /"), ContainSubstring(want), Not(ContainSubstring("$y$")))))
 		Expect(cni.AsError(err).Code).To(Equal(code))
 	},
 	Entry("exec", cni.CodeUnsupportedField, "token: abc", "exec: {command: aws}", "exec is not supported"),
@@ -79,7 +79,9 @@ var _ = DescribeTable("a kubeconfig that cannot be used", Label("cluster-kubecon
 	Entry("no such cluster", cni.CodeIO, "cluster: c", "cluster: d", `the cluster "d"`),
 	Entry("no such user", cni.CodeIO, "user: u", "user: v", `the user "v"`),
 	Entry("no credentials", cni.CodeIO, "token: abc", "namespace: x", "neither a token nor a client certificate"),
-	Entry("no YAML", cni.CodeIO, "apiVersion", "\t{", "yaml"),
+	Entry("no YAML", cni.CodeIO, "apiVersion", "\t{", "is no YAML of a kubeconfig"),
+	Entry("a secret, of which nothing is quoted", cni.CodeIO, good, "root:$y$secret:1\n", "is no YAML of a kubeconfig"),
+	Entry("a token that never ends", cni.CodeIO, "token: abc", "tokenFile: /dev/zero", "not a regular file"),
 	Entry("a token of two lines", cni.CodeIO, "token: abc", `token: "a\nb: c"`, "token: not one word"),
 	Entry("a file that is not there", cni.CodeIO, "token: abc", "tokenFile: token", "no such file"),
 	Entry("a certificate without key", cni.CodeIO, "token: abc", "client-certificate: kubeconfig",

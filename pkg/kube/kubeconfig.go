@@ -7,10 +7,8 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"net/url"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -19,6 +17,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
 // file is a kubeconfig, as far as it is read.
@@ -87,33 +86,17 @@ func Open(ctx context.Context, path string) (c *Client, err error) {
 	}
 }
 
-// sizeMax is how large a kubeconfig and each file that it names may be, in bytes.
-const sizeMax = 1 << 20
-
-func read(path string) ([]byte, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	data, err := io.ReadAll(io.LimitReader(f, sizeMax+1))
-	if err == nil && len(data) > sizeMax {
-		err = fmt.Errorf("%s: larger than %d bytes", path, sizeMax)
-	}
-	return data, err
-}
-
 func open(path string) (*Client, error) {
 	broken := func(format string, args ...any) error {
 		return cni.Errorf(cni.CodeIO, "kubeconfig %s: %w", path, fmt.Errorf(format, args...))
 	}
-	data, err := read(path)
+	data, err := statefile.ReadRegular(path)
 	if err != nil {
 		return nil, broken("%w", err)
 	}
 	var f file
-	if err := yaml.Unmarshal(data, &f); err != nil {
-		return nil, broken("%w", err)
+	if yaml.Unmarshal(data, &f) != nil { // whose error quotes the file, which may be a secret
+		return nil, broken("is no YAML of a kubeconfig")
 	}
 	at, ok := find(f.Contexts, f.CurrentContext, "context")
 	if !ok {
@@ -197,7 +180,7 @@ func (c *Client) credentials(cl cluster, u user) (*tls.Config, error) {
 	}
 	c.token = u.Token
 	if u.TokenFile != "" && c.token == "" {
-		text, err := read(c.beside(u.TokenFile))
+		text, err := statefile.ReadRegular(c.beside(u.TokenFile))
 		if err != nil {
 			return nil, err
 		}
@@ -227,7 +210,7 @@ func (c *Client) material(key, data, file string) ([]byte, error) {
 	if file == "" {
 		return nil, nil
 	}
-	return read(c.beside(file))
+	return statefile.ReadRegular(c.beside(file))
 }
 
 func (c *Client) beside(file string) string {

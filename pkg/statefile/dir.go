@@ -12,6 +12,7 @@ package statefile
 import (
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -332,6 +333,32 @@ func (d *Dir) read(name string) ([]byte, error) {
 	data := make([]byte, st.Size)
 	n, err := retry(func() (int, error) { return unix.Pread(fd, data, 0) })
 	return data[:max(n, 0)], err
+}
+
+// ReadRegular reads the regular file at any path, links in it followed. What is something else is not opened: that may
+// start something, or never end. Nor may reading a kernel file, of size 0: it counts as empty.
+func ReadRegular(path string) ([]byte, error) {
+	look, err := os.OpenFile(path, unix.O_PATH, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer look.Close()
+	st, err := look.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if !st.Mode().IsRegular() || st.Size() > maxSize {
+		return nil, &fs.PathError{Op: "read", Path: path, Err: ErrIrregular}
+	}
+	if st.Size() == 0 {
+		return nil, nil
+	}
+	f, err := os.Open(fmt.Sprintf("/proc/self/fd/%d", look.Fd()))
+	if err != nil {
+		return nil, &fs.PathError{Op: "open", Path: path, Err: errors.Unwrap(err)}
+	}
+	defer f.Close()
+	return io.ReadAll(io.LimitReader(f, st.Size()))
 }
 
 // OpenFile opens the regular file name for reading and writing in place, which is atomic by the caller's lock alone. A

@@ -31,6 +31,9 @@ func (s *session) connect(ctx context.Context) error {
 	if s.store != nil {
 		return nil
 	}
+	if err := s.checkKubeconfig(); err != nil {
+		return err
+	}
 	client, err := kube.Open(ctx, s.kubeconfig)
 	if err != nil {
 		return err

@@ -450,6 +450,18 @@ var _ = It("says of a kubeconfig with exec that it is not supported", Label("clu
 	Expect(n.records()).To(BeEmpty())
 })
 
+var _ = It("reads no kubeconfig that a container may have written, in any call", Label("cluster-kubeconfig"), func() {
+	s := newServer()
+	n := s.node("node-a", ranges8)
+	n.add("one")
+	s.requests()
+	n.kubeconfig = hostFile("/var/lib/kubelet/pods/1", s.config("node-a"))
+	for _, command := range []string{"ADD", "CHECK", "DEL", "GC", "STATUS"} {
+		Expect(n.call(command, "one", valid()).Failed(cni.CodeConfig)).To(ContainSubstring("may be a container's"))
+	}
+	Expect(s.requests()).To(BeEmpty())
+})
+
 var _ = It("reads a kubeconfig that is being written", Label("cluster-kubeconfig"), func() {
 	s := newServer()
 	n := s.node("node-a", ranges8)
@@ -514,8 +526,8 @@ var _ = Describe("STATUS", Label("cluster-status"), func() {
 		Expect(warned.Code).To(BeZero())
 		Expect(warned.Stderr).To(ContainSubstring("the leases cannot be reached"))
 		n.with(Object{"statusOnStoreDown": "fail"}).fails(cni.CodeUnavailable, "STATUS", "")
-		n.kubeconfig = "/nowhere"
-		Expect(n.fails(cni.CodeUnavailable, "STATUS", "")).To(ContainSubstring("/nowhere"))
+		n.kubeconfig = "/etc/nowhere"
+		Expect(n.fails(cni.CodeUnavailable, "STATUS", "")).To(ContainSubstring("/etc/nowhere"))
 	})
 })
 

@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strings"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/ranges"
@@ -46,6 +47,25 @@ type place struct{ space, kubeconfig, node, dataDir string }
 func (w wirePlace) place() place {
 	return place{cmp.Or(w.Space, "default"), cmp.Or(w.Kubeconfig, "/etc/kubernetes/kubelet.conf"), w.Node,
 		cmp.Or(w.DataDir, "/var/lib/cni/cluster-local")}
+}
+
+// hostDirs are where, beside /etc, a node's own kubeconfig is. Below them may be files of containers.
+var hostDirs = []string{"/var/lib/kubelet", "/var/lib/k0s", "/var/lib/rancher/k3s/agent", "/var/lib/rancher/rke2/agent",
+	"/var/snap/microk8s/current/credentials"}
+
+// isHosts says whether nobody but the host's root can have written a file or chosen where its path leads.
+func isHosts(path string) bool {
+	return filepath.Clean(path) == path &&
+		(strings.HasPrefix(path, "/etc/") || slices.Contains(hostDirs, filepath.Dir(path)))
+}
+
+// checkKubeconfig refuses a file that a container may have written: it could name other files, and whom they are sent to.
+func (p place) checkKubeconfig() error {
+	if isHosts(p.kubeconfig) {
+		return nil
+	}
+	return cni.Refuse("ipam.kubeconfig", p.kubeconfig, "is not below /etc, nor a file in "+
+		strings.Join(hostDirs, ", ")+"; a file elsewhere may be a container's")
 }
 
 // config is what ADD, CHECK and STATUS act on.
@@ -106,9 +126,7 @@ func (cfg *config) checkPlace(req *skel.Request, spaceKey string, problems *cni.
 		problems.Add(cni.Refuse("ipam.node", cfg.node, "is no name of a node: at most 253 lower-case letters, digits, "+
 			"hyphens and dots"))
 	}
-	if !filepath.IsAbs(cfg.kubeconfig) {
-		problems.Add(cni.Refuse("ipam.kubeconfig", cfg.kubeconfig, "is no absolute path"))
-	}
+	problems.Add(cfg.checkKubeconfig())
 	if len(req.Network) > nameMax {
 		problems.Add(cni.Refuse("name", req.Network, "is longer than 253 bytes, which an object has room for"))
 	}

@@ -2,11 +2,12 @@ package clusterlocal
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -36,7 +37,11 @@ var _ = DescribeTable("what is refused", func(want, ipam string) {
 	Entry("a space", `7 ipam.space: "Shop" is not made of`, `"space":"Shop"`),
 	Entry("a space that is a path", `7 ipam.space: "../x" is not made of`, `"space":"../x"`),
 	Entry("a node", `7 ipam.node: "a b" is no name of a node`, `"node":"a b"`),
-	Entry("a kubeconfig", `7 ipam.kubeconfig: "kubelet.conf" is no absolute path`, `"kubeconfig":"kubelet.conf"`),
+	Entry("a kubeconfig", `7 ipam.kubeconfig: "kubelet.conf" is not below /etc`, `"kubeconfig":"kubelet.conf"`),
+	Entry("a container's kubeconfig", `7 ipam.kubeconfig: "/var/lib/kubelet/pods/1/k" is not below /etc`,
+		`"kubeconfig":"/var/lib/kubelet/pods/1/k"`),
+	Entry("a kubeconfig by a way out of /etc", `7 ipam.kubeconfig: "/etc/../proc/1/root/k" is not below /etc`,
+		`"kubeconfig":"/etc/../proc/1/root/k"`),
 	Entry("reclaim", `7 ipam.reclaim: "always" is neither`, `"reclaim":"always"`),
 	Entry("statusOnStoreDown", `7 ipam.statusOnStoreDown: "no" is none of`, `"statusOnStoreDown":"no"`),
 	Entry("exclude", `7 ipam.exclude[0]: "x" is no address`, `"exclude":["x"]`),
@@ -126,8 +131,8 @@ var _ = Describe("under the name whereabouts", Label("cluster-whereabouts"), fun
 				`"gateway":"10.0.0.1","exclude":["10.0.0.7/32"]`),
 		Entry("ipRanges", at+"; 10.0.0.1-10.0.0.254; 2001:db8::1-2001:db8::ffff",
 			`"ipRanges":[{"range":"10.0.0.0/24"},{"range":"2001:db8::/112"}]`),
-		Entry("network_name, kubeconfig", "shop; /k; 10.0.0.1-10.0.0.254",
-			`"range":"10.0.0.0/24","network_name":"shop","kubernetes":{"kubeconfig":"/k"}`),
+		Entry("network_name, kubeconfig", "shop; /etc/k; 10.0.0.1-10.0.0.254",
+			`"range":"10.0.0.0/24","network_name":"shop","kubernetes":{"kubeconfig":"/etc/k"}`),
 		Entry("addresses", at+"; static 10.9.9.9/24", `"addresses":[{"address":"10.9.9.9/24","gateway":"10.9.9.1"}]`),
 		Entry("what only whereabouts needs", at+"; 10.0.0.1-10.0.0.254",
 			`"range":"10.0.0.0/24","leader_lease_duration":1500,"datastore":"kubernetes","log_file":"/x",`+
@@ -150,12 +155,24 @@ var _ = Describe("under the name whereabouts", Label("cluster-whereabouts"), fun
 			`"range":"10.0.0.0/24","enable_overlapping_ranges":false`))
 
 	It("the flat file has what the configuration does not say", func() {
-		file := filepath.Join(GinkgoT().TempDir(), "whereabouts.conf")
-		const text = `{"range":"10.0.0.0/24","network_name":"flat","kubernetes":{"kubeconfig":"/flat"}}`
-		Expect(os.WriteFile(file, []byte(text), 0o600)).To(Succeed())
+		Expect(ownDirs()).To(Succeed())
+		file := hostFile("/etc/ssl", `{"range":"10.0.0.0/24","network_name":"flat","kubernetes":{"kubeconfig":"/etc/flat"}}`)
 		Expect(parse(fmt.Sprintf(`"configuration_path":%q,"network_name":"own"`, file))).To(
-			Equal("own; /flat; 10.0.0.1-10.0.0.254"))
+			Equal("own; /etc/flat; 10.0.0.1-10.0.0.254"))
 	})
+
+	DescribeTable("a file of its own", func(path, want string) {
+		Expect(ownDirs()).To(Succeed())
+		Expect(syscall.Mkfifo("/etc/ssl/fifo", 0o600)).To(Or(Succeed(), MatchError(syscall.EEXIST)))
+		Expect(os.WriteFile("/etc/ssl/shadow", []byte("root:secret\n"), 0o600)).To(Succeed())
+		_, err := parse(fmt.Sprintf(`"range":"10.0.0.0/24","configuration_path":%q`, path))
+		Expect(Problems(err)).To(ConsistOf(And(HavePrefix("7 ipam.configuration_path: "), ContainSubstring(want),
+			Not(ContainSubstring("secret")))))
+	},
+		Entry("that a container may have written", "/var/lib/kubelet/pods/1/x", "is not below /etc"),
+		Entry("beside that place", "/etc/../tmp/x", "is not below /etc"),
+		Entry("that never ends", "/etc/ssl/fifo", "not a regular file"),
+		Entry("that is a secret is not quoted", "/etc/ssl/shadow", "is no JSON of these keys"))
 
 	It("every verb is served", func() {
 		s := newServer()
@@ -220,7 +237,7 @@ func FuzzAnswers(f *testing.F) {
 			f.Add(method, uint16([]int{200, 201, 404, 409}[i%4]), text)
 		}
 	}
-	if err := loopback(); err != nil {
+	if err := errors.Join(loopback(), ownDirs(), os.MkdirAll("/var/lib/kubelet", 0o755)); err != nil {
 		f.Fatal(err)
 	}
 	f.Fuzz(func(t *testing.T, method uint8, code uint16, text string) {
@@ -231,7 +248,7 @@ func FuzzAnswers(f *testing.F) {
 		s := startServer()
 		defer s.CloseClientConnections()
 		dir := t.TempDir()
-		n := node{server: s, name: "node-a", dataDir: dir, kubeconfig: filepath.Join(dir, "kubeconfig"), network: "net",
+		n := node{server: s, name: "node-a", dataDir: dir, kubeconfig: "/var/lib/kubelet/fuzz", network: "net",
 			ipam: Object{"ranges": json.RawMessage(ranges8)}, limit: 60 * time.Millisecond}
 		if err := os.WriteFile(n.kubeconfig, []byte(s.config("node-a")), 0o600); err != nil {
 			t.Fatal(err)

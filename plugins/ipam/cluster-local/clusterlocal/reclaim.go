@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/kube"
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
@@ -69,15 +70,16 @@ func reclaimAll(env skel.Env, p place, yes bool) error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), reclaimTime)
 	defer cancel()
-	s := &session{place: p}
-	if err := s.connect(ctx); err != nil {
-		return err
-	}
-	all, now, err := s.store.list(ctx, s.space, "", true)
+	client, err := kube.Open(ctx, p.kubeconfig)
 	if err != nil {
 		return err
 	}
-	found, err := s.store.(kubernetes).dead(ctx, all, "", now)
+	k := kubernetes{client}
+	all, now, err := k.list(ctx, p.space, "", true)
+	if err != nil {
+		return err
+	}
+	found, err := k.dead(ctx, all, "", now)
 	if err != nil {
 		return err
 	}
@@ -86,7 +88,7 @@ func reclaimAll(env skel.Env, p place, yes bool) error {
 		if !yes {
 			continue
 		}
-		if err := s.store.release(ctx, l.name, l.Nonce); err != nil {
+		if err := k.release(ctx, l.name, l.Nonce); err != nil {
 			return err
 		}
 	}

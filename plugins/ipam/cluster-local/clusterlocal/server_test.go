@@ -13,7 +13,6 @@ import (
 	"net/http/httptest"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -21,6 +20,9 @@ import (
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
+	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/pkg/nstest"
 )
 
 // server is as much of a Kubernetes API server as leases need: objects are created by name, deleted with a
@@ -51,6 +53,7 @@ func loopback() error {
 func newServer() *server {
 	GinkgoHelper()
 	Expect(loopback()).To(Succeed())
+	Expect(ownDirs()).To(Succeed())
 	s := startServer()
 	DeferCleanup(s.CloseClientConnections)
 	return s
@@ -67,9 +70,34 @@ func startServer() *server {
 // kubeconfig writes one for a node's token, with more keys of the user.
 func (s *server) kubeconfig(token string) string {
 	GinkgoHelper()
-	file := filepath.Join(GinkgoT().TempDir(), "kubeconfig")
-	Expect(os.WriteFile(file, []byte(s.config(token)), 0o600)).To(Succeed())
-	return file
+	return hostFile("/var/lib/kubelet", s.config(token))
+}
+
+// hostFile writes a file in a directory that is the host's alone.
+func hostFile(dir, text string) string {
+	GinkgoHelper()
+	Expect(os.MkdirAll(dir, 0o755)).To(Succeed())
+	f := nstest.Must(os.CreateTemp(dir, "file"))
+	defer f.Close()
+	Expect(f.WriteString(text)).Error().NotTo(HaveOccurred())
+	return f.Name()
+}
+
+// ownDirs puts directories in memory where a host has its files.
+func ownDirs() error {
+	for _, dir := range []string{"/var/lib", "/etc/ssl"} {
+		var st unix.Statfs_t
+		if err := unix.Statfs(dir, &st); err != nil {
+			return err
+		}
+		if st.Type == unix.TMPFS_MAGIC {
+			continue // of an earlier call, or a fuzz worker's
+		}
+		if err := unix.Mount("none", dir, "tmpfs", 0, ""); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (s *server) config(token string) string {

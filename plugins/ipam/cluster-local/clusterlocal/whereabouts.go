@@ -7,12 +7,12 @@ import (
 	"fmt"
 	"io/fs"
 	"net/netip"
-	"os"
 	"strings"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/ranges"
 	"github.com/hawser-cni/plugins/pkg/skel"
+	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
 // wireWhereabouts is what is read of a configuration of whereabouts.
@@ -81,16 +81,20 @@ func readWhereabouts(req *skel.Request) (w wireWhereabouts, err error) {
 	}
 	files := flatFiles
 	if w.IPAM.Path != "" {
+		if !isHosts(w.IPAM.Path) {
+			return w, cni.Refuse("ipam.configuration_path", w.IPAM.Path, "is not below /etc; a file elsewhere may be a "+
+				"container's")
+		}
 		files = append([]string{w.IPAM.Path}, files...)
 	}
 	for _, file := range files {
-		text, err := os.ReadFile(file)
+		text, err := statefile.ReadRegular(file)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
 		var below wireWhereabouts
-		if err == nil {
-			err = cni.Unmarshal(text, &below.IPAM)
+		if err == nil && cni.Unmarshal(text, &below.IPAM) != nil { // whose error quotes the file
+			err = errors.New("is no JSON of these keys")
 		}
 		if err != nil {
 			return w, cni.Refuse("ipam.configuration_path", file, fmt.Sprintf("cannot be read: %v", err))
