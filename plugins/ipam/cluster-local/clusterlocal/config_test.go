@@ -146,6 +146,10 @@ var _ = Describe("under the name whereabouts", Label("cluster-whereabouts"), fun
 			`"range":"10.0.0.0/24","etcd_host":"10.0.0.1:2379"`),
 		Entry("no range", `7 ipam.range: is missing`, `"type":"whereabouts"`),
 		Entry("no network", `7 ipam.range: "x" is no address in CIDR notation`, `"range":"x"`),
+		Entry("the last address of IPv4", `7 ipam.range: "255.255.255.255/32" has no address`,
+			`"range":"255.255.255.255/32"`),
+		Entry("the last address of IPv6", `7 ipam.range: "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff/128" has no address`,
+			`"range":"ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff/128"`),
 		Entry("a start outside", `7 ipam.range_start: 10.0.1.1 is not in 10.0.0.0/24`,
 			`"range":"10.0.0.0/24","range_start":"10.0.1.1"`),
 		Entry("exclude", `7 ipam.exclude[0]: "x" is no address`, `"range":"10.0.0.0/24","exclude":["x"]`),
@@ -198,14 +202,18 @@ func FuzzCandidates(f *testing.F) {
 	f.Add("10.1.2.0/24", "10.1.2.1", "10.1.2.128/25", "seed")
 	f.Add("2001:db8::/64", "2001:db8::1", "", "")
 	f.Add("::/0", "::", "::/1", "x")
+	f.Add("255.255.255.255/32", "", "", "x")
+	f.Add("ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff/128", "", "", "x")
 	f.Fuzz(func(t *testing.T, subnet, gateway, exclude, seed string) {
 		p, err := netip.ParsePrefix(subnet)
 		if err != nil || p.Addr().Is4In6() {
 			t.Skip()
 		}
 		r, err := ranges.Wire{Subnet: &subnet, GW: gateway}.Parse("ipam")
-		if err != nil {
-			t.Skip()
+		if err != nil { // whereabouts takes more
+			if r, err = (wireWhereaboutsRange{Range: subnet}).parse("ipam"); err != nil {
+				t.Skip()
+			}
 		}
 		set := ranges.Set{r}
 		if out, err := netip.ParsePrefix(exclude); err == nil && out.Addr().BitLen() == r.First.BitLen() {

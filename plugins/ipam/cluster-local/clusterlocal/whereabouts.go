@@ -211,8 +211,8 @@ func (w wireWhereaboutsRange) parse(path string) (r ranges.Range, err error) {
 		}
 		problems.Add(err)
 	}
-	if problems.Err() == nil && r.Last.Less(r.First) {
-		problems.Add(cni.Refuse(path+".range", w.Range, fmt.Sprintf("has no address from %s to %s", r.First, r.Last)))
+	if problems.Err() == nil && (!r.First.IsValid() || r.Last.Less(r.First)) {
+		problems.Add(cni.Refuse(path+".range", w.Range, "has no address, or its end is before its start"))
 	}
 	return r, problems.Err()
 }
