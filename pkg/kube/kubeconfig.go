@@ -7,6 +7,7 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/http"
 	"net/url"
 	"path/filepath"
@@ -70,7 +71,7 @@ type Client struct {
 	http  *http.Transport
 }
 
-// rewritten is how long a kubeconfig that cannot be read is tried again: some programs write it in place.
+// rewritten is how long a kubeconfig that is there and cannot be read is tried again: some programs write it in place.
 const rewritten = time.Second
 
 // Open reads a kubeconfig, and the files that it names. What it can never read is code 2, with the key; what is not
@@ -80,7 +81,8 @@ func Open(ctx context.Context, path string) (c *Client, err error) {
 	defer cancel()
 	for {
 		c, err = open(path)
-		if err == nil || cni.AsError(err).Code == cni.CodeUnsupportedField || !wait(timed, firstWait) {
+		if err == nil || errors.Is(err, fs.ErrNotExist) || cni.AsError(err).Code == cni.CodeUnsupportedField ||
+			!wait(timed, firstWait) {
 			return c, err
 		}
 	}

@@ -527,7 +527,9 @@ var _ = Describe("STATUS", Label("cluster-status"), func() {
 		Expect(warned.Stderr).To(ContainSubstring("the leases cannot be reached"))
 		n.with(Object{"statusOnStoreDown": "fail"}).fails(cni.CodeUnavailable, "STATUS", "")
 		n.kubeconfig = "/etc/nowhere"
+		began := time.Now()
 		Expect(n.fails(cni.CodeUnavailable, "STATUS", "")).To(ContainSubstring("/etc/nowhere"))
+		Expect(time.Since(began)).To(BeNumerically("<", time.Second), "it is not tried again")
 	})
 })
 
