@@ -21,6 +21,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/nstest"
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
 	"github.com/hawser-cni/plugins/pkg/skel"
+	"github.com/hawser-cni/plugins/pkg/sysctl"
 )
 
 func TestMain(m *testing.M) { nstest.Main(m) }
@@ -385,6 +386,37 @@ var _ = Describe("requests", Label("cluster-requests"), func() {
 		n.succeeds("DEL", "another")
 		Expect(s.has()).To(BeEmpty())
 		Expect(n.records()).To(BeEmpty())
+	})
+
+	It("are looked for in turn, and not for ever", Label("cluster-late"), func() {
+		s := newServer()
+		n := s.node("node-a", ranges8)
+		p := place{space: "default", dataDir: n.dataDir}
+		boot := nstest.Must(sysctl.BootID())
+		for i, addr := range []string{"10.30.0.2", "10.30.0.3", "10.30.0.4", "10.30.0.5"} {
+			t := tombstone{fmt.Sprint("theirs", i), []string{"default." + addr}, boot, sinceBoot() - lateTime}
+			Expect(p.tombstones().Put(context.Background(), t)).To(Succeed())
+			long := time.Now().Add(time.Duration(i-9) * time.Minute)
+			file := filepath.Join(n.dataDir, "default/late", t.Hash()+".json")
+			Expect(os.Chtimes(file, long, long)).To(Succeed())
+		}
+		// The server does not give out two of the names.
+		s.set(func(w http.ResponseWriter, r *http.Request, _ func()) bool {
+			isBad := strings.HasSuffix(r.URL.Path, ".2") || strings.HasSuffix(r.URL.Path, ".4")
+			if isBad {
+				refuse(w, http.StatusForbidden, "Forbidden", "", "not this one")
+			}
+			return isBad
+		})
+		bad := []string{"late/theirs0.json", "late/theirs2.json"}
+		n.succeeds("DEL", "x")
+		Expect(n.records()).To(ConsistOf(append(bad, "late/theirs3.json")))
+		n.succeeds("DEL", "x")
+		Expect(n.records()).To(ConsistOf(bad))
+		t := tombstone{"theirs0", []string{"default.10.30.0.2"}, boot, sinceBoot() - lateEnd}
+		Expect(p.tombstones().Put(context.Background(), t)).To(Succeed())
+		n.succeeds("DEL", "x")
+		Expect(n.records()).To(ConsistOf(bad[1]))
 	})
 
 	DescribeTable("whose answers are garbage are code 11, and nothing is left", func(code int, text string) {

@@ -54,6 +54,7 @@ func (t tombstone) Plausible() bool { return cni.ValidName(t.Nonce) && areNames(
 
 const (
 	lateTime = 5 * time.Minute // in which a request may still be carried out
+	lateEnd  = 24 * time.Hour  // after which a tombstone goes though no look has succeeded
 	lateMost = 2               // tombstones that a call looks after
 	lookTime = 2 * time.Second // for that
 )
@@ -139,13 +140,18 @@ func (s *session) sweep(ctx context.Context) {
 		return
 	}
 	for _, kept := range late[:min(len(late), lateMost)] {
-		t := kept.Record
-		isOver := t.Boot != boot || sinceBoot()-t.Since > lateTime // before the look
+		t, age := kept.Record, lateEnd // of an earlier boot: GC asks for all leases in each
+		if t.Boot == boot {
+			age = sinceBoot() - t.Since // before the look
+		}
+		var err error
 		for _, name := range t.Names {
 			err = errors.Join(err, s.store.release(ctx, name, t.Nonce))
 		}
-		if err == nil && isOver {
+		if age >= lateEnd || err == nil && age > lateTime {
 			_ = s.tombstones().Drop(ctx, t.Hash())
+		} else {
+			_ = s.tombstones().Put(ctx, t) // written last, so the others are looked after before
 		}
 	}
 }
