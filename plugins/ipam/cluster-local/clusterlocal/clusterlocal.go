@@ -320,8 +320,12 @@ func (a *allocation) takeFromDead(ctx context.Context, n int, all []lease, now t
 	}
 	why := `"reclaim" is "never"`
 	if k, ok := a.store.(kubernetes); ok && a.cfg.reclaims {
-		found, err := k.dead(ctx, of, a.node, now)
+		theirs := slices.DeleteFunc(slices.Clone(of), func(l lease) bool { return l.Node == a.node })
+		found, left, err := k.dead(ctx, theirs, now, nodesAtOnce)
 		why = fmt.Sprintf("%d are of nodes that are deleted", len(found))
+		if left > 0 {
+			why += fmt.Sprintf(", and %d nodes were not looked up: cluster-local reclaim does", left)
+		}
 		freed := 0
 		for ; err == nil && freed < min(len(found), reclaimedAtOnce); freed++ {
 			if err = k.release(ctx, found[freed].name, found[freed].Nonce); err != nil {

@@ -610,6 +610,35 @@ var _ = Describe("leases of nodes that are deleted", Label("cluster-reclaim"), f
 		Expect(s.has()).To(ContainElement("default.10.30.0.2"))
 	})
 
+	It("are found among more nodes than an ADD looks up", func() {
+		n.ipam = Object{"ranges": json.RawMessage(`[[{"subnet": "10.31.0.0/24", "rangeEnd": "10.31.0.101"}]]`)}
+		for i := range 100 { // the last by name is gone
+			holder := fmt.Sprintf("node-%03d", i)
+			if s.nodes[holder] = ""; i == 99 {
+				delete(s.nodes, holder)
+			}
+			s.holds("default", fmt.Sprint("10.31.0.", i+2), holder, time.Hour)
+		}
+		a := n.call("ADD", "one")
+		for range 99 { // of which most would do
+			if a.Code == 0 {
+				break
+			}
+			Expect(a.Failed(cni.CodeTryAgain)).To(ContainSubstring("and 36 nodes were not looked up"))
+			a = n.call("ADD", "one")
+		}
+		Expect(addressesOf(a.Added())).To(Equal([]string{"10.31.0.101"}))
+		s.Lock()
+		for i := range 100 {
+			delete(s.nodes, fmt.Sprintf("node-%03d", i))
+		}
+		s.Unlock()
+		var out bytes.Buffer
+		env := skel.Env{Args: []string{"reclaim", "--kubeconfig", n.kubeconfig}, Stdout: &out, Stderr: &out}
+		Expect(skel.Run(context.Background(), Plugin(), env)).To(BeZero(), out.String())
+		Expect(out.String()).To(ContainSubstring("100 of 105 leases"))
+	})
+
 	It("are listed and released by cluster-local reclaim", func() {
 		reclaim := func(args ...string) string {
 			var out, errs bytes.Buffer

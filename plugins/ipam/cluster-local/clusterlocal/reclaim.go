@@ -4,6 +4,9 @@ import (
 	"context"
 	"flag"
 	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
 	"time"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
@@ -14,32 +17,37 @@ import (
 const (
 	deadAge         = 10 * time.Minute // of a lease of a node that may just be joining, or was deleted by mistake
 	reclaimedAtOnce = 128
-	nodesAtOnce     = 64 // that a call looks up, itself among them
+	nodesAtOnce     = 64 // that an ADD looks up
 )
 
 // dead are the leases of nodes that the cluster does not have any more. No time says that a node is gone: it may be cut
-// off from the API server alone, and its containers answer for their addresses. Our own node is there in any case.
-func (k kubernetes) dead(ctx context.Context, all []lease, self string, now time.Time) (found []lease, err error) {
-	has := map[string]bool{self: true}
+// off from the API server alone, and its containers answer for their addresses.
+// Of more than most nodes, begun with any, left are not looked up; 0 = all are.
+func (k kubernetes) dead(ctx context.Context, all []lease, now time.Time, most int) (found []lease, left int,
+	err error) {
+	of := map[string][]lease{}
 	for _, l := range all {
-		if now.IsZero() || now.Sub(l.made) < deadAge {
-			continue
-		}
-		isThere, isKnown := has[l.Node]
-		if !isKnown {
-			if len(has) == nodesAtOnce {
-				continue
-			}
-			if isThere, err = k.hasNode(ctx, l.Node); err != nil {
-				return found, err
-			}
-			has[l.Node] = isThere
-		}
-		if !isThere {
-			found = append(found, l)
+		if !now.IsZero() && now.Sub(l.made) >= deadAge {
+			of[l.Node] = append(of[l.Node], l)
 		}
 	}
-	return found, nil
+	holders := slices.Sorted(maps.Keys(of))
+	if left = len(holders) - most; most == 0 || left <= 0 {
+		left = 0
+	} else {
+		at := rand.N(len(holders))
+		holders = slices.Concat(holders[at:], holders[:at])[:most]
+	}
+	for _, h := range holders {
+		isThere, err := k.hasNode(ctx, h)
+		if err != nil {
+			return found, left, err
+		}
+		if !isThere {
+			found = append(found, of[h]...)
+		}
+	}
+	return found, left, nil
 }
 
 // reclaimCommand serves a person, or a CronJob: it lists the leases of nodes that are gone, and removes them.
@@ -79,7 +87,7 @@ func reclaimAll(env skel.Env, p place, yes bool) error {
 	if err != nil {
 		return err
 	}
-	found, err := k.dead(ctx, all, "", now)
+	found, _, err := k.dead(ctx, all, now, 0)
 	if err != nil {
 		return err
 	}
