@@ -24,6 +24,8 @@ import (
 type session struct {
 	place
 	store store // nil until connect
+	// isKubelets says that the node's name is in the kubelet's own certificate.
+	isKubelets bool
 }
 
 // connect reads the kubeconfig, which says who we are where the configuration does not.
@@ -51,8 +53,30 @@ func (s *session) connect(ctx context.Context) error {
 	if !nodeName.MatchString(s.node) {
 		return cni.Refuse("ipam.node", s.node, "is no name of a node; write the one that the cluster knows")
 	}
+	s.isKubelets = s.node == client.Node()
 	s.store = kubernetes{client}
 	return nil
+}
+
+// checkNode refuses a name that the cluster does not know: others would take its leases for those of a deleted node.
+// It asks once in each boot.
+func (s *session) checkNode(ctx context.Context) error {
+	if s.isKubelets {
+		return nil
+	}
+	boot, err := sysctl.BootID()
+	if err != nil || isMarked(s.known(), boot) {
+		return err
+	}
+	isThere, err := s.store.(kubernetes).hasNode(ctx, s.node)
+	if err != nil {
+		return err
+	}
+	if !isThere {
+		return cni.Refuse("ipam.node", s.node, "is no node of the cluster, or is out of service, and its leases would be "+
+			"taken for those of a deleted node; write its name as kubectl get nodes has it")
+	}
+	return s.mark(ctx, s.known(), boot)
 }
 
 // add takes an address from each set.
@@ -72,6 +96,9 @@ func add(ctx context.Context, req *skel.Request, cfg *config) (*cni.Result, erro
 	a := &allocation{session: session{place: cfg.place}, req: req, cfg: cfg,
 		record: record{Attachment: req.Attachment, Nonce: rand.Text()}}
 	if err := a.connect(ctx); err != nil {
+		return nil, err
+	}
+	if err := a.checkNode(ctx); err != nil {
 		return nil, err
 	}
 	if err := a.begin(ctx, a.record); err != nil {
@@ -186,7 +213,7 @@ func gc(ctx context.Context, req *skel.Request, p place) error {
 		return err
 	}
 	var strays []lease
-	isListed := s.isListed(req.Network, boot)
+	isListed := isMarked(s.listed(req.Network), boot)
 	if !isListed {
 		if err := s.connect(ctx); err != nil {
 			return err
@@ -217,7 +244,7 @@ func gc(ctx context.Context, req *skel.Request, p place) error {
 	if isListed {
 		return nil
 	}
-	return s.setListed(req.Network, boot)
+	return s.mark(ctx, s.listed(req.Network), boot)
 }
 
 // probeTime is how long STATUS waits for the store.

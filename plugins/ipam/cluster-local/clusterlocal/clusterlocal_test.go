@@ -231,6 +231,20 @@ var _ = Describe("ADD", Label("cluster-add"), func() {
 		Expect(n.add("one")).To(Equal("10.31.0.2"))
 	})
 
+	It("makes no lease in a name that the cluster does not know, and asks once in a boot", func() {
+		s := newServer()
+		n := s.node("node-x", ranges8)
+		Expect(n.fails(cni.CodeConfig, "ADD", "one")).To(And(ContainSubstring(`ipam.node: "node-x" is no node of the cluster`),
+			ContainSubstring("kubectl get nodes")))
+		Expect(s.has()).To(BeEmpty())
+		Expect(n.records()).To(BeEmpty())
+		s.nodes["node-x"] = ""
+		s.looked = nil
+		n.add("one")
+		n.add("two")
+		Expect(s.looked).To(Equal([]string{"/api/v1/nodes/node-x"}))
+	})
+
 	It("keeps nothing when the second set is full", func() {
 		s := newServer()
 		n := s.node("node-a", `[[{"subnet": "10.30.0.0/24"}], [{"subnet": "2001:db8::/126"}]]`)
@@ -597,8 +611,10 @@ var _ = Describe("leases of nodes that are deleted", Label("cluster-reclaim"), f
 	})
 
 	It("are never those of the node itself", func() {
-		delete(s.nodes, "node-b")
 		n.name = "node-b"
+		p := place{space: "default", node: "node-b", dataDir: n.dataDir}
+		Expect(p.mark(context.Background(), p.known(), nstest.Must(sysctl.BootID()))).To(Succeed())
+		delete(s.nodes, "node-b")
 		Expect(n.add("one")).To(Equal("10.30.0.2"))
 		n.fails(cni.CodeTryAgain, "ADD", "two")
 	})

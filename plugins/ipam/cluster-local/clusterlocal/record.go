@@ -182,19 +182,28 @@ func (p place) listed(network string) string {
 	return filepath.Join(p.dataDir, p.space, cni.Digest(network, 16)+".listed")
 }
 
-// isListed says whether GC has asked in this boot.
-func (p place) isListed(network, boot string) bool {
-	was, err := os.ReadFile(p.listed(network))
+// known is the file that says in which boot the API server had a Node of our name.
+func (p place) known() string {
+	return filepath.Join(p.dataDir, p.space, cni.Digest(p.node, 16)+".known")
+}
+
+// isMarked says whether such a file is of this boot.
+func isMarked(file, boot string) bool {
+	was, err := os.ReadFile(file)
 	return err == nil && string(was) == boot
 }
 
-// setListed writes down that it has.
-func (p place) setListed(network, boot string) error {
-	dir, err := statefile.OpenOwn(filepath.Dir(p.listed(network)), 0o700)
+// mark makes it so.
+func (p place) mark(ctx context.Context, file, boot string) error {
+	lock, err := p.records().Open(ctx) // which makes the directory
 	if err != nil {
 		return err
 	}
-	return errors.Join(dir.Replace(filepath.Base(p.listed(network)), []byte(boot), 0o600), dir.Close())
+	dir, err := statefile.OpenOwn(filepath.Dir(file), 0)
+	if err == nil {
+		err = errors.Join(dir.Replace(filepath.Base(file), []byte(boot), 0o600), dir.Close())
+	}
+	return errors.Join(err, lock.Close())
 }
 
 // textOf are the addresses of names, for messages.

@@ -32,7 +32,8 @@ type server struct {
 	sync.Mutex
 	leases map[string]object
 	nodes  map[string]string // to the key of a taint
-	asked  []string          // method and path of each request
+	asked  []string          // method and path of each request, but of those for nodes
+	looked []string          // paths of the latter, which no fault changes
 	serial int
 	page   int // at most, of a list; 0 = as asked
 	skew   time.Duration
@@ -121,8 +122,12 @@ contexts:
 
 func (s *server) handle(w http.ResponseWriter, r *http.Request) {
 	s.Lock()
-	s.asked = append(s.asked, r.Method+" "+r.URL.Path)
 	fault := s.fault
+	if strings.HasPrefix(r.URL.Path, "/api/v1/nodes/") {
+		s.looked, fault = append(s.looked, r.URL.Path), nil
+	} else {
+		s.asked = append(s.asked, r.Method+" "+r.URL.Path)
+	}
 	s.Unlock()
 	w.Header().Set("Date", time.Now().Add(s.skew).UTC().Format(http.TimeFormat))
 	serve := func() { s.serve(w, r) }
