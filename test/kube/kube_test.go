@@ -21,7 +21,9 @@ import (
 	. "github.com/onsi/gomega"
 	"sigs.k8s.io/yaml"
 
+	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/nstest"
+	"github.com/hawser-cni/plugins/pkg/sysctl"
 )
 
 func TestMain(m *testing.M) { nstest.Main(m) }
@@ -33,6 +35,7 @@ type object = map[string]any
 const (
 	loopback  = "127.0.0.1:"
 	addresses = "/apis/ipam.hawser.dev/v1/addresses"
+	kubelets  = "/var/lib/kubelet" // where a kubeconfig may be
 )
 
 // cluster is an API server with its etcd, on the loopback address of the specs' own namespace.
@@ -55,6 +58,8 @@ func start() {
 		}
 	}
 	Expect(exec.Command("ip", "link", "set", "lo", "up").Run()).To(Succeed())
+	Expect(exec.Command("mount", "-t", "tmpfs", "none", filepath.Dir(kubelets)).Run()).To(Succeed())
+	Expect(os.Mkdir(kubelets, 0o755)).To(Succeed())
 	there = &cluster{dir: GinkgoT().TempDir(), client: http.Client{
 		Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}}}
 	there.etcdPort = port()
@@ -146,7 +151,11 @@ type node struct {
 func newNode(name string, ipam object) node {
 	GinkgoHelper()
 	n := node{name: name, dataDir: GinkgoT().TempDir(), ipam: ipam}
-	n.kubeconfig = filepath.Join(n.dataDir, "kubeconfig")
+	n.kubeconfig = filepath.Join(kubelets, "kubeconfig-"+name)
+	// The server has no nodes: ADD has asked already.
+	known := filepath.Join(n.dataDir, "default", cni.Digest(name, 16)+".known")
+	Expect(os.Mkdir(filepath.Dir(known), 0o700)).To(Succeed())
+	Expect(os.WriteFile(known, []byte(nstest.Must(sysctl.BootID())), 0o600)).To(Succeed())
 	Expect(os.WriteFile(n.kubeconfig, fmt.Appendf(nil, `
 current-context: x
 contexts: [{name: x, context: {cluster: c, user: u}}]
