@@ -73,11 +73,15 @@ var _ = DescribeTable("the policy", Label("cluster-policy"), func(user object, o
 	Entry("has a token of a node's pod make its own", token, "CREATE", "node-a", ""),
 	Entry("has a token of a node's pod delete no other's", token, "DELETE", "node-b",
 		"system:node:node-a makes and deletes no leases of node node-b"),
+	Entry("has a token of no pod make none", object{"username": token["username"], "groups": token["groups"]}, "CREATE",
+		"node-a", "a token of no node makes and deletes no leases of node node-a"),
+	Entry("says nothing of a CronJob's token", object{"username": "system:serviceaccount:kube-system:reclaim",
+		"groups": token["groups"], "extra": token["extra"]}, "DELETE", "node-b", ""),
 	Entry("says nothing of people", object{"username": "admin", "groups": []string{"system:masters"}}, "DELETE",
 		"node-b", ""))
 
 var (
 	kubelet = object{"username": "system:node:node-a", "groups": []string{"system:nodes", "system:authenticated"}}
-	token   = object{"username": "system:serviceaccount:kube-system:x", "groups": []string{"system:serviceaccounts"},
+	token   = object{"username": "system:serviceaccount:kube-system:hawser-cluster-local", "groups": []string{"system:serviceaccounts"},
 		"extra": object{"authentication.kubernetes.io/node-name": []string{"node-a"}}}
 )
