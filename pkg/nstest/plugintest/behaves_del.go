@@ -400,7 +400,7 @@ func hanging() Failure {
 		asked = w.Dir + "/asked"
 		w.On("ADD", "touch $d/asked; exec sleep 1000", "two")
 	}, Change: func(c *Call) { c.Ctx = nstest.DeadlineWhen(func() bool { return exists(asked) }) },
-		Code: cni.CodeTryAgain, Says: "no time left: ", Asked: true}
+		Code: cni.CodeTryAgain, Asked: true}
 }
 
 // untouched is a snapshot of a container without a value that an ADD may set for
