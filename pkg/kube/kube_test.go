@@ -65,7 +65,8 @@ func replaced(old, new string) string { return strings.Replace(good, old, new, 1
 var _ = DescribeTable("a kubeconfig that cannot be used", Label("cluster-kubeconfig"),
 	func(code uint, old, new, want string) {
 		_, err := open(replaced(old, new))
-		Expect(err).To(MatchError(And(HavePrefix("kubeconfig /"), ContainSubstring(want), Not(ContainSubstring("$y$")))))
+		Expect(err).To(MatchError(And(HavePrefix("kubeconfig /"), ContainSubstring(want),
+			Not(ContainSubstring("$y$")))))
 		Expect(cni.AsError(err).Code).To(Equal(code))
 	},
 	Entry("exec", cni.CodeUnsupportedField, "token: abc", "exec: {command: aws}", "exec is not supported"),

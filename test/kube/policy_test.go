@@ -82,6 +82,7 @@ var _ = DescribeTable("the policy", Label("cluster-policy"), func(user object, o
 
 var (
 	kubelet = object{"username": "system:node:node-a", "groups": []string{"system:nodes", "system:authenticated"}}
-	token   = object{"username": "system:serviceaccount:kube-system:hawser-cluster-local", "groups": []string{"system:serviceaccounts"},
-		"extra": object{"authentication.kubernetes.io/node-name": []string{"node-a"}}}
+	token   = object{"username": "system:serviceaccount:kube-system:hawser-cluster-local",
+		"groups": []string{"system:serviceaccounts"},
+		"extra":  object{"authentication.kubernetes.io/node-name": []string{"node-a"}}}
 )

@@ -73,8 +73,8 @@ func (s *session) checkNode(ctx context.Context) error {
 		return err
 	}
 	if !isThere {
-		return cni.Refuse("ipam.node", s.node, "is no node of the cluster, or is out of service, and its leases would be "+
-			"taken for those of a deleted node; write its name as kubectl get nodes has it")
+		return cni.Refuse("ipam.node", s.node, "is no node of the cluster, or is out of service, and its leases would "+
+			"be taken for those of a deleted node; write its name as kubectl get nodes has it")
 	}
 	return s.mark(ctx, s.known(), boot)
 }

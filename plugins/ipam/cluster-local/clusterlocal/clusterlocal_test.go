@@ -234,8 +234,8 @@ var _ = Describe("ADD", Label("cluster-add"), func() {
 	It("makes no lease in a name that the cluster does not know, and asks once in a boot", func() {
 		s := newServer()
 		n := s.node("node-x", ranges8)
-		Expect(n.fails(cni.CodeConfig, "ADD", "one")).To(And(ContainSubstring(`ipam.node: "node-x" is no node of the cluster`),
-			ContainSubstring("kubectl get nodes")))
+		Expect(n.fails(cni.CodeConfig, "ADD", "one")).To(And(
+			ContainSubstring(`ipam.node: "node-x" is no node of the cluster`), ContainSubstring("kubectl get nodes")))
 		Expect(s.has()).To(BeEmpty())
 		Expect(n.records()).To(BeEmpty())
 		s.nodes["node-x"] = ""

@@ -59,7 +59,8 @@ func isHosts(path string) bool {
 		(strings.HasPrefix(path, "/etc/") || slices.Contains(hostDirs, filepath.Dir(path)))
 }
 
-// checkKubeconfig refuses a file that a container may have written: it could name other files, and whom they are sent to.
+// checkKubeconfig refuses a file that a container may have written: it could name other files, and to whom they are
+// sent.
 func (p place) checkKubeconfig() error {
 	if isHosts(p.kubeconfig) {
 		return nil

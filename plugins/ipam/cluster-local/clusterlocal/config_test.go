@@ -160,7 +160,8 @@ var _ = Describe("under the name whereabouts", Label("cluster-whereabouts"), fun
 
 	It("the flat file has what the configuration does not say", func() {
 		Expect(ownDirs()).To(Succeed())
-		file := hostFile("/etc/ssl", `{"range":"10.0.0.0/24","network_name":"flat","kubernetes":{"kubeconfig":"/etc/flat"}}`)
+		file := hostFile("/etc/ssl",
+			`{"range":"10.0.0.0/24","network_name":"flat","kubernetes":{"kubeconfig":"/etc/flat"}}`)
 		Expect(parse(fmt.Sprintf(`"configuration_path":%q,"network_name":"own"`, file))).To(
 			Equal("own; /etc/flat; 10.0.0.1-10.0.0.254"))
 	})

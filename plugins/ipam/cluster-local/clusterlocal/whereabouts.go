@@ -82,8 +82,8 @@ func readWhereabouts(req *skel.Request) (w wireWhereabouts, err error) {
 	files := flatFiles
 	if w.IPAM.Path != "" {
 		if !isHosts(w.IPAM.Path) {
-			return w, cni.Refuse("ipam.configuration_path", w.IPAM.Path, "is not below /etc; a file elsewhere may be a "+
-				"container's")
+			return w, cni.Refuse("ipam.configuration_path", w.IPAM.Path, "is not below /etc; a file elsewhere may "+
+				"be a container's")
 		}
 		files = append([]string{w.IPAM.Path}, files...)
 	}
