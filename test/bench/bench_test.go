@@ -178,9 +178,9 @@ var _ = Describe("a run", func() {
 			`host-local, 1000 reserved: ADD +` + ratios + `.* 0 / 0 / 0 +0 / 0 / 0 / 0$`,
 			`chain of bridge, portmap, firewall, tuning, 8 at a time: ADD +` + ratios + `.* 0 / 0 / 0 / 0$`,
 			`bridge +[0-9.]+ / [0-9.]+ / [0-9.]+ +[0-9.]+ / [0-9.]+ / [0-9.]+$`,
-			`hawser +18 +[0-9]+ +[0-9]+ +[0-9]+$`,
+			`hawser +19 +[0-9]+ +[0-9]+ +[0-9]+$`,
 			`hawser, one program +1 +[0-9]+ +[0-9]+ +[0-9]+$`,
-			`hawser before +17 +[0-9]+ +[0-9]+ +[0-9]+$`,
+			`hawser before +18 +[0-9]+ +[0-9]+ +[0-9]+$`,
 			`our failures, all rows +at most 0 +0.00, yes +at most 0 +0.00, yes`,
 		} {
 			Expect(string(table)).To(MatchRegexp(`(?m)^` + line))
