@@ -254,7 +254,7 @@ var _ = Describe("make release", Ordered, ContinueOnFailure, func() {
 	It("has cluster-local in an archive of its own, with its manifests, and nowhere else", func() {
 		_, files := unpack(one(dist, "hawser-cluster-local-linux-*.tgz"))
 		Expect(files["cluster-local"]).To(ContainSubstring("9.8.7"))
-		Expect(files["THIRD_PARTY.md"]).To(ContainSubstring("\n## go.yaml.in/yaml/v3: license"))
+		Expect(strings.ToLower(string(files["THIRD_PARTY.md"]))).To(ContainSubstring("\n## go.yaml.in/yaml/v3: license"))
 		Expect(files).To(HaveKey("hawser-cni/deploy/cluster-local/crd.yaml"))
 		Expect(files).NotTo(HaveKey("bridge"))
 	})
@@ -317,10 +317,17 @@ var _ = Describe("make release", Ordered, ContinueOnFailure, func() {
 
 	DescribeTable("builds static programs for", func(arch string, machine elf.Machine, class elf.Class, data elf.Data) {
 		dir := GinkgoT().TempDir()
-		run("../..", []string{"GOARCH=" + arch}, "scripts/build.sh", dir)
-		Expect(names(dir)).To(ConsistOf(append(withTool(), "one", "cluster-local")))
-		Expect(names(dir + "/one")).To(Equal(plugins()))
-		for _, plugin := range withTool() {
+		built, program := []string{"hawser"}, []string{"cmd/hawser"} // which has the packages of all plugins
+		if arch == "amd64" || arch == "arm64" {
+			built, program = append(withTool(), "cluster-local"), nil
+		}
+		run("../..", []string{"GOARCH=" + arch}, "scripts/build.sh", append([]string{dir}, program...)...)
+		if program == nil {
+			Expect(names(dir + "/one")).To(Equal(plugins()))
+			Expect(os.RemoveAll(dir + "/one")).To(Succeed())
+		}
+		Expect(names(dir)).To(ConsistOf(built))
+		for _, plugin := range built {
 			f, err := elf.Open(filepath.Join(dir, plugin))
 			Expect(err).NotTo(HaveOccurred())
 			defer f.Close()
