@@ -254,7 +254,8 @@ var _ = Describe("make release", Ordered, ContinueOnFailure, func() {
 	It("has cluster-local in an archive of its own, with its manifests, and nowhere else", func() {
 		_, files := unpack(one(dist, "hawser-cluster-local-linux-*.tgz"))
 		Expect(files["cluster-local"]).To(ContainSubstring("9.8.7"))
-		Expect(strings.ToLower(string(files["THIRD_PARTY.md"]))).To(ContainSubstring("\n## go.yaml.in/yaml/v3: license"))
+		notices := strings.ToLower(string(files["THIRD_PARTY.md"]))
+		Expect(notices).To(ContainSubstring("\n## go.yaml.in/yaml/v3: license"))
 		Expect(files).To(HaveKey("hawser-cni/deploy/cluster-local/crd.yaml"))
 		Expect(files).NotTo(HaveKey("bridge"))
 	})

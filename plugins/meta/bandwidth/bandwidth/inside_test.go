@@ -430,7 +430,8 @@ var _ = Describe("fq_codel", Label("kernel"), func() {
 			return times[len(times)/2]
 		}
 		ordered := underLoad()
-		w.Cmd("sh", "-ec", "for d in $(ls /sys/class/net); do tc qdisc replace dev $d parent 1:1 pfifo limit 1000 || :; done")
+		w.Cmd("sh", "-ec", `for d in $(ls /sys/class/net); do
+			tc qdisc replace dev $d parent 1:1 pfifo limit 1000 || :; done`)
 		Expect(w.Fails(w.call("CHECK", limits...), cni.CodeDrift)).To(ContainSubstring(`has the qdisc "pfifo" below`))
 		Expect(ordered).To(BeNumerically("<", underLoad()/2))
 	},
