@@ -130,7 +130,7 @@ var budgets = []budget{
 
 // inProcess is added to the budget of system calls where host-local runs in the same process: its own calls, less those
 // of a process start.
-var inProcess = map[string]int{"ADD": 17, "CHECK": -13, "STATUS": -31, "GC": 17, "DEL": -9}
+var inProcess = map[string]int{"ADD": 17, "CHECK": -13, "STATUS": -29, "GC": 17, "DEL": -9}
 
 // withoutHandles is added to ADD's where the kernel has no handles of namespaces, which tell the cookie (before Linux
 // 6.18): who wants it has to enter the namespace.
