@@ -186,8 +186,7 @@ func (s *Survey) Judge(a *Attachment, older time.Duration) (garbage, kept string
 	case a.youngest().IsZero() && isThere:
 		return "", fmt.Sprintf("its host end %s is there, and nothing says since when", a.HostEnd())
 	case age <= older:
-		return "", fmt.Sprintf("something of it was written %s ago: its ADD may be under way",
-			max(age, 0).Round(time.Second))
+		return "", fmt.Sprintf("something of it was written less than %s ago: its ADD may be under way", older)
 	case s.used[inode]:
 		return "", fmt.Sprintf("a process uses its namespace net:[%d]", inode)
 	case s.WouldKnow(a.ContainerID):
