@@ -9,5 +9,5 @@ scripts/deps.sh dpkg dpkg-dev git make openssh-client rpm squashfs-tools systemd
 (cd scripts/bom && go test ./...)
 read -ra flags <<<"${TESTFLAGS:-}"
 for module in test/release test/image; do
-	(cd "$module" && go test -count=1 -timeout 30m "${flags[@]}" ./...)
+	(cd "$module" && go test -count=1 -timeout 15m "${flags[@]}" ./...)
 done

@@ -196,8 +196,7 @@ var _ = Describe("make image", Label("image"), Ordered, ContinueOnFailure, func(
 			Expect(err).NotTo(HaveOccurred())
 			Expect(program.Machine).To(Equal(machines[c.platform]), d.Platform.Architecture)
 			Expect(bytes.Contains(in["hawser"], []byte(version))).To(BeTrue())
-			// The image is compressed by zstd of Go, which makes a fifth more of it than xz -9.
-			Expect(len(layer)).To(BeNumerically("<=", 3_500_000), d.Platform.Architecture)
+			Expect(len(layer)).To(BeNumerically("<=", 3_200_000), d.Platform.Architecture)
 		}
 		Expect(seen).To(HaveLen(len(machines)))
 		Expect(platforms).To(HaveLen(len(machines)))
