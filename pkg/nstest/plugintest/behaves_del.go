@@ -392,15 +392,18 @@ func late() map[string]Failure {
 	}
 }
 
-// hanging is IPAM that does not answer. The deadline is over when it has been asked, and what else the plugin does
-// meanwhile may be what says so.
+// hanging is IPAM that does not answer. The deadline is over when it has been asked and the plugin has nothing else to do:
+// the interface is up.
 func hanging() Failure {
-	asked := ""
-	return Failure{Prepare: func(w *World, _ *nstest.Host) {
-		asked = w.Dir + "/asked"
+	var isWaiting func() bool
+	return Failure{Prepare: func(w *World, cont *nstest.Host) {
+		asked := w.Dir + "/asked"
+		isWaiting = func() bool {
+			return exists(asked) && strings.Contains(cont.Cmd("ip", "-o", "link", "show", "up"), " eth0")
+		}
 		w.On("ADD", "touch $d/asked; exec sleep 1000", "two")
-	}, Change: func(c *Call) { c.Ctx = nstest.DeadlineWhen(func() bool { return exists(asked) }) },
-		Code: cni.CodeTryAgain, Asked: true}
+	}, Change: func(c *Call) { c.Ctx = nstest.DeadlineWhen(func() bool { return isWaiting() }) },
+		Code: cni.CodeTryAgain, Says: "fake", Asked: true}
 }
 
 // untouched is a snapshot of a container without a value that an ADD may set for
