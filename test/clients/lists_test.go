@@ -73,6 +73,7 @@ type userLists struct {
 	collects  bool     // the runtime negotiates 1.1.0, which has GC
 	onHost    string   // a regular expression: what tc and nft list on the host
 	inPod     string   // what "ip rule" lists in the first pod
+	tap       bool     // tc-redirect-tap is ours, and the traffic its virtual machine's
 }
 
 func (u userLists) has(text string) bool { return strings.Contains(u.conflists[0], text) }
@@ -120,7 +121,12 @@ func (u userLists) run(d *node, verb string, many ...pod) (addrs []map[string][]
 func (u userLists) prepare(d *node) {
 	self := nstest.Must(os.Executable())
 	for name := range standIns {
-		Expect(os.Symlink(self, filepath.Join(d.Dir, name))).To(Succeed())
+		if u.tap && name == "tc-redirect-tap" {
+			continue
+		}
+		path := filepath.Join(d.Dir, name)
+		Expect(os.RemoveAll(path)).To(Succeed())
+		Expect(os.Symlink(self, path)).To(Succeed())
 	}
 	if u.has("KUBE-MARK-MASQ") {
 		d.Cmd("iptables", "-t", "nat", "-N", "KUBE-MARK-MASQ")
@@ -134,9 +140,6 @@ func (u userLists) prepare(d *node) {
 // expectTraffic has the client reach the server, and the outside, where the networks give
 // it that, and the server's host port be reached from outside.
 func (u userLists) expectTraffic(outside *nstest.Host, client pods.Pod, addrs []map[string][]string) {
-	if u.has("tc-redirect-tap") { // the virtual machine's
-		return
-	}
 	limit := map[bool]string{true: "-w1", false: "-w40"}[u.isolated]
 	for _, of := range addrs {
 		for i, server := range of["server"] {
@@ -154,7 +157,7 @@ func (u userLists) expectTraffic(outside *nstest.Host, client pods.Pod, addrs []
 			ask := func() (string, error) { return outside.Ask("tcp", net.JoinHostPort(host, "8081")) }
 			Eventually(ask, nstest.Hang).Should(HavePrefix(net.JoinHostPort(there, "")))
 		}
-		if u.has(`"ipMasq": true`) {
+		if u.has(`"ipMasq": true`) && !u.has("tc-redirect-tap") { // whose machine has the default route
 			at := outside.Serve("tcp", net.JoinHostPort(there, "0"))
 			ask := func() (string, error) { return client.Ask("tcp", at) }
 			Eventually(ask, nstest.Hang).Should(HavePrefix(net.JoinHostPort(host, "")))
@@ -200,7 +203,9 @@ var _ = DescribeTable("lists as users have them run on our plugins, and leave no
 	}
 	client := pods.At(all[0].Netns)
 	pods.At(all[1].Netns).Serve()
-	u.expectTraffic(outside, client, addrs)
+	if !u.tap {
+		u.expectTraffic(outside, client, addrs)
+	}
 	Expect(d.Cmd("sh", "-c", "tc qdisc; nft list ruleset")).To(MatchRegexp(u.onHost))
 	Expect(client.Cmd("ip", "rule")).To(ContainSubstring(u.inPod))
 
@@ -253,6 +258,7 @@ var _ = DescribeTable("lists as users have them run on our plugins, and leave no
 	listed("Nomad's", userLists{conflists: []string{read("nomad")}}, "iptables"),
 	listed("BuildKit's", userLists{conflists: []string{read("buildkit")}}),
 	listed("Firecracker's", userLists{conflists: []string{read("firecracker")}}),
+	listed("Firecracker's, with our tc-redirect-tap", userLists{conflists: []string{read("firecracker")}, tap: true}),
 	listed("Calico's", userLists{conflists: []string{read("calico")}, onHost: `tbf .*rate 10Mbit`}, "tbf", "ifb"),
 	listed("AWS VPC CNI's", userLists{conflists: []string{read("aws-vpc-cni")}}),
 	listed("Cilium's, chained", userLists{conflists: []string{read("cilium")}}),
@@ -276,7 +282,8 @@ var standIns = map[string]skel.CNIFuncs{
 	"azure-vnet": pair("azv", `{"cniVersion": %[1]q, "dns": {}, "interfaces": [{"name": %[5]q}],
 		"ips": [{"version": "4", "address": "%[3]s/16", "gateway": "10.9.0.1"}],
 		"routes": [{"dst": "0.0.0.0/0", "gw": "10.9.0.1"}]}`),
-	"egress-cni": {Add: func(args *skel.CmdArgs) error { return passOn(args, func(map[string]any) {}) }},
+	"egress-cni":      {Add: func(args *skel.CmdArgs) error { return passOn(args, func(map[string]any) {}) }},
+	"tc-redirect-tap": {Add: func(args *skel.CmdArgs) error { return passOn(args, addMachine(args)) }},
 	"flannel": {
 		Add: func(args *skel.CmdArgs) error {
 			plugin, conf := flannel(args)
@@ -353,6 +360,26 @@ func passOn(args *skel.CmdArgs, change func(result map[string]any)) error {
 	}
 	change(conf.PrevResult)
 	return json.NewEncoder(os.Stdout).Encode(conf.PrevResult)
+}
+
+// addMachine adds what tc-redirect-tap does: the tap device, and the interface of the virtual
+// machine with the addresses of the container's.
+func addMachine(args *skel.CmdArgs) func(map[string]any) {
+	return func(result map[string]any) {
+		all := result["interfaces"].([]any)
+		mac := "02:00:00:00:00:11"
+		result["interfaces"] = append(all, map[string]any{"name": "tap0", "mac": mac, "sandbox": args.Netns},
+			map[string]any{"name": args.IfName, "mac": mac, "sandbox": args.ContainerID})
+		for _, ip := range result["ips"].([]any) {
+			machine := map[string]any{"interface": len(all) + 1}
+			for k, v := range ip.(map[string]any) {
+				if k != "interface" {
+					machine[k] = v
+				}
+			}
+			result["ips"] = append(result["ips"].([]any), machine)
+		}
+	}
 }
 
 // flannel completes its delegate from the node's subnet, as flannel does.
