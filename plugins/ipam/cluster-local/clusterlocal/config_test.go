@@ -208,18 +208,18 @@ func FuzzCandidates(f *testing.F) {
 	f.Fuzz(func(t *testing.T, subnet, gateway, exclude, seed string) {
 		p, err := netip.ParsePrefix(subnet)
 		if err != nil || p.Addr().Is4In6() {
-			t.Skip()
+			t.Skip("not a range that could be lent from")
 		}
 		r, err := ranges.Wire{Subnet: &subnet, GW: gateway}.Parse("ipam")
 		if err != nil { // whereabouts takes more
 			if r, err = (wireWhereaboutsRange{Range: subnet}).parse("ipam"); err != nil {
-				t.Skip()
+				t.Skip("not a range that could be lent from")
 			}
 		}
 		set := ranges.Set{r}
 		if out, err := netip.ParsePrefix(exclude); err == nil && out.Addr().BitLen() == r.First.BitLen() {
 			if set = set.Without([]netip.Prefix{out.Masked()}); len(set) == 0 {
-				t.Skip()
+				t.Skip("not a range that could be lent from")
 			}
 		}
 		seen := map[netip.Addr]bool{}
