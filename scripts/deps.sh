@@ -21,6 +21,9 @@ if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
 	exit 0
 fi
 echo "deps: installing ${missing[*]}"
+mkdir -p "${promtool%/*}"
+exec 9>"${promtool%/*}/.apt.lock" # steps of .ci/run are at it beside each other
+flock 9
 export DEBIAN_FRONTEND=noninteractive
 unit=/etc/systemd/system/firewalld.service
 if [[ " ${missing[*]} " == *" firewalld "* && ! -e $unit ]]; then
@@ -38,4 +41,4 @@ if [ "${missing[-1]}" = prometheus ]; then
 	install -D "$work/usr/bin/promtool" "$promtool"
 fi
 [ ${#missing[@]} = 0 ] ||
-	scripts/retry.sh apt-get -qq install -y --no-install-recommends "${missing[@]}" >/dev/null </dev/null
+	scripts/retry.sh apt-get -qq install -y --no-install-recommends "${missing[@]}" >/dev/null </dev/null 9>&-

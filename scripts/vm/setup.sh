@@ -7,6 +7,10 @@ cd "$(dirname "$0")/../.."
 retry=$PWD/scripts/retry.sh
 
 scripts/deps.sh qemu-system-x86 busybox-static cpio kmod xz-utils
+cache=${XDG_CACHE_HOME:-$HOME/.cache}/hawser
+mkdir -p "$cache"
+exec 9>"$cache/.apt.lock" # as in deps.sh
+flock 9
 [ ! -e "$dir/vmlinux" ] || exit 0
 echo "vm: unpacking a kernel in $dir"
 rm -rf "$dir" "$dir.tmp"
