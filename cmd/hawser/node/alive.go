@@ -118,20 +118,15 @@ func (s *Survey) look(inode uint64, path string) error {
 		return err
 	}
 	defer c.Close()
-	links, err := c.Briefly()
-	if err != nil {
-		return err
-	}
+	links, err := c.Links()
 	for _, l := range links {
-		if full, err := c.LinkByIndex(l.Index); err == nil {
-			s.has[l.Name+" "+full.MAC.String()] = inode
-		}
+		s.has[l.Name+" "+l.MAC.String()] = inode
 		addrs, _ := c.Addrs(l.Index)
 		for _, a := range addrs {
 			s.has[l.Name+" "+a.Prefix.Addr().String()] = inode
 		}
 	}
-	return nil
+	return err
 }
 
 // namespaceOf is the live namespace that an attachment is in, by its path or by what it has there; 0 for none. isKnown
@@ -144,11 +139,9 @@ func (s *Survey) namespaceOf(a *Attachment) (inode uint64, isKnown bool) {
 		}
 	}
 	marks := a.Addresses()
-	if a.Cached != nil && len(marks) == 0 {
-		if result := a.Cached.Result(); result != nil {
-			i, _ := result.ContainerInterface(a.IfName)
-			marks = append(marks, strings.ToLower(i.MAC))
-		}
+	if len(marks) == 0 {
+		i, _ := a.Result().ContainerInterface(a.IfName)
+		marks = append(marks, strings.ToLower(i.MAC))
 	}
 	for _, mark := range marks {
 		if mark != "" && a.IfName != "" {
@@ -160,9 +153,7 @@ func (s *Survey) namespaceOf(a *Attachment) (inode uint64, isKnown bool) {
 
 // youngest is when something of the attachment was written last.
 func (a *Attachment) youngest() (t time.Time) {
-	if a.Cached != nil {
-		t = a.Cached.Since
-	}
+	t = a.Written
 	for _, h := range a.Holdings {
 		if h.Since.After(t) {
 			t = h.Since

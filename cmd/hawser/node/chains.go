@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 
@@ -20,15 +21,23 @@ type BaseChain struct {
 	Type     string     `json:"type"`
 	Priority int32      `json:"priority"`
 	Comment  string     `json:"comment,omitempty"`
-	Rules    int        `json:"rules"`
+	Count    int        `json:"rules"`
 	Drops    bool       `json:"drops,omitempty"`   // its policy
 	DropsAt  int        `json:"dropsAt,omitempty"` // the first rule that drops all, counted from 1
 	Accepts  bool       `json:"accepts,omitempty"` // firewall has a rule in it that accepts packets of its containers
 	Family   nft.Family `json:"-"`
+	Rules    []Rule     `json:"-"` // and, where it drops what is forwarded, those of all chains of its table
 }
 
-// cniForward is the chain in which firewall, the reference's too, accepts packets of containers.
-const cniForward = "CNI-FORWARD"
+// Rule is what the tool understands of a rule of nf_tables or of iptables-legacy.
+type Rule struct {
+	Chain, Target      string
+	MayAccept, EndsAll bool
+	About              []string // with what it compares: names of interfaces, and bytes of addresses among them
+}
+
+// CNIForward is the chain in which firewall, the reference's too, accepts packets of containers.
+const CNIForward = "CNI-FORWARD"
 
 // IsOurs says whether the plugins made it.
 func (b BaseChain) IsOurs() bool { return b.Table == nft.INet.String()+" "+nft.TableName }
@@ -38,17 +47,16 @@ var hooks = []string{"prerouting", "forward", "postrouting"}
 
 // BaseChains are the base chains of those hooks, in the order in which packets pass them: of nftables over netlink, of
 // iptables-legacy by its program, where the node has such a table. What could be read comes beside an error.
-func BaseChains(ctx context.Context) (all []BaseChain, err error) {
+func BaseChains(ctx context.Context) ([]BaseChain, error) {
 	nf := nft.New()
 	defer nf.Close()
-	all, err = nftablesChains(nf)
+	all, err := nftablesChains(nf)
 	errs := []error{nft.IfSupported(err)}
-	for _, f := range nft.Families() {
-		for _, t := range legacyTables() {
-			edit, err := ipt.Tool{Family: f, Variant: ipt.Legacy}.Look(ctx, t.name)
-			errs = append(errs, err)
-			if err == nil {
-				all = append(all, t.chains(f, edit)...)
+	for _, family := range nft.Families() {
+		for _, table := range []string{"raw", "mangle", "nat", "filter", "security"} {
+			edit, err := ipt.Tool{Family: family, Variant: ipt.Legacy}.Look(ctx, table)
+			if errs = append(errs, err); err == nil {
+				all = append(all, legacyChains(family, table, edit)...)
 			}
 		}
 	}
@@ -73,55 +81,71 @@ func nftablesChains(nf *nft.Conn) (all []BaseChain, err error) {
 		if c.Hook == nil || !IsRouted(c.Table) || points[c.Hook.Point] == "" {
 			continue
 		}
-		rules, err := nf.Rules(c.Table, c.Name)
+		of := c.Name
+		if c.Drops && c.Hook.Point == nft.Forward {
+			of = "" // all chains
+		}
+		live, err := nf.Rules(c.Table, of)
 		if err != nil {
 			return all, err
 		}
-		all = append(all, BaseChain{Table: fmt.Sprint(c.Table), Name: c.Name, Hook: points[c.Hook.Point],
-			Type: c.Hook.Type, Priority: c.Hook.Priority, Comment: c.Comment, Rules: len(rules), Drops: c.Drops,
-			DropsAt: slices.IndexFunc(rules, nft.LiveRule.EndsAll) + 1, Family: c.Table.Family,
-			Accepts: slices.ContainsFunc(rules, func(r nft.LiveRule) bool { return r.Target == cniForward }),
-		})
+		var rules []Rule
+		for _, r := range live {
+			rule := Rule{Chain: r.Chain, Target: r.Target, MayAccept: r.MayAccept(), EndsAll: r.EndsAll()}
+			for _, value := range r.Compared(0) {
+				rule.About = append(rule.About, string(value), strings.TrimRight(string(value), "\x00"))
+			}
+			rules = append(rules, rule)
+		}
+		b := BaseChain{Table: fmt.Sprint(c.Table), Name: c.Name, Hook: points[c.Hook.Point], Type: c.Hook.Type,
+			Priority: c.Hook.Priority, Comment: c.Comment, Drops: c.Drops, Family: c.Table.Family}
+		all = append(all, b.with(rules))
 	}
 	return all, nil
 }
 
-// legacyTable is a table of iptables-legacy, with the priorities of its chains.
-type legacyTable struct {
-	name           string
-	priority, snat int32
-}
-
-func legacyTables() []legacyTable {
-	return []legacyTable{{"raw", -300, -300}, {"mangle", -150, -150}, {"nat", -100, 100}, {"filter", 0, 0},
-		{"security", 50, 50}}
-}
-
-func (t legacyTable) chains(f nft.Family, edit *ipt.Edit) (all []BaseChain) {
+func legacyChains(family nft.Family, table string, edit *ipt.Edit) (all []BaseChain) {
+	var rules []Rule
+	for _, r := range edit.Rules {
+		target := r.Option("-j") + r.Option("-g")
+		rule := Rule{Chain: r.Chain, Target: target, MayAccept: target == "ACCEPT",
+			EndsAll: len(r.Args) == 2 && (target == "DROP" || target == "REJECT"),
+			About:   []string{r.Option("-i"), r.Option("-o")}}
+		for _, option := range []string{"-s", "-d"} {
+			if p, err := netip.ParsePrefix(r.Option(option)); err == nil {
+				rule.About = append(rule.About, string(p.Addr().AsSlice()))
+			}
+		}
+		rules = append(rules, rule)
+	}
+	priorities := map[string]int32{"raw": -300, "mangle": -150, "nat": -100, "filter": 0, "security": 50}
 	for _, hook := range hooks {
-		name := strings.ToUpper(hook)
-		if !edit.HasChain(name) {
-			continue
+		b := BaseChain{Table: "legacy " + family.String() + " " + table, Name: strings.ToUpper(hook), Hook: hook,
+			Type: table, Priority: priorities[table], Family: family}
+		if table == "nat" && hook == "postrouting" {
+			b.Priority = 100
 		}
-		b := BaseChain{Table: "legacy " + f.String() + " " + t.name, Name: name, Hook: hook, Type: t.name,
-			Priority: t.priority, Drops: slices.Contains(edit.Drops, name), Family: f}
-		if hook == "postrouting" {
-			b.Priority = t.snat
+		if b.Drops = slices.Contains(edit.Drops, b.Name); edit.HasChain(b.Name) {
+			all = append(all, b.with(rules))
 		}
-		for _, r := range edit.Rules {
-			if r.Chain != name {
-				continue
-			}
-			b.Rules++
-			target := r.Option("-j")
-			b.Accepts = b.Accepts || target == cniForward
-			if b.DropsAt == 0 && len(r.Args) == 2 && (target == "DROP" || target == "REJECT") {
-				b.DropsAt = b.Rules
-			}
-		}
-		all = append(all, b)
 	}
 	return all
+}
+
+// with is the chain with the rules of its table.
+func (b BaseChain) with(rules []Rule) BaseChain {
+	b.Rules = rules
+	for _, r := range rules {
+		if r.Chain != b.Name {
+			continue
+		}
+		b.Count++
+		b.Accepts = b.Accepts || r.Target == CNIForward
+		if b.DropsAt == 0 && r.EndsAll {
+			b.DropsAt = b.Count
+		}
+	}
+	return b
 }
 
 // The verdicts: for certain, or where other rules decide.
@@ -137,10 +161,10 @@ func (b BaseChain) Stops() (verdict, why string) {
 		return StopsIt, "its first rule drops every packet"
 	case b.DropsAt > 1:
 		return MayStopIt, fmt.Sprintf("its rule %d drops every packet that none before it accepts", b.DropsAt)
-	case b.Drops && b.Rules == 0:
+	case b.Drops && b.Count == 0:
 		return StopsIt, "its policy is to drop, and it has no rules"
 	case b.Drops && b.Accepts:
-		return MayStopIt, "its policy is to drop; firewall accepts its containers' packets there, by " + cniForward
+		return MayStopIt, "its policy is to drop; firewall accepts its containers' packets there, by " + CNIForward
 	case b.Drops:
 		return MayStopIt, "its policy is to drop what none of its rules accepts"
 	}

@@ -55,7 +55,7 @@ func (n Node) Lists() (lists []List, err error) {
 }
 
 // ListsOf are those by which attachments were made, each once: of a network they are mostly the same.
-func ListsOf(cached []Cached) (lists []List) {
+func ListsOf(cached []*Attachment) (lists []List) {
 	seen := map[string]bool{}
 	for _, c := range cached {
 		if seen[string(c.Config)] {

@@ -29,7 +29,6 @@ type Node struct {
 	Env      []string // KEY=value, of the programs that the tool runs
 	Programs []skel.Program
 	Limit    time.Duration // of a call of a plugin, which is killed then; 0 = none
-	apart    bool          // from signals that a terminal sends to the tool and to all that it runs
 }
 
 // Default is the node as runtimes find it where nobody configured them otherwise; that of k3s where the usual directory
@@ -64,10 +63,9 @@ func (n Node) Find(plugin string) (string, error) {
 // Attachment is what is known of an attachment.
 type Attachment struct {
 	cni.Attachment
-	Pod   string `json:"pod,omitempty"` // namespace/name
-	Netns string `json:"netns,omitempty"`
-	// Cached is what the runtime remembers; nil where it does not know the attachment.
-	Cached   *Cached       `json:"-"`
+	Pod      string `json:"pod,omitempty"` // namespace/name
+	Netns    string `json:"netns,omitempty"`
+	Cached   `json:"-"`
 	Holdings []cni.Holding `json:"holdings"`
 	// Reference says that its interface is not one that our plugins made. Of loopback, which leaves nothing, nobody
 	// knows.
@@ -85,15 +83,14 @@ func (n Node) Attachments(ctx context.Context) ([]*Attachment, error) {
 	held, err := n.Holdings(ctx, cached)
 	errs = append(errs, err)
 	all := map[cni.Attachment]*Attachment{}
+	for _, a := range cached {
+		all[a.Attachment] = a
+	}
 	of := func(key cni.Attachment) *Attachment {
 		if all[key] == nil {
 			all[key] = &Attachment{Attachment: key, Reference: true}
 		}
 		return all[key]
-	}
-	for i, c := range cached {
-		a := of(c.Attachment)
-		a.Cached, a.Pod, a.Netns, a.Since = &cached[i], c.Pod(), c.Netns, c.Since
 	}
 	var partly []cni.Holding
 	for _, h := range held {
@@ -108,10 +105,8 @@ func (n Node) Attachments(ctx context.Context) ([]*Attachment, error) {
 	}
 	var out []*Attachment
 	for _, a := range all {
-		if a.judge(); a.Cached != nil {
-			a.Cached.Netns = a.Netns
-			a.Reference = a.Reference && (len(a.Holdings) > 0 || !isLoopback(*a.Cached))
-		}
+		a.judge()
+		a.Reference = a.Reference && (len(a.Holdings) > 0 || !isLoopback(a.Config))
 		out = append(out, a)
 	}
 	slices.SortFunc(out, func(a, b *Attachment) int {
@@ -120,8 +115,8 @@ func (n Node) Attachments(ctx context.Context) ([]*Attachment, error) {
 	return out, errors.Join(errs...)
 }
 
-func isLoopback(c Cached) bool {
-	list, err := ParseList(c.Config)
+func isLoopback(config []byte) bool {
+	list, err := ParseList(config)
 	return err == nil && len(list.Plugins) == 1 && list.Plugins[0].Type == "loopback"
 }
 
@@ -163,7 +158,7 @@ func (a *Attachment) judge() {
 	switch {
 	case a.Netns != "" && isGone(a.Netns):
 		a.Orphan = fmt.Sprintf("its namespace %s is gone", a.Netns)
-	case a.Netns == "" && a.Cached == nil:
+	case a.Netns == "" && a.File == "":
 		a.Orphan = "no runtime remembers it"
 	}
 }
@@ -189,14 +184,14 @@ const (
 // Life looks once more. DEL takes away what plugins made, last of all the runtime's file, and the namespace after it.
 // A host end without that file is a later ADD's, which is under way.
 func (a *Attachment) Life() Life {
-	info, err := os.Stat(a.Cached.File)
+	info, err := os.Stat(a.File)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		if _, err := net.InterfaceByName(FirstWord(a.HostEnd())); err == nil {
 			return Renewed
 		}
 		return Ended
-	case err == nil && !info.ModTime().Equal(a.Cached.Since):
+	case err == nil && !info.ModTime().Equal(a.Written):
 		return Renewed
 	case isGone(a.Netns):
 		return Ended
@@ -206,7 +201,7 @@ func (a *Attachment) Life() Life {
 
 // Holdings are what the plugins keep: at their usual places, and where the lists of the node, and those by which
 // attachments were made, say.
-func (n Node) Holdings(ctx context.Context, cached []Cached) ([]cni.Holding, error) {
+func (n Node) Holdings(ctx context.Context, cached []*Attachment) ([]cni.Holding, error) {
 	lists, err := n.Lists()
 	errs, seen := []error{err}, map[string]bool{}
 	lists = append(lists, ListsOf(cached)...)
@@ -258,33 +253,28 @@ func (a *Attachment) Held(kind cni.HoldingKind) (values []string) {
 // Addresses are those that IPAM lent, or else those of the result that the runtime remembers.
 func (a *Attachment) Addresses() (addrs []string) {
 	for _, value := range a.Held(cni.HeldAddress) {
-		addr, _, _ := strings.Cut(value, " ")
-		addrs = append(addrs, addr)
+		addrs = append(addrs, FirstWord(value))
 	}
-	if len(addrs) > 0 || a.Cached == nil {
+	if len(addrs) > 0 {
 		return addrs
 	}
-	if result := a.Cached.Result(); result != nil {
-		for _, ip := range result.IPs {
-			addrs = append(addrs, ip.Address.Addr().String())
-		}
+	for _, ip := range a.Result().IPs {
+		addrs = append(addrs, ip.Address.Addr().String())
 	}
 	return addrs
 }
+
+// IsLive says whether a runtime remembers the attachment, and its namespace is there.
+func (a *Attachment) IsLive() bool { return a.File != "" && a.Netns != "" && a.Orphan == "" }
 
 // HostEnd is the other end of the container's interface; empty where there is none, or where it is not known.
 func (a *Attachment) HostEnd() string {
 	if ends := a.Held(cni.HeldHostEnd); len(ends) > 0 {
 		return ends[0]
 	}
-	if a.Cached == nil {
-		return ""
-	}
-	if result := a.Cached.Result(); result != nil {
-		for _, i := range result.Interfaces { // the reference's names
-			if i.Sandbox == "" && strings.HasPrefix(i.Name, "veth") {
-				return i.Name
-			}
+	for _, i := range a.Result().Interfaces { // the reference's names
+		if i.Sandbox == "" && strings.HasPrefix(i.Name, "veth") {
+			return i.Name
 		}
 	}
 	return ""

@@ -9,29 +9,35 @@ import (
 	"github.com/hawser-cni/plugins/pkg/ranges"
 )
 
-// Usage is how many addresses of a set are lent, and how many there are.
-func Usage(set ranges.Set, lent []netip.Addr) (used, size float64) {
-	for _, r := range set {
-		size += r.Size()
-		for _, a := range lent {
-			if r.Contains(a) {
-				used++
+// Usage is how many addresses of a range set are lent to attachments, and how many there are.
+type Usage struct {
+	ranges.Set
+	Used, Size float64
+}
+
+// Usage is that of the list's range sets, in the order of RangeSets.
+func (l List) Usage(all []*Attachment) (sets []Usage) {
+	var lent []netip.Addr
+	for _, a := range all {
+		for _, text := range a.Held(cni.HeldAddress) {
+			if addr, err := netip.ParseAddr(FirstWord(text)); err == nil && a.Network == l.Name {
+				lent = append(lent, addr)
 			}
 		}
 	}
-	return used, size
-}
-
-// Lent are the addresses that IPAM lent to attachments, by the network.
-func Lent(all []*Attachment) map[string][]netip.Addr {
-	lent := map[string][]netip.Addr{}
-	for _, a := range all {
-		for _, text := range a.Held(cni.HeldAddress) {
-			addr, _ := netip.ParseAddr(FirstWord(text)) // an address that is none is in no range
-			lent[a.Network] = append(lent[a.Network], addr)
+	for _, set := range l.RangeSets() {
+		u := Usage{Set: set}
+		for _, r := range set {
+			u.Size += r.Size()
+			for _, a := range lent {
+				if r.Contains(a) {
+					u.Used++
+				}
+			}
 		}
+		sets = append(sets, u)
 	}
-	return lent
+	return sets
 }
 
 // RangeSets are those of a list's host-local, in the order of its files last_reserved_ip.N. What the runtime sends is

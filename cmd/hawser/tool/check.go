@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"maps"
 	"os"
@@ -49,36 +48,24 @@ type spot struct {
 	file, key string
 }
 
-func checkCommand(n *node.Node, asJSON *bool) *cobra.Command {
-	return &cobra.Command{
-		Use: "check [FILE|DIR]", Short: "Say what is wrong with network lists, before a runtime does",
-		Args: cobra.MaximumNArgs(1),
-		RunE: func(c *cobra.Command, args []string) error {
-			check := checker{Node: *n, files: map[string]string{}, ours: map[string]skel.Program{}}
-			for _, p := range n.Programs {
-				check.ours[p.Name] = p
+func checkCommand(s *session) *cobra.Command {
+	return s.command("check [FILE|DIR]", "Say what is wrong with network lists, before a runtime does",
+		func(of string) error {
+			c := checker{Node: s.Node, files: map[string]string{}, ours: map[string]skel.Program{}}
+			for _, p := range s.Programs {
+				c.ours[p.Name] = p
 			}
-			err := errors.Join(check.read(append(args, n.ConfDir)[0]), check.print(c.OutOrStdout(), *asJSON))
-			if err == nil && slices.ContainsFunc(check.found, func(f complaint) bool { return f.Severity == broken }) {
+			err := c.read(cmp.Or(of, s.ConfDir))
+			err = errors.Join(err, s.show(c.found, func(t table) {
+				for _, f := range c.found {
+					s.finding(t, f.Severity, strings.TrimSuffix(f.File+": "+f.Key, ": "), f.What, f.Advice)
+				}
+			}))
+			if err == nil && slices.ContainsFunc(c.found, func(f complaint) bool { return f.Severity == broken }) {
 				return exitStatus(1)
 			}
 			return err
-		},
-	}
-}
-
-func (c *checker) print(out io.Writer, asJSON bool) error {
-	if asJSON {
-		return writeJSON(out, c.found)
-	}
-	for _, f := range c.found {
-		where := strings.TrimSuffix(plain(f.File+": "+f.Key), ":")
-		fmt.Fprintf(out, "%s %s: %s\n", coloured(out, c.Env, f.Severity), where, plain(f.What))
-		if f.Advice != "" {
-			fmt.Fprintf(out, "    %s\n", plain(f.Advice))
-		}
-	}
-	return nil
+		})
 }
 
 // path is that of a key in what stands there.

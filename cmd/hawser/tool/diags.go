@@ -23,18 +23,15 @@ import (
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
-func diagsCommand(n *node.Node, asJSON *bool) *cobra.Command {
+func diagsCommand(s *session) *cobra.Command {
 	var log string
-	c := &cobra.Command{
-		Use: "diags [FILE]", Short: "Collect for a bug report what is on this node, without secrets, in one tar",
-		Args: cobra.MaximumNArgs(1),
-		RunE: func(c *cobra.Command, args []string) error {
-			name := "hawser-diags-" + time.Now().UTC().Format("20060102T150405Z") + ".tar"
-			if len(args) > 0 {
-				name = args[0]
+	c := s.command("diags [FILE]", "Collect for a bug report what is on this node, without secrets, in one tar",
+		func(name string) error {
+			if name == "" {
+				name = "hawser-diags-" + time.Now().UTC().Format("20060102T150405Z") + ".tar"
 			}
 			var b bytes.Buffer
-			if err := pack(&b, diags(c.Context(), *n, log)); err != nil {
+			if err := pack(&b, diags(s.ctx, s.Node, log)); err != nil {
 				return err
 			}
 			f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
@@ -44,14 +41,10 @@ func diagsCommand(n *node.Node, asJSON *bool) *cobra.Command {
 			if _, err := f.Write(b.Bytes()); err != nil {
 				return errors.Join(err, f.Close(), os.Remove(name))
 			}
-			if *asJSON {
-				return errors.Join(writeJSON(c.OutOrStdout(), map[string]string{"file": name}), f.Close())
-			}
-			const text = "%s: look at it before you send it: it has names of pods, addresses and messages\n"
-			fmt.Fprintf(c.OutOrStdout(), text, name)
-			return f.Close()
-		},
-	}
+			return errors.Join(f.Close(), s.show(map[string]string{"file": name}, func(t table) {
+				t.line("%s: look at it before you send it: it has names of pods, addresses and messages", name)
+			}))
+		})
 	c.Flags().StringVar(&log, "log", "", "the log that HAWSER_LOG names in the runtime's environment, a `path`")
 	return c
 }
@@ -102,7 +95,7 @@ func diags(ctx context.Context, n node.Node, log string) []part {
 	}
 	r.add("chains", chains, err)
 	for _, family := range []nft.Family{nft.INet, nft.Bridge} {
-		r.add("nft-"+family.String(), ownTable(ctx, family), nil)
+		r.add("nft-"+family.String(), tableOf(ctx, family), nil)
 	}
 	r.addLinks()
 	lines, err := lastLines(log, 200)
@@ -157,8 +150,8 @@ func versions(n node.Node) map[string]any {
 		"machine": unix.ByteSliceToString(u.Machine[:]), "modules": modules, "plugins": plugins}
 }
 
-// ownTable is our table as the program nft lists it, where it is installed.
-func ownTable(ctx context.Context, family nft.Family) json.RawMessage {
+// tableOf is our table as the program nft lists it, where it is installed.
+func tableOf(ctx context.Context, family nft.Family) json.RawMessage {
 	path, err := process.LookPath("nft")
 	var out limited
 	list := []string{"-j", "list", "table", family.String(), nft.TableName}

@@ -14,11 +14,9 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/cmd/hawser/node"
 	"github.com/hawser-cni/plugins/pkg/cni"
-	"github.com/hawser-cni/plugins/pkg/ipt"
 	"github.com/hawser-cni/plugins/pkg/nft"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
@@ -87,9 +85,9 @@ type facts struct {
 	links    []rtnl.Link
 	routes   map[string][]rtnl.Route // by the link's name; not of containers' host ends
 	chains   []nft.LiveChain
-	drops    []dropping
-	guarded  []string // links that portmap's guard of 127.0.0.0/8 has
-	problems []error  // what could not be looked at
+	drops    []node.BaseChain // whose policy at the hook forward is to drop
+	guarded  []string         // links that portmap's guard of 127.0.0.0/8 has
+	problems []error          // what could not be looked at
 	found    []finding
 }
 
@@ -101,57 +99,41 @@ type program struct {
 	err      error // it is missing, or cannot be run
 }
 
-func doctorCommand(n *node.Node, asJSON *bool) *cobra.Command {
-	return &cobra.Command{
-		Use: "doctor", Short: "Say what is wrong on this node, and what to do", Args: cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error {
-			f := gather(c.Context(), *n)
-			found := f.findings(slices.Concat(ofCalls(), ofNode())...)
-			if err := printFindings(c.OutOrStdout(), found, *asJSON, n.Env); err != nil {
-				return err
+func doctorCommand(s *session) *cobra.Command {
+	return s.command("doctor", "Say what is wrong on this node, and what to do", func(string) error {
+		f := gather(s.ctx, s.Node)
+		found := f.findings(slices.Concat(ofCalls(), ofNode())...)
+		err := s.show(found, func(t table) {
+			for _, f := range found {
+				s.finding(t, f.Severity, f.ID, f.What, f.Advice)
 			}
-			if err := errors.Join(f.problems...); err != nil {
-				return fmt.Errorf("not all could be looked at: %w%w", err, exitStatus(2))
+			if len(found) == 0 {
+				t.row("nothing is wrong")
 			}
-			if slices.ContainsFunc(found, func(f finding) bool { return f.Severity == broken }) {
-				return exitStatus(1)
-			}
-			return nil
-		},
-	}
-}
-
-func printFindings(out io.Writer, found []finding, asJSON bool, env []string) error {
-	if asJSON {
-		return writeJSON(out, found)
-	}
-	for _, f := range found {
-		what, advice := strings.ReplaceAll(plain(f.What), "\n\t", "; "), plain(f.Advice)
-		fmt.Fprintf(out, "%s %s: %s\n    %s\n", coloured(out, env, f.Severity), f.ID, what, advice)
-	}
-	if len(found) == 0 {
-		fmt.Fprintln(out, "nothing is wrong")
-	}
-	return nil
-}
-
-// coloured is a severity in its colour, on a terminal where NO_COLOR does not forbid it.
-func coloured(out io.Writer, env []string, severity string) string {
-	file, isFile := out.(*os.File)
-	forbids := func(v string) bool { return strings.HasPrefix(v, "NO_COLOR=") && v != "NO_COLOR=" }
-	if !isFile || slices.ContainsFunc(env, forbids) {
-		return severity
-	}
-	if _, err := unix.IoctlGetTermios(int(file.Fd()), unix.TCGETS); err != nil {
-		return severity
-	}
-	return map[string]string{broken: "\x1b[31m", doubtful: "\x1b[33m"}[severity] + severity + "\x1b[0m"
+		})
+		switch unseen := errors.Join(f.problems...); {
+		case err != nil:
+			return err
+		case unseen != nil:
+			return fmt.Errorf("not all could be looked at: %w%w", unseen, exitStatus(2))
+		case slices.ContainsFunc(found, func(f finding) bool { return f.Severity == broken }):
+			return exitStatus(1)
+		}
+		return nil
+	})
 }
 
 // say adds a finding.
 func (f *facts) say(id, format string, args ...any) {
 	kind := kinds[slices.IndexFunc(kinds, func(k kindOf) bool { return k.ID == id })]
 	f.found = append(f.found, finding{kind, fmt.Sprintf(format, args...)})
+}
+
+// sayOf adds a finding about things, where there are any.
+func (f *facts) sayOf(id, format string, names []string) {
+	if len(names) > 0 {
+		f.say(id, format, some(names))
+	}
 }
 
 // ofCalls look for what makes a call fail, ofNode for all else that doctor finds.
@@ -186,8 +168,9 @@ func gather(ctx context.Context, n node.Node) *facts {
 	var err error
 	f.lists, err = n.Lists()
 	f.note(err)
-	cached, _ := n.Cached() // an error of it is one of Attachments
-	f.all = slices.Concat(f.lists, node.ListsOf(cached))
+	f.attached, err = n.Attachments(ctx)
+	f.note(err)
+	f.all = slices.Concat(f.lists, node.ListsOf(f.attached))
 	for _, list := range f.all {
 		for _, plugin := range typesOf(list) {
 			if _, known := f.programs[plugin]; !known {
@@ -195,8 +178,6 @@ func gather(ctx context.Context, n node.Node) *facts {
 			}
 		}
 	}
-	f.attached, err = n.Attachments(ctx)
-	f.note(err)
 	f.note(f.gatherLinks())
 	f.note(nft.IfSupported(f.gatherRules()))
 	return f
@@ -225,7 +206,7 @@ func (f *facts) note(err error) {
 func (f *facts) gatherLinks() (err error) {
 	host := rtnl.Host()
 	defer host.Close()
-	if f.links, err = host.Briefly(); err != nil {
+	if f.links, err = host.Links(); err != nil {
 		return err
 	}
 	for _, l := range f.links {
@@ -247,31 +228,22 @@ func (f *facts) gatherRules() (err error) {
 	if f.chains, err = nf.Chains(nft.Table{}); err != nil {
 		return err
 	}
-	for _, c := range f.chains {
-		switch {
-		case c.Table == table() && c.Name == "portmap_guard_v1":
-			set, err := nf.Elements(table(), "portmap_localnet_v1")
-			f.note(err)
-			for _, e := range set {
-				f.guarded = append(f.guarded, strings.TrimRight(string(e.Key), "\x00"))
-			}
-		case c.Drops && c.Hook != nil && c.Hook.Point == nft.Forward && c.Table.Name != "firewalld" &&
-			node.IsRouted(c.Table):
-			rules, err := nf.Rules(c.Table, "")
-			f.note(err)
-			f.drops = append(f.drops, f.droppingChain(c, rules))
+	isGuard := func(c nft.LiveChain) bool { return c.Table == ownTable() && c.Name == "portmap_guard_v1" }
+	if slices.ContainsFunc(f.chains, isGuard) {
+		set, err := nf.Elements(ownTable(), "portmap_localnet_v1")
+		f.note(err)
+		for _, e := range set {
+			f.guarded = append(f.guarded, strings.TrimRight(string(e.Key), "\x00"))
 		}
 	}
-	for _, family := range nft.Families() {
-		filter, err := ipt.Tool{Family: family, Variant: ipt.Legacy}.Look(f.ctx, "filter")
-		if f.note(err); err == nil && slices.Contains(filter.Drops, "FORWARD") {
-			f.drops = append(f.drops, f.droppingLegacy(family, filter.Rules))
-		}
-	}
-	return nil
+	chains, err := node.BaseChains(f.ctx)
+	f.drops = slices.DeleteFunc(chains, func(b node.BaseChain) bool {
+		return b.Hook != "forward" || !b.Drops || strings.HasSuffix(b.Table, " firewalld")
+	})
+	return err
 }
 
-func table() nft.Table { return nft.Table{Family: nft.INet, Name: nft.TableName} }
+func ownTable() nft.Table { return nft.Table{Family: nft.INet, Name: nft.TableName} }
 
 // typesOf are the plugins that a list names.
 func typesOf(list node.List) (types []string) {
@@ -295,7 +267,7 @@ func learnProgram(ctx context.Context, n node.Node, plugin string) (p program) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	asks := node.List{CNIVersion: cni.Newest, Plugins: []node.Entry{{Type: plugin}}}
-	answer, err := n.Run(ctx, node.Call{Command: "VERSION", List: asks})
+	answer, err := n.Run(ctx, node.Call{Command: "VERSION", Attachment: &node.Attachment{}, List: asks})
 	var doc struct {
 		SupportedVersions []string `json:"supportedVersions"`
 	}

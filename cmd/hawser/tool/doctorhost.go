@@ -3,7 +3,6 @@ package tool
 import (
 	"fmt"
 	"maps"
-	"net"
 	"net/netip"
 	"os"
 	"slices"
@@ -18,10 +17,8 @@ import (
 
 // who names an attachment.
 func who(a *node.Attachment) string {
-	if a.Pod != "" {
-		return fmt.Sprintf("pod %s on %q", a.Pod, a.Network)
-	}
-	return fmt.Sprintf("container %s on %q", shortID(a.ContainerID), a.Network)
+	return fmt.Sprintf("%s %s on %q", map[bool]string{true: "pod", false: "container"}[a.Pod != ""],
+		nameOf(a.Pod, a.ContainerID), a.Network)
 }
 
 // some are the first of many names, and how many more there are.
@@ -37,16 +34,14 @@ func lostLeases(f *facts) {
 	var lost []string
 	for _, a := range f.attached {
 		hasLocal := slices.Contains(typesOf(node.ListOf(f.all, a.Network)), "host-local")
-		if a.Orphan != "" || a.Cached == nil || !hasLocal || len(a.Held("address")) > 0 {
+		if a.Orphan != "" || a.File == "" || !hasLocal || len(a.Held("address")) > 0 {
 			continue
 		}
 		if addrs := a.Addresses(); len(addrs) > 0 {
 			lost = append(lost, strings.Join(addrs, " ")+" of "+who(a))
 		}
 	}
-	if len(lost) > 0 {
-		f.say("lost-lease", "no lease keeps %s", some(lost))
-	}
+	f.sayOf("lost-lease", "no lease keeps %s", lost)
 }
 
 // orphans are what containers left that are gone.
@@ -63,12 +58,8 @@ func orphans(f *facts) {
 			}
 		}
 	}
-	if len(leases) > 0 {
-		f.say("orphan-lease", "lent to containers that are gone: %s", some(leases))
-	}
-	if len(rest) > 0 {
-		f.say("leftover", "left by containers that are gone: %s", some(rest))
-	}
+	f.sayOf("orphan-lease", "lent to containers that are gone: %s", leases)
+	f.sayOf("leftover", "left by containers that are gone: %s", rest)
 }
 
 // forwardingOff is found where containers are attached whose packets the host is to route: an ADD turns it on.
@@ -155,18 +146,16 @@ func modulesOf(plugin string, of kind) []string {
 
 // changedMACs are those of gateways: a container that knows the old one sends into nothing until it asks again.
 func changedMACs(f *facts) {
-	links, err := net.Interfaces()
-	f.note(err)
 	macs := map[string]string{}
-	for _, l := range links {
-		macs[l.Name] = l.HardwareAddr.String()
+	for _, l := range f.links {
+		macs[l.Name] = l.MAC.String()
 	}
 	for _, a := range f.attached {
 		own, isGateway := ownBridge(node.ListOf(f.all, a.Network))
-		if !isGateway || a.Orphan != "" || a.Cached == nil || a.Cached.Result() == nil {
+		if !isGateway || a.Orphan != "" {
 			continue
 		}
-		for _, i := range a.Cached.Result().Interfaces {
+		for _, i := range a.Result().Interfaces {
 			now := macs[i.Name]
 			isOther := i.Sandbox != "" || own != "" && i.Name != own
 			if isOther || now == "" || i.MAC == "" || strings.EqualFold(i.MAC, now) || !wasMACSet(i.Name) {
@@ -203,7 +192,7 @@ func guards(f *facts) {
 		}
 	}
 	if len(open) > 0 && !f.dropsLoopback() {
-		f.say(id, "route_localnet is 1 and no rule guards the host's loopback on %s", some(open))
+		f.sayOf(id, "route_localnet is 1 and no rule guards the host's loopback on %s", open)
 	}
 }
 
@@ -211,16 +200,13 @@ func guards(f *facts) {
 func drifted(f *facts) {
 	seen := map[string]bool{}
 	for _, a := range f.attached {
-		if a.Cached == nil || a.Netns == "" || a.Orphan != "" || seen[a.Network] {
+		if !a.IsLive() || seen[a.Network] {
 			continue
 		}
-		calls, _ := checks(f.Node, a)
-		if len(calls) == 0 || calls[0].List.NoCheck {
-			continue
-		}
-		seen[a.Network] = true
-		for _, c := range calls {
-			if err := f.Look(f.ctx, c); isDrift(err) {
+		found, _ := f.LookAll(f.ctx, a)
+		seen[a.Network] = len(found) > 0
+		for _, err := range found {
+			if node.IsDrift(err) {
 				f.say("drift", "CHECK of %s: %s", who(a), gist(err.Error()))
 			}
 		}

@@ -104,20 +104,16 @@ func refusedLists(f *facts) {
 
 // fullRanges are sets of which more than nine tenths are lent.
 func fullRanges(f *facts) {
-	lent := node.Lent(f.attached)
 	for _, list := range f.lists {
-		for _, set := range list.RangeSets() {
-			used, size := node.Usage(set, lent[list.Name])
-			id := ""
-			switch {
-			case used >= size && len(set) > 0:
-				id = "full-range"
-			case used*10 >= size*9 && len(set) > 0:
-				id = "nearly-full-range"
-			default:
+		for _, u := range list.Usage(f.attached) {
+			if len(u.Set) == 0 || u.Used*10 < u.Size*9 {
 				continue
 			}
-			f.say(id, "%s: %.0f of %.0f addresses of %s are lent", titleOf(list), used, size, subnetsOf(set))
+			id := "nearly-full-range"
+			if u.Used >= u.Size {
+				id = "full-range"
+			}
+			f.say(id, "%s: %.0f of %.0f addresses of %s are lent", titleOf(list), u.Used, u.Size, subnetsOf(u.Set))
 		}
 	}
 }

@@ -5,13 +5,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
-	"text/tabwriter"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -49,28 +46,23 @@ func (l hostLink) String() string {
 	return words(l.Name, l.Kind, l.State, strings.Join(l.Addrs, " "))
 }
 
-func explainCommand(n *node.Node, asJSON *bool) *cobra.Command {
-	return &cobra.Command{
-		Use:   "explain [ID|ADDRESS|PORT|INTERFACE]",
-		Short: "Show all that belongs to something, and what may stop its packets",
-		Args:  cobra.MaximumNArgs(1),
-		RunE: func(c *cobra.Command, args []string) error {
-			links, linkErr := hostLinks()
-			all, err := n.Attachments(c.Context())
-			out := c.OutOrStdout()
-			if len(args) == 0 {
-				lists, listErr := n.Lists()
-				networks := tree(lists, all, links)
-				text := func(out io.Writer) { printTree(out, networks) }
-				return errors.Join(show(out, *asJSON, networks, text), linkErr, err, listErr)
-			}
-			e, wayErr := explain(c.Context(), args[0], all, links)
-			if err = errors.Join(wayErr, linkErr, err); e == nil {
-				return err
-			}
-			return errors.Join(show(out, *asJSON, e, e.print), err)
-		},
-	}
+func explainCommand(s *session) *cobra.Command {
+	const short = "Show all that belongs to something, and what may stop its packets"
+	return s.command("explain [ID|ADDRESS|PORT|INTERFACE]", short, func(what string) error {
+		links, linkErr := hostLinks()
+		all, err := s.Attachments(s.ctx)
+		err = errors.Join(linkErr, err)
+		if what == "" {
+			lists, listErr := s.Lists()
+			networks := tree(lists, all, links)
+			return errors.Join(s.show(networks, func(t table) { printTree(t, networks) }), err, listErr)
+		}
+		e, wayErr := explain(s.ctx, what, all, links)
+		if err = errors.Join(wayErr, err); e == nil {
+			return err
+		}
+		return errors.Join(s.show(e, e.print), err)
+	})
 }
 
 // hostLinks are the interfaces of the host by their names; of bridges and of masters with their addresses.
@@ -198,7 +190,7 @@ func (e *explanation) findWay(ctx context.Context) error {
 	families := map[bool]bool{} // whether it is IPv4
 	for _, a := range e.Attachments {
 		if a.Orphan != "" {
-			e.Stops = append(e.Stops, &stop{node.StopsIt, "container " + shortID(a.ContainerID) + ": " + a.Orphan})
+			e.Stops = append(e.Stops, &stop{node.StopsIt, "container " + nameOf("", a.ContainerID) + ": " + a.Orphan})
 		}
 		for _, text := range a.Addresses() {
 			if addr, err := netip.ParseAddr(text); err == nil {
@@ -233,63 +225,58 @@ func (e *explanation) findWay(ctx context.Context) error {
 	return err
 }
 
-func (e *explanation) print(out io.Writer) {
-	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	defer w.Flush()
+func (e *explanation) print(t table) {
 	for _, a := range e.Attachments {
-		fmt.Fprintf(w, "%s\n", plain(cmp.Or(a.Pod, a.ContainerID)))
+		t.row(cmp.Or(a.Pod, a.ContainerID))
 		line := func(what, value, kept string) {
 			if value != "" {
-				fmt.Fprintf(w, "  %s\t%s\t%s\n", plain(what), plain(value), plain(kept))
+				t.row("  "+what, value, kept)
 			}
 		}
 		line("container", a.ContainerID, "")
 		line("network", a.Network, "")
 		line("interface", a.IfName, a.Netns)
-		if !a.Since.IsZero() {
-			line("since", a.Since.Local().Format(time.DateTime), "")
-		}
+		line("since", moment(a.Since), "")
 		line("left over", a.Orphan, "")
-		if a.Cached != nil {
-			line("result", strings.Join(a.Addresses(), " "), a.Cached.File)
+		if a.File != "" {
+			line("result", strings.Join(a.Addresses(), " "), a.File)
 		}
 		for _, h := range a.Holdings {
 			line(string(h.Kind), h.Value, h.Plugin+": "+h.Kept)
 		}
 	}
 	for _, l := range e.Links {
-		fmt.Fprintln(w, plain(l.String()))
+		t.row(l.String())
 	}
 	if e.Way == nil && e.Stops == nil {
 		return
 	}
-	fmt.Fprintln(w, "the way of a packet")
+	t.row("the way of a packet")
 	for _, b := range e.Way {
-		where := plain(fmt.Sprintf("table %s, chain %s", b.Table, b.Name))
-		fmt.Fprintf(w, "  %s %d\t%s\t%s\n", b.Hook, b.Priority, where, e.says(b))
+		t.row(fmt.Sprintf("  %s %d", b.Hook, b.Priority), fmt.Sprintf("table %s, chain %s", b.Table, b.Name), e.says(b))
 	}
-	fmt.Fprintln(w, "what stops it")
+	t.row("what stops it")
 	for _, s := range e.Stops {
-		fmt.Fprintf(w, "  %s: %s\n", s.Verdict, plain(s.Why))
+		t.line("  %s: %s", s.Verdict, s.Why)
 	}
 	if len(e.Stops) == 0 {
-		fmt.Fprintln(w, "  nothing that is visible here; whether anything listens in the container was not looked at")
+		t.row("  nothing that is visible here; whether anything listens in the container was not looked at")
 	}
 }
 
 // says is what a chain does to the packet, in words.
 func (e *explanation) says(b node.BaseChain) string {
-	words := []string{fmt.Sprintf("%s, %d rules", b.Type, b.Rules), b.Comment}
+	said := []string{fmt.Sprintf("%s, %d rules", b.Type, b.Count), b.Comment}
 	ours := map[string]cni.HoldingKind{"portmap_prerouting": cni.HeldPort, "masq": cni.HeldMasquerade,
 		"firewall_forward": cni.HeldAccept}
 	for name, kind := range ours {
 		for _, a := range e.Attachments {
 			if b.IsOurs() && strings.HasPrefix(b.Name, name) {
-				words = append(words, a.Held(kind)...)
+				said = append(said, a.Held(kind)...)
 			}
 		}
 	}
-	return plain(strings.Join(slices.DeleteFunc(words, func(w string) bool { return w == "" }), "; "))
+	return joined("; ", said...)
 }
 
 // network is a network of the node, with what hangs on it.
@@ -332,17 +319,17 @@ func tree(lists []node.List, all []*node.Attachment, links map[string]hostLink) 
 	return networks
 }
 
-func printTree(out io.Writer, networks []*network) {
+func printTree(t table, networks []*network) {
 	for _, n := range networks {
-		fmt.Fprintln(out, words(cmp.Or(n.Name, "?"), strings.Join(n.Plugins, ", "), n.File))
+		t.row(words(cmp.Or(n.Name, "?"), strings.Join(n.Plugins, ", "), n.File))
 		for i, b := range n.Links {
 			indent := ""
 			if b.Name != "" {
-				fmt.Fprintln(out, twig(i, len(n.Links))+words(b.String()))
+				t.row(twig(i, len(n.Links)) + b.String())
 				indent = map[bool]string{true: "   ", false: "│  "}[i == len(n.Links)-1]
 			}
 			for k, a := range b.Attachments {
-				fmt.Fprintln(out, indent+twig(k, len(b.Attachments))+words(cmp.Or(a.Pod, shortID(a.ContainerID)),
+				t.row(indent + twig(k, len(b.Attachments)) + words(nameOf(a.Pod, a.ContainerID),
 					cmp.Or(a.IfName, "?"), strings.Join(a.Addresses(), " "), node.FirstWord(a.HostEnd()),
 					strings.Join(a.Held(cni.HeldPort), ", "), a.Orphan))
 			}
@@ -351,8 +338,10 @@ func printTree(out io.Writer, networks []*network) {
 }
 
 // words are those of a line that say something.
-func words(all ...string) string {
-	return plain(strings.Join(slices.DeleteFunc(all, func(w string) bool { return w == "" }), "  "))
+func words(all ...string) string { return joined("  ", all...) }
+
+func joined(by string, all ...string) string {
+	return strings.Join(slices.DeleteFunc(all, func(w string) bool { return w == "" }), by)
 }
 
 func twig(i, n int) string {

@@ -5,11 +5,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"slices"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -34,27 +32,24 @@ type garbage struct {
 	Done  bool   `json:"done"`
 	Error string `json:"error,omitempty"`
 
-	removal *node.Removal // that began
-	judged  *node.Survey  // by which Why was said
+	was  *node.Attachment // when its removal began
+	list node.List        // by which
+	err  error            // is about what is still there, or may be
 }
 
-func gcCommand(n *node.Node, asJSON *bool) *cobra.Command {
+func gcCommand(s *session) *cobra.Command {
 	var yes bool
 	older := 5 * time.Minute
-	c := &cobra.Command{
-		Use: "gc", Short: "Show what no runtime knows any more, and with --yes remove it", Args: cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error {
-			if older < 0 {
-				return fmt.Errorf("--older: %s is negative; give the least age, as 5m", older)
-			}
-			found, err := collect(c.Context(), *n, older, yes)
-			if found == nil {
-				return fmt.Errorf("nothing was removed: %w", err)
-			}
-			text := func(out io.Writer) { found.print(out, yes) }
-			return errors.Join(show(c.OutOrStdout(), *asJSON, found, text), err)
-		},
-	}
+	c := s.command("gc", "Show what no runtime knows any more, and with --yes remove it", func(string) error {
+		if older < 0 {
+			return fmt.Errorf("--older: %s is negative; give the least age, as 5m", older)
+		}
+		found, err := collect(s.ctx, s.Node, older, yes)
+		if found == nil {
+			return fmt.Errorf("nothing was removed: %w", err)
+		}
+		return errors.Join(s.show(found, func(t table) { found.print(t, yes) }), err)
+	})
 	c.Flags().BoolVar(&yes, "yes", false, "remove it")
 	c.Flags().DurationVar(&older, "older", older, "leave alone what was written within this `duration`")
 	return c
@@ -81,110 +76,92 @@ func collect(ctx context.Context, n node.Node, older time.Duration, yes bool) (*
 	return found, found.remove(ctx, n, older)
 }
 
-// remove detaches what is garbage. It looks again before what it removes within a second: containers come and go.
+// remove detaches what is garbage by its list, and then takes what that has left.
 func (c *collection) remove(ctx context.Context, n node.Node, older time.Duration) error {
-	var left []*garbage
+	err := c.each(ctx, n, older, func(g *garbage, a *node.Attachment) {
+		if g.was = a; a == nil { // it ended meanwhile
+			return
+		}
+		if g.list, g.err = listOf(n, a); g.err == nil {
+			g.err = n.Detach(ctx, a, g.list)
+		}
+	})
+	if err != nil {
+		return err
+	}
+	err = c.each(ctx, n, older, func(g *garbage, a *node.Attachment) {
+		if g.was == nil {
+			return
+		}
+		if a != nil {
+			g.err = errors.Join(g.err, n.DetachLeft(ctx, g.was, g.list, a.Holdings))
+		}
+		if g.err == nil && g.was.File != "" { // the runtime forgets it
+			g.err = os.Remove(g.was.File)
+		}
+		g.Done = g.err == nil
+	})
+	for i, g := range c.Attachments {
+		if g.err != nil {
+			c.Attachments[i].Error = g.err.Error()
+			err = errors.Join(err, fmt.Errorf("%s: %w", g.Attachment, g.err))
+		}
+	}
+	return err
+}
+
+// each does something with all garbage, of which a is what is there; nil for nothing. It looks again before what it
+// does within a second: containers come and go.
+func (c *collection) each(ctx context.Context, n node.Node, older time.Duration,
+	do func(g *garbage, a *node.Attachment)) error {
+	var s *node.Survey
+	var end time.Time
 	for i := range c.Attachments {
-		if g := &c.Attachments[i]; g.Why != "" {
-			left = append(left, g)
+		g := &c.Attachments[i]
+		if g.Why == "" {
+			continue
 		}
+		if time.Now().After(end) {
+			var err error
+			if s, err = n.Survey(ctx); err != nil {
+				return err
+			}
+			end = time.Now().Add(time.Second)
+		}
+		var a *node.Attachment
+		is := func(a *node.Attachment) bool { return a.Attachment == g.Attachment }
+		if k := slices.IndexFunc(s.Attachments, is); k >= 0 {
+			a = s.Attachments[k]
+			known := *a
+			if g.was != nil { // by the addresses that it had
+				known.Holdings = slices.Concat(a.Holdings, g.was.Holdings)
+			}
+			if g.Why, g.Kept = s.Judge(&known, older); g.Why == "" {
+				continue
+			}
+		}
+		do(g, a)
 	}
-	var errs []error
-	for len(left) > 0 {
-		s, err := n.Survey(ctx)
-		for end := time.Now().Add(time.Second); len(left) > 0 && err == nil; s.Attachments, err = n.Attachments(ctx) {
-			there := map[cni.Attachment]*node.Attachment{}
-			for _, a := range s.Attachments {
-				there[a.Attachment] = a
-			}
-			var more []*garbage
-			for i, g := range left {
-				if i > 0 && time.Now().After(end) {
-					more = append(more, left[i:]...)
-					break
-				}
-				isDone, failed := g.step(ctx, n, there[g.Attachment], func(a *node.Attachment) {
-					if g.judged != s {
-						g.judged = s
-						g.Why, g.Kept = s.Judge(a, older)
-					}
-				})
-				if errs = append(errs, failed); !isDone {
-					more = append(more, g)
-				}
-			}
-			if left = more; time.Now().After(end) {
-				break
-			}
-		}
-		if err != nil {
-			return errors.Join(append(errs, err)...)
-		}
-	}
-	return errors.Join(errs...)
+	return nil
 }
 
-// step takes the next step to remove what is garbage still, of which a is what is there: DEL by the list, and then what
-// that left.
-func (g *garbage) step(ctx context.Context, n node.Node, a *node.Attachment, judge func(*node.Attachment)) (isDone bool,
-	err error) {
-	if a == nil {
-		if g.removal == nil { // it ended meanwhile
-			return true, nil
-		}
-		return true, g.end()
-	}
-	known := *a
-	if g.removal != nil { // by the addresses that it had
-		known.Holdings = slices.Concat(a.Holdings, g.removal.Holdings)
-	}
-	if judge(&known); g.Why == "" {
-		return true, nil
-	}
-	if g.removal != nil {
-		n.DetachLeft(ctx, g.removal, a.Holdings)
-		return true, g.end()
-	}
-	if g.removal = removalOf(n, a); g.removal.Err != nil {
-		return true, g.end()
-	}
-	n.Detach(ctx, g.removal)
-	return false, nil
-}
-
-// removalOf is by the list that the runtime remembers, or else by the node's list of the network, if there is one.
-func removalOf(n node.Node, a *node.Attachment) *node.Removal {
-	r := &node.Removal{Attachment: a}
-	if a.Cached != nil {
-		r.List, r.Err = node.ParseList(a.Cached.Config)
-		return r
+// listOf is the list that the runtime remembers, or else the node's of the network, if there is one.
+func listOf(n node.Node, a *node.Attachment) (node.List, error) {
+	if a.File != "" {
+		return node.ParseList(a.Config)
 	}
 	lists, err := n.Lists()
-	if r.List = node.ListOf(lists, a.Network); r.List.Plugins == nil {
-		r.Err = err
+	list := node.ListOf(lists, a.Network)
+	if list.Plugins != nil {
+		err = nil
 	}
-	return r
+	return list, err
 }
 
-// end forgets what the runtime remembered of an attachment that was removed.
-func (g *garbage) end() error {
-	r, err := g.removal, g.removal.Err
-	if err == nil && r.Cached != nil {
-		err = os.Remove(r.Cached.File)
-	}
-	if g.Done = err == nil; g.Done {
-		return nil
-	}
-	g.Error = err.Error()
-	return fmt.Errorf("%s: %w", g.Attachment, err)
-}
-
-func (c *collection) print(out io.Writer, yes bool) {
-	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	defer w.Flush()
-	fmt.Fprintf(w, "Who lives is known from: %s\n", plain(c.Source))
+func (c *collection) print(t table, yes bool) {
+	t.row("Who lives is known from: " + c.Source)
 	for _, text := range c.Silent {
-		fmt.Fprintf(w, "No answer, so that only what has no namespace is removed: %s\n", plain(text))
+		t.row("No answer, so that only what has no namespace is removed: " + text)
 	}
 	count := 0
 	for _, g := range c.Attachments {
@@ -198,10 +175,9 @@ func (c *collection) print(out io.Writer, yes bool) {
 			what = "garbage: " + g.Why
 			count++
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", plain(cmp.Or(g.Network, "?")), plain(cmp.Or(g.Pod, shortID(g.ContainerID))),
-			plain(cmp.Or(g.IfName, "?")), plain(what))
+		t.row(cmp.Or(g.Network, "?"), nameOf(g.Pod, g.ContainerID), cmp.Or(g.IfName, "?"), what)
 	}
 	if count > 0 && !yes {
-		fmt.Fprintln(w, "Nothing was changed; --yes removes the garbage.")
+		t.row("Nothing was changed; --yes removes the garbage.")
 	}
 }

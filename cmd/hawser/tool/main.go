@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"runtime/debug"
 	"slices"
@@ -37,6 +38,29 @@ func Main(all []skel.Program) {
 	os.Exit(int(status))
 }
 
+// session is a call of one of the commands that look at the node.
+type session struct {
+	node.Node
+	ctx  context.Context
+	out  io.Writer
+	json bool
+}
+
+// command is one that takes nothing, an argument that Usage has in brackets, or else just one.
+func (s *session) command(usage, short string, run func(of string) error) *cobra.Command {
+	args := cobra.ExactArgs(1)
+	switch _, arg, ok := strings.Cut(usage, " "); {
+	case !ok:
+		args = cobra.NoArgs
+	case arg[0] == '[':
+		args = cobra.MaximumNArgs(1)
+	}
+	return &cobra.Command{Use: usage, Short: short, Args: args, RunE: func(c *cobra.Command, args []string) error {
+		s.ctx, s.out = c.Context(), c.OutOrStdout()
+		return run(strings.Join(args, ""))
+	}}
+}
+
 // command is the command line. An option that is not given is taken from the environment: --to from HAWSER_TO.
 func command(all []skel.Program, env func(string) (string, bool), vars []string) *cobra.Command {
 	var names []string
@@ -48,7 +72,7 @@ func command(all []skel.Program, env func(string) (string, bool), vars []string)
 		Use: "hawser", Short: "CNI plugins in one file, and the tool of the node that has them",
 		Version: skel.Version(), Args: cobra.NoArgs, SilenceErrors: true, SilenceUsage: true,
 	}
-	n, asJSON, dir := node.Default(all, vars), false, ""
+	s, dir := &session{Node: node.Default(all, vars)}, ""
 	root.PersistentPreRunE = func(c *cobra.Command, _ []string) error {
 		// What a command reads of many containers it keeps to its end. watch stays, and a pod that installs has little
 		// memory.
@@ -69,17 +93,17 @@ func command(all []skel.Program, env func(string) (string, bool), vars []string)
 		}
 		return nil
 	}
-	for _, command := range []func(*node.Node, *bool) *cobra.Command{
+	for _, command := range []func(*session) *cobra.Command{
 		lsCommand, whyCommand, explainCommand, traceCommand, doctorCommand, checkCommand, testCommand, reapplyCommand,
 		gcCommand, watchCommand, diagsCommand, metricsCommand,
 	} {
-		c := command(&n, &asJSON)
+		c := command(s)
 		f := c.Flags()
-		f.StringVar(&n.ConfDir, "conf", n.ConfDir, "the `directory` of the network lists")
-		f.StringVar(&n.Path, "path", n.Path, "the `directories` of the plugins, separated by colons")
-		f.StringVar(&n.CacheDir, "cache", n.CacheDir, "libcni's `directory`, in which runtimes remember attachments")
+		f.StringVar(&s.ConfDir, "conf", s.ConfDir, "the `directory` of the network lists")
+		f.StringVar(&s.Path, "path", s.Path, "the `directories` of the plugins, separated by colons")
+		f.StringVar(&s.CacheDir, "cache", s.CacheDir, "libcni's `directory`, in which runtimes remember attachments")
 		f.StringVar(&dir, "root", "", "the `directory` at which a container has the node's root, to work in (none)")
-		f.BoolVar(&asJSON, "json", false, "write JSON")
+		f.BoolVar(&s.json, "json", false, "write JSON")
 		root.AddCommand(c)
 	}
 	root.AddCommand(installCommand(names, env), uninstallCommand())

@@ -23,27 +23,23 @@ import (
 	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
-func metricsCommand(n *node.Node, asJSON *bool) *cobra.Command {
+func metricsCommand(s *session) *cobra.Command {
 	var file, log string
 	var check bool
-	c := &cobra.Command{
-		Use: "metrics", Short: "Write addresses, host ports, failures and durations for Prometheus",
-		Args: cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error {
-			if err := checkMetricsFile(file); err != nil {
-				return err
-			}
-			m, err := measure(c.Context(), *n, check, log)
-			if *asJSON {
-				return errors.Join(writeJSON(c.OutOrStdout(), m), err)
-			}
-			if file == "" {
-				_, bad := c.OutOrStdout().Write(m.text())
-				return errors.Join(err, bad)
-			}
-			return errors.Join(err, m.write(file))
-		},
-	}
+	c := s.command("metrics", "Write addresses, host ports, failures and durations for Prometheus", func(string) error {
+		if err := checkMetricsFile(file); err != nil {
+			return err
+		}
+		m, err := measure(s.ctx, s.Node, check, log)
+		switch {
+		case s.json:
+			return errors.Join(s.show(m, nil), err)
+		case file == "":
+			_, bad := s.out.Write(m.text())
+			return errors.Join(err, bad)
+		}
+		return errors.Join(err, m.write(file))
+	})
 	c.Flags().StringVar(&file, "file", "", "a `path` in node_exporter's textfile directory (standard output)")
 	c.Flags().StringVar(&log, "log", "", "the log that HAWSER_LOG names in the runtime's environment, a `path`")
 	c.Flags().BoolVar(&check, "check", false, "call CHECK for each attachment: hawser_check_drift")
@@ -88,19 +84,22 @@ func allMetrics() []metric {
 
 // add adds to a sample. Labels are names and values in turn; a sample without a value to add is there, and 0.
 func (m metrics) add(name string, value float64, labels ...string) {
-	var words []string
-	for i := 0; i < len(labels); i += 2 {
-		quoted := strings.NewReplacer(`\`, `\\`, `"`, `\"`, "\n", `\n`).Replace(strings.ToValidUTF8(labels[i+1], "?"))
-		words = append(words, labels[i]+`="`+quoted+`"`)
-	}
-	key := ""
-	if len(words) > 0 {
-		key = "{" + strings.Join(words, ",") + "}"
-	}
 	if m[name] == nil {
 		m[name] = map[string]float64{}
 	}
-	m[name][key] += value
+	m[name][labelled(labels)] += value
+}
+
+func labelled(labels []string) string {
+	escape := strings.NewReplacer(`\`, `\\`, `"`, `\"`, "\n", `\n`)
+	var words []string
+	for i := 0; i < len(labels); i += 2 {
+		words = append(words, labels[i]+`="`+escape.Replace(strings.ToValidUTF8(labels[i+1], "?"))+`"`)
+	}
+	if len(words) == 0 {
+		return ""
+	}
+	return "{" + strings.Join(words, ",") + "}"
 }
 
 // text is the exposition format, version 0.0.4.
@@ -136,50 +135,35 @@ func measure(ctx context.Context, n node.Node, check bool, log string) (metrics,
 		if a.Orphan != "" {
 			m.add("hawser_leases_without_container", float64(len(a.Held(cni.HeldAddress))))
 		}
-		if check && a.Orphan == "" && a.Cached != nil {
-			errs = append(errs, m.drift(ctx, n, a))
+		if check && a.IsLive() {
+			found, err := n.LookAll(ctx, a)
+			errs = append(errs, err)
+			if len(found) > 0 {
+				drifts := slices.ContainsFunc(found, node.IsDrift)
+				m.add("hawser_check_drift", map[bool]float64{true: 1}[drifts], "network", a.Network)
+			}
 		}
 	}
 	lists, err := n.Lists()
 	errs = append(errs, err)
-	lent := node.Lent(all)
 	for _, l := range lists {
-		for i, set := range l.RangeSets() {
-			used, size := node.Usage(set, lent[l.Name])
+		for i, u := range l.Usage(all) {
 			labels := []string{"network", l.Name, "set", strconv.Itoa(i)}
-			m.add("hawser_addresses_used", used, labels...)
-			m.add("hawser_addresses_free", size-used, labels...)
+			m.add("hawser_addresses_used", u.Used, labels...)
+			m.add("hawser_addresses_free", u.Size-u.Used, labels...)
 		}
 	}
 	kept, err := skel.Failures(n.Failures).List()
 	errs = append(errs, err)
+	const last = "hawser_failure_last_timestamp_seconds"
 	for _, k := range kept {
 		f := k.Record
 		labels := []string{"plugin", f.Plugin, "command", f.Command, "code", fmt.Sprint(f.Code)}
 		m.add("hawser_failures_total", float64(f.Count), labels...)
-		m.latest("hawser_failure_last_timestamp_seconds", float64(f.Time.Unix()), labels)
+		m.add(last, 0, labels...)
+		m[last][labelled(labels)] = max(m[last][labelled(labels)], float64(f.Time.Unix()))
 	}
 	return m, errors.Join(append(errs, eachLogLine(log, m.duration))...)
-}
-
-// latest keeps the greater value.
-func (m metrics) latest(name string, value float64, labels []string) {
-	was := metrics{}
-	was.add(name, 0, labels...)
-	for key := range was[name] {
-		m.add(name, max(0, value-m[name][key]), labels...)
-	}
-}
-
-// drift looks for what is missing by what the runtime remembers.
-func (m metrics) drift(ctx context.Context, n node.Node, a *node.Attachment) error {
-	calls, err := checks(n, a)
-	if len(calls) == 0 || calls[0].List.NoCheck {
-		return err
-	}
-	drifts := slices.ContainsFunc(calls, func(c node.Call) bool { return isDrift(n.Look(ctx, c)) })
-	m.add("hawser_check_drift", map[bool]float64{true: 1}[drifts], "network", a.Network)
-	return err
 }
 
 // eachLogLine reads the logs in /var/log/hawser, and another one.

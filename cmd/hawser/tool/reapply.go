@@ -1,7 +1,6 @@
 package tool
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -27,33 +26,28 @@ type repair struct {
 	Error   string `json:"error,omitempty"`
 }
 
-func reapplyCommand(n *node.Node, asJSON *bool) *cobra.Command {
-	return &cobra.Command{
-		Use: "reapply [CONTAINER]", Short: "Make again what CHECK finds missing of containers that live",
-		Args: cobra.MaximumNArgs(1),
-		RunE: func(c *cobra.Command, args []string) error {
-			ctx, done := signal.NotifyContext(c.Context(), syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP)
+func reapplyCommand(s *session) *cobra.Command {
+	return s.command("reapply [CONTAINER]", "Make again what CHECK finds missing of containers that live",
+		func(of string) error {
+			ctx, done := signal.NotifyContext(s.ctx, syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP)
 			defer done()
-			p := repairer{Node: *n}
+			p := repairer{Node: s.Node}
 			defer p.after.Wait()
-			repairs, err := p.pass(ctx, strings.Join(args, ""))
-			if *asJSON {
-				return errors.Join(writeJSON(c.OutOrStdout(), repairs), err)
-			}
-			for _, r := range repairs {
-				what := "made again"
-				if r.Error != "" {
-					what = "cannot: " + r.Error
+			repairs, err := p.pass(ctx, of)
+			return errors.Join(s.show(repairs, func(t table) {
+				for _, r := range repairs {
+					what := "made again"
+					if r.Error != "" {
+						what = "cannot: " + r.Error
+					}
+					t.line("%s %s %s, %s: %s: %s", r.Network, nameOf(r.Pod, r.ContainerID), r.IfName, r.Plugin, what,
+						gist(r.Missing))
 				}
-				fmt.Fprintln(c.OutOrStdout(), plain(fmt.Sprintf("%s %s %s, %s: %s: %s", r.Network,
-					cmp.Or(r.Pod, shortID(r.ContainerID)), r.IfName, r.Plugin, what, gist(r.Missing))))
-			}
-			if len(repairs) == 0 && err == nil {
-				fmt.Fprintln(c.OutOrStdout(), "Nothing is missing.")
-			}
-			return err
-		},
-	}
+				if len(repairs) == 0 && err == nil {
+					t.row("Nothing is missing.")
+				}
+			}), err)
+		})
 }
 
 // gist is the first line of what CHECK finds missing, and how many more there are.
@@ -83,16 +77,13 @@ func (t tried) isDue() bool { return (t.passes+1)&t.passes == 0 }
 
 // job is a plugin of an attachment.
 type job struct {
-	of   *node.Attachment
 	call node.Call
 	*repair
 	isBegun bool // something was made
 	isWhole bool // Look finds nothing missing
 }
 
-func (j *job) String() string { return fmt.Sprint(j.of.Attachment, j.call.Entry) }
-
-func (j *job) plugin() string { return j.call.List.Plugins[j.call.Entry].Type }
+func (j *job) String() string { return fmt.Sprint(j.call.Attachment.Attachment, j.call.Entry) }
 
 // pass repairs all attachments that live, or those of one container: its ID, the beginning of one, or its pod. Host
 // ports come first: they are what somebody waits for. Of what failed for the same reason in the pass before it says
@@ -103,7 +94,7 @@ func (p *repairer) pass(ctx context.Context, of string) ([]repair, error) {
 	p.restore(ctx, jobs)
 	for _, isFirst := range []bool{true, false} {
 		for i := range jobs {
-			if isFirst == (jobs[i].plugin() == "portmap") && ctx.Err() == nil {
+			if isFirst == (jobs[i].call.Plugin() == "portmap") && ctx.Err() == nil {
 				p.repair(ctx, &jobs[i])
 			}
 		}
@@ -134,14 +125,14 @@ func (p *repairer) jobs(ctx context.Context, of string) (jobs []job, err error) 
 	errs, found := []error{err}, of == ""
 	for _, a := range all {
 		isIt := of == "" || node.IsMeant(of, a.Pod, a.ContainerID)
-		if a.Cached == nil || a.Netns == "" || a.Orphan != "" || !isIt {
+		if !a.IsLive() || !isIt {
 			continue
 		}
 		found = true
-		calls, err := checks(p.Node, a)
+		calls, err := p.Looks(a)
 		errs = append(errs, err)
 		for _, c := range calls {
-			jobs = append(jobs, job{of: a, call: c})
+			jobs = append(jobs, job{call: c})
 		}
 	}
 	if !found {
@@ -150,36 +141,21 @@ func (p *repairer) jobs(ctx context.Context, of string) (jobs []job, err error) 
 	return jobs, errors.Join(errs...)
 }
 
-// checks are the calls of Look for the plugins of an attachment that are ours or the reference's.
-func checks(n node.Node, a *node.Attachment) (calls []node.Call, err error) {
-	list, err := node.ParseList(a.Cached.Config)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", a.Cached.File, err)
-	}
-	for i, e := range list.Plugins {
-		if n.Looks(e.Type) {
-			calls = append(calls, node.Call{List: list, Entry: i, Container: a.Cached.Container(),
-				PrevResult: a.Cached.RawResult})
-		}
-	}
-	return calls, nil
-}
-
-// isDrift says whether the error of Look is about what is there.
-func isDrift(err error) bool {
-	e, ok := errors.AsType[*cni.Error](err)
-	return ok && e.Code == cni.CodeDrift
+// misses gives the job a repair.
+func (j *job) misses(what string) {
+	a := j.call.Attachment
+	j.repair = &repair{Attachment: a.Attachment, Pod: a.Pod, Plugin: j.call.Plugin(), Missing: what}
 }
 
 // restore makes again at once what a flush took of all, host ports first. What it cannot is left to Look and Reapply.
 func (p *repairer) restore(ctx context.Context, jobs []job) {
 	for _, plugin := range []string{"portmap", "bridge", "ptp", "firewall"} {
-		var calls []*node.Call
+		var calls []node.Call
 		var of []*job
 		for i := range jobs {
 			j := &jobs[i]
-			if j.plugin() == plugin && !j.of.Reference && j.of.Life() == node.Lives {
-				calls, of = append(calls, &j.call), append(of, j)
+			if j.call.Plugin() == plugin && !j.call.Reference && j.call.Life() == node.Lives {
+				calls, of = append(calls, j.call), append(of, j)
 			}
 		}
 		if len(calls) == 0 || ctx.Err() != nil {
@@ -187,10 +163,9 @@ func (p *repairer) restore(ctx context.Context, jobs []job) {
 		}
 		missing := p.Restore(ctx, plugin, calls)
 		for _, j := range of {
-			if what := missing[j.of.Mark()]; what != nil {
+			if what := missing[j.call.Mark()]; what != nil {
 				j.isBegun = true
-				j.repair = &repair{Attachment: j.of.Attachment, Pod: j.of.Pod, Plugin: plugin,
-					Missing: plugin + ": " + what.Error()}
+				j.misses(plugin + ": " + what.Error())
 			}
 		}
 	}
@@ -199,19 +174,19 @@ func (p *repairer) restore(ctx context.Context, jobs []job) {
 // repair makes again what is missing of a job, which has a repair then.
 func (p *repairer) repair(ctx context.Context, j *job) {
 	err := p.Look(ctx, j.call)
-	if j.isWhole = err == nil; err == nil || ctx.Err() != nil || j.of.Life() != node.Lives {
+	if j.isWhole = err == nil; err == nil || ctx.Err() != nil || j.call.Life() != node.Lives {
 		return
 	}
-	j.repair = &repair{Attachment: j.of.Attachment, Pod: j.of.Pod, Plugin: j.plugin(), Missing: err.Error()}
+	j.misses(err.Error())
 	before := p.failed[j.String()]
 	switch {
 	case before.missing == j.Missing && !before.isDue():
 		j.Error = before.reason
-	case !isDrift(err):
+	case !node.IsDrift(err):
 		j.Error = "CHECK did not look: " + err.Error()
 	default:
 		j.isBegun = true
-		if err := p.Reapply(ctx, j.call, j.of); err != nil {
+		if err := p.Reapply(ctx, j.call); err != nil {
 			j.Error = err.Error()
 		}
 	}
@@ -229,7 +204,7 @@ func (p *repairer) judge(ctx context.Context, j job) tried {
 	}
 	if now.reason == "" {
 		err := p.Look(context.WithoutCancel(ctx), j.call)
-		if err == nil || j.of.Life() != node.Lives {
+		if err == nil || j.call.Life() != node.Lives {
 			return tried{}
 		}
 		now = tried{missing: err.Error(), reason: "it was made, and CHECK still says: " + err.Error()}
@@ -254,8 +229,8 @@ func (p *repairer) lookAfter(ctx context.Context, all []job) {
 		defer cancel()
 		<-ended.Done()
 		for _, j := range slices.Backward(all) {
-			if j.of.Life() == node.Ended {
-				_ = p.TakeBack(ctx, j.call) // a plugin of ours leaves a record of what fails, and gc finds the rest
+			if j.call.Life() == node.Ended {
+				p.TakeBack(ctx, j.call)
 			}
 		}
 	})

@@ -42,7 +42,7 @@ type trial struct {
 
 	node     node.Node
 	list     node.List
-	out      io.Writer  // for the steps; nil = none
+	out      io.Writer  // for the steps
 	port     int        // of the host, that leads to the first container; 0 = no plugin takes it
 	made     []*scratch // what ADD was called for
 	attached int        // how many of them have what it made
@@ -54,34 +54,31 @@ type skipped string
 
 func (s skipped) Error() string { return string(s) }
 
-func testCommand(n *node.Node, asJSON *bool) *cobra.Command {
+func testCommand(s *session) *cobra.Command {
 	limit := 30 * time.Second
-	c := &cobra.Command{
-		Use: "test [LIST]", Short: "Attach two containers by a list, try their network, and detach them",
-		Args: cobra.MaximumNArgs(1),
-		RunE: func(c *cobra.Command, args []string) error {
+	c := s.command("test [LIST]", "Attach two containers by a list, try their network, and detach them",
+		func(of string) error {
 			if limit < time.Second {
 				return fmt.Errorf("--timeout: %s is too short; give 1s or more", limit)
 			}
-			list, err := pickList(*n, strings.Join(args, ""))
+			list, err := pickList(s.Node, of)
 			if err != nil {
 				return err
 			}
-			t := &trial{Network: list.Name, File: list.File, node: *n, list: list}
-			if !*asJSON {
-				t.out = c.OutOrStdout()
-				fmt.Fprintf(t.out, "network %s of %s\n", plain(list.Name), plain(list.File))
+			t := &trial{Network: list.Name, File: list.File, node: s.Node, list: list, out: s.out}
+			if s.json {
+				t.out = io.Discard
 			}
-			t.run(c.Context(), limit)
-			if *asJSON {
-				err = writeJSON(c.OutOrStdout(), t)
+			fmt.Fprintf(t.out, "network %s of %s\n", plain(list.Name), plain(list.File))
+			t.run(s.ctx, limit)
+			if s.json {
+				err = s.show(t, nil)
 			}
 			if !t.OK {
 				err = errors.Join(err, exitStatus(1))
 			}
 			return err
-		},
-	}
+		})
 	c.Flags().DurationVar(&limit, "timeout", limit, "how long all may take")
 	return c
 }
@@ -168,10 +165,8 @@ func (t *trial) try(ctx context.Context, a attempt) {
 		s.Status, s.Why, t.OK = "failed", err.Error(), false
 	}
 	t.Steps = append(t.Steps, s)
-	if t.out != nil {
-		line := fmt.Sprintf("%-10s %6.3fs  %s: %s", s.Step, s.Seconds, s.Status, s.Why)
-		fmt.Fprintln(t.out, strings.TrimSuffix(strings.ReplaceAll(plain(line), "\n\t", ", "), ":"))
-	}
+	line := fmt.Sprintf("%-10s %6.3fs  %s: %s", s.Step, s.Seconds, s.Status, s.Why)
+	fmt.Fprintln(t.out, strings.TrimSuffix(oneLine(line), ":"))
 }
 
 // add attaches a container of nobody's. Its namespace has no name, and ends with us at the latest.
@@ -186,13 +181,16 @@ func (t *trial) add(ctx context.Context, capabilities map[string]any) (string, e
 		return "", err
 	}
 	id := skel.TestID + strconv.FormatInt(time.Now().UnixNano(), 36)
-	s := &scratch{netns: netns, inside: inside, Result: &cni.Result{}, Container: node.Container{ID: id,
-		Netns: netns.Path(), IfName: "eth0", Args: [][2]string{{"IgnoreUnknown", "1"}}, Capabilities: capabilities}}
+	s := &scratch{netns: netns, inside: inside, Result: &cni.Result{}, Attachment: node.Attachment{
+		Attachment: cni.Attachment{Network: t.Network, ContainerID: id, IfName: "eth0"}, Netns: netns.Path(),
+		Cached: node.Cached{Args: [][2]string{{"IgnoreUnknown", "1"}}, Capabilities: capabilities}}}
 	t.made = append(t.made, s)
-	if s.raw, err = t.node.Add(ctx, t.list, s.Container); err != nil {
-		return "", err
+	for _, c := range t.list.Calls("ADD", &s.Attachment) {
+		if s.RawResult, err = t.node.Run(ctx, c); err != nil {
+			return "", err
+		}
 	}
-	result, err := cni.DecodeResult(s.raw, t.list.CNIVersion)
+	result, err := cni.DecodeResult(s.RawResult, t.list.CNIVersion)
 	if err != nil {
 		return "", err
 	}
@@ -249,13 +247,21 @@ func (t *trial) check(ctx context.Context) (string, error) {
 	case semver.Compare("v"+t.list.CNIVersion, "v0.4.0") < 0:
 		return "", skipped("before cniVersion 0.4.0 there is none")
 	}
-	return "", t.node.Check(ctx, t.list, t.made[0].Container, t.made[0].raw)
+	for _, c := range t.list.Calls("CHECK", &t.made[0].Attachment) {
+		if _, err := t.node.Run(ctx, c); err != nil {
+			return "", err
+		}
+	}
+	return "", nil
 }
 
 func (t *trial) del(ctx context.Context) (string, error) {
 	var errs []error
 	for _, s := range t.made {
-		errs = append(errs, t.node.Del(ctx, t.list, s.Container, s.raw))
+		for _, c := range slices.Backward(t.list.Calls("DEL", &s.Attachment)) {
+			_, err := t.node.Run(ctx, c)
+			errs = append(errs, err)
+		}
 	}
 	err := errors.Join(errs...)
 	t.detached = err == nil
@@ -280,7 +286,7 @@ func (t *trial) leftovers(ctx context.Context) (string, error) {
 	for _, s := range t.made {
 		for _, a := range all {
 			for i := range a.Holdings {
-				if h := &a.Holdings[i]; h.ContainerID == s.ID {
+				if h := &a.Holdings[i]; h.ContainerID == s.ContainerID {
 					left += ", " + string(h.Kind) + " " + h.Value + " (" + h.Kept + ")"
 				}
 			}

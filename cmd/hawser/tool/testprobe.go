@@ -2,7 +2,6 @@ package tool
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -31,11 +30,10 @@ const (
 
 // scratch is a container of nobody's: a network namespace without processes.
 type scratch struct {
-	node.Container
+	node.Attachment
 	*cni.Result // of ADD
 	netns       *ns.NS
 	inside      *rtnl.Conn
-	raw         json.RawMessage // the result, as it came
 	ips         []netip.Addr
 	link        rtnl.Link    // its interface
 	echoes      []netip.Addr // gateways that answer ICMP
@@ -231,10 +229,10 @@ func (t *trial) hostPort(ctx context.Context) (string, error) {
 		return "", err
 	}
 	defer listener.Close()
-	go answer(listener, s.ID)
+	go answer(listener, s.ContainerID)
 	try := func(who string, from *scratch, addr netip.Addr) {
 		to := netip.AddrPortFrom(addr, uint16(t.port)).String()
-		n.add(who+" by "+to, says(ctx, from, to, s.ID))
+		n.add(who+" by "+to, says(ctx, from, to, s.ContainerID))
 	}
 	_, own := uplink()
 	own = append(own, s.echoes...) // which may be the host's

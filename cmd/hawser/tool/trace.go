@@ -15,7 +15,6 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
-	"github.com/hawser-cni/plugins/cmd/hawser/node"
 	"github.com/hawser-cni/plugins/pkg/nft"
 )
 
@@ -33,35 +32,34 @@ type traced struct {
 	Verdict     string `json:"verdict"`
 }
 
-func traceCommand(_ *node.Node, asJSON *bool) *cobra.Command {
+func traceCommand(s *session) *cobra.Command {
 	var limit time.Duration
 	var most int
 	var from, protocol string
-	c := &cobra.Command{
-		Use: "trace PORT|ADDRESS[:PORT]", Short: "Show what nftables rules do with packets to a port or an address",
-		Args: cobra.ExactArgs(1),
-		RunE: func(c *cobra.Command, args []string) error {
-			rules, err := traceRules(args[0], from, protocol)
+	c := s.command("trace PORT|ADDRESS[:PORT]", "Show what nftables rules do with packets to a port or an address",
+		func(to string) error {
+			rules, err := traceRules(to, from, protocol)
 			if err != nil {
 				return err
 			}
 			if limit <= 0 || most <= 0 {
 				return errors.New("--for and --packets must be more than 0")
 			}
-			ctx, cancel := context.WithTimeout(c.Context(), limit)
+			ctx, cancel := context.WithTimeout(s.ctx, limit)
 			defer cancel()
-			t := tracer{out: c.OutOrStdout(), most: most, quiet: *asJSON, numbers: map[uint32]int{}}
-			if err := nft.Trace(ctx, rules, t.step); err != nil {
+			t := tracer{out: s.out, most: most, numbers: map[uint32]int{}}
+			if s.json {
+				t.out = io.Discard
+			}
+			err = nft.Trace(ctx, rules, t.step)
+			if err == nil && s.json {
+				err = s.show(t.steps, nil)
+			}
+			if err != nil {
 				return err
 			}
-			if *asJSON {
-				if err := writeJSON(c.OutOrStdout(), t.steps); err != nil {
-					return err
-				}
-			}
-			return t.sum(args[0], limit)
-		},
-	}
+			return t.sum(to, limit)
+		})
 	c.Flags().DurationVar(&limit, "for", 10*time.Second, "how long to look")
 	c.Flags().StringVar(&from, "from", "", "from where: an `address`, a port or ADDRESS:PORT")
 	c.Flags().StringVar(&protocol, "protocol", "", "tcp, udp, sctp, icmp or icmpv6; else any, with a port tcp and udp")
@@ -151,7 +149,6 @@ func traceRules(to, from, protocol string) ([]nft.Rule, error) {
 type tracer struct {
 	out     io.Writer
 	most    int
-	quiet   bool
 	numbers map[uint32]int // of packets, by the kernel's
 	steps   []traced
 }
@@ -179,9 +176,7 @@ func (t *tracer) step(s nft.Step) bool {
 		step.Source, step.Destination = s.Source.String(), s.Destination.String()
 	}
 	t.steps = append(t.steps, step)
-	if !t.quiet {
-		step.print(t.out)
-	}
+	step.print(t.out)
 	return true
 }
 
@@ -208,9 +203,6 @@ func (t *tracer) sum(of string, limit time.Duration) error {
 	if len(t.steps) == 0 {
 		const text = "no packet to %s met a rule within %s: none came, or only iptables-legacy has rules"
 		return fmt.Errorf(text, of, limit)
-	}
-	if t.quiet {
-		return nil
 	}
 	dropped := false
 	for _, s := range t.steps {

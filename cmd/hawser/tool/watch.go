@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os/signal"
 	"strings"
 	"syscall"
@@ -14,41 +13,35 @@ import (
 	"github.com/godbus/dbus/v5"
 	"github.com/spf13/cobra"
 
-	"github.com/hawser-cni/plugins/cmd/hawser/node"
 	"github.com/hawser-cni/plugins/pkg/nft"
 )
 
 // watcher is what hawser watch does, and how often.
 type watcher struct {
-	node  node.Node
+	*session
 	again *repairer
 	every time.Duration
 	gc    bool
 	older time.Duration
 	file  string // for metrics; empty = none
-	say   io.Writer
-	json  bool
 }
 
-func watchCommand(n *node.Node, asJSON *bool) *cobra.Command {
-	w := watcher{every: 5 * time.Minute, older: 5 * time.Minute}
-	c := &cobra.Command{
-		Use: "watch", Short: "Stay, and make again what others flush; remove what no runtime knows; write metrics",
-		Args: cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error {
+func watchCommand(s *session) *cobra.Command {
+	w := watcher{session: s, every: 5 * time.Minute, older: 5 * time.Minute}
+	c := s.command("watch", "Stay, and make again what others flush; remove what no runtime knows; write metrics",
+		func(string) error {
 			if w.every < time.Second || w.older < 0 {
 				return errors.New("--every must be a second or more, and --older not negative")
 			}
 			if err := checkMetricsFile(w.file); err != nil {
 				return err
 			}
-			w.node, w.again, w.say, w.json = *n, &repairer{Node: *n}, c.OutOrStdout(), *asJSON
+			w.again = &repairer{Node: s.Node}
 			defer w.again.after.Wait()
-			ctx, done := signal.NotifyContext(c.Context(), syscall.SIGTERM, syscall.SIGINT)
+			ctx, done := signal.NotifyContext(s.ctx, syscall.SIGTERM, syscall.SIGINT)
 			defer done()
 			return w.run(ctx)
-		},
-	}
+		})
 	f := c.Flags()
 	f.DurationVar(&w.every, "every", w.every, "how often all is done, whether rules were flushed or not")
 	f.BoolVar(&w.gc, "yes", false, "remove what no runtime knows any more, as gc --yes does")
@@ -102,25 +95,24 @@ func (w watcher) run(ctx context.Context) error {
 		w.each(ctx, func() { w.sometimes(ctx) })
 	}()
 	defer func() { end(); <-others }()
-	due := time.NewTimer(0)
-	for p := (pace{pause: reloadTime, most: w.every}); ; {
+	due, p := time.NewTimer(0), pace{pause: reloadTime, most: w.every}
+	hurry := func(isSooner bool) {
+		if isSooner {
+			due.Reset(p.pause)
+		}
+	}
+	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case err := <-failed:
 			return err // nil: the context has ended
 		case <-flushed:
-			if p.flushed() {
-				due.Reset(p.pause)
-			}
+			hurry(p.flushed())
 		case <-deleted:
-			if p.deleted(w.every) {
-				due.Reset(p.pause)
-			}
+			hurry(p.deleted(w.every))
 		case <-lost:
-			if p.deleted(lostTime) {
-				due.Reset(p.pause)
-			}
+			hurry(p.deleted(lostTime))
 		case <-due.C:
 			w.reapply(ctx)
 			due.Reset(p.repaired(len(w.again.failed) == 0))
@@ -236,7 +228,7 @@ func (w watcher) reapply(ctx context.Context) {
 
 func (w watcher) sometimes(ctx context.Context) {
 	if w.gc {
-		found, err := collect(ctx, w.node, w.older, true)
+		found, err := collect(ctx, w.Node, w.older, true)
 		if found != nil {
 			for _, g := range found.Attachments {
 				if g.Done {
@@ -247,7 +239,7 @@ func (w watcher) sometimes(ctx context.Context) {
 		w.complain(ctx, "gc", err)
 	}
 	if w.file != "" {
-		m, err := measure(ctx, w.node, false, "")
+		m, err := measure(ctx, w.Node, false, "")
 		w.complain(ctx, "metrics", errors.Join(err, m.write(w.file)))
 	}
 }
@@ -261,8 +253,8 @@ func (w watcher) complain(ctx context.Context, what string, err error) {
 // report writes a line: text, or all of it as JSON.
 func (w watcher) report(what, text string, all any) {
 	if w.json {
-		_ = json.NewEncoder(w.say).Encode(map[string]any{what: all})
+		_ = json.NewEncoder(w.out).Encode(map[string]any{what: all})
 		return
 	}
-	fmt.Fprintf(w.say, "%s: %s\n", what, plain(text))
+	fmt.Fprintf(w.out, "%s: %s\n", what, plain(text))
 }

@@ -3,15 +3,10 @@ package tool
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"reflect"
 	"slices"
 	"strings"
-	"text/tabwriter"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -28,25 +23,22 @@ type failure struct {
 	Advice string `json:"advice"`
 }
 
-func whyCommand(n *node.Node, asJSON *bool) *cobra.Command {
-	return &cobra.Command{
-		Use: "why POD|ID|last", Short: "Say why a pod or a container has no network, also when it is gone",
-		Args: cobra.ExactArgs(1),
-		RunE: func(c *cobra.Command, args []string) error {
-			found, err := why(c.Context(), *n, args[0])
+func whyCommand(s *session) *cobra.Command {
+	return s.command("why POD|ID|last", "Say why a pod or a container has no network, also when it is gone",
+		func(of string) error {
+			found, err := why(s.ctx, s.Node, of)
 			if err != nil {
 				return err
 			}
-			return show(c.OutOrStdout(), *asJSON, found, func(out io.Writer) {
+			return s.show(found, func(t table) {
 				for i, f := range found {
 					if i > 0 {
-						fmt.Fprintln(out)
+						t.row()
 					}
-					f.print(out)
+					f.print(t)
 				}
 			})
-		},
-	}
+		})
 }
 
 // why returns the failures of a pod (namespace/name or name) or container (its ID or the beginning of one), the newest
@@ -85,7 +77,7 @@ func withoutRecord(ctx context.Context, n node.Node, of string) error {
 		"plugins of others leave no records, nor does one that is missing"}
 	var networks []string
 	for _, a := range f.attached {
-		if a.Cached != nil && node.IsMeant(of, a.Pod, a.ContainerID) {
+		if a.File != "" && node.IsMeant(of, a.Pod, a.ContainerID) {
 			networks = append(networks, fmt.Sprintf("network %q", a.Network))
 			lines = append(lines, plain("a runtime remembers "+who(a)+": "+cmp.Or(a.Orphan, "it is attached")))
 		}
@@ -95,7 +87,7 @@ func withoutRecord(ctx context.Context, n node.Node, of string) error {
 		is := func(network string) bool { return strings.Contains(found.What, network) }
 		isOfOthers := strings.Contains(found.What, `network "`) && !slices.ContainsFunc(networks, is)
 		if found.Severity == broken && (len(networks) == 0 || !isOfOthers) {
-			would = append(would, strings.ReplaceAll(plain(found.ID+": "+found.What+"; "+found.Advice), "\n\t", "; "))
+			would = append(would, oneLine(found.ID+": "+found.What+"; "+found.Advice))
 		}
 	}
 	if len(would) == 0 {
@@ -154,62 +146,19 @@ func advice(f skel.Failure) string {
 	}[f.Code]
 }
 
-func (f failure) print(out io.Writer) {
-	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	defer w.Flush()
-	line := func(name, value string) {
-		if value != "" {
-			fmt.Fprintf(w, "%s:\t%s\n", name, plain(value))
-		}
-	}
-	line("pod", f.Pod)
-	line("container", fmt.Sprintf("%s, interface %s", f.ContainerID, cmp.Or(f.IfName, "?")))
-	line("network", f.Network)
+func (f failure) print(t table) {
 	times := ""
 	if f.Count > 1 {
-		times = fmt.Sprintf(", %d times since %s", f.Count, f.First.Local().Format(time.DateTime))
+		times = fmt.Sprintf(", %d times since %s", f.Count, moment(f.First))
 	}
-	line("failed", fmt.Sprintf("%s at %s%s", f.Command, f.Time.Local().Format(time.DateTime), times))
-	line("in", strings.TrimSuffix(f.Plugin+", "+f.Step, ", "))
-	line(fmt.Sprintf("code %d", f.Code), f.Msg)
-	line("details", f.Details)
-	line("now", f.Now)
-	line("what to do", f.Advice)
-}
-
-// plain escapes the control characters of a text that others wrote; its lines stay lines, indented.
-func plain(text string) string {
-	var b strings.Builder
-	for _, r := range strings.TrimSpace(text) {
-		switch {
-		case r == '\n':
-			b.WriteString("\n\t")
-		case r == '\t':
-			b.WriteByte(' ')
-		case r < ' ' || r >= 0x7f && r < 0xa0:
-			fmt.Fprintf(&b, `\x%02x`, r)
-		default:
-			b.WriteRune(r)
+	for _, line := range [][]string{
+		{"pod:", f.Pod}, {"container:", fmt.Sprintf("%s, interface %s", f.ContainerID, cmp.Or(f.IfName, "?"))},
+		{"network:", f.Network}, {"failed:", fmt.Sprintf("%s at %s%s", f.Command, moment(f.Time), times)},
+		{"in:", strings.TrimSuffix(f.Plugin+", "+f.Step, ", ")}, {fmt.Sprintf("code %d:", f.Code), f.Msg},
+		{"details:", f.Details}, {"now:", f.Now}, {"what to do:", f.Advice},
+	} {
+		if line[1] != "" {
+			t.row(line...)
 		}
 	}
-	return b.String()
-}
-
-// show writes what a command found, as JSON or as text does.
-func show(out io.Writer, asJSON bool, found any, text func(io.Writer)) error {
-	if asJSON {
-		return writeJSON(out, found)
-	}
-	text(out)
-	return nil
-}
-
-// writeJSON writes a list that is nil as [], for machines.
-func writeJSON(out io.Writer, v any) error {
-	if list := reflect.ValueOf(v); list.Kind() == reflect.Slice && list.IsNil() {
-		v = []any{}
-	}
-	e := json.NewEncoder(out)
-	e.SetIndent("", "  ")
-	return e.Encode(v)
 }
