@@ -40,15 +40,6 @@ func (n Node) Survey(ctx context.Context) (s *Survey, err error) {
 	}
 	s.began, s.own = time.Unix(now.Unix()), own.Ino
 	s.Runtimes = n.Runtimes(ctx)
-	host := rtnl.Host()
-	defer host.Close()
-	links, err := host.Briefly()
-	for _, l := range links {
-		s.host[l.Name] = true
-	}
-	if err != nil {
-		return nil, err
-	}
 	paths, err := s.namespaces()
 	if err != nil {
 		return nil, err
@@ -57,6 +48,15 @@ func (n Node) Survey(ctx context.Context) (s *Survey, err error) {
 		if err := s.look(inode, path); err != nil {
 			return nil, err
 		}
+	}
+	host := rtnl.Host()
+	defer host.Close()
+	links, err := host.Briefly()
+	if err != nil {
+		return nil, err
+	}
+	for _, l := range links {
+		s.host[l.Name] = true
 	}
 	if s.Attachments, err = n.Attachments(ctx); err != nil {
 		return nil, err
