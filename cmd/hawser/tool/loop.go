@@ -26,39 +26,29 @@ const interval = 5 * time.Second
 // container stays there when the host deletes it. That ends the loop, so that the container is started again with what
 // is at its path.
 func loop(ctx context.Context, dir string, once func(context.Context) error, say io.Writer) error {
-	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
-	if err != nil {
-		return fmt.Errorf("inotify: %w", err)
-	}
 	ctx, done := signal.NotifyContext(ctx, syscall.SIGTERM, syscall.SIGINT)
 	defer done()
-	events := os.NewFile(uintptr(fd), "inotify")
-	stop := context.AfterFunc(ctx, func() { _ = events.Close() })
-	defer stop()
-	w := watch{fd: fd, dir: dir}
 	for first := true; ; first = false {
-		err := os.MkdirAll(dir, 0o755)
-		if err == nil {
-			err = w.follow()
-		}
+		w, err := follow(dir)
 		if err == nil {
 			err = once(ctx)
 		}
-		switch {
-		case ctx.Err() != nil:
-			return nil
-		case err != nil && first || errors.Is(err, errDeleted):
-			return err
-		case err != nil:
+		if err != nil && ctx.Err() == nil && !first && !errors.Is(err, errDeleted) {
 			fmt.Fprintf(say, "%s: %v; tried again after the next change\n", dir, err)
 			select { // what failed may have made events of its own
 			case <-ctx.Done():
 			case <-time.After(interval):
 			}
+			err = nil
 		}
-		if err := w.wait(events); ctx.Err() != nil {
+		if err == nil && w.events != nil {
+			err = w.wait(ctx)
+		}
+		_ = w.events.Close()
+		if ctx.Err() != nil {
 			return nil
-		} else if err != nil {
+		}
+		if err != nil {
 			return err
 		}
 	}
@@ -68,36 +58,39 @@ var errDeleted = errors.New("the directory was deleted, and is still mounted her
 
 // watch is the directory whose events come.
 type watch struct {
-	fd, descriptor int
-	dir            string
-	of             unix.Stat_t
+	dir    string
+	of     unix.Stat_t
+	events *os.File
 }
 
-// follow watches the directory that has the path now, and no other one.
-func (w *watch) follow() error {
-	if err := unix.Stat(w.dir, &w.of); err != nil {
-		return fmt.Errorf("%s: %w", w.dir, err)
+// follow watches the directory that has the path now, which it makes where there is none.
+func follow(dir string) (w watch, err error) {
+	w.dir = dir
+	if err := errors.Join(os.MkdirAll(dir, 0o755), unix.Stat(dir, &w.of)); err != nil {
+		return w, fmt.Errorf("%s: %w", dir, err)
 	}
 	if w.of.Nlink == 0 {
-		return fmt.Errorf("%s: %w", w.dir, errDeleted)
+		return w, fmt.Errorf("%s: %w", dir, errDeleted)
 	}
-	descriptor, err := unix.InotifyAddWatch(w.fd, w.dir, watched|unix.IN_ONLYDIR)
+	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
+	if err == nil {
+		w.events = os.NewFile(uintptr(fd), "inotify")
+		_, err = unix.InotifyAddWatch(fd, dir, watched|unix.IN_ONLYDIR)
+	}
 	if err != nil {
-		return fmt.Errorf("%s: inotify: %w", w.dir, err)
+		return w, fmt.Errorf("%s: inotify: %w", dir, err)
 	}
-	if w.descriptor != 0 && w.descriptor != descriptor {
-		_, _ = unix.InotifyRmWatch(w.fd, uint32(w.descriptor)) // it is gone already when the directory is
-	}
-	w.descriptor = descriptor
-	return nil
+	return w, nil
 }
 
 // wait returns after an event, and when the path leads to another directory or to a deleted one.
-func (w *watch) wait(events *os.File) error {
+func (w watch) wait(ctx context.Context) error {
+	stop := context.AfterFunc(ctx, func() { _ = w.events.Close() })
+	defer stop()
 	buffer := make([]byte, 64<<10)
 	for {
-		_ = events.SetReadDeadline(time.Now().Add(interval)) // inotify has deadlines
-		_, err := events.Read(buffer)
+		_ = w.events.SetReadDeadline(time.Now().Add(interval)) // inotify has deadlines
+		_, err := w.events.Read(buffer)
 		if err == nil {
 			return nil
 		}
