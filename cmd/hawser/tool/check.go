@@ -58,7 +58,7 @@ func checkCommand(s *session) *cobra.Command {
 			err := c.read(cmp.Or(of, s.ConfDir))
 			err = errors.Join(err, s.show(c.found, func(t table) {
 				for _, f := range c.found {
-					s.finding(t, f.Severity, strings.TrimSuffix(f.File+": "+f.Key, ": "), f.What, f.Advice)
+					s.finding(t, f.Severity, joined(": ", f.File, f.Key, f.What), f.Advice)
 				}
 			}))
 			if err == nil && slices.ContainsFunc(c.found, func(f complaint) bool { return f.Severity == broken }) {

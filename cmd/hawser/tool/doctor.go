@@ -105,7 +105,7 @@ func doctorCommand(s *session) *cobra.Command {
 		found := f.findings(slices.Concat(ofCalls(), ofNode())...)
 		err := s.show(found, func(t table) {
 			for _, f := range found {
-				s.finding(t, f.Severity, f.ID, f.What, f.Advice)
+				s.finding(t, f.Severity, f.ID+": "+f.What, f.Advice)
 			}
 			if len(found) == 0 {
 				t.row("nothing is wrong")

@@ -78,8 +78,8 @@ func (s *session) coloured(severity string) string {
 }
 
 // finding prints what is wrong somewhere, and what to do.
-func (s *session) finding(t table, severity, where, what, advice string) {
-	fmt.Fprintf(t, "%s %s: %s\n", s.coloured(severity), oneLine(where), oneLine(what))
+func (s *session) finding(t table, severity, text, advice string) {
+	fmt.Fprintf(t, "%s %s\n", s.coloured(severity), oneLine(text))
 	if advice != "" {
 		fmt.Fprintf(t, "    %s\n", oneLine(advice))
 	}
