@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"slices"
 	"strings"
@@ -30,15 +29,12 @@ func diagsCommand(s *session) *cobra.Command {
 			if name == "" {
 				name = "hawser-diags-" + time.Now().UTC().Format("20060102T150405Z") + ".tar"
 			}
-			var b bytes.Buffer
-			if err := pack(&b, diags(s.ctx, s.Node, log)); err != nil {
-				return err
-			}
+			tar := diags(s.ctx, s.Node, log)
 			f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 			if err != nil {
 				return err
 			}
-			if _, err := f.Write(b.Bytes()); err != nil {
+			if _, err := f.Write(tar); err != nil {
 				return errors.Join(err, f.Close(), os.Remove(name))
 			}
 			return errors.Join(f.Close(), s.show(map[string]string{"file": name}, func(t table) {
@@ -49,27 +45,21 @@ func diagsCommand(s *session) *cobra.Command {
 	return c
 }
 
-// part is a file of the tar.
-type part struct {
-	name string
-	data []byte
-}
-
-// report collects the parts. All that is in them is named here; what could not be read is in errors.json.
+// report is a tar of all that is named here; what could not be read is in errors.json.
 type report struct {
-	parts  []part
+	tar    bytes.Buffer
 	failed []string
 }
 
 func (r *report) add(name string, v any, err error) {
 	data, bad := json.MarshalIndent(v, "", "  ")
-	r.parts = append(r.parts, part{name + ".json", data})
+	r.pack(name+".json", data)
 	if err = errors.Join(err, bad); err != nil {
 		r.failed = append(r.failed, name+": "+err.Error())
 	}
 }
 
-func diags(ctx context.Context, n node.Node, log string) []part {
+func diags(ctx context.Context, n node.Node, log string) []byte {
 	var r report
 	r.add("versions", versions(n), nil)
 	all, err := n.Attachments(ctx)
@@ -101,7 +91,7 @@ func diags(ctx context.Context, n node.Node, log string) []part {
 	lines, err := lastLines(log, 200)
 	r.add("log", lines, err)
 	r.add("errors", r.failed, nil)
-	return r.parts
+	return append(r.tar.Bytes(), make([]byte, 2*block)...)
 }
 
 // addLinks adds what the host's interfaces have. An alias that is no mark is somebody's text.
@@ -237,25 +227,22 @@ func lastLines(log string, most int) (lines []any, err error) {
 	return lines, err
 }
 
-// pack writes a tar (ustar). The standard library's writer would make the program 65 kB larger.
-func pack(out io.Writer, parts []part) error {
-	const block = 512
-	for _, p := range parts {
-		header := make([]byte, block)
-		copy(header, "hawser-diags/"+p.name)
-		copy(header[100:], fmt.Sprintf("%07o\x00%07o\x00%07o\x00%011o\x00%011o\x00        0", 0o600, 0, 0, len(p.data),
-			time.Now().Unix()))
-		copy(header[257:], "ustar\x0000")
-		sum := 0
-		for _, b := range header {
-			sum += int(b)
-		}
-		copy(header[148:], fmt.Sprintf("%06o\x00 ", sum))
-		padded := append(p.data, make([]byte, -len(p.data)&(block-1))...)
-		if _, err := out.Write(append(header, padded...)); err != nil {
-			return err
-		}
+// block is the size of a tar's blocks; two empty ones end it.
+const block = 512
+
+// pack adds a file to the tar (ustar). The standard library's writer would make the program 65 kB larger.
+func (r *report) pack(name string, data []byte) {
+	header := make([]byte, block)
+	copy(header, "hawser-diags/"+name)
+	copy(header[100:], fmt.Sprintf("%07o\x00%07o\x00%07o\x00%011o\x00%011o\x00        0", 0o600, 0, 0, len(data),
+		time.Now().Unix()))
+	copy(header[257:], "ustar\x0000")
+	sum := 0
+	for _, b := range header {
+		sum += int(b)
 	}
-	_, err := out.Write(make([]byte, 2*block))
-	return err
+	copy(header[148:], fmt.Sprintf("%06o\x00 ", sum))
+	r.tar.Write(header)
+	r.tar.Write(data)
+	r.tar.Write(make([]byte, -len(data)&(block-1)))
 }
