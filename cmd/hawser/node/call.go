@@ -45,12 +45,6 @@ func (n Node) Run(ctx context.Context, c Call) (json.RawMessage, error) {
 	if err != nil {
 		return nil, err
 	}
-	if n.Limit > 0 {
-		over := fmt.Errorf("no answer within %s", n.Limit)
-		limited, cancel := context.WithTimeoutCause(ctx, n.Limit, over)
-		defer cancel()
-		ctx = limited
-	}
 	var stdout, stderr bytes.Buffer
 	err = process.Command{
 		Path: file, Env: c.environment(n), Stdin: c.conf(), Stdout: &stdout, Stderr: &stderr, Apart: true,

@@ -28,7 +28,6 @@ type Node struct {
 	Failures string   // the directory of the calls that failed
 	Env      []string // KEY=value, of the programs that the tool runs
 	Programs []skel.Program
-	Limit    time.Duration // of a call of a plugin, which is killed then; 0 = none
 }
 
 // Default is the node as runtimes find it where nobody configured them otherwise; that of k3s where the usual directory

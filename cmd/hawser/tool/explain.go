@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -151,17 +150,18 @@ func explain(ctx context.Context, what string, all []*node.Attachment, links map
 // isPort says whether a host port ("0.0.0.0:8080/tcp to ...") is the one of that name.
 func isPort(value, what string) bool {
 	at, proto, _ := strings.Cut(node.FirstWord(value), "/")
+	name, wanted, hasProto := strings.Cut(what, "/")
 	have, err := netip.ParseAddrPort(at)
-	wanted, wantedProto, hasProto := strings.Cut(what, "/")
-	if err != nil || hasProto && wantedProto != proto {
+	want, bad := parseEnd(name)
+	if err != nil || bad != nil || hasProto && wanted != proto || want.port != have.Port() {
 		return false
 	}
-	if port, err := strconv.ParseUint(wanted, 10, 16); err == nil {
-		return uint16(port) == have.Port()
-	}
-	want, err := netip.ParseAddrPort(wanted)
-	return err == nil && want.Port() == have.Port() &&
-		(have.Addr() == want.Addr() || have.Addr().IsUnspecified() && have.Addr().Is4() == want.Addr().Is4())
+	return !want.addr.IsValid() || have.Addr() == want.addr ||
+		have.Addr().IsUnspecified() && have.Addr().Is4() == want.addr.Is4()
+}
+
+func (e *explanation) stop(verdict, format string, args ...any) {
+	e.Stops = append(e.Stops, &stop{verdict, fmt.Sprintf(format, args...)})
 }
 
 func named(links map[string]hostLink, name string) hostLink {
@@ -190,7 +190,7 @@ func (e *explanation) findWay(ctx context.Context) error {
 	families := map[bool]bool{} // whether it is IPv4
 	for _, a := range e.Attachments {
 		if a.Orphan != "" {
-			e.Stops = append(e.Stops, &stop{node.StopsIt, "container " + nameOf("", a.ContainerID) + ": " + a.Orphan})
+			e.stop(node.StopsIt, "container %s: %s", nameOf("", a.ContainerID), a.Orphan)
 		}
 		for _, text := range a.Addresses() {
 			if addr, err := netip.ParseAddr(text); err == nil {
@@ -200,12 +200,12 @@ func (e *explanation) findWay(ctx context.Context) error {
 	}
 	for _, l := range e.Links {
 		if l.State != "up" && l.Kind != "" || l.State == "missing" {
-			e.Stops = append(e.Stops, &stop{node.StopsIt, fmt.Sprintf("interface %s is %s", l.Name, l.State)})
+			e.stop(node.StopsIt, "interface %s is %s", l.Name, l.State)
 		}
 	}
 	for isIPv4, key := range notForwarded() {
 		if families[isIPv4] {
-			e.Stops = append(e.Stops, &stop{node.StopsIt, fmt.Sprintf("%s is 0: the host forwards nothing", key)})
+			e.stop(node.StopsIt, "%s is 0: the host forwards nothing", key)
 		}
 	}
 	chains, err := node.BaseChains(ctx)
@@ -215,8 +215,7 @@ func (e *explanation) findWay(ctx context.Context) error {
 		}
 		e.Way = append(e.Way, b)
 		if verdict, why := b.Stops(); verdict != "" {
-			text := fmt.Sprintf("table %s, chain %s at %s: %s", b.Table, b.Name, b.Hook, why)
-			e.Stops = append(e.Stops, &stop{verdict, text})
+			e.stop(verdict, "table %s, chain %s at %s: %s", b.Table, b.Name, b.Hook, why)
 		}
 	}
 	slices.SortFunc(e.Stops, func(a, b *stop) int { // what is certain first

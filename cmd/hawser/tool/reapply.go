@@ -85,21 +85,16 @@ type job struct {
 
 func (j *job) String() string { return fmt.Sprint(j.call.Attachment.Attachment, j.call.Entry) }
 
-// pass repairs all attachments that live, or those of one container: its ID, the beginning of one, or its pod. Host
-// ports come first: they are what somebody waits for. Of what failed for the same reason in the pass before it says
-// nothing.
+// pass repairs all attachments that live, or those of one container: its ID, the beginning of one, or its pod. Of what
+// failed for the same reason in the pass before it says nothing.
 func (p *repairer) pass(ctx context.Context, of string) ([]repair, error) {
 	jobs, err := p.jobs(ctx, of)
 	errs, repairs := []error{err}, []repair{}
 	p.restore(ctx, jobs)
-	for _, isFirst := range []bool{true, false} {
-		for i := range jobs {
-			if isFirst == (jobs[i].call.Plugin() == "portmap") && ctx.Err() == nil {
-				p.repair(ctx, &jobs[i])
-			}
-		}
+	for _, j := range jobs {
+		p.repair(ctx, j)
 	}
-	jobs = slices.DeleteFunc(jobs, func(j job) bool { return j.repair == nil })
+	jobs = slices.DeleteFunc(jobs, func(j *job) bool { return j.repair == nil })
 	failed := map[string]tried{}
 	for _, j := range jobs {
 		isNew := true
@@ -115,30 +110,33 @@ func (p *repairer) pass(ctx context.Context, of string) ([]repair, error) {
 		}
 	}
 	p.failed = failed
-	p.lookAfter(ctx, slices.DeleteFunc(jobs, func(j job) bool { return !j.isBegun }))
+	p.lookAfter(ctx, slices.DeleteFunc(jobs, func(j *job) bool { return !j.isBegun }))
 	return repairs, errors.Join(append(errs, context.Cause(ctx))...)
 }
 
-// jobs are what is to be looked at.
-func (p *repairer) jobs(ctx context.Context, of string) (jobs []job, err error) {
+// jobs are what is to be looked at. Host ports come first: they are what somebody waits for.
+func (p *repairer) jobs(ctx context.Context, of string) (jobs []*job, err error) {
 	all, err := p.Attachments(ctx)
-	errs, found := []error{err}, of == ""
+	errs, found, rest := []error{err}, of == "", []*job{}
 	for _, a := range all {
-		isIt := of == "" || node.IsMeant(of, a.Pod, a.ContainerID)
-		if !a.IsLive() || !isIt {
+		if !a.IsLive() || of != "" && !node.IsMeant(of, a.Pod, a.ContainerID) {
 			continue
 		}
 		found = true
 		calls, err := p.Looks(a)
 		errs = append(errs, err)
 		for _, c := range calls {
-			jobs = append(jobs, job{call: c})
+			if c.Plugin() == "portmap" {
+				jobs = append(jobs, &job{call: c})
+			} else {
+				rest = append(rest, &job{call: c})
+			}
 		}
 	}
 	if !found {
 		errs = append(errs, fmt.Errorf("no container %q that lives is in %s", of, p.CacheDir))
 	}
-	return jobs, errors.Join(errs...)
+	return append(jobs, rest...), errors.Join(errs...)
 }
 
 // misses gives the job a repair.
@@ -148,12 +146,11 @@ func (j *job) misses(what string) {
 }
 
 // restore makes again at once what a flush took of all, host ports first. What it cannot is left to Look and Reapply.
-func (p *repairer) restore(ctx context.Context, jobs []job) {
+func (p *repairer) restore(ctx context.Context, jobs []*job) {
 	for _, plugin := range []string{"portmap", "bridge", "ptp", "firewall"} {
 		var calls []node.Call
 		var of []*job
-		for i := range jobs {
-			j := &jobs[i]
+		for _, j := range jobs {
 			if j.call.Plugin() == plugin && !j.call.Reference && j.call.Life() == node.Lives {
 				calls, of = append(calls, j.call), append(of, j)
 			}
@@ -173,6 +170,9 @@ func (p *repairer) restore(ctx context.Context, jobs []job) {
 
 // repair makes again what is missing of a job, which has a repair then.
 func (p *repairer) repair(ctx context.Context, j *job) {
+	if ctx.Err() != nil {
+		return
+	}
 	err := p.Look(ctx, j.call)
 	if j.isWhole = err == nil; err == nil || ctx.Err() != nil || j.call.Life() != node.Lives {
 		return
@@ -193,7 +193,7 @@ func (p *repairer) repair(ctx context.Context, j *job) {
 }
 
 // judge looks once more, and says why the repair did not help; nothing where it did.
-func (p *repairer) judge(ctx context.Context, j job) tried {
+func (p *repairer) judge(ctx context.Context, j *job) tried {
 	now := tried{missing: j.Missing, reason: j.Error}
 	before := p.failed[j.String()]
 	if now.reason != "" && before.passes == 0 {
@@ -220,7 +220,7 @@ const endTime = time.Second
 
 // lookAfter has what was made again taken back where the attachment ends within that time: CHECK finds missing what a
 // DEL under way has just removed.
-func (p *repairer) lookAfter(ctx context.Context, all []job) {
+func (p *repairer) lookAfter(ctx context.Context, all []*job) {
 	if len(all) == 0 {
 		return
 	}

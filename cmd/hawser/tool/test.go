@@ -42,11 +42,12 @@ type trial struct {
 
 	node     node.Node
 	list     node.List
-	out      io.Writer  // for the steps
-	port     int        // of the host, that leads to the first container; 0 = no plugin takes it
-	made     []*scratch // what ADD was called for
-	attached int        // how many of them have what it made
-	detached bool       // DEL succeeded
+	out      io.Writer     // for the steps
+	port     int           // of the host, that leads to the first container; 0 = no plugin takes it
+	made     []*scratch    // what ADD was called for
+	attached int           // how many of them have what it made
+	delTime  time.Duration // for DEL of a plugin
+	detached bool          // DEL succeeded
 }
 
 // skipped is why a step was not done.
@@ -126,7 +127,7 @@ func (t *trial) run(ctx context.Context, limit time.Duration) {
 	} {
 		t.try(ctx, a)
 	}
-	t.OK, t.node.Limit = t.OK && ctx.Err() == nil, limit/10
+	t.OK, t.delTime = t.OK && ctx.Err() == nil, limit/10
 	ctx, cancel = context.WithTimeoutCause(context.WithoutCancel(ctx), limit/3, over)
 	defer cancel()
 	for _, a := range []attempt{
@@ -259,7 +260,10 @@ func (t *trial) del(ctx context.Context) (string, error) {
 	var errs []error
 	for _, s := range t.made {
 		for _, c := range slices.Backward(t.list.Calls("DEL", &s.Attachment)) {
-			_, err := t.node.Run(ctx, c)
+			over := fmt.Errorf("no answer within %s", t.delTime)
+			limited, cancel := context.WithTimeoutCause(ctx, t.delTime, over)
+			_, err := t.node.Run(limited, c)
+			cancel()
 			errs = append(errs, err)
 		}
 	}

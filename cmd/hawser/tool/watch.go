@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os/signal"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -68,7 +69,7 @@ func (w watcher) run(ctx context.Context) error {
 	if err := nat.HoldNAT(); err != nil {
 		w.complain(ctx, "watch", fmt.Errorf("%s: %w", cannotHold, err))
 	}
-	failed, others := make(chan error, 1), make(chan struct{})
+	failed := make(chan error, 1)
 	flushed, deleted, lost := make(chan struct{}, 1), make(chan struct{}, 1), make(chan struct{}, 1)
 	tell := func(c chan struct{}) {
 		select {
@@ -90,14 +91,13 @@ func (w watcher) run(ctx context.Context) error {
 		})
 	}()
 	go w.each(ctx, func() { firewalldForgets(ctx, func() { tell(flushed) }) })
-	go func() {
-		defer close(others)
-		w.each(ctx, func() { w.sometimes(ctx) })
-	}()
-	defer func() { end(); <-others }()
+	var others sync.WaitGroup
+	defer others.Wait()
+	defer end()
+	others.Go(func() { w.each(ctx, func() { w.sometimes(ctx) }) })
 	due, p := time.NewTimer(0), pace{pause: reloadTime, most: w.every}
-	hurry := func(isSooner bool) {
-		if isSooner {
+	hurry := func(most time.Duration) {
+		if p.deleted(most) {
 			due.Reset(p.pause)
 		}
 	}
@@ -108,11 +108,11 @@ func (w watcher) run(ctx context.Context) error {
 		case err := <-failed:
 			return err // nil: the context has ended
 		case <-flushed:
-			hurry(p.flushed())
+			hurry(reloadTime)
 		case <-deleted:
-			hurry(p.deleted(w.every))
+			hurry(w.every)
 		case <-lost:
-			hurry(p.deleted(lostTime))
+			hurry(lostTime)
 		case <-due.C:
 			w.reapply(ctx)
 			due.Reset(p.repaired(len(w.again.failed) == 0))
@@ -130,14 +130,11 @@ type pace struct {
 	retry       time.Duration
 }
 
-// flushed and deleted set pause to the time from now to the next repair, or say that it is to stay when it is.
-func (p *pace) flushed() (isNew bool) {
-	isNew = !p.isDue || p.pause > reloadTime
-	p.pause, p.isDue, p.retry = reloadTime, true, 0
-	return isNew
-}
-
+// deleted sets pause to the time from now to the next repair, at most this, or says that it is to stay when it is.
 func (p *pace) deleted(most time.Duration) (isNew bool) {
+	if most == reloadTime { // what no plugin deletes may be repaired by now
+		p.retry = 0
+	}
 	switch {
 	case p.isDue && p.pause <= most:
 		return false
