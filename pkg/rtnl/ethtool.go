@@ -4,95 +4,97 @@ import (
 	"encoding/binary"
 	"fmt"
 	"slices"
+	"strconv"
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
 
-// Feature is an offload of a link, by ethtool's words.
-type Feature struct {
-	Active, Wanted bool
-	Fixed          bool // cannot be changed
+// Setting is what ethtool says of an offload, of the size of a ring or of the number of channels, as text: "true",
+// "false" or the number.
+type Setting struct {
+	Is     string
+	Wanted string // what was asked for; it may differ from Is for an offload alone
+	Most   uint32 // the largest number that the driver takes
+	Fixed  bool   // the offload cannot be changed
 }
 
-// Number is a size or a count that a driver has, and the largest one that it can have.
-type Number struct{ Is, Most uint32 }
-
-// EthtoolGroup is a kind of numbers.
-type EthtoolGroup struct {
+// ethtoolGroup has the messages of a group of settings.
+type ethtoolGroup struct {
 	get, set uint8
-	// Keys are ethtool's names, in the order of their attributes: after the header the most of each, then each.
-	Keys []string
+	// numbers are ethtool's names, in the order of their attributes: after the header the most of each, then each.
+	numbers []string
 }
 
-// EthtoolGroups are the numbers of ethtool that are known here.
-func EthtoolGroups() map[string]EthtoolGroup {
-	return map[string]EthtoolGroup{
-		"rings": {unix.ETHTOOL_MSG_RINGS_GET, unix.ETHTOOL_MSG_RINGS_SET,
-			[]string{"rx", "rx-mini", "rx-jumbo", "tx"}},
-		"channels": {unix.ETHTOOL_MSG_CHANNELS_GET, unix.ETHTOOL_MSG_CHANNELS_SET,
-			[]string{"rx", "tx", "other", "combined"}},
+func groupOf(name string) ethtoolGroup {
+	switch name {
+	case "rings":
+		return ethtoolGroup{unix.ETHTOOL_MSG_RINGS_GET, unix.ETHTOOL_MSG_RINGS_SET,
+			[]string{"rx", "rx-mini", "rx-jumbo", "tx"}}
+	case "channels":
+		return ethtoolGroup{unix.ETHTOOL_MSG_CHANNELS_GET, unix.ETHTOOL_MSG_CHANNELS_SET,
+			[]string{"rx", "tx", "other", "combined"}}
 	}
+	return ethtoolGroup{unix.ETHTOOL_MSG_FEATURES_GET, unix.ETHTOOL_MSG_FEATURES_SET, nil}
 }
 
-// Numbers reads the numbers that a link of the calling thread's namespace has.
-func (g EthtoolGroup) Numbers(index int) (map[string]Number, error) {
+// Ethtool reads a group of settings of a link of the calling thread's namespace: "rings", "channels", or "features",
+// which are all that the kernel knows.
+func Ethtool(index int, group string) (map[string]Setting, error) {
+	g := groupOf(group)
 	answers, err := ethtool(g.get, index)
-	all := map[string]Number{}
+	all := map[string]Setting{}
 	for _, a := range answers {
 		has := attributes(a)
-		for i, key := range g.Keys {
-			if is, most := has[uint16(2+len(g.Keys)+i)], has[uint16(2+i)]; len(is) == 4 && len(most) == 4 {
-				all[key] = Number{binary.NativeEndian.Uint32(is), binary.NativeEndian.Uint32(most)}
-			}
+		for i, key := range g.numbers {
+			is := strconv.FormatUint(uint64(number(has[uint16(2+len(g.numbers)+i)])), 10)
+			all[key] = Setting{Is: is, Wanted: is, Most: number(has[uint16(2+i)])}
+		}
+		if g.numbers == nil {
+			readFeatures(has, all)
 		}
 	}
 	return all, err
 }
 
-// Set sets one of the numbers.
-func (g EthtoolGroup) Set(index int, key string, number uint32) error {
-	at := 2 + len(g.Keys) + slices.Index(g.Keys, key)
-	_, err := ethtool(g.set, index, nl.NewRtAttr(at, nl.Uint32Attr(number)))
-	return err
-}
-
-// Features reads all features that the kernel knows, as a link of the calling thread's namespace has them.
-func Features(index int) (map[string]Feature, error) {
-	answers, err := ethtool(unix.ETHTOOL_MSG_FEATURES_GET, index)
-	all := map[string]Feature{}
-	each := func(kind uint16, do func(f *Feature, bit map[uint16][]byte)) {
-		for _, a := range answers {
-			bits, _ := nl.ParseRouteAttr(attributes(attributes(a)[kind])[unix.ETHTOOL_A_BITSET_BITS])
-			for _, b := range bits {
-				bit := attributes(b.Value)
-				name := unix.ByteSliceToString(bit[unix.ETHTOOL_A_BITSET_BIT_NAME])
-				f := all[name]
-				do(&f, bit)
-				all[name] = f
+// readFeatures reads three sets of bits: the first has all features, with a value where they can be changed; the others
+// have those that are in them.
+func readFeatures(sets map[uint16][]byte, all map[string]Setting) {
+	for _, kind := range []uint16{unix.ETHTOOL_A_FEATURES_HW, unix.ETHTOOL_A_FEATURES_WANTED,
+		unix.ETHTOOL_A_FEATURES_ACTIVE} {
+		bits, _ := nl.ParseRouteAttr(attributes(sets[kind])[unix.ETHTOOL_A_BITSET_BITS])
+		for _, b := range bits {
+			bit := attributes(b.Value)
+			name := unix.ByteSliceToString(bit[unix.ETHTOOL_A_BITSET_BIT_NAME])
+			f := all[name]
+			switch _, changes := bit[unix.ETHTOOL_A_BITSET_BIT_VALUE]; kind {
+			case unix.ETHTOOL_A_FEATURES_HW:
+				f = Setting{Is: "false", Wanted: "false", Fixed: !changes}
+			case unix.ETHTOOL_A_FEATURES_WANTED:
+				f.Wanted = "true"
+			default:
+				f.Is = "true"
 			}
+			all[name] = f
 		}
 	}
-	// The first set has all features, with a value where they can be changed; the others have those that are in them.
-	each(unix.ETHTOOL_A_FEATURES_HW, func(f *Feature, bit map[uint16][]byte) {
-		_, changes := bit[unix.ETHTOOL_A_BITSET_BIT_VALUE]
-		f.Fixed = !changes
-	})
-	each(unix.ETHTOOL_A_FEATURES_WANTED, func(f *Feature, _ map[uint16][]byte) { f.Wanted = true })
-	each(unix.ETHTOOL_A_FEATURES_ACTIVE, func(f *Feature, _ map[uint16][]byte) { f.Active = true })
-	return all, err
 }
 
-// SetFeature asks for a feature, or for none. The kernel may leave it as it is, where others are needed for it.
-func SetFeature(index int, name string, on bool) error {
-	wanted := nl.NewRtAttr(unix.ETHTOOL_A_FEATURES_WANTED|unix.NLA_F_NESTED, nil)
-	bit := wanted.AddRtAttr(unix.ETHTOOL_A_BITSET_BITS|unix.NLA_F_NESTED, nil).
-		AddRtAttr(unix.ETHTOOL_A_BITSET_BITS_BIT|unix.NLA_F_NESTED, nil)
-	bit.AddRtAttr(unix.ETHTOOL_A_BITSET_BIT_NAME, nl.ZeroTerminated(name))
-	if on {
-		bit.AddRtAttr(unix.ETHTOOL_A_BITSET_BIT_VALUE, nil)
+// SetEthtool asks for a value of one setting. The kernel may leave a feature as it is, where others are needed for it.
+func SetEthtool(index int, group, key, value string) error {
+	g := groupOf(group)
+	n, _ := strconv.ParseUint(value, 10, 32)
+	attr := nl.NewRtAttr(2+len(g.numbers)+slices.Index(g.numbers, key), nl.Uint32Attr(uint32(n)))
+	if g.numbers == nil {
+		attr = nl.NewRtAttr(unix.ETHTOOL_A_FEATURES_WANTED|unix.NLA_F_NESTED, nil)
+		bit := attr.AddRtAttr(unix.ETHTOOL_A_BITSET_BITS|unix.NLA_F_NESTED, nil).
+			AddRtAttr(unix.ETHTOOL_A_BITSET_BITS_BIT|unix.NLA_F_NESTED, nil)
+		bit.AddRtAttr(unix.ETHTOOL_A_BITSET_BIT_NAME, nl.ZeroTerminated(key))
+		if value == "true" {
+			bit.AddRtAttr(unix.ETHTOOL_A_BITSET_BIT_VALUE, nil)
+		}
 	}
-	_, err := ethtool(unix.ETHTOOL_MSG_FEATURES_SET, index, wanted)
+	_, err := ethtool(g.set, index, attr)
 	return err
 }
 

@@ -1,6 +1,7 @@
 package tuning
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -14,12 +15,15 @@ import (
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
-const (
-	ethtoolKey = "ethtool."
-	features   = "features"
-)
+const ethtoolKey = "ethtool."
 
 func (v value) isEthtool() bool { return strings.HasPrefix(v.Key, ethtoolKey) }
+
+// groupAndKey are the names below the key ethtool.
+func (v value) groupAndKey() (group, key string) {
+	group, key, _ = strings.Cut(strings.TrimPrefix(v.Key, ethtoolKey), ".")
+	return group, key
+}
 
 // values are what is asked for, numbers first: a driver may offer other features with them.
 func (w wireEthtool) values() (all []value) {
@@ -41,7 +45,7 @@ func (w wireEthtool) values() (all []value) {
 	number("channels", "combined", w.Channels.Combined)
 	for _, name := range slices.Sorted(maps.Keys(w.Features)) {
 		if on := w.Features[name]; on != nil {
-			want(features, name, *on)
+			want("features", name, *on)
 		}
 	}
 	return all
@@ -49,63 +53,57 @@ func (w wireEthtool) values() (all []value) {
 
 // driver is what ethtool knows of an interface; each group is read once.
 type driver struct {
-	link     rtnl.Link
-	features map[string]rtnl.Feature
-	numbers  map[string]map[string]rtnl.Number
+	link   rtnl.Link
+	groups map[string]map[string]rtnl.Setting
 }
 
-// split reads what a value is about. The group has no keys for features.
-func (d *driver) split(v value) (group, key string, err error) {
-	group, key, _ = strings.Cut(strings.TrimPrefix(v.Key, ethtoolKey), ".")
-	switch {
-	case group == features && d.features == nil:
-		d.features, err = rtnl.Features(d.link.Index)
-	case group != features && d.numbers[group] == nil:
-		if d.numbers == nil {
-			d.numbers = map[string]map[string]rtnl.Number{}
+// read reads the setting that a value is about. known is false for the name of a feature that the kernel does not know.
+func (d *driver) read(v value) (have rtnl.Setting, known bool, err error) {
+	group, key := v.groupAndKey()
+	if d.groups[group] == nil {
+		all, err := rtnl.Ethtool(d.link.Index, group)
+		if err != nil {
+			return have, false, cni.Errorf(codeOf(err, cni.CodeInternal), "%s: %s: interface %q: %w", v.Key, v.Value,
+				d.link.Name, err)
 		}
-		d.numbers[group], err = rtnl.EthtoolGroups()[group].Numbers(d.link.Index)
+		if d.groups == nil {
+			d.groups = map[string]map[string]rtnl.Setting{}
+		}
+		d.groups[group] = all
 	}
-	if err != nil {
-		err = cni.Errorf(codeOf(err, cni.CodeInternal), "%s: %s: interface %q: %w", v.Key, v.Value, d.link.Name, err)
-	}
-	return group, key, err
+	have, known = d.groups[group][key]
+	return have, known, nil
 }
 
 // before is what there is, as a value that set takes. It refuses what the interface cannot have.
 func (d *driver) before(v value) (string, error) {
-	group, key, err := d.split(v)
-	if err != nil {
+	have, known, err := d.read(v)
+	n, _ := strconv.ParseUint(v.Value, 10, 32) // 0 of a feature
+	switch {
+	case err != nil:
 		return "", err
-	}
-	if group == features {
-		f, ok := d.features[key]
-		switch {
-		case !ok:
-			return "", cni.Refuse(v.Key, v.Value, "is a feature that the kernel does not know"+d.alike(key))
-		case f.Fixed && strconv.FormatBool(f.Active) != v.Value:
-			return "", cni.Refuse(v.Key, v.Value, fmt.Sprintf("cannot be had: interface %q has it fixed", d.link.Name)).
-				WithCode(cni.CodeUnsupportedField)
-		}
-		return strconv.FormatBool(f.Wanted), nil
-	}
-	have := d.numbers[group][key]
-	if n, _ := strconv.ParseUint(v.Value, 10, 32); uint32(n) > have.Most {
+	case !known:
+		return "", cni.Refuse(v.Key, v.Value, "is a feature that the kernel does not know"+d.alike(v))
+	case have.Fixed && have.Is != v.Value:
+		return "", cni.Refuse(v.Key, v.Value, fmt.Sprintf("cannot be had: interface %q has it fixed", d.link.Name)).
+			WithCode(cni.CodeUnsupportedField)
+	case uint32(n) > have.Most:
 		return "", cni.Refuse(v.Key, v.Value, fmt.Sprintf("is above %d, the most that interface %q can have", have.Most,
 			d.link.Name))
 	}
-	return strconv.FormatUint(uint64(have.Is), 10), nil
+	return have.Wanted, nil
 }
 
-// alike names the features that have the text in their name: ethtool(8) has short names of its own.
-func (d *driver) alike(key string) string {
+// alike names the features that have the value's key in their name: ethtool(8) has short names of its own.
+func (d *driver) alike(v value) string {
+	group, key := v.groupAndKey()
 	var names []string
-	for name := range d.features {
-		if strings.Contains(name, key) {
+	for name := range d.groups[group] {
+		if key != "" && strings.Contains(name, key) {
 			names = append(names, strconv.Quote(name))
 		}
 	}
-	if key == "" || names == nil {
+	if names == nil {
 		return ""
 	}
 	slices.Sort(names)
@@ -114,18 +112,12 @@ func (d *driver) alike(key string) string {
 
 // set gives the interface a value, unless it has that. Of a feature what is wanted counts.
 func (d *driver) set(v value) error {
-	group, key, err := d.split(v)
-	if err != nil {
+	have, _, err := d.read(v)
+	if err != nil || have.Wanted == v.Value {
 		return err
 	}
-	if group == features {
-		if on := v.Value == "true"; d.features[key].Wanted != on {
-			err = rtnl.SetFeature(d.link.Index, key, on)
-		}
-	} else if n, _ := strconv.ParseUint(v.Value, 10, 32); d.numbers[group][key].Is != uint32(n) {
-		err = rtnl.EthtoolGroups()[group].Set(d.link.Index, key, uint32(n))
-	}
-	if err != nil {
+	group, key := v.groupAndKey()
+	if err := rtnl.SetEthtool(d.link.Index, group, key, v.Value); err != nil {
 		return fmt.Errorf("%s: %s: %w", v.Key, v.Value, err)
 	}
 	return nil
@@ -136,18 +128,13 @@ func (c container) compareDriver(code uint) error {
 	d := driver{link: c.ContEnd}
 	var errs []error
 	for _, want := range c.cfg.Ethtool {
-		group, key, err := d.split(want)
-		have := strconv.FormatUint(uint64(d.numbers[group][key].Is), 10)
-		if group == features {
-			have = strconv.FormatBool(d.features[key].Active)
+		have, _, err := d.read(want)
+		isUnknown := errors.Is(err, unix.EOPNOTSUPP) && code == cni.CodeDrift
+		if isUnknown || err == nil && have.Is != want.Value {
+			err = cni.Errorf(code, "interface %q: %s is %s, want %s", c.IfName, want.Key, cmp.Or(have.Is, "unknown"),
+				want.Value)
 		}
-		switch {
-		case errors.Is(err, unix.EOPNOTSUPP) && code == cni.CodeDrift, err == nil && have != want.Value:
-			errs = append(errs, cni.Errorf(code, "interface %q: %s is %s, want %s", c.IfName, want.Key, have,
-				want.Value))
-		case err != nil:
-			errs = append(errs, err)
-		}
+		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
 }

@@ -154,13 +154,8 @@ func (c container) change(ctx context.Context) error {
 			return s.failure(err)
 		}
 	}
-	// Each attribute is set by itself, so that an error says which one the kernel refused.
-	for _, want := range c.cfg.Attributes {
-		if err := c.set(want); err != nil {
-			return cni.Errorf(codeOf(err, cni.CodeInternal), "%w", err)
-		}
-	}
-	for _, want := range c.cfg.Ethtool {
+	// Each value is set by itself, so that an error says which one the kernel refused.
+	for _, want := range slices.Concat(c.cfg.Attributes, c.cfg.Ethtool) {
 		if err := c.set(want); err != nil {
 			return cni.Errorf(codeOf(err, cni.CodeInternal), "%w", err)
 		}
