@@ -44,8 +44,8 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	if err != nil {
 		return nil, err
 	}
-	for _, f := range []*filter{want.ingress, want.egress} {
-		if f != nil && f.warning != "" {
+	for _, f := range want.each {
+		if f.warning != "" {
 			req.Warn("%s", f.warning)
 		}
 	}
@@ -163,10 +163,8 @@ func check(_ context.Context, req *skel.Request, cfg config) error {
 		received = rtnl.ClsactReceived
 	}
 	var errs []error
-	for i, f := range []*filter{want.ingress, want.egress} {
-		name := []string{"ingress", "egress"}[i]
+	for name, f := range want.each {
 		switch {
-		case f == nil:
 		case f != sent:
 			errs = append(errs, c.verifyRedirect(name, end, received, f))
 		case f.exempt != nil:

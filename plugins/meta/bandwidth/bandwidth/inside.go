@@ -21,10 +21,8 @@ func records() statefile.Records[frame.Inside] {
 // keep writes the record, and has a failed ADD drop it unless the interface was limited before.
 func (c *call) keep(ctx context.Context, want limits, live bool) error {
 	var made []string
-	for i, f := range []*filter{want.ingress, want.egress} {
-		if f != nil {
-			made = append(made, limitText([]string{"ingress", "egress"}[i], f.Rate, c.IfName))
-		}
+	for name, f := range want.each {
+		made = append(made, limitText(name, f.Rate, c.IfName))
 	}
 	if !live {
 		c.OnFail("drop the record", func(ctx context.Context) error { return records().Drop(ctx, c.Hash()) })

@@ -34,6 +34,16 @@ type filter struct {
 // limits are those of an attachment. A direction without a limit has no filter.
 type limits struct{ ingress, egress *filter }
 
+// each yields the filters that there are, by the direction.
+func (l limits) each(yield func(string, *filter) bool) {
+	if l.ingress != nil && !yield("ingress", l.ingress) {
+		return
+	}
+	if l.egress != nil {
+		yield("egress", l.egress)
+	}
+}
+
 // plan decides on the filters for a link of this MTU.
 func (cfg config) plan(mtu int) (l limits, err error) {
 	var problems cni.Problems
@@ -41,10 +51,7 @@ func (cfg config) plan(mtu int) (l limits, err error) {
 	problems.Add(err)
 	l.egress, err = cfg.egress.plan(mtu, cfg.literal)
 	problems.Add(err)
-	for _, f := range []*filter{l.ingress, l.egress} {
-		if f == nil {
-			continue
-		}
+	for _, f := range l.each {
 		for _, p := range cfg.exempt {
 			f.exempt = append(f.exempt, rtnl.Exempt{Net: p, To: f == l.egress})
 		}
