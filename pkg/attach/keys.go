@@ -160,19 +160,18 @@ func (k MasqKeys) Parse(problems *cni.Problems) Masq {
 	case "v6":
 		m.On, m.Only = true, nft.IPv6
 	}
+	needsMasq := func(key string, isGiven bool, value any) {
+		if isGiven && !m.On {
+			problems.Add(cni.Refuse(key, value, "means nothing without ipMasq").Suggest("leave it out"))
+		}
+	}
 	m.Exclude, err = cni.ParseNetworks("masqExclude", k.Exclude)
 	problems.Add(err)
-	if !m.On && len(k.Exclude) > 0 {
-		problems.Add(cni.Refuse("masqExclude", nil, "means nothing without ipMasq").Suggest("leave it out"))
-	}
-	if !m.On && k.RandomFully {
-		problems.Add(cni.Refuse("masqRandomFully", true, "means nothing without ipMasq").Suggest("leave it out"))
-	}
+	needsMasq("masqExclude", len(k.Exclude) > 0, nil)
+	needsMasq("masqRandomFully", k.RandomFully, true)
 	m.Ports, err = parsePorts("masqPorts", k.Ports)
 	problems.Add(err)
-	if !m.On && k.Ports != "" {
-		problems.Add(cni.Refuse("masqPorts", k.Ports, "means nothing without ipMasq").Suggest("leave it out"))
-	}
+	needsMasq("masqPorts", k.Ports != "", k.Ports)
 	return m
 }
 

@@ -140,8 +140,8 @@ func listen(ctx context.Context, group uint, ready func() error, each func(uint1
 func traceMessages(rules []Rule) []message {
 	t := Table{INet, traceTable}
 	msgs := []message{newOwnTable(t)}
-	for _, hook := range []Hook{{"filter", Prerouting, tracePriority}, {"filter", Output, tracePriority}} {
-		chain := Chain{Name: map[uint32]string{Prerouting: "prerouting", Output: "output"}[hook.Point], Hook: &hook}
+	for _, chain := range []Chain{{Name: "prerouting", Hook: &Hook{"filter", Prerouting, tracePriority}},
+		{Name: "output", Hook: &Hook{"filter", Output, tracePriority}}} {
 		msgs = append(msgs, newChain(t, chain))
 		for _, r := range rules {
 			msgs = append(msgs, newRule(t, chain.Name, append(r[:len(r):len(r)], limitRate(traceRate), traced())))
@@ -153,8 +153,7 @@ func traceMessages(rules []Rule) []message {
 // traced marks the packet for tracing.
 func traced() Stmt {
 	return Stmt{text: "meta nftrace set 1", exprs: [][]byte{
-		expression("immediate", attrNet32(unix.NFTA_IMMEDIATE_DREG, reg1),
-			operand(unix.NFTA_IMMEDIATE_DATA, []byte{1})),
+		immediate(reg1, operand(unix.NFTA_IMMEDIATE_DATA, []byte{1})),
 		expression("meta", attrNet32(unix.NFTA_META_KEY, unix.NFT_META_NFTRACE), attrNet32(unix.NFTA_META_SREG, reg1)),
 	}}
 }
@@ -173,28 +172,21 @@ func Is(f Field, value []byte) Stmt {
 }
 
 func decodeStep(f Family, b []byte) Step {
-	number := func(kind uint16) uint32 {
-		if v := attribute(b, kind); len(v) == 4 {
-			return binary.BigEndian.Uint32(v)
-		}
-		return 0
-	}
 	s := Step{
-		Packet: number(unix.NFTA_TRACE_ID), Table: Table{f, textAt(b, unix.NFTA_TRACE_TABLE)},
+		Packet: number(b, unix.NFTA_TRACE_ID), Table: Table{f, textAt(b, unix.NFTA_TRACE_TABLE)},
 		Chain: textAt(b, unix.NFTA_TRACE_CHAIN),
-		IIF:   int(number(unix.NFTA_TRACE_IIF)), OIF: int(number(unix.NFTA_TRACE_OIF)),
+		IIF:   int(number(b, unix.NFTA_TRACE_IIF)), OIF: int(number(b, unix.NFTA_TRACE_OIF)),
 	}
 	if v := attribute(b, unix.NFTA_TRACE_RULE_HANDLE); len(v) == 8 {
 		s.Handle = binary.BigEndian.Uint64(v)
 	}
-	verdict := attribute(b, unix.NFTA_TRACE_VERDICT)
+	verdict, policy := attribute(b, unix.NFTA_TRACE_VERDICT), attribute(b, unix.NFTA_TRACE_POLICY)
 	code := attribute(verdict, unix.NFTA_VERDICT_CODE)
+	if code == nil {
+		code = policy
+	}
 	if len(code) == 4 {
 		s.Verdict = verdictText(int32(binary.BigEndian.Uint32(code)), textAt(verdict, unix.NFTA_VERDICT_CHAIN))
-	} else if number(unix.NFTA_TRACE_POLICY) == dropPacket && attribute(b, unix.NFTA_TRACE_POLICY) != nil {
-		s.Verdict = "drop"
-	} else if attribute(b, unix.NFTA_TRACE_POLICY) != nil {
-		s.Verdict = "accept"
 	}
 	s.decodeHeaders(attribute(b, unix.NFTA_TRACE_NETWORK_HEADER), attribute(b, unix.NFTA_TRACE_TRANSPORT_HEADER))
 	return s

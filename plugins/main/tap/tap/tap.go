@@ -1,6 +1,7 @@
 package tap
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -117,16 +118,9 @@ func (w wireConfig) verify(s *attach.Session, l rtnl.Link) (differences []string
 			differences = append(differences, fmt.Sprintf("%s is %v instead of %v", what, is, want))
 		}
 	}
-	var owner, group uint32 // 0 where nobody was named
-	if w.Owner != nil {
-		owner = *w.Owner
-	}
-	if w.Group != nil {
-		group = *w.Group
-	}
 	compare("multiQueue", l.MultiQueue, w.MultiQueue)
-	compare("owner", l.UID, owner)
-	compare("group", l.GID, group)
+	compare("owner", l.UID, *cmp.Or(w.Owner, new(uint32))) // 0 where nobody was named
+	compare("group", l.GID, *cmp.Or(w.Group, new(uint32)))
 	bridge, err := w.findBridge(s)
 	if err != nil {
 		return append(differences, err.Error())
