@@ -15,22 +15,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Use is one way in which a network namespace is used.
+// Use is one way in which a network namespace is used: a thread is in it, a process has it open, or it is mounted where
+// a process sees it.
 type Use struct {
-	Inode uint64
-	Path  string // leads to it, while it is used so
-	Kind  UseKind
+	Inode   uint64
+	Path    string // leads to it, while it is used so
+	IsMount bool
 }
-
-// UseKind is the kind of a use.
-type UseKind int
-
-// The kinds of uses: a thread is in the namespace, a process has it open, or it is mounted where a process sees it.
-const (
-	ByThread UseKind = iota
-	ByDescriptor
-	ByMount
-)
 
 // Uses yields the uses of all network namespaces by the processes of a proc file system, those by descriptors if they
 // are wanted. An error says that something could not be looked at: a namespace of which no use is found may be used
@@ -115,7 +106,7 @@ func (s *search) look(process, task string) {
 		s.fail(err) // and so would all else
 		return
 	}
-	s.use(Use{st.Ino, task + "/ns/net", ByThread})
+	s.use(Use{st.Ino, task + "/ns/net", false})
 	if !s.shares(process, task, kcmpFS) {
 		s.mounted(task)
 	}
@@ -184,7 +175,7 @@ func (s *search) descriptor(path string) error {
 	defer unix.Close(fd)
 	switch kind, err := unix.IoctlRetInt(fd, unix.NS_GET_NSTYPE); kind {
 	case unix.CLONE_NEWNET:
-		s.use(Use{st.Ino, path, ByDescriptor})
+		s.use(Use{st.Ino, path, false})
 	case unix.CLONE_NEWNS:
 		s.held[fmt.Sprintf("mnt:[%d]", st.Ino)] = struct{}{}
 	default:
@@ -231,7 +222,7 @@ func (s *search) mounted(task string) {
 			if err != nil {
 				at = words[point]
 			}
-			s.use(Use{inode, task + "/root" + at, ByMount})
+			s.use(Use{inode, task + "/root" + at, true})
 		}
 	}
 }

@@ -94,7 +94,7 @@ func (s *Survey) namespaces() (paths map[uint64]string, err error) {
 			err = cmp.Or(err, failed)
 			continue
 		}
-		if use.Kind != ns.ByMount {
+		if !use.IsMount {
 			paths[use.Inode], s.used[use.Inode] = use.Path, true
 		} else if paths[use.Inode] == "" {
 			paths[use.Inode] = use.Path
