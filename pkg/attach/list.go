@@ -10,22 +10,12 @@ import (
 	"github.com/hawser-cni/plugins/pkg/masq"
 	"github.com/hawser-cni/plugins/pkg/nft"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
-	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
-// ListPorts is the List of a plugin whose host ends are ports of a bridge. It also has the masquerades whose host end
-// is gone, and the reference's, which do not say which plugin made them.
-func ListPorts(ctx context.Context, _ *skel.Request) ([]cni.Holding, error) {
-	return listPairs(ctx, true)
-}
-
-// ListPairs is the List of a plugin whose host ends are ports of no bridge.
-func ListPairs(ctx context.Context, _ *skel.Request) ([]cni.Holding, error) {
-	return listPairs(ctx, false)
-}
-
-// listPairs lists the host ends, and the masquerades of their attachments.
-func listPairs(ctx context.Context, onBridge bool) ([]cni.Holding, error) {
+// ListPairs lists the host ends that are ports of a bridge, or of none, and the masquerades of their attachments. To
+// those on a bridge it adds the masquerades whose host end is gone, and the reference's, which do not say which plugin
+// made them.
+func ListPairs(ctx context.Context, onBridge bool) ([]cni.Holding, error) {
 	host, nf := rtnl.Host(), nft.New()
 	defer func() { _ = errors.Join(host.Close(), nf.Close()) }()
 	links, err := host.Briefly()

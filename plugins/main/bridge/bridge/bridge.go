@@ -123,8 +123,8 @@ func gc(ctx context.Context, req *skel.Request) error {
 }
 
 // list lists the ports, their masquerades and their MAC checks.
-func list(ctx context.Context, req *skel.Request) ([]cni.Holding, error) {
-	all, err := attach.ListPorts(ctx, req)
+func list(ctx context.Context, _ *skel.Request) ([]cni.Holding, error) {
+	all, err := attach.ListPairs(ctx, true)
 	nf := nft.New()
 	defer nf.Close()
 	checks, checkErr := listSpoofChecks(nf)

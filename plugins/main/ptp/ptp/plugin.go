@@ -5,10 +5,7 @@
 // containers reach each other through the host. README.md is the manual.
 package ptp
 
-import (
-	"github.com/hawser-cni/plugins/pkg/attach"
-	"github.com/hawser-cni/plugins/pkg/skel"
-)
+import "github.com/hawser-cni/plugins/pkg/skel"
 
 // Plugin returns the plugin: its name, configuration and handlers.
 func Plugin() skel.Plugin[config] {
@@ -23,6 +20,6 @@ func Plugin() skel.Plugin[config] {
 		Status:  status,
 		Reapply: reapply,
 		Restore: restore,
-		List:    attach.ListPairs,
+		List:    list,
 	}
 }

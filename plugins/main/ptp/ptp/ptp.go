@@ -92,6 +92,10 @@ func restore(ctx context.Context, all []*skel.Request) map[string]error {
 
 func gc(ctx context.Context, req *skel.Request) error { return attach.GC(ctx, req) }
 
+func list(ctx context.Context, _ *skel.Request) ([]cni.Holding, error) {
+	return attach.ListPairs(ctx, false)
+}
+
 func status(ctx context.Context, req *skel.Request, cfg config) error {
 	return attach.Status(ctx, req, cfg.Masq, func(host *rtnl.Conn) error {
 		if err := cfg.Link.SettleMTU(host); err != nil {
