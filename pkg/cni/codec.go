@@ -107,7 +107,7 @@ func (w wireIP) parse(addressKey string) (IP, error) {
 func ParseRoutes(in []WireRoute) (out []Route, err error) {
 	var problems Problems
 	for n, w := range in {
-		r, err := w.Parse()
+		r, err := w.parse()
 		problems.AddIn(fmt.Sprintf("routes[%d]", n), err)
 		out = append(out, r)
 	}

@@ -50,8 +50,8 @@ type wireV4 struct {
 	Routes  []WireRoute `json:"routes,omitempty" help:"routes of the container"`
 }
 
-// Parse checks a route of a configuration or a result. Its errors name the route's keys.
-func (w WireRoute) Parse() (Route, error) {
+// parse checks a route of a configuration or a result. Its errors name the route's keys.
+func (w WireRoute) parse() (Route, error) {
 	r := Route{MTU: w.MTU, AdvMSS: w.AdvMSS, Priority: w.Priority, Table: w.Table, Scope: w.Scope}
 	var problems Problems
 	var err error

@@ -309,7 +309,7 @@ func (tx *Tx) dropUnused(names ...string) error {
 			continue
 		}
 		tx.settled[name] = true
-		tx.DeleteChain(t, name)
+		tx.deleteChain(t, name)
 		for _, r := range rules {
 			tx.unused[r.Target]++
 			if err := tx.dropUnused(r.Target); err != nil {

@@ -53,8 +53,8 @@ func (tx *Tx) Delete(t Table, set string, elems ...Element) {
 	}
 }
 
-// DeleteChain stages the deletion of a chain with its rules. What leads to it must be deleted before.
-func (tx *Tx) DeleteChain(t Table, chain string) {
+// deleteChain stages the deletion of a chain with its rules. What leads to it must be deleted before.
+func (tx *Tx) deleteChain(t Table, chain string) {
 	tx.msgs = append(tx.msgs, t.chainMessage(unix.NFT_MSG_DELCHAIN, "delete", chain))
 }
 
@@ -75,7 +75,7 @@ func (tx *Tx) DeleteChains(t Table, matches func(name string) bool) error {
 	for _, hooked := range []bool{true, false} {
 		for _, l := range live {
 			if (l.Hook != nil) == hooked && matches(l.Name) {
-				tx.DeleteChain(t, l.Name)
+				tx.deleteChain(t, l.Name)
 			}
 		}
 	}
@@ -236,7 +236,7 @@ func (r Removal) Stage(tx *Tx) error {
 		}
 	}
 	for _, name := range chains {
-		tx.DeleteChain(r.Table, name)
+		tx.deleteChain(r.Table, name)
 	}
 	return err
 }
