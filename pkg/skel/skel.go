@@ -131,8 +131,8 @@ func withoutSIGPIPE(f *os.File) *os.File {
 func (p Plugin[C]) untyped() Plugin[any] {
 	u := Plugin[any]{
 		Name: p.Name, About: p.About, IPAM: p.IPAM, InProcess: p.InProcess, Chained: p.Chained, Commands: p.Commands,
-		Config: Config[any]{Keys: p.Keys}, Del: p.Del, GC: p.GC, List: p.List,
-		Restore: p.Restore,
+		Config: Config[any]{Keys: p.Keys}, Del: p.Del, GC: p.GC, List: p.List, Restore: p.Restore,
+		Check: untyped(p.Check), Reapply: untyped(p.Reapply), Status: untyped(p.Status),
 	}
 	if p.Parse != nil {
 		u.Parse = func(r *Request) (any, error) { return p.Parse(r) }
@@ -140,16 +140,14 @@ func (p Plugin[C]) untyped() Plugin[any] {
 	if p.Add != nil {
 		u.Add = func(ctx context.Context, r *Request, c any) (*cni.Result, error) { return p.Add(ctx, r, typed[C](c)) }
 	}
-	if p.Check != nil {
-		u.Check = func(ctx context.Context, r *Request, c any) error { return p.Check(ctx, r, typed[C](c)) }
-	}
-	if p.Reapply != nil {
-		u.Reapply = func(ctx context.Context, r *Request, c any) error { return p.Reapply(ctx, r, typed[C](c)) }
-	}
-	if p.Status != nil {
-		u.Status = func(ctx context.Context, r *Request, c any) error { return p.Status(ctx, r, typed[C](c)) }
-	}
 	return u
+}
+
+func untyped[C any](handler func(context.Context, *Request, C) error) func(context.Context, *Request, any) error {
+	if handler == nil {
+		return nil
+	}
+	return func(ctx context.Context, r *Request, c any) error { return handler(ctx, r, typed[C](c)) }
 }
 
 func typed[C any](c any) (cfg C) {
