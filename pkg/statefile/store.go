@@ -112,16 +112,12 @@ func (r Records[T]) List() (all []Kept[T], err error) {
 	if s.dir == nil {
 		return nil, s.err
 	}
-	files, err := s.dir.Names()
+	names, err := s.names()
 	errs := []error{err}
-	for _, file := range slices.Sorted(slices.Values(files)) {
-		name, isRecord := strings.CutSuffix(file, recordSuffix)
-		if !isRecord {
-			continue
-		}
+	for _, name := range names {
 		record, ok, err := s.Get(name)
 		errs = append(errs, err)
-		path := filepath.Join(r.Path, file)
+		path := filepath.Join(r.Path, name+recordSuffix)
 		if info, err := os.Lstat(path); ok && err == nil {
 			all = append(all, Kept[T]{record, path, info.ModTime()})
 		}
@@ -265,16 +261,11 @@ func (s *Store[T]) Any(matches func(record T) bool) (bool, error) {
 	if s.dir == nil {
 		return false, s.err
 	}
-	files, err := s.dir.Names()
+	names, err := s.names()
 	if err != nil {
 		return false, err
 	}
-	slices.Sort(files)
-	for _, file := range files {
-		name, isRecord := strings.CutSuffix(file, recordSuffix)
-		if !isRecord {
-			continue
-		}
+	for _, name := range names {
 		record, ok, err := s.Get(name)
 		if err != nil {
 			return false, err
@@ -284,4 +275,16 @@ func (s *Store[T]) Any(matches func(record T) bool) (bool, error) {
 		}
 	}
 	return false, nil
+}
+
+// names are those of the records' files, sorted.
+func (s *Store[T]) names() (names []string, err error) {
+	files, err := s.dir.Names()
+	slices.Sort(files)
+	for _, file := range files {
+		if name, isRecord := strings.CutSuffix(file, recordSuffix); isRecord {
+			names = append(names, name)
+		}
+	}
+	return names, err
 }
