@@ -1,7 +1,6 @@
 package portmap
 
 import (
-	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -44,20 +43,6 @@ func hostPortOf(r ipt.Rule) (p hostPort, ok bool) {
 	}
 	return p, true
 }
-
-// isIn says whether a rule of the reference's translates the host port.
-func (p hostPort) isIn(rule nft.LiveRule) bool {
-	compares := func(value []byte) bool {
-		return slices.ContainsFunc(rule.Compared(len(value)), func(v []byte) bool { return bytes.Equal(v, value) })
-	}
-	if !compares(portBytes(p.Port)) || !compares([]byte{byte(p.Proto)}) {
-		return false
-	}
-	addr := nft.AddrKey(p.Addr)
-	return p.Addr.IsUnspecified() || compares(addr) || len(rule.Compared(len(addr))) == 0
-}
-
-func portBytes(port uint16) []byte { return binary.BigEndian.AppendUint16(nil, port) }
 
 // isMentioned says whether the rule is about an address of the record.
 func (r *record) isMentioned(rule nft.LiveRule) bool {
@@ -113,12 +98,13 @@ func (p *publication) resolveReferenceTables(ctx context.Context) error {
 		}
 		ports := p.r.portsTo(a)
 		for _, rule := range rules {
-			i := slices.IndexFunc(ports, func(port hostPort) bool { return port.isIn(rule) })
-			if i < 0 || rule.Chain == "masquerading" || !isReference(rule) {
+			held, ok := translatedBy(a.family(), rule)
+			wanted, _ := conflicts(ports, []hostPort{held})
+			if !ok || len(wanted) == 0 {
 				continue
 			}
 			if !p.r.isMentioned(rule) {
-				return portTaken(ports[i], fmt.Sprintf("by container %q, through the nftables rules of other"+
+				return portTaken(wanted[0], fmt.Sprintf("by container %q, through the nftables rules of other"+
 					" plugins (its DEL removes them)", rule.Comment))
 			}
 			p.replaced = append(p.replaced, &record{Addrs: p.r.Addrs,
@@ -180,7 +166,8 @@ func (c call) verifyReferenceTables(r *record) (found bool, err error) {
 		})
 		found = found || len(own) > 0
 		for _, p := range r.portsTo(a) {
-			if !slices.ContainsFunc(own, p.isTranslatedBy) {
+			isItsRule := func(rule nft.LiveRule) bool { have, ok := translatedBy(a.family(), rule); return ok && have == p }
+			if !slices.ContainsFunc(own, isItsRule) {
 				differs("no rule of host port %s", p)
 			}
 		}
@@ -199,14 +186,6 @@ func (c call) verifyReferenceTables(r *record) (found bool, err error) {
 		}
 	}
 	return found, errors.Join(diffs...)
-}
-
-// isTranslatedBy says whether a rule of the reference's leads this host port, and no other one, to the container.
-func (p hostPort) isTranslatedBy(rule nft.LiveRule) bool {
-	if p.Addr.IsUnspecified() != (len(rule.Compared(len(nft.AddrKey(p.Addr)))) == 0) {
-		return false
-	}
-	return p.isIn(rule) && rule.Mentions(nft.AddrKey(p.To.Addr())) && rule.Mentions(portBytes(p.To.Port()))
 }
 
 // delReference removes the rules that the reference made in nftables for the record's container. Without addresses in
@@ -266,7 +245,7 @@ func listReference(ctx context.Context, nf *nft.Conn, ours map[string]bool) (all
 		}
 		live, liveErr := nf.Rules(referenceTable(f), "")
 		for _, r := range live {
-			if p, ok := translatedBy(f, r); ok && r.Chain != "masquerading" && isReference(r) {
+			if p, ok := translatedBy(f, r); ok {
 				add(p, cni.Attachment{ContainerID: r.Comment}, "nft chain "+referenceTable(f).String()+" "+r.Chain)
 			}
 		}
@@ -275,12 +254,12 @@ func listReference(ctx context.Context, nf *nft.Conn, ours map[string]bool) (all
 	return all, errors.Join(errs...)
 }
 
-// translatedBy reads the host port of a rule of the reference's in nftables.
+// translatedBy reads the host port that a rule of the reference's in nftables translates.
 func translatedBy(f nft.Family, rule nft.LiveRule) (p hostPort, ok bool) {
 	size := len(nft.AddrKey(allOf(f)))
 	protos, ports, addrs := rule.Compared(1), rule.Compared(2), rule.Compared(size)
 	to, toPorts := rule.Loaded(size), rule.Loaded(2)
-	if len(protos) == 0 || len(ports) == 0 || len(to) == 0 || len(toPorts) == 0 {
+	if !isReference(rule) || len(protos) == 0 || len(ports) == 0 || len(to) == 0 || len(toPorts) == 0 {
 		return p, false
 	}
 	addr, _ := netip.AddrFromSlice(to[0])
