@@ -36,8 +36,7 @@ func checkReference(nf *nft.Conn, c Config) error {
 	mark := referenceMark(c.Attachment)
 	own := slices.DeleteFunc(rules, func(r nft.LiveRule) bool { return !strings.HasPrefix(r.Comment, mark) })
 	if len(own) < len(distinct(c.Addrs)) {
-		return cni.Errorf(cni.CodeDrift, "nftables table %q: %w: %d rules of the attachment", referenceTable,
-			nft.ErrDrift, len(own))
+		return cni.Drift("nftables table %q: %w: %d rules of the attachment", referenceTable, nft.ErrDrift, len(own))
 	}
 	return nil
 }

@@ -62,7 +62,7 @@ func check(ctx context.Context, req *skel.Request, cfg *config) error {
 		}
 	}
 	if len(held) == 0 {
-		return cni.Errorf(cni.CodeDrift, "no address is reserved for %s", req.Attachment)
+		return cni.Drift("no address is reserved for %s", req.Attachment)
 	}
 	if req.PrevResult == nil {
 		return nil
@@ -76,7 +76,7 @@ func check(ctx context.Context, req *skel.Request, cfg *config) error {
 		}
 	}
 	if lost != nil {
-		return cni.Errorf(cni.CodeDrift, "prevResult: %s is not reserved for the attachment, which holds %s",
+		return cni.Drift("prevResult: %s is not reserved for the attachment, which holds %s",
 			ranges.Join(lost, ", "), ranges.Join(held, ", "))
 	}
 	return nil

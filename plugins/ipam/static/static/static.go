@@ -28,12 +28,11 @@ func check(_ context.Context, req *skel.Request, cfg config) error {
 	for _, ip := range cfg.ips {
 		at := slices.IndexFunc(req.PrevResult.IPs, func(has cni.IP) bool { return has.Address == ip.Address })
 		if at < 0 {
-			errs = append(errs, cni.Errorf(cni.CodeDrift, "prevResult: address %s is missing", ip.Address))
+			errs = append(errs, cni.Drift("prevResult: address %s is missing", ip.Address))
 			continue
 		}
 		if ip.Gateway.IsValid() && req.PrevResult.IPs[at].Gateway != ip.Gateway {
-			errs = append(errs, cni.Errorf(cni.CodeDrift, "prevResult: the gateway of %s is no longer %s",
-				ip.Address, ip.Gateway))
+			errs = append(errs, cni.Drift("prevResult: the gateway of %s is no longer %s", ip.Address, ip.Gateway))
 		}
 	}
 	return errors.Join(errs...)

@@ -96,10 +96,7 @@ func (allowed allowList) status(_ context.Context, _ *skel.Request, cfg config) 
 			err = errors.Join(err, cni.Errorf(cni.CodeIO, "dataDir: %w", unwritable))
 		}
 	}
-	if err != nil {
-		return cni.Errorf(cni.CodeUnavailable, "%w", err)
-	}
-	return nil
+	return frame.Unavailable("", err)
 }
 
 // result is the chain's result with the new MAC address and MTU of the container's interface.
