@@ -2,6 +2,8 @@ package image_test
 
 import (
 	"os"
+	"path/filepath"
+	"regexp"
 	"strings"
 
 	butane "github.com/coreos/butane/config"
@@ -12,8 +14,10 @@ import (
 	"helm.sh/helm/v3/pkg/chart/loader"
 	"helm.sh/helm/v3/pkg/chartutil"
 	"helm.sh/helm/v3/pkg/engine"
+	admission "k8s.io/api/admissionregistration/v1"
 	apps "k8s.io/api/apps/v1"
 	core "k8s.io/api/core/v1"
+	rbac "k8s.io/api/rbac/v1"
 	"k8s.io/kubernetes/pkg/apis/scheduling"
 	"sigs.k8s.io/yaml"
 )
@@ -202,6 +206,65 @@ var _ = Describe("the manifests", Label("manifests"), func() {
 		Expect(report.Entries).To(BeEmpty())
 	})
 })
+
+// named is what stands in any manifest, and by what others name it.
+type named struct {
+	Kind     string      `json:"kind"`
+	Metadata objectNames `json:"metadata"`
+}
+
+type objectNames struct{ Name, Namespace string }
+
+func (n named) String() string { return n.Kind + " " + n.Metadata.Namespace + "/" + n.Metadata.Name }
+
+var _ = It("the manifests of cluster-local make each account, role and policy that one of them names",
+	Label("manifests"), func() {
+		made, wanted := map[string]bool{}, map[string]bool{}
+		want := func(kind, namespace, name string) { wanted[kind+" "+namespace+"/"+name] = true }
+		account := regexp.MustCompile(`system:serviceaccount:([a-z0-9-]+):([a-z0-9-]+)`)
+		files, err := filepath.Glob("../../deploy/cluster-local/*.yaml")
+		Expect(err).NotTo(HaveOccurred())
+		Expect(len(files)).To(BeNumerically(">=", 4))
+		for _, file := range files {
+			for _, text := range strings.Split(string(contents(file)), "\n---\n") {
+				var n named
+				Expect(yaml.Unmarshal([]byte(text), &n)).To(Succeed())
+				Expect(made).NotTo(HaveKey(n.String()))
+				made[n.String()] = true
+				for _, found := range account.FindAllStringSubmatch(text, -1) {
+					want("ServiceAccount", found[1], found[2])
+				}
+				switch n.Kind {
+				case "DaemonSet":
+					d := strict[apps.DaemonSet]([]byte(text))
+					want("ServiceAccount", d.Namespace, d.Spec.Template.Spec.ServiceAccountName)
+				case "ClusterRoleBinding":
+					b := strict[rbac.ClusterRoleBinding]([]byte(text))
+					want(b.RoleRef.Kind, "", b.RoleRef.Name)
+					for _, s := range b.Subjects {
+						if s.Kind == rbac.ServiceAccountKind {
+							want(s.Kind, s.Namespace, s.Name)
+						}
+					}
+				case "ClusterRole":
+					strict[rbac.ClusterRole]([]byte(text))
+				case "ServiceAccount":
+					strict[core.ServiceAccount]([]byte(text))
+				case "ValidatingAdmissionPolicy":
+					strict[admission.ValidatingAdmissionPolicy]([]byte(text))
+				case "ValidatingAdmissionPolicyBinding":
+					b := strict[admission.ValidatingAdmissionPolicyBinding]([]byte(text))
+					want("ValidatingAdmissionPolicy", "", b.Spec.PolicyName)
+				default:
+					Expect(n.Kind).To(Equal("CustomResourceDefinition"))
+				}
+			}
+		}
+		Expect(wanted).NotTo(BeEmpty())
+		for name := range wanted {
+			Expect(made).To(HaveKey(name))
+		}
+	})
 
 var _ = Describe("sysext.sh", func() {
 	// build makes one as root, or by a command that makes the script somebody else's.
