@@ -261,7 +261,7 @@ func status(ctx context.Context, req *skel.Request, cfg *config) error {
 	}
 	s := &session{place: cfg.place}
 	if err := s.connect(ctx); err != nil {
-		return cni.Errorf(cni.CodeUnavailable, "ipam.kubeconfig: %w", err)
+		return cni.Errorf(cni.CodeUnavailable, "%s: %w", s.keys.kubeconfig, err)
 	}
 	if cfg.onStoreDown != "warn" && cfg.onStoreDown != "fail" {
 		return nil

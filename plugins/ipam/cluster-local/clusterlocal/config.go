@@ -42,11 +42,17 @@ type wirePlace struct {
 }
 
 // place is where leases are, and whose.
-type place struct{ space, kubeconfig, node, dataDir string }
+type place struct {
+	space, kubeconfig, node, dataDir string
+	keys                             placeKeys
+}
+
+// placeKeys are the keys that the configuration has for them, for errors.
+type placeKeys struct{ space, kubeconfig string }
 
 func (w wirePlace) place() place {
 	return place{cmp.Or(w.Space, "default"), cmp.Or(w.Kubeconfig, "/etc/kubernetes/kubelet.conf"), w.Node,
-		cmp.Or(w.DataDir, "/var/lib/cni/cluster-local")}
+		cmp.Or(w.DataDir, "/var/lib/cni/cluster-local"), placeKeys{"ipam.space", "ipam.kubeconfig"}}
 }
 
 // hostDirs are where, beside /etc, a node's own kubeconfig is. Below them may be files of containers.
@@ -65,7 +71,7 @@ func (p place) checkKubeconfig() error {
 	if isHosts(p.kubeconfig) {
 		return nil
 	}
-	return cni.Refuse("ipam.kubeconfig", p.kubeconfig, "is not below /etc, nor a file in "+
+	return cni.Refuse(p.keys.kubeconfig, p.kubeconfig, "is not below /etc, nor a file in "+
 		strings.Join(hostDirs, ", ")+"; a file elsewhere may be a container's")
 }
 
@@ -96,7 +102,7 @@ const podSpace, podName, podUID = "K8S_POD_NAMESPACE", "K8S_POD_NAME", "K8S_POD_
 func parseConfig(req *skel.Request, wire wireConfig, problems *cni.Problems) *config {
 	cfg := &config{place: wire.IPAM.place(), resolvConf: wire.IPAM.ResolvConf,
 		reclaims: wire.IPAM.Reclaim != "never", onStoreDown: wire.IPAM.OnDown}
-	cfg.checkPlace(req, "space", problems)
+	cfg.checkPlace(req, problems)
 	if mode := wire.IPAM.Reclaim; !slices.Contains([]string{"", "deleted-nodes", "never"}, mode) {
 		problems.Add(cni.Refuse("ipam.reclaim", mode, `is neither "deleted-nodes" nor "never"`))
 	}
@@ -117,10 +123,10 @@ func parseConfig(req *skel.Request, wire wireConfig, problems *cni.Problems) *co
 	return cfg
 }
 
-// checkPlace refuses what cannot be a part of a path or of an object. The configuration calls the space so.
-func (cfg *config) checkPlace(req *skel.Request, spaceKey string, problems *cni.Problems) {
+// checkPlace refuses what cannot be a part of a path or of an object.
+func (cfg *config) checkPlace(req *skel.Request, problems *cni.Problems) {
 	if !spaceName.MatchString(cfg.space) {
-		problems.Add(cni.Refuse("ipam."+spaceKey, cfg.space, "is not made of 1 to 63 lower-case letters, digits and "+
+		problems.Add(cni.Refuse(cfg.keys.space, cfg.space, "is not made of 1 to 63 lower-case letters, digits and "+
 			"hyphens, the first and the last no hyphen"))
 	}
 	if cfg.node != "" && !nodeName.MatchString(cfg.node) {

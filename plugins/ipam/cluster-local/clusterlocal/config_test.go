@@ -155,6 +155,8 @@ var _ = Describe("under the name whereabouts", Label("cluster-whereabouts"), fun
 		Entry("exclude", `7 ipam.exclude[0]: "x" is no address`, `"range":"10.0.0.0/24","exclude":["x"]`),
 		Entry("a name that can be in no object", `7 ipam.network_name: "a_b" is not`,
 			`"range":"10.0.0.0/24","network_name":"a_b"`),
+		Entry("a kubeconfig, by its own key", `7 ipam.kubernetes.kubeconfig: "/tmp/k" is not below /etc`,
+			`"range":"10.0.0.0/24","kubernetes":{"kubeconfig":"/tmp/k"}`),
 		Entry("networks that may overlap", `7 ipam.enable_overlapping_ranges: "false" is not supported`,
 			`"range":"10.0.0.0/24","enable_overlapping_ranges":false`))
 

@@ -105,8 +105,10 @@ func readWhereabouts(req *skel.Request) (w wireWhereabouts, err error) {
 }
 
 func (w wireWhereabouts) place() place {
-	return wirePlace{Space: w.IPAM.Network, Node: w.IPAM.Node, DataDir: w.IPAM.DataDir,
+	p := wirePlace{Space: w.IPAM.Network, Node: w.IPAM.Node, DataDir: w.IPAM.DataDir,
 		Kubeconfig: cmp.Or(w.IPAM.Kubernetes.Kubeconfig, flatKubeconfig)}.place()
+	p.keys = placeKeys{"ipam.network_name", "ipam.kubernetes.kubeconfig"}
+	return p
 }
 
 // flatKubeconfig is where the DaemonSet of whereabouts writes its own.
@@ -136,7 +138,7 @@ func parseWhereabouts(req *skel.Request) (*config, error) {
 			"have the same addresses take different values of network_name"))
 	}
 	cfg := &config{place: w.place(), reclaims: true, dns: w.IPAM.DNS}
-	cfg.checkPlace(req, "network_name", &problems)
+	cfg.checkPlace(req, &problems)
 	cfg.routes, err = cni.ParseRoutes(w.IPAM.Routes)
 	problems.AddIn("ipam", err)
 	cfg.sets, err = w.IPAM.sets()
