@@ -4,6 +4,7 @@ package kube
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/tls"
 	"encoding/json"
@@ -22,6 +23,7 @@ import (
 type Request struct {
 	Method, Path string // with the query
 	Body         any    // nil = none; else it is sent as JSON
+	Type         string // of the body; empty = application/json
 
 	// Accept reads the answer of a request that went well. An answer that it refuses counts as lost: something between
 	// here and the server has written it.
@@ -123,7 +125,7 @@ func (c *Client) attempt(ctx context.Context, r Request, body []byte, a *Answer)
 	req.Header.Set("Accept", "application/json")
 	req.Header.Set("User-Agent", "hawser")
 	if body != nil {
-		req.Header.Set("Content-Type", "application/json")
+		req.Header.Set("Content-Type", cmp.Or(r.Type, "application/json"))
 	}
 	if c.token != "" {
 		req.Header.Set("Authorization", "Bearer "+c.token)

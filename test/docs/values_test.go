@@ -286,6 +286,7 @@ func clusterLocalValues() []values {
 			beyond: `["Node", "a b", "../x", "-"]`},
 		{key: "ipam.dataDir", good: `["/var/lib/cni/cluster-local", "", null]`, bad: noStrings},
 		{key: "ipam.reclaim", good: `["deleted-nodes", "never", "", null]`, bad: `["no", true, 5]`},
+		{key: "ipam.guard", good: `["whereabouts", "", null]`, bad: `["no", true, 5]`},
 		{key: "ipam.statusOnStoreDown", good: `["ignore", "warn", "fail", "", null]`, bad: `["no", true, 5]`},
 	})
 }

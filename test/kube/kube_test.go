@@ -101,6 +101,11 @@ func (c *cluster) startEtcd() {
 
 // ask sends a request as somebody who may do all.
 func (c *cluster) ask(method, path string, body any) (out object, err error) {
+	return c.send(method, path, "application/json", body)
+}
+
+// send is ask with a body of a type of its own.
+func (c *cluster) send(method, path, contentType string, body any) (out object, err error) {
 	text, err := json.Marshal(body)
 	if err != nil {
 		return nil, err
@@ -110,7 +115,7 @@ func (c *cluster) ask(method, path string, body any) (out object, err error) {
 		return nil, err
 	}
 	r.Header.Set("Authorization", "Bearer admin")
-	r.Header.Set("Content-Type", "application/json")
+	r.Header.Set("Content-Type", contentType)
 	resp, err := c.client.Do(r)
 	if err != nil {
 		return nil, err

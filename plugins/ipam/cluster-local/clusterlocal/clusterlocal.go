@@ -101,6 +101,12 @@ func add(ctx context.Context, req *skel.Request, cfg *config) (*cni.Result, erro
 	if err := a.checkNode(ctx); err != nil {
 		return nil, err
 	}
+	if a.guard != "" {
+		var err error
+		if a.pools, err = a.store.(kubernetes).pools(ctx); err != nil {
+			return nil, err
+		}
+	}
 	if err := a.begin(ctx, a.record); err != nil {
 		return nil, err
 	}
@@ -133,7 +139,7 @@ func del(ctx context.Context, req *skel.Request, p place) error {
 		if err = s.connect(ctx); err == nil {
 			err = s.end(ctx, r)
 		}
-	case req.PrevResult != nil && len(req.PrevResult.IPs) > 0:
+	case req.PrevResult != nil && len(req.PrevResult.IPs) > 0 || s.guard != "":
 		err = s.releaseOwn(ctx, req)
 	}
 	if !ok && err == nil {
@@ -150,9 +156,15 @@ func (s *session) releaseOwn(ctx context.Context, req *skel.Request) error {
 	if err := s.connect(ctx); err != nil {
 		return err
 	}
-	var errs []error
-	for _, ip := range req.PrevResult.IPs {
-		name := nameOf(s.space, ip.Address.Addr().Unmap())
+	var has []netip.Addr
+	if req.PrevResult != nil {
+		for _, ip := range req.PrevResult.IPs {
+			has = append(has, ip.Address.Addr().Unmap())
+		}
+	}
+	errs := []error{s.unguard(ctx, req.Attachment, has)}
+	for _, addr := range has {
+		name := nameOf(s.space, addr)
 		l, ok, err := s.store.held(ctx, name)
 		if err == nil && ok && l.Node == s.node && l.attachment() == req.Attachment {
 			err = s.store.release(ctx, name, l.Nonce)
@@ -160,6 +172,14 @@ func (s *session) releaseOwn(ctx context.Context, req *skel.Request) error {
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
+}
+
+// unguard gives an attachment's addresses back to the nodes that still run whereabouts.
+func (s *session) unguard(ctx context.Context, a cni.Attachment, has []netip.Addr) error {
+	if s.guard == "" {
+		return nil
+	}
+	return s.store.(kubernetes).unguard(ctx, s.space, a, has)
 }
 
 // check verifies that the attachment has its leases, and those of its result that are of our ranges.
@@ -234,7 +254,8 @@ func gc(ctx context.Context, req *skel.Request, p place) error {
 	}
 	for _, l := range strays {
 		if req.Valid.Excludes(l.attachment()) {
-			errs = append(errs, s.store.release(ctx, l.name, l.Nonce))
+			errs = append(errs, s.unguard(ctx, l.attachment(), addrsOf([]string{l.name})),
+				s.store.release(ctx, l.name, l.Nonce))
 		}
 	}
 	if err := errors.Join(errs...); err != nil {
@@ -284,6 +305,7 @@ type allocation struct {
 	req    *skel.Request
 	cfg    *config
 	record record
+	pools  []pool // of whereabouts, at first; nil without a guard
 }
 
 // manyMisses is how many taken addresses are tried before the store is asked for all.
@@ -292,19 +314,23 @@ const manyMisses = 64
 // take reserves the address that was asked for or else the first of the candidates that nobody has.
 func (a *allocation) take(ctx context.Context, n int, set ranges.Set) (netip.Addr, error) {
 	if asked := a.cfg.asked[n]; asked.Addr.IsValid() {
-		err := a.reserve(ctx, asked.Addr)
+		err := a.reserve(ctx, set, asked.Addr)
 		if errors.Is(err, errTaken) {
-			holder, _, _ := a.store.held(ctx, nameOf(a.space, asked.Addr))
+			holder, ok, _ := a.store.held(ctx, nameOf(a.space, asked.Addr))
+			who := holder.String()
+			if e, isLent := lent(a.pools, a.space, asked.Addr); isLent && !ok {
+				who = fmt.Sprintf("a container of whereabouts, pod %q", e.Pod)
+			}
 			err = cni.Errorf(cni.CodeConflict, "%s: requested IP address %s is not available in range set %s: "+
 				"%w for %s",
-				asked.Key, asked.Addr, set, err, holder)
+				asked.Key, asked.Addr, set, err, who)
 		}
 		return asked.Addr, err
 	}
 	order := candidates(set, a.cfg.seedOf(a.req.Attachment, set))
 	misses := 0
 	for addr := range order {
-		if err := a.reserve(ctx, addr); !errors.Is(err, errTaken) {
+		if err := a.reserve(ctx, set, addr); !errors.Is(err, errTaken) {
 			return addr, err
 		}
 		if misses++; misses == manyMisses {
@@ -326,7 +352,7 @@ func (a *allocation) take(ctx context.Context, n int, set ranges.Set) (netip.Add
 			if taken[nameOf(a.space, addr)] {
 				continue
 			}
-			if err := a.reserve(ctx, addr); !errors.Is(err, errTaken) {
+			if err := a.reserve(ctx, set, addr); !errors.Is(err, errTaken) {
 				return addr, err
 			}
 		}
@@ -365,23 +391,45 @@ func (a *allocation) takeFromDead(ctx context.Context, n int, all []lease, now t
 		}
 		for _, l := range found[:freed] {
 			addr, _ := addressOf(l.name)
-			if err := a.reserve(ctx, addr); !errors.Is(err, errTaken) {
+			if err := a.reserve(ctx, set, addr); !errors.Is(err, errTaken) {
 				return addr, err
 			}
 		}
+	}
+	if a.guard != "" {
+		why += "; others are lent by " + a.guard
 	}
 	return netip.Addr{}, cni.Errorf(cni.CodeTryAgain, "no IP addresses available in range set %d (%s): %d of its %s "+
 		"are held, %s; kubectl get addresses says whose they are", n, set, len(of), sizeOf(set), why)
 }
 
-// reserve asks for an address. That it does is written down before, and what came of it with the next write.
-func (a *allocation) reserve(ctx context.Context, addr netip.Addr) error {
+// reserve asks for an address, with a guard also for whereabouts' consent.
+func (a *allocation) reserve(ctx context.Context, set ranges.Set, addr netip.Addr) error {
+	if _, isLent := lent(a.pools, a.space, addr); isLent {
+		return errTaken
+	}
+	l, err := a.post(ctx, addr)
+	if err != nil || a.guard == "" {
+		return err
+	}
+	r, _ := set.Find(addr)
+	if err = a.store.(kubernetes).guard(ctx, a.pools, l, r.Subnet); errors.Is(err, errTaken) {
+		if err := a.store.release(ctx, l.name, l.Nonce); err != nil {
+			return err
+		}
+		a.record.Held = slices.DeleteFunc(a.record.Held, func(n string) bool { return n == l.name })
+	}
+	return err
+}
+
+// post asks for an address. That it does is written down before, and what came of it with the next write.
+func (a *allocation) post(ctx context.Context, addr netip.Addr) (lease, error) {
 	l := lease{name: nameOf(a.space, addr), Space: a.space, Node: a.node, Network: a.req.Network,
 		Container: a.req.ContainerID, IfName: a.req.IfName, Pod: a.cfg.pod, PodUID: a.cfg.podUID, Nonce: a.record.Nonce}
 	before := a.record.Open
 	a.record.Open = append(slices.Clone(before), l.name)
 	if err := a.keep(ctx, a.record); err != nil {
-		return err
+		return l, err
 	}
 	lost, err := a.store.reserve(ctx, l)
 	if err == nil {
@@ -390,5 +438,5 @@ func (a *allocation) reserve(ctx context.Context, addr netip.Addr) error {
 	if !lost {
 		a.record.Open = before
 	}
-	return err
+	return l, err
 }

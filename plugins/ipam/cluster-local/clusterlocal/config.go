@@ -39,11 +39,13 @@ type wirePlace struct {
 	Kubeconfig string `json:"kubeconfig" default:"/etc/kubernetes/kubelet.conf" help:"API server and credentials"`
 	Node       string `json:"node" help:"who holds the leases (default: the kubelet's name in its certificate, else /etc/hostname)"`
 	DataDir    string `json:"dataDir" help:"directory of the records of this node" default:"/var/lib/cni/cluster-local"`
+	Guard      string `json:"guard" schema:"enum=whereabouts empty" help:"also keep nodes that run whereabouts from the addresses"`
 }
 
 // place is where leases are, and whose.
 type place struct {
 	space, kubeconfig, node, dataDir string
+	guard                            string // empty = nobody else lends from these ranges
 	keys                             placeKeys
 }
 
@@ -52,7 +54,7 @@ type placeKeys struct{ space, kubeconfig string }
 
 func (w wirePlace) place() place {
 	return place{cmp.Or(w.Space, "default"), cmp.Or(w.Kubeconfig, "/etc/kubernetes/kubelet.conf"), w.Node,
-		cmp.Or(w.DataDir, "/var/lib/cni/cluster-local"), placeKeys{"ipam.space", "ipam.kubeconfig"}}
+		cmp.Or(w.DataDir, "/var/lib/cni/cluster-local"), w.Guard, placeKeys{"ipam.space", "ipam.kubeconfig"}}
 }
 
 // hostDirs are where, beside /etc, a node's own kubeconfig is. Below them may be files of containers.
@@ -132,6 +134,9 @@ func (cfg *config) checkPlace(req *skel.Request, problems *cni.Problems) {
 	if cfg.node != "" && !nodeName.MatchString(cfg.node) {
 		problems.Add(cni.Refuse("ipam.node", cfg.node, "is no name of a node: at most 253 lower-case letters, digits, "+
 			"hyphens and dots"))
+	}
+	if cfg.guard != "" && cfg.guard != "whereabouts" {
+		problems.Add(cni.Refuse("ipam.guard", cfg.guard, `is not "whereabouts"`))
 	}
 	problems.Add(cfg.checkKubeconfig())
 	if len(req.Network) > nameMax {

@@ -26,7 +26,7 @@ func Plugin() skel.Plugin[*config] {
 	p.Name = "cluster-local"
 	p.About = "gives addresses from ranges that all nodes share, with leases in the Kubernetes API"
 	p.Config = skel.ConfigOf(wireConfig{}, parseConfig)
-	p.Commands = map[string]func(skel.Env) int{"reclaim": reclaimCommand}
+	p.Commands = map[string]func(skel.Env) int{"reclaim": reclaimCommand, "import": importCommand}
 	return p
 }
 

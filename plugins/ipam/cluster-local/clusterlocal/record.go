@@ -3,6 +3,7 @@ package clusterlocal
 import (
 	"context"
 	"errors"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -11,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/ranges"
 	"github.com/hawser-cni/plugins/pkg/statefile"
 	"github.com/hawser-cni/plugins/pkg/sysctl"
 )
@@ -101,7 +103,7 @@ func (s *session) keep(ctx context.Context, r record) error {
 
 // end releases what a record names. Then the record goes; names that are open become a tombstone before.
 func (s *session) end(ctx context.Context, r record) error {
-	var errs []error
+	errs := []error{s.unguard(ctx, r.Attachment, addrsOf(r.names()))}
 	for _, name := range r.names() {
 		errs = append(errs, s.store.release(ctx, name, r.Nonce))
 	}
@@ -208,14 +210,16 @@ func (p place) mark(ctx context.Context, file, boot string) error {
 
 // textOf are the addresses of names, for messages.
 func textOf(names []string) string {
-	text := "no address yet"
-	for i, n := range names {
-		addr, _ := addressOf(n)
-		if i == 0 {
-			text = addr.String()
-		} else {
-			text += ", " + addr.String()
-		}
+	if len(names) == 0 {
+		return "no address yet"
 	}
-	return text
+	return ranges.Join(addrsOf(names), ", ")
+}
+
+func addrsOf(names []string) (all []netip.Addr) {
+	for _, n := range names {
+		addr, _ := addressOf(n)
+		all = append(all, addr)
+	}
+	return all
 }

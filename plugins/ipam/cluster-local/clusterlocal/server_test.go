@@ -14,6 +14,7 @@ import (
 	"os"
 	"os/exec"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -31,6 +32,7 @@ type server struct {
 	*httptest.Server
 	sync.Mutex
 	leases map[string]object
+	pools  map[string]pool   // of whereabouts
 	nodes  map[string]string // to the key of a taint
 	asked  []string          // method and path of each request, but of those for nodes
 	looked []string          // paths of the latter, which no fault changes
@@ -61,7 +63,8 @@ func newServer() *server {
 }
 
 func startServer() *server {
-	s := &server{leases: map[string]object{}, nodes: map[string]string{"node-a": "", "node-b": ""}}
+	s := &server{leases: map[string]object{}, pools: map[string]pool{},
+		nodes: map[string]string{"node-a": "", "node-b": ""}}
 	s.Server = httptest.NewUnstartedServer(http.HandlerFunc(s.handle))
 	s.Config.ErrorLog = log.New(io.Discard, "", 0)
 	s.StartTLS()
@@ -148,6 +151,10 @@ func (s *server) serve(w http.ResponseWriter, r *http.Request) {
 		s.serveNode(w, name)
 		return
 	}
+	if rest, isPools := strings.CutPrefix(r.URL.Path, poolsPath); isPools {
+		s.servePools(w, r, strings.TrimPrefix(rest, "/namespaces/kube-system"))
+		return
+	}
 	rest, isOurs := strings.CutPrefix(r.URL.Path, "/apis/ipam.hawser.dev/v1/addresses")
 	name = strings.TrimPrefix(rest, "/")
 	o, isThere := s.leases[name]
@@ -232,6 +239,53 @@ func (s *server) serveNode(w http.ResponseWriter, name string) {
 	}
 	reply(w, http.StatusOK, map[string]any{"kind": "Node", "metadata": map[string]string{"name": name},
 		"spec": map[string]any{"taints": []any{map[string]string{"key": taint}}}})
+}
+
+// servePools is as much as is needed of JSON patches against a version.
+func (s *server) servePools(w http.ResponseWriter, r *http.Request, rest string) {
+	name := strings.TrimPrefix(rest, "/ippools/")
+	var p pool
+	var patch []struct {
+		Op, Path string
+		Value    json.RawMessage
+	}
+	switch {
+	case s.pools == nil:
+		http.NotFound(w, r)
+	case r.Method == "GET" && rest == "/ippools":
+		reply(w, http.StatusOK, map[string]any{"kind": "IPPoolList", "items": slices.Collect(maps.Values(s.pools))})
+	case r.Method == "POST":
+		Expect(json.NewDecoder(r.Body).Decode(&p)).To(Succeed())
+		if _, isThere := s.pools[p.Metadata.Name]; isThere {
+			refuse(w, http.StatusConflict, "AlreadyExists", p.Metadata.Name, "already exists")
+			return
+		}
+		s.lend(p.Metadata.Name, p.Spec.Range, p.Spec.Allocations)
+		reply(w, http.StatusCreated, p)
+	case r.Method == "PATCH" && json.NewDecoder(r.Body).Decode(&patch) == nil:
+		p = s.pools[name]
+		offset := strings.TrimPrefix(patch[1].Path, "/spec/allocations/")
+		if string(patch[0].Value) != strconv.Quote(p.Metadata.ResourceVersion) {
+			refuse(w, http.StatusUnprocessableEntity, "Invalid", name, "testing path failed")
+			return
+		}
+		var e entry
+		if delete(p.Spec.Allocations, offset); patch[1].Op == "add" {
+			Expect(json.Unmarshal(patch[1].Value, &e)).To(Succeed())
+			p.Spec.Allocations[offset] = e
+		}
+		s.lend(name, p.Spec.Range, p.Spec.Allocations)
+		reply(w, http.StatusOK, p)
+	}
+}
+
+// lend makes a pool, or its next version.
+func (s *server) lend(name, subnet string, allocations map[string]entry) {
+	var p pool
+	s.serial++
+	p.Metadata.Name, p.Metadata.Namespace, p.Metadata.ResourceVersion = name, "kube-system", fmt.Sprint(s.serial)
+	p.Spec.Range, p.Spec.Allocations = subnet, maps.Clone(allocations)
+	s.pools[name] = p
 }
 
 func reply(w http.ResponseWriter, code int, body any) {

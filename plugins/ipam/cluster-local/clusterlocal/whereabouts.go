@@ -42,6 +42,7 @@ type wireWhereaboutsIPAM struct {
 	} `json:"kubernetes"`
 	Node    string `json:"node" help:"as in cluster-local"`
 	DataDir string `json:"dataDir" help:"as in cluster-local"`
+	Guard   string `json:"guard" help:"as in cluster-local"`
 
 	EtcdHost json.RawMessage `json:"etcd_host"`
 	EtcdUser json.RawMessage `json:"etcd_username"`
@@ -105,7 +106,7 @@ func readWhereabouts(req *skel.Request) (w wireWhereabouts, err error) {
 }
 
 func (w wireWhereabouts) place() place {
-	p := wirePlace{Space: w.IPAM.Network, Node: w.IPAM.Node, DataDir: w.IPAM.DataDir,
+	p := wirePlace{Space: w.IPAM.Network, Node: w.IPAM.Node, DataDir: w.IPAM.DataDir, Guard: w.IPAM.Guard,
 		Kubeconfig: cmp.Or(w.IPAM.Kubernetes.Kubeconfig, flatKubeconfig)}.place()
 	p.keys = placeKeys{"ipam.network_name", "ipam.kubernetes.kubeconfig"}
 	return p

@@ -1,0 +1,201 @@
+package clusterlocal
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"math/big"
+	"net/netip"
+	"net/url"
+	"slices"
+	"strings"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/kube"
+)
+
+// pool is an IPPool of whereabouts: what it has lent of a range. All of its nodes change it, each against the version
+// that it has read; so an entry of ours there keeps them, and them alone, from the address.
+type pool struct {
+	Kind     string
+	Metadata struct{ Name, Namespace, ResourceVersion string }
+	Spec     struct {
+		Range       string
+		Allocations map[string]entry // by the distance from the range's address
+	}
+}
+
+type entry struct {
+	Container string `json:"id"`
+	Pod       string `json:"podref"`
+	IfName    string `json:"ifname,omitempty"` // older ones do not write it
+}
+
+const (
+	poolsVersion = "whereabouts.cni.cncf.io/v1alpha1"
+	poolsPath    = "/apis/" + poolsVersion
+	poolsSpace   = "kube-system" // of a pool that is the first one
+)
+
+// isOf says whether the entry is one of the attachment, which has these addresses where the entry does not say all.
+func (e entry) isOf(a cni.Attachment, addr netip.Addr, has []netip.Addr) bool {
+	return e.Container == a.ContainerID && (e.IfName == a.IfName || e.IfName == "" && slices.Contains(has, addr))
+}
+
+// poolName is the name that whereabouts gives the pool of a network and a range.
+func poolName(space, subnet string) string {
+	name := strings.NewReplacer(":", "-", "/", "-").Replace(subnet)
+	if space != "default" {
+		name = space + "-" + name
+	}
+	return name
+}
+
+// offset is the key of an address in the pool; empty where the pool is not of the space, or cannot have the address.
+func (p pool) offset(space string, addr netip.Addr) string {
+	subnet, err := netip.ParsePrefix(p.Spec.Range)
+	if err != nil || !subnet.Contains(addr) || p.Metadata.Name != poolName(space, p.Spec.Range) {
+		return ""
+	}
+	return new(big.Int).Sub(number(addr), number(subnet.Addr())).String()
+}
+
+// address is the reverse of offset.
+func (p pool) address(key string) (addr netip.Addr, ok bool) {
+	subnet, err := netip.ParsePrefix(p.Spec.Range)
+	n, isNumber := new(big.Int).SetString(key, 10)
+	if err != nil || !isNumber || n.Sign() < 0 || n.BitLen() > subnet.Addr().BitLen() {
+		return addr, false
+	}
+	n.Add(n, number(subnet.Addr()))
+	if n.BitLen() > subnet.Addr().BitLen() {
+		return addr, false
+	}
+	addr, _ = netip.AddrFromSlice(n.FillBytes(make([]byte, subnet.Addr().BitLen()/8)))
+	return addr, subnet.Contains(addr)
+}
+
+// lent is the entry of an address in the pools of a space.
+func lent(pools []pool, space string, addr netip.Addr) (e entry, ok bool) {
+	for _, p := range pools {
+		if e, ok = p.Spec.Allocations[p.offset(space, addr)]; ok {
+			return e, true
+		}
+	}
+	return e, false
+}
+
+func (k kubernetes) pools(ctx context.Context) ([]pool, error) {
+	var page struct {
+		Kind  string
+		Items []pool
+	}
+	_, err := k.Do(ctx, kube.Request{Method: "GET", Path: poolsPath + "/ippools", Accept: func(body []byte) error {
+		page.Items = nil
+		err := json.Unmarshal(body, &page)
+		if err == nil && page.Kind != "IPPoolList" {
+			err = fmt.Errorf("%.64q is no list of pools", page.Kind)
+		}
+		return err
+	}})
+	if s, ok := errors.AsType[*kube.Status](err); ok && s.Code == 404 {
+		err = cni.Errorf(cni.CodeTryAgain, "%w", errNoPools)
+	}
+	return page.Items, err
+}
+
+var errNoPools = errors.New("the API server has no IPPools of whereabouts: leave ipam.guard out when its " +
+	"CustomResourceDefinitions are gone")
+
+// guard writes into the pool of a subnet that the address is lent, so that no node that still runs whereabouts lends
+// it. It fails with errTaken where one has. The pools are those of a moment ago.
+func (k kubernetes) guard(ctx context.Context, pools []pool, l lease, subnet netip.Prefix) (err error) {
+	addr, _ := addressOf(l.name)
+	e := entry{Container: l.Container, Pod: l.Pod, IfName: l.IfName}
+	for ; ; pools, err = k.pools(ctx) {
+		if err != nil {
+			return err
+		}
+		if has, ok := lent(pools, l.Space, addr); ok && has != e {
+			return errTaken
+		} else if ok {
+			return nil // the answer was lost
+		}
+		name := poolName(l.Space, subnet.Masked().String())
+		i := slices.IndexFunc(pools, func(p pool) bool { return p.Metadata.Name == name })
+		if i < 0 {
+			if err := k.makePool(ctx, pools, name, subnet.Masked()); err != nil && !isRaced(err) {
+				return err
+			}
+			continue
+		}
+		path, value := "/spec/allocations", any(map[string]entry{pools[i].offset(l.Space, addr): e})
+		if pools[i].Spec.Allocations != nil {
+			path, value = path+"/"+pools[i].offset(l.Space, addr), e
+		}
+		err = k.change(ctx, pools[i], map[string]any{"op": "add", "path": path, "value": value})
+		if !isRaced(err) {
+			return err
+		}
+	}
+}
+
+// isRaced says whether somebody else has changed or made the pool meanwhile.
+func isRaced(err error) bool { return kube.Is(err, "Invalid") || kube.Is(err, "AlreadyExists") }
+
+// makePool makes the pool of a range, where the others are.
+func (k kubernetes) makePool(ctx context.Context, others []pool, name string, subnet netip.Prefix) error {
+	space := poolsSpace
+	if len(others) > 0 {
+		space = others[0].Metadata.Namespace
+	}
+	_, err := k.Do(ctx, kube.Request{Method: "POST",
+		Path: poolsPath + "/namespaces/" + url.PathEscape(space) + "/ippools",
+		Body: map[string]any{"apiVersion": poolsVersion, "kind": "IPPool", "metadata": map[string]string{"name": name},
+			"spec": map[string]any{"range": subnet.String(), "allocations": map[string]entry{}}}})
+	return err
+}
+
+// change carries out one operation on the pool, if it is still as it was read.
+func (k kubernetes) change(ctx context.Context, p pool, operation map[string]any) error {
+	_, err := k.Do(ctx, kube.Request{Method: "PATCH", Type: "application/json-patch+json",
+		Path: fmt.Sprintf("%s/namespaces/%s/ippools/%s", poolsPath, url.PathEscape(p.Metadata.Namespace),
+			url.PathEscape(p.Metadata.Name)),
+		Body: []map[string]any{
+			{"op": "test", "path": "/metadata/resourceVersion", "value": p.Metadata.ResourceVersion}, operation}})
+	return err
+}
+
+// unguard takes the attachment's entries out of the pools, those that whereabouts itself has written among them. Of
+// these some do not say which interface has the address: has does.
+func (k kubernetes) unguard(ctx context.Context, space string, a cni.Attachment, has []netip.Addr) error {
+	for {
+		pools, err := k.pools(ctx)
+		if errors.Is(err, errNoPools) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		raced := false
+		for _, p := range pools {
+			for _, key := range slices.Sorted(maps.Keys(p.Spec.Allocations)) {
+				addr, ok := p.address(key)
+				if !ok || p.offset(space, addr) == "" || !p.Spec.Allocations[key].isOf(a, addr, has) {
+					continue
+				}
+				err := k.change(ctx, p, map[string]any{"op": "remove", "path": "/spec/allocations/" + key})
+				if err != nil && !isRaced(err) {
+					return err
+				}
+				raced = true // one for each version
+				break
+			}
+		}
+		if !raced {
+			return nil
+		}
+	}
+}

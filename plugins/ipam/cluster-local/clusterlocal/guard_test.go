@@ -1,0 +1,213 @@
+package clusterlocal
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/hawser-cni/plugins/pkg/nstest"
+	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
+	"github.com/hawser-cni/plugins/pkg/skel"
+)
+
+// entries are what a pool has: offset, container and interface.
+func (s *server) entries(name string) (list []string) {
+	s.Lock()
+	defer s.Unlock()
+	for offset, e := range s.pools[name].Spec.Allocations {
+		list = append(list, strings.TrimSpace(offset+" "+e.Container+" "+e.IfName))
+	}
+	slices.Sort(list)
+	return list
+}
+
+// theirs are the entries of a pool that whereabouts wrote, for containers called by the offset.
+func theirs(offsets ...int) map[string]entry {
+	all := map[string]entry{}
+	for _, o := range offsets {
+		all[fmt.Sprint(o)] = entry{Container: fmt.Sprint("old", o), Pod: fmt.Sprint("default/old", o), IfName: "net1"}
+	}
+	return all
+}
+
+const pool8 = "10.30.0.0-29"
+
+var _ = Describe("the guard", Label("cluster-guard"), func() {
+	var s *server
+	var n node
+
+	BeforeEach(func() {
+		s = newServer()
+		n = s.node("node-a", ranges8).with(Object{"guard": "whereabouts"})
+	})
+
+	It("gives nothing that whereabouts has lent, and has it lend nothing that we give", func() {
+		s.lend(pool8, "10.30.0.0/29", theirs(2, 3, 5))
+		given := []string{n.add("one"), n.add("two")}
+		Expect(given).To(ConsistOf("10.30.0.4", "10.30.0.6"))
+		Expect(s.entries(pool8)).To(ConsistOf("2 old2 net1", "3 old3 net1", "5 old5 net1",
+			MatchRegexp("4 (one|two) eth0"), MatchRegexp("6 (one|two) eth0")))
+		s.requests()
+		Expect(n.fails(11, "ADD", "three")).To(ContainSubstring("others are lent by whereabouts"))
+		Expect(s.requests()).NotTo(ContainSubstring("POST"), "what whereabouts has lent is not asked for")
+		Expect(n.with(Object{"ranges": json.RawMessage(ranges8)}).fails(103, "ADD", "four",
+			Object{"runtimeConfig": Object{"ips": []string{"10.30.0.5"}}})).To(ContainSubstring(`pod "default/old5"`))
+		n.succeeds("DEL", "one")
+		n.succeeds("GC", "", valid())
+		Expect(s.entries(pool8)).To(HaveLen(3))
+		Expect(s.has()).To(BeEmpty())
+	})
+
+	It("tries another address when whereabouts lends this one meanwhile", func() {
+		s.lend(pool8, "10.30.0.0/29", theirs())
+		var asked string
+		s.set(first(1, "PATCH", func(_ http.ResponseWriter, _ *http.Request, serve func()) {
+			s.Lock()
+			for name := range s.leases { // the one that is asked for
+				s.lend(pool8, "10.30.0.0/29", map[string]entry{name[len(name)-1:]: {Container: "theirs"}})
+				asked = name
+			}
+			s.Unlock()
+			serve()
+		}))
+		given := "default." + n.add("one")
+		Expect(given).NotTo(Equal(asked))
+		Expect(s.has()).To(HaveExactElements(given))
+		Expect(s.entries(pool8)).To(ConsistOf(HaveSuffix(" theirs"), HaveSuffix(" one eth0")))
+	})
+
+	It("makes the pool that whereabouts would, and knows its own entry when the answer is lost", func() {
+		n.ipam["ranges"] = json.RawMessage(`[[{"subnet": "10.30.0.0/29"}], [{"subnet": "2001:db8::/64"}]]`)
+		s.set(first(1, "PATCH", swallow))
+		Expect(n.with(Object{"space": "shop"}).call("ADD", "one").Added().IPs).To(HaveLen(2))
+		Expect(s.entries("shop-" + pool8)).To(HaveLen(1))
+		Expect(s.entries("shop-2001-db8---64")).To(HaveLen(1))
+		n.with(Object{"space": "shop"}).succeeds("DEL", "one")
+		Expect(s.entries("shop-" + pool8)).To(BeEmpty())
+		Expect(s.entries("shop-2001-db8---64")).To(BeEmpty())
+	})
+
+	It("has DEL end what whereabouts lent to a container, before anything is imported", func() {
+		all := theirs(2, 3)
+		all["4"] = entry{Container: "old2", Pod: "default/old2"} // without its interface
+		s.lend(pool8, "10.30.0.0/29", all)
+		a := n.exec8("DEL", "old2", "net1", Object{"prevResult": Object{"cniVersion": "1.1.0",
+			"ips": []Object{{"address": "10.30.0.4/29"}}}})
+		Expect(a.Code).To(BeZero(), a.Stdout)
+		Expect(s.entries(pool8)).To(HaveExactElements("3 old3 net1"))
+	})
+
+	It("is an error of ADD, and none of DEL, when whereabouts' objects are gone", func() {
+		s.pools = nil
+		Expect(n.fails(11, "ADD", "one")).To(ContainSubstring("leave ipam.guard out"))
+		n.succeeds("DEL", "one")
+		Expect(n.with(Object{"guard": "x"}).fails(7, "ADD", "one")).To(ContainSubstring(`ipam.guard: "x" is not`))
+	})
+})
+
+// exec8 is a call for another interface than eth0.
+func (n node) exec8(command, id, ifname string, more Object) Answer {
+	var out, errs bytes.Buffer
+	code := skel.Run(GinkgoT().Context(), Any(Plugin()), skel.Env{Limit: n.limit, Stdout: &out, Stderr: &errs,
+		Vars:  append(n.vars(command, id), "CNI_IFNAME="+ifname),
+		Stdin: strings.NewReader(Text(Merge(n.conf(), more)))})
+	return Answer{Code: code, Stdout: out.String(), Stderr: errs.String()}
+}
+
+var _ = Describe("cluster-local import", Label("cluster-import"), func() {
+	var s *server
+	var n node
+	var cache string
+
+	run := func(args ...string) Answer {
+		var out, errs bytes.Buffer
+		code := importCommand(skel.Env{Args: append([]string{"import", "--cache", "/none:" + cache}, args...),
+			Stdout: &out, Stderr: &errs})
+		return Answer{Code: code, Stdout: out.String(), Stderr: errs.String()}
+	}
+	// runs has libcni remember a container with an address.
+	runs := func(id, addr string) {
+		GinkgoHelper()
+		conf := Object{"cniVersion": "1.0.0", "name": "lan", "plugins": []Object{{"type": "macvlan", "ipam": Object{
+			"type": "whereabouts", "range": "10.30.0.0/29", "node": "node-a", "dataDir": n.dataDir,
+			"kubernetes": Object{"kubeconfig": n.kubeconfig}}}}}
+		file := Object{"kind": "cniCacheV1", "containerId": id, "config": []byte(Text(conf)), "ifName": "net1",
+			"networkName": "lan", "cniArgs": [][]string{{"K8S_POD_UID", "uid-" + id}},
+			"result": Object{"cniVersion": "1.0.0", "ips": []Object{{"address": addr + "/29"}}}}
+		name := filepath.Join(cache, "results", "lan-"+id+"-net1")
+		Expect(os.WriteFile(name, []byte(Text(file)), 0o600)).To(Succeed())
+	}
+
+	BeforeEach(func() {
+		s = newServer()
+		n = s.node("node-a", ranges8)
+		cache = GinkgoT().TempDir()
+		Expect(os.Mkdir(filepath.Join(cache, "results"), 0o755)).To(Succeed())
+		s.lend(pool8, "10.30.0.0/29", theirs(2, 3, 5)) // the last one of another node
+		runs("old2", "10.30.0.2")
+		runs("old3", "10.30.0.3")
+	})
+
+	It("takes over what whereabouts has lent to this node's containers, once, and writes none of its objects", func() {
+		a := run()
+		Expect(a.Code).To(BeZero(), a.Stderr)
+		Expect(a.Stdout).To(And(ContainSubstring(`default.10.30.0.2`), ContainSubstring(`pod "default/old2"`),
+			ContainSubstring("2 addresses that whereabouts lends to containers of this node would be imported")))
+		Expect(s.has()).To(BeEmpty())
+		Expect(n.records()).To(BeEmpty())
+
+		before := s.entries(pool8)
+		s.requests()
+		Expect(run("--yes").Stdout).To(ContainSubstring("2 addresses that whereabouts lends to containers of this " +
+			"node are imported, 0 were before"))
+		Expect(s.requests()).To(Equal("GET POST POST"))
+		Expect(s.has()).To(HaveExactElements("default.10.30.0.2", "default.10.30.0.3"))
+		Expect(s.leases["default.10.30.0.2"].Spec).To(And(HaveField("Pod", "default/old2"),
+			HaveField("PodUID", "uid-old2"), HaveField("Network", "lan"), HaveField("IfName", "net1"),
+			HaveField("Node", "node-a")))
+		Expect(s.entries(pool8)).To(Equal(before))
+		Expect(run("--yes").Stdout).To(ContainSubstring("0 addresses that whereabouts lends to containers of this " +
+			"node are imported, 2 were before"))
+
+		n.network = "lan"
+		a = n.with(Object{"guard": "whereabouts"}).exec8("DEL", "old2", "net1", nil)
+		Expect(a.Code).To(BeZero(), a.Stdout)
+		Expect(s.has()).To(HaveExactElements("default.10.30.0.3"))
+		Expect(s.entries(pool8)).To(HaveExactElements("3 old3 net1", "5 old5 net1"))
+	})
+
+	It("goes on where it was killed, also when the answer was lost", func() {
+		s.set(first(1, "POST", swallow))
+		a := run("--yes")
+		Expect(a.Code).To(BeZero(), a.Stderr)
+		Expect(s.has()).To(HaveLen(2))
+		records := place{dataDir: n.dataDir, space: "default"}.records()
+		for _, kept := range nstest.Must(records.List()) { // as before the answer
+			kept.Record.Held, kept.Record.Open = nil, kept.Record.names()
+			Expect(records.Put(GinkgoT().Context(), kept.Record)).To(Succeed())
+		}
+		Expect(run("--yes").Stdout).To(ContainSubstring("2 addresses that"))
+		Expect(run("--yes").Stdout).To(ContainSubstring("2 were before"))
+		Expect(s.has()).To(HaveLen(2))
+	})
+
+	It("says what it could not take over, and takes the rest", func() {
+		runs("new", "10.30.0.6")                     // of no pool
+		runs("other", "10.30.0.5")                   // of another container
+		s.holds("default", "10.30.0.2", "node-b", 0) // taken
+		a := run("--yes")
+		Expect(a.Code).To(Equal(1))
+		Expect(a.Stderr).To(And(ContainSubstring("10.30.0.6 of network \"lan\""), ContainSubstring("is in no pool"),
+			ContainSubstring(`lent to another container, pod "default/old5"`), ContainSubstring(`node "node-b"`)))
+		Expect(a.Stdout).To(ContainSubstring("1 addresses that"))
+		Expect(s.has()).To(HaveExactElements("default.10.30.0.2", "default.10.30.0.3"))
+	})
+})
