@@ -10,6 +10,7 @@ import (
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 
+	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/nstest"
 )
 
@@ -60,6 +61,20 @@ var _ = Describe("hawser ls", Label("tool-ls"), func() {
 			`^pods +shop/web-0 +eth0 +10\.88\.0\.2 +veth[0-9a-f]{8} +0\.0\.0\.0:8080/tcp to`))
 		Expect(m.says("ls", "other")).To(HavePrefix("NETWORK "))
 		Expect(asks[[]attachment](m, "ls", "other")).To(BeEmpty())
+	})
+
+	It("lists the leases of cluster-local, which is not in this program, by its records", func() {
+		nstest.Build(nstest.Apart)
+		m := newMachine(ours(), usual)
+		m.up(newPod("c1", "web-0"))
+		a := cni.Attachment{Network: "pods", ContainerID: "c1", IfName: "eth0"}
+		m.Cmd("mkdir", "-p", "/var/lib/cni/cluster-local/default")
+		m.write("/var/lib/cni/cluster-local/default/"+a.Hash()+".json", `{"network": "pods", "containerID": "c1",
+			"ifname": "eth0", "nonce": "N", "held": ["default.10.30.0.7"]}`)
+		all := asks[[]attachment](m, "ls")
+		Expect(all).To(HaveLen(1))
+		Expect(all[0].held("address")).To(ConsistOf("10.88.0.2", "10.30.0.7 of default"))
+		Expect(m.says("ls")).To(ContainSubstring("10.30.0.7"))
 	})
 
 	It("marks those of the reference's plugins", func() {

@@ -5,6 +5,7 @@ package node
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -17,6 +18,7 @@ import (
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/ns"
+	"github.com/hawser-cni/plugins/pkg/process"
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
@@ -217,7 +219,7 @@ func (n Node) Holdings(ctx context.Context, cached []*Attachment) ([]cni.Holding
 			}
 		}
 	}
-	for _, p := range n.Programs {
+	for _, p := range append(slices.Clip(n.Programs), skel.Program{Name: separate, List: n.listSeparate}) {
 		ask(p, nil)
 		asked := map[string]bool{}
 		for _, list := range lists {
@@ -234,6 +236,27 @@ func (n Node) Holdings(ctx context.Context, cached []*Attachment) ([]cni.Holding
 		}
 	}
 	return all, errors.Join(errs...)
+}
+
+// separate is the plugin of ours that is a program of its own everywhere: it speaks TLS. Its records are usually here.
+const separate, separateDir = "cluster-local", "/var/lib/cni/cluster-local"
+
+// listSeparate is its List: it reads its records, and asks no server. Most nodes have neither the program nor records.
+func (n Node) listSeparate(ctx context.Context, conf []byte) (held []cni.Holding, err error) {
+	_, absent := os.Stat(separateDir)
+	file, err := n.Find(separate)
+	if err != nil || conf == nil && absent != nil {
+		return nil, nil //nolint:nilerr // see above
+	}
+	var stdout, stderr bytes.Buffer
+	err = process.Command{Path: file, Args: []string{"list"}, Stdin: conf, Stdout: &stdout, Stderr: &stderr}.Run(ctx)
+	if err != nil {
+		err = fmt.Errorf("%s: %w: %s", file, err, bytes.TrimSpace(stderr.Bytes()))
+	}
+	if json.Unmarshal(stdout.Bytes(), &held) != nil && err == nil {
+		err = fmt.Errorf("%s list: no JSON: %.200q", file, stdout.String())
+	}
+	return held, err
 }
 
 // choosesPlace says whether a configuration may say where a plugin keeps things.

@@ -559,6 +559,33 @@ var _ = Describe("GC", Label("cluster-gc"), func() {
 	})
 })
 
+var _ = It("lists what its records name, without a request", Label("cluster-list"), func() {
+	s := newServer()
+	n := s.node("node-a", ranges8)
+	addr := n.add("one")
+	other := n.with(Object{"space": "shop"})
+	Expect(other.add("one")).NotTo(BeEmpty())
+	s.requests()
+	list := func(conf string) string {
+		var out, errs bytes.Buffer
+		env := skel.Env{Stdin: strings.NewReader(conf), Stdout: &out, Stderr: &errs}
+		Expect(listCommand(env)).To(BeZero(), errs.String())
+		return out.String()
+	}
+	Expect(list("")).To(Equal("null\n"))
+	var held []cni.Holding
+	Expect(json.Unmarshal([]byte(list(Text(n.conf()))), &held)).To(Succeed())
+	Expect(held).To(ConsistOf(HaveField("Value", addr+" of default"), HaveField("Value", HaveSuffix(" of shop"))))
+	Expect(held[0]).To(And(HaveField("Plugin", "cluster-local"), HaveField("Network", "net"),
+		HaveField("ContainerID", "one"), HaveField("Kept", BeARegularFile())))
+	Expect(s.requests()).To(BeEmpty())
+	s.set(func(http.ResponseWriter, *http.Request, func()) bool { panic(http.ErrAbortHandler) })
+	n.within(300*time.Millisecond).fails(11, "DEL", "one")
+	Expect(list(Text(n.conf()))).To(ContainSubstring(addr), "DEL still has to release it")
+	n.network = "other"
+	Expect(list(Text(n.conf()))).To(Equal("[]\n"))
+})
+
 var _ = Describe("STATUS", Label("cluster-status"), func() {
 	It("asks nobody, unless it is told to", func() {
 		s := newServer()

@@ -26,7 +26,8 @@ func Plugin() skel.Plugin[*config] {
 	p.Name = "cluster-local"
 	p.About = "gives addresses from ranges that all nodes share, with leases in the Kubernetes API"
 	p.Config = skel.ConfigOf(wireConfig{}, parseConfig)
-	p.Commands = map[string]func(skel.Env) int{"reclaim": reclaimCommand, "import": importCommand}
+	p.Commands = map[string]func(skel.Env) int{"reclaim": reclaimCommand, "import": importCommand,
+		"list": listCommand}
 	return p
 }
 
@@ -62,5 +63,6 @@ func plugin(placeOf func(*skel.Request) (place, error)) skel.Plugin[*config] {
 		Check:  check,
 		GC:     at(gc),
 		Status: status,
+		List:   list,
 	}
 }
