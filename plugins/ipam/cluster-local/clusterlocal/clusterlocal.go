@@ -111,6 +111,7 @@ func add(ctx context.Context, req *skel.Request, cfg *config) (*cni.Result, erro
 		return nil, err
 	}
 	req.OnFail("give the addresses back", func(ctx context.Context) error { return a.end(ctx, a.record) })
+	req.Step("reserve addresses")
 	var ips []cni.IP
 	for i, set := range cfg.sets {
 		addr, err := a.take(ctx, i, set)
@@ -123,6 +124,7 @@ func add(ctx context.Context, req *skel.Request, cfg *config) (*cni.Result, erro
 	if err := a.keep(ctx, a.record); err != nil {
 		return nil, err
 	}
+	req.Step("look for late requests")
 	a.sweep(ctx)
 	return &cni.Result{IPs: append(ips, cfg.static...), Routes: cfg.routes, DNS: dns}, nil
 }
