@@ -132,6 +132,25 @@ func CheckInstalled(f nft.Family) error {
 	return nil
 }
 
+// Ready says, without running a program, why those of IPv4 cannot make rules: one is not installed, or they are those
+// over nf_tables, which the kernel lacks. Only containers with an address of IPv6 need the programs of that family.
+func Ready(nf *nft.Conn) error {
+	if err := CheckInstalled(nft.IPv4); err != nil {
+		return err
+	}
+	restore, err := process.LookPath(programOf(nft.IPv4) + "-restore")
+	if err == nil {
+		restore, err = filepath.EvalSymlinks(restore)
+	}
+	if err != nil || !strings.Contains(filepath.Base(restore), string(NFT)) {
+		return err
+	}
+	if err := nf.ProbeTables(); err != nil {
+		return fmt.Errorf("%s needs nf_tables: %w", filepath.Base(restore), err)
+	}
+	return nil
+}
+
 // Instead adds to an error of iptables why nftables, which come first, could not be used; lack is nil where they could.
 func Instead(err, lack error) error {
 	if err == nil || lack == nil {

@@ -323,11 +323,10 @@ func gcIPTables(ctx context.Context, nf *nft.Conn, valid cni.Set, s *store) erro
 	return errors.Join(errs...)
 }
 
-// statusIPTables needs no programs of IPv6: only containers with an address of that family do.
-func statusIPTables() error {
+func statusIPTables(nf *nft.Conn) error {
 	err := statefile.Writable(recordDir)
 	if err == nil {
-		err = ipt.CheckInstalled(nft.IPv4)
+		err = ipt.Ready(nf)
 	}
 	if err != nil {
 		return fmt.Errorf("masquerade with iptables: %w", err)

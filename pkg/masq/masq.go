@@ -146,13 +146,13 @@ func GC(ctx context.Context, nf *nft.Conn, valid cni.Set) error {
 // Status says whether Add could work, without running a program.
 func Status(_ context.Context, nf *nft.Conn, b ipt.Backend) error {
 	if b == ipt.IPTables {
-		return statusIPTables()
+		return statusIPTables(nf)
 	}
 	err := nf.Probe(Config{}.owned().Layout)
 	if b != ipt.Auto || !errors.Is(err, nft.ErrUnsupported) {
 		return err
 	}
-	if other := statusIPTables(); other != nil {
+	if other := statusIPTables(nf); other != nil {
 		return errors.Join(err, other)
 	}
 	return nil

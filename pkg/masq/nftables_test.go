@@ -466,10 +466,11 @@ var _ = Describe("masquerade with nftables", Label("kernel"), func() {
 		asked.Backend = ipt.NFTables
 		Expect(without(func(ctx context.Context, nf *nft.Conn) error { return masq.Add(ctx, nf, asked) })).
 			To(MatchError(nft.ErrUnsupported))
-		Expect(without(func(_ context.Context, nf *nft.Conn) error {
-			return masq.Status(context.Background(), nf, ipt.NFTables)
-		})).
-			To(MatchError(nft.ErrUnsupported))
+		status := func(b ipt.Backend) error {
+			return without(func(ctx context.Context, nf *nft.Conn) error { return masq.Status(ctx, nf, b) })
+		}
+		Expect(status(ipt.NFTables)).To(MatchError(nft.ErrUnsupported))
+		Expect(status(ipt.IPTables)).To(Succeed())
 		Expect(without(func(ctx context.Context, nf *nft.Conn) error {
 			return errors.Join(masq.Status(ctx, nf, ipt.Auto), masq.Add(ctx, nf, one), masq.Check(ctx, nf, one))
 		})).To(Succeed())
@@ -479,6 +480,10 @@ var _ = Describe("masquerade with nftables", Label("kernel"), func() {
 		})).To(Succeed())
 		Expect(host.Cmd("iptables-legacy", "-t", "nat", "-S")).NotTo(ContainSubstring("CNI-"))
 		Expect(records(host)).To(BeEmpty())
+		nstest.UseVariant("nft")
+		for _, b := range []ipt.Backend{ipt.Auto, ipt.IPTables} {
+			Expect(status(b)).To(MatchError(ContainSubstring("xtables-nft-multi needs nf_tables")))
+		}
 	})
 })
 

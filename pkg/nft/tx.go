@@ -176,6 +176,11 @@ func (c *Conn) Probe(l Layout) error {
 	return c.batch(tx.msgs, false)
 }
 
+// ProbeTables returns nil if the kernel has nf_tables at all. The error matches ErrUnsupported when it lacks them.
+func (c *Conn) ProbeTables() error {
+	return c.batch([]message{newTable(Table{Family: IPv4, Name: "hawser"})}, false)
+}
+
 func (chain Chain) compile(family Family) [][][]byte {
 	out := make([][][]byte, len(chain.Rules))
 	for i, r := range chain.Rules {

@@ -392,12 +392,15 @@ var _ = Describe("STATUS", Label("kernel"), func() {
 		Expect(w.Cmd("find", recordDir, "-name", "*.json")).To(BeEmpty())
 	})
 
-	It("is code 50 where ADD would fail", func() {
+	It("is code 50 where ADD would fail", Label("status-variant"), func() {
 		w := newWorld()
 		nstest.WithoutPrograms(func() { w.Fails(status(w, Object{"backend": "iptables"}), 50) })
 		asked := refused(status(w, Object{"backend": "nftables"}))
 		Expect(w.Fails(asked, 50)).To(ContainSubstring("not supported"))
+		nstest.UseVariant("legacy")
 		Expect(w.Call(refused(status(w))).Code).To(BeZero())
+		nstest.UseVariant("nft")
+		Expect(w.Fails(refused(status(w)), 50)).To(ContainSubstring("xtables-nft-multi needs nf_tables"))
 		w.Cmd("sh", "-c", "rm -rf /run/hawser; touch /run/hawser")
 		w.Fails(status(w), 50)
 	})

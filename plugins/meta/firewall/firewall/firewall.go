@@ -117,7 +117,7 @@ func (c call) probe(ctx context.Context, cfg config) error {
 	if missing := ipt.CheckInstalled(nft.IPv6); missing != nil {
 		c.Warn("backend iptables: nothing for containers with an IPv6 address: %v", missing)
 	}
-	return ipt.CheckInstalled(nft.IPv4)
+	return ipt.Ready(c.NF)
 }
 
 // newRecord makes the attachment's record, with the backend as configured. It looks for the bridge if the container

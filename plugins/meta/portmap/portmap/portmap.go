@@ -122,7 +122,7 @@ func (c call) probe(cfg config) error {
 	if err := ipt.CheckInstalled(nft.IPv6); err != nil {
 		c.Warn("backend iptables: no host ports of containers with an IPv6 address: %v", err)
 	}
-	return ipt.CheckInstalled(nft.IPv4)
+	return ipt.Ready(c.NF)
 }
 
 // verify compares the record with what is wanted, and the rules with the record.

@@ -498,6 +498,15 @@ var _ = Describe("STATUS", Label("kernel"), func() {
 		Expect(o.Msg).To(And(ContainSubstring("/run/hawser/portmap"), ContainSubstring("not supported")))
 	})
 
+	It("fails where the kernel has no nf_tables and iptables are those over them", Label("status-variant"), func() {
+		w := newWorld()
+		call := Call{Command: "STATUS", Conf: conf(), Before: nstest.RefuseNetfilterSockets}
+		nstest.UseVariant("legacy")
+		w.Succeeds(call)
+		nstest.UseVariant("nft")
+		Expect(w.Fails(call, cni.CodeUnavailable)).To(ContainSubstring("xtables-nft-multi needs nf_tables"))
+	})
+
 	It("fails where the kernel does not say whether kube-proxy is in its mode ipvs", func() {
 		const question = 48 // bytes of the request for the link "kube-ipvs0"
 		says := newWorld().Fails(Call{Command: "STATUS", Conf: conf(Object{"backend": "nftables"}), Before: func() {
