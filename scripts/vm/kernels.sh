@@ -51,6 +51,8 @@ touched() {
 	nf* | xt_* | ip_tables* | *iptables*) echo 'missing (usual|masquerade|host ports|firewall|macspoofchk)' ;;
 	br_netfilter) echo 'missing (usual|host ports|firewall|bridge$|portIsolation)' ;;
 	sch_* | cls_* | act_* | ifb) echo 'missing (usual|bandwidth)' ;;
+	veth) echo 'missing (usual|bridge$|ptp|.*vlan|tap|dummy|host-device)' ;;
+	read-only) echo 'missing (usual|masquerade|host ports|firewall|bandwidth$|tuning)' ;;
 	*) echo . ;;
 	esac
 }

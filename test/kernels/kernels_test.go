@@ -134,6 +134,8 @@ var _ = DescribeTable("a feature works, or names what is missing", Label("kernel
 		n.Host.IP("link add up0 type dummy", "link set up0 up")
 	case keys["master"] == "up0":
 		Uplink(n.Host)
+	case bare && keys["deviceType"] == "netkit":
+		traffic = gateway // the way outside is a veth
 	}
 	p := NewPod("one")
 	a, answer := n.Chain("ADD", p, list), "yes"
@@ -143,9 +145,17 @@ var _ = DescribeTable("a feature works, or names what is missing", Label("kernel
 		n.Must("STATUS", p, list)
 	} else {
 		code, says := a.Error()
-		answer = fmt.Sprintf("code %d: %s", code, strings.Join(strings.Fields(says), " "))
+		status := ""
+		if n.Chain("STATUS", p, list).Code == 0 { // which asks what costs little
+			status = ", STATUS succeeds"
+		}
+		answer = fmt.Sprintf("code %d%s: %s", code, status, strings.Join(strings.Fields(says), " "))
 		result += ": " + answer
-		Expect(code).To(Or(BeEquivalentTo(2), BeEquivalentTo(50), BeEquivalentTo(5)), says)
+		codes := []uint{2, 50}
+		if names("iptables-restore", missing()) {
+			codes = append(codes, 5) // a program that is not installed
+		}
+		Expect(codes).To(ContainElement(code), says)
 		kind, _, _ := strings.Cut(feature, ", with")
 		Expect(names(says, append(missing(), lacks[kind]))).To(BeTrue(), "%q names none of %q", says, missing())
 	}
