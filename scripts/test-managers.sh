@@ -1,0 +1,158 @@
+#!/bin/bash
+# test-managers.sh: pods come and go on a host that Debian's udev, NetworkManager and systemd-networkd manage, each as
+# it is installed and as docs/kernels.md says to configure it: in namespaces, on a copy of this machine's root (root).
+set -euo pipefail
+cd "$(dirname "$0")/.."
+programs=${XDG_CACHE_HOME:-$HOME/.cache}/hawser/managers
+
+# unpacked has systemd, udev and NetworkManager unpacked, not installed, with the libraries of theirs that this machine lacks.
+unpacked() (
+	[ ! -d "$programs" ] || return 0
+	scripts/deps.sh dbus-daemon iproute2 iputils-ping jq
+	rm -rf "$programs.tmp"
+	mkdir -p "$programs.tmp/debs"
+	local retry=$PWD/scripts/retry.sh
+	cd "$programs.tmp/debs"
+	"$retry" apt-get -qq -o APT::Sandbox::User=root download systemd libsystemd-shared udev network-manager libnm0 \
+		libndp0 libteamdctl0 libmm-glib0 libpsl5 libcurl3-gnutls libjansson4 libreadline8 libbluetooth3
+	for package in *.deb; do dpkg -x "$package" ..; done
+	cd ..
+	for dir in bin lib; do # which are links to those in /usr on this machine
+		cp -a "$dir/." "usr/$dir/"
+		rm -r "$dir"
+	done
+	rm -r debs
+	mv -T "$programs.tmp" "$programs"
+)
+
+# enter runs inside of this script in namespaces, with a root that nobody keeps.
+enter() {
+	mount -t tmpfs tmpfs /mnt
+	mkdir /mnt/{upper,work,root}
+	mount -t overlay -o lowerdir=/,upperdir=/mnt/upper,workdir=/mnt/work overlay /mnt/root
+	cd /mnt/root
+	mount -t proc proc proc
+	mount -t sysfs sysfs sys
+	mount -t tmpfs tmpfs run
+	mount -t tmpfs tmpfs dev
+	cp -a /dev/{null,zero,random,urandom} dev/
+	ln -s /proc/self/fd dev/fd
+	cp -a "$1/." .
+	ip link set lo up
+	export SYSTEMD_IGNORE_CHROOT=1
+	exec chroot . "$OLDPWD/scripts/test-managers.sh" inside "${@:2}"
+}
+
+fail() { echo "== FAILED: $step: $*"; ip -br link; ip -br addr; exit 1; }
+settle() { [ ! -S /run/udev/control ] || udevadm settle -t 30; }
+attach() { ip netns add "$2" && cnitool add "$1" "/run/netns/$2" >"/run/$2"; }
+detach() { cnitool del "$1" "/run/netns/$2" && ip netns del "$2"; }
+
+# lives LIST POD: the pod's gateway answers, and CHECK passes.
+lives() {
+	local gateway
+	gateway=$(ip netns exec "$2" ip -j route | jq -r '.[] | select(.dst == "default").gateway')
+	ip netns exec "$2" ping -q -c 1 -W 10 "$gateway" >/dev/null || fail "the gateway $gateway does not answer"
+	cnitool check "$1" "/run/netns/$2" || fail "CHECK"
+}
+
+# keeps POD NAME: the interface of the host whose name begins so has the MAC address of the pod's result.
+keeps() {
+	local name mac
+	read -r name mac < <(jq -r --arg name "$2" '.interfaces[] | select((.sandbox // "") == "" and
+		(.name | startswith($name))) | .name + " " + .mac' "/run/$1")
+	[ "$(<"/sys/class/net/$name/address")" = "$mac" ]
+}
+
+# What a step is to do: "stay", "macs" (host ends get other MAC addresses) or "lost" (connections stop).
+alive() {
+	lives net one
+	lives p2p two
+	keeps one cni0 || fail "the bridge has another MAC address"
+	says=$(hawser doctor 2>&1) || true
+}
+stay() {
+	alive
+	keeps one veth || fail "a port has another MAC address"
+	keeps two veth || fail "a gateway has another MAC address"
+	[ "$says" = "nothing is wrong" ] || fail "$says"
+}
+macs() {
+	alive
+	! keeps two veth || fail "the gateway has the MAC address that it had"
+	[[ $says == *changed-mac* ]] || fail "$says"
+}
+lost() { timeout 60 sh -c 'until hawser doctor 2>&1 | grep -q "error drift"; do sleep 0.1; done' || fail "nothing is"; }
+
+# pods WHAT STEP: pods come and go.
+pods() {
+	step=$2
+	attach net one
+	attach p2p two
+	settle
+	"$1"
+	attach net three
+	settle
+	detach net three
+	settle
+	"$1"
+	detach net one
+	detach p2p two
+	settle
+	! ip -br link | grep '^veth' || fail "left after DEL"
+	ip link del cni0
+	echo "== $step: as it is to be"
+}
+
+inside() {
+	export PATH=$1:${1%/one}:$2:$PATH CNI_PATH=$1 NETCONFPATH=/etc/cni/net.d
+	[ -s /etc/machine-id ] || tr -d - </proc/sys/kernel/random/uuid >/etc/machine-id
+	rm -rf /etc/cni/net.d /etc/systemd/network /var/lib/cni
+	mkdir -p /etc/cni/net.d /etc/systemd/network /run/{udev,dbus,NetworkManager} /run/systemd/netif/{links,leases,lldp}
+	cat >/etc/cni/net.d/10-net.conflist <<-END
+		{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "bridge", "bridge": "cni0", "ipMasq": true,
+		 "isDefaultGateway": true, "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.88.0.0/24"}],
+		 [{"subnet": "fd00:88::/64"}]]}}, {"type": "firewall"}]}
+	END
+	cat >/etc/cni/net.d/20-p2p.conflist <<-END
+		{"cniVersion": "1.0.0", "name": "p2p", "plugins": [{"type": "ptp", "ipMasq": true, "ipam": {
+		 "type": "host-local", "ranges": [[{"subnet": "10.89.0.0/24"}]], "routes": [{"dst": "0.0.0.0/0"}]}}]}
+	END
+	pods stay "nobody manages the host"
+	/lib/systemd/systemd-udevd --daemon
+	udevadm trigger --subsystem-match=net
+	settle
+	pods macs "udev"
+	printf '[Match]\nOriginalName=veth* cni*\n[Link]\nMACAddressPolicy=none\n' >/etc/systemd/network/10-containers.link
+	udevadm control --reload
+	pods stay "udev, with 10-containers.link"
+	dbus-daemon --system --fork
+	printf '[main]\nplugins=keyfile\nauth-polkit=false\n' >/etc/NetworkManager/NetworkManager.conf
+	NetworkManager
+	pods stay "NetworkManager"
+	kill "$(</run/NetworkManager/NetworkManager.pid)"
+	getent passwd systemd-network >/dev/null || useradd -r systemd-network
+	chown -R systemd-network: /run/systemd/netif
+	printf '[Match]\nName=*\n[Network]\nDHCP=yes\n' >/etc/systemd/network/20-all.network
+	networkd
+	pods lost "systemd-networkd with Name=*"
+	printf '[Match]\nName=veth* cni* bwp*\n[Link]\nUnmanaged=yes\n' >/etc/systemd/network/10-containers.network
+	kill $!
+	wait $! || true
+	networkd
+	pods stay "systemd-networkd, with 10-containers.network"
+}
+networkd() {
+	/lib/systemd/systemd-networkd 2>/run/networkd.log &
+	timeout 60 sh -c 'until [ -e /run/systemd/netif/state ]; do sleep 0.1; done' || fail "networkd: $(</run/networkd.log)"
+}
+
+case ${1:-} in
+enter | inside) "$@" ;;
+*)
+	scripts/build.sh
+	unpacked
+	exec unshare -n -m -p -u -i --fork --kill-child --propagation private "$PWD/scripts/test-managers.sh" enter \
+		"$programs" "$PWD/bin/one" "$(scripts/clients.sh cnitool)"
+	;;
+esac
