@@ -165,6 +165,9 @@ var kernelBudgets = map[string]budget{
 		costs: costs{{251, 9, 9, 0}, {147, 4, 4, 1}, {99, 2, 2, 0}, {98, 0, 0, 0}, {122, 2, 2, 0}}},
 	"8021q": {name: "vlan, two families", plugin: "vlan", conf: ownVLAN, delegate: hostLocal,
 		costs: costs{{237, 9, 9, 0}, {147, 4, 4, 1}, {99, 2, 2, 0}, {98, 0, 0, 0}, {122, 2, 2, 0}}},
+	"netkit": {name: "ptp, netkit, masquerade", plugin: "ptp", conf: same(ptp(single, masquerade,
+		Object{"deviceType": "netkit"})), grows: gc, delegate: hostLocal,
+		costs: costs{{240, 18, 20, 2}, {181, 13, 13, 7}, {107, 2, 2, 1}, {164, 6, 6, 6}, {168, 10, 12, 2}}},
 	"dummy": {name: "dummy, two families", plugin: "dummy", conf: same(ipam(dual)), delegate: hostLocal,
 		costs: costs{{231, 7, 7, 0}, {144, 3, 3, 1}, {96, 1, 1, 0}, {98, 0, 0, 0}, {122, 2, 2, 0}}},
 }
@@ -176,7 +179,11 @@ var _ = Describe("a call that needs a feature of the kernel", Ordered, ContinueO
 	var n node
 	BeforeAll(func() { n = newNode(1) })
 	for feature, b := range kernelBudgets {
-		It("asks of the kernel no more than its budget: "+b.name, func() {
+		labels := Label()
+		if feature == "netkit" {
+			labels = Label("netkit")
+		}
+		It("asks of the kernel no more than its budget: "+b.name, labels, func() {
 			nstest.Need(feature)
 			b.isKept(func(try int) map[string]string {
 				records := n.measure(b, try)

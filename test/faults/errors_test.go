@@ -327,7 +327,7 @@ type failing struct {
 
 var _ = Describe("an error at every call", Label("kernel", "error"), func() {
 	for _, s := range scenarios() {
-		It("of "+s.Name+" leaves nothing half done", func() {
+		It("of "+s.Name+" leaves nothing half done", s.labels(), func() {
 			nstest.Need(s.Needs...)
 			l := learn(s)
 			each(l, failings(l))
@@ -454,7 +454,7 @@ type killing struct {
 
 var _ = Describe("a kill at every call", Label("kernel", "killed"), func() {
 	for _, s := range scenarios() {
-		It("of "+s.Name+" loses nothing", func() {
+		It("of "+s.Name+" loses nothing", s.labels(), func() {
 			nstest.Need(s.Needs...)
 			l := learn(s)
 			each(l, killings(l))

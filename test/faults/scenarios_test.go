@@ -4,6 +4,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/onsi/ginkgo/v2"
+
 	"github.com/hawser-cni/plugins/pkg/nstest/plugintest"
 )
 
@@ -85,6 +87,8 @@ func scenarios() []scenario {
 			Needs: nft},
 		{Name: "ptp, iptables", Conf: object{"type": "ptp", "ipMasq": true, "ipMasqBackend": "iptables",
 			"ipam": dual(1)}, Needs: ipt},
+		{Name: "ptp, netkit", Conf: object{"type": "ptp", "deviceType": "netkit", "ipMasq": true, "ipam": dual(1)},
+			Needs: append(nft, "netkit")},
 		{Name: "macvlan", Conf: onUplink("macvlan", object{"mode": "vepa"}), Needs: []string{"macvlan"}},
 		{Name: "macvlan, first on the host", Cold: true, Conf: object{"type": "macvlan", "master": "up0",
 			"enabledad": false, "ipam": dual(0)}, Needs: []string{"macvlan"}},
@@ -126,6 +130,14 @@ func firewall(backend string) object {
 func scenarioOf(name string) scenario {
 	all := scenarios()
 	return all[slices.IndexFunc(all, func(s scenario) bool { return s.Name == name })]
+}
+
+// labels are those of its specs.
+func (s scenario) labels() ginkgo.Labels {
+	if slices.Contains(s.Needs, "netkit") {
+		return ginkgo.Label("netkit")
+	}
+	return nil
 }
 
 func (s scenario) commands() []string {

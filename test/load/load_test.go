@@ -319,11 +319,12 @@ var _ = It("64 containers at a time take each a device of the host, and bring it
 	Expect(n.Snapshot("links")).To(Equal(before))
 })
 
-var _ = It("64 containers at a time get each a macvlan on one master", Label("kernel"), func() {
-	nstest.Need("macvlan")
+var _ = DescribeTable("64 containers at a time get each an interface", Label("kernel"), func(kind string, step Step) {
+	nstest.Need(kind)
 	n := NewNode()
 	Uplink(n.Host)
-	list := List{{Plugin: "macvlan", Keys: Object{"master": "up0", "ipam": HostLocal("10.88.0.0/24")}}}
+	before := n.Snapshot("links")
+	list := List{step}.With(step.Plugin, Object{"ipam": HostLocal("10.88.0.0/24")})
 	pods := make([]*Pod, workers)
 	for i := range pods {
 		pods[i] = NewPod(fmt.Sprintf("c%d", i))
@@ -339,7 +340,11 @@ var _ = It("64 containers at a time get each a macvlan on one master", Label("ke
 		Expect(Names(p.Host, "")).To(BeEmpty())
 	}
 	Expect(n.Files("/run/hawser/links")).NotTo(ContainSubstring(".json"))
-})
+	Expect(n.Snapshot("links")).To(Equal(before))
+},
+	Entry("macvlan on one master", "macvlan", Step{Plugin: "macvlan", Keys: Object{"master": "up0"}}),
+	Entry("netkit", Label("netkit"), "netkit", Step{Plugin: "ptp", Keys: Object{"deviceType": "netkit", "ipMasq": true}}),
+)
 
 // mixed is a node on which each call of a plugin is served by ours or by the
 // reference's, and each delegate's too.
