@@ -392,8 +392,8 @@ func late() map[string]Failure {
 	}
 }
 
-// hanging is IPAM that does not answer. The deadline is over when it has been asked and the plugin has nothing else to do:
-// the interface is up.
+// hanging is IPAM that does not answer. The deadline is over when it has been asked and the plugin has nothing else to
+// do: the interface is up.
 func hanging() Failure {
 	var isWaiting func() bool
 	return Failure{Prepare: func(w *World, cont *nstest.Host) {

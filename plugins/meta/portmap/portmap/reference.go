@@ -166,7 +166,10 @@ func (c call) verifyReferenceTables(r *record) (found bool, err error) {
 		})
 		found = found || len(own) > 0
 		for _, p := range r.portsTo(a) {
-			isItsRule := func(rule nft.LiveRule) bool { have, ok := translatedBy(a.family(), rule); return ok && have == p }
+			isItsRule := func(rule nft.LiveRule) bool {
+				have, ok := translatedBy(a.family(), rule)
+				return ok && have == p
+			}
 			if !slices.ContainsFunc(own, isItsRule) {
 				differs("no rule of host port %s", p)
 			}
