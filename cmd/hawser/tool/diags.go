@@ -71,7 +71,10 @@ func diags(ctx context.Context, n node.Node, log string) []byte {
 	for _, l := range lists {
 		var entries []any
 		for _, e := range l.Plugins {
-			entries = append(entries, only(listKeys, e.Raw))
+			data, _ := json.Marshal(e.Raw) // what was decoded can be encoded
+			var keys any
+			_ = json.Unmarshal(data, &keys)
+			entries = append(entries, only(listKeys, keys))
 		}
 		shown = append(shown, map[string]any{"file": l.File, "name": l.Name, "cniVersion": l.CNIVersion,
 			"plugins": entries})
@@ -178,13 +181,6 @@ const (
 // only leaves of a JSON value what stands below these keys, and of the others how many there are.
 func only(keys string, value any) any {
 	switch v := value.(type) {
-	case json.RawMessage:
-		var decoded any
-		_ = json.Unmarshal(v, &decoded) // it was decoded before
-		return only(keys, decoded)
-	case map[string]json.RawMessage:
-		data, _ := json.Marshal(v) // as above
-		return only(keys, json.RawMessage(data))
 	case []any:
 		for i := range v {
 			v[i] = only(keys, v[i])
