@@ -85,14 +85,19 @@ type job struct {
 
 func (j *job) String() string { return fmt.Sprint(j.call.Attachment.Attachment, j.call.Entry) }
 
-// pass repairs all attachments that live, or those of one container: its ID, the beginning of one, or its pod. Of what
-// failed for the same reason in the pass before it says nothing.
+// pass repairs all attachments that live, or those of one container: its ID, the beginning of one, or its pod. Host
+// ports come first: they are what somebody waits for. Of what failed for the same reason in the pass before it says
+// nothing.
 func (p *repairer) pass(ctx context.Context, of string) ([]repair, error) {
 	jobs, err := p.jobs(ctx, of)
 	errs, repairs := []error{err}, []repair{}
 	p.restore(ctx, jobs)
-	for _, j := range jobs {
-		p.repair(ctx, j)
+	for _, isFirst := range []bool{true, false} {
+		for _, j := range jobs {
+			if isFirst == (j.call.Plugin() == "portmap") {
+				p.repair(ctx, j)
+			}
+		}
 	}
 	jobs = slices.DeleteFunc(jobs, func(j *job) bool { return j.repair == nil })
 	failed := map[string]tried{}
@@ -114,10 +119,10 @@ func (p *repairer) pass(ctx context.Context, of string) ([]repair, error) {
 	return repairs, errors.Join(append(errs, context.Cause(ctx))...)
 }
 
-// jobs are what is to be looked at. Host ports come first: they are what somebody waits for.
+// jobs are what is to be looked at.
 func (p *repairer) jobs(ctx context.Context, of string) (jobs []*job, err error) {
 	all, err := p.Attachments(ctx)
-	errs, found, rest := []error{err}, of == "", []*job{}
+	errs, found := []error{err}, of == ""
 	for _, a := range all {
 		if !a.IsLive() || of != "" && !node.IsMeant(of, a.Pod, a.ContainerID) {
 			continue
@@ -126,17 +131,13 @@ func (p *repairer) jobs(ctx context.Context, of string) (jobs []*job, err error)
 		calls, err := p.Looks(a)
 		errs = append(errs, err)
 		for _, c := range calls {
-			if c.Plugin() == "portmap" {
-				jobs = append(jobs, &job{call: c})
-			} else {
-				rest = append(rest, &job{call: c})
-			}
+			jobs = append(jobs, &job{call: c})
 		}
 	}
 	if !found {
 		errs = append(errs, fmt.Errorf("no container %q that lives is in %s", of, p.CacheDir))
 	}
-	return append(jobs, rest...), errors.Join(errs...)
+	return jobs, errors.Join(errs...)
 }
 
 // misses gives the job a repair.
