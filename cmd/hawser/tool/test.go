@@ -42,7 +42,7 @@ type trial struct {
 
 	node     node.Node
 	list     node.List
-	out      io.Writer     // for the steps
+	out      io.Writer     // for the steps; nil = none
 	port     int           // of the host, that leads to the first container; 0 = no plugin takes it
 	made     []*scratch    // what ADD was called for
 	attached int           // how many of them have what it made
@@ -66,11 +66,11 @@ func testCommand(s *session) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			t := &trial{Network: list.Name, File: list.File, node: s.Node, list: list, out: s.out}
-			if s.json {
-				t.out = io.Discard
+			t := &trial{Network: list.Name, File: list.File, node: s.Node, list: list}
+			if !s.json {
+				t.out = s.out
+				fmt.Fprintf(t.out, "network %s of %s\n", plain(list.Name), plain(list.File))
 			}
-			fmt.Fprintf(t.out, "network %s of %s\n", plain(list.Name), plain(list.File))
 			t.run(s.ctx, limit)
 			if s.json {
 				err = s.show(t, nil)
@@ -166,8 +166,10 @@ func (t *trial) try(ctx context.Context, a attempt) {
 		s.Status, s.Why, t.OK = "failed", err.Error(), false
 	}
 	t.Steps = append(t.Steps, s)
-	line := fmt.Sprintf("%-10s %6.3fs  %s: %s", s.Step, s.Seconds, s.Status, s.Why)
-	fmt.Fprintln(t.out, strings.TrimSuffix(oneLine(line), ":"))
+	if t.out != nil {
+		line := fmt.Sprintf("%-10s %6.3fs  %s: %s", s.Step, s.Seconds, s.Status, s.Why)
+		fmt.Fprintln(t.out, strings.TrimSuffix(oneLine(line), ":"))
+	}
 }
 
 // add attaches a container of nobody's. Its namespace has no name, and ends with us at the latest.
