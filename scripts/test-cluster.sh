@@ -1,6 +1,7 @@
 #!/bin/bash
 # test-cluster.sh: cluster-local against an API server and etcd. The server is built from Kubernetes' own library
-# into the user's cache (minutes of CPU, once), etcd is Debian's, without its service. TESTFLAGS go to go test.
+# into the user's cache (minutes of CPU, once), etcd is Debian's, without its service. BENCH=1 measures instead.
+# TESTFLAGS go to go test.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -28,5 +29,7 @@ flock -u 9
 scripts/build.sh "$HAWSER_BIN" plugins/ipam/cluster-local
 [ -t 1 ] || export GINKGO_NO_COLOR=TRUE
 read -ra flags <<<"${TESTFLAGS:-}"
+specs='!cluster-bench'
+[ -z "${BENCH:-}" ] || { specs=cluster-bench; flags+=(-v); }
 cd test/kube
-NSTEST_REQUIRE=1 go test -count=1 -timeout 10m "${flags[@]}" .
+NSTEST_REQUIRE=1 go test -count=1 -timeout 20m -ginkgo.label-filter="$specs" "${flags[@]}" .

@@ -42,6 +42,7 @@ const (
 type cluster struct {
 	dir      string
 	etcd     *exec.Cmd
+	server   *exec.Cmd
 	etcdPort string
 	url      string
 	client   http.Client
@@ -72,6 +73,7 @@ func start() {
 	server.Stdout, server.Stderr = GinkgoWriter, GinkgoWriter
 	began := time.Now()
 	Expect(server.Start()).To(Succeed())
+	there.server = server
 	DeferCleanup(func() { _, _ = server.Process.Kill(), server.Wait() })
 	Eventually(func() error { _, err := there.ask("GET", "/readyz", nil); return err }).
 		WithTimeout(nstest.Patience(time.Minute)).Should(Succeed())
@@ -179,6 +181,20 @@ type answer struct {
 // start starts the program; the function waits for its answer.
 func (n node) start(command, id string, more object) (*exec.Cmd, func() answer) {
 	GinkgoHelper()
+	var out bytes.Buffer
+	cmd := n.command(command, id, more)
+	cmd.Stdout = &out
+	Expect(cmd.Start()).To(Succeed())
+	return cmd, func() (a answer) {
+		_ = cmd.Wait()
+		_ = json.Unmarshal(out.Bytes(), &a)
+		a.Text = out.String()
+		return a
+	}
+}
+
+func (n node) command(command, id string, more object) *exec.Cmd {
+	GinkgoHelper()
 	ipam := object{"type": "cluster-local", "node": n.name, "dataDir": n.dataDir, "kubeconfig": n.kubeconfig}
 	for k, v := range n.ipam {
 		ipam[k] = v
@@ -187,18 +203,11 @@ func (n node) start(command, id string, more object) (*exec.Cmd, func() answer) 
 	for k, v := range more {
 		conf[k] = v
 	}
-	var out bytes.Buffer
 	cmd := exec.Command(nstest.Build("cluster-local"))
-	cmd.Stdin, cmd.Stdout = bytes.NewReader(nstest.Must(json.Marshal(conf))), &out
+	cmd.Stdin = bytes.NewReader(nstest.Must(json.Marshal(conf)))
 	cmd.Env = []string{"CNI_COMMAND=" + command, "CNI_CONTAINERID=" + id, "CNI_IFNAME=eth0", "CNI_NETNS=/x",
 		"CNI_PATH=/x"}
-	Expect(cmd.Start()).To(Succeed())
-	return cmd, func() (a answer) {
-		_ = cmd.Wait()
-		_ = json.Unmarshal(out.Bytes(), &a)
-		a.Text = out.String()
-		return a
-	}
+	return cmd
 }
 
 func (n node) call(command, id string, more object) answer {
