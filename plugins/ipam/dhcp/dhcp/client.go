@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -21,7 +20,8 @@ import (
 // wait for the channels, and read current; the record's namespace and interface only after ready is closed.
 type client struct {
 	record
-	machine
+	protocol
+	*course
 	*daemon
 	log     *slog.Logger
 	ns      *ns.NS                // nil until it is opened
@@ -35,6 +35,17 @@ type client struct {
 	finish  func() error          // release, once
 }
 
+// protocol is how a client asks for its lease, by packets on an open link.
+type protocol interface {
+	// begin prepares an exchange. isFirst is the first one of an ADD, of which c gets an identity.
+	begin(ctx context.Context, l *link, c *client, isFirst bool) error
+	speak(ctx context.Context, l *link) error                      // sends what is to be sent now
+	listen(ctx context.Context, l *link, wait time.Duration) error // waits for an answer
+	resume(now time.Duration)                                      // goes on with the lease of a former daemon
+	giveBack(l *link) (at string, err error)                       // tells the server, at which MAC address
+	unanswered() string                                            // says who did not answer
+}
+
 const (
 	// exchangeMax is how long an exchange lasts at most. The next one verifies again that the container is there.
 	exchangeMax = 4 * time.Second
@@ -44,9 +55,10 @@ const (
 )
 
 func (d *daemon) newClient(r record) *client {
-	c := &client{record: r, machine: machine{identity: r.Client, pauses: d.flags}, daemon: d,
+	c := &client{record: r, course: &course{pauses: d.flags}, daemon: d,
 		log: d.log.With("lease", r.Attachment.String()), mounted: make(chan struct{}, 1),
 		ready: make(chan struct{}), done: make(chan struct{})}
+	c.protocol = &machine{identity: r.Client, course: c.course}
 	c.finish = sync.OnceValue(c.release)
 	return c
 }
@@ -129,30 +141,26 @@ func (c *client) exchange(ctx context.Context) error {
 		return err
 	}
 	defer c.limited(l.close)
-	if c.MAC == nil {
-		if c.fault = l.bringUp(ctx); c.fault != nil {
-			return c.fault
-		}
+	isFirst := c.Client.MAC == nil
+	if isFirst {
+		c.fault = l.bringUp(ctx)
 	}
-	// The links of ipvlan share a MAC address: before a link has its IP address, no answer to the MAC address finds it.
-	c.MAC, c.Broadcast = l.MAC, c.broadcast || l.Kind == "ipvlan"
-	c.Client = c.identity
+	if isFirst && c.fault != nil {
+		return c.fault
+	}
+	if err := c.begin(ctx, l, c, isFirst); err != nil {
+		return err
+	}
 	for end := sinceBoot() + exchangeMax; ; {
-		now := sinceBoot()
-		if p := c.tick(now); p != nil {
-			if _, err := l.send(ctx, p); err != nil {
-				return err
-			}
+		if err := c.speak(ctx, l); err != nil {
+			return err
 		}
+		now := sinceBoot()
 		if err := c.publish(l); err != nil || c.state == bound || now >= end || ctx.Err() != nil {
 			return err
 		}
-		message, err := l.receive(ctx, min(c.wake, end)-now)
-		if err != nil {
+		if err := c.listen(ctx, l, min(c.wake, end)-now); err != nil {
 			return err
-		}
-		if message != nil {
-			c.receive(sinceBoot(), message)
 		}
 	}
 }
@@ -177,29 +185,30 @@ func (c *client) publish(l *link) (err error) {
 	if was == is {
 		return nil
 	}
-	changes := c.isReady() && !slices.Equal(l.routes(was, c.options), l.routes(is, c.options))
+	had, has := was.result(c.Client.options).decode(), is.result(c.Client.options).decode()
+	changes := c.isReady() && !slices.Equal(l.routes(had), l.routes(has))
 	if c.FormerRoutes != nil { // a change is unfinished, or the lease was lost and its routes are remembered
 		changes = true
 	} else if changes {
-		if c.FormerRoutes, err = l.find(was, c.options); err != nil {
+		if c.FormerRoutes, err = l.find(had); err != nil {
 			return err
 		}
 	}
 	if changes && was != nil {
-		c.FormerACK = was.ack.ToBytes()
+		c.FormerACK = was.bytes()
 	}
 	c.setLease(is)
 	if err = c.put(); changes {
-		err = errors.Join(err, l.apply(c.FormerRoutes, was, is, c.options))
+		err = errors.Join(err, l.apply(c.FormerRoutes, had, has))
 	}
 	if err != nil {
 		return err
 	}
 	c.current.Store(is)
 	if is == nil {
-		c.log.Warn("lost", "address", was.prefix(), "why", c.fault)
+		c.log.Warn("lost", "address", was.String(), "why", c.fault)
 	} else {
-		c.log.Info("leased", "address", is.prefix(), "for", is.expiry-is.since)
+		c.log.Info("leased", "address", is.String(), "for", is.expiry-is.since)
 	}
 	if !c.isReady() {
 		close(c.ready)
@@ -224,11 +233,11 @@ func (c *client) put() error {
 // client: as long as the client is listed, no other client of this attachment can write a record.
 func (c *client) release() error {
 	if c.lease != nil {
-		log := c.log.With("address", c.lease.prefix())
+		log := c.log.With("address", c.lease.String())
 		if at, err := c.sendRelease(); err != nil {
 			log.Warn("the server may not know of a release", "error", err)
 		} else {
-			log.Info("released", "at", at.String())
+			log.Info("released", "at", at)
 		}
 	}
 	if c.ns != nil {
@@ -243,22 +252,58 @@ func (c *client) release() error {
 
 // sendRelease takes the address off, where the main plugin has not done so, and sends the server a RELEASE. It returns
 // the MAC address to which that went. So the interface does not answer for an address that the server lends again.
-func (c *client) sendRelease() (at net.HardwareAddr, err error) {
+func (c *client) sendRelease() (at string, err error) {
 	l, err := c.open(false)
 	if err != nil {
-		return nil, err
+		return "", err
 	}
 	// Closing the socket takes the kernel 10 ms and more. DEL does not wait for it.
 	defer c.running.Go(func() { c.limited(l.close) })
-	if current := c.current.Load(); current != nil {
-		if err := l.conn.DelAddr(l.Index, current.prefix()); err != nil {
-			return nil, err
+	for _, ip := range c.current.Load().result(options{}).decode().IPs {
+		if err := l.conn.DelAddr(l.Index, ip.Address); err != nil {
+			return "", err
 		}
 	}
-	p := c.releasePacket()
-	at, err = l.send(context.Background(), p) // it takes less than a second
+	return c.giveBack(l)
+}
+
+func (m *machine) begin(_ context.Context, l *link, c *client, _ bool) error {
+	// The links of ipvlan share a MAC address: before a link has its IP address, no answer to the MAC address finds it.
+	m.MAC, m.Broadcast = l.MAC, c.broadcast || l.Kind == "ipvlan"
+	c.Client = m.identity
+	return nil
+}
+
+func (m *machine) speak(ctx context.Context, l *link) (err error) {
+	if p := m.tick(sinceBoot()); p != nil {
+		_, err = l.send(ctx, p)
+	}
+	return err
+}
+
+func (m *machine) listen(ctx context.Context, l *link, wait time.Duration) error {
+	message, err := l.receive(ctx, wait)
+	if message != nil && err == nil {
+		m.receive(sinceBoot(), message)
+	}
+	return err
+}
+
+func (m *machine) resume(now time.Duration) {
+	if now >= m.lease.renew {
+		m.enter(rebooting, now)
+	} else {
+		m.enterBound()
+	}
+}
+
+func (m *machine) giveBack(l *link) (string, error) {
+	p := m.releasePacket()
+	at, err := l.send(context.Background(), p) // it takes less than a second
 	if err == nil && at == nil {
 		err = fmt.Errorf("nobody answers for %s, so that it went to all on the link", cmp.Or(p.hop, p.dst))
 	}
-	return at, err
+	return at.String(), err
 }
+
+func (m *machine) unanswered() string { return "no DHCP server answered" }

@@ -524,19 +524,19 @@ var _ = Describe("a change", func() {
 		c.IP("link add eth0 type veth peer name other", "link set other up", "addr add 10.9.0.50/24 dev eth0",
 			"link set eth0 up", "route add 192.0.2.0/24 via 10.9.0.1", "route add 198.51.100.0/24 via 10.9.0.1",
 			"route add 203.0.113.0/24 via 10.9.0.1")
-		with := func(nets ...string) *lease {
+		with := func(nets ...string) *cni.Result {
 			var routes dhcpv4.Routes
 			for _, dst := range nets {
 				_, to, err := net.ParseCIDR(dst)
 				Expect(err).NotTo(HaveOccurred())
 				routes = append(routes, &dhcpv4.Route{Dest: to, Router: net.IPv4(10, 9, 0, 1)})
 			}
-			return boundLife(dhcpv4.WithOption(dhcpv4.OptClasslessStaticRoute(routes...))).lease
+			return boundLife(dhcpv4.WithOption(dhcpv4.OptClasslessStaticRoute(routes...))).lease.result(options{}).decode()
 		}
 		link := linkOf(c)
 		c.Cmd("ip", "route", "del", "192.0.2.0/24") // an administrator's wish
 		was, is := with("192.0.2.0/24", "198.51.100.0/24"), with("192.0.2.0/24", "100.64.0.0/10")
-		Expect(link.apply(nstest.Must(link.find(was, options{})), was, is, options{})).To(Succeed())
+		Expect(link.apply(nstest.Must(link.find(was)), was, is)).To(Succeed())
 		var routes []struct{ Dst string }
 		c.JSON(&routes, "ip", "-j", "route")
 		Expect(routes).To(ConsistOf(HaveField("Dst", "10.9.0.0/24"), HaveField("Dst", "100.64.0.0/10"),

@@ -61,6 +61,15 @@ func (l *lease) prefix() netip.Prefix {
 	return prefix(net.IPNet{IP: l.ack.YourIPAddr, Mask: l.ack.SubnetMask()})
 }
 
+// String lists the addresses.
+func (l *lease) String() string {
+	list := fmt.Sprint(cni.Addresses(l.result(options{}).decode().IPs))
+	return strings.Trim(list, "[]")
+}
+
+// bytes are what a record keeps of the lease.
+func (l *lease) bytes() []byte { return l.ack.ToBytes() }
+
 // server returns the server's address and the next hop on the way to it: the server itself where it is on the
 // link, else the gateway of a route; the zero Addr where none is known.
 func (l *lease) server() (server, hop netip.Addr) {
@@ -214,7 +223,7 @@ func recordsOf(hostPrefix, socket string) statefile.Records[record] {
 func (r *record) setLease(l *lease) {
 	r.ACK, r.Since = nil, 0
 	if l != nil {
-		r.ACK, r.Since = l.ack.ToBytes(), l.since
+		r.ACK, r.Since = l.bytes(), l.since
 	}
 }
 

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
 
+	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/iface"
 	"github.com/hawser-cni/plugins/pkg/ns"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
@@ -245,14 +246,13 @@ type placed struct {
 	At  []rtnl.Route `json:"at,omitempty"` // none: nowhere
 }
 
-// routes are those of a lease. The first is to its subnet, which the kernel makes with the address.
-func (l *link) routes(from *lease, o options) []rtnl.Route {
-	if from == nil {
-		return nil
+// routes are those of a result. The first are to the subnets, which the kernel makes with the addresses.
+func (l *link) routes(of *cni.Result) (routes []rtnl.Route) {
+	for _, ip := range of.IPs {
+		routes = append(routes, rtnl.Route{Dst: ip.Address.Masked(), Src: ip.Address.Addr(), OutIndex: l.Index,
+			Scope: unix.RT_SCOPE_LINK, Protocol: unix.RTPROT_KERNEL, Table: unix.RT_TABLE_MAIN})
 	}
-	routes := []rtnl.Route{{Dst: from.prefix().Masked(), Src: from.prefix().Addr(), OutIndex: l.Index,
-		Scope: unix.RT_SCOPE_LINK, Protocol: unix.RTPROT_KERNEL, Table: unix.RT_TABLE_MAIN}}
-	for _, r := range from.result(o).decode().Routes {
+	for _, r := range of.Routes {
 		route := rtnl.Route{Dst: r.Dst, GW: r.GW, OutIndex: l.Index, Priority: r.Priority, Table: unix.RT_TABLE_MAIN}
 		if r.Scope != nil {
 			route.Scope = *r.Scope
@@ -262,10 +262,13 @@ func (l *link) routes(from *lease, o options) []rtnl.Route {
 	return routes
 }
 
-// find looks for the routes of a lease in all tables.
-func (l *link) find(from *lease, o options) (found []placed, err error) {
-	there, err := l.conn.Routes(l.Index, unix.AF_INET)
-	for _, r := range l.routes(from, o) {
+// find looks for the routes of a result in all tables.
+func (l *link) find(of *cni.Result) (found []placed, err error) {
+	if len(of.IPs) == 0 {
+		return nil, nil
+	}
+	there, err := l.conn.Routes(l.Index, rtnl.FamilyOf(of.IPs[0].Address.Addr()))
+	for _, r := range l.routes(of) {
 		p := placed{Dst: r.Dst}
 		for _, t := range there {
 			if t.Type == unix.RTN_UNICAST && t.Dst == r.Dst && t.GW == r.GW {
@@ -312,23 +315,29 @@ func place(routes []rtnl.Route, former []placed) (want []rtnl.Route) {
 	return want
 }
 
-// apply changes the interface from the lease was, whose routes are where former says, to the lease is. What both have
+// apply changes the interface from what was, whose routes are where former says, to what is. What both have
 // stays: an administrator may have changed it. Old routes go after the new ones are made. It can be called again.
-func (l *link) apply(former []placed, was, is *lease, o options) error {
-	moved := was == nil || is == nil || was.prefix() != is.prefix()
+func (l *link) apply(former []placed, was, is *cni.Result) error {
+	had, has := cni.Addresses(was.IPs), cni.Addresses(is.IPs)
 	var errs []error
-	if moved && was != nil { // and with the last address all routes
-		errs = append(errs, l.conn.DelAddr(l.Index, was.prefix()))
+	for _, p := range had { // with the last address all routes of IPv4 go, too
+		if !slices.Contains(has, p) {
+			errs = append(errs, l.conn.DelAddr(l.Index, p))
+		}
 	}
 	add := func(err error) {
 		if !errors.Is(err, unix.EEXIST) {
 			errs = append(errs, err)
 		}
 	}
-	if moved && is != nil {
-		add(l.conn.AddAddr(l.Index, rtnl.Addr{Prefix: is.prefix()}))
+	routes := l.routes(is)
+	var made []rtnl.Route // by the kernel
+	for i, p := range has {
+		if !slices.Contains(had, p) {
+			add(l.conn.AddAddr(l.Index, rtnl.Addr{Prefix: p}))
+			made = append(made, routes[i])
+		}
 	}
-	routes := l.routes(is, o)
 	want := place(routes, former)
 	for _, r := range want {
 		add(l.conn.AddRoute(r))
@@ -336,12 +345,9 @@ func (l *link) apply(former []placed, was, is *lease, o options) error {
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	var old []rtnl.Route
+	old := made // in the main table, also where a plugin had moved the others away
 	for _, p := range former {
 		old = append(old, p.At...)
-	}
-	if moved && is != nil { // the kernel makes it in the main table, also where a plugin had moved it away
-		old = append(old, routes[0])
 	}
 	for _, r := range old {
 		isSame := func(w rtnl.Route) bool { // for the kernel
@@ -351,7 +357,7 @@ func (l *link) apply(former []placed, was, is *lease, o options) error {
 			errs = append(errs, l.conn.DelRoute(r))
 		}
 	}
-	if moved && is != nil {
+	if made != nil {
 		errs = append(errs, iface.Announce(l.conn, l.Link))
 	}
 	return errors.Join(errs...)

@@ -33,22 +33,28 @@ type identity struct {
 	options
 }
 
-// machine is the state machine of a lease (RFC 2131, section 4.4), without clock and socket. tick returns the packet to
-// send now, wake is when to call it again at the latest, receive takes a message that has come. Times are since boot.
-type machine struct {
-	identity
+// course is where a client is on its way to a lease. Times are since boot.
+type course struct {
 	pauses flags // how long its pauses are
 	state  state
 	lease  *lease // nil: there is none
 	wake   time.Duration
 	fault  error // why the last answer was of no use, or nobody could be asked
 
+	began time.Duration // when it began to ask for a lease, or for its renewal
+	tries int           // of sending the same message
+	naks  int           // since the last lease
+}
+
+// machine is the state machine of a lease (RFC 2131, section 4.4), without clock and socket. tick returns the packet to
+// send now, wake is when to call it again at the latest, receive takes a message that has come.
+type machine struct {
+	identity
+	*course
+
 	xid   dhcpv4.TransactionID
-	began time.Duration  // when it began to ask for a lease, or for its renewal
-	secs  uint16         // that have passed since then; a REQUEST has those of its DISCOVER
+	secs  uint16         // that have passed since began; a REQUEST has those of its DISCOVER
 	offer *dhcpv4.DHCPv4 // of REQUESTING
-	tries int            // of sending the same message
-	naks  int            // since the last lease
 }
 
 // packet is a message, and where it goes.
@@ -111,21 +117,23 @@ func (m *machine) tick(now time.Duration) *packet {
 }
 
 // enterBound waits for the time of the renewal.
-func (m *machine) enterBound() { m.state, m.wake, m.naks = bound, m.lease.renew, 0 }
+func (c *course) enterBound() { c.state, c.wake, c.naks = bound, c.lease.renew, 0 }
+
+// half is a pause of half the time that is left.
+func half(now, end time.Duration) time.Duration { return min(max((end-now)/2, time.Second), end-now) }
 
 // pause is how long to wait for an answer: a little longer each time, or half the time
 // that is left.
-func (m *machine) pause(now time.Duration) time.Duration {
-	half := func(end time.Duration) time.Duration { return min(max((end-now)/2, time.Second), end-now) }
-	switch m.state {
+func (c *course) pause(now time.Duration) time.Duration {
+	switch c.state {
 	case renewing:
-		return half(m.lease.rebind)
+		return half(now, c.lease.rebind)
 	case rebinding:
-		return half(m.lease.expiry)
+		return half(now, c.lease.expiry)
 	}
-	pause := min(firstPause<<min(m.tries, eager), m.pauses.timeout)
-	if m.tries > eager {
-		pause = m.pauses.pauseMax
+	pause := min(firstPause<<min(c.tries, eager), c.pauses.timeout)
+	if c.tries > eager {
+		pause = c.pauses.pauseMax
 	}
 	pause = max(pause, firstPause)
 	return pause*9/10 + rand.N(pause/5)
@@ -215,10 +223,14 @@ func (m *machine) receive(now time.Duration, p *dhcpv4.DHCPv4) {
 	case kind == dhcpv4.MessageTypeNak:
 		m.fault, m.lease = fmt.Errorf("the server refuses the address: %q", p.Message()), nil
 		m.enter(selecting, now)
-		// A server that refuses all there is would keep us busy.
-		m.wake = now + min(firstPause<<min(m.naks, eager), m.pauses.pauseMax)
-		m.naks++
+		m.refused(now)
 	}
+}
+
+// refused waits before it asks again: a server that refuses all there is would keep us busy.
+func (c *course) refused(now time.Duration) {
+	c.wake = now + min(firstPause<<min(c.naks, eager), c.pauses.pauseMax)
+	c.naks++
 }
 
 // asked reports whether the sender was sent our REQUEST: one server, or any.

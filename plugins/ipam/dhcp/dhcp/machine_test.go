@@ -31,7 +31,7 @@ type life struct {
 func newLife() *life {
 	who := identity{MAC: ownMAC, ID: []byte("id"), options: options{Request: []byte{1, 3}}}
 	return &life{machine: machine{identity: who,
-		pauses: flags{timeout: 4 * time.Second, pauseMax: 62 * time.Second}}}
+		course: &course{pauses: flags{timeout: 4 * time.Second, pauseMax: 62 * time.Second}}}}
 }
 
 // answer makes a message of the server to the last one of the machine: of an hour's
@@ -450,7 +450,7 @@ func FuzzRecord(f *testing.F) {
 			return
 		}
 		now := time.Hour
-		m := machine{identity: r.Client, lease: leaseOf(r.ACK, r.Since), pauses: newLife().pauses}
+		m := machine{identity: r.Client, course: &course{lease: leaseOf(r.ACK, r.Since), pauses: newLife().pauses}}
 		if m.lease != nil {
 			m.lease.result(options{DNS: true})
 			m.releasePacket().message.ToBytes()

@@ -178,12 +178,8 @@ func (d *daemon) restore() error {
 			c.current.Store(leaseOf(c.FormerACK, c.Since))
 		}
 		close(c.ready)
-		switch now := sinceBoot(); {
-		case c.lease == nil:
-		case now >= c.lease.renew:
-			c.enter(rebooting, now)
-		default:
-			c.enterBound()
+		if c.lease != nil {
+			c.resume(sinceBoot())
 		}
 		c.start()
 	}
@@ -332,7 +328,7 @@ func (d *daemon) allocate(ctx context.Context, a cni.Attachment, c rpcCall) (*rp
 	defer cancel()
 	select {
 	case <-client.ready:
-		return client.current.Load().result(client.options), nil
+		return client.current.Load().result(client.Client.options), nil
 	case <-client.done:
 		return nil, cni.Errorf(cni.CodeTryAgain, "%w", client.err)
 	case <-ctx.Done():
@@ -388,7 +384,7 @@ func (d *daemon) check(a cni.Attachment, netns string) (*rpcResult, error) {
 	if !leads(c.hostPrefix+netns, c.NS) {
 		return nil, cni.Errorf(cni.CodeDrift, "%s has its lease in another namespace than %q", a, netns)
 	}
-	return l.result(c.options), nil
+	return l.result(c.Client.options), nil
 }
 
 // collect ends the leases of a network's attachments that are not valid.
