@@ -110,15 +110,16 @@ func (c *call) makeBridge() (rtnl.Link, error) {
 	return findBridge(c.Host, c.cfg.Bridge)
 }
 
-// unsupportedVLANs gives the answer of a kernel without VLAN filtering code 2.
+// unsupportedVLANs gives the answer of a kernel without VLAN filtering code 2, and leaves that of one without bridges.
 func (c config) unsupportedVLANs(err error) error {
-	if !c.filtersVLANs() || !errors.Is(err, unix.EOPNOTSUPP) {
+	if !c.filtersVLANs() || !errors.Is(err, unix.EOPNOTSUPP) || cni.AsError(err).Code == cni.CodeUnsupportedField {
 		return err
 	}
-	if c.VLAN != 0 {
-		return cni.Errorf(cni.CodeUnsupportedField, "vlan: %d: not supported by this kernel: %w", c.VLAN, err)
+	key := fmt.Sprint("vlan: ", c.VLAN)
+	if c.VLAN == 0 {
+		key = fmt.Sprint("vlanTrunk: ", c.Trunk)
 	}
-	return cni.Errorf(cni.CodeUnsupportedField, "vlanTrunk: %v: not supported by this kernel: %w", c.Trunk, err)
+	return cni.Lacking(fmt.Errorf("%s: %w", key, err), "CONFIG_BRIDGE_VLAN_FILTERING")
 }
 
 // randomMAC returns a locally administered unicast address.
