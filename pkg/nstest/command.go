@@ -124,7 +124,7 @@ func (h *Host) Start(p Program) *exec.Cmd {
 func (h *Host) HoldLock(path string) *os.Process {
 	ginkgo.GinkgoHelper()
 	holding := h.Start(Program{Path: "flock", Args: []string{"-o", path, "sh", "-c", "exec sleep 60 >/dev/null 2>&1"}})
-	gomega.Eventually(func() string { return h.Cmd("cat", "/proc/locks") }).
+	gomega.Eventually(func() string { return string(Must(os.ReadFile("/proc/locks"))) }).
 		Should(gomega.ContainSubstring(fmt.Sprint(holding.Process.Pid)))
 	return holding.Process
 }
@@ -132,7 +132,9 @@ func (h *Host) HoldLock(path string) *os.Process {
 // Sysctl reads a value below /proc/sys in the namespaces.
 func (h *Host) Sysctl(path string) string {
 	ginkgo.GinkgoHelper()
-	return strings.TrimSpace(h.Cmd("cat", "/proc/sys/"+path))
+	var value []byte
+	h.Do(func() { value = Must(os.ReadFile("/proc/sys/" + path)) })
+	return strings.TrimSpace(string(value))
 }
 
 // SetSysctl writes a value below /proc/sys in the namespaces.

@@ -37,9 +37,7 @@ type Host struct {
 // /var/lib and the /sys of that network namespace. It skips the spec where namespaces cannot be made.
 func NewHost() *Host {
 	ginkgo.GinkgoHelper()
-	h := create(true)
-	h.Cmd("ip", "link", "set", "lo", "up")
-	return h
+	return create(true)
 }
 
 // NewNetns makes what a runtime hands to a plugin: a network namespace in which nothing was touched (lo is
@@ -92,11 +90,29 @@ func (h *Host) unshare(machine bool) error {
 	if !machine {
 		return nil
 	}
-	if err := machineMounts(); err != nil {
+	if err := errors.Join(machineMounts(), loopbackUp()); err != nil {
 		return err
 	}
 	h.mounts, err = os.Open("/proc/thread-self/ns/mnt")
 	return err
+}
+
+// loopbackUp is "ip link set lo up" without a process.
+func loopbackUp() error {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("socket: %w", err)
+	}
+	defer unix.Close(fd)
+	lo, err := unix.NewIfreq("lo")
+	if err != nil {
+		return err
+	}
+	lo.SetUint16(unix.IFF_UP)
+	if err := unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, lo); err != nil {
+		return fmt.Errorf("lo up: %w", err)
+	}
+	return nil
 }
 
 // machineMounts gives the calling thread's mount namespace the directories in
@@ -273,7 +289,11 @@ type End struct {
 // Wire connects two Hosts by a veth pair, with both ends up and their addresses usable at once.
 func Wire(a, b End) {
 	ginkgo.GinkgoHelper()
-	a.Host.Cmd("ip", "link", "add", a.Name, "type", "veth", "peer", "name", b.Name, "netns", b.Host.Name)
+	// The kernel takes a veth whose index is that of its other end, as it would be in two new namespaces, for a link
+	// by itself, and tells of its carrier up to a second later.
+	index := fmt.Sprint(1000 + count.Add(1))
+	a.Host.Cmd("ip", "link", "add", a.Name, "index", index, "type", "veth",
+		"peer", "name", b.Name, "netns", b.Host.Name)
 	for _, e := range []End{a, b} {
 		// Duplicate address detection would end in the middle of a spec.
 		e.Host.SetSysctl("net/ipv6/conf/"+e.Name+"/accept_dad", "0")
@@ -307,12 +327,14 @@ func HasIPv6() bool {
 // the kernel gives it for that, a little after the other end is up.
 func (e End) settle() {
 	ginkgo.GinkgoHelper()
-	local := regexp.MustCompile(`(?m)^local fe80:`)
+	// Of its routes the address's own, which has RTF_LOCAL: the highest bit of the flags.
+	local := regexp.MustCompile(`(?m)^fe80[0-9a-f]{28} 80 .* 8[0-9a-f]{7} +` + regexp.QuoteMeta(e.Name) + `$`)
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
 	for end := time.Now().Add(Patience(Hang)); ; <-tick.C {
-		routes := e.Host.Cmd("ip", "-6", "route", "show", "table", "local", "dev", e.Name)
-		if local.MatchString(routes) {
+		var routes []byte
+		e.Host.Do(func() { routes = Must(os.ReadFile("/proc/thread-self/net/ipv6_route")) })
+		if local.Match(routes) {
 			return
 		}
 		if time.Now().After(end) {
