@@ -38,6 +38,9 @@ var tool = sync.OnceValue(func() string {
 	return out
 })
 
+// self is the tool's content.
+var self = sync.OnceValue(func() []byte { return nstest.Must(os.ReadFile(tool())) })
+
 // What stands in for a file of somebody: whose it is shows in it, and running it fails.
 const (
 	referencePath = "path\tgithub.com/containernetworking/plugins/plugins/main/bridge\nbuild\t-ldflags=\"" +
@@ -116,7 +119,6 @@ func (d dir) state() map[string]string {
 	GinkgoHelper()
 	all := map[string]string{}
 	d.Do(func() {
-		self := nstest.Must(os.ReadFile(tool()))
 		var known fs.FileInfo // a file that is the tool
 		err := filepath.WalkDir(d.path, func(path string, e fs.DirEntry, err error) error {
 			if err != nil || e.IsDir() {
@@ -128,7 +130,7 @@ func (d dir) state() map[string]string {
 				text += nstest.Must(os.Readlink(path))
 			} else if known != nil && os.SameFile(known, info) {
 				text += "ours"
-			} else if data := nstest.Must(os.ReadFile(path)); bytes.Equal(data, self) {
+			} else if data := nstest.Must(os.ReadFile(path)); bytes.Equal(data, self()) {
 				text, known = text+"ours", info
 			} else {
 				text += string(data[:min(len(data), 200)])

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"fmt"
+	"io/fs"
 	"maps"
 	"os"
 	"os/exec"
@@ -143,12 +144,20 @@ func (d dir) loop(args ...string) (said *gbytes.Buffer, stop func()) {
 // becomes waits until names are the one file, while others change the directory.
 func (d dir) becomes(names ...string) {
 	GinkgoHelper()
-	self := nstest.Must(os.ReadFile(tool()))
+	var known fs.FileInfo // a file that is the tool
 	d.Do(func() {
 		for _, name := range names {
 			Eventually(func() bool {
+				info, err := os.Stat(d.path + "/" + name)
+				if err != nil || known != nil && os.SameFile(known, info) {
+					return err == nil
+				}
 				data, err := os.ReadFile(d.path + "/" + name)
-				return err == nil && bytes.Equal(data, self)
+				if err != nil || !bytes.Equal(data, self()) {
+					return false
+				}
+				known = info
+				return true
 			}).Should(BeTrue(), name)
 		}
 	})
