@@ -30,11 +30,12 @@ type Program struct {
 }
 
 // Output is what a program left. Exit is its status, or 128 plus the signal that
-// ended it. Held says that something which the program, which succeeded, started and left behind
+// ended it. CPU is the time of processors that it took, with the children that it waited for. Held says that something which the program, which succeeded, started and left behind
 // still held its stdout or stderr seconds after its end.
 type Output struct {
 	Stdout, Stderr string
 	Exit           int
+	CPU            time.Duration
 	Held           bool
 }
 
@@ -55,6 +56,7 @@ func (h *Host) Run(p Program) Output {
 		ginkgo.Fail(fmt.Sprintf("%s: %v", strings.Join(cmd.Args, " "), err))
 	}
 	return Output{Stdout: stdout.String(), Stderr: stderr.String(), Exit: exitStatus(cmd.ProcessState),
+		CPU:  cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime(),
 		Held: errors.Is(err, exec.ErrWaitDelay)}
 }
 
