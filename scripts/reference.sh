@@ -14,7 +14,7 @@ flock 9
 [ ! -d "$dir" ] || exit 0
 work=$(mktemp -d "$cache/.reference.XXXXXX")
 trap 'rm -rf "$work"' EXIT
-if ! GOBIN=$work/bin CGO_ENABLED=0 GOFLAGS='' GOWORK=off "$(dirname "$0")/retry.sh" go install \
+if ! GOBIN=$work/bin CGO_ENABLED=0 GOFLAGS='' GOWORK=off "$(dirname "$0")/retry.sh" go install -trimpath \
 	"github.com/containernetworking/plugins/plugins/"{main,ipam,meta}"/...@$version" >"$work/log" 2>&1; then
 	echo "reference: github.com/containernetworking/plugins $version cannot be had: $(tail -n 1 "$work/log")" >&2
 	exit 0

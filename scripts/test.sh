@@ -15,13 +15,17 @@ trap 'rm -rf "$tmp"' EXIT
 export NSTEST_SKIPLOG=${NSTEST_SKIPLOG:-$tmp/skipped} failures=$tmp/failures
 touch "$NSTEST_SKIPLOG"
 
+# Compiled as the programs are, and with them; vetted once, all together.
+export CGO_ENABLED=0
+mapfile -t flags < <(scripts/flags.sh)
+export TESTFLAGS="${flags[*]} ${TESTFLAGS:-}"
 # ginkgo does not look whether it writes to a terminal.
 [ -t 1 ] || export GINKGO_NO_COLOR=TRUE
 failed=0
 packages=("${@/#/$PWD/}")
-[ $# = 0 ] && for module in . test; do
+[ $# = 0 ] && TESTFLAGS+=" -vet=off" && for module in . test; do
 	echo "== go vet in $module"
-	(cd "$module" && go vet ./...) || failed=1
+	(cd "$module" && go vet "${flags[@]}" ./...) || failed=1
 	mapfile -t -O ${#packages[@]} packages < <(cd "$module" &&
 		go list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.Dir}}{{end}}' ./...)
 done
