@@ -30,8 +30,9 @@ type Program struct {
 }
 
 // Output is what a program left. Exit is its status, or 128 plus the signal that
-// ended it. CPU is the time of processors that it took, with the children that it waited for. Held says that something which the program, which succeeded, started and left behind
-// still held its stdout or stderr seconds after its end.
+// ended it. CPU is the time of processors that it took, with the children that it waited for. Held says that
+// something which the program, which succeeded, started and left behind still held its stdout or stderr seconds after
+// its end.
 type Output struct {
 	Stdout, Stderr string
 	Exit           int

@@ -372,9 +372,9 @@ var _ = DescribeTable("no call fails beside installations", Label("install-load"
 	})
 	took := time.Since(began).Seconds()
 	each := time.Duration(busy.Load() / calls())
-	AddReportEntry("pace", fmt.Sprintf("%.0f calls a second, each %s of CPU: %d with host-local in process, %d with it "+
-		"executed, %d of loopback; %.0f installations a second", float64(calls())/took, each, inProcess.Load(),
-		executed.Load(), short.Load(), float64(installs.Load())/took))
+	AddReportEntry("pace", fmt.Sprintf("%.0f calls a second, each %s of CPU: %d with host-local in process, "+
+		"%d with it executed, %d of loopback; %.0f installations a second", float64(calls())/took, each,
+		inProcess.Load(), executed.Load(), short.Load(), float64(installs.Load())/took))
 	// Two processors that do nothing else make a hundred a second. The wall's time depends on who else computes.
 	Expect(each).To(BeNumerically("<", nstest.Patience(20*time.Millisecond)), "of CPU")
 }, Entry("in a loop", false), Entry("of --loop", true))

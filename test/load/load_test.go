@@ -343,7 +343,8 @@ var _ = DescribeTable("64 containers at a time get each an interface", Label("ke
 	Expect(n.Snapshot("links")).To(Equal(before))
 },
 	Entry("macvlan on one master", "macvlan", Step{Plugin: "macvlan", Keys: Object{"master": "up0"}}),
-	Entry("netkit", Label("netkit"), "netkit", Step{Plugin: "ptp", Keys: Object{"deviceType": "netkit", "ipMasq": true}}),
+	Entry("netkit", Label("netkit"), "netkit",
+		Step{Plugin: "ptp", Keys: Object{"deviceType": "netkit", "ipMasq": true}}),
 )
 
 // mixed is a node on which each call of a plugin is served by ours or by the

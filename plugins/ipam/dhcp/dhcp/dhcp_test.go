@@ -531,7 +531,8 @@ var _ = Describe("a change", func() {
 				Expect(err).NotTo(HaveOccurred())
 				routes = append(routes, &dhcpv4.Route{Dest: to, Router: net.IPv4(10, 9, 0, 1)})
 			}
-			return boundLife(dhcpv4.WithOption(dhcpv4.OptClasslessStaticRoute(routes...))).lease.result(options{}).decode()
+			l := boundLife(dhcpv4.WithOption(dhcpv4.OptClasslessStaticRoute(routes...))).lease
+			return l.result(options{}).decode()
 		}
 		link := linkOf(c)
 		c.Cmd("ip", "route", "del", "192.0.2.0/24") // an administrator's wish
