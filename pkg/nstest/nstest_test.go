@@ -109,7 +109,7 @@ var _ = Describe("Host", func() {
 
 	It("does not wait for what a program leaves behind", func() {
 		out := nstest.NewHost().Run(nstest.Program{Path: "sh", Args: []string{"-c", "sleep 1000 & echo out"}})
-		Expect(out).To(Equal(nstest.Output{Stdout: "out\n", Held: true}))
+		Expect(out).To(Equal(nstest.Output{Stdout: "out\n", Held: true, CPU: out.CPU}))
 	})
 
 	It("settles a cable before a snapshot can see it", func() {
