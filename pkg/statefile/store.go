@@ -38,27 +38,65 @@ type Records[T Record] struct {
 	Wait time.Duration // 0 = 30 seconds
 }
 
+// files are Records without their type, so that there is one code for all types: blank makes an empty record.
+type files struct {
+	path  string
+	wait  time.Duration
+	blank func() Record // a pointer to a T
+}
+
+func (r Records[T]) files() files {
+	return files{r.Path, r.Wait, func() Record { return any(new(T)).(Record) }}
+}
+
+// of is the record that a pointer of files leads to.
+func of[T Record](r Record) (record T) {
+	if r != nil {
+		record = *any(r).(*T)
+	}
+	return record
+}
+
 // Open makes the directory, where there is none, and locks it.
 func (r Records[T]) Open(ctx context.Context) (*Store[T], error) {
-	dir, err := OpenOwn(r.Path, 0o700)
+	return storeOf[T](r.files().open(ctx))
+}
+
+func storeOf[T Record](s *store, err error) (*Store[T], error) {
+	if s == nil {
+		return nil, err
+	}
+	return &Store[T]{s}, err
+}
+
+func (f files) open(ctx context.Context) (*store, error) {
+	dir, err := OpenOwn(f.path, 0o700)
 	if err != nil {
 		return nil, err
 	}
-	return r.lock(ctx, dir)
+	return f.lock(ctx, dir)
 }
 
 // OpenExisting is Open for calls that put no record: without a directory at the path the store is empty.
 func (r Records[T]) OpenExisting(ctx context.Context) (*Store[T], error) {
-	s := r.reader()
+	return storeOf[T](r.files().openExisting(ctx))
+}
+
+func (f files) openExisting(ctx context.Context) (*store, error) {
+	s := f.reader()
 	if s.dir == nil {
 		return s, s.err
 	}
-	return r.lock(ctx, s.dir)
+	return f.lock(ctx, s.dir)
 }
 
 // Locked calls work with the store of OpenExisting, which it closes, also after a panic.
-func (r Records[T]) Locked(ctx context.Context, work func(*Store[T]) error) (err error) {
-	s, err := r.OpenExisting(ctx)
+func (r Records[T]) Locked(ctx context.Context, work func(*Store[T]) error) error {
+	return r.files().locked(ctx, func(s *store) error { return work(&Store[T]{s}) })
+}
+
+func (f files) locked(ctx context.Context, work func(*store) error) (err error) {
+	s, err := f.openExisting(ctx)
 	if err != nil {
 		return err
 	}
@@ -66,35 +104,36 @@ func (r Records[T]) Locked(ctx context.Context, work func(*Store[T]) error) (err
 	return work(s)
 }
 
-func (r Records[T]) lock(ctx context.Context, dir *Dir) (*Store[T], error) {
-	lock, err := dir.LockFile(ctx, storeLock, 0o600, r.Wait)
+func (f files) lock(ctx context.Context, dir *Dir) (*store, error) {
+	lock, err := dir.LockFile(ctx, storeLock, 0o600, f.wait)
 	if err != nil {
 		return nil, errors.Join(err, dir.Close())
 	}
-	return &Store[T]{dir: dir, lock: lock}, nil
+	return &store{dir: dir, lock: lock, blank: f.blank}, nil
 }
 
 // reader opens the directory without the lock.
-func (r Records[T]) reader() *Store[T] {
-	dir, err := OpenOwn(r.Path, 0)
+func (f files) reader() *store {
+	dir, err := OpenOwn(f.path, 0)
 	if IsAbsent(err) {
 		err = nil
 	}
-	return &Store[T]{dir: dir, err: err}
+	return &store{dir: dir, err: err, blank: f.blank}
 }
 
 // Get is Store.Get.
 func (r Records[T]) Get(name string) (record T, ok bool, err error) {
-	s := r.reader()
+	s := r.files().reader()
 	defer s.Close()
-	return s.Get(name)
+	found, ok, err := s.get(name)
+	return of[T](found), ok, err
 }
 
 // Any is Store.Any.
 func (r Records[T]) Any(matches func(record T) bool) (bool, error) {
-	s := r.reader()
+	s := r.files().reader()
 	defer s.Close()
-	return s.Any(matches)
+	return s.any(func(record Record) bool { return matches(of[T](record)) })
 }
 
 // Kept is a record, with its file.
@@ -107,7 +146,15 @@ type Kept[T Record] struct {
 // List reads all records, in the order of their names. It takes no lock and removes nothing. What it could read comes
 // beside an error.
 func (r Records[T]) List() (all []Kept[T], err error) {
-	s := r.reader()
+	list, err := r.files().list()
+	for _, k := range list {
+		all = append(all, Kept[T]{of[T](k.Record), k.Path, k.Written})
+	}
+	return all, err
+}
+
+func (f files) list() (all []Kept[Record], err error) {
+	s := f.reader()
 	defer s.Close()
 	if s.dir == nil {
 		return nil, s.err
@@ -115,11 +162,11 @@ func (r Records[T]) List() (all []Kept[T], err error) {
 	names, err := s.names()
 	errs := []error{err}
 	for _, name := range names {
-		record, ok, err := s.Get(name)
+		record, ok, err := s.get(name)
 		errs = append(errs, err)
-		path := filepath.Join(r.Path, name+recordSuffix)
+		path := filepath.Join(f.path, name+recordSuffix)
 		if info, err := os.Lstat(path); ok && err == nil {
-			all = append(all, Kept[T]{record, path, info.ModTime()})
+			all = append(all, Kept[Record]{record, path, info.ModTime()})
 		}
 	}
 	return all, errors.Join(errs...)
@@ -127,34 +174,54 @@ func (r Records[T]) List() (all []Kept[T], err error) {
 
 // HasFile says whether there is a file of the record, damaged or half written ones too:
 // whether Drop has anything to do. It takes no lock.
-func (r Records[T]) HasFile(name string) bool {
+func (r Records[T]) HasFile(name string) bool { return r.files().hasFile(name) }
+
+func (f files) hasFile(name string) bool {
 	return slices.ContainsFunc([]string{name + recordSuffix, temporary(name + recordSuffix)}, func(file string) bool {
-		_, err := os.Lstat(filepath.Join(r.Path, file))
+		_, err := os.Lstat(filepath.Join(f.path, file))
 		return !errors.Is(err, fs.ErrNotExist)
 	})
 }
 
 // Put is Store.Put. It makes the directory.
-func (r Records[T]) Put(ctx context.Context, record T) error {
-	s, err := r.Open(ctx)
+func (r Records[T]) Put(ctx context.Context, record T) error { return r.files().put(ctx, record) }
+
+func (f files) put(ctx context.Context, record Record) error {
+	s, err := f.open(ctx)
 	if err != nil {
 		return err
 	}
-	return errors.Join(s.Put(record), s.Close())
+	return errors.Join(s.put(record), s.Close())
 }
 
 // Drop is Store.Drop. It takes no lock when there is none of the records.
 func (r Records[T]) Drop(ctx context.Context, names ...string) error {
-	if !slices.ContainsFunc(names, r.HasFile) {
+	return r.files().drop(ctx, names)
+}
+
+func (f files) drop(ctx context.Context, names []string) error {
+	if !slices.ContainsFunc(names, f.hasFile) {
 		return nil
 	}
-	return r.Locked(ctx, func(s *Store[T]) error { return s.Drop(names...) })
+	return f.locked(ctx, func(s *store) error { return s.Drop(names...) })
 }
 
 // All is Store.All.
 func (r Records[T]) All(ctx context.Context) (all []*T, err error) {
-	err = r.Locked(ctx, func(s *Store[T]) error {
-		all, err = s.All()
+	list, err := r.files().all(ctx)
+	return pointers[T](list), err
+}
+
+func pointers[T Record](list []Record) (all []*T) {
+	for _, record := range list {
+		all = append(all, any(record).(*T))
+	}
+	return all
+}
+
+func (f files) all(ctx context.Context) (all []Record, err error) {
+	err = f.locked(ctx, func(s *store) error {
+		all, err = s.all()
 		return err
 	})
 	return all, err
@@ -163,30 +230,39 @@ func (r Records[T]) All(ctx context.Context) (all []*T, err error) {
 // Collect calls end for each record that is stale, and drops it unless that fails. It holds
 // no lock meanwhile, and goes on after an error.
 func (r Records[T]) Collect(ctx context.Context, stale func(T) bool, end func(T) error) error {
-	all, err := r.All(ctx)
+	return r.files().collect(ctx, func(record Record) bool { return stale(of[T](record)) },
+		func(record Record) error { return end(of[T](record)) })
+}
+
+func (f files) collect(ctx context.Context, stale func(Record) bool, end func(Record) error) error {
+	all, err := f.all(ctx)
 	errs := []error{err}
 	var ended []string
 	for _, record := range all {
-		if !stale(*record) {
+		if !stale(record) {
 			continue
 		}
-		err := end(*record)
+		err := end(record)
 		if errs = append(errs, err); err == nil {
-			ended = append(ended, (*record).Hash())
+			ended = append(ended, record.Hash())
 		}
 	}
-	return errors.Join(append(errs, r.Drop(ctx, ended...))...)
+	return errors.Join(append(errs, f.drop(ctx, ended))...)
 }
 
 // Store is a directory of Records. Unless it was opened for reading only, nobody else writes there until Close.
-type Store[T Record] struct {
-	dir  *Dir  // nil where there is no directory
-	lock *Lock // nil for reading
-	err  error // of a directory that could not be opened for reading
+type Store[T Record] struct{ *store }
+
+// store is Store without its type.
+type store struct {
+	dir   *Dir  // nil where there is no directory
+	lock  *Lock // nil for reading
+	err   error // of a directory that could not be opened for reading
+	blank func() Record
 }
 
 // Close unlocks the directory. It may be called again.
-func (s *Store[T]) Close() error {
+func (s *store) Close() error {
 	if s.dir == nil {
 		return nil
 	}
@@ -200,22 +276,29 @@ func (s *Store[T]) Close() error {
 
 // Get reads a record; ok is false when there is none.
 func (s *Store[T]) Get(name string) (record T, ok bool, err error) {
-	var none T
+	found, ok, err := s.get(name)
+	return of[T](found), ok, err
+}
+
+func (s *store) get(name string) (record Record, ok bool, err error) {
 	if s.dir == nil {
-		return none, false, s.err
+		return nil, false, s.err
 	}
 	data, err := s.dir.Read(name + recordSuffix)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, ErrIrregular) {
-		return none, false, nil
+		return nil, false, nil
 	}
-	if err != nil || json.Unmarshal(data, &record) != nil || record.Hash() != name || !record.Plausible() {
-		return none, false, err
+	record = s.blank()
+	if err != nil || json.Unmarshal(data, record) != nil || record.Hash() != name || !record.Plausible() {
+		return nil, false, err
 	}
 	return record, true, nil
 }
 
 // Put writes a record, whole or not at all.
-func (s *Store[T]) Put(record T) error {
+func (s *Store[T]) Put(record T) error { return s.put(record) }
+
+func (s *store) put(record Record) error {
 	data, err := json.Marshal(record)
 	if err == nil && s.dir == nil {
 		err = fs.ErrClosed
@@ -228,7 +311,7 @@ func (s *Store[T]) Put(record T) error {
 
 // Drop removes records, also what a killed Put left of them, and goes on after an error. An
 // absent one is no error, nor a directory in its place.
-func (s *Store[T]) Drop(names ...string) error {
+func (s *store) Drop(names ...string) error {
 	if s.dir == nil {
 		return nil
 	}
@@ -243,14 +326,19 @@ func (s *Store[T]) Drop(names ...string) error {
 
 // All reads all records, in the order of their names, and removes what killed writers left.
 func (s *Store[T]) All() (all []*T, err error) {
+	list, err := s.all()
+	return pointers[T](list), err
+}
+
+func (s *store) all() (all []Record, err error) {
 	if s.dir == nil {
 		return nil, nil
 	}
 	if err := s.dir.Sweep(); err != nil {
 		return nil, err
 	}
-	_, err = s.Any(func(record T) bool {
-		all = append(all, &record)
+	_, err = s.any(func(record Record) bool {
+		all = append(all, record)
 		return false
 	})
 	return all, err
@@ -258,6 +346,10 @@ func (s *Store[T]) All() (all []*T, err error) {
 
 // Any says whether there is a record that matches. It reads no more than it has to.
 func (s *Store[T]) Any(matches func(record T) bool) (bool, error) {
+	return s.any(func(record Record) bool { return matches(of[T](record)) })
+}
+
+func (s *store) any(matches func(Record) bool) (bool, error) {
 	if s.dir == nil {
 		return false, s.err
 	}
@@ -266,7 +358,7 @@ func (s *Store[T]) Any(matches func(record T) bool) (bool, error) {
 		return false, err
 	}
 	for _, name := range names {
-		record, ok, err := s.Get(name)
+		record, ok, err := s.get(name)
 		if err != nil {
 			return false, err
 		}
@@ -278,7 +370,7 @@ func (s *Store[T]) Any(matches func(record T) bool) (bool, error) {
 }
 
 // names are those of the records' files, sorted.
-func (s *Store[T]) names() (names []string, err error) {
+func (s *store) names() (names []string, err error) {
 	files, err := s.dir.Names()
 	slices.Sort(files)
 	for _, file := range files {
