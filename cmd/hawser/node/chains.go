@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"sort"
 	"strings"
 
 	"github.com/hawser-cni/plugins/pkg/ipt"
@@ -60,8 +61,9 @@ func BaseChains(ctx context.Context) ([]BaseChain, error) {
 			}
 		}
 	}
-	slices.SortStableFunc(all, func(a, b BaseChain) int {
-		return cmp.Or(slices.Index(hooks, a.Hook)-slices.Index(hooks, b.Hook), cmp.Compare(a.Priority, b.Priority))
+	sort.SliceStable(all, func(i, j int) bool {
+		a, b := all[i], all[j]
+		return cmp.Or(slices.Index(hooks, a.Hook)-slices.Index(hooks, b.Hook), cmp.Compare(a.Priority, b.Priority)) < 0
 	})
 	return all, errors.Join(errs...)
 }

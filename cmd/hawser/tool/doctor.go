@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"os"
 	"slices"
+	"sort"
 	"strings"
 	"time"
 
@@ -158,7 +159,7 @@ func (f *facts) findings(looks ...func(*facts)) []finding {
 		}
 		return rank
 	}
-	slices.SortStableFunc(f.found, func(a, b finding) int { return rank(a) - rank(b) })
+	sort.SliceStable(f.found, func(i, j int) bool { return rank(f.found[i]) < rank(f.found[j]) })
 	return f.found
 }
 

@@ -9,7 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"slices"
+	"sort"
 	"strconv"
 	"strings"
 	"time"
@@ -228,14 +228,12 @@ func (s *leaseDir) dead(order iter.Seq[netip.Addr], most int) (found []lease, er
 			break
 		}
 	}
-	slices.SortStableFunc(found, func(a, b lease) int {
-		switch {
-		case a.isNow == b.isNow:
-			return a.changed.Compare(b.changed)
-		case b.isNow:
-			return -1
+	sort.SliceStable(found, func(i, j int) bool {
+		a, b := found[i], found[j]
+		if a.isNow == b.isNow {
+			return a.changed.Before(b.changed)
 		}
-		return 1
+		return b.isNow
 	})
 	return found[:min(len(found), most)], j.blind
 }

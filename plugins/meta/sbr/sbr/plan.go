@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"net/netip"
 	"slices"
+	"sort"
 
 	"golang.org/x/sys/unix"
 
@@ -60,7 +61,7 @@ func (f routing) mainRoutes() (routes []route) {
 		_, shared := whole.OtherHops(f.Link)
 		routes = append(routes, route{own.Route(), own, shared && whole.Header.Family == unix.AF_INET})
 	}
-	slices.SortStableFunc(routes, func(a, b route) int { return rtnl.GatewaysLast(a.copy, b.copy) })
+	sort.SliceStable(routes, func(i, j int) bool { return rtnl.GatewaysLast(routes[i].copy, routes[j].copy) < 0 })
 	return routes
 }
 

@@ -2,6 +2,7 @@ package vrf
 
 import (
 	"slices"
+	"sort"
 
 	"golang.org/x/sys/unix"
 
@@ -72,6 +73,6 @@ func (s snapshot) routesToMove(link int) (routes []rtnl.RouteCopy) {
 			routes = append(routes, r)
 		}
 	}
-	slices.SortStableFunc(routes, rtnl.GatewaysLast)
+	sort.SliceStable(routes, func(i, j int) bool { return rtnl.GatewaysLast(routes[i], routes[j]) < 0 })
 	return routes
 }
