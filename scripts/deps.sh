@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.."
 
 all=$#
 [ $# -gt 0 ] || set -- busybox-static conntrack containernetworking-plugins dbus-daemon dnsmasq-base firewalld iproute2 iptables \
-	iputils-ping jq netcat-openbsd nftables procps shellcheck socat tcpdump util-linux
+	iputils-ping jq kea-dhcp6-server netcat-openbsd nftables procps radvd shellcheck socat tcpdump util-linux
 missing=()
 for package; do
 	[ "$(dpkg-query -Wf '${db:Status-Status}' "$package" 2>/dev/null)" = installed ] || missing+=("$package")
@@ -25,12 +25,14 @@ mkdir -p "${promtool%/*}"
 exec 9>"${promtool%/*}/.apt.lock" # steps of .ci/run are at it beside each other
 flock 9
 export DEBIAN_FRONTEND=noninteractive
-unit=/etc/systemd/system/firewalld.service
-if [[ " ${missing[*]} " == *" firewalld "* && ! -e $unit ]]; then
-	echo "deps: the service of firewalld, which would change this machine's rules, is masked"
-	mkdir -p "${unit%/*}"
-	ln -s /dev/null "$unit"
-fi
+for service in firewalld kea-dhcp6-server radvd; do
+	unit=/etc/systemd/system/$service.service
+	if [[ " ${missing[*]} " == *" $service "* && ! -e $unit ]]; then
+		echo "deps: the service of $service, which would change this machine or its network, is masked"
+		mkdir -p "${unit%/*}"
+		ln -s /dev/null "$unit"
+	fi
+done
 scripts/retry.sh apt-get -qq update
 if [ "${missing[-1]}" = prometheus ]; then
 	unset 'missing[-1]'

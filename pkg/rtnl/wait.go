@@ -61,6 +61,26 @@ func (c *Conn) WaitDAD(ctx context.Context, index int) error {
 	})
 }
 
+// WaitLinkLocal waits until a link has a link-local address of IPv6 that can be used, and returns it. At the deadline
+// of ctx the error matches ctx's error.
+func (c *Conn) WaitLinkLocal(ctx context.Context, index int) (own netip.Addr, err error) {
+	err = c.wait(ctx, unix.RTNLGRP_IPV6_IFADDR, index, func() (string, error) {
+		addrs, err := c.Addrs(index)
+		for _, a := range addrs {
+			switch {
+			case !a.Prefix.Addr().Is6() || !a.Prefix.Addr().IsLinkLocalUnicast():
+			case a.DADFailed:
+				return "", c.linkError(index, fmt.Sprintf("address %s", a.Prefix), ErrDuplicate)
+			case !a.Tentative:
+				own = a.Prefix.Addr()
+				return "", err
+			}
+		}
+		return "a link-local address", err
+	})
+	return own, err
+}
+
 // WaitLocal waits until the namespace takes packets for IPv6 addresses of a link. The
 // kernel adds an address before it answers neighbours for it and has the local route;
 // packets that come earlier are lost. At the deadline of ctx the error names the

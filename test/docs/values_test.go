@@ -357,7 +357,8 @@ func dhcpValues() []values {
 		{key: "ipam.priority", good: `[0, 4294967295, null]`, bad: `[-1, 4294967296, 1.5, "5"]`},
 		options("ipam.provide[].option", ``, `, "", null`),
 		options("ipam.request[].option", `, "", null`, ``),
-	}, switches("ipam.dns"))
+		{key: "ipam.ipv6", good: `["dhcp", "slaac", "", null]`, bad: `["auto", "DHCP", true]`},
+	}, switches("ipam.dns", "ipam.ipv4"))
 }
 
 func staticValues() []values {

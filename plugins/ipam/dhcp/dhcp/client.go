@@ -58,14 +58,20 @@ func (d *daemon) newClient(r record) *client {
 	c := &client{record: r, course: &course{pauses: d.flags}, daemon: d,
 		log: d.log.With("lease", r.Attachment.String()), mounted: make(chan struct{}, 1),
 		ready: make(chan struct{}), done: make(chan struct{})}
-	c.protocol = &machine{identity: r.Client, course: c.course}
+	if r.Client.IPv6 == "" {
+		c.protocol = &machine{identity: r.Client, course: c.course}
+	} else {
+		c.protocol = &machine6{identity: r.Client, course: c.course, iaid: iaidOf(r.Attachment), ifName: r.IfName}
+	}
 	c.finish = sync.OnceValue(c.release)
 	return c
 }
 
+func (c *client) key() clientKey { return clientKey{c.Hash(), c.Client.isV6()} }
+
 // start lists the client and starts its goroutine. The caller holds d.mu.
 func (c *client) start() {
-	c.clients[c.Hash()] = c
+	c.clients[c.key()] = c
 	var ctx context.Context
 	ctx, c.stop = context.WithCancel(c.ctx)
 	c.running.Go(func() {
@@ -226,7 +232,7 @@ func (c *client) publish(l *link) (err error) {
 func (c *client) put() error {
 	c.writing.Lock()
 	defer c.writing.Unlock()
-	return c.records.Put(context.Background(), c.record)
+	return c.store(c.Client.isV6()).Put(context.Background(), c.record)
 }
 
 // release gives the lease back, as far as the interface is still there, and forgets it. The record goes before the
@@ -243,10 +249,10 @@ func (c *client) release() error {
 	if c.ns != nil {
 		c.limited(func() { _ = c.ns.Close() })
 	}
-	err := c.drop(c.Attachment)
+	err := c.drop(c.Attachment, c.Client.isV6())
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	delete(c.clients, c.Hash())
+	delete(c.clients, c.key())
 	return err
 }
 

@@ -28,6 +28,8 @@ type wireIPAM struct {
 	Provide  []wireProvide `json:"provide" help:"options that the server is told"`
 	Request  []wireRequest `json:"request" help:"options that the server is asked for, beside the usual ones"`
 	Priority uint32        `json:"priority" help:"metric of the routes"`
+	IPv4     *bool         `json:"ipv4" help:"ask for an IPv4 address" default:"true"`
+	IPv6     string        `json:"ipv6" help:"where an IPv6 address comes from" schema:"enum=dhcp|slaac empty"`
 	DNS      *bool         `json:"dns" help:"ask for resolver settings, and return them" default:"true"`
 }
 
@@ -45,7 +47,21 @@ type wireRequest struct {
 // config is what a configuration says.
 type config struct {
 	socket string
+	ipv4   bool
 	options
+}
+
+// families are the options of each lease that is asked for.
+func (c *config) families() (list []options) {
+	if c.ipv4 {
+		four := c.options
+		four.IPv6 = ""
+		list = append(list, four)
+	}
+	if c.isV6() {
+		list = append(list, options{IPv6: c.IPv6, Priority: c.Priority, DNS: c.DNS})
+	}
+	return list
 }
 
 // options say what the server is told and asked for, and what of its answer the result has. A lease's record has them.
@@ -54,7 +70,10 @@ type options struct {
 	Provide  map[uint8][]byte `json:"provide,omitempty"`
 	Priority uint32           `json:"priority,omitempty"`
 	DNS      bool             `json:"dns,omitempty"`
+	IPv6     string           `json:"ipv6,omitempty"` // empty: it is a lease of IPv4
 }
+
+func (o options) isV6() bool { return o.IPv6 != "" }
 
 // parseConfig reads a configuration, in the plugin and, since the protocol carries it
 // as it is, in the daemon.
@@ -67,10 +86,18 @@ func parseConfig(conf []byte, args string) (*config, error) {
 		return nil, cni.Refuse("ipam", nil, "is missing")
 	}
 	var problems cni.Problems
-	cfg := &config{socket: cmp.Or(wire.IPAM.Socket, defaultSocket), options: options{
-		Priority: wire.IPAM.Priority, Provide: map[uint8][]byte{}, DNS: wire.IPAM.DNS == nil || *wire.IPAM.DNS}}
+	cfg := &config{socket: cmp.Or(wire.IPAM.Socket, defaultSocket), ipv4: wire.IPAM.IPv4 == nil || *wire.IPAM.IPv4,
+		options: options{IPv6: wire.IPAM.IPv6, Priority: wire.IPAM.Priority, Provide: map[uint8][]byte{},
+			DNS: wire.IPAM.DNS == nil || *wire.IPAM.DNS}}
 	if !filepath.IsAbs(cfg.socket) {
 		problems.Add(cni.Refuse("ipam.daemonSocketPath", cfg.socket, "is no absolute path"))
+	}
+	if cfg.isV6() && cfg.IPv6 != byDHCP && cfg.IPv6 != bySLAAC {
+		problems.Add(cni.Refuse("ipam.ipv6", cfg.IPv6, "is no way to an IPv6 address").Suggest(`"dhcp" or "slaac"`))
+	}
+	if !cfg.ipv4 && !cfg.isV6() {
+		problems.Add(cni.Refuse("ipam.ipv4", false, "leaves no address to ask for").
+			Suggest(`set "ipv6" to "dhcp" or "slaac"`))
 	}
 	defaults := []byte{1, 3} // subnet mask and routers
 	for i, r := range wire.IPAM.Request {

@@ -177,7 +177,7 @@ func (l *lan) records() []string {
 	GinkgoHelper()
 	var names []string
 	l.Do(func() {
-		names = nstest.Must(filepath.Glob("/run/hawser/dhcp/*/*.json"))
+		names = nstest.Must(filepath.Glob("/run/hawser/dhcp*/*/*.json"))
 	})
 	return names
 }
@@ -495,7 +495,7 @@ var _ = Describe("the daemon", func() {
 		for i := range 1 + threadsMost {
 			a := cni.Attachment{Network: "net", ContainerID: fmt.Sprint(i), IfName: "lo"}
 			Expect(other.Put(record{Attachment: a})).To(Succeed())
-			go func() { dropped <- d.drop(a) }()
+			go func() { dropped <- d.drop(a, false) }()
 		}
 		Eventually(waits(d)).Should(BeTrue())
 		opened := make(chan error, 1)
@@ -524,7 +524,7 @@ var _ = Describe("the daemon", func() {
 		d.mu.Unlock()
 		Eventually(waits(d)).Should(BeTrue())
 		found := make(chan *client)
-		go func() { found <- d.find(cni.Attachment{Network: "net", ContainerID: "two", IfName: "eth0"}) }()
+		go func() { found <- d.find(cni.Attachment{Network: "net", ContainerID: "two", IfName: "eth0"}, false) }()
 		Eventually(found).Should(Receive(BeNil()))
 		Expect(other.Close()).To(Succeed())
 		Eventually(c.done).Should(BeClosed())

@@ -38,7 +38,13 @@ func add(ctx context.Context, req *skel.Request, cfg *config) (*cni.Result, erro
 		_, err := ask(ctx, cfg.socket, methodRelease, call)
 		return err
 	})
-	return res.decode(), nil
+	out := res.decode()
+	isV6 := func(ip cni.IP) bool { return ip.Address.Addr().Is6() }
+	if cfg.isV6() && !slices.ContainsFunc(out.IPs, isV6) {
+		return nil, cni.Errorf(cni.CodeUnsupportedField, "ipam.ipv6: %q: the DHCP daemon at %s asks for IPv4 "+
+			"addresses only; start that of this release", cfg.IPv6, cfg.socket)
+	}
+	return out, nil
 }
 
 // del has the daemon release the lease. Without a daemon it removes the record, so that the next one does not keep it.
@@ -69,7 +75,7 @@ func endLeases(ctx context.Context, req *skel.Request, method string,
 	switch {
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ECONNREFUSED):
 		req.Warn("%v; no server is told", err)
-		return drop(recordsOf("", socket))
+		return errors.Join(drop(recordsOf("", socket)), drop(records6Of("", socket)))
 	case isForeign(err):
 		req.Warn("%v: the daemon is the reference's; nothing is collected", err)
 		return nil

@@ -1,6 +1,7 @@
 package dhcp
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -21,9 +22,10 @@ import (
 	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
-// lease is what a server lends: its acknowledgement, and the times that follow from it, since boot.
+// lease is what a server lends: its acknowledgement, or that of IPv6, and the times that follow from it, since boot.
 type lease struct {
 	ack                   *dhcpv4.DHCPv4
+	six                   *lease6 // in place of ack
 	since                 time.Duration
 	renew, rebind, expiry time.Duration
 }
@@ -53,7 +55,7 @@ func newLease(ack *dhcpv4.DHCPv4, now time.Duration) (*lease, error) {
 	if renew <= 0 || renew >= rebind {
 		renew = min(whole/2, rebind)
 	}
-	return &lease{ack, now, now + renew, now + rebind, now + whole}, nil
+	return &lease{ack: ack, since: now, renew: now + renew, rebind: now + rebind, expiry: now + whole}, nil
 }
 
 // prefix is the leased address, with the length of its subnet.
@@ -68,7 +70,23 @@ func (l *lease) String() string {
 }
 
 // bytes are what a record keeps of the lease.
-func (l *lease) bytes() []byte { return l.ack.ToBytes() }
+func (l *lease) bytes() []byte {
+	if l.six != nil {
+		return l.six.bytes()
+	}
+	return l.ack.ToBytes()
+}
+
+// lender says whose address it is.
+func (l *lease) lender() string {
+	switch {
+	case l.six == nil:
+		return "server " + net.IP(l.ack.ServerIdentifier()).String()
+	case l.six.Server == nil:
+		return "router " + l.six.Router.String()
+	}
+	return fmt.Sprintf("server %x", l.six.Server)
+}
 
 // server returns the server's address and the next hop on the way to it: the server itself where it is on the
 // link, else the gateway of a route; the zero Addr where none is known.
@@ -90,6 +108,9 @@ func (l *lease) server() (server, hop netip.Addr) {
 func (l *lease) result(o options) *rpcResult {
 	if l == nil {
 		return &rpcResult{}
+	}
+	if l.six != nil {
+		return l.six.result(o)
 	}
 	ip := rpcIP{Address: net.IPNet{IP: l.ack.YourIPAddr, Mask: l.ack.SubnetMask()}}
 	for _, router := range l.ack.Router() {
@@ -192,19 +213,22 @@ type record struct {
 // Plausible leaves out what no daemon has written.
 func (r record) Plausible() bool { return r.Index > 0 && r.Netns != "" }
 
-const leaseRoot = "/run/hawser/dhcp/"
+const (
+	leaseRoot  = "/run/hawser/dhcp/"
+	lease6Root = "/run/hawser/dhcp6/" // those of IPv6, which an older daemon would take for IPv4's
+)
 
 // list lists the leases of all sockets' daemons.
 func list(context.Context, *skel.Request) (all []cni.Holding, err error) {
 	dirs, _ := filepath.Glob(leaseRoot + "*") // a good pattern
+	dirs6, _ := filepath.Glob(lease6Root + "*")
 	boot := time.Now().Add(-sinceBoot())
 	var errs []error
-	for _, dir := range dirs {
+	for _, dir := range append(dirs, dirs6...) {
 		held, err := frame.Held(statefile.Records[record]{Path: dir}, func(r record) []cni.Holding {
 			value := "lost"
 			if l := leaseOf(r.ACK, r.Since); l != nil {
-				value = fmt.Sprintf("%s server %s expires %s", l.prefix(), net.IP(l.ack.ServerIdentifier()),
-					boot.Add(l.expiry).UTC().Format(time.RFC3339))
+				value = fmt.Sprintf("%s %s expires %s", l, l.lender(), boot.Add(l.expiry).UTC().Format(time.RFC3339))
 			}
 			return []cni.Holding{{Attachment: r.Attachment, Kind: cni.HeldAddress, Value: value, Netns: r.Netns}}
 		})
@@ -215,7 +239,15 @@ func list(context.Context, *skel.Request) (all []cni.Holding, err error) {
 
 // recordsOf are the leases that a socket's daemon holds.
 func recordsOf(hostPrefix, socket string) statefile.Records[record] {
-	path := hostPrefix + leaseRoot + cni.Digest(socket, 16)
+	return recordsIn(hostPrefix+leaseRoot, socket)
+}
+
+func records6Of(hostPrefix, socket string) statefile.Records[record] {
+	return recordsIn(hostPrefix+lease6Root, socket)
+}
+
+func recordsIn(root, socket string) statefile.Records[record] {
+	path := root + cni.Digest(socket, 16)
 	return statefile.Records[record]{Path: path, Wait: 10 * time.Second}
 }
 
@@ -229,6 +261,9 @@ func (r *record) setLease(l *lease) {
 
 // leaseOf returns the lease of a stored ACK; nil: there is none.
 func leaseOf(answer []byte, since time.Duration) *lease {
+	if bytes.HasPrefix(answer, []byte("{")) { // no DHCP message begins so
+		return leaseOf6(answer, since)
+	}
 	ack, err := dhcpv4.FromBytes(answer)
 	if err != nil {
 		return nil

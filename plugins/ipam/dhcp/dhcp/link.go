@@ -48,7 +48,11 @@ func openLink(n *ns.NS, r *record) (*link, error) {
 			return err
 		}
 		r.Index = l.Index // others read it from the first time on
-		l.sock, err = packetSocket(l.Index, unix.ETH_P_IP, portFilter)
+		if r.Client.isV6() {
+			l.sock, err = packetSocket(l.Index, unix.ETH_P_IPV6, filter6)
+		} else {
+			l.sock, err = packetSocket(l.Index, unix.ETH_P_IP, portFilter)
+		}
 		return err
 	})
 	if err != nil {
@@ -246,11 +250,18 @@ type placed struct {
 	At  []rtnl.Route `json:"at,omitempty"` // none: nowhere
 }
 
+// kernelMetric6 is the metric of routes that the kernel makes with IPv6 addresses.
+const kernelMetric6 = 256
+
 // routes are those of a result. The first are to the subnets, which the kernel makes with the addresses.
 func (l *link) routes(of *cni.Result) (routes []rtnl.Route) {
 	for _, ip := range of.IPs {
-		routes = append(routes, rtnl.Route{Dst: ip.Address.Masked(), Src: ip.Address.Addr(), OutIndex: l.Index,
-			Scope: unix.RT_SCOPE_LINK, Protocol: unix.RTPROT_KERNEL, Table: unix.RT_TABLE_MAIN})
+		r := rtnl.Route{Dst: ip.Address.Masked(), Src: ip.Address.Addr(), OutIndex: l.Index,
+			Scope: unix.RT_SCOPE_LINK, Protocol: unix.RTPROT_KERNEL, Table: unix.RT_TABLE_MAIN}
+		if r.Src.Is6() {
+			r.Src, r.Priority = netip.Addr{}, kernelMetric6
+		}
+		routes = append(routes, r)
 	}
 	for _, r := range of.Routes {
 		route := rtnl.Route{Dst: r.Dst, GW: r.GW, OutIndex: l.Index, Priority: r.Priority, Table: unix.RT_TABLE_MAIN}

@@ -444,12 +444,22 @@ func FuzzRecord(f *testing.F) {
 		}
 		f.Add(data)
 	}
+	r.Client = newLife6(byDHCP).identity
+	r.setLease(newLease6(lease6{heard: heard{Own: own6, Router: router6}, Server: server6,
+		Addrs: []addr6{{lent6, 2 * time.Hour}}}, time.Minute))
+	if data, err := json.Marshal(r); err == nil {
+		f.Add(data)
+	}
 	f.Fuzz(func(t *testing.T, data []byte) {
 		var r record
 		if json.Unmarshal(data, &r) != nil || !r.Plausible() {
 			return
 		}
 		now := time.Hour
+		if r.Client.isV6() {
+			liveOn6(t, r, now)
+			return
+		}
 		m := machine{identity: r.Client, course: &course{lease: leaseOf(r.ACK, r.Since), pauses: newLife().pauses}}
 		if m.lease != nil {
 			m.lease.result(options{DNS: true})

@@ -65,21 +65,33 @@ type rpcRoute struct {
 	Scope    *int
 }
 
+// add adds the result of another family.
+func (w *rpcResult) add(other *rpcResult) {
+	w.IPs, w.Routes = append(w.IPs, other.IPs...), append(w.Routes, other.Routes...)
+	w.DNS = joinDNS(w.DNS, other.DNS)
+}
+
 func (w *rpcResult) decode() *cni.Result {
 	res := &cni.Result{DNS: w.DNS}
 	for _, ip := range w.IPs {
-		res.IPs = append(res.IPs, cni.IP{Address: prefix(ip.Address), Gateway: address(ip.Gateway)})
+		res.IPs = append(res.IPs, cni.IP{Address: prefix(ip.Address), Gateway: anyAddress(ip.Gateway)})
 	}
 	for _, r := range w.Routes {
-		res.Routes = append(res.Routes, cni.Route{Dst: prefix(r.Dst), GW: address(r.GW), Priority: uint32(r.Priority),
-			Scope: r.Scope})
+		res.Routes = append(res.Routes, cni.Route{Dst: prefix(r.Dst), GW: anyAddress(r.GW),
+			Priority: uint32(r.Priority), Scope: r.Scope})
 	}
 	return res
 }
 
 func prefix(n net.IPNet) netip.Prefix {
 	bits, _ := n.Mask.Size()
-	return netip.PrefixFrom(address(n.IP), bits)
+	return netip.PrefixFrom(anyAddress(n.IP), bits)
+}
+
+// anyAddress is the zero Addr where ip is no address.
+func anyAddress(ip net.IP) netip.Addr {
+	addr, _ := netip.AddrFromSlice(ip)
+	return addr.Unmap()
 }
 
 // expect reads a greeting: net/rpc sends just these bytes.

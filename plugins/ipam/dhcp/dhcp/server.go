@@ -28,16 +28,22 @@ import (
 // daemon serves the plugins on this host, and has a client for each lease.
 type daemon struct {
 	flags
-	log     *slog.Logger
-	records statefile.Records[record]
-	ctx     context.Context
-	threads chan struct{} // has an element for each thread that limited occupies
-	writing sync.Mutex    // of records: one thread waits for their lock, not one for each client
-	running sync.WaitGroup
-	freed   chan struct{} // gets an element when descriptors are closed
+	log               *slog.Logger
+	records, records6 statefile.Records[record]
+	ctx               context.Context
+	threads           chan struct{} // has an element for each thread that limited occupies
+	writing           sync.Mutex    // of records: one thread waits for their lock, not one for each client
+	running           sync.WaitGroup
+	freed             chan struct{} // gets an element when descriptors are closed
 
 	mu      sync.Mutex
-	clients map[string]*client // by the attachment's hash
+	clients map[clientKey]*client
+}
+
+// clientKey is an attachment's hash, and one of its address families.
+type clientKey struct {
+	hash string
+	isV6 bool
 }
 
 const (
@@ -63,8 +69,9 @@ func runDaemon(env skel.Env) int {
 }
 
 func newDaemon(ctx context.Context, f flags, log *slog.Logger) *daemon {
-	return &daemon{flags: f, log: log, records: recordsOf(f.hostPrefix, f.socket), ctx: ctx,
-		threads: make(chan struct{}, threadsMost), freed: make(chan struct{}, 1), clients: map[string]*client{}}
+	return &daemon{flags: f, log: log, records: recordsOf(f.hostPrefix, f.socket),
+		records6: records6Of(f.hostPrefix, f.socket), ctx: ctx, threads: make(chan struct{}, threadsMost),
+		freed: make(chan struct{}, 1), clients: map[clientKey]*client{}}
 }
 
 func (d *daemon) run(env skel.Env) error {
@@ -168,9 +175,10 @@ func passed(env skel.Env) string {
 // for again (INIT-REBOOT); those whose container is gone end at once.
 func (d *daemon) restore() error {
 	all, err := d.records.All(context.Background())
+	all6, err6 := d.records6.All(context.Background())
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	for _, r := range all {
+	for _, r := range append(all, all6...) {
 		c := d.newClient(*r)
 		c.lease = leaseOf(c.ACK, c.Since)
 		c.current.Store(c.lease)
@@ -183,7 +191,7 @@ func (d *daemon) restore() error {
 		}
 		c.start()
 	}
-	return err
+	return errors.Join(err, err6)
 }
 
 // limited calls do, which occupies a thread in the kernel, for a few clients at a time. Others wait without a thread.
@@ -204,10 +212,17 @@ func notify(events chan<- struct{}) {
 	}
 }
 
-func (d *daemon) drop(a cni.Attachment) error {
+func (d *daemon) store(isV6 bool) statefile.Records[record] {
+	if isV6 {
+		return d.records6
+	}
+	return d.records
+}
+
+func (d *daemon) drop(a cni.Attachment, isV6 bool) error {
 	d.writing.Lock()
 	defer d.writing.Unlock()
-	return d.records.Drop(context.Background(), a.Hash())
+	return d.store(isV6).Drop(context.Background(), a.Hash())
 }
 
 // answer serves one call.
@@ -292,99 +307,161 @@ func (d *daemon) serve(ctx context.Context, method string, c rpcCall) (*rpcResul
 	case methodRelease:
 		return nil, d.release(a)
 	case methodCheck:
-		return d.check(a, c.Netns)
+		return d.check(a, c)
 	case methodCollect:
 		return nil, d.collect(conf)
 	}
 	return nil, errors.New(noMethod + method)
 }
 
-// release ends the lease of an attachment. Without a client there may be a record that could not be read.
+// release ends the leases of an attachment. Without a client there may be a record that could not be read.
 func (d *daemon) release(a cni.Attachment) error {
-	if c := d.find(a); c != nil {
-		return c.end()
+	var errs []error
+	for _, isV6 := range []bool{false, true} {
+		if c := d.find(a, isV6); c != nil {
+			errs = append(errs, c.end())
+		} else {
+			errs = append(errs, d.drop(a, isV6))
+		}
 	}
-	return d.drop(a)
+	return errors.Join(errs...)
 }
 
-func (d *daemon) find(a cni.Attachment) *client {
+func (d *daemon) find(a cni.Attachment, isV6 bool) *client {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.clients[a.Hash()]
+	return d.clients[clientKey{a.Hash(), isV6}]
 }
 
-// allocate acquires a lease, or finds it: the reference's plugin asks in CHECK, too.
-func (d *daemon) allocate(ctx context.Context, a cni.Attachment, c rpcCall) (*rpcResult, error) {
-	cfg, err := parseConfig(c.StdinData, c.Args)
+// allocate acquires a lease of each family, or finds it: the reference's plugin asks in CHECK, too. Where one fails
+// those that it acquired end.
+func (d *daemon) allocate(ctx context.Context, a cni.Attachment, call rpcCall) (*rpcResult, error) {
+	cfg, err := parseConfig(call.StdinData, call.Args)
 	if err != nil {
 		return nil, err
 	}
-	client, err := d.findOrStart(a, c, cfg.options)
-	if err != nil {
-		return nil, err
-	}
-	ctx, cancel := context.WithTimeoutCause(ctx, d.total,
-		fmt.Errorf("interface %q: no DHCP server answered within %s", a.IfName, d.total))
+	ctx, cancel := context.WithTimeout(ctx, d.total)
 	defer cancel()
+	var all, started []*client
+	for _, o := range cfg.families() {
+		c, isNew, err := d.findOrStart(a, call, o)
+		if err != nil {
+			return nil, errors.Join(err, endAll(started))
+		}
+		if all = append(all, c); isNew {
+			started = append(started, c)
+		}
+	}
+	failed := make(chan *client, len(all)) // nil: has its lease
+	for _, c := range all {
+		go func() { failed <- c.await(ctx) }()
+	}
+	res := &rpcResult{}
+	for range all {
+		if c := <-failed; c != nil {
+			timeUp := context.Cause(ctx)
+			cancel()
+			return nil, c.failure(timeUp, endAll(started))
+		}
+	}
+	for _, c := range all {
+		res.add(c.current.Load().result(c.Client.options))
+	}
+	return res, nil
+}
+
+// await waits until the client has a lease. Else it returns it.
+func (c *client) await(ctx context.Context) *client {
 	select {
-	case <-client.ready:
-		return client.current.Load().result(client.Client.options), nil
-	case <-client.done:
-		return nil, cni.Errorf(cni.CodeTryAgain, "%w", client.err)
+	case <-c.ready:
+		return nil
+	case <-c.done:
 	case <-ctx.Done():
 	}
-	err = client.end()
-	err = errors.Join(cmp.Or(client.fault, context.Cause(ctx)), err)
-	return nil, &cni.Error{Code: cni.CodeTryAgain, Msg: "no more tries", Details: err.Error()}
+	return c
+}
+
+// failure says why a client that was ended has no lease. timeUp: why nobody waits any more.
+func (c *client) failure(timeUp, ended error) error {
+	if timeUp == nil {
+		return cni.Errorf(cni.CodeTryAgain, "%w", errors.Join(c.err, ended))
+	}
+	if errors.Is(timeUp, context.DeadlineExceeded) {
+		timeUp = fmt.Errorf("interface %q: %s within %s", c.IfName, c.unanswered(), c.total)
+	}
+	err := errors.Join(cmp.Or(c.fault, timeUp), ended)
+	return &cni.Error{Code: cni.CodeTryAgain, Msg: "no more tries", Details: err.Error()}
+}
+
+func endAll(clients []*client) error {
+	var errs []error
+	for _, c := range clients {
+		errs = append(errs, c.end())
+	}
+	return errors.Join(errs...)
 }
 
 // findOrStart returns the attachment's client, which it starts where there is none.
-func (d *daemon) findOrStart(a cni.Attachment, call rpcCall, o options) (*client, error) {
+func (d *daemon) findOrStart(a cni.Attachment, call rpcCall, o options) (c *client, isNew bool, err error) {
 	who := identity{ID: clientID(a), options: o}
-	if own, ok := o.Provide[dhcpv4.OptionClientIdentifier.Code()]; ok {
+	if o.isV6() {
+		who.ID = duid(a)
+	} else if own, ok := o.Provide[dhcpv4.OptionClientIdentifier.Code()]; ok {
 		who.ID = own
 	}
 	for {
 		d.mu.Lock()
-		c := d.clients[a.Hash()]
+		c := d.clients[clientKey{a.Hash(), o.isV6()}]
 		if c == nil {
 			c = d.newClient(record{Attachment: a, Netns: call.Netns, Client: who})
 			c.start()
 			d.mu.Unlock()
-			return c, nil
+			return c, true, nil
 		}
 		d.mu.Unlock()
 		switch {
 		case !c.isReady():
-			return nil, cni.Errorf(cni.CodeTryAgain, "%s: another ADD waits for a server", a)
+			return nil, false, cni.Errorf(cni.CodeTryAgain, "%s: another ADD waits for a server", a)
 		case !leads(c.hostPrefix+call.Netns, c.NS):
 			if err := c.end(); err != nil {
-				return nil, err
+				return nil, false, err
 			}
 		case call.Exclusive:
-			return nil, cni.Errorf(cni.CodeExists, "%s has a lease already", a)
+			return nil, false, cni.Errorf(cni.CodeExists, "%s has a lease already", a)
 		case c.current.Load() == nil:
-			return nil, cni.Errorf(cni.CodeTryAgain, "%s has lost its lease", a)
+			return nil, false, cni.Errorf(cni.CodeTryAgain, "%s has lost its lease", a)
 		default:
-			return c, nil
+			return c, false, nil
 		}
 	}
 }
 
-// check verifies that there is a lease, and returns it.
-func (d *daemon) check(a cni.Attachment, netns string) (*rpcResult, error) {
-	c := d.find(a)
-	if c == nil || !c.isReady() {
-		return nil, cni.Errorf(cni.CodeDrift, "%s has no lease", a)
+// check verifies that there are the leases of a configuration, and returns them.
+func (d *daemon) check(a cni.Attachment, call rpcCall) (*rpcResult, error) {
+	cfg, err := parseConfig(call.StdinData, call.Args)
+	if err != nil {
+		return nil, err
 	}
-	l := c.current.Load()
-	if l == nil || sinceBoot() >= l.expiry {
-		return nil, cni.Errorf(cni.CodeDrift, "the lease of %s has expired, or the server refused it", a)
+	res := &rpcResult{}
+	for _, o := range cfg.families() {
+		name := "lease"
+		if o.isV6() {
+			name = "IPv6 lease"
+		}
+		c := d.find(a, o.isV6())
+		if c == nil || !c.isReady() {
+			return nil, cni.Errorf(cni.CodeDrift, "%s has no %s", a, name)
+		}
+		l := c.current.Load()
+		if l == nil || sinceBoot() >= l.expiry {
+			return nil, cni.Errorf(cni.CodeDrift, "the %s of %s has expired, or the server refused it", name, a)
+		}
+		if !leads(c.hostPrefix+call.Netns, c.NS) {
+			return nil, cni.Errorf(cni.CodeDrift, "%s has its %s in another namespace than %q", a, name, call.Netns)
+		}
+		res.add(l.result(c.Client.options))
 	}
-	if !leads(c.hostPrefix+netns, c.NS) {
-		return nil, cni.Errorf(cni.CodeDrift, "%s has its lease in another namespace than %q", a, netns)
-	}
-	return l.result(c.Client.options), nil
+	return res, nil
 }
 
 // collect ends the leases of a network's attachments that are not valid.

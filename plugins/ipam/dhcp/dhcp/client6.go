@@ -1,0 +1,178 @@
+package dhcp
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/netip"
+	"time"
+
+	linklayer "github.com/mdlayher/packet"
+	"golang.org/x/net/bpf"
+	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/pkg/sysctl"
+)
+
+const (
+	allServers = "ff02::1:2"
+	allRouters = "ff02::2"
+)
+
+// filter6 lets DHCPv6 to a client through, and router advertisements, without extension headers.
+var filter6 = []bpf.Instruction{
+	bpf.LoadAbsolute{Off: 6, Size: 1},
+	bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.IPPROTO_ICMPV6, SkipTrue: 3},
+	bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: unix.IPPROTO_UDP, SkipTrue: 5},
+	bpf.LoadAbsolute{Off: 42, Size: 2},
+	bpf.JumpIf{Cond: bpf.JumpEqual, Val: clientPort6, SkipTrue: 2, SkipFalse: 3},
+	bpf.LoadAbsolute{Off: 40, Size: 1},
+	bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: routerAdvertisement, SkipTrue: 1},
+	bpf.RetConstant{Val: 1 << 16},
+	bpf.RetConstant{Val: 0},
+}
+
+// begin finds the link-local address. In an ADD the daemon takes router advertisements over from the kernel, which may
+// have taken addresses and routes already.
+func (m *machine6) begin(ctx context.Context, l *link, c *client, isFirst bool) error {
+	if isFirst {
+		if err := l.enable6(); err != nil {
+			return err
+		}
+		if m.Own, m.fault = l.conn.WaitLinkLocal(ctx, l.Index); m.fault != nil {
+			return m.fault
+		}
+		if err := l.takeOver(); err != nil {
+			return err
+		}
+	}
+	m.MAC = l.MAC
+	c.Client = m.identity
+	return nil
+}
+
+// enable6 turns IPv6 on, and the kernel's use of router advertisements off.
+func (l *link) enable6() error {
+	return l.ns.Do(func() error {
+		for name, value := range map[string]string{"accept_ra": "0", "disable_ipv6": "0"} {
+			err := sysctl.Net("ipv6", "conf", l.Name, name).Write(value)
+			if errors.Is(err, fs.ErrNotExist) {
+				err = fmt.Errorf("the kernel has no IPv6: %w", err)
+			}
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// takeOver removes the addresses that the kernel has of router advertisements, and the routes.
+func (l *link) takeOver() error {
+	addrs, err := l.conn.Addrs(l.Index)
+	errs := []error{err}
+	mine := map[netip.Prefix]bool{}
+	for _, a := range addrs {
+		if a.Prefix.Addr().Is6() && !a.Permanent {
+			errs = append(errs, l.conn.DelAddr(l.Index, a.Prefix))
+		} else {
+			mine[a.Prefix.Masked()] = true
+		}
+	}
+	routes, err := l.conn.Routes(l.Index, unix.AF_INET6)
+	errs = append(errs, err)
+	for _, r := range routes {
+		isPrefix := r.Protocol == unix.RTPROT_KERNEL && r.Type == unix.RTN_UNICAST && r.Table == unix.RT_TABLE_MAIN
+		if r.Protocol == unix.RTPROT_RA || isPrefix && !mine[r.Dst] {
+			errs = append(errs, l.conn.DelRoute(r))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (m *machine6) speak(_ context.Context, l *link) error {
+	now := sinceBoot()
+	if !m.tick(now) {
+		return nil
+	}
+	if m.state == soliciting {
+		return l.send6(unix.IPPROTO_ICMPV6, m.Own, allRouters, solicitation(l.MAC))
+	}
+	return l.send6(unix.IPPROTO_UDP, m.Own, allServers, m.message(now).encode())
+}
+
+// send6 sends a message to a multicast group.
+func (l *link) send6(protocol byte, src netip.Addr, group string, message []byte) error {
+	dst := netip.MustParseAddr(group)
+	mac := append(net.HardwareAddr{0x33, 0x33}, dst.AsSlice()[12:]...) // RFC 2464, section 7
+	_, err := l.sock.WriteTo(packet6(protocol, src, dst, message), &linklayer.Addr{HardwareAddr: mac})
+	if err != nil {
+		return fmt.Errorf("send to %s: %w", group, err)
+	}
+	return nil
+}
+
+func (m *machine6) listen(ctx context.Context, l *link, wait time.Duration) error {
+	b, err := readPacket(ctx, l.sock, wait)
+	if err != nil {
+		return err
+	}
+	m.hear(sinceBoot(), b)
+	return nil
+}
+
+// hear takes a packet.
+func (m *machine6) hear(now time.Duration, b []byte) {
+	switch protocol, src, message := read6(b); protocol {
+	case unix.IPPROTO_ICMPV6:
+		if a, err := decodeAdvert(src, message); err == nil {
+			m.advertised(now, a)
+		}
+	case unix.IPPROTO_UDP:
+		if p, err := decode6(message, m.iaid); err == nil {
+			m.receive(now, p)
+		}
+	}
+}
+
+func (m *machine6) resume(time.Duration) {
+	m.heard = m.lease.six.heard
+	m.enterBound()
+}
+
+// giveBack tells the server, and waits for its answer.
+func (m *machine6) giveBack(l *link) (at string, err error) {
+	const tries, pause = 3, 200 * time.Millisecond
+	held := m.lease.six
+	if held.Server == nil {
+		return "no server", nil
+	}
+	m.enter(selecting, sinceBoot()) // for a transaction ID
+	out := &message6{kind: release6, xid: m.xid, client: m.ID, server: held.Server, iaid: m.iaid,
+		addr: held.Addrs[0].Prefix.Addr()}
+	for range tries {
+		if err := l.send6(unix.IPPROTO_UDP, m.Own, allServers, out.encode()); err != nil {
+			return "", err
+		}
+		for end := sinceBoot() + pause; sinceBoot() < end; {
+			b, err := readPacket(context.Background(), l.sock, end-sinceBoot())
+			if err != nil {
+				return "", err
+			}
+			_, _, message := read6(b)
+			if p, err := decode6(message, m.iaid); err == nil && p.kind == reply6 && p.xid == m.xid {
+				return fmt.Sprintf("%x", p.server), nil
+			}
+		}
+	}
+	return "", errors.New("the DHCPv6 server does not answer to a Release")
+}
+
+func (m *machine6) unanswered() string {
+	if n := m.asked[selecting]; n > 0 {
+		return fmt.Sprintf("no DHCPv6 server answered %d Solicit messages", n)
+	}
+	return fmt.Sprintf("no router answered %d router solicitations", m.asked[soliciting])
+}

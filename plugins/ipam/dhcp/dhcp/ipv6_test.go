@@ -1,0 +1,208 @@
+package dhcp
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"github.com/onsi/gomega/gbytes"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/nstest"
+	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
+)
+
+// newLAN6 is a network whose router has 2001:db8::1, and 2001:db8:1::1 behind it.
+func newLAN6() *lan {
+	GinkgoHelper()
+	l := newLAN()
+	for _, name := range []string{"br0", "default"} {
+		l.server.SetSysctl("net/ipv6/conf/"+name+"/accept_dad", "0")
+	}
+	l.server.SetSysctl("net/ipv6/conf/all/forwarding", "1")
+	// Kea and radvd serve an interface that is running.
+	l.server.IP("link add port0 type veth peer name far0", "link set far0 up", "link set port0 up master br0",
+		"link set br0 down", "link set br0 address 02:00:00:00:00:02 addrgenmode eui64", "link set br0 up",
+		"addr add 2001:db8::1/64 dev br0 nodad", "link set lo up", "addr add 2001:db8:1::1/128 dev lo")
+	return l
+}
+
+// container6 is one whose interface is not slowed down by duplicate address detection, as plugins have it.
+func (l *lan) container6() *nstest.Host {
+	GinkgoHelper()
+	c := l.container()
+	c.SetSysctl("net/ipv6/conf/eth0/accept_dad", "0")
+	return c
+}
+
+// kea starts Debian's DHCPv6 server, which lends addresses of a pool for a minute.
+func (l *lan) kea(pool string) *gbytes.Buffer {
+	GinkgoHelper()
+	nstest.NeedProgram("kea-dhcp6")
+	dir := GinkgoT().TempDir()
+	conf := fmt.Sprintf(`{"Dhcp6": {"interfaces-config": {"interfaces": ["br0"]},
+		"lease-database": {"type": "memfile", "name": "%[1]s/leases"}, "server-id": {"type": "LL", "persist": false},
+		"renew-timer": 2, "rebind-timer": 30, "preferred-lifetime": 40, "valid-lifetime": 60,
+		"option-data": [{"name": "dns-servers", "data": "2001:db8::53"},
+			{"name": "domain-search", "data": "kea.example"}],
+		"subnet6": [{"id": 1, "subnet": "2001:db8::/64", "interface": "br0", "pools": [{"pool": %[2]q}]}],
+		"loggers": [{"name": "kea-dhcp6", "severity": "INFO", "output_options": [{"output": "stdout"}]}]}}`, dir, pool)
+	Expect(os.WriteFile(dir+"/conf", []byte(conf), 0o600)).To(Succeed())
+	log := program(l.server, "env", "KEA_PIDFILE_DIR="+dir, "KEA_LOCKFILE_DIR="+dir, "kea-dhcp6", "-c", dir+"/conf")
+	Eventually(log).Should(gbytes.Say("DHCP6_STARTED"))
+	return log
+}
+
+// radvd starts Debian's router advertisement daemon with flags of the prefix.
+func (l *lan) radvd(prefix string) {
+	GinkgoHelper()
+	nstest.NeedProgram("radvd")
+	dir := GinkgoT().TempDir()
+	conf := "interface br0 { AdvSendAdvert on; MinRtrAdvInterval 3; MaxRtrAdvInterval 4; prefix 2001:db8::/64 { " +
+		prefix + " }; RDNSS fe80::1 { }; DNSSL radvd.example { }; };"
+	Expect(os.WriteFile(dir+"/conf", []byte(conf), 0o600)).To(Succeed())
+	program(l.server, "radvd", "-n", "-C", dir+"/conf", "-m", "stderr", "-p", dir+"/pid")
+}
+
+// global are the IPv6 addresses of a container's eth0 but the link-local one.
+func global(c *nstest.Host) []string {
+	GinkgoHelper()
+	var list []string
+	for line := range strings.Lines(c.Cmd("ip", "-6", "-o", "addr", "show", "dev", "eth0", "scope", "global")) {
+		list = append(list, strings.Fields(line)[3])
+	}
+	return list
+}
+
+var _ = Describe("IPv6", func() {
+	It("comes from kea, by the router that radvd advertises, beside IPv4, and goes back", Label("ipv6-dhcp"), func() {
+		nstest.Need("macvlan")
+		l, c := newLAN6(), nstest.NewNetns()
+		l.IP("link add up0 type veth peer name port9 netns "+l.server.Name, "link set up0 up")
+		l.server.IP("link set port9 up master br0")
+		four := l.serve()
+		log := l.kea("2001:db8::50-2001:db8::50")
+		l.radvd("AdvAutonomous on;") // which the kernel would take, too
+		d := l.start("-resendtimeout", "20s")
+		l.keys = `"ipv6": "dhcp"`
+		program := nstest.Build("macvlan")
+		macvlan := func(command string, r *Result) Answer {
+			GinkgoHelper()
+			call := l.with(command, c, "master", `"up0"`)
+			if r != nil {
+				call.Conf = strings.TrimSuffix(call.Conf.(string), "}") + `, "prevResult": ` + r.Text + "}"
+			}
+			call.Conf = strings.Replace(call.Conf.(string), `"type": "bridge"`, `"type": "macvlan"`, 1)
+			call.Path = filepath.Dir(program)
+			return Ran(l.Run(call.Program(l.World, program)))
+		}
+		r := macvlan("ADD", nil).Added()
+		Expect(r.IPs).To(HaveLen(2))
+		Expect(r.IPs[1].Address).To(Equal("2001:db8::50/128"))
+		Expect(r.IPs[1].Gateway).To(Equal("fe80::ff:fe00:2"))
+		Expect(r.DNS).To(HaveKeyWithValue("nameservers", ConsistOf("2001:db8::53", "fe80::1%eth0")))
+		Expect(r.DNS).To(HaveKeyWithValue("search", ConsistOf("kea.example", "radvd.example")))
+		Expect(global(c)).To(Equal([]string{"2001:db8::50/128"}), "nothing of the kernel's")
+		for _, to := range []string{"10.9.0.1", "2001:db8::1", "2001:db8:1::1"} {
+			c.Cmd("ping", "-c1", "-W5", to)
+		}
+		Expect(macvlan("CHECK", &r).Code).To(BeZero())
+		Expect(macvlan("ADD", nil).Code).NotTo(BeZero())
+		By("a new daemon renews it")
+		d.end(syscall.SIGKILL)
+		l.start()
+		Eventually(log, "20s").Should(gbytes.Say("DHCP6_LEASE_RENEW"))
+		Expect(global(c)).To(Equal([]string{"2001:db8::50/128"}))
+		Expect(macvlan("CHECK", &r).Code).To(BeZero())
+		Expect(macvlan("DEL", &r).Code).To(BeZero())
+		Eventually(log).Should(gbytes.Say("2001:db8::50.* released properly"))
+		Eventually(count(four, release)).Should(Equal(1))
+		Expect(l.records()).To(BeEmpty())
+	})
+
+	It("is formed of the prefix that radvd advertises, where the kernel had IPv6 off", Label("ipv6-slaac"), func() {
+		l := newLAN6()
+		l.radvd("")
+		d := l.start("-resendtimeout", "20s")
+		l.keys = `"ipv4": false, "ipv6": "slaac", "priority": 7`
+		c := l.container6()
+		c.SetSysctl("net/ipv6/conf/eth0/disable_ipv6", "1")
+		c.Cmd("ip", "link", "set", "eth0", "address", "02:00:00:00:00:03")
+		r := l.Add(l.call("ADD", c))
+		Expect(r.Text).To(MatchJSON(`{"cniVersion": "1.1.0", "ips": [{"address": "2001:db8::ff:fe00:3/64",
+			"gateway": "fe80::ff:fe00:2"}], "routes": [{"dst": "::/0", "gw": "fe80::ff:fe00:2", "priority": 7}],
+			"dns": {"nameservers": ["fe80::1%eth0"], "search": ["radvd.example"]}}`))
+		c.IP("addr add 2001:db8::ff:fe00:3/64 dev eth0", "route add default via fe80::ff:fe00:2 dev eth0")
+		c.Cmd("ping", "-c1", "-W5", "2001:db8:1::1")
+		Expect(global(c)).To(HaveLen(1))
+		l.Succeeds(l.after("CHECK", c, r))
+		Expect(l.Fails(l.call("ADD", c), cni.CodeExists)).To(ContainSubstring("has a lease already"))
+		By("DEL takes the record without a daemon, too")
+		d.end(syscall.SIGKILL)
+		Expect(l.records()).To(HaveLen(1))
+		Expect(l.Call(l.after("DEL", c, r)).Code).To(BeZero())
+		Expect(l.records()).To(BeEmpty())
+	})
+
+	DescribeTable("that cannot be had fails ADD, which gives the IPv4 lease back", Label("ipv6-add-fails"), func(
+		prepare func(l *lan), want string,
+	) {
+		l := newLAN6()
+		s := l.serve()
+		prepare(l)
+		before := l.records()
+		l.start("-resendtimeout", "3s")
+		l.keys = `"ipv6": "dhcp"`
+		Expect(l.Fails(l.call("ADD", l.container6()), cni.CodeTryAgain)).To(MatchRegexp(want))
+		Eventually(count(s, release)).Should(Equal(1))
+		Expect(l.records()).To(Equal(before))
+	},
+		Entry("no router", func(*lan) {}, `interface "eth0": no router answered [2-9] router solicitations within 3s`),
+		Entry("no server", func(l *lan) { l.radvd("") },
+			`interface "eth0": no DHCPv6 server answered [2-9] Solicit messages within 3s`),
+		Entry("no address left", func(l *lan) {
+			l.kea("2001:db8::50-2001:db8::50")
+			l.radvd("")
+			l.start()
+			l.keys = `"ipv4": false, "ipv6": "dhcp"`
+			l.Add(l.call("ADD", l.container6()))
+			l.socket += "2"
+		}, `the DHCPv6 server refuses: NoAddrsAvail "`),
+	)
+
+	It("is refused by the reference's daemon, which gives only IPv4", Label("dhcp-reference"), func() {
+		l := newLAN6()
+		l.serve()
+		c := l.container6()
+		log := program(l.Host, nstest.Newest().Program("dhcp"), "daemon", "-socketpath", l.socket, "-timeout", "1s")
+		Eventually(func() int { return l.Call(l.call("STATUS", c)).Code }).Should(BeZero())
+		c.Cmd("ip", "link", "set", "eth0", "up")
+		l.keys = `"ipv6": "slaac"`
+		Expect(l.Fails(l.call("ADD", c), cni.CodeUnsupportedField)).To(ContainSubstring(`ipam.ipv6: "slaac"`))
+		Eventually(log).Should(gbytes.Say("releasing lease"))
+	})
+
+	DescribeTable("is asked for by a configuration", func(ipam, want string) {
+		cfg, err := parseConfig([]byte(`{"ipam": {"type": "dhcp", `+ipam+`}}`), "")
+		if err != nil {
+			Expect(cni.AsError(err).Code).To(Equal(cni.CodeConfig))
+			Expect(err).To(MatchError(ContainSubstring(want)))
+			return
+		}
+		var asked []string
+		for _, o := range cfg.families() {
+			asked = append(asked, o.IPv6)
+		}
+		Expect(strings.Join(asked, ",")).To(Equal(want))
+	},
+		Entry("not without the key", `"dns": false`, ""),
+		Entry("beside IPv4", `"ipv6": "dhcp"`, ",dhcp"),
+		Entry("alone", `"ipv4": false, "ipv6": "slaac"`, "slaac"),
+		Entry("in vain, otherwise", `"ipv6": "auto"`, `ipam.ipv6: "auto"`),
+		Entry("in vain, with nothing left", `"ipv4": false`, "ipam.ipv4: false"),
+	)
+})
