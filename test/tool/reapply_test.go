@@ -241,6 +241,22 @@ var _ = Describe("hawser reapply", Label("tool-reapply"), func() {
 		Expect(out.Stdout).To(ContainSubstring("portmap: made again"), out.Stderr)
 	})
 
+	DescribeTable("leaves host ports alone while the bridge is down", func(plugins func() string) {
+		m := newMachine(plugins(), usual)
+		nstest.NewOutside(m.Host)
+		m.IP("route add default via 192.0.2.2")
+		m.up(newPod("c1c1", "web-0", hostPort(8080, 80)))
+		was := m.Files("/run/hawser") + strings.Join(m.rules(), "")
+		m.IP("link set cni0 down")
+		out := m.hawser("reapply")
+		Expect(out.Exit).To(Equal(1))
+		Expect(out.Stdout).To(ContainSubstring("portmap: cannot: left as it is until the interface is whole: "))
+		m.IP("link set cni0 up")
+		Expect(m.Files("/run/hawser") + strings.Join(m.rules(), "")).To(Equal(was))
+		Expect(m.Sysctl("net/ipv4/conf/ext/route_localnet")).To(Equal("0"))
+		Expect(m.says("reapply")).To(Equal("Nothing is missing.\n"))
+	}, Entry("ours", ours), Entry("the reference's", nstest.Newest().Dir))
+
 	It("names a container that is not there", func() {
 		m := newMachine(ours(), usual)
 		out := m.hawser("reapply", "c1c1")

@@ -9,12 +9,14 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"net/netip"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/process"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
@@ -80,6 +82,32 @@ func (n Node) Reapply(ctx context.Context, c Call) (err error) {
 		return fmt.Errorf("the reference's %s cannot make it again: restart the container", plugin)
 	}
 	return n.runHere(ctx, c, skel.Env{Reapply: true})
+}
+
+// Misleads is why a chained plugin must not be made again now, if there is a reason: the container's interface is not
+// whole, and the host reaches the container by no link of its own. ADD would take another one for it, such as the uplink.
+func (n Node) Misleads(ctx context.Context, c Call) error {
+	first := Call{"CHECK", c.Attachment, c.List, 0}
+	end := FirstWord(c.HostEnd())
+	if c.Entry == 0 || end == "" || n.own(first.Plugin()) < 0 || isReached(c.Attachment, end) {
+		return nil
+	}
+	return n.Look(ctx, first)
+}
+
+// isReached says whether the host has routes to the attachment's addresses by its host end or what that is a port of.
+func isReached(a *Attachment, end string) bool {
+	host := rtnl.Host()
+	defer host.Close()
+	link, err := host.Link(end)
+	return err == nil && !slices.ContainsFunc(a.Addresses(), func(text string) bool {
+		addr, err := netip.ParseAddr(text)
+		if err != nil {
+			return false
+		}
+		by, err := host.RouteTo(addr)
+		return err != nil || by != link.Index && by != link.Master
+	})
 }
 
 // Restore makes again what somebody flushed of live attachments, for all these CHECKs of one of our plugins at once. It

@@ -81,6 +81,7 @@ type job struct {
 	*repair
 	isBegun bool // something was made
 	isWhole bool // Look finds nothing missing
+	isDone  bool // it had its turn
 }
 
 func (j *job) String() string { return fmt.Sprint(j.call.Attachment.Attachment, j.call.Entry) }
@@ -94,8 +95,8 @@ func (p *repairer) pass(ctx context.Context, of string) ([]repair, error) {
 	p.restore(ctx, jobs)
 	for _, isFirst := range []bool{true, false} {
 		for _, j := range jobs {
-			if isFirst == (j.call.Plugin() == "portmap") {
-				p.repair(ctx, j)
+			if !j.isDone && (!isFirst || j.call.Plugin() == "portmap") {
+				p.repair(ctx, j, isFirst)
 			}
 		}
 	}
@@ -169,13 +170,20 @@ func (p *repairer) restore(ctx context.Context, jobs []*job) {
 	}
 }
 
-// repair makes again what is missing of a job, which has a repair then.
-func (p *repairer) repair(ctx context.Context, j *job) {
+// repair makes again what is missing of a job, which has a repair then. One for which the container's interface has to be
+// whole waits for that plugin's turn if it canWait.
+func (p *repairer) repair(ctx context.Context, j *job, canWait bool) {
 	if ctx.Err() != nil {
 		return
 	}
 	err := p.Look(ctx, j.call)
+	j.isDone = true
 	if j.isWhole = err == nil; err == nil || ctx.Err() != nil || j.call.Life() != node.Lives {
+		return
+	}
+	misleads := p.Misleads(ctx, j.call)
+	if misleads != nil && canWait {
+		j.isDone = false
 		return
 	}
 	j.misses(err.Error())
@@ -183,6 +191,8 @@ func (p *repairer) repair(ctx context.Context, j *job) {
 	switch {
 	case before.missing == j.Missing && !before.isDue():
 		j.Error = before.reason
+	case misleads != nil:
+		j.Error = "left as it is until the interface is whole: " + misleads.Error()
 	case !node.IsDrift(err):
 		j.Error = "CHECK did not look: " + err.Error()
 	default:
