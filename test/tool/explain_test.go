@@ -99,9 +99,9 @@ var _ = Describe("hawser explain", Label("tool-explain"), func() {
 		m.Cmd("sysctl", "-qw", "net.ipv4.ip_forward=0")
 		for _, what := range []string{"8080", "10.88.0.2"} {
 			e := explains(m, what)
-			Expect(stops(e, "stops it")).To(ConsistOf(HavePrefix("net.ipv4.ip_forward is 0"),
+			Expect(stops(e, "stops it")).To(ConsistOf(ContainSubstring("net.ipv4.ip_forward"),
 				ContainSubstring("chain closed"), ContainSubstring("chain wall")))
-			Expect(stops(e, "may stop it")).To(ConsistOf(ContainSubstring("chain half"),
+			Expect(stops(e, "may stop it")).To(ConsistOf(HavePrefix("firewall: "), ContainSubstring("chain half"),
 				ContainSubstring("chain late")))
 		}
 	})
@@ -115,6 +115,18 @@ var _ = Describe("hawser explain", Label("tool-explain"), func() {
 		Eventually(func() []string { return stops(explains(m, "8080"), "stops it") }).Should(
 			ContainElement(ContainSubstring("is gone")))
 	})
+
+	DescribeTable("says what of the container's own is gone", func(plugins func() string) {
+		m := newMachine(plugins(), usual)
+		p := m.up(newPod("c1", "web-0", hostPort(8080, 80)))
+		m.Cmd("nft", "flush", "ruleset")
+		Expect(m.says("explain", "8080")).To(And(ContainSubstring("no chain of nftables or of iptables is on it"),
+			MatchRegexp("what stops it\n(?s:.*)  stops it: portmap: ")))
+		m.Cmd("nft", "add table ip filter; add chain ip filter FORWARD { type filter hook forward priority 0; }")
+		p.IP("addr flush dev eth0")
+		Expect(stops(explains(m, "8080"), "stops it")).To(ContainElements(HavePrefix("portmap: "),
+			ContainSubstring(`link "eth0": address 10.88.0.2/24: missing`)))
+	}, Entry("ours", ours), Entry("the reference's", nstest.Newest().Dir))
 
 	It("reads iptables-legacy where the node has a table of it", Label("kernel"), func() {
 		m := newMachine(ours(), usual)

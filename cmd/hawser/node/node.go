@@ -4,12 +4,14 @@ package node
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
 	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -301,3 +303,35 @@ func (a *Attachment) HostEnd() string {
 	}
 	return ""
 }
+// Ports are the host ports that a plugin keeps, or else those that the runtime asked for: rules may have been flushed.
+func (a *Attachment) Ports() []string {
+	values := a.Held(cni.HeldPort)
+	if len(values) > 0 {
+		return values
+	}
+	var asked []struct {
+		HostPort, ContainerPort uint16
+		Protocol                string
+		HostIP                  netip.Addr
+	}
+	raw, _ := json.Marshal(a.Capabilities["portMappings"]) // what was decoded can be encoded
+	_ = json.Unmarshal(raw, &asked)                        // what is no mapping is none
+	for _, m := range asked {
+		for _, text := range a.Addresses() {
+			to, err := netip.ParseAddr(text)
+			at := netip.IPv4Unspecified()
+			if to.Is6() {
+				at = netip.IPv6Unspecified()
+			}
+			if m.HostIP.IsValid() {
+				at = m.HostIP
+			}
+			if err == nil && at.Is4() == to.Is4() {
+				values = append(values, fmt.Sprintf("%s/%s to %s", netip.AddrPortFrom(at, m.HostPort),
+					cmp.Or(m.Protocol, "tcp"), netip.AddrPortFrom(to, m.ContainerPort)))
+			}
+		}
+	}
+	return values
+}
+

@@ -56,7 +56,7 @@ func explainCommand(s *session) *cobra.Command {
 			networks := tree(lists, all, links)
 			return errors.Join(s.show(networks, func(t table) { printTree(t, networks) }), err, listErr)
 		}
-		e, wayErr := explain(s.ctx, what, all, links)
+		e, wayErr := explain(s.ctx, s.Node, what, all, links)
 		if err = errors.Join(wayErr, err); e == nil {
 			return err
 		}
@@ -112,14 +112,14 @@ func parent(a *node.Attachment, links map[string]hostLink) string {
 }
 
 // explain finds what is called so.
-func explain(ctx context.Context, what string, all []*node.Attachment, links map[string]hostLink) (e *explanation,
-	err error) {
+func explain(ctx context.Context, n node.Node, what string, all []*node.Attachment,
+	links map[string]hostLink) (e *explanation, err error) {
 	e = &explanation{What: what}
 	addr, notAddr := netip.ParseAddr(what)
 	readings := []func(a *node.Attachment) bool{
 		func(a *node.Attachment) bool { return notAddr == nil && slices.Contains(a.Addresses(), addr.String()) },
 		func(a *node.Attachment) bool {
-			return slices.ContainsFunc(a.Held(cni.HeldPort), func(value string) bool { return isPort(value, what) })
+			return slices.ContainsFunc(a.Ports(), func(value string) bool { return isPort(value, what) })
 		},
 		func(a *node.Attachment) bool { return node.FirstWord(a.HostEnd()) == what || parent(a, links) == what },
 		func(a *node.Attachment) bool { return node.IsMeant(what, a.Pod, a.ContainerID) },
@@ -134,10 +134,10 @@ func explain(ctx context.Context, what string, all []*node.Attachment, links map
 			continue
 		}
 		e.findLinks(links)
-		if i < 2 {
-			return e, e.findWay(ctx)
+		if i == 2 { // an interface has many ways
+			return e, nil
 		}
-		return e, nil
+		return e, e.findWay(ctx, n)
 	}
 	if l, ok := links[what]; ok {
 		e.Links = []hostLink{l}
@@ -186,11 +186,15 @@ func (e *explanation) findLinks(links map[string]hostLink) {
 }
 
 // findWay adds the way of a packet and what stops it.
-func (e *explanation) findWay(ctx context.Context) error {
-	families := map[bool]bool{} // whether it is IPv4
+func (e *explanation) findWay(ctx context.Context, n node.Node) error {
+	e.Way = []node.BaseChain{}
+	families, errs := map[bool]bool{}, []error{} // whether it is IPv4
 	for _, a := range e.Attachments {
 		if a.Orphan != "" {
 			e.stop(node.StopsIt, "container %s: %s", nameOf("", a.ContainerID), a.Orphan)
+		}
+		if a.IsLive() {
+			errs = append(errs, e.findDrift(ctx, n, a))
 		}
 		for _, text := range a.Addresses() {
 			if addr, err := netip.ParseAddr(text); err == nil {
@@ -204,7 +208,8 @@ func (e *explanation) findWay(ctx context.Context) error {
 		}
 	}
 	for isIPv4, key := range notForwarded() {
-		if families[isIPv4] {
+		isSaid := slices.ContainsFunc(e.Stops, func(s *stop) bool { return strings.Contains(s.Why, key) })
+		if families[isIPv4] && !isSaid {
 			e.stop(node.StopsIt, "%s is 0: the host forwards nothing", key)
 		}
 	}
@@ -221,6 +226,24 @@ func (e *explanation) findWay(ctx context.Context) error {
 	slices.SortFunc(e.Stops, func(a, b *stop) int { // what is certain first
 		return cmp.Or(strings.Compare(b.Verdict, a.Verdict), strings.Compare(a.Why, b.Why))
 	})
+	return errors.Join(append(errs, err)...)
+}
+
+// findDrift adds what CHECK finds missing or changed of an attachment.
+func (e *explanation) findDrift(ctx context.Context, n node.Node, a *node.Attachment) error {
+	found, err := n.LookAll(ctx, a)
+	for _, failed := range found {
+		switch {
+		case node.IsDrift(failed):
+			verdict := node.StopsIt
+			if strings.HasPrefix(failed.Error(), "firewall: ") { // others have to drop what it accepts
+				verdict = node.MayStopIt
+			}
+			e.stop(verdict, "%s", gist(failed.Error()))
+		case failed != nil:
+			err = errors.Join(err, failed)
+		}
+	}
 	return err
 }
 
@@ -247,10 +270,13 @@ func (e *explanation) print(t table) {
 	for _, l := range e.Links {
 		t.row(l.String())
 	}
-	if e.Way == nil && e.Stops == nil {
+	if e.Way == nil { // it was not looked for
 		return
 	}
 	t.row("the way of a packet")
+	if len(e.Way) == 0 {
+		t.row("  no chain of nftables or of iptables is on it")
+	}
 	for _, b := range e.Way {
 		t.row(fmt.Sprintf("  %s %d", b.Hook, b.Priority), fmt.Sprintf("table %s, chain %s", b.Table, b.Name), e.says(b))
 	}
