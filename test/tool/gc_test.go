@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -324,7 +325,21 @@ var _ = Describe("hawser gc", Label("tool-gc"), func() {
 		Expect(c.Attachments).To(HaveLen(2))
 		Expect(c.Attachments).To(HaveEach(HaveField("Kept", ContainSubstring("its namespace lives"))))
 		g.program("ctr", ctr)
-		g.Cmd("mkdir", "-p", "/var/lib/crio") // it is installed, and stopped
+		g.program("crictl", "echo '{}'")
+		c, _ = g.gc(append(now, "--yes")...)
+		Expect(c.Silent).To(ConsistOf(ContainSubstring("there is no list of pods in its answer")))
+		Expect(c.Attachments).To(HaveEach(HaveField("Kept", ContainSubstring("its namespace lives"))))
+		g.program("crictl", crictl())
+		g.Cmd("sh", "-c", "mkdir /run/k0s /run/other; touch /run/k0s/containerd.sock")
+		g.Do(func() { DeferCleanup(nstest.Must(net.Listen("unix", "/run/other/containerd.sock")).Close) })
+		g.program("ctr", `case "$*" in *k0s*|*other*) exit 1; esac; `+ctr)
+		c, _ = g.gc(append(now, "--yes")...)
+		Expect(c.Silent).To(ConsistOf(HavePrefix("/run/k0s/containerd.sock: ctr: "),
+			HavePrefix("/run/other/containerd.sock: ctr: ")))
+		Expect(c.Attachments).To(HaveEach(HaveField("Kept", ContainSubstring("its namespace lives"))))
+		g.program("ctr", ctr)
+		Expect(os.Remove(filepath.Join(g.bin, "crictl"))).To(Succeed()) // ctr alone tells
+		g.Cmd("mkdir", "-p", "/var/lib/crio")                           // it is installed, and stopped
 		c, _ = g.gc(append(now, "--yes")...)
 		Expect(c.Silent).To(ConsistOf(ContainSubstring("crio.sock: is not there")))
 		Expect(c.Attachments).To(HaveEach(HaveField("Kept", ContainSubstring("its namespace lives"))))

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -23,12 +24,32 @@ type Runtimes struct {
 	shared bool // containerd named all its containers: also nerdctl's
 }
 
-// sockets are where CRI runtimes listen, and where each keeps what it knows while it is stopped.
+// sockets are where CRI runtimes listen, and where each keeps what it knows while it is stopped; and where else one
+// listens now.
 func sockets() [][]string {
+	const k0s, microk8s = "/var/lib/k0s/containerd", "/var/snap/microk8s/common/var/lib/containerd"
 	const k3s, rke2 = "/var/lib/rancher/k3s/agent/containerd", "/var/lib/rancher/rke2/agent/containerd"
-	return [][]string{{"/run/containerd/containerd.sock", "/var/lib/containerd"},
+	all := [][]string{{"/run/containerd/containerd.sock", "/var/lib/containerd"},
+		{"/run/k0s/containerd.sock", k0s}, {"/var/snap/microk8s/common/run/containerd.sock", microk8s},
 		{"/run/k3s/containerd/containerd.sock", k3s, rke2}, {"/run/crio/crio.sock", "/var/lib/crio"},
 		{"/run/cri-dockerd.sock", "/var/lib/cri-dockerd"}}
+	const listens = "00010000" // the flag of a socket in this file
+	bound, _ := os.ReadFile("/proc/net/unix")
+	for line := range strings.Lines(string(bound)) {
+		words := strings.Fields(line)
+		if len(words) < 8 || words[3] != listens {
+			continue
+		}
+		path, err := filepath.EvalSymlinks(words[7])
+		isKnown := slices.ContainsFunc(all, func(paths []string) bool { return paths[0] == path })
+		switch filepath.Base(path) {
+		case "containerd.sock", "crio.sock", "cri-dockerd.sock":
+			if err == nil && !isKnown {
+				all = append(all, []string{path})
+			}
+		}
+	}
+	return all
 }
 
 // askTime is how long a runtime may take to answer.
@@ -50,6 +71,9 @@ func (n Node) Runtimes(ctx context.Context) *Runtimes {
 		}
 		var pods struct{ Items []struct{ ID string } }
 		err := n.ask(ctx, &pods, "crictl", "--runtime-endpoint", "unix://"+socket, "pods", "-o", "json")
+		if err == nil && pods.Items == nil {
+			err = errors.New("crictl: there is no list of pods in its answer")
+		}
 		if err == nil {
 			r.Asked = append(r.Asked, "crictl "+socket)
 			for _, p := range pods.Items {
@@ -57,7 +81,10 @@ func (n Node) Runtimes(ctx context.Context) *Runtimes {
 			}
 		}
 		if strings.HasSuffix(socket, "containerd.sock") {
-			err = n.askContainerd(ctx, r, socket)
+			if isWithoutCRI(err) {
+				err = nil
+			}
+			err = errors.Join(err, n.askContainerd(ctx, r, socket))
 		}
 		if err != nil {
 			r.Silent = append(r.Silent, fmt.Sprintf("%s: %v", socket, err))
@@ -78,6 +105,11 @@ func (n Node) Runtimes(ctx context.Context) *Runtimes {
 		r.known[c.ID] = "podman"
 	}
 	return r
+}
+
+// isWithoutCRI says of crictl's error that ctr tells all: crictl is not there, or containerd serves no CRI.
+func isWithoutCRI(err error) bool {
+	return errors.Is(err, process.ErrNotFound) || err != nil && strings.Contains(err.Error(), "Unimplemented")
 }
 
 // askContainerd asks for the containers of all namespaces. To CNI nerdctl names one NAMESPACE-ID.
