@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync/atomic"
 	"testing"
 
@@ -173,3 +174,43 @@ func asks[T any](m *machine, args ...string) (v T) {
 	Expect(json.Unmarshal([]byte(m.says(append(args, "--json")...)), &v)).To(Succeed())
 	return v
 }
+
+var _ = Describe("hawser", Label("tool-ls"), func() {
+	fails := func(m *machine, script string) nstest.Output {
+		GinkgoHelper()
+		out := m.Run(nstest.Program{Path: "sh", Args: []string{"-c", `"$0" ` + script, nstest.Build("hawser")}})
+		Expect(out.Exit).To(Equal(1), script)
+		return out
+	}
+
+	It("refuses what it does not know", func() {
+		m := newMachine(ours(), usual)
+		for _, args := range []string{"bogus", "help bogus", "completion bogus"} {
+			Expect(fails(m, args).Stderr).To(HavePrefix(`hawser: unknown command "bogus" for "hawser`))
+		}
+	})
+
+	It("says why it fails in JSON, too", func() {
+		m := newMachine(ours(), usual)
+		for _, args := range []string{"gc --older -1s", "explain nobody", "test nobody", "why last", "watch --every 1ms", "trace http",
+			"reapply nobody --bogus"} {
+			var said struct{ Error string }
+			out := fails(m, strings.Replace(args, " ", " --json ", 1))
+			Expect(json.Unmarshal([]byte(out.Stdout), &said)).To(Succeed(), args)
+			Expect(out.Stderr).To(HavePrefix("hawser: " + strings.Split(said.Error, "\n")[0]))
+		}
+	})
+
+	It("fails when its output cannot be written", func() {
+		m := newMachine(ours(), usual)
+		for _, command := range []string{"ls", "explain", "doctor", "gc", "test", "reapply", "check", "ls --json"} {
+			Expect(fails(m, command+" >/dev/full").Stderr).To(ContainSubstring("no space left on device"), command)
+		}
+	})
+
+	It("completes no names of files where it takes none", func() {
+		m := newMachine(ours(), usual)
+		Expect(m.hawser("__complete", "why", "").Stdout).To(Equal(":4\n"))
+		Expect(m.hawser("__complete", "check", "").Stdout).To(Equal(":0\n"))
+	})
+})

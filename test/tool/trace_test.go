@@ -2,8 +2,11 @@ package tool_test
 
 import (
 	"encoding/json"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -88,6 +91,20 @@ var _ = Describe("hawser trace", Label("tool-trace"), func() {
 		Expect(flow("--from", addr, "--protocol", "udp")).To(Equal(1))
 		Expect(flow("--from", "198.51.100.7")).To(Equal(1))
 		Expect(flow("--from", addr+":1")).To(Equal(1))
+	})
+
+	It("prints what it has when it is told to end, and says that another one runs", func() {
+		file := filepath.Join(GinkgoT().TempDir(), "said")
+		tracing := m.Start(nstest.Program{Path: "sh", Args: []string{"-c",
+			`exec "$0" trace 8080 --for 1m >` + file, nstest.Build("hawser")}})
+		Eventually(func() string { return m.Cmd("nft", "list", "tables") }).Should(ContainSubstring("inet hawser_trace"))
+		Expect(m.hawser("trace", "8080").Stderr).To(HavePrefix("hawser: another hawser trace runs on this node"))
+		said := func() string { return string(nstest.Must(os.ReadFile(file))) }
+		knock()
+		Eventually(said).Should(ContainSubstring("packet 1:"))
+		Expect(tracing.Process.Signal(syscall.SIGINT)).To(Succeed())
+		Expect(tracing.Wait()).To(Succeed())
+		Expect(said()).To(HaveSuffix("no rule dropped a packet\n"))
 	})
 
 	It("waits without work", func() {

@@ -3,14 +3,15 @@
 package tool
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"runtime/debug"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -23,7 +24,7 @@ import (
 // Main runs a program that is all these plugins and the tool, and exits.
 func Main(all []skel.Program) {
 	skel.MainOf(all)
-	root := command(all, os.LookupEnv, os.Environ())
+	root, s := command(all, os.LookupEnv, os.Environ())
 	root.SetArgs(os.Args[1:])
 	root.SetIn(os.Stdin)
 	root.SetOut(os.Stdout)
@@ -33,6 +34,9 @@ func Main(all []skel.Program) {
 		status = 1
 	}
 	if err != nil && err.Error() != "" {
+		if s.json && !s.out.written {
+			_ = s.show(map[string]string{"error": err.Error()}, nil) // standard error has it
+		}
 		fmt.Fprintln(os.Stderr, "hawser: "+strings.ReplaceAll(err.Error(), "\n", "\nhawser: "))
 	}
 	os.Exit(int(status))
@@ -42,8 +46,24 @@ func Main(all []skel.Program) {
 type session struct {
 	node.Node
 	ctx  context.Context
-	out  io.Writer
+	out  *output
 	json bool
+}
+
+// output is standard output. It remembers what could not be written.
+type output struct {
+	root    *cobra.Command
+	lock    sync.Mutex
+	written bool
+	err     error
+}
+
+func (o *output) Write(p []byte) (n int, err error) {
+	o.lock.Lock()
+	defer o.lock.Unlock()
+	n, err = o.root.OutOrStdout().Write(p)
+	o.written, o.err = o.written || n > 0, cmp.Or(o.err, err)
+	return n, err
 }
 
 // command is one that takes nothing, an argument that Usage has in brackets, or else just one.
@@ -55,14 +75,21 @@ func (s *session) command(usage, short string, run func(of string) error) *cobra
 	case arg[0] == '[':
 		args = cobra.MaximumNArgs(1)
 	}
-	return &cobra.Command{Use: usage, Short: short, Args: args, RunE: func(c *cobra.Command, args []string) error {
-		s.ctx, s.out = c.Context(), c.OutOrStdout()
-		return run(strings.Join(args, ""))
+	c := &cobra.Command{Use: usage, Short: short, Args: args, RunE: func(c *cobra.Command, args []string) error {
+		s.ctx = c.Context()
+		if err := run(strings.Join(args, "")); err != nil {
+			return err
+		}
+		return s.out.err
 	}}
+	if !strings.Contains(usage, "FILE") && !strings.Contains(usage, "LIST") {
+		c.ValidArgsFunction = cobra.NoFileCompletions
+	}
+	return c
 }
 
 // command is the command line. An option that is not given is taken from the environment: --to from HAWSER_TO.
-func command(all []skel.Program, env func(string) (string, bool), vars []string) *cobra.Command {
+func command(all []skel.Program, env func(string) (string, bool), vars []string) (*cobra.Command, *session) {
 	var names []string
 	for _, p := range all {
 		names = append(names, p.Name)
@@ -70,9 +97,9 @@ func command(all []skel.Program, env func(string) (string, bool), vars []string)
 	slices.Sort(names)
 	root := &cobra.Command{
 		Use: "hawser", Short: "CNI plugins in one file, and the tool of the node that has them",
-		Version: skel.Version(), Args: cobra.NoArgs, SilenceErrors: true, SilenceUsage: true,
+		Version: skel.Version(), SilenceErrors: true, SilenceUsage: true,
 	}
-	s, dir := &session{Node: node.Default(all, vars)}, ""
+	s, dir := &session{Node: node.Default(all, vars), out: &output{root: root}}, ""
 	root.PersistentPreRunE = func(c *cobra.Command, _ []string) error {
 		// What a command reads of many containers it keeps to its end. watch stays, and a pod that installs has little
 		// memory.
@@ -107,7 +134,25 @@ func command(all []skel.Program, env func(string) (string, bool), vars []string)
 		root.AddCommand(c)
 	}
 	root.AddCommand(installCommand(names, env), uninstallCommand())
-	return root
+	refuseUnknown(root)
+	return root, s
+}
+
+// refuseUnknown makes errors of a command without help and a shell without completion, which cobra shows its help for.
+func refuseUnknown(root *cobra.Command) {
+	root.InitDefaultHelpCmd()
+	root.InitDefaultCompletionCmd()
+	for _, c := range root.Commands() {
+		switch c.Name() {
+		case "help":
+			c.Args = func(_ *cobra.Command, args []string) error {
+				_, _, err := root.Find(args)
+				return err
+			}
+		case "completion":
+			c.RunE = func(c *cobra.Command, _ []string) error { return c.Help() }
+		}
+	}
 }
 
 func fromEnvironment(flags *pflag.FlagSet, env func(string) (string, bool)) (err error) {

@@ -66,7 +66,7 @@ func oneLine(text string) string { return strings.ReplaceAll(plain(text), "\n\t"
 
 // coloured is a severity in its colour, on a terminal where NO_COLOR does not forbid it.
 func (s *session) coloured(severity string) string {
-	file, isFile := s.out.(*os.File)
+	file, isFile := s.out.root.OutOrStdout().(*os.File)
 	forbids := func(v string) bool { return strings.HasPrefix(v, "NO_COLOR=") && v != "NO_COLOR=" }
 	if !isFile || slices.ContainsFunc(s.Env, forbids) {
 		return severity

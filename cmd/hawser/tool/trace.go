@@ -8,8 +8,10 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"os/signal"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -45,20 +47,26 @@ func traceCommand(s *session) *cobra.Command {
 			if limit <= 0 || most <= 0 {
 				return errors.New("--for and --packets must be more than 0")
 			}
-			ctx, cancel := context.WithTimeout(s.ctx, limit)
+			began := time.Now()
+			ctx, done := signal.NotifyContext(s.ctx, syscall.SIGTERM, syscall.SIGINT)
+			defer done()
+			ctx, cancel := context.WithTimeout(ctx, limit)
 			defer cancel()
 			t := tracer{out: s.out, most: most, numbers: map[uint32]int{}}
 			if s.json {
 				t.out = io.Discard
 			}
 			err = nft.Trace(ctx, rules, t.step)
+			if errors.Is(err, unix.EPERM) {
+				err = fmt.Errorf("another hawser trace runs on this node, or this one is not root: %w", err)
+			}
 			if err == nil && s.json {
 				err = s.show(t.steps, nil)
 			}
 			if err != nil {
 				return err
 			}
-			return t.sum(to, limit)
+			return t.sum(to, min(limit, time.Since(began).Round(time.Millisecond)))
 		})
 	c.Flags().DurationVar(&limit, "for", 10*time.Second, "how long to look")
 	c.Flags().StringVar(&from, "from", "", "from where: an `address`, a port or ADDRESS:PORT")
