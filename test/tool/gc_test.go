@@ -135,6 +135,28 @@ var _ = Describe("hawser gc", Label("tool-gc"), func() {
 		Entry("of ours", ours, "10.101.1"),
 		Entry("of the reference", func() string { return nstest.Newest().Dir() }, "10.101.2"))
 
+	DescribeTable("leaves alone only the container of a file that is damaged", func(plugins func() string, subnet string) {
+		g := newGCNode(plugins(), subnet)
+		damaged := strings.Repeat("c", 64)
+		g.runtime(lives)
+		g.up(newPod(lives, "web-0")).hold()
+		g.up(newPod(damaged, "web-1", hostPort(8081, 80)))
+		g.up(newPod(gone, "web-2"))
+		g.Cmd("truncate", "-s", "0", "/var/lib/cni/results/pods-"+damaged+"-eth0")
+		g.write("/etc/cni/net.d/99-x.conflist", "{")
+		Expect(g.hawser("ls", "--orphans").Stdout).NotTo(ContainSubstring(damaged[:13]))
+		out := g.hawser("reapply")
+		Expect(out.Exit).To(BeZero(), out.Stderr)
+		Expect(out.Stderr).To(And(ContainSubstring("pods-"+damaged), ContainSubstring("99-x.conflist")))
+		c, exit := g.gc(append(now, "--yes")...)
+		Expect(exit).To(BeZero())
+		Expect(c.Attachments).To(ConsistOf(And(HaveField("ContainerID", gone), HaveField("Done", true)),
+			HaveField("ContainerID", lives),
+			And(HaveField("ContainerID", damaged), HaveField("Kept", ContainSubstring("cannot be read")))))
+	},
+		Entry("of ours", ours, "10.101.10"),
+		Entry("of the reference", func() string { return nstest.Newest().Dir() }, "10.101.11"))
+
 	It("asks the runtimes once for what it removes within a second", func() { // a thousand pods took minutes
 		g := newGCNode(ours(), "10.101.8")
 		g.runtime()

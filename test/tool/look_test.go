@@ -97,6 +97,22 @@ var _ = Describe("hawser ls", Label("tool-ls"), func() {
 		Expect(m.says("ls", "--orphans")).To(ContainSubstring("c1"))
 	})
 
+	It("knows that the path of a namespace has another container by now", func() {
+		m := newMachine(ours(), usual)
+		one, two := newPod("c1", "web-0", hostPort(8080, 80)), newPod("c2", "web-1")
+		const path = "/run/container"
+		one.rt.NetNS, two.rt.NetNS = path, path
+		m.Cmd("ln", "-s", one.Path, path)
+		m.up(one)
+		m.Cmd("ln", "-sfn", two.Path, path)
+		m.up(two)
+		Expect(asks[[]attachment](m, "ls", "--orphans")).To(ConsistOf(And(HaveField("ContainerID", "c1"),
+			HaveField("Orphan", "its namespace "+path+" is that of container c2 by now"))))
+		m.Cmd("nft", "flush", "ruleset")
+		Expect(m.says("reapply")).To(And(ContainSubstring("web-1"), Not(ContainSubstring("web-0"))))
+		Expect(m.Cmd("nft", "list", "ruleset")).NotTo(ContainSubstring("8080"))
+	})
+
 	It("changes nothing, and makes nothing on a node without containers", func() {
 		m := newMachine(ours(), usual)
 		bare := m.Snapshot() + m.Files("/run", "/var/lib", "/etc/cni")

@@ -218,7 +218,7 @@ var _ = Describe("hawser reapply", Label("tool-reapply"), func() {
 	It("says once under watch what it cannot repair", func() {
 		m := newMachine(nstest.Newest().Dir(), usual)
 		m.up(newPod("c1c1", "web-0"))
-		m.Cmd("nft", "flush", "ruleset")
+		m.Cmd("sh", "-c", "nft flush ruleset; echo { >/var/lib/cni/results/x")
 		watching := m.Start(nstest.Program{Path: "/bin/sh", Args: []string{"-c",
 			"exec " + nstest.Build("hawser") + " watch --every 1s --file /run/x.prom >/run/said"}})
 		pass := func() string { return m.Cmd("sh", "-c", "stat -c %i.%Z /run/x.prom || true") }
@@ -227,7 +227,11 @@ var _ = Describe("hawser reapply", Label("tool-reapply"), func() {
 		}
 		Expect(watching.Process.Signal(syscall.SIGTERM)).To(Succeed())
 		Expect(watching.Wait()).To(Succeed())
-		Expect(strings.Count(m.Cmd("cat", "/run/said"), "cannot make it again")).To(Equal(1))
+		said := m.Cmd("cat", "/run/said")
+		for _, once := range []string{"cannot make it again", "damaged: ", "metrics: "} {
+			Expect(strings.Count(said, once)).To(Equal(1), said)
+		}
+		Expect(m.Cmd("cat", "/run/x.prom")).To(ContainSubstring(`hawser_check_drift{network="pods"} 1` + "\n"))
 	})
 
 	It("says what of the reference's it cannot make again, and makes the rest", func() {

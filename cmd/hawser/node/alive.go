@@ -19,6 +19,7 @@ import (
 // Survey is what the node says at one moment of who is alive.
 type Survey struct {
 	Attachments []*Attachment
+	Damaged     error // of files that cannot be read: what they are about is left alone
 	*Runtimes
 	used map[uint64]bool   // by inode: a process is in the namespace or has it open
 	has  map[string]uint64 // "eth0 10.88.0.2" or "eth0 MAC" -> the namespace that has it
@@ -58,7 +59,7 @@ func (n Node) Survey(ctx context.Context) (s *Survey, err error) {
 	for _, l := range links {
 		s.host[l.Name] = true
 	}
-	if s.Attachments, err = n.Attachments(ctx); err != nil {
+	if s.Attachments, s.Damaged, err = n.Read(ctx); err != nil {
 		return nil, err
 	}
 	return s, nil
@@ -172,6 +173,8 @@ func (s *Survey) Judge(a *Attachment, older time.Duration) (garbage, kept string
 	switch {
 	case a.Network == "" || a.IfName == "":
 		return "", "its network or interface is not written down"
+	case a.Damaged != "":
+		return "", a.Damaged + " cannot be read: remove it when the container is gone"
 	case knows != "":
 		return "", knows + " knows the container"
 	case a.youngest().IsZero() && isThere:

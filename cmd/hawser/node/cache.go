@@ -21,12 +21,12 @@ type Cached struct {
 	RawResult    json.RawMessage
 }
 
-// Cached are the attachments in libcni's cache, in the order of their files. What could be read comes beside an error.
-func (n Node) Cached() (all []*Attachment, err error) {
+// Cached are the attachments in libcni's cache, in the order of their files, beside errors of damaged files.
+func (n Node) Cached() (all []*Attachment, damaged, err error) {
 	dir := filepath.Join(n.CacheDir, "results")
 	entries, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, err
+		return nil, nil, err
 	}
 	var errs []error
 	for _, e := range entries {
@@ -42,7 +42,7 @@ func (n Node) Cached() (all []*Attachment, err error) {
 			all = append(all, a)
 		}
 	}
-	return all, errors.Join(errs...)
+	return all, errors.Join(errs...), nil
 }
 
 func readCached(file string) (*Attachment, error) {
@@ -74,6 +74,15 @@ func readCached(file string) (*Attachment, error) {
 		a.Netns = i.Sandbox
 	}
 	return a, nil
+}
+
+// damagedFile is the attachment's file in libcni's cache where there is one that could not be read.
+func (n Node) damagedFile(a *Attachment) string {
+	file := filepath.Join(n.CacheDir, "results", a.Network+"-"+a.ContainerID+"-"+a.IfName)
+	if _, err := os.Lstat(file); a.File != "" || err != nil {
+		return ""
+	}
+	return file
 }
 
 // Result is what ADD returned; empty where nobody remembers it, or where it cannot be read.

@@ -74,6 +74,8 @@ type Attachment struct {
 	// knows.
 	Reference bool      `json:"reference,omitempty"`
 	Since     time.Time `json:"since,omitzero"`
+	// Damaged is its file in libcni's cache, which cannot be read; empty = it can, or there is none.
+	Damaged string `json:"-"`
 	// Orphan says why nobody needs what is held; empty where somebody may.
 	Orphan string `json:"orphan,omitempty"`
 }
@@ -81,10 +83,15 @@ type Attachment struct {
 // Attachments are those that a runtime remembers or a plugin keeps anything for, in the order of network, container and
 // interface. What could be read comes beside an error.
 func (n Node) Attachments(ctx context.Context) ([]*Attachment, error) {
-	cached, err := n.Cached()
-	errs := []error{err}
-	held, err := n.Holdings(ctx, cached)
-	errs = append(errs, err)
+	all, damaged, err := n.Read(ctx)
+	return all, errors.Join(damaged, err)
+}
+
+// Read is Attachments with the errors of single files apart: of the node's lists, and of libcni's cache.
+func (n Node) Read(ctx context.Context) (out []*Attachment, damaged, err error) {
+	cached, damaged, err := n.Cached()
+	lists, bad := n.Lists()
+	held, failed := n.Holdings(ctx, append(lists, ListsOf(cached)...))
 	all := map[cni.Attachment]*Attachment{}
 	for _, a := range cached {
 		all[a.Attachment] = a
@@ -106,8 +113,8 @@ func (n Node) Attachments(ctx context.Context) ([]*Attachment, error) {
 	for _, h := range partly {
 		of(whole(h, all)).add(h)
 	}
-	var out []*Attachment
 	for _, a := range all {
+		a.Damaged = n.damagedFile(a)
 		a.judge()
 		a.Reference = a.Reference && (len(a.Holdings) > 0 || !isLoopback(a.Config))
 		out = append(out, a)
@@ -115,7 +122,35 @@ func (n Node) Attachments(ctx context.Context) ([]*Attachment, error) {
 	slices.SortFunc(out, func(a, b *Attachment) int {
 		return strings.Compare(a.Network+" "+a.ContainerID+" "+a.IfName, b.Network+" "+b.ContainerID+" "+b.IfName)
 	})
-	return out, errors.Join(errs...)
+	replaced(out)
+	return out, errors.Join(damaged, bad), errors.Join(err, failed)
+}
+
+// replaced finds those whose namespace's path has another container by now: it made the interface of that name later.
+// The path is nothing of theirs then.
+func replaced(all []*Attachment) {
+	last := map[[2]string]*Attachment{}
+	for _, a := range all {
+		key := [2]string{a.Netns, a.IfName}
+		if b := last[key]; b == nil || a.made().After(b.made()) {
+			last[key] = a
+		}
+	}
+	for _, a := range all {
+		b := last[[2]string{a.Netns, a.IfName}]
+		if a.Netns != "" && a.ContainerID != b.ContainerID && a.Damaged == "" && a.Orphan == "" {
+			a.Orphan = fmt.Sprintf("its namespace %s is that of container %s by now", a.Netns, b.ContainerID[:min(13, len(b.ContainerID))])
+			a.Netns = ""
+		}
+	}
+}
+
+// made is when its ADD ended, or else when something of it was written last.
+func (a *Attachment) made() time.Time {
+	if a.File != "" {
+		return a.Written
+	}
+	return a.youngest()
 }
 
 func isLoopback(config []byte) bool {
@@ -159,6 +194,7 @@ func (a *Attachment) add(h cni.Holding) {
 // judge says whether the attachment is one of a container that is gone.
 func (a *Attachment) judge() {
 	switch {
+	case a.Damaged != "": // who knows
 	case a.Netns != "" && isGone(a.Netns):
 		a.Orphan = fmt.Sprintf("its namespace %s is gone", a.Netns)
 	case a.Netns == "" && a.File == "":
@@ -202,13 +238,11 @@ func (a *Attachment) Life() Life {
 	return Lives
 }
 
-// Holdings are what the plugins keep: at their usual places, and where the lists of the node, and those by which
-// attachments were made, say.
-func (n Node) Holdings(ctx context.Context, cached []*Attachment) ([]cni.Holding, error) {
-	lists, err := n.Lists()
-	errs, seen := []error{err}, map[string]bool{}
-	lists = append(lists, ListsOf(cached)...)
+// Holdings are what the plugins keep: at their usual places, and where these lists say.
+func (n Node) Holdings(ctx context.Context, lists []List) ([]cni.Holding, error) {
+	var errs []error
 	var all []cni.Holding
+	seen := map[string]bool{}
 	ask := func(p skel.Program, conf []byte) {
 		held, err := p.List(ctx, conf)
 		if err != nil {
@@ -274,35 +308,6 @@ func (a *Attachment) Held(kind cni.HoldingKind) (values []string) {
 	return values
 }
 
-// Addresses are those that IPAM lent, or else those of the result that the runtime remembers.
-func (a *Attachment) Addresses() (addrs []string) {
-	for _, value := range a.Held(cni.HeldAddress) {
-		addrs = append(addrs, FirstWord(value))
-	}
-	if len(addrs) > 0 {
-		return addrs
-	}
-	for _, ip := range a.Result().IPs {
-		addrs = append(addrs, ip.Address.Addr().String())
-	}
-	return addrs
-}
-
-// IsLive says whether a runtime remembers the attachment, and its namespace is there.
-func (a *Attachment) IsLive() bool { return a.File != "" && a.Netns != "" && a.Orphan == "" }
-
-// HostEnd is the other end of the container's interface; empty where there is none, or where it is not known.
-func (a *Attachment) HostEnd() string {
-	if ends := a.Held(cni.HeldHostEnd); len(ends) > 0 {
-		return ends[0]
-	}
-	for _, i := range a.Result().Interfaces { // the reference's names
-		if i.Sandbox == "" && strings.HasPrefix(i.Name, "veth") {
-			return i.Name
-		}
-	}
-	return ""
-}
 // Ports are the host ports that a plugin keeps, or else those that the runtime asked for: rules may have been flushed.
 func (a *Attachment) Ports() []string {
 	values := a.Held(cni.HeldPort)
@@ -335,3 +340,32 @@ func (a *Attachment) Ports() []string {
 	return values
 }
 
+// Addresses are those that IPAM lent, or else those of the result that the runtime remembers.
+func (a *Attachment) Addresses() (addrs []string) {
+	for _, value := range a.Held(cni.HeldAddress) {
+		addrs = append(addrs, FirstWord(value))
+	}
+	if len(addrs) > 0 {
+		return addrs
+	}
+	for _, ip := range a.Result().IPs {
+		addrs = append(addrs, ip.Address.Addr().String())
+	}
+	return addrs
+}
+
+// IsLive says whether a runtime remembers the attachment, and its namespace is there.
+func (a *Attachment) IsLive() bool { return a.File != "" && a.Netns != "" && a.Orphan == "" }
+
+// HostEnd is the other end of the container's interface; empty where there is none, or where it is not known.
+func (a *Attachment) HostEnd() string {
+	if ends := a.Held(cni.HeldHostEnd); len(ends) > 0 {
+		return ends[0]
+	}
+	for _, i := range a.Result().Interfaces { // the reference's names
+		if i.Sandbox == "" && strings.HasPrefix(i.Name, "veth") {
+			return i.Name
+		}
+	}
+	return ""
+}

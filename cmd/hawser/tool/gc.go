@@ -21,6 +21,8 @@ type collection struct {
 	Source      string    `json:"source"`
 	Silent      []string  `json:"silent"`
 	Attachments []garbage `json:"attachments"`
+
+	damaged error // of files that cannot be read
 }
 
 // garbage is an attachment, with the reason to collect it or to keep it.
@@ -48,11 +50,20 @@ func gcCommand(s *session) *cobra.Command {
 		if found == nil {
 			return fmt.Errorf("nothing was removed: %w", err)
 		}
-		return errors.Join(s.show(found, func(t table) { found.print(t, yes) }), err)
+		err = errors.Join(s.show(found, func(t table) { found.print(t, yes) }), err)
+		return noting(found.damaged, err)
 	})
 	c.Flags().BoolVar(&yes, "yes", false, "remove it")
 	c.Flags().DurationVar(&older, "older", older, "leave alone what was written within this `duration`")
 	return c
+}
+
+// noting says what was damaged, which alone is no failure.
+func noting(damaged, err error) error {
+	if damaged == nil || err != nil {
+		return errors.Join(damaged, err)
+	}
+	return fmt.Errorf("%w%w", damaged, exitStatus(0))
 }
 
 func collect(ctx context.Context, n node.Node, older time.Duration, yes bool) (*collection, error) {
@@ -64,7 +75,8 @@ func collect(ctx context.Context, n node.Node, older time.Duration, yes bool) (*
 		return nil, err
 	}
 	source := cmp.Or(strings.Join(s.Asked, ", "), "namespaces that live: no runtime answers")
-	found := &collection{Source: source, Silent: append([]string{}, s.Silent...), Attachments: []garbage{}}
+	found := &collection{Source: source, Silent: append([]string{}, s.Silent...), Attachments: []garbage{},
+		damaged: s.Damaged}
 	for _, a := range s.Attachments {
 		g := garbage{Attachment: a.Attachment, Pod: a.Pod}
 		g.Why, g.Kept = s.Judge(a, older)

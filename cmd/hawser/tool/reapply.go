@@ -34,7 +34,7 @@ func reapplyCommand(s *session) *cobra.Command {
 			p := repairer{Node: s.Node}
 			defer p.after.Wait()
 			repairs, err := p.pass(ctx, of)
-			return errors.Join(s.show(repairs, func(t table) {
+			return noting(p.damaged, errors.Join(s.show(repairs, func(t table) {
 				for _, r := range repairs {
 					what := "made again"
 					if r.Error != "" {
@@ -46,7 +46,7 @@ func reapplyCommand(s *session) *cobra.Command {
 				if len(repairs) == 0 && err == nil {
 					t.row("Nothing is missing.")
 				}
-			}), err)
+			}), err))
 		})
 }
 
@@ -62,8 +62,9 @@ func gist(text string) string {
 // repairer makes again what is missing, pass by pass.
 type repairer struct {
 	node.Node
-	failed map[string]tried // in the pass before, by attachment and plugin
-	after  sync.WaitGroup   // for looks at those that were repaired
+	failed  map[string]tried // in the pass before, by attachment and plugin
+	damaged error            // of files that cannot be read, in the last pass
+	after   sync.WaitGroup   // for looks at those that were repaired
 }
 
 // tried is a repair that did not help.
@@ -122,7 +123,8 @@ func (p *repairer) pass(ctx context.Context, of string) ([]repair, error) {
 
 // jobs are what is to be looked at.
 func (p *repairer) jobs(ctx context.Context, of string) (jobs []*job, err error) {
-	all, err := p.Attachments(ctx)
+	all, damaged, err := p.Read(ctx)
+	p.damaged = damaged
 	errs, found := []error{err}, of == ""
 	for _, a := range all {
 		if !a.IsLive() || of != "" && !node.IsMeant(of, a.Pod, a.ContainerID) {

@@ -24,11 +24,12 @@ type watcher struct {
 	every time.Duration
 	gc    bool
 	older time.Duration
-	file  string // for metrics; empty = none
+	file  string    // for metrics; empty = none
+	said  *sync.Map // what of each kind is wrong, as it was said
 }
 
 func watchCommand(s *session) *cobra.Command {
-	w := watcher{session: s, every: 5 * time.Minute, older: 5 * time.Minute}
+	w := watcher{session: s, said: &sync.Map{}, every: 5 * time.Minute, older: 5 * time.Minute}
 	c := s.command("watch", "Stay, and make again what others flush; remove what no runtime knows; write metrics",
 		func(string) error {
 			if w.every < time.Second || w.older < 0 {
@@ -220,6 +221,7 @@ func (w watcher) reapply(ctx context.Context) {
 			w.report("made again", fmt.Sprintf("%s: %s: %s", r.Attachment, r.Plugin, gist(r.Missing)), r)
 		}
 	}
+	w.complain(ctx, "damaged", w.again.damaged)
 	w.complain(ctx, "reapply", err)
 }
 
@@ -232,17 +234,23 @@ func (w watcher) sometimes(ctx context.Context) {
 					w.report("removed", fmt.Sprintf("%s: %s", g.Attachment, g.Why), g)
 				}
 			}
+			w.complain(ctx, "damaged", found.damaged)
 		}
 		w.complain(ctx, "gc", err)
 	}
 	if w.file != "" {
-		m, err := measure(ctx, w.Node, false, "")
+		m, err := measure(ctx, w.Node, true, "")
 		w.complain(ctx, "metrics", errors.Join(err, m.write(w.file)))
 	}
 }
 
+// complain says what is wrong, once while it stays the same.
 func (w watcher) complain(ctx context.Context, what string, err error) {
-	if err != nil && ctx.Err() == nil {
+	text := ""
+	if err != nil {
+		text = err.Error()
+	}
+	if old, _ := w.said.Swap(what, text); err != nil && old != text && ctx.Err() == nil {
 		w.report(what, err.Error(), map[string]string{"error": err.Error()})
 	}
 }
