@@ -121,12 +121,12 @@ var _ = Describe("hawser check", Label("tool-check"), func() {
 			`{"cniVersion": "1.0.0", "name": "lo", "plugins": [{"type": "loopback"}]}`)
 		file("/usr/lib/cni/loopback", "")
 		missing := func() string { return m.hawser("check", "--root", root).Stdout }
-		Expect(missing()).To(BeEmpty())
+		Expect(missing()).To(Equal("nothing is wrong\n"))
 		file("/etc/containerd/config.toml", "version = 2\n")
 		Expect(missing()).To(ContainSubstring(`plugin "loopback" is in none of /opt/cni/bin` + "\n"))
 		file("/etc/containerd/conf.d/cri.toml", "[plugins.'io.containerd.cri.v1.runtime'.cni]\n  bin_dir = ''\n"+
 			"  bin_dirs = ['/run/bin', '/usr/lib/cni/']\n")
-		Expect(missing()).To(BeEmpty())
+		Expect(missing()).To(Equal("nothing is wrong\n"))
 		file("/etc/containerd/conf.d/cri.toml", "[plugins.\"io.containerd.grpc.v1.cri\".cni]\n"+
 			"  bin_dir = \"/run/bin\"\n[plugins.'io.containerd.image-verifier.v1.bindir']\n"+
 			"  bin_dir = '/usr/lib/cni'\n")
@@ -136,7 +136,7 @@ var _ = Describe("hawser check", Label("tool-check"), func() {
 		Expect(missing()).To(ContainSubstring("is in none of /run/bin:/usr/libexec/cni:/b\n"))
 		Expect(os.Remove(root + "/etc/crio/crio.conf.d/10.conf")).To(Succeed())
 		file("/etc/containerd/config.toml", "disabled_plugins = [\"cri\"]\n")
-		Expect(missing()).To(BeEmpty(), "Docker's")
+		Expect(missing()).To(Equal("nothing is wrong\n"), "Docker's")
 	})
 
 	It("compares the lists of a directory", func() {
@@ -172,7 +172,7 @@ var _ = Describe("hawser check", Label("tool-check"), func() {
 
 	It("checks what multus and flannel delegate to", func() {
 		m := newMachine(all(), usual)
-		m.Cmd("sh", "-ec", "mkdir /run/bin; touch /run/bin/multus /run/bin/flannel")
+		m.Cmd("sh", "-ec", "mkdir /run/bin; touch /run/bin/multus /run/bin/flannel; chmod 755 /run/bin/*")
 		flannel := func(keys string) string { return `{"type": "flannel", "delegate": {` + keys + "}}" }
 		multus := func(keys string) string {
 			return `{"cniVersion": "0.3.1", "name": "m", "type": "multus", ` + keys + "}"
@@ -206,13 +206,14 @@ var _ = Describe("hawser check", Label("tool-check"), func() {
 
 	It("names each of our plugins that is not installed", func() {
 		m := newMachine(ours(), usual)
-		m.Cmd("sh", "-ec", "mkdir /run/bin; touch /run/bin/bridge /run/bin/firewall")
+		m.Cmd("sh", "-ec", "mkdir /run/bin; touch /run/bin/bridge /run/bin/firewall; chmod 755 /run/bin/bridge")
 		inNone := func(key, plugin string) complaint {
 			return complaint{"error", listFile, key, fmt.Sprintf("plugin %q is in none of /run/bin", plugin),
 				"install it (hawser install), or correct the name"}
 		}
 		Expect(m.checks("--path", "/run/bin")).To(ConsistOf(
-			inNone("plugins[0].ipam.type", "host-local"), inNone("plugins[1].type", "portmap")))
+			inNone("plugins[0].ipam.type", "host-local"), inNone("plugins[1].type", "portmap"),
+			HaveField("What", `plugin "firewall": /run/bin/firewall is not executable`)))
 	})
 
 	It("takes the lists that others write, and has nothing to say of those of the pages", func() {
@@ -240,10 +241,10 @@ var _ = Describe("hawser check", Label("tool-check"), func() {
 		Expect(seen).To(BeNumerically(">", 15))
 	})
 
-	It("prints a line and an advice for each, and nothing for a list that is right", func() {
+	It("prints a line and an advice for each, and that a list is right", func() {
 		m := newMachine(ours(), usual)
-		Expect(m.says("check")).To(BeEmpty())
-		Expect(m.says("check", listFile)).To(BeEmpty())
+		Expect(m.says("check")).To(Equal("nothing is wrong\n"))
+		Expect(m.says("check", listFile)).To(Equal("nothing is wrong\n"))
 		odd := strings.Replace(bridgeEntry, `"ipam"`, `"\u001bx": 1, "ipam"`, 1)
 		m.write(listFile, listOf(odd, `{"type": "portmap"}`))
 		Expect(m.says("check")).To(Equal("warning " + listFile + `: plugins[0]["\x1bx"]: is unknown and ignored` +

@@ -26,7 +26,7 @@ type tester struct {
 func newTester(plugins, list string) tester {
 	GinkgoHelper()
 	t := tester{plugins: GinkgoT().TempDir()}
-	for _, name := range []string{"bridge", "ptp", "portmap", "firewall", "host-local", "dhcp"} {
+	for _, name := range []string{"bridge", "ptp", "portmap", "firewall", "host-local", "dhcp", "loopback"} {
 		Expect(os.WriteFile(filepath.Join(t.plugins, name), nstest.Must(os.ReadFile(filepath.Join(plugins, name))),
 			0o755)).To(Succeed())
 	}
@@ -262,9 +262,17 @@ var _ = Describe("hawser test", Label("tool-test"), func() {
 		Expect(t.test()).To(HaveKeyWithValue("gateway", "ok: 10.88.0.1, fe80::77"))
 	})
 
-	It("prints a line for each step", func() {
+	It("takes a loopback", func() {
+		t := newTester(all(), `{"cniVersion": "1.0.0", "name": "lo", "plugins": [{"type": "loopback"}]}`)
+		Expect(t.test()).To(And(HaveKeyWithValue("ADD", HavePrefix("ok: 127.0.0.1")),
+			HaveKeyWithValue("second ADD", "skipped: each container has its own loopback"),
+			Not(ContainElement(HavePrefix("failed")))))
+	})
+
+	It("prints a line for each step, beside a list of others that is damaged", func() {
 		t := newTester(all(), usual)
-		Expect(t.says("test")).To(And(HavePrefix("network pods of /etc/cni/net.d/10-pods.conflist\n"),
+		t.write("/etc/cni/net.d/99-x.conflist", "{")
+		Expect(t.says("test", "pods")).To(And(HavePrefix("network pods of /etc/cni/net.d/10-pods.conflist\n"),
 			MatchRegexp(`(?m)^ADD +\d\.\d{3}s  ok: 10.88.0.2$`), MatchRegexp(`(?m)^DEL again +\d\.\d{3}s  ok$`)))
 	})
 

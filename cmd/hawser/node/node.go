@@ -56,7 +56,10 @@ func (n Node) Find(plugin string) (string, error) {
 	}
 	for _, dir := range filepath.SplitList(n.Path) {
 		file := filepath.Join(dir, plugin)
-		if info, err := os.Stat(file); err == nil && info.Mode().IsRegular() {
+		if info, err := os.Stat(file); err == nil && info.Mode().IsRegular() { // runtimes take no other one then
+			if info.Mode()&0o111 == 0 {
+				return "", fmt.Errorf("plugin %q: %s is not executable", plugin, file)
+			}
 			return file, nil
 		}
 	}

@@ -60,6 +60,9 @@ func checkCommand(s *session) *cobra.Command {
 				for _, f := range c.found {
 					s.finding(t, f.Severity, joined(": ", f.File, f.Key, f.What), f.Advice)
 				}
+				if len(c.found) == 0 && err == nil {
+					t.row("nothing is wrong")
+				}
 			}))
 			if err == nil && slices.ContainsFunc(c.found, func(f complaint) bool { return f.Severity == broken }) {
 				return exitStatus(1)
