@@ -135,8 +135,8 @@ var _ = Describe("hawser gc", Label("tool-gc"), func() {
 		Entry("of ours", ours, "10.101.1"),
 		Entry("of the reference", func() string { return nstest.Newest().Dir() }, "10.101.2"))
 
-	DescribeTable("leaves alone only the container of a file that is damaged", func(plugins func() string, subnet string) {
-		g := newGCNode(plugins(), subnet)
+	DescribeTable("leaves alone only the container of a file that is damaged", func(plugins func() string, net string) {
+		g := newGCNode(plugins(), net)
 		damaged := strings.Repeat("c", 64)
 		g.runtime(lives)
 		g.up(newPod(lives, "web-0")).hold()

@@ -192,8 +192,8 @@ var _ = Describe("hawser", Label("tool-ls"), func() {
 
 	It("says why it fails in JSON, too", func() {
 		m := newMachine(ours(), usual)
-		for _, args := range []string{"gc --older -1s", "explain nobody", "test nobody", "why last", "watch --every 1ms", "trace http",
-			"reapply nobody --bogus"} {
+		for _, args := range []string{"gc --older -1s", "explain nobody", "test nobody", "why last",
+			"watch --every 1ms", "trace http", "reapply nobody --bogus"} {
 			var said struct{ Error string }
 			out := fails(m, strings.Replace(args, " ", " --json ", 1))
 			Expect(json.Unmarshal([]byte(out.Stdout), &said)).To(Succeed(), args)

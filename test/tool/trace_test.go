@@ -97,7 +97,8 @@ var _ = Describe("hawser trace", Label("tool-trace"), func() {
 		file := filepath.Join(GinkgoT().TempDir(), "said")
 		tracing := m.Start(nstest.Program{Path: "sh", Args: []string{"-c",
 			`exec "$0" trace 8080 --for 1m >` + file, nstest.Build("hawser")}})
-		Eventually(func() string { return m.Cmd("nft", "list", "tables") }).Should(ContainSubstring("inet hawser_trace"))
+		tables := func() string { return m.Cmd("nft", "list", "tables") }
+		Eventually(tables).Should(ContainSubstring("inet hawser_trace"))
 		Expect(m.hawser("trace", "8080").Stderr).To(HavePrefix("hawser: another hawser trace runs on this node"))
 		said := func() string { return string(nstest.Must(os.ReadFile(file))) }
 		knock()

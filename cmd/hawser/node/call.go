@@ -85,7 +85,7 @@ func (n Node) Reapply(ctx context.Context, c Call) (err error) {
 }
 
 // Misleads is why a chained plugin must not be made again now, if there is a reason: the container's interface is not
-// whole, and the host reaches the container by no link of its own. ADD would take another one for it, such as the uplink.
+// whole, and the host reaches the container by no link of its own. ADD would take another one for it: the uplink.
 func (n Node) Misleads(ctx context.Context, c Call) error {
 	first := Call{"CHECK", c.Attachment, c.List, 0}
 	end := FirstWord(c.HostEnd())

@@ -142,7 +142,7 @@ func replaced(all []*Attachment) {
 	for _, a := range all {
 		b := last[[2]string{a.Netns, a.IfName}]
 		if a.Netns != "" && a.ContainerID != b.ContainerID && a.Damaged == "" && a.Orphan == "" {
-			a.Orphan = fmt.Sprintf("its namespace %s is that of container %s by now", a.Netns, b.ContainerID[:min(13, len(b.ContainerID))])
+			a.Orphan = fmt.Sprintf("its namespace %s is that of container %.13s by now", a.Netns, b.ContainerID)
 			a.Netns = ""
 		}
 	}

@@ -56,7 +56,7 @@ func explainCommand(s *session) *cobra.Command {
 			networks := tree(lists, all, links)
 			return errors.Join(s.show(networks, func(t table) { printTree(t, networks) }), err, listErr)
 		}
-		e, wayErr := explain(s.ctx, s.Node, what, all, links)
+		e, wayErr := s.explain(what, all, links)
 		if err = errors.Join(wayErr, err); e == nil {
 			return err
 		}
@@ -112,8 +112,7 @@ func parent(a *node.Attachment, links map[string]hostLink) string {
 }
 
 // explain finds what is called so.
-func explain(ctx context.Context, n node.Node, what string, all []*node.Attachment,
-	links map[string]hostLink) (e *explanation, err error) {
+func (s *session) explain(what string, all []*node.Attachment, links map[string]hostLink) (e *explanation, err error) {
 	e = &explanation{What: what}
 	addr, notAddr := netip.ParseAddr(what)
 	readings := []func(a *node.Attachment) bool{
@@ -137,7 +136,7 @@ func explain(ctx context.Context, n node.Node, what string, all []*node.Attachme
 		if i == 2 { // an interface has many ways
 			return e, nil
 		}
-		return e, e.findWay(ctx, n)
+		return e, e.findWay(s.ctx, s.Node)
 	}
 	if l, ok := links[what]; ok {
 		e.Links = []hostLink{l}

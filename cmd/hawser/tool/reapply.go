@@ -172,8 +172,8 @@ func (p *repairer) restore(ctx context.Context, jobs []*job) {
 	}
 }
 
-// repair makes again what is missing of a job, which has a repair then. One for which the container's interface has to be
-// whole waits for that plugin's turn if it canWait.
+// repair makes again what is missing of a job, which has a repair then. One for which the container's interface has to
+// be whole waits for that plugin's turn if it canWait.
 func (p *repairer) repair(ctx context.Context, j *job, canWait bool) {
 	if ctx.Err() != nil {
 		return
