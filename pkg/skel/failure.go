@@ -72,21 +72,32 @@ func (c *call) remember(failed error) {
 	_ = catch(func() error { return keep(Failures(c.env.Failures), f) })
 }
 
-// keep puts a record in place of the one of the same calls, and drops the oldest.
+// keep puts a record in place of the one of the same calls, and drops the oldest. What a delegate has said in its own
+// record needs no second one.
 func keep(records statefile.Records[Failure], f Failure) error {
 	s, err := records.Open(context.Background())
 	if err != nil {
 		return err
 	}
 	defer func() { _ = s.Close() }()
+	all, err := s.All()
+	if err != nil {
+		return err
+	}
+	said := func(of *Failure) bool { // by a delegate, in this call
+		return of.Attachment == f.Attachment && of.Command == f.Command && of.Plugin != f.Plugin &&
+			!of.Time.Before(f.Time) && strings.Contains(f.Msg, of.Msg)
+	}
+	if slices.ContainsFunc(all, said) {
+		return nil
+	}
 	if before, ok, _ := s.Get(f.Hash()); ok {
 		f.First, f.Count = before.First, before.Count+1
 	}
 	if err := s.Put(f); err != nil {
 		return err
 	}
-	all, err := s.All()
-	if err != nil {
+	if all, err = s.All(); err != nil {
 		return err
 	}
 	slices.SortFunc(all, func(a, b *Failure) int { return b.Time.Compare(a.Time) }) // the newest first
