@@ -177,6 +177,7 @@ type Element struct {
 	Key     []byte // see Key
 	Data    []byte // of a map; nil for a set and a verdict map
 	Goto    string // of a verdict map: the chain that the packet goes to
+	Accepts bool   // of a verdict map
 	Comment string // its owner; at most 128 bytes, or nft refuses to load it
 }
 
@@ -220,6 +221,7 @@ func decodeElements(data []byte) []Element {
 			Key:     attribute(raw, unix.NFTA_SET_ELEM_KEY, unix.NFTA_DATA_VALUE),
 			Data:    attribute(value, unix.NFTA_DATA_VALUE),
 			Goto:    textAt(value, unix.NFTA_DATA_VERDICT, unix.NFTA_VERDICT_CHAIN),
+			Accepts: number(value, unix.NFTA_DATA_VERDICT, unix.NFTA_VERDICT_CODE) == acceptPacket,
 			Comment: udata(attribute(raw, attrElemUserdata), udataComment),
 		})
 	}

@@ -1,6 +1,7 @@
 package tool_test
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -41,7 +42,11 @@ type fault struct {
 	need               []string
 	ports              []map[string]any // of the pod
 	before             string           // commands: what the node has
+	list               string           // else the usual one
 }
+
+// open is the usual list without firewall.
+var open = strings.NewReplacer(",\n  {\"type\": \"firewall\"}", "").Replace(usual)
 
 const listFile = "/etc/cni/net.d/10-pods.conflist"
 
@@ -84,7 +89,11 @@ func faults() []fault {
 			make: second("pods", "10.99.0.0/24"), mend: remove},
 		{id: "unknown-version", says: `cniVersion "7.0.0" is unknown to /opt/cni/bin/bridge`,
 			make: edit(`"1.0.0"`, `"7.0.0"`), mend: restore},
-		{thread: "kubernetes/kubernetes#108121", id: "full-range", says: "1 of 1 addresses of 10.88.0.0/30 are lent",
+		{thread: "kubernetes/kubernetes#108121", id: "full-range", says: "2 of 2 addresses of 10.88.0.0/24 are lent",
+			make: edit(`/24"`, `/24", "rangeStart": "10.88.0.2", "rangeEnd": "10.88.0.3"`) + `
+			  cp /var/lib/cni/networks/pods/10.88.0.2 /var/lib/cni/networks/pods/10.88.0.3`,
+			mend: restore + "; rm /var/lib/cni/networks/pods/10.88.0.3"},
+		{id: "full-range", severity: "warning", says: "1 of 1 addresses of 10.88.0.0/30 are lent",
 			make: edit("10.88.0.0/24", "10.88.0.0/30"), mend: restore},
 		{thread: "k3s-io/k3s#5885", id: "nearly-full-range", severity: "warning",
 			says: "9 of 10 addresses of 10.88.0.0/24 are lent",
@@ -103,20 +112,29 @@ func faults() []fault {
 		{id: "forwarding-off", says: "net.ipv4.ip_forward is 0, and pod shop/web-0",
 			make: "sysctl -qw net.ipv4.ip_forward=0",
 			mend: "sysctl -qw net.ipv4.ip_forward=1"},
+		{id: "forwarding-off", says: "net.ipv4.conf.cni0.forwarding is 0, and pod shop/web-0",
+			make: "sysctl -qw net.ipv4.conf.cni0.forwarding=0", mend: "sysctl -qw net.ipv4.conf.cni0.forwarding=1"},
 		{id: "drop-policy", says: "chain inet site forward of nf_tables drops what no rule accepts",
 			make: `nft add table inet site
 			  nft add chain inet site forward '{ type filter hook forward priority 10 ; policy drop ; }'`,
 			mend: "nft insert rule inet site forward meta mark and 0x1000 == 0x1000 accept"},
-		{thread: "kubernetes/kubernetes#40182", id: "drop-policy", need: []string{"iptables"},
+		{id: "drop-policy", need: []string{"iptables"}, list: open,
 			says: "chain ip filter FORWARD of nf_tables drops what no rule accepts of containers of",
-			make: `ip link add docker0 type bridge; iptables-save >/run/rules
-			  iptables -F FORWARD; iptables -P FORWARD DROP; iptables -N DOCKER
+			make: "iptables -A FORWARD -j REJECT --reject-with icmp-host-prohibited",
+			mend: "iptables -I FORWARD -i cni0 -j ACCEPT"},
+		{id: "drop-policy", need: []string{"iptables-legacy"}, list: open, only: "ours",
+			says: "chain ip filter FORWARD of iptables-legacy drops what no rule accepts of containers of",
+			make: "iptables-legacy -A FORWARD -j REJECT --reject-with icmp-host-prohibited",
+			mend: "iptables-legacy -F FORWARD"},
+		{thread: "kubernetes/kubernetes#40182", id: "drop-policy", need: []string{"iptables"}, list: open,
+			says: "chain ip filter FORWARD of nf_tables drops what no rule accepts of containers of",
+			make: `ip link add docker0 type bridge; iptables -P FORWARD DROP; iptables -N DOCKER
 			  iptables -A FORWARD -o docker0 -j DOCKER
 			  iptables -A DOCKER ! -i docker0 -o docker0 -p tcp -j ACCEPT
 			  iptables -A FORWARD -o docker0 -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
 			  iptables -A FORWARD -i docker0 ! -o docker0 -j ACCEPT
 			  iptables -A FORWARD -i docker0 -o docker0 -j ACCEPT`,
-			mend: "iptables-restore </run/rules; ip link del docker0"},
+			mend: "iptables -P FORWARD ACCEPT; iptables -F FORWARD; ip link del docker0"},
 		{id: "drop-policy", severity: "warning",
 			says: "drops what its rules do not accept; they accept some packets, and not for certain those of",
 			make: `nft add table inet site; nft add chain inet site user; nft add chain inet site cni
@@ -187,6 +205,10 @@ func faults() []fault {
 			mend: "umount /opt/cni/bin/portmap"},
 		{thread: "containers/podman#3842", id: "drift", says: "of pod shop/web-0", only: "reference",
 			make: "iptables-save >/run/rules; iptables -t nat -F", mend: "iptables-restore </run/rules"},
+		{id: "orphan-lease", severity: "warning", only: "reference",
+			says: "host-local lends none of them again: /var/lib/cni/networks/pods/10.88.0.3",
+			make: ": >/var/lib/cni/networks/pods/10.88.0.3",
+			mend: "find /var/lib/cni/networks/pods -name '*[.:]*' -empty -delete"},
 		{thread: "containerd/containerd#12923", id: "orphan-lease", severity: "warning",
 			says: "10.88.0.9 of container c9",
 			make: `printf 'c9\r\neth0' >/var/lib/cni/networks/pods/10.88.0.9`,
@@ -198,7 +220,7 @@ func faults() []fault {
 func (f fault) breaks(plugins string) {
 	GinkgoHelper()
 	nstest.Need(f.need...)
-	m := newMachine(plugins, usual)
+	m := newMachine(plugins, cmp.Or(f.list, usual))
 	m.Cmd("cp", listFile, "/run/good")
 	m.Cmd("sh", "-ec", f.before)
 	m.up(newPod("c1", "web-0", f.ports...))
@@ -233,6 +255,77 @@ var _ = Describe("hawser doctor", Label("tool-doctor"), func() {
 	DescribeTable("finds it on a node of the reference's plugins", func(f fault) {
 		f.breaks(nstest.Newest().Dir())
 	}, on("reference"))
+
+	It("complains of no chain that accepts containers", func() {
+		nstest.Need("iptables", "iptables-legacy")
+		m := newMachine(ours(), open)
+		m.up(newPod("c1", "web-0", hostPort(443, 80)))
+		finds := func(what string) {
+			GinkgoHelper()
+			var ids []string
+			for _, f := range m.finds() {
+				ids = append(ids, f.ID)
+			}
+			Expect(strings.Join(ids, " ")).To(Equal(what))
+		}
+		accepts := func(make string, rules ...string) {
+			GinkgoHelper()
+			m.Cmd("sh", "-ec", make)
+			finds("drop-policy")
+			for _, rule := range rules {
+				m.Cmd("sh", "-ec", "iptables -F user; nft add chain inet site user; "+
+					"nft flush chain inet site user; "+rule)
+				Expect(m.hawser("doctor").Stdout).To(Equal("nothing is wrong\n"), rule)
+			}
+		}
+		accepts("nft add table inet site; iptables -N user; iptables -P FORWARD DROP; iptables -A FORWARD -j user",
+			"iptables -A user -s 10.88.0.0/16 -j ACCEPT", "iptables -A user -s 10.0.0.0/8 -j ACCEPT",
+			"iptables -A user -i cni+ -j ACCEPT", "iptables -A user -j ACCEPT")
+		accepts(`iptables -P FORWARD ACCEPT; nft add set inet site inside '{ type ifname; elements = { cni0, eth7 }; }'
+			nft add chain inet site forward '{ type filter hook forward priority 0; policy drop; }'
+			nft flush chain inet site user; nft add rule inet site forward jump user`,
+			`nft add rule inet site user iifname '{ "cni0", "eth7" }' accept`,
+			`nft add rule inet site user iifname @inside accept`, `nft add rule inet site user iif cni0 accept`,
+			`nft add rule inet site user iifname vmap '{ "cni0" : accept, "eth7" : drop }'`,
+			`nft add rule inet site user iifname 'cni*' accept`,
+			`nft add rule inet site user ip saddr 10.80.0.0/12 accept`)
+		m.Cmd("sh", "-ec", `nft flush chain inet site user
+			nft add rule inet site user iifname vmap '{ "cni0" : drop }'`)
+		finds("drop-policy")
+		m.Cmd("sh", "-ec", "nft delete table inet site; nft add table inet firewalld; "+
+			"nft add chain inet firewalld zones")
+		finds("firewalld")
+		m.Cmd("nft", "add", "rule", "inet", "firewalld", "zones", "iifname", "cni0", "accept")
+		finds("")
+	})
+
+	It("complains of no guard of iptables-legacy, and of no lease that nobody can lend", func() {
+		nstest.Need("iptables-legacy")
+		m := newMachine(nstest.Newest().Dir(), usual)
+		m.up(newPod("c1", "web-0", hostPort(443, 80)))
+		m.Cmd("sh", "-ec", `iptables-legacy -N KUBE-FIREWALL; iptables-legacy -A INPUT -j KUBE-FIREWALL
+			iptables-legacy -A KUBE-FIREWALL ! -s 127.0.0.0/8 -d 127.0.0.0/8 -j DROP
+			rm /var/lib/cni/networks/pods/10.88.0.2; `+edit("10.88.0.0/24", "10.89.0.0/24"))
+		Expect(m.hawser("doctor").Stdout).To(Equal("nothing is wrong\n"))
+	})
+
+	It("looks at each container, and advises what reapply can do", func() {
+		m := newMachine(ours(), usual)
+		m.up(newPod("c1", "web-0"))
+		m.up(newPod("c2", "web-1")).Cmd("ip", "addr", "flush", "dev", "eth0")
+		Expect(m.finds()).To(HaveExactElements(And(HaveField("What", ContainSubstring("web-1")),
+			HaveField("Advice", ContainSubstring("restart the container")))))
+		reference := newMachine(nstest.Newest().Dir(), usual)
+		reference.up(newPod("c1", "web-0", hostPort(8080, 80)))
+		reference.Cmd("sh", "-ec", "nft flush ruleset; nft add table ip filter; "+
+			"nft add chain ip filter FORWARD '{ type filter hook forward priority 0; policy drop; }'")
+		found := reference.finds()
+		Expect(found).To(HaveExactElements(HaveField("ID", "drift"), HaveField("ID", "drift"), HaveField("ID", "drift"),
+			HaveField("ID", "unguarded-loopback")))
+		Expect(found[0]).To(And(HaveField("What", HaveSuffix("bridge: its masquerade is missing")),
+			HaveField("Advice", HavePrefix("restart the container"))))
+		Expect(found[1]).To(HaveField("What", HaveSuffix("portmap: its host ports are missing")))
+	})
 
 	It("names programs that cannot run", func() {
 		m := newMachine(ours(), usual)
@@ -275,9 +368,10 @@ var _ = Describe("hawser doctor", Label("tool-doctor"), func() {
 
 	It("fails with status 2 where it cannot look", func() {
 		m := newMachine(ours(), usual)
-		m.Cmd("sh", "-ec", "mkdir -p /var/lib/cni; echo x >/var/lib/cni/results")
+		m.up(newPod("c1", "web-0", hostPort(443, 80)))
+		m.Cmd("sh", "-ec", "rm -r /var/lib/cni/results; echo x >/var/lib/cni/results")
 		out := m.hawser("doctor")
-		Expect(out.Exit).To(Equal(2), out.Stdout)
+		Expect([]any{out.Exit, out.Stdout}).To(Equal([]any{2, ""}))
 		Expect(out.Stderr).To(And(HavePrefix("hawser: not all could be looked at: "),
 			ContainSubstring("/var/lib/cni/results")))
 	})

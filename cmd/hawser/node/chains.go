@@ -3,6 +3,7 @@ package node
 import (
 	"cmp"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -34,7 +35,12 @@ type BaseChain struct {
 type Rule struct {
 	Chain, Target      string
 	MayAccept, EndsAll bool
-	About              []string // with what it compares: names of interfaces, and bytes of addresses among them
+	IsForAll           bool     // it has no condition
+	About              []string // the bytes with which it compares
+	Links              []string // interfaces that its packets come from or go to, or nam*
+	Sets               []string // such of a set, of which one is enough
+	Indexes            []int    // such by their index
+	Networks           []netip.Prefix
 }
 
 // CNIForward is the chain in which firewall, the reference's too, accepts packets of containers.
@@ -83,21 +89,13 @@ func nftablesChains(nf *nft.Conn) (all []BaseChain, err error) {
 		if c.Hook == nil || !IsRouted(c.Table) || points[c.Hook.Point] == "" {
 			continue
 		}
-		of := c.Name
-		if c.Drops && c.Hook.Point == nft.Forward {
-			of = "" // all chains
+		rules, err := RulesOf(nf, c.Table, c.Name)
+		endsAll := func(r Rule) bool { return r.EndsAll }
+		if err == nil && c.Hook.Point == nft.Forward && (c.Drops || slices.ContainsFunc(rules, endsAll)) {
+			rules, err = RulesOf(nf, c.Table, "")
 		}
-		live, err := nf.Rules(c.Table, of)
 		if err != nil {
 			return all, err
-		}
-		var rules []Rule
-		for _, r := range live {
-			rule := Rule{Chain: r.Chain, Target: r.Target, MayAccept: r.MayAccept(), EndsAll: r.EndsAll()}
-			for _, value := range r.Compared(0) {
-				rule.About = append(rule.About, string(value), strings.TrimRight(string(value), "\x00"))
-			}
-			rules = append(rules, rule)
 		}
 		b := BaseChain{Table: fmt.Sprint(c.Table), Name: c.Name, Hook: points[c.Hook.Point], Type: c.Hook.Type,
 			Priority: c.Hook.Priority, Comment: c.Comment, Drops: c.Drops, Family: c.Table.Family}
@@ -106,16 +104,57 @@ func nftablesChains(nf *nft.Conn) (all []BaseChain, err error) {
 	return all, nil
 }
 
+// RulesOf are the rules of a chain; for an empty name of all chains of the table.
+func RulesOf(nf *nft.Conn, t nft.Table, chain string) (rules []Rule, err error) {
+	live, err := nf.Rules(t, chain)
+	for _, r := range live {
+		rule, err := nftablesRule(nf, t, r)
+		if err != nil {
+			return rules, err
+		}
+		rules = append(rules, rule)
+	}
+	return rules, err
+}
+
+func nftablesRule(nf *nft.Conn, t nft.Table, r nft.LiveRule) (Rule, error) {
+	m := r.Matched()
+	rule := Rule{Chain: r.Chain, Target: r.Target, MayAccept: r.MayAccept(), EndsAll: r.EndsAll(),
+		IsForAll: r.IsForAll(), Links: m.Links, Indexes: m.Indexes, Networks: m.Networks}
+	for _, value := range r.Compared(0) {
+		rule.About = append(rule.About, string(value))
+	}
+	for _, set := range m.Sets {
+		elements, err := nf.Elements(t, set)
+		if err != nil {
+			return rule, err
+		}
+		for _, e := range elements {
+			switch {
+			case r.AsksMap() && !e.Accepts:
+			case len(e.Key) == 4:
+				rule.Indexes = append(rule.Indexes, int(binary.NativeEndian.Uint32(e.Key)))
+			default:
+				rule.Sets = append(rule.Sets, nft.LinkName(e.Key))
+			}
+		}
+	}
+	return rule, nil
+}
+
 func legacyChains(family nft.Family, table string, edit *ipt.Edit) (all []BaseChain) {
 	var rules []Rule
 	for _, r := range edit.Rules {
 		target := r.Option("-j") + r.Option("-g")
 		rule := Rule{Chain: r.Chain, Target: target, MayAccept: target == "ACCEPT",
-			EndsAll: len(r.Args) == 2 && (target == "DROP" || target == "REJECT"),
-			About:   []string{r.Option("-i"), r.Option("-o")}}
-		for _, option := range []string{"-s", "-d"} {
-			if p, err := netip.ParsePrefix(r.Option(option)); err == nil {
-				rule.About = append(rule.About, string(p.Addr().AsSlice()))
+			IsForAll: len(r.Args) == 2 || len(r.Args) == 4 && r.Option("--reject-with") != ""}
+		rule.EndsAll = rule.IsForAll && (target == "DROP" || target == "REJECT")
+		for _, option := range []string{"-i", "-o", "-s", "-d"} {
+			value := r.Option(option)
+			if p, err := netip.ParsePrefix(value); err == nil {
+				rule.Networks = append(rule.Networks, p)
+			} else if value != "" && option[1] != 's' && option[1] != 'd' {
+				rule.Links = append(rule.Links, strings.Replace(value, "+", "*", 1))
 			}
 		}
 		rules = append(rules, rule)

@@ -32,6 +32,8 @@ type Node struct {
 	Failures string   // the directory of the calls that failed
 	Env      []string // KEY=value, of the programs that the tool runs
 	Programs []skel.Program
+	// IsReference says whether a file is a plugin of the reference.
+	IsReference func(file string) bool
 }
 
 // Default is the node as runtimes find it where nobody configured them otherwise; that of k3s where the usual directory
@@ -107,6 +109,9 @@ func (n Node) Read(ctx context.Context) (out []*Attachment, damaged, err error) 
 	}
 	var partly []cni.Holding
 	for _, h := range held {
+		if h.ContainerID == "" && !n.usesReference(h.Plugin) {
+			continue // ours lends what nobody owns
+		}
 		if h.IfName == "" || h.Network == "" {
 			partly = append(partly, h)
 			continue
@@ -156,6 +161,11 @@ func (a *Attachment) made() time.Time {
 	return a.youngest()
 }
 
+func (n Node) usesReference(plugin string) bool {
+	file, err := n.Find(plugin)
+	return err == nil && n.IsReference != nil && n.IsReference(file)
+}
+
 func isLoopback(config []byte) bool {
 	list, err := ParseList(config)
 	return err == nil && len(list.Plugins) == 1 && list.Plugins[0].Type == "loopback"
@@ -198,6 +208,8 @@ func (a *Attachment) add(h cni.Holding) {
 func (a *Attachment) judge() {
 	switch {
 	case a.Damaged != "": // who knows
+	case a.ContainerID == "":
+		a.Orphan = "its file names no container, and the reference's host-local does not lend it again"
 	case a.Netns != "" && isGone(a.Netns):
 		a.Orphan = fmt.Sprintf("its namespace %s is gone", a.Netns)
 	case a.Netns == "" && a.File == "":

@@ -78,6 +78,7 @@ func (e exitStatus) Error() string { return "" }
 type facts struct {
 	node.Node
 	ctx      context.Context
+	of       string      // the pod or container that is asked for; empty for all
 	lists    []node.List // of the directory
 	all      []node.List // and those by which attachments were made
 	damaged  []error     // of lists and records that cannot be read
@@ -86,10 +87,14 @@ type facts struct {
 	links    []rtnl.Link
 	routes   map[string][]rtnl.Route // by the link's name; not of containers' host ends
 	chains   []nft.LiveChain
-	drops    []node.BaseChain // whose policy at the hook forward is to drop
-	guarded  []string         // links that portmap's guard of 127.0.0.0/8 has
-	problems []error          // what could not be looked at
-	found    []finding
+	hooked   []node.BaseChain
+	zones    []node.Rule // firewalld's
+	guarded  []string    // links that portmap's guard of 127.0.0.0/8 has
+	problems []error     // what could not be looked at
+	// isUnread says that lists or attachments are not all known, noRules that rules are not: what is missing among them
+	// may be there.
+	isUnread, noRules bool
+	found             []finding
 }
 
 // program is the file of a plugin that a list names.
@@ -108,7 +113,7 @@ func doctorCommand(s *session) *cobra.Command {
 			for _, f := range found {
 				s.finding(t, f.Severity, f.ID+": "+f.What, f.Advice)
 			}
-			if len(found) == 0 {
+			if len(found) == 0 && len(f.problems) == 0 {
 				t.row("nothing is wrong")
 			}
 		})
@@ -126,8 +131,16 @@ func doctorCommand(s *session) *cobra.Command {
 
 // say adds a finding.
 func (f *facts) say(id, format string, args ...any) {
-	kind := kinds[slices.IndexFunc(kinds, func(k kindOf) bool { return k.ID == id })]
-	f.found = append(f.found, finding{kind, fmt.Sprintf(format, args...)})
+	f.found = append(f.found, finding{kindNamed(id), fmt.Sprintf(format, args...)})
+}
+
+func kindNamed(id string) kindOf {
+	return kinds[slices.IndexFunc(kinds, func(k kindOf) bool { return k.ID == id })]
+}
+
+// isMeant says whether the attachment is one of those that are asked for.
+func (f *facts) isMeant(a *node.Attachment) bool {
+	return f.of == "" || node.IsMeant(f.of, a.Pod, a.ContainerID)
 }
 
 // sayOf adds a finding about things, where there are any.
@@ -143,8 +156,8 @@ func ofCalls() []func(*facts) {
 }
 
 func ofNode() []func(*facts) {
-	return []func(*facts){overlaps, lostLeases, forwardingOff, orphans, dropPolicies, missingModules, changedMACs,
-		guards, drifted, beside, mixedPlugins}
+	return []func(*facts){overlaps, lostLeases, forwardingOff, orphans, drifted, dropPolicies, missingModules,
+		changedMACs, guards, beside, mixedPlugins}
 }
 
 // findings are in the order of their kinds, errors first.
@@ -171,6 +184,7 @@ func gather(ctx context.Context, n node.Node) *facts {
 	f.note(err)
 	f.attached, err = n.Attachments(ctx)
 	f.note(err)
+	f.isUnread = len(f.problems) > 0
 	f.all = slices.Concat(f.lists, node.ListsOf(f.attached))
 	for _, list := range f.all {
 		for _, plugin := range typesOf(list) {
@@ -180,7 +194,9 @@ func gather(ctx context.Context, n node.Node) *facts {
 		}
 	}
 	f.note(f.gatherLinks())
+	unread := len(f.problems)
 	f.note(nft.IfSupported(f.gatherRules()))
+	f.noRules = len(f.problems) > unread
 	return f
 }
 
@@ -237,12 +253,15 @@ func (f *facts) gatherRules() (err error) {
 			f.guarded = append(f.guarded, strings.TrimRight(string(e.Key), "\x00"))
 		}
 	}
-	chains, err := node.BaseChains(f.ctx)
-	f.drops = slices.DeleteFunc(chains, func(b node.BaseChain) bool {
-		return b.Hook != "forward" || !b.Drops || strings.HasSuffix(b.Table, " firewalld")
-	})
+	if slices.ContainsFunc(f.chains, isFirewalld) {
+		f.zones, err = node.RulesOf(nf, nft.Table{Family: nft.INet, Name: "firewalld"}, "")
+		f.note(err)
+	}
+	f.hooked, err = node.BaseChains(f.ctx)
 	return err
 }
+
+func isFirewalld(c nft.LiveChain) bool { return c.Table.Name == "firewalld" }
 
 func ownTable() nft.Table { return nft.Table{Family: nft.INet, Name: nft.TableName} }
 

@@ -1,12 +1,12 @@
 package tool
 
 import (
-	"encoding/binary"
-	"encoding/json"
+	"cmp"
 	"fmt"
 	"maps"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -36,23 +36,38 @@ func some(names []string) string {
 func lostLeases(f *facts) {
 	var lost []string
 	for _, a := range f.attached {
-		hasLocal := slices.Contains(typesOf(node.ListOf(f.all, a.Network)), "host-local")
-		if a.Orphan != "" || a.File == "" || !hasLocal || len(a.Held("address")) > 0 {
+		list := node.ListOf(f.all, a.Network)
+		isOthers := a.Orphan != "" || a.File == "" || !f.isMeant(a) || !slices.Contains(typesOf(list), "host-local")
+		if isOthers || len(a.Held("address")) > 0 {
 			continue
 		}
-		if addrs := a.Addresses(); len(addrs) > 0 {
+		sets := list.RangeSets() // none where the runtime sends them
+		isLent := func(text string) bool {
+			addr, _ := netip.ParseAddr(text)
+			return len(sets) == 0 || slices.ContainsFunc(slices.Concat(sets...), func(r ranges.Range) bool {
+				return r.Contains(addr)
+			})
+		}
+		if addrs := slices.DeleteFunc(a.Addresses(), func(t string) bool { return !isLent(t) }); len(addrs) > 0 {
 			lost = append(lost, strings.Join(addrs, " ")+" of "+who(a))
 		}
+	}
+	if f.isUnread {
+		return
 	}
 	f.sayOf("lost-lease", "no lease keeps %s", lost)
 }
 
 // orphans are what containers left that are gone.
 func orphans(f *facts) {
-	var leases, rest []string
+	var leases, rest, ofNobody []string
 	for _, a := range f.attached {
 		switch addrs := a.Held("address"); {
 		case a.Orphan == "":
+		case a.ContainerID == "":
+			for _, h := range a.Holdings {
+				ofNobody = append(ofNobody, h.Kept)
+			}
 		case len(addrs) > 0:
 			leases = append(leases, node.FirstWord(addrs[0])+" of "+who(a))
 		default:
@@ -61,17 +76,33 @@ func orphans(f *facts) {
 			}
 		}
 	}
+	if f.isUnread {
+		return
+	}
 	f.sayOf("orphan-lease", "lent to containers that are gone: %s", leases)
+	f.sayOf("orphan-lease", "these files name no container, and the reference's host-local lends none of them "+
+		"again: %s", ofNobody)
+	if len(ofNobody) > 0 {
+		f.found[len(f.found)-1].Advice = fmt.Sprintf("remove them, while no container starts: "+
+			"find %s -name '*[.:]*' -empty -delete", filepath.Dir(ofNobody[0]))
+	}
 	f.sayOf("leftover", "left by containers that are gone: %s", rest)
 }
 
 // forwardingOff is found where containers are attached whose packets the host is to route: an ADD turns it on.
 func forwardingOff(f *facts) {
-	isOff := notForwarded()
+	isOff, seen := notForwarded(), map[string]bool{}
 	for _, a := range f.attached {
-		if a.Orphan != "" || !isRouted(node.ListOf(f.all, a.Network)) {
+		list := node.ListOf(f.all, a.Network)
+		if a.Orphan != "" || !isRouted(list) {
 			continue
 		}
+		own, _ := ownBridge(list)
+		link := cmp.Or(own, node.FirstWord(a.HostEnd()))
+		if isOff[true] == "" && !seen[link] && readSetting("ipv4/conf/"+link+"/forwarding") == "0" {
+			f.say("forwarding-off", "net.ipv4.conf.%s.forwarding is 0, and %s needs the host to route", link, who(a))
+		}
+		seen[link] = true
 		for _, text := range a.Addresses() {
 			addr, _ := netip.ParseAddr(text)
 			key := isOff[addr.Is4()]
@@ -194,38 +225,84 @@ func guards(f *facts) {
 			open = append(open, l.Name)
 		}
 	}
-	if len(open) > 0 && !f.dropsLoopback() {
+	if len(open) > 0 && !f.noRules && !f.dropsLoopback() {
 		f.sayOf(id, "route_localnet is 1 and no rule guards the host's loopback on %s", open)
 	}
 }
 
-// drifted is what CHECK finds of one container of each network: who flushes rules flushes those of all.
+// looksAtMost is how many attachments doctor looks at with CHECK, and one of each other network: who flushes rules
+// flushes those of all.
+const looksAtMost = 300
+
+// drifted is what CHECK finds of living containers, for each plugin of a network of the first one.
 func drifted(f *facts) {
-	seen := map[string]bool{}
+	seen, looks := map[string]bool{}, 0
+	first, others := map[string]int{}, map[string][]string{} // by network and plugin
+	var keys []string
 	for _, a := range f.attached {
-		if !a.IsLive() || seen[a.Network] {
+		if !a.IsLive() || !f.isMeant(a) || looks >= looksAtMost && seen[a.Network] {
 			continue
 		}
-		found, _ := f.LookAll(f.ctx, a)
-		seen[a.Network] = len(found) > 0
-		for _, err := range found {
-			if node.IsDrift(err) {
-				f.say("drift", "CHECK of %s: %s", who(a), gist(err.Error()))
+		calls, _ := f.Looks(a)
+		for _, c := range calls {
+			err := error(nil)
+			if !c.List.NoCheck {
+				err = f.Look(f.ctx, c)
+				seen[a.Network] = true
+			}
+			key := a.Network + " " + c.Plugin()
+			switch _, isKnown := first[key]; {
+			case !node.IsDrift(err):
+			case isKnown:
+				others[key] = append(others[key], nameOf(a.Pod, a.ContainerID))
+			default:
+				f.say("drift", "CHECK of %s: %s", who(a), missing(c, err))
+				first[key], keys = len(f.found)-1, append(keys, key)
+				f.found[first[key]].Advice = driftAdvice(c)
 			}
 		}
+		looks++
 	}
+	for _, key := range keys {
+		if len(others[key]) > 0 {
+			f.found[first[key]].What += "; also of " + some(others[key])
+		}
+	}
+}
+
+// missing is what CHECK misses. Of the reference's it names nothing that only ours make.
+func missing(c node.Call, err error) string {
+	text := gist(err.Error())
+	switch {
+	case c.Reference && strings.Contains(text, fmt.Sprintf("%q", ownTable())):
+		return c.Plugin() + ": its masquerade is missing"
+	case c.Reference && strings.Contains(text, "there is no record"):
+		return c.Plugin() + ": its host ports are missing"
+	}
+	return text
+}
+
+// driftAdvice says what reapply can do: see node.Reapply.
+func driftAdvice(c node.Call) string {
+	switch {
+	case slices.Contains([]string{"portmap", "firewall", "tuning", "bandwidth"}, c.Plugin()):
+		return kindNamed("drift").Advice
+	case c.Reference:
+		return "restart the container: hawser reapply cannot make again what the reference's " + c.Plugin() + " makes"
+	}
+	return "hawser reapply makes rules and forwarding again; for a link, an address or a route restart the container"
 }
 
 // beside is what other software on the node means for the lists.
 func beside(f *facts) {
 	has := func(is func(nft.LiveChain) bool) bool { return slices.ContainsFunc(f.chains, is) }
-	hasFirewalld := has(func(c nft.LiveChain) bool { return c.Table.Name == "firewalld" })
+	hasFirewalld := has(isFirewalld)
 	hasServices := has(func(c nft.LiveChain) bool { return c.Name == "KUBE-SERVICES" || c.Table.Name == "kube-proxy" })
 	hasIPVS := slices.ContainsFunc(f.links, func(l rtnl.Link) bool { return l.Name == "kube-ipvs0" })
 	bridged := readSetting("bridge/bridge-nf-call-iptables")
 	for _, list := range f.lists {
 		types := typesOf(list)
-		if hasFirewalld && isRouted(list) && !slices.Contains(types, "firewall") {
+		if hasFirewalld && isRouted(list) && !slices.Contains(types, "firewall") && !f.firewalldNames(list) {
 			f.say("firewalld", "%s: firewalld runs, and no plugin firewall tells it of the containers", titleOf(list))
 		}
 		if hasServices && slices.Contains(types, "bridge") && bridged != "1" {
@@ -239,6 +316,14 @@ func beside(f *facts) {
 			}
 		}
 	}
+}
+
+// firewalldNames says whether a rule of firewalld names the list's bridge or a network around a range of it: somebody
+// put it into a zone.
+func (f *facts) firewalldNames(list node.List) bool {
+	name, _ := ownBridge(list)
+	own, all := f.link(name), slices.Concat(list.RangeSets()...)
+	return slices.ContainsFunc(f.zones, func(r node.Rule) bool { return names(r, own, all) })
 }
 
 // mixedPlugins are plugins of several origins or versions.
@@ -257,104 +342,4 @@ func mixedPlugins(f *facts) {
 		texts = append(texts, strings.Join(origins[origin], ", ")+": "+origin)
 	}
 	f.say("mixed-plugins", "plugins of one node have several origins: %s", strings.Join(texts, "; "))
-}
-
-// acceptBit is the bit of the fwmark that the plugin firewall gives to what it accepts.
-func (f *facts) acceptBit() string {
-	bit := uint32(12)
-	for _, list := range f.lists {
-		for _, e := range list.Plugins {
-			_ = json.Unmarshal(e.Raw["markAcceptBit"], &bit)
-		}
-	}
-	return string(binary.NativeEndian.AppendUint32(nil, 1<<(bit&31)))
-}
-
-// dropPolicies are chains whose rules accept no container of a list. Of a family without a range they harm nobody.
-func dropPolicies(f *facts) {
-	for _, d := range f.drops {
-		for _, list := range f.lists {
-			all := slices.Concat(list.RangeSets()...)
-			of := func(r ranges.Range) bool { return d.Family != nft.IPv6 || r.Subnet.Addr().Is6() }
-			if !isRouted(list) || !slices.ContainsFunc(all, of) {
-				continue
-			}
-			accepted, doubt := f.accepted(d, list, all)
-			if accepted {
-				continue
-			}
-			what := "no rule accepts"
-			if doubt {
-				what = "its rules do not accept; they accept some packets, and not for certain those"
-			}
-			chain := d.Table + " " + d.Name + " of nf_tables"
-			if legacy, ok := strings.CutPrefix(d.Table, "legacy "); ok {
-				chain = legacy + " " + d.Name + " of iptables-legacy"
-			}
-			f.say("drop-policy", "chain %s drops what %s of containers of %s", chain, what, titleOf(list))
-			if doubt {
-				f.found[len(f.found)-1].Severity = doubtful
-			}
-			break
-		}
-	}
-}
-
-// accepted follows the rules of a chain, and of those to which they lead: it is true for a rule that accepts the plugin
-// firewall's packets, or names the list's bridge or a subnet of it. There is doubt where another rule accepts packets
-// that need not be those of another interface.
-func (f *facts) accepted(d node.BaseChain, list node.List, all ranges.Set) (accepted, doubt bool) {
-	own, _ := ownBridge(list)
-	names, bit := []string{own}, f.acceptBit()
-	for _, r := range all {
-		addr := string(r.Subnet.Addr().AsSlice())
-		names = append(names, addr, addr[:(r.Subnet.Bits()+7)/8])
-	}
-	isOf := func(name string) bool { return name != "" && slices.Contains(names, name) }
-	accepts := func(r node.Rule) bool {
-		return r.Target == node.CNIForward || slices.Contains(r.About, bit) ||
-			r.MayAccept && slices.ContainsFunc(r.About, isOf)
-	}
-	isOther := func(name string) bool {
-		is := func(l rtnl.Link) bool { return l.Name == name && !l.IsPairEnd() }
-		return name != own && slices.ContainsFunc(f.links, is)
-	}
-	chains := []string{d.Name}
-	for i := 0; i < len(chains); i++ {
-		for _, r := range d.Rules {
-			if r.Chain != chains[i] || slices.ContainsFunc(r.About, isOther) {
-				continue
-			}
-			if accepts(r) {
-				return true, false
-			}
-			doubt = doubt || r.MayAccept
-			if r.Target != "" && !slices.Contains(chains, r.Target) {
-				chains = append(chains, r.Target)
-			}
-		}
-	}
-	return false, doubt
-}
-
-// dropsLoopback says whether a rule of somebody drops what comes for 127.0.0.0/8, as a kubelet's does.
-func (f *facts) dropsLoopback() bool {
-	nf := nft.New()
-	defer nf.Close()
-	seen := map[nft.Table]bool{}
-	for _, c := range f.chains {
-		if seen[c.Table] || !node.IsRouted(c.Table) || c.Table == ownTable() {
-			continue
-		}
-		seen[c.Table] = true
-		rules, err := nf.Rules(c.Table, "")
-		f.note(err)
-		isGuard := func(r nft.LiveRule) bool {
-			return r.Drops() && (r.Mentions([]byte{127}) || r.Mentions([]byte{127, 0, 0, 0}))
-		}
-		if slices.ContainsFunc(rules, isGuard) {
-			return true
-		}
-	}
-	return false
 }

@@ -114,6 +114,10 @@ func fullRanges(f *facts) {
 				id = "full-range"
 			}
 			f.say(id, "%s: %.0f of %.0f addresses of %s are lent", titleOf(list), u.Used, u.Size, subnetsOf(u.Set))
+			if isOf := func(a *node.Attachment) bool { return a.Network == list.Name && a.Orphan == "" }; u.Size == 1 &&
+				slices.ContainsFunc(f.attached, isOf) {
+				f.found[len(f.found)-1].Severity = doubtful // it is meant for one container
+			}
 		}
 	}
 }

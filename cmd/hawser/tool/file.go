@@ -93,6 +93,11 @@ func inspect(path, name string) (f file, err error) {
 	return f, nil
 }
 
+func isReference(path string) bool {
+	f, err := inspect(path, "")
+	return err == nil && f.kind == reference
+}
+
 // whose finds our stamp, or what Go's linker writes into a program about its package.
 func whose(program []byte) (k kind, version string) {
 	for rest := program; ; {

@@ -100,6 +100,7 @@ func command(all []skel.Program, env func(string) (string, bool), vars []string)
 		Version: skel.Version(), SilenceErrors: true, SilenceUsage: true,
 	}
 	s, dir := &session{Node: node.Default(all, vars), out: &output{root: root}}, ""
+	s.IsReference = isReference
 	root.PersistentPreRunE = func(c *cobra.Command, _ []string) error {
 		// What a command reads of many containers it keeps to its end. watch stays, and a pod that installs has little
 		// memory.

@@ -267,7 +267,8 @@ func leased(name string) (addr netip.Addr, ok bool) {
 	return addr, err == nil && addr.Zone() == "" && !addr.Is4In6() && addr.String() == name
 }
 
-// list lists the leases of containers, without the lock. What an administrator wrote is none of them.
+// list lists the leases of containers, without the lock, and files of nobody, which the reference neither lends nor
+// removes. What an administrator wrote is none of them.
 func (s *leaseDir) list() (all []cni.Holding, err error) {
 	names, err := s.dir.Names()
 	errs := []error{err}
@@ -282,7 +283,7 @@ func (s *leaseDir) list() (all []cni.Holding, err error) {
 		if !ok {
 			id = text
 		}
-		if errs = append(errs, err); !cni.ValidName(id) {
+		if errs = append(errs, err); !cni.ValidName(id) && (text != "" || err != nil) {
 			continue
 		}
 		h := cni.Holding{Attachment: cni.Attachment{Network: s.network, ContainerID: id, IfName: ifName},

@@ -20,7 +20,7 @@ var _ = Describe("List", func() {
 		})
 	})
 
-	It("has those of another directory by the configuration alone, and of what is there containers' only", func() {
+	It("has those of another directory by the configuration alone, and of what is there containers' and nobody's", func() {
 		n := newNetwork(slash24)
 		Expect(n.add("one")).To(Equal([]string{"10.1.2.2"}))
 		for name, content := range map[string]string{"10.1.2.7": "old", "10.1.2.8": "for a printer", "10.1.2.9": "\x00",
@@ -29,7 +29,7 @@ var _ = Describe("List", func() {
 		}
 		Expect(os.Mkdir(n.path("10.1.2.11"), 0o700)).To(Succeed())
 		Expect(Held(n.Holdings(n.call("ADD", "").Conf.(string)))).To(ConsistOf("net one eth0 address: 10.1.2.2",
-			"net old  address: 10.1.2.7"))
+			"net old  address: 10.1.2.7", "net   address: 10.1.2.9"))
 		Expect(n.Holdings("")).To(BeEmpty())
 	})
 })

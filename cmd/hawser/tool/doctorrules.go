@@ -1,0 +1,173 @@
+package tool
+
+import (
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/hawser-cni/plugins/cmd/hawser/node"
+	"github.com/hawser-cni/plugins/pkg/nft"
+	"github.com/hawser-cni/plugins/pkg/ranges"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
+)
+
+// acceptBit is the bit of the fwmark that the plugin firewall gives to what it accepts.
+func (f *facts) acceptBit() string {
+	bit := uint32(12)
+	for _, list := range f.lists {
+		for _, e := range list.Plugins {
+			_ = json.Unmarshal(e.Raw["markAcceptBit"], &bit)
+		}
+	}
+	return string(binary.NativeEndian.AppendUint32(nil, 1<<(bit&31)))
+}
+
+// dropPolicies are chains that drop what their rules do not accept, and accept no container of a list. Of a family
+// without a range they harm nobody.
+func dropPolicies(f *facts) {
+	for _, d := range f.hooked {
+		if f.noRules || d.Hook != "forward" || !d.Drops && d.DropsAt == 0 || strings.HasSuffix(d.Table, " firewalld") {
+			continue
+		}
+		for _, list := range f.lists {
+			all := slices.Concat(list.RangeSets()...)
+			of := func(r ranges.Range) bool { return d.Family != nft.IPv6 || r.Subnet.Addr().Is6() }
+			if !isRouted(list) || !slices.ContainsFunc(all, of) || f.isFirewalls(d, list) {
+				continue
+			}
+			accepted, doubt := f.accepted(d, list, all)
+			if accepted {
+				continue
+			}
+			f.sayDrops(d, list, doubt)
+			break
+		}
+	}
+}
+
+func (f *facts) sayDrops(d node.BaseChain, list node.List, doubt bool) {
+	what := "no rule accepts"
+	if doubt {
+		what = "its rules do not accept; they accept some packets, and not for certain those"
+	}
+	chain := d.Table + " " + d.Name + " of nf_tables"
+	if legacy, ok := strings.CutPrefix(d.Table, "legacy "); ok {
+		chain = legacy + " " + d.Name + " of iptables-legacy"
+	}
+	f.say("drop-policy", "chain %s drops what %s of containers of %s", chain, what, titleOf(list))
+	said := &f.found[len(f.found)-1]
+	if doubt {
+		said.Severity = doubtful
+	}
+	if slices.Contains(typesOf(list), "firewall") {
+		said.Advice = "add to the chain a rule that accepts containers: the plugin firewall is in the list"
+	}
+}
+
+// isFirewalls says that the list's firewall has to make the rule in the chain: at its first ADD, or again, of which
+// drift speaks.
+func (f *facts) isFirewalls(d node.BaseChain, list node.List) bool {
+	if !slices.Contains(typesOf(list), "firewall") || d.Name != "FORWARD" {
+		return false
+	}
+	isOf := func(a *node.Attachment) bool { return a.IsLive() && a.Network == list.Name }
+	isLost := func(found finding) bool {
+		return found.ID == "drift" && strings.Contains(found.What, fmt.Sprintf("on %q: firewall: ", list.Name))
+	}
+	return !slices.ContainsFunc(f.attached, isOf) || slices.ContainsFunc(f.found, isLost)
+}
+
+// names says whether a rule names a link, its index or, of all ranges, a network around one.
+func names(r node.Rule, link rtnl.Link, all ranges.Set) bool {
+	isLink := func(name string) bool {
+		begin, isMore := strings.CutSuffix(name, "*")
+		return link.Name != "" && (name == link.Name || isMore && strings.HasPrefix(link.Name, begin))
+	}
+	isAround := func(p netip.Prefix) bool {
+		in := func(r ranges.Range) bool { return p.Bits() <= r.Subnet.Bits() && p.Contains(r.Subnet.Addr()) }
+		return slices.ContainsFunc(all, in)
+	}
+	return slices.ContainsFunc(r.Links, isLink) || slices.ContainsFunc(r.Sets, isLink) ||
+		slices.ContainsFunc(r.Networks, isAround) || link.Index != 0 && slices.Contains(r.Indexes, link.Index)
+}
+
+// link is the host's of that name; without an index where there is none.
+func (f *facts) link(name string) rtnl.Link {
+	for _, l := range f.links {
+		if l.Name == name {
+			return l
+		}
+	}
+	return rtnl.Link{Name: name}
+}
+
+// accepted follows the rules of a chain up to one that drops all, and of those to which they lead: it is true for a
+// rule that accepts the plugin firewall's packets or all, or names the list's bridge or a network around a range of it.
+// There is doubt where another rule accepts packets that need not be those of another interface.
+func (f *facts) accepted(d node.BaseChain, list node.List, all ranges.Set) (accepted, doubt bool) {
+	name, _ := ownBridge(list)
+	own, bit := f.link(name), f.acceptBit()
+	isOther := func(name string) bool {
+		is := func(l rtnl.Link) bool { return l.Name == name && !l.IsPairEnd() }
+		return name != own.Name && slices.ContainsFunc(f.links, is)
+	}
+	chains, isForAll, passed := []string{d.Name}, map[string]bool{d.Name: true}, 0
+	for i := 0; i < len(chains); i++ {
+		for _, r := range d.Rules {
+			if r.Chain != chains[i] {
+				continue
+			}
+			if i == 0 {
+				passed++
+			}
+			isOwn := names(r, own, all)
+			switch {
+			case i == 0 && d.DropsAt > 0 && passed >= d.DropsAt:
+				continue
+			case slices.ContainsFunc(r.Links, isOther):
+				continue
+			case r.Target == node.CNIForward, slices.Contains(r.About, bit), r.MayAccept && isOwn,
+				r.MayAccept && r.IsForAll && isForAll[r.Chain]:
+				return true, false
+			}
+			doubt = doubt || r.MayAccept
+			if r.Target != "" && !slices.Contains(chains, r.Target) {
+				chains = append(chains, r.Target)
+				isForAll[r.Target] = r.IsForAll && isForAll[r.Chain]
+			}
+		}
+	}
+	return false, doubt
+}
+
+// dropsLoopback says whether a rule of somebody drops what comes for 127.0.0.0/8, as a kubelet's does.
+func (f *facts) dropsLoopback() bool {
+	nf := nft.New()
+	defer nf.Close()
+	seen := map[nft.Table]bool{}
+	for _, c := range f.chains {
+		if seen[c.Table] || !node.IsRouted(c.Table) || c.Table == ownTable() {
+			continue
+		}
+		seen[c.Table] = true
+		rules, err := nf.Rules(c.Table, "")
+		if f.note(err); err != nil {
+			return true // not known
+		}
+		isGuard := func(r nft.LiveRule) bool {
+			return r.Drops() && (r.Mentions([]byte{127}) || r.Mentions([]byte{127, 0, 0, 0}))
+		}
+		if slices.ContainsFunc(rules, isGuard) {
+			return true
+		}
+	}
+	return slices.ContainsFunc(f.hooked, func(b node.BaseChain) bool { // of iptables-legacy
+		isGuard := func(r node.Rule) bool {
+			return r.Target == "DROP" && slices.Contains(r.Networks, netip.MustParsePrefix("127.0.0.0/8"))
+		}
+		return slices.ContainsFunc(b.Rules, isGuard)
+	})
+}
