@@ -315,6 +315,8 @@ var _ = Describe("hawser doctor", Label("tool-doctor"), func() {
 		m.up(newPod("c2", "web-1")).Cmd("ip", "addr", "flush", "dev", "eth0")
 		Expect(m.finds()).To(HaveExactElements(And(HaveField("What", ContainSubstring("web-1")),
 			HaveField("Advice", ContainSubstring("restart the container")))))
+		Expect(m.hawser("why", "web-1").Stderr).To(ContainSubstring("drift: CHECK of pod shop/web-1"))
+		Expect(m.hawser("why", "web-0").Stderr).To(HaveSuffix("hawser: nothing\n"))
 		reference := newMachine(nstest.Newest().Dir(), usual)
 		reference.up(newPod("c1", "web-0", hostPort(8080, 80)))
 		reference.Cmd("sh", "-ec", "nft flush ruleset; nft add table ip filter; "+

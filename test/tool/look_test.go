@@ -1,6 +1,7 @@
 package tool_test
 
 import (
+	"context"
 	"strings"
 	"time"
 
@@ -137,6 +138,7 @@ var _ = Describe("hawser ls", Label("tool-ls"), func() {
 type failure struct {
 	Pod, ContainerID, Plugin, Command, Msg, Step, Now, Advice string
 	Count                                                     int
+	Doctor                                                    []string
 }
 
 var _ = Describe("hawser why", Label("tool-why"), func() {
@@ -174,6 +176,24 @@ var _ = Describe("hawser why", Label("tool-why"), func() {
 			HaveField("Now", "it is attached: a later call succeeded")))
 	})
 
+	It("says of an old record what is true today", func() {
+		m := newMachine(ours(), usual)
+		m.up(newPod("c1", "web-0", hostPort(8080, 80)))
+		m.Cmd("cp", listFile, "/run/good")
+		Expect(m.add(newPod("c2c2", "web-1", hostPort(8080, 80)))).NotTo(Succeed())
+		m.Cmd("sh", "-ec", edit("firewall", "firewal"))
+		Expect(asks[[]failure](m, "why", "web-1")[0].Doctor).To(ConsistOf(HavePrefix(`missing-plugin: `)))
+		m.Cmd("cp", "/run/good", listFile)
+		again := m.up(newPod("c3c3", "web-1"))
+		Expect(asks[[]failure](m, "why", "web-1")).To(HaveExactElements(And(HaveField("Doctor", BeEmpty()),
+			HaveField("Now", HavePrefix("it is attached: a later call succeeded, as container c3c3")),
+			HaveField("Advice", ""))))
+		again.Cmd("ip", "link", "set", "eth0", "down")
+		m.Do(func() { Expect(m.cni.CheckNetworkList(context.Background(), m.list, again.rt)).NotTo(Succeed()) })
+		Expect(asks[[]failure](m, "why", "c3c3")).To(HaveExactElements(And(HaveField("Now", "it is attached"),
+			HaveField("Doctor", ConsistOf(HavePrefix("drift: "))))))
+	})
+
 	It("names the IPAM plugin and what it said", func() {
 		m := newMachine(ours(), strings.ReplaceAll(usual, "10.88.0.0/24", "10.88.0.0/30"))
 		m.up(newPod("c1", "web-0"))
@@ -194,17 +214,17 @@ var _ = Describe("hawser why", Label("tool-why"), func() {
 			Expect(out.Stderr).To(And(HavePrefix("hawser: no call of ours that failed for"), HaveSuffix(what+"\n")))
 		}
 		says("web-0", "hawser: a runtime remembers pod shop/web-0 on \"pods\": it is attached\n"+
-			"hawser: what doctor finds that would make one fail:\nhawser: nothing")
+			"hawser: what doctor finds that would be a reason:\nhawser: nothing")
 		m.Cmd("sh", "-ec", "cp "+listFile+" /run/good; "+without("portmap"))
 		Expect(m.add(newPod("c2c2", "web-1"))).NotTo(Succeed())
 		const missing = `hawser: missing-plugin: /etc/cni/net.d/10-pods.conflist, network "pods": ` +
 			`plugin "portmap" is in none of /opt/cni/bin:/usr/lib/cni:/usr/libexec/cni; install it (hawser install), ` +
 			"or take it out of the list: without it DEL fails"
-		says("web-1", "would make one fail:\n"+missing)
+		says("web-1", "would be a reason:\n"+missing)
 		m.Cmd("sh", "-ec", "umount /opt/cni/bin; mkdir -p /var/lib/cni/networks/more; "+
 			`printf 'x\r\neth0' >/var/lib/cni/networks/more/10.99.0.2`)
 		says("last", "are lent; hawser ls says whose they are; release those of the dead (hawser gc), or add a range")
-		says("c1c1", "would make one fail:\nhawser: nothing")
+		says("c1c1", "would be a reason:\nhawser: nothing")
 	})
 
 	It("fails where it knows nothing, and escapes what others wrote", func() {

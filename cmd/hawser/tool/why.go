@@ -18,9 +18,10 @@ import (
 // failure is a record of calls that failed, with what the node says about it today.
 type failure struct {
 	skel.Failure
-	Step   string `json:"step,omitempty"` // the plugin's place in its list
-	Now    string `json:"now"`            // whether the attachment is there
-	Advice string `json:"advice"`
+	Step   string   `json:"step,omitempty"` // the plugin's place in its list
+	Now    string   `json:"now"`            // whether the attachment is there
+	Advice string   `json:"advice"`
+	Doctor []string `json:"doctor,omitempty"` // what doctor finds now, of the newest one
 }
 
 func whyCommand(s *session) *cobra.Command {
@@ -59,18 +60,30 @@ func why(ctx context.Context, n node.Node, of string) (found []failure, err erro
 	if len(all) == 0 {
 		return nil, withoutRecord(ctx, n, of)
 	}
-	attached, err := n.Attachments(ctx)
-	for _, f := range all {
-		if of == "last" && len(found) > 0 && f.ContainerID != found[0].ContainerID {
-			break
-		}
-		found = append(found, failure{*f, placeIn(n, *f), now(*f, attached, err), advice(*f)})
+	if of == "last" {
+		of = all[0].ContainerID
+		all = slices.DeleteFunc(all, func(f *skel.Failure) bool { return f.ContainerID != of })
 	}
+	f := gather(ctx, n)
+	var networks []string
+	for _, r := range all {
+		is := now(*r, f.attached)
+		if is == "" {
+			is = cmp.Or(strings.Join(f.unread(), "; "), "nothing of it is left")
+		}
+		found = append(found, failure{Failure: *r, Step: placeIn(n, *r), Now: is, Advice: advice(*r)})
+		if strings.HasPrefix(is, attachedLater) {
+			found[len(found)-1].Advice = ""
+		}
+		networks = append(networks, r.Network)
+	}
+	f.of = cmp.Or(all[0].Pod, of)
+	found[0].Doctor = f.reasons(networks)
 	return found, nil
 }
 
-// withoutRecord says what the node tells of a pod without a record: where a runtime remembers it, and what would make
-// a call fail today.
+// withoutRecord says what the node tells of a pod without a record: where a runtime remembers it, and what doctor finds
+// today that would be a reason.
 func withoutRecord(ctx context.Context, n node.Node, of string) error {
 	f := gather(ctx, n)
 	lines := []string{fmt.Sprintf("no call of ours that failed for %q is on record in %s", of, n.Failures),
@@ -78,23 +91,38 @@ func withoutRecord(ctx context.Context, n node.Node, of string) error {
 	var networks []string
 	for _, a := range f.attached {
 		if a.File != "" && node.IsMeant(of, a.Pod, a.ContainerID) {
-			networks = append(networks, fmt.Sprintf("network %q", a.Network))
+			networks = append(networks, a.Network)
 			lines = append(lines, plain("a runtime remembers "+who(a)+": "+cmp.Or(a.Orphan, "it is attached")))
 		}
 	}
-	var would []string
-	for _, found := range f.findings(ofCalls()...) {
-		is := func(network string) bool { return strings.Contains(found.What, network) }
+	f.of = of
+	reasons := f.reasons(networks)
+	if len(reasons) == 0 {
+		reasons = []string{"nothing"}
+	}
+	lines = append(append(lines, "what doctor finds that would be a reason:"), reasons...)
+	return errors.New(strings.Join(lines, "\n"))
+}
+
+// reasons are the errors that doctor finds, of these networks if any, and what it could not look at.
+func (f *facts) reasons(networks []string) (lines []string) {
+	for _, found := range f.findings(slices.Concat(ofCalls(), ofNode())...) {
+		is := func(network string) bool { return strings.Contains(found.What, fmt.Sprintf("%q", network)) }
 		isOfOthers := strings.Contains(found.What, `network "`) && !slices.ContainsFunc(networks, is)
-		if found.Severity == broken && (len(networks) == 0 || !isOfOthers) {
-			would = append(would, oneLine(found.ID+": "+found.What+"; "+found.Advice))
+		isReason := found.Severity == broken || found.ID == "full-range"
+		if isReason && (len(networks) == 0 || !isOfOthers) {
+			lines = append(lines, oneLine(found.ID+": "+found.What+"; "+found.Advice))
 		}
 	}
-	if len(would) == 0 {
-		would = []string{"nothing"}
+	return append(lines, f.unread()...)
+}
+
+// unread are lines about what could not be looked at.
+func (f *facts) unread() (lines []string) {
+	for _, err := range f.problems {
+		lines = append(lines, oneLine("could not be looked at: "+err.Error()))
 	}
-	lines = append(append(lines, "what doctor finds that would make one fail:"), would...)
-	return errors.New(strings.Join(lines, "\n"))
+	return lines
 }
 
 // placeIn is the place of the plugin in the list of the network.
@@ -113,17 +141,25 @@ func placeIn(n node.Node, f skel.Failure) string {
 	return ""
 }
 
-func now(f skel.Failure, attached []*node.Attachment, err error) string {
-	i := slices.IndexFunc(attached, func(a *node.Attachment) bool { return a.Attachment == f.Attachment })
-	switch {
-	case i >= 0 && attached[i].Orphan != "":
-		return "something of it is left: " + attached[i].Orphan
-	case i >= 0:
-		return "it is attached: a later call succeeded"
-	case err != nil:
-		return fmt.Sprintf("not known: %v", err)
+const attachedLater = "it is attached: a later call succeeded"
+
+// now says what is there of the attachment of a call that failed, and of its pod on that network; empty for nothing.
+func now(f skel.Failure, attached []*node.Attachment) string {
+	var left, again string
+	for _, a := range attached {
+		isPods := f.Pod != "" && a.Pod == f.Pod && a.Network == f.Network && a.IfName == f.IfName
+		switch isLater := f.Command == "ADD" && !a.Written.Before(f.Time); {
+		case a.Attachment == f.Attachment && a.Orphan != "":
+			left = "something of it is left: " + a.Orphan
+		case a.Attachment == f.Attachment && isLater:
+			return attachedLater
+		case a.Attachment == f.Attachment:
+			return "it is attached"
+		case isPods && a.IsLive() && isLater:
+			again = attachedLater + ", as container " + nameOf("", a.ContainerID)
+		}
 	}
-	return "nothing of it is left"
+	return joined("; ", again, left)
 }
 
 // advice is what to do about a failure whose message does not say it.
@@ -160,5 +196,8 @@ func (f failure) print(t table) {
 		if line[1] != "" {
 			t.row(line...)
 		}
+	}
+	for _, reason := range f.Doctor {
+		t.row("doctor finds:", reason)
 	}
 }
