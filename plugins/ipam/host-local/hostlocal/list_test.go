@@ -20,7 +20,7 @@ var _ = Describe("List", func() {
 		})
 	})
 
-	It("has those of another directory by the configuration alone, and of what is there containers' and nobody's", func() {
+	It("has those of another directory by the configuration alone, of containers and of nobody", func() {
 		n := newNetwork(slash24)
 		Expect(n.add("one")).To(Equal([]string{"10.1.2.2"}))
 		for name, content := range map[string]string{"10.1.2.7": "old", "10.1.2.8": "for a printer", "10.1.2.9": "\x00",
