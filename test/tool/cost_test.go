@@ -40,7 +40,7 @@ var _ = Describe("what the tool asks for", Label("tool-cost"), func() {
 		m.Cmd("nft", "flush", "ruleset")
 		again := m.traced("reapply")
 		// As many for three containers as for nine: rules come back in one transaction for each plugin.
-		Expect(len(again.Programs[0].Messages)).To(BeNumerically("<=", look+138))
+		Expect(len(again.Programs[0].Messages)).To(BeNumerically("<=", look+140))
 		calls := strings.Count(strings.Join(again.Names(), " "), "firewall")
 		Expect(calls).To(Equal(2), "what leads through FORWARD is made by DEL and ADD of one: %s", again.Names())
 		Expect(m.messages("reapply")).To(Equal(look))
