@@ -383,8 +383,9 @@ func (e example) prepare(host *nstest.Host) (pluginDir string) {
 }
 
 func lend(host *nstest.Host, bridge string) {
-	host.IP("link add "+bridge+" type bridge", "addr add 10.7.0.1/24 dev "+bridge, "link set "+bridge+" up")
-	plugintest.ServeDHCP(host, bridge, "10.7.0.50,10.7.0.60")
+	host.IP("link add "+bridge+" type bridge", "addr add 10.7.0.1/24 dev "+bridge,
+		"addr add fd00:10:7::1/64 dev "+bridge+" nodad", "link set "+bridge+" up")
+	plugintest.ServeDHCP(host, bridge, "10.7.0.50,10.7.0.60", "--enable-ra", "--dhcp-range=fd00:10:7::,ra-only,64,1h")
 	plugintest.DHCPDaemon(host, filepath.Dir(nstest.Build("dhcp")))
 }
 

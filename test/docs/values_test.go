@@ -358,7 +358,9 @@ func dhcpValues() []values {
 		options("ipam.provide[].option", ``, `, "", null`),
 		options("ipam.request[].option", `, "", null`, ``),
 		{key: "ipam.ipv6", good: `["dhcp", "slaac", "", null]`, bad: `["auto", "DHCP", true]`},
-	}, switches("ipam.dns", "ipam.ipv4"))
+		{key: "ipam.ipv4", beside: `{"ipam": {"type": "dhcp", "ipv6": "slaac"}}`, good: `[true, false, null]`,
+			bad: `["false", 0]`},
+	}, switches("ipam.dns"))
 }
 
 func staticValues() []values {
