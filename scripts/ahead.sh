@@ -4,6 +4,8 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 scripts/clients.sh cnitool containerd
+CGO_ENABLED=0 GOFLAGS=$(scripts/flags.sh | paste -sd ' ') # as lint.sh
+export CGO_ENABLED GOFLAGS
 find . -name go.mod -not -path './.git/*' -printf '%h\n' | sort | while read -r module; do
 	(cd "$module" && go vet ./...) </dev/null
 done

@@ -6,6 +6,8 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 staticcheck=honnef.co/go/tools/cmd/staticcheck@v0.8.2
+CGO_ENABLED=0 GOFLAGS=$(scripts/flags.sh | paste -sd ' ') # what the tests have compiled is not compiled again
+export CGO_ENABLED GOFLAGS
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 without() { echo "lint: $1 cannot be had, so $2: $(tail -n 1 "$work/log")" >&2; }

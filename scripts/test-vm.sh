@@ -12,6 +12,8 @@ cd "$(dirname "$0")/.."
 scripts/deps.sh
 scripts/reference.sh >/dev/null
 scripts/build.sh
+CGO_ENABLED=0 GOFLAGS=$(scripts/flags.sh | paste -sd ' ') # as test.sh
+export CGO_ENABLED GOFLAGS
 log=${NSTEST_SKIPLOG:-}
 unset NSTEST_SKIPLOG
 if [ -n "${KERNEL:-}" ]; then

@@ -15,17 +15,15 @@ trap 'rm -rf "$tmp"' EXIT
 export NSTEST_SKIPLOG=${NSTEST_SKIPLOG:-$tmp/skipped} failures=$tmp/failures
 touch "$NSTEST_SKIPLOG"
 
-# Compiled as the programs are, and with them; vetted once, all together.
+# Compiled as the programs are, and with them; make lint vets.
 export CGO_ENABLED=0
 mapfile -t flags < <(scripts/flags.sh)
-export TESTFLAGS="${flags[*]} ${TESTFLAGS:-}"
+export TESTFLAGS="${flags[*]} -vet=off ${TESTFLAGS:-}"
 # ginkgo does not look whether it writes to a terminal.
 [ -t 1 ] || export GINKGO_NO_COLOR=TRUE
 failed=0
 packages=("${@/#/$PWD/}")
-[ $# = 0 ] && TESTFLAGS+=" -vet=off" && for module in . test; do
-	echo "== go vet in $module"
-	(cd "$module" && go vet "${flags[@]}" ./...) || failed=1
+[ $# = 0 ] && for module in . test; do
 	mapfile -t -O ${#packages[@]} packages < <(cd "$module" &&
 		go list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.Dir}}{{end}}' ./...)
 done
