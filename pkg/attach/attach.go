@@ -184,7 +184,7 @@ func (s *Session) IPAMResult(ctx context.Context) (*cni.Result, error) {
 // requireIPv6 refuses IPv6 addresses on a kernel that was started without IPv6.
 func requireIPv6(answer *cni.Result) error {
 	i := slices.IndexFunc(answer.IPs, func(ip cni.IP) bool { return ip.Address.Addr().Is6() })
-	if i < 0 || unix.Access("/proc/sys/net/ipv6", unix.F_OK) == nil {
+	if i < 0 || !errors.Is(unix.Access("/proc/sys/net/ipv6", unix.F_OK), unix.ENOENT) { // else the kernel tells
 		return nil
 	}
 	return cni.Errorf(cni.CodeUnsupportedField,
