@@ -68,7 +68,7 @@ grep -rlE 'Label\(.*"kernel"' --include='*_test.go' . | xargs -n 1 dirname | sor
 done
 [ -n "$(ls "$tests")" ] || { echo "== nothing was skipped, so nothing runs in the virtual machine"; exit 0; }
 
-export HAWSER_BIN=$PWD/bin NSTEST_REQUIRE=all NSTEST_SLOWNESS=3 VM_TIMEOUT=${VM_TIMEOUT:-3000}
+export HAWSER_BIN=$PWD/bin NSTEST_REQUIRE=all NSTEST_SLOWNESS=3
 failed() { echo "== FAILED in the virtual machine"; exit 1; }
 scripts/vm/run.sh scripts/vm/specs.sh "$tests" 'kernel && !netkit' scripts/vm/hardware.sh "$HAWSER_BIN" || failed
 [ ! -e "$tests/netkit" ] || {
