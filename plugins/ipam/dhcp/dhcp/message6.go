@@ -14,9 +14,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Messages of DHCPv6 (RFC 8415) and of router discovery (RFC 4861). The libraries were tried: each is linked with all of
-// its options. dhcpv6 adds 152 kB to the one program, 30 kB compressed by xz, mdlayher/ndp 152 and 41; what makes the
-// packages has room for 16 within their bound.
+// Messages of DHCPv6 (RFC 8415) and of router discovery (RFC 4861). The libraries were tried: each is linked with all
+// of its options. dhcpv6 adds 152 kB to the one program, 30 kB compressed by xz, mdlayher/ndp 152 and 41; the packages
+// have room for 16 within their bound.
 
 // kind6 is the type of a DHCPv6 message.
 type kind6 byte
