@@ -6,8 +6,9 @@ cd "$(dirname "$0")/.."
 
 scripts/deps.sh dpkg dpkg-dev git make openssh-client rpm squashfs-tools systemd
 [ -t 1 ] || export GINKGO_NO_COLOR=TRUE
-(cd scripts/bom && go test ./...)
-read -ra flags <<<"${TESTFLAGS:-}"
+export CGO_ENABLED=0 # as test.sh
+read -ra flags <<<"$(scripts/flags.sh | paste -sd ' ') -vet=off ${TESTFLAGS:-}"
+(cd scripts/bom && go test "${flags[@]}" ./...)
 for module in test/release test/image; do
 	(cd "$module" && go test -count=1 -timeout 15m "${flags[@]}" ./...)
 done

@@ -31,6 +31,7 @@ export PATH=$PATH:$built
 
 [ -t 1 ] || export GINKGO_NO_COLOR=TRUE
 cd test/runtimes
-read -ra flags <<<"${TESTFLAGS:-}"
+export CGO_ENABLED=0 # as test.sh
+read -ra flags <<<"$(../../scripts/flags.sh | paste -sd ' ') -vet=off ${TESTFLAGS:-}"
 go test -count=1 -timeout 30m . -ginkgo.label-filter="$filter" "${flags[@]}"
 [ -z "${ALL:-}" ] || { echo "| client | what was run | with ours | with the newest reference |"; cat "$HAWSER_TABLE"; }

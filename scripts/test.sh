@@ -17,8 +17,8 @@ touch "$NSTEST_SKIPLOG"
 
 # Compiled as the programs are, and with them; make lint vets.
 export CGO_ENABLED=0
-mapfile -t flags < <(scripts/flags.sh)
-export TESTFLAGS="${flags[*]} -vet=off ${TESTFLAGS:-}"
+TESTFLAGS="$(scripts/flags.sh | paste -sd ' ') -vet=off ${TESTFLAGS:-}"
+export TESTFLAGS
 # ginkgo does not look whether it writes to a terminal.
 [ -t 1 ] || export GINKGO_NO_COLOR=TRUE
 failed=0
