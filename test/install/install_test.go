@@ -48,6 +48,10 @@ const (
 	oldReference    = referencePath + "v1.4.0\"\n"
 	newestReference = referencePath + "v1.9.1\"\n"
 	newReference    = referencePath + "v1.9.2-rc1\"\n"
+	// What k3s builds in its GOPATH, of the fork's main package, which is at the root of the module.
+	k3sReference = "path\tgithub.com/containernetworking/plugins\nbuild\t-ldflags=\"-X github.com/k3s-io/k3s/pkg/" +
+		"version.Version=v1.35.0+k3s1 -X github.com/containernetworking/plugins/pkg/utils/buildversion." +
+		"BuildVersion=v1.9.1-k3s1 -w -s\"\n"
 	// A plugin of Hawser 0.1.0, whose files do not say a version.
 	unstamped = "path\tgithub.com/hawser-cni/plugins/plugins/main/tuning\nmod\tgithub.com/hawser-cni/plugins\t(devel)\n"
 
@@ -428,6 +432,22 @@ var _ = Describe("install", Label("install"), func() {
 		before := d.state()
 		Expect(d.install()).To(ContainSubstring("/tap: left: neither ours"))
 		Expect(d.state()).To(And(HaveKeyWithValue("bridge", "-rwxr-xr-x ours"), HaveKeyWithValue("cni", before["cni"])))
+		d.uninstall(before)
+	})
+
+	It("replaces k3s's links to its one program, and brings them back", func() {
+		d := newDir(map[string]string{"cni": k3sReference})
+		d.Do(func() {
+			for _, name := range []string{"bridge", "flannel", "host-local", "portmap"} {
+				Expect(os.Symlink(d.path+"/cni", d.path+"/"+name)).To(Succeed())
+			}
+		})
+		before := d.state()
+		Expect(d.install()).To(ContainSubstring("/bridge: installed, in the place of the reference plugin, v1.9.1-k3s1\n"))
+		for name, want := range map[string]string{"bridge": "-rwxr-xr-x ours", "host-local": "-rwxr-xr-x ours",
+			"portmap": "-rwxr-xr-x ours", "flannel": before["flannel"], "cni": before["cni"]} {
+			Expect(d.state()[name]).To(Equal(want), name)
+		}
 		d.uninstall(before)
 	})
 

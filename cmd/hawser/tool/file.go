@@ -118,8 +118,8 @@ func whose(program []byte) (k kind, version string) {
 	if k == ours || bytes.Contains(program, []byte("path\tgithub.com/hawser-cni/plugins/")) { // 0.1.0 had no stamp
 		return ours, ""
 	}
-	const module = "github.com/containernetworking/plugins"
-	_, about, ok := bytes.Cut(program, []byte("path\t"+module+"/plugins/"))
+	const module = "github.com/containernetworking/plugins" // itself the path of k3s's program, which is many plugins
+	_, about, ok := bytes.Cut(program, []byte("path\t"+module))
 	if !ok {
 		return foreign, ""
 	}
