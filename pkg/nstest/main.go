@@ -52,6 +52,10 @@ var run = struct {
 
 const noMain = "this package's TestMain does not call nstest.Main"
 
+// The main goroutine keeps the main thread for itself. That one cannot end: a goroutine that had entered a namespace on
+// it would keep the namespace until the process ends.
+func init() { runtime.LockOSThread() }
+
 // Main runs the tests of a package in new mount, PID, IPC, UTS and network namespaces (and a new user namespace
 // with mapped root where we have no CAP_SYS_ADMIN), with an own /proc and an empty /run, and exits. Where the
 // kernel refuses that, the tests run in place and every spec that asks for a namespace is skipped with the
