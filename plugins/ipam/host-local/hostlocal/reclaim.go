@@ -235,10 +235,35 @@ func (s *leaseDir) dead(order iter.Seq[netip.Addr], most int) (found []lease, er
 		}
 		return b.isNow
 	})
-	return found[:min(len(found), most)], j.blind
+	return j.withOthers(found[:min(len(found), most)]), j.blind
 }
 
-// ofEarlierBoots are those of the leases whose notes say that they are of another boot: they are nobody's.
+// withOthers adds what the owners of leases have in other sets, which may never be full: no half of a container's
+// addresses stays.
+func (j *judge) withOthers(found []lease) []lease {
+	if j.index == nil {
+		return found
+	}
+	owners, has := make([]string, len(found)), map[netip.Addr]bool{}
+	for i, l := range found {
+		owners[i], has[l.addr] = l.owner, true
+	}
+	addrs, err := j.index.find(owners...)
+	if err != nil {
+		j.dropIndex()
+	}
+	for i, owner := range owners {
+		for _, addr := range addrs[i] {
+			if l, isDead := j.look(addr); isDead && l.owner == owner && !has[addr] {
+				found = append(found, l)
+			}
+		}
+	}
+	return found
+}
+
+// ofEarlierBoots are those of the leases whose notes say that they are of another boot, with what else their owners
+// have: they are nobody's.
 func (s *leaseDir) ofEarlierBoots(addrs ...netip.Addr) (found []lease) {
 	j, err := s.newJudge()
 	for _, addr := range addrs {
@@ -246,10 +271,10 @@ func (s *leaseDir) ofEarlierBoots(addrs ...netip.Addr) (found []lease) {
 			found = append(found, l)
 		}
 	}
-	return found
+	return j.withOthers(found)
 }
 
-// reclaimedAtOnce is how many leases a call takes back: it shall answer soon.
+// reclaimedAtOnce is how many leases of a set a call takes back: it shall answer soon.
 const reclaimedAtOnce = 128
 
 // reclaim releases leases of containers that are gone. It returns the address that is to be given first, or says why
@@ -269,15 +294,6 @@ func (s *leaseDir) reclaim(req *skel.Request, order iter.Seq[netip.Addr]) (free 
 
 // takeBack releases leases and says so for each.
 func (s *leaseDir) takeBack(req *skel.Request, leases []lease) error {
-	owners := make([]string, len(leases))
-	for i, l := range leases {
-		owners[i] = l.owner
-	}
-	if s.index != nil {
-		if _, err := s.index.find(owners...); err != nil {
-			s.dropIndex()
-		}
-	}
 	for _, l := range leases {
 		if err := s.release(l.addr); err != nil {
 			return err

@@ -2,11 +2,13 @@ package hostlocal
 
 import (
 	"fmt"
+	"maps"
 	"math"
 	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -80,6 +82,19 @@ var _ = Describe("a full set", Label("reclaim"), func() {
 		Expect(n.leases()).To(Equal(map[string]string{
 			"10.1.2.2": ownerText("live", "eth0"), "10.1.2.3": ownerText("new1", "eth0"),
 			"10.1.2.6": "for the printer"}))
+	})
+
+	It("takes what they have in other sets, too", func() {
+		n.ipam = `"ranges": [[{"subnet": "10.1.2.0/29"}], [{"subnet": "2001:db8::/64"}]]`
+		n.in("live", live.Path)
+		dead("dead1", "dead2", "dead3", "dead4")
+		n.renote("10.1.2.4", 0, "0123456789abcdef")
+		n.renote("2001:db8::4", 0, "0123456789abcdef")
+		n.write("2001:db8::5", ownerText("dead3", "eth1"))
+		Expect(n.in("new", live.Path)).To(Equal("10.1.2.4 2001:db8::7"))
+		Expect(slices.Sorted(maps.Keys(n.leases()))).To(Equal([]string{"10.1.2.2", "10.1.2.4", "2001:db8::2",
+			"2001:db8::5", "2001:db8::7"}))
+		Expect(n.in("newer", live.Path)).To(Equal("10.1.2.5 2001:db8::8"), "by a current index")
 	})
 
 	It("says each on standard error", func() {
