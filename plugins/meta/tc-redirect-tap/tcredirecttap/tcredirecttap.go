@@ -23,10 +23,17 @@ const (
 	kind      = "tun" // as the kernel calls taps, too
 )
 
-// records have the name of the tap. They are written before the first effect that outlives the call.
-func records() statefile.Records[frame.Inside] {
-	return statefile.Records[frame.Inside]{Path: recordDir}
+// record is an attachment's. Its Made is the name of the tap.
+type record struct {
+	frame.Inside
+	Tap int `json:"tap"` // its index, since the container may rename it
 }
+
+// Plausible says whether an ADD can have written the record.
+func (r record) Plausible() bool { return r.Inside.Plausible() && r.Tap > 0 }
+
+// records are written before the first effect that outlives the call.
+func records() statefile.Records[record] { return statefile.Records[record]{Path: recordDir} }
 
 func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error) {
 	c, err := frame.OpenLocked(ctx, req)
@@ -48,7 +55,7 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	if err != nil {
 		return nil, err
 	}
-	r := c.Inside(tap.Name)
+	r := record{c.Inside(tap.Name), tap.Index}
 	req.OnFail("remove the tap", func(ctx context.Context) error {
 		return errors.Join(remove(c.Cont, r), records().Drop(ctx, req.Hash()))
 	})
@@ -156,8 +163,8 @@ func addresses(ips []cni.IP, first bool) []cni.IP {
 }
 
 // tapOf finds the tap of a record; its index is 0 where there is none.
-func tapOf(conn *rtnl.Conn, r frame.Inside) (rtnl.Link, error) {
-	tap, err := conn.Link(r.Made[0])
+func tapOf(conn *rtnl.Conn, r record) (rtnl.Link, error) {
+	tap, err := conn.LinkByIndex(r.Tap)
 	if err != nil || tap.Kind != kind {
 		tap = rtnl.Link{}
 	}
@@ -165,7 +172,7 @@ func tapOf(conn *rtnl.Conn, r frame.Inside) (rtnl.Link, error) {
 }
 
 // remove removes the tap of a record, after what leads to it, so that the interface receives again.
-func remove(conn *rtnl.Conn, r frame.Inside) error {
+func remove(conn *rtnl.Conn, r record) error {
 	tap, err := tapOf(conn, r)
 	if err != nil {
 		return err
@@ -210,7 +217,7 @@ func del(ctx context.Context, req *skel.Request) error {
 }
 
 // removeInside is remove in the namespace of the record, which may be gone.
-func removeInside(r frame.Inside, finder *ns.Finder) error {
+func removeInside(r record, finder *ns.Finder) error {
 	return r.Remove(finder, func(conn *rtnl.Conn) error { return remove(conn, r) })
 }
 
@@ -228,7 +235,7 @@ func removeFound(req *skel.Request) error {
 	if back, err := partner(c.Cont, tap); err != nil || back.Index != c.ContEnd.Index {
 		return err
 	}
-	return remove(c.Cont, c.Inside(tap.Name))
+	return remove(c.Cont, record{c.Inside(tap.Name), tap.Index})
 }
 
 // partner is the link to which one redirects all that it receives; its index is 0 where there is none.
@@ -294,9 +301,9 @@ func nameOf(req *skel.Request) string {
 
 // gc removes the taps of attachments that are not valid, where the namespace lives, and their records.
 func gc(ctx context.Context, req *skel.Request) error {
-	stale := func(r frame.Inside) bool { return req.Valid.Excludes(r.Attachment) }
+	stale := func(r record) bool { return req.Valid.Excludes(r.Attachment) }
 	var finder ns.Finder
-	return records().Collect(ctx, stale, func(r frame.Inside) error { return removeInside(r, &finder) })
+	return records().Collect(ctx, stale, func(r record) error { return removeInside(r, &finder) })
 }
 
 // status says whether this host can make a tap, and whether records can be written.
@@ -306,7 +313,7 @@ func status(context.Context, *skel.Request, config) error {
 
 // list lists the tap of each record.
 func list(context.Context, *skel.Request) ([]cni.Holding, error) {
-	return frame.Held(records(), func(r frame.Inside) []cni.Holding {
+	return frame.Held(records(), func(r record) []cni.Holding {
 		return []cni.Holding{{Attachment: r.Attachment, Kind: cni.HeldLink, Netns: r.Path,
 			Value: r.Made[0] + " type tun"}}
 	})

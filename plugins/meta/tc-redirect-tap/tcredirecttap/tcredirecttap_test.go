@@ -275,6 +275,10 @@ var _ = Describe("DEL", func() {
 		Entry("with bad keys", func(_ vm, c *Call) { c.Conf = Merge(c.Conf.(Object), Object{"uid": "x"}) }),
 		Entry("with bad CNI_ARGS", func(_ vm, c *Call) { c.Args = argUID + "=x" }),
 		Entry("without record", func(v vm, _ *Call) { v.World.Cmd("sh", "-c", "rm "+recordDir+"/*.json") }),
+		Entry("of a tap that the container renamed", func(v vm, _ *Call) {
+			IP(v.Attached.Host, "link set tap0 down name machine")
+			IP(v.Attached.Host, "link set machine up")
+		}),
 		Entry("without the tap", func(v vm, _ *Call) { IP(v.Attached.Host, "link del tap0") }),
 	)
 
