@@ -46,6 +46,7 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	if err := refuse(c); err != nil {
 		return nil, err
 	}
+	req.Step("make the tap")
 	f, err := tun.Open(req.NS)
 	if err != nil {
 		return nil, err
@@ -68,6 +69,7 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	if err := c.Cont.SetLink(tap.Index, rtnl.LinkChange{Up: new(true)}); err != nil {
 		return nil, err
 	}
+	req.Step("redirect")
 	if err := connect(c.Cont, tap, c.ContEnd); err != nil {
 		return nil, err
 	}
