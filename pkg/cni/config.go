@@ -53,20 +53,20 @@ func decode(data []byte, v any) error {
 // ParseEither reads a key that is of its usual type, for value to point at, or one of a few words: 1500 or "auto". A
 // missing one, and null, are neither.
 func ParseEither(key string, raw json.RawMessage, value any, words ...string) (word string, err error) {
-	switch {
-	case len(raw) == 0:
+	if len(raw) == 0 {
 		return "", nil
-	case raw[0] != '"':
-		if err = decode(raw, value); err != nil {
-			err = refusal([]Problem{{Code: CodeConfig, Key: key, Reason: ProblemsOf(err)[0].Reason}})
+	}
+	if json.Unmarshal(raw, &word) == nil && slices.Contains(words, word) {
+		return word, nil
+	}
+	if err = decode(raw, value); err != nil {
+		var shown any // other values than texts may be long
+		if raw[0] == '"' {
+			shown = word
 		}
-		return "", err
+		err = Refuse(key, shown, fmt.Sprintf("%s or one of %q", ProblemsOf(err)[0].Reason, words))
 	}
-	err = decode(raw, &word)
-	if err == nil && !slices.Contains(words, word) {
-		err = Refuse(key, word, fmt.Sprintf("is no word that it takes (%q)", words))
-	}
-	return word, err
+	return "", err
 }
 
 // refuseType refuses a value of the wrong type. It quotes numbers alone: other values

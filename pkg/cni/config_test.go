@@ -107,6 +107,24 @@ var _ = Describe("Config", func() {
 		Entry("what reads itself", `{"a": "x"}`, `network configuration: ParseAddr("x"): unable to parse IP`),
 	)
 
+	DescribeTable("says what a key takes beside its words", func(raw, word, message string) {
+		is := 0
+		got, err := cni.ParseEither("mtu", []byte(raw), &is, "auto")
+		Expect(got).To(Equal(word))
+		if message == "" {
+			Expect(err).NotTo(HaveOccurred())
+			return
+		}
+		Expect(err).To(MatchError(message))
+		Expect(cni.AsError(err).Code).To(Equal(cni.CodeConfig))
+	},
+		Entry("a word", `"auto"`, "auto", ""), Entry("a number", `1400`, "", ""), Entry("null", `null`, "", ""),
+		Entry("none", ``, "", ""),
+		Entry("a number as text", `"1400"`, "", `mtu: "1400" is a JSON string, want a whole number or one of ["auto"]`),
+		Entry("another type", `true`, "", `mtu: is a JSON bool, want a whole number or one of ["auto"]`),
+		Entry("a fraction", `1.5`, "", `mtu: 1.5 is no whole number or one of ["auto"]`),
+	)
+
 	DescribeTable("prevResult", func(doc string, there bool) {
 		prev := nstest.Must(decode(doc).PrevResult())
 		Expect(prev != nil).To(Equal(there))
