@@ -61,10 +61,15 @@ func (w wirePlace) place() place {
 var hostDirs = []string{"/var/lib/kubelet", "/var/lib/k0s", "/var/lib/rancher/k3s/agent", "/var/lib/rancher/rke2/agent",
 	"/var/snap/microk8s/current/credentials"}
 
+// hostTrees are where all files are the host's. Those of k3s, RKE2 and microk8s have what other nodes have in /etc/cni.
+var hostTrees = []string{"/etc/", "/var/lib/rancher/k3s/agent/etc/", "/var/lib/rancher/rke2/agent/etc/",
+	"/var/snap/microk8s/current/args/"}
+
 // isHosts says whether nobody but the host's root can have written a file or chosen where its path leads.
 func isHosts(path string) bool {
+	isBelow := func(dir string) bool { return strings.HasPrefix(path, dir) }
 	return filepath.Clean(path) == path &&
-		(strings.HasPrefix(path, "/etc/") || slices.Contains(hostDirs, filepath.Dir(path)))
+		(slices.ContainsFunc(hostTrees, isBelow) || slices.Contains(hostDirs, filepath.Dir(path)))
 }
 
 // checkKubeconfig refuses a file that a container may have written: it could name other files, and to whom they are
@@ -73,8 +78,8 @@ func (p place) checkKubeconfig() error {
 	if isHosts(p.kubeconfig) {
 		return nil
 	}
-	return cni.Refuse(p.keys.kubeconfig, p.kubeconfig, "is not below /etc, nor a file in "+
-		strings.Join(hostDirs, ", ")+"; a file elsewhere may be a container's")
+	return cni.Refuse(p.keys.kubeconfig, p.kubeconfig, "is not below "+strings.Join(hostTrees, ", ")+
+		", nor a file in "+strings.Join(hostDirs, ", ")+"; a file elsewhere may be a container's")
 }
 
 // config is what ADD, CHECK and STATUS act on.

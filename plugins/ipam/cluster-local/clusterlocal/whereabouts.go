@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
@@ -27,7 +28,7 @@ type wireWhereaboutsIPAM struct {
 	Type string `json:"type" help:"whereabouts"`
 	wireWhereaboutsRange
 	Ranges    []wireWhereaboutsRange `json:"ipRanges" help:"ranges; a container gets one address of each"`
-	Gateway   string                 `json:"gateway" help:"gateway of the addresses in whose subnet it is"`
+	Gateway   string                 `json:"gateway" help:"gateway of the addresses in its subnet, or of its family"`
 	Routes    []cni.WireRoute        `json:"routes" help:"routes, copied to the result"`
 	DNS       cni.DNS                `json:"dns" help:"resolver settings, copied to the result"`
 	Addresses []struct {
@@ -83,8 +84,8 @@ func readWhereabouts(req *skel.Request) (w wireWhereabouts, err error) {
 	files := flatFiles
 	if w.IPAM.Path != "" {
 		if !isHosts(w.IPAM.Path) {
-			return w, cni.Refuse("ipam.configuration_path", w.IPAM.Path, "is not below /etc; a file elsewhere may "+
-				"be a container's")
+			return w, cni.Refuse("ipam.configuration_path", w.IPAM.Path, "is not below "+
+				strings.Join(hostTrees, ", ")+"; a file elsewhere may be a container's")
 		}
 		files = append([]string{w.IPAM.Path}, files...)
 	}
@@ -153,21 +154,13 @@ func parseWhereabouts(req *skel.Request) (*config, error) {
 // sets makes a set of each range.
 func (w wireWhereaboutsIPAM) sets() (sets []ranges.Set, err error) {
 	var problems cni.Problems
-	var gateway netip.Addr
-	if w.Gateway != "" {
-		gateway, err = cni.ParseAddr("ipam.gateway", w.Gateway)
-		problems.Add(err)
-	}
 	add := func(path string, wire wireWhereaboutsRange) {
 		r, err := wire.parse(path)
 		problems.Add(err)
-		exclude, wrong := cni.ParseNetworks(path+".exclude", wire.Exclude)
+		exclude, wrong := parseExclude(path+".exclude", wire.Exclude)
 		problems.Add(wrong)
 		if err != nil || wrong != nil {
 			return
-		}
-		if r.Subnet.Contains(gateway) {
-			r.Gateway = gateway
 		}
 		left := ranges.Set{r}.Without(exclude)
 		if len(left) == 0 {
@@ -184,7 +177,45 @@ func (w wireWhereaboutsIPAM) sets() (sets []ranges.Set, err error) {
 	if w.Range == "" && len(w.Ranges)+len(w.Addresses) == 0 {
 		problems.Add(cni.Refuse("ipam.range", nil, "is missing"))
 	}
+	if w.Gateway != "" {
+		gateway, err := cni.ParseAddr("ipam.gateway", w.Gateway)
+		if problems.Add(err); problems.Err() == nil {
+			problems.Add(setGateway(sets, gateway))
+		}
+	}
 	return sets, problems.Err()
+}
+
+// setGateway gives the gateway to the ranges in whose subnet it is, or else to all of its family.
+func setGateway(sets []ranges.Set, gateway netip.Addr) error {
+	for _, isMeant := range []func(netip.Prefix) bool{
+		func(p netip.Prefix) bool { return p.Contains(gateway) },
+		func(p netip.Prefix) bool { return p.Addr().BitLen() == gateway.BitLen() },
+	} {
+		found := len(sets) == 0
+		for _, set := range sets {
+			for i := range set {
+				if isMeant(set[i].Subnet) {
+					set[i].Gateway, found = gateway, true
+				}
+			}
+		}
+		if found {
+			return nil
+		}
+	}
+	return cni.Refuse("ipam.gateway", gateway, "is of the family of no range")
+}
+
+// parseExclude reads addresses and networks, of which host bits are ignored.
+func parseExclude(key string, texts []string) ([]netip.Prefix, error) {
+	networks := slices.Clone(texts)
+	for i, text := range texts {
+		if p, err := netip.ParsePrefix(text); err == nil {
+			networks[i] = p.Masked().String()
+		}
+	}
+	return cni.ParseNetworks(key, networks)
 }
 
 // parse reads a network, of which host bits are ignored, or first-last/length.
