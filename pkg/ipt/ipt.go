@@ -178,8 +178,7 @@ func WarnIfMissing(warn func(format string, args ...any), what string, err error
 
 // Restore applies the lines, in the syntax of iptables-restore, to a table: all or none. A chain that
 // is named in a line ":CHAIN -" is emptied, or made when it is missing; all others stay as they are.
-// When the xtables lock is not free before ctx's deadline, the error is a *statefile.Busy with its
-// holder.
+// When the xtables lock is not free before ctx's deadline, the error matches statefile.ErrBusy.
 func (t Tool) Restore(ctx context.Context, table string, lines []string) error {
 	program, err := t.restore, error(nil)
 	if program == "" {

@@ -285,9 +285,8 @@ var _ = Describe("masquerade with iptables", Label("kernel"), func() {
 			defer cancel()
 			nf := nft.New()
 			err := masq.Add(ctx, nf, one)
-			var busy *statefile.Busy
-			Expect(errors.As(err, &busy)).To(BeTrue(), "%v", err)
-			Expect(busy.PID).To(Equal(os.Getpid()))
+			Expect(err).To(MatchError(statefile.ErrBusy))
+			Expect(err).To(MatchError(ContainSubstring("process %d ", os.Getpid())))
 			Expect(masq.Del(context.Background(), nf, one)).To(Succeed())
 			By("only for what is there")
 			host.Cmd("iptables-legacy-save", "-t", "nat") // makes the table

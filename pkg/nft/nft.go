@@ -69,7 +69,7 @@ func (c *Conn) dial() error {
 }
 
 // Update runs change under the host's lock and commits what it staged, everything or nothing. It runs change again when
-// others without the lock changed the same. A lock that stays held, for 30 seconds at most, is a *statefile.Busy.
+// others without the lock changed the same. A lock that stays held, for 30 seconds at most, is a statefile.ErrBusy.
 func (c *Conn) Update(ctx context.Context, change func(*Tx) error) error {
 	return Owned{}.Update(ctx, c, change)
 }

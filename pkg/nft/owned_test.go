@@ -421,9 +421,8 @@ var _ = Describe("an update", Label("kernel"), func() {
 			defer cancel()
 			c := nft.New()
 			err := c.Update(ctx, ensure)
-			var busy *statefile.Busy
-			Expect(errors.As(err, &busy)).To(BeTrue())
-			Expect(busy.PID).To(Equal(os.Getpid()))
+			Expect(err).To(MatchError(statefile.ErrBusy))
+			Expect(err).To(MatchError(ContainSubstring("process %d ", os.Getpid())))
 			Expect(held.Unlock()).To(Succeed())
 			Expect(c.Update(context.Background(), ensure)).To(Succeed())
 			Expect(c.Close()).To(Succeed())

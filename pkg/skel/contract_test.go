@@ -278,7 +278,7 @@ var _ = Describe("a handler's error", func() {
 	)
 
 	It("that is a lock held for too long is code 11, whatever was wrapped around it", Label("nft-lock"), func() {
-		busy := &statefile.Busy{Path: "/run/x.lock", PID: 4711, Program: "other"}
+		busy := fmt.Errorf("lock /run/x.lock: %w process 4711 (other)", statefile.ErrBusy)
 		for _, command := range []string{"ADD", "DEL", "CHECK", "STATUS"} {
 			attach(command).run(probe(func(r *skel.Request) error {
 				r.OnFail("nothing", func(context.Context) error { return errors.New("no") })

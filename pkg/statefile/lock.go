@@ -15,26 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrBusy says that a lock was held by somebody else until the deadline.
-var ErrBusy = errors.New("lock is busy")
-
-// Busy is the error of a lock that did not come free in time. It matches ErrBusy.
-type Busy struct {
-	Path    string // the lock file
-	PID     int    // the holder, 0 when it cannot be seen
-	Program string // the holder's program name
-}
-
-// Error names the lock file and, if it can be seen, its holder.
-func (b *Busy) Error() string {
-	if b.PID == 0 {
-		return fmt.Sprintf("lock %s: held by a process that cannot be seen from here", b.Path)
-	}
-	return fmt.Sprintf("lock %s: held by process %d (%s)", b.Path, b.PID, b.Program)
-}
-
-// Is makes errors.Is(err, ErrBusy) true.
-func (b *Busy) Is(target error) bool { return target == ErrBusy }
+// ErrBusy is in the error of a lock that somebody else held until the deadline. That names the holder.
+var ErrBusy = errors.New("held by")
 
 // Lock is an exclusive flock(2) that this process holds.
 type Lock struct{ fd int }
@@ -56,7 +38,7 @@ func LockFile(ctx context.Context, path string, perm fs.FileMode) (*Lock, error)
 }
 
 // LockFile locks the file name, which it creates with perm when it is absent. It waits for at most wait (0: 30
-// seconds), and not beyond ctx. When that is over the error is a *Busy; when ctx is cancelled it wraps ctx.Err().
+// seconds), and not beyond ctx. When that is over the error matches ErrBusy; when ctx is cancelled it wraps ctx.Err().
 func (d *Dir) LockFile(ctx context.Context, name string, perm fs.FileMode, wait time.Duration) (*Lock, error) {
 	fd, err := d.open(name, unix.O_RDONLY|unix.O_CREAT|unix.O_NONBLOCK, perm)
 	if err != nil {
@@ -118,18 +100,18 @@ func flock(fd, how int) error {
 	return err
 }
 
-// busy looks the lock's holder up in /proc/locks, which lacks those of other PID namespaces.
-func busy(path string) *Busy {
-	b := &Busy{Path: path}
+// busy names the lock's holder, by /proc/locks, which lacks those of other PID namespaces.
+func busy(path string) error {
+	holder := "a process that cannot be seen from here"
 	var st unix.Stat_t
-	if unix.Lstat(path, &st) != nil {
-		return b
+	if unix.Lstat(path, &st) == nil {
+		locks, _ := os.ReadFile("/proc/locks")
+		if pid := holderOf(string(locks), st.Ino, uint64(st.Dev)); pid != 0 {
+			program, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
+			holder = fmt.Sprintf("process %d (%s)", pid, strings.TrimSpace(string(program)))
+		}
 	}
-	locks, _ := os.ReadFile("/proc/locks")
-	b.PID = holderOf(string(locks), st.Ino, uint64(st.Dev))
-	comm, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", b.PID))
-	b.Program = strings.TrimSpace(string(comm))
-	return b
+	return fmt.Errorf("lock %s: %w %s", path, ErrBusy, holder)
 }
 
 // holderOf finds the holder of the flock on an inode in the text of /proc/locks. The
