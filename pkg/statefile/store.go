@@ -38,18 +38,26 @@ type Records[T Record] struct {
 	Wait time.Duration // 0 = 30 seconds
 }
 
-// files are Records without their type, so that there is one code for all types: blank makes an empty record.
-type files struct {
+// Store is a directory of Records. Unless it was opened for reading only, nobody else writes there until Close.
+type Store[T Record] struct{ *store }
+
+// store is Store without its type, so that there is one code for all types.
+type store struct {
 	path  string
 	wait  time.Duration
 	blank func() Record // a pointer to a T
+
+	dir  *Dir  // nil where there is no directory
+	lock *Lock // nil for reading
+	err  error // of a directory that could not be opened for reading
 }
 
-func (r Records[T]) files() files {
-	return files{r.Path, r.Wait, func() Record { return any(new(T)).(Record) }}
+// closed is the store before it is opened.
+func (r Records[T]) closed() *store {
+	return &store{path: r.Path, wait: r.Wait, blank: func() Record { return any(new(T)).(Record) }}
 }
 
-// of is the record that a pointer of files leads to.
+// of is the record that a pointer of a store leads to.
 func of[T Record](r Record) (record T) {
 	if r != nil {
 		record = *any(r).(*T)
@@ -59,81 +67,72 @@ func of[T Record](r Record) (record T) {
 
 // Open makes the directory, where there is none, and locks it.
 func (r Records[T]) Open(ctx context.Context) (*Store[T], error) {
-	return storeOf[T](r.files().open(ctx))
+	s := r.closed()
+	return &Store[T]{s}, s.open(ctx)
 }
 
-func storeOf[T Record](s *store, err error) (*Store[T], error) {
-	if s == nil {
-		return nil, err
+func (s *store) open(ctx context.Context) (err error) {
+	if s.dir, err = OpenOwn(s.path, 0o700); err != nil {
+		return err
 	}
-	return &Store[T]{s}, err
-}
-
-func (f files) open(ctx context.Context) (*store, error) {
-	dir, err := OpenOwn(f.path, 0o700)
-	if err != nil {
-		return nil, err
-	}
-	return f.lock(ctx, dir)
+	return s.take(ctx)
 }
 
 // OpenExisting is Open for calls that put no record: without a directory at the path the store is empty.
 func (r Records[T]) OpenExisting(ctx context.Context) (*Store[T], error) {
-	return storeOf[T](r.files().openExisting(ctx))
+	s := r.closed()
+	return &Store[T]{s}, s.openExisting(ctx)
 }
 
-func (f files) openExisting(ctx context.Context) (*store, error) {
-	s := f.reader()
-	if s.dir == nil {
-		return s, s.err
+func (s *store) openExisting(ctx context.Context) error {
+	if s.read().dir == nil {
+		return s.err
 	}
-	return f.lock(ctx, s.dir)
+	return s.take(ctx)
+}
+
+// take locks the directory, or closes it.
+func (s *store) take(ctx context.Context) (err error) {
+	if s.lock, err = s.dir.LockFile(ctx, storeLock, 0o600, s.wait); err != nil {
+		err = errors.Join(err, s.Close())
+	}
+	return err
+}
+
+// read opens the directory without the lock.
+func (s *store) read() *store {
+	if s.dir, s.err = OpenOwn(s.path, 0); IsAbsent(s.err) {
+		s.err = nil
+	}
+	return s
 }
 
 // Locked calls work with the store of OpenExisting, which it closes, also after a panic.
 func (r Records[T]) Locked(ctx context.Context, work func(*Store[T]) error) error {
-	return r.files().locked(ctx, func(s *store) error { return work(&Store[T]{s}) })
+	s := r.closed()
+	return s.locked(ctx, func() error { return work(&Store[T]{s}) })
 }
 
-func (f files) locked(ctx context.Context, work func(*store) error) (err error) {
-	s, err := f.openExisting(ctx)
-	if err != nil {
+func (s *store) locked(ctx context.Context, work func() error) (err error) {
+	if err := s.openExisting(ctx); err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, s.Close()) }()
-	return work(s)
-}
-
-func (f files) lock(ctx context.Context, dir *Dir) (*store, error) {
-	lock, err := dir.LockFile(ctx, storeLock, 0o600, f.wait)
-	if err != nil {
-		return nil, errors.Join(err, dir.Close())
-	}
-	return &store{dir: dir, lock: lock, blank: f.blank}, nil
-}
-
-// reader opens the directory without the lock.
-func (f files) reader() *store {
-	dir, err := OpenOwn(f.path, 0)
-	if IsAbsent(err) {
-		err = nil
-	}
-	return &store{dir: dir, err: err, blank: f.blank}
+	return work()
 }
 
 // Get is Store.Get.
 func (r Records[T]) Get(name string) (record T, ok bool, err error) {
-	s := r.files().reader()
+	s := Store[T]{r.closed().read()}
 	defer s.Close()
-	found, ok, err := s.get(name)
-	return of[T](found), ok, err
+	return s.Get(name)
 }
 
 // Any is Store.Any.
 func (r Records[T]) Any(matches func(record T) bool) (bool, error) {
-	s := r.files().reader()
+	s := Store[T]{r.closed().read()}
 	defer s.Close()
-	return s.any(func(record Record) bool { return matches(of[T](record)) })
+	return s.Any(matches)
 }
 
 // Kept is a record, with its file.
@@ -146,25 +145,24 @@ type Kept[T Record] struct {
 // List reads all records, in the order of their names. It takes no lock and removes nothing. What it could read comes
 // beside an error.
 func (r Records[T]) List() (all []Kept[T], err error) {
-	list, err := r.files().list()
+	list, err := r.closed().list()
 	for _, k := range list {
 		all = append(all, Kept[T]{of[T](k.Record), k.Path, k.Written})
 	}
 	return all, err
 }
 
-func (f files) list() (all []Kept[Record], err error) {
-	s := f.reader()
-	defer s.Close()
-	if s.dir == nil {
+func (s *store) list() (all []Kept[Record], err error) {
+	if s.read().dir == nil {
 		return nil, s.err
 	}
+	defer s.Close()
 	names, err := s.names()
 	errs := []error{err}
 	for _, name := range names {
 		record, ok, err := s.get(name)
 		errs = append(errs, err)
-		path := filepath.Join(f.path, name+recordSuffix)
+		path := filepath.Join(s.path, name+recordSuffix)
 		if info, err := os.Lstat(path); ok && err == nil {
 			all = append(all, Kept[Record]{record, path, info.ModTime()})
 		}
@@ -174,21 +172,19 @@ func (f files) list() (all []Kept[Record], err error) {
 
 // HasFile says whether there is a file of the record, damaged or half written ones too:
 // whether Drop has anything to do. It takes no lock.
-func (r Records[T]) HasFile(name string) bool { return r.files().hasFile(name) }
+func (r Records[T]) HasFile(name string) bool { return hasFile(r.Path, name) }
 
-func (f files) hasFile(name string) bool {
+func hasFile(dir, name string) bool {
 	return slices.ContainsFunc([]string{name + recordSuffix, temporary(name + recordSuffix)}, func(file string) bool {
-		_, err := os.Lstat(filepath.Join(f.path, file))
+		_, err := os.Lstat(filepath.Join(dir, file))
 		return !errors.Is(err, fs.ErrNotExist)
 	})
 }
 
 // Put is Store.Put. It makes the directory.
-func (r Records[T]) Put(ctx context.Context, record T) error { return r.files().put(ctx, record) }
-
-func (f files) put(ctx context.Context, record Record) error {
-	s, err := f.open(ctx)
-	if err != nil {
+func (r Records[T]) Put(ctx context.Context, record T) error {
+	s := r.closed()
+	if err := s.open(ctx); err != nil {
 		return err
 	}
 	return errors.Join(s.put(record), s.Close())
@@ -196,32 +192,20 @@ func (f files) put(ctx context.Context, record Record) error {
 
 // Drop is Store.Drop. It takes no lock when there is none of the records.
 func (r Records[T]) Drop(ctx context.Context, names ...string) error {
-	return r.files().drop(ctx, names)
+	return r.closed().drop(ctx, names)
 }
 
-func (f files) drop(ctx context.Context, names []string) error {
-	if !slices.ContainsFunc(names, f.hasFile) {
+func (s *store) drop(ctx context.Context, names []string) error {
+	if !slices.ContainsFunc(names, func(name string) bool { return hasFile(s.path, name) }) {
 		return nil
 	}
-	return f.locked(ctx, func(s *store) error { return s.Drop(names...) })
+	return s.locked(ctx, func() error { return s.Drop(names...) })
 }
 
 // All is Store.All.
 func (r Records[T]) All(ctx context.Context) (all []*T, err error) {
-	list, err := r.files().all(ctx)
-	return pointers[T](list), err
-}
-
-func pointers[T Record](list []Record) (all []*T) {
-	for _, record := range list {
-		all = append(all, any(record).(*T))
-	}
-	return all
-}
-
-func (f files) all(ctx context.Context) (all []Record, err error) {
-	err = f.locked(ctx, func(s *store) error {
-		all, err = s.all()
+	err = r.Locked(ctx, func(s *Store[T]) error {
+		all, err = s.All()
 		return err
 	})
 	return all, err
@@ -230,35 +214,29 @@ func (f files) all(ctx context.Context) (all []Record, err error) {
 // Collect calls end for each record that is stale, and drops it unless that fails. It holds
 // no lock meanwhile, and goes on after an error.
 func (r Records[T]) Collect(ctx context.Context, stale func(T) bool, end func(T) error) error {
-	return r.files().collect(ctx, func(record Record) bool { return stale(of[T](record)) },
-		func(record Record) error { return end(of[T](record)) })
+	return r.closed().collect(ctx, func(record Record) (isStale bool, err error) {
+		if typed := of[T](record); stale(typed) {
+			return true, end(typed)
+		}
+		return false, nil
+	})
 }
 
-func (f files) collect(ctx context.Context, stale func(Record) bool, end func(Record) error) error {
-	all, err := f.all(ctx)
+func (s *store) collect(ctx context.Context, end func(Record) (isStale bool, err error)) error {
+	var all []Record
+	err := s.locked(ctx, func() (err error) {
+		all, err = s.all()
+		return err
+	})
 	errs := []error{err}
 	var ended []string
 	for _, record := range all {
-		if !stale(record) {
-			continue
-		}
-		err := end(record)
-		if errs = append(errs, err); err == nil {
+		isStale, err := end(record)
+		if errs = append(errs, err); isStale && err == nil {
 			ended = append(ended, record.Hash())
 		}
 	}
-	return errors.Join(append(errs, f.drop(ctx, ended))...)
-}
-
-// Store is a directory of Records. Unless it was opened for reading only, nobody else writes there until Close.
-type Store[T Record] struct{ *store }
-
-// store is Store without its type.
-type store struct {
-	dir   *Dir  // nil where there is no directory
-	lock  *Lock // nil for reading
-	err   error // of a directory that could not be opened for reading
-	blank func() Record
+	return errors.Join(append(errs, s.drop(ctx, ended))...)
 }
 
 // Close unlocks the directory. It may be called again.
@@ -327,7 +305,10 @@ func (s *store) Drop(names ...string) error {
 // All reads all records, in the order of their names, and removes what killed writers left.
 func (s *Store[T]) All() (all []*T, err error) {
 	list, err := s.all()
-	return pointers[T](list), err
+	for _, record := range list {
+		all = append(all, any(record).(*T))
+	}
+	return all, err
 }
 
 func (s *store) all() (all []Record, err error) {
