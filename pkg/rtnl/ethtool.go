@@ -1,11 +1,12 @@
 package rtnl
 
 import (
-	"encoding/binary"
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
 
+	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
@@ -101,40 +102,24 @@ func SetEthtool(index int, group, key, value string) error {
 // ethtool sends a message of ethtool netlink about a link of the calling thread's namespace. Where the kernel does not
 // know it, the error matches unix.EOPNOTSUPP.
 func ethtool(command uint8, index int, attrs ...*nl.RtAttr) ([][]byte, error) {
-	socket, err := nl.Subscribe(unix.NETLINK_GENERIC) // to nothing
+	enableExtAck()
+	family, err := netlink.GenlFamilyGet(unix.ETHTOOL_GENL_NAME)
+	if errors.Is(err, unix.ENOENT) {
+		err = fmt.Errorf("this kernel has no ethtool netlink (%w): %w", err, unix.EOPNOTSUPP)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("ethtool: %w", err)
 	}
-	defer socket.Close()
-	_ = socket.SetExtAck(true)
-	limit := unix.NsecToTimeval(answerTimeout.Nanoseconds())
-	_ = socket.SetReceiveTimeout(&limit)
-	handle := &nl.SocketHandle{Socket: socket} // it counts: an acknowledgement may be left of the message before
-	send := func(family int, msg *nl.Genlmsg, attrs ...*nl.RtAttr) ([][]byte, error) {
-		req := nl.NewNetlinkRequest(family, unix.NLM_F_ACK)
-		req.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_GENERIC: handle}
-		req.AddData(msg)
-		for _, a := range attrs {
-			req.AddData(a)
-		}
-		answers, err := req.Execute(unix.NETLINK_GENERIC, 0)
-		for i := range answers {
-			answers[i] = answers[i][nl.SizeofGenlmsg:]
-		}
-		return answers, err
-	}
-	families, err := send(nl.GENL_ID_CTRL, &nl.Genlmsg{Command: nl.GENL_CTRL_CMD_GETFAMILY, Version: 1},
-		nl.NewRtAttr(nl.GENL_CTRL_ATTR_FAMILY_NAME, nl.ZeroTerminated(unix.ETHTOOL_GENL_NAME)))
-	if err != nil || len(families) != 1 {
-		return nil, fmt.Errorf("ethtool: this kernel has no ethtool netlink (%v): %w", err, unix.EOPNOTSUPP)
-	}
-	id := attributes(families[0])[nl.GENL_CTRL_ATTR_FAMILY_ID]
-	if len(id) < 2 {
-		return nil, fmt.Errorf("ethtool: %w", unix.EBADMSG)
-	}
+	req := nl.NewNetlinkRequest(int(family.ID), unix.NLM_F_ACK)
+	req.AddData(&nl.Genlmsg{Command: command, Version: 1})
 	header := nl.NewRtAttr(1|unix.NLA_F_NESTED, nil) // first in every message
 	header.AddRtAttr(unix.ETHTOOL_A_HEADER_DEV_INDEX, nl.Uint32Attr(uint32(index)))
-	answers, err := send(int(binary.NativeEndian.Uint16(id)), &nl.Genlmsg{Command: command, Version: 1},
-		append([]*nl.RtAttr{header}, attrs...)...)
+	for _, a := range append([]*nl.RtAttr{header}, attrs...) {
+		req.AddData(a)
+	}
+	answers, err := req.Execute(unix.NETLINK_GENERIC, 0)
+	for i := range answers {
+		answers[i] = answers[i][nl.SizeofGenlmsg:]
+	}
 	return answers, wrap("ethtool", err)
 }
