@@ -443,7 +443,8 @@ var _ = Describe("install", Label("install"), func() {
 			}
 		})
 		before := d.state()
-		Expect(d.install()).To(ContainSubstring("/bridge: installed, in the place of the reference plugin, v1.9.1-k3s1\n"))
+		Expect(d.install()).To(
+			ContainSubstring("/bridge: installed, in the place of the reference plugin, v1.9.1-k3s1\n"))
 		for name, want := range map[string]string{"bridge": "-rwxr-xr-x ours", "host-local": "-rwxr-xr-x ours",
 			"portmap": "-rwxr-xr-x ours", "flannel": before["flannel"], "cni": before["cni"]} {
 			Expect(d.state()[name]).To(Equal(want), name)

@@ -136,7 +136,8 @@ var _ = Describe("under the name whereabouts", Label("cluster-whereabouts"), fun
 			`"range":"192.168.2.225/28","exclude":["192.168.2.229/30","192.168.2.236/32"]`),
 		Entry("a gateway outside the range", at+"; 2001::1-2001::fff; gw 2001::f:1",
 			`"range":"2001::0/116","gateway":"2001::f:1"`),
-		Entry("a gateway of one range", at+"; 10.0.0.1-10.0.0.2; 10.0.1.1-10.0.1.2; gw 10.0.1.1; 2001:db8::1-2001:db8::ffff",
+		Entry("a gateway of one range",
+			at+"; 10.0.0.1-10.0.0.2; 10.0.1.1-10.0.1.2; gw 10.0.1.1; 2001:db8::1-2001:db8::ffff",
 			`"ipRanges":[{"range":"10.0.0.0/30"},{"range":"10.0.1.0/30"},{"range":"2001:db8::/112"}],`+
 				`"gateway":"10.0.1.1"`),
 		Entry("a kubeconfig of k3s", "default; /var/lib/rancher/k3s/agent/etc/cni/net.d/k; 10.0.0.1-10.0.0.254",
