@@ -109,7 +109,8 @@ var _ = Describe("the manifests", Label("manifests"), func() {
 			Expect(c.SecurityContext.Privileged).To(BeNil())
 			Expect(*c.SecurityContext.AllowPrivilegeEscalation).To(BeFalse())
 			Expect(*c.SecurityContext.ReadOnlyRootFilesystem).To(BeTrue())
-			Expect(*c.SecurityContext.Capabilities).To(Equal(core.Capabilities{Drop: []core.Capability{"ALL"}}))
+			Expect(*c.SecurityContext.Capabilities).To(Equal(core.Capabilities{
+				Add: []core.Capability{"DAC_OVERRIDE"}, Drop: []core.Capability{"ALL"}}))
 			Expect(c.VolumeMounts).To(HaveExactElements(And(HaveField("Name", pod.Volumes[0].Name),
 				HaveField("MountPath", "/host/opt/cni/bin"))))
 			Expect(c.Resources.Requests).To(And(HaveKey(core.ResourceCPU), HaveKey(core.ResourceMemory)))

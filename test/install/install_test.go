@@ -535,6 +535,27 @@ var _ = Describe("install", Label("install"), func() {
 		d.answers("bridge")
 	})
 
+	It("has the capabilities in the manifests that it needs where the directory is not root's", func() {
+		nstest.Need("realroot")
+		nstest.NeedProgram("setpriv")
+		manifest := string(nstest.Must(os.ReadFile(filepath.Join(nstest.Root(), "deploy", "daemonset.yaml"))))
+		set := "-all"
+		for _, found := range regexp.MustCompile(`add: \[(.*)\]`).FindAllStringSubmatch(manifest, -1) {
+			set += ",+" + strings.ToLower(found[1])
+		}
+		d := newDir(map[string]string{"bridge": oldReference})
+		d.Cmd("chown", "-R", "997:0", d.path) // as kubespray has it
+		before := d.state()
+		for range 2 {
+			d.Cmd("setpriv", "--no-new-privs", "--bounding-set", set, tool(), "install", "--to", d.path)
+			Expect(d.names()).To(ConsistOf(all()))
+		}
+		d.answers("bridge")
+		d.Cmd("setpriv", "--no-new-privs", "--bounding-set", set, tool(), "uninstall", "--to", d.path)
+		Expect(d.state()).To(Equal(before))
+		Expect(d.Cmd("stat", "-c", "%u", d.path+"/bridge")).To(Equal("997\n"), "the same file")
+	})
+
 	It("leaves whole files where the disk is full, and goes on when it is not", func() {
 		d := newDir(nil)
 		d.Cmd("mount", "-t", "tmpfs", "-o", "size=24m", "none", d.path)
