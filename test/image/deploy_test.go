@@ -47,6 +47,7 @@ imagePullSecrets: [{name: secret}]
 directory: /var/lib/rancher/k3s/data/cni
 only: [macvlan, vlan]
 skip: [vlan]
+args: [--links=copy, --force]
 resources: {requests: null, limits: null}
 watch: {enabled: true, args: [--conf=/etc/lists], resources: {requests: null, limits: null}}
 `
@@ -185,7 +186,7 @@ var _ = Describe("the manifests", Label("manifests"), func() {
 		resources := core.ResourceRequirements{}
 		for _, c := range []*core.Container{&spec.InitContainers[0], &spec.Containers[0]} {
 			c.Image, c.Resources, c.VolumeMounts[0].MountPath = "images.example.org/hawser:1.2.3", resources, mount
-			c.Args = []string{"install", "--to", mount, "--only=macvlan,vlan", "--skip=vlan"}
+			c.Args = []string{"install", "--to", mount, "--only=macvlan,vlan", "--skip=vlan", "--links=copy", "--force"}
 		}
 		spec.Containers[0].Args = append(spec.Containers[0].Args, "--loop")
 		Expect(rendered("daemonset.yaml", everyValue)).To(Equal(want))
