@@ -43,7 +43,7 @@ type options struct {
 func installCommand(names []string, env func(string) (string, bool)) *cobra.Command {
 	var o options
 	c := &cobra.Command{
-		Use: "install --to DIR", Short: "Put this file into DIR, and a link to it for each plugin", Args: cobra.NoArgs,
+		Use: "install --to DIR", Short: "Put this file into DIR, and a link to it for each plugin", Args: onlyOptions,
 		RunE: func(c *cobra.Command, _ []string) error {
 			chosen, err := o.choose(names, env)
 			if err != nil {
@@ -64,6 +64,14 @@ func installCommand(names []string, env func(string) (string, bool)) *cobra.Comm
 	return c
 }
 
+// onlyOptions is cobra.NoArgs, which calls a directory an unknown command.
+func onlyOptions(_ *cobra.Command, args []string) error {
+	if len(args) > 0 {
+		return fmt.Errorf("%q: is no option; --to takes the directory", args[0])
+	}
+	return nil
+}
+
 // choose checks the options and returns the plugins that they name. The two variables are those of Rancher's image.
 func (o *options) choose(names []string, env func(string) (string, bool)) ([]string, error) {
 	if o.to == "" {
@@ -81,7 +89,7 @@ func (o *options) choose(names []string, env func(string) (string, bool)) ([]str
 	}
 	// Its list may have plugins that are not ours.
 	others, _ := env("SKIP_CNI_BINARIES")
-	skip := append(strings.Split(others, ","), o.skip...)
+	skip := append(strings.Split(strings.ReplaceAll(others, " ", ""), ","), o.skip...)
 	if value, ok := env("UPDATE_CNI_BINARIES"); ok && value != "" {
 		update, err := strconv.ParseBool(value)
 		if err != nil {
@@ -281,7 +289,7 @@ func (i *install) isSelf(f file) bool {
 func uninstallCommand() *cobra.Command {
 	var dir string
 	c := &cobra.Command{
-		Use: "uninstall --to DIR", Short: "Bring back what was in DIR before", Args: cobra.NoArgs,
+		Use: "uninstall --to DIR", Short: "Bring back what was in DIR before", Args: onlyOptions,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if dir == "" {
 				return errors.New("--to is missing: the directory of the installation")
