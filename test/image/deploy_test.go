@@ -2,6 +2,7 @@ package image_test
 
 import (
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -291,13 +292,22 @@ var _ = Describe("sysext.sh", func() {
 			"usr/lib/systemd/system/hawser-install.service=644",
 			"usr/lib/systemd/system/multi-user.target.d/10-hawser-install.conf=644"))
 		Expect(contents(tree + "/usr/lib/extension-release.d/extension-release.out")).To(
-			BeEquivalentTo("ID=_any\nARCHITECTURE=x86-64\n"))
+			BeEquivalentTo("ID=_any\nARCHITECTURE=x86-64\nEXTENSION_RELOAD_MANAGER=1\n"))
 		Expect(contents(tree + "/usr/bin/hawser")).To(BeEquivalentTo("#!/bin/sh\n"))
 		for line := range strings.Lines(run(".", nil, "unsquashfs", "-lln", raw)) {
 			if fields := strings.Fields(line); strings.HasPrefix(fields[len(fields)-1], "squashfs-root") {
 				Expect(fields[1]).To(Equal("0/0"), line)
 			}
 		}
+	})
+
+	It("refuses Go's name of an architecture, whose extension systemd would leave out", func() {
+		cmd := exec.Command("bash", "../../deploy/sysext.sh", "../../deploy/sysext.sh", "amd64",
+			GinkgoT().TempDir()+"/out.raw")
+		out, err := cmd.CombinedOutput()
+		Expect(err).To(MatchError("exit status 2"))
+		Expect(out).To(BeEquivalentTo("sysext.sh: \"amd64\" is no name that systemd has for an architecture: " +
+			"x86-64 arm64 arm ppc64-le s390x riscv64 mips64-le\n"))
 	})
 
 	It("is merged into /usr by systemd-sysext, with a service that systemd understands", func() {
