@@ -12,6 +12,7 @@ import (
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 	"github.com/siderolabs/talos/pkg/machinery/config/configpatcher"
+	helm "helm.sh/helm/v3/pkg/chart"
 	"helm.sh/helm/v3/pkg/chart/loader"
 	"helm.sh/helm/v3/pkg/chartutil"
 	"helm.sh/helm/v3/pkg/engine"
@@ -53,16 +54,23 @@ resources: {requests: null, limits: null}
 watch: {enabled: true, args: [--conf=/etc/lists], resources: {requests: null, limits: null}}
 `
 
+// loaded is the chart with these values, which helm has looked at.
+func loaded(values string) (*helm.Chart, chartutil.Values, error) {
+	GinkgoHelper()
+	c, err := loader.Load("../../deploy/chart")
+	Expect(err).NotTo(HaveOccurred())
+	Expect(c.Validate()).To(Succeed())
+	all, err := chartutil.ToRenderValues(c, strict[map[string]any]([]byte(values)),
+		chartutil.ReleaseOptions{Name: "any", Namespace: "kube-system"}, nil)
+	return c, all, err
+}
+
 // chart is what helm makes of a template of the chart.
 func chart(template, values string) []byte {
 	GinkgoHelper()
-	loaded, err := loader.Load("../../deploy/chart")
+	c, all, err := loaded(values)
 	Expect(err).NotTo(HaveOccurred())
-	Expect(loaded.Validate()).To(Succeed())
-	all, err := chartutil.ToRenderValues(loaded, strict[map[string]any]([]byte(values)),
-		chartutil.ReleaseOptions{Name: "any", Namespace: "kube-system"}, nil)
-	Expect(err).NotTo(HaveOccurred())
-	out, err := engine.Engine{Strict: true}.Render(loaded, all)
+	out, err := engine.Engine{Strict: true}.Render(c, all)
 	Expect(err).NotTo(HaveOccurred())
 	Expect(out).To(HaveLen(2))
 	return []byte(out["hawser/templates/"+template])
@@ -192,6 +200,15 @@ var _ = Describe("the manifests", Label("manifests"), func() {
 		spec.Containers[0].Args = append(spec.Containers[0].Args, "--loop")
 		Expect(rendered("daemonset.yaml", everyValue)).To(Equal(want))
 	})
+
+	DescribeTable("have a chart that says which value is wrong:", func(values, says string) {
+		_, _, err := loaded(values)
+		Expect(err).To(MatchError(ContainSubstring(says)))
+	},
+		Entry("a misspelt key", "direktory: /opt/cni/bin", "direktory"),
+		Entry("of watch", "watch: {enable: true}", "enable"),
+		Entry("no path", "directory: opt/cni/bin", "directory"),
+		Entry("a text for a list", "only: macvlan", "only"))
 
 	It("have a Butane file that Butane takes, and that fetches the extension", func() {
 		ignition, report, err := butane.TranslateBytes(contents("../../deploy/flatcar.bu"),
