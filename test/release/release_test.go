@@ -204,6 +204,11 @@ var _ = Describe("make release", Ordered, ContinueOnFailure, func() {
 		Expect(reproducible(dist)).To(Equal(files))
 		Expect(names(dist)).To(ConsistOf(append(files, "SHA256SUMS.sig", "hawser-9.8.7.openvex.json",
 			"hawser-9.8.7.openvex.json.sig", "hawser-9.8.7.provenance.json.sig")))
+		page := contents("../../docs/install.md")
+		general := strings.NewReplacer("9.8.7", "VERSION", "amd64", "ARCH", "x86_64", "ARCH", ".spdx.", ".cdx.")
+		for _, file := range files {
+			Expect(page).To(ContainSubstring("`" + general.Replace(file) + "`"))
+		}
 		for _, sum := range []string{"256", "512"} {
 			Expect(strings.Fields(contents(dist + "/SHA" + sum + "SUMS"))).To(ContainElements(files[2:]))
 			run(dist, nil, "sha"+sum+"sum", "-c", "SHA"+sum+"SUMS")
