@@ -111,8 +111,8 @@ func unused(proc string) (isGone func(Identity) bool, err error) {
 			return failed == nil
 		}}
 		s.run()
-		if err = cmp.Or(err, s.hidden()); err != nil {
-			return nil, err
+		if missed := s.hidden(); cmp.Or(err, missed) != nil {
+			return nil, cmp.Or(err, missed)
 		}
 	}
 	return func(id Identity) bool {

@@ -8,6 +8,7 @@ import (
 	"iter"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 
@@ -40,11 +41,11 @@ type search struct {
 	yield       func(Use, error) bool
 	isOver      bool // yield wants no more
 
-	own    unix.Statx_t        // of our namespace: all are of one device
-	tasks  map[string]bool     // those that were looked at
-	mounts map[[2]string]bool  // the mount namespaces that were read, as they are seen from a root
-	held   map[string]struct{} // mount namespaces that are mounted or open
-	missed error               // why a namespace may have been missed
+	own    unix.Statx_t       // of our namespace: all are of one device
+	tasks  map[string]bool    // those that were looked at
+	mounts map[[2]string]bool // the mount namespaces that were read, as they are seen from a root
+	held   map[string]string  // mount namespaces, with paths to them
+	missed error              // why a namespace may have been missed
 }
 
 // again is how often something that changes is looked at until it stays as it is.
@@ -52,7 +53,7 @@ const again = 16
 
 // run looks until no task is new: one that hands its namespace on and ends does so to a new one.
 func (s *search) run() {
-	s.tasks, s.mounts, s.held = map[string]bool{}, map[[2]string]bool{}, map[string]struct{}{}
+	s.tasks, s.mounts, s.held = map[string]bool{}, map[[2]string]bool{}, map[string]string{}
 	s.fail(statx("/proc/self/ns/net", &s.own))
 	for range again {
 		before := len(s.tasks)
@@ -177,7 +178,7 @@ func (s *search) descriptor(path string) error {
 	case unix.CLONE_NEWNET:
 		s.use(Use{st.Ino, path, false})
 	case unix.CLONE_NEWNS:
-		s.held[fmt.Sprintf("mnt:[%d]", st.Ino)] = struct{}{}
+		s.held[fmt.Sprintf("mnt:[%d]", st.Ino)] = path
 	default:
 		return err
 	}
@@ -206,38 +207,69 @@ func (s *search) mounted(task string) {
 		s.fail(err)
 		return
 	}
-	s.mounts[[2]string{space, root}] = true
+	s.mounts[[2]string{space, root}], s.held[space] = true, task+"/ns/mnt"
 	for line := range strings.Lines(string(info)) {
 		const root, point = 3, 4
 		words := strings.Fields(line)
 		var inode uint64
-		if len(words) <= point {
+		if len(words) <= point || !strings.Contains(words[root], ":[") {
 			continue
 		}
+		at, err := strconv.Unquote(`"` + words[point] + `"`) // a blank is \040 there
+		if err != nil {
+			at = words[point]
+		}
 		if strings.HasPrefix(words[root], "mnt:[") {
-			s.held[words[root]] = struct{}{}
+			s.held[words[root]] = task + "/root" + at
 		}
 		if n, _ := fmt.Sscanf(words[root], "net:[%d]", &inode); n == 1 {
-			at, err := strconv.Unquote(`"` + words[point] + `"`) // a blank is \040 there
-			if err != nil {
-				at = words[point]
-			}
 			s.use(Use{inode, task + "/root" + at, true})
 		}
 	}
 }
 
-// hidden says why a namespace may be used though nothing was found, where that is no error of a look.
+// hidden says why a namespace may be used though nothing was found, where that is no error of a look. It enters the
+// mount namespaces that no process is in, as snapd keeps them, or only one that was put into a directory of it (chroot).
 func (s *search) hidden() error {
-	for seen := range s.mounts {
-		s.held[seen[0]] = struct{}{}
-	}
-	for space := range s.held {
-		if !s.mounts[[2]string{space, "/"}] {
-			s.miss("no process sees all that is mounted in %s", space)
+	for isNew := true; isNew; {
+		isNew = false
+		for space, path := range s.held {
+			if s.mounts[[2]string{space, "/"}] {
+				continue
+			}
+			err := within(path, s.mounted)
+			if isNew = s.mounts[[2]string{space, "/"}]; !isNew {
+				s.miss("it is not seen what is mounted in %s: %w", space, cmp.Or(err, fs.ErrNotExist))
+				return s.missed
+			}
 		}
 	}
 	return s.missed
+}
+
+// within has look look at a thread that is in a mount namespace, from outside: there may be no /proc inside.
+func within(path string, look func(task string)) error {
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return &fs.PathError{Op: "open", Path: path, Err: err}
+	}
+	defer unix.Close(fd)
+	task, entered, seen := "", make(chan error), make(chan bool)
+	go func() {
+		runtime.LockOSThread() // and the thread ends with the goroutine
+		task = fmt.Sprintf("/proc/self/task/%d", unix.Gettid())
+		err := unix.Unshare(unix.CLONE_FS)
+		if err == nil {
+			err = unix.Setns(fd, unix.CLONE_NEWNS)
+		}
+		entered <- err
+		<-seen
+	}()
+	if err = <-entered; err == nil {
+		look(task)
+	}
+	close(seen)
+	return err
 }
 
 // statx asks no file server, and for nothing that one knows: it says who may ask.
