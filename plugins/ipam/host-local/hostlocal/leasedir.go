@@ -211,7 +211,7 @@ func (s *leaseDir) reserve(addr netip.Addr, owner string) error {
 	return nil
 }
 
-// release removes the lease of an address that heldBy found or reserve took.
+// release removes the lease of an address that heldBy or a judge found, or reserve took.
 func (s *leaseDir) release(addr netip.Addr) error {
 	s.changed = true
 	if err := s.dir.Remove(addr.String()); err != nil {

@@ -94,6 +94,7 @@ type judge struct {
 	known        map[uint64]bool // what isGone said, by cookie
 	blind        error           // why there is no isGone
 	ends         map[string]bool // hashes of the attachments that have a link on the host
+	unnoted      int             // leases without a note that may be of this boot
 }
 
 func (s *leaseDir) newJudge() (*judge, error) {
@@ -140,35 +141,39 @@ func beforePins(t time.Time, dir string) time.Time {
 
 // lease is one of a container that is gone.
 type lease struct {
-	addr    netip.Addr
-	owner   string
-	why     string
-	changed time.Time
-	note    note
-	isNoted bool
-	isNow   bool // of this boot, as the note says
+	addr        netip.Addr
+	owner       string
+	why         string
+	changed     time.Time
+	note        note
+	isNoted     bool
+	isThisBoots bool // as the note says
 }
 
 // look judges a lease by its note or its age. isDead says that its container is gone for certain.
 func (j *judge) look(addr netip.Addr) (l lease, isDead bool) {
 	l = lease{addr: addr, why: "it is of an earlier boot"}
 	l.note, l.isNoted = parseNote(j.dir.Note(addr.String()))
-	l.isNow = l.isNoted && l.note.boot == j.boot
+	l.isThisBoots = l.isNoted && l.note.boot == j.boot
 	switch {
-	case l.isNow && !j.knows(l.note.netns), !l.isNow && !j.isOneMachine:
+	case l.isThisBoots && !j.hasGone(l.note.netns), !l.isThisBoots && !j.isOneMachine:
 		return l, false
-	case l.isNow:
+	case l.isThisBoots:
 		l.why = "nothing has its network namespace any more"
 	}
 	var err error
-	if l.changed, err = j.dir.Changed(addr.String()); err != nil || !l.isNoted && !l.changed.Before(j.booted) {
+	if l.changed, err = j.dir.Changed(addr.String()); err != nil {
 		return l, false
 	}
-	return l, j.isContainers(&l) && !(l.isNow && j.hasEnd(l))
+	if !l.isNoted && !l.changed.Before(j.booted) {
+		j.unnoted++
+		return l, false
+	}
+	return l, j.isContainers(&l) && !(l.isThisBoots && j.hasEnd(l))
 }
 
-// knows asks once whether a namespace of this boot is gone. One may have many leases.
-func (j *judge) knows(id ns.Identity) (isGone bool) {
+// hasGone asks once whether a namespace of this boot is gone. One may have many leases.
+func (j *judge) hasGone(id ns.Identity) (isGone bool) {
 	isGone, isKnown := j.known[id.Cookie]
 	if !isKnown && j.isGone != nil {
 		isGone = j.isGone(id)
@@ -211,12 +216,12 @@ func (j *judge) hasEnd(l lease) bool {
 // which addresses are given has to do.
 const judgedAtLeast = 4096
 
-// dead finds leases of containers that are gone, those of earlier boots before others and then the oldest first. An
-// error says why none of this boot can be proved dead.
-func (s *leaseDir) dead(order iter.Seq[netip.Addr], most int) (found []lease, err error) {
+// dead finds leases of containers that are gone, those of earlier boots before others and then the oldest first. It
+// says why others stay.
+func (s *leaseDir) dead(order iter.Seq[netip.Addr], most int) (found []lease, why string) {
 	j, err := s.newJudge()
 	if err != nil {
-		return nil, err
+		return nil, err.Error()
 	}
 	j.isGone, j.blind = ns.Gone()
 	judged := 0
@@ -230,12 +235,17 @@ func (s *leaseDir) dead(order iter.Seq[netip.Addr], most int) (found []lease, er
 	}
 	sort.SliceStable(found, func(i, j int) bool {
 		a, b := found[i], found[j]
-		if a.isNow == b.isNow {
+		if a.isThisBoots == b.isThisBoots {
 			return a.changed.Before(b.changed)
 		}
-		return b.isNow
+		return b.isThisBoots
 	})
-	return j.withOthers(found[:min(len(found), most)]), j.blind
+	why = fmt.Sprintf("of none is it certain that its container is gone (without a note, as the reference's: %d)",
+		j.unnoted)
+	if j.blind != nil {
+		why = j.blind.Error()
+	}
+	return j.withOthers(found[:min(len(found), most)]), why
 }
 
 // withOthers adds what the owners of leases have in other sets, which may never be full: no half of a container's
@@ -280,16 +290,14 @@ const reclaimedAtOnce = 128
 // reclaim releases leases of containers that are gone. It returns the address that is to be given first, or says why
 // there is none.
 func (s *leaseDir) reclaim(req *skel.Request, order iter.Seq[netip.Addr]) (free netip.Addr, why string) {
-	found, err := s.dead(order, reclaimedAtOnce)
-	if len(found) > 0 {
-		if err = s.takeBack(req, found); err == nil {
-			return found[0].addr, ""
-		}
+	found, why := s.dead(order, reclaimedAtOnce)
+	if len(found) == 0 {
+		return free, why
 	}
-	if err != nil {
+	if err := s.takeBack(req, found); err != nil {
 		return free, err.Error()
 	}
-	return free, "of none is it certain that its container is gone"
+	return found[0].addr, ""
 }
 
 // takeBack releases leases and says so for each.
