@@ -33,7 +33,6 @@ var remedies = map[string]string{
 	"nft_fib":        "load it (with `nft_fib_inet`); or leave the backend out: then the plugins take iptables",
 	"xt_":            "load the modules named; or take nftables, as the plugins do where no backend is named",
 	"ip_tables":      "load it; or use the iptables of nf_tables, or nftables",
-	"br_netfilter":   "",
 	"sch_tbf":        "load it",
 	"ifb":            "load it, or limit only what the container receives",
 	"veth":           "load it: after an update of the kernel modules are gone until the next boot",
