@@ -123,7 +123,7 @@ func (r *remains) flush() error {
 		return err
 	}
 	end, err := r.cont.LinkByIndex(r.link.Peer)
-	if err == nil && (end.Peer != r.link.Index || changedMAC(r.req, end)) {
+	if err == nil && end.Peer != r.link.Index {
 		err = rtnl.ErrNoLink // the namespace is another container's by now
 	}
 	if err != nil {
