@@ -1,7 +1,6 @@
 package nft
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -82,15 +81,13 @@ func decodeFlow(body []byte) (f Flow, proto uint8) {
 		case nl.CTA_TUPLE_ORIG:
 			f.Source = addrPort(value, nl.CTA_IP_V4_SRC, nl.CTA_IP_V6_SRC, nl.CTA_PROTO_SRC_PORT)
 			f.Destination = addrPort(value, nl.CTA_IP_V4_DST, nl.CTA_IP_V6_DST, nl.CTA_PROTO_DST_PORT)
-			if number := attribute(value, nl.CTA_TUPLE_PROTO, nl.CTA_PROTO_NUM); len(number) == 1 {
-				proto = number[0]
-			}
+			proto = uint8(number(value, nl.CTA_TUPLE_PROTO, nl.CTA_PROTO_NUM))
 			f.id = append(f.id, attrNest(nl.CTA_TUPLE_ORIG, value)...)
 		case nl.CTA_TUPLE_REPLY:
 			f.ReplySource = addrPort(value, nl.CTA_IP_V4_SRC, nl.CTA_IP_V6_SRC, nl.CTA_PROTO_SRC_PORT)
 		case nl.CTA_STATUS:
 			const seenReply = 1 << 1 // IPS_SEEN_REPLY
-			f.Replied = len(value) == 4 && binary.BigEndian.Uint32(value)&seenReply != 0
+			f.Replied = number(value)&seenReply != 0
 		case nl.CTA_ID, nl.CTA_ZONE:
 			f.id = append(f.id, attrBytes(kind&^attrFlags, value)...)
 		}
@@ -104,6 +101,5 @@ func addrPort(tuple []byte, v4, v6, port uint16) netip.AddrPort {
 	if !ok {
 		addr, _ = netip.AddrFromSlice(attribute(tuple, nl.CTA_TUPLE_IP, v6))
 	}
-	number := append(make([]byte, 2), attribute(tuple, nl.CTA_TUPLE_PROTO, port)...)
-	return netip.AddrPortFrom(addr, binary.BigEndian.Uint16(number[len(number)-2:]))
+	return netip.AddrPortFrom(addr, uint16(number(tuple, nl.CTA_TUPLE_PROTO, port)))
 }

@@ -28,7 +28,7 @@ type LiveChain struct {
 	Table Table
 	// Comment is what whoever made it wrote about it.
 	Comment string
-	use     uint32 // how many rules it has, plus how many rules and elements lead to it
+	use     uint64 // how many rules it has, plus how many rules and elements lead to it
 }
 
 // Chain returns the chain, nil when there is none.
@@ -136,7 +136,7 @@ func decodeChain(f Family, data []byte) LiveChain {
 	if attribute(data, unix.NFTA_CHAIN_HOOK) != nil {
 		c.Hook = &Hook{
 			Type:     textAt(data, unix.NFTA_CHAIN_TYPE),
-			Point:    number(data, unix.NFTA_CHAIN_HOOK, unix.NFTA_HOOK_HOOKNUM),
+			Point:    uint32(number(data, unix.NFTA_CHAIN_HOOK, unix.NFTA_HOOK_HOOKNUM)),
 			Priority: int32(number(data, unix.NFTA_CHAIN_HOOK, unix.NFTA_HOOK_PRIORITY)),
 		}
 		c.Drops = number(data, unix.NFTA_CHAIN_POLICY) != acceptPacket
@@ -144,22 +144,20 @@ func decodeChain(f Family, data []byte) LiveChain {
 	return c
 }
 
-// number is the number to which the kinds lead, as in attribute; 0 where there is none.
-func number(data []byte, kinds ...uint16) uint32 {
-	if value := attribute(data, kinds...); len(value) == 4 {
-		return binary.BigEndian.Uint32(value)
+// number is the number, of any size, to which the kinds lead, as in attribute; 0 where there is none.
+func number(data []byte, kinds ...uint16) (n uint64) {
+	for _, b := range attribute(data, kinds...) {
+		n = n<<8 | uint64(b)
 	}
-	return 0
+	return n
 }
 
 func decodeRule(data []byte) LiveRule {
 	r := LiveRule{
 		Chain:   textAt(data, unix.NFTA_RULE_CHAIN),
 		Comment: udata(attribute(data, unix.NFTA_RULE_USERDATA), udataComment),
+		Handle:  number(data, unix.NFTA_RULE_HANDLE),
 		exprs:   attribute(data, unix.NFTA_RULE_EXPRESSIONS),
-	}
-	if handle := attribute(data, unix.NFTA_RULE_HANDLE); len(handle) == 8 {
-		r.Handle = binary.BigEndian.Uint64(handle)
 	}
 	for _, value := range r.operands("immediate", unix.NFTA_IMMEDIATE_DATA, unix.NFTA_DATA_VERDICT,
 		unix.NFTA_VERDICT_CHAIN) {
@@ -271,7 +269,7 @@ type Matched struct {
 func (r LiveRule) Matched() (m Matched) {
 	var loaded, mask []byte // the expression that loaded a value, and the bits of it that count
 	isMeta := false
-	key := func() uint32 { return number(loaded, unix.NFTA_META_KEY) }
+	key := func() uint64 { return number(loaded, unix.NFTA_META_KEY) }
 	isName := func() bool { return isMeta && (key() == unix.NFT_META_IIFNAME || key() == unix.NFT_META_OIFNAME) }
 	isIndex := func() bool { return isMeta && (key() == unix.NFT_META_IIF || key() == unix.NFT_META_OIF) }
 	for _, x := range attributes(r.exprs) {

@@ -173,12 +173,9 @@ func Is(f Field, value []byte) Stmt {
 
 func decodeStep(f Family, b []byte) Step {
 	s := Step{
-		Packet: number(b, unix.NFTA_TRACE_ID), Table: Table{f, textAt(b, unix.NFTA_TRACE_TABLE)},
-		Chain: textAt(b, unix.NFTA_TRACE_CHAIN),
-		IIF:   int(number(b, unix.NFTA_TRACE_IIF)), OIF: int(number(b, unix.NFTA_TRACE_OIF)),
-	}
-	if v := attribute(b, unix.NFTA_TRACE_RULE_HANDLE); len(v) == 8 {
-		s.Handle = binary.BigEndian.Uint64(v)
+		Packet: uint32(number(b, unix.NFTA_TRACE_ID)), Table: Table{f, textAt(b, unix.NFTA_TRACE_TABLE)},
+		Chain: textAt(b, unix.NFTA_TRACE_CHAIN), Handle: number(b, unix.NFTA_TRACE_RULE_HANDLE),
+		IIF: int(number(b, unix.NFTA_TRACE_IIF)), OIF: int(number(b, unix.NFTA_TRACE_OIF)),
 	}
 	verdict, policy := attribute(b, unix.NFTA_TRACE_VERDICT), attribute(b, unix.NFTA_TRACE_POLICY)
 	code := attribute(verdict, unix.NFTA_VERDICT_CODE)
