@@ -34,8 +34,7 @@ func flag(on bool) []byte {
 	return nl.Uint8Attr(0)
 }
 
-// Port reads a bridge's port; ErrNotPort when the link is none. The library's
-// LinkGetProtinfo reads the ports of all bridges.
+// Port reads a bridge's port; ErrNotPort when the link is none. The library reads the ports of all bridges.
 func (c *Conn) Port(index int) (Port, error) {
 	answers, err := c.send(unix.RTM_GETLINK, 0, header(unix.AF_UNSPEC, index), noStatistics())
 	if err != nil {
@@ -94,8 +93,7 @@ func (c *Conn) DelVLAN(index int, id uint16) error {
 	return c.linkError(index, "delete VLAN", err)
 }
 
-// VLANs lists the VLANs of a bridge's port, ordered by ID. The kernel has no
-// filter for it: the cost grows with the number of ports.
+// VLANs lists the VLANs of a bridge's port, ordered by ID. The kernel has no filter: the cost grows with all ports.
 func (c *Conn) VLANs(index int) (vlans []VLAN, err error) {
 	err = c.use(func(h *netlink.Handle) error {
 		all, err := h.BridgeVlanList()

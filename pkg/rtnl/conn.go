@@ -28,8 +28,7 @@ var ErrNoLink = errors.New("Link not found")
 const (
 	// answerTimeout is how long an answer may take; the library's is a minute.
 	answerTimeout = 30 * time.Second
-	// retryTime is how long a call is repeated whose list changed while it was read,
-	// or whose answer was disturbed.
+	// retryTime is how long a call is repeated whose list changed meanwhile, or whose answer was disturbed.
 	retryTime = 20 * time.Second
 	// maxOverruns is how many sockets one call may find without room. A new socket has room
 	// for the answer, so after some of them the kernel has no memory for the request.
@@ -128,9 +127,8 @@ func (c *Conn) Close() error {
 	return err
 }
 
-// use calls the library and repeats what was interrupted: a list that changed while it
-// was read, or any call while somebody else, as a process of the container may, sent to
-// the socket.
+// use calls the library and repeats what was interrupted: a list that changed while it was read, or any call while
+// somebody else, as a process of the container may, sent to the socket.
 func (c *Conn) use(call func(h *netlink.Handle) error) error {
 	overruns := 0
 	for deadline := time.Now().Add(c.retryTime); ; {

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// RouteCopy is a route with all that the kernel tells of it: every next hop, metric
-// and flag. It can be made again, also in another table, and kept in a file.
+// RouteCopy is a route with all that the kernel tells of it. It can be made again, also in another table, and kept in a
+// file.
 type RouteCopy struct {
 	Header unix.RtMsg       `json:"header"`
 	Attrs  []RouteAttribute `json:"attrs"`
@@ -35,8 +35,7 @@ func (c *Conn) RouteCopies() ([]RouteCopy, error) {
 	return complete(routes, wrap("list routes", err))
 }
 
-// dumpRoutes lists the routes of a family or, with unix.AF_UNSPEC, of both. A kernel that
-// lacks the family answers with the routes of all families.
+// dumpRoutes lists the routes of a family or, with unix.AF_UNSPEC, of both. A kernel without it answers with all.
 func (c *Conn) dumpRoutes(family int, filter ...*nl.RtAttr) (routes []RouteCopy, err error) {
 	if family == unix.AF_UNSPEC {
 		v4, err := c.dumpRoutes(unix.AF_INET, filter...)
@@ -127,22 +126,15 @@ func (r RouteCopy) WithSource(src netip.Addr) RouteCopy {
 	return r.with(unix.RTA_PREFSRC, src.AsSlice())
 }
 
-// HasGateway says whether the route leads through a gateway, to which another route must
-// lead before it can be made.
+// HasGateway says whether the route leads through a gateway, to which another route must lead first.
 func (r RouteCopy) HasGateway() bool {
 	return r.value(unix.RTA_GATEWAY) != nil || r.value(unix.RTA_VIA) != nil || r.value(unix.RTA_MULTIPATH) != nil
 }
 
-// GatewaysLast compares routes for an order in which the kernel takes them: those through a
-// gateway come after those that may lead to it.
+// GatewaysLast compares routes for an order in which the kernel takes them: those through a gateway come last.
 func GatewaysLast(a, b RouteCopy) int {
-	switch {
-	case a.HasGateway() == b.HasGateway():
-		return 0
-	case b.HasGateway():
-		return -1
-	}
-	return 1
+	last := map[bool]int{true: 1}
+	return last[a.HasGateway()] - last[b.HasGateway()]
 }
 
 // nextHops splits the list of next hops (struct rtnexthop, each with its attributes); nil where
@@ -275,9 +267,8 @@ func (c *Conn) AddCopy(r RouteCopy) error {
 	return wrap("route "+r.String(), c.sendCopy(unix.RTM_NEWROUTE, unix.NLM_F_CREATE, r))
 }
 
-// RestoreCopy is AddCopy for a route that a link had. It is no error that the route is there,
-// or that the link, as it is by now, can have none such: it is down, or the source or the
-// way to the gateway is gone.
+// RestoreCopy is AddCopy for a route that a link had. It is no error that the route is there, or that the link can have
+// none such by now: it is down, or the source or the way to the gateway is gone.
 func (c *Conn) RestoreCopy(r RouteCopy) error {
 	return unless(c.AddCopy(r),
 		unix.EEXIST, unix.ENETDOWN, unix.ENETUNREACH, unix.EHOSTUNREACH, unix.EINVAL, ErrNoLink)

@@ -136,14 +136,12 @@ func (c *Conn) OtherEnd(l Link) (Link, error) {
 // Links lists all links of the namespace. The cost grows with their number.
 func (c *Conn) Links() ([]Link, error) { return c.links("list of links") }
 
-// Ports lists the ports of a bridge or the members of a VRF, by its index. The cost grows with
-// their number.
+// Ports lists the ports of a bridge or the members of a VRF, by its index. The cost grows with their number.
 func (c *Conn) Ports(bridge int) ([]Link, error) {
 	return c.links("ports of "+c.name(bridge), nl.NewRtAttr(unix.IFLA_MASTER, nl.Uint32Attr(uint32(bridge))))
 }
 
-// links lists links. The library's LinkList knows no filter and asks for
-// statistics and virtual functions.
+// links lists links. The library's LinkList knows no filter and asks for statistics and virtual functions.
 func (c *Conn) links(what string, filter ...*nl.RtAttr) ([]Link, error) {
 	filter = append(filter, noStatistics())
 	answers, err := c.send(unix.RTM_GETLINK, unix.NLM_F_DUMP, header(unix.AF_UNSPEC, 0), filter...)
@@ -261,8 +259,7 @@ func (ch LinkChange) attrs() (attrs []*nl.RtAttr) {
 	return attrs
 }
 
-// DelLink deletes a link, and a pair's other end with it. That the link is
-// gone already is no error.
+// DelLink deletes a link, and a pair's other end with it. That it is gone already is no error.
 func (c *Conn) DelLink(index int) error {
 	err := c.use(func(h *netlink.Handle) error { return h.LinkDel(byIndex(index)) })
 	return c.linkError(index, "delete", unless(err, unix.ENODEV))
@@ -335,8 +332,7 @@ func (c *Conn) AddAddr(index int, a Addr) error {
 	return c.linkError(index, fmt.Sprintf("add address %s", a.Prefix), err)
 }
 
-// DelAddr takes an address from a link. That the link does not have it, or is
-// gone, is no error.
+// DelAddr takes an address from a link. That the link does not have it, or is gone, is no error.
 func (c *Conn) DelAddr(index int, p netip.Prefix) error {
 	err := c.use(func(h *netlink.Handle) error {
 		return h.AddrDel(byIndex(index), &netlink.Addr{IPNet: ipNet(p), Broadcast: net.IPv4zero})

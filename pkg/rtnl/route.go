@@ -72,8 +72,7 @@ func FamilyOf(ip netip.Addr) int {
 	return unix.AF_INET6
 }
 
-// DelRoute deletes the route that has all that r says, in a table. That there is
-// none is no error.
+// DelRoute deletes the route that has all that r says, in a table. That there is none is no error.
 func (c *Conn) DelRoute(r Route) error {
 	err := c.use(func(h *netlink.Handle) error { return h.RouteDel(r.encode()) })
 	return wrap("delete route "+r.String(), unless(err, unix.ESRCH))
@@ -112,8 +111,7 @@ func (c *Conn) lookUp(addr netip.Addr, attrs ...*nl.RtAttr) (link int, routeType
 	return int(number(out)), nl.DeserializeRtMsg(answers[0]).Type, nil
 }
 
-// Rule is a rule of the routing policy, as far as it says that the packets of a
-// source have a table of routes of their own.
+// Rule is a rule of the routing policy, as far as it says that the packets of a source have a table of their own.
 type Rule struct {
 	Src      netip.Prefix `json:"src"` // 0.0.0.0/0 or ::/0 = packets of any source
 	Table    uint32       `json:"table"`

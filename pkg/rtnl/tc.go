@@ -15,8 +15,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/cni"
 )
 
-// Places at which a link has a qdisc: Root queues what it sends, Ingress looks at
-// what it receives.
+// Places at which a link has a qdisc: Root queues what it sends, Ingress looks at what it receives.
 const (
 	Root    = netlink.HANDLE_ROOT
 	Ingress = netlink.HANDLE_INGRESS
@@ -59,8 +58,7 @@ type Qdisc struct {
 // IsTBF reports whether the qdisc is one that AddTBF makes.
 func (q Qdisc) IsTBF() bool { return q.Kind == "tbf" && q.Handle == rootHandle }
 
-// AddTBF gives a link a TBF at its root. The error matches EEXIST where it has a
-// qdisc there.
+// AddTBF gives a link a TBF at its root. The error matches EEXIST where it has a qdisc there.
 func (c *Conn) AddTBF(index int, t TBF) error {
 	return c.addQdisc(&netlink.Tbf{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: index, Handle: rootHandle, Parent: Root},
 		Rate: t.Rate, Buffer: t.Buffer, Limit: t.Limit, Peakrate: uint64(t.Peak), Minburst: t.Segment},
@@ -142,8 +140,7 @@ func readQdisc(answer []byte) (q Qdisc) {
 	return q
 }
 
-// DelQdisc deletes what a link has at a place, with its filters. One that is gone
-// already is no error, nor is a link that is.
+// DelQdisc deletes what a link has at a place, with its filters. That it, or the link, is gone already is no error.
 func (c *Conn) DelQdisc(index int, place uint32) error {
 	q := &netlink.GenericQdisc{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: index, Parent: place}}
 	err := c.use(func(h *netlink.Handle) error { return h.QdiscDel(q) })
@@ -285,8 +282,7 @@ func (c *Conn) Redirects(index int, hook uint32) (list []Redirection, err error)
 	return complete(list, c.linkError(index, "filters", err))
 }
 
-// redirectOf reads a filter whose actions are all the same redirection. The reference
-// plugin says it twice.
+// redirectOf reads a filter whose actions are all the same redirection. The reference plugin says it twice.
 func redirectOf(f netlink.Filter) Redirection {
 	other := Redirection{To: -1}
 	u32, ok := f.(*netlink.U32)

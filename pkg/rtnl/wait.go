@@ -16,9 +16,10 @@ import (
 // ErrDuplicate says that duplicate address detection found another user.
 var ErrDuplicate = errors.New("in use by another host (duplicate address detection failed)")
 
-// WaitUp waits until packets can pass through a link, and returns it: its operational
-// state is up, or unknown with a carrier (drivers that report none). At the deadline
-// of ctx the error names the state and matches ctx's error.
+// The waits end with ctx: the error names what was waited for, and matches ctx's.
+
+// WaitUp waits until packets can pass through a link, and returns it: its operational state is up, or unknown with a
+// carrier (drivers that report none).
 func (c *Conn) WaitUp(ctx context.Context, index int) (l Link, err error) {
 	err = c.wait(ctx, unix.RTNLGRP_LINK, index, func() (string, error) {
 		l, err = c.LinkByIndex(index)
@@ -30,8 +31,7 @@ func (c *Conn) WaitUp(ctx context.Context, index int) (l Link, err error) {
 	return l, err
 }
 
-// WaitGone waits until a link is gone. At the deadline of ctx the error matches
-// ctx's error.
+// WaitGone waits until a link is gone.
 func (c *Conn) WaitGone(ctx context.Context, index int) error {
 	return c.wait(ctx, unix.RTNLGRP_LINK, index, func() (string, error) {
 		_, err := c.LinkByIndex(index)
@@ -42,9 +42,7 @@ func (c *Conn) WaitGone(ctx context.Context, index int) error {
 	})
 }
 
-// WaitDAD waits until no address of the link is tentative. An address that is
-// in use elsewhere is ErrDuplicate at once. At the deadline of ctx the error
-// names the address and matches ctx's error.
+// WaitDAD waits until no address of the link is tentative. One that is in use elsewhere is ErrDuplicate at once.
 func (c *Conn) WaitDAD(ctx context.Context, index int) error {
 	return c.wait(ctx, unix.RTNLGRP_IPV6_IFADDR, index, func() (string, error) {
 		addrs, err := c.Addrs(index)
@@ -61,8 +59,7 @@ func (c *Conn) WaitDAD(ctx context.Context, index int) error {
 	})
 }
 
-// WaitLinkLocal waits until a link has a link-local address of IPv6 that can be used, and returns it. At the deadline
-// of ctx the error matches ctx's error.
+// WaitLinkLocal waits until a link has a link-local address of IPv6 that can be used, and returns it.
 func (c *Conn) WaitLinkLocal(ctx context.Context, index int) (own netip.Addr, err error) {
 	err = c.wait(ctx, unix.RTNLGRP_IPV6_IFADDR, index, func() (string, error) {
 		addrs, err := c.Addrs(index)
@@ -81,10 +78,8 @@ func (c *Conn) WaitLinkLocal(ctx context.Context, index int) (own netip.Addr, er
 	return own, err
 }
 
-// WaitLocal waits until the namespace takes packets for IPv6 addresses of a link. The
-// kernel adds an address before it answers neighbours for it and has the local route;
-// packets that come earlier are lost. At the deadline of ctx the error names the
-// address and matches ctx's error.
+// WaitLocal waits until the namespace takes packets for IPv6 addresses of a link. The kernel adds an address before it
+// answers neighbours for it and has the local route; packets that come earlier are lost.
 func (c *Conn) WaitLocal(ctx context.Context, index int, addrs ...netip.Addr) error {
 	// By the link: it may be in a VRF, with tables of its own.
 	link := nl.NewRtAttr(unix.RTA_OIF, nl.Uint32Attr(uint32(index)))
@@ -147,9 +142,8 @@ func nextEvent(events *nl.NetlinkSocket, index int) error {
 	}
 }
 
-// subscribe opens a socket that receives a group's events. The library's
-// LinkSubscribe and its like parse them, end when some were lost, and leave a
-// goroutine behind when nobody takes them; here an event is a reason to look.
+// subscribe opens a socket that receives a group's events. The library's LinkSubscribe and its like end when some were
+// lost, and leave a goroutine behind when nobody takes them.
 func (c *Conn) subscribe(group uint) (events *nl.NetlinkSocket, err error) {
 	n, err := c.netns()
 	if err != nil {
