@@ -15,23 +15,21 @@ func Describe(l rtnl.Link) cni.Interface {
 	return cni.Interface{Name: l.Name, MAC: l.MAC.String(), MTU: l.MTU}
 }
 
-// HostNames returns the four names that the host end of a may have, with 8 hex digits of the
-// owner. ADD takes the next one where something else has a name.
-func HostNames(a cni.Attachment) []string {
-	names := []string{"veth" + a.Hash()[:8]}
+// HostNames returns the four names that the host end of a may have, with 8 hex digits of the owner. ADD takes the next
+// one where something else has a name.
+func HostNames(a cni.Attachment) (names []string) {
 	ifName := a.IfName
-	for try := 1; try < 4; try++ {
-		a.IfName = fmt.Sprintf("%s %d", ifName, try) // a blank, which no interface has in its name
+	for try := range 4 {
+		if try > 0 {
+			a.IfName = fmt.Sprintf("%s %d", ifName, try) // a blank, which no interface has in its name
+		}
 		names = append(names, "veth"+a.Hash()[:8])
 	}
 	return names
 }
 
-// EnableForwarding lets the host forward packets of a family. It is never
-// undone: others rely on it.
-func EnableForwarding(v4 bool) error {
-	return forwarding(v4).Write("1")
-}
+// EnableForwarding lets the host forward packets of a family. It is never undone: others rely on it.
+func EnableForwarding(v4 bool) error { return forwarding(v4).Write("1") }
 
 // VerifyForwarding is code 101 when the host does not forward the family.
 func VerifyForwarding(v4 bool) error {
@@ -50,9 +48,8 @@ func forwarding(v4 bool) sysctl.Key {
 	return sysctl.Net("ipv6", "conf", "all", "forwarding")
 }
 
-// AcceptsRouterAdverts tells whether a host interface takes routes and addresses
-// from router advertisements. Without IPv6 it does not, and one that forwards
-// does only with accept_ra=2.
+// AcceptsRouterAdverts tells whether a host interface takes routes and addresses from router advertisements. Without
+// IPv6 it does not, and one that forwards does only with accept_ra=2.
 func AcceptsRouterAdverts(link string) (bool, error) {
 	accepts, err := readIPv6(link, "accept_ra")
 	if err != nil || accepts != "1" {
@@ -71,29 +68,25 @@ func readIPv6(link, name string) (string, error) {
 	return value, err
 }
 
-// IgnoreRouterAdverts keeps a host interface from taking routes and addresses
-// from what containers send.
-func IgnoreRouterAdverts(link string) error { return setIPv6(link, "accept_ra", "0") }
+// IgnoreRouterAdverts keeps a host interface from taking routes and addresses from what containers send.
+func IgnoreRouterAdverts(link string) error { return turnOff(link, "accept_ra") }
 
-// SkipDAD has a host interface use its link-local address at once, without duplicate
-// address detection: the host needs it to ask for neighbours. It is for a link whose
-// MAC address nobody else can have, before the link goes up.
-func SkipDAD(link string) error { return setIPv6(link, "accept_dad", "0") }
+// SkipDAD has a host interface, whose MAC address nobody else can have, use its link-local address as soon as it goes
+// up, without duplicate address detection: the host needs it to ask for neighbours.
+func SkipDAD(link string) error { return turnOff(link, "accept_dad") }
 
-// EnableIPv6 turns IPv6 on for a host interface: the host may have it off by default.
-// A kernel without IPv6 is an error.
+// EnableIPv6 turns IPv6 on for a host interface: the host may have it off by default. A kernel without it is an error.
 func EnableIPv6(link string) error { return writeConf("ipv6", link, "disable_ipv6", "0") }
 
-// setIPv6 writes a setting of a link, if the kernel has IPv6.
-func setIPv6(link, name, value string) error {
-	if err := writeConf("ipv6", link, name, value); !errors.Is(err, fs.ErrNotExist) {
+// turnOff turns a setting of a link off, if the kernel has IPv6.
+func turnOff(link, name string) error {
+	if err := writeConf("ipv6", link, name, "0"); !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	return nil
 }
 
-// writeConf writes a setting of a link in the calling thread's namespace. The error
-// names the sysctl, and in it the link.
+// writeConf writes a setting of a link in the calling thread's namespace. The error names the sysctl.
 func writeConf(family, link, name, value string) error {
 	return sysctl.Net(family, "conf", link, name).Write(value)
 }

@@ -1,5 +1,5 @@
-// Package iface makes a container's interface match a result, and tells
-// whether it still does. It also has the settings of interfaces on the host.
+// Package iface makes a container's interface match a result, and tells whether it still does. It also has the settings
+// of interfaces on the host.
 package iface
 
 import (
@@ -21,31 +21,27 @@ type Target struct {
 	Conn  *rtnl.Conn // a socket in NS
 	Name  string
 	Index int // for Raise and Configure
-	// EnableDAD asks for duplicate address detection of IPv6 addresses, which
-	// takes one to two seconds. Without it they are usable at once, as befits
-	// addresses that come from an exclusive lease.
+	// EnableDAD asks for duplicate address detection of IPv6 addresses, which takes one to two seconds. Addresses of an
+	// exclusive lease need none.
 	EnableDAD bool
-	// NoRouterAdverts keeps the container from taking routes and addresses from
-	// router advertisements: where we are the router they are forged.
+	// NoRouterAdverts keeps the container from obeying router advertisements: where we are the router they are forged.
 	NoRouterAdverts bool
 	// NoSubnetRoutes keeps the kernel from making a route to the subnet of each address.
 	NoSubnetRoutes bool
-	// Routes are those of the plugin itself, which its result does not show:
-	// they come before the result's. OutIndex is filled in.
+	// Routes are the plugin's own, which the result does not show and which come before its. OutIndex is filled in.
 	Routes []rtnl.Route
 }
 
 const (
-	// dadTimeout is how long Configure waits for duplicate address detection, which
-	// takes a second for each probe.
+	// dadTimeout is how long Configure waits for duplicate address detection, a second for each probe.
 	dadTimeout = 10 * time.Second
-	// dadDelay is the delay before router solicitations, in seconds. The kernel waits a random
-	// part of it before each duplicate address detection, too: Raise has it wait for none.
+	// dadDelay is the delay before router solicitations. The kernel waits a random part of it before each duplicate
+	// address detection, too: Raise has it wait for none.
 	dadDelay = "router_solicitation_delay"
 )
 
-// Raise brings the interface up, before anybody knows its addresses. What was
-// done before an error stays, here and in Configure: the caller deletes the link.
+// Raise brings the interface up. What was done before an error stays, here and in Configure: the caller deletes the
+// link.
 func Raise(t Target) error {
 	// arp_notify and ndisc_notify: see Announce.
 	list := []setting{{family: "ipv4", name: "arp_notify", value: "1"}, {name: "ndisc_notify", value: "1"}}
@@ -64,8 +60,7 @@ func Raise(t Target) error {
 	return t.Conn.SetLink(t.Index, rtnl.LinkChange{Up: new(true)})
 }
 
-// Configure gives the interface, which is up, the addresses and routes of the
-// result. The interface must have none of these addresses.
+// Configure gives the interface, which is up, the addresses and routes of the result. It must have none of them yet.
 func Configure(ctx context.Context, t Target, res *cni.Result) error {
 	want := wantedOf(t, res)
 	if want.v6 {
@@ -100,8 +95,7 @@ func Configure(ctx context.Context, t Target, res *cni.Result) error {
 	return t.restoreDelay()
 }
 
-// waitDAD waits for duplicate address detection, where the link has a carrier: without one it
-// cannot end.
+// waitDAD waits for duplicate address detection, which ends only where the link has a carrier.
 func (t Target) waitDAD(ctx context.Context) error {
 	link, err := t.Conn.LinkByIndex(t.Index)
 	if err != nil || !link.Carrier {
@@ -123,16 +117,13 @@ func (t Target) restoreDelay() error {
 	})
 }
 
-// Announce has the kernel tell the neighbours of a link, by ARP and neighbour
-// advertisements, where its addresses are now: those that remember another
-// MAC address would not find the container for up to a minute. A MAC address that
-// is set, to the same one, makes the kernel do so.
+// Announce has the kernel tell the neighbours of a link where its addresses are now, as it does when a MAC address is
+// set, if to the same one: those that remember another would not find the container for up to a minute.
 func Announce(c *rtnl.Conn, link rtnl.Link) error {
 	return c.SetLink(link.Index, rtnl.LinkChange{MAC: link.MAC})
 }
 
-// addRoute adds a route unless it is there: IPAM may name one twice, or one
-// that the kernel made for an address.
+// addRoute adds a route unless it is there: IPAM may name one twice, or one that the kernel made for an address.
 func addRoute(c *rtnl.Conn, index int, r route) error {
 	r.OutIndex = index
 	err := c.AddRoute(r.Route)
@@ -146,9 +137,8 @@ func addRoute(c *rtnl.Conn, index int, r route) error {
 	return errors.Join(err, listErr)
 }
 
-// setting is a kernel setting of a link. The result needs those with must; the
-// others may fail, since a container may have a read-only /proc/sys or a kernel
-// without IPv6.
+// setting is a kernel setting of a link. The result needs those with must; the others may fail: a container may have a
+// read-only /proc/sys, or a kernel no IPv6.
 type setting struct {
 	family      string // empty = "ipv6"
 	link        string // empty = the target

@@ -13,9 +13,8 @@ import (
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
-// Verify compares the interface with the result of this attachment, which a
-// later plugin of the chain may have changed, and returns all differences joined, code 101.
-// Addresses and routes that the result does not have are no difference.
+// Verify compares the interface with the result, which a later plugin of the chain may have changed, and returns all
+// differences joined, code 101. Addresses and routes that the result does not have are no difference.
 func Verify(t Target, res *cni.Result) error {
 	want := wantedOf(t, res)
 	link, err := t.Conn.Link(t.Name)
@@ -87,10 +86,9 @@ func verifyRoutes(t Target, link rtnl.Link, want []route) []error {
 	return diffs
 }
 
-// Drifted gives code 101, that of a difference that CHECK finds, to an error
-// without a code of its own.
+// Drifted gives code 101, that of a difference that CHECK finds, to an error without a code of its own.
 func Drifted(err error) error {
-	if e := (*cni.Error)(nil); err == nil || errors.As(err, &e) {
+	if err == nil || errors.As(err, new(*cni.Error)) {
 		return err
 	}
 	return cni.Drift("%w", err)
@@ -130,10 +128,7 @@ func wantedOf(t Target, res *cni.Result) (w wanted) {
 
 func newRoute(r cni.Route, res *cni.Result) route {
 	out := route{
-		Route: rtnl.Route{
-			Dst: r.Dst.Masked(), GW: r.GW, MTU: r.MTU, AdvMSS: r.AdvMSS,
-			Priority: r.Priority,
-		},
+		Route:  rtnl.Route{Dst: r.Dst.Masked(), GW: r.GW, MTU: r.MTU, AdvMSS: r.AdvMSS, Priority: r.Priority},
 		scoped: r.Scope != nil,
 	}
 	if r.Scope != nil {
@@ -157,8 +152,7 @@ func newRoute(r cni.Route, res *cni.Result) route {
 
 func (r route) family() int { return rtnl.FamilyOf(r.Dst.Addr()) }
 
-// verify returns nil when the route is among have, else the differences of the
-// route that is nearest to it.
+// verify returns nil when the route is among have, else the differences of the route that is nearest to it.
 func (r route) verify(have []rtnl.Route) error {
 	var nearest []string
 	for _, h := range have {
