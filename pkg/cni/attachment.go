@@ -29,11 +29,11 @@ const (
 	networkMax = 64
 )
 
-// Hash identifies the attachment in names of kernel objects and files: 16 lower-case
-// hex digits. The parts are hashed with their lengths: ("ab", "c") is not ("a", "bc").
-func (a Attachment) Hash() string {
-	return digest(a.Network, a.ContainerID, a.IfName)
-}
+// Hash identifies the attachment in names of kernel objects and files: 16 lower-case hex digits. The parts are hashed
+// with their lengths: ("ab", "c") is not ("a", "bc").
+func (a Attachment) Hash() string { return digest(a.Network, a.ContainerID, a.IfName) }
+
+func isHash(s string) bool { return len(s) == hashLen && strings.Trim(s, "0123456789abcdef") == "" }
 
 // Mark is what a link's alias or an nftables comment says of the owner: Hash, network, container ID and interface, in
 // printable ASCII. It has at most 128 bytes: container ID and interface are for people and may be cut.
@@ -83,15 +83,13 @@ func digest(parts ...string) string {
 	return Digest(string(all), hashLen)
 }
 
-// Digest returns the first digits, of at most 128, of the SHA-512 of a text, in
-// lower-case hexadecimal.
+// Digest returns the first digits, of at most 128, of the SHA-512 of a text, in lower-case hexadecimal.
 func Digest(text string, digits int) string {
 	sum := sha512.Sum512([]byte(text))
 	return hex.EncodeToString(sum[:])[:digits]
 }
 
-// Set holds the attachments of one network that are still valid. Everything else of
-// the network is garbage.
+// Set holds the attachments of one network that are still valid. Everything else of the network is garbage.
 type Set struct {
 	network string
 	all     []Attachment
@@ -130,8 +128,7 @@ func (s Set) HasContainer(id string) bool {
 func (s Set) Garbage(mark string) bool {
 	hash, rest, _ := strings.Cut(mark, " ")
 	label, _, _ := strings.Cut(rest, " ")
-	isHash := len(hash) == hashLen && strings.Trim(hash, "0123456789abcdef") == ""
-	return isHash && label != "" && label == networkLabel(s.network) && !s.hashes[hash]
+	return isHash(hash) && label != "" && label == networkLabel(s.network) && !s.hashes[hash]
 }
 
 // Exists is the error of an ADD whose attachment or interface is there. It ends in words that programs look for.
@@ -146,9 +143,8 @@ func ValidName(s string) bool {
 	return s != "" && strings.Contains(alnum, s[:1]) && strings.Trim(s, alnum+"_.-") == ""
 }
 
-// ValidIfName reports whether the kernel takes s, as it is, as the name of an interface:
-// 1 to 15 bytes without slash, colon or white space, and no name that other directories
-// have in /proc and /sys. The kernel takes a name with a percent sign for a pattern. A
+// ValidIfName reports whether the kernel takes s, as it is, as the name of an interface: 1 to 15 bytes without slash,
+// colon or white space, and no name that other directories have in /proc and /sys. A percent sign makes it a pattern. A
 // name that is no UTF-8 cannot be written in a result.
 func ValidIfName(s string) bool {
 	switch s {

@@ -69,8 +69,7 @@ func ParseEither(key string, raw json.RawMessage, value any, words ...string) (w
 	return "", err
 }
 
-// refuseType refuses a value of the wrong type. It quotes numbers alone: other values
-// may be secrets.
+// refuseType refuses a value of the wrong type. It quotes numbers alone: other values may be secrets.
 func refuseType(t *json.UnmarshalTypeError, doc []byte) *Error {
 	key := keyAt(doc, t.Offset)
 	refuse := func(value any, reason string) *Error {
@@ -180,10 +179,9 @@ func PairsOf(args, key string) string {
 	}), ";")
 }
 
-// ParseArgs reads CNI_ARGS, "KEY=value" pairs separated by semicolons (specification,
-// section 2), and returns the values of the known keys, in any case. A pair without "="
-// is code 4, and so is another key unless IgnoreUnknown is 1 or true. The error does not
-// show values, which may be secrets.
+// ParseArgs reads CNI_ARGS, "KEY=value" pairs separated by semicolons (specification, section 2), and returns the
+// values of the known keys, in any case. A pair without "=" is code 4, as is another key unless IgnoreUnknown is 1 or
+// true. The error does not show values, which may be secrets.
 func ParseArgs(args string, known ...string) (map[string]string, error) {
 	values := map[string]string{}
 	var unknown []string

@@ -56,8 +56,7 @@ type DNS struct {
 	Options     []string `json:"options,omitempty" help:"options of the resolver, as in resolv.conf(5)"`
 }
 
-// IsSet reports whether a configuration has any of the keys. An empty list counts: it
-// overrides like any other.
+// IsSet reports whether a configuration has any of the keys. An empty list overrides like any other.
 func (d DNS) IsSet() bool {
 	return d.Nameservers != nil || d.Domain != "" || d.Search != nil || d.Options != nil
 }

@@ -20,8 +20,7 @@ func Versions() []string { return slices.Clone(versions) }
 // Supports reports whether version is one of Versions.
 func Supports(version string) bool { return slices.Contains(versions, version) }
 
-// Since is the first version with a command (specification, section 2). Versions compare
-// as text.
+// Since is the first version with a command (specification, section 2). Versions compare as text.
 func Since(command string) string {
 	switch command {
 	case "CHECK":

@@ -138,8 +138,7 @@ func ParseAddr(key, text string) (netip.Addr, error) {
 	return a.Unmap(), nil
 }
 
-// ParseTable reads the number of a routing table, and refuses the kernel's own tables; 0
-// is none.
+// ParseTable reads the number of a routing table, and refuses the kernel's own tables; 0 is none.
 func ParseTable(problems *Problems, key string, table *int64) uint32 {
 	err := InRange(key, table, 1, math.MaxUint32)
 	if err == nil && table != nil && *table >= unix.RT_TABLE_DEFAULT && *table <= unix.RT_TABLE_LOCAL {
