@@ -1,7 +1,6 @@
-// Package attach is the life of a main plugin, which makes a container's
-// interface. ADD opens a Session and takes its steps in a straight line;
-// each step that makes something registers its undo. DEL, CHECK, GC, STATUS and List
-// are functions here, to which a plugin adds what is its own.
+// Package attach is the life of a main plugin, which makes a container's interface. ADD opens a Session and takes its
+// steps in a straight line; each step that makes something registers its undo. DEL, CHECK, GC, STATUS and List are
+// functions here, to which a plugin adds what is its own.
 package attach
 
 import (
@@ -28,8 +27,7 @@ const (
 	upTimeout = 5 * time.Second
 	// addressTimeout is how long an IPv6 address may take to be usable.
 	addressTimeout = 2 * time.Second
-	// endTimeout is how long the kernel may take to delete the host end of a
-	// container whose namespace has ended.
+	// endTimeout is how long the kernel may take to delete the host end of a container whose namespace has ended.
 	endTimeout = time.Second
 )
 
@@ -43,8 +41,7 @@ type Session struct {
 	adding *ipam.Delegate // the IPAM plugin at work on its ADD, until somebody waits for it
 }
 
-// Open opens the sockets, for as long as the call and its roll-back last. An
-// IPAM plugin that is not there is refused before anything is made.
+// Open opens the sockets, for as long as the call and its roll-back last. An IPAM plugin that is not there is refused.
 func Open(req *skel.Request) (*Session, error) {
 	client := &ipam.Client{Request: req}
 	if req.IPAM != "" {
@@ -277,8 +274,7 @@ func ofIPv6(all []netip.Prefix) (addrs []netip.Addr) {
 	return addrs
 }
 
-// Interfaces lists the links as results do: the host end, if there is one, and the
-// container's interface.
+// Interfaces lists the links as results do: the host end, if there is one, and the container's interface.
 func (s *Session) Interfaces() []cni.Interface {
 	cont := iface.Describe(s.ContEnd)
 	cont.Sandbox = s.Netns
@@ -298,8 +294,7 @@ func (s *Session) Tolerate(err error) error {
 	return nil
 }
 
-// deleteStalePairs deletes the host ends that CreatePair made for attachments of the network
-// that are not valid. It reads all links.
+// deleteStalePairs deletes the host ends of attachments of the network that are not valid. It reads all links.
 func deleteStalePairs(host *rtnl.Conn, valid cni.Set) error {
 	links, err := host.Links()
 	if err != nil {

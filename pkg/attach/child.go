@@ -21,18 +21,16 @@ import (
 // vlanKind is the kind of which each child of a master has a VLAN of its own.
 const vlanKind = "vlan"
 
-// ChildConfig is how a container's interface without a host end is to be made: one on a
-// master (macvlan), or one by itself (dummy). Its alias names its owner, and a record
-// says in which namespace it is.
+// ChildConfig is how a container's interface without a host end is to be made: one on a master (macvlan), or one by
+// itself (dummy). Its alias names its owner, and a record says in which namespace it is.
 type ChildConfig struct {
 	New     rtnl.NewLink // its kind, and what is particular to the kind
 	OneMode bool         // all children of a master share New.Mode
 	Link    LinkConfig
 	Master  *MasterKeys // nil = it has no master
 	DAD     bool        // duplicate address detection: others are on its network
-	// Make makes the link in the container, down and in the group of the network, with
-	// a name that may be a temporary one. The error matches EEXIST where a name is
-	// taken. MakeLink does it for what rtnetlink makes.
+	// Make makes the link in the container, down and in the group of the network, with a name that may be a temporary
+	// one. The error matches EEXIST where a name is taken. MakeLink does it for what rtnetlink makes.
 	Make func(ctx context.Context, s *Session, name string) error
 	// Ready says why the kernel cannot make it; nil = the kernel is asked for the kind.
 	Ready func() error
@@ -109,8 +107,8 @@ func MakeLink(_ context.Context, s *Session, name string) error {
 	return s.Host.AddLink(l)
 }
 
-// createChild makes the link, down, and names its owner. An attachment that exists is
-// code 100. The lock of the records decides who of two ADDs is first.
+// createChild makes the link, down, and names its owner. An attachment that exists is code 100. The lock of the records
+// decides who of two ADDs is first.
 func (s *Session) createChild(ctx context.Context) (err error) {
 	s.Step("make the interface")
 	records, err := childRecords().Open(ctx)
@@ -181,8 +179,7 @@ func (s *Session) makeChild(ctx context.Context) error {
 	return err
 }
 
-// raise brings the interface up. Only then the kernel finds a MAC address that the
-// master knows already.
+// raise brings the interface up. Only then the kernel finds a MAC address that the master knows already.
 func (s *Session) raise() error {
 	s.Step("raise the interface")
 	err := iface.Raise(s.Target())
@@ -210,13 +207,8 @@ func (s *Session) announce(res *cni.Result) error {
 
 // ready is why an ADD could not make the child.
 func (c ChildConfig) ready(host *rtnl.Conn) error {
-	if err := statefile.Writable(childDir); err != nil {
-		return err
-	}
-	if err := errors.Join(c.masterReady(host), c.Link.SettleMTU(host)); err != nil {
-		return err
-	}
-	return host.ProbeKind(c.New.Kind)
+	return errors.Join(statefile.Writable(childDir), c.masterReady(host), c.Link.SettleMTU(host),
+		host.ProbeKind(c.New.Kind))
 }
 
 // MasterKeys are the configuration keys of an interface on another one.
@@ -337,15 +329,6 @@ func defaultMaster(conn *rtnl.Conn) (rtnl.Link, error) {
 		return cmp.Or(a.Dst.Addr().Compare(b.Dst.Addr()), cmp.Compare(a.Priority, b.Priority)) // IPv4 is less
 	})
 	return conn.LinkByIndex(best.OutIndex)
-}
-
-// lowerIndex is the index that a child of the master reports. A macvlan made on a macvlan, or an
-// ipvlan on an ipvlan, is attached to that one's lower link.
-func (c ChildConfig) lowerIndex(master rtnl.Link) int {
-	if master.Kind == c.New.Kind && c.New.Kind != vlanKind {
-		return master.Peer
-	}
-	return master.Index
 }
 
 // upperLink names the bridge or bond that takes all frames of the link, so that no macvlan or ipvlan can be on

@@ -22,8 +22,8 @@ func childRecords() statefile.Records[childRecord] {
 	return statefile.Records[childRecord]{Path: childDir}
 }
 
-// childRecord says where the link of an attachment is, so that GC, and a DEL without
-// the namespace's path, find it. It is written before the link is made.
+// childRecord says where the link of an attachment is, for GC and a DEL without CNI_NETNS. It is written before the
+// link is made.
 type childRecord struct {
 	cni.Attachment
 	Netns       string      `json:"netns"` // CNI_NETNS
@@ -39,8 +39,7 @@ type childRecord struct {
 // Plausible says whether an ADD can have written the record.
 func (r childRecord) Plausible() bool { return true }
 
-// find finds the link where the record says that it is, and opens its namespace: rtnl.ErrNoLink
-// when one of them is gone.
+// find opens the namespace of the record and finds the link in it: rtnl.ErrNoLink when one of them is gone.
 func (r childRecord) find(open frame.Opener) *remains {
 	cont, err := open.Enter(r.Netns, r.NS)
 	found := &remains{cont: cont, conn: cont, err: err}
@@ -100,8 +99,7 @@ func (r childRecord) isOf(l rtnl.Link) bool {
 // temporaryName is the name of a link until it is renamed.
 func temporaryName(a cni.Attachment) string { return iface.HostNames(a)[0] }
 
-// refuseRecorded is code 100 when the attachment exists, and code 103 when the master's
-// children have another mode.
+// refuseRecorded is code 100 when the attachment exists, and code 103 when the master's children have another mode.
 func (s *Session) refuseRecorded(records *statefile.Store[childRecord], r childRecord) error {
 	old, _, err := records.Get(s.Hash())
 	if err != nil {
@@ -125,8 +123,7 @@ func (s *Session) refuseRecorded(records *statefile.Store[childRecord], r childR
 		s.Master.Name, other.Mode, other.Attachment)
 }
 
-// findOther finds the record of a live child of the same kind on the same master that matches; nil
-// where there is none.
+// findOther finds the record of a live child of the same kind on the same master that matches; nil where there is none.
 func (r childRecord) findOther(records *statefile.Store[childRecord], matches func(*childRecord) bool) (*childRecord,
 	error) {
 	all, err := records.All()
@@ -234,7 +231,8 @@ func (s *Session) verifyChild() []error {
 		return []error{err}
 	}
 	var errs []error
-	if !s.isOwn(l, r, recorded) {
+	// The container may have taken its alias away. Without a record it may be the reference's, which has none.
+	if isOwn := s.Owns(l.Alias) || recorded && r.Link == l.Index || !recorded && l.Alias == ""; !isOwn {
 		errs = append(errs, drift("is not the one that ADD made"))
 	}
 	if err := s.verifyMaster(r, l); err != nil {
@@ -261,20 +259,7 @@ func (s *Session) verifyChild() []error {
 	return append(errs, iface.Verify(s.Target(), want))
 }
 
-// isOwn tells whether a link is the attachment's, also where the container took its alias away.
-// Without a record it may be the reference's, which has no alias.
-func (s *Session) isOwn(l rtnl.Link, r childRecord, recorded bool) bool {
-	if s.Owns(l.Alias) {
-		return true
-	}
-	if recorded {
-		return r.Link == l.Index
-	}
-	return l.Alias == ""
-}
-
-// verifyMaster compares what the link is on with the configured master, or with the one
-// that ADD found.
+// verifyMaster compares what the link is on with the configured master, or with the one that ADD found.
 func (s *Session) verifyMaster(r childRecord, l rtnl.Link) (err error) {
 	c, conn := s.Child, s.masterSide()
 	if c.Master == nil {
@@ -291,9 +276,11 @@ func (s *Session) verifyMaster(r childRecord, l rtnl.Link) (err error) {
 	if err != nil {
 		return fmt.Errorf("master: %w", err)
 	}
-	want := c.lowerIndex(s.Master)
-	// PeerNS is negative for a master in the link's own namespace. A child on one of its kind reports the lower link.
-	wrongSide := s.Master.Kind != c.New.Kind && (l.PeerNS >= 0) == c.masterInside()
+	want, sameKind := s.Master.Index, s.Master.Kind == c.New.Kind
+	if sameKind && c.New.Kind != vlanKind { // a macvlan on a macvlan is attached to that one's lower link
+		want = s.Master.Peer
+	}
+	wrongSide := !sameKind && (l.PeerNS >= 0) == c.masterInside() // PeerNS is negative for the link's own namespace
 	if l.Peer != want || wrongSide {
 		return fmt.Errorf("interface %q: is not on master %q (#%d) but on #%d", s.IfName, s.Master.Name, want, l.Peer)
 	}

@@ -53,14 +53,12 @@ func referencePeer(host *rtnl.Conn, end rtnl.Link, master int) (rtnl.Link, error
 	return l, err
 }
 
-// isReferenceHostEnd tells whether the reference, or other software, made a host end. One of
-// ours that has no mark yet is in a group.
+// isReferenceHostEnd tells whether the reference, or other software, made a host end. Ours has a mark or a group.
 func isReferenceHostEnd(l rtnl.Link, master int) bool {
 	return l.Kind == "veth" && l.Alias == "" && l.Group == 0 && l.Master == master
 }
 
-// findReferenceChild finds the link that the reference made: nothing but its name, its kind and
-// perhaps the result tell that it is the attachment's.
+// findReferenceChild finds the link that the reference made: its name, its kind and perhaps the result tell.
 func (r *remains) findReferenceChild(kind string) error {
 	if r.cont == nil {
 		return rtnl.ErrNoLink

@@ -140,8 +140,7 @@ func changedMAC(req *skel.Request, end rtnl.Link) bool {
 	return ok && i.MAC != "" && !strings.EqualFold(i.MAC, end.MAC.String())
 }
 
-// Flush takes its addresses from a container's interface, but the link-local ones, which the
-// kernel made.
+// Flush takes its addresses from a container's interface, but the link-local ones, which the kernel made.
 func Flush(cont *rtnl.Conn, end rtnl.Link) error {
 	addrs, err := cont.Addrs(end.Index)
 	errs := []error{err}
@@ -153,8 +152,7 @@ func Flush(cont *rtnl.Conn, end rtnl.Link) error {
 	return errors.Join(errs...)
 }
 
-// Check compares what ADD made with what is there, by verify, while the IPAM
-// plugin checks its lease.
+// Check compares what ADD made with what is there, by verify, while the IPAM plugin checks its lease.
 func Check(ctx context.Context, req *skel.Request, verify func(*Session) []error) error {
 	if req.PrevResult == nil {
 		return cni.Errorf(cni.CodeConfig,
@@ -205,11 +203,10 @@ func (s *Session) VerifyMasquerade(ctx context.Context, m Masq) error {
 	if !m.On {
 		return nil
 	}
-	err := masq.Check(ctx, s.NF, m.of(s.Attachment, s.PrevResult.ContainerIPs(s.IfName)))
-	if err != nil {
-		err = fmt.Errorf("masquerade: %w", err)
+	if err := masq.Check(ctx, s.NF, m.of(s.Attachment, s.PrevResult.ContainerIPs(s.IfName))); err != nil {
+		return iface.Drifted(fmt.Errorf("masquerade: %w", err))
 	}
-	return iface.Drifted(err)
+	return nil
 }
 
 // Reapply makes the masquerade of a live pair again, and the host forward for it where it is a gateway. master is that
