@@ -1,12 +1,9 @@
-// Package statefile is a locked directory whose files appear and change
-// atomically, and Store, one JSON record for each attachment in such a directory.
+// Package statefile is a locked directory whose files appear and change atomically, and Store, one JSON record for each
+// attachment in such a directory.
 //
-// Whatever happens to the writer (kill, full disk, I/O error), a reader sees
-// a file whole as it was before, whole as it is after, or not at all. No access
-// follows a symbolic link inside the directory.
-//
-// Nothing here calls fsync: the files describe what lives in the running
-// kernel, and a power cut ends that as well.
+// Whatever happens to the writer (kill, full disk, I/O error), a reader sees a file whole as it was before, whole as it
+// is after, or not at all. No access follows a symbolic link inside the directory. Nothing here calls fsync: the files
+// describe what lives in the running kernel, and a power cut ends that as well.
 package statefile
 
 import (
@@ -23,8 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Dir is an open directory. Its methods act on it even when its path has come to
-// lead elsewhere.
+// Dir is an open directory. Its methods act on it even when its path has come to lead elsewhere.
 type Dir struct {
 	fd   int
 	path string
@@ -34,8 +30,7 @@ type Dir struct {
 // umask); for perm 0 the error then matches fs.ErrNotExist. Links in path are followed.
 func Open(path string, perm fs.FileMode) (*Dir, error) { return open(path, perm, 0) }
 
-// OpenOwn is Open for a directory that we make ourselves: a symbolic link in its place
-// is an error (ENOTDIR).
+// OpenOwn is Open for a directory that we make ourselves: a symbolic link in its place is an error (ENOTDIR).
 func OpenOwn(path string, perm fs.FileMode) (*Dir, error) { return open(path, perm, unix.O_NOFOLLOW) }
 
 func open(path string, perm fs.FileMode, flags int) (*Dir, error) {
@@ -96,8 +91,7 @@ func (d *Dir) Stat() (st unix.Stat_t, err error) {
 	return st, d.fail("stat", ".", err)
 }
 
-// SetModTime sets the directory's modification time, which the kernel
-// overwrites as soon as an entry comes, goes or is renamed.
+// SetModTime sets the directory's modification time, until an entry comes, goes or is renamed.
 func (d *Dir) SetModTime(t time.Time) error {
 	ts := []unix.Timespec{{Nsec: unix.UTIME_OMIT}, unix.NsecToTimespec(t.UnixNano())}
 	return d.fail("set time of", ".", unix.UtimesNanoAt(d.fd, ".", ts, 0))
@@ -184,13 +178,10 @@ func (d *Dir) createUnnamed(name string, data, note []byte, perm fs.FileMode) er
 // noteAttr is the extended attribute of notes, which root alone can read and write. tmpfs has it in all kernels.
 const noteAttr = "trusted.hawser"
 
-// maxNote is how long a note is at most.
-const maxNote = 64
-
 // Note returns the note of a file, nil where none can be read. It goes by d's path: there is no such call for a
 // descriptor of the directory before Linux 6.13, and /proc takes twice the time.
 func (d *Dir) Note(name string) []byte {
-	note := make([]byte, maxNote)
+	note := make([]byte, 64) // the longest
 	if !isEntry(name) {
 		return nil
 	}
@@ -232,8 +223,8 @@ func hasNoUnnamed(err error) bool {
 	return err == unix.EOPNOTSUPP || err == unix.EISDIR || err == unix.EINVAL
 }
 
-// Replace gives the file name new content in one step, or creates it. An entry that is a
-// symbolic link is itself replaced. The caller holds the lock of all writers of this name.
+// Replace gives the file name new content in one step, or creates it. An entry that is a symbolic link is itself
+// replaced. The caller holds the lock of all writers of this name.
 func (d *Dir) Replace(name string, data []byte, perm fs.FileMode) error {
 	tmp, err := d.write(name, data, perm)
 	if err == nil {
@@ -303,12 +294,10 @@ func (d *Dir) Discard(name string) error {
 	return d.Remove(temporary(name))
 }
 
-// ErrIrregular says that an entry can never be a state file: it is no regular
-// file, or larger than 16 MiB.
+// ErrIrregular says that an entry can never be a state file: it is no regular file, or larger than 16 MiB.
 var ErrIrregular = errors.New("not a regular file of at most 16 MiB")
 
-// Read returns the content of the regular file name. For whatever else is there
-// the error matches ErrIrregular.
+// Read returns the content of the regular file name. For whatever else is there the error matches ErrIrregular.
 func (d *Dir) Read(name string) ([]byte, error) {
 	data, err := d.read(name)
 	return data, d.fail("read", name, err)

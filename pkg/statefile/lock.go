@@ -50,8 +50,7 @@ func (d *Dir) LockFile(ctx context.Context, name string, perm fs.FileMode, wait 
 // defaultWait is how long a call waits for its turn where nothing else is said.
 const defaultWait = 30 * time.Second
 
-// LockFD is LockFile for the open file fd, which remains the caller's. Path is for messages,
-// and to find the holder.
+// LockFD is LockFile for the open file fd, which remains the caller's. Path is for messages, and to find the holder.
 func LockFD(ctx context.Context, fd int, path string) (*Lock, error) {
 	own, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
@@ -60,8 +59,8 @@ func LockFD(ctx context.Context, fd int, path string) (*Lock, error) {
 	return lock(ctx, own, path, defaultWait)
 }
 
-// lock locks the open file fd, or closes it. It waits in a goroutine, which owns fd once ctx
-// has ended: a blocked flock cannot be called off.
+// lock locks the open file fd, or closes it. It waits in a goroutine, which owns fd once ctx has ended: a blocked flock
+// cannot be called off.
 func lock(ctx context.Context, fd int, path string, wait time.Duration) (*Lock, error) {
 	err := flock(fd, unix.LOCK_EX|unix.LOCK_NB)
 	if err == nil { // its time is over: the caller may have gone on without it, as that of an IPAM plugin in process
@@ -114,8 +113,8 @@ func busy(path string) error {
 	return fmt.Errorf("lock %s: %w %s", path, ErrBusy, holder)
 }
 
-// holderOf finds the holder of the flock on an inode in the text of /proc/locks. The
-// device is a preference only: btrfs and overlayfs show another one than stat does.
+// holderOf finds the holder of the flock on an inode in the text of /proc/locks. The device is a preference only: btrfs
+// and overlayfs show another one than stat does.
 func holderOf(locks string, ino, dev uint64) (found int) {
 	device := fmt.Sprintf("%02x:%02x", unix.Major(dev), unix.Minor(dev))
 	for line := range strings.Lines(locks) {

@@ -20,19 +20,18 @@ const (
 	storeLock    = "lock"
 )
 
-// Record is a value that is kept as JSON, in a file that its Hash names. Plausible says whether
-// a call of ours can have written it: a file may be damaged.
+// Record is a value that is kept as JSON, in a file that its Hash names. Plausible says whether a call of ours can have
+// written it: a file may be damaged.
 type Record interface {
 	Hash() string
 	Plausible() bool
 }
 
-// Records are the records of type T in the directory Path, which is no symbolic link; those
-// before it are followed. A file that cannot be decoded, has another record's name, or is not
-// Plausible, is no record.
+// Records are the records of type T in the directory Path, which is no symbolic link; those before it are followed. A
+// file that cannot be decoded, has another record's name, or is not Plausible, is no record.
 //
-// Files change in one step, so that Get and Any need no lock. Whoever writes waits for the
-// directory's lock, at most as long as Wait says: then the error matches ErrBusy.
+// Files change in one step, so that Get and Any need no lock. Whoever writes waits for the directory's lock, at most as
+// long as Wait says: then the error matches ErrBusy.
 type Records[T Record] struct {
 	Path string
 	Wait time.Duration // 0 = 30 seconds
@@ -170,8 +169,7 @@ func (s *store) list() (all []Kept[Record], err error) {
 	return all, errors.Join(errs...)
 }
 
-// HasFile says whether there is a file of the record, damaged or half written ones too:
-// whether Drop has anything to do. It takes no lock.
+// HasFile says whether there is a file of the record, damaged or half written ones too. It takes no lock.
 func (r Records[T]) HasFile(name string) bool { return hasFile(r.Path, name) }
 
 func hasFile(dir, name string) bool {
@@ -211,8 +209,8 @@ func (r Records[T]) All(ctx context.Context) (all []*T, err error) {
 	return all, err
 }
 
-// Collect calls end for each record that is stale, and drops it unless that fails. It holds
-// no lock meanwhile, and goes on after an error.
+// Collect calls end for each record that is stale, and drops it unless that fails. It holds no lock meanwhile, and goes
+// on after an error.
 func (r Records[T]) Collect(ctx context.Context, stale func(T) bool, end func(T) error) error {
 	return r.closed().collect(ctx, func(record Record) (isStale bool, err error) {
 		if typed := of[T](record); stale(typed) {
@@ -287,8 +285,8 @@ func (s *store) put(record Record) error {
 	return s.dir.Replace(record.Hash()+recordSuffix, data, 0o600)
 }
 
-// Drop removes records, also what a killed Put left of them, and goes on after an error. An
-// absent one is no error, nor a directory in its place.
+// Drop removes records, also what a killed Put left of them, and goes on after an error. An absent one is no error, nor
+// a directory in its place.
 func (s *store) Drop(names ...string) error {
 	if s.dir == nil {
 		return nil
