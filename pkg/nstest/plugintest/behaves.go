@@ -97,6 +97,7 @@ func (f Fixture) behaves() {
 		l.delOthers()
 		l.delOne()
 		l.delIPAM()
+		l.delReleases()
 	})
 	Describe("a failing ADD leaves the host and the container as they were", Label("add-fails"), func() {
 		l := f.life()

@@ -287,6 +287,15 @@ func (l *life) delIPAM() {
 		Entry("of a plugin that may need the interface", "fake"),
 	)
 
+	It("passes IPAM's error on, when all else is gone", func() {
+		a := l.attach("one", 3)
+		l.On("DEL", Refusal)
+		Expect(l.Fails(a.As("DEL"), 11)).To(Equal("later\npool"))
+		l.isClean()
+	})
+}
+
+func (l *life) delReleases() {
 	DescribeTable("releases the addresses when nobody answers to them any more", func(ipam string,
 		seen types.GomegaMatcher) {
 		a := l.attach("one", 3, Object{"ipam": Object{"type": ipam}})
@@ -304,19 +313,13 @@ func (l *life) delIPAM() {
 			MatchRegexp(`eth0[@:].*[<,]UP[,>]`)),
 	)
 
-	l.pairIt("asks an IPAM plugin that may need the interface, also where another plugin changed its MAC address", func() {
+	l.pairIt("asks an IPAM plugin that may need the interface, also where its MAC address was changed", func() {
 		a := l.attach("one", 3, Object{"ipam": Object{"type": "fake"}})
 		IP(a.Host, "link set eth0 address 02:00:00:00:00:99") // as tuning's DEL, before this one, does
 		l.On("DEL", `cat >/dev/null; nsenter --net="$CNI_NETNS" ip addr show eth0 >"$d/seen" 2>&1; :`)
 		Expect(l.Exec(a.As("DEL")).Code).To(BeZero())
-		Expect(os.ReadFile(l.Dir + "/seen")).To(And(MatchRegexp(`eth0[@:].*[<,]UP[,>]`), Not(ContainSubstring("10.1.0.3"))))
-		l.isClean()
-	})
-
-	It("passes IPAM's error on, when all else is gone", func() {
-		a := l.attach("one", 3)
-		l.On("DEL", Refusal)
-		Expect(l.Fails(a.As("DEL"), 11)).To(Equal("later\npool"))
+		Expect(os.ReadFile(l.Dir + "/seen")).To(
+			And(MatchRegexp(`eth0[@:].*[<,]UP[,>]`), Not(ContainSubstring("10.1.0.3"))))
 		l.isClean()
 	})
 }
