@@ -435,22 +435,28 @@ var _ = Describe("install", Label("install"), func() {
 		d.uninstall(before)
 	})
 
-	It("replaces k3s's links to its one program, and brings them back", func() {
-		d := newDir(map[string]string{"cni": k3sReference})
+	DescribeTable("replaces k3s's links to its one program, and brings them back,", func(mounted bool, says string) {
+		d := newDir(nil)
+		program := d.path + "/../data/" + strings.Repeat("0d", 32) + "/bin"
+		if mounted {
+			dir{d.Host, program}.fill(map[string]string{"cni": k3sReference})
+		}
 		d.Do(func() {
-			for _, name := range []string{"bridge", "flannel", "host-local", "portmap"} {
-				Expect(os.Symlink(d.path+"/cni", d.path+"/"+name)).To(Succeed())
+			for _, name := range []string{"bridge", "flannel", "host-local", "portmap", "cni"} {
+				Expect(os.Symlink(program+"/cni", d.path+"/"+name)).To(Succeed())
 			}
 		})
 		before := d.state()
-		Expect(d.install()).To(
-			ContainSubstring("/bridge: installed, in the place of the reference plugin, v1.9.1-k3s1\n"))
+		Expect(d.install()).To(ContainSubstring(
+			"/bridge: installed, in the place of the reference plugin, " + says + "\n"))
 		for name, want := range map[string]string{"bridge": "-rwxr-xr-x ours", "host-local": "-rwxr-xr-x ours",
 			"portmap": "-rwxr-xr-x ours", "flannel": before["flannel"], "cni": before["cni"]} {
 			Expect(d.state()[name]).To(Equal(want), name)
 		}
 		d.uninstall(before)
-	})
+	},
+		Entry("on the node", true, "v1.9.1-k3s1"),
+		Entry("in a container, which has the links and not the program", false, "of unknown version"))
 
 	It("keeps what others put there meanwhile, and does not take it away", func() {
 		d := newDir(map[string]string{"bridge": oldReference})
