@@ -52,6 +52,10 @@ const (
 	k3sReference = "path\tgithub.com/containernetworking/plugins\nbuild\t-ldflags=\"-X github.com/k3s-io/k3s/pkg/" +
 		"version.Version=v1.35.0+k3s1 -X github.com/containernetworking/plugins/pkg/utils/buildversion." +
 		"BuildVersion=v1.9.1-k3s1 -w -s\"\n"
+	// What microk8s builds of a file in the reference's tree.
+	microk8sReference = "path\tcommand-line-arguments\ndep\tgithub.com/containernetworking/plugins\t(devel)\t\n" +
+		"build\t-ldflags=\"-s -w -X github.com/containernetworking/plugins/pkg/utils/buildversion." +
+		"BuildVersion=v1.9.0\"\n"
 	// A plugin of Hawser 0.1.0, whose files do not say a version.
 	unstamped = "path\tgithub.com/hawser-cni/plugins/plugins/main/tuning\nmod\tgithub.com/hawser-cni/plugins\t(devel)\n"
 
@@ -313,12 +317,13 @@ var _ = Describe("install", Label("install"), func() {
 
 	It("replaces older versions and the reference's, and brings them back", func() {
 		d := newDir(map[string]string{"bridge": oldReference, "tap": oldOurs, "hawser": oldOurs,
-			"tuning": unstamped})
+			"tuning": unstamped, "vrf": microk8sReference})
 		before := d.state()
 		said := d.install()
 		Expect(said).To(And(ContainSubstring("/tuning: installed, in the place of our plugin, of unknown version\n"),
 			ContainSubstring("/bridge: installed, in the place of the reference plugin, v1.4.0\n"),
-			ContainSubstring("/tap: installed, in the place of our plugin, 0.0.1\n")))
+			ContainSubstring("/tap: installed, in the place of our plugin, 0.0.1\n"),
+			ContainSubstring("/vrf: installed, in the place of the reference plugin, v1.9.0\n")))
 		for _, name := range all() {
 			Expect(d.state()[name]).To(Equal("-rwxr-xr-x ours"), name)
 		}

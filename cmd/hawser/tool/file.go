@@ -123,6 +123,9 @@ func whose(program []byte) (k kind, version string) {
 	}
 	const module = "github.com/containernetworking/plugins" // itself the path of k3s's program, which is many plugins
 	_, about, ok := bytes.Cut(program, []byte("path\t"+module))
+	if !ok { // microk8s builds its program of a file in the reference's tree
+		_, about, ok = bytes.Cut(program, []byte("dep\t"+module+"\t(devel)"))
+	}
 	if !ok {
 		return foreign, ""
 	}
