@@ -228,8 +228,8 @@ func (s *search) mounted(task string) {
 	}
 }
 
-// hidden says why a namespace may be used though nothing was found, where that is no error of a look. It enters mount
-// namespaces that no process is in, as snapd keeps them, or only one that was put into a directory of it (chroot).
+// hidden says why a namespace may be used though nothing was found, where that is no error of a look. It enters the
+// mount namespaces that no process is in, as snapd keeps them, or only one that was put into a directory (chroot).
 func (s *search) hidden() error {
 	for isNew := true; isNew; {
 		isNew = false

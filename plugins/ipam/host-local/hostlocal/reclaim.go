@@ -264,7 +264,10 @@ func (j *judge) withOthers(found []lease) []lease {
 	}
 	for i, owner := range owners {
 		for _, addr := range addrs[i] {
-			if l, isDead := j.look(addr); isDead && l.owner == owner && !has[addr] {
+			if has[addr] {
+				continue
+			}
+			if l, isDead := j.look(addr); isDead && l.owner == owner {
 				found = append(found, l)
 			}
 		}

@@ -169,8 +169,8 @@ var _ = Describe("a full set", Label("reclaim"), func() {
 		n.renote("10.1.2.6", 0, "0123456789abcdef")
 		Expect(n.in("new", live.Path)).To(Equal("10.1.2.6"))
 		Expect(n.fails("ADD", "newer", cni.CodeTryAgain)).To(ContainSubstring("files 5, owners 5, in " + n.dir() +
-			"; none of the 5 was taken back: of none is it certain that its container is gone (without a note, as " +
-			"the reference's: 4); hawser gc"))
+			"; none of the 5 was taken back: of none is it certain that its container is gone (without a note, " +
+			"as the reference's: 4); hawser gc"))
 	})
 
 	It("takes what is of another boot first, and then the oldest", func() {
