@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"sort"
 	"strconv"
 	"strings"
@@ -148,6 +149,7 @@ type lease struct {
 	note        note
 	isNoted     bool
 	isThisBoots bool // as the note says
+	isOther     bool // of another set than the full one
 }
 
 // look judges a lease by its note or its age. isDead says that its container is gone for certain.
@@ -248,9 +250,9 @@ func (s *leaseDir) dead(order iter.Seq[netip.Addr], most int) (found []lease, wh
 	return j.withOthers(found[:min(len(found), most)]), why
 }
 
-// withOthers adds what the owners of leases have in other sets, which may never be full: no half of a container's
-// addresses stays.
-func (j *judge) withOthers(found []lease) []lease {
+// withOthers puts what the owners of leases have in other sets, which may never be full, before them: no half of a
+// container's addresses stays, also after a kill, since the full set's own lease is met again.
+func (j *judge) withOthers(found []lease) (all []lease) {
 	if j.index == nil {
 		return found
 	}
@@ -268,11 +270,12 @@ func (j *judge) withOthers(found []lease) []lease {
 				continue
 			}
 			if l, isDead := j.look(addr); isDead && l.owner == owner {
-				found = append(found, l)
+				l.isOther = true
+				all = append(all, l)
 			}
 		}
 	}
-	return found
+	return append(all, found...)
 }
 
 // ofEarlierBoots are those of the leases whose notes say that they are of another boot, with what else their owners
@@ -300,7 +303,8 @@ func (s *leaseDir) reclaim(req *skel.Request, order iter.Seq[netip.Addr]) (free 
 	if err := s.takeBack(req, found); err != nil {
 		return free, err.Error()
 	}
-	return found[0].addr, ""
+	first := slices.IndexFunc(found, func(l lease) bool { return !l.isOther })
+	return found[first].addr, ""
 }
 
 // takeBack releases leases and says so for each.

@@ -95,6 +95,11 @@ var _ = Describe("a full set", Label("reclaim"), func() {
 		Expect(slices.Sorted(maps.Keys(n.leases()))).To(Equal([]string{"10.1.2.2", "10.1.2.4", "2001:db8::2",
 			"2001:db8::5", "2001:db8::7"}))
 		Expect(n.in("newer", live.Path)).To(Equal("10.1.2.5 2001:db8::8"), "by a current index")
+
+		By("those first: a kill leaves the lease that is met again")
+		n.succeeds("DEL", "newer")
+		dead("dead5", "dead6", "dead7")
+		Expect(n.Call(n.call("ADD", "newest")).Stderr).To(MatchRegexp(`(?s)took 2001:.*:9 back .*took 10[.]1[.]2[.]`))
 	})
 
 	It("says each on standard error", func() {
