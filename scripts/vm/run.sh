@@ -1,8 +1,8 @@
 #!/bin/bash
 # run.sh COMMAND [ARG...]: boots Debian's kernel in QEMU, runs COMMAND there as root
 # on this machine's file system (nothing that it writes stays), exits with its status.
-# VM_TIMEOUT (seconds, 1500), VM_MEM (MiB, 2048), VM_ACCEL (tcg,thread=multi), VM_DIR, VM_ARGS (of QEMU, more);
-# VM_APPEND: more parameters of the kernel;
+# VM_TIMEOUT (seconds, 1500), VM_CPUS (2), VM_MEM (MiB, 2048), VM_ACCEL (tcg,thread=multi), VM_DIR;
+# VM_ARGS: more of QEMU; VM_APPEND: more parameters of the kernel;
 # VM_SUITE: the release of Debian that has the kernel, if it is not this machine's.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
@@ -39,7 +39,7 @@ echo "$kernel/lib/modules/$version" >"$work/control/modules"
 boot() {
 	# shellcheck disable=SC2086 # words
 	timeout --foreground -k 5 "${VM_TIMEOUT:-1500}" qemu-system-x86_64 -accel "${VM_ACCEL:-tcg,thread=multi}" -cpu max \
-		-smp 2 -m "${VM_MEM:-2048}" -M q35 -nodefaults -no-user-config -display none -no-reboot \
+		-smp "${VM_CPUS:-2}" -m "${VM_MEM:-2048}" -M q35 -nodefaults -no-user-config -display none -no-reboot \
 		-kernel "$kernel/vmlinux" -initrd "$work/initrd.cpio" \
 		-append "console=ttyS0 quiet loglevel=4 panic=-1 mitigations=off nokaslr tsc=reliable no_timer_check ${VM_APPEND:-}" \
 		-chardev "file,id=console,path=$work/console" -serial chardev:console \
