@@ -264,7 +264,7 @@ func (m *machine6) advertised(now time.Duration, a *advert) {
 }
 
 // formed are the addresses of the autonomous prefixes (RFC 4862, section 5.5.3). Those of prefixes that are not
-// advertised any more last until their end.
+// advertised any more last until their end, and nobody shortens what is left to less than two hours.
 func (m *machine6) formed(now time.Duration, a *advert) (addrs []addr6) {
 	if m.lease != nil {
 		addrs = slices.Clone(m.lease.six.Addrs)
@@ -284,12 +284,12 @@ func (m *machine6) formed(now time.Duration, a *advert) (addrs []addr6) {
 		at := slices.IndexFunc(addrs, func(a addr6) bool { return a.Prefix.Addr() == addr })
 		switch {
 		case at >= 0:
-			addrs[at].Until = now + p.valid
+			addrs[at].Until = max(now+p.valid, min(addrs[at].Until, now+advertMax))
 		case p.preferred > 0:
 			addrs = append(addrs, addr6{netip.PrefixFrom(addr, bits), now + p.valid})
 		}
 	}
-	return slices.DeleteFunc(addrs, func(a addr6) bool { return now >= a.Until })
+	return addrs
 }
 
 // receive takes an answer. What is not for us, or not from the server that was asked, or no answer changes nothing.

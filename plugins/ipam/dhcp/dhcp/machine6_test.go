@@ -272,6 +272,22 @@ var _ = Describe("the machine of IPv6", func() {
 		Expect(l.lease.String()).To(Equal("2001:db8:2::2/64 2001:db8:9::2/64"))
 	})
 
+	DescribeTable("has an address until the time that the router says last, but not less than two hours",
+		Label("ipv6-slaac-times"), func(first, then, until uint32) {
+			l := newLife6(bySLAAC)
+			l.says()
+			l.hear6(ra(router6, pio("2001:db8::", both, 600, first)))
+			l.says()
+			l.hear6(ra(router6, pio("2001:db8::", both, 0, then)))
+			began := l.lease.since
+			Expect(l.lease.six.Addrs[0].Until - began).To(Equal(time.Duration(until) * time.Second))
+		},
+		Entry("more", uint32(3600), uint32(5000), uint32(5000)),
+		Entry("less, of a long time", uint32(30000), uint32(0), uint32(7200)),
+		Entry("less, but long enough", uint32(30000), uint32(9000), uint32(9000)),
+		Entry("less than is left", uint32(3600), uint32(60), uint32(1800)),
+	)
+
 	It("has identifiers that last", func() {
 		a := cni.Attachment{Network: "net", ContainerID: "one", IfName: "eth0"}
 		b := a
