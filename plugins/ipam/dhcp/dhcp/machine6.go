@@ -136,9 +136,6 @@ type machine6 struct {
 
 // enter begins a state. Answers to earlier messages are ignored from now on.
 func (m *machine6) enter(s state, now time.Duration) {
-	if s != requesting {
-		m.offer = nil
-	}
 	binary.BigEndian.PutUint16(m.xid[:], uint16(rand.Uint32()))
 	m.xid[2] = byte(rand.Uint32())
 	m.state, m.tries, m.wake, m.began = s, 0, now, now
@@ -206,10 +203,8 @@ func (m *machine6) proceed(now time.Duration) {
 	switch {
 	case l.Server == nil || now < l.Renew:
 		m.enterBound()
-	case now < l.Rebind:
-		m.enter(renewing, now)
 	default:
-		m.enter(rebinding, now)
+		m.enter(renewing, now) // or rebinding, as tick sees
 	}
 }
 

@@ -3,6 +3,7 @@ package dhcp
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"net/netip"
 	"slices"
 	"strings"
@@ -212,6 +213,19 @@ var _ = Describe("the machine of IPv6", func() {
 		Entry("more time to prefer than to live", func(a *answerOf) { a.preferred = 9000 }),
 		Entry("T1 after T2", func(a *answerOf) { a.t1, a.t2 = 9, 8 }),
 		Entry("an option that is longer than all", func(a *answerOf) { a.more = []byte{0, 99, 0xff, 0xff, 1} }),
+		Entry("an IA that is cut short", func(a *answerOf) { a.more = option6(nil, optIANA, a.iaid[:]...) }),
+		Entry("a status of all", func(a *answerOf) { a.more = option6(nil, optStatus, 0, 1) }),
+		Entry("a status that nobody knows", func(a *answerOf) { a.status = 6 }),
+		Entry("a status that is cut short", func(a *answerOf) { a.more = option6(nil, optStatus, 0) }),
+		Entry("an address that is cut short", func(a *answerOf) {
+			a.addr, a.more = netip.Addr{}, option6(nil, optIANA, option6(append(a.iaid[:], make([]byte, 8)...), optAddress,
+				make([]byte, 23)...)...)
+		}),
+		Entry("an address with a status", func(a *answerOf) {
+			lent := slices.Concat(a.addr.AsSlice(), []byte{0, 0, 9, 9, 0, 0, 9, 9})
+			a.addr, a.more = netip.Addr{}, option6(nil, optIANA, option6(append(a.iaid[:], make([]byte, 8)...), optAddress,
+				option6(lent, optStatus, 0, 1)...)...)
+		}),
 	)
 
 	It("takes no Reply of a server that it did not ask", Label("hostile-server"), func() {
@@ -222,6 +236,10 @@ var _ = Describe("the machine of IPv6", func() {
 		l.hear6(l.answer6(advertise))
 		l.says()
 		l.hear6(l.answer6(reply6, func(a *answerOf) { a.server = []byte("other") }))
+		l.hear6(l.answer6(advertise))
+		long := l.answer6(reply6)
+		binary.BigEndian.PutUint16(long[44:], 1000) // in its UDP header
+		l.hear6(long)
 		Expect(l.lease).To(BeNil())
 	})
 
@@ -240,6 +258,15 @@ var _ = Describe("the machine of IPv6", func() {
 		Entry("with an option that is longer than all", func(b []byte) []byte { b[57] = 5; return b }),
 		Entry("whose prefix has 63 bits", func(b []byte) []byte { b[58] = 63; return b }),
 		Entry("whose prefix is for DHCPv6", func(b []byte) []byte { b[59] = onLinkOnly; return b }),
+		Entry("whose prefix option is too short", func(b []byte) []byte {
+			return packet6(unix.IPPROTO_ICMPV6, router6, own6, append(b[40:56:56], raPrefix, 1, 64, both, 0, 0, 0, 0))
+		}),
+		Entry("that ends in half an option", func(b []byte) []byte {
+			return packet6(unix.IPPROTO_ICMPV6, router6, own6, append(b[40:len(b):len(b)], raPrefix))
+		}),
+		Entry("without all of its head", func(b []byte) []byte {
+			return packet6(unix.IPPROTO_ICMPV6, router6, own6, b[40:55])
+		}),
 		Entry("whose prefix is multicast", func(b []byte) []byte { b[72] = 0xff; return b }),
 		Entry("that is cut short", func(b []byte) []byte { return b[:len(b)-1] }),
 	)
@@ -272,6 +299,143 @@ var _ = Describe("the machine of IPv6", func() {
 		Expect(l.lease.String()).To(Equal("2001:db8:2::2/64 2001:db8:9::2/64"))
 	})
 
+	It("hears no earlier answer, asks again where none comes, and waits where one refuses", Label("ipv6-status"), func() {
+		l := newLife6(byDHCP)
+		l.says()
+		l.hear6(ra(router6))
+		l.says()
+		_, again := l.says()
+		Expect(again.elapsed).To(BeNumerically(">", 0))
+		l.hear6(l.answer6(advertise))
+		early := l.answer6(reply6, func(a *answerOf) { a.xid = again.xid })
+		l.hear6(early)
+		Expect(l.lease).To(BeNil(), "an answer to the Solicit")
+		for range lastTry {
+			said, _ := l.says()
+			Expect(said).To(Equal(requesting))
+		}
+		said, _ := l.says()
+		Expect(said).To(Equal(selecting))
+		l.hear6(l.answer6(advertise))
+		l.says()
+		l.hear6(l.answer6(reply6, func(a *answerOf) { a.status, a.addr = 1, netip.Addr{} }))
+		Expect(l.wake).To(BeNumerically(">", l.now))
+	})
+
+	It("renews with the server that lent, and stays bound while a router alone answers", Label("ipv6-times"), func() {
+		l := newLife6(byDHCP)
+		l.bind6()
+		lent := l.lease
+		l.tick(l.now + 1)
+		Expect(l.lease).To(BeIdenticalTo(lent), "nothing is written while nothing changes")
+		l.lease.six.Renew = 3 * time.Hour
+		l.says()
+		l.hear6(ra(router6, pio("2001:db8:5::", onLinkOnly, 1800, 3600)))
+		Expect(l.state).To(Equal(bound), "before T1")
+		Expect(l.lease.six.OnLink).To(Equal([]netip.Prefix{netip.MustParsePrefix("2001:db8:5::/64")}))
+		l.hear6(ra(router6))
+		Expect(l.lease.six.OnLink).NotTo(BeEmpty(), "what nobody asked for")
+		l.lease.six.Renew, l.lease.six.Rebind = l.now, l.now+time.Hour
+		for range lastTry + 1 {
+			l.says()
+		}
+		Expect(l.state).To(Equal(renewing))
+		l.hear6(l.answer6(reply6, func(a *answerOf) { a.server = []byte("other") }))
+		Expect(l.state).To(Equal(renewing))
+	})
+
+	DescribeTable("has the server's times, or those that follow from the address's", Label("ipv6-times"), func(
+		t1, t2, preferred, valid uint32, renew, rebind int,
+	) {
+		l := newLife6(byDHCP)
+		l.says()
+		l.hear6(ra(router6))
+		l.says()
+		l.hear6(l.answer6(advertise))
+		l.says()
+		l.hear6(l.answer6(reply6, func(a *answerOf) { a.t1, a.t2, a.preferred, a.valid = t1, t2, preferred, valid }))
+		held := l.lease.six
+		Expect([]time.Duration{held.Renew - l.now, held.Rebind - l.now, l.lease.expiry - l.now}).To(Equal([]time.Duration{
+			time.Duration(renew) * time.Second, time.Duration(rebind) * time.Second, time.Duration(valid) * time.Second}))
+	},
+		Entry("both", uint32(10), uint32(20), uint32(30), uint32(40), 10, 20),
+		Entry("neither", uint32(0), uint32(0), uint32(1000), uint32(2000), 500, 800),
+		Entry("nor a preferred time", uint32(0), uint32(0), uint32(0), uint32(1000), 400, 800),
+		Entry("beyond its end", uint32(0), uint32(9000), uint32(1000), uint32(2000), 500, 800),
+	)
+
+	DescribeTable("gives the interface what router and server say", Label("ipv6-result"), func(
+		change func(l *lease6, o *options), want string,
+	) {
+		l := lease6{heard: heard{Own: own6, Router: router6, IsDefault: true,
+			OnLink: []netip.Prefix{netip.MustParsePrefix("2001:db8::/64")}},
+			Addrs: []addr6{{lent6, time.Hour}}, DNS: cni.DNS{Domain: "x"}}
+		o := options{DNS: true, Priority: 7}
+		change(&l, &o)
+		Expect(nstest.Must(l.result(o).decode().Encode("1.1.0"))).To(MatchJSON(`{"cniVersion": "1.1.0", ` + want + `}`))
+	},
+		Entry("all", func(*lease6, *options) {}, `"ips": [{"address": "2001:db8::50/128", "gateway": "fe80::1"}],
+			"routes": [{"dst": "2001:db8::/64", "scope": 253, "priority": 7}, {"dst": "::/0", "gw": "fe80::1",
+				"priority": 7}], "dns": {"domain": "x"}`),
+		Entry("of a router that is no default router", func(l *lease6, _ *options) { l.IsDefault = false },
+			`"ips": [{"address": "2001:db8::50/128"}],
+			"routes": [{"dst": "2001:db8::/64", "scope": 253, "priority": 7}], "dns": {"domain": "x"}`),
+		Entry("with an address of the prefix, without resolvers", func(l *lease6, o *options) {
+			l.Addrs[0].Prefix, o.DNS = netip.MustParsePrefix("2001:db8::50/64"), false
+		}, `"ips": [{"address": "2001:db8::50/64", "gateway": "fe80::1"}],
+			"routes": [{"dst": "::/0", "gw": "fe80::1", "priority": 7}]`),
+	)
+
+	It("asks again before the first of its addresses ends, and ends with the last", Label("ipv6-times"), func() {
+		of := lease6{heard: heard{Own: own6, Router: router6, Refresh: 300}, Addrs: []addr6{{lent6, 200}, {lent6, 100}}}
+		l := newLease6(of, 0)
+		Expect([]time.Duration{l.renew, l.rebind, l.expiry}).To(Equal([]time.Duration{100, 200, 200}))
+	})
+
+	DescribeTable("has no lease of a record", func(change func(l *lease6)) {
+		l := lease6{heard: heard{Own: own6, Router: router6}, Addrs: []addr6{{lent6, time.Hour}}}
+		Expect(leaseOf(l.bytes(), 0)).NotTo(BeNil())
+		change(&l)
+		Expect(leaseOf(l.bytes(), 0)).To(BeNil())
+	},
+		Entry("without address", func(l *lease6) { l.Addrs = nil }),
+		Entry("with one that no interface can have", func(l *lease6) {
+			l.Addrs = []addr6{{netip.MustParsePrefix("ff02::1/128"), time.Hour}}
+		}),
+		Entry("with none in fact", func(l *lease6) { l.Addrs = []addr6{{Until: time.Hour}} }),
+		Entry("without router", func(l *lease6) { l.Router = netip.Addr{} }),
+		Entry("without its link-local address", func(l *lease6) { l.Own = lent6.Addr() }),
+	)
+
+	It("takes a router that is no default router where no other answers", Label("ipv6-slaac"), func() {
+		l := newLife6(bySLAAC)
+		silent := ra(router6, pio("2001:db8::", both, 1800, 3600))
+		silent[46], silent[47] = 0, 0 // its lifetime
+		for range 3 {
+			l.says()
+			Expect(l.lease).To(BeNil())
+			l.hear6(silent)
+		}
+		Expect(l.IsDefault).To(BeFalse())
+		Expect(l.lease.String()).To(Equal("2001:db8::2/64"))
+	})
+
+	It("forms an address of each prefix that is for that, and has routes to those on the link", Label("ipv6-slaac"),
+		func() {
+			l := newLife6(bySLAAC)
+			l.says()
+			l.hear6(ra(router6))
+			Expect(l.fault).To(MatchError("router fe80::1 advertises no prefix of 64 bits to form addresses of"))
+			l.hear6(ra(router6, pio("2001:db8:1::7", both, 1800, 3600), pio("2001:db8:2::", 0x40, 1800, 3600),
+				pio("2001:db8:3::", both, 0, 3600), pio("2001:db8:1::", both, 1800, 3600), pio("2001:db8:4::", both, 0, 0),
+				pio("2001:db8:5::", both, 3601, 3600)))
+			Expect(l.fault).NotTo(HaveOccurred())
+			Expect(l.lease.String()).To(Equal("2001:db8:1::2/64 2001:db8:2::2/128"))
+			Expect(l.lease.renew-l.now).To(Equal(30*time.Minute), "whatever ends now")
+			Expect(l.OnLink).To(Equal([]netip.Prefix{netip.MustParsePrefix("2001:db8:1::/64"),
+				netip.MustParsePrefix("2001:db8:3::/64")}))
+		})
+
 	DescribeTable("has an address until the time that the router says last, but not less than two hours",
 		Label("ipv6-slaac-times"), func(first, then, until uint32) {
 			l := newLife6(bySLAAC)
@@ -287,6 +451,61 @@ var _ = Describe("the machine of IPv6", func() {
 		Entry("less, but long enough", uint32(30000), uint32(9000), uint32(9000)),
 		Entry("less than is left", uint32(3600), uint32(60), uint32(1800)),
 	)
+
+	DescribeTable("asks the router again after half of its shortest time", Label("ipv6-slaac-times"), func(
+		lifetime uint16, preferred, valid uint32, after time.Duration,
+	) {
+		l := newLife6(bySLAAC)
+		l.says()
+		advert := ra(router6, pio("2001:db8::", both, preferred, valid))
+		binary.BigEndian.PutUint16(advert[46:], lifetime)
+		l.hear6(advert)
+		Expect(l.lease.renew - l.now).To(Equal(after))
+		By("a silent one keeps what it said")
+		for range lastTry {
+			said, _ := l.says()
+			Expect(said).To(Equal(soliciting))
+		}
+		left := l.lease.expiry
+		l.now = l.wake
+		Expect(l.tick(l.now)).To(BeFalse())
+		Expect(l.state).To(Equal(bound))
+		Expect(l.wake - l.now).To(Equal((left - l.now) / 2))
+	},
+		Entry("the router's", uint16(1000), uint32(86400), uint32(90000), 500*time.Second),
+		Entry("the prefix's", uint16(9000), uint32(300), uint32(600), 300*time.Second),
+		Entry("an hour", uint16(9000), uint32(86400), uint32(90000), time.Hour),
+	)
+
+	It("has the resolvers of the server, then those of the router that are not over", Label("ipv6-result"), func() {
+		resolver := func(lifetime byte, addr string) []byte {
+			return append([]byte{raDNS, 3, 0, 0, 0, 0, 0, lifetime}, netip.MustParseAddr(addr).AsSlice()...)
+		}
+		search := func(lifetime byte, name byte) []byte {
+			return []byte{raSearch, 2, 0, 0, 0, 0, 0, lifetime, 1, name, 0, 0, 0, 0, 0, 0}
+		}
+		says := ra(router6, pio("2001:db8::", both, 1800, 3600), resolver(9, "fe80::1"), resolver(0, "fe80::9"),
+			search(9, 'r'), search(0, 'x'))
+		router := cni.DNS{Nameservers: []string{"fe80::1%eth0"}, Search: []string{"r"}}
+		slaac := newLife6(bySLAAC)
+		slaac.says()
+		slaac.hear6(says)
+		Expect(slaac.lease.six.DNS).To(Equal(router))
+		l := newLife6(byDHCP)
+		l.says()
+		l.fault = errors.New("before")
+		l.hear6(says)
+		Expect(l.fault).NotTo(HaveOccurred())
+		_, asks := l.says()
+		Expect(asks.dns).To(BeTrue())
+		l.hear6(l.answer6(advertise))
+		l.says()
+		l.hear6(l.answer6(reply6, func(a *answerOf) {
+			a.more = option6(option6(nil, optDNS, netip.MustParseAddr("2001:db8::53").AsSlice()...), optSearch, 1, 's', 0)
+		}))
+		Expect(l.lease.six.DNS).To(Equal(joinDNS(cni.DNS{Nameservers: []string{"2001:db8::53"}, Search: []string{"s"}},
+			router)))
+	})
 
 	It("has identifiers that last", func() {
 		a := cni.Attachment{Network: "net", ContainerID: "one", IfName: "eth0"}

@@ -265,7 +265,7 @@ func (a *advert) read(kind byte, option []byte) {
 			onLink: option[3]&0x80 != 0, autonomous: option[3]&0x40 != 0,
 			valid: seconds(option[4:]), preferred: seconds(option[8:])}
 		p.Prefix = p.Masked()
-		if !p.IsValid() || p.Bits() == 0 || p.preferred > p.valid || !isHost6(p.Addr()) {
+		if !p.IsValid() || p.preferred > p.valid || !isHost6(p.Addr()) {
 			return
 		}
 		a.prefixes = append(a.prefixes, p)
