@@ -30,7 +30,7 @@ func makePlan(cfg config, answer *cni.Result) (p plan, err error) {
 	known := map[netip.Prefix]bool{}
 	for _, ip := range p.Result.IPs {
 		if err := checkGateway(ip, answer.IPs); err != nil {
-			return p, fmt.Errorf("address %s: %w", ip.Address, err)
+			return p, cni.Errorf(cni.CodeIPAM, "address %s: %w", ip.Address, err)
 		}
 		gw, addr, subnet := single(ip.Gateway), single(ip.Address.Addr()), ip.Address.Masked()
 		if !known[gw] {

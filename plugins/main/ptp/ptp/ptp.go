@@ -48,7 +48,7 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	}
 	p, err := makePlan(cfg, answer)
 	if err != nil {
-		return nil, cni.Errorf(cni.CodeIPAM, "IPAM plugin %q: %w", req.IPAM, err)
+		return nil, fmt.Errorf("IPAM plugin %q: %w", req.IPAM, err)
 	}
 	p.Result.Interfaces = s.Interfaces()
 	s.Step("raise the host end")

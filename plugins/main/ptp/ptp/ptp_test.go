@@ -88,6 +88,9 @@ var _ = Behaves(Fixture{
 	Failures: map[string]Failure{
 		"there is no ipam": {Change: func(c *Call) { c.Conf = everything(Object{"ipam": nil}) }, Code: cni.CodeConfig,
 			Says: "ipam.type"},
+		"the mtu is too small for an address": {Prepare: Lends("2001:db8:1::3/64 2001:db8:1::1"),
+			Change: func(c *Call) { c.Conf = everything(Object{"mtu": 1279}) }, Code: cni.CodeConfig,
+			Says: "mtu: 1279 is too small for IPv6 (1280)", Asked: true},
 		"IPAM gives an address without a gateway": {Prepare: Lends("10.1.0.3/24"), Code: cni.CodeIPAM,
 			Says: `"fake": address 10.1.0.3/24: has no gateway`, Asked: true},
 		"IPAM gives a second address without a gateway": {Prepare: Lends(Addrs(3)[0], "2001:db8:1::3/64"),
