@@ -63,7 +63,12 @@ func scenarios() []scenario {
 	nft, ipt := []string{"nft", "nft-inet-nat"}, []string{"iptables"}
 	tuned := object{"type": "tuning", "mac": "0a:00:00:00:00:17", "mtu": 1400, "promisc": true, "txQLen": 77,
 		"allmulti": true,
-		"sysctl":   object{"net.ipv4.conf.IFNAME.arp_filter": "1", "net.ipv4.tcp_keepalive_time": "700"}}
+		"sysctl":   object{"net.ipv4.conf.IFNAME.arp_filter": "1", "net.ipv4.tcp_keepalive_time": "700"},
+		"ethtool":  object{"features": object{"rx-gro": true, "tx-tcp-segmentation": false}}}
+	special := object{"ipMasq": true, "masqExclude": []string{"10.9.0.0/16", "fd09::1"}, "masqRandomFully": true,
+		"masqPorts": "32768-60999"}
+	limited := object{"type": "bandwidth", "ingressRate": 8000000, "ingressBurst": 800000, "egressRate": 8000000,
+		"egressBurst": 800000, "exempt": []string{"10.9.0.0/16", "fd09::/64"}}
 	onBridge := bridge(1, nil)
 	return []scenario{
 		{Name: "loopback", IfName: "lo", Inside: true, Conf: object{"type": "loopback"}},
@@ -81,12 +86,12 @@ func scenarios() []scenario {
 		{Name: "bridge, iptables", Conf: bridge(1, object{"ipMasq": true, "ipMasqBackend": "iptables"}), Needs: ipt},
 		{Name: "tap", Conf: object{"type": "tap", "owner": 107, "group": 108, "mtu": 1400, "mac": "0a:00:00:00:00:17",
 			"ipam": dual(1)}},
-		{Name: "ptp", Conf: object{"type": "ptp", "ipMasq": true, "ipam": plugintest.Merge(dual(1),
-			object{"routes": []object{{"dst": "0.0.0.0/0"}, {"dst": "::/0"}}})}, Needs: nft},
+		{Name: "ptp", Conf: plugintest.Merge(special, object{"type": "ptp", "ipam": plugintest.Merge(dual(1),
+			object{"routes": []object{{"dst": "0.0.0.0/0"}, {"dst": "::/0"}}})}), Needs: nft},
 		{Name: "ptp, first on the host", Cold: true, Conf: object{"type": "ptp", "ipMasq": true, "ipam": dual(0)},
 			Needs: nft},
-		{Name: "ptp, iptables", Conf: object{"type": "ptp", "ipMasq": true, "ipMasqBackend": "iptables",
-			"ipam": dual(1)}, Needs: ipt},
+		{Name: "ptp, iptables", Conf: plugintest.Merge(special, object{"type": "ptp", "ipMasqBackend": "iptables",
+			"ipam": dual(1)}), Needs: ipt},
 		{Name: "ptp, netkit", Conf: object{"type": "ptp", "deviceType": "netkit", "ipMasq": true, "ipam": dual(1)},
 			Needs: append(nft, "netkit")},
 		{Name: "macvlan", Conf: onUplink("macvlan", object{"mode": "vepa"}), Needs: []string{"macvlan"}},
@@ -97,8 +102,9 @@ func scenarios() []scenario {
 		{Name: "dummy", Conf: object{"type": "dummy", "ipam": dual(1)}, Needs: []string{"dummy"}},
 		{Name: "host-device", Conf: object{"type": "host-device", "device": victim, "enabledad": false,
 			"ipam": dual(1)}},
-		{Name: "bandwidth", Conf: object{"type": "bandwidth", "ingressRate": 8000000, "ingressBurst": 800000,
-			"egressRate": 8000000, "egressBurst": 800000}, Below: onBridge, Needs: []string{"tbf", "ifb"}},
+		{Name: "bandwidth", Conf: limited, Below: onBridge, Needs: []string{"tbf", "ifb"}},
+		{Name: "bandwidth, in the container", Conf: limited, Below: object{"type": "tap", "ipam": dual(1)},
+			Needs: []string{"tbf", "ifb"}},
 		{Name: "tc-redirect-tap", Conf: object{"type": "tc-redirect-tap"}, Below: onBridge},
 		{Name: "tuning", Conf: tuned, Below: onBridge, Inside: true},
 		{Name: "sbr", Conf: object{"type": "sbr", "addSourceHints": true}, Below: onBridge, Inside: true},
