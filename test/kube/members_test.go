@@ -3,6 +3,7 @@ package kube_test
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -137,36 +138,51 @@ type load struct {
 	unfinishedDelete atomic.Int64
 }
 
-// worker attaches one container after the other on a node, and detaches each, however long that takes.
+// worker attaches one container after the other on a node, and detaches each when the next one is there.
 func (l *load) worker(m *member, name string) {
 	defer GinkgoRecover()
+	before := ""
 	for n := 0; !l.stop.Load(); n++ {
 		id := fmt.Sprint(name, "-", n)
-		a, ok := m.call("ADD", id)
-		if ok {
-			now := time.Now().UnixNano()
-			if before := l.last.Swap(now); before != 0 {
-				l.longest.Store(max(l.longest.Load(), now-before))
-			}
-			l.added.Add(1)
-			l.Lock()
-			if other := l.owner[a.IPs[0].Address]; other != "" {
-				l.twice = append(l.twice, fmt.Sprint(a.IPs[0].Address, " of ", other, " and ", id))
-			}
-			l.owner[a.IPs[0].Address] = id
-			l.Unlock()
-			l.Lock()
-			delete(l.owner, a.IPs[0].Address)
-			l.Unlock()
+		if a, ok := m.call("ADD", id); ok {
+			l.hold(a.IPs[0].Address, id)
 		} else {
 			l.failed.Add(1)
 		}
-		end := time.Now().Add(nstest.Patience(3 * time.Minute))
-		for _, done := m.call("DEL", id); !done; _, done = m.call("DEL", id) {
-			if time.Now().After(end) {
-				l.unfinishedDelete.Add(1)
-				break
-			}
+		l.detach(m, before)
+		before = id
+	}
+	l.detach(m, before)
+}
+
+// hold writes down that a container has an address.
+func (l *load) hold(address, id string) {
+	now := time.Now().UnixNano()
+	if before := l.last.Swap(now); before != 0 {
+		l.longest.Store(max(l.longest.Load(), now-before))
+	}
+	l.added.Add(1)
+	l.Lock()
+	defer l.Unlock()
+	if other := l.owner[address]; other != "" {
+		l.twice = append(l.twice, fmt.Sprint(address, " of ", other, " and ", id))
+	}
+	l.owner[address] = id
+}
+
+// detach ends a container, however long that takes.
+func (l *load) detach(m *member, id string) {
+	if id == "" {
+		return
+	}
+	l.Lock()
+	maps.DeleteFunc(l.owner, func(_, owner string) bool { return owner == id })
+	l.Unlock()
+	end := time.Now().Add(nstest.Patience(3 * time.Minute))
+	for _, done := m.call("DEL", id); !done; _, done = m.call("DEL", id) {
+		if time.Now().After(end) {
+			l.unfinishedDelete.Add(1)
+			return
 		}
 	}
 }
