@@ -697,6 +697,14 @@ var _ = Describe("leases of nodes that are deleted", Label("cluster-reclaim"), f
 		Expect(s.has()).To(HaveLen(4))
 		Expect(reclaim("--space", "other", "--yes")).To(ContainSubstring("0 of 0 leases"))
 	})
+
+	DescribeTable("say what is no option of the command", func(command string) {
+		var errs bytes.Buffer
+		env := skel.Env{Args: []string{command, "--kubeconfig", n.kubeconfig, "other", "--yes"}, Stderr: &errs}
+		Expect(skel.Run(context.Background(), Plugin(), env)).To(Equal(2))
+		Expect(errs.String()).To(Equal("cluster-local " + command + ": \"other\" is no option\n"))
+		Expect(s.has()).To(HaveLen(5))
+	}, Entry("reclaim", "reclaim"), Entry("import", "import"))
 })
 
 var _ = Describe("the program", Label("cluster-program"), func() {

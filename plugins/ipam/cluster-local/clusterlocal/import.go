@@ -28,7 +28,7 @@ func importCommand(env skel.Env) int {
 	flags.StringVar(&i.node, "node", "", "the name of this node (default as the networks have it)")
 	flags.StringVar(&i.cache, "cache", "/var/lib/cni:/var/lib/cni/multus", "libcni's directories: what runs here")
 	flags.BoolVar(&i.yes, "yes", false, "make the leases, after they are listed")
-	if err := flags.Parse(env.Args[1:]); err != nil {
+	if !parseFlags(flags, env) {
 		return 2
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), reclaimTime)

@@ -59,7 +59,7 @@ func reclaimCommand(env skel.Env) int {
 		"API server and credentials (default /etc/kubernetes/kubelet.conf)")
 	flags.StringVar(&w.Space, "space", "", "the space (default default)")
 	yes := flags.Bool("yes", false, "release the leases, after they are listed")
-	if err := flags.Parse(env.Args[1:]); err != nil {
+	if !parseFlags(flags, env) {
 		return 2
 	}
 	if err := reclaimAll(env, w.place(), *yes); err != nil {
@@ -67,6 +67,18 @@ func reclaimCommand(env skel.Env) int {
 		return 1
 	}
 	return 0
+}
+
+// parseFlags reads a command's options, and refuses what is none: the options behind it would not be read.
+func parseFlags(flags *flag.FlagSet, env skel.Env) bool {
+	if flags.Parse(env.Args[1:]) != nil {
+		return false
+	}
+	if flags.NArg() > 0 {
+		fmt.Fprintf(env.Stderr, "cluster-local %s: %q is no option\n", env.Args[0], flags.Arg(0))
+		return false
+	}
+	return true
 }
 
 // reclaimTime is how long the command may take.
