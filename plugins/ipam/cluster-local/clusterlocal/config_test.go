@@ -126,6 +126,10 @@ var _ = Describe("under the name whereabouts", Label("cluster-whereabouts"), fun
 	DescribeTable("its keys are read", func(want, ipam string) { Expect(parse(ipam)).To(Equal(want)) },
 		Entry("range, with host bits", at+"; 192.168.2.225-192.168.2.238", `"range":"192.168.2.225/28"`),
 		Entry("a run", at+"; 10.0.0.5-10.0.0.9", `"range":"10.0.0.5-10.0.0.9/24"`),
+		Entry("a run that begins and ends with what no host may have", at+"; 10.0.0.1-10.0.0.254",
+			`"range":"10.0.0.0-10.0.0.255/24"`),
+		Entry("a run beside a start and an end", at+"; 10.0.0.5-10.0.0.9",
+			`"range":"10.0.0.5-10.0.0.9/24","range_start":"10.0.0.2","range_end":"10.0.0.7"`),
 		Entry("start, end, gateway, exclude", at+"; 10.0.0.5-10.0.0.6,10.0.0.8-10.0.0.9; gw 10.0.0.1",
 			`"range":"10.0.0.0/24","range_start":"10.0.0.5","range_end":"10.0.0.9",`+
 				`"gateway":"10.0.0.1","exclude":["10.0.0.7/32"]`),

@@ -218,12 +218,13 @@ func parseExclude(key string, texts []string) ([]netip.Prefix, error) {
 	return cni.ParseNetworks(key, networks)
 }
 
-// parse reads a network, of which host bits are ignored, or first-last/length.
+// parse reads a network, of which host bits are ignored, or first-last/length. The network's own address and the
+// broadcast address are never given.
 func (w wireWhereaboutsRange) parse(path string) (r ranges.Range, err error) {
 	text, start, end := w.Range, w.Start, w.End
 	if first, last, isRun := strings.Cut(text, "-"); isRun {
 		addr, _, _ := strings.Cut(last, "/")
-		text, start, end = last, cmp.Or(start, first), cmp.Or(end, addr)
+		text, start, end = last, first, addr
 	}
 	subnet, err := cni.ParsePrefix(path+".range", strings.TrimSpace(text))
 	if err != nil {
@@ -231,6 +232,7 @@ func (w wireWhereaboutsRange) parse(path string) (r ranges.Range, err error) {
 	}
 	r = ranges.New(path+".range", subnet.Masked())
 	r.Gateway = netip.Addr{}
+	usable := r
 	var problems cni.Problems
 	for _, v := range []struct {
 		key, text string
@@ -244,6 +246,12 @@ func (w wireWhereaboutsRange) parse(path string) (r ranges.Range, err error) {
 			err = cni.Refuse(path+"."+v.key, *v.to, fmt.Sprintf("is not in %s", subnet.Masked()))
 		}
 		problems.Add(err)
+	}
+	if r.First.Less(usable.First) {
+		r.First = usable.First
+	}
+	if usable.Last.Less(r.Last) {
+		r.Last = usable.Last
 	}
 	if problems.Err() == nil && (!r.First.IsValid() || r.Last.Less(r.First)) {
 		problems.Add(cni.Refuse(path+".range", w.Range, "has no address, or its end is before its start"))
