@@ -342,6 +342,9 @@ func (a *allocation) take(ctx context.Context, n int, set ranges.Set) (netip.Add
 	var all []lease
 	var now time.Time
 	for _, fresh := range []bool{false, true} {
+		if fresh && misses < manyMisses {
+			break // all were tried, and a list of this moment says no more
+		}
 		var err error
 		if all, now, err = a.store.list(ctx, a.space, "", fresh); err != nil {
 			return netip.Addr{}, err

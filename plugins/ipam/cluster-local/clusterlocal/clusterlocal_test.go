@@ -255,6 +255,17 @@ var _ = Describe("ADD", Label("cluster-add"), func() {
 		Expect(n.records()).To(BeEmpty())
 	})
 
+	It("asks for a list once when it has tried all addresses of a set", func() {
+		n := newServer().node("node-a", `[[{"subnet": "10.30.0.0/29"}]]`)
+		for i := range 5 {
+			n.add(fmt.Sprint("c", i))
+		}
+		n.server.asked = nil
+		n.fails(cni.CodeTryAgain, "ADD", "more")
+		Expect(n.server.asked).To(HaveExactElements(HavePrefix("POST"), HavePrefix("POST"), HavePrefix("POST"),
+			HavePrefix("POST"), HavePrefix("POST"), "GET "+addresses))
+	})
+
 	It("finds the last free address of a larger set by a list, in pages", func() {
 		s := newServer()
 		s.page = 100
