@@ -54,23 +54,18 @@ func (c Chain) Variants(ctx context.Context, nf *nft.Conn) (have []Variant, err 
 	return have, errors.Join(nft.IfSupported(err), lookErr)
 }
 
-// Look returns the table in the first variant that has the chain; nil where none has.
-func (c Chain) Look(ctx context.Context, nf *nft.Conn) (*Edit, error) {
-	where, err := c.Variants(ctx, nf)
-	if len(where) == 0 {
-		return nil, err
-	}
-	return Tool{Family: c.Family, Variant: where[0]}.Look(ctx, c.Table)
-}
-
 // Verify looks at the table in the first variant that has the chain, and joins what compare finds in it. That none has
 // the chain is a difference, unless a program is missing that could show it.
 func (c Chain) Verify(ctx context.Context, nf *nft.Conn, compare func(*Edit) []error) error {
-	found, err := c.Look(ctx, nf)
-	switch {
-	case found != nil:
+	where, err := c.Variants(ctx, nf)
+	if len(where) > 0 {
+		found, err := Tool{Family: c.Family, Variant: where[0]}.Look(ctx, c.Table)
+		if err != nil {
+			return err
+		}
 		return errors.Join(compare(found)...)
-	case err != nil:
+	}
+	if err != nil {
 		return err
 	}
 	return cni.Drift("%s chain %q: is missing", c.Family, c.Name)

@@ -246,9 +246,11 @@ var _ = Describe("a chain", Label("kernel"), func() {
 					Expect(named("OURS-1").Variants(ctx, nf)).To(Equal([]ipt.Variant{variant}))
 					Expect(named("OURS-3").Variants(ctx, nf)).To(BeEmpty())
 					all := slices.Concat(rules("OURS-1"), rules("OURS-2"), []ipt.Rule{jump("OURS-1"), jump("OURS-1")})
-					found := nstest.Must(named("OURS-1").Look(ctx, nf))
-					Expect(found.Rules).To(ConsistOf(all))
-					Expect(named("OURS-3").Look(ctx, nf)).To(BeNil())
+					Expect(named("OURS-1").Verify(ctx, nf, func(found *ipt.Edit) []error {
+						Expect(found.Rules).To(ConsistOf(all))
+						return nil
+					})).To(Succeed())
+					Expect(named("OURS-3").Verify(ctx, nf, nil)).To(MatchError(ContainSubstring("is missing")))
 					Expect(named("").Rules(ctx, nf, isOurs)).To(ConsistOf(all))
 				})
 			})
@@ -387,8 +389,10 @@ var _ = Describe("the editor", Label("kernel"), func() {
 			nf := nft.New()
 			defer func() { Expect(nf.Close()).To(Succeed()) }()
 			Expect(refill(nf)).To(Succeed())
-			found := nstest.Must(ours.Look(ctx, nf))
-			Expect(found.Rules).To(Equal([]ipt.Rule{to("OURS", "ACCEPT")}))
+			Expect(ours.Verify(ctx, nf, func(found *ipt.Edit) []error {
+				Expect(found.Rules).To(Equal([]ipt.Rule{to("OURS", "ACCEPT")}))
+				return nil
+			})).To(Succeed())
 			Expect(host.Cmd("iptables-legacy", "-S")).NotTo(ContainSubstring("OURS"))
 			host.Cmd("iptables-legacy", "-N", "OURS")
 			Expect(refill(nf)).To(Succeed())

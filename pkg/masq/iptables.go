@@ -26,11 +26,6 @@ func chainOf(network, containerID string) string {
 	return ipt.ContainerChain(chainPrefix, network, containerID)
 }
 
-// ofFamily selects the addresses of the family.
-func ofFamily(f nft.Family, addrs []netip.Prefix) []netip.Prefix {
-	return slices.DeleteFunc(distinct(addrs), func(p netip.Prefix) bool { return nft.FamilyOf(p.Addr()) != f })
-}
-
 // recordDir holds a record for each iptables chain of ours: the chain's rules name the container only,
 // so which of its interfaces has which address has to stand beside it.
 const recordDir = "/run/hawser/masq"
@@ -94,8 +89,8 @@ type natChain struct {
 
 func newNATChain(f nft.Family, a cni.Attachment, keep, gone []netip.Prefix) natChain {
 	ch := ipt.Chain{Family: f, Table: nat, Name: chainOf(a.Network, a.ContainerID), From: postrouting}
-	return natChain{Chain: ch, comment: ipt.OwnerComment("", a.Network, a.ContainerID), keep: ofFamily(f, keep),
-		gone: ofFamily(f, gone)}
+	return natChain{Chain: ch, comment: ipt.OwnerComment("", a.Network, a.ContainerID),
+		keep: ofFamily(f, distinct(keep)), gone: ofFamily(f, distinct(gone))}
 }
 
 func (c natChain) rule(chain, target string, match ...string) ipt.Rule {
@@ -117,7 +112,7 @@ func (c natChain) jumps() []ipt.Rule {
 // be masqueraded.
 func (c natChain) rules() []ipt.Rule {
 	var out []ipt.Rule
-	for _, p := range slices.Concat(c.keep, c.excluded(c.Family)) {
+	for _, p := range slices.Concat(c.keep, ofFamily(c.Family, c.Exclude)) {
 		if r := c.rule(c.Name, "ACCEPT", "-d", p.Masked().String()); !slices.ContainsFunc(out, r.Equal) {
 			out = append(out, r)
 		}
@@ -268,29 +263,22 @@ func delRecorded(ctx context.Context, nf *nft.Conn, s *store, c Config) error {
 }
 
 func checkIPTables(ctx context.Context, nf *nft.Conn, c Config) error {
-	var diffs []error
-	differs := func(chain, format string, args ...any) {
-		diffs = append(diffs, cni.Drift("iptables chain %q: %w: %s", chain, nft.ErrDrift, fmt.Sprintf(format, args...)))
-	}
+	var errs []error
 	for _, f := range nft.Families() {
 		ch := newNATChain(f, c.Attachment, c.Addrs, nil)
 		ch.Special = c.Special
 		if len(ch.keep) == 0 {
 			continue
 		}
-		live, err := ch.Look(ctx, nf)
-		if err != nil {
-			return err
-		}
-		if live == nil {
-			differs(ch.Name, "no such chain")
-			continue
-		}
-		for _, want := range ipt.Without(append(ch.rules(), ch.jumps()...), live.Rules) {
-			differs(want.Chain, "no rule %q", want.Append())
-		}
+		errs = append(errs, ch.Verify(ctx, nf, func(live *ipt.Edit) (diffs []error) {
+			for _, want := range ipt.Without(append(ch.rules(), ch.jumps()...), live.Rules) {
+				diffs = append(diffs, cni.Drift("iptables chain %q: %w: no rule %q", want.Chain, nft.ErrDrift,
+					want.Append()))
+			}
+			return diffs
+		}))
 	}
-	return errors.Join(diffs...)
+	return errors.Join(errs...)
 }
 
 func gcIPTables(ctx context.Context, nf *nft.Conn, valid cni.Set, s *store) error {

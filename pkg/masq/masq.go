@@ -116,7 +116,7 @@ func Del(ctx context.Context, nf *nft.Conn, c Config) error {
 	)
 }
 
-// Check compares the attachment's rules, and the shared ones, with the kernel's. Each difference matches nft.ErrDrift.
+// Check compares the attachment's rules, and the shared ones, with the kernel's. Differences are code 101.
 // Rules of the other backend or the reference plugins pass too: the node may have been upgraded under the container.
 func Check(ctx context.Context, nf *nft.Conn, c Config) error {
 	if len(c.Addrs) == 0 {

@@ -61,16 +61,15 @@ func (c Config) chainName(p netip.Prefix) string {
 
 // suffix tells the chains of one prefix apart whose rules differ: a hash of what is special in them.
 func (s Special) suffix(f nft.Family) string {
-	exclude := s.excluded(f)
+	exclude := ofFamily(f, s.Exclude)
 	if !s.isSpecial(exclude) {
 		return ""
 	}
 	return cni.Digest(fmt.Sprint(exclude, s.RandomFully, s.Ports), 16)
 }
 
-// excluded are the excluded destinations of the family.
-func (s Special) excluded(f nft.Family) []netip.Prefix {
-	return slices.DeleteFunc(slices.Clone(s.Exclude), func(p netip.Prefix) bool { return nft.FamilyOf(p.Addr()) != f })
+func ofFamily(f nft.Family, all []netip.Prefix) []netip.Prefix {
+	return slices.DeleteFunc(slices.Clone(all), func(p netip.Prefix) bool { return nft.FamilyOf(p.Addr()) != f })
 }
 
 // chainNamed is the chain of a prefix, by the reverse of chainName: packets to it, multicast and what is excluded keep
@@ -98,7 +97,7 @@ func (c Config) chainNamed(name string) (nft.Chain, bool) {
 	keep = append(keep, netip.MustParsePrefix(multicast(f)))
 	last := []nft.Rule{{nft.Masquerade()}}
 	if suffix != "" {
-		keep = append(keep, c.excluded(f)...)
+		keep = append(keep, ofFamily(f, c.Exclude)...)
 		last = c.masquerades()
 	}
 	chain := nft.Chain{Name: name}
