@@ -70,7 +70,7 @@ func (i RequiredIPAM) Check(reason, example string) error {
 type LinkConfig struct {
 	Netkit bool             // of a pair: of the kind netkit instead of veth
 	MTU    int              // bytes; 0 = the kernel's, or not yet known
-	Auto   *AutoMTU         // where MTU is to come from; nil = as it is
+	Auto   *string          // the link that MTU is to come from, empty for the default routes'; nil = MTU is settled
 	MAC    net.HardwareAddr // of the container's end; nil = random
 	DNS    cni.DNS          // of the result, instead of IPAM's
 	// Given has addresses and routes for where there is no IPAM plugin; nil = layer 2 then.

@@ -13,11 +13,8 @@ import (
 // Smallest and largest MTU of a container's interface, in bytes: those of a veth.
 const mtuMin, mtuMax = 68, 65535
 
-// AutoMTU says which links an MTU is taken from: that of the name or, without one, those of the host's default routes.
-type AutoMTU struct{ From string }
-
-// parse checks the keys. auto is nil where the configuration has a number, or nothing.
-func (k MTUKeys) parse(problems *cni.Problems) (mtu int, auto *AutoMTU) {
+// parse checks the keys; auto is that of LinkConfig.
+func (k MTUKeys) parse(problems *cni.Problems) (mtu int, auto *string) {
 	word, err := cni.ParseEither("mtu", k.MTU, &mtu, "auto")
 	problems.Add(err)
 	if mtu != 0 && (mtu < mtuMin || mtu > mtuMax) {
@@ -26,7 +23,7 @@ func (k MTUKeys) parse(problems *cni.Problems) (mtu int, auto *AutoMTU) {
 	}
 	switch {
 	case word != "":
-		auto = &AutoMTU{k.MTUFrom}
+		auto = &k.MTUFrom
 	case k.MTUFrom != "":
 		problems.Add(cni.Refuse("mtuFrom", k.MTUFrom, "means nothing without \"mtu\": \"auto\"").
 			Suggest(`write "mtu": "auto", or leave it out`))
@@ -42,7 +39,7 @@ func (l *LinkConfig) SettleMTU(host *rtnl.Conn) error {
 	if l.Auto == nil {
 		return nil
 	}
-	links, err := l.Auto.links(host)
+	links, err := mtuLinks(host, *l.Auto)
 	if err != nil {
 		return err
 	}
@@ -53,12 +50,12 @@ func (l *LinkConfig) SettleMTU(host *rtnl.Conn) error {
 	return nil
 }
 
-// links are those that say the MTU.
-func (a AutoMTU) links(host *rtnl.Conn) (all []rtnl.Link, err error) {
-	if a.From != "" {
-		l, err := host.Link(a.From)
+// mtuLinks are the links that an MTU is taken from: that of the name or, without one, those of the default routes.
+func mtuLinks(host *rtnl.Conn, name string) (all []rtnl.Link, err error) {
+	if name != "" {
+		l, err := host.Link(name)
 		if errors.Is(err, rtnl.ErrNoLink) {
-			err = cni.Refuse("mtuFrom", a.From, fmt.Sprintf("is no interface of the host: %v", rtnl.ErrNoLink))
+			err = cni.Refuse("mtuFrom", name, fmt.Sprintf("is no interface of the host: %v", rtnl.ErrNoLink))
 		}
 		return []rtnl.Link{l}, err
 	}
