@@ -28,8 +28,7 @@ func Verify(t Target, res *cni.Result) error {
 	)...))
 }
 
-func verifyLink(t Target, link rtnl.Link, want cni.Interface) []error {
-	var diffs []error
+func verifyLink(t Target, link rtnl.Link, want cni.Interface) (diffs []error) {
 	differs := func(format string, args ...any) {
 		diffs = append(diffs, fmt.Errorf("link %q: "+format, append([]any{t.Name}, args...)...))
 	}
@@ -45,7 +44,7 @@ func verifyLink(t Target, link rtnl.Link, want cni.Interface) []error {
 	return diffs
 }
 
-func verifyAddrs(t Target, link rtnl.Link, want []netip.Prefix) []error {
+func verifyAddrs(t Target, link rtnl.Link, want []netip.Prefix) (diffs []error) {
 	if len(want) == 0 {
 		return nil
 	}
@@ -53,7 +52,6 @@ func verifyAddrs(t Target, link rtnl.Link, want []netip.Prefix) []error {
 	if err != nil {
 		return []error{err}
 	}
-	var diffs []error
 	for _, p := range want {
 		i := slices.IndexFunc(have, func(a rtnl.Addr) bool { return a.Prefix == p })
 		switch {
@@ -66,21 +64,21 @@ func verifyAddrs(t Target, link rtnl.Link, want []netip.Prefix) []error {
 	return diffs
 }
 
-func verifyRoutes(t Target, link rtnl.Link, want []route) []error {
-	var diffs []error
-	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
-		asked := slices.DeleteFunc(slices.Clone(want), func(r route) bool { return r.family() != family })
-		if len(asked) == 0 {
-			continue
-		}
-		have, err := t.Conn.Routes(link.Index, family)
-		if err != nil {
-			return append(diffs, err)
-		}
-		for _, r := range asked {
-			if err := r.verify(have); err != nil {
-				diffs = append(diffs, fmt.Errorf("link %q: route %s: %w", t.Name, r, err))
-			}
+func verifyRoutes(t Target, link rtnl.Link, want []route) (diffs []error) {
+	if len(want) == 0 {
+		return nil
+	}
+	family := want[0].family()
+	if slices.ContainsFunc(want, func(r route) bool { return r.family() != family }) {
+		family = unix.AF_UNSPEC
+	}
+	have, err := t.Conn.Routes(link.Index, family)
+	if err != nil {
+		return []error{err}
+	}
+	for _, r := range want {
+		if err := r.verify(have); err != nil {
+			diffs = append(diffs, fmt.Errorf("link %q: route %s: %w", t.Name, r, err))
 		}
 	}
 	return diffs
