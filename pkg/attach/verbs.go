@@ -178,8 +178,7 @@ func Check(ctx context.Context, req *skel.Request, verify func(*Session) []error
 
 // FindPair finds both ends of the pair for CHECK. master is the index of the bridge; 0 where there
 // is none. A host end that the reference made must be a port of it.
-func (s *Session) FindPair(master int) error {
-	var err error
+func (s *Session) FindPair(master int) (err error) {
 	if s.ContEnd, err = s.Cont.Link(s.IfName); err != nil {
 		return iface.Drifted(fmt.Errorf("container: %w", err))
 	}

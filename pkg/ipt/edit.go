@@ -270,8 +270,7 @@ func quote(arg string) string {
 }
 
 // split cuts a line at blanks outside double quotes; a backslash takes the next character as it is.
-func split(line string) []string {
-	var out []string
+func split(line string) (out []string) {
 	for i := 0; i < len(line); i++ {
 		if line[i] == ' ' {
 			continue

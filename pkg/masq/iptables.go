@@ -98,8 +98,7 @@ func (c natChain) rule(chain, target string, match ...string) ipt.Rule {
 }
 
 // jumps lead the packets of the addresses to the chain.
-func (c natChain) jumps() []ipt.Rule {
-	var out []ipt.Rule
+func (c natChain) jumps() (out []ipt.Rule) {
 	for _, p := range c.keep {
 		single := netip.PrefixFrom(p.Addr(), p.Addr().BitLen())
 		out = append(out, c.rule(postrouting, c.Name, "-s", single.String()))
@@ -110,8 +109,7 @@ func (c natChain) jumps() []ipt.Rule {
 // rules are the rules in the chain: packets to the addresses' prefixes, and to what is excluded, keep their source. All
 // accepts come before the masquerade: in the order in which the reference adds a second prefix, its own traffic would
 // be masqueraded.
-func (c natChain) rules() []ipt.Rule {
-	var out []ipt.Rule
+func (c natChain) rules() (out []ipt.Rule) {
 	for _, p := range slices.Concat(c.keep, ofFamily(c.Family, c.Exclude)) {
 		if r := c.rule(c.Name, "ACCEPT", "-d", p.Masked().String()); !slices.ContainsFunc(out, r.Equal) {
 			out = append(out, r)

@@ -109,8 +109,7 @@ func (c Config) chainNamed(name string) (nft.Chain, bool) {
 }
 
 // masquerades are the last rules of a special chain.
-func (s Special) masquerades() []nft.Rule {
-	var out []nft.Rule
+func (s Special) masquerades() (out []nft.Rule) {
 	if s.Ports != [2]uint16{} {
 		to := nft.MasqueradeTo(s.Ports, s.RandomFully)
 		out = append(out, nft.Rule{nft.IsProtocol(unix.IPPROTO_TCP, "tcp"), to},
@@ -127,8 +126,7 @@ func multicast(f nft.Family) string {
 }
 
 // items are the elements of an attachment's addresses.
-func (c Config) items() []nft.Item {
-	var out []nft.Item
+func (c Config) items() (out []nft.Item) {
 	for _, p := range distinct(c.Addrs) {
 		out = append(out, nft.Item{Set: addrMap(nft.FamilyOf(p.Addr())), Name: "address " + p.Addr().String(),
 			Element: nft.Element{Key: nft.AddrKey(p.Addr()), Goto: c.chainName(p), Comment: c.Attachment.Mark()}})
@@ -137,8 +135,7 @@ func (c Config) items() []nft.Item {
 }
 
 // distinct leaves out prefixes whose address came before: it can only have one.
-func distinct(addrs []netip.Prefix) []netip.Prefix {
-	var out []netip.Prefix
+func distinct(addrs []netip.Prefix) (out []netip.Prefix) {
 	seen := map[netip.Addr]bool{}
 	for _, p := range addrs {
 		if p.IsValid() && !seen[p.Addr()] {

@@ -213,8 +213,7 @@ func (e Element) encode() []byte {
 	return out
 }
 
-func decodeElements(data []byte) []Element {
-	var out []Element
+func decodeElements(data []byte) (out []Element) {
 	for _, raw := range attributes(attribute(data, unix.NFTA_SET_ELEM_LIST_ELEMENTS)) {
 		value := attribute(raw, unix.NFTA_SET_ELEM_DATA)
 		out = append(out, Element{

@@ -167,8 +167,7 @@ func decodeRule(data []byte) LiveRule {
 }
 
 // operands returns the values to which the kinds lead in the expressions of that name.
-func (r LiveRule) operands(name string, kinds ...uint16) [][]byte {
-	var out [][]byte
+func (r LiveRule) operands(name string, kinds ...uint16) (out [][]byte) {
 	for _, x := range attributes(r.exprs) {
 		value := attribute(attribute(x, unix.NFTA_EXPR_DATA), kinds...)
 		if value != nil && textAt(x, unix.NFTA_EXPR_NAME) == name {

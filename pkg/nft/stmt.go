@@ -76,8 +76,7 @@ func VerdictMap(set string, fields ...Field) Stmt {
 	return lookup(fields, " vmap @"+set, set, attrNet32(unix.NFTA_LOOKUP_DREG, unix.NFT_REG_VERDICT))
 }
 
-func lookup(fields []Field, tail, set string, more ...[]byte) Stmt {
-	var s Stmt
+func lookup(fields []Field, tail, set string, more ...[]byte) (s Stmt) {
 	names := make([]string, len(fields))
 	words := uint32(0)
 	for i, f := range fields {
@@ -259,8 +258,7 @@ func (r Rule) String() string {
 }
 
 // compile returns the rule's expressions. In the family inet a field of one protocol needs a test for that first.
-func (r Rule) compile(family Family) [][]byte {
-	var out [][]byte
+func (r Rule) compile(family Family) (out [][]byte) {
 	var proto byte
 	for _, s := range r {
 		if s.proto != 0 && s.proto != proto && family == INet {
