@@ -83,10 +83,8 @@ func (w wire01) parse() (*Result, error) {
 }
 
 // parse checks an address of a result; addressKey is how its version calls it.
-func (w wireIP) parse(addressKey string) (IP, error) {
-	var ip IP
+func (w wireIP) parse(addressKey string) (ip IP, err error) {
 	var problems Problems
-	var err error
 	ip.Address, err = ParsePrefix(addressKey, w.Address)
 	problems.Add(err)
 	if w.Gateway != "" {

@@ -51,10 +51,9 @@ type wireV4 struct {
 }
 
 // parse checks a route of a configuration or a result. Its errors name the route's keys.
-func (w WireRoute) parse() (Route, error) {
-	r := Route{MTU: w.MTU, AdvMSS: w.AdvMSS, Priority: w.Priority, Table: w.Table, Scope: w.Scope}
+func (w WireRoute) parse() (r Route, err error) {
 	var problems Problems
-	var err error
+	r = Route{MTU: w.MTU, AdvMSS: w.AdvMSS, Priority: w.Priority, Table: w.Table, Scope: w.Scope}
 	switch r.Dst, err = ParsePrefix("dst", w.Dst); {
 	case w.Dst == "":
 		problems.Add(Refuse("dst", nil, "missing").Suggest(`write "dst": "0.0.0.0/0" for the default route`))

@@ -43,8 +43,7 @@ func (o Owned) Live(c *Conn, items []Item, matches func(mark string) bool) ([]It
 }
 
 // All returns all elements whose marks match. Its cost grows with the elements of everybody.
-func (o Owned) All(c *Conn, matches func(mark string) bool) ([]Item, error) {
-	var out []Item
+func (o Owned) All(c *Conn, matches func(mark string) bool) (out []Item, err error) {
 	for _, set := range o.Sets {
 		live, err := c.Elements(o.Layout.Table, set)
 		if err != nil {

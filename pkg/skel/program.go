@@ -18,11 +18,9 @@ import (
 type Program struct {
 	Name string
 	// Run serves one call and returns the exit status.
-	Run func(context.Context, Env) int
-	// InProcess is that of an IPAM plugin.
-	InProcess func() bool
-	// List returns what the plugin keeps for attachments of the network of this configuration; without one what it
-	// keeps at the places that no configuration chooses. What it could read comes beside an error.
+	Run       func(context.Context, Env) int
+	InProcess func() bool // as Plugin has it
+	// List is the plugin's, for a configuration or, with nil, for the places that none chooses.
 	List func(ctx context.Context, conf []byte) ([]cni.Holding, error)
 	// Restore is the plugin's, for calls as those of CHECK. It leaves out those that cannot be read.
 	Restore func(context.Context, []Env) map[string]error
