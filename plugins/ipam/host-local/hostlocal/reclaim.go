@@ -253,7 +253,7 @@ func (s *leaseDir) dead(order iter.Seq[netip.Addr], most int) (found []lease, wh
 // withOthers puts what the owners of leases have in other sets, which may never be full, before them: no half of a
 // container's addresses stays, also after a kill, since the full set's own lease is met again.
 func (j *judge) withOthers(found []lease) (all []lease) {
-	if j.index == nil {
+	if j.index == nil || len(found) == 0 {
 		return found
 	}
 	owners, has := make([]string, len(found)), map[netip.Addr]bool{}
