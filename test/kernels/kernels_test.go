@@ -29,6 +29,9 @@ func missing() []string { return strings.Fields(os.Getenv("HAWSER_MISSING")) }
 var lacks = map[string]string{"ptp, netkit": "netkit", "ipvlan": "ipvlan", "vlan": "vlan",
 	"bridge, vlan": "CONFIG_BRIDGE_VLAN_FILTERING", "dummy": "dummy", "vrf": "vrf", "bandwidth, fq_codel": "fq_codel"}
 
+// waits is what is left of a call's time, which differs from run to run.
+var waits = regexp.MustCompile(`--wait \d+`)
+
 // cell writes what became of a feature into the file HAWSER_CELLS, if there is one.
 func cell(feature, text string) {
 	GinkgoHelper()
@@ -149,7 +152,8 @@ var _ = DescribeTable("a feature works, or names what is missing", Label("kernel
 		if n.Chain("STATUS", p, list).Code == 0 { // which asks what costs little
 			status = ", STATUS succeeds"
 		}
-		answer = fmt.Sprintf("code %d%s: %s", code, status, strings.Join(strings.Fields(says), " "))
+		says = waits.ReplaceAllString(strings.Join(strings.Fields(says), " "), "--wait N")
+		answer = fmt.Sprintf("code %d%s: %s", code, status, says)
 		result += ": " + answer
 		codes := []uint{2, 50}
 		if names("iptables-restore", missing()) {

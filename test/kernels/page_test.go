@@ -84,6 +84,7 @@ func brief(text string) string {
 		return text
 	}
 	if _, modules, ok := strings.Cut(says, ", which may lack "); ok {
+		modules, _, _ = strings.Cut(modules, " (instead of ") // why the other backend was not taken
 		return code + ": may lack " + modules
 	}
 	return code
