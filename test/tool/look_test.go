@@ -96,6 +96,16 @@ var _ = Describe("hawser ls", Label("tool-ls"), func() {
 		Expect(m.says("ls", "--orphans")).To(ContainSubstring("c1"))
 	})
 
+	It("takes no container for gone of which the runtime remembers another network: multus remembers its own", func() {
+		m := newMachine(ours(), usual)
+		m.up(newPod("c1", "web-0"))
+		m.Cmd("sh", "-c", "rm -r /run/hawser/firewall; cd /var/lib/cni; mkdir multus; mv results multus; mkdir results")
+		m.write("/var/lib/cni/results/multus-c1-eth0", `{"kind": "cniCacheV1", "containerId": "c1", "ifName": "eth0",
+			"networkName": "multus"}`)
+		Expect(asks[[]attachment](m, "ls")).To(HaveLen(2))
+		Expect(asks[[]attachment](m, "ls", "--orphans")).To(BeEmpty())
+	})
+
 	It("knows that the path of a namespace has another container by now", func() {
 		m := newMachine(ours(), usual)
 		one, two := newPod("c1", "web-0", hostPort(8080, 80)), newPod("c2", "web-1")

@@ -97,9 +97,9 @@ func (n Node) Read(ctx context.Context) (out []*Attachment, damaged, err error) 
 	cached, damaged, err := n.Cached()
 	lists, bad := n.Lists()
 	held, failed := n.Holdings(ctx, append(lists, ListsOf(cached)...))
-	all := map[cni.Attachment]*Attachment{}
+	all, runs := map[cni.Attachment]*Attachment{}, map[string]bool{}
 	for _, a := range cached {
-		all[a.Attachment] = a
+		all[a.Attachment], runs[a.ContainerID] = a, true
 	}
 	of := func(key cni.Attachment) *Attachment {
 		if all[key] == nil {
@@ -123,7 +123,7 @@ func (n Node) Read(ctx context.Context) (out []*Attachment, damaged, err error) 
 	}
 	for _, a := range all {
 		a.Damaged = n.damagedFile(a)
-		a.judge()
+		a.judge(runs[a.ContainerID])
 		a.Reference = a.Reference && (len(a.Holdings) > 0 || !isLoopback(a.Config))
 		out = append(out, a)
 	}
@@ -204,15 +204,16 @@ func (a *Attachment) add(h cni.Holding) {
 	}
 }
 
-// judge says whether the attachment is one of a container that is gone.
-func (a *Attachment) judge() {
+// judge says whether the attachment is one of a container that is gone, of which a runtime remembers no network. Those
+// that multus attaches are remembered by multus.
+func (a *Attachment) judge(isRemembered bool) {
 	switch {
 	case a.Damaged != "": // who knows
 	case a.ContainerID == "":
 		a.Orphan = "its file names no container, and the reference's host-local does not lend it again"
 	case a.Netns != "" && isGone(a.Netns):
 		a.Orphan = fmt.Sprintf("its namespace %s is gone", a.Netns)
-	case a.Netns == "" && a.File == "":
+	case a.Netns == "" && !isRemembered:
 		a.Orphan = "no runtime remembers it"
 	}
 }
