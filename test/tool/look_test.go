@@ -41,6 +41,18 @@ var _ = Describe("hawser ls", Label("tool-ls"), func() {
 		Expect(m.says("ls")).To(And(MatchRegexp(`cni-loopback +shop/web-0 +lo `), Not(ContainSubstring("reference"))))
 	})
 
+	It("takes containers of multus and of cri-dockerd for attached", func() {
+		m := newMachine(nstest.Newest().Dir(), usual)
+		for _, dir := range []string{"multus", "cache"} {
+			m.cni = libcni.NewCNIConfigWithCacheDir([]string{"/opt/cni/bin"}, "/var/lib/cni/"+dir, nil)
+			m.up(newPod(dir, dir))
+		}
+		Expect(m.says("doctor")).To(Equal("nothing is wrong\n"))
+		Expect(m.says("ls")).To(And(ContainSubstring("shop/multus"), ContainSubstring("shop/cache")))
+		m.Cmd("iptables", "-F", "CNI-FORWARD")
+		Expect(m.hawser("reapply").Stdout).To(And(ContainSubstring("multus"), ContainSubstring("cache")))
+	})
+
 	It("lists attachments, with their addresses, host ends and host ports", func() {
 		m := newMachine(ours(), usual)
 		m.up(newPod("0123456789abcdef", "web-0", hostPort(8080, 80)))

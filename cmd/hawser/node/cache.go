@@ -21,25 +21,32 @@ type Cached struct {
 	RawResult    json.RawMessage
 }
 
+// results are the folders of libcni's cache with a file for each attachment: its own, that of multus for what it
+// attaches to, and cri-dockerd's.
+func (n Node) results() []string {
+	return []string{n.CacheDir + "/results", n.CacheDir + "/multus/results", n.CacheDir + "/cache/results"}
+}
+
 // Cached are the attachments in libcni's cache, in the order of their files, beside errors of damaged files.
 func (n Node) Cached() (all []*Attachment, damaged, err error) {
-	dir := filepath.Join(n.CacheDir, "results")
-	entries, err := os.ReadDir(dir)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, nil, err
-	}
 	var errs []error
-	for _, e := range entries {
-		if !e.Type().IsRegular() {
-			continue
+	for _, dir := range n.results() {
+		entries, err := os.ReadDir(dir)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, nil, err
 		}
-		a, err := readCached(filepath.Join(dir, e.Name()))
-		switch {
-		case errors.Is(err, fs.ErrNotExist): // it ended meanwhile
-		case err != nil:
-			errs = append(errs, err)
-		case a.ContainerID != "":
-			all = append(all, a)
+		for _, e := range entries {
+			if !e.Type().IsRegular() {
+				continue
+			}
+			a, err := readCached(filepath.Join(dir, e.Name()))
+			switch {
+			case errors.Is(err, fs.ErrNotExist): // it ended meanwhile
+			case err != nil:
+				errs = append(errs, err)
+			case a.ContainerID != "":
+				all = append(all, a)
+			}
 		}
 	}
 	return all, errors.Join(errs...), nil
@@ -78,11 +85,16 @@ func readCached(file string) (*Attachment, error) {
 
 // damagedFile is the attachment's file in libcni's cache where there is one that could not be read.
 func (n Node) damagedFile(a *Attachment) string {
-	file := filepath.Join(n.CacheDir, "results", a.Network+"-"+a.ContainerID+"-"+a.IfName)
-	if _, err := os.Lstat(file); a.File != "" || err != nil {
-		return ""
+	for _, dir := range n.results() {
+		file := filepath.Join(dir, a.Network+"-"+a.ContainerID+"-"+a.IfName)
+		if a.File != "" {
+			break
+		}
+		if _, err := os.Lstat(file); err == nil {
+			return file
+		}
 	}
-	return file
+	return ""
 }
 
 // Result is what ADD returned; empty where nobody remembers it, or where it cannot be read.
