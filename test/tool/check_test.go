@@ -204,6 +204,15 @@ var _ = Describe("hawser check", Label("tool-check"), func() {
 		}
 	})
 
+	It("leaves an ipam to the plugin of others that completes it", func() {
+		m := newMachine(ours(), listOf(`{"type": "calico", "ipam": {"type": "host-local", "subnet": "usePodCidr"}}`,
+			portmapEntry))
+		m.Cmd("sh", "-ec", "mkdir /run/bin; cp /opt/cni/bin/portmap /run/bin/calico")
+		for _, command := range []string{"check", "doctor"} {
+			Expect(m.says(command, "--path", "/opt/cni/bin:/run/bin")).To(Equal("nothing is wrong\n"))
+		}
+	})
+
 	It("names each of our plugins that is not installed", func() {
 		m := newMachine(ours(), usual)
 		m.Cmd("sh", "-ec", "mkdir /run/bin; touch /run/bin/bridge /run/bin/firewall; chmod 755 /run/bin/bridge")

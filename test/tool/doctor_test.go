@@ -71,6 +71,29 @@ func without(plugin string) string {
 	  rm /run/bin/` + plugin + `; mount --bind /run/bin /opt/cni/bin`
 }
 
+// flannel is a list as k3s has it, and beFlannel a command by which the node has flannel, a stand-in, with its subnet.
+const (
+	flannel = `{"cniVersion": "1.0.0", "name": "pods", "plugins": [
+  {"type": "flannel", "delegate": {"hairpinMode": true, "isDefaultGateway": true}},
+  {"type": "portmap", "capabilities": {"portMappings": true}}]}`
+	beFlannel = `mkdir -p /run/all /run/bin /run/flannel /var/lib/cni/flannel
+	  mount --bind /opt/cni/bin /run/all; ln -s /run/all/* /run/bin/
+	  printf 'FLANNEL_NETWORK=10.80.0.0/12\nFLANNEL_SUBNET=10.88.0.1/24\nFLANNEL_MTU=1450\nFLANNEL_IPMASQ=true\n' \
+	    >/run/flannel/subnet.env
+	  ip link add flannel.1 type bridge; ip addr add 10.88.0.0/32 dev flannel.1; ip link set flannel.1 up
+	  cat >/run/bin/flannel <<-'END'
+	#!/bin/sh
+	conf='{"cniVersion": "1.0.0", "name": "pods", "type": "bridge", "mtu": 1450, "ipMasq": false, "isGateway": true,
+	  "hairpinMode": true, "isDefaultGateway": true,
+	  "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.88.0.0/24"}]], "routes": [{"dst": "10.80.0.0/12"}]}}'
+	case $CNI_COMMAND in
+	VERSION) echo '{"cniVersion": "1.0.0", "supportedVersions": ["0.3.1", "1.0.0"]}' ;;
+	ADD) echo "$conf" >/var/lib/cni/flannel/$CNI_CONTAINERID; echo "$conf" | /opt/cni/bin/bridge ;;
+	esac
+	END
+	  chmod 755 /run/bin/flannel; mount --bind /run/bin /opt/cni/bin`
+)
+
 func faults() []fault {
 	restore := "cp /run/good " + listFile
 	remove := "rm /etc/cni/net.d/20-more.conflist"
@@ -85,6 +108,9 @@ func faults() []fault {
 			mend: restore},
 		{id: "bad-file", says: "an entry has no type", make: edit(`{"type": "firewall"}`, "{}"), mend: restore},
 		{id: "no-list", says: "no network list in /etc/cni/net.d", make: "rm " + listFile, mend: restore},
+		{thread: "flannel-io/flannel#890", id: "no-subnet", says: "stat /run/flannel/subnet.env: no such file",
+			list: flannel, before: beFlannel, only: "ours", make: "mv /run/flannel/subnet.env /run/",
+			mend: "mv /run/subnet.env /run/flannel/"},
 		{id: "name-twice", severity: "warning", says: "10-pods.conflist has the name too",
 			make: second("pods", "10.99.0.0/24"), mend: remove},
 		{id: "unknown-version", says: `cniVersion "7.0.0" is unknown to /opt/cni/bin/bridge`,
@@ -327,6 +353,38 @@ var _ = Describe("hawser doctor", Label("tool-doctor"), func() {
 		Expect(found[0]).To(And(HaveField("What", HaveSuffix("bridge: its masquerade is missing")),
 			HaveField("Advice", HavePrefix("restart the container"))))
 		Expect(found[1]).To(HaveField("What", HaveSuffix("portmap: its host ports are missing")))
+	})
+
+	It("knows the plugin that flannel calls", func() {
+		nstest.Need("iptables")
+		m := newMachine(nstest.Newest().Dir(), flannel)
+		m.Cmd("sh", "-ec", beFlannel+`
+			nft add table ip site; nft add chain ip site in '{ type filter hook prerouting priority -300 ; }'
+			nft add rule ip site in iif != lo ip daddr 127.0.0.0/8 drop`)
+		p := m.up(newPod("c1", "web-0", hostPort(443, 80)))
+		for _, f := range []fault{
+			{id: "full-range", says: "5 of 5 addresses of 10.88.0.0/29 are lent",
+				make: `sed -i s,1/24,1/29, /run/flannel/subnet.env; cd /var/lib/cni/networks/pods
+				  for i in 3 4 5 6; do cp 10.88.0.2 10.88.0.$i; done`,
+				mend: "sed -i s,1/29,1/24, /run/flannel/subnet.env; rm /var/lib/cni/networks/pods/10.88.0.[3-6]"},
+			{id: "overlapping-route", says: `on "up0", which overlaps 10.88.0.0/24`, make: uplink("10.88.0.77/28"),
+				mend: "ip link del up0"},
+			{id: "lost-lease", says: "no lease keeps 10.88.0.2 of pod shop/web-0",
+				make: "mv /var/lib/cni/networks/pods/10.* /run/", mend: "mv /run/10.* /var/lib/cni/networks/pods/"},
+			{id: "forwarding-off", says: "net.ipv4.conf.cni0.forwarding is 0",
+				make: "sysctl -qw net.ipv4.conf.cni0.forwarding=0", mend: "sysctl -qw net.ipv4.conf.cni0.forwarding=1"},
+			{id: "drop-policy", says: "FORWARD of nf_tables drops what no rule accepts",
+				make: "iptables -P FORWARD DROP", mend: "iptables -A FORWARD -s 10.80.0.0/12 -j ACCEPT"},
+		} {
+			Expect(m.says("doctor")).To(Equal("nothing is wrong\n"))
+			m.Cmd("sh", "-ec", f.make)
+			Expect(m.finds()).To(ConsistOf(And(HaveField("ID", f.id), HaveField("What", ContainSubstring(f.says)))))
+			m.Cmd("sh", "-ec", f.mend)
+		}
+		Expect(m.says("metrics")).To(ContainSubstring(`hawser_addresses_free{network="pods",set="0"} 252` + "\n"))
+		p.Cmd("ip", "addr", "flush", "dev", "eth0")
+		Expect(m.finds()).To(ConsistOf(HaveField("What",
+			ContainSubstring(`bridge: link "eth0": address 10.88.0.2/24: missing`))))
 	})
 
 	It("names programs that cannot run", func() {

@@ -89,7 +89,7 @@ func (n Node) Reapply(ctx context.Context, c Call) (err error) {
 func (n Node) Misleads(ctx context.Context, c Call) error {
 	first := Call{"CHECK", c.Attachment, c.List, 0}
 	end := FirstWord(c.HostEnd())
-	if c.Entry == 0 || end == "" || n.own(first.Plugin()) < 0 || isReached(c.Attachment, end) {
+	if c.Entry == 0 || end == "" || !n.Has(first.Plugin()) || isReached(c.Attachment, end) {
 		return nil
 	}
 	return n.Look(ctx, first)
@@ -138,7 +138,8 @@ func (n Node) Looks(a *Attachment) ([]Call, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", a.File, err)
 	}
-	return slices.DeleteFunc(list.Calls("CHECK", a), func(c Call) bool { return n.own(c.Plugin()) < 0 }), nil
+	calls := list.Called(a.ContainerID).Calls("CHECK", a)
+	return slices.DeleteFunc(calls, func(c Call) bool { return !n.Has(c.Plugin()) }), nil
 }
 
 // Look is CHECK of one plugin by ours, which knows what the reference's makes, too. It runs no plugin of the node's and
@@ -161,6 +162,9 @@ func (n Node) LookAll(ctx context.Context, a *Attachment) (found []error, err er
 	}
 	return found, err
 }
+
+// Has says whether it is one of our plugins.
+func (n Node) Has(plugin string) bool { return n.own(plugin) >= 0 }
 
 func (n Node) own(plugin string) int {
 	return slices.IndexFunc(n.Programs, func(p skel.Program) bool { return p.Name == plugin })
@@ -217,7 +221,7 @@ func (c Call) conf() []byte {
 func (n Node) Detach(ctx context.Context, a *Attachment, list List) (err error) {
 	for i, c := range slices.Backward(list.Calls("DEL", a)) {
 		_, failed := n.Run(ctx, c)
-		if ipam := list.Plugins[i].IPAM.Type; n.own(c.Plugin()) < 0 || ipam != "" && n.own(ipam) < 0 {
+		if ipam := list.Plugins[i].IPAM.Type; !n.Has(c.Plugin()) || ipam != "" && !n.Has(ipam) {
 			err = errors.Join(err, failed)
 		}
 	}

@@ -38,6 +38,8 @@ type Entry struct {
 	Raw          map[string]json.RawMessage `json:"-"`
 	// File and Key say where it stands: plugins[0] of the list's file; the key of a whole file is empty.
 	File, Key string `json:"-"`
+	// SubnetFile is that from which flannel takes the ranges of an entry that it makes; empty for all others.
+	SubnetFile string `json:"-"`
 }
 
 // Lists are the network lists of the node, in the order in which runtimes read them: by the names of their files. What

@@ -183,7 +183,7 @@ func (s spot) entry(list node.List, i int) {
 			s.at(e).say(broken, plugin[0], err.Error(), "install it (hawser install), or correct the name")
 		}
 		p, isOurs := s.ours[plugin[1]]
-		if !isOurs {
+		if !isOurs || !s.Has(e.Type) { // others complete their ipam
 			continue
 		}
 		takes = append(takes, p.Traits().Capabilities...)
@@ -275,12 +275,8 @@ func (s spot) delegates(list node.List, e node.Entry) {
 			s.say(doubtful, "clusterNetwork", err.Error(), "write that network's list")
 		}
 	case "flannel":
-		var given map[string]any
-		_ = json.Unmarshal(e.Raw["delegate"], &given)
-		conf := map[string]any{"type": "bridge"}
-		maps.Copy(conf, given)
-		conf["ipam"], conf["capabilities"] = map[string]string{"type": "host-local"}, map[string]bool{"ipRanges": true}
-		raw, _ := json.Marshal(conf)
+		e.Call("")
+		raw, _ := json.Marshal(e.Raw) // what was decoded can be encoded
 		s.delegate("delegate", list, raw)
 	}
 }

@@ -44,6 +44,7 @@ var kinds = []kindOf{
 	{"missing-plugin", broken, "install it (hawser install), or take it out of the list: without it DEL fails"},
 	{"bad-file", broken, "correct the list (hawser check); end the container of a damaged record, and remove the file"},
 	{"no-list", broken, "write one, or look why the network's own installer did not: the node is not ready"},
+	{"no-subnet", broken, "look why flanneld does not run, or has no subnet (kubectl logs; podCIDR of the node)"},
 	{"unknown-version", broken, "write a cniVersion that all plugins of the list know, or install newer ones"},
 	{"refused-list", broken, "change it: PLUGIN --check-config < FILE says all that is refused"},
 	{"full-range", broken, "hawser ls says whose they are; release those of the dead (hawser gc), or add a range"},
@@ -152,7 +153,7 @@ func (f *facts) sayOf(id, format string, names []string) {
 
 // ofCalls look for what makes a call fail, ofNode for all else that doctor finds.
 func ofCalls() []func(*facts) {
-	return []func(*facts){missingPlugins, badLists, unknownVersions, refusedLists, fullRanges}
+	return []func(*facts){missingPlugins, badLists, noSubnets, unknownVersions, refusedLists, fullRanges}
 }
 
 func ofNode() []func(*facts) {
@@ -186,6 +187,9 @@ func gather(ctx context.Context, n node.Node) *facts {
 	f.note(err)
 	f.isUnread = len(f.problems) > 0
 	f.all = slices.Concat(f.lists, node.ListsOf(f.attached))
+	for _, list := range f.all {
+		list.Called("")
+	}
 	for _, list := range f.all {
 		for _, plugin := range typesOf(list) {
 			if _, known := f.programs[plugin]; !known {
@@ -271,6 +275,9 @@ func typesOf(list node.List) (types []string) {
 		types = append(types, e.Type)
 		if e.IPAM.Type != "" {
 			types = append(types, e.IPAM.Type)
+		}
+		if e.SubnetFile != "" {
+			types = append(types, "flannel")
 		}
 	}
 	return types

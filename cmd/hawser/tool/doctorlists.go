@@ -3,6 +3,7 @@ package tool
 import (
 	"encoding/json"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 
@@ -64,6 +65,17 @@ func badLists(f *facts) {
 	}
 }
 
+// noSubnets are files that flannel does not find: each ADD fails.
+func noSubnets(f *facts) {
+	for _, list := range f.lists {
+		for _, e := range list.Plugins {
+			if _, err := os.Stat(e.SubnetFile); e.SubnetFile != "" && err != nil {
+				f.say("no-subnet", "%s: flannel takes the node's subnet from a file: %v", titleOf(list), err)
+			}
+		}
+	}
+}
+
 // unknownVersions are those of lists that a plugin of theirs does not know.
 func unknownVersions(f *facts) {
 	for _, list := range f.lists {
@@ -87,13 +99,13 @@ func refusedLists(f *facts) {
 		}
 		for _, p := range f.Programs {
 			for i, e := range list.Plugins {
-				if p.Name != e.Type && p.Name != e.IPAM.Type {
+				if !f.Has(e.Type) || p.Name != e.Type && p.Name != e.IPAM.Type { // others complete their ipam
 					continue
 				}
 				found := p.CheckConfig(list.Conf(i, nil), i == 0)
 				if k := slices.IndexFunc(found, func(f skel.Finding) bool { return !f.Warning }); k >= 0 {
 					id := map[bool]string{true: "refused-list", false: "refused-later"}[f.programs[p.Name].kind == ours]
-					key := spot{key: fmt.Sprintf("plugins[%d]", i)}.path(found[k].Key)
+					key := spot{key: e.Key}.path(found[k].Key)
 					f.say(id, "%s: %s: %s: %s", titleOf(list), p.Name, key, found[k].Reason)
 					break
 				}
@@ -154,7 +166,8 @@ func (f *facts) routedElsewhere(list node.List, r ranges.Range) {
 			continue
 		}
 		for _, route := range f.routes[l.Name] {
-			if route.Dst.Bits() == 0 || !route.Dst.Overlaps(r.Subnet) || route.Type > unix.RTN_LOCAL {
+			isLent := !route.Dst.IsSingleIP() || route.Dst.Addr() != r.Subnet.Masked().Addr() // flannel.1 has that
+			if route.Dst.Bits() == 0 || !isLent || !route.Dst.Overlaps(r.Subnet) || route.Type > unix.RTN_LOCAL {
 				continue
 			}
 			id := "covered-route"

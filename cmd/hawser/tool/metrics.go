@@ -147,7 +147,7 @@ func measure(ctx context.Context, n node.Node, check bool, log string) (metrics,
 	lists, err := n.Lists()
 	errs = append(errs, err)
 	for _, l := range lists {
-		for i, u := range l.Usage(all) {
+		for i, u := range l.Called("").Usage(all) {
 			labels := []string{"network", l.Name, "set", strconv.Itoa(i)}
 			m.add("hawser_addresses_used", u.Used, labels...)
 			m.add("hawser_addresses_free", u.Size-u.Used, labels...)

@@ -128,7 +128,7 @@ func (f *facts) unread() (lines []string) {
 // placeIn is the place of the plugin in the list of the network.
 func placeIn(n node.Node, f skel.Failure) string {
 	lists, _ := n.Lists()
-	list := node.ListOf(lists, f.Network)
+	list := node.ListOf(lists, f.Network).Called("")
 	for i, e := range list.Plugins {
 		at := fmt.Sprintf("plugin %d of %d in %s", i+1, len(list.Plugins), list.File)
 		if e.Type == f.Plugin {
