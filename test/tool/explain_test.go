@@ -35,6 +35,13 @@ var _ = Describe("hawser explain", Label("tool-explain"), func() {
 	for name, plugins := range map[string]func() string{
 		"ours": ours, "the reference's": func() string { return nstest.Newest().Dir() },
 	} {
+		It("says once what it cannot read", func() {
+			m := newMachine(ours(), usual)
+			m.write(listFile, "{")
+			const says = "hawser: " + listFile + ": unexpected end of JSON input (line 1)\n"
+			Expect(m.hawser("explain").Stderr).To(Equal(says))
+		})
+
 		It("finds a container by all that it has, with plugins of "+name, func() {
 			m := newMachine(plugins(), usual)
 			m.up(newPod("0123456789abcdef", "web-0", hostPort(8080, 80)))

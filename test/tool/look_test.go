@@ -2,6 +2,7 @@ package tool_test
 
 import (
 	"context"
+	"encoding/base64"
 	"strings"
 	"time"
 
@@ -15,6 +16,8 @@ import (
 
 type attachment struct {
 	Network, ContainerID, IfName, Pod, Netns, Orphan string
+	HostEnd                                          string
+	Addresses                                        []string
 	Reference                                        bool
 	Since                                            time.Time
 	Holdings                                         []struct{ Plugin, Kind, Value, Kept string }
@@ -41,6 +44,18 @@ var _ = Describe("hawser ls", Label("tool-ls"), func() {
 		Expect(m.says("ls")).To(And(MatchRegexp(`cni-loopback +shop/web-0 +lo `), Not(ContainSubstring("reference"))))
 	})
 
+	It("calls nobody's interface the reference's", func() {
+		m := newMachine(ours(), usual)
+		m.Cmd("mkdir", "/var/lib/cni/results")
+		m.write("/var/lib/cni/results/cilium-c1-eth0", `{"containerId": "c1", "ifName": "eth0", "networkName": "cilium",
+			"netns": "/proc/self/ns/net", "config": "`+base64.StdEncoding.EncodeToString([]byte(
+			`{"cniVersion": "1.0.0", "name": "cilium", "plugins": [{"type": "cilium-cni"}]}`))+`",
+			"result": {"cniVersion": "1.0.0", "ips": [{"address": "10.9.0.7/32"}]}}`)
+		Expect(m.says("ls")).To(And(MatchRegexp(`cilium +c1 +eth0 +10\.9\.0\.7 `), Not(ContainSubstring("reference"))))
+		Expect(asks[[]attachment](m, "ls")).To(ConsistOf(And(HaveField("Reference", false),
+			HaveField("Addresses", []string{"10.9.0.7"}))))
+	})
+
 	It("takes containers of multus and of cri-dockerd for attached", func() {
 		m := newMachine(nstest.Newest().Dir(), usual)
 		for _, dir := range []string{"multus", "cache"} {
@@ -65,6 +80,8 @@ var _ = Describe("hawser ls", Label("tool-ls"), func() {
 		Expect(web.Reference).To(BeFalse())
 		Expect(web.Since).To(BeTemporally("~", time.Now(), time.Hour))
 		Expect(web.held("address")).To(Equal([]string{"10.88.0.2"}))
+		Expect(web.Addresses).To(Equal([]string{"10.88.0.2"}))
+		Expect(web.HostEnd).To(MatchRegexp("^veth[0-9a-f]{8}$"))
 		Expect(web.held("host port")).To(ContainElement("0.0.0.0:8080/tcp to 10.88.0.2:80"))
 		lines := strings.Split(strings.TrimSpace(m.says("ls")), "\n")
 		Expect(lines).To(HaveLen(3))

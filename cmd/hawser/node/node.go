@@ -83,7 +83,13 @@ type Attachment struct {
 	Damaged string `json:"-"`
 	// Orphan says why nobody needs what is held; empty where somebody may.
 	Orphan string `json:"orphan,omitempty"`
+	// Shown and ShownEnd are the addresses and the host end, after Show.
+	Shown    []string `json:"addresses,omitempty"`
+	ShownEnd string   `json:"hostEnd,omitempty"`
 }
+
+// Show notes for JSON what takes a look at the result.
+func (a *Attachment) Show() { a.Shown, a.ShownEnd = a.Addresses(), FirstWord(a.HostEnd()) }
 
 // Attachments are those that a runtime remembers or a plugin keeps anything for, in the order of network, container and
 // interface. What could be read comes beside an error.
@@ -124,7 +130,7 @@ func (n Node) Read(ctx context.Context) (out []*Attachment, damaged, err error) 
 	for _, a := range all {
 		a.Damaged = n.damagedFile(a)
 		a.judge(runs[a.ContainerID])
-		a.Reference = a.Reference && (len(a.Holdings) > 0 || !isLoopback(a.Config))
+		a.Reference = a.Reference && (len(a.Holdings) > 0 || !n.isOfOthers(a.Config))
 		out = append(out, a)
 	}
 	slices.SortFunc(out, func(a, b *Attachment) int {
@@ -166,9 +172,11 @@ func (n Node) usesReference(plugin string) bool {
 	return err == nil && n.IsReference != nil && n.IsReference(file)
 }
 
-func isLoopback(config []byte) bool {
+// isOfOthers says that a list is of plugins that neither we have nor the reference, or of loopback.
+func (n Node) isOfOthers(config []byte) bool {
 	list, err := ParseList(config)
-	return err == nil && len(list.Plugins) == 1 && list.Plugins[0].Type == "loopback"
+	isKnown := func(e Entry) bool { return n.Has(e.Type) && e.Type != "loopback" }
+	return err == nil && !slices.ContainsFunc(list.Called("").Plugins, isKnown)
 }
 
 // IsMeant says whether somebody who names a pod or a container so means this one: namespace/name or name, the ID or

@@ -49,12 +49,12 @@ func explainCommand(s *session) *cobra.Command {
 	const short = "Show all that belongs to something, and what may stop its packets"
 	return s.command("explain [ID|ADDRESS|PORT|INTERFACE]", short, func(what string) error {
 		links, linkErr := hostLinks()
-		all, err := s.Attachments(s.ctx)
+		all, err := s.attachments()
 		err = errors.Join(linkErr, err)
 		if what == "" {
-			lists, listErr := s.Lists()
+			lists, _ := s.Lists() // its errors are among those of Attachments
 			networks := tree(lists, all, links)
-			return errors.Join(s.show(networks, func(t table) { printTree(t, networks) }), err, listErr)
+			return errors.Join(s.show(networks, func(t table) { printTree(t, networks) }), err)
 		}
 		e, wayErr := s.explain(what, all, links)
 		if err = errors.Join(wayErr, err); e == nil {

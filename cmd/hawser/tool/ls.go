@@ -16,7 +16,7 @@ func lsCommand(s *session) *cobra.Command {
 	var orphans bool
 	c := s.command("ls [NETWORK]", "List what is attached on this node, and what is left of what was",
 		func(network string) error {
-			all, err := s.Attachments(s.ctx)
+			all, err := s.attachments()
 			all = slices.DeleteFunc(all, func(a *node.Attachment) bool {
 				return orphans && a.Orphan == "" || network != "" && a.Network != network
 			})
@@ -24,6 +24,17 @@ func lsCommand(s *session) *cobra.Command {
 		})
 	c.Flags().BoolVar(&orphans, "orphans", false, "only what nobody needs any more, as far as the node can tell")
 	return c
+}
+
+// attachments are those of the node, with all that JSON shows of them.
+func (s *session) attachments() ([]*node.Attachment, error) {
+	all, err := s.Attachments(s.ctx)
+	for i := range all {
+		if s.json {
+			all[i].Show()
+		}
+	}
+	return all, err
 }
 
 func listAttachments(t table, all []*node.Attachment) {
