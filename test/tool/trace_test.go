@@ -108,6 +108,21 @@ var _ = Describe("hawser trace", Label("tool-trace"), func() {
 		Expect(said()).To(HaveSuffix("no rule dropped a packet\n"))
 	})
 
+	It("writes JSON of what it has when it is told to end", func() {
+		file := filepath.Join(GinkgoT().TempDir(), "said")
+		tracing := m.Start(nstest.Program{Path: "sh", Args: []string{"-c",
+			`exec "$0" trace 8080 --for 1m --json >` + file, nstest.Build("hawser")}})
+		tables := func() string { return m.Cmd("nft", "list", "tables") }
+		Eventually(tables).Should(ContainSubstring("inet hawser_trace"))
+		knock()
+		// The kernel tells of a packet before its answer is sent.
+		Expect(tracing.Process.Signal(syscall.SIGINT)).To(Succeed())
+		ended := tracing.Wait()
+		var steps []traced
+		Expect(json.Unmarshal(nstest.Must(os.ReadFile(file)), &steps)).To(Succeed())
+		Expect(ended == nil).To(Equal(len(steps) > 0), "without a packet it fails")
+	})
+
 	It("waits without work", func() {
 		m := newMachine(ours(), usual)
 		tracing := m.Start(nstest.Program{Path: nstest.Build("hawser"), Args: []string{"trace", "8080", "--for", "2s"}})
