@@ -211,14 +211,14 @@ func (r LiveRule) IsForAll() bool {
 
 const xtReject = "REJECT" // the target of iptables
 
-// EndsAll reports whether the rule drops or rejects each packet that gets to it.
-func (r LiveRule) EndsAll() bool {
+// Ends reports whether the rule drops or rejects packets that it matches.
+func (r LiveRule) Ends() bool {
 	ends := r.Drops()
 	for _, x := range attributes(r.exprs) {
 		ends = ends || textAt(x, unix.NFTA_EXPR_NAME) == "reject" ||
 			textAt(attribute(x, unix.NFTA_EXPR_DATA), unix.NFTA_TARGET_NAME) == xtReject
 	}
-	return ends && r.IsForAll()
+	return ends
 }
 
 // Drops reports whether the rule drops packets that it matches.
@@ -256,8 +256,9 @@ func (r LiveRule) Loaded(size int) [][]byte {
 }
 
 // Matched are the interfaces and networks that packets of the rule come from or go to. A name of an interface may end
-// in *. Sets are those with interfaces.
+// in *. Sets are those with interfaces. Only says that the rule asks for one of these and nothing else.
 type Matched struct {
+	Only     bool
 	Links    []string
 	Indexes  []int
 	Networks []netip.Prefix
@@ -267,13 +268,18 @@ type Matched struct {
 // Matched are those of the rule.
 func (r LiveRule) Matched() (m Matched) {
 	var loaded, mask []byte // the expression that loaded a value, and the bits of it that count
-	isMeta := false
+	isMeta, conditions := false, 0
 	key := func() uint64 { return number(loaded, unix.NFTA_META_KEY) }
 	isName := func() bool { return isMeta && (key() == unix.NFT_META_IIFNAME || key() == unix.NFT_META_OIFNAME) }
 	isIndex := func() bool { return isMeta && (key() == unix.NFT_META_IIF || key() == unix.NFT_META_OIF) }
 	for _, x := range attributes(r.exprs) {
-		data := attribute(x, unix.NFTA_EXPR_DATA)
-		switch name := textAt(x, unix.NFTA_EXPR_NAME); {
+		data, name := attribute(x, unix.NFTA_EXPR_DATA), textAt(x, unix.NFTA_EXPR_NAME)
+		isFamily := isMeta && key() == unix.NFT_META_NFPROTO
+		isOfXT := name == "match" && textAt(data, unix.NFTA_TARGET_NAME) != "comment"
+		if name == "cmp" && !isFamily || isOfXT || slices.Contains(conditional, name) {
+			conditions++
+		}
+		switch {
 		case name == "meta", name == "payload":
 			loaded, mask, isMeta = data, nil, name == "meta"
 		case name == "bitwise":
@@ -292,8 +298,12 @@ func (r LiveRule) Matched() (m Matched) {
 			}
 		}
 	}
+	m.Only = conditions == 1 && len(m.Links)+len(m.Indexes)+len(m.Networks)+len(m.Sets) == 1
 	return m
 }
+
+// conditional are expressions, beside comparisons, by which a rule is not for each packet.
+var conditional = []string{"lookup", "range", "limit", "quota", "connlimit"}
 
 // LinkName is the name of an interface in a rule or a set. Without its end it is of all that begin so.
 func LinkName(value []byte) string {

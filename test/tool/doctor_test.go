@@ -144,6 +144,16 @@ func faults() []fault {
 			make: `nft add table inet site
 			  nft add chain inet site forward '{ type filter hook forward priority 10 ; policy drop ; }'`,
 			mend: "nft insert rule inet site forward meta mark and 0x1000 == 0x1000 accept"},
+		{id: "drop-policy", says: "rule 1 of chain inet site user of nf_tables drops all packets of containers of",
+			make: `nft add table inet site; nft add chain inet site user '{ type filter hook forward priority 5 ; }'
+			  nft add rule inet site user iifname cni0 counter drop`,
+			mend: `nft insert rule inet site user iifname cni0 accept
+			  nft add rule inet site user ip saddr 10.88.0.0/24 tcp dport 25 drop
+			  nft add rule inet site user iifname cni0 oifname eth0 drop`},
+		{id: "drop-policy", need: []string{"iptables-legacy"}, only: "ours",
+			says: "rule 1 of chain ip raw PREROUTING of iptables-legacy drops all packets",
+			make: "iptables-legacy -t raw -A PREROUTING -s 10.88.0.0/24 -j DROP",
+			mend: "iptables-legacy -t raw -F PREROUTING"},
 		{id: "drop-policy", need: []string{"iptables"}, list: open,
 			says: "chain ip filter FORWARD of nf_tables drops what no rule accepts of containers of",
 			make: "iptables -A FORWARD -j REJECT --reject-with icmp-host-prohibited",

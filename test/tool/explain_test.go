@@ -35,6 +35,20 @@ var _ = Describe("hawser explain", Label("tool-explain"), func() {
 	for name, plugins := range map[string]func() string{
 		"ours": ours, "the reference's": func() string { return nstest.Newest().Dir() },
 	} {
+		It("names a rule that drops all of the container's interface or network", func() {
+			m := newMachine(ours(), usual)
+			m.up(newPod("c1", "web-0"))
+			m.Cmd("sh", "-ec", `nft add table inet site
+			nft add chain inet site user '{ type filter hook forward priority 5 ; }'
+			nft add rule inet site user ct state established accept
+			nft add rule inet site user ip daddr 10.88.0.0/16 drop`)
+			const rule = "table inet site, chain user at forward: its rule 2 drops what is of this interface or network"
+			Expect(m.says("explain", "web-0")).To(HaveSuffix("\n  may stop it: " + rule + "\n"))
+			m.Cmd("sh", "-ec", "nft flush chain inet site user; nft add rule inet site user oifname cni0 reject")
+			stops := "\n  stops it: " + strings.Replace(rule, "2", "1", 1)
+			Expect(m.says("explain", "web-0")).To(ContainSubstring(stops))
+		})
+
 		It("says once what it cannot read", func() {
 			m := newMachine(ours(), usual)
 			m.write(listFile, "{")

@@ -35,6 +35,7 @@ type BaseChain struct {
 type Rule struct {
 	Chain, Target      string
 	MayAccept, EndsAll bool
+	EndsOwn            bool     // it drops all of one interface, network or set of interfaces
 	IsForAll           bool     // it has no condition
 	About              []string // the bytes with which it compares
 	Links              []string // interfaces that its packets come from or go to, or nam*
@@ -119,7 +120,8 @@ func RulesOf(nf *nft.Conn, t nft.Table, chain string) (rules []Rule, err error) 
 
 func nftablesRule(nf *nft.Conn, t nft.Table, r nft.LiveRule) (Rule, error) {
 	m := r.Matched()
-	rule := Rule{Chain: r.Chain, Target: r.Target, MayAccept: r.MayAccept(), EndsAll: r.EndsAll(),
+	rule := Rule{Chain: r.Chain, Target: r.Target, MayAccept: r.MayAccept(), EndsAll: r.Ends() && r.IsForAll(),
+		EndsOwn:  r.Ends() && m.Only,
 		IsForAll: r.IsForAll(), Links: m.Links, Indexes: m.Indexes, Networks: m.Networks}
 	for _, value := range r.Compared(0) {
 		rule.About = append(rule.About, string(value))
@@ -148,7 +150,8 @@ func legacyChains(family nft.Family, table string, edit *ipt.Edit) (all []BaseCh
 		target := r.Option("-j") + r.Option("-g")
 		rule := Rule{Chain: r.Chain, Target: target, MayAccept: target == "ACCEPT",
 			IsForAll: len(r.Args) == 2 || len(r.Args) == 4 && r.Option("--reject-with") != ""}
-		rule.EndsAll = rule.IsForAll && (target == "DROP" || target == "REJECT")
+		isEnd := target == "DROP" || target == "REJECT"
+		rule.EndsAll = rule.IsForAll && isEnd
 		for _, option := range []string{"-i", "-o", "-s", "-d"} {
 			value := r.Option(option)
 			if p, err := netip.ParsePrefix(value); err == nil {
@@ -157,6 +160,8 @@ func legacyChains(family nft.Family, table string, edit *ipt.Edit) (all []BaseCh
 				rule.Links = append(rule.Links, strings.Replace(value, "+", "*", 1))
 			}
 		}
+		rule.EndsOwn = isEnd && len(rule.Links)+len(rule.Networks) == 1 &&
+			(len(r.Args) == 4 || len(r.Args) == 6 && r.Option("--reject-with") != "")
 		rules = append(rules, rule)
 	}
 	priorities := map[string]int32{"raw": -300, "mangle": -150, "nat": -100, "filter": 0, "security": 50}
@@ -187,6 +192,23 @@ func (b BaseChain) with(rules []Rule) BaseChain {
 		}
 	}
 	return b
+}
+
+// Ends is the place, counted from 1, of its first rule that drops all of an interface or a network which is asked for;
+// 0 for none. It is certain where no rule before may accept or jumps.
+func (b BaseChain) Ends(is func(Rule) bool) (place int, isCertain bool) {
+	isCertain = true
+	for _, r := range b.Rules {
+		if r.Chain != b.Name {
+			continue
+		}
+		place++
+		if r.EndsOwn && is(r) {
+			return place, isCertain
+		}
+		isCertain = isCertain && !r.MayAccept && r.Target == ""
+	}
+	return 0, false
 }
 
 // The verdicts: for certain, or where other rules decide.

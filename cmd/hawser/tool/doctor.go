@@ -157,8 +157,8 @@ func ofCalls() []func(*facts) {
 }
 
 func ofNode() []func(*facts) {
-	return []func(*facts){overlaps, lostLeases, forwardingOff, orphans, drifted, dropPolicies, missingModules,
-		changedMACs, guards, beside, mixedPlugins}
+	return []func(*facts){overlaps, lostLeases, forwardingOff, orphans, drifted, dropPolicies, dropRules,
+		missingModules, changedMACs, guards, beside, mixedPlugins}
 }
 
 // findings are in the order of their kinds, errors first.

@@ -48,16 +48,37 @@ func dropPolicies(f *facts) {
 	}
 }
 
+// dropRules are rules of others that drop all packets of a list's bridge or range.
+func dropRules(f *facts) {
+	for _, d := range f.hooked {
+		for _, list := range f.lists {
+			name, _ := ownBridge(list)
+			own, all := f.link(name), slices.Concat(list.RangeSets()...)
+			place, isCertain := d.Ends(func(r node.Rule) bool { return names(r, own.Name, own.Index, all) })
+			if !isCertain || d.IsOurs() || !isRouted(list) {
+				continue
+			}
+			const text = "rule %d of %s drops all packets of containers of %s"
+			f.say("drop-policy", text, place, chainOf(d), titleOf(list))
+			f.found[len(f.found)-1].Advice = "take the rule away, or put one before it that accepts containers"
+		}
+	}
+}
+
+// chainOf names a chain.
+func chainOf(d node.BaseChain) string {
+	if legacy, ok := strings.CutPrefix(d.Table, "legacy "); ok {
+		return "chain " + legacy + " " + d.Name + " of iptables-legacy"
+	}
+	return "chain " + d.Table + " " + d.Name + " of nf_tables"
+}
+
 func (f *facts) sayDrops(d node.BaseChain, list node.List, doubt bool) {
 	what := "no rule accepts"
 	if doubt {
 		what = "its rules do not accept; they accept some packets, and not for certain those"
 	}
-	chain := d.Table + " " + d.Name + " of nf_tables"
-	if legacy, ok := strings.CutPrefix(d.Table, "legacy "); ok {
-		chain = legacy + " " + d.Name + " of iptables-legacy"
-	}
-	f.say("drop-policy", "chain %s drops what %s of containers of %s", chain, what, titleOf(list))
+	f.say("drop-policy", "%s drops what %s of containers of %s", chainOf(d), what, titleOf(list))
 	said := &f.found[len(f.found)-1]
 	if doubt {
 		said.Severity = doubtful
@@ -81,17 +102,17 @@ func (f *facts) isFirewalls(d node.BaseChain, list node.List) bool {
 }
 
 // names says whether a rule names a link, its index or, of all ranges, a network around one.
-func names(r node.Rule, link rtnl.Link, all ranges.Set) bool {
+func names(r node.Rule, link string, index int, all ranges.Set) bool {
 	isLink := func(name string) bool {
 		begin, isMore := strings.CutSuffix(name, "*")
-		return link.Name != "" && (name == link.Name || isMore && strings.HasPrefix(link.Name, begin))
+		return link != "" && (name == link || isMore && strings.HasPrefix(link, begin))
 	}
 	isAround := func(p netip.Prefix) bool {
 		in := func(r ranges.Range) bool { return p.Bits() <= r.Subnet.Bits() && p.Contains(r.Subnet.Addr()) }
 		return slices.ContainsFunc(all, in)
 	}
 	return slices.ContainsFunc(r.Links, isLink) || slices.ContainsFunc(r.Sets, isLink) ||
-		slices.ContainsFunc(r.Networks, isAround) || link.Index != 0 && slices.Contains(r.Indexes, link.Index)
+		slices.ContainsFunc(r.Networks, isAround) || index != 0 && slices.Contains(r.Indexes, index)
 }
 
 // link is the host's of that name; without an index where there is none.
@@ -123,7 +144,7 @@ func (f *facts) accepted(d node.BaseChain, list node.List, all ranges.Set) (acce
 			if i == 0 {
 				passed++
 			}
-			isOwn := names(r, own, all)
+			isOwn := names(r, own.Name, own.Index, all)
 			switch {
 			case i == 0 && d.DropsAt > 0 && passed >= d.DropsAt:
 				continue

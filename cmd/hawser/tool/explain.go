@@ -14,6 +14,7 @@ import (
 	"github.com/hawser-cni/plugins/cmd/hawser/node"
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/nft"
+	"github.com/hawser-cni/plugins/pkg/ranges"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
@@ -188,6 +189,7 @@ func (e *explanation) findLinks(links map[string]hostLink) {
 func (e *explanation) findWay(ctx context.Context, n node.Node) error {
 	e.Way = []node.BaseChain{}
 	families, errs := map[bool]bool{}, []error{} // whether it is IPv4
+	var own ranges.Set
 	for _, a := range e.Attachments {
 		if a.Orphan != "" {
 			e.stop(node.StopsIt, "container %s: %s", nameOf("", a.ContainerID), a.Orphan)
@@ -198,6 +200,7 @@ func (e *explanation) findWay(ctx context.Context, n node.Node) error {
 		for _, text := range a.Addresses() {
 			if addr, err := netip.ParseAddr(text); err == nil {
 				families[addr.Is4()] = true
+				own = append(own, ranges.Range{Subnet: netip.PrefixFrom(addr, addr.BitLen())})
 			}
 		}
 	}
@@ -212,6 +215,13 @@ func (e *explanation) findWay(ctx context.Context, n node.Node) error {
 			e.stop(node.StopsIt, "%s is 0: the host forwards nothing", key)
 		}
 	}
+	isMeant := func(r node.Rule) bool {
+		is := false
+		for _, l := range e.Links {
+			is = is || names(r, l.Name, 0, own)
+		}
+		return is
+	}
 	chains, err := node.BaseChains(ctx)
 	for _, b := range chains {
 		if b.Family == nft.IPv4 && !families[true] || b.Family == nft.IPv6 && !families[false] {
@@ -220,6 +230,11 @@ func (e *explanation) findWay(ctx context.Context, n node.Node) error {
 		e.Way = append(e.Way, b)
 		if verdict, why := b.Stops(); verdict != "" {
 			e.stop(verdict, "table %s, chain %s at %s: %s", b.Table, b.Name, b.Hook, why)
+		}
+		if place, isCertain := b.Ends(isMeant); place > 0 {
+			verdict := map[bool]string{true: node.StopsIt, false: node.MayStopIt}[isCertain]
+			e.stop(verdict, "table %s, chain %s at %s: its rule %d drops what is of this interface or network", b.Table,
+				b.Name, b.Hook, place)
 		}
 	}
 	slices.SortFunc(e.Stops, func(a, b *stop) int { // what is certain first
