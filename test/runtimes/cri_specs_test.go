@@ -268,7 +268,9 @@ func (r runtimeUnderTest) expectImage(name string) {
 func (r runtimeUnderTest) crictl(args ...string) (string, error) {
 	GinkgoHelper()
 	config := filepath.Join(r.dir, "crictl.yaml")
-	Expect(os.WriteFile(config, fmt.Appendf(nil, "runtime-endpoint: unix://%s\n", r.socket), 0o644)).To(Succeed())
+	// crictl waits two seconds, of which a busy machine needs more.
+	text := fmt.Sprintf("runtime-endpoint: unix://%s\ntimeout: 30\n", r.socket)
+	Expect(os.WriteFile(config, []byte(text), 0o644)).To(Succeed())
 	out := r.Run(nstest.Program{Path: "crictl", Args: append([]string{"--config", config}, args...)})
 	if out.Exit != 0 {
 		return "", fmt.Errorf("crictl %v: %s", args, out.Stderr)
