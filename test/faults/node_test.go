@@ -351,7 +351,7 @@ var (
 	macs = regexp.MustCompile(`\b(?:[0-9a-f]{2}:){5}[0-9a-f]{2}\b`)
 	// numbers differ from case to case, as a DHCP server's answer does. A namespace's cookie may be
 	// missing: then it is known again by the others.
-	numbers = regexp.MustCompile(`"(?:since|cookie|inode|device|link)": ?\d+,?|` +
+	numbers = regexp.MustCompile(`"(?:since|cookie|inode|device|link|tap)": ?\d+,?|` +
 		`"(?:ack|server|MAC)": ?"[^"]*",?|# handle \d+`)
 	// element is one of a set, which nft lists in any order.
 	element = regexp.MustCompile(`^(?:elements = \{ )?(.*?)(?:,| \})?$`)
