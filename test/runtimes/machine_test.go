@@ -41,7 +41,7 @@ func newMachine(plugins string) *machine {
 	GinkgoHelper()
 	nstest.Need("realroot")
 	m := &machine{Host: nstest.NewHost(), dir: GinkgoT().TempDir()}
-	m.cgroup = "/hawser-" + filepath.Base(filepath.Dir(m.dir)) + strconv.Itoa(os.Getpid())
+	m.cgroup = "/hawser-" + filepath.Base(m.dir) // of this run alone: one that was killed leaves its own
 	m.outside = nstest.NewOutside(m.Host)
 	DeferCleanup(removeCgroups, m.cgroup)
 	DeferCleanup(m.killAll)
