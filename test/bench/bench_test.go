@@ -133,9 +133,7 @@ var _ = Describe("a run", func() {
 	It("prints each row, fills the page, and leaves the host alone", func() {
 		dir, h := GinkgoT().TempDir(), nstest.NewHost()
 		h.Cmd("sh", "-c", "mkdir "+dir+"/ours "+dir+"/one "+dir+"/peer "+dir+"/empty "+dir+"/disk")
-		build := exec.Command("go", "build", "-o", dir+"/hawser", "./cmd/hawser")
-		build.Dir = nstest.Root()
-		Expect(build.Run()).To(Succeed())
+		h.Cmd("cp", nstest.Build("hawser"), dir+"/hawser")
 		for _, name := range nstest.Plugins() {
 			h.Cmd("cp", nstest.Build(name), dir+"/ours")
 			h.Cmd("ln", dir+"/hawser", dir+"/one/"+name)
@@ -143,7 +141,7 @@ var _ = Describe("a run", func() {
 				h.Cmd("cp", nstest.Build(name), dir+"/peer")
 			}
 		}
-		Expect(exec.Command("go", "build", "-o", dir+"/empty/bridge", "./empty").Run()).To(Succeed())
+		Expect(exec.Command("go", "build", "-trimpath", "-o", dir+"/empty/bridge", "./empty").Run()).To(Succeed())
 		Expect(os.WriteFile(dir+"/page.md", []byte(page), 0o644)).To(Succeed())
 		before := h.Snapshot()
 

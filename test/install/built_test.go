@@ -16,14 +16,22 @@ import (
 	"github.com/hawser-cni/plugins/pkg/nstest/plugintest"
 )
 
+// compile runs a command that compiles as scripts/build.sh does, which has compiled most of it.
+func compile(env []string, name string, args ...string) {
+	GinkgoHelper()
+	flags := nstest.Must(exec.Command(nstest.Root() + "/scripts/flags.sh").Output())
+	c := exec.Command(name, args...)
+	c.Dir, c.Env = nstest.Root(), append(os.Environ(), append(env, "CGO_ENABLED=0", "GOPROXY=off",
+		"GOFLAGS=-buildvcs=false "+strings.Join(strings.Fields(string(flags)), " "))...)
+	text, err := c.CombinedOutput()
+	Expect(err).NotTo(HaveOccurred(), string(text))
+}
+
 // build compiles a program of the tree to a file called hawser.
 func build(env []string, args ...string) string {
 	GinkgoHelper()
 	out := filepath.Join(GinkgoT().TempDir(), "hawser")
-	c := exec.Command("go", append([]string{"build", "-trimpath", "-buildvcs=false", "-o", out}, args...)...)
-	c.Dir, c.Env = nstest.Root(), append(os.Environ(), append(env, "CGO_ENABLED=0", "GOPROXY=off")...)
-	text, err := c.CombinedOutput()
-	Expect(err).NotTo(HaveOccurred(), string(text))
+	compile(env, "go", append([]string{"build", "-o", out}, args...)...)
 	return out
 }
 
@@ -54,12 +62,9 @@ var _ = It("replaces a build with an older Go, and refuses one with a newer Go",
 
 var _ = It("is built by the loop of the reference's build script", Label("build-loop"), func() {
 	out := GinkgoT().TempDir()
-	c := exec.Command("bash", "-ec", `for d in plugins/meta/* plugins/main/* plugins/ipam/*; do
+	compile(nil, "bash", "-ec", `for d in plugins/meta/* plugins/main/* plugins/ipam/*; do
 		if [ -d "$d" ]; then go build -o "$1/$(basename "$d")" ./"$d"; fi
 	done`, "loop", out)
-	c.Dir, c.Env = nstest.Root(), append(os.Environ(), "CGO_ENABLED=0", "GOPROXY=off", "GOFLAGS=-buildvcs=false")
-	text, err := c.CombinedOutput()
-	Expect(err).NotTo(HaveOccurred(), string(text))
 	d := dir{nstest.NewHost(), out}
 	Expect(d.names()).To(ConsistOf(append(nstest.Plugins(), "cluster-local")))
 	for _, name := range nstest.Plugins() {
