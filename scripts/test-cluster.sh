@@ -26,7 +26,7 @@ if [ ! -x "$HAWSER_ETCD" ]; then
 	mv "$work/etcd" "$cache/etcd"
 fi
 flock -u 9
-scripts/build.sh "$HAWSER_BIN" plugins/ipam/cluster-local
+scripts/build.sh "$HAWSER_BIN" plugins/ipam/{cluster-local,host-local}
 [ -t 1 ] || export GINKGO_NO_COLOR=TRUE
 read -ra flags <<<"${TESTFLAGS:-}"
 specs='!cluster-bench'
