@@ -162,11 +162,12 @@ var _ = Describe("what cluster-local costs", Ordered, Label("cluster-bench"), fu
 		for i := range nodes {
 			nodes[i] = newNode(fmt.Sprint("node-", i), wide)
 		}
+		held := len(there.leases()) // of the specs before
 		for _, method := range []string{"POST", "DELETE"} {
 			began := time.Now()
-			nstest.AtOnce(len(nodes), func(i int) { nodes[i].request(method, i) })
+			nstest.AtOnce(len(nodes), func(i int) { nodes[i].request(method, held+i) })
 			row("1,000 nodes, one "+method+" each", time.Since(began).Round(100*time.Millisecond).String())
-			Expect(there.leases()).To(HaveLen(map[string]int{"POST": len(nodes)}[method]))
+			Expect(there.leases()).To(HaveLen(held + map[string]int{"POST": len(nodes)}[method]))
 		}
 	})
 })
