@@ -28,7 +28,7 @@ if [ -n "${KERNEL:-}" ]; then
 	trap 'rm -rf "$work"' EXIT
 	mkdir -p docs/kernels
 	(cd test/kernels && CGO_ENABLED=0 go test -c -o "$work/kernels.test" .)
-	# One spec after the other: a second processor would wait for the first, and burn what it emulates meanwhile.
+	# One spec runs after the other, so a second processor would be of no use.
 	export HAWSER_BIN=$PWD/bin/one NSTEST_REQUIRE=all NSTEST_SLOWNESS=3
 	export VM_CPUS=1 VM_SUITE=$suite VM_TIMEOUT=${VM_TIMEOUT:-7200}
 	read -ra rows <<<"${ROWS:-stock}"

@@ -142,25 +142,25 @@ func beforePins(t time.Time, dir string) time.Time {
 
 // lease is one of a container that is gone.
 type lease struct {
-	addr        netip.Addr
-	owner       string
-	why         string
-	changed     time.Time
-	note        note
-	isNoted     bool
-	isThisBoots bool // as the note says
-	isOther     bool // of another set than the full one
+	addr         netip.Addr
+	owner        string
+	why          string
+	changed      time.Time
+	note         note
+	isNoted      bool
+	isOfThisBoot bool // as the note says
+	isOther      bool // of another set than the full one
 }
 
 // look judges a lease by its note or its age. isDead says that its container is gone for certain.
 func (j *judge) look(addr netip.Addr) (l lease, isDead bool) {
 	l = lease{addr: addr, why: "it is of an earlier boot"}
 	l.note, l.isNoted = parseNote(j.dir.Note(addr.String()))
-	l.isThisBoots = l.isNoted && l.note.boot == j.boot
+	l.isOfThisBoot = l.isNoted && l.note.boot == j.boot
 	switch {
-	case l.isThisBoots && !j.hasGone(l.note.netns), !l.isThisBoots && !j.isOneMachine:
+	case l.isOfThisBoot && !j.hasGone(l.note.netns), !l.isOfThisBoot && !j.isOneMachine:
 		return l, false
-	case l.isThisBoots:
+	case l.isOfThisBoot:
 		l.why = "nothing has its network namespace any more"
 	}
 	var err error
@@ -171,7 +171,7 @@ func (j *judge) look(addr netip.Addr) (l lease, isDead bool) {
 		j.unnoted++
 		return l, false
 	}
-	return l, j.isContainers(&l) && !(l.isThisBoots && j.hasEnd(l))
+	return l, j.isContainers(&l) && !(l.isOfThisBoot && j.hasEnd(l))
 }
 
 // hasGone asks once whether a namespace of this boot is gone. One may have many leases.
@@ -237,10 +237,10 @@ func (s *leaseDir) dead(order iter.Seq[netip.Addr], most int) (found []lease, wh
 	}
 	sort.SliceStable(found, func(i, j int) bool {
 		a, b := found[i], found[j]
-		if a.isThisBoots == b.isThisBoots {
+		if a.isOfThisBoot == b.isOfThisBoot {
 			return a.changed.Before(b.changed)
 		}
-		return b.isThisBoots
+		return b.isOfThisBoot
 	})
 	why = fmt.Sprintf("of none is it certain that its container is gone (without a note, as the reference's: %d)",
 		j.unnoted)
