@@ -12,7 +12,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/nstest/trace"
 )
 
-// What must not grow with other containers is counted here; the time at 500 attachments was measured by hand.
+// What must not grow with other containers is counted here; test/load has the time that a full node takes.
 var _ = Describe("what the tool asks for", Label("tool-cost"), func() {
 	It("of ls, explain and metrics is as much for many attachments as for few", func() {
 		m := newMachine(ours(), usual)

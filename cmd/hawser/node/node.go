@@ -16,6 +16,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
@@ -262,22 +263,22 @@ func (a *Attachment) Life() Life {
 	return Lives
 }
 
-// Holdings are what the plugins keep: at their usual places, and where these lists say.
+// Holdings are what the plugins keep: at their usual places, and where these lists say. All are asked at once.
 func (n Node) Holdings(ctx context.Context, lists []List) ([]cni.Holding, error) {
-	var errs []error
-	var all []cni.Holding
-	seen := map[string]bool{}
+	type answer struct {
+		held []cni.Holding
+		err  error
+	}
+	var answers []*answer
+	var wg sync.WaitGroup
 	ask := func(p skel.Program, conf []byte) {
-		held, err := p.List(ctx, conf)
-		if err != nil {
-			errs = append(errs, fmt.Errorf("%s: %w", p.Name, err))
-		}
-		for _, h := range held {
-			if key := fmt.Sprint(h.Attachment, h.Plugin, h.Kind, h.Value, h.Kept); !seen[key] {
-				seen[key] = true
-				all = append(all, h)
+		a := &answer{}
+		answers = append(answers, a)
+		wg.Go(func() {
+			if a.held, a.err = p.List(ctx, conf); a.err != nil {
+				a.err = fmt.Errorf("%s: %w", p.Name, a.err)
 			}
-		}
+		})
 	}
 	for _, p := range append(slices.Clip(n.Programs), skel.Program{Name: separate, List: n.listSeparate}) {
 		ask(p, nil)
@@ -292,6 +293,20 @@ func (n Node) Holdings(ctx context.Context, lists []List) ([]cni.Holding, error)
 					asked[string(conf)] = true
 					ask(p, conf)
 				}
+			}
+		}
+	}
+	wg.Wait()
+	var errs []error
+	var all []cni.Holding
+	seen := map[cni.Holding]bool{}
+	for _, a := range answers {
+		errs = append(errs, a.err)
+		for _, h := range a.held {
+			key := cni.Holding{Attachment: h.Attachment, Plugin: h.Plugin, Kind: h.Kind, Value: h.Value, Kept: h.Kept}
+			if !seen[key] {
+				seen[key] = true
+				all = append(all, h)
 			}
 		}
 	}

@@ -1,8 +1,10 @@
 package tool
 
 import (
+	"bufio"
 	"cmp"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"reflect"
@@ -17,9 +19,10 @@ import (
 // show writes what a command found: as JSON, in which a list that is nil is [], or as a table.
 func (s *session) show(found any, text func(table)) error {
 	if !s.json {
-		t := table{tabwriter.NewWriter(s.out, 0, 0, 2, ' ', 0)}
+		out := bufio.NewWriter(s.out) // tabwriter writes each cell by itself
+		t := table{tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)}
 		text(t)
-		return t.Flush()
+		return errors.Join(t.Flush(), out.Flush())
 	}
 	if list := reflect.ValueOf(found); list.Kind() == reflect.Slice && list.IsNil() {
 		found = []any{}
