@@ -50,7 +50,7 @@ func (s *session) connect(ctx context.Context) error {
 		}
 		s.node = strings.ToLower(strings.TrimSpace(string(name)))
 	}
-	if !nodeName.MatchString(s.node) {
+	if !isNode(s.node) {
 		return cni.Refuse("ipam.node", s.node, "is no name of a node; write the one that the cluster knows")
 	}
 	s.isKubelets = s.node == client.Node()

@@ -3,7 +3,6 @@ package clusterlocal
 import (
 	"cmp"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 
@@ -96,11 +95,18 @@ type config struct {
 	pod, podUID string // namespace/name; empty = the runtime names none
 }
 
-// Names that become a part of an object's name, or a node's.
-var (
-	spaceName = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
-	nodeName  = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$`)
-)
+// isSpace says whether a name can be a part of an object's name.
+func isSpace(name string) bool { return isName(name, "-", 63) }
+
+// isNode says whether a name can be a node's.
+func isNode(name string) bool { return isName(name, "-.", 253) }
+
+// isName says whether a name is of lower-case letters, digits and, but for its ends, the inner characters.
+func isName(name, inner string, longest int) bool {
+	const ends = "abcdefghijklmnopqrstuvwxyz0123456789"
+	isOf := func(text, set string) bool { return strings.Trim(text, set) == "" }
+	return name != "" && len(name) <= longest && isOf(name, ends+inner) && isOf(name[:1]+name[len(name)-1:], ends)
+}
 
 // The keys of CNI_ARGS by which Kubernetes' runtimes name a pod.
 const podSpace, podName, podUID = "K8S_POD_NAMESPACE", "K8S_POD_NAME", "K8S_POD_UID"
@@ -132,11 +138,11 @@ func parseConfig(req *skel.Request, wire wireConfig, problems *cni.Problems) *co
 
 // checkPlace refuses what cannot be a part of a path or of an object.
 func (cfg *config) checkPlace(req *skel.Request, problems *cni.Problems) {
-	if !spaceName.MatchString(cfg.space) {
+	if !isSpace(cfg.space) {
 		problems.Add(cni.Refuse(cfg.keys.space, cfg.space, "is not made of 1 to 63 lower-case letters, digits and "+
 			"hyphens, the first and the last no hyphen"))
 	}
-	if cfg.node != "" && !nodeName.MatchString(cfg.node) {
+	if cfg.node != "" && !isNode(cfg.node) {
 		problems.Add(cni.Refuse("ipam.node", cfg.node, "is no name of a node: at most 253 lower-case letters, digits, "+
 			"hyphens and dots"))
 	}

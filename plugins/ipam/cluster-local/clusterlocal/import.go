@@ -123,7 +123,7 @@ func (i *imported) attachment(ctx context.Context, c cached) error {
 
 // at is the session of a place, with the pools that are there.
 func (i *imported) at(ctx context.Context, p place) (*session, []pool, error) {
-	if !spaceName.MatchString(p.space) {
+	if !isSpace(p.space) {
 		return nil, nil, cni.Refuse(p.keys.space, p.space, "is no name of a space")
 	}
 	if s := i.clients[p]; s != nil {

@@ -174,7 +174,7 @@ func (k kubernetes) probe(ctx context.Context) error {
 
 // hasNode says whether the cluster still has a node, and it is not declared dead.
 func (k kubernetes) hasNode(ctx context.Context, name string) (bool, error) {
-	if !nodeName.MatchString(name) {
+	if !isNode(name) {
 		return true, nil // no node that could be looked up
 	}
 	var node struct {

@@ -48,7 +48,7 @@ func plugin(placeOf func(*skel.Request) (place, error)) skel.Plugin[*config] {
 			if err != nil {
 				return err
 			}
-			if !spaceName.MatchString(p.space) {
+			if !isSpace(p.space) {
 				return nil // no ADD has kept anything there
 			}
 			ctx, cancel := skel.WithTwoThirds(ctx)

@@ -85,7 +85,7 @@ func parseFlags(flags *flag.FlagSet, env skel.Env) bool {
 const reclaimTime = 5 * time.Minute
 
 func reclaimAll(env skel.Env, p place, yes bool) error {
-	if !spaceName.MatchString(p.space) {
+	if !isSpace(p.space) {
 		return cni.Refuse("--space", p.space, "is no name of a space")
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), reclaimTime)
