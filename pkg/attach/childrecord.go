@@ -41,7 +41,7 @@ func (r childRecord) Plausible() bool { return true }
 
 // find opens the namespace of the record and finds the link in it: rtnl.ErrNoLink when one of them is gone.
 func (r childRecord) find(open frame.Opener) *remains {
-	cont, err := open.Enter(r.Netns, r.NS)
+	cont, err := frame.Enter(open, r.Netns, r.NS)
 	found := &remains{cont: cont, conn: cont, err: err}
 	if err == nil {
 		found.link, found.err = r.locate(cont)

@@ -39,12 +39,6 @@ func OpenHost(req *skel.Request) *Call {
 	return c
 }
 
-// OpenContainer begins a call that works in the container alone: it opens Cont.
-func OpenContainer(req *skel.Request) (*Call, error) {
-	c := &Call{Request: req}
-	return c, c.OpenCont()
-}
-
 // OpenCont opens Cont, and reads NetnsID.
 func (c *Call) OpenCont() error { return c.NS.Do(c.openInside) }
 
@@ -75,7 +69,7 @@ func (c *Call) openInside() (err error) {
 type Opener func(path string, id ns.Identity) (*ns.NS, error)
 
 // Enter opens a socket in a namespace. The error matches rtnl.ErrNoLink where there is none.
-func (open Opener) Enter(path string, id ns.Identity) (*rtnl.Conn, error) {
+func Enter(open Opener, path string, id ns.Identity) (*rtnl.Conn, error) {
 	n, err := open(path, id)
 	if errors.Is(err, ns.ErrNotExist) {
 		return nil, rtnl.ErrNoLink
@@ -87,18 +81,16 @@ func (open Opener) Enter(path string, id ns.Identity) (*rtnl.Conn, error) {
 	return rtnl.Dial(n)
 }
 
-// Enter is Opener.Enter at the path alone.
-func Enter(path string, id ns.Identity) (*rtnl.Conn, error) { return Opener(ns.OpenAs).Enter(path, id) }
-
-// OpenLocked is OpenContainer for a call that changes the container's namespace: until it is over, other such calls of
-// chained plugins wait, also of the reference's.
+// OpenLocked begins a call that changes the container's namespace: it opens Cont. Until the call is over, others of
+// chained plugins that do so wait, also of the reference's.
 func OpenLocked(ctx context.Context, req *skel.Request) (*Call, error) {
 	held, err := LockNetns(ctx, req.NS)
 	if err != nil {
 		return nil, err
 	}
 	req.OnDone(func() { _ = held.Unlock() })
-	return OpenContainer(req)
+	c := &Call{Request: req}
+	return c, c.OpenCont()
 }
 
 // LockNetns is OpenLocked's lock, for a namespace and a caller who unlocks it.
@@ -106,8 +98,9 @@ func LockNetns(ctx context.Context, n *ns.NS) (*statefile.Lock, error) {
 	return statefile.LockFD(ctx, n.FD(), n.Path())
 }
 
-// FindInterface finds the container's interface, ContEnd, and notes its MAC address in NetnsID, which kernels
-// without cookies need to tell namespaces apart. If there is none the error says so, and matches rtnl.ErrNoLink.
+// FindInterface opens Cont, unless it is open, finds the container's interface, ContEnd, and notes its MAC address in
+// NetnsID, which kernels without cookies need to tell namespaces apart. If there is none the error says so, and matches
+// rtnl.ErrNoLink.
 func (c *Call) FindInterface() error {
 	if c.Cont == nil {
 		if err := c.OpenCont(); err != nil {
@@ -211,7 +204,7 @@ func (i Inside) Plausible() bool { return i.Link > 0 && len(i.Made) > 0 }
 
 // Remove calls remove with a socket in the namespace, which may be gone.
 func (i Inside) Remove(finder *ns.Finder, remove func(*rtnl.Conn) error) error {
-	conn, err := Opener(finder.Open).Enter(i.Path, i.Netns)
+	conn, err := Enter(finder.Open, i.Path, i.Netns)
 	if err != nil {
 		return IgnoreNoLink(err)
 	}

@@ -185,7 +185,7 @@ func (c call) findFree(d selector) (l rtnl.Link, err error) {
 
 // refuseHeld is the error of a device that its container has; by is who wants it.
 func (r record) refuseHeld(by cni.Attachment) error {
-	cont, err := frame.Enter(r.Netns, r.NS)
+	cont, err := frame.Enter(ns.OpenAs, r.Netns, r.NS)
 	if err == nil && r.Link.Index != 0 {
 		_, err = r.find(cont)
 	}
@@ -268,7 +268,7 @@ func (c call) findDevice() (r record, err error) {
 	if !ok {
 		return c.findReference()
 	}
-	c.Cont, err = frame.Opener((&ns.Finder{Also: c.Netns}).Open).Enter(r.Netns, r.NS)
+	c.Cont, err = frame.Enter((&ns.Finder{Also: c.Netns}).Open, r.Netns, r.NS)
 	return r, frame.IgnoreNoLink(err) // it may be on the host
 }
 
@@ -305,7 +305,7 @@ func collect(ctx context.Context, req *skel.Request) error {
 		if !req.Valid.Excludes(r.Attachment) {
 			continue
 		}
-		cont, err := frame.Opener(finder.Open).Enter(r.Netns, r.NS)
+		cont, err := frame.Enter(finder.Open, r.Netns, r.NS)
 		if err == nil || errors.Is(err, rtnl.ErrNoLink) {
 			err = c.bringHome(*r, cont)
 		}

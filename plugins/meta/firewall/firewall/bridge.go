@@ -10,6 +10,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/frame"
 	"github.com/hawser-cni/plugins/pkg/ipt"
 	"github.com/hawser-cni/plugins/pkg/nft"
+	"github.com/hawser-cni/plugins/pkg/ns"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
@@ -160,7 +161,7 @@ func (c call) enforce(ctx context.Context, bridge string, want policy) error {
 // findBridgeLater finds the bridge of a container for which ADD did not look for it. It finds none if the container is
 // gone. Of errors it returns only those that may pass, and warns of others.
 func (c call) findBridgeLater(r *record) error {
-	cont, err := frame.Enter(r.Path, r.Netns)
+	cont, err := frame.Enter(ns.OpenAs, r.Path, r.Netns)
 	defer func() { _ = cont.Close() }()
 	var link rtnl.Link
 	if err == nil {

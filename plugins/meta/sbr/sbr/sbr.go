@@ -78,10 +78,7 @@ func check(ctx context.Context, req *skel.Request, cfg config) error {
 	if err != nil {
 		return err
 	}
-	c, err := frame.OpenContainer(req)
-	if err != nil {
-		return err
-	}
+	c := &frame.Call{Request: req}
 	if err := c.VerifyInterface(); err != nil {
 		return err
 	}

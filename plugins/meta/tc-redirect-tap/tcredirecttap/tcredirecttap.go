@@ -252,10 +252,7 @@ func partner(conn *rtnl.Conn, l rtnl.Link) (rtnl.Link, error) {
 
 // check compares tap and redirections with what ADD made.
 func check(_ context.Context, req *skel.Request, cfg config) error {
-	c, err := frame.OpenContainer(req)
-	if err != nil {
-		return err
-	}
+	c := &frame.Call{Request: req}
 	if err := c.VerifyInterface(); err != nil {
 		return err
 	}

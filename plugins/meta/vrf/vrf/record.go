@@ -39,7 +39,7 @@ type record struct {
 func list(context.Context, *skel.Request) ([]cni.Holding, error) {
 	return frame.Held(records(), func(r record) []cni.Holding {
 		h := cni.Holding{Attachment: r.Attachment, Kind: cni.HeldRouting, Value: "vrf " + r.VRF, Netns: r.Path}
-		if conn, err := frame.Enter(r.Path, r.Netns); err == nil {
+		if conn, err := frame.Enter(ns.OpenAs, r.Path, r.Netns); err == nil {
 			if vrf, err := conn.Link(r.VRF); err == nil {
 				h.Value += fmt.Sprintf(" table %d", vrf.Table)
 			}

@@ -80,8 +80,8 @@ func del(ctx context.Context, req *skel.Request) error {
 
 // check compares the VRF, and the interface's part in it, with what ADD made.
 func check(_ context.Context, req *skel.Request, cfg config) error {
-	c, err := frame.OpenContainer(req)
-	if err != nil {
+	c := &frame.Call{Request: req}
+	if err := c.OpenCont(); err != nil {
 		return err
 	}
 	here, err := readLinks(c.Cont)
