@@ -56,7 +56,7 @@ func (c call) sweepPolicies(ctx context.Context) error {
 		names, err := c.namesInRules(ctx, f, stage2)
 		for key := range names {
 			err = errors.Join(err, c.ifUnused(key, func(bridge string) error {
-				return c.editFilter(ctx, &record{}, f, func(e *ipt.Edit) { ensurePolicy(e, bridge, policyOpen) })
+				return c.editFilter(ctx, "", f, func(e *ipt.Edit) { ensurePolicy(e, bridge, policyOpen) })
 			}))
 		}
 		errs = append(errs, ipt.WarnIfMissing(c.Warn, othersRules, err))

@@ -50,36 +50,42 @@ func stricter(a, b policy) policy {
 
 // config is the configuration with every value checked.
 type config struct {
-	backend    backend
-	policy     policy
-	adminChain string
-	zone       string
-	published  bool
-	bit        int // of the fwmark, for what is accepted
+	backend backend // asked for
+	options
+}
+
+// options are the other keys.
+type options struct {
+	AdminChain string `json:"adminChain"`
+	Zone       string `json:"zone"`
+	Published  bool   `json:"published"`
+	Bit        int    `json:"markAcceptBit"` // of the fwmark, for what is accepted
+	Policy     policy `json:"policy"`
 }
 
 // parseConfig checks the configuration. What it refuses is code 7.
 func parseConfig(_ *skel.Request, w wireConfig, problems *cni.Problems) config {
-	c := config{backend: backend(w.Backend), policy: policy(cmp.Or(w.IngressPolicy, string(policyOpen))),
-		adminChain: cmp.Or(w.AdminChain, defaultAdminChain), zone: cmp.Or(w.Zone, defaultZone),
-		published: w.AcceptPublished == nil || *w.AcceptPublished, bit: defaultBit}
+	c := config{backend(w.Backend), options{
+		AdminChain: cmp.Or(w.AdminChain, defaultAdminChain), Zone: cmp.Or(w.Zone, defaultZone),
+		Published: w.AcceptPublished == nil || *w.AcceptPublished, Bit: defaultBit,
+		Policy: policy(cmp.Or(w.IngressPolicy, string(policyOpen)))}}
 	problems.Add(cni.InRange("markAcceptBit", w.MarkAcceptBit, 0, 31))
 	if w.MarkAcceptBit != nil {
-		c.bit = *w.MarkAcceptBit
+		c.Bit = *w.MarkAcceptBit
 	}
-	if c.bit >= 13 && c.bit <= 15 {
-		problems.Add(cni.Refuse("markAcceptBit", c.bit, "is portmap's (13) or kube-proxy's (14, 15)"))
+	if c.Bit >= 13 && c.Bit <= 15 {
+		problems.Add(cni.Refuse("markAcceptBit", c.Bit, "is portmap's (13) or kube-proxy's (14, 15)"))
 	}
 	if !slices.Contains([]backend{auto, nftables, iptables, firewalld}, c.backend) {
 		problems.Add(cni.Refuse("backend", w.Backend, `is none of "nftables", "iptables" and "firewalld"`).
 			Suggest("leave it out for the one that fits the host"))
 	}
-	if !slices.Contains(policies(), c.policy) {
+	if !slices.Contains(policies(), c.Policy) {
 		problems.Add(cni.Refuse("ingressPolicy", w.IngressPolicy, `is none of "open", "same-bridge" and "isolated"`))
 	}
 	takenChains := []string{"INPUT", forwardHook, "OUTPUT", cniForward, acceptedChain, stage1, stage2}
-	if !ipt.IsChainName(c.adminChain) || slices.Contains(takenChains, c.adminChain) {
-		problems.Add(cni.Refuse("iptablesAdminChainName", c.adminChain,
+	if !ipt.IsChainName(c.AdminChain) || slices.Contains(takenChains, c.AdminChain) {
+		problems.Add(cni.Refuse("iptablesAdminChainName", c.AdminChain,
 			"is no name of a chain of your own (1 to 28 bytes, no blank, not beginning with - or !)"))
 	}
 	return c

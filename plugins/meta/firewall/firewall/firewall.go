@@ -11,7 +11,6 @@ import (
 	"github.com/hawser-cni/plugins/pkg/frame"
 	"github.com/hawser-cni/plugins/pkg/ipt"
 	"github.com/hawser-cni/plugins/pkg/nft"
-	"github.com/hawser-cni/plugins/pkg/rtnl"
 	"github.com/hawser-cni/plugins/pkg/skel"
 	"github.com/hawser-cni/plugins/pkg/statefile"
 )
@@ -46,12 +45,12 @@ func add(ctx context.Context, req *skel.Request, cfg config) (_ *cni.Result, err
 	c.OnFail("remove the firewall rules", func(ctx context.Context) error { return c.remove(ctx, false) })
 	r.Backend = c.choose(ctx, cfg)
 	if r.Backend != iptables {
-		if r.Bit, err = bitOfAll(s.Any, cfg.bit); err != nil {
+		if r.Bit, err = bitOfAll(s.Any, cfg.Bit); err != nil {
 			return nil, err
 		}
 	}
-	if r.Bit != cfg.bit && r.Backend == nftables {
-		c.Warn("markAcceptBit: %d is not used while containers live that have %d", cfg.bit, r.Bit)
+	if r.Bit != cfg.Bit && r.Backend == nftables {
+		c.Warn("markAcceptBit: %d is not used while containers live that have %d", cfg.Bit, r.Bit)
 	}
 	err = c.apply(ctx, s, r)
 	if cfg.backend == auto && errors.Is(err, nft.ErrUnsupported) {
@@ -101,14 +100,14 @@ func status(ctx context.Context, req *skel.Request, cfg config) error {
 // probe says why the backend cannot be used.
 func (c call) probe(ctx context.Context, cfg config) error {
 	switch {
-	case cfg.backend == firewalld && cfg.policy == policyOpen:
+	case cfg.backend == firewalld && cfg.Policy == policyOpen:
 		return firewalldRuns(ctx)
 	case cfg.backend == firewalld: // the policy is in nftables
-		return errors.Join(firewalldRuns(ctx), c.NF.Probe(layout(cfg.bit)))
+		return errors.Join(firewalldRuns(ctx), c.NF.Probe(layout(cfg.Bit)))
 	case cfg.backend != iptables:
-		err := c.NF.Probe(layout(cfg.bit))
+		err := c.NF.Probe(layout(cfg.Bit))
 		if err == nil {
-			return c.warnOfDrops(cfg.bit)
+			return c.warnOfDrops(cfg.Bit)
 		}
 		if cfg.backend == nftables || !errors.Is(err, nft.ErrUnsupported) {
 			return err
@@ -120,33 +119,28 @@ func (c call) probe(ctx context.Context, cfg config) error {
 	return ipt.Ready(c.NF)
 }
 
-// newRecord makes the attachment's record, with the backend as configured. It looks for the bridge if the container
-// has a policy, or if the bridge may have one, which this ADD may weaken. policedSet lacks the policies in iptables.
+// newRecord makes the attachment's record, all as configured. It looks for the bridge if the container has a policy, or
+// if the bridge may have one, which this ADD may weaken. policedSet lacks the policies in iptables.
 func (c call) newRecord(cfg config) (*record, error) {
-	r := &record{Attachment: c.Attachment, Path: c.Netns, Backend: cfg.backend,
-		Addrs: addressesOf(c.PrevResult, c.IfName), AdminChain: cfg.adminChain, Zone: cfg.zone,
-		Published: cfg.published, Bit: cfg.bit, Policy: cfg.policy}
+	r := &record{Attachment: c.Attachment, Path: c.Netns, Backend: cfg.backend, options: cfg.options,
+		Addrs: addressesOf(c.PrevResult, c.IfName)}
 	policed, err := c.NF.Elements(table, policedSet)
 	if err := nft.IfSupported(err); err != nil {
 		return nil, err
 	}
-	needsBridge := r.Policy != policyOpen || len(policed) > 0 || cfg.backend == iptables
-	if !needsBridge {
-		r.Netns, err = c.NS.Identity()
-		if err != nil || r.Netns.Cookie != 0 {
-			return r, err
+	if r.Policy != policyOpen || len(policed) > 0 || r.Backend == iptables {
+		if err := frame.IgnoreNoLink(c.FindHostEnd()); err != nil {
+			return nil, err
 		}
-		err = c.FindInterface() // without cookies its MAC address tells namespaces apart
-	} else {
-		err = c.FindHostEnd()
+		r.Netns = c.NetnsID
+		return r, c.findBridge(r, c.HostEnd)
 	}
-	if r.Netns = c.NetnsID; errors.Is(err, rtnl.ErrNoLink) {
-		return r, nil
+	if r.Netns, err = c.NS.Identity(); err != nil || r.Netns.Cookie != 0 {
+		return r, err
 	}
-	if err == nil && needsBridge {
-		err = c.findBridge(r, c.HostEnd)
-	}
-	return r, err
+	err = c.FindInterface() // without cookies its MAC address tells namespaces apart
+	r.Netns = c.NetnsID
+	return r, frame.IgnoreNoLink(err)
 }
 
 // replace is code 100 for a live attachment: its record has this namespace, and its rules are there. Any other record

@@ -96,7 +96,7 @@ func delFirewalld(ctx context.Context, s *store, r *record) error {
 		return err
 	}
 	allowed := unless("UNKNOWN_SOURCE", "INVALID_ZONE", "ZONE_CONFLICT")
-	err = askFirewalld(ctx, &record{Zone: r.Zone, Addrs: own}, "removeSource", allowed)
+	err = askFirewalld(ctx, &record{options: options{Zone: r.Zone}, Addrs: own}, "removeSource", allowed)
 	if errors.Is(err, errNoFirewalld) {
 		return nil
 	}

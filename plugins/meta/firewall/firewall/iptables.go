@@ -161,7 +161,7 @@ func (c call) delIPTables(ctx context.Context, s *store, r *record, remaining po
 		if remaining == r.Policy && (len(gone) == 0 || c.delAtOnce(ctx, r.Variant, f, gone)) {
 			continue
 		}
-		errs = append(errs, c.editFilter(ctx, r, f, func(e *ipt.Edit) {
+		errs = append(errs, c.editFilter(ctx, r.Variant, f, func(e *ipt.Edit) {
 			e.Delete(func(live ipt.Rule) bool { return slices.ContainsFunc(gone, live.Equal) })
 			if remaining == r.Policy || keepsPolicy(e) {
 				return
@@ -185,9 +185,9 @@ func (c call) delAtOnce(ctx context.Context, v ipt.Variant, f nft.Family, rules 
 
 // editFilter changes table filter in each variant that has the reference's chains. Where ADD used iptables-nft,
 // legacy's table has nothing of the attachment, so iptables-legacy may be missing.
-func (c call) editFilter(ctx context.Context, r *record, f nft.Family, change func(*ipt.Edit)) error {
+func (c call) editFilter(ctx context.Context, used ipt.Variant, f nft.Family, change func(*ipt.Edit)) error {
 	where, err := forwardChain(f).Variants(ctx, c.NF)
-	if r.Variant == ipt.NFT && ipt.NotInstalled(err) {
+	if used == ipt.NFT && ipt.NotInstalled(err) {
 		err = nil
 	}
 	for _, v := range where {

@@ -23,17 +23,13 @@ const recordDir = "/run/hawser/firewall"
 type record struct {
 	cni.Attachment
 
-	Path       string       `json:"path"`  // CNI_NETNS
-	Netns      ns.Identity  `json:"netns"` // of the container
-	Backend    backend      `json:"backend"`
-	Variant    ipt.Variant  `json:"variant,omitempty"` // of iptables
-	Addrs      []netip.Addr `json:"addrs"`
-	AdminChain string       `json:"adminChain"`
-	Zone       string       `json:"zone"`
-	Published  bool         `json:"published"`
-	Bit        int          `json:"markAcceptBit"` // of the fwmark
+	Path    string       `json:"path"`  // CNI_NETNS
+	Netns   ns.Identity  `json:"netns"` // of the container
+	Backend backend      `json:"backend"`
+	Variant ipt.Variant  `json:"variant,omitempty"` // of iptables
+	Addrs   []netip.Addr `json:"addrs"`
+	options              // with the bit that ADD chose, and the network's last policy
 
-	Policy policy `json:"policy"`
 	Bridge string `json:"bridge,omitempty"` // interface of the policy; empty: no bridge, or not looked for
 	Port   int    `json:"port,omitempty"`   // index of the host end, a port of the bridge
 	// SetFlag says that the port is isolated because of the policy, and not by the bridge plugin.
@@ -56,14 +52,9 @@ func records() statefile.Records[record] {
 
 // Plausible says whether an ADD can have written the record. Rules are made from it, and its file may be damaged.
 func (r record) Plausible() bool {
-	if r.Policy != policyOpen && r.Bridge == "" {
-		return false
-	}
-	if r.Bridge != "" && !cni.ValidIfName(r.Bridge) {
-		return false
-	}
 	bad := func(a netip.Addr) bool { return !a.IsValid() || a.Zone() != "" || a.Is4In6() }
 	return cni.ValidName(r.Network) && cni.ValidName(r.ContainerID) &&
+		(cni.ValidIfName(r.Bridge) || r.Bridge == "" && r.Policy == policyOpen) &&
 		slices.Contains([]backend{nftables, iptables, firewalld}, r.Backend) && !slices.ContainsFunc(r.Addrs, bad) &&
 		r.Bit >= 0 && r.Bit < 32 && ipt.IsChainName(r.AdminChain) && slices.Contains(policies(), r.Policy)
 }

@@ -16,7 +16,7 @@ import (
 // delReference removes what the reference made for the addresses in prevResult, except rules of our own attachments.
 // Where it made anything, the first interface is its bridge, whose policy ends with the last container.
 func (c call) delReference(ctx context.Context, s *store, had *record) error {
-	r := &record{Attachment: c.Attachment, Policy: policyOpen, Backend: iptables}
+	r := &record{Attachment: c.Attachment, Backend: iptables, options: options{Policy: policyOpen}}
 	r.Addrs = slices.DeleteFunc(addressesOf(c.PrevResult, c.IfName), func(a netip.Addr) bool {
 		return had.Backend == iptables && slices.Contains(had.Addrs, a)
 	})
@@ -48,7 +48,7 @@ const othersRules = "rules of other plugins"
 func (c call) delReferenceSources(ctx context.Context, s *store, had *record) {
 	var w wireConfig
 	_ = c.Decode(&w) // a configuration that cannot be read names no zone
-	r := &record{Attachment: c.Attachment, Backend: firewalld, Zone: cmp.Or(w.Zone, defaultZone)}
+	r := &record{Attachment: c.Attachment, Backend: firewalld, options: options{Zone: cmp.Or(w.Zone, defaultZone)}}
 	r.Addrs = slices.DeleteFunc(addressesOf(c.PrevResult, c.IfName), func(a netip.Addr) bool {
 		return slices.Contains(had.Addrs, a)
 	})
