@@ -21,7 +21,7 @@ import (
 // nftProgram is needed for text that an administrator wrote in its language, and for nothing else.
 const nftProgram = "nft"
 
-// compileConditions has nft(8) make the chains with the attachment's conditions. Nothing leads to them yet.
+// compileConditions has nft(8) fill the chains with the attachment's conditions. Until then they translate nothing.
 func (r *record) compileConditions(ctx context.Context) error {
 	for _, a := range r.publishedAddrs() {
 		if r.conditionChain(a.family()) == "" {

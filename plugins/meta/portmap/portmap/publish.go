@@ -77,18 +77,14 @@ func (p *publication) attempt(ctx context.Context) error {
 	if err := p.resolveIPTables(ctx); err != nil {
 		return err
 	}
-	if r.Backend == nftables && len(r.ownChains()) > 0 {
-		if err := p.update(ctx, false); err != nil {
-			return err
-		}
+	if err := p.update(ctx); err != nil {
+		return err
+	}
+	if r.Backend == nftables {
 		if err := r.compileConditions(ctx); err != nil {
 			return err
 		}
-	}
-	if err := p.update(ctx, true); err != nil {
-		return err
-	}
-	if r.Backend == iptables {
+	} else {
 		for _, a := range r.chainAddrs() {
 			if err := p.addChain(ctx, p.store, r, a); err != nil {
 				return fmt.Errorf("host ports with iptables: %w", err)
@@ -177,9 +173,8 @@ func portTaken(wanted hostPort, by string) error {
 	return cni.Errorf(cni.CodePortTaken, "host port %s: held %s", wanted, by)
 }
 
-// update replaces the elements of owners that are gone by the attachment's, in one batch. With elements = false it
-// makes the attachment's own chains instead, to which its elements will lead.
-func (p *publication) update(ctx context.Context, elements bool) error {
+// update replaces the elements of owners that are gone by the attachment's, in one batch.
+func (p *publication) update(ctx context.Context) error {
 	r := p.r
 	err := owned(r.Options.MarkBit).Update(ctx, p.NF, func(tx *nft.Tx) error {
 		return tx.Put(slices.Concat(r.items(), r.itemsBeside()), func(others []nft.Item) ([]nft.Item, error) {
@@ -198,7 +193,7 @@ func (p *publication) update(ctx context.Context, elements bool) error {
 			if err != nil {
 				return nil, err
 			}
-			if err := p.save(); err != nil || r.Backend == iptables || !elements {
+			if err := p.save(); err != nil || r.Backend == iptables {
 				return nil, err
 			}
 			return r.items(), nil
