@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -102,23 +103,20 @@ func restore(ctx context.Context, all []*skel.Request) map[string]error {
 	defer func() { _ = errors.Join(nf.Close(), host.Close()) }()
 	missing, again := map[string]error{}, []*record{}
 	_ = records().Locked(ctx, func(s *store) error { // CHECK finds what it did not make
-		byBit, guarded := [32][]nft.Item{}, map[string]bool{} // the bit of the fwmark
+		byBit := [32][]nft.Item{} // the bit of the fwmark
 		for _, req := range all {
 			r, ok, err := s.Get(req.Hash())
 			want := addressesOf(req.PrevResult.ContainerIPs(req.IfName))
-			isSame := len(r.Addrs) == len(want)
-			for i := range r.Addrs {
-				isSame = isSame && r.Addrs[i].Addr == want[i].Addr
-			}
+			isSame := slices.EqualFunc(r.Addrs, want, func(a, b address) bool { return a.Addr == b.Addr })
 			if err != nil || !ok || !isSame || r.Backend != nftables || len(r.ownChains()) > 0 {
 				continue
 			}
 			again = append(again, &r)
-			items := &byBit[r.Options.MarkBit]
-			if *items = append(*items, r.items()...); r.Localnet != "" && !guarded[r.Localnet] {
-				guarded[r.Localnet] = true
-				*items = append(*items, r.guardItem())
+			items := r.items()
+			if r.Localnet != "" {
+				items = append(items, r.guardItem())
 			}
+			byBit[r.Options.MarkBit] = append(byBit[r.Options.MarkBit], items...)
 		}
 		for bit, items := range byBit {
 			some, _ := owned(bit).Restore(ctx, nf, items)

@@ -99,7 +99,7 @@ func list(ctx context.Context, _ *skel.Request) ([]cni.Holding, error) {
 
 // status looks for what would make ADD fail.
 func status(_ context.Context, req *skel.Request, cfg config) error {
-	return frame.Unavailable("host ports: ", errors.Join(statefile.Writable(recordDir), open(req).probe(cfg)))
+	return frame.Unavailable("host ports: ", statefile.Writable(recordDir), open(req).probe(cfg))
 }
 
 // probe says why the backend cannot be used.
@@ -166,14 +166,11 @@ func (c call) choose(cfg config) (ipt.Backend, error) {
 	switch {
 	case errors.Is(err, rtnl.ErrNoLink):
 		return nftables, nil
-	case cfg.backend == auto:
+	case err != nil || cfg.backend == auto:
 		return iptables, err
-	case err != nil:
-		return nftables, err
-	default:
-		c.Warn("backend nftables beside kube-proxy in its mode ipvs (link %q): "+
-			"host ports win over services of the same port", ipvsLink)
 	}
+	c.Warn("backend nftables beside kube-proxy in its mode ipvs (link %q): "+
+		"host ports win over services of the same port", ipvsLink)
 	return nftables, nil
 }
 
@@ -221,10 +218,7 @@ func isUnreachable(err error) bool {
 func (c call) locate(r *record) error {
 	err := c.FindHostEnd()
 	r.Location = location{c.NS.Path(), c.NetnsID, c.HostEnd.Index, c.HostEnd.MAC.String()}
-	if errors.Is(err, rtnl.ErrNoLink) {
-		return nil
-	}
-	return err
+	return frame.IgnoreNoLink(err)
 }
 
 // warn says which mappings lead nowhere. That runtimes send both 0.0.0.0 and :: is no reason to complain.
