@@ -52,13 +52,10 @@ func listInside() ([]cni.Holding, error) {
 	})
 }
 
-// swapped says whether the container is on this side of the link, which sends what the container sends. It is on the
-// other one of a host end, and of a tap: there is the program that has the tap open.
-func (c *call) swapped(end rtnl.Link) bool { return c.inside && end.Kind != "tun" }
-
-// sides are the filters of what a link sends and receives.
+// sides are the filters of what a link sends and receives. A host end sends what the container receives, and so does a
+// tap, to the program that has it open.
 func (c *call) sides(end rtnl.Link, l limits) (sent, received *filter) {
-	if c.swapped(end) {
+	if c.inside && end.Kind != "tun" {
 		return l.egress, l.ingress
 	}
 	return l.ingress, l.egress

@@ -140,35 +140,35 @@ func (c *call) limit(end rtnl.Link, l limits) (ifbs []rtnl.Link, err error) {
 	sent, received := c.sides(end, l)
 	own := names(c.Attachment)
 	addQdisc, hook := c.at.AddIngress, uint32(rtnl.Received)
-	if sent != nil && sent.exempt != nil {
+	hasExempt := sent != nil && sent.exempt != nil
+	if hasExempt {
 		addQdisc, hook = c.at.AddClsact, rtnl.ClsactReceived
 	}
-	var hooks []uint32
-	var filters []*filter
-	if received != nil {
-		ifb, err := c.addIFB(own[1], end.MTU, received)
-		if err == nil {
-			ifb, err = c.markIFB(ifb, own[0])
-		}
-		if err != nil {
-			return ifbs, err
-		}
-		ifbs, hooks, filters = append(ifbs, ifb), append(hooks, hook), append(filters, received)
+	type way struct { // through an IFB
+		*filter
+		hook   uint32
+		marked string // the name of the IFB from its mark on; empty: as before
 	}
-	if sent != nil && sent.exempt != nil {
+	var ways []way
+	if received != nil {
+		ways = append(ways, way{received, hook, own[0]})
+	}
+	if hasExempt {
+		ways, sent = append(ways, way{sent, rtnl.ClsactSent, ""}), nil
+	}
+	for _, w := range ways {
 		name := own[1]
 		if len(ifbs) > 0 && ifbs[0].Name == name {
 			name = own[2]
 		}
-		ifb, err := c.addIFB(name, end.MTU, sent)
+		ifb, err := c.addIFB(name, end.MTU, w.filter)
 		if err == nil {
-			ifb, err = c.markIFB(ifb, "")
+			ifb, err = c.markIFB(ifb, w.marked)
 		}
 		if err != nil {
 			return ifbs, err
 		}
-		ifbs, hooks, filters = append(ifbs, ifb), append(hooks, rtnl.ClsactSent), append(filters, sent)
-		sent = nil
+		ifbs = append(ifbs, ifb)
 	}
 	if len(ifbs) > 0 {
 		err = addQdisc(end.Index)
@@ -182,7 +182,7 @@ func (c *call) limit(end rtnl.Link, l limits) (ifbs []rtnl.Link, err error) {
 	}
 	for i, ifb := range ifbs {
 		if err == nil {
-			err = c.at.Redirect(end.Index, hooks[i], ifb.Index, filters[i].exempt...)
+			err = c.at.Redirect(end.Index, ways[i].hook, ifb.Index, ways[i].exempt...)
 		}
 	}
 	if err == nil && sent != nil {
@@ -336,17 +336,13 @@ func (c *call) unlimit(end int, ifbs ...int) error {
 // users finds the host ends, or the interfaces of the container, that redirect to an IFB, and the one with its mark: a
 // killed ADD may have left that without the redirection. It reads all links.
 func (c *call) users(ifb rtnl.Link) (ends []rtnl.Link, err error) {
-	hooks := []uint32{rtnl.Received}
-	if ifb.Alias != "" { // it is ours
-		hooks = append(hooks, rtnl.ClsactReceived, rtnl.ClsactSent)
-	}
 	links, err := c.at.Links()
 	for _, l := range links {
 		if l.Kind == "ifb" || !c.inside && !l.IsPairEnd() {
 			continue
 		}
 		leads := ifb.Alias != "" && l.Alias == ifb.Alias
-		for _, hook := range hooks {
+		for _, hook := range []uint32{rtnl.ClsactReceived, rtnl.ClsactSent} { // an ingress qdisc lists the same at both
 			list, err := c.at.Redirects(l.Index, hook)
 			if frame.IgnoreNoLink(err) != nil {
 				return nil, err
