@@ -133,10 +133,10 @@ func (c call) restorePolicy(ctx context.Context, r record, before policy) error 
 // the flags of their ports. It changes the first record last, which networkPolicy reads.
 func (c call) setNetworkPolicy(s *store, r *record) error {
 	all, err := s.All()
+	if err != nil {
+		return err
+	}
 	for _, o := range slices.Backward(all) {
-		if err != nil { // of All, or of the record before
-			return err
-		}
 		if o.Network != r.Network || o.Policy == r.Policy || o.Hash() == r.Hash() {
 			continue
 		}
@@ -149,8 +149,11 @@ func (c call) setNetworkPolicy(s *store, r *record) error {
 				err = s.Put(*o)
 			}
 		}
+		if err != nil {
+			return err
+		}
 	}
-	return err
+	return nil
 }
 
 // enforce gives a bridge the policy, in nftables.
