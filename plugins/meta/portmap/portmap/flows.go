@@ -65,23 +65,21 @@ func (c call) flushRemoved(r *record) error {
 // deleteUDP deletes the UDP flows that match selects, and says how many. match is given a flow and those of the
 // host ports to which it is addressed. Without UDP host ports no flow is read.
 func deleteUDP(records []*record, match func(at []hostPort, f nft.Flow) bool) (deleted int, err error) {
-	ports := map[nft.Family]map[uint16][]hostPort{nft.IPv4: {}, nft.IPv6: {}}
-	for _, r := range records {
-		for _, a := range r.Addrs {
-			for _, p := range r.portsTo(a) {
-				if p.Proto == unix.IPPROTO_UDP {
-					ports[a.family()][p.Port] = append(ports[a.family()][p.Port], p)
+	for _, family := range nft.Families() {
+		ports := map[uint16][]hostPort{}
+		for _, r := range records {
+			for _, p := range r.hostPorts() {
+				if p.Proto == unix.IPPROTO_UDP && nft.FamilyOf(p.Addr) == family {
+					ports[p.Port] = append(ports[p.Port], p)
 				}
 			}
 		}
-	}
-	for _, family := range nft.Families() {
-		if len(ports[family]) == 0 {
+		if len(ports) == 0 {
 			continue
 		}
 		n, err := nft.DeleteFlows(family, unix.IPPROTO_UDP, func(f nft.Flow) bool {
 			var at []hostPort
-			for _, p := range ports[family][f.Destination.Port()] {
+			for _, p := range ports[f.Destination.Port()] {
 				if p.Addr.IsUnspecified() || p.Addr == f.Destination.Addr() {
 					at = append(at, p)
 				}

@@ -16,17 +16,8 @@ import (
 // guardComment begins a link's comment in the guard. Its route_localnet before the first user follows.
 const guardComment = "route_localnet was "
 
+// localnet says whether packets between 127.0.0.0/8 and the link are routed.
 func localnet(link string) sysctl.Key { return sysctl.Net("ipv4", "conf", link, "route_localnet") }
-
-// writeLocalnet sets whether packets between 127.0.0.0/8 and the link are routed. A link that is gone
-// needs no reset.
-func writeLocalnet(link, value string) error {
-	err := localnet(link).Write(value)
-	if value == "0" && errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	return err
-}
 
 // stageGuard stages the link's entry in the guard. The record gets the value of route_localnet before the link's first
 // user: the guard says it, and another record where the guard was flushed.
@@ -79,7 +70,11 @@ func releaseLocalnet(tx *nft.Tx, r *record) error {
 	if was != "0" {
 		return nil
 	}
-	return writeLocalnet(r.Localnet, "0")
+	err = localnet(r.Localnet).Write("0")
+	if errors.Is(err, fs.ErrNotExist) { // the link is gone
+		return nil
+	}
+	return err
 }
 
 // sweepGuard releases those of the named interfaces of the guard that do not exist any more, or whose alias says that

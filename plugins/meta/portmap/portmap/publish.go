@@ -92,7 +92,7 @@ func (p *publication) attempt(ctx context.Context) error {
 		}
 	}
 	if r.Localnet != "" {
-		if err := writeLocalnet(r.Localnet, "1"); err != nil {
+		if err := localnet(r.Localnet).Write("1"); err != nil {
 			return err
 		}
 	}
@@ -178,22 +178,21 @@ func (p *publication) update(ctx context.Context) error {
 	r := p.r
 	err := owned(r.Options.MarkBit).Update(ctx, p.NF, func(tx *nft.Tx) error {
 		return tx.Put(slices.Concat(r.items(), r.itemsBeside()), func(others []nft.Item) ([]nft.Item, error) {
-			if err := p.resolveNFTables(ctx, tx, others); err != nil {
-				return nil, err
-			}
-			var err error
-			if r.Backend == nftables {
+			err := p.resolveNFTables(ctx, tx, others)
+			switch {
+			case err != nil:
+			case r.Backend == nftables:
 				err = tx.Ensure(r.ownChains()...)
-			} else if r.Localnet != "" {
+			case r.Localnet != "":
 				err = tx.EnsureLayout(guardLayout())
 			}
 			if err == nil {
 				err = stageGuard(tx, p.store, r)
 			}
-			if err != nil {
-				return nil, err
+			if err == nil {
+				err = p.save()
 			}
-			if err := p.save(); err != nil || r.Backend == iptables {
+			if err != nil || r.Backend == iptables {
 				return nil, err
 			}
 			return r.items(), nil
@@ -266,11 +265,8 @@ const mayHaveOthers = `chain "` + hostportDNAT + `" may have rules of other plug
 // resolveIPTables decides about owners with host ports in iptables, and about the reference's containers.
 func (p *publication) resolveIPTables(ctx context.Context) error {
 	isUsed := p.r.Backend == iptables
-	for _, a := range p.r.Addrs {
-		if isUsed {
-			break
-		}
-		where, err := natChain(a.family(), hostportDNAT).Variants(ctx, p.NF)
+	for i := 0; i < len(p.r.Addrs) && !isUsed; i++ {
+		where, err := natChain(p.r.Addrs[i].family(), hostportDNAT).Variants(ctx, p.NF)
 		if err := ipt.WarnIfMissing(p.Warn, mayHaveOthers, err); err != nil {
 			return err
 		}
