@@ -179,15 +179,8 @@ func remove(conn *rtnl.Conn, r record) error {
 	if err != nil {
 		return err
 	}
-	var errs []error
-	link, err := conn.LinkByIndex(r.Link)
-	if frame.IgnoreNoLink(err) != nil {
-		return err
-	}
 	q, err := conn.Qdisc(r.Link, rtnl.Ingress)
-	if link.Index != 0 {
-		errs = append(errs, err)
-	}
+	errs := []error{frame.IgnoreNoLink(err)}
 	if q.Kind == "ingress" {
 		list, err := conn.Redirects(r.Link, rtnl.Received)
 		errs = append(errs, err)
