@@ -318,7 +318,7 @@ func (c *call) findEnd() (rtnl.Link, error) {
 	return c.HostEnd, nil
 }
 
-// isAbsent tells the errors of findEnd that say that there is none.
+// isAbsent tells the errors of findEnd that say that there is none: these have a code, and the kernel's have none.
 func isAbsent(err error) bool { return err != nil && cni.AsError(err).Code != cni.CodeInternal }
 
 // findRemains finds the link that has the limits for DEL: our host end by its mark, that of other software by the
