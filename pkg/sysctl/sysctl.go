@@ -1,5 +1,5 @@
-// Package sysctl reads and writes single values below /proc/sys/net, and reads the
-// boot ID. Values are those of the calling thread's network namespace.
+// Package sysctl reads and writes single values below /proc/sys/net, and says which
+// boot this is. Values are those of the calling thread's network namespace.
 package sysctl
 
 import (
@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -180,4 +181,11 @@ func ports(list string) *[1 << 16]bool {
 		}
 	}
 	return set
+}
+
+// SinceBoot is a clock that nobody sets, and that runs while the machine sleeps.
+func SinceBoot() time.Duration {
+	var t unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &t) // which cannot fail
+	return time.Duration(t.Nano())
 }

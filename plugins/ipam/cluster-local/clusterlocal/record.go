@@ -9,8 +9,6 @@ import (
 	"slices"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/ranges"
 	"github.com/hawser-cni/plugins/pkg/statefile"
@@ -113,7 +111,7 @@ func (s *session) end(ctx context.Context, r record) error {
 	if len(r.Open) > 0 {
 		boot, err := sysctl.BootID()
 		if err == nil {
-			err = s.tombstones().Put(ctx, tombstone{r.Nonce, r.Open, boot, sinceBoot()})
+			err = s.tombstones().Put(ctx, tombstone{r.Nonce, r.Open, boot, sysctl.SinceBoot()})
 		}
 		if err != nil {
 			return err
@@ -144,7 +142,7 @@ func (s *session) sweep(ctx context.Context) {
 	for _, kept := range late[:min(len(late), lateMost)] {
 		t, age := kept.Record, lateEnd // of an earlier boot: GC asks for all leases in each
 		if t.Boot == boot {
-			age = sinceBoot() - t.Since // before the look
+			age = sysctl.SinceBoot() - t.Since // before the look
 		}
 		var err error
 		for _, name := range t.Names {
@@ -156,13 +154,6 @@ func (s *session) sweep(ctx context.Context) {
 			_ = s.tombstones().Put(ctx, t) // written last, so the others are looked after before
 		}
 	}
-}
-
-// sinceBoot is a clock that nobody sets, and that runs while the machine sleeps.
-func sinceBoot() time.Duration {
-	var t unix.Timespec
-	_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &t)
-	return time.Duration(t.Nano())
 }
 
 // forget removes a file that is no record, as a damaged disk leaves it. What it has named the next GC finds.

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/ns"
+	"github.com/hawser-cni/plugins/pkg/sysctl"
 )
 
 // client is the DHCP client of one attachment. Its goroutine, run, acquires a lease and keeps it. Other goroutines
@@ -109,7 +110,7 @@ func (c *client) run(ctx context.Context) error {
 			c.log.Info("dropped", "why", err)
 			return errors.Join(err, c.finish())
 		}
-		pause := min(c.wake-sinceBoot(), useInterval)
+		pause := min(c.wake-sysctl.SinceBoot(), useInterval)
 		if err != nil {
 			c.log.Warn("failed", "state", string(c.state), "error", err)
 			pause = min(max(pause, time.Second), retryMax)
@@ -117,12 +118,6 @@ func (c *client) run(ctx context.Context) error {
 		c.rest(ctx, pause)
 	}
 	return context.Cause(ctx)
-}
-
-func sinceBoot() time.Duration {
-	var ts unix.Timespec
-	_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts) // which cannot fail
-	return time.Duration(ts.Nano())
 }
 
 // rest waits for a while, or until the namespace has lost the use at usedAt.
@@ -157,11 +152,11 @@ func (c *client) exchange(ctx context.Context) error {
 	if err := c.begin(ctx, l, c, isFirst); err != nil {
 		return err
 	}
-	for end := sinceBoot() + exchangeMax; ; {
+	for end := sysctl.SinceBoot() + exchangeMax; ; {
 		if err := c.speak(ctx, l); err != nil {
 			return err
 		}
-		now := sinceBoot()
+		now := sysctl.SinceBoot()
 		if err := c.publish(l); err != nil || c.state == bound || now >= end || ctx.Err() != nil {
 			return err
 		}
@@ -281,7 +276,7 @@ func (m *machine) begin(_ context.Context, l *link, c *client, _ bool) error {
 }
 
 func (m *machine) speak(ctx context.Context, l *link) (err error) {
-	if p := m.tick(sinceBoot()); p != nil {
+	if p := m.tick(sysctl.SinceBoot()); p != nil {
 		_, err = l.send(ctx, p)
 	}
 	return err
@@ -290,7 +285,7 @@ func (m *machine) speak(ctx context.Context, l *link) (err error) {
 func (m *machine) listen(ctx context.Context, l *link, wait time.Duration) error {
 	message, err := l.receive(ctx, wait)
 	if message != nil && err == nil {
-		m.receive(sinceBoot(), message)
+		m.receive(sysctl.SinceBoot(), message)
 	}
 	return err
 }

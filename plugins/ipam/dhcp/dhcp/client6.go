@@ -93,7 +93,7 @@ func (l *link) takeOver() error {
 }
 
 func (m *machine6) speak(_ context.Context, l *link) error {
-	now := sinceBoot()
+	now := sysctl.SinceBoot()
 	if !m.tick(now) {
 		return nil
 	}
@@ -119,7 +119,7 @@ func (m *machine6) listen(ctx context.Context, l *link, wait time.Duration) erro
 	if err != nil {
 		return err
 	}
-	m.hear(sinceBoot(), b)
+	m.hear(sysctl.SinceBoot(), b)
 	return nil
 }
 
@@ -149,15 +149,15 @@ func (m *machine6) giveBack(l *link) (at string, err error) {
 	if held.Server == nil {
 		return "no server", nil
 	}
-	m.enter(selecting, sinceBoot()) // for a transaction ID
+	m.enter(selecting, sysctl.SinceBoot()) // for a transaction ID
 	out := &message6{kind: release6, xid: m.xid, client: m.ID, server: held.Server, iaid: m.iaid,
 		addr: held.Addrs[0].Prefix.Addr()}
 	for range tries {
 		if err := l.send6(unix.IPPROTO_UDP, m.Own, allServers, out.encode()); err != nil {
 			return "", err
 		}
-		for end := sinceBoot() + pause; sinceBoot() < end; {
-			b, err := readPacket(context.Background(), l.sock, end-sinceBoot())
+		for end := sysctl.SinceBoot() + pause; sysctl.SinceBoot() < end; {
+			b, err := readPacket(context.Background(), l.sock, end-sysctl.SinceBoot())
 			if err != nil {
 				return "", err
 			}

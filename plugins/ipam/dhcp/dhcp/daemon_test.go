@@ -25,6 +25,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/nstest"
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
 	"github.com/hawser-cni/plugins/pkg/statefile"
+	"github.com/hawser-cni/plugins/pkg/sysctl"
 )
 
 func TestMain(m *testing.M) { nstest.Main(m) }
@@ -373,8 +374,8 @@ var _ = Describe("the daemon", func() {
 		s, d := l.begin(shortLease(600)...)
 		l.configure(c)
 		d.end(syscall.SIGKILL)
-		since := sinceBoot()
-		Eventually(sinceBoot).Should(BeNumerically(">", since+time.Second))
+		since := sysctl.SinceBoot()
+		Eventually(sysctl.SinceBoot).Should(BeNumerically(">", since+time.Second))
 		before := count(s, request)()
 		l.start()
 		Eventually(count(s, request)).Should(BeNumerically(">", before))
@@ -427,12 +428,12 @@ var _ = Describe("the daemon", func() {
 
 	It("does not wait, when it ends, for a client that says nothing", func() {
 		Eventually(func() time.Duration { // a daemon that waits takes callTime each time, a busy machine not
-			d, since := l.start(), sinceBoot()
+			d, since := l.start(), sysctl.SinceBoot()
 			conn := nstest.Must(net.Dial("unix", l.socket))
 			defer conn.Close()
 			l.Succeeds(l.call("STATUS", c)) // which is taken after the other one
 			Expect(d.end(syscall.SIGTERM)).To(BeZero())
-			return sinceBoot() - since
+			return sysctl.SinceBoot() - since
 		}).Should(BeNumerically("<", callTime))
 	})
 
@@ -629,9 +630,9 @@ var _ = Describe("under bridge", func() {
 			call.Path = filepath.Dir(program)
 			return Ran(l.Run(call.Program(l.World, program)))
 		}
-		began := sinceBoot()
+		began := sysctl.SinceBoot()
 		r := bridge("ADD", nil).Added()
-		GinkgoWriter.Println("ADD took", sinceBoot()-began, "and", count(s, discover)(), "DISCOVER")
+		GinkgoWriter.Println("ADD took", sysctl.SinceBoot()-began, "and", count(s, discover)(), "DISCOVER")
 		Expect(addrs(c)()).To(Equal([]string{"10.9.0.50/24"}))
 		Expect(bridge("CHECK", &r).Code).To(BeZero())
 		Expect(bridge("DEL", &r).Code).To(BeZero())

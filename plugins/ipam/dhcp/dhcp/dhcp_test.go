@@ -26,6 +26,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/nstest"
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
 	"github.com/hawser-cni/plugins/pkg/skel"
+	"github.com/hawser-cni/plugins/pkg/sysctl"
 )
 
 // count polls for the number of a server's messages of a kind.
@@ -447,11 +448,11 @@ var _ = Describe("a lease", func() {
 		inside := c.Start(nstest.Program{Path: "sleep", Args: []string{"1000"}})
 		c.Unpin()
 		l.Add(l.at(fmt.Sprintf("/proc/%d/ns/net", inside.Process.Pid), "ADD", c))
-		killed := sinceBoot()
+		killed := sysctl.SinceBoot()
 		Expect(inside.Process.Kill()).To(Succeed())
 		Eventually(count(s, release)).Should(Equal(1))
 		Eventually(l.plugged).ShouldNot(ContainSubstring("port1"))
-		Expect(sinceBoot() - killed).To(BeNumerically("<", useInterval/2))
+		Expect(sysctl.SinceBoot() - killed).To(BeNumerically("<", useInterval/2))
 	})
 
 	It("is released by DEL when the path is gone", func() {

@@ -20,6 +20,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/ns"
 	"github.com/hawser-cni/plugins/pkg/skel"
 	"github.com/hawser-cni/plugins/pkg/statefile"
+	"github.com/hawser-cni/plugins/pkg/sysctl"
 )
 
 // lease is what a server lends: its acknowledgement, or that of IPv6, and the times that follow from it, since boot.
@@ -222,7 +223,7 @@ const (
 func list(context.Context, *skel.Request) (all []cni.Holding, err error) {
 	dirs, _ := filepath.Glob(leaseRoot + "*") // a good pattern
 	dirs6, _ := filepath.Glob(lease6Root + "*")
-	boot := time.Now().Add(-sinceBoot())
+	boot := time.Now().Add(-sysctl.SinceBoot())
 	var errs []error
 	for _, dir := range append(dirs, dirs6...) {
 		held, err := frame.Held(statefile.Records[record]{Path: dir}, func(r record) []cni.Holding {

@@ -23,6 +23,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/skel"
 	"github.com/hawser-cni/plugins/pkg/skel/oneprocessor"
 	"github.com/hawser-cni/plugins/pkg/statefile"
+	"github.com/hawser-cni/plugins/pkg/sysctl"
 )
 
 // daemon serves the plugins on this host, and has a client for each lease.
@@ -187,7 +188,7 @@ func (d *daemon) restore() error {
 		}
 		close(c.ready)
 		if c.lease != nil {
-			c.resume(sinceBoot())
+			c.resume(sysctl.SinceBoot())
 		}
 		c.start()
 	}
@@ -453,7 +454,7 @@ func (d *daemon) check(a cni.Attachment, call rpcCall) (*rpcResult, error) {
 			return nil, cni.Errorf(cni.CodeDrift, "%s has no %s", a, name)
 		}
 		l := c.current.Load()
-		if l == nil || sinceBoot() >= l.expiry {
+		if l == nil || sysctl.SinceBoot() >= l.expiry {
 			return nil, cni.Errorf(cni.CodeDrift, "the %s of %s has expired, or the server refused it", name, a)
 		}
 		if !leads(c.hostPrefix+call.Netns, c.NS) {

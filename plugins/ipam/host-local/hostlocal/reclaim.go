@@ -21,6 +21,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/ns"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 	"github.com/hawser-cni/plugins/pkg/skel"
+	"github.com/hawser-cni/plugins/pkg/sysctl"
 )
 
 // note says for which namespace a lease was written, and for whom. It is kept beside the lease's text, which is the
@@ -107,14 +108,12 @@ func (s *leaseDir) newJudge() (*judge, error) {
 // bootTime is a time of the clock before which nothing of this boot was written: that of the boot by the clock as it is
 // now, or of /run, which is made early. It is the zero time where that cannot be known.
 func bootTime() time.Time {
-	var since unix.Timespec
 	var run unix.Statx_t
-	if unix.ClockGettime(unix.CLOCK_BOOTTIME, &since) != nil ||
-		unix.Statx(unix.AT_FDCWD, "/run", unix.AT_STATX_DONT_SYNC, unix.STATX_BTIME, &run) != nil ||
+	if unix.Statx(unix.AT_FDCWD, "/run", unix.AT_STATX_DONT_SYNC, unix.STATX_BTIME, &run) != nil ||
 		run.Mask&unix.STATX_BTIME == 0 {
 		return time.Time{}
 	}
-	booted, made := time.Now().Add(-time.Duration(since.Nano())), time.Unix(run.Btime.Sec, int64(run.Btime.Nsec))
+	booted, made := time.Now().Add(-sysctl.SinceBoot()), time.Unix(run.Btime.Sec, int64(run.Btime.Nsec))
 	if made.Before(booted) {
 		booted = made
 	}
