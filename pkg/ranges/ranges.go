@@ -134,6 +134,26 @@ func Exclude(sets []Set, exclude []netip.Prefix) error {
 	return problems.Err()
 }
 
+// Verify returns drift where a result has addresses of the sets that are not among those that the attachment holds.
+func Verify(sets []Set, result *cni.Result, held []netip.Addr) error {
+	if result == nil {
+		return nil
+	}
+	var lost []netip.Addr
+	for _, ip := range result.IPs {
+		addr := ip.Address.Addr().Unmap()
+		isOurs := slices.ContainsFunc(sets, func(s Set) bool { _, ok := s.Find(addr); return ok })
+		if isOurs && !slices.Contains(held, addr) {
+			lost = append(lost, addr)
+		}
+	}
+	if lost == nil {
+		return nil
+	}
+	return cni.Drift("prevResult: %s is not reserved for the attachment, which holds %s", Join(lost, ", "),
+		Join(held, ", "))
+}
+
 // Join are the texts of a list with something between them.
 func Join[T fmt.Stringer](list []T, between string) string {
 	words := make([]string, len(list))

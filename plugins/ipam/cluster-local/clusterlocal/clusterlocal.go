@@ -213,18 +213,7 @@ func check(ctx context.Context, req *skel.Request, cfg *config) error {
 		}
 		held = append(held, addr)
 	}
-	if req.PrevResult == nil {
-		return nil
-	}
-	for _, ip := range req.PrevResult.IPs {
-		addr := ip.Address.Addr().Unmap()
-		isOurs := slices.ContainsFunc(cfg.sets, func(s ranges.Set) bool { _, ok := s.Find(addr); return ok })
-		if isOurs && !slices.Contains(held, addr) {
-			return cni.Drift("prevResult: %s is not reserved for the attachment, which holds %s", addr,
-				ranges.Join(held, ", "))
-		}
-	}
-	return nil
+	return ranges.Verify(cfg.sets, req.PrevResult, held)
 }
 
 // gc ends the records of attachments that are not valid. In each boot it asks the store once what else the node has.

@@ -9,7 +9,6 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"slices"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/ranges"
@@ -64,22 +63,7 @@ func check(ctx context.Context, req *skel.Request, cfg *config) error {
 	if len(held) == 0 {
 		return cni.Drift("no address is reserved for %s", req.Attachment)
 	}
-	if req.PrevResult == nil {
-		return nil
-	}
-	var lost []netip.Addr
-	for _, ip := range req.PrevResult.IPs {
-		addr := ip.Address.Addr().Unmap()
-		isOurs := slices.ContainsFunc(cfg.sets, func(s ranges.Set) bool { _, ok := s.Find(addr); return ok })
-		if isOurs && !slices.Contains(held, addr) {
-			lost = append(lost, addr)
-		}
-	}
-	if lost != nil {
-		return cni.Drift("prevResult: %s is not reserved for the attachment, which holds %s",
-			ranges.Join(lost, ", "), ranges.Join(held, ", "))
-	}
-	return nil
+	return ranges.Verify(cfg.sets, req.PrevResult, held)
 }
 
 // gc releases the addresses of attachments that are not valid, and of nobody. What is not exactly
