@@ -1,6 +1,7 @@
 package clusterlocal
 
 import (
+	"cmp"
 	"crypto/sha512"
 	"iter"
 	"math/big"
@@ -67,9 +68,5 @@ func addressAt(set ranges.Set, at *big.Int) netip.Addr {
 // seedOf is what chooses the order: the pod's name, so that a new container of it asks for the same address, or else
 // the container.
 func (cfg *config) seedOf(a cni.Attachment, set ranges.Set) string {
-	who := cfg.pod
-	if who == "" {
-		who = a.ContainerID
-	}
-	return cfg.space + "\n" + set.String() + "\n" + who + "\n" + a.IfName
+	return cfg.space + "\n" + set.String() + "\n" + cmp.Or(cfg.pod, a.ContainerID) + "\n" + a.IfName
 }

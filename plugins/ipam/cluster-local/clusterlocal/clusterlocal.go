@@ -1,6 +1,7 @@
 package clusterlocal
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -23,14 +24,14 @@ import (
 // session is what one call works with.
 type session struct {
 	place
-	store store // nil until connect
-	// isKubelets says that the node's name is in the kubelet's own certificate.
-	isKubelets bool
+	store      kubernetes // without a client until connect
+	isKubelets bool       // the node's name is in the kubelet's own certificate
+	pools      []pool     // of whereabouts, as they were at first: for a guard, and an import
 }
 
 // connect reads the kubeconfig, which says who we are where the configuration does not.
 func (s *session) connect(ctx context.Context) error {
-	if s.store != nil {
+	if s.store.Client != nil {
 		return nil
 	}
 	if err := s.checkKubeconfig(); err != nil {
@@ -40,10 +41,7 @@ func (s *session) connect(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if s.node == "" {
-		s.node = client.Node()
-	}
-	if s.node == "" {
+	if s.node = cmp.Or(s.node, client.Node()); s.node == "" {
 		name, err := os.ReadFile("/etc/hostname")
 		if err != nil {
 			return err
@@ -68,7 +66,7 @@ func (s *session) checkNode(ctx context.Context) error {
 	if err != nil || isMarked(s.known(), boot) {
 		return err
 	}
-	isThere, err := s.store.(kubernetes).hasNode(ctx, s.node)
+	isThere, err := s.store.hasNode(ctx, s.node)
 	if err != nil {
 		return err
 	}
@@ -103,7 +101,7 @@ func add(ctx context.Context, req *skel.Request, cfg *config) (*cni.Result, erro
 	}
 	if a.guard != "" {
 		var err error
-		if a.pools, err = a.store.(kubernetes).pools(ctx); err != nil {
+		if a.pools, err = a.store.pools(ctx); err != nil {
 			return nil, err
 		}
 	}
@@ -181,7 +179,7 @@ func (s *session) unguard(ctx context.Context, a cni.Attachment, has []netip.Add
 	if s.guard == "" {
 		return nil
 	}
-	return s.store.(kubernetes).unguard(ctx, s.space, a, has)
+	return s.store.unguard(ctx, s.space, a, has)
 }
 
 // check verifies that the attachment has its leases, and those of its result that are of our ranges.
@@ -296,7 +294,6 @@ type allocation struct {
 	req    *skel.Request
 	cfg    *config
 	record record
-	pools  []pool // of whereabouts, at first; nil without a guard
 }
 
 // manyMisses is how many taken addresses are tried before the store is asked for all.
@@ -366,16 +363,16 @@ func (a *allocation) takeFromDead(ctx context.Context, n int, all []lease, now t
 		}
 	}
 	why := `"reclaim" is "never"`
-	if k, ok := a.store.(kubernetes); ok && a.cfg.reclaims {
+	if a.cfg.reclaims {
 		theirs := slices.DeleteFunc(slices.Clone(of), func(l lease) bool { return l.Node == a.node })
-		found, left, err := k.dead(ctx, theirs, now, nodesAtOnce)
+		found, left, err := a.store.dead(ctx, theirs, now, nodesAtOnce)
 		why = fmt.Sprintf("%d are of nodes that are deleted", len(found))
 		if left > 0 {
 			why += fmt.Sprintf(", and %d nodes were not looked up: cluster-local reclaim does", left)
 		}
 		freed := 0
 		for ; err == nil && freed < min(len(found), reclaimedAtOnce); freed++ {
-			if err = k.release(ctx, found[freed].name, found[freed].Nonce); err != nil {
+			if err = a.store.release(ctx, found[freed].name, found[freed].Nonce); err != nil {
 				break
 			}
 			a.req.Warn("took %s back from %s: its node is deleted", found[freed].name, found[freed])
@@ -407,7 +404,7 @@ func (a *allocation) reserve(ctx context.Context, set ranges.Set, addr netip.Add
 		return err
 	}
 	r, _ := set.Find(addr)
-	if err = a.store.(kubernetes).guard(ctx, a.pools, l, r.Subnet); errors.Is(err, errTaken) {
+	if err = a.store.guard(ctx, a.pools, l, r.Subnet); errors.Is(err, errTaken) {
 		if err := a.store.release(ctx, l.name, l.Nonce); err != nil {
 			return err
 		}

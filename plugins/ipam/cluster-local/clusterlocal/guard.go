@@ -111,32 +111,26 @@ var errNoPools = errors.New("the API server has no IPPools of whereabouts: leave
 
 // guard writes into the pool of a subnet that the address is lent, so that no node that still runs whereabouts lends
 // it. It fails with errTaken where one has. The pools are those of a moment ago.
-func (k kubernetes) guard(ctx context.Context, pools []pool, l lease, subnet netip.Prefix) (err error) {
+func (k kubernetes) guard(ctx context.Context, pools []pool, l lease, subnet netip.Prefix) error {
 	addr, _ := addressOf(l.name)
 	e := entry{Container: l.Container, Pod: l.Pod, IfName: l.IfName}
-	for ; ; pools, err = k.pools(ctx) {
-		if err != nil {
-			return err
-		}
+	name := poolName(l.Space, subnet.Masked().String())
+	for {
 		if has, ok := lent(pools, l.Space, addr); ok && has != e {
 			return errTaken
 		} else if ok {
 			return nil // the answer was lost
 		}
-		name := poolName(l.Space, subnet.Masked().String())
 		i := slices.IndexFunc(pools, func(p pool) bool { return p.Metadata.Name == name })
 		if i < 0 {
 			if err := k.makePool(ctx, pools, name, subnet.Masked()); err != nil && !isRaced(err) {
 				return err
 			}
-			continue
+		} else if err := k.lend(ctx, pools[i], pools[i].offset(l.Space, addr), e); !isRaced(err) {
+			return err
 		}
-		path, value := "/spec/allocations", any(map[string]entry{pools[i].offset(l.Space, addr): e})
-		if pools[i].Spec.Allocations != nil {
-			path, value = path+"/"+pools[i].offset(l.Space, addr), e
-		}
-		err = k.change(ctx, pools[i], map[string]any{"op": "add", "path": path, "value": value})
-		if !isRaced(err) {
+		var err error
+		if pools, err = k.pools(ctx); err != nil {
 			return err
 		}
 	}
@@ -156,6 +150,15 @@ func (k kubernetes) makePool(ctx context.Context, others []pool, name string, su
 		Body: map[string]any{"apiVersion": poolsVersion, "kind": "IPPool", "metadata": map[string]string{"name": name},
 			"spec": map[string]any{"range": subnet.String(), "allocations": map[string]entry{}}}})
 	return err
+}
+
+// lend makes an entry in the pool.
+func (k kubernetes) lend(ctx context.Context, p pool, key string, e entry) error {
+	path, value := "/spec/allocations", any(map[string]entry{key: e})
+	if p.Spec.Allocations != nil {
+		path, value = path+"/"+key, e
+	}
+	return k.change(ctx, p, map[string]any{"op": "add", "path": path, "value": value})
 }
 
 // change carries out one operation on the pool, if it is still as it was read.

@@ -21,7 +21,7 @@ import (
 // importCommand serves a person who moves a node from whereabouts: it makes the leases and records of the addresses
 // that whereabouts has lent to containers of this node. Whereabouts' own objects are only read.
 func importCommand(env skel.Env) int {
-	i := imported{env: env, clients: map[place]*session{}, pools: map[place][]pool{}}
+	i := imported{env: env, sessions: map[place]*session{}}
 	flags := flag.NewFlagSet("cluster-local import", flag.ContinueOnError)
 	flags.SetOutput(env.Stderr)
 	flags.StringVar(&i.kubeconfig, "kubeconfig", "", "API server and credentials (default as the networks have it)")
@@ -52,8 +52,7 @@ type imported struct {
 	env                     skel.Env
 	kubeconfig, node, cache string
 	yes                     bool
-	clients                 map[place]*session
-	pools                   map[place][]pool
+	sessions                map[place]*session
 	made, before            int
 }
 
@@ -122,30 +121,30 @@ func (i *imported) attachment(ctx context.Context, c cached) error {
 }
 
 // at is the session of a place, with the pools that are there.
-func (i *imported) at(ctx context.Context, p place) (*session, []pool, error) {
+func (i *imported) at(ctx context.Context, p place) (*session, error) {
 	if !isSpace(p.space) {
-		return nil, nil, cni.Refuse(p.keys.space, p.space, "is no name of a space")
+		return nil, cni.Refuse(p.keys.space, p.space, "is no name of a space")
 	}
-	if s := i.clients[p]; s != nil {
-		return s, i.pools[p], nil
+	if s := i.sessions[p]; s != nil {
+		return s, nil
 	}
 	s := &session{place: p}
-	if err := s.connect(ctx); err != nil {
-		return nil, nil, err
-	}
-	if err := s.checkNode(ctx); err != nil {
-		return nil, nil, err
-	}
-	pools, err := s.store.(kubernetes).pools(ctx)
+	err := s.connect(ctx)
 	if err == nil {
-		i.clients[p], i.pools[p] = s, pools
+		err = s.checkNode(ctx)
 	}
-	return s, pools, err
+	if err == nil {
+		s.pools, err = s.store.pools(ctx)
+	}
+	if err == nil {
+		i.sessions[p] = s
+	}
+	return s, err
 }
 
 // lease makes what is missing of an attachment's leases and record.
 func (i *imported) lease(ctx context.Context, p place, c cached, result *cni.Result) error {
-	s, pools, err := i.at(ctx, p)
+	s, err := i.at(ctx, p)
 	if err != nil {
 		return err
 	}
@@ -163,7 +162,7 @@ func (i *imported) lease(ctx context.Context, p place, c cached, result *cni.Res
 	for _, ip := range result.IPs {
 		addr := ip.Address.Addr().Unmap()
 		name := nameOf(s.space, addr)
-		e, isLent := lent(pools, s.space, addr)
+		e, isLent := lent(s.pools, s.space, addr)
 		switch {
 		case slices.Contains(a.record.Held, name):
 			i.before++

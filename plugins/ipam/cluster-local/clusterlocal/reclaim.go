@@ -21,8 +21,8 @@ const (
 )
 
 // dead are the leases of nodes that the cluster does not have any more. No time says that a node is gone: it may be cut
-// off from the API server alone, and its containers answer for their addresses.
-// Of more than most nodes, begun with any, left are not looked up; 0 = all are.
+// off from the API server alone, and its containers answer for their addresses. It looks up at most so many nodes, from
+// any of them on, and says how many are left.
 func (k kubernetes) dead(ctx context.Context, all []lease, now time.Time, most int) (found []lease, left int,
 	err error) {
 	of := map[string][]lease{}
@@ -32,9 +32,7 @@ func (k kubernetes) dead(ctx context.Context, all []lease, now time.Time, most i
 		}
 	}
 	holders := slices.Sorted(maps.Keys(of))
-	if left = len(holders) - most; most == 0 || left <= 0 {
-		left = 0
-	} else {
+	if left = max(len(holders)-most, 0); left > 0 {
 		at := rand.N(len(holders))
 		holders = slices.Concat(holders[at:], holders[:at])[:most]
 	}
@@ -99,7 +97,7 @@ func reclaimAll(env skel.Env, p place, yes bool) error {
 	if err != nil {
 		return err
 	}
-	found, _, err := k.dead(ctx, all, now, 0)
+	found, _, err := k.dead(ctx, all, now, len(all))
 	if err != nil {
 		return err
 	}

@@ -24,9 +24,6 @@ type record struct {
 	Open  []string `json:"open,omitempty"` // names for which a request is not answered
 }
 
-// Hash names the record's file.
-func (r record) Hash() string { return r.Attachment.Hash() }
-
 // Plausible says whether a call of ours can have written the record.
 func (r record) Plausible() bool { return r.Nonce != "" && areNames(r.Held) && areNames(r.Open) }
 
