@@ -38,8 +38,7 @@ type client struct {
 
 // protocol is how a client asks for its lease, by packets on an open link.
 type protocol interface {
-	// begin prepares an exchange. isFirst is the first one of an ADD, of which c gets an identity.
-	begin(ctx context.Context, l *link, c *client, isFirst bool) error
+	begin(ctx context.Context, l *link) error                      // prepares an exchange
 	speak(ctx context.Context, l *link) error                      // sends what is to be sent now
 	listen(ctx context.Context, l *link, wait time.Duration) error // waits for an answer
 	resume(now time.Duration)                                      // goes on with the lease of a former daemon
@@ -56,13 +55,13 @@ const (
 )
 
 func (d *daemon) newClient(r record) *client {
-	c := &client{record: r, course: &course{pauses: d.flags}, daemon: d,
+	c := &client{record: r, course: &course{flags: d.flags}, daemon: d,
 		log: d.log.With("lease", r.Attachment.String()), mounted: make(chan struct{}, 1),
 		ready: make(chan struct{}), done: make(chan struct{})}
 	if r.Client.IPv6 == "" {
-		c.protocol = &machine{identity: r.Client, course: c.course}
+		c.protocol = &machine{identity: &c.Client, course: c.course}
 	} else {
-		c.protocol = &machine6{identity: r.Client, course: c.course, iaid: iaidOf(r.Attachment), ifName: r.IfName}
+		c.protocol = &machine6{identity: &c.Client, course: c.course, iaid: iaidOf(r.Attachment), ifName: r.IfName}
 	}
 	c.finish = sync.OnceValue(c.release)
 	return c
@@ -142,16 +141,15 @@ func (c *client) exchange(ctx context.Context) error {
 		return err
 	}
 	defer c.limited(l.close)
-	isFirst := c.Client.MAC == nil
-	if isFirst {
-		c.fault = l.bringUp(ctx)
+	if c.Client.isFirst() {
+		if c.fault = l.bringUp(ctx); c.fault != nil {
+			return c.fault
+		}
 	}
-	if isFirst && c.fault != nil {
-		return c.fault
-	}
-	if err := c.begin(ctx, l, c, isFirst); err != nil {
+	if err := c.begin(ctx, l); err != nil {
 		return err
 	}
+	c.Client.MAC = l.MAC
 	for end := sysctl.SinceBoot() + exchangeMax; ; {
 		if err := c.speak(ctx, l); err != nil {
 			return err
@@ -186,7 +184,7 @@ func (c *client) publish(l *link) (err error) {
 	if was == is {
 		return nil
 	}
-	had, has := was.result(c.Client.options).decode(), is.result(c.Client.options).decode()
+	had, has := was.result(c.Client.options), is.result(c.Client.options)
 	changes := c.isReady() && !slices.Equal(l.routes(had), l.routes(has))
 	if c.FormerRoutes != nil { // a change is unfinished, or the lease was lost and its routes are remembered
 		changes = true
@@ -260,7 +258,7 @@ func (c *client) sendRelease() (at string, err error) {
 	}
 	// Closing the socket takes the kernel 10 ms and more. DEL does not wait for it.
 	defer c.running.Go(func() { c.limited(l.close) })
-	for _, ip := range c.current.Load().result(options{}).decode().IPs {
+	for _, ip := range c.current.Load().result(options{}).IPs {
 		if err := l.conn.DelAddr(l.Index, ip.Address); err != nil {
 			return "", err
 		}
@@ -268,10 +266,9 @@ func (c *client) sendRelease() (at string, err error) {
 	return c.giveBack(l)
 }
 
-func (m *machine) begin(_ context.Context, l *link, c *client, _ bool) error {
+func (m *machine) begin(_ context.Context, l *link) error {
 	// The links of ipvlan share a MAC address: before a link has its IP address, no answer to the MAC address finds it.
-	m.MAC, m.Broadcast = l.MAC, c.broadcast || l.Kind == "ipvlan"
-	c.Client = m.identity
+	m.Broadcast = m.flags.broadcast || l.Kind == "ipvlan"
 	return nil
 }
 

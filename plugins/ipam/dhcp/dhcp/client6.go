@@ -36,21 +36,17 @@ var filter6 = []bpf.Instruction{
 
 // begin finds the link-local address. In an ADD the daemon takes router advertisements over from the kernel, which may
 // have taken addresses and routes already.
-func (m *machine6) begin(ctx context.Context, l *link, c *client, isFirst bool) error {
-	if isFirst {
-		if err := l.enable6(); err != nil {
-			return err
-		}
-		if m.Own, m.fault = l.conn.WaitLinkLocal(ctx, l.Index); m.fault != nil {
-			return m.fault
-		}
-		if err := l.takeOver(); err != nil {
-			return err
-		}
+func (m *machine6) begin(ctx context.Context, l *link) error {
+	if !m.isFirst() {
+		return nil
 	}
-	m.MAC = l.MAC
-	c.Client = m.identity
-	return nil
+	if err := l.enable6(); err != nil {
+		return err
+	}
+	if m.Own, m.fault = l.conn.WaitLinkLocal(ctx, l.Index); m.fault != nil {
+		return m.fault
+	}
+	return l.takeOver()
 }
 
 // enable6 turns IPv6 on, and the kernel's use of router advertisements off.

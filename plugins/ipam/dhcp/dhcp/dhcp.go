@@ -38,13 +38,12 @@ func add(ctx context.Context, req *skel.Request, cfg *config) (*cni.Result, erro
 		_, err := ask(ctx, cfg.socket, methodRelease, call)
 		return err
 	})
-	out := res.decode()
 	isV6 := func(ip cni.IP) bool { return ip.Address.Addr().Is6() }
-	if cfg.isV6() && !slices.ContainsFunc(out.IPs, isV6) {
+	if cfg.isV6() && !slices.ContainsFunc(res.IPs, isV6) {
 		return nil, cni.Errorf(cni.CodeUnsupportedField, "ipam.ipv6: %q: the DHCP daemon at %s asks for IPv4 "+
 			"addresses only; start that of this release", cfg.IPv6, cfg.socket)
 	}
-	return out, nil
+	return res, nil
 }
 
 // del has the daemon release the lease. Without a daemon it removes the record, so that the next one does not keep it.
@@ -75,7 +74,7 @@ func endLeases(ctx context.Context, req *skel.Request, method string,
 	switch {
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ECONNREFUSED):
 		req.Warn("%v; no server is told", err)
-		return errors.Join(drop(recordsOf("", socket)), drop(records6Of("", socket)))
+		return errors.Join(drop(recordsIn(leaseRoot, socket)), drop(recordsIn(lease6Root, socket)))
 	case isForeign(err):
 		req.Warn("%v: the daemon is the reference's; nothing is collected", err)
 		return nil
@@ -95,7 +94,7 @@ func check(ctx context.Context, req *skel.Request, cfg *config) error {
 	if err != nil || req.PrevResult == nil {
 		return err
 	}
-	for _, ip := range res.decode().IPs {
+	for _, ip := range res.IPs {
 		if !slices.Contains(cni.Addresses(req.PrevResult.IPs), ip.Address) {
 			return cni.Errorf(cni.CodeDrift, "prevResult: address %s, which is lent now, is missing", ip.Address)
 		}
@@ -123,7 +122,7 @@ func callOf(req *skel.Request) rpcCall {
 }
 
 // ask makes a call to the daemon, until ctx ends.
-func ask(ctx context.Context, socket, method string, c rpcCall) (*rpcResult, error) {
+func ask(ctx context.Context, socket, method string, c rpcCall) (*cni.Result, error) {
 	var dialer net.Dialer
 	conn, err := dialer.DialContext(ctx, "unix", socket)
 	if err != nil {
@@ -136,7 +135,7 @@ func ask(ctx context.Context, socket, method string, c rpcCall) (*rpcResult, err
 	defer cancel()
 	end, _ := greeting.Deadline()
 	_ = conn.SetDeadline(end) // the errors are those of what follows
-	var res *rpcResult
+	var res *cni.Result
 	if _, err = io.WriteString(conn, connect); err == nil {
 		err = expect(conn, connected)
 	}

@@ -533,7 +533,7 @@ var _ = Describe("a change", func() {
 				routes = append(routes, &dhcpv4.Route{Dest: to, Router: net.IPv4(10, 9, 0, 1)})
 			}
 			l := boundLife(dhcpv4.WithOption(dhcpv4.OptClasslessStaticRoute(routes...))).lease
-			return l.result(options{}).decode()
+			return l.result(options{})
 		}
 		link := linkOf(c)
 		c.Cmd("ip", "route", "del", "192.0.2.0/24") // an administrator's wish
@@ -598,7 +598,7 @@ var _ = Describe("without a daemon", func() {
 	It("DEL of what has no lease needs no lock", func() {
 		l.start()
 		l.Do(func() {
-			s := nstest.Must(recordsOf("", l.socket).Open(context.Background()))
+			s := nstest.Must(recordsIn(leaseRoot, l.socket).Open(context.Background()))
 			DeferCleanup(s.Close)
 		})
 		l.Succeeds(l.call("DEL", c))

@@ -66,8 +66,7 @@ func (l *lease) prefix() netip.Prefix {
 
 // String lists the addresses.
 func (l *lease) String() string {
-	list := fmt.Sprint(cni.Addresses(l.result(options{}).decode().IPs))
-	return strings.Trim(list, "[]")
+	return strings.Trim(fmt.Sprint(cni.Addresses(l.result(options{}).IPs)), "[]")
 }
 
 // bytes are what a record keeps of the lease.
@@ -97,7 +96,7 @@ func (l *lease) server() (server, hop netip.Addr) {
 		return server, server
 	}
 	bits := -1
-	for _, r := range l.result(options{}).decode().Routes {
+	for _, r := range l.result(options{}).Routes {
 		if r.Dst.Contains(server) && r.Dst.Bits() > bits {
 			hop, bits = cmp.Or(r.GW, server), r.Dst.Bits() // a route without gateway leads to the server itself
 		}
@@ -106,22 +105,22 @@ func (l *lease) server() (server, hop netip.Addr) {
 }
 
 // result returns the lease as the plugin gets it; without a lease it is empty.
-func (l *lease) result(o options) *rpcResult {
+func (l *lease) result(o options) *cni.Result {
 	if l == nil {
-		return &rpcResult{}
+		return &cni.Result{}
 	}
 	if l.six != nil {
 		return l.six.result(o)
 	}
-	ip := rpcIP{Address: net.IPNet{IP: l.ack.YourIPAddr, Mask: l.ack.SubnetMask()}}
+	ip := cni.IP{Address: l.prefix()}
 	for _, router := range l.ack.Router() {
-		if isHost(address(router)) && ip.Gateway == nil {
-			ip.Gateway = router
+		if isHost(address(router)) && !ip.Gateway.IsValid() {
+			ip.Gateway = address(router)
 		}
 	}
-	res := &rpcResult{IPs: []rpcIP{ip}, Routes: routesOf(l.ack, ip.Gateway)}
+	res := &cni.Result{IPs: []cni.IP{ip}, Routes: routesOf(l.ack, ip.Gateway)}
 	for i := range res.Routes {
-		res.Routes[i].Priority = int(o.Priority)
+		res.Routes[i].Priority = o.Priority
 	}
 	if o.DNS {
 		res.DNS = dnsOf(l.ack)
@@ -130,11 +129,11 @@ func (l *lease) result(o options) *rpcResult {
 }
 
 // routesOf returns the routes of option 121, which replaces others (RFC 3442), or of option 33 and the default route.
-func routesOf(ack *dhcpv4.DHCPv4, gateway net.IP) (routes []rpcRoute) {
+func routesOf(ack *dhcpv4.DHCPv4, gateway netip.Addr) (routes []cni.Route) {
 	for _, r := range ack.ClasslessStaticRoute() {
-		route := rpcRoute{Dst: network(r.Dest.IP, r.Dest.Mask), GW: r.Router}
-		if r.Router.IsUnspecified() {
-			route.GW, route.Scope = nil, new(unix.RT_SCOPE_LINK)
+		route := cni.Route{Dst: prefix(*r.Dest).Masked(), GW: address(r.Router)}
+		if route.GW.IsUnspecified() {
+			route.GW, route.Scope = netip.Addr{}, new(unix.RT_SCOPE_LINK)
 		}
 		routes = append(routes, route)
 	}
@@ -144,16 +143,15 @@ func routesOf(ack *dhcpv4.DHCPv4, gateway net.IP) (routes []rpcRoute) {
 	for pair := ack.Options[dhcpv4.OptionStaticRoutingTable.Code()]; len(pair) >= 8; pair = pair[8:] {
 		dst := net.IP(pair[:4])
 		if isHost(address(dst)) { // the default route is no such route (RFC 2132, 5.8)
-			routes = append(routes, rpcRoute{Dst: network(dst, dst.DefaultMask()), GW: pair[4:8]})
+			subnet := prefix(net.IPNet{IP: dst, Mask: dst.DefaultMask()}).Masked()
+			routes = append(routes, cni.Route{Dst: subnet, GW: address(pair[4:8])})
 		}
 	}
-	if gateway != nil {
-		routes = append(routes, rpcRoute{Dst: network(net.IPv4zero, net.CIDRMask(0, 32)), GW: gateway})
+	if gateway.IsValid() {
+		routes = append(routes, cni.Route{Dst: netip.PrefixFrom(netip.IPv4Unspecified(), 0), GW: gateway})
 	}
 	return routes
 }
-
-func network(ip net.IP, mask net.IPMask) net.IPNet { return net.IPNet{IP: ip.Mask(mask), Mask: mask} }
 
 // dnsOf returns the resolver settings. It drops names that are no domain names: the runtime writes
 // them into the container's resolv.conf, where they could be any line.
@@ -238,18 +236,9 @@ func list(context.Context, *skel.Request) (all []cni.Holding, err error) {
 	return all, errors.Join(errs...)
 }
 
-// recordsOf are the leases that a socket's daemon holds.
-func recordsOf(hostPrefix, socket string) statefile.Records[record] {
-	return recordsIn(hostPrefix+leaseRoot, socket)
-}
-
-func records6Of(hostPrefix, socket string) statefile.Records[record] {
-	return recordsIn(hostPrefix+lease6Root, socket)
-}
-
+// recordsIn are the leases that a socket's daemon holds, below one of the roots.
 func recordsIn(root, socket string) statefile.Records[record] {
-	path := root + cni.Digest(socket, 16)
-	return statefile.Records[record]{Path: path, Wait: 10 * time.Second}
+	return statefile.Records[record]{Path: root + cni.Digest(socket, 16), Wait: 10 * time.Second}
 }
 
 // setLease puts the lease, if any, into the record.

@@ -33,13 +33,16 @@ type identity struct {
 	options
 }
 
+// isFirst says whether there was no exchange yet: an ADD has just begun.
+func (i *identity) isFirst() bool { return i.MAC == nil }
+
 // course is where a client is on its way to a lease. Times are since boot.
 type course struct {
-	pauses flags // how long its pauses are
-	state  state
-	lease  *lease // nil: there is none
-	wake   time.Duration
-	fault  error // why the last answer was of no use, or nobody could be asked
+	flags flags // the daemon's
+	state state
+	lease *lease // nil: there is none
+	wake  time.Duration
+	fault error // why the last answer was of no use, or nobody could be asked
 
 	began time.Duration // when it began to ask for a lease, or for its renewal
 	tries int           // of sending the same message
@@ -49,7 +52,7 @@ type course struct {
 // machine is the state machine of a lease (RFC 2131, section 4.4), without clock and socket. tick returns the packet to
 // send now, wake is when to call it again at the latest, receive takes a message that has come.
 type machine struct {
-	identity
+	*identity
 	*course
 
 	xid   dhcpv4.TransactionID
@@ -131,9 +134,9 @@ func (c *course) pause(now time.Duration) time.Duration {
 	case rebinding:
 		return half(now, c.lease.expiry)
 	}
-	pause := min(firstPause<<min(c.tries, eager), c.pauses.timeout)
+	pause := min(firstPause<<min(c.tries, eager), c.flags.timeout)
 	if c.tries > eager {
-		pause = c.pauses.pauseMax
+		pause = c.flags.pauseMax
 	}
 	pause = max(pause, firstPause)
 	return pause*9/10 + rand.N(pause/5)
@@ -229,7 +232,7 @@ func (m *machine) receive(now time.Duration, p *dhcpv4.DHCPv4) {
 
 // refused waits before it asks again: a server that refuses all there is would keep us busy.
 func (c *course) refused(now time.Duration) {
-	c.wake = now + min(firstPause<<min(c.naks, eager), c.pauses.pauseMax)
+	c.wake = now + min(firstPause<<min(c.naks, eager), c.flags.pauseMax)
 	c.naks++
 }
 

@@ -2,13 +2,13 @@ package dhcp
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/binary"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"net"
 	"net/netip"
 	"slices"
 	"time"
@@ -89,25 +89,24 @@ func (l *lease6) bytes() []byte {
 }
 
 // result returns the lease as the plugin gets it.
-func (l *lease6) result(o options) *rpcResult {
-	res := &rpcResult{}
+func (l *lease6) result(o options) *cni.Result {
+	res := &cni.Result{}
 	subnets := []netip.Prefix{}
 	for _, a := range l.Addrs {
-		ip := rpcIP{Address: ipNet(a.Prefix)}
+		ip := cni.IP{Address: a.Prefix}
 		if l.IsDefault {
-			ip.Gateway = l.Router.AsSlice()
+			ip.Gateway = l.Router
 		}
 		res.IPs, subnets = append(res.IPs, ip), append(subnets, a.Prefix.Masked())
 	}
 	for _, p := range l.OnLink {
 		if !slices.Contains(subnets, p) { // to which the kernel makes a route
-			route := rpcRoute{Dst: ipNet(p), Scope: new(unix.RT_SCOPE_LINK), Priority: int(o.Priority)}
-			res.Routes = append(res.Routes, route)
+			res.Routes = append(res.Routes, cni.Route{Dst: p, Scope: new(unix.RT_SCOPE_LINK), Priority: o.Priority})
 		}
 	}
 	if l.IsDefault {
-		all := net.IPNet{IP: net.IPv6zero, Mask: net.CIDRMask(0, 128)}
-		res.Routes = append(res.Routes, rpcRoute{Dst: all, GW: l.Router.AsSlice(), Priority: int(o.Priority)})
+		all := netip.PrefixFrom(netip.IPv6Unspecified(), 0)
+		res.Routes = append(res.Routes, cni.Route{Dst: all, GW: l.Router, Priority: o.Priority})
 	}
 	if o.DNS {
 		res.DNS = l.DNS
@@ -115,14 +114,10 @@ func (l *lease6) result(o options) *rpcResult {
 	return res
 }
 
-func ipNet(p netip.Prefix) net.IPNet {
-	return net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
-}
-
 // machine6 is the state machine of a lease of IPv6 (RFC 8415, section 18.2, and RFC 4862), without clock and socket, as
 // machine is that of IPv4's. A router is asked first; with "slaac" nobody else is.
 type machine6 struct {
-	identity
+	*identity
 	*course
 	heard
 	iaid   [4]byte
@@ -361,7 +356,7 @@ func (m *machine6) lent(now time.Duration, p *message6) {
 
 // joinDNS adds to resolver settings those that they do not have yet.
 func joinDNS(a, b cni.DNS) cni.DNS {
-	join := func(to, from []string) []string {
+	add := func(to, from []string) []string {
 		for _, s := range from {
 			if !slices.Contains(to, s) {
 				to = append(to, s)
@@ -369,10 +364,8 @@ func joinDNS(a, b cni.DNS) cni.DNS {
 		}
 		return to
 	}
-	a.Nameservers, a.Search = join(a.Nameservers, b.Nameservers), join(a.Search, b.Search)
-	if a.Domain == "" {
-		a.Domain = b.Domain
-	}
+	a.Nameservers, a.Search = add(a.Nameservers, b.Nameservers), add(a.Search, b.Search)
+	a.Domain = cmp.Or(a.Domain, b.Domain)
 	return a
 }
 

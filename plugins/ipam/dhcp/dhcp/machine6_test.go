@@ -33,7 +33,7 @@ type life6 struct {
 
 func newLife6(way string) *life6 {
 	who := identity{MAC: ownMAC, ID: []byte("id"), options: options{IPv6: way, DNS: true}}
-	return &life6{machine6: machine6{identity: who, course: &course{pauses: newLife().pauses},
+	return &life6{machine6: machine6{identity: &who, course: &course{flags: newLife().flags},
 		iaid: [4]byte{1, 2, 3, 4}, ifName: "eth0", heard: heard{Own: own6}}}
 }
 
@@ -375,7 +375,7 @@ var _ = Describe("the machine of IPv6", func() {
 			Addrs: []addr6{{lent6, time.Hour}}, DNS: cni.DNS{Domain: "x"}}
 		o := options{DNS: true, Priority: 7}
 		change(&l, &o)
-		Expect(nstest.Must(l.result(o).decode().Encode("1.1.0"))).To(MatchJSON(`{"cniVersion": "1.1.0", ` + want + `}`))
+		Expect(nstest.Must(l.result(o).Encode("1.1.0"))).To(MatchJSON(`{"cniVersion": "1.1.0", ` + want + `}`))
 	},
 		Entry("all", func(*lease6, *options) {}, `"ips": [{"address": "2001:db8::50/128", "gateway": "fe80::1"}],
 			"routes": [{"dst": "2001:db8::/64", "scope": 253, "priority": 7}, {"dst": "::/0", "gw": "fe80::1",
@@ -524,7 +524,7 @@ var _ = Describe("the machine of IPv6", func() {
 
 // liveOn6 lives on with a record's lease as a daemon does that starts.
 func liveOn6(t *testing.T, r record, now time.Duration) {
-	m := machine6{identity: r.Client, course: &course{lease: leaseOf(r.ACK, r.Since), pauses: newLife().pauses}}
+	m := machine6{identity: &r.Client, course: &course{lease: leaseOf(r.ACK, r.Since), flags: newLife().flags}}
 	if m.lease == nil || m.lease.six == nil {
 		return
 	}
@@ -574,7 +574,7 @@ func checkLease6(t *testing.T, l *lease) {
 	if l.renew > l.expiry || l.rebind > l.expiry {
 		t.Fatal("times out of order", l.renew, l.rebind, l.expiry)
 	}
-	res := l.result(options{DNS: true}).decode()
+	res := l.result(options{DNS: true})
 	for _, version := range cni.Versions() {
 		if out, err := res.Encode(version); err == nil {
 			if _, err := cni.DecodeResult(out, version); err != nil {

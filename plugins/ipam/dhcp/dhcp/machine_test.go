@@ -30,8 +30,8 @@ type life struct {
 
 func newLife() *life {
 	who := identity{MAC: ownMAC, ID: []byte("id"), options: options{Request: []byte{1, 3}}}
-	return &life{machine: machine{identity: who,
-		course: &course{pauses: flags{timeout: 4 * time.Second, pauseMax: 62 * time.Second}}}}
+	return &life{machine: machine{identity: &who,
+		course: &course{flags: flags{timeout: 4 * time.Second, pauseMax: 62 * time.Second}}}}
 }
 
 // answer makes a message of the server to the last one of the machine: of an hour's
@@ -339,7 +339,7 @@ var _ = Describe("the machine", func() {
 var _ = Describe("the result", func() {
 	result := func(o options, more ...dhcpv4.Modifier) string {
 		l := boundLife(more...)
-		return string(nstest.Must(l.lease.result(o).decode().Encode("1.0.0")))
+		return string(nstest.Must(l.lease.result(o).Encode("1.0.0")))
 	}
 	generic := func(code uint8, value ...byte) dhcpv4.Modifier {
 		return dhcpv4.WithGeneric(dhcpv4.GenericOptionCode(code), value)
@@ -412,7 +412,7 @@ func checkLease(t *testing.T, l *lease) {
 	if l.renew > l.rebind || l.rebind >= l.expiry {
 		t.Fatal("times out of order", l.renew, l.rebind, l.expiry)
 	}
-	res := l.result(options{DNS: true}).decode()
+	res := l.result(options{DNS: true})
 	for _, version := range cni.Versions() {
 		out, err := res.Encode(version)
 		if err != nil {
@@ -435,7 +435,7 @@ func FuzzRecord(f *testing.F) {
 	ack := l.message(dhcpv4.MessageTypeAck, dhcpv4.WithYourIP(net.IPv4(10, 9, 0, 50)), dhcpv4.WithLeaseTime(3600),
 		dhcpv4.WithNetmask(net.CIDRMask(24, 32)), dhcpv4.WithOption(dhcpv4.OptServerIdentifier(net.IPv4(10, 9, 0, 1))))
 	r := record{Attachment: cni.Attachment{Network: "net", ContainerID: "one", IfName: "eth0"}, Netns: "/x", Index: 2,
-		Client: l.identity}
+		Client: *l.identity}
 	for _, lease := range []*lease{nil, {ack: ack, since: time.Hour}, {ack: ack, since: 1<<63 - 1}} {
 		r.setLease(lease)
 		data, err := json.Marshal(r)
@@ -444,7 +444,7 @@ func FuzzRecord(f *testing.F) {
 		}
 		f.Add(data)
 	}
-	r.Client = newLife6(byDHCP).identity
+	r.Client = *newLife6(byDHCP).identity
 	r.setLease(newLease6(lease6{heard: heard{Own: own6, Router: router6}, Server: server6,
 		Addrs: []addr6{{lent6, 2 * time.Hour}}}, time.Minute))
 	if data, err := json.Marshal(r); err == nil {
@@ -460,7 +460,7 @@ func FuzzRecord(f *testing.F) {
 			liveOn6(t, r, now)
 			return
 		}
-		m := machine{identity: r.Client, course: &course{lease: leaseOf(r.ACK, r.Since), pauses: newLife().pauses}}
+		m := machine{identity: &r.Client, course: &course{lease: leaseOf(r.ACK, r.Since), flags: newLife().flags}}
 		if m.lease != nil {
 			m.lease.result(options{DNS: true})
 			m.releasePacket().message.ToBytes()

@@ -65,10 +65,16 @@ type rpcRoute struct {
 	Scope    *int
 }
 
-// add adds the result of another family.
-func (w *rpcResult) add(other *rpcResult) {
-	w.IPs, w.Routes = append(w.IPs, other.IPs...), append(w.Routes, other.Routes...)
-	w.DNS = joinDNS(w.DNS, other.DNS)
+// encode is what the protocol has of a result; decode is the reverse.
+func encode(res *cni.Result) *rpcResult {
+	w := &rpcResult{DNS: res.DNS}
+	for _, ip := range res.IPs {
+		w.IPs = append(w.IPs, rpcIP{ipNet(ip.Address), ip.Gateway.AsSlice()})
+	}
+	for _, r := range res.Routes {
+		w.Routes = append(w.Routes, rpcRoute{ipNet(r.Dst), r.GW.AsSlice(), int(r.Priority), r.Scope})
+	}
+	return w
 }
 
 func (w *rpcResult) decode() *cni.Result {
@@ -81,6 +87,10 @@ func (w *rpcResult) decode() *cni.Result {
 			Priority: uint32(r.Priority), Scope: r.Scope})
 	}
 	return res
+}
+
+func ipNet(p netip.Prefix) net.IPNet {
+	return net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
 }
 
 func prefix(n net.IPNet) netip.Prefix {
@@ -105,7 +115,7 @@ func expect(conn io.Reader, greeting string) error {
 }
 
 // roundTrip makes a call and waits for the answer.
-func roundTrip(conn io.ReadWriter, method string, c rpcCall) (*rpcResult, error) {
+func roundTrip(conn io.ReadWriter, method string, c rpcCall) (*cni.Result, error) {
 	if err := writeGob(conn, rpcHead{ServiceMethod: method}, c); err != nil {
 		return nil, err
 	}
@@ -120,12 +130,12 @@ func roundTrip(conn io.ReadWriter, method string, c rpcCall) (*rpcResult, error)
 		e.Details = head.Details
 		return nil, e
 	}
-	res := &rpcResult{} // stays empty where a method has none
-	err := answer.read(res)
+	var res rpcResult // stays empty where a method has none
+	err := answer.read(&res)
 	if err == nil && c.Exclusive {
 		_, err = conn.Write(receipt)
 	}
-	return res, err
+	return res.decode(), err
 }
 
 // receipt says that the plugin has the answer to an exclusive call. Without it the daemon releases the lease.

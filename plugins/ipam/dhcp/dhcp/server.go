@@ -70,8 +70,8 @@ func runDaemon(env skel.Env) int {
 }
 
 func newDaemon(ctx context.Context, f flags, log *slog.Logger) *daemon {
-	return &daemon{flags: f, log: log, records: recordsOf(f.hostPrefix, f.socket),
-		records6: records6Of(f.hostPrefix, f.socket), ctx: ctx, threads: make(chan struct{}, threadsMost),
+	return &daemon{flags: f, log: log, records: recordsIn(f.hostPrefix+leaseRoot, f.socket),
+		records6: recordsIn(f.hostPrefix+lease6Root, f.socket), ctx: ctx, threads: make(chan struct{}, threadsMost),
 		freed: make(chan struct{}, 1), clients: map[clientKey]*client{}}
 }
 
@@ -255,7 +255,7 @@ func (d *daemon) answer(conn *net.UnixConn) {
 	_ = conn.SetWriteDeadline(time.Now().Add(callTime))
 	var answer any = struct{}{}
 	if res != nil {
-		answer = res
+		answer = encode(res)
 	}
 	if err != nil {
 		e := cni.AsError(err)
@@ -294,7 +294,7 @@ func refuseOthers(conn *net.UnixConn) error {
 	return err
 }
 
-func (d *daemon) serve(ctx context.Context, method string, c rpcCall) (*rpcResult, error) {
+func (d *daemon) serve(ctx context.Context, method string, c rpcCall) (*cni.Result, error) {
 	conf, err := cni.DecodeConfig(c.StdinData)
 	if err != nil && method != methodStatus { // STATUS sends none
 		return nil, err
@@ -336,7 +336,7 @@ func (d *daemon) find(a cni.Attachment, isV6 bool) *client {
 
 // allocate acquires a lease of each family, or finds it: the reference's plugin asks in CHECK, too. Where one fails
 // those that it acquired end.
-func (d *daemon) allocate(ctx context.Context, a cni.Attachment, call rpcCall) (*rpcResult, error) {
+func (d *daemon) allocate(ctx context.Context, a cni.Attachment, call rpcCall) (*cni.Result, error) {
 	cfg, err := parseConfig(call.StdinData, call.Args)
 	if err != nil {
 		return nil, err
@@ -353,33 +353,24 @@ func (d *daemon) allocate(ctx context.Context, a cni.Attachment, call rpcCall) (
 			started = append(started, c)
 		}
 	}
-	failed := make(chan *client, len(all)) // nil: has its lease
+	res := &cni.Result{}
 	for _, c := range all {
-		go func() { failed <- c.await(ctx) }()
-	}
-	res := &rpcResult{}
-	for range all {
-		if c := <-failed; c != nil {
-			timeUp := context.Cause(ctx)
-			cancel()
-			return nil, c.failure(timeUp, endAll(started))
+		select {
+		case <-c.ready:
+			join(res, c.current.Load().result(c.Client.options))
+			continue
+		case <-c.done:
+		case <-ctx.Done():
 		}
-	}
-	for _, c := range all {
-		res.add(c.current.Load().result(c.Client.options))
+		return nil, c.failure(context.Cause(ctx), endAll(started))
 	}
 	return res, nil
 }
 
-// await waits until the client has a lease. Else it returns it.
-func (c *client) await(ctx context.Context) *client {
-	select {
-	case <-c.ready:
-		return nil
-	case <-c.done:
-	case <-ctx.Done():
-	}
-	return c
+// join adds the result of another family to one.
+func join(to, from *cni.Result) {
+	to.IPs, to.Routes = append(to.IPs, from.IPs...), append(to.Routes, from.Routes...)
+	to.DNS = joinDNS(to.DNS, from.DNS)
 }
 
 // failure says why a client that was ended has no lease. timeUp: why nobody waits any more.
@@ -438,12 +429,12 @@ func (d *daemon) findOrStart(a cni.Attachment, call rpcCall, o options) (c *clie
 }
 
 // check verifies that there are the leases of a configuration, and returns them.
-func (d *daemon) check(a cni.Attachment, call rpcCall) (*rpcResult, error) {
+func (d *daemon) check(a cni.Attachment, call rpcCall) (*cni.Result, error) {
 	cfg, err := parseConfig(call.StdinData, call.Args)
 	if err != nil {
 		return nil, err
 	}
-	res := &rpcResult{}
+	res := &cni.Result{}
 	for _, o := range cfg.families() {
 		name := "lease"
 		if o.isV6() {
@@ -460,7 +451,7 @@ func (d *daemon) check(a cni.Attachment, call rpcCall) (*rpcResult, error) {
 		if !leads(c.hostPrefix+call.Netns, c.NS) {
 			return nil, cni.Errorf(cni.CodeDrift, "%s has its %s in another namespace than %q", a, name, call.Netns)
 		}
-		res.add(l.result(c.Client.options))
+		join(res, l.result(c.Client.options))
 	}
 	return res, nil
 }
@@ -480,9 +471,5 @@ func (d *daemon) collect(conf *cni.Config) error {
 		}
 	}
 	d.mu.Unlock()
-	var errs []error
-	for _, c := range stale {
-		errs = append(errs, c.end())
-	}
-	return errors.Join(errs...)
+	return endAll(stale)
 }
