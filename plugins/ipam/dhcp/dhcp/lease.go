@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -71,10 +72,14 @@ func (l *lease) String() string {
 
 // bytes are what a record keeps of the lease.
 func (l *lease) bytes() []byte {
-	if l.six != nil {
-		return l.six.bytes()
+	if l.six == nil {
+		return l.ack.ToBytes()
 	}
-	return l.ack.ToBytes()
+	b, err := json.Marshal(l.six)
+	if err != nil {
+		panic(err) // of plain values
+	}
+	return b
 }
 
 // lender says whose address it is.
@@ -249,10 +254,14 @@ func (r *record) setLease(l *lease) {
 	}
 }
 
-// leaseOf returns the lease of a stored ACK; nil: there is none.
+// leaseOf is the reverse of bytes; nil: there is no lease.
 func leaseOf(answer []byte, since time.Duration) *lease {
 	if bytes.HasPrefix(answer, []byte("{")) { // no DHCP message begins so
-		return leaseOf6(answer, since)
+		var six lease6
+		if json.Unmarshal(answer, &six) != nil {
+			return nil
+		}
+		return newLease6(six, since)
 	}
 	ack, err := dhcpv4.FromBytes(answer)
 	if err != nil {

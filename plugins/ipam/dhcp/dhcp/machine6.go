@@ -5,7 +5,6 @@ import (
 	"cmp"
 	"encoding/binary"
 	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -69,23 +68,6 @@ func newLease6(l lease6, since time.Duration) *lease {
 		out.renew, out.rebind = min(out.renew, l.Renew), l.Rebind
 	}
 	return out
-}
-
-// leaseOf6 reads what bytes of a lease of IPv6 are.
-func leaseOf6(b []byte, since time.Duration) *lease {
-	var l lease6
-	if json.Unmarshal(b, &l) != nil {
-		return nil
-	}
-	return newLease6(l, since)
-}
-
-func (l *lease6) bytes() []byte {
-	b, err := json.Marshal(l)
-	if err != nil {
-		panic(err) // of plain values
-	}
-	return b
 }
 
 // result returns the lease as the plugin gets it.
@@ -307,9 +289,8 @@ func (m *machine6) receive(now time.Duration, p *message6) {
 		m.enter(selecting, now)
 		m.refused(now)
 	case p.code == noBinding: // the server has lost it, and may lend it again
-		lost := &message6{server: p.server, addr: m.lease.six.Addrs[0].Prefix.Addr()}
 		m.enter(requesting, now)
-		m.offer = lost
+		m.offer = &message6{server: p.server, addr: m.lease.six.Addrs[0].Prefix.Addr()}
 	}
 }
 
@@ -328,23 +309,15 @@ func (m *message6) refusal() error {
 
 // lent takes the address of a Reply.
 func (m *machine6) lent(now time.Duration, p *message6) {
-	whole := p.valid
-	t2 := p.t2
-	if t2 <= 0 || t2 > whole {
-		t2 = min(p.preferred/5*4, whole)
+	t1, t2 := p.t1, p.t2
+	if t2 <= 0 || t2 > p.valid {
+		t2 = cmp.Or(p.preferred, p.valid) / 5 * 4
 	}
-	if t2 <= 0 {
-		t2 = whole / 5 * 4
-	}
-	t1 := p.t1
 	if t1 <= 0 || t1 > t2 {
-		t1 = min(p.preferred/2, t2)
-	}
-	if t1 <= 0 {
-		t1 = t2 / 2
+		t1 = cmp.Or(min(p.preferred/2, t2), t2/2)
 	}
 	l := lease6{heard: m.heard, Server: p.server, Renew: now + t1, Rebind: now + t2,
-		Addrs: []addr6{{netip.PrefixFrom(p.addr, 128), now + whole}}, DNS: cni.DNS{Search: p.search}}
+		Addrs: []addr6{{netip.PrefixFrom(p.addr, 128), now + p.valid}}, DNS: cni.DNS{Search: p.search}}
 	for _, ip := range p.nameservers {
 		l.DNS.Nameservers = append(l.DNS.Nameservers, ip.String())
 	}
@@ -371,18 +344,17 @@ func joinDNS(a, b cni.DNS) cni.DNS {
 
 // duid is the DHCP unique identifier of a container (RFC 6355), whatever becomes of its MAC addresses.
 func duid(a cni.Attachment) []byte {
-	id, err := hex.DecodeString(cni.Digest(a.ContainerID, 32))
-	if err != nil {
-		panic(err) // it is hexadecimal
-	}
-	return append([]byte{0, 4}, id...)
+	return append([]byte{0, 4}, octets(cni.Digest(a.ContainerID, 32))...)
 }
 
 // iaidOf tells the interfaces of a container apart.
-func iaidOf(a cni.Attachment) [4]byte {
-	id, err := hex.DecodeString(a.Hash()[:8])
+func iaidOf(a cni.Attachment) [4]byte { return [4]byte(octets(a.Hash()[:8])) }
+
+// octets are those of a hash.
+func octets(hash string) []byte {
+	b, err := hex.DecodeString(hash)
 	if err != nil {
 		panic(err) // it is hexadecimal
 	}
-	return [4]byte(id)
+	return b
 }

@@ -104,10 +104,13 @@ var errShort = errors.New("the message is cut short")
 // options6 calls do for each option.
 func options6(b []byte, do func(code uint16, value []byte) error) error {
 	for len(b) > 0 {
-		if len(b) < 4 || len(b)-4 < int(binary.BigEndian.Uint16(b[2:])) {
+		if len(b) < 4 {
 			return errShort
 		}
 		end := 4 + int(binary.BigEndian.Uint16(b[2:]))
+		if len(b) < end {
+			return errShort
+		}
 		if err := do(binary.BigEndian.Uint16(b), b[4:end]); err != nil {
 			return err
 		}
@@ -294,7 +297,9 @@ func solicitation(mac net.HardwareAddr) []byte {
 
 // packet6 makes an IPv6 packet of an ICMPv6 or a UDP message, with its checksum.
 func packet6(protocol byte, src, dst netip.Addr, message []byte) []byte {
+	at := 2 // of the checksum
 	if protocol == unix.IPPROTO_UDP {
+		at = 6
 		head := binary.BigEndian.AppendUint16([]byte{clientPort6 >> 8, clientPort6 & 0xff, serverPort6 >> 8,
 			serverPort6 & 0xff}, uint16(8+len(message)))
 		message = slices.Concat(head, []byte{0, 0}, message)
@@ -302,10 +307,6 @@ func packet6(protocol byte, src, dst netip.Addr, message []byte) []byte {
 	length := uint16(len(message))
 	tail := []byte{0, 0, byte(length >> 8), byte(length), 0, 0, 0, protocol}
 	pseudo := slices.Concat(src.AsSlice(), dst.AsSlice(), tail, message)
-	at := 2 // of the checksum
-	if protocol == unix.IPPROTO_UDP {
-		at = 6
-	}
 	binary.BigEndian.PutUint16(message[at:], checksum(pseudo))
 	head := []byte{0x60, 0, 0, 0, byte(length >> 8), byte(length), protocol, hopsOnLink}
 	return slices.Concat(head, src.AsSlice(), dst.AsSlice(), message)
@@ -329,11 +330,14 @@ func checksum(b []byte) uint16 {
 // read6 returns the message in an IPv6 packet, and its protocol. nil: there is none that is for us.
 func read6(b []byte) (protocol byte, src netip.Addr, message []byte) {
 	const head = 40
-	if len(b) < head || len(b)-head < int(binary.BigEndian.Uint16(b[4:])) {
+	if len(b) < head {
 		return 0, src, nil
 	}
-	protocol, src = b[6], netip.AddrFrom16([16]byte(b[8:]))
-	message = b[head : head+int(binary.BigEndian.Uint16(b[4:]))]
+	end := head + int(binary.BigEndian.Uint16(b[4:]))
+	if len(b) < end {
+		return 0, src, nil
+	}
+	protocol, src, message = b[6], netip.AddrFrom16([16]byte(b[8:])), b[head:end]
 	switch {
 	case protocol == unix.IPPROTO_ICMPV6 && b[7] == hopsOnLink && src.IsLinkLocalUnicast():
 		return protocol, src, message
