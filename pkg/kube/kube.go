@@ -103,10 +103,8 @@ func (c *Client) Do(ctx context.Context, r Request) (a Answer, err error) {
 
 // wait returns false when ctx ends first.
 func wait(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
 	select {
-	case <-t.C:
+	case <-time.After(d):
 		return ctx.Err() == nil
 	case <-ctx.Done():
 		return false

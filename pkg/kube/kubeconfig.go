@@ -175,9 +175,8 @@ func (c *Client) credentials(cl cluster, u user) (*tls.Config, error) {
 			return nil, fmt.Errorf("client-certificate: %w", err)
 		}
 		conf.Certificates = []tls.Certificate{pair}
-		c.node, _ = strings.CutPrefix(pair.Leaf.Subject.CommonName, nodeUser)
-		if c.node == pair.Leaf.Subject.CommonName {
-			c.node = ""
+		if node, isKubelets := strings.CutPrefix(pair.Leaf.Subject.CommonName, nodeUser); isKubelets {
+			c.node = node
 		}
 	}
 	c.token = u.Token

@@ -354,7 +354,7 @@ func (a *allocation) take(ctx context.Context, n int, set ranges.Set) (netip.Add
 // takeFromDead reserves an address that belonged to a node that is gone, or says that there is none.
 func (a *allocation) takeFromDead(ctx context.Context, n int, all []lease, now time.Time) (netip.Addr, error) {
 	set := a.cfg.sets[n]
-	of := all[:0:0]
+	var of []lease
 	for _, l := range all {
 		if addr, ok := addressOf(l.name); ok {
 			if _, ok := set.Find(addr); ok {
