@@ -354,34 +354,16 @@ func (a *allocation) take(ctx context.Context, n int, set ranges.Set) (netip.Add
 // takeFromDead reserves an address that belonged to a node that is gone, or says that there is none.
 func (a *allocation) takeFromDead(ctx context.Context, n int, all []lease, now time.Time) (netip.Addr, error) {
 	set := a.cfg.sets[n]
-	var of []lease
-	for _, l := range all {
-		if addr, ok := addressOf(l.name); ok {
-			if _, ok := set.Find(addr); ok {
-				of = append(of, l)
-			}
-		}
-	}
+	held := slices.DeleteFunc(slices.Clone(all), func(l lease) bool {
+		addr, _ := addressOf(l.name)
+		_, isOfSet := set.Find(addr)
+		return !isOfSet
+	})
 	why := `"reclaim" is "never"`
 	if a.cfg.reclaims {
-		theirs := slices.DeleteFunc(slices.Clone(of), func(l lease) bool { return l.Node == a.node })
-		found, left, err := a.store.dead(ctx, theirs, now, nodesAtOnce)
-		why = fmt.Sprintf("%d are of nodes that are deleted", len(found))
-		if left > 0 {
-			why += fmt.Sprintf(", and %d nodes were not looked up: cluster-local reclaim does", left)
-		}
-		freed := 0
-		for ; err == nil && freed < min(len(found), reclaimedAtOnce); freed++ {
-			if err = a.store.release(ctx, found[freed].name, found[freed].Nonce); err != nil {
-				break
-			}
-			a.req.Warn("took %s back from %s: its node is deleted", found[freed].name, found[freed])
-		}
-		if err != nil {
-			why += fmt.Sprintf(", and could not be taken back: %v", err)
-		}
-		for _, l := range found[:freed] {
-			addr, _ := addressOf(l.name)
+		var free []netip.Addr
+		free, why = a.reclaim(ctx, held, now)
+		for _, addr := range free {
 			if err := a.reserve(ctx, set, addr); !errors.Is(err, errTaken) {
 				return addr, err
 			}
@@ -391,7 +373,32 @@ func (a *allocation) takeFromDead(ctx context.Context, n int, all []lease, now t
 		why += "; others are lent by " + a.guard
 	}
 	return netip.Addr{}, cni.Errorf(cni.CodeTryAgain, "no IP addresses available in range set %d (%s): %d of its %s "+
-		"are held, %s; kubectl get addresses says whose they are", n, set, len(of), sizeOf(set), why)
+		"are held, %s; kubectl get addresses says whose they are", n, set, len(held), sizeOf(set), why)
+}
+
+// reclaim releases leases of nodes that are gone. It says of how many that is known, and why others stay.
+func (a *allocation) reclaim(ctx context.Context, held []lease, now time.Time) (free []netip.Addr, why string) {
+	theirs := slices.DeleteFunc(slices.Clone(held), func(l lease) bool { return l.Node == a.node })
+	found, left, err := a.store.dead(ctx, theirs, now, nodesAtOnce)
+	why = fmt.Sprintf("%d are of nodes that are deleted", len(found))
+	if left > 0 {
+		why += fmt.Sprintf(", and %d nodes were not looked up: cluster-local reclaim does", left)
+	}
+	if err != nil {
+		found = nil
+	}
+	for _, l := range found[:min(len(found), reclaimedAtOnce)] {
+		if err = a.store.release(ctx, l.name, l.Nonce); err != nil {
+			break
+		}
+		a.req.Warn("took %s back from %s: its node is deleted", l.name, l)
+		addr, _ := addressOf(l.name)
+		free = append(free, addr)
+	}
+	if err != nil {
+		why += fmt.Sprintf(", and could not be taken back: %v", err)
+	}
+	return free, why
 }
 
 // reserve asks for an address, with a guard also for whereabouts' consent.

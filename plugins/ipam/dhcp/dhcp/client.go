@@ -185,10 +185,9 @@ func (c *client) publish(l *link) (err error) {
 		return nil
 	}
 	had, has := was.result(c.Client.options), is.result(c.Client.options)
-	changes := c.isReady() && !slices.Equal(l.routes(had), l.routes(has))
-	if c.FormerRoutes != nil { // a change is unfinished, or the lease was lost and its routes are remembered
-		changes = true
-	} else if changes {
+	// A change that is unfinished goes on, and the routes of a lost lease are those of the next one.
+	changes := c.FormerRoutes != nil || c.isReady() && !slices.Equal(l.routes(had), l.routes(has))
+	if changes && c.FormerRoutes == nil {
 		if c.FormerRoutes, err = l.find(had); err != nil {
 			return err
 		}

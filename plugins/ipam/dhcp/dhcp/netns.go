@@ -30,8 +30,9 @@ func (c *client) reach() error {
 	if c.ns != nil && leads(c.usedAt, c.NS) {
 		return nil
 	}
+	isKnown := c.Index != 0 // NS says which one it is
 	c.usedAt = c.hostPrefix + c.Netns
-	if c.Index != 0 && !leads(c.usedAt, c.NS) {
+	if isKnown && !leads(c.usedAt, c.NS) {
 		var err error
 		if c.usedAt, err = c.elsewhere(c.NS); err != nil {
 			return fmt.Errorf("network namespace %q: %w", c.Netns, err)
@@ -46,13 +47,13 @@ func (c *client) reach() error {
 		return err
 	}
 	id, err := n.Identity()
-	if err == nil && c.Index != 0 && !id.Is(c.NS) {
+	if err == nil && isKnown && !id.Is(c.NS) {
 		err = fmt.Errorf("network namespace %q: %w; another one has its inode by now", c.Netns, errGone)
 	}
 	if err != nil {
 		return errors.Join(err, n.Close())
 	}
-	if c.ns = n; c.Index == 0 { // others read it from then on
+	if c.ns = n; !isKnown { // else others read it
 		c.NS = id
 	}
 	return nil

@@ -125,8 +125,6 @@ func (d *daemon) run(env skel.Env) error {
 // listener takes the socket that systemd passes, or makes one. It replaces one that nobody serves.
 func (d *daemon) listener(env skel.Env) (*net.UnixListener, error) {
 	switch n := passed(env); n {
-	default:
-		return nil, fmt.Errorf("too many (%s) FDs passed through socket activation", n)
 	case "", "0":
 	case "1":
 		const first = 3
@@ -135,6 +133,8 @@ func (d *daemon) listener(env skel.Env) (*net.UnixListener, error) {
 			return unixListener, nil
 		}
 		return nil, errors.Join(errors.New("systemd passed no UNIX socket"), err)
+	default:
+		return nil, fmt.Errorf("too many (%s) FDs passed through socket activation", n)
 	}
 	addr := &net.UnixAddr{Name: d.hostPrefix + d.socket, Net: "unix"}
 	if err := os.MkdirAll(filepath.Dir(addr.Name), 0o700); err != nil {
