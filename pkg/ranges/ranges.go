@@ -118,9 +118,14 @@ func (s Set) Without(exclude []netip.Prefix) Set {
 	return s
 }
 
-// Exclude takes what is excluded out of the sets, whose ranges become more, and smaller.
-func Exclude(sets []Set, exclude []netip.Prefix) error {
-	var problems cni.Problems
+// Exclude takes what the key ipam.exclude lists out of the sets, unless there are problems. Their ranges become more,
+// and smaller.
+func Exclude(sets []Set, list []string, problems *cni.Problems) {
+	exclude, err := cni.ParseNetworks("ipam.exclude", list)
+	problems.Add(err)
+	if problems.Err() != nil {
+		return
+	}
 	for i, set := range sets {
 		sets[i] = nil
 		for _, r := range set {
@@ -131,7 +136,6 @@ func Exclude(sets []Set, exclude []netip.Prefix) error {
 			sets[i] = append(sets[i], left...)
 		}
 	}
-	return problems.Err()
 }
 
 // Verify returns drift where a result has addresses of the sets that are not among those that the attachment holds.

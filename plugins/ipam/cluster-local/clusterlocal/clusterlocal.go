@@ -63,7 +63,7 @@ func (s *session) checkNode(ctx context.Context) error {
 		return nil
 	}
 	boot, err := sysctl.BootID()
-	if err != nil || isMarked(s.known(), boot) {
+	if err != nil || s.isMarked(known(s.node), boot) {
 		return err
 	}
 	isThere, err := s.store.hasNode(ctx, s.node)
@@ -74,7 +74,7 @@ func (s *session) checkNode(ctx context.Context) error {
 		return cni.Refuse("ipam.node", s.node, "is no node of the cluster, or is out of service, and its leases would "+
 			"be taken for those of a deleted node; write its name as kubectl get nodes has it")
 	}
-	return s.mark(ctx, s.known(), boot)
+	return s.mark(ctx, known(s.node), boot)
 }
 
 // add takes an address from each set.
@@ -222,7 +222,7 @@ func gc(ctx context.Context, req *skel.Request, p place) error {
 		return err
 	}
 	var strays []lease
-	isListed := isMarked(s.listed(req.Network), boot)
+	isListed := s.isMarked(listed(req.Network), boot)
 	if !isListed {
 		if err := s.connect(ctx); err != nil {
 			return err
@@ -254,7 +254,7 @@ func gc(ctx context.Context, req *skel.Request, p place) error {
 	if isListed {
 		return nil
 	}
-	return s.mark(ctx, s.listed(req.Network), boot)
+	return s.mark(ctx, listed(req.Network), boot)
 }
 
 // probeTime is how long STATUS waits for the store.

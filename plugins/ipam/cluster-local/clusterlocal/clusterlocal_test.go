@@ -651,7 +651,7 @@ var _ = Describe("leases of nodes that are deleted", Label("cluster-reclaim"), f
 	It("are never those of the node itself", func() {
 		n.name = "node-b"
 		p := place{space: "default", node: "node-b", dataDir: n.dataDir}
-		Expect(p.mark(context.Background(), p.known(), nstest.Must(sysctl.BootID()))).To(Succeed())
+		Expect(p.mark(context.Background(), known(p.node), nstest.Must(sysctl.BootID()))).To(Succeed())
 		delete(s.nodes, "node-b")
 		Expect(n.add("one")).To(Equal("10.30.0.2"))
 		n.fails(cni.CodeTryAgain, "ADD", "two")

@@ -182,7 +182,7 @@ func (k kubernetes) unguard(ctx context.Context, space string, a cni.Attachment,
 		if err != nil {
 			return err
 		}
-		raced := false
+		again := false
 		for _, p := range pools {
 			for _, key := range slices.Sorted(maps.Keys(p.Spec.Allocations)) {
 				addr, ok := p.address(key)
@@ -193,11 +193,11 @@ func (k kubernetes) unguard(ctx context.Context, space string, a cni.Attachment,
 				if err != nil && !isRaced(err) {
 					return err
 				}
-				raced = true // one for each version
+				again = true // the pool has another version by now
 				break
 			}
 		}
-		if !raced {
+		if !again {
 			return nil
 		}
 	}

@@ -158,28 +158,24 @@ func (s *session) forget(ctx context.Context, a cni.Attachment) error {
 	if !s.records().HasFile(a.Hash()) {
 		return nil
 	}
-	dir, err := statefile.OpenOwn(filepath.Dir(s.listed(a.Network)), 0)
+	dir, err := statefile.OpenOwn(s.records().Path, 0)
 	if err != nil {
 		return err
 	}
-	err = dir.Remove(filepath.Base(s.listed(a.Network)))
+	err = dir.Remove(listed(a.Network))
 	return errors.Join(err, dir.Close(), s.records().Drop(ctx, a.Hash()))
 }
 
 // listed is the file that says in which boot GC has asked the store what the node holds of a network. Once in each it
 // does: records may be lost with the node's disk, or by a power cut.
-func (p place) listed(network string) string {
-	return filepath.Join(p.dataDir, p.space, cni.Digest(network, 16)+".listed")
-}
+func listed(network string) string { return cni.Digest(network, 16) + ".listed" }
 
-// known is the file that says in which boot the API server had a Node of our name.
-func (p place) known() string {
-	return filepath.Join(p.dataDir, p.space, cni.Digest(p.node, 16)+".known")
-}
+// known is the file that says in which boot the API server had a node of this name.
+func known(node string) string { return cni.Digest(node, 16) + ".known" }
 
 // isMarked says whether such a file is of this boot.
-func isMarked(file, boot string) bool {
-	was, err := os.ReadFile(file)
+func (p place) isMarked(file, boot string) bool {
+	was, err := os.ReadFile(filepath.Join(p.records().Path, file))
 	return err == nil && string(was) == boot
 }
 
@@ -189,9 +185,9 @@ func (p place) mark(ctx context.Context, file, boot string) error {
 	if err != nil {
 		return err
 	}
-	dir, err := statefile.OpenOwn(filepath.Dir(file), 0)
+	dir, err := statefile.OpenOwn(p.records().Path, 0)
 	if err == nil {
-		err = errors.Join(dir.Replace(filepath.Base(file), []byte(boot), 0o600), dir.Close())
+		err = errors.Join(dir.Replace(file, []byte(boot), 0o600), dir.Close())
 	}
 	return errors.Join(err, lock.Close())
 }

@@ -62,11 +62,7 @@ func parseConfig(req *skel.Request, wire wireConfig, problems *cni.Problems) *co
 	var err error
 	cfg.sets, err = wire.Call.Parse(req.Version, wire.IPAM.Wire, wire.IPAM.Ranges)
 	problems.Add(err)
-	exclude, err := cni.ParseNetworks("ipam.exclude", wire.IPAM.Exclude)
-	problems.Add(err)
-	if problems.Err() == nil {
-		problems.Add(ranges.Exclude(cfg.sets, exclude))
-	}
+	ranges.Exclude(cfg.sets, wire.IPAM.Exclude, problems)
 	known := []string{"IP"}
 	if wire.IPAM.Sticky {
 		known = append(known, podSpace, podName)

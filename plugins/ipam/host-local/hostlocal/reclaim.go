@@ -334,8 +334,8 @@ func podOf(network, owner string) string {
 	for _, pair := range cached.Args {
 		args[pair[0]] = pair[1]
 	}
-	if args["K8S_POD_NAME"] == "" {
+	if args[podName] == "" {
 		return ""
 	}
-	return fmt.Sprintf(", pod %q", args["K8S_POD_NAMESPACE"]+"/"+args["K8S_POD_NAME"])
+	return fmt.Sprintf(", pod %q", args[podSpace]+"/"+args[podName])
 }
