@@ -24,14 +24,15 @@ import (
 // session is what one call works with.
 type session struct {
 	place
-	store      kubernetes // without a client until connect
+	store      store      // nil until connect
+	api        kubernetes // the store, for what the API has beside leases: nodes, and whereabouts' pools
 	isKubelets bool       // the node's name is in the kubelet's own certificate
 	pools      []pool     // of whereabouts, as they were at first: for a guard, and an import
 }
 
 // connect reads the kubeconfig, which says who we are where the configuration does not.
 func (s *session) connect(ctx context.Context) error {
-	if s.store.Client != nil {
+	if s.store != nil {
 		return nil
 	}
 	if err := s.checkKubeconfig(); err != nil {
@@ -52,7 +53,8 @@ func (s *session) connect(ctx context.Context) error {
 		return cni.Refuse("ipam.node", s.node, "is no name of a node; write the one that the cluster knows")
 	}
 	s.isKubelets = s.node == client.Node()
-	s.store = kubernetes{client}
+	s.api = kubernetes{client}
+	s.store = s.api
 	return nil
 }
 
@@ -66,7 +68,7 @@ func (s *session) checkNode(ctx context.Context) error {
 	if err != nil || s.isMarked(known(s.node), boot) {
 		return err
 	}
-	isThere, err := s.store.hasNode(ctx, s.node)
+	isThere, err := s.api.hasNode(ctx, s.node)
 	if err != nil {
 		return err
 	}
@@ -101,7 +103,7 @@ func add(ctx context.Context, req *skel.Request, cfg *config) (*cni.Result, erro
 	}
 	if a.guard != "" {
 		var err error
-		if a.pools, err = a.store.pools(ctx); err != nil {
+		if a.pools, err = a.api.pools(ctx); err != nil {
 			return nil, err
 		}
 	}
@@ -179,7 +181,7 @@ func (s *session) unguard(ctx context.Context, a cni.Attachment, has []netip.Add
 	if s.guard == "" {
 		return nil
 	}
-	return s.store.unguard(ctx, s.space, a, has)
+	return s.api.unguard(ctx, s.space, a, has)
 }
 
 // check verifies that the attachment has its leases, and those of its result that are of our ranges.
@@ -379,7 +381,7 @@ func (a *allocation) takeFromDead(ctx context.Context, n int, all []lease, now t
 // reclaim releases leases of nodes that are gone. It says of how many that is known, and why others stay.
 func (a *allocation) reclaim(ctx context.Context, held []lease, now time.Time) (free []netip.Addr, why string) {
 	theirs := slices.DeleteFunc(slices.Clone(held), func(l lease) bool { return l.Node == a.node })
-	found, left, err := a.store.dead(ctx, theirs, now, nodesAtOnce)
+	found, left, err := a.api.dead(ctx, theirs, now, nodesAtOnce)
 	why = fmt.Sprintf("%d are of nodes that are deleted", len(found))
 	if left > 0 {
 		why += fmt.Sprintf(", and %d nodes were not looked up: cluster-local reclaim does", left)
@@ -411,7 +413,7 @@ func (a *allocation) reserve(ctx context.Context, set ranges.Set, addr netip.Add
 		return err
 	}
 	r, _ := set.Find(addr)
-	if err = a.store.guard(ctx, a.pools, l, r.Subnet); errors.Is(err, errTaken) {
+	if err = a.api.guard(ctx, a.pools, l, r.Subnet); errors.Is(err, errTaken) {
 		if err := a.store.release(ctx, l.name, l.Nonce); err != nil {
 			return err
 		}

@@ -134,7 +134,7 @@ func (i *imported) at(ctx context.Context, p place) (*session, error) {
 		err = s.checkNode(ctx)
 	}
 	if err == nil {
-		s.pools, err = s.store.pools(ctx)
+		s.pools, err = s.api.pools(ctx)
 	}
 	if err == nil {
 		i.sessions[p] = s

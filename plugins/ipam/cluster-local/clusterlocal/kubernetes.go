@@ -12,8 +12,8 @@ import (
 	"github.com/hawser-cni/plugins/pkg/kube"
 )
 
-// kubernetes keeps leases as objects of the Kubernetes API, one for each address, where all nodes see them. An object
-// is made and deleted, and never changed. Of all who reserve an address, one alone has no errTaken.
+// kubernetes is the store: leases are objects of the Kubernetes API, one for each address. An object is made and
+// deleted, and never changed.
 type kubernetes struct{ *kube.Client }
 
 const (
@@ -57,8 +57,6 @@ func (o *object) accept(name string) func([]byte) error {
 	}
 }
 
-// reserve makes the lease. Lost says that some request for it was not answered, whatever came of the others: it may be
-// carried out at any later time.
 func (k kubernetes) reserve(ctx context.Context, l lease) (lost bool, err error) {
 	want := object{APIVersion: apiVersion, Kind: kind, Metadata: metadata{Name: l.name}, Spec: l}
 	for {
@@ -94,13 +92,11 @@ func (k kubernetes) get(ctx context.Context, name string) (o object, err error) 
 	return o, explain(err)
 }
 
-// held returns the lease of a name; without one ok is false.
 func (k kubernetes) held(ctx context.Context, name string) (l lease, ok bool, err error) {
 	o, err := k.get(ctx, name)
 	return o.read(), o.Metadata.UID != "", err
 }
 
-// release removes the lease of this name, if it has this nonce. Another one, or none, is no error.
 func (k kubernetes) release(ctx context.Context, name, nonce string) error {
 	for {
 		o, err := k.get(ctx, name)
@@ -132,8 +128,6 @@ func (k kubernetes) remove(ctx context.Context, name, uid string) error {
 	return explain(err)
 }
 
-// list returns the leases of a space, or of one node in it. Unless they are to be fresh they may be those of a moment
-// ago. Now is the server's own clock.
 func (k kubernetes) list(ctx context.Context, space, node string, fresh bool) (all []lease, now time.Time, err error) {
 	selector := "spec.space=" + space
 	if node != "" {
@@ -173,7 +167,6 @@ func (k kubernetes) list(ctx context.Context, space, node string, fresh bool) (a
 	}
 }
 
-// probe says whether the server answers.
 func (k kubernetes) probe(ctx context.Context) error {
 	_, err := k.Do(ctx, kube.Request{Method: "GET", Path: addresses + "?limit=1&resourceVersion=0"})
 	return explain(err)

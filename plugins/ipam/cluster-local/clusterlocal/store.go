@@ -1,6 +1,7 @@
 package clusterlocal
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -9,6 +10,23 @@ import (
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 )
+
+// store keeps the leases where all nodes see them. It decides who has an address: of all who reserve one, one alone
+// has no errTaken.
+type store interface {
+	// reserve makes the lease. Lost says that some request for it was not answered, whatever came of the others: it may
+	// be carried out at any later time.
+	reserve(ctx context.Context, l lease) (lost bool, err error)
+	// release removes the lease of this name, if it has this nonce. Another one, or none, is no error.
+	release(ctx context.Context, name, nonce string) error
+	// held returns the lease of a name; without one ok is false.
+	held(ctx context.Context, name string) (l lease, ok bool, err error)
+	// list returns the leases of a space, or of one node in it. Unless they are to be fresh they may be those of a
+	// moment ago. Now is the store's own clock.
+	list(ctx context.Context, space, node string, fresh bool) (all []lease, now time.Time, err error)
+	// probe says whether the store answers.
+	probe(ctx context.Context) error
+}
 
 var errTaken = errors.New("is reserved already")
 
