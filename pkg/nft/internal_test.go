@@ -143,6 +143,7 @@ func FuzzAnswer(f *testing.F) {
 		decodeElements(data)
 		live := decodeRule(data)
 		live.Mentions([]byte{10, 1, 0, 2})
+		live.meaning()
 		missingRule(want, []LiveRule{live})
 	})
 }

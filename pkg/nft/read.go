@@ -2,9 +2,6 @@ package nft
 
 import (
 	"bytes"
-	"encoding/binary"
-	"net"
-	"net/netip"
 	"slices"
 
 	"github.com/vishvananda/netlink/nl"
@@ -192,53 +189,6 @@ func (r LiveRule) runs(want [][]byte) bool {
 	return i == len(want)
 }
 
-// IsForAll reports whether the rule has no condition: it is for each packet that gets to it.
-func (r LiveRule) IsForAll() bool {
-	for _, x := range attributes(r.exprs) {
-		switch textAt(x, unix.NFTA_EXPR_NAME) {
-		case "counter", "log", "immediate", "reject":
-		case "target", "match": // of iptables
-			name := textAt(attribute(x, unix.NFTA_EXPR_DATA), unix.NFTA_TARGET_NAME) // also of a match
-			if name != xtReject && name != "comment" {
-				return false
-			}
-		default:
-			return false
-		}
-	}
-	return true
-}
-
-const xtReject = "REJECT" // the target of iptables
-
-// Ends reports whether the rule drops or rejects packets that it matches.
-func (r LiveRule) Ends() bool {
-	ends := r.Drops()
-	for _, x := range attributes(r.exprs) {
-		ends = ends || textAt(x, unix.NFTA_EXPR_NAME) == "reject" ||
-			textAt(attribute(x, unix.NFTA_EXPR_DATA), unix.NFTA_TARGET_NAME) == xtReject
-	}
-	return ends
-}
-
-// Drops reports whether the rule drops packets that it matches.
-func (r LiveRule) Drops() bool { return r.has(dropPacket) }
-
-// MayAccept reports whether the rule accepts packets that it matches, or asks a map what becomes of them.
-func (r LiveRule) MayAccept() bool {
-	return r.has(acceptPacket) || r.AsksMap()
-}
-
-// AsksMap reports whether the rule asks a map what becomes of packets.
-func (r LiveRule) AsksMap() bool { return len(r.operands("lookup", unix.NFTA_LOOKUP_DREG)) > 0 }
-
-func (r LiveRule) has(verdict int32) bool {
-	codes := r.operands("immediate", unix.NFTA_IMMEDIATE_DATA, unix.NFTA_DATA_VERDICT, unix.NFTA_VERDICT_CODE)
-	return slices.ContainsFunc(codes, func(code []byte) bool {
-		return bytes.Equal(code, binary.BigEndian.AppendUint32(nil, uint32(verdict)))
-	})
-}
-
 // Mentions reports whether the rule compares with this value, an address or a port, or translates to it.
 func (r LiveRule) Mentions(value []byte) bool {
 	has := func(v []byte) bool { return bytes.Equal(v, value) }
@@ -253,87 +203,6 @@ func (r LiveRule) Compared(size int) [][]byte {
 // Loaded returns the values of this size, in bytes, that the rule translates to.
 func (r LiveRule) Loaded(size int) [][]byte {
 	return ofSize(size, r.operands("immediate", unix.NFTA_IMMEDIATE_DATA, unix.NFTA_DATA_VALUE))
-}
-
-// Matched are the interfaces and networks that packets of the rule come from or go to. A name of an interface may end
-// in *. Sets are those with interfaces. Only says that the rule asks for one of these and nothing else.
-type Matched struct {
-	Only     bool
-	Links    []string
-	Indexes  []int
-	Networks []netip.Prefix
-	Sets     []string
-}
-
-// Matched are those of the rule.
-func (r LiveRule) Matched() (m Matched) {
-	var loaded, mask []byte // the expression that loaded a value, and the bits of it that count
-	isMeta, conditions := false, 0
-	key := func() uint64 { return number(loaded, unix.NFTA_META_KEY) }
-	isName := func() bool { return isMeta && (key() == unix.NFT_META_IIFNAME || key() == unix.NFT_META_OIFNAME) }
-	isIndex := func() bool { return isMeta && (key() == unix.NFT_META_IIF || key() == unix.NFT_META_OIF) }
-	for _, x := range attributes(r.exprs) {
-		data, name := attribute(x, unix.NFTA_EXPR_DATA), textAt(x, unix.NFTA_EXPR_NAME)
-		isFamily := isMeta && key() == unix.NFT_META_NFPROTO
-		isOfXT := name == "match" && textAt(data, unix.NFTA_TARGET_NAME) != "comment"
-		if name == "cmp" && !isFamily || isOfXT || slices.Contains(conditional, name) {
-			conditions++
-		}
-		switch {
-		case name == "meta", name == "payload":
-			loaded, mask, isMeta = data, nil, name == "meta"
-		case name == "bitwise":
-			mask = attribute(data, unix.NFTA_BITWISE_MASK, unix.NFTA_DATA_VALUE)
-		case name == "lookup" && number(data, unix.NFTA_LOOKUP_FLAGS) == 0 && (isName() || isIndex()):
-			m.Sets = append(m.Sets, textAt(data, unix.NFTA_LOOKUP_SET))
-		case name == "cmp" && number(data, unix.NFTA_CMP_OP) == unix.NFT_CMP_EQ:
-			value := attribute(data, unix.NFTA_CMP_DATA, unix.NFTA_DATA_VALUE)
-			switch {
-			case isName():
-				m.Links = append(m.Links, LinkName(value))
-			case isIndex() && len(value) == 4:
-				m.Indexes = append(m.Indexes, int(binary.NativeEndian.Uint32(value)))
-			case !isMeta:
-				m.Networks = append(m.Networks, networkOf(loaded, value, mask)...)
-			}
-		}
-	}
-	m.Only = conditions == 1 && len(m.Links)+len(m.Indexes)+len(m.Networks)+len(m.Sets) == 1
-	return m
-}
-
-// conditional are expressions, beside comparisons, by which a rule is not for each packet.
-var conditional = []string{"lookup", "range", "limit", "quota", "connlimit"}
-
-// LinkName is the name of an interface in a rule or a set. Without its end it is of all that begin so.
-func LinkName(value []byte) string {
-	if bytes.HasSuffix(value, []byte{0}) {
-		return textOf(value)
-	}
-	return string(value) + "*"
-}
-
-// networkOf is the network with whose address an address of a packet's header is compared, if it is one.
-func networkOf(payload, value, mask []byte) []netip.Prefix {
-	size, offset := 4, number(payload, unix.NFTA_PAYLOAD_OFFSET)
-	isIPv4 := len(value) <= size && (offset == 12 || offset == 16)
-	if isIPv6 := offset == 8 || offset == 24; isIPv6 {
-		size = 16
-	} else if !isIPv4 {
-		return nil
-	}
-	if number(payload, unix.NFTA_PAYLOAD_BASE) != unix.NFT_PAYLOAD_NETWORK_HEADER || len(value) > size {
-		return nil
-	}
-	ones := len(value) * 8
-	if mask != nil {
-		ones, _ = net.IPMask(append(mask, make([]byte, size-len(mask))...)).Size()
-	}
-	addr, ok := netip.AddrFromSlice(append(slices.Clone(value), make([]byte, size-len(value))...))
-	if !ok {
-		return nil
-	}
-	return []netip.Prefix{netip.PrefixFrom(addr, ones)}
 }
 
 func ofSize(size int, values [][]byte) [][]byte {

@@ -3,7 +3,6 @@ package node
 import (
 	"cmp"
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -17,31 +16,18 @@ import (
 
 // BaseChain is a chain of anybody through which the kernel leads packets.
 type BaseChain struct {
-	Table    string     `json:"table"` // as nft(8) names it, with "legacy" before one of iptables-legacy
-	Name     string     `json:"chain"`
-	Hook     string     `json:"hook"`
-	Type     string     `json:"type"`
-	Priority int32      `json:"priority"`
-	Comment  string     `json:"comment,omitempty"`
-	Count    int        `json:"rules"`
-	Drops    bool       `json:"drops,omitempty"`   // its policy
-	DropsAt  int        `json:"dropsAt,omitempty"` // the first rule that drops all, counted from 1
-	Accepts  bool       `json:"accepts,omitempty"` // firewall has a rule in it that accepts packets of its containers
-	Family   nft.Family `json:"-"`
-	Rules    []Rule     `json:"-"` // and, where it drops what is forwarded, those of all chains of its table
-}
-
-// Rule is what the tool understands of a rule of nf_tables or of iptables-legacy.
-type Rule struct {
-	Chain, Target      string
-	MayAccept, EndsAll bool
-	EndsOwn            bool     // it drops all of one interface, network or set of interfaces
-	IsForAll           bool     // it has no condition
-	About              []string // the bytes with which it compares
-	Links              []string // interfaces that its packets come from or go to, or nam*
-	Sets               []string // such of a set, of which one is enough
-	Indexes            []int    // such by their index
-	Networks           []netip.Prefix
+	Table    string        `json:"table"` // as nft(8) names it, with "legacy" before one of iptables-legacy
+	Name     string        `json:"chain"`
+	Hook     string        `json:"hook"`
+	Type     string        `json:"type"`
+	Priority int32         `json:"priority"`
+	Comment  string        `json:"comment,omitempty"`
+	Count    int           `json:"rules"`
+	Drops    bool          `json:"drops,omitempty"`   // its policy
+	DropsAt  int           `json:"dropsAt,omitempty"` // the first rule that drops all, counted from 1
+	Accepts  bool          `json:"accepts,omitempty"` // firewall has a rule in it that accepts packets of its containers
+	Family   nft.Family    `json:"-"`
+	Rules    []nft.Meaning `json:"-"` // and, where it drops what is forwarded, those of all chains of its table
 }
 
 // CNIForward is the chain in which firewall, the reference's too, accepts packets of containers.
@@ -90,10 +76,9 @@ func nftablesChains(nf *nft.Conn) (all []BaseChain, err error) {
 		if c.Hook == nil || !IsRouted(c.Table) || points[c.Hook.Point] == "" {
 			continue
 		}
-		rules, err := RulesOf(nf, c.Table, c.Name)
-		endsAll := func(r Rule) bool { return r.EndsAll }
+		rules, err := nf.Meanings(c.Table, c.Name)
 		if err == nil && c.Hook.Point == nft.Forward && (c.Drops || slices.ContainsFunc(rules, endsAll)) {
-			rules, err = RulesOf(nf, c.Table, "")
+			rules, err = nf.Meanings(c.Table, "")
 		}
 		if err != nil {
 			return all, err
@@ -105,64 +90,10 @@ func nftablesChains(nf *nft.Conn) (all []BaseChain, err error) {
 	return all, nil
 }
 
-// RulesOf are the rules of a chain; for an empty name of all chains of the table.
-func RulesOf(nf *nft.Conn, t nft.Table, chain string) (rules []Rule, err error) {
-	live, err := nf.Rules(t, chain)
-	for _, r := range live {
-		rule, err := nftablesRule(nf, t, r)
-		if err != nil {
-			return rules, err
-		}
-		rules = append(rules, rule)
-	}
-	return rules, err
-}
-
-func nftablesRule(nf *nft.Conn, t nft.Table, r nft.LiveRule) (Rule, error) {
-	m := r.Matched()
-	rule := Rule{Chain: r.Chain, Target: r.Target, MayAccept: r.MayAccept(), EndsAll: r.Ends() && r.IsForAll(),
-		EndsOwn:  r.Ends() && m.Only,
-		IsForAll: r.IsForAll(), Links: m.Links, Indexes: m.Indexes, Networks: m.Networks}
-	for _, value := range r.Compared(0) {
-		rule.About = append(rule.About, string(value))
-	}
-	for _, set := range m.Sets {
-		elements, err := nf.Elements(t, set)
-		if err != nil {
-			return rule, err
-		}
-		for _, e := range elements {
-			switch {
-			case r.AsksMap() && !e.Accepts:
-			case len(e.Key) == 4:
-				rule.Indexes = append(rule.Indexes, int(binary.NativeEndian.Uint32(e.Key)))
-			default:
-				rule.Sets = append(rule.Sets, nft.LinkName(e.Key))
-			}
-		}
-	}
-	return rule, nil
-}
-
 func legacyChains(family nft.Family, table string, edit *ipt.Edit) (all []BaseChain) {
-	var rules []Rule
+	var rules []nft.Meaning
 	for _, r := range edit.Rules {
-		target := r.Option("-j") + r.Option("-g")
-		rule := Rule{Chain: r.Chain, Target: target, MayAccept: target == "ACCEPT",
-			IsForAll: len(r.Args) == 2 || len(r.Args) == 4 && r.Option("--reject-with") != ""}
-		isEnd := target == "DROP" || target == "REJECT"
-		rule.EndsAll = rule.IsForAll && isEnd
-		for _, option := range []string{"-i", "-o", "-s", "-d"} {
-			value := r.Option(option)
-			if p, err := netip.ParsePrefix(value); err == nil {
-				rule.Networks = append(rule.Networks, p)
-			} else if value != "" && option[1] != 's' && option[1] != 'd' {
-				rule.Links = append(rule.Links, strings.Replace(value, "+", "*", 1))
-			}
-		}
-		rule.EndsOwn = isEnd && len(rule.Links)+len(rule.Networks) == 1 &&
-			(len(r.Args) == 4 || len(r.Args) == 6 && r.Option("--reject-with") != "")
-		rules = append(rules, rule)
+		rules = append(rules, legacyMeaning(r))
 	}
 	priorities := map[string]int32{"raw": -300, "mangle": -150, "nat": -100, "filter": 0, "security": 50}
 	for _, hook := range hooks {
@@ -178,8 +109,33 @@ func legacyChains(family nft.Family, table string, edit *ipt.Edit) (all []BaseCh
 	return all
 }
 
+// legacyMeaning is that of a rule of iptables-legacy.
+func legacyMeaning(r ipt.Rule) nft.Meaning {
+	target, conditions := r.Option("-j")+r.Option("-g"), len(r.Args)-2 // an option and its value
+	if r.Option("--reject-with") != "" {
+		conditions -= 2
+	}
+	m := nft.Meaning{Chain: r.Chain, Target: target, MayAccept: target == "ACCEPT",
+		Ends: target == "DROP" || target == "REJECT", IsForAll: conditions == 0}
+	for _, option := range []string{"-i", "-o"} {
+		if name := r.Option(option); name != "" {
+			m.Links = append(m.Links, strings.Replace(name, "+", "*", 1))
+		}
+	}
+	for _, option := range []string{"-s", "-d"} {
+		if p, err := netip.ParsePrefix(r.Option(option)); err == nil {
+			m.Networks = append(m.Networks, p)
+		}
+	}
+	m.IsForOne = conditions == 2 && len(m.Links)+len(m.Networks) == 1
+	return m
+}
+
+// endsAll says whether a rule drops or rejects every packet.
+func endsAll(r nft.Meaning) bool { return r.Ends && r.IsForAll }
+
 // with is the chain with the rules of its table.
-func (b BaseChain) with(rules []Rule) BaseChain {
+func (b BaseChain) with(rules []nft.Meaning) BaseChain {
 	b.Rules = rules
 	for _, r := range rules {
 		if r.Chain != b.Name {
@@ -187,23 +143,23 @@ func (b BaseChain) with(rules []Rule) BaseChain {
 		}
 		b.Count++
 		b.Accepts = b.Accepts || r.Target == CNIForward
-		if b.DropsAt == 0 && r.EndsAll {
+		if b.DropsAt == 0 && endsAll(r) {
 			b.DropsAt = b.Count
 		}
 	}
 	return b
 }
 
-// Ends is the place, counted from 1, of its first rule that drops all of an interface or a network which is asked for;
-// 0 for none. It is certain where no rule before may accept or jumps.
-func (b BaseChain) Ends(is func(Rule) bool) (place int, isCertain bool) {
+// DropOf is the place, counted from 1, of its first rule that drops all of one interface or network which is asked
+// for; 0 for none. It is certain where no rule before may accept or jumps.
+func (b BaseChain) DropOf(is func(nft.Meaning) bool) (place int, isCertain bool) {
 	isCertain = true
 	for _, r := range b.Rules {
 		if r.Chain != b.Name {
 			continue
 		}
 		place++
-		if r.EndsOwn && is(r) {
+		if r.Ends && r.IsForOne && is(r) {
 			return place, isCertain
 		}
 		isCertain = isCertain && !r.MayAccept && r.Target == ""

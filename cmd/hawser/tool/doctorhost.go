@@ -323,7 +323,7 @@ func beside(f *facts) {
 func (f *facts) firewalldNames(list node.List) bool {
 	name, _ := ownBridge(list)
 	own, all := f.link(name), slices.Concat(list.RangeSets()...)
-	return slices.ContainsFunc(f.zones, func(r node.Rule) bool { return names(r, own.Name, own.Index, all) })
+	return slices.ContainsFunc(f.zones, func(r nft.Meaning) bool { return names(r, own.Name, own.Index, all) })
 }
 
 // mixedPlugins are plugins of several origins or versions.

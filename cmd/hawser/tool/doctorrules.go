@@ -54,7 +54,7 @@ func dropRules(f *facts) {
 		for _, list := range f.lists {
 			name, _ := ownBridge(list)
 			own, all := f.link(name), slices.Concat(list.RangeSets()...)
-			place, isCertain := d.Ends(func(r node.Rule) bool { return names(r, own.Name, own.Index, all) })
+			place, isCertain := d.DropOf(func(r nft.Meaning) bool { return names(r, own.Name, own.Index, all) })
 			if !isCertain || d.IsOurs() || !isRouted(list) {
 				continue
 			}
@@ -102,7 +102,7 @@ func (f *facts) isFirewalls(d node.BaseChain, list node.List) bool {
 }
 
 // names says whether a rule names a link, its index or, of all ranges, a network around one.
-func names(r node.Rule, link string, index int, all ranges.Set) bool {
+func names(r nft.Meaning, link string, index int, all ranges.Set) bool {
 	isLink := func(name string) bool {
 		begin, isMore := strings.CutSuffix(name, "*")
 		return link != "" && (name == link || isMore && strings.HasPrefix(link, begin))
@@ -164,8 +164,11 @@ func (f *facts) accepted(d node.BaseChain, list node.List, all ranges.Set) (acce
 	return false, doubt
 }
 
-// dropsLoopback says whether a rule of somebody drops what comes for 127.0.0.0/8, as a kubelet's does.
+// dropsLoopback says whether a rule of somebody drops or rejects what comes for 127.0.0.0/8, as a kubelet's does.
 func (f *facts) dropsLoopback() bool {
+	isGuard := func(r nft.Meaning) bool {
+		return r.Ends && slices.Contains(r.Networks, netip.MustParsePrefix("127.0.0.0/8"))
+	}
 	nf := nft.New()
 	defer nf.Close()
 	seen := map[nft.Table]bool{}
@@ -174,21 +177,15 @@ func (f *facts) dropsLoopback() bool {
 			continue
 		}
 		seen[c.Table] = true
-		rules, err := nf.Rules(c.Table, "")
+		rules, err := nf.Meanings(c.Table, "")
 		if f.note(err); err != nil {
 			return true // not known
-		}
-		isGuard := func(r nft.LiveRule) bool {
-			return r.Drops() && (r.Mentions([]byte{127}) || r.Mentions([]byte{127, 0, 0, 0}))
 		}
 		if slices.ContainsFunc(rules, isGuard) {
 			return true
 		}
 	}
 	return slices.ContainsFunc(f.hooked, func(b node.BaseChain) bool { // of iptables-legacy
-		isGuard := func(r node.Rule) bool {
-			return r.Target == "DROP" && slices.Contains(r.Networks, netip.MustParsePrefix("127.0.0.0/8"))
-		}
 		return slices.ContainsFunc(b.Rules, isGuard)
 	})
 }

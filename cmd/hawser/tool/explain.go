@@ -215,7 +215,7 @@ func (e *explanation) findWay(ctx context.Context, n node.Node) error {
 			e.stop(node.StopsIt, "%s is 0: the host forwards nothing", key)
 		}
 	}
-	isMeant := func(r node.Rule) bool {
+	isMeant := func(r nft.Meaning) bool {
 		is := false
 		for _, l := range e.Links {
 			is = is || names(r, l.Name, 0, own)
@@ -231,7 +231,7 @@ func (e *explanation) findWay(ctx context.Context, n node.Node) error {
 		if verdict, why := b.Stops(); verdict != "" {
 			e.stop(verdict, "table %s, chain %s at %s: %s", b.Table, b.Name, b.Hook, why)
 		}
-		if place, isCertain := b.Ends(isMeant); place > 0 {
+		if place, isCertain := b.DropOf(isMeant); place > 0 {
 			verdict := map[bool]string{true: node.StopsIt, false: node.MayStopIt}[isCertain]
 			e.stop(verdict, "table %s, chain %s at %s: its rule %d drops what is of this interface or network", b.Table,
 				b.Name, b.Hook, place)
