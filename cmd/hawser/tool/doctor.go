@@ -95,7 +95,7 @@ type facts struct {
 	// isUnread says that lists or attachments are not all known, noRules that rules are not: what is missing among them
 	// may be there.
 	isUnread, noRules bool
-	found             []finding
+	found             []*finding
 }
 
 // program is the file of a plugin that a list names.
@@ -123,16 +123,18 @@ func doctorCommand(s *session) *cobra.Command {
 			return err
 		case unseen != nil:
 			return fmt.Errorf("not all could be looked at: %w%w", unseen, exitStatus(2))
-		case slices.ContainsFunc(found, func(f finding) bool { return f.Severity == broken }):
+		case slices.ContainsFunc(found, func(f *finding) bool { return f.Severity == broken }):
 			return exitStatus(1)
 		}
 		return nil
 	})
 }
 
-// say adds a finding.
-func (f *facts) say(id, format string, args ...any) {
-	f.found = append(f.found, finding{kindNamed(id), fmt.Sprintf(format, args...)})
+// say adds a finding, which may still be changed.
+func (f *facts) say(id, format string, args ...any) *finding {
+	said := &finding{kindNamed(id), fmt.Sprintf(format, args...)}
+	f.found = append(f.found, said)
+	return said
 }
 
 func kindNamed(id string) kindOf {
@@ -162,11 +164,11 @@ func ofNode() []func(*facts) {
 }
 
 // findings are in the order of their kinds, errors first.
-func (f *facts) findings(looks ...func(*facts)) []finding {
+func (f *facts) findings(looks ...func(*facts)) []*finding {
 	for _, look := range looks {
 		look(f)
 	}
-	rank := func(f finding) int {
+	rank := func(f *finding) int {
 		rank := slices.IndexFunc(kinds, func(k kindOf) bool { return k.ID == f.ID })
 		if f.Severity == doubtful {
 			rank += len(kinds)

@@ -80,10 +80,9 @@ func orphans(f *facts) {
 		return
 	}
 	f.sayOf("orphan-lease", "lent to containers that are gone: %s", leases)
-	f.sayOf("orphan-lease", "these files name no container, and the reference's host-local lends none of them "+
-		"again: %s", ofNobody)
 	if len(ofNobody) > 0 {
-		f.found[len(f.found)-1].Advice = fmt.Sprintf("remove them, while no container starts: "+
+		f.say("orphan-lease", "these files name no container, and the reference's host-local lends none of them "+
+			"again: %s", some(ofNobody)).Advice = fmt.Sprintf("remove them, while no container starts: "+
 			"find %s -name '*[.:]*' -empty -delete", filepath.Dir(ofNobody[0]))
 	}
 	f.sayOf("leftover", "left by containers that are gone: %s", rest)
@@ -237,8 +236,7 @@ const looksAtMost = 300
 // drifted is what CHECK finds of living containers, for each plugin of a network of the first one.
 func drifted(f *facts) {
 	seen, looks := map[string]bool{}, 0
-	first, others := map[string]int{}, map[string][]string{} // by network and plugin
-	var keys []string
+	first, others := map[string]*finding{}, map[string][]string{} // by network and plugin
 	for _, a := range f.attached {
 		if !a.IsLive() || !f.isMeant(a) || looks >= looksAtMost && seen[a.Network] {
 			continue
@@ -251,22 +249,19 @@ func drifted(f *facts) {
 				seen[a.Network] = true
 			}
 			key := a.Network + " " + c.Plugin()
-			switch _, isKnown := first[key]; {
+			switch {
 			case !node.IsDrift(err):
-			case isKnown:
+			case first[key] != nil:
 				others[key] = append(others[key], nameOf(a.Pod, a.ContainerID))
 			default:
-				f.say("drift", "CHECK of %s: %s", who(a), missing(c, err))
-				first[key], keys = len(f.found)-1, append(keys, key)
-				f.found[first[key]].Advice = driftAdvice(c)
+				first[key] = f.say("drift", "CHECK of %s: %s", who(a), missing(c, err))
+				first[key].Advice = driftAdvice(c)
 			}
 		}
 		looks++
 	}
-	for _, key := range keys {
-		if len(others[key]) > 0 {
-			f.found[first[key]].What += "; also of " + some(others[key])
-		}
+	for key, names := range others {
+		first[key].What += "; also of " + some(names)
 	}
 }
 

@@ -29,9 +29,6 @@ func missingPlugins(f *facts) {
 	for _, list := range f.all {
 		for _, plugin := range typesOf(list) {
 			err := f.programs[plugin].err
-			if err == nil && f.programs[plugin].info != nil && f.programs[plugin].mode&0o111 == 0 {
-				err = fmt.Errorf("plugin %q: %s is not executable", plugin, f.programs[plugin].path)
-			}
 			if err == nil || plugin == "" || seen[plugin] {
 				continue
 			}
@@ -125,10 +122,11 @@ func fullRanges(f *facts) {
 			if u.Used >= u.Size {
 				id = "full-range"
 			}
-			f.say(id, "%s: %.0f of %.0f addresses of %s are lent", titleOf(list), u.Used, u.Size, subnetsOf(u.Set))
-			if isOf := func(a *node.Attachment) bool { return a.Network == list.Name && a.Orphan == "" }; u.Size == 1 &&
-				slices.ContainsFunc(f.attached, isOf) {
-				f.found[len(f.found)-1].Severity = doubtful // it is meant for one container
+			said := f.say(id, "%s: %.0f of %.0f addresses of %s are lent", titleOf(list), u.Used, u.Size,
+				subnetsOf(u.Set))
+			isOf := func(a *node.Attachment) bool { return a.Network == list.Name && a.Orphan == "" }
+			if u.Size == 1 && slices.ContainsFunc(f.attached, isOf) {
+				said.Severity = doubtful // it is meant for one container
 			}
 		}
 	}

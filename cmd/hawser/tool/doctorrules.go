@@ -58,9 +58,9 @@ func dropRules(f *facts) {
 			if !isCertain || d.IsOurs() || !isRouted(list) {
 				continue
 			}
-			const text = "rule %d of %s drops all packets of containers of %s"
-			f.say("drop-policy", text, place, chainOf(d), titleOf(list))
-			f.found[len(f.found)-1].Advice = "take the rule away, or put one before it that accepts containers"
+			said := f.say("drop-policy", "rule %d of %s drops all packets of containers of %s", place, chainOf(d),
+				titleOf(list))
+			said.Advice = "take the rule away, or put one before it that accepts containers"
 		}
 	}
 }
@@ -78,8 +78,7 @@ func (f *facts) sayDrops(d node.BaseChain, list node.List, doubt bool) {
 	if doubt {
 		what = "its rules do not accept; they accept some packets, and not for certain those"
 	}
-	f.say("drop-policy", "%s drops what %s of containers of %s", chainOf(d), what, titleOf(list))
-	said := &f.found[len(f.found)-1]
+	said := f.say("drop-policy", "%s drops what %s of containers of %s", chainOf(d), what, titleOf(list))
 	if doubt {
 		said.Severity = doubtful
 	}
@@ -95,7 +94,7 @@ func (f *facts) isFirewalls(d node.BaseChain, list node.List) bool {
 		return false
 	}
 	isOf := func(a *node.Attachment) bool { return a.IsLive() && a.Network == list.Name }
-	isLost := func(found finding) bool {
+	isLost := func(found *finding) bool {
 		return found.ID == "drift" && strings.Contains(found.What, fmt.Sprintf("on %q: firewall: ", list.Name))
 	}
 	return !slices.ContainsFunc(f.attached, isOf) || slices.ContainsFunc(f.found, isLost)
