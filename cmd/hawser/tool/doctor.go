@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"slices"
 	"sort"
@@ -190,10 +189,7 @@ func gather(ctx context.Context, n node.Node) *facts {
 	f.isUnread = len(f.problems) > 0
 	f.all = slices.Concat(f.lists, node.ListsOf(f.attached))
 	for _, list := range f.all {
-		list.Called("")
-	}
-	for _, list := range f.all {
-		for _, plugin := range typesOf(list) {
+		for _, plugin := range typesOf(list.Called("")) {
 			if _, known := f.programs[plugin]; !known {
 				f.programs[plugin] = learnProgram(ctx, n, plugin)
 			}
@@ -315,9 +311,6 @@ func learnProgram(ctx context.Context, n node.Node, plugin string) (p program) {
 
 // readSetting is a value below /proc/sys/net; empty where there is none.
 func readSetting(path string) string {
-	value, err := os.ReadFile("/proc/sys/net/" + path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return ""
-	}
+	value, _ := os.ReadFile("/proc/sys/net/" + path)
 	return strings.TrimSpace(string(value))
 }

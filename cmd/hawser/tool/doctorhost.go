@@ -34,6 +34,9 @@ func some(names []string) string {
 
 // lostLeases are addresses of living containers that host-local would lend again.
 func lostLeases(f *facts) {
+	if f.isUnread {
+		return
+	}
 	var lost []string
 	for _, a := range f.attached {
 		list := node.ListOf(f.all, a.Network)
@@ -52,14 +55,14 @@ func lostLeases(f *facts) {
 			lost = append(lost, strings.Join(addrs, " ")+" of "+who(a))
 		}
 	}
-	if f.isUnread {
-		return
-	}
 	f.sayOf("lost-lease", "no lease keeps %s", lost)
 }
 
 // orphans are what containers left that are gone.
 func orphans(f *facts) {
+	if f.isUnread {
+		return
+	}
 	var leases, rest, ofNobody []string
 	for _, a := range f.attached {
 		switch addrs := a.Held("address"); {
@@ -75,9 +78,6 @@ func orphans(f *facts) {
 				rest = append(rest, fmt.Sprintf("%s %s of %s", h.Kind, h.Value, who(a)))
 			}
 		}
-	}
-	if f.isUnread {
-		return
 	}
 	f.sayOf("orphan-lease", "lent to containers that are gone: %s", leases)
 	if len(ofNobody) > 0 {
@@ -297,7 +297,8 @@ func beside(f *facts) {
 	bridged := readSetting("bridge/bridge-nf-call-iptables")
 	for _, list := range f.lists {
 		types := typesOf(list)
-		if hasFirewalld && isRouted(list) && !slices.Contains(types, "firewall") && !f.firewalldNames(list) {
+		isInZone := slices.ContainsFunc(f.zones, f.namesOf(list)) // somebody put its bridge or its network there
+		if hasFirewalld && isRouted(list) && !slices.Contains(types, "firewall") && !isInZone {
 			f.say("firewalld", "%s: firewalld runs, and no plugin firewall tells it of the containers", titleOf(list))
 		}
 		if hasServices && slices.Contains(types, "bridge") && bridged != "1" {
@@ -311,14 +312,6 @@ func beside(f *facts) {
 			}
 		}
 	}
-}
-
-// firewalldNames says whether a rule of firewalld names the list's bridge or a network around a range of it: somebody
-// put it into a zone.
-func (f *facts) firewalldNames(list node.List) bool {
-	name, _ := ownBridge(list)
-	own, all := f.link(name), slices.Concat(list.RangeSets()...)
-	return slices.ContainsFunc(f.zones, func(r nft.Meaning) bool { return names(r, own.Name, own.Index, all) })
 }
 
 // mixedPlugins are plugins of several origins or versions.

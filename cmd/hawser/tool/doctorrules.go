@@ -33,17 +33,15 @@ func dropPolicies(f *facts) {
 			continue
 		}
 		for _, list := range f.lists {
-			all := slices.Concat(list.RangeSets()...)
 			of := func(r ranges.Range) bool { return d.Family != nft.IPv6 || r.Subnet.Addr().Is6() }
-			if !isRouted(list) || !slices.ContainsFunc(all, of) || f.isFirewalls(d, list) {
+			hasRange := slices.ContainsFunc(slices.Concat(list.RangeSets()...), of)
+			if !isRouted(list) || !hasRange || f.isFirewalls(d, list) {
 				continue
 			}
-			accepted, doubt := f.accepted(d, list, all)
-			if accepted {
-				continue
+			if accepted, doubt := f.accepted(d, list); !accepted {
+				f.sayDrops(d, list, doubt)
+				break
 			}
-			f.sayDrops(d, list, doubt)
-			break
 		}
 	}
 }
@@ -52,9 +50,7 @@ func dropPolicies(f *facts) {
 func dropRules(f *facts) {
 	for _, d := range f.hooked {
 		for _, list := range f.lists {
-			name, _ := ownBridge(list)
-			own, all := f.link(name), slices.Concat(list.RangeSets()...)
-			place, isCertain := d.DropOf(func(r nft.Meaning) bool { return names(r, own.Name, own.Index, all) })
+			place, isCertain := d.DropOf(f.namesOf(list))
 			if !isCertain || d.IsOurs() || !isRouted(list) {
 				continue
 			}
@@ -114,25 +110,27 @@ func names(r nft.Meaning, link string, index int, all ranges.Set) bool {
 		slices.ContainsFunc(r.Networks, isAround) || index != 0 && slices.Contains(r.Indexes, index)
 }
 
-// link is the host's of that name; without an index where there is none.
-func (f *facts) link(name string) rtnl.Link {
+// namesOf says of a rule whether it names the list's bridge or a network around a range of it.
+func (f *facts) namesOf(list node.List) func(nft.Meaning) bool {
+	index, all := 0, slices.Concat(list.RangeSets()...)
+	own, _ := ownBridge(list)
 	for _, l := range f.links {
-		if l.Name == name {
-			return l
+		if l.Name == own {
+			index = l.Index
 		}
 	}
-	return rtnl.Link{Name: name}
+	return func(r nft.Meaning) bool { return names(r, own, index, all) }
 }
 
 // accepted follows the rules of a chain up to one that drops all, and of those to which they lead: it is true for a
 // rule that accepts the plugin firewall's packets or all, or names the list's bridge or a network around a range of it.
 // There is doubt where another rule accepts packets that need not be those of another interface.
-func (f *facts) accepted(d node.BaseChain, list node.List, all ranges.Set) (accepted, doubt bool) {
-	name, _ := ownBridge(list)
-	own, bit := f.link(name), f.acceptBit()
+func (f *facts) accepted(d node.BaseChain, list node.List) (accepted, doubt bool) {
+	own, _ := ownBridge(list)
+	isOwn, bit := f.namesOf(list), f.acceptBit()
 	isOther := func(name string) bool {
 		is := func(l rtnl.Link) bool { return l.Name == name && !l.IsPairEnd() }
-		return name != own.Name && slices.ContainsFunc(f.links, is)
+		return name != own && slices.ContainsFunc(f.links, is)
 	}
 	chains, isForAll, passed := []string{d.Name}, map[string]bool{d.Name: true}, 0
 	for i := 0; i < len(chains); i++ {
@@ -143,13 +141,12 @@ func (f *facts) accepted(d node.BaseChain, list node.List, all ranges.Set) (acce
 			if i == 0 {
 				passed++
 			}
-			isOwn := names(r, own.Name, own.Index, all)
 			switch {
 			case i == 0 && d.DropsAt > 0 && passed >= d.DropsAt:
 				continue
 			case slices.ContainsFunc(r.Links, isOther):
 				continue
-			case r.Target == node.CNIForward, slices.Contains(r.About, bit), r.MayAccept && isOwn,
+			case r.Target == node.CNIForward, slices.Contains(r.About, bit), r.MayAccept && isOwn(r),
 				r.MayAccept && r.IsForAll && isForAll[r.Chain]:
 				return true, false
 			}

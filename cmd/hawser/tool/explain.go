@@ -216,11 +216,7 @@ func (e *explanation) findWay(ctx context.Context, n node.Node) error {
 		}
 	}
 	isMeant := func(r nft.Meaning) bool {
-		is := false
-		for _, l := range e.Links {
-			is = is || names(r, l.Name, 0, own)
-		}
-		return is
+		return slices.ContainsFunc(e.Links, func(l hostLink) bool { return names(r, l.Name, 0, own) })
 	}
 	chains, err := node.BaseChains(ctx)
 	for _, b := range chains {
