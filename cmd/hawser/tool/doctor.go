@@ -108,7 +108,7 @@ type program struct {
 func doctorCommand(s *session) *cobra.Command {
 	return s.command("doctor", "Say what is wrong on this node, and what to do", func(string) error {
 		f := gather(s.ctx, s.Node)
-		found := f.findings(slices.Concat(ofCalls(), ofNode())...)
+		found := f.findings()
 		err := s.show(found, func(t table) {
 			for _, f := range found {
 				s.finding(t, f.Severity, f.ID+": "+f.What, f.Advice)
@@ -152,19 +152,13 @@ func (f *facts) sayOf(id, format string, names []string) {
 	}
 }
 
-// ofCalls look for what makes a call fail, ofNode for all else that doctor finds.
-func ofCalls() []func(*facts) {
-	return []func(*facts){missingPlugins, badLists, noSubnets, unknownVersions, refusedLists, fullRanges}
-}
-
-func ofNode() []func(*facts) {
-	return []func(*facts){overlaps, lostLeases, forwardingOff, orphans, drifted, dropPolicies, dropRules,
-		missingModules, changedMACs, guards, beside, mixedPlugins}
-}
-
-// findings are in the order of their kinds, errors first.
-func (f *facts) findings(looks ...func(*facts)) []*finding {
-	for _, look := range looks {
+// findings are in the order of their kinds, errors first. dropPolicies asks what drifted has found.
+func (f *facts) findings() []*finding {
+	for _, look := range []func(*facts){
+		missingPlugins, badLists, noSubnets, unknownVersions, refusedLists, fullRanges, overlaps, lostLeases,
+		forwardingOff, orphans, drifted, dropPolicies, dropRules, missingModules, changedMACs, guards, beside,
+		mixedPlugins,
+	} {
 		look(f)
 	}
 	rank := func(f *finding) int {

@@ -106,7 +106,7 @@ func withoutRecord(ctx context.Context, n node.Node, of string) error {
 
 // reasons are the errors that doctor finds, of these networks if any, and what it could not look at.
 func (f *facts) reasons(networks []string) (lines []string) {
-	for _, found := range f.findings(slices.Concat(ofCalls(), ofNode())...) {
+	for _, found := range f.findings() {
 		is := func(network string) bool { return strings.Contains(found.What, fmt.Sprintf("%q", network)) }
 		isOfOthers := strings.Contains(found.What, `network "`) && !slices.ContainsFunc(networks, is)
 		isReason := found.Severity == broken || found.ID == "full-range"
