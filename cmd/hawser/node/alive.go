@@ -169,7 +169,7 @@ func (s *Survey) Judge(a *Attachment, older time.Duration) (garbage, kept string
 	inode, isKnown := s.namespaceOf(a)
 	isThere := s.host[FirstWord(a.HostEnd())]
 	age := s.began.Sub(a.youngest())
-	knows := s.Knows(a.ContainerID)
+	knows := s.known[a.ContainerID]
 	switch {
 	case a.Network == "" || a.IfName == "":
 		return "", "its network or interface is not written down"

@@ -85,11 +85,11 @@ func readCached(file string) (*Attachment, error) {
 
 // damagedFile is the attachment's file in libcni's cache where there is one that could not be read.
 func (n Node) damagedFile(a *Attachment) string {
+	if a.File != "" {
+		return ""
+	}
 	for _, dir := range n.results() {
 		file := filepath.Join(dir, a.Network+"-"+a.ContainerID+"-"+a.IfName)
-		if a.File != "" {
-			break
-		}
 		if _, err := os.Lstat(file); err == nil {
 			return file
 		}

@@ -245,19 +245,20 @@ func (l List) RangeSets() (sets []ranges.Set) {
 			continue
 		}
 		exclude, _ := cni.ParseNetworks("exclude", ipam.Exclude)
-		add := func(set *ranges.Set, key string, w ranges.Wire) {
-			if r, err := w.Parse(key); err == nil {
-				*set = append(*set, ranges.Set{r}.Without(exclude)...)
+		parse := func(key string, w ranges.Wire) ranges.Set {
+			r, err := w.Parse(key)
+			if err != nil {
+				return nil
 			}
+			return ranges.Set{r}.Without(exclude)
 		}
 		if ipam.Subnet != nil {
-			sets = append(sets, nil)
-			add(&sets[len(sets)-1], "ipam", ipam.Wire)
+			sets = append(sets, parse("ipam", ipam.Wire))
 		}
 		for i, written := range ipam.Ranges {
 			var set ranges.Set
 			for j, w := range written {
-				add(&set, fmt.Sprintf("ipam.ranges[%d][%d]", i, j), w)
+				set = append(set, parse(fmt.Sprintf("ipam.ranges[%d][%d]", i, j), w)...)
 			}
 			sets = append(sets, set)
 		}

@@ -18,10 +18,10 @@ import (
 
 // Runtimes are what the container runtimes of the node say of their containers.
 type Runtimes struct {
-	Asked  []string `json:"asked"`  // those that answered
-	Silent []string `json:"silent"` // those that are there and did not
-	known  map[string]string
-	shared bool // containerd named all its containers: also nerdctl's
+	Asked  []string          // those that answered
+	Silent []string          // those that are there and did not
+	known  map[string]string // by the ID of a container: the program that names it
+	shared bool              // containerd named all its containers: also nerdctl's
 }
 
 // sockets are where CRI runtimes listen, and where each keeps what it knows while it is stopped; and where else one
@@ -171,19 +171,14 @@ func (n Node) ask(ctx context.Context, answer any, program string, args ...strin
 	return nil
 }
 
-// Knows is the program that names the container; empty where none does.
-func (r *Runtimes) Knows(id string) string { return r.known[id] }
-
 // WouldKnow says that a container of this ID would be named by one that answered. Other IDs are of Nomad, BuildKit and
 // programs of which nobody lists the containers; and who does not answer may know any.
 func (r *Runtimes) WouldKnow(id string) bool {
-	switch {
-	case len(r.Silent) > 0 || len(r.Asked) == 0:
+	if len(r.Silent) > 0 || len(r.Asked) == 0 {
 		return false
-	case regexp.MustCompile(`^[0-9a-f]{64}$`).MatchString(id):
-		return true
 	}
-	return r.shared && regexp.MustCompile(`-[0-9a-f]{64}$`).MatchString(id)
+	return regexp.MustCompile(`^[0-9a-f]{64}$`).MatchString(id) ||
+		r.shared && regexp.MustCompile(`-[0-9a-f]{64}$`).MatchString(id)
 }
 
 // usualPath has the directories into which packages and runtimes put plugins.
@@ -192,7 +187,6 @@ const usualPath = "/opt/cni/bin:/usr/lib/cni:/usr/libexec/cni"
 // configuredPath has the directories in which the CRI runtimes of the node look for plugins: those that their files
 // name, or else each one's own. It is all usual ones where there are no such files, or podman, which looks in them all.
 func configuredPath() string {
-	_, err := process.LookPath("podman")
 	var dirs []string
 	for _, r := range [][]string{{"/opt/cni/bin", "/etc/containerd/config.toml", "/etc/containerd/conf.d/*.toml"},
 		{"/opt/cni/bin:/usr/libexec/cni", "/etc/crio/crio.conf", "/etc/crio/crio.conf.d/*.conf"}} {
@@ -218,7 +212,7 @@ func configuredPath() string {
 			}
 		}
 	}
-	if err == nil || len(dirs) == 0 {
+	if _, err := process.LookPath("podman"); err == nil || len(dirs) == 0 {
 		return usualPath
 	}
 	return strings.Join(dirs, ":")

@@ -33,11 +33,10 @@ func (k kind) isOthers() bool { return k > ours }
 type file struct {
 	name    string
 	kind    kind
-	version string // of ours and the reference's, where it says so
-	mode    fs.FileMode
-	info    fs.FileInfo
-	target  string // of a symbolic link
-	damaged bool   // ours, that others have written into
+	version string      // of ours and the reference's, where it says so
+	info    fs.FileInfo // nil for an absent one
+	target  string      // of a symbolic link
+	damaged bool        // ours, that others have written into
 }
 
 func (f file) String() string {
@@ -62,8 +61,8 @@ func inspect(path, name string) (f file, err error) {
 	if err != nil {
 		return f, err
 	}
-	f.mode, f.kind = f.info.Mode(), foreign
-	if f.mode&fs.ModeSymlink != 0 {
+	f.kind = foreign
+	if f.info.Mode()&fs.ModeSymlink != 0 {
 		if f.target, err = os.Readlink(path); err != nil {
 			return f, err
 		}

@@ -140,19 +140,18 @@ func (c *collection) each(ctx context.Context, n node.Node, older time.Duration,
 			}
 			end = time.Now().Add(time.Second)
 		}
-		var a *node.Attachment
-		is := func(a *node.Attachment) bool { return a.Attachment == g.Attachment }
-		if k := slices.IndexFunc(s.Attachments, is); k >= 0 {
-			a = s.Attachments[k]
-			known := *a
-			if g.was != nil { // by the addresses that it had
-				known.Holdings = slices.Concat(a.Holdings, g.was.Holdings)
-			}
-			if g.Why, g.Kept = s.Judge(&known, older); g.Why == "" {
-				continue
-			}
+		k := slices.IndexFunc(s.Attachments, func(a *node.Attachment) bool { return a.Attachment == g.Attachment })
+		if k < 0 {
+			do(g, nil)
+			continue
 		}
-		do(g, a)
+		known := *s.Attachments[k]
+		if g.was != nil { // by the addresses that it had
+			known.Holdings = slices.Concat(known.Holdings, g.was.Holdings)
+		}
+		if g.Why, g.Kept = s.Judge(&known, older); g.Why != "" {
+			do(g, s.Attachments[k])
+		}
 	}
 	return nil
 }

@@ -212,7 +212,7 @@ func (i *install) withRecorded(names []string) []string {
 func (i *install) judge(f file) (why string, err error) {
 	switch {
 	case f.kind == unfit:
-		return "", fmt.Errorf("%s: is no regular file (%s); move it away", i.path(f.name), f.mode)
+		return "", fmt.Errorf("%s: is no regular file (%s); move it away", i.path(f.name), f.info.Mode())
 	case f.name == toolName && f.kind.isOthers() && !i.force:
 		return "", fmt.Errorf("%s: is not ours, but its place is this file's; --force replaces it", i.path(toolName))
 	case f.damaged:
@@ -269,7 +269,7 @@ func done(f file) string {
 // isDone says that a name is as put would make it.
 func (i *install) isDone(f file) bool {
 	target, _ := os.Stat(i.path(toolName))
-	regular := f.kind == ours && f.mode.IsRegular()
+	regular := f.kind == ours && f.info.Mode().IsRegular()
 	switch {
 	case f.name == toolName:
 		return regular && i.isSelf(f)
@@ -283,7 +283,7 @@ func (i *install) isDone(f file) bool {
 
 func (i *install) isSelf(f file) bool {
 	data, err := os.ReadFile(i.path(f.name))
-	return err == nil && f.mode.Perm() == 0o755 && bytes.Equal(data, i.program)
+	return err == nil && f.info.Mode().Perm() == 0o755 && bytes.Equal(data, i.program)
 }
 
 func uninstallCommand() *cobra.Command {

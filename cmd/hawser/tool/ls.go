@@ -29,9 +29,9 @@ func lsCommand(s *session) *cobra.Command {
 // attachments are those of the node, with all that JSON shows of them.
 func (s *session) attachments() ([]*node.Attachment, error) {
 	all, err := s.Attachments(s.ctx)
-	for i := range all {
-		if s.json {
-			all[i].Show()
+	if s.json {
+		for _, a := range all {
+			a.Show()
 		}
 	}
 	return all, err

@@ -163,7 +163,7 @@ func (p *place) setAside(f file) error {
 	if err != nil {
 		return err
 	}
-	return p.write(p.kept(f.name), data, f.mode.Perm())
+	return p.write(p.kept(f.name), data, f.info.Mode().Perm())
 }
 
 // write makes a file whole and safe on the disk before it has its name. pkg/statefile does not sync, as its files need

@@ -316,9 +316,9 @@ func (t *trial) leftovers(ctx context.Context) (string, error) {
 		}
 		for _, ip := range s.ips {
 			table := nft.Table{Family: nft.FamilyOf(ip), Name: "filter"}
-			rules, _ := nf.Rules(table, "CNI-FORWARD")
+			rules, _ := nf.Rules(table, node.CNIForward)
 			if slices.ContainsFunc(rules, func(r nft.LiveRule) bool { return r.Mentions(ip.AsSlice()) }) {
-				left += ", rule for " + ip.String() + " in " + table.String() + ", chain CNI-FORWARD"
+				left += ", rule for " + ip.String() + " in " + table.String() + ", chain " + node.CNIForward
 			}
 		}
 	}
