@@ -102,20 +102,14 @@ func isReference(path string) bool {
 
 // whose finds our stamp, or what Go's linker writes into a program about its package.
 func whose(program []byte) (k kind, version string) {
-	for rest := program; ; {
-		_, after, ok := bytes.Cut(rest, []byte(skel.Stamp))
-		if !ok {
-			break
-		}
-		v, _, ok := bytes.Cut(after[:min(len(after), 100)], []byte(";"))
-		switch text := string(v); {
-		case ok && semver.IsValid("v"+text):
+	stamp := regexp.MustCompile(skel.Stamp + `([-+.\w]+);`)
+	for _, found := range stamp.FindAllSubmatch(program, -1) {
+		switch text := string(found[1]); {
+		case semver.IsValid("v" + text):
 			return ours, text
-		case ok && text == "unknown":
-			// the initial value of skel.stamp, which stays in the file beside the version that the linker set: look on
+		case text == "unknown": // the initial value of skel.stamp: it stays in the file beside what the linker set
 			k = ours
 		}
-		rest = after
 	}
 	if k == ours || bytes.Contains(program, []byte("path\tgithub.com/hawser-cni/plugins/")) { // 0.1.0 had no stamp
 		return ours, ""

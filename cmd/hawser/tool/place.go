@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -217,10 +218,7 @@ func ignoreAbsent(err error) error {
 
 // cannotLink says that a file system has no hard links, or not for this file.
 func cannotLink(err error) bool {
-	for _, errno := range []error{unix.EPERM, unix.EOPNOTSUPP, unix.ENOSYS, unix.EMLINK, unix.EXDEV} {
-		if link := new(os.LinkError); errors.As(err, &link) && link.Op == "link" && errors.Is(link.Err, errno) {
-			return true
-		}
-	}
-	return false
+	link, _ := errors.AsType[*os.LinkError](err)
+	return link != nil && link.Op == "link" &&
+		slices.Contains([]error{unix.EPERM, unix.EOPNOTSUPP, unix.ENOSYS, unix.EMLINK, unix.EXDEV}, link.Err)
 }

@@ -294,7 +294,7 @@ func (t *trial) delAgain(ctx context.Context) (string, error) {
 // the chains of the reference's firewall.
 func (t *trial) leftovers(ctx context.Context) (string, error) {
 	all, _, err := t.node.Read(ctx) // nothing of ours is in the files that cannot be read
-	left := ""
+	var left []string
 	host, nf := rtnl.Host(), nft.New()
 	defer host.Close()
 	defer nf.Close()
@@ -302,28 +302,28 @@ func (t *trial) leftovers(ctx context.Context) (string, error) {
 		for _, a := range all {
 			for i := range a.Holdings {
 				if h := &a.Holdings[i]; h.ContainerID == s.ContainerID {
-					left += ", " + string(h.Kind) + " " + h.Value + " (" + h.Kept + ")"
+					left = append(left, fmt.Sprintf("%s %s (%s)", h.Kind, h.Value, h.Kept))
 				}
 			}
 		}
 		if _, err := s.inside.Link(s.IfName); err == nil && !t.isLoopback() {
-			left += ", interface " + s.IfName + " of the container"
+			left = append(left, "interface "+s.IfName+" of the container")
 		}
 		for _, i := range s.Interfaces {
 			if link, err := host.Link(i.Name); i.Sandbox == "" && err == nil && link.IsPairEnd() {
-				left += ", host end " + i.Name
+				left = append(left, "host end "+i.Name)
 			}
 		}
 		for _, ip := range s.ips {
 			table := nft.Table{Family: nft.FamilyOf(ip), Name: "filter"}
 			rules, _ := nf.Rules(table, node.CNIForward)
 			if slices.ContainsFunc(rules, func(r nft.LiveRule) bool { return r.Mentions(ip.AsSlice()) }) {
-				left += ", rule for " + ip.String() + " in " + table.String() + ", chain " + node.CNIForward
+				left = append(left, fmt.Sprintf("rule for %s in %s, chain %s", ip, table, node.CNIForward))
 			}
 		}
 	}
-	if left != "" {
-		err = errors.New(left[2:])
+	if left != nil {
+		err = errors.New(strings.Join(left, ", "))
 	}
 	return "", err
 }

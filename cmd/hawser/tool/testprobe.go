@@ -10,6 +10,7 @@ import (
 	"os"
 	"slices"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
@@ -40,23 +41,23 @@ type scratch struct {
 }
 
 // notes are what a step finds, good and bad.
-type notes struct{ good, bad string }
+type notes struct{ good, bad []string }
 
 func (n *notes) add(word string, err error) {
 	if err == nil {
-		n.good += ", " + word
+		n.good = append(n.good, word)
 	} else {
-		n.bad += ", " + err.Error()
+		n.bad = append(n.bad, err.Error())
 	}
 }
 
 // sum is the step's outcome; it was skipped where there is nothing.
 func (n *notes) sum(nothing string) (string, error) {
 	switch {
-	case n.bad != "":
-		return "", errors.New(n.bad[2:])
-	case n.good != "":
-		return n.good[2:], nil
+	case n.bad != nil:
+		return "", errors.New(strings.Join(n.bad, ", "))
+	case n.good != nil:
+		return strings.Join(n.good, ", "), nil
 	}
 	return "", skipped(nothing)
 }
