@@ -77,14 +77,16 @@ func byHandle() (isGone func(Identity) bool, err error) {
 	}, unix.Close(fd)
 }
 
+// InitialPIDs is the inode of the first PID namespace, in which each process is seen (PROC_PID_INIT_INO).
+const InitialPIDs = 0xEFFFFFFC
+
 // seesAll says why processes of the machine may be hidden from us.
 func seesAll() error {
-	const initial = 0xEFFFFFFC // PROC_PID_INIT_INO
 	var st unix.Statx_t
 	if err := statx("/proc/self/ns/pid", &st); err != nil {
 		return err
 	}
-	if st.Ino != initial {
+	if st.Ino != InitialPIDs {
 		return errors.New("processes outside of our PID namespace are not seen")
 	}
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}

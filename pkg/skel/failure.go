@@ -62,7 +62,7 @@ func (c *call) remember(failed error) {
 	e := describe(failed)
 	f := Failure{
 		Attachment: cni.Attachment{ContainerID: id, IfName: c.vars["CNI_IFNAME"]},
-		Plugin:     c.plugin.Name, Command: command, Pod: podOf(c.vars["CNI_ARGS"]), Netns: c.vars["CNI_NETNS"],
+		Plugin:     c.plugin.Name, Command: command, Pod: PodOf(c.vars["CNI_ARGS"]), Netns: c.vars["CNI_NETNS"],
 		Time: c.began, First: c.began, Count: 1,
 		Code: e.Code, Msg: cut(e.Msg), Details: cut(e.Details),
 	}
@@ -108,8 +108,8 @@ func keep(records statefile.Records[Failure], f Failure) error {
 	return s.Drop(old...)
 }
 
-// podOf is the pod that a kubelet's runtime names in CNI_ARGS, or the name of podman's container.
-func podOf(args string) string {
+// PodOf is the pod that a kubelet's runtime names in CNI_ARGS, namespace/name, or the name of podman's container.
+func PodOf(args string) string {
 	const namespace, name = "K8S_POD_NAMESPACE", "K8S_POD_NAME"
 	pod, err := cni.ParseArgs(args+";IgnoreUnknown=1", namespace, name)
 	if err != nil || pod[namespace] == "" || pod[name] == "" {

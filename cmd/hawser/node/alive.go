@@ -65,9 +65,6 @@ func (n Node) Survey(ctx context.Context) (s *Survey, err error) {
 	return s, nil
 }
 
-// allProcesses is the inode of the first PID namespace, in which each process is seen (PROC_PID_INIT_INO).
-const allProcesses = 0xEFFFFFFC
-
 // Blind says that containers' processes cannot be seen from here: we are in a PID namespace of our own. A node may have
 // one (kind, LXC). Then an ADD ran in it, or a container's process is in it.
 func (s *Survey) Blind() error {
@@ -80,7 +77,7 @@ func (s *Survey) Blind() error {
 		return s.used[inode] && inode != s.own ||
 			slices.ContainsFunc(a.Holdings, func(h cni.Holding) bool { return h.Processes == here.Ino })
 	}
-	if here.Ino == allProcesses || len(s.Attachments) == 0 || slices.ContainsFunc(s.Attachments, isOf) {
+	if here.Ino == ns.InitialPIDs || len(s.Attachments) == 0 || slices.ContainsFunc(s.Attachments, isOf) {
 		return nil
 	}
 	return fmt.Errorf("the PID namespace pid:[%d] of this process does not show the processes of containers: run it "+

@@ -6,9 +6,11 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
 // Cached is what libcni remembers of an attachment, for CHECK and DEL; nothing without a File.
@@ -72,10 +74,11 @@ func readCached(file string) (*Attachment, error) {
 	}
 	a := &Attachment{
 		Attachment: cni.Attachment{Network: wire.NetworkName, ContainerID: wire.ContainerID, IfName: wire.IfName},
-		Netns:      wire.Netns, Pod: podOf(wire.Args), Since: info.ModTime(), Reference: true,
+		Netns:      wire.Netns, Since: info.ModTime(), Reference: true,
 		Cached: Cached{File: file, Written: info.ModTime(), Config: wire.Config, Args: wire.Args,
 			Capabilities: wire.CapabilityArgs, RawResult: wire.Result},
 	}
+	a.Pod = skel.PodOf(a.args())
 	if a.Netns == "" {
 		i, _ := a.Result().ContainerInterface(a.IfName)
 		a.Netns = i.Sandbox
@@ -109,15 +112,11 @@ func (c Cached) Result() *cni.Result {
 	return &cni.Result{}
 }
 
-// podOf is the pod of CNI_ARGS: namespace/name, the name of podman's container, or empty.
-func podOf(args [][2]string) string {
-	value := map[string]string{}
-	for _, arg := range args {
-		value[arg[0]] = arg[1]
+// args are CNI_ARGS.
+func (c Cached) args() string {
+	var args []string
+	for _, arg := range c.Args {
+		args = append(args, arg[0]+"="+arg[1])
 	}
-	namespace, name := value["K8S_POD_NAMESPACE"], value["K8S_POD_NAME"]
-	if namespace == "" || name == "" {
-		return name
-	}
-	return namespace + "/" + name
+	return strings.Join(args, ";")
 }

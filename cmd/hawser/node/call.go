@@ -191,13 +191,9 @@ func (n Node) runHere(ctx context.Context, c Call, env skel.Env) error {
 }
 
 func (c Call) environment(n Node) []string {
-	var args []string
-	for _, arg := range c.Args {
-		args = append(args, arg[0]+"="+arg[1])
-	}
 	env := slices.DeleteFunc(slices.Clone(n.Env), func(kv string) bool { return strings.HasPrefix(kv, "CNI_") })
 	return append(env, "CNI_COMMAND="+c.Command, "CNI_CONTAINERID="+c.ContainerID, "CNI_NETNS="+c.Netns,
-		"CNI_IFNAME="+c.IfName, "CNI_ARGS="+strings.Join(args, ";"), "CNI_PATH="+n.Path)
+		"CNI_IFNAME="+c.IfName, "CNI_ARGS="+c.args(), "CNI_PATH="+n.Path)
 }
 
 func (c Call) conf() []byte {
