@@ -60,56 +60,66 @@ func (n Node) Runtimes(ctx context.Context) *Runtimes {
 	r := &Runtimes{known: map[string]string{}}
 	for _, paths := range sockets() {
 		socket := paths[0]
-		if _, err := os.Stat(socket); err != nil {
-			for _, state := range paths[1:] {
-				if _, err := os.Stat(state); err == nil {
-					const stopped = "%s: is not there, and %s is: the runtime is stopped, or was removed without it"
-					r.Silent = append(r.Silent, fmt.Sprintf(stopped, socket, state))
-				}
-			}
+		if _, err := os.Stat(socket); err == nil {
+			r.note(socket, n.askSocket(ctx, r, socket))
 			continue
 		}
-		var pods struct{ Items []struct{ ID string } }
-		err := n.ask(ctx, &pods, "crictl", "--runtime-endpoint", "unix://"+socket, "pods", "-o", "json")
-		if err == nil && pods.Items == nil {
-			err = errors.New("crictl: there is no list of pods in its answer")
-		}
-		if err == nil {
-			r.Asked = append(r.Asked, "crictl "+socket)
-			for _, p := range pods.Items {
-				r.known[p.ID] = "crictl"
+		for _, state := range paths[1:] {
+			if _, err := os.Stat(state); err == nil {
+				const stopped = "is not there, and %s is: the runtime is stopped, or was removed without it"
+				r.note(socket, fmt.Errorf(stopped, state))
 			}
-		}
-		if strings.HasSuffix(socket, "containerd.sock") {
-			if isWithoutCRI(err) {
-				err = nil
-			}
-			err = errors.Join(err, n.askContainerd(ctx, r, socket))
-		}
-		if err != nil {
-			r.Silent = append(r.Silent, fmt.Sprintf("%s: %v", socket, err))
 		}
 	}
 	_, noStorage := os.Stat("/var/lib/containers/storage")
 	_, noPodman := process.LookPath("podman")
-	if noStorage != nil || noPodman != nil {
-		return r
+	if noStorage == nil && noPodman == nil {
+		r.note("podman", n.askPodman(ctx, r))
 	}
+	return r
+}
+
+// note keeps why somebody who is asked did not answer.
+func (r *Runtimes) note(who string, err error) {
+	if err != nil {
+		r.Silent = append(r.Silent, fmt.Sprintf("%s: %v", who, err))
+	}
+}
+
+// askSocket asks for the pods of a CRI runtime, and for the containers of containerd, which tells all where crictl is
+// not there or containerd serves no CRI.
+func (n Node) askSocket(ctx context.Context, r *Runtimes, socket string) error {
+	var pods struct{ Items []struct{ ID string } }
+	err := n.ask(ctx, &pods, "crictl", "--runtime-endpoint", "unix://"+socket, "pods", "-o", "json")
+	if err == nil && pods.Items == nil {
+		err = errors.New("crictl: there is no list of pods in its answer")
+	}
+	if err == nil {
+		r.Asked = append(r.Asked, "crictl "+socket)
+		for _, p := range pods.Items {
+			r.known[p.ID] = "crictl"
+		}
+	}
+	if !strings.HasSuffix(socket, "containerd.sock") {
+		return err
+	}
+	if errors.Is(err, process.ErrNotFound) || err != nil && strings.Contains(err.Error(), "Unimplemented") {
+		err = nil
+	}
+	return errors.Join(err, n.askContainerd(ctx, r, socket))
+}
+
+func (n Node) askPodman(ctx context.Context, r *Runtimes) error {
 	var containers []struct{ ID string }
-	if err := n.ask(ctx, &containers, "podman", "ps", "-a", "--no-trunc", "--format", "json"); err != nil {
-		r.Silent = append(r.Silent, fmt.Sprintf("podman: %v", err))
-		return r
+	err := n.ask(ctx, &containers, "podman", "ps", "-a", "--no-trunc", "--format", "json")
+	if err != nil {
+		return err
 	}
 	r.Asked = append(r.Asked, "podman")
 	for _, c := range containers {
 		r.known[c.ID] = "podman"
 	}
-	return r
-}
-
-// isWithoutCRI says of crictl's error that ctr tells all: crictl is not there, or containerd serves no CRI.
-func isWithoutCRI(err error) bool {
-	return errors.Is(err, process.ErrNotFound) || err != nil && strings.Contains(err.Error(), "Unimplemented")
+	return nil
 }
 
 // askContainerd asks for the containers of all namespaces. To CNI nerdctl names one NAMESPACE-ID.
