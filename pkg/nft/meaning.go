@@ -11,7 +11,7 @@ import (
 
 // Meaning is what a rule does with which packets, as far as it is understood here.
 type Meaning struct {
-	Chain, Target string         // it stands in that chain, and jumps or goes to this one
+	Chain, Target string         // the chain that has it, and the one that it jumps or goes to
 	Ends          bool           // it drops or rejects packets
 	MayAccept     bool           // it accepts them, or asks a map what becomes of them
 	IsForAll      bool           // it has no condition
@@ -44,7 +44,7 @@ func (c *Conn) Meanings(t Table, chain string) (all []Meaning, err error) {
 // it up. What leads to a continue is for each packet. The lookups are those of interfaces in a set.
 func (r LiveRule) meaning() (m Meaning, lookups [][]byte) {
 	m = Meaning{Chain: r.Chain, Target: r.Target, IsForAll: true}
-	var loaded, mask []byte // what loads, and the bits of it that count; nil = all
+	var loaded, mask []byte // what was loaded, and the bits of it that count; nil = all
 	field, conditions := "", 0
 	for _, x := range attributes(r.exprs) {
 		name, data := textAt(x, unix.NFTA_EXPR_NAME), attribute(x, unix.NFTA_EXPR_DATA)
@@ -119,7 +119,7 @@ func (m *Meaning) addSet(elements []Element, isMap bool) {
 // asksMap says that a lookup is in a map, which says what becomes of packets.
 func asksMap(lookup []byte) bool { return attribute(lookup, unix.NFTA_LOOKUP_DREG) != nil }
 
-// fieldOf says what an expression loads: name or index of an interface, the family, or by what else.
+// fieldOf is what an expression loads: the name or index of an interface, the family, or else its own name.
 func fieldOf(name string, data []byte) string {
 	if name == "meta" {
 		switch number(data, unix.NFTA_META_KEY) {

@@ -124,7 +124,7 @@ func (s *session) explain(what string, all []*node.Attachment, links map[string]
 		func(a *node.Attachment) bool { return node.FirstWord(a.HostEnd()) == what || parent(a, links) == what },
 		func(a *node.Attachment) bool { return node.IsMeant(what, a.Pod, a.ContainerID) },
 	}
-	for i, matches := range readings {
+	for _, matches := range readings {
 		for _, a := range all {
 			if matches(a) {
 				e.Attachments = append(e.Attachments, a)
@@ -134,8 +134,8 @@ func (s *session) explain(what string, all []*node.Attachment, links map[string]
 			continue
 		}
 		e.findLinks(links)
-		if i == 2 { // an interface has many ways
-			return e, nil
+		if slices.ContainsFunc(e.Links, func(l hostLink) bool { return l.Name == what }) {
+			return e, nil // an interface has many ways
 		}
 		return e, e.findWay(s.ctx, s.Node)
 	}
