@@ -83,7 +83,7 @@ func nftablesChains(nf *nft.Conn) (all []BaseChain, err error) {
 		if err != nil {
 			return all, err
 		}
-		b := BaseChain{Table: fmt.Sprint(c.Table), Name: c.Name, Hook: points[c.Hook.Point], Type: c.Hook.Type,
+		b := BaseChain{Table: c.Table.String(), Name: c.Name, Hook: points[c.Hook.Point], Type: c.Hook.Type,
 			Priority: c.Hook.Priority, Comment: c.Comment, Drops: c.Drops, Family: c.Table.Family}
 		all = append(all, b.with(rules))
 	}
@@ -97,14 +97,16 @@ func legacyChains(family nft.Family, table string, edit *ipt.Edit) (all []BaseCh
 	}
 	priorities := map[string]int32{"raw": -300, "mangle": -150, "nat": -100, "filter": 0, "security": 50}
 	for _, hook := range hooks {
-		b := BaseChain{Table: "legacy " + family.String() + " " + table, Name: strings.ToUpper(hook), Hook: hook,
-			Type: table, Priority: priorities[table], Family: family}
+		name := strings.ToUpper(hook)
+		if !edit.HasChain(name) {
+			continue
+		}
+		b := BaseChain{Table: "legacy " + family.String() + " " + table, Name: name, Hook: hook, Type: table,
+			Priority: priorities[table], Drops: slices.Contains(edit.Drops, name), Family: family}
 		if table == "nat" && hook == "postrouting" {
 			b.Priority = 100
 		}
-		if b.Drops = slices.Contains(edit.Drops, b.Name); edit.HasChain(b.Name) {
-			all = append(all, b.with(rules))
-		}
+		all = append(all, b.with(rules))
 	}
 	return all
 }

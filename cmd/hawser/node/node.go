@@ -170,7 +170,7 @@ func (a *Attachment) made() time.Time {
 
 func (n Node) usesReference(plugin string) bool {
 	file, err := n.Find(plugin)
-	return err == nil && n.IsReference != nil && n.IsReference(file)
+	return err == nil && n.IsReference(file)
 }
 
 // isOfOthers says that a list is of plugins that neither we have nor the reference, or of loopback.

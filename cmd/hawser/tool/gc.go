@@ -18,11 +18,13 @@ import (
 
 // collection is what one run found, and did.
 type collection struct {
-	Source      string    `json:"source"`
-	Silent      []string  `json:"silent"`
-	Attachments []garbage `json:"attachments"`
+	Source      string     `json:"source"`
+	Silent      []string   `json:"silent"`
+	Attachments []*garbage `json:"attachments"`
 
-	damaged error // of files that cannot be read
+	node    node.Node
+	older   time.Duration // what is younger is left alone
+	damaged error         // of files that cannot be read
 }
 
 // garbage is an attachment, with the reason to collect it or to keep it.
@@ -75,67 +77,66 @@ func collect(ctx context.Context, n node.Node, older time.Duration, yes bool) (*
 		return nil, err
 	}
 	source := cmp.Or(strings.Join(s.Asked, ", "), "namespaces that live: no runtime answers")
-	found := &collection{Source: source, Silent: append([]string{}, s.Silent...), Attachments: []garbage{},
-		damaged: s.Damaged}
+	found := &collection{Source: source, Silent: append([]string{}, s.Silent...), Attachments: []*garbage{},
+		node: n, older: older, damaged: s.Damaged}
 	for _, a := range s.Attachments {
-		g := garbage{Attachment: a.Attachment, Pod: a.Pod}
+		g := &garbage{Attachment: a.Attachment, Pod: a.Pod}
 		g.Why, g.Kept = s.Judge(a, older)
 		found.Attachments = append(found.Attachments, g)
 	}
 	if !yes {
 		return found, nil
 	}
-	return found, found.remove(ctx, n, older)
+	return found, found.remove(ctx)
 }
 
 // remove detaches what is garbage by its list, and then takes what that has left.
-func (c *collection) remove(ctx context.Context, n node.Node, older time.Duration) error {
-	err := c.each(ctx, n, older, func(g *garbage, a *node.Attachment) {
-		if g.was = a; a == nil { // it ended meanwhile
+func (c *collection) remove(ctx context.Context) error {
+	err := c.each(ctx, func(g *garbage, a *node.Attachment) {
+		if a == nil { // it ended meanwhile
 			return
 		}
-		if g.list, g.err = listOf(n, a); g.err == nil {
-			g.err = n.Detach(ctx, a, g.list)
+		g.was = a
+		if g.list, g.err = listOf(c.node, a); g.err == nil {
+			g.err = c.node.Detach(ctx, a, g.list)
 		}
 	})
 	if err != nil {
 		return err
 	}
-	err = c.each(ctx, n, older, func(g *garbage, a *node.Attachment) {
+	err = c.each(ctx, func(g *garbage, a *node.Attachment) {
 		if g.was == nil {
 			return
 		}
 		if a != nil {
-			g.err = errors.Join(g.err, n.DetachLeft(ctx, g.was, g.list, a.Holdings))
+			g.err = errors.Join(g.err, c.node.DetachLeft(ctx, g.was, g.list, a.Holdings))
 		}
 		if g.err == nil && g.was.File != "" { // the runtime forgets it
 			g.err = os.Remove(g.was.File)
 		}
 		g.Done = g.err == nil
 	})
-	for i, g := range c.Attachments {
+	for _, g := range c.Attachments {
 		if g.err != nil {
-			c.Attachments[i].Error = g.err.Error()
+			g.Error = g.err.Error()
 			err = errors.Join(err, fmt.Errorf("%s: %w", g.Attachment, g.err))
 		}
 	}
 	return err
 }
 
-// each does something with all garbage, of which a is what is there; nil for nothing. It looks again before what it
-// does within a second: containers come and go.
-func (c *collection) each(ctx context.Context, n node.Node, older time.Duration,
-	do func(g *garbage, a *node.Attachment)) error {
+// each does something with all garbage, of which a is what is there; nil for nothing. It looks at the node again once a
+// second: containers come and go.
+func (c *collection) each(ctx context.Context, do func(g *garbage, a *node.Attachment)) error {
 	var s *node.Survey
 	var end time.Time
-	for i := range c.Attachments {
-		g := &c.Attachments[i]
+	for _, g := range c.Attachments {
 		if g.Why == "" {
 			continue
 		}
 		if time.Now().After(end) {
 			var err error
-			if s, err = n.Survey(ctx); err != nil {
+			if s, err = c.node.Survey(ctx); err != nil {
 				return err
 			}
 			end = time.Now().Add(time.Second)
@@ -149,7 +150,7 @@ func (c *collection) each(ctx context.Context, n node.Node, older time.Duration,
 		if g.was != nil { // by the addresses that it had
 			known.Holdings = slices.Concat(known.Holdings, g.was.Holdings)
 		}
-		if g.Why, g.Kept = s.Judge(&known, older); g.Why != "" {
+		if g.Why, g.Kept = s.Judge(&known, c.older); g.Why != "" {
 			do(g, s.Attachments[k])
 		}
 	}

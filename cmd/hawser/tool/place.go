@@ -78,7 +78,7 @@ func (p *place) kept(name string) string { return filepath.Join(p.dir, formerDir
 // is still ours.
 func (p *place) look(name string) (file, error) {
 	f, err := inspect(p.path(name), name)
-	isTools := p.isMade(name) && (p.isMade(toolName) || name != toolName && p.hasTool())
+	isTools := p.isMade(name) && (name == toolName || p.isMade(toolName) || p.hasTool())
 	if err == nil && f.kind.isOthers() && isTools {
 		f.kind, f.version, f.damaged = ours, "", true
 	}
