@@ -174,6 +174,14 @@ var _ = Describe("IPv6", func() {
 		}, `the DHCPv6 server refuses: NoAddrsAvail "`),
 	)
 
+	It("ends ADD at once where it cannot be had, whatever IPv4 still waits for", func() {
+		l := newLAN6()
+		l.Cmd("sh", "-ec", "mount --bind /proc/sys /proc/sys; mount -o remount,bind,ro /proc/sys")
+		l.start("-resendtimeout", "4s") // nobody answers
+		l.keys = `"ipv6": "dhcp"`
+		Expect(l.Fails(l.call("ADD", l.container6()), cni.CodeTryAgain)).To(ContainSubstring("read-only file system"))
+	})
+
 	It("is refused by the reference's daemon, which gives only IPv4", Label("dhcp-reference"), func() {
 		l := newLAN6()
 		l.serve()

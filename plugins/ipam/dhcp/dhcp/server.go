@@ -353,18 +353,33 @@ func (d *daemon) allocate(ctx context.Context, a cni.Attachment, call rpcCall) (
 			started = append(started, c)
 		}
 	}
-	res := &cni.Result{}
+	failed := make(chan *client, len(all)) // nil: has its lease
 	for _, c := range all {
-		select {
-		case <-c.ready:
-			join(res, c.current.Load().result(c.Client.options))
-			continue
-		case <-c.done:
-		case <-ctx.Done():
+		go func() { failed <- c.await(ctx) }()
+	}
+	res := &cni.Result{}
+	for range all {
+		if c := <-failed; c != nil {
+			timeUp := context.Cause(ctx)
+			cancel()
+			return nil, c.failure(timeUp, endAll(started))
 		}
-		return nil, c.failure(context.Cause(ctx), endAll(started))
+	}
+	for _, c := range all {
+		join(res, c.current.Load().result(c.Client.options))
 	}
 	return res, nil
+}
+
+// await waits until the client has a lease. Else it returns it.
+func (c *client) await(ctx context.Context) *client {
+	select {
+	case <-c.ready:
+		return nil
+	case <-c.done:
+	case <-ctx.Done():
+	}
+	return c
 }
 
 // join adds the result of another family to one.
