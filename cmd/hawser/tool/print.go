@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"cmp"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"os"
 	"reflect"
@@ -22,7 +21,7 @@ func (s *session) show(found any, text func(table)) error {
 		out := bufio.NewWriter(s.out) // tabwriter writes each cell by itself
 		t := table{tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)}
 		text(t)
-		return errors.Join(t.Flush(), out.Flush())
+		return cmp.Or(t.Flush(), out.Flush())
 	}
 	if list := reflect.ValueOf(found); list.Kind() == reflect.Slice && list.IsNil() {
 		found = []any{}
