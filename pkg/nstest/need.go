@@ -39,6 +39,10 @@ func build(plugin string) (string, error) {
 	if dir := os.Getenv("HAWSER_BIN"); dir != "" {
 		path := filepath.Join(dir, plugin)
 		_, err := os.Stat(path)
+		if err != nil && plugin == "hawser" { // the directory has plugins alone, all of them this program
+			path = filepath.Join(dir, "..", plugin)
+			_, err = os.Stat(path)
+		}
 		return path, err
 	}
 	built.Lock()
