@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime"
 	"runtime/debug"
 	"slices"
 	"strings"
@@ -19,6 +20,7 @@ import (
 
 	"github.com/hawser-cni/plugins/cmd/hawser/node"
 	"github.com/hawser-cni/plugins/pkg/skel"
+	"github.com/hawser-cni/plugins/pkg/skel/oneprocessor"
 )
 
 // Main runs a program that is all these plugins and the tool, and exits.
@@ -102,9 +104,10 @@ func command(all []skel.Program, env func(string) (string, bool), vars []string)
 	s, dir := &session{Node: node.Default(all, vars), out: &output{root: root}}, ""
 	s.IsReference = isReference
 	root.PersistentPreRunE = func(c *cobra.Command, _ []string) error {
-		// What a command reads of many containers it keeps to its end. watch stays, and a pod that installs has little
-		// memory.
+		// A command reads of many plugins at once, and keeps what it reads to its end. watch stays, and a pod that
+		// installs has little memory.
 		if c.Flags().Lookup("root") != nil && c.Name() != "watch" {
+			runtime.GOMAXPROCS(oneprocessor.Before)
 			debug.SetGCPercent(400)
 		}
 		if err := fromEnvironment(c.Flags(), env); err != nil || dir == "" {
