@@ -2,6 +2,7 @@ package runtimes_test
 
 import (
 	"fmt"
+	"os"
 	"path/filepath"
 	"strings"
 
@@ -61,6 +62,7 @@ func (n *nerdctl) container(name string, options ...string) (id string, pod pods
 var _ = Describe("nerdctl", Label("all"), func() {
 	It("makes a network, runs containers in it, and leaves nothing", Label("runtimes"), func() {
 		n := newNerdctl(newMachine(""))
+		Expect(os.Remove(filepath.Join(n.netconf, "pods.conflist"))).To(Succeed(), "nerdctl allows no overlap")
 		n.must("network", "create", "made", "--subnet", "10.88.0.0/16")
 		_, _, err := n.container("first", "--net", "made", "-p", "8080:80/tcp")
 		Expect(err).NotTo(HaveOccurred())
