@@ -202,15 +202,17 @@ func (r *remains) findChild(kind string) (err error) {
 
 // gcChildren removes what AddChild made for attachments of the network that are not valid.
 func gcChildren(ctx context.Context, req *skel.Request) error {
-	locks, cancel := skel.WithTwoThirds(ctx)
-	defer cancel()
 	stale := func(r childRecord) bool { return req.Valid.Excludes(r.Attachment) }
 	var finder ns.Finder
-	return GCAddresses(ctx, req, childRecords().Collect(locks, stale, func(r childRecord) error {
-		found := r.find(finder.Open)
-		defer found.close()
-		return r.deleteLink(found)
-	}))
+	return GCInterfaces(ctx, req, func() error {
+		locks, cancel := skel.WithTwoThirds(ctx)
+		defer cancel()
+		return childRecords().Collect(locks, stale, func(r childRecord) error {
+			found := r.find(finder.Open)
+			defer found.close()
+			return r.deleteLink(found)
+		})
+	})
 }
 
 // verifyChild compares what AddChild made with what is there.

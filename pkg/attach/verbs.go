@@ -249,17 +249,28 @@ func GC(ctx context.Context, req *skel.Request, rules ...RemoveRules) error {
 		errs = append(errs, remove(locks, c.NF))
 	}
 	errs = append(errs, masq.GC(locks, c.NF, req.Valid))
-	linkErr := deleteStalePairs(c.Host, req.Valid)
-	return errors.Join(append(errs, c.NF.Close(), GCAddresses(ctx, req, linkErr))...)
+	err := GCInterfaces(ctx, req, func() error {
+		err := deleteStalePairs(c.Host, req.Valid)
+		errs = append(errs, c.NF.Close())
+		return err
+	})
+	return errors.Join(append(errs, err)...)
 }
 
-// GCAddresses has the IPAM plugin release the addresses of attachments that are not valid, unless
-// linkErr says that an interface may still answer to one. It returns both errors.
-func GCAddresses(ctx context.Context, req *skel.Request, linkErr error) error {
-	if req.IPAM == "" || linkErr != nil {
-		return linkErr
+// GCInterfaces deletes the interfaces of attachments that are not valid by removeLinks, and then has the IPAM plugin
+// release their addresses, unless removeLinks fails: an interface may still answer to one. dhcp is asked before: it
+// takes the addresses off and tells its server, both through the interfaces.
+func GCInterfaces(ctx context.Context, req *skel.Request, removeLinks func() error) error {
+	client := &ipam.Client{Request: req}
+	if req.IPAM == "dhcp" {
+		most, cancel := skel.WithTwoThirds(ctx)
+		defer cancel()
+		return errors.Join(client.Run(most, "GC"), removeLinks())
 	}
-	return (&ipam.Client{Request: req}).Run(ctx, "GC")
+	if err := removeLinks(); err != nil || req.IPAM == "" {
+		return err
+	}
+	return client.Run(ctx, "GC")
 }
 
 // Status is code 50 where ready, which may be nil, says why ADD would fail on this host, or where

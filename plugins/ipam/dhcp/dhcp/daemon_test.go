@@ -622,13 +622,15 @@ var _ = Describe("under bridge", func() {
 		l.server.IP("link set port0 up master br0")
 		l.start()
 		program := nstest.Build("bridge")
-		bridge := func(command string, r *Result) Answer {
-			call := l.call(command, c)
-			if r != nil {
-				call = l.after(command, c, *r)
-			}
+		run := func(call Call) Answer {
 			call.Path = filepath.Dir(program)
 			return Ran(l.Run(call.Program(l.World, program)))
+		}
+		bridge := func(command string, r *Result) Answer {
+			if r == nil {
+				return run(l.call(command, c))
+			}
+			return run(l.after(command, c, *r))
 		}
 		began := sysctl.SinceBoot()
 		r := bridge("ADD", nil).Added()
@@ -639,6 +641,12 @@ var _ = Describe("under bridge", func() {
 		Eventually(count(s, release)).Should(Equal(1))
 		Expect(s.messages(release)[0].src.String()).To(Equal("10.9.0.50"))
 		Expect(bridge("DEL", &r).Code).To(BeZero())
+		By("GC")
+		bridge("ADD", nil).Added()
+		Expect(run(l.gc("[]")).Code).To(BeZero())
+		Eventually(count(s, release)).Should(Equal(2))
+		Expect(Names(c, "")).To(BeEmpty())
+		Expect(l.records()).To(BeEmpty())
 	})
 })
 

@@ -81,7 +81,7 @@ func check(ctx context.Context, req *skel.Request, cfg config) error {
 
 // gc brings the devices home that attachments have which are not valid.
 func gc(ctx context.Context, req *skel.Request) error {
-	return attach.GCAddresses(ctx, req, collect(ctx, req))
+	return attach.GCInterfaces(ctx, req, func() error { return collect(ctx, req) })
 }
 
 // status is code 50 where ADD would not find the device, and else IPAM's answer.
