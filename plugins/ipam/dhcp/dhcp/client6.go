@@ -94,9 +94,18 @@ func (m *machine6) speak(_ context.Context, l *link) error {
 		return nil
 	}
 	if m.state == soliciting {
-		return l.send6(unix.IPPROTO_ICMPV6, m.Own, allRouters, solicitation(l.MAC))
+		return l.send6(unix.IPPROTO_ICMPV6, m.Own, allRouters, solicitation(l.macOf(m.Own)))
 	}
 	return l.send6(unix.IPPROTO_UDP, m.Own, allServers, m.message(now).encode())
+}
+
+// macOf is the MAC address at which the link-local address is. Behind the port of a bridge somebody has it, and the MAC
+// address of which it was formed (RFC 4291, appendix A).
+func (l *link) macOf(own netip.Addr) net.HardwareAddr {
+	if id := own.AsSlice()[8:]; l.Master != 0 && id[3] == 0xff && id[4] == 0xfe {
+		return net.HardwareAddr{id[0] ^ 2, id[1], id[2], id[5], id[6], id[7]}
+	}
+	return l.MAC
 }
 
 // send6 sends a message to a multicast group.

@@ -224,9 +224,15 @@ var _ = Describe("a lease", func() {
 
 	It("lives on when its interface gets another name and MAC address and is the port of a bridge, as KubeVirt has it",
 		Label("kubevirt"), func() {
+			l = newLAN6()
+			c = l.container6()
+			log := l.kea("2001:db8::50-2001:db8::50")
+			l.radvd("")
+			l.keys = `"ipv6": "dhcp"`
 			s, d := l.begin(shortLease(60)...)
 			s.set(func(s *server) { s.toClient = true })
-			r := l.configure(c)
+			r := l.Add(l.call("ADD", c))
+			own := LinkLocal(c, "eth0")
 			vm := nstest.NewNetns()
 			mac := Show(c, "eth0").Address
 			c.IP("link set eth0 down", "addr flush dev eth0", "link set eth0 name eth0-nic address 02:00:00:00:00:07",
@@ -240,8 +246,12 @@ var _ = Describe("a lease", func() {
 				Expect(renewal.src.String()).To(Equal("10.9.0.50"))
 			}
 			Expect(s.messages(discover)).To(HaveLen(1))
-			By("the guest keeps its address: others send to it, not to the port")
+			Eventually(func() int {
+				return strings.Count(string(log.Contents()), "DHCP6_LEASE_RENEW")
+			}, "10s").Should(BeNumerically(">", 10))
+			By("the guest keeps its addresses: others send to it, not to the port")
 			Expect(l.server.Cmd("ip", "neigh", "show", "10.9.0.50")).To(ContainSubstring(mac))
+			Expect(l.server.Cmd("ip", "neigh", "show", own)).To(ContainSubstring(mac))
 			Expect(c.Cmd("ip", "-o", "-4", "addr", "show", "dev", "eth0-nic")).To(BeEmpty())
 			l.Succeeds(l.after("DEL", c, r))
 			Eventually(d.log).Should(gbytes.Say("msg=released"))

@@ -46,7 +46,7 @@ func (l *lan) kea(pool string) *gbytes.Buffer {
 	dir := GinkgoT().TempDir()
 	conf := fmt.Sprintf(`{"Dhcp6": {"interfaces-config": {"interfaces": ["br0"]},
 		"lease-database": {"type": "memfile", "name": "%[1]s/leases"}, "server-id": {"type": "LL", "persist": false},
-		"renew-timer": 2, "rebind-timer": 30, "preferred-lifetime": 40, "valid-lifetime": 60,
+		"renew-timer": 1, "rebind-timer": 30, "preferred-lifetime": 40, "valid-lifetime": 60,
 		"option-data": [{"name": "dns-servers", "data": "2001:db8::53"},
 			{"name": "domain-search", "data": "kea.example"}],
 		"subnet6": [{"id": 1, "subnet": "2001:db8::/64", "interface": "br0", "pools": [{"pool": %[2]q}]}],

@@ -16,6 +16,7 @@ import (
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/nstest"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
 var (
@@ -511,6 +512,16 @@ var _ = Describe("the machine of IPv6", func() {
 		Expect(l.lease.six.DNS).To(Equal(joinDNS(cni.DNS{Nameservers: []string{"2001:db8::53"}, Search: []string{"s"}},
 			router)))
 	})
+
+	DescribeTable("tells routers the MAC address", func(master int, own, want string) {
+		l := link{Link: rtnl.Link{MAC: ownMAC, Master: master}}
+		Expect(l.macOf(netip.MustParseAddr(own)).String()).To(Equal(want))
+	},
+		Entry("of the interface", 0, "fe80::ff:fe00:7", ownMAC.String()),
+		Entry("of the guest, on the port of a bridge", 5, "fe80::ff:fe00:7", "02:00:00:00:00:07"),
+		Entry("of the interface, where the guest's is not known: one half", 5, "fe80::fe:fe00:7", ownMAC.String()),
+		Entry("nor the other", 5, "fe80::ff:ff00:7", ownMAC.String()),
+	)
 
 	It("has identifiers that last", func() {
 		a := cni.Attachment{Network: "net", ContainerID: "one", IfName: "eth0"}
