@@ -80,7 +80,7 @@ func (l *link) takeOver() error {
 	routes, err := l.conn.Routes(l.Index, unix.AF_INET6)
 	errs = append(errs, err)
 	for _, r := range routes {
-		isPrefix := r.Protocol == unix.RTPROT_KERNEL && r.Type == unix.RTN_UNICAST && r.Table == unix.RT_TABLE_MAIN
+		isPrefix := r.Protocol == unix.RTPROT_KERNEL && r.Table == unix.RT_TABLE_MAIN
 		if r.Protocol == unix.RTPROT_RA || isPrefix && !mine[r.Dst] {
 			errs = append(errs, l.conn.DelRoute(r))
 		}
@@ -154,21 +154,18 @@ func (m *machine6) giveBack(l *link) (at string, err error) {
 	if held.Server == nil {
 		return "no server", nil
 	}
-	m.enter(selecting, sysctl.SinceBoot()) // for a transaction ID
-	out := &message6{kind: release6, xid: m.xid, client: m.ID, server: held.Server, iaid: m.iaid,
-		addr: held.Addrs[0].Prefix.Addr()}
+	m.enter(releasing, sysctl.SinceBoot())
 	for range tries {
-		if err := l.send6(unix.IPPROTO_UDP, m.Own, allServers, out.encode()); err != nil {
+		now := sysctl.SinceBoot()
+		if err := l.send6(unix.IPPROTO_UDP, m.Own, allServers, m.message(now).encode()); err != nil {
 			return "", err
 		}
-		for end := sysctl.SinceBoot() + pause; sysctl.SinceBoot() < end; {
-			b, err := readPacket(context.Background(), l.sock, end-sysctl.SinceBoot())
-			if err != nil {
+		for end := now + pause; now < end; now = sysctl.SinceBoot() {
+			if err := m.listen(context.Background(), l, end-now); err != nil {
 				return "", err
 			}
-			_, _, message := read6(b)
-			if p, err := decode6(message, m.iaid); err == nil && p.kind == reply6 && p.xid == m.xid {
-				return fmt.Sprintf("%x", p.server), nil
+			if m.state != releasing {
+				return fmt.Sprintf("%x", held.Server), nil
 			}
 		}
 	}

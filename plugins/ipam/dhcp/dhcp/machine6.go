@@ -20,6 +20,9 @@ import (
 // soliciting is the state of a client that asks routers: before all else, and before each renewal.
 const soliciting state = "SOLICITING"
 
+// releasing is the state of a client that gives its lease back.
+const releasing state = "RELEASING"
+
 // The ways to an IPv6 address, as the key ipv6 has them.
 const (
 	byDHCP  = "dhcp"
@@ -57,7 +60,7 @@ func newLease6(l lease6, since time.Duration) *lease {
 	}
 	out := &lease{six: &l, since: since, renew: l.Refresh}
 	for _, a := range l.Addrs {
-		if !a.Prefix.IsValid() || !isHost6(a.Prefix.Addr()) {
+		if !isHost6(a.Prefix.Addr()) {
 			return nil
 		}
 		out.expiry = max(out.expiry, a.Until)
@@ -132,7 +135,7 @@ func (m *machine6) tick(now time.Duration) bool {
 			m.enter(rebinding, now)
 		}
 	}
-	if m.state == bound || now < m.wake {
+	if now < m.wake {
 		return false
 	}
 	switch {
@@ -193,6 +196,9 @@ func (m *machine6) message(now time.Duration) *message6 {
 		out.kind, out.server, out.addr = request6, m.offer.server, m.offer.addr
 	case renewing:
 		out.kind, out.server, out.addr = renew6, m.lease.six.Server, m.lease.six.Addrs[0].Prefix.Addr()
+	case releasing:
+		out.kind, out.server, out.addr = release6, m.lease.six.Server, m.lease.six.Addrs[0].Prefix.Addr()
+		out.dns = false
 	case rebinding:
 		out.kind, out.addr = rebind6, m.lease.six.Addrs[0].Prefix.Addr()
 	}
@@ -277,8 +283,12 @@ func (m *machine6) receive(now time.Duration, p *message6) {
 		return
 	}
 	isAsked := m.state == rebinding || m.state == requesting && bytes.Equal(p.server, m.offer.server) ||
-		m.state == renewing && bytes.Equal(p.server, m.lease.six.Server)
+		(m.state == renewing || m.state == releasing) && bytes.Equal(p.server, m.lease.six.Server)
 	if p.kind != reply6 || !isAsked {
+		return
+	}
+	if m.state == releasing { // whatever the server says
+		m.state = ""
 		return
 	}
 	m.fault = p.refusal()

@@ -121,7 +121,9 @@ func (l *life6) bind6() {
 	Expect(l.state).To(Equal(selecting))
 	l.says()
 	l.hear6(l.answer6(advertise))
+	offered := l.now
 	_, asks := l.says()
+	Expect(l.now).To(Equal(offered), "at once")
 	Expect(asks.kind).To(Equal(request6))
 	Expect(asks.server).To(Equal(server6))
 	l.hear6(l.answer6(reply6))
@@ -131,6 +133,11 @@ func (l *life6) bind6() {
 var _ = Describe("the machine of IPv6", func() {
 	It("asks a router, then servers; renews at T1, asks all at T2, and ends", Label("ipv6-times"), func() {
 		l := newLife6(byDHCP)
+		for range lastTry + 2 {
+			said, _ := l.says()
+			Expect(said).To(Equal(soliciting))
+			Expect(l.tick(l.now)).To(BeFalse(), "not before its time")
+		}
 		l.bind6()
 		began := l.now
 		Expect(l.lease.String()).To(Equal("2001:db8::50/128"))
@@ -151,10 +158,12 @@ var _ = Describe("the machine of IPv6", func() {
 		Expect(l.now - began).To(Equal(24 * time.Minute)) // 0.8 of the preferred time
 		Expect(l.message(l.now).kind).To(Equal(rebind6))
 		Expect(l.message(l.now).server).To(BeNil())
+		Expect(l.message(l.now).elapsed).To(BeZero(), "since it began to rebind")
 		for l.lease != nil {
 			l.says()
 		}
 		Expect(l.now - began).To(Equal(time.Hour))
+		Expect(l.fault).To(MatchError("its time is over"))
 		Expect(l.state).To(Equal(soliciting))
 	})
 
@@ -234,10 +243,14 @@ var _ = Describe("the machine of IPv6", func() {
 		l.says()
 		l.hear6(ra(router6))
 		l.says()
+		l.hear6(l.answer6(reply6))
+		Expect(l.state).To(Equal(selecting))
 		l.hear6(l.answer6(advertise))
 		l.says()
+		asked := l.xid
 		l.hear6(l.answer6(reply6, func(a *answerOf) { a.server = []byte("other") }))
 		l.hear6(l.answer6(advertise))
+		Expect(l.xid).To(Equal(asked))
 		long := l.answer6(reply6)
 		binary.BigEndian.PutUint16(long[44:], 1000) // in its UDP header
 		l.hear6(long)
@@ -285,12 +298,15 @@ var _ = Describe("the machine of IPv6", func() {
 		l.hear6(ra(router6, pio("2001:db8:2::", both, 1800, 7200)))
 		Expect(l.state).To(Equal(bound))
 		Expect(l.lease.String()).To(Equal("2001:db8::2/64 2001:db8:2::2/64"))
+		var had *lease
 		for strings.Contains(l.lease.String(), "2001:db8::2") {
+			had = l.lease
 			if said, _ := l.says(); said == soliciting && l.tries == 1 {
 				l.hear6(ra(router6, pio("2001:db8:2::", both, 1800, 7200)))
 			}
 		}
 		Expect(l.lease.String()).To(Equal("2001:db8:2::2/64"))
+		Expect(had.String()).To(Equal("2001:db8::2/64 2001:db8:2::2/64"), "of what the interface has")
 		By("a silent router is replaced")
 		for range 3 {
 			l.says()
@@ -343,6 +359,8 @@ var _ = Describe("the machine of IPv6", func() {
 		Expect(l.state).To(Equal(renewing))
 		l.hear6(l.answer6(reply6, func(a *answerOf) { a.server = []byte("other") }))
 		Expect(l.state).To(Equal(renewing))
+		l.hear6(l.answer6(reply6, func(a *answerOf) { a.status, a.addr = 1, netip.Addr{} }))
+		Expect(l.state).To(Equal(renewing), "a server that has not lost the lease")
 	})
 
 	DescribeTable("has the server's times, or those that follow from the address's", Label("ipv6-times"), func(
@@ -366,6 +384,9 @@ var _ = Describe("the machine of IPv6", func() {
 		Entry("neither", uint32(0), uint32(0), uint32(1000), uint32(2000), 500, 800),
 		Entry("nor a preferred time", uint32(0), uint32(0), uint32(0), uint32(1000), 400, 800),
 		Entry("beyond its end", uint32(0), uint32(9000), uint32(1000), uint32(2000), 500, 800),
+		Entry("T1 alone", uint32(10), uint32(0), uint32(1000), uint32(2000), 10, 800),
+		Entry("T1 alone, which is late", uint32(900), uint32(0), uint32(1000), uint32(2000), 500, 800),
+		Entry("T2 alone, which is early", uint32(0), uint32(100), uint32(1000), uint32(2000), 100, 100),
 	)
 
 	DescribeTable("gives the interface what router and server say", Label("ipv6-result"), func(
@@ -423,6 +444,7 @@ var _ = Describe("the machine of IPv6", func() {
 		}
 		Expect(l.IsDefault).To(BeFalse())
 		Expect(l.lease.String()).To(Equal("2001:db8::2/64"))
+		Expect(l.giveBack(nil)).To(Equal("no server"))
 	})
 
 	It("forms an address of each prefix that is for that, and has routes to those on the link", Label("ipv6-slaac"),
@@ -446,9 +468,12 @@ var _ = Describe("the machine of IPv6", func() {
 			l := newLife6(bySLAAC)
 			l.says()
 			l.hear6(ra(router6, pio("2001:db8::", both, 600, first)))
+			had := *l.lease.six
+			end := had.Addrs[0].Until
 			l.says()
 			l.hear6(ra(router6, pio("2001:db8::", both, 0, then)))
 			began := l.lease.since
+			Expect(had.Addrs[0].Until).To(Equal(end), "others read it")
 			Expect(l.lease.six.Addrs[0].Until - began).To(Equal(time.Duration(until) * time.Second))
 		},
 		Entry("more", uint32(3600), uint32(5000), uint32(5000)),
@@ -480,6 +505,7 @@ var _ = Describe("the machine of IPv6", func() {
 		Entry("the router's", uint16(1000), uint32(86400), uint32(90000), 500*time.Second),
 		Entry("the prefix's", uint16(9000), uint32(300), uint32(600), 300*time.Second),
 		Entry("an hour", uint16(9000), uint32(86400), uint32(90000), time.Hour),
+		Entry("a second at least", uint16(1), uint32(86400), uint32(90000), time.Second),
 	)
 
 	It("has the resolvers of the server, then those of the router that are not over", Label("ipv6-result"), func() {
@@ -490,8 +516,8 @@ var _ = Describe("the machine of IPv6", func() {
 			return []byte{raSearch, 2, 0, 0, 0, 0, 0, lifetime, 1, name, 0, 0, 0, 0, 0, 0}
 		}
 		says := ra(router6, pio("2001:db8::", both, 1800, 3600), resolver(9, "fe80::1"), resolver(0, "fe80::9"),
-			search(9, 'r'), search(0, 'x'))
-		router := cni.DNS{Nameservers: []string{"fe80::1%eth0"}, Search: []string{"r"}}
+			resolver(9, "2001:db8::54"), search(9, 'r'), search(0, 'x'))
+		router := cni.DNS{Nameservers: []string{"fe80::1%eth0", "2001:db8::54"}, Search: []string{"r"}}
 		slaac := newLife6(bySLAAC)
 		slaac.says()
 		slaac.hear6(says)
@@ -511,6 +537,34 @@ var _ = Describe("the machine of IPv6", func() {
 		}))
 		Expect(l.lease.six.DNS).To(Equal(joinDNS(cni.DNS{Nameservers: []string{"2001:db8::53"}, Search: []string{"s"}},
 			router)))
+	})
+
+	It("goes on with the lease of a former daemon until its time", func() {
+		was, l := newLife6(byDHCP), newLife6(byDHCP)
+		was.bind6()
+		l.lease = was.lease
+		l.resume(was.now)
+		said, _ := l.says()
+		Expect(said).To(Equal(soliciting))
+		Expect(l.now).To(Equal(was.lease.renew))
+		Expect(l.heard).To(Equal(was.heard))
+	})
+
+	It("has a Release answered by the server that lent, and by nothing else", Label("hostile-server"), func() {
+		l := newLife6(byDHCP)
+		l.bind6()
+		renewal := l.xid
+		l.enter(releasing, l.now)
+		asks := l.message(l.now)
+		Expect([]any{asks.kind, asks.server, asks.addr}).To(Equal([]any{release6, server6, lent6.Addr()}))
+		Expect(asks.dns).To(BeFalse())
+		l.hear6(l.answer6(reply6, func(a *answerOf) { a.xid = renewal }))
+		l.hear6(l.answer6(reply6, func(a *answerOf) { a.server = []byte("other") }))
+		l.hear6(l.answer6(advertise))
+		l.hear6(ra(router6))
+		Expect(l.state).To(Equal(releasing))
+		l.hear6(l.answer6(reply6, func(a *answerOf) { a.status, a.addr = noBinding, netip.Addr{} }))
+		Expect(l.state).To(BeEmpty())
 	})
 
 	DescribeTable("tells routers the MAC address", func(master int, own, want string) {
