@@ -19,17 +19,20 @@ import (
 const (
 	allServers = "ff02::1:2"
 	allRouters = "ff02::2"
+	allNodes   = "ff02::1"
 )
 
-// filter6 lets DHCPv6 to a client through, and router advertisements, without extension headers.
+// filter6 lets DHCPv6 to a client, router advertisements and neighbour solicitations through, without extension
+// headers.
 var filter6 = []bpf.Instruction{
 	bpf.LoadAbsolute{Off: 6, Size: 1},
 	bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.IPPROTO_ICMPV6, SkipTrue: 3},
-	bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: unix.IPPROTO_UDP, SkipTrue: 5},
+	bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: unix.IPPROTO_UDP, SkipTrue: 6},
 	bpf.LoadAbsolute{Off: 42, Size: 2},
-	bpf.JumpIf{Cond: bpf.JumpEqual, Val: clientPort6, SkipTrue: 2, SkipFalse: 3},
+	bpf.JumpIf{Cond: bpf.JumpEqual, Val: clientPort6, SkipTrue: 3, SkipFalse: 4},
 	bpf.LoadAbsolute{Off: 40, Size: 1},
-	bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: routerAdvertisement, SkipTrue: 1},
+	bpf.JumpIf{Cond: bpf.JumpEqual, Val: routerAdvertisement, SkipTrue: 1},
+	bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: neighborSolicitation, SkipTrue: 1},
 	bpf.RetConstant{Val: 1 << 16},
 	bpf.RetConstant{Val: 0},
 }
@@ -123,6 +126,10 @@ func (m *machine6) listen(ctx context.Context, l *link, wait time.Duration) erro
 	b, err := readPacket(ctx, l.sock, wait)
 	if err != nil {
 		return err
+	}
+	// The address may be gone with a former MAC address, and a guest need not have it.
+	if asksFor(b, m.Own) {
+		return l.send6(unix.IPPROTO_ICMPV6, m.Own, allNodes, isAt(m.Own, l.macOf(m.Own)))
 	}
 	m.hear(sysctl.SinceBoot(), b)
 	return nil

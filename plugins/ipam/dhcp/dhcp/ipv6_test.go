@@ -39,17 +39,19 @@ func (l *lan) container6() *nstest.Host {
 	return c
 }
 
-// kea starts Debian's DHCPv6 server, which lends addresses of a pool for a minute.
+// kea starts Debian's DHCPv6 server, which lends addresses of a pool for a minute, on another interface than the
+// router's.
 func (l *lan) kea(pool string) *gbytes.Buffer {
 	GinkgoHelper()
 	nstest.NeedProgram("kea-dhcp6")
+	l.server.SetSysctl("net/ipv6/conf/far0/forwarding", "0") // nor does it hear solicitations of routers
 	dir := GinkgoT().TempDir()
-	conf := fmt.Sprintf(`{"Dhcp6": {"interfaces-config": {"interfaces": ["br0"]},
+	conf := fmt.Sprintf(`{"Dhcp6": {"interfaces-config": {"interfaces": ["far0"]},
 		"lease-database": {"type": "memfile", "name": "%[1]s/leases"}, "server-id": {"type": "LL", "persist": false},
 		"renew-timer": 1, "rebind-timer": 30, "preferred-lifetime": 40, "valid-lifetime": 60,
 		"option-data": [{"name": "dns-servers", "data": "2001:db8::53"},
 			{"name": "domain-search", "data": "kea.example"}],
-		"subnet6": [{"id": 1, "subnet": "2001:db8::/64", "interface": "br0", "pools": [{"pool": %[2]q}]}],
+		"subnet6": [{"id": 1, "subnet": "2001:db8::/64", "interface": "far0", "pools": [{"pool": %[2]q}]}],
 		"loggers": [{"name": "kea-dhcp6", "severity": "INFO", "output_options": [{"output": "stdout"}]}]}}`, dir, pool)
 	Expect(os.WriteFile(dir+"/conf", []byte(conf), 0o600)).To(Succeed())
 	log := program(l.server, "env", "KEA_PIDFILE_DIR="+dir, "KEA_LOCKFILE_DIR="+dir, "kea-dhcp6", "-c", dir+"/conf")

@@ -567,6 +567,28 @@ var _ = Describe("the machine of IPv6", func() {
 		Expect(l.state).To(BeEmpty())
 	})
 
+	DescribeTable("is asked for its address", func(asked bool, change func(b []byte) []byte) {
+		question := append([]byte{neighborSolicitation, 0, 0, 0, 0, 0, 0, 0}, own6.AsSlice()...)
+		Expect(asksFor(change(packet6(unix.IPPROTO_ICMPV6, router6, own6, question)), own6)).To(Equal(asked))
+	},
+		Entry("by the server", true, func(b []byte) []byte { return b }),
+		Entry("not by who asks for another", false, func(b []byte) []byte { b[63]++; return b }),
+		Entry("not by an answer", false, func(b []byte) []byte { b[40]++; return b }),
+		Entry("not by duplicate address detection: a guest may have it", false, func(b []byte) []byte {
+			clear(b[8:24])
+			return b
+		}),
+		Entry("not from afar", false, func(b []byte) []byte { b[7]--; return b }),
+		Entry("not by half a question", false, func(b []byte) []byte {
+			return packet6(unix.IPPROTO_ICMPV6, router6, own6, b[40:63])
+		}),
+	)
+
+	It("joins resolver settings, each once, with the first domain", func() {
+		both := cni.DNS{Nameservers: []string{"::1", "::2"}, Domain: "b"}
+		Expect(joinDNS(cni.DNS{Nameservers: []string{"::1"}}, both)).To(Equal(both))
+	})
+
 	DescribeTable("tells routers the MAC address", func(master int, own, want string) {
 		l := link{Link: rtnl.Link{MAC: ownMAC, Master: master}}
 		Expect(l.macOf(netip.MustParseAddr(own)).String()).To(Equal(want))

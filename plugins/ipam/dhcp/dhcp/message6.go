@@ -47,9 +47,11 @@ const (
 )
 
 const (
-	routerSolicitation  = 133
-	routerAdvertisement = 134
-	hopsOnLink          = 255 // of what no router has passed on
+	routerSolicitation    = 133
+	routerAdvertisement   = 134
+	neighborSolicitation  = 135
+	neighborAdvertisement = 136
+	hopsOnLink            = 255 // of what no router has passed on
 )
 
 // message6 is a DHCPv6 message.
@@ -293,6 +295,21 @@ func solicitation(mac net.HardwareAddr) []byte {
 		b = append(append(b, 1, 1), mac...) // source link-layer address, of eight bytes
 	}
 	return b
+}
+
+// asksFor tells whether a packet asks who has an address. One of duplicate address detection has no link-local source,
+// and is none that counts.
+func asksFor(b []byte, own netip.Addr) bool {
+	protocol, _, m := read6(b)
+	return protocol == unix.IPPROTO_ICMPV6 && len(m) >= 24 && m[0] == neighborSolicitation &&
+		bytes.Equal(m[8:24], own.AsSlice())
+}
+
+// isAt says at which MAC address an address is, whatever was said before.
+func isAt(own netip.Addr, mac net.HardwareAddr) []byte {
+	const override = 0x20
+	b := append([]byte{neighborAdvertisement, 0, 0, 0, override, 0, 0, 0}, own.AsSlice()...)
+	return append(append(b, 2, 1), mac...) // target link-layer address, of eight bytes
 }
 
 // packet6 makes an IPv6 packet of an ICMPv6 or a UDP message, with its checksum.
