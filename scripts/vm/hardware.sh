@@ -1,6 +1,6 @@
 #!/bin/bash
-# hardware.sh BIN: the specs of host-device that need hardware, and the namespace to which the
-# kernel brings it when a container's namespace ends: the machine's own, where nstest has none.
+# hardware.sh BIN: the specs of host-device and tuning that need hardware, which has rings, and the namespace to
+# which the kernel brings it when a container's namespace ends: the machine's own, where nstest has none.
 set -euo pipefail
 bin=$1
 modprobe virtio_net
@@ -56,3 +56,54 @@ ip link del $device type bridge
 call DEL one "" '"device": "eth0"'
 isHome "DEL again when its name is free"
 echo "== host-device brings hardware home"
+
+# rings DEVICE: the numbers of ethtool's ioctl: the most of receiving, mini, jumbo and sending, and what there is of each.
+# shellcheck disable=SC2016 # perl's variables
+rings() {
+	perl -e 'socket(my $s, 2, 2, 0) or die $!; my $d = pack("L9", 0x10); my $r = pack("a16 P x16", $ARGV[0], $d);
+		ioctl($s, 0x8946, $r) or die "rings: $!\n"; my (undef, @all) = unpack("L9", $d); print "@all\n"' "$1"
+}
+
+# tune VERB RINGS [CODE]: tuning behind host-device in container one, which fails with CODE.
+tune() {
+	local keys rc=0
+	keys=$(printf '"prevResult": %s, "ethtool": {"rings": {%s}}' "$(</tmp/added)" "$2")
+	printf '{"cniVersion": "1.1.0", "name": "net", "type": "tuning", %s}' "$keys" |
+		CNI_COMMAND=$1 CNI_CONTAINERID=one CNI_NETNS=/run/netns/one CNI_IFNAME=net1 CNI_PATH=$bin \
+			"$bin/tuning" >/tmp/answer || rc=$?
+	if [ -z "${3:-}" ]; then
+		[ $rc = 0 ] || fail "tuning $1 $2: $(</tmp/answer)"
+	else
+		[ "$(jq .code /tmp/answer)" = "$3" ] || fail "tuning $1 $2: code $3 expected: $(</tmp/answer)"
+	fi
+}
+
+# has WANT NOW WHEN
+has() { [ "$1" = "$2" ] || fail "rings $3: are $2, not $1"; }
+
+before=$(rings $device)
+read -r rx _ _ tx _ <<<"$before"
+((rx >= 128 && tx >= 128)) || fail "$device has no rings to change: $before"
+wanted="$rx 0 0 $tx 64 0 0 128"
+ip netns add one
+call ADD one /run/netns/one "\"device\": \"$device\""
+cp /tmp/answer /tmp/added
+inside() { ip netns exec one bash -c "$(declare -f rings); rings net1"; }
+has "$before" "$(inside)" "in a container"
+tune ADD "\"rx\": 64, \"tx\": $((tx + 1))" 7
+has "$before" "$(inside)" "after a refused ADD"
+tune ADD '"rx-jumbo": 1' 7
+for _ in 1 2; do
+	tune ADD '"rx": 64, "tx": 128'
+	has "$wanted" "$(inside)" "after ADD"
+done
+tune CHECK '"rx": 64, "tx": 128'
+tune CHECK '"rx": 32' 101
+tune DEL '"rx": 64, "tx": 128'
+has "$before" "$(inside)" "after DEL"
+tune DEL '"rx": 64, "tx": 128'
+call DEL one /run/netns/one "\"device\": \"$device\""
+ip netns del one
+isHome "DEL after tuning"
+has "$before" "$(rings $device)" "at home"
+echo "== tuning changes and restores rings"
