@@ -59,7 +59,7 @@ touched() {
 
 for HAWSER_ROW; do
 	rm -f "$HAWSER_CELLS" $barred
-	! mountpoint -q /usr || umount /usr /opt
+	! mountpoint -q /usr || umount -l /usr /opt # what still runs may be of there
 	cp -a /run/programs/. /usr/sbin/
 	HAWSER_MISSING=
 	[[ $HAWSER_ROW != ipv6.disable=1 ]] || HAWSER_MISSING=IPv6

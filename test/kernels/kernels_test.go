@@ -133,7 +133,7 @@ var _ = DescribeTable("a feature works, or names what is missing", Label("kernel
 		n.Host.IP("link add dev0 type dummy")
 	case keys["device"] == "dev0":
 		n.Host.IP("link add dev0 type veth peer name dev1")
-	case keys["master"] == "up0" && bare:
+	case keys["master"] == "up0" && (bare || names("IPv6", missing())): // of which an uplink has addresses
 		n.Host.IP("link add up0 type dummy", "link set up0 up")
 	case keys["master"] == "up0":
 		Uplink(n.Host)
