@@ -47,11 +47,12 @@ func Del(ctx context.Context, req *skel.Request, bridge string, rules ...RemoveR
 // DelInterface deletes the container's interface by removeLink, and has the IPAM plugin release the addresses. It does
 // so after removeLink, where that says that the interface is gone: nobody may be given an address to which somebody
 // answers. Before removeLink it does so for an IPAM plugin that needs the interface, where flush took the addresses
-// from the interface.
+// from the interface, or where that plugin does so by itself and CNI_NETNS is empty.
 func DelInterface(ctx context.Context, req *skel.Request, flush func() error, removeLink func() (bool, error)) error {
 	client := &ipam.Client{Request: req}
 	var errs []error
-	released := req.IPAM != "" && client.NeedsInterface() && flush() == nil
+	released := req.IPAM != "" && client.NeedsInterface() &&
+		(flush() == nil || req.NS == nil && client.ClearsInterface())
 	if released {
 		most, cancel := skel.WithTwoThirds(ctx) // of what is left: the interface comes after it
 		errs = append(errs, client.Run(most, "DEL"))
@@ -262,7 +263,7 @@ func GC(ctx context.Context, req *skel.Request, rules ...RemoveRules) error {
 // takes the addresses off and tells its server, both through the interfaces.
 func GCInterfaces(ctx context.Context, req *skel.Request, removeLinks func() error) error {
 	client := &ipam.Client{Request: req}
-	if req.IPAM == "dhcp" {
+	if client.ClearsInterface() {
 		most, cancel := skel.WithTwoThirds(ctx)
 		defer cancel()
 		return errors.Join(client.Run(most, "GC"), removeLinks())

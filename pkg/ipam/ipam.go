@@ -179,6 +179,9 @@ func (c *Client) NeedsInterface() bool {
 	return !slices.Contains([]string{"host-local", "cluster-local", "static", "whereabouts"}, c.IPAM)
 }
 
+// ClearsInterface reports whether the plugin takes the addresses from the interface itself before it releases them.
+func (c *Client) ClearsInterface() bool { return c.IPAM == "dhcp" }
+
 // Status asks whether the plugin could serve an ADD. A missing plugin is code 50.
 func (c *Client) Status(ctx context.Context) error {
 	if err := CheckType(c.IPAM); err != nil {

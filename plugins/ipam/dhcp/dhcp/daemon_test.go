@@ -647,6 +647,12 @@ var _ = Describe("under bridge", func() {
 		Eventually(count(s, release)).Should(Equal(2))
 		Expect(Names(c, "")).To(BeEmpty())
 		Expect(l.records()).To(BeEmpty())
+		By("DEL without CNI_NETNS")
+		bridge("ADD", nil).Added()
+		Expect(run(l.at("", "DEL", c)).Code).To(BeZero())
+		Eventually(count(s, release)).Should(Equal(3))
+		Expect(Names(c, "")).To(BeEmpty())
+		Expect(l.records()).To(BeEmpty())
 	})
 })
 
