@@ -613,48 +613,47 @@ var _ = Describe("beside the reference", func() {
 	})
 })
 
-var _ = Describe("under bridge", func() {
-	It("a lease is there at once, and is released while the interface is still there", Label("lease-released"), func() {
+var _ = DescribeTable("a lease is there at once, and is released while the interface is still there",
+	Label("lease-released"), func(plugin, keys string, setup ...string) {
 		l := newLAN()
 		s, c := l.serve(), nstest.NewNetns()
-		l.IP("link add cni0 type bridge", "link add uplink type veth peer name port0 netns "+l.server.Name,
-			"link set uplink up master cni0")
+		l.IP("link add uplink type veth peer name port0 netns " + l.server.Name)
+		l.IP(setup...)
 		l.server.IP("link set port0 up master br0")
 		l.start()
-		program := nstest.Build("bridge")
+		program := nstest.Build(plugin)
 		run := func(call Call) Answer {
 			call.Path = filepath.Dir(program)
+			call.Conf = strings.Replace(call.Conf.(string), `"type": "bridge"`, fmt.Sprintf(`"type": %q%s`, plugin, keys), 1)
 			return Ran(l.Run(call.Program(l.World, program)))
 		}
-		bridge := func(command string, r *Result) Answer {
-			if r == nil {
-				return run(l.call(command, c))
-			}
-			return run(l.after(command, c, *r))
-		}
 		began := sysctl.SinceBoot()
-		r := bridge("ADD", nil).Added()
+		r := run(l.call("ADD", c)).Added()
 		GinkgoWriter.Println("ADD took", sysctl.SinceBoot()-began, "and", count(s, discover)(), "DISCOVER")
 		Expect(addrs(c)()).To(Equal([]string{"10.9.0.50/24"}))
-		Expect(bridge("CHECK", &r).Code).To(BeZero())
-		Expect(bridge("DEL", &r).Code).To(BeZero())
-		Eventually(count(s, release)).Should(Equal(1))
-		Expect(s.messages(release)[0].src.String()).To(Equal("10.9.0.50"))
-		Expect(bridge("DEL", &r).Code).To(BeZero())
+		Expect(run(l.after("CHECK", c, r)).Code).To(BeZero())
+		isReleased := func(ended Answer) {
+			GinkgoHelper()
+			Expect(ended.Code).To(BeZero())
+			Eventually(count(s, release)).Should(Equal(1))
+			Expect(s.messages(release)[0].src.String()).To(Equal("10.9.0.50"))
+			s.set(func(s *server) { s.seen = nil })
+			Expect(Names(c, "")).To(BeEmpty())
+			Expect(l.records()).To(BeEmpty())
+		}
+		isReleased(run(l.after("DEL", c, r)))
+		Expect(run(l.after("DEL", c, r)).Code).To(BeZero())
 		By("GC")
-		bridge("ADD", nil).Added()
-		Expect(run(l.gc("[]")).Code).To(BeZero())
-		Eventually(count(s, release)).Should(Equal(2))
-		Expect(Names(c, "")).To(BeEmpty())
-		Expect(l.records()).To(BeEmpty())
+		run(l.call("ADD", c)).Added()
+		isReleased(run(l.gc("[]")))
 		By("DEL without CNI_NETNS")
-		bridge("ADD", nil).Added()
-		Expect(run(l.at("", "DEL", c)).Code).To(BeZero())
-		Eventually(count(s, release)).Should(Equal(3))
-		Expect(Names(c, "")).To(BeEmpty())
-		Expect(l.records()).To(BeEmpty())
-	})
-})
+		run(l.call("ADD", c)).Added()
+		isReleased(run(l.at("", "DEL", c)))
+	},
+	Entry("under bridge", "bridge", "", "link add cni0 type bridge", "link set uplink up master cni0"),
+	Entry("under macvlan", "macvlan", `, "master": "uplink"`, "link set uplink up"),
+	Entry("under host-device", "host-device", `, "device": "uplink"`, "link set uplink up"),
+)
 
 var _ = Describe("with real servers", func() {
 	life := func(l *lan, renewals int) {
