@@ -556,6 +556,21 @@ var _ = Describe("a change", func() {
 			HaveField("Dst", "203.0.113.0/24")))
 		Expect(addrs(c)()).To(Equal([]string{"10.9.0.50/24"}))
 	})
+
+	It("of an IPv6 prefix leaves the routes that the kernel makes", func() {
+		c := nstest.NewNetns()
+		c.IP("link add eth0 type veth peer name other", "link set other up", "link set eth0 up")
+		on := func(prefix string) *cni.Result {
+			return &cni.Result{IPs: []cni.IP{{Address: netip.MustParsePrefix(prefix)}}}
+		}
+		link, none, was, is := linkOf(c), &cni.Result{}, on("2001:db8:1::2/64"), on("2001:db8:2::2/64")
+		Expect(link.apply(nil, none, was)).To(Succeed())
+		Expect(link.apply(nstest.Must(link.find(was)), was, is)).To(Succeed())
+		c.IP("addr add 2001:db8:3::2/64 dev eth0") // as the kernel alone does it
+		routes := strings.Split(strings.TrimSpace(c.Cmd("ip", "-6", "route", "show", "root", "2001:db8::/32")), "\n")
+		Expect(routes).To(HaveLen(2))
+		Expect(routes[0]).To(Equal(strings.Replace(routes[1], "2001:db8:3::", "2001:db8:2::", 1)))
+	})
 })
 
 var _ = Describe("without a daemon", func() {
