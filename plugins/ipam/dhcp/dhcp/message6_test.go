@@ -9,6 +9,8 @@ import (
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
+	"golang.org/x/net/bpf"
+	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/nstest"
@@ -63,4 +65,22 @@ var _ = Describe("a message of IPv6", Label("ipv6-messages"), func() {
 		Expect(joinDNS(a, cni.DNS{Nameservers: []string{"a", "b"}, Search: []string{"x"}, Domain: "d"})).To(Equal(
 			cni.DNS{Nameservers: []string{"a", "b"}, Search: []string{"x"}, Domain: "d"}))
 	})
+
+	DescribeTable("passes the filter of the socket where a client needs it", func(
+		passes bool, protocol int, payload []byte,
+	) {
+		b := slices.Concat(make([]byte, 40), payload, make([]byte, 8))
+		b[6] = byte(protocol)
+		n := nstest.Must(nstest.Must(bpf.NewVM(filter6)).Run(b))
+		Expect(n > 0).To(Equal(passes))
+	},
+		Entry("to port 546", true, unix.IPPROTO_UDP, []byte{2, 35, 2, 34}),
+		Entry("to port 547", false, unix.IPPROTO_UDP, []byte{2, 34, 2, 35}),
+		Entry("to port 546, by TCP", false, unix.IPPROTO_TCP, []byte{2, 35, 2, 34}),
+		Entry("a router advertisement", true, unix.IPPROTO_ICMPV6, []byte{routerAdvertisement}),
+		Entry("a router solicitation", false, unix.IPPROTO_ICMPV6, []byte{routerSolicitation}),
+		Entry("a neighbour solicitation", true, unix.IPPROTO_ICMPV6, []byte{neighborSolicitation}),
+		Entry("a neighbour advertisement", false, unix.IPPROTO_ICMPV6, []byte{neighborAdvertisement}),
+		Entry("TCP that begins as an advertisement", false, unix.IPPROTO_TCP, []byte{routerAdvertisement}),
+	)
 })
