@@ -93,12 +93,16 @@ has "$before" "$(inside)" "in a container"
 tune ADD "\"rx\": 64, \"tx\": $((tx + 1))" 7
 has "$before" "$(inside)" "after a refused ADD"
 tune ADD '"rx-jumbo": 1' 7
-for _ in 1 2; do
-	tune ADD '"rx": 64, "tx": 128'
-	has "$wanted" "$(inside)" "after ADD"
-done
-tune CHECK '"rx": 64, "tx": 128'
-tune CHECK '"rx": 32' 101
+if [ "$(uname -r | cut -d. -f1)" -lt 6 ]; then # before, the driver only tells them
+	tune ADD '"rx": 64, "tx": 128' 2
+else
+	for _ in 1 2; do
+		tune ADD '"rx": 64, "tx": 128'
+		has "$wanted" "$(inside)" "after ADD"
+	done
+	tune CHECK '"rx": 64, "tx": 128'
+	tune CHECK '"rx": 32' 101
+fi
 tune DEL '"rx": 64, "tx": 128'
 has "$before" "$(inside)" "after DEL"
 tune DEL '"rx": 64, "tx": 128'
