@@ -11,7 +11,7 @@ import (
 	"strings"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
-	_ "github.com/hawser-cni/plugins/pkg/skel/oneprocessor" // calls wait for others more than they compute
+	_ "github.com/hawser-cni/plugins/pkg/skel/start" // calls wait for others more than they compute
 )
 
 // Program is a Plugin of any configuration.

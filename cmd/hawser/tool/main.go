@@ -20,7 +20,7 @@ import (
 
 	"github.com/hawser-cni/plugins/cmd/hawser/node"
 	"github.com/hawser-cni/plugins/pkg/skel"
-	"github.com/hawser-cni/plugins/pkg/skel/oneprocessor"
+	"github.com/hawser-cni/plugins/pkg/skel/start"
 )
 
 // Main runs a program that is all these plugins and the tool, and exits.
@@ -107,7 +107,7 @@ func command(all []skel.Program, env func(string) (string, bool), vars []string)
 		// A command reads of many plugins at once, and keeps what it reads to its end. watch stays, and a pod that
 		// installs has little memory.
 		if c.Flags().Lookup("root") != nil && c.Name() != "watch" {
-			runtime.GOMAXPROCS(oneprocessor.Before)
+			runtime.GOMAXPROCS(start.Processors)
 			debug.SetGCPercent(400)
 		}
 		if err := fromEnvironment(c.Flags(), env); err != nil || dir == "" {

@@ -624,7 +624,8 @@ var _ = DescribeTable("a lease is there at once, and is released while the inter
 		program := nstest.Build(plugin)
 		run := func(call Call) Answer {
 			call.Path = filepath.Dir(program)
-			call.Conf = strings.Replace(call.Conf.(string), `"type": "bridge"`, fmt.Sprintf(`"type": %q%s`, plugin, keys), 1)
+			own := fmt.Sprintf(`"type": %q%s`, plugin, keys)
+			call.Conf = strings.Replace(call.Conf.(string), `"type": "bridge"`, own, 1)
 			return Ran(l.Run(call.Program(l.World, program)))
 		}
 		began := sysctl.SinceBoot()

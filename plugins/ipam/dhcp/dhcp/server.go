@@ -21,7 +21,7 @@ import (
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/skel"
-	"github.com/hawser-cni/plugins/pkg/skel/oneprocessor"
+	"github.com/hawser-cni/plugins/pkg/skel/start"
 	"github.com/hawser-cni/plugins/pkg/statefile"
 	"github.com/hawser-cni/plugins/pkg/sysctl"
 )
@@ -54,7 +54,7 @@ const (
 
 // runDaemon is "dhcp daemon". It ends at a signal, and leaves the leases to the next one.
 func runDaemon(env skel.Env) int {
-	runtime.GOMAXPROCS(oneprocessor.Before)
+	runtime.GOMAXPROCS(start.Processors)
 	f, err := parseFlags(env)
 	if err != nil {
 		return 2
