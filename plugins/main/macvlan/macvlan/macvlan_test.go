@@ -109,10 +109,13 @@ var _ = Describe("ADD", Label("kernel"), func() {
 		Expect(l.MTU).To(Equal(1400))
 	})
 
-	It("makes each mode, and a queue for broadcasts", func() {
+	It("makes each mode, and a queue for broadcasts where the kernel has one", func() {
+		hasQueue := strings.Contains(details(w.Attach("plain", conf(), "10.1.0.9/24")), "bcqueuelen")
+		w.Succeeds(Call{Command: "DEL", ID: "plain", Conf: conf()})
 		for _, mode := range []string{"bridge", "private", "vepa", "passthru"} {
 			a := w.Attach(mode, conf(Object{"mode": mode, "bcqueuelen": 2000}), "10.1.0.2/24")
-			Expect(details(a)).To(And(ContainSubstring("macvlan mode "+mode), ContainSubstring("bcqueuelen 2000")))
+			Expect(details(a)).To(ContainSubstring("macvlan mode " + mode))
+			Expect(strings.Contains(details(a), "bcqueuelen 2000")).To(Equal(hasQueue))
 			w.Succeeds(a.As("CHECK"))
 			w.Succeeds(a.As("DEL"))
 		}
