@@ -165,9 +165,13 @@ func (m *machine6) expire(now time.Duration) {
 	if len(l.Addrs) == len(m.lease.six.Addrs) {
 		return
 	}
-	if m.lease = newLease6(l, m.lease.since); m.lease == nil {
+	m.lease = newLease6(l, m.lease.since)
+	switch {
+	case m.lease == nil:
 		m.fault = errors.New("its time is over")
 		m.enter(soliciting, now)
+	case m.state == bound:
+		m.enterBound() // it was to wake for the address
 	}
 }
 

@@ -316,6 +316,18 @@ var _ = Describe("the machine of IPv6", func() {
 		Expect(l.lease.String()).To(Equal("2001:db8:2::2/64 2001:db8:9::2/64"))
 	})
 
+	It("asks nobody when the time of one of its addresses is over", Label("ipv6-slaac-times"), func() {
+		l := newLife6(bySLAAC)
+		l.says()
+		l.hear6(ra(router6, pio("2001:db8::", both, 500, 1000), pio("2001:db8:2::", both, 1800, 7200)))
+		Expect(l.says()).To(Equal(soliciting))
+		l.hear6(ra(router6, pio("2001:db8:2::", both, 1800, 7200)))
+		Expect(l.tick(1000 * time.Second)).To(BeFalse())
+		Expect(l.lease.String()).To(Equal("2001:db8:2::2/64"))
+		Expect(l.says()).To(Equal(soliciting))
+		Expect(l.now).To(BeNumerically("~", 30*time.Minute+500*time.Second, 10*time.Second), "the router, at its time")
+	})
+
 	It("hears no earlier answer, asks again without one, and waits where one refuses", Label("ipv6-status"), func() {
 		l := newLife6(byDHCP)
 		l.says()
