@@ -1,6 +1,7 @@
 package dhcp
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/binary"
@@ -492,6 +493,28 @@ var _ = Describe("a lease", func() {
 		two.Command = "DEL"
 		l.Succeeds(two)
 		l.Succeeds(l.after("CHECK", c, one))
+	})
+
+	It("is collected in time with sixty others, also where nobody answers for the server", func(ctx SpecContext) {
+		_, d := l.begin()
+		var commands []string
+		for i := range 60 {
+			commands = append(commands, fmt.Sprintf("link add many%d type veth peer name many%d netns %s", i, i, c.Name),
+				fmt.Sprintf("link set many%d up master br0", i))
+		}
+		l.server.IP(commands...)
+		conf := []byte(l.call("ADD", c).Conf.(string))
+		nstest.AtOnce(60, func(i int) {
+			Eventually(func() error {
+				_, err := ask(ctx, l.socket, methodAllocate, rpcCall{ContainerID: "one", Netns: c.Path,
+					IfName: fmt.Sprintf("many%d", i), StdinData: conf})
+				return err
+			}).WithTimeout(2 * time.Minute).Should(Succeed())
+		})
+		l.server.Cmd("ip", "link", "set", "br0", "arp", "off")
+		l.Succeeds(l.gc("[]"))
+		Expect(l.records()).To(BeEmpty())
+		Expect(bytes.Count(d.log.Contents(), []byte("nobody answers for 10.9.0.1"))).To(Equal(60))
 	})
 
 	It("is collected where its attachment is not valid", func() {

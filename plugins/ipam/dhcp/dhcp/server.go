@@ -400,11 +400,19 @@ func (c *client) failure(timeUp, ended error) error {
 	return &cni.Error{Code: cni.CodeTryAgain, Msg: "no more tries", Details: err.Error()}
 }
 
+// endAll ends them, some at a time: each may wait for a server that does not answer, with three descriptors.
 func endAll(clients []*client) error {
-	var errs []error
-	for _, c := range clients {
-		errs = append(errs, c.end())
+	const most = 32
+	errs, some := make([]error, len(clients)), make(chan struct{}, most)
+	var ended sync.WaitGroup
+	for i, c := range clients {
+		some <- struct{}{}
+		ended.Go(func() {
+			errs[i] = c.end()
+			<-some
+		})
 	}
+	ended.Wait()
 	return errors.Join(errs...)
 }
 
