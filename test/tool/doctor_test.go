@@ -457,6 +457,14 @@ var _ = Describe("hawser doctor", Label("tool-doctor"), func() {
 		Expect(reference.finds()).To(ConsistOf(HaveField("ID", "unguarded-loopback")))
 	})
 
+	It("finds a bridge that is missing in our guard of the host's loopback", func() {
+		m := newMachine(ours(), usual)
+		m.up(newPod("c1", "web-0", hostPort(8080, 80)))
+		m.Cmd("nft", "flush", "set", "inet", "hawser", "portmap_localnet_v1")
+		Expect(m.finds()).To(ContainElement(And(HaveField("ID", "missing-guard"),
+			HaveField("What", HaveSuffix("on cni0")))))
+	})
+
 	It("changes nothing", func() {
 		m := newMachine(ours(), usual)
 		m.up(newPod("c1", "web-0", hostPort(8080, 80)))

@@ -182,6 +182,6 @@ func (f *facts) dropsLoopback() bool {
 		}
 	}
 	return slices.ContainsFunc(f.hooked, func(b node.BaseChain) bool { // of iptables-legacy
-		return slices.ContainsFunc(b.Rules, isGuard)
+		return !b.IsOurs() && slices.ContainsFunc(b.Rules, isGuard) // ours guards the links of its set alone
 	})
 }
