@@ -162,6 +162,9 @@ func (o Owned) chain(name string) (Chain, bool) {
 // Ensure stages what the kernel lacks of the owned layout and of the named chains, and keeps these. A chain is named
 // before those that lead to it. Where the layout has lost rules, all chains to which elements lead are ensured.
 func (tx *Tx) Ensure(chains ...string) error {
+	for _, name := range chains {
+		tx.settled[name] = true
+	}
 	if !tx.ensured {
 		tx.ensured = true
 		before := len(tx.msgs)
@@ -178,7 +181,7 @@ func (tx *Tx) Ensure(chains ...string) error {
 			}
 		}
 	}
-	return tx.EnsureLayout(tx.owned.layout(chains, tx.settled))
+	return tx.EnsureLayout(tx.owned.layout(chains, tx.seen))
 }
 
 // Put stages items, with the layout and the chains that they need. An element that is there and the same stays.

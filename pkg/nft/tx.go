@@ -23,14 +23,16 @@ type Tx struct {
 	msgs    []message
 	owned   Owned
 	ensured bool            // the owned layout is
-	settled map[string]bool // chains that are ensured, or deleted
+	seen    map[string]bool // chains that are ensured
+	settled map[string]bool // chains that the elements of the transaction need, or that are deleted
 	deleted map[string]bool // elements, by set and key
 	unused  map[string]int  // chains: how many of the elements and rules that led there are deleted
 	dropped []string        // by Drop
 }
 
 func (o Owned) begin(c *Conn) *Tx {
-	return &Tx{Conn: c, owned: o, settled: map[string]bool{}, deleted: map[string]bool{}, unused: map[string]int{}}
+	return &Tx{Conn: c, owned: o, seen: map[string]bool{}, settled: map[string]bool{}, deleted: map[string]bool{},
+		unused: map[string]int{}}
 }
 
 // elementsMax is how many elements a message has: an attribute's length has 16 bits, an element less than 1,000 bytes.

@@ -501,3 +501,17 @@ var _ = Describe("host ports", Label("kernel"), func() {
 		Entry("b, by iptables-legacy", 1, "legacy"),
 	)
 })
+
+var _ = DescribeTable("a host port of an owner that is gone, and that had another mark bit, takes no chain along",
+	func(conditions Object) {
+		w, a, b := newContainers()
+		a.add(conditions, Object{"markMasqBit": 5}, ports("8080:80"))
+		a.vanish()
+		b.add(conditions, Object{"markMasqBit": 6}, ports("8080:80"))
+		Expect(w.ruleset()).NotTo(ContainSubstring("masq_v1_5_"))
+		b.del()
+		Expect(w.ruleset()).NotTo(ContainSubstring("masq_v1_"))
+	},
+	Entry("with conditions for one family", Object{"conditionsV6": []string{"ip6", "saddr", "fd00::/8"}}),
+	Entry("without conditions", Object{}),
+)
