@@ -37,16 +37,23 @@ var filter6 = []bpf.Instruction{
 	bpf.RetConstant{Val: 0},
 }
 
-// begin finds the link-local address. In an ADD the daemon takes router advertisements over from the kernel, which may
-// have taken addresses and routes already.
+// begin finds the link-local address, where neither an exchange nor a lease of a former daemon has told it. In an ADD the
+// daemon takes router advertisements over from the kernel, which may have taken addresses and routes already.
 func (m *machine6) begin(ctx context.Context, l *link) error {
-	if !m.isFirst() {
+	isFirst := m.isFirst()
+	if !isFirst && m.Own.IsValid() {
 		return nil
 	}
-	if err := l.enable6(); err != nil {
-		return err
+	if isFirst {
+		if err := l.enable6(); err != nil {
+			return err
+		}
+	} else { // a former daemon has lost the lease
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, exchangeMax)
+		defer cancel()
 	}
-	if m.Own, m.fault = l.conn.WaitLinkLocal(ctx, l.Index); m.fault != nil {
+	if m.Own, m.fault = l.conn.WaitLinkLocal(ctx, l.Index); m.fault != nil || !isFirst {
 		return m.fault
 	}
 	return l.takeOver()

@@ -173,6 +173,23 @@ var _ = Describe("IPv6", func() {
 		Expect(l.records()).To(BeEmpty())
 	})
 
+	It("that was lost is formed again by the next daemon", Label("ipv6-slaac"), func() {
+		l := newLAN6()
+		c := l.container6()
+		l.keys = `"ipv4": false, "ipv6": "slaac"`
+		l.radvd("AdvAutonomous on; AdvValidLifetime 5; AdvPreferredLifetime 3;")
+		d := l.start()
+		l.Add(l.call("ADD", c))
+		l.server.IP("link set port1 nomaster")
+		Eventually(d.log, "20s").Should(gbytes.Say("msg=lost"))
+		d.end(syscall.SIGKILL)
+		d = l.start()
+		l.server.IP("link set port1 master br0")
+		Eventually(d.log, "20s").Should(gbytes.Say("msg=leased"))
+		Expect(global(c)).To(HaveExactElements(HaveSuffix("/64")))
+		l.Succeeds(l.call("DEL", c))
+	})
+
 	DescribeTable("that cannot be had fails ADD, which gives the IPv4 lease back", Label("ipv6-add-fails"), func(
 		prepare func(l *lan), want string,
 	) {
