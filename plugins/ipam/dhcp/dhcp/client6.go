@@ -37,8 +37,8 @@ var filter6 = []bpf.Instruction{
 	bpf.RetConstant{Val: 0},
 }
 
-// begin finds the link-local address, where neither an exchange nor a lease of a former daemon has told it. In an ADD the
-// daemon takes router advertisements over from the kernel, which may have taken addresses and routes already.
+// begin finds the link-local address, where neither an exchange nor a lease of a former daemon has told it. In an ADD
+// the daemon takes router advertisements over from the kernel, which may have taken addresses and routes already.
 func (m *machine6) begin(ctx context.Context, l *link) error {
 	isFirst := m.isFirst()
 	if !isFirst && m.Own.IsValid() {

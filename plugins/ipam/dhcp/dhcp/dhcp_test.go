@@ -499,7 +499,8 @@ var _ = Describe("a lease", func() {
 		_, d := l.begin()
 		var commands []string
 		for i := range 60 {
-			commands = append(commands, fmt.Sprintf("link add many%d type veth peer name many%d netns %s", i, i, c.Name),
+			commands = append(commands,
+				fmt.Sprintf("link add many%d type veth peer name many%d netns %s", i, i, c.Name),
 				fmt.Sprintf("link set many%d up master br0", i))
 		}
 		l.server.IP(commands...)
