@@ -222,13 +222,15 @@ func NeedBackend(backend string) {
 	}
 }
 
-// NeedLack skips the spec unless this machine lacks one of the features of [Need].
+// NeedLack skips the spec unless this machine lacks one of the features of [Need], also where NSTEST_REQUIRE is "all".
 func NeedLack(name string) {
 	ginkgo.GinkgoHelper()
 	if missing(name) == "" {
-		skip("a kernel without "+name, "this one has it")
+		skip(aKernelWithout+name, "this one has it")
 	}
 }
+
+const aKernelWithout = "a kernel without "
 
 // NeedProgram skips the spec unless each of these programs is installed.
 func NeedProgram(names ...string) {
@@ -374,6 +376,7 @@ func watchSkips(report ginkgo.SpecReport) {
 		return
 	}
 	switch {
+	case strings.HasPrefix(reason, "needs "+aKernelWithout):
 	case os.Getenv("NSTEST_REQUIRE") == "all":
 		ginkgo.Fail(reason + " (NSTEST_REQUIRE=all)")
 	case required() && !slices.Contains(report.Labels(), "kernel"):
