@@ -93,7 +93,7 @@ has "$before" "$(inside)" "in a container"
 tune ADD "\"rx\": 64, \"tx\": $((tx + 1))" 7
 has "$before" "$(inside)" "after a refused ADD"
 tune ADD '"rx-jumbo": 1' 7
-if [ "$(uname -r | cut -d. -f1)" -lt 6 ]; then # before, the driver only tells them
+if [ "$(uname -r | cut -d. -f1)" -lt 6 ]; then # the driver cannot change them before Linux 6.0
 	tune ADD '"rx": 64, "tx": 128' 2
 else
 	for _ in 1 2; do
