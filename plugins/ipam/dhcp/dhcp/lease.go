@@ -1,7 +1,6 @@
 package dhcp
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -231,7 +230,7 @@ func list(context.Context, *skel.Request) (all []cni.Holding, err error) {
 	for _, dir := range append(dirs, dirs6...) {
 		held, err := frame.Held(statefile.Records[record]{Path: dir}, func(r record) []cni.Holding {
 			value := "lost"
-			if l := leaseOf(r.ACK, r.Since); l != nil {
+			if l := r.leaseOf(r.ACK); l != nil {
 				value = fmt.Sprintf("%s %s expires %s", l, l.lender(), boot.Add(l.expiry).UTC().Format(time.RFC3339))
 			}
 			return []cni.Holding{{Attachment: r.Attachment, Kind: cni.HeldAddress, Value: value, Netns: r.Netns}}
@@ -254,19 +253,19 @@ func (r *record) setLease(l *lease) {
 	}
 }
 
-// leaseOf is the reverse of bytes; nil: there is no lease.
-func leaseOf(answer []byte, since time.Duration) *lease {
-	if bytes.HasPrefix(answer, []byte("{")) { // no DHCP message begins so
+// leaseOf reads an answer in the record, written by bytes; nil: there is none of the client's family.
+func (r record) leaseOf(answer []byte) *lease {
+	if r.Client.isV6() {
 		var six lease6
 		if json.Unmarshal(answer, &six) != nil {
 			return nil
 		}
-		return newLease6(six, since)
+		return newLease6(six, r.Since)
 	}
 	ack, err := dhcpv4.FromBytes(answer)
 	if err != nil {
 		return nil
 	}
-	l, _ := newLease(ack, since)
+	l, _ := newLease(ack, r.Since)
 	return l
 }

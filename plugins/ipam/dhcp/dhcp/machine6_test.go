@@ -431,10 +431,10 @@ var _ = Describe("the machine of IPv6", func() {
 
 	DescribeTable("has no lease of a record", func(change func(l *lease6)) {
 		l := lease6{heard: heard{Own: own6, Router: router6}, Addrs: []addr6{{lent6, time.Hour}}}
-		kept := lease{six: &l}
-		Expect(leaseOf(kept.bytes(), 0)).NotTo(BeNil())
+		kept, r := lease{six: &l}, record{Client: *newLife6(byDHCP).identity}
+		Expect(r.leaseOf(kept.bytes())).NotTo(BeNil())
 		change(&l)
-		Expect(leaseOf(kept.bytes(), 0)).To(BeNil())
+		Expect(r.leaseOf(kept.bytes())).To(BeNil())
 	},
 		Entry("without address", func(l *lease6) { l.Addrs = nil }),
 		Entry("with one that no interface can have", func(l *lease6) {
@@ -624,8 +624,8 @@ var _ = Describe("the machine of IPv6", func() {
 
 // liveOn6 lives on with a record's lease as a daemon does that starts.
 func liveOn6(t *testing.T, r record, now time.Duration) {
-	m := machine6{identity: &r.Client, course: &course{lease: leaseOf(r.ACK, r.Since), flags: newLife().flags}}
-	if m.lease == nil || m.lease.six == nil {
+	m := machine6{identity: &r.Client, course: &course{lease: r.leaseOf(r.ACK), flags: newLife().flags}}
+	if m.lease == nil {
 		return
 	}
 	_ = m.lease.String()
@@ -682,9 +682,9 @@ func checkLease6(t *testing.T, l *lease) {
 			}
 		}
 	}
-	r := record{}
+	r := record{Client: *newLife6(byDHCP).identity}
 	r.setLease(l)
-	if again := leaseOf(r.ACK, r.Since); again == nil || again.String() != l.String() {
+	if again := r.leaseOf(r.ACK); again == nil || again.String() != l.String() {
 		t.Fatal("the record has another lease")
 	}
 }

@@ -424,7 +424,7 @@ func checkLease(t *testing.T, l *lease) {
 	}
 	r := record{}
 	r.setLease(l)
-	if again := leaseOf(r.ACK, r.Since); again == nil || again.prefix() != l.prefix() {
+	if again := r.leaseOf(r.ACK); again == nil || again.prefix() != l.prefix() {
 		t.Fatal("the record has another lease")
 	}
 }
@@ -444,11 +444,14 @@ func FuzzRecord(f *testing.F) {
 		}
 		f.Add(data)
 	}
-	r.Client = *newLife6(byDHCP).identity
-	r.setLease(newLease6(lease6{heard: heard{Own: own6, Router: router6}, Server: server6,
-		Addrs: []addr6{{lent6, 2 * time.Hour}}}, time.Minute))
-	if data, err := json.Marshal(r); err == nil {
-		f.Add(data)
+	six := newLease6(lease6{heard: heard{Own: own6, Router: router6}, Server: server6,
+		Addrs: []addr6{{lent6, 2 * time.Hour}}}, time.Minute)
+	for _, client := range []identity{*newLife6(byDHCP).identity, *l.identity} { // the second is of a damaged record
+		r.Client = client
+		r.setLease(six)
+		if data, err := json.Marshal(r); err == nil {
+			f.Add(data)
+		}
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
 		var r record
@@ -460,7 +463,7 @@ func FuzzRecord(f *testing.F) {
 			liveOn6(t, r, now)
 			return
 		}
-		m := machine{identity: &r.Client, course: &course{lease: leaseOf(r.ACK, r.Since), flags: newLife().flags}}
+		m := machine{identity: &r.Client, course: &course{lease: r.leaseOf(r.ACK), flags: newLife().flags}}
 		if m.lease != nil {
 			m.lease.result(options{DNS: true})
 			m.releasePacket().message.ToBytes()

@@ -181,10 +181,10 @@ func (d *daemon) restore() error {
 	defer d.mu.Unlock()
 	for _, r := range append(all, all6...) {
 		c := d.newClient(*r)
-		c.lease = leaseOf(c.ACK, c.Since)
+		c.lease = c.leaseOf(c.ACK)
 		c.current.Store(c.lease)
 		if c.FormerRoutes != nil { // the former daemon may not have come to change the interface
-			c.current.Store(leaseOf(c.FormerACK, c.Since))
+			c.current.Store(c.leaseOf(c.FormerACK))
 		}
 		close(c.ready)
 		if c.lease != nil {
