@@ -55,7 +55,7 @@ func Create(f *os.File, name string, flags uint16) (string, error) {
 		return "", err
 	}
 	req.SetUint16(flags)
-	err = unix.IoctlIfreq(int(f.Fd()), unix.TUNSETIFF, req)
+	err = os.NewSyscallError("TUNSETIFF", unix.IoctlIfreq(int(f.Fd()), unix.TUNSETIFF, req))
 	return req.Name(), err
 }
 

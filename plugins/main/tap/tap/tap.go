@@ -91,9 +91,9 @@ func (w wireConfig) create(ctx context.Context, f *os.File, name string) error {
 		err = w.createLabelled(ctx, f, name, flags)
 	}
 	if errors.Is(err, unix.EBUSY) {
-		err = unix.EEXIST
+		err = os.NewSyscallError("TUNSETIFF", unix.EEXIST)
 	}
-	return os.NewSyscallError("TUNSETIFF", err)
+	return err
 }
 
 // allow lets the owner and the group open the tap.
@@ -151,12 +151,27 @@ func (w wireConfig) checkLabel() error {
 func (w wireConfig) createLabelled(ctx context.Context, f *os.File, name string, flags uint16) error {
 	runtime.LockOSThread() // the label is the thread's
 	defer runtime.UnlockOSThread()
-	const label = "/proc/thread-self/attr/exec"
-	if err := os.WriteFile(label, []byte(w.SELinux), 0); err != nil {
+	if err := setExecLabel(w.SELinux); err != nil {
 		return cni.Refuse("selinuxContext", w.SELinux, err.Error())
 	}
-	defer func() { _ = os.WriteFile(label, nil, 0) }()
-	return createElsewhere(ctx, process.Command{Path: "/proc/self/exe", Files: []*os.File{f}}, name, flags)
+	defer func() { _ = setExecLabel("") }()
+	err := createElsewhere(ctx, process.Command{Path: "/proc/self/exe", Files: []*os.File{f}}, name, flags)
+	var started *os.PathError
+	if errors.As(err, &started) && errors.Is(err, unix.EACCES) {
+		return cni.Refuse("selinuxContext", w.SELinux, "may not be this program's by the host's policy: "+err.Error())
+	}
+	return err
+}
+
+// setExecLabel sets the label of the programs that this thread runs; "": the policy chooses again.
+func setExecLabel(label string) error {
+	f, err := os.OpenFile("/proc/thread-self/attr/exec", os.O_WRONLY, 0) // O_CREATE would be a denial in the audit log
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	_, err = f.WriteString(label)
+	return err
 }
 
 // createElsewhere does what tun.Create does in a process of its own, which ends with the errno.
@@ -166,7 +181,7 @@ func createElsewhere(ctx context.Context, own process.Command, name string, flag
 	err := own.Run(ctx)
 	var ended *process.ExitError
 	if errors.As(err, &ended) && ended.ExitCode() > 0 {
-		return unix.Errno(ended.ExitCode())
+		return os.NewSyscallError("TUNSETIFF", unix.Errno(ended.ExitCode()))
 	}
 	return err
 }
