@@ -71,15 +71,16 @@ func askFirewalld(
 // firewalldRuns is nil where firewalld is on the bus: of a record without an address nothing else is asked.
 func firewalldRuns(ctx context.Context) error { return askFirewalld(ctx, &record{}, "", nil) }
 
-// unless returns the answer's error, or nil where firewalld refused with one of these codes.
+// unless returns the first line of the answer's error, or nil where firewalld refused with one of these codes.
 func unless(codes ...string) func(netip.Addr, *dbus.Call) error {
 	return func(_ netip.Addr, answer *dbus.Call) error {
 		refused := dbus.Error{}
 		hasCode := func(code string) bool { return strings.HasPrefix(refused.Error(), code) }
-		if errors.As(answer.Err, &refused) && slices.ContainsFunc(codes, hasCode) {
+		if answer.Err == nil || errors.As(answer.Err, &refused) && slices.ContainsFunc(codes, hasCode) {
 			return nil
 		}
-		return answer.Err
+		text, _, _ := strings.Cut(answer.Err.Error(), "\n") // more are 15 kB of JSON, if nftables has refused it
+		return errors.New(text)
 	}
 }
 

@@ -41,6 +41,9 @@ func (f *fakeFirewalld) AddSource(zone, source string) (string, *dbus.Error) {
 			return "", f.refuse("ZONE_CONFLICT: '%s' already bound to '%s'", source, have)
 		}
 	}
+	if zone == "broken" {
+		return "", f.refuse("COMMAND_FAILED: 'python-nftables' failed\n\nJSON blob:\n{}")
+	}
 	if zone != "trusted" && zone != "work" {
 		return "", f.refuse("INVALID_ZONE: %s", zone)
 	}
@@ -166,6 +169,8 @@ var _ = Describe("firewalld", func() {
 	It("refuses a zone that it does not know, or an address of another one, and nothing is left", func() {
 		Expect(w.Fails(c.as("ADD", Object{"firewalldZone": "none"}), 999)).To(ContainSubstring("INVALID_ZONE"))
 		Expect(w.Files(recordDir)).NotTo(ContainSubstring(".json"))
+		Expect(w.Fails(c.as("ADD", Object{"firewalldZone": "broken"}), 999)).To(And(
+			ContainSubstring("COMMAND_FAILED: 'python-nftables' failed"), Not(ContainSubstring("JSON blob"))))
 		_, refused := f.AddSource("work", "fd00:1::2/128")
 		Expect(refused).To(BeNil())
 		Expect(w.Fails(c.as("ADD"), 999)).To(ContainSubstring("ZONE_CONFLICT"))
