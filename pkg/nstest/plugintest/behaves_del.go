@@ -64,7 +64,7 @@ func (l *life) forms() map[string]Form {
 // Elsewhere are the ways in which a namespace lives that loses its path. The host's Path leads to it then. Before Linux
 // 5.14, which has no cookies, nothing but its path tells a namespace: there are none.
 func Elsewhere() map[string]func(*nstest.Host) {
-	if !hasCookies() {
+	if !HasCookies() {
 		return nil
 	}
 	return map[string]func(*nstest.Host){
@@ -90,7 +90,8 @@ func Elsewhere() map[string]func(*nstest.Host) {
 	}
 }
 
-func hasCookies() bool {
+// HasCookies says whether the kernel gives each network namespace a cookie (Linux 5.14).
+func HasCookies() bool {
 	sock, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return true // else nothing would be tried

@@ -288,7 +288,7 @@ var _ = Describe("the lock", Label("kernel", "lock-deadline"), func() {
 		before := w.rules()
 		holding := w.HoldLock("/run/xtables.lock")
 		call := a.as("ADD", kinds[2].config, ports("8080:80"))
-		ctx, cancel := context.WithTimeout(context.Background(), 1500*time.Millisecond)
+		ctx, cancel := context.WithTimeout(context.Background(), nstest.Patience(1500*time.Millisecond))
 		defer cancel()
 		call.Ctx = ctx
 		o := w.run(call)
