@@ -124,8 +124,12 @@ func (c natChain) rules() (out []ipt.Rule) {
 		out = append(out, r)
 	}
 	if c.Ports != [2]uint16{} {
+		to := fmt.Sprint(c.Ports[0]) // as iptables lists a single port
+		if c.Ports[1] != c.Ports[0] {
+			to += fmt.Sprintf("-%d", c.Ports[1])
+		}
 		for _, proto := range []string{"tcp", "udp"} {
-			masquerade([]string{"-p", proto}, []string{"--to-ports", fmt.Sprintf("%d-%d", c.Ports[0], c.Ports[1])})
+			masquerade([]string{"-p", proto}, []string{"--to-ports", to})
 		}
 	}
 	masquerade(nil, nil)
