@@ -248,6 +248,7 @@ func (m *machine6) advertised(now time.Duration, a *advert) {
 // formed are the addresses of the autonomous prefixes (RFC 4862, section 5.5.3). Those of prefixes that are not
 // advertised any more last until their end, and nobody shortens what is left to less than two hours.
 func (m *machine6) formed(now time.Duration, a *advert) (addrs []addr6) {
+	const most = 16 // as the kernel (max_addresses): whoever is on the link can advertise prefixes without end
 	if m.lease != nil {
 		addrs = slices.Clone(m.lease.six.Addrs)
 	}
@@ -267,7 +268,7 @@ func (m *machine6) formed(now time.Duration, a *advert) (addrs []addr6) {
 		switch {
 		case at >= 0:
 			addrs[at].Until = max(now+p.valid, min(addrs[at].Until, now+advertMax))
-		case p.preferred > 0:
+		case p.preferred > 0 && len(addrs) < most:
 			addrs = append(addrs, addr6{netip.PrefixFrom(addr, bits), now + p.valid})
 		}
 	}

@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
+	"fmt"
+	"math"
 	"net/netip"
 	"slices"
 	"strings"
@@ -284,6 +286,20 @@ var _ = Describe("the machine of IPv6", func() {
 		Entry("whose prefix is multicast", func(b []byte) []byte { b[72] = 0xff; return b }),
 		Entry("that is cut short", func(b []byte) []byte { return b[:len(b)-1] }),
 	)
+
+	It("has no more addresses than the kernel would have, whatever routers advertise", Label("hostile-server"), func() {
+		l := newLife6(bySLAAC)
+		for round := range 3 {
+			var options [][]byte
+			for n := range 40 {
+				options = append(options, pio(fmt.Sprintf("2001:db8:%x:%x::", round, n), both, 1800, math.MaxUint32))
+			}
+			l.says()
+			l.hear6(ra(router6, options...))
+			Expect(l.lease.six.Addrs).To(HaveLen(16))
+			Expect(l.lease.String()).To(HavePrefix("2001:db8::2/64 2001:db8:0:1::2/64 "))
+		}
+	})
 
 	It("keeps the addresses of prefixes fresh, each until its end", Label("ipv6-slaac-times"), func() {
 		l := newLife6(bySLAAC)
