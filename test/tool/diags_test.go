@@ -45,6 +45,7 @@ var _ = Describe("hawser diags", Label("tool-diags"), func() {
 			Expect(json.Valid([]byte(files[name]))).To(BeTrue(), name)
 		}
 		Expect(files).To(HaveLen(13))
+		Expect(m.says("ls", "--json")).To(MatchJSON(files["ls.json"]))
 		Expect(strings.Count(files["log.json"], `"ms"`)).To(Equal(200))
 		Expect(m.Cmd("stat", "-c", "%a", file)).To(HavePrefix("600"))
 		again := m.hawser("diags", file)

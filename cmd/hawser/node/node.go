@@ -84,13 +84,18 @@ type Attachment struct {
 	Damaged string `json:"-"`
 	// Orphan says why nobody needs what is held; empty where somebody may.
 	Orphan string `json:"orphan,omitempty"`
-	// Shown and ShownEnd are the addresses and the host end, after Show.
+	// Shown and ShownEnd are the addresses and the host end in JSON.
 	Shown    []string `json:"addresses,omitempty"`
 	ShownEnd string   `json:"hostEnd,omitempty"`
 }
 
-// Show notes for JSON what takes a look at the result.
-func (a *Attachment) Show() { a.Shown, a.ShownEnd = a.Addresses(), FirstWord(a.HostEnd()) }
+// MarshalJSON adds what takes a look at the result.
+func (a *Attachment) MarshalJSON() ([]byte, error) {
+	type plain Attachment
+	shown := plain(*a)
+	shown.Shown, shown.ShownEnd = a.Addresses(), FirstWord(a.HostEnd())
+	return json.Marshal(shown)
+}
 
 // Attachments are those that a runtime remembers or a plugin keeps anything for, in the order of network, container and
 // interface. What could be read comes beside an error.

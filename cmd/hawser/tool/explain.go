@@ -50,7 +50,7 @@ func explainCommand(s *session) *cobra.Command {
 	const short = "Show all that belongs to something, and what may stop its packets"
 	return s.command("explain [ID|ADDRESS|PORT|INTERFACE]", short, func(what string) error {
 		links, linkErr := hostLinks()
-		all, err := s.attachments()
+		all, err := s.Attachments(s.ctx)
 		err = errors.Join(linkErr, err)
 		if what == "" {
 			lists, _ := s.Lists() // its errors are among those of Attachments

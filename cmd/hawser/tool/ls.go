@@ -16,7 +16,7 @@ func lsCommand(s *session) *cobra.Command {
 	var orphans bool
 	c := s.command("ls [NETWORK]", "List what is attached on this node, and what is left of what was",
 		func(network string) error {
-			all, err := s.attachments()
+			all, err := s.Attachments(s.ctx)
 			all = slices.DeleteFunc(all, func(a *node.Attachment) bool {
 				return orphans && a.Orphan == "" || network != "" && a.Network != network
 			})
@@ -24,17 +24,6 @@ func lsCommand(s *session) *cobra.Command {
 		})
 	c.Flags().BoolVar(&orphans, "orphans", false, "only what nobody needs any more, as far as the node can tell")
 	return c
-}
-
-// attachments are those of the node, with all that JSON shows of them.
-func (s *session) attachments() ([]*node.Attachment, error) {
-	all, err := s.Attachments(s.ctx)
-	if s.json {
-		for _, a := range all {
-			a.Show()
-		}
-	}
-	return all, err
 }
 
 func listAttachments(t table, all []*node.Attachment) {
