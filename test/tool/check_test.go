@@ -225,6 +225,13 @@ var _ = Describe("hawser check", Label("tool-check"), func() {
 			HaveField("What", `plugin "firewall": /run/bin/firewall is not executable`)))
 	})
 
+	It("does not take an empty directory for the working directory", func() {
+		m := newMachine(ours(), usual)
+		there := `cd /opt/cni/bin; exec "$0" check --path :/nowhere`
+		o := m.Run(nstest.Program{Path: "sh", Args: []string{"-c", there, nstest.Build("hawser")}})
+		Expect(o.Stdout).To(ContainSubstring(`plugin "bridge" is in none of :/nowhere`))
+	})
+
 	It("takes the lists that others write, and has nothing to say of those of the pages", func() {
 		m := newMachine(all(), usual)
 		lists := nstest.Must(filepath.Glob(nstest.Root() + "/test/clients/testdata/lists/*.json"))

@@ -52,14 +52,16 @@ func Default(programs []skel.Program, env []string) Node {
 	return n
 }
 
-// Find returns the file of a plugin: the first one in Path, as runtimes look for it.
+// Find returns the file of a plugin: the first one in Path, as runtimes look for it. An empty directory in Path is not
+// the working one.
 func (n Node) Find(plugin string) (string, error) {
 	if !cni.ValidType(plugin) {
 		return "", fmt.Errorf("type %q is no plugin's name", plugin)
 	}
 	for _, dir := range filepath.SplitList(n.Path) {
 		file := filepath.Join(dir, plugin)
-		if info, err := os.Stat(file); err == nil && info.Mode().IsRegular() { // runtimes take no other one then
+		info, err := os.Stat(file)
+		if dir != "" && err == nil && info.Mode().IsRegular() { // runtimes take no other one then
 			if info.Mode()&0o111 == 0 {
 				return "", fmt.Errorf("plugin %q: %s is not executable", plugin, file)
 			}
