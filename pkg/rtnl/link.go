@@ -49,6 +49,9 @@ type Link struct {
 	Table uint32 // of a VRF only: where its routes are
 }
 
+// IsHardware reports whether the link is a device that outlives its namespace. The VLANs of one have its address.
+func (l Link) IsHardware() bool { return l.PermMAC != nil && l.Kind == "" }
+
 // learn translates a link and keeps its name for error texts.
 func (c *Conn) learn(in netlink.Link) Link {
 	a := in.Attrs()

@@ -64,12 +64,14 @@ rings() {
 		ioctl($s, 0x8946, $r) or die "rings: $!\n"; my (undef, @all) = unpack("L9", $d); print "@all\n"' "$1"
 }
 
-# tune VERB RINGS [CODE]: tuning behind host-device in container one, which fails with CODE.
+# tune VERB RINGS [CODE]: tuning behind host-device in container one, which fails with CODE. It switches rx-gro off, too.
+netns=/run/netns/one
 tune() {
 	local keys rc=0
-	keys=$(printf '"prevResult": %s, "ethtool": {"rings": {%s}}' "$(</tmp/added)" "$2")
+	keys=$(printf '"prevResult": %s, "ethtool": {"rings": {%s}, "features": {"rx-gro": false}}' "$(</tmp/added)" "$2")
+	[ "$1" != GC ] || keys='"cni.dev/valid-attachments": []'
 	printf '{"cniVersion": "1.1.0", "name": "net", "type": "tuning", %s}' "$keys" |
-		CNI_COMMAND=$1 CNI_CONTAINERID=one CNI_NETNS=/run/netns/one CNI_IFNAME=net1 CNI_PATH=$bin \
+		CNI_COMMAND=$1 CNI_CONTAINERID=one CNI_NETNS=$netns CNI_IFNAME=net1 CNI_PATH=$bin \
 			"$bin/tuning" >/tmp/answer || rc=$?
 	if [ -z "${3:-}" ]; then
 		[ $rc = 0 ] || fail "tuning $1 $2: $(</tmp/answer)"
@@ -80,6 +82,14 @@ tune() {
 
 # has WANT NOW WHEN
 has() { [ "$1" = "$2" ] || fail "rings $3: are $2, not $1"; }
+
+# gro DEVICE: 1 where it is on
+# shellcheck disable=SC2016
+gro() {
+	perl -e 'socket(my $s, 2, 2, 0) or die $!; my $d = pack("L2", 0x2b); my $r = pack("a16 P x16", $ARGV[0], $d);
+		ioctl($s, 0x8946, $r) or die "gro: $!\n"; print((unpack("L2", $d))[1])' "$1"
+}
+[ "$(gro $device)" = 1 ] || fail "$device has no GRO to switch off"
 
 before=$(rings $device)
 read -r rx _ _ tx _ <<<"$before"
@@ -93,21 +103,64 @@ has "$before" "$(inside)" "in a container"
 tune ADD "\"rx\": 64, \"tx\": $((tx + 1))" 7
 has "$before" "$(inside)" "after a refused ADD"
 tune ADD '"rx-jumbo": 1' 7
+asked='"rx": 64, "tx": 128'
 if [ "$(uname -r | cut -d. -f1)" -lt 6 ]; then # the driver cannot change them before Linux 6.0
-	tune ADD '"rx": 64, "tx": 128' 2
-else
-	for _ in 1 2; do
-		tune ADD '"rx": 64, "tx": 128'
-		has "$wanted" "$(inside)" "after ADD"
-	done
-	tune CHECK '"rx": 64, "tx": 128'
-	tune CHECK '"rx": 32' 101
+	tune ADD "$asked" 2
+	asked='' wanted=$before
 fi
-tune DEL '"rx": 64, "tx": 128'
+for _ in 1 2; do
+	tune ADD "$asked"
+	has "$wanted" "$(inside)" "after ADD"
+done
+tune CHECK "$asked"
+[ -z "$asked" ] || tune CHECK '"rx": 32' 101
+tune DEL "$asked"
 has "$before" "$(inside)" "after DEL"
-tune DEL '"rx": 64, "tx": 128'
+tune DEL "$asked"
 call DEL one /run/netns/one "\"device\": \"$device\""
 ip netns del one
 isHome "DEL after tuning"
 has "$before" "$(rings $device)" "at home"
-echo "== tuning changes and restores rings"
+
+# gone [HOLDS]: a tuned device whose container ends, or with HOLDS loses the path of its namespace alone.
+gone() {
+	ip netns add one
+	call ADD one /run/netns/one "\"device\": \"$device\""
+	cp /tmp/answer /tmp/added
+	netns=/run/netns/one
+	tune ADD "$asked"
+	netns=''
+	[ -z "${1:-}" ] || exec 5</run/netns/one
+	ip netns del one
+	[ -n "${1:-}" ] || until ip link show net1 &>/dev/null; do sleep 0.1; done
+}
+
+# untuned WHEN
+untuned() {
+	isHome "$1"
+	has "$before" "$(rings $device)" "$1"
+	[ "$(gro $device)" = 1 ] || fail "$1: GRO is off"
+	[ -z "$(find /run/cni/tuning -name '*.json')" ] || fail "$1: tuning keeps a record"
+}
+
+gone
+tune DEL "$asked"
+call DEL one "" "\"device\": \"$device\""
+untuned "DEL of a tuned device after the namespace ended"
+gone
+call GC "" "" "\"device\": \"$device\", \"cni.dev/valid-attachments\": []"
+tune GC ""
+untuned "GC of a tuned device after the namespace ended"
+if [ -n "$asked" ]; then # a kernel with cookies, by which the namespace is found, and with rings
+	gone holds
+	tune DEL "$asked"
+	call DEL one "" "\"device\": \"$device\""
+	exec 5<&-
+	untuned "DEL of a tuned device whose namespace has no path"
+	gone
+	perl -e 'socket(my $s, 2, 2, 0) or die $!; my $d = pack("L9", 0x11, 0, 0, 0, 0, 32, 0, 0, 128);
+		ioctl($s, 0x8946, pack("a16 P x16", "net1", $d)) or die "set rings: $!\n"'
+	tune DEL "$asked"
+	has "$rx 0 0 $tx 32 0 0 $tx" "$(rings net1)" "after DEL, which leaves what others changed at home"
+fi
+echo "== tuning changes and restores features and rings"

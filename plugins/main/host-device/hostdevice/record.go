@@ -71,16 +71,13 @@ func (r record) isOf(l rtnl.Link) bool {
 	}
 	sameIndex := l.Index == r.Link.Index
 	switch {
-	case r.isHardware(), l.Alias == r.Link.Name:
+	case r.Link.IsHardware(), l.Alias == r.Link.Name:
 		return true
 	case slices.Equal(l.MAC, r.Link.MAC):
 		return sameIndex || slices.Contains([]string{r.IfName, r.Link.Name, r.substitute()}, l.Name)
 	}
 	return sameIndex && l.Name == r.IfName
 }
-
-// isHardware tells a device that outlives its namespace. The VLANs of one have its address.
-func (r record) isHardware() bool { return r.Link.PermMAC != nil && r.Link.Kind == "" }
 
 // find finds the device in a namespace, under any name. The error matches rtnl.ErrNoLink when there is none; conn is
 // nil where the namespace is gone.
@@ -93,7 +90,7 @@ func (r record) find(conn *rtnl.Conn) (l rtnl.Link, err error) {
 		return l, err
 	}
 	// A container can change neither its index, nor its kind, nor its other end or the link that it is on.
-	isKept := r.KeepsIndex && !r.isHardware() && l.Kind == r.Link.Kind && l.Peer == r.Link.Peer
+	isKept := r.KeepsIndex && !r.Link.IsHardware() && l.Kind == r.Link.Kind && l.Peer == r.Link.Peer
 	if err == nil && (isKept || r.isOf(l)) {
 		return l, nil
 	}
@@ -176,7 +173,7 @@ func (r record) findHome(host *rtnl.Conn) (rtnl.Link, error) {
 			return l, err
 		}
 	}
-	if !r.isHardware() {
+	if !r.Link.IsHardware() {
 		return rtnl.Link{}, rtnl.ErrNoLink
 	}
 	return r.find(host)

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/ns"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
@@ -121,6 +122,66 @@ func (d *driver) set(v value) error {
 		return fmt.Errorf("%s: %s: %w", v.Key, v.Value, err)
 	}
 	return nil
+}
+
+// device identifies hardware, which outlives the namespace that it is in and goes home to the host's.
+type device struct {
+	Parent string `json:"parent,omitempty"` // a PCI address for instance; unknown before Linux 5.14
+	MAC    string `json:"permanentMAC"`
+}
+
+// deviceOf is nil where the link is no hardware.
+func deviceOf(l rtnl.Link) *device {
+	if !l.IsHardware() {
+		return nil
+	}
+	return &device{l.Parent, l.PermMAC.String()}
+}
+
+func (d *device) is(l rtnl.Link) bool {
+	has := deviceOf(l)
+	return d != nil && has != nil && *d == *has
+}
+
+// restoreDevice puts back what ethtool changed of hardware that is not where the call found the container: it is in a
+// namespace that lost its path, or at home. What others have changed there since ADD stays.
+func (own change) restoreDevice() error {
+	if own.Device == nil || len(own.Values) == 0 {
+		return nil
+	}
+	container, err := new(ns.Finder).Open("", own.Netns)
+	if err != nil { // also where not all could be looked at
+		return own.restoreHere()
+	}
+	defer container.Close()
+	return container.Do(own.restoreHere)
+}
+
+// restoreHere is restoreDevice in the calling thread's namespace.
+func (own change) restoreHere() error {
+	conn, err := rtnl.Dial(nil)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	links, err := conn.Links()
+	i := slices.IndexFunc(links, own.Device.is)
+	if i < 0 {
+		return err
+	}
+	d := driver{link: links[i]}
+	var errs []error
+	for _, v := range slices.Backward(own.Values) {
+		if !v.isEthtool() {
+			continue
+		}
+		have, _, err := d.read(v)
+		if err == nil && have.Wanted == v.Set {
+			err = d.set(v)
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
 }
 
 // compareDriver returns an error of the code with each value of ethtool that the interface does not have.

@@ -28,6 +28,7 @@ type change struct {
 	cni.Attachment
 	Boot   string      `json:"boot,omitempty"` // of the host; earlier releases did not write it
 	Netns  ns.Identity `json:"netns"`          // with the MAC address that ADD left to the interface
+	Device *device     `json:"device,omitempty"`
 	Values []value     `json:"values"`
 }
 
@@ -69,7 +70,7 @@ func (r *record) UnmarshalJSON(data []byte) error {
 			netns := file.Netns
 			netns.MAC = file.MACs[a.IfName]
 			one := r.change(a)
-			*one = change{a, "", netns, append(one.Values, v.value)}
+			*one = change{Attachment: a, Netns: netns, Values: append(one.Values, v.value)}
 		}
 	}
 	return nil

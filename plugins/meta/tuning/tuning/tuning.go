@@ -49,8 +49,16 @@ func del(ctx context.Context, req *skel.Request) error {
 		own.Values = nil
 	}
 	_, backup, err := s.backup()
+	isInside := false
 	if err == nil && req.NS != nil && len(own.Values)+len(backup) > 0 {
-		err = frame.InContainer(req, func(c *frame.Call) error { return container{Call: c}.restoreIn(own, r, backup) })
+		err = frame.InContainer(req, func(c *frame.Call) error {
+			err := container{Call: c}.restoreIn(own, r, backup)
+			isInside = own.Device.is(c.ContEnd)
+			return err
+		})
+	}
+	if err == nil && !isInside {
+		err = own.restoreDevice()
 	}
 	if cni.Transient(err) {
 		return err // the repetition needs the record
@@ -68,8 +76,8 @@ func check(_ context.Context, req *skel.Request, cfg config) error {
 	return frame.InContainer(req, func(c *frame.Call) error { return container{c, cfg}.verify() })
 }
 
-// gc forgets the values of attachments that are not valid, and those of another boot. It restores nothing: their
-// namespaces are gone, or somebody else's business.
+// gc forgets the values of attachments that are not valid, and those of another boot. It restores those of devices
+// alone: the namespaces are gone, or somebody else's business.
 func gc(ctx context.Context, req *skel.Request) error {
 	s, err := openExisting(ctx, req)
 	if s == nil || err != nil {
@@ -80,12 +88,27 @@ func gc(ctx context.Context, req *skel.Request) error {
 	for _, r := range all {
 		for _, one := range r.Changes {
 			if req.Valid.Excludes(one.Attachment) || one.isOver(s.boot) {
-				_, *r = r.without(one.Attachment)
-				errs = append(errs, s.put(one.Attachment, *r))
+				errs = append(errs, s.forget(one, r))
 			}
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// forget takes a change out of a record, and restores what it has of a device.
+func (s *store) forget(one change, r *record) error {
+	own, rest := r.without(one.Attachment)
+	if !one.isOver(s.boot) {
+		err := own.restoreDevice()
+		if cni.Transient(err) {
+			return err
+		}
+		if err != nil {
+			s.Warn("%s: not all is restored: %v", one.Attachment, err)
+		}
+	}
+	*r = rest
+	return s.put(one.Attachment, rest)
 }
 
 // status looks for an allow-list that is broken or forbids what is configured, and whether dataDir can be written.
@@ -247,6 +270,9 @@ func (c container) record(s *store, before []value) error {
 		}
 	}
 	own.Boot, own.Netns = s.boot, c.NetnsID
+	if len(c.cfg.Ethtool) > 0 {
+		own.Device = deviceOf(c.ContEnd)
+	}
 	if i := find(c.cfg.Attributes, value{Key: "mac"}); i >= 0 {
 		own.Netns.MAC = c.cfg.Attributes[i].Value
 	}
