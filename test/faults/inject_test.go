@@ -2,14 +2,17 @@ package faults_test
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 	"unsafe"
@@ -358,6 +361,9 @@ func run(h *nstest.Host, p nstest.Program, f fault) (outcome, error) {
 	if f.Changes {
 		cmd.Env = append(cmd.Env, changesEnv+"=1")
 	}
+	if waits() == 0 { // then at least the runtime of Go sends no signals, after which the kernel reports a call again
+		cmd.Env = append(cmd.Env, "GODEBUG=asyncpreemptoff=1")
+	}
 	cmd.Stdin = strings.NewReader(p.Stdin)
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
@@ -391,11 +397,14 @@ func run(h *nstest.Host, p nstest.Program, f fault) (outcome, error) {
 		out.Exit = 128 + int(ws.Signal())
 	}
 	out.Stdout, out.Stderr = stdout.String(), stderr.String()
+	if err != nil {
+		err = fmt.Errorf("%w; %s", err, out.Stderr)
+	}
 	return out, err
 }
 
 func socketPair() (ours int, theirs *os.File, err error) {
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return -1, nil, err
 	}
@@ -417,7 +426,7 @@ func receiveListener(socket int) (int, error) {
 	}
 	msgs, err := unix.ParseSocketControlMessage(oob[:n])
 	if err != nil || len(msgs) != 1 {
-		return -1, fmt.Errorf("no listener from the launcher (%d messages): %w", len(msgs), err)
+		return -1, fmt.Errorf("no listener from the launcher (%d messages): %w", len(msgs), cmp.Or(err, io.EOF))
 	}
 	fds, err := unix.ParseUnixRights(&msgs[0])
 	if err != nil {
@@ -598,14 +607,22 @@ func launch(program string) error {
 // listen puts the filter on this thread and returns the descriptor that its reports come from.
 func listen(program []unix.SockFilter) (int, error) {
 	fprog := unix.SockFprog{Len: uint16(len(program)), Filter: &program[0]}
-	// Who waits for our word is not disturbed by signals, but those that kill.
-	const flags = unix.SECCOMP_FILTER_FLAG_NEW_LISTENER | unix.SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV
+	flags := unix.SECCOMP_FILTER_FLAG_NEW_LISTENER | waits()
 	fd, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, flags, uintptr(unsafe.Pointer(&fprog)))
 	if errno != 0 {
 		return -1, os.NewSyscallError("seccomp", errno)
 	}
 	return int(fd), nil
 }
+
+// waits is the flag by which who waits for our word is not disturbed by signals, but those that kill; 0 before Linux 5.19.
+var waits = sync.OnceValue(func() uintptr {
+	const flag = unix.SECCOMP_FILTER_FLAG_NEW_LISTENER | unix.SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV
+	if _, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, flag, 0); errno == unix.EINVAL {
+		return 0
+	}
+	return unix.SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV // it missed the program: EFAULT
+})
 
 // filter reports the watched calls, but clone where it makes a thread, or only those that may change something.
 func filter(changes bool) []unix.SockFilter {
