@@ -122,13 +122,18 @@ ip netns del one
 isHome "DEL after tuning"
 has "$before" "$(rings $device)" "at home"
 
-# gone [HOLDS]: a tuned device whose container ends, or with HOLDS loses the path of its namespace alone.
-gone() {
+# tuned: a container has a tuned device.
+tuned() {
 	ip netns add one
 	call ADD one /run/netns/one "\"device\": \"$device\""
 	cp /tmp/answer /tmp/added
 	netns=/run/netns/one
 	tune ADD "$asked"
+}
+
+# gone [HOLDS]: a tuned device whose container ends, or with HOLDS loses the path of its namespace alone.
+gone() {
+	tuned
 	netns=''
 	[ -z "${1:-}" ] || exec 5</run/netns/one
 	ip netns del one
@@ -151,6 +156,11 @@ gone
 call GC "" "" "\"device\": \"$device\", \"cni.dev/valid-attachments\": []"
 tune GC ""
 untuned "GC of a tuned device after the namespace ended"
+tuned
+call GC "" "" "\"device\": \"$device\", \"cni.dev/valid-attachments\": []"
+tune GC ""
+ip netns del one
+untuned "GC of a tuned device whose namespace lives"
 if [ -n "$asked" ]; then # a kernel with cookies, by which the namespace is found, and with rings
 	gone holds
 	tune DEL "$asked"

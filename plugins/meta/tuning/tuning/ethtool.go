@@ -143,18 +143,18 @@ func (d *device) is(l rtnl.Link) bool {
 	return d != nil && has != nil && *d == *has
 }
 
-// restoreDevice puts back what ethtool changed of hardware that is not where the call found the container: it is in a
-// namespace that lost its path, or at home. What others have changed there since ADD stays.
-func (own change) restoreDevice() error {
+// restoreDevice puts back what ethtool changed of hardware, wherever that is: in the container under another name, in a
+// namespace that lost its path, or at home. What others have changed since ADD stays.
+func (own change) restoreDevice(finder *ns.Finder) error {
 	if own.Device == nil || len(own.Values) == 0 {
 		return nil
 	}
-	container, err := new(ns.Finder).Open("", own.Netns)
-	if err != nil { // also where not all could be looked at
-		return own.restoreHere()
+	var inside error
+	if container, err := finder.Open("", own.Netns); err == nil { // an error: not all could be looked at, or it is gone
+		inside = container.Do(own.restoreHere)
+		_ = container.Close()
 	}
-	defer container.Close()
-	return container.Do(own.restoreHere)
+	return errors.Join(inside, own.restoreHere()) // host-device's GC came first
 }
 
 // restoreHere is restoreDevice in the calling thread's namespace.

@@ -13,6 +13,7 @@ import (
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/frame"
+	"github.com/hawser-cni/plugins/pkg/ns"
 	"github.com/hawser-cni/plugins/pkg/skel"
 	"github.com/hawser-cni/plugins/pkg/statefile"
 	"github.com/hawser-cni/plugins/pkg/sysctl"
@@ -49,17 +50,10 @@ func del(ctx context.Context, req *skel.Request) error {
 		own.Values = nil
 	}
 	_, backup, err := s.backup()
-	isInside := false
 	if err == nil && req.NS != nil && len(own.Values)+len(backup) > 0 {
-		err = frame.InContainer(req, func(c *frame.Call) error {
-			err := container{Call: c}.restoreIn(own, r, backup)
-			isInside = own.Device.is(c.ContEnd)
-			return err
-		})
+		err = frame.InContainer(req, func(c *frame.Call) error { return container{Call: c}.restoreIn(own, r, backup) })
 	}
-	if err == nil && !isInside {
-		err = own.restoreDevice()
-	}
+	err = errors.Join(err, own.restoreDevice(&ns.Finder{Also: req.Netns}))
 	if cni.Transient(err) {
 		return err // the repetition needs the record
 	}
@@ -85,10 +79,11 @@ func gc(ctx context.Context, req *skel.Request) error {
 	}
 	all, err := s.records.All()
 	errs := []error{err, s.backups.Sweep()}
+	var finder ns.Finder
 	for _, r := range all {
 		for _, one := range r.Changes {
 			if req.Valid.Excludes(one.Attachment) || one.isOver(s.boot) {
-				errs = append(errs, s.forget(one, r))
+				errs = append(errs, s.forget(one, r, &finder))
 			}
 		}
 	}
@@ -96,10 +91,10 @@ func gc(ctx context.Context, req *skel.Request) error {
 }
 
 // forget takes a change out of a record, and restores what it has of a device.
-func (s *store) forget(one change, r *record) error {
+func (s *store) forget(one change, r *record, finder *ns.Finder) error {
 	own, rest := r.without(one.Attachment)
 	if !one.isOver(s.boot) {
-		err := own.restoreDevice()
+		err := own.restoreDevice(finder)
 		if cni.Transient(err) {
 			return err
 		}
