@@ -168,6 +168,12 @@ if [ -n "$asked" ]; then # a kernel with cookies, by which the namespace is foun
 	exec 5<&-
 	untuned "DEL of a tuned device whose namespace has no path"
 	gone
+	tuned
+	tune DEL "$asked"
+	call DEL one /run/netns/one "\"device\": \"$device\""
+	ip netns del one
+	untuned "DEL of a container that took the tuned device of an ended namespace"
+	gone
 	perl -e 'socket(my $s, 2, 2, 0) or die $!; my $d = pack("L9", 0x11, 0, 0, 0, 0, 32, 0, 0, 128);
 		ioctl($s, 0x8946, pack("a16 P x16", "net1", $d)) or die "set rings: $!\n"'
 	tune DEL "$asked"

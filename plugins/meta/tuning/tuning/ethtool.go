@@ -184,6 +184,26 @@ func (own change) restoreHere() error {
 	return errors.Join(errs...)
 }
 
+// undoFormer restores what containers left of the device whose namespaces ended, and which had no DEL yet: their values
+// are not those from before.
+func (c container) undoFormer(s *store) {
+	if len(c.cfg.Ethtool) == 0 || !c.ContEnd.IsHardware() {
+		return
+	}
+	all, err := s.records.All()
+	errs := []error{err}
+	for _, r := range all {
+		for _, one := range r.Changes {
+			if one.Device.is(c.ContEnd) && !one.isOver(s.boot) && !one.Netns.Is(c.NetnsID) {
+				errs = append(errs, one.restoreHere())
+			}
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		c.Warn("not all is restored: %v", err)
+	}
+}
+
 // compareDriver returns an error of the code with each value of ethtool that the interface does not have.
 func (c container) compareDriver(code uint) error {
 	d := driver{link: c.ContEnd}

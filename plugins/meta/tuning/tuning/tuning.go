@@ -152,6 +152,7 @@ func (c container) change(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
+		c.undoFormer(s)
 		if before, err = c.readValues(); err != nil { // again, now that no other call changes them
 			return err
 		}
