@@ -55,6 +55,14 @@ call DEL one "" '"device": "eth0"'
 ip link del $device type bridge
 call DEL one "" '"device": "eth0"'
 isHome "DEL again when its name is free"
+if modprobe eql; then # in place of hardware without a permanent MAC address: a virtual function that was given none
+	ip netns add one
+	call ADD one /run/netns/one '"device": "eql"'
+	ip netns del one
+	until ip link show net1 &>/dev/null; do sleep 0.1; done
+	call DEL one "" '"device": "eql"'
+	ip link show eql >/dev/null || fail "it has no permanent MAC address, and not its name"
+fi
 echo "== host-device brings hardware home"
 
 # rings DEVICE: the numbers of ethtool's ioctl: the most of receiving, mini, jumbo and sending, and what there is of each.

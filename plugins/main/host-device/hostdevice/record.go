@@ -89,8 +89,9 @@ func (r record) find(conn *rtnl.Conn) (l rtnl.Link, err error) {
 	if err != nil && !errors.Is(err, rtnl.ErrNoLink) {
 		return l, err
 	}
-	// A container can change neither its index, nor its kind, nor its other end or the link that it is on.
-	isKept := r.KeepsIndex && !r.Link.IsHardware() && l.Kind == r.Link.Kind && l.Peer == r.Link.Peer
+	// A container can change neither its index, nor its kind, nor its other end or what it is on.
+	isKept := r.KeepsIndex && !r.Link.IsHardware() && l.Kind == r.Link.Kind && l.Peer == r.Link.Peer &&
+		l.Parent == r.Link.Parent
 	if err == nil && (isKept || r.isOf(l)) {
 		return l, nil
 	}
@@ -173,7 +174,7 @@ func (r record) findHome(host *rtnl.Conn) (rtnl.Link, error) {
 			return l, err
 		}
 	}
-	if !r.Link.IsHardware() {
+	if r.Link.Kind != "" {
 		return rtnl.Link{}, rtnl.ErrNoLink
 	}
 	return r.find(host)
