@@ -12,6 +12,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -46,10 +47,13 @@ var _ = Describe("an IPAM plugin of the running program", Label("ipam-in-process
 		calls []string
 		vars  []string // more of them
 		add   func(context.Context, *skel.Request) (*cni.Result, error)
+
+		isOver atomic.Bool // the time that it has
 	)
 	hang := make(chan struct{})
 	BeforeEach(func() {
 		dir, calls, vars = GinkgoT().TempDir(), nil, nil
+		isOver.Store(false)
 		add = func(context.Context, *skel.Request) (*cni.Result, error) {
 			return &cni.Result{IPs: []cni.IP{{Address: netip.MustParsePrefix("10.1.0.2/24")}}}, nil
 		}
@@ -157,7 +161,12 @@ var _ = Describe("an IPAM plugin of the running program", Label("ipam-in-process
 	) {
 		link(os.Symlink)
 		add = fail
-		code, out, _ := run(time.Second, inside())
+		main := mainPlugin(time.Minute)
+		delegate := main.Add
+		main.Add = func(_ context.Context, req *skel.Request, c struct{}) (*cni.Result, error) {
+			return delegate(nstest.DeadlineWhen(isOver.Load), req, c)
+		}
+		code, out, _ := runOf(main, inside())
 		Expect(code).To(Equal(1))
 		for _, s := range says {
 			Expect(out).To(ContainSubstring(s))
@@ -171,10 +180,12 @@ var _ = Describe("an IPAM plugin of the running program", Label("ipam-in-process
 		Entry("a panic", func(context.Context, *skel.Request) (*cni.Result, error) { panic("boom") },
 			`"code": 999`, "boom"),
 		Entry("no time left", func(ctx context.Context, _ *skel.Request) (*cni.Result, error) {
+			isOver.Store(true)
 			<-ctx.Done()
 			return nil, ctx.Err()
 		}, `"code": 11`, "no answer within"),
 		Entry("a system call that does not end", func(context.Context, *skel.Request) (*cni.Result, error) {
+			isOver.Store(true)
 			<-hang
 			return nil, nil
 		}, `"code": 11`, "no answer within"),
