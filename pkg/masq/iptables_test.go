@@ -7,7 +7,9 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
+	"syscall"
 	"time"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -281,10 +283,11 @@ var _ = Describe("masquerade with iptables", Label("kernel"), func() {
 		host.Do(func() {
 			held := nstest.Must(statefile.LockFile(context.Background(), "/run/xtables.lock", 0o600))
 			defer func() { _ = held.Unlock() }()
-			ctx, cancel := context.WithTimeout(context.Background(), 1200*time.Millisecond)
-			defer cancel()
+			info := nstest.Must(os.Stat("/run/xtables.lock"))
+			waiter := regexp.MustCompile(fmt.Sprintf(`-> FLOCK .*:%d `, info.Sys().(*syscall.Stat_t).Ino))
+			isWaitedFor := func() bool { return waiter.Match(nstest.Must(os.ReadFile("/proc/locks"))) }
 			nf := nft.New()
-			err := masq.Add(ctx, nf, one)
+			err := masq.Add(nstest.DeadlineWhen(isWaitedFor), nf, one)
 			Expect(err).To(MatchError(statefile.ErrBusy))
 			Expect(err).To(MatchError(ContainSubstring("process %d ", os.Getpid())))
 			Expect(masq.Del(context.Background(), nf, one)).To(Succeed())
