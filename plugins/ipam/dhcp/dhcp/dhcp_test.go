@@ -117,9 +117,9 @@ var _ = Describe("a lease", func() {
 	})
 
 	It("fails in time where nobody answers, and leaves nothing", Label("lease-add-fails"), func() {
-		d := l.start("-resendtimeout", "1s")
+		d := l.start("-resendtimeout", "3s") // in which the interface comes up on a busy machine, too
 		Expect(l.Fails(l.call("ADD", c), cni.CodeTryAgain)).To(Equal("error calling DHCP.Allocate: no more tries\n" +
-			`interface "eth0": no DHCP server answered within 1s`))
+			`interface "eth0": no DHCP server answered within 3s`))
 		Expect(l.records()).To(BeEmpty())
 		Eventually(func() int { return OpenFiles(d.Process.Pid, "socket:") }).Should(Equal(1), "of the daemon's own")
 		l.Fails(l.call("CHECK", c), cni.CodeDrift)
@@ -243,14 +243,14 @@ var _ = Describe("a lease", func() {
 			vm.IP("addr add "+r.IPs[0].Address+" dev eth0", "link set eth0 addrgenmode none", "link set eth0 up")
 			l.server.IP("neigh flush dev far0")
 			before := len(s.messages(request))
-			Eventually(func() int { return len(s.messages(request)) }, "30s").Should(BeNumerically(">", before+10))
+			Eventually(func() int { return len(s.messages(request)) }).Should(BeNumerically(">", before+10))
 			for _, renewal := range s.messages(request)[before:] {
 				Expect(renewal.src.String()).To(Equal("10.9.0.50"))
 			}
 			Expect(s.messages(discover)).To(HaveLen(1))
 			Eventually(func() int {
 				return strings.Count(string(d.log.Contents()), "address=2001:db8::50/128")
-			}, "10s").Should(BeNumerically(">", 20), "twice each time: as the router says, and the server")
+			}).Should(BeNumerically(">", 20), "twice each time: as the router says, and the server")
 			By("the guest keeps its addresses: others send to it, not to the port")
 			Expect(l.server.Cmd("ip", "neigh", "show", "10.9.0.50")).To(ContainSubstring(mac))
 			Expect(l.server.Cmd("ip", "neigh", "show", own)).To(ContainSubstring(mac))
@@ -400,7 +400,7 @@ var _ = Describe("a lease", func() {
 		Eventually(l.plugged).ShouldNot(ContainSubstring("port1"))
 		Eventually(d.log).Should(gbytes.Say("dropped"))
 		Eventually(l.records).Should(BeEmpty())
-		Expect(count(s, release)()).To(Equal(1))
+		Eventually(count(s, release)).Should(Equal(1))
 		l.Succeeds(l.call("DEL", c))
 		By("a new container of the same name has a lease of its own")
 		l.Add(l.at(l.container().Path, "ADD", c))
@@ -515,7 +515,9 @@ var _ = Describe("a lease", func() {
 		l.server.Cmd("ip", "link", "set", "br0", "arp", "off")
 		l.Succeeds(l.gc("[]"))
 		Expect(l.records()).To(BeEmpty())
-		Expect(bytes.Count(d.log.Contents(), []byte("nobody answers for 10.9.0.1"))).To(Equal(60))
+		Eventually(func() int { // what the daemon wrote comes through a pipe
+			return bytes.Count(d.log.Contents(), []byte("nobody answers for 10.9.0.1"))
+		}).Should(Equal(60))
 	})
 
 	It("is collected where its attachment is not valid", func() {
