@@ -462,7 +462,7 @@ var _ = Describe("Verify", func() {
 		c.SetSysctl("net/ipv6/conf/eth0/accept_dad", "1")
 		res.IPs = append(res.IPs, result("2001:db8::4/64", "").IPs...)
 		c.ip("addr add 2001:db8::4/64 dev eth0")
-		Eventually(func() error { return iface.Verify(c.target, res) }, nstest.Hang).Should(And(
+		Eventually(func() error { return iface.Verify(c.target, res) }).Should(And(
 			MatchError(rtnl.ErrDuplicate), MatchError(HavePrefix(`link "eth0": address 2001:db8::4/64: `))))
 	})
 

@@ -155,12 +155,12 @@ func (u userLists) expectTraffic(outside *nstest.Host, client pods.Pod, addrs []
 		}
 		if u.has(`"portMappings": true`) {
 			ask := func() (string, error) { return outside.Ask("tcp", net.JoinHostPort(host, "8081")) }
-			Eventually(ask, nstest.Hang).Should(HavePrefix(net.JoinHostPort(there, "")))
+			Eventually(ask).Should(HavePrefix(net.JoinHostPort(there, "")))
 		}
 		if u.has(`"ipMasq": true`) && !u.has("tc-redirect-tap") { // whose machine has the default route
 			at := outside.Serve("tcp", net.JoinHostPort(there, "0"))
 			ask := func() (string, error) { return client.Ask("tcp", at) }
-			Eventually(ask, nstest.Hang).Should(HavePrefix(net.JoinHostPort(host, "")))
+			Eventually(ask).Should(HavePrefix(net.JoinHostPort(host, "")))
 		}
 	}
 }

@@ -222,7 +222,7 @@ var _ = Describe("install --loop", Label("install-loop"), func() {
 			Eventually(func() error { return os.RemoveAll(d.path) }).Should(Succeed())
 			Expect(os.Mkdir(d.path, 0o755)).To(Succeed())
 		})
-		Eventually(ended, "30s").Should(Receive(
+		Eventually(ended).Should(Receive(
 			Equal("hawser: /run/pod: the directory was deleted, and is still mounted here\n")))
 	})
 

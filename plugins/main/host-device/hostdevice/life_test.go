@@ -101,7 +101,7 @@ var _ = Describe("ADD", func() {
 		w.SetSysctl("net/ipv4/conf/d0p/arp_accept", "1")
 		IP(w.Host, "addr add 10.1.0.1/24 dev d0p")
 		attached(w, conf())
-		Eventually(func() string { return IP(w.Host, "neigh show 10.1.0.2") }).WithTimeout(nstest.Hang).Should(
+		Eventually(func() string { return IP(w.Host, "neigh show 10.1.0.2") }).Should(
 			ContainSubstring(mac0))
 	})
 
@@ -146,7 +146,7 @@ var _ = Describe("ADD", func() {
 		w := newWorld()
 		a := attached(w, conf())
 		a.Unpin()
-		Eventually(func() []string { return Names(w.Host, "") }).WithTimeout(nstest.Hang).Should(BeEmpty())
+		Eventually(func() []string { return Names(w.Host, "") }).Should(BeEmpty())
 		addDevice(w, "d0", mac0)
 		w.LendAddrs("two", Addrs(2)...)
 		b := w.AttachIn(nstest.NewNetns(), Call{ID: "two", IfName: "net1", Conf: conf()})
@@ -268,7 +268,7 @@ var _ = Describe("DEL", func() {
 		w := newWorld()
 		a := attached(w, conf())
 		a.Unpin()
-		Eventually(func() []string { return Names(w.Host, "") }).WithTimeout(nstest.Hang).Should(BeEmpty())
+		Eventually(func() []string { return Names(w.Host, "") }).Should(BeEmpty())
 		w.Calls()
 		w.Succeeds(a.As("DEL"))
 		w.Succeeds(Call{Command: "DEL", ID: "never", IfName: "net1", Conf: conf()})

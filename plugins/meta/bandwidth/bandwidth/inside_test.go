@@ -373,7 +373,7 @@ var _ = Describe("what is exempt", Label("kernel"), func() {
 
 // talksFrom tells whether the container answers to an address of the host.
 func (w *world) talksFrom(addr string) bool {
-	return w.Run(nstest.Program{Path: "ping", Args: []string{"-c1", "-w5", "-n", "-I", addr, "10.1.0.2"}}).Exit == 0
+	return w.Run(nstest.Program{Path: "ping", Args: []string{"-c1", "-w40", "-n", "-I", addr, "10.1.0.2"}}).Exit == 0
 }
 
 const short = `"queue": "fq_codel"`

@@ -59,8 +59,8 @@ func (w *world) usable(name string) {
 	w.cont.SetSysctl("net/ipv6/conf/"+name+"/accept_dad", "0")
 	for _, a := range Show(w.cont, name).AddrInfo {
 		if strings.Contains(a.Local, ":") {
-			Eventually(func() string { return IP(w.cont, "-6 route show table all type local %s", a.Local) },
-				nstest.Hang).Should(ContainSubstring(a.Local))
+			Eventually(func() string { return IP(w.cont, "-6 route show table all type local %s", a.Local) }).
+				Should(ContainSubstring(a.Local))
 		}
 	}
 }
@@ -244,7 +244,7 @@ var _ = Describe("ADD", Label("kernel"), func() {
 			Eventually(func() int {
 				ping := []string{"-c1", "-W1", "-I", vrf, "10.2.0.1"}
 				return w.cont.Run(nstest.Program{Path: "ping", Args: ping}).Exit
-			}, nstest.Hang).Should(BeZero())
+			}).Should(BeZero())
 			Expect(IP(w.cont, "neigh show 10.2.0.1 vrf %s", vrf)).To(ContainSubstring(mac))
 		}
 	})
