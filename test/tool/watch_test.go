@@ -42,7 +42,7 @@ var _ = Describe("hawser watch", Label("tool-watch"), func() {
 			_, err := outside.AskWithin(nstest.Patience(300e6), "tcp4", "192.0.2.1:8080")
 			return err
 		}
-		Expect(answers()).To(Succeed())
+		Eventually(answers).Should(Succeed())
 		gone := m.up(newPod("c2", "web-1"))
 		gone.Unpin()
 		watching := m.Start(nstest.Program{Path: nstest.Build("hawser"), Args: []string{"watch", "--every", "1s",
@@ -136,10 +136,12 @@ var _ = Describe("hawser watch", Label("tool-watch"), func() {
 			return time.Since(since)
 		}
 		slow := nstest.Patience(1500 * time.Millisecond)
-		Eventually(func() time.Duration {
-			return takes("flush chain inet hawser masq_v1")
-		}).Should(BeNumerically(">", slow))
-		Expect(takes("delete table inet hawser")).To(BeNumerically("<", slow))
+		Eventually(func() time.Duration { // a machine may be busy at one of them
+			Eventually(func() time.Duration {
+				return takes("flush chain inet hawser masq_v1")
+			}).Should(BeNumerically(">", slow))
+			return takes("delete table inet hawser")
+		}).Should(BeNumerically("<", slow))
 	})
 
 	It("tries again what it could not repair, although nothing more is deleted", func() {
