@@ -376,8 +376,12 @@ var _ = It("takes leases back among 65,533 in less than a tenth of a second", La
 	end(gone)
 	best, free := time.Hour, 0
 	for i := 0; i < 20 && best >= 100*time.Millisecond; i++ { // a machine may be busy at some of them
-		for k := range free {
-			n.in(fmt.Sprintf("more%d-%d", i, k), live.Path)
+		if free > 0 { // the set is full again, with as many dead
+			gone := nstest.NewNetns()
+			for k := range free {
+				n.in(fmt.Sprintf("more%d-%d", i, k), gone.Path)
+			}
+			end(gone)
 		}
 		free = reclaimedAtOnce - 1
 		best = min(best, took(func() { n.in(fmt.Sprint("new", i), live.Path) }))
