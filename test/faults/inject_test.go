@@ -615,7 +615,8 @@ func listen(program []unix.SockFilter) (int, error) {
 	return int(fd), nil
 }
 
-// waits is the flag by which who waits for our word is not disturbed by signals, but those that kill; 0 before Linux 5.19.
+// waits is the flag by which who waits for our word is not disturbed by signals, but those that kill; 0 before
+// Linux 5.19.
 var waits = sync.OnceValue(func() uintptr {
 	const flag = unix.SECCOMP_FILTER_FLAG_NEW_LISTENER | unix.SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV
 	if _, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, flag, 0); errno == unix.EINVAL {
