@@ -184,8 +184,8 @@ func (own change) restoreHere() error {
 	return errors.Join(errs...)
 }
 
-// undoFormer restores what containers left of the device whose namespaces ended, and which had no DEL yet: their values
-// are not those from before.
+// undoFormer restores what former containers changed of the device. Their namespaces ended without a DEL, and what they
+// left is not what there was before.
 func (c container) undoFormer(s *store) {
 	if len(c.cfg.Ethtool) == 0 || !c.ContEnd.IsHardware() {
 		return

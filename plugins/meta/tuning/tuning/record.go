@@ -26,9 +26,9 @@ type record struct {
 // DEL of the last one puts it back.
 type change struct {
 	cni.Attachment
-	Boot   string      `json:"boot,omitempty"` // of the host; earlier releases did not write it
-	Netns  ns.Identity `json:"netns"`          // with the MAC address that ADD left to the interface
-	Device *device     `json:"device,omitempty"`
+	Boot   string      `json:"boot,omitempty"`   // of the host; earlier releases did not write it
+	Netns  ns.Identity `json:"netns"`            // with the MAC address that ADD left to the interface
+	Device *device     `json:"device,omitempty"` // of an interface that ethtool changed, if it is hardware
 	Values []value     `json:"values"`
 }
 
