@@ -2,6 +2,7 @@ package kube_test
 
 import (
 	"context"
+	"crypto"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -144,6 +145,12 @@ var _ = Describe("what cluster-local costs", Ordered, Label("cluster-bench"), fu
 			alone(n, fmt.Sprint("with ", count, " held"))
 		}
 	})
+
+	DescribeTable("by a kubelet's certificate", func(kind string, newKey func() (crypto.Signer, error)) {
+		n := newNode("node-a", wide)
+		n.is(there.kubelets.certify(n.name, nstest.Must(newKey())))
+		alone(n, "by a certificate, "+kind)
+	}, Entry("ECDSA", "ECDSA", ecdsaKey), Entry("RSA", "RSA", rsaKey))
 
 	It("a hundred at once", func() {
 		nodes := [2]node{newNode("node-a", wide), newNode("node-b", wide)}

@@ -3,6 +3,7 @@ package kube_test
 
 import (
 	"bytes"
+	"crypto"
 	"crypto/tls"
 	"encoding/json"
 	"fmt"
@@ -46,6 +47,7 @@ type cluster struct {
 	etcdPort string
 	url      string
 	client   http.Client
+	kubelets authority
 }
 
 var there *cluster
@@ -66,10 +68,11 @@ func start() {
 	there.etcdPort = port()
 	there.startEtcd()
 	DeferCleanup(func() { _, _ = there.etcd.Process.Kill(), there.etcd.Wait() })
+	there.kubelets = newAuthority(there.dir + "/clients.pem")
 	at := port()
 	there.url = "https://" + loopback + at
 	server := exec.Command(os.Getenv("HAWSER_APISERVER"), "-etcd", "http://"+loopback+there.etcdPort, "-port", at,
-		"-certs", there.dir+"/certs")
+		"-certs", there.dir+"/certs", "-clients", there.kubelets.file)
 	server.Stdout, server.Stderr = GinkgoWriter, GinkgoWriter
 	began := time.Now()
 	Expect(server.Start()).To(Succeed())
@@ -163,13 +166,19 @@ func newNode(name string, ipam object) node {
 	known := filepath.Join(n.dataDir, "default", cni.Digest(name, 16)+".known")
 	Expect(os.Mkdir(filepath.Dir(known), 0o700)).To(Succeed())
 	Expect(os.WriteFile(known, []byte(nstest.Must(sysctl.BootID())), 0o600)).To(Succeed())
+	n.is("token: node-" + name)
+	return n
+}
+
+// is writes the kubeconfig of a user who is known by this.
+func (n node) is(user string) {
+	GinkgoHelper()
 	Expect(os.WriteFile(n.kubeconfig, fmt.Appendf(nil, `
 current-context: x
 contexts: [{name: x, context: {cluster: c, user: u}}]
 clusters: [{name: c, cluster: {server: %q, certificate-authority: %q}}]
-users: [{name: u, user: {token: node-%s}}]
-`, there.url, there.dir+"/certs/apiserver.crt", name), 0o600)).To(Succeed())
-	return n
+users: [{name: u, user: {%s}}]
+`, there.url, there.dir+"/certs/apiserver.crt", user), 0o600)).To(Succeed())
 }
 
 type answer struct {
@@ -265,6 +274,20 @@ var _ = Describe("cluster-local", Ordered, ContinueOnFailure, Label("cluster-rea
 		n.succeeds("DEL", "one", nil)
 		Expect(there.leases()).To(BeEmpty())
 	})
+
+	DescribeTable("knows a kubelet by its certificate", func(newKey func() (crypto.Signer, error)) {
+		n := newNode("node-a", object{"ranges": json.RawMessage(dual)})
+		n.is(there.kubelets.certify(n.name, nstest.Must(newKey())))
+		a := n.call("ADD", "one", nil)
+		Expect(a.IPs).To(HaveLen(2), a.Text)
+		n.succeeds("DEL", "one", nil)
+		Expect(there.leases()).To(BeEmpty())
+
+		n.is(newAuthority(there.dir+"/others.pem").certify(n.name, nstest.Must(newKey())))
+		a = n.call("ADD", "one", nil)
+		Expect(a.Code).To(Equal(5), a.Text)
+		Expect(a.Msg).To(ContainSubstring("refuses the user"))
+	}, Entry("ECDSA", ecdsaKey), Entry("RSA", rsaKey))
 
 	It("finds by a list what a node without records holds, and nothing of others", func() {
 		a, b := newNode("node-a", object{"ranges": json.RawMessage(dual)}), newNode("node-b", nil)

@@ -1,8 +1,8 @@
 //go:build apiserver
 
 // Command apiserver is the part of a Kubernetes API server that serves custom resources, for tests. Its objects are in
-// an etcd. The token "admin" may do all; "node-NAME" is the kubelet of that node. The tag keeps what compiles for
-// minutes out of the module's checks.
+// an etcd. The token "admin" may do all; "node-NAME" is the kubelet of that node, as is a client certificate of its
+// name. The tag keeps what compiles for minutes out of the module's checks.
 package main
 
 import (
@@ -21,10 +21,13 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 	"k8s.io/apiserver/pkg/authentication/request/bearertoken"
+	"k8s.io/apiserver/pkg/authentication/request/union"
+	"k8s.io/apiserver/pkg/authentication/request/x509"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	openapinamer "k8s.io/apiserver/pkg/endpoints/openapi"
 	genericapiserver "k8s.io/apiserver/pkg/server"
+	"k8s.io/apiserver/pkg/server/dynamiccertificates"
 	genericfilters "k8s.io/apiserver/pkg/server/filters"
 	"k8s.io/apiserver/pkg/util/webhook"
 	"k8s.io/client-go/kubernetes/scheme"
@@ -34,8 +37,12 @@ func main() {
 	etcd := flag.String("etcd", "", "URL of etcd")
 	port := flag.Int("port", 0, "of the loopback address")
 	certs := flag.String("certs", "", "directory for the certificate")
+	clients := flag.String("clients", "", "file with the certificate that signs the clients'")
 	flag.Parse()
 	config, err := configure(*etcd, *port, *certs)
+	if err == nil && *clients != "" {
+		err = trust(&config.GenericConfig.Config, *clients)
+	}
 	if err == nil {
 		var server *apiserver.CustomResourceDefinitions
 		if server, err = config.Complete().New(genericapiserver.NewEmptyDelegate()); err == nil {
@@ -84,6 +91,18 @@ func configure(etcd string, port int, certs string) (*apiserver.Config, error) {
 		AuthResolverWrapper: webhook.NewDefaultAuthenticationInfoResolverWrapper(nil, nil, c.LoopbackClientConfig,
 			noop.NewTracerProvider()),
 	}}, nil
+}
+
+// trust has clients say who they are by certificates, too.
+func trust(c *genericapiserver.Config, file string) error {
+	ca, err := dynamiccertificates.NewDynamicCAContentFromFile("clients", file)
+	if err != nil {
+		return err
+	}
+	c.SecureServing.ClientCA = ca
+	c.Authentication.Authenticator = union.New(c.Authentication.Authenticator,
+		x509.NewDynamic(ca.VerifyOptions, x509.CommonNameUserConversion))
+	return nil
 }
 
 func whose(_ context.Context, token string) (*authenticator.Response, bool, error) {
