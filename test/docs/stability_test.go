@@ -148,8 +148,8 @@ func leaves(path string, v any) (list []string) {
 	return list
 }
 
-// kept is what plugins keep on a host: files with the keys of those that are JSON, sets and maps, aliases.
-func kept(h *nstest.Host) (list []string) {
+// files are those that plugins keep on a host, with the keys of those that are JSON.
+func files(h *nstest.Host) (list []string) {
 	GinkgoHelper()
 	h.Do(func() {
 		for _, dir := range []string{"/run/hawser", "/run/cni", "/var/lib/cni"} {
@@ -169,6 +169,12 @@ func kept(h *nstest.Host) (list []string) {
 			})
 		}
 	})
+	return list
+}
+
+// kept is what plugins keep in a network namespace: sets and maps, aliases.
+func kept(h *nstest.Host) (list []string) {
+	GinkgoHelper()
 	var rules struct{ Nftables []map[string]object }
 	h.JSON(&rules, "nft", "-j", "list", "ruleset")
 	for _, entry := range rules.Nftables {
@@ -211,7 +217,7 @@ var _ = Describe("frozen is what other versions read, as", Label("frozen"), func
 			w.Cmd("ip", "link", "add", "ens5", "type", "veth", "peer", "ens5p")
 			pod := w.Up(plugintest.NewPod("c1"), lists[name])
 			var have []string
-			for _, line := range append(kept(w.Host), kept(pod.Host)...) {
+			for _, line := range slices.Concat(files(w.Host), kept(w.Host), kept(pod.Host)) {
 				have = append(have, name+": "+line)
 			}
 			if !plugintest.HasCookies() {
