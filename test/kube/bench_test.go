@@ -148,7 +148,7 @@ var _ = Describe("what cluster-local costs", Ordered, Label("cluster-bench"), fu
 
 	DescribeTable("by a kubelet's certificate", func(kind string, newKey func() (crypto.Signer, error)) {
 		n := newNode("node-a", wide)
-		n.is(there.kubelets.certify(n.name, nstest.Must(newKey())))
+		n.writeKubeconfig(there.kubelets.certify(n.name, nstest.Must(newKey())))
 		alone(n, "by a certificate, "+kind)
 	}, Entry("ECDSA", "ECDSA", ecdsaKey), Entry("RSA", "RSA", rsaKey))
 

@@ -166,12 +166,12 @@ func newNode(name string, ipam object) node {
 	known := filepath.Join(n.dataDir, "default", cni.Digest(name, 16)+".known")
 	Expect(os.Mkdir(filepath.Dir(known), 0o700)).To(Succeed())
 	Expect(os.WriteFile(known, []byte(nstest.Must(sysctl.BootID())), 0o600)).To(Succeed())
-	n.is("token: node-" + name)
+	n.writeKubeconfig("token: node-" + name)
 	return n
 }
 
-// is writes the kubeconfig of a user who is known by this.
-func (n node) is(user string) {
+// writeKubeconfig writes that of a user with these credentials.
+func (n node) writeKubeconfig(user string) {
 	GinkgoHelper()
 	Expect(os.WriteFile(n.kubeconfig, fmt.Appendf(nil, `
 current-context: x
@@ -277,13 +277,13 @@ var _ = Describe("cluster-local", Ordered, ContinueOnFailure, Label("cluster-rea
 
 	DescribeTable("knows a kubelet by its certificate", func(newKey func() (crypto.Signer, error)) {
 		n := newNode("node-a", object{"ranges": json.RawMessage(dual)})
-		n.is(there.kubelets.certify(n.name, nstest.Must(newKey())))
+		n.writeKubeconfig(there.kubelets.certify(n.name, nstest.Must(newKey())))
 		a := n.call("ADD", "one", nil)
 		Expect(a.IPs).To(HaveLen(2), a.Text)
 		n.succeeds("DEL", "one", nil)
 		Expect(there.leases()).To(BeEmpty())
 
-		n.is(newAuthority(there.dir+"/others.pem").certify(n.name, nstest.Must(newKey())))
+		n.writeKubeconfig(newAuthority(there.dir+"/others.pem").certify(n.name, nstest.Must(newKey())))
 		a = n.call("ADD", "one", nil)
 		Expect(a.Code).To(Equal(5), a.Text)
 		Expect(a.Msg).To(ContainSubstring("refuses the user"))
