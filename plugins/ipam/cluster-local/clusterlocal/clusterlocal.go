@@ -169,7 +169,7 @@ func (s *session) releaseOwn(ctx context.Context, req *skel.Request) error {
 		name := nameOf(s.space, addr)
 		l, ok, err := s.store.held(ctx, name)
 		if err == nil && ok && l.Node == s.node && l.attachment() == req.Attachment {
-			err = s.store.release(ctx, name, l.Nonce)
+			err = s.store.release(ctx, l)
 		}
 		errs = append(errs, err)
 	}
@@ -246,7 +246,7 @@ func gc(ctx context.Context, req *skel.Request, p place) error {
 	for _, l := range strays {
 		if req.Valid.Excludes(l.attachment()) {
 			errs = append(errs, s.unguard(ctx, l.attachment(), addrsOf([]string{l.name})),
-				s.store.release(ctx, l.name, l.Nonce))
+				s.store.release(ctx, l))
 		}
 	}
 	if err := errors.Join(errs...); err != nil {
@@ -390,7 +390,7 @@ func (a *allocation) reclaim(ctx context.Context, held []lease, now time.Time) (
 		found = nil
 	}
 	for _, l := range found[:min(len(found), reclaimedAtOnce)] {
-		if err = a.store.release(ctx, l.name, l.Nonce); err != nil {
+		if err = a.store.release(ctx, l); err != nil {
 			break
 		}
 		a.req.Warn("took %s back from %s: its node is deleted", l.name, l)
@@ -414,7 +414,7 @@ func (a *allocation) reserve(ctx context.Context, set ranges.Set, addr netip.Add
 	}
 	r, _ := set.Find(addr)
 	if err = a.api.guard(ctx, a.pools, l, r.Subnet); errors.Is(err, errTaken) {
-		if err := a.store.release(ctx, l.name, l.Nonce); err != nil {
+		if err := a.store.release(ctx, l); err != nil {
 			return err
 		}
 		a.record.Held = slices.DeleteFunc(a.record.Held, func(n string) bool { return n == l.name })
@@ -431,9 +431,9 @@ func (a *allocation) post(ctx context.Context, addr netip.Addr) (lease, error) {
 	if err := a.keep(ctx, a.record); err != nil {
 		return l, err
 	}
-	lost, err := a.store.reserve(ctx, l)
+	lost, err := a.store.reserve(ctx, &l)
 	if err == nil {
-		a.record.Held = append(a.record.Held, l.name)
+		a.record.hold(l)
 	}
 	if !lost {
 		a.record.Open = before

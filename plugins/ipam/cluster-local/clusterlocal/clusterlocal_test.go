@@ -294,9 +294,9 @@ var _ = Describe("DEL", Label("cluster-del"), func() {
 		s := newServer()
 		n := s.node("node-a", ranges8)
 		n.add("one")
-		s.set(first(1000, "GET", drop))
+		s.set(first(1000, "DELETE", drop))
 		says := n.within(300*time.Millisecond).fails(cni.CodeTryAgain, "DEL", "one")
-		Expect(says).To(ContainSubstring(s.URL + " does not serve GET"))
+		Expect(says).To(ContainSubstring(s.URL + " does not serve DELETE"))
 		Expect(n.records()).To(HaveLen(1))
 		s.set(nil)
 		n.succeeds("DEL", "one")
@@ -316,6 +316,32 @@ var _ = Describe("DEL", Label("cluster-del"), func() {
 		a.succeeds("DEL", "one", prev)
 		Expect(s.has()).To(BeEmpty())
 	})
+
+	DescribeTable("asks once, and looks before only where it does not know which lease is its own",
+		func(change func(s *server, n node, name string), requests string) {
+			s := newServer()
+			n := s.node("node-a", ranges8)
+			addr := n.add("one")
+			s.requests()
+			change(s, n, "default."+addr)
+			n.succeeds("DEL", "one")
+			Expect(s.requests()).To(Equal(requests))
+			Expect(s.has()).To(BeEmpty())
+			Expect(n.records()).To(BeEmpty())
+		},
+		Entry("the lease that ADD made", func(*server, node, string) {}, "DELETE"),
+		Entry("one that a late request made again", func(s *server, _ node, name string) {
+			again := s.leases[name]
+			s.put(&again)
+		}, "DELETE GET DELETE"),
+		Entry("one of a record without UIDs, as versions before wrote", func(_ *server, n node, _ string) {
+			file := nstest.Must(filepath.Glob(n.dataDir + "/default/*.json"))[0]
+			var r record
+			Expect(json.Unmarshal(nstest.Must(os.ReadFile(file)), &r)).To(Succeed())
+			Expect(r.UIDs).NotTo(BeEmpty())
+			r.UIDs = nil
+			Expect(os.WriteFile(file, nstest.Must(json.Marshal(r)), 0o600)).To(Succeed())
+		}, "GET DELETE"))
 
 	It("leaves an address that somebody else has by now", func() {
 		s := newServer()
@@ -357,7 +383,7 @@ var _ = Describe("requests", Label("cluster-requests"), func() {
 		Expect(time.Since(began)).To(BeNumerically(">=", time.Second))
 		s.set(first(2, "DELETE", says(503, "gateway")))
 		n.succeeds("DEL", "one")
-		Expect(s.requests()).To(Equal("POST POST GET DELETE DELETE DELETE"))
+		Expect(s.requests()).To(Equal("POST POST DELETE DELETE DELETE"))
 		Expect(n.records()).To(BeEmpty())
 	})
 
@@ -491,7 +517,7 @@ var _ = Describe("requests", Label("cluster-requests"), func() {
 		s.set(first(1, "POST", says(404, "404 page not found\n")))
 		Expect(n.fails(cni.CodeTryAgain, "ADD", "one")).To(ContainSubstring("crd.yaml"))
 		n.add("one")
-		s.set(first(1, "GET", says(404, "404 page not found\n")))
+		s.set(first(1, "DELETE", says(404, "404 page not found\n")))
 		Expect(n.fails(cni.CodeTryAgain, "DEL", "one")).To(ContainSubstring("crd.yaml"))
 		n.succeeds("DEL", "one")
 		Expect(s.has()).To(BeEmpty())

@@ -205,7 +205,7 @@ func (a *allocation) adopt(ctx context.Context, name string) error {
 		if has.Nonce != l.Nonce {
 			return errors.Join(fmt.Errorf("%w for %s", errTaken, has), a.keep(ctx, a.record))
 		}
-		a.record.Held = append(a.record.Held, name)
+		a.record.hold(has)
 	} else if err != nil {
 		return err
 	}

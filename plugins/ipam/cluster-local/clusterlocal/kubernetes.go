@@ -39,7 +39,7 @@ type metadata struct {
 // read is the lease of an object.
 func (o object) read() lease {
 	l := o.Spec
-	l.name, l.made = o.Metadata.Name, o.Metadata.Created
+	l.name, l.uid, l.made = o.Metadata.Name, o.Metadata.UID, o.Metadata.Created
 	return l
 }
 
@@ -57,13 +57,14 @@ func (o *object) accept(name string) func([]byte) error {
 	}
 }
 
-func (k kubernetes) reserve(ctx context.Context, l lease) (lost bool, err error) {
-	want := object{APIVersion: apiVersion, Kind: kind, Metadata: metadata{Name: l.name}, Spec: l}
+func (k kubernetes) reserve(ctx context.Context, l *lease) (lost bool, err error) {
+	want := object{APIVersion: apiVersion, Kind: kind, Metadata: metadata{Name: l.name}, Spec: *l}
 	for {
 		var made object
 		a, err := k.Do(ctx, kube.Request{Method: "POST", Path: addresses, Body: want, Accept: made.accept(l.name)})
 		lost = lost || a.Lost
 		if err == nil {
+			l.uid = made.Metadata.UID
 			return lost, nil
 		}
 		if !kube.Is(err, "AlreadyExists") {
@@ -76,6 +77,7 @@ func (k kubernetes) reserve(ctx context.Context, l lease) (lost bool, err error)
 		case err != nil:
 			return lost, err
 		case ok && has.Nonce == l.Nonce:
+			l.uid = has.uid
 			return lost, nil
 		case ok:
 			return lost, errTaken
@@ -83,28 +85,26 @@ func (k kubernetes) reserve(ctx context.Context, l lease) (lost bool, err error)
 	}
 }
 
-// get returns the object of a name; without one its UID is empty.
-func (k kubernetes) get(ctx context.Context, name string) (o object, err error) {
+func (k kubernetes) held(ctx context.Context, name string) (l lease, ok bool, err error) {
+	var o object
 	_, err = k.Do(ctx, kube.Request{Method: "GET", Path: pathOf(name), Accept: o.accept(name)})
 	if kube.IsAbsent(err, name) {
-		return object{}, nil
+		return lease{}, false, nil
 	}
-	return o, explain(err)
+	return o.read(), err == nil, explain(err)
 }
 
-func (k kubernetes) held(ctx context.Context, name string) (l lease, ok bool, err error) {
-	o, err := k.get(ctx, name)
-	return o.read(), o.Metadata.UID != "", err
-}
-
-func (k kubernetes) release(ctx context.Context, name, nonce string) error {
-	for {
-		o, err := k.get(ctx, name)
-		if err != nil || o.Metadata.UID == "" || o.Spec.Nonce != nonce {
-			return err
+func (k kubernetes) release(ctx context.Context, l lease) error {
+	for uid := l.uid; ; uid = "" {
+		if uid == "" {
+			has, ok, err := k.held(ctx, l.name)
+			if err != nil || !ok || has.Nonce != l.Nonce {
+				return err
+			}
+			uid = has.uid
 		}
-		err = k.remove(ctx, name, o.Metadata.UID)
-		if !kube.Is(err, "Conflict") { // by then it is another object, which may be ours, too
+		err := k.remove(ctx, l.name, uid)
+		if !kube.Is(err, "Conflict") { // it is another object, which may be ours, too
 			return err
 		}
 	}

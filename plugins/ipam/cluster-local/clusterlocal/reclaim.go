@@ -106,7 +106,7 @@ func reclaimAll(env skel.Env, p place, yes bool) error {
 		if !yes {
 			continue
 		}
-		if err := k.release(ctx, l.name, l.Nonce); err != nil {
+		if err := k.release(ctx, l); err != nil {
 			return err
 		}
 	}

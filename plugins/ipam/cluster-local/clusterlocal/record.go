@@ -19,9 +19,18 @@ import (
 // after a killed call knows where to look.
 type record struct {
 	cni.Attachment
-	Nonce string   `json:"nonce"`
-	Held  []string `json:"held,omitempty"` // names whose leases the store has confirmed
-	Open  []string `json:"open,omitempty"` // names for which a request is not answered
+	Nonce string            `json:"nonce"`
+	Held  []string          `json:"held,omitempty"` // names whose leases the store has confirmed
+	Open  []string          `json:"open,omitempty"` // names for which a request is not answered
+	UIDs  map[string]string `json:"uids,omitempty"` // of the leases of Held, by their names
+}
+
+func (r *record) hold(l lease) {
+	r.Held = append(r.Held, l.name)
+	if r.UIDs == nil {
+		r.UIDs = map[string]string{}
+	}
+	r.UIDs[l.name] = l.uid
 }
 
 // Plausible says whether a call of ours can have written the record.
@@ -100,7 +109,7 @@ func (s *session) keep(ctx context.Context, r record) error {
 func (s *session) end(ctx context.Context, r record) error {
 	errs := []error{s.unguard(ctx, r.Attachment, addrsOf(r.names()))}
 	for _, name := range r.names() {
-		errs = append(errs, s.store.release(ctx, name, r.Nonce))
+		errs = append(errs, s.store.release(ctx, lease{name: name, uid: r.UIDs[name], Nonce: r.Nonce}))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return err
@@ -143,7 +152,7 @@ func (s *session) sweep(ctx context.Context) {
 		}
 		var err error
 		for _, name := range t.Names {
-			err = errors.Join(err, s.store.release(ctx, name, t.Nonce))
+			err = errors.Join(err, s.store.release(ctx, lease{name: name, Nonce: t.Nonce}))
 		}
 		if age >= lateEnd || err == nil && age > lateTime {
 			_ = s.tombstones().Drop(ctx, t.Hash())
