@@ -71,14 +71,26 @@ func (c Command) Start() (*Process, error) {
 		Stdin: in, Stdout: c.Stdout, Stderr: c.Stderr, WaitDelay: outputWait, ExtraFiles: c.Files,
 		SysProcAttr: &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: c.Apart},
 	}}
-	// The program shall not have descriptors that our caller left open. Kernels before 5.11 lack the call.
-	_ = unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC)
+	keepOwn()
 	runtime.LockOSThread() // the signal for our death comes when the thread that forks ends
 	if err := p.cmd.Start(); err != nil {
 		runtime.UnlockOSThread()
 		return nil, err
 	}
 	return p, nil
+}
+
+// keepOwn keeps descriptors that our caller left open from the programs that we run.
+func keepOwn() {
+	if unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC) == nil {
+		return
+	}
+	open, _ := os.ReadDir("/proc/self/fd") // Linux before 5.11
+	for _, file := range open {
+		if fd, err := strconv.Atoi(file.Name()); err == nil && fd > 2 {
+			unix.CloseOnExec(fd)
+		}
+	}
 }
 
 // memory is a file with the data, which needs no goroutine that fills it, as a pipe does.
