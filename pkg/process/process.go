@@ -71,7 +71,7 @@ func (c Command) Start() (*Process, error) {
 		Stdin: in, Stdout: c.Stdout, Stderr: c.Stderr, WaitDelay: outputWait, ExtraFiles: c.Files,
 		SysProcAttr: &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: c.Apart},
 	}}
-	keepOwn()
+	markInherited()
 	runtime.LockOSThread() // the signal for our death comes when the thread that forks ends
 	if err := p.cmd.Start(); err != nil {
 		runtime.UnlockOSThread()
@@ -80,8 +80,8 @@ func (c Command) Start() (*Process, error) {
 	return p, nil
 }
 
-// keepOwn keeps descriptors that our caller left open from the programs that we run.
-func keepOwn() {
+// markInherited has descriptors that our caller left open closed in the programs that we run, as far as it can.
+func markInherited() {
 	if unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC) == nil {
 		return
 	}

@@ -417,7 +417,7 @@ func (a *allocation) reserve(ctx context.Context, set ranges.Set, addr netip.Add
 		if err := a.store.release(ctx, l); err != nil {
 			return err
 		}
-		a.record.Held = slices.DeleteFunc(a.record.Held, func(n string) bool { return n == l.name })
+		a.record.drop(l.name)
 	}
 	return err
 }

@@ -317,7 +317,7 @@ var _ = Describe("DEL", Label("cluster-del"), func() {
 		Expect(s.has()).To(BeEmpty())
 	})
 
-	DescribeTable("asks once, and looks before only where it does not know which lease is its own",
+	DescribeTable("asks once, and looks only where it does not know which lease is its own",
 		func(change func(s *server, n node, name string), requests string) {
 			s := newServer()
 			n := s.node("node-a", ranges8)
@@ -342,6 +342,19 @@ var _ = Describe("DEL", Label("cluster-del"), func() {
 			r.UIDs = nil
 			Expect(os.WriteFile(file, nstest.Must(json.Marshal(r)), 0o600)).To(Succeed())
 		}, "GET DELETE"))
+
+	It("says what an admission says that refuses, and does not ask again and again", func() {
+		s := newServer()
+		n := s.node("node-a", ranges8)
+		n.add("one")
+		s.requests()
+		s.set(first(1000, "DELETE", func(w http.ResponseWriter, _ *http.Request, _ func()) {
+			refuse(w, http.StatusConflict, "Conflict", "", "not in this hour")
+		}))
+		Expect(n.fails(cni.CodeIO, "DEL", "one")).To(ContainSubstring("not in this hour"))
+		Expect(s.requests()).To(Equal("DELETE GET"))
+		Expect(n.records()).To(HaveLen(1))
+	})
 
 	It("leaves an address that somebody else has by now", func() {
 		s := newServer()

@@ -94,19 +94,24 @@ func (k kubernetes) held(ctx context.Context, name string) (l lease, ok bool, er
 	return o.read(), err == nil, explain(err)
 }
 
+// release tries a known UID first. Where the server has another object of the name, which a late request may have made,
+// the nonce says whose it is. The server looks at the UID before admission does, so a stale one is a conflict.
 func (k kubernetes) release(ctx context.Context, l lease) error {
-	for uid := l.uid; ; uid = "" {
-		if uid == "" {
-			has, ok, err := k.held(ctx, l.name)
-			if err != nil || !ok || has.Nonce != l.Nonce {
-				return err
+	var refused error // with l.uid
+	for {
+		if l.uid != "" {
+			if refused = k.remove(ctx, l.name, l.uid); !kube.Is(refused, "Conflict") {
+				return refused
 			}
-			uid = has.uid
 		}
-		err := k.remove(ctx, l.name, uid)
-		if !kube.Is(err, "Conflict") { // it is another object, which may be ours, too
+		has, ok, err := k.held(ctx, l.name)
+		switch {
+		case err != nil || !ok || has.Nonce != l.Nonce:
 			return err
+		case has.uid == l.uid: // somebody else refuses, by admission
+			return refused
 		}
+		l.uid = has.uid
 	}
 }
 

@@ -25,12 +25,19 @@ type record struct {
 	UIDs  map[string]string `json:"uids,omitempty"` // of the leases of Held, by their names
 }
 
+// hold adds a lease that the store has confirmed.
 func (r *record) hold(l lease) {
 	r.Held = append(r.Held, l.name)
 	if r.UIDs == nil {
 		r.UIDs = map[string]string{}
 	}
 	r.UIDs[l.name] = l.uid
+}
+
+// drop is the reverse of hold.
+func (r *record) drop(name string) {
+	r.Held = slices.DeleteFunc(r.Held, func(n string) bool { return n == name })
+	delete(r.UIDs, name)
 }
 
 // Plausible says whether a call of ours can have written the record.

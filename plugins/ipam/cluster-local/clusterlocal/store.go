@@ -17,8 +17,8 @@ type store interface {
 	// reserve makes the lease and sets its UID. Lost says that some request for it was not answered, whatever came of
 	// the others: it may be carried out at any later time.
 	reserve(ctx context.Context, l *lease) (lost bool, err error)
-	// release removes the lease of this name and nonce; where its UID is known, without a look at it before. Another
-	// one, or none, is no error.
+	// release removes the lease of this name and nonce; where its UID is known, without a look at it before. It needs
+	// no more of the lease. Another one, or none, is no error.
 	release(ctx context.Context, l lease) error
 	// held returns the lease of a name; without one ok is false.
 	held(ctx context.Context, name string) (l lease, ok bool, err error)
@@ -34,7 +34,7 @@ var errTaken = errors.New("is reserved already")
 // lease says who has an address, which its name tells.
 type lease struct {
 	name string    // of the object, see nameOf
-	uid  string    // the store's own name for it, which no other lease ever has
+	uid  string    // the store's identifier, which is never used twice
 	made time.Time // by the store's clock
 
 	Space     string `json:"space"`
