@@ -82,6 +82,8 @@ var _ = Describe("the guard", Label("cluster-guard"), func() {
 		Expect(given).NotTo(Equal(asked))
 		Expect(s.has()).To(HaveExactElements(given))
 		Expect(s.entries(pool8)).To(ConsistOf(HaveSuffix(" theirs"), HaveSuffix(" one eth0")))
+		file := nstest.Must(filepath.Glob(n.dataDir + "/default/*.json"))[0]
+		Expect(os.ReadFile(file)).NotTo(ContainSubstring(asked), "no name of an address that was given back")
 	})
 
 	It("makes the pool that whereabouts would, and knows its own entry when the answer is lost", func() {
