@@ -286,7 +286,14 @@ func sysctls(h *nstest.Host) string {
 	h.Do(func() {
 		const dir = "/proc/sys/net/"
 		for _, pattern := range switches {
-			paths, _ := filepath.Glob(dir + pattern)
+			paths := []string{dir + pattern}
+			if conf, name, each := strings.Cut(paths[0], "*"); each { // filepath.Glob would list each directory
+				entries, _ := os.ReadDir(conf)
+				paths = nil
+				for _, link := range entries {
+					paths = append(paths, conf+link.Name()+name)
+				}
+			}
 			for _, path := range paths {
 				if value, err := os.ReadFile(path); err == nil { // else its link is gone
 					b.WriteString(strings.TrimPrefix(path, dir) + ":" + string(value))

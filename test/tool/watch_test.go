@@ -179,6 +179,8 @@ var _ = Describe("hawser watch", Label("tool-watch"), func() {
 		whole := rules()
 		gone := m.up(newPod("c2", "web-1"))
 		gone.Unpin()
+		links := func() string { return m.Cmd("ip", "-br", "link", "show", "type", "veth") }
+		Eventually(links).Should(MatchRegexp(`\A.+\n\z`), "gc looks once here, and takes nobody who lives")
 		set := strings.NewReplacer("CAP_", "+", " ", ",").Replace(key("CapabilityBoundingSet"))
 		args := []string{"--no-new-privs", "--bounding-set", "-all," + strings.ToLower(set)}
 		args = append(append(args, strings.Fields(key("ExecStart"))...), "--older", "0s")
