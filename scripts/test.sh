@@ -39,7 +39,7 @@ package() {
 	return $rc
 }
 export -f package
-# Those that last begin first: the others fill what is left. One more than there are processors:
+# Those that last begin first: the others fill what is left. Two more than there are processors:
 # specs wait for the kernel more than they compute.
 echo "== go test"
 # shellcheck disable=SC2016 # expanded by the inner bash
@@ -47,7 +47,7 @@ echo "== go test"
 	[ $# != 0 ] || printf "$PWD/%s\n" plugins/meta/{portmap/portmap,firewall/firewall} test/{faults,tool,clients,load,lifecycle,install,chains} \
 		plugins/main/{bridge/bridge,macvlan/macvlan,ptp/ptp} test/{attack,docs,hostile,cost} plugins/ipam/dhcp/dhcp
 	printf '%s\n' "${packages[@]}"
-} | awk '!seen[$0]++' | xargs -d '\n' -n 1 -P $(($(nproc) + 1)) bash -c 'package "$1"' test || failed=1
+} | awk '!seen[$0]++' | xargs -d '\n' -n 1 -P $(($(nproc) + 2)) bash -c 'package "$1"' test || failed=1
 
 if [ -s "$NSTEST_SKIPLOG" ]; then
 	echo "== skipped: $(wc -l <"$NSTEST_SKIPLOG") (specs labelled kernel: make test-vm runs them)"
