@@ -108,14 +108,19 @@ var _ = Describe("frozen", Label("frozen"), func() {
 			if command[1] == "completion" || command[1] == "help" {
 				continue
 			}
-			options := regexp.MustCompile(`(?m)^ +(?:-\w, )?(--\w+)`).FindAllStringSubmatch(help(command[1]), -1)
+			options := regexp.MustCompile(`(?m)^ +(?:-\w, )?(--[\w-]+)`).FindAllStringSubmatch(help(command[1]), -1)
 			for _, m := range options {
 				have[m[1]] = true
 			}
 		}
 		page := read(root("cmd", "hawser", "README.md"))
-		for _, m := range regexp.MustCompile("(?m)^\\| `(--(\\w+))` \\| `(\\w+)` ").FindAllStringSubmatch(page, -1) {
-			Expect(m[3]).To(Equal("HAWSER_" + strings.ToUpper(m[2])))
+		row := regexp.MustCompile("(?m)^\\| `(--([\\w-]+))` \\| `?(\\w+)`? ")
+		for _, m := range row.FindAllStringSubmatch(page, -1) {
+			variable := "HAWSER_" + strings.ToUpper(strings.ReplaceAll(m[2], "-", "_"))
+			if slices.Contains([]string{"--force", "--yes"}, m[1]) { // an environment outlives a call
+				variable = "none"
+			}
+			Expect(m[3]).To(Equal(variable))
 			want = append(want, m[1])
 		}
 		Expect(slices.Collect(maps.Keys(have))).To(ConsistOf(append(want, "--help")))

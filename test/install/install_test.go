@@ -299,6 +299,16 @@ var _ = Describe("install", Label("install"), func() {
 		Entry("no directory", `--to is missing`, "--to", ""),
 		Entry("arguments", `"bridge": is no option; --to takes the directory`, "bridge"))
 
+	It("takes no permission from the environment", func() {
+		d := newDir(map[string]string{"hawser": wrapper})
+		out := d.try([]string{"HAWSER_FORCE=true"}, "install")
+		Expect(out.Exit).To(Equal(1))
+		Expect(out.Stderr).To(And(HavePrefix("hawser: HAWSER_FORCE: ignored; pass --force\n"),
+			ContainSubstring("/hawser: is not ours")))
+		Expect(d.names()).To(ConsistOf("hawser"))
+		Expect(d.try([]string{"HAWSER_FORCE=true"}, "install", "--force").Stderr).To(BeEmpty())
+	})
+
 	It("takes only its own options from the environment", func() {
 		d := newDir(nil)
 		out := d.try([]string{"HAWSER_HELP=x", "HAWSER_VERSION=1.2.3"}, "install", "--only", "tap")

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync/atomic"
@@ -206,6 +207,24 @@ var _ = Describe("hawser", Label("tool-ls"), func() {
 		for _, command := range []string{"ls", "explain", "doctor", "gc", "test", "reapply", "check", "ls --json"} {
 			Expect(fails(m, command+" >/dev/full").Stderr).To(ContainSubstring("no space left on device"), command)
 		}
+	})
+
+	It("ends no command halfway when no process reads its output", func() {
+		m := newMachine(ours(), usual)
+		m.up(newPod("c1c1", "web-0", hostPort(8080, 80)))
+		for _, command := range []string{"reapply", "gc --yes", "diags /etc/cni/net.d/diags.tar", "ls", "watch"} {
+			reader, writer, err := os.Pipe()
+			Expect(err).NotTo(HaveOccurred())
+			Expect(reader.Close()).To(Succeed())
+			m.Cmd("nft", "flush", "ruleset")
+			cmd := exec.Command(nstest.Build("hawser"), strings.Fields(command)...)
+			var stderr strings.Builder
+			cmd.Stdout, cmd.Stderr = writer, &stderr
+			m.Do(func() { _ = cmd.Run() })
+			Expect(writer.Close()).To(Succeed())
+			Expect([]any{cmd.ProcessState.ExitCode(), stderr.String()}).To(Equal([]any{141, ""}), command)
+		}
+		Expect(m.says("reapply")).To(Equal("Nothing is missing.\n"))
 	})
 
 	It("completes no names of files where it takes none", func() {

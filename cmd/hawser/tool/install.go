@@ -2,6 +2,7 @@ package tool
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -40,7 +41,7 @@ type options struct {
 	keep, force, loop bool
 }
 
-func installCommand(names []string, env func(string) (string, bool)) *cobra.Command {
+func installCommand(names []string, env func(string) (string, bool), say *output) *cobra.Command {
 	var o options
 	c := &cobra.Command{
 		Use: "install --to DIR", Short: "Put this file into DIR, and a link to it for each plugin", Args: onlyOptions,
@@ -49,7 +50,7 @@ func installCommand(names []string, env func(string) (string, bool)) *cobra.Comm
 			if err != nil {
 				return err
 			}
-			return o.run(c.Context(), chosen, c.OutOrStdout())
+			return cmp.Or(o.run(c.Context(), names, chosen, say), say.err)
 		},
 	}
 	f := c.Flags()
@@ -102,7 +103,7 @@ func (o *options) choose(names []string, env func(string) (string, bool)) ([]str
 	}), nil
 }
 
-func (o *options) run(ctx context.Context, names []string, say io.Writer) error {
+func (o *options) run(ctx context.Context, all, names []string, say io.Writer) error {
 	program, err := os.ReadFile("/proc/self/exe")
 	if err != nil {
 		return err
@@ -112,7 +113,7 @@ func (o *options) run(ctx context.Context, names []string, say io.Writer) error 
 		if err := os.MkdirAll(o.to, 0o755); err != nil {
 			return err
 		}
-		p, err := open(ctx, o.to)
+		p, err := open(ctx, o.to, all, say)
 		if err != nil {
 			return err
 		}
@@ -286,7 +287,7 @@ func (i *install) isSelf(f file) bool {
 	return err == nil && f.info.Mode().Perm() == 0o755 && bytes.Equal(data, i.program)
 }
 
-func uninstallCommand() *cobra.Command {
+func uninstallCommand(names []string, say *output) *cobra.Command {
 	var dir string
 	c := &cobra.Command{
 		Use: "uninstall --to DIR", Short: "Bring back what was in DIR before", Args: onlyOptions,
@@ -294,15 +295,15 @@ func uninstallCommand() *cobra.Command {
 			if dir == "" {
 				return errors.New("--to is missing: the directory of the installation")
 			}
-			return uninstall(c.Context(), dir, c.OutOrStdout())
+			return cmp.Or(uninstall(c.Context(), dir, names, say), say.err)
 		},
 	}
 	c.Flags().StringVar(&dir, "to", "", "the `directory` of the installation")
 	return c
 }
 
-func uninstall(ctx context.Context, dir string, say io.Writer) error {
-	p, err := open(ctx, dir)
+func uninstall(ctx context.Context, dir string, plugins []string, say io.Writer) error {
+	p, err := open(ctx, dir, plugins, say)
 	if errors.Is(err, fs.ErrNotExist) {
 		fmt.Fprintf(say, "%s: nothing is installed\n", dir)
 		return nil

@@ -26,7 +26,7 @@ const interval = 5 * time.Second
 // container stays there when the host deletes it. That ends the loop, so that the container is started again with what
 // is at its path.
 func loop(ctx context.Context, dir string, once func(context.Context) error, say io.Writer) error {
-	ctx, done := signal.NotifyContext(ctx, syscall.SIGTERM, syscall.SIGINT)
+	ctx, done := signal.NotifyContext(ctx, syscall.SIGTERM, syscall.SIGINT, syscall.SIGPIPE)
 	defer done()
 	for first := true; ; first = false {
 		w, err := follow(dir)

@@ -7,7 +7,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
+	"os/signal"
 	"runtime"
 	"runtime/debug"
 	"slices"
@@ -31,7 +33,13 @@ func Main(all []skel.Program) {
 	root.SetIn(os.Stdin)
 	root.SetOut(os.Stdout)
 	root.SetErr(os.Stderr)
+	// A write to a pipe without a reader fails now, instead of ending a command before it has finished. Unlike an
+	// ignored signal, this one is not inherited by the programs that the tool runs.
+	signal.Notify(make(chan os.Signal, 1), unix.SIGPIPE)
 	err, status := root.ExecuteContext(context.Background()), exitStatus(0)
+	if errors.Is(s.out.err, unix.EPIPE) && err.Error() == s.out.err.Error() {
+		os.Exit(128 + int(unix.SIGPIPE)) // as shells report it; `hawser ls | head` is no failure to explain
+	}
 	if err != nil && !errors.As(err, &status) {
 		status = 1
 	}
@@ -90,7 +98,12 @@ func (s *session) command(usage, short string, run func(of string) error) *cobra
 	return c
 }
 
-// command is the command line. An option that is not given is taken from the environment: --to from HAWSER_TO.
+// permissions are the options that let a command remove or replace more. They are valid for one call, so the
+// environment of a shell or a pod, which outlives a call, cannot give them.
+var permissions = []string{"yes", "force"}
+
+// command is the command line. An option that is not given is taken from the environment, --to from HAWSER_TO, except
+// permissions.
 func command(all []skel.Program, env func(string) (string, bool), vars []string) (*cobra.Command, *session) {
 	var names []string
 	for _, p := range all {
@@ -110,7 +123,7 @@ func command(all []skel.Program, env func(string) (string, bool), vars []string)
 			runtime.GOMAXPROCS(start.Processors)
 			debug.SetGCPercent(400)
 		}
-		if err := fromEnvironment(c.Flags(), env); err != nil || dir == "" {
+		if err := fromEnvironment(c.Flags(), env, c.ErrOrStderr()); err != nil || dir == "" {
 			return err
 		}
 		if err := errors.Join(unix.Chroot(dir), os.Chdir("/")); err != nil {
@@ -137,7 +150,7 @@ func command(all []skel.Program, env func(string) (string, bool), vars []string)
 		f.BoolVar(&s.json, "json", false, "write JSON")
 		root.AddCommand(c)
 	}
-	root.AddCommand(installCommand(names, env), uninstallCommand())
+	root.AddCommand(installCommand(names, env, s.out), uninstallCommand(names, s.out))
 	refuseUnknown(root)
 	return root, s
 }
@@ -159,13 +172,15 @@ func refuseUnknown(root *cobra.Command) {
 	}
 }
 
-func fromEnvironment(flags *pflag.FlagSet, env func(string) (string, bool)) (err error) {
+func fromEnvironment(flags *pflag.FlagSet, env func(string) (string, bool), warn io.Writer) (err error) {
 	flags.VisitAll(func(f *pflag.Flag) {
-		name := "HAWSER_" + strings.ToUpper(f.Name)
-		if f.Name == "help" || f.Name == "version" {
-			return
-		}
-		if value, ok := env(name); ok && value != "" && !f.Changed {
+		name := "HAWSER_" + strings.ToUpper(strings.ReplaceAll(f.Name, "-", "_"))
+		value, ok := env(name)
+		switch {
+		case f.Name == "help", f.Name == "version", !ok, value == "", f.Changed:
+		case slices.Contains(permissions, f.Name):
+			fmt.Fprintf(warn, "hawser: %s: ignored; pass --%s\n", name, f.Name)
+		default:
 			if bad := flags.Set(f.Name, value); bad != nil {
 				err = errors.Join(err, fmt.Errorf("%s: %w", name, bad))
 			}

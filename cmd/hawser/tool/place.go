@@ -1,10 +1,13 @@
 package tool
 
 import (
+	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -42,8 +45,9 @@ type origin struct {
 	Inode  uint64 `json:"inode,omitempty"`
 }
 
-// open waits for at most 30 seconds while another installation has the directory.
-func open(ctx context.Context, dir string) (*place, error) {
+// open waits for at most 30 seconds while another installation has the directory. A damaged record is restored, and
+// reported, so that it blocks neither installation nor uninstallation.
+func open(ctx context.Context, dir string, plugins []string, say io.Writer) (*place, error) {
 	file, err := os.Open(dir)
 	if err != nil {
 		return nil, err
@@ -56,16 +60,58 @@ func open(ctx context.Context, dir string) (*place, error) {
 		}
 		return nil, err
 	}
-	p := &place{dir: dir, file: file, lock: lock, record: map[string]origin{}}
-	data, err := os.ReadFile(p.kept(recordName))
-	if err == nil {
-		err = json.Unmarshal(data, &p.record)
-	}
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+	p := &place{dir: dir, file: file, lock: lock}
+	damage, err := p.readRecord(plugins)
+	if err != nil {
 		p.close()
-		return nil, fmt.Errorf("%s: %w", p.kept(recordName), err)
+		return nil, err
+	}
+	if damage != nil {
+		fmt.Fprintf(say, "%s: damaged: %v; restored from the files in the directory\n", p.kept(recordName), damage)
 	}
 	return p, nil
+}
+
+// readRecord reads the record. A missing one is restored from the store, which has no other files unless an
+// installation was killed or an administrator removed the record. A damaged one was written after names were taken, so
+// that names of the tool's file without a former file belong to it too.
+func (p *place) readRecord(plugins []string) (damage, err error) {
+	p.record = map[string]origin{}
+	data, err := os.ReadFile(p.kept(recordName))
+	isMissing := errors.Is(err, fs.ErrNotExist)
+	switch {
+	case err != nil && !isMissing:
+		return nil, err
+	case !isMissing:
+		damage = json.Unmarshal(data, &p.record)
+		if damage == nil && p.record != nil {
+			return nil, nil
+		}
+		damage = cmp.Or(damage, errors.New("no object"))
+		p.record = map[string]origin{}
+	}
+	entries, err := os.ReadDir(p.path(formerDir))
+	for _, e := range entries {
+		if e.Name() != recordName {
+			p.record[e.Name()] = origin{Kept: true}
+		}
+	}
+	if damage == nil || !p.hasTool() {
+		return damage, ignoreAbsent(err)
+	}
+	for _, name := range append([]string{toolName}, plugins...) {
+		if _, known := p.record[name]; !known && p.isTool(name) {
+			p.record[name] = origin{}
+		}
+	}
+	return damage, errors.Join(ignoreAbsent(err), p.remember())
+}
+
+// isTool reports whether a name is a link to the tool's file or a copy of it.
+func (p *place) isTool(name string) bool {
+	a, err := os.ReadFile(p.path(name))
+	b, failed := os.ReadFile(p.path(toolName))
+	return err == nil && failed == nil && bytes.Equal(a, b)
 }
 
 func (p *place) close() { _ = errors.Join(p.lock.Unlock(), p.file.Close()) }

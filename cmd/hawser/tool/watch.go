@@ -40,7 +40,7 @@ func watchCommand(s *session) *cobra.Command {
 			}
 			w.again = &repairer{Node: s.Node}
 			defer w.again.after.Wait()
-			ctx, done := signal.NotifyContext(s.ctx, syscall.SIGTERM, syscall.SIGINT)
+			ctx, done := signal.NotifyContext(s.ctx, syscall.SIGTERM, syscall.SIGINT, syscall.SIGPIPE)
 			defer done()
 			return w.run(ctx)
 		})
