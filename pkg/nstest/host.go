@@ -127,6 +127,9 @@ func machineMounts() error {
 		if err := mount("tmpfs", dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV); err != nil {
 			return err
 		}
+		if err := os.Chmod(dir, 0o755); err != nil { // a tmpfs is for all users; these two are not
+			return err
+		}
 	}
 	for _, dir := range []string{netnsDir, "/run/lock", "/var/lib/cni"} {
 		if err := os.Mkdir(dir, 0o755); err != nil {

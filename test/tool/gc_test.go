@@ -79,6 +79,15 @@ func (g gcNode) program(name, text string) {
 	Expect(os.WriteFile(filepath.Join(g.bin, name), []byte("#!/bin/sh\n"+text+"\n"), 0o755)).To(Succeed())
 }
 
+// try runs a program that may fail.
+func (g gcNode) try(program string, args ...string) error {
+	out := g.Run(nstest.Program{Path: program, Args: args})
+	if out.Exit != 0 {
+		return fmt.Errorf("%s: %s", program, out.Stderr)
+	}
+	return nil
+}
+
 func (g gcNode) gc(args ...string) (c collection, exit int) {
 	GinkgoHelper()
 	return g.gcIn(g.bin+":"+os.Getenv("PATH"), args...)
@@ -305,6 +314,46 @@ var _ = Describe("hawser gc", Label("tool-gc"), func() {
 		c, exit := g.gc(append(now, "--yes")...)
 		Expect(exit).To(BeZero())
 		Expect(c.Attachments).To(HaveEach(HaveField("Kept", ContainSubstring("a process uses its namespace"))))
+	})
+
+	It("asks only sockets that nobody but root can have made, and all of them at once", Label("gc-sockets"), func() {
+		g := newGCNode(ours(), "10.101.12")
+		g.runtime()
+		g.up(newPod(gone, "web-0"))
+		listen := func(path string) {
+			GinkgoHelper()
+			g.Cmd("mkdir", "-p", filepath.Dir(path))
+			g.Do(func() { DeferCleanup(nstest.Must(net.Listen("unix", path)).Close) })
+		}
+		for path, mode := range map[string]string{"/run/all": "1777", "/run/group/own": "770", "/run/user": "755"} {
+			listen(path + "/containerd.sock")
+			g.Cmd("chmod", mode, path)
+		}
+		nstest.NeedOK("a second user", g.try("chown", "1000:1000", "/run/user", "/run/group"))
+		listen("/run/file/crio.sock")
+		g.Cmd("chown", "1000", "/run/file/crio.sock")
+		g.program("ctr", `case "$*" in */run/containerd/*) ;; *) exit 1; esac; `+ctr)
+		c, exit := g.gc(now...)
+		Expect(exit).To(BeZero())
+		Expect(c.Silent).To(BeEmpty())
+		Expect(c.Source).To(Equal("crictl /run/containerd/containerd.sock, ctr /run/containerd/containerd.sock"))
+		Expect(c.Attachments).To(HaveEach(HaveField("Why", ContainSubstring("no runtime knows"))))
+
+		// Each answers when the other one is asked, too.
+		listen("/run/other/containerd.sock")
+		meet := filepath.Join(g.bin, "meet")
+		g.Cmd("mkfifo", meet)
+		g.program("ctr", `case "$*" in *other*namespaces*) echo >`+meet+`;; `+
+			`*namespaces*) read -r line <`+meet+`; esac; `+ctr)
+		c, _ = g.gc(now...)
+		Expect(c.Silent).To(BeEmpty())
+		Expect(c.Source).To(ContainSubstring("ctr /run/other/containerd.sock"))
+
+		g.program("ctr", ctr)
+		g.Cmd("chmod", "777", "/run/containerd")
+		c, _ = g.gc(append(now, "--yes")...)
+		Expect(c.Silent).To(ConsistOf(HavePrefix("/run/containerd/containerd.sock: not trusted: /run/containerd ")))
+		Expect(c.Attachments).To(HaveEach(HaveField("Kept", ContainSubstring("its namespace lives"))))
 	})
 
 	DescribeTable("asks by the programs that", func(path string, isAll bool) {

@@ -2,16 +2,22 @@ package node
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/process"
 )
@@ -24,8 +30,9 @@ type Runtimes struct {
 	shared bool              // containerd named all its containers: also nerdctl's
 }
 
-// sockets are where CRI runtimes listen, and where each keeps what it knows while it is stopped; and where else one
-// listens now.
+// sockets returns where CRI runtimes usually listen, each with the directories that it keeps while it is stopped, and
+// then the other sockets of such names on which a process listens now. Any user can make one of those, so that only
+// those that rootOnly accepts are returned.
 func sockets() [][]string {
 	const k0s, microk8s = "/var/lib/k0s/containerd", "/var/snap/microk8s/common/var/lib/containerd"
 	const k3s, rke2 = "/var/lib/rancher/k3s/agent/containerd", "/var/lib/rancher/rke2/agent/containerd"
@@ -37,14 +44,14 @@ func sockets() [][]string {
 	bound, _ := os.ReadFile("/proc/net/unix")
 	for line := range strings.Lines(string(bound)) {
 		words := strings.Fields(line)
-		if len(words) < 8 || words[3] != listens {
+		if len(words) < 8 || words[3] != listens || !filepath.IsAbs(words[7]) {
 			continue
 		}
-		path, err := filepath.EvalSymlinks(words[7])
-		isKnown := slices.ContainsFunc(all, func(paths []string) bool { return paths[0] == path })
-		switch filepath.Base(path) {
+		switch filepath.Base(words[7]) {
 		case "containerd.sock", "crio.sock", "cri-dockerd.sock":
-			if err == nil && !isKnown {
+			path, err := filepath.EvalSymlinks(words[7])
+			isKnown := slices.ContainsFunc(all, func(paths []string) bool { return paths[0] == path })
+			if err == nil && !isKnown && rootOnly(path) == nil {
 				all = append(all, []string{path})
 			}
 		}
@@ -52,31 +59,68 @@ func sockets() [][]string {
 	return all
 }
 
+// rootOnly returns an error unless root owns the file, and only root can write to the directories above it. The owner
+// of the root directory can replace them all, and so is treated as root: it has another number in a user namespace.
+func rootOnly(path string) error {
+	path, err := filepath.EvalSymlinks(path)
+	var top, st unix.Stat_t
+	if err = cmp.Or(err, unix.Stat("/", &top)); err != nil {
+		return err
+	}
+	for at := path; ; at = filepath.Dir(at) {
+		if err := unix.Lstat(at, &st); err != nil {
+			return &fs.PathError{Op: "stat", Path: at, Err: err}
+		}
+		isOpen := at != path && (st.Mode&unix.S_IWOTH != 0 || st.Mode&unix.S_IWGRP != 0 && st.Gid != 0)
+		switch {
+		case st.Uid != 0 && st.Uid != top.Uid:
+			return fmt.Errorf("not trusted: %s belongs to user %d", at, st.Uid)
+		case isOpen:
+			return fmt.Errorf("not trusted: %s can be written to by other users than root", at)
+		case at == "/":
+			return nil
+		}
+	}
+}
+
 // askTime is how long a runtime may take to answer.
 const askTime = 10 * time.Second
 
-// Runtimes asks the runtimes of the node by their own programs.
+// Runtimes asks the runtimes of the node by their own programs, all concurrently.
 func (n Node) Runtimes(ctx context.Context) *Runtimes {
-	r := &Runtimes{known: map[string]string{}}
+	var answers []*Runtimes
+	var wg sync.WaitGroup
+	ask := func(who string, do func(r *Runtimes) error) {
+		r := &Runtimes{known: map[string]string{}}
+		answers = append(answers, r)
+		wg.Go(func() { r.note(who, do(r)) })
+	}
 	for _, paths := range sockets() {
 		socket := paths[0]
 		if _, err := os.Stat(socket); err == nil {
-			r.note(socket, n.askSocket(ctx, r, socket))
+			ask(socket, func(r *Runtimes) error { return n.askSocket(ctx, r, socket) })
 			continue
 		}
 		for _, state := range paths[1:] {
 			if _, err := os.Stat(state); err == nil {
 				const stopped = "is not there, and %s is: the runtime is stopped, or was removed without it"
-				r.note(socket, fmt.Errorf(stopped, state))
+				ask(socket, func(*Runtimes) error { return fmt.Errorf(stopped, state) })
 			}
 		}
 	}
 	_, noStorage := os.Stat("/var/lib/containers/storage")
 	_, noPodman := process.LookPath("podman")
 	if noStorage == nil && noPodman == nil {
-		r.note("podman", n.askPodman(ctx, r))
+		ask("podman", func(r *Runtimes) error { return n.askPodman(ctx, r) })
 	}
-	return r
+	wg.Wait()
+	all := &Runtimes{known: map[string]string{}}
+	for _, r := range answers {
+		all.Asked, all.Silent = append(all.Asked, r.Asked...), append(all.Silent, r.Silent...)
+		all.shared = all.shared || r.shared
+		maps.Copy(all.known, r.known)
+	}
+	return all
 }
 
 // note keeps why somebody who is asked did not answer.
@@ -89,6 +133,9 @@ func (r *Runtimes) note(who string, err error) {
 // askSocket asks for the pods of a CRI runtime, and for the containers of containerd, which tells all where crictl is
 // not there or containerd serves no CRI.
 func (n Node) askSocket(ctx context.Context, r *Runtimes, socket string) error {
+	if err := rootOnly(socket); err != nil {
+		return err
+	}
 	var pods struct{ Items []struct{ ID string } }
 	err := n.ask(ctx, &pods, "crictl", "--runtime-endpoint", "unix://"+socket, "pods", "-o", "json")
 	if err == nil && pods.Items == nil {
