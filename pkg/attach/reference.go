@@ -7,8 +7,9 @@ import (
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
-// findReference finds the pair that the reference made: by the interface in the namespace, else
-// by the host end that the result names. Of a plugin with a bridge the host end is its port.
+// findReference finds the pair that the reference made: by the interface in the container's namespace, otherwise by
+// the host end that prevResult names, if that is connected to the same namespace. The host end of a plugin with a
+// bridge must be a port of the bridge.
 func (r *remains) findReference(bridge string) (err error) {
 	var master rtnl.Link
 	if bridge != "" {
@@ -16,38 +17,36 @@ func (r *remains) findReference(bridge string) (err error) {
 			return err
 		}
 	}
+	if r.cont, err = frame.DialContainer(r.req); err != nil {
+		return err
+	}
 	if r.req.NS != nil {
-		if r.cont, err = rtnl.Dial(r.req.NS); err != nil {
-			return err
-		}
-		// From the inside: whoever is in the container can choose names, indexes
-		// and addresses, and must not be able to point at another's host end.
 		end, err := r.cont.Link(r.req.IfName)
 		if err == nil && changedMAC(r.req, end) {
 			err = rtnl.ErrNoLink // the namespace is another container's by now
 		}
 		if err == nil {
-			_, err = referencePeer(r.host, end, master.Index)
+			_, err = referencePeer(r.host, r.cont, end, master.Index)
 		}
 		if !errors.Is(err, rtnl.ErrNoLink) {
 			r.conn, r.link = r.cont, end
 			return err
 		}
 	}
-	canBe := func(l rtnl.Link) bool { return isReferenceHostEnd(l, master.Index) }
-	r.link, err = frame.HostEndOfResult(r.host, r.req.PrevResult, canBe)
+	isCandidate := func(l rtnl.Link) bool { return isReferenceHostEnd(l, master.Index) }
+	r.link, err = frame.HostEndOfResult(r.host, r.cont, r.req.PrevResult, isCandidate)
 	return err
 }
 
-// referencePeer finds the host end of a container's interface that the reference made; its master
-// is the one with that index, 0 for none. An interface with an alias has no such end:
-// host-device writes the alias of a device that it moves in.
-func referencePeer(host *rtnl.Conn, end rtnl.Link, master int) (rtnl.Link, error) {
-	if end.Kind != "veth" || end.Peer == 0 || end.Alias != "" {
+// referencePeer finds the host end of a container's interface that the reference made. master is the index of the
+// bridge whose port the host end must be, or 0. An interface with an alias has no such end, because host-device writes
+// the alias of a device that it moves in.
+func referencePeer(host, cont *rtnl.Conn, end rtnl.Link, master int) (rtnl.Link, error) {
+	if end.Alias != "" {
 		return rtnl.Link{}, rtnl.ErrNoLink
 	}
-	l, err := host.LinkByIndex(end.Peer)
-	if err == nil && (l.Peer != end.Index || !isReferenceHostEnd(l, master)) {
+	l, err := host.OtherEnd(end, cont)
+	if err == nil && !isReferenceHostEnd(l, master) {
 		err = rtnl.ErrNoLink
 	}
 	return l, err

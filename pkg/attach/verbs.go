@@ -185,7 +185,7 @@ func (s *Session) FindPair(master int) (err error) {
 	}
 	s.HostEnd, err = frame.MarkedHostEnd(s.Host, s.Attachment)
 	if errors.Is(err, rtnl.ErrNoLink) {
-		s.HostEnd, err = referencePeer(s.Host, s.ContEnd, master)
+		s.HostEnd, err = referencePeer(s.Host, s.Cont, s.ContEnd, master)
 	}
 	switch {
 	case errors.Is(err, rtnl.ErrNoLink):

@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"strings"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
@@ -137,7 +138,7 @@ func (c *Call) VerifyInterface() error {
 func (c *Call) FindHostEnd() error {
 	err := c.FindInterface()
 	if err == nil {
-		c.HostEnd, err = c.Host.OtherEnd(c.ContEnd)
+		c.HostEnd, err = c.Host.OtherEnd(c.ContEnd, c.Cont)
 	}
 	return err
 }
@@ -163,10 +164,34 @@ func IsUnmarked(l rtnl.Link, network string) bool {
 	return l.IsPairEnd() && l.Alias == "" && l.Group == cni.NetworkHash(network)
 }
 
-// HostEndOfResult finds the host end that the result names by its name and MAC address, and that canBe accepts:
-// without the container's interface there is no other trace of it. The error matches rtnl.ErrNoLink where there is
-// none.
-func HostEndOfResult(host *rtnl.Conn, prev *cni.Result, canBe func(rtnl.Link) bool) (rtnl.Link, error) {
+// DialContainer opens a socket in the container's namespace for DEL: the namespace of CNI_NETNS or, where that is empty
+// or gone, the one that prevResult names for the container's interface. Paths below /proc in prevResult are not used,
+// because a process of another container may have the number now. The error matches rtnl.ErrNoLink where there is no
+// such namespace.
+func DialContainer(req *skel.Request) (*rtnl.Conn, error) {
+	if req.NS != nil {
+		return rtnl.Dial(req.NS)
+	}
+	i, _ := req.PrevResult.ContainerInterface(req.IfName)
+	if strings.HasPrefix(filepath.Clean(i.Sandbox), "/proc/") {
+		return nil, rtnl.ErrNoLink
+	}
+	n, err := ns.Open(i.Sandbox)
+	if errors.Is(err, ns.ErrNotExist) || errors.Is(err, ns.ErrNotNetns) {
+		return nil, rtnl.ErrNoLink
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer n.Close()
+	return rtnl.Dial(n)
+}
+
+// HostEndOfResult finds the host end of the container with the socket cont by the name and MAC address that prev has
+// for it, where the container's interface cannot lead to it. The author of a configuration may write prev, so the
+// kernel must say that the link is connected to the container's namespace, and isCandidate must accept the link. The
+// error matches rtnl.ErrNoLink where there is none.
+func HostEndOfResult(host, cont *rtnl.Conn, prev *cni.Result, isCandidate func(rtnl.Link) bool) (rtnl.Link, error) {
 	if prev == nil {
 		return rtnl.Link{}, rtnl.ErrNoLink
 	}
@@ -175,7 +200,11 @@ func HostEndOfResult(host *rtnl.Conn, prev *cni.Result, canBe func(rtnl.Link) bo
 			continue
 		}
 		l, err := host.Link(i.Name)
-		if err == nil && (!canBe(l) || !strings.EqualFold(i.MAC, l.MAC.String())) {
+		isOwn := err == nil && isCandidate(l) && strings.EqualFold(i.MAC, l.MAC.String())
+		if isOwn {
+			isOwn, err = host.ConnectsTo(l, cont)
+		}
+		if err == nil && !isOwn {
 			err = rtnl.ErrNoLink
 		}
 		if !errors.Is(err, rtnl.ErrNoLink) {

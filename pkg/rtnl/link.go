@@ -123,17 +123,47 @@ func (c *Conn) find(look func(h *netlink.Handle) (netlink.Link, error)) (l Link,
 // IsPairEnd tells an end of a pair from other links.
 func (l Link) IsPairEnd() bool { return l.Kind == "veth" || l.Kind == "netkit" }
 
-// OtherEnd returns the other end of a pair of any namespace where that end is in this one, else ErrNoLink: the index
-// that the pair tells may be another namespace's.
-func (c *Conn) OtherEnd(l Link) (Link, error) {
+// OtherEnd returns the end in c's namespace of the pair whose end l is in the namespace of in. The error matches
+// ErrNoLink where c's namespace has no such end. A container chooses the indexes of its links, so the index that l
+// reports is not enough: the kernel must say that the end found is connected to the namespace of in.
+func (c *Conn) OtherEnd(l Link, in *Conn) (Link, error) {
 	if !l.IsPairEnd() || l.Peer == 0 {
 		return Link{}, ErrNoLink
 	}
 	end, err := c.LinkByIndex(l.Peer)
-	if err == nil && (end.Kind != l.Kind || end.Peer != l.Index) {
-		return Link{}, ErrNoLink
+	if err != nil {
+		return Link{}, err
 	}
-	return end, err
+	connected, err := c.ConnectsTo(end, in)
+	if err == nil && (!connected || end.Kind != l.Kind || end.Peer != l.Index) {
+		err = ErrNoLink
+	}
+	if err != nil {
+		return Link{}, err
+	}
+	return end, nil
+}
+
+// ConnectsTo reports whether l, which is in c's namespace, is an end of a pair whose other end is in the namespace of
+// in.
+func (c *Conn) ConnectsTo(l Link, in *Conn) (bool, error) {
+	if !l.IsPairEnd() {
+		return false, nil
+	}
+	if in == c {
+		return l.PeerNS == -1, nil
+	}
+	n, err := in.netns()
+	if err != nil {
+		return false, err
+	}
+	defer n.Close()
+	id := -1
+	err = c.use(func(h *netlink.Handle) (err error) {
+		id, err = h.GetNetNsIdByFd(n.FD())
+		return err
+	})
+	return id != -1 && id == l.PeerNS, wrap("number of the container's namespace", err)
 }
 
 // Links lists all links of the namespace. The cost grows with their number.

@@ -9,9 +9,9 @@ import (
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
 )
 
-// budget is what the calls of a plugin may cost at most. Its costs are those that were
-// measured when the table was last tightened, with a few system calls more: to do
-// that again, run go test -v ./cost -ginkgo.v and copy what it says below each verb.
+// budget is the cost that the calls of a plugin may have, plus a tenth (withSlack). The costs are those that were
+// measured when the table was last tightened, plus a few system calls. To tighten it, run go test -v ./cost -ginkgo.v
+// and copy the cost that it prints below each verb.
 type budget struct {
 	name    string
 	plugin  string

@@ -249,7 +249,7 @@ func (c *call) ensureVLANGateway(ctx context.Context) (rtnl.Link, error) {
 	if err != nil || gw.Up {
 		return gw, err
 	}
-	end, err := c.Host.OtherEnd(gw)
+	end, err := c.Host.OtherEnd(gw, c.Host)
 	switch {
 	case errors.Is(err, rtnl.ErrNoLink):
 		err = c.Host.SetLink(gw.Index, rtnl.LinkChange{Up: new(true)})

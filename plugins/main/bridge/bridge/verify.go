@@ -134,7 +134,7 @@ func (c *call) verifyGateways() (errs []error) {
 		}
 		errs = append(errs, iface.VerifyForwarding(gw.Addr().Is4()))
 	}
-	end, err := c.Host.OtherEnd(link)
+	end, err := c.Host.OtherEnd(link, c.Host)
 	if errors.Is(err, rtnl.ErrNoLink) { // the bridge itself, or the administrator's link
 		return errs
 	}

@@ -321,15 +321,19 @@ func (c *call) findEnd() (rtnl.Link, error) {
 // isAbsent tells the errors of findEnd that say that there is none: these have a code, and the kernel's have none.
 func isAbsent(err error) bool { return err != nil && cni.AsError(err).Code != cni.CodeInternal }
 
-// findRemains finds the link that has the limits for DEL: our host end by its mark, that of other software by the
-// namespace and the result, or without the namespace by the result alone. Where there is none its index is 0.
+// findRemains finds the link that has the limits for DEL: Hawser's host end by its mark, another program's by the
+// container's interface or, where CNI_NETNS is empty, by prevResult. Its index is 0 where there is none.
 func (c *call) findRemains() (rtnl.Link, error) {
 	end, err := frame.MarkedHostEnd(c.Host, c.Attachment)
 	if !errors.Is(err, rtnl.ErrNoLink) || c.PrevResult == nil {
 		return end, frame.IgnoreNoLink(err)
 	}
 	if c.NS == nil {
-		end, err = frame.HostEndOfResult(c.Host, c.PrevResult, rtnl.Link.IsPairEnd)
+		cont, err := frame.DialContainer(c.Request)
+		if err == nil {
+			defer cont.Close()
+			end, err = frame.HostEndOfResult(c.Host, cont, c.PrevResult, rtnl.Link.IsPairEnd)
+		}
 		return end, frame.IgnoreNoLink(err)
 	}
 	end, err = c.findEnd()

@@ -171,7 +171,7 @@ func (c call) findBridgeLater(r *record) error {
 		link, err = cont.Link(r.IfName)
 	}
 	if err == nil {
-		link, err = c.Host.OtherEnd(link)
+		link, err = c.Host.OtherEnd(link, cont)
 	}
 	if err == nil {
 		err = c.findBridge(r, link)

@@ -1,0 +1,90 @@
+package attack_test
+
+import (
+	"fmt"
+	"strings"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/hawser-cni/plugins/pkg/nstest"
+	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
+)
+
+// victimMAC is the address that Calico gives every host end.
+const victimMAC = "ee:ee:ee:ee:ee:ee"
+
+// victim gives a container a pair that another network plugin made, with the indexes 77 on the host and 55 in the
+// container, as a port of cni0 if asked.
+func victim(n *World, port bool) *Pod {
+	GinkgoHelper()
+	p := NewPod("victim")
+	IP(n.Host, "link add cali0 index 77 address %s type veth peer name eth0 index 55 netns %s", victimMAC, p.Name)
+	if port {
+		IP(n.Host, "link add cni0 type bridge")
+		IP(n.Host, "link set cali0 master cni0")
+	}
+	return p
+}
+
+// forged is a configuration whose prevResult names the victim's host end as the tenant's, and the victim's namespace
+// if that is not empty.
+func forged(plugin, sandbox string) Object {
+	cont := Object{"name": "eth0", "sandbox": sandbox}
+	return Object{"cniVersion": "1.0.0", "name": "net", "type": plugin, "ingressRate": 8000000, "ingressBurst": 800000,
+		"ipam":       Object{"type": "host-local", "subnet": "10.7.0.0/24"},
+		"prevResult": Object{"cniVersion": "1.0.0", "interfaces": []Object{{"name": "cali0", "mac": victimMAC}, cont}}}
+}
+
+var _ = Describe("a prevResult that names another container's host end", Label("kernel", "forged-result"), func() {
+	for _, plugin := range []string{"ptp", "bridge", "bandwidth"} {
+		for name, path := range map[string]func(*Pod) string{
+			"with the tenant's namespace": func(p *Pod) string { return p.Netns },
+			"without a namespace":         func(*Pod) string { return "" },
+		} {
+			It(fmt.Sprintf("has DEL of %s remove nothing, %s", plugin, name), func() {
+				n, tenant := NewNode(), NewPod("tenant")
+				v := victim(n, plugin == "bridge")
+				if plugin == "bandwidth" {
+					IP(n.Host, "link set cali0 up")
+					limit := "qdisc add dev cali0 root handle 1: tbf rate 8mbit burst 100000 latency 25ms"
+					n.Cmd("tc", strings.Fields(limit)...)
+				}
+				state := func() string { return n.Snapshot("links") + n.Cmd("tc", "qdisc") + v.Snapshot("links") }
+				before := state()
+				for _, sandbox := range []string{"", tenant.Netns} {
+					a := n.Invoke(plugin, Call{Command: "DEL", ID: "tenant", Netns: path(tenant),
+						Conf: forged(plugin, sandbox)})
+					Expect(a.Verdict("DEL")).To(Succeed())
+					Expect(state()).To(Equal(before))
+				}
+			})
+		}
+	}
+
+	It("has DEL remove nothing by a path below /proc either", func() {
+		n := NewNode()
+		v := victim(n, false)
+		before := n.Snapshot("links")
+		process := v.Start(nstest.Program{Path: "sleep", Args: []string{"1000"}}).Process
+		sandbox := fmt.Sprintf("/proc/%d/ns/net", process.Pid)
+		a := n.Invoke("ptp", Call{Command: "DEL", ID: "tenant", Conf: forged("ptp", sandbox)})
+		Expect(a.Code).To(BeZero(), a.Stdout)
+		Expect(n.Snapshot("links")).To(Equal(before))
+	})
+})
+
+var _ = Describe("a container that chooses the indexes of its links", Label("kernel", "forged-index"), func() {
+	It("gives another container no limit of bandwidth", func() {
+		n, rogue := NewNode(), NewPod("rogue")
+		victim(n, false)
+		IP(n.Host, "link set cali0 up")
+		// Both ends are in the rogue's namespace.
+		IP(rogue.Host, "link add eth0 index 55 type veth peer name x index 77")
+		before := n.Snapshot("links") + n.Cmd("tc", "qdisc")
+		a := n.Invoke("bandwidth", Call{Command: "ADD", ID: "rogue", Netns: rogue.Netns,
+			Conf: forged("bandwidth", rogue.Netns)})
+		Expect(a.Failed(7)).To(ContainSubstring("prevResult.interfaces"))
+		Expect(n.Snapshot("links") + n.Cmd("tc", "qdisc")).To(Equal(before))
+	})
+})
