@@ -24,16 +24,18 @@ type client struct {
 	protocol
 	*course
 	*daemon
-	log     *slog.Logger
-	ns      *ns.NS                // nil until it is opened
-	usedAt  string                // the path at which another use of the namespace was last seen
-	mounted chan struct{}         // has an element after the mount table changed
-	current atomic.Pointer[lease] // the lease that the interface has; nil: none
-	stop    context.CancelFunc    // ends run
-	ready   chan struct{}         // closed when there was a lease: from then on a lost one is asked for again
-	done    chan struct{}         // closed when run has returned
-	err     error                 // what run returned
-	finish  func() error          // release, once
+	log      *slog.Logger
+	ns       *ns.NS                // nil until it is opened
+	usedAt   string                // the path at which another use of the namespace was last seen; empty: none
+	isUnseen bool                  // a process cannot be read that may use the namespace
+	failed   string                // the last failure of an exchange; empty: it succeeded
+	mounted  chan struct{}         // has an element after the mount table changed
+	current  atomic.Pointer[lease] // the lease that the interface has; nil: none
+	stop     context.CancelFunc    // ends run
+	ready    chan struct{}         // closed when there was a lease: from then on a lost one is asked for again
+	done     chan struct{}         // closed when run has returned
+	err      error                 // what run returned
+	finish   func() error          // release, once
 }
 
 // protocol is how a client asks for its lease, by packets on an open link.
@@ -110,8 +112,12 @@ func (c *client) run(ctx context.Context) error {
 			return errors.Join(err, c.finish())
 		}
 		pause := min(c.wake-sysctl.SinceBoot(), useInterval)
+		was := c.failed
+		c.failed = ""
 		if err != nil {
-			c.log.Warn("failed", "state", string(c.state), "error", err)
+			if c.failed = err.Error(); c.failed != was {
+				c.log.Warn("failed", "state", string(c.state), "error", err)
+			}
 			pause = min(max(pause, time.Second), retryMax)
 		}
 		c.rest(ctx, pause)
@@ -129,12 +135,13 @@ func (c *client) rest(ctx context.Context, pause time.Duration) {
 		case <-ctx.Done():
 			return
 		case <-c.mounted:
-			c.limited(func() { isUsed = leads(c.usedAt, c.NS) })
+			c.limited(func() { isUsed = c.usedAt == "" || leads(c.usedAt, c.NS) })
 		}
 	}
 }
 
-// exchange sends what is to be sent now, and waits for the answers.
+// exchange sends what is to be sent now, and waits for the answers, until the lease is lost at the latest: the next one
+// begins with another look at the namespace.
 func (c *client) exchange(ctx context.Context) error {
 	l, err := c.open(true)
 	if err != nil {
@@ -150,12 +157,13 @@ func (c *client) exchange(ctx context.Context) error {
 		return err
 	}
 	c.Client.MAC = l.MAC
+	had := c.lease != nil
 	for end := sysctl.SinceBoot() + exchangeMax; ; {
 		if err := c.speak(ctx, l); err != nil {
 			return err
 		}
-		now := sysctl.SinceBoot()
-		if err := c.publish(l); err != nil || c.state == bound || now >= end || ctx.Err() != nil {
+		now, isLost := sysctl.SinceBoot(), had && c.lease == nil
+		if err := c.publish(l); err != nil || c.state == bound || isLost || now >= end || ctx.Err() != nil {
 			return err
 		}
 		if err := c.listen(ctx, l, min(c.wake, end)-now); err != nil {
@@ -230,8 +238,8 @@ func (c *client) put() error {
 // release gives the lease back, as far as the interface is still there, and forgets it. The record goes before the
 // client: as long as the client is listed, no other client of this attachment can write a record.
 func (c *client) release() error {
-	if c.lease != nil {
-		log := c.log.With("address", c.lease.String())
+	if l := cmp.Or(c.lease, c.current.Load()); l != nil {
+		log := c.log.With("address", l.String())
 		if at, err := c.sendRelease(); err != nil {
 			log.Warn("the server may not know of a release", "error", err)
 		} else {
@@ -248,8 +256,9 @@ func (c *client) release() error {
 	return err
 }
 
-// sendRelease takes the address off, where the main plugin has not done so, and sends the server a RELEASE. It returns
-// the MAC address to which that went. So the interface does not answer for an address that the server lends again.
+// sendRelease takes the address off, where the main plugin has not done so, and sends the server a RELEASE, unless the
+// lease has ended. It returns the MAC address to which that went. So the interface does not answer for an address that
+// the server lends again.
 func (c *client) sendRelease() (at string, err error) {
 	l, err := c.open(false)
 	if err != nil {
@@ -261,6 +270,9 @@ func (c *client) sendRelease() (at string, err error) {
 		if err := l.conn.DelAddr(l.Index, ip.Address); err != nil {
 			return "", err
 		}
+	}
+	if c.lease == nil || sysctl.SinceBoot() >= c.lease.expiry {
+		return "no server", nil
 	}
 	return c.giveBack(l)
 }

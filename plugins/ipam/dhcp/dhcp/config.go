@@ -41,7 +41,7 @@ type wireProvide struct {
 
 type wireRequest struct {
 	Option      string `json:"option" help:"name or number of the option, where one is asked for" schema:"format=dhcpoption empty"`
-	SkipDefault bool   `json:"skipDefault" help:"do not ask for subnet-mask and routers, unless they are listed" default:"false"`
+	SkipDefault bool   `json:"skipDefault" help:"ask for no subnet-mask and routers but those listed, where options are listed" default:"false"`
 }
 
 // config is what a configuration says.
@@ -99,11 +99,9 @@ func parseConfig(conf []byte, args string) (*config, error) {
 		problems.Add(cni.Refuse("ipam.ipv4", false, "leaves no address to ask for").
 			Suggest(`set "ipv6" to "dhcp" or "slaac"`))
 	}
-	defaults := []byte{1, 3} // subnet mask and routers
+	skipsDefaults := false
 	for i, r := range wire.IPAM.Request {
-		if r.SkipDefault {
-			defaults = nil
-		}
+		skipsDefaults = skipsDefaults || r.SkipDefault
 		if r.Option == "" {
 			continue
 		}
@@ -111,7 +109,9 @@ func parseConfig(conf []byte, args string) (*config, error) {
 		problems.Add(err)
 		cfg.Request = append(cfg.Request, code)
 	}
-	cfg.Request = append(defaults, cfg.Request...)
+	if !skipsDefaults || cfg.Request == nil { // the reference's client has a list of its own where there is none
+		cfg.Request = append(cfg.Request, 1, 3) // subnet mask and routers
+	}
 	if cfg.DNS {
 		cfg.Request = append(cfg.Request, 6, 15, 119) // name servers, domain, search list
 	}

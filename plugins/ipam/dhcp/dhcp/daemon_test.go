@@ -467,6 +467,20 @@ var _ = Describe("the daemon", func() {
 		Expect(prefix + "/pid").NotTo(BeAnExistingFile())
 	})
 
+	DescribeTable("says how a pod gets to see namespaces, where it sees", Label("daemon-in-pod"), func(
+		before, want string,
+	) {
+		d := l.launch(`exec unshare --mount --propagation private bash -c '`+before+`exec "$0" "$@"' "$0" "$@";`,
+			"-socketpath", l.socket)
+		Eventually(d.log).Should(gbytes.Say("serving"))
+		Expect(l.Fails(l.call("ADD", l.container()), cni.CodeTryAgain)).To(And(ContainSubstring(want), ContainSubstring(
+			"in a pod mount /run/netns with HostToContainer propagation, or start the daemon with -hostprefix")))
+		Eventually(d.log).Should(gbytes.Say("dropped.*HostToContainer"))
+	},
+		Entry("the directory, but no mount", "", "not a network namespace"),
+		Entry("another directory", "mount -t tmpfs none /run/netns; ", "no such network namespace"),
+	)
+
 	DescribeTable("refuses", func(status int, says string, args ...string) {
 		l.launch("", append([]string{"-socketpath", l.socket}, args...)...).fails(status, says)
 	},

@@ -467,6 +467,73 @@ var _ = Describe("a lease", func() {
 		Expect(sysctl.SinceBoot() - killed).To(BeNumerically("<", useInterval/2))
 	})
 
+	It("is given back when the only process in the namespace ends, which has lost its path before", func() {
+		s, d := l.begin() // for an hour: no renewal is needed to see it
+		inside := c.Start(nstest.Program{Path: "sleep", Args: []string{"1000"}})
+		l.Add(l.call("ADD", c))
+		c.Unpin()
+		Eventually(d.log).Should(gbytes.Say(fmt.Sprintf("now=/proc/%d/task/", inside.Process.Pid)))
+		killed := sysctl.SinceBoot()
+		Expect(inside.Process.Kill()).To(Succeed())
+		Eventually(count(s, release)).Should(Equal(1))
+		Eventually(l.plugged).ShouldNot(ContainSubstring("port1"))
+		Expect(sysctl.SinceBoot() - killed).To(BeNumerically("<", useInterval/2))
+	})
+
+	Describe("of which the daemon may not read all processes", Label("lease-unseen"), func() {
+		// startBlind starts a daemon that may read no other process, as security modules have it.
+		startBlind := func() *daemonRun {
+			GinkgoHelper()
+			d := l.launch(`exec setpriv --bounding-set -sys_ptrace --inh-caps -sys_ptrace "$0" "$@";`, "-socketpath",
+				l.socket)
+			Eventually(d.log).Should(gbytes.Say("serving"))
+			return d
+		}
+		warnings := func(d *daemonRun) int { return strings.Count(string(d.log.Contents()), "permission denied") }
+
+		It("is renewed when its namespace has lost its path, with one warning", func() {
+			s := l.serve(shortLease(600)...)
+			d := startBlind()
+			l.configure(c)
+			c.Start(nstest.Program{Path: "sleep", Args: []string{"1000"}})
+			c.Unpin()
+			Eventually(d.log).Should(gbytes.Say("a process that cannot be read.*permission denied"))
+			before := count(s, request)()
+			Eventually(count(s, request)).Should(BeNumerically(">", before+2))
+			Expect(l.records()).To(HaveLen(1))
+			Expect(warnings(d)).To(Equal(1))
+		})
+
+		DescribeTable("ends at its time: the address goes, and the namespace", func(again bool) {
+			s := l.serve(shortLease(4)...)
+			d := startBlind()
+			l.configure(c)
+			descriptor := nstest.Must(os.Open(c.Path))
+			DeferCleanup(func() { _ = descriptor.Close() })
+			s.set(func(s *server) {
+				s.script = func(*server, *dhcpv4.DHCPv4, *dhcpv4.DHCPv4) []*dhcpv4.DHCPv4 { return nil }
+			})
+			if again {
+				d.end(syscall.SIGKILL)
+			}
+			c.Unpin()
+			if again {
+				d = startBlind()
+			}
+			Eventually(l.records).Should(BeEmpty())
+			if fd := fmt.Sprintf("--net=/proc/%d/fd/%d", os.Getpid(), descriptor.Fd()); !again {
+				Expect(l.Cmd("nsenter", fd, "ip", "-4", "-o", "addr", "show", "eth0")).To(BeEmpty())
+				Expect(warnings(d)).To(Equal(1))
+			}
+			Expect(count(s, release)()).To(BeZero())
+			Expect(descriptor.Close()).To(Succeed())
+			Eventually(l.plugged).ShouldNot(ContainSubstring("port1"))
+		},
+			Entry("of one daemon", false),
+			Entry("of the next daemon, which cannot find the namespace", true),
+		)
+	})
+
 	It("is released by DEL when the path is gone", func() {
 		s, _ := l.begin()
 		r := l.Add(l.call("ADD", c))
@@ -695,6 +762,7 @@ var _ = Describe("a configuration", func() {
 		Expect(nstest.Must(parse(`"dns": false, "request": [` + request + `]`)).Request).To(Equal(want))
 	},
 		Entry("that asks for less", `{"skipDefault": true}, {"option": "12"}`, byte(12)),
+		Entry("that asks for nothing, as the reference does", `{"skipDefault": true}`, byte(1), byte(3)),
 		Entry("that does not, as in the reference's manual", `{"skipDefault": false}`, byte(1), byte(3)),
 		Entry("that is empty", `{"option": ""}, {"option": null}`, byte(1), byte(3)),
 	)

@@ -11,10 +11,15 @@ import (
 
 	"github.com/hawser-cni/plugins/pkg/ns"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
+	"github.com/hawser-cni/plugins/pkg/sysctl"
 )
 
-// errGone says that nobody else uses the container's namespace any more.
-var errGone = errors.New("no path, process or mount leads to it any more")
+var (
+	// errGone reports that no other process uses the container's namespace.
+	errGone = errors.New("no path, process or mount leads to it any more")
+	// errUnseen reports that a process could not be read, so that it may use the namespace.
+	errUnseen = errors.New("its uses cannot be searched")
+)
 
 // isGone reports whether an error says that the container, or its interface, is not there any more.
 func isGone(err error) bool {
@@ -33,16 +38,18 @@ func (c *client) reach() error {
 	isKnown := c.Index != 0 // NS says which one it is
 	c.usedAt = c.hostPrefix + c.Netns
 	if isKnown && !leads(c.usedAt, c.NS) {
-		var err error
-		if c.usedAt, err = c.elsewhere(c.NS); err != nil {
+		if err := c.seek(); err != nil {
 			return fmt.Errorf("network namespace %q: %w", c.Netns, err)
 		}
-		c.log.Info("no longer at its path", "path", c.Netns, "now", c.usedAt)
 	}
 	if c.ns != nil { // our descriptor is open, so no other namespace has the inode
 		return nil
 	}
 	n, err := ns.Open(c.usedAt)
+	if !isKnown && isGone(err) { // the plugin that delegates to dhcp has opened it
+		err = fmt.Errorf("%w; the daemon must see it: in a pod mount /run/netns with HostToContainer propagation, "+
+			"or start the daemon with -hostprefix", err)
+	}
 	if err != nil {
 		return err
 	}
@@ -57,6 +64,31 @@ func (c *client) reach() error {
 		c.NS = id
 	}
 	return nil
+}
+
+// seek finds another use of the namespace. Where a process cannot be read, the namespace counts as used until the lease
+// ends; an address without a lease must not stay, nor a namespace that only the daemon may keep.
+func (c *client) seek() error {
+	var err error
+	c.usedAt, err = c.elsewhere(c.NS)
+	isProof := err == nil || errors.Is(err, errGone)
+	if !isProof && !c.isUnseen {
+		c.log.Warn("it may be used by a process that cannot be read; its lease lasts while the server renews it",
+			"path", c.Netns, "error", err)
+	}
+	c.isUnseen = !isProof
+	switch {
+	case err == nil:
+		c.log.Info("no longer at its path", "path", c.Netns, "now", c.usedAt)
+	case isProof:
+	case c.lease == nil || sysctl.SinceBoot() >= c.lease.expiry:
+		err = fmt.Errorf("the lease has ended, and as far as processes can be read %w", errGone)
+	case c.ns == nil:
+		err = errUnseen
+	default:
+		err = nil
+	}
+	return err
 }
 
 // leads reports whether a path leads to a namespace, as far as the inode tells.
@@ -105,11 +137,11 @@ func (d *daemon) watchMounts() error {
 	})
 }
 
-// onExit calls do when the process ends to whose namespace a path below /proc leads, unless ctx ends before. A path
-// elsewhere, and a kernel without that event, have none.
+// onExit calls do when the process ends below whose directory in /proc a path is, unless ctx ends before: the path is
+// that of a process or thread, or of a mount that it sees. Other paths have no such event, nor have threads.
 func onExit(ctx context.Context, path string, do func()) {
 	var pid int
-	if _, err := fmt.Sscanf(path, "/proc/%d/ns/net", &pid); err != nil {
+	if n, _ := fmt.Sscanf(path, "/proc/%d/", &pid); n == 0 {
 		return
 	}
 	fd, err := unix.PidfdOpen(pid, unix.PIDFD_NONBLOCK)
