@@ -413,7 +413,7 @@ var _ = Describe("CNI_NETNS", func() {
 		})).expectSilence()
 	})
 
-	It("is never looked at by IPAM plugins, GC and STATUS", Label("ipam-namespace"), func() {
+	It("is not opened for IPAM plugins, GC and STATUS, whatever is at its path", Label("ipam-namespace"), func() {
 		blind := probe(func(q *skel.Request) error { Expect(q.NS).To(BeNil()); return nil })
 		ipam := blind
 		ipam.IPAM = true

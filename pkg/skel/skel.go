@@ -42,7 +42,7 @@ type Plugin[C any] struct {
 	About string // one line for people
 	Config[C]
 
-	// IPAM plugins are given CNI_NETNS but never look at it.
+	// IPAM plugins are given CNI_NETNS, which is not opened for them: it may be anything.
 	IPAM bool
 	// InProcess is set for an IPAM plugin that needs no process of its own: the plugin that delegates to it may run it
 	// itself, when both are the running program.

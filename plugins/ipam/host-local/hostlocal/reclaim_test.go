@@ -265,6 +265,17 @@ var _ = Describe("a full set", Label("reclaim"), func() {
 		Expect(len(most.String())).To(BeNumerically("<=", 64))
 	})
 
+	It("lends with a note of CNI_NETNS, or without one where nothing is there", Label("ipam-namespace"), func() {
+		noted := func(ip string) error {
+			_, err := unix.Getxattr(n.path(ip), "trusted.hawser", make([]byte, 100))
+			return err
+		}
+		Expect(n.in("one", live.Path)).To(Equal("10.1.2.2"))
+		Expect(n.in("two", "/nowhere")).To(Equal("10.1.2.3"))
+		Expect(noted("10.1.2.2")).To(Succeed())
+		Expect(noted("10.1.2.3")).To(MatchError(unix.ENODATA))
+	})
+
 	It("takes what has no note where its file is older than this boot for certain", func() {
 		n.add("unnoted")
 		n.within(func(s *leaseDir) {
