@@ -67,14 +67,19 @@ func Is(err error, reason string) bool {
 const (
 	firstWait  = 50 * time.Millisecond
 	longWait   = 2 * time.Second
+	longestAsk = time.Hour        // the longest Retry-After; no call has as much
 	answerTime = 15 * time.Second // of one attempt
-	bodyMax    = 256 << 20
+	bodyMax    = 16 << 20         // bytes of an answer
+	foreignMax = 3                // attempts that get an answer that no API server gives
 )
 
+// errForeign is the error of an answer that no API server gives, such as a redirect or a page of a proxy.
+var errForeign = errors.New("is not from a Kubernetes API server")
+
 // Do sends a request until it is answered, or until ctx ends. It repeats what is answered by 429 or 5xx, or not at all,
-// after as long as the server says, or from 50 ms to 2 s. The errors: code 11 when the time is over, with the last
-// answer, code 5 when the credentials are refused (401, 403), with the user, and for any other refusal. A refusal is a
-// *Status below.
+// after as long as the server says, or from 50 ms to 2 s. A request whose answers no API server gives is sent three
+// times. The errors: code 11 when the time is over, with the last answer, code 5 when the credentials are refused (401,
+// 403), with the user, and for any other refusal. A refusal is a *Status below.
 func (c *Client) Do(ctx context.Context, r Request) (a Answer, err error) {
 	var body []byte
 	if r.Body != nil {
@@ -82,7 +87,7 @@ func (c *Client) Do(ctx context.Context, r Request) (a Answer, err error) {
 			return a, err
 		}
 	}
-	for pause := firstWait; ; pause = min(2*pause, longWait) {
+	for n, foreign := 1, 0; ; n++ {
 		again, err := c.attempt(ctx, r, body, &a)
 		if err == nil {
 			return a, nil
@@ -90,19 +95,47 @@ func (c *Client) Do(ctx context.Context, r Request) (a Answer, err error) {
 		if again < 0 {
 			return a, c.explain(err)
 		}
-		if again == 0 { // half of it by chance, so that those who were refused together do not come together
-			again = pause/2 + rand.N(pause/2)
+		if errors.Is(err, errForeign) {
+			foreign++
+		}
+		if again == 0 {
+			again = pauseAfter(n)
 		} else {
 			again += rand.N(firstWait)
 		}
-		if end, ok := ctx.Deadline(); ok && time.Until(end) <= again || !wait(ctx, again) {
+		if foreign == foreignMax {
+			return a, cni.Errorf(cni.CodeTryAgain, "%w; correct the server in kubeconfig %s", err, c.path)
+		}
+		if !wait(ctx, again) {
 			return a, cni.Errorf(cni.CodeTryAgain, "%s does not serve %s: %w", c.base, r.Method, err)
 		}
 	}
 }
 
-// wait returns false when ctx ends first.
+// Pause waits after attempt n, from 1, at something that failed with err since another client changed it concurrently.
+// It waits 50 ms to 2 s. When ctx ends first, it returns err with code 11.
+func Pause(ctx context.Context, n int, err error) error {
+	if !wait(ctx, pauseAfter(n)) {
+		return cni.Errorf(cni.CodeTryAgain, "gave up after %d attempts: %w", n, err)
+	}
+	return nil
+}
+
+// pauseAfter returns how long to wait after attempt n. Half of it is random, so that clients that were refused together
+// do not come together.
+func pauseAfter(n int) time.Duration {
+	pause := longWait
+	if n < 7 {
+		pause = min(firstWait<<(n-1), longWait)
+	}
+	return pause/2 + rand.N(pause/2)
+}
+
+// wait returns false when ctx ends first; where that is known, immediately.
 func wait(ctx context.Context, d time.Duration) bool {
+	if end, ok := ctx.Deadline(); ok && time.Until(end) <= d {
+		return false
+	}
 	select {
 	case <-time.After(d):
 		return ctx.Err() == nil
@@ -139,15 +172,13 @@ func (c *Client) attempt(ctx context.Context, r Request, body []byte, a *Answer)
 	defer resp.Body.Close()
 	a.Time, _ = http.ParseTime(resp.Header.Get("Date"))
 	data, err := io.ReadAll(io.LimitReader(resp.Body, bodyMax+1))
-	if err == nil && len(data) > bodyMax {
-		err = fmt.Errorf("an answer of more than %d bytes", bodyMax)
-	}
-	if err == nil && resp.StatusCode/100 == 2 && r.Accept != nil {
-		err = r.Accept(data)
-	}
 	if err != nil {
 		a.Lost = true
 		return 0, fmt.Errorf("%s: answer %d cannot be read: %w", c.base, resp.StatusCode, err)
+	}
+	if err := r.accept(resp, data); err != nil {
+		a.Lost = true
+		return 0, fmt.Errorf("%s: answer %d %w: %w", c.base, resp.StatusCode, errForeign, err)
 	}
 	if resp.StatusCode/100 == 2 {
 		return 0, nil
@@ -155,13 +186,33 @@ func (c *Client) attempt(ctx context.Context, r Request, body []byte, a *Answer)
 	s := statusOf(resp.StatusCode, data)
 	switch {
 	case s.Code == http.StatusTooManyRequests:
-	case s.Code/100 != 4:
+	case s.Code/100 == 5:
 		a.Lost = true
 	default:
 		return -1, s
 	}
-	seconds, _ := strconv.Atoi(resp.Header.Get("Retry-After"))
-	return time.Duration(max(seconds, 0)) * time.Second, s
+	return retryAfter(resp), s
+}
+
+// accept returns why no API server can have given the answer; nil where it can.
+func (r Request) accept(resp *http.Response, body []byte) error {
+	switch kind := resp.StatusCode / 100; {
+	case len(body) > bodyMax:
+		return fmt.Errorf("it has more than %d bytes", bodyMax)
+	case kind == 2 && r.Accept != nil:
+		return r.Accept(body)
+	case kind == 3:
+		return fmt.Errorf("it redirects to %.200q", resp.Header.Get("Location"))
+	case kind != 2 && kind != 4 && kind != 5:
+		return fmt.Errorf("%.200q", body)
+	}
+	return nil
+}
+
+// retryAfter returns how long the server wants clients to wait; 0 where it does not say so in seconds.
+func retryAfter(resp *http.Response) time.Duration {
+	seconds, _ := strconv.Atoi(resp.Header.Get("Retry-After")) // the largest int where it is larger
+	return min(time.Duration(max(seconds, 0)), longestAsk/time.Second) * time.Second
 }
 
 // statusOf reads a refusal, which a proxy may have written.

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -509,6 +510,92 @@ var _ = Describe("requests", Label("cluster-requests"), func() {
 		Entry("another kind", 200, `{"kind":"Pod","metadata":{"name":"default.10.30.0.2","uid":"1"}}`),
 		Entry("null", 200, `null`),
 		Entry("an error of nobody", 500, "oops"))
+
+	DescribeTable("whose server asks for a pause that no call has end with code 11", func(pause string) {
+		s := newServer()
+		s.set(first(1, "POST", func(w http.ResponseWriter, _ *http.Request, _ func()) {
+			w.Header().Set("Retry-After", pause)
+			refuse(w, http.StatusTooManyRequests, "TooManyRequests", "", "too many requests")
+		}))
+		Expect(s.node("node-a", ranges8).fails(cni.CodeTryAgain, "ADD", "one")).To(ContainSubstring("429"))
+		Expect(s.requests()).To(Equal("POST"))
+	},
+		Entry("an hour", "3600"),
+		Entry("more than a duration can be", "9223372037"),
+		Entry("more than a number can be", "99999999999999999999"))
+
+	DescribeTable("that no API server answers are sent three times", func(answer http.HandlerFunc, want ...string) {
+		s := newServer()
+		n := s.node("node-a", ranges8)
+		s.set(first(1000, "POST", func(w http.ResponseWriter, r *http.Request, _ func()) { answer(w, r) }))
+		for _, text := range want {
+			Expect(n.fails(cni.CodeTryAgain, "ADD", "one")).To(And(ContainSubstring(text),
+				ContainSubstring(n.kubeconfig)))
+			Expect(s.requests()).To(Equal("POST POST POST GET"))
+		}
+	},
+		Entry("a page of a proxy", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("<html>")) },
+			"invalid character"),
+		Entry("a redirect", func(w http.ResponseWriter, r *http.Request) {
+			http.Redirect(w, r, "https://login.example/", http.StatusFound)
+		}, `redirects to "https://login.example/"`),
+		Entry("a code that HTTP does not know", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(999) },
+			"999"))
+
+	It("whose answer does not end cost little memory", func() {
+		s := newServer()
+		s.set(first(1000, "POST", func(w http.ResponseWriter, _ *http.Request, _ func()) {
+			for more := bytes.Repeat([]byte(" "), 1<<20); ; {
+				if _, err := w.Write(more); err != nil {
+					return
+				}
+			}
+		}))
+		cmd, out := s.node("node-a", ranges8).exec("ADD", "one")
+		_ = cmd.Run()
+		Expect(Answer{Code: 1, Stdout: out.String()}.Failed(cni.CodeTryAgain)).To(ContainSubstring("more than"))
+		kilobytes := cmd.ProcessState.SysUsage().(*syscall.Rusage).Maxrss
+		Expect(kilobytes).To(BeNumerically("<", 100<<10))
+	})
+
+	It("for a list whose pages do not end are bounded", func() {
+		s := newServer()
+		s.set(first(10000, "GET", func(w http.ResponseWriter, _ *http.Request, _ func()) {
+			reply(w, http.StatusOK, Object{"kind": "AddressList", "metadata": Object{"continue": "more"}})
+		}))
+		Expect(s.node("node-a", ranges8).fails(cni.CodeTryAgain, "GC", "", valid())).To(
+			ContainSubstring("more than 200 pages"))
+		Expect(strings.Fields(s.requests())).To(HaveLen(200))
+	})
+
+	It("pause while the server contradicts itself, and end with code 11", func() {
+		s := newServer()
+		n := s.node("node-a", ranges8).within(3 * time.Second)
+		lost := false
+		s.set(first(1000, "POST", func(w http.ResponseWriter, _ *http.Request, _ func()) {
+			if !lost {
+				lost = true
+				drop(nil, nil, nil)
+			}
+			refuse(w, http.StatusConflict, "AlreadyExists", "", "already exists")
+		}))
+		Expect(n.fails(cni.CodeTryAgain, "ADD", "one")).To(ContainSubstring("already exists"))
+		Expect(len(strings.Fields(s.requests()))).To(BeNumerically("<", 40))
+
+		s.set(nil)
+		n.add("two")
+		s.requests()
+		s.set(first(1000, "DELETE", func(w http.ResponseWriter, _ *http.Request, _ func()) {
+			s.Lock()
+			for _, o := range s.leases {
+				s.put(&o)
+			}
+			s.Unlock()
+			refuse(w, http.StatusConflict, "Conflict", "", "the UID in the precondition does not match")
+		}))
+		Expect(n.fails(cni.CodeTryAgain, "DEL", "two")).To(ContainSubstring("does not match"))
+		Expect(len(strings.Fields(s.requests()))).To(BeNumerically("<", 40))
+	})
 
 	It("of a user that the server refuses are code 5, with its name", func() {
 		s := newServer()

@@ -37,6 +37,7 @@ const (
 	poolsVersion = "whereabouts.cni.cncf.io/v1alpha1"
 	poolsPath    = "/apis/" + poolsVersion
 	poolsSpace   = "kube-system" // of a pool that is the first one
+	poolsPage    = 10            // pools in an answer: etcd has objects of up to 1.5 MB
 )
 
 // isOf says whether the entry is one of the attachment, which has these addresses where the entry does not say all.
@@ -88,22 +89,12 @@ func lent(pools []pool, space string, addr netip.Addr) (e entry, ok bool) {
 }
 
 func (k kubernetes) pools(ctx context.Context) ([]pool, error) {
-	var page struct {
-		Kind  string
-		Items []pool
-	}
-	_, err := k.Do(ctx, kube.Request{Method: "GET", Path: poolsPath + "/ippools", Accept: func(body []byte) error {
-		page.Items = nil
-		err := json.Unmarshal(body, &page)
-		if err == nil && page.Kind != "IPPoolList" {
-			err = fmt.Errorf("%.64q is no list of pools", page.Kind)
-		}
-		return err
-	}})
+	list := url.URL{Path: poolsPath + "/ippools", RawQuery: fmt.Sprint("limit=", poolsPage)}
+	all, _, err := pages[pool](ctx, k, list, "IPPoolList")
 	if s, ok := errors.AsType[*kube.Status](err); ok && s.Code == 404 {
 		err = cni.Errorf(cni.CodeTryAgain, "%w", errNoPools)
 	}
-	return page.Items, err
+	return all, err
 }
 
 var errNoPools = errors.New("the API server has no IPPools of whereabouts: leave ipam.guard out when its " +
@@ -115,29 +106,46 @@ func (k kubernetes) guard(ctx context.Context, pools []pool, l lease, subnet net
 	addr, _ := addressOf(l.name)
 	e := entry{Container: l.Container, Pod: l.Pod, IfName: l.IfName}
 	name := poolName(l.Space, subnet.Masked().String())
-	for {
+	for n := 1; ; n++ {
 		if has, ok := lent(pools, l.Space, addr); ok && has != e {
 			return errTaken
 		} else if ok {
 			return nil // the answer was lost
 		}
-		i := slices.IndexFunc(pools, func(p pool) bool { return p.Metadata.Name == name })
-		if i < 0 {
-			if err := k.makePool(ctx, pools, name, subnet.Masked()); err != nil && !isRaced(err) {
-				return err
-			}
-		} else if err := k.lend(ctx, pools[i], pools[i].offset(l.Space, addr), e); !isRaced(err) {
-			return err
-		}
 		var err error
-		if pools, err = k.pools(ctx); err != nil {
+		i := slices.IndexFunc(pools, func(p pool) bool { return p.Metadata.Name == name })
+		if i >= 0 {
+			if err = k.lend(ctx, &pools[i], pools[i].offset(l.Space, addr), e); err == nil {
+				return nil
+			}
+			pools, err = k.afterRace(ctx, n, pools[i], err)
+		} else if err = k.makePool(ctx, pools, name, subnet.Masked()); err == nil {
+			pools, err = k.pools(ctx)
+		} else {
+			pools, err = k.afterRace(ctx, n, pool{}, err)
+		}
+		if err != nil {
 			return err
 		}
 	}
 }
 
-// isRaced says whether somebody else has changed or made the pool meanwhile.
-func isRaced(err error) bool { return kube.Is(err, "Invalid") || kube.Is(err, "AlreadyExists") }
+// afterRace returns the pools as they are now if err means that another node changed pool p, which was read, or created
+// it. Otherwise it returns err: the API server answers 422 for a pool of another version, and also for an entry that it
+// does not accept.
+func (k kubernetes) afterRace(ctx context.Context, n int, p pool, err error) ([]pool, error) {
+	if !kube.Is(err, "AlreadyExists") && (!kube.Is(err, "Invalid") || p.Metadata.Name == "") {
+		return nil, err
+	}
+	if err := kube.Pause(ctx, n, err); err != nil {
+		return nil, err
+	}
+	pools, failed := k.pools(ctx)
+	if failed == nil && slices.ContainsFunc(pools, func(q pool) bool { return q.Metadata == p.Metadata }) {
+		failed = err
+	}
+	return pools, failed
+}
 
 // makePool makes the pool of a range, where the others are.
 func (k kubernetes) makePool(ctx context.Context, others []pool, name string, subnet netip.Prefix) error {
@@ -153,7 +161,7 @@ func (k kubernetes) makePool(ctx context.Context, others []pool, name string, su
 }
 
 // lend makes an entry in the pool.
-func (k kubernetes) lend(ctx context.Context, p pool, key string, e entry) error {
+func (k kubernetes) lend(ctx context.Context, p *pool, key string, e entry) error {
 	path, value := "/spec/allocations", any(map[string]entry{key: e})
 	if p.Spec.Allocations != nil {
 		path, value = path+"/"+key, e
@@ -161,44 +169,59 @@ func (k kubernetes) lend(ctx context.Context, p pool, key string, e entry) error
 	return k.change(ctx, p, map[string]any{"op": "add", "path": path, "value": value})
 }
 
-// change carries out one operation on the pool, if it is still as it was read.
-func (k kubernetes) change(ctx context.Context, p pool, operation map[string]any) error {
+// change carries out one operation on the pool, if it is still as it was read. The pool gets its new version.
+func (k kubernetes) change(ctx context.Context, p *pool, operation map[string]any) error {
+	var changed pool
 	_, err := k.Do(ctx, kube.Request{Method: "PATCH", Type: "application/json-patch+json",
 		Path: fmt.Sprintf("%s/namespaces/%s/ippools/%s", poolsPath, url.PathEscape(p.Metadata.Namespace),
 			url.PathEscape(p.Metadata.Name)),
 		Body: []map[string]any{
-			{"op": "test", "path": "/metadata/resourceVersion", "value": p.Metadata.ResourceVersion}, operation}})
+			{"op": "test", "path": "/metadata/resourceVersion", "value": p.Metadata.ResourceVersion}, operation},
+		Accept: func(body []byte) error {
+			changed = pool{}
+			err := json.Unmarshal(body, &changed)
+			if err == nil && (changed.Kind != "IPPool" || changed.Metadata.Name != p.Metadata.Name) {
+				err = fmt.Errorf("%.64q, %q is not the pool %s", changed.Kind, changed.Metadata.Name, p.Metadata.Name)
+			}
+			return err
+		}})
+	if err == nil {
+		p.Metadata = changed.Metadata
+	}
 	return err
 }
 
 // unguard takes the attachment's entries out of the pools, those that whereabouts itself has written among them. Of
 // these some do not say which interface has the address: has does.
 func (k kubernetes) unguard(ctx context.Context, space string, a cni.Attachment, has []netip.Addr) error {
-	for {
-		pools, err := k.pools(ctx)
-		if errors.Is(err, errNoPools) {
+	pools, err := k.pools(ctx)
+	for n := 1; err == nil; n++ {
+		p, key := entryOf(pools, space, a, has)
+		if p == nil {
 			return nil
 		}
+		err = k.change(ctx, p, map[string]any{"op": "remove", "path": "/spec/allocations/" + key})
 		if err != nil {
-			return err
-		}
-		again := false
-		for _, p := range pools {
-			for _, key := range slices.Sorted(maps.Keys(p.Spec.Allocations)) {
-				addr, ok := p.address(key)
-				if !ok || p.offset(space, addr) == "" || !p.Spec.Allocations[key].isOf(a, addr, has) {
-					continue
-				}
-				err := k.change(ctx, p, map[string]any{"op": "remove", "path": "/spec/allocations/" + key})
-				if err != nil && !isRaced(err) {
-					return err
-				}
-				again = true // the pool has another version by now
-				break
-			}
-		}
-		if !again {
-			return nil
+			pools, err = k.afterRace(ctx, n, *p, err)
+		} else {
+			delete(p.Spec.Allocations, key)
 		}
 	}
+	if errors.Is(err, errNoPools) {
+		return nil
+	}
+	return err
+}
+
+// entryOf returns an entry of the attachment in the pools of a space: its pool, which is nil without one, and its key.
+func entryOf(pools []pool, space string, a cni.Attachment, has []netip.Addr) (*pool, string) {
+	for i, p := range pools {
+		for _, key := range slices.Sorted(maps.Keys(p.Spec.Allocations)) {
+			addr, ok := p.address(key)
+			if ok && p.offset(space, addr) != "" && p.Spec.Allocations[key].isOf(a, addr, has) {
+				return &pools[i], key
+			}
+		}
+	}
+	return nil, ""
 }

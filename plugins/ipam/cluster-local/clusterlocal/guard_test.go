@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -86,6 +87,13 @@ var _ = Describe("the guard", Label("cluster-guard"), func() {
 		Expect(os.ReadFile(file)).NotTo(ContainSubstring(asked), "no name of an address that was given back")
 	})
 
+	It("takes no page of a proxy for an entry that was written", func() {
+		s.lend(pool8, "10.30.0.0/29", theirs(2))
+		s.set(first(1, "PATCH", says(200, "<html>hello</html>")))
+		n.add("one")
+		Expect(s.entries(pool8)).To(ConsistOf("2 old2 net1", HaveSuffix(" one eth0")))
+	})
+
 	It("makes the pool that whereabouts would, and knows its own entry when the answer is lost", func() {
 		n.ipam["ranges"] = json.RawMessage(`[[{"subnet": "10.30.0.0/29"}], [{"subnet": "2001:db8::/64"}]]`)
 		s.set(first(1, "PATCH", swallow))
@@ -105,6 +113,53 @@ var _ = Describe("the guard", Label("cluster-guard"), func() {
 			"ips": []Object{{"address": "10.30.0.4/29"}}}})
 		Expect(a.Code).To(BeZero(), a.Stdout)
 		Expect(s.entries(pool8)).To(HaveExactElements("3 old3 net1"))
+	})
+
+	It("fails with what the server says that refuses an entry, without trying again", func() {
+		s.lend(pool8, "10.30.0.0/29", theirs(2))
+		s.set(first(1000, "PATCH", func(w http.ResponseWriter, _ *http.Request, _ func()) {
+			refuse(w, http.StatusUnprocessableEntity, "Invalid", pool8, "allocations.4.podref: Required value")
+		}))
+		Expect(n.fails(5, "ADD", "one")).To(ContainSubstring("podref: Required value"))
+		Expect(strings.Count(s.requests(), "PATCH")).To(Equal(1))
+		Expect(s.has()).To(BeEmpty())
+		Expect(n.exec8("DEL", "old2", "net1", nil).Failed(5)).To(ContainSubstring("podref: Required value"))
+		Expect(strings.Count(s.requests(), "PATCH")).To(Equal(1))
+	})
+
+	It("fails with what the server says that refuses a pool, without trying again", func() {
+		s.set(func(w http.ResponseWriter, r *http.Request, _ func()) bool {
+			isPool := r.Method == "POST" && strings.HasPrefix(r.URL.Path, poolsPath)
+			if isPool {
+				refuse(w, http.StatusUnprocessableEntity, "Invalid", pool8, "spec.range: Invalid value")
+			}
+			return isPool
+		})
+		Expect(n.fails(5, "ADD", "one")).To(ContainSubstring("spec.range: Invalid value"))
+		Expect(strings.Count(s.requests(), "POST")).To(Equal(2), "the lease, the pool")
+		Expect(s.has()).To(BeEmpty())
+	})
+
+	It("pauses while other nodes change the pool, and ends with code 11", func() {
+		s.lend(pool8, "10.30.0.0/29", theirs(2))
+		s.set(first(1000, "PATCH", func(_ http.ResponseWriter, _ *http.Request, serve func()) {
+			s.Lock()
+			s.lend(pool8, "10.30.0.0/29", theirs(2))
+			s.Unlock()
+			serve()
+		}))
+		n = n.within(3 * time.Second)
+		Expect(n.fails(11, "ADD", "one")).To(ContainSubstring("testing path failed"))
+		Expect(strings.Count(s.requests(), "PATCH")).To(BeNumerically("<", 20))
+		Expect(n.exec8("DEL", "old2", "net1", nil).Failed(11)).To(ContainSubstring("testing path failed"))
+		Expect(strings.Count(s.requests(), "PATCH")).To(BeNumerically("<", 20))
+	})
+
+	It("reads pools in pages", func() {
+		s.page = 1
+		s.lend("10.31.0.0-29", "10.31.0.0/29", theirs(2))
+		s.lend(pool8, "10.30.0.0/29", theirs(2, 3, 5))
+		Expect([]string{n.add("one"), n.add("two")}).To(ConsistOf("10.30.0.4", "10.30.0.6"))
 	})
 
 	It("is an error of ADD, and none of DEL, when whereabouts' objects are gone", func() {

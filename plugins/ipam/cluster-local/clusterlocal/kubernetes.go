@@ -21,6 +21,7 @@ const (
 	kind       = "Address"
 	addresses  = "/apis/" + apiVersion + "/addresses"
 	pageSize   = 5000
+	pagesMost  = 200 // of a list: a million addresses
 )
 
 type object struct {
@@ -59,7 +60,7 @@ func (o *object) accept(name string) func([]byte) error {
 
 func (k kubernetes) reserve(ctx context.Context, l *lease) (lost bool, err error) {
 	want := object{APIVersion: apiVersion, Kind: kind, Metadata: metadata{Name: l.name}, Spec: *l}
-	for {
+	for n := 1; ; n++ {
 		var made object
 		a, err := k.Do(ctx, kube.Request{Method: "POST", Path: addresses, Body: want, Accept: made.accept(l.name)})
 		lost = lost || a.Lost
@@ -82,6 +83,9 @@ func (k kubernetes) reserve(ctx context.Context, l *lease) (lost bool, err error
 		case ok:
 			return lost, errTaken
 		}
+		if err := kube.Pause(ctx, n, err); err != nil {
+			return lost, err
+		}
 	}
 }
 
@@ -98,7 +102,7 @@ func (k kubernetes) held(ctx context.Context, name string) (l lease, ok bool, er
 // the nonce says whose it is. The server looks at the UID before admission does, so a stale one is a conflict.
 func (k kubernetes) release(ctx context.Context, l lease) error {
 	var refused error // with l.uid
-	for {
+	for n := 1; ; n++ {
 		if l.uid != "" {
 			if refused = k.remove(ctx, l.name, l.uid); !kube.Is(refused, "Conflict") {
 				return refused
@@ -111,7 +115,12 @@ func (k kubernetes) release(ctx context.Context, l lease) error {
 		case has.uid == l.uid: // somebody else refuses, by admission
 			return refused
 		}
-		l.uid = has.uid
+		if l.uid = has.uid; refused == nil {
+			continue
+		}
+		if err := kube.Pause(ctx, n, refused); err != nil {
+			return err
+		}
 	}
 }
 
@@ -142,34 +151,44 @@ func (k kubernetes) list(ctx context.Context, space, node string, fresh bool) (a
 	if !fresh {
 		query.Set("resourceVersion", "0")
 	}
-	for {
-		var page struct {
+	objects, now, err := pages[object](ctx, k, url.URL{Path: addresses, RawQuery: query.Encode()}, kind+"List")
+	for _, o := range objects {
+		all = append(all, o.read())
+	}
+	return all, now, explain(err)
+}
+
+// pages returns all objects of a list, and the time of its last page by the server's clock.
+func pages[T any](ctx context.Context, k kubernetes, at url.URL, kind string) (all []T, now time.Time, err error) {
+	for range pagesMost {
+		type list struct {
 			Kind     string
 			Metadata struct{ Continue string }
-			Items    []object
+			Items    []T
 		}
-		a, err := k.Do(ctx, kube.Request{Method: "GET", Path: addresses + "?" + query.Encode(),
+		var page list
+		a, err := k.Do(ctx, kube.Request{Method: "GET", Path: at.String(),
 			Accept: func(body []byte) error {
-				page.Items, page.Metadata.Continue = nil, ""
+				page = list{}
 				err := json.Unmarshal(body, &page)
-				if err == nil && page.Kind != kind+"List" {
-					err = fmt.Errorf("%.64q is no list of addresses", page.Kind)
+				if err == nil && page.Kind != kind {
+					err = fmt.Errorf("%.64q is not a %s", page.Kind, kind)
 				}
 				return err
 			}})
 		if err != nil {
-			return nil, now, explain(err)
+			return nil, now, err
 		}
-		now = a.Time
-		for _, o := range page.Items {
-			all = append(all, o.read())
-		}
+		all = append(all, page.Items...)
 		if page.Metadata.Continue == "" {
-			return all, now, nil
+			return all, a.Time, nil
 		}
+		query := at.Query()
 		query.Set("continue", page.Metadata.Continue)
 		query.Del("resourceVersion") // the next pages are of the first one's moment
+		at.RawQuery = query.Encode()
 	}
+	return nil, now, cni.Errorf(cni.CodeTryAgain, "the API server gives more than %d pages of %s", pagesMost, at.Path)
 }
 
 func (k kubernetes) probe(ctx context.Context) error {
@@ -182,13 +201,15 @@ func (k kubernetes) hasNode(ctx context.Context, name string) (bool, error) {
 	if !isNode(name) {
 		return true, nil // no node that could be looked up
 	}
-	var node struct {
+	type object struct {
 		Kind     string
 		Metadata metadata
 		Spec     struct{ Taints []struct{ Key string } }
 	}
+	var node object
 	_, err := k.Do(ctx, kube.Request{Method: "GET", Path: "/api/v1/nodes/" + url.PathEscape(name),
 		Accept: func(body []byte) error {
+			node = object{}
 			err := json.Unmarshal(body, &node)
 			if err == nil && (node.Kind != "Node" || node.Metadata.Name != name) {
 				err = fmt.Errorf("%.64q is not the node %s", node.Kind, name)

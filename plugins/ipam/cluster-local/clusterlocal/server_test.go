@@ -253,7 +253,19 @@ func (s *server) servePools(w http.ResponseWriter, r *http.Request, rest string)
 	case s.pools == nil:
 		http.NotFound(w, r)
 	case r.Method == "GET" && rest == "/ippools":
-		reply(w, http.StatusOK, map[string]any{"kind": "IPPoolList", "items": slices.Collect(maps.Values(s.pools))})
+		names := slices.Sorted(maps.Keys(s.pools))
+		from, _ := strconv.Atoi(r.URL.Query().Get("continue"))
+		to, next := len(names), ""
+		if s.page > 0 && from+s.page < len(names) {
+			to = from + s.page
+			next = fmt.Sprint(to)
+		}
+		items := []pool{}
+		for _, name := range names[from:to] {
+			items = append(items, s.pools[name])
+		}
+		reply(w, http.StatusOK, map[string]any{"kind": "IPPoolList", "metadata": map[string]string{"continue": next},
+			"items": items})
 	case r.Method == "POST":
 		Expect(json.NewDecoder(r.Body).Decode(&p)).To(Succeed())
 		if _, isThere := s.pools[p.Metadata.Name]; isThere {
@@ -275,7 +287,7 @@ func (s *server) servePools(w http.ResponseWriter, r *http.Request, rest string)
 			p.Spec.Allocations[offset] = e
 		}
 		s.lend(name, p.Spec.Range, p.Spec.Allocations)
-		reply(w, http.StatusOK, p)
+		reply(w, http.StatusOK, s.pools[name])
 	}
 }
 
@@ -283,6 +295,7 @@ func (s *server) servePools(w http.ResponseWriter, r *http.Request, rest string)
 func (s *server) lend(name, subnet string, allocations map[string]entry) {
 	var p pool
 	s.serial++
+	p.Kind = "IPPool"
 	p.Metadata.Name, p.Metadata.Namespace, p.Metadata.ResourceVersion = name, "kube-system", fmt.Sprint(s.serial)
 	p.Spec.Range, p.Spec.Allocations = subnet, maps.Clone(allocations)
 	s.pools[name] = p
