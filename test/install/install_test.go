@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/nstest"
+	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
 func TestMain(m *testing.M) { nstest.Main(m) }
@@ -46,8 +47,8 @@ const (
 	referencePath = "path\tgithub.com/containernetworking/plugins/plugins/main/bridge\nbuild\t-ldflags=\"" +
 		"-X github.com/containernetworking/plugins/pkg/utils/buildversion.BuildVersion="
 	oldReference    = referencePath + "v1.4.0\"\n"
-	newestReference = referencePath + "v1.9.1\"\n"
-	newReference    = referencePath + "v1.9.2-rc1\"\n"
+	newestReference = referencePath + skel.Reference + "\"\n"
+	newReference    = referencePath + "v99.0.0-rc1\"\n"
 	// What k3s builds in its GOPATH, of the fork's main package, which is at the root of the module.
 	k3sReference = "path\tgithub.com/containernetworking/plugins\nbuild\t-ldflags=\"-X github.com/k3s-io/k3s/pkg/" +
 		"version.Version=v1.35.0+k3s1 -X github.com/containernetworking/plugins/pkg/utils/buildversion." +
@@ -363,9 +364,94 @@ var _ = Describe("install", Label("install"), func() {
 		Expect(d.state()["bridge"]).To(Equal("-rwxr-xr-x ours"))
 		d.uninstall(before)
 	},
-		Entry("a newer reference's plugin", newReference, "the reference plugin v1.9.2-rc1, newer than v1.9.1"),
 		Entry("another's program", wrapper, "neither ours nor the reference's"),
 		Entry("a program that speaks of us", wrapper+"# hawser-cni version unknow", "neither ours nor the reference's"))
+
+	It("replaces newer plugins of the reference with one line of warning, and brings them back", func() {
+		d := newDir(map[string]string{"bridge": newReference, "portmap": newReference, "vrf": newestReference})
+		before := d.state()
+		said := d.install()
+		Expect(said).To(ContainSubstring("/bridge: installed, in the place of the reference plugin, v99.0.0-rc1\n"))
+		Expect(regexp.MustCompile(`(?m)^.*warning.*$`).FindAllString(said, -1)).To(Equal([]string{
+			d.path + ": warning: replaced plugins of the reference v99.0.0-rc1, newer than " + skel.Reference +
+				", which Hawser matches: bridge, portmap; --skip-newer leaves them"}))
+		for _, name := range all() {
+			Expect(d.state()[name]).To(Equal("-rwxr-xr-x ours"), name)
+		}
+		Expect(d.install()).NotTo(ContainSubstring("warning"))
+		d.uninstall(before)
+	})
+
+	DescribeTable("leaves newer plugins of the reference when it is told", func(env []string, args ...string) {
+		d := newDir(map[string]string{"bridge": newReference, "vrf": newestReference})
+		before := d.state()
+		out := d.try(env, "install", args...)
+		Expect(out.Exit).To(BeZero(), out.Stderr)
+		Expect(out.Stdout).To(And(Not(ContainSubstring("warning")), ContainSubstring(d.path+
+			"/bridge: left by --skip-newer: the reference plugin v99.0.0-rc1, newer than "+skel.Reference+"\n")))
+		Expect(d.state()).To(And(HaveKeyWithValue("bridge", before["bridge"]),
+			HaveKeyWithValue("vrf", "-rwxr-xr-x ours")))
+		d.uninstall(before)
+	},
+		Entry("by an option", nil, "--skip-newer"), Entry("also with --force", nil, "--skip-newer", "--force"),
+		Entry("by the environment", []string{"HAWSER_SKIP_NEWER=true"}))
+
+	DescribeTable("fails, and says so last, when no main plugin of Hawser is in place:", func(
+		text string, args ...string,
+	) {
+		files := map[string]string{}
+		for _, name := range nstest.Plugins() {
+			files[name] = text
+		}
+		d := newDir(files)
+		before := d.state()
+		out := d.try(nil, "install", args...)
+		Expect(out.Exit).To(Equal(1))
+		Expect(out.Stdout).To(ContainSubstring("/bridge: left"))
+		Expect(out.Stderr).To(MatchRegexp(`^hawser: ` + d.path + `: no main plugin of Hawser is in place, .*\n$`))
+		d.uninstall(before)
+		d.Do(func() { Expect(os.Remove(d.path + "/ptp")).To(Succeed()) })
+		d.install(args...)
+		d.install(append(args, "--only", "bridge")...)
+	},
+		Entry("newer plugins of the reference are left", newReference, "--skip-newer"),
+		Entry("everything is left", oldReference, "--keep"), Entry("the files are others'", wrapper))
+
+	It("succeeds without a main plugin where none was asked for", func() {
+		d := newDir(map[string]string{"bridge": wrapper})
+		d.install("--only", "portmap,host-local")
+	})
+
+	It("warns of links in other directories to the plugins that it replaces", func() {
+		d := newDir(nil)
+		d.path = "/run/local/libexec/cni" // as in nerdctl's full archive
+		d.fill(map[string]string{"bridge": oldReference, "firewall": oldReference, "vrf": oldOurs})
+		beside := dir{d.Host, "/run/local/bin"}
+		beside.fill(nil)
+		path := dir{d.Host, "/run/path"}
+		path.fill(nil)
+		d.Do(func() {
+			for link, target := range map[string]string{
+				"/run/local/bin/buildkit-cni-bridge":   "../libexec/cni/bridge",
+				"/run/local/bin/buildkit-cni-firewall": "../libexec/cni/firewall",
+				"/run/local/bin/buildkit-cni-vrf":      "../libexec/cni/vrf", // it was ours
+				"/run/local/bin/else":                  "/run/local/bin/bridge",
+				"/run/path/br":                         d.path + "/bridge",
+				d.path + "/cnv-bridge":                 "bridge",
+			} {
+				Expect(os.Symlink(target, link)).To(Succeed())
+			}
+		})
+		env := []string{"PATH=/run/path:/run/nowhere:/run/path"}
+		out := d.try(env, "install")
+		Expect(out.Exit).To(BeZero(), out.Stderr)
+		Expect(regexp.MustCompile(`(?m)^.*warning.*$`).FindAllString(out.Stdout, -1)).To(ConsistOf(
+			"/run/local/bin: warning: links to replaced plugins run Hawser now: buildkit-cni-bridge, "+
+				"buildkit-cni-firewall",
+			d.path+": warning: links to replaced plugins run Hawser now: cnv-bridge",
+			"/run/path: warning: links to replaced plugins fail now, because their names do not end in a plugin's: br"))
+		Expect(d.try(env, "install").Stdout).NotTo(ContainSubstring("warning"))
+	})
 
 	It("knows the releases of the reference", func() {
 		for _, ref := range nstest.References() {

@@ -39,9 +39,13 @@ type options struct {
 	to, links         string
 	only, skip        []string
 	keep, force, loop bool
+	skipNewer         bool
+	searchPath        string // PATH
 }
 
-func installCommand(names []string, env func(string) (string, bool), say *output) *cobra.Command {
+func installCommand(
+	programs []skel.Program, names []string, env func(string) (string, bool), say *output,
+) *cobra.Command {
 	var o options
 	c := &cobra.Command{
 		Use: "install --to DIR", Short: "Put this file into DIR, and a link to it for each plugin", Args: onlyOptions,
@@ -50,7 +54,8 @@ func installCommand(names []string, env func(string) (string, bool), say *output
 			if err != nil {
 				return err
 			}
-			return cmp.Or(o.run(c.Context(), names, chosen, say), say.err)
+			o.searchPath, _ = env("PATH")
+			return cmp.Or(o.run(c.Context(), programs, chosen, say), say.err)
 		},
 	}
 	f := c.Flags()
@@ -59,8 +64,9 @@ func installCommand(names []string, env func(string) (string, bool), say *output
 	f.StringSliceVar(&o.skip, "skip", nil, "all but these `plugins`")
 	f.StringVar(&o.links, "links", hard, "how the file has a plugin's name: hard, symbolic or copy")
 	f.BoolVar(&o.keep, "keep", false, "leave every plugin's name that is there")
-	f.BoolVar(&o.force, "force", false,
-		"replace newer versions, a newer reference's plugins and files of others too")
+	f.BoolVar(&o.skipNewer, "skip-newer", false,
+		"leave plugins of the reference newer than "+skel.Reference+", whose behavior is matched")
+	f.BoolVar(&o.force, "force", false, "replace newer versions of Hawser and other programs' files too")
 	f.BoolVar(&o.loop, "loop", false, "stay, and install again when something in DIR changes")
 	return c
 }
@@ -103,7 +109,7 @@ func (o *options) choose(names []string, env func(string) (string, bool)) ([]str
 	}), nil
 }
 
-func (o *options) run(ctx context.Context, all, names []string, say io.Writer) error {
+func (o *options) run(ctx context.Context, programs []skel.Program, names []string, say io.Writer) error {
 	program, err := os.ReadFile("/proc/self/exe")
 	if err != nil {
 		return err
@@ -113,12 +119,12 @@ func (o *options) run(ctx context.Context, all, names []string, say io.Writer) e
 		if err := os.MkdirAll(o.to, 0o755); err != nil {
 			return err
 		}
-		p, err := open(ctx, o.to, all, say)
+		p, err := open(ctx, o.to, programs, say)
 		if err != nil {
 			return err
 		}
 		defer p.close()
-		i := install{options: *o, place: p, program: program, say: say, last: last}
+		i := install{options: *o, place: p, programs: programs, program: program, say: say, last: last}
 		return i.all(names)
 	}
 	if o.loop {
@@ -131,9 +137,10 @@ func (o *options) run(ctx context.Context, all, names []string, say io.Writer) e
 type install struct {
 	options
 	*place
-	program []byte
-	say     io.Writer
-	last    map[string]string // what was said of each name, in a loop
+	programs []skel.Program // all plugins of this file
+	program  []byte
+	say      io.Writer
+	last     map[string]string // what was said of each name, in a loop
 }
 
 // step is what becomes of one name.
@@ -166,7 +173,7 @@ func (i *install) all(names []string) error {
 		return err
 	}
 	var failed error
-	isMade := false
+	isMade, links := false, i.findLinks(steps)
 	for n, s := range steps {
 		if s.said != "" {
 			continue
@@ -183,7 +190,9 @@ func (i *install) all(names []string) error {
 		failed = i.remember()
 	}
 	i.report(steps)
-	return errors.Join(failed, i.sync())
+	i.warnNewer(steps)
+	i.warnLinks(links)
+	return cmp.Or(errors.Join(failed, i.sync()), i.requireMain(names))
 }
 
 // report says of each name what was done or why it is left; in a loop, after the first time, only what is new.
@@ -220,14 +229,14 @@ func (i *install) judge(f file) (why string, err error) {
 		return "", nil
 	case f.name != toolName && f.kind != absent && i.keep: // new names lead to our file: no older one
 		return leftAll, nil
+	case f.kind == reference && i.skipNewer && newer(f.version, skel.Reference):
+		return fmt.Sprintf("left by --skip-newer: the reference plugin %s, newer than %s", f.version,
+			skel.Reference), nil
 	case i.force || f.kind == absent:
 		return "", nil
 	case f.kind == ours && newer(f.version, skel.Version()):
 		return "", fmt.Errorf("%s: is the newer version %s (this is %s); --force replaces it",
 			i.path(f.name), f.version, skel.Version())
-	case f.kind == reference && newer(f.version, skel.Reference):
-		return fmt.Sprintf("left: the reference plugin %s, newer than %s; --force replaces it", f.version,
-			skel.Reference), nil
 	case f.kind == foreign:
 		return "left: neither ours nor the reference's; --force replaces it", nil
 	}
@@ -287,7 +296,7 @@ func (i *install) isSelf(f file) bool {
 	return err == nil && f.info.Mode().Perm() == 0o755 && bytes.Equal(data, i.program)
 }
 
-func uninstallCommand(names []string, say *output) *cobra.Command {
+func uninstallCommand(programs []skel.Program, say *output) *cobra.Command {
 	var dir string
 	c := &cobra.Command{
 		Use: "uninstall --to DIR", Short: "Bring back what was in DIR before", Args: onlyOptions,
@@ -295,15 +304,15 @@ func uninstallCommand(names []string, say *output) *cobra.Command {
 			if dir == "" {
 				return errors.New("--to is missing: the directory of the installation")
 			}
-			return cmp.Or(uninstall(c.Context(), dir, names, say), say.err)
+			return cmp.Or(uninstall(c.Context(), dir, programs, say), say.err)
 		},
 	}
 	c.Flags().StringVar(&dir, "to", "", "the `directory` of the installation")
 	return c
 }
 
-func uninstall(ctx context.Context, dir string, plugins []string, say io.Writer) error {
-	p, err := open(ctx, dir, plugins, say)
+func uninstall(ctx context.Context, dir string, programs []skel.Program, say io.Writer) error {
+	p, err := open(ctx, dir, programs, say)
 	if errors.Is(err, fs.ErrNotExist) {
 		fmt.Fprintf(say, "%s: nothing is installed\n", dir)
 		return nil

@@ -150,7 +150,7 @@ func command(all []skel.Program, env func(string) (string, bool), vars []string)
 		f.BoolVar(&s.json, "json", false, "write JSON")
 		root.AddCommand(c)
 	}
-	root.AddCommand(installCommand(names, env, s.out), uninstallCommand(names, s.out))
+	root.AddCommand(installCommand(all, names, env, s.out), uninstallCommand(all, s.out))
 	refuseUnknown(root)
 	return root, s
 }

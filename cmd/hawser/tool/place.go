@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/hawser-cni/plugins/pkg/skel"
 	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
@@ -47,7 +48,7 @@ type origin struct {
 
 // open waits for at most 30 seconds while another installation has the directory. A damaged record is restored, and
 // reported, so that it blocks neither installation nor uninstallation.
-func open(ctx context.Context, dir string, plugins []string, say io.Writer) (*place, error) {
+func open(ctx context.Context, dir string, programs []skel.Program, say io.Writer) (*place, error) {
 	file, err := os.Open(dir)
 	if err != nil {
 		return nil, err
@@ -61,7 +62,7 @@ func open(ctx context.Context, dir string, plugins []string, say io.Writer) (*pl
 		return nil, err
 	}
 	p := &place{dir: dir, file: file, lock: lock}
-	damage, err := p.readRecord(plugins)
+	damage, err := p.readRecord(programs)
 	if err != nil {
 		p.close()
 		return nil, err
@@ -75,7 +76,7 @@ func open(ctx context.Context, dir string, plugins []string, say io.Writer) (*pl
 // readRecord reads the record. A missing one is restored from the store, which has no other files unless an
 // installation was killed or an administrator removed the record. A damaged one was written after names were taken, so
 // that names of the tool's file without a former file belong to it too.
-func (p *place) readRecord(plugins []string) (damage, err error) {
+func (p *place) readRecord(programs []skel.Program) (damage, err error) {
 	p.record = map[string]origin{}
 	data, err := os.ReadFile(p.kept(recordName))
 	isMissing := errors.Is(err, fs.ErrNotExist)
@@ -99,9 +100,9 @@ func (p *place) readRecord(plugins []string) (damage, err error) {
 	if damage == nil || !p.hasTool() {
 		return damage, ignoreAbsent(err)
 	}
-	for _, name := range append([]string{toolName}, plugins...) {
-		if _, known := p.record[name]; !known && p.isTool(name) {
-			p.record[name] = origin{}
+	for _, program := range append([]skel.Program{{Name: toolName}}, programs...) {
+		if _, known := p.record[program.Name]; !known && p.isTool(program.Name) {
+			p.record[program.Name] = origin{}
 		}
 	}
 	return damage, errors.Join(ignoreAbsent(err), p.remember())

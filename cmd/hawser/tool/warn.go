@@ -1,0 +1,124 @@
+package tool
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/hawser-cni/plugins/pkg/skel"
+)
+
+// warnNewer writes one line about all reference plugins that were replaced although they are newer than skel.Reference.
+func (i *install) warnNewer(steps []step) {
+	var names, versions []string
+	for _, s := range steps {
+		if !s.changed || s.kind != reference || !newer(s.version, skel.Reference) {
+			continue
+		}
+		names = append(names, s.name)
+		if !slices.Contains(versions, s.version) {
+			versions = append(versions, s.version)
+		}
+	}
+	if names != nil {
+		fmt.Fprintf(i.say, "%s: warning: replaced plugins of the reference %s, newer than %s, which Hawser matches: "+
+			"%s; --skip-newer leaves them\n", i.to, strings.Join(versions, ", "), skel.Reference,
+			strings.Join(names, ", "))
+	}
+}
+
+// links are symbolic links in a directory to plugins that are about to be replaced: with a name under which Hawser
+// runs a plugin, and with any other name.
+type links struct {
+	dir        string
+	runs, fail []string
+}
+
+// findLinks searches the directories of PATH, the usual ones for plugins, and those next to the installation for links
+// to other programs' files that will be replaced. nerdctl's full archive has such links in bin.
+func (i *install) findLinks(steps []step) (found []links) {
+	to, err := filepath.EvalSymlinks(i.to)
+	if err != nil {
+		return nil
+	}
+	var targets []string
+	for _, s := range steps {
+		if s.said == "" && s.kind.isOthers() {
+			targets = append(targets, filepath.Join(to, s.name))
+		}
+	}
+	if targets == nil {
+		return nil
+	}
+	dirs := append(filepath.SplitList(i.searchPath), "/opt/cni/bin", "/usr/libexec/cni", "/usr/lib/cni",
+		"/usr/local/libexec/cni", "/usr/local/lib/cni", to, filepath.Join(to, "../bin"), filepath.Join(to, "../../bin"))
+	for n, dir := range dirs {
+		dirs[n], _ = filepath.EvalSymlinks(dir) // "" for a directory that does not exist
+	}
+	slices.Sort(dirs)
+	for _, dir := range slices.Compact(dirs) {
+		l := links{dir: dir}
+		entries, _ := os.ReadDir(dir)
+		for _, e := range entries {
+			isStep := dir == to && slices.ContainsFunc(steps, func(s step) bool { return s.name == e.Name() })
+			switch path := filepath.Join(dir, e.Name()); {
+			case isStep || e.Type() != os.ModeSymlink || !slices.Contains(targets, targetOf(path)):
+			case slices.ContainsFunc(i.programs, func(p skel.Program) bool {
+				return e.Name() == p.Name || strings.HasSuffix(e.Name(), "-"+p.Name)
+			}):
+				l.runs = append(l.runs, e.Name())
+			default:
+				l.fail = append(l.fail, e.Name())
+			}
+		}
+		found = append(found, l)
+	}
+	return found
+}
+
+// targetOf returns what a symbolic link names, with the links of that directory resolved.
+func targetOf(link string) string {
+	target, err := os.Readlink(link)
+	if err != nil {
+		return ""
+	}
+	if !filepath.IsAbs(target) {
+		target = filepath.Join(filepath.Dir(link), target)
+	}
+	dir, _ := filepath.EvalSymlinks(filepath.Dir(target))
+	return filepath.Join(dir, filepath.Base(target))
+}
+
+func (i *install) warnLinks(found []links) {
+	say := func(dir string, names []string, what string) {
+		if names != nil {
+			fmt.Fprintf(i.say, "%s: warning: links to replaced plugins %s: %s\n", dir, what, strings.Join(names, ", "))
+		}
+	}
+	for _, l := range found {
+		say(l.dir, l.runs, "run Hawser now")
+		say(l.dir, l.fail, "fail now, because their names do not end in a plugin's")
+	}
+}
+
+// requireMain fails if these names have a main plugin and the directory has none of Hawser's: runtimes would run the
+// former plugins without a sign of it.
+func (i *install) requireMain(names []string) error {
+	isWanted := false
+	for _, p := range i.programs {
+		if traits := p.Traits(); traits.IPAM || traits.Chained {
+			continue
+		}
+		if f, err := i.look(p.Name); err == nil && f.kind == ours {
+			return nil
+		}
+		isWanted = isWanted || slices.Contains(names, p.Name)
+	}
+	if !isWanted {
+		return nil
+	}
+	return fmt.Errorf("%s: no main plugin of Hawser is in place, so that runtimes run the plugins that were left; "+
+		"install without --keep and --skip-newer, or with --force", i.to)
+}
