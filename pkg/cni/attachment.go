@@ -158,6 +158,16 @@ func ValidIfName(s string) bool {
 	return !strings.ContainsFunc(s, unicode.IsSpace)
 }
 
+// IsPlugin reports whether a program, or a type in a configuration, is the plugin: it has the plugin's name, or a name
+// that ends in a dash and the plugin's name (buildkit-cni-bridge).
+func IsPlugin(name, plugin string) bool {
+	const longer = "tc-redirect-tap" // also ends in the name of another plugin
+	if plugin != longer && IsPlugin(name, longer) {
+		return false
+	}
+	return name == plugin || strings.HasSuffix(name, "-"+plugin)
+}
+
 // ValidType reports whether s may name a plugin, a file in a directory of CNI_PATH.
 func ValidType(s string) bool {
 	return s != "" && s != "." && s != ".." && !strings.ContainsAny(s, "/\\\x00")

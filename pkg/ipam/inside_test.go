@@ -72,13 +72,16 @@ var _ = Describe("an IPAM plugin of the running program", Label("ipam-in-process
 			}}
 		return skel.ProgramOf(p.Name, func() skel.Plugin[struct{}] { return p })
 	}
-	runOf := func(p skel.Plugin[struct{}], programs ...skel.Program) (code int, out, stderr string) {
+	runConf := func(conf string, p skel.Plugin[struct{}], programs ...skel.Program) (code int, out, stderr string) {
 		var stdout, errs bytes.Buffer
 		code = skel.Run(context.Background(), p, skel.Env{
 			Vars: append(vars, "CNI_COMMAND=ADD", "CNI_CONTAINERID=one", "CNI_IFNAME=eth0", "CNI_ARGS=A=b",
 				"CNI_NETNS="+nstest.NewNetns().Path, "CNI_PATH="+dir, executedEnv+"=1"),
 			Stdin: strings.NewReader(conf), Stdout: &stdout, Stderr: &errs, Programs: programs})
 		return code, stdout.String(), errs.String()
+	}
+	runOf := func(p skel.Plugin[struct{}], programs ...skel.Program) (code int, out, stderr string) {
+		return runConf(conf, p, programs...)
 	}
 	run := func(limit time.Duration, programs ...skel.Program) (code int, out, stderr string) {
 		return runOf(mainPlugin(limit), programs...)
@@ -95,6 +98,15 @@ var _ = Describe("an IPAM plugin of the running program", Label("ipam-in-process
 		Expect(out).To(ContainSubstring("10.1.0.2/24"))
 		Expect(stderr).To(Equal("progress\n"))
 		Expect(calls).To(Equal([]string{"ADD " + conf + " A=b"}))
+	})
+
+	It("is served in this process under another name that ends in the plugin's", Label("other-name"), func() {
+		exe := nstest.Must(os.Executable())
+		Expect(os.Symlink(exe, filepath.Join(dir, "x-ipam"))).To(Succeed())
+		code, out, _ := runConf(strings.Replace(conf, `"type":"ipam"`, `"type":"x-ipam"`, 1), mainPlugin(time.Minute),
+			inside())
+		Expect(code).To(BeZero(), out)
+		Expect(calls).To(HaveLen(1))
 	})
 
 	DescribeTable("and one that is executed have the caller's trace", Label("traces"), func(inProcess bool) {

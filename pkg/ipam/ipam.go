@@ -176,11 +176,12 @@ func (c *Client) decode(answer []byte) (*cni.Result, error) {
 // NeedsInterface reports whether the plugin's DEL may need the container's interface, as
 // dhcp's does to reach its server. Plugins that are known to keep a store do not.
 func (c *Client) NeedsInterface() bool {
-	return !slices.Contains([]string{"host-local", "cluster-local", "static", "whereabouts"}, c.IPAM)
+	stores := []string{"host-local", "cluster-local", "static", "whereabouts"}
+	return !slices.ContainsFunc(stores, func(plugin string) bool { return cni.IsPlugin(c.IPAM, plugin) })
 }
 
 // ClearsInterface reports whether the plugin takes the addresses from the interface itself before it releases them.
-func (c *Client) ClearsInterface() bool { return c.IPAM == "dhcp" }
+func (c *Client) ClearsInterface() bool { return cni.IsPlugin(c.IPAM, "dhcp") }
 
 // Status asks whether the plugin could serve an ADD. A missing plugin is code 50.
 func (c *Client) Status(ctx context.Context) error {

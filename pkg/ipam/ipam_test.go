@@ -477,3 +477,15 @@ var _ = Describe("Client", func() {
 		Expect(c.String()).To(Equal(`IPAM plugin "nobody"`))
 	})
 })
+
+var _ = DescribeTable("knows plugins that keep a store, and dhcp, also under another name", Label("other-name"),
+	func(name string, needs, clears bool) {
+		c := ipam.Client{Request: &skel.Request{IPAM: name}}
+		Expect(c.NeedsInterface()).To(Equal(needs))
+		Expect(c.ClearsInterface()).To(Equal(clears))
+	},
+	Entry(nil, "host-local", false, false), Entry(nil, "buildkit-cni-host-local", false, false),
+	Entry(nil, "static", false, false), Entry(nil, "x-cluster-local", false, false),
+	Entry(nil, "dhcp", true, true), Entry(nil, "x-dhcp", true, true),
+	Entry(nil, "local", true, false), Entry(nil, "xstatic", true, false),
+)

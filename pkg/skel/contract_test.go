@@ -66,7 +66,7 @@ var _ = Describe("a call that succeeds", func() {
 	)
 
 	DescribeTable("of ADD, CHECK and STATUS never has itself as IPAM plugin", func(command string) {
-		for _, ipam := range []string{"probe", "other"} {
+		for _, ipam := range []string{"probe", "other", "x-probe"} {
 			r := attach(command)
 			r.conf = fmt.Sprintf(`{"cniVersion": "1.1.0", "name": "net1", "type": "other", "ipam": {"type": %q}}`, ipam)
 			r.run(forbidden()).expectError(cni.CodeConfig,

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -143,8 +142,7 @@ func (c *call) request(data []byte, conf *cni.Config, command string) (*Request,
 			"is no network name (a letter or digit, then letters, digits, '_', '.', '-')"))
 	}
 	// A plugin that is its own IPAM plugin would start itself without end.
-	itself := []string{c.plugin.Name, conf.Type}
-	if t := req.IPAM; t != "" && !c.plugin.IPAM && slices.Contains(itself, t) {
+	if t := req.IPAM; t != "" && !c.plugin.IPAM && (cni.IsPlugin(t, c.plugin.Name) || t == conf.Type) {
 		req.IPAM = ""
 		refuse(cni.Refuse("ipam.type", t, "is this plugin itself, which gives no addresses").
 			Suggest("name an IPAM plugin, host-local for example"))

@@ -162,12 +162,13 @@ type Finding struct {
 // list.
 func (c *call) findings(path string, data []byte, first bool) (found []Finding, mine bool) {
 	conf, err := cni.DecodeConfig(data)
-	if err == nil && conf.Type != c.plugin.Name && !(c.plugin.IPAM && conf.IPAM.Type == c.plugin.Name) {
+	isType := cni.IsPlugin(conf.Type, c.plugin.Name)
+	if err == nil && !isType && !(c.plugin.IPAM && cni.IsPlugin(conf.IPAM.Type, c.plugin.Name)) {
 		return nil, false
 	}
 	var problems cni.Problems
 	problems.AddIn(path, err)
-	if first && c.plugin.Chained && conf.Type == c.plugin.Name {
+	if first && c.plugin.Chained && isType {
 		problems.AddIn(path, cni.Refuse("type", conf.Type,
 			"is the first of the list, and needs a plugin before it, which makes the interface"))
 	}

@@ -521,6 +521,19 @@ var _ = Describe("--check-config", func() {
 		Expect(checked(p, `{"cniVersion": "0.4.0", "name": "n", "type": "probe"}`).code).To(BeZero())
 	})
 
+	It("checks entries whose type ends in the plugin's name", Label("other-name"), func() {
+		entry := strings.Replace(probeEntry, `"probe"`, `"x-probe"`, 1)
+		Expect(checked(picky(), list(strings.Replace(entry, "br0", "none", 1))).stdout).To(
+			ContainSubstring(`error: plugins[0].bridge: "none" cannot be made`))
+		p := picky()
+		p.IPAM = true
+		a := checked(p, list(`{"type": "other", "ipam": {"type": "x-probe", "Ranges": [[{"subnett": ""}]]}}`))
+		Expect(a.stdout).To(ContainSubstring("plugins[0].ipam.Ranges: is read in spite of its case"))
+		p = picky()
+		p.Name = "tap"
+		Expect(checked(p, list(`{"type": "x-tc-redirect-tap"}`)).code).To(Equal(3), "it is another plugin's name")
+	})
+
 	It("is the only option of its kind: another argument is refused with status 2", Label("check-config"), func() {
 		for _, arg := range []string{"--chek-config", "net.conflist", "--json"} {
 			a := request{args: []string{arg}, conf: list(probeEntry)}.run(picky())

@@ -32,8 +32,15 @@ import (
 func TestMain(m *testing.M) {
 	if mode := os.Getenv(modeEnv); mode != "" {
 		if mode == "no plugin" {
-			another := func() skel.Plugin[any] { return processPlugin("add") }
-			skel.MainOf([]skel.Program{skel.ProgramOf("vrf", another), skel.ProgramOf("tap", another)})
+			var programs []skel.Program
+			for _, name := range []string{"vrf", "tap", "local", "host-local", "tc-redirect-tap"} {
+				programs = append(programs, skel.ProgramOf(name, func() skel.Plugin[any] {
+					p := processPlugin("add")
+					p.Name = name
+					return p
+				}))
+			}
+			skel.MainOf(programs)
 			os.Exit(0)
 		}
 		skel.Main(processPlugin(mode))
@@ -604,9 +611,41 @@ var _ = It("answers a call of a plugin that the program does not have", Label("n
 	Expect(p.ProcessState.ExitCode()).To(Equal(1))
 	Expect(p.stdout.String()).To(And(MatchJSON(p.stdout.String()), ContainSubstring(`"cniVersion": "0.4.0"`),
 		ContainSubstring(`"code": 7`),
-		ContainSubstring(`type: \"`+filepath.Base(p.Path)+`\" is no plugin of this file; there are tap, vrf`)))
+		ContainSubstring(`type: \"`+filepath.Base(p.Path)+`\" is no plugin of this file; there are host-local, `)))
 	p = newProcess("no plugin", "ADD")
 	p.Args = append(p.Args, "install")
 	Expect(p.Run()).To(Succeed(), "it goes on with what a program's own main does")
 	Expect(p.stdout.String()).To(BeEmpty())
+})
+
+var _ = DescribeTable("is the plugin whose name the program's name ends in, after a dash", Label("other-name"),
+	func(name, answers string) {
+		for _, command := range []string{"VERSION", "ADD", "DEL", "CHECK", "GC", "STATUS"} {
+			p := newProcess("no plugin", command)
+			p.Args[0] = "/opt/cni/bin/" + name
+			p.Stdin = strings.NewReader(`{"cniVersion": "1.1.0", "name": "net", "type": "` + name + `"}`)
+			_ = p.Run()
+			Expect(p.stdout.String()).NotTo(ContainSubstring("is no plugin of this file"), command)
+		}
+		p := newProcess("no plugin", "ADD")
+		p.Args = []string{name, "--version"}
+		Expect(p.Run()).To(Succeed())
+		Expect(p.stdout.String()).To(HavePrefix(answers + " "))
+	},
+	Entry(nil, "cnv-vrf", "vrf"),
+	Entry(nil, "buildkit-cni-tap", "tap"),
+	Entry(nil, "tc-redirect-tap", "tc-redirect-tap"),
+	Entry(nil, "my-tc-redirect-tap", "tc-redirect-tap"),
+	Entry(nil, "x-host-local", "host-local"),
+	Entry(nil, "x-local", "local"),
+)
+
+var _ = It("a program whose name only ends in a plugin's letters is not that plugin", Label("other-name"), func() {
+	for _, name := range []string{"myvrf", "vrf-", "-", "tap-x", "vrf.old", "VRF", "cluster-locals"} {
+		p := newProcess("no plugin", "DEL")
+		p.Args[0] = name
+		p.Stdin = strings.NewReader(`{"cniVersion": "1.1.0", "name": "net", "type": "x"}`)
+		Expect(p.Run()).NotTo(Succeed())
+		Expect(p.stdout.String()).To(ContainSubstring("is no plugin of this file"), name)
+	}
 })

@@ -106,11 +106,11 @@ func Main[C any](p Plugin[C]) {
 	serve(func(ctx context.Context, env Env) int { return Run(ctx, p, env) }, nil)
 }
 
-// MainOf is Main of a program that is all these plugins, for the one that the base name of argv[0] names. When none has
-// that name it answers a runtime with an error, and returns to anybody else.
+// MainOf is Main of a program that is all these plugins. The base name of argv[0] selects the plugin, by cni.IsPlugin.
+// A name that selects no plugin is an error for a runtime; for other callers MainOf returns.
 func MainOf(all []Program) {
 	name := filepath.Base(os.Args[0])
-	if p, ok := find(all, name); ok {
+	if p, ok := Find(all, name); ok {
 		serve(p.Run, all)
 	}
 	if os.Getenv("CNI_COMMAND") == "" || len(os.Args) > 1 {
@@ -136,11 +136,14 @@ func serve(run func(context.Context, Env) int, all []Program) {
 	}))
 }
 
-func find(all []Program, name string) (p Program, ok bool) {
-	if i := slices.IndexFunc(all, func(p Program) bool { return p.Name == name }); i >= 0 {
-		return all[i], true
+// Find returns the plugin that name is, by cni.IsPlugin. Of several plugins the one with the longest name is returned.
+func Find(all []Program, name string) (found Program, ok bool) {
+	for _, p := range all {
+		if cni.IsPlugin(name, p.Name) && len(p.Name) > len(found.Name) {
+			found, ok = p, true
+		}
 	}
-	return p, false
+	return found, ok
 }
 
 // InProcess returns the IPAM plugin r.IPAM of this process, when file, which is what CNI_PATH has for it, is the
@@ -150,7 +153,7 @@ func (r *Request) InProcess(file fs.FileInfo) (p Program, ok bool) {
 	if r.looks {
 		return Program{Run: func(context.Context, Env) int { return 0 }}, true
 	}
-	if p, ok = find(r.programs, r.IPAM); !ok || !p.InProcess() {
+	if p, ok = Find(r.programs, r.IPAM); !ok || !p.InProcess() {
 		return p, false
 	}
 	run := p.Run

@@ -40,6 +40,11 @@ func (l List) Calls(command string, a *Attachment) (calls []Call) {
 // Plugin is the one that is called.
 func (c Call) Plugin() string { return c.List.Plugins[c.Entry].Type }
 
+// Is reports whether the called plugin is one of these, by cni.IsPlugin.
+func (c Call) Is(plugins ...string) bool {
+	return slices.ContainsFunc(plugins, c.List.Plugins[c.Entry].Is)
+}
+
 // Run calls the plugin that CNI_PATH has, which no signal of a terminal reaches, and returns its standard output. The
 // error is the plugin's error object as a *cni.Error, with its name before the message, or says why there is none.
 func (n Node) Run(ctx context.Context, c Call) (json.RawMessage, error) {
@@ -70,11 +75,11 @@ func (n Node) Reapply(ctx context.Context, c Call) (err error) {
 	ctx, cancel := finished(ctx)
 	defer cancel()
 	switch plugin := c.Plugin(); {
-	case plugin == "portmap" || plugin == "firewall": // they have rules alone
+	case c.Is("portmap", "firewall"): // they have rules alone
 		c.Command = "DEL"
 		_, err = n.Run(ctx, c)
 		fallthrough
-	case plugin == "tuning" || plugin == "bandwidth": // they take a second ADD
+	case c.Is("tuning", "bandwidth"): // they take a second ADD
 		c.Command = "ADD"
 		_, failed := n.Run(ctx, c)
 		return errors.Join(err, failed)
@@ -119,7 +124,8 @@ func (n Node) Restore(ctx context.Context, plugin string, calls []Call) map[stri
 	for _, c := range calls {
 		envs = append(envs, n.here(c, skel.Env{Stdout: io.Discard, Stderr: io.Discard}))
 	}
-	return n.Programs[n.own(plugin)].Restore(ctx, envs)
+	p, _ := n.Own(plugin)
+	return p.Restore(ctx, envs)
 }
 
 // TakeBack takes away what Reapply made for an attachment that ended meanwhile: the runtime's DEL of this plugin may
@@ -163,11 +169,23 @@ func (n Node) LookAll(ctx context.Context, a *Attachment) (found []error, err er
 	return found, err
 }
 
-// Has says whether it is one of our plugins.
-func (n Node) Has(plugin string) bool { return n.own(plugin) >= 0 }
+// Own returns our plugin of a type. A type that only ends in the plugin's name must have a program of ours in CNI_PATH:
+// other projects have such names, too (accelerated-bridge).
+func (n Node) Own(plugin string) (p skel.Program, ok bool) {
+	p, ok = skel.Find(n.Programs, plugin)
+	if !ok || p.Name == plugin {
+		return p, ok
+	}
+	if file, err := n.Find(plugin); err == nil && n.IsOurs(file) {
+		return p, true
+	}
+	return skel.Program{}, false
+}
 
-func (n Node) own(plugin string) int {
-	return slices.IndexFunc(n.Programs, func(p skel.Program) bool { return p.Name == plugin })
+// Has reports whether a type is one of our plugins.
+func (n Node) Has(plugin string) bool {
+	_, ok := n.Own(plugin)
+	return ok
 }
 
 // here is env for a call of one of ours in this process. For it lists without CHECK have one.
@@ -181,7 +199,7 @@ func (n Node) here(c Call, env skel.Env) skel.Env {
 func (n Node) runHere(ctx context.Context, c Call, env skel.Env) error {
 	var stdout, stderr bytes.Buffer
 	env.Stdout, env.Stderr = &stdout, &stderr
-	if n.Programs[n.own(c.Plugin())].Run(ctx, n.here(c, env)) == 0 {
+	if p, _ := n.Own(c.Plugin()); p.Run(ctx, n.here(c, env)) == 0 {
 		return nil
 	}
 	if e, ok := cni.DecodeError(stdout.Bytes()); ok {
@@ -232,10 +250,10 @@ func (n Node) DetachLeft(ctx context.Context, a *Attachment, list List, left []c
 		}
 		entry := Entry{Type: p.Name, Raw: map[string]json.RawMessage{}}
 		for _, e := range list.Plugins { // its keys say where it keeps things
-			switch p.Name {
-			case e.IPAM.Type:
+			switch {
+			case e.HasIPAM(p.Name):
 				entry.Raw = e.Raw
-			case e.Type:
+			case e.Is(p.Name):
 				entry.Raw = maps.Clone(e.Raw)
 				delete(entry.Raw, "ipam")
 			}

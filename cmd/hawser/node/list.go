@@ -42,6 +42,12 @@ type Entry struct {
 	SubnetFile string `json:"-"`
 }
 
+// Is reports whether the entry's type is the plugin, by cni.IsPlugin.
+func (e Entry) Is(plugin string) bool { return cni.IsPlugin(e.Type, plugin) }
+
+// HasIPAM reports whether the entry's ipam.type is the plugin, by cni.IsPlugin.
+func (e Entry) HasIPAM(plugin string) bool { return cni.IsPlugin(e.IPAM.Type, plugin) }
+
 // Lists are the network lists of the node, in the order in which runtimes read them: by the names of their files. What
 // could be read comes beside an error.
 func (n Node) Lists() (lists []List, err error) {
@@ -241,7 +247,7 @@ func (l List) RangeSets() (sets []ranges.Set) {
 			Ranges  [][]ranges.Wire
 			Exclude []string
 		}
-		if e.IPAM.Type != "host-local" || json.Unmarshal(e.Raw["ipam"], &ipam) != nil {
+		if !e.HasIPAM("host-local") || json.Unmarshal(e.Raw["ipam"], &ipam) != nil {
 			continue
 		}
 		exclude, _ := cni.ParseNetworks("exclude", ipam.Exclude)

@@ -33,8 +33,8 @@ type Node struct {
 	Failures string   // the directory of the calls that failed
 	Env      []string // KEY=value, of the programs that the tool runs
 	Programs []skel.Program
-	// IsReference says whether a file is a plugin of the reference.
-	IsReference func(file string) bool
+	// IsReference and IsOurs report whether a file is a plugin of the reference, or one of our programs.
+	IsReference, IsOurs func(file string) bool
 }
 
 // Default is the node as runtimes find it where nobody configured them otherwise; that of k3s where the usual directory
@@ -183,7 +183,7 @@ func (n Node) usesReference(plugin string) bool {
 // isOfOthers says that a list is of plugins that neither we have nor the reference, or of loopback.
 func (n Node) isOfOthers(config []byte) bool {
 	list, err := ParseList(config)
-	isKnown := func(e Entry) bool { return n.Has(e.Type) && e.Type != "loopback" }
+	isKnown := func(e Entry) bool { return n.Has(e.Type) && !e.Is("loopback") }
 	return err == nil && !slices.ContainsFunc(list.Called("").Plugins, isKnown)
 }
 
@@ -292,7 +292,7 @@ func (n Node) Holdings(ctx context.Context, lists []List) ([]cni.Holding, error)
 		asked := map[string]bool{}
 		for _, list := range lists {
 			for i, e := range list.Plugins {
-				if e.Type != p.Name && e.IPAM.Type != p.Name {
+				if !e.Is(p.Name) && !e.HasIPAM(p.Name) {
 					continue
 				}
 				conf := list.Conf(i, nil)

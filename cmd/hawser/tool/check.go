@@ -16,7 +16,6 @@ import (
 	"github.com/hawser-cni/plugins/cmd/hawser/node"
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/ranges"
-	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
 // complaint is something that is wrong with a network list.
@@ -31,7 +30,6 @@ type complaint struct {
 // checker collects what is wrong with network lists.
 type checker struct {
 	node.Node
-	ours   map[string]skel.Program
 	found  []complaint
 	files  map[string]string // of the networks
 	ranges []usedRange
@@ -51,10 +49,7 @@ type spot struct {
 func checkCommand(s *session) *cobra.Command {
 	return s.command("check [FILE|DIR]", "Say what is wrong with network lists, before a runtime does",
 		func(of string) error {
-			c := checker{Node: s.Node, files: map[string]string{}, ours: map[string]skel.Program{}}
-			for _, p := range s.Programs {
-				c.ours[p.Name] = p
-			}
+			c := checker{Node: s.Node, files: map[string]string{}}
 			err := c.read(cmp.Or(of, s.ConfDir))
 			err = errors.Join(err, s.show(c.found, func(t table) {
 				for _, f := range c.found {
@@ -179,10 +174,14 @@ func (s spot) entry(list node.List, i int) {
 		if plugin[1] == "" {
 			continue
 		}
-		if _, err := s.Find(plugin[1]); err != nil {
+		p, isOurs := s.Own(plugin[1])
+		file, err := s.Find(plugin[1])
+		if err == nil && !isOurs && isSelf(file) {
+			err = fmt.Errorf("%q is not a plugin of %s, which is this program", plugin[1], file)
+		}
+		if err != nil {
 			s.at(e).say(broken, plugin[0], err.Error(), "install it (hawser install), or correct the name")
 		}
-		p, isOurs := s.ours[plugin[1]]
 		if !isOurs || !s.Has(e.Type) { // others complete their ipam
 			continue
 		}
@@ -198,17 +197,24 @@ func (s spot) entry(list node.List, i int) {
 	s.at(e).capabilities(e, takes)
 }
 
+// isSelf reports whether a file is the running program, maybe by another name.
+func isSelf(file string) bool {
+	own, err := os.Stat("/proc/self/exe")
+	info, failed := os.Stat(file)
+	return err == nil && failed == nil && os.SameFile(own, info)
+}
+
 // capabilities compares what the runtime sends with what the plugins of an entry take.
 func (s spot) capabilities(e node.Entry, takes []string) {
-	_, isOurs := s.ours[e.Type]
-	_, isIPAMOurs := s.ours[cmp.Or(e.IPAM.Type, e.Type)]
+	p, isOurs := s.Own(e.Type)
+	isIPAMOurs := s.Has(cmp.Or(e.IPAM.Type, e.Type))
 	for _, name := range slices.Sorted(maps.Keys(e.Capabilities)) {
 		if isOurs && isIPAMOurs && e.Capabilities[name] && !slices.Contains(takes, name) {
 			s.say(doubtful, cni.KeyIn("capabilities", name), "is nothing that "+e.Type+" takes",
 				"write it into the entry of the plugin that does, in the case of its man page")
 		}
 	}
-	wants := map[string]string{"portmap": "portMappings", "bandwidth": "bandwidth"}[e.Type]
+	wants := map[string]string{"portmap": "portMappings", "bandwidth": "bandwidth"}[cmp.Or(p.Name, e.Type)]
 	isGiven := e.Raw["runtimeConfig"] != nil || e.Raw["ingressRate"] != nil || e.Raw["egressRate"] != nil
 	if wants != "" && !e.Capabilities[wants] && !isGiven {
 		s.say(doubtful, "capabilities", "does not have "+wants+": the runtime sends none, and "+e.Type+" does nothing",
@@ -219,8 +225,8 @@ func (s spot) capabilities(e node.Entry, takes []string) {
 // order compares a plugin's place in the list with what it needs. loopback needs nobody, nor does anybody need it.
 func (s spot) order(list node.List, i int) {
 	e := list.Plugins[i]
-	p, isOurs := s.ours[e.Type]
-	if !isOurs || e.Type == "loopback" || p.Traits().Chained {
+	p, isOurs := s.Own(e.Type)
+	if !isOurs || p.Name == "loopback" || p.Traits().Chained {
 		return
 	}
 	if p.Traits().IPAM {
@@ -228,8 +234,8 @@ func (s spot) order(list node.List, i int) {
 		return
 	}
 	for _, before := range list.Plugins[:i] {
-		switch other, isOurs := s.ours[before.Type]; {
-		case !isOurs || before.Type == "loopback":
+		switch other, isOurs := s.Own(before.Type); {
+		case !isOurs || other.Name == "loopback":
 		case other.Traits().Chained:
 			s.at(before).say(broken, "type", before.Type+" stands before "+e.Type+", which makes the interface",
 				"write it behind that")

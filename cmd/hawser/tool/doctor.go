@@ -275,6 +275,11 @@ func typesOf(list node.List) (types []string) {
 	return types
 }
 
+// uses reports whether a list names the plugin.
+func uses(list node.List, plugin string) bool {
+	return slices.ContainsFunc(typesOf(list), func(name string) bool { return cni.IsPlugin(name, plugin) })
+}
+
 // learnProgram asks the plugin's file for the versions that it knows, as runtimes do.
 func learnProgram(ctx context.Context, n node.Node, plugin string) (p program) {
 	if p.path, p.err = n.Find(plugin); p.err != nil {
@@ -295,7 +300,9 @@ func learnProgram(ctx context.Context, n node.Node, plugin string) (p program) {
 	}
 	var refused *cni.Error
 	switch {
-	case errors.As(err, &refused): // of a plugin before 0.2.0
+	case errors.As(err, &refused) && refused.Code == cni.CodeConfig: // ours: the file has no plugin of that name
+		p.err = fmt.Errorf("plugin %q fails: %s", plugin, strings.TrimPrefix(refused.Msg, plugin+": "))
+	case refused != nil: // of a plugin before 0.2.0
 	case err != nil:
 		p.err = fmt.Errorf("plugin %q does not say which versions it knows: %w", plugin, err)
 	}

@@ -40,7 +40,7 @@ func lostLeases(f *facts) {
 	var lost []string
 	for _, a := range f.attached {
 		list := node.ListOf(f.all, a.Network)
-		isOthers := a.Orphan != "" || a.File == "" || !f.isMeant(a) || !slices.Contains(typesOf(list), "host-local")
+		isOthers := a.Orphan != "" || a.File == "" || !f.isMeant(a) || !uses(list, "host-local")
 		if isOthers || len(a.Held("address")) > 0 {
 			continue
 		}
@@ -130,7 +130,7 @@ func isRouted(list node.List) bool {
 	return slices.ContainsFunc(list.Plugins, func(e node.Entry) bool {
 		is := func(key string) bool { return string(e.Raw[key]) == "true" }
 		isOfOne := slices.Contains([]string{`"v4"`, `"v6"`}, string(e.Raw["ipMasq"]))
-		return e.SubnetFile != "" || e.Type == "ptp" || e.Type == "portmap" || is("ipMasq") || isOfOne ||
+		return e.SubnetFile != "" || e.Is("ptp") || e.Is("portmap") || is("ipMasq") || isOfOne ||
 			is("isGateway") || is("isDefaultGateway")
 	})
 }
@@ -151,7 +151,8 @@ func missingModules(f *facts) {
 	seen := map[string]bool{}
 	for _, list := range f.all {
 		for _, plugin := range typesOf(list) {
-			for _, module := range modulesOf(plugin, f.programs[plugin].kind) {
+			p, _ := f.Own(plugin)
+			for _, module := range modulesOf(cmp.Or(p.Name, plugin), f.programs[plugin].kind) {
 				isLoaded := strings.Contains("\n"+string(loaded), "\n"+module+" ")
 				if isLoaded || seen[module] || strings.Contains(files, "/"+module+".ko") {
 					continue
@@ -210,8 +211,10 @@ func wasMACSet(link string) bool {
 // guards are missing where packets for 127.0.0.0/8 are let in for containers.
 func guards(f *facts) {
 	id := "unguarded-loopback"
-	if f.programs["portmap"].kind == ours {
-		id = "missing-guard"
+	for plugin, p := range f.programs {
+		if p.kind == ours && (node.Entry{Type: plugin}).Is("portmap") {
+			id = "missing-guard"
+		}
 	}
 	var open []string
 	for _, l := range f.links {
@@ -280,7 +283,7 @@ func missing(c node.Call, err error) string {
 // driftAdvice says what reapply can do: see node.Reapply.
 func driftAdvice(c node.Call) string {
 	switch {
-	case slices.Contains([]string{"portmap", "firewall", "tuning", "bandwidth"}, c.Plugin()):
+	case c.Is("portmap", "firewall", "tuning", "bandwidth"):
 		return kindNamed("drift").Advice
 	case c.Reference:
 		return "restart the container: hawser reapply cannot make again what the reference's " + c.Plugin() + " makes"
@@ -296,17 +299,16 @@ func beside(f *facts) {
 	hasIPVS := slices.ContainsFunc(f.links, func(l rtnl.Link) bool { return l.Name == "kube-ipvs0" })
 	bridged := readSetting("bridge/bridge-nf-call-iptables")
 	for _, list := range f.lists {
-		types := typesOf(list)
 		isInZone := slices.ContainsFunc(f.zones, f.namesOf(list)) // somebody put its bridge or its network there
-		if hasFirewalld && isRouted(list) && !slices.Contains(types, "firewall") && !isInZone {
+		if hasFirewalld && isRouted(list) && !uses(list, "firewall") && !isInZone {
 			f.say("firewalld", "%s: firewalld runs, and no plugin firewall tells it of the containers", titleOf(list))
 		}
-		if hasServices && slices.Contains(types, "bridge") && bridged != "1" {
+		if hasServices && uses(list, "bridge") && bridged != "1" {
 			f.say("bridge-nf", "%s: kube-proxy does not see packets between containers of the bridge, so services "+
 				"whose pods are on this node hang: net.bridge.bridge-nf-call-iptables is %q", titleOf(list), bridged)
 		}
 		for _, e := range list.Plugins {
-			if hasIPVS && e.Type == "portmap" && string(e.Raw["backend"]) == `"nftables"` {
+			if hasIPVS && e.Is("portmap") && string(e.Raw["backend"]) == `"nftables"` {
 				f.say("ipvs", "%s: portmap's nftables win over services of the same port beside the link kube-ipvs0",
 					titleOf(list))
 			}

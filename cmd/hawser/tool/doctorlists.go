@@ -94,17 +94,17 @@ func refusedLists(f *facts) {
 		if list.CNIVersion != "" && !cni.Supports(list.CNIVersion) {
 			continue // unknown-version
 		}
-		for _, p := range f.Programs {
-			for i, e := range list.Plugins {
-				if !f.Has(e.Type) || p.Name != e.Type && p.Name != e.IPAM.Type { // others complete their ipam
+		for i, e := range list.Plugins {
+			for _, plugin := range []string{e.Type, e.IPAM.Type} {
+				p, isOurs := f.Own(plugin)
+				if !isOurs || !f.Has(e.Type) { // other plugins complete their ipam
 					continue
 				}
 				found := p.CheckConfig(list.Conf(i, nil), i == 0)
 				if k := slices.IndexFunc(found, func(f skel.Finding) bool { return !f.Warning }); k >= 0 {
-					id := map[bool]string{true: "refused-list", false: "refused-later"}[f.programs[p.Name].kind == ours]
+					id := map[bool]string{true: "refused-list", false: "refused-later"}[f.programs[plugin].kind == ours]
 					key := spot{key: e.Key}.path(found[k].Key)
-					f.say(id, "%s: %s: %s: %s", titleOf(list), p.Name, key, found[k].Reason)
-					break
+					f.say(id, "%s: %s: %s: %s", titleOf(list), plugin, key, found[k].Reason)
 				}
 			}
 		}
@@ -185,9 +185,9 @@ func ownBridge(list node.List) (name string, ok bool) {
 		return "", false
 	}
 	first := list.Plugins[0]
-	if first.Type == "bridge" {
+	if first.Is("bridge") {
 		name = "cni0"
 		_ = json.Unmarshal(first.Raw["bridge"], &name)
 	}
-	return name, first.Type == "bridge" || first.Type == "ptp"
+	return name, first.Is("bridge") || first.Is("ptp")
 }

@@ -78,7 +78,7 @@ func (f *facts) sayDrops(d node.BaseChain, list node.List, doubt bool) {
 	if doubt {
 		said.Severity = doubtful
 	}
-	if slices.Contains(typesOf(list), "firewall") {
+	if uses(list, "firewall") {
 		said.Advice = "add to the chain a rule that accepts containers: the plugin firewall is in the list"
 	}
 }
@@ -86,7 +86,7 @@ func (f *facts) sayDrops(d node.BaseChain, list node.List, doubt bool) {
 // isFirewalls says that the list's firewall has to make the rule in the chain: at its first ADD, or again, of which
 // drift speaks.
 func (f *facts) isFirewalls(d node.BaseChain, list node.List) bool {
-	if !slices.Contains(typesOf(list), "firewall") || d.Name != "FORWARD" {
+	if !uses(list, "firewall") || d.Name != "FORWARD" {
 		return false
 	}
 	isOf := func(a *node.Attachment) bool { return a.IsLive() && a.Network == list.Name }

@@ -9,6 +9,8 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"sync"
+	"time"
 
 	"golang.org/x/mod/semver"
 
@@ -98,6 +100,29 @@ func inspect(path, name string) (f file, err error) {
 func isReference(path string) bool {
 	f, err := inspect(path, "")
 	return err == nil && f.kind == reference
+}
+
+// rememberOurs returns a function that reports whether a file is a program of ours. The function reads each state of a
+// file once.
+func rememberOurs() func(path string) bool {
+	type state struct {
+		path    string
+		changed time.Time
+	}
+	var known sync.Map
+	return func(path string) bool {
+		info, err := os.Stat(path)
+		if err != nil {
+			return false
+		}
+		s := state{path, info.ModTime()}
+		if isOurs, ok := known.Load(s); ok {
+			return isOurs.(bool)
+		}
+		f, err := inspect(path, "")
+		known.Store(s, err == nil && f.kind == ours)
+		return err == nil && f.kind == ours
+	}
 }
 
 // whose finds our stamp, or what Go's linker writes into a program about its package.

@@ -115,7 +115,7 @@ func command(all []skel.Program, env func(string) (string, bool), vars []string)
 		Version: skel.Version(), SilenceErrors: true, SilenceUsage: true,
 	}
 	s, dir := &session{Node: node.Default(all, vars), out: &output{root: root}}, ""
-	s.IsReference = isReference
+	s.IsReference, s.IsOurs = isReference, rememberOurs()
 	root.PersistentPreRunE = func(c *cobra.Command, _ []string) error {
 		// A command reads of many plugins at once, and keeps what it reads to its end. watch stays, and a pod that
 		// installs has little memory.

@@ -96,7 +96,7 @@ func (p *repairer) pass(ctx context.Context, of string) ([]repair, error) {
 	p.restore(ctx, jobs)
 	for _, isFirst := range []bool{true, false} {
 		for _, j := range jobs {
-			if !j.isDone && (!isFirst || j.call.Plugin() == "portmap") {
+			if !j.isDone && (!isFirst || j.call.Is("portmap")) {
 				p.repair(ctx, j, isFirst)
 			}
 		}
@@ -155,7 +155,7 @@ func (p *repairer) restore(ctx context.Context, jobs []*job) {
 		var calls []node.Call
 		var of []*job
 		for _, j := range jobs {
-			if j.call.Plugin() == plugin && !j.call.Reference && j.call.Life() == node.Lives {
+			if j.call.Is(plugin) && !j.call.Reference && j.call.Life() == node.Lives {
 				calls, of = append(calls, j.call), append(of, j)
 			}
 		}

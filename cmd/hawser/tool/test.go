@@ -227,17 +227,17 @@ func (t *trial) addFirst(ctx context.Context) (string, error) {
 }
 
 // isLoopback says that runtimes call the list for the interface lo.
-func (t *trial) isLoopback() bool { return t.list.Plugins[0].Type == "loopback" }
+func (t *trial) isLoopback() bool { return t.list.Plugins[0].Is("loopback") }
 
 func takesPorts(e node.Entry) bool { return e.Capabilities["portMappings"] }
 
 func (t *trial) addSecond(ctx context.Context) (string, error) {
 	switch main := t.list.Plugins[0]; {
-	case main.IPAM.Type == "static":
+	case main.HasIPAM("static"):
 		return "", skipped("static gives each container the same addresses")
 	case t.isLoopback():
 		return "", skipped("each container has its own loopback")
-	case main.Type == "host-device":
+	case main.Is("host-device"):
 		return "", skipped("host-device has one device")
 	}
 	said, err := t.add(ctx, nil)

@@ -209,7 +209,7 @@ func (t *trial) neighbours(ctx context.Context) (string, error) {
 		return "", skipped("they have no addresses")
 	case err == nil:
 		return "both reach each other", nil
-	case main.Type == "bridge" && string(main.Raw["portIsolation"]) != "true":
+	case main.Is("bridge") && string(main.Raw["portIsolation"]) != "true":
 		return "", fmt.Errorf("the containers do not reach each other: %w", err)
 	}
 	return "they do not reach each other: " + err.Error(), nil

@@ -131,10 +131,10 @@ func placeIn(n node.Node, f skel.Failure) string {
 	list := node.ListOf(lists, f.Network).Called("")
 	for i, e := range list.Plugins {
 		at := fmt.Sprintf("plugin %d of %d in %s", i+1, len(list.Plugins), list.File)
-		if e.Type == f.Plugin {
+		if e.Is(f.Plugin) {
 			return at
 		}
-		if e.IPAM.Type == f.Plugin {
+		if e.HasIPAM(f.Plugin) {
 			return "IPAM of " + at
 		}
 	}

@@ -51,7 +51,7 @@ func add(ctx context.Context, req *skel.Request, c attach.ChildConfig) (*cni.Res
 	switch {
 	case req.IPAM == "" && c.Link.Given == nil:
 		return nil, cni.Refuse("ipam.type", nil, "missing, and no result before has addresses")
-	case req.IPAM == "dhcp":
+	case cni.IsPlugin(req.IPAM, "dhcp"):
 		req.Warn("ipam.type: %q: all on master have one MAC address, so the server must tell them apart by client ID",
 			req.IPAM)
 	}

@@ -1,0 +1,104 @@
+package tool_test
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/nstest"
+)
+
+// renamed is the usual list as BuildKit and KubeVirt name plugins.
+func renamed() string {
+	return strings.NewReplacer(`"bridge", "bridge"`, `"buildkit-cni-bridge", "bridge"`,
+		`"host-local"`, `"buildkit-cni-host-local"`, `"portmap"`, `"cnv-portmap"`,
+		`"firewall"`, `"buildkit-cni-firewall"`).Replace(usual)
+}
+
+// links is a directory in which these names lead to the one program.
+func links(names ...string) string {
+	GinkgoHelper()
+	dir := GinkgoT().TempDir()
+	Expect(os.Chmod(dir, 0o755)).To(Succeed())
+	for _, name := range names {
+		Expect(os.Symlink(nstest.Build("hawser"), filepath.Join(dir, name))).To(Succeed())
+	}
+	return dir
+}
+
+var _ = It("no two plugins of ours answer to one name", Label("other-name"), func() {
+	plugins := append(nstest.Plugins(), nstest.Apart, "whereabouts")
+	for _, name := range plugins {
+		for _, called := range []string{name, "x-" + name, "x-y-" + name} {
+			isOther := func(plugin string) bool { return !cni.IsPlugin(called, plugin) }
+			is := slices.DeleteFunc(slices.Clone(plugins), isOther)
+			Expect(is).To(Equal([]string{name}), called)
+		}
+		Expect(cni.IsPlugin("x"+name, name)).To(BeFalse())
+		Expect(cni.IsPlugin(name+"-x", name)).To(BeFalse())
+	}
+})
+
+var _ = Describe("a plugin under a name that ends in the plugin's", Label("other-name"), func() {
+	all := []string{"buildkit-cni-bridge", "buildkit-cni-host-local", "cnv-portmap", "buildkit-cni-firewall"}
+
+	It("serves a container, and the tool treats it as the plugin", func() {
+		m := newMachine(links(all...), renamed())
+		for _, command := range []string{"check", "doctor"} {
+			Expect(m.says(command)).To(Equal("nothing is wrong\n"))
+		}
+		p := newPod("c1", "web-0", hostPort(8080, 80))
+		Expect(m.add(p)).To(Succeed())
+		Expect(m.check(p)).To(Succeed())
+		Expect(m.says("ls")).To(And(ContainSubstring("10.88.0.2"), ContainSubstring("8080")))
+		m.Cmd("nft", "flush", "table", "inet", "hawser")
+		Expect(m.hawser("doctor").Stdout).To(ContainSubstring("drift"))
+		Expect(m.says("reapply", "web-0")).To(ContainSubstring("made again"))
+		Expect(m.says("doctor")).To(Equal("nothing is wrong\n"))
+		Expect(m.check(p)).To(Succeed())
+		Expect(m.del(p)).To(Succeed())
+		Expect(m.says("ls")).NotTo(ContainSubstring("10.88.0.2"))
+	})
+
+	It("is checked as the plugin", func() {
+		m := newMachine(links(all...), renamed())
+		m.write(listFile, strings.NewReplacer(`"ipMasq"`, `"mtu": 7, "ipMasq"`,
+			`"capabilities": {"portMappings": true}`, `"snt": true`, "10.88.0.0/24", "10.88.0.1/24").Replace(renamed()))
+		Expect(m.checks()).To(ConsistOf(
+			And(HaveField("Key", "plugins[0].mtu"), HaveField("Severity", "error")),
+			HaveField("Key", "plugins[0].ipam.ranges[0][0].subnet"),
+			HaveField("Key", "plugins[1].snt"),
+			And(HaveField("Key", "plugins[1].capabilities"), HaveField("What", ContainSubstring("portMappings")))))
+		Expect(m.hawser("doctor").Stdout).To(ContainSubstring("refused-list"))
+		m.write(listFile, renamed())
+		m.Cmd("sh", "-ec", second("more", "10.88.0.128/25"))
+		const overlap = "10.88.0.128/25 overlaps 10.88.0.0/24"
+		Expect(m.checks()).To(ContainElement(HaveField("What", ContainSubstring(overlap))))
+		Expect(m.hawser("doctor").Stdout).To(ContainSubstring("10.88.0.128/25 overlaps a range of"))
+	})
+
+	It("is found not to be one when the name ends in no plugin's", func() {
+		list := strings.Replace(renamed(), "buildkit-cni-bridge", "mybridge", 1)
+		m := newMachine(links(append(all, "mybridge")...), list)
+		Expect(m.checks()).To(ConsistOf(And(HaveField("Severity", "error"), HaveField("Key", "plugins[0].type"),
+			HaveField("What", ContainSubstring(`"mybridge" is not a plugin of /opt/cni/bin/mybridge`)))))
+		Expect(m.hawser("doctor").Stdout).To(ContainSubstring(`missing-plugin: ` + listFile +
+			`, network "pods": plugin "mybridge" fails: type: "mybridge" is no plugin of this file; there are b`))
+	})
+
+	It("is another program's where that has the name", func() {
+		dir := links(all[1:]...)
+		Expect(os.WriteFile(filepath.Join(dir, "accelerated-bridge"), []byte("#!/bin/sh\n"+
+			`echo '{"cniVersion": "1.0.0", "supportedVersions": ["1.0.0"]}'`), 0o755)).To(Succeed())
+		list := strings.NewReplacer("buildkit-cni-bridge", "accelerated-bridge", `"ipMasq"`, `"vlan": "x", "ipMasq"`)
+		m := newMachine(dir, list.Replace(renamed()))
+		for _, command := range []string{"check", "doctor"} {
+			Expect(m.says(command)).To(Equal("nothing is wrong\n"))
+		}
+	})
+})
