@@ -15,6 +15,13 @@ func Describe(l rtnl.Link) cni.Interface {
 	return cni.Interface{Name: l.Name, MAC: l.MAC.String(), MTU: l.MTU}
 }
 
+// IsMACSet reports whether a program has set the MAC address of a host link. Otherwise a bridge takes the address of a
+// port, and a VLAN the address of its master.
+func IsMACSet(link string) (bool, error) {
+	kind, err := sysctl.LinkAttribute(link, "addr_assign_type")
+	return kind == "3", err // NET_ADDR_SET
+}
+
 // HostNames returns the four names that the host end of a may have, with 8 hex digits of the owner. ADD takes the next
 // one where something else has a name.
 func HostNames(a cni.Attachment) (names []string) {

@@ -1,5 +1,6 @@
-// Package sysctl reads and writes single values below /proc/sys/net, and says which
-// boot this is. Values are those of the calling thread's network namespace.
+// Package sysctl reads and writes single values below /proc/sys/net, and reads
+// attributes of links and the ID of this boot. Values below /proc/sys/net are
+// those of the calling thread's network namespace.
 package sysctl
 
 import (
@@ -114,6 +115,11 @@ func (k Key) Write(value string) error {
 // BootID is the random number that the kernel has for this boot.
 func BootID() (string, error) { return read("/proc/sys/kernel/random/boot_id") }
 
+// LinkAttribute returns an attribute of a link, from /sys/class/net.
+func LinkAttribute(link, name string) (string, error) {
+	return read("/sys/class/net/" + link + "/" + name)
+}
+
 func read(path string) (string, error) {
 	f, err := open(path, unix.O_RDONLY)
 	if err != nil {
@@ -124,7 +130,7 @@ func read(path string) (string, error) {
 	return strings.TrimSuffix(string(data), "\n"), err
 }
 
-// open is os.OpenFile without the runtime's poller. Files below /proc/sys can be
+// open is os.OpenFile without the runtime's poller. Files below /proc/sys and /sys can be
 // polled, so os.OpenFile would hand each to the poller, whose thread wakes up for it.
 func open(path string, flags int) (*os.File, error) {
 	fd, err := -1, error(unix.EINTR)

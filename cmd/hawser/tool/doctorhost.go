@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/cmd/hawser/node"
+	"github.com/hawser-cni/plugins/pkg/iface"
 	"github.com/hawser-cni/plugins/pkg/nft"
 	"github.com/hawser-cni/plugins/pkg/ranges"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
@@ -192,7 +193,10 @@ func changedMACs(f *facts) {
 		for _, i := range a.Result().Interfaces {
 			now := macs[i.Name]
 			isOther := i.Sandbox != "" || own != "" && i.Name != own
-			if isOther || now == "" || i.MAC == "" || strings.EqualFold(i.MAC, now) || !wasMACSet(i.Name) {
+			if isOther || now == "" || i.MAC == "" || strings.EqualFold(i.MAC, now) {
+				continue
+			}
+			if set, err := iface.IsMACSet(i.Name); err == nil && !set { // it follows its ports
 				continue
 			}
 			f.say("changed-mac", "%s has the MAC address %s, and had %s when %s was attached, whose gateway it is",
@@ -200,12 +204,6 @@ func changedMACs(f *facts) {
 			delete(macs, i.Name)
 		}
 	}
-}
-
-// wasMACSet says whether somebody set the link's address. That of a bridge else follows its ports.
-func wasMACSet(link string) bool {
-	kind, err := os.ReadFile("/sys/class/net/" + link + "/addr_assign_type")
-	return err != nil || strings.TrimSpace(string(kind)) == "3" // NET_ADDR_SET
 }
 
 // guards are missing where packets for 127.0.0.0/8 are let in for containers.

@@ -3,6 +3,7 @@ package bridge
 import (
 	"fmt"
 	"net"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -57,6 +58,35 @@ func routes(h *nstest.Host, family string) []string {
 		}
 	}
 	return out
+}
+
+// four attaches four containers, and returns the one whose host end has the lowest MAC address, and another one.
+func (w *world) four(c Object) (goes, stays Attached) {
+	GinkgoHelper()
+	var all []Attached
+	for i := range 4 {
+		id, cont := fmt.Sprint("c", i), nstest.NewNetns()
+		w.LendAddrs(id, fmt.Sprintf("10.1.0.%d/24 10.1.0.1", i+2))
+		cl := Call{Command: "ADD", ID: id, Netns: cont.Path, Conf: c}
+		all = append(all, Attached{Host: cont, Call: cl, Result: w.Add(cl)})
+	}
+	mac := func(a Attached) string { return Show(w.Host, hostEnd(a.Result)).Address }
+	slices.SortFunc(all, func(a, b Attached) int { return strings.Compare(mac(a), mac(b)) })
+	return all[0], all[1]
+}
+
+// losesNothing deletes one container while another one pings the gateway.
+func (w *world) losesNothing(goes, stays Attached) {
+	GinkgoHelper()
+	Expect(Ping(stays.Host, "10.1.0.1")).To(BeTrue())
+	pinged := make(chan string, 1)
+	go func() {
+		defer GinkgoRecover()
+		ping := nstest.Program{Path: "ping", Args: strings.Fields("-n -c100 -i0.01 -W5 10.1.0.1")}
+		pinged <- stays.Run(ping).Stdout
+	}()
+	w.Succeeds(goes.As("DEL"))
+	Expect(<-pinged).To(ContainSubstring("100 received"))
 }
 
 var _ = Describe("ADD", func() {
@@ -383,48 +413,33 @@ var _ = Describe("traffic", func() {
 		Expect(both()).To(BeTrue())
 	})
 
-	// Each end of the pair of the lowest MAC address may give a bridge its own.
-	lowest := func(all []Attached) int {
-		low := 0
-		for i, a := range all {
-			if Show(w.Host, hostEnd(a.Result)).Address < Show(w.Host, hostEnd(all[low].Result)).Address {
-				low = i
+	DescribeTable("reaches the gateway, whichever container goes, on a bridge that was made", Label("gateway-mac"),
+		func(reference bool, setup ...string) {
+			c := l3(Object{"isGateway": true, "cniVersion": "1.0.0"})
+			if !reference {
+				w.Host.IP("link add name br type bridge", "link set dev br up")
+			} else {
+				layer2 := Call{Command: "ADD", ID: "layer2", Netns: nstest.NewNetns().Path,
+					Conf: conf(Object{"cniVersion": "1.0.0"})}
+				w.Reference(nstest.Newest(), layer2).Added()
 			}
-		}
-		return low
-	}
-	DescribeTable("reaches the gateway, whichever container goes, on a bridge that was made", func(reference bool) {
-		c := l3(Object{"isGateway": true, "cniVersion": "1.0.0"})
-		if !reference {
-			w.Host.IP("link add name br type bridge", "link set dev br up")
-		} else {
-			layer2 := Call{Command: "ADD", ID: "layer2", Netns: nstest.NewNetns().Path,
-				Conf: conf(Object{"cniVersion": "1.0.0"})}
-			w.Reference(nstest.Newest(), layer2).Added()
-		}
-		before := Show(w.Host, "br").Address
-		var all []Attached
-		for i := range 4 {
-			id, cont := fmt.Sprint("c", i), nstest.NewNetns()
-			w.LendAddrs(id, fmt.Sprintf("10.1.0.%d/24 10.1.0.1", i+2))
-			cl := Call{Command: "ADD", ID: id, Netns: cont.Path, Conf: c}
-			all = append(all, Attached{Host: cont, Call: cl, Result: w.Add(cl)})
-		}
-		goes := lowest(all)
-		other := all[(goes+1)%len(all)]
-		Expect(Ping(other.Host, "10.1.0.1")).To(BeTrue())
-		mac := Show(w.Host, "br").Address
-		Expect(mac).To(Equal(before))
-		w.Succeeds(all[goes].As("DEL"))
-		Expect(Show(w.Host, "br").Address).To(Equal(mac))
-		Expect(IP(other.Host, "neigh")).To(ContainSubstring("10.1.0.1 dev eth0 lladdr " + mac))
-		Expect(other.Cmd("ping", "-n", "-c20", "-i0.02", "-W20", "10.1.0.1")).To(ContainSubstring("20 received"))
-	},
+			w.Host.IP(setup...)
+			before := Show(w.Host, "br").Address
+			goes, stays := w.four(c)
+			mac := Show(w.Host, "br").Address
+			Expect(mac).To(Equal(before))
+			w.losesNothing(goes, stays)
+			Expect(Show(w.Host, "br").Address).To(Equal(mac))
+			Expect(IP(stays.Host, "neigh")).To(ContainSubstring("10.1.0.1 dev eth0 lladdr " + mac))
+		},
 		Entry("by an administrator", false),
+		Entry("by an administrator, and has the gateway address", false, "addr add 10.1.0.1/24 dev br"),
 		Entry("by the reference for a layer 2 network", true),
+		Entry("by the reference for a layer 2 network, and has the gateway address", true,
+			"addr add 10.1.0.1/24 dev br"),
 	)
 
-	It("keeps the MAC address that a bridge takes from its first container, since its other ports are gone", func() {
+	It("keeps the MAC address that a bridge gets with its first container, since its other ports are gone", func() {
 		w.Host.IP("link add name br type bridge", "link add gone master br type veth peer name other",
 			"link del gone")
 		Expect(Show(w.Host, "br").Address).To(Equal("00:00:00:00:00:00"))

@@ -53,6 +53,12 @@ func (c *call) prepareBridge() error {
 		}
 	}
 	c.bridge = br
+	if cfg.Gateway && c.IPAM != "" {
+		// First: a port changes it, and an ADD that fails or is killed may leave gateway addresses.
+		if err := c.pinMAC(br); err != nil {
+			return err
+		}
+	}
 	if err := c.Tolerate(c.ignoreRouterAdverts()); err != nil {
 		return err
 	}
@@ -102,7 +108,7 @@ func (c *call) hasUplink() (bool, error) {
 func (c *call) makeBridge() (rtnl.Link, error) {
 	err := c.Host.AddLink(rtnl.NewLink{
 		Kind: "bridge", Name: c.cfg.Bridge, MTU: c.cfg.Link.MTU, VLANFiltering: c.cfg.filtersVLANs(),
-		MAC: randomMAC(), // without one it would take that of a port, see keepMAC
+		MAC: randomMAC(), // without one it would take a port's, see pinMAC
 	})
 	if err != nil && !errors.Is(err, unix.EEXIST) {
 		return rtnl.Link{}, c.cfg.unsupportedVLANs(err)
@@ -140,7 +146,10 @@ func (c *call) prepareGateway(ctx context.Context, want []netip.Prefix) (gw atta
 		return gw, nil
 	}
 	if c.cfg.VLAN != 0 {
-		if gw.Link, err = c.ensureVLANGateway(ctx); err != nil {
+		if gw.Link, err = c.ensureVLANGateway(ctx); err == nil {
+			err = c.pinMAC(gw.Link)
+		}
+		if err != nil {
 			return gw, err
 		}
 	}
@@ -153,12 +162,6 @@ func (c *call) prepareGateway(ctx context.Context, want []netip.Prefix) (gw atta
 		return gw, err
 	}
 	gw.Addrs = plan.Usable
-	if gw.Link.Index == c.bridge.Index && len(plan.Add) > 0 {
-		// First: an ADD that fails or is killed leaves the addresses.
-		if err := c.keepMAC(); err != nil {
-			return gw, err
-		}
-	}
 	for _, a := range plan.Remove {
 		if err := c.Host.DelAddr(gw.Link.Index, a); err != nil {
 			return gw, err
@@ -186,18 +189,17 @@ func (c *call) prepareGateway(ctx context.Context, want []netip.Prefix) (gw atta
 	return gw, nil
 }
 
-// keepMAC sets the MAC address of a bridge that becomes a gateway: to its former one, if the port of this ADD has
-// changed it, else to its present one. A bridge whose address was never set takes that of one of its
-// ports, and another when that port goes: containers would not find their gateway.
-func (c *call) keepMAC() error {
-	br, err := c.Host.LinkByIndex(c.bridge.Index)
-	if err != nil {
-		return err
+// pinMAC sets the MAC address of a gateway to its present one, unless it was set before. Otherwise a bridge takes the
+// lowest address of its ports, and another one when that port goes: containers would lose their gateway until their
+// neighbor entries expire. A bridge that lost all its ports has no address, and gets a random one.
+func (c *call) pinMAC(l rtnl.Link) error {
+	if set, err := iface.IsMACSet(l.Name); set && err == nil || len(l.MAC) == 0 {
+		return nil
 	}
-	if len(c.bridge.MAC) > 0 && bytes.Equal(br.MAC, c.HostEnd.MAC) { // a bridge that had ports may have none
-		br.MAC = c.bridge.MAC
+	if bytes.Equal(l.MAC, make(net.HardwareAddr, len(l.MAC))) {
+		l.MAC = randomMAC()
 	}
-	return c.Host.SetLink(br.Index, rtnl.LinkChange{MAC: br.MAC})
+	return c.Host.SetLink(l.Index, rtnl.LinkChange{MAC: l.MAC})
 }
 
 // detectDuplicate waits for the duplicate address detection of gateway addresses that failed it before.
@@ -241,7 +243,7 @@ func (c *call) ensureVLANGateway(ctx context.Context) (rtnl.Link, error) {
 		// The other end's name says what it belongs to.
 		portName := iface.HostNames(cni.Attachment{Network: c.cfg.Bridge, IfName: name})[0]
 		err = c.Host.AddLink(rtnl.NewLink{Kind: "veth", Name: name, MTU: c.cfg.Link.MTU,
-			Peer: rtnl.Peer{Name: portName}})
+			MAC: randomMAC(), Peer: rtnl.Peer{Name: portName}})
 		if err == nil || errors.Is(err, unix.EEXIST) { // another ADD was quicker
 			gw, err = c.Host.Link(name)
 		}

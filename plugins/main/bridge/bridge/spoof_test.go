@@ -182,6 +182,22 @@ var _ = Describe("VLANs", Label("kernel"), func() {
 		w.Succeeds(a.As("CHECK"))
 	})
 
+	It("keep the MAC address of a gateway that takes its own from the bridge, whichever container goes",
+		Label("gateway-mac"), func() {
+			nstest.Need("8021q")
+			w.Host.IP("link add name br up type bridge vlan_filtering 1", "link add link br name br.7 type vlan id 7",
+				"addr add 10.1.0.1/24 dev br.7")
+			w.Cmd("bridge", "vlan", "add", "vid", "7", "dev", "br", "self")
+			mac := Show(w.Host, "br.7").Address
+			w.losesNothing(w.four(l3(Object{"isGateway": true, "vlan": 7})))
+			Expect(Show(w.Host, "br.7").Address).To(Equal(mac))
+		})
+
+	It("have a gateway with a MAC address that neither ports nor udev change", Label("gateway-mac"), func() {
+		w.losesNothing(w.four(l3(Object{"isGateway": true, "vlan": 7})))
+		Expect(w.Cmd("cat", "/sys/class/net/br.7/addr_assign_type")).To(HavePrefix("3"))
+	})
+
 	It("have one gateway each", func() {
 		for i, id := range []int{100, 200} {
 			c := l3(Object{"isGateway": true, "vlan": id})
