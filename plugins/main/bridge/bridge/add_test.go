@@ -298,6 +298,44 @@ var _ = Describe("ADD", func() {
 		Expect(w.Snapshot("links")).To(ContainSubstring("ageing_time=1234"))
 	})
 
+	Describe("a port with a smaller MTU", Label("bridge-mtu"), func() {
+		It("leaves the bridge its MTU and its IPv6 addresses, which other containers use", func() {
+			other := w.Attach("other", l3(Object{"isGateway": true}), "2001:db8:1::2/64")
+			before := Show(w.Host, "br")
+			tenant := Object{"name": "tenant", "mtu": 1000}
+			for _, a := range []Attached{w.Attach("one", conf(tenant)),
+				w.Attach("two", conf(tenant, Object{"disableContainerInterface": true}))} {
+				Expect(Show(a.Host, "eth0").MTU).To(Equal(1000))
+				for i, l := range []Link{Show(w.Host, "br"), Show(w.Host, hostEnd(a.Result))} {
+					Expect([]int{l.MTU, a.Result.Interfaces[i].MTU}).To(HaveEach(1500))
+				}
+				Expect(Show(w.Host, "br").Addrs()).To(Equal(before.Addrs()))
+				Expect(Ping(other.Host, "2001:db8:1::1")).To(BeTrue())
+				w.Succeeds(a.As("CHECK"))
+				w.Succeeds(a.As("DEL"))
+				Expect(Show(w.Host, "br").Addrs()).To(Equal(before.Addrs()))
+			}
+		})
+
+		It("leaves it to a bridge whose uplink has more, too", func() {
+			w.Host.IP("link add name br up mtu 9000 type bridge", "link add up0 mtu 9000 type veth peer name up1",
+				"link set up0 master br")
+			a := w.Attach("one", conf())
+			Expect(Show(w.Host, "br").MTU).To(Equal(9000))
+			Expect(Show(a.Host, "eth0").MTU).To(Equal(1500))
+			w.Succeeds(a.As("CHECK"))
+		})
+
+		It("sets that of a bridge without others, as Linux does", func() {
+			IP(w.Host, "link add name br up type bridge")
+			for id := range 2 {
+				a := w.Attach(fmt.Sprint(id), conf(Object{"mtu": 1400}))
+				Expect(Show(w.Host, hostEnd(a.Result)).MTU).To(Equal(1400))
+				Expect(Show(w.Host, "br").MTU).To(Equal(1400))
+			}
+		})
+	})
+
 	It("refuses a name that something else has, and touches nothing", func() {
 		IP(w.Host, "link add name br type veth peer name other")
 		before := w.Snapshot()

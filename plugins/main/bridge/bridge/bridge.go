@@ -194,6 +194,9 @@ func (c *call) links(gateway rtnl.Link) []cni.Interface {
 
 // setUpPort makes the host end a port of the bridge. It comes up last, when every restriction is in place.
 func (c *call) setUpPort(ctx context.Context) error {
+	if err := c.keepMTU(&c.HostEnd); err != nil {
+		return err
+	}
 	if err := c.MarkHostEnd(c.bridge.Index); err != nil {
 		return err
 	}
@@ -216,6 +219,20 @@ func (c *call) setUpPort(ctx context.Context) error {
 		}
 	}
 	return c.Host.SetLink(c.HostEnd.Index, rtnl.LinkChange{Up: new(true)})
+}
+
+// keepMTU gives an interface that becomes a port the bridge's MTU if its own is smaller and another port has more.
+// Linux lowers the MTU of a bridge to the smallest one of its ports, and removes all IPv6 addresses below 1280 bytes.
+func (c *call) keepMTU(end *rtnl.Link) error {
+	if end.MTU >= c.bridge.MTU {
+		return nil
+	}
+	ports, err := c.Host.Ports(c.bridge.Index)
+	if err != nil || !slices.ContainsFunc(ports, func(p rtnl.Link) bool { return p.MTU > end.MTU }) {
+		return err
+	}
+	end.MTU = c.bridge.MTU
+	return c.Host.SetLink(end.Index, rtnl.LinkChange{MTU: end.MTU})
 }
 
 func (c *call) spoofCheck() spoofCheck {

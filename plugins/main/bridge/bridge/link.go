@@ -270,6 +270,9 @@ func (c *call) finishVLANGateway(ctx context.Context, gw, end rtnl.Link) error {
 	if err != nil {
 		return err
 	}
+	if err := c.keepMTU(&end); err != nil {
+		return err
+	}
 	if err := c.Host.SetLink(end.Index, rtnl.LinkChange{Master: &c.bridge.Index}); err != nil {
 		return err
 	}

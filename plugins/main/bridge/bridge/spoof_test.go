@@ -198,6 +198,14 @@ var _ = Describe("VLANs", Label("kernel"), func() {
 		Expect(w.Cmd("cat", "/sys/class/net/br.7/addr_assign_type")).To(HavePrefix("3"))
 	})
 
+	It("have a gateway whose port leaves the bridge its MTU", Label("bridge-mtu"), func() {
+		w.Attach("one", conf())
+		a := w.Attach("two", l3(Object{"isGateway": true, "vlan": 100, "mtu": 1000}), "10.1.0.2/24")
+		Expect(Show(w.Host, "br.100").MTU).To(Equal(1000))
+		Expect(Show(w.Host, "br").MTU).To(Equal(1500))
+		w.Succeeds(a.As("CHECK"))
+	})
+
 	It("have one gateway each", func() {
 		for i, id := range []int{100, 200} {
 			c := l3(Object{"isGateway": true, "vlan": id})

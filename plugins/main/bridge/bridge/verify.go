@@ -66,7 +66,7 @@ func (c *call) verifyPort() []error {
 	if err != nil {
 		return append(errs, err)
 	}
-	if c.cfg.Link.MTU != 0 && end.MTU != c.cfg.Link.MTU {
+	if end.MTU < c.cfg.Link.MTU { // it may have the bridge's, see keepMTU
 		errs = append(errs, c.drift(end, "MTU is %d, not %d", end.MTU, c.cfg.Link.MTU))
 	}
 	if have.Hairpin != c.cfg.HairpinMode {
