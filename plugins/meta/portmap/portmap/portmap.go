@@ -31,11 +31,14 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 		return req.PrevResult, nil
 	}
 	c := open(req)
-	r, err := c.newRecord(cfg)
+	r, links, err := c.newRecord(cfg)
 	if err != nil {
 		return nil, err
 	}
 	if err := c.locate(r); err != nil {
+		return nil, err
+	}
+	if err := c.checkTargets(r, links); err != nil {
 		return nil, err
 	}
 	c.warn(r)
@@ -56,7 +59,7 @@ func check(ctx context.Context, req *skel.Request, cfg config) error {
 		return nil
 	}
 	c := open(req)
-	want, err := c.newRecord(cfg)
+	want, _, err := c.newRecord(cfg)
 	if err != nil {
 		return err
 	}
@@ -174,19 +177,21 @@ func (c call) choose(cfg config) (ipt.Backend, error) {
 	return nftables, nil
 }
 
-// newRecord makes the attachment's record, all but location and backend. The link by which the host reaches an address
-// says whom to masquerade, and needs route_localnet.
-func (c call) newRecord(cfg config) (*record, error) {
+// newRecord returns the attachment's record without location and backend, and the link by which the host reaches each
+// of its addresses: the zero Link where there is no route. That link determines the sources to masquerade, and needs
+// route_localnet.
+func (c call) newRecord(cfg config) (*record, []rtnl.Link, error) {
 	r := &record{Attachment: c.Attachment,
 		Options: cfg.options, Mappings: cfg.mappings, Addrs: addressesOf(c.PrevResult.ContainerIPs(c.IfName))}
 	if len(r.Addrs) == 0 {
-		return nil, cni.Errorf(cni.CodeConfig, "prevResult: has no address of interface %q to forward ports to",
+		return nil, nil, cni.Errorf(cni.CodeConfig, "prevResult: has no address of interface %q to forward ports to",
 			c.IfName)
 	}
+	links := make([]rtnl.Link, len(r.Addrs))
 	for i := range r.Addrs {
 		a := &r.Addrs[i]
 		index, err := c.Host.RouteTo(a.Addr.Addr())
-		if isUnreachable(err) || index == loopbackIndex {
+		if isUnreachable(err) {
 			continue
 		}
 		var link rtnl.Link
@@ -194,7 +199,10 @@ func (c call) newRecord(cfg config) (*record, error) {
 			link, err = c.Host.LinkByIndex(index)
 		}
 		if err != nil {
-			return nil, err
+			return nil, nil, err
+		}
+		if links[i] = link; index == loopbackIndex {
+			continue
 		}
 		if link.IsPairEnd() && link.PeerNS != -1 { // nobody else is on a point to point link
 			a.MasqueradeFrom = netip.PrefixFrom(a.Addr.Addr(), a.Addr.Addr().BitLen())
@@ -204,7 +212,7 @@ func (c call) newRecord(cfg config) (*record, error) {
 		}
 	}
 	r.trimLocalnet()
-	return r, nil
+	return r, links, nil
 }
 
 // isUnreachable reports whether the answer to a question for a route was that there is none, or one of the
@@ -221,10 +229,14 @@ func (c call) locate(r *record) error {
 	return frame.IgnoreNoLink(err)
 }
 
-// warn says which mappings lead nowhere. That runtimes send both 0.0.0.0 and :: is no reason to complain.
+// warn reports mappings through which no packet reaches the container. It does not report that a container lacks the
+// family of 0.0.0.0 or ::, because runtimes send both.
 func (c call) warn(r *record) {
 	for _, m := range r.Mappings {
 		at := hostPort{Proto: m.Proto, Addr: m.HostIP, Port: m.HostPort}
+		if m.HostIP.IsValid() && !m.HostIP.IsUnspecified() && !c.isLocal(m.HostIP) {
+			c.Warn("host port %s: the host does not have this address; the port works once it has", at)
+		}
 		isReached := func(a address) bool { return a.family() == nft.FamilyOf(m.HostIP) }
 		if m.HostIP.IsValid() && !m.HostIP.IsUnspecified() && !slices.ContainsFunc(r.Addrs, isReached) {
 			c.Warn("host port %s: the container has no address of that family, so it leads nowhere", at)

@@ -128,7 +128,7 @@ func (p *publication) resolveSelf(ctx context.Context) error {
 // resolve decides about an owner. The ports of one that is gone are taken over. Those of another attachment of the
 // container are left to it, and the record notes them as skipped. Anybody else's are refused.
 func (p *publication) resolve(ctx context.Context, o *record) error {
-	wanted, held := conflicts(p.r.hostPorts(), o.hostPorts())
+	wanted, held := p.conflicts(p.r.hostPorts(), o.hostPorts())
 	if len(wanted) == 0 {
 		return nil
 	}
@@ -237,7 +237,7 @@ func (p *publication) resolveNFTables(ctx context.Context, tx *nft.Tx, others []
 		if seen[hash] {
 			continue
 		}
-		wanted, _ := conflicts(p.r.hostPorts(), []hostPort{elementPort(it)})
+		wanted, _ := p.conflicts(p.r.hostPorts(), []hostPort{elementPort(it)})
 		if len(wanted) == 0 {
 			continue
 		}

@@ -106,16 +106,21 @@ func allOf(f nft.Family) netip.Addr {
 	return netip.IPv6Unspecified()
 }
 
-// conflicts compares by the rules of bind(2): all addresses of a family conflict with each, different addresses do not.
-func (p hostPort) conflicts(other hostPort) bool {
-	return p.Proto == other.Proto && p.Port == other.Port && p.Addr.Is4() == other.Addr.Is4() &&
-		(p.Addr == other.Addr || p.Addr.IsUnspecified() || other.Addr.IsUnspecified())
+// conflicts compares by the rules of bind(2): all addresses of a family conflict with each address of the host,
+// different addresses do not conflict. An address that the host does not have conflicts with itself only. Otherwise a
+// configuration that names it would keep all other containers from the port.
+func (p hostPort) conflicts(other hostPort, isLocal func(netip.Addr) bool) bool {
+	if p.Proto != other.Proto || p.Port != other.Port || p.Addr.Is4() != other.Addr.Is4() {
+		return false
+	}
+	return p.Addr == other.Addr || p.Addr.IsUnspecified() && isLocal(other.Addr) ||
+		other.Addr.IsUnspecified() && isLocal(p.Addr)
 }
 
 // conflicts returns those of the wanted ports that conflict with one that is held, and the first of the latter.
-func conflicts(wanted, held []hostPort) (taken []hostPort, by hostPort) {
+func (c call) conflicts(wanted, held []hostPort) (taken []hostPort, by hostPort) {
 	for _, w := range wanted {
-		i := slices.IndexFunc(held, w.conflicts)
+		i := slices.IndexFunc(held, func(h hostPort) bool { return w.conflicts(h, c.isLocal) })
 		if i < 0 {
 			continue
 		}

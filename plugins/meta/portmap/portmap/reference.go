@@ -70,7 +70,7 @@ func (p *publication) resolveReferenceChains(ctx context.Context, known map[stri
 	for _, entry := range rules {
 		ports := inChain[entry.Option("-j")]
 		delete(inChain, entry.Option("-j")) // other entries lead there, too
-		wanted, _ := conflicts(p.r.hostPorts(), ports)
+		wanted, _ := p.conflicts(p.r.hostPorts(), ports)
 		if len(wanted) == 0 {
 			continue
 		}
@@ -99,7 +99,7 @@ func (p *publication) resolveReferenceTables(ctx context.Context) error {
 		ports := p.r.portsTo(a)
 		for _, rule := range rules {
 			held, ok := translatedBy(a.family(), rule)
-			wanted, _ := conflicts(ports, []hostPort{held})
+			wanted, _ := p.conflicts(ports, []hostPort{held})
 			if !ok || len(wanted) == 0 {
 				continue
 			}

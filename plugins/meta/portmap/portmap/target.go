@@ -1,0 +1,95 @@
+package portmap
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
+)
+
+// testNetwork is an address that is not in use (RFC 5737): the host's route to it is the default route.
+var testNetwork = netip.AddrFrom4([4]byte{198, 51, 100, 1})
+
+// isLocal reports whether the host has the address.
+func (c call) isLocal(addr netip.Addr) bool {
+	index, err := c.Host.RouteTo(addr)
+	return err == nil && index == loopbackIndex
+}
+
+// checkTargets refuses addresses to which no host port may lead, because the author of a configuration may write
+// prevResult: those of the host or of its loopback, those that the container does not have, and those that the host
+// reaches through the network of another container. links are the links by which the host reaches the addresses. A
+// link that leads out of the node gets no route_localnet.
+func (c call) checkTargets(r *record, links []rtnl.Link) error {
+	for i, a := range r.Addrs {
+		addr, link := a.Addr.Addr(), links[i]
+		leadsOut := link.Index > loopbackIndex && !c.isBehind(link) && c.leadsOut(link)
+		reason, err := c.refusedTarget(addr, link, leadsOut)
+		if err != nil {
+			return err
+		}
+		if reason != "" {
+			return cni.Refuse("prevResult.ips", addr.String(), reason)
+		}
+		if leadsOut && r.Localnet == link.Name {
+			r.Localnet = ""
+			c.Warn("host ports of 127.0.0.1 lead nowhere: the host reaches %s through %q, an interface of the node",
+				addr, link.Name)
+		}
+	}
+	return nil
+}
+
+// refusedTarget returns why no host port may lead to the address, or nothing.
+func (c call) refusedTarget(addr netip.Addr, link rtnl.Link, leadsOut bool) (reason string, err error) {
+	switch {
+	case addr.IsLoopback() || addr.IsMulticast() || addr.IsUnspecified():
+		return "is not an address that a container can have", nil
+	case link.Index == loopbackIndex:
+		return "is an address of the host", nil
+	case link.Index == 0: // the host has no route to it, so no packet goes there
+		return "", nil
+	}
+	if has, err := c.containerHas(addr); err != nil || !has {
+		return fmt.Sprintf("is not an address of interface %q in the container", c.IfName), err
+	}
+	isContainerNetwork := link.Kind == "bridge" || link.IsPairEnd() && link.PeerNS != -1
+	if isContainerNetwork && !leadsOut && !c.isBehind(link) {
+		return fmt.Sprintf("belongs to another network: the host reaches it through %q", link.Name), nil
+	}
+	return "", nil
+}
+
+// leadsOut reports whether the link is an interface of the node to other machines: hardware, or the link of the default
+// route.
+func (c call) leadsOut(link rtnl.Link) bool {
+	if link.Kind == "" {
+		return true
+	}
+	uplink, err := c.Host.RouteTo(testNetwork)
+	return err == nil && uplink == link.Index
+}
+
+// containerHas reports whether the container has the address. The kernel's local route answers without a list, but not
+// for an interface in a VRF or for an IPv6 address that is still tentative.
+func (c call) containerHas(addr netip.Addr) (bool, error) {
+	if c.ContEnd.Index == 0 {
+		return false, nil
+	}
+	if index, err := c.Cont.RouteTo(addr); err == nil && index == loopbackIndex {
+		return true, nil
+	}
+	addrs, err := c.Cont.Addrs(c.ContEnd.Index)
+	return slices.ContainsFunc(addrs, func(a rtnl.Addr) bool { return a.Prefix.Addr() == addr }), err
+}
+
+// isBehind reports whether the container is connected to the link of the host: by its host end, as a port of the
+// bridge, or as a child of it.
+func (c call) isBehind(link rtnl.Link) bool {
+	if c.HostEnd.Index != 0 {
+		return link.Index == c.HostEnd.Index || link.Index == c.HostEnd.Master
+	}
+	return c.ContEnd.Peer == link.Index && c.ContEnd.PeerNS != -1
+}
