@@ -42,9 +42,10 @@ type wireAddress struct {
 
 // config is what ADD and CHECK act on.
 type config struct {
-	ips    []cni.IP
-	routes []cni.Route
-	dns    cni.DNS
+	ips      []cni.IP
+	routes   []cni.Route
+	dns      cni.DNS
+	warnings []string
 }
 
 // source is an address, and where it stands.
@@ -70,6 +71,10 @@ func parseConfig(req *skel.Request, wire wireConfig, problems *cni.Problems) (cf
 	}
 	for _, s := range list {
 		cfg.ips = append(cfg.ips, s.IP)
+		if hasEdges(s.Address) && s.Address == s.Address.Masked() {
+			cfg.warnings = append(cfg.warnings, fmt.Sprintf(
+				"%s: %s is the network's own address, which some hosts do not send to", s.key, s.Address))
+		}
 	}
 	return cfg
 }
@@ -181,7 +186,7 @@ func verify(list []source, version string) error {
 			}
 		}
 		refuse(addr.IsUnspecified() || addr.IsMulticast() || addr.IsLoopback(), "is no address for a container")
-		refuse(isEdge(s.Address), "is the network's own or the broadcast address of its subnet")
+		refuse(hasEdges(s.Address) && addr == cni.LastOf(s.Address), "is the broadcast address of its subnet")
 		refuse(slices.ContainsFunc(list[:i], func(o source) bool { return o.Address.Addr() == addr }), "is there twice")
 		refuse(s.Gateway.IsValid() && s.Gateway.Is4() != v4, "has a gateway of another family, %s", s.Gateway)
 		refuse(s.Gateway == addr, "is its own gateway")
@@ -192,11 +197,5 @@ func verify(list []source, version string) error {
 	return problems.Err()
 }
 
-// isEdge reports whether an IPv4 address is the first or the last of a subnet that
-// has more than two.
-func isEdge(p netip.Prefix) bool {
-	if !p.Addr().Is4() || p.Bits() >= 31 {
-		return false
-	}
-	return p.Addr() == p.Masked().Addr() || !p.Contains(p.Addr().Next())
-}
+// hasEdges reports whether a subnet has an address of its own and a broadcast address.
+func hasEdges(p netip.Prefix) bool { return p.Addr().Is4() && p.Bits() < 31 }

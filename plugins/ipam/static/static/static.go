@@ -10,10 +10,13 @@ import (
 )
 
 // add returns what the configuration says. STATUS misses no address: it is not told those that the runtime names.
-func add(_ context.Context, _ *skel.Request, cfg config) (*cni.Result, error) {
+func add(_ context.Context, req *skel.Request, cfg config) (*cni.Result, error) {
 	if len(cfg.ips) == 0 {
 		return nil, cni.Refuse("ipam.addresses", nil,
 			"no address is here, in IP of CNI_ARGS, in args.cni.ips or in runtimeConfig.ips")
+	}
+	for _, w := range cfg.warnings {
+		req.Warn("%s", w)
 	}
 	return &cni.Result{IPs: cfg.ips, Routes: cfg.routes, DNS: cfg.dns}, nil
 }

@@ -120,6 +120,21 @@ var _ = Describe("ADD", func() {
 			"gateway": "192.0.2.1"}, {"address": "10.1.0.3/31"}, {"address": "10.1.0.9/32"}]`, ""),
 	)
 
+	DescribeTable("accepts the network's own address with a warning", func(key, ipam, args string, more ...string) {
+		c := call("ADD", ipam, more...)
+		c.Args = args
+		a := NewWorld(Plugin()).Call(c)
+		Expect(a.Code).To(BeZero(), a.Stdout)
+		Expect(a.Stdout).To(ContainSubstring(`"10.10.0.0/24"`))
+		Expect(a.Stderr).To(Equal("static: " + key +
+			": 10.10.0.0/24 is the network's own address, which some hosts do not send to\n"))
+	},
+		Entry("of ipam", "ipam.addresses[0].address", `"addresses": [{"address": "10.10.0.0/24"}]`, ""),
+		Entry("of the runtime", "runtimeConfig.ips[0]", `"addresses": []`, "",
+			`"runtimeConfig": {"ips": ["10.10.0.0/24"]}`),
+		Entry("of CNI_ARGS", "CNI_ARGS IP", `"addresses": []`, "IP=10.10.0.0/24"),
+	)
+
 	DescribeTable("refuses", func(code uint, want, ipam, args string, more ...string) {
 		c := call("ADD", ipam, more...)
 		c.Args = args
@@ -142,6 +157,8 @@ var _ = Describe("ADD", func() {
 		Entry("an unknown key of CNI_ARGS", cni.CodeEnvironment, "CNI_ARGS: unknown keys MAC", own, "MAC=1"),
 		Entry("an address that is there twice", cni.CodeEnvironment, "CNI_ARGS IP: 10.1.0.5/24 is there twice", own,
 			"IP=10.1.0.5"),
+		Entry("a broadcast address", cni.CodeConfig,
+			"ipam.addresses[0].address: 10.10.0.255/24 is the broadcast address", `"addresses": [{"address": "10.10.0.255/24"}]`, ""),
 		Entry("a gateway for a container", cni.CodeConfig,
 			"runtimeConfig.ips[0]: 10.1.0.1/24 is its own gateway", own, "",
 			`"runtimeConfig": {"ips": ["10.1.0.1"]}`),
