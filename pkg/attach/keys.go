@@ -2,6 +2,7 @@ package attach
 
 import (
 	"encoding/json"
+	"fmt"
 	"net"
 	"net/netip"
 	"slices"
@@ -98,8 +99,8 @@ func (k LinkKeys) Parse(problems *cni.Problems, cniArgs, mac string) LinkConfig 
 	} {
 		address, err := cni.ParseMAC(source.code, source.key, source.text)
 		if err == nil && source.text != "" && len(address) != 6 {
-			err = cni.Refuse(source.key, source.text,
-				"is no MAC address of an interface (six bytes, not multicast, not zero)").WithCode(source.code)
+			err = cni.RefuseMAC(source.code, source.key, source.text,
+				fmt.Sprintf("it has %d bytes, not 6", len(address)))
 		}
 		problems.Add(err)
 		if l.MAC == nil {

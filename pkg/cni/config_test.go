@@ -2,6 +2,7 @@ package cni_test
 
 import (
 	"flag"
+	"fmt"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -508,3 +509,15 @@ var _ = Describe("names", func() {
 			[]string{"", ".", "..", "/bin/sh", "../bridge", "a/b", "a/", `a\b`, "a\x00b"})
 	})
 })
+
+var _ = DescribeTable("a MAC address is refused with the reason", func(text, why string) {
+	_, err := cni.ParseMAC(cni.CodeConfig, "mac", text)
+	Expect(err).To(MatchError(fmt.Sprintf("mac: %q is not a MAC address of an interface: %s", text, why)))
+},
+	Entry(nil, "f1:00:00:00:00:01", "f1 is odd: multicast"),
+	Entry(nil, "01-00-5E-00-00-01", "01 is odd: multicast"),
+	Entry(nil, "ff:ff:ff:ff:ff:ff", "ff is odd: multicast"),
+	Entry(nil, "0000.0000.0000", "all bytes are zero"),
+	Entry(nil, "x", "it is not six bytes like 02:00:00:00:00:01"),
+	Entry(nil, "02:00:00:00:01", "it is not six bytes like 02:00:00:00:00:01"),
+)

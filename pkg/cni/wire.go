@@ -156,13 +156,22 @@ func ParseMAC(code uint, key, text string) (net.HardwareAddr, error) {
 		return nil, nil
 	}
 	mac, err := net.ParseMAC(text)
-	unusable := err == nil && (mac[0]&1 != 0 || mac.String() == "00:00:00:00:00:00")
-	if err != nil || len(mac) == 6 && unusable {
-		return nil, Refuse(key, text,
-			"is no MAC address of an interface (six bytes, not multicast, not zero)").WithCode(code).
-			Suggest("write it like 02:00:00:00:00:01, the second digit even")
+	switch {
+	case err != nil:
+		return nil, RefuseMAC(code, key, text, "it is not six bytes like 02:00:00:00:00:01")
+	case len(mac) != 6:
+	case mac[0]&1 != 0:
+		return nil, RefuseMAC(code, key, text, fmt.Sprintf("%02x is odd: multicast", mac[0]))
+	case mac.String() == "00:00:00:00:00:00":
+		return nil, RefuseMAC(code, key, text, "all bytes are zero")
 	}
 	return mac, nil
+}
+
+// RefuseMAC returns the error for a MAC address that an interface cannot have, with the reason.
+func RefuseMAC(code uint, key, text, why string) *Error {
+	return Refuse(key, text, "is not a MAC address of an interface: "+why).WithCode(code).
+		Suggest("write it like 02:00:00:00:00:01, the second digit even")
 }
 
 func addrText(a netip.Addr) string {

@@ -85,6 +85,17 @@ func SkipDAD(link string) error { return turnOff(link, "accept_dad") }
 // EnableIPv6 turns IPv6 on for a host interface: the host may have it off by default. A kernel without it is an error.
 func EnableIPv6(link string) error { return writeConf("ipv6", link, "disable_ipv6", "0") }
 
+// IPv6Disabled returns the assignments for sysctl that turn IPv6 on for a host interface, and for interfaces that are
+// made later.
+func IPv6Disabled(link string) (assignments []string) {
+	for _, of := range []string{"all", "default", link} {
+		if value, err := readIPv6(of, "disable_ipv6"); err == nil && value == "1" {
+			assignments = append(assignments, "net/ipv6/conf/"+of+"/disable_ipv6=0")
+		}
+	}
+	return assignments
+}
+
 // turnOff turns a setting of a link off, if the kernel has IPv6.
 func turnOff(link, name string) error {
 	if err := writeConf("ipv6", link, name, "0"); !errors.Is(err, fs.ErrNotExist) {

@@ -499,6 +499,22 @@ var _ = Describe("traffic", func() {
 		Expect(w.Cmd("cat", "/sys/class/net/br/addr_assign_type")).To(HavePrefix("3"))
 	})
 
+	DescribeTable("is refused where IPv6 is off, with each setting that has to change", func(off ...string) {
+		w.Host.IP("link add name br type bridge", "link set dev br up")
+		want := `bridge "br": gateway 2001:db8:1::1/64: IPv6 is off on the interface; turn it on with "sysctl -w`
+		for _, of := range off {
+			w.SetSysctl("net/ipv6/conf/"+of+"/disable_ipv6", "1")
+			want += " net/ipv6/conf/" + of + "/disable_ipv6=0"
+		}
+		for _, of := range []string{"all", "default", "br"} {
+			value := map[bool]string{true: "1", false: "0"}[slices.Contains(off, of)]
+			w.SetSysctl("net/ipv6/conf/"+of+"/disable_ipv6", value)
+		}
+		w.LendAddrs("one", "2001:db8:1::2/64 2001:db8:1::1")
+		cl := Call{Command: "ADD", Netns: nstest.NewNetns().Path, Conf: l3(Object{"isGateway": true})}
+		Expect(w.Fails(cl, cni.CodeConflict)).To(HavePrefix(want + `": `))
+	}, Entry(nil, "br"), Entry(nil, "default", "br"), Entry(nil, "all", "default", "br"))
+
 	It("is forwarded to the first container of a new bridge at once: the host can ask for its neighbours", func() {
 		w.SetSysctl("net/ipv6/conf/default/accept_dad", "1")
 		w.Attach("one", l3(Object{"isGateway": true}), "2001:db8:1::2/64")

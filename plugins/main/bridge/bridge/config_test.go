@@ -46,7 +46,7 @@ var _ = Describe("configuration", func() {
 			`7 ipMasqBackend: "nft" is neither "nftables" nor "iptables"`,
 			`7 mtu: 5 is not between 68 and 65535`,
 			HavePrefix(`4 CNI_ARGS: unknown keys IP`),
-			HavePrefix(`7 args.cni.mac: "no" is no MAC address`)))
+			HavePrefix(`7 args.cni.mac: "no" is not a MAC address`)))
 	})
 
 	It("reaches 15 bytes for the gateway's name", func() {
@@ -75,8 +75,8 @@ var _ = Describe("configuration", func() {
 		Expect(err).To(MatchError(HavePrefix(want[0])))
 		Expect(cni.ProblemsOf(err)).To(HaveLen(len(want)))
 	},
-		Entry(nil, "01:00:00:00:00:00", rtMAC, `args.cni.mac: "01:00:00:00:00:00" is no MAC address`),
-		Entry(nil, "bad", "worse", `runtimeConfig.mac: "worse" is no MAC address`, "and the other"),
+		Entry(nil, "01:00:00:00:00:00", rtMAC, `args.cni.mac: "01:00:00:00:00:00" is not a MAC address`),
+		Entry(nil, "bad", "worse", `runtimeConfig.mac: "worse" is not a MAC address`, "and the other"),
 	)
 
 	DescribeTable("CNI_ARGS are refused with code 4", func(args, want string) {

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -227,8 +228,9 @@ func (c *call) addGateway(link rtnl.Link, gw netip.Prefix) (usable bool, err err
 	case errors.Is(err, unix.EEXIST): // another ADD was quicker
 		err = nil
 	case errors.Is(err, unix.EACCES):
-		err = cni.Errorf(cni.CodeConflict, "bridge %q: gateway %s: IPv6 is off on the interface "+
-			"(sysctl -w net/ipv6/conf/%s/disable_ipv6=0 turns it on): %w", link.Name, gw, link.Name, err)
+		remedy := "sysctl -w " + strings.Join(iface.IPv6Disabled(link.Name), " ")
+		err = cni.Errorf(cni.CodeConflict, "bridge %q: gateway %s: IPv6 is off on the interface; turn it on with %q: "+
+			"%w", link.Name, gw, remedy, err)
 	}
 	return usable, err
 }
