@@ -261,12 +261,18 @@ func findLink(conn *rtnl.Conn, master string) (rtnl.Link, error) {
 	return l, err
 }
 
-// refuseMaster refuses a master that is too small, or lo, on which the kernel makes no link.
+// refuseMaster refuses a master that is too small, lo, on which the kernel makes no link, and a link of the host that
+// belongs to another attachment.
 func (c ChildConfig) refuseMaster(master rtnl.Link) error {
 	const lo = 1 // the index in each namespace
 	if master.Index == lo {
 		return cni.Refuse("master", nil, fmt.Sprintf("%q: is the loopback interface, which can have no interface on it",
 			master.Name))
+	}
+	if !c.masterInside() {
+		if err := frame.RefuseOwned("master", master); err != nil {
+			return err
+		}
 	}
 	if c.Link.MTU > master.MTU {
 		return cni.Refuse("mtu", c.Link.MTU,

@@ -159,6 +159,14 @@ func MarkedHostEnd(host *rtnl.Conn, a cni.Attachment) (rtnl.Link, error) {
 	return rtnl.Link{}, fmt.Errorf("host end of %s: %w", a, rtnl.ErrNoLink)
 }
 
+// RefuseOwned returns code 103 where a link of the host, which a configuration names by key, belongs to an attachment.
+func RefuseOwned(key string, l rtnl.Link) error {
+	if owner, ok := cni.ParseMark(l.Alias); ok {
+		return cni.Errorf(cni.CodeConflict, "%s: %q: belongs to %s", key, l.Name, owner)
+	}
+	return nil
+}
+
 // IsUnmarked tells a host end of the network whose ADD died before it was marked.
 func IsUnmarked(l rtnl.Link, network string) bool {
 	return l.IsPairEnd() && l.Alias == "" && l.Group == cni.NetworkHash(network)

@@ -88,3 +88,31 @@ var _ = Describe("a container that chooses the indexes of its links", Label("ker
 		Expect(n.Snapshot("links") + n.Cmd("tc", "qdisc")).To(Equal(before))
 	})
 })
+
+var _ = Describe("a configuration that names another container's link", Label("kernel", "owned-link"), func() {
+	DescribeTable("is refused, and the link stays as it is", func(plugin string, keys func(link string) Object) {
+		n := NewNode()
+		v := n.Up(NewPod("victim"), append(Usual("").Only("bridge"), Step{Plugin: "bandwidth",
+			Keys: Object{"egressRate": 8000000, "egressBurst": 800000}}))
+		before := n.Snapshot("links") + v.Snapshot("links")
+		hostEnd := v.Decode().Interfaces[1].Name
+		for _, link := range append(Names(n.Host, "ifb"), hostEnd) {
+			tenant := NewPod("tenant")
+			a := n.Invoke(plugin, Call{Command: "ADD", ID: "tenant", Netns: tenant.Netns,
+				Conf: Merge(Object{"cniVersion": "1.0.0", "name": "other", "type": plugin}, keys(link))})
+			Expect(a.Failed(103)).To(ContainSubstring(`"` + link + `": belongs to network "net", container "victim"`))
+			Expect(n.Snapshot("links") + v.Snapshot("links")).To(Equal(before))
+		}
+		n.Must("CHECK", v, Usual("").Only("bridge"))
+	},
+		Entry("host-device", "host-device", func(link string) Object { return Object{"device": link} }),
+		Entry("macvlan", "macvlan", func(link string) Object { return Object{"master": link} }),
+		Entry("macvlan, passthru", "macvlan", func(link string) Object {
+			return Object{"master": link, "mode": "passthru"}
+		}),
+		Entry("ipvlan", "ipvlan", func(link string) Object {
+			return Object{"master": link, "ipam": HostLocal("10.89.0.0/24")}
+		}),
+		Entry("vlan", "vlan", func(link string) Object { return Object{"master": link, "vlanId": 5} }),
+	)
+})

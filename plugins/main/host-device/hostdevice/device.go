@@ -11,11 +11,13 @@ import (
 	"strings"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/frame"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
-// find finds the device in the host's namespace, and refuses lo. The link is zero where a userspace driver has the
-// device. The error matches rtnl.ErrNoLink where its interface is in another namespace, or where nothing can be found.
+// find finds the device in the host's namespace. It refuses lo, and links of other attachments. The link is zero where
+// a userspace driver has the device. The error matches rtnl.ErrNoLink where its interface is in another namespace, or
+// where nothing can be found.
 func (d selector) find(host *rtnl.Conn) (l rtnl.Link, err error) {
 	switch {
 	case d.Key == byName:
@@ -31,6 +33,9 @@ func (d selector) find(host *rtnl.Conn) (l rtnl.Link, err error) {
 	}
 	if err == nil && l.Index == 1 { // each namespace has its own
 		err = cni.Refuse(d.Key, d.Value, "is the loopback interface, which cannot move")
+	}
+	if err == nil {
+		err = frame.RefuseOwned(d.Key, l)
 	}
 	return l, err
 }
