@@ -268,6 +268,39 @@ var _ = Describe("install --loop", Label("install-loop"), func() {
 		}
 	})
 
+	It("reads no plugin because of another file, and only the changed one because of a plugin", func() {
+		d := newDir(nil)
+		cmd, said, _ := d.start()
+		d.becomes(all()...)
+		Eventually(said).Should(gbytes.Say(`/tap: installed\n`))
+		settled := time.Now().Add(2 * time.Second) // the files are older than the resolution of their times then
+		read := func() int {
+			io := string(nstest.Must(os.ReadFile(fmt.Sprintf("/proc/%d/io", cmd.Process.Pid))))
+			bytes := regexp.MustCompile(`rchar: (\d+)`).FindStringSubmatch(io)
+			return nstest.Must(strconv.Atoi(bytes[1]))
+		}
+		pass := func() { // all events before it are handled then
+			d.Do(func() { Expect(os.Remove(d.path + "/tap")).To(Succeed()) })
+			Eventually(said).Should(gbytes.Say(`/tap: installed\n`))
+		}
+		Eventually(time.Now).Should(BeTemporally(">", settled))
+		pass()
+		pass()
+		before, size := read(), len(self())
+		for range 50 {
+			d.fill(map[string]string{"another": wrapper})
+		}
+		pass()
+		Expect(read()-before).To(BeNumerically("<", 4*size), "of 50 passes over %d names", len(all()))
+		before = read()
+		for range 20 {
+			d.fill(map[string]string{"new": wrapper})
+			d.Do(func() { Expect(os.Rename(d.path+"/new", d.path+"/vrf")).To(Succeed()) })
+			pass()
+		}
+		Expect(read()-before).To(BeNumerically("<", 60*size), "of 40 passes over %d names", len(all()))
+	})
+
 	It("goes on after a refusal", func() {
 		d := newDir(nil)
 		said, stop := d.loop("--only", "bridge,tap")

@@ -134,7 +134,7 @@ func versions(n node.Node) map[string]any {
 	plugins := map[string]string{}
 	for _, p := range n.Programs {
 		if path, err := n.Find(p.Name); err == nil {
-			if f, err := inspect(path, p.Name); err == nil {
+			if f, err := inspect(path, p.Name, nil); err == nil {
 				plugins[path] = f.String()
 			}
 		}

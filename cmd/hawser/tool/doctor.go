@@ -285,7 +285,7 @@ func learnProgram(ctx context.Context, n node.Node, plugin string) (p program) {
 	if p.path, p.err = n.Find(plugin); p.err != nil {
 		return p
 	}
-	if p.file, p.err = inspect(p.path, plugin); p.err != nil {
+	if p.file, p.err = inspect(p.path, plugin, nil); p.err != nil {
 		return p
 	}
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)

@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"errors"
 	"io/fs"
+	"maps"
 	"os"
 	"regexp"
 	"strconv"
@@ -13,6 +14,7 @@ import (
 	"time"
 
 	"golang.org/x/mod/semver"
+	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
@@ -38,6 +40,7 @@ type file struct {
 	version string      // of ours and the reference's, where it says so
 	info    fs.FileInfo // nil for an absent one
 	target  string      // of a symbolic link
+	isSelf  bool        // it has the content of the running program
 	damaged bool        // ours, that others have written into
 }
 
@@ -52,9 +55,62 @@ func (f file) String() string {
 	return "another's file"
 }
 
+// reader reads files to find out whose they are. It remembers a file until that changes, so that a loop reads only
+// changed files, and all hard links to a file once. A nil reader remembers nothing.
+type reader struct {
+	program []byte // the running program
+	seen    map[identity]content
+}
+
+// identity is different after each change of a file, unless two changes share a time: see settled.
+type identity struct {
+	device, inode   uint64
+	size            int64
+	changed, status unix.Timespec
+}
+
+// content is what a file contains.
+type content struct {
+	kind      kind
+	version   string
+	isSelf    bool
+	isSettled bool
+}
+
+// settled is how old a change must be for the next one to get another time: no kernel's clock of files is coarser.
+const settled = 100 * time.Millisecond
+
+// begin forgets files that may have changed again without another time. A pass over all names begins with it.
+func (r *reader) begin() {
+	maps.DeleteFunc(r.seen, func(_ identity, c content) bool { return !c.isSettled || len(r.seen) > 256 })
+}
+
+func (r *reader) read(path string) (c content, err error) {
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil {
+		return c, err
+	}
+	id := identity{uint64(st.Dev), st.Ino, st.Size, st.Mtim, st.Ctim}
+	if r != nil {
+		if c, isSeen := r.seen[id]; isSeen {
+			return c, nil
+		}
+	}
+	data, err := os.ReadFile(path) // not kept: a pod that installs has little memory
+	if err != nil {
+		return c, err
+	}
+	c.kind, c.version = whose(data)
+	if r != nil {
+		c.isSelf, c.isSettled = bytes.Equal(data, r.program), time.Since(time.Unix(st.Ctim.Unix())) > settled
+		r.seen[id] = c
+	}
+	return c, nil
+}
+
 // inspect looks whose a file is by what it contains: no file of others is executed, it may be of another architecture
 // or not be ours to trust. A link is what it leads to.
-func inspect(path, name string) (f file, err error) {
+func inspect(path, name string, r *reader) (f file, err error) {
 	f.name = name
 	f.info, err = os.Lstat(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -87,18 +143,19 @@ func inspect(path, name string) (f file, err error) {
 	case info.Size() > 256<<20: // no plugin that we know is a tenth of it
 		return f, nil
 	}
-	data, err := os.ReadFile(path) // not kept: a pod that installs has little memory
+	c, err := r.read(path)
 	if err != nil {
 		return f, err
 	}
-	if kind, version := whose(data); kind != foreign {
-		f.kind, f.version = kind, version
+	if c.kind != foreign {
+		f.kind, f.version = c.kind, c.version
 	}
+	f.isSelf = c.isSelf
 	return f, nil
 }
 
 func isReference(path string) bool {
-	f, err := inspect(path, "")
+	f, err := inspect(path, "", nil)
 	return err == nil && f.kind == reference
 }
 
@@ -119,7 +176,7 @@ func rememberOurs() func(path string) bool {
 		if isOurs, ok := known.Load(s); ok {
 			return isOurs.(bool)
 		}
-		f, err := inspect(path, "")
+		f, err := inspect(path, "", nil)
 		known.Store(s, err == nil && f.kind == ours)
 		return err == nil && f.kind == ours
 	}

@@ -1,7 +1,6 @@
 package tool
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -10,6 +9,7 @@ import (
 	"io/fs"
 	"maps"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -114,13 +114,14 @@ func (o *options) run(ctx context.Context, programs []skel.Program, names []stri
 	if err != nil {
 		return err
 	}
-	last := map[string]string{}
+	last, files := map[string]string{}, &reader{program, map[identity]content{}}
 	once := func(ctx context.Context) error {
 		if err := os.MkdirAll(o.to, 0o755); err != nil {
 			return err
 		}
-		p, err := open(ctx, o.to, programs, say)
-		if err != nil {
+		files.begin()
+		p := &place{dir: o.to, files: files}
+		if err := p.open(ctx, programs, say); err != nil {
 			return err
 		}
 		defer p.close()
@@ -128,7 +129,11 @@ func (o *options) run(ctx context.Context, programs []skel.Program, names []stri
 		return i.all(names)
 	}
 	if o.loop {
-		return loop(ctx, o.to, once, say)
+		concerns := func(name string) bool {
+			_, isKnown := last[name]
+			return isKnown || sameFile(filepath.Join(o.to, name), filepath.Join(o.to, toolName))
+		}
+		return looped{o.to, once, concerns}.run(ctx, say)
 	}
 	return once(ctx)
 }
@@ -282,18 +287,23 @@ func (i *install) isDone(f file) bool {
 	regular := f.kind == ours && f.info.Mode().IsRegular()
 	switch {
 	case f.name == toolName:
-		return regular && i.isSelf(f)
+		return regular && isCurrent(f)
 	case i.links == symbolic:
 		return f.target == toolName
 	case i.links == hard:
 		return regular && os.SameFile(f.info, target)
 	}
-	return regular && !os.SameFile(f.info, target) && i.isSelf(f)
+	return regular && !os.SameFile(f.info, target) && isCurrent(f)
 }
 
-func (i *install) isSelf(f file) bool {
-	data, err := os.ReadFile(i.path(f.name))
-	return err == nil && f.info.Mode().Perm() == 0o755 && bytes.Equal(data, i.program)
+// isCurrent reports whether a file is as write would make it.
+func isCurrent(f file) bool { return f.isSelf && f.info.Mode().Perm() == 0o755 }
+
+// sameFile reports whether two names lead to one file.
+func sameFile(a, b string) bool {
+	x, err := os.Stat(a)
+	y, failed := os.Stat(b)
+	return err == nil && failed == nil && os.SameFile(x, y)
 }
 
 func uninstallCommand(programs []skel.Program, say *output) *cobra.Command {
@@ -312,7 +322,8 @@ func uninstallCommand(programs []skel.Program, say *output) *cobra.Command {
 }
 
 func uninstall(ctx context.Context, dir string, programs []skel.Program, say io.Writer) error {
-	p, err := open(ctx, dir, programs, say)
+	p := &place{dir: dir}
+	err := p.open(ctx, programs, say)
 	if errors.Is(err, fs.ErrNotExist) {
 		fmt.Fprintf(say, "%s: nothing is installed\n", dir)
 		return nil

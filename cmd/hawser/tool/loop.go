@@ -1,12 +1,16 @@
 package tool
 
 import (
+	"bytes"
+	"cmp"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"os/signal"
+	"slices"
 	"syscall"
 	"time"
 
@@ -21,20 +25,27 @@ const watched = unix.IN_CREATE | unix.IN_MOVED_TO | unix.IN_MOVED_FROM | unix.IN
 // comes.
 const interval = 5 * time.Second
 
-// loop installs, and once more after each change in the directory, until the process is told to end. Our own changes
-// are seen too: the installation after them finds all in place and changes nothing. A directory that is mounted into a
-// container stays there when the host deletes it. That ends the loop, so that the container is started again with what
-// is at its path.
-func loop(ctx context.Context, dir string, once func(context.Context) error, say io.Writer) error {
+// looped is an installation that is repeated.
+type looped struct {
+	dir      string
+	once     func(context.Context) error
+	concerns func(name string) bool // whether a change of the name in dir is a reason to install again
+}
+
+// run installs, and once more after each change in the directory that concerns it, until the process is told to end.
+// Our own changes are seen too: the installation after them finds all in place and changes nothing. A directory that is
+// mounted into a container stays there when the host deletes it. That ends the loop, so that the container is started
+// again with what is at its path.
+func (l looped) run(ctx context.Context, say io.Writer) error {
 	ctx, done := signal.NotifyContext(ctx, syscall.SIGTERM, syscall.SIGINT, syscall.SIGPIPE)
 	defer done()
 	for first := true; ; first = false {
-		w, err := follow(dir)
+		w, err := follow(l.dir)
 		if err == nil {
-			err = once(ctx)
+			err = l.once(ctx)
 		}
 		if err != nil && ctx.Err() == nil && !first && !errors.Is(err, errDeleted) {
-			fmt.Fprintf(say, "%s: %v; tried again after the next change\n", dir, err)
+			fmt.Fprintf(say, "%s: %v; tried again after the next change\n", l.dir, err)
 			select { // what failed may have made events of its own
 			case <-ctx.Done():
 			case <-time.After(interval):
@@ -42,7 +53,7 @@ func loop(ctx context.Context, dir string, once func(context.Context) error, say
 			err = nil
 		}
 		if err == nil && w.events != nil {
-			err = w.wait(ctx)
+			err = w.wait(ctx, l.concerns)
 		}
 		_ = w.events.Close()
 		if ctx.Err() != nil {
@@ -83,18 +94,19 @@ func follow(dir string) (w watch, err error) {
 	return w, nil
 }
 
-// wait returns after an event, and when the path leads to another directory or to a deleted one.
-func (w watch) wait(ctx context.Context) error {
+// wait returns after an event that concerns the caller, and when the path leads to another directory or to a deleted
+// one.
+func (w watch) wait(ctx context.Context, concerns func(name string) bool) error {
 	stop := context.AfterFunc(ctx, func() { _ = w.events.Close() })
 	defer stop()
 	buffer := make([]byte, 64<<10)
 	for {
 		_ = w.events.SetReadDeadline(time.Now().Add(interval)) // inotify has deadlines
-		_, err := w.events.Read(buffer)
-		if err == nil {
+		n, err := w.events.Read(buffer)
+		if err == nil && slices.ContainsFunc(eventNames(buffer[:n]), concerns) {
 			return nil
 		}
-		if !errors.Is(err, os.ErrDeadlineExceeded) {
+		if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
 			return fmt.Errorf("inotify: %w", err)
 		}
 		var now unix.Stat_t
@@ -102,4 +114,14 @@ func (w watch) wait(ctx context.Context) error {
 			return nil
 		}
 	}
+}
+
+// eventNames returns the name of each inotify event, and toolName for events of the directory itself and lost events.
+func eventNames(events []byte) (names []string) {
+	for len(events) >= unix.SizeofInotifyEvent {
+		end := unix.SizeofInotifyEvent + int(binary.NativeEndian.Uint32(events[12:]))
+		name := string(bytes.TrimRight(events[unix.SizeofInotifyEvent:end], "\x00"))
+		names, events = append(names, cmp.Or(name, toolName)), events[end:]
+	}
+	return names
 }

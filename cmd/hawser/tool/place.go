@@ -35,6 +35,7 @@ type place struct {
 	dir    string
 	file   *os.File
 	lock   *statefile.Lock
+	files  *reader
 	record map[string]origin
 }
 
@@ -46,31 +47,28 @@ type origin struct {
 	Inode  uint64 `json:"inode,omitempty"`
 }
 
-// open waits for at most 30 seconds while another installation has the directory. A damaged record is restored, and
-// reported, so that it blocks neither installation nor uninstallation.
-func open(ctx context.Context, dir string, programs []skel.Program, say io.Writer) (*place, error) {
-	file, err := os.Open(dir)
-	if err != nil {
-		return nil, err
+// open locks the directory and reads the record. It waits for at most 30 seconds while another installation has the
+// directory. A damaged record is restored, and reported, so that it blocks neither installation nor uninstallation.
+func (p *place) open(ctx context.Context, programs []skel.Program, say io.Writer) (err error) {
+	if p.file, err = os.Open(p.dir); err != nil {
+		return err
 	}
-	lock, err := statefile.LockFD(ctx, int(file.Fd()), dir)
-	if err != nil {
-		_ = file.Close()
+	if p.lock, err = statefile.LockFD(ctx, int(p.file.Fd()), p.dir); err != nil {
+		_ = p.file.Close()
 		if errors.Is(err, statefile.ErrBusy) {
 			err = fmt.Errorf("nothing was changed: %w, which works on this directory: let it end, and try again", err)
 		}
-		return nil, err
+		return err
 	}
-	p := &place{dir: dir, file: file, lock: lock}
 	damage, err := p.readRecord(programs)
 	if err != nil {
 		p.close()
-		return nil, err
+		return err
 	}
 	if damage != nil {
 		fmt.Fprintf(say, "%s: damaged: %v; restored from the files in the directory\n", p.kept(recordName), damage)
 	}
-	return p, nil
+	return nil
 }
 
 // readRecord reads the record. A missing one is restored from the store, which has no other files unless an
@@ -124,7 +122,7 @@ func (p *place) kept(name string) string { return filepath.Join(p.dir, formerDir
 // look says whose a file is. The one that we made and others have written into, by a name of it or through a link,
 // is still ours.
 func (p *place) look(name string) (file, error) {
-	f, err := inspect(p.path(name), name)
+	f, err := inspect(p.path(name), name, p.files)
 	isTools := p.isMade(name) && (name == toolName || p.isMade(toolName) || p.hasTool())
 	if err == nil && f.kind.isOthers() && isTools {
 		f.kind, f.version, f.damaged = ours, "", true
@@ -134,7 +132,7 @@ func (p *place) look(name string) (file, error) {
 
 // hasTool says that the tool's file is ours: a repair that was killed has made it, and not all the other names.
 func (p *place) hasTool() bool {
-	f, err := inspect(p.path(toolName), toolName)
+	f, err := inspect(p.path(toolName), toolName, p.files)
 	return err == nil && f.kind == ours
 }
 

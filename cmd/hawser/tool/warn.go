@@ -62,12 +62,11 @@ func (i *install) findLinks(steps []step) (found []links) {
 		l := links{dir: dir}
 		entries, _ := os.ReadDir(dir)
 		for _, e := range entries {
+			_, isPlugin := skel.Find(i.programs, e.Name())
 			isStep := dir == to && slices.ContainsFunc(steps, func(s step) bool { return s.name == e.Name() })
 			switch path := filepath.Join(dir, e.Name()); {
 			case isStep || e.Type() != os.ModeSymlink || !slices.Contains(targets, targetOf(path)):
-			case slices.ContainsFunc(i.programs, func(p skel.Program) bool {
-				return e.Name() == p.Name || strings.HasSuffix(e.Name(), "-"+p.Name)
-			}):
+			case isPlugin:
 				l.runs = append(l.runs, e.Name())
 			default:
 				l.fail = append(l.fail, e.Name())
