@@ -41,6 +41,7 @@ type Error struct {
 
 	problems []Problem // of a configuration
 	cause    error
+	isQuoted bool // see IsQuoted
 }
 
 // Errorf returns an Error that is formatted, and wraps its causes, as by fmt.Errorf.
@@ -65,6 +66,9 @@ func (e *Error) Error() string {
 	return e.Msg + ": " + e.Details
 }
 
+// IsQuoted reports whether the message has words of another program, such as an IPAM plugin, which may have secrets.
+func (e *Error) IsQuoted() bool { return quotes(e) }
+
 // Unwrap returns the cause, nil if there is none.
 func (e *Error) Unwrap() error { return e.cause }
 
@@ -85,11 +89,24 @@ func AsError(err error) *Error {
 	if err == error(e) && e.Code != 0 {
 		return e
 	}
-	out := &Error{Code: cmp.Or(e.Code, CodeInternal), Msg: err.Error(), cause: err}
+	out := &Error{Code: cmp.Or(e.Code, CodeInternal), Msg: err.Error(), cause: err, isQuoted: quotes(err)}
 	if msg, ok := strings.CutSuffix(out.Msg, ": "+e.Details); ok && e.Details != "" {
 		out.Msg, out.Details = msg, e.Details
 	}
 	return out
+}
+
+// quotes reports whether any error in err's tree has words of another program.
+func quotes(err error) bool {
+	switch e := err.(type) {
+	case *Error:
+		return e.isQuoted || quotes(e.cause)
+	case interface{ Unwrap() error }:
+		return quotes(e.Unwrap())
+	case interface{ Unwrap() []error }:
+		return slices.ContainsFunc(e.Unwrap(), quotes)
+	}
+	return false
 }
 
 type wireError struct {
@@ -110,7 +127,8 @@ func DecodeError(data []byte) (e *Error, ok bool) {
 	if err := json.Unmarshal(data, &w); err != nil {
 		return nil, false
 	}
-	e = &Error{Code: cmp.Or(w.Code, CodeInternal), Msg: w.Msg, Details: w.Details} // code 0 would mean success
+	// Code 0 would mean success.
+	e = &Error{Code: cmp.Or(w.Code, CodeInternal), Msg: w.Msg, Details: w.Details, isQuoted: true}
 	return e, w.Code != 0 || w.Msg != ""
 }
 

@@ -292,8 +292,19 @@ var _ = Describe("Error", func() {
 }`))
 		back, ok := cni.DecodeError(e.Encode(version))
 		Expect(ok).To(BeTrue())
-		Expect(back).To(Equal(&cni.Error{Code: 7, Msg: e.Msg, Details: e.Details}))
+		Expect([]any{back.Code, back.Msg, back.Details}).To(Equal([]any{uint(7), e.Msg, e.Details}))
 	})...)
+
+	It("tells another program's words, wrapped and joined, from its own", func() {
+		back, _ := cni.DecodeError(cni.Errorf(7, "x").Encode("1.0.0"))
+		own := cni.Errorf(11, "y")
+		for _, err := range []error{
+			back, fmt.Errorf("ipam: %w", back), errors.Join(own, back), cni.Errorf(5, "z: %w", back),
+		} {
+			Expect(cni.AsError(err).IsQuoted()).To(BeTrue(), "%v", err)
+		}
+		Expect(cni.AsError(errors.Join(own, errors.New("z"))).IsQuoted()).To(BeFalse())
+	})
 
 	It("has no details when there is nothing more to say", func() {
 		Expect(string(cni.Errorf(11, "x").Encode("1.0.0"))).NotTo(ContainSubstring("details"))

@@ -37,6 +37,7 @@ type Failure struct {
 	Code    uint      `json:"code"`
 	Msg     string    `json:"msg"`
 	Details string    `json:"details,omitempty"`
+	Quoted  bool      `json:"quoted,omitempty"` // Msg has words of another program, such as an IPAM plugin
 }
 
 // Hash names the file: calls of one plugin with one command for one attachment have one record.
@@ -64,7 +65,7 @@ func (c *call) remember(failed error) {
 		Attachment: cni.Attachment{ContainerID: id, IfName: c.vars["CNI_IFNAME"]},
 		Plugin:     c.plugin.Name, Command: command, Pod: PodOf(c.vars["CNI_ARGS"]), Netns: c.vars["CNI_NETNS"],
 		Time: c.began, First: c.began, Count: 1,
-		Code: e.Code, Msg: cut(e.Msg), Details: cut(e.Details),
+		Code: e.Code, Msg: cut(e.Msg), Details: cut(e.Details), Quoted: e.IsQuoted(),
 	}
 	if c.req != nil {
 		f.Network = c.req.Network

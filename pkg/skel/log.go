@@ -181,6 +181,9 @@ func (c *call) line(err error) line {
 	case err != nil:
 		e := describe(err) // without details: they may be another program's words
 		l.Error = map[string]any{"code": e.Code, "msg": e.Msg}
+		if e.IsQuoted() {
+			l.Error["quoted"] = true
+		}
 	case c.result != nil:
 		l.Result = map[string][]string{}
 		for _, i := range c.result.Interfaces {

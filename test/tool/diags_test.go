@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/containernetworking/cni/libcni"
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 
@@ -90,4 +91,72 @@ var _ = Describe("hawser diags", Label("tool-diags"), func() {
 		m.Do(func() { all = nstest.Must(os.ReadFile(file)) })
 		Expect(bytes.Contains(all, []byte(secret))).To(BeFalse(), fmt.Sprint(len(all)))
 	})
+
+	It("has no words of another program, no credentials of a URL, and keys of its list only", func() {
+		list := strings.NewReplacer(
+			`"bridge": "cni0",`, `"bridge": "cni0", "type bridge": "`+secret+`", "mtu vlan": "`+secret+`",
+				"dataDir": "tcp://user:`+secret+`@host/dir", "log": "see ssh://me:`+secret+`/x@host now",
+				"gateway": ["ftp://host/?token=`+secret+`", "ftp://u:\"`+secret+`@host"],`,
+			`"type": "host-local"`, `"type": "outside"`).Replace(usual)
+		m := newMachine(nstest.Must(filepath.Abs(GinkgoT().TempDir())), list)
+		plugin := func(name, text string) {
+			m.write("/opt/cni/bin/"+name, text)
+			m.Cmd("chmod", "755", "/opt/cni/bin/"+name)
+		}
+		for _, name := range []string{"bridge", "portmap", "firewall"} {
+			plugin(name, string(nstest.Must(os.ReadFile(nstest.Build(name)))))
+		}
+		m.Cmd("mkdir", "-p", "/var/lib/cni/cluster-local")
+		env := append(os.Environ(), "HAWSER_LOG=/etc/cni/net.d/log")
+		for _, script := range []string{
+			`echo '{"code": 7, "msg": "bad token ` + secret + `", "details": "it is ` + secret + `"}'; exit 1`,
+			`echo 'token ` + secret + `' >&2; exit 1`,
+		} {
+			plugin("outside", "#!/bin/sh\n"+script+"\n")
+			plugin("cluster-local", "#!/bin/sh\n"+script+"\n")
+			for _, command := range []string{"ADD", "DEL"} {
+				out := m.Run(nstest.Program{Path: "/opt/cni/bin/bridge", Stdin: strings.Replace(nstest.Must(conf(list)),
+					`"log":`, `"blog":`, 1), Env: append(env, "CNI_COMMAND="+command, "CNI_CONTAINERID=c1",
+					"CNI_IFNAME=eth0", "CNI_PATH=/opt/cni/bin", "CNI_NETNS="+nstest.NewNetns().Path)})
+				Expect(out.Stdout).To(ContainSubstring(secret), command)
+			}
+			out := m.hawser("diags", file, "--log", "/etc/cni/net.d/log")
+			Expect(out.Exit).To(BeZero(), out.Stderr)
+			files := unpacked(m, file)
+			for name, text := range files {
+				Expect(text).NotTo(ContainSubstring(secret), name)
+			}
+			Expect(files["failures.json"]).To(ContainSubstring(`"code": `))
+			Expect(files["log.json"]).To(ContainSubstring(`"code": `))
+			Expect(files["errors.json"]).To(ContainSubstring("cluster-local: "))
+			Expect(files["lists.json"]).To(And(ContainSubstring(`"tcp://(left out)@host/dir"`),
+				ContainSubstring(`"see ssh://(left out)@host now"`), ContainSubstring(`"ftp://host/?(left out)"`)))
+			m.Cmd("rm", file)
+		}
+	})
+
+	It("has the messages of Hawser's own plugins", func() {
+		m := newMachine(ours(), usual)
+		m.up(newPod("c1", "web-0", hostPort(8080, 80)))
+		Expect(m.add(newPod("c2", "web-1", hostPort(8080, 80)))).NotTo(Succeed())
+		full := strings.Replace(usual, `"subnet": "10.88.0.0/24"`,
+			`"subnet": "10.88.0.0/24", "rangeStart": "10.88.0.2", "rangeEnd": "10.88.0.2"`, 1)
+		m.list = nstest.Must(libcni.NetworkConfFromBytes([]byte(full)))
+		Expect(m.add(newPod("c3", "web-2"))).NotTo(Succeed())
+		m.says("diags", file)
+		Expect(unpacked(m, file)["failures.json"]).To(And(ContainSubstring("8080"), ContainSubstring("host-local"),
+			MatchRegexp(`"msg": "[^"]*10\.88\.0`)))
+	})
 })
+
+// conf is the configuration of a list's first plugin as runtimes write it to its standard input.
+func conf(list string) (string, error) {
+	var doc struct{ Plugins []map[string]any }
+	if err := json.Unmarshal([]byte(list), &doc); err != nil {
+		return "", err
+	}
+	first := doc.Plugins[0]
+	first["cniVersion"], first["name"] = "1.0.0", "pods"
+	data, err := json.Marshal(first)
+	return string(data), err
+}

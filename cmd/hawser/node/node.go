@@ -333,12 +333,12 @@ func (n Node) listSeparate(ctx context.Context, conf []byte) (held []cni.Holding
 	var stdout, stderr bytes.Buffer
 	err = process.Command{Path: file, Args: []string{"list"}, Stdin: conf, Stdout: &stdout, Stderr: &stderr}.Run(ctx)
 	if err != nil {
-		err = fmt.Errorf("%s: %w: %s", file, err, bytes.TrimSpace(stderr.Bytes()))
+		return nil, &cni.Error{Msg: fmt.Sprintf("%s list: %v", file, err), Details: strings.TrimSpace(stderr.String())}
 	}
-	if json.Unmarshal(stdout.Bytes(), &held) != nil && err == nil {
-		err = fmt.Errorf("%s list: no JSON: %.200q", file, stdout.String())
+	if json.Unmarshal(stdout.Bytes(), &held) != nil {
+		return nil, &cni.Error{Msg: file + " list: no JSON", Details: fmt.Sprintf("%.200q", stdout.String())}
 	}
-	return held, err
+	return held, nil
 }
 
 // choosesPlace says whether a configuration may say where a plugin keeps things.

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -53,10 +54,47 @@ type report struct {
 
 func (r *report) add(name string, v any, err error) {
 	data, bad := json.MarshalIndent(v, "", "  ")
-	r.pack(name+".json", data)
+	r.pack(name+".json", withoutCredentials(data))
 	if err = errors.Join(err, bad); err != nil {
-		r.failed = append(r.failed, name+": "+err.Error())
+		r.failed = append(r.failed, name+": "+withoutQuotes(err))
 	}
+}
+
+// left stands where something was left out.
+const left = "(left out)"
+
+// withoutCredentials leaves of each URL in JSON the scheme, the host and the path. An @ in a path is treated as the end
+// of a password, because a password may have a slash.
+func withoutCredentials(data []byte) []byte {
+	const text = `(?:[^\s"\\]|\\.)*` // of a JSON string, up to a space
+	data = regexp.MustCompile(`([A-Za-z][-+.0-9A-Za-z]*://)`+text+`@`).ReplaceAll(data, []byte("${1}"+left+"@"))
+	return regexp.MustCompile(`([A-Za-z][-+.0-9A-Za-z]*://[^\s"\\?#]*[?#])`+text).ReplaceAll(data, []byte("${1}"+left))
+}
+
+// withoutQuotes returns an error's text without other programs' words, which may have secrets.
+func withoutQuotes(err error) string {
+	text := err.Error()
+	var leave func(error)
+	leave = func(err error) {
+		switch e := err.(type) {
+		case *cni.Error:
+			if e.Details != "" {
+				text = strings.ReplaceAll(text, e.Details, left)
+			}
+			if e.IsQuoted() {
+				text = strings.ReplaceAll(text, e.Msg, left)
+			}
+			leave(e.Unwrap())
+		case interface{ Unwrap() error }:
+			leave(e.Unwrap())
+		case interface{ Unwrap() []error }:
+			for _, err := range e.Unwrap() {
+				leave(err)
+			}
+		}
+	}
+	leave(err)
+	return text
 }
 
 func diags(ctx context.Context, n node.Node, log string) []byte {
@@ -65,6 +103,12 @@ func diags(ctx context.Context, n node.Node, log string) []byte {
 	all, err := n.Attachments(ctx)
 	r.add("ls", all, err)
 	kept, err := skel.Failures(n.Failures).List()
+	for i := range kept {
+		if f := &kept[i].Record; f.Quoted {
+			f.Msg = left
+		}
+		kept[i].Record.Details = ""
+	}
 	r.add("failures", kept, err)
 	lists, err := n.Lists()
 	var shown []any
@@ -74,7 +118,7 @@ func diags(ctx context.Context, n node.Node, log string) []byte {
 			data, _ := json.Marshal(e.Raw) // what was decoded can be encoded
 			var keys any
 			_ = json.Unmarshal(data, &keys)
-			entries = append(entries, only(listKeys, keys))
+			entries = append(entries, only(strings.Fields(listKeys), keys))
 		}
 		shown = append(shown, map[string]any{"file": l.File, "name": l.Name, "cniVersion": l.CNIVersion,
 			"plugins": entries})
@@ -164,22 +208,22 @@ func (l *limited) Write(data []byte) (int, error) {
 	return l.Buffer.Write(data)
 }
 
-// listKeys are the keys of lists whose values are shown, and logKeys those of lines of the log.
+// listKeys are the keys of lists whose values are shown, and logKeys the keys of lines of the log.
 const (
-	listKeys = " type bridge isGateway isDefaultGateway ipMasq ipMasqBackend hairpinMode promiscMode forceAddress " +
+	listKeys = "type bridge isGateway isDefaultGateway ipMasq ipMasqBackend hairpinMode promiscMode forceAddress " +
 		"masqExclude masqPorts masqRandomFully mtuFrom exclude sticky exempt queue sysctlMode " +
 		"tap_name uid gid vm_ips " +
 		"mtu vlan vlanTrunk id minID maxID preserveDefaultVlan macspoofchk disableContainerInterface portIsolation " +
 		"master mode linkInContainer linkContNs backend ingressPolicy iptablesAdminChainName snat masqAll " +
 		"markMasqBit externalSetMarkChain ingressRate ingressBurst egressRate egressBurst vrfname table log ipam " +
 		"subnet rangeStart rangeEnd gateway ranges routes dst gw dataDir addresses address daemonSocketPath " +
-		"capabilities portMappings bandwidth ipRanges ips mac dns aliases "
-	logKeys = " time pid plugin version verb cniVersion network containerID ifname ms result interfaces ips " +
-		"error code msg traceparent "
+		"capabilities portMappings bandwidth ipRanges ips mac dns aliases"
+	logKeys = "time pid plugin version verb cniVersion network containerID ifname ms result interfaces ips " +
+		"error code msg quoted traceparent"
 )
 
 // only leaves of a JSON value what stands below these keys, and of the others how many there are.
-func only(keys string, value any) any {
+func only(keys []string, value any) any {
 	switch v := value.(type) {
 	case []any:
 		for i := range v {
@@ -188,7 +232,7 @@ func only(keys string, value any) any {
 	case map[string]any:
 		others := 0
 		for key := range v {
-			if !strings.Contains(keys, " "+key+" ") {
+			if !slices.Contains(keys, key) {
 				delete(v, key)
 				others++
 				continue
@@ -213,7 +257,10 @@ func lastLines(log string, most int) (lines []any, err error) {
 	err = eachLogLine(log, func(line []byte) {
 		var call map[string]any
 		if json.Unmarshal(line, &call) == nil && call["plugin"] != nil && call["verb"] != nil {
-			lines = append(lines, only(logKeys, call))
+			if e, ok := call["error"].(map[string]any); ok && e["quoted"] == true {
+				e["msg"] = left
+			}
+			lines = append(lines, only(strings.Fields(logKeys), call))
 		}
 		if len(lines) > 10*most { // a log may be larger than the memory
 			cut()
