@@ -153,7 +153,7 @@ untuned() {
 	isHome "$1"
 	has "$before" "$(rings $device)" "$1"
 	[ "$(gro $device)" = 1 ] || fail "$1: GRO is off"
-	[ -z "$(find /run/cni/tuning -name '*.json')" ] || fail "$1: tuning keeps a record"
+	[ -z "$(find /run/cni/tuning /run/hawser/tuning -name '*.json')" ] || fail "$1: tuning keeps a record"
 }
 
 gone

@@ -224,9 +224,7 @@ var _ = Describe("a path in a configuration", func() {
 		for line := range strings.Lines(added) {
 			Expect(line).To(MatchRegexp(`^/etc/(\.hawser drwx------` + // the index of leases
 				`|\.hawser/cron\.d -rw------- ".*"` +
-				`|cron\.d/\.hawser drwx------` + // what tuning found
-				`|cron\.d/\.hawser/(lock|[0-9a-f]{16}\.json) .*` +
-				`|cron\.d/one_eth0\.json -rw------- .*` +
+				`|cron\.d/one_eth0\.json -rw------- .*` + // what tuning found
 				`|cron\.d/lock -rwxr-x--- ""` +
 				`|cron\.d/last_reserved_ip\.[01] -rw------- "(10\.88\.0\.3|fd00:88::2)"` +
 				`|cron\.d/(10\.88\.0\.3|fd00:88::2) -rw------- "one\\r\\neth0")` + "\n$"))
@@ -301,6 +299,9 @@ var _ = Describe("an ipam.type that is a path (CVE-2021-20206)", Label("ipam-pat
 // The directories of the plugins' state are below one that anybody may write to.
 const shared = "/run/shared"
 
+// originals is the directory of tuning's records for such a dataDir.
+var originals = "/run/hawser/tuning/" + cni.Digest(shared+"/tuning", 16)
+
 func sharedList() List {
 	ipam := Merge(HostLocal("10.88.0.0/24", "fd00:88::/64"), Object{"dataDir": shared + "/ipam"})
 	return append(Usual("").With("bridge", Object{"ipam": ipam}).With("tuning", Object{"dataDir": shared + "/tuning"}),
@@ -321,7 +322,7 @@ var _ = DescribeTable("a link that somebody planted where state is kept", Label(
 	n.Spoiled = refused != ""
 	hash := cni.Attachment{Network: "net", ContainerID: "one", IfName: "eth0"}.Hash()
 	n.Cmd("bash", "-ec", victims+"mkdir -p /run/shared/ipam/{.hawser,net} /run/shared/tuning/.hawser "+
-		"/run/hawser/{portmap,masq,sbr}; "+strings.ReplaceAll(plant, "HASH", hash))
+		"/run/hawser/{portmap,masq,sbr} "+originals+"; "+strings.ReplaceAll(plant, "HASH", hash))
 	before := n.Files("/run/others", "/etc/passwd")
 	entries := sharedList().Valid()
 	for i, command := range []string{"ADD", "CHECK", "STATUS", "DEL", "ADD", "GC"} {
@@ -357,11 +358,12 @@ var _ = DescribeTable("a link that somebody planted where state is kept", Label(
 	Entry("of the backup file, symbolic", "ln -s /run/others/backup /run/shared/tuning/one_eth0.json", ""),
 	Entry("of the backup file, symbolic, dangling", "ln -s /run/others/new /run/shared/tuning/one_eth0.json", ""),
 	Entry("of the backup file, hard", "ln backup /run/shared/tuning/one_eth0.json", ""),
-	Entry("of the directory of the originals",
-		"rmdir /run/shared/tuning/.hawser; ln -s /run/others /run/shared/tuning/.hawser",
-		"open /run/shared/tuning/.hawser: not a directory"),
-	Entry("of the lock of the originals", "ln -s /run/others/new /run/shared/tuning/.hawser/lock",
-		"lock /run/shared/tuning/.hawser/lock: too many levels"),
+	Entry("of the directory in which an earlier release kept the originals",
+		"rmdir /run/shared/tuning/.hawser; ln -s /run/others /run/shared/tuning/.hawser", ""),
+	Entry("of the directory of the originals", "rmdir "+originals+"; ln -s /run/others "+originals,
+		"open "+originals+": not a directory"),
+	Entry("of the lock of the originals", "ln -s /run/others/new "+originals+"/lock",
+		"lock "+originals+"/lock: too many levels"),
 	Entry("of the record of host ports, symbolic", "ln -s /run/others/backup /run/hawser/portmap/HASH.json", ""),
 	Entry("of the record of host ports, hard", "ln backup /run/hawser/portmap/HASH.json", ""),
 	Entry("of the lock of host ports", "ln -s /run/others/new /run/hawser/portmap/lock",

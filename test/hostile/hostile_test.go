@@ -15,6 +15,7 @@ import (
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 
+	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/nstest"
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
 )
@@ -75,7 +76,7 @@ var _ = Describe("a lock that another program holds", Label("kernel", "held-lock
 		Entry("of the leases", "", "/var/lib/cni/networks/net/lock"),
 		Entry("of the rules", "", "/run/hawser/nft.lock"),
 		Entry("of host ports", "", "/run/hawser/portmap/lock"),
-		Entry("of the originals", "", "/run/cni/tuning/.hawser/lock"),
+		Entry("of the originals", "", "/run/hawser/tuning/"+cni.Digest("/run/cni/tuning", 16)+"/lock"),
 		Entry("of legacy iptables", "iptables", "/run/xtables.lock"),
 	)
 })

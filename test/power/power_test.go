@@ -67,7 +67,7 @@ var _ = It("the same pods come up, each with an address, and no two with one", L
 		})
 	}
 	n.work(func(_ *rand.Rand, p *pod) { n.take(p) })
-	Expect(n.look(true)).To(Equal("0 leases, 0 records, 0 backups"))
+	Expect(n.look(true)).To(Equal("0 leases, 0 backups"))
 	Expect(Left(n.Host)).To(BeEmpty())
 })
 
@@ -156,7 +156,7 @@ func (n *node) look(up bool) string {
 	GinkgoHelper()
 	counts, empty := map[string]int{}, 0
 	for kind, pattern := range map[string]string{
-		"leases": "networks/[an]*/*", "records": "tuning/.hawser/*", "backups": "tuning/*_*",
+		"leases": "networks/[an]*/*", "backups": "tuning/*_*",
 	} {
 		for _, file := range nstest.Must(filepath.Glob(filepath.Join(n.disk, pattern))) {
 			name := filepath.Base(file)
@@ -177,10 +177,10 @@ func (n *node) look(up bool) string {
 			Expect(isWhole).To(BeTrue(), "%s: %q", file, text)
 		}
 	}
-	all := fmt.Sprintf("%d leases, %d records, %d backups", counts["leases"], counts["records"], counts["backups"])
+	all := fmt.Sprintf("%d leases, %d backups", counts["leases"], counts["backups"])
 	if !up {
 		return fmt.Sprintf("%s, %d empty files", all, empty)
 	}
-	Expect(all).To(Equal(fmt.Sprintf("%[1]d leases, %[1]d records, %[1]d backups", len(n.owners))))
+	Expect(all).To(Equal(fmt.Sprintf("%[1]d leases, %[1]d backups", len(n.owners))))
 	return all
 }

@@ -14,7 +14,6 @@ import (
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/nstest"
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
-	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
 var _ = Describe("ADD", func() {
@@ -137,18 +136,20 @@ var _ = Describe("ADD", func() {
 		w.add(everything)
 		Expect(w.backup()).To(Equal("{\n \"mac\": \"02:00:00:00:00:01\",\n \"promisc\": false,\n \"mtu\": 1500,\n" +
 			" \"allmulti\": false,\n \"txQLen\": 1000\n}"))
-		for path, mode := range map[string]os.FileMode{
-			w.dir: 0o700, w.dir + "/..": 0o700, w.dir + "/.hawser": 0o700, w.dir + "/one_eth0.json": 0o600,
-			w.record(): 0o600,
-		} {
-			info := nstest.Must(os.Stat(path))
-			Expect(info.Mode().Perm()).To(Equal(mode), path)
-		}
+		record := w.record()
+		w.Do(func() {
+			for path, mode := range map[string]os.FileMode{
+				w.dir: 0o700, w.dir + "/..": 0o700, w.records(): 0o700, w.dir + "/one_eth0.json": 0o600, record: 0o600,
+			} {
+				info := nstest.Must(os.Stat(path))
+				Expect(info.Mode().Perm()).To(Equal(mode), path)
+			}
+		})
 	})
 
 	It("makes no backup file of sysctls, which the reference does not know", func() {
 		w.add(`"sysctl":{"net.core.somaxconn":"77"}`)
-		Expect(w.files()).To(ConsistOf(HavePrefix(".hawser/")))
+		Expect(w.files()).To(ConsistOf(HavePrefix("record/")))
 	})
 
 	It("leaves no file where nothing is asked for", func() {
@@ -188,13 +189,12 @@ var _ = Describe("ADD", func() {
 	// whileWaiting is an ADD that waits for its turn, while something happens.
 	whileWaiting := func(keys string, happens func()) {
 		GinkgoHelper()
-		held := nstest.Must(statefile.LockFile(GinkgoT().Context(), w.dir+"/.hawser/lock", 0o600))
+		held, info := w.lock()
 		done := make(chan Answer, 1)
 		go func() {
 			defer GinkgoRecover()
 			done <- w.run("ADD", call{network: "net2", keys: keys})
 		}()
-		info := nstest.Must(os.Stat(w.dir + "/.hawser/lock"))
 		waiter := fmt.Sprintf(`-> FLOCK .*:%d `, info.Sys().(*syscall.Stat_t).Ino)
 		Eventually(os.ReadFile).WithArguments("/proc/locks").
 			Should(WithTransform(func(b []byte) string { return string(b) }, MatchRegexp(waiter)))
@@ -276,13 +276,12 @@ var _ = Describe("ADD that fails", func() {
 	})
 
 	It("in its turn, saying who has the lock", func() {
-		put(w.dir+"/.hawser/lock", "")
-		held := nstest.Must(statefile.LockFile(GinkgoT().Context(), w.dir+"/.hawser/lock", 0o600))
+		held, _ := w.lock()
 		DeferCleanup(held.Unlock)
 		ctx, cancel := context.WithTimeout(context.Background(), time.Millisecond)
 		defer cancel()
 		Expect(w.run("ADD", call{Call: Call{Ctx: ctx}, keys: `"mtu":1400`}).Failed(cni.CodeTryAgain)).
-			To(ContainSubstring("dataDir: lock " + w.dir + "/.hawser/lock: held by process"))
+			To(ContainSubstring("saved values: lock " + w.records() + "/lock: held by process"))
 	})
 
 	DescribeTable("half-way", Label("tuning-restores"), func(keys string, msg string) {

@@ -26,7 +26,7 @@ type wireConfig struct {
 	AllMulti *bool           `json:"allmulti" help:"set the allmulticast mode on or off (as it is)"`
 	TxQLen   *int            `json:"txQLen" help:"length of the transmit queue, in packets (as it is)" schema:"min=0 max=2147483647"`
 	Ethtool  wireEthtool     `json:"ethtool" help:"what ethtool(8) changes of the interface"`
-	DataDir  string          `json:"dataDir" help:"where the values from before are kept" default:"/run/cni/tuning"`
+	DataDir  string          `json:"dataDir" help:"directory of the backup files that the reference plugin also reads" default:"/run/cni/tuning"`
 	Args     struct {
 		CNI wireArgs `json:"cni"`
 	} `json:"args"`

@@ -19,6 +19,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/nstest"
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
 	"github.com/hawser-cni/plugins/pkg/skel"
+	"github.com/hawser-cni/plugins/pkg/statefile"
 	"github.com/hawser-cni/plugins/pkg/sysctl"
 )
 
@@ -141,26 +142,57 @@ func (w *world) values() string {
 	return s
 }
 
-// files lists what is in dataDir, without the lock.
+// files lists what is in dataDir, and the records as record/NAME, without locks.
 func (w *world) files() []string {
 	GinkgoHelper()
 	var names []string
-	_ = filepath.Walk(w.dir, func(path string, info os.FileInfo, err error) error {
-		if err == nil && !info.IsDir() && info.Name() != "lock" {
-			name, _ := filepath.Rel(w.dir, path)
-			names = append(names, name)
-		}
-		return nil
+	list := func(dir, prefix string) {
+		_ = filepath.Walk(dir, func(path string, info os.FileInfo, err error) error {
+			if err == nil && !info.IsDir() && info.Name() != "lock" {
+				name, _ := filepath.Rel(dir, path)
+				names = append(names, prefix+name)
+			}
+			return nil
+		})
+	}
+	w.Do(func() {
+		list(w.dir, "")
+		list(w.records(), "record/")
 	})
 	return names
 }
 
-// record is the path of the one record.
-func (w *world) record() string {
+// records is the directory of the records.
+func (w *world) records() string { return recordsIn(w.dir).Path }
+
+// lock takes the lock of the records.
+func (w *world) lock() (held *statefile.Lock, info os.FileInfo) {
 	GinkgoHelper()
-	names := nstest.Must(filepath.Glob(w.dir + "/.hawser/*.json"))
-	Expect(names).To(HaveLen(1))
-	return names[0]
+	w.Do(func() {
+		path := w.records() + "/lock"
+		Expect(os.MkdirAll(w.records(), 0o700)).To(Succeed())
+		held = nstest.Must(statefile.LockFile(GinkgoT().Context(), path, 0o600))
+		info = nstest.Must(os.Stat(path))
+	})
+	return held, info
+}
+
+// record is the path of the one record, in the host's mount namespace.
+func (w *world) record() (path string) {
+	GinkgoHelper()
+	w.Do(func() {
+		names := nstest.Must(filepath.Glob(w.records() + "/*.json"))
+		Expect(names).To(HaveLen(1))
+		path = names[0]
+	})
+	return path
+}
+
+// editRecord changes the text of the one record.
+func (w *world) editRecord(change func(text string) string) {
+	GinkgoHelper()
+	path := w.record()
+	w.Do(func() { put(path, change(string(nstest.Must(os.ReadFile(path))))) })
 }
 
 // backup is the content of eth0's backup file.

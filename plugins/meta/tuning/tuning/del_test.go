@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -126,7 +127,7 @@ var _ = Describe("DEL", func() {
 		w.link(w.cont, ifName)
 		w.cont.SetSysctl("net/core/somaxconn", "99")
 		before := w.cont.Snapshot()
-		w.ReuseInode(w.dir+"/.hawser", old, w.cont)
+		w.ReuseInode(w.records(), old, w.cont)
 		exec("DEL", "")
 		Expect(w.cont.Snapshot()).To(Equal(before))
 		Expect(w.cont.Sysctl("net/core/somaxconn")).To(Equal("99"))
@@ -167,15 +168,18 @@ var _ = Describe("DEL", func() {
 
 	DescribeTable("survives what became of the files", func(record, backup string) {
 		w.add(everything)
-		for path, content := range map[string]string{w.record(): record, w.dir + "/one_eth0.json": backup} {
-			switch content {
-			case "same":
-			case "gone":
-				Expect(os.Remove(path)).To(Succeed())
-			default:
-				put(path, content)
+		files := map[string]string{w.record(): record, w.dir + "/one_eth0.json": backup}
+		w.Do(func() {
+			for path, content := range files {
+				switch content {
+				case "same":
+				case "gone":
+					Expect(os.Remove(path)).To(Succeed())
+				default:
+					put(path, content)
+				}
 			}
-		}
+		})
 		w.del("")
 		if record == "same" {
 			Expect(w.values()).To(HavePrefix(untouched + "\nnet/core/somaxconn=4096"))
@@ -192,30 +196,77 @@ var _ = Describe("DEL", func() {
 		Entry("values that nobody takes", `{"values":[{"key":"../x"}]}`, `{"mtu":99999999,"mac":"x"}`),
 	)
 
-	It("restores what an earlier release recorded", func() {
-		w.add(`"mtu":1400,"sysctl":{"net.core.somaxconn":"77"}`)
-		var record struct {
-			Changes []struct{ Netns json.RawMessage }
+	Describe("of what is in dataDir", Label("tuning-records"), func() {
+		const keys = `"mtu":1400,"sysctl":{"net.core.somaxconn":"77"}`
+		// inDataDir gives an earlier release's place for records what is in the record.
+		inDataDir := func(change func(text string) string) {
+			GinkgoHelper()
+			path := w.record()
+			w.Do(func() {
+				former := formerIn(w.dir).Path + "/" + filepath.Base(path)
+				put(former, change(string(nstest.Must(os.ReadFile(path)))))
+			})
 		}
-		data := nstest.Must(os.ReadFile(w.record()))
-		Expect(json.Unmarshal(data, &record)).To(Succeed())
-		index, _, _ := strings.Cut(IP(w.cont, "-o link show dev eth0"), ":")
-		const owner = `{"network":"net1","containerID":"one","ifname":"eth0"}`
-		put(w.record(), fmt.Sprintf(`{"netns":%s,"macs":{"eth0":%q},"values":[`+
-			`{"key":"net.core.somaxconn","value":"4096","for":[%s,%s]},`+
-			`{"key":"mtu","value":"1500","link":%s,"for":[%s]}]}`, record.Changes[0].Netns, firstMAC,
-			owner, strings.Replace(owner, "net1", "net2", 1), index, owner))
-		w.del("")
-		Expect(w.values()).To(HavePrefix(untouched+"\nnet/core/somaxconn=77"), "net2 has changed it, too")
-		w.ok("DEL", call{network: "net2", prev: "none"})
-		Expect(w.values()).To(HavePrefix(untouched + "\nnet/core/somaxconn=4096"))
-		Expect(w.files()).To(BeEmpty())
+
+		It("follows no record: a container may be able to write there", func() {
+			w.add(keys)
+			Expect(w.files()).To(ConsistOf(HavePrefix("record/"), "one_eth0.json"))
+			inDataDir(func(text string) string {
+				return replace(replace(text, `"4096"`, `"1"`), `"77"`, `"77","unknown":"x"`)
+			})
+			w.del("")
+			Expect(w.values()).To(HavePrefix(untouched + "\nnet/core/somaxconn=4096"))
+			Expect(w.files()).To(BeEmpty())
+			w.del("")
+			By("without a record of its own")
+			w.add(keys)
+			inDataDir(func(text string) string { return replace(text, `"4096"`, `"1"`) })
+			path := w.record()
+			w.Do(func() { Expect(os.Remove(path)).To(Succeed()) })
+			w.ok("DEL", call{keys: keys}) // by the backup file, as the reference does
+			Expect(w.values()).To(HavePrefix(untouched + "\nnet/core/somaxconn=77"))
+			Expect(w.files()).To(BeEmpty())
+		})
+
+		It("needs nothing", func() {
+			w.add(keys)
+			Expect(os.RemoveAll(w.dir)).To(Succeed())
+			w.del("")
+			Expect(w.values()).To(HavePrefix(untouched + "\nnet/core/somaxconn=4096"))
+			Expect(w.files()).To(BeEmpty())
+			Expect(w.dir).NotTo(BeADirectory())
+		})
+
+		It("follows the records of an earlier release in the usual directory", func() {
+			w.dir = defaultDataDir
+			w.add(keys)
+			var record struct {
+				Changes []struct{ Netns json.RawMessage }
+			}
+			index, _, _ := strings.Cut(IP(w.cont, "-o link show dev eth0"), ":")
+			inDataDir(func(text string) string {
+				Expect(json.Unmarshal([]byte(text), &record)).To(Succeed())
+				const owner = `{"network":"net1","containerID":"one","ifname":"eth0"}`
+				return fmt.Sprintf(`{"netns":%s,"macs":{"eth0":%q},"values":[`+
+					`{"key":"net.core.somaxconn","value":"4096","for":[%s,%s]},`+
+					`{"key":"mtu","value":"1500","link":%s,"for":[%s]}]}`, record.Changes[0].Netns, firstMAC,
+					owner, strings.Replace(owner, "net1", "net2", 1), index, owner)
+			})
+			path := w.record()
+			w.Do(func() { Expect(os.Remove(path)).To(Succeed()) })
+			Expect(w.Holdings(w.call(call{}).Stdin())).To(HaveLen(2))
+			w.del("")
+			Expect(w.values()).To(HavePrefix(untouched+"\nnet/core/somaxconn=77"), "net2 has changed it, too")
+			Expect(w.files()).To(ConsistOf(HavePrefix("record/")))
+			w.ok("DEL", call{network: "net2", prev: "none"})
+			Expect(w.values()).To(HavePrefix(untouched + "\nnet/core/somaxconn=4096"))
+			Expect(w.files()).To(BeEmpty())
+		})
 	})
 
 	It("says what cannot be restored, and goes on", func() {
 		w.add(`"mtu":1400,"sysctl":{"net.ipv4.ip_local_port_range":"40000 50000","net.core.somaxconn":"77"}`)
-		data := nstest.Must(os.ReadFile(w.record()))
-		put(w.record(), replace(replace(string(data), `"1500"`, `"70000"`), `"32768\t60999"`, `"x"`))
+		w.editRecord(func(text string) string { return replace(replace(text, `"1500"`, `"70000"`), `"32768\t60999"`, `"x"`) })
 		Expect(w.del("").Stderr).To(And(ContainSubstring("restore mtu: 70000: "),
 			ContainSubstring(`restore sysctl net.ipv4.ip_local_port_range: write "x": invalid argument`)))
 		Expect(w.cont.Sysctl("net/core/somaxconn")).To(Equal("4096"))
@@ -353,7 +404,7 @@ var _ = Describe("GC", func() {
 		Expect(w.files()).To(HaveLen(5))
 		Expect(w.backup()).To(ContainSubstring("1500")) // net2 has its share
 		gc("net2", "[]")
-		Expect(w.files()).To(ConsistOf(HavePrefix(".hawser/"), "two_eth0.json", "nine_eth0.json"))
+		Expect(w.files()).To(ConsistOf(HavePrefix("record/"), "two_eth0.json", "nine_eth0.json"))
 		gc("net1", "null")
 		Expect(w.files()).To(ConsistOf("nine_eth0.json"))
 		Expect(w.cont.Snapshot()).To(Equal(before))
@@ -374,8 +425,9 @@ var _ = Describe("what is recorded of another boot", Label("tuning-reboot"), fun
 		w.link(w.cont, "eth1")
 		w.add(keys)
 		w.ok("ADD", call{Call: Call{IfName: "eth1"}, keys: keys})
-		text := string(nstest.Must(os.ReadFile(w.record())))
-		put(w.record(), strings.ReplaceAll(text, nstest.Must(sysctl.BootID()), "00000000-0000-4000-8000-000000000000"))
+		w.editRecord(func(text string) string {
+			return strings.ReplaceAll(text, nstest.Must(sysctl.BootID()), "00000000-0000-4000-8000-000000000000")
+		})
 		// A namespace of this boot may have got the same cookie and inode.
 		IP(w.cont, "link set eth0 mtu 1450")
 		w.cont.SetSysctl("net/core/somaxconn", "99")
@@ -393,7 +445,7 @@ var _ = Describe("what is recorded of another boot", Label("tuning-reboot"), fun
 		before := w.values()
 		w.add(keys)
 		Expect(w.backup()).To(Equal("{\n \"mtu\": 1450\n}"))
-		Expect(w.files()).To(ConsistOf(HavePrefix(".hawser/"), "one_eth0.json"))
+		Expect(w.files()).To(ConsistOf(HavePrefix("record/"), "one_eth0.json"))
 		w.del("")
 		Expect(w.values()).To(Equal(before))
 		Expect(w.files()).To(BeEmpty())
@@ -407,6 +459,17 @@ var _ = Describe("what is recorded of another boot", Label("tuning-reboot"), fun
 
 	It("is not listed", func() {
 		Expect(w.Holdings(w.call(call{}).Stdin())).To(BeEmpty())
+	})
+
+	It("does not count in a backup file without a record", func() {
+		path, before := w.record(), w.values()
+		w.Do(func() { Expect(os.Remove(path)).To(Succeed()) })
+		booted := time.Now().Add(-sysctl.SinceBoot() - time.Minute)
+		Expect(os.Chtimes(w.dir+"/one_eth0.json", booted, booted)).To(Succeed())
+		w.add(`"mtu":1300`)
+		Expect(w.backup()).To(Equal("{\n \"mtu\": 1450\n}"))
+		w.del("")
+		Expect(w.values()).To(Equal(before))
 	})
 
 	It("is dropped by GC, also of a container that is valid", func() {
@@ -570,7 +633,7 @@ func besideReference(ref nstest.Reference) {
 		del(reference, "none")
 		Expect(state(w.cont, "eth0")).To(Equal(untouched))
 		Expect(w.cont.Sysctl("net/core/somaxconn")).To(Equal("77"))
-		Expect(w.files()).To(ConsistOf(HavePrefix(".hawser/")))
+		Expect(w.files()).To(ConsistOf(HavePrefix("record/")))
 		del(ours, "none") // and restores what the reference does not
 		Expect(w.cont.Sysctl("net/core/somaxconn")).To(Equal("4096"))
 		Expect(w.files()).To(BeEmpty())

@@ -54,7 +54,7 @@ var _ = Describe("ethtool", Label("ethtool"), func() {
 			Expect(gso()).To(BeZero())
 			Expect(channels()).To(Equal([]uint32{2, 2}))
 		}
-		Expect(w.files()).To(ConsistOf(HavePrefix(".hawser/")), "the reference knows none of it")
+		Expect(w.files()).To(ConsistOf(HavePrefix("record/")), "the reference knows none of it")
 		w.ok("CHECK", call{keys: conf})
 		changed := `"ethtool":{"features":{"rx-gro":false},"channels":{"rx":1}}`
 		code, msg := w.run("CHECK", call{keys: changed}).Error()

@@ -2,8 +2,8 @@
 // namespace.
 //
 // ADD writes sysctls in the order of the configuration and sets the interface's attributes. What there was before is
-// kept in dataDir; DEL, and an ADD that fails, put it back. An administrator can say in a file which sysctls may be
-// written.
+// kept below /run/hawser, and for the reference in dataDir; DEL, and an ADD that fails, put it back. An administrator
+// can say in a file which sysctls may be written.
 //
 // README.md lists every key of the configuration.
 package tuning

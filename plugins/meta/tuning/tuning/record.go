@@ -4,8 +4,10 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"path/filepath"
 	"slices"
 
@@ -32,7 +34,7 @@ type change struct {
 	Values []value     `json:"values"`
 }
 
-// isOver reports whether the change is of another boot, and so of a namespace that has ended: dataDir may be on a disk.
+// isOver reports whether the change is of another boot, and so of a namespace that has ended: /run may be on a disk.
 // What is unknown is none.
 func (c change) isOver(boot string) bool { return c.Boot != "" && boot != "" && c.Boot != boot }
 
@@ -135,41 +137,86 @@ func find(values []value, v value) int {
 	return slices.IndexFunc(values, func(o value) bool { return o.Key == v.Key && o.Link == v.Link })
 }
 
-// store is dataDir, locked until the call is over: a record for each container, and beside them the backup files that
-// the reference knows, made from the records.
+// store is the records of the attachments that have one dataDir, locked until the call is over, and the backup files
+// that the reference knows, which are in dataDir, made from the records.
 type store struct {
 	*skel.Request
 	records *statefile.Store[record]
-	backups *statefile.Dir
-	boot    string // which this is
+	backups *statefile.Dir // nil in DEL and GC where there is no dataDir
+	boot    string         // which this is
 }
 
+const recordRoot = "/run/hawser/tuning/"
+
+// recordsIn are the records for a dataDir. They are not in it, since a container may be able to write there, and DEL
+// does by them what their ADD could: also outside the container, to hardware that has gone home.
 func recordsIn(dataDir string) statefile.Records[record] {
+	return statefile.Records[record]{Path: recordRoot + cni.Digest(filepath.Clean(dataDir), 16)}
+}
+
+// formerIn are the records of releases that kept them in dataDir. Only those of the usual directory, which is root's,
+// are used.
+func formerIn(dataDir string) statefile.Records[record] {
 	return statefile.Records[record]{Path: filepath.Join(dataDir, ".hawser")}
 }
 
-// openStore opens and locks dataDir. ADD makes it; for other calls the error says where there is none.
+// openStore opens and locks the records for dataDir. ADD makes both; other calls need neither.
 func openStore(ctx context.Context, req *skel.Request, dataDir string, isADD bool) (*store, error) {
-	records := recordsIn(dataDir)
+	records, former := recordsIn(dataDir), formerIn(dataDir)
+	_, noFormer := os.Stat(former.Path)
 	perm, open := fs.FileMode(0), records.OpenExisting
+	if isADD || noFormer == nil {
+		open = records.Open
+	}
 	if isADD {
-		perm, open = 0o700, records.Open
+		perm = 0o700
 	}
 	s := &store{Request: req}
 	var err error
-	if s.backups, err = statefile.Open(dataDir, perm); err == nil {
-		req.OnDone(func() { _ = s.backups.Close() })
-		s.records, err = open(ctx)
+	if s.records, err = open(ctx); err != nil {
+		return nil, fmt.Errorf("saved values: %w", err)
+	}
+	req.OnDone(func() { _ = s.records.Close() })
+	backups, err := statefile.Open(dataDir, perm)
+	switch {
+	case err == nil:
+		s.backups = backups
+		req.OnDone(func() { _ = backups.Close() })
+	case !isADD && statefile.IsAbsent(err):
+		err = nil
+	}
+	if err == nil && noFormer == nil {
+		err = s.adopt(ctx, former)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("dataDir: %w", err)
 	}
-	req.OnDone(func() { _ = s.records.Close() })
 	s.boot, _ = sysctl.BootID()
 	return s, nil
 }
 
-// dataDirOf reads dataDir alone, so that no other key, however broken, stands in the way of DEL, GC and List.
+// adopt moves the records of an earlier release to their place. What another directory has is not read: the record of
+// the call's container is dropped there.
+func (s *store) adopt(ctx context.Context, former statefile.Records[record]) error {
+	if former != formerIn(defaultDataDir) {
+		if err := former.Drop(ctx, recordName(s.Attachment)); err != nil {
+			s.Warn("record of an earlier release: %v", err)
+		}
+		return nil
+	}
+	all := func(record) bool { return true }
+	return former.Collect(ctx, all, func(old record) error {
+		r, _, err := s.records.Get(old.Hash())
+		for _, one := range old.Changes {
+			if c := r.change(one.Attachment); c.Values == nil {
+				*c = one
+			}
+		}
+		return errors.Join(err, s.records.Put(r))
+	})
+}
+
+// dataDirOf reads dataDir alone, so that no other key, however broken, stands in the way of DEL and GC.
 func dataDirOf(req *skel.Request) (string, error) {
 	var w struct {
 		DataDir string `json:"dataDir"`
@@ -178,44 +225,44 @@ func dataDirOf(req *skel.Request) (string, error) {
 	return cmp.Or(w.DataDir, defaultDataDir), err
 }
 
-// openExisting opens the store for DEL and GC; nil, where there is none.
+// openExisting opens the store for DEL and GC.
 func openExisting(ctx context.Context, req *skel.Request) (*store, error) {
 	dir, err := dataDirOf(req)
 	if err != nil {
 		return nil, err
 	}
-	s, err := openStore(ctx, req, dir, false)
-	if statefile.IsAbsent(err) {
-		return nil, nil
-	}
-	return s, err
+	return openStore(ctx, req, dir, false)
 }
 
-// list lists what was changed, and what was there before. It looks into the configured dataDir or the usual one.
-func list(_ context.Context, req *skel.Request) ([]cni.Holding, error) {
-	dir, err := dataDirOf(req)
-	if err != nil {
-		return nil, err
-	}
+// list lists what was changed, and what was there before, for each dataDir.
+func list(_ context.Context, req *skel.Request) (all []cni.Holding, err error) {
 	boot, _ := sysctl.BootID()
-	return frame.Held(recordsIn(dir), func(r record) (held []cni.Holding) {
-		for _, c := range r.Changes {
-			if c.isOver(boot) {
-				continue
+	dirs, _ := filepath.Glob(recordRoot + "*") // a good pattern
+	var errs []error
+	for _, dir := range append(dirs, formerIn(defaultDataDir).Path) {
+		held, err := frame.Held(statefile.Records[record]{Path: dir}, func(r record) (held []cni.Holding) {
+			for _, c := range r.Changes {
+				if c.isOver(boot) {
+					continue
+				}
+				for _, v := range c.Values {
+					held = append(held, cni.Holding{Attachment: c.Attachment, Kind: cni.HeldSetting, Value: v.String()})
+				}
 			}
-			for _, v := range c.Values {
-				held = append(held, cni.Holding{Attachment: c.Attachment, Kind: cni.HeldSetting, Value: v.String()})
-			}
-		}
-		return held
-	})
+			return held
+		})
+		all, errs = append(all, held...), append(errs, err)
+	}
+	return all, errors.Join(errs...)
 }
 
 // put writes the record of an attachment's container, and the backup file of its interface; without changes they go.
 // The file goes first: a record alone is found again.
 func (s *store) put(a cni.Attachment, r record) error {
-	if err := s.putBackup(a, r); err != nil {
-		return err
+	if s.backups != nil {
+		if err := s.putBackup(a, r); err != nil {
+			return err
+		}
 	}
 	if len(r.Changes) == 0 {
 		return s.records.Drop(recordName(a))

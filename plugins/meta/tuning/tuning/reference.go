@@ -5,13 +5,16 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/skel"
 	"github.com/hawser-cni/plugins/pkg/statefile"
+	"github.com/hawser-cni/plugins/pkg/sysctl"
 )
 
 // nameMax is the longest name of a file, in bytes.
@@ -29,10 +32,18 @@ func (s *store) putBackup(a cni.Attachment, r record) error {
 	return s.backups.Replace(backupName(a), encodeBackup(before), 0o600)
 }
 
-// backup reads the call's backup file. It has no values when there is none, or none that can be read.
+// backup reads the call's backup file. It has no values when there is none, or none that can be read, or when it is of
+// an earlier boot: dataDir may be on a disk.
 func (s *store) backup() (text []byte, before []value, err error) {
+	if s.backups == nil {
+		return nil, nil, nil
+	}
 	name := backupName(s.Attachment)
 	text, err = s.backups.Read(name)
+	if info, statErr := os.Lstat(s.backups.Path() + "/" + name); err == nil && statErr == nil &&
+		info.ModTime().Before(time.Now().Add(-sysctl.SinceBoot())) {
+		return text, nil, nil
+	}
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil, nil, nil

@@ -32,13 +32,30 @@ func (allowed allowList) add(ctx context.Context, req *skel.Request, cfg config)
 	if cfg.empty() {
 		return req.PrevResult, nil
 	}
-	return result(req, cfg), frame.InContainer(req, func(c *frame.Call) error { return container{c, cfg}.change(ctx) })
+	c := container{cfg: cfg}
+	var before []value
+	err := frame.InContainer(req, func(call *frame.Call) (err error) {
+		c.Call = call
+		before, err = c.examine()
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	var s *store
+	if len(before) > 0 {
+		req.Step("record the values")
+		if s, err = openStore(ctx, req, cfg.DataDir, true); err != nil {
+			return nil, err
+		}
+	}
+	return result(req, cfg), req.NS.Do(func() error { return c.change(s) })
 }
 
 // del restores what can be restored and forgets it. It fails only where a repetition may have more success.
 func del(ctx context.Context, req *skel.Request) error {
 	s, err := openExisting(ctx, req)
-	if s == nil || err != nil || len(backupName(req.Attachment)) > nameMax { // ADD refuses such a name
+	if err != nil || len(backupName(req.Attachment)) > nameMax { // ADD refuses such a name
 		return err
 	}
 	r, _, err := s.records.Get(recordName(req.Attachment))
@@ -74,11 +91,14 @@ func check(_ context.Context, req *skel.Request, cfg config) error {
 // alone: the namespaces are gone, or somebody else's business.
 func gc(ctx context.Context, req *skel.Request) error {
 	s, err := openExisting(ctx, req)
-	if s == nil || err != nil {
+	if err != nil {
 		return err
 	}
 	all, err := s.records.All()
-	errs := []error{err, s.backups.Sweep()}
+	errs := []error{err}
+	if s.backups != nil {
+		errs = append(errs, s.backups.Sweep())
+	}
 	var finder ns.Finder
 	for _, r := range all {
 		for _, one := range r.Changes {
@@ -106,12 +126,16 @@ func (s *store) forget(one change, r *record, finder *ns.Finder) error {
 	return s.put(one.Attachment, rest)
 }
 
-// status looks for an allow-list that is broken or forbids what is configured, and whether dataDir can be written.
+// status looks for an allow-list that is broken or forbids what is configured, and whether records and backup files can
+// be written.
 func (allowed allowList) status(_ context.Context, _ *skel.Request, cfg config) error {
 	err := cmp.Or(allowed.verify(), allowed.check(cfg.Sysctls))
 	if cfg.changes() {
 		if unwritable := statefile.Writable(cfg.DataDir); unwritable != nil {
 			err = errors.Join(err, cni.Errorf(cni.CodeIO, "dataDir: %w", unwritable))
+		}
+		if unwritable := statefile.Writable(recordRoot); unwritable != nil {
+			err = errors.Join(err, cni.Errorf(cni.CodeIO, "saved values: %w", unwritable))
 		}
 	}
 	return frame.Unavailable("", err)
@@ -133,25 +157,22 @@ func result(req *skel.Request, cfg config) *cni.Result {
 	return res
 }
 
-// change does the work of ADD.
-func (c container) change(ctx context.Context) error {
+// examine refuses what is wrong, before anything is written anywhere. It returns the values that ADD may change.
+func (c *container) examine() ([]value, error) {
 	c.Step("read the values")
 	if c.cfg.OnlyCheck {
 		if err := c.compare(cni.CodeConfig); err != nil {
-			return fmt.Errorf("sysctlMode \"check\" writes no sysctl: %w", err)
+			return nil, fmt.Errorf("sysctlMode \"check\" writes no sysctl: %w", err)
 		}
 		c.cfg.Sysctls = nil
 	}
-	before, err := c.readValues() // what is wrong is refused here, before anything is written anywhere
-	if err != nil {
-		return err
-	}
-	if len(before) > 0 {
-		c.Step("record the values")
-		s, err := openStore(ctx, c.Request, c.cfg.DataDir, true)
-		if err != nil {
-			return err
-		}
+	return c.readValues()
+}
+
+// change does the work of ADD. s is nil where there is nothing to record.
+func (c container) change(s *store) (err error) {
+	var before []value
+	if s != nil {
 		c.undoFormer(s)
 		if before, err = c.readValues(); err != nil { // again, now that no other call changes them
 			return err
