@@ -266,7 +266,9 @@ var _ = Describe("DEL", func() {
 
 	It("says what cannot be restored, and goes on", func() {
 		w.add(`"mtu":1400,"sysctl":{"net.ipv4.ip_local_port_range":"40000 50000","net.core.somaxconn":"77"}`)
-		w.editRecord(func(text string) string { return replace(replace(text, `"1500"`, `"70000"`), `"32768\t60999"`, `"x"`) })
+		w.editRecord(func(text string) string {
+			return replace(replace(text, `"1500"`, `"70000"`), `"32768\t60999"`, `"x"`)
+		})
 		Expect(w.del("").Stderr).To(And(ContainSubstring("restore mtu: 70000: "),
 			ContainSubstring(`restore sysctl net.ipv4.ip_local_port_range: write "x": invalid argument`)))
 		Expect(w.cont.Sysctl("net/core/somaxconn")).To(Equal("4096"))
