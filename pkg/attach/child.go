@@ -213,7 +213,7 @@ func (c ChildConfig) ready(host *rtnl.Conn) error {
 
 // MasterKeys are the configuration keys of an interface on another one.
 type MasterKeys struct {
-	Master          string `json:"master" help:"interface that the container's is on (that of the result before, or of the default route)"`
+	Master          string `json:"master" help:"interface that the container's is on (that of the result before, or of the default route)" schema:"format=link empty"`
 	LinkInContainer bool   `json:"linkInContainer" help:"the master is an interface of the container" default:"false"`
 }
 

@@ -28,8 +28,8 @@ func (k MTUKeys) parse(problems *cni.Problems) (mtu int, auto *string) {
 		problems.Add(cni.Refuse("mtuFrom", k.MTUFrom, "means nothing without \"mtu\": \"auto\"").
 			Suggest(`write "mtu": "auto", or leave it out`))
 	}
-	if k.MTUFrom != "" && !cni.ValidIfName(k.MTUFrom) {
-		problems.Add(cni.Refuse("mtuFrom", k.MTUFrom, "is no interface name (1 to 15 bytes, no '/', ':' or blank)"))
+	if k.MTUFrom != "" {
+		problems.Add(cni.CheckIfName(cni.CodeConfig, "mtuFrom", k.MTUFrom))
 	}
 	return mtu, auto
 }

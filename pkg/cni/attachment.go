@@ -158,6 +158,30 @@ func ValidIfName(s string) bool {
 	return !strings.ContainsFunc(s, unicode.IsSpace)
 }
 
+// CheckIfName refuses a value of a key that ValidIfName refuses, or that has characters which a terminal does not show.
+// Records and DEL do without the second part: an interface may have such a name from an earlier version.
+func CheckIfName(code uint, key, name string) error {
+	if !ValidIfName(name) || strings.ContainsFunc(name, notPrintable) {
+		return Refuse(key, name, "is not an interface name (1 to 15 printable bytes, no '/', ':', '%' or white space)").
+			WithCode(code)
+	}
+	return nil
+}
+
+// nameMax is the length of a name, in bytes, that file systems and the kernel have room for.
+const nameMax = 255
+
+// CheckName refuses a name, of any kind, that is too long or has characters which a terminal does not show.
+func CheckName(key, name string) error {
+	switch {
+	case len(name) > nameMax:
+		return Refuse(key, name[:64]+"...", fmt.Sprintf("has %d bytes, more than %d", len(name), nameMax))
+	case strings.ContainsFunc(name, notPrintable):
+		return Refuse(key, name, "has characters that cannot be printed")
+	}
+	return nil
+}
+
 // IsPlugin reports whether a program, or a type in a configuration, is the plugin: it has the plugin's name, or a name
 // that ends in a dash and the plugin's name (buildkit-cni-bridge).
 func IsPlugin(name, plugin string) bool {
@@ -170,5 +194,5 @@ func IsPlugin(name, plugin string) bool {
 
 // ValidType reports whether s may name a plugin, a file in a directory of CNI_PATH.
 func ValidType(s string) bool {
-	return s != "" && s != "." && s != ".." && !strings.ContainsAny(s, "/\\\x00")
+	return s != "" && s != "." && s != ".." && !strings.ContainsAny(s, "/\\") && CheckName("", s) == nil
 }

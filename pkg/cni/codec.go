@@ -53,6 +53,9 @@ func (w wire1) parse() (*Result, error) {
 	var problems Problems
 	routes, err := ParseRoutes(w.Routes)
 	problems.Add(err)
+	for n, i := range w.Interfaces {
+		problems.AddIn(fmt.Sprintf("interfaces[%d]", n), CheckName("name", i.Name))
+	}
 	r := &Result{Interfaces: w.Interfaces, Routes: routes}
 	for n, ip := range w.IPs {
 		parsed, err := ip.parse("address")

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -506,7 +507,7 @@ var _ = Describe("names", func() {
 
 	It("of plugins", func() {
 		check(cni.ValidType, []string{"bridge", "host-local", "a b", "x.y", "...", "-"},
-			[]string{"", ".", "..", "/bin/sh", "../bridge", "a/b", "a/", `a\b`, "a\x00b"})
+			[]string{"", ".", "..", "/bin/sh", "../bridge", "a/b", "a/", `a\b`, "a\x00b", "a\x1b[31m"})
 	})
 })
 
@@ -521,3 +522,30 @@ var _ = DescribeTable("a MAC address is refused with the reason", func(text, why
 	Entry(nil, "x", "it is not six bytes like 02:00:00:00:00:01"),
 	Entry(nil, "02:00:00:00:01", "it is not six bytes like 02:00:00:00:00:01"),
 )
+
+var _ = DescribeTable("refuses names that cannot be printed", Label("printable-names"), func(name string) {
+	Expect(cni.CheckIfName(cni.CodeConfig, "bridge", name)).To(MatchError(HavePrefix("bridge: " + strconv.Quote(name))))
+	Expect(cni.CheckName("master", name)).To(MatchError(HavePrefix("master: " + strconv.Quote(name))))
+},
+	Entry(nil, "br\x1b[31mX"), Entry(nil, "br\a"), Entry(nil, "br\x7f"), Entry(nil, "br\u009b"),
+	Entry(nil, "br\u202ex"), Entry(nil, "br\u200b"), Entry(nil, "br\xff"), Entry(nil, "br\n"),
+)
+
+var _ = It("a name of an interface is what the kernel takes and a terminal shows", func() {
+	for _, name := range []string{"eth0", "é", "a\"b", "eth0.100", "a-very-long-nam"} {
+		Expect(cni.CheckIfName(cni.CodeConfig, "bridge", name)).To(Succeed())
+		Expect(cni.CheckName("master", name)).To(Succeed())
+	}
+	for _, name := range []string{"", "a/b", "a:b", "a b", "sixteen-letters-", "all"} {
+		Expect(cni.CheckIfName(cni.CodeConfig, "bridge", name)).NotTo(Succeed(), name)
+	}
+	Expect(cni.CheckName("device", "an alternative name")).To(Succeed())
+	Expect(cni.CheckName("device", strings.Repeat("x", 256))).To(MatchError(
+		`device: "` + strings.Repeat("x", 64) + `..." has 256 bytes, more than 255`))
+})
+
+var _ = It("a result with an interface name that cannot be printed is refused", Label("printable-names"), func() {
+	const text = `{"cniVersion": "1.0.0", "interfaces": [{"name": "eth0"}, {"name": "a\u001b"}]}`
+	_, err := cni.DecodeResult([]byte(text), "")
+	Expect(err).To(MatchError(`result: interfaces[1].name: "a\x1b" has characters that cannot be printed`))
+})

@@ -190,6 +190,8 @@ var _ = Describe("a call that is refused before the handler runs", func() {
 			`environment variables invalid: CNI_IFNAME "sixteen-letters-"`),
 		Entry("an interface that is a pattern", request{command: "ADD", id: "c", netns: "/x", ifname: "eth%d"},
 			`environment variables invalid: CNI_IFNAME "eth%d"`),
+		Entry("ADD, a control character", request{command: "ADD", id: "c", netns: "/n", ifname: "et\x1bh"},
+			`environment variables invalid: CNI_IFNAME "et\x1bh"`),
 	)
 
 	DescribeTable("for its configuration", Label("codes"), func(command, conf string, code uint, message string) {

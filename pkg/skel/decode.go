@@ -31,7 +31,9 @@ func (c *call) checkEnvironment(command string) error {
 		if command != "DEL" {
 			need("CNI_NETNS", func(string) bool { return true })
 		}
-		need("CNI_IFNAME", cni.ValidIfName)
+		need("CNI_IFNAME", func(name string) bool {
+			return cni.ValidIfName(name) && (command == "DEL" || cni.CheckName("", name) == nil)
+		})
 	case "GC", "STATUS":
 	case "":
 		missing = append(missing, "CNI_COMMAND")

@@ -153,7 +153,8 @@ func (s subject) expectBad(doc, value any, near string) report {
 	r, code := checkConfig(s.plugin, text)
 	Expect(code).To(Equal(1), text)
 	if name := plugintest.Text(value); near != "" && value != nil && !strings.ContainsAny(name, "[{") {
-		Expect(string(r)).To(Or(ContainSubstring(strings.Trim(name, `"`)),
+		shown := strings.ReplaceAll(strings.Trim(name, `"`), `\u001b`, `\x1b`)
+		Expect(string(r)).To(Or(ContainSubstring(shown),
 			MatchRegexp(`: (missing|is (a|no) (JSON|object) )`)), text)
 	}
 	keys := []string{}

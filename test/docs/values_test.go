@@ -87,7 +87,8 @@ func tables() map[string][]values {
 		"entry":       entryValues(),
 		"list":        listValues(),
 		"vrf": concat([]values{
-			{key: "vrfname", good: `["red", "vrf-of-15-bytes"]`, bad: `["", "a/b", "vrf-of-16-bytes-", 5, null]`,
+			{key: "vrfname", good: `["red", "vrf-of-15-bytes"]`,
+				bad:    `["", "a/b", "a\u001b", "vrf-of-16-bytes-", 5, null]`,
 				beyond: `["all"]`},
 			{key: "table", good: `[0, 1, 100, 252, 256, 4294967295, null]`, bad: `[-1, 4294967296, "5"]`,
 				beyond: `[253, 254, 255]`},
@@ -98,7 +99,8 @@ func tables() map[string][]values {
 
 		"cluster-local": concat(clusterLocalValues(), common()),
 		"tc-redirect-tap": concat([]values{
-			{key: "tap_name", good: `["tap0", "a-15-byte-name.", "", null]`, bad: `["a/b", "16-bytes-of-name", 5]`},
+			{key: "tap_name", good: `["tap0", "a-15-byte-name.", "", null]`,
+				bad: `["a/b", "a\u001b", "16-bytes-of-name", 5]`},
 			{key: "uid", good: `[0, 107, null]`, bad: `[-1, 4294967296, "root"]`, beyond: `[4294967295]`},
 			{key: "gid", good: `[0, 108, null]`, bad: `[-1, 4294967296, "kvm"]`, beyond: `[4294967295]`},
 			{key: "vm_ips", good: `["all", "first", "", null]`, bad: `["ipv4", 1]`},
@@ -180,7 +182,7 @@ func tapValues() []values {
 		{key: "owner", good: ids, bad: `[-1, 4294967296, "root", 1.5]`},
 		{key: "group", good: ids, bad: `[-1, 4294967296, "root", 1.5]`},
 		{key: "selinuxContext", good: `["system_u:system_r:container_t:s0", "", null]`, bad: noStrings},
-		{key: "bridge", good: `["br0", "", null]`, bad: `["a/b", "sixteen-bytes-it", 5]`},
+		{key: "bridge", good: `["br0", "", null]`, bad: `["a/b", "a\u001b", "sixteen-bytes-it", 5]`},
 		macs("mac"), macs("args.cni.mac"), macs("runtimeConfig.mac"),
 	})
 }
@@ -193,7 +195,8 @@ func ptpValues() []values {
 }
 
 func masters() []values {
-	return concat(switches("linkInContainer"), []values{{key: "master", good: `["up0", "", null]`, bad: noStrings}})
+	return concat(switches("linkInContainer"), []values{
+		{key: "master", good: `["up0", "", null]`, bad: `["a\u001b[31m", 5, true, [], {}]`}})
 }
 
 func macvlanValues() []values {
@@ -209,7 +212,7 @@ func hostDeviceValues() []values {
 	mac := hwaddrs("hwaddr")
 	mac.beside = `{"device": "", "capabilities": {"deviceID": true}}`
 	return concat(switches("enabledad", "capabilities.deviceID"), []values{mac,
-		{key: "device", good: `["eth1", "an alternative name of it"]`, bad: `["", null, 5, []]`},
+		{key: "device", good: `["eth1", "an alternative name of it"]`, bad: `["", "a\u001b", null, 5, []]`},
 		{key: "device", beside: beside, good: `["", null]`, bad: `["eth1"]`},
 		{key: "kernelpath", beside: `{"device": ""}`, good: `["/sys/devices/pci0000:00/x", "/sys/devices/x/"]`,
 			bad: `["", null, "/sys/class/net/eth1", "eth1", 5]`, beyond: `["/sys/devices/../class"]`},
@@ -229,7 +232,8 @@ func mtu() []values {
 	return []values{
 		{key: "mtu", good: `[0, 68, 1500, 65521, "auto", null]`,
 			bad: `[-1, 67, 65536, 1.5, "1500", "Auto", "", true, [], {}]`},
-		{key: "mtuFrom", beside: `{"mtu": "auto"}`, good: `["up0", "", null]`, bad: `["a/b", "sixteen-bytes-it", 5]`},
+		{key: "mtuFrom", beside: `{"mtu": "auto"}`, good: `["up0", "", null]`,
+			bad: `["a/b", "a\u001b", "sixteen-bytes-it", 5]`},
 		{key: "mtuFrom", good: `["", null]`, bad: `[]`, beyond: `["up0"]`},
 	}
 }
@@ -256,7 +260,7 @@ func ipvlanValues() []values {
 
 func vlanValues() []values {
 	return concat(mtu(), switches("enabledad", "linkInContainer"), []values{
-		{key: "master", good: `["up0"]`, bad: `[null, 5]`, beyond: `[""]`},
+		{key: "master", good: `["up0"]`, bad: `["a\u001b", null, 5]`, beyond: `[""]`},
 		{key: "vlanId", good: `[0, 1, 4094, null]`, bad: `[-1, 4095, 1.5, "5"]`},
 	})
 }
@@ -371,9 +375,9 @@ func staticValues() []values {
 			bad:    `[5, {}, [{}], [null], ["10.9.0.5/16"]]`,
 			beyond: `[[{"address": "10.9.0.5/16"}, {"address": "10.9.0.5/24"}]]`},
 		{key: "ipam.addresses[].address",
-			good:   `["10.1.0.5/16", "2001:db8:1::5/64", "::ffff:10.1.0.5/112", "10.1.0.0/31"]`,
+			good:   `["10.1.0.5/16", "2001:db8:1::5/64", "::ffff:10.1.0.5/112", "10.1.0.0/31", "10.1.0.0/16"]`,
 			bad:    `["", "x", "10.1.0.5", "10.1.0.5/33", "300.1.0.0/16", 5, null]`,
-			beyond: `["10.1.0.0/16", "10.1.255.255/16", "0.0.0.0/0", "127.0.0.1/8", "ff02::1/64"]`},
+			beyond: `["10.1.255.255/16", "0.0.0.0/0", "127.0.0.1/8", "ff02::1/64"]`},
 		{key: "ipam.addresses[].gateway", beside: address, good: `["10.9.0.1", "192.0.2.1", "", null]`,
 			bad: `["x", "10.9.0.1/16", "fe80::1%eth0", 5]`, beyond: `["fd00::1", "10.9.0.5"]`},
 		{key: "runtimeConfig.ips", good: `[["10.9.0.6"], ["10.8.0.6/16"], [], null]`,

@@ -276,6 +276,9 @@ const (
 		`){2}`
 )
 
+// control are most characters that a name does not have, in a pattern.
+const control = `\x00-\x1f\x7f-\x9f`
+
 const optionNames = "dhcp-client-identifier|subnet-mask|routers|host-name|user-class|vendor-class-identifier"
 
 // formats are those that a pattern can tell, for the most part. None refuses what the parser takes.
@@ -290,12 +293,13 @@ var formats = map[string]Object{
 	"hwaddr": {"pattern": "^(" + sixByte + "|" + hex2 + "([:-]" + hex2 + "){7}|" + hex2 + "([:-]" + hex2 + "){19}|" +
 		hex2 + hex2 + `(\.` + hex2 + hex2 + "){3}|" + hex2 + hex2 + `(\.` + hex2 + hex2 + "){9})$",
 		"not": Object{"type": "string", "pattern": `^(00([:-]00){5}|0000(\.0000){2})$`}},
-	"ifname": {"pattern": `^[^/:%\s]{1,15}$`, "not": Object{"enum": []any{".", "..", "all", "default"}}},
+	"link":   {"pattern": "^[^" + control + "]+$"},
+	"ifname": {"pattern": `^[^/:%\s` + control + `]{1,15}$`, "not": Object{"enum": []any{".", "..", "all", "default"}}},
 	"network": {"pattern": "^(" + ipv4 + "(/([1-9]|[12][0-9]|3[0-2]))?|" + ipv6 +
 		"(/([1-9]|[1-9][0-9]|1[01][0-9]|12[0-8]))?)$"},
 	"name":      {"pattern": "^[A-Za-z0-9][A-Za-z0-9_.-]*$"},
 	"path":      {"pattern": `^(/[^/\x00]+)+$`},
-	"file":      {"pattern": `^[^/\\]+$`, "not": Object{"enum": []any{".", ".."}}},
+	"file":      {"pattern": `^[^/\\` + control + `]+$`, "not": Object{"enum": []any{".", ".."}}},
 	"ports":     {"pattern": "^0*[1-9][0-9]{0,4}-0*[1-9][0-9]{0,4}$"},
 	"pci":       {"pattern": "^" + pci + "$"},
 	"sysdevice": {"pattern": "^/+sys/+devices/+[^/]"},

@@ -81,9 +81,7 @@ func (c config) filtersVLANs() bool { return c.VLAN != 0 || c.VLANTrunk != nil }
 
 // checkKeys refuses a name that no bridge or IPAM plugin can have, and keys that contradict each other.
 func checkKeys(problems *cni.Problems, w wireConfig) {
-	if !cni.ValidIfName(w.Bridge) {
-		problems.Add(cni.Refuse("bridge", w.Bridge, "is no interface name (1 to 15 bytes, no '/', ':' or blank)"))
-	}
+	problems.Add(cni.CheckIfName(cni.CodeConfig, "bridge", w.Bridge))
 	if w.HairpinMode && w.PromiscMode {
 		problems.Add(cni.Refuse("promiscMode", nil,
 			"cannot set hairpin mode and promiscuous mode at the same time: frames would be delivered twice").

@@ -34,7 +34,7 @@ var _ = Describe("configuration", func() {
 			"vlanTrunk":[{"id":1},{"id":5000,"minID":3},{"minID":9,"maxID":5000},{
 				"minID":7,"maxID":6}],"ipMasqBackend":"nft","args":{"cni":{"mac":"no"}}`, "IP=10.0.0.1")
 		Expect(Problems(err)).To(HaveExactElements(
-			HavePrefix(`7 bridge: "a/b" is no interface name`),
+			HavePrefix(`7 bridge: "a/b" is not an interface name`),
 			HavePrefix(`7 promiscMode: cannot set hairpin mode and promiscuous mode at the same time`),
 			HavePrefix(`7 ipam.type: "../x" is no plugin name`),
 			HavePrefix("7 disableContainerInterface: cannot use IPAM when DisableContainerInterface flag is set "+

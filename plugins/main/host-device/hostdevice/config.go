@@ -13,7 +13,7 @@ import (
 // wireConfig is the configuration as written.
 type wireConfig struct {
 	skel.LogKey
-	Device     string `json:"device" help:"name of the interface, or an alternative name of it"`
+	Device     string `json:"device" help:"name of the interface, or an alternative name of it" schema:"format=link empty"`
 	HWAddr     string `json:"hwaddr" help:"its MAC address" schema:"format=hwaddr empty"`
 	KernelPath string `json:"kernelpath" help:"directory of its device below /sys/devices" schema:"format=sysdevice empty"`
 	PCIBusID   string `json:"pciBusID" help:"PCI address of its device" schema:"format=pci empty"`
@@ -96,6 +96,8 @@ func missing() error {
 
 func (d selector) check() error {
 	switch {
+	case d.Key == byName:
+		return cni.CheckName(d.Key, d.Value)
 	case d.Key == byMAC:
 		_, err := cni.ParseMAC(cni.CodeConfig, d.Key, d.Value)
 		return err

@@ -29,6 +29,7 @@ type wireConfig struct {
 
 // parseConfig says how the ipvlan is to be made. What it refuses is code 7.
 func parseConfig(_ *skel.Request, w wireConfig, problems *cni.Problems) attach.ChildConfig {
+	problems.Add(cni.CheckName("master", w.Master))
 	mode := cmp.Or(w.Mode, layer2)
 	if !slices.Contains([]string{layer2, "l3", "l3s"}, mode) {
 		problems.Add(cni.Refuse("mode", mode, `is none of "l2", "l3" and "l3s"`))

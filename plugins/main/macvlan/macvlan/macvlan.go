@@ -34,6 +34,7 @@ type wireConfig struct {
 
 // parseConfig says how the macvlan is to be made. What it refuses is code 7, or code 4 for CNI_ARGS.
 func parseConfig(req *skel.Request, w wireConfig, problems *cni.Problems) attach.ChildConfig {
+	problems.Add(cni.CheckName("master", w.Master))
 	mode := cmp.Or(w.Mode, "bridge")
 	if !slices.Contains([]string{"bridge", "private", "vepa", passthru}, mode) {
 		problems.Add(cni.Refuse("mode", mode, `is none of "bridge", "private", "vepa" and "passthru"`))

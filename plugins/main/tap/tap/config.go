@@ -27,9 +27,10 @@ type wireConfig struct {
 
 // parseConfig says how the tap is to be made. What it refuses is code 7, or code 4 for CNI_ARGS.
 func parseConfig(req *skel.Request, w wireConfig, problems *cni.Problems) attach.ChildConfig {
-	if w.Bridge != "" && !cni.ValidIfName(w.Bridge) {
-		problems.Add(cni.Refuse("bridge", w.Bridge, "is no interface name (1 to 15 bytes, no '/', ':' or blank)"))
+	if w.Bridge != "" {
+		problems.Add(cni.CheckIfName(cni.CodeConfig, "bridge", w.Bridge))
 	}
+	problems.Add(cni.CheckName("selinuxContext", w.SELinux))
 	problems.Add(w.IPAM.Check())
 	link := w.LinkKeys.Parse(problems, req.Args, w.MAC)
 	if link.MTU > mtuMax {

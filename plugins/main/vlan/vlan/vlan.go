@@ -17,7 +17,7 @@ const (
 // wireConfig is the configuration as written.
 type wireConfig struct {
 	skel.LogKey
-	Master          string  `json:"master" help:"interface that the VLAN is on; required" schema:"required"`
+	Master          string  `json:"master" help:"interface that the VLAN is on; required" schema:"required format=link"`
 	LinkInContainer bool    `json:"linkInContainer" help:"the master is an interface of the container" default:"false"`
 	VLANID          *int    `json:"vlanId" help:"the VLAN, 1 to 4094 (0: frames with a priority alone)" schema:"min=0 max=4094"`
 	EnableDAD       bool    `json:"enabledad" help:"let the kernel detect duplicate IPv6 addresses, and wait for it (true)"`
@@ -32,6 +32,7 @@ func parseConfig(req *skel.Request, w wireConfig, problems *cni.Problems) attach
 		problems.Add(cni.Refuse("master", nil, "missing; a VLAN is on an interface").
 			Suggest(`write "master": "eth0"`))
 	}
+	problems.Add(cni.CheckName("master", w.Master))
 	link := rtnl.NewLink{Kind: kind}
 	switch {
 	case w.VLANID == nil:

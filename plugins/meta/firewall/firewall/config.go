@@ -16,7 +16,7 @@ type wireConfig struct {
 	Backend         string `json:"backend" help:"nftables, iptables or firewalld (firewalld where it runs, else nftables where the kernel permits)" schema:"enum=nftables|iptables|firewalld empty"`
 	IngressPolicy   string `json:"ingressPolicy" help:"open, same-bridge or isolated: from where containers of this bridge may be reached" default:"open" schema:"enum=open|same-bridge|isolated empty"`
 	AdminChain      string `json:"iptablesAdminChainName" help:"iptables chain of the administrator that packets pass first" default:"CNI-ADMIN" schema:"format=chain empty"`
-	Zone            string `json:"firewalldZone" help:"zone of the container's addresses; firewalld only" default:"trusted"`
+	Zone            string `json:"firewalldZone" help:"zone of the container's addresses; firewalld only" default:"trusted" schema:"format=link empty"`
 	MarkAcceptBit   *int   `json:"markAcceptBit" help:"bit of the fwmark that FORWARD of iptables accepts, 0 to 31; one for all networks of a host, and of no other software; nftables only" default:"12" schema:"min=0 max=31"`
 	AcceptPublished *bool  `json:"acceptPublished" help:"accept new connections whose destination was translated to the container: host ports; nftables only" default:"true"`
 }
@@ -69,6 +69,7 @@ func parseConfig(_ *skel.Request, w wireConfig, problems *cni.Problems) config {
 		AdminChain: cmp.Or(w.AdminChain, defaultAdminChain), Zone: cmp.Or(w.Zone, defaultZone),
 		Published: w.AcceptPublished == nil || *w.AcceptPublished, Bit: defaultBit,
 		Policy: policy(cmp.Or(w.IngressPolicy, string(policyOpen)))}}
+	problems.Add(cni.CheckName("firewalldZone", w.Zone))
 	problems.Add(cni.InRange("markAcceptBit", w.MarkAcceptBit, 0, 31))
 	if w.MarkAcceptBit != nil {
 		c.Bit = *w.MarkAcceptBit

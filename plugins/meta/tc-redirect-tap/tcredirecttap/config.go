@@ -44,12 +44,12 @@ func parseConfig(req *skel.Request, w wireConfig, problems *cni.Problems) config
 	if name := args[argName]; name != "" {
 		cfg.name, nameKey, code = name, "CNI_ARGS: "+argName, cni.CodeEnvironment
 	}
-	switch {
-	case cfg.name != "" && !cni.ValidIfName(cfg.name):
-		problems.Add(cni.Refuse(nameKey, cfg.name, "is no interface name (1 to 15 bytes, no '/', ':' or blank)").
-			WithCode(code))
-	case cfg.name != "" && cfg.name == req.IfName:
+	switch cfg.name {
+	case "":
+	case req.IfName:
 		problems.Add(cni.Refuse(nameKey, cfg.name, "is the container's interface itself").WithCode(code))
+	default:
+		problems.Add(cni.CheckIfName(code, nameKey, cfg.name))
 	}
 	ids := []struct {
 		key, arg string

@@ -24,10 +24,10 @@ func parseConfig(req *skel.Request, w wireConfig, problems *cni.Problems) config
 	switch name := w.VRFName; {
 	case name == "":
 		problems.Add(cni.Refuse("vrfname", nil, "missing").Suggest("name the VRF, such as \"blue\""))
-	case !cni.ValidIfName(name):
-		problems.Add(cni.Refuse("vrfname", name, "is no interface name (1 to 15 bytes, no '/', ':' or blank)"))
 	case name == req.IfName:
 		problems.Add(cni.Refuse("vrfname", name, "is the container's interface itself"))
+	default:
+		problems.Add(cni.CheckIfName(cni.CodeConfig, "vrfname", name))
 	}
 	if w.Table != nil && *w.Table == 0 { // the reference's own type has it for none
 		w.Table = nil
