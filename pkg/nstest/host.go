@@ -31,6 +31,7 @@ type Host struct {
 	Path string
 
 	mounts *os.File // nil: the test process's own mount namespace
+	root   *os.File // the test process's root directory in mounts
 }
 
 // NewHost makes a machine: an own network namespace with lo up, and an own mount namespace with empty /run and
@@ -87,10 +88,16 @@ func (h *Host) unshare(machine bool) error {
 	if err := mount("/proc/thread-self/ns/net", h.Path, "", unix.MS_BIND); err != nil {
 		return err
 	}
+	if err := disinherit(); err != nil {
+		return err
+	}
 	if !machine {
 		return nil
 	}
 	if err := errors.Join(machineMounts(), loopbackUp()); err != nil {
+		return err
+	}
+	if h.root, err = os.Open("/"); err != nil {
 		return err
 	}
 	h.mounts, err = os.Open("/proc/thread-self/ns/mnt")
@@ -188,7 +195,7 @@ func (h *Host) enter() error {
 }
 
 func (h *Host) enterMounts() error {
-	// setns takes the working directory to the root.
+	// setns takes the working directory to the namespace's root, which a chroot's is not.
 	wd, err := os.Getwd()
 	if err != nil {
 		return err
@@ -199,7 +206,7 @@ func (h *Host) enterMounts() error {
 	if err := unix.Setns(int(h.mounts.Fd()), unix.CLONE_NEWNS); err != nil {
 		return fmt.Errorf("setns: %w", err)
 	}
-	return unix.Chdir(wd)
+	return errors.Join(h.root.Chdir(), unix.Chroot("."), unix.Chdir(wd))
 }
 
 // Unpin removes Path as a runtime does at the end of a container, and gives a machine's mounts up. The
@@ -212,6 +219,7 @@ func (h *Host) Unpin() {
 func (h *Host) unpin() error {
 	if h.mounts != nil {
 		_ = h.mounts.Close()
+		_ = h.root.Close()
 	}
 	// Not Path: a spec may have set that to something else, which would be removed.
 	pin := filepath.Join(netnsDir, h.Name)

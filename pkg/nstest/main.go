@@ -57,9 +57,9 @@ const noMain = "this package's TestMain does not call nstest.Main"
 func init() { runtime.LockOSThread() }
 
 // Main runs the tests of a package in new mount, PID, IPC, UTS and network namespaces (and a new user namespace
-// with mapped root where we have no CAP_SYS_ADMIN), with an own /proc and an empty /run, and exits. Where the
-// kernel refuses that, the tests run in place and every spec that asks for a namespace is skipped with the
-// kernel's error. The workers of a fuzz target can not even write files.
+// with mapped root where we have no CAP_SYS_ADMIN), with an own /proc, an empty /run and none of the machine's settings
+// (machine.go), and exits. Where the kernel refuses that, the tests run in place and every spec that asks for a
+// namespace is skipped with the kernel's error. The workers of a fuzz target can not even write files.
 func Main(m *testing.M) {
 	runtime.SetDefaultGOMAXPROCS() // package skel, if it is tested, leaves one
 	switch os.Getenv(stageEnv) {
@@ -124,7 +124,11 @@ func reexec(dir string) (int, error) {
 		return 0, err
 	}
 	defer func() { _ = report.Close() }()
-	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
+	self, err := os.Executable()
+	if err != nil {
+		return 0, err
+	}
+	cmd := exec.Command(self, os.Args[1:]...)
 	cmd.Args[0] = os.Args[0]
 	cmd.Env = append(os.Environ(), stageEnv+"="+stageInit, workEnv+"="+dir)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
@@ -218,11 +222,15 @@ const netnsDir = "/run/netns"
 func initMain() int {
 	report := os.NewFile(3, "report")
 	unix.CloseOnExec(3)
-	if err := setUp(); err != nil {
+	self, err := os.Executable() // by the mounts before setUp, which replaces those of a chroot
+	if err == nil {
+		err = setUp()
+	}
+	if err != nil {
 		_, _ = report.WriteString(err.Error())
 		return 1
 	}
-	pid, err := startTests()
+	pid, err := startTests(self)
 	if err != nil {
 		_, _ = report.WriteString("start the tests: " + err.Error())
 		return 1
@@ -244,7 +252,7 @@ func initMain() int {
 	}
 }
 
-func startTests() (int, error) {
+func startTests(self string) (int, error) {
 	// An ordinary user's PATH lacks what only root can use, which we are by now.
 	if err := os.Setenv("PATH", os.Getenv("PATH")+":/usr/local/sbin:/usr/sbin:/sbin"); err != nil {
 		return 0, err
@@ -252,7 +260,7 @@ func startTests() (int, error) {
 	if err := os.Setenv(stageEnv, stageInside); err != nil {
 		return 0, err
 	}
-	return syscall.ForkExec("/proc/self/exe", os.Args, &syscall.ProcAttr{
+	return syscall.ForkExec(self, os.Args, &syscall.ProcAttr{
 		Env: os.Environ(), Files: []uintptr{0, 1, 2},
 	})
 }
@@ -263,6 +271,9 @@ func setUp() error {
 		return err
 	}
 	if err := mount("proc", "/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC); err != nil {
+		return err
+	}
+	if err := errors.Join(settle(), hideEtc()); err != nil {
 		return err
 	}
 	if err := mount("tmpfs", "/run", "tmpfs", unix.MS_NOSUID|unix.MS_NODEV); err != nil {

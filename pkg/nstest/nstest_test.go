@@ -25,26 +25,67 @@ var _ = Describe("Main", func() {
 		Expect(os.Geteuid()).To(Equal(0))
 		Expect(os.Getppid()).To(Equal(1), "an init that reaps orphans")
 		Expect(os.Args[0]).NotTo(BeEmpty())
+		Expect(os.Executable()).To(BeAnExistingFile())
 		entries := nstest.Must(os.ReadDir("/run"))
 		Expect(entries).To(HaveLen(2), "netns and lock")
 	})
 
-	It("runs them in a chroot whose / is no mount point, too, and mounts nothing outside", func() {
+	It("shows specs the same users, groups, tables and settings on every machine", func() {
+		nstest.Need("tap")
+		h := nstest.NewHost()
+		for _, variable := range os.Environ() {
+			Expect(variable).NotTo(HavePrefix("LC_"))
+			Expect(variable).NotTo(HavePrefix("CNI_"))
+		}
+		Expect(h.Cmd("sh", "-c", "umask; uname -n; ls /etc/cni /etc/iproute2; cat /etc/services; id -nG")).To(Equal(
+			"0022\nmachine\n/etc/cni:\n\n/etc/iproute2:\nroot\n"))
+		h.IP("tuntap add dev tap0 mode tap user 4107 group 108", "link set tap0 group 7")
+		var links []struct {
+			Group string
+			Info  struct {
+				Data struct{ User, Group any } `json:"info_data"`
+			} `json:"linkinfo"`
+		}
+		h.JSON(&links, "ip", "-j", "-d", "link", "show", "tap0")
+		Expect(links[0].Group).To(Equal("7"))
+		Expect(links[0].Info.Data.User).To(Equal(4107.0))
+		Expect(links[0].Info.Data.Group).To(BeAssignableToTypeOf(""), "a package may have any number below 1000")
+	})
+
+	It("hides how the machine is set up", func() {
+		nstest.Need("tap") // which the other spec needs
+		self := nstest.Must(os.Executable())
+		h := nstest.NewHost()
+		h.Cmd("sh", "-ec", `mount -t tmpfs none /etc; cd /etc; mkdir iproute2 cni cni/net.d
+			echo 7 seven >iproute2/group
+			echo 'root:x:0:0::/:/bin/sh' >passwd; echo 'root:x:0:' >group
+			echo 'me:x:4107:108::/:/bin/sh' >>passwd; echo '_kea:x:108:' >>group; echo 'http 80/tcp' >services`)
+		out := h.Run(nstest.Program{Path: "sh", Args: []string{"-c", `umask 077; exec "$0" "$@"`, self, "-ginkgo.focus",
+			"on every machine"},
+			Env: []string{"NSTEST_REQUIRE=all", "NSTEST_STAGE=", "LC_ALL=de_DE.UTF-8", "CNI_ARGS=A=b"}})
+		Expect(out.Exit).To(BeZero(), out.Stdout+out.Stderr)
+		Expect(out.Stdout).To(ContainSubstring("1 Passed"))
+	})
+
+	DescribeTable("runs them in a chroot, too, and mounts nothing outside", func(root string) {
 		nstest.Need("realroot") // no user namespace is made in a chroot
 		self := nstest.Must(os.Executable())
 		host := nstest.NewHost()
 		sh := func(script string) string { return host.Cmd("sh", "-ec", script) }
 		sh(`mount -t tmpfs none /var/lib; mount --make-shared /var/lib; mkdir /var/lib/root; cd /var/lib/root
+			` + root + `
 			mkdir -p tmp run var/lib; for d in usr etc proc sys dev; do mkdir $d; mount --rbind /$d $d; done
 			for d in bin sbin lib lib64; do ln -s usr/$d $d; done; cp ` + self + ` test`)
 		before := sh("cat /proc/self/mountinfo")
 		out := host.Run(nstest.Program{Path: "chroot", Args: []string{"/var/lib/root", "/test", "-ginkgo.focus",
-			"runs the tests away"},
+			"runs the tests away|has an own /run"},
 			Env: []string{"NSTEST_REQUIRE=all", "NSTEST_STAGE="}})
 		Expect(out.Exit).To(BeZero(), out.Stdout+out.Stderr)
-		Expect(out.Stdout).To(ContainSubstring("1 Passed"))
+		Expect(out.Stdout).To(ContainSubstring("2 Passed"))
 		Expect(sh("cat /proc/self/mountinfo")).To(Equal(before))
-	})
+	},
+		Entry("whose / is a mount point", "mount -t tmpfs none .; cd /var/lib/root"),
+		Entry("whose / is not a mount point", ""))
 })
 
 var _ = Describe("Host", func() {
@@ -54,6 +95,25 @@ var _ = Describe("Host", func() {
 		a.Do(func() { Expect(inode("/proc/thread-self/ns/net")).To(Equal(inode(a.Path))) })
 		Expect(inode("/proc/thread-self/ns/net")).NotTo(Equal(inode(a.Path)))
 		Expect(b.Cmd("ip", "netns", "identify")).To(Equal(b.Name + "\n"))
+	})
+
+	It("has the kernel's settings, whatever the machine's namespace has", func() {
+		h := nstest.NewNetns()
+		settings := func() string {
+			return h.Cmd("sh", "-c", "cd /proc/sys/net/ipv4/conf; cat ../ip_forward; grep . all/* default/* lo/*")
+		}
+		before := settings()
+		Expect(before).To(And(HavePrefix("0\n"), ContainSubstring("default/rp_filter:0"),
+			ContainSubstring("default/promote_secondaries:0"), ContainSubstring("all/accept_redirects:1")))
+		for _, of := range []string{"all", "default", "lo"} { // as systemd and Docker do
+			for _, name := range []string{"forwarding", "rp_filter", "promote_secondaries", "arp_announce"} {
+				h.SetSysctl("net/ipv4/conf/"+of+"/"+name, "1")
+			}
+			h.SetSysctl("net/ipv4/conf/"+of+"/accept_source_route", "0")
+		}
+		Expect(settings()).NotTo(Equal(before))
+		h.Do(func() { Expect(nstest.Disinherit()).To(Succeed()) })
+		Expect(settings()).To(Equal(before))
 	})
 
 	It("has lo up in a machine, and down in what a runtime makes", func() {

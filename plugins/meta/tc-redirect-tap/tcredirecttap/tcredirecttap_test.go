@@ -210,9 +210,9 @@ var _ = Describe("ADD", func() {
 		check.Args = argUID + "=5"
 		Expect(w.Fails(check, cni.CodeDrift)).To(ContainSubstring("owner is"))
 	},
-		Entry("by keys", "", Object{"tap_name": "vmtap", "uid": 107, "gid": 108}, "vmtap", 107.0, 108.0),
-		Entry("by CNI_ARGS, beside others", "FC=x;TC_REDIRECT_TAP_UID=1007;TC_REDIRECT_TAP_GID=1008;"+
-			"TC_REDIRECT_TAP_NAME=fc0", Object{"tap_name": "vmtap", "uid": 107}, "fc0", 1007.0, 1008.0),
+		Entry("by keys", "", Object{"tap_name": "vmtap", "uid": 4107, "gid": 4108}, "vmtap", 4107.0, 4108.0),
+		Entry("by CNI_ARGS, beside others", "FC=x;TC_REDIRECT_TAP_UID=4007;TC_REDIRECT_TAP_GID=4008;"+
+			"TC_REDIRECT_TAP_NAME=fc0", Object{"tap_name": "vmtap", "uid": 4107}, "fc0", 4007.0, 4008.0),
 		Entry("or who runs it", "", nil, "tap0", "root", "root"))
 
 	DescribeTable("refuses", func(args string, keys Object, code uint, want string) {

@@ -1,0 +1,142 @@
+package nstest
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Specs do not see how administrators and packages set up the machine: programs print names of users, protocols and
+// routing tables instead of numbers, and follow the environment, the umask and sysctls.
+
+// settle sets what the processes of the tests inherit: the umask, the host name and the environment.
+func settle() error {
+	unix.Umask(0o022)
+	for _, variable := range os.Environ() {
+		name, _, _ := strings.Cut(variable, "=")
+		if isForeign(name) {
+			if err := os.Unsetenv(name); err != nil {
+				return err
+			}
+		}
+	}
+	if err := unix.Sethostname([]byte("machine")); err != nil {
+		return fmt.Errorf("host name: %w", err)
+	}
+	return nil
+}
+
+// isForeign reports whether a variable of the environment changes what plugins or the programs of specs do, and is not
+// the tests' own.
+func isForeign(variable string) bool {
+	for _, prefix := range []string{"CNI_", "LC_", "LISTEN_", "TRACE"} {
+		if strings.HasPrefix(variable, prefix) {
+			return true
+		}
+	}
+	return strings.HasSuffix(strings.ToLower(variable), "_proxy") || slices.Contains([]string{"DBUS_SYSTEM_BUS_ADDRESS",
+		"HAWSER_LOG", "LANG", "LANGUAGE", "NO_COLOR", "NOTIFY_SOCKET", "POSIXLY_CORRECT", "TZ"}, variable)
+}
+
+// etc has the files of /etc that every machine of a spec has.
+func etc() map[string]string {
+	return map[string]string{
+		"group":  accounts("/etc/group", "%s:x:%d:\n"),
+		"passwd": accounts("/etc/passwd", "%s:x:%d:65534::/nonexistent:/usr/sbin/nologin\n"),
+
+		"hostname":      "machine\n",
+		"hosts":         "127.0.0.1 localhost machine\n::1 localhost\n",
+		"nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\nprotocols: files\nservices: files\n",
+		"protocols":     protocols,
+		"resolv.conf":   "nameserver 192.0.2.53\n",
+		"services":      "",
+	}
+}
+
+// protocols are those that nft prints names of, and that services of firewalld name.
+const protocols = "ip 0 IP\nicmp 1 ICMP\nigmp 2 IGMP\nipencap 4 IP-ENCAP\ntcp 6 TCP\nudp 17 UDP\ndccp 33 DCCP\n" +
+	"ipv6 41 IPv6\ngre 47 GRE\nesp 50 IPSEC-ESP\nah 51 IPSEC-AH\nipv6-icmp 58 IPv6-ICMP\nospf 89 OSPFIGP\n" +
+	"pim 103 PIM\nipcomp 108 IPCOMP\nvrrp 112 VRRP\nl2tp 115 L2TP\nsctp 132 SCTP\nudplite 136 UDPLite\n"
+
+// namedIDs is the first user or group ID without a name. Packages of Debian get lower ones as they are installed.
+const namedIDs = 1000
+
+// accounts returns a file of accounts in which each ID below namedIDs has a name, and no other ID but that of nobody.
+// Names that packages gave stay, because their programs look for them. So a spec that expects a number where a program
+// prints a name fails on every machine, not only where a package took the number.
+func accounts(file, format string) string {
+	var text strings.Builder
+	named := map[int]bool{}
+	data, _ := os.ReadFile(file)
+	for line := range strings.Lines(string(data)) {
+		fields := strings.Split(line, ":")
+		if len(fields) < 3 {
+			continue
+		}
+		id, err := strconv.Atoi(fields[2])
+		if err == nil && (id < namedIDs || id == 65534) {
+			named[id] = true
+			text.WriteString(strings.TrimSuffix(line, "\n") + "\n")
+		}
+	}
+	for id := 1; id < namedIDs; id++ {
+		if !named[id] {
+			fmt.Fprintf(&text, format, fmt.Sprint("package", id), id)
+		}
+	}
+	return text.String()
+}
+
+// hideEtc puts the files of etc over those of the machine, and empties its directories cni and iproute2. What a spec
+// writes into /etc stays in memory. Where the kernel refuses an overlay (in a user namespace before Linux 5.11), specs
+// see the machine's /etc. It works in /run, which is mounted anew after it.
+func hideEtc() (err error) {
+	if err := mount("tmpfs", "/run", "tmpfs", unix.MS_NOSUID|unix.MS_NODEV); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, unix.Unmount("/run", unix.MNT_DETACH)) }()
+	for _, dir := range []string{"/run/work", "/run/etc/cni", "/run/etc/iproute2", "/run/cni", "/run/iproute2"} {
+		err = errors.Join(err, os.MkdirAll(dir, 0o755))
+	}
+	for name, text := range etc() {
+		err = errors.Join(err, os.WriteFile("/run/etc/"+name, []byte(text), 0o644))
+	}
+	const layers = "lowerdir=/etc,upperdir=/run/etc,workdir=/run/work"
+	if err != nil || unix.Mount("overlay", "/etc", "overlay", 0, layers) != nil {
+		return err
+	}
+	return errors.Join(mount("/run/cni", "/etc/cni", "", unix.MS_BIND),
+		mount("/run/iproute2", "/etc/iproute2", "", unix.MS_BIND))
+}
+
+// inherited are IPv4 settings that a new network namespace copies from the machine's first one, where systemd, Docker
+// and administrators change them: the kernel's values for "all" and for interfaces. Forwarding comes first because it
+// changes others.
+var inherited = []struct{ name, all, link string }{
+	{"forwarding", "0", "0"}, {"accept_local", "0", "0"}, {"accept_redirects", "1", "1"},
+	{"accept_source_route", "0", "1"}, {"arp_announce", "0", "0"}, {"arp_filter", "0", "0"}, {"arp_ignore", "0", "0"},
+	{"log_martians", "0", "0"}, {"promote_secondaries", "0", "0"}, {"proxy_arp", "0", "0"},
+	{"route_localnet", "0", "0"}, {"rp_filter", "0", "0"}, {"secure_redirects", "1", "1"},
+	{"send_redirects", "1", "1"}, {"src_valid_mark", "0", "0"},
+}
+
+// disinherit sets the kernel's values in the calling thread's network namespace, which is new.
+func disinherit() error {
+	for _, setting := range inherited {
+		for of, value := range map[string]string{"all": setting.all, "default": setting.link, "lo": setting.link} {
+			path := "/proc/sys/net/ipv4/conf/" + of + "/" + setting.name
+			if is, ok := readSysctl(path); !ok || strings.TrimSpace(is) == value {
+				continue
+			}
+			if err := os.WriteFile(path, []byte(value), 0); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
