@@ -79,7 +79,7 @@ var _ = Describe("Main", func() {
 		before := sh("cat /proc/self/mountinfo")
 		out := host.Run(nstest.Program{Path: "chroot", Args: []string{"/var/lib/root", "/test", "-ginkgo.focus",
 			"runs the tests away|has an own /run"},
-			Env: []string{"NSTEST_REQUIRE=all", "NSTEST_STAGE="}})
+			Env: []string{"NSTEST_REQUIRE=all", "NSTEST_STAGE=", "TMPDIR=/tmp"}})
 		Expect(out.Exit).To(BeZero(), out.Stdout+out.Stderr)
 		Expect(out.Stdout).To(ContainSubstring("2 Passed"))
 		Expect(sh("cat /proc/self/mountinfo")).To(Equal(before))
