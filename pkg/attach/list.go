@@ -73,7 +73,7 @@ func listChildren(kind string) ([]cni.Holding, error) {
 			}
 			linkErr = err
 		}
-		h := cni.Holding{Attachment: r.Attachment, Kind: cni.HeldLink, Value: r.IfName, Netns: r.Netns}
+		h := cni.Holding{Attachment: r.Attachment, Kind: cni.HeldLink, Value: r.IfName}
 		if master := masters[r.Master]; isOnHost && master != "" {
 			h.Value += "@" + master
 		}
@@ -81,7 +81,7 @@ func listChildren(kind string) ([]cni.Holding, error) {
 		if r.VLAN != 0 {
 			h.Value += fmt.Sprintf(" id %d", r.VLAN)
 		}
-		return []cni.Holding{h}
+		return frame.InNetns(r.Netns, r.NS, h)
 	})
 	return all, errors.Join(err, linkErr)
 }

@@ -269,6 +269,14 @@ func Unavailable(prefix string, faults ...error) error {
 	return nil
 }
 
+// InNetns adds the container's namespace to what a record says.
+func InNetns(path string, id ns.Identity, held ...cni.Holding) []cni.Holding {
+	for i := range held {
+		held[i].Netns, held[i].NetnsInode, held[i].NetnsCookie = path, id.Inode, id.Cookie
+	}
+	return held
+}
+
 // Held lists what records say that attachments have: of returns what one says, and Held adds where that is kept.
 func Held[T statefile.Record](records statefile.Records[T], of func(T) []cni.Holding) (all []cni.Holding, err error) {
 	kept, err := records.List()

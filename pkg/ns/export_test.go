@@ -4,6 +4,7 @@ package ns
 var (
 	ByHandle = byHandle
 	Unused   = unused
+	Unpinned = unpinned
 	SeesAll  = seesAll
 	Search   = (*Finder).search
 )

@@ -5,6 +5,9 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
 
 	"golang.org/x/sys/unix"
 )
@@ -49,6 +52,47 @@ func Gone() (isGone func(Identity) bool, err error) {
 		return nil, err
 	}
 	return unused("/proc")
+}
+
+// MayBeGone returns a function that reports whether a namespace of this boot may be gone, at a cost that does not grow
+// with the processes of the machine: the kernel's word or, before Linux 6.18, whether no runtime has pinned it. The
+// error is one that Gone returns, too.
+func MayBeGone() (mayBeGone func(Identity) bool, err error) {
+	if mayBeGone, err = byHandle(); err == nil {
+		return mayBeGone, nil
+	}
+	if err := seesAll(); err != nil {
+		return nil, err
+	}
+	return unpinned(Pins)
+}
+
+// Pins is the directory in which runtimes mount namespaces.
+const Pins = "/run/netns"
+
+// unpinned is MayBeGone by what is mounted in a directory.
+func unpinned(dir string) (mayBeGone func(Identity) bool, err error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	pinned := map[uint64]string{}
+	for _, e := range entries {
+		var st unix.Statx_t
+		path := filepath.Join(dir, e.Name())
+		if statx(path, &st) == nil {
+			pinned[st.Ino] = path
+		}
+	}
+	return absentFrom(pinned), nil
+}
+
+// absentFrom returns a function that reports whether a namespace is not among those of the paths, by their inodes.
+func absentFrom(paths map[uint64]string) func(Identity) bool {
+	return func(id Identity) bool {
+		path, isFound := paths[id.Inode]
+		return id.Cookie != 0 && (!isFound || isReused(path, id))
+	}
 }
 
 // byHandle is Gone by the kernel's word. A kernel that cannot open namespaces by their cookies, or does not let us, may
@@ -117,10 +161,7 @@ func unused(proc string) (isGone func(Identity) bool, err error) {
 			return nil, cmp.Or(err, missed)
 		}
 	}
-	return func(id Identity) bool {
-		path, isUsed := used[id.Inode]
-		return id.Cookie != 0 && (!isUsed || isReused(path, id))
-	}, nil
+	return absentFrom(used), nil
 }
 
 // isReused reports whether another namespace has the inode now. Two that live never have the same.

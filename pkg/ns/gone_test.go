@@ -223,6 +223,19 @@ var _ = Describe("a namespace", Label("gone"), func() {
 		}),
 	)
 
+	It("may be gone where no runtime has pinned it, or another one has its inode", func() {
+		h := nstest.NewNetns()
+		pins := filepath.Dir(h.Path)
+		pinned := nstest.Must(open(h.Path).Identity())
+		live := held(holders["an open descriptor"])
+		mayBeGone := nstest.Must(ns.Unpinned(pins))
+		Expect(mayBeGone(pinned)).To(BeFalse())
+		Expect(mayBeGone(live)).To(BeTrue(), "it looks at no process")
+		Expect(mayBeGone(ns.Identity{Cookie: live.Cookie, Inode: pinned.Inode})).To(BeTrue())
+		Expect(mayBeGone(ns.Identity{Inode: live.Inode})).To(BeFalse(), "without a cookie")
+		Expect(nstest.Must(ns.Unpinned("/nowhere"))(pinned)).To(BeTrue())
+	})
+
 	It("is not gone for certain where processes of the machine are hidden", func() {
 		Expect(ns.SeesAll()).To(MatchError(ContainSubstring("PID namespace"))) // the specs have one of their own
 	})

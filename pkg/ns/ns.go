@@ -124,6 +124,22 @@ func OfSocket(fd int) (*NS, error) {
 	return &NS{h: netns.NsHandle(h)}, nil
 }
 
+// IsUsers reports whether an unprivileged user made the namespace: it belongs to a user namespace that is not the
+// caller's, and that not root made.
+func (n *NS) IsUsers() bool {
+	users, err := unix.IoctlRetInt(int(n.h), unix.NS_GET_USERNS)
+	if err != nil { // above the caller's
+		return false
+	}
+	defer unix.Close(users)
+	var own, st unix.Stat_t
+	if unix.Stat("/proc/self/ns/user", &own) != nil || unix.Fstat(users, &st) != nil || own.Ino == st.Ino {
+		return false
+	}
+	maker, err := unix.IoctlGetUint32(users, unix.NS_GET_OWNER_UID)
+	return err == nil && maker != 0
+}
+
 // FD is the handle's file descriptor, -1 once closed.
 func (n *NS) FD() int { return int(n.h) }
 

@@ -329,6 +329,40 @@ func (c *Conn) Addrs(index int) (addrs []Addr, err error) {
 	return complete(addrs, c.linkError(index, "list addresses", err))
 }
 
+// EachAddr calls do for each address of the namespace and the index of its link, and again for some where the list
+// changes while it is read. It does not keep the list, which a container can make long.
+func (c *Conn) EachAddr(do func(link int, addr netip.Addr)) error {
+	req := nl.NewNetlinkRequest(unix.RTM_GETADDR, unix.NLM_F_DUMP)
+	msg := nl.NewIfAddrmsg(unix.AF_UNSPEC)
+	req.AddData(msg)
+	err := c.use(func(*netlink.Handle) error {
+		req.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_ROUTE: c.own}
+		return req.ExecuteIter(unix.NETLINK_ROUTE, unix.RTM_NEWADDR, func(answer []byte) bool {
+			if addr := ownAddr(answer[msg.Len():]); addr.IsValid() {
+				do(int(nl.DeserializeIfAddrmsg(answer).Index), addr)
+			}
+			return true
+		})
+	})
+	return wrap("list of addresses", err)
+}
+
+// ownAddr finds the address in the attributes of a message: IFA_LOCAL or, where there is no other end, IFA_ADDRESS.
+func ownAddr(attrs []byte) (addr netip.Addr) {
+	for len(attrs) >= unix.SizeofRtAttr {
+		size := int(binary.NativeEndian.Uint16(attrs))
+		if size < unix.SizeofRtAttr || size > len(attrs) {
+			break
+		}
+		switch kind := binary.NativeEndian.Uint16(attrs[2:]); {
+		case kind == unix.IFA_LOCAL, kind == unix.IFA_ADDRESS && !addr.IsValid():
+			addr, _ = netip.AddrFromSlice(attrs[unix.SizeofRtAttr:size])
+		}
+		attrs = attrs[min((size+unix.RTA_ALIGNTO-1)&^(unix.RTA_ALIGNTO-1), len(attrs)):]
+	}
+	return addr
+}
+
 // HasNeighbour says whether an address answered ARP or neighbour discovery on a link of late. Kernels before 5.0 do not
 // tell.
 func (c *Conn) HasNeighbour(index int, addr netip.Addr) bool {

@@ -3,6 +3,7 @@ package tool_test
 import (
 	"fmt"
 	"os"
+	"os/exec"
 	"strings"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -29,6 +30,33 @@ var _ = Describe("what the tool asks for", Label("tool-cost"), func() {
 			Expect(m.messages(args...)).To(Equal(few[i]), fmt.Sprint(args))
 			Expect(few[i]).To(BeNumerically(">", 0))
 		}
+	})
+
+	It("of gc does not grow with what users and containers make in namespaces of their own", Label("gc-cost"), func() {
+		m := newMachine(ours(), usual)
+		m.up(newPod("c1", "web-0")).hold()
+		lost := m.up(newPod("c2", "web-1"))
+		lost.Unpin() // gc looks for its address
+		Eventually(func() int { return strings.Count(m.Cmd("ip", "-br", "link"), "veth") }).Should(Equal(1))
+		gc := func() *trace.Program { return m.traced("gc", "--older", "0s").Programs[0] }
+		few := gc()
+		for range 8 {
+			c := exec.Command("setpriv", "--reuid=1000", "--regid=1000", "--clear-groups", "unshare", "-Urn", "sh",
+				"-c", "echo; exec sleep 600")
+			out := nstest.Must(c.StdoutPipe())
+			Expect(c.Start()).To(Succeed())
+			_, err := out.Read(make([]byte, 1))
+			nstest.NeedOK("user namespaces of unprivileged users", err)
+			held := nstest.Must(os.Open(fmt.Sprintf("/proc/%d/ns/net", c.Process.Pid)))
+			DeferCleanup(held.Close)
+			Expect(c.Process.Kill()).To(Succeed()) // the tracer waits for all children
+			_ = c.Wait()
+		}
+		many := gc()
+		Expect(len(many.Messages)).To(Equal(len(few.Messages)))
+		other := nstest.NewNetns()
+		other.Cmd("sh", "-ec", "for i in $(seq 5000); do echo addr add fd00::$i dev lo nodad; done | ip -batch -")
+		Expect(gc().Peak-few.Peak).To(BeNumerically("<", 3<<20), "a list that is kept takes 5 MB more")
 	})
 
 	It("of reapply is no more, where all has been flushed, than a look at all and some messages", func() {

@@ -79,6 +79,16 @@ func (g gcNode) program(name, text string) {
 	Expect(os.WriteFile(filepath.Join(g.bin, name), []byte("#!/bin/sh\n"+text+"\n"), 0o755)).To(Succeed())
 }
 
+// forgetNotes leaves leases as the reference writes them.
+func (g gcNode) forgetNotes() {
+	GinkgoHelper()
+	g.Do(func() {
+		for _, file := range nstest.Must(filepath.Glob("/var/lib/cni/networks/*/[0-9]*")) {
+			Expect(unix.Removexattr(file, "trusted.hawser")).To(Succeed())
+		}
+	})
+}
+
 // try runs a program that may fail.
 func (g gcNode) try(program string, args ...string) error {
 	out := g.Run(nstest.Program{Path: program, Args: args})
@@ -207,6 +217,48 @@ var _ = Describe("hawser gc", Label("tool-gc"), func() {
 		}).Should(BeTrue())
 		Expect(g.Files("/var/lib/cni/networks/pods")).NotTo(ContainSubstring(gone))
 	})
+
+	DescribeTable("keeps a container without a path, whose interface has another name and address, while it runs",
+		Label("gc-lost"), func(subnet string, forget func(g gcNode)) {
+			nstest.Need("macvlan")
+			g := newGCNode(ours(), subnet)
+			g.Cmd("cp", nstest.Build("macvlan"), g.plugins)
+			list := strings.ReplaceAll(`{"cniVersion": "1.0.0", "name": "pods", "plugins": [{"type": "macvlan",
+				"master": "trunk", "ipam": {"type": "host-local", "subnet": "SUBNET.0/24"}}]}`, "SUBNET", subnet)
+			g.write("/etc/cni/net.d/10-pods.conflist", list)
+			g.list = nstest.Must(libcni.NetworkConfFromBytes([]byte(list)))
+			g.Cmd("sh", "-ec", "ip link add trunk type veth peer name wire; ip link set trunk up; ip link set wire up")
+			g.up(newPod(lives, "web-1")).hold()
+			p := g.up(newPod(gone, "web-0"))
+			held := p.hold()
+			p.Cmd("sh", "-ec", "ip link set eth0 down; ip link set eth0 name net0; ip addr flush net0; "+
+				"ip addr add "+subnet+".200/24 dev net0; ip link set net0 up")
+			forget(g)
+			p.Unpin()
+			kept := func() {
+				GinkgoHelper()
+				was := g.Files("/var/lib/cni/networks")
+				c, exit := g.gc(append(now, "--yes")...)
+				Expect(exit).To(BeZero())
+				Expect(c.Attachments).To(And(HaveLen(2), HaveEach(HaveField("Kept", Not(BeEmpty())))))
+				Expect(g.Files("/var/lib/cni/networks")).To(Equal(was))
+			}
+			kept()
+			g.runtime(lives)
+			kept()
+			Expect(held.Close()).To(Succeed())
+			Eventually(func() any {
+				c, _ := g.gc(append(now, "--yes")...)
+				return c.Attachments
+			}).Should(ConsistOf(HaveField("ContainerID", lives)))
+			Expect(g.Files("/var/lib/cni/networks/pods")).NotTo(ContainSubstring(gone))
+		},
+		Entry("by the note of its lease", "10.101.13", func(g gcNode) { g.Cmd("rm", "-r", "/run/hawser") }),
+		Entry("by a record", "10.101.14", func(g gcNode) { g.forgetNotes() }),
+		Entry("where nothing is written down, as by the reference", "10.101.15", func(g gcNode) {
+			g.Cmd("rm", "-r", "/run/hawser")
+			g.forgetNotes()
+		}))
 
 	It("keeps the cache's file until a plugin that is not ours has done its DEL", func() {
 		list := strings.Replace(strings.ReplaceAll(usual, "10.88.0", "10.101.5"), `{"type": "firewall"}`,

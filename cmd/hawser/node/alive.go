@@ -5,8 +5,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -21,18 +23,43 @@ type Survey struct {
 	Attachments []*Attachment
 	Damaged     error // of files that cannot be read: what they are about is left alone
 	*Runtimes
-	used map[uint64]bool   // by inode: a process is in the namespace or has it open
-	has  map[string]uint64 // "eth0 10.88.0.2" or "eth0 MAC" -> the namespace that has it
-	host map[string]bool   // the host's links
-	own  uint64            // the inode of the host's namespace
+	spaces map[uint64]space // by inode: the namespaces that processes use or have mounted
+	host   map[string]bool  // the host's links
+	own    uint64           // the inode of the host's namespace
 	// began is before anybody was asked, by the clock of files.
 	began time.Time
+	// inside looks into namespaces, isGone asks which are gone: once, and only for an attachment that may be garbage.
+	inside func() (*inside, error)
+	isGone func() (func(ns.Identity) bool, error)
+}
+
+// space is a network namespace.
+type space struct {
+	path   string // leads to it
+	isUsed bool   // a process is in it or has it open
+}
+
+// inside is what namespaces have in which containers may be.
+type inside struct {
+	has    map[mark]uint64     // the inode of the namespace that has it; 0 for what was not found
+	active map[uint64]bool     // those that processes use and in which a link is up
+	owners map[uint64][]string // the containers that are known to be in one
+}
+
+// mark is by what an attachment is found in a namespace: the interface with an address or, where none is known, with a
+// MAC address.
+type mark struct {
+	link string
+	addr netip.Addr
+	mac  string
 }
 
 // Survey asks runtimes and the kernel, and lists the attachments at last: who answered before an attachment was made
-// knows nothing of it. One that could not be read has to be left alone, so there is no survey beside an error.
-func (n Node) Survey(ctx context.Context) (s *Survey, err error) {
-	s = &Survey{used: map[uint64]bool{}, has: map[string]uint64{}, host: map[string]bool{}}
+// knows nothing of it. One that could not be read has to be left alone, so there is no survey beside an error. Marks of
+// former attachments are looked for, too.
+func (n Node) Survey(ctx context.Context, former ...*Attachment) (s *Survey, err error) {
+	s = &Survey{host: map[string]bool{}, isGone: sync.OnceValues(ns.Gone)}
+	s.inside = sync.OnceValues(func() (*inside, error) { return s.lookInside(former) })
 	var now unix.Timespec
 	var own unix.Stat_t
 	err = errors.Join(unix.ClockGettime(unix.CLOCK_REALTIME_COARSE, &now), unix.Stat("/proc/self/ns/net", &own))
@@ -41,14 +68,8 @@ func (n Node) Survey(ctx context.Context) (s *Survey, err error) {
 	}
 	s.began, s.own = time.Unix(now.Unix()), own.Ino
 	s.Runtimes = n.Runtimes(ctx)
-	paths, err := s.namespaces()
-	if err != nil {
+	if s.spaces, err = spaces(); err != nil {
 		return nil, err
-	}
-	for inode, path := range paths {
-		if err := s.look(inode, path); err != nil {
-			return nil, err
-		}
 	}
 	host := rtnl.Host()
 	defer host.Close()
@@ -73,8 +94,8 @@ func (s *Survey) Blind() error {
 		return err
 	}
 	isOf := func(a *Attachment) bool {
-		inode, _ := s.namespaceOf(a)
-		return s.used[inode] && inode != s.own ||
+		inode, err := s.namespaceOf(a)
+		return err == nil && s.spaces[inode].isUsed && inode != s.own ||
 			slices.ContainsFunc(a.Holdings, func(h cni.Holding) bool { return h.Processes == here.Ino })
 	}
 	if here.Ino == ns.InitialPIDs || len(s.Attachments) == 0 || slices.ContainsFunc(s.Attachments, isOf) {
@@ -84,69 +105,162 @@ func (s *Survey) Blind() error {
 		"in that of the node (hostPID: true, podman run --pid host, nsenter --target 1 --pid)", here.Ino)
 }
 
-// namespaces finds all that processes are in, have open or have mounted, and a path for each.
-func (s *Survey) namespaces() (paths map[uint64]string, err error) {
-	paths = map[uint64]string{}
+// spaces finds all namespaces that processes are in, have open or have mounted.
+func spaces() (found map[uint64]space, err error) {
+	found = map[uint64]space{}
 	for use, failed := range ns.Uses("/proc", true) {
-		if failed != nil {
-			err = cmp.Or(err, failed)
+		if err = cmp.Or(err, failed); failed != nil {
 			continue
 		}
-		if !use.IsMount {
-			paths[use.Inode], s.used[use.Inode] = use.Path, true
-		} else if paths[use.Inode] == "" {
-			paths[use.Inode] = use.Path
+		if known := found[use.Inode]; known.path == "" || !use.IsMount {
+			found[use.Inode] = space{use.Path, known.isUsed || !use.IsMount}
 		}
 	}
-	return paths, err
+	return found, err
 }
 
-// look notes the addresses of a namespace. One that is gone meanwhile has none.
-func (s *Survey) look(inode uint64, path string) error {
-	netns, err := ns.Open(path)
+// lookInside looks into all namespaces but the host's and those that unprivileged users made: no runtime attaches
+// these, and a user can make thousands.
+func (s *Survey) lookInside(former []*Attachment) (*inside, error) {
+	in := &inside{has: map[mark]uint64{}, active: map[uint64]bool{}, owners: map[uint64][]string{}}
+	for _, a := range slices.Concat(s.Attachments, former) {
+		for _, m := range a.marks() {
+			in.has[m] = 0
+		}
+	}
+	for inode, at := range s.spaces {
+		if err := s.look(in, inode, at); err != nil {
+			return nil, err
+		}
+	}
+	for _, a := range s.Attachments {
+		inode := s.noted(a)
+		for _, m := range a.marks() {
+			inode = cmp.Or(inode, in.has[m])
+		}
+		in.owners[inode] = append(in.owners[inode], a.ContainerID)
+	}
+	return in, nil
+}
+
+// look notes the marks of a namespace, and whether a link is up. One that cannot be opened may have one: the
+// process of the path may have ended, and another one may use the namespace.
+func (s *Survey) look(in *inside, inode uint64, at space) error {
+	if inode == s.own {
+		return nil
+	}
+	netns, err := ns.Open(at.path)
 	if err != nil {
-		return nil //nolint:nilerr // the process ended; a mount of the same is found by its own path the next time
+		in.active[inode] = at.isUsed
+		return nil
 	}
 	defer netns.Close()
-	if is, err := netns.IsCurrent(); is || err != nil {
-		return err
+	if netns.IsUsers() {
+		return nil
 	}
 	c, err := rtnl.Dial(netns)
 	if err != nil {
 		return err
 	}
 	defer c.Close()
+	const loopback = 1 // the index of each namespace's
 	links, err := c.Links()
-	for _, l := range links {
-		s.has[l.Name+" "+l.MAC.String()] = inode
-		addrs, _ := c.Addrs(l.Index)
-		for _, a := range addrs {
-			s.has[l.Name+" "+a.Prefix.Addr().String()] = inode
+	names := map[int]string{}
+	note := func(m mark) {
+		if _, isWanted := in.has[m]; isWanted {
+			in.has[m] = inode
 		}
 	}
-	return err
+	for _, l := range links {
+		names[l.Index] = l.Name
+		in.active[inode] = in.active[inode] || at.isUsed && l.Up && l.Index != loopback
+		note(mark{link: l.Name, mac: l.MAC.String()})
+	}
+	return errors.Join(err, c.EachAddr(func(link int, addr netip.Addr) { note(mark{link: names[link], addr: addr}) }))
 }
 
-// namespaceOf is the live namespace that an attachment is in, by its path or by what it has there; 0 for none. isKnown
-// says that there was something to look for.
-func (s *Survey) namespaceOf(a *Attachment) (inode uint64, isKnown bool) {
+func (a *Attachment) marks() (marks []mark) {
+	for _, text := range a.Addresses() {
+		if addr, err := netip.ParseAddr(text); err == nil {
+			marks = append(marks, mark{link: a.IfName, addr: addr})
+		}
+	}
+	if i, _ := a.Result().ContainerInterface(a.IfName); marks == nil && i.MAC != "" {
+		marks = append(marks, mark{link: a.IfName, mac: strings.ToLower(i.MAC)})
+	}
+	return marks
+}
+
+// identities are those of the container's namespace that plugins wrote down in this boot.
+func (a *Attachment) identities() (ids []ns.Identity) {
+	for _, h := range a.Holdings {
+		if id := (ns.Identity{Inode: h.NetnsInode, Cookie: h.NetnsCookie}); id.Inode != 0 && !slices.Contains(ids, id) {
+			ids = append(ids, id)
+		}
+	}
+	return ids
+}
+
+// noted is the live namespace that an attachment is in by its path or by what plugins wrote down, one that processes
+// use before another one; 0 for none.
+func (s *Survey) noted(a *Attachment) (inode uint64) {
 	if netns, err := ns.Open(a.Netns); err == nil {
 		defer netns.Close()
 		if id, err := netns.Identity(); err == nil {
-			return id.Inode, true
+			inode = id.Inode
 		}
 	}
-	marks := a.Addresses()
-	if len(marks) == 0 {
-		i, _ := a.Result().ContainerInterface(a.IfName)
-		marks = append(marks, strings.ToLower(i.MAC))
-	}
-	for _, mark := range marks {
-		if mark != "" && a.IfName != "" {
-			inode, isKnown = cmp.Or(inode, s.has[a.IfName+" "+mark]), true
+	for _, id := range a.identities() {
+		if !s.spaces[inode].isUsed && s.isThere(id) {
+			inode = id.Inode
 		}
 	}
-	return inode, isKnown
+	return inode
+}
+
+// isThere reports whether a namespace is among those of the survey. In doubt it is.
+func (s *Survey) isThere(id ns.Identity) bool {
+	at, isFound := s.spaces[id.Inode]
+	if !isFound {
+		return false
+	}
+	netns, err := ns.Open(at.path)
+	if err != nil {
+		return true
+	}
+	defer netns.Close()
+	now, err := netns.Identity()
+	return err != nil || now.Inode != id.Inode || now.Cookie == 0 || id.Cookie == 0 || now.Cookie == id.Cookie
+}
+
+// namespaceOf is the live namespace that an attachment is in, as noted, or by its marks; 0 for none.
+func (s *Survey) namespaceOf(a *Attachment) (inode uint64, err error) {
+	if inode = s.noted(a); inode != 0 {
+		return inode, nil
+	}
+	in, err := s.inside()
+	if err != nil {
+		return 0, err
+	}
+	for _, m := range a.marks() {
+		inode = cmp.Or(inode, in.has[m])
+	}
+	return inode, nil
+}
+
+// stranger is a namespace in which an attachment may be of which nothing is written down; 0 for none.
+func (s *Survey) stranger(a *Attachment) (uint64, error) {
+	in, err := s.inside()
+	if err != nil {
+		return 0, err
+	}
+	isOthers := func(id string) bool { return id != a.ContainerID }
+	for inode, isActive := range in.active {
+		if isActive && !slices.ContainsFunc(in.owners[inode], isOthers) {
+			return inode, nil
+		}
+	}
+	return 0, nil
 }
 
 // youngest is when something of the attachment was written last.
@@ -160,10 +274,11 @@ func (a *Attachment) youngest() (t time.Time) {
 	return t
 }
 
+const noRuntime = "no runtime knows its container, and no process uses its namespace"
+
 // Judge says why an attachment is garbage, or else why it is kept. What a runtime remembers in libcni's cache, and a
-// namespace that is mounted, prove nothing: both may outlive the container.
+// namespace that is mounted, prove nothing: both may outlive the container. Nor does a path that is gone.
 func (s *Survey) Judge(a *Attachment, older time.Duration) (garbage, kept string) {
-	inode, isKnown := s.namespaceOf(a)
 	isThere := s.host[FirstWord(a.HostEnd())]
 	age := s.began.Sub(a.youngest())
 	knows := s.known[a.ContainerID]
@@ -178,17 +293,58 @@ func (s *Survey) Judge(a *Attachment, older time.Duration) (garbage, kept string
 		return "", fmt.Sprintf("its host end %s is there, and nothing says since when", a.HostEnd())
 	case age <= older:
 		return "", fmt.Sprintf("something of it was written less than %s ago: its ADD may be under way", older)
-	case s.used[inode]:
+	}
+	inode, err := s.namespaceOf(a)
+	isNoted := len(a.identities()) > 0
+	switch {
+	case err != nil:
+		return "", "its namespace cannot be looked for: " + err.Error()
+	case s.spaces[inode].isUsed:
 		return "", fmt.Sprintf("a process uses its namespace net:[%d]", inode)
-	case s.WouldKnow(a.ContainerID):
-		return "no runtime knows its container, and no process uses its namespace", ""
+	case s.WouldKnow(a.ContainerID) && (inode != 0 || isNoted):
+		return noRuntime, ""
 	case inode != 0:
 		return "", "its namespace lives, and no runtime answers that would know the container"
 	case isThere:
 		return "", fmt.Sprintf("its host end %s is there, so its namespace lives", a.HostEnd())
+	case isNoted:
+		return s.judgeNoted(a)
+	}
+	return s.judgeUnnoted(a)
+}
+
+// judgeNoted judges an attachment by the identity of its namespace, as host-local does before it takes an address back.
+func (s *Survey) judgeNoted(a *Attachment) (garbage, kept string) {
+	isGone, err := s.isGone()
+	switch {
+	case err != nil:
+		return "", "it is not certain that its namespace is gone: " + err.Error()
+	case slices.ContainsFunc(a.identities(), func(id ns.Identity) bool { return !isGone(id) }):
+		return "", "its namespace lives"
+	}
+	return "nothing has its network namespace any more", ""
+}
+
+// judgeUnnoted judges an attachment that is in no namespace by its path or its addresses, where nothing else is written
+// down of the namespace, as by the reference. The container may have changed its addresses. An interface with a host
+// end ends with that.
+func (s *Survey) judgeUnnoted(a *Attachment) (garbage, kept string) {
+	if a.HostEnd() == "" && !slices.ContainsFunc(a.Holdings, func(h cni.Holding) bool { return h.IsOfEarlierBoot }) {
+		other, err := s.stranger(a)
+		switch {
+		case err != nil:
+			return "", "its namespace cannot be looked for: " + err.Error()
+		case other != 0:
+			return "", fmt.Sprintf("the namespace net:[%d] may be its: processes use it, a link in it is up, and no "+
+				"other attachment is known to be in it", other)
+		}
+	}
+	switch {
+	case s.WouldKnow(a.ContainerID):
+		return noRuntime, ""
 	case a.Netns != "" && a.Orphan != "":
 		return a.Orphan, ""
-	case isKnown && a.Netns == "":
+	case len(a.marks()) > 0 && a.Netns == "":
 		return "no namespace of the node has its addresses", ""
 	}
 	return "", "nothing tells whether its container lives"

@@ -130,13 +130,19 @@ func (c *collection) remove(ctx context.Context) error {
 func (c *collection) each(ctx context.Context, do func(g *garbage, a *node.Attachment)) error {
 	var s *node.Survey
 	var end time.Time
+	var former []*node.Attachment
+	for _, g := range c.Attachments {
+		if g.was != nil {
+			former = append(former, g.was)
+		}
+	}
 	for _, g := range c.Attachments {
 		if g.Why == "" {
 			continue
 		}
 		if time.Now().After(end) {
 			var err error
-			if s, err = c.node.Survey(ctx); err != nil {
+			if s, err = c.node.Survey(ctx, former...); err != nil {
 				return err
 			}
 			end = time.Now().Add(time.Second)

@@ -233,7 +233,8 @@ func list(context.Context, *skel.Request) (all []cni.Holding, err error) {
 			if l := r.leaseOf(r.ACK); l != nil {
 				value = fmt.Sprintf("%s %s expires %s", l, l.lender(), boot.Add(l.expiry).UTC().Format(time.RFC3339))
 			}
-			return []cni.Holding{{Attachment: r.Attachment, Kind: cni.HeldAddress, Value: value, Netns: r.Netns}}
+			h := cni.Holding{Attachment: r.Attachment, Kind: cni.HeldAddress, Value: value}
+			return frame.InNetns(r.Netns, r.NS, h)
 		})
 		all, errs = append(all, held...), append(errs, err)
 	}

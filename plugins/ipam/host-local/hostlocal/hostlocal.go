@@ -139,10 +139,8 @@ func status(_ context.Context, req *skel.Request, cfg *config) error {
 	for i, set := range cfg.sets {
 		order := set.After(s.last(i))
 		_, err := s.first(order, s.verifyFree)
-		if errors.Is(err, errNoneLeft) && cfg.reclaim {
-			if dead, _ := s.dead(order, 1); len(dead) > 0 {
-				continue
-			}
+		if errors.Is(err, errNoneLeft) && cfg.reclaim && s.mayReclaim(order) {
+			continue
 		}
 		if err == nil {
 			continue

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -273,6 +274,15 @@ func (s *leaseDir) list() (all []cni.Holding, err error) {
 	names, err := s.dir.Names()
 	errs := []error{err}
 	boot, _ := s.bootWord()
+	judge := sync.OnceValues(s.newJudge) // most leases have a note
+	isEarlier := func(addr netip.Addr) bool {
+		j, err := judge()
+		if err != nil {
+			return false
+		}
+		_, isDead := j.look(addr)
+		return isDead
+	}
 	for _, name := range slices.Sorted(slices.Values(names)) {
 		addr, ok := leased(name)
 		if !ok {
@@ -293,6 +303,11 @@ func (s *leaseDir) list() (all []cni.Holding, err error) {
 		}
 		if n, ok := parseNote(s.dir.Note(name)); ok && n.boot == boot {
 			h.Processes = n.processes
+			if n.owner == ownerWord(text) {
+				h.NetnsInode, h.NetnsCookie = n.netns.Inode, n.netns.Cookie
+			}
+		} else {
+			h.IsOfEarlierBoot = isEarlier(addr)
 		}
 		all = append(all, h)
 	}

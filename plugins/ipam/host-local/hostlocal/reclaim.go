@@ -13,6 +13,7 @@ import (
 	"sort"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -92,11 +93,12 @@ type judge struct {
 	boot         string
 	booted       time.Time // nothing of this boot was written before; zero where nothing says when
 	isOneMachine bool      // what is of another boot is of this machine
-	isGone       func(ns.Identity) bool
-	known        map[uint64]bool // what isGone said, by cookie
-	blind        error           // why there is no isGone
-	ends         map[string]bool // hashes of the attachments that have a link on the host
-	unnoted      int             // leases without a note that may be of this boot
+	mayBeGone    func(ns.Identity) bool
+	isGone       func() (func(ns.Identity) bool, error) // of what may be gone; nil: that is enough
+	known        map[uint64]bool                        // whether a namespace is gone, by cookie
+	blind        error                                  // why that cannot be known
+	ends         map[string]bool                        // hashes of the attachments that have a link on the host
+	unnoted      int                                    // leases without a note that may be of this boot
 }
 
 func (s *leaseDir) newJudge() (*judge, error) {
@@ -117,7 +119,7 @@ func bootTime() time.Time {
 	if made.Before(booted) {
 		booted = made
 	}
-	return beforePins(booted, "/run/netns")
+	return beforePins(booted, ns.Pins)
 }
 
 // beforePins is a time not after another one, nor after any namespace was put where runtimes keep them: it is there
@@ -156,30 +158,45 @@ func (j *judge) look(addr netip.Addr) (l lease, isDead bool) {
 	l = lease{addr: addr, why: "it is of an earlier boot"}
 	l.note, l.isNoted = parseNote(j.dir.Note(addr.String()))
 	l.isOfThisBoot = l.isNoted && l.note.boot == j.boot
-	switch {
-	case l.isOfThisBoot && !j.hasGone(l.note.netns), !l.isOfThisBoot && !j.isOneMachine:
-		return l, false
-	case l.isOfThisBoot:
+	if l.isOfThisBoot {
 		l.why = "nothing has its network namespace any more"
+		return l, j.hasGone(l.note.netns) && j.readAge(&l) && j.isContainers(&l) && !j.hasEnd(l)
 	}
-	var err error
-	if l.changed, err = j.dir.Changed(addr.String()); err != nil {
-		return l, false
+	return l, j.isOfEarlierBoot(&l) && j.isContainers(&l)
+}
+
+// isOfEarlierBoot judges a lease without a note of this boot.
+func (j *judge) isOfEarlierBoot(l *lease) bool {
+	if !j.isOneMachine || !j.readAge(l) {
+		return false
 	}
 	if !l.isNoted && !l.changed.Before(j.booted) {
 		j.unnoted++
-		return l, false
+		return false
 	}
-	return l, j.isContainers(&l) && !(l.isOfThisBoot && j.hasEnd(l))
+	return true
+}
+
+// readAge reports whether the lease is still there.
+func (j *judge) readAge(l *lease) bool {
+	var err error
+	l.changed, err = j.dir.Changed(l.addr.String())
+	return err == nil
 }
 
 // hasGone asks once whether a namespace of this boot is gone. One may have many leases.
 func (j *judge) hasGone(id ns.Identity) (isGone bool) {
 	isGone, isKnown := j.known[id.Cookie]
-	if !isKnown && j.isGone != nil {
-		isGone = j.isGone(id)
-		j.known[id.Cookie] = isGone
+	if isKnown || j.mayBeGone == nil {
+		return isGone
 	}
+	isGone = j.mayBeGone(id)
+	if isGone && j.isGone != nil {
+		isCertain, err := j.isGone()
+		j.blind = cmp.Or(j.blind, err)
+		isGone = isCertain != nil && isCertain(id)
+	}
+	j.known[id.Cookie] = isGone
 	return isGone
 }
 
@@ -217,6 +234,22 @@ func (j *judge) hasEnd(l lease) bool {
 // which addresses are given has to do.
 const judgedAtLeast = 4096
 
+// mayReclaim reports whether a lease may be one of a container that is gone. Before Linux 6.18 it does not look at
+// processes: a runtime asks for STATUS again and again, and many processes make that look long.
+func (s *leaseDir) mayReclaim(order iter.Seq[netip.Addr]) bool {
+	j, err := s.newJudge()
+	if err != nil {
+		return false
+	}
+	j.mayBeGone, j.blind = ns.MayBeGone()
+	for addr := range order {
+		if _, isDead := j.look(addr); isDead {
+			return true
+		}
+	}
+	return false
+}
+
 // dead finds leases of containers that are gone, those of earlier boots before others and then the oldest first. It
 // says why others stay.
 func (s *leaseDir) dead(order iter.Seq[netip.Addr], most int) (found []lease, why string) {
@@ -224,7 +257,8 @@ func (s *leaseDir) dead(order iter.Seq[netip.Addr], most int) (found []lease, wh
 	if err != nil {
 		return nil, err.Error()
 	}
-	j.isGone, j.blind = ns.Gone()
+	j.mayBeGone, j.blind = ns.MayBeGone()
+	j.isGone = sync.OnceValues(ns.Gone)
 	judged := 0
 	for addr := range order {
 		if l, isDead := j.look(addr); isDead {

@@ -47,8 +47,8 @@ func (r record) String() string { return fmt.Sprintf("device %q", cmp.Or(r.Link.
 // list lists the devices, by their names or PCI addresses on the host.
 func list(context.Context, *skel.Request) ([]cni.Holding, error) {
 	return frame.Held(records(), func(r record) []cni.Holding {
-		return []cni.Holding{{Attachment: r.Attachment, Kind: cni.HeldDevice, Value: cmp.Or(r.Link.Name, r.PCI),
-			Netns: r.Netns}}
+		return frame.InNetns(r.Netns, r.NS,
+			cni.Holding{Attachment: r.Attachment, Kind: cni.HeldDevice, Value: cmp.Or(r.Link.Name, r.PCI)})
 	})
 }
 

@@ -46,9 +46,9 @@ func removeInside(r frame.Inside, finder *ns.Finder) error {
 func listInside() ([]cni.Holding, error) {
 	return frame.Held(records(), func(r frame.Inside) (all []cni.Holding) {
 		for _, l := range r.Made {
-			all = append(all, cni.Holding{Attachment: r.Attachment, Kind: cni.HeldLimit, Value: l, Netns: r.Path})
+			all = append(all, cni.Holding{Attachment: r.Attachment, Kind: cni.HeldLimit, Value: l})
 		}
-		return all
+		return frame.InNetns(r.Path, r.Netns, all...)
 	})
 }
 

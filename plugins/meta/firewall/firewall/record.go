@@ -70,8 +70,8 @@ func list(context.Context, *skel.Request) ([]cni.Holding, error) {
 		if r.Bridge != "" {
 			words = append(words, "dev", r.Bridge)
 		}
-		return []cni.Holding{{Attachment: r.Attachment, Kind: cni.HeldAccept, Value: strings.Join(words, " "),
-			Netns: r.Path}}
+		return frame.InNetns(r.Path, r.Netns,
+			cni.Holding{Attachment: r.Attachment, Kind: cni.HeldAccept, Value: strings.Join(words, " ")})
 	})
 }
 

@@ -88,11 +88,9 @@ func list(ctx context.Context, _ *skel.Request) ([]cni.Holding, error) {
 	all, err := frame.Held(records(), func(r record) (held []cni.Holding) {
 		ours[r.chain()] = true
 		for _, p := range r.hostPorts() {
-			h := p.holding(r.Attachment)
-			h.Netns = r.Location.Netns
-			held = append(held, h)
+			held = append(held, p.holding(r.Attachment))
 		}
-		return held
+		return frame.InNetns(r.Location.Netns, r.Location.Identity, held...)
 	})
 	nf := nft.New()
 	defer nf.Close()

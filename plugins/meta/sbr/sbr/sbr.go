@@ -138,7 +138,7 @@ func list(context.Context, *skel.Request) ([]cni.Holding, error) {
 		for _, rule := range r.Plan.Rules {
 			held = append(held, cni.Holding{Attachment: r.Attachment, Kind: cni.HeldRouting, Value: rule.String()})
 		}
-		return held
+		return frame.InNetns("", r.Netns, held...)
 	})
 }
 

@@ -306,7 +306,7 @@ func status(context.Context, *skel.Request, config) error {
 // list lists the tap of each record.
 func list(context.Context, *skel.Request) ([]cni.Holding, error) {
 	return frame.Held(records(), func(r record) []cni.Holding {
-		return []cni.Holding{{Attachment: r.Attachment, Kind: cni.HeldLink, Netns: r.Path,
-			Value: r.Made[0] + " type tun"}}
+		return frame.InNetns(r.Path, r.Netns,
+			cni.Holding{Attachment: r.Attachment, Kind: cni.HeldLink, Value: r.Made[0] + " type tun"})
 	})
 }

@@ -246,7 +246,8 @@ func list(_ context.Context, req *skel.Request) (all []cni.Holding, err error) {
 					continue
 				}
 				for _, v := range c.Values {
-					held = append(held, cni.Holding{Attachment: c.Attachment, Kind: cni.HeldSetting, Value: v.String()})
+					h := cni.Holding{Attachment: c.Attachment, Kind: cni.HeldSetting, Value: v.String()}
+					held = append(held, frame.InNetns("", c.Netns, h)...)
 				}
 			}
 			return held

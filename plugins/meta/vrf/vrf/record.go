@@ -38,14 +38,14 @@ type record struct {
 // list lists the VRF of each record, with its table where that can be seen.
 func list(context.Context, *skel.Request) ([]cni.Holding, error) {
 	return frame.Held(records(), func(r record) []cni.Holding {
-		h := cni.Holding{Attachment: r.Attachment, Kind: cni.HeldRouting, Value: "vrf " + r.VRF, Netns: r.Path}
+		h := cni.Holding{Attachment: r.Attachment, Kind: cni.HeldRouting, Value: "vrf " + r.VRF}
 		if conn, err := frame.Enter(ns.OpenAs, r.Path, r.Netns); err == nil {
 			if vrf, err := conn.Link(r.VRF); err == nil {
 				h.Value += fmt.Sprintf(" table %d", vrf.Table)
 			}
 			_ = conn.Close()
 		}
-		return []cni.Holding{h}
+		return frame.InNetns(r.Path, r.Netns, h)
 	})
 }
 
