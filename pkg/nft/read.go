@@ -3,6 +3,7 @@ package nft
 import (
 	"bytes"
 	"slices"
+	"time"
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
@@ -97,10 +98,14 @@ func (c *Conn) get(t Table, items []Item) ([]*Element, error) {
 // Elements returns all elements of the set, none when there is no set. Its cost grows with them.
 //
 // The kernel lists a set in parts: one that grows meanwhile can repeat one element and omit another. Elements reads
-// again after a repeated key or a change of the ruleset. Another omission is left to the next GC.
+// again after a repeated key or a change of the ruleset, with pauses that grow by a millisecond. Another omission is left
+// to the next GC.
 func (c *Conn) Elements(t Table, set string) ([]Element, error) {
 	m := t.setMessage(unix.NFT_MSG_GETSETELEM, "list", set)
-	for range 100 {
+	for attempt := range 100 {
+		if attempt > 3 {
+			<-time.After(time.Duration(attempt) * time.Millisecond)
+		}
 		parts, err := c.list(m)
 		var out []Element
 		whole, seen := true, map[string]bool{}

@@ -6,8 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"syscall"
-	"time"
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
@@ -103,28 +101,20 @@ func listen(ctx context.Context, group uint, ready func() error, each func(uint1
 		return unsupported(fmt.Errorf("netfilter socket: %w", err), err, "nfnetlink")
 	}
 	defer events.Close()
-	const look = 100 * time.Millisecond // for the end of the context
-	tick := unix.NsecToTimeval(look.Nanoseconds())
-	// The library's sockets do not block, and its time limit is one of its Receive alone.
-	err = errors.Join(unix.SetNonblock(events.GetFd(), false),
-		unix.SetsockoptTimeval(events.GetFd(), unix.SOL_SOCKET, unix.SO_RCVTIMEO, &tick), ready())
-	if err != nil {
+	defer context.AfterFunc(ctx, func() { events.Close() })()
+	if err := ready(); err != nil {
 		return err
 	}
-	buf := make([]byte, 64<<10)
-	for ctx.Err() == nil {
-		n, _, err := unix.Recvfrom(events.GetFd(), buf, 0)
-		if errors.Is(err, unix.ENOBUFS) && !each(lost, 0, nil) {
+	for {
+		messages, _, err := events.Receive()
+		switch {
+		case ctx.Err() != nil:
 			return nil
-		}
-		if isOneOf(err, unix.EAGAIN, unix.EINTR, unix.ENOBUFS) {
-			continue
-		}
-		if err != nil {
-			return err
-		}
-		messages, err := syscall.ParseNetlinkMessage(buf[:n])
-		if err != nil {
+		case errors.Is(err, unix.ENOBUFS):
+			if !each(lost, 0, nil) {
+				return nil
+			}
+		case err != nil:
 			return err
 		}
 		for _, m := range messages {
@@ -134,7 +124,6 @@ func listen(ctx context.Context, group uint, ready func() error, each func(uint1
 			}
 		}
 	}
-	return nil
 }
 
 func traceMessages(rules []Rule) []message {

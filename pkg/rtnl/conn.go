@@ -30,6 +30,10 @@ const (
 	answerTimeout = 30 * time.Second
 	// retryTime is how long a call is repeated whose list changed meanwhile, or whose answer was disturbed.
 	retryTime = 20 * time.Second
+	// freeCalls is how many times a call is made without a pause. Each later pause is a millisecond longer, up to
+	// maxPause: a container that changes its links all the time costs no processor.
+	freeCalls = 3
+	maxPause  = 100 * time.Millisecond
 	// maxOverruns is how many sockets one call may find without room. A new socket has room
 	// for the answer, so after some of them the kernel has no memory for the request.
 	maxOverruns = 50
@@ -131,7 +135,7 @@ func (c *Conn) Close() error {
 // somebody else, as a process of the container may, sent to the socket.
 func (c *Conn) use(call func(h *netlink.Handle) error) error {
 	overruns := 0
-	for deadline := time.Now().Add(c.retryTime); ; {
+	for calls, deadline := 1, time.Now().Add(c.retryTime); ; calls++ {
 		err := c.once(call)
 		if errors.Is(err, unix.ENOBUFS) {
 			overruns++
@@ -146,6 +150,9 @@ func (c *Conn) use(call func(h *netlink.Handle) error) error {
 			if err := c.reopen(); err != nil {
 				return err
 			}
+		}
+		if calls >= freeCalls {
+			<-time.After(min(time.Duration(calls-freeCalls)*time.Millisecond, maxPause))
 		}
 	}
 }

@@ -10,6 +10,7 @@ import (
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
@@ -87,6 +88,22 @@ var _ = It("a kernel without memory for the request is not asked until the time 
 		Eventually(done).Should(Receive(&err))
 		Expect(err).To(MatchError(unix.ENOBUFS))
 		Expect(cni.Transient(err)).To(BeTrue(), err.Error())
+	})
+})
+
+var _ = It("a list that changes all the time is read with pauses, and not for ever", func() {
+	nstest.NewNetns().Do(func() {
+		c := nstest.Must(Dial(nil))
+		DeferCleanup(c.Close)
+		c.retryTime = 200 * time.Millisecond
+		calls := 0
+		err := c.use(func(*netlink.Handle) error {
+			calls++
+			return netlink.ErrDumpInterrupted
+		})
+		Expect(err).To(MatchError(netlink.ErrDumpInterrupted))
+		Expect(cni.Transient(err)).To(BeTrue(), err.Error())
+		Expect(calls).To(And(BeNumerically(">", freeCalls), BeNumerically("<", 30)))
 	})
 })
 
