@@ -17,8 +17,9 @@ import (
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
-// RemoveRules removes rules of the plugin's own in DEL or GC.
-type RemoveRules func(ctx context.Context, nf *nft.Conn) error
+// RemoveRules removes rules of the plugin's own in DEL or GC. DEL calls it again when the interface is gone, for what
+// was restored since the first time.
+type RemoveRules func(ctx context.Context, nf *nft.Conn, again bool) error
 
 // Del removes what ADD made, with whatever is known of it: the rules, the interface, the
 // addresses. It goes on after a failure. bridge is the name of the configured bridge, empty
@@ -29,15 +30,22 @@ func Del(ctx context.Context, req *skel.Request, bridge string, rules ...RemoveR
 	defer cancel()
 	var errs []error
 	for _, remove := range rules {
-		errs = append(errs, remove(locks, nf))
+		errs = append(errs, remove(locks, nf, false))
 	}
-	errs = append(errs, masq.Del(locks, nf, masq.Config{
+	c := masq.Config{
 		Attachment: req.Attachment, Addrs: cni.Addresses(req.PrevResult.ContainerIPs(req.IfName)), Warn: req.Warn,
-	}))
+	}
+	errs = append(errs, masq.Del(locks, nf, c))
 	p := findPair(req, bridge)
 	defer p.close()
 	return errors.Join(append(errs, DelInterface(ctx, req, p.flush, func() (bool, error) {
 		gone, err := p.delete()
+		if gone { // from now on nothing is restored
+			for _, remove := range rules {
+				err = errors.Join(err, remove(locks, nf, true))
+			}
+			err = errors.Join(err, masq.DelAgain(locks, nf, c))
+		}
 		// Closing a netfilter socket after a deletion waits for the kernel, and so
 		// does deleting a link. In this order the first wait covers the second.
 		return gone, errors.Join(err, nf.Close())
@@ -209,11 +217,13 @@ func (s *Session) VerifyMasquerade(ctx context.Context, m Masq) error {
 	return nil
 }
 
-// Reapply makes the masquerade of a live pair again, and the host forward for it where it is a gateway. master is that
-// of FindPair.
+// Reapply restores the masquerade of a pair, and forwarding on the host if it is a gateway. master is that of FindPair.
 func (s *Session) Reapply(ctx context.Context, m Masq, master int, forwards bool) error {
 	if err := s.FindPair(master); err != nil {
 		return err
+	}
+	if !frame.IsAttached(s.Request) {
+		return frame.NotRestored("masquerade")
 	}
 	own := &cni.Result{IPs: s.PrevResult.ContainerIPs(s.IfName)}
 	for _, ip := range own.IPs {
@@ -223,10 +233,22 @@ func (s *Session) Reapply(ctx context.Context, m Masq, master int, forwards bool
 			}
 		}
 	}
-	return s.Masquerade(ctx, m, own)
+	if !m.On {
+		return nil
+	}
+	c := m.of(s.Attachment, own.IPs)
+	c.Warn, c.Restores = s.Warn, true
+	err := masq.Add(ctx, s.NF, c)
+	switch {
+	case errors.Is(err, masq.ErrNoRecord):
+		return frame.NotRestored("masquerade")
+	case !frame.IsAttached(s.Request): // its DEL may have been before
+		return errors.Join(frame.NotRestored("masquerade"), masq.Del(ctx, s.NF, c))
+	}
+	return err
 }
 
-// Restore makes the masquerades of live pairs again, on nftables. It returns what was missing, by the mark.
+// Restore restores the masquerades of pairs, on nftables. It returns what was missing, by the mark.
 func Restore(ctx context.Context, all []*skel.Request, masqOf func(*skel.Request) Masq) map[string]error {
 	var wanted []masq.Config
 	for _, req := range all {
@@ -236,7 +258,7 @@ func Restore(ctx context.Context, all []*skel.Request, masqOf func(*skel.Request
 	}
 	nf := nft.New()
 	defer nf.Close()
-	missing, _ := masq.Restore(ctx, nf, wanted) // CHECK finds what it did not make
+	missing, _ := masq.Restore(ctx, nf, wanted, frame.AttachedOf(all)) // CHECK finds what it did not make
 	return missing
 }
 
@@ -247,7 +269,7 @@ func GC(ctx context.Context, req *skel.Request, rules ...RemoveRules) error {
 	defer cancel()
 	var errs []error
 	for _, remove := range rules {
-		errs = append(errs, remove(locks, c.NF))
+		errs = append(errs, remove(locks, c.NF, false))
 	}
 	errs = append(errs, masq.GC(locks, c.NF, req.Valid))
 	err := GCInterfaces(ctx, req, func() error {

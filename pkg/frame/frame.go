@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
@@ -141,6 +142,44 @@ func (c *Call) FindHostEnd() error {
 		c.HostEnd, err = c.Host.OtherEnd(c.ContEnd, c.Cont)
 	}
 	return err
+}
+
+// IsAttached reports whether the container's interface exists and has the addresses of prevResult, which DEL removes.
+// It is false if that cannot be found out: what is restored must not outlive the container.
+func IsAttached(req *skel.Request) bool {
+	n, err := ns.Open(req.Netns)
+	if err != nil {
+		return false
+	}
+	defer n.Close()
+	cont, err := rtnl.Dial(n)
+	if err != nil {
+		return false
+	}
+	defer cont.Close()
+	end, err := cont.Link(req.IfName)
+	if err != nil {
+		return false
+	}
+	live, err := cont.Addrs(end.Index)
+	return err == nil && !slices.ContainsFunc(req.PrevResult.ContainerIPs(req.IfName), func(ip cni.IP) bool {
+		return !slices.ContainsFunc(live, func(a rtnl.Addr) bool { return a.Prefix.Addr() == ip.Address.Addr() })
+	})
+}
+
+// AttachedOf returns IsAttached for the attachments of these requests, by their marks.
+func AttachedOf(all []*skel.Request) func(mark string) bool {
+	byMark := make(map[string]*skel.Request, len(all))
+	for _, req := range all {
+		byMark[req.Mark()] = req
+	}
+	return func(mark string) bool { return byMark[mark] != nil && IsAttached(byMark[mark]) }
+}
+
+// NotRestored is the error of a Reapply for an attachment whose DEL has begun, or which the reference made.
+func NotRestored(what string) error {
+	return fmt.Errorf("%s: not restored: the DEL of this attachment has begun, or the reference plugin made it; "+
+		"restart the container", what)
 }
 
 // MarkedHostEnd finds the host end that one of our plugins made for an attachment, by its name and its owner. The

@@ -187,6 +187,9 @@ func addIPTables(ctx context.Context, nf *nft.Conn, c Config) (err error) {
 	// The record is written before the rules, and still has the addresses that an ADD without a DEL left: after a
 	// kill in between it names too many, which harms nothing.
 	stale := rec.Interfaces[a.IfName]
+	if c.Restores && len(stale) == 0 {
+		return ErrNoRecord
+	}
 	rec.Interfaces[a.IfName] = distinct(slices.Concat(c.Addrs, stale))
 	rec.Special = c.Special
 	if err := s.Put(rec); err != nil {

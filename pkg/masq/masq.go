@@ -31,6 +31,8 @@ type Config struct {
 	// Addrs are the addresses of the container, with the length of their prefix. Del is cheaper with them.
 	Addrs []netip.Prefix
 	Special
+	// Restores has Add restore rules on iptables only from the record that an earlier Add wrote.
+	Restores bool
 	// Warn tells people of rules that Del cannot remove because a program is missing; a later Del or GC removes
 	// them. Without Warn that is an error.
 	Warn func(format string, args ...any)
@@ -67,9 +69,13 @@ func Add(ctx context.Context, nf *nft.Conn, c Config) error {
 	return err
 }
 
-// Restore is Add for attachments whose rules somebody may have flushed: with nftables, and in one batch. It returns
-// what was missing, by the mark.
-func Restore(ctx context.Context, nf *nft.Conn, all []Config) (map[string]error, error) {
+// ErrNoRecord is Add's error if it must not restore rules on iptables, because there is no record of them.
+var ErrNoRecord = errors.New("no record of these rules")
+
+// Restore is Add for attachments whose rules another program may have flushed: with nftables, and in one batch. It
+// returns what was missing, by the mark. It skips an attachment that does not exist, and undoes what it restored if the
+// attachment ended since then; DelAgain is the other half.
+func Restore(ctx context.Context, nf *nft.Conn, all []Config, exists func(mark string) bool) (map[string]error, error) {
 	var wanted []nft.Item
 	of := map[string]Config{} // by chain
 	for _, c := range all {
@@ -79,7 +85,13 @@ func Restore(ctx context.Context, nf *nft.Conn, all []Config) (map[string]error,
 	}
 	o := Config{}.owned()
 	o.Chain = func(name string) (nft.Chain, bool) { return of[name].chainNamed(name) }
-	missing, err := o.Restore(ctx, nf, wanted)
+	missing, err := o.Restore(ctx, nf, wanted, exists)
+	for mark := range missing {
+		if !exists(mark) {
+			delete(missing, mark)
+			err = errors.Join(err, o.Remove(ctx, nf, wanted, func(live string) bool { return live == mark }))
+		}
+	}
 	if len(missing) > 0 {
 		err = errors.Join(err, forgetUnanswered(all))
 	}
@@ -114,6 +126,22 @@ func Del(ctx context.Context, nf *nft.Conn, c Config) error {
 		nft.IfSupported(delReference(ctx, nf, c.Attachment)),
 		delIPTables(ctx, nf, c),
 	)
+}
+
+// DelAgain removes what Restore restored after Del, while the interface still existed. DEL calls it when the interface
+// is gone. It needs no more than a question to the kernel if there is nothing.
+func DelAgain(ctx context.Context, nf *nft.Conn, c Config) error {
+	find := c.owned().All
+	if known := c.items(); len(known) > 0 {
+		find = func(nf *nft.Conn, matches func(string) bool) ([]nft.Item, error) {
+			return c.owned().Live(nf, known, matches)
+		}
+	}
+	found, err := find(nf, c.Attachment.Owns)
+	if err == nil {
+		err = c.owned().Remove(ctx, nf, found, c.Attachment.Owns)
+	}
+	return nft.IfSupported(err)
 }
 
 // Check compares the attachment's rules, and the shared ones, with the kernel's. Differences are code 101.

@@ -231,15 +231,18 @@ func (tx *Tx) Put(items []Item, resolve func(others []Item) ([]Item, error)) err
 	return nil
 }
 
-// Restore makes again what the kernel lacks of items, of the layout and of the chains to which items lead. What
-// somebody else has in the place of an item stays. It returns what was missing, by the mark of the owner; what all
-// share was missing of the first one.
-func (o Owned) Restore(ctx context.Context, c *Conn, items []Item) (missing map[string]error, err error) {
+// Restore restores what the kernel lacks of items, of the layout and of the chains to which items lead. Another owner's
+// element in the place of an item stays. Restore leaves out the items of an owner that lacks one and does not exist. It
+// returns what was missing, by the owner's mark; what all share was missing for the first owner.
+func (o Owned) Restore(ctx context.Context, c *Conn, items []Item, exists func(mark string) bool) (
+	missing map[string]error, err error,
+) {
 	if len(items) == 0 {
 		return nil, nil
 	}
 	err = o.Update(ctx, c, func(tx *Tx) error {
 		missing = map[string]error{}
+		known := map[string]bool{} // whether an owner that lacks an item exists
 		live, err := tx.get(o.Layout.Table, items)
 		if err != nil {
 			return err
@@ -251,11 +254,17 @@ func (o Owned) Restore(ctx context.Context, c *Conn, items []Item) (missing map[
 			if seen[key] || live[i] != nil && !sameOwner(live[i].Comment, it.Comment) {
 				continue
 			}
-			seen[key] = true
 			if what := difference(it, live[i]); what != "" {
 				owner := cmp.Or(it.Owner, it.Comment)
+				if _, isKnown := known[owner]; !isKnown {
+					known[owner] = exists(owner)
+				}
+				if !known[owner] {
+					continue
+				}
 				missing[owner] = errors.Join(missing[owner], o.differs(it, what))
 			}
+			seen[key] = true
 			own = append(own, it)
 		}
 		if err = tx.Put(own, nil); err == nil && len(missing) == 0 && len(tx.msgs) > 0 {

@@ -98,8 +98,8 @@ func (c *Conn) get(t Table, items []Item) ([]*Element, error) {
 // Elements returns all elements of the set, none when there is no set. Its cost grows with them.
 //
 // The kernel lists a set in parts: one that grows meanwhile can repeat one element and omit another. Elements reads
-// again after a repeated key or a change of the ruleset, with pauses that grow by a millisecond. Another omission is left
-// to the next GC.
+// again after a repeated key or a change of the ruleset, with pauses that grow by a millisecond. Another omission is
+// left to the next GC.
 func (c *Conn) Elements(t Table, set string) ([]Element, error) {
 	m := t.setMessage(unix.NFT_MSG_GETSETELEM, "list", set)
 	for attempt := range 100 {

@@ -10,7 +10,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/containernetworking/cni/libcni"
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 
@@ -128,11 +127,12 @@ var _ = Describe("hawser reapply", Label("tool-reapply"), func() {
 		Expect(m.finds()).To(ContainElement(HaveField("ID", "drift")))
 		Expect(m.says("metrics", "--check")).To(ContainSubstring(`hawser_check_drift{network="pods"} 1` + "\n"))
 		out := m.hawser("reapply")
-		Expect(out.Stdout).To(And(ContainSubstring("portmap: made again"), ContainSubstring("firewall: made again"),
-			ContainSubstring(says)), out.Stderr)
+		for _, plugin := range []string{"bridge", "portmap", "firewall"} {
+			Expect(out.Stdout).To(ContainSubstring(plugin+": "+says), out.Stderr)
+		}
 	},
-		Entry("ours", ours, "bridge: made again"),
-		Entry("the reference's", nstest.Newest().Dir, "bridge: cannot"))
+		Entry("ours", ours, "made again"),
+		Entry("the reference's", nstest.Newest().Dir, "cannot"))
 
 	It("repairs what a list without CHECK made", func() {
 		m := newMachine(ours(), strings.Replace(usual, "1.0.0", "0.3.1", 1))
@@ -175,49 +175,6 @@ var _ = Describe("hawser reapply", Label("tool-reapply"), func() {
 		Entry("a sysctl of several values", strings.Replace(usual, `{"type": "firewall"}`,
 			`{"type": "tuning", "sysctl": {"net.ipv4.ip_local_port_range": "20000 30000"}}`, 1), ""))
 
-	DescribeTable("takes back what it made for a container that was going, and nothing of an ADD under way",
-		func(plugins func() string, then string) {
-			m := newMachine(plugins(), usual)
-			p := m.up(newPod("c1c1", "web-0", hostPort(8080, 80)))
-			const file = "/var/lib/cni/results/pods-c1c1-eth0"
-			// The runtime's DEL of portmap is over, and that of bridge and the end of the file are not.
-			chain := &libcni.NetworkConfigList{Name: "pods", CNIVersion: "1.0.0", Plugins: m.list.Plugins[1:]}
-			m.Cmd("cp", "-p", file, "/run/cached")
-			m.Do(func() { Expect(m.cni.DelNetworkList(context.Background(), chain, p.rt)).To(Succeed()) })
-			m.Cmd("cp", "-p", "/run/cached", file)
-			again := m.Start(nstest.Program{Path: nstest.Build("hawser"), Args: []string{"reapply"}})
-			// It looks again after a second, and is stopped for as long as a busy machine takes here.
-			m.Cmd("timeout", "60", "sh", "-c", `until nft list ruleset | grep -q 8080; do :; done
-				kill -STOP $1; rm `+file+`
-				[ "$0" = renewed ] || ip link del $(basename /sys/class/net/veth*)
-				kill -CONT $1`, then, fmt.Sprint(again.Process.Pid))
-			_ = again.Wait()
-			if then == "renewed" {
-				Expect(m.Cmd("nft", "list", "ruleset")).To(ContainSubstring("8080"))
-				return
-			}
-			Expect(m.Cmd("nft", "list", "ruleset")).NotTo(ContainSubstring("8080"))
-			Expect(m.hawser("ls", "--json").Stdout).NotTo(ContainSubstring("8080"))
-		},
-		Entry("ours", ours, "ended"), Entry("the reference's", nstest.Newest().Dir, "ended"),
-		Entry("ours, attached again", ours, "renewed"))
-
-	It("finishes a repair that began when it is told to end", func() {
-		m := newMachine(nstest.Newest().Dir(), usual)
-		m.up(newPod("c1c1", "web-0", hostPort(8080, 80)))
-		m.Cmd("sh", "-ec", `mkdir /run/bin; cp /opt/cni/bin/* /run/bin
-			printf '#!/bin/sh\n/opt/cni/bin/portmap.real; touch /run/$CNI_COMMAND
-			  test -p /run/go && cat /run/go' >/run/bin/portmap
-			cp /opt/cni/bin/portmap /run/bin/portmap.real; mkfifo /run/go
-			mount --bind /run/bin /opt/cni/bin; nft flush ruleset`)
-		again := m.Start(nstest.Program{Path: nstest.Build("hawser"), Args: []string{"reapply"}})
-		Eventually(func() string { return m.Cmd("ls", "/run") }).Should(ContainSubstring("DEL"))
-		Expect(again.Process.Signal(syscall.SIGTERM)).To(Succeed())
-		m.Cmd("sh", "-c", "exec 3<>/run/go; rm /run/go; exec 3>&-")
-		_ = again.Wait()
-		Expect(m.Cmd("nft", "list", "ruleset")).To(ContainSubstring("8080"))
-	})
-
 	It("says once under watch what it cannot repair", func() {
 		m := newMachine(nstest.Newest().Dir(), usual)
 		m.up(newPod("c1c1", "web-0"))
@@ -226,7 +183,7 @@ var _ = Describe("hawser reapply", Label("tool-reapply"), func() {
 			"exec " + nstest.Build("hawser") + " watch --every 1s --file /run/x.prom >/run/said"}})
 		pass := func() string { return m.Cmd("sh", "-c", "stat -c %i.%Z /run/x.prom || true") }
 		said := func() string { return m.Cmd("cat", "/run/said") }
-		once := []string{"cannot make it again", "damaged: ", "metrics: "}
+		once := []string{"bridge: made by the reference plugin", "damaged: ", "metrics: "}
 		for _, what := range once {
 			Eventually(said).Should(ContainSubstring(what))
 		}
@@ -241,15 +198,17 @@ var _ = Describe("hawser reapply", Label("tool-reapply"), func() {
 		Expect(m.Cmd("cat", "/run/x.prom")).To(ContainSubstring(`hawser_check_drift{network="pods"} 1` + "\n"))
 	})
 
-	It("says what of the reference's it cannot make again, and makes the rest", func() {
+	It("restores nothing that the reference made, since nothing tells a flush from a DEL that has begun", func() {
 		m := newMachine(nstest.Newest().Dir(), usual)
 		m.up(newPod("c1c1", "web-0", hostPort(8080, 80)))
 		Expect(m.says("reapply")).To(Equal("Nothing is missing.\n"))
 		m.Cmd("sh", "-c", "nft flush ruleset")
 		out := m.hawser("reapply", "c1c1")
 		Expect(out.Exit).To(Equal(1))
-		Expect(out.Stderr).To(ContainSubstring("the reference's bridge cannot make it again"))
-		Expect(out.Stdout).To(ContainSubstring("portmap: made again"), out.Stderr)
+		for _, plugin := range []string{"bridge", "portmap", "firewall"} {
+			Expect(out.Stderr).To(ContainSubstring(plugin + ": made by the reference plugin"))
+		}
+		Expect(m.Cmd("nft", "list", "ruleset")).To(BeEmpty())
 	})
 
 	DescribeTable("leaves host ports alone while the bridge is down", func(plugins func() string) {

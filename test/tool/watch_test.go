@@ -145,16 +145,16 @@ var _ = Describe("hawser watch", Label("tool-watch"), func() {
 	})
 
 	It("tries again what it could not repair, although nothing more is deleted", func() {
-		g := newGCNode(ours(), "10.77.3")
-		g.up(newPod("c1", "web-0", hostPort(8080, 80)))
-		rules := g.rules
+		m := newMachine(ours(), usual)
+		p := m.up(newPod("c1", "web-0", hostPort(8080, 80)))
+		rules := m.rules
 		whole, file := rules(), filepath.Join(GinkgoT().TempDir(), "said")
-		Expect(os.Rename(g.plugins+"/firewall", g.plugins+"/away")).To(Succeed())
-		g.watches(nstest.Program{Path: "sh", Args: []string{"-c",
-			`exec "$0" watch --every 1h --path /opt/cni/bin >` + file, nstest.Build("hawser")}})
-		g.Cmd("nft", "flush", "ruleset")
+		p.IP("addr del 10.88.0.2/24 dev eth0")
+		m.watches(nstest.Program{Path: "sh", Args: []string{"-c", `exec "$0" watch --every 1h >` + file,
+			nstest.Build("hawser")}})
+		m.Cmd("nft", "flush", "ruleset")
 		Eventually(func() []byte { return nstest.Must(os.ReadFile(file)) }).Should(ContainSubstring("reapply: "))
-		Expect(os.Rename(g.plugins+"/away", g.plugins+"/firewall")).To(Succeed())
+		p.IP("addr add 10.88.0.2/24 dev eth0")
 		Eventually(rules).Should(Equal(whole))
 	})
 

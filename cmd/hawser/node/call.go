@@ -70,27 +70,20 @@ func finished(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 }
 
-// Reapply makes again what Look finds missing of one plugin of a live attachment. It is finished when ctx ends.
-func (n Node) Reapply(ctx context.Context, c Call) (err error) {
+// Reapply restores what Look finds missing of one plugin of an attachment: from the plugin's record, under the lock
+// under which DEL removes it. It is finished when ctx ends.
+func (n Node) Reapply(ctx context.Context, c Call) error {
+	if c.Reference {
+		return fmt.Errorf("%s: made by the reference plugin, which leaves no record of it; restart the container",
+			c.Plugin())
+	}
 	ctx, cancel := finished(ctx)
 	defer cancel()
-	switch plugin := c.Plugin(); {
-	case c.Is("portmap", "firewall"): // they have rules alone
-		c.Command = "DEL"
-		_, err = n.Run(ctx, c)
-		fallthrough
-	case c.Is("tuning", "bandwidth"): // they take a second ADD
-		c.Command = "ADD"
-		_, failed := n.Run(ctx, c)
-		return errors.Join(err, failed)
-	case c.Reference:
-		return fmt.Errorf("the reference's %s cannot make it again: restart the container", plugin)
-	}
 	return n.runHere(ctx, c, skel.Env{Reapply: true})
 }
 
-// Misleads is why a chained plugin must not be made again now, if there is a reason: the container's interface is not
-// whole, and the host reaches the container by no link of its own. ADD would take another one for it: the uplink.
+// Misleads is why a chained plugin must not be restored now, if there is a reason: the container's interface is not
+// whole, and the host reaches the container by no link of its own. CHECK would take another one for it: the uplink.
 func (n Node) Misleads(ctx context.Context, c Call) error {
 	first := Call{"CHECK", c.Attachment, c.List, 0}
 	end := FirstWord(c.HostEnd())
@@ -126,15 +119,6 @@ func (n Node) Restore(ctx context.Context, plugin string, calls []Call) map[stri
 	}
 	p, _ := n.Own(plugin)
 	return p.Restore(ctx, envs)
-}
-
-// TakeBack takes away what Reapply made for an attachment that ended meanwhile: the runtime's DEL of this plugin may
-// have been before it.
-func (n Node) TakeBack(ctx context.Context, c Call) {
-	ctx, cancel := finished(ctx)
-	defer cancel()
-	c.Command = "DEL"
-	_, _ = n.Run(ctx, c) // a plugin of ours leaves a record of what fails, and gc finds the rest
 }
 
 // Looks are the calls of Look for an attachment that a runtime remembers: of plugins that are ours or the reference's,

@@ -9,8 +9,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
-	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -242,32 +240,10 @@ func isGone(netns string) bool {
 	return errors.Is(err, ns.ErrNotExist) || errors.Is(err, ns.ErrNotNetns)
 }
 
-// Life is what became of an attachment since it was read.
-type Life int
-
-// What became of it: Renewed is one of the same names, by a later ADD.
-const (
-	Lives Life = iota
-	Ended
-	Renewed
-)
-
-// Life looks once more. DEL takes away what plugins made, last of all the runtime's file, and the namespace after it.
-// A host end without that file is a later ADD's, which is under way.
-func (a *Attachment) Life() Life {
+// IsSame reports whether a runtime still remembers the attachment as it was read, and its namespace exists.
+func (a *Attachment) IsSame() bool {
 	info, err := os.Stat(a.File)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		if _, err := net.InterfaceByName(FirstWord(a.HostEnd())); err == nil {
-			return Renewed
-		}
-		return Ended
-	case err == nil && !info.ModTime().Equal(a.Written):
-		return Renewed
-	case isGone(a.Netns):
-		return Ended
-	}
-	return Lives
+	return err == nil && info.ModTime().Equal(a.Written) && !isGone(a.Netns)
 }
 
 // Holdings are what the plugins keep: at their usual places, and where these lists say. All are asked at once.

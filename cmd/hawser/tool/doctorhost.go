@@ -281,10 +281,10 @@ func missing(c node.Call, err error) string {
 // driftAdvice says what reapply can do: see node.Reapply.
 func driftAdvice(c node.Call) string {
 	switch {
+	case c.Reference:
+		return "restart the container: hawser reapply cannot restore what the reference's " + c.Plugin() + " makes"
 	case c.Is("portmap", "firewall", "tuning", "bandwidth"):
 		return kindNamed("drift").Advice
-	case c.Reference:
-		return "restart the container: hawser reapply cannot make again what the reference's " + c.Plugin() + " makes"
 	}
 	return "hawser reapply makes rules and forwarding again; for a link, an address or a route restart the container"
 }

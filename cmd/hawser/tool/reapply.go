@@ -7,9 +7,7 @@ import (
 	"os/signal"
 	"slices"
 	"strings"
-	"sync"
 	"syscall"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -32,7 +30,6 @@ func reapplyCommand(s *session) *cobra.Command {
 			ctx, done := signal.NotifyContext(s.ctx, syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP)
 			defer done()
 			p := repairer{Node: s.Node}
-			defer p.after.Wait()
 			repairs, err := p.pass(ctx, of)
 			return noting(p.damaged, errors.Join(s.show(repairs, func(t table) {
 				for _, r := range repairs {
@@ -64,7 +61,6 @@ type repairer struct {
 	node.Node
 	failed  map[string]tried // in the pass before, by attachment and plugin
 	damaged error            // of files that cannot be read, in the last pass
-	after   sync.WaitGroup   // for looks at those that were repaired
 }
 
 // tried is a repair that did not help.
@@ -80,7 +76,6 @@ func (t tried) isDue() bool { return (t.passes+1)&t.passes == 0 }
 type job struct {
 	call node.Call
 	*repair
-	isBegun bool // something was made
 	isWhole bool // Look finds nothing missing
 	isDone  bool // it had its turn
 }
@@ -117,7 +112,6 @@ func (p *repairer) pass(ctx context.Context, of string) ([]repair, error) {
 		}
 	}
 	p.failed = failed
-	p.lookAfter(ctx, slices.DeleteFunc(jobs, func(j *job) bool { return !j.isBegun }))
 	return repairs, errors.Join(append(errs, context.Cause(ctx))...)
 }
 
@@ -155,7 +149,7 @@ func (p *repairer) restore(ctx context.Context, jobs []*job) {
 		var calls []node.Call
 		var of []*job
 		for _, j := range jobs {
-			if j.call.Is(plugin) && !j.call.Reference && j.call.Life() == node.Lives {
+			if j.call.Is(plugin) && !j.call.Reference && j.call.IsSame() {
 				calls, of = append(calls, j.call), append(of, j)
 			}
 		}
@@ -165,7 +159,6 @@ func (p *repairer) restore(ctx context.Context, jobs []*job) {
 		missing := p.Restore(ctx, plugin, calls)
 		for _, j := range of {
 			if what := missing[j.call.Mark()]; what != nil {
-				j.isBegun = true
 				j.misses(plugin + ": " + what.Error())
 			}
 		}
@@ -180,7 +173,7 @@ func (p *repairer) repair(ctx context.Context, j *job, canWait bool) {
 	}
 	err := p.Look(ctx, j.call)
 	j.isDone = true
-	if j.isWhole = err == nil; err == nil || ctx.Err() != nil || j.call.Life() != node.Lives {
+	if j.isWhole = err == nil; err == nil || ctx.Err() != nil || !j.call.IsSame() {
 		return
 	}
 	misleads := p.Misleads(ctx, j.call)
@@ -198,7 +191,6 @@ func (p *repairer) repair(ctx context.Context, j *job, canWait bool) {
 	case !node.IsDrift(err):
 		j.Error = "CHECK did not look: " + err.Error()
 	default:
-		j.isBegun = true
 		if err := p.Reapply(ctx, j.call); err != nil {
 			j.Error = err.Error()
 		}
@@ -217,7 +209,7 @@ func (p *repairer) judge(ctx context.Context, j *job) tried {
 	}
 	if now.reason == "" {
 		err := p.Look(context.WithoutCancel(ctx), j.call)
-		if err == nil || j.call.Life() != node.Lives {
+		if err == nil || !j.call.IsSame() {
 			return tried{}
 		}
 		now = tried{missing: err.Error(), reason: "it was made, and CHECK still says: " + err.Error()}
@@ -226,25 +218,4 @@ func (p *repairer) judge(ctx context.Context, j *job) tried {
 		now.passes += before.passes
 	}
 	return now
-}
-
-// endTime is how long a runtime's DEL may take from one plugin to the end.
-const endTime = time.Second
-
-// lookAfter has what was made again taken back where the attachment ends within that time: CHECK finds missing what a
-// DEL under way has just removed.
-func (p *repairer) lookAfter(ctx context.Context, all []*job) {
-	if len(all) == 0 {
-		return
-	}
-	p.after.Go(func() {
-		ended, cancel := context.WithTimeout(ctx, endTime)
-		defer cancel()
-		<-ended.Done()
-		for _, j := range slices.Backward(all) {
-			if j.call.Life() == node.Ended {
-				p.TakeBack(ctx, j.call)
-			}
-		}
-	})
 }

@@ -39,7 +39,6 @@ func watchCommand(s *session) *cobra.Command {
 				return err
 			}
 			w.again = &repairer{Node: s.Node}
-			defer w.again.after.Wait()
 			ctx, done := signal.NotifyContext(s.ctx, syscall.SIGTERM, syscall.SIGINT, syscall.SIGPIPE)
 			defer done()
 			return w.run(ctx)

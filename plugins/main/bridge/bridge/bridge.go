@@ -8,6 +8,7 @@ import (
 
 	"github.com/hawser-cni/plugins/pkg/attach"
 	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/frame"
 	"github.com/hawser-cni/plugins/pkg/iface"
 	"github.com/hawser-cni/plugins/pkg/nft"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
@@ -83,8 +84,8 @@ func del(ctx context.Context, req *skel.Request) error {
 	if err := req.Decode(&w); err != nil { // a key that cannot be read does not stand in the way of others
 		req.Warn("%v", err)
 	}
-	return attach.Del(ctx, req, w.Bridge, func(ctx context.Context, nf *nft.Conn) error {
-		return deleteSpoofCheck(ctx, nf, req.Attachment)
+	return attach.Del(ctx, req, w.Bridge, func(ctx context.Context, nf *nft.Conn, again bool) error {
+		return deleteSpoofCheck(ctx, nf, req.Attachment, again)
 	})
 }
 
@@ -106,7 +107,11 @@ func reapply(ctx context.Context, req *skel.Request, cfg config) error {
 	if err := c.Reapply(ctx, cfg.Masq, c.bridge.Index, cfg.Gateway); err != nil || !cfg.MacSpoofChk {
 		return err
 	}
-	return c.spoofCheck().add(ctx, c.NF)
+	err = c.spoofCheck().add(ctx, c.NF)
+	if !frame.IsAttached(req) { // its DEL may have been before
+		return errors.Join(frame.NotRestored("macspoofchk"), deleteSpoofCheck(ctx, c.NF, req.Attachment, true))
+	}
+	return err
 }
 
 func restore(ctx context.Context, all []*skel.Request) map[string]error {
@@ -117,7 +122,7 @@ func restore(ctx context.Context, all []*skel.Request) map[string]error {
 }
 
 func gc(ctx context.Context, req *skel.Request) error {
-	return attach.GC(ctx, req, func(ctx context.Context, nf *nft.Conn) error {
+	return attach.GC(ctx, req, func(ctx context.Context, nf *nft.Conn, _ bool) error {
 		return collectSpoofChecks(ctx, nf, req.Valid)
 	})
 }
@@ -212,7 +217,7 @@ func (c *call) setUpPort(ctx context.Context) error {
 	}
 	if c.cfg.MacSpoofChk {
 		c.OnFail("remove the MAC spoof check", func(ctx context.Context) error {
-			return deleteSpoofCheck(ctx, c.NF, c.Attachment)
+			return deleteSpoofCheck(ctx, c.NF, c.Attachment, false)
 		})
 		if err := c.spoofCheck().add(ctx, c.NF); err != nil {
 			return err

@@ -91,9 +91,9 @@ func (s spoofCheck) verify(nf *nft.Conn) error {
 	return spoofError(err)
 }
 
-// deleteSpoofCheck removes the attachment's check, ours or the reference's. It looks at the names that the host end may
-// have first: most containers have no check, and the elements of all others are not read for them.
-func deleteSpoofCheck(ctx context.Context, nf *nft.Conn, a cni.Attachment) error {
+// deleteSpoofCheck removes the attachment's check: ours and, unless it was done before, the reference's. It reads the
+// names that the host end may have first: most containers have no check, and other elements are not read for them.
+func deleteSpoofCheck(ctx context.Context, nf *nft.Conn, a cni.Attachment, again bool) error {
 	var ports []nft.Item
 	for _, name := range iface.HostNames(a) {
 		ports = append(ports, nft.Item{Set: spoofPorts, Element: nft.Element{Key: nft.IfNameKey(name)}})
@@ -105,7 +105,11 @@ func deleteSpoofCheck(ctx context.Context, nf *nft.Conn, a cni.Attachment) error
 			err = spoofElements().Sweep(ctx, nf, a.Owns)
 		}
 	}
-	return spoofError(errors.Join(nft.IfSupported(err), removeReferenceSpoofCheck(ctx, nf, a)))
+	err = nft.IfSupported(err)
+	if !again {
+		err = errors.Join(err, removeReferenceSpoofCheck(ctx, nf, a))
+	}
+	return spoofError(err)
 }
 
 // collectSpoofChecks removes the checks of attachments that are not valid. The reference's stay: they name no network.

@@ -275,7 +275,7 @@ var _ = Describe("the MAC spoof check", Label("kernel"), func() {
 	}
 	del := func(s spoofCheck) error {
 		return inHost(host, func(ctx context.Context, nf *nft.Conn) error {
-			return deleteSpoofCheck(ctx, nf, s.Attachment)
+			return deleteSpoofCheck(ctx, nf, s.Attachment, false)
 		})
 	}
 	collect := func(valid ...cni.Attachment) error {
@@ -362,10 +362,10 @@ var _ = Describe("the MAC spoof check", Label("kernel"), func() {
 			defer held.Unlock()
 			nf := nft.New()
 			c1, c2 := one.Attachment, spoofed("c2", "eth0", "", 2).Attachment
-			Expect(deleteSpoofCheck(context.Background(), nf, c2)).To(Succeed())
+			Expect(deleteSpoofCheck(context.Background(), nf, c2, false)).To(Succeed())
 			ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
 			defer cancel()
-			Expect(deleteSpoofCheck(ctx, nf, c1)).To(MatchError(statefile.ErrBusy))
+			Expect(deleteSpoofCheck(ctx, nf, c1, false)).To(MatchError(statefile.ErrBusy))
 			Expect(nf.Close()).To(Succeed())
 		})
 	})

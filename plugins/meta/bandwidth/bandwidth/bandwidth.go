@@ -172,6 +172,49 @@ func check(_ context.Context, req *skel.Request, cfg config) error {
 	return errors.Join(errs...)
 }
 
+// reapply makes the filters of the container's interface or its host end, which end with it. It makes no IFB, which
+// would outlive the container if the DEL of this plugin was before.
+func reapply(_ context.Context, req *skel.Request, cfg config) error {
+	c := open(req)
+	end, err := c.findEnd()
+	if err != nil {
+		return err
+	}
+	want, err := cfg.plan(end.MTU)
+	if err != nil {
+		return err
+	}
+	sent, _ := c.sides(end, want)
+	var errs []error
+	for name, f := range want.each {
+		switch {
+		case f != sent || f.exempt != nil:
+			hook := uint32(rtnl.ClsactReceived)
+			if f == sent {
+				hook = rtnl.ClsactSent
+			}
+			if err := c.verifyRedirect(name, end, hook, f); err != nil {
+				errs = append(errs, fmt.Errorf("not restored: an IFB outlives the container; restart it: %w", err))
+			}
+		case c.verify(name, end, f) != nil:
+			errs = append(errs, c.requeue(end, f))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// requeue replaces the filter of a link.
+func (c *call) requeue(end rtnl.Link, f *filter) error {
+	q, err := c.at.Qdisc(end.Index, rtnl.Root)
+	if err == nil && q.IsTBF() {
+		err = c.at.DelQdisc(end.Index, rtnl.Root)
+	}
+	if err == nil {
+		err = c.queue(end.Index, f)
+	}
+	return err
+}
+
 // verify says how the filter of a link differs from the one that ADD makes, or the
 // reference plugin.
 func (c *call) verify(limit string, l rtnl.Link, want *filter) error {

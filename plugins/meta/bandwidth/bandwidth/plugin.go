@@ -19,6 +19,7 @@ func Plugin() skel.Plugin[config] {
 		Add:     add,
 		Del:     del,
 		Check:   check,
+		Reapply: reapply,
 		GC:      gc,
 		Status:  status,
 		List:    list,

@@ -73,6 +73,34 @@ func check(ctx context.Context, req *skel.Request, cfg config) error {
 	return c.verify(ctx, want)
 }
 
+// reapply makes the rules that the record names, unless DEL has begun. It holds the lock of the records, as DEL does.
+func reapply(ctx context.Context, req *skel.Request, _ config) error {
+	c := open(req)
+	return records().Locked(ctx, func(s *store) error {
+		r, ok, err := s.Get(c.Hash())
+		if err != nil {
+			return err
+		}
+		if !ok || !r.isRestored(req) || !frame.IsAttached(req) {
+			return frame.NotRestored("firewall rules")
+		}
+		var tools []ipt.Tool
+		if r.Backend == iptables {
+			if tools, err = r.findTools(ctx, s); err != nil {
+				return err
+			}
+		}
+		p, err := r.bridgePolicy(s)
+		if err == nil && r.SetFlag {
+			err = c.setFlag(&r, true)
+		}
+		if err != nil {
+			return err
+		}
+		return c.makeRules(ctx, &r, p, tools)
+	})
+}
+
 // gc removes what attachments of the network left that are not valid, and the policies of bridges without containers.
 // Other rules of the reference have no owner and stay.
 func gc(ctx context.Context, req *skel.Request) error {
@@ -150,7 +178,7 @@ func (c call) replace(ctx context.Context, s *store, r *record) error {
 	if err != nil || !ok {
 		return err
 	}
-	if old.Netns.Is(r.Netns) && (old.Backend != iptables || c.verifyIPTables(ctx, &old) == nil) {
+	if !old.Ending && old.Netns.Is(r.Netns) && (old.Backend != iptables || c.verifyIPTables(ctx, &old) == nil) {
 		return cni.Errorf(cni.CodeExists, "firewall: this attachment has its rules already (%s); DEL removes them",
 			r.Attachment)
 	}
@@ -204,6 +232,11 @@ func (c call) apply(ctx context.Context, s *store, r *record) error {
 	if err != nil {
 		return err
 	}
+	return c.makeRules(ctx, r, p, tools)
+}
+
+// makeRules makes the rules of a record that is written, and gives its bridge the policy.
+func (c call) makeRules(ctx context.Context, r *record, p policy, tools []ipt.Tool) (err error) {
 	if r.Backend == iptables {
 		return editFilters(ctx, tools, func(e *ipt.Edit, f nft.Family) { ensureAll(e, r, f, p) })
 	}
@@ -239,8 +272,18 @@ func (c call) remove(ctx context.Context, withReference bool) error {
 }
 
 // removeRecorded removes an attachment's rules, leaves its bridge the policy that others want, and drops the record.
-// The record stays for a later DEL or GC when a program is missing, or firewalld gives no answer.
+// The record stays for a later DEL or GC when a program is missing, or firewalld gives no answer. It is marked first,
+// so that nothing is restored from it if it stays.
 func (c call) removeRecorded(ctx context.Context, s *store, r *record) error {
+	r.Ending = true
+	marked := s.Put(*r)
+	if err := c.removeRules(ctx, s, r); err != nil {
+		return errors.Join(err, marked)
+	}
+	return nil
+}
+
+func (c call) removeRules(ctx context.Context, s *store, r *record) error {
 	remaining, err := r.othersPolicy(s, r.Policy)
 	if err != nil {
 		return err

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/frame"
 	"github.com/hawser-cni/plugins/pkg/nft"
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
@@ -154,7 +155,8 @@ func (c call) addNFTables(ctx context.Context, r *record, p policy) error {
 	return err
 }
 
-// restore makes elements and shared chains again as the records have them, but no policies and nothing in FORWARD.
+// restore makes elements and shared chains as the records have them, but no policies and nothing in FORWARD. It holds
+// the lock of the records, as DEL does.
 func restore(ctx context.Context, all []*skel.Request) map[string]error {
 	nf := nft.New()
 	defer nf.Close()
@@ -163,13 +165,12 @@ func restore(ctx context.Context, all []*skel.Request) map[string]error {
 		byBit := map[int][]nft.Item{}
 		for _, req := range all {
 			r, ok, err := s.Get(req.Hash())
-			isSame := err == nil && ok && slices.Equal(r.Addrs, addressesOf(req.PrevResult, req.IfName))
-			if isSame && r.Backend == nftables {
+			if err == nil && ok && r.isRestored(req) && r.Backend == nftables {
 				byBit[r.Bit] = append(byBit[r.Bit], r.items()...)
 			}
 		}
 		for bit, items := range byBit {
-			some, _ := owned(bit).Restore(ctx, nf, items)
+			some, _ := owned(bit).Restore(ctx, nf, items, frame.AttachedOf(all))
 			maps.Copy(missing, some)
 		}
 		return nil

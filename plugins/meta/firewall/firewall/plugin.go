@@ -26,6 +26,7 @@ func Plugin() skel.Plugin[config] {
 		GC:      gc,
 		Status:  status,
 		List:    list,
+		Reapply: reapply,
 		Restore: restore,
 	}
 }

@@ -30,6 +30,9 @@ type record struct {
 	Addrs   []netip.Addr `json:"addrs"`
 	options              // with the bit that ADD chose, and the network's last policy
 
+	// Ending says that a DEL has begun: nothing is restored any more.
+	Ending bool `json:"ending,omitempty"`
+
 	Bridge string `json:"bridge,omitempty"` // interface of the policy; empty: no bridge, or not looked for
 	Port   int    `json:"port,omitempty"`   // index of the host end, a port of the bridge
 	// SetFlag says that the port is isolated because of the policy, and not by the bridge plugin.
@@ -57,6 +60,12 @@ func (r record) Plausible() bool {
 		(cni.ValidIfName(r.Bridge) || r.Bridge == "" && r.Policy == policyOpen) &&
 		slices.Contains([]backend{nftables, iptables, firewalld}, r.Backend) && !slices.ContainsFunc(r.Addrs, bad) &&
 		r.Bit >= 0 && r.Bit < 32 && ipt.IsChainName(r.AdminChain) && slices.Contains(policies(), r.Policy)
+}
+
+// isRestored reports whether rules may be made from the record again: no DEL has begun, and the container still has the
+// addresses.
+func (r *record) isRestored(req *skel.Request) bool {
+	return !r.Ending && slices.Equal(r.Addrs, addressesOf(req.PrevResult, req.IfName))
 }
 
 // list lists the addresses of each record, with the backend and the policy.

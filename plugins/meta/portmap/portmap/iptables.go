@@ -97,6 +97,38 @@ func (c call) addChain(ctx context.Context, s *store, r *record, a address) erro
 	return tool.Edit(ctx, natTable, func(e *ipt.Edit) { r.edit(e, a) })
 }
 
+// restoreChain makes the rules for an address from the record, by one restore, which replaces the container's chain.
+func (c call) restoreChain(ctx context.Context, s *store, r *record, a address) error {
+	tool, err := ipt.Find(ctx, a.family())
+	if err != nil {
+		return err
+	}
+	others, err := othersOfChain(s, r)
+	if err != nil {
+		return err
+	}
+	chain := natChain(a.family(), r.chain())
+	rules, entries := rulesOf(chain, append(others, r))
+	return tool.Edit(ctx, natTable, func(e *ipt.Edit) {
+		e.Delete(func(r ipt.Rule) bool { return chain.IsJump(r) && !slices.ContainsFunc(entries, r.Equal) })
+		e.Fill(chain.Name, rules)
+		r.edit(e, a)
+	})
+}
+
+// rulesOf are the rules in a chain, and those that lead to it, of the attachments that share it.
+func rulesOf(chain ipt.Chain, all []*record) (rules, entries []ipt.Rule) {
+	for _, r := range all {
+		for _, a := range r.chainAddrs() {
+			if a.family() == chain.Family && r.chain() == chain.Name {
+				rules = append(rules, r.chainRules(a)...)
+				entries = append(entries, r.entryRules(a.family())...)
+			}
+		}
+	}
+	return rules, entries
+}
+
 // usualLines make the chain without a look at the table, and fail unless all that is shared is there, as it mostly is.
 func (r *record) usualLines(a address) (lines []string) {
 	e := &ipt.Edit{}
@@ -151,15 +183,7 @@ func (c call) delChains(ctx context.Context, s *store, r *record, families ...nf
 }
 
 func (c call) delChain(ctx context.Context, chain ipt.Chain, v ipt.Variant, others []*record) error {
-	var rules, entries []ipt.Rule
-	for _, r := range others {
-		for _, a := range r.chainAddrs() {
-			if a.family() == chain.Family && r.chain() == chain.Name {
-				rules = append(rules, r.chainRules(a)...)
-				entries = append(entries, r.entryRules(a.family())...)
-			}
-		}
-	}
+	rules, entries := rulesOf(chain, others)
 	if len(entries) == 0 {
 		return chain.Remove(ctx, c.NF, v, nil)
 	}

@@ -8,11 +8,11 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
-	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/frame"
 	"github.com/hawser-cni/plugins/pkg/nft"
 	"github.com/hawser-cni/plugins/pkg/process"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
@@ -97,7 +97,8 @@ func (c call) verifyNFTables(r *record) error {
 	return errors.Join(diffs...)
 }
 
-// restore makes elements and shared rules again as the records have them, but no chains with conditions.
+// restore makes elements and shared rules as the records have them, but no chains with conditions. It holds the lock of
+// the records, as DEL does.
 func restore(ctx context.Context, all []*skel.Request) map[string]error {
 	nf, host := nft.New(), rtnl.Host()
 	defer func() { _ = errors.Join(nf.Close(), host.Close()) }()
@@ -106,9 +107,7 @@ func restore(ctx context.Context, all []*skel.Request) map[string]error {
 		byBit := [32][]nft.Item{} // the bit of the fwmark
 		for _, req := range all {
 			r, ok, err := s.Get(req.Hash())
-			want := addressesOf(req.PrevResult.ContainerIPs(req.IfName))
-			isSame := slices.EqualFunc(r.Addrs, want, func(a, b address) bool { return a.Addr == b.Addr })
-			if err != nil || !ok || !isSame || r.Backend != nftables || len(r.ownChains()) > 0 {
+			if err != nil || !ok || !r.isRestored(req) || r.Backend != nftables || len(r.ownChains()) > 0 {
 				continue
 			}
 			again = append(again, &r)
@@ -119,7 +118,7 @@ func restore(ctx context.Context, all []*skel.Request) map[string]error {
 			byBit[r.Options.MarkBit] = append(byBit[r.Options.MarkBit], items...)
 		}
 		for bit, items := range byBit {
-			some, _ := owned(bit).Restore(ctx, nf, items)
+			some, _ := owned(bit).Restore(ctx, nf, items, frame.AttachedOf(all))
 			maps.Copy(missing, some)
 		}
 		if len(missing) == 0 {

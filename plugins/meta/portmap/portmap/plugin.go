@@ -23,6 +23,7 @@ func Plugin() skel.Plugin[config] {
 		Add:     add,
 		Del:     del,
 		Check:   check,
+		Reapply: reapply,
 		Restore: restore,
 		GC:      gc,
 		Status:  status,

@@ -66,6 +66,26 @@ func check(ctx context.Context, req *skel.Request, cfg config) error {
 	return c.verify(ctx, want)
 }
 
+// reapply makes the rules that the record names, unless DEL has begun. It holds the lock of the records, so that
+// neither a DEL nor another ADD comes in between.
+func reapply(ctx context.Context, req *skel.Request, _ config) error {
+	c := open(req)
+	return records().Locked(ctx, func(s *store) error {
+		r, ok, err := s.Get(c.Hash())
+		if err != nil {
+			return err
+		}
+		if !ok || !r.isRestored(req) || !frame.IsAttached(req) {
+			return frame.NotRestored("host ports")
+		}
+		p := &publication{call: c, store: s, r: &r, saved: true, restores: true}
+		if err := p.attempt(ctx); err != nil {
+			return err
+		}
+		return flushAdded(c.Host, &r)
+	})
+}
+
 // gc removes what attachments of the network left that are not valid.
 func gc(ctx context.Context, req *skel.Request) error {
 	c := open(req)
@@ -74,7 +94,7 @@ func gc(ctx context.Context, req *skel.Request) error {
 		errs := []error{err}
 		for _, r := range all {
 			if c.Valid.Excludes(r.Attachment) {
-				errs = append(errs, c.removeRecord(ctx, s, r))
+				errs = append(errs, c.end(ctx, s, r))
 			}
 		}
 		return errors.Join(append(errs, nft.IfSupported(owned(defaultMarkBit).Sweep(ctx, c.NF, c.Valid.Garbage)),
@@ -252,7 +272,10 @@ func (c call) warn(r *record) {
 func (c call) remove(ctx context.Context) error {
 	return records().Locked(ctx, func(s *store) error {
 		r, ok, err := s.Get(c.Hash())
-		if !ok && err == nil { // its elements can only be found by their marks
+		if ok {
+			return c.end(ctx, s, &r)
+		}
+		if err == nil { // its elements can only be found by their marks
 			// The reference's rules name no network.
 			r = record{Attachment: c.Attachment, Addrs: addressesOf(c.PrevResult.ContainerIPs(c.IfName))}
 			isHostEnd := func(name string) bool { return slices.Contains(iface.HostNames(r.Attachment), name) }
@@ -264,6 +287,16 @@ func (c call) remove(ctx context.Context) error {
 		}
 		return c.removeRecord(ctx, s, &r)
 	})
+}
+
+// end is removeRecord for DEL and GC. It marks the record first, so that nothing is restored from it if it stays.
+func (c call) end(ctx context.Context, s *store, r *record) error {
+	r.Ending = true
+	marked := s.Put(*r)
+	if err := c.removeRecord(ctx, s, r); err != nil {
+		return errors.Join(err, marked)
+	}
+	return nil
 }
 
 // removeRecord removes an attachment's rules, then the UDP flows that they led to the container, then the record. That

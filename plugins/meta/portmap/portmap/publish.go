@@ -19,6 +19,8 @@ type publication struct {
 	store *store
 	r     *record
 	saved bool // the record is written, and the roll-back registered
+	// restores says that the rules are made from a record that is there.
+	restores bool
 	// leaving is the link of the owner that an attempt refused, where the kernel is about to remove it.
 	leaving int
 	// replaced are former owners that are gone. What they have is removed when the attachment's rules are made.
@@ -86,7 +88,11 @@ func (p *publication) attempt(ctx context.Context) error {
 		}
 	} else {
 		for _, a := range r.chainAddrs() {
-			if err := p.addChain(ctx, p.store, r, a); err != nil {
+			make := p.addChain
+			if p.restores {
+				make = p.restoreChain
+			}
+			if err := make(ctx, p.store, r, a); err != nil {
 				return fmt.Errorf("host ports with iptables: %w", err)
 			}
 		}
@@ -148,11 +154,13 @@ func (p *publication) resolve(ctx context.Context, o *record) error {
 	return nil
 }
 
-// mustBeGone returns the refusal unless an owner has lost its host ports: its container is gone, or the reference's
-// DEL removed its chain, which leaves our record alone.
+// mustBeGone returns the refusal unless an owner has lost its host ports: its container is gone, its DEL has begun, or
+// the reference's DEL removed its chain, which does not remove our record.
 func (p *publication) mustBeGone(ctx context.Context, o *record, refusal error) error {
 	state, err := o.Location.state(p.Host)
 	switch {
+	case o.Ending: // its DEL failed
+		return nil
 	case err != nil || state == gone:
 		return err
 	case state == leaving:

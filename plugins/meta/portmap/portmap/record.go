@@ -12,6 +12,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/nft"
 	"github.com/hawser-cni/plugins/pkg/ns"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
+	"github.com/hawser-cni/plugins/pkg/skel"
 	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
@@ -34,6 +35,8 @@ type record struct {
 
 	Mappings []mapping `json:"mappings"`
 	Addrs    []address `json:"addrs"` // at most one of each family
+	// Ending says that a DEL has begun: nothing is restored any more, and others may take the ports.
+	Ending bool `json:"ending,omitempty"`
 	// Skipped are host ports of another attachment of the container: runtimes send its ports to each of its networks.
 	Skipped []hostPort `json:"yielded,omitempty"`
 
@@ -59,6 +62,13 @@ func (r record) Plausible() bool {
 
 // isPlain says whether an address is written as rules have it.
 func isPlain(addr netip.Addr) bool { return addr.Zone() == "" && !addr.Is4In6() }
+
+// isRestored reports whether rules may be made from the record again: no DEL has begun, and the container still has the
+// addresses.
+func (r *record) isRestored(req *skel.Request) bool {
+	want := addressesOf(req.PrevResult.ContainerIPs(req.IfName))
+	return !r.Ending && slices.EqualFunc(r.Addrs, want, func(a, b address) bool { return a.Addr == b.Addr })
+}
 
 // address is the container's address of one family.
 type address struct {

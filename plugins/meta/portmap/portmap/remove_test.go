@@ -535,6 +535,22 @@ var _ = Describe("ADD again, of a container that is gone", Label("kernel"), func
 	})
 })
 
+var _ = Describe("a DEL that fails", Label("kernel", "tool-ending"), func() {
+	It("leaves the ports to another container, though its own container still lives", func() {
+		nstest.UseVariant("legacy")
+		w, c := newContainer()
+		c.add(Object{"backend": "iptables"}, ports("8080:80"))
+		next := w.container(1, 3)
+		next.serve(80)
+		Expect(next.call("ADD", Object{"backend": "iptables"}, ports("8080:80")).Code).To(Equal(cni.CodePortTaken))
+		nstest.WithoutPrograms(func() { c.call("DEL") })
+		Expect(w.Files("/run/hawser/portmap")).To(ContainSubstring("ending"))
+		next.add(Object{"backend": "iptables"}, ports("8080:80"))
+		Expect(w.reach(8080)).To(Equal("192.0.2.2"))
+		Expect(w.Files("/run/hawser/portmap")).NotTo(ContainSubstring("ending"))
+	})
+})
+
 var _ = Describe("a kernel without nf_tables", Label("kernel"), func() {
 	It("gets iptables, and no host ports of 127.0.0.1, since nothing would guard the host's loopback", func() {
 		nstest.UseVariant("legacy")

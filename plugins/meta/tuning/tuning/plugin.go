@@ -22,6 +22,7 @@ func plugin(allowed allowList) skel.Plugin[config] {
 		Add:     allowed.add,
 		Del:     del,
 		Check:   check,
+		Reapply: reapply,
 		GC:      gc,
 		Status:  allowed.status,
 		List:    list,

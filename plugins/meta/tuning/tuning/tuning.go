@@ -87,6 +87,36 @@ func check(_ context.Context, req *skel.Request, cfg config) error {
 	return frame.InContainer(req, func(c *frame.Call) error { return container{c, cfg}.verify() })
 }
 
+// reapply writes the configured values while the record of this attachment is there, under the lock under which DEL
+// removes it.
+func reapply(ctx context.Context, req *skel.Request, cfg config) error {
+	s, err := openStore(ctx, req, cfg.DataDir, false)
+	if err != nil {
+		return err
+	}
+	r, _, err := s.records.Get(recordName(req.Attachment))
+	if err != nil {
+		return err
+	}
+	return frame.InContainer(req, func(c *frame.Call) error {
+		err := c.FindInterface()
+		own := r.change(req.Attachment)
+		if len(own.Values) == 0 || own.isOver(s.boot) || !own.Netns.Is(c.NetnsID) {
+			return frame.NotRestored("settings")
+		}
+		if cfg.leavesInterface() {
+			err = frame.IgnoreNoLink(err)
+		}
+		if cfg.OnlyCheck {
+			cfg.Sysctls = nil
+		}
+		if err != nil {
+			return err
+		}
+		return container{c, cfg}.write()
+	})
+}
+
 // gc forgets the values of attachments that are not valid, and those of another boot. It restores those of devices
 // alone: the namespaces are gone, or somebody else's business.
 func gc(ctx context.Context, req *skel.Request) error {
@@ -186,6 +216,11 @@ func (c container) change(s *store) (err error) {
 		err := c.FindInterface() // as it is by now
 		return errors.Join(frame.IgnoreNoLink(err), c.NS.Do(func() error { return c.restore(before) }))
 	})
+	return c.write()
+}
+
+// write gives the configured values to sysctls, attributes and the driver.
+func (c container) write() error {
 	for _, s := range c.cfg.Sysctls {
 		if err := s.Key.Write(s.Value); err != nil {
 			return s.failure(err)
