@@ -189,6 +189,36 @@ func requireIPv6(answer *cni.Result) error {
 		answer.IPs[i].Address)
 }
 
+// RefuseHostAddresses is code 103 for addresses that the host has itself. The container's packets arrive by the link,
+// which may be in a VRF. Link-local addresses of IPv6 are each link's own.
+func (s *Session) RefuseHostAddresses(res *cni.Result, link rtnl.Link) error {
+	var vrf rtnl.Link
+	if link.Master != 0 {
+		master, err := s.Host.LinkByIndex(link.Master)
+		if err != nil {
+			return err
+		}
+		if master.Kind == "vrf" {
+			vrf = master
+		}
+	}
+	for _, ip := range res.IPs {
+		addr := ip.Address.Addr()
+		if addr.Is6() && addr.IsLinkLocalUnicast() {
+			continue
+		}
+		local, err := s.Host.IsLocal(addr, vrf)
+		if err != nil {
+			return err
+		}
+		if local {
+			return cni.Errorf(cni.CodeConflict,
+				"address %s: the host has it; exclude it from the addresses that IPAM gives", addr)
+		}
+	}
+	return nil
+}
+
 // AssignAddresses gives the container's interface, which is up, the addresses and routes of the IPAM
 // plugin, if there is one, and returns the result. Without an interface (Target.Index is 0) it
 // returns the result alone.
@@ -211,6 +241,15 @@ func (s *Session) AssignAddresses(ctx context.Context, link LinkConfig, t iface.
 		if gw := ip.Gateway; gw.IsValid() && gw.Is4() != ip.Address.Addr().Is4() {
 			return nil, cni.Errorf(cni.CodeIPAM, "IPAM gave address %s and gateway %s of the other family", ip.Address,
 				gw)
+		}
+	}
+	if s.Child.New.Kind == "" || s.Child.Master != nil { // others lead nowhere
+		uplink := s.Master
+		if s.Child.masterInside() {
+			uplink.Master = 0
+		}
+		if err := s.RefuseHostAddresses(res, uplink); err != nil {
+			return nil, err
 		}
 	}
 	res.Interfaces = s.Interfaces()

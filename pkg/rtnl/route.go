@@ -95,20 +95,39 @@ func (c *Conn) Routes(index, family int) (routes []Route, err error) {
 
 // RouteTo asks the kernel which link it would send to addr through.
 func (c *Conn) RouteTo(addr netip.Addr) (link int, err error) {
-	link, _, err = c.lookUp(addr)
-	return link, wrap("route to "+addr.String(), err)
+	found, err := c.lookUp(addr)
+	return found.OutIndex, wrap("route to "+addr.String(), err)
 }
 
-// lookUp returns the link and the type (RTN_*) of the route to addr that the kernel would take.
-func (c *Conn) lookUp(addr netip.Addr, attrs ...*nl.RtAttr) (link int, routeType uint8, err error) {
+// IsLocal reports whether the namespace takes packets for addr itself that arrive in the VRF; the zero Link is none.
+func (c *Conn) IsLocal(addr netip.Addr, vrf Link) (bool, error) {
+	var attrs []*nl.RtAttr
+	if vrf.Index != 0 {
+		attrs = append(attrs, nl.NewRtAttr(unix.RTA_OIF, nl.Uint32Attr(uint32(vrf.Index))))
+	}
+	found, err := c.lookUp(addr, attrs...)
+	// No route; one of type unreachable, prohibit and blackhole.
+	err = unless(err, unix.ENETUNREACH, unix.EHOSTUNREACH, unix.EACCES, unix.EINVAL)
+	// What the VRF has no route to is looked up in the other tables.
+	own := vrf.Index == 0 || found.Table == vrf.Table
+	return found.Type == unix.RTN_LOCAL && own, wrap("route to "+addr.String(), err)
+}
+
+// lookUp returns the link, the type and the table of the route to addr that the kernel would take.
+func (c *Conn) lookUp(addr netip.Addr, attrs ...*nl.RtAttr) (r Route, err error) {
 	header := &nl.RtMsg{RtMsg: unix.RtMsg{Family: uint8(FamilyOf(addr)), Dst_len: uint8(addr.BitLen())}}
+	if addr.Is4() { // IPv6 always names the table, and strictly refuses the flag
+		header.Flags = unix.RTM_F_LOOKUP_TABLE
+	}
 	attrs = append(attrs, nl.NewRtAttr(unix.RTA_DST, addr.AsSlice()))
 	answers, err := c.send(unix.RTM_GETROUTE, 0, header, attrs...)
 	if err != nil || len(answers) == 0 {
-		return 0, unix.RTN_UNSPEC, err
+		return r, err
 	}
-	out := attributes(answers[0][unix.SizeofRtMsg:])[unix.RTA_OIF]
-	return int(number(out)), nl.DeserializeRtMsg(answers[0]).Type, nil
+	found := attributes(answers[0][unix.SizeofRtMsg:])
+	r.OutIndex, r.Table = int(number(found[unix.RTA_OIF])), number(found[unix.RTA_TABLE])
+	r.Type = int(nl.DeserializeRtMsg(answers[0]).Type)
+	return r, nil
 }
 
 // Rule is a rule of the routing policy, as far as it says that the packets of a source have a table of their own.

@@ -85,8 +85,8 @@ func (c *Conn) WaitLocal(ctx context.Context, index int, addrs ...netip.Addr) er
 	link := nl.NewRtAttr(unix.RTA_OIF, nl.Uint32Attr(uint32(index)))
 	return c.wait(ctx, unix.RTNLGRP_IPV6_ROUTE, index, func() (string, error) {
 		for _, a := range addrs {
-			_, routeType, err := c.lookUp(a, link)
-			if err = unless(err, unix.ENETUNREACH, unix.EHOSTUNREACH); err != nil || routeType != unix.RTN_LOCAL {
+			found, err := c.lookUp(a, link)
+			if err = unless(err, unix.ENETUNREACH, unix.EHOSTUNREACH); err != nil || found.Type != unix.RTN_LOCAL {
 				return fmt.Sprintf("address %s", a), err
 			}
 		}

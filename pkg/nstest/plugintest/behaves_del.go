@@ -443,17 +443,38 @@ func untouched(h *nstest.Host) string {
 	return strings.Join(slices.DeleteFunc(lines, shared), "")
 }
 
+// hostAddresses are addresses of the host, which no container on a network may have.
+func hostAddresses() map[string]Failure {
+	hostHas := func(address string) Failure {
+		return Failure{Prepare: func(w *World, _ *nstest.Host) { IP(w.Host, "addr add %s dev lo", address) },
+			Code: cni.CodeConflict, Says: "the host has it", Asked: true}
+	}
+	return map[string]Failure{
+		"the host has the IPv4 address": hostHas("10.1.0.3/32"),
+		"the host has the IPv6 address": hostHas("2001:db8:1::3/128"),
+		"the address is one of loopback": {Prepare: Lends("127.0.0.9/24 10.1.0.1"), Code: cni.CodeConflict,
+			Says: "127.0.0.9", Asked: true},
+	}
+}
+
 func (l *life) failures() {
 	l.alive()
 	all := early()
 	maps.Copy(all, late())
+	if !l.f.Alone {
+		maps.Copy(all, hostAddresses())
+	}
 	maps.Copy(all, l.f.Failures)
 	for _, name := range slices.Sorted(maps.Keys(all)) {
 		f := all[name]
 		if f.Pair && l.f.Child {
 			continue
 		}
-		It("when "+name, func() {
+		var labels Labels
+		if _, ok := hostAddresses()[name]; ok {
+			labels = Label("host-address")
+		}
+		It("when "+name, labels, func() {
 			cont := nstest.NewNetns()
 			l.LendAddrs("two", Addrs(3)...)
 			c := Call{Command: "ADD", ID: "two", Netns: cont.Path, Conf: l.conf()}

@@ -336,6 +336,24 @@ var _ = Describe("ADD", func() {
 		})
 	})
 
+	It("gives a container in a VRF an address that the host has outside, and none of the VRF",
+		Label("kernel", "host-address"), func() {
+			nstest.Need("vrf")
+			w.Host.IP("link add red up type vrf table 10", "link add name br up master red type bridge",
+				"addr add 10.1.0.3/32 dev lo", "addr add 2001:db8:1::3/128 dev lo",
+				"rule add pref 32765 table local", "rule del pref 0") // as the kernel's documentation of VRFs wants
+			for _, rule := range []string{"add pref 32765 table local", "del pref 0"} {
+				IP(w.Host, "-6 rule %s", rule)
+			}
+			a := w.Attach("one", l3(Object{"isGateway": true}), "10.1.0.3/24", "2001:db8:1::3/64")
+			Expect(Ping(a.Host, "10.1.0.1") && Ping(a.Host, "2001:db8:1::1")).To(BeTrue())
+			for _, own := range []string{"10.1.0.1", "2001:db8:1::1"} {
+				w.LendAddrs("two", own+"/24")
+				Expect(w.Fails(Call{Command: "ADD", ID: "two", Netns: nstest.NewNetns().Path, Conf: l3()},
+					cni.CodeConflict)).To(ContainSubstring("address " + own + ": the host has it"))
+			}
+		})
+
 	It("refuses a name that something else has, and touches nothing", func() {
 		IP(w.Host, "link add name br type veth peer name other")
 		before := w.Snapshot()

@@ -47,6 +47,11 @@ var _ = Behaves(Fixture{
 	Failures: map[string]Failure{
 		"the bridge has another address": {Prepare: Lends("10.2.0.3/24"), Code: cni.CodeConflict, Says: "10.1.0.1/24",
 			Asked: true},
+		"the bridge has the address": {Prepare: Lends("10.1.0.1/24"),
+			Change: Saying(Object{"isGateway": false, "isDefaultGateway": false, "ipMasq": false}),
+			Code:   cni.CodeConflict, Says: "address 10.1.0.1", Asked: true},
+		"the address is another one's gateway": {Prepare: Lends("10.1.0.7/24 10.1.0.9", "10.1.0.9/24 10.1.0.7"),
+			Code: cni.CodeIPAM, Says: "10.1.0.7/24 to the container and as a gateway", Asked: true},
 		"there is no room for a gateway": {Prepare: Lends("10.1.0.3/32"), Code: cni.CodeIPAM, Says: "10.1.0.3/32",
 			Asked: true},
 		"macspoofchk's table is another's": {Prepare: func(w *World, _ *nstest.Host) {

@@ -28,6 +28,13 @@ func makePlan(cfg config, answer *cni.Result) (res *cni.Result, gateways []netip
 			gateways = append(gateways, gw)
 		}
 	}
+	for _, ip := range res.IPs {
+		isGateway := func(gw netip.Prefix) bool { return gw.Addr() == ip.Address.Addr() }
+		if slices.ContainsFunc(gateways, isGateway) {
+			return nil, nil, cni.Errorf(cni.CodeIPAM, "IPAM gave address %s to the container and as a gateway",
+				ip.Address)
+		}
+	}
 	if cfg.IsDefaultGateway {
 		addDefaultRoute(res, true)
 		addDefaultRoute(res, false)
@@ -47,11 +54,8 @@ func fillGateway(ip *cni.IP) error {
 		}
 		ip.Gateway = gw
 	}
-	switch {
-	case gw.Is4() != ip.Address.Addr().Is4():
+	if gw.Is4() != ip.Address.Addr().Is4() {
 		return cni.Errorf(cni.CodeIPAM, "IPAM gave address %s and gateway %s of the other family", ip.Address, gw)
-	case gw == ip.Address.Addr():
-		return cni.Errorf(cni.CodeIPAM, "IPAM gave address %s to the container and as its gateway", ip.Address)
 	}
 	return nil
 }

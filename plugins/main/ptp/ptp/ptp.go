@@ -50,6 +50,9 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	if err != nil {
 		return nil, fmt.Errorf("IPAM plugin %q: %w", req.IPAM, err)
 	}
+	if err := s.RefuseHostAddresses(p.Result, s.HostEnd); err != nil {
+		return nil, err
+	}
 	p.Result.Interfaces = s.Interfaces()
 	s.Step("raise the host end")
 	if err := raiseHostEnd(s, p); err != nil {

@@ -91,6 +91,8 @@ var _ = Behaves(Fixture{
 		"the mtu is too small for an address": {Prepare: Lends("2001:db8:1::3/64 2001:db8:1::1"),
 			Change: func(c *Call) { c.Conf = everything(Object{"mtu": 1279}) }, Code: cni.CodeConfig,
 			Says: "mtu: 1279 is too small for IPv6 (1280)", Asked: true},
+		"another host end has the address as a gateway": {Prepare: Lends("10.1.0.1/24 10.1.0.9"),
+			Code: cni.CodeConflict, Says: "address 10.1.0.1", Asked: true},
 		"IPAM gives an address without a gateway": {Prepare: Lends("10.1.0.3/24"), Code: cni.CodeIPAM,
 			Says: `"fake": address 10.1.0.3/24: has no gateway`, Asked: true},
 		"IPAM gives a second address without a gateway": {Prepare: Lends(Addrs(3)[0], "2001:db8:1::3/64"),
