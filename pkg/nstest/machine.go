@@ -28,7 +28,7 @@ func settle() error {
 	if err := unix.Sethostname([]byte("machine")); err != nil {
 		return fmt.Errorf("host name: %w", err)
 	}
-	return nil
+	return os.Setenv("TZ", "UTC")
 }
 
 // isForeign reports whether a variable of the environment changes what plugins or the programs of specs do, and is not
@@ -40,7 +40,7 @@ func isForeign(variable string) bool {
 		}
 	}
 	return strings.HasSuffix(strings.ToLower(variable), "_proxy") || slices.Contains([]string{"DBUS_SYSTEM_BUS_ADDRESS",
-		"HAWSER_LOG", "LANG", "LANGUAGE", "NO_COLOR", "NOTIFY_SOCKET", "POSIXLY_CORRECT", "TZ"}, variable)
+		"HAWSER_LOG", "LANG", "LANGUAGE", "NO_COLOR", "NOTIFY_SOCKET", "POSIXLY_CORRECT"}, variable)
 }
 
 // etc has the files of /etc that every machine of a spec has.
@@ -100,11 +100,19 @@ func hideEtc() (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, unix.Unmount("/run", unix.MNT_DETACH)) }()
-	for _, dir := range []string{"/run/work", "/run/etc/cni", "/run/etc/iproute2", "/run/cni", "/run/iproute2"} {
-		err = errors.Join(err, os.MkdirAll(dir, 0o755))
+	for _, dir := range []string{"work", "etc/alternatives", "etc/cni", "etc/iproute2", "cni", "iproute2"} {
+		err = errors.Join(err, os.MkdirAll("/run/"+dir, 0o755))
 	}
 	for name, text := range etc() {
 		err = errors.Join(err, os.WriteFile("/run/etc/"+name, []byte(text), 0o644))
+	}
+	for _, program := range []string{"iptables", "ip6tables"} { // of the variant that is usual
+		for _, suffix := range []string{"", "-restore", "-save"} {
+			target := "/usr/sbin/" + program + "-nft" + suffix
+			if _, failed := os.Stat(target); failed == nil {
+				err = errors.Join(err, os.Symlink(target, "/run/etc/alternatives/"+program+suffix))
+			}
+		}
 	}
 	const layers = "lowerdir=/etc,upperdir=/run/etc,workdir=/run/work"
 	if err != nil || unix.Mount("overlay", "/etc", "overlay", 0, layers) != nil {

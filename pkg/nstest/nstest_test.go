@@ -31,8 +31,9 @@ var _ = Describe("Main", func() {
 	})
 
 	It("shows specs the same users, groups, tables and settings on every machine", func() {
-		nstest.Need("tap")
+		nstest.Need("tap", "iptables-nft")
 		h := nstest.NewHost()
+		Expect(h.Cmd("sh", "-c", "iptables -V; date +%Z")).To(And(ContainSubstring("nf_tables"), HaveSuffix("UTC\n")))
 		for _, variable := range os.Environ() {
 			Expect(variable).NotTo(HavePrefix("LC_"))
 			Expect(variable).NotTo(HavePrefix("CNI_"))
@@ -53,16 +54,17 @@ var _ = Describe("Main", func() {
 	})
 
 	It("hides how the machine is set up", func() {
-		nstest.Need("tap") // which the other spec needs
+		nstest.Need("tap", "iptables-nft") // which the other spec needs
 		self := nstest.Must(os.Executable())
 		h := nstest.NewHost()
-		h.Cmd("sh", "-ec", `mount -t tmpfs none /etc; cd /etc; mkdir iproute2 cni cni/net.d
-			echo 7 seven >iproute2/group
+		h.Cmd("sh", "-ec", `mount -t tmpfs none /etc; cd /etc; mkdir -p alternatives cni/net.d iproute2
+			ln -s /usr/sbin/iptables-legacy alternatives/iptables; echo 7 seven >iproute2/group
 			echo 'root:x:0:0::/:/bin/sh' >passwd; echo 'root:x:0:' >group
 			echo 'me:x:4107:108::/:/bin/sh' >>passwd; echo '_kea:x:108:' >>group; echo 'http 80/tcp' >services`)
-		out := h.Run(nstest.Program{Path: "sh", Args: []string{"-c", `umask 077; exec "$0" "$@"`, self, "-ginkgo.focus",
-			"on every machine"},
-			Env: []string{"NSTEST_REQUIRE=all", "NSTEST_STAGE=", "LC_ALL=de_DE.UTF-8", "CNI_ARGS=A=b"}})
+		out := h.Run(nstest.Program{Path: "sh",
+			Args: []string{"-c", `umask 077; exec "$0" "$@"`, self, "-ginkgo.focus", "on every machine"},
+			Env: []string{"NSTEST_REQUIRE=all", "NSTEST_STAGE=", "LC_ALL=de_DE.UTF-8", "CNI_ARGS=A=b",
+				"TZ=Asia/Kolkata"}})
 		Expect(out.Exit).To(BeZero(), out.Stdout+out.Stderr)
 		Expect(out.Stdout).To(ContainSubstring("1 Passed"))
 	})
