@@ -90,34 +90,46 @@ func refuseType(t *json.UnmarshalTypeError, doc []byte) *Error {
 }
 
 // keyAt is the path of the value that ends or begins at an offset of the document. The decoder's Field has no index.
-func keyAt(doc []byte, offset int64) string {
+func keyAt(doc []byte, offset int64) (key string) {
+	WalkValues(doc, func(path string, at int64) bool {
+		key = path
+		return at != offset
+	})
+	return key
+}
+
+// WalkValues calls visit for each value of a JSON document, in order, with its path, such as "ipam.ranges[0]", and the
+// offset at which it ends, or at which an object or list begins. It stops when visit returns false.
+func WalkValues(doc []byte, visit func(path string, offset int64) bool) {
 	d := json.NewDecoder(bytes.NewReader(doc))
-	var walk func(key string) string
-	walk = func(key string) (found string) {
+	var walk func(path string) bool
+	walk = func(path string) bool {
 		token, _ := d.Token()
-		if d.InputOffset() == offset {
-			return key
+		if !visit(path, d.InputOffset()) {
+			return false
 		}
 		switch token {
 		case json.Delim('{'):
-			for d.More() && found == "" {
+			for d.More() {
 				name, _ := d.Token()
 				text, _ := name.(string)
-				found = walk(KeyIn(key, text))
+				if !walk(KeyIn(path, text)) {
+					return false
+				}
 			}
 		case json.Delim('['):
-			for i := 0; d.More() && found == ""; i++ {
-				found = walk(fmt.Sprintf("%s[%d]", key, i))
+			for i := 0; d.More(); i++ {
+				if !walk(fmt.Sprintf("%s[%d]", path, i)) {
+					return false
+				}
 			}
 		default:
-			return ""
+			return true
 		}
-		if found == "" {
-			_, _ = d.Token() // its end
-		}
-		return found
+		_, _ = d.Token() // the end of the object or list
+		return true
 	}
-	return walk("")
+	walk("")
 }
 
 // DecodeConfig reads the keys of all plugins. The version, which it does not check, is

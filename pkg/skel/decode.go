@@ -10,6 +10,7 @@ import (
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/ns"
+	"github.com/hawser-cni/plugins/pkg/policy"
 )
 
 const confMax = 64 << 20 // bytes of a configuration
@@ -163,11 +164,27 @@ func (c *call) request(data []byte, conf *cni.Config, command string) (*Request,
 		req.PrevResult, err = conf.PrevResult()
 		refuse(err)
 	}
+	if !lenient(command) {
+		problems.Add(c.checkPolicy(data, command))
+	}
 	if c.plugin.Parse != nil && !lenient(command) {
 		c.cfg, err = c.plugin.Parse(req)
 		problems.Add(err)
 	}
 	return req, problems.Err()
+}
+
+// checkPolicy refuses a tenant's configuration that uses what the administrator's policy does not permit.
+func (c *call) checkPolicy(conf []byte, command string) error {
+	if c.env.Policy == "" {
+		return nil
+	}
+	rules, err := policy.Load(c.env.Policy, c.env.Policy == policy.File)
+	if err != nil {
+		return err
+	}
+	isFirst := command == "ADD" && !c.plugin.Chained && !c.plugin.IPAM
+	return rules.Check(conf, policy.Call{Plugin: c.plugin.Name, First: isFirst, Args: c.vars["CNI_ARGS"]})
 }
 
 // openNetns opens the container's namespace and refuses our own.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"reflect"
 	"strings"
 	"text/tabwriter"
@@ -56,7 +57,8 @@ configuration, a JSON object, on its standard input.
 
 `+p.Name+` --check-config < FILE says all that is wrong with this plugin's part of a
 network configuration, or of a list of them. Exit status 0: valid, 1: not valid,
-2: not readable, 3: nothing in it is for this plugin.
+2: not readable, 3: nothing in it is for this plugin. With --policy FILE it also
+says what a policy for tenants does not permit.
 `)
 	keys := keysOf(reflect.TypeOf(p.Keys), "")
 	fmt.Fprintf(w, "\nKeys of the configuration:\n")
@@ -91,7 +93,11 @@ type checker struct {
 // refuse in the entries that are this plugin's, and which of their keys it does not know.
 func checkConfig(p Plugin[any], env Env) int {
 	c := &checker{call: call{plugin: p, env: env}, status: confOther}
-	data, err := c.readConf()
+	err := c.readPolicyFlag()
+	var data []byte
+	if err == nil {
+		data, err = c.readConf()
+	}
 	if err == nil {
 		err = c.file(data)
 	}
@@ -103,6 +109,27 @@ func checkConfig(p Plugin[any], env Env) int {
 		confOther: "nothing here is for it"}
 	fmt.Fprintf(c.env.Stdout, "%s: %s\n", p.Name, verdicts[c.status])
 	return c.status
+}
+
+// readPolicyFlag reads the arguments after --check-config: none, or --policy and a file. A policy says what a tenant's
+// configuration may have; without the flag the node's own is not asked.
+func (c *checker) readPolicyFlag() error {
+	c.env.Policy = ""
+	switch args := c.env.Args[1:]; {
+	case len(args) == 0:
+	case len(args) == 2 && args[0] == "--policy":
+		if c.env.Policy = args[1]; !isFile(args[1]) {
+			return fmt.Errorf("--policy %q: no such file", args[1])
+		}
+	default:
+		return fmt.Errorf("--check-config takes --policy FILE and no other argument, not %q", args)
+	}
+	return nil
+}
+
+func isFile(path string) bool {
+	st, err := os.Stat(path)
+	return err == nil && st.Mode().IsRegular()
 }
 
 func (c *checker) file(data []byte) error {

@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/policy"
 	_ "github.com/hawser-cni/plugins/pkg/skel/start" // calls wait for others more than they compute
 )
 
@@ -132,7 +133,7 @@ func serve(run func(context.Context, Env) int, all []Program) {
 	os.Exit(run(context.Background(), Env{
 		Args: os.Args[1:], Vars: os.Environ(),
 		Stdin: os.Stdin, Stdout: withoutSIGPIPE(os.Stdout), Stderr: withoutSIGPIPE(os.Stderr),
-		Notify: notify, Programs: all, Failures: FailureDir,
+		Notify: notify, Programs: all, Failures: FailureDir, Policy: policy.File,
 	}))
 }
 
@@ -158,7 +159,7 @@ func (r *Request) InProcess(file fs.FileInfo) (p Program, ok bool) {
 	}
 	run := p.Run
 	p.Run = func(ctx context.Context, env Env) int {
-		env.Failures = r.failures
+		env.Failures, env.Policy = r.failures, "" // the plugin that called has asked the policy
 		return run(ctx, env)
 	}
 	own, err := os.Stat("/proc/self/exe")

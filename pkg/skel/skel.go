@@ -102,6 +102,8 @@ type Env struct {
 
 	// Failures is the directory of the records of calls that failed; empty = none.
 	Failures string
+	// Policy is the path of the administrator's policy for tenants (package policy); empty = none.
+	Policy string
 	// Limit is how long the call may take; 0 = callTime.
 	Limit time.Duration
 	// Reapply has CHECK make again what is missing; only the tool sets it.

@@ -486,6 +486,9 @@ func withSandbox(result object) string {
 
 var fence = regexp.MustCompile("(?ms)^```json\n(.*?)^```$")
 
+// labelled finds blocks of JSON with a label, which the specs of their page try.
+var labelled = regexp.MustCompile("(?ms)^ *```json (\\w+)\n(.*?)^ *```$")
+
 // example is a JSON document that a page shows.
 type example struct {
 	page string // from the root
@@ -550,7 +553,7 @@ var _ = Describe("the pages", func() {
 	It("show no JSON outside of a block that is checked", func() {
 		plain := regexp.MustCompile(`(?m)^(    .*"(type|cniVersion)": ".*|.*<<<'\{.*)$`)
 		for _, page := range pages() {
-			text := fence.ReplaceAllString(read(root(page)), "")
+			text := labelled.ReplaceAllString(fence.ReplaceAllString(read(root(page)), ""), "")
 			for _, line := range plain.FindAllString(text, -1) {
 				Fail(fmt.Sprintf("%s: %s", page, strings.TrimSpace(line)))
 			}

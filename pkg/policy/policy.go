@@ -1,0 +1,334 @@
+// Package policy limits the configurations that tenants write. A node where tenants choose network configurations, for
+// example by the NetworkAttachmentDefinitions of multus, runs them as root. The administrator's file lists what tenants
+// may use. Without the file there is no limit, which costs a call one failed open.
+//
+// A configuration is trusted if it equals an entry of a file in the administrator's directories: then nothing is
+// checked. Every other configuration is a tenant's. It may use only what the policy lists, and none of the keys that
+// reach the host. Everything fails closed: a policy that cannot be read, or that others than root may write, refuses
+// every call.
+package policy
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"net/netip"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+)
+
+// File is the path of a node's policy.
+const File = "/etc/cni/hawser/policy.json"
+
+// all is the entry of a list that permits every value.
+const all = "*"
+
+// Policy is the content of the file. A list that is missing permits nothing.
+type Policy struct {
+	TrustedDirs   []string `json:"trustedDirs"`   // of the administrator's configurations; missing: /etc/cni/net.d
+	Types         []string `json:"types"`         // plugins, also of ipam
+	Bridges       []string `json:"bridges"`       // names
+	Masters       []string `json:"masters"`       // names of interfaces that tenants' interfaces may be on, or take
+	Subnets       []string `json:"subnets"`       // that addresses, ranges and gateways must be in
+	HostPorts     []string `json:"hostPorts"`     // "8080" or "30000-32767"
+	HostAddresses []string `json:"hostAddresses"` // of published ports; "*" also permits ports at all addresses
+	AllowKeys     []string `json:"allowKeys"`     // that are refused otherwise
+
+	path string
+}
+
+// refusedKeys are keys by which a configuration reaches the host: files, sockets, programs' rules, devices.
+var refusedKeys = []string{"conditionsV4", "conditionsV6", "configuration_path", "daemonSocketPath", "dataDir",
+	"deviceID", "ethtool", "externalSetMarkChain", "firewalldZone", "forceAddress", "hwaddr", "iptablesAdminChainName",
+	"kernelpath", "kubeconfig", "kubernetes", "log", "markAcceptBit", "markMasqBit", "pciBusID", "prevResult",
+	"promiscMode", "resolvConf"}
+
+// Call is what the policy must know of a call beside its configuration.
+type Call struct {
+	Plugin string // the plugin's own name, whatever the configuration calls it
+	First  bool   // an ADD before which no other plugin ran: only the author can have written prevResult
+	Args   string // CNI_ARGS
+}
+
+// Load reads a policy. It returns nil, which permits everything, if the file does not exist. With owned, other users
+// than root must not be able to write it.
+func Load(path string, owned bool) (*Policy, error) {
+	f, err := os.Open(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, cni.Errorf(cni.CodeIO, "policy: %w", err)
+	}
+	defer f.Close()
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		return nil, cni.Errorf(cni.CodeIO, "policy %s: %w", path, err)
+	}
+	if owned && (st.Uid != 0 || st.Mode&0o022 != 0 || st.Mode&unix.S_IFMT != unix.S_IFREG) {
+		return nil, cni.Errorf(cni.CodeIO,
+			"policy %s: not a regular file that only root may write; run: chown root %s && chmod 644 %s", path, path,
+			path)
+	}
+	p := &Policy{path: path}
+	d := json.NewDecoder(f)
+	d.DisallowUnknownFields()
+	if err := d.Decode(p); err != nil {
+		return nil, cni.Errorf(cni.CodeIO, "policy %s: %w", path, err)
+	}
+	if p.TrustedDirs == nil {
+		p.TrustedDirs = []string{"/etc/cni/net.d"}
+	}
+	return p, p.check()
+}
+
+// check finds entries that would match nothing.
+func (p *Policy) check() error {
+	var errs []error
+	find := func(key string, list []string, isGood func(string) bool, want string) {
+		for _, entry := range list {
+			if entry != all && !isGood(entry) {
+				errs = append(errs, fmt.Errorf("%s: %q is not %s", key, entry, want))
+			}
+		}
+	}
+	isPrefix := func(s string) bool { _, err := netip.ParsePrefix(s); return err == nil }
+	isAddr := func(s string) bool { _, err := netip.ParseAddr(s); return err == nil }
+	isPort := func(s string) bool { _, _, ok := portRange(s); return ok }
+	find("subnets", p.Subnets, isPrefix, "a subnet such as 10.1.0.0/16")
+	find("hostPorts", p.HostPorts, isPort, "a port or a range such as 30000-32767")
+	find("hostAddresses", p.HostAddresses, isAddr, "an IP address")
+	isRefused := func(s string) bool { return slices.Contains(refusedKeys, s) }
+	find("allowKeys", p.AllowKeys, isRefused, "a key that is refused")
+	if err := errors.Join(errs...); err != nil {
+		return cni.Errorf(cni.CodeIO, "policy %s: %w", p.path, err)
+	}
+	return nil
+}
+
+// Check refuses (code 7) each value of a tenant's configuration that the policy does not permit.
+func (p *Policy) Check(conf []byte, call Call) error {
+	if p == nil {
+		return nil
+	}
+	if key := duplicateKey(conf); key != "" {
+		return cni.Refuse(key, nil, "appears twice, in the same or another case: which one counts is not defined")
+	}
+	var written map[string]any
+	if err := decodeNumbers(conf, &written); err != nil {
+		return nil // the plugin refuses it
+	}
+	names, trusted := p.trusted(written)
+	if trusted {
+		return nil
+	}
+	t := &tenant{Policy: p, call: call, conf: foldKeys(written).(map[string]any)}
+	if name := text(t.conf["name"]); slices.Contains(names, name) {
+		t.refuse("name", name, "is the name of a network of the administrator's")
+	}
+	t.checkTypes()
+	t.checkLinks()
+	t.checkKeys("", t.conf)
+	t.checkAddresses("ipam", t.conf["ipam"])
+	t.checkAddresses("runtimeConfig", t.conf["runtimeconfig"])
+	t.checkAddresses("args", t.conf["args"])
+	t.checkArgs()
+	t.checkPorts()
+	return t.problems.Err()
+}
+
+// tenant is the check of one configuration. Its keys are in lower case, because plugins read them in any case.
+type tenant struct {
+	*Policy
+	call     Call
+	conf     map[string]any
+	problems cni.Problems
+}
+
+func (t *tenant) refuse(key string, value any, reason string) {
+	t.problems.Add(cni.Refuse(key, value, reason).
+		Suggest("ask the administrator of the node; the policy is %s", t.path))
+}
+
+// unlisted refuses a value that a list of the policy does not have.
+func (t *tenant) unlisted(key string, value any, list string) {
+	t.refuse(key, value, "is not permitted by "+list+" of the policy")
+}
+
+func permits(list []string, value string) bool {
+	return slices.Contains(list, value) || slices.Contains(list, all)
+}
+
+func (t *tenant) checkTypes() {
+	if name := text(t.conf["type"]); !permits(t.Types, name) {
+		t.unlisted("type", name, "types")
+	}
+	ipam, _ := t.conf["ipam"].(map[string]any)
+	if name := text(ipam["type"]); name != "" && !permits(t.Types, name) {
+		t.unlisted("ipam.type", name, "types")
+	}
+}
+
+// checkLinks checks the interfaces of the host that the configuration names, or takes by default.
+func (t *tenant) checkLinks() {
+	bridge, named := t.conf["bridge"]
+	if t.call.Plugin == "bridge" && text(bridge) == "" {
+		bridge, named = "cni0", true // the plugin's default
+	}
+	if named && text(bridge) != "" && !permits(t.Bridges, text(bridge)) {
+		t.unlisted("bridge", text(bridge), "bridges")
+	}
+	if device := text(t.conf["device"]); device != "" && !permits(t.Masters, device) {
+		t.unlisted("device", device, "masters")
+	}
+	if t.conf["linkincontainer"] == true {
+		return
+	}
+	master := text(t.conf["master"])
+	isChild := slices.Contains([]string{"macvlan", "ipvlan", "vlan"}, t.call.Plugin)
+	switch {
+	case master == "" && isChild && !permits(t.Masters, master):
+		t.refuse("master", nil, "is missing, and the policy permits only those that it lists in masters")
+	case master != "" && !permits(t.Masters, master):
+		t.unlisted("master", master, "masters")
+	}
+}
+
+// checkKeys refuses the keys that reach the host, wherever they are. prevResult is one in the first plugin of a list.
+func (t *tenant) checkKeys(path string, value any) {
+	switch value := value.(type) {
+	case []any:
+		for i, v := range value {
+			t.checkKeys(fmt.Sprintf("%s[%d]", path, i), v)
+		}
+	case map[string]any:
+		for _, key := range slices.Sorted(maps.Keys(value)) {
+			i := slices.IndexFunc(refusedKeys, func(k string) bool { return strings.EqualFold(k, key) })
+			isResult := path == "" && key == "prevresult"
+			switch {
+			case isResult && !t.call.First, value[key] == nil:
+			case i >= 0 && !slices.Contains(t.AllowKeys, refusedKeys[i]):
+				t.refuse(cni.KeyIn(path, refusedKeys[i]), nil,
+					"is a key that reaches the host: allowKeys of the policy does not have it")
+			case !isResult:
+				t.checkKeys(cni.KeyIn(path, key), value[key])
+			}
+		}
+	}
+}
+
+// checkAddresses checks every address, range and gateway below a key.
+func (t *tenant) checkAddresses(path string, value any) {
+	switch value := value.(type) {
+	case []any:
+		for i, v := range value {
+			t.checkAddresses(fmt.Sprintf("%s[%d]", path, i), v)
+		}
+	case map[string]any:
+		for _, key := range slices.Sorted(maps.Keys(value)) {
+			if key != "portmappings" && key != "routes" && key != "dns" && key != "exclude" {
+				t.checkAddresses(cni.KeyIn(path, key), value[key])
+			}
+		}
+	case string:
+		key := strings.TrimRight(path[strings.LastIndex(path, ".")+1:], "[]0123456789")
+		isAddress := slices.Contains([]string{"address", "addresses", "gateway", "ips", "range", "rangeend",
+			"rangestart", "subnet"}, key)
+		if isAddress && !t.inSubnets(value) {
+			t.unlisted(path, value, "subnets")
+		}
+	}
+}
+
+// checkArgs checks the addresses that CNI_ARGS asks for.
+func (t *tenant) checkArgs() {
+	for pair := range strings.SplitSeq(t.call.Args, ";") {
+		key, value, _ := strings.Cut(pair, "=")
+		key = strings.ToUpper(strings.TrimSpace(key))
+		if (key == "IP" || key == "GATEWAY") && !t.inSubnets(value) {
+			t.unlisted("CNI_ARGS "+key, value, "subnets")
+		}
+	}
+}
+
+// inSubnets reports whether all addresses of a text, "10.1.0.2", "10.1.0.0/24", "10.1.0.2-10.1.0.9/24" or several of
+// them with commas, are in subnets of the policy.
+func (t *tenant) inSubnets(text string) bool {
+	for part := range strings.FieldsFuncSeq(text, func(r rune) bool { return r == ',' || r == '-' }) {
+		part = strings.TrimSpace(part)
+		if !strings.Contains(part, "/") {
+			part += "/128" // of IPv4 at most 32 count
+		}
+		addr, length, _ := strings.Cut(part, "/")
+		ip, err := netip.ParseAddr(addr)
+		bits, err2 := strconv.Atoi(length)
+		if ip.Is4In6() {
+			ip, bits = ip.Unmap(), bits-96
+		}
+		isIn := func(s string) bool {
+			subnet, _ := netip.ParsePrefix(s) // check has seen it
+			return subnet.Contains(ip) && subnet.Bits() <= bits
+		}
+		if err != nil || err2 != nil || !slices.ContainsFunc(t.Subnets, isIn) {
+			return false
+		}
+	}
+	return true
+}
+
+// checkPorts checks the host ports.
+func (t *tenant) checkPorts() {
+	rc, _ := t.conf["runtimeconfig"].(map[string]any)
+	list, _ := rc["portmappings"].([]any)
+	for i, entry := range list {
+		path := fmt.Sprintf("runtimeConfig.portMappings[%d]", i)
+		m, _ := entry.(map[string]any)
+		port := text(m["hostport"])
+		number, err := strconv.Atoi(port)
+		if err != nil || !slices.ContainsFunc(t.HostPorts, func(r string) bool {
+			from, to, ok := portRange(r)
+			return r == all || ok && from <= number && number <= to
+		}) {
+			t.unlisted(path+".hostPort", json.RawMessage(strconv.Quote(port)), "hostPorts")
+		}
+		if ip := text(m["hostip"]); !permits(t.HostAddresses, ip) {
+			t.unlisted(path+".hostIP", ip, "hostAddresses")
+		}
+	}
+}
+
+func portRange(text string) (from, to int, ok bool) {
+	first, last, isRange := strings.Cut(text, "-")
+	if !isRange {
+		last = first
+	}
+	from, err := strconv.Atoi(first)
+	to, err2 := strconv.Atoi(last)
+	return from, to, err == nil && err2 == nil && 0 < from && from <= to && to <= 65535
+}
+
+// text returns a JSON text or number as it is written, and nothing for other values.
+func text(value any) string {
+	switch value := value.(type) {
+	case string:
+		return value
+	case json.Number:
+		return value.String()
+	}
+	return ""
+}
+
+func decodeNumbers(data []byte, v any) error {
+	d := json.NewDecoder(bytes.NewReader(data))
+	d.UseNumber()
+	return d.Decode(v)
+}

@@ -1,0 +1,171 @@
+package policy_test
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/nstest"
+	"github.com/hawser-cni/plugins/pkg/policy"
+)
+
+func TestMain(m *testing.M) { nstest.Main(m) }
+
+func TestPolicy(t *testing.T) { nstest.RunSpecs(t, "pkg/policy") }
+
+// rules is a policy whose trusted directory has one list.
+func rules(more string) *policy.Policy {
+	GinkgoHelper()
+	dir := GinkgoT().TempDir()
+	trusted := filepath.Join(dir, "net.d")
+	Expect(os.Mkdir(trusted, 0o755)).To(Succeed())
+	list := `{"cniVersion":"1.0.0","name":"pods",
+		"plugins":[{"type":"bridge","bridge":"cni0","ipam":{"type":"host-local","subnet":"10.88.0.0/16"}},
+		{"type":"portmap","capabilities":{"portMappings":true},"markMasqBit":9007199254740993}]}`
+	Expect(os.WriteFile(filepath.Join(trusted, "10-pods.conflist"), []byte(list), 0o600)).To(Succeed())
+	Expect(os.WriteFile(filepath.Join(trusted, "20-broken.conf"), []byte(`{"name":`), 0o600)).To(Succeed())
+	file := filepath.Join(dir, "policy.json")
+	text := `{"trustedDirs":["` + trusted + `"],"types":["bridge","macvlan","host-local","static","portmap"],
+		"bridges":["tenant0"],"masters":["eth1"],"subnets":["10.200.0.0/16","fd00:200::/32"],
+		"hostPorts":["30000-32767","8080"],"hostAddresses":["192.0.2.10"]` + more + `}`
+	Expect(os.WriteFile(file, []byte(text), 0o600)).To(Succeed())
+	p, err := policy.Load(file, true)
+	Expect(err).NotTo(HaveOccurred())
+	return p
+}
+
+// refused lists what the policy refuses of a configuration, given without its braces.
+func refused(p *policy.Policy, plugin, conf string) (list []string) {
+	for _, problem := range cni.ProblemsOf(p.Check([]byte("{"+conf+"}"), policy.Call{Plugin: plugin, First: true})) {
+		Expect(problem.Code).To(Equal(cni.CodeConfig))
+		list = append(list, problem.String())
+	}
+	return list
+}
+
+const tenant = `"cniVersion":"1.0.0","name":"team","type":"bridge","bridge":"tenant0"`
+
+var _ = Describe("the policy for tenants", Label("tenant-policy"), func() {
+	DescribeTable("permits what it lists", func(plugin, conf string) {
+		Expect(refused(rules(""), plugin, conf)).To(BeEmpty())
+	},
+		Entry("a bridge", "bridge",
+			tenant+`,"ipam":{"type":"host-local","subnet":"10.200.1.0/24","gateway":"10.200.1.1"}`),
+		Entry("ranges of both families", "bridge", tenant+`,"ipam":{"type":"host-local","ranges":
+			[[{"subnet":"10.200.1.0/24","rangeStart":"10.200.1.9"}],[{"subnet":"fd00:200:1::/64"}]],
+			"routes":[{"dst":"0.0.0.0/0"}]}`),
+		Entry("no address", "bridge", tenant),
+		Entry("a master", "macvlan", `"name":"team","type":"macvlan","master":"eth1"`),
+		Entry("an interface of the container", "macvlan", `"name":"team","type":"macvlan","linkInContainer":true`),
+		Entry("a port", "portmap", `"name":"team","type":"portmap","runtimeConfig":
+			{"portMappings":[{"hostPort":8080,"containerPort":443,"protocol":"tcp","hostIP":"192.0.2.10"}]}`),
+		Entry("another plugin's null", "bridge", tenant+`,"dataDir":null`),
+	)
+
+	DescribeTable("refuses everything else, with key, value and list", func(plugin, conf string, want ...string) {
+		Expect(refused(rules(""), plugin, conf)).To(Equal(want))
+	},
+		Entry("a plugin", "tuning", `"name":"team","type":"tuning"`,
+			`type: "tuning" is not permitted by types of the policy`),
+		Entry("an IPAM plugin", "bridge", tenant+`,"ipam":{"type":"dhcp"}`,
+			`ipam.type: "dhcp" is not permitted by types of the policy`),
+		Entry("a bridge", "bridge", `"name":"team","type":"bridge","bridge":"cni0"`,
+			`bridge: "cni0" is not permitted by bridges of the policy`),
+		Entry("the bridge that is the default", "bridge", `"name":"team","type":"bridge"`,
+			`bridge: "cni0" is not permitted by bridges of the policy`),
+		Entry("a bridge, by a key in another case", "bridge", `"name":"team","type":"bridge","BRIDGE":"cni0"`,
+			`bridge: "cni0" is not permitted by bridges of the policy`),
+		Entry("a master", "macvlan", `"name":"team","type":"macvlan","master":"eth0"`,
+			`master: "eth0" is not permitted by masters of the policy`),
+		Entry("a master, by a key that Unicode folds", "macvlan", `"name":"team","type":"macvlan","maſter":"eth0"`,
+			`master: "eth0" is not permitted by masters of the policy`),
+		Entry("the master of the default route", "macvlan", `"name":"team","type":"macvlan"`,
+			`master: is missing, and the policy permits only those that it lists in masters`),
+		Entry("a subnet", "bridge", tenant+`,"ipam":{"type":"host-local","subnet":"10.88.0.0/24"}`,
+			`ipam.subnet: "10.88.0.0/24" is not permitted by subnets of the policy`),
+		Entry("a subnet that contains a permitted one", "bridge",
+			tenant+`,"ipam":{"type":"host-local","subnet":"10.0.0.0/8"}`,
+			`ipam.subnet: "10.0.0.0/8" is not permitted by subnets of the policy`),
+		Entry("a subnet of mapped addresses", "bridge",
+			tenant+`,"ipam":{"type":"host-local","subnet":"::ffff:10.200.0.0/104"}`,
+			`ipam.subnet: "::ffff:10.200.0.0/104" is not permitted by subnets of the policy`),
+		Entry("an address", "bridge", tenant+`,"ipam":{"type":"static","addresses":
+			[{"address":"10.200.0.2/16"},{"address":"10.88.0.2/16"}]}`,
+			`ipam.addresses[1].address: "10.88.0.2/16" is not permitted by subnets of the policy`),
+		Entry("an address that a pod asks for", "bridge", tenant+`,"runtimeConfig":{"ips":["10.88.0.2"]}`,
+			`runtimeConfig.ips[0]: "10.88.0.2" is not permitted by subnets of the policy`),
+		Entry("a port", "portmap", `"name":"team","type":"portmap","runtimeConfig":
+			{"portMappings":[{"hostPort":443,"containerPort":443,"protocol":"tcp"}]}`,
+			`runtimeConfig.portMappings[0].hostPort: "443" is not permitted by hostPorts of the policy`,
+			`runtimeConfig.portMappings[0].hostIP: "" is not permitted by hostAddresses of the policy`),
+		Entry("the name of a network of the administrator's", "bridge",
+			`"name":"pods","type":"bridge","bridge":"tenant0"`,
+			`name: "pods" is the name of a network of the administrator's`),
+		Entry("keys that reach the host", "bridge",
+			tenant+`,"forceAddress":true,"LOG":"x","ipam":{"type":"host-local","datadir":"/x"}`,
+			`forceAddress: is a key that reaches the host: allowKeys of the policy does not have it`,
+			`ipam.dataDir: is a key that reaches the host: allowKeys of the policy does not have it`,
+			`log: is a key that reaches the host: allowKeys of the policy does not have it`),
+		Entry("a result of the author's", "bridge", tenant+`,"prevResult":{"cniVersion":"1.0.0"}`,
+			`prevResult: is a key that reaches the host: allowKeys of the policy does not have it`),
+		Entry("a key twice", "bridge", tenant+`,"ipam":{"dataDir":"/x"},"ipam":{"type":"host-local"}`,
+			`ipam: appears twice, in the same or another case: which one counts is not defined`),
+	)
+
+	It("trusts what equals an entry of the administrator's, whatever the runtime added", func() {
+		p := rules("")
+		added := `"cniVersion":"1.0.0","name":"pods","prevResult":{"cniVersion":"1.0.0"},
+			"runtimeConfig":{"portMappings":[]},`
+		bridge := `"type":"bridge","bridge":"cni0","ipam":{"type":"host-local","subnet":"10.88.0.0/16"}`
+		Expect(refused(p, "bridge", added+bridge)).To(BeEmpty())
+		portmap := `"type":"portmap","capabilities":{"portMappings":true},"markMasqBit":`
+		Expect(refused(p, "portmap", added+portmap+"9007199254740993")).To(BeEmpty())
+		Expect(refused(p, "portmap", added+portmap+"9007199254740992")).NotTo(BeEmpty())
+		Expect(refused(p, "bridge", added+bridge+`,"forceAddress":true`)).NotTo(BeEmpty())
+		Expect(refused(p, "bridge", `"cniVersion":"1.0.0","name":"other",`+bridge)).NotTo(BeEmpty())
+	})
+
+	It("permits a key that allowKeys has, and every value of a list with an asterisk", func() {
+		p := rules(`,"allowKeys":["dataDir"]`)
+		Expect(refused(p, "bridge", tenant+`,"ipam":{"type":"host-local","dataDir":"/x"}`)).To(BeEmpty())
+		p.Bridges, p.HostPorts, p.HostAddresses = []string{"*"}, []string{"*"}, []string{"*"}
+		Expect(refused(p, "bridge", `"name":"team","type":"bridge","bridge":"x"`)).To(BeEmpty())
+		Expect(refused(p, "portmap", `"name":"team","type":"portmap","runtimeConfig":
+			{"portMappings":[{"hostPort":1,"containerPort":443,"protocol":"tcp"}]}`)).To(BeEmpty())
+	})
+
+	It("compares the addresses of CNI_ARGS", func() {
+		err := rules("").Check([]byte("{"+tenant+"}"),
+			policy.Call{Plugin: "bridge", Args: "IgnoreUnknown=1;ip=10.88.0.2"})
+		Expect(err).To(MatchError(`CNI_ARGS IP: "10.88.0.2" is not permitted by subnets of the policy`))
+	})
+
+	DescribeTable("refuses every call where the file cannot be relied on", func(
+		text string, mode os.FileMode, want string,
+	) {
+		file := filepath.Join(GinkgoT().TempDir(), "policy.json")
+		Expect(os.WriteFile(file, []byte(text), 0o600)).To(Succeed())
+		Expect(os.Chmod(file, mode)).To(Succeed())
+		_, err := policy.Load(file, true)
+		Expect(cni.AsError(err).Code).To(Equal(cni.CodeIO))
+		Expect(err).To(MatchError(ContainSubstring(want)))
+	},
+		Entry("others may write it", `{}`, os.FileMode(0o666), "only root may write"),
+		Entry("no JSON", `{`, os.FileMode(0o600), "unexpected EOF"),
+		Entry("an unknown key", `{"bridge":["x"]}`, os.FileMode(0o600), `unknown field "bridge"`),
+		Entry("a bad subnet", `{"subnets":["10.0.0.0"]}`, os.FileMode(0o600), `subnets: "10.0.0.0" is not a subnet`),
+		Entry("a bad port", `{"hostPorts":["9-8"]}`, os.FileMode(0o600), `hostPorts: "9-8" is not a port`),
+		Entry("a key that is never refused", `{"allowKeys":["mtu"]}`, os.FileMode(0o600),
+			`allowKeys: "mtu" is not a key`),
+	)
+
+	It("permits everything where there is none", func() {
+		p, err := policy.Load("/nowhere/policy.json", true)
+		Expect(err).NotTo(HaveOccurred())
+		Expect(p.Check([]byte(`{"type":"x"}`), policy.Call{})).To(Succeed())
+	})
+})

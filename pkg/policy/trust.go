@@ -1,0 +1,103 @@
+package policy
+
+import (
+	"maps"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"unicode"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+)
+
+// trusted returns the names of the administrator's networks, and reports whether the configuration equals an entry of
+// one of them. Files that cannot be read make nothing trusted.
+func (p *Policy) trusted(conf map[string]any) (names []string, isTrusted bool) {
+	own := asWritten(conf)
+	for _, dir := range p.TrustedDirs {
+		for _, file := range configurations(dir) {
+			var list map[string]any
+			if data, err := os.ReadFile(file); err != nil || decodeNumbers(data, &list) != nil {
+				continue
+			}
+			name := text(list["name"])
+			names = append(names, name)
+			entries, _ := list["plugins"].([]any)
+			if entries == nil {
+				entries = []any{list}
+			}
+			isEqual := func(e any) bool {
+				entry, ok := e.(map[string]any)
+				return ok && reflect.DeepEqual(asWritten(entry), own)
+			}
+			isTrusted = isTrusted || name == text(conf["name"]) && slices.ContainsFunc(entries, isEqual)
+		}
+	}
+	return names, isTrusted
+}
+
+// configurations lists the files that runtimes read in a directory.
+func configurations(dir string) (files []string) {
+	for _, pattern := range []string{"*.conf", "*.conflist", "*.json"} {
+		some, _ := filepath.Glob(filepath.Join(dir, pattern)) // a good pattern
+		files = append(files, some...)
+	}
+	return files
+}
+
+// asWritten leaves out the keys that a runtime adds to an entry.
+func asWritten(entry map[string]any) map[string]any {
+	out := maps.Clone(entry)
+	maps.DeleteFunc(out, func(key string, _ any) bool {
+		return slices.Contains([]string{"name", "cniVersion", "prevResult", "runtimeConfig"}, key) ||
+			strings.HasPrefix(key, "cni.dev/")
+	})
+	return out
+}
+
+// duplicateKey returns the first key that an object has twice in any case, or nothing. Of such keys a decoder may read
+// the first, the last, or both.
+func duplicateKey(conf []byte) (key string) {
+	seen := map[string]bool{}
+	cni.WalkValues(conf, func(path string, _ int64) bool {
+		if seen[fold(path)] {
+			key = path
+		}
+		seen[fold(path)] = true
+		return key == ""
+	})
+	return key
+}
+
+// fold returns the key in lower case. encoding/json compares keys by Unicode's simple folding, by which the Kelvin sign
+// equals k.
+func fold(key string) string {
+	return strings.Map(func(r rune) rune {
+		for next := unicode.SimpleFold(r); ; r, next = next, unicode.SimpleFold(next) {
+			if next <= r { // the first of those that are equal, a capital of ASCII if there is one
+				return unicode.ToLower(next)
+			}
+		}
+	}, key)
+}
+
+// foldKeys returns the value with the keys of all objects in lower case.
+func foldKeys(value any) any {
+	switch value := value.(type) {
+	case map[string]any:
+		out := make(map[string]any, len(value))
+		for k, v := range value {
+			out[fold(k)] = foldKeys(v)
+		}
+		return out
+	case []any:
+		out := make([]any, len(value))
+		for i, v := range value {
+			out[i] = foldKeys(v)
+		}
+		return out
+	}
+	return value
+}
