@@ -66,6 +66,9 @@ func testCommand(s *session) *cobra.Command {
 			if err != nil {
 				return err
 			}
+			if err := refuse(s.Node, list); err != nil {
+				return err
+			}
 			t := &trial{Network: list.Name, File: list.File, node: s.Node, list: list}
 			if !s.json {
 				t.out = s.out
@@ -233,8 +236,6 @@ func takesPorts(e node.Entry) bool { return e.Capabilities["portMappings"] }
 
 func (t *trial) addSecond(ctx context.Context) (string, error) {
 	switch main := t.list.Plugins[0]; {
-	case main.HasIPAM("static"):
-		return "", skipped("static gives each container the same addresses")
 	case t.isLoopback():
 		return "", skipped("each container has its own loopback")
 	case main.Is("host-device"):

@@ -1,0 +1,217 @@
+package tool
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/cmd/hawser/node"
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
+)
+
+// safety finds what a list would give the containers of a test although a live container, the host or another machine
+// of the network may have it: fixed addresses, fixed MAC addresses, and devices of the host. It reads the list as it
+// is written, with the lists in it (multus) and the configurations of other plugins, and keys in any case, because the
+// reference ignores the case.
+type safety struct {
+	node.Node
+	host *rtnl.Conn
+	seen []string // networks whose lists were read
+}
+
+// refuse returns the reason why no container may be attached by the list for a test; nil if there is none.
+func refuse(n node.Node, list node.List) error {
+	s := safety{Node: n, host: rtnl.Host()}
+	defer s.host.Close()
+	return s.list(list)
+}
+
+func (s *safety) list(list node.List) error {
+	s.seen = append(s.seen, list.Name)
+	for _, e := range list.Plugins {
+		data, _ := json.Marshal(e.Raw) // what was decoded can be encoded
+		var entry map[string]any
+		_ = json.Unmarshal(data, &entry)
+		if err := s.object(e.Key, entry); err != nil {
+			return fmt.Errorf("%s: %w", e.File, err)
+		}
+	}
+	return nil
+}
+
+// object checks an object at a path of the list, and all that is in it.
+func (s *safety) object(path string, o map[string]any) error {
+	if err := s.devices(path, o); err != nil {
+		return err
+	}
+	for _, key := range slices.Sorted(maps.Keys(o)) {
+		if err := s.value(cni.KeyIn(path, key), strings.ToLower(key), o[key]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// value checks the value of a key, which is in lower case.
+func (s *safety) value(path, key string, value any) error {
+	switch v := value.(type) {
+	case string:
+		switch {
+		case key == "mac" && v != "":
+			return fmt.Errorf("%s %q: a fixed MAC address, which may be in use, is not given to a test's container; "+
+				"test a copy of the list without it", path, v)
+		case key == "clusternetwork" || key == "defaultnetworks":
+			return s.network(v)
+		}
+	case map[string]any:
+		return s.object(path, v)
+	case []any:
+		if len(v) > 0 && (key == "addresses" || key == "ips") {
+			return fmt.Errorf("%s: fixed addresses, which may be in use, are not given to a test's container; test a "+
+				"copy of the list with host-local", path)
+		}
+		for i, element := range v {
+			at := fmt.Sprintf("%s[%d]", path, i)
+			if o, ok := element.(map[string]any); ok && key == "provide" && isIdentity(o) {
+				return fmt.Errorf("%s: a fixed client identifier, whose lease may be in use, is not given to a test's "+
+					"container; test a copy of the list without it", at)
+			}
+			if err := s.value(at, key, element); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// isIdentity reports whether an element of dhcp's provide is a fixed client identifier. A server knows clients by it.
+func isIdentity(o map[string]any) bool {
+	option := fmt.Sprint(o["option"])
+	return text(o, "value") != "" && (option == "61" || option == "dhcp-client-identifier")
+}
+
+// network checks the list of a network, or of a file, that multus reads.
+func (s *safety) network(name string) error {
+	if slices.Contains(s.seen, name) {
+		return nil
+	}
+	s.seen = append(s.seen, name)
+	list, err := pickList(s.Node, strings.TrimPrefix(name, "/host")) // its pod has the host there
+	if err != nil {
+		return nil //nolint:nilerr // a resource of the cluster, which only multus can read
+	}
+	return s.list(list)
+}
+
+// devices checks the devices that an entry names. Of other projects' plugins the keys have the same names.
+func (s *safety) devices(path string, o map[string]any) error {
+	plugin := text(o, "type")
+	runtime, _ := o["runtimeConfig"].(map[string]any)
+	named := map[string]string{"runtimeConfig.deviceID": text(runtime, "deviceID")}
+	for _, key := range []string{"device", "hwaddr", "kernelpath", "pciBusID", "deviceID"} {
+		named[key] = text(o, key)
+	}
+	switch {
+	case plugin == "":
+		return nil
+	case cni.IsPlugin(plugin, "macvlan") && text(o, "mode") == "passthru": // changes its master's address and mode
+		named = map[string]string{"master": text(o, "master")}
+	case s.Has(plugin) && !cni.IsPlugin(plugin, "host-device"):
+		return nil
+	}
+	for _, key := range slices.Sorted(maps.Keys(named)) {
+		if named[key] == "" && key != "master" {
+			continue
+		}
+		if why := s.use(key, named[key]); why != "" {
+			return fmt.Errorf("%s %q: the device is not given to a test's container: %s; test a copy of the list with "+
+				"an idle device", cni.KeyIn(path, key), named[key], why)
+		}
+	}
+	return nil
+}
+
+// use returns why a device is in use, or may be; empty for an idle one.
+func (s *safety) use(key, value string) string {
+	l, err := s.find(key, value)
+	if err != nil {
+		return err.Error()
+	}
+	addrs, bad := s.host.Addrs(l.Index)
+	routes, failed := s.host.Routes(l.Index, unix.AF_UNSPEC)
+	links, unread := s.host.Links()
+	switch on := slices.IndexFunc(links, func(other rtnl.Link) bool {
+		return other.Peer == l.Index && other.PeerNS < 0 && other.Kind != "veth" || other.Master == l.Index
+	}); {
+	case bad != nil || failed != nil || unread != nil:
+		return "it is not known whether it is in use"
+	case len(addrs) > 0:
+		return fmt.Sprintf("%s has address %s", l.Name, addrs[0].Prefix)
+	case len(routes) > 0:
+		return fmt.Sprintf("%s has route %s", l.Name, routes[0])
+	case l.Master != 0:
+		return l.Name + " is a port of another interface"
+	case on >= 0:
+		return links[on].Name + " is on " + l.Name
+	case l.Up:
+		return l.Name + " is up"
+	}
+	return ""
+}
+
+// find returns the link of a device, by the key that names it. Without a name it is the default route's.
+func (s *safety) find(key, value string) (rtnl.Link, error) {
+	dir := value
+	switch key {
+	case "master", "device":
+		if value == "" {
+			l, _ := uplink()
+			value = l.Name
+		}
+		if l, err := s.host.LinkByAnyName(value); err == nil {
+			return l, nil
+		}
+	case "hwaddr":
+		mac, _ := net.ParseMAC(value)
+		links, _ := s.host.Links()
+		i := slices.IndexFunc(links, func(l rtnl.Link) bool { return mac != nil && slices.Equal(l.MAC, mac) })
+		if i >= 0 {
+			return links[i], nil
+		}
+	case "pciBusID", "deviceID", "runtimeConfig.deviceID":
+		dir, _ = filepath.EvalSymlinks("/sys/bus/pci/devices/" + filepath.Base(value))
+		if dir == "" {
+			dir, _ = filepath.EvalSymlinks("/sys/bus/auxiliary/devices/" + filepath.Base(value))
+		}
+		fallthrough
+	default:
+		virtio, _ := filepath.Glob(dir + "/virtio*")
+		for _, dir := range append([]string{dir}, virtio...) {
+			entries, _ := os.ReadDir(filepath.Join(dir, "net"))
+			for _, e := range entries {
+				if l, err := s.host.Link(e.Name()); err == nil {
+					return l, nil
+				}
+			}
+		}
+	}
+	return rtnl.Link{}, fmt.Errorf("the host has no interface of it, so that it may be in use elsewhere")
+}
+
+// text returns the text of a key in any case; empty if there is none.
+func text(o map[string]any, key string) string {
+	for name, value := range o {
+		if v, ok := value.(string); ok && strings.EqualFold(name, key) {
+			return v
+		}
+	}
+	return ""
+}
