@@ -73,6 +73,12 @@ var _ = Describe("hawser trace", Label("tool-trace"), func() {
 			"was dropped by inet admin, chain no (nft -a list chain inet admin no)"))
 	})
 
+	It("prints no name of an interface raw", Label("tool-quote"), func() {
+		m.Cmd("ip", "link", "set", "cni0", "name", "c\x1b[31mX")
+		out := m.trace(knocks, "8080", "--for", "1m", "--packets", "1")
+		Expect(out.Stdout).To(And(ContainSubstring(`to c\u001b[31mX`), Not(ContainSubstring("\x1b"))), out.Stderr)
+	})
+
 	It("ends after so many packets, and fails when there are none", func() {
 		out := m.trace(knocks, "8080", "--for", "1m", "--packets", "1")
 		Expect(out.Exit).To(BeZero())

@@ -31,8 +31,8 @@ func Main(all []skel.Program) {
 	root, s := command(all, os.LookupEnv, os.Environ())
 	root.SetArgs(os.Args[1:])
 	root.SetIn(os.Stdin)
-	root.SetOut(os.Stdout)
-	root.SetErr(os.Stderr)
+	root.SetOut(&printer{to: os.Stdout})
+	root.SetErr(&printer{to: os.Stderr})
 	// A write to a pipe without a reader fails now, instead of ending a command before it has finished. Unlike an
 	// ignored signal, this one is not inherited by the programs that the tool runs.
 	signal.Notify(make(chan os.Signal, 1), unix.SIGPIPE)
@@ -47,7 +47,7 @@ func Main(all []skel.Program) {
 		if s.json && !s.out.written {
 			_ = s.show(map[string]string{"error": err.Error()}, nil) // standard error has it
 		}
-		fmt.Fprintln(os.Stderr, "hawser: "+strings.ReplaceAll(err.Error(), "\n", "\nhawser: "))
+		fmt.Fprintln(root.ErrOrStderr(), "hawser: "+strings.ReplaceAll(err.Error(), "\n", "\nhawser: "))
 	}
 	os.Exit(int(status))
 }

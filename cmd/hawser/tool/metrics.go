@@ -94,7 +94,7 @@ func labelled(labels []string) string {
 	escape := strings.NewReplacer(`\`, `\\`, `"`, `\"`, "\n", `\n`)
 	var words []string
 	for i := 0; i < len(labels); i += 2 {
-		words = append(words, labels[i]+`="`+escape.Replace(strings.ToValidUTF8(labels[i+1], "?"))+`"`)
+		words = append(words, labels[i]+`="`+escape.Replace(quote(labels[i+1]))+`"`)
 	}
 	if len(words) == 0 {
 		return ""

@@ -1,27 +1,75 @@
 package tool
 
 import (
-	"bufio"
+	"bytes"
 	"cmp"
 	"encoding/json"
 	"fmt"
+	"io"
 	"os"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
+	"unicode/utf16"
+	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
 )
 
+// printer is where all output and all errors of the tool are written. Any part of them may be the text of another
+// program or of a tenant, so that it quotes everything. A call of Write has whole characters.
+type printer struct {
+	to      *os.File
+	colours map[string]string // of severities, at the beginning of a line
+}
+
+func (p *printer) Write(data []byte) (n int, err error) {
+	text := "\n" + quote(string(data))
+	for severity, colour := range p.colours {
+		text = strings.ReplaceAll(text, "\n"+severity+" ", "\n"+colour+severity+"\x1b[0m ")
+	}
+	if n, err = io.WriteString(p.to, text[1:]); err == nil {
+		n = len(data)
+	}
+	return min(n, len(data)), err
+}
+
+// quote makes characters visible that a terminal does not print, but for newlines and tabs: control characters, which
+// begin escape sequences, and those that change the direction of a text. It writes them as JSON does, in which they are
+// in strings only, so that JSON stays the same. A byte that is not UTF-8 is written like the character of its number.
+func quote(text string) string {
+	var b strings.Builder
+	for i, r := range text {
+		_, size := utf8.DecodeRuneInString(text[i:])
+		isByte := r == utf8.RuneError && size == 1
+		if isByte {
+			r = rune(text[i])
+		}
+		switch {
+		case !isByte && (r == '\n' || r == '\t' || strconv.IsPrint(r)):
+			b.WriteRune(r)
+		case r > 0xffff:
+			high, low := utf16.EncodeRune(r)
+			fmt.Fprintf(&b, `\u%04x\u%04x`, high, low)
+		default:
+			fmt.Fprintf(&b, `\u%04x`, r)
+		}
+	}
+	return b.String()
+}
+
 // show writes what a command found: as JSON, in which a list that is nil is [], or as a table.
 func (s *session) show(found any, text func(table)) error {
 	if !s.json {
-		out := bufio.NewWriter(s.out) // tabwriter writes each cell by itself
-		t := table{tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)}
+		var out bytes.Buffer // tabwriter writes each cell by itself
+		t := table{tabwriter.NewWriter(&out, 0, 0, 2, ' ', 0)}
 		text(t)
-		return cmp.Or(t.Flush(), out.Flush())
+		_ = t.Flush() // into memory
+		_, err := s.out.Write(out.Bytes())
+		return err
 	}
 	if list := reflect.ValueOf(found); list.Kind() == reflect.Slice && list.IsNil() {
 		found = []any{}
@@ -45,43 +93,30 @@ func (t table) row(cells ...string) {
 // line writes a line that is no row.
 func (t table) line(format string, args ...any) { t.row(fmt.Sprintf(format, args...)) }
 
-// plain escapes the control characters of a text that others wrote; its lines stay lines, indented.
+// plain is a text that others wrote, for a cell: its lines stay lines, indented.
 func plain(text string) string {
-	var b strings.Builder
-	for _, r := range strings.TrimRight(text, " \t\r\n") {
-		switch {
-		case r == '\n':
-			b.WriteString("\n\t")
-		case r == '\t':
-			b.WriteByte(' ')
-		case r < ' ' || r >= 0x7f && r < 0xa0:
-			fmt.Fprintf(&b, `\x%02x`, r)
-		default:
-			b.WriteRune(r)
-		}
-	}
-	return b.String()
+	return strings.NewReplacer("\t", " ", "\n", "\n\t").Replace(quote(strings.TrimRight(text, " \t\r\n")))
 }
 
 // oneLine is a text of others in a line of ours.
 func oneLine(text string) string { return strings.ReplaceAll(plain(text), "\n\t", "; ") }
 
-// coloured is a severity in its colour, on a terminal where NO_COLOR does not forbid it.
-func (s *session) coloured(severity string) string {
-	file, isFile := s.out.root.OutOrStdout().(*os.File)
+// colour has the printer colour severities, on a terminal where NO_COLOR does not forbid it.
+func (s *session) colour() {
+	p, isPrinter := s.out.root.OutOrStdout().(*printer)
 	forbids := func(v string) bool { return strings.HasPrefix(v, "NO_COLOR=") && v != "NO_COLOR=" }
-	if !isFile || slices.ContainsFunc(s.Env, forbids) {
-		return severity
+	if !isPrinter || slices.ContainsFunc(s.Env, forbids) {
+		return
 	}
-	if _, err := unix.IoctlGetTermios(int(file.Fd()), unix.TCGETS); err != nil {
-		return severity
+	if _, err := unix.IoctlGetTermios(int(p.to.Fd()), unix.TCGETS); err == nil {
+		p.colours = map[string]string{broken: "\x1b[31m", doubtful: "\x1b[33m"}
 	}
-	return map[string]string{broken: "\x1b[31m", doubtful: "\x1b[33m"}[severity] + severity + "\x1b[0m"
 }
 
 // finding prints what is wrong somewhere, and what to do.
 func (s *session) finding(t table, severity, text, advice string) {
-	fmt.Fprintf(t, "%s %s\n", s.coloured(severity), oneLine(text))
+	s.colour()
+	fmt.Fprintf(t, "%s %s\n", severity, oneLine(text))
 	if advice != "" {
 		fmt.Fprintf(t, "    %s\n", oneLine(advice))
 	}
