@@ -53,11 +53,28 @@ func add(ctx context.Context, req *skel.Request, cfg config) (_ *cni.Result, err
 		c.Warn("markAcceptBit: %d is not used while containers live that have %d", cfg.Bit, r.Bit)
 	}
 	err = c.apply(ctx, s, r)
+	if err != nil && r.Backend == firewalld {
+		err = c.withoutFirewalld(ctx, s, r, cfg, err)
+	}
 	if cfg.backend == auto && errors.Is(err, nft.ErrUnsupported) {
 		r.Backend = iptables
 		err = ipt.Instead(c.apply(ctx, s, r), err)
 	}
 	return req.PrevResult, err
+}
+
+// withoutFirewalld makes the rules in nftables where firewalld failed, cannot be used and was not asked for. Otherwise
+// it returns the failure. The record no longer names firewalld, which DEL would ask to remove what it refused.
+func (c call) withoutFirewalld(ctx context.Context, s *store, r *record, cfg config, failure error) error {
+	r.Backend = nftables
+	if cfg.backend == auto && isUnusable(failure) {
+		c.Warn("backend nftables, since firewalld cannot be used: %v", failure)
+		return c.apply(ctx, s, r)
+	}
+	if cfg.backend == firewalld {
+		failure = fmt.Errorf("backend %q: %w", firewalld, failure)
+	}
+	return errors.Join(failure, s.Put(*r))
 }
 
 func del(ctx context.Context, req *skel.Request) error {
@@ -182,7 +199,12 @@ func (c call) replace(ctx context.Context, s *store, r *record) error {
 		return cni.Errorf(cni.CodeExists, "firewall: this attachment has its rules already (%s); DEL removes them",
 			r.Attachment)
 	}
-	return c.removeRecorded(ctx, s, &old)
+	if err := c.removeRecorded(ctx, s, &old); err != nil {
+		return err
+	}
+	_, kept, err := s.Get(r.Hash())
+	r.Pending = kept && old.Backend != iptables // firewalld gave no answer
+	return err
 }
 
 // choose decides on the backend.
@@ -244,7 +266,7 @@ func (c call) makeRules(ctx context.Context, r *record, p policy, tools []ipt.To
 		err = c.addNFTables(ctx, r, p)
 	}
 	if err == nil && r.Backend == firewalld {
-		err = addFirewalld(ctx, r)
+		r.Pending, err = addFirewalld(ctx, r)
 	}
 	return err
 }
@@ -297,8 +319,12 @@ func (c call) removeRules(ctx context.Context, s *store, r *record) error {
 		err = errors.Join(err, nft.IfSupported(c.delNFTables(ctx, r, remaining)))
 	}
 	var firewalldErr error
-	if r.Backend == firewalld {
+	if r.Backend == firewalld || r.Pending {
 		firewalldErr = delFirewalld(ctx, s, r)
+	}
+	if errors.Is(firewalldErr, errDenied) { // a later DEL would be denied, too
+		c.Warn("addresses of %s stay in zone %q of firewalld: %v", r.Attachment, r.Zone, firewalldErr)
+		firewalldErr = nil
 	}
 	switch {
 	case ipt.NotInstalled(err), err == nil && firewalldErr != nil: // a later DEL may succeed

@@ -28,13 +28,24 @@ const (
 // errNoFirewalld says that firewalld does not run. What it had at runtime is gone with it.
 var errNoFirewalld = errors.New("firewalld does not run: nobody has the name " + firewalldName + " on the system bus")
 
+// errNoAnswer says that firewalld, or the bus, gave no answer in time.
+var errNoAnswer = errors.New("no answer")
+
+// errDenied says that the bus or polkit denied the call, so that it would be denied again.
+var errDenied = errors.New("denied")
+
+// isUnusable reports whether firewalld cannot be used at all. It is false for what firewalld refuses in its own words.
+func isUnusable(err error) bool {
+	return errors.Is(err, errNoFirewalld) || errors.Is(err, errNoAnswer) || errors.Is(err, errDenied)
+}
+
 // askFirewalld calls a method about each of the addresses in the record's zone, and has heed decide about the answer.
 // The error matches errNoFirewalld where firewalld does not run.
 func askFirewalld(
 	ctx context.Context, r *record, method string, heed func(netip.Addr, *dbus.Call) error,
 ) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, busWait,
-		cni.Errorf(cni.CodeTryAgain, "firewalld: no answer on the system bus within %s", busWait))
+		cni.Errorf(cni.CodeTryAgain, "firewalld: %w on the system bus within %s", errNoAnswer, busWait))
 	defer cancel()
 	there := false
 	conn, err := dbus.ConnectSystemBus(dbus.WithContext(ctx))
@@ -58,10 +69,11 @@ func askFirewalld(
 	for _, a := range r.Addrs {
 		source := netip.PrefixFrom(a, a.BitLen()).String()
 		answer := object.CallWithContext(ctx, firewalldZones+"."+method, 0, r.Zone, source)
+		err := heed(a, answer)
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		if err := heed(a, answer); err != nil {
+		if err != nil {
 			errs = append(errs, fmt.Errorf("firewalld: %s %s, zone %q: %w", method, source, r.Zone, err))
 		}
 	}
@@ -80,19 +92,33 @@ func unless(codes ...string) func(netip.Addr, *dbus.Call) error {
 			return nil
 		}
 		text, _, _ := strings.Cut(answer.Err.Error(), "\n") // more are 15 kB of JSON, if nftables has refused it
-		return errors.New(text)
+		code, _, isCoded := strings.Cut(text, ":")
+		if isCoded && strings.Trim(code, "ABCDEFGHIJKLMNOPQRSTUVWXYZ_") == "" { // firewalld's own
+			return errors.New(text)
+		}
+		return fmt.Errorf("%w: %s", errDenied, text)
 	}
 }
 
 // addFirewalld makes the attachment's addresses sources of the zone, as the reference does: until firewalld reloads.
-func addFirewalld(ctx context.Context, r *record) error {
-	return askFirewalld(ctx, r, "addSource", unless("ZONE_ALREADY_SET"))
+// After an error, pending reports whether firewalld may have, or get, one of them as a source.
+func addFirewalld(ctx context.Context, r *record) (pending bool, err error) {
+	err = askFirewalld(ctx, r, "addSource", func(a netip.Addr, answer *dbus.Call) error {
+		err := unless("ZONE_ALREADY_SET")(a, answer)
+		refused := dbus.Error{}
+		isRefused := errors.As(answer.Err, &refused) && refused.Name != "org.freedesktop.DBus.Error.NoReply"
+		pending = pending || err == nil || !isRefused
+		return err
+	})
+	return pending && err != nil, err
 }
 
 // delFirewalld takes those addresses out of the zone that no other attachment has by now. It is no error if firewalld
 // does not run, does not have the address or the zone, or has the address in another zone.
 func delFirewalld(ctx context.Context, s *store, r *record) error {
-	own, err := r.ownAddrs(s)
+	there := *r
+	there.Backend = firewalld
+	own, err := there.ownAddrs(s)
 	if err != nil || len(own) == 0 {
 		return err
 	}

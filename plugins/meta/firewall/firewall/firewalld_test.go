@@ -23,14 +23,48 @@ type fakeFirewalld struct {
 	mu      sync.Mutex
 	sources []string // "ZONE ADDRESS"
 	conn    *dbus.Conn
+	denies  bool          // as polkit does where the caller may change nothing
+	stuck   chan struct{} // open: nothing is answered; nil, or closed: all is
 }
 
 func (f *fakeFirewalld) refuse(format string, args ...any) *dbus.Error {
 	return dbus.MakeFailedError(fmt.Errorf(format, args...))
 }
 
+func (f *fakeFirewalld) mayChange() *dbus.Error {
+	f.mu.Lock()
+	stuck, denies := f.stuck, f.denies
+	f.mu.Unlock()
+	if stuck != nil {
+		<-stuck
+	}
+	if !denies {
+		return nil
+	}
+	return dbus.NewError(firewalldName+".NotAuthorizedException", []any{"Not Authorized: addSource, config"})
+}
+
+func (f *fakeFirewalld) deny(denies bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.denies = denies
+}
+
+// hang leaves all calls without an answer until go is called.
+func (f *fakeFirewalld) hang() (resume func()) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.stuck = make(chan struct{})
+	resume = sync.OnceFunc(func() { close(f.stuck) })
+	DeferCleanup(resume)
+	return resume
+}
+
 // AddSource is firewalld's addSource.
 func (f *fakeFirewalld) AddSource(zone, source string) (string, *dbus.Error) {
+	if err := f.mayChange(); err != nil {
+		return "", err
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, s := range f.sources {
@@ -53,6 +87,9 @@ func (f *fakeFirewalld) AddSource(zone, source string) (string, *dbus.Error) {
 
 // RemoveSource is firewalld's removeSource.
 func (f *fakeFirewalld) RemoveSource(zone, source string) (string, *dbus.Error) {
+	if err := f.mayChange(); err != nil {
+		return "", err
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	i := slices.IndexFunc(f.sources, func(s string) bool { return strings.HasSuffix(s, " "+source) })
@@ -242,6 +279,74 @@ var _ = Describe("firewalld", func() {
 		c.check(Object{"ingressPolicy": "isolated"})
 	})
 
+	noRecord := func() {
+		GinkgoHelper()
+		Expect(w.Files(recordDir)).NotTo(ContainSubstring(".json"))
+	}
+
+	It("denies the right to change it: rules are in nftables, with a warning, and nothing is left",
+		Label("firewalld-refuses"), func() {
+			f.deny(true)
+			Expect(w.Warns(c.as("ADD"))).To(And(ContainSubstring("backend nftables"), ContainSubstring("Not Authorized")))
+			Expect(w.set("firewall4_v1")).To(ContainSubstring("10.1.0.2"))
+			c.check()
+			w.Fails(c.as("ADD"), 100)
+			Expect(w.Warns(c.as("DEL"))).To(BeEmpty())
+			noRecord()
+		})
+
+	It("denies the right to change it where it was asked for: the error names the key, and the next ADD works",
+		Label("firewalld-refuses"), func() {
+			f.deny(true)
+			policy := Object{"ingressPolicy": "isolated"}
+			Expect(w.Fails(c.as("ADD", asked, policy), 999)).To(And(HavePrefix(`backend "firewalld": `),
+				ContainSubstring("Not Authorized")))
+			noRecord()
+			c.add(Object{"backend": "nftables"})
+			c.del()
+			f.deny(false)
+			c.add(asked)
+			f.deny(true)
+			Expect(w.Warns(c.as("DEL"))).To(ContainSubstring("Not Authorized"))
+			noRecord()
+		})
+
+	It("denies the right to take an address away: GC warns, and the container can be added again, elsewhere, too",
+		Label("firewalld-refuses"), func() {
+			c.add(asked)
+			f.deny(true)
+			w.gc(1)
+			noRecord()
+			c.add(Object{"backend": "nftables"})
+			c.check(Object{"backend": "nftables"})
+			c.del()
+			noRecord()
+		})
+
+	It("hangs: rules are in nftables, with a warning, and DEL takes back what it does later",
+		Label("firewalld-refuses"), func() {
+			resume := f.hang()
+			Expect(w.Warns(c.as("ADD"))).To(And(ContainSubstring("backend nftables"), ContainSubstring("no answer")))
+			c.check()
+			resume()
+			Eventually(f.have).Should(ConsistOf("trusted 10.1.0.2/32"))
+			c.del()
+			Expect(f.have()).To(BeEmpty())
+			noRecord()
+		})
+
+	It("hangs from DEL on: the container can be added again with another backend", Label("firewalld-refuses"), func() {
+		c.add(asked)
+		resume := f.hang()
+		Expect(w.Warns(c.as("DEL"))).To(ContainSubstring("no answer"))
+		Expect(w.Warns(c.as("ADD", Object{"backend": "nftables"}))).To(ContainSubstring("no answer"))
+		resume()
+		c.check(Object{"backend": "nftables"})
+		c.del()
+		Expect(f.have()).To(BeEmpty())
+		noRecord()
+	})
+
 	It("is missed by STATUS and ADD when it was asked for", func() {
 		status := Call{Command: "STATUS", Conf: Object{"cniVersion": "1.1.0", "name": "net1", "type": "firewall",
 			"backend": "firewalld"}}
@@ -261,7 +366,7 @@ var _ = Describe("firewalld", func() {
 })
 
 var _ = Describe("a bus that does not answer", func() {
-	It("is given up after seconds: ADD fails with code 11, DEL warns and keeps the record", Label("firewalld"), func() {
+	It("is given up after seconds: ADD fails with code 11, DEL warns and keeps its record", Label("firewalld"), func() {
 		path := filepath.Join(GinkgoT().TempDir(), "bus")
 		silent := nstest.Must(net.Listen("unix", path))
 		DeferCleanup(func() { _ = silent.Close() })
@@ -272,7 +377,9 @@ var _ = Describe("a bus that does not answer", func() {
 		c, d := w.container(1, 2), w.container(1, 3)
 		c.add()
 		GinkgoT().Setenv("DBUS_SYSTEM_BUS_ADDRESS", "unix:path="+path)
-		Expect(w.Fails(d.as("ADD", Object{"backend": "firewalld"}), 11)).To(ContainSubstring("no answer"))
+		Expect(w.Fails(d.as("ADD", Object{"backend": "firewalld"}), 11)).To(And(HavePrefix(`backend "firewalld": `),
+			ContainSubstring("no answer")))
+		Expect(strings.Count(w.Files(recordDir), ".json")).To(Equal(1), "nothing was asked")
 		Expect(w.Warns(c.as("DEL"))).To(ContainSubstring("no answer"))
 		GinkgoT().Setenv("DBUS_SYSTEM_BUS_ADDRESS", address)
 		c.del()

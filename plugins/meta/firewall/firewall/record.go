@@ -33,6 +33,9 @@ type record struct {
 	// Ending says that a DEL has begun: nothing is restored any more.
 	Ending bool `json:"ending,omitempty"`
 
+	// Pending says that firewalld is not the backend, and may yet have the addresses as sources of the zone.
+	Pending bool `json:"pending,omitempty"`
+
 	Bridge string `json:"bridge,omitempty"` // interface of the policy; empty: no bridge, or not looked for
 	Port   int    `json:"port,omitempty"`   // index of the host end, a port of the bridge
 	// SetFlag says that the port is isolated because of the policy, and not by the bridge plugin.
