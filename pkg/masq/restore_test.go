@@ -1,0 +1,77 @@
+package masq_test
+
+import (
+	"context"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/masq"
+	"github.com/hawser-cni/plugins/pkg/nft"
+	"github.com/hawser-cni/plugins/pkg/nstest"
+)
+
+var _ = Describe("a restore of flushed rules", Label("tool-ending"), func() {
+	ctx := context.Background()
+	of := func(id, addr string) masq.Config {
+		return masq.Config{Attachment: cni.Attachment{Network: "net", ContainerID: id, IfName: "eth0"},
+			Addrs: prefixes(addr)}
+	}
+	ended, lives := of("ended", "10.1.0.2/24"), of("lives", "10.1.0.3/24")
+	// on is a host that had the masquerades of both, and the rules that it has.
+	on := func(do func(nf *nft.Conn, rules func() string)) {
+		h := nstest.NewHost()
+		h.Do(func() {
+			nf := nft.New()
+			defer nf.Close()
+			for _, c := range []masq.Config{ended, lives} {
+				Expect(masq.Add(ctx, nf, c)).To(Succeed())
+			}
+			h.Cmd("nft", "flush", "ruleset")
+			do(nf, func() string { return h.Cmd("nft", "list", "ruleset") })
+		})
+	}
+	restored := And(ContainSubstring(" lives "), Not(ContainSubstring(" ended ")))
+
+	It("leaves out an attachment that does not exist", func() {
+		on(func(nf *nft.Conn, rules func() string) {
+			missing, err := masq.Restore(ctx, nf, []masq.Config{ended, lives}, func(mark string) bool {
+				return mark != ended.Attachment.Mark()
+			})
+			Expect(err).NotTo(HaveOccurred())
+			Expect(missing).To(HaveLen(1))
+			Expect(rules()).To(restored)
+		})
+	})
+
+	It("is undone when the attachment ended in between", func() {
+		on(func(nf *nft.Conn, rules func() string) {
+			asked := 0
+			missing, err := masq.Restore(ctx, nf, []masq.Config{ended, lives}, func(mark string) bool {
+				if mark == ended.Attachment.Mark() {
+					asked++
+				}
+				return mark != ended.Attachment.Mark() || asked == 1
+			})
+			Expect(err).NotTo(HaveOccurred())
+			Expect(missing).To(HaveLen(1))
+			Expect(rules()).To(restored)
+		})
+	})
+
+	DescribeTable("is found by a DEL that removed the rules before, and not yet the link", func(addrs bool) {
+		on(func(nf *nft.Conn, rules func() string) {
+			c := ended
+			if !addrs {
+				c.Addrs = nil
+			}
+			Expect(masq.Del(ctx, nf, c)).To(Succeed())
+			_, err := masq.Restore(ctx, nf, []masq.Config{ended, lives}, func(string) bool { return true })
+			Expect(err).NotTo(HaveOccurred())
+			Expect(rules()).To(ContainSubstring(" ended "))
+			Expect(masq.DelAgain(ctx, nf, c)).To(Succeed())
+			Expect(rules()).To(restored)
+		})
+	}, Entry("with the addresses", true), Entry("without", false))
+})
