@@ -180,6 +180,15 @@ func WarnIfMissing(warn func(format string, args ...any), what string, err error
 // is named in a line ":CHAIN -" is emptied, or made when it is missing; all others stay as they are.
 // When the xtables lock is not free before ctx's deadline, the error matches statefile.ErrBusy.
 func (t Tool) Restore(ctx context.Context, table string, lines []string) error {
+	return t.runRestore(ctx, table, lines, false)
+}
+
+// Try parses the lines as Restore does, and applies none. It waits for no lock, and looks up no names.
+func (t Tool) Try(ctx context.Context, table string, lines []string) error {
+	return t.runRestore(ctx, table, lines, true)
+}
+
+func (t Tool) runRestore(ctx context.Context, table string, lines []string, isTrial bool) error {
 	program, err := t.restore, error(nil)
 	if program == "" {
 		program, err = t.path(ctx, "-restore")
@@ -191,7 +200,13 @@ func (t Tool) Restore(ctx context.Context, table string, lines []string) error {
 	cmd := process.Command{Path: program, Args: []string{"--noflush", "-w", strconv.Itoa(waitSeconds(ctx))},
 		Stdin:  []byte("*" + table + "\n" + strings.Join(lines, "\n") + "\nCOMMIT\n"),
 		Stderr: &errs}
-	if err = cmd.Run(ctx); err == nil {
+	if isTrial {
+		cmd.Args = append(cmd.Args, "--test")
+		err = cmd.RunNameless(ctx)
+	} else {
+		err = cmd.Run(ctx)
+	}
+	if err == nil {
 		return nil
 	}
 	exit := (*process.ExitError)(nil)

@@ -191,10 +191,25 @@ func namesModprobe(token string) bool {
 		long == "--mo" || long == "--mod" || strings.HasPrefix(token, "--modp")
 }
 
+const (
+	conditionMax = 1 << 14 // bytes
+	rulesMax     = 256     // of one port
+)
+
 // checkTokens refuses tokens that would end the condition or have iptables run a program: tenants may write them.
 func checkTokens(key string, tokens []string) error {
 	var problems cni.Problems
+	if len(strings.Join(tokens, " ")) > conditionMax {
+		return cni.Refuse(key, nil, fmt.Sprintf("has more than %d bytes", conditionMax))
+	}
+	rules := 1
 	for i, t := range tokens {
+		if strings.ContainsAny(t, ".:") { // addresses: iptables makes a rule of each
+			rules *= min(1+strings.Count(t, ","), rulesMax+1)
+		}
+		if syntaxOf(tokens) == iptables && rules > rulesMax {
+			return cni.Refuse(key, nil, fmt.Sprintf("has lists of addresses that make more than %d rules", rulesMax))
+		}
 		where := fmt.Sprintf("%s[%d]", key, i)
 		switch {
 		case t == "":

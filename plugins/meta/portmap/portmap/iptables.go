@@ -11,10 +11,12 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/ipt"
 	"github.com/hawser-cni/plugins/pkg/nft"
+	"github.com/hawser-cni/plugins/pkg/process"
 	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
@@ -269,6 +271,37 @@ func (r *record) entryRules(f nft.Family) (out []ipt.Rule) {
 	}
 	return out
 }
+
+// tryConditions has iptables parse the attachment's conditions, before a lock is held for which others wait.
+func (r *record) tryConditions(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, tryTime)
+	defer cancel()
+	for _, a := range r.chainAddrs() {
+		conditions, key := r.Options.conditions(a.family())
+		if len(conditions) == 0 {
+			continue
+		}
+		tool, err := ipt.Find(ctx, a.family())
+		if err != nil {
+			return fmt.Errorf("host ports with iptables: %w", err)
+		}
+		lines := []string{":" + hostportDNAT + " -", ":" + r.chain() + " -"}
+		for _, rule := range r.entryRules(a.family()) {
+			lines = append(lines, rule.Append())
+		}
+		err = tool.Try(ctx, natTable, lines)
+		if errors.As(err, new(*process.ExitError)) && !errors.As(err, new(*cni.Error)) {
+			return cni.Errorf(cni.CodeConfig, "%s: %q: refused by iptables: %w", key, conditions, err)
+		}
+		if err != nil {
+			return fmt.Errorf("%s: iptables has to parse them: %w", key, err)
+		}
+	}
+	return nil
+}
+
+// tryTime is how long iptables may take to parse conditions.
+const tryTime = 10 * time.Second
 
 // chainRules are the rules in the container's chain: for each port those that set the fwmark, then one that translates.
 func (r *record) chainRules(a address) (out []ipt.Rule) {

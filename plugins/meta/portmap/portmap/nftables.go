@@ -22,7 +22,8 @@ import (
 // nftProgram is needed for text that an administrator wrote in its language, and for nothing else.
 const nftProgram = "nft"
 
-// compileConditions has nft(8) fill the chains with the attachment's conditions. Until then they translate nothing.
+// compileConditions has nft(8) fill the chains with the attachment's conditions. Until then they translate nothing. The
+// text is the configuration's, so no other call waits meanwhile, and nft looks up no names.
 func (r *record) compileConditions(ctx context.Context) error {
 	for _, a := range r.publishedAddrs() {
 		if r.conditionChain(a.family()) == "" {
@@ -33,7 +34,7 @@ func (r *record) compileConditions(ctx context.Context) error {
 		var said strings.Builder
 		if err == nil {
 			script := []byte(r.conditionScript(a))
-			err = process.Command{Path: path, Args: []string{"-f", "-"}, Stdin: script, Stderr: &said}.Run(ctx)
+			err = process.Command{Path: path, Args: []string{"-f", "-"}, Stdin: script, Stderr: &said}.RunNameless(ctx)
 		}
 		text := strings.Join(strings.Fields(said.String()), " ")
 		if errors.As(err, new(*process.ExitError)) {
@@ -318,8 +319,8 @@ func (r *record) afterConditions(a address) string {
 func (r *record) conditionScript(a address) string {
 	conditions, _ := r.Options.conditions(a.family())
 	chain := fmt.Sprintf("%s %s", table, r.conditionChain(a.family()))
-	return fmt.Sprintf("add chain %s\nflush chain %s\nadd rule %s %s goto %s\n",
-		chain, chain, chain, strings.Join(conditions, " "), r.afterConditions(a))
+	return fmt.Sprintf("flush chain %s\nadd rule %s %s goto %s\n", chain, chain, strings.Join(conditions, " "),
+		r.afterConditions(a))
 }
 
 // items are the elements of the attachment. On iptables it has none; then they tell who else has its ports.

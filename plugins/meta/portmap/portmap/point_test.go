@@ -1,8 +1,14 @@
 package portmap
 
 import (
+	"context"
 	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
+	"time"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -367,7 +373,76 @@ var _ = Describe("conditions", Label("kernel"), func() {
 			Expect(w.ruleset()).NotTo(MatchRegexp("808|_conditions_|_masq_|CNI-DN"))
 		})
 	})
+	eachKind(func(k kind) {
+		It("have numbers: no name is looked up, and no name server is asked", Label("conditions-names"), func() {
+			w, a, before := settled(k)
+			var server net.PacketConn
+			w.Do(func() { server = nstest.Must(net.ListenPacket("udp", "127.0.0.1:53")) })
+			DeferCleanup(server.Close)
+			w.Cmd("sh", "-ec", "cd /run; echo nameserver 127.0.0.1 >resolv.conf; echo hosts: dns >nsswitch.conf; "+
+				"for i in *.conf; do mount --bind $i /etc/$i; done")
+			conditions := []string{"ip saddr n0.example", `ip saddr "n0"`, "ip saddr { 192.0.2.1, n0.example }",
+				"ct original ip daddr n0.example", "tcp sport http"}
+			if k.name != "nftables" {
+				conditions = []string{"-s n0.example", "--dst n0", "-s 192.0.2.1,n0.example",
+					"-m conntrack --ctorigdst n0.example", "-m tcp --sport http"}
+			}
+			for _, text := range conditions {
+				o := a.call("ADD", k.config, Object{"conditionsV4": strings.Fields(text)}, ports("8080:80"))
+				Expect(o.Code).To(Equal(cni.CodeConfig), text)
+				Expect(o.Msg).To(MatchRegexp("^conditionsV4: .* refused by "), text)
+			}
+			Expect(server.SetReadDeadline(time.Now())).To(Succeed())
+			_, _, err := server.ReadFrom(make([]byte, 512))
+			Expect(err).To(MatchError(os.ErrDeadlineExceeded), "a query")
+			Expect(w.rules()).To(Equal(before))
+		})
+
+		It("delay no other call, however long they are parsed", Label("conditions-names"), func() {
+			w, a, b := newContainers()
+			b.add(k.config, ports("8082:80"))
+			began := filepath.Join(GinkgoT().TempDir(), "began")
+			cond := Object{"conditionsV4": strings.Fields("ip saddr 192.0.2.7")}
+			program := "nft"
+			if k.name != "nftables" {
+				cond, program = Object{"conditionsV4": strings.Fields("-s 192.0.2.7")}, "iptables-restore"
+			}
+			dir := slowly(program, "192.0.2.7", began)
+			GinkgoT().Setenv("PATH", dir+":"+os.Getenv("PATH"))
+			call := a.as("ADD", k.config, cond, ports("8080:80"))
+			ctx, cancel := context.WithCancel(context.Background())
+			defer cancel()
+			call.Ctx = ctx
+			done := make(chan outcome, 1)
+			go func() {
+				defer GinkgoRecover()
+				done <- w.run(call)
+			}()
+			Eventually(began).Should(BeAnExistingFile())
+			b.del()
+			b.add(k.config, ports("8082:80"))
+			Expect(done).NotTo(Receive())
+			cancel()
+			Eventually(done).Should(Receive())
+		})
+	})
 })
+
+// slowly makes a directory with a program that takes its time where its input has the text: then it makes a file.
+func slowly(program, text, file string) (dir string) {
+	GinkgoHelper()
+	dir = GinkgoT().TempDir()
+	real := nstest.Must(filepath.EvalSymlinks(nstest.Must(exec.LookPath(program))))
+	script := fmt.Sprintf(`#!/bin/sh
+text=$(cat; echo .)
+case $text in *%s*) touch %s; exec sleep 1000;; esac
+printf %%s "${text%%.}" | exec %s "$@"
+`, text, file, nstest.Must(exec.LookPath(program)))
+	name := filepath.Join(dir, filepath.Base(real)+".sh")
+	Expect(os.WriteFile(name, []byte(script), 0o700)).To(Succeed())
+	Expect(os.Symlink(name, filepath.Join(dir, program))).To(Succeed())
+	return dir
+}
 
 // answerTCP serves a word.
 func answerTCP(c *container, port int, text string) {

@@ -35,6 +35,20 @@ func (c call) publish(ctx context.Context, cfg config, r *record) (err error) {
 	if r.Backend, err = c.choose(cfg); err != nil {
 		return err
 	}
+	if r.Backend == iptables {
+		if err := r.tryConditions(ctx); err != nil {
+			return err
+		}
+	}
+	if err := c.publishLocked(ctx, cfg, r); err != nil || r.Backend != nftables {
+		return err
+	}
+	return r.compileConditions(ctx)
+}
+
+// publishLocked is the part of publish that other calls wait for. No program gets text of a configuration in it that
+// has not been parsed before.
+func (c call) publishLocked(ctx context.Context, cfg config, r *record) (err error) {
 	s, err := records().Open(ctx)
 	if err != nil {
 		return err
@@ -82,11 +96,7 @@ func (p *publication) attempt(ctx context.Context) error {
 	if err := p.update(ctx); err != nil {
 		return err
 	}
-	if r.Backend == nftables {
-		if err := r.compileConditions(ctx); err != nil {
-			return err
-		}
-	} else {
+	if r.Backend == iptables {
 		for _, a := range r.chainAddrs() {
 			make := p.addChain
 			if p.restores {
