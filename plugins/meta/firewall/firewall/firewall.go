@@ -33,6 +33,9 @@ func add(ctx context.Context, req *skel.Request, cfg config) (_ *cni.Result, err
 	case r.Policy == policyOpen && len(r.Addrs) == 0:
 		return req.PrevResult, nil
 	}
+	if err := c.refuseOthersChain(ctx, r.AdminChain); err != nil {
+		return nil, err
+	}
 	s, err := records().Open(ctx)
 	if err != nil {
 		return nil, err
@@ -317,6 +320,9 @@ func (c call) removeRules(ctx context.Context, s *store, r *record) error {
 		err = errors.Join(err, c.delIPTables(ctx, s, r, remaining))
 	} else {
 		err = errors.Join(err, nft.IfSupported(c.delNFTables(ctx, r, remaining)))
+	}
+	if err == nil {
+		err = c.dropAdmin(ctx, s, r)
 	}
 	var firewalldErr error
 	if r.Backend == firewalld || r.Pending {

@@ -113,13 +113,24 @@ func (p *forwardPath) stage(tx *nft.Tx) error {
 		return err
 	}
 	t := filter(p.Family)
+	if p.r.AdminChain != defaultAdminChain && slices.ContainsFunc(rules, adminJump(p.r.AdminChain).Equal) {
+		live, err := p.NF.Rules(t, cniForward)
+		if err != nil {
+			return err
+		}
+		for _, l := range slices.Backward(live) { // chains that packets pass already stay before it
+			if jump := adminJump(l.Target); l.IsOneOf(p.Family, p.inNFTables(jump)) {
+				stale, rules = append(stale, l), append(rules, jump)
+			}
+		}
+	}
 	forward := nft.Chain{Name: forwardHook, Hook: &nft.Hook{Type: "filter", Point: nft.Forward}}
 	chains := []nft.Chain{forward, {Name: p.r.AdminChain}, {Name: cniForward}, {Name: acceptedChain}}
 	if err := tx.EnsureLayout(nft.Layout{Table: t, Chains: chains}); err != nil {
 		return err
 	}
 	for _, l := range stale {
-		tx.DeleteRule(t, acceptedChain, l.Handle)
+		tx.DeleteRule(t, l.Chain, l.Handle)
 	}
 	for _, r := range rules {
 		place := tx.AddRule

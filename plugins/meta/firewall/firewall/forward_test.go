@@ -9,6 +9,7 @@ import (
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 
+	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/nstest"
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
 )
@@ -31,6 +32,64 @@ func (w *world) set(name string) string {
 	GinkgoHelper()
 	return w.Cmd("nft", "list", "set", "inet", "hawser", name)
 }
+
+var _ = Describe("a chain that a configuration names", Label("kernel", "admin-chain-named"), func() {
+	eachKind(func(k kind) {
+		var w *world
+		var a, b, c *container
+		BeforeEach(func() {
+			w = newWorld(1)
+			a, b, c = w.container(1, 2), w.container(1, 3), w.container(1, 4)
+		})
+		named := func(chain string) Object { return Object{"iptablesAdminChainName": chain} }
+		overrides := func() []string {
+			GinkgoHelper()
+			var chains []string
+			for line := range strings.Lines(w.Cmd("iptables", "-S", "CNI-FORWARD")) {
+				if _, chain, ok := strings.Cut(line, `admin overrides" -j `); ok {
+					chains = append(chains, strings.TrimSpace(chain))
+				}
+			}
+			return chains
+		}
+
+		It("comes behind those that packets pass already, and goes with the last container", func() {
+			for range 2 {
+				a.add(k.config)
+				b.add(k.config, named("TENANT"))
+				c.add(k.config, named("OTHER"))
+				Expect(overrides()).To(Equal([]string{"CNI-ADMIN", "TENANT", "OTHER"}))
+				b.check(k.config, named("TENANT"))
+				b.del(k.config)
+				Expect(overrides()).To(Equal([]string{"CNI-ADMIN", "OTHER"}))
+				c.del(k.config)
+				for _, program := range []string{"iptables", "ip6tables"} {
+					Expect(w.Cmd(program, "-S")).NotTo(MatchRegexp("TENANT|OTHER"))
+				}
+				a.check(k.config)
+				a.del(k.config)
+			}
+		})
+
+		It("stays where it has rules", func() {
+			w.Cmd("iptables", "-N", "SITE")
+			w.Cmd("iptables", "-A", "SITE", "-s", "192.0.2.99/32", "-j", "DROP")
+			b.add(k.config, named("SITE"))
+			b.del(k.config)
+			Expect(overrides()).To(Equal([]string{"SITE"}))
+			Expect(w.Cmd("iptables", "-S", "SITE")).To(ContainSubstring("192.0.2.99"))
+		})
+
+		It("is refused where other software's rules lead to it, and nothing is left", func() {
+			w.Cmd("sh", "-ec", "iptables -N KUBE-FORWARD; iptables -A FORWARD -j KUBE-FORWARD; "+
+				"iptables -A KUBE-FORWARD -m conntrack --ctstate ESTABLISHED -j ACCEPT")
+			before := w.state()
+			Expect(w.Call(b.as("ADD", k.config, named("KUBE-FORWARD"))).Failed(cni.CodeConfig)).To(ContainSubstring(
+				`iptablesAdminChainName: "KUBE-FORWARD" is a chain of other software`))
+			Expect(w.state()).To(Equal(before))
+		})
+	})
+})
 
 var _ = Describe("nftables", Label("kernel"), func() {
 	for _, variant := range []string{"nft", "legacy"} {

@@ -42,17 +42,6 @@ func forwardChain(f nft.Family) ipt.Chain {
 // filter is the family's table filter, where iptables-nft keeps it.
 func filter(f nft.Family) nft.Table { return nft.Table{Family: f, Name: filterTable} }
 
-// adminRules lead from FORWARD through the administrator's chain, each as the first rule of its chain.
-func adminRules(admin string) []ipt.Rule {
-	return []ipt.Rule{commented(cniForward, "", "admin overrides", admin),
-		commented(forwardHook, "", "rules", cniForward)}
-}
-
-func ensureAdmin(e *ipt.Edit, admin string) {
-	e.Make(cniForward, admin)
-	e.First(adminRules(admin)...)
-}
-
 // addressRules are the reference's rules of an address.
 func addressRules(a netip.Addr) []ipt.Rule {
 	host := netip.PrefixFrom(a, a.BitLen()).String()

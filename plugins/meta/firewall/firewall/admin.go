@@ -1,0 +1,109 @@
+package firewall
+
+import (
+	"context"
+	"errors"
+	"slices"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/ipt"
+	"github.com/hawser-cni/plugins/pkg/nft"
+)
+
+// adminOverrides is the reference's comment of the rules that lead to administrators' chains.
+const adminOverrides = "admin overrides"
+
+// adminRules lead from FORWARD through the administrator's chain, each as the first rule of its chain.
+func adminRules(admin string) []ipt.Rule {
+	return []ipt.Rule{adminJump(admin), commented(forwardHook, "", "rules", cniForward)}
+}
+
+func adminJump(admin string) ipt.Rule { return commented(cniForward, "", adminOverrides, admin) }
+
+// ensureAdmin makes the rules that lead through the administrator's chain. A chain that a configuration names comes
+// behind those that packets pass already, whose author may be another one.
+func ensureAdmin(e *ipt.Edit, admin string) {
+	e.Make(cniForward, admin)
+	var before []ipt.Rule
+	if admin != defaultAdminChain && !e.Has(adminJump(admin)) {
+		for _, r := range e.Rules {
+			if r.Equal(adminJump(r.Option("-j"))) {
+				before = append(before, r)
+			}
+		}
+		e.Delete(func(r ipt.Rule) bool { return slices.ContainsFunc(before, r.Equal) })
+	}
+	e.First(append(before, adminRules(admin)...)...)
+}
+
+// refuseOthersChain refuses a configured chain that is other software's: rules outside CNI-FORWARD lead to it.
+func (c call) refuseOthersChain(ctx context.Context, admin string) error {
+	if admin == defaultAdminChain {
+		return nil
+	}
+	for _, f := range nft.Families() {
+		live, err := c.NF.Rules(filter(f), "")
+		if err := nft.IfSupported(err); err != nil {
+			return err
+		}
+		legacy, err := iptLegacy(f).Look(ctx, filterTable)
+		if ipt.NotInstalled(err) {
+			legacy, err = &ipt.Edit{}, nil
+		}
+		if err != nil {
+			return err
+		}
+		if slices.ContainsFunc(live, leadsInNFTables(admin)) ||
+			slices.ContainsFunc(legacy.Rules, leadsInLegacy(admin)) {
+			return cni.Refuse("iptablesAdminChainName", admin, "is a chain of other software, whose rules lead to it").
+				Suggest("name a chain of your own")
+		}
+	}
+	return nil
+}
+
+// leadsInNFTables returns a function that reports whether a rule outside CNI-FORWARD leads to a chain.
+func leadsInNFTables(chain string) func(nft.LiveRule) bool {
+	return func(l nft.LiveRule) bool { return l.Target == chain && l.Chain != cniForward }
+}
+
+// leadsInLegacy is leadsInNFTables for iptables-legacy.
+func leadsInLegacy(chain string) func(ipt.Rule) bool {
+	return func(r ipt.Rule) bool {
+		return r.Chain != cniForward && (r.Option("-j") == chain || r.Option("-g") == chain)
+	}
+}
+
+// dropAdmin removes the configured chain of the last attachment that names it, and the rule that leads there, unless
+// the chain has rules. The default chain stays, as the reference's does.
+func (c call) dropAdmin(ctx context.Context, s *store, r *record) error {
+	admin := r.AdminChain
+	if admin == defaultAdminChain || r.Backend == firewalld {
+		return nil
+	}
+	used, err := s.Any(func(o record) bool { return o.Hash() != r.Hash() && o.AdminChain == admin })
+	if err != nil || used {
+		return err
+	}
+	var errs []error
+	for _, f := range nft.Families() {
+		live, err := c.NF.Rules(filter(f), "")
+		isOthers := func(l nft.LiveRule) bool { return l.Chain == admin || leadsInNFTables(admin)(l) }
+		if err == nil && !slices.ContainsFunc(live, isOthers) {
+			err = nft.Removal{Table: filter(f), Chain: cniForward, Drop: []string{admin},
+				Rule: func(l nft.LiveRule) bool { return l.Target == admin }}.Remove(ctx, c.NF)
+		}
+		errs = append(errs, nft.IfSupported(err))
+		err = iptLegacy(f).Edit(ctx, filterTable, func(e *ipt.Edit) {
+			isOthers := func(r ipt.Rule) bool { return r.Chain == admin || leadsInLegacy(admin)(r) }
+			if !slices.ContainsFunc(e.Rules, isOthers) {
+				e.Delete(adminJump(admin).Equal)
+				e.Remove(admin)
+			}
+		})
+		if !ipt.NotInstalled(err) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
