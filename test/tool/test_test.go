@@ -3,6 +3,7 @@ package tool_test
 import (
 	"encoding/json"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -195,6 +196,21 @@ var _ = Describe("hawser test", Label("tool-test"), func() {
 		t.Cmd("rm", "/run/hangs")
 		Expect(t.state()).To(Equal(was))
 	}, Entry("by Ctrl-C", syscall.SIGINT), Entry("by SIGTERM", syscall.SIGTERM))
+
+	It("takes everything away when no process reads its output", func() {
+		t := newTester(all(), usual)
+		t.test()
+		was := t.state()
+		reader, writer, err := os.Pipe()
+		Expect(err).NotTo(HaveOccurred())
+		Expect(reader.Close()).To(Succeed())
+		cmd := exec.Command(nstest.Build("hawser"), "test")
+		cmd.Stdout = writer
+		t.Do(func() { _ = cmd.Run() })
+		Expect(writer.Close()).To(Succeed())
+		Expect(cmd.ProcessState.ExitCode()).To(Equal(1))
+		Expect(t.state()).To(Equal(was))
+	})
 
 	It("leaves to gc what plugins keep, and no namespace, when it is killed", func() {
 		t := newTester(all(), strings.ReplaceAll(usual, "10.88.0", "10.101.9")) // gc looks for addresses everywhere
