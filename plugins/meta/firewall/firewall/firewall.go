@@ -57,27 +57,22 @@ func add(ctx context.Context, req *skel.Request, cfg config) (_ *cni.Result, err
 	}
 	err = c.apply(ctx, s, r)
 	if err != nil && r.Backend == firewalld {
-		err = c.withoutFirewalld(ctx, s, r, cfg, err)
+		r.Backend = nftables // DEL does not ask firewalld to remove what it refused
+		if cfg.backend == auto && isUnusable(err) {
+			c.Warn("backend nftables, since firewalld cannot be used: %v", err)
+			err = c.apply(ctx, s, r)
+		} else {
+			err = errors.Join(err, s.Put(*r))
+		}
+	}
+	if err != nil && cfg.backend == firewalld {
+		err = fmt.Errorf("backend %q: %w", firewalld, err)
 	}
 	if cfg.backend == auto && errors.Is(err, nft.ErrUnsupported) {
 		r.Backend = iptables
 		err = ipt.Instead(c.apply(ctx, s, r), err)
 	}
 	return req.PrevResult, err
-}
-
-// withoutFirewalld makes the rules in nftables where firewalld failed, cannot be used and was not asked for. Otherwise
-// it returns the failure. The record no longer names firewalld, which DEL would ask to remove what it refused.
-func (c call) withoutFirewalld(ctx context.Context, s *store, r *record, cfg config, failure error) error {
-	r.Backend = nftables
-	if cfg.backend == auto && isUnusable(failure) {
-		c.Warn("backend nftables, since firewalld cannot be used: %v", failure)
-		return c.apply(ctx, s, r)
-	}
-	if cfg.backend == firewalld {
-		failure = fmt.Errorf("backend %q: %w", firewalld, failure)
-	}
-	return errors.Join(failure, s.Put(*r))
 }
 
 func del(ctx context.Context, req *skel.Request) error {
