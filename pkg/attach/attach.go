@@ -219,6 +219,19 @@ func (s *Session) RefuseHostAddresses(res *cni.Result, link rtnl.Link) error {
 	return nil
 }
 
+// RefuseRouter returns code 103 for a gateway address whose subnet has the router of the host's default route, unless
+// the host reaches the router through one of the links. With that address on a link of its own the host would look for
+// the router there, and lose its connection.
+func (s *Session) RefuseRouter(gateway netip.Prefix, links ...rtnl.Link) error {
+	router, via, err := s.Host.DefaultRouter(gateway.Addr().Is4())
+	isOwn := slices.ContainsFunc(links, func(l rtnl.Link) bool { return l.Index == via })
+	if err != nil || isOwn || !router.IsValid() || !gateway.Contains(router) {
+		return err
+	}
+	return cni.Errorf(cni.CodeConflict, "gateway %s: its subnet has the router of the host's default route, %s; "+
+		"choose a subnet that the node does not use", gateway, router)
+}
+
 // AssignAddresses gives the container's interface, which is up, the addresses and routes of the IPAM
 // plugin, if there is one, and returns the result. Without an interface (Target.Index is 0) it
 // returns the result alone.

@@ -99,6 +99,18 @@ func (c *Conn) RouteTo(addr netip.Addr) (link int, err error) {
 	return found.OutIndex, wrap("route to "+addr.String(), err)
 }
 
+// DefaultRouter returns the next hop of the default route of a family, and the link that leads there. It returns the
+// zero Addr where there is none.
+func (c *Conn) DefaultRouter(is4 bool) (router netip.Addr, link int, err error) {
+	unused := netip.AddrFrom16([16]byte{0x20, 1, 0xd, 0xb8}) // RFC 3849
+	if is4 {
+		unused = netip.AddrFrom4([4]byte{198, 51, 100, 1}) // RFC 5737
+	}
+	found, err := c.lookUp(unused)
+	err = unless(err, unix.ENETUNREACH, unix.EHOSTUNREACH, unix.EACCES, unix.EINVAL, unix.EAFNOSUPPORT)
+	return found.GW, found.OutIndex, wrap("default route", err)
+}
+
 // IsLocal reports whether the namespace takes packets for addr itself that arrive in the VRF; the zero Link is none.
 func (c *Conn) IsLocal(addr netip.Addr, vrf Link) (bool, error) {
 	var attrs []*nl.RtAttr
@@ -113,7 +125,7 @@ func (c *Conn) IsLocal(addr netip.Addr, vrf Link) (bool, error) {
 	return found.Type == unix.RTN_LOCAL && own, wrap("route to "+addr.String(), err)
 }
 
-// lookUp returns the link, the type and the table of the route to addr that the kernel would take.
+// lookUp returns the link, the next hop, the type and the table of the route to addr that the kernel would take.
 func (c *Conn) lookUp(addr netip.Addr, attrs ...*nl.RtAttr) (r Route, err error) {
 	header := &nl.RtMsg{RtMsg: unix.RtMsg{Family: uint8(FamilyOf(addr)), Dst_len: uint8(addr.BitLen())}}
 	if addr.Is4() { // IPv6 always names the table, and strictly refuses the flag
@@ -126,6 +138,7 @@ func (c *Conn) lookUp(addr netip.Addr, attrs ...*nl.RtAttr) (r Route, err error)
 	}
 	found := attributes(answers[0][unix.SizeofRtMsg:])
 	r.OutIndex, r.Table = int(number(found[unix.RTA_OIF])), number(found[unix.RTA_TABLE])
+	r.GW = addrOf(found[unix.RTA_GATEWAY])
 	r.Type = int(nl.DeserializeRtMsg(answers[0]).Type)
 	return r, nil
 }

@@ -116,3 +116,37 @@ var _ = Describe("a configuration that names another container's link", Label("k
 		Entry("vlan", "vlan", func(link string) Object { return Object{"master": link, "vlanId": 5} }),
 	)
 })
+
+var _ = Describe("a gateway in the subnet of the host's router", Label("kernel", "router-subnet"), func() {
+	DescribeTable("is refused, and the host keeps its connection", func(plugin, address, gateway string) {
+		n, tenant := NewNode(), NewPod("tenant")
+		nstest.NewOutside(n.Host)
+		n.IP("route add default via 192.0.2.2")
+		before := n.Snapshot("addresses", "routes")
+		a := n.Invoke(plugin, Call{Command: "ADD", ID: "tenant", Netns: tenant.Netns, Conf: Object{
+			"cniVersion": "1.0.0", "name": "other", "type": plugin, "bridge": "brx", "isGateway": true,
+			"ipam": Object{"type": "static", "addresses": []Object{{"address": address, "gateway": gateway}}}}})
+		Expect(a.Failed(103)).To(ContainSubstring("has the router of the host's default route, 192.0.2.2"))
+		n.Run(nstest.Program{Path: "ip", Args: []string{"link", "del", "brx"}})
+		Expect(n.Snapshot("addresses", "routes")).To(Equal(before))
+		Expect(Ping(n.Host, "192.0.2.2")).To(BeTrue())
+	},
+		Entry("bridge, the router itself", "bridge", "192.0.2.5/24", "192.0.2.2"),
+		Entry("bridge, the same subnet", "bridge", "192.0.2.5/24", "192.0.2.200"),
+		Entry("bridge, a part of the subnet", "bridge", "192.0.2.5/28", "192.0.2.9"),
+		Entry("ptp, the router itself", "ptp", "192.0.2.5/24", "192.0.2.2"),
+	)
+
+	It("is served where the bridge is the way to the router", func() {
+		n, p := NewNode(), NewPod("one")
+		out := nstest.NewHost()
+		n.IP("link add brx up type bridge")
+		nstest.Wire(nstest.End{Host: n.Host, Name: "uplink"},
+			nstest.End{Host: out, Name: "eth0", Addrs: []string{"192.0.2.2/24"}})
+		n.IP("link set uplink master brx", "addr add 192.0.2.1/24 dev brx", "route add default via 192.0.2.2")
+		a := n.Invoke("bridge", Call{Command: "ADD", ID: "one", Netns: p.Netns, Conf: Object{"cniVersion": "1.0.0",
+			"name": "lan", "type": "bridge", "bridge": "brx", "isGateway": true, "forceAddress": false, "ipam": Object{
+				"type": "static", "addresses": []Object{{"address": "192.0.2.9/24", "gateway": "192.0.2.1"}}}}})
+		Expect(a.Code).To(BeZero(), a.Stdout)
+	})
+})

@@ -162,6 +162,11 @@ func (c *call) prepareGateway(ctx context.Context, want []netip.Prefix) (gw atta
 	if err != nil {
 		return gw, err
 	}
+	for _, a := range plan.Add {
+		if err := c.RefuseRouter(a, c.bridge, gw.Link); err != nil {
+			return gw, err
+		}
+	}
 	gw.Addrs = plan.Usable
 	for _, a := range plan.Remove {
 		if err := c.Host.DelAddr(gw.Link.Index, a); err != nil {

@@ -53,6 +53,11 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	if err := s.RefuseHostAddresses(p.Result, s.HostEnd); err != nil {
 		return nil, err
 	}
+	for _, gw := range p.Gateways {
+		if err := s.RefuseRouter(gw); err != nil {
+			return nil, err
+		}
+	}
 	p.Result.Interfaces = s.Interfaces()
 	s.Step("raise the host end")
 	if err := raiseHostEnd(s, p); err != nil {
