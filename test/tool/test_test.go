@@ -133,7 +133,8 @@ var _ = Describe("hawser test", Label("tool-test"), func() {
 		}
 	},
 		Entry("a gateway that does not answer", func(t tester) {
-			t.Cmd("sh", "-c", edit(`"subnet": "10.88.0.0/24"`, `"subnet": "10.88.0.0/24", "gateway": "10.88.0.99"`)+
+			const subnet = `"subnet": "10.88.0.0/24"`
+			t.Cmd("sh", "-c", edit(subnet, subnet+`, "rangeStart": "10.88.0.2", "gateway": "10.88.0.99"`)+
 				";"+edit(`"isGateway": true, `, "")+";"+edit("portMappings", "none"))
 		}, "gateway", "failed: 10.88.0.99 does not answer ICMP echo, nor ARP or ND"),
 		Entry("a plugin that is missing", func(t tester) {
