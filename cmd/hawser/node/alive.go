@@ -143,7 +143,7 @@ func (s *Survey) lookInside(former []*Attachment) (*inside, error) {
 	return in, nil
 }
 
-// look notes the marks of a namespace, and whether a link is up. One that cannot be opened may have one: the
+// look notes the marks of a namespace, and whether a link is up. One that its path no longer leads to may have one: the
 // process of the path may have ended, and another one may use the namespace.
 func (s *Survey) look(in *inside, inode uint64, at space) error {
 	if inode == s.own {
@@ -155,6 +155,10 @@ func (s *Survey) look(in *inside, inode uint64, at space) error {
 		return nil
 	}
 	defer netns.Close()
+	if id, err := netns.Identity(); err != nil || id.Inode != inode {
+		in.active[inode] = at.isUsed
+		return err
+	}
 	if netns.IsUsers() {
 		return nil
 	}
