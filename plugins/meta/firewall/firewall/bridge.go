@@ -3,8 +3,11 @@ package firewall
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/frame"
@@ -25,15 +28,24 @@ func (c call) findBridge(r *record, hostEnd rtnl.Link) error {
 	if err != nil || bridge.Kind != "bridge" {
 		return err
 	}
-	r.Bridge, r.Port = bridge.Name, hostEnd.Index
+	name := bridge.Name
 	for _, a := range r.Addrs {
-		if index, err := c.Host.RouteTo(a); err == nil {
-			link, err := c.Host.LinkByIndex(index)
-			if err == nil && strings.HasPrefix(link.Name, bridge.Name+".") {
-				r.Bridge = link.Name
-			}
+		index, err := c.Host.RouteTo(a)
+		if errors.Is(err, unix.ENETUNREACH) { // the host is not on the network
+			continue
+		}
+		var link rtnl.Link
+		if err == nil {
+			link, err = c.Host.LinkByIndex(index)
+		}
+		if err != nil { // the policy of another interface would not hold
+			return fmt.Errorf("bridge %q: interface of address %s: %w", bridge.Name, a, err)
+		}
+		if strings.HasPrefix(link.Name, bridge.Name+".") {
+			name = link.Name
 		}
 	}
+	r.Bridge, r.Port = name, hostEnd.Index
 	if r.Policy == policyIsolated {
 		port, err := c.Host.Port(r.Port)
 		if err != nil {

@@ -285,6 +285,23 @@ var _ = Describe("a policy that changes", Label("kernel"), func() {
 		Expect(w.Cmd("bridge", "-d", "link", "show", "dev", a.hostEnd)).To(MatchRegexp("hairpin on.*isolated on"))
 	})
 
+	It("is refused where the host's own packets may not go to the container, so that its interface is not known",
+		Label("fail-closed"), func() {
+			w := newWorld(1)
+			w.Cmd("ip", "link", "add", "br1.5", "type", "veth", "peer", "name", "vlanport")
+			w.IP("link set br1.5 up", "link set vlanport master br1 up", "addr del 10.1.0.1/24 dev br1",
+				"addr add 10.1.0.1/24 dev br1.5", "rule add iif lo to 10.1.0.0/24 prohibit")
+			c := w.container(1, 2)
+			before := w.Snapshot("nftables", "links")
+			Expect(w.Fails(c.as("ADD", isolated), 999)).To(And(ContainSubstring("permission denied"),
+				HavePrefix(`bridge "br1": interface of address 10.1.0.2: `)))
+			Expect(w.Snapshot("nftables", "links")).To(Equal(before))
+			Expect(w.Files(recordDir)).NotTo(ContainSubstring(".json"))
+			c.add()
+			c.check()
+			c.del()
+		})
+
 	It("is about the interface of the VLAN where the container is in one", func() {
 		w := newWorld(1)
 		w.Cmd("ip", "link", "add", "br1.5", "type", "veth", "peer", "name", "vlanport")

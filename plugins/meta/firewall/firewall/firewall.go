@@ -176,7 +176,11 @@ func (c call) newRecord(cfg config) (*record, error) {
 			return nil, err
 		}
 		r.Netns = c.NetnsID
-		return r, c.findBridge(r, c.HostEnd)
+		err := c.findBridge(r, c.HostEnd)
+		if r.Policy == policyOpen && !cni.Transient(err) { // a policy that is open needs no interface
+			err = nil
+		}
+		return r, err
 	}
 	if r.Netns, err = c.NS.Identity(); err != nil || r.Netns.Cookie != 0 {
 		return r, err

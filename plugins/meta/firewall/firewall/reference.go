@@ -7,6 +7,8 @@ import (
 	"net/netip"
 	"slices"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/ipt"
 	"github.com/hawser-cni/plugins/pkg/nft"
@@ -110,7 +112,8 @@ func (c call) hasReference(s *store, r *record) (func(*ipt.Edit) bool, error) {
 			return false
 		}
 		index, err := c.Host.RouteTo(host.Addr())
-		return err == nil && index == bridge.Index
+		// A rule stays while it may be such a container's.
+		return err == nil && index == bridge.Index || err != nil && !errors.Is(err, unix.ENETUNREACH)
 	}
 	return func(e *ipt.Edit) bool { return slices.ContainsFunc(e.Rules, isReference) }, err
 }
