@@ -45,6 +45,13 @@ var _ = Describe("a restore of flushed rules", Label("tool-ending"), func() {
 		})
 	})
 
+	It("makes nothing for attachments of which none exists", func() {
+		on(func(nf *nft.Conn, rules func() string) {
+			Expect(masq.Restore(ctx, nf, []masq.Config{ended, lives}, func(string) bool { return false })).To(BeEmpty())
+			Expect(rules()).To(BeEmpty())
+		})
+	})
+
 	It("is undone when the attachment ended in between", func() {
 		on(func(nf *nft.Conn, rules func() string) {
 			asked := 0

@@ -267,8 +267,12 @@ func (o Owned) Restore(ctx context.Context, c *Conn, items []Item, exists func(m
 			seen[key] = true
 			own = append(own, it)
 		}
+		if len(own) == 0 {
+			return nil
+		}
 		if err = tx.Put(own, nil); err == nil && len(missing) == 0 && len(tx.msgs) > 0 {
-			missing[items[0].Comment] = drift(o.Layout.Table, "what all attachments share", "rules are missing")
+			first := cmp.Or(own[0].Owner, own[0].Comment)
+			missing[first] = drift(o.Layout.Table, "what all attachments share", "rules are missing")
 		}
 		return err
 	})
