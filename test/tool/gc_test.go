@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 
 	"github.com/containernetworking/cni/libcni"
 	. "github.com/onsi/ginkgo/v2"
@@ -259,6 +260,24 @@ var _ = Describe("hawser gc", Label("tool-gc"), func() {
 			g.Cmd("rm", "-r", "/run/hawser")
 			g.forgetNotes()
 		}))
+
+	It("finds a container without a path by its address where nothing else is written down", func() {
+		g := newGCNode(ours(), "10.101.16")
+		g.up(newPod(lives, "web-1")).hold()
+		g.Cmd("sh", "-c", "rm /var/lib/cni/results/*")
+		p := g.up(newPod(gone, "web-0"))
+		held := p.hold()
+		g.Cmd("sh", "-c", "rm -r /var/lib/cni/results/* /run/hawser; nft flush ruleset")
+		for _, file := range strings.Fields(g.Cmd("sh", "-c", "grep -l "+gone+" /var/lib/cni/networks/pods/*")) {
+			g.Do(func() { Expect(unix.Removexattr(file, "trusted.hawser")).To(Succeed()) })
+		}
+		p.Unpin()
+		inode := nstest.Must(held.Stat()).Sys().(*syscall.Stat_t).Ino
+		c, exit := g.gc(now...)
+		Expect(exit).To(BeZero())
+		Expect(c.Attachments).To(ContainElement(And(HaveField("ContainerID", gone),
+			HaveField("Kept", fmt.Sprintf("a process uses its namespace net:[%d]", inode)))))
+	})
 
 	It("keeps the cache's file until a plugin that is not ours has done its DEL", func() {
 		list := strings.Replace(strings.ReplaceAll(usual, "10.88.0", "10.101.5"), `{"type": "firewall"}`,
