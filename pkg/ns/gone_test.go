@@ -73,6 +73,7 @@ var holders = map[string]func(h *nstest.Host){
 		DeferCleanup(func() { close(end) })
 	},
 	"a process in a user namespace": func(h *nstest.Host) {
+		nstest.Need("userns")
 		h.Do(func() {
 			run(&syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWUSER}, "/bin/sh", "-c", "echo; exec sleep 600")
 		})

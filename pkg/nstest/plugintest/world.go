@@ -390,14 +390,15 @@ func DHCPDaemon(h *nstest.Host, dir string, args ...string) *exec.Cmd {
 	return d
 }
 
-// OpenFiles counts the descriptors of a process whose targets begin with kind: "socket:", or ""
-// for all. Descriptors may be closed meanwhile.
+// OpenFiles counts the descriptors of a process whose targets begin with kind, such as "socket:", or end with it, which
+// may be a path: in a chroot the kernel shows paths of the outside. "" means all. Descriptors may be closed concurrently.
 func OpenFiles(pid int, kind string) (n int) {
 	GinkgoHelper()
 	dir := fmt.Sprintf("/proc/%d/fd", pid)
 	list := nstest.Must(os.ReadDir(dir))
 	for _, f := range list {
-		if to, err := os.Readlink(filepath.Join(dir, f.Name())); err == nil && strings.HasPrefix(to, kind) {
+		to, err := os.Readlink(filepath.Join(dir, f.Name()))
+		if err == nil && (strings.HasPrefix(to, kind) || strings.HasSuffix(to, kind)) {
 			n++
 		}
 	}

@@ -157,6 +157,7 @@ var _ = Describe("a full set", Label("reclaim"), func() {
 			Expect(out.Read(make([]byte, 1))).To(Equal(1))
 		}),
 		Entry("by a process in a user namespace", func(h *nstest.Host) {
+			nstest.Need("userns")
 			h.Do(func() {
 				c := exec.Command("/bin/sleep", "600")
 				c.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWUSER}
