@@ -390,8 +390,9 @@ func DHCPDaemon(h *nstest.Host, dir string, args ...string) *exec.Cmd {
 	return d
 }
 
-// OpenFiles counts the descriptors of a process whose targets begin with kind, such as "socket:", or end with it, which
-// may be a path: in a chroot the kernel shows paths of the outside. "" means all. Descriptors may be closed concurrently.
+// OpenFiles counts the descriptors of a process whose targets begin with kind, such as "socket:", or end with it, as
+// paths do in a chroot, where the kernel shows those of the outside. "" means all. Descriptors may be closed
+// concurrently.
 func OpenFiles(pid int, kind string) (n int) {
 	GinkgoHelper()
 	dir := fmt.Sprintf("/proc/%d/fd", pid)
