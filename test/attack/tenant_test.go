@@ -52,7 +52,11 @@ var _ = Describe("a prevResult that names another container's host end", Label("
 				}
 				state := func() string { return n.Snapshot("links") + n.Cmd("tc", "qdisc") + v.Snapshot("links") }
 				before := state()
-				for _, sandbox := range []string{"", tenant.Netns} {
+				sandboxes := []string{"", tenant.Netns}
+				if plugin == "bandwidth" {
+					sandboxes = append(sandboxes, v.Netns)
+				}
+				for _, sandbox := range sandboxes {
 					a := n.Invoke(plugin, Call{Command: "DEL", ID: "tenant", Netns: path(tenant),
 						Conf: forged(plugin, sandbox)})
 					Expect(a.Verdict("DEL")).To(Succeed())

@@ -351,33 +351,33 @@ func (c *call) findEnd() (rtnl.Link, error) {
 	case err != nil && !errors.Is(err, rtnl.ErrNoLink):
 		return rtnl.Link{}, err
 	}
-	isNamed := slices.ContainsFunc(c.PrevResult.Interfaces, func(i cni.Interface) bool {
-		return i.Name == c.HostEnd.Name && i.Sandbox == ""
-	})
-	if err != nil || !isNamed {
+	if err != nil || !c.names(c.HostEnd) {
 		return rtnl.Link{}, cni.Refuse("prevResult.interfaces", nil, fmt.Sprintf(
 			"has no interface of the host that is the other end of %q", c.IfName))
 	}
 	return c.HostEnd, nil
 }
 
+// names reports whether prevResult has a link as one of the host's.
+func (c *call) names(l rtnl.Link) bool {
+	return slices.ContainsFunc(c.PrevResult.Interfaces, func(i cni.Interface) bool {
+		return i.Name == l.Name && i.Sandbox == ""
+	})
+}
+
 // isAbsent tells the errors of findEnd that say that there is none: these have a code, and the kernel's have none.
 func isAbsent(err error) bool { return err != nil && cni.AsError(err).Code != cni.CodeInternal }
 
 // findRemains finds the link that has the limits for DEL: Hawser's host end by its mark, another program's by the
-// container's interface or, where CNI_NETNS is empty, by prevResult. Its index is 0 where there is none.
+// container's interface. Its index is 0 where there is none, and where CNI_NETNS is empty: prevResult may name any
+// link.
 func (c *call) findRemains() (rtnl.Link, error) {
 	end, err := frame.MarkedHostEnd(c.Host, c.Attachment)
 	if !errors.Is(err, rtnl.ErrNoLink) || c.PrevResult == nil {
 		return end, frame.IgnoreNoLink(err)
 	}
 	if c.NS == nil {
-		cont, err := frame.DialContainer(c.Request)
-		if err == nil {
-			defer cont.Close()
-			end, err = frame.HostEndOfResult(c.Host, cont, c.PrevResult, rtnl.Link.IsPairEnd)
-		}
-		return end, frame.IgnoreNoLink(err)
+		return rtnl.Link{}, nil
 	}
 	end, err = c.findEnd()
 	if isAbsent(err) {

@@ -510,6 +510,16 @@ var _ = Describe("an IFB without mark", Label("kernel"), func() {
 		Entry("with a namespace that is gone", func(c *Call) { c.Netns = "/run/netns/gone" }),
 	)
 
+	It("of the reference goes with a DEL without the namespace, whose prevResult names the host end", func() {
+		before := w.state()
+		w.Reference(nstest.Newest(), w.call("ADD", both)).Added()
+		c := w.call("DEL", both)
+		c.Netns = ""
+		w.Succeeds(c)
+		Expect(w.state()).To(Equal(before))
+		Expect(w.talks()).To(BeTrue())
+	})
+
 	It("of another interface stays with the DEL of an old list", func() {
 		w.wire("eth1", 2)
 		w.Reference(nstest.Newest(), w.callFor("eth1", "ADD", both)).Added()

@@ -273,18 +273,19 @@ func (c *call) remove(end rtnl.Link) error {
 }
 
 // ownEnd returns the host end that redirects to an IFB if the IFB is this attachment's, else the zero Link. A
-// mark decides. The name of an IFB without one may be that of the container's other interface. With a prevResult
-// the caller would know the host end already. Before cniVersion 0.4.0 DEL has none: then the container's interface
-// decides, and without a namespace the IFB counts as ours.
+// mark decides. The name of an IFB without one, in which the container's ID is, may be that of the container's other
+// interface. Without a namespace the IFB counts as ours, unless there is a prevResult that does not name the host end.
+// With a namespace and a prevResult the caller would know the host end already. Before cniVersion 0.4.0 DEL has no
+// prevResult: then the container's interface decides.
 func (c *call) ownEnd(end rtnl.Link, mine bool) (rtnl.Link, error) {
 	if mine {
 		return end, nil
 	}
+	if c.NS == nil && (c.PrevResult == nil || c.names(end)) {
+		return end, nil
+	}
 	if c.PrevResult != nil {
 		return rtnl.Link{}, nil
-	}
-	if c.NS == nil {
-		return end, nil
 	}
 	if err := c.FindHostEnd(); err != nil || c.HostEnd.Index != end.Index {
 		return rtnl.Link{}, frame.IgnoreNoLink(err)

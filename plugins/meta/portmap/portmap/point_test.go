@@ -20,6 +20,7 @@ import (
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 	"github.com/hawser-cni/plugins/pkg/skel"
+	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
 // alone makes a container on a point to point link, as ptp does.
@@ -397,6 +398,24 @@ var _ = Describe("conditions", Label("kernel"), func() {
 			Expect(err).To(MatchError(os.ErrDeadlineExceeded), "a query")
 			Expect(w.rules()).To(Equal(before))
 		})
+
+		if k.name != "nftables" { // which fills the chain with conditions after the lock
+			It("are refused without a wait for the locks, on iptables", Label("conditions-names"), func() {
+				w, a, before := settled(k)
+				var held []*statefile.Lock
+				w.Do(func() {
+					for _, path := range []string{"/run/hawser/portmap/lock", "/run/xtables.lock"} {
+						held = append(held, nstest.Must(statefile.LockFile(GinkgoT().Context(), path, 0o600)))
+					}
+				})
+				o := a.call("ADD", k.config, Object{"conditionsV4": []string{"-m", "nonsense"}}, ports("8080:80"))
+				for _, l := range held {
+					Expect(l.Unlock()).To(Succeed())
+				}
+				Expect(o.Code).To(Equal(cni.CodeConfig), o.text())
+				Expect(w.rules()).To(Equal(before))
+			})
+		}
 
 		It("delay no other call, however long they are parsed", Label("conditions-names"), func() {
 			w, a, b := newContainers()
