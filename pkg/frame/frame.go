@@ -12,6 +12,8 @@ import (
 	"slices"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/iface"
 	"github.com/hawser-cni/plugins/pkg/nft"
@@ -83,8 +85,8 @@ func Enter(open Opener, path string, id ns.Identity) (*rtnl.Conn, error) {
 	return rtnl.Dial(n)
 }
 
-// OpenLocked begins a call that changes the container's namespace: it opens Cont. Until the call is over, others of
-// chained plugins that do so wait, also of the reference's.
+// OpenLocked begins a call that changes the container's namespace: it opens Cont. Until the call is over, other calls
+// of our chained plugins that do so wait.
 func OpenLocked(ctx context.Context, req *skel.Request) (*Call, error) {
 	held, err := LockNetns(ctx, req.NS)
 	if err != nil {
@@ -95,9 +97,16 @@ func OpenLocked(ctx context.Context, req *skel.Request) (*Call, error) {
 	return c, c.OpenCont()
 }
 
+// netnsLock is the file of the locks of namespaces. A container can lock its namespace's own file, /proc/self/ns/net.
+const netnsLock = "/run/hawser/netns.lock"
+
 // LockNetns is OpenLocked's lock, for a namespace and a caller who unlocks it.
 func LockNetns(ctx context.Context, n *ns.NS) (*statefile.Lock, error) {
-	return statefile.LockFD(ctx, n.FD(), n.Path())
+	var st unix.Stat_t
+	if err := unix.Fstat(n.FD(), &st); err != nil {
+		return nil, fmt.Errorf("network namespace %q: %w", n.Path(), err)
+	}
+	return statefile.LockByte(ctx, netnsLock, st.Ino, n.Path()) // no two namespaces have one inode
 }
 
 // FindInterface opens Cont, unless it is open, finds the container's interface, ContEnd, and notes its MAC address in

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"time"
@@ -18,13 +19,22 @@ import (
 // ErrBusy is in the error of a lock that somebody else held until the deadline. That names the holder.
 var ErrBusy = errors.New("held by")
 
-// Lock is an exclusive flock(2) that this process holds.
-type Lock struct{ fd int }
+// Lock is an exclusive lock that this process holds: a flock(2), or a lock of one byte of a file.
+type Lock struct {
+	fd int
+	kind
+}
 
-// Unlock gives the lock back. The lock file stays.
+// kind is how a lock is set and released, as flock does, and how the error of a held lock names the holder.
+type kind struct {
+	set  func(fd, how int) error
+	busy func() error
+}
+
+// Unlock releases the lock. The lock file stays.
 func (l *Lock) Unlock() error {
 	// Closing alone is not enough while a child between fork and exec has a copy.
-	return errors.Join(flock(l.fd, unix.LOCK_UN), unix.Close(l.fd))
+	return errors.Join(l.set(l.fd, unix.LOCK_UN), unix.Close(l.fd))
 }
 
 // LockFile is Dir.LockFile for a path, whose directory it makes where there is none.
@@ -44,8 +54,47 @@ func (d *Dir) LockFile(ctx context.Context, name string, perm fs.FileMode, wait 
 	if err != nil {
 		return nil, d.fail("lock", name, err)
 	}
-	return lock(ctx, fd, d.join(name), cmp.Or(wait, defaultWait))
+	return whole(d.join(name)).lock(ctx, fd, d.join(name), cmp.Or(wait, defaultWait))
 }
+
+// LockByte locks the byte at an offset of the file at path, which it creates if it is absent. Many things share the
+// file, each by its own offset, so that a lock leaves nothing behind. It waits as LockFile does. The error of a held
+// lock names the thing.
+func LockByte(ctx context.Context, path string, at uint64, thing string) (*Lock, error) {
+	dir, err := Open(filepath.Dir(path), 0o755)
+	if err != nil {
+		return nil, err
+	}
+	defer dir.Close()
+	fd, err := dir.open(filepath.Base(path), unix.O_RDWR|unix.O_CREAT|unix.O_NONBLOCK, 0o600)
+	if err != nil {
+		return nil, dir.fail("lock", filepath.Base(path), err)
+	}
+	k := kind{
+		set: func(fd, how int) error { return lockByte(fd, how, at) },
+		busy: func() error {
+			return fmt.Errorf("lock %s: %w %s", thing, ErrBusy, named(holderOfByte(path, at)))
+		},
+	}
+	return k.lock(ctx, fd, path, defaultWait)
+}
+
+// lockByte is flock for one byte. The lock belongs to the open file, as that of flock does.
+func lockByte(fd, how int, at uint64) error {
+	l := unix.Flock_t{Type: unix.F_WRLCK, Start: int64(at), Len: 1}
+	if how == unix.LOCK_UN {
+		l.Type = unix.F_UNLCK
+	}
+	command := unix.F_OFD_SETLKW
+	if how&unix.LOCK_NB != 0 {
+		command = unix.F_OFD_SETLK
+	}
+	_, err := retry(func() (int, error) { return 0, unix.FcntlFlock(uintptr(fd), command, &l) })
+	return err
+}
+
+// whole is the flock of a file.
+func whole(path string) kind { return kind{flock, func() error { return busy(path) }} }
 
 // defaultWait is how long a call waits for its turn where nothing else is said.
 const defaultWait = 30 * time.Second
@@ -56,13 +105,13 @@ func LockFD(ctx context.Context, fd int, path string) (*Lock, error) {
 	if err != nil {
 		return nil, &fs.PathError{Op: "lock", Path: path, Err: err}
 	}
-	return lock(ctx, own, path, defaultWait)
+	return whole(path).lock(ctx, own, path, defaultWait)
 }
 
-// lock locks the open file fd, or closes it. It waits in a goroutine, which owns fd once ctx has ended: a blocked flock
-// cannot be called off.
-func lock(ctx context.Context, fd int, path string, wait time.Duration) (*Lock, error) {
-	err := flock(fd, unix.LOCK_EX|unix.LOCK_NB)
+// lock locks the open file fd, or closes it. It waits in a goroutine, which owns fd once ctx has ended: a blocked call
+// cannot be canceled.
+func (k kind) lock(ctx context.Context, fd int, path string, wait time.Duration) (*Lock, error) {
+	err := k.set(fd, unix.LOCK_EX|unix.LOCK_NB)
 	if err == nil { // its time is over: the caller may have gone on without it, as that of an IPAM plugin in process
 		err = ctx.Err()
 	}
@@ -71,7 +120,7 @@ func lock(ctx context.Context, fd int, path string, wait time.Duration) (*Lock, 
 		defer cancel()
 		locked := make(chan error)
 		go func() {
-			err := flock(fd, unix.LOCK_EX)
+			err := k.set(fd, unix.LOCK_EX)
 			select {
 			case locked <- err:
 			case <-ctx.Done():
@@ -82,7 +131,7 @@ func lock(ctx context.Context, fd int, path string, wait time.Duration) (*Lock, 
 		case err = <-locked:
 		case <-ctx.Done():
 			if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-				return nil, busy(path)
+				return nil, k.busy()
 			}
 			return nil, &fs.PathError{Op: "lock", Path: path, Err: ctx.Err()}
 		}
@@ -91,7 +140,7 @@ func lock(ctx context.Context, fd int, path string, wait time.Duration) (*Lock, 
 		unix.Close(fd)
 		return nil, &fs.PathError{Op: "lock", Path: path, Err: err}
 	}
-	return &Lock{fd}, nil
+	return &Lock{fd, k}, nil
 }
 
 func flock(fd, how int) error {
@@ -101,16 +150,41 @@ func flock(fd, how int) error {
 
 // busy names the lock's holder, by /proc/locks, which lacks those of other PID namespaces.
 func busy(path string) error {
-	holder := "a process that cannot be seen from here"
+	pid := 0
 	var st unix.Stat_t
 	if unix.Lstat(path, &st) == nil {
 		locks, _ := os.ReadFile("/proc/locks")
-		if pid := holderOf(string(locks), st.Ino, uint64(st.Dev)); pid != 0 {
-			program, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
-			holder = fmt.Sprintf("process %d (%s)", pid, strings.TrimSpace(string(program)))
+		pid = holderOf(string(locks), st.Ino, uint64(st.Dev))
+	}
+	return fmt.Errorf("lock %s: %w %s", path, ErrBusy, named(pid))
+}
+
+// named is the holder of a lock in words; 0 is an unknown process.
+func named(pid int) string {
+	if pid == 0 {
+		return "a process that cannot be seen from here"
+	}
+	program, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
+	return fmt.Sprintf("process %d (%s)", pid, strings.TrimSpace(string(program)))
+}
+
+// holderOfByte finds the process that holds the lock of a byte, by its open files, because /proc/locks does not name
+// it; 0 if none can be seen.
+func holderOfByte(path string, at uint64) (pid int) {
+	var st unix.Stat_t
+	if unix.Lstat(path, &st) != nil {
+		return 0
+	}
+	// lock: 1: OFDLCK  ADVISORY  WRITE -1 00:19:1234 4026532000 4026532000
+	lock := regexp.MustCompile(fmt.Sprintf(`(?m)^lock:.* OFDLCK .*:%d %d %d$`, st.Ino, at, at))
+	files, _ := filepath.Glob("/proc/[0-9]*/fdinfo/*")
+	for _, file := range files {
+		if text, _ := os.ReadFile(file); lock.Match(text) {
+			pid, _ = strconv.Atoi(strings.Split(file, "/")[2])
+			return pid
 		}
 	}
-	return fmt.Errorf("lock %s: %w %s", path, ErrBusy, holder)
+	return 0
 }
 
 // holderOf finds the holder of the flock on an inode in the text of /proc/locks. The device is a preference only: btrfs

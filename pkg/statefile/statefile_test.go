@@ -322,6 +322,28 @@ var _ = Describe("a lock", func() {
 		Expect(err).To(MatchError(fmt.Sprintf("lock %s: held by process %d (%s)", path, pid, comm[:len(comm)-1])))
 	})
 
+	It("of one byte excludes that of the same byte, is named, and leaves nothing", Label("locks"), func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
+		defer cancel()
+		held := nstest.Must(statefile.LockByte(ctx, path, 4026532000, "a namespace"))
+		other := nstest.Must(statefile.LockByte(ctx, path, 4026532001, "another"))
+		_, err := statefile.LockByte(ctx, path, 4026532000, "a namespace")
+		Expect(err).To(MatchError(statefile.ErrBusy))
+		Expect(err).To(MatchError(HavePrefix(fmt.Sprintf("lock a namespace: held by process %d (", os.Getpid()))))
+		done := make(chan error)
+		go func() {
+			next, err := statefile.LockByte(context.Background(), path, 4026532000, "a namespace")
+			if err == nil {
+				err = next.Unlock()
+			}
+			done <- err
+		}()
+		Expect(held.Unlock()).To(Succeed())
+		Expect(<-done).To(Succeed())
+		Expect(other.Unlock()).To(Succeed())
+		Expect(nstest.Must(os.Stat(path)).Size()).To(BeZero())
+	})
+
 	It("in a directory has a deadline of its own", func() {
 		d := open(filepath.Dir(path))
 		_, release := holdLock(path)

@@ -1,6 +1,7 @@
 package sbr
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"strings"
@@ -12,8 +13,11 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/frame"
+	"github.com/hawser-cni/plugins/pkg/ns"
 	"github.com/hawser-cni/plugins/pkg/nstest"
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
+	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
 func TestMain(m *testing.M) { nstest.Main(m) }
@@ -504,17 +508,32 @@ var _ = Describe("ADD", func() {
 		w.IsAsBefore(w.cont, before, recordDir)
 	})
 
-	It("waits for the lock that the reference takes", Label("sbr-parallel"), func() {
+	It("does not wait for a container that locks its namespace's file, in ADD and DEL", Label("sbr-parallel"), func() {
 		w := newWorld("10.2.0.2/24")
 		file := nstest.Must(os.Open(w.cont.Path))
+		defer file.Close()
 		Expect(unix.Flock(int(file.Fd()), unix.LOCK_EX)).To(Succeed())
+		began := time.Now()
+		w.Add(w.call("ADD", nil, v4))
+		w.del(nil)
+		Expect(time.Since(began)).To(BeNumerically("<", nstest.Patience(15*time.Second)), "the lock's limit is 30")
+	})
+
+	It("waits for another call in the namespace", Label("sbr-parallel"), func() {
+		w := newWorld("10.2.0.2/24")
+		var held *statefile.Lock
+		w.Do(func() {
+			n := nstest.Must(ns.Open(w.cont.Path))
+			defer n.Close()
+			held = nstest.Must(frame.LockNetns(context.Background(), n))
+		})
 		done := make(chan Answer)
 		go func() {
 			defer GinkgoRecover()
 			done <- w.Call(w.call("ADD", nil, v4))
 		}()
 		Consistently(w.rules, "50ms").Should(BeEmpty())
-		Expect(file.Close()).To(Succeed())
+		Expect(held.Unlock()).To(Succeed())
 		(<-done).Added()
 	})
 })
