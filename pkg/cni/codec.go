@@ -37,16 +37,23 @@ func decodeResult(data []byte, version string) (*Result, error) {
 		return nil, Refuse("cniVersion", version, reason).WithCode(CodeIncompatibleVersion)
 	case version < "0.3.0":
 		var w wire01
-		if err := decode(data, &w); err != nil {
+		if err := decodeSized(data, &w); err != nil {
 			return nil, err
 		}
 		return w.parse()
 	}
 	var w wire1
-	if err := decode(data, &w); err != nil {
+	if err := decodeSized(data, &w); err != nil {
 		return nil, err
 	}
 	return w.parse()
+}
+
+func decodeSized(data []byte, wire any) error {
+	if err := decode(data, wire); err != nil {
+		return err
+	}
+	return CheckSizes(wire)
 }
 
 func (w wire1) parse() (*Result, error) {

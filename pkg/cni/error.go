@@ -206,7 +206,10 @@ func ProblemsOf(err error) []Problem {
 	return []Problem{{Code: e.Code, Reason: e.Error()}}
 }
 
-// Problems collects all that is wrong with a configuration.
+// problemsMax is how many problems an error names.
+const problemsMax = 64
+
+// Problems collects what is wrong with a configuration, at most problemsMax of it.
 type Problems struct{ list []Problem }
 
 // Add takes the problems of err, which may be nil, but no second one of the same value, or of a value inside that.
@@ -215,6 +218,9 @@ func (p *Problems) Add(err error) { p.AddIn("", err) }
 // AddIn is Add for the part of a configuration at path.
 func (p *Problems) AddIn(path string, err error) {
 	for _, new := range ProblemsOf(err) {
+		if len(p.list) == problemsMax {
+			return
+		}
 		if new.Key != "" && path != "" {
 			new.Key = path + "." + new.Key
 		}

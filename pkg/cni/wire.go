@@ -14,7 +14,7 @@ type wire1 struct {
 	CNIVersion string      `json:"cniVersion" help:"version of the specification" schema:"required enum=0.3.0|0.3.1|0.4.0|1.0.0|1.1.0"`
 	Interfaces []Interface `json:"interfaces,omitempty" help:"what was made, in the container and on the host"`
 	IPs        []wireIP    `json:"ips,omitempty" help:"addresses of the container"`
-	Routes     []WireRoute `json:"routes,omitempty" help:"routes of the container"`
+	Routes     []WireRoute `json:"routes,omitempty" help:"routes of the container" most:"1024"`
 	DNS        *DNS        `json:"dns,omitempty" help:"resolver settings for the container"`
 }
 
@@ -47,7 +47,7 @@ type wire01 struct {
 type wireV4 struct {
 	IP      string      `json:"ip" help:"address/length" schema:"required format=prefix"`
 	Gateway string      `json:"gateway,omitempty" help:"gateway of the address" schema:"format=address empty"`
-	Routes  []WireRoute `json:"routes,omitempty" help:"routes of the container"`
+	Routes  []WireRoute `json:"routes,omitempty" help:"routes of the container" most:"1024"`
 }
 
 // parse checks a route of a configuration or a result. Its errors name the route's keys.

@@ -20,12 +20,12 @@ type Wire struct {
 // Call has the keys of a configuration by which a runtime or a user asks for addresses of one call.
 type Call struct {
 	RuntimeConfig struct {
-		IPs      []string `json:"ips" help:"addresses asked for" each:"format=asked"`
+		IPs      []string `json:"ips" help:"addresses asked for" each:"format=asked" most:"64"`
 		IPRanges [][]Wire `json:"ipRanges" help:"sets of ranges, before those of ipam"`
 	} `json:"runtimeConfig"`
 	Args struct {
 		CNI struct {
-			IPs []string `json:"ips" help:"addresses asked for" each:"format=asked"`
+			IPs []string `json:"ips" help:"addresses asked for" each:"format=asked" most:"64"`
 		} `json:"cni"`
 	} `json:"args"`
 	Capabilities struct {
@@ -37,6 +37,11 @@ type Call struct {
 // send some: capabilities.ipRanges says so.
 func (c *Call) Parse(version string, single Wire, all [][]Wire) ([]Set, error) {
 	var p setParser
+	for key, sets := range map[string][][]Wire{"runtimeConfig.ipRanges": c.RuntimeConfig.IPRanges, "ipam.ranges": all} {
+		if n := len(slices.Concat(sets...)); n > cni.ListMax { // each is compared with all others
+			return nil, cni.Refuse(key, nil, fmt.Sprintf("has %d ranges, more than %d", n, cni.ListMax))
+		}
+	}
 	p.add("runtimeConfig.ipRanges", c.RuntimeConfig.IPRanges)
 	if single.Subnet != nil {
 		p.sets = append(p.sets, nil)

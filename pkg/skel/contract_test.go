@@ -5,11 +5,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing/iotest"
+	"time"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -244,9 +246,60 @@ var _ = Describe("a call that is refused before the handler runs", func() {
 		}
 	})
 
-	It("when the configuration never ends", func() {
-		r := request{command: "STATUS", stdin: iotest.DataErrReader(endless{})}
-		r.run(forbidden()).expectError(cni.CodeDecode, "network configuration: longer than 67108864 bytes")
+	It("when the configuration never ends", Label("sizes"), func() {
+		for command, most := range map[string]int{"ADD": 4 << 20, "CHECK": 4 << 20, "STATUS": 4 << 20, "DEL": 64 << 20,
+			"GC": 64 << 20} {
+			r := attach(command)
+			r.stdin = iotest.DataErrReader(endless{})
+			r.run(forbidden()).expectError(cni.CodeConfig,
+				fmt.Sprintf("network configuration: longer than %d bytes", most))
+		}
+	})
+
+	It("when a name is longer than a file system takes, but in DEL", Label("sizes"), func() {
+		for _, command := range []string{"ADD", "CHECK", "STATUS", "DEL", "GC"} {
+			r := attach(command)
+			r.conf = strings.Replace(conf1, "net1", strings.Repeat("n", 1<<20), 1)
+			r.conf = strings.Replace(r.conf, "}", `, "cni.dev/valid-attachments": []}`, 1)
+			if command == "DEL" || command == "GC" {
+				Expect(r.run(forbidden()).stdout).To(ContainSubstring(errHandler.Error()), command)
+				continue
+			}
+			r.run(forbidden()).expectError(cni.CodeConfig,
+				`name: "`+strings.Repeat("n", 64)+`..." has 1048576 bytes, more than 255`)
+			r = attach(command)
+			if r.id = strings.Repeat("c", 256); command != "STATUS" {
+				r.run(forbidden()).expectError(cni.CodeEnvironment,
+					`environment variables invalid: CNI_CONTAINERID "`+r.id+`"`)
+			}
+		}
+	})
+
+	It("after the time of a call, when standard input does not end", Label("sizes"), func() {
+		in, out, err := os.Pipe()
+		Expect(err).NotTo(HaveOccurred())
+		defer out.Close()
+		defer in.Close()
+		var stdout bytes.Buffer
+		r := attach("ADD")
+		code := skel.Run(context.Background(), forbidden(), skel.Env{Vars: r.vars(), Stdin: in, Stdout: &stdout,
+			Stderr: io.Discard, Limit: 50 * time.Millisecond})
+		answer{code, stdout.String(), ""}.expectError(cni.CodeTryAgain,
+			HavePrefix("network configuration: standard input does not end: "))
+	})
+
+	It("are not all said of unknown keys, of which a configuration may have any number", Label("sizes"), func() {
+		r := attach("ADD")
+		var keys strings.Builder
+		for i := range 300_000 {
+			fmt.Fprintf(&keys, `"kay%d":1,`, i)
+		}
+		r.conf = strings.Replace(conf1, "{", "{"+keys.String(), 1)
+		p := probe(func(*skel.Request) error { return nil })
+		p.Keys = struct {
+			Key int `json:"keys"`
+		}{}
+		Expect(strings.Count(r.run(p).stderr, "is unknown")).To(BeNumerically("<=", 64))
 	})
 })
 

@@ -2,9 +2,11 @@ package skel
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"strconv"
 	"strings"
 
@@ -13,7 +15,10 @@ import (
 	"github.com/hawser-cni/plugins/pkg/policy"
 )
 
-const confMax = 64 << 20 // bytes of a configuration
+const (
+	confMax   = 4 << 20  // bytes of a configuration
+	formerMax = 64 << 20 // of one by which an attachment was made: DEL and GC get it once more
+)
 
 // checkEnvironment names every variable that command needs and that is missing or
 // invalid (code 4).
@@ -28,7 +33,9 @@ func (c *call) checkEnvironment(command string) error {
 	}
 	switch command {
 	case "ADD", "CHECK", "DEL":
-		need("CNI_CONTAINERID", cni.ValidName)
+		need("CNI_CONTAINERID", func(id string) bool {
+			return cni.ValidName(id) && (command == "DEL" || cni.CheckName("", id) == nil)
+		})
 		if command != "DEL" {
 			need("CNI_NETNS", func(string) bool { return true })
 		}
@@ -55,7 +62,11 @@ func (c *call) checkEnvironment(command string) error {
 }
 
 func (c *call) decode(command string) (*Request, error) {
-	data, err := c.readConf()
+	most := confMax
+	if lenient(command) {
+		most = formerMax
+	}
+	data, err := c.readConf(most)
 	if err != nil {
 		return nil, err
 	}
@@ -80,16 +91,23 @@ func (c *call) decode(command string) (*Request, error) {
 // lenient reports whether a command works with a configuration that ADD refuses.
 func lenient(command string) bool { return command == "DEL" || command == "GC" }
 
-func (c *call) readConf() ([]byte, error) {
+// readConf reads standard input, at most so many bytes, as long as the call may take.
+func (c *call) readConf(most int) ([]byte, error) {
+	stdin := c.env.Stdin
+	if f, ok := stdin.(*os.File); ok {
+		stdin = timedFile{f, c.began.Add(cmp.Or(c.env.Limit, callTime))}
+	}
 	var buf bytes.Buffer
 	buf.Grow(8 << 10) // most are shorter, and read at once
-	_, err := buf.ReadFrom(io.LimitReader(c.env.Stdin, confMax+1))
+	_, err := buf.ReadFrom(io.LimitReader(stdin, int64(most)+1))
 	data := buf.Bytes()
 	switch {
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return nil, cni.Errorf(cni.CodeTryAgain, "network configuration: standard input does not end: %w", err)
 	case err != nil:
 		return nil, cni.Errorf(cni.CodeIO, "network configuration: read standard input: %w", err)
-	case len(data) > confMax:
-		return nil, cni.Errorf(cni.CodeDecode, "network configuration: longer than %d bytes", confMax)
+	case len(data) > most:
+		return nil, cni.Errorf(cni.CodeConfig, "network configuration: longer than %d bytes", most)
 	case len(bytes.TrimSpace(data)) == 0:
 		return nil, cni.Errorf(cni.CodeDecode, "network configuration: standard input is empty")
 	}
@@ -140,6 +158,7 @@ func (c *call) request(data []byte, conf *cni.Config, command string) (*Request,
 			req.Warn("%v; taken for none", err)
 		}
 	}
+	refuse(cni.CheckName("name", conf.Name))
 	if !cni.ValidName(conf.Name) {
 		problems.Add(cni.Refuse("name", conf.Name,
 			"is no network name (a letter or digit, then letters, digits, '_', '.', '-')"))

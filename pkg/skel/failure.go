@@ -17,8 +17,8 @@ const FailureDir = "/run/hawser/failures"
 const (
 	// failuresKept is how many records stay, the newest.
 	failuresKept = 64
-	// failureText is how much of a message, and of its details, is kept, in bytes.
-	failureText = 4096
+	// failureText is how much of a message, of its details and of a path is kept, failureName of a name, in bytes.
+	failureText, failureName = 4096, 255
 )
 
 // TestID begins the container IDs of "hawser test", whose failures are told at once and not recorded.
@@ -65,12 +65,12 @@ func (c *call) remember(failed error) {
 		Attachment: cni.Attachment{ContainerID: id, IfName: c.vars["CNI_IFNAME"]},
 		Plugin:     c.plugin.Name, Command: command, Pod: PodOf(c.vars["CNI_ARGS"]), Netns: c.vars["CNI_NETNS"],
 		Time: c.began, First: c.began, Count: 1,
-		Code: e.Code, Msg: cut(e.Msg), Details: cut(e.Details), Quoted: e.IsQuoted(),
+		Code: e.Code, Msg: e.Msg, Details: e.Details, Quoted: e.IsQuoted(),
 	}
 	if c.req != nil {
 		f.Network = c.req.Network
 	}
-	_ = catch(func() error { return keep(Failures(c.env.Failures), f) })
+	_ = catch(func() error { return keep(Failures(c.env.Failures), f.bounded()) })
 }
 
 // keep puts a record in place of the one of the same calls, and drops the oldest. What a delegate has said in its own
@@ -103,8 +103,10 @@ func keep(records statefile.Records[Failure], f Failure) error {
 	}
 	slices.SortFunc(all, func(a, b *Failure) int { return b.Time.Compare(a.Time) }) // the newest first
 	var old []string
-	for _, f := range all[min(len(all), failuresKept):] {
-		old = append(old, f.Hash())
+	for i, f := range all {
+		if i >= failuresKept || *f != f.bounded() { // an earlier version did not cut all texts
+			old = append(old, f.Hash())
+		}
 	}
 	return s.Drop(old...)
 }
@@ -119,4 +121,12 @@ func PodOf(args string) string {
 	return pod[namespace] + "/" + pod[name]
 }
 
-func cut(text string) string { return strings.ToValidUTF8(text[:min(len(text), failureText)], "") }
+// bounded is the failure with texts that are not longer than what is kept: a tenant's configuration may have any.
+func (f Failure) bounded() Failure {
+	for text, most := range map[*string]int{&f.Network: failureName, &f.ContainerID: failureName,
+		&f.IfName: failureName, &f.Pod: 2 * failureName, &f.Netns: failureText, &f.Msg: failureText,
+		&f.Details: failureText} {
+		*text = strings.ToValidUTF8((*text)[:min(len(*text), most)], "")
+	}
+	return f
+}

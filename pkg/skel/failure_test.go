@@ -87,6 +87,28 @@ var _ = Describe("what failed", Label("failures"), func() {
 		}
 	})
 
+	It("has no text of any length, and drops what an earlier version kept", func() {
+		long := strings.Repeat("n", 1<<20)
+		old := skel.Failure{Attachment: cni.Attachment{Network: long, ContainerID: "old", IfName: "eth0"},
+			Plugin: "probe", Command: "ADD", Count: 1}
+		Expect(skel.Failures(dir).Put(context.Background(), old)).To(Succeed())
+		for i, command := range []string{"ADD", "DEL", "CHECK"} {
+			r := attach(command)
+			r.id = fmt.Sprint("c", i)
+			r.conf = strings.Replace(r.conf, "net1", long, 1)
+			name := long[:1<<15]
+			r.more = []string{"CNI_ARGS=IgnoreUnknown=1;K8S_POD_NAMESPACE=" + name + ";K8S_POD_NAME=" + name}
+			if command == "DEL" {
+				r.netns = "/" + long[:1<<16]
+			}
+			run(r, fails(7, "no"))
+		}
+		Expect(kept()).To(And(HaveLen(3), Not(HaveKey("old"))))
+		for _, entry := range nstest.Must(os.ReadDir(dir)) {
+			Expect(nstest.Must(entry.Info()).Size()).To(BeNumerically("<", 16<<10), entry.Name())
+		}
+	})
+
 	It("does not change the answer where it cannot be kept", func() {
 		Expect(os.WriteFile(dir, nil, 0o600)).To(Succeed())
 		r := attach("ADD")

@@ -91,6 +91,9 @@ func isKnown(name string, known []key) bool {
 	return slices.ContainsFunc(known, func(k key) bool { return k.name == name })
 }
 
+// unknownMax is how many unknown keys of an object are named.
+const unknownMax = 64
+
 // unknownIn returns the unknown keys of an object, or of those in a list. Without known keys any may be in it.
 func unknownIn(value any, known []key, path string) (found []unknownKey) {
 	if list, ok := value.([]any); ok {
@@ -103,6 +106,9 @@ func unknownIn(value any, known []key, path string) (found []unknownKey) {
 		return found
 	}
 	for _, name := range slices.Sorted(maps.Keys(object)) {
+		if len(found) == unknownMax {
+			return found
+		}
 		// $schema is for editors, cni.dev/ is the runtimes'.
 		if isKnown(name, known) || name == "$schema" || strings.HasPrefix(name, "cni.dev/") {
 			continue

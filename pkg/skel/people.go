@@ -9,6 +9,7 @@ import (
 	"reflect"
 	"strings"
 	"text/tabwriter"
+	"time"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 )
@@ -92,11 +93,11 @@ type checker struct {
 // checkConfig serves --check-config: of a configuration, or a list of them, on standard input it prints what ADD would
 // refuse in the entries that are this plugin's, and which of their keys it does not know.
 func checkConfig(p Plugin[any], env Env) int {
-	c := &checker{call: call{plugin: p, env: env}, status: confOther}
+	c := &checker{call: call{plugin: p, env: env, began: time.Now()}, status: confOther}
 	err := c.readPolicyFlag()
 	var data []byte
 	if err == nil {
-		data, err = c.readConf()
+		data, err = c.readConf(confMax)
 	}
 	if err == nil {
 		err = c.file(data)

@@ -33,20 +33,23 @@ func (c *call) askedVersion() string {
 	}
 	stdin := c.env.Stdin
 	if f, ok := stdin.(*os.File); ok {
-		stdin = timedFile{f}
+		stdin = timedFile{f, time.Now().Add(versionTimeout)}
 	}
-	_ = json.NewDecoder(io.LimitReader(stdin, confMax)).Decode(&in) // what cannot be read has no version
+	_ = json.NewDecoder(io.LimitReader(stdin, formerMax)).Decode(&in) // what cannot be read has no version
 	return cmp.Or(in.CNIVersion, cni.Newest)
 }
 
-// timedFile is a file whose Read waits for versionTimeout at most.
-type timedFile struct{ *os.File }
+// timedFile is a file whose Read waits until a time.
+type timedFile struct {
+	*os.File
+	until time.Time
+}
 
 // Read is that of io.Reader.
 func (b timedFile) Read(p []byte) (int, error) {
 	fds := []unix.PollFd{{Fd: int32(b.Fd()), Events: unix.POLLIN}}
 	for {
-		switch n, err := unix.Poll(fds, int(versionTimeout.Milliseconds())); {
+		switch n, err := unix.Poll(fds, int(max(0, time.Until(b.until).Milliseconds()))); {
 		case n == 0 && err == nil:
 			return 0, os.ErrDeadlineExceeded
 		case !errors.Is(err, unix.EINTR):

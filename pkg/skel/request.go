@@ -74,6 +74,9 @@ func ConfigOf[W, C any](defaults W, parse func(*Request, W, *cni.Problems) C) Co
 		if err := req.Decode(&w); err != nil {
 			return c, err
 		}
+		if err := cni.CheckSizes(w); err != nil {
+			return c, err
+		}
 		var problems cni.Problems
 		c = parse(req, w, &problems)
 		return c, problems.Err()

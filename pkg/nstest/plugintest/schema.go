@@ -14,6 +14,7 @@ import (
 	"github.com/onsi/ginkgo/v2"
 	"github.com/onsi/gomega"
 
+	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/nstest"
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
@@ -109,6 +110,9 @@ func objectSchema(t reflect.Type) Object {
 
 func fieldSchema(f reflect.StructField) Object {
 	node := typeSchema(f.Type, f.Tag.Get("each"))
+	if most := f.Tag.Get("most"); most != "" {
+		node["maxItems"] = number(most)
+	}
 	for _, word := range strings.Fields(f.Tag.Get("schema")) {
 		schemaWord(node, word)
 	}
@@ -134,13 +138,14 @@ func typeSchema(t reflect.Type, each string) Object {
 	case k == reflect.Struct:
 		return objectSchema(t)
 	case k == reflect.Map && t.Elem().Kind() == reflect.Interface:
-		return Object{"type": "object"}
+		return Object{"type": "object", "maxProperties": cni.ListMax}
 	case k == reflect.Map:
-		return Object{"type": "object", "additionalProperties": nullable(typeSchema(t.Elem(), ""))}
+		return Object{"type": "object", "additionalProperties": nullable(typeSchema(t.Elem(), "")),
+			"maxProperties": cni.ListMax}
 	case k == reflect.Slice:
-		return Object{"type": "array", "items": itemSchema(t.Elem(), each)}
+		return Object{"type": "array", "items": itemSchema(t.Elem(), each), "maxItems": cni.ListMax}
 	case k == reflect.String:
-		return Object{"type": "string"}
+		return Object{"type": "string", "maxLength": cni.TextMax}
 	case k == reflect.Bool:
 		return Object{"type": "boolean"}
 	case k == reflect.Uint, k == reflect.Uint32:
@@ -293,13 +298,13 @@ var formats = map[string]Object{
 	"hwaddr": {"pattern": "^(" + sixByte + "|" + hex2 + "([:-]" + hex2 + "){7}|" + hex2 + "([:-]" + hex2 + "){19}|" +
 		hex2 + hex2 + `(\.` + hex2 + hex2 + "){3}|" + hex2 + hex2 + `(\.` + hex2 + hex2 + "){9})$",
 		"not": Object{"type": "string", "pattern": `^(00([:-]00){5}|0000(\.0000){2})$`}},
-	"link":   {"pattern": "^[^" + control + "]+$"},
+	"link":   {"pattern": "^[^" + control + "]+$", "maxLength": 255},
 	"ifname": {"pattern": `^[^/:%\s` + control + `]{1,15}$`, "not": Object{"enum": []any{".", "..", "all", "default"}}},
 	"network": {"pattern": "^(" + ipv4 + "(/([1-9]|[12][0-9]|3[0-2]))?|" + ipv6 +
 		"(/([1-9]|[1-9][0-9]|1[01][0-9]|12[0-8]))?)$"},
-	"name":      {"pattern": "^[A-Za-z0-9][A-Za-z0-9_.-]*$"},
+	"name":      {"pattern": "^[A-Za-z0-9][A-Za-z0-9_.-]*$", "maxLength": 255},
 	"path":      {"pattern": `^(/[^/\x00]+)+$`},
-	"file":      {"pattern": `^[^/\\` + control + `]+$`, "not": Object{"enum": []any{".", ".."}}},
+	"file":      {"pattern": `^[^/\\` + control + `]+$`, "maxLength": 255, "not": Object{"enum": []any{".", ".."}}},
 	"ports":     {"pattern": "^0*[1-9][0-9]{0,4}-0*[1-9][0-9]{0,4}$"},
 	"pci":       {"pattern": "^" + pci + "$"},
 	"sysdevice": {"pattern": "^/+sys/+devices/+[^/]"},

@@ -29,7 +29,7 @@ type wireWhereaboutsIPAM struct {
 	wireWhereaboutsRange
 	Ranges    []wireWhereaboutsRange `json:"ipRanges" help:"ranges; a container gets one address of each"`
 	Gateway   string                 `json:"gateway" help:"gateway of the addresses in its subnet, or of its family"`
-	Routes    []cni.WireRoute        `json:"routes" help:"routes, copied to the result"`
+	Routes    []cni.WireRoute        `json:"routes" help:"routes, copied to the result" most:"1024"`
 	DNS       cni.DNS                `json:"dns" help:"resolver settings, copied to the result"`
 	Addresses []struct {
 		Address string `json:"address" help:"address/length"`
@@ -123,6 +123,9 @@ func parseWhereaboutsPlace(req *skel.Request) (place, error) {
 
 func parseWhereabouts(req *skel.Request) (*config, error) {
 	w, err := readWhereabouts(req)
+	if err == nil {
+		err = cni.CheckSizes(w)
+	}
 	if err != nil {
 		return nil, err
 	}

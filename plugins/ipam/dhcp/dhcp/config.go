@@ -82,6 +82,9 @@ func parseConfig(conf []byte, args string) (*config, error) {
 	if err := cni.Unmarshal(conf, &wire); err != nil {
 		return nil, err
 	}
+	if err := cni.CheckSizes(wire); err != nil {
+		return nil, err
+	}
 	if wire.IPAM == nil {
 		return nil, cni.Refuse("ipam", nil, "is missing")
 	}

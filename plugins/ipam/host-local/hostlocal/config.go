@@ -21,7 +21,7 @@ type wireIPAM struct {
 	Type string `json:"type" help:"host-local"`
 	ranges.Wire
 	Ranges     [][]ranges.Wire `json:"ranges" help:"sets of ranges; a container gets one address of each set"`
-	Routes     []cni.WireRoute `json:"routes" help:"routes, copied to the result"`
+	Routes     []cni.WireRoute `json:"routes" help:"routes, copied to the result" most:"1024"`
 	DataDir    string          `json:"dataDir" help:"directory of the leases" default:"/var/lib/cni/networks"`
 	ResolvConf string          `json:"resolvConf" help:"a file as resolv.conf(5), for the dns of the result"`
 
@@ -55,9 +55,6 @@ func parseConfig(req *skel.Request, wire wireConfig, problems *cni.Problems) *co
 	}
 	if mode := wire.IPAM.OnFull; !slices.Contains([]string{"", "warn", "fail"}, mode) {
 		problems.Add(cni.Refuse("ipam.statusOnExhaustion", mode, `is neither "warn" nor "fail"`))
-	}
-	if len(req.Network) > 255 {
-		problems.Add(cni.Refuse("name", req.Network, "is longer than 255 bytes, and no directory can be called so"))
 	}
 	var err error
 	cfg.sets, err = wire.Call.Parse(req.Version, wire.IPAM.Wire, wire.IPAM.Ranges)

@@ -94,6 +94,32 @@ var _ = DescribeTable("what is refused", func(want, ipam string, more ...string)
 			"runtimeConfig.ipRanges[0][0], 10.1.0.1-10.1.255.254",
 		`"ranges":[[{"subnet":"10.1.2.0/24"}]]`, `"runtimeConfig":{"ipRanges":[[{"subnet":"10.1.0.0/16"}]]}`))
 
+var _ = DescribeTable("refuses more than it can compare in time, but not in DEL", Label("sizes"),
+	func(want string, ipam func() string, more ...string) {
+		text := fmt.Sprintf(`"dataDir": %q, `, GinkgoT().TempDir()) + ipam()
+		_, err := Plugin().Parse(request(text, more...))
+		Expect(err).To(MatchError(want))
+		Expect(Plugin().Del(context.Background(), request(text, more...))).To(Succeed())
+	},
+	Entry(nil, "ipam.ranges: has 257 ranges, more than 256", func() string {
+		return `"ranges": [` + repeated(`[{"subnet":"10.1.0.0/24"}]`, 200) + `,[` +
+			repeated(`{"subnet":"10.1.0.0/24"}`, 57) + `]]`
+	}),
+	Entry(nil, "ipam.ranges: has 30000 elements, more than 256", func() string {
+		return `"ranges": [` + repeated(`[{"subnet":"10.1.0.0/24"}]`, 30000) + `]`
+	}),
+	Entry(nil, "ipam.exclude: has 30000 elements, more than 256", func() string {
+		return `"subnet": "10.1.0.0/16", "exclude": [` + repeated(`"10.1.0.7"`, 30000) + `]`
+	}),
+	Entry(nil, "ipam.routes: has 30000 elements, more than 1024", func() string {
+		return `"subnet": "10.1.0.0/16", "routes": [` + repeated(`{"dst": "10.0.0.0/8"}`, 30000) + `]`
+	}),
+	Entry(nil, "runtimeConfig.ips: has 65 elements, more than 64", func() string { return `"subnet": "10.1.0.0/16"` },
+		`"runtimeConfig": {"ips": [`+repeated(`"10.1.0.7"`, 65)+`]}`),
+)
+
+func repeated(text string, n int) string { return strings.TrimSuffix(strings.Repeat(text+",", n), ",") }
+
 var _ = DescribeTable("tells what to write instead", func(want, ipam string) {
 	_, err := Plugin().Parse(request(ipam))
 	Expect(cni.ProblemsOf(err)).To(ConsistOf(HaveField("Suggestion", want)))
@@ -101,17 +127,6 @@ var _ = DescribeTable("tells what to write instead", func(want, ipam string) {
 	Entry("of a subnet with host bits", `write "10.1.2.0/24"`, `"subnet":"10.1.2.1/24"`),
 	Entry("of a default route", `write "0.0.0.0/0", or "::/0" for IPv6`, slash24+`,"routes":[{"dst":"default"}]`),
 	Entry("of no route", `write "dst": "0.0.0.0/0" for the default route`, slash24+`,"routes":[{"gw":"10.1.2.1"}]`))
-
-var _ = It("refuses a network name for which there can be no directory", func() {
-	req := request(slash24)
-	req.Network = strings.Repeat("n", 256)
-	_, err := Plugin().Parse(req)
-	Expect(err).To(MatchError(
-		`name: "` + req.Network + `" is longer than 255 bytes, and no directory can be called so`))
-	req.Network = req.Network[:255]
-	_, err = Plugin().Parse(req)
-	Expect(err).NotTo(HaveOccurred())
-})
 
 var _ = It("refuses everything that is wrong at once, in the order of the sources", func() {
 	req := request(`"ranges":[[{"subnet":"10.1.2.1/24"},{"subnet":"10.1.3.0/24","rangeStart":"x",

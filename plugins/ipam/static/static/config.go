@@ -17,19 +17,19 @@ type wireConfig struct {
 
 	IPAM          *wireIPAM `json:"ipam" schema:"required"`
 	RuntimeConfig struct {
-		IPs []string `json:"ips" help:"addresses from the runtime, before all others" each:"format=asked"`
+		IPs []string `json:"ips" help:"addresses from the runtime, before all others" each:"format=asked" most:"64"`
 	} `json:"runtimeConfig"`
 	Args struct {
 		CNI struct {
-			IPs []string `json:"ips" help:"addresses, before those of ipam" each:"format=asked"`
+			IPs []string `json:"ips" help:"addresses, before those of ipam" each:"format=asked" most:"64"`
 		} `json:"cni"`
 	} `json:"args"`
 }
 
 type wireIPAM struct {
 	Type      string          `json:"type" help:"static"`
-	Addresses []wireAddress   `json:"addresses" help:"addresses of the container"`
-	Routes    []cni.WireRoute `json:"routes" help:"routes, copied to the result"`
+	Addresses []wireAddress   `json:"addresses" help:"addresses of the container" most:"64"`
+	Routes    []cni.WireRoute `json:"routes" help:"routes, copied to the result" most:"1024"`
 	DNS       cni.DNS         `json:"dns" help:"resolver settings, copied to the result"`
 }
 
@@ -98,6 +98,11 @@ func (wire *wireConfig) sources(args string) (list []source, err error) {
 	problems.Add(err)
 	split := func(r rune) bool { return r == ',' || r == ' ' }
 	for _, text := range strings.FieldsFunc(values["IP"], split) {
+		if len(list) > addressesMax {
+			problems.Add(cni.Refuse("CNI_ARGS IP", nil, fmt.Sprintf("makes more than %d addresses", addressesMax)).
+				WithCode(cni.CodeEnvironment))
+			break
+		}
 		add("CNI_ARGS IP", cni.CodeEnvironment, text)
 	}
 	// Each GATEWAY is assigned to every address whose subnet contains it.
@@ -129,6 +134,9 @@ func (wire *wireConfig) sources(args string) (list []source, err error) {
 	}
 	return list, problems.Err()
 }
+
+// addressesMax is how many addresses the configuration and CNI_ARGS may have together.
+const addressesMax = 64
 
 // noPrefix has the reference's words.
 const noPrefix = "%s in CIDR notation, got: '%s'"

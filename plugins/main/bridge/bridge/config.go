@@ -26,7 +26,7 @@ type wireConfig struct {
 	HairpinMode               bool        `json:"hairpinMode" help:"let a container reach itself through the bridge" default:"false"`
 	PromiscMode               bool        `json:"promiscMode" help:"set the bridge promiscuous; not with hairpinMode" default:"false"`
 	VLAN                      int         `json:"vlan" help:"VLAN of the port, untagged, 1 to 4094 (0: none)" schema:"min=0 max=4094"`
-	VLANTrunk                 []wireTrunk `json:"vlanTrunk" help:"VLANs that the port carries tagged" each:"set"`
+	VLANTrunk                 []wireTrunk `json:"vlanTrunk" help:"VLANs that the port carries tagged" each:"set" most:"4094"`
 	PreserveDefaultVLAN       bool        `json:"preserveDefaultVlan" help:"keep the bridge's default VLAN on a port with vlan or vlanTrunk" default:"false"`
 	MacSpoofChk               bool        `json:"macspoofchk" help:"drop frames that do not carry the container's MAC address" default:"false"`
 	EnableDAD                 bool        `json:"enabledad" help:"let the kernel detect duplicate IPv6 addresses, and wait for it" default:"false"`

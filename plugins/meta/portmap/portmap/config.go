@@ -27,7 +27,7 @@ type wireConfig struct {
 	ConditionsV4         []string `json:"conditionsV4" help:"matches that IPv4 packets must meet, in the backend's syntax" each:"format=token"`
 	ConditionsV6         []string `json:"conditionsV6" help:"matches that IPv6 packets must meet, in the backend's syntax" each:"format=token"`
 	RuntimeConfig        struct {
-		PortMappings []wireMapping `json:"portMappings" help:"the ports (capability portMappings); none: nothing is done"`
+		PortMappings []wireMapping `json:"portMappings" help:"the ports (capability portMappings); none: nothing is done" most:"16384"`
 	} `json:"runtimeConfig"`
 }
 

@@ -1,0 +1,74 @@
+package cni
+
+import (
+	"fmt"
+	"reflect"
+	"strconv"
+	"strings"
+)
+
+// Limits of the values of a configuration. Plugins work on each element of a list, and on some lists for each pair.
+const (
+	ListMax = 256     // elements of a list or of an object; the tag most of a field replaces it
+	TextMax = 4 << 10 // bytes of a text
+	rawMax  = 64 << 10
+)
+
+// CheckSizes refuses values of a decoded configuration or result that are above the limits, with code 7. The argument
+// is a struct whose fields have the tag json.
+func CheckSizes(wire any) error {
+	var problems Problems
+	checkSize(reflect.ValueOf(wire), "", ListMax, &problems)
+	return problems.Err()
+}
+
+func checkSize(v reflect.Value, key string, most int, problems *Problems) {
+	refuse := func(shown any, length int, unit string, limit int) {
+		problems.Add(Refuse(key, shown, fmt.Sprintf("has %d %s, more than %d", length, unit, limit)))
+	}
+	switch v.Kind() {
+	case reflect.Pointer, reflect.Interface:
+		if !v.IsNil() {
+			checkSize(v.Elem(), key, most, problems)
+		}
+	case reflect.Struct:
+		checkFields(v, key, problems)
+	case reflect.String:
+		if text := v.String(); len(text) > TextMax {
+			refuse(strings.ToValidUTF8(text[:64], "")+"...", len(text), "bytes", TextMax)
+		}
+	case reflect.Map:
+		if v.Len() > most {
+			refuse(nil, v.Len(), "keys", most)
+		}
+	case reflect.Slice:
+		switch isBytes := v.Type().Elem().Kind() == reflect.Uint8; {
+		case isBytes && v.Len() > rawMax:
+			refuse(nil, v.Len(), "bytes", rawMax)
+		case isBytes:
+		case v.Len() > most:
+			refuse(nil, v.Len(), "elements", most)
+		default:
+			for i := range v.Len() {
+				checkSize(v.Index(i), fmt.Sprintf("%s[%d]", key, i), most, problems)
+			}
+		}
+	}
+}
+
+func checkFields(v reflect.Value, key string, problems *Problems) {
+	for i := range v.NumField() {
+		f := v.Type().Field(i)
+		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+		switch {
+		case f.Anonymous:
+			checkSize(v.Field(i), key, ListMax, problems)
+		case name != "" && name != "-":
+			most, err := strconv.Atoi(f.Tag.Get("most"))
+			if err != nil {
+				most = ListMax
+			}
+			checkSize(v.Field(i), KeyIn(key, name), most, problems)
+		}
+	}
+}
