@@ -309,7 +309,7 @@ var (
 	ofOne = regexp.MustCompile(`ifname=veth|[0-9a-f]{16} \S+ \S+ \S|\bCNI-([0-9a-f]{24}|(DN|SN)-[0-9a-f]{21})` +
 		`|\b10\.88\.0\.\d|\bfd00:88::`)
 	// ofAll are the files of all: locks, the index of leases, the address that host-local gave last, what failed.
-	ofAll = regexp.MustCompile(`/run/hawser/failures/|/(nft\.|networks/[^/]+/)?lock$` +
+	ofAll = regexp.MustCompile(`/run/hawser/failures/|/(nft\.|netns\.|networks/[^/]+/)?lock$` +
 		`|/networks/\.hawser/[^/]+$|/last_reserved_ip\.`)
 )
 
