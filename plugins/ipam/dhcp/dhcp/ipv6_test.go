@@ -54,7 +54,8 @@ func (l *lan) kea(pool string) *gbytes.Buffer {
 		"subnet6": [{"id": 1, "subnet": "2001:db8::/64", "interface": "far0", "pools": [{"pool": %[2]q}]}],
 		"loggers": [{"name": "kea-dhcp6", "severity": "INFO", "output_options": [{"output": "stdout"}]}]}}`, dir, pool)
 	Expect(os.WriteFile(dir+"/conf", []byte(conf), 0o600)).To(Succeed())
-	log := program(l.server, "env", "KEA_PIDFILE_DIR="+dir, "KEA_LOCKFILE_DIR="+dir, "kea-dhcp6", "-c", dir+"/conf")
+	log := program(l.server, "env", "KEA_PIDFILE_DIR="+dir, "KEA_LOCKFILE_DIR="+dir, "KEA_DHCP_DATA_DIR="+dir,
+		"kea-dhcp6", "-c", dir+"/conf")
 	Eventually(log).Should(gbytes.Say("DHCP6_STARTED"))
 	return log
 }
