@@ -37,6 +37,9 @@ type Session struct {
 	Master rtnl.Link   // the master of a child; none where it has no master
 	Child  ChildConfig // of a plugin that makes one
 
+	// again says that CreatePair found the host end of a container that started again without DEL.
+	again bool
+
 	ipam   *ipam.Client
 	adding *ipam.Delegate // the IPAM plugin at work on its ADD, until somebody waits for it
 }
@@ -72,6 +75,7 @@ func (s *Session) CreatePair(ctx context.Context, link LinkConfig) (err error) {
 			s.HostEnd, err = s.Host.Link(name)
 		}
 		if err == nil {
+			s.again = name != names[0]
 			s.OnFail("delete the interface", func(context.Context) error { return s.Host.DelLink(s.HostEnd.Index) })
 			s.ContEnd, err = s.Cont.Link(s.IfName)
 			return err
@@ -283,8 +287,11 @@ func (s *Session) Masquerade(ctx context.Context, m Masq, res *cni.Result) error
 	if !m.On {
 		return nil
 	}
+	if err := m.from(s.Host, s.HostEnd); err != nil {
+		return err
+	}
 	c := m.of(s.Attachment, res.IPs)
-	c.Warn = s.Warn
+	c.Warn, c.Again = s.Warn, s.again
 	s.Step("masquerade")
 	s.OnFail("remove the masquerade", func(ctx context.Context) error { return masq.Del(ctx, s.NF, c) })
 	return masq.Add(ctx, s.NF, c)

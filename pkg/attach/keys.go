@@ -14,6 +14,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/ipt"
 	"github.com/hawser-cni/plugins/pkg/masq"
 	"github.com/hawser-cni/plugins/pkg/nft"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
 // MTUKeys are the configuration keys of an interface's MTU.
@@ -145,6 +146,7 @@ type Masq struct {
 	On      bool
 	Only    nft.Family // 0 = both families
 	Backend ipt.Backend
+	Link    string // the host's interface that the packets come from, or its VRF; empty: the host end
 	masq.Special
 }
 
@@ -200,5 +202,22 @@ func (m Masq) of(a cni.Attachment, ips []cni.IP) masq.Config {
 	addrs := slices.DeleteFunc(cni.Addresses(ips), func(p netip.Prefix) bool {
 		return m.Only != 0 && nft.FamilyOf(p.Addr()) != m.Only
 	})
-	return masq.Config{Attachment: a, Backend: m.Backend, Addrs: addrs, Special: m.Special}
+	return masq.Config{Attachment: a, Backend: m.Backend, Link: m.Link, Addrs: addrs, Special: m.Special}
+}
+
+// Ingress is the interface by which rules behind routing know the packets that come from a link: its VRF if it has one.
+func Ingress(host *rtnl.Conn, link rtnl.Link) (string, error) {
+	if link.Master == 0 {
+		return link.Name, nil
+	}
+	vrf, err := host.LinkByIndex(link.Master)
+	return vrf.Name, err
+}
+
+// from sets the masquerade's interface to that of the host end, if the plugin has set none.
+func (m *Masq) from(host *rtnl.Conn, hostEnd rtnl.Link) (err error) {
+	if m.Link == "" {
+		m.Link, err = Ingress(host, hostEnd)
+	}
+	return err
 }

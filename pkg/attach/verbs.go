@@ -1,6 +1,7 @@
 package attach
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -25,6 +26,8 @@ type RemoveRules func(ctx context.Context, nf *nft.Conn, again bool) error
 // addresses. It goes on after a failure. bridge is the name of the configured bridge, empty
 // for a plugin without one: a host end that the reference made must be a port of it.
 func Del(ctx context.Context, req *skel.Request, bridge string, rules ...RemoveRules) error {
+	p := findPair(req, bridge)
+	defer p.close()
 	nf := nft.New()
 	locks, cancel := skel.WithTwoThirds(ctx) // for steps that wait for locks: the others need time, too
 	defer cancel()
@@ -33,11 +36,10 @@ func Del(ctx context.Context, req *skel.Request, bridge string, rules ...RemoveR
 		errs = append(errs, remove(locks, nf, false))
 	}
 	c := masq.Config{
-		Attachment: req.Attachment, Addrs: cni.Addresses(req.PrevResult.ContainerIPs(req.IfName)), Warn: req.Warn,
+		Attachment: req.Attachment, Link: cmp.Or(gatewayOf(req.PrevResult), bridge, p.link.Name),
+		Addrs: cni.Addresses(req.PrevResult.ContainerIPs(req.IfName)), Warn: req.Warn,
 	}
 	errs = append(errs, masq.Del(locks, nf, c))
-	p := findPair(req, bridge)
-	defer p.close()
 	return errors.Join(append(errs, DelInterface(ctx, req, p.flush, func() (bool, error) {
 		gone, err := p.delete()
 		if gone { // from now on nothing is restored
@@ -50,6 +52,14 @@ func Del(ctx context.Context, req *skel.Request, bridge string, rules ...RemoveR
 		// does deleting a link. In this order the first wait covers the second.
 		return gone, errors.Join(err, nf.Close())
 	}))...)
+}
+
+// gatewayOf is the VLAN's gateway in a result: bridge lists it behind the container's interface.
+func gatewayOf(prev *cni.Result) string {
+	if prev == nil || len(prev.Interfaces) == 0 || prev.Interfaces[len(prev.Interfaces)-1].Sandbox != "" {
+		return ""
+	}
+	return prev.Interfaces[len(prev.Interfaces)-1].Name
 }
 
 // DelInterface deletes the container's interface by removeLink, and has the IPAM plugin release the addresses. It does
@@ -211,6 +221,9 @@ func (s *Session) VerifyMasquerade(ctx context.Context, m Masq) error {
 	if !m.On {
 		return nil
 	}
+	if err := m.from(s.Host, s.HostEnd); err != nil {
+		return err
+	}
 	if err := masq.Check(ctx, s.NF, m.of(s.Attachment, s.PrevResult.ContainerIPs(s.IfName))); err != nil {
 		return iface.Drifted(fmt.Errorf("masquerade: %w", err))
 	}
@@ -236,6 +249,9 @@ func (s *Session) Reapply(ctx context.Context, m Masq, master int, forwards bool
 	if !m.On {
 		return nil
 	}
+	if err := m.from(s.Host, s.HostEnd); err != nil {
+		return err
+	}
 	c := m.of(s.Attachment, own.IPs)
 	c.Warn, c.Restores = s.Warn, true
 	err := masq.Add(ctx, s.NF, c)
@@ -248,16 +264,26 @@ func (s *Session) Reapply(ctx context.Context, m Masq, master int, forwards bool
 	return err
 }
 
-// Restore restores the masquerades of pairs, on nftables. It returns what was missing, by the mark.
-func Restore(ctx context.Context, all []*skel.Request, masqOf func(*skel.Request) Masq) map[string]error {
+// Restore restores the masquerades of live pairs, on nftables. It returns what was missing, by the mark. Without its
+// host end a masquerade is not restored.
+func Restore(ctx context.Context, all []*skel.Request,
+	masqOf func(host *rtnl.Conn, req *skel.Request) (Masq, error)) map[string]error {
+	nf, host := nft.New(), rtnl.Host()
+	defer func() { _ = errors.Join(nf.Close(), host.Close()) }()
 	var wanted []masq.Config
 	for _, req := range all {
-		if m := masqOf(req); m.On && m.Backend != ipt.IPTables {
+		m, err := masqOf(host, req)
+		if err != nil || !m.On || m.Backend == ipt.IPTables {
+			continue
+		}
+		var end rtnl.Link
+		if m.Link == "" {
+			end, err = frame.MarkedHostEnd(host, req.Attachment)
+		}
+		if err == nil && m.from(host, end) == nil {
 			wanted = append(wanted, m.of(req.Attachment, req.PrevResult.ContainerIPs(req.IfName)))
 		}
 	}
-	nf := nft.New()
-	defer nf.Close()
 	missing, _ := masq.Restore(ctx, nf, wanted, frame.AttachedOf(all)) // CHECK finds what it did not make
 	return missing
 }

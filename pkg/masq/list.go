@@ -3,7 +3,6 @@ package masq
 import (
 	"context"
 	"errors"
-	"net/netip"
 	"slices"
 	"strings"
 
@@ -15,10 +14,7 @@ import (
 // List returns the addresses that are masqueraded for attachments, by either backend, also by the reference plugins. It
 // takes no lock.
 func List(ctx context.Context, nf *nft.Conn) ([]cni.Holding, error) {
-	all, err := Config{}.owned().Held(nf, cni.HeldMasquerade, func(it nft.Item) string {
-		addr, _ := netip.AddrFromSlice(it.Key)
-		return addr.String()
-	})
+	all, err := Config{}.owned().Held(nf, cni.HeldMasquerade, func(it nft.Item) string { return addrOf(it).String() })
 	chains, chainErr := listIPTables(ctx, nf)
 	rules, ruleErr := listReference(nf)
 	return slices.Concat(all, chains, rules), errors.Join(err, chainErr, nft.IfSupported(ruleErr))

@@ -43,8 +43,8 @@ var _ = Describe("List", Label("kernel"), func() {
 			Expect(add(host(), two)).To(Succeed())
 			file := "/run/hawser/masq/" + chainC1 + ".json"
 			Expect(listed(host())).To(ConsistOf("net1 c1 eth0 10.1.0.2: "+file, "net1 c1 eth0 fd01::2: "+file,
-				"net1 c2 eth0 10.1.0.3: nft map inet hawser masq4_v1",
-				"net1 c2 eth0 fd01::3: nft map inet hawser masq6_v1"))
+				"net1 c2 eth0 10.1.0.3: nft map inet hawser masq4_v2",
+				"net1 c2 eth0 fd01::3: nft map inet hawser masq6_v2"))
 			Expect(del(host(), one)).To(Succeed())
 			Expect(del(host(), two)).To(Succeed())
 			Expect(listed(host())).To(BeEmpty())
@@ -70,9 +70,9 @@ var _ = Describe("List", Label("kernel"), func() {
 			nft add chain inet cni_plugins_masquerade masq_checks
 			nft add rule inet cni_plugins_masquerade masq_checks ip saddr 10.1.0.9 ip daddr != 10.1.0.0/24 masquerade \
 				comment \"6fd94d501e58f0aa-287fc69eff0574a2, net: unit-test, if: eth0, id: one\"
-			nft delete element inet hawser masq6_v1 { fd01::3 }
-			nft add element inet hawser masq6_v1 { fd01::3 comment \"%s\" : goto masq_v1_10.1.0.0/24 }`, forged))
-		Expect(listed(host)).To(ConsistOf("net1 c2 eth0 10.1.0.3: nft map inet hawser masq4_v1",
+			nft delete element inet hawser masq6_v2 { vc2 . fd01::3 }
+			nft add element inet hawser masq6_v2 { vc2 . fd01::3 comment \"%s\" : goto masq_v1_10.1.0.0/24 }`, forged))
+		Expect(listed(host)).To(ConsistOf("net1 c2 eth0 10.1.0.3: nft map inet hawser masq4_v2",
 			"unit-test one eth0 10.1.0.9: nft chain inet cni_plugins_masquerade masq_checks (reference)"))
 	})
 })

@@ -28,13 +28,17 @@ import (
 type Config struct {
 	Attachment cni.Attachment
 	Backend    ipt.Backend
+	// Link is the host's interface that the container's packets come from, or its VRF. Del is cheaper with it.
+	Link string
+	// Again says that the attachment may have rules from before, for another interface: Add removes them.
+	Again bool
 	// Addrs are the addresses of the container, with the length of their prefix. Del is cheaper with them.
 	Addrs []netip.Prefix
 	Special
 	// Restores has Add restore rules on iptables only from the record that an earlier Add wrote.
 	Restores bool
-	// Warn tells people of rules that Del cannot remove because a program is missing; a later Del or GC removes
-	// them. Without Warn that is an error.
+	// Warn tells people of another attachment's rules that hold for an address of this one. It also tells of rules that
+	// Del cannot remove because a program is missing; a later Del or GC removes them. Without Warn that is an error.
 	Warn func(format string, args ...any)
 }
 
@@ -53,8 +57,8 @@ func (s Special) isSpecial(exclude []netip.Prefix) bool {
 	return len(exclude) > 0 || s.RandomFully || s.Ports != [2]uint16{}
 }
 
-// Add makes the attachment's rules. Where it fails Del removes what there is of them. It may be repeated. Another
-// attachment's element for one of the addresses is a leftover and is replaced: IPAM lends an address once.
+// Add makes the attachment's rules. Where it fails Del removes what there is of them. It may be repeated. What
+// another attachment has for an address on the same interface stays until that attachment ends.
 func Add(ctx context.Context, nf *nft.Conn, c Config) error {
 	if len(c.Addrs) == 0 {
 		return nil
@@ -62,7 +66,7 @@ func Add(ctx context.Context, nf *nft.Conn, c Config) error {
 	if c.Backend == ipt.IPTables {
 		return addIPTables(ctx, nf, c)
 	}
-	err := c.owned().Update(ctx, nf, func(tx *nft.Tx) error { return tx.Put(c.items(), nil) })
+	err := addNFTables(ctx, nf, c)
 	if c.Backend == ipt.Auto && errors.Is(err, nft.ErrUnsupported) {
 		return ipt.Instead(addIPTables(ctx, nf, c), err)
 	}
@@ -77,8 +81,15 @@ var ErrNoRecord = errors.New("no record of these rules")
 // attachment ended since then; DelAgain is the other half.
 func Restore(ctx context.Context, nf *nft.Conn, all []Config, exists func(mark string) bool) (map[string]error, error) {
 	var wanted []nft.Item
+	isFormer, err := formerMarks(nf, all)
+	if err != nil {
+		return nil, err
+	}
 	of := map[string]Config{} // by chain
 	for _, c := range all {
+		if isFormer[c.Attachment.Mark()] && checkNFTables(nf, c) == nil {
+			continue
+		}
 		for _, i := range c.items() {
 			wanted, of[i.Element.Goto] = append(wanted, i), c
 		}
@@ -150,7 +161,7 @@ func Check(ctx context.Context, nf *nft.Conn, c Config) error {
 	if len(c.Addrs) == 0 {
 		return nil
 	}
-	check := func() error { return c.owned().Verify(nf, c.items()) }
+	check := func() error { return checkNFTables(nf, c) }
 	other := func() error { return checkIPTables(ctx, nf, c) }
 	if c.Backend == ipt.IPTables {
 		check, other = other, check

@@ -2,6 +2,7 @@ package masq
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -14,33 +15,53 @@ import (
 )
 
 const (
-	baseChain   = "masq_v1"
+	baseChain   = "masq_v2"
 	prefixChain = "masq_v1_"
+	// formerChain and the maps of formerMap are those of version 0.1.0, whose keys are addresses only.
+	formerChain = "masq_v1"
 )
 
 // addrMap has the family's container addresses, exemptSet the administrator's exemptions.
-func addrMap(f nft.Family) string   { return "masq" + f.Digit() + "_v1" }
+func addrMap(f nft.Family) string   { return "masq" + f.Digit() + "_v2" }
+func formerMap(f nft.Family) string { return "masq" + f.Digit() + "_v1" }
 func exemptSet(f nft.Family) string { return "masq_exempt" + f.Digit() }
 
-// owned is the layout that all attachments use, with their elements: one for each address, which leads to the chain of
-// the address's prefix. 100 (srcnat) is the usual priority of source NAT.
+// owned is the layout that all attachments use, with their elements: one for each address and the interface that its
+// packets come from, which leads to the chain of the address's prefix. 100 (srcnat) is the usual priority of NAT.
 func (c Config) owned() nft.Owned {
+	o := c.layout(baseChain, addrMap, nft.IIFName)
+	o.Shared = true
+	for _, f := range nft.Families() {
+		o.Former = append(o.Former, formerMap(f))
+	}
+	o.FormerChains = []string{formerChain}
+	return o
+}
+
+// former is the layout of version 0.1.0.
+func (c Config) former() nft.Owned { return c.layout(formerChain, formerMap) }
+
+// layout is a base chain and its maps, whose keys are the fields and an address.
+func (c Config) layout(base string, mapOf func(nft.Family) string, fields ...nft.Field) nft.Owned {
 	o := nft.Owned{Chain: c.chainNamed}
 	var exempts, maps []nft.Set
 	var returns, jumps []nft.Rule
 	for _, f := range nft.Families() {
 		exempts = append(exempts, nft.Set{Name: exemptSet(f), Key: []nft.Type{f.Addr()}, Interval: true,
 			Comment: "yours: destinations that are not masqueraded"})
-		maps = append(maps, nft.Set{Name: addrMap(f), Key: []nft.Type{f.Addr()}, Data: []nft.Type{nft.Verdict},
-			Comment: "container address : chain of its network"})
-		o.Sets = append(o.Sets, addrMap(f))
+		key, comment := []nft.Type{f.Addr()}, "container address : chain of its network"
+		if len(fields) > 0 {
+			key, comment = append([]nft.Type{nft.IfName}, key...), "interface and "+comment
+		}
+		maps = append(maps, nft.Set{Name: mapOf(f), Key: key, Data: []nft.Type{nft.Verdict}, Comment: comment})
+		o.Sets = append(o.Sets, mapOf(f))
 		returns = append(returns, nft.Rule{nft.InSet(exemptSet(f), f.Daddr()), nft.Return()})
-		jumps = append(jumps, nft.Rule{nft.VerdictMap(addrMap(f), f.Saddr())})
+		jumps = append(jumps, nft.Rule{nft.VerdictMap(mapOf(f), append(slices.Clone(fields), f.Saddr())...)})
 	}
 	o.Layout = nft.Layout{
 		Table: nft.Table{Family: nft.INet, Name: nft.TableName},
 		Sets:  append(exempts, maps...),
-		Chains: []nft.Chain{{Name: baseChain, Comment: "source NAT of containers",
+		Chains: []nft.Chain{{Name: base, Comment: "source NAT of containers",
 			Hook: &nft.Hook{Type: "nat", Point: nft.Postrouting, Priority: 100}, Rules: append(returns, jumps...)}},
 	}
 	return o
@@ -125,13 +146,54 @@ func multicast(f nft.Family) string {
 	return "ff00::/8"
 }
 
-// items are the elements of an attachment's addresses.
+// items are the elements of an attachment's addresses; none if the interface is not known.
 func (c Config) items() (out []nft.Item) {
+	if c.Link == "" {
+		return nil
+	}
 	for _, p := range distinct(c.Addrs) {
-		out = append(out, nft.Item{Set: addrMap(nft.FamilyOf(p.Addr())), Name: "address " + p.Addr().String(),
-			Element: nft.Element{Key: nft.AddrKey(p.Addr()), Goto: c.chainName(p), Comment: c.Attachment.Mark()}})
+		out = append(out, c.item(addrMap(nft.FamilyOf(p.Addr())), p, nft.IfNameKey(c.Link), nft.AddrKey(p.Addr())))
 	}
 	return out
+}
+
+// formerItems are the elements that version 0.1.0 made.
+func (c Config) formerItems() (out []nft.Item) {
+	for _, p := range distinct(c.Addrs) {
+		out = append(out, c.item(formerMap(nft.FamilyOf(p.Addr())), p, nft.AddrKey(p.Addr())))
+	}
+	return out
+}
+
+// formerMarks has the marks of those attachments that have elements of version 0.1.0.
+func formerMarks(nf *nft.Conn, all []Config) (marks map[string]bool, err error) {
+	o := Config{}.former()
+	chain, err := nf.Chain(o.Layout.Table, formerChain)
+	if err != nil || chain == nil {
+		return nil, err
+	}
+	var items []nft.Item
+	for _, c := range all {
+		items = append(items, c.formerItems()...)
+	}
+	live, err := o.Live(nf, items, func(string) bool { return true })
+	marks = map[string]bool{}
+	for _, it := range live {
+		marks[it.Comment] = true
+	}
+	return marks, err
+}
+
+func (c Config) item(set string, p netip.Prefix, key ...[]byte) nft.Item {
+	return nft.Item{Set: set, Name: "address " + p.Addr().String(),
+		Element: nft.Element{Key: nft.Key(key...), Goto: c.chainName(p), Comment: c.Attachment.Mark()}}
+}
+
+// addrOf is the address in an element's key, which ends with it.
+func addrOf(it nft.Item) netip.Addr {
+	size := map[bool]int{true: 4, false: 16}[strings.HasPrefix(it.Set, "masq4")]
+	addr, _ := netip.AddrFromSlice(it.Key[len(it.Key)-size:])
+	return addr
 }
 
 // distinct leaves out prefixes whose address came before: it can only have one.
@@ -146,15 +208,55 @@ func distinct(addrs []netip.Prefix) (out []netip.Prefix) {
 	return out
 }
 
-// delNFTables finds the elements by their addresses. Where it misses one, or knows none, it reads all of the host.
+var errNoLink = errors.New("masquerade: the interface that the packets come from is unknown")
+
+// addNFTables makes the elements. Where another attachment has an address on the same interface, its element stays.
+func addNFTables(ctx context.Context, nf *nft.Conn, c Config) error {
+	if c.Link == "" {
+		return errNoLink
+	}
+	if c.Again {
+		if err := c.owned().Sweep(ctx, nf, c.Attachment.Owns); err != nil {
+			return err
+		}
+	}
+	var behind []nft.Item
+	err := c.owned().Update(ctx, nf, func(tx *nft.Tx) error {
+		err := tx.Put(c.items(), nil)
+		behind = tx.Behind
+		return err
+	})
+	for _, it := range behind {
+		if err == nil && c.Warn != nil {
+			c.Warn("masquerade of address %s: other rules, of %q, hold until that attachment ends", addrOf(it),
+				it.Comment)
+		}
+	}
+	return err
+}
+
+// delNFTables finds the elements by the interface and their addresses. Where it misses one, or knows none, it reads all
+// of the host.
 func delNFTables(ctx context.Context, nf *nft.Conn, c Config) error {
 	mine, known := c.Attachment.Owns, c.items()
-	found, err := c.owned().Live(nf, known, mine)
-	if err == nil && (len(found) == 0 || len(found) < len(known)) {
+	found, err := c.owned().Live(nf, slices.Concat(known, c.formerItems()), mine)
+	if err == nil && (len(found) == 0 || len(found) < len(distinct(c.Addrs))) {
 		found, err = c.owned().All(nf, mine)
 	}
 	if err != nil {
 		return err
 	}
 	return c.owned().Remove(ctx, nf, found, mine)
+}
+
+// checkNFTables compares the elements and what all share with the kernel's. Elements of version 0.1.0 pass, too.
+func checkNFTables(nf *nft.Conn, c Config) error {
+	if c.Link == "" {
+		return errNoLink
+	}
+	err := c.owned().Verify(nf, c.items())
+	if errors.Is(err, nft.ErrDrift) && c.former().Verify(nf, c.formerItems()) == nil {
+		return nil
+	}
+	return err
 }

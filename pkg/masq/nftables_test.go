@@ -81,7 +81,7 @@ func prefixes(texts ...string) []netip.Prefix {
 
 func config(b ipt.Backend, id, ifName string, addrs ...string) masq.Config {
 	return masq.Config{Attachment: cni.Attachment{Network: "net1", ContainerID: id, IfName: ifName},
-		Backend: b, Addrs: prefixes(addrs...)}
+		Backend: b, Link: "v" + id, Addrs: prefixes(addrs...)}
 }
 
 // with runs fn inside the host with a connection of its own.
@@ -114,7 +114,7 @@ func checkAll(h *nstest.Host, configs ...masq.Config) {
 
 func delBlind(h *nstest.Host, c masq.Config) error {
 	GinkgoHelper()
-	c.Addrs = nil
+	c.Addrs, c.Link = nil, ""
 	return del(h, c)
 }
 
@@ -222,25 +222,25 @@ const table = `table inet hawser {
 		comment "yours: destinations that are not masqueraded"
 	}
 
-	map masq4_v1 {
-		type ipv4_addr : verdict
-		comment "container address : chain of its network"
-		elements = { 10.1.0.2 comment "MARK1" : goto masq_v1_10.1.0.0/24 }
+	map masq4_v2 {
+		type ifname . ipv4_addr : verdict
+		comment "interface and container address : chain of its network"
+		elements = { "vc1" . 10.1.0.2 comment "MARK1" : goto masq_v1_10.1.0.0/24 }
 	}
 
-	map masq6_v1 {
-		type ipv6_addr : verdict
-		comment "container address : chain of its network"
-		elements = { fd01::2 comment "MARK1" : goto masq_v1_fd01--/64 }
+	map masq6_v2 {
+		type ifname . ipv6_addr : verdict
+		comment "interface and container address : chain of its network"
+		elements = { "vc1" . fd01::2 comment "MARK1" : goto masq_v1_fd01--/64 }
 	}
 
-	chain masq_v1 {
+	chain masq_v2 {
 		comment "source NAT of containers"
 		type nat hook postrouting priority srcnat; policy accept;
 		ip daddr @masq_exempt4 return
 		ip6 daddr @masq_exempt6 return
-		ip saddr vmap @masq4_v1
-		ip6 saddr vmap @masq6_v1
+		iifname . ip saddr vmap @masq4_v2
+		iifname . ip6 saddr vmap @masq6_v2
 	}
 
 	chain masq_v1_10.1.0.0/24 {
@@ -323,21 +323,66 @@ var _ = Describe("masquerade with nftables", Label("kernel"), func() {
 		})
 	})
 
-	It("gives an address to who has it now, and its former owner cannot take it away", Label("others-by-now"), func() {
+	It("leaves an address to its first owner, then to the next", Label("live-owners", "others-by-now"), func() {
 		old := config(ipt.Auto, "old", "eth0", "10.1.0.2/24", "fd07::2/64")
+		third := config(ipt.Auto, "c3", "eth0", "10.1.0.2/16")
+		old.Link, third.Link = one.Link, one.Link
+		element := func() string {
+			return regexp.MustCompile(`"vc1" . 10.1.0.2 comment .*`).FindString(
+				host.Cmd("nft", "list", "map", "inet", "hawser", "masq4_v2"))
+		}
 		Expect(add(host, old)).To(Succeed())
-		Expect(add(host, one)).To(Succeed())
-		Expect(check(host, one)).To(Succeed())
-		Expect(check(host, old)).To(And(MatchError(nft.ErrDrift), MatchError(ContainSubstring("belongs to"))))
+		first := element()
+		for range 2 {
+			Expect(add(host, one)).To(Succeed())
+			Expect(add(host, third)).To(Succeed())
+			Expect(element()).To(Equal(first))
+			checkAll(host, one, old, third)
+		}
+		Expect(delBlind(host, third)).To(Succeed())
+		Expect(check(host, third)).To(MatchError(ContainSubstring("belongs to")))
+		Expect(rulesOf(host)).NotTo(ContainSubstring("10.1.0.0/16"))
+		Expect(add(host, third)).To(Succeed())
+		Expect(element()).To(Equal(first))
 		stale := old
-		stale.Addrs = stale.Addrs[:1]
+		stale.Addrs = prefixes("10.1.0.2/24", "fd08::2/64")
 		Expect(del(host, stale)).To(Succeed())
-		Expect(check(host, one)).To(Succeed())
+		Expect(element()).To(Or(ContainSubstring(" c1 eth0"), ContainSubstring(" c3 eth0")))
+		checkAll(host, one, third)
 		Expect(rulesOf(host)).NotTo(ContainSubstring("fd07"))
+		file := GinkgoT().TempDir() + "/saved"
+		before := rulesOf(host)
+		host.Cmd("sh", "-c", "nft list ruleset >"+file+" && nft flush ruleset && nft -f "+file)
+		Expect(rulesOf(host)).To(Equal(before))
+		checkAll(host, one, third)
+		Expect(gc(host, "net1", third.Attachment)).To(Succeed())
+		Expect(element()).To(ContainSubstring(" c3 eth0"))
+		Expect(del(host, third)).To(Succeed())
+		Expect(rulesOf(host)).NotTo(Or(ContainSubstring("masq_v1_"), ContainSubstring("elements")))
+	})
+
+	It("gives all owners of an address their elements again", Label("live-owners"), func() {
+		two := config(ipt.Auto, "c2", "eth0", "10.1.0.2/24")
+		two.Link = one.Link
+		restored := func() (missing map[string]error) {
+			with(host, func(ctx context.Context, nf *nft.Conn) {
+				missing = nstest.Must(masq.Restore(ctx, nf, []masq.Config{one, two}, func(string) bool { return true }))
+			})
+			return missing
+		}
+		Expect(add(host, one)).To(Succeed())
+		Expect(add(host, two)).To(Succeed())
+		Expect(restored()).To(BeEmpty())
+		host.Cmd("nft", "flush", "ruleset")
+		Expect(restored()).To(HaveLen(2))
+		Expect(restored()).To(BeEmpty())
+		Expect(del(host, one)).To(Succeed())
+		checkAll(host, two)
 	})
 
 	It("compares the owner under the lock, not only before", func() {
 		old, one := config(ipt.Auto, "old", "eth0", "10.1.0.2/24"), config(ipt.Auto, "c1", "eth0", "10.1.0.2/24")
+		old.Link = one.Link
 		Expect(add(host, old)).To(Succeed())
 		host.Do(func() {
 			held := nstest.Must(statefile.LockFile(context.Background(), nft.LockPath, 0o600))
@@ -348,7 +393,8 @@ var _ = Describe("masquerade with nftables", Label("kernel"), func() {
 				return string(locks)
 			}).Should(MatchRegexp(`-> FLOCK .* %d `, os.Getpid()))
 			host.Cmd("nft",
-				"delete element inet hawser masq4_v1 { 10.1.0.2 }; add element inet hawser masq4_v1 { 10.1.0.2"+
+				`delete element inet hawser masq4_v2 { "vc1" . 10.1.0.2 }; `+
+					`add element inet hawser masq4_v2 { "vc1" . 10.1.0.2`+
 					` comment "`+one.Attachment.Mark()+`" : goto masq_v1_10.1.0.0/24 }`)
 			Expect(held.Unlock()).To(Succeed())
 			Expect(<-deleted).To(Succeed())
@@ -414,11 +460,11 @@ var _ = Describe("masquerade with nftables", Label("kernel"), func() {
 			}
 		},
 		Entry("the table's rules flushed", "nft flush table inet hawser", true),
-		Entry("the shared chain flushed", "nft flush chain inet hawser masq_v1", true),
+		Entry("the shared chain flushed", "nft flush chain inet hawser masq_v2", true),
 		Entry("the network's chain flushed", "nft flush chain inet hawser masq_v1_10.1.0.0/24", true),
 		Entry("the shared chain deleted",
-			"nft flush chain inet hawser masq_v1; nft delete chain inet hawser masq_v1", true),
-		Entry("the element deleted", "nft delete element inet hawser masq4_v1 '{ 10.1.0.2 }'", false),
+			"nft flush chain inet hawser masq_v2; nft delete chain inet hawser masq_v2", true),
+		Entry("the element deleted", `nft delete element inet hawser masq4_v2 '{ "vc1" . 10.1.0.2 }'`, false),
 		Entry("the ruleset flushed", "nft flush ruleset", false),
 	)
 
@@ -606,7 +652,7 @@ var _ = It("an attachment's special chain is one of its own, which reloads, and 
 		host.Cmd("sh", "-c", "nft list ruleset >"+file+" && nft flush ruleset && nft -f "+file)
 		Expect(check(host, c)).To(Succeed())
 		other := config(ipt.NFTables, "c2", "eth0", "10.1.0.3/24")
-		host.Cmd("nft", "flush", "chain", "inet", "hawser", "masq_v1")
+		host.Cmd("nft", "flush", "chain", "inet", "hawser", "masq_v2")
 		Expect(add(host, other)).To(Succeed())
 		checkAll(host, c, other)
 		Expect(del(host, other)).To(Succeed())

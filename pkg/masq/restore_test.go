@@ -16,7 +16,7 @@ var _ = Describe("a restore of flushed rules", Label("tool-ending"), func() {
 	ctx := context.Background()
 	of := func(id, addr string) masq.Config {
 		return masq.Config{Attachment: cni.Attachment{Network: "net", ContainerID: id, IfName: "eth0"},
-			Addrs: prefixes(addr)}
+			Link: "br", Addrs: prefixes(addr)}
 	}
 	ended, lives := of("ended", "10.1.0.2/24"), of("lives", "10.1.0.3/24")
 	// on is a host that had the masquerades of both, and the rules that it has.

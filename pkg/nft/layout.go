@@ -86,11 +86,12 @@ const (
 	EtherAddr   Type = 9
 	InetProto   Type = 12
 	InetService Type = 13
+	Mark        Type = 19
 	IfName      Type = 41
 )
 
 func (t Type) size() (bytes int) {
-	return [...]int{IPv4Addr: 4, IPv6Addr: 16, EtherAddr: 6, InetProto: 1, InetService: 2, IfName: 16}[t]
+	return [...]int{IPv4Addr: 4, IPv6Addr: 16, EtherAddr: 6, InetProto: 1, InetService: 2, Mark: 4, IfName: 16}[t]
 }
 
 // Set is a named set, or a map when it has Data.

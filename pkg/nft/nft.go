@@ -90,6 +90,9 @@ func (o Owned) update(c *Conn, change func(*Tx) error) error {
 		if err := change(tx); err != nil {
 			return err
 		}
+		if err := tx.dropEmpty(); err != nil {
+			return err
+		}
 		if err := tx.dropUnused(append(tx.dropped, slices.Sorted(maps.Keys(tx.unused))...)...); err != nil {
 			return err
 		}

@@ -28,23 +28,36 @@ type Owned struct {
 	// Chain returns the chain of that name, if elements lead to such chains. It is made with its first element,
 	// and deleted with its last one. One without rules is not repaired. Nil: elements lead to no chains.
 	Chain func(name string) (c Chain, ok bool)
+	// Shared reports that several attachments may own one key. Its element stays as the first owner made it. The other
+	// owners, and the first one from then on, are in a set beside it, and the element goes with the last of them.
+	Shared bool
+	// Former are sets of earlier layouts, which have elements as long as attachments from then are live.
+	Former []string
+	// FormerChains are chains of earlier layouts, which are deleted once Former has no elements.
+	FormerChains []string
 }
 
-// Live returns the items that the kernel has and whose marks match.
+// Live returns the items that the kernel has and whose marks match. An item may be an entry among the owners.
 func (o Owned) Live(c *Conn, items []Item, matches func(mark string) bool) ([]Item, error) {
-	live, err := c.get(o.Layout.Table, items)
+	live, err := o.standing(c, items)
 	var out []Item
 	for i, e := range live {
 		if e != nil && matches(e.Comment) {
-			out = append(out, Item{Set: items[i].Set, Element: *e, Name: items[i].Name})
+			found := items[i]
+			found.Goto, found.Data, found.Comment = e.Goto, e.Data, e.Comment
+			out = append(out, found)
 		}
 	}
 	return out, err
 }
 
-// All returns all elements whose marks match. Its cost grows with the elements of everybody.
+// All returns all elements whose marks match, entries among the owners last. Its cost grows with all elements.
 func (o Owned) All(c *Conn, matches func(mark string) bool) (out []Item, err error) {
-	for _, set := range o.Sets {
+	sets, err := o.searched(c)
+	if err != nil {
+		return nil, err
+	}
+	for _, set := range sets {
 		live, err := c.Elements(o.Layout.Table, set)
 		if err != nil {
 			return nil, err
@@ -61,13 +74,20 @@ func (o Owned) All(c *Conn, matches func(mark string) bool) (out []Item, err err
 // Held lists the elements of all attachments; value writes one as nft(8) does. Its cost grows with the elements.
 func (o Owned) Held(c *Conn, kind cni.HoldingKind, value func(Item) string) (all []cni.Holding, err error) {
 	items, err := o.All(c, func(string) bool { return true })
+	seen := map[string]bool{} // the first owner of a shared key is among the owners, too
 	for _, it := range items {
+		shown := it.shown()
+		if id := shown.Comment + string(shown.Key); seen[id] {
+			continue
+		} else {
+			seen[id] = true
+		}
 		what := "set"
 		if it.Goto != "" || it.Data != nil {
 			what = "map"
 		}
 		if owner, ok := cni.ParseMark(it.Comment); ok {
-			all = append(all, cni.Holding{Attachment: owner, Kind: kind, Value: value(it),
+			all = append(all, cni.Holding{Attachment: owner, Kind: kind, Value: value(shown),
 				Kept: fmt.Sprintf("nft %s %s %s", what, o.Layout.Table, it.Set)})
 		}
 	}
@@ -93,7 +113,7 @@ func (o Owned) Sweep(ctx context.Context, c *Conn, matches func(mark string) boo
 
 // Verify compares items, the layout and the chains to which items lead with the kernel's. Differences match ErrDrift.
 func (o Owned) Verify(c *Conn, items []Item) error {
-	live, err := c.get(o.Layout.Table, items)
+	live, err := o.standing(c, items)
 	if err != nil {
 		return err
 	}
@@ -179,6 +199,7 @@ func (tx *Tx) Ensure(chains ...string) error {
 			for _, l := range live {
 				chains = append(chains, l.Name)
 			}
+			tx.leavesFormer = true
 		}
 	}
 	return tx.EnsureLayout(tx.owned.layout(chains, tx.seen))
@@ -186,7 +207,7 @@ func (tx *Tx) Ensure(chains ...string) error {
 
 // Put stages items, with the layout and the chains that they need. An element that is there and the same stays.
 // resolve decides about other owners: it gets their elements that are in the place of items, and returns those of the
-// items to put, which replace them. Without resolve all are put.
+// items to put. Without resolve all are put. They replace other owners' elements, or are behind them if Shared.
 func (tx *Tx) Put(items []Item, resolve func(others []Item) ([]Item, error)) error {
 	live, err := tx.get(tx.owned.Layout.Table, items)
 	if err != nil {
@@ -214,6 +235,10 @@ func (tx *Tx) Put(items []Item, resolve func(others []Item) ([]Item, error)) err
 	if err := tx.Ensure(chains...); err != nil {
 		return err
 	}
+	var later, heads []Item
+	if tx.owned.Shared {
+		items, later, heads = behind(items, found)
+	}
 	added := map[string][]Element{}
 	for _, it := range items {
 		old, is := found[it.Set+string(it.Key)]
@@ -228,7 +253,7 @@ func (tx *Tx) Put(items []Item, resolve func(others []Item) ([]Item, error)) err
 	for _, set := range slices.Sorted(maps.Keys(added)) {
 		tx.Add(tx.owned.Layout.Table, set, added[set]...)
 	}
-	return nil
+	return tx.queue(later, heads)
 }
 
 // Restore restores what the kernel lacks of items, of the layout and of the chains to which items lead. Another owner's
@@ -243,7 +268,7 @@ func (o Owned) Restore(ctx context.Context, c *Conn, items []Item, exists func(m
 	err = o.Update(ctx, c, func(tx *Tx) error {
 		missing = map[string]error{}
 		known := map[string]bool{} // whether an owner that lacks an item exists
-		live, err := tx.get(o.Layout.Table, items)
+		live, err := o.standing(tx.Conn, items)
 		if err != nil {
 			return err
 		}
@@ -251,7 +276,11 @@ func (o Owned) Restore(ctx context.Context, c *Conn, items []Item, exists func(m
 		seen := map[string]bool{} // the kernel takes one element of a key
 		for i, it := range items {
 			key := it.Set + string(it.Key)
-			if seen[key] || live[i] != nil && !sameOwner(live[i].Comment, it.Comment) {
+			if o.Shared {
+				key += it.Comment
+			}
+			isOthers := live[i] != nil && !sameOwner(live[i].Comment, it.Comment)
+			if seen[key] || isOthers && !o.Shared {
 				continue
 			}
 			if what := difference(it, live[i]); what != "" {
@@ -284,6 +313,9 @@ func (o Owned) Restore(ctx context.Context, c *Conn, items []Item, exists func(m
 
 // Remove stages the deletion of the items that the kernel has and whose marks match.
 func (tx *Tx) Remove(items []Item, matches func(mark string) bool) error {
+	if tx.owned.Shared {
+		return tx.leave(items, matches)
+	}
 	live, err := tx.owned.Live(tx.Conn, items, matches)
 	for _, it := range live {
 		tx.delete(it.Set, it.Element)

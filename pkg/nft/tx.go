@@ -18,7 +18,8 @@ import (
 // Tx is a transaction: reads see the kernel as it is, changes are staged for one batch, in order.
 type Tx struct {
 	*Conn
-	Lacked bool // the kernel lacked some of the owned layout when it was ensured
+	Lacked bool   // the kernel lacked some of the owned layout when it was ensured
+	Behind []Item // elements of other owners that stay before items with other data, where keys are shared
 
 	msgs    []message
 	owned   Owned
@@ -28,11 +29,14 @@ type Tx struct {
 	deleted map[string]bool // elements, by set and key
 	unused  map[string]int  // chains: how many of the elements and rules that led there are deleted
 	dropped []string        // by Drop
+
+	left         map[string]bool // sets of owners that lose entries
+	leavesFormer bool            // the former layout may have no elements any more
 }
 
 func (o Owned) begin(c *Conn) *Tx {
 	return &Tx{Conn: c, owned: o, seen: map[string]bool{}, settled: map[string]bool{}, deleted: map[string]bool{},
-		unused: map[string]int{}}
+		unused: map[string]int{}, left: map[string]bool{}}
 }
 
 // elementsMax is how many elements a message has: an attribute's length has 16 bits, an element less than 1,000 bytes.

@@ -38,7 +38,7 @@ var _ = Describe("hawser diags", Label("tool-diags"), func() {
 		files := unpacked(m, file)
 		for name, text := range map[string]string{
 			"versions.json": `"kernel": "`, "ls.json": `"pod": "shop/web-0"`, "failures.json": `"pod": "shop/web-1"`,
-			"lists.json": `"bridge": "cni0"`, "chains.json": `"chain": "masq_v1"`, "nft-inet.json": `"portmap`,
+			"lists.json": `"bridge": "cni0"`, "chains.json": `"chain": "masq_v2"`, "nft-inet.json": `"portmap`,
 			"link.json": `"Name": "cni0"`, "addr.json": `"10.88.0.1/24"`, "route.json": `"10.88.0.0/24"`,
 			"rule.json": "254", "log.json": `"ms": 7.5`, "errors.json": "null", "nft-bridge.json": "null",
 		} {

@@ -97,7 +97,7 @@ var _ = Describe("hawser explain", Label("tool-explain"), func() {
 		Expect(m.says("explain", "8080")).To(MatchRegexp(
 			`(?s)ing -99 +table inet hawser, chain portmap_prerouting_v1 .*host ports of what arrives.*` +
 				`8080/tcp to 10\.88\.0\.2:80.*forward .*chain firewall_forward\w*.*10\.88\.0\.2 nftables policy open` +
-				`.*postrouting 100 .*masq_v1.*source NAT of containers; 10\.88\.0\.2`))
+				`.*postrouting 100 .*masq_v2.*source NAT of containers; 10\.88\.0\.2`))
 	})
 
 	It("says what stops a packet, and what may", func() {

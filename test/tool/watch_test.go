@@ -138,7 +138,7 @@ var _ = Describe("hawser watch", Label("tool-watch"), func() {
 		slow := nstest.Patience(1500 * time.Millisecond)
 		Eventually(func() time.Duration { // a machine may be busy at one of them
 			Eventually(func() time.Duration {
-				return takes("flush chain inet hawser masq_v1")
+				return takes("flush chain inet hawser masq_v2")
 			}).Should(BeNumerically(">", slow))
 			return takes("delete table inet hawser")
 		}).Should(BeNumerically("<", slow))

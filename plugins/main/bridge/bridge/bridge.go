@@ -69,7 +69,7 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	if err := iface.Configure(ctx, c.container(), res); err != nil {
 		return nil, err
 	}
-	if err := c.Masquerade(ctx, cfg.Masq, res); err != nil {
+	if err := c.masquerade(ctx, gateway.Link, res); err != nil {
 		return nil, err
 	}
 	if err := c.announce(ctx, res, gateway); err != nil {
@@ -80,6 +80,15 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	}
 	res.Interfaces = c.links(gateway.Link)
 	return res, nil
+}
+
+// masquerade makes the rules for packets that the gateway, or the bridge, receives.
+func (c *call) masquerade(ctx context.Context, from rtnl.Link, res *cni.Result) error {
+	m, err := c.cfg.masqFrom(c.Host, from, res.IPs)
+	if err != nil {
+		return err
+	}
+	return c.Masquerade(ctx, m, res)
 }
 
 func del(ctx context.Context, req *skel.Request) error {
@@ -107,7 +116,11 @@ func reapply(ctx context.Context, req *skel.Request, cfg config) error {
 	if c.bridge, err = findBridge(s.Host, cfg.Bridge); err != nil {
 		return err
 	}
-	if err := c.Reapply(ctx, cfg.Masq, c.bridge.Index, cfg.Gateway); err != nil || !cfg.MacSpoofChk {
+	masq, err := cfg.masqFrom(s.Host, c.bridge, s.PrevResult.ContainerIPs(s.IfName))
+	if err != nil {
+		return err
+	}
+	if err := c.Reapply(ctx, masq, c.bridge.Index, cfg.Gateway); err != nil || !cfg.MacSpoofChk {
 		return err
 	}
 	err = c.spoofCheck().add(ctx, c.NF)
@@ -118,9 +131,20 @@ func reapply(ctx context.Context, req *skel.Request, cfg config) error {
 }
 
 func restore(ctx context.Context, all []*skel.Request) map[string]error {
-	return attach.Restore(ctx, all, func(req *skel.Request) attach.Masq {
-		cfg, _ := Plugin().Parse(req) // of one that is refused CHECK says so
-		return cfg.Masq
+	bridges := map[string]rtnl.Link{}
+	return attach.Restore(ctx, all, func(host *rtnl.Conn, req *skel.Request) (attach.Masq, error) {
+		cfg, err := Plugin().Parse(req)
+		if err != nil || !cfg.Masq.On {
+			return cfg.Masq, err
+		}
+		bridge, ok := bridges[cfg.Bridge]
+		if !ok {
+			if bridge, err = findBridge(host, cfg.Bridge); err != nil {
+				return cfg.Masq, err
+			}
+			bridges[cfg.Bridge] = bridge
+		}
+		return cfg.masqFrom(host, bridge, req.PrevResult.ContainerIPs(req.IfName))
 	})
 }
 

@@ -240,6 +240,32 @@ func (c *call) addGateway(link rtnl.Link, gw netip.Prefix) (usable bool, err err
 	return usable, err
 }
 
+// masqFrom returns the masquerade with the interface that packets come from: the gateway, which is the bridge, or what
+// the VLAN's is called, or, where ADD makes none, the interface by which the host reaches the container.
+func (c config) masqFrom(host *rtnl.Conn, bridge rtnl.Link, ips []cni.IP) (m attach.Masq, err error) {
+	if m = c.Masq; !m.On {
+		return m, nil
+	}
+	from := bridge
+	switch {
+	case c.Gateway && bridge.Name != c.gatewayName():
+		if from, err = host.Link(c.gatewayName()); errors.Is(err, rtnl.ErrNoLink) {
+			from, err = bridge, nil
+		}
+	case !c.Gateway && len(ips) > 0:
+		if index, err := host.RouteTo(ips[0].Address.Addr()); err == nil && index != bridge.Index {
+			link, err := host.LinkByIndex(index)
+			if err == nil && (link.Peer == bridge.Index || strings.HasPrefix(link.Name, bridge.Name+".")) {
+				from = link
+			}
+		}
+	}
+	if err == nil {
+		m.Link, err = attach.Ingress(host, from)
+	}
+	return m, err
+}
+
 // ensureVLANGateway finds or makes the gateway of the VLAN: a veth pair called <bridge>.<vlan> whose other end is a
 // port of the bridge. Both ends come up last, so one that is down is finished. A link of that name that is no pair of
 // this host is the administrator's and used as found.

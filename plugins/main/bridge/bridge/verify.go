@@ -26,7 +26,11 @@ func (c *call) verify(ctx context.Context) []error {
 	if err := c.ExpectMTU(link, func() error { return link.SettleMTU(c.Host) }); err != nil {
 		return []error{err}
 	}
-	errs := []error{c.verifyContainer(), c.VerifyMasquerade(ctx, c.cfg.Masq)}
+	masq, err := c.cfg.masqFrom(c.Host, c.bridge, c.PrevResult.ContainerIPs(c.IfName))
+	if err == nil {
+		err = c.VerifyMasquerade(ctx, masq)
+	}
+	errs := []error{c.verifyContainer(), iface.Drifted(err)}
 	if !c.bridge.Up {
 		errs = append(errs, cni.Drift("bridge %q: is down", c.bridge.Name))
 	}

@@ -92,9 +92,9 @@ func reapply(ctx context.Context, req *skel.Request, cfg config) error {
 }
 
 func restore(ctx context.Context, all []*skel.Request) map[string]error {
-	return attach.Restore(ctx, all, func(req *skel.Request) attach.Masq {
-		cfg, _ := Plugin().Parse(req) // of one that is refused CHECK says so
-		return cfg.Masq
+	return attach.Restore(ctx, all, func(_ *rtnl.Conn, req *skel.Request) (attach.Masq, error) {
+		cfg, err := Plugin().Parse(req)
+		return cfg.Masq, err
 	})
 }
 

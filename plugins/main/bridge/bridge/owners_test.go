@@ -1,0 +1,216 @@
+package bridge
+
+import (
+	"fmt"
+	"strings"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/hawser-cni/plugins/pkg/nstest"
+	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
+)
+
+// masqWorld is a world with a machine outside, which has no route to the containers: it answers only to masqueraded
+// packets.
+type masqWorld struct {
+	*world
+	server string
+	pods   Object // the configuration of the pods' network
+}
+
+func newMasqWorld(backend string) masqWorld {
+	GinkgoHelper()
+	nstest.NeedBackend(backend)
+	w := masqWorld{world: newWorld()}
+	w.server = w.Router().Serve("tcp", "192.0.2.2:0")
+	w.pods = l3(Object{"isDefaultGateway": true, "ipMasq": true, "ipMasqBackend": backend})
+	return w
+}
+
+// tenant is a network of another name on another bridge, which masquerades nothing that goes to the machine outside.
+func (w masqWorld) tenant() Object {
+	return Merge(w.pods, Object{"name": "tenant", "bridge": "brx", "isDefaultGateway": false,
+		"masqExclude": []string{"192.0.2.0/24"}})
+}
+
+// isMasqueraded reports whether the machine outside answers the container, whose address other containers may have.
+func (w masqWorld) isMasqueraded(a Attached) {
+	GinkgoHelper()
+	w.Cmd("ip", "neigh", "flush", "dev", "br")
+	Expect(a.Host.Ask("tcp", w.server)).To(HavePrefix("192.0.2.1:"))
+}
+
+// fails runs an ADD whose result cannot be written, so that it is rolled back.
+func (w masqWorld) fails(id string, conf Object, addrs ...string) {
+	GinkgoHelper()
+	w.LendAddrs(id, addrs...)
+	call := Call{ID: id, Command: "ADD", Netns: nstest.NewNetns().Path, Conf: conf, Stdout: BrokenPipe{}}
+	Expect(w.Call(call).Code).To(Equal(1))
+}
+
+var _ = Describe("the masquerade of a live container", Label("live-owners", "kernel"), func() {
+	const addr, ownRoute = "10.1.0.2/24 10.1.0.1", "10.1.0.2/32"
+	for _, backend := range []string{"nftables", "iptables"} {
+		Context("by "+backend, func() {
+			var w masqWorld
+			BeforeEach(func() { w = newMasqWorld(backend) })
+
+			It("stays when another network attaches its address to another bridge, and ends", func() {
+				pod := w.Attach("pod", w.pods, addr)
+				w.isMasqueraded(pod)
+				for range 2 {
+					tenant := w.Attach("tenant", w.tenant(), ownRoute)
+					w.isMasqueraded(pod)
+					w.Succeeds(pod.As("CHECK"))
+					w.Succeeds(tenant.As("CHECK"))
+					w.Succeeds(tenant.As("DEL"))
+					w.isMasqueraded(pod)
+				}
+				w.fails("tenant", w.tenant(), ownRoute)
+				w.isMasqueraded(pod)
+				w.Succeeds(pod.As("CHECK"))
+				w.Succeeds(pod.As("DEL"))
+				Expect(w.Cmd("nft", "list", "ruleset")).NotTo(ContainSubstring("10.1.0"))
+			})
+
+			It("stays when its static successor is added before it ends", func() {
+				for _, first := range []int{0, 1} {
+					both := []Attached{w.Attach("old", w.pods, addr), w.Attach("new", w.pods, addr)}
+					for _, a := range both {
+						w.Succeeds(a.As("CHECK"))
+					}
+					w.Succeeds(both[first].As("DEL"))
+					w.isMasqueraded(both[1-first])
+					w.Succeeds(both[1-first].As("CHECK"))
+					w.Succeeds(both[1-first].As("DEL"))
+					Expect(w.Cmd("nft", "list", "ruleset")).NotTo(
+						Or(ContainSubstring("10.1.0"), ContainSubstring("owners")))
+				}
+			})
+
+			It("stays when its static successor is rolled back", func() {
+				old := w.Attach("old", w.pods, addr)
+				w.fails("new", w.pods, addr)
+				w.isMasqueraded(old)
+				w.Succeeds(old.As("CHECK"))
+				w.Succeeds(old.As("DEL"))
+				Expect(w.Cmd("nft", "list", "ruleset")).NotTo(ContainSubstring("10.1.0"))
+			})
+
+			It("stays when GC removes another owner of its address", func() {
+				pod := w.Attach("pod", w.pods, addr)
+				tenant := w.Attach("tenant", Merge(w.pods, Object{"name": "tenant"}), addr)
+				valid := func(name string, ids ...string) Call {
+					list := []Object{}
+					for _, id := range ids {
+						list = append(list, Object{"containerID": id, "ifname": "eth0"})
+					}
+					return Call{Command: "GC",
+						Conf: Merge(w.pods, Object{"name": name, "cni.dev/valid-attachments": list})}
+				}
+				w.Succeeds(valid("tenant"))
+				w.isMasqueraded(pod)
+				w.Succeeds(pod.As("CHECK"))
+				w.Succeeds(tenant.As("DEL"))
+				next := w.Attach("next", Merge(w.pods, Object{"name": "next"}), addr)
+				w.Succeeds(valid("net"))
+				w.isMasqueraded(next)
+				w.Succeeds(next.As("CHECK"))
+				w.Succeeds(valid("next"))
+				Expect(w.Cmd("nft", "list", "ruleset")).NotTo(ContainSubstring("10.1.0"))
+			})
+		})
+	}
+
+	It("is its own where another network attached its address first", func() {
+		w := newMasqWorld("nftables")
+		tenant := w.Attach("tenant", w.tenant(), ownRoute)
+		pod := w.Attach("pod", w.pods, addr)
+		w.isMasqueraded(pod)
+		w.Succeeds(pod.As("CHECK"))
+		w.Succeeds(tenant.As("DEL"))
+		w.isMasqueraded(pod)
+	})
+
+	It("keeps its rules where a successor on the bridge wants others, which says so and gets them afterwards", func() {
+		w := newMasqWorld("nftables")
+		old := w.Attach("old", w.pods, addr)
+		w.LendAddrs("new", addr)
+		c := Call{ID: "new", Command: "ADD", Netns: nstest.NewNetns().Path,
+			Conf: Merge(w.pods, Object{"masqExclude": []string{"192.0.2.0/24"}})}
+		Expect(w.Warns(c)).To(And(ContainSubstring("10.1.0.2"), ContainSubstring(" net old eth0")))
+		w.isMasqueraded(old)
+		w.Succeeds(old.As("CHECK"))
+		w.Succeeds(old.As("DEL"))
+		Expect(w.Cmd("nft", "list", "map", "inet", "hawser", "masq4_v2")).To(
+			MatchRegexp(`"br" \. 10\.1\.0\.2 comment "[0-9a-f]{16} net new eth0" : goto masq_v1_\S*/24_[0-9a-f]{16} `))
+	})
+})
+
+// layoutBefore is the layout of version 0.1.0, with a container's element.
+const layoutBefore = `table inet hawser {
+	comment "Hawser CNI plugins"
+	set masq_exempt4 { type ipv4_addr; flags interval; }
+	set masq_exempt6 { type ipv6_addr; flags interval; }
+	map masq4_v1 { type ipv4_addr : verdict; elements = { 10.1.0.2 comment "MARK" : goto masq_v1_10.1.0.0/24 } }
+	map masq6_v1 { type ipv6_addr : verdict; }
+	chain masq_v1 {
+		type nat hook postrouting priority srcnat; policy accept;
+		ip daddr @masq_exempt4 return
+		ip6 daddr @masq_exempt6 return
+		ip saddr vmap @masq4_v1
+		ip6 saddr vmap @masq6_v1
+	}
+	chain masq_v1_10.1.0.0/24 {
+		ip daddr 10.1.0.0/24 return
+		ip daddr 224.0.0.0/4 return
+		masquerade
+	}
+}
+`
+
+var _ = Describe("a container whose masquerade an earlier version made", Label("live-owners", "kernel"), func() {
+	var w masqWorld
+	var old Attached
+	BeforeEach(func() {
+		w = newMasqWorld("nftables")
+		old = w.Attach("old", w.pods, "10.1.0.2/24 10.1.0.1")
+		mark := Show(w.Host, hostEnd(old.Result)).Ifalias
+		w.Cmd("nft", "delete", "table", "inet", "hawser")
+		w.Cmd("sh", "-c", fmt.Sprintf("nft -f - <<'END'\n%sEND\n", strings.ReplaceAll(layoutBefore, "MARK", mark)))
+	})
+	next := func() Attached { return w.Attach("next", w.pods, "10.1.0.3/24 10.1.0.1") }
+
+	It("keeps it beside new ones, passes CHECK, and leaves nothing", func() {
+		for range 2 {
+			w.isMasqueraded(old)
+			w.Succeeds(old.As("CHECK"))
+			w.Succeeds(next().As("CHECK"))
+			tenant := w.Attach("tenant", w.tenant(), "10.1.0.2/32")
+			w.isMasqueraded(old)
+			w.Succeeds(tenant.As("DEL"))
+			w.isMasqueraded(old)
+			w.Succeeds(Call{ID: "next", Command: "DEL", Conf: w.pods})
+		}
+		w.Succeeds(old.As("DEL"))
+		Expect(w.Cmd("nft", "list", "ruleset")).NotTo(Or(ContainSubstring("10.1.0"), ContainSubstring("chain masq_v1")))
+		w.isMasqueraded(next())
+	})
+
+	It("loses it by DEL without a result, and by GC, which keep others'", func() {
+		a := next()
+		w.Succeeds(Call{ID: "old", Command: "DEL", Conf: w.pods})
+		Expect(w.Cmd("nft", "list", "ruleset")).NotTo(ContainSubstring("10.1.0.2"))
+		w.isMasqueraded(a)
+	})
+
+	It("loses it by GC", func() {
+		a := next()
+		w.Succeeds(Call{Command: "GC", Conf: Merge(w.pods, Object{
+			"cni.dev/valid-attachments": []Object{{"containerID": "next", "ifname": "eth0"}}})})
+		Expect(w.Cmd("nft", "list", "ruleset")).NotTo(
+			Or(ContainSubstring("10.1.0.2"), ContainSubstring("chain masq_v1 ")))
+		w.isMasqueraded(a)
+	})
+})
