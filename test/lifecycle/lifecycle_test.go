@@ -494,6 +494,7 @@ var _ = Describe("an attachment that lives while a node changes its plugins", La
 				})
 				AfterEach(func() {
 					ours.Must("CHECK", other, others(u.list))
+					ours.Must("DEL", other, others(u.list)) // rules of the reference go while the namespace is there
 				})
 
 				It("CHECK passes, DEL removes it", Label("reference"), func() {

@@ -47,11 +47,7 @@ func (c call) findBridge(r *record, hostEnd rtnl.Link) error {
 	}
 	r.Bridge, r.Port = name, hostEnd.Index
 	if r.Policy == policyIsolated {
-		port, err := c.Host.Port(r.Port)
-		if err != nil {
-			return err
-		}
-		r.SetFlag = !port.Isolated
+		return c.wantFlag(r)
 	}
 	return nil
 }
@@ -93,79 +89,86 @@ func (c call) ifUnused(key string, end func(bridge string) error) error {
 	return end(name)
 }
 
-// settlePolicy returns the policy that the bridge of an added attachment is to have. The network's other attachments
-// get the policy of this one; an ADD that fails gives theirs back.
-func (c call) settlePolicy(s *store, r *record) (policy, error) {
+// settlePolicy returns the policy that the bridge of an added attachment is to have: the strictest that an attachment
+// there wants. Nobody's is lowered. As long as the network has an isolated container there, so are its ports.
+func (c call) settlePolicy(s *store, r *record) (p policy, err error) {
 	if r.Bridge == "" {
 		return policyOpen, nil
 	}
-	before, err := r.networkPolicy(s)
-	if err != nil {
-		return policyOpen, err
-	}
-	if before == r.Policy && r.Backend != iptables { // where the kernel has it, not all records have to be read
-		if live, err := c.policyOf(r.Bridge); err != nil || live == r.Policy {
-			return live, err
+	if r.Backend != iptables { // where the kernel has it, not all records have to be read
+		if p, err = c.policyOf(r.Bridge); err != nil {
+			return p, err
 		}
 	}
-	if before != r.Policy {
-		c.OnFail("give the network its policy back", func(ctx context.Context) error {
-			return c.restorePolicy(ctx, *r, before)
-		})
-		if err := c.setNetworkPolicy(s, r); err != nil {
-			return policyOpen, err
+	if p == "" || stricter(p, r.Policy) != p {
+		if p, err = r.bridgePolicy(s); err != nil {
+			return p, err
 		}
 	}
-	return r.bridgePolicy(s)
+	if p != r.Policy {
+		c.Warn("ingressPolicy: bridge %q stays %s for its other containers, as long as they live; this one is %s",
+			r.Bridge, p, r.Policy)
+	}
+	if p != policyIsolated {
+		return p, nil
+	}
+	isIsolated, err := r.hasIsolated(s)
+	if err == nil && r.Policy == policyIsolated && !isIsolated {
+		err = c.setNeighborFlags(s, r)
+	}
+	if err == nil && r.Policy != policyIsolated && isIsolated {
+		if err = c.wantFlag(r); err == nil {
+			err = s.Put(*r)
+		}
+	}
+	return p, err
 }
 
-// restorePolicy gives the network of an added attachment its former policy, and the bridge the one that follows.
-func (c call) restorePolicy(ctx context.Context, r record, before policy) error {
-	r.Policy = before
-	return records().Locked(ctx, func(s *store) error {
-		if err := c.setNetworkPolicy(s, &r); err != nil {
-			return err
-		}
-		want, err := r.bridgePolicy(s)
-		if err != nil {
-			return err
-		}
-		if r.Backend != iptables {
-			return c.enforce(ctx, r.Bridge, want)
-		}
-		tools, err := r.findTools(ctx, s)
-		if err != nil {
-			return err
-		}
-		return editFilters(ctx, tools, func(e *ipt.Edit, _ nft.Family) { ensurePolicy(e, r.Bridge, want) })
-	})
+// wantFlag notes whether ADD has to set the port's isolated flag.
+func (c call) wantFlag(r *record) error {
+	port, err := c.Host.Port(r.Port)
+	r.SetFlag = !port.Isolated
+	return err
 }
 
-// setNetworkPolicy gives the network's other attachments on the bridge the policy of the record: their records, and
-// the flags of their ports. It changes the first record last, which networkPolicy reads.
-func (c call) setNetworkPolicy(s *store, r *record) error {
+// setNeighborFlags isolates the network's other ports on the bridge. Otherwise their containers would reach an isolated
+// one through the bridge.
+func (c call) setNeighborFlags(s *store, r *record) error {
 	all, err := s.All()
-	if err != nil {
-		return err
-	}
-	for _, o := range slices.Backward(all) {
-		if o.Network != r.Network || o.Policy == r.Policy || o.Hash() == r.Hash() {
-			continue
+	for _, o := range all {
+		if err != nil {
+			return err
 		}
-		if o.Bridge == "" {
+		if o.Bridge == "" && o.Network == r.Network {
 			err = c.findBridgeLater(o)
 		}
-		if err == nil && o.Bridge == r.Bridge {
-			o.Policy = r.Policy
-			if err = c.setFlag(o, o.Policy == policyIsolated); err == nil || isGone(err) { // the container may be gone
-				err = s.Put(*o)
-			}
-		}
-		if err != nil {
-			return err
+		if err == nil && r.isNeighbor(*o) && o.Policy != policyIsolated {
+			err = c.changeFlag(s, o, true)
 		}
 	}
-	return nil
+	return err
+}
+
+// clearNeighborFlags undoes setNeighborFlags when the last isolated container of the bridge ends.
+func (c call) clearNeighborFlags(s *store, r *record) error {
+	all, err := s.All()
+	isLast := !slices.ContainsFunc(all, func(o *record) bool {
+		return o.Hash() != r.Hash() && o.Bridge == r.Bridge && o.Policy == policyIsolated
+	})
+	for _, o := range all {
+		if err == nil && isLast && o.Hash() != r.Hash() && o.Bridge == r.Bridge && o.SetFlag {
+			err = c.changeFlag(s, o, false)
+		}
+	}
+	return err
+}
+
+// changeFlag sets or clears the isolated flag of a port, which may be gone, and notes that.
+func (c call) changeFlag(s *store, o *record, on bool) error {
+	if err := c.setFlag(o, on); err != nil && !isGone(err) {
+		return err
+	}
+	return s.Put(*o)
 }
 
 // enforce gives a bridge the policy, in nftables.

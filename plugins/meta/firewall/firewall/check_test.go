@@ -121,58 +121,70 @@ var _ = Describe("a policy that changes", Label("kernel"), func() {
 	isolated, same := Object{"ingressPolicy": "isolated"}, Object{"ingressPolicy": "same-bridge"}
 
 	eachKind(func(k kind) {
-		It("changes for the containers that run, too", Label("policy-changes"), func() {
+		It("is the strictest of the containers that run, each of which keeps its own", Label("policy-changes"), func() {
 			w := newWorld(1, 2)
 			w.SetBridgeNF(false)
 			a, b := w.container(1, 2), w.container(2, 2)
 			a.add(k.config, isolated)
 			b.add(k.config, same)
 			flag := func(c *container) string { return w.Cmd("sh", "-c", "bridge -d link show dev "+c.hostEnd) }
-			Expect(flag(a)).To(ContainSubstring("isolated on"))
 			a2 := w.container(1, 3)
 			a2.add(k.config, same)
 			for _, c := range []*container{a, a2} {
-				Expect(flag(c)).To(ContainSubstring("isolated off"))
-				c.check(k.config, same)
+				Expect(flag(c)).To(ContainSubstring("isolated on"))
 				c.Serve("tcp", "[::]:80")
 			}
-			Expect(reaches(a.Host, "10.1.0.3:80", true)).To(BeTrue())
+			a.check(k.config, isolated)
+			a2.check(k.config, same)
+			Expect(reaches(a.Host, "10.1.0.3:80", false)).To(BeFalse())
+			a.del()
 			Expect(reaches(b.Host, "10.1.0.3:80", false)).To(BeFalse())
 			a3 := w.container(1, 4)
 			a3.add(k.config)
-			a.check(k.config)
-			Expect(reaches(b.Host, "10.1.0.3:80", true)).To(BeTrue())
+			a2.check(k.config, same)
+			Expect(reaches(b.Host, "10.1.0.3:80", false)).To(BeFalse())
+			a2.del()
+			a3.Serve("tcp", "[::]:80")
+			Expect(reaches(b.Host, "10.1.0.4:80", true)).To(BeTrue())
 			a4 := w.container(1, 5)
 			a4.add(k.config, isolated)
-			a.check(k.config, isolated)
-			a2.check(k.config, isolated)
-			Expect(flag(a)).To(ContainSubstring("isolated on"))
-			Expect(reaches(a.Host, "10.1.0.3:80", false)).To(BeFalse())
+			for _, c := range []*container{a3, a4} {
+				Expect(flag(c)).To(ContainSubstring("isolated on"))
+			}
+			a3.check(k.config)
+			Expect(reaches(b.Host, "10.1.0.4:80", false)).To(BeFalse())
+			a4.del()
+			Expect(flag(a3)).To(ContainSubstring("isolated off"))
+			Expect(reaches(b.Host, "10.1.0.4:80", true)).To(BeTrue())
 		})
 
-		It("changes for the containers that run where another network gave the bridge that policy before", func() {
+		It("isolates the network's other ports where another network gave the bridge that policy before", func() {
 			w := newWorld(1)
 			other, a, b := w.container(1, 2), w.container(1, 3), w.container(1, 4)
 			other.call.Conf = Merge(other.call.Conf.(Object), Object{"name": "other"})
 			a.add(k.config, same)
 			other.add(k.config, isolated)
 			b.add(k.config, isolated)
-			a.check(k.config, isolated)
-			Expect(w.Cmd("bridge", "-d", "link", "show", "dev", a.hostEnd)).To(ContainSubstring("isolated on"))
+			flag := func() string { return w.Cmd("bridge", "-d", "link", "show", "dev", a.hostEnd) }
+			Expect(flag()).To(ContainSubstring("isolated on"))
 			other.del()
+			Expect(flag()).To(ContainSubstring("isolated on"))
 			b.del()
-			a.check(k.config, isolated)
+			Expect(flag()).To(ContainSubstring("isolated off"))
+			a.check(k.config, same)
 		})
 
-		It("changes for the containers that run where no bridge had a policy before", func() {
+		It("isolates the network's other ports where no bridge had a policy before", func() {
 			w := newWorld(1)
 			w.SetBridgeNF(false)
 			a, b := w.container(1, 2), w.container(1, 3)
 			a.add(k.config)
 			b.add(k.config, isolated)
-			a.check(k.config, isolated)
+			a.check(k.config)
 			b.Serve("tcp", "[::]:80")
 			Expect(reaches(a.Host, "10.1.0.3:80", false)).To(BeFalse())
+			b.del()
+			Expect(w.Cmd("bridge", "-d", "link", "show", "dev", a.hostEnd)).To(ContainSubstring("isolated off"))
 		})
 	})
 
@@ -240,14 +252,13 @@ var _ = Describe("a policy that changes", Label("kernel"), func() {
 			before := w.filter()
 			a.add(isolated)
 			Expect(w.Cmd("ip6tables", "-S")).To(ContainSubstring("(ingressPolicy: isolated)"))
-			dual.check(isolated)
+			dual.check(same)
 			a.del()
-			call := a.as("ADD", same)
+			Expect(w.filter()).To(Equal(before))
+			call := a.as("ADD", isolated)
 			call.Stdout = BrokenPipe{}
 			Expect(w.Call(call).Code).To(Equal(1))
-			dual.check(isolated)
-			a.add(same)
-			a.del()
+			dual.check(same)
 			Expect(w.filter()).To(Equal(before))
 		})
 	}
@@ -310,9 +321,12 @@ var _ = Describe("a policy that changes", Label("kernel"), func() {
 		c := w.container(1, 2)
 		c.add(same)
 		Expect(w.set("firewall_policed_v1")).To(ContainSubstring(`"br1.5"`))
-		w.container(1, 3).add()
+		open := w.container(1, 3)
+		open.add()
+		c.check(same)
+		c.del()
 		Expect(w.set("firewall_policed_v1")).NotTo(ContainSubstring("br1"))
-		c.check()
+		open.check()
 	})
 })
 

@@ -239,6 +239,7 @@ var _ = Describe("DEL", Label("kernel"), func() {
 		next := Object{"prevResult": Merge(c.prev, Object{"cniVersion": "1.0.0",
 			"ips": []Object{{"address": "10.1.0.9/24", "interface": 2}}})}
 		w.Reference(nstest.Newest(), c.as("ADD", keys, next)).Added()
+		c.IP("addr add 10.1.0.9/24 dev eth0")
 		c.check(keys, next)
 		c.del(keys, next)
 		Expect(w.filter()).NotTo(ContainSubstring("10.1.0."))

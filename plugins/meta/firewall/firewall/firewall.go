@@ -16,9 +16,12 @@ import (
 )
 
 // call is one call under way.
-type call struct{ *frame.Call }
+type call struct {
+	*frame.Call
+	adding *store // the records, in ADD only
+}
 
-func open(req *skel.Request) call { return call{frame.OpenHost(req)} }
+func open(req *skel.Request) call { return call{Call: frame.OpenHost(req)} }
 
 func add(ctx context.Context, req *skel.Request, cfg config) (_ *cni.Result, err error) {
 	c := open(req)
@@ -41,6 +44,7 @@ func add(ctx context.Context, req *skel.Request, cfg config) (_ *cni.Result, err
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, s.Close()) }()
+	c.adding = s
 	if err := c.replace(ctx, s, r); err != nil {
 		return nil, err
 	}
@@ -135,7 +139,7 @@ func gc(ctx context.Context, req *skel.Request) error {
 
 // status looks for what would make ADD fail.
 func status(ctx context.Context, req *skel.Request, cfg config) error {
-	c := call{&frame.Call{Request: req, NF: nft.New()}} // it asks nothing of rtnetlink
+	c := call{Call: &frame.Call{Request: req, NF: nft.New()}} // it asks nothing of rtnetlink
 	defer c.NF.Close()
 	return frame.Unavailable("firewall rules: ", statefile.Writable(recordDir), c.probe(ctx, cfg))
 }
@@ -262,13 +266,18 @@ func (c call) apply(ctx context.Context, s *store, r *record) error {
 // makeRules makes the rules of a record that is written, and gives its bridge the policy.
 func (c call) makeRules(ctx context.Context, r *record, p policy, tools []ipt.Tool) (err error) {
 	if r.Backend == iptables {
-		return editFilters(ctx, tools, func(e *ipt.Edit, f nft.Family) { ensureAll(e, r, f, p) })
+		var noteErr error
+		err := editFilters(ctx, tools, func(e *ipt.Edit, f nft.Family) {
+			noteErr = errors.Join(noteErr, c.noteFound(r, r.inTable(e, f))) // before the rules are written
+			ensureAll(e, r, f, p)
+		})
+		return errors.Join(err, noteErr)
 	}
 	if r.Backend == nftables || r.Bridge != "" { // beside firewalld the policy is in nftables, too
 		err = c.addNFTables(ctx, r, p)
 	}
 	if err == nil && r.Backend == firewalld {
-		r.Pending, err = addFirewalld(ctx, r)
+		r.Pending, err = c.addFirewalld(ctx, r)
 	}
 	return err
 }
@@ -314,6 +323,9 @@ func (c call) removeRules(ctx context.Context, s *store, r *record) error {
 	}
 	if err = c.setFlag(r, false); isGone(err) {
 		err = nil
+	}
+	if err == nil && r.Policy == policyIsolated && remaining != policyIsolated {
+		err = c.clearNeighborFlags(s, r)
 	}
 	if r.Backend == iptables {
 		err = errors.Join(err, c.delIPTables(ctx, s, r, remaining))

@@ -100,16 +100,22 @@ func unless(codes ...string) func(netip.Addr, *dbus.Call) error {
 	}
 }
 
-// addFirewalld makes the attachment's addresses sources of the zone, as the reference does: until firewalld reloads.
-// After an error, pending reports whether firewalld may have, or get, one of them as a source.
-func addFirewalld(ctx context.Context, r *record) (pending bool, err error) {
+// addFirewalld makes the attachment's addresses sources of the zone, as the reference does: until firewalld reloads. It
+// notes addresses that are sources before. After an error, pending reports whether firewalld may have, or get, one of
+// them as a source.
+func (c call) addFirewalld(ctx context.Context, r *record) (pending bool, err error) {
+	var there []netip.Addr
 	err = askFirewalld(ctx, r, "addSource", func(a netip.Addr, answer *dbus.Call) error {
 		err := unless("ZONE_ALREADY_SET")(a, answer)
 		refused := dbus.Error{}
 		isRefused := errors.As(answer.Err, &refused) && refused.Name != "org.freedesktop.DBus.Error.NoReply"
 		pending = pending || err == nil || !isRefused
+		if err == nil && answer.Err != nil {
+			there = append(there, a)
+		}
 		return err
 	})
+	err = errors.Join(err, c.noteFound(r, there))
 	return pending && err != nil, err
 }
 

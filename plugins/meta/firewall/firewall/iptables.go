@@ -104,6 +104,13 @@ func ensureAll(e *ipt.Edit, r *record, f nft.Family, p policy) {
 	}
 }
 
+// inTable are the addresses whose rules a table has.
+func (r *record) inTable(e *ipt.Edit, f nft.Family) []netip.Addr {
+	return slices.DeleteFunc(ofFamily(f, r.Addrs), func(a netip.Addr) bool {
+		return slices.ContainsFunc(addressRules(a), func(w ipt.Rule) bool { return !e.Has(w) })
+	})
+}
+
 // findTools returns the programs for all families that ADD changes, and notes their variant in the record.
 func (r *record) findTools(ctx context.Context, s *store) ([]ipt.Tool, error) {
 	families, err := r.policyFamilies(s)

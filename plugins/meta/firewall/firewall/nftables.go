@@ -84,9 +84,10 @@ func owned(bit int) nft.Owned {
 	return o
 }
 
-// elements are those of all attachments, for changes that need no chain.
+// elements are those of all attachments, for changes that need no chain. Several attachments may have one address: what
+// an element accepts does not depend on its owner, so that its key needs no interface.
 func elements() nft.Owned {
-	o := nft.Owned{Layout: nft.Layout{Table: table}}
+	o := nft.Owned{Layout: nft.Layout{Table: table}, Shared: true}
 	for _, f := range nft.Families() {
 		o.Sets = append(o.Sets, addrSet(f), publishedSet(f))
 	}
@@ -111,9 +112,8 @@ func (r *record) items() []nft.Item {
 	return out
 }
 
-// addNFTables makes the attachment's elements, those of its bridge and the paths through FORWARD, in one batch. It
-// replaces elements of other owners: IPAM lends an address once, so they are leftovers. If it has to make the layout,
-// it deletes the chains that were made for another bit.
+// addNFTables makes the attachment's elements, those of its bridge and the paths through FORWARD, in one batch. If it
+// has to make the layout, it deletes the chains that were made for another bit.
 func (c call) addNFTables(ctx context.Context, r *record, p policy) error {
 	var paths []*forwardPath
 	own := owned(r.Bit)
@@ -122,7 +122,10 @@ func (c call) addNFTables(ctx context.Context, r *record, p policy) error {
 	}
 	update := func(withForward bool) error {
 		return own.Update(ctx, c.NF, func(tx *nft.Tx) (err error) {
-			err = tx.Put(r.items(), nil)
+			err = tx.Put(r.items(), func(others []nft.Item) ([]nft.Item, error) {
+				err := c.keepUnpublished(r, others)
+				return r.items(), err
+			})
 			if err == nil && tx.Lacked {
 				err = tx.DeleteChains(table, isStale)
 			}
@@ -153,6 +156,27 @@ func (c call) addNFTables(ctx context.Context, r *record, p policy) error {
 		}
 	}
 	return err
+}
+
+// keepUnpublished has ADD keep the host ports of an address closed that the owner of one of the elements has without
+// acceptPublished.
+func (c call) keepUnpublished(r *record, others []nft.Item) error {
+	for _, it := range others {
+		hash, _, _ := strings.Cut(it.Comment, " ")
+		if c.adding == nil || !r.Published || !cni.ValidName(hash) {
+			continue
+		}
+		owner, ok, err := c.adding.Get(hash)
+		if err != nil {
+			return err
+		}
+		if ok && !owner.Published {
+			c.Warn("acceptPublished: host ports of %s stay closed, as they are for %s", it.Name, owner.Attachment)
+			r.Published = false
+			return c.adding.Put(*r)
+		}
+	}
+	return nil
 }
 
 // restore makes elements and shared chains as the records have them, but no policies and nothing in FORWARD. It holds

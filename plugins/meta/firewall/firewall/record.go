@@ -3,6 +3,7 @@ package firewall
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"net/netip"
 	"slices"
 	"strings"
@@ -38,8 +39,10 @@ type record struct {
 
 	Bridge string `json:"bridge,omitempty"` // interface of the policy; empty: no bridge, or not looked for
 	Port   int    `json:"port,omitempty"`   // index of the host end, a port of the bridge
-	// SetFlag says that the port is isolated because of the policy, and not by the bridge plugin.
+	// SetFlag says that the port is isolated because of a policy of the network, and not by the bridge plugin.
 	SetFlag bool `json:"setFlag,omitempty"`
+	// Found are addresses whose rules of iptables were there before ADD: the reference's, for a container of its own.
+	Found []netip.Addr `json:"found,omitempty"`
 }
 
 // UnmarshalJSON knows records without the bit, which earlier versions wrote.
@@ -61,7 +64,8 @@ func (r record) Plausible() bool {
 	bad := func(a netip.Addr) bool { return !a.IsValid() || a.Zone() != "" || a.Is4In6() }
 	return cni.ValidName(r.Network) && cni.ValidName(r.ContainerID) &&
 		(cni.ValidIfName(r.Bridge) || r.Bridge == "" && r.Policy == policyOpen) &&
-		slices.Contains([]backend{nftables, iptables, firewalld}, r.Backend) && !slices.ContainsFunc(r.Addrs, bad) &&
+		slices.Contains([]backend{nftables, iptables, firewalld}, r.Backend) &&
+		!slices.ContainsFunc(slices.Concat(r.Addrs, r.Found), bad) &&
 		r.Bit >= 0 && r.Bit < 32 && ipt.IsChainName(r.AdminChain) && slices.Contains(policies(), r.Policy)
 }
 
@@ -87,9 +91,9 @@ func list(context.Context, *skel.Request) ([]cni.Holding, error) {
 	})
 }
 
-// ownAddrs are the addresses that no other attachment on the same backend has.
+// ownAddrs are the addresses that no other attachment on the same backend has, without those whose rules ADD found.
 func (r *record) ownAddrs(s *store) ([]netip.Addr, error) {
-	own := slices.Clone(r.Addrs)
+	own := slices.DeleteFunc(slices.Clone(r.Addrs), func(a netip.Addr) bool { return slices.Contains(r.Found, a) })
 	_, err := s.Any(func(o record) bool {
 		if o.Hash() != r.Hash() && o.Backend == r.Backend {
 			own = slices.DeleteFunc(own, func(a netip.Addr) bool { return slices.Contains(o.Addrs, a) })
@@ -97,6 +101,39 @@ func (r *record) ownAddrs(s *store) ([]netip.Addr, error) {
 		return len(own) == 0
 	})
 	return own, err
+}
+
+// noteFound notes addresses whose rules were there before ADD, except those whose rules another attachment made.
+func (c call) noteFound(r *record, there []netip.Addr) error {
+	if len(there) == 0 || c.adding == nil {
+		return nil
+	}
+	_, err := c.adding.Any(func(o record) bool {
+		if o.Hash() != r.Hash() && o.Backend == r.Backend {
+			there = slices.DeleteFunc(there, func(a netip.Addr) bool {
+				return slices.Contains(o.Addrs, a) && !slices.Contains(o.Found, a)
+			})
+		}
+		return len(there) == 0
+	})
+	if err != nil || len(there) == 0 {
+		return err
+	}
+	r.Found = append(r.Found, there...)
+	return c.adding.Put(*r)
+}
+
+// adopt has the last attachment that found the rules of the record's addresses remove them, since their maker is gone.
+func (r *record) adopt(s *store) error {
+	all, err := s.All()
+	for _, o := range all {
+		left := slices.DeleteFunc(slices.Clone(o.Found), func(a netip.Addr) bool { return slices.Contains(r.Addrs, a) })
+		if o.Backend == r.Backend && len(left) < len(o.Found) {
+			o.Found = left
+			err = errors.Join(err, s.Put(*o))
+		}
+	}
+	return err
 }
 
 // ofFamily selects the addresses of a family.
@@ -109,20 +146,14 @@ func (r *record) families() []nft.Family {
 	return slices.DeleteFunc(nft.Families(), func(f nft.Family) bool { return len(ofFamily(f, r.Addrs)) == 0 })
 }
 
-// networkPolicy is the policy of the network's other attachments on the bridge, and of those for which ADD did not look
-// for the bridge; the record's own where there are none. setNetworkPolicy changes the first record last: until then,
-// and after a kill, that one has the old policy.
-func (r *record) networkPolicy(s *store) (policy, error) {
-	p := r.Policy
-	_, err := s.Any(func(o record) bool {
-		mayBeOn := o.Bridge == r.Bridge || o.Bridge == ""
-		if o.Network != r.Network || !mayBeOn || o.Hash() == r.Hash() {
-			return false
-		}
-		p = o.Policy
-		return true
-	})
-	return p, err
+// isNeighbor says whether another record is about the same network and bridge.
+func (r *record) isNeighbor(o record) bool {
+	return o.Hash() != r.Hash() && o.Network == r.Network && o.Bridge == r.Bridge
+}
+
+// hasIsolated says whether another attachment of the network on the bridge is isolated.
+func (r *record) hasIsolated(s *store) (bool, error) {
+	return s.Any(func(o record) bool { return r.isNeighbor(o) && o.Policy == policyIsolated })
 }
 
 // isBeside says whether another record is about the same bridge, in the same tables.

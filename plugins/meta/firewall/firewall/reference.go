@@ -9,14 +9,15 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/frame"
 	"github.com/hawser-cni/plugins/pkg/ipt"
 	"github.com/hawser-cni/plugins/pkg/nft"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
 // delReference removes what the reference made for the addresses in prevResult, except rules of our own attachments.
-// Where it made anything, the first interface is its bridge, whose policy ends with the last container.
+// The author of a configuration may write prevResult: it counts for addresses of the container's own interface only.
+// Where the reference made anything, the first interface is its bridge, whose policy ends with the last container.
 func (c call) delReference(ctx context.Context, s *store, had *record) error {
 	r := &record{Attachment: c.Attachment, Backend: iptables, options: options{Policy: policyOpen}}
 	r.Addrs = slices.DeleteFunc(addressesOf(c.PrevResult, c.IfName), func(a netip.Addr) bool {
@@ -30,17 +31,55 @@ func (c call) delReference(ctx context.Context, s *store, had *record) error {
 		made = made || slices.ContainsFunc(r.Addrs, func(a netip.Addr) bool { return have[string(nft.AddrKey(a))] })
 	}
 	if made {
-		if all := c.PrevResult.Interfaces; len(all) > 0 && cni.ValidIfName(all[0].Name) {
-			r.Bridge, r.Policy = all[0].Name, policyIsolated
-		}
-		remaining, err := r.othersPolicy(s, r.Policy)
-		if err == nil {
-			err = c.delIPTables(ctx, s, r, remaining)
-		}
-		errs = append(errs, err)
+		errs = append(errs, c.delReferenceRules(ctx, s, r))
 	}
 	c.delReferenceSources(ctx, s, had)
 	return ipt.WarnIfMissing(c.Warn, othersRules, errors.Join(errs...))
+}
+
+func (c call) delReferenceRules(ctx context.Context, s *store, r *record) error {
+	links, err := c.confirm(r)
+	if err != nil || len(r.Addrs) == 0 {
+		return err
+	}
+	if all := c.PrevResult.Interfaces; len(all) > 0 && slices.Contains(links, all[0].Name) {
+		r.Bridge, r.Policy = all[0].Name, policyIsolated
+	}
+	remaining, err := r.othersPolicy(s, r.Policy)
+	if err == nil {
+		err = errors.Join(r.adopt(s), c.delIPTables(ctx, s, r, remaining))
+	}
+	return err
+}
+
+// confirm leaves the record the addresses that the container's interface has, and returns the names of its host end and
+// of that one's bridge. Without the namespace the others may be those of a live container: confirm warns of them.
+func (c call) confirm(r *record) (links []string, err error) {
+	var have []rtnl.Addr
+	if c.NS != nil {
+		err = c.FindHostEnd()
+		if c.ContEnd.Index != 0 {
+			var listErr error
+			have, listErr = c.Cont.Addrs(c.ContEnd.Index)
+			err = errors.Join(frame.IgnoreNoLink(err), listErr)
+		}
+	}
+	if err = frame.IgnoreNoLink(err); err != nil {
+		return nil, err
+	}
+	asked := r.Addrs
+	r.Addrs = slices.DeleteFunc(slices.Clone(asked), func(a netip.Addr) bool {
+		return !slices.ContainsFunc(have, func(h rtnl.Addr) bool { return h.Prefix.Addr() == a })
+	})
+	if len(r.Addrs) < len(asked) {
+		c.Warn("%s for addresses in prevResult stay: interface %q of the container does not have them", othersRules,
+			c.IfName)
+	}
+	if c.HostEnd.Index == 0 {
+		return nil, nil
+	}
+	bridge, err := c.Host.LinkByIndex(cmp.Or(c.HostEnd.Master, c.HostEnd.Index))
+	return []string{c.HostEnd.Name, bridge.Name}, frame.IgnoreNoLink(err)
 }
 
 // othersRules is what the warning about a missing program names.
@@ -57,7 +96,17 @@ func (c call) delReferenceSources(ctx context.Context, s *store, had *record) {
 	if len(r.Addrs) == 0 {
 		return
 	}
-	if err := delFirewalld(ctx, s, r); err != nil {
+	err := firewalldRuns(ctx)
+	if errors.Is(err, errNoFirewalld) {
+		return
+	}
+	if err == nil {
+		_, err = c.confirm(r)
+	}
+	if err == nil && len(r.Addrs) > 0 {
+		err = errors.Join(r.adopt(s), delFirewalld(ctx, s, r))
+	}
+	if err != nil {
 		c.Warn("sources of other plugins: %v", err)
 	}
 }
