@@ -163,18 +163,19 @@ var _ = Describe("a host without iptables and nft, with an empty PATH", Label("k
 		n := NewNode()
 		// What an ADD that fails may leave is there.
 		n.Must("DEL", n.Up(NewPod("first"), Usual("")), Usual(""))
+		attached := n.Up(NewPod("attached"), Usual("").Only("bridge")) // portmap publishes only what is there
 		before, p := n.Snapshot("links", "nftables", "iptables-legacy"), NewPod("one")
 		n.Env = []string{"PATH="}
-		for _, e := range Usual("iptables").Only("bridge", "portmap") {
-			q := *p
-			q.Result = []byte(`{"cniVersion":"1.1.0","interfaces":[{"name":"eth0","sandbox":"` + p.Netns +
-				`"}],"ips":[{"address":"10.88.0.2/24","interface":0}]}`)
+		for i, e := range Usual("iptables").Only("bridge", "portmap") {
+			q := *[]*Pod{p, attached}[i]
 			Expect(n.Chain("ADD", &q, List{e}).Stdout).To(ContainSubstring("iptables-restore"), e.Plugin)
 			Expect(n.Chain("STATUS", &q, List{e}).Failed(50)).To(ContainSubstring("iptables-restore"), e.Plugin)
 			n.Must("DEL", &q, List{e})
 		}
 		Expect(n.Snapshot("links", "nftables", "iptables-legacy")).To(Equal(before))
 		Expect(p.Snapshot("links")).NotTo(ContainSubstring("eth0"))
+		n.Env = nil
+		n.Must("DEL", attached, Usual("").Only("bridge"))
 	})
 
 	It("does without the programs that ADD had, on iptables over nf_tables, but for firewall's rules", func() {
