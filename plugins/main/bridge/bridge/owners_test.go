@@ -133,6 +133,36 @@ var _ = Describe("the masquerade of a live container", Label("live-owners", "ker
 		w.isMasqueraded(pod)
 	})
 
+	key := func(w masqWorld) string { return w.Cmd("nft", "list", "map", "inet", "hawser", "masq4_v2") }
+
+	It("is for packets that the gateway of its VLAN receives", func() {
+		nstest.Need("vlan_filtering")
+		w := newMasqWorld("nftables")
+		pod := w.Attach("pod", Merge(w.pods, Object{"vlan": 5}), addr)
+		Expect(key(w)).To(ContainSubstring(`"br.5" . 10.1.0.2 `))
+		w.isMasqueraded(pod)
+		w.Succeeds(pod.As("CHECK"))
+		w.Succeeds(pod.As("DEL"))
+		Expect(key(w)).NotTo(ContainSubstring("10.1.0.2"))
+	})
+
+	It("is for packets that an administrator's interface receives, where ADD makes no gateway", func() {
+		w := newMasqWorld("nftables")
+		first := w.Attach("first", conf())
+		w.IP("link add br.7 type veth peer name port7", "link set port7 master br up", "link set br.7 up",
+			"addr add 10.7.0.1/24 dev br.7")
+		w.SetSysctl("net/ipv4/conf/br/arp_ignore", "1") // otherwise the bridge answers for br.7, too
+		w.SetBridgeNF(false)                            // with br_netfilter the kernel decides on NAT in the bridge, before it routes
+		pod := w.Attach("pod", Merge(w.pods, Object{"isDefaultGateway": false}), "10.7.0.2/24")
+		IP(pod.Host, "route add default via 10.7.0.1")
+		Expect(key(w)).To(ContainSubstring(`"br.7" . 10.7.0.2 `))
+		w.isMasqueraded(pod)
+		w.Succeeds(pod.As("CHECK"))
+		w.Succeeds(pod.As("DEL"))
+		Expect(key(w)).NotTo(ContainSubstring("10.7.0.2"))
+		w.Succeeds(first.As("DEL"))
+	})
+
 	It("keeps its rules where a successor on the bridge wants others, which says so and gets them afterwards", func() {
 		w := newMasqWorld("nftables")
 		old := w.Attach("old", w.pods, addr)
