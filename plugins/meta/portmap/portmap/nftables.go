@@ -25,6 +25,9 @@ const nftProgram = "nft"
 // compileConditions has nft(8) fill the chains with the attachment's conditions. Until then they translate nothing. The
 // text is the configuration's, so no other call waits meanwhile, and nft looks up no names.
 func (r *record) compileConditions(ctx context.Context) error {
+	if r.Backend != nftables {
+		return nil
+	}
 	for _, a := range r.publishedAddrs() {
 		if r.conditionChain(a.family()) == "" {
 			continue

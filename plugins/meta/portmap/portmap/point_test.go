@@ -1,6 +1,7 @@
 package portmap
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"net"
@@ -373,6 +374,23 @@ var _ = Describe("conditions", Label("kernel"), func() {
 			a.del()
 			Expect(w.ruleset()).NotTo(MatchRegexp("808|_conditions_|_masq_|CNI-DN"))
 		})
+	})
+	It("are restored by reapply", Label("conditions-restored"), func() {
+		w, a := newContainer()
+		a.serve(80)
+		config := Object{"backend": "nftables", "conditionsV4": strings.Fields("ip saddr != 192.0.2.0/24")}
+		call := a.as("CHECK", config, ports("8080:80"))
+		a.add(config, ports("8080:80"))
+		before := w.rules()
+		w.Cmd("nft", "delete", "table", "inet", "hawser")
+		var out bytes.Buffer
+		env := skel.Env{Vars: call.Vars(w.World), Stdin: strings.NewReader(call.Stdin()), Stdout: &out, Stderr: &out,
+			Reapply: true}
+		w.Do(func() { skel.Run(context.Background(), Plugin(), env) })
+		Expect(out.String()).To(BeEmpty())
+		Expect(w.rules()).To(Equal(before))
+		a.check(config, ports("8080:80"))
+		Expect(w.reach(8080)).To(Equal(refused))
 	})
 	eachKind(func(k kind) {
 		It("have numbers: no name is looked up, and no name server is asked", Label("conditions-names"), func() {

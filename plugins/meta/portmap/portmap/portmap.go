@@ -66,24 +66,29 @@ func check(ctx context.Context, req *skel.Request, cfg config) error {
 	return c.verify(ctx, want)
 }
 
-// reapply makes the rules that the record names, unless DEL has begun. It holds the lock of the records, so that
-// neither a DEL nor another ADD comes in between.
+// reapply restores the rules of the record, unless DEL has begun. It holds the lock of the records, so that neither a
+// DEL nor another ADD comes in between. Conditions are compiled after that: nft fails where DEL has removed the chain.
 func reapply(ctx context.Context, req *skel.Request, _ config) error {
 	c := open(req)
-	return records().Locked(ctx, func(s *store) error {
-		r, ok, err := s.Get(c.Hash())
-		if err != nil {
+	var r record
+	err := records().Locked(ctx, func(s *store) (err error) {
+		var ok bool
+		if r, ok, err = s.Get(c.Hash()); err != nil {
 			return err
 		}
 		if !ok || !r.isRestored(req) || !frame.IsAttached(req) {
 			return frame.NotRestored("host ports")
 		}
 		p := &publication{call: c, store: s, r: &r, saved: true, restores: true}
-		if err := p.attempt(ctx); err != nil {
-			return err
-		}
-		return flushAdded(c.Host, &r)
+		return p.attempt(ctx)
 	})
+	if err == nil {
+		err = r.compileConditions(ctx)
+	}
+	if err != nil {
+		return err
+	}
+	return flushAdded(c.Host, &r)
 }
 
 // gc removes what attachments of the network left that are not valid.

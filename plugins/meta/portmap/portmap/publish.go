@@ -40,7 +40,7 @@ func (c call) publish(ctx context.Context, cfg config, r *record) (err error) {
 			return err
 		}
 	}
-	if err := c.publishLocked(ctx, cfg, r); err != nil || r.Backend != nftables {
+	if err := c.publishLocked(ctx, cfg, r); err != nil {
 		return err
 	}
 	return r.compileConditions(ctx)
