@@ -8,7 +8,7 @@ echo -trimpath
 for packages in github.com/{vishvananda,spf13,godbus,insomniacslk,coreos,mdlayher,pierrec,u-root} text log crypto path \
 	vendor compress archive \
 	golang.org/x/{net,sync,mod} github.com/hawser-cni/plugins/{plugins,cmd} \
-	github.com/hawser-cni/plugins/pkg/{attach,frame,iface,ipam,ipt,masq,ns,process,ranges,rtnl,statefile,sysctl,tun}; do
+	github.com/hawser-cni/plugins/pkg/{attach,frame,iface,ipam,ipt,masq,nft,ns,policy,process,ranges,rtnl,statefile,sysctl,tun}; do
 	echo "-gcflags=$packages/...=-l"
 done
 for package in context encoding/csv flag fmt net net/url os/exec os/signal os/user regexp/syntax time; do
