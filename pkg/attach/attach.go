@@ -193,9 +193,10 @@ func requireIPv6(answer *cni.Result) error {
 		answer.IPs[i].Address)
 }
 
-// RefuseHostAddresses is code 103 for addresses that the host has itself. The container's packets arrive by the link,
-// which may be in a VRF. Link-local addresses of IPv6 are each link's own.
-func (s *Session) RefuseHostAddresses(res *cni.Result, link rtnl.Link) error {
+// RefuseHostAddresses returns code 103 for addresses that the host has itself. The container's packets arrive by the
+// link, which may be in a VRF. On a network on which the host has no address of the family and is no router, such an
+// address harms nobody: then it is a warning. Link-local addresses of IPv6 are each link's own.
+func (s *Session) RefuseHostAddresses(res *cni.Result, link rtnl.Link, isRouter bool) error {
 	var vrf rtnl.Link
 	if link.Master != 0 {
 		master, err := s.Host.LinkByIndex(link.Master)
@@ -215,25 +216,51 @@ func (s *Session) RefuseHostAddresses(res *cni.Result, link rtnl.Link) error {
 		if err != nil {
 			return err
 		}
-		if local {
+		if !local {
+			continue
+		}
+		isShared := isRouter || addr.IsLoopback()
+		if !isShared {
+			if isShared, err = s.hostIsOn(link, addr.Is4()); err != nil {
+				return err
+			}
+		}
+		if isShared {
 			return cni.Errorf(cni.CodeConflict,
 				"address %s: the host has it; exclude it from the addresses that IPAM gives", addr)
 		}
+		s.Warn("address %s: the host has it, too, on another network", addr)
 	}
 	return nil
 }
 
-// RefuseRouter returns code 103 for a gateway address whose subnet has the router of the host's default route, unless
-// the host reaches the router through one of the links. With that address on a link of its own the host would look for
-// the router there, and lose its connection.
+// hostIsOn reports whether the host has an address of a family on the link.
+func (s *Session) hostIsOn(link rtnl.Link, is4 bool) (bool, error) {
+	if link.Index == 0 {
+		return false, nil
+	}
+	addrs, err := s.Host.Addrs(link.Index)
+	return slices.ContainsFunc(addrs, func(a rtnl.Addr) bool {
+		return a.Prefix.Addr().Is4() == is4 && !a.Prefix.Addr().IsLinkLocalUnicast()
+	}), err
+}
+
+// RefuseRouter returns code 103 for a gateway address with which the host would look for the router of its own default
+// route on the gateway's link: that is the router's address, or its subnet has the router and the host's route to the
+// router has no longer prefix. The links on which the host reaches the router now are no conflict. Link-local addresses
+// are each link's own.
 func (s *Session) RefuseRouter(gateway netip.Prefix, links ...rtnl.Link) error {
 	router, via, err := s.Host.DefaultRouter(gateway.Addr().Is4())
 	isOwn := slices.ContainsFunc(links, func(l rtnl.Link) bool { return l.Index == via })
-	if err != nil || isOwn || !router.IsValid() || !gateway.Contains(router) {
+	if err != nil || isOwn || !router.IsValid() || router.IsLinkLocalUnicast() || !gateway.Contains(router) {
 		return err
 	}
-	return cni.Errorf(cni.CodeConflict, "gateway %s: its subnet has the router of the host's default route, %s; "+
-		"choose a subnet that the node does not use", gateway, router)
+	bits, err := s.Host.RouteBits(router)
+	if err != nil || router != gateway.Addr() && bits > gateway.Bits() {
+		return err
+	}
+	return cni.Errorf(cni.CodeConflict, "gateway %s: the host's own router %s is in this subnet, and the host would not "+
+		"reach it any more; choose a subnet that the node does not use", gateway, router)
 }
 
 // AssignAddresses gives the container's interface, which is up, the addresses and routes of the IPAM
@@ -265,7 +292,7 @@ func (s *Session) AssignAddresses(ctx context.Context, link LinkConfig, t iface.
 		if s.Child.masterInside() {
 			uplink.Master = 0
 		}
-		if err := s.RefuseHostAddresses(res, uplink); err != nil {
+		if err := s.RefuseHostAddresses(res, uplink, false); err != nil {
 			return nil, err
 		}
 	}

@@ -95,7 +95,7 @@ func (c *Conn) Routes(index, family int) (routes []Route, err error) {
 
 // RouteTo asks the kernel which link it would send to addr through.
 func (c *Conn) RouteTo(addr netip.Addr) (link int, err error) {
-	found, err := c.lookUp(addr)
+	found, err := c.lookUp(addr, 0)
 	return found.OutIndex, wrap("route to "+addr.String(), err)
 }
 
@@ -106,9 +106,15 @@ func (c *Conn) DefaultRouter(is4 bool) (router netip.Addr, link int, err error) 
 	if is4 {
 		unused = netip.AddrFrom4([4]byte{198, 51, 100, 1}) // RFC 5737
 	}
-	found, err := c.lookUp(unused)
+	found, err := c.lookUp(unused, 0)
 	err = unless(err, unix.ENETUNREACH, unix.EHOSTUNREACH, unix.EACCES, unix.EINVAL, unix.EAFNOSUPPORT)
 	return found.GW, found.OutIndex, wrap("default route", err)
+}
+
+// RouteBits returns the prefix length of the route that the kernel would take to addr.
+func (c *Conn) RouteBits(addr netip.Addr) (int, error) {
+	found, err := c.lookUp(addr, unix.RTM_F_FIB_MATCH)
+	return found.Dst.Bits(), wrap("route to "+addr.String(), err)
 }
 
 // IsLocal reports whether the namespace takes packets for addr itself that arrive in the VRF; the zero Link is none.
@@ -117,7 +123,7 @@ func (c *Conn) IsLocal(addr netip.Addr, vrf Link) (bool, error) {
 	if vrf.Index != 0 {
 		attrs = append(attrs, nl.NewRtAttr(unix.RTA_OIF, nl.Uint32Attr(uint32(vrf.Index))))
 	}
-	found, err := c.lookUp(addr, attrs...)
+	found, err := c.lookUp(addr, 0, attrs...)
 	// No route; one of type unreachable, prohibit and blackhole.
 	err = unless(err, unix.ENETUNREACH, unix.EHOSTUNREACH, unix.EACCES, unix.EINVAL)
 	// What the VRF has no route to is looked up in the other tables.
@@ -125,11 +131,13 @@ func (c *Conn) IsLocal(addr netip.Addr, vrf Link) (bool, error) {
 	return found.Type == unix.RTN_LOCAL && own, wrap("route to "+addr.String(), err)
 }
 
-// lookUp returns the link, the next hop, the type and the table of the route to addr that the kernel would take.
-func (c *Conn) lookUp(addr netip.Addr, attrs ...*nl.RtAttr) (r Route, err error) {
+// lookUp returns the link, the next hop, the type and the table of the route to addr that the kernel would take, and
+// its prefix with the flag RTM_F_FIB_MATCH.
+func (c *Conn) lookUp(addr netip.Addr, flags uint32, attrs ...*nl.RtAttr) (r Route, err error) {
 	header := &nl.RtMsg{RtMsg: unix.RtMsg{Family: uint8(FamilyOf(addr)), Dst_len: uint8(addr.BitLen())}}
+	header.Flags = flags
 	if addr.Is4() { // IPv6 always names the table, and strictly refuses the flag
-		header.Flags = unix.RTM_F_LOOKUP_TABLE
+		header.Flags |= unix.RTM_F_LOOKUP_TABLE
 	}
 	attrs = append(attrs, nl.NewRtAttr(unix.RTA_DST, addr.AsSlice()))
 	answers, err := c.send(unix.RTM_GETROUTE, 0, header, attrs...)
@@ -139,6 +147,7 @@ func (c *Conn) lookUp(addr netip.Addr, attrs ...*nl.RtAttr) (r Route, err error)
 	found := attributes(answers[0][unix.SizeofRtMsg:])
 	r.OutIndex, r.Table = int(number(found[unix.RTA_OIF])), number(found[unix.RTA_TABLE])
 	r.GW = addrOf(found[unix.RTA_GATEWAY])
+	r.Dst, _ = addr.Prefix(int(nl.DeserializeRtMsg(answers[0]).Dst_len))
 	r.Type = int(nl.DeserializeRtMsg(answers[0]).Type)
 	return r, nil
 }

@@ -130,7 +130,7 @@ var _ = Describe("a gateway in the subnet of the host's router", Label("kernel",
 		a := n.Invoke(plugin, Call{Command: "ADD", ID: "tenant", Netns: tenant.Netns, Conf: Object{
 			"cniVersion": "1.0.0", "name": "other", "type": plugin, "bridge": "brx", "isGateway": true,
 			"ipam": Object{"type": "static", "addresses": []Object{{"address": address, "gateway": gateway}}}}})
-		Expect(a.Failed(103)).To(ContainSubstring("has the router of the host's default route, 192.0.2.2"))
+		Expect(a.Failed(103)).To(ContainSubstring("the host's own router 192.0.2.2 is in this subnet"))
 		n.Run(nstest.Program{Path: "ip", Args: []string{"link", "del", "brx"}})
 		Expect(n.Snapshot("addresses", "routes")).To(Equal(before))
 		Expect(Ping(n.Host, "192.0.2.2")).To(BeTrue())
@@ -138,8 +138,34 @@ var _ = Describe("a gateway in the subnet of the host's router", Label("kernel",
 		Entry("bridge, the router itself", "bridge", "192.0.2.5/24", "192.0.2.2"),
 		Entry("bridge, the same subnet", "bridge", "192.0.2.5/24", "192.0.2.200"),
 		Entry("bridge, a part of the subnet", "bridge", "192.0.2.5/28", "192.0.2.9"),
+		Entry("bridge, the router itself in a larger subnet", "bridge", "192.0.2.5/16", "192.0.2.2"),
 		Entry("ptp, the router itself", "ptp", "192.0.2.5/24", "192.0.2.2"),
 	)
+
+	DescribeTable("is served where the host goes on reaching the router", func(plugin, address, gateway, router string) {
+		n, p := NewNode(), NewPod("one")
+		nstest.NewOutside(n.Host)
+		n.IP("route add default via " + router + " dev ext")
+		a := n.Invoke(plugin, Call{Command: "ADD", ID: "one", Netns: p.Netns, Conf: Object{"cniVersion": "1.0.0",
+			"name": "net", "type": plugin, "bridge": "brx", "isGateway": true,
+			"ipam": Object{"type": "static", "addresses": []Object{{"address": address, "gateway": gateway}}}}})
+		Expect(a.Code).To(BeZero(), a.Stdout)
+		Expect(n.Cmd("ip", "route", "get", router, "oif", "ext")).To(ContainSubstring(" dev ext "))
+		Expect(n.Cmd("ip", "route", "get", "198.51.100.1")).To(Or(ContainSubstring(" dev ext "), BeEmpty()))
+	},
+		Entry("bridge, a larger subnet", "bridge", "192.0.128.5/16", "192.0.128.1", "192.0.2.2"),
+		Entry("bridge, link-local addresses", "bridge", "169.254.7.5/16", "169.254.7.1", "192.0.2.2"),
+	)
+
+	It("is served for link-local addresses, which each link has", func() {
+		n, p := NewNode(), NewPod("one")
+		nstest.NewOutside(n.Host)
+		n.IP("route add default via fe80::1 dev ext")
+		a := n.Invoke("ptp", Call{Command: "ADD", ID: "one", Netns: p.Netns, Conf: Object{"cniVersion": "1.0.0",
+			"name": "net", "type": "ptp",
+			"ipam": Object{"type": "static", "addresses": []Object{{"address": "fd00:9::5/64", "gateway": "fe80::1"}}}}})
+		Expect(a.Code).To(BeZero(), a.Stdout)
+	})
 
 	It("is served where the bridge is the way to the router", func() {
 		n, p := NewNode(), NewPod("one")

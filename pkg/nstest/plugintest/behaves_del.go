@@ -447,7 +447,13 @@ func untouched(h *nstest.Host) string {
 // hostAddresses are addresses of the host, which no container on a network may have.
 func hostAddresses() map[string]Failure {
 	hostHas := func(address string) Failure {
-		return Failure{Prepare: func(w *World, _ *nstest.Host) { IP(w.Host, "addr add %s dev lo", address) },
+		return Failure{Prepare: func(w *World, _ *nstest.Host) {
+			link := "lo"
+			if slices.Contains(Names(w.Host, ""), "up0") { // the master of a child, on whose network the host is then
+				link = "up0"
+			}
+			IP(w.Host, "addr add %s dev %s", address, link)
+		},
 			Code: cni.CodeConflict, Says: "the host has it", Asked: true}
 	}
 	return map[string]Failure{

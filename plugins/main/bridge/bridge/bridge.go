@@ -56,7 +56,7 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	if err != nil {
 		return nil, err
 	}
-	if err := c.RefuseHostAddresses(res, c.bridge); err != nil {
+	if err := c.RefuseHostAddresses(res, c.bridge, cfg.Gateway); err != nil {
 		return nil, err
 	}
 	res.Interfaces = c.links(c.bridge) // Configure finds the addresses by them; the final ones are below

@@ -50,7 +50,7 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	if err != nil {
 		return nil, fmt.Errorf("IPAM plugin %q: %w", req.IPAM, err)
 	}
-	if err := s.RefuseHostAddresses(p.Result, s.HostEnd); err != nil {
+	if err := s.RefuseHostAddresses(p.Result, s.HostEnd, true); err != nil {
 		return nil, err
 	}
 	for _, gw := range p.Gateways {

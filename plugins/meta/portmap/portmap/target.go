@@ -9,9 +9,6 @@ import (
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
-// testNetwork is an address that is not in use (RFC 5737): the host's route to it is the default route.
-var testNetwork = netip.AddrFrom4([4]byte{198, 51, 100, 1})
-
 // isLocal reports whether the host has the address.
 func (c call) isLocal(addr netip.Addr) bool {
 	index, err := c.Host.RouteTo(addr)
@@ -25,7 +22,10 @@ func (c call) isLocal(addr netip.Addr) bool {
 func (c call) checkTargets(r *record, links []rtnl.Link) error {
 	for i, a := range r.Addrs {
 		addr, link := a.Addr.Addr(), links[i]
-		leadsOut := link.Index > loopbackIndex && !c.isBehind(link) && c.leadsOut(link)
+		leadsOut, err := c.leadsOut(link, addr.Is4())
+		if err != nil {
+			return err
+		}
 		reason, err := c.refusedTarget(addr, link, leadsOut)
 		if err != nil {
 			return err
@@ -55,21 +55,38 @@ func (c call) refusedTarget(addr netip.Addr, link rtnl.Link, leadsOut bool) (rea
 	if has, err := c.containerHas(addr); err != nil || !has {
 		return fmt.Sprintf("is not an address of interface %q in the container", c.IfName), err
 	}
-	isContainerNetwork := link.Kind == "bridge" || link.IsPairEnd() && link.PeerNS != -1
-	if isContainerNetwork && !leadsOut && !c.isBehind(link) {
-		return fmt.Sprintf("belongs to another network: the host reaches it through %q", link.Name), nil
+	if leadsOut || c.isBehind(link) {
+		return "", nil
+	}
+	if others, err := c.isOthers(link); err != nil || others {
+		return fmt.Sprintf("belongs to another network: the host reaches it through %q", link.Name), err
 	}
 	return "", nil
 }
 
-// leadsOut reports whether the link is an interface of the node to other machines: hardware, or the link of the default
-// route.
-func (c call) leadsOut(link rtnl.Link) bool {
-	if link.Kind == "" {
-		return true
+// isOthers reports whether a link to which the container is not connected leads to other containers: it is the host end
+// of one, or a bridge that has one as a port. A bridge that is joined to another one may lead to this container.
+func (c call) isOthers(link rtnl.Link) (bool, error) {
+	isHostEnd := func(l rtnl.Link) bool { return l.IsPairEnd() && l.PeerNS != -1 }
+	if link.Kind != "bridge" {
+		return isHostEnd(link), nil
 	}
-	uplink, err := c.Host.RouteTo(testNetwork)
-	return err == nil && uplink == link.Index
+	ports, err := c.Host.Ports(link.Index)
+	isJoined := slices.ContainsFunc(ports, func(p rtnl.Link) bool { return p.IsPairEnd() && p.PeerNS == -1 })
+	return slices.ContainsFunc(ports, isHostEnd) && !isJoined, err
+}
+
+// leadsOut reports whether the link is an interface of the node to other machines to which the container is not
+// connected: hardware, or the link of the default route.
+func (c call) leadsOut(link rtnl.Link, is4 bool) (bool, error) {
+	if link.Index <= loopbackIndex || c.isBehind(link) {
+		return false, nil
+	}
+	if link.Kind == "" {
+		return true, nil
+	}
+	_, uplink, err := c.Host.DefaultRouter(is4)
+	return uplink == link.Index, err
 }
 
 // containerHas reports whether the container has the address. The kernel's local route answers without a list, but not
