@@ -259,8 +259,8 @@ func (s *Session) RefuseRouter(gateway netip.Prefix, links ...rtnl.Link) error {
 	if err != nil || router != gateway.Addr() && bits > gateway.Bits() {
 		return err
 	}
-	return cni.Errorf(cni.CodeConflict, "gateway %s: the host's own router %s is in this subnet, and the host would not "+
-		"reach it any more; choose a subnet that the node does not use", gateway, router)
+	return cni.Errorf(cni.CodeConflict, "gateway %s: the host's own router %s is in this subnet, and the host would "+
+		"not reach it any more; choose a subnet that the node does not use", gateway, router)
 }
 
 // AssignAddresses gives the container's interface, which is up, the addresses and routes of the IPAM

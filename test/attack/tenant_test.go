@@ -142,7 +142,9 @@ var _ = Describe("a gateway in the subnet of the host's router", Label("kernel",
 		Entry("ptp, the router itself", "ptp", "192.0.2.5/24", "192.0.2.2"),
 	)
 
-	DescribeTable("is served where the host still reaches the router", func(plugin, address, gateway, router string) {
+	DescribeTable("is served where the host still reaches the router", func(
+		plugin, address, gateway, router string,
+	) {
 		n, p := NewNode(), NewPod("one")
 		nstest.NewOutside(n.Host)
 		n.IP("route add default via " + router + " dev ext")

@@ -373,7 +373,7 @@ var _ = Describe("the configuration", func() {
 			`conditionsV4[0]: "-fM/tmp/x" is no match: it names a program that iptables runs`),
 		Entry("the same, abbreviated", `"conditionsV6":["--mod","/tmp/x"]`,
 			`conditionsV6[0]: "--mod" is no match: it names a program that iptables runs`),
-		Entry("too much text", `"conditionsV4":["ip saddr `+strings.Repeat("1", 1<<14)+`"]`,
+		Entry("too much text", `"conditionsV4":["ip saddr"`+strings.Repeat(`,"`+strings.Repeat("1", 1<<10)+`"`, 16)+`]`,
 			`conditionsV4: has more than 16384 bytes`),
 		Entry("lists that make too many rules", `"conditionsV4":["-s","`+strings.Repeat("10.0.0.1,", 19)+
 			`10.0.0.1","-d","`+strings.Repeat("10.0.0.1,", 19)+`10.0.0.1"]`,
