@@ -164,8 +164,8 @@ var _ = Describe("a gateway in the subnet of the host's router", Label("kernel",
 		nstest.NewOutside(n.Host)
 		n.IP("route add default via fe80::1 dev ext")
 		a := n.Invoke("ptp", Call{Command: "ADD", ID: "one", Netns: p.Netns, Conf: Object{"cniVersion": "1.0.0",
-			"name": "net", "type": "ptp",
-			"ipam": Object{"type": "static", "addresses": []Object{{"address": "fd00:9::5/64", "gateway": "fe80::1"}}}}})
+			"name": "net", "type": "ptp", "ipam": Object{"type": "static",
+				"addresses": []Object{{"address": "fd00:9::5/64", "gateway": "fe80::1"}}}}})
 		Expect(a.Code).To(BeZero(), a.Stdout)
 	})
 

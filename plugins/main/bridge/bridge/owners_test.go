@@ -152,7 +152,7 @@ var _ = Describe("the masquerade of a live container", Label("live-owners", "ker
 		w.IP("link add br.7 type veth peer name port7", "link set port7 master br up", "link set br.7 up",
 			"addr add 10.7.0.1/24 dev br.7")
 		w.SetSysctl("net/ipv4/conf/br/arp_ignore", "1") // otherwise the bridge answers for br.7, too
-		w.SetBridgeNF(false)                            // else the kernel decides on NAT in the bridge, before it routes
+		w.SetBridgeNF(false)                            // so that NAT is decided after routing, not in the bridge
 		pod := w.Attach("pod", Merge(w.pods, Object{"isDefaultGateway": false}), "10.7.0.2/24")
 		IP(pod.Host, "route add default via 10.7.0.1")
 		Expect(key(w)).To(ContainSubstring(`"br.7" . 10.7.0.2 `))
