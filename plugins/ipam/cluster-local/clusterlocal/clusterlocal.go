@@ -229,7 +229,7 @@ func gc(ctx context.Context, req *skel.Request, p place) error {
 		if err := s.connect(ctx); err != nil {
 			return err
 		}
-		if strays, _, err = s.store.list(ctx, s.space, s.node, false); err != nil {
+		if strays, _, err = s.store.list(ctx, s.space, s.node); err != nil {
 			return err
 		}
 	}
@@ -327,27 +327,20 @@ func (a *allocation) take(ctx context.Context, n int, set ranges.Set) (netip.Add
 			break
 		}
 	}
-	var all []lease
-	var now time.Time
-	for _, fresh := range []bool{false, true} {
-		if fresh && misses < manyMisses {
-			break // all were tried, and a list of this moment says no more
+	all, now, err := a.store.list(ctx, a.space, "")
+	if err != nil {
+		return netip.Addr{}, err
+	}
+	taken := map[string]bool{}
+	for _, l := range all {
+		taken[l.name] = true
+	}
+	for addr := range order {
+		if taken[nameOf(a.space, addr)] {
+			continue
 		}
-		var err error
-		if all, now, err = a.store.list(ctx, a.space, "", fresh); err != nil {
-			return netip.Addr{}, err
-		}
-		taken := map[string]bool{}
-		for _, l := range all {
-			taken[l.name] = true
-		}
-		for addr := range order {
-			if taken[nameOf(a.space, addr)] {
-				continue
-			}
-			if err := a.reserve(ctx, set, addr); !errors.Is(err, errTaken) {
-				return addr, err
-			}
+		if err := a.reserve(ctx, set, addr); !errors.Is(err, errTaken) {
+			return addr, err
 		}
 	}
 	return a.takeFromDead(ctx, n, all, now)

@@ -278,6 +278,18 @@ var _ = Describe("ADD", Label("cluster-add"), func() {
 		n := s.node("node-a", `[[{"subnet": "10.30.0.0/24"}]]`)
 		Expect(n.add("one")).To(Equal("10.30.0.77"))
 	})
+
+	It("gets no more leases in one answer than it asks for, however large the space is", func() {
+		s := newServer()
+		for i := range 3 * pageSize / 2 {
+			if i != 777 {
+				s.holds("default", fmt.Sprintf("10.30.%d.%d", i/256, i%256), "node-b", 0)
+			}
+		}
+		n := s.node("node-a", `[[{"subnet": "10.30.0.0/16", "rangeEnd": "10.30.29.75"}]]`)
+		Expect(n.add("one")).To(Equal("10.30.3.9"))
+		Expect(s.most).To(Equal(pageSize))
+	})
 })
 
 var _ = Describe("DEL", Label("cluster-del"), func() {

@@ -142,14 +142,12 @@ func (k kubernetes) remove(ctx context.Context, name, uid string) error {
 	return explain(err)
 }
 
-func (k kubernetes) list(ctx context.Context, space, node string, fresh bool) (all []lease, now time.Time, err error) {
-	selector := "spec.space=" + space
+func (k kubernetes) list(ctx context.Context, space, node string) (all []lease, now time.Time, err error) {
+	query := url.Values{"fieldSelector": {"spec.space=" + space}, "limit": {fmt.Sprint(pageSize)}}
 	if node != "" {
-		selector += ",spec.node=" + node
-	}
-	query := url.Values{"fieldSelector": {selector}, "limit": {fmt.Sprint(pageSize)}}
-	if !fresh {
+		// From the watch cache, which has no pages (kubernetes#96182). A whole space may not fit into one answer.
 		query.Set("resourceVersion", "0")
+		query.Set("fieldSelector", "spec.space="+space+",spec.node="+node)
 	}
 	objects, now, err := pages[object](ctx, k, url.URL{Path: addresses, RawQuery: query.Encode()}, kind+"List")
 	for _, o := range objects {

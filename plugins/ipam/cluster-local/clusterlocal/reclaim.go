@@ -93,7 +93,7 @@ func reclaimAll(env skel.Env, p place, yes bool) error {
 		return err
 	}
 	k := kubernetes{client}
-	all, now, err := k.list(ctx, p.space, "", true)
+	all, now, err := k.list(ctx, p.space, "")
 	if err != nil {
 		return err
 	}

@@ -38,6 +38,7 @@ type server struct {
 	looked []string          // paths of the latter, which no fault changes
 	serial int
 	page   int // at most, of a list; 0 = as asked
+	most   int // leases in an answer
 	skew   time.Duration
 
 	// fault serves a request instead, or returns false. serve is what would be done.
@@ -216,17 +217,25 @@ func (s *server) list(w http.ResponseWriter, r *http.Request) {
 		}
 		return true
 	}
+	limit, _ := strconv.Atoi(query.Get("limit"))
+	if s.page > 0 {
+		limit = s.page
+	}
+	if query.Get("resourceVersion") == "0" { // from the watch cache, which ignores limits (kubernetes#96182)
+		limit = 0
+	}
 	items, next := []object{}, ""
 	for _, name := range slices.Sorted(maps.Keys(s.leases)) {
 		if name <= query.Get("continue") || !matches(s.leases[name]) {
 			continue
 		}
-		if s.page > 0 && len(items) == s.page {
+		if limit > 0 && len(items) == limit {
 			next = items[len(items)-1].Metadata.Name
 			break
 		}
 		items = append(items, s.leases[name])
 	}
+	s.most = max(s.most, len(items))
 	reply(w, http.StatusOK, map[string]any{"kind": "AddressList", "metadata": map[string]string{"continue": next},
 		"items": items})
 }

@@ -22,9 +22,8 @@ type store interface {
 	release(ctx context.Context, l lease) error
 	// held returns the lease of a name; without one ok is false.
 	held(ctx context.Context, name string) (l lease, ok bool, err error)
-	// list returns the leases of a space, or of one node in it. Unless they are to be fresh they may be those of a
-	// moment ago. Now is the store's own clock.
-	list(ctx context.Context, space, node string, fresh bool) (all []lease, now time.Time, err error)
+	// list returns the leases of a space, or of one node in it, which may be out of date. Now is the store's own clock.
+	list(ctx context.Context, space, node string) (all []lease, now time.Time, err error)
 	// probe says whether the store answers.
 	probe(ctx context.Context) error
 }
