@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"reflect"
 	"strings"
 	"text/tabwriter"
@@ -164,6 +165,10 @@ func (c *checker) file(data []byte) error {
 
 // entry checks the configuration at path of the file, if it is this plugin's or its type cannot be read.
 func (c *checker) entry(path string, data []byte, first bool) {
+	conf, err := cni.DecodeConfig(data)
+	if err == nil && !c.isNamed(conf.Type) && !(c.plugin.IPAM && c.isNamed(conf.IPAM.Type)) {
+		return
+	}
 	found, mine := c.findings(path, data, first)
 	if mine && c.status == confOther {
 		c.status = confGood
@@ -178,6 +183,23 @@ func (c *checker) entry(path string, data []byte, first bool) {
 			fmt.Fprintf(c.env.Stdout, "    %s\n", f.Suggestion)
 		}
 	}
+}
+
+// isNamed reports whether a type names this plugin. A longer name counts if the program was called by it, or if its
+// file in CNI_PATH is the running program: other projects' plugins also have names that end in a plugin's name.
+func (c *checker) isNamed(name string) bool {
+	if name == c.plugin.Name || !cni.IsPlugin(name, c.plugin.Name) {
+		return name == c.plugin.Name
+	}
+	if name == c.env.Called {
+		return true
+	}
+	for _, dir := range filepath.SplitList(environ(c.env.Vars)["CNI_PATH"]) {
+		if file, err := os.Stat(filepath.Join(dir, name)); err == nil { // runtimes take the first one
+			return isRunning(file)
+		}
+	}
+	return false
 }
 
 // Finding is what --check-config says of a configuration: what ADD refuses, or a warning.

@@ -521,17 +521,43 @@ var _ = Describe("--check-config", func() {
 		Expect(checked(p, `{"cniVersion": "0.4.0", "name": "n", "type": "probe"}`).code).To(BeZero())
 	})
 
-	It("checks entries whose type ends in the plugin's name", Label("other-name"), func() {
-		entry := strings.Replace(probeEntry, `"probe"`, `"x-probe"`, 1)
-		Expect(checked(picky(), list(strings.Replace(entry, "br0", "none", 1))).stdout).To(
-			ContainSubstring(`error: plugins[0].bridge: "none" cannot be made`))
-		p := picky()
-		p.IPAM = true
-		a := checked(p, list(`{"type": "other", "ipam": {"type": "x-probe", "Ranges": [[{"subnett": ""}]]}}`))
-		Expect(a.stdout).To(ContainSubstring("plugins[0].ipam.Ranges: is read in spite of its case"))
-		p = picky()
-		p.Name = "tap"
-		Expect(checked(p, list(`{"type": "x-tc-redirect-tap"}`)).code).To(Equal(3), "it is another plugin's name")
+	Describe("of entries whose type ends in the plugin's name", Label("other-name"), func() {
+		named := func(called, path, entry string) answer {
+			GinkgoHelper()
+			p := picky()
+			p.IPAM = true
+			return request{called: called, more: []string{"CNI_PATH=" + path}, args: []string{"--check-config"},
+				conf: list(entry)}.run(p)
+		}
+		const own = `{"type": "x-probe", "bridge": "none"}`
+		const inIPAM = `{"type": "other", "ipam": {"type": "x-probe", "odd": 1}}`
+
+		It("checks one that has the name by which the program was called", func() {
+			Expect(named("x-probe", "", own).stdout).To(ContainSubstring(`plugins[0].bridge: "none" cannot be made`))
+			Expect(named("x-probe", "", inIPAM).stdout).To(ContainSubstring("plugins[0].ipam.odd: is unknown"))
+		})
+
+		It("checks one whose file in CNI_PATH is the running program", func() {
+			dir := GinkgoT().TempDir()
+			Expect(os.Symlink("/proc/self/exe", filepath.Join(dir, "x-probe"))).To(Succeed())
+			path := GinkgoT().TempDir() + ":" + dir
+			Expect(named("probe", path, own).stdout).To(ContainSubstring(`plugins[0].bridge: "none" cannot be made`))
+			Expect(named("probe", path, inIPAM).stdout).To(ContainSubstring("plugins[0].ipam.odd: is unknown"))
+		})
+
+		It("leaves other projects' plugins alone", func() {
+			dir := GinkgoT().TempDir()
+			Expect(os.WriteFile(filepath.Join(dir, "x-probe"), nil, 0o755)).To(Succeed())
+			nothing := answer{code: 3, stdout: "probe: nothing here is for it\n"}
+			for _, path := range []string{"", dir} {
+				Expect(named("probe", path, own)).To(Equal(nothing))
+				Expect(named("y-probe", path, inIPAM)).To(Equal(nothing))
+			}
+			p := picky()
+			p.Name = "tap"
+			Expect(request{called: "x-tc-redirect-tap", args: []string{"--check-config"},
+				conf: list(`{"type": "x-tc-redirect-tap"}`)}.run(p).code).To(Equal(3), "it is another plugin's name")
+		})
 	})
 
 	It("is the only option of its kind: another argument is refused with status 2", Label("check-config"), func() {

@@ -62,6 +62,7 @@ type request struct {
 	args                       []string
 	conf                       string
 	stdin                      io.Reader // instead of conf
+	called                     string    // base name of argv[0]
 }
 
 func (r request) vars() []string {
@@ -91,7 +92,8 @@ func (r request) runIn(ctx context.Context, p skel.Plugin[any]) answer {
 	if stdin == nil {
 		stdin = strings.NewReader(r.conf)
 	}
-	code := skel.Run(ctx, p, skel.Env{Args: r.args, Vars: r.vars(), Stdin: stdin, Stdout: &out, Stderr: &errs})
+	code := skel.Run(ctx, p, skel.Env{Called: r.called, Args: r.args, Vars: r.vars(), Stdin: stdin,
+		Stdout: &out, Stderr: &errs})
 	return answer{code, out.String(), errs.String()}
 }
 

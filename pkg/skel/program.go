@@ -131,7 +131,7 @@ func MainOf(all []Program) {
 
 func serve(run func(context.Context, Env) int, all []Program) {
 	os.Exit(run(context.Background(), Env{
-		Args: os.Args[1:], Vars: os.Environ(),
+		Called: filepath.Base(os.Args[0]), Args: os.Args[1:], Vars: os.Environ(),
 		Stdin: os.Stdin, Stdout: withoutSIGPIPE(os.Stdout), Stderr: withoutSIGPIPE(os.Stderr),
 		Notify: notify, Programs: all, Failures: FailureDir, Policy: policy.File,
 	}))
@@ -162,6 +162,11 @@ func (r *Request) InProcess(file fs.FileInfo) (p Program, ok bool) {
 		env.Failures, env.Policy = r.failures, "" // the plugin that called has asked the policy
 		return run(ctx, env)
 	}
+	return p, isRunning(file)
+}
+
+// isRunning reports whether a file is the running program, by device and inode.
+func isRunning(file fs.FileInfo) bool {
 	own, err := os.Stat("/proc/self/exe")
-	return p, err == nil && os.SameFile(own, file)
+	return err == nil && os.SameFile(own, file)
 }

@@ -90,6 +90,7 @@ type Config[C any] struct {
 
 // Env is the process that a plugin runs in. Tests pass their own.
 type Env struct {
+	Called string   // base name of argv[0]
 	Args   []string // the command line, without the program's name
 	Vars   []string // KEY=value
 	Stdin  io.Reader
