@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"strconv"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
@@ -16,9 +17,19 @@ func Describe(l rtnl.Link) cni.Interface {
 }
 
 // IsMACSet reports whether a program has set the MAC address of a host link. Otherwise a bridge takes the address of a
-// port, and a VLAN the address of its master.
-func IsMACSet(link string) (bool, error) {
-	kind, err := sysctl.LinkAttribute(link, "addr_assign_type")
+// port, and a VLAN the address of its master. The error matches fs.ErrNotExist where /sys does not show the link:
+// it may show another namespace, as with RootlessKit's detached network namespace.
+func IsMACSet(link rtnl.Link) (bool, error) {
+	for attribute, want := range map[string]string{"ifindex": strconv.Itoa(link.Index), "address": link.MAC.String()} {
+		value, err := sysctl.LinkAttribute(link.Name, attribute)
+		if err == nil && value != want {
+			err = fmt.Errorf("link %q: /sys has %s %s, not %s: %w", link.Name, attribute, value, want, fs.ErrNotExist)
+		}
+		if err != nil {
+			return false, err
+		}
+	}
+	kind, err := sysctl.LinkAttribute(link.Name, "addr_assign_type")
 	return kind == "3", err // NET_ADDR_SET
 }
 

@@ -2,7 +2,9 @@ package iface_test
 
 import (
 	"context"
+	"io/fs"
 	"net/netip"
+	"os/exec"
 	"slices"
 	"strings"
 	"testing"
@@ -522,3 +524,43 @@ var _ = Describe("Verify", func() {
 			res)).To(MatchError(`link "eth0": route 10.1.2.1/32: source is 10.1.2.4 instead of 10.1.2.3`))
 	})
 })
+
+var _ = Describe("a MAC address that a program has set", func() {
+	It("is told from one that the kernel chose", func() {
+		h := nstest.NewHost()
+		h.IP("link add set type bridge", "link set set address 02:00:00:00:00:01", "link add random type bridge")
+		h.Do(func() {
+			Expect(isMACSet("set")).To(BeTrue())
+			Expect(isMACSet("random")).To(BeFalse())
+		})
+	})
+
+	It("is unknown where /sys shows another namespace's links", Label("detached-netns"), func() {
+		h := nstest.NewHost()
+		h.IP("link add name same index 7 type bridge", "link set same address 02:00:00:00:00:01",
+			"link add name near index 8 type bridge", "link set near address 02:00:00:00:00:02")
+		h.Do(func() {
+			Expect(unix.Unshare(unix.CLONE_NEWNET)).To(Succeed()) // the thread ends with h.Do
+			for _, add := range []string{"link add name same index 7 type bridge",
+				"link add name near index 9 address 02:00:00:00:00:02 type bridge", "link add name none type bridge"} {
+				out, err := exec.Command("ip", strings.Fields(add)...).CombinedOutput()
+				Expect(err).NotTo(HaveOccurred(), string(out))
+			}
+			for _, name := range []string{"same", "near", "none"} {
+				set, err := isMACSet(name)
+				Expect(set).To(BeFalse(), name)
+				Expect(err).To(MatchError(fs.ErrNotExist), name)
+			}
+		})
+	})
+})
+
+// isMACSet asks for a link of the calling thread's namespace.
+func isMACSet(name string) (bool, error) {
+	GinkgoHelper()
+	n := nstest.Must(ns.Open("/proc/thread-self/ns/net"))
+	defer n.Close()
+	conn := nstest.Must(rtnl.Dial(n))
+	defer conn.Close()
+	return iface.IsMACSet(nstest.Must(conn.Link(name)))
+}

@@ -181,9 +181,9 @@ func modulesOf(plugin string, of kind) []string {
 
 // changedMACs are those of gateways: a container that knows the old one sends into nothing until it asks again.
 func changedMACs(f *facts) {
-	macs := map[string]string{}
+	links := map[string]rtnl.Link{}
 	for _, l := range f.links {
-		macs[l.Name] = l.MAC.String()
+		links[l.Name] = l
 	}
 	for _, a := range f.attached {
 		own, isGateway := ownBridge(node.ListOf(f.all, a.Network))
@@ -191,17 +191,17 @@ func changedMACs(f *facts) {
 			continue
 		}
 		for _, i := range a.Result().Interfaces {
-			now := macs[i.Name]
+			now := links[i.Name].MAC.String()
 			isOther := i.Sandbox != "" || own != "" && i.Name != own
 			if isOther || now == "" || i.MAC == "" || strings.EqualFold(i.MAC, now) {
 				continue
 			}
-			if set, err := iface.IsMACSet(i.Name); err == nil && !set { // it follows its ports
+			if set, err := iface.IsMACSet(links[i.Name]); err == nil && !set { // it follows its ports
 				continue
 			}
 			f.say("changed-mac", "%s has the MAC address %s, and had %s when %s was attached, whose gateway it is",
 				i.Name, now, i.MAC, who(a))
-			delete(macs, i.Name)
+			delete(links, i.Name)
 		}
 	}
 }

@@ -199,7 +199,7 @@ func (c *call) prepareGateway(ctx context.Context, want []netip.Prefix) (gw atta
 // lowest address of its ports, and another one when that port goes: containers would lose their gateway until their
 // neighbor entries expire. A bridge that lost all its ports has no address, and gets a random one.
 func (c *call) pinMAC(l rtnl.Link) error {
-	if set, err := iface.IsMACSet(l.Name); set && err == nil || len(l.MAC) == 0 {
+	if set, err := iface.IsMACSet(l); set && err == nil || len(l.MAC) == 0 {
 		return nil
 	}
 	if bytes.Equal(l.MAC, make(net.HardwareAddr, len(l.MAC))) {
