@@ -132,7 +132,7 @@ func (r *remains) flush() error {
 		return r.err
 	}
 	if r.conn == r.cont {
-		return Flush(r.cont, r.link)
+		return r.flushEnd(r.link)
 	}
 	if r.req.NS == nil {
 		return rtnl.ErrNoLink
@@ -146,6 +146,14 @@ func (r *remains) flush() error {
 		err = rtnl.ErrNoLink // the namespace is another container's by now
 	}
 	if err != nil {
+		return err
+	}
+	return r.flushEnd(end)
+}
+
+// flushEnd marks the container's interface first, so that nothing is restored from now on.
+func (r *remains) flushEnd(end rtnl.Link) error {
+	if err := r.cont.SetLink(end.Index, rtnl.LinkChange{Alias: new(frame.EndingAlias)}); err != nil {
 		return err
 	}
 	return Flush(r.cont, end)
@@ -235,8 +243,8 @@ func (s *Session) Reapply(ctx context.Context, m Masq, master int, forwards bool
 	if err := s.FindPair(master); err != nil {
 		return err
 	}
-	if !frame.IsAttached(s.Request) {
-		return frame.NotRestored("masquerade")
+	if err := frame.NotRestored("masquerade", frame.Attached(s.Request)); err != nil {
+		return err
 	}
 	own := &cni.Result{IPs: s.PrevResult.ContainerIPs(s.IfName)}
 	for _, ip := range own.IPs {
@@ -255,11 +263,11 @@ func (s *Session) Reapply(ctx context.Context, m Masq, master int, forwards bool
 	c := m.of(s.Attachment, own.IPs)
 	c.Warn, c.Restores = s.Warn, true
 	err := masq.Add(ctx, s.NF, c)
-	switch {
-	case errors.Is(err, masq.ErrNoRecord):
-		return frame.NotRestored("masquerade")
-	case !frame.IsAttached(s.Request): // its DEL may have been before
-		return errors.Join(frame.NotRestored("masquerade"), masq.Del(ctx, s.NF, c))
+	if errors.Is(err, masq.ErrNoRecord) {
+		return frame.NotRestored("masquerade", frame.ErrNoRecord)
+	}
+	if gone := frame.NotRestored("masquerade", frame.Attached(s.Request)); gone != nil { // its DEL may have been before
+		return errors.Join(gone, masq.Del(ctx, s.NF, c))
 	}
 	return err
 }

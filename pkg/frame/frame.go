@@ -153,42 +153,73 @@ func (c *Call) FindHostEnd() error {
 	return err
 }
 
-// IsAttached reports whether the container's interface exists and has the addresses of prevResult, which DEL removes.
-// It is false if that cannot be found out: what is restored must not outlive the container.
-func IsAttached(req *skel.Request) bool {
+// EndingAlias is the alias of a container's interface from which DEL has removed the addresses.
+const EndingAlias = "ending"
+
+// Reasons why an attachment's rules are not restored.
+var (
+	ErrEnding   = errors.New("its DEL has begun")
+	ErrNoRecord = errors.New("it has no record: DEL removed that, it was lost, or the reference plugin was used")
+	ErrStale    = errors.New("its record is of another namespace, or has other addresses")
+)
+
+// Attached returns nil if the container's interface exists and has the addresses of prevResult, else the reason. An
+// interface without addresses counts where prevResult has its MAC address: gVisor moves the addresses into its own
+// network stack. DEL also removes the addresses, and marks the interface. What cannot be read is a reason, because
+// restored rules must not outlive the container.
+func Attached(req *skel.Request) error {
 	n, err := ns.Open(req.Netns)
 	if err != nil {
-		return false
+		return err
 	}
 	defer n.Close()
 	cont, err := rtnl.Dial(n)
 	if err != nil {
-		return false
+		return err
 	}
 	defer cont.Close()
 	end, err := cont.Link(req.IfName)
 	if err != nil {
-		return false
+		return fmt.Errorf("interface %q: %w", req.IfName, err)
 	}
 	live, err := cont.Addrs(end.Index)
-	return err == nil && !slices.ContainsFunc(req.PrevResult.ContainerIPs(req.IfName), func(ip cni.IP) bool {
-		return !slices.ContainsFunc(live, func(a rtnl.Addr) bool { return a.Prefix.Addr() == ip.Address.Addr() })
-	})
+	if err != nil {
+		return err
+	}
+	live = slices.DeleteFunc(live, func(a rtnl.Addr) bool { return a.Prefix.Addr().IsLinkLocalUnicast() })
+	i, _ := req.PrevResult.ContainerInterface(req.IfName)
+	isSame := i.MAC != "" && strings.EqualFold(i.MAC, end.MAC.String())
+	if len(live) == 0 && isSame && end.Alias != EndingAlias {
+		return nil
+	}
+	for _, ip := range req.PrevResult.ContainerIPs(req.IfName) {
+		isLive := func(a rtnl.Addr) bool { return a.Prefix.Addr() == ip.Address.Addr() }
+		switch {
+		case slices.ContainsFunc(live, isLive):
+		case end.Alias == EndingAlias:
+			return ErrEnding
+		default:
+			return fmt.Errorf("interface %q: does not have the address %s", req.IfName, ip.Address.Addr())
+		}
+	}
+	return nil
 }
 
-// AttachedOf returns IsAttached for the attachments of these requests, by their marks.
+// AttachedOf reports whether the attachments of these requests are Attached, by their marks.
 func AttachedOf(all []*skel.Request) func(mark string) bool {
 	byMark := make(map[string]*skel.Request, len(all))
 	for _, req := range all {
 		byMark[req.Mark()] = req
 	}
-	return func(mark string) bool { return byMark[mark] != nil && IsAttached(byMark[mark]) }
+	return func(mark string) bool { return byMark[mark] != nil && Attached(byMark[mark]) == nil }
 }
 
-// NotRestored is the error of a Reapply for an attachment whose DEL has begun, or which the reference made.
-func NotRestored(what string) error {
-	return fmt.Errorf("%s: not restored: the DEL of this attachment has begun, or the reference plugin made it; "+
-		"restart the container", what)
+// NotRestored returns the error of a Reapply that restores nothing, or nil where there is no reason.
+func NotRestored(what string, reason error) error {
+	if reason == nil {
+		return nil
+	}
+	return fmt.Errorf("%s: not restored: %w; restart the container", what, reason)
 }
 
 // MarkedHostEnd finds the host end that one of our plugins made for an attachment, by its name and its owner. The

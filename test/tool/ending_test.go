@@ -221,3 +221,29 @@ var _ = Describe("a repair of rules", Label("tool-ending"), func() {
 		}
 	})
 })
+
+var _ = Describe("a missing rule", Label("tool-ending"), func() {
+	flush := func(m *machine) { m.Cmd("nft", "delete", "table", "inet", "hawser") }
+
+	It("is restored for a container whose runtime has taken the addresses from the interface, as gVisor does", func() {
+		m := newMachine(ours(), usual)
+		p := m.up(newPod("c1", "web-0", hostPort(8080, 80)))
+		whole := m.rules()
+		p.Cmd("ip", "addr", "flush", "dev", "eth0", "scope", "global")
+		flush(m)
+		m.hawser("reapply")
+		Expect(m.rules()).To(Equal(whole))
+	})
+
+	It("is left with the reason for it", func() {
+		m := newMachine(ours(), usual)
+		p := m.up(newPod("c1", "web-0", hostPort(8080, 80)))
+		p.Cmd("ip", "addr", "add", "198.51.100.1/24", "dev", "eth0")
+		p.Cmd("sh", "-c", "ip addr del $(ip -o -4 addr show dev eth0 scope global | awk '{print $4; exit}') dev eth0")
+		flush(m)
+		Expect(m.hawser("reapply").Stdout).To(MatchRegexp(
+			`host ports: not restored: interface "eth0": does not have the address [0-9.]+; restart the container`))
+		m.Cmd("sh", "-c", "rm /run/hawser/portmap/*.json")
+		Expect(m.hawser("reapply").Stdout).To(ContainSubstring("host ports: not restored: it has no record"))
+	})
+})

@@ -124,8 +124,8 @@ func reapply(ctx context.Context, req *skel.Request, cfg config) error {
 		return err
 	}
 	err = c.spoofCheck().add(ctx, c.NF)
-	if !frame.IsAttached(req) { // its DEL may have been before
-		return errors.Join(frame.NotRestored("macspoofchk"), deleteSpoofCheck(ctx, c.NF, req.Attachment, true))
+	if gone := frame.NotRestored("macspoofchk", frame.Attached(req)); gone != nil { // its DEL may have been before
+		return errors.Join(gone, deleteSpoofCheck(ctx, c.NF, req.Attachment, true))
 	}
 	return err
 }

@@ -1,6 +1,7 @@
 package firewall
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -100,8 +101,9 @@ func reapply(ctx context.Context, req *skel.Request, _ config) error {
 		if err != nil {
 			return err
 		}
-		if !ok || !r.isRestored(req) || !frame.IsAttached(req) {
-			return frame.NotRestored("firewall rules")
+		reason := cmp.Or(r.restorable(ok, req), frame.Attached(req))
+		if err := frame.NotRestored("firewall rules", reason); err != nil {
+			return err
 		}
 		var tools []ipt.Tool
 		if r.Backend == iptables {

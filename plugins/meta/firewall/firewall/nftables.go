@@ -189,7 +189,7 @@ func restore(ctx context.Context, all []*skel.Request) map[string]error {
 		byBit := map[int][]nft.Item{}
 		for _, req := range all {
 			r, ok, err := s.Get(req.Hash())
-			if err == nil && ok && r.isRestored(req) && r.Backend == nftables {
+			if err == nil && r.restorable(ok, req) == nil && r.Backend == nftables {
 				byBit[r.Bit] = append(byBit[r.Bit], r.items()...)
 			}
 		}

@@ -69,10 +69,19 @@ func (r record) Plausible() bool {
 		r.Bit >= 0 && r.Bit < 32 && ipt.IsChainName(r.AdminChain) && slices.Contains(policies(), r.Policy)
 }
 
-// isRestored reports whether rules may be made from the record again: no DEL has begun, and the container still has the
-// addresses.
-func (r *record) isRestored(req *skel.Request) bool {
-	return !r.Ending && slices.Equal(r.Addrs, addressesOf(req.PrevResult, req.IfName))
+// restorable returns nil if rules may be restored from the record, which ok says is there: no DEL has begun, and the
+// container has the same addresses. Else it returns the reason.
+func (r *record) restorable(ok bool, req *skel.Request) error {
+	same := slices.Equal(r.Addrs, addressesOf(req.PrevResult, req.IfName))
+	switch {
+	case !ok:
+		return frame.ErrNoRecord
+	case r.Ending:
+		return frame.ErrEnding
+	case !same:
+		return frame.ErrStale
+	}
+	return nil
 }
 
 // list lists the addresses of each record, with the backend and the policy.

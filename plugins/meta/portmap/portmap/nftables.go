@@ -111,7 +111,7 @@ func restore(ctx context.Context, all []*skel.Request) map[string]error {
 		byBit := [32][]nft.Item{} // the bit of the fwmark
 		for _, req := range all {
 			r, ok, err := s.Get(req.Hash())
-			if err != nil || !ok || !r.isRestored(req) || r.Backend != nftables || len(r.ownChains()) > 0 {
+			if err != nil || r.restorable(ok, req) != nil || r.Backend != nftables || len(r.ownChains()) > 0 {
 				continue
 			}
 			again = append(again, &r)

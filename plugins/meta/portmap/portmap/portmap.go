@@ -1,6 +1,7 @@
 package portmap
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -76,8 +77,8 @@ func reapply(ctx context.Context, req *skel.Request, _ config) error {
 		if r, ok, err = s.Get(c.Hash()); err != nil {
 			return err
 		}
-		if !ok || !r.isRestored(req) || !frame.IsAttached(req) {
-			return frame.NotRestored("host ports")
+		if err := frame.NotRestored("host ports", cmp.Or(r.restorable(ok, req), frame.Attached(req))); err != nil {
+			return err
 		}
 		p := &publication{call: c, store: s, r: &r, saved: true, restores: true}
 		return p.attempt(ctx)

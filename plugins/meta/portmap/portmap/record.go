@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/frame"
 	"github.com/hawser-cni/plugins/pkg/ipt"
 	"github.com/hawser-cni/plugins/pkg/nft"
 	"github.com/hawser-cni/plugins/pkg/ns"
@@ -63,11 +64,20 @@ func (r record) Plausible() bool {
 // isPlain says whether an address is written as rules have it.
 func isPlain(addr netip.Addr) bool { return addr.Zone() == "" && !addr.Is4In6() }
 
-// isRestored reports whether rules may be made from the record again: no DEL has begun, and the container still has the
-// addresses.
-func (r *record) isRestored(req *skel.Request) bool {
+// restorable returns nil if rules may be restored from the record, which ok says is there: no DEL has begun, and the
+// container has the same addresses. Else it returns the reason.
+func (r *record) restorable(ok bool, req *skel.Request) error {
 	want := addressesOf(req.PrevResult.ContainerIPs(req.IfName))
-	return !r.Ending && slices.EqualFunc(r.Addrs, want, func(a, b address) bool { return a.Addr == b.Addr })
+	same := slices.EqualFunc(r.Addrs, want, func(a, b address) bool { return a.Addr == b.Addr })
+	switch {
+	case !ok:
+		return frame.ErrNoRecord
+	case r.Ending:
+		return frame.ErrEnding
+	case !same:
+		return frame.ErrStale
+	}
+	return nil
 }
 
 // address is the container's address of one family.

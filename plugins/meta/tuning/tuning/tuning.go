@@ -101,8 +101,11 @@ func reapply(ctx context.Context, req *skel.Request, cfg config) error {
 	return frame.InContainer(req, func(c *frame.Call) error {
 		err := c.FindInterface()
 		own := r.change(req.Attachment)
-		if len(own.Values) == 0 || own.isOver(s.boot) || !own.Netns.Is(c.NetnsID) {
-			return frame.NotRestored("settings")
+		switch {
+		case len(own.Values) == 0:
+			return frame.NotRestored("settings", frame.ErrNoRecord)
+		case own.isOver(s.boot) || !own.Netns.Is(c.NetnsID):
+			return frame.NotRestored("settings", frame.ErrStale)
 		}
 		if cfg.leavesInterface() {
 			err = frame.IgnoreNoLink(err)
