@@ -132,7 +132,7 @@ func (r *remains) flush() error {
 		return r.err
 	}
 	if r.conn == r.cont {
-		return r.flushEnd(r.link)
+		return Flush(r.cont, r.link) // and keep a child's mark
 	}
 	if r.req.NS == nil {
 		return rtnl.ErrNoLink
@@ -148,11 +148,7 @@ func (r *remains) flush() error {
 	if err != nil {
 		return err
 	}
-	return r.flushEnd(end)
-}
-
-// flushEnd marks the container's interface first, so that nothing is restored from now on.
-func (r *remains) flushEnd(end rtnl.Link) error {
+	// From now on nothing is restored.
 	if err := r.cont.SetLink(end.Index, rtnl.LinkChange{Alias: new(frame.EndingAlias)}); err != nil {
 		return err
 	}
