@@ -28,35 +28,36 @@ type Survey struct {
 	own    uint64           // the inode of the host's namespace
 	// began is before anybody was asked, by the clock of files.
 	began time.Time
-	// inside looks into namespaces, isGone asks which are gone: once, and only for an attachment that may be garbage.
+	// inside reads namespaces, and isGone finds out which namespaces are gone. Each runs once, and only for an
+	// attachment that may be garbage.
 	inside func() (*inside, error)
 	isGone func() (func(ns.Identity) bool, error)
 }
 
 // space is a network namespace.
 type space struct {
-	path   string // leads to it
+	path   string // path to the namespace
 	isUsed bool   // a process is in it or has it open
 }
 
-// inside is what namespaces have in which containers may be.
+// inside is what was read in the namespaces that containers may use.
 type inside struct {
-	has    map[mark]uint64     // the inode of the namespace that has it; 0 for what was not found
-	active map[uint64]bool     // those that processes use and in which a link is up
-	owners map[uint64][]string // the containers that are known to be in one
+	has    map[mark]uint64     // inode of the namespace that has the mark; 0: not found
+	active map[uint64]bool     // namespaces that processes use and in which a link is up
+	owners map[uint64][]string // IDs of the containers that are known to be in each namespace
 }
 
-// mark is by what an attachment is found in a namespace: the interface with an address or, where none is known, with a
-// MAC address.
+// mark identifies an attachment in a namespace: the interface with an address or, if no address is known, with a MAC
+// address.
 type mark struct {
 	link string
 	addr netip.Addr
 	mac  string
 }
 
-// Survey asks runtimes and the kernel, and lists the attachments at last: who answered before an attachment was made
-// knows nothing of it. One that could not be read has to be left alone, so there is no survey beside an error. Marks of
-// former attachments are looked for, too.
+// Survey asks the runtimes and the kernel, and lists the attachments last, because no earlier answer would have an
+// attachment that was made since then. With an error it returns no Survey, because attachments that could not be read
+// must be left alone. The Survey also looks for the marks of former attachments.
 func (n Node) Survey(ctx context.Context, former ...*Attachment) (s *Survey, err error) {
 	s = &Survey{host: map[string]bool{}, isGone: sync.OnceValues(ns.Gone)}
 	s.inside = sync.OnceValues(func() (*inside, error) { return s.lookInside(former) })
@@ -105,7 +106,7 @@ func (s *Survey) Blind() error {
 		"in that of the node (hostPID: true, podman run --pid host, nsenter --target 1 --pid)", here.Ino)
 }
 
-// spaces finds all namespaces that processes are in, have open or have mounted.
+// spaces returns all namespaces that processes are in, have open or have mounted.
 func spaces() (found map[uint64]space, err error) {
 	found = map[uint64]space{}
 	for use, failed := range ns.Uses("/proc", true) {
@@ -119,8 +120,8 @@ func spaces() (found map[uint64]space, err error) {
 	return found, err
 }
 
-// lookInside looks into all namespaces but the host's and those that unprivileged users made: no runtime attaches
-// these, and a user can make thousands.
+// lookInside reads all namespaces but the host's and those of unprivileged users. No runtime attaches a namespace that
+// an unprivileged user made, and a user can make thousands.
 func (s *Survey) lookInside(former []*Attachment) (*inside, error) {
 	in := &inside{has: map[mark]uint64{}, active: map[uint64]bool{}, owners: map[uint64][]string{}}
 	for _, a := range slices.Concat(s.Attachments, former) {
@@ -143,8 +144,9 @@ func (s *Survey) lookInside(former []*Attachment) (*inside, error) {
 	return in, nil
 }
 
-// look notes the marks of a namespace, and whether a link is up. One that its path no longer leads to may have one: the
-// process of the path may have ended, and another one may use the namespace.
+// look notes the marks of a namespace, and whether a link is up. A used namespace to which its path no longer leads is
+// treated as one with a link that is up, because the process of the path may have ended while another process uses the
+// namespace.
 func (s *Survey) look(in *inside, inode uint64, at space) error {
 	if inode == s.own {
 		return nil
@@ -167,7 +169,7 @@ func (s *Survey) look(in *inside, inode uint64, at space) error {
 		return err
 	}
 	defer c.Close()
-	const loopback = 1 // the index of each namespace's
+	const loopback = 1 // index of lo in each namespace
 	links, err := c.Links()
 	names := map[int]string{}
 	note := func(m mark) {
@@ -195,7 +197,7 @@ func (a *Attachment) marks() (marks []mark) {
 	return marks
 }
 
-// identities are those of the container's namespace that plugins wrote down in this boot.
+// identities returns the identities of the container's namespace that plugins wrote down in this boot.
 func (a *Attachment) identities() (ids []ns.Identity) {
 	for _, h := range a.Holdings {
 		if id := (ns.Identity{Inode: h.NetnsInode, Cookie: h.NetnsCookie}); id.Inode != 0 && !slices.Contains(ids, id) {
@@ -205,8 +207,8 @@ func (a *Attachment) identities() (ids []ns.Identity) {
 	return ids
 }
 
-// noted is the live namespace that an attachment is in by its path or by what plugins wrote down, one that processes
-// use before another one; 0 for none.
+// noted returns the inode of the live namespace to which the attachment's path or the notes of plugins lead; 0 if there
+// is none. A namespace that processes use comes first.
 func (s *Survey) noted(a *Attachment) (inode uint64) {
 	if netns, err := ns.Open(a.Netns); err == nil {
 		defer netns.Close()
@@ -222,7 +224,7 @@ func (s *Survey) noted(a *Attachment) (inode uint64) {
 	return inode
 }
 
-// isThere reports whether a namespace is among those of the survey. In doubt it is.
+// isThere reports whether the survey has the namespace. It is true in doubt.
 func (s *Survey) isThere(id ns.Identity) bool {
 	at, isFound := s.spaces[id.Inode]
 	if !isFound {
@@ -237,7 +239,8 @@ func (s *Survey) isThere(id ns.Identity) bool {
 	return err != nil || now.Inode != id.Inode || now.Cookie == 0 || id.Cookie == 0 || now.Cookie == id.Cookie
 }
 
-// namespaceOf is the live namespace that an attachment is in, as noted, or by its marks; 0 for none.
+// namespaceOf returns the inode of the live namespace that noted returns or that has a mark of the attachment; 0 if
+// there is none.
 func (s *Survey) namespaceOf(a *Attachment) (inode uint64, err error) {
 	if inode = s.noted(a); inode != 0 {
 		return inode, nil
@@ -252,7 +255,8 @@ func (s *Survey) namespaceOf(a *Attachment) (inode uint64, err error) {
 	return inode, nil
 }
 
-// stranger is a namespace in which an attachment may be of which nothing is written down; 0 for none.
+// stranger returns the inode of a namespace that may be the attachment's although nothing says so: processes use it, a
+// link in it is up, and no other container is known to be in it. It returns 0 if there is none.
 func (s *Survey) stranger(a *Attachment) (uint64, error) {
 	in, err := s.inside()
 	if err != nil {
@@ -317,7 +321,7 @@ func (s *Survey) Judge(a *Attachment, older time.Duration) (garbage, kept string
 	return s.judgeUnnoted(a)
 }
 
-// judgeNoted judges an attachment by the identity of its namespace, as host-local does before it takes an address back.
+// judgeNoted judges an attachment by the identity of its namespace, as host-local does before it reclaims an address.
 func (s *Survey) judgeNoted(a *Attachment) (garbage, kept string) {
 	isGone, err := s.isGone()
 	switch {
@@ -329,9 +333,9 @@ func (s *Survey) judgeNoted(a *Attachment) (garbage, kept string) {
 	return "nothing has its network namespace any more", ""
 }
 
-// judgeUnnoted judges an attachment that is in no namespace by its path or its addresses, where nothing else is written
-// down of the namespace, as by the reference. The container may have changed its addresses. An interface with a host
-// end ends with that.
+// judgeUnnoted judges an attachment whose path and addresses are in no namespace, and whose namespace no plugin wrote
+// down, such as the reference plugins. The container may have changed its addresses, so another namespace may be its.
+// This does not matter if the interface had a host end, because both ends of a pair end together.
 func (s *Survey) judgeUnnoted(a *Attachment) (garbage, kept string) {
 	if a.HostEnd() == "" && !slices.ContainsFunc(a.Holdings, func(h cni.Holding) bool { return h.IsOfEarlierBoot }) {
 		other, err := s.stranger(a)

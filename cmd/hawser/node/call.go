@@ -40,7 +40,7 @@ func (l List) Calls(command string, a *Attachment) (calls []Call) {
 // Plugin is the one that is called.
 func (c Call) Plugin() string { return c.List.Plugins[c.Entry].Type }
 
-// Is reports whether the called plugin is one of these, by cni.IsPlugin.
+// Is reports whether the called plugin is one of the plugins, by cni.IsPlugin.
 func (c Call) Is(plugins ...string) bool {
 	return slices.ContainsFunc(plugins, c.List.Plugins[c.Entry].Is)
 }
@@ -71,7 +71,7 @@ func finished(ctx context.Context) (context.Context, context.CancelFunc) {
 }
 
 // Reapply restores what Look finds missing of one plugin of an attachment: from the plugin's record, under the lock
-// under which DEL removes it. It is finished when ctx ends.
+// under which DEL removes that record. The end of ctx does not interrupt it.
 func (n Node) Reapply(ctx context.Context, c Call) error {
 	if c.Reference {
 		return fmt.Errorf("%s: made by the reference plugin, which leaves no record of it; restart the container",
@@ -82,8 +82,9 @@ func (n Node) Reapply(ctx context.Context, c Call) error {
 	return n.runHere(ctx, c, skel.Env{Reapply: true})
 }
 
-// Misleads is why a chained plugin must not be restored now, if there is a reason: the container's interface is not
-// whole, and the host reaches the container by no link of its own. CHECK would take another one for it: the uplink.
+// Misleads returns why a chained plugin must not be restored now; empty if it may be. The reason is that the
+// container's interface is not whole, and the host reaches the container by no link of the container. CHECK would
+// mistake another link, the uplink, for the container's.
 func (n Node) Misleads(ctx context.Context, c Call) error {
 	first := Call{"CHECK", c.Attachment, c.List, 0}
 	end := FirstWord(c.HostEnd())
@@ -153,8 +154,8 @@ func (n Node) LookAll(ctx context.Context, a *Attachment) (found []error, err er
 	return found, err
 }
 
-// Own returns our plugin of a type. A type that only ends in the plugin's name must have a program of ours in CNI_PATH:
-// other projects have such names, too (accelerated-bridge).
+// Own returns Hawser's plugin of a type. If the type only ends in the plugin's name, CNI_PATH must have Hawser's
+// program of that name, because other projects also have such names (accelerated-bridge).
 func (n Node) Own(plugin string) (p skel.Program, ok bool) {
 	p, ok = skel.Find(n.Programs, plugin)
 	if !ok || p.Name == plugin {
@@ -166,7 +167,7 @@ func (n Node) Own(plugin string) (p skel.Program, ok bool) {
 	return skel.Program{}, false
 }
 
-// Has reports whether a type is one of our plugins.
+// Has reports whether a type is one of Hawser's plugins.
 func (n Node) Has(plugin string) bool {
 	_, ok := n.Own(plugin)
 	return ok

@@ -31,7 +31,7 @@ type Node struct {
 	Failures string   // the directory of the calls that failed
 	Env      []string // KEY=value, of the programs that the tool runs
 	Programs []skel.Program
-	// IsReference and IsOurs report whether a file is a plugin of the reference, or one of our programs.
+	// IsReference and IsOurs report whether a file is a plugin of the reference, or a program of Hawser.
 	IsReference, IsOurs func(file string) bool
 }
 

@@ -30,9 +30,9 @@ type Runtimes struct {
 	shared bool              // containerd named all its containers: also nerdctl's
 }
 
-// sockets returns where CRI runtimes usually listen, each with the directories that it keeps while it is stopped, and
-// then the other sockets of such names on which a process listens now. Any user can make one of those, so that only
-// those that rootOnly accepts are returned.
+// sockets returns the sockets on which CRI runtimes usually listen, each with the directories that its runtime keeps
+// while it is stopped. Other sockets of these names on which a process listens now follow. Any user can make such a
+// socket, so only sockets that rootOnly accepts are returned.
 func sockets() [][]string {
 	const k0s, microk8s = "/var/lib/k0s/containerd", "/var/snap/microk8s/common/var/lib/containerd"
 	const k3s, rke2 = "/var/lib/rancher/k3s/agent/containerd", "/var/lib/rancher/rke2/agent/containerd"
@@ -60,7 +60,8 @@ func sockets() [][]string {
 }
 
 // rootOnly returns an error unless root owns the file, and only root can write to the directories above it. The owner
-// of the root directory can replace them all, and so is treated as root: it has another number in a user namespace.
+// of the root directory is treated as root, because root has another user ID in a user namespace, and this owner can
+// replace all files anyway.
 func rootOnly(path string) error {
 	path, err := filepath.EvalSymlinks(path)
 	var top, st unix.Stat_t
@@ -86,7 +87,7 @@ func rootOnly(path string) error {
 // askTime is how long a runtime may take to answer.
 const askTime = 10 * time.Second
 
-// Runtimes asks the runtimes of the node by their own programs, all concurrently.
+// Runtimes asks all runtimes of the node concurrently, by their own programs.
 func (n Node) Runtimes(ctx context.Context) *Runtimes {
 	var answers []*Runtimes
 	var wg sync.WaitGroup

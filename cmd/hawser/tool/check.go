@@ -197,7 +197,7 @@ func (s spot) entry(list node.List, i int) {
 	s.at(e).capabilities(e, takes)
 }
 
-// isSelf reports whether a file is the running program, maybe by another name.
+// isSelf reports whether a file is the running program, possibly under another name.
 func isSelf(file string) bool {
 	own, err := os.Stat("/proc/self/exe")
 	info, failed := os.Stat(file)

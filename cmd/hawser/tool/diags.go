@@ -60,18 +60,18 @@ func (r *report) add(name string, v any, err error) {
 	}
 }
 
-// left stands where something was left out.
+// left replaces text that was left out.
 const left = "(left out)"
 
-// withoutCredentials leaves of each URL in JSON the scheme, the host and the path. An @ in a path is treated as the end
-// of a password, because a password may have a slash.
+// withoutCredentials returns the JSON with only the scheme, the host and the path of each URL. An @ in a path is
+// treated as the end of a password, because a password may have a slash.
 func withoutCredentials(data []byte) []byte {
 	const text = `(?:[^\s"\\]|\\.)*` // of a JSON string, up to a space
 	data = regexp.MustCompile(`([A-Za-z][-+.0-9A-Za-z]*://)`+text+`@`).ReplaceAll(data, []byte("${1}"+left+"@"))
 	return regexp.MustCompile(`([A-Za-z][-+.0-9A-Za-z]*://[^\s"\\?#]*[?#])`+text).ReplaceAll(data, []byte("${1}"+left))
 }
 
-// withoutQuotes returns an error's text without other programs' words, which may have secrets.
+// withoutQuotes returns an error's text without other programs' words, which may contain secrets.
 func withoutQuotes(err error) string {
 	text := err.Error()
 	var leave func(error)

@@ -55,14 +55,14 @@ func (f file) String() string {
 	return "another's file"
 }
 
-// reader reads files to find out whose they are. It remembers a file until that changes, so that a loop reads only
-// changed files, and all hard links to a file once. A nil reader remembers nothing.
+// reader reads files to find out which project's programs they are. It remembers a file until the file changes, so that
+// a loop reads only changed files, and reads a file with several hard links once. A nil reader remembers nothing.
 type reader struct {
 	program []byte // the running program
 	seen    map[identity]content
 }
 
-// identity is different after each change of a file, unless two changes share a time: see settled.
+// identity differs after each change of a file, unless two changes have the same time: see settled.
 type identity struct {
 	device, inode   uint64
 	size            int64
@@ -77,10 +77,11 @@ type content struct {
 	isSettled bool
 }
 
-// settled is how old a change must be for the next one to get another time: no kernel's clock of files is coarser.
+// settled is the age after which the next change of a file certainly gets another time. Kernels' clocks for file times
+// are finer than that.
 const settled = 100 * time.Millisecond
 
-// begin forgets files that may have changed again without another time. A pass over all names begins with it.
+// begin forgets files that may have changed again within the same clock tick. A pass over all names begins with it.
 func (r *reader) begin() {
 	maps.DeleteFunc(r.seen, func(_ identity, c content) bool { return !c.isSettled || len(r.seen) > 256 })
 }
@@ -108,8 +109,8 @@ func (r *reader) read(path string) (c content, err error) {
 	return c, nil
 }
 
-// inspect looks whose a file is by what it contains: no file of others is executed, it may be of another architecture
-// or not be ours to trust. A link is what it leads to.
+// inspect finds out from its content which project's program a file is. It does not execute the file, which may be for
+// another architecture, or not trusted. A link is treated as the file to which it points.
 func inspect(path, name string, r *reader) (f file, err error) {
 	f.name = name
 	f.info, err = os.Lstat(path)
@@ -159,8 +160,8 @@ func isReference(path string) bool {
 	return err == nil && f.kind == reference
 }
 
-// rememberOurs returns a function that reports whether a file is a program of ours. The function reads each state of a
-// file once.
+// rememberOurs returns a function that reports whether a file is a program of Hawser. The function reads each state of
+// a file once.
 func rememberOurs() func(path string) bool {
 	type state struct {
 		path    string

@@ -296,10 +296,10 @@ func (i *install) isDone(f file) bool {
 	return regular && !os.SameFile(f.info, target) && isCurrent(f)
 }
 
-// isCurrent reports whether a file is as write would make it.
+// isCurrent reports whether write would make the same file.
 func isCurrent(f file) bool { return f.isSelf && f.info.Mode().Perm() == 0o755 }
 
-// sameFile reports whether two names lead to one file.
+// sameFile reports whether two names are the same file.
 func sameFile(a, b string) bool {
 	x, err := os.Stat(a)
 	y, failed := os.Stat(b)

@@ -25,17 +25,17 @@ const watched = unix.IN_CREATE | unix.IN_MOVED_TO | unix.IN_MOVED_FROM | unix.IN
 // comes.
 const interval = 5 * time.Second
 
-// looped is an installation that is repeated.
+// looped is an installation that is repeated after changes in its directory.
 type looped struct {
 	dir      string
 	once     func(context.Context) error
 	concerns func(name string) bool // whether a change of the name in dir is a reason to install again
 }
 
-// run installs, and once more after each change in the directory that concerns it, until the process is told to end.
-// Our own changes are seen too: the installation after them finds all in place and changes nothing. A directory that is
-// mounted into a container stays there when the host deletes it. That ends the loop, so that the container is started
-// again with what is at its path.
+// run installs once, and again after each change in the directory that concerns the installation, until a signal ends
+// the process. run also sees the installation's own changes: the next installation finds all in place and changes
+// nothing. A directory that is mounted into a container stays mounted when the host deletes it. run then returns an
+// error, so that the container is started again with the directory that is now at the path.
 func (l looped) run(ctx context.Context, say io.Writer) error {
 	ctx, done := signal.NotifyContext(ctx, syscall.SIGTERM, syscall.SIGINT, syscall.SIGPIPE)
 	defer done()
@@ -94,8 +94,8 @@ func follow(dir string) (w watch, err error) {
 	return w, nil
 }
 
-// wait returns after an event that concerns the caller, and when the path leads to another directory or to a deleted
-// one.
+// wait returns nil after an event whose name concerns accepts, or when another directory, a deleted one or none is at
+// the path.
 func (w watch) wait(ctx context.Context, concerns func(name string) bool) error {
 	stop := context.AfterFunc(ctx, func() { _ = w.events.Close() })
 	defer stop()
@@ -116,7 +116,8 @@ func (w watch) wait(ctx context.Context, concerns func(name string) bool) error 
 	}
 }
 
-// eventNames returns the name of each inotify event, and toolName for events of the directory itself and lost events.
+// eventNames returns the file name of each inotify event, and toolName for events of the directory itself and for lost
+// events.
 func eventNames(events []byte) (names []string) {
 	for len(events) >= unix.SizeofInotifyEvent {
 		end := unix.SizeofInotifyEvent + int(binary.NativeEndian.Uint32(events[12:]))

@@ -33,8 +33,8 @@ func Main(all []skel.Program) {
 	root.SetIn(os.Stdin)
 	root.SetOut(&printer{to: os.Stdout})
 	root.SetErr(&printer{to: os.Stderr})
-	// A write to a pipe without a reader fails now, instead of ending a command before it has finished. Unlike an
-	// ignored signal, this one is not inherited by the programs that the tool runs.
+	// With a handler for SIGPIPE, a write to a pipe without a reader fails instead of ending the command halfway. The
+	// programs that the tool runs do not inherit a handler; they would inherit an ignored signal.
 	signal.Notify(make(chan os.Signal, 1), unix.SIGPIPE)
 	err, status := root.ExecuteContext(context.Background()), exitStatus(0)
 	if errors.Is(s.out.err, unix.EPIPE) && err.Error() == s.out.err.Error() {
@@ -98,12 +98,12 @@ func (s *session) command(usage, short string, run func(of string) error) *cobra
 	return c
 }
 
-// permissions are the options that let a command remove or replace more. They are valid for one call, so the
-// environment of a shell or a pod, which outlives a call, cannot give them.
+// permissions are the options that let a command remove or replace more. A permission is valid for one call, so it is
+// not taken from the environment of a shell or a pod, which outlives the call.
 var permissions = []string{"yes", "force"}
 
-// command is the command line. An option that is not given is taken from the environment, --to from HAWSER_TO, except
-// permissions.
+// command returns the command line. An option that is not given is taken from the environment, for example --to from
+// HAWSER_TO, unless it is one of permissions.
 func command(all []skel.Program, env func(string) (string, bool), vars []string) (*cobra.Command, *session) {
 	var names []string
 	for _, p := range all {

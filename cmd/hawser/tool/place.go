@@ -47,8 +47,9 @@ type origin struct {
 	Inode  uint64 `json:"inode,omitempty"`
 }
 
-// open locks the directory and reads the record. It waits for at most 30 seconds while another installation has the
-// directory. A damaged record is restored, and reported, so that it blocks neither installation nor uninstallation.
+// open locks the directory and reads the record. It waits for at most 30 seconds while another installation holds the
+// lock. It restores a damaged record and reports that, so that a damaged record does not block installation or
+// uninstallation.
 func (p *place) open(ctx context.Context, programs []skel.Program, say io.Writer) (err error) {
 	if p.file, err = os.Open(p.dir); err != nil {
 		return err
@@ -71,9 +72,9 @@ func (p *place) open(ctx context.Context, programs []skel.Program, say io.Writer
 	return nil
 }
 
-// readRecord reads the record. A missing one is restored from the store, which has no other files unless an
-// installation was killed or an administrator removed the record. A damaged one was written after names were taken, so
-// that names of the tool's file without a former file belong to it too.
+// readRecord reads the record. It restores a missing record from the former files in the store, which exist only if an
+// installation was killed or an administrator removed the record. A damaged record was written after names were
+// replaced, so it also gets the names that have the tool's file but no former file.
 func (p *place) readRecord(programs []skel.Program) (damage, err error) {
 	p.record = map[string]origin{}
 	data, err := os.ReadFile(p.kept(recordName))
@@ -106,7 +107,7 @@ func (p *place) readRecord(programs []skel.Program) (damage, err error) {
 	return damage, errors.Join(ignoreAbsent(err), p.remember())
 }
 
-// isTool reports whether a name is a link to the tool's file or a copy of it.
+// isTool reports whether a name is a link to the tool's file or a copy of that file.
 func (p *place) isTool(name string) bool {
 	a, err := os.ReadFile(p.path(name))
 	b, failed := os.ReadFile(p.path(toolName))

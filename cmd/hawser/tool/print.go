@@ -19,8 +19,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// printer is where all output and all errors of the tool are written. Any part of them may be the text of another
-// program or of a tenant, so that it quotes everything. A call of Write has whole characters.
+// printer is the writer of all output and all errors of the tool. Any part of a text may come from another program or a
+// tenant, so the printer quotes everything. Each call of Write must have whole characters.
 type printer struct {
 	to      *os.File
 	colours map[string]string // of severities, at the beginning of a line
@@ -37,9 +37,10 @@ func (p *printer) Write(data []byte) (n int, err error) {
 	return min(n, len(data)), err
 }
 
-// quote makes characters visible that a terminal does not print, but for newlines and tabs: control characters, which
-// begin escape sequences, and those that change the direction of a text. It writes them as JSON does, in which they are
-// in strings only, so that JSON stays the same. A byte that is not UTF-8 is written like the character of its number.
+// quote makes characters visible that a terminal does not print, except newlines and tabs: control characters, which
+// begin escape sequences, and characters that change the direction of a text. quote writes them as JSON's escapes. In
+// JSON such characters are only in strings, so quoted JSON has the same meaning. A byte that is not UTF-8 is written
+// like the character with its number.
 func quote(text string) string {
 	var b strings.Builder
 	for i, r := range text {
@@ -93,7 +94,7 @@ func (t table) row(cells ...string) {
 // line writes a line that is no row.
 func (t table) line(format string, args ...any) { t.row(fmt.Sprintf(format, args...)) }
 
-// plain is a text that others wrote, for a cell: its lines stay lines, indented.
+// plain returns another program's text for a cell. Its lines stay lines, indented.
 func plain(text string) string {
 	return strings.NewReplacer("\t", " ", "\n", "\n\t").Replace(quote(strings.TrimRight(text, " \t\r\n")))
 }

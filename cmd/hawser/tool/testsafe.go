@@ -17,17 +17,17 @@ import (
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
-// safety finds what a list would give the containers of a test although a live container, the host or another machine
-// of the network may have it: fixed addresses, fixed MAC addresses, and devices of the host. It reads the list as it
-// is written, with the lists in it (multus) and the configurations of other plugins, and keys in any case, because the
-// reference ignores the case.
+// safety finds values of a list that a test must not give to its containers, because a live container, the host or
+// another machine of the network may have them: fixed addresses, fixed MAC addresses, and devices of the host. It reads
+// the list as written, also the lists in the list (multus) and other projects' entries. It accepts keys in any case,
+// because the reference ignores the case.
 type safety struct {
 	node.Node
 	host *rtnl.Conn
 	seen []string // networks whose lists were read
 }
 
-// refuse returns the reason why no container may be attached by the list for a test; nil if there is none.
+// refuse returns the reason why a test must not attach a container by the list; nil if it may.
 func refuse(n node.Node, list node.List) error {
 	s := safety{Node: n, host: rtnl.Host()}
 	defer s.host.Close()
@@ -47,7 +47,7 @@ func (s *safety) list(list node.List) error {
 	return nil
 }
 
-// object checks an object at a path of the list, and all that is in it.
+// object checks an object at a path of the list, and all values in the object.
 func (s *safety) object(path string, o map[string]any) error {
 	if err := s.devices(path, o); err != nil {
 		return err
@@ -92,7 +92,8 @@ func (s *safety) value(path, key string, value any) error {
 	return nil
 }
 
-// isIdentity reports whether an element of dhcp's provide is a fixed client identifier. A server knows clients by it.
+// isIdentity reports whether an element of dhcp's provide is a fixed client identifier, by which a server knows its
+// clients.
 func isIdentity(o map[string]any) bool {
 	option := fmt.Sprint(o["option"])
 	return text(o, "value") != "" && (option == "61" || option == "dhcp-client-identifier")
@@ -111,7 +112,7 @@ func (s *safety) network(name string) error {
 	return s.list(list)
 }
 
-// devices checks the devices that an entry names. Of other projects' plugins the keys have the same names.
+// devices checks the devices that an entry names. Other projects' plugins use the same keys.
 func (s *safety) devices(path string, o map[string]any) error {
 	plugin := text(o, "type")
 	runtime, _ := o["runtimeConfig"].(map[string]any)
@@ -139,7 +140,7 @@ func (s *safety) devices(path string, o map[string]any) error {
 	return nil
 }
 
-// use returns why a device is in use, or may be; empty for an idle one.
+// use returns why a device is or may be in use; empty if it is idle.
 func (s *safety) use(key, value string) string {
 	l, err := s.find(key, value)
 	if err != nil {
@@ -167,7 +168,7 @@ func (s *safety) use(key, value string) string {
 	return ""
 }
 
-// find returns the link of a device, by the key that names it. Without a name it is the default route's.
+// find returns the link of a device, by the key that names it. Without a name it returns the link of the default route.
 func (s *safety) find(key, value string) (rtnl.Link, error) {
 	dir := value
 	switch key {
@@ -203,7 +204,7 @@ func (s *safety) find(key, value string) (rtnl.Link, error) {
 			}
 		}
 	}
-	return rtnl.Link{}, fmt.Errorf("the host has no interface of it, so that it may be in use elsewhere")
+	return rtnl.Link{}, fmt.Errorf("the host has no interface of this device, which may be in use elsewhere")
 }
 
 // text returns the text of a key in any case; empty if there is none.

@@ -10,7 +10,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
-// warnNewer writes one line about all reference plugins that were replaced although they are newer than skel.Reference.
+// warnNewer writes one line that names all replaced reference plugins that are newer than skel.Reference.
 func (i *install) warnNewer(steps []step) {
 	var names, versions []string
 	for _, s := range steps {
@@ -29,8 +29,8 @@ func (i *install) warnNewer(steps []step) {
 	}
 }
 
-// links are symbolic links in a directory to plugins that are about to be replaced: with a name under which Hawser
-// runs a plugin, and with any other name.
+// links are the symbolic links in a directory to plugins that will be replaced: runs are links under whose names Hawser
+// runs a plugin, fail are links with other names.
 type links struct {
 	dir        string
 	runs, fail []string
@@ -102,8 +102,8 @@ func (i *install) warnLinks(found []links) {
 	}
 }
 
-// requireMain fails if these names have a main plugin and the directory has none of Hawser's: runtimes would run the
-// former plugins without a sign of it.
+// requireMain returns an error if names include a main plugin and the directory has no main plugin of Hawser, because
+// runtimes would run the former plugins without a sign of that.
 func (i *install) requireMain(names []string) error {
 	isWanted := false
 	for _, p := range i.programs {
