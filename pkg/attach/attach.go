@@ -193,9 +193,10 @@ func requireIPv6(answer *cni.Result) error {
 		answer.IPs[i].Address)
 }
 
-// RefuseHostAddresses returns code 103 for addresses that the host has itself. The container's packets arrive by the
-// link, which may be in a VRF. On a network on which the host has no address of the family and is no router, such an
-// address harms nobody: then it is a warning. Link-local addresses of IPv6 are each link's own.
+// RefuseHostAddresses returns code 103 if the host itself has one of the result's addresses. The container's packets
+// arrive through link, which may be in a VRF. On a network where the host has no address of the family and is not a
+// router, such an address is harmless, and RefuseHostAddresses only warns. IPv6 link-local addresses are not checked,
+// because each link has its own.
 func (s *Session) RefuseHostAddresses(res *cni.Result, link rtnl.Link, isRouter bool) error {
 	var vrf rtnl.Link
 	if link.Master != 0 {
@@ -245,10 +246,10 @@ func (s *Session) hostIsOn(link rtnl.Link, is4 bool) (bool, error) {
 	}), err
 }
 
-// RefuseRouter returns code 103 for a gateway address with which the host would look for the router of its own default
-// route on the gateway's link: that is the router's address, or its subnet has the router and the host's route to the
-// router has no longer prefix. The links on which the host reaches the router now are no conflict. Link-local addresses
-// are each link's own.
+// RefuseRouter returns code 103 for a gateway address that would make the host look for the router of its own default
+// route on the gateway's link. Such a gateway address is the router's address, or its subnet contains the router and
+// the prefix of the host's route to the router is not longer. A gateway is not refused if the host reaches the router
+// through one of links. Link-local addresses are not checked, because each link has its own.
 func (s *Session) RefuseRouter(gateway netip.Prefix, links ...rtnl.Link) error {
 	router, via, err := s.Host.DefaultRouter(gateway.Addr().Is4())
 	isOwn := slices.ContainsFunc(links, func(l rtnl.Link) bool { return l.Index == via })

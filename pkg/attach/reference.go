@@ -7,9 +7,9 @@ import (
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
-// findReference finds the pair that the reference made: by the interface in the container's namespace, otherwise by
-// the host end that prevResult names, if that is connected to the same namespace. The host end of a plugin with a
-// bridge must be a port of the bridge.
+// findReference finds the pair that the reference made: by the interface in the container's namespace or, if that
+// fails, by the host end that prevResult names, if this end is connected to the same namespace. The host end of a
+// plugin with a bridge must be a port of the bridge.
 func (r *remains) findReference(bridge string) (err error) {
 	var master rtnl.Link
 	if bridge != "" {
@@ -38,9 +38,9 @@ func (r *remains) findReference(bridge string) (err error) {
 	return err
 }
 
-// referencePeer finds the host end of a container's interface that the reference made. master is the index of the
-// bridge whose port the host end must be, or 0. An interface with an alias has no such end, because host-device writes
-// the alias of a device that it moves in.
+// referencePeer returns the host end of a container's interface that the reference made. master is the index of the
+// bridge whose port the host end must be, or 0. An interface with an alias has no such host end, because host-device
+// writes an alias to each device that it moves into the container.
 func referencePeer(host, cont *rtnl.Conn, end rtnl.Link, master int) (rtnl.Link, error) {
 	if end.Alias != "" {
 		return rtnl.Link{}, rtnl.ErrNoLink

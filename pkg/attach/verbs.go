@@ -18,8 +18,8 @@ import (
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
-// RemoveRules removes rules of the plugin's own in DEL or GC. DEL calls it again when the interface is gone, for what
-// was restored since the first time.
+// RemoveRules removes the plugin's own rules in DEL or GC. DEL calls it again when the interface is gone, because rules
+// may have been restored since the first call.
 type RemoveRules func(ctx context.Context, nf *nft.Conn, again bool) error
 
 // Del removes what ADD made, with whatever is known of it: the rules, the interface, the
@@ -42,7 +42,7 @@ func Del(ctx context.Context, req *skel.Request, bridge string, rules ...RemoveR
 	errs = append(errs, masq.Del(locks, nf, c))
 	return errors.Join(append(errs, DelInterface(ctx, req, p.flush, func() (bool, error) {
 		gone, err := p.delete()
-		if gone { // from now on nothing is restored
+		if gone { // from now on reapply restores nothing
 			for _, remove := range rules {
 				err = errors.Join(err, remove(locks, nf, true))
 			}
@@ -234,7 +234,8 @@ func (s *Session) VerifyMasquerade(ctx context.Context, m Masq) error {
 	return nil
 }
 
-// Reapply restores the masquerade of a pair, and forwarding on the host if it is a gateway. master is that of FindPair.
+// Reapply restores the masquerade of a pair, and forwarding on the host if the host is the gateway. master is as in
+// FindPair.
 func (s *Session) Reapply(ctx context.Context, m Masq, master int, forwards bool) error {
 	if err := s.FindPair(master); err != nil {
 		return err
@@ -268,8 +269,8 @@ func (s *Session) Reapply(ctx context.Context, m Masq, master int, forwards bool
 	return err
 }
 
-// Restore restores the masquerades of live pairs, on nftables. It returns what was missing, by the mark. Without its
-// host end a masquerade is not restored.
+// Restore restores the masquerades of live pairs on nftables. It returns what was missing, by the attachment's mark. It
+// does not restore a masquerade whose host end is missing.
 func Restore(ctx context.Context, all []*skel.Request,
 	masqOf func(host *rtnl.Conn, req *skel.Request) (Masq, error)) map[string]error {
 	nf, host := nft.New(), rtnl.Host()
@@ -288,7 +289,7 @@ func Restore(ctx context.Context, all []*skel.Request,
 			wanted = append(wanted, m.of(req.Attachment, req.PrevResult.ContainerIPs(req.IfName)))
 		}
 	}
-	missing, _ := masq.Restore(ctx, nf, wanted, frame.AttachedOf(all)) // CHECK finds what it did not make
+	missing, _ := masq.Restore(ctx, nf, wanted, frame.AttachedOf(all)) // CHECK finds what Restore did not restore
 	return missing
 }
 

@@ -159,7 +159,7 @@ func ValidIfName(s string) bool {
 }
 
 // CheckIfName refuses a value of a key that ValidIfName refuses, or that has characters which a terminal does not show.
-// Records and DEL do without the second part: an interface may have such a name from an earlier version.
+// Records and DEL use only ValidIfName, because an interface may have such a name from an earlier version.
 func CheckIfName(code uint, key, name string) error {
 	if !ValidIfName(name) || strings.ContainsFunc(name, notPrintable) {
 		return Refuse(key, name, "is not an interface name (1 to 15 printable bytes, no '/', ':', '%' or white space)").
@@ -168,7 +168,7 @@ func CheckIfName(code uint, key, name string) error {
 	return nil
 }
 
-// nameMax is the length of a name, in bytes, that file systems and the kernel have room for.
+// nameMax is the longest name, in bytes, that file systems and the kernel accept.
 const nameMax = 255
 
 // CheckName refuses a name, of any kind, that is too long or has characters which a terminal does not show.

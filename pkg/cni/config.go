@@ -98,8 +98,8 @@ func keyAt(doc []byte, offset int64) (key string) {
 	return key
 }
 
-// WalkValues calls visit for each value of a JSON document, in order, with its path, such as "ipam.ranges[0]", and the
-// offset at which it ends, or at which an object or list begins. It stops when visit returns false.
+// WalkValues calls visit for each value of a JSON document, in order, with the value's path, such as "ipam.ranges[0]",
+// and an offset: the end of the value or, for an object or a list, the beginning. It stops when visit returns false.
 func WalkValues(doc []byte, visit func(path string, offset int64) bool) {
 	d := json.NewDecoder(bytes.NewReader(doc))
 	var walk func(path string) bool

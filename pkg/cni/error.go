@@ -66,7 +66,8 @@ func (e *Error) Error() string {
 	return e.Msg + ": " + e.Details
 }
 
-// IsQuoted reports whether the message has words of another program, such as an IPAM plugin, which may have secrets.
+// IsQuoted reports whether the message has words of another program, such as an IPAM plugin. These words may contain
+// secrets.
 func (e *Error) IsQuoted() bool { return quotes(e) }
 
 // Unwrap returns the cause, nil if there is none.

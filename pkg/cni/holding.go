@@ -21,9 +21,9 @@ type Holding struct {
 	// Reference says that the reference plugin of this name made it. Network and IfName are empty where that one does
 	// not write them down.
 	Reference bool `json:"reference,omitempty"`
-	// NetnsInode and NetnsCookie are the kernel's numbers of that namespace in this boot; 0 = not written down.
+	// NetnsInode and NetnsCookie are the kernel's numbers of that namespace in this boot; 0: not written down.
 	NetnsInode, NetnsCookie uint64 `json:"-"`
-	// IsOfEarlierBoot says that no container of this boot has it.
+	// IsOfEarlierBoot is true if no container of this boot has the holding.
 	IsOfEarlierBoot bool `json:"-"`
 	// Processes is the inode of the PID namespace of the call that made it in this boot; 0 = not written down.
 	Processes uint64 `json:"-"`

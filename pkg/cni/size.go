@@ -7,15 +7,16 @@ import (
 	"strings"
 )
 
-// Limits of the values of a configuration. Plugins work on each element of a list, and on some lists for each pair.
+// Limits of the values of a configuration. Plugins handle each element of a list, and of some lists each pair of
+// elements.
 const (
-	ListMax = 256     // elements of a list or of an object; the tag most of a field replaces it
+	ListMax = 256     // elements of a list or an object; a field's tag `most` replaces it
 	TextMax = 4 << 10 // bytes of a text
 	rawMax  = 64 << 10
 )
 
-// CheckSizes refuses values of a decoded configuration or result that are above the limits, with code 7. The argument
-// is a struct whose fields have the tag json.
+// CheckSizes refuses values of a decoded configuration or result above the limits, with code 7. The argument must be a
+// struct whose fields have the tag json.
 func CheckSizes(wire any) error {
 	var problems Problems
 	checkSize(reflect.ValueOf(wire), "", ListMax, &problems)

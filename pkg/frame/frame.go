@@ -85,8 +85,8 @@ func Enter(open Opener, path string, id ns.Identity) (*rtnl.Conn, error) {
 	return rtnl.Dial(n)
 }
 
-// OpenLocked begins a call that changes the container's namespace: it opens Cont. Until the call is over, other calls
-// of our chained plugins that do so wait.
+// OpenLocked begins a call that changes the container's namespace: it opens Cont and holds the namespace's lock until
+// the call ends. Other calls with OpenLocked in that namespace wait.
 func OpenLocked(ctx context.Context, req *skel.Request) (*Call, error) {
 	held, err := LockNetns(ctx, req.NS)
 	if err != nil {
@@ -97,16 +97,17 @@ func OpenLocked(ctx context.Context, req *skel.Request) (*Call, error) {
 	return c, c.OpenCont()
 }
 
-// netnsLock is the file of the locks of namespaces. A container can lock its namespace's own file, /proc/self/ns/net.
+// netnsLock is the file with the locks of namespaces. The namespace's own file, /proc/self/ns/net, is not used, because
+// a container can lock it.
 const netnsLock = "/run/hawser/netns.lock"
 
-// LockNetns is OpenLocked's lock, for a namespace and a caller who unlocks it.
+// LockNetns locks a namespace as OpenLocked does. The caller must unlock it.
 func LockNetns(ctx context.Context, n *ns.NS) (*statefile.Lock, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(n.FD(), &st); err != nil {
 		return nil, fmt.Errorf("network namespace %q: %w", n.Path(), err)
 	}
-	return statefile.LockByte(ctx, netnsLock, st.Ino, n.Path()) // no two namespaces have one inode
+	return statefile.LockByte(ctx, netnsLock, st.Ino, n.Path()) // each namespace has its own inode
 }
 
 // FindInterface opens Cont, unless it is open, finds the container's interface, ContEnd, and notes its MAC address in
@@ -238,7 +239,8 @@ func MarkedHostEnd(host *rtnl.Conn, a cni.Attachment) (rtnl.Link, error) {
 	return rtnl.Link{}, fmt.Errorf("host end of %s: %w", a, rtnl.ErrNoLink)
 }
 
-// RefuseOwned returns code 103 where a link of the host, which a configuration names by key, belongs to an attachment.
+// RefuseOwned returns code 103 if a link of the host belongs to an attachment. key is the configuration's key that
+// names the link.
 func RefuseOwned(key string, l rtnl.Link) error {
 	if owner, ok := cni.ParseMark(l.Alias); ok {
 		return cni.Errorf(cni.CodeConflict, "%s: %q: belongs to %s", key, l.Name, owner)
@@ -251,10 +253,10 @@ func IsUnmarked(l rtnl.Link, network string) bool {
 	return l.IsPairEnd() && l.Alias == "" && l.Group == cni.NetworkHash(network)
 }
 
-// DialContainer opens a socket in the container's namespace for DEL: the namespace of CNI_NETNS or, where that is empty
-// or gone, the one that prevResult names for the container's interface. Paths below /proc in prevResult are not used,
-// because a process of another container may have the number now. The error matches rtnl.ErrNoLink where there is no
-// such namespace.
+// DialContainer opens a socket in the container's namespace for DEL: the namespace of CNI_NETNS or, if that is empty or
+// gone, the namespace that prevResult names for the container's interface. Paths below /proc in prevResult are not
+// used, because a process of another container may have the process ID now. The error matches rtnl.ErrNoLink if there
+// is no such namespace.
 func DialContainer(req *skel.Request) (*rtnl.Conn, error) {
 	if req.NS != nil {
 		return rtnl.Dial(req.NS)
@@ -274,10 +276,10 @@ func DialContainer(req *skel.Request) (*rtnl.Conn, error) {
 	return rtnl.Dial(n)
 }
 
-// HostEndOfResult finds the host end of the container with the socket cont by the name and MAC address that prev has
-// for it, where the container's interface cannot lead to it. The author of a configuration may write prev, so the
-// kernel must say that the link is connected to the container's namespace, and isCandidate must accept the link. The
-// error matches rtnl.ErrNoLink where there is none.
+// HostEndOfResult returns the container's host end by the name and MAC address in prev, for a container whose interface
+// is gone. cont is the socket in the container's namespace. The author of a configuration may write prev, so the kernel
+// must report that the link is connected to that namespace, and isCandidate must accept the link. The error matches
+// rtnl.ErrNoLink if there is no such link.
 func HostEndOfResult(host, cont *rtnl.Conn, prev *cni.Result, isCandidate func(rtnl.Link) bool) (rtnl.Link, error) {
 	if prev == nil {
 		return rtnl.Link{}, rtnl.ErrNoLink
@@ -348,7 +350,7 @@ func Unavailable(prefix string, faults ...error) error {
 	return nil
 }
 
-// InNetns adds the container's namespace to what a record says.
+// InNetns returns the holdings of a record with the container's namespace.
 func InNetns(path string, id ns.Identity, held ...cni.Holding) []cni.Holding {
 	for i := range held {
 		held[i].Netns, held[i].NetnsInode, held[i].NetnsCookie = path, id.Inode, id.Cookie

@@ -97,7 +97,7 @@ func SkipDAD(link string) error { return turnOff(link, "accept_dad") }
 func EnableIPv6(link string) error { return writeConf("ipv6", link, "disable_ipv6", "0") }
 
 // IPv6Disabled returns the assignments for sysctl that turn IPv6 on for a host interface, and for interfaces that are
-// made later.
+// created later. It is empty if IPv6 is on.
 func IPv6Disabled(link string) (assignments []string) {
 	for _, of := range []string{"all", "default", link} {
 		if value, err := readIPv6(of, "disable_ipv6"); err == nil && value == "1" {

@@ -183,7 +183,8 @@ func (t Tool) Restore(ctx context.Context, table string, lines []string) error {
 	return t.runRestore(ctx, table, lines, false)
 }
 
-// Try parses the lines as Restore does, and applies none. It waits for no lock, and looks up no names.
+// Try parses the lines as Restore does, but does not apply them. It does not wait for a lock, and does not look up
+// names.
 func (t Tool) Try(ctx context.Context, table string, lines []string) error {
 	return t.runRestore(ctx, table, lines, true)
 }

@@ -67,10 +67,10 @@ func Is(err error, reason string) bool {
 const (
 	firstWait  = 50 * time.Millisecond
 	longWait   = 2 * time.Second
-	longestAsk = time.Hour        // the longest Retry-After; no call has as much
-	answerTime = 15 * time.Second // of one attempt
-	bodyMax    = 16 << 20         // bytes of an answer
-	foreignMax = 3                // attempts that get an answer that no API server gives
+	longestAsk = time.Hour        // the longest Retry-After; longer than any call
+	answerTime = 15 * time.Second // limit of one attempt
+	bodyMax    = 16 << 20         // limit of an answer, in bytes
+	foreignMax = 3                // attempts whose answer is not an API server's
 )
 
 // errForeign is the error of an answer that no API server gives, such as a redirect or a page of a proxy.
@@ -112,8 +112,8 @@ func (c *Client) Do(ctx context.Context, r Request) (a Answer, err error) {
 	}
 }
 
-// Pause waits after attempt n, from 1, at something that failed with err since another client changed it concurrently.
-// It waits 50 ms to 2 s. When ctx ends first, it returns err with code 11.
+// Pause waits 50 ms to 2 s after attempt n, counted from 1, which failed with err because another client changed the
+// object concurrently. If ctx ends first, it returns err with code 11.
 func Pause(ctx context.Context, n int, err error) error {
 	if !wait(ctx, pauseAfter(n)) {
 		return cni.Errorf(cni.CodeTryAgain, "gave up after %d attempts: %w", n, err)
@@ -121,8 +121,8 @@ func Pause(ctx context.Context, n int, err error) error {
 	return nil
 }
 
-// pauseAfter returns how long to wait after attempt n. Half of it is random, so that clients that were refused together
-// do not come together.
+// pauseAfter returns how long to wait after attempt n. Half of the time is random, so that clients that were refused
+// together do not retry together.
 func pauseAfter(n int) time.Duration {
 	pause := longWait
 	if n < 7 {
@@ -131,7 +131,8 @@ func pauseAfter(n int) time.Duration {
 	return pause/2 + rand.N(pause/2)
 }
 
-// wait returns false when ctx ends first; where that is known, immediately.
+// wait waits for d and returns true. If ctx ends first, it returns false, and does so immediately if ctx's deadline is
+// earlier.
 func wait(ctx context.Context, d time.Duration) bool {
 	if end, ok := ctx.Deadline(); ok && time.Until(end) <= d {
 		return false
@@ -194,7 +195,7 @@ func (c *Client) attempt(ctx context.Context, r Request, body []byte, a *Answer)
 	return retryAfter(resp), s
 }
 
-// accept returns why no API server can have given the answer; nil where it can.
+// accept returns the reason why an answer cannot be from an API server; nil if it can.
 func (r Request) accept(resp *http.Response, body []byte) error {
 	switch kind := resp.StatusCode / 100; {
 	case len(body) > bodyMax:
@@ -209,9 +210,9 @@ func (r Request) accept(resp *http.Response, body []byte) error {
 	return nil
 }
 
-// retryAfter returns how long the server wants clients to wait; 0 where it does not say so in seconds.
+// retryAfter returns how long the server wants clients to wait; 0 if Retry-After is missing or not in seconds.
 func retryAfter(resp *http.Response) time.Duration {
-	seconds, _ := strconv.Atoi(resp.Header.Get("Retry-After")) // the largest int where it is larger
+	seconds, _ := strconv.Atoi(resp.Header.Get("Retry-After")) // larger numbers give the largest int
 	return min(time.Duration(max(seconds, 0)), longestAsk/time.Second) * time.Second
 }
 

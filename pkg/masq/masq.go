@@ -73,12 +73,12 @@ func Add(ctx context.Context, nf *nft.Conn, c Config) error {
 	return err
 }
 
-// ErrNoRecord is Add's error if it must not restore rules on iptables, because there is no record of them.
+// ErrNoRecord is Add's error if Config.Restores is set and no record has the rules on iptables.
 var ErrNoRecord = errors.New("no record of these rules")
 
-// Restore is Add for attachments whose rules another program may have flushed: with nftables, and in one batch. It
-// returns what was missing, by the mark. It skips an attachment that does not exist, and undoes what it restored if the
-// attachment ended since then; DelAgain is the other half.
+// Restore adds the rules of attachments that another program may have flushed, on nftables and in one batch. It returns
+// what was missing, by the attachment's mark. It skips an attachment that does not exist. If an attachment ended in the
+// meantime, Restore removes its rules again; DelAgain removes them if DEL is later.
 func Restore(ctx context.Context, nf *nft.Conn, all []Config, exists func(mark string) bool) (map[string]error, error) {
 	var wanted []nft.Item
 	isFormer, err := formerMarks(nf, all)
@@ -139,8 +139,8 @@ func Del(ctx context.Context, nf *nft.Conn, c Config) error {
 	)
 }
 
-// DelAgain removes what Restore restored after Del, while the interface still existed. DEL calls it when the interface
-// is gone. It needs no more than a question to the kernel if there is nothing.
+// DelAgain removes rules that Restore restored after Del while the interface still existed. DEL calls it when the
+// interface is gone. If there are no such rules, it costs one request to the kernel.
 func DelAgain(ctx context.Context, nf *nft.Conn, c Config) error {
 	find := c.owned().All
 	if known := c.items(); len(known) > 0 {

@@ -256,9 +256,10 @@ func (tx *Tx) Put(items []Item, resolve func(others []Item) ([]Item, error)) err
 	return tx.queue(later, heads)
 }
 
-// Restore restores what the kernel lacks of items, of the layout and of the chains to which items lead. Another owner's
-// element in the place of an item stays. Restore leaves out the items of an owner that lacks one and does not exist. It
-// returns what was missing, by the owner's mark; what all share was missing for the first owner.
+// Restore adds missing items, the missing parts of the layout, and missing chains to which items jump. Another owner's
+// element with the key of an item stays. If an owner lacks an item and does not exist, Restore skips all items of this
+// owner that are missing. It returns what was missing, by the owner's mark; a missing shared part is returned for the
+// first owner.
 func (o Owned) Restore(ctx context.Context, c *Conn, items []Item, exists func(mark string) bool) (
 	missing map[string]error, err error,
 ) {

@@ -54,9 +54,9 @@ func Gone() (isGone func(Identity) bool, err error) {
 	return unused("/proc")
 }
 
-// MayBeGone returns a function that reports whether a namespace of this boot may be gone, at a cost that does not grow
-// with the processes of the machine: the kernel's word or, before Linux 6.18, whether no runtime has pinned it. The
-// error is one that Gone returns, too.
+// MayBeGone returns a function that reports whether a namespace of this boot may be gone. The function asks the kernel
+// or, before Linux 6.18, reports whether no runtime has pinned the namespace, so its cost does not grow with the
+// machine's processes. The errors are also Gone's.
 func MayBeGone() (mayBeGone func(Identity) bool, err error) {
 	if mayBeGone, err = byHandle(); err == nil {
 		return mayBeGone, nil
@@ -70,7 +70,7 @@ func MayBeGone() (mayBeGone func(Identity) bool, err error) {
 // Pins is the directory in which runtimes mount namespaces.
 const Pins = "/run/netns"
 
-// unpinned is MayBeGone by what is mounted in a directory.
+// unpinned returns a function that reports whether a namespace is not mounted in dir.
 func unpinned(dir string) (mayBeGone func(Identity) bool, err error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -87,7 +87,7 @@ func unpinned(dir string) (mayBeGone func(Identity) bool, err error) {
 	return absentFrom(pinned), nil
 }
 
-// absentFrom returns a function that reports whether a namespace is not among those of the paths, by their inodes.
+// absentFrom returns a function that reports whether a namespace is not in paths, which has a path for each inode.
 func absentFrom(paths map[uint64]string) func(Identity) bool {
 	return func(id Identity) bool {
 		path, isFound := paths[id.Inode]

@@ -124,11 +124,11 @@ func OfSocket(fd int) (*NS, error) {
 	return &NS{h: netns.NsHandle(h)}, nil
 }
 
-// IsUsers reports whether an unprivileged user made the namespace: it belongs to a user namespace that is not the
-// caller's, and that not root made.
+// IsUsers reports whether an unprivileged user made the namespace: it belongs to another user namespace than the
+// caller's, and a user other than root made that user namespace.
 func (n *NS) IsUsers() bool {
 	users, err := unix.IoctlRetInt(int(n.h), unix.NS_GET_USERNS)
-	if err != nil { // above the caller's
+	if err != nil { // the user namespace is above the caller's
 		return false
 	}
 	defer unix.Close(users)

@@ -31,8 +31,8 @@ func settle() error {
 	return os.Setenv("TZ", "UTC")
 }
 
-// isForeign reports whether a variable of the environment changes what plugins or the programs of specs do, and is not
-// the tests' own.
+// isForeign reports whether an environment variable changes the behaviour of plugins or of programs in specs, and is
+// not one of the tests' own variables.
 func isForeign(variable string) bool {
 	for _, prefix := range []string{"CNI_", "LC_", "LISTEN_", "TRACE"} {
 		if strings.HasPrefix(variable, prefix) {
@@ -43,7 +43,7 @@ func isForeign(variable string) bool {
 		"HAWSER_LOG", "LANG", "LANGUAGE", "NO_COLOR", "NOTIFY_SOCKET", "POSIXLY_CORRECT"}, variable)
 }
 
-// etc has the files of /etc that every machine of a spec has.
+// etc returns the files that /etc has in every spec, on every machine.
 func etc() map[string]string {
 	return map[string]string{
 		"group":  accounts("/etc/group", "%s:x:%d:\n"),
@@ -58,7 +58,7 @@ func etc() map[string]string {
 	}
 }
 
-// protocols are those that nft prints names of, and that services of firewalld name.
+// protocols are the protocols whose names nft prints, and that firewalld's services name.
 const protocols = "ip 0 IP\nicmp 1 ICMP\nigmp 2 IGMP\nipencap 4 IP-ENCAP\ntcp 6 TCP\nudp 17 UDP\ndccp 33 DCCP\n" +
 	"ipv6 41 IPv6\ngre 47 GRE\nesp 50 IPSEC-ESP\nah 51 IPSEC-AH\nipv6-icmp 58 IPv6-ICMP\nospf 89 OSPFIGP\n" +
 	"pim 103 PIM\nipcomp 108 IPCOMP\nvrrp 112 VRRP\nl2tp 115 L2TP\nsctp 132 SCTP\nudplite 136 UDPLite\n"
@@ -66,9 +66,9 @@ const protocols = "ip 0 IP\nicmp 1 ICMP\nigmp 2 IGMP\nipencap 4 IP-ENCAP\ntcp 6 
 // namedIDs is the first user or group ID without a name. Packages of Debian get lower ones as they are installed.
 const namedIDs = 1000
 
-// accounts returns a file of accounts in which each ID below namedIDs has a name, and no other ID but that of nobody.
-// Names that packages gave stay, because their programs look for them. So a spec that expects a number where a program
-// prints a name fails on every machine, not only where a package took the number.
+// accounts returns a file of accounts in which each ID below namedIDs has a name, and no other ID except nobody's.
+// Names from packages stay, because the packages' programs need them. So a spec that expects a number although a
+// program prints a name fails on every machine, not only on those where a package uses that number.
 func accounts(file, format string) string {
 	var text strings.Builder
 	named := map[int]bool{}
@@ -92,9 +92,9 @@ func accounts(file, format string) string {
 	return text.String()
 }
 
-// hideEtc puts the files of etc over those of the machine, and empties its directories cni and iproute2. What a spec
-// writes into /etc stays in memory. Where the kernel refuses an overlay (in a user namespace before Linux 5.11), specs
-// see the machine's /etc. It works in /run, which is mounted anew after it.
+// hideEtc mounts the files of etc over the machine's, and hides /etc/cni and /etc/iproute2 with empty directories.
+// Files that a spec writes into /etc stay in memory. If the kernel refuses an overlay (in a user namespace before Linux
+// 5.11), specs see the machine's /etc. hideEtc uses /run, which is mounted anew afterwards.
 func hideEtc() (err error) {
 	if err := mount("tmpfs", "/run", "tmpfs", unix.MS_NOSUID|unix.MS_NODEV); err != nil {
 		return err
@@ -122,9 +122,9 @@ func hideEtc() (err error) {
 		mount("/run/iproute2", "/etc/iproute2", "", unix.MS_BIND))
 }
 
-// inherited are IPv4 settings that a new network namespace copies from the machine's first one, where systemd, Docker
-// and administrators change them: the kernel's values for "all" and for interfaces. Forwarding comes first because it
-// changes others.
+// inherited has the kernel's values, for "all" and for interfaces, of the IPv4 settings that a new network namespace
+// copies from the machine's first one. Systemd, Docker and administrators change them there. Forwarding comes first
+// because it changes other settings.
 var inherited = []struct{ name, all, link string }{
 	{"forwarding", "0", "0"}, {"accept_local", "0", "0"}, {"accept_redirects", "1", "1"},
 	{"accept_source_route", "0", "1"}, {"arp_announce", "0", "0"}, {"arp_filter", "0", "0"}, {"arp_ignore", "0", "0"},

@@ -2,10 +2,10 @@
 // example by the NetworkAttachmentDefinitions of multus, runs them as root. The administrator's file lists what tenants
 // may use. Without the file there is no limit, which costs a call one failed open.
 //
-// A configuration is trusted if it equals an entry of a file in the administrator's directories: then nothing is
-// checked. Every other configuration is a tenant's. It may use only what the policy lists, and none of the keys that
-// reach the host. Everything fails closed: a policy that cannot be read, or that others than root may write, refuses
-// every call.
+// A configuration is trusted if it equals an entry of a file in the administrator's directories. Then the policy does
+// not limit it, but still refuses keys that appear twice. Every other configuration is a tenant's. It may use only what
+// the policy lists, and none of the keys that reach the host. Everything fails closed: a policy that cannot be read, or
+// that a user other than root may write, refuses every call.
 package policy
 
 import (
@@ -35,32 +35,33 @@ const all = "*"
 // Policy is the content of the file. A list that is missing permits nothing.
 type Policy struct {
 	TrustedDirs   []string `json:"trustedDirs"`   // of the administrator's configurations; missing: /etc/cni/net.d
-	Types         []string `json:"types"`         // plugins, also of ipam
-	Bridges       []string `json:"bridges"`       // names
-	Masters       []string `json:"masters"`       // names of interfaces that tenants' interfaces may be on, or take
-	Subnets       []string `json:"subnets"`       // that addresses, ranges and gateways must be in
+	Types         []string `json:"types"`         // of plugins, also as ipam.type
+	Bridges       []string `json:"bridges"`       // of bridges
+	Masters       []string `json:"masters"`       // of the host's interfaces, for master and device
+	Subnets       []string `json:"subnets"`       // that contain all addresses, ranges and gateways
 	HostPorts     []string `json:"hostPorts"`     // "8080" or "30000-32767"
 	HostAddresses []string `json:"hostAddresses"` // of published ports; "*" also permits ports at all addresses
-	AllowKeys     []string `json:"allowKeys"`     // that are refused otherwise
+	AllowKeys     []string `json:"allowKeys"`     // of refusedKeys
 
 	path string
 }
 
-// refusedKeys are keys by which a configuration reaches the host: files, sockets, programs' rules, devices.
+// refusedKeys are the keys by which a configuration reaches files, sockets, devices or other programs' rules of the
+// host.
 var refusedKeys = []string{"conditionsV4", "conditionsV6", "configuration_path", "daemonSocketPath", "dataDir",
 	"deviceID", "ethtool", "externalSetMarkChain", "firewalldZone", "forceAddress", "hwaddr", "iptablesAdminChainName",
 	"kernelpath", "kubeconfig", "kubernetes", "log", "markAcceptBit", "markMasqBit", "pciBusID", "prevResult",
 	"promiscMode", "resolvConf"}
 
-// Call is what the policy must know of a call beside its configuration.
+// Call is what the policy must know about a call in addition to its configuration.
 type Call struct {
 	Plugin string // the plugin's own name, whatever the configuration calls it
-	First  bool   // an ADD before which no other plugin ran: only the author can have written prevResult
+	First  bool   // an ADD of a plugin that is not chained: only the author can have written prevResult
 	Args   string // CNI_ARGS
 }
 
-// Load reads a policy. It returns nil, which permits everything, if the file does not exist. With owned, other users
-// than root must not be able to write it.
+// Load reads a policy. It returns nil, which permits everything, if the file does not exist. With owned it returns an
+// error if a user other than root can write the file.
 func Load(path string, owned bool) (*Policy, error) {
 	f, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -91,7 +92,7 @@ func Load(path string, owned bool) (*Policy, error) {
 	return p, p.check()
 }
 
-// check finds entries that would match nothing.
+// check returns an error for entries that would match nothing.
 func (p *Policy) check() error {
 	var errs []error
 	find := func(key string, list []string, isGood func(string) bool, want string) {
@@ -121,7 +122,7 @@ func (p *Policy) Check(conf []byte, call Call) error {
 		return nil
 	}
 	if key := duplicateKey(conf); key != "" {
-		return cni.Refuse(key, nil, "appears twice, in the same or another case: which one counts is not defined")
+		return cni.Refuse(key, nil, "appears twice, in the same or another case: which value applies is not defined")
 	}
 	var written map[string]any
 	if err := decodeNumbers(conf, &written); err != nil {
@@ -133,7 +134,7 @@ func (p *Policy) Check(conf []byte, call Call) error {
 	}
 	t := &tenant{Policy: p, call: call, conf: foldKeys(written).(map[string]any)}
 	if name := text(t.conf["name"]); slices.Contains(names, name) {
-		t.refuse("name", name, "is the name of a network of the administrator's")
+		t.refuse("name", name, "is the name of one of the administrator's networks")
 	}
 	t.checkTypes()
 	t.checkLinks()
@@ -146,7 +147,7 @@ func (p *Policy) Check(conf []byte, call Call) error {
 	return t.problems.Err()
 }
 
-// tenant is the check of one configuration. Its keys are in lower case, because plugins read them in any case.
+// tenant is the check of one configuration. The keys of conf are in lower case, because plugins read keys in any case.
 type tenant struct {
 	*Policy
 	call     Call
@@ -178,7 +179,7 @@ func (t *tenant) checkTypes() {
 	}
 }
 
-// checkLinks checks the interfaces of the host that the configuration names, or takes by default.
+// checkLinks checks the interfaces of the host that the configuration names, or that the plugin uses by default.
 func (t *tenant) checkLinks() {
 	bridge, named := t.conf["bridge"]
 	if t.call.Plugin == "bridge" && text(bridge) == "" {
@@ -197,13 +198,14 @@ func (t *tenant) checkLinks() {
 	isChild := slices.Contains([]string{"macvlan", "ipvlan", "vlan"}, t.call.Plugin)
 	switch {
 	case master == "" && isChild && !permits(t.Masters, master):
-		t.refuse("master", nil, "is missing, and the policy permits only those that it lists in masters")
+		t.refuse("master", nil, "is missing, and the policy permits only the interfaces in masters")
 	case master != "" && !permits(t.Masters, master):
 		t.unlisted("master", master, "masters")
 	}
 }
 
-// checkKeys refuses the keys that reach the host, wherever they are. prevResult is one in the first plugin of a list.
+// checkKeys refuses the keys that reach the host, wherever they are. prevResult at the top is refused if call.First is
+// set.
 func (t *tenant) checkKeys(path string, value any) {
 	switch value := value.(type) {
 	case []any:
@@ -218,7 +220,7 @@ func (t *tenant) checkKeys(path string, value any) {
 			case isResult && !t.call.First, value[key] == nil:
 			case i >= 0 && !slices.Contains(t.AllowKeys, refusedKeys[i]):
 				t.refuse(cni.KeyIn(path, refusedKeys[i]), nil,
-					"is a key that reaches the host: allowKeys of the policy does not have it")
+					"is a key that reaches the host, and allowKeys of the policy does not have it")
 			case !isResult:
 				t.checkKeys(cni.KeyIn(path, key), value[key])
 			}
@@ -260,13 +262,13 @@ func (t *tenant) checkArgs() {
 	}
 }
 
-// inSubnets reports whether all addresses of a text, "10.1.0.2", "10.1.0.0/24", "10.1.0.2-10.1.0.9/24" or several of
-// them with commas, are in subnets of the policy.
+// inSubnets reports whether all addresses of a text are in subnets of the policy. The text is "10.1.0.2",
+// "10.1.0.0/24", "10.1.0.2-10.1.0.9/24" or several of these, separated by commas.
 func (t *tenant) inSubnets(text string) bool {
 	for part := range strings.FieldsFuncSeq(text, func(r rune) bool { return r == ',' || r == '-' }) {
 		part = strings.TrimSpace(part)
 		if !strings.Contains(part, "/") {
-			part += "/128" // of IPv4 at most 32 count
+			part += "/128" // also for IPv4, where any length from 32 on is a single address
 		}
 		addr, length, _ := strings.Cut(part, "/")
 		ip, err := netip.ParseAddr(addr)
@@ -275,7 +277,7 @@ func (t *tenant) inSubnets(text string) bool {
 			ip, bits = ip.Unmap(), bits-96
 		}
 		isIn := func(s string) bool {
-			subnet, _ := netip.ParsePrefix(s) // check has seen it
+			subnet, _ := netip.ParsePrefix(s) // verified by check
 			return subnet.Contains(ip) && subnet.Bits() <= bits
 		}
 		if err != nil || err2 != nil || !slices.ContainsFunc(t.Subnets, isIn) {
@@ -316,7 +318,7 @@ func portRange(text string) (from, to int, ok bool) {
 	return from, to, err == nil && err2 == nil && 0 < from && from <= to && to <= 65535
 }
 
-// text returns a JSON text or number as it is written, and nothing for other values.
+// text returns a JSON text or number as it is written, and an empty text for other values.
 func text(value any) string {
 	switch value := value.(type) {
 	case string:

@@ -13,7 +13,7 @@ import (
 )
 
 // trusted returns the names of the administrator's networks, and reports whether the configuration equals an entry of
-// one of them. Files that cannot be read make nothing trusted.
+// one of them. It skips files that cannot be read, so that their entries are not trusted.
 func (p *Policy) trusted(conf map[string]any) (names []string, isTrusted bool) {
 	own := asWritten(conf)
 	for _, dir := range p.TrustedDirs {
@@ -47,7 +47,7 @@ func configurations(dir string) (files []string) {
 	return files
 }
 
-// asWritten leaves out the keys that a runtime adds to an entry.
+// asWritten returns an entry without the keys that a runtime adds.
 func asWritten(entry map[string]any) map[string]any {
 	out := maps.Clone(entry)
 	maps.DeleteFunc(out, func(key string, _ any) bool {
@@ -57,8 +57,8 @@ func asWritten(entry map[string]any) map[string]any {
 	return out
 }
 
-// duplicateKey returns the first key that an object has twice in any case, or nothing. Of such keys a decoder may read
-// the first, the last, or both.
+// duplicateKey returns the first key that an object has twice, in the same or another case; empty if there is none. A
+// decoder may read the first value of such a key, the last one, or both.
 func duplicateKey(conf []byte) (key string) {
 	seen := map[string]bool{}
 	cni.WalkValues(conf, func(path string, _ int64) bool {
@@ -71,8 +71,8 @@ func duplicateKey(conf []byte) (key string) {
 	return key
 }
 
-// fold returns the key in lower case. encoding/json compares keys by Unicode's simple folding, by which the Kelvin sign
-// equals k.
+// fold returns the key in lower case. It folds as encoding/json does, by Unicode's simple folding, in which the Kelvin
+// sign equals k.
 func fold(key string) string {
 	return strings.Map(func(r rune) rune {
 		for next := unicode.SimpleFold(r); ; r, next = next, unicode.SimpleFold(next) {

@@ -10,9 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// RunNameless is Run for a program that gets text of a configuration. The program looks up no names of hosts, services,
-// users and groups, so that it does not wait for a name server. It does not see /run, where the sockets of
-// name services are, and the lock of iptables.
+// RunNameless runs a program that gets text of a configuration. The program cannot look up names of hosts, services,
+// users and groups, so it does not wait for a name server. It does not see /run, which has the sockets of name services
+// and the lock of iptables.
 func (c Command) RunNameless(ctx context.Context) error {
 	netns, err := os.Open("/proc/thread-self/ns/net")
 	if err != nil {
@@ -21,7 +21,7 @@ func (c Command) RunNameless(ctx context.Context) error {
 	defer netns.Close()
 	done := make(chan error)
 	go func() {
-		runtime.LockOSThread() // and the thread ends with the goroutine
+		runtime.LockOSThread() // never unlocked, so that the thread ends with the goroutine
 		err := unix.Setns(int(netns.Fd()), unix.CLONE_NEWNET)
 		if err = errors.Join(err, hideNames()); err == nil {
 			err = c.Run(ctx)
@@ -31,7 +31,7 @@ func (c Command) RunNameless(ctx context.Context) error {
 	return <-done
 }
 
-// hideNames gives the calling thread a mount namespace in which nothing tells names.
+// hideNames gives the calling thread a mount namespace without sources of names.
 func hideNames() error {
 	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
 		return os.NewSyscallError("unshare", err)
@@ -44,7 +44,7 @@ func hideNames() error {
 		"hosts":         "", "services": "", "passwd": "", "group": "",
 	} {
 		if _, err := os.Stat("/etc/" + path); errors.Is(err, fs.ErrNotExist) {
-			continue // what is absent tells nothing
+			continue // an absent file has no names
 		}
 		errs = append(errs, os.WriteFile("/run/"+path, []byte(text), 0o644),
 			unix.Mount("/run/"+path, "/etc/"+path, "", unix.MS_BIND, ""))

@@ -31,7 +31,7 @@ const (
 	// retryTime is how long a call is repeated whose list changed meanwhile, or whose answer was disturbed.
 	retryTime = 20 * time.Second
 	// freeCalls is how many times a call is made without a pause. Each later pause is a millisecond longer, up to
-	// maxPause: a container that changes its links all the time costs no processor.
+	// maxPause, so that a container that changes its links all the time does not keep a processor busy.
 	freeCalls = 3
 	maxPause  = 100 * time.Millisecond
 	// maxOverruns is how many sockets one call may find without room. A new socket has room

@@ -123,9 +123,9 @@ func (c *Conn) find(look func(h *netlink.Handle) (netlink.Link, error)) (l Link,
 // IsPairEnd tells an end of a pair from other links.
 func (l Link) IsPairEnd() bool { return l.Kind == "veth" || l.Kind == "netkit" }
 
-// OtherEnd returns the end in c's namespace of the pair whose end l is in the namespace of in. The error matches
-// ErrNoLink where c's namespace has no such end. A container chooses the indexes of its links, so the index that l
-// reports is not enough: the kernel must say that the end found is connected to the namespace of in.
+// OtherEnd returns the end of a pair in c's namespace. l is the pair's end in the namespace of in. The error matches
+// ErrNoLink if c's namespace has no such end. A container chooses the indexes of its links, so the peer index of l is
+// not enough: the kernel must report that the returned end is connected to the namespace of in.
 func (c *Conn) OtherEnd(l Link, in *Conn) (Link, error) {
 	if !l.IsPairEnd() || l.Peer == 0 {
 		return Link{}, ErrNoLink
@@ -144,8 +144,7 @@ func (c *Conn) OtherEnd(l Link, in *Conn) (Link, error) {
 	return end, nil
 }
 
-// ConnectsTo reports whether l, which is in c's namespace, is an end of a pair whose other end is in the namespace of
-// in.
+// ConnectsTo reports whether l, a link in c's namespace, is an end of a pair whose other end is in the namespace of in.
 func (c *Conn) ConnectsTo(l Link, in *Conn) (bool, error) {
 	if !l.IsPairEnd() {
 		return false, nil
@@ -329,8 +328,9 @@ func (c *Conn) Addrs(index int) (addrs []Addr, err error) {
 	return complete(addrs, c.linkError(index, "list addresses", err))
 }
 
-// EachAddr calls do for each address of the namespace and the index of its link, and again for some where the list
-// changes while it is read. It does not keep the list, which a container can make long.
+// EachAddr calls do for each address of the namespace, with the index of its link. If the list changes while it is
+// read, do may be called more than once for an address. EachAddr does not keep the list, which a container can make
+// long.
 func (c *Conn) EachAddr(do func(link int, addr netip.Addr)) error {
 	req := nl.NewNetlinkRequest(unix.RTM_GETADDR, unix.NLM_F_DUMP)
 	msg := nl.NewIfAddrmsg(unix.AF_UNSPEC)
@@ -347,7 +347,7 @@ func (c *Conn) EachAddr(do func(link int, addr netip.Addr)) error {
 	return wrap("list of addresses", err)
 }
 
-// ownAddr finds the address in the attributes of a message: IFA_LOCAL or, where there is no other end, IFA_ADDRESS.
+// ownAddr returns the address in the attributes of a message: IFA_LOCAL or, for an address without a peer, IFA_ADDRESS.
 func ownAddr(attrs []byte) (addr netip.Addr) {
 	for len(attrs) >= unix.SizeofRtAttr {
 		size := int(binary.NativeEndian.Uint16(attrs))

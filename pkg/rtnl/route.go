@@ -99,8 +99,8 @@ func (c *Conn) RouteTo(addr netip.Addr) (link int, err error) {
 	return found.OutIndex, wrap("route to "+addr.String(), err)
 }
 
-// DefaultRouter returns the next hop of the default route of a family, and the link that leads there. It returns the
-// zero Addr where there is none.
+// DefaultRouter returns the next hop of a family's default route, and the index of the route's link. It returns the
+// zero Addr if there is no default route, or if the default route has no next hop.
 func (c *Conn) DefaultRouter(is4 bool) (router netip.Addr, link int, err error) {
 	unused := netip.AddrFrom16([16]byte{0x20, 1, 0xd, 0xb8}) // RFC 3849
 	if is4 {
@@ -117,26 +117,27 @@ func (c *Conn) RouteBits(addr netip.Addr) (int, error) {
 	return found.Dst.Bits(), wrap("route to "+addr.String(), err)
 }
 
-// IsLocal reports whether the namespace takes packets for addr itself that arrive in the VRF; the zero Link is none.
+// IsLocal reports whether the namespace itself receives packets for addr that arrive in the VRF. The zero Link means no
+// VRF.
 func (c *Conn) IsLocal(addr netip.Addr, vrf Link) (bool, error) {
 	var attrs []*nl.RtAttr
 	if vrf.Index != 0 {
 		attrs = append(attrs, nl.NewRtAttr(unix.RTA_OIF, nl.Uint32Attr(uint32(vrf.Index))))
 	}
 	found, err := c.lookUp(addr, 0, attrs...)
-	// No route; one of type unreachable, prohibit and blackhole.
+	// There is no route, or a route of type unreachable, prohibit or blackhole.
 	err = unless(err, unix.ENETUNREACH, unix.EHOSTUNREACH, unix.EACCES, unix.EINVAL)
-	// What the VRF has no route to is looked up in the other tables.
+	// The kernel looks in other tables if the VRF has no route to addr.
 	own := vrf.Index == 0 || found.Table == vrf.Table
 	return found.Type == unix.RTN_LOCAL && own, wrap("route to "+addr.String(), err)
 }
 
-// lookUp returns the link, the next hop, the type and the table of the route to addr that the kernel would take, and
-// its prefix with the flag RTM_F_FIB_MATCH.
+// lookUp returns the link, the next hop, the type and the table of the route to addr that the kernel would use. With
+// the flag RTM_F_FIB_MATCH it also returns the route's prefix.
 func (c *Conn) lookUp(addr netip.Addr, flags uint32, attrs ...*nl.RtAttr) (r Route, err error) {
 	header := &nl.RtMsg{RtMsg: unix.RtMsg{Family: uint8(FamilyOf(addr)), Dst_len: uint8(addr.BitLen())}}
 	header.Flags = flags
-	if addr.Is4() { // IPv6 always names the table, and strictly refuses the flag
+	if addr.Is4() { // IPv6 always reports the table, and strict checking refuses the flag
 		header.Flags |= unix.RTM_F_LOOKUP_TABLE
 	}
 	attrs = append(attrs, nl.NewRtAttr(unix.RTA_DST, addr.AsSlice()))

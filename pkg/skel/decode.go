@@ -16,8 +16,8 @@ import (
 )
 
 const (
-	confMax   = 4 << 20  // bytes of a configuration
-	formerMax = 64 << 20 // of one by which an attachment was made: DEL and GC get it once more
+	confMax   = 4 << 20  // limit of a configuration, in bytes
+	formerMax = 64 << 20 // limit in DEL and GC, whose attachments may be from a release without confMax
 )
 
 // checkEnvironment names every variable that command needs and that is missing or
@@ -91,7 +91,7 @@ func (c *call) decode(command string) (*Request, error) {
 // lenient reports whether a command works with a configuration that ADD refuses.
 func lenient(command string) bool { return command == "DEL" || command == "GC" }
 
-// readConf reads standard input, at most so many bytes, as long as the call may take.
+// readConf reads standard input: at most most bytes, and at most for the time of a call.
 func (c *call) readConf(most int) ([]byte, error) {
 	stdin := c.env.Stdin
 	if f, ok := stdin.(*os.File); ok {
@@ -193,7 +193,7 @@ func (c *call) request(data []byte, conf *cni.Config, command string) (*Request,
 	return req, problems.Err()
 }
 
-// checkPolicy refuses a tenant's configuration that uses what the administrator's policy does not permit.
+// checkPolicy refuses a tenant's configuration that has values which the administrator's policy does not permit.
 func (c *call) checkPolicy(conf []byte, command string) error {
 	if c.env.Policy == "" {
 		return nil

@@ -17,7 +17,8 @@ const FailureDir = "/run/hawser/failures"
 const (
 	// failuresKept is how many records stay, the newest.
 	failuresKept = 64
-	// failureText is how much of a message, of its details and of a path is kept, failureName of a name, in bytes.
+	// failureText is the limit of a message, of its details and of a path in bytes, and failureName the limit of a
+	// name. Longer texts are cut.
 	failureText, failureName = 4096, 255
 )
 
@@ -121,7 +122,8 @@ func PodOf(args string) string {
 	return pod[namespace] + "/" + pod[name]
 }
 
-// bounded is the failure with texts that are not longer than what is kept: a tenant's configuration may have any.
+// bounded returns the failure with texts that are cut to the limits, because texts of a tenant's configuration may have
+// any length.
 func (f Failure) bounded() Failure {
 	for text, most := range map[*string]int{&f.Network: failureName, &f.ContainerID: failureName,
 		&f.IfName: failureName, &f.Pod: 2 * failureName, &f.Netns: failureText, &f.Msg: failureText,

@@ -91,7 +91,7 @@ func isKnown(name string, known []key) bool {
 	return slices.ContainsFunc(known, func(k key) bool { return k.name == name })
 }
 
-// unknownMax is how many unknown keys of an object are named.
+// unknownMax is how many unknown keys of an object a message names.
 const unknownMax = 64
 
 // unknownIn returns the unknown keys of an object, or of those in a list. Without known keys any may be in it.

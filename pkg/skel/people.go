@@ -113,8 +113,8 @@ func checkConfig(p Plugin[any], env Env) int {
 	return c.status
 }
 
-// readPolicyFlag reads the arguments after --check-config: none, or --policy and a file. A policy says what a tenant's
-// configuration may have; without the flag the node's own is not asked.
+// readPolicyFlag reads the arguments after --check-config: none, or --policy and a file. Without --policy the
+// configuration is not checked against any policy, including the node's.
 func (c *checker) readPolicyFlag() error {
 	c.env.Policy = ""
 	switch args := c.env.Args[1:]; {

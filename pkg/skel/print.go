@@ -39,7 +39,7 @@ func (c *call) askedVersion() string {
 	return cmp.Or(in.CNIVersion, cni.Newest)
 }
 
-// timedFile is a file whose Read waits until a time.
+// timedFile is a file whose Read fails after a deadline.
 type timedFile struct {
 	*os.File
 	until time.Time

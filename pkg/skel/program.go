@@ -107,8 +107,8 @@ func Main[C any](p Plugin[C]) {
 	serve(func(ctx context.Context, env Env) int { return Run(ctx, p, env) }, nil)
 }
 
-// MainOf is Main of a program that is all these plugins. The base name of argv[0] selects the plugin, by cni.IsPlugin.
-// A name that selects no plugin is an error for a runtime; for other callers MainOf returns.
+// MainOf is Main for a program that contains all these plugins. The base name of argv[0] selects the plugin, by
+// cni.IsPlugin. If no plugin matches, a runtime gets an error; for other callers MainOf returns.
 func MainOf(all []Program) {
 	name := filepath.Base(os.Args[0])
 	if p, ok := Find(all, name); ok {
@@ -137,7 +137,8 @@ func serve(run func(context.Context, Env) int, all []Program) {
 	}))
 }
 
-// Find returns the plugin that name is, by cni.IsPlugin. Of several plugins the one with the longest name is returned.
+// Find returns the plugin of a name, by cni.IsPlugin. If several plugins match, it returns the one with the longest
+// name.
 func Find(all []Program, name string) (found Program, ok bool) {
 	for _, p := range all {
 		if cni.IsPlugin(name, p.Name) && len(p.Name) > len(found.Name) {
@@ -159,7 +160,7 @@ func (r *Request) InProcess(file fs.FileInfo) (p Program, ok bool) {
 	}
 	run := p.Run
 	p.Run = func(ctx context.Context, env Env) int {
-		env.Failures, env.Policy = r.failures, "" // the plugin that called has asked the policy
+		env.Failures, env.Policy = r.failures, "" // the calling plugin has checked the policy
 		return run(ctx, env)
 	}
 	return p, isRunning(file)

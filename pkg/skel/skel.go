@@ -103,7 +103,7 @@ type Env struct {
 
 	// Failures is the directory of the records of calls that failed; empty = none.
 	Failures string
-	// Policy is the path of the administrator's policy for tenants (package policy); empty = none.
+	// Policy is the path of the administrator's policy for tenants (package policy); empty: no policy.
 	Policy string
 	// Limit is how long the call may take; 0 = callTime.
 	Limit time.Duration

@@ -25,7 +25,8 @@ type Lock struct {
 	kind
 }
 
-// kind is how a lock is set and released, as flock does, and how the error of a held lock names the holder.
+// kind is a kind of lock: set locks and unlocks as flock does, and busy returns the error of a held lock, which names
+// the holder.
 type kind struct {
 	set  func(fd, how int) error
 	busy func() error
@@ -58,8 +59,8 @@ func (d *Dir) LockFile(ctx context.Context, name string, perm fs.FileMode, wait 
 }
 
 // LockByte locks the byte at an offset of the file at path, which it creates if it is absent. Many things share the
-// file, each by its own offset, so that a lock leaves nothing behind. It waits as LockFile does. The error of a held
-// lock names the thing.
+// file, each with its own offset, so that a lock does not leave a file of its own. LockByte waits as LockFile does. The
+// error of a held lock names the thing.
 func LockByte(ctx context.Context, path string, at uint64, thing string) (*Lock, error) {
 	dir, err := Open(filepath.Dir(path), 0o755)
 	if err != nil {
@@ -79,7 +80,7 @@ func LockByte(ctx context.Context, path string, at uint64, thing string) (*Lock,
 	return k.lock(ctx, fd, path, defaultWait)
 }
 
-// lockByte is flock for one byte. The lock belongs to the open file, as that of flock does.
+// lockByte does for one byte what flock does for a file. Like the lock of flock, this lock belongs to the open file.
 func lockByte(fd, how int, at uint64) error {
 	l := unix.Flock_t{Type: unix.F_WRLCK, Start: int64(at), Len: 1}
 	if how == unix.LOCK_UN {
@@ -93,7 +94,7 @@ func lockByte(fd, how int, at uint64) error {
 	return err
 }
 
-// whole is the flock of a file.
+// whole returns the kind of a lock of a whole file by flock.
 func whole(path string) kind { return kind{flock, func() error { return busy(path) }} }
 
 // defaultWait is how long a call waits for its turn where nothing else is said.
@@ -108,8 +109,8 @@ func LockFD(ctx context.Context, fd int, path string) (*Lock, error) {
 	return whole(path).lock(ctx, own, path, defaultWait)
 }
 
-// lock locks the open file fd, or closes it. It waits in a goroutine, which owns fd once ctx has ended: a blocked call
-// cannot be canceled.
+// lock locks the open file fd, or closes it. It waits in a goroutine, because a blocked call cannot be canceled. When
+// ctx ends, the goroutine owns fd.
 func (k kind) lock(ctx context.Context, fd int, path string, wait time.Duration) (*Lock, error) {
 	err := k.set(fd, unix.LOCK_EX|unix.LOCK_NB)
 	if err == nil { // its time is over: the caller may have gone on without it, as that of an IPAM plugin in process
@@ -159,7 +160,7 @@ func busy(path string) error {
 	return fmt.Errorf("lock %s: %w %s", path, ErrBusy, named(pid))
 }
 
-// named is the holder of a lock in words; 0 is an unknown process.
+// named returns the holder of a lock in words. A pid of 0 means an unknown process.
 func named(pid int) string {
 	if pid == 0 {
 		return "a process that cannot be seen from here"
@@ -168,8 +169,8 @@ func named(pid int) string {
 	return fmt.Sprintf("process %d (%s)", pid, strings.TrimSpace(string(program)))
 }
 
-// holderOfByte finds the process that holds the lock of a byte, by its open files, because /proc/locks does not name
-// it; 0 if none can be seen.
+// holderOfByte returns the ID of the process that holds the lock of a byte; 0 if it cannot be seen. It searches the
+// open files of processes, because /proc/locks does not name the holder of such a lock.
 func holderOfByte(path string, at uint64) (pid int) {
 	var st unix.Stat_t
 	if unix.Lstat(path, &st) != nil {

@@ -444,7 +444,7 @@ func untouched(h *nstest.Host) string {
 	return strings.Join(slices.DeleteFunc(lines, shared), "")
 }
 
-// hostAddresses are addresses of the host, which no container on a network may have.
+// hostAddresses returns failures of ADD for addresses that the host has.
 func hostAddresses() map[string]Failure {
 	hostHas := func(address string) Failure {
 		return Failure{Prepare: func(w *World, _ *nstest.Host) {

@@ -281,7 +281,7 @@ const (
 		`){2}`
 )
 
-// control are most characters that a name does not have, in a pattern.
+// control has, for a pattern, most of the characters that a name must not have.
 const control = `\x00-\x1f\x7f-\x9f`
 
 const optionNames = "dhcp-client-identifier|subnet-mask|routers|host-name|user-class|vendor-class-identifier"
