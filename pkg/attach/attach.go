@@ -230,7 +230,7 @@ func (s *Session) RefuseHostAddresses(res *cni.Result, link rtnl.Link, isRouter 
 			return cni.Errorf(cni.CodeConflict,
 				"address %s: the host has it; exclude it from the addresses that IPAM gives", addr)
 		}
-		s.Warn("address %s: the host has it, too, on another network", addr)
+		s.Warn("address %s: the host also has it, on another network", addr)
 	}
 	return nil
 }

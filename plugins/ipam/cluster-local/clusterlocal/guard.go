@@ -37,7 +37,7 @@ const (
 	poolsVersion = "whereabouts.cni.cncf.io/v1alpha1"
 	poolsPath    = "/apis/" + poolsVersion
 	poolsSpace   = "kube-system" // of a pool that is the first one
-	poolsPage    = 10            // pools in an answer: etcd has objects of up to 1.5 MB
+	poolsPage    = 10            // pools in one answer; etcd's objects have up to 1.5 MB
 )
 
 // isOf says whether the entry is one of the attachment, which has these addresses where the entry does not say all.
@@ -130,9 +130,9 @@ func (k kubernetes) guard(ctx context.Context, pools []pool, l lease, subnet net
 	}
 }
 
-// afterRace returns the pools as they are now if err means that another node changed pool p, which was read, or created
-// it. Otherwise it returns err: the API server answers 422 for a pool of another version, and also for an entry that it
-// does not accept.
+// afterRace returns the present pools if err means that another node changed pool p since it was read, or created p.
+// Otherwise it returns err. The versions of p tell the two apart, because the API server answers 422 both for a pool of
+// another version and for an entry that it does not accept.
 func (k kubernetes) afterRace(ctx context.Context, n int, p pool, err error) ([]pool, error) {
 	if !kube.Is(err, "AlreadyExists") && (!kube.Is(err, "Invalid") || p.Metadata.Name == "") {
 		return nil, err
@@ -169,7 +169,7 @@ func (k kubernetes) lend(ctx context.Context, p *pool, key string, e entry) erro
 	return k.change(ctx, p, map[string]any{"op": "add", "path": path, "value": value})
 }
 
-// change carries out one operation on the pool, if it is still as it was read. The pool gets its new version.
+// change applies one operation to the pool if nothing changed the pool since it was read. p gets the new version.
 func (k kubernetes) change(ctx context.Context, p *pool, operation map[string]any) error {
 	var changed pool
 	_, err := k.Do(ctx, kube.Request{Method: "PATCH", Type: "application/json-patch+json",
@@ -213,7 +213,7 @@ func (k kubernetes) unguard(ctx context.Context, space string, a cni.Attachment,
 	return err
 }
 
-// entryOf returns an entry of the attachment in the pools of a space: its pool, which is nil without one, and its key.
+// entryOf returns the pool and the key of an entry of the attachment in a space. The pool is nil if there is no entry.
 func entryOf(pools []pool, space string, a cni.Attachment, has []netip.Addr) (*pool, string) {
 	for i, p := range pools {
 		for _, key := range slices.Sorted(maps.Keys(p.Spec.Allocations)) {

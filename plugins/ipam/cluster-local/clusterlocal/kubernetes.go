@@ -21,7 +21,7 @@ const (
 	kind       = "Address"
 	addresses  = "/apis/" + apiVersion + "/addresses"
 	pageSize   = 5000
-	pagesMost  = 200 // of a list: a million addresses
+	pagesMost  = 200 // pages of a list, for a million addresses
 )
 
 type object struct {
@@ -156,7 +156,7 @@ func (k kubernetes) list(ctx context.Context, space, node string) (all []lease, 
 	return all, now, explain(err)
 }
 
-// pages returns all objects of a list, and the time of its last page by the server's clock.
+// pages returns all objects of a list, and the time of the last page by the server's clock.
 func pages[T any](ctx context.Context, k kubernetes, at url.URL, kind string) (all []T, now time.Time, err error) {
 	for range pagesMost {
 		type list struct {

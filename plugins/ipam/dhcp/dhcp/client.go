@@ -26,8 +26,8 @@ type client struct {
 	*daemon
 	log      *slog.Logger
 	ns       *ns.NS                // nil until it is opened
-	usedAt   string                // the path at which another use of the namespace was last seen; empty: none
-	isUnseen bool                  // a process cannot be read that may use the namespace
+	usedAt   string                // path of the last seen other use of the namespace; empty: none
+	isUnseen bool                  // a process that cannot be read may use the namespace
 	failed   string                // the last failure of an exchange; empty: it succeeded
 	mounted  chan struct{}         // has an element after the mount table changed
 	current  atomic.Pointer[lease] // the lease that the interface has; nil: none
@@ -140,8 +140,8 @@ func (c *client) rest(ctx context.Context, pause time.Duration) {
 	}
 }
 
-// exchange sends what is to be sent now, and waits for the answers, until the lease is lost at the latest: the next one
-// begins with another look at the namespace.
+// exchange sends the due message and waits for answers, at most until the lease is lost, because the next exchange
+// begins with another search for the namespace.
 func (c *client) exchange(ctx context.Context) error {
 	l, err := c.open(true)
 	if err != nil {
@@ -256,9 +256,9 @@ func (c *client) release() error {
 	return err
 }
 
-// sendRelease takes the address off, where the main plugin has not done so, and sends the server a RELEASE, unless the
-// lease has ended. It returns the MAC address to which that went. So the interface does not answer for an address that
-// the server lends again.
+// sendRelease removes the address if the main plugin has not done so, so that the interface does not answer for an
+// address that the server lends again. Then it sends the server a RELEASE, unless the lease has ended. It returns the
+// MAC address to which the RELEASE went.
 func (c *client) sendRelease() (at string, err error) {
 	l, err := c.open(false)
 	if err != nil {

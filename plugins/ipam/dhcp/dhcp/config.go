@@ -112,7 +112,7 @@ func parseConfig(conf []byte, args string) (*config, error) {
 		problems.Add(err)
 		cfg.Request = append(cfg.Request, code)
 	}
-	if !skipsDefaults || cfg.Request == nil { // the reference's client has a list of its own where there is none
+	if !skipsDefaults || cfg.Request == nil { // without a list the reference's client requests its own
 		cfg.Request = append(cfg.Request, 1, 3) // subnet mask and routers
 	}
 	if cfg.DNS {

@@ -17,7 +17,7 @@ import (
 var (
 	// errGone reports that no other process uses the container's namespace.
 	errGone = errors.New("no path, process or mount leads to it any more")
-	// errUnseen reports that a process could not be read, so that it may use the namespace.
+	// errUnseen reports that a process that may use the namespace could not be read.
 	errUnseen = errors.New("its uses cannot be searched")
 )
 
@@ -27,10 +27,10 @@ func isGone(err error) bool {
 		errors.Is(err, rtnl.ErrNoLink)
 }
 
-// reach opens the namespace, once, so that the lease can be renewed and released whatever became of the path. And it
-// makes sure that something else still uses the namespace, or else the error is errGone: our descriptor must not keep
-// it for nobody. A use is the path, a process, or a mount that a process sees. A descriptor of another process is none:
-// it may be that of another daemon, which waits for ours.
+// reach opens the namespace once, so that the lease can be renewed and released after the path is removed. It returns
+// errGone if nothing else uses the namespace, because the daemon's descriptor must not keep an unused namespace. A use
+// is the path, a process, or a mount that a process sees. A descriptor of another process is not a use: it may belong
+// to another daemon, which waits for this one.
 func (c *client) reach() error {
 	if c.ns != nil && leads(c.usedAt, c.NS) {
 		return nil
@@ -46,7 +46,7 @@ func (c *client) reach() error {
 		return nil
 	}
 	n, err := ns.Open(c.usedAt)
-	if !isKnown && isGone(err) { // the plugin that delegates to dhcp has opened it
+	if !isKnown && isGone(err) { // it exists, because the plugin that delegates to dhcp has opened it
 		err = fmt.Errorf("%w; the daemon must see it: in a pod mount /run/netns with HostToContainer propagation, "+
 			"or start the daemon with -hostprefix", err)
 	}
@@ -66,8 +66,8 @@ func (c *client) reach() error {
 	return nil
 }
 
-// seek finds another use of the namespace. Where a process cannot be read, the namespace counts as used until the lease
-// ends; an address without a lease must not stay, nor a namespace that only the daemon may keep.
+// seek finds another use of the namespace. If a process cannot be read, the namespace is treated as used until the
+// lease ends. Then neither the address may stay, nor a namespace that only the daemon may keep.
 func (c *client) seek() error {
 	var err error
 	c.usedAt, err = c.elsewhere(c.NS)
@@ -137,8 +137,9 @@ func (d *daemon) watchMounts() error {
 	})
 }
 
-// onExit calls do when the process ends below whose directory in /proc a path is, unless ctx ends before: the path is
-// that of a process or thread, or of a mount that it sees. Other paths have no such event, nor have threads.
+// onExit calls do when a process ends whose directory in /proc contains path, unless ctx ends before that. path is of a
+// process or thread, or of a mount that the process sees. There is no such event for other paths, or for the end of a
+// thread.
 func onExit(ctx context.Context, path string, do func()) {
 	var pid int
 	if n, _ := fmt.Sscanf(path, "/proc/%d/", &pid); n == 0 {

@@ -274,7 +274,7 @@ func (s *leaseDir) list() (all []cni.Holding, err error) {
 	names, err := s.dir.Names()
 	errs := []error{err}
 	boot, _ := s.bootWord()
-	judge := sync.OnceValues(s.newJudge) // most leases have a note
+	judge := sync.OnceValues(s.newJudge) // rarely needed, because most leases have a note
 	isEarlier := func(addr netip.Addr) bool {
 		j, err := judge()
 		if err != nil {

@@ -94,7 +94,7 @@ type judge struct {
 	booted       time.Time // nothing of this boot was written before; zero where nothing says when
 	isOneMachine bool      // what is of another boot is of this machine
 	mayBeGone    func(ns.Identity) bool
-	isGone       func() (func(ns.Identity) bool, error) // of what may be gone; nil: that is enough
+	isGone       func() (func(ns.Identity) bool, error) // for namespaces that may be gone; nil: mayBeGone decides
 	known        map[uint64]bool                        // whether a namespace is gone, by cookie
 	blind        error                                  // why that cannot be known
 	ends         map[string]bool                        // hashes of the attachments that have a link on the host
@@ -165,7 +165,7 @@ func (j *judge) look(addr netip.Addr) (l lease, isDead bool) {
 	return l, j.isOfEarlierBoot(&l) && j.isContainers(&l)
 }
 
-// isOfEarlierBoot judges a lease without a note of this boot.
+// isOfEarlierBoot reports whether a lease without a note of this boot is of an earlier boot for certain.
 func (j *judge) isOfEarlierBoot(l *lease) bool {
 	if !j.isOneMachine || !j.readAge(l) {
 		return false
@@ -234,8 +234,8 @@ func (j *judge) hasEnd(l lease) bool {
 // which addresses are given has to do.
 const judgedAtLeast = 4096
 
-// mayReclaim reports whether a lease may be one of a container that is gone. Before Linux 6.18 it does not look at
-// processes: a runtime asks for STATUS again and again, and many processes make that look long.
+// mayReclaim reports whether one of the leases may be stale. Before Linux 6.18 it does not read processes, because a
+// runtime calls STATUS repeatedly, and reading many processes takes long.
 func (s *leaseDir) mayReclaim(order iter.Seq[netip.Addr]) bool {
 	j, err := s.newJudge()
 	if err != nil {

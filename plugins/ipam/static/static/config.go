@@ -73,7 +73,7 @@ func parseConfig(req *skel.Request, wire wireConfig, problems *cni.Problems) (cf
 		cfg.ips = append(cfg.ips, s.IP)
 		if hasEdges(s.Address) && s.Address == s.Address.Masked() {
 			cfg.warnings = append(cfg.warnings, fmt.Sprintf(
-				"%s: %s is the network's own address, which some hosts do not send to", s.key, s.Address))
+				"%s: %s is the network's own address, to which some hosts do not send", s.key, s.Address))
 		}
 	}
 	return cfg

@@ -127,7 +127,7 @@ var _ = Describe("ADD", func() {
 		Expect(a.Code).To(BeZero(), a.Stdout)
 		Expect(a.Stdout).To(ContainSubstring(`"10.10.0.0/24"`))
 		Expect(a.Stderr).To(Equal("static: " + key +
-			": 10.10.0.0/24 is the network's own address, which some hosts do not send to\n"))
+			": 10.10.0.0/24 is the network's own address, to which some hosts do not send\n"))
 	},
 		Entry("of ipam", "ipam.addresses[0].address", `"addresses": [{"address": "10.10.0.0/24"}]`, ""),
 		Entry("of the runtime", "runtimeConfig.ips[0]", `"addresses": []`, "",

@@ -51,7 +51,7 @@ var _ = Behaves(Fixture{
 			Change: Saying(Object{"isGateway": false, "isDefaultGateway": false, "ipMasq": false}),
 			Code:   cni.CodeConflict, Says: "address 10.1.0.1", Asked: true},
 		"the address is another one's gateway": {Prepare: Lends("10.1.0.7/24 10.1.0.9", "10.1.0.9/24 10.1.0.7"),
-			Code: cni.CodeIPAM, Says: "10.1.0.7/24 to the container and as a gateway", Asked: true},
+			Code: cni.CodeIPAM, Says: "10.1.0.7/24 both to the container and as a gateway", Asked: true},
 		"there is no room for a gateway": {Prepare: Lends("10.1.0.3/32"), Code: cni.CodeIPAM, Says: "10.1.0.3/32",
 			Asked: true},
 		"macspoofchk's table is another's": {Prepare: func(w *World, _ *nstest.Host) {

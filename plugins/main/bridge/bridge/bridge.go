@@ -253,8 +253,9 @@ func (c *call) setUpPort(ctx context.Context) error {
 	return c.Host.SetLink(c.HostEnd.Index, rtnl.LinkChange{Up: new(true)})
 }
 
-// keepMTU gives an interface that becomes a port the bridge's MTU if its own is smaller and another port has more.
-// Linux lowers the MTU of a bridge to the smallest one of its ports, and removes all IPv6 addresses below 1280 bytes.
+// keepMTU gives an interface that will become a port the bridge's MTU, if its MTU is smaller than the bridge's and
+// another port's. Otherwise Linux would lower the bridge's MTU to the smallest MTU of its ports. Below 1280 bytes Linux
+// removes all IPv6 addresses of the bridge.
 func (c *call) keepMTU(end *rtnl.Link) error {
 	if end.MTU >= c.bridge.MTU {
 		return nil

@@ -109,7 +109,7 @@ func (c *call) hasUplink() (bool, error) {
 func (c *call) makeBridge() (rtnl.Link, error) {
 	err := c.Host.AddLink(rtnl.NewLink{
 		Kind: "bridge", Name: c.cfg.Bridge, MTU: c.cfg.Link.MTU, VLANFiltering: c.cfg.filtersVLANs(),
-		MAC: randomMAC(), // without one it would take a port's, see pinMAC
+		MAC: randomMAC(), // without it the bridge would take a port's address, see pinMAC
 	})
 	if err != nil && !errors.Is(err, unix.EEXIST) {
 		return rtnl.Link{}, c.cfg.unsupportedVLANs(err)
@@ -195,9 +195,10 @@ func (c *call) prepareGateway(ctx context.Context, want []netip.Prefix) (gw atta
 	return gw, nil
 }
 
-// pinMAC sets the MAC address of a gateway to its present one, unless it was set before. Otherwise a bridge takes the
-// lowest address of its ports, and another one when that port goes: containers would lose their gateway until their
-// neighbor entries expire. A bridge that lost all its ports has no address, and gets a random one.
+// pinMAC sets the MAC address of a gateway interface to its present address, unless it was set before. A bridge whose
+// address was not set has the lowest address of its ports, and changes it when that port is removed. Containers would
+// then lose their gateway until their neighbor entries expire. A bridge that lost all its ports has no address, and
+// gets a random one.
 func (c *call) pinMAC(l rtnl.Link) error {
 	if set, err := iface.IsMACSet(l); set && err == nil || len(l.MAC) == 0 {
 		return nil

@@ -31,7 +31,7 @@ func makePlan(cfg config, answer *cni.Result) (res *cni.Result, gateways []netip
 	for _, ip := range res.IPs {
 		isGateway := func(gw netip.Prefix) bool { return gw.Addr() == ip.Address.Addr() }
 		if slices.ContainsFunc(gateways, isGateway) {
-			return nil, nil, cni.Errorf(cni.CodeIPAM, "IPAM gave address %s to the container and as a gateway",
+			return nil, nil, cni.Errorf(cni.CodeIPAM, "IPAM gave address %s both to the container and as a gateway",
 				ip.Address)
 		}
 	}

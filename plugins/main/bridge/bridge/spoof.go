@@ -91,8 +91,8 @@ func (s spoofCheck) verify(nf *nft.Conn) error {
 	return spoofError(err)
 }
 
-// deleteSpoofCheck removes the attachment's check: ours and, unless it was done before, the reference's. It reads the
-// names that the host end may have first: most containers have no check, and other elements are not read for them.
+// deleteSpoofCheck removes Hawser's check of the attachment and, unless again is set, the reference's. First it reads
+// only the elements for the host end's possible names, because most containers have no check, and need no more.
 func deleteSpoofCheck(ctx context.Context, nf *nft.Conn, a cni.Attachment, again bool) error {
 	var ports []nft.Item
 	for _, name := range iface.HostNames(a) {

@@ -15,9 +15,9 @@ import (
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
-// find finds the device in the host's namespace. It refuses lo, and links of other attachments. The link is zero where
-// a userspace driver has the device. The error matches rtnl.ErrNoLink where its interface is in another namespace, or
-// where nothing can be found.
+// find returns the device's link in the host's namespace. It refuses lo, and links of other attachments. The link is
+// zero if a userspace driver has the device. The error matches rtnl.ErrNoLink if the device's interface is in another
+// namespace, or if the device is not found.
 func (d selector) find(host *rtnl.Conn) (l rtnl.Link, err error) {
 	switch {
 	case d.Key == byName:

@@ -172,8 +172,8 @@ func check(_ context.Context, req *skel.Request, cfg config) error {
 	return errors.Join(errs...)
 }
 
-// reapply makes the filters of the container's interface or its host end, which end with it. It makes no IFB, which
-// would outlive the container if the DEL of this plugin was before.
+// reapply restores the filters of the container's interface or of its host end. The filters end with the interface.
+// reapply does not restore an IFB, because an IFB would outlive the container if DEL of this plugin has already run.
 func reapply(_ context.Context, req *skel.Request, cfg config) error {
 	c := open(req)
 	end, err := c.findEnd()
@@ -194,7 +194,7 @@ func reapply(_ context.Context, req *skel.Request, cfg config) error {
 				hook = rtnl.ClsactSent
 			}
 			if err := c.verifyRedirect(name, end, hook, f); err != nil {
-				errs = append(errs, fmt.Errorf("not restored: an IFB outlives the container; restart it: %w", err))
+				errs = append(errs, fmt.Errorf("not restored, because an IFB may outlive the container; restart the container: %w", err))
 			}
 		case c.verify(name, end, f) != nil:
 			errs = append(errs, c.requeue(end, f))
@@ -203,7 +203,7 @@ func reapply(_ context.Context, req *skel.Request, cfg config) error {
 	return errors.Join(errs...)
 }
 
-// requeue replaces the filter of a link.
+// requeue replaces a link's filter.
 func (c *call) requeue(end rtnl.Link, f *filter) error {
 	q, err := c.at.Qdisc(end.Index, rtnl.Root)
 	if err == nil && q.IsTBF() {
@@ -358,7 +358,7 @@ func (c *call) findEnd() (rtnl.Link, error) {
 	return c.HostEnd, nil
 }
 
-// names reports whether prevResult has a link as one of the host's.
+// names reports whether prevResult names a link as an interface of the host.
 func (c *call) names(l rtnl.Link) bool {
 	return slices.ContainsFunc(c.PrevResult.Interfaces, func(i cni.Interface) bool {
 		return i.Name == l.Name && i.Sandbox == ""
@@ -368,9 +368,9 @@ func (c *call) names(l rtnl.Link) bool {
 // isAbsent tells the errors of findEnd that say that there is none: these have a code, and the kernel's have none.
 func isAbsent(err error) bool { return err != nil && cni.AsError(err).Code != cni.CodeInternal }
 
-// findRemains finds the link that has the limits for DEL: Hawser's host end by its mark, another program's by the
-// container's interface. Its index is 0 where there is none, and where CNI_NETNS is empty: prevResult may name any
-// link.
+// findRemains returns, for DEL, the link that has the limits: Hawser's host end by its mark, or another program's host
+// end by the container's interface. The zero Link means that there is none. Without CNI_NETNS it does not search for
+// another program's host end, because prevResult may name any link.
 func (c *call) findRemains() (rtnl.Link, error) {
 	end, err := frame.MarkedHostEnd(c.Host, c.Attachment)
 	if !errors.Is(err, rtnl.ErrNoLink) || c.PrevResult == nil {

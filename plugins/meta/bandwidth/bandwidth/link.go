@@ -272,11 +272,11 @@ func (c *call) remove(end rtnl.Link) error {
 	return errors.Join(errs...)
 }
 
-// ownEnd returns the host end that redirects to an IFB if the IFB is this attachment's, else the zero Link. A
-// mark decides. The name of an IFB without one, in which the container's ID is, may be that of the container's other
-// interface. Without a namespace the IFB counts as ours, unless there is a prevResult that does not name the host end.
-// With a namespace and a prevResult the caller would know the host end already. Before cniVersion 0.4.0 DEL has no
-// prevResult: then the container's interface decides.
+// ownEnd returns the host end that redirects to an IFB if the IFB is this attachment's, otherwise the zero Link. mine
+// is true if the IFB has the attachment's mark. The name of an unmarked IFB contains the container's ID, but the IFB
+// may belong to another interface of the container. Without a namespace the IFB is treated as the attachment's, unless
+// there is a prevResult that does not name the host end. With a namespace and a prevResult the caller already knows the
+// host end. Before cniVersion 0.4.0 DEL has no prevResult; then the container's interface decides.
 func (c *call) ownEnd(end rtnl.Link, mine bool) (rtnl.Link, error) {
 	if mine {
 		return end, nil

@@ -10,18 +10,19 @@ import (
 	"github.com/hawser-cni/plugins/pkg/nft"
 )
 
-// adminOverrides is the reference's comment of the rules that lead to administrators' chains.
+// adminOverrides is the reference's comment of the rules that jump to administrators' chains.
 const adminOverrides = "admin overrides"
 
-// adminRules lead from FORWARD through the administrator's chain, each as the first rule of its chain.
+// adminRules returns the jumps from FORWARD to CNI-FORWARD and from there to the administrator's chain, each the first
+// rule of its chain.
 func adminRules(admin string) []ipt.Rule {
 	return []ipt.Rule{adminJump(admin), commented(forwardHook, "", "rules", cniForward)}
 }
 
 func adminJump(admin string) ipt.Rule { return commented(cniForward, "", adminOverrides, admin) }
 
-// ensureAdmin makes the rules that lead through the administrator's chain. A chain that a configuration names comes
-// behind those that packets pass already, whose author may be another one.
+// ensureAdmin adds the rules that send packets through the administrator's chain. A chain that a configuration names
+// comes after the chains that packets already pass, because these may be another author's.
 func ensureAdmin(e *ipt.Edit, admin string) {
 	e.Make(cniForward, admin)
 	var before []ipt.Rule
@@ -36,7 +37,7 @@ func ensureAdmin(e *ipt.Edit, admin string) {
 	e.First(append(before, adminRules(admin)...)...)
 }
 
-// refuseOthersChain refuses a configured chain that is other software's: rules outside CNI-FORWARD lead to it.
+// refuseOthersChain refuses a configured chain that belongs to other software: rules outside CNI-FORWARD jump to it.
 func (c call) refuseOthersChain(ctx context.Context, admin string) error {
 	if admin == defaultAdminChain {
 		return nil
@@ -55,14 +56,14 @@ func (c call) refuseOthersChain(ctx context.Context, admin string) error {
 		}
 		if slices.ContainsFunc(live, leadsInNFTables(admin)) ||
 			slices.ContainsFunc(legacy.Rules, leadsInLegacy(admin)) {
-			return cni.Refuse("iptablesAdminChainName", admin, "is a chain of other software, whose rules lead to it").
+			return cni.Refuse("iptablesAdminChainName", admin, "is a chain of other software, whose rules jump to it").
 				Suggest("name a chain of your own")
 		}
 	}
 	return nil
 }
 
-// leadsInNFTables returns a function that reports whether a rule outside CNI-FORWARD leads to a chain.
+// leadsInNFTables returns a function that reports whether a rule outside CNI-FORWARD jumps to a chain.
 func leadsInNFTables(chain string) func(nft.LiveRule) bool {
 	return func(l nft.LiveRule) bool { return l.Target == chain && l.Chain != cniForward }
 }
@@ -74,8 +75,8 @@ func leadsInLegacy(chain string) func(ipt.Rule) bool {
 	}
 }
 
-// dropAdmin removes the configured chain of the last attachment that names it, and the rule that leads there, unless
-// the chain has rules. The default chain stays, as the reference's does.
+// dropAdmin removes a configured chain, and the rule that jumps to it, with the last attachment that names the chain. A
+// chain that has rules stays. So does the default chain, as with the reference plugin.
 func (c call) dropAdmin(ctx context.Context, s *store, r *record) error {
 	admin := r.AdminChain
 	if admin == defaultAdminChain || r.Backend == firewalld {

@@ -38,7 +38,7 @@ func (c call) findBridge(r *record, hostEnd rtnl.Link) error {
 		if err == nil {
 			link, err = c.Host.LinkByIndex(index)
 		}
-		if err != nil { // the policy of another interface would not hold
+		if err != nil { // a policy on another interface would have no effect
 			return fmt.Errorf("bridge %q: interface of address %s: %w", bridge.Name, a, err)
 		}
 		if strings.HasPrefix(link.Name, bridge.Name+".") {

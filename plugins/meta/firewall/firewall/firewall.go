@@ -62,9 +62,9 @@ func add(ctx context.Context, req *skel.Request, cfg config) (_ *cni.Result, err
 	}
 	err = c.apply(ctx, s, r)
 	if err != nil && r.Backend == firewalld {
-		r.Backend = nftables // DEL does not ask firewalld to remove what it refused
+		r.Backend = nftables // DEL must not ask firewalld to remove refused addresses
 		if cfg.backend == auto && isUnusable(err) {
-			c.Warn("backend nftables, since firewalld cannot be used: %v", err)
+			c.Warn("firewalld cannot be used, using backend nftables: %v", err)
 			err = c.apply(ctx, s, r)
 		} else {
 			err = errors.Join(err, s.Put(*r))
@@ -93,7 +93,8 @@ func check(ctx context.Context, req *skel.Request, cfg config) error {
 	return c.verify(ctx, want)
 }
 
-// reapply makes the rules that the record names, unless DEL has begun. It holds the lock of the records, as DEL does.
+// reapply restores the rules of the attachment's record, unless DEL has begun. It holds the lock of the records, as DEL
+// does.
 func reapply(ctx context.Context, req *skel.Request, _ config) error {
 	c := open(req)
 	return records().Locked(ctx, func(s *store) error {
@@ -183,7 +184,7 @@ func (c call) newRecord(cfg config) (*record, error) {
 		}
 		r.Netns = c.NetnsID
 		err := c.findBridge(r, c.HostEnd)
-		if r.Policy == policyOpen && !cni.Transient(err) { // a policy that is open needs no interface
+		if r.Policy == policyOpen && !cni.Transient(err) { // an open policy needs no interface
 			err = nil
 		}
 		return r, err
@@ -265,7 +266,7 @@ func (c call) apply(ctx context.Context, s *store, r *record) error {
 	return c.makeRules(ctx, r, p, tools)
 }
 
-// makeRules makes the rules of a record that is written, and gives its bridge the policy.
+// makeRules adds the rules of a written record, and gives the record's bridge the policy.
 func (c call) makeRules(ctx context.Context, r *record, p policy, tools []ipt.Tool) (err error) {
 	if r.Backend == iptables {
 		var noteErr error
@@ -306,9 +307,9 @@ func (c call) remove(ctx context.Context, withReference bool) error {
 	})
 }
 
-// removeRecorded removes an attachment's rules, leaves its bridge the policy that others want, and drops the record.
-// The record stays for a later DEL or GC when a program is missing, or firewalld gives no answer. It is marked first,
-// so that nothing is restored from it if it stays.
+// removeRecorded removes an attachment's rules, gives its bridge the policy that other attachments want, and drops the
+// record. If a program is missing, or firewalld gives no answer, the record stays for a later DEL or GC. The record is
+// marked first, so that reapply restores nothing from a record that stays.
 func (c call) removeRecorded(ctx context.Context, s *store, r *record) error {
 	r.Ending = true
 	marked := s.Put(*r)
@@ -341,7 +342,7 @@ func (c call) removeRules(ctx context.Context, s *store, r *record) error {
 	if r.Backend == firewalld || r.Pending {
 		firewalldErr = delFirewalld(ctx, s, r)
 	}
-	if errors.Is(firewalldErr, errDenied) { // a later DEL would be denied, too
+	if errors.Is(firewalldErr, errDenied) { // a later DEL would also be denied
 		c.Warn("addresses of %s stay in zone %q of firewalld: %v", r.Attachment, r.Zone, firewalldErr)
 		firewalldErr = nil
 	}

@@ -28,13 +28,13 @@ const (
 // errNoFirewalld says that firewalld does not run. What it had at runtime is gone with it.
 var errNoFirewalld = errors.New("firewalld does not run: nobody has the name " + firewalldName + " on the system bus")
 
-// errNoAnswer says that firewalld, or the bus, gave no answer in time.
+// errNoAnswer reports that firewalld, or the bus, gave no answer in time.
 var errNoAnswer = errors.New("no answer")
 
-// errDenied says that the bus or polkit denied the call, so that it would be denied again.
+// errDenied reports that the bus or polkit denied the call, and would deny it again.
 var errDenied = errors.New("denied")
 
-// isUnusable reports whether firewalld cannot be used at all. It is false for what firewalld refuses in its own words.
+// isUnusable reports whether firewalld cannot be used at all. It is false for errors with firewalld's own codes.
 func isUnusable(err error) bool {
 	return errors.Is(err, errNoFirewalld) || errors.Is(err, errNoAnswer) || errors.Is(err, errDenied)
 }
@@ -93,7 +93,7 @@ func unless(codes ...string) func(netip.Addr, *dbus.Call) error {
 		}
 		text, _, _ := strings.Cut(answer.Err.Error(), "\n") // more are 15 kB of JSON, if nftables has refused it
 		code, _, isCoded := strings.Cut(text, ":")
-		if isCoded && strings.Trim(code, "ABCDEFGHIJKLMNOPQRSTUVWXYZ_") == "" { // firewalld's own
+		if isCoded && strings.Trim(code, "ABCDEFGHIJKLMNOPQRSTUVWXYZ_") == "" { // firewalld's own error code
 			return errors.New(text)
 		}
 		return fmt.Errorf("%w: %s", errDenied, text)

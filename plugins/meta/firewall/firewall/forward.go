@@ -118,7 +118,7 @@ func (p *forwardPath) stage(tx *nft.Tx) error {
 		if err != nil {
 			return err
 		}
-		for _, l := range slices.Backward(live) { // chains that packets pass already stay before it
+		for _, l := range slices.Backward(live) { // chains that packets already pass stay before the configured one
 			if jump := adminJump(l.Target); l.IsOneOf(p.Family, p.inNFTables(jump)) {
 				stale, rules = append(stale, l), append(rules, jump)
 			}

@@ -31,10 +31,10 @@ type record struct {
 	Addrs   []netip.Addr `json:"addrs"`
 	options              // with the bit that ADD chose, and the network's last policy
 
-	// Ending says that a DEL has begun: nothing is restored any more.
+	// Ending is true after a DEL has begun, so that reapply restores nothing.
 	Ending bool `json:"ending,omitempty"`
 
-	// Pending says that firewalld is not the backend, and may yet have the addresses as sources of the zone.
+	// Pending is true if firewalld is not the backend, but may still have the addresses as sources of the zone.
 	Pending bool `json:"pending,omitempty"`
 
 	Bridge string `json:"bridge,omitempty"` // interface of the policy; empty: no bridge, or not looked for

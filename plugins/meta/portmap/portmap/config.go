@@ -192,8 +192,8 @@ func namesModprobe(token string) bool {
 }
 
 const (
-	conditionMax = 1 << 14 // bytes
-	rulesMax     = 256     // of one port
+	conditionMax = 1 << 14 // bytes of all conditions of a family
+	rulesMax     = 256     // rules of iptables for one port
 )
 
 // checkTokens refuses tokens that would end the condition or have iptables run a program: tenants may write them.
@@ -204,7 +204,7 @@ func checkTokens(key string, tokens []string) error {
 	}
 	rules := 1
 	for i, t := range tokens {
-		if strings.ContainsAny(t, ".:") { // addresses: iptables makes a rule of each
+		if strings.ContainsAny(t, ".:") { // addresses: iptables makes one rule for each
 			rules *= min(1+strings.Count(t, ","), rulesMax+1)
 		}
 		if syntaxOf(tokens) == iptables && rules > rulesMax {

@@ -99,7 +99,8 @@ func (c call) addChain(ctx context.Context, s *store, r *record, a address) erro
 	return tool.Edit(ctx, natTable, func(e *ipt.Edit) { r.edit(e, a) })
 }
 
-// restoreChain makes the rules for an address from the record, by one restore, which replaces the container's chain.
+// restoreChain restores the rules for an address from the record. One run of iptables-restore replaces the container's
+// chain.
 func (c call) restoreChain(ctx context.Context, s *store, r *record, a address) error {
 	tool, err := ipt.Find(ctx, a.family())
 	if err != nil {
@@ -118,7 +119,7 @@ func (c call) restoreChain(ctx context.Context, s *store, r *record, a address) 
 	})
 }
 
-// rulesOf are the rules in a chain, and those that lead to it, of the attachments that share it.
+// rulesOf returns, for the attachments that share a chain, the rules in the chain and the rules that jump to it.
 func rulesOf(chain ipt.Chain, all []*record) (rules, entries []ipt.Rule) {
 	for _, r := range all {
 		for _, a := range r.chainAddrs() {
@@ -272,7 +273,8 @@ func (r *record) entryRules(f nft.Family) (out []ipt.Rule) {
 	return out
 }
 
-// tryConditions has iptables parse the attachment's conditions, before a lock is held for which others wait.
+// tryConditions has iptables parse the attachment's conditions, before the call takes a lock for which other calls
+// wait.
 func (r *record) tryConditions(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, tryTime)
 	defer cancel()
@@ -294,7 +296,7 @@ func (r *record) tryConditions(ctx context.Context) error {
 			return cni.Errorf(cni.CodeConfig, "%s: %q: refused by iptables: %w", key, conditions, err)
 		}
 		if err != nil {
-			return fmt.Errorf("%s: iptables has to parse them: %w", key, err)
+			return fmt.Errorf("%s: iptables must parse them: %w", key, err)
 		}
 	}
 	return nil

@@ -22,8 +22,9 @@ import (
 // nftProgram is needed for text that an administrator wrote in its language, and for nothing else.
 const nftProgram = "nft"
 
-// compileConditions has nft(8) fill the chains with the attachment's conditions. Until then they translate nothing. The
-// text is the configuration's, so no other call waits meanwhile, and nft looks up no names.
+// compileConditions has nft(8) fill the chains with the attachment's conditions. Until then the chains translate
+// nothing. The text of the conditions is the configuration's, so no other call waits for nft, and nft cannot look up
+// names.
 func (r *record) compileConditions(ctx context.Context) error {
 	if r.Backend != nftables {
 		return nil
@@ -101,8 +102,8 @@ func (c call) verifyNFTables(r *record) error {
 	return errors.Join(diffs...)
 }
 
-// restore makes elements and shared rules as the records have them, but no chains with conditions. It holds the lock of
-// the records, as DEL does.
+// restore restores elements and shared rules from the records, but no chains with conditions. It holds the lock of the
+// records, as DEL does.
 func restore(ctx context.Context, all []*skel.Request) map[string]error {
 	nf, host := nft.New(), rtnl.Host()
 	defer func() { _ = errors.Join(nf.Close(), host.Close()) }()

@@ -67,8 +67,9 @@ func check(ctx context.Context, req *skel.Request, cfg config) error {
 	return c.verify(ctx, want)
 }
 
-// reapply restores the rules of the record, unless DEL has begun. It holds the lock of the records, so that neither a
-// DEL nor another ADD comes in between. Conditions are compiled after that: nft fails where DEL has removed the chain.
+// reapply restores the rules of the attachment's record, unless DEL has begun. It holds the lock of the records, so
+// that no DEL and no other ADD runs in between. Conditions are compiled after that: nft fails where DEL has removed
+// the chain.
 func reapply(ctx context.Context, req *skel.Request, _ config) error {
 	c := open(req)
 	var r record
@@ -201,9 +202,9 @@ func (c call) choose(cfg config) (ipt.Backend, error) {
 	return nftables, nil
 }
 
-// newRecord returns the attachment's record without location and backend, and the link by which the host reaches each
-// of its addresses: the zero Link where there is no route. That link determines the sources to masquerade, and needs
-// route_localnet.
+// newRecord returns the attachment's record without location and backend. It also returns the link by which the host
+// reaches each of the addresses; the zero Link if there is no route. This link determines the sources to masquerade,
+// and needs route_localnet.
 func (c call) newRecord(cfg config) (*record, []rtnl.Link, error) {
 	r := &record{Attachment: c.Attachment,
 		Options: cfg.options, Mappings: cfg.mappings, Addrs: addressesOf(c.PrevResult.ContainerIPs(c.IfName))}
@@ -281,7 +282,7 @@ func (c call) remove(ctx context.Context) error {
 		if ok {
 			return c.end(ctx, s, &r)
 		}
-		if err == nil { // its elements can only be found by their marks
+		if err == nil { // without a record, only marks identify the elements
 			// The reference's rules name no network.
 			r = record{Attachment: c.Attachment, Addrs: addressesOf(c.PrevResult.ContainerIPs(c.IfName))}
 			isHostEnd := func(name string) bool { return slices.Contains(iface.HostNames(r.Attachment), name) }
@@ -295,7 +296,8 @@ func (c call) remove(ctx context.Context) error {
 	})
 }
 
-// end is removeRecord for DEL and GC. It marks the record first, so that nothing is restored from it if it stays.
+// end removes the record's rules in DEL and GC. It marks the record first, so that reapply restores nothing from a
+// record that stays.
 func (c call) end(ctx context.Context, s *store, r *record) error {
 	r.Ending = true
 	marked := s.Put(*r)

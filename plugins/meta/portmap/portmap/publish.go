@@ -19,7 +19,7 @@ type publication struct {
 	store *store
 	r     *record
 	saved bool // the record is written, and the roll-back registered
-	// restores says that the rules are made from a record that is there.
+	// restores is true if the rules are restored from an existing record.
 	restores bool
 	// leaving is the link of the owner that an attempt refused, where the kernel is about to remove it.
 	leaving int
@@ -46,8 +46,8 @@ func (c call) publish(ctx context.Context, cfg config, r *record) (err error) {
 	return r.compileConditions(ctx)
 }
 
-// publishLocked is the part of publish that other calls wait for. No program gets text of a configuration in it that
-// has not been parsed before.
+// publishLocked is the part of publish for which other calls wait. Programs get only text of a configuration that was
+// parsed before.
 func (c call) publishLocked(ctx context.Context, cfg config, r *record) (err error) {
 	s, err := records().Open(ctx)
 	if err != nil {
@@ -164,12 +164,12 @@ func (p *publication) resolve(ctx context.Context, o *record) error {
 	return nil
 }
 
-// mustBeGone returns the refusal unless an owner has lost its host ports: its container is gone, its DEL has begun, or
-// the reference's DEL removed its chain, which does not remove our record.
+// mustBeGone returns the refusal unless the owner has lost its host ports: the owner's container is gone, its DEL has
+// begun, or the reference plugin's DEL removed its chain. The reference plugin's DEL does not remove Hawser's record.
 func (p *publication) mustBeGone(ctx context.Context, o *record, refusal error) error {
 	state, err := o.Location.state(p.Host)
 	switch {
-	case o.Ending: // its DEL failed
+	case o.Ending: // the owner's DEL failed
 		return nil
 	case err != nil || state == gone:
 		return err

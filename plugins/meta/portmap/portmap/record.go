@@ -36,7 +36,7 @@ type record struct {
 
 	Mappings []mapping `json:"mappings"`
 	Addrs    []address `json:"addrs"` // at most one of each family
-	// Ending says that a DEL has begun: nothing is restored any more, and others may take the ports.
+	// Ending is true after a DEL has begun, so that reapply restores nothing, and others may claim the ports.
 	Ending bool `json:"ending,omitempty"`
 	// Skipped are host ports of another attachment of the container: runtimes send its ports to each of its networks.
 	Skipped []hostPort `json:"yielded,omitempty"`
@@ -126,9 +126,9 @@ func allOf(f nft.Family) netip.Addr {
 	return netip.IPv6Unspecified()
 }
 
-// conflicts compares by the rules of bind(2): all addresses of a family conflict with each address of the host,
-// different addresses do not conflict. An address that the host does not have conflicts with itself only. Otherwise a
-// configuration that names it would keep all other containers from the port.
+// conflicts reports whether two host ports conflict, by the rules of bind(2): the unspecified address conflicts with
+// each address of the host, and different addresses do not conflict. An address that the host does not have conflicts
+// with itself only, because otherwise a configuration that names it would keep all other containers from the port.
 func (p hostPort) conflicts(other hostPort, isLocal func(netip.Addr) bool) bool {
 	if p.Proto != other.Proto || p.Port != other.Port || p.Addr.Is4() != other.Addr.Is4() {
 		return false
@@ -137,7 +137,7 @@ func (p hostPort) conflicts(other hostPort, isLocal func(netip.Addr) bool) bool 
 		other.Addr.IsUnspecified() && isLocal(p.Addr)
 }
 
-// conflicts returns those of the wanted ports that conflict with one that is held, and the first of the latter.
+// conflicts returns the wanted ports that conflict with a held port, and the held port of the first conflict.
 func (c call) conflicts(wanted, held []hostPort) (taken []hostPort, by hostPort) {
 	for _, w := range wanted {
 		i := slices.IndexFunc(held, func(h hostPort) bool { return w.conflicts(h, c.isLocal) })

@@ -15,10 +15,10 @@ func (c call) isLocal(addr netip.Addr) bool {
 	return err == nil && index == loopbackIndex
 }
 
-// checkTargets refuses addresses to which no host port may lead, because the author of a configuration may write
-// prevResult: those of the host or of its loopback, those that the container does not have, and those that the host
-// reaches through the network of another container. links are the links by which the host reaches the addresses. A
-// link that leads out of the node gets no route_localnet.
+// checkTargets refuses addresses to which no host port may forward, because the author of a configuration may write
+// prevResult. These are addresses of the host or its loopback, addresses that the container does not have, and
+// addresses that the host reaches through another container's network. links has the link by which the host reaches
+// each address. A link to other machines gets no route_localnet.
 func (c call) checkTargets(r *record, links []rtnl.Link) error {
 	for i, a := range r.Addrs {
 		addr, link := a.Addr.Addr(), links[i]
@@ -35,14 +35,14 @@ func (c call) checkTargets(r *record, links []rtnl.Link) error {
 		}
 		if leadsOut && r.Localnet == link.Name {
 			r.Localnet = ""
-			c.Warn("host ports of 127.0.0.1 lead nowhere: the host reaches %s through %q, an interface of the node",
+			c.Warn("host ports of 127.0.0.1 do not work: the host reaches %s through %q, an interface to other machines",
 				addr, link.Name)
 		}
 	}
 	return nil
 }
 
-// refusedTarget returns why no host port may lead to the address, or nothing.
+// refusedTarget returns the reason why no host port may forward to the address; empty if one may.
 func (c call) refusedTarget(addr netip.Addr, link rtnl.Link, leadsOut bool) (reason string, err error) {
 	switch {
 	case addr.IsLoopback() || addr.IsMulticast() || addr.IsUnspecified():
@@ -64,8 +64,9 @@ func (c call) refusedTarget(addr netip.Addr, link rtnl.Link, leadsOut bool) (rea
 	return "", nil
 }
 
-// isOthers reports whether a link to which the container is not connected leads to other containers: it is the host end
-// of one, or a bridge that has one as a port. A bridge that is joined to another one may lead to this container.
+// isOthers reports whether a link to which the container is not connected belongs to other containers: it is a host
+// end, or a bridge with a host end as a port. A bridge that is joined to another bridge is not treated so, because the
+// container may be on that bridge.
 func (c call) isOthers(link rtnl.Link) (bool, error) {
 	isHostEnd := func(l rtnl.Link) bool { return l.IsPairEnd() && l.PeerNS != -1 }
 	if link.Kind != "bridge" {
@@ -76,8 +77,8 @@ func (c call) isOthers(link rtnl.Link) (bool, error) {
 	return slices.ContainsFunc(ports, isHostEnd) && !isJoined, err
 }
 
-// leadsOut reports whether the link is an interface of the node to other machines to which the container is not
-// connected: hardware, or the link of the default route.
+// leadsOut reports whether the link connects the node with other machines, and not with the container: it is hardware,
+// or the link of the default route.
 func (c call) leadsOut(link rtnl.Link, is4 bool) (bool, error) {
 	if link.Index <= loopbackIndex || c.isBehind(link) {
 		return false, nil

@@ -46,7 +46,7 @@ var _ = Describe("the address that a host port leads to", Label("kernel", "port-
 			c.ips = []string{"8.8.8.8/32"}
 			o := c.call("ADD", k.config, ports("8080:80"))
 			Expect(o.exit).To(BeZero(), o.text())
-			Expect(o.stderr).To(ContainSubstring(`host ports of 127.0.0.1 lead nowhere: the host reaches 8.8.8.8`))
+			Expect(o.stderr).To(ContainSubstring(`host ports of 127.0.0.1 do not work: the host reaches 8.8.8.8`))
 			Expect(w.Cmd("sh", "-c", "grep -l 1 /proc/sys/net/ipv4/conf/*/route_localnet || true")).To(BeEmpty())
 			c.check(k.config, ports("8080:80"))
 			c.del()

@@ -34,8 +34,8 @@ type change struct {
 	Values []value     `json:"values"`
 }
 
-// isOver reports whether the change is of another boot, and so of a namespace that has ended: /run may be on a disk.
-// What is unknown is none.
+// isOver reports whether the change is of another boot, and so of a namespace that has ended, because /run may be on a
+// disk. An unknown boot is not treated as another boot.
 func (c change) isOver(boot string) bool { return c.Boot != "" && boot != "" && c.Boot != boot }
 
 // Hash is the name of the record's file: its container's.
@@ -137,30 +137,31 @@ func find(values []value, v value) int {
 	return slices.IndexFunc(values, func(o value) bool { return o.Key == v.Key && o.Link == v.Link })
 }
 
-// store is the records of the attachments that have one dataDir, locked until the call is over, and the backup files
-// that the reference knows, which are in dataDir, made from the records.
+// store has the records of the attachments with one dataDir, locked until the call ends, and the backup files in
+// dataDir, which the reference reads and which are written from the records.
 type store struct {
 	*skel.Request
 	records *statefile.Store[record]
-	backups *statefile.Dir // nil in DEL and GC where there is no dataDir
-	boot    string         // which this is
+	backups *statefile.Dir // nil in other calls than ADD if dataDir does not exist
+	boot    string         // ID of this boot; empty: unknown
 }
 
 const recordRoot = "/run/hawser/tuning/"
 
-// recordsIn are the records for a dataDir. They are not in it, since a container may be able to write there, and DEL
-// does by them what their ADD could: also outside the container, to hardware that has gone home.
+// recordsIn returns the records for a dataDir. They are not in dataDir, because a container may be able to write there,
+// and DEL uses records to restore hardware that has returned to the host.
 func recordsIn(dataDir string) statefile.Records[record] {
 	return statefile.Records[record]{Path: recordRoot + cni.Digest(filepath.Clean(dataDir), 16)}
 }
 
-// formerIn are the records of releases that kept them in dataDir. Only those of the usual directory, which is root's,
-// are used.
+// formerIn returns the records of releases that kept them in dataDir. Only records in the default directory are used,
+// because only root can write to it.
 func formerIn(dataDir string) statefile.Records[record] {
 	return statefile.Records[record]{Path: filepath.Join(dataDir, ".hawser")}
 }
 
-// openStore opens and locks the records for dataDir. ADD makes both; other calls need neither.
+// openStore opens dataDir, and opens and locks its records. ADD creates both directories; other calls work without
+// them.
 func openStore(ctx context.Context, req *skel.Request, dataDir string, isADD bool) (*store, error) {
 	records, former := recordsIn(dataDir), formerIn(dataDir)
 	_, noFormer := os.Stat(former.Path)
@@ -195,8 +196,8 @@ func openStore(ctx context.Context, req *skel.Request, dataDir string, isADD boo
 	return s, nil
 }
 
-// adopt moves the records of an earlier release to their place. What another directory has is not read: the record of
-// the call's container is dropped there.
+// adopt moves the records of an earlier release to their present directory. Records in another than the default
+// directory are not read; adopt only drops the record of the call's container there.
 func (s *store) adopt(ctx context.Context, former statefile.Records[record]) error {
 	if former != formerIn(defaultDataDir) {
 		if err := former.Drop(ctx, recordName(s.Attachment)); err != nil {
@@ -216,7 +217,7 @@ func (s *store) adopt(ctx context.Context, former statefile.Records[record]) err
 	})
 }
 
-// dataDirOf reads dataDir alone, so that no other key, however broken, stands in the way of DEL and GC.
+// dataDirOf reads only dataDir, so that another key with a bad value does not make DEL and GC fail.
 func dataDirOf(req *skel.Request) (string, error) {
 	var w struct {
 		DataDir string `json:"dataDir"`
@@ -234,7 +235,7 @@ func openExisting(ctx context.Context, req *skel.Request) (*store, error) {
 	return openStore(ctx, req, dir, false)
 }
 
-// list lists what was changed, and what was there before, for each dataDir.
+// list returns the changed settings with their former values, for each dataDir.
 func list(_ context.Context, req *skel.Request) (all []cni.Holding, err error) {
 	boot, _ := sysctl.BootID()
 	dirs, _ := filepath.Glob(recordRoot + "*") // a good pattern

@@ -32,8 +32,8 @@ func (s *store) putBackup(a cni.Attachment, r record) error {
 	return s.backups.Replace(backupName(a), encodeBackup(before), 0o600)
 }
 
-// backup reads the call's backup file. It has no values when there is none, or none that can be read, or when it is of
-// an earlier boot: dataDir may be on a disk.
+// backup reads the call's backup file. It returns no values if there is no readable file, or if the file is of an
+// earlier boot, because dataDir may be on a disk.
 func (s *store) backup() (text []byte, before []value, err error) {
 	if s.backups == nil {
 		return nil, nil, nil

@@ -87,8 +87,8 @@ func check(_ context.Context, req *skel.Request, cfg config) error {
 	return frame.InContainer(req, func(c *frame.Call) error { return container{c, cfg}.verify() })
 }
 
-// reapply writes the configured values while the record of this attachment is there, under the lock under which DEL
-// removes it.
+// reapply writes the configured values if the attachment has a record, under the lock under which DEL removes the
+// record.
 func reapply(ctx context.Context, req *skel.Request, cfg config) error {
 	s, err := openStore(ctx, req, cfg.DataDir, false)
 	if err != nil {
@@ -159,8 +159,8 @@ func (s *store) forget(one change, r *record, finder *ns.Finder) error {
 	return s.put(one.Attachment, rest)
 }
 
-// status looks for an allow-list that is broken or forbids what is configured, and whether records and backup files can
-// be written.
+// status returns an error if the allow-list is broken or forbids a configured sysctl, or if records or backup files
+// cannot be written.
 func (allowed allowList) status(_ context.Context, _ *skel.Request, cfg config) error {
 	err := cmp.Or(allowed.verify(), allowed.check(cfg.Sysctls))
 	if cfg.changes() {
@@ -190,7 +190,7 @@ func result(req *skel.Request, cfg config) *cni.Result {
 	return res
 }
 
-// examine refuses what is wrong, before anything is written anywhere. It returns the values that ADD may change.
+// examine refuses a bad configuration before ADD writes anything. It returns the values that ADD may change.
 func (c *container) examine() ([]value, error) {
 	c.Step("read the values")
 	if c.cfg.OnlyCheck {
@@ -202,7 +202,7 @@ func (c *container) examine() ([]value, error) {
 	return c.readValues()
 }
 
-// change does the work of ADD. s is nil where there is nothing to record.
+// change does the work of ADD. s is nil if there is nothing to record.
 func (c container) change(s *store) (err error) {
 	var before []value
 	if s != nil {
