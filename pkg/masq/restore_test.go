@@ -45,7 +45,7 @@ var _ = Describe("a restore of flushed rules", Label("tool-ending"), func() {
 		})
 	})
 
-	It("makes nothing for attachments of which none exists", func() {
+	It("adds nothing if none of the attachments exists", func() {
 		on(func(nf *nft.Conn, rules func() string) {
 			Expect(masq.Restore(ctx, nf, []masq.Config{ended, lives}, func(string) bool { return false })).To(BeEmpty())
 			Expect(rules()).To(BeEmpty())

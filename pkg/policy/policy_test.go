@@ -102,7 +102,7 @@ var _ = Describe("the policy for tenants", Label("tenant-policy"), func() {
 			{"portMappings":[{"hostPort":443,"containerPort":443,"protocol":"tcp"}]}`,
 			`runtimeConfig.portMappings[0].hostPort: "443" is not permitted by hostPorts of the policy`,
 			`runtimeConfig.portMappings[0].hostIP: "" is not permitted by hostAddresses of the policy`),
-		Entry("the name of a network of the administrator's", "bridge",
+		Entry("the name of one of the administrator's networks", "bridge",
 			`"name":"pods","type":"bridge","bridge":"tenant0"`,
 			`name: "pods" is the name of one of the administrator's networks`),
 		Entry("keys that reach the host", "bridge",
@@ -110,7 +110,7 @@ var _ = Describe("the policy for tenants", Label("tenant-policy"), func() {
 			`forceAddress: is a key that reaches the host, and allowKeys of the policy does not have it`,
 			`ipam.dataDir: is a key that reaches the host, and allowKeys of the policy does not have it`,
 			`log: is a key that reaches the host, and allowKeys of the policy does not have it`),
-		Entry("a result of the author's", "bridge", tenant+`,"prevResult":{"cniVersion":"1.0.0"}`,
+		Entry("a prevResult in the configuration", "bridge", tenant+`,"prevResult":{"cniVersion":"1.0.0"}`,
 			`prevResult: is a key that reaches the host, and allowKeys of the policy does not have it`),
 		Entry("a key twice", "bridge", tenant+`,"ipam":{"dataDir":"/x"},"ipam":{"type":"host-local"}`,
 			`ipam: appears twice, in the same or another case: which value applies is not defined`),
@@ -154,7 +154,7 @@ var _ = Describe("the policy for tenants", Label("tenant-policy"), func() {
 		Expect(cni.AsError(err).Code).To(Equal(cni.CodeIO))
 		Expect(err).To(MatchError(ContainSubstring(want)))
 	},
-		Entry("others may write it", `{}`, os.FileMode(0o666), "only root may write"),
+		Entry("every user may write the file", `{}`, os.FileMode(0o666), "only root may write"),
 		Entry("no JSON", `{`, os.FileMode(0o600), "unexpected EOF"),
 		Entry("an unknown key", `{"bridge":["x"]}`, os.FileMode(0o600), `unknown field "bridge"`),
 		Entry("a bad subnet", `{"subnets":["10.0.0.0"]}`, os.FileMode(0o600), `subnets: "10.0.0.0" is not a subnet`),
@@ -163,7 +163,7 @@ var _ = Describe("the policy for tenants", Label("tenant-policy"), func() {
 			`allowKeys: "mtu" is not a key`),
 	)
 
-	It("permits everything where there is none", func() {
+	It("permits everything if there is no file", func() {
 		p, err := policy.Load("/nowhere/policy.json", true)
 		Expect(err).NotTo(HaveOccurred())
 		Expect(p.Check([]byte(`{"type":"x"}`), policy.Call{})).To(Succeed())

@@ -417,7 +417,7 @@ var _ = Describe("install", Label("install"), func() {
 		Entry("newer plugins of the reference are left", newReference, "--skip-newer"),
 		Entry("everything is left", oldReference, "--keep"), Entry("the files are others'", wrapper))
 
-	It("succeeds without a main plugin where none was asked for", func() {
+	It("succeeds without a main plugin if none was requested", func() {
 		d := newDir(map[string]string{"bridge": wrapper})
 		d.install("--only", "portmap,host-local")
 	})

@@ -77,7 +77,7 @@ var _ = Describe("what the tool asks for", Label("tool-cost"), func() {
 })
 
 var _ = Describe("a trace", Label("tool-cost"), func() {
-	It("does not ask for packets while there are none", func() {
+	It("sends no requests while no packet arrives", func() {
 		nstest.Need("nft-owner")
 		m := newMachine(ours(), usual)
 		m.up(newPod("c1", "web-0", hostPort(8080, 80)))

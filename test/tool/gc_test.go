@@ -387,7 +387,7 @@ var _ = Describe("hawser gc", Label("tool-gc"), func() {
 		Expect(c.Attachments).To(HaveEach(HaveField("Kept", ContainSubstring("a process uses its namespace"))))
 	})
 
-	It("asks only sockets that nobody but root can have made, and all of them at once", Label("gc-sockets"), func() {
+	It("asks only sockets that only root can have made, and all of them concurrently", Label("gc-sockets"), func() {
 		g := newGCNode(ours(), "10.101.12")
 		g.runtime()
 		g.up(newPod(gone, "web-0"))

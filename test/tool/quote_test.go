@@ -48,7 +48,7 @@ var _ = Describe("what the tool prints", Label("tool-quote"), func() {
 		return m
 	}
 
-	It("has nothing raw that others wrote, and JSON stays JSON", func() {
+	It("quotes text of other programs, and JSON stays JSON", func() {
 		m := hostile()
 		seen := ""
 		for _, line := range []string{"ls", "why last", "why c3", "why nobody" + raw, "explain", "explain 8080",
@@ -69,7 +69,7 @@ var _ = Describe("what the tool prints", Label("tool-quote"), func() {
 		Expect(m.hawser("metrics").Stdout).To(ContainSubstring(`plugin="said \\u001b[31m`))
 	})
 
-	It("is in JSON what others wrote", func() {
+	It("keeps the text of other programs in JSON", func() {
 		m := newMachine(ours(), usual)
 		m.up(newPod("c1", "web"+raw+"\U000e0001"))
 		Expect(asks[[]struct{ Pod string }](m, "ls")).To(ConsistOf(HaveField("Pod", "shop/web"+raw+"\U000e0001")))

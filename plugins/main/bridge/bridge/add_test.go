@@ -317,7 +317,7 @@ var _ = Describe("ADD", func() {
 			}
 		})
 
-		It("leaves it to a bridge whose uplink has more, too", func() {
+		It("leaves its MTU to a bridge whose uplink has a larger one", func() {
 			w.Host.IP("link add name br up mtu 9000 type bridge", "link add up0 mtu 9000 type veth peer name up1",
 				"link set up0 master br")
 			a := w.Attach("one", conf())
@@ -326,7 +326,7 @@ var _ = Describe("ADD", func() {
 			w.Succeeds(a.As("CHECK"))
 		})
 
-		It("sets that of a bridge without others, as Linux does", func() {
+		It("sets the MTU of a bridge without other ports, as Linux does", func() {
 			IP(w.Host, "link add name br up type bridge")
 			for id := range 2 {
 				a := w.Attach(fmt.Sprint(id), conf(Object{"mtu": 1400}))

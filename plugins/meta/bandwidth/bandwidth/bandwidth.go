@@ -194,7 +194,8 @@ func reapply(_ context.Context, req *skel.Request, cfg config) error {
 				hook = rtnl.ClsactSent
 			}
 			if err := c.verifyRedirect(name, end, hook, f); err != nil {
-				errs = append(errs, fmt.Errorf("not restored, because an IFB may outlive the container; restart the container: %w", err))
+				errs = append(errs,
+					fmt.Errorf("not restored, since an IFB may outlive the container; restart the container: %w", err))
 			}
 		case c.verify(name, end, f) != nil:
 			errs = append(errs, c.requeue(end, f))

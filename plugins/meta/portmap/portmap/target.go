@@ -35,7 +35,7 @@ func (c call) checkTargets(r *record, links []rtnl.Link) error {
 		}
 		if leadsOut && r.Localnet == link.Name {
 			r.Localnet = ""
-			c.Warn("host ports of 127.0.0.1 do not work: the host reaches %s through %q, an interface to other machines",
+			c.Warn("host ports of 127.0.0.1 do not work: the host reaches %s through %q, an interface of the node",
 				addr, link.Name)
 		}
 	}

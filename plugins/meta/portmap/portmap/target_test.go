@@ -35,7 +35,7 @@ var _ = Describe("the address that a host port leads to", Label("kernel", "port-
 				`is not an address of interface "eth0" in the container`),
 			Entry("another container's", 1, "10.1.0.2/24", "",
 				`is not an address of interface "eth0" in the container`),
-			Entry("that of a container of another network", 2, "10.1.0.2/32", "10.1.0.2/32",
+			Entry("the address of a container of another network", 2, "10.1.0.2/32", "10.1.0.2/32",
 				`belongs to another network: the host reaches it through "br1"`),
 		)
 

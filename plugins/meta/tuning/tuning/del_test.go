@@ -208,7 +208,7 @@ var _ = Describe("DEL", func() {
 			})
 		}
 
-		It("follows no record: a container may be able to write there", func() {
+		It("ignores records there, because a container may be able to write them", func() {
 			w.add(keys)
 			Expect(w.files()).To(ConsistOf(HavePrefix("record/"), "one_eth0.json"))
 			inDataDir(func(text string) string {
