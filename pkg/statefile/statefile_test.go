@@ -322,7 +322,7 @@ var _ = Describe("a lock", func() {
 		Expect(err).To(MatchError(fmt.Sprintf("lock %s: held by process %d (%s)", path, pid, comm[:len(comm)-1])))
 	})
 
-	It("of a byte excludes another lock of the same byte, names its holder, and leaves no file of its own", Label("locks"), func() {
+	It("of a byte excludes another one of the byte, and names its holder", Label("locks"), func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
 		defer cancel()
 		held := nstest.Must(statefile.LockByte(ctx, path, 4026532000, "a namespace"))
