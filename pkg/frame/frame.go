@@ -164,10 +164,10 @@ var (
 	ErrStale    = errors.New("its record is of another namespace, or has other addresses")
 )
 
-// Attached returns nil if the container's interface exists and has the addresses of prevResult, else the reason. An
-// interface without addresses counts where prevResult has its MAC address: gVisor moves the addresses into its own
-// network stack. DEL also removes the addresses, and marks the interface. What cannot be read is a reason, because
-// restored rules must not outlive the container.
+// Attached returns nil if the container's interface exists and has the addresses of prevResult, otherwise the reason.
+// An interface without addresses also counts if prevResult has its MAC address, because gVisor moves the addresses into
+// its own network stack. DEL also removes the addresses, but marks the interface. A failure to read is a reason,
+// because restored rules must not outlive the container.
 func Attached(req *skel.Request) error {
 	n, err := ns.Open(req.Netns)
 	if err != nil {
@@ -206,7 +206,8 @@ func Attached(req *skel.Request) error {
 	return nil
 }
 
-// AttachedOf reports whether the attachments of these requests are Attached, by their marks.
+// AttachedOf returns a function that reports whether the request with a mark is Attached. It returns false for other
+// marks.
 func AttachedOf(all []*skel.Request) func(mark string) bool {
 	byMark := make(map[string]*skel.Request, len(all))
 	for _, req := range all {
@@ -215,7 +216,7 @@ func AttachedOf(all []*skel.Request) func(mark string) bool {
 	return func(mark string) bool { return byMark[mark] != nil && Attached(byMark[mark]) == nil }
 }
 
-// NotRestored returns the error of a Reapply that restores nothing, or nil where there is no reason.
+// NotRestored returns the error of a Reapply that restores nothing; nil if reason is nil.
 func NotRestored(what string, reason error) error {
 	if reason == nil {
 		return nil
