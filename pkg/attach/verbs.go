@@ -263,7 +263,7 @@ func (s *Session) Reapply(ctx context.Context, m Masq, master int, forwards bool
 	if errors.Is(err, masq.ErrNoRecord) {
 		return frame.NotRestored("masquerade", frame.ErrNoRecord)
 	}
-	if gone := frame.NotRestored("masquerade", frame.Attached(s.Request)); gone != nil { // DEL may have been called before
+	if gone := frame.NotRestored("masquerade", frame.Attached(s.Request)); gone != nil { // DEL may have run before
 		return errors.Join(gone, masq.Del(ctx, s.NF, c))
 	}
 	return err
