@@ -99,6 +99,22 @@ func (c *Conn) RouteTo(addr netip.Addr) (link int, err error) {
 	return found.OutIndex, wrap("route to "+addr.String(), err)
 }
 
+// IsUnreachable reports whether err of a route lookup means that the namespace sends no packet to the address. The
+// namespace has no route, or one of type unreachable, prohibit or blackhole, or lacks the family. A rule of the routing
+// policy may also forbid only the namespace's own packets.
+func IsUnreachable(err error) bool {
+	return err != nil && unless(err, unix.ENETUNREACH, unix.EHOSTUNREACH, unix.ENETDOWN, unix.EACCES, unix.EINVAL,
+		unix.EAFNOSUPPORT, unix.EOPNOTSUPP) == nil
+}
+
+// ifReachable returns nil for an error that IsUnreachable.
+func ifReachable(err error) error {
+	if IsUnreachable(err) {
+		return nil
+	}
+	return err
+}
+
 // DefaultRouter returns the next hop of a family's default route, and the index of the route's link. It returns the
 // zero Addr if there is no default route, or if the default route has no next hop.
 func (c *Conn) DefaultRouter(is4 bool) (router netip.Addr, link int, err error) {
@@ -107,8 +123,7 @@ func (c *Conn) DefaultRouter(is4 bool) (router netip.Addr, link int, err error) 
 		unused = netip.AddrFrom4([4]byte{198, 51, 100, 1}) // RFC 5737
 	}
 	found, err := c.lookUp(unused, 0)
-	err = unless(err, unix.ENETUNREACH, unix.EHOSTUNREACH, unix.EACCES, unix.EINVAL, unix.EAFNOSUPPORT)
-	return found.GW, found.OutIndex, wrap("default route", err)
+	return found.GW, found.OutIndex, wrap("default route", ifReachable(err))
 }
 
 // RouteBits returns the prefix length of the route that the kernel would take to addr.
@@ -125,11 +140,9 @@ func (c *Conn) IsLocal(addr netip.Addr, vrf Link) (bool, error) {
 		attrs = append(attrs, nl.NewRtAttr(unix.RTA_OIF, nl.Uint32Attr(uint32(vrf.Index))))
 	}
 	found, err := c.lookUp(addr, 0, attrs...)
-	// There is no route, or a route of type unreachable, prohibit or blackhole.
-	err = unless(err, unix.ENETUNREACH, unix.EHOSTUNREACH, unix.EACCES, unix.EINVAL)
 	// The kernel looks in other tables if the VRF has no route to addr.
 	own := vrf.Index == 0 || found.Table == vrf.Table
-	return found.Type == unix.RTN_LOCAL && own, wrap("route to "+addr.String(), err)
+	return found.Type == unix.RTN_LOCAL && own, wrap("route to "+addr.String(), ifReachable(err))
 }
 
 // lookUp returns the link, the next hop, the type and the table of the route to addr that the kernel would use. With

@@ -86,7 +86,7 @@ func (c *Conn) WaitLocal(ctx context.Context, index int, addrs ...netip.Addr) er
 	return c.wait(ctx, unix.RTNLGRP_IPV6_ROUTE, index, func() (string, error) {
 		for _, a := range addrs {
 			found, err := c.lookUp(a, 0, link)
-			if err = unless(err, unix.ENETUNREACH, unix.EHOSTUNREACH); err != nil || found.Type != unix.RTN_LOCAL {
+			if err = ifReachable(err); err != nil || found.Type != unix.RTN_LOCAL {
 				return fmt.Sprintf("address %s", a), err
 			}
 		}

@@ -31,8 +31,10 @@ func (c call) findBridge(r *record, hostEnd rtnl.Link) error {
 	name := bridge.Name
 	for _, a := range r.Addrs {
 		index, err := c.Host.RouteTo(a)
-		if errors.Is(err, unix.ENETUNREACH) { // the host is not on the network
-			continue
+		if rtnl.IsUnreachable(err) {
+			if err = c.explainUnreachable(bridge, err); err == nil { // the host is not on the network
+				continue
+			}
 		}
 		var link rtnl.Link
 		if err == nil {
@@ -50,6 +52,24 @@ func (c call) findBridge(r *record, hostEnd rtnl.Link) error {
 		return c.wantFlag(r)
 	}
 	return nil
+}
+
+// explainUnreachable returns nil if packets to an address that RouteTo does not find can only pass the bridge. The host
+// may forward packets to it and send none itself, as a rule may want, and then also through "BRIDGE.VLAN".
+func (c call) explainUnreachable(bridge rtnl.Link, unreachable error) error {
+	if errors.Is(unreachable, unix.ENETUNREACH) { // no route
+		return nil
+	}
+	links, err := c.Host.Links()
+	if err != nil {
+		return err
+	}
+	isVLAN := func(l rtnl.Link) bool { return strings.HasPrefix(l.Name, bridge.Name+".") }
+	if !slices.ContainsFunc(links, isVLAN) {
+		return nil
+	}
+	return fmt.Errorf("%w; remove the rule or route, or the other interfaces of the bridge (%s.VLAN)", unreachable,
+		bridge.Name)
 }
 
 // sweepPolicies removes the policies of bridges that are gone or have no port. The reference never removes its own.

@@ -304,7 +304,8 @@ var _ = Describe("a policy that changes", Label("kernel"), func() {
 				"addr add 10.1.0.1/24 dev br1.5", "rule add iif lo to 10.1.0.0/24 prohibit")
 			c := w.container(1, 2)
 			before := w.Snapshot("nftables", "links")
-			Expect(w.Fails(c.as("ADD", isolated), 999)).To(And(ContainSubstring("permission denied"),
+			Expect(w.Fails(c.as("ADD", isolated), 999)).To(And(
+				ContainSubstring("permission denied; remove the rule or route, or the other interfaces of the bridge"),
 				HavePrefix(`bridge "br1": interface of address 10.1.0.2: `)))
 			Expect(w.Snapshot("nftables", "links")).To(Equal(before))
 			Expect(w.Files(recordDir)).NotTo(ContainSubstring(".json"))
@@ -312,6 +313,19 @@ var _ = Describe("a policy that changes", Label("kernel"), func() {
 			c.check()
 			c.del()
 		})
+
+	for _, kind := range []string{"unreachable", "prohibit", "blackhole"} {
+		It("is about a bridge whose containers the host does not reach by a route of type "+kind,
+			Label("policy-unreachable"), func() {
+				w := newWorld(1)
+				w.IP("addr flush dev br1", "route add "+kind+" 10.0.0.0/8", "route add "+kind+" fd00::/8")
+				c := w.container(1, 2)
+				c.add(same)
+				Expect(w.set("firewall_policed_v1")).To(ContainSubstring(`"br1"`))
+				c.check(same)
+				c.del()
+			})
+	}
 
 	It("is about the interface of the VLAN where the container is in one", func() {
 		w := newWorld(1)

@@ -9,8 +9,6 @@ import (
 	"reflect"
 	"slices"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/frame"
 	"github.com/hawser-cni/plugins/pkg/iface"
@@ -216,7 +214,7 @@ func (c call) newRecord(cfg config) (*record, []rtnl.Link, error) {
 	for i := range r.Addrs {
 		a := &r.Addrs[i]
 		index, err := c.Host.RouteTo(a.Addr.Addr())
-		if isUnreachable(err) {
+		if rtnl.IsUnreachable(err) {
 			continue
 		}
 		var link rtnl.Link
@@ -238,13 +236,6 @@ func (c call) newRecord(cfg config) (*record, []rtnl.Link, error) {
 	}
 	r.trimLocalnet()
 	return r, links, nil
-}
-
-// isUnreachable reports whether the answer to a question for a route was that there is none, or one of the
-// types unreachable, prohibit and blackhole, or that the kernel lacks the family.
-func isUnreachable(err error) bool {
-	return slices.ContainsFunc([]error{unix.ENETUNREACH, unix.EHOSTUNREACH, unix.ENETDOWN, unix.EACCES, unix.EINVAL,
-		unix.EAFNOSUPPORT, unix.EOPNOTSUPP}, func(errno error) bool { return errors.Is(err, errno) })
 }
 
 // locate notes where the attachment is. Its interface need not be the end of a pair.
