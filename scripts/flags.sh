@@ -11,6 +11,6 @@ for packages in github.com/{vishvananda,spf13,godbus,insomniacslk,coreos,mdlayhe
 	github.com/hawser-cni/plugins/pkg/{attach,frame,iface,ipam,ipt,masq,nft,ns,policy,process,ranges,rtnl,statefile,sysctl,tun}; do
 	echo "-gcflags=$packages/...=-l"
 done
-for package in context encoding/csv flag fmt net net/url os/exec os/signal os/user regexp/syntax time; do
+for package in context encoding/csv encoding/json flag fmt net net/url os/exec os/signal os/user regexp/syntax strings time; do
 	echo "-gcflags=$package=-l"
 done

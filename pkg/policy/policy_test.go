@@ -3,6 +3,7 @@ package policy_test
 import (
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -121,11 +122,19 @@ var _ = Describe("the policy for tenants", Label("tenant-policy"), func() {
 		added := `"cniVersion":"1.0.0","name":"pods","prevResult":{"cniVersion":"1.0.0"},
 			"runtimeConfig":{"portMappings":[]},`
 		bridge := `"type":"bridge","bridge":"cni0","ipam":{"type":"host-local","subnet":"10.88.0.0/16"}`
-		Expect(refused(p, "bridge", added+bridge)).To(BeEmpty())
+		runtime := func(plugin, conf string) error {
+			return p.Check([]byte("{"+conf+"}"), policy.Call{Plugin: plugin})
+		}
+		Expect(refused(p, "bridge", added+bridge)).NotTo(BeEmpty(), "no runtime sends a result to the first plugin")
+		Expect(runtime("bridge", added+bridge)).NotTo(Succeed(), "the entry declares no capability")
+		added = strings.Replace(added, `"runtimeConfig":{"portMappings":[]},`, "", 1)
+		Expect(runtime("bridge", added+bridge)).To(Succeed())
+		added = `"cniVersion":"1.0.0","name":"pods","runtimeConfig":{"portMappings":[]},`
 		portmap := `"type":"portmap","capabilities":{"portMappings":true},"markMasqBit":`
 		Expect(refused(p, "portmap", added+portmap+"9007199254740993")).To(BeEmpty())
 		Expect(refused(p, "portmap", added+portmap+"9007199254740992")).NotTo(BeEmpty())
-		Expect(refused(p, "bridge", added+bridge+`,"forceAddress":true`)).NotTo(BeEmpty())
+		Expect(refused(p, "bridge", `"cniVersion":"1.0.0","name":"pods",`+bridge)).To(BeEmpty())
+		Expect(refused(p, "bridge", `"cniVersion":"1.0.0","name":"pods","forceAddress":true,`+bridge)).NotTo(BeEmpty())
 		Expect(refused(p, "bridge", `"cniVersion":"1.0.0","name":"other",`+bridge)).NotTo(BeEmpty())
 	})
 
@@ -136,6 +145,20 @@ var _ = Describe("the policy for tenants", Label("tenant-policy"), func() {
 		Expect(refused(p, "bridge", `"name":"team","type":"bridge","bridge":"x"`)).To(BeEmpty())
 		Expect(refused(p, "portmap", `"name":"team","type":"portmap","runtimeConfig":
 			{"portMappings":[{"hostPort":1,"containerPort":443,"protocol":"tcp"}]}`)).To(BeEmpty())
+	})
+
+	It("compares the addresses of a result before a chained plugin", func() {
+		err := rules("").Check([]byte(`{"name":"team","type":"portmap","prevResult":{"cniVersion":"1.0.0",
+			"ips":[{"address":"10.200.0.2/24"},{"address":"10.88.0.2/16"}],"routes":[{"dst":"0.0.0.0/0"}]}}`),
+			policy.Call{Plugin: "portmap"})
+		Expect(err).To(MatchError(ContainSubstring(`prevResult.ips[1].address: "10.88.0.2/16" is not permitted`)))
+	})
+
+	It("takes the device that multus adds to an entry if allowKeys has the key", func() {
+		device := `"cniVersion":"1.0.0","name":"pods","deviceID":"0000:00:05.0","type":"bridge","bridge":"cni0",
+			"ipam":{"type":"host-local","subnet":"10.88.0.0/16"}`
+		Expect(refused(rules(""), "bridge", device)).NotTo(BeEmpty())
+		Expect(refused(rules(`,"allowKeys":["deviceID"]`), "bridge", device)).To(BeEmpty())
 	})
 
 	It("compares the addresses of CNI_ARGS", func() {

@@ -15,7 +15,7 @@ import (
 // trusted returns the names of the administrator's networks, and reports whether the configuration equals an entry of
 // one of them. It skips files that cannot be read, so that their entries are not trusted.
 func (p *Policy) trusted(conf map[string]any) (names []string, isTrusted bool) {
-	own := asWritten(conf)
+	own := p.asWritten(conf)
 	for _, dir := range p.TrustedDirs {
 		for _, file := range configurations(dir) {
 			var list map[string]any
@@ -30,7 +30,7 @@ func (p *Policy) trusted(conf map[string]any) (names []string, isTrusted bool) {
 			}
 			isEqual := func(e any) bool {
 				entry, ok := e.(map[string]any)
-				return ok && reflect.DeepEqual(asWritten(entry), own)
+				return ok && reflect.DeepEqual(p.asWritten(entry), own) && isDeclared(conf, entry)
 			}
 			isTrusted = isTrusted || name == text(conf["name"]) && slices.ContainsFunc(entries, isEqual)
 		}
@@ -47,14 +47,28 @@ func configurations(dir string) (files []string) {
 	return files
 }
 
-// asWritten returns an entry without the keys that a runtime adds.
-func asWritten(entry map[string]any) map[string]any {
+// asWritten returns an entry without the keys that a runtime adds. multus adds the keys of a device, which are removed
+// only if allowKeys has them.
+func (p *Policy) asWritten(entry map[string]any) map[string]any {
 	out := maps.Clone(entry)
 	maps.DeleteFunc(out, func(key string, _ any) bool {
+		isDevice := key == "deviceID" || key == "pciBusID"
 		return slices.Contains([]string{"name", "cniVersion", "prevResult", "runtimeConfig"}, key) ||
-			strings.HasPrefix(key, "cni.dev/")
+			strings.HasPrefix(key, "cni.dev/") || isDevice && slices.Contains(p.AllowKeys, key)
 	})
 	return out
+}
+
+// isDeclared reports whether each key of runtimeConfig is a capability of the entry. A runtime adds no other.
+func isDeclared(conf, entry map[string]any) bool {
+	added, _ := conf["runtimeConfig"].(map[string]any)
+	capabilities, _ := entry["capabilities"].(map[string]any)
+	for key := range added {
+		if capabilities[key] != true {
+			return false
+		}
+	}
+	return true
 }
 
 // duplicateKey returns the first key that an object has twice, in the same or another case; empty if there is none. A
