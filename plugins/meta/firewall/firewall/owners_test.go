@@ -19,12 +19,6 @@ func (c *container) withAddrs(of *container) *container {
 	return c
 }
 
-// named gives the container's network another name.
-func (c *container) named(network string) *container {
-	c.call.Conf = Merge(c.call.Conf.(Object), Object{"name": network})
-	return c
-}
-
 // rolledBack runs an ADD whose result cannot be written.
 func (c *container) rolledBack(more ...Object) {
 	GinkgoHelper()
