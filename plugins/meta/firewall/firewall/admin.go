@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"strings"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/ipt"
@@ -37,7 +38,7 @@ func ensureAdmin(e *ipt.Edit, admin string) {
 	e.First(append(before, adminRules(admin)...)...)
 }
 
-// refuseOthersChain refuses a configured chain that belongs to other software: rules outside CNI-FORWARD jump to it.
+// refuseOthersChain refuses a configured chain that belongs to other software, by its name or by rules that jump to it.
 func (c call) refuseOthersChain(ctx context.Context, admin string) error {
 	if admin == defaultAdminChain {
 		return nil
@@ -54,13 +55,27 @@ func (c call) refuseOthersChain(ctx context.Context, admin string) error {
 		if err != nil {
 			return err
 		}
-		if slices.ContainsFunc(live, leadsInNFTables(admin)) ||
-			slices.ContainsFunc(legacy.Rules, leadsInLegacy(admin)) {
+		inNFTables, inLegacy := leadsInNFTables(admin), leadsInLegacy(admin)
+		isOthers := func(l nft.LiveRule) bool { return inNFTables(l) && isOthersJump(l.Chain, admin) }
+		isOthersLegacy := func(r ipt.Rule) bool { return inLegacy(r) && isOthersJump(r.Chain, admin) }
+		if slices.ContainsFunc(live, isOthers) || slices.ContainsFunc(legacy.Rules, isOthersLegacy) {
 			return cni.Refuse("iptablesAdminChainName", admin, "is a chain of other software, whose rules jump to it").
 				Suggest("name a chain of your own")
 		}
 	}
 	return nil
+}
+
+// othersChains lists how names of chains begin that other software creates and jumps to from FORWARD.
+var othersChains = []string{"KUBE-", "CNI-", "HAWSER-", "DOCKER", "LIBVIRT_", "ufw", "cali-", "CILIUM_", "FLANNEL-",
+	"WEAVE-", "NETAVARK"}
+
+// isOthersJump reports whether a rule of chain from that jumps to admin belongs to other software. Administrators have
+// rules in FORWARD and CNI-ADMIN, and Docker leaves the chain DOCKER-USER to them.
+func isOthersJump(from, admin string) bool {
+	isOthers := func(prefix string) bool { return strings.HasPrefix(admin, prefix) }
+	return from != forwardHook && from != defaultAdminChain ||
+		admin != "DOCKER-USER" && slices.ContainsFunc(othersChains, isOthers)
 }
 
 // leadsInNFTables returns a function that reports whether a rule outside CNI-FORWARD jumps to a chain.

@@ -80,12 +80,29 @@ var _ = Describe("a chain that a configuration names", Label("kernel", "admin-ch
 			Expect(w.Cmd("iptables", "-S", "SITE")).To(ContainSubstring("192.0.2.99"))
 		})
 
+		It("may be one of the administrator, to which rules of FORWARD lead, and stays", func() {
+			a.add(k.config)
+			w.Cmd("sh", "-ec", "for chain in DOCKER-USER SITE; do iptables -N $chain; done; "+
+				"iptables -A FORWARD -j DOCKER-USER; iptables -A CNI-ADMIN -g SITE")
+			before := w.Cmd("iptables", "-S", "FORWARD")
+			for _, chain := range []string{"DOCKER-USER", "SITE"} {
+				b.add(k.config, named(chain))
+				Expect(overrides()).To(ContainElement(chain))
+				b.check(k.config, named(chain))
+				b.del(k.config)
+				Expect(w.Cmd("iptables", "-S", chain)).To(Equal("-N " + chain + "\n"))
+			}
+			Expect(w.Cmd("iptables", "-S", "FORWARD")).To(Equal(before))
+		})
+
 		It("is refused where other software's rules lead to it, and nothing is left", func() {
-			w.Cmd("sh", "-ec", "iptables -N KUBE-FORWARD; iptables -A FORWARD -j KUBE-FORWARD; "+
-				"iptables -A KUBE-FORWARD -m conntrack --ctstate ESTABLISHED -j ACCEPT")
+			w.Cmd("sh", "-ec", "for chain in KUBE-FORWARD ufw-before-forward LIBVIRT_FWX DOCKER SITE NEXT; do "+
+				"iptables -N $chain; iptables -A FORWARD -j $chain; done; iptables -A SITE -j NEXT")
 			before := w.state()
-			Expect(w.Call(b.as("ADD", k.config, named("KUBE-FORWARD"))).Failed(cni.CodeConfig)).To(ContainSubstring(
-				`iptablesAdminChainName: "KUBE-FORWARD" is a chain of other software`))
+			for _, chain := range []string{"KUBE-FORWARD", "ufw-before-forward", "LIBVIRT_FWX", "DOCKER", "NEXT"} {
+				Expect(w.Call(b.as("ADD", k.config, named(chain))).Failed(cni.CodeConfig)).To(ContainSubstring(
+					`iptablesAdminChainName: "` + chain + `" is a chain of other software`))
+			}
 			Expect(w.state()).To(Equal(before))
 		})
 	})
