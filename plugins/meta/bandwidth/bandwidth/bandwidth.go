@@ -172,8 +172,8 @@ func check(_ context.Context, req *skel.Request, cfg config) error {
 	return errors.Join(errs...)
 }
 
-// reapply restores the filters of the container's interface or of its host end. The filters end with the interface.
-// reapply does not restore an IFB, because an IFB would outlive the container if DEL of this plugin has already run.
+// reapply restores the filters, and redirections to an IFB that exists. The filters end with the interface. reapply does
+// not restore an IFB, because an IFB would outlive the container if DEL of this plugin has already run.
 func reapply(_ context.Context, req *skel.Request, cfg config) error {
 	c := open(req)
 	end, err := c.findEnd()
@@ -184,21 +184,28 @@ func reapply(_ context.Context, req *skel.Request, cfg config) error {
 	if err != nil {
 		return err
 	}
-	sent, _ := c.sides(end, want)
-	var errs []error
+	ways, _, addQdisc := c.ways(end, want)
+	ifbs, err := c.ifbs()
+	errs := []error{err}
 	for name, f := range want.each {
+		link := end
+		i := slices.IndexFunc(ways, func(w way) bool { return w.filter == f })
 		switch {
-		case f != sent || f.exempt != nil:
-			hook := uint32(rtnl.ClsactReceived)
-			if f == sent {
-				hook = rtnl.ClsactSent
+		case i < 0:
+		case c.verifyRedirect(name, end, ways[i].hook, f) == nil:
+			continue
+		case len(ifbs) != len(ways):
+			errs = append(errs, fmt.Errorf("%s limit: not restored: an IFB is missing; restart the container", name))
+			continue
+		default:
+			link = ifbs[i]
+			if err := c.lead(end, ways[i], link, addQdisc); err != nil {
+				errs = append(errs, fmt.Errorf("%s limit: not restored: %w", name, err))
+				continue
 			}
-			if err := c.verifyRedirect(name, end, hook, f); err != nil {
-				errs = append(errs,
-					fmt.Errorf("not restored, since an IFB may outlive the container; restart the container: %w", err))
-			}
-		case c.verify(name, end, f) != nil:
-			errs = append(errs, c.requeue(end, f))
+		}
+		if c.verify(name, link, f) != nil {
+			errs = append(errs, c.requeue(link, f))
 		}
 	}
 	return errors.Join(errs...)

@@ -1,6 +1,8 @@
 package bandwidth
 
 import (
+	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
 	"regexp"
@@ -672,6 +674,49 @@ var _ = Describe("CHECK", Label("kernel"), func() {
 		Entry("the pair is another", "ip link set host-eth0 down; ip link set host-eth0 name other",
 			`^prevResult.interfaces: has no interface`),
 	)
+
+	reapply := func(c Call) string {
+		GinkgoHelper()
+		var out bytes.Buffer
+		env := skel.Env{Vars: c.Vars(w.World), Stdin: strings.NewReader(c.Stdin()), Stdout: &out, Stderr: &out,
+			Reapply: true}
+		w.Do(func() { skel.Run(context.Background(), Plugin(), env) })
+		return out.String()
+	}
+
+	DescribeTable("finds what reapply restores while the IFB is there", Label("bandwidth-reapply"), func(
+		damage, keys string,
+	) {
+		w.Add(w.call("ADD", both, keys))
+		c := w.call("CHECK", both, keys)
+		state := func() string {
+			return w.state() + w.Cmd("sh", "-c",
+				"for h in ingress egress; do tc filter show dev host-eth0 $h; done | wc -l")
+		}
+		whole := state()
+		w.Cmd("sh", "-ec", strings.ReplaceAll(damage, "IFB", refName))
+		w.Fails(c, cni.CodeDrift)
+		Expect(reapply(c)).To(BeEmpty())
+		w.Succeeds(c)
+		Expect(state()).To(Equal(whole))
+	},
+		Entry("the redirection is gone", "tc filter del dev host-eth0 ingress", ""),
+		Entry("its qdisc is gone", "tc qdisc del dev host-eth0 ingress", ""),
+		Entry("that of two hooks is gone", "tc qdisc del dev host-eth0 clsact", `"exempt": ["10.9.0.0/16"]`),
+		Entry("what is exempt is gone", "tc filter del dev host-eth0 egress pref 11 protocol ip",
+			`"exempt": ["10.9.0.0/16"]`),
+		Entry("the IFB is down", "ip link set IFB down", ""),
+		Entry("the IFB's filter is gone", "tc qdisc del dev IFB root", ""),
+	)
+
+	It("finds an IFB that is gone, which reapply does not restore", Label("bandwidth-reapply"), func() {
+		w.Add(w.call("ADD", both))
+		c := w.call("CHECK", both)
+		w.Cmd("ip", "link", "del", refName)
+		was := w.state()
+		Expect(reapply(c)).To(ContainSubstring("egress limit: not restored: an IFB is missing; restart the"))
+		Expect(w.state()).To(Equal(was))
+	})
 
 	It("is content without limits", func() { w.Succeeds(w.call("CHECK")) })
 

@@ -137,25 +137,8 @@ func (c *call) replace(end rtnl.Link, l limits) ([]rtnl.Link, error) {
 // limit makes the filters, and the IFBs for what the link receives and for what it sends where some of that is exempt.
 // The error matches EEXIST where there is something already.
 func (c *call) limit(end rtnl.Link, l limits) (ifbs []rtnl.Link, err error) {
-	sent, received := c.sides(end, l)
+	ways, sent, addQdisc := c.ways(end, l)
 	own := names(c.Attachment)
-	addQdisc, hook := c.at.AddIngress, uint32(rtnl.Received)
-	hasExempt := sent != nil && sent.exempt != nil
-	if hasExempt {
-		addQdisc, hook = c.at.AddClsact, rtnl.ClsactReceived
-	}
-	type way struct { // through an IFB
-		*filter
-		hook   uint32
-		marked string // the name of the IFB from its mark on; empty: as before
-	}
-	var ways []way
-	if received != nil {
-		ways = append(ways, way{received, hook, own[0]})
-	}
-	if hasExempt {
-		ways, sent = append(ways, way{sent, rtnl.ClsactSent, ""}), nil
-	}
 	for _, w := range ways {
 		name := own[1]
 		if len(ifbs) > 0 && ifbs[0].Name == name {
@@ -189,6 +172,73 @@ func (c *call) limit(end rtnl.Link, l limits) (ifbs []rtnl.Link, err error) {
 		err = c.queue(end.Index, sent)
 	}
 	return ifbs, err
+}
+
+// way leads through an IFB.
+type way struct {
+	*filter
+	hook   uint32
+	marked string // the name of the IFB from its mark on; empty: as before
+}
+
+// ways returns the ways of limits, the filter of the link itself, if any, and what adds the qdisc for the hooks.
+func (c *call) ways(end rtnl.Link, l limits) (ways []way, sent *filter, addQdisc func(int) error) {
+	sent, received := c.sides(end, l)
+	addQdisc, hook := c.at.AddIngress, uint32(rtnl.Received)
+	hasExempt := sent != nil && sent.exempt != nil
+	if hasExempt {
+		addQdisc, hook = c.at.AddClsact, rtnl.ClsactReceived
+	}
+	if received != nil {
+		ways = append(ways, way{received, hook, names(c.Attachment)[0]})
+	}
+	if hasExempt {
+		ways, sent = append(ways, way{sent, rtnl.ClsactSent, ""}), nil
+	}
+	return ways, sent, addQdisc
+}
+
+// ifbs returns the attachment's IFBs in the order of its ways, which is that of their names.
+func (c *call) ifbs() (ifbs []rtnl.Link, err error) {
+	for _, name := range names(c.Attachment) {
+		l, err := c.at.Link(name)
+		if frame.IgnoreNoLink(err) != nil {
+			return nil, err
+		}
+		if c.isMine(l) {
+			ifbs = append(ifbs, l)
+		}
+	}
+	return ifbs, nil
+}
+
+// lead restores a way to an IFB that is there. A filter of another program stays, and is an error.
+func (c *call) lead(end rtnl.Link, w way, ifb rtnl.Link, addQdisc func(int) error) error {
+	if err := c.at.SetLink(ifb.Index, rtnl.LinkChange{Up: new(true)}); err != nil {
+		return err
+	}
+	list, err := c.at.Redirects(end.Index, w.hook)
+	_, rest := splitExempt(list)
+	if err == nil && len(list) > 0 {
+		if len(rest) == 0 || rest[0].To != 0 && rest[0].To != ifb.Index {
+			return cni.Errorf(cni.CodeConflict, "interface %q: has a filter of another program; remove it", end.Name)
+		}
+		err = c.at.DelRedirect(end.Index, w.hook, w.exempt != nil)
+	}
+	if err != nil {
+		return err
+	}
+	hooks, err := c.hooks(end.Index)
+	if err == nil && !slices.Contains(hooks, w.hook) {
+		err = addQdisc(end.Index)
+	}
+	if err == nil {
+		err = c.at.Redirect(end.Index, w.hook, ifb.Index, w.exempt...)
+	}
+	if _, gone := c.at.LinkByIndex(ifb.Index); errors.Is(gone, rtnl.ErrNoLink) { // its DEL came in between
+		return errors.Join(gone, c.unlimit(end.Index))
+	}
+	return err
 }
 
 // queue makes the filter of a link.
