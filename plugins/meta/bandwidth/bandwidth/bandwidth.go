@@ -172,8 +172,8 @@ func check(_ context.Context, req *skel.Request, cfg config) error {
 	return errors.Join(errs...)
 }
 
-// reapply restores the filters, and redirections to an IFB that exists. The filters end with the interface. reapply does
-// not restore an IFB, because an IFB would outlive the container if DEL of this plugin has already run.
+// reapply restores the filters, and redirections to an IFB that exists. The filters end with the interface. reapply
+// does not restore an IFB, because an IFB would outlive the container if DEL of this plugin has already run.
 func reapply(_ context.Context, req *skel.Request, cfg config) error {
 	c := open(req)
 	end, err := c.findEnd()
