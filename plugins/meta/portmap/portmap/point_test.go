@@ -375,6 +375,24 @@ var _ = Describe("conditions", Label("kernel"), func() {
 			Expect(w.ruleset()).NotTo(MatchRegexp("808|_conditions_|_masq_|CNI-DN"))
 		})
 	})
+	It("are compiled below a root that is no mount, and no mount stays", Label("conditions-names"), func() {
+		w, a := newContainer()
+		a.serve(80)
+		config := Object{"backend": "nftables", "conditionsV4": strings.Fields("ip saddr != 192.0.2.0/24")}
+		out := w.Run(a.as("ADD", config, ports("8080:80")).Program(w.World, "unshare", "-m", "--propagation", "shared",
+			"sh", "-ec", `root=$1; mkdir $root/plugin; cp $2 $root/plugin/portmap
+			for dir in /*; do
+				[ -d $dir ] && [ $dir != /tmp ] || continue
+				mkdir $root$dir; mount --rbind $dir $root$dir
+			done
+			mount --make-rshared /; cat /proc/self/mountinfo >$root/plugin/before
+			chroot $root /plugin/portmap
+			cat /proc/self/mountinfo >$root/plugin/after; cmp $root/plugin/before $root/plugin/after`,
+			"sh", GinkgoT().TempDir(), nstest.Build("portmap")))
+		Expect(out.Exit).To(BeZero(), "%s%s", out.Stdout, out.Stderr)
+		a.check(config, ports("8080:80"))
+	})
+
 	It("are restored by reapply", Label("conditions-restored"), func() {
 		w, a := newContainer()
 		a.serve(80)
