@@ -144,6 +144,29 @@ func (c *Conn) OtherEnd(l Link, in *Conn) (Link, error) {
 	return end, nil
 }
 
+// Peer returns Index, Name, Kind and MTU of the other end of a pair, which may be in another namespace. The error
+// matches ErrNoLink if the kernel does not show that end.
+func (c *Conn) Peer(l Link) (Link, error) {
+	if !l.IsPairEnd() || l.Peer == 0 {
+		return Link{}, ErrNoLink
+	}
+	attrs := []*nl.RtAttr{noStatistics()}
+	if l.PeerNS != -1 {
+		attrs = append(attrs, nl.NewRtAttr(unix.IFLA_TARGET_NETNSID, nl.Uint32Attr(uint32(l.PeerNS))))
+	}
+	answers, err := c.send(unix.RTM_GETLINK, 0, header(unix.AF_UNSPEC, l.Peer), attrs...)
+	if err != nil {
+		return Link{}, fmt.Errorf("peer of link %q: %w: %w", l.Name, ErrNoLink, err)
+	}
+	found, err := netlink.LinkDeserialize(nil, answers[0])
+	// Kernels before 4.16 look in this namespace.
+	if err != nil || found.Type() != l.Kind || found.Attrs().ParentIndex != l.Index {
+		return Link{}, ErrNoLink
+	}
+	a := found.Attrs()
+	return Link{Index: a.Index, Name: a.Name, Kind: found.Type(), MTU: a.MTU}, nil
+}
+
 // ConnectsTo reports whether l, a link in c's namespace, is an end of a pair whose other end is in the namespace of in.
 func (c *Conn) ConnectsTo(l Link, in *Conn) (bool, error) {
 	if !l.IsPairEnd() {

@@ -326,6 +326,36 @@ var _ = Describe("ADD", func() {
 			w.Succeeds(a.As("CHECK"))
 		})
 
+		It("leaves it no longer than a container needs it, and then lowers what had it", func() {
+			large := w.Attach("large", conf())
+			var kept []Attached
+			for id := range 2 {
+				kept = append(kept, w.Attach(fmt.Sprint(id), conf(Object{"mtu": 1400})))
+			}
+			Expect(Show(w.Host, "br").MTU).To(Equal(1500))
+			w.Succeeds(large.As("DEL"))
+			next := w.Attach("next", conf(Object{"mtu": 1000}))
+			for i, a := range append(kept, next) {
+				Expect(Show(w.Host, hostEnd(a.Result)).MTU).To(Equal(1400), "%d", i)
+				w.Succeeds(a.As("CHECK"))
+			}
+			Expect(Show(w.Host, "br").MTU).To(Equal(1400))
+			w.Succeeds(next.As("DEL"))
+			Expect(Show(w.Host, "br").MTU).To(Equal(1400))
+
+			By("also where the container has got a smaller MTU since, of which CHECK says no more than that")
+			tuned := w.Attach("tuned", conf(Object{"mtu": 1500}))
+			for _, a := range kept {
+				w.Succeeds(a.As("DEL"))
+			}
+			Expect(Show(w.Host, "br").MTU).To(Equal(1500))
+			IP(tuned.Host, "link set eth0 mtu 1300")
+			w.Attach("last", conf(Object{"mtu": 1000}))
+			Expect(Show(w.Host, "br").MTU).To(Equal(1300))
+			Expect(w.Fails(tuned.As("CHECK"), 101)).To(And(ContainSubstring("eth0"),
+				Not(ContainSubstring(hostEnd(tuned.Result)))))
+		})
+
 		It("sets the MTU of a bridge without other ports, as Linux does", func() {
 			IP(w.Host, "link add name br up type bridge")
 			for id := range 2 {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/hawser-cni/plugins/pkg/attach"
 	"github.com/hawser-cni/plugins/pkg/cni"
@@ -253,19 +254,50 @@ func (c *call) setUpPort(ctx context.Context) error {
 	return c.Host.SetLink(c.HostEnd.Index, rtnl.LinkChange{Up: new(true)})
 }
 
-// keepMTU gives an interface that will become a port the bridge's MTU, if its MTU is smaller than the bridge's and
-// another port's. Otherwise Linux would lower the bridge's MTU to the smallest MTU of its ports. Below 1280 bytes Linux
-// removes all IPv6 addresses of the bridge.
+// keepMTU keeps the bridge's MTU when an interface with a smaller MTU becomes a port, if other ports use the bridge's.
+// Linux lowers the MTU of a bridge to the smallest one of its ports, and removes all IPv6 addresses below 1280 bytes.
+// The interface gets the largest MTU in use, as do ports that have more from an earlier ADD, and with them the bridge.
 func (c *call) keepMTU(end *rtnl.Link) error {
 	if end.MTU >= c.bridge.MTU {
 		return nil
 	}
 	ports, err := c.Host.Ports(c.bridge.Index)
-	if err != nil || !slices.ContainsFunc(ports, func(p rtnl.Link) bool { return p.MTU > end.MTU }) {
+	if err != nil {
 		return err
 	}
-	end.MTU = c.bridge.MTU
-	return c.Host.SetLink(end.Index, rtnl.LinkChange{MTU: end.MTU})
+	largest := end.MTU
+	for _, p := range ports {
+		if largest = max(largest, c.usedMTU(p)); largest >= c.bridge.MTU {
+			largest, ports = c.bridge.MTU, nil
+			break
+		}
+	}
+	for _, p := range ports {
+		if p.MTU <= largest {
+			continue
+		}
+		err := c.Host.SetLink(p.Index, rtnl.LinkChange{MTU: largest})
+		if err != nil && !errors.Is(err, rtnl.ErrNoLink) {
+			return err
+		}
+	}
+	if end.MTU == largest {
+		return nil
+	}
+	end.MTU = largest
+	return c.Host.SetLink(end.Index, rtnl.LinkChange{MTU: largest})
+}
+
+// usedMTU returns the MTU of a port, or the smaller one of the container or VLAN gateway behind the port: keepMTU may
+// have raised the port's. Other pairs are the administrator's.
+func (c *call) usedMTU(port rtnl.Link) int {
+	peer, err := c.Host.Peer(port)
+	_, isContainer := cni.ParseMark(port.Alias)
+	isGateway := port.PeerNS == -1 && strings.HasPrefix(peer.Name, c.bridge.Name+".")
+	if err != nil || !isContainer && !isGateway {
+		return port.MTU
+	}
+	return min(port.MTU, peer.MTU)
 }
 
 func (c *call) spoofCheck() spoofCheck {

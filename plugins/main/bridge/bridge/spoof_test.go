@@ -199,10 +199,16 @@ var _ = Describe("VLANs", Label("kernel"), func() {
 	})
 
 	It("have a gateway whose port leaves the bridge its MTU", Label("bridge-mtu"), func() {
-		w.Attach("one", conf())
+		large := w.Attach("one", conf())
 		a := w.Attach("two", l3(Object{"isGateway": true, "vlan": 100, "mtu": 1000}), "10.1.0.2/24")
 		Expect(Show(w.Host, "br.100").MTU).To(Equal(1000))
 		Expect(Show(w.Host, "br").MTU).To(Equal(1500))
+		w.Succeeds(a.As("CHECK"))
+
+		By("as long as a container has it")
+		w.Succeeds(large.As("DEL"))
+		w.Attach("three", conf(Object{"mtu": 1000}))
+		Expect(Show(w.Host, "br").MTU).To(Equal(1000))
 		w.Succeeds(a.As("CHECK"))
 	})
 

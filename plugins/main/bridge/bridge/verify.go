@@ -70,7 +70,7 @@ func (c *call) verifyPort() []error {
 	if err != nil {
 		return append(errs, err)
 	}
-	if end.MTU < c.cfg.Link.MTU { // the host end may have the bridge's MTU, see keepMTU
+	if end.MTU < min(c.cfg.Link.MTU, c.ContEnd.MTU) { // the host end may have the MTU of others, see keepMTU
 		errs = append(errs, c.drift(end, "MTU is %d, not %d", end.MTU, c.cfg.Link.MTU))
 	}
 	if have.Hairpin != c.cfg.HairpinMode {
