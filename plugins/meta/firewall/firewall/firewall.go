@@ -221,6 +221,10 @@ func (c call) choose(ctx context.Context, cfg config) backend {
 	if cfg.backend != auto {
 		return cfg.backend
 	}
+	if isSilent() {
+		c.Warn("backend nftables, since firewalld gave no answer within the last %s", silenceTime)
+		return nftables
+	}
 	err := firewalldRuns(ctx)
 	if err == nil {
 		return firewalld

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
 	"slices"
 	"strings"
 	"time"
@@ -23,7 +24,19 @@ const (
 
 	// busWait is how long firewalld may take for all that a call asks of it.
 	busWait = 5 * time.Second
+
+	// The modification time of silenceFile is when firewalld last gave no answer within busWait. For silenceTime calls
+	// wait only for silentWait, because they hold the lock of the records.
+	silenceFile = recordDir + "/firewalld.silent"
+	silenceTime = time.Minute
+	silentWait  = time.Second
 )
+
+// isSilent reports whether firewalld has given no answer within silenceTime.
+func isSilent() bool {
+	st, err := os.Stat(silenceFile)
+	return err == nil && time.Since(st.ModTime()).Abs() < silenceTime
+}
 
 // errNoFirewalld says that firewalld does not run. What it had at runtime is gone with it.
 var errNoFirewalld = errors.New("firewalld does not run: nobody has the name " + firewalldName + " on the system bus")
@@ -43,10 +56,19 @@ func isUnusable(err error) bool {
 // The error matches errNoFirewalld where firewalld does not run.
 func askFirewalld(
 	ctx context.Context, r *record, method string, heed func(netip.Addr, *dbus.Call) error,
-) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, busWait,
-		cni.Errorf(cni.CodeTryAgain, "firewalld: %w on the system bus within %s", errNoAnswer, busWait))
+) (err error) {
+	wait := busWait
+	if isSilent() {
+		wait = silentWait
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, wait,
+		cni.Errorf(cni.CodeTryAgain, "firewalld: %w on the system bus within %s", errNoAnswer, wait))
 	defer cancel()
+	defer func() {
+		if wait == busWait && errors.Is(err, errNoAnswer) {
+			_ = os.WriteFile(silenceFile, nil, 0o600) // best effort: without it the next call waits as long
+		}
+	}()
 	there := false
 	conn, err := dbus.ConnectSystemBus(dbus.WithContext(ctx))
 	if err != nil { // there is no bus, or it does not let us in

@@ -23,6 +23,7 @@ type fakeFirewalld struct {
 	mu      sync.Mutex
 	sources []string // "ZONE ADDRESS"
 	conn    *dbus.Conn
+	asked   int           // how often a change was asked for
 	denies  bool          // as polkit does where the caller may change nothing
 	stuck   chan struct{} // open: nothing is answered; nil, or closed: all is
 }
@@ -34,6 +35,7 @@ func (f *fakeFirewalld) refuse(format string, args ...any) *dbus.Error {
 func (f *fakeFirewalld) mayChange() *dbus.Error {
 	f.mu.Lock()
 	stuck, denies := f.stuck, f.denies
+	f.asked++
 	f.mu.Unlock()
 	if stuck != nil {
 		<-stuck
@@ -336,6 +338,30 @@ var _ = Describe("firewalld", func() {
 			Expect(f.have()).To(BeEmpty())
 			noRecord()
 		})
+
+	It("hangs: for a minute no other ADD waits for it, unless it was asked for", Label("firewalld-refuses"), func() {
+		asks := func() int {
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			return f.asked
+		}
+		resume := f.hang()
+		c.add()
+		before := asks()
+		d := w.container(1, 3)
+		Expect(w.Warns(d.as("ADD"))).To(And(ContainSubstring("backend nftables"), ContainSubstring("no answer")))
+		d.check()
+		Expect(w.Warns(d.as("DEL"))).To(BeEmpty())
+		Expect(asks()).To(Equal(before))
+		Expect(w.Fails(d.as("ADD", asked), 11)).To(ContainSubstring("no answer on the system bus within 1s"))
+		Expect(asks()).To(BeNumerically(">", before))
+
+		By("until the minute is over")
+		resume()
+		w.Cmd("touch", "-d", "61 seconds ago", silenceFile)
+		d.add()
+		Expect(f.have()).To(ContainElement("trusted 10.1.0.3/32"))
+	})
 
 	It("hangs from DEL on: the container can be added with another backend", Label("firewalld-refuses"), func() {
 		c.add(asked)
