@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/ns"
 	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
@@ -59,6 +60,7 @@ func (c *Conn) dial() error {
 	}
 	s, err := nl.Subscribe(unix.NETLINK_NETFILTER) // to nothing: it is the library's way to open a socket
 	if err != nil {
+		ns.TakeDescriptor()
 		return unsupported(fmt.Errorf("netfilter socket: %w", err), err, "nfnetlink")
 	}
 	_ = unix.SetsockoptInt(s.GetFd(), unix.SOL_NETLINK, unix.NETLINK_CAP_ACK, 1)

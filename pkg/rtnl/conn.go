@@ -82,10 +82,12 @@ func Host() *Conn {
 func (c *Conn) open() error {
 	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
+		ns.TakeDescriptor()
 		return err
 	}
 	own, err := nl.Subscribe(unix.NETLINK_ROUTE) // to nothing: it is the library's way to open a socket
 	if err != nil {
+		ns.TakeDescriptor()
 		return errors.Join(err, h.Close())
 	}
 	_ = own.SetExtAck(true) // without it errors are poorer, that is all
