@@ -396,7 +396,7 @@ var _ = Describe("hawser gc", Label("tool-gc"), func() {
 			g.Cmd("mkdir", "-p", filepath.Dir(path))
 			g.Do(func() { DeferCleanup(nstest.Must(net.Listen("unix", path)).Close) })
 		}
-		for path, mode := range map[string]string{"/run/all": "1777", "/run/group/own": "770", "/run/user": "755"} {
+		for path, mode := range map[string]string{"/run/all": "777", "/run/group/own": "770", "/run/user": "755"} {
 			listen(path + "/containerd.sock")
 			g.Cmd("chmod", mode, path)
 		}

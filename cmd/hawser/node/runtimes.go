@@ -59,7 +59,8 @@ func sockets() [][]string {
 	return all
 }
 
-// rootOnly returns an error unless root owns the file, and only root can write to the directories above it. The owner
+// rootOnly returns an error unless root owns the file and all directories above it, and only root can replace what they
+// contain: others may write to a directory with the sticky bit, such as /tmp, but not replace root's files. The owner
 // of the root directory is treated as root, because root has another user ID in a user namespace, and this owner can
 // replace all files anyway.
 func rootOnly(path string) error {
@@ -72,7 +73,8 @@ func rootOnly(path string) error {
 		if err := unix.Lstat(at, &st); err != nil {
 			return &fs.PathError{Op: "stat", Path: at, Err: err}
 		}
-		isOpen := at != path && (st.Mode&unix.S_IWOTH != 0 || st.Mode&unix.S_IWGRP != 0 && st.Gid != 0)
+		isWritable := st.Mode&unix.S_IWOTH != 0 || st.Mode&unix.S_IWGRP != 0 && st.Gid != 0
+		isOpen := at != path && isWritable && st.Mode&unix.S_ISVTX == 0
 		switch {
 		case st.Uid != 0 && st.Uid != top.Uid:
 			return fmt.Errorf("not trusted: %s belongs to user %d", at, st.Uid)
