@@ -138,6 +138,7 @@ var _ = Describe("the masquerade of a live container", Label("live-owners", "ker
 	It("is for packets that the gateway of its VLAN receives", func() {
 		nstest.Need("vlan_filtering")
 		w := newMasqWorld("nftables")
+		w.SetBridgeNF(false) // so that NAT is decided after routing, not in the bridge
 		pod := w.Attach("pod", Merge(w.pods, Object{"vlan": 5}), addr)
 		Expect(key(w)).To(ContainSubstring(`"br.5" . 10.1.0.2 `))
 		w.isMasqueraded(pod)
