@@ -55,9 +55,10 @@ var refusedKeys = []string{"conditionsV4", "conditionsV6", "configuration_path",
 
 // Call is what the policy must know about a call in addition to its configuration.
 type Call struct {
-	Plugin string // the plugin's own name, whatever the configuration calls it
-	First  bool   // an ADD of a plugin that is not chained: only the author can have written prevResult
-	Args   string // CNI_ARGS
+	Plugin  string // the plugin's own name, whatever the configuration calls it
+	First   bool   // an ADD of a plugin that is not chained: only the author can have written prevResult
+	Chained bool   // the plugin works on the addresses of prevResult
+	Args    string // CNI_ARGS
 }
 
 // Load reads a policy. It returns nil, which permits everything, if the file does not exist. With owned it returns an
@@ -142,7 +143,7 @@ func (p *Policy) Check(conf []byte, call Call) error {
 	t.checkAddresses("ipam", t.conf["ipam"])
 	t.checkAddresses("runtimeConfig", t.conf["runtimeconfig"])
 	t.checkAddresses("args", t.conf["args"])
-	if prev, ok := t.conf["prevresult"].(map[string]any); ok && !call.First {
+	if prev, ok := t.conf["prevresult"].(map[string]any); ok && call.Chained {
 		t.checkAddresses("prevResult.ips", prev["ips"])
 	}
 	t.checkArgs()

@@ -150,8 +150,14 @@ var _ = Describe("the policy for tenants", Label("tenant-policy"), func() {
 	It("compares the addresses of a result before a chained plugin", func() {
 		err := rules("").Check([]byte(`{"name":"team","type":"portmap","prevResult":{"cniVersion":"1.0.0",
 			"ips":[{"address":"10.200.0.2/24"},{"address":"10.88.0.2/16"}],"routes":[{"dst":"0.0.0.0/0"}]}}`),
-			policy.Call{Plugin: "portmap"})
+			policy.Call{Plugin: "portmap", Chained: true})
 		Expect(err).To(MatchError(ContainSubstring(`prevResult.ips[1].address: "10.88.0.2/16" is not permitted`)))
+	})
+
+	It("leaves the result that CHECK of the plugin that made it has", func() {
+		lent := `{"name":"team","type":"macvlan","master":"eth1","prevResult":{"cniVersion":"1.0.0",
+			"ips":[{"address":"10.88.0.2/16"}]}}` // by a DHCP server
+		Expect(rules("").Check([]byte(lent), policy.Call{Plugin: "macvlan"})).To(Succeed())
 	})
 
 	It("takes the device that multus adds to an entry if allowKeys has the key", func() {

@@ -203,7 +203,8 @@ func (c *call) checkPolicy(conf []byte, command string) error {
 		return err
 	}
 	isFirst := command == "ADD" && !c.plugin.Chained && !c.plugin.IPAM
-	return rules.Check(conf, policy.Call{Plugin: c.plugin.Name, First: isFirst, Args: c.vars["CNI_ARGS"]})
+	return rules.Check(conf, policy.Call{Plugin: c.plugin.Name, First: isFirst, Chained: c.plugin.Chained,
+		Args: c.vars["CNI_ARGS"]})
 }
 
 // openNetns opens the container's namespace and refuses our own.
