@@ -21,10 +21,11 @@ const module = "github.com/hawser-cni/plugins"
 // floors of the packages: one imports only what is on a lower floor.
 var floors = map[string]int{
 	"pkg/cni": 0, "pkg/ns": 0, "pkg/sysctl": 0, "pkg/statefile": 0, "pkg/process": 0,
-	"pkg/rtnl": 1, "pkg/nft": 1, "pkg/policy": 1, "pkg/ranges": 1, "pkg/kube": 1, "pkg/tun": 1,
+	"pkg/rtnl": 1, "pkg/nft": 1, "pkg/policy": 1, "pkg/ranges": 1, "pkg/tun": 1,
 	"pkg/iface": 2, "pkg/ipt": 2, "pkg/masq": 3,
 	"pkg/skel": 3, "pkg/skel/start": 0, "pkg/ipam": 4, "pkg/frame": 4, "pkg/attach": 5,
-	"cmd/hawser/node": 5,
+	"cmd/hawser/node":                 5,
+	"plugins/ipam/cluster-local/kube": 1, // for this plugin only
 }
 
 const (
@@ -53,9 +54,9 @@ var homes = map[string][]string{
 	"github.com/onsi":                   {harness, harness + "/plugintest"},
 	"os/exec":                           {"pkg/process", harness, harness + "/plugintest"},
 	"log":                               {},
-	"net/http":                          {"pkg/kube"},
-	"crypto/tls":                        {"pkg/kube"},
-	"go.yaml.in/yaml":                   {"pkg/kube"},
+	"net/http":                          {"plugins/ipam/cluster-local/kube"},
+	"crypto/tls":                        {"plugins/ipam/cluster-local/kube"},
+	"go.yaml.in/yaml":                   {"plugins/ipam/cluster-local/kube"},
 }
 
 // outward are the names by which a program speaks to whoever started it.
@@ -156,8 +157,10 @@ func checkFloors(s source) (faults []string) {
 		}
 		floor, isPkg := floors[imported]
 		switch {
-		case (s.isTest() || s.dir == harness+"/plugintest") && (imported == s.dir || !within(imported, "plugins")):
+		case (s.isTest() || s.dir == harness+"/plugintest") &&
+			(isPkg || !within(imported, "plugins") || imported == s.dir):
 		case imported == "plugins" && within(s.dir, "cmd"), program && within(imported, s.dir):
+		case isPkg && floor < own && within(s.dir, path.Dir(imported)): // a package of the plugin's own
 		case within(imported, "plugins"):
 			faults = append(faults, s.at(i)+"nothing imports a plugin")
 		case within(imported, harness):
@@ -333,6 +336,9 @@ func TestRules(t *testing.T) {
 		{"floors", "plugins/main/a/a/x.go", `import _ "` + module + `/plugins/main/b/b"`, 1},
 		{"floors", "plugins/main/a/main.go", `import _ "` + module + `/plugins/main/a/a"`, 0},
 		{"floors", "plugins/main/a/main.go", `import _ "` + module + `/plugins/main/b/b"`, 1},
+		{"floors", "plugins/ipam/cluster-local/a/x.go", `import _ "` + module + `/plugins/ipam/cluster-local/kube"`, 0},
+		{"floors", "plugins/main/a/a/x.go", `import _ "` + module + `/plugins/ipam/cluster-local/kube"`, 1},
+		{"floors", "pkg/skel/x.go", `import _ "` + module + `/plugins/ipam/cluster-local/kube"`, 1},
 		{"floors", "plugins/plugins.go", `import _ "` + module + `/plugins/main/b/b"`, 0},
 		{"floors", "cmd/x/main.go", `import _ "` + module + `/plugins"`, 0},
 		{"floors", "cmd/x/main.go", `import _ "` + module + `/plugins/main/b/b"`, 1},

@@ -16,8 +16,8 @@ import (
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 
-	"github.com/hawser-cni/plugins/pkg/kube"
 	"github.com/hawser-cni/plugins/pkg/nstest"
+	"github.com/hawser-cni/plugins/plugins/ipam/cluster-local/kube"
 )
 
 // sample is what one call took.

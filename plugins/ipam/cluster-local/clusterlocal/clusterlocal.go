@@ -14,11 +14,11 @@ import (
 	"time"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
-	"github.com/hawser-cni/plugins/pkg/kube"
 	"github.com/hawser-cni/plugins/pkg/ranges"
 	"github.com/hawser-cni/plugins/pkg/skel"
 	"github.com/hawser-cni/plugins/pkg/statefile"
 	"github.com/hawser-cni/plugins/pkg/sysctl"
+	"github.com/hawser-cni/plugins/plugins/ipam/cluster-local/kube"
 )
 
 // session is what one call works with.

@@ -13,7 +13,7 @@ import (
 	"strings"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
-	"github.com/hawser-cni/plugins/pkg/kube"
+	"github.com/hawser-cni/plugins/plugins/ipam/cluster-local/kube"
 )
 
 // pool is an IPPool of whereabouts: what it has lent of a range. All of its nodes change it, each against the version

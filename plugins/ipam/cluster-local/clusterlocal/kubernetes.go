@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
-	"github.com/hawser-cni/plugins/pkg/kube"
+	"github.com/hawser-cni/plugins/plugins/ipam/cluster-local/kube"
 )
 
 // kubernetes is the store: leases are objects of the Kubernetes API, one for each address. An object is made and

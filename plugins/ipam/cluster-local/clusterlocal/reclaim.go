@@ -10,8 +10,8 @@ import (
 	"time"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
-	"github.com/hawser-cni/plugins/pkg/kube"
 	"github.com/hawser-cni/plugins/pkg/skel"
+	"github.com/hawser-cni/plugins/plugins/ipam/cluster-local/kube"
 )
 
 const (

@@ -18,13 +18,13 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
-	"github.com/hawser-cni/plugins/pkg/kube"
 	"github.com/hawser-cni/plugins/pkg/nstest"
+	"github.com/hawser-cni/plugins/plugins/ipam/cluster-local/kube"
 )
 
 func TestMain(m *testing.M) { nstest.Main(m) }
 
-func TestKube(t *testing.T) { nstest.RunSpecs(t, "pkg/kube") }
+func TestKube(t *testing.T) { nstest.RunSpecs(t, "plugins/ipam/cluster-local/kube") }
 
 const good = `apiVersion: v1
 kind: Config
