@@ -201,7 +201,7 @@ var _ = Describe("README.md", func() {
 		for line := range strings.Lines(string(out)) {
 			shown.WriteString("    " + line)
 		}
-		Expect(read(root("README.md"))).To(ContainSubstring("\n" + shown.String() + "\n"))
+		Expect(read(root("docs", "configuration.md"))).To(ContainSubstring("\n" + shown.String() + "\n"))
 	})
 
 	It("calls bridge by its path: the one in PATH is iproute2's", func() {

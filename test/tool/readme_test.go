@@ -11,14 +11,15 @@ import (
 	"github.com/hawser-cni/plugins/pkg/nstest"
 )
 
-// The session of the README is one of this node: web-1 wants the host port of web-0, and somebody flushes the rules.
-var _ = It("prints what the README shows", Label("tool-readme"), func() {
+// The session of docs/troubleshooting.md is one of this node: web-1 wants the host port of web-0, and another program
+// flushes the rules.
+var _ = It("prints what docs/troubleshooting.md shows", Label("tool-readme"), func() {
 	m := newMachine(ours(), usual)
 	m.up(newPod("c0ffee01", "web-0", hostPort(8080, 80)))
 	late := newPod("c0ffee02", "web-1", hostPort(8080, 80))
 	Expect(m.add(late)).To(HaveOccurred())
 	Expect(m.del(late)).To(Succeed())
-	page := string(nstest.Must(os.ReadFile(nstest.Root() + "/README.md")))
+	page := string(nstest.Must(os.ReadFile(nstest.Root() + "/docs/troubleshooting.md")))
 	_, session, _ := strings.Cut(page, "```console\n")
 	session, _, _ = strings.Cut(session, "```\n")
 	var shown strings.Builder
