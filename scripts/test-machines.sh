@@ -1,7 +1,7 @@
 #!/bin/bash
 # test-machines.sh [DIR...]: test.sh, for all packages or those in these directories, on three new Debian machines that
 # are prepared differently: no result may depend on packages, accounts or settings of the machine. Each is a directory
-# in the user's cache, entered by chroot (root; 1 GB each, and hours for all packages).
+# in the user's cache that becomes the root (needs root; 1 GB each, and hours for all packages).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 machines=${XDG_CACHE_HOME:-$HOME/.cache}/hawser/machines
@@ -12,6 +12,7 @@ export DEBIAN_FRONTEND=noninteractive PATH="${caches[0]}/bin:$PATH" GOMODCACHE="
 within() {
 	# shellcheck disable=SC2016 # expanded by the inner bash
 	unshare --mount --pid --ipc --uts --fork --kill-child --propagation private bash -euc '
+		mount --bind "$1" "$1"
 		cd "$1"
 		mount -t proc proc proc
 		mount --bind -o ro proc/sys proc/sys
@@ -19,7 +20,9 @@ within() {
 		mount --rbind /dev dev
 		for cache in "${@:2:4}"; do mkdir -p ".$cache"; mount --bind "$cache" ".$cache"; done
 		cp /etc/resolv.conf etc/
-		exec chroot . "${@:6}"' within "$1" "${caches[@]}" "${@:2}"
+		pivot_root . mnt # not chroot: the kernel then names files as this machine sees them
+		umount --lazy /mnt
+		exec "${@:6}"' within "$1" "${caches[@]}" "${@:2}"
 }
 
 # copied puts this tree into a machine, with what is not committed.

@@ -26,7 +26,7 @@ import (
 const (
 	predicateType = "https://slsa.dev/provenance/v1"
 	repository    = "https://github.com/hawser-cni/plugins"
-	buildType     = repository + "/blob/main/docs/install.md#making-a-release"
+	buildType     = repository + "/blob/main/docs/releasing.md"
 	builder       = repository + "/blob/main/scripts/release.sh"
 )
 
