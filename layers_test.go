@@ -20,7 +20,7 @@ const module = "github.com/hawser-cni/plugins"
 
 // floors of the packages: one imports only what is on a lower floor.
 var floors = map[string]int{
-	"pkg/cni": 0, "pkg/ns": 0, "pkg/sysctl": 0, "pkg/statefile": 0, "pkg/process": 0,
+	"pkg/cni": 0, "pkg/nlattr": 0, "pkg/ns": 0, "pkg/sysctl": 0, "pkg/statefile": 0, "pkg/process": 0,
 	"pkg/rtnl": 1, "pkg/nft": 1, "pkg/policy": 1, "pkg/ranges": 1, "pkg/tun": 1,
 	"pkg/iface": 2, "pkg/ipt": 2, "pkg/masq": 3,
 	"pkg/skel": 3, "pkg/skel/start": 0, "pkg/ipam": 4, "pkg/frame": 4, "pkg/attach": 5,

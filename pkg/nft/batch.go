@@ -10,6 +10,8 @@ import (
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/pkg/nlattr"
 )
 
 // batch sends the messages as one batch. Without its end the kernel checks everything and keeps nothing.
@@ -114,8 +116,8 @@ func answerError(m syscall.NetlinkMessage) error {
 		return nil
 	}
 	// By NETLINK_CAP_ACK the request's header, but not the request, stands before the attributes.
-	if text := attribute(m.Data[4+unix.SizeofNlMsghdr:], unix.NLMSGERR_ATTR_MSG); text != nil {
-		return fmt.Errorf("%w: %s", errno, textOf(text))
+	if text := nlattr.Get(m.Data[4+unix.SizeofNlMsghdr:], unix.NLMSGERR_ATTR_MSG); text != nil {
+		return fmt.Errorf("%w: %s", errno, nlattr.Text(text))
 	}
 	return errno
 }

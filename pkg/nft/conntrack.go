@@ -8,6 +8,8 @@ import (
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/pkg/nlattr"
 )
 
 // Flow is an entry of the kernel's connection tracking. It keeps the translation of its first packet: a sender of UDP
@@ -69,27 +71,27 @@ func onlyProto(proto uint8) []byte {
 		filterProtoNum      = 1 << 3 // CTA_FILTER_FLAG(CTA_PROTO_NUM)
 	)
 	return slices.Concat(
-		attrNest(nl.CTA_TUPLE_ORIG, attrNest(nl.CTA_TUPLE_PROTO, attrBytes(nl.CTA_PROTO_NUM, []byte{proto}))),
-		attrNest(ctaFilter, attrBytes(ctaFilterOrigFlags, word(filterProtoNum)),
-			attrBytes(ctaFilterReplyFlags, word(0))))
+		nlattr.Nest(nl.CTA_TUPLE_ORIG, nlattr.Nest(nl.CTA_TUPLE_PROTO, nlattr.Bytes(nl.CTA_PROTO_NUM, []byte{proto}))),
+		nlattr.Nest(ctaFilter, nlattr.Bytes(ctaFilterOrigFlags, word(filterProtoNum)),
+			nlattr.Bytes(ctaFilterReplyFlags, word(0))))
 }
 
 // decodeFlow reads an entry. Missing or odd ports are 0, addresses invalid.
 func decodeFlow(body []byte) (f Flow, proto uint8) {
-	for kind, value := range attributes(body) {
-		switch kind &^ attrFlags {
+	for kind, value := range nlattr.All(body) {
+		switch kind &^ nlattr.Flags {
 		case nl.CTA_TUPLE_ORIG:
 			f.Source = addrPort(value, nl.CTA_IP_V4_SRC, nl.CTA_IP_V6_SRC, nl.CTA_PROTO_SRC_PORT)
 			f.Destination = addrPort(value, nl.CTA_IP_V4_DST, nl.CTA_IP_V6_DST, nl.CTA_PROTO_DST_PORT)
-			proto = uint8(number(value, nl.CTA_TUPLE_PROTO, nl.CTA_PROTO_NUM))
-			f.id = append(f.id, attrNest(nl.CTA_TUPLE_ORIG, value)...)
+			proto = uint8(nlattr.GetNumber(value, nl.CTA_TUPLE_PROTO, nl.CTA_PROTO_NUM))
+			f.id = append(f.id, nlattr.Nest(nl.CTA_TUPLE_ORIG, value)...)
 		case nl.CTA_TUPLE_REPLY:
 			f.ReplySource = addrPort(value, nl.CTA_IP_V4_SRC, nl.CTA_IP_V6_SRC, nl.CTA_PROTO_SRC_PORT)
 		case nl.CTA_STATUS:
 			const seenReply = 1 << 1 // IPS_SEEN_REPLY
-			f.Replied = number(value)&seenReply != 0
+			f.Replied = nlattr.GetNumber(value)&seenReply != 0
 		case nl.CTA_ID, nl.CTA_ZONE:
-			f.id = append(f.id, attrBytes(kind&^attrFlags, value)...)
+			f.id = append(f.id, nlattr.Bytes(kind&^nlattr.Flags, value)...)
 		}
 	}
 	return f, proto
@@ -97,9 +99,9 @@ func decodeFlow(body []byte) (f Flow, proto uint8) {
 
 // addrPort is one end of a tuple, in these attributes.
 func addrPort(tuple []byte, v4, v6, port uint16) netip.AddrPort {
-	addr, ok := netip.AddrFromSlice(attribute(tuple, nl.CTA_TUPLE_IP, v4))
+	addr, ok := netip.AddrFromSlice(nlattr.Get(tuple, nl.CTA_TUPLE_IP, v4))
 	if !ok {
-		addr, _ = netip.AddrFromSlice(attribute(tuple, nl.CTA_TUPLE_IP, v6))
+		addr, _ = netip.AddrFromSlice(nlattr.Get(tuple, nl.CTA_TUPLE_IP, v6))
 	}
-	return netip.AddrPortFrom(addr, uint16(number(tuple, nl.CTA_TUPLE_PROTO, port)))
+	return netip.AddrPortFrom(addr, uint16(nlattr.GetNumber(tuple, nl.CTA_TUPLE_PROTO, port)))
 }

@@ -1,16 +1,16 @@
 package nft
 
 import (
-	"bytes"
 	"cmp"
 	"encoding/binary"
 	"fmt"
-	"iter"
 	"slices"
 	"strings"
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/pkg/nlattr"
 )
 
 // Attributes that golang.org/x/sys does not name (linux/netfilter/nf_tables.h).
@@ -39,7 +39,7 @@ type message struct {
 func (t Table) message(kind uint16, what string, attrs ...[]byte) message {
 	var name []byte
 	if t.Name != "" {
-		name = attrText(unix.NFTA_TABLE_NAME, t.Name)
+		name = nlattr.String(unix.NFTA_TABLE_NAME, t.Name)
 	}
 	return message{typ: unix.NFNL_SUBSYS_NFTABLES<<8 | kind, table: t, what: what,
 		body: slices.Concat(name, slices.Concat(attrs...))}
@@ -61,14 +61,14 @@ func (m message) request(flags uint16) *nl.NetlinkRequest {
 func newTable(t Table) message {
 	m := t.message(unix.NFT_MSG_NEWTABLE, "add table")
 	if t.Family != IPv4 && t.Family != IPv6 { // tables of these families are iptables', which give no comment
-		m.body = append(m.body, attrBytes(attrTableUserdata, udataText(udataComment, "Hawser CNI plugins"))...)
+		m.body = append(m.body, nlattr.Bytes(attrTableUserdata, udataText(udataComment, "Hawser CNI plugins"))...)
 	}
 	m.flags, m.modules = unix.NLM_F_CREATE, core
 	return m
 }
 
 func (t Table) chainMessage(kind uint16, what, chain string) message {
-	return t.message(kind, fmt.Sprintf("%s chain %q", what, chain), attrText(unix.NFTA_CHAIN_NAME, chain))
+	return t.message(kind, fmt.Sprintf("%s chain %q", what, chain), nlattr.String(unix.NFTA_CHAIN_NAME, chain))
 }
 
 func newChain(t Table, c Chain) message {
@@ -78,30 +78,30 @@ func newChain(t Table, c Chain) message {
 		if m.modules = core; c.Hook.Type == "nat" {
 			m.modules = "nft_chain_nat"
 		}
-		m.body = slices.Concat(m.body, attrNest(unix.NFTA_CHAIN_HOOK,
-			attrNet32(unix.NFTA_HOOK_HOOKNUM, c.Hook.Point),
-			attrNet32(unix.NFTA_HOOK_PRIORITY, uint32(c.Hook.Priority))),
-			attrNet32(unix.NFTA_CHAIN_POLICY, acceptPacket), attrText(unix.NFTA_CHAIN_TYPE, c.Hook.Type))
+		m.body = slices.Concat(m.body, nlattr.Nest(unix.NFTA_CHAIN_HOOK,
+			nlattr.Net32(unix.NFTA_HOOK_HOOKNUM, c.Hook.Point),
+			nlattr.Net32(unix.NFTA_HOOK_PRIORITY, uint32(c.Hook.Priority))),
+			nlattr.Net32(unix.NFTA_CHAIN_POLICY, acceptPacket), nlattr.String(unix.NFTA_CHAIN_TYPE, c.Hook.Type))
 	}
 	if c.Comment != "" {
-		m.body = append(m.body, attrBytes(attrChainUserdata, udataText(udataComment, c.Comment))...)
+		m.body = append(m.body, nlattr.Bytes(attrChainUserdata, udataText(udataComment, c.Comment))...)
 	}
 	return m
 }
 
 // ruleMessage is about the rule of a chain that attr has: its handle, or its expressions.
 func (t Table) ruleMessage(kind uint16, what, chain string, attr []byte) message {
-	return t.message(kind, fmt.Sprintf("%s chain %q", what, chain), attrText(unix.NFTA_RULE_CHAIN, chain), attr)
+	return t.message(kind, fmt.Sprintf("%s chain %q", what, chain), nlattr.String(unix.NFTA_RULE_CHAIN, chain), attr)
 }
 
 func newRule(t Table, chain string, r Rule) message {
 	var list []byte
 	exprs := r.compile(t.Family)
 	for _, x := range exprs {
-		list = append(list, attrNest(unix.NFTA_LIST_ELEM, x)...)
+		list = append(list, nlattr.Nest(unix.NFTA_LIST_ELEM, x)...)
 	}
 	m := t.ruleMessage(unix.NFT_MSG_NEWRULE, fmt.Sprintf("add rule %q to", r), chain,
-		attrNest(unix.NFTA_RULE_EXPRESSIONS, list))
+		nlattr.Nest(unix.NFTA_RULE_EXPRESSIONS, list))
 	m.flags, m.modules = unix.NLM_F_CREATE|unix.NLM_F_APPEND, modulesOf(exprs)
 	return m
 }
@@ -113,7 +113,7 @@ const core = "nf_tables"
 func modulesOf(exprs [][]byte) string {
 	var modules []string
 	for _, x := range exprs {
-		switch name := textAt(x, unix.NFTA_EXPR_NAME); name {
+		switch name := nlattr.GetString(x, unix.NFTA_EXPR_NAME); name {
 		case "bitwise", "byteorder", "cmp", "dynset", "immediate", "lookup", "meta", "payload", "range":
 		default:
 			modules = append(modules, "nft_"+name)
@@ -131,14 +131,14 @@ func newSet(t Table, s Set, id uint32) message {
 	if s.Data != nil {
 		flags |= unix.NFT_SET_MAP
 		number, length := datatype(s.Data)
-		data = append(attrNet32(unix.NFTA_SET_DATA_TYPE, number), attrNet32(unix.NFTA_SET_DATA_LEN, length)...)
+		data = append(nlattr.Net32(unix.NFTA_SET_DATA_TYPE, number), nlattr.Net32(unix.NFTA_SET_DATA_LEN, length)...)
 	}
 	number, length := datatype(s.Key)
 	m := t.message(unix.NFT_MSG_NEWSET, fmt.Sprintf("add set %q", s.Name),
-		attrText(unix.NFTA_SET_NAME, s.Name),
-		attrNet32(unix.NFTA_SET_KEY_TYPE, number), attrNet32(unix.NFTA_SET_KEY_LEN, length), data,
-		attrNet32(unix.NFTA_SET_FLAGS, flags), attrNet32(unix.NFTA_SET_ID, id),
-		attrBytes(attrSetUserdata, setUserdata(s)))
+		nlattr.String(unix.NFTA_SET_NAME, s.Name),
+		nlattr.Net32(unix.NFTA_SET_KEY_TYPE, number), nlattr.Net32(unix.NFTA_SET_KEY_LEN, length), data,
+		nlattr.Net32(unix.NFTA_SET_FLAGS, flags), nlattr.Net32(unix.NFTA_SET_ID, id),
+		nlattr.Bytes(attrSetUserdata, setUserdata(s)))
 	m.flags = unix.NLM_F_CREATE
 	return m
 }
@@ -183,45 +183,45 @@ type Element struct {
 
 // setMessage is about a set, or the elements of it in attrs.
 func (t Table) setMessage(kind uint16, what, set string, attrs ...[]byte) message {
-	return t.message(kind, fmt.Sprintf("%s set %q", what, set), attrText(unix.NFTA_SET_ELEM_LIST_SET, set),
+	return t.message(kind, fmt.Sprintf("%s set %q", what, set), nlattr.String(unix.NFTA_SET_ELEM_LIST_SET, set),
 		slices.Concat(attrs...))
 }
 
 func elementList(elems []Element, encode func(Element) []byte) []byte {
 	var list []byte
 	for _, e := range elems {
-		list = append(list, attrNest(unix.NFTA_LIST_ELEM, encode(e))...)
+		list = append(list, nlattr.Nest(unix.NFTA_LIST_ELEM, encode(e))...)
 	}
-	return attrNest(unix.NFTA_SET_ELEM_LIST_ELEMENTS, list)
+	return nlattr.Nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS, list)
 }
 
 func (e Element) encodeKey() []byte {
-	return attrNest(unix.NFTA_SET_ELEM_KEY, attrBytes(unix.NFTA_DATA_VALUE, e.Key))
+	return nlattr.Nest(unix.NFTA_SET_ELEM_KEY, nlattr.Bytes(unix.NFTA_DATA_VALUE, e.Key))
 }
 
 func (e Element) encode() []byte {
 	out := e.encodeKey()
 	switch {
 	case e.Goto != "":
-		out = append(out, attrNest(unix.NFTA_SET_ELEM_DATA, verdictValue(unix.NFT_GOTO, e.Goto))...)
+		out = append(out, nlattr.Nest(unix.NFTA_SET_ELEM_DATA, verdictValue(unix.NFT_GOTO, e.Goto))...)
 	case e.Data != nil:
-		out = append(out, attrNest(unix.NFTA_SET_ELEM_DATA, attrBytes(unix.NFTA_DATA_VALUE, e.Data))...)
+		out = append(out, nlattr.Nest(unix.NFTA_SET_ELEM_DATA, nlattr.Bytes(unix.NFTA_DATA_VALUE, e.Data))...)
 	}
 	if e.Comment != "" {
-		out = append(out, attrBytes(attrElemUserdata, udataText(udataComment, e.Comment))...)
+		out = append(out, nlattr.Bytes(attrElemUserdata, udataText(udataComment, e.Comment))...)
 	}
 	return out
 }
 
 func decodeElements(data []byte) (out []Element) {
-	for _, raw := range attributes(attribute(data, unix.NFTA_SET_ELEM_LIST_ELEMENTS)) {
-		value := attribute(raw, unix.NFTA_SET_ELEM_DATA)
+	for _, raw := range nlattr.All(nlattr.Get(data, unix.NFTA_SET_ELEM_LIST_ELEMENTS)) {
+		value := nlattr.Get(raw, unix.NFTA_SET_ELEM_DATA)
 		out = append(out, Element{
-			Key:     attribute(raw, unix.NFTA_SET_ELEM_KEY, unix.NFTA_DATA_VALUE),
-			Data:    attribute(value, unix.NFTA_DATA_VALUE),
-			Goto:    textAt(value, unix.NFTA_DATA_VERDICT, unix.NFTA_VERDICT_CHAIN),
-			Accepts: number(value, unix.NFTA_DATA_VERDICT, unix.NFTA_VERDICT_CODE) == acceptPacket,
-			Comment: udata(attribute(raw, attrElemUserdata), udataComment),
+			Key:     nlattr.Get(raw, unix.NFTA_SET_ELEM_KEY, unix.NFTA_DATA_VALUE),
+			Data:    nlattr.Get(value, unix.NFTA_DATA_VALUE),
+			Goto:    nlattr.GetString(value, unix.NFTA_DATA_VERDICT, unix.NFTA_VERDICT_CHAIN),
+			Accepts: nlattr.GetNumber(value, unix.NFTA_DATA_VERDICT, unix.NFTA_VERDICT_CODE) == acceptPacket,
+			Comment: udata(nlattr.Get(raw, attrElemUserdata), udataComment),
 		})
 	}
 	return out
@@ -244,90 +244,9 @@ func udataText(typ byte, text string) []byte { return udataBytes(typ, append([]b
 func udata(b []byte, want byte) string {
 	for len(b) >= 2 && len(b) >= 2+int(b[1]) {
 		if b[0] == want {
-			return textOf(b[2 : 2+int(b[1])])
+			return nlattr.Text(b[2 : 2+int(b[1])])
 		}
 		b = b[2+int(b[1]):]
 	}
 	return ""
 }
-
-// nl.ParseRouteAttr of vishvananda/netlink returns nothing of a list with one bad element, and panics where the last
-// one is not padded: attributes are read here.
-const (
-	attrHeader = 4 // struct nlattr
-	attrFlags  = unix.NLA_F_NESTED | unix.NLA_F_NET_BYTEORDER
-)
-
-// attrBytes is an attribute. Its length has 16 bits: the caller cuts a longer one.
-func attrBytes(kind uint16, value []byte) []byte {
-	b := binary.NativeEndian.AppendUint16(nil, uint16(attrHeader+len(value)))
-	b = binary.NativeEndian.AppendUint16(b, kind)
-	b = append(b, value...)
-	return append(b, make([]byte, -len(value)&3)...)
-}
-
-// attrText is an attribute with a text and the zero that ends it.
-func attrText(kind uint16, s string) []byte { return attrBytes(kind, append([]byte(s), 0)) }
-
-// attrNet32 is an attribute with a number in network byte order.
-func attrNet32(kind uint16, v uint32) []byte {
-	return attrBytes(kind, binary.BigEndian.AppendUint32(nil, v))
-}
-
-func attrNest(kind uint16, attrs ...[]byte) []byte {
-	return attrBytes(kind|unix.NLA_F_NESTED, slices.Concat(attrs...))
-}
-
-// attributes walks a list of attributes, kinds with their flags, up to one with an impossible length.
-func attributes(b []byte) iter.Seq2[uint16, []byte] {
-	return func(yield func(uint16, []byte) bool) {
-		for len(b) >= attrHeader {
-			n := int(binary.NativeEndian.Uint16(b))
-			if n < attrHeader || n > len(b) || !yield(binary.NativeEndian.Uint16(b[2:]), b[attrHeader:n]) {
-				return
-			}
-			b = b[min((n+3)&^3, len(b)):]
-		}
-	}
-}
-
-// attribute is the value of the first attribute of the last kind, in the list to which the others lead; nil: none.
-func attribute(b []byte, kinds ...uint16) []byte {
-	for _, want := range kinds {
-		list := b
-		b = nil
-		for kind, value := range attributes(list) {
-			if kind&^attrFlags == want {
-				b = value
-				break
-			}
-		}
-	}
-	return b
-}
-
-// containsAttrs reports whether a list has all attributes of another one, with the same values. A number that is 0
-// in one list may be absent from the other.
-func containsAttrs(list, wanted []byte) bool {
-	for kind, want := range attributes(wanted) {
-		value := attribute(list, kind&^attrFlags)
-		if kind&unix.NLA_F_NESTED != 0 {
-			if !containsAttrs(value, want) {
-				return false
-			}
-		} else if !bytes.Equal(value, want) && !(isZero(value) && isZero(want)) {
-			return false
-		}
-	}
-	return true
-}
-
-func isZero(b []byte) bool { return len(bytes.Trim(b, "\x00")) == 0 }
-
-// textOf is the text in a value, without the zero that ends it.
-func textOf(value []byte) string {
-	s, _, _ := bytes.Cut(value, []byte{0})
-	return string(s)
-}
-
-func textAt(b []byte, kinds ...uint16) string { return textOf(attribute(b, kinds...)) }

@@ -7,6 +7,8 @@ import (
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/pkg/nlattr"
 )
 
 // LiveRule is a rule as the kernel has it.
@@ -15,7 +17,7 @@ type LiveRule struct {
 	Handle  uint64
 	Comment string
 	Target  string // the chain that it jumps or goes to; empty = none
-	exprs   []byte
+	Exprs   []byte // the list of its expressions; see package nlattr
 }
 
 // LiveChain is a chain as the kernel has it.
@@ -56,7 +58,7 @@ func (c *Conn) Chains(t Table) ([]LiveChain, error) {
 func (c *Conn) Rules(t Table, chain string) ([]LiveRule, error) {
 	m := t.message(unix.NFT_MSG_GETRULE, "")
 	if chain != "" {
-		m.body = append(m.body, attrText(unix.NFTA_RULE_CHAIN, chain)...)
+		m.body = append(m.body, nlattr.String(unix.NFTA_RULE_CHAIN, chain)...)
 	}
 	replies, err := c.list(m)
 	out := make([]LiveRule, 0, len(replies))
@@ -129,50 +131,42 @@ func generation(answer []byte) []byte { return answer[2:nfgenmsgSize] }
 
 func decodeChain(f Family, data []byte) LiveChain {
 	c := LiveChain{
-		Name:  textAt(data, unix.NFTA_CHAIN_NAME),
-		Table: Table{f, textAt(data, unix.NFTA_CHAIN_TABLE)},
-		use:   number(data, unix.NFTA_CHAIN_USE),
+		Name:  nlattr.GetString(data, unix.NFTA_CHAIN_NAME),
+		Table: Table{f, nlattr.GetString(data, unix.NFTA_CHAIN_TABLE)},
+		use:   nlattr.GetNumber(data, unix.NFTA_CHAIN_USE),
 
-		Comment: udata(attribute(data, attrChainUserdata), udataComment),
+		Comment: udata(nlattr.Get(data, attrChainUserdata), udataComment),
 	}
-	if attribute(data, unix.NFTA_CHAIN_HOOK) != nil {
+	if nlattr.Get(data, unix.NFTA_CHAIN_HOOK) != nil {
 		c.Hook = &Hook{
-			Type:     textAt(data, unix.NFTA_CHAIN_TYPE),
-			Point:    uint32(number(data, unix.NFTA_CHAIN_HOOK, unix.NFTA_HOOK_HOOKNUM)),
-			Priority: int32(number(data, unix.NFTA_CHAIN_HOOK, unix.NFTA_HOOK_PRIORITY)),
+			Type:     nlattr.GetString(data, unix.NFTA_CHAIN_TYPE),
+			Point:    uint32(nlattr.GetNumber(data, unix.NFTA_CHAIN_HOOK, unix.NFTA_HOOK_HOOKNUM)),
+			Priority: int32(nlattr.GetNumber(data, unix.NFTA_CHAIN_HOOK, unix.NFTA_HOOK_PRIORITY)),
 		}
-		c.Drops = number(data, unix.NFTA_CHAIN_POLICY) != acceptPacket
+		c.Drops = nlattr.GetNumber(data, unix.NFTA_CHAIN_POLICY) != acceptPacket
 	}
 	return c
 }
 
-// number is the number, of any size, to which the kinds lead, as in attribute; 0 where there is none.
-func number(data []byte, kinds ...uint16) (n uint64) {
-	for _, b := range attribute(data, kinds...) {
-		n = n<<8 | uint64(b)
-	}
-	return n
-}
-
 func decodeRule(data []byte) LiveRule {
 	r := LiveRule{
-		Chain:   textAt(data, unix.NFTA_RULE_CHAIN),
-		Comment: udata(attribute(data, unix.NFTA_RULE_USERDATA), udataComment),
-		Handle:  number(data, unix.NFTA_RULE_HANDLE),
-		exprs:   attribute(data, unix.NFTA_RULE_EXPRESSIONS),
+		Chain:   nlattr.GetString(data, unix.NFTA_RULE_CHAIN),
+		Comment: udata(nlattr.Get(data, unix.NFTA_RULE_USERDATA), udataComment),
+		Handle:  nlattr.GetNumber(data, unix.NFTA_RULE_HANDLE),
+		Exprs:   nlattr.Get(data, unix.NFTA_RULE_EXPRESSIONS),
 	}
 	for _, value := range r.operands("immediate", unix.NFTA_IMMEDIATE_DATA, unix.NFTA_DATA_VERDICT,
 		unix.NFTA_VERDICT_CHAIN) {
-		r.Target = textOf(value)
+		r.Target = nlattr.Text(value)
 	}
 	return r
 }
 
 // operands returns the values to which the kinds lead in the expressions of that name.
 func (r LiveRule) operands(name string, kinds ...uint16) (out [][]byte) {
-	for _, x := range attributes(r.exprs) {
-		value := attribute(attribute(x, unix.NFTA_EXPR_DATA), kinds...)
-		if value != nil && textAt(x, unix.NFTA_EXPR_NAME) == name {
+	for _, x := range nlattr.All(r.Exprs) {
+		value := nlattr.Get(nlattr.Get(x, unix.NFTA_EXPR_DATA), kinds...)
+		if value != nil && nlattr.GetString(x, unix.NFTA_EXPR_NAME) == name {
 			out = append(out, value)
 		}
 	}
@@ -182,11 +176,11 @@ func (r LiveRule) operands(name string, kinds ...uint16) (out [][]byte) {
 // runs reports whether the live rule has exactly these expressions, besides counters.
 func (r LiveRule) runs(want [][]byte) bool {
 	i := 0
-	for _, x := range attributes(r.exprs) {
-		if textAt(x, unix.NFTA_EXPR_NAME) == "counter" {
+	for _, x := range nlattr.All(r.Exprs) {
+		if nlattr.GetString(x, unix.NFTA_EXPR_NAME) == "counter" {
 			continue
 		}
-		if i == len(want) || !containsAttrs(x, want[i]) {
+		if i == len(want) || !nlattr.Contains(x, want[i]) {
 			return false
 		}
 		i++

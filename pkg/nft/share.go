@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/nlattr"
 )
 
 // ownersMark is the part of a set's name by which the set of the owners differs from the shared set.
@@ -82,7 +83,7 @@ func (o Owned) searched(c *Conn) ([]string, error) {
 func (c *Conn) existing(t Table, sets []string) (there []string, err error) {
 	msgs := make([]message, len(sets))
 	for i, set := range sets {
-		msgs[i] = t.message(unix.NFT_MSG_GETSET, "", attrText(unix.NFTA_SET_NAME, set))
+		msgs[i] = t.message(unix.NFT_MSG_GETSET, "", nlattr.String(unix.NFTA_SET_NAME, set))
 	}
 	replies, err := c.query(msgs...)
 	for i, r := range replies {
@@ -258,7 +259,7 @@ func (tx *Tx) dropIfEmpty(sets, chains []string) error {
 	}
 	for _, set := range sets {
 		tx.msgs = append(tx.msgs, t.message(unix.NFT_MSG_DELSET, fmt.Sprintf("delete set %q", set),
-			attrText(unix.NFTA_SET_NAME, set)))
+			nlattr.String(unix.NFTA_SET_NAME, set)))
 	}
 	return nil
 }

@@ -8,6 +8,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/pkg/nlattr"
 )
 
 // Stmt is one statement of a rule.
@@ -61,19 +63,25 @@ func InPrefix(f Field, p netip.Prefix) Stmt {
 	return s
 }
 
+// FieldIs matches packets whose field has this value.
+func FieldIs(f Field, value []byte) Stmt {
+	text := fmt.Sprintf("%s %#x", f.text, value)
+	return Stmt{text: text, proto: f.proto, exprs: [][]byte{f.load(reg1), isEqual(value)}}
+}
+
 // InSet matches packets whose fields, concatenated, are an element of the set.
 func InSet(set string, fields ...Field) Stmt {
-	return lookup(fields, " @"+set, set, attrNet32(unix.NFTA_LOOKUP_FLAGS, 0))
+	return lookup(fields, " @"+set, set, nlattr.Net32(unix.NFTA_LOOKUP_FLAGS, 0))
 }
 
 // NotInSet is the opposite of InSet.
 func NotInSet(set string, fields ...Field) Stmt {
-	return lookup(fields, " != @"+set, set, attrNet32(unix.NFTA_LOOKUP_FLAGS, unix.NFT_LOOKUP_F_INV))
+	return lookup(fields, " != @"+set, set, nlattr.Net32(unix.NFTA_LOOKUP_FLAGS, unix.NFT_LOOKUP_F_INV))
 }
 
 // VerdictMap applies the verdict that the map has for the fields, and goes on when it has none.
 func VerdictMap(set string, fields ...Field) Stmt {
-	return lookup(fields, " vmap @"+set, set, attrNet32(unix.NFTA_LOOKUP_DREG, unix.NFT_REG_VERDICT))
+	return lookup(fields, " vmap @"+set, set, nlattr.Net32(unix.NFTA_LOOKUP_DREG, unix.NFT_REG_VERDICT))
 }
 
 func lookup(fields []Field, tail, set string, more ...[]byte) (s Stmt) {
@@ -86,8 +94,8 @@ func lookup(fields []Field, tail, set string, more ...[]byte) (s Stmt) {
 		words += (f.size + 3) / 4
 	}
 	s.text = strings.Join(names, " . ") + tail
-	s.exprs = append(s.exprs, expression("lookup", append(more, attrText(unix.NFTA_LOOKUP_SET, set),
-		attrNet32(unix.NFTA_LOOKUP_SREG, reg1), attrNet32(unix.NFTA_LOOKUP_SET_ID, 0))...))
+	s.exprs = append(s.exprs, expression("lookup", append(more, nlattr.String(unix.NFTA_LOOKUP_SET, set),
+		nlattr.Net32(unix.NFTA_LOOKUP_SREG, reg1), nlattr.Net32(unix.NFTA_LOOKUP_SET_ID, 0))...))
 	return s
 }
 
@@ -103,9 +111,9 @@ func (f Field) load(reg uint32) []byte {
 	if f.base < 0 {
 		return loadMeta(f.meta, reg)
 	}
-	return expression("payload", attrNet32(unix.NFTA_PAYLOAD_DREG, reg),
-		attrNet32(unix.NFTA_PAYLOAD_BASE, uint32(f.base)),
-		attrNet32(unix.NFTA_PAYLOAD_OFFSET, f.offset), attrNet32(unix.NFTA_PAYLOAD_LEN, f.size))
+	return expression("payload", nlattr.Net32(unix.NFTA_PAYLOAD_DREG, reg),
+		nlattr.Net32(unix.NFTA_PAYLOAD_BASE, uint32(f.base)),
+		nlattr.Net32(unix.NFTA_PAYLOAD_OFFSET, f.offset), nlattr.Net32(unix.NFTA_PAYLOAD_LEN, f.size))
 }
 
 // Accept lets the packet pass this hook's chain.
@@ -126,7 +134,7 @@ func Goto(chain string) Stmt { return ending("goto "+chain, unix.NFT_GOTO, chain
 // ending ends the rule; chain is where a jump or goto leads.
 func ending(text string, code int32, chain string) Stmt {
 	return Stmt{text: text, exprs: [][]byte{immediate(unix.NFT_REG_VERDICT,
-		attrNest(unix.NFTA_IMMEDIATE_DATA, verdictValue(code, chain)))}}
+		nlattr.Nest(unix.NFTA_IMMEDIATE_DATA, verdictValue(code, chain)))}}
 }
 
 // Masquerade gives the packet the source address of the interface it leaves by.
@@ -146,39 +154,39 @@ func MasqueradeTo(ports [2]uint16, random bool) Stmt {
 			reg := reg1 + uint32(i)
 			s.exprs = append(s.exprs, immediate(reg, operand(unix.NFTA_IMMEDIATE_DATA,
 				binary.BigEndian.AppendUint16(nil, ports[i]))))
-			attrs = append(attrs, attrNet32(attr, reg))
+			attrs = append(attrs, nlattr.Net32(attr, reg))
 		}
 	}
 	if random {
 		s.text += " fully-random"
 		flags |= protoRandomFully
 	}
-	s.exprs = append(s.exprs, expression("masq", append(attrs, attrNet32(unix.NFTA_MASQ_FLAGS, flags))...))
+	s.exprs = append(s.exprs, expression("masq", append(attrs, nlattr.Net32(unix.NFTA_MASQ_FLAGS, flags))...))
 	return s
 }
 
 func immediate(reg uint32, data []byte) []byte {
-	return expression("immediate", attrNet32(unix.NFTA_IMMEDIATE_DREG, reg), data)
+	return expression("immediate", nlattr.Net32(unix.NFTA_IMMEDIATE_DREG, reg), data)
 }
 
 // DNATMap translates the destination to the address, of family f, and port that the map has for the fields, if any.
 func DNATMap(f Family, set string, fields ...Field) Stmt {
-	s := lookup(fields, "", set, attrNet32(unix.NFTA_LOOKUP_DREG, reg1))
+	s := lookup(fields, "", set, nlattr.Net32(unix.NFTA_LOOKUP_DREG, reg1))
 	port := register(uint32(f.Addr().size()) / 4) // behind the address
 	const mapIPs, protoSpecified = 1 << 0, 1 << 1 // NF_NAT_RANGE_*; newer kernels set both of their own
-	s.exprs = append(s.exprs, expression("nat", attrNet32(unix.NFTA_NAT_TYPE, unix.NFT_NAT_DNAT),
-		attrNet32(unix.NFTA_NAT_FAMILY, uint32(f)), attrNet32(unix.NFTA_NAT_FLAGS, mapIPs|protoSpecified),
-		attrNet32(unix.NFTA_NAT_REG_ADDR_MIN, reg1), attrNet32(unix.NFTA_NAT_REG_ADDR_MAX, reg1),
-		attrNet32(unix.NFTA_NAT_REG_PROTO_MIN, port), attrNet32(unix.NFTA_NAT_REG_PROTO_MAX, port)))
+	s.exprs = append(s.exprs, expression("nat", nlattr.Net32(unix.NFTA_NAT_TYPE, unix.NFT_NAT_DNAT),
+		nlattr.Net32(unix.NFTA_NAT_FAMILY, uint32(f)), nlattr.Net32(unix.NFTA_NAT_FLAGS, mapIPs|protoSpecified),
+		nlattr.Net32(unix.NFTA_NAT_REG_ADDR_MIN, reg1), nlattr.Net32(unix.NFTA_NAT_REG_ADDR_MAX, reg1),
+		nlattr.Net32(unix.NFTA_NAT_REG_PROTO_MIN, port), nlattr.Net32(unix.NFTA_NAT_REG_PROTO_MAX, port)))
 	s.text = fmt.Sprintf("dnat %s to %s map @%s", f, s.text, set)
 	return s
 }
 
 // DaddrIsLocal matches packets that are addressed to this host.
 func DaddrIsLocal() Stmt {
-	fib := expression("fib", attrNet32(unix.NFTA_FIB_DREG, reg1),
-		attrNet32(unix.NFTA_FIB_RESULT, unix.NFT_FIB_RESULT_ADDRTYPE),
-		attrNet32(unix.NFTA_FIB_FLAGS, unix.NFTA_FIB_F_DADDR))
+	fib := expression("fib", nlattr.Net32(unix.NFTA_FIB_DREG, reg1),
+		nlattr.Net32(unix.NFTA_FIB_RESULT, unix.NFT_FIB_RESULT_ADDRTYPE),
+		nlattr.Net32(unix.NFTA_FIB_FLAGS, unix.NFTA_FIB_F_DADDR))
 	return Stmt{text: "fib daddr type local", exprs: [][]byte{fib, isEqual(word(unix.RTN_LOCAL))}}
 }
 
@@ -207,7 +215,7 @@ func CtEstablished() Stmt {
 
 // ctHas matches packets of flows that have one of the bits.
 func ctHas(text string, key, bits uint32) Stmt {
-	load := expression("ct", attrNet32(unix.NFTA_CT_KEY, key), attrNet32(unix.NFTA_CT_DREG, reg1))
+	load := expression("ct", nlattr.Net32(unix.NFTA_CT_KEY, key), nlattr.Net32(unix.NFTA_CT_DREG, reg1))
 	return Stmt{text: "ct " + text,
 		exprs: [][]byte{load, bitwise(word(bits), word(0)), compare(unix.NFT_CMP_NEQ, word(0))}}
 }
@@ -229,9 +237,9 @@ func FwmarkWithout(bits uint32) Stmt {
 }
 
 func setFwmark(text string, mask, xor uint32) Stmt {
-	store := expression("meta", attrNet32(unix.NFTA_META_KEY, unix.NFT_META_MARK), attrNet32(unix.NFTA_META_SREG, reg1))
 	return Stmt{text: "meta mark set meta mark " + text,
-		exprs: [][]byte{loadMeta(unix.NFT_META_MARK, reg1), bitwise(word(mask), word(xor)), store}}
+		exprs: [][]byte{loadMeta(unix.NFT_META_MARK, reg1), bitwise(word(mask), word(xor)),
+			storeMeta(unix.NFT_META_MARK)}}
 }
 
 // word is a number as registers hold it.
@@ -240,10 +248,23 @@ func word(v uint32) []byte { return binary.NativeEndian.AppendUint32(nil, v) }
 // Counter counts packets and bytes, as each rule of iptables does.
 func Counter() Stmt { return Stmt{text: "counter", exprs: [][]byte{expression("counter")}} }
 
+// EnableTrace marks packets for tracing (nft monitor trace).
+func EnableTrace() Stmt {
+	return Stmt{text: "meta nftrace set 1", exprs: [][]byte{
+		immediate(reg1, operand(unix.NFTA_IMMEDIATE_DATA, []byte{1})), storeMeta(unix.NFT_META_NFTRACE)}}
+}
+
+// LimitRate matches at most rate packets per second.
+func LimitRate(rate uint64) Stmt {
+	net64 := func(v uint64) []byte { return binary.BigEndian.AppendUint64(nil, v) }
+	return Stmt{text: fmt.Sprintf("limit rate %d/second", rate), exprs: [][]byte{expression("limit",
+		nlattr.Bytes(unix.NFTA_LIMIT_RATE, net64(rate)), nlattr.Bytes(unix.NFTA_LIMIT_UNIT, net64(1)))}}
+}
+
 // XTMatch is a match of iptables that nf_tables runs for iptables-nft.
 func XTMatch(name string, revision uint32, info []byte) Stmt {
-	return Stmt{text: "xt match " + name, exprs: [][]byte{expression("match", attrText(unix.NFTA_MATCH_NAME, name),
-		attrNet32(unix.NFTA_MATCH_REV, revision), attrBytes(unix.NFTA_MATCH_INFO, info))}}
+	return Stmt{text: "xt match " + name, exprs: [][]byte{expression("match", nlattr.String(unix.NFTA_MATCH_NAME, name),
+		nlattr.Net32(unix.NFTA_MATCH_REV, revision), nlattr.Bytes(unix.NFTA_MATCH_INFO, info))}}
 }
 
 // Rule is a list of statements. Its String is what nft prints for it.
@@ -275,19 +296,23 @@ const reg1 = unix.NFT_REG_1
 
 // expression is one step of a rule as the kernel runs it. attrs have options that it lacks as 0, to be compared.
 func expression(name string, attrs ...[]byte) []byte {
-	return append(attrText(unix.NFTA_EXPR_NAME, name), attrNest(unix.NFTA_EXPR_DATA, attrs...)...)
+	return append(nlattr.String(unix.NFTA_EXPR_NAME, name), nlattr.Nest(unix.NFTA_EXPR_DATA, attrs...)...)
 }
 
 func operand(kind uint16, value []byte) []byte {
-	return attrNest(kind, attrBytes(unix.NFTA_DATA_VALUE, value))
+	return nlattr.Nest(kind, nlattr.Bytes(unix.NFTA_DATA_VALUE, value))
 }
 
 func loadMeta(key, reg uint32) []byte {
-	return expression("meta", attrNet32(unix.NFTA_META_KEY, key), attrNet32(unix.NFTA_META_DREG, reg))
+	return expression("meta", nlattr.Net32(unix.NFTA_META_KEY, key), nlattr.Net32(unix.NFTA_META_DREG, reg))
+}
+
+func storeMeta(key uint32) []byte {
+	return expression("meta", nlattr.Net32(unix.NFTA_META_KEY, key), nlattr.Net32(unix.NFTA_META_SREG, reg1))
 }
 
 func compare(op uint32, value []byte) []byte {
-	return expression("cmp", attrNet32(unix.NFTA_CMP_SREG, reg1), attrNet32(unix.NFTA_CMP_OP, op),
+	return expression("cmp", nlattr.Net32(unix.NFTA_CMP_SREG, reg1), nlattr.Net32(unix.NFTA_CMP_OP, op),
 		operand(unix.NFTA_CMP_DATA, value))
 }
 
@@ -295,15 +320,15 @@ func isEqual(value []byte) []byte { return compare(unix.NFT_CMP_EQ, value) }
 
 // bitwise is register & mask ^ xor.
 func bitwise(mask, xor []byte) []byte {
-	return expression("bitwise", attrNet32(unix.NFTA_BITWISE_SREG, reg1),
-		attrNet32(unix.NFTA_BITWISE_DREG, reg1), attrNet32(unix.NFTA_BITWISE_LEN, uint32(len(mask))),
+	return expression("bitwise", nlattr.Net32(unix.NFTA_BITWISE_SREG, reg1),
+		nlattr.Net32(unix.NFTA_BITWISE_DREG, reg1), nlattr.Net32(unix.NFTA_BITWISE_LEN, uint32(len(mask))),
 		operand(unix.NFTA_BITWISE_MASK, mask), operand(unix.NFTA_BITWISE_XOR, xor))
 }
 
 func verdictValue(code int32, chain string) []byte {
-	v := attrNet32(unix.NFTA_VERDICT_CODE, uint32(code))
+	v := nlattr.Net32(unix.NFTA_VERDICT_CODE, uint32(code))
 	if chain != "" {
-		v = append(v, attrText(unix.NFTA_VERDICT_CHAIN, chain)...)
+		v = append(v, nlattr.String(unix.NFTA_VERDICT_CHAIN, chain)...)
 	}
-	return attrNest(unix.NFTA_DATA_VERDICT, v)
+	return nlattr.Nest(unix.NFTA_DATA_VERDICT, v)
 }

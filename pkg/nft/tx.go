@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/nlattr"
 	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
@@ -90,7 +91,7 @@ func (tx *Tx) DeleteChains(t Table, matches func(name string) bool) error {
 
 func (tx *Tx) DeleteRule(t Table, chain string, handle uint64) {
 	tx.msgs = append(tx.msgs, t.ruleMessage(unix.NFT_MSG_DELRULE, fmt.Sprintf("delete rule %d of", handle), chain,
-		attrBytes(unix.NFTA_RULE_HANDLE, binary.BigEndian.AppendUint64(nil, handle))))
+		nlattr.Bytes(unix.NFTA_RULE_HANDLE, binary.BigEndian.AppendUint64(nil, handle))))
 }
 
 // EnsureLayout stages what the kernel lacks of a layout. When several create a chain at once, one succeeds and the

@@ -27,7 +27,7 @@ type BaseChain struct {
 	DropsAt  int           `json:"dropsAt,omitempty"` // the first rule that drops all, counted from 1
 	Accepts  bool          `json:"accepts,omitempty"` // firewall has a rule in it that accepts packets of its containers
 	Family   nft.Family    `json:"-"`
-	Rules    []nft.Meaning `json:"-"` // and, where it drops what is forwarded, those of all chains of its table
+	Rules    []RuleSummary `json:"-"` // and, where it drops what is forwarded, those of all chains of its table
 }
 
 // CNIForward is the chain in which firewall, the reference's too, accepts packets of containers.
@@ -76,9 +76,9 @@ func nftablesChains(nf *nft.Conn) (all []BaseChain, err error) {
 		if c.Hook == nil || !IsRouted(c.Table) || points[c.Hook.Point] == "" {
 			continue
 		}
-		rules, err := nf.Meanings(c.Table, c.Name)
+		rules, err := ReadRules(nf, c.Table, c.Name)
 		if err == nil && c.Hook.Point == nft.Forward && (c.Drops || slices.ContainsFunc(rules, endsAll)) {
-			rules, err = nf.Meanings(c.Table, "")
+			rules, err = ReadRules(nf, c.Table, "")
 		}
 		if err != nil {
 			return all, err
@@ -91,9 +91,9 @@ func nftablesChains(nf *nft.Conn) (all []BaseChain, err error) {
 }
 
 func legacyChains(family nft.Family, table string, edit *ipt.Edit) (all []BaseChain) {
-	var rules []nft.Meaning
+	var rules []RuleSummary
 	for _, r := range edit.Rules {
-		rules = append(rules, legacyMeaning(r))
+		rules = append(rules, readLegacyRule(r))
 	}
 	priorities := map[string]int32{"raw": -300, "mangle": -150, "nat": -100, "filter": 0, "security": 50}
 	for _, hook := range hooks {
@@ -111,14 +111,14 @@ func legacyChains(family nft.Family, table string, edit *ipt.Edit) (all []BaseCh
 	return all
 }
 
-// legacyMeaning is that of a rule of iptables-legacy.
-func legacyMeaning(r ipt.Rule) nft.Meaning {
+// readLegacyRule returns the summary of a rule of iptables-legacy.
+func readLegacyRule(r ipt.Rule) RuleSummary {
 	target, conditions := r.Option("-j")+r.Option("-g"), len(r.Args)-2 // an option and its value
 	if r.Option("--reject-with") != "" {
 		conditions -= 2
 	}
-	m := nft.Meaning{Chain: r.Chain, Target: target, MayAccept: target == "ACCEPT",
-		Ends: target == "DROP" || target == "REJECT", IsForAll: conditions == 0}
+	m := RuleSummary{Chain: r.Chain, Target: target, MayAccept: target == "ACCEPT",
+		Drops: target == "DROP" || target == "REJECT", Unconditional: conditions == 0}
 	for _, option := range []string{"-i", "-o"} {
 		if name := r.Option(option); name != "" {
 			m.Links = append(m.Links, strings.Replace(name, "+", "*", 1))
@@ -129,15 +129,15 @@ func legacyMeaning(r ipt.Rule) nft.Meaning {
 			m.Networks = append(m.Networks, p)
 		}
 	}
-	m.IsForOne = conditions == 2 && len(m.Links)+len(m.Networks) == 1
+	m.MatchesOne = conditions == 2 && len(m.Links)+len(m.Networks) == 1
 	return m
 }
 
 // endsAll says whether a rule drops or rejects every packet.
-func endsAll(r nft.Meaning) bool { return r.Ends && r.IsForAll }
+func endsAll(r RuleSummary) bool { return r.Drops && r.Unconditional }
 
 // with is the chain with the rules of its table.
-func (b BaseChain) with(rules []nft.Meaning) BaseChain {
+func (b BaseChain) with(rules []RuleSummary) BaseChain {
 	b.Rules = rules
 	for _, r := range rules {
 		if r.Chain != b.Name {
@@ -154,14 +154,14 @@ func (b BaseChain) with(rules []nft.Meaning) BaseChain {
 
 // DropOf is the place, counted from 1, of its first rule that drops all of one interface or network which is asked
 // for; 0 for none. It is certain where no rule before may accept or jumps.
-func (b BaseChain) DropOf(is func(nft.Meaning) bool) (place int, isCertain bool) {
+func (b BaseChain) DropOf(is func(RuleSummary) bool) (place int, isCertain bool) {
 	isCertain = true
 	for _, r := range b.Rules {
 		if r.Chain != b.Name {
 			continue
 		}
 		place++
-		if r.Ends && r.IsForOne && is(r) {
+		if r.Drops && r.MatchesOne && is(r) {
 			return place, isCertain
 		}
 		isCertain = isCertain && !r.MayAccept && r.Target == ""

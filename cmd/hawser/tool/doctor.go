@@ -88,9 +88,9 @@ type facts struct {
 	routes   map[string][]rtnl.Route // by the link's name; not of containers' host ends
 	chains   []nft.LiveChain
 	hooked   []node.BaseChain
-	zones    []nft.Meaning // firewalld's
-	guarded  []string      // links that portmap's guard of 127.0.0.0/8 has
-	problems []error       // what could not be looked at
+	zones    []node.RuleSummary // firewalld's
+	guarded  []string           // links that portmap's guard of 127.0.0.0/8 has
+	problems []error            // what could not be looked at
 	// isUnread says that lists or attachments are not all known, noRules that rules are not: what is missing among them
 	// may be there.
 	isUnread, noRules bool
@@ -250,7 +250,7 @@ func (f *facts) gatherRules() (err error) {
 		}
 	}
 	if slices.ContainsFunc(f.chains, isFirewalld) {
-		f.zones, err = nf.Meanings(nft.Table{Family: nft.INet, Name: "firewalld"}, "")
+		f.zones, err = node.ReadRules(nf, nft.Table{Family: nft.INet, Name: "firewalld"}, "")
 		f.note(err)
 	}
 	f.hooked, err = node.BaseChains(f.ctx)

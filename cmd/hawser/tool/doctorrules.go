@@ -97,7 +97,7 @@ func (f *facts) isFirewalls(d node.BaseChain, list node.List) bool {
 }
 
 // names says whether a rule names a link, its index or, of all ranges, a network around one.
-func names(r nft.Meaning, link string, index int, all ranges.Set) bool {
+func names(r node.RuleSummary, link string, index int, all ranges.Set) bool {
 	isLink := func(name string) bool {
 		begin, isMore := strings.CutSuffix(name, "*")
 		return link != "" && (name == link || isMore && strings.HasPrefix(link, begin))
@@ -106,12 +106,12 @@ func names(r nft.Meaning, link string, index int, all ranges.Set) bool {
 		in := func(r ranges.Range) bool { return p.Bits() <= r.Subnet.Bits() && p.Contains(r.Subnet.Addr()) }
 		return slices.ContainsFunc(all, in)
 	}
-	return slices.ContainsFunc(r.Links, isLink) || slices.ContainsFunc(r.Sets, isLink) ||
+	return slices.ContainsFunc(r.Links, isLink) || slices.ContainsFunc(r.SetLinks, isLink) ||
 		slices.ContainsFunc(r.Networks, isAround) || index != 0 && slices.Contains(r.Indexes, index)
 }
 
 // namesOf says of a rule whether it names the list's bridge or a network around a range of it.
-func (f *facts) namesOf(list node.List) func(nft.Meaning) bool {
+func (f *facts) namesOf(list node.List) func(node.RuleSummary) bool {
 	index, all := 0, slices.Concat(list.RangeSets()...)
 	own, _ := ownBridge(list)
 	for _, l := range f.links {
@@ -119,7 +119,7 @@ func (f *facts) namesOf(list node.List) func(nft.Meaning) bool {
 			index = l.Index
 		}
 	}
-	return func(r nft.Meaning) bool { return names(r, own, index, all) }
+	return func(r node.RuleSummary) bool { return names(r, own, index, all) }
 }
 
 // accepted follows the rules of a chain up to one that drops all, and of those to which they lead: it is true for a
@@ -146,14 +146,14 @@ func (f *facts) accepted(d node.BaseChain, list node.List) (accepted, doubt bool
 				continue
 			case slices.ContainsFunc(r.Links, isOther):
 				continue
-			case r.Target == node.CNIForward, slices.Contains(r.About, bit), r.MayAccept && isOwn(r),
-				r.MayAccept && r.IsForAll && isForAll[r.Chain]:
+			case r.Target == node.CNIForward, slices.Contains(r.Compared, bit), r.MayAccept && isOwn(r),
+				r.MayAccept && r.Unconditional && isForAll[r.Chain]:
 				return true, false
 			}
 			doubt = doubt || r.MayAccept
 			if r.Target != "" && !slices.Contains(chains, r.Target) {
 				chains = append(chains, r.Target)
-				isForAll[r.Target] = r.IsForAll && isForAll[r.Chain]
+				isForAll[r.Target] = r.Unconditional && isForAll[r.Chain]
 			}
 		}
 	}
@@ -162,8 +162,8 @@ func (f *facts) accepted(d node.BaseChain, list node.List) (accepted, doubt bool
 
 // dropsLoopback says whether a rule of somebody drops or rejects what comes for 127.0.0.0/8, as a kubelet's does.
 func (f *facts) dropsLoopback() bool {
-	isGuard := func(r nft.Meaning) bool {
-		return r.Ends && slices.Contains(r.Networks, netip.MustParsePrefix("127.0.0.0/8"))
+	isGuard := func(r node.RuleSummary) bool {
+		return r.Drops && slices.Contains(r.Networks, netip.MustParsePrefix("127.0.0.0/8"))
 	}
 	nf := nft.New()
 	defer nf.Close()
@@ -173,7 +173,7 @@ func (f *facts) dropsLoopback() bool {
 			continue
 		}
 		seen[c.Table] = true
-		rules, err := nf.Meanings(c.Table, "")
+		rules, err := node.ReadRules(nf, c.Table, "")
 		if f.note(err); err != nil {
 			return true // not known
 		}

@@ -215,7 +215,7 @@ func (e *explanation) findWay(ctx context.Context, n node.Node) error {
 			e.stop(node.StopsIt, "%s is 0: the host forwards nothing", key)
 		}
 	}
-	isMeant := func(r nft.Meaning) bool {
+	isMeant := func(r node.RuleSummary) bool {
 		return slices.ContainsFunc(e.Links, func(l hostLink) bool { return names(r, l.Name, 0, own) })
 	}
 	chains, err := node.BaseChains(ctx)

@@ -56,7 +56,7 @@ func traceCommand(s *session) *cobra.Command {
 			if s.json {
 				t.out = io.Discard
 			}
-			err = nft.Trace(ctx, rules, t.step)
+			err = tracePackets(ctx, rules, t.step)
 			if errors.Is(err, unix.EPERM) {
 				err = fmt.Errorf("another hawser trace runs on this node, or this one is not root: %w", err)
 			}
@@ -105,10 +105,10 @@ func parseEnd(of string) (e end, err error) {
 // match is what a packet with this end has; address and port say which one it is.
 func (e end) match(address func(nft.Family) nft.Field, port nft.Field) (rule nft.Rule) {
 	if e.addr.IsValid() {
-		rule = nft.Rule{nft.Is(address(nft.FamilyOf(e.addr)), e.addr.AsSlice())}
+		rule = nft.Rule{nft.FieldIs(address(nft.FamilyOf(e.addr)), e.addr.AsSlice())}
 	}
 	if e.port != 0 {
-		rule = append(rule, nft.Is(port, binary.BigEndian.AppendUint16(nil, e.port)))
+		rule = append(rule, nft.FieldIs(port, binary.BigEndian.AppendUint16(nil, e.port)))
 	}
 	return rule
 }
@@ -147,7 +147,7 @@ func traceRules(to, from, protocol string) ([]nft.Rule, error) {
 	var rules []nft.Rule
 	for _, way := range ways {
 		for _, name := range protocols {
-			rules = append(rules, append(nft.Rule{nft.Is(nft.L4Proto, numbers[name])}, way...))
+			rules = append(rules, append(nft.Rule{nft.FieldIs(nft.L4Proto, numbers[name])}, way...))
 		}
 	}
 	return rules, nil
@@ -162,7 +162,7 @@ type tracer struct {
 }
 
 // step takes a step; false ends the trace: more packets than are wanted came.
-func (t *tracer) step(s nft.Step) bool {
+func (t *tracer) step(s packetStep) bool {
 	n, known := t.numbers[s.Packet]
 	if !known {
 		if len(t.numbers) == t.most {
@@ -171,7 +171,7 @@ func (t *tracer) step(s nft.Step) bool {
 		n = len(t.numbers) + 1
 		t.numbers[s.Packet] = n
 	}
-	if s.Own() {
+	if s.Table == traceTable() {
 		return true
 	}
 	step := traced{

@@ -66,7 +66,7 @@ func (w watcher) run(ctx context.Context) error {
 	ctx, end := context.WithCancel(ctx)
 	nat := nft.New()
 	defer nat.Close()
-	if err := nat.HoldNAT(); err != nil {
+	if err := holdNAT(nat); err != nil {
 		w.complain(ctx, "watch", fmt.Errorf("%s: %w", cannotHold, err))
 	}
 	failed := make(chan error, 1)
@@ -78,7 +78,7 @@ func (w watcher) run(ctx context.Context) error {
 		}
 	}
 	go func() {
-		failed <- nft.Deletions(ctx, func(t nft.Table, chain string) {
+		failed <- watchDeletions(ctx, func(t nft.Table, chain string) {
 			switch {
 			case !concernsUs(t, chain):
 			case t.Name == "": // messages of any number of rules
