@@ -225,6 +225,18 @@ var _ = Describe("hawser check", Label("tool-check"), func() {
 			HaveField("What", `plugin "firewall": /run/bin/firewall is not executable`)))
 	})
 
+	It("names the plugins of the reference that a list uses although Hawser is installed", func() {
+		m := newMachine(nstest.Newest().Dir(), usual)
+		Expect(m.checks()).To(BeEmpty())
+		m.Cmd("sh", "-ec", `mkdir /run/bin; cp "$0" /run/bin/`, nstest.Build("hawser"))
+		all := m.checks("--path", "/opt/cni/bin:/run/bin")
+		for i, key := range []string{"plugins[0].type", "plugins[0].ipam.type", "plugins[1].type", "plugins[2].type"} {
+			Expect(all[i]).To(And(HaveField("Severity", "warning"), HaveField("Key", key), HaveField("What",
+				HaveSuffix(" is a plugin of the reference, although Hawser is installed in /run/bin"))))
+		}
+		Expect(all).To(HaveLen(4))
+	})
+
 	It("does not take an empty directory for the working directory", func() {
 		m := newMachine(ours(), usual)
 		there := `cd /opt/cni/bin; exec "$0" check --path :/nowhere`

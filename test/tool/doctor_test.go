@@ -13,6 +13,7 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/hawser-cni/plugins/pkg/nstest"
+	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
 type finding struct{ ID, Severity, What, Advice string }
@@ -236,9 +237,15 @@ func faults() []fault {
 			make: "sysctl -qw net.ipv4.conf.cni0.route_localnet=1",
 			mend: `nft add table ip site; nft add chain ip site in '{ type filter hook prerouting priority -300 ; }'
 			  nft add rule ip site in iif != lo ip daddr 127.0.0.0/8 drop`},
-		{id: "mixed-plugins", severity: "warning", only: "ours", says: "portmap: the reference plugin, v1.9.1",
+		{id: "mixed-plugins", severity: "warning", only: "ours",
+			says: "portmap: the reference plugin, " + skel.Reference,
 			make: "mount --bind REFERENCE/portmap /opt/cni/bin/portmap",
 			mend: "umount /opt/cni/bin/portmap"},
+		{id: "not-replaced", severity: "warning", only: "reference",
+			says: "Hawser is installed in /opt/cni/bin, but lists use the reference's bridge, firewall, host-local, " +
+				"portmap (the reference plugin, " + skel.Reference + ")",
+			make: `mkdir /run/bin; cp /opt/cni/bin/* TOOL /run/bin/; mount --bind /run/bin /opt/cni/bin`,
+			mend: "umount /opt/cni/bin"},
 		{thread: "containers/podman#3842", id: "drift", says: "of pod shop/web-0", only: "reference",
 			make: "iptables-save >/run/rules; iptables -t nat -F", mend: "iptables-restore </run/rules"},
 		{id: "orphan-lease", severity: "warning", only: "reference",
@@ -264,6 +271,7 @@ func (f fault) breaks(plugins string) {
 	if strings.Contains(f.make, "REFERENCE") {
 		f.make = strings.ReplaceAll(f.make, "REFERENCE", nstest.Newest().Dir())
 	}
+	f.make = strings.ReplaceAll(f.make, "TOOL", nstest.Build("hawser"))
 	m.Cmd("sh", "-ec", f.make)
 	if f.severity == "" {
 		f.severity = "error"

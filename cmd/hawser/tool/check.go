@@ -181,6 +181,9 @@ func (s spot) entry(list node.List, i int) {
 		}
 		if err != nil {
 			s.at(e).say(broken, plugin[0], err.Error(), "install it (hawser install), or correct the name")
+		} else if dir := installedDir(s.Node); dir != "" && s.IsReference(file) {
+			s.at(e).say(doubtful, plugin[0], file+" is a plugin of the reference, although Hawser is installed in "+dir,
+				kindNamed("not-replaced").Advice)
 		}
 		if !isOurs || !s.Has(e.Type) { // others complete their ipam
 			continue

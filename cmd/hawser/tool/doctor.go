@@ -66,6 +66,7 @@ var kinds = []kindOf{
 	{"ipvs", doubtful, "take backend out of portmap's entry: beside kube-proxy's ipvs it takes iptables"},
 	{"refused-later", doubtful, "change it before you install ours; what is installed may accept it"},
 	{"mixed-plugins", doubtful, "install all from one place: hawser install"},
+	{"not-replaced", doubtful, "hawser install replaces the reference's plugins; hawser uninstall removes Hawser"},
 	{"unguarded-loopback", doubtful, "install our portmap, or drop what comes for 127.0.0.0/8 (CVE-2020-8558)"},
 }
 

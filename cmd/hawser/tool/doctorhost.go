@@ -323,6 +323,7 @@ func mixedPlugins(f *facts) {
 		}
 	}
 	if len(origins) < 2 {
+		notReplaced(f)
 		return
 	}
 	var texts []string
@@ -330,4 +331,30 @@ func mixedPlugins(f *facts) {
 		texts = append(texts, strings.Join(origins[origin], ", ")+": "+origin)
 	}
 	f.say("mixed-plugins", "plugins of one node have several origins: %s", strings.Join(texts, "; "))
+}
+
+// notReplaced adds a finding if lists use plugins of the reference although Hawser is installed on the node.
+func notReplaced(f *facts) {
+	dir := installedDir(f.Node)
+	var names []string
+	var version string
+	for _, name := range slices.Sorted(maps.Keys(f.programs)) {
+		if p := f.programs[name]; p.err == nil && p.kind == reference {
+			names, version = append(names, name), p.String()
+		}
+	}
+	if names != nil && dir != "" {
+		f.say("not-replaced", "Hawser is installed in %s, but lists use the reference's %s (%s)", dir,
+			strings.Join(names, ", "), version)
+	}
+}
+
+// installedDir returns the first directory of the node's plugin path with the tool of Hawser, or "".
+func installedDir(n node.Node) string {
+	for _, dir := range filepath.SplitList(n.Path) {
+		if dir != "" && n.IsOurs(filepath.Join(dir, toolName)) {
+			return dir
+		}
+	}
+	return ""
 }
