@@ -217,6 +217,54 @@ func TestContract(t *testing.T) {
 	}
 }
 
+// TestReferenceVersion: only skel.Reference names the release of the reference plugins that Hawser matches.
+func TestReferenceVersion(t *testing.T) {
+	const home = "pkg/skel/skel.go"
+	source, err := os.ReadFile(home)
+	if err != nil {
+		t.Fatal(err)
+	}
+	constant := regexp.MustCompile(`(?m)^const Reference = "(v[\d.]+)"$`).FindSubmatch(source)
+	if constant == nil {
+		t.Fatal(home + " has no line that scripts/reference.sh can read")
+	}
+	for _, name := range tracked(t) {
+		content, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, fault := range referenceVersions(name, string(content), string(constant[1])) {
+			t.Errorf("%s: %s", name, fault)
+		}
+	}
+}
+
+var (
+	namedReference  = regexp.MustCompile(`(?im)^.*reference\w*\W{0,4}= *"?v?\d+\.\d+\.\d+.*$`)
+	quotedReference = regexp.MustCompile("CNI \\w+ plugin (v\\d+\\.\\d+\\.\\d+)|`(v\\d+\\.\\d+\\.\\d+)\\+hawser")
+)
+
+// referenceVersions returns the faults of a file, where version is the value of skel.Reference.
+func referenceVersions(name, content, version string) (faults []string) {
+	switch {
+	case path.Base(name) == "go.mod" || path.Base(name) == "go.sum" || name == "CHANGELOG.md":
+	case path.Ext(name) == ".md":
+		for _, m := range quotedReference.FindAllStringSubmatch(content, -1) {
+			if m[1]+m[2] != version {
+				faults = append(faults, "plugins print "+version+", not "+m[0])
+			}
+		}
+	default:
+		for _, line := range strings.Split(content, "\n") {
+			isConstant := line == `const Reference = "`+version+`"` && name == "pkg/skel/skel.go"
+			if !isConstant && (strings.Contains(line, version) || namedReference.MatchString(line)) {
+				faults = append(faults, "a second version of the reference: "+strings.TrimSpace(line))
+			}
+		}
+	}
+	return faults
+}
+
 // TestFuzzTargets finds each fuzz target in docs/reliability.md.
 func TestFuzzTargets(t *testing.T) {
 	page, err := os.ReadFile("docs/reliability.md")
@@ -236,6 +284,27 @@ func TestFuzzTargets(t *testing.T) {
 			if line := "| `" + path.Dir(name) + "` " + target[1] + " |"; !strings.Contains(string(page), line) {
 				t.Errorf("docs/reliability.md: no line has %s", line)
 			}
+		}
+	}
+}
+
+func TestReferenceVersions(t *testing.T) {
+	for _, c := range []struct {
+		name, line string
+		faults     int
+	}{
+		{"pkg/skel/skel.go", "const R" + `eference = "v1.2.3"`, 0},
+		{"pkg/nstest/need.go", "const R" + `eference = "v1.2.3"`, 1},
+		{"scripts/x.sh", "version=v1.2.3", 1},
+		{"scripts/x.sh", "r" + "eference=1.2.4", 1},
+		{"test/x/x_test.go", "r" + `eference := "v1.2.4"`, 1},
+		{"test/x/x_test.go", `list := "1.2.4" + reference`, 0},
+		{"go.sum", "x v1.2.3", 0},
+		{"docs/x.md", "`CNI bridge plugin v1.2.3` and `v1.2.3+hawser.0.1.0`", 0},
+		{"docs/x.md", "`CNI bridge plugin v1.2.4` or `v1.2.4+hawser.0.1.0`", 2},
+	} {
+		if got := referenceVersions(c.name, c.line, "v1.2.3"); len(got) != c.faults {
+			t.Errorf("%s: %s: got %q, want %d faults", c.name, c.line, got, c.faults)
 		}
 	}
 }

@@ -1,10 +1,16 @@
 #!/bin/bash
-# reference.sh: the newest reference plugins that were released, all 18, built static into
-# the user's cache, unless they are there; prints the directory. Without a network it says
-# so on stderr: specs beside them skip, and fail where NSTEST_REQUIRE is set.
+# reference.sh [before]: builds the reference plugins of the release that Hawser matches, or of the release before it,
+# unless they exist in the user's cache. It prints their directory. Without a network it prints the reason to stderr:
+# specs that need the plugins skip, and fail where NSTEST_REQUIRE is set.
 set -euo pipefail
 
-version=v1.9.1 # as in pkg/nstest/build.go
+cd "$(dirname "$0")/.."
+case ${1:-} in
+'') version=$(sed -n 's/^const Reference = "\(.*\)"$/\1/p' pkg/skel/skel.go) ;;
+before) version=$(sed -n 's/^const before = "\(.*\)"$/\1/p' pkg/nstest/need.go) ;;
+*) echo "reference: unknown argument $1" >&2; exit 2 ;;
+esac
+[ -n "$version" ] || { echo "reference: no constant names the release" >&2; exit 1; }
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/hawser
 dir=$cache/reference-$version
 echo "$dir"
@@ -14,7 +20,7 @@ flock 9
 [ ! -d "$dir" ] || exit 0
 work=$(mktemp -d "$cache/.reference.XXXXXX")
 trap 'rm -rf "$work"' EXIT
-if ! GOBIN=$work/bin CGO_ENABLED=0 GOFLAGS='' GOWORK=off "$(dirname "$0")/retry.sh" go install -trimpath \
+if ! GOBIN=$work/bin CGO_ENABLED=0 GOFLAGS='' GOWORK=off scripts/retry.sh go install -trimpath \
 	"github.com/containernetworking/plugins/plugins/"{main,ipam,meta}"/...@$version" >"$work/log" 2>&1; then
 	echo "reference: github.com/containernetworking/plugins $version cannot be had: $(tail -n 1 "$work/log")" >&2
 	exit 0

@@ -14,6 +14,8 @@ import (
 	"github.com/onsi/ginkgo/v2"
 	"github.com/onsi/gomega"
 	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
 // module is the first line of the go.mod below which plugins/ lies.
@@ -124,18 +126,27 @@ type Reference struct {
 	remedy string // for who has it not
 }
 
-// References are the releases that specs have beside ours: Debian's, which knows
-// neither nftables nor a version after 1.0.0, and the newest.
-func References() []Reference { return []Reference{Debian(), Newest()} }
+// before is the release before skel.Reference; scripts/reference.sh reads this line.
+const before = "v1.9.1"
+
+// References returns the releases that specs run next to Hawser: Debian's, which supports neither nftables nor a
+// version after 1.0.0, and the newest. If NSTEST_BEFORE is set, it returns only the release before the newest.
+func References() []Reference {
+	if os.Getenv("NSTEST_BEFORE") != "" {
+		return []Reference{cached(before)}
+	}
+	return []Reference{Debian(), Newest()}
+}
 
 // Debian is the release that Debian has.
 func Debian() Reference {
 	return Reference{"Debian's reference", "/usr/lib/cni", "package containernetworking-plugins"}
 }
 
-// Newest is the newest release, as scripts/reference.sh builds it.
-func Newest() Reference {
-	const version = "v1.9.1"
+// Newest returns the newest release, which scripts/reference.sh builds.
+func Newest() Reference { return cached(skel.Reference) }
+
+func cached(version string) Reference {
 	cache, err := os.UserCacheDir()
 	if err != nil {
 		cache = err.Error() // is no directory, and says why

@@ -21,12 +21,13 @@ import (
 	"github.com/hawser-cni/plugins/pkg/cni"
 )
 
-// Stamp stands before the version in the file of a program, by which an installer knows both without running it; a
-// semicolon ends it. Reference is the release of the reference plugins whose behaviour is ours.
-const (
-	Stamp     = "hawser-cni version "
-	Reference = "v1.9.1"
-)
+// Stamp precedes the version in a program's file, and a semicolon ends the version. An installer finds both without
+// running the program.
+const Stamp = "hawser-cni version "
+
+// Reference is the release of the reference plugins whose behavior Hawser matches. No other file names that release:
+// specs import this constant, and scripts/reference.sh reads this line.
+const Reference = "v1.10.0"
 
 // stamp is Stamp, the version and a semicolon. Who builds a release sets all of it, as scripts/build.sh does:
 // -ldflags "-X 'github.com/hawser-cni/plugins/pkg/skel.stamp=hawser-cni version 1.2.3;'".

@@ -30,6 +30,7 @@ import (
 
 	"github.com/hawser-cni/plugins/pkg/nstest"
 	"github.com/hawser-cni/plugins/pkg/nstest/plugintest"
+	"github.com/hawser-cni/plugins/pkg/skel"
 	"github.com/hawser-cni/plugins/test/pods"
 )
 
@@ -298,7 +299,7 @@ var _ = Describe("what clients read of a program that is run without arguments:"
 					break
 				}
 			}
-			Expect(versions[name]).To(HavePrefix("v1.9.1+hawser."), "%s: the reference's, then ours", name)
+			Expect(versions[name]).To(HavePrefix(skel.Reference+"+hawser."), "%s: the reference's, then ours", name)
 		}
 		wanted := nstest.Must(version.NewConstraint(">= 0.4.0"))
 		for _, name := range []string{"bridge", "firewall", "host-local", "loopback", "portmap"} {

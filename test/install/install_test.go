@@ -457,7 +457,7 @@ var _ = Describe("install", Label("install"), func() {
 		for _, ref := range nstest.References() {
 			d := newDir(map[string]string{"bridge": string(nstest.Must(os.ReadFile(ref.Program("bridge"))))})
 			before := d.inode("bridge")
-			version := "v1.9.1"
+			version := strings.TrimPrefix(ref.Name, "the reference ")
 			if ref.Name == nstest.Debian().Name {
 				version = "of unknown version"
 			}
