@@ -11,62 +11,67 @@ import (
 	"github.com/hawser-cni/plugins/pkg/ranges"
 )
 
-// candidates yields all addresses of a set that may be given, each once, in an order that the seed chooses: nodes that
-// know nothing of each other hardly meet, and one pod asks for the same address everywhere. Number i is the one at
-// (start + i * step) mod size, of a step without a common divisor with the size.
+// candidates yields each address of a set once, without gateways, in an order that depends on the seed. Different
+// pods begin at different addresses, so that nodes rarely compete for one, and a pod tries the same addresses on
+// every node.
+//
+// The order is a walk with a fixed step: candidate i is the address at position (start + i*step) mod size. If step
+// and size have no common divisor, the walk visits every position exactly once. For example, size 10, start 4 and
+// step 3 give 4 7 0 3 6 9 2 5 8 1. So the order needs no memory even if the set has 2^64 addresses. The arithmetic
+// uses big.Int because sets of IPv6 addresses can be larger than 2^64.
 func candidates(set ranges.Set, seed string) iter.Seq[netip.Addr] {
-	size := sizeOf(set)
+	size := setSize(set)
 	sum := sha512.Sum512([]byte(seed))
-	at := new(big.Int).SetBytes(sum[:32])
+	position := new(big.Int).SetBytes(sum[:32])
 	step := new(big.Int).SetBytes(sum[32:])
 	one := big.NewInt(1)
-	at.Mod(at, size)
+	position.Mod(position, size)
 	for step.Mod(step, size); new(big.Int).GCD(nil, nil, step, size).Cmp(one) != 0; {
 		step.Add(step, one).Mod(step, size)
 	}
 	return func(yield func(netip.Addr) bool) {
 		for n := new(big.Int); n.Cmp(size) < 0; n.Add(n, one) {
-			if addr := addressAt(set, at); !set.IsGateway(addr) && !yield(addr) {
+			if addr := addressAt(set, position); !set.IsGateway(addr) && !yield(addr) {
 				return
 			}
-			at.Add(at, step).Mod(at, size)
+			position.Add(position, step).Mod(position, size)
 		}
 	}
 }
 
-// sizeOf is how many addresses a set has, gateways among them.
-func sizeOf(set ranges.Set) *big.Int {
+// setSize returns the number of addresses in a set, including gateways.
+func setSize(set ranges.Set) *big.Int {
 	size := new(big.Int)
 	for _, r := range set {
-		size.Add(size, lengthOf(r))
+		size.Add(size, rangeSize(r))
 	}
 	return size
 }
 
-func lengthOf(r ranges.Range) *big.Int {
-	n := new(big.Int).Sub(number(r.Last), number(r.First))
+func rangeSize(r ranges.Range) *big.Int {
+	n := new(big.Int).Sub(addrNumber(r.Last), addrNumber(r.First))
 	return n.Add(n, big.NewInt(1))
 }
 
-func number(a netip.Addr) *big.Int { return new(big.Int).SetBytes(a.AsSlice()) }
+func addrNumber(a netip.Addr) *big.Int { return new(big.Int).SetBytes(a.AsSlice()) }
 
-// addressAt is the address at a place of a set, from 0.
-func addressAt(set ranges.Set, at *big.Int) netip.Addr {
-	n := new(big.Int).Set(at)
+// addressAt returns the address at a position of a set, counted from 0.
+func addressAt(set ranges.Set, position *big.Int) netip.Addr {
+	n := new(big.Int).Set(position)
 	for _, r := range set {
-		if length := lengthOf(r); n.Cmp(length) >= 0 {
+		if length := rangeSize(r); n.Cmp(length) >= 0 {
 			n.Sub(n, length)
 			continue
 		}
-		b := n.Add(n, number(r.First)).FillBytes(make([]byte, r.First.BitLen()/8))
+		b := n.Add(n, addrNumber(r.First)).FillBytes(make([]byte, r.First.BitLen()/8))
 		addr, _ := netip.AddrFromSlice(b)
 		return addr
 	}
 	return netip.Addr{}
 }
 
-// seedOf is what chooses the order: the pod's name, so that a new container of it asks for the same address, or else
-// the container.
+// seedOf returns the seed for candidates. It contains the pod's name, so that a new container of the pod tries the
+// same addresses first, or the container ID if the runtime does not name a pod.
 func (cfg *config) seedOf(a cni.Attachment, set ranges.Set) string {
 	return cfg.space + "\n" + set.String() + "\n" + cmp.Or(cfg.pod, a.ContainerID) + "\n" + a.IfName
 }

@@ -21,18 +21,18 @@ import (
 	"github.com/hawser-cni/plugins/plugins/ipam/cluster-local/kube"
 )
 
-// session is what one call works with.
+// session is one call's connection to the cluster.
 type session struct {
 	place
-	store      store      // nil until connect
-	api        kubernetes // the store, for what the API has beside leases: nodes, and whereabouts' pools
-	isKubelets bool       // the node's name is in the kubelet's own certificate
-	pools      []pool     // of whereabouts, as they were at first: for a guard, and an import
+	cluster       cluster // without a client until connect
+	isKubeletName bool    // the node's name is from the kubelet's own certificate
+	pools         []pool  // whereabouts' pools at the beginning of the call; only for a guard or an import
 }
 
-// connect reads the kubeconfig, which says who we are where the configuration does not.
+// connect reads the kubeconfig if that has not been done. If the configuration does not name the node, connect takes
+// the name from the kubelet's certificate or from /etc/hostname.
 func (s *session) connect(ctx context.Context) error {
-	if s.store != nil {
+	if s.cluster.api != nil {
 		return nil
 	}
 	if err := s.checkKubeconfig(); err != nil {
@@ -50,38 +50,37 @@ func (s *session) connect(ctx context.Context) error {
 		s.node = strings.ToLower(strings.TrimSpace(string(name)))
 	}
 	if !isNode(s.node) {
-		return cni.Refuse("ipam.node", s.node, "is no name of a node; write the one that the cluster knows")
+		return cni.Refuse("ipam.node", s.node, "is not a valid node name; write the name that kubectl get nodes prints")
 	}
-	s.isKubelets = s.node == client.Node()
-	s.api = kubernetes{client}
-	s.store = s.api
+	s.isKubeletName = s.node == client.Node()
+	s.cluster = cluster{client}
 	return nil
 }
 
-// checkNode refuses a name that the cluster does not know: others would take its leases for those of a deleted node.
-// It asks once in each boot.
+// checkNode returns an error if the cluster has no node of this name, because other nodes would then reclaim its
+// leases as those of a deleted node. It asks the API server once per boot.
 func (s *session) checkNode(ctx context.Context) error {
-	if s.isKubelets {
+	if s.isKubeletName {
 		return nil
 	}
 	boot, err := sysctl.BootID()
-	if err != nil || s.isMarked(known(s.node), boot) {
+	if err != nil || s.isMarked(nodeMarkFile(s.node), boot) {
 		return err
 	}
-	isThere, err := s.api.hasNode(ctx, s.node)
+	exists, err := s.cluster.hasNode(ctx, s.node)
 	if err != nil {
 		return err
 	}
-	if !isThere {
-		return cni.Refuse("ipam.node", s.node, "is no node of the cluster, or is out of service, and its leases would "+
-			"be taken for those of a deleted node; write its name as kubectl get nodes has it")
+	if !exists {
+		return cni.Refuse("ipam.node", s.node, "is not a node of the cluster, or is out of service, so that other "+
+			"nodes would reclaim its leases; write the name that kubectl get nodes prints")
 	}
-	return s.mark(ctx, known(s.node), boot)
+	return s.setMark(ctx, nodeMarkFile(s.node), boot)
 }
 
-// add takes an address from each set.
+// add allocates an address from each set.
 func add(ctx context.Context, req *skel.Request, cfg *config) (*cni.Result, error) {
-	if len(cfg.sets)+len(cfg.static) == 0 {
+	if len(cfg.sets)+len(cfg.staticIPs) == 0 {
 		return nil, cni.Errorf(cni.CodeConfig, "runtimeConfig.ipRanges: no ranges to give addresses from")
 	}
 	dns := cfg.dns
@@ -103,33 +102,34 @@ func add(ctx context.Context, req *skel.Request, cfg *config) (*cni.Result, erro
 	}
 	if a.guard != "" {
 		var err error
-		if a.pools, err = a.api.pools(ctx); err != nil {
+		if a.pools, err = a.cluster.pools(ctx); err != nil {
 			return nil, err
 		}
 	}
-	if err := a.begin(ctx, a.record); err != nil {
+	if err := a.createRecord(ctx, a.record); err != nil {
 		return nil, err
 	}
-	req.OnFail("give the addresses back", func(ctx context.Context) error { return a.end(ctx, a.record) })
+	req.OnFail("release the addresses", func(ctx context.Context) error { return a.releaseRecord(ctx, a.record) })
 	req.Step("reserve addresses")
 	var ips []cni.IP
 	for i, set := range cfg.sets {
-		addr, err := a.take(ctx, i, set)
+		addr, err := a.allocate(ctx, i, set)
 		if err != nil {
 			return nil, err
 		}
 		r, _ := set.Find(addr)
 		ips = append(ips, cni.IP{Address: netip.PrefixFrom(addr, r.Subnet.Bits()), Gateway: r.Gateway})
 	}
-	if err := a.keep(ctx, a.record); err != nil {
+	if err := a.updateRecord(ctx, a.record); err != nil {
 		return nil, err
 	}
-	req.Step("look for late requests")
-	a.sweep(ctx)
-	return &cni.Result{IPs: append(ips, cfg.static...), Routes: cfg.routes, DNS: dns}, nil
+	req.Step("release late leases")
+	a.sweepTombstones(ctx)
+	return &cni.Result{IPs: append(ips, cfg.staticIPs...), Routes: cfg.routes, DNS: dns}, nil
 }
 
-// del releases what the attachment's record names or, without one, those addresses of prevResult that are its own.
+// del releases the leases in the attachment's record. Without a record, it releases the addresses of prevResult for
+// which the attachment holds a lease.
 func del(ctx context.Context, req *skel.Request, p place) error {
 	s := &session{place: p}
 	r, ok, err := s.records().Get(req.Attachment.Hash())
@@ -139,52 +139,52 @@ func del(ctx context.Context, req *skel.Request, p place) error {
 	switch {
 	case ok:
 		if err = s.connect(ctx); err == nil {
-			err = s.end(ctx, r)
+			err = s.releaseRecord(ctx, r)
 		}
 	case req.PrevResult != nil && len(req.PrevResult.IPs) > 0 || s.guard != "":
-		err = s.releaseOwn(ctx, req)
+		err = s.releaseUnrecorded(ctx, req)
 	}
 	if !ok && err == nil {
-		err = s.forget(ctx, req.Attachment)
+		err = s.removeDamaged(ctx, req.Attachment)
 	}
 	if err == nil {
-		s.sweep(ctx)
+		s.sweepTombstones(ctx)
 	}
 	return err
 }
 
-// releaseOwn releases the addresses of prevResult that the store has for the attachment.
-func (s *session) releaseOwn(ctx context.Context, req *skel.Request) error {
+// releaseUnrecorded releases the addresses of prevResult for which the attachment holds a lease on this node.
+func (s *session) releaseUnrecorded(ctx context.Context, req *skel.Request) error {
 	if err := s.connect(ctx); err != nil {
 		return err
 	}
-	var has []netip.Addr
+	var addrs []netip.Addr
 	if req.PrevResult != nil {
 		for _, ip := range req.PrevResult.IPs {
-			has = append(has, ip.Address.Addr().Unmap())
+			addrs = append(addrs, ip.Address.Addr().Unmap())
 		}
 	}
-	errs := []error{s.unguard(ctx, req.Attachment, has)}
-	for _, addr := range has {
+	errs := []error{s.unguard(ctx, req.Attachment, addrs)}
+	for _, addr := range addrs {
 		name := nameOf(s.space, addr)
-		l, ok, err := s.store.held(ctx, name)
+		l, ok, err := s.cluster.lease(ctx, name)
 		if err == nil && ok && l.Node == s.node && l.attachment() == req.Attachment {
-			err = s.store.release(ctx, l)
+			err = s.cluster.release(ctx, l)
 		}
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
 }
 
-// unguard gives an attachment's addresses back to the nodes that still run whereabouts.
-func (s *session) unguard(ctx context.Context, a cni.Attachment, has []netip.Addr) error {
+// unguard removes the attachment's entries from whereabouts' pools.
+func (s *session) unguard(ctx context.Context, a cni.Attachment, addrs []netip.Addr) error {
 	if s.guard == "" {
 		return nil
 	}
-	return s.api.unguard(ctx, s.space, a, has)
+	return s.cluster.unguard(ctx, s.space, a, addrs)
 }
 
-// check verifies that the attachment has its leases, and those of its result that are of our ranges.
+// check verifies that the leases in the attachment's record exist and match the addresses of prevResult.
 func check(ctx context.Context, req *skel.Request, cfg *config) error {
 	ctx, cancel := skel.WithTwoThirds(ctx)
 	defer cancel()
@@ -199,9 +199,9 @@ func check(ctx context.Context, req *skel.Request, cfg *config) error {
 	if err := s.connect(ctx); err != nil {
 		return err
 	}
-	var held []netip.Addr
+	var addrs []netip.Addr
 	for _, name := range r.Held {
-		l, ok, err := s.store.held(ctx, name)
+		l, ok, err := s.cluster.lease(ctx, name)
 		addr, _ := addressOf(name)
 		switch {
 		case err != nil:
@@ -211,12 +211,13 @@ func check(ctx context.Context, req *skel.Request, cfg *config) error {
 		case l.Nonce != r.Nonce:
 			return cni.Drift("%s is reserved for %s", addr, l)
 		}
-		held = append(held, addr)
+		addrs = append(addrs, addr)
 	}
-	return ranges.Verify(cfg.sets, req.PrevResult, held)
+	return ranges.Verify(cfg.sets, req.PrevResult, addrs)
 }
 
-// gc ends the records of attachments that are not valid. In each boot it asks the store once what else the node has.
+// gc releases the leases of attachments that are not valid. Once per boot and network it lists this node's leases in
+// the cluster, because records can be lost with the node's disk or in a power failure.
 func gc(ctx context.Context, req *skel.Request, p place) error {
 	s := &session{place: p}
 	boot, err := sysctl.BootID()
@@ -224,46 +225,47 @@ func gc(ctx context.Context, req *skel.Request, p place) error {
 		return err
 	}
 	var strays []lease
-	isListed := s.isMarked(listed(req.Network), boot)
-	if !isListed {
+	isReconciled := s.isMarked(gcMarkFile(req.Network), boot)
+	if !isReconciled {
 		if err := s.connect(ctx); err != nil {
 			return err
 		}
-		if strays, _, err = s.store.list(ctx, s.space, s.node); err != nil {
+		if strays, _, err = s.cluster.list(ctx, s.space, s.node); err != nil {
 			return err
 		}
 	}
-	kept, err := s.records().List()
+	records, err := s.records().List()
 	errs := []error{err}
-	for _, k := range kept {
+	for _, k := range records {
 		if req.Valid.Excludes(k.Record.Attachment) {
 			if err := s.connect(ctx); err != nil {
 				return err
 			}
-			errs = append(errs, s.end(ctx, k.Record))
+			errs = append(errs, s.releaseRecord(ctx, k.Record))
 		}
 	}
 	for _, l := range strays {
 		if req.Valid.Excludes(l.attachment()) {
-			errs = append(errs, s.unguard(ctx, l.attachment(), addrsOf([]string{l.name})),
-				s.store.release(ctx, l))
+			errs = append(errs, s.unguard(ctx, l.attachment(), leaseAddrs([]string{l.name})),
+				s.cluster.release(ctx, l))
 		}
 	}
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	s.sweep(ctx)
-	if isListed {
+	s.sweepTombstones(ctx)
+	if isReconciled {
 		return nil
 	}
-	return s.mark(ctx, listed(req.Network), boot)
+	return s.setMark(ctx, gcMarkFile(req.Network), boot)
 }
 
-// probeTime is how long STATUS waits for the store.
+// probeTime limits how long STATUS waits for the API server.
 const probeTime = 2 * time.Second
 
-// status says whether ADD could begin. It asks the API server only when it is told to: a runtime calls it every few
-// seconds, and an error makes the node not ready, also for the containers that have their addresses.
+// status checks whether ADD could begin. It contacts the API server only if statusOnStoreDown requests that: runtimes
+// call STATUS every few seconds, and an error makes the node not ready, which also affects containers that have their
+// addresses.
 func status(ctx context.Context, req *skel.Request, cfg *config) error {
 	if err := statefile.Writable(filepath.Join(cfg.dataDir, cfg.space)); err != nil {
 		return cni.Errorf(cni.CodeUnavailable, "ipam.dataDir: no record can be written: %w", err)
@@ -280,17 +282,17 @@ func status(ctx context.Context, req *skel.Request, cfg *config) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, probeTime)
 	defer cancel()
-	err := s.store.probe(ctx)
+	err := s.cluster.probe(ctx)
 	if err != nil && cfg.onStoreDown == "fail" {
-		return cni.Errorf(cni.CodeUnavailable, "the leases cannot be reached: %w", err)
+		return cni.Errorf(cni.CodeUnavailable, "cannot reach the leases: %w", err)
 	}
 	if err != nil {
-		req.Warn("the leases cannot be reached: %v", err)
+		req.Warn("cannot reach the leases: %v", err)
 	}
 	return nil
 }
 
-// allocation is an ADD's.
+// allocation is the state of an ADD or of one attachment's import.
 type allocation struct {
 	session
 	req    *skel.Request
@@ -298,22 +300,22 @@ type allocation struct {
 	record record
 }
 
-// manyMisses is how many taken addresses are tried before the store is asked for all.
-const manyMisses = 64
+// maxMisses is the number of taken addresses that are tried before all leases are listed.
+const maxMisses = 64
 
-// take reserves the address that was asked for or else the first of the candidates that nobody has.
-func (a *allocation) take(ctx context.Context, n int, set ranges.Set) (netip.Addr, error) {
+// allocate reserves the requested address of set n or, without a request, the first free candidate.
+func (a *allocation) allocate(ctx context.Context, n int, set ranges.Set) (netip.Addr, error) {
 	if asked := a.cfg.asked[n]; asked.Addr.IsValid() {
 		err := a.reserve(ctx, set, asked.Addr)
 		if errors.Is(err, errTaken) {
-			holder, ok, _ := a.store.held(ctx, nameOf(a.space, asked.Addr))
-			who := holder.String()
-			if e, isLent := lent(a.pools, a.space, asked.Addr); isLent && !ok {
-				who = fmt.Sprintf("a container of whereabouts, pod %q", e.Pod)
+			holder, ok, _ := a.cluster.lease(ctx, nameOf(a.space, asked.Addr))
+			owner := holder.String()
+			if e, isAllocated := findEntry(a.pools, a.space, asked.Addr); isAllocated && !ok {
+				owner = fmt.Sprintf("a container that uses whereabouts, pod %q", e.Pod)
 			}
 			err = cni.Errorf(cni.CodeConflict, "%s: requested IP address %s is not available in range set %s: "+
 				"%w for %s",
-				asked.Key, asked.Addr, set, err, who)
+				asked.Key, asked.Addr, set, err, owner)
 		}
 		return asked.Addr, err
 	}
@@ -323,11 +325,11 @@ func (a *allocation) take(ctx context.Context, n int, set ranges.Set) (netip.Add
 		if err := a.reserve(ctx, set, addr); !errors.Is(err, errTaken) {
 			return addr, err
 		}
-		if misses++; misses == manyMisses {
+		if misses++; misses == maxMisses {
 			break
 		}
 	}
-	all, now, err := a.store.list(ctx, a.space, "")
+	all, now, err := a.cluster.list(ctx, a.space, "")
 	if err != nil {
 		return netip.Addr{}, err
 	}
@@ -343,21 +345,22 @@ func (a *allocation) take(ctx context.Context, n int, set ranges.Set) (netip.Add
 			return addr, err
 		}
 	}
-	return a.takeFromDead(ctx, n, all, now)
+	return a.allocateReclaimed(ctx, n, all, now)
 }
 
-// takeFromDead reserves an address that belonged to a node that is gone, or says that there is none.
-func (a *allocation) takeFromDead(ctx context.Context, n int, all []lease, now time.Time) (netip.Addr, error) {
+// allocateReclaimed reclaims leases of deleted nodes in set n and reserves one of their addresses. If it finds none,
+// its error says how full the set is and why nothing was reclaimed.
+func (a *allocation) allocateReclaimed(ctx context.Context, n int, all []lease, now time.Time) (netip.Addr, error) {
 	set := a.cfg.sets[n]
 	held := slices.DeleteFunc(slices.Clone(all), func(l lease) bool {
 		addr, _ := addressOf(l.name)
-		_, isOfSet := set.Find(addr)
-		return !isOfSet
+		_, isInSet := set.Find(addr)
+		return !isInSet
 	})
-	why := `"reclaim" is "never"`
+	reason := `"reclaim" is "never"`
 	if a.cfg.reclaims {
 		var free []netip.Addr
-		free, why = a.reclaim(ctx, held, now)
+		free, reason = a.reclaim(ctx, held, now)
 		for _, addr := range free {
 			if err := a.reserve(ctx, set, addr); !errors.Is(err, errTaken) {
 				return addr, err
@@ -365,68 +368,71 @@ func (a *allocation) takeFromDead(ctx context.Context, n int, all []lease, now t
 		}
 	}
 	if a.guard != "" {
-		why += "; others are lent by " + a.guard
+		reason += "; others are allocated by " + a.guard
 	}
 	return netip.Addr{}, cni.Errorf(cni.CodeTryAgain, "no IP addresses available in range set %d (%s): %d of its %s "+
-		"are held, %s; kubectl get addresses says whose they are", n, set, len(held), sizeOf(set), why)
+		"are held, %s; kubectl get addresses lists the owners", n, set, len(held), setSize(set), reason)
 }
 
-// reclaim releases leases of nodes that are gone. It says of how many that is known, and why others stay.
-func (a *allocation) reclaim(ctx context.Context, held []lease, now time.Time) (free []netip.Addr, why string) {
-	theirs := slices.DeleteFunc(slices.Clone(held), func(l lease) bool { return l.Node == a.node })
-	found, left, err := a.api.dead(ctx, theirs, now, nodesAtOnce)
-	why = fmt.Sprintf("%d are of nodes that are deleted", len(found))
-	if left > 0 {
-		why += fmt.Sprintf(", and %d nodes were not looked up: cluster-local reclaim does", left)
+// reclaim releases leases of deleted nodes, at most maxReclaims, and returns their addresses. reason says how many
+// such leases were found and why others were not.
+func (a *allocation) reclaim(ctx context.Context, held []lease, now time.Time) (free []netip.Addr, reason string) {
+	foreign := slices.DeleteFunc(slices.Clone(held), func(l lease) bool { return l.Node == a.node })
+	orphaned, skipped, err := a.cluster.orphanedLeases(ctx, foreign, now, maxNodeLookups)
+	reason = fmt.Sprintf("%d belong to deleted nodes", len(orphaned))
+	if skipped > 0 {
+		reason += fmt.Sprintf(", and %d nodes were not looked up; run cluster-local reclaim to check all", skipped)
 	}
 	if err != nil {
-		found = nil
+		orphaned = nil
 	}
-	for _, l := range found[:min(len(found), reclaimedAtOnce)] {
-		if err = a.store.release(ctx, l); err != nil {
+	for _, l := range orphaned[:min(len(orphaned), maxReclaims)] {
+		if err = a.cluster.release(ctx, l); err != nil {
 			break
 		}
-		a.req.Warn("took %s back from %s: its node is deleted", l.name, l)
+		a.req.Warn("reclaimed %s from %s because its node is deleted", l.name, l)
 		addr, _ := addressOf(l.name)
 		free = append(free, addr)
 	}
 	if err != nil {
-		why += fmt.Sprintf(", and could not be taken back: %v", err)
+		reason += fmt.Sprintf(", and could not be reclaimed: %v", err)
 	}
-	return free, why
+	return free, reason
 }
 
-// reserve asks for an address, with a guard also for whereabouts' consent.
+// reserve creates a lease for addr and, with a guard, an entry in whereabouts' pool. It returns errTaken if either of
+// them exists.
 func (a *allocation) reserve(ctx context.Context, set ranges.Set, addr netip.Addr) error {
-	if _, isLent := lent(a.pools, a.space, addr); isLent {
+	if _, isAllocated := findEntry(a.pools, a.space, addr); isAllocated {
 		return errTaken
 	}
-	l, err := a.post(ctx, addr)
+	l, err := a.request(ctx, addr)
 	if err != nil || a.guard == "" {
 		return err
 	}
 	r, _ := set.Find(addr)
-	if err = a.api.guard(ctx, a.pools, l, r.Subnet); errors.Is(err, errTaken) {
-		if err := a.store.release(ctx, l); err != nil {
+	if err = a.cluster.guard(ctx, a.pools, l, r.Subnet); errors.Is(err, errTaken) {
+		if err := a.cluster.release(ctx, l); err != nil {
 			return err
 		}
-		a.record.drop(l.name)
+		a.record.removeLease(l.name)
 	}
 	return err
 }
 
-// post asks for an address. That it does is written down before, and what came of it with the next write.
-func (a *allocation) post(ctx context.Context, addr netip.Addr) (lease, error) {
+// request creates a lease for addr. It first adds the name to the record's open names and writes the record. It
+// updates a.record with the outcome, which the next write of the record saves.
+func (a *allocation) request(ctx context.Context, addr netip.Addr) (lease, error) {
 	l := lease{name: nameOf(a.space, addr), Space: a.space, Node: a.node, Network: a.req.Network,
 		Container: a.req.ContainerID, IfName: a.req.IfName, Pod: a.cfg.pod, PodUID: a.cfg.podUID, Nonce: a.record.Nonce}
 	before := a.record.Open
 	a.record.Open = append(slices.Clone(before), l.name)
-	if err := a.keep(ctx, a.record); err != nil {
+	if err := a.updateRecord(ctx, a.record); err != nil {
 		return l, err
 	}
-	lost, err := a.store.reserve(ctx, &l)
+	lost, err := a.cluster.reserve(ctx, &l)
 	if err == nil {
-		a.record.hold(l)
+		a.record.addLease(l)
 	}
 	if !lost {
 		a.record.Open = before

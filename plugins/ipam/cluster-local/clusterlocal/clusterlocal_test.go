@@ -197,7 +197,7 @@ var _ = Describe("ADD", Label("cluster-add"), func() {
 		Expect(seen).To(ConsistOf("10.30.0.2", "10.30.0.3", "10.30.0.5", "10.30.0.6"))
 		says := b.fails(cni.CodeTryAgain, "ADD", "3")
 		Expect(says).To(ContainSubstring("no IP addresses available in range set 0"))
-		Expect(says).To(ContainSubstring("4 of its 5 are held, 0 are of nodes that are deleted"))
+		Expect(says).To(ContainSubstring("4 of its 5 are held, 0 belong to deleted nodes"))
 		Expect(a.with(Object{"space": "tenant-2"}).add("3")).NotTo(BeEmpty())
 	})
 
@@ -236,7 +236,8 @@ var _ = Describe("ADD", Label("cluster-add"), func() {
 		s := newServer()
 		n := s.node("node-x", ranges8)
 		Expect(n.fails(cni.CodeConfig, "ADD", "one")).To(And(
-			ContainSubstring(`ipam.node: "node-x" is no node of the cluster`), ContainSubstring("kubectl get nodes")))
+			ContainSubstring(`ipam.node: "node-x" is not a node of the cluster`),
+			ContainSubstring("kubectl get nodes")))
 		Expect(s.has()).To(BeEmpty())
 		Expect(n.records()).To(BeEmpty())
 		s.nodes["node-x"] = ""
@@ -457,7 +458,7 @@ var _ = Describe("requests", Label("cluster-requests"), func() {
 		file := nstest.Must(filepath.Glob(n.dataDir + "/default/late/*.json"))[0]
 		var t tombstone
 		Expect(json.Unmarshal(nstest.Must(os.ReadFile(file)), &t)).To(Succeed())
-		t.Since -= lateTime
+		t.Since -= lateRequestTime
 		late()
 		Expect(os.WriteFile(file, []byte(Text(t)), 0o600)).To(Succeed())
 		n.succeeds("DEL", "another")
@@ -471,7 +472,8 @@ var _ = Describe("requests", Label("cluster-requests"), func() {
 		p := place{space: "default", dataDir: n.dataDir}
 		boot := nstest.Must(sysctl.BootID())
 		for i, addr := range []string{"10.30.0.2", "10.30.0.3", "10.30.0.4", "10.30.0.5"} {
-			t := tombstone{fmt.Sprint("theirs", i), []string{"default." + addr}, boot, sysctl.SinceBoot() - lateTime}
+			t := tombstone{fmt.Sprint("theirs", i), []string{"default." + addr}, boot,
+				sysctl.SinceBoot() - lateRequestTime}
 			Expect(p.tombstones().Put(context.Background(), t)).To(Succeed())
 			long := time.Now().Add(time.Duration(i-9) * time.Minute)
 			file := filepath.Join(n.dataDir, "default/late", t.Hash()+".json")
@@ -490,7 +492,7 @@ var _ = Describe("requests", Label("cluster-requests"), func() {
 		Expect(n.records()).To(ConsistOf(append(bad, "late/theirs3.json")))
 		n.succeeds("DEL", "x")
 		Expect(n.records()).To(ConsistOf(bad))
-		t := tombstone{"theirs0", []string{"default.10.30.0.2"}, boot, sysctl.SinceBoot() - lateEnd}
+		t := tombstone{"theirs0", []string{"default.10.30.0.2"}, boot, sysctl.SinceBoot() - tombstoneMaxAge}
 		Expect(p.tombstones().Put(context.Background(), t)).To(Succeed())
 		n.succeeds("DEL", "x")
 		Expect(n.records()).To(ConsistOf(bad[1]))
@@ -653,7 +655,7 @@ var _ = It("reads no kubeconfig that a container may have written, in any call",
 	s.requests()
 	n.kubeconfig = hostFile("/var/lib/kubelet/pods/1", s.config("node-a"))
 	for _, command := range []string{"ADD", "CHECK", "DEL", "GC", "STATUS"} {
-		Expect(n.call(command, "one", valid()).Failed(cni.CodeConfig)).To(ContainSubstring("may be a container's"))
+		Expect(n.call(command, "one", valid()).Failed(cni.CodeConfig)).To(ContainSubstring("may have written"))
 	}
 	Expect(s.requests()).To(BeEmpty())
 })
@@ -747,7 +749,7 @@ var _ = Describe("STATUS", Label("cluster-status"), func() {
 		n.succeeds("STATUS", "")
 		warned := n.with(Object{"statusOnStoreDown": "warn"}).call("STATUS", "")
 		Expect(warned.Code).To(BeZero())
-		Expect(warned.Stderr).To(ContainSubstring("the leases cannot be reached"))
+		Expect(warned.Stderr).To(ContainSubstring("cannot reach the leases"))
 		n.with(Object{"statusOnStoreDown": "fail"}).fails(cni.CodeUnavailable, "STATUS", "")
 		n.kubeconfig, n.limit = "/etc/nowhere", nstest.Patience(20*time.Second)
 		Eventually(func() time.Duration { // one that is tried again takes a second each time, a busy machine not
@@ -774,8 +776,8 @@ var _ = Describe("leases of nodes that are deleted", Label("cluster-reclaim"), f
 	It("are taken when a set is full, and older than ten minutes", func() {
 		a := n.call("ADD", "one")
 		Expect(addressesOf(a.Added())).To(Equal([]string{"10.30.0.2"}))
-		Expect(a.Stderr).To(ContainSubstring(`took default.10.30.0.2 back from node "gone"`))
-		Expect(n.fails(cni.CodeTryAgain, "ADD", "two")).To(ContainSubstring("5 of its 6 are held, 0 are of nodes"))
+		Expect(a.Stderr).To(ContainSubstring(`reclaimed default.10.30.0.2 from node "gone"`))
+		Expect(n.fails(cni.CodeTryAgain, "ADD", "two")).To(ContainSubstring("5 of its 6 are held, 0 belong"))
 	})
 
 	It("are not taken when the configuration says so, or the server does", func() {
@@ -784,7 +786,7 @@ var _ = Describe("leases of nodes that are deleted", Label("cluster-reclaim"), f
 		s.set(first(1, "DELETE", func(w http.ResponseWriter, _ *http.Request, _ func()) {
 			refuse(w, http.StatusForbidden, "Forbidden", "", "the policy denies it")
 		}))
-		Expect(n.fails(cni.CodeTryAgain, "ADD", "one")).To(And(ContainSubstring("1 are of nodes that are deleted"),
+		Expect(n.fails(cni.CodeTryAgain, "ADD", "one")).To(And(ContainSubstring("1 belong to deleted nodes"),
 			ContainSubstring("the policy denies it")))
 		Expect(s.has()).To(HaveLen(5))
 	})
@@ -792,7 +794,7 @@ var _ = Describe("leases of nodes that are deleted", Label("cluster-reclaim"), f
 	It("are never those of the node itself", func() {
 		n.name = "node-b"
 		p := place{space: "default", node: "node-b", dataDir: n.dataDir}
-		Expect(p.mark(context.Background(), known(p.node), nstest.Must(sysctl.BootID()))).To(Succeed())
+		Expect(p.setMark(context.Background(), nodeMarkFile(p.node), nstest.Must(sysctl.BootID()))).To(Succeed())
 		delete(s.nodes, "node-b")
 		Expect(n.add("one")).To(Equal("10.30.0.2"))
 		n.fails(cni.CodeTryAgain, "ADD", "two")
@@ -845,16 +847,16 @@ var _ = Describe("leases of nodes that are deleted", Label("cluster-reclaim"), f
 		Expect(reclaim()).To(And(ContainSubstring(`default.10.30.0.2	node "gone"`),
 			ContainSubstring("1 of 5 leases")))
 		Expect(s.has()).To(HaveLen(5))
-		Expect(reclaim("--yes")).To(ContainSubstring("are released"))
+		Expect(reclaim("--yes")).To(ContainSubstring("were released"))
 		Expect(s.has()).To(HaveLen(4))
 		Expect(reclaim("--space", "other", "--yes")).To(ContainSubstring("0 of 0 leases"))
 	})
 
-	DescribeTable("say what is no option of the command", func(command string) {
+	DescribeTable("refuse an unexpected argument", func(command string) {
 		var errs bytes.Buffer
 		env := skel.Env{Args: []string{command, "--kubeconfig", n.kubeconfig, "other", "--yes"}, Stderr: &errs}
 		Expect(skel.Run(context.Background(), Plugin(), env)).To(Equal(2))
-		Expect(errs.String()).To(Equal("cluster-local " + command + ": \"other\" is no option\n"))
+		Expect(errs.String()).To(Equal("cluster-local " + command + ": unexpected argument \"other\"\n"))
 		Expect(s.has()).To(HaveLen(5))
 	}, Entry("reclaim", "reclaim"), Entry("import", "import"))
 })

@@ -32,7 +32,7 @@ type wireIPAM struct {
 	OnDown  string `json:"statusOnStoreDown" default:"ignore" schema:"enum=ignore|warn|fail empty" help:"STATUS when the API server does not answer"`
 }
 
-// wirePlace has the keys that DEL and GC read, too.
+// wirePlace has the keys that DEL and GC also read.
 type wirePlace struct {
 	Space      string `json:"space" default:"default" help:"leases of one space never share an address"`
 	Kubeconfig string `json:"kubeconfig" default:"/etc/kubernetes/kubelet.conf" help:"API server and credentials"`
@@ -41,14 +41,14 @@ type wirePlace struct {
 	Guard      string `json:"guard" schema:"enum=whereabouts empty" help:"also keep nodes that run whereabouts from the addresses"`
 }
 
-// place is where leases are, and whose.
+// place identifies where the leases and records are, and the node that owns them.
 type place struct {
 	space, kubeconfig, node, dataDir string
-	guard                            string // empty = nobody else lends from these ranges
+	guard                            string // empty: no other plugin uses the ranges
 	keys                             placeKeys
 }
 
-// placeKeys are the keys that the configuration has for them, for errors.
+// placeKeys are the names of the configuration's keys, for errors.
 type placeKeys struct{ space, kubeconfig string }
 
 func (w wirePlace) place() place {
@@ -56,38 +56,40 @@ func (w wirePlace) place() place {
 		cmp.Or(w.DataDir, "/var/lib/cni/cluster-local"), w.Guard, placeKeys{"ipam.space", "ipam.kubeconfig"}}
 }
 
-// hostDirs are where, beside /etc, a node's own kubeconfig is. Below them may be files of containers.
+// hostDirs are directories, besides those in hostTrees, that contain a node's own kubeconfig. Their subdirectories
+// may contain files of containers.
 var hostDirs = []string{"/var/lib/kubelet", "/var/lib/k0s", "/var/lib/rancher/k3s/agent", "/var/lib/rancher/rke2/agent",
 	"/var/snap/microk8s/current/credentials"}
 
-// hostTrees are where all files are the host's. Those of k3s, RKE2 and microk8s have what other nodes have in /etc/cni.
+// hostTrees are directories below which no container can write. In those of k3s, RKE2 and microk8s are the files that
+// other distributions have in /etc/cni.
 var hostTrees = []string{"/etc/", "/var/lib/rancher/k3s/agent/etc/", "/var/lib/rancher/rke2/agent/etc/",
 	"/var/snap/microk8s/current/args/"}
 
-// isHosts says whether nobody but the host's root can have written a file or chosen where its path leads.
-func isHosts(path string) bool {
-	isBelow := func(dir string) bool { return strings.HasPrefix(path, dir) }
+// isHostFile reports whether only the host's root can have written the file at path or a symbolic link in the path.
+func isHostFile(path string) bool {
+	isBelowPath := func(dir string) bool { return strings.HasPrefix(path, dir) }
 	return filepath.Clean(path) == path &&
-		(slices.ContainsFunc(hostTrees, isBelow) || slices.Contains(hostDirs, filepath.Dir(path)))
+		(slices.ContainsFunc(hostTrees, isBelowPath) || slices.Contains(hostDirs, filepath.Dir(path)))
 }
 
-// checkKubeconfig refuses a file that a container may have written: it could name other files, and to whom they are
-// sent.
+// checkKubeconfig refuses a file that a container may have written. Such a kubeconfig could name any file of the host
+// as a token, and a server to send it to.
 func (p place) checkKubeconfig() error {
-	if isHosts(p.kubeconfig) {
+	if isHostFile(p.kubeconfig) {
 		return nil
 	}
 	return cni.Refuse(p.keys.kubeconfig, p.kubeconfig, "is not below "+strings.Join(hostTrees, ", ")+
-		", nor a file in "+strings.Join(hostDirs, ", ")+"; a file elsewhere may be a container's")
+		", nor a file in "+strings.Join(hostDirs, ", ")+"; a container may have written a file elsewhere")
 }
 
-// config is what ADD, CHECK and STATUS act on.
+// config is the checked configuration for ADD, CHECK and STATUS.
 type config struct {
 	place
-	resolvConf  string // empty = none
+	resolvConf  string // empty: none
 	sets        []ranges.Set
 	asked       []ranges.Asked // for each set; the zero value asks for none
-	static      []cni.IP       // given as they are, without a lease
+	staticIPs   []cni.IP       // given as they are, without a lease
 	routes      []cni.Route
 	dns         cni.DNS
 	reclaims    bool
@@ -95,32 +97,34 @@ type config struct {
 	pod, podUID string // namespace/name; empty = the runtime names none
 }
 
-// isSpace says whether a name can be a part of an object's name.
+// isSpace reports whether a name can be part of an object's name.
 func isSpace(name string) bool { return isName(name, "-", 63) }
 
-// isNode says whether a name can be a node's.
+// isNode reports whether a name is valid for a node.
 func isNode(name string) bool { return isName(name, "-.", 253) }
 
-// isName says whether a name is of lower-case letters, digits and, but for its ends, the inner characters.
-func isName(name, inner string, longest int) bool {
+// isName reports whether a name consists of lower-case letters, digits and, except at its ends, the characters of
+// inner.
+func isName(name, inner string, maxLen int) bool {
 	const ends = "abcdefghijklmnopqrstuvwxyz0123456789"
 	isOf := func(text, set string) bool { return strings.Trim(text, set) == "" }
-	return name != "" && len(name) <= longest && isOf(name, ends+inner) && isOf(name[:1]+name[len(name)-1:], ends)
+	return name != "" && len(name) <= maxLen && isOf(name, ends+inner) && isOf(name[:1]+name[len(name)-1:], ends)
 }
 
-// The keys of CNI_ARGS by which Kubernetes' runtimes name a pod.
+// The keys of CNI_ARGS with which Kubernetes' runtimes identify a pod.
 const podSpace, podName, podUID = "K8S_POD_NAMESPACE", "K8S_POD_NAME", "K8S_POD_UID"
 
-// parseConfig checks the configuration. Without sets the runtime is to send some: capabilities.ipRanges says so.
+// parseConfig checks the configuration. The returned sets are empty only if capabilities.ipRanges announces that the
+// runtime sends them.
 func parseConfig(req *skel.Request, wire wireConfig, problems *cni.Problems) *config {
 	cfg := &config{place: wire.IPAM.place(), resolvConf: wire.IPAM.ResolvConf,
 		reclaims: wire.IPAM.Reclaim != "never", onStoreDown: wire.IPAM.OnDown}
 	cfg.checkPlace(req, problems)
 	if mode := wire.IPAM.Reclaim; !slices.Contains([]string{"", "deleted-nodes", "never"}, mode) {
-		problems.Add(cni.Refuse("ipam.reclaim", mode, `is neither "deleted-nodes" nor "never"`))
+		problems.Add(cni.Refuse("ipam.reclaim", mode, `must be "deleted-nodes" or "never"`))
 	}
 	if mode := cfg.onStoreDown; !slices.Contains([]string{"", "ignore", "warn", "fail"}, mode) {
-		problems.Add(cni.Refuse("ipam.statusOnStoreDown", mode, `is none of "ignore", "warn" and "fail"`))
+		problems.Add(cni.Refuse("ipam.statusOnStoreDown", mode, `must be "ignore", "warn" or "fail"`))
 	}
 	var err error
 	cfg.sets, err = wire.Call.Parse(req.Version, wire.IPAM.Wire, wire.IPAM.Ranges)
@@ -132,29 +136,29 @@ func parseConfig(req *skel.Request, wire wireConfig, problems *cni.Problems) *co
 	return cfg
 }
 
-// checkPlace refuses what cannot be a part of a path or of an object.
+// checkPlace refuses names that cannot be part of a path or of an object.
 func (cfg *config) checkPlace(req *skel.Request, problems *cni.Problems) {
 	if !isSpace(cfg.space) {
-		problems.Add(cni.Refuse(cfg.keys.space, cfg.space, "is not made of 1 to 63 lower-case letters, digits and "+
-			"hyphens, the first and the last no hyphen"))
+		problems.Add(cni.Refuse(cfg.keys.space, cfg.space, "must have 1 to 63 lower-case letters, digits and "+
+			"hyphens, and must not begin or end with a hyphen"))
 	}
 	if cfg.node != "" && !isNode(cfg.node) {
-		problems.Add(cni.Refuse("ipam.node", cfg.node, "is no name of a node: at most 253 lower-case letters, digits, "+
-			"hyphens and dots"))
+		problems.Add(cni.Refuse("ipam.node", cfg.node, "is not a valid node name: at most 253 lower-case letters, "+
+			"digits, hyphens and dots"))
 	}
 	if cfg.guard != "" && cfg.guard != "whereabouts" {
-		problems.Add(cni.Refuse("ipam.guard", cfg.guard, `is not "whereabouts"`))
+		problems.Add(cni.Refuse("ipam.guard", cfg.guard, `must be "whereabouts"`))
 	}
 	problems.Add(cfg.checkKubeconfig())
 	if len(req.Network) > nameMax {
-		problems.Add(cni.Refuse("name", req.Network, "is longer than 253 bytes, which an object has room for"))
+		problems.Add(cni.Refuse("name", req.Network, "is longer than 253 bytes, the limit of a lease"))
 	}
 }
 
-// nameMax is how long a name in an object may be.
+// nameMax is the maximum length of a name in a lease.
 const nameMax = 253
 
-// parseArgs reads for which pod the call is, and which addresses it asks for.
+// parseArgs reads the pod and the requested addresses of the call.
 func (cfg *config) parseArgs(args string, call ranges.Call, problems *cni.Problems) {
 	values, err := cni.ParseArgs(args, "IP", podSpace, podName, podUID)
 	problems.Add(err)
@@ -174,7 +178,7 @@ func (cfg *config) parseArgs(args string, call ranges.Call, problems *cni.Proble
 	}
 }
 
-// parsePlace reads the keys that DEL and GC need, whatever is wrong with the others.
+// parsePlace reads the keys that DEL and GC need. Other keys may be invalid.
 func parsePlace(req *skel.Request) (place, error) {
 	var wire struct {
 		IPAM wirePlace `json:"ipam"`

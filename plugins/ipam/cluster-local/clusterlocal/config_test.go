@@ -34,29 +34,29 @@ var _ = DescribeTable("what is refused", func(want, ipam string) {
 	_, err := Plugin().Parse(request(slash24 + "," + ipam))
 	Expect(Problems(err)).To(ConsistOf(HavePrefix(want)))
 },
-	Entry("a space", `7 ipam.space: "Shop" is not made of`, `"space":"Shop"`),
-	Entry("a space that is a path", `7 ipam.space: "../x" is not made of`, `"space":"../x"`),
-	Entry("a space that ends in a hyphen", `7 ipam.space: "shop-" is not made of`, `"space":"shop-"`),
-	Entry("a space of 64 letters", "7 ipam.space: \""+strings.Repeat("a", 64)+"\" is not made of",
+	Entry("a space", `7 ipam.space: "Shop" must have 1 to 63`, `"space":"Shop"`),
+	Entry("a space that is a path", `7 ipam.space: "../x" must have 1 to 63`, `"space":"../x"`),
+	Entry("a space that ends in a hyphen", `7 ipam.space: "shop-" must have 1 to 63`, `"space":"shop-"`),
+	Entry("a space of 64 letters", "7 ipam.space: \""+strings.Repeat("a", 64)+"\" must have 1 to 63",
 		`"space":"`+strings.Repeat("a", 64)+`"`),
-	Entry("a node that begins with a dot", `7 ipam.node: ".a" is no name of a node`, `"node":".a"`),
-	Entry("a node", `7 ipam.node: "a b" is no name of a node`, `"node":"a b"`),
+	Entry("a node that begins with a dot", `7 ipam.node: ".a" is not a valid node name`, `"node":".a"`),
+	Entry("a node", `7 ipam.node: "a b" is not a valid node name`, `"node":"a b"`),
 	Entry("a kubeconfig", `7 ipam.kubeconfig: "kubelet.conf" is not below /etc`, `"kubeconfig":"kubelet.conf"`),
 	Entry("a container's kubeconfig", `7 ipam.kubeconfig: "/var/lib/kubelet/pods/1/k" is not below /etc`,
 		`"kubeconfig":"/var/lib/kubelet/pods/1/k"`),
 	Entry("a kubeconfig by a way out of /etc", `7 ipam.kubeconfig: "/etc/../proc/1/root/k" is not below /etc`,
 		`"kubeconfig":"/etc/../proc/1/root/k"`),
-	Entry("reclaim", `7 ipam.reclaim: "always" is neither`, `"reclaim":"always"`),
-	Entry("statusOnStoreDown", `7 ipam.statusOnStoreDown: "no" is none of`, `"statusOnStoreDown":"no"`),
+	Entry("reclaim", `7 ipam.reclaim: "always" must be "deleted-nodes"`, `"reclaim":"always"`),
+	Entry("statusOnStoreDown", `7 ipam.statusOnStoreDown: "no" must be "ignore"`, `"statusOnStoreDown":"no"`),
 	Entry("exclude", `7 ipam.exclude[0]: "x" is no address`, `"exclude":["x"]`),
 	Entry("all excluded", `7 ipam.exclude: leaves no address of ipam.ranges[0][0]`, `"exclude":["10.1.2.0/24"]`))
 
-var _ = It("refuses names for which an object has no room", func() {
+var _ = It("refuses names that are too long for a lease", func() {
 	req := request(slash24)
 	req.Network = strings.Repeat("n", 254)
 	req.Args = "K8S_POD_NAMESPACE=a;K8S_POD_NAME=" + strings.Repeat("p", 254)
 	_, err := Plugin().Parse(req)
-	Expect(Problems(err)).To(ConsistOf(ContainSubstring("is longer than 253 bytes, which an object has room for"),
+	Expect(Problems(err)).To(ConsistOf(ContainSubstring("is longer than 253 bytes, the limit of a lease"),
 		"4 CNI_ARGS K8S_POD_NAME: is longer than 253 bytes"))
 })
 
@@ -120,7 +120,7 @@ var _ = Describe("under the name whereabouts", Label("cluster-whereabouts"), fun
 				words = append(words, "gw "+gw.String())
 			}
 		}
-		for _, ip := range cfg.static {
+		for _, ip := range cfg.staticIPs {
 			words = append(words, "static "+ip.Address.String())
 		}
 		return strings.Join(words, "; "), nil
@@ -161,7 +161,7 @@ var _ = Describe("under the name whereabouts", Label("cluster-whereabouts"), fun
 		_, err := parse(ipam)
 		Expect(Problems(err)).To(ConsistOf(HavePrefix(want)))
 	},
-		Entry("etcd", `7 ipam.etcd_host: there are no leases in etcd`,
+		Entry("etcd", `7 ipam.etcd_host: etcd is not supported`,
 			`"range":"10.0.0.0/24","etcd_host":"10.0.0.1:2379"`),
 		Entry("no range", `7 ipam.range: is missing`, `"type":"whereabouts"`),
 		Entry("no network", `7 ipam.range: "x" is no address in CIDR notation`, `"range":"x"`),
@@ -172,9 +172,9 @@ var _ = Describe("under the name whereabouts", Label("cluster-whereabouts"), fun
 		Entry("a start outside", `7 ipam.range_start: 10.0.1.1 is not in 10.0.0.0/24`,
 			`"range":"10.0.0.0/24","range_start":"10.0.1.1"`),
 		Entry("exclude", `7 ipam.exclude[0]: "x" is no address`, `"range":"10.0.0.0/24","exclude":["x"]`),
-		Entry("a gateway of the other family", `7 ipam.gateway: 2001:db8::1 is of the family of no range`,
+		Entry("a gateway of the other family", `7 ipam.gateway: 2001:db8::1 has another address family`,
 			`"range":"10.0.0.0/24","gateway":"2001:db8::1"`),
-		Entry("a name that can be in no object", `7 ipam.network_name: "a_b" is not`,
+		Entry("an invalid object name", `7 ipam.network_name: "a_b" must have`,
 			`"range":"10.0.0.0/24","network_name":"a_b"`),
 		Entry("a kubeconfig, by its own key", `7 ipam.kubernetes.kubeconfig: "/tmp/k" is not below /etc`,
 			`"range":"10.0.0.0/24","kubernetes":{"kubeconfig":"/tmp/k"}`),
@@ -200,7 +200,7 @@ var _ = Describe("under the name whereabouts", Label("cluster-whereabouts"), fun
 		Entry("that a container may have written", "/var/lib/kubelet/pods/1/x", "is not below /etc"),
 		Entry("beside that place", "/etc/../tmp/x", "is not below /etc"),
 		Entry("that never ends", "/etc/ssl/fifo", "not a regular file"),
-		Entry("that is a secret is not quoted", "/etc/ssl/shadow", "is no JSON of these keys"))
+		Entry("that is a secret is not quoted", "/etc/ssl/shadow", "is not JSON with these keys"))
 
 	It("every verb is served", func() {
 		s := newServer()

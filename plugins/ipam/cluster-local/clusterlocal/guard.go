@@ -16,36 +16,40 @@ import (
 	"github.com/hawser-cni/plugins/plugins/ipam/cluster-local/kube"
 )
 
-// pool is an IPPool of whereabouts: what it has lent of a range. All of its nodes change it, each against the version
-// that it has read; so an entry of ours there keeps them, and them alone, from the address.
+// pool is an IPPool of whereabouts, which lists the allocated addresses of one range. Each whereabouts node adds its
+// allocations to the pool, and only if the pool has not changed since the node read it. With "guard", cluster-local
+// adds its addresses too, so that no whereabouts node allocates them. The lease still decides between nodes that run
+// cluster-local.
 type pool struct {
 	Kind     string
 	Metadata struct{ Name, Namespace, ResourceVersion string }
 	Spec     struct {
 		Range       string
-		Allocations map[string]entry // by the distance from the range's address
+		Allocations map[string]poolEntry // by the address's offset from the range's first address
 	}
 }
 
-type entry struct {
+// poolEntry is an allocation in a pool.
+type poolEntry struct {
 	Container string `json:"id"`
 	Pod       string `json:"podref"`
-	IfName    string `json:"ifname,omitempty"` // older ones do not write it
+	IfName    string `json:"ifname,omitempty"` // older versions of whereabouts do not write it
 }
 
 const (
-	poolsVersion = "whereabouts.cni.cncf.io/v1alpha1"
-	poolsPath    = "/apis/" + poolsVersion
-	poolsSpace   = "kube-system" // of a pool that is the first one
-	poolsPage    = 10            // pools in one answer; etcd's objects have up to 1.5 MB
+	poolsVersion         = "whereabouts.cni.cncf.io/v1alpha1"
+	poolsPath            = "/apis/" + poolsVersion
+	defaultPoolNamespace = "kube-system" // namespace of the first pool
+	poolPageSize         = 10            // pools in one answer; etcd's objects have up to 1.5 MB
 )
 
-// isOf says whether the entry is one of the attachment, which has these addresses where the entry does not say all.
-func (e entry) isOf(a cni.Attachment, addr netip.Addr, has []netip.Addr) bool {
-	return e.Container == a.ContainerID && (e.IfName == a.IfName || e.IfName == "" && slices.Contains(has, addr))
+// belongsTo reports whether the entry for addr belongs to the attachment. If the entry does not name the interface,
+// addrs, the attachment's addresses, must contain addr.
+func (e poolEntry) belongsTo(a cni.Attachment, addr netip.Addr, addrs []netip.Addr) bool {
+	return e.Container == a.ContainerID && (e.IfName == a.IfName || e.IfName == "" && slices.Contains(addrs, addr))
 }
 
-// poolName is the name that whereabouts gives the pool of a network and a range.
+// poolName returns the name of whereabouts' pool for a network and a range.
 func poolName(space, subnet string) string {
 	name := strings.NewReplacer(":", "-", "/", "-").Replace(subnet)
 	if space != "default" {
@@ -54,23 +58,24 @@ func poolName(space, subnet string) string {
 	return name
 }
 
-// offset is the key of an address in the pool; empty where the pool is not of the space, or cannot have the address.
+// offset returns the key of an address in the pool. It returns "" if the pool belongs to another space or does not
+// contain the address.
 func (p pool) offset(space string, addr netip.Addr) string {
 	subnet, err := netip.ParsePrefix(p.Spec.Range)
 	if err != nil || !subnet.Contains(addr) || p.Metadata.Name != poolName(space, p.Spec.Range) {
 		return ""
 	}
-	return new(big.Int).Sub(number(addr), number(subnet.Addr())).String()
+	return new(big.Int).Sub(addrNumber(addr), addrNumber(subnet.Addr())).String()
 }
 
-// address is the reverse of offset.
+// address returns the address for a key of the pool.
 func (p pool) address(key string) (addr netip.Addr, ok bool) {
 	subnet, err := netip.ParsePrefix(p.Spec.Range)
 	n, isNumber := new(big.Int).SetString(key, 10)
 	if err != nil || !isNumber || n.Sign() < 0 || n.BitLen() > subnet.Addr().BitLen() {
 		return addr, false
 	}
-	n.Add(n, number(subnet.Addr()))
+	n.Add(n, addrNumber(subnet.Addr()))
 	if n.BitLen() > subnet.Addr().BitLen() {
 		return addr, false
 	}
@@ -78,8 +83,8 @@ func (p pool) address(key string) (addr netip.Addr, ok bool) {
 	return addr, subnet.Contains(addr)
 }
 
-// lent is the entry of an address in the pools of a space.
-func lent(pools []pool, space string, addr netip.Addr) (e entry, ok bool) {
+// findEntry returns the entry of an address in the pools of a space.
+func findEntry(pools []pool, space string, addr netip.Addr) (e poolEntry, ok bool) {
 	for _, p := range pools {
 		if e, ok = p.Spec.Allocations[p.offset(space, addr)]; ok {
 			return e, true
@@ -88,41 +93,42 @@ func lent(pools []pool, space string, addr netip.Addr) (e entry, ok bool) {
 	return e, false
 }
 
-func (k kubernetes) pools(ctx context.Context) ([]pool, error) {
-	list := url.URL{Path: poolsPath + "/ippools", RawQuery: fmt.Sprint("limit=", poolsPage)}
-	all, _, err := pages[pool](ctx, k, list, "IPPoolList")
+// pools returns all pools of whereabouts.
+func (c cluster) pools(ctx context.Context) ([]pool, error) {
+	list := url.URL{Path: poolsPath + "/ippools", RawQuery: fmt.Sprint("limit=", poolPageSize)}
+	all, _, err := listAll[pool](ctx, c, list, "IPPoolList")
 	if s, ok := errors.AsType[*kube.Status](err); ok && s.Code == 404 {
 		err = cni.Errorf(cni.CodeTryAgain, "%w", errNoPools)
 	}
 	return all, err
 }
 
-var errNoPools = errors.New("the API server has no IPPools of whereabouts: leave ipam.guard out when its " +
-	"CustomResourceDefinitions are gone")
+var errNoPools = errors.New("the API server has no IPPools of whereabouts; remove ipam.guard if whereabouts " +
+	"is uninstalled")
 
-// guard writes into the pool of a subnet that the address is lent, so that no node that still runs whereabouts lends
-// it. It fails with errTaken where one has. The pools are those of a moment ago.
-func (k kubernetes) guard(ctx context.Context, pools []pool, l lease, subnet netip.Prefix) error {
+// guard adds the lease's address to the pool of its subnet, which it creates if necessary. It returns errTaken if the
+// address is in a pool. pools may be stale; guard reads them again if another node changed them.
+func (c cluster) guard(ctx context.Context, pools []pool, l lease, subnet netip.Prefix) error {
 	addr, _ := addressOf(l.name)
-	e := entry{Container: l.Container, Pod: l.Pod, IfName: l.IfName}
+	e := poolEntry{Container: l.Container, Pod: l.Pod, IfName: l.IfName}
 	name := poolName(l.Space, subnet.Masked().String())
 	for n := 1; ; n++ {
-		if has, ok := lent(pools, l.Space, addr); ok && has != e {
+		if existing, ok := findEntry(pools, l.Space, addr); ok && existing != e {
 			return errTaken
 		} else if ok {
-			return nil // the answer was lost
+			return nil // an earlier attempt, whose answer was lost, added the entry
 		}
 		var err error
 		i := slices.IndexFunc(pools, func(p pool) bool { return p.Metadata.Name == name })
 		if i >= 0 {
-			if err = k.lend(ctx, &pools[i], pools[i].offset(l.Space, addr), e); err == nil {
+			if err = c.addEntry(ctx, &pools[i], pools[i].offset(l.Space, addr), e); err == nil {
 				return nil
 			}
-			pools, err = k.afterRace(ctx, n, pools[i], err)
-		} else if err = k.makePool(ctx, pools, name, subnet.Masked()); err == nil {
-			pools, err = k.pools(ctx)
+			pools, err = c.afterRace(ctx, n, pools[i], err)
+		} else if err = c.createPool(ctx, pools, name, subnet.Masked()); err == nil {
+			pools, err = c.pools(ctx)
 		} else {
-			pools, err = k.afterRace(ctx, n, pool{}, err)
+			pools, err = c.afterRace(ctx, n, pool{}, err)
 		}
 		if err != nil {
 			return err
@@ -131,48 +137,48 @@ func (k kubernetes) guard(ctx context.Context, pools []pool, l lease, subnet net
 }
 
 // afterRace returns the present pools if err means that another node changed pool p since it was read, or created p.
-// Otherwise it returns err. The versions of p tell the two apart, because the API server answers 422 both for a pool of
-// another version and for an entry that it does not accept.
-func (k kubernetes) afterRace(ctx context.Context, n int, p pool, err error) ([]pool, error) {
-	if !kube.Is(err, "AlreadyExists") && (!kube.Is(err, "Invalid") || p.Metadata.Name == "") {
+// Otherwise it returns err. The versions of p tell the two apart, because the API server answers 422 both for a pool
+// of another version and for an entry that it does not accept.
+func (c cluster) afterRace(ctx context.Context, n int, p pool, err error) ([]pool, error) {
+	if !kube.HasReason(err, "AlreadyExists") && (!kube.HasReason(err, "Invalid") || p.Metadata.Name == "") {
 		return nil, err
 	}
 	if err := kube.Pause(ctx, n, err); err != nil {
 		return nil, err
 	}
-	pools, failed := k.pools(ctx)
+	pools, failed := c.pools(ctx)
 	if failed == nil && slices.ContainsFunc(pools, func(q pool) bool { return q.Metadata == p.Metadata }) {
 		failed = err
 	}
 	return pools, failed
 }
 
-// makePool makes the pool of a range, where the others are.
-func (k kubernetes) makePool(ctx context.Context, others []pool, name string, subnet netip.Prefix) error {
-	space := poolsSpace
-	if len(others) > 0 {
-		space = others[0].Metadata.Namespace
+// createPool creates the pool of a range in the namespace of the existing pools.
+func (c cluster) createPool(ctx context.Context, pools []pool, name string, subnet netip.Prefix) error {
+	space := defaultPoolNamespace
+	if len(pools) > 0 {
+		space = pools[0].Metadata.Namespace
 	}
-	_, err := k.Do(ctx, kube.Request{Method: "POST",
+	_, err := c.api.Do(ctx, kube.Request{Method: "POST",
 		Path: poolsPath + "/namespaces/" + url.PathEscape(space) + "/ippools",
 		Body: map[string]any{"apiVersion": poolsVersion, "kind": "IPPool", "metadata": map[string]string{"name": name},
-			"spec": map[string]any{"range": subnet.String(), "allocations": map[string]entry{}}}})
+			"spec": map[string]any{"range": subnet.String(), "allocations": map[string]poolEntry{}}}})
 	return err
 }
 
-// lend makes an entry in the pool.
-func (k kubernetes) lend(ctx context.Context, p *pool, key string, e entry) error {
-	path, value := "/spec/allocations", any(map[string]entry{key: e})
+// addEntry adds an entry to the pool.
+func (c cluster) addEntry(ctx context.Context, p *pool, key string, e poolEntry) error {
+	path, value := "/spec/allocations", any(map[string]poolEntry{key: e})
 	if p.Spec.Allocations != nil {
 		path, value = path+"/"+key, e
 	}
-	return k.change(ctx, p, map[string]any{"op": "add", "path": path, "value": value})
+	return c.change(ctx, p, map[string]any{"op": "add", "path": path, "value": value})
 }
 
 // change applies one operation to the pool if nothing changed the pool since it was read. p gets the new version.
-func (k kubernetes) change(ctx context.Context, p *pool, operation map[string]any) error {
+func (c cluster) change(ctx context.Context, p *pool, operation map[string]any) error {
 	var changed pool
-	_, err := k.Do(ctx, kube.Request{Method: "PATCH", Type: "application/json-patch+json",
+	_, err := c.api.Do(ctx, kube.Request{Method: "PATCH", Type: "application/json-patch+json",
 		Path: fmt.Sprintf("%s/namespaces/%s/ippools/%s", poolsPath, url.PathEscape(p.Metadata.Namespace),
 			url.PathEscape(p.Metadata.Name)),
 		Body: []map[string]any{
@@ -191,18 +197,18 @@ func (k kubernetes) change(ctx context.Context, p *pool, operation map[string]an
 	return err
 }
 
-// unguard takes the attachment's entries out of the pools, those that whereabouts itself has written among them. Of
-// these some do not say which interface has the address: has does.
-func (k kubernetes) unguard(ctx context.Context, space string, a cni.Attachment, has []netip.Addr) error {
-	pools, err := k.pools(ctx)
+// unguard removes the attachment's entries from the pools of a space, including those that whereabouts wrote. addrs
+// are the attachment's addresses, which identify entries without an interface name.
+func (c cluster) unguard(ctx context.Context, space string, a cni.Attachment, addrs []netip.Addr) error {
+	pools, err := c.pools(ctx)
 	for n := 1; err == nil; n++ {
-		p, key := entryOf(pools, space, a, has)
+		p, key := attachmentEntry(pools, space, a, addrs)
 		if p == nil {
 			return nil
 		}
-		err = k.change(ctx, p, map[string]any{"op": "remove", "path": "/spec/allocations/" + key})
+		err = c.change(ctx, p, map[string]any{"op": "remove", "path": "/spec/allocations/" + key})
 		if err != nil {
-			pools, err = k.afterRace(ctx, n, *p, err)
+			pools, err = c.afterRace(ctx, n, *p, err)
 		} else {
 			delete(p.Spec.Allocations, key)
 		}
@@ -213,12 +219,13 @@ func (k kubernetes) unguard(ctx context.Context, space string, a cni.Attachment,
 	return err
 }
 
-// entryOf returns the pool and the key of an entry of the attachment in a space. The pool is nil if there is no entry.
-func entryOf(pools []pool, space string, a cni.Attachment, has []netip.Addr) (*pool, string) {
+// entryOf returns the pool and the key of an entry of the attachment in a space. The pool is nil if there is no
+// entry.
+func attachmentEntry(pools []pool, space string, a cni.Attachment, addrs []netip.Addr) (*pool, string) {
 	for i, p := range pools {
 		for _, key := range slices.Sorted(maps.Keys(p.Spec.Allocations)) {
 			addr, ok := p.address(key)
-			if ok && p.offset(space, addr) != "" && p.Spec.Allocations[key].isOf(a, addr, has) {
+			if ok && p.offset(space, addr) != "" && p.Spec.Allocations[key].belongsTo(a, addr, addrs) {
 				return &pools[i], key
 			}
 		}

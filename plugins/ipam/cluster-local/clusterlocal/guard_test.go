@@ -31,10 +31,11 @@ func (s *server) entries(name string) (list []string) {
 }
 
 // theirs are the entries of a pool that whereabouts wrote, for containers called by the offset.
-func theirs(offsets ...int) map[string]entry {
-	all := map[string]entry{}
+func theirs(offsets ...int) map[string]poolEntry {
+	all := map[string]poolEntry{}
 	for _, o := range offsets {
-		all[fmt.Sprint(o)] = entry{Container: fmt.Sprint("old", o), Pod: fmt.Sprint("default/old", o), IfName: "net1"}
+		all[fmt.Sprint(o)] = poolEntry{Container: fmt.Sprint("old", o), Pod: fmt.Sprint("default/old", o),
+			IfName: "net1"}
 	}
 	return all
 }
@@ -57,7 +58,7 @@ var _ = Describe("the guard", Label("cluster-guard"), func() {
 		Expect(s.entries(pool8)).To(ConsistOf("2 old2 net1", "3 old3 net1", "5 old5 net1",
 			MatchRegexp("4 (one|two) eth0"), MatchRegexp("6 (one|two) eth0")))
 		s.requests()
-		Expect(n.fails(11, "ADD", "three")).To(ContainSubstring("others are lent by whereabouts"))
+		Expect(n.fails(11, "ADD", "three")).To(ContainSubstring("others are allocated by whereabouts"))
 		Expect(s.requests()).NotTo(ContainSubstring("POST"), "what whereabouts has lent is not asked for")
 		Expect(n.with(Object{"ranges": json.RawMessage(ranges8)}).fails(103, "ADD", "four",
 			Object{"runtimeConfig": Object{"ips": []string{"10.30.0.5"}}})).To(ContainSubstring(`pod "default/old5"`))
@@ -73,7 +74,7 @@ var _ = Describe("the guard", Label("cluster-guard"), func() {
 		s.set(first(1, "PATCH", func(_ http.ResponseWriter, _ *http.Request, serve func()) {
 			s.Lock()
 			for name := range s.leases { // the one that is asked for
-				s.lend(pool8, "10.30.0.0/29", map[string]entry{name[len(name)-1:]: {Container: "theirs"}})
+				s.lend(pool8, "10.30.0.0/29", map[string]poolEntry{name[len(name)-1:]: {Container: "theirs"}})
 				asked = name
 			}
 			s.Unlock()
@@ -107,7 +108,7 @@ var _ = Describe("the guard", Label("cluster-guard"), func() {
 
 	It("has DEL end what whereabouts lent to a container, before anything is imported", func() {
 		all := theirs(2, 3)
-		all["4"] = entry{Container: "old2", Pod: "default/old2"} // without its interface
+		all["4"] = poolEntry{Container: "old2", Pod: "default/old2"} // without its interface
 		s.lend(pool8, "10.30.0.0/29", all)
 		a := n.exec8("DEL", "old2", "net1", Object{"prevResult": Object{"cniVersion": "1.1.0",
 			"ips": []Object{{"address": "10.30.0.4/29"}}}})
@@ -162,11 +163,11 @@ var _ = Describe("the guard", Label("cluster-guard"), func() {
 		Expect([]string{n.add("one"), n.add("two")}).To(ConsistOf("10.30.0.4", "10.30.0.6"))
 	})
 
-	It("is an error of ADD, and none of DEL, when whereabouts' objects are gone", func() {
+	It("fails ADD, but not DEL, if whereabouts is uninstalled", func() {
 		s.pools = nil
-		Expect(n.fails(11, "ADD", "one")).To(ContainSubstring("leave ipam.guard out"))
+		Expect(n.fails(11, "ADD", "one")).To(ContainSubstring("remove ipam.guard"))
 		n.succeeds("DEL", "one")
-		Expect(n.with(Object{"guard": "x"}).fails(7, "ADD", "one")).To(ContainSubstring(`ipam.guard: "x" is not`))
+		Expect(n.with(Object{"guard": "x"}).fails(7, "ADD", "one")).To(ContainSubstring(`ipam.guard: "x" must be`))
 	})
 })
 
@@ -213,26 +214,26 @@ var _ = Describe("cluster-local import", Label("cluster-import"), func() {
 		runs("old3", "10.30.0.3")
 	})
 
-	It("takes over what whereabouts has lent to this node's containers, once, and writes none of its objects", func() {
+	It("imports whereabouts' allocations of this node once, and changes none of its objects", func() {
 		a := run()
 		Expect(a.Code).To(BeZero(), a.Stderr)
 		Expect(a.Stdout).To(And(ContainSubstring(`default.10.30.0.2`), ContainSubstring(`pod "default/old2"`),
-			ContainSubstring("2 addresses that whereabouts lends to containers of this node would be imported")))
+			ContainSubstring("2 addresses that whereabouts allocated to containers of this node would be imported")))
 		Expect(s.has()).To(BeEmpty())
 		Expect(n.records()).To(BeEmpty())
 
 		before := s.entries(pool8)
 		s.requests()
-		Expect(run("--yes").Stdout).To(ContainSubstring("2 addresses that whereabouts lends to containers of this " +
-			"node are imported, 0 were before"))
+		Expect(run("--yes").Stdout).To(ContainSubstring("2 addresses that whereabouts allocated to containers of " +
+			"this node were imported; 0 had been imported before"))
 		Expect(s.requests()).To(Equal("GET POST POST"))
 		Expect(s.has()).To(HaveExactElements("default.10.30.0.2", "default.10.30.0.3"))
 		Expect(s.leases["default.10.30.0.2"].Spec).To(And(HaveField("Pod", "default/old2"),
 			HaveField("PodUID", "uid-old2"), HaveField("Network", "lan"), HaveField("IfName", "net1"),
 			HaveField("Node", "node-a")))
 		Expect(s.entries(pool8)).To(Equal(before))
-		Expect(run("--yes").Stdout).To(ContainSubstring("0 addresses that whereabouts lends to containers of this " +
-			"node are imported, 2 were before"))
+		Expect(run("--yes").Stdout).To(ContainSubstring("0 addresses that whereabouts allocated to containers of " +
+			"this node were imported; 2 had been imported before"))
 
 		n.network = "lan"
 		a = n.with(Object{"guard": "whereabouts"}).exec8("DEL", "old2", "net1", nil)
@@ -252,18 +253,18 @@ var _ = Describe("cluster-local import", Label("cluster-import"), func() {
 			Expect(records.Put(GinkgoT().Context(), kept.Record)).To(Succeed())
 		}
 		Expect(run("--yes").Stdout).To(ContainSubstring("2 addresses that"))
-		Expect(run("--yes").Stdout).To(ContainSubstring("2 were before"))
+		Expect(run("--yes").Stdout).To(ContainSubstring("2 had been imported before"))
 		Expect(s.has()).To(HaveLen(2))
 	})
 
-	It("says what it could not take over, and takes the rest", func() {
+	It("reports addresses that it cannot import, and imports the others", func() {
 		runs("new", "10.30.0.6")                     // of no pool
 		runs("other", "10.30.0.5")                   // of another container
 		s.holds("default", "10.30.0.2", "node-b", 0) // taken
 		a := run("--yes")
 		Expect(a.Code).To(Equal(1))
-		Expect(a.Stderr).To(And(ContainSubstring("10.30.0.6 of network \"lan\""), ContainSubstring("is in no pool"),
-			ContainSubstring(`lent to another container, pod "default/old5"`), ContainSubstring(`node "node-b"`)))
+		Expect(a.Stderr).To(And(ContainSubstring("10.30.0.6 of network \"lan\""), ContainSubstring("is not in a pool"),
+			ContainSubstring(`allocated to another container, pod "default/old5"`), ContainSubstring(`node "node-b"`)))
 		Expect(a.Stdout).To(ContainSubstring("1 addresses that"))
 		Expect(s.has()).To(HaveExactElements("default.10.30.0.2", "default.10.30.0.3"))
 	})

@@ -18,28 +18,30 @@ import (
 	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
-// importCommand serves a person who moves a node from whereabouts: it makes the leases and records of the addresses
-// that whereabouts has lent to containers of this node. Whereabouts' own objects are only read.
+// importCommand implements "cluster-local import", for administrators who move a node from whereabouts. It creates
+// the leases and records for addresses that whereabouts has allocated to containers of this node. It only reads
+// whereabouts' own objects.
 func importCommand(env skel.Env) int {
-	i := imported{env: env, sessions: map[place]*session{}}
+	run := importRun{env: env, sessions: map[place]*session{}}
 	flags := flag.NewFlagSet("cluster-local import", flag.ContinueOnError)
 	flags.SetOutput(env.Stderr)
-	flags.StringVar(&i.kubeconfig, "kubeconfig", "", "API server and credentials (default as the networks have it)")
-	flags.StringVar(&i.node, "node", "", "the name of this node (default as the networks have it)")
-	flags.StringVar(&i.cache, "cache", "/var/lib/cni:/var/lib/cni/multus", "libcni's directories: what runs here")
-	flags.BoolVar(&i.yes, "yes", false, "make the leases, after they are listed")
+	flags.StringVar(&run.kubeconfig, "kubeconfig", "", "API server and credentials (default: those of each network)")
+	flags.StringVar(&run.node, "node", "", "the name of this node (default: that of each network)")
+	flags.StringVar(&run.cache, "cache", "/var/lib/cni:/var/lib/cni/multus", "directories of libcni's cache")
+	flags.BoolVar(&run.yes, "yes", false, "create the leases, after they are listed")
 	if !parseFlags(flags, env) {
 		return 2
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), reclaimTime)
 	defer cancel()
-	err := i.run(ctx)
-	done := "would be imported; --yes does it"
-	if i.yes {
-		done = "are imported"
+	err := run.run(ctx)
+	outcome := "would be imported; use --yes to import them"
+	if run.yes {
+		outcome = "were imported"
 	}
-	fmt.Fprintf(env.Stdout, "%d addresses that whereabouts lends to containers of this node %s, %d were before\n",
-		i.made, done, i.before)
+	fmt.Fprintf(env.Stdout, "%d addresses that whereabouts allocated to containers of this node %s; %d had been "+
+		"imported before\n",
+		run.imported, outcome, run.present)
 	if err != nil {
 		fmt.Fprintf(env.Stderr, "cluster-local: %v\n", err)
 		return 1
@@ -47,17 +49,17 @@ func importCommand(env skel.Env) int {
 	return 0
 }
 
-// imported is one run of the command.
-type imported struct {
+// importRun is one run of the import command.
+type importRun struct {
 	env                     skel.Env
 	kubeconfig, node, cache string
 	yes                     bool
 	sessions                map[place]*session
-	made, before            int
+	imported, present       int
 }
 
-// cached is what libcni remembers of an attachment.
-type cached struct {
+// cachedAttachment is an entry of libcni's cache.
+type cachedAttachment struct {
 	Container string          `json:"containerId"`
 	Network   string          `json:"networkName"`
 	IfName    string          `json:"ifName"`
@@ -66,7 +68,7 @@ type cached struct {
 	Result    json.RawMessage `json:"result"`
 }
 
-func (i *imported) run(ctx context.Context) error {
+func (i *importRun) run(ctx context.Context) error {
 	var errs []error
 	for _, dir := range filepath.SplitList(i.cache) {
 		files, err := os.ReadDir(filepath.Join(dir, "results"))
@@ -76,12 +78,12 @@ func (i *imported) run(ctx context.Context) error {
 		for _, f := range files {
 			path := filepath.Join(dir, "results", f.Name())
 			data, err := statefile.ReadRegular(path)
-			var c cached
+			var c cachedAttachment
 			if err == nil {
 				err = json.Unmarshal(data, &c)
 			}
 			if err == nil && c.Container != "" {
-				err = i.attachment(ctx, c)
+				err = i.importAttachment(ctx, c)
 			}
 			if err != nil && !errors.Is(err, fs.ErrNotExist) {
 				errs = append(errs, fmt.Errorf("%s: %w", path, err))
@@ -91,8 +93,8 @@ func (i *imported) run(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// attachment imports the addresses of one attachment, if whereabouts has lent them.
-func (i *imported) attachment(ctx context.Context, c cached) error {
+// importAttachment imports the addresses of one attachment if its IPAM plugin is whereabouts.
+func (i *importRun) importAttachment(ctx context.Context, c cachedAttachment) error {
 	var list struct {
 		Plugins []json.RawMessage `json:"plugins"`
 	}
@@ -115,15 +117,15 @@ func (i *imported) attachment(ctx context.Context, c cached) error {
 			return err
 		}
 		p.kubeconfig, p.node = cmp.Or(i.kubeconfig, p.kubeconfig), cmp.Or(i.node, p.node)
-		return i.lease(ctx, p, c, result)
+		return i.importLeases(ctx, p, c, result)
 	}
 	return nil
 }
 
-// at is the session of a place, with the pools that are there.
-func (i *imported) at(ctx context.Context, p place) (*session, error) {
+// session returns the session for a place, with whereabouts' pools. All attachments of the place share it.
+func (i *importRun) session(ctx context.Context, p place) (*session, error) {
 	if !isSpace(p.space) {
-		return nil, cni.Refuse(p.keys.space, p.space, "is no name of a space")
+		return nil, cni.Refuse(p.keys.space, p.space, "is not a valid name of a space")
 	}
 	if s := i.sessions[p]; s != nil {
 		return s, nil
@@ -134,7 +136,7 @@ func (i *imported) at(ctx context.Context, p place) (*session, error) {
 		err = s.checkNode(ctx)
 	}
 	if err == nil {
-		s.pools, err = s.api.pools(ctx)
+		s.pools, err = s.cluster.pools(ctx)
 	}
 	if err == nil {
 		i.sessions[p] = s
@@ -142,15 +144,15 @@ func (i *imported) at(ctx context.Context, p place) (*session, error) {
 	return s, err
 }
 
-// lease makes what is missing of an attachment's leases and record.
-func (i *imported) lease(ctx context.Context, p place, c cached, result *cni.Result) error {
-	s, err := i.at(ctx, p)
+// importLeases creates the leases for the attachment's addresses, and its record, as far as they are missing.
+func (i *importRun) importLeases(ctx context.Context, p place, c cachedAttachment, result *cni.Result) error {
+	s, err := i.session(ctx, p)
 	if err != nil {
 		return err
 	}
-	who := cni.Attachment{Network: c.Network, ContainerID: c.Container, IfName: c.IfName}
-	a := &allocation{session: *s, cfg: &config{place: s.place}, req: &skel.Request{Attachment: who}}
-	if a.record, _, err = s.records().Get(who.Hash()); err != nil {
+	attachment := cni.Attachment{Network: c.Network, ContainerID: c.Container, IfName: c.IfName}
+	a := &allocation{session: *s, cfg: &config{place: s.place}, req: &skel.Request{Attachment: attachment}}
+	if a.record, _, err = s.records().Get(attachment.Hash()); err != nil {
 		return err
 	}
 	for _, arg := range c.Args {
@@ -162,52 +164,53 @@ func (i *imported) lease(ctx context.Context, p place, c cached, result *cni.Res
 	for _, ip := range result.IPs {
 		addr := ip.Address.Addr().Unmap()
 		name := nameOf(s.space, addr)
-		e, isLent := lent(s.pools, s.space, addr)
+		e, isAllocated := findEntry(s.pools, s.space, addr)
 		switch {
 		case slices.Contains(a.record.Held, name):
-			i.before++
+			i.present++
 			continue
-		case !isLent:
-			errs = append(errs, fmt.Errorf("%s of %s is in no pool of whereabouts", addr, who))
+		case !isAllocated:
+			errs = append(errs, fmt.Errorf("%s of %s is not in a pool of whereabouts", addr, attachment))
 			continue
 		case e.Container != c.Container:
-			errs = append(errs, fmt.Errorf("%s of %s is lent to another container, pod %q", addr, who, e.Pod))
+			errs = append(errs, fmt.Errorf("%s of %s is allocated to another container, pod %q", addr, attachment,
+				e.Pod))
 			continue
 		}
-		fmt.Fprintf(i.env.Stdout, "%s\tnode %q, %s, pod %q\n", name, s.node, who, e.Pod)
+		fmt.Fprintf(i.env.Stdout, "%s\tnode %q, %s, pod %q\n", name, s.node, attachment, e.Pod)
 		a.cfg.pod = e.Pod
 		if i.yes {
 			if err := a.adopt(ctx, name); err != nil {
-				errs = append(errs, fmt.Errorf("%s of %s: %w", addr, who, err))
+				errs = append(errs, fmt.Errorf("%s of %s: %w", addr, attachment, err))
 				continue
 			}
 		}
-		i.made++
+		i.imported++
 	}
 	return errors.Join(errs...)
 }
 
-// adopt makes the lease of a name and writes it down. One that an earlier run has made is ours.
+// adopt creates the lease and adds it to the record. It accepts a lease that an earlier run created.
 func (a *allocation) adopt(ctx context.Context, name string) error {
-	if a.record.Nonce == "" { // there is none
+	if a.record.Nonce == "" { // no record exists
 		a.record = record{Attachment: a.req.Attachment, Nonce: rand.Text()}
-		if err := a.begin(ctx, a.record); err != nil {
+		if err := a.createRecord(ctx, a.record); err != nil {
 			return err
 		}
 	}
 	addr, _ := addressOf(name)
-	l, err := a.post(ctx, addr)
+	l, err := a.request(ctx, addr)
 	if errors.Is(err, errTaken) {
-		has, _, err := a.store.held(ctx, name)
+		holder, _, err := a.cluster.lease(ctx, name)
 		if err != nil {
 			return err
 		}
-		if has.Nonce != l.Nonce {
-			return errors.Join(fmt.Errorf("%w for %s", errTaken, has), a.keep(ctx, a.record))
+		if holder.Nonce != l.Nonce {
+			return errors.Join(fmt.Errorf("%w for %s", errTaken, holder), a.updateRecord(ctx, a.record))
 		}
-		a.record.hold(has)
+		a.record.addLease(holder)
 	} else if err != nil {
 		return err
 	}
-	return a.keep(ctx, a.record)
+	return a.updateRecord(ctx, a.record)
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
-// list names the addresses of all records in the directory. It asks no server.
+// list returns the addresses in all records of all spaces in dataDir. It does not contact the API server.
 func list(_ context.Context, req *skel.Request) (all []cni.Holding, err error) {
 	p, err := parsePlace(req)
 	if err != nil {
@@ -30,11 +30,11 @@ func list(_ context.Context, req *skel.Request) (all []cni.Holding, err error) {
 		kept, err := p.records().List()
 		errs = append(errs, err)
 		for _, k := range kept {
-			for i, addr := range addrsOf(k.Record.names()) {
+			for i, addr := range leaseAddrs(k.Record.names()) {
 				h := cni.Holding{Attachment: k.Record.Attachment, Kind: cni.HeldAddress, Kept: k.Path, Since: k.Written,
 					Value: addr.String() + " of " + p.space}
 				if !slices.Contains(k.Record.Held, k.Record.names()[i]) {
-					h.Value += ", asked for"
+					h.Value += ", requested"
 				}
 				all = append(all, h)
 			}
@@ -43,7 +43,8 @@ func list(_ context.Context, req *skel.Request) (all []cni.Holding, err error) {
 	return all, errors.Join(errs...)
 }
 
-// listCommand serves hawser, which is another program: it prints what List returns for a configuration, or for none.
+// listCommand implements "cluster-local list", which the tool hawser runs because it does not contain this plugin.
+// The command prints what list returns for the configuration on standard input, or for no configuration.
 func listCommand(env skel.Env) int {
 	conf, err := io.ReadAll(env.Stdin)
 	if len(conf) == 0 {

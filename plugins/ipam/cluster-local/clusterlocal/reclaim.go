@@ -15,40 +15,41 @@ import (
 )
 
 const (
-	deadAge         = 10 * time.Minute // of a lease of a node that may just be joining, or was deleted by mistake
-	reclaimedAtOnce = 128
-	nodesAtOnce     = 64 // that an ADD looks up
+	orphanAge      = 10 * time.Minute // younger leases stay: their node may be joining, or was deleted by mistake
+	maxReclaims    = 128              // leases that one ADD releases
+	maxNodeLookups = 64               // nodes that one ADD looks up
 )
 
-// dead are the leases of nodes that the cluster does not have any more. No time says that a node is gone: it may be cut
-// off from the API server alone, and its containers answer for their addresses. It looks up at most so many nodes, from
-// any of them on, and says how many are left.
-func (k kubernetes) dead(ctx context.Context, all []lease, now time.Time, most int) (found []lease, left int,
-	err error) {
-	of := map[string][]lease{}
+// orphanedLeases returns those of the leases all whose node is not in the cluster any more. An unreachable node keeps
+// its leases for any length of time, because its containers may still use their addresses. At most limit nodes are
+// looked up, from a random one on; skipped is the number of the others.
+func (c cluster) orphanedLeases(ctx context.Context, all []lease, now time.Time, limit int) (orphaned []lease,
+	skipped int, err error) {
+	byNode := map[string][]lease{}
 	for _, l := range all {
-		if !now.IsZero() && now.Sub(l.made) >= deadAge {
-			of[l.Node] = append(of[l.Node], l)
+		if !now.IsZero() && now.Sub(l.created) >= orphanAge {
+			byNode[l.Node] = append(byNode[l.Node], l)
 		}
 	}
-	holders := slices.Sorted(maps.Keys(of))
-	if left = max(len(holders)-most, 0); left > 0 {
-		at := rand.N(len(holders))
-		holders = slices.Concat(holders[at:], holders[:at])[:most]
+	holders := slices.Sorted(maps.Keys(byNode))
+	if skipped = max(len(holders)-limit, 0); skipped > 0 {
+		first := rand.N(len(holders))
+		holders = slices.Concat(holders[first:], holders[:first])[:limit]
 	}
 	for _, h := range holders {
-		isThere, err := k.hasNode(ctx, h)
+		exists, err := c.hasNode(ctx, h)
 		if err != nil {
-			return found, left, err
+			return orphaned, skipped, err
 		}
-		if !isThere {
-			found = append(found, of[h]...)
+		if !exists {
+			orphaned = append(orphaned, byNode[h]...)
 		}
 	}
-	return found, left, nil
+	return orphaned, skipped, nil
 }
 
-// reclaimCommand serves a person, or a CronJob: it lists the leases of nodes that are gone, and removes them.
+// reclaimCommand implements "cluster-local reclaim", for administrators and CronJobs. It lists the leases of deleted
+// nodes and, with --yes, releases them.
 func reclaimCommand(env skel.Env) int {
 	var w wirePlace
 	flags := flag.NewFlagSet("cluster-local reclaim", flag.ContinueOnError)
@@ -67,24 +68,24 @@ func reclaimCommand(env skel.Env) int {
 	return 0
 }
 
-// parseFlags reads a command's options, and refuses what is none: the options behind it would not be read.
+// parseFlags parses a command's options. It refuses other arguments, because options after them would be ignored.
 func parseFlags(flags *flag.FlagSet, env skel.Env) bool {
 	if flags.Parse(env.Args[1:]) != nil {
 		return false
 	}
 	if flags.NArg() > 0 {
-		fmt.Fprintf(env.Stderr, "cluster-local %s: %q is no option\n", env.Args[0], flags.Arg(0))
+		fmt.Fprintf(env.Stderr, "cluster-local %s: unexpected argument %q\n", env.Args[0], flags.Arg(0))
 		return false
 	}
 	return true
 }
 
-// reclaimTime is how long the command may take.
+// reclaimTime limits the duration of reclaim and import.
 const reclaimTime = 5 * time.Minute
 
 func reclaimAll(env skel.Env, p place, yes bool) error {
 	if !isSpace(p.space) {
-		return cni.Refuse("--space", p.space, "is no name of a space")
+		return cni.Refuse("--space", p.space, "is not a valid name of a space")
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), reclaimTime)
 	defer cancel()
@@ -92,28 +93,28 @@ func reclaimAll(env skel.Env, p place, yes bool) error {
 	if err != nil {
 		return err
 	}
-	k := kubernetes{client}
-	all, now, err := k.list(ctx, p.space, "")
+	c := cluster{client}
+	all, now, err := c.list(ctx, p.space, "")
 	if err != nil {
 		return err
 	}
-	found, _, err := k.dead(ctx, all, now, len(all))
+	orphaned, _, err := c.orphanedLeases(ctx, all, now, len(all))
 	if err != nil {
 		return err
 	}
-	for _, l := range found {
+	for _, l := range orphaned {
 		fmt.Fprintf(env.Stdout, "%s\t%s\n", l.name, l)
 		if !yes {
 			continue
 		}
-		if err := k.release(ctx, l); err != nil {
+		if err := c.release(ctx, l); err != nil {
 			return err
 		}
 	}
-	done := "are of nodes that are gone; --yes releases them"
+	outcome := "belong to deleted nodes; use --yes to release them"
 	if yes {
-		done = "were of nodes that are gone, and are released"
+		outcome = "belonged to deleted nodes and were released"
 	}
-	fmt.Fprintf(env.Stdout, "%d of %d leases %s\n", len(found), len(all), done)
+	fmt.Fprintf(env.Stdout, "%d of %d leases %s\n", len(orphaned), len(all), outcome)
 	return nil
 }

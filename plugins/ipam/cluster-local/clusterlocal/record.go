@@ -15,18 +15,18 @@ import (
 	"github.com/hawser-cni/plugins/pkg/sysctl"
 )
 
-// record says which names an attachment's ADD has asked for. It is written before each request, so that whoever comes
-// after a killed call knows where to look.
+// record lists the lease names that an attachment's ADD has requested. It is written before each request, so that a
+// later call finds the leases of a call that was killed.
 type record struct {
 	cni.Attachment
 	Nonce string            `json:"nonce"`
-	Held  []string          `json:"held,omitempty"` // names whose leases the store has confirmed
-	Open  []string          `json:"open,omitempty"` // names for which a request is not answered
-	UIDs  map[string]string `json:"uids,omitempty"` // of the leases of Held, by their names
+	Held  []string          `json:"held,omitempty"` // names of leases that the API server has confirmed
+	Open  []string          `json:"open,omitempty"` // names whose requests have not been answered
+	UIDs  map[string]string `json:"uids,omitempty"` // UIDs of the leases in Held, by name
 }
 
-// hold adds a lease that the store has confirmed.
-func (r *record) hold(l lease) {
+// addLease adds a lease that the API server has confirmed.
+func (r *record) addLease(l lease) {
 	r.Held = append(r.Held, l.name)
 	if r.UIDs == nil {
 		r.UIDs = map[string]string{}
@@ -34,42 +34,45 @@ func (r *record) hold(l lease) {
 	r.UIDs[l.name] = l.uid
 }
 
-// drop is the reverse of hold.
-func (r *record) drop(name string) {
+// removeLease removes a lease that addLease added.
+func (r *record) removeLease(name string) {
 	r.Held = slices.DeleteFunc(r.Held, func(n string) bool { return n == name })
 	delete(r.UIDs, name)
 }
 
-// Plausible says whether a call of ours can have written the record.
-func (r record) Plausible() bool { return r.Nonce != "" && areNames(r.Held) && areNames(r.Open) }
+// Plausible reports whether the plugin can have written the record.
+func (r record) Plausible() bool {
+	return r.Nonce != "" && areLeaseNames(r.Held) && areLeaseNames(r.Open)
+}
 
-func areNames(names []string) bool {
+func areLeaseNames(names []string) bool {
 	return !slices.ContainsFunc(names, func(n string) bool { _, ok := addressOf(n); return !ok })
 }
 
+// names returns the names of all leases that the attachment may hold.
 func (r record) names() []string {
 	return slices.Compact(slices.Sorted(slices.Values(slices.Concat(r.Held, r.Open))))
 }
 
-// tombstone is what stays of a record with open names: a request that is under way may be carried out after DEL.
+// tombstone remains of a record with open names, because a request in progress may be carried out after DEL.
 type tombstone struct {
 	Nonce string        `json:"nonce"`
 	Names []string      `json:"names"`
 	Boot  string        `json:"boot"`
-	Since time.Duration `json:"since"` // of the boot
+	Since time.Duration `json:"since"` // time of DEL, since the boot
 }
 
-// Hash names the tombstone's file.
+// Hash returns the name of the tombstone's file.
 func (t tombstone) Hash() string { return t.Nonce }
 
-// Plausible says whether a call of ours can have written the tombstone.
-func (t tombstone) Plausible() bool { return cni.ValidName(t.Nonce) && areNames(t.Names) }
+// Plausible reports whether the plugin can have written the tombstone.
+func (t tombstone) Plausible() bool { return cni.ValidName(t.Nonce) && areLeaseNames(t.Names) }
 
 const (
-	lateTime = 5 * time.Minute // in which a request may still be carried out
-	lateEnd  = 24 * time.Hour  // after which a tombstone goes though no look has succeeded
-	lateMost = 2               // tombstones that a call looks after
-	lookTime = 2 * time.Second // for that
+	lateRequestTime    = 5 * time.Minute // the API server may carry out an unanswered request for this long
+	tombstoneMaxAge    = 24 * time.Hour  // age at which a tombstone is removed even if its leases cannot be released
+	tombstonesPerSweep = 2               // tombstones that one call handles
+	sweepTime          = 2 * time.Second // time limit of one sweep
 )
 
 func (p place) records() statefile.Records[record] {
@@ -80,30 +83,31 @@ func (p place) tombstones() statefile.Records[tombstone] {
 	return statefile.Records[tombstone]{Path: filepath.Join(p.dataDir, p.space, "late")}
 }
 
-// begin makes the record of an ADD; an attachment that has one is code 100.
-func (s *session) begin(ctx context.Context, r record) (err error) {
+// createRecord writes the first record of an ADD. If the attachment has a record, it returns an error with code 100.
+func (s *session) createRecord(ctx context.Context, r record) (err error) {
 	dir, err := s.records().Open(ctx)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, dir.Close()) }()
-	has, ok, err := dir.Get(r.Hash())
+	existing, ok, err := dir.Get(r.Hash())
 	if err != nil {
 		return err
 	}
 	if ok {
 		return cni.Errorf(cni.CodeExists, "%s has been allocated to %s, duplicate allocation is not allowed; "+
-			"DEL gives it back", textOf(has.names()), r.Attachment)
+			"DEL releases it", addressesText(existing.names()), r.Attachment)
 	}
 	return dir.Put(r)
 }
 
-// keep writes the record of an ADD anew. Where DEL has taken it away, or another ADD has its place, nothing is written.
-func (s *session) keep(ctx context.Context, r record) error {
+// updateRecord replaces the record of an ADD. It returns an error if DEL has removed the record since, or if another
+// ADD has replaced it.
+func (s *session) updateRecord(ctx context.Context, r record) error {
 	return s.records().Locked(ctx, func(dir *statefile.Store[record]) error {
-		has, ok, err := dir.Get(r.Hash())
-		if err == nil && (!ok || has.Nonce != r.Nonce) {
-			err = cni.Errorf(cni.CodeTryAgain, "DEL came during ADD: the record of %s is gone", r.Attachment)
+		current, ok, err := dir.Get(r.Hash())
+		if err == nil && (!ok || current.Nonce != r.Nonce) {
+			err = cni.Errorf(cni.CodeTryAgain, "DEL ran during ADD: the record of %s no longer exists", r.Attachment)
 		}
 		if err != nil {
 			return err
@@ -112,11 +116,12 @@ func (s *session) keep(ctx context.Context, r record) error {
 	})
 }
 
-// end releases what a record names. Then the record goes; names that are open become a tombstone before.
-func (s *session) end(ctx context.Context, r record) error {
-	errs := []error{s.unguard(ctx, r.Attachment, addrsOf(r.names()))}
+// releaseRecord releases all leases that the record names, and then removes the record. If it has open names, it
+// first writes a tombstone.
+func (s *session) releaseRecord(ctx context.Context, r record) error {
+	errs := []error{s.unguard(ctx, r.Attachment, leaseAddrs(r.names()))}
 	for _, name := range r.names() {
-		errs = append(errs, s.store.release(ctx, lease{name: name, uid: r.UIDs[name], Nonce: r.Nonce}))
+		errs = append(errs, s.cluster.release(ctx, lease{name: name, uid: r.UIDs[name], Nonce: r.Nonce}))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return err
@@ -131,46 +136,47 @@ func (s *session) end(ctx context.Context, r record) error {
 		}
 	}
 	return s.records().Locked(ctx, func(dir *statefile.Store[record]) error {
-		if has, ok, err := dir.Get(r.Hash()); err != nil || ok && has.Nonce != r.Nonce {
-			return err // another ADD's
+		if current, ok, err := dir.Get(r.Hash()); err != nil || ok && current.Nonce != r.Nonce {
+			return err // the record of another ADD
 		}
 		return dir.Drop(r.Hash())
 	})
 }
 
-// sweep looks after tombstones: late requests may have been carried out since the last look. The call that it is part
-// of has done its work, so an error is left to the next one.
-func (s *session) sweep(ctx context.Context) {
+// sweepTombstones releases leases that late requests have created since the last sweep, and removes old tombstones.
+// It is best effort: its caller has already succeeded, and the next call retries.
+func (s *session) sweepTombstones(ctx context.Context) {
 	late, _ := s.tombstones().List()
 	if len(late) == 0 {
 		return
 	}
 	slices.SortFunc(late, func(a, b statefile.Kept[tombstone]) int { return a.Written.Compare(b.Written) })
-	ctx, cancel := context.WithTimeout(ctx, lookTime)
+	ctx, cancel := context.WithTimeout(ctx, sweepTime)
 	defer cancel()
 	boot, err := sysctl.BootID()
 	if err != nil || s.connect(ctx) != nil {
 		return
 	}
-	for _, kept := range late[:min(len(late), lateMost)] {
-		t, age := kept.Record, lateEnd // of an earlier boot: GC asks for all leases in each
+	for _, kept := range late[:min(len(late), tombstonesPerSweep)] {
+		t, age := kept.Record, tombstoneMaxAge // for an earlier boot, because GC lists all leases once per boot
 		if t.Boot == boot {
-			age = sysctl.SinceBoot() - t.Since // before the look
+			age = sysctl.SinceBoot() - t.Since // measured before the requests below
 		}
 		var err error
 		for _, name := range t.Names {
-			err = errors.Join(err, s.store.release(ctx, lease{name: name, Nonce: t.Nonce}))
+			err = errors.Join(err, s.cluster.release(ctx, lease{name: name, Nonce: t.Nonce}))
 		}
-		if age >= lateEnd || err == nil && age > lateTime {
+		if age >= tombstoneMaxAge || err == nil && age > lateRequestTime {
 			_ = s.tombstones().Drop(ctx, t.Hash())
 		} else {
-			_ = s.tombstones().Put(ctx, t) // written last, so the others are looked after before
+			_ = s.tombstones().Put(ctx, t) // now the newest file, so the next sweep handles the others first
 		}
 	}
 }
 
-// forget removes a file that is no record, as a damaged disk leaves it. What it has named the next GC finds.
-func (s *session) forget(ctx context.Context, a cni.Attachment) error {
+// removeDamaged removes the attachment's file if it does not contain a record, for example because the disk is
+// damaged. It also makes the next GC list the cluster's leases, which finds those that the record named.
+func (s *session) removeDamaged(ctx context.Context, a cni.Attachment) error {
 	if !s.records().HasFile(a.Hash()) {
 		return nil
 	}
@@ -178,26 +184,25 @@ func (s *session) forget(ctx context.Context, a cni.Attachment) error {
 	if err != nil {
 		return err
 	}
-	err = dir.Remove(listed(a.Network))
+	err = dir.Remove(gcMarkFile(a.Network))
 	return errors.Join(err, dir.Close(), s.records().Drop(ctx, a.Hash()))
 }
 
-// listed is the file that says in which boot GC has asked the store what the node holds of a network. Once in each it
-// does: records may be lost with the node's disk, or by a power cut.
-func listed(network string) string { return cni.Digest(network, 16) + ".listed" }
+// gcMarkFile returns the name of the file with the ID of the boot in which gc last listed a network's leases.
+func gcMarkFile(network string) string { return cni.Digest(network, 16) + ".listed" }
 
-// known is the file that says in which boot the API server had a node of this name.
-func known(node string) string { return cni.Digest(node, 16) + ".known" }
+// nodeMarkFile returns the name of the file with the ID of the boot in which checkNode last found the node.
+func nodeMarkFile(node string) string { return cni.Digest(node, 16) + ".known" }
 
-// isMarked says whether such a file is of this boot.
+// isMarked reports whether file contains the ID of this boot.
 func (p place) isMarked(file, boot string) bool {
-	was, err := os.ReadFile(filepath.Join(p.records().Path, file))
-	return err == nil && string(was) == boot
+	content, err := os.ReadFile(filepath.Join(p.records().Path, file))
+	return err == nil && string(content) == boot
 }
 
-// mark makes it so.
-func (p place) mark(ctx context.Context, file, boot string) error {
-	lock, err := p.records().Open(ctx) // which makes the directory
+// setMark writes the boot ID to file.
+func (p place) setMark(ctx context.Context, file, boot string) error {
+	lock, err := p.records().Open(ctx) // also creates the directory
 	if err != nil {
 		return err
 	}
@@ -208,15 +213,16 @@ func (p place) mark(ctx context.Context, file, boot string) error {
 	return errors.Join(err, lock.Close())
 }
 
-// textOf are the addresses of names, for messages.
-func textOf(names []string) string {
+// addressesText returns the addresses of leases, for messages.
+func addressesText(names []string) string {
 	if len(names) == 0 {
 		return "no address yet"
 	}
-	return ranges.Join(addrsOf(names), ", ")
+	return ranges.Join(leaseAddrs(names), ", ")
 }
 
-func addrsOf(names []string) (all []netip.Addr) {
+// leaseAddrs returns the addresses of leases.
+func leaseAddrs(names []string) (all []netip.Addr) {
 	for _, n := range names {
 		addr, _ := addressOf(n)
 		all = append(all, addr)

@@ -290,7 +290,7 @@ func (s *server) servePools(w http.ResponseWriter, r *http.Request, rest string)
 			refuse(w, http.StatusUnprocessableEntity, "Invalid", name, "testing path failed")
 			return
 		}
-		var e entry
+		var e poolEntry
 		if delete(p.Spec.Allocations, offset); patch[1].Op == "add" {
 			Expect(json.Unmarshal(patch[1].Value, &e)).To(Succeed())
 			p.Spec.Allocations[offset] = e
@@ -301,7 +301,7 @@ func (s *server) servePools(w http.ResponseWriter, r *http.Request, rest string)
 }
 
 // lend makes a pool, or its next version.
-func (s *server) lend(name, subnet string, allocations map[string]entry) {
+func (s *server) lend(name, subnet string, allocations map[string]poolEntry) {
 	var p pool
 	s.serial++
 	p.Kind = "IPPool"

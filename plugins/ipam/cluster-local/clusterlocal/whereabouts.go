@@ -16,7 +16,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
-// wireWhereabouts is what is read of a configuration of whereabouts.
+// wireWhereabouts is the part of whereabouts' configuration that the plugin reads.
 type wireWhereabouts struct {
 	skel.LogKey
 
@@ -52,7 +52,7 @@ type wireWhereaboutsIPAM struct {
 	EtcdCert json.RawMessage `json:"etcd_cert_file"`
 	EtcdCA   json.RawMessage `json:"etcd_ca_cert_file"`
 
-	// Nothing of ours needs these.
+	// Accepted and ignored.
 	LeaderLease   json.RawMessage `json:"leader_lease_duration"`
 	LeaderRenew   json.RawMessage `json:"leader_renew_deadline"`
 	LeaderRetry   json.RawMessage `json:"leader_retry_period"`
@@ -72,20 +72,20 @@ type wireWhereaboutsRange struct {
 	Exclude []string `json:"exclude" help:"addresses and networks that are never given away"`
 }
 
-// flatFiles are where whereabouts looks for the rest of its configuration, in this order.
+// flatFiles are the paths at which whereabouts looks for the rest of its configuration, in this order.
 var flatFiles = []string{"/etc/kubernetes/cni/net.d/whereabouts.d/whereabouts.conf",
 	"/etc/cni/net.d/whereabouts.d/whereabouts.conf", "/host/etc/cni/net.d/whereabouts.d/whereabouts.conf"}
 
-// readWhereabouts decodes the configuration over what the flat file says.
+// readWhereabouts decodes the first flat file that exists, and then the configuration, which overrides its keys.
 func readWhereabouts(req *skel.Request) (w wireWhereabouts, err error) {
 	if err := req.Decode(&w); err != nil {
 		return w, err
 	}
 	files := flatFiles
 	if w.IPAM.Path != "" {
-		if !isHosts(w.IPAM.Path) {
+		if !isHostFile(w.IPAM.Path) {
 			return w, cni.Refuse("ipam.configuration_path", w.IPAM.Path, "is not below "+
-				strings.Join(hostTrees, ", ")+"; a file elsewhere may be a container's")
+				strings.Join(hostTrees, ", ")+"; a container may have written a file elsewhere")
 		}
 		files = append([]string{w.IPAM.Path}, files...)
 	}
@@ -94,14 +94,14 @@ func readWhereabouts(req *skel.Request) (w wireWhereabouts, err error) {
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
-		var below wireWhereabouts
-		if err == nil && cni.Unmarshal(text, &below.IPAM) != nil { // whose error quotes the file
-			err = errors.New("is no JSON of these keys")
+		var flat wireWhereabouts
+		if err == nil && cni.Unmarshal(text, &flat.IPAM) != nil { // its error would quote the file
+			err = errors.New("is not JSON with these keys")
 		}
 		if err != nil {
 			return w, cni.Refuse("ipam.configuration_path", file, fmt.Sprintf("cannot be read: %v", err))
 		}
-		return below, req.Decode(&below)
+		return flat, req.Decode(&flat)
 	}
 	return w, nil
 }
@@ -113,7 +113,7 @@ func (w wireWhereabouts) place() place {
 	return p
 }
 
-// flatKubeconfig is where the DaemonSet of whereabouts writes its own.
+// flatKubeconfig is the kubeconfig that whereabouts' DaemonSet writes.
 const flatKubeconfig = "/etc/cni/net.d/whereabouts.d/whereabouts.kubeconfig"
 
 func parseWhereaboutsPlace(req *skel.Request) (place, error) {
@@ -134,13 +134,13 @@ func parseWhereabouts(req *skel.Request) (*config, error) {
 		"etcd_password": w.IPAM.EtcdPass, "etcd_key_file": w.IPAM.EtcdKey, "etcd_cert_file": w.IPAM.EtcdCert,
 		"etcd_ca_cert_file": w.IPAM.EtcdCA} {
 		if text := string(value); text != "" && text != "null" && text != `""` {
-			problems.Add(cni.Refuse("ipam."+key, nil, "there are no leases in etcd; leave the key out, and the leases "+
-				"are in the Kubernetes API"))
+			problems.Add(cni.Refuse("ipam."+key, nil, "etcd is not supported; remove the key to store the leases in "+
+				"the Kubernetes API"))
 		}
 	}
 	if w.IPAM.Overlapping != nil && !*w.IPAM.Overlapping {
-		problems.Add(cni.Refuse("ipam.enable_overlapping_ranges", "false", "is not supported: networks that may "+
-			"have the same addresses take different values of network_name"))
+		problems.Add(cni.Refuse("ipam.enable_overlapping_ranges", "false", "is not supported; use different values "+
+			"of network_name for networks that may have the same addresses"))
 	}
 	cfg := &config{place: w.place(), reclaims: true, dns: w.IPAM.DNS}
 	cfg.checkPlace(req, &problems)
@@ -148,13 +148,13 @@ func parseWhereabouts(req *skel.Request) (*config, error) {
 	problems.AddIn("ipam", err)
 	cfg.sets, err = w.IPAM.sets()
 	problems.Add(err)
-	cfg.static, err = w.IPAM.static()
+	cfg.staticIPs, err = w.IPAM.staticIPs()
 	problems.Add(err)
 	cfg.parseArgs(req.Args, w.Call, &problems)
 	return cfg, problems.Err()
 }
 
-// sets makes a set of each range.
+// sets returns a set for each range.
 func (w wireWhereaboutsIPAM) sets() (sets []ranges.Set, err error) {
 	var problems cni.Problems
 	add := func(path string, wire wireWhereaboutsRange) {
@@ -167,7 +167,7 @@ func (w wireWhereaboutsIPAM) sets() (sets []ranges.Set, err error) {
 		}
 		left := ranges.Set{r}.Without(exclude)
 		if len(left) == 0 {
-			problems.Add(cni.Refuse(path+".exclude", nil, fmt.Sprintf("leaves no address of %s", r)))
+			problems.Add(cni.Refuse(path+".exclude", nil, fmt.Sprintf("excludes all addresses of %s", r)))
 		}
 		sets = append(sets, left)
 	}
@@ -189,16 +189,17 @@ func (w wireWhereaboutsIPAM) sets() (sets []ranges.Set, err error) {
 	return sets, problems.Err()
 }
 
-// setGateway gives the gateway to the ranges in whose subnet it is, or else to all of its family.
+// setGateway sets the gateway of the ranges whose subnet contains it or, if there are none, of all ranges of its
+// family.
 func setGateway(sets []ranges.Set, gateway netip.Addr) error {
-	for _, isMeant := range []func(netip.Prefix) bool{
+	for _, matches := range []func(netip.Prefix) bool{
 		func(p netip.Prefix) bool { return p.Contains(gateway) },
 		func(p netip.Prefix) bool { return p.Addr().BitLen() == gateway.BitLen() },
 	} {
 		found := len(sets) == 0
 		for _, set := range sets {
 			for i := range set {
-				if isMeant(set[i].Subnet) {
+				if matches(set[i].Subnet) {
 					set[i].Gateway, found = gateway, true
 				}
 			}
@@ -207,10 +208,10 @@ func setGateway(sets []ranges.Set, gateway netip.Addr) error {
 			return nil
 		}
 	}
-	return cni.Refuse("ipam.gateway", gateway, "is of the family of no range")
+	return cni.Refuse("ipam.gateway", gateway, "has another address family than all ranges")
 }
 
-// parseExclude reads addresses and networks, of which host bits are ignored.
+// parseExclude parses addresses and networks. It ignores the host bits of networks.
 func parseExclude(key string, texts []string) ([]netip.Prefix, error) {
 	networks := slices.Clone(texts)
 	for i, text := range texts {
@@ -221,11 +222,11 @@ func parseExclude(key string, texts []string) ([]netip.Prefix, error) {
 	return cni.ParseNetworks(key, networks)
 }
 
-// parse reads a network, of which host bits are ignored, or first-last/length. The network's own address and the
-// broadcast address are never given.
+// parse parses a range: a network, whose host bits it ignores, or first-last/length. The range excludes the network
+// address and the broadcast address.
 func (w wireWhereaboutsRange) parse(path string) (r ranges.Range, err error) {
 	text, start, end := w.Range, w.Start, w.End
-	if first, last, isRun := strings.Cut(text, "-"); isRun {
+	if first, last, isInterval := strings.Cut(text, "-"); isInterval {
 		addr, _, _ := strings.Cut(last, "/")
 		text, start, end = last, first, addr
 	}
@@ -239,14 +240,14 @@ func (w wireWhereaboutsRange) parse(path string) (r ranges.Range, err error) {
 	var problems cni.Problems
 	for _, v := range []struct {
 		key, text string
-		to        *netip.Addr
+		addr      *netip.Addr
 	}{{"range_start", start, &r.First}, {"range_end", end, &r.Last}} {
 		if v.text == "" {
 			continue
 		}
-		*v.to, err = cni.ParseAddr(path+"."+v.key, strings.TrimSpace(v.text))
-		if err == nil && !subnet.Contains(*v.to) {
-			err = cni.Refuse(path+"."+v.key, *v.to, fmt.Sprintf("is not in %s", subnet.Masked()))
+		*v.addr, err = cni.ParseAddr(path+"."+v.key, strings.TrimSpace(v.text))
+		if err == nil && !subnet.Contains(*v.addr) {
+			err = cni.Refuse(path+"."+v.key, *v.addr, fmt.Sprintf("is not in %s", subnet.Masked()))
 		}
 		problems.Add(err)
 	}
@@ -262,8 +263,8 @@ func (w wireWhereaboutsRange) parse(path string) (r ranges.Range, err error) {
 	return r, problems.Err()
 }
 
-// static are the addresses that need no lease.
-func (w wireWhereaboutsIPAM) static() (ips []cni.IP, err error) {
+// staticIPs returns the addresses that every container gets, without a lease.
+func (w wireWhereaboutsIPAM) staticIPs() (ips []cni.IP, err error) {
 	var problems cni.Problems
 	for i, a := range w.Addresses {
 		var ip cni.IP

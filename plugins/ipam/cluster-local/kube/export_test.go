@@ -1,4 +1,4 @@
 package kube
 
-// OpenOnce is Open that does not try again.
+// OpenOnce is Open without retries.
 var OpenOnce = open

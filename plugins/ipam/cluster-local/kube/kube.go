@@ -1,5 +1,15 @@
-// Package kube speaks to a Kubernetes API server: it reads a kubeconfig, and sends one request after the other, each
-// again for as long as the server is busy or cannot be reached.
+// Package kube is a minimal client of the Kubernetes API.
+//
+// Open reads a kubeconfig and returns a Client, which sends requests to one API server as one user. Do sends a
+// request and retries it while the server is busy or unreachable, until the context ends. A request can therefore be
+// carried out more than once, and also after Do has returned an error: the server may receive it late. Answer.Lost
+// tells the caller when that is possible.
+//
+// A proxy between the node and the API server can answer in its place. Such an answer proves nothing about the
+// server, so Request.Accept checks what a successful answer must contain, and Do treats any other answer as lost.
+//
+// The package has no watches, caches or typed objects. client-go would provide them, but it is many times larger than
+// the plugin, which sends a few requests and ends.
 package kube
 
 import (
@@ -19,26 +29,26 @@ import (
 	"github.com/hawser-cni/plugins/pkg/cni"
 )
 
-// Request is one request. It may be carried out more than once, and after Do has failed.
+// Request is a request to the API server. The server may carry it out more than once, and even after Do has failed.
 type Request struct {
-	Method, Path string // with the query
-	Body         any    // nil = none; else it is sent as JSON
-	Type         string // of the body; empty = application/json
+	Method, Path string // Path includes the query
+	Body         any    // sent as JSON; nil means no body
+	Type         string // content type of Body; empty means application/json
 
-	// Accept reads the answer of a request that went well. An answer that it refuses counts as lost: something between
-	// here and the server has written it.
+	// Accept decodes the body of a successful answer. If Accept returns an error, a proxy has written the answer, and
+	// Do treats the answer as lost. A nil Accept accepts every body.
 	Accept func(body []byte) error
 }
 
-// Answer is what there is to know of an answer beside its body.
+// Answer describes the answer to a request, without its body.
 type Answer struct {
-	Time time.Time // by the clock of the server; zero where it does not say
-	// Lost says that there was no answer at first, or only one from which it cannot be known what the server did:
-	// it may carry the request out, again, at any later time.
+	Time time.Time // server's clock; zero if the server did not send it
+	// Lost is true if any attempt got no answer, or an answer that does not show what the server did. The server may
+	// then carry the request out once more at any later time.
 	Lost bool
 }
 
-// Status is the server's refusal of a request.
+// Status is the error with which the server refuses a request.
 type Status struct {
 	Code    int    `json:"code"`
 	Reason  string `json:"reason"`
@@ -51,63 +61,64 @@ type Status struct {
 
 func (s *Status) Error() string { return fmt.Sprintf("%d %s: %s", s.Code, s.Reason, s.Message) }
 
-// IsAbsent says whether err is the server's word that there is no object of this name. That it knows nothing of the
-// path, because such objects are not installed or a proxy answers, is another thing.
-func IsAbsent(err error, name string) bool {
+// IsNotFound reports whether err means that the server has no object of this name. It returns false for a 404 about
+// the path itself, which means that the resource type is not installed or that a proxy answered.
+func IsNotFound(err error, name string) bool {
 	s, ok := errors.AsType[*Status](err)
 	return ok && s.Code == http.StatusNotFound && s.Reason == "NotFound" && s.Details.Name == name
 }
 
-// Is says whether err is a refusal with this reason.
-func Is(err error, reason string) bool {
+// HasReason reports whether err is a refusal with this reason.
+func HasReason(err error, reason string) bool {
 	s, ok := errors.AsType[*Status](err)
 	return ok && s.Reason == reason
 }
 
 const (
-	firstWait  = 50 * time.Millisecond
-	longWait   = 2 * time.Second
-	longestAsk = time.Hour        // the longest Retry-After; longer than any call
-	answerTime = 15 * time.Second // limit of one attempt
-	bodyMax    = 16 << 20         // limit of an answer, in bytes
-	foreignMax = 3                // attempts whose answer is not an API server's
+	firstWait     = 50 * time.Millisecond
+	maxWait       = 2 * time.Second
+	maxRetryAfter = time.Hour        // longer than any call
+	attemptTime   = 15 * time.Second // time limit of one attempt
+	maxBody       = 16 << 20         // size limit of an answer, in bytes
+	maxForeign    = 3                // attempts whose answer is not from an API server
 )
 
-// errForeign is the error of an answer that no API server gives, such as a redirect or a page of a proxy.
+// errForeign is the error for an answer that no API server sends, such as a redirect or a proxy's error page.
 var errForeign = errors.New("is not from a Kubernetes API server")
 
-// Do sends a request until it is answered, or until ctx ends. It repeats what is answered by 429 or 5xx, or not at all,
-// after as long as the server says, or from 50 ms to 2 s. A request whose answers no API server gives is sent three
-// times. The errors: code 11 when the time is over, with the last answer, code 5 when the credentials are refused (401,
-// 403), with the user, and for any other refusal. A refusal is a *Status below.
-func (c *Client) Do(ctx context.Context, r Request) (a Answer, err error) {
+// Do sends a request until the server answers it or ctx ends. It retries after 429, after 5xx and without an answer.
+// The pause is the server's Retry-After, or 50 ms to 2 s. After three foreign answers it gives up.
+//
+// Errors have code 11 if ctx ended (with the last answer) or Do gave up, and code 5 if the server refused the request.
+// A refusal of the credentials (401, 403) names the user. Every refusal wraps a *Status.
+func (c *Client) Do(ctx context.Context, r Request) (answer Answer, err error) {
 	var body []byte
 	if r.Body != nil {
 		if body, err = json.Marshal(r.Body); err != nil {
-			return a, err
+			return answer, err
 		}
 	}
 	for n, foreign := 1, 0; ; n++ {
-		again, err := c.attempt(ctx, r, body, &a)
+		pause, err := c.attempt(ctx, r, body, &answer)
 		if err == nil {
-			return a, nil
+			return answer, nil
 		}
-		if again < 0 {
-			return a, c.explain(err)
+		if pause < 0 {
+			return answer, c.withCode(err)
 		}
 		if errors.Is(err, errForeign) {
 			foreign++
 		}
-		if again == 0 {
-			again = pauseAfter(n)
+		if pause == 0 {
+			pause = pauseAfter(n)
 		} else {
-			again += rand.N(firstWait)
+			pause += rand.N(firstWait)
 		}
-		if foreign == foreignMax {
-			return a, cni.Errorf(cni.CodeTryAgain, "%w; correct the server in kubeconfig %s", err, c.path)
+		if foreign == maxForeign {
+			return answer, cni.Errorf(cni.CodeTryAgain, "%w; correct the server in kubeconfig %s", err, c.path)
 		}
-		if !wait(ctx, again) {
-			return a, cni.Errorf(cni.CodeTryAgain, "%s does not serve %s: %w", c.base, r.Method, err)
+		if !wait(ctx, pause) {
+			return answer, cni.Errorf(cni.CodeTryAgain, "%s does not serve %s: %w", c.base, r.Method, err)
 		}
 	}
 }
@@ -124,15 +135,15 @@ func Pause(ctx context.Context, n int, err error) error {
 // pauseAfter returns how long to wait after attempt n. Half of the time is random, so that clients that were refused
 // together do not retry together.
 func pauseAfter(n int) time.Duration {
-	pause := longWait
+	pause := maxWait
 	if n < 7 {
-		pause = min(firstWait<<(n-1), longWait)
+		pause = min(firstWait<<(n-1), maxWait)
 	}
 	return pause/2 + rand.N(pause/2)
 }
 
-// wait waits for d and returns true. If ctx ends first, it returns false, and does so immediately if ctx's deadline is
-// earlier.
+// wait waits for d and returns true. If ctx ends first, it returns false, and does so immediately if ctx's deadline
+// is earlier.
 func wait(ctx context.Context, d time.Duration) bool {
 	if end, ok := ctx.Deadline(); ok && time.Until(end) <= d {
 		return false
@@ -145,10 +156,10 @@ func wait(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// attempt sends the request once. After an error it returns how long to wait before the next attempt, as the server
-// says; 0 = it does not say, below 0 = there is to be none.
-func (c *Client) attempt(ctx context.Context, r Request, body []byte, a *Answer) (again time.Duration, err error) {
-	ctx, cancel := context.WithTimeout(ctx, answerTime)
+// attempt sends the request once. After an error, pause is the server's Retry-After, 0 if the server sent none, or
+// negative if the request must not be retried.
+func (c *Client) attempt(ctx context.Context, r Request, body []byte, a *Answer) (pause time.Duration, err error) {
+	ctx, cancel := context.WithTimeout(ctx, attemptTime)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, r.Method, c.base+r.Path, bytes.NewReader(body))
 	if err != nil {
@@ -172,12 +183,12 @@ func (c *Client) attempt(ctx context.Context, r Request, body []byte, a *Answer)
 	}
 	defer resp.Body.Close()
 	a.Time, _ = http.ParseTime(resp.Header.Get("Date"))
-	data, err := io.ReadAll(io.LimitReader(resp.Body, bodyMax+1))
+	data, err := io.ReadAll(io.LimitReader(resp.Body, maxBody+1))
 	if err != nil {
 		a.Lost = true
 		return 0, fmt.Errorf("%s: answer %d cannot be read: %w", c.base, resp.StatusCode, err)
 	}
-	if err := r.accept(resp, data); err != nil {
+	if err := r.check(resp, data); err != nil {
 		a.Lost = true
 		return 0, fmt.Errorf("%s: answer %d %w: %w", c.base, resp.StatusCode, errForeign, err)
 	}
@@ -195,11 +206,11 @@ func (c *Client) attempt(ctx context.Context, r Request, body []byte, a *Answer)
 	return retryAfter(resp), s
 }
 
-// accept returns the reason why an answer cannot be from an API server; nil if it can.
-func (r Request) accept(resp *http.Response, body []byte) error {
+// check returns an error that says why an answer cannot be from an API server, or nil if it can.
+func (r Request) check(resp *http.Response, body []byte) error {
 	switch kind := resp.StatusCode / 100; {
-	case len(body) > bodyMax:
-		return fmt.Errorf("it has more than %d bytes", bodyMax)
+	case len(body) > maxBody:
+		return fmt.Errorf("it has more than %d bytes", maxBody)
 	case kind == 2 && r.Accept != nil:
 		return r.Accept(body)
 	case kind == 3:
@@ -213,10 +224,10 @@ func (r Request) accept(resp *http.Response, body []byte) error {
 // retryAfter returns how long the server wants clients to wait; 0 if Retry-After is missing or not in seconds.
 func retryAfter(resp *http.Response) time.Duration {
 	seconds, _ := strconv.Atoi(resp.Header.Get("Retry-After")) // larger numbers give the largest int
-	return min(time.Duration(max(seconds, 0)), longestAsk/time.Second) * time.Second
+	return min(time.Duration(max(seconds, 0)), maxRetryAfter/time.Second) * time.Second
 }
 
-// statusOf reads a refusal, which a proxy may have written.
+// statusOf decodes a refusal. If a proxy wrote it, the message quotes its beginning.
 func statusOf(code int, data []byte) *Status {
 	var s Status
 	if json.Unmarshal(data, &s) != nil || s.Code != code {
@@ -227,15 +238,15 @@ func statusOf(code int, data []byte) *Status {
 	return &s
 }
 
-// explain gives a refusal its code, and says whose credentials were refused.
-func (c *Client) explain(err error) error {
+// withCode returns err with the CNI error code of a refusal. It names the user whose credentials were refused.
+func (c *Client) withCode(err error) error {
 	s, ok := errors.AsType[*Status](err)
 	switch {
 	case !ok:
 		return err
 	case s.Code == http.StatusUnauthorized || s.Code == http.StatusForbidden:
 		return cni.Errorf(cni.CodeIO, "%s refuses the user %q of kubeconfig %s: %w", c.base, c.name, c.path, err)
-	case s.Code == http.StatusGone: // the list that a page is of is too old by now
+	case s.Code == http.StatusGone: // a continue token has expired; the list must start again
 		return cni.Errorf(cni.CodeTryAgain, "%s: %w", c.base, err)
 	}
 	return cni.Errorf(cni.CodeIO, "%s: %w", c.base, err)

@@ -40,7 +40,7 @@ contexts:
   context: {cluster: c, user: u, namespace: default}
 `
 
-// pair makes a certificate of this name with its key, as PEM.
+// pair returns a self-signed certificate with this common name, followed by its key, in PEM.
 func pair(name string) string {
 	GinkgoHelper()
 	key := nstest.Must(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))
@@ -74,38 +74,39 @@ var _ = DescribeTable("a kubeconfig that cannot be used", Label("cluster-kubecon
 	Entry("a name with a password", cni.CodeUnsupportedField, "token: abc", "username: me", "username"),
 	Entry("another user", cni.CodeUnsupportedField, "token: abc", "token: abc, as: you", "as is not"),
 	Entry("proxy-url", cni.CodeUnsupportedField, "server:", `proxy-url: "https://proxy.example", server:`, "proxy-url"),
-	Entry("plain HTTP", cni.CodeIO, "https://", "http://", "no URL that begins with https://"),
+	Entry("plain HTTP", cni.CodeIO, "https://", "http://", "not a URL that begins with https://"),
 	Entry("no such context", cni.CodeIO, "current-context: here", "current-context: there",
-		`"there" is none of contexts`),
+		`"there" is not in contexts`),
 	Entry("no such cluster", cni.CodeIO, "cluster: c", "cluster: d", `the cluster "d"`),
 	Entry("no such user", cni.CodeIO, "user: u", "user: v", `the user "v"`),
 	Entry("no credentials", cni.CodeIO, "token: abc", "namespace: x", "neither a token nor a client certificate"),
-	Entry("no YAML", cni.CodeIO, "apiVersion", "\t{", "is no YAML of a kubeconfig"),
-	Entry("a secret, of which nothing is quoted", cni.CodeIO, good, "root:$y$secret:1\n", "is no YAML of a kubeconfig"),
-	Entry("a token that never ends", cni.CodeIO, "token: abc", "tokenFile: /dev/zero", "not a regular file"),
-	Entry("a token of two lines", cni.CodeIO, "token: abc", `token: "a\nb: c"`, "token: not one word"),
-	Entry("a file that is not there", cni.CodeIO, "token: abc", "tokenFile: token", "no such file"),
+	Entry("invalid YAML", cni.CodeIO, "apiVersion", "\t{", "is not a kubeconfig in YAML"),
+	Entry("a file with a secret, which the error does not quote", cni.CodeIO, good, "root:$y$secret:1\n",
+		"is not a kubeconfig in YAML"),
+	Entry("a token file without end", cni.CodeIO, "token: abc", "tokenFile: /dev/zero", "not a regular file"),
+	Entry("a token with a line break", cni.CodeIO, "token: abc", `token: "a\nb: c"`, "token: contains spaces"),
+	Entry("a missing file", cni.CodeIO, "token: abc", "tokenFile: token", "no such file"),
 	Entry("a certificate without key", cni.CodeIO, "token: abc", "client-certificate: kubeconfig",
 		"client-certificate"),
-	Entry("what is no base64", cni.CodeIO, "token: abc", `client-key-data: "%"`, "client-key-data"),
-	Entry("a CA that is none", cni.CodeIO, "tls-server-name: api", "certificate-authority: kubeconfig",
+	Entry("invalid base64", cni.CodeIO, "token: abc", `client-key-data: "%"`, "client-key-data"),
+	Entry("a CA file without a certificate", cni.CodeIO, "tls-server-name: api", "certificate-authority: kubeconfig",
 		"no certificate"))
 
 var _ = Describe("a kubeconfig", Label("cluster-kubeconfig"), func() {
-	It("may have a kubelet's certificate in a file beside it, which says who the node is", func() {
+	It("may name a file with a kubelet's certificate, which contains the node's name", func() {
 		Expect(nstest.Must(open(good)).Node()).To(BeEmpty())
 		text := replaced("token: abc", "client-certificate: kubelet.pem, client-key: kubelet.pem")
 		Expect(nstest.Must(open(text)).Node()).To(Equal("node-a"))
 	})
 
-	It("may have a certificate in it, of no node", func() {
+	It("may contain the certificate of a user that is not a node", func() {
 		data := base64.StdEncoding.EncodeToString([]byte(pair("admin")))
 		text := replaced("token: abc", "client-certificate-data: "+data+", client-key-data: "+data)
 		Expect(nstest.Must(open(text)).Node()).To(BeEmpty())
 	})
 })
 
-// FuzzKubeconfig reads anything as a kubeconfig: it is refused, or names a server with https.
+// FuzzKubeconfig checks that arbitrary text is accepted as a kubeconfig or refused with code 2 or 5.
 func FuzzKubeconfig(f *testing.F) {
 	f.Add([]byte(good))
 	f.Add([]byte("current-context: here\ncontexts: [{name: here, context: {cluster: c, user: u}}]\n"))

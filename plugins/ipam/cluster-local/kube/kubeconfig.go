@@ -21,19 +21,19 @@ import (
 	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
-// file is a kubeconfig, as far as it is read.
-type file struct {
+// kubeconfig is the part of a kubeconfig that the package reads.
+type kubeconfig struct {
 	CurrentContext string           `yaml:"current-context"`
-	Clusters       []named[cluster] `yaml:"clusters"`
-	Users          []named[user]    `yaml:"users"`
-	Contexts       []named[struct {
+	Clusters       []entry[cluster] `yaml:"clusters"`
+	Users          []entry[user]    `yaml:"users"`
+	Contexts       []entry[struct {
 		Cluster string `yaml:"cluster"`
 		User    string `yaml:"user"`
 	}] `yaml:"contexts"`
 }
 
-// named is an entry of one of the lists, whose value stands under the key that the list is called by.
-type named[T any] struct {
+// entry is an element of one of the lists. Its value is below the list's name in the singular, for example "cluster".
+type entry[T any] struct {
 	Name  string       `yaml:"name"`
 	Value map[string]T `yaml:",inline"`
 }
@@ -61,23 +61,24 @@ type user struct {
 	As       string `yaml:"as"`
 }
 
-// Client speaks to one API server, as one user.
+// Client sends requests to one API server as one user.
 type Client struct {
-	path  string // of the kubeconfig
-	base  string // URL of the server
-	token string
-	name  string // of the user in the kubeconfig
-	node  string
+	path  string // kubeconfig
+	base  string // URL of the server, without a final slash
+	token string // empty: the client certificate authenticates
+	name  string // user's name in the kubeconfig
+	node  string // see Node
 	http  *http.Transport
 }
 
-// rewritten is how long a kubeconfig that is there and cannot be read is tried again: some programs write it in place.
-const rewritten = time.Second
+// openTime is how long Open retries a kubeconfig that exists but is invalid, because some programs rewrite it in
+// place.
+const openTime = time.Second
 
-// Open reads a kubeconfig, and the files that it names. What it can never read is code 2, with the key; what is not
-// there or damaged is code 5.
+// Open returns a client for the current context of a kubeconfig. It reads the files that the kubeconfig names. Errors
+// have code 2 for a key that is not supported, and code 5 for a missing or invalid file.
 func Open(ctx context.Context, path string) (c *Client, err error) {
-	timed, cancel := context.WithTimeout(ctx, rewritten)
+	timed, cancel := context.WithTimeout(ctx, openTime)
 	defer cancel()
 	for {
 		c, err = open(path)
@@ -96,30 +97,30 @@ func open(path string) (*Client, error) {
 	if err != nil {
 		return nil, broken("%w", err)
 	}
-	var f file
-	if yaml.Unmarshal(data, &f) != nil { // whose error quotes the file, which may be a secret
-		return nil, broken("is no YAML of a kubeconfig")
+	var f kubeconfig
+	if yaml.Unmarshal(data, &f) != nil { // its error would quote the file, which may be a secret
+		return nil, broken("is not a kubeconfig in YAML")
 	}
-	at, ok := find(f.Contexts, f.CurrentContext, "context")
+	userContext, ok := findEntry(f.Contexts, f.CurrentContext, "context")
 	if !ok {
-		return nil, broken("current-context: %q is none of contexts", f.CurrentContext)
+		return nil, broken("current-context: %q is not in contexts", f.CurrentContext)
 	}
-	cl, ok := find(f.Clusters, at.Cluster, "cluster")
+	cl, ok := findEntry(f.Clusters, userContext.Cluster, "cluster")
 	if !ok {
-		return nil, broken("contexts: the cluster %q is none of clusters", at.Cluster)
+		return nil, broken("contexts: the cluster %q is not in clusters", userContext.Cluster)
 	}
-	u, ok := find(f.Users, at.User, "user")
+	u, ok := findEntry(f.Users, userContext.User, "user")
 	if !ok {
-		return nil, broken("contexts: the user %q is none of users", at.User)
+		return nil, broken("contexts: the user %q is not in users", userContext.User)
 	}
-	if err := supported(path, cl, u); err != nil {
+	if err := checkSupported(path, cl, u); err != nil {
 		return nil, err
 	}
 	server, err := url.Parse(cl.Server)
 	if err != nil || server.Scheme != "https" || server.Host == "" {
-		return nil, broken("server: %q is no URL that begins with https://", cl.Server)
+		return nil, broken("server: %q is not a URL that begins with https://", cl.Server)
 	}
-	c := &Client{path: path, base: strings.TrimSuffix(cl.Server, "/"), name: at.User}
+	c := &Client{path: path, base: strings.TrimSuffix(cl.Server, "/"), name: userContext.User}
 	conf, err := c.credentials(cl, u)
 	if err != nil {
 		return nil, broken("%w", err)
@@ -128,8 +129,9 @@ func open(path string) (*Client, error) {
 	return c, nil
 }
 
-func find[T any](list []named[T], name, kind string) (found T, ok bool) {
-	i := slices.IndexFunc(list, func(n named[T]) bool { return n.Name == name })
+// findEntry returns the value of the entry with this name. kind is the list's name in the singular.
+func findEntry[T any](list []entry[T], name, kind string) (found T, ok bool) {
+	i := slices.IndexFunc(list, func(n entry[T]) bool { return n.Name == name })
 	if i < 0 {
 		return found, false
 	}
@@ -137,35 +139,35 @@ func find[T any](list []named[T], name, kind string) (found T, ok bool) {
 	return found, ok
 }
 
-// supported refuses what needs another program or is not known here.
-func supported(path string, cl cluster, u user) error {
-	for key, isThere := range map[string]bool{
+// checkSupported returns an error for keys that need another program or that the package does not implement.
+func checkSupported(path string, cl cluster, u user) error {
+	for key, isSet := range map[string]bool{
 		"exec": u.Exec != nil, "auth-provider": u.Provider != nil, "username": u.Username != "", "as": u.As != "",
 		"proxy-url": cl.Proxy != "",
 	} {
-		if isThere {
-			return cni.Errorf(cni.CodeUnsupportedField, "kubeconfig %s: %s is not supported: write a kubeconfig with "+
+		if isSet {
+			return cni.Errorf(cni.CodeUnsupportedField, "kubeconfig %s: %s is not supported; write a kubeconfig with "+
 				"a token, a tokenFile or a client certificate", path, key)
 		}
 	}
 	return nil
 }
 
-// credentials reads the certificates and the token. Relative paths begin where the kubeconfig is.
+// credentials reads the token into c and returns the TLS configuration with the certificates.
 func (c *Client) credentials(cl cluster, u user) (*tls.Config, error) {
 	conf := &tls.Config{InsecureSkipVerify: cl.IsInsecure, ServerName: cl.ServerName}
-	ca, err := c.material("certificate-authority", cl.CAData, cl.CA)
+	ca, err := c.readPEM("certificate-authority", cl.CAData, cl.CA)
 	if err != nil {
 		return nil, err
 	}
 	if ca != nil {
 		conf.RootCAs = x509.NewCertPool()
 		if !conf.RootCAs.AppendCertsFromPEM(ca) {
-			return nil, errors.New("certificate-authority: no certificate in it")
+			return nil, errors.New("certificate-authority: contains no certificate")
 		}
 	}
-	cert, err1 := c.material("client-certificate", u.CertData, u.Cert)
-	key, err2 := c.material("client-key", u.KeyData, u.Key)
+	cert, err1 := c.readPEM("client-certificate", u.CertData, u.Cert)
+	key, err2 := c.readPEM("client-key", u.KeyData, u.Key)
 	if err := errors.Join(err1, err2); err != nil {
 		return nil, err
 	}
@@ -175,20 +177,20 @@ func (c *Client) credentials(cl cluster, u user) (*tls.Config, error) {
 			return nil, fmt.Errorf("client-certificate: %w", err)
 		}
 		conf.Certificates = []tls.Certificate{pair}
-		if node, isKubelets := strings.CutPrefix(pair.Leaf.Subject.CommonName, nodeUser); isKubelets {
+		if node, isNode := strings.CutPrefix(pair.Leaf.Subject.CommonName, nodeUserPrefix); isNode {
 			c.node = node
 		}
 	}
 	c.token = u.Token
 	if u.TokenFile != "" && c.token == "" {
-		text, err := statefile.ReadRegular(c.beside(u.TokenFile))
+		text, err := statefile.ReadRegular(c.absolutePath(u.TokenFile))
 		if err != nil {
 			return nil, err
 		}
 		c.token = strings.TrimSpace(string(text))
 	}
 	if strings.ContainsFunc(c.token, func(r rune) bool { return r <= ' ' || r > '~' }) {
-		return nil, errors.New("token: not one word of printable letters")
+		return nil, errors.New("token: contains spaces or characters outside printable ASCII")
 	}
 	if cert == nil && c.token == "" {
 		return nil, fmt.Errorf("the user %q has neither a token nor a client certificate", c.name)
@@ -196,11 +198,12 @@ func (c *Client) credentials(cl cluster, u user) (*tls.Config, error) {
 	return conf, nil
 }
 
-// nodeUser stands before a node's name in the name of its kubelet.
-const nodeUser = "system:node:"
+// nodeUserPrefix precedes the node's name in the user name of a kubelet.
+const nodeUserPrefix = "system:node:"
 
-// material is what stands in the kubeconfig, or else in a file; nil where there is neither.
-func (c *Client) material(key, data, file string) ([]byte, error) {
+// readPEM returns the value that the kubeconfig contains in base64, or otherwise the content of file. It returns nil
+// if both are empty.
+func (c *Client) readPEM(key, data, file string) ([]byte, error) {
 	if data != "" {
 		out, err := base64.StdEncoding.DecodeString(data)
 		if err != nil {
@@ -211,15 +214,16 @@ func (c *Client) material(key, data, file string) ([]byte, error) {
 	if file == "" {
 		return nil, nil
 	}
-	return statefile.ReadRegular(c.beside(file))
+	return statefile.ReadRegular(c.absolutePath(file))
 }
 
-func (c *Client) beside(file string) string {
+// absolutePath resolves a path relative to the directory of the kubeconfig.
+func (c *Client) absolutePath(file string) string {
 	if filepath.IsAbs(file) {
 		return file
 	}
 	return filepath.Join(filepath.Dir(c.path), file)
 }
 
-// Node is the node whose kubelet the client certificate is of; empty where it is of none.
+// Node returns the name of the node whose kubelet owns the client certificate. It returns "" if no kubelet owns it.
 func (c *Client) Node() string { return c.node }
