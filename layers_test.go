@@ -23,7 +23,7 @@ var floors = map[string]int{
 	"pkg/cni": 0, "pkg/nlattr": 0, "pkg/ns": 0, "pkg/sysctl": 0, "pkg/statefile": 0, "pkg/process": 0,
 	"pkg/rtnl": 1, "pkg/nft": 1, "pkg/policy": 1, "pkg/ranges": 1, "pkg/tun": 1,
 	"pkg/iface": 2, "pkg/ipt": 2, "pkg/masq": 3,
-	"pkg/skel": 3, "pkg/skel/start": 0, "pkg/ipam": 4, "pkg/frame": 4, "pkg/attach": 5,
+	"pkg/skel": 3, "pkg/skel/start": 0, "pkg/ipam": 4, "pkg/netplugin": 4, "pkg/attach": 5,
 	"cmd/hawser/node":                 5,
 	"plugins/ipam/cluster-local/kube": 1, // for this plugin only
 }

@@ -1,4 +1,4 @@
-// Package attach is the life of a main plugin, which makes a container's interface. ADD opens a Session and takes its
+// Package attach is the life of a main plugin, which makes a container's interface. ADD opens a Call and takes its
 // steps in a straight line; each step that makes something registers its undo. DEL, CHECK, GC, STATUS and List are
 // functions here, to which a plugin adds what is its own.
 package attach
@@ -14,10 +14,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
-	"github.com/hawser-cni/plugins/pkg/frame"
 	"github.com/hawser-cni/plugins/pkg/iface"
 	"github.com/hawser-cni/plugins/pkg/ipam"
 	"github.com/hawser-cni/plugins/pkg/masq"
+	"github.com/hawser-cni/plugins/pkg/netplugin"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
@@ -31,9 +31,9 @@ const (
 	endTimeout = time.Second
 )
 
-// Session is an ADD or a CHECK under way.
-type Session struct {
-	*frame.Call
+// Call is an ADD or a CHECK under way.
+type Call struct {
+	*netplugin.Call
 	Master rtnl.Link   // the master of a child; none where it has no master
 	Child  ChildConfig // of a plugin that makes one
 
@@ -45,30 +45,30 @@ type Session struct {
 }
 
 // Open opens the sockets, for as long as the call and its roll-back last. An IPAM plugin that is not there is refused.
-func Open(req *skel.Request) (*Session, error) {
-	client := &ipam.Client{Request: req}
+func Open(req *skel.Request) (*Call, error) {
+	client := &ipam.Client{Req: req}
 	if req.IPAM != "" {
 		if err := client.Find(); err != nil {
 			return nil, err
 		}
 	}
-	c := frame.OpenHost(req)
-	return &Session{Call: c, ipam: client}, c.OpenCont()
+	c := netplugin.OpenHost(req)
+	return &Call{Call: c, ipam: client}, c.OpenCont()
 }
 
 // CreatePair makes a pair of links, both ends in place and down: the container's
 // interface, and a host end with a name derived from the attachment. An attachment
 // that exists is code 100: the kernel decides who of two ADDs is first. Until
 // MarkHostEnd the group of the host end tells whose it is.
-func (s *Session) CreatePair(ctx context.Context, link LinkConfig) (err error) {
-	pair := rtnl.NewLink{Kind: "veth", MTU: link.MTU, Group: cni.NetworkHash(s.Network),
-		Peer: rtnl.Peer{Name: s.IfName, MAC: link.MAC, NS: s.NS}}
+func (s *Call) CreatePair(ctx context.Context, link LinkConfig) (err error) {
+	pair := rtnl.NewLink{Kind: "veth", MTU: link.MTU, Group: cni.NetworkHash(s.Req.Network),
+		Peer: rtnl.Peer{Name: s.Req.IfName, MAC: link.MAC, NS: s.Req.NS}}
 	if link.Netkit {
 		pair.Kind = "netkit"
 	}
-	names := iface.HostNames(s.Attachment)
-	s.Step("make the pair")
-	s.SignalsEndContext()
+	names := iface.HostNames(s.Req.Attachment)
+	s.Req.Step("make the pair")
+	s.Req.SignalsEndContext()
 	for _, name := range names {
 		pair.Name = name
 		if err = s.Host.AddLink(pair); err == nil {
@@ -76,12 +76,13 @@ func (s *Session) CreatePair(ctx context.Context, link LinkConfig) (err error) {
 		}
 		if err == nil {
 			s.again = name != names[0]
-			s.OnFail("delete the interface", func(context.Context) error { return s.Host.DelLink(s.HostEnd.Index) })
-			s.ContEnd, err = s.Cont.Link(s.IfName)
+			s.Req.OnFail("delete the interface", func(context.Context) error { return s.Host.DelLink(s.HostEnd.Index) })
+			s.ContEnd, err = s.Cont.Link(s.Req.IfName)
 			return err
 		}
 		if !errors.Is(err, unix.EEXIST) {
-			if l, lost := s.Host.Link(name); lost == nil && frame.IsUnmarked(l, s.Network) { // only the answer was lost
+			// The kernel may have made the pair although its answer was lost.
+			if l, lost := s.Host.Link(name); lost == nil && netplugin.IsUnmarkedHostEnd(l, s.Req.Network) {
 				err = errors.Join(err, s.Host.DelLink(l.Index))
 			}
 			return err
@@ -97,36 +98,36 @@ func (s *Session) CreatePair(ctx context.Context, link LinkConfig) (err error) {
 // refuseExisting is code 100 when the attachment exists: its interface in the container, or its host end. When the
 // container's namespace has ended, the kernel deletes the pair a moment later. refuseExisting waits for that, and
 // CreatePair goes on with the next name.
-func (s *Session) refuseExisting(ctx context.Context) error {
+func (s *Call) refuseExisting(ctx context.Context) error {
 	if err := s.RefuseTakenName(); err != nil {
 		return err
 	}
-	hostEnd, err := frame.MarkedHostEnd(s.Host, s.Attachment)
+	hostEnd, err := netplugin.MarkedHostEnd(s.Host, s.Req.Attachment)
 	if err != nil {
-		return frame.IgnoreNoLink(err) // the name is another link's
+		return netplugin.IgnoreNoLink(err) // the name is another link's
 	}
 	ctx, cancel := context.WithTimeout(ctx, endTimeout)
 	defer cancel()
 	if err := s.Host.WaitGone(ctx, hostEnd.Index); err == nil {
 		return nil
 	}
-	return s.Exists(fmt.Sprintf("host interface %q: this attachment exists already; DEL removes it", hostEnd.Name))
+	return s.Req.Exists(fmt.Sprintf("host interface %q: this attachment exists already; DEL removes it", hostEnd.Name))
 }
 
 // RefuseTakenName is code 100 where the container has an interface of this name already.
-func (s *Session) RefuseTakenName() error {
-	_, err := s.Cont.Link(s.IfName)
+func (s *Call) RefuseTakenName() error {
+	_, err := s.Cont.Link(s.Req.IfName)
 	if err == nil {
-		return s.Exists(fmt.Sprintf("interface %q: exists already in the container", s.IfName))
+		return s.Req.Exists(fmt.Sprintf("interface %q: exists already in the container", s.Req.IfName))
 	}
-	return frame.IgnoreNoLink(err)
+	return netplugin.IgnoreNoLink(err)
 }
 
 // MarkHostEnd names the owner of the host end, makes it a port of the bridge with the
 // index master (0: of none), and has the host ignore the container's advertisements.
-func (s *Session) MarkHostEnd(master int) error {
-	s.Step("set up the host end")
-	change := rtnl.LinkChange{Alias: new(s.Mark()), Group: new(uint32(0))}
+func (s *Call) MarkHostEnd(master int) error {
+	s.Req.Step("set up the host end")
+	change := rtnl.LinkChange{Alias: new(s.Req.Mark()), Group: new(uint32(0))}
 	if master != 0 {
 		change.Master = &master
 	}
@@ -138,15 +139,15 @@ func (s *Session) MarkHostEnd(master int) error {
 
 // StartIPAM starts the IPAM plugin, if the configuration names one. It works while ADD
 // goes on, until IPAMResult. Only the ADD that made the interface may call it.
-func (s *Session) StartIPAM(ctx context.Context) error {
-	if s.IPAM == "" {
+func (s *Call) StartIPAM(ctx context.Context) error {
+	if s.Req.IPAM == "" {
 		return nil
 	}
 	var err error
 	if s.adding, err = s.ipam.Start(ctx, "ADD"); err != nil {
 		return err
 	}
-	s.OnFail("release the addresses", func(ctx context.Context) error {
+	s.Req.OnFail("release the addresses", func(ctx context.Context) error {
 		if err := s.removeAddresses(); err != nil {
 			return fmt.Errorf("%w: %w", errInUse(s.ipam), err)
 		}
@@ -157,7 +158,7 @@ func (s *Session) StartIPAM(ctx context.Context) error {
 
 // removeAddresses takes the addresses from the container before they are released, with the interface. The interface
 // stays if IPAM's DEL needs it, and if it is no pair.
-func (s *Session) removeAddresses() error {
+func (s *Call) removeAddresses() error {
 	switch {
 	case s.ContEnd.Index == 0: // a device that a program of the container drives
 		return nil
@@ -168,11 +169,11 @@ func (s *Session) removeAddresses() error {
 }
 
 // IPAMResult waits for the answer of the IPAM plugin; without one it is empty.
-func (s *Session) IPAMResult(ctx context.Context) (*cni.Result, error) {
+func (s *Call) IPAMResult(ctx context.Context) (*cni.Result, error) {
 	if s.adding == nil {
 		return &cni.Result{}, nil
 	}
-	s.Step("wait for IPAM")
+	s.Req.Step("wait for IPAM")
 	adding := s.adding
 	s.adding = nil
 	answer, err := s.ipam.Result(ctx, adding)
@@ -197,7 +198,7 @@ func requireIPv6(answer *cni.Result) error {
 // arrive through link, which may be in a VRF. On a network where the host has no address of the family and is not a
 // router, such an address is harmless, and RefuseHostAddresses only warns. IPv6 link-local addresses are not checked,
 // because each link has its own.
-func (s *Session) RefuseHostAddresses(res *cni.Result, link rtnl.Link, isRouter bool) error {
+func (s *Call) RefuseHostAddresses(res *cni.Result, link rtnl.Link, isRouter bool) error {
 	var vrf rtnl.Link
 	if link.Master != 0 {
 		master, err := s.Host.LinkByIndex(link.Master)
@@ -230,13 +231,13 @@ func (s *Session) RefuseHostAddresses(res *cni.Result, link rtnl.Link, isRouter 
 			return cni.Errorf(cni.CodeConflict,
 				"address %s: the host has it; exclude it from the addresses that IPAM gives", addr)
 		}
-		s.Warn("address %s: the host also has it, on another network", addr)
+		s.Req.Warn("address %s: the host also has it, on another network", addr)
 	}
 	return nil
 }
 
 // hostIsOn reports whether the host has an address of a family on the link.
-func (s *Session) hostIsOn(link rtnl.Link, is4 bool) (bool, error) {
+func (s *Call) hostIsOn(link rtnl.Link, is4 bool) (bool, error) {
 	if link.Index == 0 {
 		return false, nil
 	}
@@ -250,7 +251,7 @@ func (s *Session) hostIsOn(link rtnl.Link, is4 bool) (bool, error) {
 // route on the gateway's link. Such a gateway address is the router's address, or its subnet contains the router and
 // the prefix of the host's route to the router is not longer. A gateway is not refused if the host reaches the router
 // through one of links. Link-local addresses are not checked, because each link has its own.
-func (s *Session) RefuseRouter(gateway netip.Prefix, links ...rtnl.Link) error {
+func (s *Call) RefuseRouter(gateway netip.Prefix, links ...rtnl.Link) error {
 	router, via, err := s.Host.DefaultRouter(gateway.Addr().Is4())
 	isOwn := slices.ContainsFunc(links, func(l rtnl.Link) bool { return l.Index == via })
 	if err != nil || isOwn || !router.IsValid() || router.IsLinkLocalUnicast() || !gateway.Contains(router) {
@@ -267,7 +268,7 @@ func (s *Session) RefuseRouter(gateway netip.Prefix, links ...rtnl.Link) error {
 // AssignAddresses gives the container's interface, which is up, the addresses and routes of the IPAM
 // plugin, if there is one, and returns the result. Without an interface (Target.Index is 0) it
 // returns the result alone.
-func (s *Session) AssignAddresses(ctx context.Context, link LinkConfig, t iface.Target) (*cni.Result, error) {
+func (s *Call) AssignAddresses(ctx context.Context, link LinkConfig, t iface.Target) (*cni.Result, error) {
 	if err := s.StartIPAM(ctx); err != nil { // some need the interface, up
 		return nil, err
 	}
@@ -275,7 +276,7 @@ func (s *Session) AssignAddresses(ctx context.Context, link LinkConfig, t iface.
 	if err != nil {
 		return nil, err
 	}
-	if s.IPAM == "" && link.Given != nil {
+	if s.Req.IPAM == "" && link.Given != nil {
 		answer = link.Given
 	}
 	res, err := link.Result(answer, 0)
@@ -301,27 +302,27 @@ func (s *Session) AssignAddresses(ctx context.Context, link LinkConfig, t iface.
 	if t.Index == 0 {
 		return res, nil
 	}
-	s.Step("configure the interface")
+	s.Req.Step("configure the interface")
 	return res, iface.Configure(ctx, t, res)
 }
 
 // Target is the container's interface for iface.Configure and iface.Verify.
-func (s *Session) Target() iface.Target {
-	return iface.Target{NS: s.NS, Conn: s.Cont, Name: s.IfName, Index: s.ContEnd.Index, EnableDAD: s.Child.DAD}
+func (s *Call) Target() iface.Target {
+	return iface.Target{NS: s.Req.NS, Conn: s.Cont, Name: s.Req.IfName, Index: s.ContEnd.Index, EnableDAD: s.Child.DAD}
 }
 
 // Masquerade gives what leaves the container's subnets an address of the host.
-func (s *Session) Masquerade(ctx context.Context, m Masq, res *cni.Result) error {
+func (s *Call) Masquerade(ctx context.Context, m Masq, res *cni.Result) error {
 	if !m.On {
 		return nil
 	}
 	if err := m.from(s.Host, s.HostEnd); err != nil {
 		return err
 	}
-	c := m.of(s.Attachment, res.IPs)
-	c.Warn, c.Again = s.Warn, s.again
-	s.Step("masquerade")
-	s.OnFail("remove the masquerade", func(ctx context.Context) error { return masq.Del(ctx, s.NF, c) })
+	c := m.of(s.Req.Attachment, res.IPs)
+	c.Warn, c.Again = s.Req.Warn, s.again
+	s.Req.Step("masquerade")
+	s.Req.OnFail("remove the masquerade", func(ctx context.Context) error { return masq.Del(ctx, s.NF, c) })
 	return masq.Add(ctx, s.NF, c)
 }
 
@@ -334,8 +335,8 @@ type Gateway struct {
 // WaitUp waits until packets pass through the pair, and until container and
 // gateway take packets for their IPv6 addresses: what is sent before is lost,
 // and repeated a second later. An address that takes longer than usual is a warning.
-func (s *Session) WaitUp(ctx context.Context, res *cni.Result, gw Gateway) error {
-	s.Step("wait until packets pass")
+func (s *Call) WaitUp(ctx context.Context, res *cni.Result, gw Gateway) error {
+	s.Req.Step("wait until packets pass")
 	up, cancel := context.WithTimeout(ctx, upTimeout)
 	defer cancel()
 	// The kernel tells the two ends of a change of carrier one after the other.
@@ -362,9 +363,9 @@ func ofIPv6(all []netip.Prefix) (addrs []netip.Addr) {
 }
 
 // Interfaces lists the links as results do: the host end, if there is one, and the container's interface.
-func (s *Session) Interfaces() []cni.Interface {
+func (s *Call) Interfaces() []cni.Interface {
 	cont := iface.Describe(s.ContEnd)
-	cont.Sandbox = s.Netns
+	cont.Sandbox = s.Req.Netns
 	if s.HostEnd.Index == 0 {
 		return []cni.Interface{cont}
 	}
@@ -373,11 +374,11 @@ func (s *Session) Interfaces() []cni.Interface {
 
 // Tolerate makes a warning of the error of a step that the network can do without, unless the
 // error is transient: then the step may succeed a moment later.
-func (s *Session) Tolerate(err error) error {
+func (s *Call) Tolerate(err error) error {
 	if err == nil || cni.Transient(err) {
 		return err
 	}
-	s.Warn("%v", err)
+	s.Req.Warn("%v", err)
 	return nil
 }
 
@@ -393,7 +394,7 @@ func deleteStalePairs(host *rtnl.Conn, valid cni.Set) error {
 	}
 	var errs []error
 	for _, l := range links {
-		unmarked := frame.IsUnmarked(l, valid.Network()) && !slices.Contains(keep, l.Name)
+		unmarked := netplugin.IsUnmarkedHostEnd(l, valid.Network()) && !slices.Contains(keep, l.Name)
 		garbage := l.IsPairEnd() && valid.Garbage(l.Alias)
 		if unmarked || garbage {
 			errs = append(errs, host.DelLink(l.Index))

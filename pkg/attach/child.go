@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
-	"github.com/hawser-cni/plugins/pkg/frame"
 	"github.com/hawser-cni/plugins/pkg/iface"
+	"github.com/hawser-cni/plugins/pkg/netplugin"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 	"github.com/hawser-cni/plugins/pkg/skel"
 	"github.com/hawser-cni/plugins/pkg/statefile"
@@ -31,11 +31,11 @@ type ChildConfig struct {
 	DAD     bool        // duplicate address detection: others are on its network
 	// Make makes the link in the container, down and in the group of the network, with a name that may be a temporary
 	// one. The error matches EEXIST where a name is taken. MakeLink does it for what rtnetlink makes.
-	Make func(ctx context.Context, s *Session, name string) error
+	Make func(ctx context.Context, s *Call, name string) error
 	// Ready says why the kernel cannot make it; nil = the kernel is asked for the kind.
 	Ready func() error
 	// Verify returns the drift that CHECK does not find by itself; nil = none.
-	Verify func(s *Session, l rtnl.Link) []string
+	Verify func(s *Call, l rtnl.Link) []string
 }
 
 // ChildPlugin gives a plugin that makes a child of a kind its verbs.
@@ -43,7 +43,7 @@ func ChildPlugin(p skel.Plugin[ChildConfig], kind string) skel.Plugin[ChildConfi
 	p.Add = AddChild
 	p.Del = func(ctx context.Context, req *skel.Request) error { return delChild(ctx, req, kind) }
 	p.Check = func(ctx context.Context, req *skel.Request, c ChildConfig) error {
-		return Check(ctx, req, func(s *Session) []error {
+		return Check(ctx, req, func(s *Call) []error {
 			s.Child = c
 			return s.verifyChild()
 		})
@@ -54,7 +54,7 @@ func ChildPlugin(p skel.Plugin[ChildConfig], kind string) skel.Plugin[ChildConfi
 		if c.Ready == nil {
 			return Status(ctx, req, Masq{}, c.ready)
 		}
-		if err := frame.Unavailable("", statefile.Writable(childDir), c.Ready()); err != nil {
+		if err := netplugin.Unavailable("", statefile.Writable(childDir), c.Ready()); err != nil {
 			return err
 		}
 		var look func(*rtnl.Conn) error
@@ -96,27 +96,27 @@ func AddChild(ctx context.Context, req *skel.Request, c ChildConfig) (*cni.Resul
 }
 
 // MakeLink makes ChildConfig.New in the container, on the master if there is one.
-func MakeLink(_ context.Context, s *Session, name string) error {
+func MakeLink(_ context.Context, s *Call, name string) error {
 	l := s.Child.New
 	l.Name, l.MTU, l.MAC = name, s.Child.Link.MTU, s.Child.Link.MAC
-	l.Master, l.Group = s.Master.Index, cni.NetworkHash(s.Network)
+	l.Master, l.Group = s.Master.Index, cni.NetworkHash(s.Req.Network)
 	if s.Child.masterInside() || l.Master == 0 {
 		return s.Cont.AddLink(l)
 	}
-	l.NS = s.NS
+	l.NS = s.Req.NS
 	return s.Host.AddLink(l)
 }
 
 // createChild makes the link, down, and names its owner. An attachment that exists is code 100. The lock of the records
 // decides who of two ADDs is first.
-func (s *Session) createChild(ctx context.Context) (err error) {
-	s.Step("make the interface")
+func (s *Call) createChild(ctx context.Context) (err error) {
+	s.Req.Step("make the interface")
 	records, err := childRecords().Open(ctx)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, records.Close()) }()
-	r := childRecord{Attachment: s.Attachment, Netns: s.Netns, NS: s.NetnsID, Kind: s.Child.New.Kind,
+	r := childRecord{Attachment: s.Req.Attachment, Netns: s.Req.Netns, NS: s.NetnsID, Kind: s.Child.New.Kind,
 		Master: s.Master.Index, InContainer: s.Child.masterInside(), VLAN: s.Child.New.VLAN}
 	if s.Child.OneMode {
 		r.Mode = s.Child.New.Mode
@@ -124,11 +124,11 @@ func (s *Session) createChild(ctx context.Context) (err error) {
 	if err := s.refuseRecorded(records, r); err != nil {
 		return err
 	}
-	s.SignalsEndContext()
+	s.Req.SignalsEndContext()
 	if err := records.Put(r); err != nil {
 		return err
 	}
-	s.OnFail("delete the interface", func(ctx context.Context) error {
+	s.Req.OnFail("delete the interface", func(ctx context.Context) error {
 		l, err := r.locate(s.Cont)
 		// A link that was marked before this ADD has one is that of a live attachment whose record was lost.
 		if s.ContEnd.Index != 0 || l.Alias == "" {
@@ -136,7 +136,7 @@ func (s *Session) createChild(ctx context.Context) (err error) {
 				return err
 			}
 		}
-		return childRecords().Drop(ctx, s.Hash())
+		return childRecords().Drop(ctx, s.Req.Hash())
 	})
 	err = s.makeChild(ctx)
 	if errors.Is(err, unix.EEXIST) && r.Kind == vlanKind {
@@ -150,21 +150,21 @@ func (s *Session) createChild(ctx context.Context) (err error) {
 	if err := records.Put(r); err != nil {
 		return err
 	}
-	s.ContEnd.Name = s.IfName
-	change := rtnl.LinkChange{Alias: new(s.Mark()), Group: new(uint32(0)), Name: s.IfName}
+	s.ContEnd.Name = s.Req.IfName
+	change := rtnl.LinkChange{Alias: new(s.Req.Mark()), Group: new(uint32(0)), Name: s.Req.IfName}
 	return s.Cont.SetLink(s.ContEnd.Index, change)
 }
 
 // makeChild makes the link, under a temporary name where the kernel refuses the final one: before
 // 6.15 it does so when the host has the name.
-func (s *Session) makeChild(ctx context.Context) error {
-	name := s.IfName
+func (s *Call) makeChild(ctx context.Context) error {
+	name := s.Req.IfName
 	err := s.Child.Make(ctx, s, name)
 	if errors.Is(err, unix.EEXIST) {
 		if err := s.RefuseTakenName(); err != nil {
 			return err
 		}
-		name = temporaryName(s.Attachment)
+		name = temporaryName(s.Req.Attachment)
 		err = s.Child.Make(ctx, s, name)
 	}
 	switch {
@@ -180,8 +180,8 @@ func (s *Session) makeChild(ctx context.Context) error {
 }
 
 // raise brings the interface up. Only then the kernel finds a MAC address that the master knows already.
-func (s *Session) raise() error {
-	s.Step("raise the interface")
+func (s *Call) raise() error {
+	s.Req.Step("raise the interface")
 	err := iface.Raise(s.Target())
 	switch {
 	case errors.Is(err, unix.EADDRINUSE):
@@ -194,7 +194,7 @@ func (s *Session) raise() error {
 }
 
 // announce has the kernel tell the neighbours where the addresses are now.
-func (s *Session) announce(res *cni.Result) error {
+func (s *Call) announce(res *cni.Result) error {
 	if len(res.IPs) == 0 || s.Master.Index == 0 {
 		return nil
 	}
@@ -219,11 +219,11 @@ type MasterKeys struct {
 
 // findMaster finds the link that the child is to be on: the one that the key names; else the only interface of the
 // result before us on the master's side; else, where that result has at most one interface, that of the default route.
-func (s *Session) findMaster() error {
+func (s *Call) findMaster() error {
 	if s.Child.Master == nil {
 		return nil
 	}
-	name, err := s.Child.masterName(s.PrevResult)
+	name, err := s.Child.masterName(s.Req.PrevResult)
 	if err != nil {
 		return err
 	}
@@ -270,7 +270,7 @@ func (c ChildConfig) refuseMaster(master rtnl.Link) error {
 			master.Name))
 	}
 	if !c.masterInside() {
-		if err := frame.RefuseOwned("master", master); err != nil {
+		if err := netplugin.RefuseOwned("master", master); err != nil {
 			return err
 		}
 	}
@@ -283,7 +283,7 @@ func (c ChildConfig) refuseMaster(master rtnl.Link) error {
 }
 
 // masterSide is the socket of the namespace that the master is in.
-func (s *Session) masterSide() *rtnl.Conn {
+func (s *Call) masterSide() *rtnl.Conn {
 	if s.Child.masterInside() {
 		return s.Cont
 	}

@@ -8,8 +8,8 @@ import (
 	"slices"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
-	"github.com/hawser-cni/plugins/pkg/frame"
 	"github.com/hawser-cni/plugins/pkg/iface"
+	"github.com/hawser-cni/plugins/pkg/netplugin"
 	"github.com/hawser-cni/plugins/pkg/ns"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 	"github.com/hawser-cni/plugins/pkg/skel"
@@ -40,8 +40,8 @@ type childRecord struct {
 func (r childRecord) Plausible() bool { return true }
 
 // find opens the namespace of the record and finds the link in it: rtnl.ErrNoLink when one of them is gone.
-func (r childRecord) find(open frame.Opener) *remains {
-	cont, err := frame.Enter(open, r.Netns, r.NS)
+func (r childRecord) find(open netplugin.Opener) *remains {
+	cont, err := netplugin.DialNetns(open, r.Netns, r.NS)
 	found := &remains{cont: cont, conn: cont, err: err}
 	if err == nil {
 		found.link, found.err = r.locate(cont)
@@ -71,7 +71,7 @@ func (r childRecord) locate(cont *rtnl.Conn) (rtnl.Link, error) {
 		return rtnl.Link{}, rtnl.ErrNoLink
 	}
 	l, err := cont.Link(r.IfName)
-	if r.isOf(l) || frame.IgnoreNoLink(err) != nil {
+	if r.isOf(l) || netplugin.IgnoreNoLink(err) != nil {
 		return l, err
 	}
 	links, err := cont.Links()
@@ -100,15 +100,15 @@ func (r childRecord) isOf(l rtnl.Link) bool {
 func temporaryName(a cni.Attachment) string { return iface.HostNames(a)[0] }
 
 // refuseRecorded is code 100 when the attachment exists, and code 103 when the master's children have another mode.
-func (s *Session) refuseRecorded(records *statefile.Store[childRecord], r childRecord) error {
-	old, _, err := records.Get(s.Hash())
+func (s *Call) refuseRecorded(records *statefile.Store[childRecord], r childRecord) error {
+	old, _, err := records.Get(s.Req.Hash())
 	if err != nil {
 		return err
 	}
 	l, err := old.look() // rtnl.ErrNoLink without a record: its path is empty
 	switch {
 	case err == nil:
-		return s.Exists(fmt.Sprintf("interface %q in %s: this attachment exists already; DEL removes it", l.Name,
+		return s.Req.Exists(fmt.Sprintf("interface %q in %s: this attachment exists already; DEL removes it", l.Name,
 			old.Netns))
 	case !errors.Is(err, rtnl.ErrNoLink):
 		return err
@@ -142,7 +142,7 @@ func (r childRecord) findOther(records *statefile.Store[childRecord], matches fu
 
 // vlanConflict is code 103, for the error that says that another interface on the master has the
 // VLAN: one beside the master, or one that is recorded.
-func (s *Session) vlanConflict(records *statefile.Store[childRecord], r childRecord, err error) error {
+func (s *Call) vlanConflict(records *statefile.Store[childRecord], r childRecord, err error) error {
 	owner := "an interface of another namespace"
 	sameVLAN := func(other *childRecord) bool { return other.VLAN == r.VLAN }
 	if other, err := r.findOther(records, sameVLAN); err == nil && other != nil {
@@ -216,25 +216,25 @@ func gcChildren(ctx context.Context, req *skel.Request) error {
 }
 
 // verifyChild compares what AddChild made with what is there.
-func (s *Session) verifyChild() []error {
+func (s *Call) verifyChild() []error {
 	c := s.Child
-	l, err := s.Cont.Link(s.IfName)
+	l, err := s.Cont.Link(s.Req.IfName)
 	if err != nil {
 		return []error{iface.Drifted(fmt.Errorf("container: %w", err))}
 	}
 	drift := func(format string, args ...any) error {
-		return cni.Drift("interface %q: %s", s.IfName, fmt.Sprintf(format, args...))
+		return cni.Drift("interface %q: %s", s.Req.IfName, fmt.Sprintf(format, args...))
 	}
 	if l.Kind != c.New.Kind {
 		return []error{drift("is of kind %q instead of %q", l.Kind, c.New.Kind)}
 	}
-	r, recorded, err := childRecords().Get(s.Hash())
+	r, recorded, err := childRecords().Get(s.Req.Hash())
 	if err != nil {
 		return []error{err}
 	}
 	var errs []error
 	// The container may have taken its alias away. Without a record it may be the reference's, which has none.
-	if isOwn := s.Owns(l.Alias) || recorded && r.Link == l.Index || !recorded && l.Alias == ""; !isOwn {
+	if isOwn := s.Req.Owns(l.Alias) || recorded && r.Link == l.Index || !recorded && l.Alias == ""; !isOwn {
 		errs = append(errs, drift("is not the one that ADD made"))
 	}
 	if err := s.verifyMaster(r, l); err != nil {
@@ -252,7 +252,7 @@ func (s *Session) verifyChild() []error {
 		}
 	}
 	errs = append(errs, s.ExpectMTU(&s.Child.Link, s.settleMTU))
-	want := s.PrevResult.Clone()
+	want := s.Req.PrevResult.Clone()
 	for i := range want.Interfaces {
 		if c.Link.MTU == 0 && c.Link.Auto == nil { // that of the master, which may change
 			want.Interfaces[i].MTU = 0
@@ -262,7 +262,7 @@ func (s *Session) verifyChild() []error {
 }
 
 // verifyMaster compares what the link is on with the configured master, or with the one that ADD found.
-func (s *Session) verifyMaster(r childRecord, l rtnl.Link) (err error) {
+func (s *Call) verifyMaster(r childRecord, l rtnl.Link) (err error) {
 	c, conn := s.Child, s.masterSide()
 	if c.Master == nil {
 		return nil
@@ -284,7 +284,8 @@ func (s *Session) verifyMaster(r childRecord, l rtnl.Link) (err error) {
 	}
 	wrongSide := !sameKind && (l.PeerNS >= 0) == c.masterInside() // PeerNS is negative for the link's own namespace
 	if l.Peer != want || wrongSide {
-		return fmt.Errorf("interface %q: is not on master %q (#%d) but on #%d", s.IfName, s.Master.Name, want, l.Peer)
+		return fmt.Errorf("interface %q: is not on master %q (#%d) but on #%d", s.Req.IfName, s.Master.Name, want,
+			l.Peer)
 	}
 	return nil
 }

@@ -6,8 +6,8 @@ import (
 	"fmt"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
-	"github.com/hawser-cni/plugins/pkg/frame"
 	"github.com/hawser-cni/plugins/pkg/masq"
+	"github.com/hawser-cni/plugins/pkg/netplugin"
 	"github.com/hawser-cni/plugins/pkg/nft"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
@@ -60,7 +60,7 @@ func listChildren(kind string) ([]cni.Holding, error) {
 	defer host.Close()
 	var masters map[int]string // read when the first child has one on the host
 	var linkErr error
-	all, err := frame.Held(childRecords(), func(r childRecord) []cni.Holding {
+	all, err := netplugin.Holdings(childRecords(), func(r childRecord) []cni.Holding {
 		if r.Kind != kind {
 			return nil
 		}
@@ -81,7 +81,7 @@ func listChildren(kind string) ([]cni.Holding, error) {
 		if r.VLAN != 0 {
 			h.Value += fmt.Sprintf(" id %d", r.VLAN)
 		}
-		return frame.InNetns(r.Netns, r.NS, h)
+		return netplugin.WithNetns(r.Netns, r.NS, h)
 	})
 	return all, errors.Join(err, linkErr)
 }

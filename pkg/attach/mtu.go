@@ -90,7 +90,7 @@ func defaultRoutes(conn *rtnl.Conn) (found []rtnl.RouteCopy, err error) {
 
 // settleMTU is SettleMTU for a child, which carries no more than its master. A VLAN on a link of MACsec carries less,
 // since its tag is encrypted with the rest.
-func (s *Session) settleMTU() error {
+func (s *Call) settleMTU() error {
 	link, master := &s.Child.Link, s.Master
 	if err := link.SettleMTU(s.Host); err != nil || link.Auto == nil || master.Index == 0 {
 		return err
@@ -105,7 +105,7 @@ func (s *Session) settleMTU() error {
 
 // ExpectMTU has CHECK expect the MTU that settle finds for "auto" now, and nothing else than ADD reported where no link
 // says one.
-func (s *Session) ExpectMTU(l *LinkConfig, settle func() error) error {
+func (s *Call) ExpectMTU(l *LinkConfig, settle func() error) error {
 	if l.Auto == nil {
 		return nil
 	}
@@ -115,10 +115,10 @@ func (s *Session) ExpectMTU(l *LinkConfig, settle func() error) error {
 		}
 		return err
 	}
-	s.PrevResult = s.PrevResult.Clone()
-	for i := range s.PrevResult.Interfaces {
-		own := &s.PrevResult.Interfaces[i]
-		if own.Sandbox != "" && own.Name == s.IfName || own.Sandbox == "" && own.Name == s.HostEnd.Name {
+	s.Req.PrevResult = s.Req.PrevResult.Clone()
+	for i := range s.Req.PrevResult.Interfaces {
+		own := &s.Req.PrevResult.Interfaces[i]
+		if own.Sandbox != "" && own.Name == s.Req.IfName || own.Sandbox == "" && own.Name == s.HostEnd.Name {
 			own.MTU = l.MTU
 		}
 	}

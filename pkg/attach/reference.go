@@ -3,7 +3,7 @@ package attach
 import (
 	"errors"
 
-	"github.com/hawser-cni/plugins/pkg/frame"
+	"github.com/hawser-cni/plugins/pkg/netplugin"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
@@ -17,7 +17,7 @@ func (r *remains) findReference(bridge string) (err error) {
 			return err
 		}
 	}
-	if r.cont, err = frame.DialContainer(r.req); err != nil {
+	if r.cont, err = netplugin.DialContainer(r.req); err != nil {
 		return err
 	}
 	if r.req.NS != nil {
@@ -34,7 +34,7 @@ func (r *remains) findReference(bridge string) (err error) {
 		}
 	}
 	isCandidate := func(l rtnl.Link) bool { return isReferenceHostEnd(l, master.Index) }
-	r.link, err = frame.HostEndOfResult(r.host, r.cont, r.req.PrevResult, isCandidate)
+	r.link, err = netplugin.HostEndInResult(r.host, r.cont, r.req.PrevResult, isCandidate)
 	return err
 }
 

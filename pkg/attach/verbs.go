@@ -8,11 +8,11 @@ import (
 	"strings"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
-	"github.com/hawser-cni/plugins/pkg/frame"
 	"github.com/hawser-cni/plugins/pkg/iface"
 	"github.com/hawser-cni/plugins/pkg/ipam"
 	"github.com/hawser-cni/plugins/pkg/ipt"
 	"github.com/hawser-cni/plugins/pkg/masq"
+	"github.com/hawser-cni/plugins/pkg/netplugin"
 	"github.com/hawser-cni/plugins/pkg/nft"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 	"github.com/hawser-cni/plugins/pkg/skel"
@@ -67,7 +67,7 @@ func gatewayOf(prev *cni.Result) string {
 // answers. Before removeLink it does so for an IPAM plugin that needs the interface, where flush took the addresses
 // from the interface, or where that plugin does so by itself and CNI_NETNS is empty.
 func DelInterface(ctx context.Context, req *skel.Request, flush func() error, removeLink func() (bool, error)) error {
-	client := &ipam.Client{Request: req}
+	client := &ipam.Client{Req: req}
 	var errs []error
 	released := req.IPAM != "" && client.NeedsInterface() &&
 		(flush() == nil || req.NS == nil && client.ClearsInterface())
@@ -106,7 +106,7 @@ type remains struct {
 func findPair(req *skel.Request, bridge string) *remains {
 	p := &remains{req: req, host: rtnl.Host()}
 	p.conn = p.host
-	p.link, p.err = frame.MarkedHostEnd(p.host, req.Attachment)
+	p.link, p.err = netplugin.MarkedHostEnd(p.host, req.Attachment)
 	if errors.Is(p.err, rtnl.ErrNoLink) {
 		p.err = p.findReference(bridge)
 	}
@@ -149,7 +149,7 @@ func (r *remains) flush() error {
 		return err
 	}
 	// From now on nothing is restored.
-	if err := r.cont.SetLink(end.Index, rtnl.LinkChange{Alias: new(frame.EndingAlias)}); err != nil {
+	if err := r.cont.SetLink(end.Index, rtnl.LinkChange{Alias: new(netplugin.EndingAlias)}); err != nil {
 		return err
 	}
 	return Flush(r.cont, end)
@@ -176,7 +176,7 @@ func Flush(cont *rtnl.Conn, end rtnl.Link) error {
 }
 
 // Check compares what ADD made with what is there, by verify, while the IPAM plugin checks its lease.
-func Check(ctx context.Context, req *skel.Request, verify func(*Session) []error) error {
+func Check(ctx context.Context, req *skel.Request, verify func(*Call) []error) error {
 	if req.PrevResult == nil {
 		return cni.Errorf(cni.CodeConfig,
 			"prevResult: Required prevResult missing; CHECK compares the container with it")
@@ -188,7 +188,7 @@ func Check(ctx context.Context, req *skel.Request, verify func(*Session) []error
 	if err != nil {
 		return err
 	}
-	if s.IPAM == "" {
+	if s.Req.IPAM == "" {
 		return errors.Join(verify(s)...)
 	}
 	checking, err := s.ipam.Start(ctx, "CHECK")
@@ -201,34 +201,34 @@ func Check(ctx context.Context, req *skel.Request, verify func(*Session) []error
 
 // FindPair finds both ends of the pair for CHECK. master is the index of the bridge; 0 where there
 // is none. A host end that the reference made must be a port of it.
-func (s *Session) FindPair(master int) (err error) {
-	if s.ContEnd, err = s.Cont.Link(s.IfName); err != nil {
+func (s *Call) FindPair(master int) (err error) {
+	if s.ContEnd, err = s.Cont.Link(s.Req.IfName); err != nil {
 		return iface.Drifted(fmt.Errorf("container: %w", err))
 	}
-	s.HostEnd, err = frame.MarkedHostEnd(s.Host, s.Attachment)
+	s.HostEnd, err = netplugin.MarkedHostEnd(s.Host, s.Req.Attachment)
 	if errors.Is(err, rtnl.ErrNoLink) {
 		s.HostEnd, err = referencePeer(s.Host, s.Cont, s.ContEnd, master)
 	}
 	switch {
 	case errors.Is(err, rtnl.ErrNoLink):
-		return cni.Drift("interface %q: has no host end", s.IfName)
+		return cni.Drift("interface %q: has no host end", s.Req.IfName)
 	case err != nil:
 		return err
 	case s.HostEnd.Peer != s.ContEnd.Index:
-		return cni.Drift("interface %q: is not the other end of host interface %q", s.IfName, s.HostEnd.Name)
+		return cni.Drift("interface %q: is not the other end of host interface %q", s.Req.IfName, s.HostEnd.Name)
 	}
 	return nil
 }
 
 // VerifyMasquerade is code 101 when Masquerade's rules are not there.
-func (s *Session) VerifyMasquerade(ctx context.Context, m Masq) error {
+func (s *Call) VerifyMasquerade(ctx context.Context, m Masq) error {
 	if !m.On {
 		return nil
 	}
 	if err := m.from(s.Host, s.HostEnd); err != nil {
 		return err
 	}
-	if err := masq.Check(ctx, s.NF, m.of(s.Attachment, s.PrevResult.ContainerIPs(s.IfName))); err != nil {
+	if err := masq.Check(ctx, s.NF, m.of(s.Req.Attachment, s.Req.PrevResult.ContainerIPs(s.Req.IfName))); err != nil {
 		return iface.Drifted(fmt.Errorf("masquerade: %w", err))
 	}
 	return nil
@@ -236,14 +236,14 @@ func (s *Session) VerifyMasquerade(ctx context.Context, m Masq) error {
 
 // Reapply restores the masquerade of a pair, and forwarding on the host if the host is the gateway. master is as in
 // FindPair.
-func (s *Session) Reapply(ctx context.Context, m Masq, master int, forwards bool) error {
+func (s *Call) Reapply(ctx context.Context, m Masq, master int, forwards bool) error {
 	if err := s.FindPair(master); err != nil {
 		return err
 	}
-	if err := frame.NotRestored("masquerade", frame.Attached(s.Request)); err != nil {
+	if err := netplugin.NotRestored("masquerade", netplugin.VerifyAttached(s.Req)); err != nil {
 		return err
 	}
-	own := &cni.Result{IPs: s.PrevResult.ContainerIPs(s.IfName)}
+	own := &cni.Result{IPs: s.Req.PrevResult.ContainerIPs(s.Req.IfName)}
 	for _, ip := range own.IPs {
 		if forwards && ip.Gateway.IsValid() {
 			if err := iface.EnableForwarding(ip.Address.Addr().Is4()); err != nil {
@@ -257,13 +257,14 @@ func (s *Session) Reapply(ctx context.Context, m Masq, master int, forwards bool
 	if err := m.from(s.Host, s.HostEnd); err != nil {
 		return err
 	}
-	c := m.of(s.Attachment, own.IPs)
-	c.Warn, c.Restores = s.Warn, true
+	c := m.of(s.Req.Attachment, own.IPs)
+	c.Warn, c.Restores = s.Req.Warn, true
 	err := masq.Add(ctx, s.NF, c)
 	if errors.Is(err, masq.ErrNoRecord) {
-		return frame.NotRestored("masquerade", frame.ErrNoRecord)
+		return netplugin.NotRestored("masquerade", netplugin.ErrNoRecord)
 	}
-	if gone := frame.NotRestored("masquerade", frame.Attached(s.Request)); gone != nil { // DEL may have run before
+	// A DEL may have run before masq.Add.
+	if gone := netplugin.NotRestored("masquerade", netplugin.VerifyAttached(s.Req)); gone != nil {
 		return errors.Join(gone, masq.Del(ctx, s.NF, c))
 	}
 	return err
@@ -283,19 +284,19 @@ func Restore(ctx context.Context, all []*skel.Request,
 		}
 		var end rtnl.Link
 		if m.Link == "" {
-			end, err = frame.MarkedHostEnd(host, req.Attachment)
+			end, err = netplugin.MarkedHostEnd(host, req.Attachment)
 		}
 		if err == nil && m.from(host, end) == nil {
 			wanted = append(wanted, m.of(req.Attachment, req.PrevResult.ContainerIPs(req.IfName)))
 		}
 	}
-	missing, _ := masq.Restore(ctx, nf, wanted, frame.AttachedOf(all)) // CHECK finds what Restore did not restore
+	missing, _ := masq.Restore(ctx, nf, wanted, netplugin.AttachedFunc(all)) // CHECK finds what Restore did not restore
 	return missing
 }
 
 // GC removes what attachments of the network left that are not valid.
 func GC(ctx context.Context, req *skel.Request, rules ...RemoveRules) error {
-	c := frame.OpenHost(req)
+	c := netplugin.OpenHost(req)
 	locks, cancel := skel.WithTwoThirds(ctx)
 	defer cancel()
 	var errs []error
@@ -315,7 +316,7 @@ func GC(ctx context.Context, req *skel.Request, rules ...RemoveRules) error {
 // release their addresses, unless removeLinks fails: an interface may still answer to one. dhcp is asked before: it
 // takes the addresses off and tells its server, both through the interfaces.
 func GCInterfaces(ctx context.Context, req *skel.Request, removeLinks func() error) error {
-	client := &ipam.Client{Request: req}
+	client := &ipam.Client{Req: req}
 	if client.ClearsInterface() {
 		most, cancel := skel.WithTwoThirds(ctx)
 		defer cancel()
@@ -331,7 +332,7 @@ func GCInterfaces(ctx context.Context, req *skel.Request, removeLinks func() err
 // ADD could not masquerade. Else it is IPAM's answer.
 func Status(ctx context.Context, req *skel.Request, m Masq, ready func(host *rtnl.Conn) error) error {
 	if ready != nil {
-		if err := frame.Status("", ready); err != nil {
+		if err := netplugin.Status("", ready); err != nil {
 			return err
 		}
 	}
@@ -345,5 +346,5 @@ func Status(ctx context.Context, req *skel.Request, m Masq, ready func(host *rtn
 	if req.IPAM == "" {
 		return nil
 	}
-	return (&ipam.Client{Request: req}).Status(ctx)
+	return (&ipam.Client{Req: req}).Status(ctx)
 }

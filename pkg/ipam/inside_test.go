@@ -30,7 +30,7 @@ func mainPlugin(limit time.Duration) skel.Plugin[struct{}] {
 		Add: func(ctx context.Context, req *skel.Request, _ struct{}) (*cni.Result, error) {
 			ctx, cancel := context.WithTimeout(ctx, limit)
 			defer cancel()
-			c := &ipam.Client{Request: req}
+			c := &ipam.Client{Req: req}
 			adding, err := c.Start(ctx, "ADD")
 			if err != nil {
 				return nil, err

@@ -29,7 +29,7 @@ const (
 
 // Client speaks to the IPAM plugin that the configuration of a call names.
 type Client struct {
-	*skel.Request
+	Req    *skel.Request
 	file   string                              // the plugin's, once it was found
 	inside func(context.Context, skel.Env) int // serves a call in place of the file; nil = it is executed
 }
@@ -49,17 +49,17 @@ func (c *Client) Find() error {
 	if c.file != "" {
 		return nil
 	}
-	if err := CheckType(c.IPAM); err != nil {
+	if err := CheckType(c.Req.IPAM); err != nil {
 		return err
 	}
 	var failed error
-	for _, dir := range filepath.SplitList(c.Path) {
-		file := filepath.Join(dir, c.IPAM)
+	for _, dir := range filepath.SplitList(c.Req.Path) {
+		file := filepath.Join(dir, c.Req.IPAM)
 		info, err := os.Stat(file)
 		switch {
 		case dir == "": // is not the working directory
 		case err == nil && info.Mode().IsRegular():
-			if p, ok := c.InProcess(info); ok {
+			if p, ok := c.Req.InProcess(info); ok {
 				c.inside = p.Run
 			}
 			c.file = file
@@ -68,11 +68,12 @@ func (c *Client) Find() error {
 			failed = err
 		}
 	}
-	absent := fmt.Errorf("failed to find plugin %q in path %s", c.IPAM, filepath.SplitList(c.Path)) // as the reference
+	// The reference plugins' words.
+	absent := fmt.Errorf("failed to find plugin %q in path %s", c.Req.IPAM, filepath.SplitList(c.Req.Path))
 	if failed != nil {
 		absent = fmt.Errorf("%w: %w", absent, failed)
 	}
-	return cni.Errorf(cni.CodeEnvironment, "CNI_PATH: no plugin %q in %q: %w", c.IPAM, c.Path, absent)
+	return cni.Errorf(cni.CodeEnvironment, "CNI_PATH: no plugin %q in %q: %w", c.Req.IPAM, c.Req.Path, absent)
 }
 
 // Start starts the plugin for command, with the configuration on its standard input, for a caller who does
@@ -86,22 +87,22 @@ func (c *Client) Start(ctx context.Context, command string) (*Delegate, error) {
 	if err := c.Find(); err != nil {
 		return nil, err
 	}
-	d := &Delegate{name: c.IPAM, began: time.Now(), output: &output{stderr: lastBytes{copy: c.Stderr}}}
+	d := &Delegate{name: c.Req.IPAM, began: time.Now(), output: &output{stderr: lastBytes{copy: c.Req.Stderr}}}
 	if ctx.Err() != nil {
 		return nil, d.failure(ctx, context.Cause(ctx))
 	}
 	var env []string
-	env, d.ended = c.Delegate(c.IPAM, command)
+	env, d.ended = c.Req.Delegate(c.Req.IPAM, command)
 	if c.inside != nil {
 		d.inside = func(ctx context.Context, out *output) int {
 			return c.inside(ctx, skel.Env{Vars: env,
-				Stdin: bytes.NewReader(c.Conf), Stdout: &out.stdout, Stderr: &out.stderr})
+				Stdin: bytes.NewReader(c.Req.Conf), Stdout: &out.stdout, Stderr: &out.stderr})
 		}
 		return d, nil
 	}
 	var err error
 	d.process, err = process.Command{
-		Path: c.file, Env: env, Stdin: c.Conf, Stdout: &d.stdout, Stderr: &d.stderr,
+		Path: c.file, Env: env, Stdin: c.Req.Conf, Stdout: &d.stdout, Stderr: &d.stderr,
 	}.Start()
 	if err != nil {
 		d.ended(err)
@@ -156,7 +157,7 @@ func (c *Client) Release(ctx context.Context, adding *Delegate) error {
 }
 
 func (c *Client) decode(answer []byte) (*cni.Result, error) {
-	res, err := cni.DecodeResult(answer, c.Version)
+	res, err := cni.DecodeResult(answer, c.Req.Version)
 	if err != nil {
 		return nil, cni.Errorf(cni.CodeIPAM, "%s: its answer cannot be read: %w", c, err)
 	}
@@ -177,15 +178,15 @@ func (c *Client) decode(answer []byte) (*cni.Result, error) {
 // dhcp's does to reach its server. Plugins that are known to keep a store do not.
 func (c *Client) NeedsInterface() bool {
 	stores := []string{"host-local", "cluster-local", "static", "whereabouts"}
-	return !slices.ContainsFunc(stores, func(plugin string) bool { return cni.IsPlugin(c.IPAM, plugin) })
+	return !slices.ContainsFunc(stores, func(plugin string) bool { return cni.IsPlugin(c.Req.IPAM, plugin) })
 }
 
 // ClearsInterface reports whether the plugin takes the addresses from the interface itself before it releases them.
-func (c *Client) ClearsInterface() bool { return cni.IsPlugin(c.IPAM, "dhcp") }
+func (c *Client) ClearsInterface() bool { return cni.IsPlugin(c.Req.IPAM, "dhcp") }
 
 // Status asks whether the plugin could serve an ADD. A missing plugin is code 50.
 func (c *Client) Status(ctx context.Context) error {
-	if err := CheckType(c.IPAM); err != nil {
+	if err := CheckType(c.Req.IPAM); err != nil {
 		return err
 	}
 	if err := c.Find(); err != nil {
@@ -195,7 +196,7 @@ func (c *Client) Status(ctx context.Context) error {
 }
 
 // String names the plugin for messages.
-func (c *Client) String() string { return fmt.Sprintf("IPAM plugin %q", c.IPAM) }
+func (c *Client) String() string { return fmt.Sprintf("IPAM plugin %q", c.Req.IPAM) }
 
 // Delegate is a call of a plugin: a process that was started, or a function that Wait runs.
 type Delegate struct {

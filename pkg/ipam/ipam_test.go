@@ -40,7 +40,7 @@ func TestMain(m *testing.M) {
 	}
 	if dir := os.Getenv(parentEnv); dir != "" {
 		_, err := run(context.Background(), &ipam.Client{
-			Request: &skel.Request{IPAM: "ipam", Path: dir, Env: os.Environ(), Stderr: os.Stderr}})
+			Req: &skel.Request{IPAM: "ipam", Path: dir, Env: os.Environ(), Stderr: os.Stderr}})
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(3)
 	}
@@ -64,7 +64,7 @@ func client(script string) (*ipam.Client, *log) {
 	dir := GinkgoT().TempDir()
 	install(dir, "ipam", script)
 	stderr := &log{}
-	return &ipam.Client{Request: &skel.Request{IPAM: "ipam", Conf: []byte(`{"name": "net1"}`), Version: "0.3.1",
+	return &ipam.Client{Req: &skel.Request{IPAM: "ipam", Conf: []byte(`{"name": "net1"}`), Version: "0.3.1",
 		Path: dir, Env: []string{"PATH=" + os.Getenv("PATH"), "CNI_COMMAND=DEL"}, Stderr: stderr}}, stderr
 }
 
@@ -100,7 +100,7 @@ var _ = Describe("Find", func() {
 	BeforeEach(func() { a, b = GinkgoT().TempDir(), GinkgoT().TempDir() })
 
 	find := func(path, name string) (string, error) {
-		c := ipam.Client{Request: &skel.Request{IPAM: name, Path: path}}
+		c := ipam.Client{Req: &skel.Request{IPAM: name, Path: path}}
 		err := c.Find()
 		return c.File(), err
 	}
@@ -162,7 +162,7 @@ var _ = Describe("Find", func() {
 		GinkgoT().Setenv("PATH", b+":"+os.Getenv("PATH"))
 		for _, path := range []string{".", "../" + filepath.Base(a)} {
 			out := nstest.Must(run(context.Background(), &ipam.Client{
-				Request: &skel.Request{IPAM: "ipam", Path: path, Env: os.Environ()}}))
+				Req: &skel.Request{IPAM: "ipam", Path: path, Env: os.Environ()}}))
 			Expect(string(out)).To(Equal("here\n"))
 		}
 	})
@@ -186,7 +186,7 @@ var _ = Describe("a delegate", func() {
 
 	It("passes the environment through, with CNI_COMMAND replaced once", func() {
 		c, _ := client("env")
-		c.Env = append(c.Env, "CNI_ARGS=A=b;C=d", "CNI_COMMAND=again", "CNI_COMMANDX=kept", "X=a=b", "EMPTY=")
+		c.Req.Env = append(c.Req.Env, "CNI_ARGS=A=b;C=d", "CNI_COMMAND=again", "CNI_COMMANDX=kept", "X=a=b", "EMPTY=")
 		out := nstest.Must(run(ctx, c))
 		lines := strings.Split(string(out), "\n")
 		Expect(lines).To(ContainElements("CNI_ARGS=A=b;C=d", "CNI_COMMANDX=kept", "X=a=b", "EMPTY="))
@@ -198,7 +198,7 @@ var _ = Describe("a delegate", func() {
 		conf := append([]byte("\ufeff{\n\t\"x\" : 1e400, \"x\":\"\x00\xff\" }\r\n\n"),
 			bytes.Repeat([]byte("x"), 1<<20)...)
 		c, _ := client("cat")
-		c.Conf = conf
+		c.Req.Conf = conf
 		out := nstest.Must(run(ctx, c))
 		Expect(bytes.Equal(out, conf)).To(BeTrue())
 	})
@@ -217,7 +217,7 @@ var _ = Describe("a delegate", func() {
 
 	DescribeTable("does not mind that nobody reads our own standard error", func(w io.Writer) {
 		c, _ := client("echo one >&2; echo two >&2; echo {}")
-		c.Stderr = w
+		c.Req.Stderr = w
 		Expect(run(ctx, c)).To(BeEquivalentTo("{}\n"))
 	}, Entry("it fails", broken{}), Entry("there is none", nil))
 
@@ -258,7 +258,7 @@ var _ = Describe("a delegate", func() {
 
 	It("does not wait for a file that is being written: try again", func() {
 		c, _ := client("echo done")
-		file := filepath.Join(c.Path, "ipam")
+		file := filepath.Join(c.Req.Path, "ipam")
 		writer := nstest.Must(os.OpenFile(file, os.O_WRONLY, 0))
 		DeferCleanup(writer.Close)
 		if err := exec.Command(file).Run(); !errors.Is(err, unix.ETXTBSY) {
@@ -270,11 +270,11 @@ var _ = Describe("a delegate", func() {
 
 	It("names a file that cannot be run", func() {
 		c, _ := client("")
-		Expect(os.Chmod(filepath.Join(c.Path, "ipam"), 0o644)).To(Succeed())
+		Expect(os.Chmod(filepath.Join(c.Req.Path, "ipam"), 0o644)).To(Succeed())
 		_, err := run(ctx, c)
-		expectError(err, cni.CodeIO, `plugin "ipam": fork/exec `+c.Path+"/ipam: permission denied", "")
-		Expect(os.WriteFile(filepath.Join(c.Path, "other"), []byte("not a program"), 0o755)).To(Succeed())
-		_, err = run(ctx, &ipam.Client{Request: &skel.Request{IPAM: "other", Path: c.Path}})
+		expectError(err, cni.CodeIO, `plugin "ipam": fork/exec `+c.Req.Path+"/ipam: permission denied", "")
+		Expect(os.WriteFile(filepath.Join(c.Req.Path, "other"), []byte("not a program"), 0o755)).To(Succeed())
+		_, err = run(ctx, &ipam.Client{Req: &skel.Request{IPAM: "other", Path: c.Req.Path}})
 		expectError(err, cni.CodeIO, "exec format error", "")
 	})
 
@@ -450,7 +450,7 @@ var _ = Describe("Client", func() {
 		adding := nstest.Must(c.Start(ctx, "ADD"))
 		began := time.Now()
 		brief := nstest.DeadlineWhen(func() bool {
-			_, err := os.Stat(c.Path + "/ipam.DEL")
+			_, err := os.Stat(c.Req.Path + "/ipam.DEL")
 			return err == nil
 		})
 		Expect(cni.AsError(c.Release(brief, adding)).Code).To(Equal(cni.CodeTryAgain))
@@ -460,7 +460,7 @@ var _ = Describe("Client", func() {
 
 	DescribeTable("refuses a type that is no file name, naming the key", func(name string) {
 		c := fake("")
-		c.IPAM = name
+		c.Req.IPAM = name
 		_, err := add(c)
 		Expect(err).To(MatchError(ContainSubstring("ipam.type: %q", name)))
 		for _, err := range []error{err, c.Run(ctx, "DEL"), c.Status(ctx)} {
@@ -470,7 +470,7 @@ var _ = Describe("Client", func() {
 
 	It("names CNI_PATH when there is no such plugin", func() {
 		c := fake("")
-		c.IPAM = "nobody"
+		c.Req.IPAM = "nobody"
 		_, err := add(c)
 		Expect(err).To(MatchError(ContainSubstring(`CNI_PATH: no plugin "nobody"`)))
 		Expect(cni.AsError(err).Code).To(Equal(cni.CodeEnvironment))
@@ -480,7 +480,7 @@ var _ = Describe("Client", func() {
 
 var _ = DescribeTable("knows plugins that keep a store, and dhcp, also under another name", Label("other-name"),
 	func(name string, needs, clears bool) {
-		c := ipam.Client{Request: &skel.Request{IPAM: name}}
+		c := ipam.Client{Req: &skel.Request{IPAM: name}}
 		Expect(c.NeedsInterface()).To(Equal(needs))
 		Expect(c.ClearsInterface()).To(Equal(clears))
 	},

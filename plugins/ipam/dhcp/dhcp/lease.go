@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
-	"github.com/hawser-cni/plugins/pkg/frame"
+	"github.com/hawser-cni/plugins/pkg/netplugin"
 	"github.com/hawser-cni/plugins/pkg/ns"
 	"github.com/hawser-cni/plugins/pkg/skel"
 	"github.com/hawser-cni/plugins/pkg/statefile"
@@ -228,13 +228,13 @@ func list(context.Context, *skel.Request) (all []cni.Holding, err error) {
 	boot := time.Now().Add(-sysctl.SinceBoot())
 	var errs []error
 	for _, dir := range append(dirs, dirs6...) {
-		held, err := frame.Held(statefile.Records[record]{Path: dir}, func(r record) []cni.Holding {
+		held, err := netplugin.Holdings(statefile.Records[record]{Path: dir}, func(r record) []cni.Holding {
 			value := "lost"
 			if l := r.leaseOf(r.ACK); l != nil {
 				value = fmt.Sprintf("%s %s expires %s", l, l.lender(), boot.Add(l.expiry).UTC().Format(time.RFC3339))
 			}
 			h := cni.Holding{Attachment: r.Attachment, Kind: cni.HeldAddress, Value: value}
-			return frame.InNetns(r.Netns, r.NS, h)
+			return netplugin.WithNetns(r.Netns, r.NS, h)
 		})
 		all, errs = append(all, held...), append(errs, err)
 	}

@@ -9,16 +9,16 @@ import (
 
 	"github.com/hawser-cni/plugins/pkg/attach"
 	"github.com/hawser-cni/plugins/pkg/cni"
-	"github.com/hawser-cni/plugins/pkg/frame"
 	"github.com/hawser-cni/plugins/pkg/iface"
+	"github.com/hawser-cni/plugins/pkg/netplugin"
 	"github.com/hawser-cni/plugins/pkg/nft"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
 // call is an ADD or CHECK under way.
-type call struct {
-	*attach.Session
+type attachment struct {
+	call   *attach.Call
 	cfg    config
 	bridge rtnl.Link
 }
@@ -31,25 +31,25 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	if err := cfg.Link.SettleMTU(s.Host); err != nil {
 		return nil, err
 	}
-	c := &call{Session: s, cfg: cfg}
-	s.Step("prepare the bridge")
-	if err := c.prepareBridge(); err != nil {
+	a := &attachment{call: s, cfg: cfg}
+	s.Req.Step("prepare the bridge")
+	if err := a.prepareBridge(); err != nil {
 		return nil, err
 	}
-	if err := c.CreatePair(ctx, cfg.Link); err != nil {
+	if err := a.call.CreatePair(ctx, cfg.Link); err != nil {
 		return nil, err
 	}
-	if err := c.StartIPAM(ctx); err != nil {
+	if err := a.call.StartIPAM(ctx); err != nil {
 		return nil, err
 	}
-	if err := c.setUpPort(ctx); err != nil {
+	if err := a.setUpPort(ctx); err != nil {
 		return nil, err
 	}
-	s.Step("raise the interface")
-	if err := c.raise(); err != nil {
+	s.Req.Step("raise the interface")
+	if err := a.raise(); err != nil {
 		return nil, err
 	}
-	answer, err := c.IPAMResult(ctx)
+	answer, err := a.call.IPAMResult(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -57,39 +57,39 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	if err != nil {
 		return nil, err
 	}
-	if err := c.RefuseHostAddresses(res, c.bridge, cfg.Gateway); err != nil {
+	if err := a.call.RefuseHostAddresses(res, a.bridge, cfg.Gateway); err != nil {
 		return nil, err
 	}
-	res.Interfaces = c.links(c.bridge) // Configure finds the addresses by them; the final ones are below
-	s.Step("prepare the gateway")
-	gateway, err := c.prepareGateway(ctx, gateways)
+	res.Interfaces = a.links(a.bridge) // Configure finds the addresses by them; the final ones are below
+	s.Req.Step("prepare the gateway")
+	gateway, err := a.prepareGateway(ctx, gateways)
 	if err != nil {
 		return nil, err
 	}
-	s.Step("configure the interface")
-	if err := iface.Configure(ctx, c.container(), res); err != nil {
+	s.Req.Step("configure the interface")
+	if err := iface.Configure(ctx, a.container(), res); err != nil {
 		return nil, err
 	}
-	if err := c.masquerade(ctx, gateway.Link, res); err != nil {
+	if err := a.masquerade(ctx, gateway.Link, res); err != nil {
 		return nil, err
 	}
-	if err := c.announce(ctx, res, gateway); err != nil {
+	if err := a.announce(ctx, res, gateway); err != nil {
 		return nil, err
 	}
-	if c.bridge, err = c.Host.LinkByIndex(c.bridge.Index); err != nil { // it may have other values by now
+	if a.bridge, err = a.call.Host.LinkByIndex(a.bridge.Index); err != nil { // it may have other values by now
 		return nil, err
 	}
-	res.Interfaces = c.links(gateway.Link)
+	res.Interfaces = a.links(gateway.Link)
 	return res, nil
 }
 
 // masquerade makes the rules for packets that the gateway, or the bridge, receives.
-func (c *call) masquerade(ctx context.Context, from rtnl.Link, res *cni.Result) error {
-	m, err := c.cfg.masqFrom(c.Host, from, res.IPs)
+func (a *attachment) masquerade(ctx context.Context, from rtnl.Link, res *cni.Result) error {
+	m, err := a.cfg.masqFrom(a.call.Host, from, res.IPs)
 	if err != nil {
 		return err
 	}
-	return c.Masquerade(ctx, m, res)
+	return a.call.Masquerade(ctx, m, res)
 }
 
 func del(ctx context.Context, req *skel.Request) error {
@@ -103,8 +103,8 @@ func del(ctx context.Context, req *skel.Request) error {
 }
 
 func check(ctx context.Context, req *skel.Request, cfg config) error {
-	return attach.Check(ctx, req, func(s *attach.Session) []error {
-		return (&call{Session: s, cfg: cfg}).verify(ctx)
+	return attach.Check(ctx, req, func(s *attach.Call) []error {
+		return (&attachment{call: s, cfg: cfg}).verify(ctx)
 	})
 }
 
@@ -113,20 +113,21 @@ func reapply(ctx context.Context, req *skel.Request, cfg config) error {
 	if err != nil {
 		return err
 	}
-	c := &call{Session: s, cfg: cfg}
-	if c.bridge, err = findBridge(s.Host, cfg.Bridge); err != nil {
+	a := &attachment{call: s, cfg: cfg}
+	if a.bridge, err = findBridge(s.Host, cfg.Bridge); err != nil {
 		return err
 	}
-	masq, err := cfg.masqFrom(s.Host, c.bridge, s.PrevResult.ContainerIPs(s.IfName))
+	masq, err := cfg.masqFrom(s.Host, a.bridge, s.Req.PrevResult.ContainerIPs(s.Req.IfName))
 	if err != nil {
 		return err
 	}
-	if err := c.Reapply(ctx, masq, c.bridge.Index, cfg.Gateway); err != nil || !cfg.MacSpoofChk {
+	if err := a.call.Reapply(ctx, masq, a.bridge.Index, cfg.Gateway); err != nil || !cfg.MacSpoofChk {
 		return err
 	}
-	err = c.spoofCheck().add(ctx, c.NF)
-	if gone := frame.NotRestored("macspoofchk", frame.Attached(req)); gone != nil { // its DEL may have been before
-		return errors.Join(gone, deleteSpoofCheck(ctx, c.NF, req.Attachment, true))
+	err = a.spoofCheck().add(ctx, a.call.NF)
+	// A DEL may have run before the check was added.
+	if gone := netplugin.NotRestored("macspoofchk", netplugin.VerifyAttached(req)); gone != nil {
+		return errors.Join(gone, deleteSpoofCheck(ctx, a.call.NF, req.Attachment, true))
 	}
 	return err
 }
@@ -188,87 +189,87 @@ func status(ctx context.Context, req *skel.Request, cfg config) error {
 }
 
 // raise brings the container's interface up. In a layer 2 network its settings stay the kernel's.
-func (c *call) raise() error {
+func (a *attachment) raise() error {
 	switch {
-	case c.cfg.DisableContainerInterface:
+	case a.cfg.DisableContainerInterface:
 		return nil
-	case c.IPAM != "":
-		return iface.Raise(c.container())
+	case a.call.Req.IPAM != "":
+		return iface.Raise(a.container())
 	}
-	return c.Cont.SetLink(c.ContEnd.Index, rtnl.LinkChange{Up: new(true)})
+	return a.call.Cont.SetLink(a.call.ContEnd.Index, rtnl.LinkChange{Up: new(true)})
 }
 
 // container is the container's interface, for pkg/iface.
-func (c *call) container() iface.Target {
-	t := c.Target()
-	t.EnableDAD, t.NoRouterAdverts = c.cfg.EnableDAD, c.cfg.Gateway
+func (a *attachment) container() iface.Target {
+	t := a.call.Target()
+	t.EnableDAD, t.NoRouterAdverts = a.cfg.EnableDAD, a.cfg.Gateway
 	return t
 }
 
 // announce waits until the port forwards and IPv6 addresses can be used, and has the kernel announce the addresses.
-func (c *call) announce(ctx context.Context, res *cni.Result, gw attach.Gateway) error {
-	if c.cfg.DisableContainerInterface {
+func (a *attachment) announce(ctx context.Context, res *cni.Result, gw attach.Gateway) error {
+	if a.cfg.DisableContainerInterface {
 		return nil
 	}
-	if err := c.WaitUp(ctx, res, gw); err != nil || c.IPAM == "" {
+	if err := a.call.WaitUp(ctx, res, gw); err != nil || a.call.Req.IPAM == "" {
 		return err
 	}
-	return iface.Announce(c.Cont, c.ContEnd)
+	return iface.Announce(a.call.Cont, a.call.ContEnd)
 }
 
 // links lists the links as results do: bridge, host end, container's interface, and the VLAN's gateway if there is one.
-func (c *call) links(gateway rtnl.Link) []cni.Interface {
-	links := append([]cni.Interface{iface.Describe(c.bridge)}, c.Interfaces()...)
-	if gateway.Index != c.bridge.Index {
+func (a *attachment) links(gateway rtnl.Link) []cni.Interface {
+	links := append([]cni.Interface{iface.Describe(a.bridge)}, a.call.Interfaces()...)
+	if gateway.Index != a.bridge.Index {
 		links = append(links, iface.Describe(gateway))
 	}
 	return links
 }
 
 // setUpPort makes the host end a port of the bridge. It comes up last, when every restriction is in place.
-func (c *call) setUpPort(ctx context.Context) error {
-	if err := c.keepMTU(&c.HostEnd); err != nil {
+func (a *attachment) setUpPort(ctx context.Context) error {
+	if err := a.keepMTU(&a.call.HostEnd); err != nil {
 		return err
 	}
-	if err := c.MarkHostEnd(c.bridge.Index); err != nil {
+	if err := a.call.MarkHostEnd(a.bridge.Index); err != nil {
 		return err
 	}
-	flags := rtnl.Port{Hairpin: c.cfg.HairpinMode, Isolated: c.cfg.PortIsolation}
+	flags := rtnl.Port{Hairpin: a.cfg.HairpinMode, Isolated: a.cfg.PortIsolation}
 	if flags.Hairpin || flags.Isolated { // a new port is neither
-		if err := c.Host.SetPort(c.HostEnd.Index, flags); err != nil {
+		if err := a.call.Host.SetPort(a.call.HostEnd.Index, flags); err != nil {
 			return err
 		}
 	}
-	vlans := portVLANs(c.cfg.VLAN, c.cfg.Trunk)
-	if err := c.setVLANs(c.HostEnd, vlans, c.cfg.PreserveDefaultVLAN); err != nil {
-		return c.cfg.unsupportedVLANs(err)
+	vlans := portVLANs(a.cfg.VLAN, a.cfg.Trunk)
+	if err := a.setVLANs(a.call.HostEnd, vlans, a.cfg.PreserveDefaultVLAN); err != nil {
+		return a.cfg.unsupportedVLANs(err)
 	}
-	if c.cfg.MacSpoofChk {
-		c.OnFail("remove the MAC spoof check", func(ctx context.Context) error {
-			return deleteSpoofCheck(ctx, c.NF, c.Attachment, false)
+	if a.cfg.MacSpoofChk {
+		a.call.Req.OnFail("remove the MAC spoof check", func(ctx context.Context) error {
+			return deleteSpoofCheck(ctx, a.call.NF, a.call.Req.Attachment, false)
 		})
-		if err := c.spoofCheck().add(ctx, c.NF); err != nil {
+		if err := a.spoofCheck().add(ctx, a.call.NF); err != nil {
 			return err
 		}
 	}
-	return c.Host.SetLink(c.HostEnd.Index, rtnl.LinkChange{Up: new(true)})
+	return a.call.Host.SetLink(a.call.HostEnd.Index, rtnl.LinkChange{Up: new(true)})
 }
 
 // keepMTU keeps the bridge's MTU when an interface with a smaller MTU becomes a port, if other ports use the bridge's.
 // Linux lowers the MTU of a bridge to the smallest one of its ports, and removes all IPv6 addresses below 1280 bytes.
 // The interface gets the largest MTU in use, as do ports that have more from an earlier ADD, and with them the bridge.
-func (c *call) keepMTU(end *rtnl.Link) error {
-	if end.MTU >= c.bridge.MTU {
+func (a *attachment) keepMTU(end *rtnl.Link) error {
+	if end.MTU >= a.bridge.MTU {
 		return nil
 	}
-	ports, err := c.Host.Ports(c.bridge.Index)
+	ports, err := a.call.Host.Ports(a.bridge.Index)
 	if err != nil {
 		return err
 	}
 	largest := end.MTU
 	for _, p := range ports {
-		if largest = max(largest, c.usedMTU(p)); largest >= c.bridge.MTU {
-			largest, ports = c.bridge.MTU, nil
+		if largest = max(largest, a.usedMTU(p)); largest >= a.bridge.MTU {
+			largest, ports = a.bridge.MTU, nil
 			break
 		}
 	}
@@ -276,7 +277,7 @@ func (c *call) keepMTU(end *rtnl.Link) error {
 		if p.MTU <= largest {
 			continue
 		}
-		err := c.Host.SetLink(p.Index, rtnl.LinkChange{MTU: largest})
+		err := a.call.Host.SetLink(p.Index, rtnl.LinkChange{MTU: largest})
 		if err != nil && !errors.Is(err, rtnl.ErrNoLink) {
 			return err
 		}
@@ -285,39 +286,39 @@ func (c *call) keepMTU(end *rtnl.Link) error {
 		return nil
 	}
 	end.MTU = largest
-	return c.Host.SetLink(end.Index, rtnl.LinkChange{MTU: largest})
+	return a.call.Host.SetLink(end.Index, rtnl.LinkChange{MTU: largest})
 }
 
 // usedMTU returns the MTU of a port, or the smaller one of the container or VLAN gateway behind the port: keepMTU may
 // have raised the port's. Other pairs are the administrator's.
-func (c *call) usedMTU(port rtnl.Link) int {
-	peer, err := c.Host.Peer(port)
+func (a *attachment) usedMTU(port rtnl.Link) int {
+	peer, err := a.call.Host.Peer(port)
 	_, isContainer := cni.ParseMark(port.Alias)
-	isGateway := port.PeerNS == -1 && strings.HasPrefix(peer.Name, c.bridge.Name+".")
+	isGateway := port.PeerNS == -1 && strings.HasPrefix(peer.Name, a.bridge.Name+".")
 	if err != nil || !isContainer && !isGateway {
 		return port.MTU
 	}
 	return min(port.MTU, peer.MTU)
 }
 
-func (c *call) spoofCheck() spoofCheck {
-	return spoofCheck{Attachment: c.Attachment, Port: c.HostEnd.Name, MAC: c.ContEnd.MAC}
+func (a *attachment) spoofCheck() spoofCheck {
+	return spoofCheck{Attachment: a.call.Req.Attachment, Port: a.call.HostEnd.Name, MAC: a.call.ContEnd.MAC}
 }
 
 // setVLANs gives a new port its VLANs, and takes the kernel's default one from it. A port without VLANs keeps that one:
 // it would carry nothing.
-func (c *call) setVLANs(end rtnl.Link, vlans []rtnl.VLAN, keepDefault bool) error {
+func (a *attachment) setVLANs(end rtnl.Link, vlans []rtnl.VLAN, keepDefault bool) error {
 	if len(vlans) == 0 {
 		return nil
 	}
-	byDefault := c.bridge.DefaultPVID
+	byDefault := a.bridge.DefaultPVID
 	wanted := keepDefault || slices.ContainsFunc(vlans, func(v rtnl.VLAN) bool { return v.ID == byDefault })
 	if byDefault != 0 && !wanted {
-		if err := c.Host.DelVLAN(end.Index, byDefault); err != nil {
+		if err := a.call.Host.DelVLAN(end.Index, byDefault); err != nil {
 			return err
 		}
 	}
-	return c.Host.AddVLANs(end.Index, vlans)
+	return a.call.Host.AddVLANs(end.Index, vlans)
 }
 
 // portVLANs lists what a port carries. A trunk without a VLAN of its own has VLAN 1 untagged.

@@ -31,36 +31,36 @@ func findBridge(host *rtnl.Conn, name string) (rtnl.Link, error) {
 
 // prepareBridge finds the bridge or makes it, and brings it up. It is shared and stays when ADD fails. Of a bridge that
 // is up only promiscuous mode and accept_ra change; what contradicts the configuration is a warning.
-func (c *call) prepareBridge() error {
-	cfg := c.cfg
-	br, err := findBridge(c.Host, cfg.Bridge)
+func (a *attachment) prepareBridge() error {
+	cfg := a.cfg
+	br, err := findBridge(a.call.Host, cfg.Bridge)
 	if errors.Is(err, rtnl.ErrNoLink) {
-		br, err = c.makeBridge()
+		br, err = a.makeBridge()
 	}
 	if err != nil {
 		return err
 	}
 	if cfg.Link.MTU != 0 && br.MTU != cfg.Link.MTU {
-		c.Warn("bridge %q: has mtu %d, the configuration says %d; an existing bridge is not changed",
+		a.call.Req.Warn("bridge %q: has mtu %d, the configuration says %d; an existing bridge is not changed",
 			cfg.Bridge, br.MTU, cfg.Link.MTU)
 	}
 	if cfg.filtersVLANs() && !br.VLANFiltering {
-		c.Warn("bridge %q: does not filter VLANs, so vlan and vlanTrunk have no effect "+
+		a.call.Req.Warn("bridge %q: does not filter VLANs, so vlan and vlanTrunk have no effect "+
 			"(ip link set %s type bridge vlan_filtering 1)", cfg.Bridge, cfg.Bridge)
 	}
 	if cfg.PromiscMode && !br.Promisc {
-		if err := c.Host.SetLink(br.Index, rtnl.LinkChange{Promisc: new(true)}); err != nil {
+		if err := a.call.Host.SetLink(br.Index, rtnl.LinkChange{Promisc: new(true)}); err != nil {
 			return err
 		}
 	}
-	c.bridge = br
-	if cfg.Gateway && c.IPAM != "" {
+	a.bridge = br
+	if cfg.Gateway && a.call.Req.IPAM != "" {
 		// First: a port changes it, and an ADD that fails or is killed may leave gateway addresses.
-		if err := c.pinMAC(br); err != nil {
+		if err := a.pinMAC(br); err != nil {
 			return err
 		}
 	}
-	if err := c.Tolerate(c.ignoreRouterAdverts()); err != nil {
+	if err := a.call.Tolerate(a.ignoreRouterAdverts()); err != nil {
 		return err
 	}
 	if br.Up {
@@ -68,37 +68,37 @@ func (c *call) prepareBridge() error {
 	}
 	// It comes up last: one that is down is new or incomplete. Without an uplink nobody else can have its MAC address:
 	// there is no duplicate to detect, and the host can ask for neighbours at once.
-	uplink, err := c.hasUplink()
+	uplink, err := a.hasUplink()
 	if err != nil {
 		return err
 	}
 	if !uplink {
-		if err := c.Tolerate(iface.SkipDAD(br.Name)); err != nil {
+		if err := a.call.Tolerate(iface.SkipDAD(br.Name)); err != nil {
 			return err
 		}
 	}
-	return c.Host.SetLink(br.Index, rtnl.LinkChange{Up: new(true)})
+	return a.call.Host.SetLink(br.Index, rtnl.LinkChange{Up: new(true)})
 }
 
 // ignoreRouterAdverts keeps containers from giving the host routes. A bridge that is up and has an uplink keeps its
 // setting: the host's router may be there.
-func (c *call) ignoreRouterAdverts() error {
-	if c.bridge.Up {
-		accepts, err := iface.AcceptsRouterAdverts(c.bridge.Name)
+func (a *attachment) ignoreRouterAdverts() error {
+	if a.bridge.Up {
+		accepts, err := iface.AcceptsRouterAdverts(a.bridge.Name)
 		if err != nil || !accepts {
 			return err
 		}
-		uplink, err := c.hasUplink()
+		uplink, err := a.hasUplink()
 		if err != nil || uplink {
 			return err
 		}
 	}
-	return iface.IgnoreRouterAdverts(c.bridge.Name)
+	return iface.IgnoreRouterAdverts(a.bridge.Name)
 }
 
 // hasUplink tells whether the bridge may lead out of the host: whether one of its ports is no veth.
-func (c *call) hasUplink() (bool, error) {
-	ports, err := c.Host.Ports(c.bridge.Index)
+func (a *attachment) hasUplink() (bool, error) {
+	ports, err := a.call.Host.Ports(a.bridge.Index)
 	if err != nil {
 		return false, err
 	}
@@ -106,15 +106,15 @@ func (c *call) hasUplink() (bool, error) {
 }
 
 // makeBridge makes the bridge, or finds the one that another ADD has made meanwhile.
-func (c *call) makeBridge() (rtnl.Link, error) {
-	err := c.Host.AddLink(rtnl.NewLink{
-		Kind: "bridge", Name: c.cfg.Bridge, MTU: c.cfg.Link.MTU, VLANFiltering: c.cfg.filtersVLANs(),
+func (a *attachment) makeBridge() (rtnl.Link, error) {
+	err := a.call.Host.AddLink(rtnl.NewLink{
+		Kind: "bridge", Name: a.cfg.Bridge, MTU: a.cfg.Link.MTU, VLANFiltering: a.cfg.filtersVLANs(),
 		MAC: randomMAC(), // without it the bridge would take a port's address, see pinMAC
 	})
 	if err != nil && !errors.Is(err, unix.EEXIST) {
-		return rtnl.Link{}, c.cfg.unsupportedVLANs(err)
+		return rtnl.Link{}, a.cfg.unsupportedVLANs(err)
 	}
-	return findBridge(c.Host, c.cfg.Bridge)
+	return findBridge(a.call.Host, a.cfg.Bridge)
 }
 
 // unsupportedVLANs gives the answer of a kernel without VLAN filtering code 2, and leaves that of one without bridges.
@@ -141,54 +141,54 @@ func randomMAC() net.HardwareAddr {
 const gatewayTimeout = 5 * time.Second
 
 // prepareGateway gives the bridge, or the VLAN's gateway, the addresses, and lets the host forward. All of it stays.
-func (c *call) prepareGateway(ctx context.Context, want []netip.Prefix) (gw attach.Gateway, err error) {
-	gw.Link = c.bridge
+func (a *attachment) prepareGateway(ctx context.Context, want []netip.Prefix) (gw attach.Gateway, err error) {
+	gw.Link = a.bridge
 	if len(want) == 0 {
 		return gw, nil
 	}
-	if c.cfg.VLAN != 0 {
-		if gw.Link, err = c.ensureVLANGateway(ctx); err == nil {
-			err = c.pinMAC(gw.Link)
+	if a.cfg.VLAN != 0 {
+		if gw.Link, err = a.ensureVLANGateway(ctx); err == nil {
+			err = a.pinMAC(gw.Link)
 		}
 		if err != nil {
 			return gw, err
 		}
 	}
-	have, err := c.Host.Addrs(gw.Link.Index)
+	have, err := a.call.Host.Addrs(gw.Link.Index)
 	if err != nil {
 		return gw, err
 	}
-	plan, err := planGateways(c.cfg, gw.Link.Name, have, want)
+	plan, err := planGateways(a.cfg, gw.Link.Name, have, want)
 	if err != nil {
 		return gw, err
 	}
-	for _, a := range plan.Add {
-		if err := c.RefuseRouter(a, c.bridge, gw.Link); err != nil {
+	for _, addr := range plan.Add {
+		if err := a.call.RefuseRouter(addr, a.bridge, gw.Link); err != nil {
 			return gw, err
 		}
 	}
 	gw.Addrs = plan.Usable
-	for _, a := range plan.Remove {
-		if err := c.Host.DelAddr(gw.Link.Index, a); err != nil {
+	for _, addr := range plan.Remove {
+		if err := a.call.Host.DelAddr(gw.Link.Index, addr); err != nil {
 			return gw, err
 		}
 	}
-	for _, a := range plan.Add {
-		usable, err := c.addGateway(gw.Link, a)
+	for _, addr := range plan.Add {
+		usable, err := a.addGateway(gw.Link, addr)
 		if err != nil {
 			return gw, err
 		}
 		if usable {
-			gw.Addrs = append(gw.Addrs, a)
+			gw.Addrs = append(gw.Addrs, addr)
 		}
 	}
 	if plan.Again {
-		if err := c.detectDuplicate(ctx, gw.Link); err != nil {
+		if err := a.detectDuplicate(ctx, gw.Link); err != nil {
 			return gw, err
 		}
 	}
-	for _, a := range want {
-		if err := iface.EnableForwarding(a.Addr().Is4()); err != nil {
+	for _, addr := range want {
+		if err := iface.EnableForwarding(addr.Addr().Is4()); err != nil {
 			return gw, err
 		}
 	}
@@ -199,21 +199,21 @@ func (c *call) prepareGateway(ctx context.Context, want []netip.Prefix) (gw atta
 // address was not set has the lowest address of its ports, and changes it when that port is removed. Containers would
 // then lose their gateway until their neighbor entries expire. A bridge that lost all its ports has no address, and
 // gets a random one.
-func (c *call) pinMAC(l rtnl.Link) error {
+func (a *attachment) pinMAC(l rtnl.Link) error {
 	if set, err := iface.IsMACSet(l); set && err == nil || len(l.MAC) == 0 {
 		return nil
 	}
 	if bytes.Equal(l.MAC, make(net.HardwareAddr, len(l.MAC))) {
 		l.MAC = randomMAC()
 	}
-	return c.Host.SetLink(l.Index, rtnl.LinkChange{MAC: l.MAC})
+	return a.call.Host.SetLink(l.Index, rtnl.LinkChange{MAC: l.MAC})
 }
 
 // detectDuplicate waits for the duplicate address detection of gateway addresses that failed it before.
-func (c *call) detectDuplicate(ctx context.Context, link rtnl.Link) error {
+func (a *attachment) detectDuplicate(ctx context.Context, link rtnl.Link) error {
 	ctx, cancel := context.WithTimeout(ctx, gatewayTimeout)
 	defer cancel()
-	if err := c.Host.WaitDAD(ctx, link.Index); errors.Is(err, rtnl.ErrDuplicate) {
+	if err := a.call.Host.WaitDAD(ctx, link.Index); errors.Is(err, rtnl.ErrDuplicate) {
 		return cni.Errorf(cni.CodeConflict, "bridge %q: gateway: %w", link.Name, err)
 	}
 	return nil // a detection that takes longer goes on without us
@@ -221,15 +221,15 @@ func (c *call) detectDuplicate(ctx context.Context, link rtnl.Link) error {
 
 // addGateway adds a gateway address. usable is true for an IPv6 one that needs no duplicate address detection: only
 // containers with exclusive leases could have it, unless the bridge has an uplink.
-func (c *call) addGateway(link rtnl.Link, gw netip.Prefix) (usable bool, err error) {
+func (a *attachment) addGateway(link rtnl.Link, gw netip.Prefix) (usable bool, err error) {
 	if gw.Addr().Is6() {
-		uplink, err := c.hasUplink()
+		uplink, err := a.hasUplink()
 		if err != nil {
 			return false, err
 		}
 		usable = !uplink
 	}
-	err = c.Host.AddAddr(link.Index, rtnl.Addr{Prefix: gw, NoDAD: usable})
+	err = a.call.Host.AddAddr(link.Index, rtnl.Addr{Prefix: gw, NoDAD: usable})
 	switch {
 	case errors.Is(err, unix.EEXIST): // another ADD was quicker
 		err = nil
@@ -270,56 +270,56 @@ func (c config) masqFrom(host *rtnl.Conn, bridge rtnl.Link, ips []cni.IP) (m att
 // ensureVLANGateway finds or makes the gateway of the VLAN: a veth pair called <bridge>.<vlan> whose other end is a
 // port of the bridge. Both ends come up last, so one that is down is finished. A link of that name that is no pair of
 // this host is the administrator's and used as found.
-func (c *call) ensureVLANGateway(ctx context.Context) (rtnl.Link, error) {
-	name := c.cfg.gatewayName()
-	gw, err := c.Host.Link(name)
+func (a *attachment) ensureVLANGateway(ctx context.Context) (rtnl.Link, error) {
+	name := a.cfg.gatewayName()
+	gw, err := a.call.Host.Link(name)
 	if errors.Is(err, rtnl.ErrNoLink) {
 		// The other end's name says what it belongs to.
-		portName := iface.HostNames(cni.Attachment{Network: c.cfg.Bridge, IfName: name})[0]
-		err = c.Host.AddLink(rtnl.NewLink{Kind: "veth", Name: name, MTU: c.cfg.Link.MTU,
+		portName := iface.HostNames(cni.Attachment{Network: a.cfg.Bridge, IfName: name})[0]
+		err = a.call.Host.AddLink(rtnl.NewLink{Kind: "veth", Name: name, MTU: a.cfg.Link.MTU,
 			MAC: randomMAC(), Peer: rtnl.Peer{Name: portName}})
 		if err == nil || errors.Is(err, unix.EEXIST) { // another ADD was quicker
-			gw, err = c.Host.Link(name)
+			gw, err = a.call.Host.Link(name)
 		}
 	}
 	if err != nil || gw.Up {
 		return gw, err
 	}
-	end, err := c.Host.OtherEnd(gw, c.Host)
+	end, err := a.call.Host.OtherEnd(gw, a.call.Host)
 	switch {
 	case errors.Is(err, rtnl.ErrNoLink):
-		err = c.Host.SetLink(gw.Index, rtnl.LinkChange{Up: new(true)})
+		err = a.call.Host.SetLink(gw.Index, rtnl.LinkChange{Up: new(true)})
 	case err == nil:
-		err = c.finishVLANGateway(ctx, gw, end)
+		err = a.finishVLANGateway(ctx, gw, end)
 	}
 	if err != nil {
-		return gw, fmt.Errorf("gateway of vlan %d: %w", c.cfg.VLAN, err)
+		return gw, fmt.Errorf("gateway of vlan %d: %w", a.cfg.VLAN, err)
 	}
 	return gw, nil
 }
 
 // finishVLANGateway makes the other end a port of the bridge in the VLAN, and brings both ends up.
-func (c *call) finishVLANGateway(ctx context.Context, gw, end rtnl.Link) error {
-	err := c.Tolerate(errors.Join(iface.IgnoreRouterAdverts(gw.Name), iface.IgnoreRouterAdverts(end.Name)))
+func (a *attachment) finishVLANGateway(ctx context.Context, gw, end rtnl.Link) error {
+	err := a.call.Tolerate(errors.Join(iface.IgnoreRouterAdverts(gw.Name), iface.IgnoreRouterAdverts(end.Name)))
 	if err != nil {
 		return err
 	}
-	if err := c.keepMTU(&end); err != nil {
+	if err := a.keepMTU(&end); err != nil {
 		return err
 	}
-	if err := c.Host.SetLink(end.Index, rtnl.LinkChange{Master: &c.bridge.Index}); err != nil {
+	if err := a.call.Host.SetLink(end.Index, rtnl.LinkChange{Master: &a.bridge.Index}); err != nil {
 		return err
 	}
-	if err := c.setVLANs(end, portVLANs(c.cfg.VLAN, nil), false); err != nil {
+	if err := a.setVLANs(end, portVLANs(a.cfg.VLAN, nil), false); err != nil {
 		return err
 	}
 	for _, index := range []int{end.Index, gw.Index} {
-		if err := c.Host.SetLink(index, rtnl.LinkChange{Up: new(true)}); err != nil {
+		if err := a.call.Host.SetLink(index, rtnl.LinkChange{Up: new(true)}); err != nil {
 			return err
 		}
 	}
 	ctx, cancel := context.WithTimeout(ctx, gatewayTimeout)
 	defer cancel()
-	_, err = c.Host.WaitUp(ctx, end.Index)
+	_, err = a.call.Host.WaitUp(ctx, end.Index)
 	return err
 }

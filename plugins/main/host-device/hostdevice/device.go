@@ -11,7 +11,7 @@ import (
 	"strings"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
-	"github.com/hawser-cni/plugins/pkg/frame"
+	"github.com/hawser-cni/plugins/pkg/netplugin"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
@@ -35,7 +35,7 @@ func (d selector) find(host *rtnl.Conn) (l rtnl.Link, err error) {
 		err = cni.Refuse(d.Key, d.Value, "is the loopback interface, which cannot move")
 	}
 	if err == nil {
-		err = frame.RefuseOwned(d.Key, l)
+		err = netplugin.RefuseOwned(d.Key, l)
 	}
 	return l, err
 }

@@ -10,8 +10,8 @@ import (
 
 	"github.com/hawser-cni/plugins/pkg/attach"
 	"github.com/hawser-cni/plugins/pkg/cni"
-	"github.com/hawser-cni/plugins/pkg/frame"
 	"github.com/hawser-cni/plugins/pkg/iface"
+	"github.com/hawser-cni/plugins/pkg/netplugin"
 	"github.com/hawser-cni/plugins/pkg/ns"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 	"github.com/hawser-cni/plugins/pkg/skel"
@@ -25,7 +25,7 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	if err != nil {
 		return nil, err
 	}
-	s.Step("move the device")
+	s.Req.Step("move the device")
 	pci, err := take(ctx, s, cfg.Device)
 	if err != nil {
 		return nil, err
@@ -33,7 +33,7 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	target := s.Target()
 	target.EnableDAD = cfg.DAD
 	if target.Index != 0 {
-		s.Step("raise the interface")
+		s.Req.Step("raise the interface")
 		if err := iface.Raise(target); err != nil {
 			return nil, err
 		}
@@ -42,7 +42,7 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	if err != nil {
 		return nil, err
 	}
-	res.Interfaces[0].Name, res.Interfaces[0].PCIID = s.IfName, pci
+	res.Interfaces[0].Name, res.Interfaces[0].PCIID = s.Req.IfName, pci
 	if target.Index == 0 || len(res.IPs) == 0 {
 		return res, nil
 	}
@@ -53,7 +53,7 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 func del(ctx context.Context, req *skel.Request) error {
 	locks, cancel := skel.WithTwoThirds(ctx)
 	defer cancel()
-	c, err := lock(locks, frame.OpenHost(req))
+	c, err := lock(locks, netplugin.OpenHost(req))
 	if err != nil {
 		return err
 	}
@@ -76,7 +76,7 @@ func del(ctx context.Context, req *skel.Request) error {
 }
 
 func check(ctx context.Context, req *skel.Request, cfg config) error {
-	return attach.Check(ctx, req, func(s *attach.Session) []error { return verify(s, cfg.Device) })
+	return attach.Check(ctx, req, func(s *attach.Call) []error { return verify(s, cfg.Device) })
 }
 
 // gc brings the devices home that attachments have which are not valid.
@@ -87,7 +87,7 @@ func gc(ctx context.Context, req *skel.Request) error {
 // status is code 50 where ADD would not find the device, and else IPAM's answer.
 func status(ctx context.Context, req *skel.Request, cfg config) error {
 	probe := func(host *rtnl.Conn) error { return findOrHeld(req, host, cfg.Device) }
-	if err := frame.Status(recordDir, probe); err != nil {
+	if err := netplugin.Status(recordDir, probe); err != nil {
 		return err
 	}
 	return attach.Status(ctx, req, attach.Masq{}, nil)
@@ -95,13 +95,13 @@ func status(ctx context.Context, req *skel.Request, cfg config) error {
 
 // call is a call while nobody else moves a device: the records are locked.
 type call struct {
-	*frame.Call
+	*netplugin.Call
 	records *store
 }
 
 // take finds the device, writes the record and moves the device into the container. It returns the PCI address. Other
 // calls wait meanwhile: on the host nothing says that somebody takes the device.
-func take(ctx context.Context, s *attach.Session, d selector) (pci string, err error) {
+func take(ctx context.Context, s *attach.Call, d selector) (pci string, err error) {
 	if err := s.RefuseTakenName(); err != nil {
 		return "", err
 	}
@@ -115,14 +115,14 @@ func take(ctx context.Context, s *attach.Session, d selector) (pci string, err e
 	if err != nil {
 		return "", err
 	}
-	r := record{Attachment: c.Attachment, Netns: c.Netns, NS: c.NetnsID, Device: d, Link: l,
+	r := record{Attachment: c.Req.Attachment, Netns: c.Req.Netns, NS: c.NetnsID, Device: d, Link: l,
 		PCI: cmp.Or(pciAddress(d.Value), pciAddress(l.Parent))}
 	if l.Index != 0 {
 		if err := c.prepare(&r); err != nil {
 			return "", err
 		}
 	}
-	c.OnFail("bring the device home", func(ctx context.Context) error {
+	c.Req.OnFail("bring the device home", func(ctx context.Context) error {
 		again, err := lock(ctx, s.Call)
 		if err != nil {
 			return err
@@ -133,7 +133,7 @@ func take(ctx context.Context, s *attach.Session, d selector) (pci string, err e
 		return r.PCI, err
 	}
 	// One message: whenever we are killed, the device has one name and says where it belongs.
-	err = c.Host.SetLink(l.Index, rtnl.LinkChange{To: c.Cont, Name: c.IfName, Alias: &l.Name})
+	err = c.Host.SetLink(l.Index, rtnl.LinkChange{To: c.Cont, Name: c.Req.IfName, Alias: &l.Name})
 	if errors.Is(err, unix.EINVAL) {
 		return "", cni.Refuse(d.Key, d.Value, fmt.Sprintf("is interface %q, which cannot move to a namespace: %v",
 			l.Name, err))
@@ -160,12 +160,12 @@ func (c call) findFree(d selector) (l rtnl.Link, err error) {
 		if onHost {
 			concerns = r.isOf(l)
 		}
-		own := r.Attachment == c.Attachment // an attachment has one record: it counts whichever device it names
+		own := r.Attachment == c.Req.Attachment // an attachment has one record: it counts whichever device it names
 		if !own && !concerns {
 			continue
 		}
 		if own || !onHost {
-			if err := r.refuseHeld(c.Attachment); err != nil {
+			if err := r.refuseHeld(c.Req.Attachment); err != nil {
 				return l, err
 			}
 		}
@@ -185,7 +185,7 @@ func (c call) findFree(d selector) (l rtnl.Link, err error) {
 
 // refuseHeld is the error of a device that its container has; by is who wants it.
 func (r record) refuseHeld(by cni.Attachment) error {
-	cont, err := frame.Enter(ns.OpenAs, r.Netns, r.NS)
+	cont, err := netplugin.DialNetns(ns.OpenAs, r.Netns, r.NS)
 	if err == nil && r.Link.Index != 0 {
 		_, err = r.find(cont)
 	}
@@ -204,7 +204,7 @@ func (c call) prepare(r *record) error {
 	routes, _ := c.Host.Routes(r.Link.Index, unix.AF_UNSPEC)
 	for _, route := range routes {
 		if route.Dst.Bits() == 0 {
-			c.Warn("device %q: has the host's default route %s, which is lost", r.Link.Name, route)
+			c.Req.Warn("device %q: has the host's default route %s, which is lost", r.Link.Name, route)
 		}
 	}
 	_, err := c.Cont.LinkByIndex(r.Link.Index)
@@ -227,12 +227,12 @@ func (c call) leaveMaster(r *record) error {
 	if err != nil {
 		return err
 	}
-	c.Warn("device %q: is a port of %q, and will not be when it comes home; make it one again with: "+
+	c.Req.Warn("device %q: is a port of %q, and will not be when it comes home; make it one again with: "+
 		"ip link set %s master %s", r.Link.Name, master.Name, r.Link.Name, master.Name)
 	if master.Kind != "bond" && master.Kind != "team" {
 		return nil
 	}
-	c.OnFail("make the device a port again", func(context.Context) error {
+	c.Req.OnFail("make the device a port again", func(context.Context) error {
 		l, err := r.findHome(c.Host)
 		if err != nil {
 			return err
@@ -250,10 +250,10 @@ func (c call) leaveMaster(r *record) error {
 }
 
 // lock locks the records until the call is over.
-func lock(ctx context.Context, c *frame.Call) (call, error) {
+func lock(ctx context.Context, c *netplugin.Call) (call, error) {
 	locked, err := records().OpenExisting(ctx)
 	if err == nil {
-		c.OnDone(func() { _ = errors.Join(locked.Close(), c.Cont.Close()) })
+		c.Req.OnDone(func() { _ = errors.Join(locked.Close(), c.Cont.Close()) })
 	}
 	return call{c, locked}, err
 }
@@ -261,39 +261,39 @@ func lock(ctx context.Context, c *frame.Call) (call, error) {
 // findDevice finds the attachment's device, by the record or by what the reference left, and opens Cont. The error
 // matches rtnl.ErrNoLink when there is none.
 func (c call) findDevice() (r record, err error) {
-	r, ok, err := c.records.Get(c.Hash())
+	r, ok, err := c.records.Get(c.Req.Hash())
 	if err != nil {
 		return r, err
 	}
 	if !ok {
 		return c.findReference()
 	}
-	c.Cont, err = frame.Enter((&ns.Finder{Also: c.Netns}).Open, r.Netns, r.NS)
-	return r, frame.IgnoreNoLink(err) // it may be on the host
+	c.Cont, err = netplugin.DialNetns((&ns.Finder{Also: c.Req.Netns}).Open, r.Netns, r.NS)
+	return r, netplugin.IgnoreNoLink(err) // it may be on the host
 }
 
 // verify compares the interface with the result, and with the device that ADD took.
-func verify(s *attach.Session, d selector) []error {
-	r, ok, err := records().Get(s.Hash())
-	if i, _ := s.PrevResult.ContainerInterface(s.IfName); i.MAC == "" && r.Link.Index == 0 {
+func verify(s *attach.Call, d selector) []error {
+	r, ok, err := records().Get(s.Req.Hash())
+	if i, _ := s.Req.PrevResult.ContainerInterface(s.Req.IfName); i.MAC == "" && r.Link.Index == 0 {
 		return []error{err} // a device without interface
 	}
 	if err := errors.Join(err, s.VerifyInterface()); err != nil {
 		return []error{err}
 	}
-	errs := []error{iface.Verify(s.Target(), s.PrevResult)}
+	errs := []error{iface.Verify(s.Target(), s.Req.PrevResult)}
 	if ok && (!r.isOf(s.ContEnd) || d.Key != "" && !r.isMeant(d)) {
-		errs = append(errs, cni.Drift("interface %q: is not the device %q", s.IfName, d.Value))
+		errs = append(errs, cni.Drift("interface %q: is not the device %q", s.Req.IfName, d.Value))
 	}
 	if alias := s.ContEnd.Alias; alias == "" || ok && alias != r.Link.Name {
-		errs = append(errs, cni.Drift("interface %q: alias is %q instead of the device's name on the host", s.IfName,
-			alias))
+		errs = append(errs, cni.Drift("interface %q: alias is %q instead of the device's name on the host",
+			s.Req.IfName, alias))
 	}
 	return errs
 }
 
 func collect(ctx context.Context, req *skel.Request) error {
-	c, err := lock(ctx, frame.OpenHost(req))
+	c, err := lock(ctx, netplugin.OpenHost(req))
 	if err != nil {
 		return err
 	}
@@ -305,7 +305,7 @@ func collect(ctx context.Context, req *skel.Request) error {
 		if !req.Valid.Excludes(r.Attachment) {
 			continue
 		}
-		cont, err := frame.Enter(finder.Open, r.Netns, r.NS)
+		cont, err := netplugin.DialNetns(finder.Open, r.Netns, r.NS)
 		if err == nil || errors.Is(err, rtnl.ErrNoLink) {
 			err = c.bringHome(*r, cont)
 		}

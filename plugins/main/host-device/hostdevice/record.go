@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
-	"github.com/hawser-cni/plugins/pkg/frame"
+	"github.com/hawser-cni/plugins/pkg/netplugin"
 	"github.com/hawser-cni/plugins/pkg/ns"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 	"github.com/hawser-cni/plugins/pkg/skel"
@@ -46,8 +46,8 @@ func (r record) String() string { return fmt.Sprintf("device %q", cmp.Or(r.Link.
 
 // list lists the devices, by their names or PCI addresses on the host.
 func list(context.Context, *skel.Request) ([]cni.Holding, error) {
-	return frame.Held(records(), func(r record) []cni.Holding {
-		return frame.InNetns(r.Netns, r.NS,
+	return netplugin.Holdings(records(), func(r record) []cni.Holding {
+		return netplugin.WithNetns(r.Netns, r.NS,
 			cni.Holding{Attachment: r.Attachment, Kind: cni.HeldDevice, Value: cmp.Or(r.Link.Name, r.PCI)})
 	})
 }
@@ -126,7 +126,7 @@ func (c call) bringHome(r record, cont *rtnl.Conn) error {
 		return errors.Join(fmt.Errorf("%s: %w", r, err), c.records.Put(r))
 	}
 	if err = errors.Join(nameErr, err); err != nil {
-		c.Warn("%s: came home as %q: %v", r, l.Name, err)
+		c.Req.Warn("%s: came home as %q: %v", r, l.Name, err)
 	}
 	if nameErr == nil {
 		return c.records.Drop(r.Hash())

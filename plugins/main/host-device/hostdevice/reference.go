@@ -12,23 +12,23 @@ import (
 // result or the configuration must know it, too, since a container can give anything an alias. An interface that
 // another attachment's record names is not the reference's: the path leads to another container by now.
 func (c call) findReference() (r record, err error) {
-	r.Attachment = c.Attachment
-	if c.NS == nil {
+	r.Attachment = c.Req.Attachment
+	if c.Req.NS == nil {
 		return r, rtnl.ErrNoLink
 	}
 	if err := c.FindInterface(); err != nil {
 		return r, err
 	}
-	isRecorded := func(other record) bool { return other.NS.Is(c.NetnsID) && other.IfName == c.IfName }
+	isRecorded := func(other record) bool { return other.NS.Is(c.NetnsID) && other.IfName == c.Req.IfName }
 	if recorded, err := c.records.Any(isRecorded); err != nil || recorded {
 		return r, cmp.Or(err, rtnl.ErrNoLink)
 	}
 	var w wireConfig
-	_ = c.Decode(&w)
+	_ = c.Req.Decode(&w)
 	d, _ := w.device()
 	r.Link, r.PCI = c.ContEnd, c.ContEnd.Parent
 	r.Link.Name, r.Link.Alias, r.Link.Up = c.ContEnd.Alias, "", false
-	i, _ := c.PrevResult.ContainerInterface(c.IfName)
+	i, _ := c.Req.PrevResult.ContainerInterface(c.Req.IfName)
 	isKnown := r.isMeant(d) || i.MAC != "" && strings.EqualFold(i.MAC, r.Link.MAC.String())
 	if !isKnown || !cni.ValidIfName(r.Link.Name) {
 		return r, rtnl.ErrNoLink

@@ -45,7 +45,7 @@ func parseConfig(req *skel.Request, w wireConfig, problems *cni.Problems) attach
 }
 
 // makeMacvlan refuses the master's own MAC address, and gives a passthru its MAC address afterwards.
-func makeMacvlan(ctx context.Context, s *attach.Session, name string) error {
+func makeMacvlan(ctx context.Context, s *attach.Call, name string) error {
 	mode, mac := s.Child.New.Mode, s.Child.Link.MAC
 	if mode != passthru && mac != nil && slices.Equal(mac, s.Master.MAC) {
 		return cni.Refuse("mac", mac.String(), fmt.Sprintf("is that of master %q", s.Master.Name))

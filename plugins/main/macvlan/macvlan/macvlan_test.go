@@ -140,11 +140,11 @@ var _ = Describe("ADD", Label("kernel"), func() {
 		parse := p.Parse
 		p.Parse = func(req *skel.Request) (attach.ChildConfig, error) {
 			c, err := parse(req)
-			c.Make = func(ctx context.Context, s *attach.Session, name string) error {
-				if name == s.IfName { // as before Linux 6.15 where the host has the name
+			c.Make = func(ctx context.Context, s *attach.Call, name string) error {
+				if name == s.Req.IfName { // as before Linux 6.15 where the host has the name
 					return unix.EEXIST
 				}
-				other := rtnl.NewLink{Kind: "veth", Name: s.IfName, Peer: rtnl.Peer{Name: "x0"}}
+				other := rtnl.NewLink{Kind: "veth", Name: s.Req.IfName, Peer: rtnl.Peer{Name: "x0"}}
 				return errors.Join(makeMacvlan(ctx, s, name), s.Cont.AddLink(other))
 			}
 			return c, err

@@ -38,7 +38,7 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	if err := s.MarkHostEnd(0); err != nil {
 		return nil, err
 	}
-	s.Step("raise the interface")
+	s.Req.Step("raise the interface")
 	if err := iface.Raise(target(s, nil)); err != nil {
 		return nil, err
 	}
@@ -59,15 +59,15 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 		}
 	}
 	p.Result.Interfaces = s.Interfaces()
-	s.Step("raise the host end")
+	s.Req.Step("raise the host end")
 	if err := raiseHostEnd(s, p); err != nil {
 		return nil, err
 	}
-	s.Step("configure the interface")
+	s.Req.Step("configure the interface")
 	if err := iface.Configure(ctx, target(s, p.ContRoutes), p.Result); err != nil {
 		return nil, err
 	}
-	s.Step("route to the container")
+	s.Req.Step("route to the container")
 	if err := routeToContainer(s, p); err != nil {
 		return nil, err
 	}
@@ -80,7 +80,7 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 func del(ctx context.Context, req *skel.Request) error { return attach.Del(ctx, req, "") }
 
 func check(ctx context.Context, req *skel.Request, cfg config) error {
-	return attach.Check(ctx, req, func(s *attach.Session) []error { return verify(ctx, s, cfg) })
+	return attach.Check(ctx, req, func(s *attach.Call) []error { return verify(ctx, s, cfg) })
 }
 
 func reapply(ctx context.Context, req *skel.Request, cfg config) error {
@@ -120,7 +120,7 @@ func status(ctx context.Context, req *skel.Request, cfg config) error {
 }
 
 // raiseHostEnd brings the host end up, after what must hold before.
-func raiseHostEnd(s *attach.Session, p plan) error {
+func raiseHostEnd(s *attach.Call, p plan) error {
 	if slices.ContainsFunc(p.Gateways, func(gw netip.Prefix) bool { return gw.Addr().Is6() }) {
 		// The host may have IPv6 off by default; this link needs it.
 		if err := iface.EnableIPv6(s.HostEnd.Name); err != nil {
@@ -136,7 +136,7 @@ func raiseHostEnd(s *attach.Session, p plan) error {
 
 // target is the container's interface. The kernel makes no route to its subnet:
 // that leads through the gateway like everything else.
-func target(s *attach.Session, routes []rtnl.Route) iface.Target {
+func target(s *attach.Call, routes []rtnl.Route) iface.Target {
 	t := s.Target()
 	t.NoSubnetRoutes, t.Routes = true, routes
 	return t
@@ -144,7 +144,7 @@ func target(s *attach.Session, routes []rtnl.Route) iface.Target {
 
 // routeToContainer gives the host end the gateway addresses, and the host a
 // route to each address of the container.
-func routeToContainer(s *attach.Session, p plan) error {
+func routeToContainer(s *attach.Call, p plan) error {
 	for _, gw := range p.Gateways {
 		if err := s.Host.AddAddr(s.HostEnd.Index, rtnl.Addr{Prefix: gw, NoDAD: gw.Addr().Is6()}); err != nil {
 			return err
@@ -164,10 +164,10 @@ func routeToContainer(s *attach.Session, p plan) error {
 
 // verify compares everything that ADD made, on both sides, with what is
 // there, and returns each difference.
-func verify(ctx context.Context, s *attach.Session, cfg config) []error {
-	own := &cni.Result{IPs: s.PrevResult.ContainerIPs(s.IfName)}
+func verify(ctx context.Context, s *attach.Call, cfg config) []error {
+	own := &cni.Result{IPs: s.Req.PrevResult.ContainerIPs(s.Req.IfName)}
 	if len(own.IPs) == 0 {
-		return []error{cni.Drift("prevResult: has no address of interface %q", s.IfName)}
+		return []error{cni.Drift("prevResult: has no address of interface %q", s.Req.IfName)}
 	}
 	p, err := makePlan(cfg, own)
 	if err != nil {
@@ -179,12 +179,12 @@ func verify(ctx context.Context, s *attach.Session, cfg config) []error {
 	if err := s.ExpectMTU(&cfg.Link, func() error { return cfg.Link.SettleMTU(s.Host) }); err != nil {
 		return []error{err}
 	}
-	inside := iface.Verify(target(s, p.ContRoutes), s.PrevResult)
+	inside := iface.Verify(target(s, p.ContRoutes), s.Req.PrevResult)
 	return append([]error{inside, s.VerifyMasquerade(ctx, cfg.Masq)}, verifyHost(s, cfg, p)...)
 }
 
 // verifyHost looks for what raiseHostEnd and routeToContainer made.
-func verifyHost(s *attach.Session, cfg config, p plan) []error {
+func verifyHost(s *attach.Call, cfg config, p plan) []error {
 	var errs []error
 	drift := func(format string, args ...any) {
 		errs = append(errs, cni.Drift("host interface %q: %s", s.HostEnd.Name, fmt.Sprintf(format,
@@ -220,8 +220,8 @@ func verifyHost(s *attach.Session, cfg config, p plan) []error {
 
 // wantedMTU is the host end's as ADD reported it, or as the configuration says:
 // results before 1.0.0 have none. 0 is unknown.
-func wantedMTU(s *attach.Session, cfg config) int {
-	for _, i := range s.PrevResult.Interfaces {
+func wantedMTU(s *attach.Call, cfg config) int {
+	for _, i := range s.Req.PrevResult.Interfaces {
 		if i.Name == s.HostEnd.Name && i.Sandbox == "" {
 			return cmp.Or(i.MTU, cfg.Link.MTU)
 		}

@@ -31,7 +31,7 @@ func (w wireConfig) ready() error {
 
 // make makes the tap. Until it is persistent it goes with our descriptor, so that nothing
 // is left of one whose ADD was killed.
-func (w wireConfig) make(ctx context.Context, s *attach.Session, name string) error {
+func (w wireConfig) make(ctx context.Context, s *attach.Call, name string) error {
 	bridge, err := w.findBridge(s)
 	if err != nil {
 		return err
@@ -39,7 +39,7 @@ func (w wireConfig) make(ctx context.Context, s *attach.Session, name string) er
 	if err := w.checkLabel(); err != nil {
 		return err
 	}
-	f, err := tun.Open(s.NS)
+	f, err := tun.Open(s.Req.NS)
 	if err != nil {
 		return err
 	}
@@ -55,7 +55,7 @@ func (w wireConfig) make(ctx context.Context, s *attach.Session, name string) er
 		return err
 	}
 	change := rtnl.LinkChange{MAC: s.Child.Link.MAC, MTU: s.Child.Link.MTU, Master: bridge,
-		Group: new(cni.NetworkHash(s.Network))}
+		Group: new(cni.NetworkHash(s.Req.Network))}
 	if err := s.Cont.SetLink(l.Index, change); err != nil {
 		return err
 	}
@@ -63,7 +63,7 @@ func (w wireConfig) make(ctx context.Context, s *attach.Session, name string) er
 }
 
 // findBridge returns the index of the bridge that the tap is to be a port of; nil = none.
-func (w wireConfig) findBridge(s *attach.Session) (*int, error) {
+func (w wireConfig) findBridge(s *attach.Call) (*int, error) {
 	if w.Bridge == "" {
 		return nil, nil
 	}
@@ -112,7 +112,7 @@ func (w wireConfig) allow(f *os.File) error {
 }
 
 // verify says what differs of the tap itself.
-func (w wireConfig) verify(s *attach.Session, l rtnl.Link) (differences []string) {
+func (w wireConfig) verify(s *attach.Call, l rtnl.Link) (differences []string) {
 	compare := func(what string, is, want any) {
 		if is != want {
 			differences = append(differences, fmt.Sprintf("%s is %v instead of %v", what, is, want))

@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
-	"github.com/hawser-cni/plugins/pkg/frame"
 	"github.com/hawser-cni/plugins/pkg/iface"
+	"github.com/hawser-cni/plugins/pkg/netplugin"
 	"github.com/hawser-cni/plugins/pkg/ns"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 	"github.com/hawser-cni/plugins/pkg/skel"
@@ -18,13 +18,13 @@ import (
 
 // call is one call under way.
 type call struct {
-	*frame.Call
+	*netplugin.Call
 	at     *rtnl.Conn // where the limits are: Host, or Cont
 	inside bool       // they are in the container, whose interface has no host end
 }
 
 func open(req *skel.Request) *call {
-	c := frame.OpenHost(req)
+	c := netplugin.OpenHost(req)
 	return &call{Call: c, at: c.Host}
 }
 
@@ -101,15 +101,15 @@ func del(ctx context.Context, req *skel.Request) error {
 		return c.remove(end)
 	}
 	// The path may lead to another container by now. The record says where the limits of this one are.
-	r, ok, err := records().Get(c.Hash())
+	r, ok, err := records().Get(c.Req.Hash())
 	if ok {
-		err = removeInside(r, &ns.Finder{Also: c.Netns})
+		err = removeInside(r, &ns.Finder{Also: c.Req.Netns})
 	}
 	if err != nil {
 		return err
 	}
 	c.at = c.Host
-	return errors.Join(c.remove(rtnl.Link{}), records().Drop(ctx, c.Hash()))
+	return errors.Join(c.remove(rtnl.Link{}), records().Drop(ctx, c.Req.Hash()))
 }
 
 // gc removes the IFBs of attachments that are not valid, and the filters of the host ends that lead to them. Other host
@@ -134,9 +134,9 @@ func gc(ctx context.Context, req *skel.Request) error {
 		}
 		errs = append(errs, c.Host.DelLink(l.Index))
 	}
-	stale := func(r frame.Inside) bool { return req.Valid.Excludes(r.Attachment) }
+	stale := func(r netplugin.NetnsRecord) bool { return req.Valid.Excludes(r.Attachment) }
 	var finder ns.Finder
-	err = records().Collect(ctx, stale, func(r frame.Inside) error { return removeInside(r, &finder) })
+	err = records().Collect(ctx, stale, func(r netplugin.NetnsRecord) error { return removeInside(r, &finder) })
 	return errors.Join(append(errs, err)...)
 }
 
@@ -332,7 +332,7 @@ func rateText(rate uint64) string {
 
 // status says whether the kernel can limit anything.
 func status(_ context.Context, _ *skel.Request, cfg config) error {
-	return frame.Status("", func(host *rtnl.Conn) error {
+	return netplugin.Status("", func(host *rtnl.Conn) error {
 		err := host.ProbeQdisc("tbf")
 		if cfg.egress.rate != 0 || cfg.ingress.rate != 0 && cfg.exempt != nil {
 			err = errors.Join(err, host.ProbeKind("ifb"))
@@ -361,14 +361,14 @@ func (c *call) findEnd() (rtnl.Link, error) {
 	}
 	if err != nil || !c.names(c.HostEnd) {
 		return rtnl.Link{}, cni.Refuse("prevResult.interfaces", nil, fmt.Sprintf(
-			"has no interface of the host that is the other end of %q", c.IfName))
+			"has no interface of the host that is the other end of %q", c.Req.IfName))
 	}
 	return c.HostEnd, nil
 }
 
 // names reports whether prevResult names a link as an interface of the host.
 func (c *call) names(l rtnl.Link) bool {
-	return slices.ContainsFunc(c.PrevResult.Interfaces, func(i cni.Interface) bool {
+	return slices.ContainsFunc(c.Req.PrevResult.Interfaces, func(i cni.Interface) bool {
 		return i.Name == l.Name && i.Sandbox == ""
 	})
 }
@@ -380,11 +380,11 @@ func isAbsent(err error) bool { return err != nil && cni.AsError(err).Code != cn
 // end by the container's interface. The zero Link means that there is none. Without CNI_NETNS it does not search for
 // another program's host end, because prevResult may name any link.
 func (c *call) findRemains() (rtnl.Link, error) {
-	end, err := frame.MarkedHostEnd(c.Host, c.Attachment)
-	if !errors.Is(err, rtnl.ErrNoLink) || c.PrevResult == nil {
-		return end, frame.IgnoreNoLink(err)
+	end, err := netplugin.MarkedHostEnd(c.Host, c.Req.Attachment)
+	if !errors.Is(err, rtnl.ErrNoLink) || c.Req.PrevResult == nil {
+		return end, netplugin.IgnoreNoLink(err)
 	}
-	if c.NS == nil {
+	if c.Req.NS == nil {
 		return rtnl.Link{}, nil
 	}
 	end, err = c.findEnd()

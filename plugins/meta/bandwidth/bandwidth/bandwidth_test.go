@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
-	"github.com/hawser-cni/plugins/pkg/frame"
+	"github.com/hawser-cni/plugins/pkg/netplugin"
 	"github.com/hawser-cni/plugins/pkg/nstest"
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
@@ -559,7 +559,7 @@ var _ = Describe("an IFB without mark", Label("kernel"), func() {
 		IP(w.Host, "link add %s type ifb", refName)
 		w.Cmd("ip", "link", "set", refName, "alias", a.Mark()) // so that markIFB ends with its first message
 		w.Host.Do(func() {
-			c := call{Call: &frame.Call{Request: &skel.Request{Attachment: a}}, at: nstest.Must(rtnl.Dial(nil))}
+			c := call{Call: &netplugin.Call{Req: &skel.Request{Attachment: a}}, at: nstest.Must(rtnl.Dial(nil))}
 			defer c.at.Close()
 			ifb := nstest.Must(c.addIFB(names(a)[1], 1500, &filter{TBF: newTBF(1e6, 1e5)}))
 			_, err := c.markIFB(ifb, refName)

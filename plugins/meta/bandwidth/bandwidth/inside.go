@@ -4,7 +4,7 @@ import (
 	"context"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
-	"github.com/hawser-cni/plugins/pkg/frame"
+	"github.com/hawser-cni/plugins/pkg/netplugin"
 	"github.com/hawser-cni/plugins/pkg/ns"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 	"github.com/hawser-cni/plugins/pkg/skel"
@@ -14,28 +14,28 @@ import (
 const recordDir = "/run/hawser/bandwidth"
 
 // records say where the limits of interfaces without host end are, and for people which.
-func records() statefile.Records[frame.Inside] {
-	return statefile.Records[frame.Inside]{Path: recordDir}
+func records() statefile.Records[netplugin.NetnsRecord] {
+	return statefile.Records[netplugin.NetnsRecord]{Path: recordDir}
 }
 
 // keep writes the record, and has a failed ADD drop it unless the interface was limited before.
 func (c *call) keep(ctx context.Context, want limits, live bool) error {
 	var made []string
 	for name, f := range want.each {
-		made = append(made, limitText(name, f.Rate, c.IfName))
+		made = append(made, limitText(name, f.Rate, c.Req.IfName))
 	}
 	if !live {
-		c.OnFail("drop the record", func(ctx context.Context) error { return records().Drop(ctx, c.Hash()) })
+		c.Req.OnFail("drop the record", func(ctx context.Context) error { return records().Drop(ctx, c.Req.Hash()) })
 	}
-	return records().Put(ctx, c.Inside(made...))
+	return records().Put(ctx, c.NetnsRecord(made...))
 }
 
 // removeInside removes the limits of a record.
-func removeInside(r frame.Inside, finder *ns.Finder) error {
+func removeInside(r netplugin.NetnsRecord, finder *ns.Finder) error {
 	return r.Remove(finder, func(conn *rtnl.Conn) error {
-		c := &call{Call: &frame.Call{Request: &skel.Request{Attachment: r.Attachment}}, at: conn, inside: true}
+		c := &call{Call: &netplugin.Call{Req: &skel.Request{Attachment: r.Attachment}}, at: conn, inside: true}
 		end, err := conn.LinkByIndex(r.Link)
-		if frame.IgnoreNoLink(err) != nil {
+		if netplugin.IgnoreNoLink(err) != nil {
 			return err
 		}
 		return c.remove(end)
@@ -44,11 +44,11 @@ func removeInside(r frame.Inside, finder *ns.Finder) error {
 
 // listInside lists the records.
 func listInside() ([]cni.Holding, error) {
-	return frame.Held(records(), func(r frame.Inside) (all []cni.Holding) {
+	return netplugin.Holdings(records(), func(r netplugin.NetnsRecord) (all []cni.Holding) {
 		for _, l := range r.Made {
 			all = append(all, cni.Holding{Attachment: r.Attachment, Kind: cni.HeldLimit, Value: l})
 		}
-		return frame.InNetns(r.Path, r.Netns, all...)
+		return netplugin.WithNetns(r.Path, r.Netns, all...)
 	})
 }
 

@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
-	"github.com/hawser-cni/plugins/pkg/frame"
+	"github.com/hawser-cni/plugins/pkg/netplugin"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
@@ -28,16 +28,16 @@ func isHalfMade(l rtnl.Link, network string) bool {
 
 // isMine tells the IFB of this attachment.
 func (c *call) isMine(l rtnl.Link) bool {
-	if isHalfMade(l, c.Network) {
-		return slices.Contains(names(c.Attachment)[1:], l.Name)
+	if isHalfMade(l, c.Req.Network) {
+		return slices.Contains(names(c.Req.Attachment)[1:], l.Name)
 	}
-	return l.Kind == "ifb" && c.Owns(l.Alias)
+	return l.Kind == "ifb" && c.Req.Owns(l.Alias)
 }
 
 // canBeMine also tells one that has no mark: the reference's.
 func (c *call) canBeMine(l rtnl.Link) bool {
 	isUnmarked := l.Kind == "ifb" && l.Alias == ""
-	return c.isMine(l) || (isUnmarked && slices.Contains(names(c.Attachment), l.Name))
+	return c.isMine(l) || (isUnmarked && slices.Contains(names(c.Req.Attachment), l.Name))
 }
 
 // isForSent tells the IFB of what a link of the host sends. Only the second name does not say it.
@@ -138,7 +138,7 @@ func (c *call) replace(end rtnl.Link, l limits) ([]rtnl.Link, error) {
 // The error matches EEXIST where there is something already.
 func (c *call) limit(end rtnl.Link, l limits) (ifbs []rtnl.Link, err error) {
 	ways, sent, addQdisc := c.ways(end, l)
-	own := names(c.Attachment)
+	own := names(c.Req.Attachment)
 	for _, w := range ways {
 		name := own[1]
 		if len(ifbs) > 0 && ifbs[0].Name == name {
@@ -190,7 +190,7 @@ func (c *call) ways(end rtnl.Link, l limits) (ways []way, sent *filter, addQdisc
 		addQdisc, hook = c.at.AddClsact, rtnl.ClsactReceived
 	}
 	if received != nil {
-		ways = append(ways, way{received, hook, names(c.Attachment)[0]})
+		ways = append(ways, way{received, hook, names(c.Req.Attachment)[0]})
 	}
 	if hasExempt {
 		ways, sent = append(ways, way{sent, rtnl.ClsactSent, ""}), nil
@@ -200,9 +200,9 @@ func (c *call) ways(end rtnl.Link, l limits) (ways []way, sent *filter, addQdisc
 
 // ifbs returns the attachment's IFBs in the order of its ways, which is that of their names.
 func (c *call) ifbs() (ifbs []rtnl.Link, err error) {
-	for _, name := range names(c.Attachment) {
+	for _, name := range names(c.Req.Attachment) {
 		l, err := c.at.Link(name)
-		if frame.IgnoreNoLink(err) != nil {
+		if netplugin.IgnoreNoLink(err) != nil {
 			return nil, err
 		}
 		if c.isMine(l) {
@@ -259,7 +259,8 @@ func (c *call) queue(link int, f *filter) error {
 // the link has its alias, which cannot be given when a link is made. It stays: a message that renames can fail after it
 // changed the group, and without giving the alias.
 func (c *call) addIFB(name string, mtu int, f *filter) (ifb rtnl.Link, err error) {
-	err = c.at.AddLink(rtnl.NewLink{Name: name, Kind: "ifb", MTU: mtu, MAC: f.mac, Group: cni.NetworkHash(c.Network)})
+	err = c.at.AddLink(rtnl.NewLink{Name: name, Kind: "ifb", MTU: mtu, MAC: f.mac,
+		Group: cni.NetworkHash(c.Req.Network)})
 	if err != nil {
 		return ifb, err
 	}
@@ -272,7 +273,7 @@ func (c *call) addIFB(name string, mtu int, f *filter) (ifb rtnl.Link, err error
 // markIFB gives an IFB its alias and brings it up. It gives it another name, too, the reference's, unless an IFB of the
 // container's other interface has that. The error matches EEXIST where one of this attachment has it.
 func (c *call) markIFB(ifb rtnl.Link, name string) (rtnl.Link, error) {
-	change := rtnl.LinkChange{Name: name, Alias: new(c.Mark()), Up: new(true)}
+	change := rtnl.LinkChange{Name: name, Alias: new(c.Req.Mark()), Up: new(true)}
 	err := c.at.SetLink(ifb.Index, change)
 	if !errors.Is(err, unix.EEXIST) {
 		ifb.Name = cmp.Or(name, ifb.Name)
@@ -291,12 +292,12 @@ func (c *call) remove(end rtnl.Link) error {
 	var errs []error
 	var ours []int
 	hasSecond := false
-	for i, name := range names(c.Attachment) {
+	for i, name := range names(c.Req.Attachment) {
 		if i == 2 && !hasSecond { // without it nobody takes the third
 			break
 		}
 		l, err := c.at.Link(name)
-		errs = append(errs, frame.IgnoreNoLink(err))
+		errs = append(errs, netplugin.IgnoreNoLink(err))
 		if !c.canBeMine(l) {
 			continue
 		}
@@ -331,14 +332,14 @@ func (c *call) ownEnd(end rtnl.Link, mine bool) (rtnl.Link, error) {
 	if mine {
 		return end, nil
 	}
-	if c.NS == nil && (c.PrevResult == nil || c.names(end)) {
+	if c.Req.NS == nil && (c.Req.PrevResult == nil || c.names(end)) {
 		return end, nil
 	}
-	if c.PrevResult != nil {
+	if c.Req.PrevResult != nil {
 		return rtnl.Link{}, nil
 	}
 	if err := c.FindHostEnd(); err != nil || c.HostEnd.Index != end.Index {
-		return rtnl.Link{}, frame.IgnoreNoLink(err)
+		return rtnl.Link{}, netplugin.IgnoreNoLink(err)
 	}
 	return end, nil
 }
@@ -362,7 +363,7 @@ func (c *call) unlimit(end int, ifbs ...int) error {
 	for _, hook := range hooks {
 		list, err := c.at.Redirects(end, hook)
 		if err != nil {
-			return frame.IgnoreNoLink(errors.Join(append(errs, err)...))
+			return netplugin.IgnoreNoLink(errors.Join(append(errs, err)...))
 		}
 		exempt, rest := splitExempt(list)
 		if len(rest) > 0 && !isOurs(rest[0]) {
@@ -381,7 +382,7 @@ func (c *call) unlimit(end int, ifbs ...int) error {
 			errs = append(errs, c.at.DelRedirect(end, hook, hasExempt))
 		}
 	}
-	return frame.IgnoreNoLink(errors.Join(errs...)) // the pair may go meanwhile
+	return netplugin.IgnoreNoLink(errors.Join(errs...)) // the pair may go meanwhile
 }
 
 // users finds the host ends, or the interfaces of the container, that redirect to an IFB, and the one with its mark: a
@@ -395,7 +396,7 @@ func (c *call) users(ifb rtnl.Link) (ends []rtnl.Link, err error) {
 		leads := ifb.Alias != "" && l.Alias == ifb.Alias
 		for _, hook := range []uint32{rtnl.ClsactReceived, rtnl.ClsactSent} { // an ingress qdisc lists the same at both
 			list, err := c.at.Redirects(l.Index, hook)
-			if frame.IgnoreNoLink(err) != nil {
+			if netplugin.IgnoreNoLink(err) != nil {
 				return nil, err
 			}
 			leads = leads || slices.ContainsFunc(list, func(r rtnl.Redirection) bool { return r.To == ifb.Index })

@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
-	"github.com/hawser-cni/plugins/pkg/frame"
 	"github.com/hawser-cni/plugins/pkg/ipt"
+	"github.com/hawser-cni/plugins/pkg/netplugin"
 	"github.com/hawser-cni/plugins/pkg/nft"
 	"github.com/hawser-cni/plugins/pkg/ns"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
@@ -87,7 +87,7 @@ func (c call) sweepPolicies(ctx context.Context) error {
 				return c.editFilter(ctx, "", f, func(e *ipt.Edit) { ensurePolicy(e, bridge, policyOpen) })
 			}))
 		}
-		errs = append(errs, ipt.WarnIfMissing(c.Warn, othersRules, err))
+		errs = append(errs, ipt.WarnIfMissing(c.Req.Warn, othersRules, err))
 	}
 	return errors.Join(errs...)
 }
@@ -126,7 +126,7 @@ func (c call) settlePolicy(s *store, r *record) (p policy, err error) {
 		}
 	}
 	if p != r.Policy {
-		c.Warn("ingressPolicy: bridge %q stays %s for its other containers, as long as they live; this one is %s",
+		c.Req.Warn("ingressPolicy: bridge %q stays %s for its other containers, as long as they live; this one is %s",
 			r.Bridge, p, r.Policy)
 	}
 	if p != policyIsolated {
@@ -199,7 +199,7 @@ func (c call) enforce(ctx context.Context, bridge string, want policy) error {
 // findBridgeLater finds the bridge of a container for which ADD did not look for it. It finds none if the container is
 // gone. Of errors it returns only those that may pass, and warns of others.
 func (c call) findBridgeLater(r *record) error {
-	cont, err := frame.Enter(ns.OpenAs, r.Path, r.Netns)
+	cont, err := netplugin.DialNetns(ns.OpenAs, r.Path, r.Netns)
 	defer func() { _ = cont.Close() }()
 	var link rtnl.Link
 	if err == nil {
@@ -215,7 +215,7 @@ func (c call) findBridgeLater(r *record) error {
 		return err
 	}
 	if err != nil && !errors.Is(err, rtnl.ErrNoLink) {
-		c.Warn("ingressPolicy: %s keeps the policy that it has: %v", r.Attachment, err)
+		c.Req.Warn("ingressPolicy: %s keeps the policy that it has: %v", r.Attachment, err)
 	}
 	return nil
 }

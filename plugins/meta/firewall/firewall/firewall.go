@@ -9,8 +9,8 @@ import (
 	"slices"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
-	"github.com/hawser-cni/plugins/pkg/frame"
 	"github.com/hawser-cni/plugins/pkg/ipt"
+	"github.com/hawser-cni/plugins/pkg/netplugin"
 	"github.com/hawser-cni/plugins/pkg/nft"
 	"github.com/hawser-cni/plugins/pkg/skel"
 	"github.com/hawser-cni/plugins/pkg/statefile"
@@ -18,11 +18,11 @@ import (
 
 // call is one call under way.
 type call struct {
-	*frame.Call
+	*netplugin.Call
 	adding *store // the records, in ADD only
 }
 
-func open(req *skel.Request) call { return call{Call: frame.OpenHost(req)} }
+func open(req *skel.Request) call { return call{Call: netplugin.OpenHost(req)} }
 
 func add(ctx context.Context, req *skel.Request, cfg config) (_ *cni.Result, err error) {
 	c := open(req)
@@ -33,7 +33,7 @@ func add(ctx context.Context, req *skel.Request, cfg config) (_ *cni.Result, err
 	switch {
 	case r.Policy != policyOpen && r.Bridge == "":
 		return nil, cni.Refuse("ingressPolicy", string(r.Policy),
-			fmt.Sprintf("needs a bridge, and interface %q is connected to none", c.IfName))
+			fmt.Sprintf("needs a bridge, and interface %q is connected to none", c.Req.IfName))
 	case r.Policy == policyOpen && len(r.Addrs) == 0:
 		return req.PrevResult, nil
 	}
@@ -49,8 +49,8 @@ func add(ctx context.Context, req *skel.Request, cfg config) (_ *cni.Result, err
 	if err := c.replace(ctx, s, r); err != nil {
 		return nil, err
 	}
-	c.Step("make the firewall rules")
-	c.OnFail("remove the firewall rules", func(ctx context.Context) error { return c.remove(ctx, false) })
+	c.Req.Step("make the firewall rules")
+	c.Req.OnFail("remove the firewall rules", func(ctx context.Context) error { return c.remove(ctx, false) })
 	r.Backend = c.choose(ctx, cfg)
 	if r.Backend != iptables {
 		if r.Bit, err = bitOfAll(s.Any, cfg.Bit); err != nil {
@@ -58,13 +58,13 @@ func add(ctx context.Context, req *skel.Request, cfg config) (_ *cni.Result, err
 		}
 	}
 	if r.Bit != cfg.Bit && r.Backend == nftables {
-		c.Warn("markAcceptBit: %d is not used while containers live that have %d", cfg.Bit, r.Bit)
+		c.Req.Warn("markAcceptBit: %d is not used while containers live that have %d", cfg.Bit, r.Bit)
 	}
 	err = c.apply(ctx, s, r)
 	if err != nil && r.Backend == firewalld {
 		r.Backend = nftables // DEL must not ask firewalld to remove refused addresses
 		if cfg.backend == auto && isUnusable(err) {
-			c.Warn("firewalld cannot be used, using backend nftables: %v", err)
+			c.Req.Warn("firewalld cannot be used, using backend nftables: %v", err)
 			err = c.apply(ctx, s, r)
 		} else {
 			err = errors.Join(err, s.Put(*r))
@@ -98,12 +98,12 @@ func check(ctx context.Context, req *skel.Request, cfg config) error {
 func reapply(ctx context.Context, req *skel.Request, _ config) error {
 	c := open(req)
 	return records().Locked(ctx, func(s *store) error {
-		r, ok, err := s.Get(c.Hash())
+		r, ok, err := s.Get(c.Req.Hash())
 		if err != nil {
 			return err
 		}
-		reason := cmp.Or(r.restorable(ok, req), frame.Attached(req))
-		if err := frame.NotRestored("firewall rules", reason); err != nil {
+		reason := cmp.Or(r.restorable(ok, req), netplugin.VerifyAttached(req))
+		if err := netplugin.NotRestored("firewall rules", reason); err != nil {
 			return err
 		}
 		var tools []ipt.Tool
@@ -131,20 +131,20 @@ func gc(ctx context.Context, req *skel.Request) error {
 		all, err := s.All()
 		errs := []error{err}
 		for _, r := range all {
-			if c.Valid.Excludes(r.Attachment) {
+			if c.Req.Valid.Excludes(r.Attachment) {
 				errs = append(errs, c.removeRecorded(ctx, s, r))
 			}
 		}
-		return errors.Join(append(errs, nft.IfSupported(elements().Sweep(ctx, c.NF, c.Valid.Garbage)),
+		return errors.Join(append(errs, nft.IfSupported(elements().Sweep(ctx, c.NF, c.Req.Valid.Garbage)),
 			c.sweepPolicies(ctx), c.retire(ctx, s))...)
 	})
 }
 
 // status looks for what would make ADD fail.
 func status(ctx context.Context, req *skel.Request, cfg config) error {
-	c := call{Call: &frame.Call{Request: req, NF: nft.New()}} // it asks nothing of rtnetlink
+	c := call{Call: &netplugin.Call{Req: req, NF: nft.New()}} // it asks nothing of rtnetlink
 	defer c.NF.Close()
-	return frame.Unavailable("firewall rules: ", statefile.Writable(recordDir), c.probe(ctx, cfg))
+	return netplugin.Unavailable("firewall rules: ", statefile.Writable(recordDir), c.probe(ctx, cfg))
 }
 
 // probe says why the backend cannot be used.
@@ -164,7 +164,7 @@ func (c call) probe(ctx context.Context, cfg config) error {
 		}
 	}
 	if missing := ipt.CheckInstalled(nft.IPv6); missing != nil {
-		c.Warn("backend iptables: nothing for containers with an IPv6 address: %v", missing)
+		c.Req.Warn("backend iptables: nothing for containers with an IPv6 address: %v", missing)
 	}
 	return ipt.Ready(c.NF)
 }
@@ -172,14 +172,14 @@ func (c call) probe(ctx context.Context, cfg config) error {
 // newRecord makes the attachment's record, all as configured. It looks for the bridge if the container has a policy, or
 // if the bridge may have one, which this ADD may weaken. policedSet lacks the policies in iptables.
 func (c call) newRecord(cfg config) (*record, error) {
-	r := &record{Attachment: c.Attachment, Path: c.Netns, Backend: cfg.backend, options: cfg.options,
-		Addrs: addressesOf(c.PrevResult, c.IfName)}
+	r := &record{Attachment: c.Req.Attachment, Path: c.Req.Netns, Backend: cfg.backend, options: cfg.options,
+		Addrs: addressesOf(c.Req.PrevResult, c.Req.IfName)}
 	policed, err := c.NF.Elements(table, policedSet)
 	if err := nft.IfSupported(err); err != nil {
 		return nil, err
 	}
 	if r.Policy != policyOpen || len(policed) > 0 || r.Backend == iptables {
-		if err := frame.IgnoreNoLink(c.FindHostEnd()); err != nil {
+		if err := netplugin.IgnoreNoLink(c.FindHostEnd()); err != nil {
 			return nil, err
 		}
 		r.Netns = c.NetnsID
@@ -189,12 +189,12 @@ func (c call) newRecord(cfg config) (*record, error) {
 		}
 		return r, err
 	}
-	if r.Netns, err = c.NS.Identity(); err != nil || r.Netns.Cookie != 0 {
+	if r.Netns, err = c.Req.NS.Identity(); err != nil || r.Netns.Cookie != 0 {
 		return r, err
 	}
 	err = c.FindInterface() // without cookies its MAC address tells namespaces apart
 	r.Netns = c.NetnsID
-	return r, frame.IgnoreNoLink(err)
+	return r, netplugin.IgnoreNoLink(err)
 }
 
 // replace is code 100 for a live attachment: its record has this namespace, and its rules are there. Any other record
@@ -222,7 +222,7 @@ func (c call) choose(ctx context.Context, cfg config) backend {
 		return cfg.backend
 	}
 	if isSilent() {
-		c.Warn("backend nftables, since firewalld gave no answer within the last %s", silenceTime)
+		c.Req.Warn("backend nftables, since firewalld gave no answer within the last %s", silenceTime)
 		return nftables
 	}
 	err := firewalldRuns(ctx)
@@ -230,7 +230,7 @@ func (c call) choose(ctx context.Context, cfg config) backend {
 		return firewalld
 	}
 	if !errors.Is(err, errNoFirewalld) {
-		c.Warn("backend nftables, since nobody can tell whether firewalld runs: %v", err)
+		c.Req.Warn("backend nftables, since nobody can tell whether firewalld runs: %v", err)
 	}
 	return nftables
 }
@@ -292,14 +292,14 @@ func (c call) makeRules(ctx context.Context, r *record, p policy, tools []ipt.To
 // remove removes whatever the attachment has in any backend, and withReference also what the reference made for it.
 func (c call) remove(ctx context.Context, withReference bool) error {
 	return records().Locked(ctx, func(s *store) error {
-		r, ok, err := s.Get(c.Hash())
+		r, ok, err := s.Get(c.Req.Hash())
 		switch {
 		case err != nil:
 			return err
 		case ok:
 			err = c.removeRecorded(ctx, s, &r)
 		default: // a killed ADD may have left elements, or the record is lost
-			err = errors.Join(nft.IfSupported(elements().Sweep(ctx, c.NF, c.Owns)), s.Drop(c.Hash()))
+			err = errors.Join(nft.IfSupported(elements().Sweep(ctx, c.NF, c.Req.Owns)), s.Drop(c.Req.Hash()))
 		}
 		if withReference {
 			err = errors.Join(err, c.delReference(ctx, s, &r))
@@ -347,12 +347,12 @@ func (c call) removeRules(ctx context.Context, s *store, r *record) error {
 		firewalldErr = delFirewalld(ctx, s, r)
 	}
 	if errors.Is(firewalldErr, errDenied) { // a later DEL would also be denied
-		c.Warn("addresses of %s stay in zone %q of firewalld: %v", r.Attachment, r.Zone, firewalldErr)
+		c.Req.Warn("addresses of %s stay in zone %q of firewalld: %v", r.Attachment, r.Zone, firewalldErr)
 		firewalldErr = nil
 	}
 	switch {
 	case ipt.NotInstalled(err), err == nil && firewalldErr != nil: // a later DEL may succeed
-		c.Warn("firewall rules of %s: %v", r.Attachment, errors.Join(err, firewalldErr))
+		c.Req.Warn("firewall rules of %s: %v", r.Attachment, errors.Join(err, firewalldErr))
 		return nil
 	case err != nil:
 		return fmt.Errorf("firewall rules of %s: %w", r.Attachment, err)

@@ -180,7 +180,7 @@ func (p *forwardPath) ensureLegacy(ctx context.Context) error {
 		p.ensureIn(e)
 	})
 	if err != nil && (ipt.NotInstalled(err) || !mustWork) {
-		p.Warn("what chain FORWARD of %s (iptables-legacy) drops stays dropped: %v", p.Family, err)
+		p.Req.Warn("what chain FORWARD of %s (iptables-legacy) drops stays dropped: %v", p.Family, err)
 		return nil
 	}
 	if err != nil {
@@ -253,7 +253,7 @@ func (c call) retire(ctx context.Context, s *store) error {
 		})
 		// If the program is missing ADD made nothing there, or the program was removed later.
 		what := fmt.Sprintf("chain %s of %s (iptables-legacy): not looked at", acceptedChain, f)
-		if err := ipt.WarnIfMissing(c.Warn, what, err); err != nil {
+		if err := ipt.WarnIfMissing(c.Req.Warn, what, err); err != nil {
 			return err
 		}
 	}

@@ -10,7 +10,7 @@ import (
 	"strings"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
-	"github.com/hawser-cni/plugins/pkg/frame"
+	"github.com/hawser-cni/plugins/pkg/netplugin"
 	"github.com/hawser-cni/plugins/pkg/nft"
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
@@ -147,7 +147,7 @@ func (c call) addNFTables(ctx context.Context, r *record, p policy) error {
 	if len(paths) > 0 && errors.Is(err, nft.ErrUnsupported) { // the kernel may lack what iptables-nft needs
 		without := err
 		if err = update(false); err == nil {
-			c.Warn("what FORWARD of iptables-nft drops stays dropped: %v", without)
+			c.Req.Warn("what FORWARD of iptables-nft drops stays dropped: %v", without)
 		}
 	}
 	for _, path := range paths {
@@ -171,7 +171,7 @@ func (c call) keepUnpublished(r *record, others []nft.Item) error {
 			return err
 		}
 		if ok && !owner.Published {
-			c.Warn("acceptPublished: host ports of %s stay closed, as they are for %s", it.Name, owner.Attachment)
+			c.Req.Warn("acceptPublished: host ports of %s stay closed, as they are for %s", it.Name, owner.Attachment)
 			r.Published = false
 			return c.adding.Put(*r)
 		}
@@ -194,7 +194,7 @@ func restore(ctx context.Context, all []*skel.Request) map[string]error {
 			}
 		}
 		for bit, items := range byBit {
-			some, _ := owned(bit).Restore(ctx, nf, items, frame.AttachedOf(all))
+			some, _ := owned(bit).Restore(ctx, nf, items, netplugin.AttachedFunc(all))
 			maps.Copy(missing, some)
 		}
 		return nil
@@ -239,7 +239,7 @@ func (c call) warnOfDrops(bit int) error {
 		fwmark := fwmarkOf(bit)
 		fwmarkBytes := binary.NativeEndian.AppendUint32(nil, fwmark)
 		if !slices.ContainsFunc(rules, func(r nft.LiveRule) bool { return r.Mentions(fwmarkBytes) }) {
-			c.Warn("table %s: chain %q drops what it does not accept itself; for what this plugin accepts: "+
+			c.Req.Warn("table %s: chain %q drops what it does not accept itself; for what this plugin accepts: "+
 				"nft insert rule %[1]s %[2]s meta mark and %#[3]x == %#[3]x accept", chain.Table, chain.Name, fwmark)
 		}
 	}

@@ -10,8 +10,8 @@ import (
 	"time"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
-	"github.com/hawser-cni/plugins/pkg/frame"
 	"github.com/hawser-cni/plugins/pkg/ipt"
+	"github.com/hawser-cni/plugins/pkg/netplugin"
 	"github.com/hawser-cni/plugins/pkg/nft"
 	"github.com/hawser-cni/plugins/pkg/ns"
 	"github.com/hawser-cni/plugins/pkg/skel"
@@ -75,18 +75,18 @@ func (r *record) restorable(ok bool, req *skel.Request) error {
 	same := slices.Equal(r.Addrs, addressesOf(req.PrevResult, req.IfName))
 	switch {
 	case !ok:
-		return frame.ErrNoRecord
+		return netplugin.ErrNoRecord
 	case r.Ending:
-		return frame.ErrEnding
+		return netplugin.ErrEnding
 	case !same:
-		return frame.ErrStale
+		return netplugin.ErrStale
 	}
 	return nil
 }
 
 // list lists the addresses of each record, with the backend and the policy.
 func list(context.Context, *skel.Request) ([]cni.Holding, error) {
-	return frame.Held(records(), func(r record) []cni.Holding {
+	return netplugin.Holdings(records(), func(r record) []cni.Holding {
 		var words []string
 		for _, a := range r.Addrs {
 			words = append(words, a.String())
@@ -95,7 +95,7 @@ func list(context.Context, *skel.Request) ([]cni.Holding, error) {
 		if r.Bridge != "" {
 			words = append(words, "dev", r.Bridge)
 		}
-		return frame.InNetns(r.Path, r.Netns,
+		return netplugin.WithNetns(r.Path, r.Netns,
 			cni.Holding{Attachment: r.Attachment, Kind: cni.HeldAccept, Value: strings.Join(words, " ")})
 	})
 }

@@ -9,8 +9,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/hawser-cni/plugins/pkg/frame"
 	"github.com/hawser-cni/plugins/pkg/ipt"
+	"github.com/hawser-cni/plugins/pkg/netplugin"
 	"github.com/hawser-cni/plugins/pkg/nft"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
@@ -19,8 +19,8 @@ import (
 // The author of a configuration may write prevResult: it counts for addresses of the container's own interface only.
 // Where the reference made anything, the first interface is its bridge, whose policy ends with the last container.
 func (c call) delReference(ctx context.Context, s *store, had *record) error {
-	r := &record{Attachment: c.Attachment, Backend: iptables, options: options{Policy: policyOpen}}
-	r.Addrs = slices.DeleteFunc(addressesOf(c.PrevResult, c.IfName), func(a netip.Addr) bool {
+	r := &record{Attachment: c.Req.Attachment, Backend: iptables, options: options{Policy: policyOpen}}
+	r.Addrs = slices.DeleteFunc(addressesOf(c.Req.PrevResult, c.Req.IfName), func(a netip.Addr) bool {
 		return had.Backend == iptables && slices.Contains(had.Addrs, a)
 	})
 	made := false
@@ -34,7 +34,7 @@ func (c call) delReference(ctx context.Context, s *store, had *record) error {
 		errs = append(errs, c.delReferenceRules(ctx, s, r))
 	}
 	c.delReferenceSources(ctx, s, had)
-	return ipt.WarnIfMissing(c.Warn, othersRules, errors.Join(errs...))
+	return ipt.WarnIfMissing(c.Req.Warn, othersRules, errors.Join(errs...))
 }
 
 func (c call) delReferenceRules(ctx context.Context, s *store, r *record) error {
@@ -42,7 +42,7 @@ func (c call) delReferenceRules(ctx context.Context, s *store, r *record) error 
 	if err != nil || len(r.Addrs) == 0 {
 		return err
 	}
-	if all := c.PrevResult.Interfaces; len(all) > 0 && slices.Contains(links, all[0].Name) {
+	if all := c.Req.PrevResult.Interfaces; len(all) > 0 && slices.Contains(links, all[0].Name) {
 		r.Bridge, r.Policy = all[0].Name, policyIsolated
 	}
 	remaining, err := r.othersPolicy(s, r.Policy)
@@ -56,15 +56,15 @@ func (c call) delReferenceRules(ctx context.Context, s *store, r *record) error 
 // of that one's bridge. Without the namespace the others may be those of a live container: confirm warns of them.
 func (c call) confirm(r *record) (links []string, err error) {
 	var have []rtnl.Addr
-	if c.NS != nil {
+	if c.Req.NS != nil {
 		err = c.FindHostEnd()
 		if c.ContEnd.Index != 0 {
 			var listErr error
 			have, listErr = c.Cont.Addrs(c.ContEnd.Index)
-			err = errors.Join(frame.IgnoreNoLink(err), listErr)
+			err = errors.Join(netplugin.IgnoreNoLink(err), listErr)
 		}
 	}
-	if err = frame.IgnoreNoLink(err); err != nil {
+	if err = netplugin.IgnoreNoLink(err); err != nil {
 		return nil, err
 	}
 	asked := r.Addrs
@@ -72,14 +72,14 @@ func (c call) confirm(r *record) (links []string, err error) {
 		return !slices.ContainsFunc(have, func(h rtnl.Addr) bool { return h.Prefix.Addr() == a })
 	})
 	if len(r.Addrs) < len(asked) {
-		c.Warn("%s for addresses in prevResult stay: interface %q of the container does not have them", othersRules,
-			c.IfName)
+		c.Req.Warn("%s for addresses in prevResult stay: interface %q of the container does not have them", othersRules,
+			c.Req.IfName)
 	}
 	if c.HostEnd.Index == 0 {
 		return nil, nil
 	}
 	bridge, err := c.Host.LinkByIndex(cmp.Or(c.HostEnd.Master, c.HostEnd.Index))
-	return []string{c.HostEnd.Name, bridge.Name}, frame.IgnoreNoLink(err)
+	return []string{c.HostEnd.Name, bridge.Name}, netplugin.IgnoreNoLink(err)
 }
 
 // othersRules is what the warning about a missing program names.
@@ -88,9 +88,9 @@ const othersRules = "rules of other plugins"
 // delReferenceSources takes the addresses in prevResult of which we have no record out of the configured zone.
 func (c call) delReferenceSources(ctx context.Context, s *store, had *record) {
 	var w wireConfig
-	_ = c.Decode(&w) // a configuration that cannot be read names no zone
-	r := &record{Attachment: c.Attachment, Backend: firewalld, options: options{Zone: cmp.Or(w.Zone, defaultZone)}}
-	r.Addrs = slices.DeleteFunc(addressesOf(c.PrevResult, c.IfName), func(a netip.Addr) bool {
+	_ = c.Req.Decode(&w) // a configuration that cannot be read names no zone
+	r := &record{Attachment: c.Req.Attachment, Backend: firewalld, options: options{Zone: cmp.Or(w.Zone, defaultZone)}}
+	r.Addrs = slices.DeleteFunc(addressesOf(c.Req.PrevResult, c.Req.IfName), func(a netip.Addr) bool {
 		return slices.Contains(had.Addrs, a)
 	})
 	if len(r.Addrs) == 0 {
@@ -107,7 +107,7 @@ func (c call) delReferenceSources(ctx context.Context, s *store, had *record) {
 		err = errors.Join(r.adopt(s), delFirewalld(ctx, s, r))
 	}
 	if err != nil {
-		c.Warn("sources of other plugins: %v", err)
+		c.Req.Warn("sources of other plugins: %v", err)
 	}
 }
 

@@ -87,7 +87,7 @@ func (c call) sweepGuard(ctx context.Context, isNamed func(string) bool) error {
 			continue
 		}
 		link, linkErr := c.Host.Link(name)
-		if errors.Is(linkErr, rtnl.ErrNoLink) || c.Owns(link.Alias) {
+		if errors.Is(linkErr, rtnl.ErrNoLink) || c.Req.Owns(link.Alias) {
 			linkErr = c.NF.Update(ctx, func(tx *nft.Tx) error { return releaseLocalnet(tx, &record{Localnet: name}) })
 		}
 		err = errors.Join(err, linkErr)

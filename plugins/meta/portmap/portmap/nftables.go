@@ -12,7 +12,7 @@ import (
 	"strings"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
-	"github.com/hawser-cni/plugins/pkg/frame"
+	"github.com/hawser-cni/plugins/pkg/netplugin"
 	"github.com/hawser-cni/plugins/pkg/nft"
 	"github.com/hawser-cni/plugins/pkg/process"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
@@ -123,7 +123,7 @@ func restore(ctx context.Context, all []*skel.Request) map[string]error {
 			byBit[r.Options.MarkBit] = append(byBit[r.Options.MarkBit], items...)
 		}
 		for bit, items := range byBit {
-			some, _ := owned(bit).Restore(ctx, nf, items, frame.AttachedOf(all))
+			some, _ := owned(bit).Restore(ctx, nf, items, netplugin.AttachedFunc(all))
 			maps.Copy(missing, some)
 		}
 		if len(missing) == 0 {

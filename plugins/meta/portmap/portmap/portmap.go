@@ -10,9 +10,9 @@ import (
 	"slices"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
-	"github.com/hawser-cni/plugins/pkg/frame"
 	"github.com/hawser-cni/plugins/pkg/iface"
 	"github.com/hawser-cni/plugins/pkg/ipt"
+	"github.com/hawser-cni/plugins/pkg/netplugin"
 	"github.com/hawser-cni/plugins/pkg/nft"
 	"github.com/hawser-cni/plugins/pkg/process"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
@@ -21,9 +21,9 @@ import (
 )
 
 // call is one call under way.
-type call struct{ *frame.Call }
+type call struct{ *netplugin.Call }
 
-func open(req *skel.Request) call { return call{frame.OpenHost(req)} }
+func open(req *skel.Request) call { return call{netplugin.OpenHost(req)} }
 
 func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error) {
 	if len(cfg.mappings) == 0 {
@@ -41,11 +41,11 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 		return nil, err
 	}
 	c.warn(r)
-	c.Step("publish the host ports")
+	c.Req.Step("publish the host ports")
 	if err := c.publish(ctx, cfg, r); err != nil {
 		return nil, err
 	}
-	c.Step("flush old flows")
+	c.Req.Step("flush old flows")
 	return req.PrevResult, flushAdded(c.Host, r)
 }
 
@@ -73,10 +73,11 @@ func reapply(ctx context.Context, req *skel.Request, _ config) error {
 	var r record
 	err := records().Locked(ctx, func(s *store) (err error) {
 		var ok bool
-		if r, ok, err = s.Get(c.Hash()); err != nil {
+		if r, ok, err = s.Get(c.Req.Hash()); err != nil {
 			return err
 		}
-		if err := frame.NotRestored("host ports", cmp.Or(r.restorable(ok, req), frame.Attached(req))); err != nil {
+		reason := cmp.Or(r.restorable(ok, req), netplugin.VerifyAttached(req))
+		if err := netplugin.NotRestored("host ports", reason); err != nil {
 			return err
 		}
 		p := &publication{call: c, store: s, r: &r, saved: true, restores: true}
@@ -98,11 +99,11 @@ func gc(ctx context.Context, req *skel.Request) error {
 		all, err := s.All()
 		errs := []error{err}
 		for _, r := range all {
-			if c.Valid.Excludes(r.Attachment) {
+			if c.Req.Valid.Excludes(r.Attachment) {
 				errs = append(errs, c.end(ctx, s, r))
 			}
 		}
-		return errors.Join(append(errs, nft.IfSupported(owned(defaultMarkBit).Sweep(ctx, c.NF, c.Valid.Garbage)),
+		return errors.Join(append(errs, nft.IfSupported(owned(defaultMarkBit).Sweep(ctx, c.NF, c.Req.Valid.Garbage)),
 			c.collectReference(ctx, s), nft.IfSupported(c.sweepGuard(ctx, func(string) bool { return true })))...)
 	})
 }
@@ -110,12 +111,12 @@ func gc(ctx context.Context, req *skel.Request) error {
 // list lists the host ports of the records, and those of the reference's containers.
 func list(ctx context.Context, _ *skel.Request) ([]cni.Holding, error) {
 	ours := map[string]bool{} // chains of iptables
-	all, err := frame.Held(records(), func(r record) (held []cni.Holding) {
+	all, err := netplugin.Holdings(records(), func(r record) (held []cni.Holding) {
 		ours[r.chain()] = true
 		for _, p := range r.hostPorts() {
 			held = append(held, p.holding(r.Attachment))
 		}
-		return frame.InNetns(r.Location.Netns, r.Location.Identity, held...)
+		return netplugin.WithNetns(r.Location.Netns, r.Location.Identity, held...)
 	})
 	nf := nft.New()
 	defer nf.Close()
@@ -125,7 +126,7 @@ func list(ctx context.Context, _ *skel.Request) ([]cni.Holding, error) {
 
 // status looks for what would make ADD fail.
 func status(_ context.Context, req *skel.Request, cfg config) error {
-	return frame.Unavailable("host ports: ", statefile.Writable(recordDir), open(req).probe(cfg))
+	return netplugin.Unavailable("host ports: ", statefile.Writable(recordDir), open(req).probe(cfg))
 }
 
 // probe says why the backend cannot be used.
@@ -146,7 +147,7 @@ func (c call) probe(cfg config) error {
 		}
 	}
 	if err := ipt.CheckInstalled(nft.IPv6); err != nil {
-		c.Warn("backend iptables: no host ports of containers with an IPv6 address: %v", err)
+		c.Req.Warn("backend iptables: no host ports of containers with an IPv6 address: %v", err)
 	}
 	return ipt.Ready(c.NF)
 }
@@ -195,7 +196,7 @@ func (c call) choose(cfg config) (ipt.Backend, error) {
 	case err != nil || cfg.backend == auto:
 		return iptables, err
 	}
-	c.Warn("backend nftables beside kube-proxy in its mode ipvs (link %q): "+
+	c.Req.Warn("backend nftables beside kube-proxy in its mode ipvs (link %q): "+
 		"host ports win over services of the same port", ipvsLink)
 	return nftables, nil
 }
@@ -204,11 +205,11 @@ func (c call) choose(cfg config) (ipt.Backend, error) {
 // reaches each of the addresses; the zero Link if there is no route. This link determines the sources to masquerade,
 // and needs route_localnet.
 func (c call) newRecord(cfg config) (*record, []rtnl.Link, error) {
-	r := &record{Attachment: c.Attachment,
-		Options: cfg.options, Mappings: cfg.mappings, Addrs: addressesOf(c.PrevResult.ContainerIPs(c.IfName))}
+	r := &record{Attachment: c.Req.Attachment,
+		Options: cfg.options, Mappings: cfg.mappings, Addrs: addressesOf(c.Req.PrevResult.ContainerIPs(c.Req.IfName))}
 	if len(r.Addrs) == 0 {
 		return nil, nil, cni.Errorf(cni.CodeConfig, "prevResult: has no address of interface %q to forward ports to",
-			c.IfName)
+			c.Req.IfName)
 	}
 	links := make([]rtnl.Link, len(r.Addrs))
 	for i := range r.Addrs {
@@ -241,8 +242,8 @@ func (c call) newRecord(cfg config) (*record, []rtnl.Link, error) {
 // locate notes where the attachment is. Its interface need not be the end of a pair.
 func (c call) locate(r *record) error {
 	err := c.FindHostEnd()
-	r.Location = location{c.NS.Path(), c.NetnsID, c.HostEnd.Index, c.HostEnd.MAC.String()}
-	return frame.IgnoreNoLink(err)
+	r.Location = location{c.Req.NS.Path(), c.NetnsID, c.HostEnd.Index, c.HostEnd.MAC.String()}
+	return netplugin.IgnoreNoLink(err)
 }
 
 // warn reports mappings through which no packet reaches the container. It does not report that a container lacks the
@@ -251,31 +252,31 @@ func (c call) warn(r *record) {
 	for _, m := range r.Mappings {
 		at := hostPort{Proto: m.Proto, Addr: m.HostIP, Port: m.HostPort}
 		if m.HostIP.IsValid() && !m.HostIP.IsUnspecified() && !c.isLocal(m.HostIP) {
-			c.Warn("host port %s: the host does not have this address; the port works once it has", at)
+			c.Req.Warn("host port %s: the host does not have this address; the port works once it has", at)
 		}
 		isReached := func(a address) bool { return a.family() == nft.FamilyOf(m.HostIP) }
 		if m.HostIP.IsValid() && !m.HostIP.IsUnspecified() && !slices.ContainsFunc(r.Addrs, isReached) {
-			c.Warn("host port %s: the container has no address of that family, so it leads nowhere", at)
+			c.Req.Warn("host port %s: the container has no address of that family, so it leads nowhere", at)
 		}
 		if m.HostIP == netip.IPv6Loopback() {
-			c.Warn("host port %s: IPv6 cannot forward from the loopback address, so it leads nowhere", at)
+			c.Req.Warn("host port %s: IPv6 cannot forward from the loopback address, so it leads nowhere", at)
 		}
 	}
 	if r.Options.MasqAll && !r.Options.SNAT {
-		c.Warn("masqAll: does nothing without snat")
+		c.Req.Warn("masqAll: does nothing without snat")
 	}
 }
 
 // remove removes whatever the attachment has, in any backend, made by anybody.
 func (c call) remove(ctx context.Context) error {
 	return records().Locked(ctx, func(s *store) error {
-		r, ok, err := s.Get(c.Hash())
+		r, ok, err := s.Get(c.Req.Hash())
 		if ok {
 			return c.end(ctx, s, &r)
 		}
 		if err == nil { // without a record, only marks identify the elements
 			// The reference's rules name no network.
-			r = record{Attachment: c.Attachment, Addrs: addressesOf(c.PrevResult.ContainerIPs(c.IfName))}
+			r = record{Attachment: c.Req.Attachment, Addrs: addressesOf(c.Req.PrevResult.ContainerIPs(c.Req.IfName))}
 			isHostEnd := func(name string) bool { return slices.Contains(iface.HostNames(r.Attachment), name) }
 			err = errors.Join(nft.IfSupported(owned(defaultMarkBit).Sweep(ctx, c.NF, r.Owns)),
 				nft.IfSupported(c.sweepGuard(ctx, isHostEnd)))
@@ -306,7 +307,7 @@ func (c call) removeRecord(ctx context.Context, s *store, r *record) error {
 	flows := c.flushRemoved(r)
 	isKept := cni.Transient(flows)
 	if ipt.NotInstalled(err) {
-		c.Warn("host ports of %s: %v", r.Attachment, err)
+		c.Req.Warn("host ports of %s: %v", r.Attachment, err)
 		isKept = isKept || r.Backend == iptables
 	} else if err != nil {
 		return fmt.Errorf("host ports of %s: %w", r.Attachment, errors.Join(err, flows))

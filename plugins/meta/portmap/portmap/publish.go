@@ -157,7 +157,7 @@ func (p *publication) resolve(ctx context.Context, o *record) error {
 		return err
 	}
 	for _, port := range wanted {
-		p.Warn("host port %s: left to %s, which is the same container", port, o.Attachment)
+		p.Req.Warn("host port %s: left to %s, which is the same container", port, o.Attachment)
 	}
 	p.r.Skipped = append(p.r.Skipped, wanted...)
 	p.r.trimLocalnet()
@@ -218,8 +218,8 @@ func (p *publication) update(ctx context.Context) error {
 	})
 	if r.Backend == iptables && errors.Is(err, nft.ErrUnsupported) {
 		if r.Localnet != "" {
-			p.Warn("host ports of 127.0.0.1 lead nowhere: the kernel has no nf_tables to guard the host's loopback" +
-				" with")
+			p.Req.Warn("host ports of 127.0.0.1 lead nowhere: the kernel has no nf_tables to guard the host's " +
+				"loopback with")
 			r.Localnet = ""
 		}
 		return p.save()
@@ -231,7 +231,7 @@ func (p *publication) update(ctx context.Context) error {
 func (p *publication) save() error {
 	if !p.saved {
 		p.saved = true
-		p.OnFail("remove the host ports", p.remove)
+		p.Req.OnFail("remove the host ports", p.remove)
 	}
 	return p.store.Put(*p.r)
 }
@@ -285,7 +285,7 @@ func (p *publication) resolveIPTables(ctx context.Context) error {
 	isUsed := p.r.Backend == iptables
 	for i := 0; i < len(p.r.Addrs) && !isUsed; i++ {
 		where, err := natChain(p.r.Addrs[i].family(), hostportDNAT).Variants(ctx, p.NF)
-		if err := ipt.WarnIfMissing(p.Warn, mayHaveOthers, err); err != nil {
+		if err := ipt.WarnIfMissing(p.Req.Warn, mayHaveOthers, err); err != nil {
 			return err
 		}
 		isUsed = len(where) > 0

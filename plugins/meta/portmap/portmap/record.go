@@ -8,8 +8,8 @@ import (
 	"time"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
-	"github.com/hawser-cni/plugins/pkg/frame"
 	"github.com/hawser-cni/plugins/pkg/ipt"
+	"github.com/hawser-cni/plugins/pkg/netplugin"
 	"github.com/hawser-cni/plugins/pkg/nft"
 	"github.com/hawser-cni/plugins/pkg/ns"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
@@ -71,11 +71,11 @@ func (r *record) restorable(ok bool, req *skel.Request) error {
 	same := slices.EqualFunc(r.Addrs, want, func(a, b address) bool { return a.Addr == b.Addr })
 	switch {
 	case !ok:
-		return frame.ErrNoRecord
+		return netplugin.ErrNoRecord
 	case r.Ending:
-		return frame.ErrEnding
+		return netplugin.ErrEnding
 	case !same:
-		return frame.ErrStale
+		return netplugin.ErrStale
 	}
 	return nil
 }

@@ -56,7 +56,7 @@ func (p *publication) resolveReferenceChains(ctx context.Context, known map[stri
 		found, err := natChain(a.family(), "").Rules(ctx, p.NF, func(chain string) bool {
 			return strings.HasPrefix(chain, dnPrefix) && !known[chain]
 		})
-		if err := ipt.WarnIfMissing(p.Warn, mayHaveOthers, err); err != nil {
+		if err := ipt.WarnIfMissing(p.Req.Warn, mayHaveOthers, err); err != nil {
 			return err
 		}
 		rules = append(rules, found...)
@@ -209,11 +209,11 @@ func (c call) delReference(ctx context.Context, r *record) error {
 func (c call) collectReference(ctx context.Context, s *store) error {
 	var errs []error
 	for _, f := range nft.Families() {
-		ids, err := natChain(f, "").Containers(ctx, c.NF, dnPrefix, c.Network)
+		ids, err := natChain(f, "").Containers(ctx, c.NF, dnPrefix, c.Req.Network)
 		errs = append(errs, err)
 		for _, id := range ids {
-			if !c.Valid.HasContainer(id) {
-				left := &record{Attachment: cni.Attachment{Network: c.Network, ContainerID: id}}
+			if !c.Req.Valid.HasContainer(id) {
+				left := &record{Attachment: cni.Attachment{Network: c.Req.Network, ContainerID: id}}
 				errs = append(errs, c.delChains(ctx, s, left, f))
 			}
 		}

@@ -35,7 +35,7 @@ func (c call) checkTargets(r *record, links []rtnl.Link) error {
 		}
 		if leadsOut && r.Localnet == link.Name {
 			r.Localnet = ""
-			c.Warn("host ports of 127.0.0.1 do not work: the host reaches %s through %q, an interface of the node",
+			c.Req.Warn("host ports of 127.0.0.1 do not work: the host reaches %s through %q, an interface of the node",
 				addr, link.Name)
 		}
 	}
@@ -53,7 +53,7 @@ func (c call) refusedTarget(addr netip.Addr, link rtnl.Link, leadsOut bool) (rea
 		return "", nil
 	}
 	if has, err := c.containerHas(addr); err != nil || !has {
-		return fmt.Sprintf("is not an address of interface %q in the container", c.IfName), err
+		return fmt.Sprintf("is not an address of interface %q in the container", c.Req.IfName), err
 	}
 	if leadsOut || c.isBehind(link) {
 		return "", nil

@@ -6,7 +6,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
-	"github.com/hawser-cni/plugins/pkg/frame"
+	"github.com/hawser-cni/plugins/pkg/netplugin"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
@@ -14,7 +14,7 @@ import (
 // planOfReference returns what the reference made for the interface's addresses: rules to the configured table or,
 // without one, rules to tables whose routes are all of this interface. Those routes go back to the main table, without
 // default routes, which the reference adds. What a record has is not the reference's.
-func planOfReference(c *frame.Call) (p plan, err error) {
+func planOfReference(c *netplugin.Call) (p plan, err error) {
 	isItsLink := func(r record) bool { return r.Netns.Is(c.NetnsID) && r.Link == c.ContEnd.Index }
 	if taken, err := records().Any(isItsLink); err != nil || taken {
 		return p, err
@@ -27,7 +27,7 @@ func planOfReference(c *frame.Call) (p plan, err error) {
 	if err != nil {
 		return p, err
 	}
-	table := tableOf(c.Request)
+	table := tableOf(c.Req)
 	for _, r := range here.Rules {
 		isOfAddr := slices.ContainsFunc(addrs, func(a rtnl.Addr) bool {
 			return r.Src == address{Prefix: a.Prefix}.host()

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
-	"github.com/hawser-cni/plugins/pkg/frame"
+	"github.com/hawser-cni/plugins/pkg/netplugin"
 	"github.com/hawser-cni/plugins/pkg/ns"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 	"github.com/hawser-cni/plugins/pkg/skel"
@@ -22,7 +22,7 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	if err != nil {
 		return nil, err
 	}
-	c, err := frame.OpenLocked(ctx, req)
+	c, err := netplugin.OpenLocked(ctx, req)
 	if err != nil {
 		return nil, err
 	}
@@ -78,7 +78,7 @@ func check(ctx context.Context, req *skel.Request, cfg config) error {
 	if err != nil {
 		return err
 	}
-	c := &frame.Call{Request: req}
+	c := &netplugin.Call{Req: req}
 	if err := c.VerifyInterface(); err != nil {
 		return err
 	}
@@ -114,7 +114,7 @@ func gc(ctx context.Context, req *skel.Request) error {
 
 // status says whether the kernel has routing policy, and whether records can be written.
 func status(context.Context, *skel.Request, config) error {
-	return frame.Status(recordDir, func(host *rtnl.Conn) error {
+	return netplugin.Status(recordDir, func(host *rtnl.Conn) error {
 		_, err := host.Rules()
 		return err
 	})
@@ -134,11 +134,11 @@ type record struct {
 
 // list lists the rules of each record, which lead to its tables.
 func list(context.Context, *skel.Request) ([]cni.Holding, error) {
-	return frame.Held(records(), func(r record) (held []cni.Holding) {
+	return netplugin.Holdings(records(), func(r record) (held []cni.Holding) {
 		for _, rule := range r.Plan.Rules {
 			held = append(held, cni.Holding{Attachment: r.Attachment, Kind: cni.HeldRouting, Value: rule.String()})
 		}
-		return frame.InNetns("", r.Netns, held...)
+		return netplugin.WithNetns("", r.Netns, held...)
 	})
 }
 
@@ -161,7 +161,7 @@ func (r record) Plausible() bool {
 }
 
 // readRouting reads the rules and routes of the namespace.
-func readRouting(c *frame.Call) (here routing, err error) {
+func readRouting(c *netplugin.Call) (here routing, err error) {
 	here.Link = c.ContEnd.Index
 	if here.Rules, err = c.Cont.Rules(); err == nil {
 		here.Routes, err = c.Cont.RouteCopies()
@@ -170,15 +170,15 @@ func readRouting(c *frame.Call) (here routing, err error) {
 }
 
 // newRecord begins the attachment's record. Of an old one for an interface that is gone it removes the rules.
-func newRecord(c *frame.Call) (record, error) {
-	r := record{Attachment: c.Attachment, Netns: c.NetnsID, Link: c.ContEnd.Index}
-	old, ok, err := records().Get(c.Hash())
+func newRecord(c *netplugin.Call) (record, error) {
+	r := record{Attachment: c.Req.Attachment, Netns: c.NetnsID, Link: c.ContEnd.Index}
+	old, ok, err := records().Get(c.Req.Hash())
 	if err != nil || !ok || !old.Netns.Is(r.Netns) {
 		return r, err
 	}
 	if old.Link == r.Link {
 		return r, cni.Errorf(cni.CodeExists,
-			"the addresses of %q have their tables already, from an earlier ADD; DEL takes them away", c.IfName)
+			"the addresses of %q have their tables already, from an earlier ADD; DEL takes them away", c.Req.IfName)
 	}
 	return r, restore(c.Cont, plan{Rules: old.Plan.Rules})
 }
@@ -236,7 +236,7 @@ func tableError(table uint32, err error) error {
 
 // restoreIn takes back in the namespace what ADD did there.
 func restoreIn(ctx context.Context, req *skel.Request) error {
-	c, err := frame.OpenLocked(ctx, req)
+	c, err := netplugin.OpenLocked(ctx, req)
 	if err != nil {
 		return err
 	}

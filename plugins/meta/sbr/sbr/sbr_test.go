@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
-	"github.com/hawser-cni/plugins/pkg/frame"
+	"github.com/hawser-cni/plugins/pkg/netplugin"
 	"github.com/hawser-cni/plugins/pkg/ns"
 	"github.com/hawser-cni/plugins/pkg/nstest"
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
@@ -525,7 +525,7 @@ var _ = Describe("ADD", func() {
 		w.Do(func() {
 			n := nstest.Must(ns.Open(w.cont.Path))
 			defer n.Close()
-			held = nstest.Must(frame.LockNetns(context.Background(), n))
+			held = nstest.Must(netplugin.LockNetns(context.Background(), n))
 		})
 		done := make(chan Answer)
 		go func() {

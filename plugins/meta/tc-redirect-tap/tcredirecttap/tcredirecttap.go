@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
-	"github.com/hawser-cni/plugins/pkg/frame"
 	"github.com/hawser-cni/plugins/pkg/iface"
+	"github.com/hawser-cni/plugins/pkg/netplugin"
 	"github.com/hawser-cni/plugins/pkg/ns"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 	"github.com/hawser-cni/plugins/pkg/skel"
@@ -25,18 +25,18 @@ const (
 
 // record is an attachment's. Its Made is the name of the tap.
 type record struct {
-	frame.Inside
+	netplugin.NetnsRecord
 	Tap int `json:"tap"` // its index, since the container may rename it
 }
 
 // Plausible says whether an ADD can have written the record.
-func (r record) Plausible() bool { return r.Inside.Plausible() && r.Tap > 0 }
+func (r record) Plausible() bool { return r.NetnsRecord.Plausible() && r.Tap > 0 }
 
 // records are written before the first effect that outlives the call.
 func records() statefile.Records[record] { return statefile.Records[record]{Path: recordDir} }
 
 func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error) {
-	c, err := frame.OpenLocked(ctx, req)
+	c, err := netplugin.OpenLocked(ctx, req)
 	if err != nil {
 		return nil, err
 	}
@@ -56,7 +56,7 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	if err != nil {
 		return nil, err
 	}
-	r := record{c.Inside(tap.Name), tap.Index}
+	r := record{c.NetnsRecord(tap.Name), tap.Index}
 	req.OnFail("remove the tap", func(ctx context.Context) error {
 		return errors.Join(remove(c.Cont, r), records().Drop(ctx, req.Hash()))
 	})
@@ -77,8 +77,8 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 }
 
 // refuse is an error where the attachment is live, or something looks at what the interface receives.
-func refuse(c *frame.Call) error {
-	r, ok, err := records().Get(c.Hash())
+func refuse(c *netplugin.Call) error {
+	r, ok, err := records().Get(c.Req.Hash())
 	if err != nil {
 		return err
 	}
@@ -88,24 +88,24 @@ func refuse(c *frame.Call) error {
 			return err
 		}
 		if tap.Index != 0 {
-			return c.Exists("tap " + tap.Name)
+			return c.Req.Exists("tap " + tap.Name)
 		}
 	}
 	q, err := c.Cont.Qdisc(c.ContEnd.Index, rtnl.Ingress)
 	if err != nil || q.Kind == "" {
 		return err
 	}
-	return cni.Errorf(cni.CodeConflict, "interface %q: its qdisc %q looks at what it receives; remove that", c.IfName,
-		q.Kind)
+	return cni.Errorf(cni.CodeConflict, "interface %q: its qdisc %q looks at what it receives; remove that",
+		c.Req.IfName, q.Kind)
 }
 
 // create makes the tap, which goes with its descriptor for the time being. A program that has it open sets the flags
 // anew. Firecracker has no queues.
-func create(c *frame.Call, f *os.File, cfg config) (tap rtnl.Link, err error) {
+func create(c *netplugin.Call, f *os.File, cfg config) (tap rtnl.Link, err error) {
 	const flags = unix.IFF_TAP | unix.IFF_NO_PI | unix.IFF_VNET_HDR | unix.IFF_TUN_EXCL
 	name, err := tun.Create(f, cfg.name, flags)
 	if errors.Is(err, unix.EBUSY) || errors.Is(err, unix.EEXIST) {
-		return tap, c.Exists(fmt.Sprintf("tap %q", cfg.name))
+		return tap, c.Req.Exists(fmt.Sprintf("tap %q", cfg.name))
 	}
 	if err != nil {
 		return tap, fmt.Errorf("tap %q: %w", cfg.name, err)
@@ -170,7 +170,7 @@ func tapOf(conn *rtnl.Conn, r record) (rtnl.Link, error) {
 	if err != nil || tap.Kind != kind {
 		tap = rtnl.Link{}
 	}
-	return tap, frame.IgnoreNoLink(err)
+	return tap, netplugin.IgnoreNoLink(err)
 }
 
 // remove removes the tap of a record, after what leads to it, so that the interface receives again.
@@ -180,7 +180,7 @@ func remove(conn *rtnl.Conn, r record) error {
 		return err
 	}
 	q, err := conn.Qdisc(r.Link, rtnl.Ingress)
-	errs := []error{frame.IgnoreNoLink(err)}
+	errs := []error{netplugin.IgnoreNoLink(err)}
 	if q.Kind == "ingress" {
 		list, err := conn.Redirects(r.Link, rtnl.Received)
 		errs = append(errs, err)
@@ -218,10 +218,10 @@ func removeInside(r record, finder *ns.Finder) error {
 
 // removeFound removes what another program of this name made, which left no record.
 func removeFound(req *skel.Request) error {
-	c := &frame.Call{Request: req}
+	c := &netplugin.Call{Req: req}
 	err := c.FindInterface()
 	if err != nil {
-		return frame.IgnoreNoLink(err)
+		return netplugin.IgnoreNoLink(err)
 	}
 	tap, err := partner(c.Cont, c.ContEnd)
 	if err != nil || tap.Kind != kind {
@@ -230,7 +230,7 @@ func removeFound(req *skel.Request) error {
 	if back, err := partner(c.Cont, tap); err != nil || back.Index != c.ContEnd.Index {
 		return err
 	}
-	return remove(c.Cont, record{c.Inside(tap.Name), tap.Index})
+	return remove(c.Cont, record{c.NetnsRecord(tap.Name), tap.Index})
 }
 
 // partner is the link to which one redirects all that it receives; its index is 0 where there is none.
@@ -240,12 +240,12 @@ func partner(conn *rtnl.Conn, l rtnl.Link) (rtnl.Link, error) {
 		return rtnl.Link{}, err
 	}
 	to, err := conn.LinkByIndex(list[0].To)
-	return to, frame.IgnoreNoLink(err)
+	return to, netplugin.IgnoreNoLink(err)
 }
 
 // check compares tap and redirections with what ADD made.
 func check(_ context.Context, req *skel.Request, cfg config) error {
-	c := &frame.Call{Request: req}
+	c := &netplugin.Call{Req: req}
 	if err := c.VerifyInterface(); err != nil {
 		return err
 	}
@@ -300,13 +300,13 @@ func gc(ctx context.Context, req *skel.Request) error {
 
 // status says whether this host can make a tap, and whether records can be written.
 func status(context.Context, *skel.Request, config) error {
-	return frame.Status(recordDir, func(*rtnl.Conn) error { return tun.Probe() })
+	return netplugin.Status(recordDir, func(*rtnl.Conn) error { return tun.Probe() })
 }
 
 // list lists the tap of each record.
 func list(context.Context, *skel.Request) ([]cni.Holding, error) {
-	return frame.Held(records(), func(r record) []cni.Holding {
-		return frame.InNetns(r.Path, r.Netns,
+	return netplugin.Holdings(records(), func(r record) []cni.Holding {
+		return netplugin.WithNetns(r.Path, r.Netns,
 			cni.Holding{Attachment: r.Attachment, Kind: cni.HeldLink, Value: r.Made[0] + " type tun"})
 	})
 }

@@ -200,7 +200,7 @@ func (c container) undoFormer(s *store) {
 		}
 	}
 	if err := errors.Join(errs...); err != nil {
-		c.Warn("not all is restored: %v", err)
+		c.Req.Warn("not all is restored: %v", err)
 	}
 }
 
@@ -212,8 +212,8 @@ func (c container) compareDriver(code uint) error {
 		have, _, err := d.read(want)
 		isUnknown := errors.Is(err, unix.EOPNOTSUPP) && code == cni.CodeDrift
 		if isUnknown || err == nil && have.Is != want.Value {
-			err = cni.Errorf(code, "interface %q: %s is %s, want %s", c.IfName, want.Key, cmp.Or(have.Is, "unknown"),
-				want.Value)
+			err = cni.Errorf(code, "interface %q: %s is %s, want %s", c.Req.IfName, want.Key,
+				cmp.Or(have.Is, "unknown"), want.Value)
 		}
 		errs = append(errs, err)
 	}

@@ -12,7 +12,7 @@ import (
 	"slices"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
-	"github.com/hawser-cni/plugins/pkg/frame"
+	"github.com/hawser-cni/plugins/pkg/netplugin"
 	"github.com/hawser-cni/plugins/pkg/ns"
 	"github.com/hawser-cni/plugins/pkg/skel"
 	"github.com/hawser-cni/plugins/pkg/statefile"
@@ -241,14 +241,14 @@ func list(_ context.Context, req *skel.Request) (all []cni.Holding, err error) {
 	dirs, _ := filepath.Glob(recordRoot + "*") // a good pattern
 	var errs []error
 	for _, dir := range append(dirs, formerIn(defaultDataDir).Path) {
-		held, err := frame.Held(statefile.Records[record]{Path: dir}, func(r record) (held []cni.Holding) {
+		held, err := netplugin.Holdings(statefile.Records[record]{Path: dir}, func(r record) (held []cni.Holding) {
 			for _, c := range r.Changes {
 				if c.isOver(boot) {
 					continue
 				}
 				for _, v := range c.Values {
 					h := cni.Holding{Attachment: c.Attachment, Kind: cni.HeldSetting, Value: v.String()}
-					held = append(held, frame.InNetns("", c.Netns, h)...)
+					held = append(held, netplugin.WithNetns("", c.Netns, h)...)
 				}
 			}
 			return held

@@ -100,10 +100,10 @@ func (c container) isReferences(backup []value) bool {
 	if c.ContEnd.Index == 0 {
 		return false
 	}
-	if i, _ := c.PrevResult.ContainerInterface(c.IfName); i.MAC != "" {
+	if i, _ := c.Req.PrevResult.ContainerInterface(c.Req.IfName); i.MAC != "" {
 		return strings.EqualFold(i.MAC, c.ContEnd.MAC.String())
 	}
-	cfg, err := skel.ConfigOf(wireConfig{}, parseConfig).Parse(c.Request)
+	cfg, err := skel.ConfigOf(wireConfig{}, parseConfig).Parse(c.Req)
 	if err != nil {
 		return false
 	}

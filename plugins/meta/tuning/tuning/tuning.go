@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
-	"github.com/hawser-cni/plugins/pkg/frame"
+	"github.com/hawser-cni/plugins/pkg/netplugin"
 	"github.com/hawser-cni/plugins/pkg/ns"
 	"github.com/hawser-cni/plugins/pkg/skel"
 	"github.com/hawser-cni/plugins/pkg/statefile"
@@ -21,7 +21,7 @@ import (
 
 // container is where a call works, on a thread in its namespace: sysctls are that thread's.
 type container struct {
-	*frame.Call
+	*netplugin.Call
 	cfg config
 }
 
@@ -34,7 +34,7 @@ func (allowed allowList) add(ctx context.Context, req *skel.Request, cfg config)
 	}
 	c := container{cfg: cfg}
 	var before []value
-	err := frame.InContainer(req, func(call *frame.Call) (err error) {
+	err := netplugin.InContainer(req, func(call *netplugin.Call) (err error) {
 		c.Call = call
 		before, err = c.examine()
 		return err
@@ -68,7 +68,9 @@ func del(ctx context.Context, req *skel.Request) error {
 	}
 	_, backup, err := s.backup()
 	if err == nil && req.NS != nil && len(own.Values)+len(backup) > 0 {
-		err = frame.InContainer(req, func(c *frame.Call) error { return container{Call: c}.restoreIn(own, r, backup) })
+		err = netplugin.InContainer(req, func(c *netplugin.Call) error {
+			return container{Call: c}.restoreIn(own, r, backup)
+		})
 	}
 	err = errors.Join(err, own.restoreDevice(&ns.Finder{Also: req.Netns}))
 	if cni.Transient(err) {
@@ -84,7 +86,7 @@ func check(_ context.Context, req *skel.Request, cfg config) error {
 	if cfg.empty() {
 		return nil
 	}
-	return frame.InContainer(req, func(c *frame.Call) error { return container{c, cfg}.verify() })
+	return netplugin.InContainer(req, func(c *netplugin.Call) error { return container{c, cfg}.verify() })
 }
 
 // reapply writes the configured values if the attachment has a record, under the lock under which DEL removes the
@@ -98,17 +100,17 @@ func reapply(ctx context.Context, req *skel.Request, cfg config) error {
 	if err != nil {
 		return err
 	}
-	return frame.InContainer(req, func(c *frame.Call) error {
+	return netplugin.InContainer(req, func(c *netplugin.Call) error {
 		err := c.FindInterface()
 		own := r.change(req.Attachment)
 		switch {
 		case len(own.Values) == 0:
-			return frame.NotRestored("settings", frame.ErrNoRecord)
+			return netplugin.NotRestored("settings", netplugin.ErrNoRecord)
 		case own.isOver(s.boot) || !own.Netns.Is(c.NetnsID):
-			return frame.NotRestored("settings", frame.ErrStale)
+			return netplugin.NotRestored("settings", netplugin.ErrStale)
 		}
 		if cfg.leavesInterface() {
-			err = frame.IgnoreNoLink(err)
+			err = netplugin.IgnoreNoLink(err)
 		}
 		if cfg.OnlyCheck {
 			cfg.Sysctls = nil
@@ -171,7 +173,7 @@ func (allowed allowList) status(_ context.Context, _ *skel.Request, cfg config) 
 			err = errors.Join(err, cni.Errorf(cni.CodeIO, "saved values: %w", unwritable))
 		}
 	}
-	return frame.Unavailable("", err)
+	return netplugin.Unavailable("", err)
 }
 
 // result is the chain's result with the new MAC address and MTU of the container's interface.
@@ -192,7 +194,7 @@ func result(req *skel.Request, cfg config) *cni.Result {
 
 // examine refuses a bad configuration before ADD writes anything. It returns the values that ADD may change.
 func (c *container) examine() ([]value, error) {
-	c.Step("read the values")
+	c.Req.Step("read the values")
 	if c.cfg.OnlyCheck {
 		if err := c.compare(cni.CodeConfig); err != nil {
 			return nil, fmt.Errorf("sysctlMode \"check\" writes no sysctl: %w", err)
@@ -214,10 +216,10 @@ func (c container) change(s *store) (err error) {
 			return err
 		}
 	}
-	c.Step("write the values")
-	c.OnFail("restore the values", func(context.Context) error {
+	c.Req.Step("write the values")
+	c.Req.OnFail("restore the values", func(context.Context) error {
 		err := c.FindInterface() // as it is by now
-		return errors.Join(frame.IgnoreNoLink(err), c.NS.Do(func() error { return c.restore(before) }))
+		return errors.Join(netplugin.IgnoreNoLink(err), c.Req.NS.Do(func() error { return c.restore(before) }))
 	})
 	return c.write()
 }
@@ -246,21 +248,21 @@ func (c container) write() error {
 func (c container) readValues() (before []value, err error) {
 	err = c.FindInterface()
 	if c.cfg.leavesInterface() {
-		err = frame.IgnoreNoLink(err)
+		err = netplugin.IgnoreNoLink(err)
 	}
 	if err != nil {
 		return nil, err
 	}
-	if name := backupName(c.Attachment); len(name) > nameMax {
-		return nil, cni.Errorf(cni.CodeEnvironment, "CNI_CONTAINERID %q: too long for the file name %q", c.ContainerID,
-			name)
+	if name := backupName(c.Req.Attachment); len(name) > nameMax {
+		return nil, cni.Errorf(cni.CodeEnvironment, "CNI_CONTAINERID %q: too long for the file name %q",
+			c.Req.ContainerID, name)
 	}
 	for _, s := range c.cfg.Sysctls {
 		text, err := s.Key.Read()
 		switch {
 		case err == nil:
 			v := value{Key: s.Key.String(), Value: text, Set: s.Value}
-			if s.Key.Has(c.IfName) {
+			if s.Key.Has(c.Req.IfName) {
 				v.Link = c.ContEnd.Index
 			}
 			before = append(before, v)
@@ -275,7 +277,7 @@ func (c container) readValues() (before []value, err error) {
 	for _, want := range c.cfg.Attributes {
 		have := attributeOf(c.ContEnd, want.Key)
 		if want.Key == "mac" && len(have) != len(want.Value) {
-			reason := fmt.Sprintf("an address of %q has %d bytes", c.IfName, len(c.ContEnd.MAC))
+			reason := fmt.Sprintf("an address of %q has %d bytes", c.Req.IfName, len(c.ContEnd.MAC))
 			return nil, bad("mac", want.Value, reason)
 		}
 		before = append(before, value{want.Key, have, c.ContEnd.Index, want.Value})
@@ -294,7 +296,7 @@ func (c container) readValues() (before []value, err error) {
 // record writes the values from before down, so that DEL finds them whenever this call is killed. Where a value is
 // recorded already, that one counts: only it was there before any ADD.
 func (c container) record(s *store, before []value) error {
-	old, _, err := s.records.Get(recordName(c.Attachment))
+	old, _, err := s.records.Get(recordName(c.Req.Attachment))
 	if err != nil {
 		return err
 	}
@@ -302,7 +304,7 @@ func (c container) record(s *store, before []value) error {
 	if err != nil {
 		return err
 	}
-	if len(old.attributes(c.IfName, 0)) > 0 {
+	if len(old.attributes(c.Req.IfName, 0)) > 0 {
 		backup = nil // made from the record; any other is the reference's, whose ADD counts as the first
 	}
 	here := c.NetnsID
@@ -310,7 +312,7 @@ func (c container) record(s *store, before []value) error {
 	// Of a former life of the container.
 	isFormer := func(one change) bool { return one.isOver(s.boot) || !one.Netns.Is(here) }
 	r := record{slices.DeleteFunc(slices.Clone(old.Changes), isFormer)}
-	known, own := r.values(), r.change(c.Attachment)
+	known, own := r.values(), r.change(c.Req.Attachment)
 	for _, v := range slices.Concat(backup, before) {
 		if v.isAttribute() {
 			v.Link = c.ContEnd.Index
@@ -331,17 +333,17 @@ func (c container) record(s *store, before []value) error {
 	if i := find(c.cfg.Attributes, value{Key: "mac"}); i >= 0 {
 		own.Netns.MAC = c.cfg.Attributes[i].Value
 	}
-	c.OnFail("restore the backup file", func(context.Context) error {
-		err := s.put(c.Attachment, old)
+	c.Req.OnFail("restore the backup file", func(context.Context) error {
+		err := s.put(c.Req.Attachment, old)
 		if text != nil {
-			err = errors.Join(err, s.backups.Replace(backupName(c.Attachment), text, 0o600))
+			err = errors.Join(err, s.backups.Replace(backupName(c.Req.Attachment), text, 0o600))
 		}
 		return err
 	})
 	// The record goes first: a backup file alone would be taken for the reference's.
-	errs := []error{s.records.Put(r), s.putBackup(c.Attachment, r)}
+	errs := []error{s.records.Put(r), s.putBackup(c.Req.Attachment, r)}
 	for _, one := range old.Changes {
-		if one.IfName != c.IfName && isFormer(one) {
+		if one.IfName != c.Req.IfName && isFormer(one) {
 			errs = append(errs, s.putBackup(one.Attachment, r))
 		}
 	}
@@ -388,10 +390,10 @@ func codeOf(err error, other uint) uint {
 // restoreIn restores the values that the attachment alone has changed, or those of the reference's backup file, where
 // the path leads to the namespace in which they were changed.
 func (c container) restoreIn(own change, r record, backup []value) error {
-	if err := frame.IgnoreNoLink(c.FindInterface()); err != nil {
+	if err := netplugin.IgnoreNoLink(c.FindInterface()); err != nil {
 		return err
 	}
-	if len(r.attributes(c.IfName, c.ContEnd.Index)) > 0 || !c.isReferences(backup) {
+	if len(r.attributes(c.Req.IfName, c.ContEnd.Index)) > 0 || !c.isReferences(backup) {
 		backup = nil
 	}
 	known := c.NetnsID.Cookie != 0 || c.NetnsID.MAC != "" // the inode alone can be a later namespace's
@@ -409,7 +411,7 @@ func (c container) restore(before []value) error {
 		if v.Link != 0 && v.Link != c.ContEnd.Index {
 			continue
 		}
-		if err := frame.IgnoreNoLink(c.set(v)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if err := netplugin.IgnoreNoLink(c.set(v)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			errs = append(errs, fmt.Errorf("restore %w", err))
 		}
 	}
@@ -440,7 +442,7 @@ func (c container) verify() error {
 	}
 	for _, want := range c.cfg.Attributes {
 		if c.ContEnd.Index != 0 && !want.isOf(c.ContEnd) {
-			errs = append(errs, cni.Drift("interface %q: %s is not %s", c.IfName, want.Key, want.Value))
+			errs = append(errs, cni.Drift("interface %q: %s is not %s", c.Req.IfName, want.Key, want.Value))
 		}
 	}
 	if c.ContEnd.Index != 0 {

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
-	"github.com/hawser-cni/plugins/pkg/frame"
+	"github.com/hawser-cni/plugins/pkg/netplugin"
 	"github.com/hawser-cni/plugins/pkg/ns"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 	"github.com/hawser-cni/plugins/pkg/skel"
@@ -37,15 +37,15 @@ type record struct {
 
 // list lists the VRF of each record, with its table where that can be seen.
 func list(context.Context, *skel.Request) ([]cni.Holding, error) {
-	return frame.Held(records(), func(r record) []cni.Holding {
+	return netplugin.Holdings(records(), func(r record) []cni.Holding {
 		h := cni.Holding{Attachment: r.Attachment, Kind: cni.HeldRouting, Value: "vrf " + r.VRF}
-		if conn, err := frame.Enter(ns.OpenAs, r.Path, r.Netns); err == nil {
+		if conn, err := netplugin.DialNetns(ns.OpenAs, r.Path, r.Netns); err == nil {
 			if vrf, err := conn.Link(r.VRF); err == nil {
 				h.Value += fmt.Sprintf(" table %d", vrf.Table)
 			}
 			_ = conn.Close()
 		}
-		return frame.InNetns(r.Path, r.Netns, h)
+		return netplugin.WithNetns(r.Path, r.Netns, h)
 	})
 }
 
@@ -71,7 +71,7 @@ func restoreIn(ctx context.Context, finder *ns.Finder, r record) error {
 		return err
 	}
 	defer n.Close()
-	held, err := frame.LockNetns(ctx, n)
+	held, err := netplugin.LockNetns(ctx, n)
 	if err != nil {
 		return err
 	}
@@ -88,7 +88,7 @@ func restoreIn(ctx context.Context, finder *ns.Finder, r record) error {
 // made it. A later DEL that finds no VRF does nothing.
 func restore(ctx context.Context, conn *rtnl.Conn, r record) error {
 	vrf, err := conn.Link(r.VRF)
-	if frame.IgnoreNoLink(err) != nil {
+	if netplugin.IgnoreNoLink(err) != nil {
 		return err
 	}
 	if vrf.Kind != "vrf" {

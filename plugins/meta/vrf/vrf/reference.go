@@ -6,7 +6,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/hawser-cni/plugins/pkg/frame"
+	"github.com/hawser-cni/plugins/pkg/netplugin"
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
@@ -19,7 +19,7 @@ func restoreReference(ctx context.Context, req *skel.Request) error {
 		req.Warn("vrfname: missing; nothing is removed")
 		return nil
 	}
-	c, err := frame.OpenLocked(ctx, req)
+	c, err := netplugin.OpenLocked(ctx, req)
 	if err != nil {
 		return err
 	}

@@ -10,14 +10,14 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
-	"github.com/hawser-cni/plugins/pkg/frame"
+	"github.com/hawser-cni/plugins/pkg/netplugin"
 	"github.com/hawser-cni/plugins/pkg/ns"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
 func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error) {
-	c, err := frame.OpenLocked(ctx, req)
+	c, err := netplugin.OpenLocked(ctx, req)
 	if err != nil {
 		return nil, err
 	}
@@ -80,7 +80,7 @@ func del(ctx context.Context, req *skel.Request) error {
 
 // check compares the VRF, and the interface's part in it, with what ADD made.
 func check(_ context.Context, req *skel.Request, cfg config) error {
-	c := &frame.Call{Request: req}
+	c := &netplugin.Call{Req: req}
 	if err := c.OpenCont(); err != nil {
 		return err
 	}
@@ -133,7 +133,7 @@ func gc(ctx context.Context, req *skel.Request) error {
 
 // status says whether the kernel has VRFs, and whether records can be written.
 func status(context.Context, *skel.Request, config) error {
-	return frame.Status(recordDir, func(host *rtnl.Conn) error { return host.ProbeKind("vrf") })
+	return netplugin.Status(recordDir, func(host *rtnl.Conn) error { return host.ProbeKind("vrf") })
 }
 
 // create makes the VRF that choose decided on.

@@ -2,7 +2,7 @@
 // in the namespaces that the plugin works in, and the links that it looks for there. A chained
 // plugin works on an interface that another one made. What it needs of that interface, of its
 // other end and of the container's namespace is here.
-package frame
+package netplugin
 
 import (
 	"context"
@@ -25,7 +25,7 @@ import (
 
 // Call is a call under way. Its sockets stay open until the call and its roll-back are over.
 type Call struct {
-	*skel.Request
+	Req  *skel.Request
 	Host *rtnl.Conn // in the host's namespace
 	Cont *rtnl.Conn // in the container's
 	NF   *nft.Conn
@@ -38,17 +38,17 @@ type Call struct {
 
 // OpenHost begins a call that works on the host: it opens Host and NF.
 func OpenHost(req *skel.Request) *Call {
-	c := &Call{Request: req, Host: rtnl.Host(), NF: nft.New()}
+	c := &Call{Req: req, Host: rtnl.Host(), NF: nft.New()}
 	req.OnDone(func() { _ = errors.Join(c.Host.Close(), c.NF.Close()) })
 	return c
 }
 
 // OpenCont opens Cont, and reads NetnsID.
-func (c *Call) OpenCont() error { return c.NS.Do(c.openInside) }
+func (c *Call) OpenCont() error { return c.Req.NS.Do(c.openInside) }
 
 // InContainer calls work on a thread in the container's namespace, with Cont open.
 func InContainer(req *skel.Request, work func(*Call) error) error {
-	c := &Call{Request: req}
+	c := &Call{Req: req}
 	return req.NS.Do(func() error {
 		if err := c.openInside(); err != nil {
 			return err
@@ -58,13 +58,13 @@ func InContainer(req *skel.Request, work func(*Call) error) error {
 }
 
 func (c *Call) openInside() (err error) {
-	if c.NetnsID, err = c.NS.IdentityInside(); err == nil {
+	if c.NetnsID, err = c.Req.NS.IdentityInside(); err == nil {
 		c.Cont, err = rtnl.Dial(nil)
 	}
 	if err != nil {
 		return fmt.Errorf("container: %w", err)
 	}
-	c.OnDone(func() { _ = c.Cont.Close() })
+	c.Req.OnDone(func() { _ = c.Cont.Close() })
 	return nil
 }
 
@@ -72,8 +72,8 @@ func (c *Call) openInside() (err error) {
 // it wherever it is.
 type Opener func(path string, id ns.Identity) (*ns.NS, error)
 
-// Enter opens a socket in a namespace. The error matches rtnl.ErrNoLink where there is none.
-func Enter(open Opener, path string, id ns.Identity) (*rtnl.Conn, error) {
+// DialNetns opens a socket in a namespace. The error matches rtnl.ErrNoLink where there is none.
+func DialNetns(open Opener, path string, id ns.Identity) (*rtnl.Conn, error) {
 	n, err := open(path, id)
 	if errors.Is(err, ns.ErrNotExist) {
 		return nil, rtnl.ErrNoLink
@@ -93,7 +93,7 @@ func OpenLocked(ctx context.Context, req *skel.Request) (*Call, error) {
 		return nil, err
 	}
 	req.OnDone(func() { _ = held.Unlock() })
-	c := &Call{Request: req}
+	c := &Call{Req: req}
 	return c, c.OpenCont()
 }
 
@@ -119,10 +119,10 @@ func (c *Call) FindInterface() error {
 			return err
 		}
 	}
-	l, err := c.Cont.Link(c.IfName)
+	l, err := c.Cont.Link(c.Req.IfName)
 	c.ContEnd, c.NetnsID.MAC = l, l.MAC.String()
 	if errors.Is(err, rtnl.ErrNoLink) {
-		return c.NoInterface(rtnl.ErrNoLink)
+		return c.Req.NoInterface(rtnl.ErrNoLink)
 	}
 	return err
 }
@@ -139,7 +139,7 @@ func IgnoreNoLink(err error) error {
 func (c *Call) VerifyInterface() error {
 	err := c.FindInterface()
 	if errors.Is(err, rtnl.ErrNoLink) {
-		return cni.Drift("interface %q: is gone", c.IfName)
+		return cni.Drift("interface %q: is gone", c.Req.IfName)
 	}
 	return err
 }
@@ -164,11 +164,11 @@ var (
 	ErrStale    = errors.New("its record is of another namespace, or has other addresses")
 )
 
-// Attached returns nil if the container's interface exists and has the addresses of prevResult, otherwise the reason.
-// An interface without addresses also counts if prevResult has its MAC address, because gVisor moves the addresses into
-// its own network stack. DEL also removes the addresses, but marks the interface. A failure to read is a reason,
-// because restored rules must not outlive the container.
-func Attached(req *skel.Request) error {
+// VerifyAttached returns nil if the container's interface exists and has the addresses of prevResult, otherwise the
+// reason. An interface without addresses also counts if prevResult has its MAC address, because gVisor moves the
+// addresses into its own network stack. DEL also removes the addresses, but marks the interface. A failure to read is a
+// reason, because restored rules must not outlive the container.
+func VerifyAttached(req *skel.Request) error {
 	n, err := ns.Open(req.Netns)
 	if err != nil {
 		return err
@@ -206,14 +206,14 @@ func Attached(req *skel.Request) error {
 	return nil
 }
 
-// AttachedOf returns a function that reports whether the request with a mark is Attached. It returns false for other
-// marks.
-func AttachedOf(all []*skel.Request) func(mark string) bool {
+// AttachedFunc returns a function that reports whether VerifyAttached succeeds for the request with a mark. It returns
+// false for other marks.
+func AttachedFunc(all []*skel.Request) func(mark string) bool {
 	byMark := make(map[string]*skel.Request, len(all))
 	for _, req := range all {
 		byMark[req.Mark()] = req
 	}
-	return func(mark string) bool { return byMark[mark] != nil && Attached(byMark[mark]) == nil }
+	return func(mark string) bool { return byMark[mark] != nil && VerifyAttached(byMark[mark]) == nil }
 }
 
 // NotRestored returns the error of a Reapply that restores nothing; nil if reason is nil.
@@ -229,7 +229,7 @@ func NotRestored(what string, reason error) error {
 func MarkedHostEnd(host *rtnl.Conn, a cni.Attachment) (rtnl.Link, error) {
 	for _, name := range iface.HostNames(a) {
 		l, err := host.Link(name)
-		isOurs := IsUnmarked(l, a.Network) || l.IsPairEnd() && a.Owns(l.Alias)
+		isOurs := IsUnmarkedHostEnd(l, a.Network) || l.IsPairEnd() && a.Owns(l.Alias)
 		if err == nil && !isOurs {
 			err = rtnl.ErrNoLink
 		}
@@ -249,8 +249,8 @@ func RefuseOwned(key string, l rtnl.Link) error {
 	return nil
 }
 
-// IsUnmarked tells a host end of the network whose ADD died before it was marked.
-func IsUnmarked(l rtnl.Link, network string) bool {
+// IsUnmarkedHostEnd tells a host end of the network whose ADD died before it was marked.
+func IsUnmarkedHostEnd(l rtnl.Link, network string) bool {
 	return l.IsPairEnd() && l.Alias == "" && l.Group == cni.NetworkHash(network)
 }
 
@@ -277,11 +277,11 @@ func DialContainer(req *skel.Request) (*rtnl.Conn, error) {
 	return rtnl.Dial(n)
 }
 
-// HostEndOfResult returns the container's host end by the name and MAC address in prev, for a container whose interface
+// HostEndInResult returns the container's host end by the name and MAC address in prev, for a container whose interface
 // is gone. cont is the socket in the container's namespace. The author of a configuration may write prev, so the kernel
 // must report that the link is connected to that namespace, and isCandidate must accept the link. The error matches
 // rtnl.ErrNoLink if there is no such link.
-func HostEndOfResult(host, cont *rtnl.Conn, prev *cni.Result, isCandidate func(rtnl.Link) bool) (rtnl.Link, error) {
+func HostEndInResult(host, cont *rtnl.Conn, prev *cni.Result, isCandidate func(rtnl.Link) bool) (rtnl.Link, error) {
 	if prev == nil {
 		return rtnl.Link{}, rtnl.ErrNoLink
 	}
@@ -304,8 +304,8 @@ func HostEndOfResult(host, cont *rtnl.Conn, prev *cni.Result, isCandidate func(r
 	return rtnl.Link{}, rtnl.ErrNoLink
 }
 
-// Inside is the record of what a plugin made in the container's namespace, beside the container's interface.
-type Inside struct {
+// NetnsRecord is the record of what a plugin made in the container's namespace, beside the container's interface.
+type NetnsRecord struct {
 	cni.Attachment
 	Path  string      `json:"path"` // CNI_NETNS
 	Netns ns.Identity `json:"netns"`
@@ -313,17 +313,18 @@ type Inside struct {
 	Made  []string    `json:"made"` // in the plugin's own words
 }
 
-// Inside is the record of this attachment, whose ContEnd was found.
-func (c *Call) Inside(made ...string) Inside {
-	return Inside{Attachment: c.Attachment, Path: c.Netns, Netns: c.NetnsID, Link: c.ContEnd.Index, Made: made}
+// NetnsRecord is the record of this attachment, whose ContEnd was found.
+func (c *Call) NetnsRecord(made ...string) NetnsRecord {
+	return NetnsRecord{Attachment: c.Req.Attachment, Path: c.Req.Netns, Netns: c.NetnsID, Link: c.ContEnd.Index,
+		Made: made}
 }
 
 // Plausible says whether an ADD can have written the record.
-func (i Inside) Plausible() bool { return i.Link > 0 && len(i.Made) > 0 }
+func (i NetnsRecord) Plausible() bool { return i.Link > 0 && len(i.Made) > 0 }
 
 // Remove calls remove with a socket in the namespace, which may be gone.
-func (i Inside) Remove(finder *ns.Finder, remove func(*rtnl.Conn) error) error {
-	conn, err := Enter(finder.Open, i.Path, i.Netns)
+func (i NetnsRecord) Remove(finder *ns.Finder, remove func(*rtnl.Conn) error) error {
+	conn, err := DialNetns(finder.Open, i.Path, i.Netns)
 	if err != nil {
 		return IgnoreNoLink(err)
 	}
@@ -351,19 +352,22 @@ func Unavailable(prefix string, faults ...error) error {
 	return nil
 }
 
-// InNetns returns the holdings of a record with the container's namespace.
-func InNetns(path string, id ns.Identity, held ...cni.Holding) []cni.Holding {
+// WithNetns returns the holdings of a record with the container's namespace.
+func WithNetns(path string, id ns.Identity, held ...cni.Holding) []cni.Holding {
 	for i := range held {
 		held[i].Netns, held[i].NetnsInode, held[i].NetnsCookie = path, id.Inode, id.Cookie
 	}
 	return held
 }
 
-// Held lists what records say that attachments have: of returns what one says, and Held adds where that is kept.
-func Held[T statefile.Record](records statefile.Records[T], of func(T) []cni.Holding) (all []cni.Holding, err error) {
+// Holdings lists the holdings of all records. holdingsOf returns the holdings of one record; Holdings adds the record's
+// path and time.
+func Holdings[T statefile.Record](records statefile.Records[T], holdingsOf func(T) []cni.Holding) ([]cni.Holding,
+	error) {
+	var all []cni.Holding
 	kept, err := records.List()
 	for _, k := range kept {
-		for _, h := range of(k.Record) {
+		for _, h := range holdingsOf(k.Record) {
 			h.Kept, h.Since = k.Path, k.Written
 			all = append(all, h)
 		}
