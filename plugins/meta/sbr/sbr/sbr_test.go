@@ -654,7 +654,7 @@ var _ = Describe("CHECK", func() {
 		Entry("a default route that leads elsewhere", "route replace default via 10.2.0.7 table 100", "missing"),
 		Entry("a copied route that is gone", "-6 route del fd02::/64 table 101", "table 101: route fd02::/64: missing"),
 		Entry("a hint that is gone", "route del 10.2.0.0/24 table main", "table 254: route 10.2.0.0/24: missing"),
-		Entry("that the interface is gone", "link del eth1", `interface "eth1": is gone`),
+		Entry("that the interface is gone", "link del eth1", `interface "eth1": is missing`),
 	)
 })
 

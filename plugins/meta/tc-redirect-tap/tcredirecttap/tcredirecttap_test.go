@@ -315,7 +315,7 @@ var _ = Describe("CHECK", func() {
 	},
 		Entry("no tap", "ip link del tap0", `tap "tap0": is gone`),
 		Entry("another kind", "ip link del tap0; ip link add tap0 type veth peer name x", `tap "tap0": is gone`),
-		Entry("no interface", "ip link set eth0 down; ip link set eth0 name x", `interface "eth0": is gone`),
+		Entry("no interface", "ip link set eth0 down; ip link set eth0 name x", `interface "eth0": is missing`),
 		Entry("down", "ip link set tap0 down", `tap "tap0": up is false`),
 		Entry("another MTU", "ip link set eth0 mtu 1400", `tap "tap0": MTU is 1500 instead of 1400`),
 		Entry("one way", "tc qdisc del dev eth0 ingress", `interface "eth0": does not redirect all`),

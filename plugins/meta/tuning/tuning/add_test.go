@@ -432,7 +432,7 @@ var _ = Describe("CHECK", func() {
 	It("finds the interface gone", func() {
 		IP(w.cont, "link del eth0")
 		Expect(check(everything).Failed(cni.CodeDrift)).
-			To(And(ContainSubstring(`interface "eth0": is gone`), ContainSubstring(`arp_filter`)))
+			To(And(ContainSubstring(`interface "eth0": is missing`), ContainSubstring(`arp_filter`)))
 	})
 
 	DescribeTable("does not mind what was not asked for", func(change string) {

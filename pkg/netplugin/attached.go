@@ -1,0 +1,83 @@
+package netplugin
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/hawser-cni/plugins/pkg/ns"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
+	"github.com/hawser-cni/plugins/pkg/skel"
+)
+
+// EndingAlias is the alias of a container's interface from which DEL has removed the addresses.
+const EndingAlias = "ending"
+
+// Reasons why an attachment's rules are not restored.
+var (
+	ErrEnding   = errors.New("its DEL has begun")
+	ErrNoRecord = errors.New("it has no record: DEL removed it, it was lost, or the reference plugin was used")
+	ErrStale    = errors.New("its record is for another namespace or has other addresses")
+)
+
+// VerifyAttached returns nil if the container's interface exists and has the addresses of prevResult. Otherwise it
+// returns the reason why nothing may be restored for the attachment. An interface without addresses is also accepted if
+// prevResult has its MAC address, because gVisor moves the addresses into its own network stack. DEL also removes the
+// addresses, but sets EndingAlias first. A failure to read is a reason, because restored rules must not outlive the
+// container.
+func VerifyAttached(req *skel.Request) error {
+	n, err := ns.Open(req.Netns)
+	if err != nil {
+		return err
+	}
+	defer n.Close()
+	cont, err := rtnl.Dial(n)
+	if err != nil {
+		return err
+	}
+	defer cont.Close()
+	end, err := cont.Link(req.IfName)
+	if err != nil {
+		return fmt.Errorf("interface %q: %w", req.IfName, err)
+	}
+	live, err := cont.Addrs(end.Index)
+	if err != nil {
+		return err
+	}
+	live = slices.DeleteFunc(live, func(a rtnl.Addr) bool { return a.Prefix.Addr().IsLinkLocalUnicast() })
+	i, _ := req.PrevResult.ContainerInterface(req.IfName)
+	isSame := i.MAC != "" && strings.EqualFold(i.MAC, end.MAC.String())
+	if len(live) == 0 && isSame && end.Alias != EndingAlias {
+		return nil
+	}
+	for _, ip := range req.PrevResult.ContainerIPs(req.IfName) {
+		isLive := func(a rtnl.Addr) bool { return a.Prefix.Addr() == ip.Address.Addr() }
+		switch {
+		case slices.ContainsFunc(live, isLive):
+		case end.Alias == EndingAlias:
+			return ErrEnding
+		default:
+			return fmt.Errorf("interface %q: does not have the address %s", req.IfName, ip.Address.Addr())
+		}
+	}
+	return nil
+}
+
+// AttachedFunc returns a function that reports whether VerifyAttached succeeds for the request with a mark. It returns
+// false for other marks.
+func AttachedFunc(all []*skel.Request) func(mark string) bool {
+	byMark := make(map[string]*skel.Request, len(all))
+	for _, req := range all {
+		byMark[req.Mark()] = req
+	}
+	return func(mark string) bool { return byMark[mark] != nil && VerifyAttached(byMark[mark]) == nil }
+}
+
+// NotRestored returns the error of a Reapply that restores nothing because of reason. It returns nil if reason is nil.
+func NotRestored(what string, reason error) error {
+	if reason == nil {
+		return nil
+	}
+	return fmt.Errorf("%s: not restored: %w; restart the container", what, reason)
+}

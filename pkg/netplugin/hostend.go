@@ -1,0 +1,70 @@
+package netplugin
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/iface"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
+)
+
+// MarkedHostEnd returns the host end that a Hawser plugin created for an attachment: the link that has one of the
+// attachment's names, and its mark as alias. Until ADD writes the mark, IsUnmarkedHostEnd recognizes the link. The error
+// matches rtnl.ErrNoLink if there is no such link, even if another link has one of the names.
+func MarkedHostEnd(host *rtnl.Conn, a cni.Attachment) (rtnl.Link, error) {
+	for _, name := range iface.HostNames(a) {
+		l, err := host.Link(name)
+		isOurs := IsUnmarkedHostEnd(l, a.Network) || l.IsPairEnd() && a.Owns(l.Alias)
+		if err == nil && !isOurs {
+			err = rtnl.ErrNoLink
+		}
+		if !errors.Is(err, rtnl.ErrNoLink) {
+			return l, err
+		}
+	}
+	return rtnl.Link{}, fmt.Errorf("host end of %s: %w", a, rtnl.ErrNoLink)
+}
+
+// IsUnmarkedHostEnd reports whether l is a host end on the network that has no mark yet, because its ADD is in progress
+// or was killed. The kernel does not accept an alias for a new link, so its group identifies the network until then.
+func IsUnmarkedHostEnd(l rtnl.Link, network string) bool {
+	return l.IsPairEnd() && l.Alias == "" && l.Group == cni.NetworkHash(network)
+}
+
+// HostEndInResult returns the container's host end by the name and MAC address in prev, for a container whose interface
+// no longer exists. cont is the socket in the container's namespace. The author of a configuration may write prev, so the
+// kernel must report that the link is connected to that namespace, and isCandidate must accept the link. The error
+// matches rtnl.ErrNoLink if there is no such link.
+func HostEndInResult(host, cont *rtnl.Conn, prev *cni.Result, isCandidate func(rtnl.Link) bool) (rtnl.Link, error) {
+	if prev == nil {
+		return rtnl.Link{}, rtnl.ErrNoLink
+	}
+	for _, i := range prev.Interfaces {
+		if i.Sandbox != "" || i.MAC == "" {
+			continue
+		}
+		l, err := host.Link(i.Name)
+		isHostEnd := err == nil && isCandidate(l) && strings.EqualFold(i.MAC, l.MAC.String())
+		if isHostEnd {
+			isHostEnd, err = host.ConnectsTo(l, cont)
+		}
+		if err == nil && !isHostEnd {
+			err = rtnl.ErrNoLink
+		}
+		if !errors.Is(err, rtnl.ErrNoLink) {
+			return l, err
+		}
+	}
+	return rtnl.Link{}, rtnl.ErrNoLink
+}
+
+// RefuseOwned returns code 103 if a link of the host belongs to an attachment. key is the configuration's key that
+// names the link.
+func RefuseOwned(key string, l rtnl.Link) error {
+	if owner, ok := cni.ParseMark(l.Alias); ok {
+		return cni.Errorf(cni.CodeConflict, "%s: %q: belongs to %s", key, l.Name, owner)
+	}
+	return nil
+}

@@ -1,0 +1,59 @@
+package netplugin
+
+import (
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/ns"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
+	"github.com/hawser-cni/plugins/pkg/statefile"
+)
+
+// NetnsRecord records what a plugin created in the container's namespace in addition to the container's interface.
+type NetnsRecord struct {
+	cni.Attachment
+	Path  string      `json:"path"` // CNI_NETNS
+	Netns ns.Identity `json:"netns"`
+	Link  int         `json:"link"` // index of the interface
+	Made  []string    `json:"made"` // in a notation of the plugin
+}
+
+// NetnsRecord returns the record of this attachment. FindInterface must have succeeded.
+func (c *Call) NetnsRecord(made ...string) NetnsRecord {
+	return NetnsRecord{Attachment: c.Req.Attachment, Path: c.Req.Netns, Netns: c.NetnsID, Link: c.ContEnd.Index,
+		Made: made}
+}
+
+// Plausible reports whether an ADD can have written the record.
+func (r NetnsRecord) Plausible() bool { return r.Link > 0 && len(r.Made) > 0 }
+
+// Remove calls remove with a socket in the record's namespace. It returns nil if the namespace no longer exists.
+func (r NetnsRecord) Remove(finder *ns.Finder, remove func(*rtnl.Conn) error) error {
+	conn, err := DialNetns(finder.Open, r.Path, r.Netns)
+	if err != nil {
+		return IgnoreNoLink(err)
+	}
+	defer conn.Close()
+	return remove(conn)
+}
+
+// WithNetns returns the holdings of a record, with the container's namespace set in each.
+func WithNetns(path string, id ns.Identity, held ...cni.Holding) []cni.Holding {
+	for i := range held {
+		held[i].Netns, held[i].NetnsInode, held[i].NetnsCookie = path, id.Inode, id.Cookie
+	}
+	return held
+}
+
+// Holdings lists the holdings of all records. holdingsOf returns the holdings of one record; Holdings adds the record's
+// path and time.
+func Holdings[T statefile.Record](records statefile.Records[T], holdingsOf func(T) []cni.Holding) ([]cni.Holding,
+	error) {
+	var all []cni.Holding
+	kept, err := records.List()
+	for _, k := range kept {
+		for _, h := range holdingsOf(k.Record) {
+			h.Kept, h.Since = k.Path, k.Written
+			all = append(all, h)
+		}
+	}
+	return all, err
+}
