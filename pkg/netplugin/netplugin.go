@@ -1,17 +1,18 @@
 // Package netplugin is what all plugins that work on interfaces have in common, main plugins and chained plugins alike.
 // (IPAM plugins need no more than package skel.)
 //
-// A Call is one call of a plugin in progress: the runtime's request, sockets in the namespace of the host, in that of the
-// container or in both, and the links that the plugin works on. ContEnd is the container's interface. HostEnd is the other
-// end of its pair; an interface such as a macvlan has none. The sockets stay open until the call and its roll-back have
-// ended, so that undos can use them.
+// A Call is one call of a plugin in progress: the runtime's request, sockets in the namespace of the host, in that of
+// the container or in both, and the links that the plugin works on. ContEnd is the container's interface. HostEnd is
+// the other end of its pair; an interface such as a macvlan has none. The sockets stay open until the call and its
+// roll-back have ended, so that undos can use them.
 //
-// A path or a name in a request may have come to mean something else since ADD. So each namespace has an identity, and a
-// host end is identified by its alias, or because the kernel reports that it is connected to the container's namespace.
-// Functions that search return an error that matches rtnl.ErrNoLink if the link or its namespace does not exist.
+// A path or a name in a request may have come to mean something else since ADD. So each namespace has an identity, and
+// a host end is identified by its alias, or because the kernel reports that it is connected to the container's
+// namespace. Functions that search return an error that matches rtnl.ErrNoLink if the link or its namespace does not
+// exist.
 //
-// The package also decides whether an attachment's rules may be restored (VerifyAttached), and has the record of plugins
-// that leave something in the container's namespace (NetnsRecord).
+// The package also decides whether an attachment's rules may be restored (VerifyAttached), and has the record of
+// plugins that leave something in the container's namespace (NetnsRecord).
 package netplugin
 
 import (
@@ -128,8 +129,8 @@ func (c *Call) VerifyInterface() error {
 	return err
 }
 
-// FindHostEnd finds the container's interface and its other end, HostEnd. If the error matches rtnl.ErrNoLink, ContEnd is
-// zero if the interface is missing, and set if only the host end is.
+// FindHostEnd finds the container's interface and its other end, HostEnd. If the error matches rtnl.ErrNoLink, ContEnd
+// is zero if the interface is missing, and set if only the host end is.
 func (c *Call) FindHostEnd() error {
 	err := c.FindInterface()
 	if err == nil {
@@ -146,8 +147,8 @@ func IgnoreNoLink(err error) error {
 	return err
 }
 
-// Opener opens the namespace that a record names by path and identity: ns.OpenAs, or the method Open of an ns.Finder for
-// calls that must find the namespace even if it lost its path.
+// Opener opens the namespace that a record names by path and identity: ns.OpenAs, or the method Open of an ns.Finder
+// for calls that must find the namespace even if it lost its path.
 type Opener func(path string, id ns.Identity) (*ns.NS, error)
 
 // DialNetns opens a socket in the namespace that a record names. The error matches rtnl.ErrNoLink if the namespace does
