@@ -21,6 +21,21 @@ var (
 	ErrStale    = errors.New("its record is for another namespace or has other addresses")
 )
 
+// Restorable returns nil if the rules of an attachment's record may be restored, otherwise the reason: found reports
+// whether the record exists, ending whether a DEL has begun, and isSame whether the container has the addresses of the
+// record.
+func Restorable(found, ending, isSame bool) error {
+	switch {
+	case !found:
+		return ErrNoRecord
+	case ending:
+		return ErrEnding
+	case !isSame:
+		return ErrStale
+	}
+	return nil
+}
+
 // VerifyAttached returns nil if the container's interface exists and has the addresses of prevResult. Otherwise it
 // returns the reason why nothing may be restored for the attachment. An interface without addresses is also accepted if
 // prevResult has its MAC address, because gVisor moves the addresses into its own network stack. DEL also removes the

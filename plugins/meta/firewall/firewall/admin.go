@@ -17,10 +17,10 @@ const adminOverrides = "admin overrides"
 // adminRules returns the jumps from FORWARD to CNI-FORWARD and from there to the administrator's chain, each the first
 // rule of its chain.
 func adminRules(admin string) []ipt.Rule {
-	return []ipt.Rule{adminJump(admin), commented(forwardHook, "", "rules", cniForward)}
+	return []ipt.Rule{adminJump(admin), commentedRule(forwardHook, "", "rules", cniForward)}
 }
 
-func adminJump(admin string) ipt.Rule { return commented(cniForward, "", adminOverrides, admin) }
+func adminJump(admin string) ipt.Rule { return commentedRule(cniForward, "", adminOverrides, admin) }
 
 // ensureAdmin adds the rules that send packets through the administrator's chain. A chain that a configuration names
 // comes after the chains that packets already pass, because these may be another author's.
@@ -55,7 +55,7 @@ func (c call) refuseOthersChain(ctx context.Context, admin string) error {
 		if err != nil {
 			return err
 		}
-		inNFTables, inLegacy := leadsInNFTables(admin), leadsInLegacy(admin)
+		inNFTables, inLegacy := jumpsInNFTables(admin), jumpsInLegacy(admin)
 		isOthers := func(l nft.LiveRule) bool { return inNFTables(l) && isOthersJump(l.Chain, admin) }
 		isOthersLegacy := func(r ipt.Rule) bool { return inLegacy(r) && isOthersJump(r.Chain, admin) }
 		if slices.ContainsFunc(live, isOthers) || slices.ContainsFunc(legacy.Rules, isOthersLegacy) {
@@ -78,13 +78,13 @@ func isOthersJump(from, admin string) bool {
 		admin != "DOCKER-USER" && slices.ContainsFunc(othersChains, isOthers)
 }
 
-// leadsInNFTables returns a function that reports whether a rule outside CNI-FORWARD jumps to a chain.
-func leadsInNFTables(chain string) func(nft.LiveRule) bool {
+// jumpsInNFTables returns a function that reports whether a rule outside CNI-FORWARD jumps to a chain.
+func jumpsInNFTables(chain string) func(nft.LiveRule) bool {
 	return func(l nft.LiveRule) bool { return l.Target == chain && l.Chain != cniForward }
 }
 
-// leadsInLegacy is leadsInNFTables for iptables-legacy.
-func leadsInLegacy(chain string) func(ipt.Rule) bool {
+// jumpsInLegacy is jumpsInNFTables for iptables-legacy.
+func jumpsInLegacy(chain string) func(ipt.Rule) bool {
 	return func(r ipt.Rule) bool {
 		return r.Chain != cniForward && (r.Option("-j") == chain || r.Option("-g") == chain)
 	}
@@ -104,14 +104,14 @@ func (c call) dropAdmin(ctx context.Context, s *store, r *record) error {
 	var errs []error
 	for _, f := range nft.Families() {
 		live, err := c.NF.Rules(filter(f), "")
-		isOthers := func(l nft.LiveRule) bool { return l.Chain == admin || leadsInNFTables(admin)(l) }
+		isOthers := func(l nft.LiveRule) bool { return l.Chain == admin || jumpsInNFTables(admin)(l) }
 		if err == nil && !slices.ContainsFunc(live, isOthers) {
 			err = nft.Removal{Table: filter(f), Chain: cniForward, Drop: []string{admin},
 				Rule: func(l nft.LiveRule) bool { return l.Target == admin }}.Remove(ctx, c.NF)
 		}
 		errs = append(errs, nft.IfSupported(err))
 		err = iptLegacy(f).Edit(ctx, filterTable, func(e *ipt.Edit) {
-			isOthers := func(r ipt.Rule) bool { return r.Chain == admin || leadsInLegacy(admin)(r) }
+			isOthers := func(r ipt.Rule) bool { return r.Chain == admin || jumpsInLegacy(admin)(r) }
 			if !slices.ContainsFunc(e.Rules, isOthers) {
 				e.Delete(adminJump(admin).Equal)
 				e.Remove(admin)

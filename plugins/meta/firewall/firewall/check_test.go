@@ -32,7 +32,7 @@ var _ = Describe("CHECK", Label("kernel"), func() {
 			Expect(w.Snapshot("nftables")).To(Equal(before), "it changes nothing")
 			c.del()
 		},
-			Entry("FORWARD flushed", "iptables -F FORWARD", `nothing leads from FORWARD to "CNI-FORWARD"`),
+			Entry("FORWARD flushed", "iptables -F FORWARD", `no rule jumps from FORWARD to "CNI-FORWARD"`),
 			Entry("no way to the administrator's chain", "iptables -D CNI-FORWARD 1", `"CNI-ADMIN"`),
 			Entry("no way to what is accepted", "ip6tables -D CNI-FORWARD 2", `"HAWSER-ACCEPTED"`),
 			Entry("no rule for the fwmark", "iptables -F HAWSER-ACCEPTED", "HAWSER-ACCEPTED"),
@@ -46,7 +46,7 @@ var _ = Describe("CHECK", Label("kernel"), func() {
 				"ingress policy is open, not isolated"),
 			Entry("a weaker policy", `nft add element inet hawser firewall_same_v1 '{ "br1" . "br1" }'`,
 				"is same-bridge"),
-			Entry("no isolated port", "ip link set v1-2 type bridge_slave isolated off", "no isolated port"),
+			Entry("no isolated port", "ip link set v1-2 type bridge_slave isolated off", "not an isolated port"),
 			Entry("a port that left the bridge", "ip link set v1-2 nomaster", `"br1"`),
 			Entry("no record", "rm "+recordDir+"/*.json", "CNI-FORWARD"),
 		)

@@ -21,7 +21,7 @@ type wireConfig struct {
 	AcceptPublished *bool  `json:"acceptPublished" help:"accept new connections whose destination was translated to the container: host ports; nftables only" default:"true"`
 }
 
-// backend is where the rules are.
+// backend is the system that enforces the rules.
 type backend = ipt.Backend
 
 const (
@@ -31,39 +31,22 @@ const (
 	firewalld backend = "firewalld"
 )
 
-// policy says from where the containers of a bridge may be reached.
-type policy string
-
-const (
-	policyOpen       policy = "open"
-	policySameBridge policy = "same-bridge" // not from the other bridges that have a policy
-	policyIsolated   policy = "isolated"    // nor from the same bridge
-)
-
-// policies are all, the strictest one last.
-func policies() []policy { return []policy{policyOpen, policySameBridge, policyIsolated} }
-
-// stricter returns the stricter of two policies.
-func stricter(a, b policy) policy {
-	return policies()[max(slices.Index(policies(), a), slices.Index(policies(), b))]
-}
-
 // config is the configuration with every value checked.
 type config struct {
-	backend backend // asked for
+	backend backend // requested
 	options
 }
 
-// options are the other keys.
+// options are all keys but the backend.
 type options struct {
 	AdminChain string `json:"adminChain"`
 	Zone       string `json:"zone"`
 	Published  bool   `json:"published"`
-	Bit        int    `json:"markAcceptBit"` // of the fwmark, for what is accepted
+	Bit        int    `json:"markAcceptBit"` // fwmark bit of accepted packets
 	Policy     policy `json:"policy"`
 }
 
-// parseConfig checks the configuration. What it refuses is code 7.
+// parseConfig checks the configuration. Problems have code 7.
 func parseConfig(_ *skel.Request, w wireConfig, problems *cni.Problems) config {
 	c := config{backend(w.Backend), options{
 		AdminChain: cmp.Or(w.AdminChain, defaultAdminChain), Zone: cmp.Or(w.Zone, defaultZone),

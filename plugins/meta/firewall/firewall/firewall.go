@@ -16,16 +16,16 @@ import (
 	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
-// call is one call under way.
+// call is a call in progress.
 type call struct {
 	*netplugin.Call
-	adding *store // the records, in ADD only
+	adding *store // the locked records during ADD, otherwise nil
 }
 
-func open(req *skel.Request) call { return call{Call: netplugin.OpenHost(req)} }
+func newCall(req *skel.Request) call { return call{Call: netplugin.OpenHost(req)} }
 
 func add(ctx context.Context, req *skel.Request, cfg config) (_ *cni.Result, err error) {
-	c := open(req)
+	c := newCall(req)
 	r, err := c.newRecord(cfg)
 	if err != nil {
 		return nil, err
@@ -46,14 +46,14 @@ func add(ctx context.Context, req *skel.Request, cfg config) (_ *cni.Result, err
 	}
 	defer func() { err = errors.Join(err, s.Close()) }()
 	c.adding = s
-	if err := c.replace(ctx, s, r); err != nil {
+	if err := c.removeStale(ctx, s, r); err != nil {
 		return nil, err
 	}
-	c.Req.Step("make the firewall rules")
+	c.Req.Step("add the firewall rules")
 	c.Req.OnFail("remove the firewall rules", func(ctx context.Context) error { return c.remove(ctx, false) })
-	r.Backend = c.choose(ctx, cfg)
+	r.Backend = c.chooseBackend(ctx, cfg)
 	if r.Backend != iptables {
-		if r.Bit, err = bitOfAll(s.Any, cfg.Bit); err != nil {
+		if r.Bit, err = hostBit(s.Any, cfg.Bit); err != nil {
 			return nil, err
 		}
 	}
@@ -81,11 +81,11 @@ func add(ctx context.Context, req *skel.Request, cfg config) (_ *cni.Result, err
 }
 
 func del(ctx context.Context, req *skel.Request) error {
-	return open(req).remove(ctx, true)
+	return newCall(req).remove(ctx, true)
 }
 
 func check(ctx context.Context, req *skel.Request, cfg config) error {
-	c := open(req)
+	c := newCall(req)
 	want, err := c.newRecord(cfg)
 	if err != nil || len(want.Addrs) == 0 && want.Policy == policyOpen {
 		return err
@@ -93,10 +93,10 @@ func check(ctx context.Context, req *skel.Request, cfg config) error {
 	return c.verify(ctx, want)
 }
 
-// reapply restores the rules of the attachment's record, unless DEL has begun. It holds the lock of the records, as DEL
-// does.
+// reapply restores the rules of the attachment's record, unless DEL has begun. Like DEL, it holds the lock of the
+// records.
 func reapply(ctx context.Context, req *skel.Request, _ config) error {
-	c := open(req)
+	c := newCall(req)
 	return records().Locked(ctx, func(s *store) error {
 		r, ok, err := s.Get(c.Req.Hash())
 		if err != nil {
@@ -119,14 +119,14 @@ func reapply(ctx context.Context, req *skel.Request, _ config) error {
 		if err != nil {
 			return err
 		}
-		return c.makeRules(ctx, &r, p, tools)
+		return c.addRules(ctx, &r, p, tools)
 	})
 }
 
-// gc removes what attachments of the network left that are not valid, and the policies of bridges without containers.
-// Other rules of the reference have no owner and stay.
+// gc removes the rules of the network's stale attachments, and the policies of bridges without ports. Rules of the
+// reference plugin for addresses stay, because they do not name an owner.
 func gc(ctx context.Context, req *skel.Request) error {
-	c := open(req)
+	c := newCall(req)
 	return records().Locked(ctx, func(s *store) error {
 		all, err := s.All()
 		errs := []error{err}
@@ -136,24 +136,24 @@ func gc(ctx context.Context, req *skel.Request) error {
 			}
 		}
 		return errors.Join(append(errs, nft.IfSupported(elements().Sweep(ctx, c.NF, c.Req.Valid.Garbage)),
-			c.sweepPolicies(ctx), c.retire(ctx, s))...)
+			c.sweepPolicies(ctx), c.removeSharedChains(ctx, s))...)
 	})
 }
 
-// status looks for what would make ADD fail.
+// status returns an error if ADD would fail.
 func status(ctx context.Context, req *skel.Request, cfg config) error {
-	c := call{Call: &netplugin.Call{Req: req, NF: nft.New()}} // it asks nothing of rtnetlink
+	c := call{Call: &netplugin.Call{Req: req, NF: nft.New()}} // no rtnetlink socket is needed
 	defer c.NF.Close()
 	return netplugin.Unavailable("firewall rules: ", statefile.Writable(recordDir), c.probe(ctx, cfg))
 }
 
-// probe says why the backend cannot be used.
+// probe returns an error if the backend cannot be used.
 func (c call) probe(ctx context.Context, cfg config) error {
 	switch {
 	case cfg.backend == firewalld && cfg.Policy == policyOpen:
-		return firewalldRuns(ctx)
+		return checkFirewalld(ctx)
 	case cfg.backend == firewalld: // the policy is in nftables
-		return errors.Join(firewalldRuns(ctx), c.NF.Probe(layout(cfg.Bit)))
+		return errors.Join(checkFirewalld(ctx), c.NF.Probe(layout(cfg.Bit)))
 	case cfg.backend != iptables:
 		err := c.NF.Probe(layout(cfg.Bit))
 		if err == nil {
@@ -169,8 +169,9 @@ func (c call) probe(ctx context.Context, cfg config) error {
 	return ipt.Ready(c.NF)
 }
 
-// newRecord makes the attachment's record, all as configured. It looks for the bridge if the container has a policy, or
-// if the bridge may have one, which this ADD may weaken. policedSet lacks the policies in iptables.
+// newRecord returns the attachment's record according to its configuration. It finds the bridge only if the container
+// wants a policy or the bridge can have one. A bridge can have one if policedSet is not empty, or on the backend
+// iptables, whose policies are not in that set.
 func (c call) newRecord(cfg config) (*record, error) {
 	r := &record{Attachment: c.Req.Attachment, Path: c.Req.Netns, Backend: cfg.backend, options: cfg.options,
 		Addrs: addressesOf(c.Req.PrevResult, c.Req.IfName)}
@@ -192,14 +193,15 @@ func (c call) newRecord(cfg config) (*record, error) {
 	if r.Netns, err = c.Req.NS.Identity(); err != nil || r.Netns.Cookie != 0 {
 		return r, err
 	}
-	err = c.FindInterface() // without cookies its MAC address tells namespaces apart
+	err = c.FindInterface() // without cookies, its MAC address identifies the namespace
 	r.Netns = c.NetnsID
 	return r, netplugin.IgnoreNoLink(err)
 }
 
-// replace is code 100 for a live attachment: its record has this namespace, and its rules are there. Any other record
-// is stale: the namespace was another one, or the reference's DEL removed the rules alone. What it names is removed.
-func (c call) replace(ctx context.Context, s *store, r *record) error {
+// removeStale removes a stale record of this attachment and its rules. A record is stale if it is from another
+// namespace or if its rules are missing, because the reference plugin's DEL removes only the rules. For a record that
+// is not stale, removeStale returns code 100.
+func (c call) removeStale(ctx context.Context, s *store, r *record) error {
 	old, ok, err := s.Get(r.Hash())
 	if err != nil || !ok {
 		return err
@@ -212,34 +214,35 @@ func (c call) replace(ctx context.Context, s *store, r *record) error {
 		return err
 	}
 	_, kept, err := s.Get(r.Hash())
-	r.Pending = kept && old.Backend != iptables // firewalld gave no answer
+	r.Pending = kept && old.Backend != iptables // firewalld did not answer
 	return err
 }
 
-// choose decides on the backend.
-func (c call) choose(ctx context.Context, cfg config) backend {
+// chooseBackend returns the configured backend. By default it returns firewalld if that is running, otherwise nftables.
+func (c call) chooseBackend(ctx context.Context, cfg config) backend {
 	if cfg.backend != auto {
 		return cfg.backend
 	}
 	if isSilent() {
-		c.Req.Warn("backend nftables, since firewalld gave no answer within the last %s", silenceTime)
+		c.Req.Warn("firewalld: no answer within the last %s; using backend nftables", silenceTime)
 		return nftables
 	}
-	err := firewalldRuns(ctx)
+	err := checkFirewalld(ctx)
 	if err == nil {
 		return firewalld
 	}
 	if !errors.Is(err, errNoFirewalld) {
-		c.Req.Warn("backend nftables, since nobody can tell whether firewalld runs: %v", err)
+		c.Req.Warn("cannot determine whether firewalld is running; using backend nftables: %v", err)
 	}
 	return nftables
 }
 
-// bitOfAll is the bit of the fwmark that the host's containers have, or else the wanted one: chains for a second bit
-// would clear the first one on every packet of live containers. A policy beside firewalld is in the same chains.
-func bitOfAll(find func(func(record) bool) (bool, error), wanted int) (bit int, err error) {
+// hostBit returns the fwmark bit that attachments on the backend nftables use, or wanted if there are none. All of them
+// must use the same bit, because the chains for one bit clear it on the packets of all other containers. Policies on
+// the backend firewalld are in the same chains. anyRecord is Any of a store or of the records.
+func hostBit(anyRecord func(func(record) bool) (bool, error), wanted int) (bit int, err error) {
 	bit = wanted
-	_, err = find(func(o record) bool {
+	_, err = anyRecord(func(o record) bool {
 		if o.Backend == nftables {
 			bit = o.Bit
 		}
@@ -248,10 +251,10 @@ func bitOfAll(find func(func(record) bool) (bool, error), wanted int) (bit int, 
 	return bit, err
 }
 
-// apply writes the record, by which DEL finds all that is made after it, and makes the rules in the record's backend.
+// apply writes the record, which DEL needs to remove the rules, and then adds the rules in the record's backend.
 func (c call) apply(ctx context.Context, s *store, r *record) error {
 	var tools []ipt.Tool
-	if r.Backend == iptables { // before the record is written: DEL keeps it where a program is missing
+	if r.Backend == iptables { // before the record is written, because DEL cannot remove it if a program is missing
 		var err error
 		if tools, err = r.findTools(ctx, s); err != nil {
 			return err
@@ -260,27 +263,27 @@ func (c call) apply(ctx context.Context, s *store, r *record) error {
 	if err := s.Put(*r); err != nil {
 		return err
 	}
-	p, err := c.settlePolicy(s, r)
+	p, err := c.decidePolicy(s, r)
 	if err == nil && r.SetFlag {
 		err = c.setFlag(r, true)
 	}
 	if err != nil {
 		return err
 	}
-	return c.makeRules(ctx, r, p, tools)
+	return c.addRules(ctx, r, p, tools)
 }
 
-// makeRules adds the rules of a written record, and gives the record's bridge the policy.
-func (c call) makeRules(ctx context.Context, r *record, p policy, tools []ipt.Tool) (err error) {
+// addRules adds the rules of a written record, and sets the policy of its bridge.
+func (c call) addRules(ctx context.Context, r *record, p policy, tools []ipt.Tool) (err error) {
 	if r.Backend == iptables {
 		var noteErr error
 		err := editFilters(ctx, tools, func(e *ipt.Edit, f nft.Family) {
-			noteErr = errors.Join(noteErr, c.noteFound(r, r.inTable(e, f))) // before the rules are written
-			ensureAll(e, r, f, p)
+			noteErr = errors.Join(noteErr, c.noteFound(r, r.presentAddrs(e, f))) // before the rules are written
+			editAll(e, r, f, p)
 		})
 		return errors.Join(err, noteErr)
 	}
-	if r.Backend == nftables || r.Bridge != "" { // beside firewalld the policy is in nftables, too
+	if r.Backend == nftables || r.Bridge != "" { // the policy of firewalld's attachments is in nftables
 		err = c.addNFTables(ctx, r, p)
 	}
 	if err == nil && r.Backend == firewalld {
@@ -289,7 +292,8 @@ func (c call) makeRules(ctx context.Context, r *record, p policy, tools []ipt.To
 	return err
 }
 
-// remove removes whatever the attachment has in any backend, and withReference also what the reference made for it.
+// remove removes the attachment's rules in every backend. withReference includes the rules that the reference plugin
+// added for it.
 func (c call) remove(ctx context.Context, withReference bool) error {
 	return records().Locked(ctx, func(s *store) error {
 		r, ok, err := s.Get(c.Req.Hash())
@@ -298,22 +302,22 @@ func (c call) remove(ctx context.Context, withReference bool) error {
 			return err
 		case ok:
 			err = c.removeRecorded(ctx, s, &r)
-		default: // a killed ADD may have left elements, or the record is lost
+		default: // elements can exist without a record if the record was lost
 			err = errors.Join(nft.IfSupported(elements().Sweep(ctx, c.NF, c.Req.Owns)), s.Drop(c.Req.Hash()))
 		}
 		if withReference {
 			err = errors.Join(err, c.delReference(ctx, s, &r))
 		}
 		if r.Backend != iptables {
-			err = errors.Join(err, c.retire(ctx, s))
+			err = errors.Join(err, c.removeSharedChains(ctx, s))
 		}
 		return err
 	})
 }
 
-// removeRecorded removes an attachment's rules, gives its bridge the policy that other attachments want, and drops the
-// record. If a program is missing, or firewalld gives no answer, the record stays for a later DEL or GC. The record is
-// marked first, so that reapply restores nothing from a record that stays.
+// removeRecorded removes the rules of a record, sets its bridge's policy to the strictest that other records want, and
+// removes the record. If a program is missing or firewalld does not answer, the record stays for a later DEL or GC. The
+// record is marked first, so that reapply restores nothing from a record that stays.
 func (c call) removeRecorded(ctx context.Context, s *store, r *record) error {
 	r.Ending = true
 	marked := s.Put(*r)
@@ -328,7 +332,7 @@ func (c call) removeRules(ctx context.Context, s *store, r *record) error {
 	if err != nil {
 		return err
 	}
-	if err = c.setFlag(r, false); isGone(err) {
+	if err = c.setFlag(r, false); isNoPort(err) {
 		err = nil
 	}
 	if err == nil && r.Policy == policyIsolated && remaining != policyIsolated {
@@ -360,8 +364,9 @@ func (c call) removeRules(ctx context.Context, s *store, r *record) error {
 	return s.Drop(r.Hash())
 }
 
-// verify compares the record with what is wanted, and the rules with the record. Rules of the reference have no record,
-// or a stale one of ours, which its DEL does not remove: without a record of these addresses verify looks for them.
+// verify compares the record with the wanted one, and the rules with the record. If there is no record with the wanted
+// addresses, the reference plugin may have added the attachment, and verify accepts its rules. A stale record can exist
+// then, because the reference plugin's DEL does not remove records.
 func (c call) verify(ctx context.Context, want *record) error {
 	r, ok, err := records().Get(want.Hash())
 	if err != nil {
@@ -369,7 +374,7 @@ func (c call) verify(ctx context.Context, want *record) error {
 	}
 	if !ok || !slices.Equal(r.Addrs, want.Addrs) {
 		if err := c.verifyReference(ctx, want); err == nil || !ok {
-			return err // without any record the reference's rules have to be there
+			return err // without a record, the reference plugin must have added the attachment
 		}
 	}
 	var errs []error

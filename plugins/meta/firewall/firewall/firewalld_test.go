@@ -191,9 +191,9 @@ var _ = Describe("firewalld", func() {
 		c.add()
 		_, refused := f.RemoveSource("trusted", "10.1.0.2/32")
 		Expect(refused).To(BeNil())
-		Expect(c.drifts()).To(ContainSubstring("10.1.0.2 is no source of zone"))
+		Expect(c.drifts()).To(ContainSubstring("10.1.0.2 is not a source of zone"))
 		f.stops()
-		Expect(c.drifts()).To(ContainSubstring("does not run"))
+		Expect(c.drifts()).To(ContainSubstring("is not running"))
 	})
 
 	It("keeps an address that the next container has", func() {
@@ -222,11 +222,11 @@ var _ = Describe("firewalld", func() {
 		keys := Object{"cniVersion": "1.0.0", "firewalldZone": "work"}
 		w.Reference(nstest.Newest(), c.as("ADD", keys)).Added()
 		c.check(keys)
-		Expect(c.drifts(Object{"cniVersion": "1.0.0"})).To(ContainSubstring("10.1.0.2 is no source of zone"))
+		Expect(c.drifts(Object{"cniVersion": "1.0.0"})).To(ContainSubstring("10.1.0.2 is not a source of zone"))
 		Expect(c.drifts(keys, Object{"backend": "iptables"})).To(ContainSubstring("CNI-FORWARD"))
 		_, refused := f.RemoveSource("work", "fd00:1::2/128")
 		Expect(refused).To(BeNil())
-		Expect(c.drifts(keys)).To(ContainSubstring("fd00:1::2 is no source of zone"))
+		Expect(c.drifts(keys)).To(ContainSubstring("fd00:1::2 is not a source of zone"))
 		c.del(keys)
 		Expect(f.have()).To(BeEmpty())
 		c.del(keys, Object{"firewalldZone": 7})
@@ -380,7 +380,7 @@ var _ = Describe("firewalld", func() {
 			"backend": "firewalld"}}
 		w.Succeeds(status)
 		f.stops()
-		Expect(w.Fails(status, 50)).To(ContainSubstring("does not run"))
+		Expect(w.Fails(status, 50)).To(ContainSubstring("is not running"))
 		w.Fails(c.as("ADD", asked), 999)
 		Expect(w.Files(recordDir)).NotTo(ContainSubstring(".json"))
 	})
@@ -435,7 +435,7 @@ var _ = Describe("the firewalld of the distribution", Label("kernel"), func() {
 		Expect(sources()).To(ConsistOf("10.1.0.2/32", "fd00:1::2/128"))
 		c.check()
 		w.Cmd("firewall-cmd", "--zone=trusted", "--remove-source=10.1.0.2/32")
-		Expect(c.drifts()).To(ContainSubstring("10.1.0.2 is no source of zone"))
+		Expect(c.drifts()).To(ContainSubstring("10.1.0.2 is not a source of zone"))
 		c.del()
 		Expect(sources()).To(BeEmpty())
 		w.Cmd("firewall-cmd", "--zone=work", "--add-source=10.1.0.2/32")

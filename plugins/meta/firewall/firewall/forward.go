@@ -12,120 +12,128 @@ import (
 	"github.com/hawser-cni/plugins/pkg/nft"
 )
 
-// forwardPath has the rules that lead packets with the fwmark bit through FORWARD of a family: an accept in nftables
-// does not overrule a drop there. Others flush these chains now and then, so each ADD makes the missing rules again.
-type forwardPath struct {
-	call
-	nft.Family
-	r         *record
-	inForward []nft.LiveRule // the rules of FORWARD in nf_tables
-	// inNFT and inLegacy say to which variant the rules belong. If FORWARD is missing there, ADD makes it: somebody may
-	// have it drop later.
+// forwardTable is table filter of one family, whose chain FORWARD must accept packets with the fwmark bit, because an
+// accept in nftables does not overrule a drop there. Other programs sometimes flush these chains, so each ADD adds the
+// missing rules. The rules exist only on the backend nftables, and in the variant of iptables that has FORWARD:
+//
+//	FORWARD -> CNI-FORWARD -> the administrator's chain
+//	                       -> HAWSER-ACCEPTED: accept packets with the bit
+//
+// They have the form of iptables-nft byte for byte, so that iptables can list and edit them.
+type forwardTable struct {
+	call   call
+	family nft.Family
+	r      *record
+
+	forward []nft.LiveRule // rules of FORWARD in nf_tables
+	// The variants that must have the rules. If FORWARD is missing there, ADD creates it, because another program can
+	// make it drop packets later.
 	inNFT, inLegacy bool
 }
 
-// forwardPaths are those of the attachment's families, or with all those of both families: a new layout may be for
-// another bit, and rules that accept the former bit have to go. Only the backend nftables has any.
-func (c call) forwardPaths(ctx context.Context, r *record, all bool) (paths []*forwardPath, err error) {
+// forwardTables returns the tables of the attachment's families or, if all is set, of both families. Both are needed
+// after a new layout, which may be for another bit, to remove rules that accept the former bit.
+func (c call) forwardTables(ctx context.Context, r *record, all bool) (tables []*forwardTable, err error) {
 	if r.Backend != nftables {
 		return nil, nil
 	}
 	for _, f := range nft.Families() {
-		wanted := len(ofFamily(f, r.Addrs)) > 0
+		wanted := len(familyAddrs(f, r.Addrs)) > 0
 		if !wanted && !all {
 			continue
 		}
-		if !wanted { // other containers may need it
+		if !wanted { // other containers may need its rules
 			live, err := c.NF.Elements(table, addrSet(f))
 			if err := nft.IfSupported(err); err != nil {
 				return nil, err
 			}
 			wanted = len(live) > 0
 		}
-		p := &forwardPath{call: c, Family: f, r: r}
-		if err := p.findForward(ctx, wanted); err != nil {
+		ft := &forwardTable{call: c, family: f, r: r}
+		if err := ft.findForward(ctx, wanted); err != nil {
 			return nil, err
 		}
-		paths = append(paths, p)
+		tables = append(tables, ft)
 	}
-	return paths, nil
+	return tables, nil
 }
 
-// findForward looks for FORWARD in nf_tables. If it is missing and wanted, the variant of the host's program iptables
-// decides where it is made; without the program it is made in nf_tables.
-func (p *forwardPath) findForward(ctx context.Context, wanted bool) (err error) {
-	p.inForward, err = p.NF.Rules(filter(p.Family), forwardHook)
-	p.inNFT = len(p.inForward) > 0
-	if err != nil || p.inNFT {
+// findForward finds FORWARD in nf_tables. If it is missing and wanted, it must be created in the variant of the host's
+// program iptables, or in nf_tables if there is no such program.
+func (ft *forwardTable) findForward(ctx context.Context, wanted bool) (err error) {
+	ft.forward, err = ft.call.NF.Rules(filter(ft.family), forwardHook)
+	ft.inNFT = len(ft.forward) > 0
+	if err != nil || ft.inNFT {
 		return err
 	}
-	there, err := p.NF.Chain(filter(p.Family), forwardHook)
-	p.inNFT = there != nil
-	if err != nil || p.inNFT || !wanted {
+	there, err := ft.call.NF.Chain(filter(ft.family), forwardHook)
+	ft.inNFT = there != nil
+	if err != nil || ft.inNFT || !wanted {
 		return err
 	}
-	tool, missing := ipt.Find(ctx, p.Family)
-	p.inLegacy = missing == nil && tool.Variant == ipt.Legacy
-	p.inNFT = !p.inLegacy
+	tool, missing := ipt.Find(ctx, ft.family)
+	ft.inLegacy = missing == nil && tool.Variant == ipt.Legacy
+	ft.inNFT = !ft.inLegacy
 	return nil
 }
 
-// accept is the rule that accepts packets with the fwmark bit.
-func (p *forwardPath) accept() ipt.Rule {
-	fwmark := fmt.Sprintf("%#x/%#[1]x", fwmarkOf(p.r.Bit))
+// accept returns the rule that accepts packets with the fwmark bit.
+func (ft *forwardTable) accept() ipt.Rule {
+	fwmark := fmt.Sprintf("%#x/%#[1]x", fwmarkOf(ft.r.Bit))
 	return ipt.NewRule(acceptedChain, "-m", "mark", "--mark", fwmark, "-j", "ACCEPT")
 }
 
-// rules are all that lead through nf_tables, in order. Those of the administrator's chain come first in their chains.
-func (p *forwardPath) rules() []ipt.Rule {
-	return append([]ipt.Rule{p.accept(), ipt.NewRule(cniForward, "-j", acceptedChain)}, adminRules(p.r.AdminChain)...)
+// rules returns all wanted rules in order. Those with a comment come first in their chains, because they send packets
+// through the administrator's chain.
+func (ft *forwardTable) rules() []ipt.Rule {
+	return append([]ipt.Rule{ft.accept(), ipt.NewRule(cniForward, "-j", acceptedChain)}, adminRules(ft.r.AdminChain)...)
 }
 
-// missing returns, over netlink, the rules that nf_tables lack, and as stale the other rules in acceptedChain.
-func (p *forwardPath) missing() (rules []ipt.Rule, stale []nft.LiveRule, err error) {
-	if !p.inNFT {
+// missing returns the rules that nf_tables lacks, and as stale all other rules in acceptedChain.
+func (ft *forwardTable) missing() (rules []ipt.Rule, stale []nft.LiveRule, err error) {
+	if !ft.inNFT {
 		return nil, nil, nil
 	}
-	live := map[string][]nft.LiveRule{forwardHook: p.inForward}
+	live := map[string][]nft.LiveRule{forwardHook: ft.forward}
 	for _, chain := range []string{cniForward, acceptedChain} {
-		if live[chain], err = p.NF.Rules(filter(p.Family), chain); err != nil {
+		if live[chain], err = ft.call.NF.Rules(filter(ft.family), chain); err != nil {
 			return nil, nil, err
 		}
 	}
-	ours := []nft.Rule{p.inNFTables(p.accept()), {nft.FwmarkHas(fwmarkOf(p.r.Bit)), nft.Accept()}}
-	accepts := func(l nft.LiveRule) bool { return l.IsOneOf(p.Family, ours...) }
-	for _, r := range p.rules() {
-		leads := func(l nft.LiveRule) bool { return l.Target == r.Option("-j") }
+	forms := []nft.Rule{ft.inNFTables(ft.accept()), {nft.FwmarkHas(fwmarkOf(ft.r.Bit)), nft.Accept()}}
+	accepts := func(l nft.LiveRule) bool { return l.IsOneOf(ft.family, forms...) }
+	for _, r := range ft.rules() {
+		isRule := func(l nft.LiveRule) bool { return l.Target == r.Option("-j") }
 		if r.Chain == acceptedChain {
-			leads = accepts
+			isRule = accepts
 		}
-		if !slices.ContainsFunc(live[r.Chain], leads) {
+		if !slices.ContainsFunc(live[r.Chain], isRule) {
 			rules = append(rules, r)
 		}
 	}
 	return rules, slices.DeleteFunc(live[acceptedChain], accepts), nil
 }
 
-// stage stages what is missing in nf_tables, in the form of iptables-nft.
-func (p *forwardPath) stage(tx *nft.Tx) error {
-	rules, stale, err := p.missing()
+// stage stages the changes that nf_tables needs.
+func (ft *forwardTable) stage(tx *nft.Tx) error {
+	rules, stale, err := ft.missing()
 	if err != nil || len(rules)+len(stale) == 0 {
 		return err
 	}
-	t := filter(p.Family)
-	if p.r.AdminChain != defaultAdminChain && slices.ContainsFunc(rules, adminJump(p.r.AdminChain).Equal) {
-		live, err := p.NF.Rules(t, cniForward)
+	t := filter(ft.family)
+	if ft.r.AdminChain != defaultAdminChain && slices.ContainsFunc(rules, adminJump(ft.r.AdminChain).Equal) {
+		live, err := ft.call.NF.Rules(t, cniForward)
 		if err != nil {
 			return err
 		}
 		for _, l := range slices.Backward(live) { // chains that packets already pass stay before the configured one
-			if jump := adminJump(l.Target); l.IsOneOf(p.Family, p.inNFTables(jump)) {
+			if jump := adminJump(l.Target); l.IsOneOf(ft.family, ft.inNFTables(jump)) {
 				stale, rules = append(stale, l), append(rules, jump)
 			}
 		}
 	}
 	forward := nft.Chain{Name: forwardHook, Hook: &nft.Hook{Type: "filter", Point: nft.Forward}}
-	chains := []nft.Chain{forward, {Name: p.r.AdminChain}, {Name: cniForward}, {Name: acceptedChain}}
+	chains := []nft.Chain{forward, {Name: ft.r.AdminChain}, {Name: cniForward}, {Name: acceptedChain}}
 	if err := tx.EnsureLayout(nft.Layout{Table: t, Chains: chains}); err != nil {
 		return err
 	}
@@ -134,23 +142,23 @@ func (p *forwardPath) stage(tx *nft.Tx) error {
 	}
 	for _, r := range rules {
 		place := tx.AddRule
-		if r.Option("--comment") != "" { // it leads through the administrator's chain
+		if r.Option("--comment") != "" { // see rules
 			place = tx.InsertRule
 		}
-		made := p.inNFTables(r)
+		made := ft.inNFTables(r)
 		place(t, r.Chain, slices.Insert(made, len(made)-1, nft.Counter()))
 	}
 	return nil
 }
 
-// inNFTables is one of the rules as iptables-nft writes it.
-func (p *forwardPath) inNFTables(r ipt.Rule) nft.Rule {
+// inNFTables returns one of the rules in the form of iptables-nft, without its counter.
+func (ft *forwardTable) inNFTables(r ipt.Rule) nft.Rule {
 	if r.Chain == acceptedChain {
-		// struct xt_mark_mtinfo1. Programs before 1.8.8 know fwmarks in this form alone, and take a rule that compares
-		// them in another form for a rule without a match.
+		// struct xt_mark_mtinfo1. iptables before 1.8.8 knows only this form. It lists a rule that compares the fwmark
+		// in another form as a rule without a match.
 		info := make([]byte, 16)
-		binary.NativeEndian.PutUint32(info, fwmarkOf(p.r.Bit))
-		binary.NativeEndian.PutUint32(info[4:], fwmarkOf(p.r.Bit))
+		binary.NativeEndian.PutUint32(info, fwmarkOf(ft.r.Bit))
+		binary.NativeEndian.PutUint32(info[4:], fwmarkOf(ft.r.Bit))
 		return nft.Rule{nft.XTMatch("mark", 1, info), nft.Accept()}
 	}
 	var out nft.Rule
@@ -161,79 +169,80 @@ func (p *forwardPath) inNFTables(r ipt.Rule) nft.Rule {
 	return append(out, nft.Jump(r.Option("-j")))
 }
 
-// probe says whether the kernel can hold what the rules match, in a table that is not kept.
-func (p *forwardPath) probe() error {
+// probe returns an error if the kernel does not support the matches of the rules. It tries them in a table that is not
+// committed.
+func (ft *forwardTable) probe() error {
 	probe := nft.Chain{Name: "probe"}
-	for _, r := range p.rules() {
-		made := p.inNFTables(r)
-		probe.Rules = append(probe.Rules, append(made[:len(made)-1], nft.Accept())) // no chain to lead to
+	for _, r := range ft.rules() {
+		made := ft.inNFTables(r)
+		probe.Rules = append(probe.Rules, append(made[:len(made)-1], nft.Accept())) // the table has no chain to jump to
 	}
-	t := nft.Table{Family: p.Family, Name: "hawser_probe"}
-	return p.NF.Probe(nft.Layout{Table: t, Chains: []nft.Chain{probe}})
+	t := nft.Table{Family: ft.family, Name: "hawser_probe"}
+	return ft.call.NF.Probe(nft.Layout{Table: t, Chains: []nft.Chain{probe}})
 }
 
-// ensureLegacy makes what is missing in legacy's table. A kernel that cannot make FORWARD there is a warning.
-func (p *forwardPath) ensureLegacy(ctx context.Context) error {
+// ensureLegacy adds the missing rules in iptables-legacy. It only warns if the program is missing, or if FORWARD does
+// not exist there and cannot be created.
+func (ft *forwardTable) ensureLegacy(ctx context.Context) error {
 	mustWork := true
-	err := iptLegacy(p.Family).Edit(ctx, filterTable, func(e *ipt.Edit) {
+	err := iptLegacy(ft.family).Edit(ctx, filterTable, func(e *ipt.Edit) {
 		mustWork = e.HasChain(forwardHook)
-		p.ensureIn(e)
+		ft.ensureIn(e)
 	})
 	if err != nil && (ipt.NotInstalled(err) || !mustWork) {
-		p.Req.Warn("what chain FORWARD of %s (iptables-legacy) drops stays dropped: %v", p.Family, err)
+		ft.call.Req.Warn("what chain FORWARD of %s (iptables-legacy) drops stays dropped: %v", ft.family, err)
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("chain FORWARD of %s (iptables-legacy): %w", p.Family, err)
+		return fmt.Errorf("chain FORWARD of %s (iptables-legacy): %w", ft.family, err)
 	}
 	return nil
 }
 
-// ensureIn makes the rules in legacy's table where it has FORWARD, or is to have it: those that accept packets with
-// the fwmark bit, behind the administrator's chain.
-func (p *forwardPath) ensureIn(e *ipt.Edit) {
-	if e.HasChain(forwardHook) || p.inLegacy {
-		ensureAdmin(e, p.r.AdminChain)
-		e.Fill(acceptedChain, []ipt.Rule{p.accept()})
+// ensureIn adds the rules to a table of iptables-legacy that has FORWARD, or must have it.
+func (ft *forwardTable) ensureIn(e *ipt.Edit) {
+	if e.HasChain(forwardHook) || ft.inLegacy {
+		ensureAdmin(e, ft.r.AdminChain)
+		e.Fill(acceptedChain, []ipt.Rule{ft.accept()})
 		e.Last(ipt.NewRule(cniForward, "-j", acceptedChain))
 	}
 }
 
-// verify compares the rules with what they are to be, in both variants.
-func (p *forwardPath) verify(ctx context.Context) error {
-	rules, stale, err := p.missing()
+// verify compares the rules in both variants with the wanted ones.
+func (ft *forwardTable) verify(ctx context.Context) error {
+	rules, stale, err := ft.missing()
 	if err != nil {
 		return err
 	}
 	var diffs []error
 	differs := func(v ipt.Variant, format string, args ...any) {
-		where := fmt.Sprintf("chain FORWARD of %s (iptables-%s)", p.Family, v)
+		where := fmt.Sprintf("chain FORWARD of %s (iptables-%s)", ft.family, v)
 		diffs = append(diffs, cni.Drift("%s: %s", where, fmt.Sprintf(format, args...)))
 	}
-	if len(rules) > 0 && errors.Is(p.probe(), nft.ErrUnsupported) {
-		rules = nil // ADD made none, and said so
+	if len(rules) > 0 && errors.Is(ft.probe(), nft.ErrUnsupported) {
+		rules = nil // ADD added none, and warned
 	}
 	for _, r := range rules {
-		differs(ipt.NFT, "nothing leads from %s to %q", r.Chain, r.Option("-j"))
+		differs(ipt.NFT, "no rule jumps from %s to %q", r.Chain, r.Option("-j"))
 	}
 	if len(stale) > 0 {
-		differs(ipt.NFT, "%s accepts more than bit %d of the fwmark", acceptedChain, p.r.Bit)
+		differs(ipt.NFT, "%s accepts more than bit %d of the fwmark", acceptedChain, ft.r.Bit)
 	}
-	legacy, err := iptLegacy(p.Family).Look(ctx, filterTable)
+	legacy, err := iptLegacy(ft.family).Look(ctx, filterTable)
 	if err != nil && !ipt.NotInstalled(err) {
 		return err
 	}
 	if err == nil {
-		if p.ensureIn(legacy); len(legacy.Lines) > 0 {
+		if ft.ensureIn(legacy); len(legacy.Lines) > 0 {
 			differs(ipt.Legacy, "it lacks %s", legacy.Lines[0])
 		}
 	}
 	return errors.Join(diffs...)
 }
 
-// retire deletes what touches packets when no container is left: the rules in FORWARD that accept the fwmark bit, and
-// then the chains. Sets, and the chains of iptables, stay.
-func (c call) retire(ctx context.Context, s *store) error {
+// removeSharedChains deletes everything that affects packets once the last container is gone: the rules that accept the
+// fwmark bit, and then the chains. Sets and the chains of iptables stay.
+func (c call) removeSharedChains(ctx context.Context, s *store) error {
 	used, err := s.Any(func(o record) bool { return o.Backend != iptables })
 	if err != nil || used {
 		return err
@@ -242,7 +251,7 @@ func (c call) retire(ctx context.Context, s *store) error {
 	if err != nil || !slices.ContainsFunc(chains, func(l nft.LiveChain) bool { return isOurs(l.Name) }) {
 		return nft.IfSupported(err)
 	}
-	for _, set := range append(elements().Sets, policedSet) { // an element's record may be lost
+	for _, set := range append(elements().Sets, policedSet) { // a record may have been lost
 		if live, err := c.NF.Elements(table, set); err != nil || len(live) > 0 {
 			return err
 		}
@@ -251,8 +260,8 @@ func (c call) retire(ctx context.Context, s *store) error {
 		err := iptLegacy(f).Edit(ctx, filterTable, func(e *ipt.Edit) {
 			e.Delete(func(r ipt.Rule) bool { return r.Chain == acceptedChain })
 		})
-		// If the program is missing ADD made nothing there, or the program was removed later.
-		what := fmt.Sprintf("chain %s of %s (iptables-legacy): not looked at", acceptedChain, f)
+		// If the program is missing, ADD added no rules there, or the program was removed since then.
+		what := fmt.Sprintf("chain %s of %s (iptables-legacy): not checked", acceptedChain, f)
 		if err := ipt.WarnIfMissing(c.Req.Warn, what, err); err != nil {
 			return err
 		}

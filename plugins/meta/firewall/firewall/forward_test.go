@@ -417,7 +417,7 @@ var _ = Describe("where FORWARD did not exist yet", Label("kernel"), func() {
 	It("and was flushed with the whole ruleset, CHECK says so, and the next ADD makes it again", func() {
 		w, a, _ := fresh()
 		w.Cmd("nft", "delete", "table", "ip", "filter")
-		Expect(a.drifts()).To(ContainSubstring(`nothing leads from FORWARD to "CNI-FORWARD"`))
+		Expect(a.drifts()).To(ContainSubstring(`no rule jumps from FORWARD to "CNI-FORWARD"`))
 		w.Cmd("nft", "flush", "ruleset")
 		d := w.container(1, 4)
 		d.add()

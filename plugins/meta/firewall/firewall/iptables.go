@@ -13,8 +13,8 @@ import (
 	"github.com/hawser-cni/plugins/pkg/nft"
 )
 
-// The reference's chains in table filter, and one of ours: acceptedChain accepts what carries the fwmark bit. The rules
-// in it, and the one that leads to it, have no comment: the chain's name says whose they are.
+// The chains of the reference plugin in table filter, and one of this plugin: acceptedChain accepts packets that have
+// the fwmark bit. The rules in it, and the jump to it, need no comment, because the chain's name shows their owner.
 const (
 	filterTable       = "filter"
 	forwardHook       = "FORWARD"
@@ -25,24 +25,24 @@ const (
 	stage2            = "CNI-ISOLATION-STAGE-2"
 )
 
-// commented is a rule with a comment of the reference's: what it matches, the comment, and the target.
-func commented(chain, match, text, target string) ipt.Rule {
+// commentedRule returns a rule with one of the reference plugin's comments.
+func commentedRule(chain, match, text, target string) ipt.Rule {
 	return ipt.NewRule(chain,
 		append(strings.Fields(match), "-m", "comment", "--comment", "CNI firewall plugin "+text, "-j", target)...)
 }
 
-// iptLegacy is the family's iptables-legacy.
+// iptLegacy returns the family's iptables-legacy.
 func iptLegacy(f nft.Family) ipt.Tool { return ipt.Tool{Family: f, Variant: ipt.Legacy} }
 
-// forwardChain is the reference's chain for all containers.
+// forwardChain returns the reference plugin's chain of all containers.
 func forwardChain(f nft.Family) ipt.Chain {
 	return ipt.Chain{Family: f, Table: filterTable, Name: cniForward}
 }
 
-// filter is the family's table filter, where iptables-nft keeps it.
+// filter returns the family's table filter in nf_tables, which iptables-nft uses.
 func filter(f nft.Family) nft.Table { return nft.Table{Family: f, Name: filterTable} }
 
-// addressRules are the reference's rules of an address.
+// addressRules returns the reference plugin's rules for an address.
 func addressRules(a netip.Addr) []ipt.Rule {
 	host := netip.PrefixFrom(a, a.BitLen()).String()
 	return []ipt.Rule{
@@ -51,16 +51,17 @@ func addressRules(a netip.Addr) []ipt.Rule {
 	}
 }
 
-// anyPolicy is the reference's comment of rules that are the same for both policies.
+// anyPolicy is the reference plugin's comment on rules that both policies have.
 const anyPolicy = "rules (ingressPolicy: same-bridge|isolated)"
 
-// bridgeRules are the reference's rules of a bridge, in the order of their chains; none for open.
+// bridgeRules returns the reference plugin's rules for the policy of a bridge, in the order of their chains. The policy
+// open has none.
 func bridgeRules(bridge string, p policy) []ipt.Rule {
 	own := "rules (ingressPolicy: " + string(p) + ")"
 	isolation := []ipt.Rule{
-		commented(stage1, "-i "+bridge+" -o "+bridge, own, "DROP"),
-		commented(stage1, "-i "+bridge+" ! -o "+bridge, own, stage2),
-		commented(stage2, "-o "+bridge, anyPolicy, "DROP")}
+		commentedRule(stage1, "-i "+bridge+" -o "+bridge, own, "DROP"),
+		commentedRule(stage1, "-i "+bridge+" ! -o "+bridge, own, stage2),
+		commentedRule(stage2, "-o "+bridge, anyPolicy, "DROP")}
 	switch p {
 	case policyIsolated:
 		return isolation
@@ -70,8 +71,8 @@ func bridgeRules(bridge string, p policy) []ipt.Rule {
 	return nil
 }
 
-// ensurePolicy makes the rules of a bridge's policy, and deletes those of another policy.
-func ensurePolicy(e *ipt.Edit, bridge string, p policy) {
+// editPolicy sets a bridge's policy in iptables: it adds the rules of the policy and deletes those of another policy.
+func editPolicy(e *ipt.Edit, bridge string, p policy) {
 	want := bridgeRules(bridge, p)
 	all := slices.Concat(bridgeRules(bridge, policySameBridge), bridgeRules(bridge, policyIsolated))
 	e.Delete(func(r ipt.Rule) bool { return slices.ContainsFunc(all, r.Equal) && !slices.ContainsFunc(want, r.Equal) })
@@ -79,12 +80,12 @@ func ensurePolicy(e *ipt.Edit, bridge string, p policy) {
 		return
 	}
 	e.Make(stage1, stage2)
-	e.First(append(want, commented(forwardHook, "", anyPolicy, stage1))...)
-	e.Last(commented(stage1, "", anyPolicy, "RETURN"), commented(stage2, "", anyPolicy, "RETURN"))
+	e.First(append(want, commentedRule(forwardHook, "", anyPolicy, stage1))...)
+	e.Last(commentedRule(stage1, "", anyPolicy, "RETURN"), commentedRule(stage2, "", anyPolicy, "RETURN"))
 }
 
-// policyIn is the strictest policy of which the table has rules for the bridge.
-func policyIn(e *ipt.Edit, bridge string) policy {
+// iptablesPolicy returns the strictest policy that the table has rules of for the bridge.
+func iptablesPolicy(e *ipt.Edit, bridge string) policy {
 	for _, p := range slices.Backward(policies()) {
 		if rules := bridgeRules(bridge, p); len(rules) > 0 && e.Has(rules[0]) {
 			return p
@@ -93,39 +94,55 @@ func policyIn(e *ipt.Edit, bridge string) policy {
 	return policyOpen
 }
 
-// ensureAll makes all that the reference makes for an attachment.
-func ensureAll(e *ipt.Edit, r *record, f nft.Family, p policy) {
+// editAll adds all rules of an attachment, which are those of the reference plugin.
+func editAll(e *ipt.Edit, r *record, f nft.Family, p policy) {
 	ensureAdmin(e, r.AdminChain)
-	for _, a := range ofFamily(f, r.Addrs) {
+	for _, a := range familyAddrs(f, r.Addrs) {
 		e.Last(addressRules(a)...)
 	}
 	if r.Bridge != "" {
-		ensurePolicy(e, r.Bridge, p)
+		editPolicy(e, r.Bridge, p)
 	}
 }
 
-// inTable are the addresses whose rules a table has.
-func (r *record) inTable(e *ipt.Edit, f nft.Family) []netip.Addr {
-	return slices.DeleteFunc(ofFamily(f, r.Addrs), func(a netip.Addr) bool {
+// presentAddrs returns the addresses whose rules the table has.
+func (r *record) presentAddrs(e *ipt.Edit, f nft.Family) []netip.Addr {
+	return slices.DeleteFunc(familyAddrs(f, r.Addrs), func(a netip.Addr) bool {
 		return slices.ContainsFunc(addressRules(a), func(w ipt.Rule) bool { return !e.Has(w) })
 	})
 }
 
-// findTools returns the programs for all families that ADD changes, and notes their variant in the record.
+// findTools returns the programs for all families that ADD edits, and notes their variant in the record.
 func (r *record) findTools(ctx context.Context, s *store) ([]ipt.Tool, error) {
-	families, err := r.policyFamilies(s)
+	families, err := r.editedFamilies(s)
 	var tools []ipt.Tool
 	for _, f := range families {
 		tool, missing := ipt.Find(ctx, f)
 		if missing != nil {
 			return nil, fmt.Errorf("firewall with iptables: %w", missing)
 		}
-		if len(ofFamily(f, r.Addrs)) > 0 {
+		if len(familyAddrs(f, r.Addrs)) > 0 {
 			r.Variant = tool.Variant
 		}
 		tools = append(tools, tool)
 	}
 	return tools, err
+}
+
+// editedFamilies returns the families in whose iptables ADD edits rules: those of the attachment's addresses and, if
+// its bridge has a policy, those of the other attachments on the bridge.
+func (r *record) editedFamilies(s *store) ([]nft.Family, error) {
+	if r.Bridge == "" {
+		return r.families(), nil
+	}
+	all := record{Addrs: slices.Clone(r.Addrs)}
+	_, err := s.Any(func(o record) bool {
+		if r.sharesBridge(o) && stricter(r.Policy, o.Policy) != policyOpen {
+			all.Addrs = append(all.Addrs, o.Addrs...)
+		}
+		return len(all.families()) == len(nft.Families())
+	})
+	return all.families(), err
 }
 
 func editFilters(ctx context.Context, tools []ipt.Tool, change func(*ipt.Edit, nft.Family)) error {
@@ -137,13 +154,14 @@ func editFilters(ctx context.Context, tools []ipt.Tool, change func(*ipt.Edit, n
 	return nil
 }
 
-// delIPTables removes the rules of the attachment's addresses, except those that another attachment has by now, and
-// gives its bridge the remaining policy. The policy ends only where no container of the reference needs it.
+// delIPTables removes the rules of the attachment's addresses, except addresses that another attachment has, and sets
+// the policy of its bridge to the remaining one. It removes a policy only from tables without rules of a reference
+// plugin's container on the bridge.
 func (c call) delIPTables(ctx context.Context, s *store, r *record, remaining policy) error {
-	keepsPolicy := func(*ipt.Edit) bool { return false }
+	needsPolicy := func(*ipt.Edit) bool { return false }
 	if remaining == policyOpen && r.Policy != policyOpen {
 		var err error
-		if keepsPolicy, err = c.hasReference(s, r); err != nil {
+		if needsPolicy, err = c.usedByReference(s, r); err != nil {
 			return err
 		}
 	}
@@ -151,27 +169,28 @@ func (c call) delIPTables(ctx context.Context, s *store, r *record, remaining po
 	errs := []error{err}
 	for _, f := range nft.Families() {
 		var gone []ipt.Rule
-		for _, a := range ofFamily(f, own) {
+		for _, a := range familyAddrs(f, own) {
 			gone = append(gone, addressRules(a)...)
 		}
-		if remaining == r.Policy && (len(gone) == 0 || c.delAtOnce(ctx, r.Variant, f, gone)) {
+		if remaining == r.Policy && (len(gone) == 0 || c.deleteDirectly(ctx, r.Variant, f, gone)) {
 			continue
 		}
 		errs = append(errs, c.editFilter(ctx, r.Variant, f, func(e *ipt.Edit) {
 			e.Delete(func(live ipt.Rule) bool { return slices.ContainsFunc(gone, live.Equal) })
-			if remaining == r.Policy || keepsPolicy(e) {
+			if remaining == r.Policy || needsPolicy(e) {
 				return
 			}
-			if remaining == policyOpen || policyIn(e, r.Bridge) != policyOpen {
-				ensurePolicy(e, r.Bridge, remaining)
+			if remaining == policyOpen || iptablesPolicy(e, r.Bridge) != policyOpen {
+				editPolicy(e, r.Bridge, remaining)
 			}
 		}))
 	}
 	return errors.Join(errs...)
 }
 
-// delAtOnce deletes the rules by one program, without a look, and says whether all of them were there.
-func (c call) delAtOnce(ctx context.Context, v ipt.Variant, f nft.Family, rules []ipt.Rule) bool {
+// deleteDirectly deletes the rules with one run of iptables-restore, without reading the table, and reports whether
+// that succeeded. It fails if a rule is missing.
+func (c call) deleteDirectly(ctx context.Context, v ipt.Variant, f nft.Family, rules []ipt.Rule) bool {
 	var lines []string
 	for _, r := range rules {
 		lines = append(lines, r.Delete())
@@ -179,8 +198,9 @@ func (c call) delAtOnce(ctx context.Context, v ipt.Variant, f nft.Family, rules 
 	return v != "" && ipt.Tool{Family: f, Variant: v}.Restore(ctx, filterTable, lines) == nil
 }
 
-// editFilter changes table filter in each variant that has the reference's chains. Where ADD used iptables-nft,
-// legacy's table has nothing of the attachment, so iptables-legacy may be missing.
+// editFilter edits table filter in each variant that has the reference plugin's chains. used is the variant that ADD
+// used, empty if not known. If that is iptables-nft, iptables-legacy can be missing, because it has no rules of the
+// attachment.
 func (c call) editFilter(ctx context.Context, used ipt.Variant, f nft.Family, change func(*ipt.Edit)) error {
 	where, err := forwardChain(f).Variants(ctx, c.NF)
 	if used == ipt.NFT && ipt.NotInstalled(err) {
@@ -192,14 +212,14 @@ func (c call) editFilter(ctx context.Context, used ipt.Variant, f nft.Family, ch
 	return err
 }
 
-// verifyIPTables looks for the attachment's rules, in the variant that has them.
+// verifyIPTables verifies that the attachment's rules exist, in the variant that has the chains.
 func (c call) verifyIPTables(ctx context.Context, r *record) error {
 	var diffs []error
 	for _, f := range r.families() {
 		compare := func(e *ipt.Edit) (diffs []error) {
-			ensureAll(e, r, f, stricter(r.Policy, policyIn(e, r.Bridge)))
+			editAll(e, r, f, stricter(r.Policy, iptablesPolicy(e, r.Bridge)))
 			for _, line := range e.Lines {
-				if !strings.HasPrefix(line, "-D ") { // a rule of another policy is no drift
+				if !strings.HasPrefix(line, "-D ") { // leftover rules of another policy are not drift
 					diffs = append(diffs, cni.Drift("iptables of %s: lacks %q", f, line))
 				}
 			}

@@ -15,35 +15,36 @@ import (
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
-// table is shared with other plugins. Names in it carry the version of the layout.
+// table is the table that all plugins share. Names in it end in the version of the layout.
 var table = nft.Table{Family: nft.INet, Name: nft.TableName}
 
 const (
-	chainPrefix = "firewall_" // of all our chains
+	chainPrefix = "firewall_" // of all chains of this plugin
 	policyChain = chainPrefix + "policy_v1"
 	policedSet  = "firewall_policed_v1"
 	sameSet     = "firewall_same_v1"
 
-	// defaultBit of the fwmark tells the rule in filter FORWARD what is accepted. portmap has 13, kube-proxy 14 and
-	// 15, and other networks use those from 16.
+	// defaultBit is the default fwmark bit of accepted packets. portmap uses bit 13, kube-proxy bits 14 and 15, and
+	// other network software the bits from 16.
 	defaultBit = 12
 
-	forwardPriority = -1  // before FORWARD of iptables, which has 0
-	clearPriority   = 300 // behind all filters; postrouting, where fwmarks are saved in connmarks, comes later
+	forwardPriority = -1  // before FORWARD of iptables, which has priority 0
+	clearPriority   = 300 // after all filters, and before postrouting, where fwmarks are saved in connmarks
 )
 
 func fwmarkOf(bit int) uint32 { return 1 << bit }
 
-// bitChain is the name of a chain that sets or clears this bit of the fwmark: "forward", "accept" or "clear".
-func bitChain(does string, bit int) string { return fmt.Sprintf("%s%s%d_v1", chainPrefix, does, bit) }
+// bitChain returns the name of a chain that sets or clears this fwmark bit. The role is "forward", "accept" or "clear".
+func bitChain(role string, bit int) string { return fmt.Sprintf("%s%s%d_v1", chainPrefix, role, bit) }
 
-// addrSet has the addresses of containers, publishedSet those that may be reached by host ports.
+// addrSet and publishedSet return the names of sets: all addresses of containers, and those with acceptPublished.
 func addrSet(f nft.Family) string      { return "firewall" + f.Digit() + "_v1" }
 func publishedSet(f nft.Family) string { return "firewall" + f.Digit() + "_published_v1" }
 
-// layout is what all attachments share. An accept here ends no other table's chain, so an accepted packet gets the
-// fwmark bit. The first chain in forward takes the bit from all other packets: in FORWARD of iptables, at priority 0,
-// only ours have it. The second chain clears it.
+// layout returns the layout that all attachments share. An accept here is not final, because chains of other tables
+// also see the packet, so accepted packets get the fwmark bit. The first chain in hook forward clears the bit on all
+// other packets, so that in FORWARD of iptables, at priority 0, only accepted packets have it. The second chain in the
+// hook clears it on all packets.
 func layout(bit int) nft.Layout {
 	name, fwmark, accept := []nft.Type{nft.IfName}, fwmarkOf(bit), bitChain("accept", bit)
 	l := nft.Layout{Table: table, Sets: []nft.Set{
@@ -77,15 +78,15 @@ func layout(bit int) nft.Layout {
 
 func isOurs(chain string) bool { return strings.HasPrefix(chain, chainPrefix) }
 
-// owned is the layout for a bit with the elements of all attachments.
+// owned returns the layout for a bit, and the sets with the attachments' elements.
 func owned(bit int) nft.Owned {
 	o := elements()
 	o.Layout = layout(bit)
 	return o
 }
 
-// elements are those of all attachments, for changes that need no chain. Several attachments may have one address: what
-// an element accepts does not depend on its owner, so that its key needs no interface.
+// elements returns only the sets with the attachments' elements, for changes that need no chain. Several attachments
+// can have the same address and share its element, because the rules that use it do not depend on the interface.
 func elements() nft.Owned {
 	o := nft.Owned{Layout: nft.Layout{Table: table}, Shared: true}
 	for _, f := range nft.Families() {
@@ -94,7 +95,7 @@ func elements() nft.Owned {
 	return o
 }
 
-// items are the elements of the attachment.
+// items returns the attachment's elements.
 func (r *record) items() []nft.Item {
 	var out []nft.Item
 	if r.Backend == firewalld {
@@ -112,12 +113,12 @@ func (r *record) items() []nft.Item {
 	return out
 }
 
-// addNFTables makes the attachment's elements, those of its bridge and the paths through FORWARD, in one batch. If it
-// has to make the layout, it deletes the chains that were made for another bit.
+// addNFTables adds the attachment's elements, the policy of its bridge and the rules in FORWARD, in one batch. If it
+// has to create the layout, it deletes the chains for another bit.
 func (c call) addNFTables(ctx context.Context, r *record, p policy) error {
-	var paths []*forwardPath
+	var tables []*forwardTable
 	own := owned(r.Bit)
-	isStale := func(name string) bool {
+	isForOtherBit := func(name string) bool {
 		return isOurs(name) && !slices.ContainsFunc(own.Layout.Chains, func(c nft.Chain) bool { return c.Name == name })
 	}
 	update := func(withForward bool) error {
@@ -127,14 +128,14 @@ func (c call) addNFTables(ctx context.Context, r *record, p policy) error {
 				return r.items(), err
 			})
 			if err == nil && tx.Lacked {
-				err = tx.DeleteChains(table, isStale)
+				err = tx.DeleteChains(table, isForOtherBit)
 			}
 			if err == nil {
-				paths, err = c.forwardPaths(ctx, r, tx.Lacked)
+				tables, err = c.forwardTables(ctx, r, tx.Lacked)
 			}
-			for _, path := range paths {
+			for _, ft := range tables {
 				if err == nil && withForward {
-					err = path.stage(tx)
+					err = ft.stage(tx)
 				}
 			}
 			if err != nil {
@@ -144,22 +145,22 @@ func (c call) addNFTables(ctx context.Context, r *record, p policy) error {
 		})
 	}
 	err := update(true)
-	if len(paths) > 0 && errors.Is(err, nft.ErrUnsupported) { // the kernel may lack what iptables-nft needs
-		without := err
+	if len(tables) > 0 && errors.Is(err, nft.ErrUnsupported) { // the kernel may lack the matches of iptables-nft
+		unsupported := err
 		if err = update(false); err == nil {
-			c.Req.Warn("what FORWARD of iptables-nft drops stays dropped: %v", without)
+			c.Req.Warn("what FORWARD of iptables-nft drops stays dropped: %v", unsupported)
 		}
 	}
-	for _, path := range paths {
+	for _, ft := range tables {
 		if err == nil {
-			err = path.ensureLegacy(ctx)
+			err = ft.ensureLegacy(ctx)
 		}
 	}
 	return err
 }
 
-// keepUnpublished has ADD keep the host ports of an address closed that the owner of one of the elements has without
-// acceptPublished.
+// keepUnpublished withdraws acceptPublished from the record if another attachment owns the element of one of its
+// addresses without acceptPublished. So an ADD cannot open the host ports of an address that are closed for its owner.
 func (c call) keepUnpublished(r *record, others []nft.Item) error {
 	for _, it := range others {
 		hash, _, _ := strings.Cut(it.Comment, " ")
@@ -179,13 +180,13 @@ func (c call) keepUnpublished(r *record, others []nft.Item) error {
 	return nil
 }
 
-// restore makes elements and shared chains as the records have them, but no policies and nothing in FORWARD. It holds
-// the lock of the records, as DEL does.
+// restore restores elements and shared chains from the records, but neither policies nor rules in FORWARD. Like DEL, it
+// holds the lock of the records.
 func restore(ctx context.Context, all []*skel.Request) map[string]error {
 	nf := nft.New()
 	defer nf.Close()
 	missing := map[string]error{}
-	_ = records().Locked(ctx, func(s *store) error { // CHECK finds what it did not make
+	_ = records().Locked(ctx, func(s *store) error { // best effort: CHECK reports what is still missing
 		byBit := map[int][]nft.Item{}
 		for _, req := range all {
 			r, ok, err := s.Get(req.Hash())
@@ -202,7 +203,7 @@ func restore(ctx context.Context, all []*skel.Request) map[string]error {
 	return missing
 }
 
-// delNFTables removes the attachment's elements, and gives its bridge the remaining policy.
+// delNFTables removes the attachment's elements, and sets the policy of its bridge to the remaining one.
 func (c call) delNFTables(ctx context.Context, r *record, remaining policy) error {
 	found, err := elements().Live(c.NF, r.items(), r.Owns)
 	if err != nil || len(found) == 0 && remaining == r.Policy {
@@ -216,8 +217,8 @@ func (c call) delNFTables(ctx context.Context, r *record, remaining policy) erro
 	})
 }
 
-// warnOfDrops warns of chains in which nothing accepts what has the fwmark bit, and whose policy drops it. FORWARD of
-// iptables is no such chain: ADD gives it the rule.
+// warnOfDrops warns of base chains that drop packets by their policy and have no rule about the fwmark bit. FORWARD of
+// iptables is not checked, because ADD adds the rule there.
 func (c call) warnOfDrops(bit int) error {
 	chains, err := c.NF.Chains(nft.Table{})
 	if err != nil {
@@ -231,7 +232,7 @@ func (c call) warnOfDrops(bit int) error {
 		}
 		rules, err := c.NF.Rules(chain.Table, chain.Name)
 		if err == nil {
-			bit, err = bitOfAll(records().Any, bit)
+			bit, err = hostBit(records().Any, bit)
 		}
 		if err != nil {
 			return err
@@ -246,7 +247,8 @@ func (c call) warnOfDrops(bit int) error {
 	return nil
 }
 
-// stagePolicy stages what gives the bridge a policy: elements that belong to all attachments on it.
+// stagePolicy stages a bridge's policy in nftables: elements without an owner, because they belong to all attachments
+// on the bridge.
 func stagePolicy(tx *nft.Tx, bridge string, p policy) error {
 	if bridge == "" {
 		return nil
@@ -254,13 +256,19 @@ func stagePolicy(tx *nft.Tx, bridge string, p policy) error {
 	name := nft.IfNameKey(bridge)
 	items := []nft.Item{{Set: policedSet, Element: nft.Element{Key: name}},
 		{Set: sameSet, Element: nft.Element{Key: nft.Key(name, name)}}}
-	wanted := map[policy]int{policyIsolated: 1, policySameBridge: 2}[p]
-	ofAnybody := func(string) bool { return true }
-	return errors.Join(tx.Put(items[:wanted], nil), tx.Remove(items[wanted:], ofAnybody))
+	wanted := 0 // items of the policy: none, the first, or both
+	switch p {
+	case policyIsolated:
+		wanted = 1
+	case policySameBridge:
+		wanted = 2
+	}
+	anyOwner := func(string) bool { return true }
+	return errors.Join(tx.Put(items[:wanted], nil), tx.Remove(items[wanted:], anyOwner))
 }
 
-// policyOf is the policy that the bridge has in nftables.
-func (c call) policyOf(bridge string) (policy, error) {
+// nftablesPolicy returns the policy that nftables has for the bridge.
+func (c call) nftablesPolicy(bridge string) (policy, error) {
 	name := nft.IfNameKey(bridge)
 	policed, err := c.NF.Get(table, policedSet, name)
 	if err != nil || policed[0] == nil {
@@ -273,20 +281,21 @@ func (c call) policyOf(bridge string) (policy, error) {
 	return policyIsolated, err
 }
 
-// verifyNFTables compares the attachment's elements, the policy and what it shares with others with the kernel's.
+// verifyNFTables compares the kernel's state with the attachment's elements, the shared layout, the policy and the
+// rules in FORWARD.
 func (c call) verifyNFTables(ctx context.Context, r *record) error {
 	diffs := []error{owned(r.Bit).Verify(c.NF, r.items())}
-	p, err := c.policyOf(r.Bridge)
+	p, err := c.nftablesPolicy(r.Bridge)
 	if err != nil {
 		return err
 	}
-	if r.Policy != policyOpen && stricter(p, r.Policy) != p {
+	if !p.isAtLeast(r.Policy) {
 		diffs = append(diffs, cni.Drift("bridge %q: ingress policy is %s, not %s", r.Bridge, p, r.Policy))
 	}
-	paths, err := c.forwardPaths(ctx, r, false)
+	tables, err := c.forwardTables(ctx, r, false)
 	diffs = append(diffs, err)
-	for _, path := range paths {
-		diffs = append(diffs, path.verify(ctx))
+	for _, ft := range tables {
+		diffs = append(diffs, ft.verify(ctx))
 	}
 	return errors.Join(diffs...)
 }

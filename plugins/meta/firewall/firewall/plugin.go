@@ -1,14 +1,24 @@
-// Package firewall lets a container's packets pass the host's forward chain, and keeps
-// networks apart.
+// Package firewall makes the host forward a container's packets, and separates networks
+// from each other.
 //
-// It runs behind the plugin that made the container's interface. ADD has the
-// host forward what comes from the container's addresses, what answers that,
-// and what comes to its published ports, also where a firewall drops all other
-// packets. With an ingress policy it also keeps away what comes from other
-// bridges that have a policy, or from other containers of the same bridge. DEL
-// removes what belongs to the attachment, whatever backend made it.
+// It is a chained plugin: it runs after the plugin that created the container's interface.
+// Rules accept packets that the container sends, their replies, and packets to its published
+// ports. An ingress policy also drops packets to the container from other bridges that have a
+// policy, or from other containers of its bridge.
 //
-// README.md lists every key of the configuration.
+// There are three backends. With nftables, an accept is not final: a chain of another table can
+// still drop the packet. Accepted packets therefore get a bit of the fwmark, and FORWARD of
+// iptables gets a rule that accepts packets with the bit (forward.go). The backend iptables has the
+// chains of the reference plugin. The backend firewalld makes the container's addresses sources
+// of a zone, and keeps policies in nftables.
+//
+// An attachment's address is an element of nftables sets, with the owner's mark. All other state is
+// in a record in /run/hawser/firewall, because several attachments share rules: the policy of a
+// bridge (policy.go), the isolated flags of its ports (isolation.go), rules for the same address. The
+// record is written before the rules, so that DEL finds the backend and the options that ADD
+// used. reference.go removes rules of attachments that the reference plugin added.
+//
+// README.md documents every key.
 package firewall
 
 import "github.com/hawser-cni/plugins/pkg/skel"

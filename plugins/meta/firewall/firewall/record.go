@@ -20,7 +20,7 @@ import (
 
 const recordDir = "/run/hawser/firewall"
 
-// record says what an attachment was given. DEL and CHECK make the rules from it again.
+// record describes the rules of an attachment. DEL and CHECK derive the rules from it.
 type record struct {
 	cni.Attachment
 
@@ -29,23 +29,24 @@ type record struct {
 	Backend backend      `json:"backend"`
 	Variant ipt.Variant  `json:"variant,omitempty"` // of iptables
 	Addrs   []netip.Addr `json:"addrs"`
-	options              // with the bit that ADD chose, and the network's last policy
+	options              // Bit is the bit that ADD chose
 
-	// Ending is true after a DEL has begun, so that reapply restores nothing.
+	// Ending is true once a DEL has begun, so that reapply restores nothing.
 	Ending bool `json:"ending,omitempty"`
 
-	// Pending is true if firewalld is not the backend, but may still have the addresses as sources of the zone.
+	// Pending is true if firewalld may have the addresses as sources of the zone although it is not the backend.
 	Pending bool `json:"pending,omitempty"`
 
-	Bridge string `json:"bridge,omitempty"` // interface of the policy; empty: no bridge, or not looked for
-	Port   int    `json:"port,omitempty"`   // index of the host end, a port of the bridge
-	// SetFlag says that the port is isolated because of a policy of the network, and not by the bridge plugin.
+	Bridge string `json:"bridge,omitempty"` // interface that the policy applies to; empty = no bridge, or ADD did not need it
+	Port   int    `json:"port,omitempty"`   // index of the host end, which is a port of the bridge
+	// SetFlag is true if this plugin set the port's isolated flag, and not the bridge plugin.
 	SetFlag bool `json:"setFlag,omitempty"`
-	// Found are addresses whose rules of iptables were there before ADD: the reference's, for a container of its own.
+	// Found lists addresses whose rules, or sources of the zone, existed before ADD. They belong to a container that
+	// the reference plugin added, so this attachment's DEL leaves them.
 	Found []netip.Addr `json:"found,omitempty"`
 }
 
-// UnmarshalJSON knows records without the bit, which earlier versions wrote.
+// UnmarshalJSON also accepts records without the bit, which earlier versions wrote.
 func (r *record) UnmarshalJSON(data []byte) error {
 	type plain record
 	r.Bit = defaultBit
@@ -54,12 +55,13 @@ func (r *record) UnmarshalJSON(data []byte) error {
 
 type store = statefile.Store[record]
 
-// records are locked for a whole call. One that runs iptables waits for the xtables lock itself.
+// records returns the records of all attachments. A call holds their lock until it ends. Others wait for it for up to a
+// minute, because the holder may run iptables, which waits for the xtables lock.
 func records() statefile.Records[record] {
 	return statefile.Records[record]{Path: recordDir, Wait: time.Minute}
 }
 
-// Plausible says whether an ADD can have written the record. Rules are made from it, and its file may be damaged.
+// Plausible reports whether an ADD can have written the record. A file can be damaged, and rules are derived from it.
 func (r record) Plausible() bool {
 	bad := func(a netip.Addr) bool { return !a.IsValid() || a.Zone() != "" || a.Is4In6() }
 	return cni.ValidName(r.Network) && cni.ValidName(r.ContainerID) &&
@@ -69,22 +71,13 @@ func (r record) Plausible() bool {
 		r.Bit >= 0 && r.Bit < 32 && ipt.IsChainName(r.AdminChain) && slices.Contains(policies(), r.Policy)
 }
 
-// restorable returns nil if rules may be restored from the record, which ok says is there: no DEL has begun, and the
-// container has the same addresses. Else it returns the reason.
-func (r *record) restorable(ok bool, req *skel.Request) error {
-	same := slices.Equal(r.Addrs, addressesOf(req.PrevResult, req.IfName))
-	switch {
-	case !ok:
-		return netplugin.ErrNoRecord
-	case r.Ending:
-		return netplugin.ErrEnding
-	case !same:
-		return netplugin.ErrStale
-	}
-	return nil
+// restorable returns nil if the rules of the record may be restored, otherwise the reason. found reports whether the
+// record exists.
+func (r *record) restorable(found bool, req *skel.Request) error {
+	return netplugin.Restorable(found, r.Ending, slices.Equal(r.Addrs, addressesOf(req.PrevResult, req.IfName)))
 }
 
-// list lists the addresses of each record, with the backend and the policy.
+// list returns a holding for each record: its addresses, backend, policy and bridge.
 func list(context.Context, *skel.Request) ([]cni.Holding, error) {
 	return netplugin.Holdings(records(), func(r record) []cni.Holding {
 		var words []string
@@ -100,7 +93,8 @@ func list(context.Context, *skel.Request) ([]cni.Holding, error) {
 	})
 }
 
-// ownAddrs are the addresses that no other attachment on the same backend has, without those whose rules ADD found.
+// ownAddrs returns the addresses whose rules DEL must remove: those that no other attachment on the same backend has,
+// without those in Found.
 func (r *record) ownAddrs(s *store) ([]netip.Addr, error) {
 	own := slices.DeleteFunc(slices.Clone(r.Addrs), func(a netip.Addr) bool { return slices.Contains(r.Found, a) })
 	_, err := s.Any(func(o record) bool {
@@ -112,7 +106,8 @@ func (r *record) ownAddrs(s *store) ([]netip.Addr, error) {
 	return own, err
 }
 
-// noteFound notes addresses whose rules were there before ADD, except those whose rules another attachment made.
+// noteFound adds addresses whose rules existed before ADD to Found, except those whose rules another attachment added.
+// It does nothing outside ADD.
 func (c call) noteFound(r *record, there []netip.Addr) error {
 	if len(there) == 0 || c.adding == nil {
 		return nil
@@ -132,8 +127,9 @@ func (c call) noteFound(r *record, there []netip.Addr) error {
 	return c.adding.Put(*r)
 }
 
-// adopt has the last attachment that found the rules of the record's addresses remove them, since their maker is gone.
-func (r *record) adopt(s *store) error {
+// releaseFound removes the record's addresses from Found of all other records. The reference plugin's container that
+// the rules belonged to is being deleted, so from now on the last attachment with an address removes its rules.
+func (r *record) releaseFound(s *store) error {
 	all, err := s.All()
 	for _, o := range all {
 		left := slices.DeleteFunc(slices.Clone(o.Found), func(a netip.Addr) bool { return slices.Contains(r.Addrs, a) })
@@ -145,73 +141,17 @@ func (r *record) adopt(s *store) error {
 	return err
 }
 
-// ofFamily selects the addresses of a family.
-func ofFamily(f nft.Family, addrs []netip.Addr) []netip.Addr {
+// familyAddrs returns the addresses of one family.
+func familyAddrs(f nft.Family, addrs []netip.Addr) []netip.Addr {
 	return slices.DeleteFunc(slices.Clone(addrs), func(a netip.Addr) bool { return nft.FamilyOf(a) != f })
 }
 
-// families are those of the addresses.
+// families returns the families of the record's addresses.
 func (r *record) families() []nft.Family {
-	return slices.DeleteFunc(nft.Families(), func(f nft.Family) bool { return len(ofFamily(f, r.Addrs)) == 0 })
+	return slices.DeleteFunc(nft.Families(), func(f nft.Family) bool { return len(familyAddrs(f, r.Addrs)) == 0 })
 }
 
-// isNeighbor says whether another record is about the same network and bridge.
-func (r *record) isNeighbor(o record) bool {
-	return o.Hash() != r.Hash() && o.Network == r.Network && o.Bridge == r.Bridge
-}
-
-// hasIsolated says whether another attachment of the network on the bridge is isolated.
-func (r *record) hasIsolated(s *store) (bool, error) {
-	return s.Any(func(o record) bool { return r.isNeighbor(o) && o.Policy == policyIsolated })
-}
-
-// isBeside says whether another record is about the same bridge, in the same tables.
-func (r *record) isBeside(o record) bool {
-	sameTables := (o.Backend == iptables) == (r.Backend == iptables)
-	return o.Hash() != r.Hash() && r.Bridge != "" && o.Bridge == r.Bridge && sameTables
-}
-
-// bridgePolicy is the policy of the record's bridge: the strictest that a record wants.
-func (r *record) bridgePolicy(s *store) (policy, error) {
-	others, err := r.othersPolicy(s, policyIsolated)
-	return stricter(r.Policy, others), err
-}
-
-// othersPolicy is the strictest policy that other records want of the bridge, at most limit. It stops reading at a
-// record that wants limit or a stricter one.
-func (r *record) othersPolicy(s *store, limit policy) (policy, error) {
-	p := policyOpen
-	if limit == policyOpen {
-		return policyOpen, nil
-	}
-	reached, err := s.Any(func(o record) bool {
-		if r.isBeside(o) {
-			p = stricter(p, o.Policy)
-		}
-		return p == stricter(p, limit) // p is at least as strict
-	})
-	if reached {
-		p = limit
-	}
-	return p, err
-}
-
-// policyFamilies are the families in whose iptables the attachment has rules, or its bridge a policy.
-func (r *record) policyFamilies(s *store) ([]nft.Family, error) {
-	if r.Bridge == "" {
-		return r.families(), nil
-	}
-	all := record{Addrs: slices.Clone(r.Addrs)}
-	_, err := s.Any(func(o record) bool {
-		if r.isBeside(o) && stricter(r.Policy, o.Policy) != policyOpen {
-			all.Addrs = append(all.Addrs, o.Addrs...)
-		}
-		return len(all.families()) == len(nft.Families())
-	})
-	return all.families(), err
-}
-
-// addressesOf are the addresses of the interface in a result, or all where the result gives it none.
+// addressesOf returns the addresses of an interface in a result, or all addresses if the interface has none there.
 func addressesOf(prev *cni.Result, ifName string) []netip.Addr {
 	ips := prev.ContainerIPs(ifName)
 	if len(ips) == 0 && prev != nil {

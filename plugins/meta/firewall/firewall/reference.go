@@ -15,22 +15,24 @@ import (
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
-// delReference removes what the reference made for the addresses in prevResult, except rules of our own attachments.
-// The author of a configuration may write prevResult: it counts for addresses of the container's own interface only.
-// Where the reference made anything, the first interface is its bridge, whose policy ends with the last container.
+// delReference removes the rules that the reference plugin added for the addresses in prevResult, except those of
+// Hawser's attachments. If there are any, it also removes the bridge's policy with the last container. The bridge is
+// the first interface in prevResult, as for the reference plugin. Because the author of a configuration can write
+// prevResult, only addresses of the container's own interface are used (confirmAddrs).
 func (c call) delReference(ctx context.Context, s *store, had *record) error {
 	r := &record{Attachment: c.Req.Attachment, Backend: iptables, options: options{Policy: policyOpen}}
 	r.Addrs = slices.DeleteFunc(addressesOf(c.Req.PrevResult, c.Req.IfName), func(a netip.Addr) bool {
 		return had.Backend == iptables && slices.Contains(had.Addrs, a)
 	})
-	made := false
+	hasRules := false
 	var errs []error
 	for _, f := range r.families() {
 		have, err := c.namesInRules(ctx, f, cniForward)
 		errs = append(errs, err)
-		made = made || slices.ContainsFunc(r.Addrs, func(a netip.Addr) bool { return have[string(nft.AddrKey(a))] })
+		isNamed := func(a netip.Addr) bool { return have[string(nft.AddrKey(a))] }
+		hasRules = hasRules || slices.ContainsFunc(r.Addrs, isNamed)
 	}
-	if made {
+	if hasRules {
 		errs = append(errs, c.delReferenceRules(ctx, s, r))
 	}
 	c.delReferenceSources(ctx, s, had)
@@ -38,7 +40,7 @@ func (c call) delReference(ctx context.Context, s *store, had *record) error {
 }
 
 func (c call) delReferenceRules(ctx context.Context, s *store, r *record) error {
-	links, err := c.confirm(r)
+	links, err := c.confirmAddrs(r)
 	if err != nil || len(r.Addrs) == 0 {
 		return err
 	}
@@ -47,14 +49,15 @@ func (c call) delReferenceRules(ctx context.Context, s *store, r *record) error 
 	}
 	remaining, err := r.othersPolicy(s, r.Policy)
 	if err == nil {
-		err = errors.Join(r.adopt(s), c.delIPTables(ctx, s, r, remaining))
+		err = errors.Join(r.releaseFound(s), c.delIPTables(ctx, s, r, remaining))
 	}
 	return err
 }
 
-// confirm leaves the record the addresses that the container's interface has, and returns the names of its host end and
-// of that one's bridge. Without the namespace the others may be those of a live container: confirm warns of them.
-func (c call) confirm(r *record) (links []string, err error) {
+// confirmAddrs removes the addresses from the record that the container's interface does not have, and warns of them,
+// because they may belong to a live container. Without the namespace, that is all addresses. It returns the names of
+// the interface's host end and of the bridge of the host end.
+func (c call) confirmAddrs(r *record) (links []string, err error) {
 	var have []rtnl.Addr
 	if c.Req.NS != nil {
 		err = c.FindHostEnd()
@@ -67,11 +70,11 @@ func (c call) confirm(r *record) (links []string, err error) {
 	if err = netplugin.IgnoreNoLink(err); err != nil {
 		return nil, err
 	}
-	asked := r.Addrs
-	r.Addrs = slices.DeleteFunc(slices.Clone(asked), func(a netip.Addr) bool {
+	claimed := r.Addrs
+	r.Addrs = slices.DeleteFunc(slices.Clone(claimed), func(a netip.Addr) bool {
 		return !slices.ContainsFunc(have, func(h rtnl.Addr) bool { return h.Prefix.Addr() == a })
 	})
-	if len(r.Addrs) < len(asked) {
+	if len(r.Addrs) < len(claimed) {
 		c.Req.Warn("%s for addresses in prevResult stay: interface %q of the container does not have them", othersRules,
 			c.Req.IfName)
 	}
@@ -82,10 +85,10 @@ func (c call) confirm(r *record) (links []string, err error) {
 	return []string{c.HostEnd.Name, bridge.Name}, netplugin.IgnoreNoLink(err)
 }
 
-// othersRules is what the warning about a missing program names.
+// othersRules names the rules in warnings about them.
 const othersRules = "rules of other plugins"
 
-// delReferenceSources takes the addresses in prevResult of which we have no record out of the configured zone.
+// delReferenceSources removes the addresses in prevResult that the record does not have from the configured zone.
 func (c call) delReferenceSources(ctx context.Context, s *store, had *record) {
 	var w wireConfig
 	_ = c.Req.Decode(&w) // a configuration that cannot be read names no zone
@@ -96,22 +99,23 @@ func (c call) delReferenceSources(ctx context.Context, s *store, had *record) {
 	if len(r.Addrs) == 0 {
 		return
 	}
-	err := firewalldRuns(ctx)
+	err := checkFirewalld(ctx)
 	if errors.Is(err, errNoFirewalld) {
 		return
 	}
 	if err == nil {
-		_, err = c.confirm(r)
+		_, err = c.confirmAddrs(r)
 	}
 	if err == nil && len(r.Addrs) > 0 {
-		err = errors.Join(r.adopt(s), delFirewalld(ctx, s, r))
+		err = errors.Join(r.releaseFound(s), delFirewalld(ctx, s, r))
 	}
 	if err != nil {
 		c.Req.Warn("sources of other plugins: %v", err)
 	}
 }
 
-// namesInRules are the addresses and interfaces that rules of a chain name, in either variant, as keys of nf_tables.
+// namesInRules returns the addresses and interfaces that rules of a chain compare with, in either variant, as nf_tables
+// keys.
 func (c call) namesInRules(ctx context.Context, f nft.Family, chain string) (map[string]bool, error) {
 	live, err := c.NF.Rules(filter(f), chain)
 	if err := nft.IfSupported(err); err != nil {
@@ -141,9 +145,9 @@ func (c call) namesInRules(ctx context.Context, f nft.Family, chain string) (map
 	return out, nil
 }
 
-// hasReference returns a function that says whether a table has rules of a container of the reference on the record's
-// bridge: such a rule is for an address that has no record and that the host routes over the bridge.
-func (c call) hasReference(s *store, r *record) (func(*ipt.Edit) bool, error) {
+// usedByReference returns a function that reports whether a table has a rule of a reference plugin's container on the
+// record's bridge. Such a rule is for an address that has no record and that the host routes through the bridge.
+func (c call) usedByReference(s *store, r *record) (func(*ipt.Edit) bool, error) {
 	bridge, err := c.Host.Link(r.Bridge)
 	if err != nil && !errors.Is(err, rtnl.ErrNoLink) {
 		return nil, err
@@ -161,13 +165,14 @@ func (c call) hasReference(s *store, r *record) (func(*ipt.Edit) bool, error) {
 			return false
 		}
 		index, err := c.Host.RouteTo(host.Addr())
-		// A rule stays while it may be such a container's.
+		// In doubt, the rule belongs to such a container.
 		return err == nil && index == bridge.Index || err != nil && !errors.Is(err, unix.ENETUNREACH)
 	}
 	return func(e *ipt.Edit) bool { return slices.ContainsFunc(e.Rules, isReference) }, err
 }
 
-// verifyReference looks for the reference's rules of iptables or, unless that is the backend, for sources of the zone.
+// verifyReference verifies that the reference plugin's rules for an attachment exist: in iptables or, unless that is
+// the backend, as sources of firewalld's zone.
 func (c call) verifyReference(ctx context.Context, want *record) error {
 	err := c.verifyIPTables(ctx, want)
 	if err == nil || want.Backend == iptables {

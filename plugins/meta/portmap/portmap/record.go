@@ -64,20 +64,12 @@ func (r record) Plausible() bool {
 // isPlain says whether an address is written as rules have it.
 func isPlain(addr netip.Addr) bool { return addr.Zone() == "" && !addr.Is4In6() }
 
-// restorable returns nil if rules may be restored from the record, which ok says is there: no DEL has begun, and the
-// container has the same addresses. Else it returns the reason.
-func (r *record) restorable(ok bool, req *skel.Request) error {
+// restorable returns nil if the rules of the record may be restored, otherwise the reason. found reports whether the
+// record exists.
+func (r *record) restorable(found bool, req *skel.Request) error {
 	want := addressesOf(req.PrevResult.ContainerIPs(req.IfName))
-	same := slices.EqualFunc(r.Addrs, want, func(a, b address) bool { return a.Addr == b.Addr })
-	switch {
-	case !ok:
-		return netplugin.ErrNoRecord
-	case r.Ending:
-		return netplugin.ErrEnding
-	case !same:
-		return netplugin.ErrStale
-	}
-	return nil
+	isSame := slices.EqualFunc(r.Addrs, want, func(a, b address) bool { return a.Addr == b.Addr })
+	return netplugin.Restorable(found, r.Ending, isSame)
 }
 
 // address is the container's address of one family.

@@ -1,0 +1,124 @@
+package firewall
+
+import (
+	"errors"
+	"slices"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
+)
+
+// This file handles the isolated flag of bridge ports. The kernel forwards no packet between two isolated ports, even
+// if bridged packets do not pass nftables or iptables (without br_netfilter). The flag separates only isolated ports
+// from each other, so while a network has an isolated container on a bridge, the network's other ports there are
+// isolated too.
+
+// isolatePorts isolates the network's other ports on the bridge if the record's container is the first isolated one of
+// the network there. If the container is not isolated itself, but another one is, it notes that ADD must isolate its
+// port.
+func (c call) isolatePorts(s *store, r *record) error {
+	hasIsolated, err := s.Any(func(o record) bool { return r.isNeighbor(o) && o.Policy == policyIsolated })
+	if err != nil {
+		return err
+	}
+	if r.Policy == policyIsolated {
+		if hasIsolated {
+			return nil
+		}
+		return c.setNeighborFlags(s, r)
+	}
+	if !hasIsolated {
+		return nil
+	}
+	if err := c.noteFlag(r); err != nil {
+		return err
+	}
+	return s.Put(*r)
+}
+
+// isNeighbor reports whether another record has the same network and bridge.
+func (r *record) isNeighbor(o record) bool {
+	return o.Hash() != r.Hash() && o.Network == r.Network && o.Bridge == r.Bridge
+}
+
+// setNeighborFlags isolates the network's other ports on the record's bridge.
+func (c call) setNeighborFlags(s *store, r *record) error {
+	all, err := s.All()
+	for _, o := range all {
+		if err != nil {
+			return err
+		}
+		if o.Bridge == "" && o.Network == r.Network {
+			err = c.findMissedBridge(o)
+		}
+		if err == nil && r.isNeighbor(*o) && o.Policy != policyIsolated {
+			err = c.changeFlag(s, o, true)
+		}
+	}
+	return err
+}
+
+// clearNeighborFlags undoes setNeighborFlags if the record's container is the last isolated one on the bridge.
+func (c call) clearNeighborFlags(s *store, r *record) error {
+	all, err := s.All()
+	isLast := !slices.ContainsFunc(all, func(o *record) bool {
+		return o.Hash() != r.Hash() && o.Bridge == r.Bridge && o.Policy == policyIsolated
+	})
+	for _, o := range all {
+		if err == nil && isLast && o.Hash() != r.Hash() && o.Bridge == r.Bridge && o.SetFlag {
+			err = c.changeFlag(s, o, false)
+		}
+	}
+	return err
+}
+
+// changeFlag sets or clears the flag of a port and writes its record. A missing port is not an error.
+func (c call) changeFlag(s *store, o *record, on bool) error {
+	if err := c.setFlag(o, on); err != nil && !isNoPort(err) {
+		return err
+	}
+	return s.Put(*o)
+}
+
+// setFlag sets or clears the flag of the record's port. It does not clear a flag that the bridge plugin set.
+func (c call) setFlag(r *record, on bool) error {
+	if !on && !r.SetFlag {
+		return nil
+	}
+	port, err := c.Host.Port(r.Port)
+	if err != nil {
+		return err
+	}
+	if on && port.Isolated {
+		return nil
+	}
+	r.SetFlag, port.Isolated = on, on
+	return c.Host.SetPort(r.Port, port)
+}
+
+// noteFlag notes in the record whether ADD must set the flag, or finds it set already.
+func (c call) noteFlag(r *record) error {
+	port, err := c.Host.Port(r.Port)
+	r.SetFlag = !port.Isolated
+	return err
+}
+
+// isNoPort reports whether an error means that a link does not exist or is not a bridge port.
+func isNoPort(err error) bool {
+	return errors.Is(err, rtnl.ErrNoLink) || errors.Is(err, rtnl.ErrNotPort)
+}
+
+// verifyFlag verifies that the port of an isolated container has the flag.
+func (c call) verifyFlag(r *record) error {
+	if r.Policy != policyIsolated {
+		return nil
+	}
+	port, err := c.Host.Port(r.Port)
+	if err != nil && !isNoPort(err) {
+		return err
+	}
+	if err != nil || !port.Isolated {
+		return cni.Drift("host interface with index %d: is not an isolated port of bridge %q", r.Port, r.Bridge)
+	}
+	return nil
+}

@@ -1,0 +1,143 @@
+package firewall
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+
+	"github.com/hawser-cni/plugins/pkg/ipt"
+	"github.com/hawser-cni/plugins/pkg/nft"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
+)
+
+// policy is an ingress policy: it limits from where the containers of a bridge can be reached.
+//
+// The rule: a bridge has the strictest policy that one of its attachments wants. Each attachment wants the policy of
+// its own ADD until its DEL. So an ADD can only make the bridge's policy stricter, a DEL can only weaken it, and the
+// bridge has no policy after its last attachment.
+//
+// This file applies the rule to the records. A policy is stored in nftables for attachments on the backends nftables
+// and firewalld (stagePolicy, nftablesPolicy), and in iptables for those on the backend iptables (editPolicy,
+// iptablesPolicy). The two are decided independently of each other. With the policy isolated, the kernel's flag of the
+// same name also separates the ports of the bridge (isolation.go).
+type policy string
+
+const (
+	policyOpen       policy = "open"
+	policySameBridge policy = "same-bridge" // not reachable from other bridges that have a policy
+	policyIsolated   policy = "isolated"    // not reachable from the same bridge either
+)
+
+// policies returns all policies, the strictest one last.
+func policies() []policy { return []policy{policyOpen, policySameBridge, policyIsolated} }
+
+// isAtLeast reports whether p is as strict as q, or stricter.
+func (p policy) isAtLeast(q policy) bool {
+	return slices.Index(policies(), p) >= slices.Index(policies(), q)
+}
+
+// stricter returns the stricter of two policies.
+func stricter(p, q policy) policy {
+	if p.isAtLeast(q) {
+		return p
+	}
+	return q
+}
+
+// decidePolicy returns the policy that the bridge must have after the ADD of the record's attachment, and adjusts the
+// isolated flags of the ports.
+func (c call) decidePolicy(s *store, r *record) (p policy, err error) {
+	if r.Bridge == "" {
+		return policyOpen, nil
+	}
+	if r.Backend != iptables { // a lookup in the kernel can save reading all records
+		if p, err = c.nftablesPolicy(r.Bridge); err != nil {
+			return p, err
+		}
+	}
+	if p == "" || !p.isAtLeast(r.Policy) {
+		if p, err = r.bridgePolicy(s); err != nil {
+			return p, err
+		}
+	}
+	if p != r.Policy {
+		c.Req.Warn("ingressPolicy: bridge %q stays %s for its other containers, as long as they live; this one is %s",
+			r.Bridge, p, r.Policy)
+	}
+	if p != policyIsolated {
+		return p, nil
+	}
+	return p, c.isolatePorts(s, r)
+}
+
+// bridgePolicy returns the strictest policy that the record or another one wants for the record's bridge.
+func (r *record) bridgePolicy(s *store) (policy, error) {
+	others, err := r.othersPolicy(s, policyIsolated)
+	return stricter(r.Policy, others), err
+}
+
+// othersPolicy returns the strictest policy that other records want for the record's bridge, but not a stricter one
+// than limit. It stops reading at the first record that wants limit or a stricter policy.
+func (r *record) othersPolicy(s *store, limit policy) (policy, error) {
+	p := policyOpen
+	if limit == policyOpen {
+		return policyOpen, nil
+	}
+	reached, err := s.Any(func(o record) bool {
+		if r.sharesBridge(o) {
+			p = stricter(p, o.Policy)
+		}
+		return p.isAtLeast(limit)
+	})
+	if reached {
+		p = limit
+	}
+	return p, err
+}
+
+// sharesBridge reports whether another record has the same bridge and stores policies in the same tables.
+func (r *record) sharesBridge(o record) bool {
+	sameTables := (o.Backend == iptables) == (r.Backend == iptables)
+	return o.Hash() != r.Hash() && r.Bridge != "" && o.Bridge == r.Bridge && sameTables
+}
+
+// sweepPolicies removes the policies of bridges that do not exist or have no ports, including those of the reference
+// plugin, which never removes a policy.
+func (c call) sweepPolicies(ctx context.Context) error {
+	live, err := c.NF.Elements(table, policedSet)
+	errs := []error{nft.IfSupported(err)}
+	for _, e := range live {
+		errs = append(errs, c.ifUnused(string(e.Key), func(bridge string) error {
+			return elements().Update(ctx, c.NF, func(tx *nft.Tx) error { return stagePolicy(tx, bridge, policyOpen) })
+		}))
+	}
+	for _, f := range nft.Families() {
+		names, err := c.namesInRules(ctx, f, stage2)
+		for key := range names {
+			err = errors.Join(err, c.ifUnused(key, func(bridge string) error {
+				return c.editFilter(ctx, "", f, func(e *ipt.Edit) { editPolicy(e, bridge, policyOpen) })
+			}))
+		}
+		errs = append(errs, ipt.WarnIfMissing(c.Req.Warn, othersRules, err))
+	}
+	return errors.Join(errs...)
+}
+
+// ifUnused calls remove with the interface name in an nf_tables key if no such interface exists, or if it is a bridge
+// without ports.
+func (c call) ifUnused(key string, remove func(bridge string) error) error {
+	name := strings.TrimRight(key, "\x00")
+	link, err := c.Host.Link(name)
+	if errors.Is(err, rtnl.ErrNoLink) {
+		return remove(name)
+	}
+	if err != nil || link.Kind != "bridge" {
+		return err
+	}
+	ports, err := c.Host.Ports(link.Index)
+	if err != nil || len(ports) > 0 {
+		return err
+	}
+	return remove(name)
+}
