@@ -12,19 +12,19 @@ import (
 type wireConfig struct {
 	skel.LogKey
 
-	Table          *int64   `json:"table" help:"rules lead to this table, and no route changes (a new table for each address)" schema:"min=1 max=4294967295"`
-	Gateways       []string `json:"gateways" help:"gateways of the default routes, one IPv4 and one IPv6 at most; win over the result's" each:"format=address"`
-	AddSourceHints bool     `json:"addSourceHints" help:"keep the subnets in the main table, with the address as source"`
+	Table          *int64   `json:"table" help:"table that the rules use; routes stay as they are (a new table for each address)" schema:"min=1 max=4294967295"`
+	Gateways       []string `json:"gateways" help:"gateways of the default routes, at most one per family; override those of the result" each:"format=address"`
+	AddSourceHints bool     `json:"addSourceHints" help:"keep the subnet routes in the main table, with the address as their source"`
 }
 
 // config is the configuration with every value checked.
 type config struct {
-	Table       uint32              // 0 = new tables
-	Gateways    map[bool]netip.Addr // by "is IPv4"; those of the configuration alone
+	Table       uint32              // 0: a new table for each address
+	Gateways    map[bool]netip.Addr // configured gateways; the key is true for IPv4
 	SourceHints bool
 }
 
-// parseConfig refuses bad values with code 7.
+// parseConfig adds a problem (code 7) for each invalid value.
 func parseConfig(_ *skel.Request, w wireConfig, problems *cni.Problems) config {
 	c := config{SourceHints: w.AddSourceHints, Gateways: map[bool]netip.Addr{},
 		Table: cni.ParseTable(problems, "table", w.Table)}
@@ -35,7 +35,7 @@ func parseConfig(_ *skel.Request, w wireConfig, problems *cni.Problems) config {
 		switch other := c.Gateways[gw.Is4()]; {
 		case !gw.IsValid():
 		case gw.IsMulticast() || gw.IsLoopback():
-			problems.Add(cni.Refuse(key, text, "is no gateway"))
+			problems.Add(cni.Refuse(key, text, "is not a gateway address"))
 		case other.IsValid():
 			problems.Add(cni.Refuse(key, text, fmt.Sprintf("is the second gateway of its family, after %s", other)).
 				Suggest("name one gateway of each family"))

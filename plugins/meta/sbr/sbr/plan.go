@@ -14,44 +14,45 @@ import (
 )
 
 const (
-	// firstTable is the first number that may be that of a new table, as with the reference.
+	// firstTable is the lowest number of a new table, as in the reference.
 	firstTable = 100
-	// defaultMetric is what the kernel gives to an IPv6 route without a metric.
+	// defaultMetric is the metric that the kernel assigns to an IPv6 route without one.
 	defaultMetric = 1024
 )
 
 // address is an address of the interface.
 type address struct {
-	Prefix  netip.Prefix // host bits kept
-	Gateway netip.Addr   // zero = none is known; unspecified = everything is on the link
-	Asked   bool         // the configuration names the gateway
-	Default cni.Route    // of its family in the main table, as the result has it; zero = none
+	Prefix  netip.Prefix // with its host bits
+	Gateway netip.Addr   // zero: unknown; unspecified: all destinations are on the link
+	Asked   bool         // the gateway is from the configuration
+	Default cni.Route    // the result's default route of this family in the main table; zero: none
 }
 
 func (a address) is4() bool { return a.Prefix.Addr().Is4() }
 
-// host is the address alone, as a rule has it.
+// host returns the address as a prefix of full length, the form in a rule.
 func (a address) host() netip.Prefix {
 	return netip.PrefixFrom(a.Prefix.Addr(), a.Prefix.Addr().BitLen())
 }
 
-// routing is what the plan depends on in the namespace.
+// routing is the state of the namespace that a plan depends on.
 type routing struct {
-	Link   int // the interface's index
+	Link   int // index of the interface
 	Rules  []rtnl.Rule
 	Routes []rtnl.RouteCopy // of all links and tables
 }
 
-// route is a route of the main table, with those next hops alone that are the interface's.
+// route is a route of the main table, reduced to the next hops through the interface.
 type route struct {
-	rtnl.Route                // as a Route, of several next hops the first
-	copy       rtnl.RouteCopy // whole
-	// stays says that the main table keeps the route: the kernel would delete it with the hops of other interfaces.
+	rtnl.Route                // with the first of several next hops
+	copy       rtnl.RouteCopy // with all attributes
+	// stays is true if the main table must keep the route, because the kernel can delete it only with the next hops
+	// of other interfaces.
 	stays bool
 }
 
-// mainRoutes are the interface's unicast routes of the main table, those without gateway first: the kernel needs the
-// way to a gateway.
+// mainRoutes returns the interface's unicast routes of the main table. Routes without a gateway come first, because the
+// kernel accepts a gateway only if it has a route to it.
 func (f routing) mainRoutes() (routes []route) {
 	for _, whole := range f.Routes {
 		own, ok := whole.HopsOf(f.Link)
@@ -65,16 +66,16 @@ func (f routing) mainRoutes() (routes []route) {
 	return routes
 }
 
-// plan is what an ADD makes and takes away.
+// plan lists the rules and routes that an ADD creates and removes.
 type plan struct {
 	Rules    []rtnl.Rule      `json:"rules"`
-	Copies   []rtnl.RouteCopy `json:"copies,omitempty"`   // of routes, for the tables; those to a gateway come first
-	Defaults []rtnl.Route     `json:"defaults,omitempty"` // the tables' default routes
-	Moved    []rtnl.RouteCopy `json:"moved,omitempty"`    // routes that leave the main table
-	Hints    []rtnl.Route     `json:"hints,omitempty"`    // routes that the main table gets
+	Copies   []rtnl.RouteCopy `json:"copies,omitempty"`   // copies in the new tables; routes without a gateway come first
+	Defaults []rtnl.Route     `json:"defaults,omitempty"` // default routes of the new tables
+	Moved    []rtnl.RouteCopy `json:"moved,omitempty"`    // routes removed from the main table
+	Hints    []rtnl.Route     `json:"hints,omitempty"`    // routes added to the main table
 }
 
-// makePlan decides which tables the addresses get and what is in them.
+// makePlan assigns a table to each address and decides which routes it contains.
 func makePlan(cfg config, addrs []address, here routing) (p plan) {
 	table, next := uint32(firstTable), here.priorities()
 	for _, a := range addrs {
@@ -104,7 +105,8 @@ func makePlan(cfg config, addrs []address, here routing) (p plan) {
 	return p
 }
 
-// priorities returns, by "is IPv4", what the second rule of each family has. The kernel puts a new rule just before it.
+// priorities returns the priority of the second rule of each family; the key is true for IPv4. Like the kernel, which
+// inserts a rule without a priority just before the second one, makePlan counts down from it.
 func (f routing) priorities() map[bool]uint32 {
 	second, seen := map[bool]uint32{}, map[bool]int{}
 	for _, r := range f.Rules {
@@ -116,12 +118,12 @@ func (f routing) priorities() map[bool]uint32 {
 	return second
 }
 
-// addTable plans an address's table: copies of the main table's routes that are the address's or nobody's, and a
-// default route. That is a copy of the interface's own in the main table; else one with the metrics of another
-// address's default route, or of the result's.
+// addTable plans the table of an address. It contains copies of the main table's routes that belong to this address or
+// to no address, and a default route. The default route is, in this order, a copy of the address's own in the main
+// table, a copy of another address's with the gateway replaced, or a new one with the metrics of the result's.
 func (p *plan) addTable(a address, all []address, here routing, table uint32) {
-	var own, others []rtnl.RouteCopy // default routes
-	leads := false
+	var own, others []rtnl.RouteCopy // default routes of this address and of others
+	reachable := false               // a copied route leads to the gateway
 	def := defaultRoute(a, here.Link, table)
 	for _, r := range here.mainRoutes() {
 		c, isOwn := copyFor(r, a, all, table), isFor(r.Route, a, all)
@@ -132,13 +134,13 @@ func (p *plan) addTable(a address, all []address, here routing, table uint32) {
 			others = append(others, c)
 		case isOwn:
 			p.Copies = append(p.Copies, c)
-			leads = leads || !c.HasGateway() && r.Dst.Contains(a.Gateway)
+			reachable = reachable || !c.HasGateway() && r.Dst.Contains(a.Gateway)
 		}
 	}
-	def.OnLink = def.GW.IsValid() && !leads
+	def.OnLink = def.GW.IsValid() && !reachable
 	isBorrowed := len(own) == 0 && a.Gateway.IsValid()
 	if isBorrowed && len(others) > 0 {
-		own = others[:1] // its metrics, our gateway
+		own = others[:1] // for its metrics; the gateway is replaced below
 	}
 	for _, c := range own {
 		if a.Asked || isBorrowed {
@@ -151,8 +153,9 @@ func (p *plan) addTable(a address, all []address, here routing, table uint32) {
 	}
 }
 
-// isFor says whether a route of the main table belongs into the table of a: one that is the address's own, or no
-// address's and of its family. A route of a family without an address goes into every table, as with the reference.
+// isFor reports whether the table of a needs a copy of a route of the main table: the route belongs to a, or it belongs
+// to no address and has the family of a. As in the reference, a route of a family without addresses is copied to every
+// table.
 func isFor(r rtnl.Route, a address, all []address) bool {
 	if slices.ContainsFunc(all, func(o address) bool { return o.owns(r) }) {
 		return a.owns(r)
@@ -161,7 +164,8 @@ func isFor(r rtnl.Route, a address, all []address) bool {
 	return isOfFamily(a) || !slices.ContainsFunc(all, isOfFamily)
 }
 
-// owns says whether the route has the address as its source, or leads to its subnet or through a gateway there.
+// owns reports whether the route belongs to the address: it has the address as its source, or its destination or its
+// gateway is in the address's subnet.
 func (a address) owns(r rtnl.Route) bool {
 	switch {
 	case !r.GW.IsValid() && r.Dst == a.Prefix.Masked():
@@ -174,7 +178,8 @@ func (a address) owns(r rtnl.Route) bool {
 	return a.Prefix.Bits() <= r.Dst.Bits() && a.Prefix.Contains(r.Dst.Addr())
 }
 
-// copyFor is the route in the table of a, where the source address of another one does not fit.
+// copyFor returns the copy of a route for the table of a. A source address that is another address of the interface is
+// replaced or removed.
 func copyFor(r route, a address, all []address, table uint32) rtnl.RouteCopy {
 	c := r.copy.InTable(table)
 	if !slices.ContainsFunc(all, func(o address) bool { return o != a && o.Prefix.Addr() == r.Src }) {
@@ -186,6 +191,7 @@ func copyFor(r route, a address, all []address, table uint32) rtnl.RouteCopy {
 	return c.WithSource(netip.Addr{})
 }
 
+// defaultRoute returns the default route through the gateway of a, with the metrics of the result's default route.
 func defaultRoute(a address, link int, table uint32) rtnl.Route {
 	r := rtnl.Route{Dst: netip.PrefixFrom(netip.IPv4Unspecified(), 0), GW: a.Gateway, OutIndex: link, Table: table,
 		MTU: a.Default.MTU, AdvMSS: a.Default.AdvMSS, Priority: a.Default.Priority}
@@ -198,10 +204,11 @@ func defaultRoute(a address, link int, table uint32) rtnl.Route {
 	return r
 }
 
-// sourceHints are routes to the subnets in the main table, which give a source address to what has none yet.
+// sourceHints returns routes to the subnets for the main table. They give a source address to packets that have none
+// yet.
 func sourceHints(addrs []address, link int) (hints []rtnl.Route) {
 	for _, a := range addrs {
-		// The protocol tells it from the kernel's own, which is equal otherwise.
+		// Only the protocol distinguishes it from the kernel's own route.
 		h := rtnl.Route{Dst: a.Prefix.Masked(), Src: a.Prefix.Addr(), OutIndex: link, Table: unix.RT_TABLE_MAIN,
 			Protocol: unix.RTPROT_BOOT}
 		if a.is4() {
@@ -216,8 +223,8 @@ func sourceHints(addrs []address, link int) (hints []rtnl.Route) {
 	return hints
 }
 
-// addressesOf are the interface's addresses in the result of the chain, which get a rule each, with their gateways: the
-// configuration's, else the address's own, else that of a default route of the family.
+// addressesOf returns the interface's addresses in prevResult. The gateway of each is, in this order, that of the
+// configuration, of the address, or of a default route of its family. Without addresses, the error has code 7.
 func addressesOf(cfg config, req *skel.Request) (addrs []address, err error) {
 	for _, ip := range req.PrevResult.ContainerIPs(req.IfName) {
 		a := address{Prefix: ip.Address, Gateway: cfg.Gateways[ip.Address.Addr().Is4()]}
@@ -240,13 +247,13 @@ func addressesOf(cfg config, req *skel.Request) (addrs []address, err error) {
 	return addrs, err
 }
 
-// isDefault says whether a route of the result is the main table's default route of the family.
+// isDefault reports whether a route of the result is a default route of the family in the main table.
 func isDefault(r cni.Route, is4 bool) bool {
 	return r.Dst.Bits() == 0 && r.Dst.Addr().Is4() == is4 && r.InMain()
 }
 
-// withGateways is the result with the configuration's gateways in its default routes, which other plugins of the chain
-// check.
+// withGateways returns a copy of the result whose default routes have the configured gateways, because later plugins of
+// the chain check them.
 func (cfg config) withGateways(res *cni.Result) *cni.Result {
 	res = res.Clone()
 	for i, r := range res.Routes {

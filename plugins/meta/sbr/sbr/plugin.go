@@ -1,10 +1,13 @@
-// Package sbr gives the addresses of one interface a routing table each, so that what a container sends from one of its
-// interfaces leaves through that interface (source based routing).
+// Package sbr is the plugin sbr: source-based routing for an additional interface of a container. Packets that the
+// container sends from an address of the interface leave through that interface.
 //
-// ADD makes a table for each address, and a rule that leads the packets of the address there; then it takes the
-// interface's routes out of the main table. DEL, and an ADD that fails, undo what a record below /run/hawser/sbr says.
+// ADD creates a routing table for each address, and a rule that directs the packets with that source address to the
+// table. It then removes the interface's routes from the main table. A plan (plan.go), made before the first change,
+// contains all of this. A record in /run/hawser/sbr keeps the plan, so that DEL, CHECK and the rollback of an ADD need
+// nothing else. All calls hold the lock of the container's namespace, because they choose table numbers and rule
+// priorities in it.
 //
-// README.md lists every key of the configuration.
+// README.md describes every key of the configuration.
 package sbr
 
 import "github.com/hawser-cni/plugins/pkg/skel"

@@ -11,12 +11,13 @@ import (
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
-// planOfReference returns what the reference made for the interface's addresses: rules to the configured table or,
-// without one, rules to tables whose routes are all of this interface. Those routes go back to the main table, without
-// default routes, which the reference adds. What a record has is not the reference's.
+// planOfReference returns a plan with the changes that the reference plugin made for the interface's addresses. Its
+// rules use the configured table or, without one, tables that contain only routes of this interface. These routes
+// return to the main table, except default routes, which the reference adds. If a record exists for the interface, the
+// reference plugin has changed nothing, and the plan is empty.
 func planOfReference(c *netplugin.Call) (p plan, err error) {
-	isItsLink := func(r record) bool { return r.Netns.Is(c.NetnsID) && r.Link == c.ContEnd.Index }
-	if taken, err := records().Any(isItsLink); err != nil || taken {
+	isOfLink := func(r record) bool { return r.Netns.Is(c.NetnsID) && r.Link == c.ContEnd.Index }
+	if taken, err := records().Any(isOfLink); err != nil || taken {
 		return p, err
 	}
 	here, err := readRouting(c)
@@ -49,7 +50,7 @@ func planOfReference(c *netplugin.Call) (p plan, err error) {
 	return p, nil
 }
 
-// tableOf reads what DEL needs of the configuration, whatever else is wrong there; 0 = none.
+// tableOf returns the configured table, or 0. DEL needs no other key, so it ignores errors in the rest.
 func tableOf(req *skel.Request) uint32 {
 	var w struct {
 		Table *int64 `json:"table"`
@@ -60,7 +61,7 @@ func tableOf(req *skel.Request) uint32 {
 	return cni.ParseTable(&cni.Problems{}, "table", w.Table)
 }
 
-// inTable are the routes of a table; own says that they are all of the interface.
+// inTable returns the routes of a table. own is true if there are any and all of them use the interface.
 func (f routing) inTable(table uint32) (routes []rtnl.RouteCopy, own bool) {
 	own = true
 	for _, r := range f.Routes {

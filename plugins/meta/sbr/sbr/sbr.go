@@ -38,10 +38,10 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 		return nil, err
 	}
 	r.Plan = makePlan(cfg, addrs, here)
-	req.Step("make rules and routes")
+	req.Step("create rules and routes")
 	req.OnFail("restore the routes", func(ctx context.Context) error {
 		if err := restore(c.Cont, r.Plan); err != nil {
-			return err // DEL finds the record
+			return err // the record stays for DEL
 		}
 		return records().Drop(ctx, req.Hash())
 	})
@@ -51,13 +51,14 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	awaitSources(ctx, c.Cont, r.Plan)
 	err = apply(c.Cont, r.Plan)
 	if errors.Is(err, unix.ENETDOWN) {
-		err = cni.Errorf(cni.CodeEnvironment, "CNI_IFNAME %q: the interface is down, and so has no routes: %w",
+		err = cni.Errorf(cni.CodeEnvironment, "CNI_IFNAME %q: the interface is down and therefore has no routes: %w",
 			req.IfName, err)
 	}
 	return cfg.withGateways(req.PrevResult), err
 }
 
-// del restores by the record or, where there is none, what the reference changed, in a namespace that is still there.
+// del reverts the changes that the record lists. Without a record, it reverts those of the reference plugin. If the
+// namespace no longer exists, it only removes the record.
 func del(ctx context.Context, req *skel.Request) error {
 	if req.NS != nil {
 		if err := restoreIn(ctx, req); err != nil {
@@ -67,8 +68,8 @@ func del(ctx context.Context, req *skel.Request) error {
 	return records().Drop(ctx, req.Hash())
 }
 
-// check looks for a rule of each address, for all that the record says and, where the reference made the tables, for
-// their default routes.
+// check verifies that each address has a rule, and that every route of the record exists. If the reference plugin
+// created the tables, it verifies their default routes.
 func check(ctx context.Context, req *skel.Request, cfg config) error {
 	addrs, err := addressesOf(cfg, req)
 	if err != nil {
@@ -106,13 +107,14 @@ func check(ctx context.Context, req *skel.Request, cfg config) error {
 	return errors.Join(errs...)
 }
 
-// gc removes the records of attachments that are not valid, whose namespaces are gone, or somebody else's business.
+// gc removes the records of attachments that are not valid. It does not enter their namespaces, which no longer exist
+// or belong to another attachment.
 func gc(ctx context.Context, req *skel.Request) error {
 	stale := func(r record) bool { return req.Valid.Excludes(r.Attachment) }
 	return records().Collect(ctx, stale, func(record) error { return nil })
 }
 
-// status says whether the kernel has routing policy, and whether records can be written.
+// status returns an error if the kernel does not support routing rules, or if records cannot be written.
 func status(context.Context, *skel.Request, config) error {
 	return netplugin.Status(recordDir, func(host *rtnl.Conn) error {
 		_, err := host.Rules()
@@ -124,7 +126,8 @@ const recordDir = "/run/hawser/sbr"
 
 func records() statefile.Records[record] { return statefile.Records[record]{Path: recordDir} }
 
-// record says what an ADD does, and where. It is written before the first effect; DEL undoes it, and CHECK compares it.
+// record contains the plan of an ADD and the namespace that it applies to. ADD writes it before the first change; DEL
+// reverts the plan, and CHECK verifies it.
 type record struct {
 	cni.Attachment
 	Netns ns.Identity `json:"netns"`
@@ -132,7 +135,7 @@ type record struct {
 	Plan  plan        `json:"plan"`
 }
 
-// list lists the rules of each record, which lead to its tables.
+// list returns the rules of each record.
 func list(context.Context, *skel.Request) ([]cni.Holding, error) {
 	return netplugin.Holdings(records(), func(r record) (held []cni.Holding) {
 		for _, rule := range r.Plan.Rules {
@@ -142,7 +145,8 @@ func list(context.Context, *skel.Request) ([]cni.Holding, error) {
 	})
 }
 
-// Plausible says whether an ADD can have written the record: DEL deletes what it names.
+// Plausible reports whether an ADD can have written the record. DEL deletes what the record names, so a record that an
+// ADD cannot have written is not used.
 func (r record) Plausible() bool {
 	tables := map[uint32]bool{}
 	for _, rule := range r.Plan.Rules {
@@ -151,16 +155,16 @@ func (r record) Plausible() bool {
 		}
 		tables[rule.Table] = true
 	}
-	strange := func(c rtnl.RouteCopy) bool { return !tables[c.Table()] }
+	foreign := func(c rtnl.RouteCopy) bool { return !tables[c.Table()] }
 	own := func(route rtnl.Route) bool { return route.Dst.IsValid() && route.OutIndex == r.Link }
 	outside := func(c rtnl.RouteCopy) bool { return c.Table() != unix.RT_TABLE_MAIN }
-	return !slices.ContainsFunc(r.Plan.Copies, strange) &&
+	return !slices.ContainsFunc(r.Plan.Copies, foreign) &&
 		!slices.ContainsFunc(r.Plan.Moved, outside) &&
 		!slices.ContainsFunc(r.Plan.Defaults, func(d rtnl.Route) bool { return !own(d) || !tables[d.Table] }) &&
 		!slices.ContainsFunc(r.Plan.Hints, func(h rtnl.Route) bool { return !own(h) || h.Table != unix.RT_TABLE_MAIN })
 }
 
-// readRouting reads the rules and routes of the namespace.
+// readRouting reads the rules and routes of the container's namespace.
 func readRouting(c *netplugin.Call) (here routing, err error) {
 	here.Link = c.ContEnd.Index
 	if here.Rules, err = c.Cont.Rules(); err == nil {
@@ -169,7 +173,8 @@ func readRouting(c *netplugin.Call) (here routing, err error) {
 	return here, err
 }
 
-// newRecord begins the attachment's record. Of an old one for an interface that is gone it removes the rules.
+// newRecord returns a record without a plan for this attachment. An old record of an interface that no longer exists is
+// replaced, and its rules are removed. An old record of this interface is an error (code 100).
 func newRecord(c *netplugin.Call) (record, error) {
 	r := record{Attachment: c.Req.Attachment, Netns: c.NetnsID, Link: c.ContEnd.Index}
 	old, ok, err := records().Get(c.Req.Hash())
@@ -178,15 +183,16 @@ func newRecord(c *netplugin.Call) (record, error) {
 	}
 	if old.Link == r.Link {
 		return r, cni.Errorf(cni.CodeExists,
-			"the addresses of %q have their tables already, from an earlier ADD; DEL takes them away", c.Req.IfName)
+			"the addresses of %q already have routing tables from an earlier ADD; call DEL first", c.Req.IfName)
 	}
 	return r, restore(c.Cont, plan{Rules: old.Plan.Rules})
 }
 
-// sourceWait is longer than duplicate address detection takes.
+// sourceWait exceeds the duration of duplicate address detection.
 const sourceWait = 5 * time.Second
 
-// awaitSources waits for the sources of hints: the kernel refuses tentative ones.
+// awaitSources waits until the source addresses of the hints are usable, because the kernel refuses a tentative address
+// as the source of a route.
 func awaitSources(ctx context.Context, conn *rtnl.Conn, p plan) {
 	ctx, cancel := context.WithTimeout(ctx, sourceWait)
 	defer cancel()
@@ -197,8 +203,8 @@ func awaitSources(ctx context.Context, conn *rtnl.Conn, p plan) {
 	}
 }
 
-// apply makes a table before the rule that leads there, and empties the main table last: each address always has a
-// route.
+// apply creates each table before its rule, and removes routes from the main table last, so that each address has a
+// route at all times.
 func apply(conn *rtnl.Conn, p plan) error {
 	addRoute := func(r rtnl.Route) error { return tableError(r.Table, conn.AddRoute(r)) }
 	err := forEach(p.Copies, func(c rtnl.RouteCopy) error { return tableError(c.Table(), conn.AddCopy(c)) })
@@ -217,7 +223,7 @@ func apply(conn *rtnl.Conn, p plan) error {
 	return err
 }
 
-// forEach calls do with each of a list, up to the first error. What is there already is none.
+// forEach calls do for each element until an error occurs. It ignores EEXIST.
 func forEach[T any](list []T, do func(T) error) error {
 	for _, one := range list {
 		if err := do(one); err != nil && !errors.Is(err, unix.EEXIST) {
@@ -234,7 +240,7 @@ func tableError(table uint32, err error) error {
 	return fmt.Errorf("table %d: %w", table, err)
 }
 
-// restoreIn takes back in the namespace what ADD did there.
+// restoreIn reverts the changes of ADD in the container's namespace.
 func restoreIn(ctx context.Context, req *skel.Request) error {
 	c, err := netplugin.OpenLocked(ctx, req)
 	if err != nil {
@@ -256,21 +262,21 @@ func restoreIn(ctx context.Context, req *skel.Request) error {
 		if err != nil {
 			return err
 		}
-	case !r.Netns.Is(c.NetnsID): // CNI_NETNS leads to another container by now
+	case !r.Netns.Is(c.NetnsID): // CNI_NETNS is now the namespace of another container
 		return nil
 	case c.ContEnd.Index != r.Link:
-		r.Plan = plan{Rules: r.Plan.Rules} // the routes went with the interface
+		r.Plan = plan{Rules: r.Plan.Rules} // the kernel deleted the routes together with the interface
 	}
 	return restore(c.Cont, r.Plan)
 }
 
-// restore takes back all or a part of what apply did, and goes on after an error.
+// restore reverts apply, whether it was complete or not. It continues after an error and returns all of them.
 func restore(conn *rtnl.Conn, p plan) error {
 	return errors.Join(tryEach(p.Hints, conn.DelRoute), tryEach(p.Moved, conn.RestoreCopy),
 		tryEach(p.Rules, conn.DelRule), tryEach(p.Defaults, conn.DelRoute), tryEach(p.Copies, conn.DelCopy))
 }
 
-// tryEach calls do with each of a list, and goes on after an error, or where there is no such link.
+// tryEach calls do for each element and joins the errors. It ignores rtnl.ErrNoLink.
 func tryEach[T any](list []T, do func(T) error) error {
 	var errs []error
 	for _, one := range list {
@@ -281,7 +287,8 @@ func tryEach[T any](list []T, do func(T) error) error {
 	return errors.Join(errs...)
 }
 
-// checkRule looks for the rule of one address. Without a plan it may lead to any table that has the default route.
+// checkRule returns an error if the address has no rule. Without a plan, the rule may use any table that contains the
+// address's default route.
 func (f routing) checkRule(a address, cfg config, p plan) error {
 	inPlan := func(r rtnl.Rule) bool { return len(p.Rules) == 0 || slices.Contains(p.Rules, r) }
 	i := slices.IndexFunc(f.Rules, func(r rtnl.Rule) bool {
@@ -293,7 +300,7 @@ func (f routing) checkRule(a address, cfg config, p plan) error {
 	if cfg.Table != 0 || len(p.Rules) > 0 || !a.Gateway.IsValid() {
 		return nil
 	}
-	a.Default = cni.Route{} // whose metrics the reference loses
+	a.Default = cni.Route{} // the reference does not copy its metrics
 	want := defaultRoute(a, f.Link, f.Rules[i].Table)
 	if !f.has(want) {
 		return cni.Drift("table %d: route %s: missing", want.Table, want)
@@ -301,7 +308,7 @@ func (f routing) checkRule(a address, cfg config, p plan) error {
 	return nil
 }
 
-// has looks for a route that leads packets as this one does. IPv6 has no scope.
+// has reports whether an equivalent route exists. It does not compare the scope, which IPv6 routes do not have.
 func (f routing) has(want rtnl.Route) bool {
 	return slices.ContainsFunc(f.Routes, func(c rtnl.RouteCopy) bool {
 		have := c.Route()

@@ -24,14 +24,14 @@ func TestMain(m *testing.M) { nstest.Main(m) }
 
 func TestSBR(t *testing.T) { nstest.RunSpecs(t, "sbr") }
 
-// world has a container with eth0 and eth1, each on a router of its own.
+// world is a container whose interfaces eth0 and eth1 are each connected to a separate router.
 type world struct {
 	*World
 	cont    *nstest.Host
 	routers map[string]*nstest.Host
 }
 
-// newWorld gives eth1 the addresses, and a router at the end of its cable.
+// newWorld assigns the addresses to eth1 and connects it to a router.
 func newWorld(addrs ...string) *world {
 	GinkgoHelper()
 	w := &world{World: NewWorld(Plugin()), cont: nstest.NewNetns(), routers: map[string]*nstest.Host{}}
@@ -46,7 +46,7 @@ func (w *world) link(name string, addrs ...string) {
 	w.routers[name] = Cable(w.cont, name)
 	for _, a := range addrs {
 		IP(w.cont, "addr add %s dev %s", a, name)
-		if addr, _, _ := strings.Cut(a, "/"); strings.Contains(addr, ":") { // a worker of the kernel makes its route
+		if addr, _, _ := strings.Cut(a, "/"); strings.Contains(addr, ":") { // its route appears later
 			Eventually(func() string { return IP(w.cont, "-6 route show table local dev %s", name) }).
 				Should(ContainSubstring("local " + addr))
 			Eventually(func() string { return IP(w.cont, "-6 addr show tentative dev %s", name) }).
@@ -55,7 +55,8 @@ func (w *world) link(name string, addrs ...string) {
 	}
 }
 
-// call is a call about eth1, whose result has the addresses ("10.2.0.2/24 10.2.0.1" is one with its gateway).
+// call returns a call for eth1 with these addresses in prevResult ("10.2.0.2/24 10.2.0.1" is an address with its
+// gateway).
 func (w *world) call(command string, keys Object, addrs ...string) Call {
 	GinkgoHelper()
 	ips := []Object{{"address": "10.1.0.2/24", "gateway": "10.1.0.1", "interface": 0}}
@@ -73,7 +74,7 @@ func (w *world) call(command string, keys Object, addrs ...string) Call {
 	return Call{Command: command, IfName: "eth1", Netns: w.cont.Path, Conf: Merge(conf, keys)}
 }
 
-// add is an ADD that must succeed, and says nothing else.
+// add runs an ADD that must succeed without warnings.
 func (w *world) add(keys Object, addrs ...string) Result {
 	GinkgoHelper()
 	a := w.Call(w.call("ADD", keys, addrs...))
@@ -86,7 +87,7 @@ func (w *world) del(keys Object) {
 	w.Succeeds(w.call("DEL", Merge(keys, Object{"prevResult": nil})))
 }
 
-// rules are those that the kernel did not make: "10.2.0.2 100".
+// rules returns the rules that the kernel did not create, in the form "10.2.0.2 100".
 func (w *world) rules() []string {
 	GinkgoHelper()
 	out := []string{}
@@ -102,7 +103,7 @@ func (w *world) rules() []string {
 	return out
 }
 
-// routes are the unicast routes of a table, as ip(8) writes them.
+// routes returns the unicast routes of a table as ip(8) prints them.
 func (w *world) routes(table string) []string {
 	GinkgoHelper()
 	var out []string
@@ -117,7 +118,7 @@ func (w *world) routes(table string) []string {
 	return out
 }
 
-// sends says through which link the container sends from an address.
+// sends returns the link through which the container sends packets from an address.
 func (w *world) sends(from, to string) string {
 	GinkgoHelper()
 	var way []struct{ Dev, Gateway string }
@@ -126,7 +127,7 @@ func (w *world) sends(from, to string) string {
 	return strings.TrimSpace(way[0].Dev + " " + way[0].Gateway)
 }
 
-// same matches a route as ip(8) writes it, in any order.
+// same matches a route as ip(8) prints it, in any order of its attributes.
 func same(route string) OmegaMatcher {
 	words := func(s string) []string { return strings.Fields(s) }
 	return WithTransform(words, ConsistOf(words(route)))
@@ -136,11 +137,11 @@ func table(n int) string { return fmt.Sprint(n) }
 
 var _ = It("has its schema in docs/schema", func() { ExpectPluginSchema(Plugin()) })
 
-// fuzzPrev is a result without gateways: the container's eth0 has no address that would lead there.
+// fuzzPrev is a result without gateways, because eth0 of the container has no address from which one is reachable.
 const fuzzPrev = `"prevResult":{"cniVersion":"1.1.0","interfaces":[{"name":"eth0","sandbox":"` + FuzzNetns +
 	`"}],"ips":[{"address":"10.1.0.2/24","interface":0},{"address":"fd01::2/64"}]}`
 
-// FuzzCall makes up whole calls.
+// FuzzCall generates whole calls.
 func FuzzCall(f *testing.F) {
 	Fuzz{
 		Plugin: Any(Plugin()), Chained: true,
@@ -189,7 +190,7 @@ var _ = Describe("ADD", func() {
 		Expect(w.sends("10.1.0.2", "192.0.2.1")).To(Equal("eth0 10.1.0.1"))
 	})
 
-	It("numbers tables above those that anybody uses", func() {
+	It("uses table numbers above those in use", func() {
 		w := newWorld("10.2.0.2/24", "fd02::2/64")
 		w.cont.IP("rule add from 10.9.0.1 lookup 100", "route add 10.9.0.0/16 dev eth0 table 102")
 		w.add(nil, v4, v6)
@@ -205,11 +206,11 @@ var _ = Describe("ADD", func() {
 		}
 	})
 
-	It("gives addresses of two subnets their own routes, and each those of nobody", Label("sbr-sources"), func() {
+	It("gives addresses of two subnets their own routes, and each the shared ones", Label("sbr-sources"), func() {
 		w := newWorld("10.2.0.2/24", "10.3.0.2/24")
 		w.cont.IP("route add 10.20.0.0/16 via 10.2.0.9", "route add 10.30.0.0/16 via 10.3.0.9 metric 7",
 			"route add 192.168.5.1 dev eth1", "route add 10.99.0.0/16 via 192.168.5.1 mtu 1400")
-		IP(w.cont, "route add 10.2.0.0/16 dev eth1") // more than the first one's subnet
+		IP(w.cont, "route add 10.2.0.0/16 dev eth1") // also contains the second subnet
 		w.add(nil, v4, "10.3.0.2/24")
 		nobody := []any{"192.168.5.1 dev eth1 scope link", "10.2.0.0/16 dev eth1 scope link",
 			"10.99.0.0/16 via 192.168.5.1 dev eth1 mtu 1400"}
@@ -239,8 +240,8 @@ var _ = Describe("ADD", func() {
 		const v6route = "fd09::/16 via fd02::9 dev eth1 metric 7 mtu lock 1300 hoplimit 9 pref high"
 		IP(w.cont, "route add "+v4route)
 		IP(w.cont, "-6 route add "+v6route)
-		IP(w.cont, "-6 route add fd77::/16 dev eth1 metric 9")         // no address's, and not for IPv4's table
-		IP(w.cont, "route add default via 10.2.0.9 dev eth1 tos 0x10") // another one than that without
+		IP(w.cont, "-6 route add fd77::/16 dev eth1 metric 9")         // belongs to no address; not for the IPv4 table
+		IP(w.cont, "route add default via 10.2.0.9 dev eth1 tos 0x10") // distinct from the one without a TOS
 		before := w.routes("main")
 		w.add(nil, v4, v6)
 		Expect(w.routes("100")).To(ConsistOf(HavePrefix("default via 10.2.0.1"), HavePrefix("10.2.0.0/24 "),
@@ -305,7 +306,7 @@ var _ = Describe("ADD", func() {
 		w.Succeeds(w.call("CHECK", says("10.2.0.9", "fd02::9")))
 	})
 
-	It("takes the next hops through the interface alone", Label("routes-whole"), func() {
+	It("copies only the next hops through the interface", Label("routes-whole"), func() {
 		w := newWorld("10.2.0.2/24", "fd02::2/64")
 		IP(w.cont, "-6 addr add fd01::2/64 dev eth0 nodad")
 		IP(w.cont, "route add 10.50.0.0/16 nexthop via 10.2.0.8 weight 3 nexthop via 10.2.0.9")
@@ -336,9 +337,9 @@ var _ = Describe("ADD", func() {
 		Entry("from gateways first", Object{"gateways": []string{"10.2.0.9"}}, v4, "default via 10.2.0.9 dev eth1"),
 		Entry("which may be outside the subnet", Object{"gateways": []string{"10.99.0.1"}}, v4,
 			"default via 10.99.0.1 dev eth1 onlink"),
-		Entry("also for an address alone", nil, "10.2.0.2/32 169.254.1.1", "default via 169.254.1.1 dev eth1 onlink"),
-		Entry("where 0.0.0.0 is none", nil, "10.2.0.2/24 0.0.0.0", "default dev eth1"),
-		Entry("where :: is none", Object{"gateways": []string{"::"}}, "fd02::2/64", "default dev eth1 metric 1024"),
+		Entry("also for a single address", nil, "10.2.0.2/32 169.254.1.1", "default via 169.254.1.1 dev eth1 onlink"),
+		Entry("where 0.0.0.0 means none", nil, "10.2.0.2/24 0.0.0.0", "default dev eth1"),
+		Entry("where :: means none", Object{"gateways": []string{"::"}}, "fd02::2/64", "default dev eth1 metric 1024"),
 		Entry("from a default route of the result last", Object{"prevResult": Object{"cniVersion": "1.1.0",
 			"ips":    []Object{{"address": "10.2.0.2/24"}},
 			"routes": []Object{{"dst": "0.0.0.0/0", "gw": "10.2.0.7"}}}}, "", "default via 10.2.0.7 dev eth1"),
@@ -413,7 +414,7 @@ var _ = Describe("ADD", func() {
 		Expect(w.cont.Snapshot()).To(Equal(before))
 	})
 
-	It("for an interface that was made anew replaces the rules of the former one", func() {
+	It("for a recreated interface replaces the rules of the former one", func() {
 		w := newWorld("10.2.0.2/24")
 		w.add(nil, v4)
 		IP(w.cont, "link del eth1")
@@ -479,7 +480,7 @@ var _ = Describe("ADD", func() {
 			`prevResult: no address of the interface "eth1"`),
 	)
 
-	It("names an interface that is not there", func() {
+	It("names a missing interface", func() {
 		w := newWorld("10.2.0.2/24")
 		IP(w.cont, "link del eth1")
 		Expect(w.Fails(w.call("ADD", nil, v4), cni.CodeEnvironment)).To(ContainSubstring(`no such interface`))
@@ -490,7 +491,7 @@ var _ = Describe("ADD", func() {
 		IP(w.cont, "link set eth1 down")
 		before := w.cont.Snapshot()
 		Expect(w.Fails(w.call("ADD", nil, v4), cni.CodeEnvironment)).To(HavePrefix(`CNI_IFNAME "eth1": ` +
-			`the interface is down, and so has no routes: table 100: route 0.0.0.0/0 via 10.2.0.1: `))
+			`the interface is down and therefore has no routes: table 100: route 0.0.0.0/0 via 10.2.0.1: `))
 		w.IsAsBefore(w.cont, before, recordDir)
 	})
 
@@ -498,7 +499,7 @@ var _ = Describe("ADD", func() {
 		w := newWorld("10.2.0.2/24")
 		IP(w.cont, "route add 10.20.0.0/16 via 10.2.0.9")
 		before := w.cont.Snapshot()
-		// No route can have an address as its source that the interface does not have.
+		// The kernel refuses a route whose source is not an address of the interface.
 		Expect(w.Fails(w.call("ADD", Object{"addSourceHints": true}, "10.2.0.9/24"), cni.CodeInternal)).
 			To(ContainSubstring("table 254: route 10.2.0.0/24: invalid argument"))
 		w.IsAsBefore(w.cont, before, recordDir)
@@ -541,7 +542,7 @@ var _ = Describe("ADD", func() {
 var _ = Describe("DEL", func() {
 	DescribeTable("restores what the interface had", Label("sbr-del"), func(keys Object) {
 		w := newWorld("10.2.0.2/24", "fd02::2/64")
-		IP(w.cont, "rule add from 10.2.0.2 lookup 200") // somebody else's
+		IP(w.cont, "rule add from 10.2.0.2 lookup 200") // an administrator's
 		IP(w.cont, "route add 10.20.0.0/16 via 10.2.0.9 metric 5 mtu 1300 proto static")
 		IP(w.cont, "route add 10.21.0.0/16 via 172.30.0.1 dev eth1 onlink")
 		IP(w.cont, "-6 route add fd09::/16 nexthop via fd02::8 nexthop via fd02::9")
@@ -558,7 +559,7 @@ var _ = Describe("DEL", func() {
 		Entry("with table", Object{"table": 77}),
 	)
 
-	DescribeTable("of a container that is gone succeeds and makes no file", func(path func(w *world) string) {
+	DescribeTable("of a missing container succeeds and creates no file", func(path func(w *world) string) {
 		w := newWorld("10.2.0.2/24")
 		w.add(nil, v4)
 		c := w.call("DEL", Object{"prevResult": nil})
@@ -570,7 +571,7 @@ var _ = Describe("DEL", func() {
 		}
 	},
 		Entry("with CNI_NETNS empty", func(*world) string { return "" }),
-		Entry("with a path that is gone", func(w *world) string { w.cont.Unpin(); return w.cont.Path }),
+		Entry("with a path that no longer exists", func(w *world) string { w.cont.Unpin(); return w.cont.Path }),
 	)
 
 	DescribeTable("succeeds where a route cannot come back", func(change string) {
@@ -596,7 +597,7 @@ var _ = Describe("DEL", func() {
 		Expect(w.Records(recordDir)).To(HaveLen(1))
 	})
 
-	It("leaves an equal rule of somebody else, also of an ADD that was killed", Label("sbr-del"), func() {
+	It("leaves an equal rule of another owner, also of an ADD that was killed", Label("sbr-del"), func() {
 		w := newWorld("10.2.0.2/24")
 		IP(w.cont, "rule add from 10.2.0.2 lookup 77")
 		before := w.cont.Snapshot()
@@ -616,7 +617,7 @@ var _ = Describe("DEL", func() {
 		Expect(w.Records(recordDir)).To(BeEmpty())
 	})
 
-	It("leaves another container alone to which the path leads by now", Label("sbr-del"), func() {
+	It("does not change another container that the path now refers to", Label("sbr-del"), func() {
 		w := newWorld("10.2.0.2/24")
 		w.add(nil, v4)
 		other := newWorld("10.2.0.2/24")
@@ -625,7 +626,7 @@ var _ = Describe("DEL", func() {
 		c.ID = "two"
 		w.Call(c).Added()
 		before := w.cont.Snapshot()
-		w.del(nil) // one's
+		w.del(nil) // of the first attachment
 		Expect(w.cont.Snapshot()).To(Equal(before))
 		Expect(w.Records(recordDir)).To(HaveLen(1))
 	})
@@ -648,18 +649,18 @@ var _ = Describe("CHECK", func() {
 		IP(w.cont, "%s", change)
 		Expect(w.Fails(check, cni.CodeDrift)).To(ContainSubstring(message))
 	},
-		Entry("a rule that is gone", "rule del from 10.2.0.2", "rule from 10.2.0.2/32: missing"),
-		Entry("a default route that is gone", "route del default table 100",
+		Entry("a missing rule", "rule del from 10.2.0.2", "rule from 10.2.0.2/32: missing"),
+		Entry("a missing default route", "route del default table 100",
 			"table 100: route 0.0.0.0/0 via 10.2.0.1: missing"),
-		Entry("a default route that leads elsewhere", "route replace default via 10.2.0.7 table 100", "missing"),
-		Entry("a copied route that is gone", "-6 route del fd02::/64 table 101", "table 101: route fd02::/64: missing"),
-		Entry("a hint that is gone", "route del 10.2.0.0/24 table main", "table 254: route 10.2.0.0/24: missing"),
-		Entry("that the interface is gone", "link del eth1", `interface "eth1": is missing`),
+		Entry("a default route with another gateway", "route replace default via 10.2.0.7 table 100", "missing"),
+		Entry("a missing copied route", "-6 route del fd02::/64 table 101", "table 101: route fd02::/64: missing"),
+		Entry("a missing hint", "route del 10.2.0.0/24 table main", "table 254: route 10.2.0.0/24: missing"),
+		Entry("a missing interface", "link del eth1", `interface "eth1": is missing`),
 	)
 })
 
 var _ = Describe("GC", func() {
-	It("removes the records of attachments that are not valid, of its network alone", func() {
+	It("removes only the records of invalid attachments of its network", func() {
 		w := newWorld("10.2.0.2/24")
 		for _, name := range []string{"net", "other"} {
 			w.link(name, "10.4.0.2/24")
@@ -702,7 +703,7 @@ var _ = Describe("beside the reference plugin", func() {
 			for _, by := range []string{"ours", "theirs"} {
 				w := newWorld("10.2.0.2/24")
 				IP(w.cont, "route add 10.20.0.0/16 via 10.2.0.9")
-				// An administrator's: in a table of a number, and with routes, that sbr has not.
+				// An administrator's rule, whose table number and routes differ from sbr's.
 				for table, link := range map[string]string{"50": "eth1", "200": "eth0"} {
 					IP(w.cont, "route add 192.0.2.0/24 dev %s table %s", link, table)
 					IP(w.cont, "rule add from 10.2.0.2 lookup %s pref %s", table, table)
