@@ -13,32 +13,34 @@ import (
 // wireConfig is the configuration as written.
 type wireConfig struct {
 	skel.LogKey
-	Name string  `json:"tap_name" help:"name of the tap (tap0, or the next that is free)" schema:"format=ifname empty"`
+	Name string  `json:"tap_name" help:"name of the tap (tap0, or the next free name)" schema:"format=ifname empty"`
 	UID  *uint32 `json:"uid" help:"user ID that may open the tap without CAP_NET_ADMIN (the runtime's)"`
-	GID  *uint32 `json:"gid" help:"group ID that may open it so (the runtime's)"`
-	IPs  string  `json:"vm_ips" default:"all" schema:"enum=all|first empty" help:"which addresses the virtual machine's interface has in the result"`
+	GID  *uint32 `json:"gid" help:"group ID that may open the tap without CAP_NET_ADMIN (the runtime's)"`
+	IPs  string  `json:"vm_ips" default:"all" schema:"enum=all|first empty" help:"addresses of the virtual machine's interface in the result"`
 }
 
-// config is what ADD and CHECK act on.
+// config is the configuration with every value checked.
 type config struct {
-	name     string // "" = the kernel's choice
+	name     string // "": the kernel chooses
 	uid, gid uint32
-	first    bool // the virtual machine gets one address
+	first    bool // the result has only one address of the virtual machine
 }
 
-// Keys of CNI_ARGS. Each wins over the configuration's.
+// Keys of CNI_ARGS, which override the configuration.
 const (
 	argName = "TC_REDIRECT_TAP_NAME"
 	argUID  = "TC_REDIRECT_TAP_UID"
 	argGID  = "TC_REDIRECT_TAP_GID"
 )
 
+// parseConfig adds a problem for each invalid value: code 7, or 4 for CNI_ARGS.
 func parseConfig(req *skel.Request, w wireConfig, problems *cni.Problems) config {
 	cfg := config{name: w.Name, uid: uint32(os.Geteuid()), gid: uint32(os.Getegid()), first: w.IPs == "first"}
 	if v := w.IPs; v != "" && v != "all" && v != "first" {
 		problems.Add(cni.Refuse("vm_ips", v, `is neither "all" nor "first"`))
 	}
-	args, err := cni.ParseArgs(req.Args+";IgnoreUnknown=1", argName, argUID, argGID) // the runtime sends others, too
+	// The runtime also sends other keys.
+	args, err := cni.ParseArgs(req.Args+";IgnoreUnknown=1", argName, argUID, argGID)
 	problems.Add(err)
 	nameKey, code := "tap_name", cni.CodeConfig
 	if name := args[argName]; name != "" {
@@ -62,9 +64,10 @@ func parseConfig(req *skel.Request, w wireConfig, problems *cni.Problems) config
 		n, err := strconv.ParseUint(cmp.Or(args[id.arg], "0"), 10, 32)
 		switch {
 		case *id.to == math.MaxUint32:
-			problems.Add(cni.Refuse(id.key, *id.to, "is nobody"))
+			problems.Add(cni.Refuse(id.key, *id.to, "is not a valid ID"))
 		case err != nil || n == math.MaxUint32:
-			problems.Add(cni.Refuse("CNI_ARGS: "+id.arg, args[id.arg], "is no ID").WithCode(cni.CodeEnvironment))
+			problems.Add(cni.Refuse("CNI_ARGS: "+id.arg, args[id.arg], "is not a valid ID").
+				WithCode(cni.CodeEnvironment))
 		case args[id.arg] != "":
 			*id.to = uint32(n)
 		}

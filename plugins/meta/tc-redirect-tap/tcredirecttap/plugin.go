@@ -1,10 +1,12 @@
-// Package tcredirecttap gives a virtual machine the network of a container, whatever plugin made that.
+// Package tcredirecttap is the plugin tc-redirect-tap: it connects a virtual machine to the network of a container,
+// whichever main plugin created that network.
 //
-// ADD makes a tap in the container, and redirects all that the container's interface receives to the tap, and all that
-// the tap receives to that interface. The virtual machine that has the tap open takes the interface's MAC address and
-// its addresses. DEL, and an ADD that fails, remove what a record below /run/hawser/tc-redirect-tap says.
+// ADD creates a tap in the container's namespace and installs two tc redirections: packets that the container's
+// interface receives go to the tap, and packets that the tap receives go to the interface. The virtual machine that
+// opens the tap uses the MAC address and the IP addresses of the interface. ADD writes a record to
+// /run/hawser/tc-redirect-tap before the tap becomes persistent; DEL, GC and the rollback of an ADD use it.
 //
-// README.md lists every key of the configuration.
+// README.md describes every key of the configuration.
 package tcredirecttap
 
 import "github.com/hawser-cni/plugins/pkg/skel"
@@ -13,7 +15,7 @@ import "github.com/hawser-cni/plugins/pkg/skel"
 func Plugin() skel.Plugin[config] {
 	return skel.Plugin[config]{
 		Name:    "tc-redirect-tap",
-		About:   "redirects the container's interface to a tap, for a virtual machine",
+		About:   "connects a virtual machine to the container's interface through a tap",
 		Config:  skel.ConfigOf(wireConfig{}, parseConfig),
 		Chained: true,
 		Add:     add,

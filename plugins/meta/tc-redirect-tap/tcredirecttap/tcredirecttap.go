@@ -20,19 +20,19 @@ import (
 
 const (
 	recordDir = "/run/hawser/tc-redirect-tap"
-	kind      = "tun" // as the kernel calls taps, too
+	kind      = "tun" // the kernel's kind of a tap
 )
 
-// record is an attachment's. Its Made is the name of the tap.
+// record is the record of an attachment. Its Made contains the name of the tap.
 type record struct {
 	netplugin.NetnsRecord
-	Tap int `json:"tap"` // its index, since the container may rename it
+	Tap int `json:"tap"` // index of the tap, because the container may rename it
 }
 
-// Plausible says whether an ADD can have written the record.
+// Plausible reports whether an ADD can have written the record.
 func (r record) Plausible() bool { return r.NetnsRecord.Plausible() && r.Tap > 0 }
 
-// records are written before the first effect that outlives the call.
+// records returns the store of records. ADD writes a record before the first change that outlives the call.
 func records() statefile.Records[record] { return statefile.Records[record]{Path: recordDir} }
 
 func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error) {
@@ -43,10 +43,10 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	if err := c.FindInterface(); err != nil {
 		return nil, err
 	}
-	if err := refuse(c); err != nil {
+	if err := checkFree(c); err != nil {
 		return nil, err
 	}
-	req.Step("make the tap")
+	req.Step("create the tap")
 	f, err := tun.Open(req.NS)
 	if err != nil {
 		return nil, err
@@ -69,15 +69,15 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	if err := c.Cont.SetLink(tap.Index, rtnl.LinkChange{Up: new(true)}); err != nil {
 		return nil, err
 	}
-	req.Step("redirect")
+	req.Step("redirect packets")
 	if err := connect(c.Cont, tap, c.ContEnd); err != nil {
 		return nil, err
 	}
 	return result(req, cfg, tap, c.ContEnd), nil
 }
 
-// refuse is an error where the attachment is live, or something looks at what the interface receives.
-func refuse(c *netplugin.Call) error {
+// checkFree returns an error if the attachment has a tap already, or if the interface has an ingress qdisc.
+func checkFree(c *netplugin.Call) error {
 	r, ok, err := records().Get(c.Req.Hash())
 	if err != nil {
 		return err
@@ -95,12 +95,13 @@ func refuse(c *netplugin.Call) error {
 	if err != nil || q.Kind == "" {
 		return err
 	}
-	return cni.Errorf(cni.CodeConflict, "interface %q: its qdisc %q looks at what it receives; remove that",
+	return cni.Errorf(cni.CodeConflict, "interface %q: has the ingress qdisc %q; remove it",
 		c.Req.IfName, q.Kind)
 }
 
-// create makes the tap, which goes with its descriptor for the time being. A program that has it open sets the flags
-// anew. Firecracker has no queues.
+// create creates the tap with the owner, the group and the MTU that it needs. The kernel deletes the tap when f is
+// closed, until tun.Keep makes it persistent. The program that opens it sets its own flags; without IFF_MULTI_QUEUE,
+// which Firecracker does not use.
 func create(c *netplugin.Call, f *os.File, cfg config) (tap rtnl.Link, err error) {
 	const flags = unix.IFF_TAP | unix.IFF_NO_PI | unix.IFF_VNET_HDR | unix.IFF_TUN_EXCL
 	name, err := tun.Create(f, cfg.name, flags)
@@ -122,7 +123,7 @@ func create(c *netplugin.Call, f *os.File, cfg config) (tap rtnl.Link, err error
 	return tap, c.Cont.SetLink(tap.Index, rtnl.LinkChange{MTU: c.ContEnd.MTU})
 }
 
-// connect redirects each of two links to the other one.
+// connect redirects the packets that each of the two links receives to the other one.
 func connect(conn *rtnl.Conn, tap, link rtnl.Link) error {
 	for _, l := range [][2]rtnl.Link{{tap, link}, {link, tap}} {
 		err := conn.AddIngress(l[0].Index)
@@ -136,8 +137,8 @@ func connect(conn *rtnl.Conn, tap, link rtnl.Link) error {
 	return nil
 }
 
-// result is prevResult with the tap, and with the virtual machine's interface: it has the tap's name, the container as
-// its sandbox, the MAC address of the container's interface, and that one's addresses once more.
+// result returns prevResult with two more interfaces: the tap, and the interface of the virtual machine. The latter has
+// the name of the tap, the container ID as its sandbox, and the MAC address and addresses of the container's interface.
 func result(req *skel.Request, cfg config, tap, link rtnl.Link) *cni.Result {
 	res := req.PrevResult.Clone()
 	described := iface.Describe(tap)
@@ -151,7 +152,8 @@ func result(req *skel.Request, cfg config, tap, link rtnl.Link) *cni.Result {
 	return res
 }
 
-// addresses are all, or the first IPv4 one, or else the first.
+// addresses returns all addresses, or with first only the first IPv4 address, or the first one if there is no IPv4
+// address.
 func addresses(ips []cni.IP, first bool) []cni.IP {
 	if !first || len(ips) == 0 {
 		return ips
@@ -164,7 +166,7 @@ func addresses(ips []cni.IP, first bool) []cni.IP {
 	return ips[:1]
 }
 
-// tapOf finds the tap of a record; its index is 0 where there is none.
+// tapOf returns the tap of a record, or the zero Link.
 func tapOf(conn *rtnl.Conn, r record) (rtnl.Link, error) {
 	tap, err := conn.LinkByIndex(r.Tap)
 	if err != nil || tap.Kind != kind {
@@ -173,7 +175,8 @@ func tapOf(conn *rtnl.Conn, r record) (rtnl.Link, error) {
 	return tap, netplugin.IgnoreNoLink(err)
 }
 
-// remove removes the tap of a record, after what leads to it, so that the interface receives again.
+// remove deletes the tap of a record. It first removes the redirection to it, so that the interface receives packets
+// again.
 func remove(conn *rtnl.Conn, r record) error {
 	tap, err := tapOf(conn, r)
 	if err != nil {
@@ -184,7 +187,7 @@ func remove(conn *rtnl.Conn, r record) error {
 	if q.Kind == "ingress" {
 		list, err := conn.Redirects(r.Link, rtnl.Received)
 		errs = append(errs, err)
-		// An ADD that died may have left it empty. 0: the tap is gone.
+		// The qdisc is empty if the ADD was killed. The target is 0 if the tap no longer exists.
 		if err == nil && (len(list) == 0 || len(list) == 1 && (list[0].To == tap.Index || list[0].To == 0)) {
 			errs = append(errs, conn.DelQdisc(r.Link, rtnl.Ingress))
 		}
@@ -195,7 +198,8 @@ func remove(conn *rtnl.Conn, r record) error {
 	return errors.Join(errs...)
 }
 
-// del removes by the record, wherever the namespace is, or else what the interface and a tap redirect to each other.
+// del removes the tap of the record, in the recorded namespace. Without a record, it removes a tap to which the
+// interface redirects its packets and which redirects its packets to the interface.
 func del(ctx context.Context, req *skel.Request) error {
 	r, ok, err := records().Get(req.Hash())
 	switch {
@@ -203,7 +207,7 @@ func del(ctx context.Context, req *skel.Request) error {
 	case ok:
 		err = removeInside(r, &ns.Finder{Also: req.Netns})
 	case req.NS != nil:
-		err = removeFound(req)
+		err = removeForeign(req)
 	}
 	if err != nil {
 		return err
@@ -211,30 +215,30 @@ func del(ctx context.Context, req *skel.Request) error {
 	return records().Drop(ctx, req.Hash())
 }
 
-// removeInside is remove in the namespace of the record, which may be gone.
+// removeInside calls remove in the namespace of the record, if it still exists.
 func removeInside(r record, finder *ns.Finder) error {
 	return r.Remove(finder, func(conn *rtnl.Conn) error { return remove(conn, r) })
 }
 
-// removeFound removes what another program of this name made, which left no record.
-func removeFound(req *skel.Request) error {
+// removeForeign removes the tap of another implementation of this plugin, which leaves no record.
+func removeForeign(req *skel.Request) error {
 	c := &netplugin.Call{Req: req}
 	err := c.FindInterface()
 	if err != nil {
 		return netplugin.IgnoreNoLink(err)
 	}
-	tap, err := partner(c.Cont, c.ContEnd)
+	tap, err := redirectTarget(c.Cont, c.ContEnd)
 	if err != nil || tap.Kind != kind {
 		return err
 	}
-	if back, err := partner(c.Cont, tap); err != nil || back.Index != c.ContEnd.Index {
+	if back, err := redirectTarget(c.Cont, tap); err != nil || back.Index != c.ContEnd.Index {
 		return err
 	}
 	return remove(c.Cont, record{c.NetnsRecord(tap.Name), tap.Index})
 }
 
-// partner is the link to which one redirects all that it receives; its index is 0 where there is none.
-func partner(conn *rtnl.Conn, l rtnl.Link) (rtnl.Link, error) {
+// redirectTarget returns the link to which l redirects all packets that it receives, or the zero Link.
+func redirectTarget(conn *rtnl.Conn, l rtnl.Link) (rtnl.Link, error) {
 	list, err := conn.Redirects(l.Index, rtnl.Received)
 	if err != nil || len(list) == 0 || list[0].To <= 0 || !list[0].All {
 		return rtnl.Link{}, err
@@ -243,20 +247,20 @@ func partner(conn *rtnl.Conn, l rtnl.Link) (rtnl.Link, error) {
 	return to, netplugin.IgnoreNoLink(err)
 }
 
-// check compares tap and redirections with what ADD made.
+// check compares the tap and both redirections with what ADD left.
 func check(_ context.Context, req *skel.Request, cfg config) error {
 	c := &netplugin.Call{Req: req}
 	if err := c.VerifyInterface(); err != nil {
 		return err
 	}
-	name := nameOf(req)
+	name := tapName(req)
 	if name == "" {
 		return cni.Refuse("prevResult.interfaces", nil, fmt.Sprintf(
-			"has no interface with the sandbox %q, and a tap of its name", req.ContainerID))
+			"has no interface with sandbox %q that has the name of a tap", req.ContainerID))
 	}
 	tap, err := c.Cont.Link(name)
 	if errors.Is(err, rtnl.ErrNoLink) || err == nil && tap.Kind != kind {
-		return cni.Drift("tap %q: is gone", name)
+		return cni.Drift("tap %q: is missing", name)
 	}
 	if err != nil {
 		return err
@@ -272,17 +276,18 @@ func check(_ context.Context, req *skel.Request, cfg config) error {
 	compare("group", tap.GID, cfg.gid)
 	compare("MTU", tap.MTU, c.ContEnd.MTU)
 	for _, l := range [][2]rtnl.Link{{tap, c.ContEnd}, {c.ContEnd, tap}} {
-		to, err := partner(c.Cont, l[0])
+		to, err := redirectTarget(c.Cont, l[0])
 		if err == nil && to.Index != l[1].Index {
-			err = cni.Drift("interface %q: does not redirect all that it receives to %q", l[0].Name, l[1].Name)
+			err = cni.Drift("interface %q: does not redirect all received packets to %q", l[0].Name, l[1].Name)
 		}
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
 }
 
-// nameOf is the tap's name in prevResult: that of the virtual machine's interface, where a tap has it, too.
-func nameOf(req *skel.Request) string {
+// tapName returns the name of the tap in prevResult, or "". It is the name of two interfaces there: the tap and the
+// interface of the virtual machine, whose sandbox is the container ID.
+func tapName(req *skel.Request) string {
 	for _, vm := range req.PrevResult.Interfaces {
 		if _, ok := req.PrevResult.ContainerInterface(vm.Name); ok && vm.Sandbox == req.ContainerID {
 			return vm.Name
@@ -291,19 +296,19 @@ func nameOf(req *skel.Request) string {
 	return ""
 }
 
-// gc removes the taps of attachments that are not valid, where the namespace lives, and their records.
+// gc removes the taps of attachments that are not valid, if their namespaces still exist, and their records.
 func gc(ctx context.Context, req *skel.Request) error {
 	stale := func(r record) bool { return req.Valid.Excludes(r.Attachment) }
 	var finder ns.Finder
 	return records().Collect(ctx, stale, func(r record) error { return removeInside(r, &finder) })
 }
 
-// status says whether this host can make a tap, and whether records can be written.
+// status returns an error if this host cannot create a tap, or if records cannot be written.
 func status(context.Context, *skel.Request, config) error {
 	return netplugin.Status(recordDir, func(*rtnl.Conn) error { return tun.Probe() })
 }
 
-// list lists the tap of each record.
+// list returns the tap of each record.
 func list(context.Context, *skel.Request) ([]cni.Holding, error) {
 	return netplugin.Holdings(records(), func(r record) []cni.Holding {
 		return netplugin.WithNetns(r.Path, r.Netns,

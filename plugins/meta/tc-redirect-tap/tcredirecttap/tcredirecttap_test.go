@@ -25,7 +25,7 @@ func TestTCRedirectTap(t *testing.T) {
 
 var _ = It("has its schema in docs/schema", func() { ExpectPluginSchema(Plugin()) })
 
-// vm is a container behind bridge, with the host as its gateway.
+// vm is a container on a bridge whose gateway is the host.
 type vm struct {
 	*World
 	Attached
@@ -48,7 +48,7 @@ func newVM(keys Object) vm {
 	return vm{w, a}
 }
 
-// before is an attachment of bridge alone, with the call that tc-redirect-tap gets.
+// before attaches a container with bridge and returns the call for tc-redirect-tap.
 func before(w *World, keys Object) (Call, *nstest.Host) {
 	GinkgoHelper()
 	a := w.AttachBehind("vm1", "net", nil, dual...)
@@ -58,13 +58,13 @@ func before(w *World, keys Object) (Call, *nstest.Host) {
 	return c, a.Host
 }
 
-// state is what a container has of tc-redirect-tap, and the records.
+// state returns the objects of tc-redirect-tap in the container, and the records.
 func state(w *World, cont *nstest.Host) string {
 	GinkgoHelper()
 	return fmt.Sprint(Names(cont, ""), w.Records(recordDir)) + cont.Cmd("tc", "qdisc", "show", "dev", "eth0")
 }
 
-// boot is a guest whose eth0 is what the virtual machine of a tap has: it copies frames between the two.
+// boot returns a guest that stands in for a virtual machine: it copies frames between the tap and its eth0.
 func boot(cont *nstest.Host, tap, mac string, addrs ...string) *nstest.Host {
 	GinkgoHelper()
 	guest := nstest.NewNetns()
@@ -105,9 +105,9 @@ func boot(cont *nstest.Host, tap, mac string, addrs ...string) *nstest.Host {
 	return guest
 }
 
-// vmConf is what the Go SDK of Firecracker reads of a result: one interface whose sandbox is the container's ID, the
-// virtual machine's; one other interface of that name, the tap, whose sandbox is the path of a namespace; and the
-// addresses that point to the former, of which it takes one alone.
+// vmConf is the part of a result that the Go SDK of Firecracker reads: the virtual machine's interface, whose sandbox
+// is the container ID; the tap, which has the same name and a namespace path as its sandbox; and the addresses of the
+// virtual machine's interface, of which the SDK uses one.
 func vmConf(r Result, id string) (tap, netns, mac string, ips, gateways []string) {
 	GinkgoHelper()
 	vms := 0
@@ -223,12 +223,14 @@ var _ = Describe("ADD", func() {
 		Expect(w.Fails(c, code)).To(HavePrefix(want))
 		Expect(state(w, cont)).To(Equal(was))
 	},
-		Entry("a bad ID", argUID+"=x", nil, cni.CodeEnvironment, `CNI_ARGS: TC_REDIRECT_TAP_UID: "x" is no ID`),
+		Entry("a bad ID", argUID+"=x", nil, cni.CodeEnvironment,
+			`CNI_ARGS: TC_REDIRECT_TAP_UID: "x" is not a valid ID`),
 		Entry("a bad name", argName+"=a/b", nil, cni.CodeEnvironment, `CNI_ARGS: TC_REDIRECT_TAP_NAME: "a/b"`),
 		Entry("the interface's own name", "", Object{"tap_name": "eth0"}, cni.CodeConfig, `tap_name: "eth0" is the`),
 		Entry("a name that is taken", "", Object{"tap_name": "lo"}, cni.CodeExists, `tap "lo" `),
 		Entry("bad vm_ips", "", Object{"vm_ips": "two"}, cni.CodeConfig, `vm_ips: "two" is neither`),
-		Entry("nobody", "", Object{"gid": 4294967295}, cni.CodeConfig, `gid: 4294967295 is nobody`))
+		Entry("an invalid ID", "", Object{"gid": 4294967295}, cni.CodeConfig,
+			`gid: 4294967295 is not a valid ID`))
 
 	It("leaves nothing when it fails, and nothing of another's", Label("redirect-fails"), func() {
 		w := newWorld()
@@ -242,7 +244,7 @@ var _ = Describe("ADD", func() {
 		Expect(state(w, cont)).To(Equal(was))
 		cont.Cmd("tc", "qdisc", "add", "dev", "eth0", "ingress")
 		was = state(w, cont)
-		Expect(w.Fails(c, cni.CodeConflict)).To(HavePrefix(`interface "eth0": its qdisc "ingress" `))
+		Expect(w.Fails(c, cni.CodeConflict)).To(HavePrefix(`interface "eth0": has the ingress qdisc "ingress"`))
 		Expect(state(w, cont)).To(Equal(was))
 	})
 
@@ -313,8 +315,8 @@ var _ = Describe("CHECK", func() {
 		v.Attached.Cmd("sh", "-ec", commands)
 		Expect(v.Fails(v.As("CHECK"), cni.CodeDrift)).To(HavePrefix(want))
 	},
-		Entry("no tap", "ip link del tap0", `tap "tap0": is gone`),
-		Entry("another kind", "ip link del tap0; ip link add tap0 type veth peer name x", `tap "tap0": is gone`),
+		Entry("no tap", "ip link del tap0", `tap "tap0": is missing`),
+		Entry("another kind", "ip link del tap0; ip link add tap0 type veth peer name x", `tap "tap0": is missing`),
 		Entry("no interface", "ip link set eth0 down; ip link set eth0 name x", `interface "eth0": is missing`),
 		Entry("down", "ip link set tap0 down", `tap "tap0": up is false`),
 		Entry("another MTU", "ip link set eth0 mtu 1400", `tap "tap0": MTU is 1500 instead of 1400`),
@@ -327,7 +329,7 @@ var _ = Describe("CHECK", func() {
 		c := v.As("CHECK")
 		c.Conf = v.Attached.Call.Conf
 		Expect(v.Fails(c, cni.CodeConfig)).To(HavePrefix(
-			`prevResult.interfaces: has no interface with the sandbox "vm1"`))
+			`prevResult.interfaces: has no interface with sandbox "vm1"`))
 	})
 })
 

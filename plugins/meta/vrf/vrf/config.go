@@ -9,17 +9,17 @@ import (
 type wireConfig struct {
 	skel.LogKey
 
-	VRFName string `json:"vrfname" help:"name of the VRF in the container; made if it is not there" schema:"required format=ifname"`
-	Table   *int64 `json:"table" help:"the VRF's table (the first that nothing in the container uses)" schema:"min=1 max=4294967295 zero"`
+	VRFName string `json:"vrfname" help:"name of the VRF in the container; created if it does not exist" schema:"required format=ifname"`
+	Table   *int64 `json:"table" help:"routing table of the VRF (the first unused one in the container)" schema:"min=1 max=4294967295 zero"`
 }
 
 // config is the configuration with every value checked.
 type config struct {
 	VRF   string
-	Table uint32 // 0 = any
+	Table uint32 // 0: the first unused one
 }
 
-// parseConfig refuses bad values with code 7.
+// parseConfig adds a problem (code 7) for each invalid value.
 func parseConfig(req *skel.Request, w wireConfig, problems *cni.Problems) config {
 	switch name := w.VRFName; {
 	case name == "":
@@ -29,7 +29,7 @@ func parseConfig(req *skel.Request, w wireConfig, problems *cni.Problems) config
 	default:
 		problems.Add(cni.CheckIfName(cni.CodeConfig, "vrfname", name))
 	}
-	if w.Table != nil && *w.Table == 0 { // the reference's own type has it for none
+	if w.Table != nil && *w.Table == 0 { // the reference treats 0 as absent
 		w.Table = nil
 	}
 	return config{VRF: w.VRFName, Table: cni.ParseTable(problems, "table", w.Table)}

@@ -1,10 +1,12 @@
-// Package vrf makes a container's interface a member of a VRF (virtual routing and forwarding), a device with a table
-// of routes of its own, so that networks with the same addresses can meet in one container.
+// Package vrf is the plugin vrf: it makes a container's interface a member of a VRF (virtual routing and forwarding),
+// so that networks with overlapping addresses can coexist in one container.
 //
-// ADD makes the VRF unless the container has it, and takes the interface in with its routes, which move to the VRF's
-// table. DEL, and an ADD that fails, undo what a record below /run/hawser/vrf says.
+// ADD creates the VRF unless the container has it, makes the interface a member, and recreates the interface's routes
+// in the VRF's table, because the kernel deletes them when the interface changes its master. Before the first change,
+// ADD writes a record with these routes to /run/hawser/vrf. DEL, GC and the rollback of an ADD restore the routes from
+// it. They delete a VRF without members if its alias shows that an ADD created it.
 //
-// README.md lists every key of the configuration.
+// README.md describes every key of the configuration.
 package vrf
 
 import "github.com/hawser-cni/plugins/pkg/skel"
@@ -13,7 +15,7 @@ import "github.com/hawser-cni/plugins/pkg/skel"
 func Plugin() skel.Plugin[config] {
 	return skel.Plugin[config]{
 		Name:    "vrf",
-		About:   "makes the container's interface a member of a VRF, with a table of routes of its own",
+		About:   "makes the container's interface a member of a VRF",
 		Config:  skel.ConfigOf(wireConfig{}, parseConfig),
 		Chained: true,
 		Add:     add,

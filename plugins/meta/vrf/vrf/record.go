@@ -18,24 +18,24 @@ import (
 
 const (
 	recordDir = "/run/hawser/vrf"
-	// vrfAlias is the alias of a VRF that ADD made.
+	// vrfAlias marks a VRF that an ADD created.
 	vrfAlias = "hawser vrf"
 )
 
 func records() statefile.Records[record] { return statefile.Records[record]{Path: recordDir} }
 
-// record says what an attachment's interface had before ADD, and where. It is written before the first effect.
+// record contains the routes of the interface before ADD, and the namespace. ADD writes it before the first change.
 type record struct {
 	cni.Attachment
 	Path   string           `json:"path"` // CNI_NETNS
 	Netns  ns.Identity      `json:"netns"`
 	VRF    string           `json:"vrf"`
-	Made   bool             `json:"made"`   // by this ADD, which may have died before it gave the alias
+	Made   bool             `json:"made"`   // this ADD created the VRF; it may have been killed before it set the alias
 	Link   int              `json:"link"`   // index of the interface
-	Routes []rtnl.RouteCopy `json:"routes"` // in the order in which they can be made
+	Routes []rtnl.RouteCopy `json:"routes"` // in the order in which the kernel accepts them
 }
 
-// list lists the VRF of each record, with its table where that can be seen.
+// list returns the VRF of each record, with its table if the namespace can be read.
 func list(context.Context, *skel.Request) ([]cni.Holding, error) {
 	return netplugin.Holdings(records(), func(r record) []cni.Holding {
 		h := cni.Holding{Attachment: r.Attachment, Kind: cni.HeldRouting, Value: "vrf " + r.VRF}
@@ -49,7 +49,8 @@ func list(context.Context, *skel.Request) ([]cni.Holding, error) {
 	})
 }
 
-// Plausible says whether an ADD can have written the record: DEL makes routes of it.
+// Plausible reports whether an ADD can have written the record. DEL creates routes from it, so another record is not
+// used.
 func (r record) Plausible() bool {
 	for _, route := range r.Routes {
 		_, isOurs := route.HopsOf(r.Link)
@@ -61,7 +62,7 @@ func (r record) Plausible() bool {
 	return r.VRF != ""
 }
 
-// restoreIn takes back what ADD did in the namespace of a record, which may be gone.
+// restoreIn reverts an ADD in the namespace of its record. It does nothing if that namespace no longer exists.
 func restoreIn(ctx context.Context, finder *ns.Finder, r record) error {
 	n, err := finder.Open(r.Path, r.Netns)
 	if errors.Is(err, ns.ErrNotExist) {
@@ -84,8 +85,8 @@ func restoreIn(ctx context.Context, finder *ns.Finder, r record) error {
 	return restore(ctx, conn, r)
 }
 
-// restore takes the interface of a record out of the VRF, and deletes the VRF when nothing is left in it and an ADD
-// made it. A later DEL that finds no VRF does nothing.
+// restore removes the interface of a record from the VRF and restores its routes. It deletes a VRF that has no members
+// left and was created by an ADD. It is idempotent: without the VRF it does nothing.
 func restore(ctx context.Context, conn *rtnl.Conn, r record) error {
 	vrf, err := conn.Link(r.VRF)
 	if netplugin.IgnoreNoLink(err) != nil {
@@ -97,7 +98,7 @@ func restore(ctx context.Context, conn *rtnl.Conn, r record) error {
 	if err := leave(ctx, conn, r, vrf); err != nil {
 		return err
 	}
-	isUnmarked := vrf.Alias == "" && r.Made // its ADD died before it gave the alias
+	isUnmarked := vrf.Alias == "" && r.Made // its ADD was killed before it set the alias
 	if vrf.Alias != vrfAlias && !isUnmarked {
 		return nil
 	}
@@ -108,7 +109,7 @@ func restore(ctx context.Context, conn *rtnl.Conn, r record) error {
 	return conn.DelLink(vrf.Index)
 }
 
-// leave takes back all or a part of what join did, and goes on after an error.
+// leave reverts join, whether it was complete or not. It continues after an error and returns all of them.
 func leave(ctx context.Context, conn *rtnl.Conn, r record, vrf rtnl.Link) error {
 	link, err := conn.LinkByIndex(r.Link)
 	switch {
@@ -120,7 +121,7 @@ func leave(ctx context.Context, conn *rtnl.Conn, r record, vrf rtnl.Link) error 
 		if err := setMaster(ctx, conn, r.Link, 0); err != nil {
 			return err
 		}
-	case link.Master != 0: // somebody else's by now
+	case link.Master != 0: // another program has changed its master
 		return nil
 	}
 	var errs []error
@@ -134,8 +135,9 @@ func leave(ctx context.Context, conn *rtnl.Conn, r record, vrf rtnl.Link) error 
 	return errors.Join(errs...)
 }
 
-// rejoin returns the route that leave has to restore. Where the next hops of other interfaces stand alone, it deletes
-// that route, and returns the whole one. Where they are gone, with another VRF perhaps, it returns our next hops.
+// rejoin returns the route that leave must restore. join has left the next hops of other interfaces in a route of their
+// own: if that route exists, rejoin deletes it and returns the whole route. Otherwise (the other interface may have
+// joined another VRF) it returns only the next hops of this interface.
 func (r record) rejoin(conn *rtnl.Conn, route rtnl.RouteCopy) (rtnl.RouteCopy, error) {
 	others, shared := route.OtherHops(r.Link)
 	if !shared {

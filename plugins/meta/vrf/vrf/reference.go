@@ -10,7 +10,8 @@ import (
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
-// restoreReference does what the reference's DEL does, and brings the routes of the VRF's table back.
+// restoreReference reverts an ADD of the reference plugin. Unlike the reference's DEL, it also restores the routes of
+// the main table.
 func restoreReference(ctx context.Context, req *skel.Request) error {
 	var w struct {
 		VRFName string `json:"vrfname"`
@@ -27,14 +28,14 @@ func restoreReference(ctx context.Context, req *skel.Request) error {
 	if err != nil {
 		return err
 	}
-	link, vrf := here.named(req.IfName), here.named(w.VRFName)
-	isItsLink := func(r record) bool { return r.Netns.Is(c.NetnsID) && r.Link == link.Index }
-	if taken, err := records().Any(isItsLink); err != nil || taken || vrf.Kind != "vrf" {
+	link, vrf := here.linkNamed(req.IfName), here.linkNamed(w.VRFName)
+	isOfLink := func(r record) bool { return r.Netns.Is(c.NetnsID) && r.Link == link.Index }
+	if taken, err := records().Any(isOfLink); err != nil || taken || vrf.Kind != "vrf" {
 		return err
 	}
 	i, ok := req.PrevResult.ContainerInterface(req.IfName)
 	if link.Index != 0 && ok && i.MAC != "" && !strings.EqualFold(i.MAC, link.MAC.String()) {
-		return nil // the path leads to another container by now
+		return nil // CNI_NETNS is now the namespace of another container
 	}
 	r := record{VRF: vrf.Name, Made: true, Link: link.Index}
 	if here.Routes, err = c.Cont.RouteCopies(); err != nil {

@@ -25,7 +25,7 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	if err != nil {
 		return nil, err
 	}
-	link := here.named(req.IfName)
+	link := here.linkNamed(req.IfName)
 	if link.Index == 0 {
 		return nil, req.NoInterface(rtnl.ErrNoLink)
 	}
@@ -35,7 +35,7 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	if err != nil {
 		return nil, err
 	}
-	vrf, err := here.choose(cfg, link)
+	vrf, err := here.chooseVRF(cfg, link)
 	if err != nil {
 		return nil, err
 	}
@@ -46,7 +46,7 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	req.Step("move the interface into the VRF")
 	req.OnFail("take the interface out of the VRF", func(ctx context.Context) error {
 		if err := restore(ctx, c.Cont, r); err != nil {
-			return err // DEL finds the record
+			return err // the record stays for DEL
 		}
 		return records().Drop(ctx, req.Hash())
 	})
@@ -55,14 +55,16 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	}
 	if vrf.Index == 0 {
 		if vrf, err = create(c.Cont, vrf); err != nil {
-			r.Made = !errors.Is(err, unix.EEXIST) // somebody else made it meanwhile: the undo, which reads r, leaves it
+			// The undo reads r. It must not delete a VRF that another process has created concurrently.
+			r.Made = !errors.Is(err, unix.EEXIST)
 			return nil, err
 		}
 	}
 	return req.PrevResult, join(ctx, c.Cont, r, vrf)
 }
 
-// del restores by the record, wherever the namespace is, or else what the reference changed.
+// del reverts the ADD by its record, in the recorded namespace. Without a record, it reverts an ADD of the reference
+// plugin.
 func del(ctx context.Context, req *skel.Request) error {
 	r, ok, err := records().Get(req.Hash())
 	switch {
@@ -78,7 +80,7 @@ func del(ctx context.Context, req *skel.Request) error {
 	return records().Drop(ctx, req.Hash())
 }
 
-// check compares the VRF, and the interface's part in it, with what ADD made.
+// check compares the VRF, the interface's membership and the routes of the result with what ADD left.
 func check(_ context.Context, req *skel.Request, cfg config) error {
 	c := &netplugin.Call{Req: req}
 	if err := c.OpenCont(); err != nil {
@@ -88,12 +90,12 @@ func check(_ context.Context, req *skel.Request, cfg config) error {
 	if err != nil {
 		return err
 	}
-	link, vrf := here.named(req.IfName), here.named(cfg.VRF)
+	link, vrf := here.linkNamed(req.IfName), here.linkNamed(cfg.VRF)
 	switch {
 	case link.Index == 0:
-		return cni.Drift("interface %q: is gone", req.IfName)
+		return cni.Drift("interface %q: is missing", req.IfName)
 	case vrf.Kind != "vrf":
-		return cni.Drift("vrf %q: is gone", cfg.VRF)
+		return cni.Drift("vrf %q: is missing", cfg.VRF)
 	}
 	var errs []error
 	if cfg.Table != 0 && vrf.Table != cfg.Table {
@@ -103,7 +105,7 @@ func check(_ context.Context, req *skel.Request, cfg config) error {
 		errs = append(errs, cni.Drift("vrf %q: is down", cfg.VRF))
 	}
 	if link.Master != vrf.Index {
-		return errors.Join(append(errs, cni.Drift("interface %q: is no member of vrf %q", req.IfName, cfg.VRF))...)
+		return errors.Join(append(errs, cni.Drift("interface %q: is not a member of vrf %q", req.IfName, cfg.VRF))...)
 	}
 	routes, err := c.Cont.Routes(link.Index, unix.AF_UNSPEC)
 	if err != nil {
@@ -124,19 +126,19 @@ func check(_ context.Context, req *skel.Request, cfg config) error {
 	return errors.Join(errs...)
 }
 
-// gc takes back what attachments did that are not valid, where the namespace lives, and removes their records.
+// gc reverts the ADDs of attachments that are not valid, if their namespaces still exist, and removes their records.
 func gc(ctx context.Context, req *skel.Request) error {
 	stale := func(r record) bool { return req.Valid.Excludes(r.Attachment) }
 	var finder ns.Finder
 	return records().Collect(ctx, stale, func(r record) error { return restoreIn(ctx, &finder, r) })
 }
 
-// status says whether the kernel has VRFs, and whether records can be written.
+// status returns an error if the kernel does not support VRFs, or if records cannot be written.
 func status(context.Context, *skel.Request, config) error {
 	return netplugin.Status(recordDir, func(host *rtnl.Conn) error { return host.ProbeKind("vrf") })
 }
 
-// create makes the VRF that choose decided on.
+// create creates the VRF that chooseVRF returned, and sets its alias.
 func create(conn *rtnl.Conn, want rtnl.Link) (rtnl.Link, error) {
 	err := conn.AddLink(rtnl.NewLink{Name: want.Name, Kind: "vrf", Table: want.Table})
 	if err != nil {
@@ -146,11 +148,12 @@ func create(conn *rtnl.Conn, want rtnl.Link) (rtnl.Link, error) {
 	if err != nil {
 		return vrf, err
 	}
-	return vrf, conn.SetLink(vrf.Index, rtnl.LinkChange{Alias: new(vrfAlias)}) // a new link cannot be given one
+	// The kernel ignores an alias in the request that creates a link.
+	return vrf, conn.SetLink(vrf.Index, rtnl.LinkChange{Alias: new(vrfAlias)})
 }
 
-// join takes the interface and its routes into the VRF. Routes shared with other interfaces keep the others' next hops;
-// the interface becomes a member, and loses its routes; then its routes are made again.
+// join makes the interface a member of the VRF and recreates its routes there. Routes with next hops through other
+// interfaces are first reduced to these next hops, because the kernel would delete them as a whole.
 func join(ctx context.Context, conn *rtnl.Conn, r record, vrf rtnl.Link) error {
 	for _, route := range r.Routes {
 		others, shared := route.OtherHops(r.Link)
@@ -173,7 +176,7 @@ func join(ctx context.Context, conn *rtnl.Conn, r record, vrf rtnl.Link) error {
 		}
 		err := conn.AddCopy(route)
 		if errors.Is(err, unix.EINVAL) && route.Table() != vrf.Table {
-			// There the kernel does not find the IPv4 source of a member.
+			// In another table the kernel refuses an IPv4 source address of a VRF member.
 			err = conn.AddCopy(route.WithSource(netip.Addr{}))
 		}
 		if err != nil && !errors.Is(err, unix.EEXIST) {
@@ -183,11 +186,12 @@ func join(ctx context.Context, conn *rtnl.Conn, r record, vrf rtnl.Link) error {
 	return nil
 }
 
-// addressWait is how long the kernel may take with the IPv6 addresses; it needs milliseconds.
+// addressWait limits the wait for IPv6 addresses, which usually takes milliseconds.
 const addressWait = 5 * time.Second
 
-// setMaster makes the interface a member of a VRF or, with 0, of none. The kernel sets it down and up again: only its
-// own routes stay, and IPv6 addresses go or are probed for duplicates again. setMaster restores those that were usable.
+// setMaster makes the interface a member of a VRF, or with 0 removes it from its VRF. The kernel sets the interface
+// down and up again: it deletes all routes except its own, and deletes IPv6 addresses or repeats duplicate address
+// detection. setMaster restores the addresses that were usable before.
 func setMaster(ctx context.Context, conn *rtnl.Conn, link, master int) error {
 	before, err := conn.Addrs(link)
 	if err != nil {
@@ -221,10 +225,11 @@ func setMaster(ctx context.Context, conn *rtnl.Conn, link, master int) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, addressWait)
 	defer cancel()
-	_ = conn.WaitLocal(ctx, link, global...) // the kernel refuses a route that needs one which is missing
+	_ = conn.WaitLocal(ctx, link, global...) // best effort: join reports the route whose address is missing
 	return nil
 }
 
+// readLinks returns a snapshot with only the links.
 func readLinks(conn *rtnl.Conn) (here snapshot, err error) {
 	here.Links, err = conn.Links()
 	return here, err

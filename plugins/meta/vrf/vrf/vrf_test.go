@@ -18,7 +18,7 @@ func TestMain(m *testing.M) { nstest.Main(m) }
 
 func TestVRF(t *testing.T) { nstest.RunSpecs(t, "vrf") }
 
-// world has a container with eth0 and net1, each on a router of its own.
+// world is a container whose interfaces eth0 and net1 are each connected to a separate router.
 type world struct {
 	*World
 	cont    *nstest.Host
@@ -31,29 +31,29 @@ func newWorld() *world {
 	w.link("eth0", "10.1.0.2/24", "fd01::2/64")
 	w.link("net1", "10.2.0.2/24", "fd02::2/64")
 	IP(w.cont, "route add default via 10.1.0.1")
-	// With the first VRF of a namespace the kernel makes a rule that stays.
+	// The kernel creates a rule together with the first VRF of a namespace, and never removes it.
 	first := "ip link add first type vrf table 999 && ip link del first"
 	w.cont.Run(nstest.Program{Path: "sh", Args: []string{"-c", first}})
 	return w
 }
 
-// link makes an interface of the container, whose IPv6 addresses the kernel takes away when
-// it is set down, and its router.
+// link creates an interface of the container and its router. The kernel deletes the interface's
+// IPv6 addresses when it is set down.
 func (w *world) link(name string, addrs ...string) {
 	GinkgoHelper()
 	w.routers[name] = Cable(w.cont, name)
 	for _, a := range addrs {
 		nodad := ""
 		if strings.Contains(a, ":") {
-			nodad = "nodad" // as our plugins have them, also after a VRF
+			nodad = "nodad" // as Hawser's plugins set them
 		}
 		IP(w.cont, "addr add %s dev %s %s", a, name, nodad)
 	}
 	w.usable(name)
 }
 
-// usable waits for the IPv6 addresses of an interface that was made by the spec: a worker of
-// the kernel makes the route to them.
+// usable waits until the IPv6 addresses of an interface are usable, because the kernel creates
+// their local routes asynchronously.
 func (w *world) usable(name string) {
 	GinkgoHelper()
 	w.cont.SetSysctl("net/ipv6/conf/"+name+"/accept_dad", "0")
@@ -65,7 +65,7 @@ func (w *world) usable(name string) {
 	}
 }
 
-// call is a call about net1 and the VRF red, after a plugin that made net1.
+// call returns a call for net1 and the VRF red, with net1 in prevResult.
 func (w *world) call(command string, keys Object) Call {
 	prev := Object{"cniVersion": "1.1.0", "interfaces": []Object{{"name": "net1", "sandbox": w.cont.Path}},
 		"ips": []Object{{"address": "10.2.0.2/24", "interface": 0}, {"address": "fd02::2/64", "interface": 0}}}
@@ -73,15 +73,15 @@ func (w *world) call(command string, keys Object) Call {
 	return Call{Command: command, IfName: "net1", Netns: w.cont.Path, Conf: Merge(conf, keys)}
 }
 
-// of is a call about another interface and VRF.
-func (w *world) of(command, ifName, vrf string, keys Object) Call {
+// callFor returns a call for another interface and VRF.
+func (w *world) callFor(command, ifName, vrf string, keys Object) Call {
 	c := w.call(command, Merge(Object{"vrfname": vrf,
 		"prevResult": Object{"cniVersion": "1.1.0", "interfaces": []Object{{"name": ifName}}}}, keys))
 	c.IfName = ifName
 	return c
 }
 
-// add is an ADD that must succeed, and says nothing else.
+// add runs an ADD that must succeed without warnings.
 func (w *world) add(keys Object) Result {
 	GinkgoHelper()
 	a := w.Call(w.call("ADD", keys))
@@ -89,14 +89,14 @@ func (w *world) add(keys Object) Result {
 	return a.Added()
 }
 
-// del is a DEL that knows nothing of prevResult.
+// del runs a DEL without prevResult.
 func (w *world) del(keys Object) {
 	GinkgoHelper()
-	c := w.of("DEL", "net1", "red", Merge(Object{"prevResult": nil}, keys))
+	c := w.callFor("DEL", "net1", "red", Merge(Object{"prevResult": nil}, keys))
 	Expect(w.Call(c)).To(Equal(Answer{}))
 }
 
-// vrfs are the VRFs with their tables and members: "red 1 net1".
+// vrfs returns the VRFs with their tables and members, in the form "red 1 net1".
 func (w *world) vrfs() []string {
 	GinkgoHelper()
 	var links []struct {
@@ -127,8 +127,8 @@ func (w *world) vrfs() []string {
 	return out
 }
 
-// routes are the unicast routes of a table that have to do with an interface, as ip(8) writes
-// them, in one line each.
+// routes returns the unicast routes of a table that use an interface, each in one line as ip(8)
+// prints it.
 func (w *world) routes(table, ifName string) []string {
 	GinkgoHelper()
 	var out []string
@@ -144,7 +144,7 @@ func (w *world) routes(table, ifName string) []string {
 	return out
 }
 
-// A world takes seconds on an emulated processor: a spec here goes through several cases.
+// Creating a world takes seconds on an emulated processor, so each spec covers several cases.
 var _ = Describe("ADD", Label("kernel"), func() {
 	var w *world
 	BeforeEach(func() {
@@ -226,9 +226,9 @@ var _ = Describe("ADD", Label("kernel"), func() {
 		IP(w.cont, "link add blue type vrf table 3")
 		w.add(nil)
 		w.link("net2", "10.3.0.2/24")
-		w.Call(w.of("ADD", "net2", "green", Object{"table": 4000})).Added()
+		w.Call(w.callFor("ADD", "net2", "green", Object{"table": 4000})).Added()
 		w.link("net3", "10.4.0.2/24")
-		w.Call(w.of("ADD", "net3", "green", Object{"table": 0})).Added()
+		w.Call(w.callFor("ADD", "net3", "green", Object{"table": 0})).Added()
 		Expect(w.vrfs()).To(ConsistOf("blue 3 down", "red 4 net1", "green 4000 net2 net3"))
 	})
 
@@ -238,7 +238,7 @@ var _ = Describe("ADD", Label("kernel"), func() {
 			IP(w.routers[name], "addr add 10.2.0.1/24 dev port")
 		}
 		w.add(nil)
-		w.Call(w.of("ADD", "net2", "blue", nil)).Added()
+		w.Call(w.callFor("ADD", "net2", "blue", nil)).Added()
 		for i, vrf := range []string{"red", "blue"} {
 			mac := Show(w.routers[fmt.Sprintf("net%d", i+1)], "port").Address
 			Eventually(func() int {
@@ -254,7 +254,7 @@ var _ = Describe("ADD", Label("kernel"), func() {
 		for i := range 16 {
 			name := fmt.Sprintf("if%d", i)
 			IP(w.cont, "link add %s type dummy", name)
-			calls = append(calls, w.of("ADD", name, fmt.Sprintf("vrf%d", i), nil))
+			calls = append(calls, w.callFor("ADD", name, fmt.Sprintf("vrf%d", i), nil))
 		}
 		answers := make([]Answer, len(calls))
 		nstest.AtOnce(len(calls), func(i int) { answers[i] = w.Call(calls[i]) })
@@ -281,10 +281,10 @@ var _ = Describe("ADD", Label("kernel"), func() {
 			{[]string{"link add blue type bridge", "link set net1 master blue"}, nil,
 				`interface "net1": has already a master set: "blue"`},
 			{[]string{"link add red type dummy"}, nil,
-				`vrfname: "red" is an interface of kind "dummy" in the container, and no VRF`},
+				`vrfname: "red" is an interface of kind "dummy" in the container, not a VRF`},
 			{[]string{"link add red type vrf table 7"}, Object{"table": 8},
 				`table: 8: VRF red already exist with different routing table 7`},
-			{[]string{"link add blue type vrf table 7"}, Object{"table": 7}, `table: 7 is that of vrf "blue"`},
+			{[]string{"link add blue type vrf table 7"}, Object{"table": 7}, `table: 7 is in use by vrf "blue"`},
 		} {
 			for _, c := range held.by {
 				IP(w.cont, "%s", c)
@@ -297,7 +297,7 @@ var _ = Describe("ADD", Label("kernel"), func() {
 	})
 })
 
-// moved is a route of net1, and what it is in the VRF's table (empty: it is in another table).
+// moved is a route of net1 and its form in the VRF's table (empty: the route is in another table).
 type moved struct{ route, moved string }
 
 func moving() []moved {
@@ -335,11 +335,11 @@ var _ = Describe("DEL", Label("kernel"), func() {
 		before := w.cont.Snapshot()
 		for first, second := range map[string]string{"net1": "net2", "net2": "net1"} {
 			w.add(nil)
-			w.Call(w.of("ADD", "net2", "red", nil)).Added()
-			w.Succeeds(w.of("DEL", first, "red", nil))
+			w.Call(w.callFor("ADD", "net2", "red", nil)).Added()
+			w.Succeeds(w.callFor("DEL", first, "red", nil))
 			Expect(w.vrfs()).To(Equal([]string{"red 1 " + second}))
-			w.Succeeds(w.of("DEL", first, "red", nil))
-			w.Succeeds(w.of("DEL", second, "red", nil))
+			w.Succeeds(w.callFor("DEL", first, "red", nil))
+			w.Succeeds(w.callFor("DEL", second, "red", nil))
 			Expect(w.vrfs()).To(BeEmpty())
 			w.IsAsBefore(w.cont, before, recordDir)
 		}
@@ -360,9 +360,9 @@ var _ = Describe("DEL", Label("kernel"), func() {
 		}
 		for _, first := range []string{"net1", "net2"} {
 			w.add(nil)
-			w.Call(w.of("ADD", "net2", "blue", nil)).Added()
+			w.Call(w.callFor("ADD", "net2", "blue", nil)).Added()
 			Expect(append(of("net1"), of("net2")...)).To(BeEmpty())
-			w.Succeeds(w.of("DEL", first, map[string]string{"net1": "red", "net2": "blue"}[first], nil))
+			w.Succeeds(w.callFor("DEL", first, map[string]string{"net1": "red", "net2": "blue"}[first], nil))
 			if first == "net2" { // the other order
 				Expect(of("net1")).To(BeEmpty())
 				Expect(of("net2")).To(ConsistOf(own("net2", "3")))
@@ -372,7 +372,7 @@ var _ = Describe("DEL", Label("kernel"), func() {
 			}
 			Expect(of("net1")).To(ConsistOf(own("net1", "2")))
 			Expect(of("net2")).To(BeEmpty())
-			w.Succeeds(w.of("DEL", "net2", "blue", nil))
+			w.Succeeds(w.callFor("DEL", "net2", "blue", nil))
 			Expect(w.vrfs()).To(BeEmpty())
 			IP(w.cont, "route flush 10.60.0.0/16")
 			IP(w.cont, "-6 route flush default")
@@ -492,12 +492,12 @@ var _ = Describe("CHECK", Label("kernel"), func() {
 			{"route del 10.51.0.0/16 table 7", "table 7: route 10.51.0.0/16: missing"},
 			{"route del 10.52.0.0/16 table 200", "table 200: route 10.52.0.0/16: missing"},
 			{"link set red down", `vrf "red": is down`},
-			{"link set net1 nomaster", `interface "net1": is no member of vrf "red"`},
+			{"link set net1 nomaster", `interface "net1": is not a member of vrf "red"`},
 			{"link del red; link add red up type vrf table 8; link set net1 master red",
 				`vrf "red": its table is 8 instead of 7`},
-			{"link del red; link add red type dummy", `vrf "red": is gone`},
-			{"link del red", `vrf "red": is gone`},
-			{"link del net1", `interface "net1": is gone`},
+			{"link del red; link add red type dummy", `vrf "red": is missing`},
+			{"link del red", `vrf "red": is missing`},
+			{"link del net1", `interface "net1": is missing`},
 		} {
 			for c := range strings.SplitSeq(change.commands, ";") {
 				IP(w.cont, "%s", strings.TrimSpace(c))
@@ -541,7 +541,7 @@ var _ = Describe("beside the reference plugin", Label("kernel"), func() {
 	}
 })
 
-// These need no VRF in the kernel.
+// These specs need no VRF support in the kernel.
 var _ = Describe("a call", func() {
 	DescribeTable("is refused, and changes nothing", func(keys Object, code int, message string) {
 		w := newWorld()
@@ -585,7 +585,7 @@ var _ = Describe("a call", func() {
 	},
 		Entry("before ADD", func(*world, *Call) {}),
 		Entry("with CNI_NETNS empty", func(_ *world, c *Call) { c.Netns = "" }),
-		Entry("with a path that is gone", func(_ *world, c *Call) { c.Netns += "x" }),
+		Entry("with a path that no longer exists", func(_ *world, c *Call) { c.Netns += "x" }),
 		Entry("with a path that is no namespace", func(_ *world, c *Call) { c.Netns = "/proc/version" }),
 		Entry("without the interface", func(w *world, _ *Call) { IP(w.cont, "link del net1") }),
 		Entry("with a name that is no VRF", func(w *world, c *Call) { c.Conf.(Object)["vrfname"] = "eth0" }),
@@ -605,7 +605,7 @@ var _ = It("has its schema in docs/schema", func() { ExpectPluginSchema(Plugin()
 const fuzzPrev = `"prevResult":{"cniVersion":"1.1.0","interfaces":[{"name":"eth0","sandbox":"` + FuzzNetns +
 	`"}],"ips":[{"address":"10.1.0.2/24","interface":0}],"routes":[{"dst":"10.9.0.0/16","table":7}]}`
 
-// FuzzCall makes up whole calls.
+// FuzzCall generates whole calls.
 func FuzzCall(f *testing.F) {
 	Fuzz{
 		Plugin: Any(Plugin()), Chained: true,
@@ -619,7 +619,7 @@ func FuzzCall(f *testing.F) {
 	}.Run(f)
 }
 
-// FuzzRecord makes up the record of a container.
+// FuzzRecord generates the record of a container.
 func FuzzRecord(f *testing.F) {
 	Fuzz{
 		Plugin: Any(Plugin()), Chained: true,
