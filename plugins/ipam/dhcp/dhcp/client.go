@@ -13,82 +13,90 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/ns"
 	"github.com/hawser-cni/plugins/pkg/sysctl"
 )
 
-// client is the DHCP client of one attachment. Its goroutine, run, acquires a lease and keeps it. Other goroutines
-// wait for the channels, and read current; the record's namespace and interface only after ready is closed.
+// client holds one lease of an attachment. Its goroutine, run, acquires the lease and keeps it. Other goroutines wait
+// for the channels and read applied. They read the record's namespace and interface only after ready is closed.
 type client struct {
-	record
-	protocol
-	*course
-	*daemon
-	log      *slog.Logger
-	ns       *ns.NS                // nil until it is opened
-	usedAt   string                // path of the last seen other use of the namespace; empty: none
-	isUnseen bool                  // a process that cannot be read may use the namespace
-	failed   string                // the last failure of an exchange; empty: it succeeded
-	mounted  chan struct{}         // has an element after the mount table changed
-	current  atomic.Pointer[lease] // the lease that the interface has; nil: none
-	stop     context.CancelFunc    // ends run
-	ready    chan struct{}         // closed when there was a lease: from then on a lost one is asked for again
-	done     chan struct{}         // closed when run has returned
-	err      error                 // what run returned
-	finish   func() error          // release, once
+	record       record
+	protocol     protocol
+	progress     *progress
+	daemon       *daemon
+	log          *slog.Logger
+	ns           *ns.NS                // container's namespace; nil until it is opened
+	usePath      string                // path of another use of the namespace, when last searched; empty: none
+	isUncertain  bool                  // a process that cannot be read may use the namespace
+	lastError    string                // error of the last exchange; empty: none
+	mountChanged chan struct{}         // has an element after the mount table changed
+	applied      atomic.Pointer[lease] // the lease that the interface has; nil: none
+	cancel       context.CancelFunc    // ends run
+	ready        chan struct{}         // closed when the first lease is recorded; a later loss does not end the client
+	done         chan struct{}         // closed when run has returned
+	err          error                 // result of run
+	cleanUpOnce  func() error          // cleanUp, on the first call
 }
 
-// protocol is how a client asks for its lease, by packets on an open link.
+// protocol drives a state machine over an open link. machine and machine6 implement it.
 type protocol interface {
-	begin(ctx context.Context, l *link) error                      // prepares an exchange
-	speak(ctx context.Context, l *link) error                      // sends what is to be sent now
-	listen(ctx context.Context, l *link, wait time.Duration) error // waits for an answer
-	resume(now time.Duration)                                      // goes on with the lease of a former daemon
-	giveBack(l *link) (at string, err error)                       // tells the server, at which MAC address
-	unanswered() string                                            // says who did not answer
+	// prepare prepares an exchange.
+	prepare(ctx context.Context, l *link) error
+	// transmit sends the message that is due, if any.
+	transmit(ctx context.Context, l *link) error
+	// awaitAnswer waits for a packet and processes it.
+	awaitAnswer(ctx context.Context, l *link, wait time.Duration) error
+	// resume continues with the lease of a former daemon.
+	resume(now time.Duration)
+	// sendRelease sends a release and returns its recipient, for the log.
+	sendRelease(l *link) (recipient string, err error)
+	// noAnswer describes the servers or routers that did not answer, for errors.
+	noAnswer() string
 }
 
 const (
-	// exchangeMax is how long an exchange lasts at most. The next one verifies again that the container is there.
-	exchangeMax = 4 * time.Second
-	// useInterval is how often a client that has nothing to send verifies that somebody uses the namespace.
-	useInterval = time.Minute
-	retryMax    = 10 * time.Second // the longest pause after a failure
+	// exchangeTime limits an exchange. The next exchange verifies again that the namespace is used.
+	exchangeTime = 4 * time.Second
+	// useInterval is how often a client with nothing to send verifies that the namespace is used.
+	useInterval   = time.Minute
+	maxRetryPause = 10 * time.Second // longest pause after a failed exchange
 )
 
 func (d *daemon) newClient(r record) *client {
-	c := &client{record: r, course: &course{flags: d.flags}, daemon: d,
-		log: d.log.With("lease", r.Attachment.String()), mounted: make(chan struct{}, 1),
+	c := &client{record: r, progress: &progress{flags: d.flags}, daemon: d,
+		log: d.log.With("lease", r.Attachment.String()), mountChanged: make(chan struct{}, 1),
 		ready: make(chan struct{}), done: make(chan struct{})}
 	if r.Client.IPv6 == "" {
-		c.protocol = &machine{identity: &c.Client, course: c.course}
+		c.protocol = &machine{id: &c.record.Client, progress: c.progress}
 	} else {
-		c.protocol = &machine6{identity: &c.Client, course: c.course, iaid: iaidOf(r.Attachment), ifName: r.IfName}
+		c.protocol = &machine6{id: &c.record.Client, progress: c.progress, iaid: iaidOf(r.Attachment), ifName: r.IfName}
 	}
-	c.finish = sync.OnceValue(c.release)
+	c.cleanUpOnce = sync.OnceValue(c.cleanUp)
 	return c
 }
 
-func (c *client) key() clientKey { return clientKey{c.Hash(), c.Client.isV6()} }
+func (c *client) key() clientKey { return clientKey{c.record.Hash(), c.record.Client.isV6()} }
 
-// start lists the client and starts its goroutine. The caller holds d.mu.
+// start adds the client to the daemon's clients and starts its goroutine. The caller holds daemon.mu.
 func (c *client) start() {
-	c.clients[c.key()] = c
+	c.daemon.clients[c.key()] = c
 	var ctx context.Context
-	ctx, c.stop = context.WithCancel(c.ctx)
-	c.running.Go(func() {
+	ctx, c.cancel = context.WithCancel(c.daemon.ctx)
+	c.daemon.goroutines.Go(func() {
 		defer close(c.done)
 		c.err = c.run(ctx)
 	})
 }
 
-// end ends the lease.
+// end stops the client and releases its lease.
 func (c *client) end() error {
-	c.stop()
+	c.cancel()
 	<-c.done
-	return c.finish()
+	return c.cleanUpOnce()
 }
 
+// isReady reports whether the client has had a lease.
 func (c *client) isReady() bool {
 	select {
 	case <-c.ready:
@@ -98,85 +106,87 @@ func (c *client) isReady() bool {
 	}
 }
 
-// run acquires a lease and keeps it until ctx ends or the container is gone.
+// run acquires a lease and keeps it until ctx ends or the container no longer exists. Until the first lease, it also
+// ends after an error.
 func (c *client) run(ctx context.Context) error {
 	for ctx.Err() == nil {
 		err := c.exchange(ctx)
 		if ctx.Err() != nil {
 			break
 		}
-		// A main plugin may take the link down for a moment.
-		isFatal := err != nil && !c.isReady() && !errors.Is(err, unix.ENETDOWN)
-		if isFatal || isGone(err) {
-			c.log.Info("dropped", "why", err)
-			return errors.Join(err, c.finish())
+		// A main plugin may take the link down briefly.
+		endsADD := err != nil && !c.isReady() && !errors.Is(err, unix.ENETDOWN)
+		if endsADD || isGone(err) {
+			c.log.Info("dropped", "reason", err)
+			return errors.Join(err, c.cleanUpOnce())
 		}
-		pause := min(c.wake-sysctl.SinceBoot(), useInterval)
-		was := c.failed
-		c.failed = ""
+		pause := min(c.progress.wake-sysctl.SinceBoot(), useInterval)
+		previous := c.lastError
+		c.lastError = ""
 		if err != nil {
-			if c.failed = err.Error(); c.failed != was {
-				c.log.Warn("failed", "state", string(c.state), "error", err)
+			if c.lastError = err.Error(); c.lastError != previous {
+				c.log.Warn("failed", "state", string(c.progress.state), "error", err)
 			}
-			pause = min(max(pause, time.Second), retryMax)
+			pause = min(max(pause, time.Second), maxRetryPause)
 		}
-		c.rest(ctx, pause)
+		c.wait(ctx, pause)
 	}
 	return context.Cause(ctx)
 }
 
-// rest waits for a while, or until the namespace has lost the use at usedAt.
-func (c *client) rest(ctx context.Context, pause time.Duration) {
+// wait waits for pause. It returns early if ctx ends, if the process to which usePath belongs ends, or if usePath no
+// longer refers to the client's namespace.
+func (c *client) wait(ctx context.Context, pause time.Duration) {
 	ctx, cancel := context.WithTimeout(ctx, pause)
 	defer cancel()
-	onExit(ctx, c.usedAt, cancel)
+	onExit(ctx, c.usePath, cancel)
 	for isUsed := true; isUsed; {
 		select {
 		case <-ctx.Done():
 			return
-		case <-c.mounted:
-			c.limited(func() { isUsed = c.usedAt == "" || leads(c.usedAt, c.NS) })
+		case <-c.mountChanged:
+			c.daemon.withThread(func() { isUsed = c.usePath == "" || hasInode(c.usePath, c.record.NS) })
 		}
 	}
 }
 
-// exchange sends the due message and waits for answers, at most until the lease is lost, because the next exchange
-// begins with another search for the namespace.
+// exchange sends the message that is due and waits for answers, until the state is BOUND, for at most exchangeTime.
+// It also ends when the lease is lost, because the next exchange searches for uses of the namespace again.
 func (c *client) exchange(ctx context.Context) error {
-	l, err := c.open(true)
+	l, err := c.openLink(true)
 	if err != nil {
 		return err
 	}
-	defer c.limited(l.close)
-	if c.Client.isFirst() {
-		if c.fault = l.bringUp(ctx); c.fault != nil {
-			return c.fault
+	defer c.daemon.withThread(l.close)
+	if c.record.Client.isFirst() {
+		if c.progress.fault = l.bringUp(ctx); c.progress.fault != nil {
+			return c.progress.fault
 		}
 	}
-	if err := c.begin(ctx, l); err != nil {
+	if err := c.protocol.prepare(ctx, l); err != nil {
 		return err
 	}
-	c.Client.MAC = l.MAC
-	had := c.lease != nil
-	for end := sysctl.SinceBoot() + exchangeMax; ; {
-		if err := c.speak(ctx, l); err != nil {
+	c.record.Client.MAC = l.MAC
+	hadLease := c.progress.lease != nil
+	for end := sysctl.SinceBoot() + exchangeTime; ; {
+		if err := c.protocol.transmit(ctx, l); err != nil {
 			return err
 		}
-		now, isLost := sysctl.SinceBoot(), had && c.lease == nil
-		if err := c.publish(l); err != nil || c.state == bound || isLost || now >= end || ctx.Err() != nil {
+		now, isLost := sysctl.SinceBoot(), hadLease && c.progress.lease == nil
+		if err := c.publish(l); err != nil || c.progress.state == bound || isLost || now >= end || ctx.Err() != nil {
 			return err
 		}
-		if err := c.listen(ctx, l, min(c.wake, end)-now); err != nil {
+		if err := c.protocol.awaitAnswer(ctx, l, min(c.progress.wake, end)-now); err != nil {
 			return err
 		}
 	}
 }
 
-// open opens the interface. isInUse demands that somebody else still uses the namespace.
-func (c *client) open(isInUse bool) (l *link, err error) {
-	c.limited(func() {
-		if isInUse || c.ns == nil {
-			err = c.reach()
+// openLink opens the interface. If mustBeUsed is true, it fails if nothing else uses the namespace.
+func (c *client) openLink(mustBeUsed bool) (l *link, err error) {
+	c.daemon.withThread(func() {
+		if mustBeUsed || c.ns == nil {
+			err = c.openNetns()
 		}
 		if err == nil {
 			l, err = openLink(c.ns, &c.record)
@@ -185,134 +195,196 @@ func (c *client) open(isInUse bool) (l *link, err error) {
 	return l, err
 }
 
-// publish records a change of the lease, and then applies it to the interface. The plugin applies the first
-// lease. A step that fails is repeated in the next exchange.
+// publish writes a change of the lease to the record and then applies it to the interface:
+//
+//	interface has      state machine has      publish
+//	-------------      -----------------      -------
+//	nothing, in ADD    the first lease        writes the record; the main plugin configures the interface
+//	a lease            the same addresses     writes the record
+//	                   and routes
+//	a lease            another lease          writes both leases, changes the interface, writes the new one
+//	a lease            none (it is lost)      removes addresses and routes; FormerRoutes keeps the routes' places
+//	nothing, later     another lease          adds addresses and routes at the places of FormerRoutes
+//
+// FormerRoutes is set from before the first change of the interface until the last. If a step fails or the daemon
+// ends, the next exchange or daemon therefore repeats the change.
 func (c *client) publish(l *link) (err error) {
-	was, is := c.current.Load(), c.lease
-	if was == is {
+	former, next := c.applied.Load(), c.progress.lease
+	if former == next {
 		return nil
 	}
-	had, has := was.result(c.Client.options), is.result(c.Client.options)
-	// A change that is unfinished goes on, and the routes of a lost lease are those of the next one.
-	changes := c.FormerRoutes != nil || c.isReady() && !slices.Equal(l.routes(had), l.routes(has))
-	if changes && c.FormerRoutes == nil {
-		if c.FormerRoutes, err = l.find(had); err != nil {
+	formerRes, nextRes := former.result(c.record.Client.options), next.result(c.record.Client.options)
+	isChange := c.record.FormerRoutes != nil || c.isReady() && !slices.Equal(l.routes(formerRes), l.routes(nextRes))
+	if isChange && c.record.FormerRoutes == nil {
+		if c.record.FormerRoutes, err = l.findRoutes(formerRes); err != nil {
 			return err
 		}
 	}
-	if changes && was != nil {
-		c.FormerACK = was.bytes()
+	if isChange && former != nil {
+		c.record.FormerACK = former.encode()
 	}
-	c.setLease(is)
-	if err = c.put(); changes {
-		err = errors.Join(err, l.apply(c.FormerRoutes, had, has))
+	c.record.setLease(next)
+	if err = c.writeRecord(); isChange {
+		err = errors.Join(err, l.apply(c.record.FormerRoutes, formerRes, nextRes))
 	}
 	if err != nil {
 		return err
 	}
-	c.current.Store(is)
-	if is == nil {
-		c.log.Warn("lost", "address", was.String(), "why", c.fault)
+	c.applied.Store(next)
+	if next == nil {
+		c.log.Warn("lost", "address", former.String(), "reason", c.progress.fault)
 	} else {
-		c.log.Info("leased", "address", is.String(), "for", is.expiry-is.since)
+		c.log.Info("leased", "address", next.String(), "for", next.expiry-next.since)
 	}
 	if !c.isReady() {
 		close(c.ready)
 	}
-	if !changes {
+	if !isChange {
 		return nil
 	}
-	c.FormerACK = nil
-	if is != nil { // without a lease the places are kept for the next one
-		c.FormerRoutes = nil
+	c.record.FormerACK = nil
+	if next != nil {
+		c.record.FormerRoutes = nil
 	}
-	return c.put()
+	return c.writeRecord()
 }
 
-func (c *client) put() error {
-	c.writing.Lock()
-	defer c.writing.Unlock()
-	return c.store(c.Client.isV6()).Put(context.Background(), c.record)
+// writeRecord writes the client's record.
+func (c *client) writeRecord() error {
+	c.daemon.recordMu.Lock()
+	defer c.daemon.recordMu.Unlock()
+	return c.daemon.recordsOf(c.record.Client.isV6()).Put(context.Background(), c.record)
 }
 
-// release gives the lease back, as far as the interface is still there, and forgets it. The record goes before the
-// client: as long as the client is listed, no other client of this attachment can write a record.
-func (c *client) release() error {
-	if l := cmp.Or(c.lease, c.current.Load()); l != nil {
+// cleanUp releases the lease if the interface exists, and removes the record and the client. It removes the record
+// first: while the client is in the daemon's list, no other client of this attachment can write a record.
+func (c *client) cleanUp() error {
+	if l := cmp.Or(c.progress.lease, c.applied.Load()); l != nil {
 		log := c.log.With("address", l.String())
-		if at, err := c.sendRelease(); err != nil {
-			log.Warn("the server may not know of a release", "error", err)
+		if recipient, err := c.releaseLease(); err != nil {
+			log.Warn("the server may not have received the release", "error", err)
 		} else {
-			log.Info("released", "at", at)
+			log.Info("released", "at", recipient)
 		}
 	}
 	if c.ns != nil {
-		c.limited(func() { _ = c.ns.Close() })
+		c.daemon.withThread(func() { _ = c.ns.Close() })
 	}
-	err := c.drop(c.Attachment, c.Client.isV6())
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	delete(c.clients, c.key())
+	err := c.daemon.dropRecord(c.record.Attachment, c.record.Client.isV6())
+	c.daemon.mu.Lock()
+	defer c.daemon.mu.Unlock()
+	delete(c.daemon.clients, c.key())
 	return err
 }
 
-// sendRelease removes the address if the main plugin has not done so, so that the interface does not answer for an
-// address that the server lends again. Then it sends the server a RELEASE, unless the lease has ended. It returns the
-// MAC address to which the RELEASE went.
-func (c *client) sendRelease() (at string, err error) {
-	l, err := c.open(false)
+// releaseLease removes the leased addresses from the interface, unless the main plugin has done so, and then sends a
+// release to the server. In this order the interface never answers for an address that the server has leased again.
+// It returns the recipient for the log: the MAC address to which a DHCPRELEASE was sent, or the DUID of a DHCPv6
+// server.
+func (c *client) releaseLease() (recipient string, err error) {
+	l, err := c.openLink(false)
 	if err != nil {
 		return "", err
 	}
-	// Closing the socket takes the kernel 10 ms and more. DEL does not wait for it.
-	defer c.running.Go(func() { c.limited(l.close) })
-	for _, ip := range c.current.Load().result(options{}).IPs {
+	// DEL does not wait while the kernel closes the socket, which takes 10 ms or more.
+	defer c.daemon.goroutines.Go(func() { c.daemon.withThread(l.close) })
+	for _, ip := range c.applied.Load().result(options{}).IPs {
 		if err := l.conn.DelAddr(l.Index, ip.Address); err != nil {
 			return "", err
 		}
 	}
-	if c.lease == nil || sysctl.SinceBoot() >= c.lease.expiry {
+	if c.progress.lease == nil || sysctl.SinceBoot() >= c.progress.lease.expiry {
 		return "no server", nil
 	}
-	return c.giveBack(l)
+	return c.protocol.sendRelease(l)
 }
 
-func (m *machine) begin(_ context.Context, l *link) error {
-	// The links of ipvlan share a MAC address: before a link has its IP address, no answer to the MAC address finds it.
-	m.Broadcast = m.flags.broadcast || l.Kind == "ipvlan"
+// openNetns verifies that the namespace is used, and opens it if it is not open, so that the lease can be renewed and
+// released after the path is removed. It returns errGone if nothing else uses the namespace, because the daemon's
+// descriptor must not keep an unused namespace. A use is the path, a process, or a mount that a process sees. A
+// descriptor of another process is not a use: it may belong to another daemon, and the two would wait for each other.
+func (c *client) openNetns() error {
+	if c.ns != nil && hasInode(c.usePath, c.record.NS) {
+		return nil
+	}
+	isIdentified := c.record.Index != 0 // record.NS is set
+	c.usePath = c.daemon.hostPrefix + c.record.Netns
+	if isIdentified && !hasInode(c.usePath, c.record.NS) {
+		if err := c.checkUse(); err != nil {
+			return fmt.Errorf("network namespace %q: %w", c.record.Netns, err)
+		}
+	}
+	if c.ns != nil { // while the descriptor is open, no other namespace has the inode
+		return nil
+	}
+	n, err := ns.Open(c.usePath)
+	if !isIdentified && isGone(err) { // it exists, because the main plugin has opened it
+		err = fmt.Errorf("%w; the daemon must see it: in a pod, mount /run/netns with HostToContainer propagation, "+
+			"or start the daemon with -hostprefix", err)
+	}
+	if err != nil {
+		return err
+	}
+	id, err := n.Identity()
+	if err == nil && isIdentified && !id.Is(c.record.NS) {
+		err = fmt.Errorf("network namespace %q: %w; its inode belongs to another one now", c.record.Netns, errGone)
+	}
+	if err != nil {
+		return errors.Join(err, n.Close())
+	}
+	if c.ns = n; !isIdentified { // once it is set, other goroutines may read it
+		c.record.NS = id
+	}
 	return nil
 }
 
-func (m *machine) speak(ctx context.Context, l *link) (err error) {
-	if p := m.tick(sysctl.SinceBoot()); p != nil {
-		_, err = l.send(ctx, p)
+// checkUse finds another use of the namespace and sets usePath. If a process cannot be read, the namespace is treated
+// as used until the lease ends. After that, it returns errGone, because the address must not stay, and the daemon may
+// be the only one that keeps the namespace.
+func (c *client) checkUse() error {
+	var err error
+	c.usePath, err = findUse(c.daemon.hostPrefix, c.record.NS)
+	isCertain := err == nil || errors.Is(err, errGone)
+	if !isCertain && !c.isUncertain {
+		c.log.Warn("namespace may be used by a process that cannot be read; keeping the lease while the server "+
+			"renews it",
+			"path", c.record.Netns, "error", err)
+	}
+	c.isUncertain = !isCertain
+	switch {
+	case err == nil:
+		c.log.Info("namespace is no longer at its path", "path", c.record.Netns, "now", c.usePath)
+	case isCertain:
+	case c.progress.lease == nil || sysctl.SinceBoot() >= c.progress.lease.expiry:
+		err = fmt.Errorf("the lease has ended, and as far as processes could be read, %w", errGone)
+	case c.ns == nil:
+		err = errUncertain
+	default:
+		err = nil
 	}
 	return err
 }
 
-func (m *machine) listen(ctx context.Context, l *link, wait time.Duration) error {
-	message, err := l.receive(ctx, wait)
-	if message != nil && err == nil {
-		m.receive(sysctl.SinceBoot(), message)
+// await waits for the client's first lease and returns nil. If the client or ctx ends first, it returns the client.
+func (c *client) await(ctx context.Context) *client {
+	select {
+	case <-c.ready:
+		return nil
+	case <-c.done:
+	case <-ctx.Done():
 	}
-	return err
+	return c
 }
 
-func (m *machine) resume(now time.Duration) {
-	if now >= m.lease.renew {
-		m.enter(rebooting, now)
-	} else {
-		m.enterBound()
+// failure returns the error for a client that got no lease and was ended with endErr. ctxErr is the cause if the ADD
+// ended first.
+func (c *client) failure(ctxErr, endErr error) error {
+	if ctxErr == nil {
+		return cni.Errorf(cni.CodeTryAgain, "%w", errors.Join(c.err, endErr))
 	}
-}
-
-func (m *machine) giveBack(l *link) (string, error) {
-	p := m.releasePacket()
-	at, err := l.send(context.Background(), p) // it takes less than a second
-	if err == nil && at == nil {
-		err = fmt.Errorf("nobody answers for %s, so that it went to all on the link", cmp.Or(p.hop, p.dst))
+	if errors.Is(ctxErr, context.DeadlineExceeded) {
+		ctxErr = fmt.Errorf("interface %q: %s within %s", c.record.IfName, c.protocol.noAnswer(), c.daemon.addTime)
 	}
-	return at.String(), err
+	err := errors.Join(cmp.Or(c.progress.fault, ctxErr), endErr)
+	return &cni.Error{Code: cni.CodeTryAgain, Msg: "no more tries", Details: err.Error()}
 }
-
-func (m *machine) unanswered() string { return "no DHCP server answered" }

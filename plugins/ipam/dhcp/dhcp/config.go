@@ -44,14 +44,14 @@ type wireRequest struct {
 	SkipDefault bool   `json:"skipDefault" help:"ask for no subnet-mask and routers but those listed, where options are listed" default:"false"`
 }
 
-// config is what a configuration says.
+// config is the checked configuration.
 type config struct {
 	socket string
 	ipv4   bool
 	options
 }
 
-// families are the options of each lease that is asked for.
+// families returns the options of each lease that is requested: at most one for each address family.
 func (c *config) families() (list []options) {
 	if c.ipv4 {
 		four := c.options
@@ -64,19 +64,26 @@ func (c *config) families() (list []options) {
 	return list
 }
 
-// options say what the server is told and asked for, and what of its answer the result has. A lease's record has them.
+// options are the options of a lease: those that the client sends, those that it requests, and which parts of the
+// answer the result has. Records contain them.
 type options struct {
 	Request  []byte           `json:"request"`
 	Provide  map[uint8][]byte `json:"provide,omitempty"`
 	Priority uint32           `json:"priority,omitempty"`
 	DNS      bool             `json:"dns,omitempty"`
-	IPv6     string           `json:"ipv6,omitempty"` // empty: it is a lease of IPv4
+	IPv6     string           `json:"ipv6,omitempty"` // modeDHCP or modeSLAAC; empty: the lease is an IPv4 lease
 }
+
+// Values of the key ipv6: the source of an IPv6 address.
+const (
+	modeDHCP  = "dhcp"
+	modeSLAAC = "slaac"
+)
 
 func (o options) isV6() bool { return o.IPv6 != "" }
 
-// parseConfig reads a configuration, in the plugin and, since the protocol carries it
-// as it is, in the daemon.
+// parseConfig parses and checks a configuration. The daemon also calls it, because calls contain the configuration
+// unchanged.
 func parseConfig(conf []byte, args string) (*config, error) {
 	var wire wireConfig
 	if err := cni.Unmarshal(conf, &wire); err != nil {
@@ -93,13 +100,14 @@ func parseConfig(conf []byte, args string) (*config, error) {
 		options: options{IPv6: wire.IPAM.IPv6, Priority: wire.IPAM.Priority, Provide: map[uint8][]byte{},
 			DNS: wire.IPAM.DNS == nil || *wire.IPAM.DNS}}
 	if !filepath.IsAbs(cfg.socket) {
-		problems.Add(cni.Refuse("ipam.daemonSocketPath", cfg.socket, "is no absolute path"))
+		problems.Add(cni.Refuse("ipam.daemonSocketPath", cfg.socket, "is not an absolute path"))
 	}
-	if cfg.isV6() && cfg.IPv6 != byDHCP && cfg.IPv6 != bySLAAC {
-		problems.Add(cni.Refuse("ipam.ipv6", cfg.IPv6, "is no way to an IPv6 address").Suggest(`"dhcp" or "slaac"`))
+	if cfg.isV6() && cfg.IPv6 != modeDHCP && cfg.IPv6 != modeSLAAC {
+		problems.Add(cni.Refuse("ipam.ipv6", cfg.IPv6,
+			"is not a source of IPv6 addresses").Suggest(`"dhcp" or "slaac"`))
 	}
 	if !cfg.ipv4 && !cfg.isV6() {
-		problems.Add(cni.Refuse("ipam.ipv4", false, "leaves no address to ask for").
+		problems.Add(cni.Refuse("ipam.ipv4", false, "leaves no address to request").
 			Suggest(`set "ipv6" to "dhcp" or "slaac"`))
 	}
 	skipsDefaults := false
@@ -112,20 +120,20 @@ func parseConfig(conf []byte, args string) (*config, error) {
 		problems.Add(err)
 		cfg.Request = append(cfg.Request, code)
 	}
-	if !skipsDefaults || cfg.Request == nil { // without a list the reference's client requests its own
+	if !skipsDefaults || cfg.Request == nil { // for an empty list, the reference plugin's client uses its own
 		cfg.Request = append(cfg.Request, 1, 3) // subnet mask and routers
 	}
 	if cfg.DNS {
 		cfg.Request = append(cfg.Request, 6, 15, 119) // name servers, domain, search list
 	}
-	slices.Sort(cfg.Request) // 121 before 3 would be RFC 3442's order, which servers do not mind
+	slices.Sort(cfg.Request) // RFC 3442 wants 121 before 3; servers accept any order
 	cfg.Request = slices.Compact(cfg.Request)
 	for i, p := range wire.IPAM.Provide {
 		key := fmt.Sprintf("ipam.provide[%d].", i)
 		code, err := parseOption(key+"option", p.Option)
 		problems.Add(err)
-		given, _ := cni.ParseArgs(cni.PairsOf(args, p.FromArg), p.FromArg) // what else is in them is for others
-		value := cmp.Or(given[p.FromArg], p.Value)
+		fromArgs, _ := cni.ParseArgs(cni.PairsOf(args, p.FromArg), p.FromArg) // errors of other keys are ignored
+		value := cmp.Or(fromArgs[p.FromArg], p.Value)
 		if len(value) > 255 {
 			problems.Add(cni.Refuse(key+"value", nil, fmt.Sprintf("value too long for option %q: %q", p.Option, value)))
 		}
@@ -137,23 +145,23 @@ func parseConfig(conf []byte, args string) (*config, error) {
 }
 
 func parseOption(key, name string) (byte, error) {
-	names := map[string]byte{ // those that the reference knows
+	names := map[string]byte{ // the reference plugin's names
 		"dhcp-client-identifier": 61, "subnet-mask": 1, "routers": 3, "host-name": 12, "user-class": 77,
 		"vendor-class-identifier": 60,
 	}
 	if code, known := names[name]; known {
 		return code, nil
 	}
-	// 53 is the kind of a message; 0 and 255 are no options but filling and end.
+	// 53 is the message type; 0 and 255 are padding and the end of the options.
 	code, err := strconv.ParseUint(name, 10, 8)
 	if err != nil || code == 0 || code == 53 || code == 255 {
-		return 0, cni.Refuse(key, name, "is neither the name nor the number of an option").
-			Suggest("write its number in RFC 2132, 12 for example")
+		return 0, cni.Refuse(key, name, "is not the name or number of an option").
+			Suggest("write its number from RFC 2132, for example 12")
 	}
 	return byte(code), nil
 }
 
-// socketOf reads the one key that DEL and GC need. ADD may refuse the rest of the configuration.
+// socketOf reads the only key that DEL and GC need. Other keys may be invalid.
 func socketOf(req *skel.Request) (string, error) {
 	var wire struct {
 		IPAM struct {
@@ -164,11 +172,11 @@ func socketOf(req *skel.Request) (string, error) {
 	return cmp.Or(wire.IPAM.Socket, defaultSocket), err
 }
 
-// flags are those of "dhcp daemon".
+// flags are the flags of "dhcp daemon"; see parseFlags.
 type flags struct {
 	socket, hostPrefix, pidFile string
 	broadcast                   bool
-	timeout, pauseMax, total    time.Duration
+	timeout, maxPause, addTime  time.Duration
 }
 
 func parseFlags(env skel.Env) (f flags, err error) {
@@ -179,8 +187,8 @@ func parseFlags(env skel.Env) (f flags, err error) {
 	set.StringVar(&f.pidFile, "pidfile", "", "absolute path of a file that gets the process ID")
 	set.BoolVar(&f.broadcast, "broadcast", false, "ask servers to answer by broadcast (for ipvlan they always are)")
 	set.DurationVar(&f.timeout, "timeout", 4*time.Second, "longest pause between two packets of an ADD")
-	set.DurationVar(&f.pauseMax, "resendmax", 62*time.Second, "longest pause when no ADD waits")
-	set.DurationVar(&f.total, "resendtimeout", time.Minute, "how long an ADD may wait for a server")
+	set.DurationVar(&f.maxPause, "resendmax", 62*time.Second, "longest pause when no ADD waits")
+	set.DurationVar(&f.addTime, "resendtimeout", time.Minute, "how long an ADD may wait for a server")
 	err = set.Parse(env.Args[1:])
 	f.socket = cmp.Or(f.socket, defaultSocket)
 	return f, err

@@ -296,8 +296,8 @@ func (s *server) messages(kind dhcpv4.MessageType) (list []seen) {
 	return list
 }
 
-// shortLease are options that make a client renew after a second, and ask all servers long
-// after that: what a late answer is for must not have ended.
+// shortLease are options that make a client renew after a second, and ask all servers long after that: what a late
+// answer is for must not have ended.
 func shortLease(lease uint32) []dhcpv4.Modifier {
 	return []dhcpv4.Modifier{dhcpv4.WithLeaseTime(lease),
 		dhcpv4.WithOption(dhcpv4.OptRenewTimeValue(time.Second)),
@@ -325,9 +325,9 @@ func (l *lan) plugged() string {
 // waits polls for whether a call writes a record, or waits for the lock.
 func waits(d *daemon) func() bool {
 	return func() bool {
-		isFree := d.writing.TryLock()
+		isFree := d.recordMu.TryLock()
 		if isFree {
-			d.writing.Unlock()
+			d.recordMu.Unlock()
 		}
 		return !isFree
 	}
@@ -337,8 +337,8 @@ func waits(d *daemon) func() bool {
 func lockedOut(ctx context.Context) (*daemon, *statefile.Store[record]) {
 	GinkgoHelper()
 	d := newDaemon(ctx, flags{hostPrefix: GinkgoT().TempDir()}, slog.New(slog.DiscardHandler))
-	d.records.Wait = time.Hour
-	other := nstest.Must(d.records.Open(ctx))
+	d.records4.Wait = time.Hour
+	other := nstest.Must(d.records4.Open(ctx))
 	DeferCleanup(other.Close)
 	return d, other
 }
@@ -397,7 +397,7 @@ var _ = Describe("the daemon", func() {
 	It("has the socket for itself, and for root", func() {
 		l.start("-pidfile", filepath.Join(filepath.Dir(l.socket), "pid"))
 		Expect(nstest.Must(os.Stat(l.socket)).Mode()).To(Equal(os.ModeSocket | 0o600))
-		l.launch("", "-socketpath", l.socket).fails(1, "a daemon serves "+l.socket+" already")
+		l.launch("", "-socketpath", l.socket).fails(1, "another daemon serves "+l.socket)
 		l.Succeeds(l.call("STATUS", c))
 	})
 
@@ -445,11 +445,11 @@ var _ = Describe("the daemon", func() {
 			Expect(os.Chmod(dir, 0o755)).To(Succeed())
 		}
 		client := exec.Command("socat", "-", "UNIX-CONNECT:"+l.socket)
-		client.Stdin = strings.NewReader(connect)
+		client.Stdin = strings.NewReader(connectRequest)
 		client.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
 		out, _ := client.CombinedOutput()
-		Expect(string(out)).NotTo(ContainSubstring(connected))
-		Eventually(d.log).Should(gbytes.Say("user 65534's, and only root may ask"))
+		Expect(string(out)).NotTo(ContainSubstring(connectResponse))
+		Eventually(d.log).Should(gbytes.Say("user 65534; only root may call the daemon"))
 	})
 
 	It("puts the prefix of the host before its paths", func() {
@@ -474,7 +474,7 @@ var _ = Describe("the daemon", func() {
 			"-socketpath", l.socket)
 		Eventually(d.log).Should(gbytes.Say("serving"))
 		Expect(l.Fails(l.call("ADD", l.container()), cni.CodeTryAgain)).To(And(ContainSubstring(want), ContainSubstring(
-			"in a pod mount /run/netns with HostToContainer propagation, or start the daemon with -hostprefix")))
+			"in a pod, mount /run/netns with HostToContainer propagation, or start the daemon with -hostprefix")))
 		Eventually(d.log).Should(gbytes.Say("dropped.*HostToContainer"))
 	},
 		Entry("the directory, but no mount", "", "not a network namespace"),
@@ -506,17 +506,17 @@ var _ = Describe("the daemon", func() {
 
 	It("reaches interfaces while another process has the lock of the records", func(ctx SpecContext) {
 		d, other := lockedOut(ctx)
-		dropped := make(chan error, 1+threadsMost)
-		for i := range 1 + threadsMost {
+		dropped := make(chan error, 1+maxThreads)
+		for i := range 1 + maxThreads {
 			a := cni.Attachment{Network: "net", ContainerID: fmt.Sprint(i), IfName: "lo"}
 			Expect(other.Put(record{Attachment: a})).To(Succeed())
-			go func() { dropped <- d.drop(a, false) }()
+			go func() { dropped <- d.dropRecord(a, false) }()
 		}
 		Eventually(waits(d)).Should(BeTrue())
 		opened := make(chan error, 1)
 		go func() {
 			d.hostPrefix = ""
-			l, err := d.newClient(record{Attachment: cni.Attachment{IfName: "lo"}, Netns: c.Path}).open(true)
+			l, err := d.newClient(record{Attachment: cni.Attachment{IfName: "lo"}, Netns: c.Path}).openLink(true)
 			if err == nil {
 				l.close()
 			}
@@ -524,7 +524,7 @@ var _ = Describe("the daemon", func() {
 		}()
 		Eventually(opened).Should(Receive(BeNil()))
 		Expect(other.Close()).To(Succeed())
-		for range 1 + threadsMost {
+		for range 1 + maxThreads {
 			Eventually(dropped).Should(Receive(BeNil()))
 		}
 	})
@@ -539,7 +539,7 @@ var _ = Describe("the daemon", func() {
 		d.mu.Unlock()
 		Eventually(waits(d)).Should(BeTrue())
 		found := make(chan *client)
-		go func() { found <- d.find(cni.Attachment{Network: "net", ContainerID: "two", IfName: "eth0"}, false) }()
+		go func() { found <- d.client(cni.Attachment{Network: "net", ContainerID: "two", IfName: "eth0"}, false) }()
 		Eventually(found).Should(Receive(BeNil()))
 		Expect(other.Close()).To(Succeed())
 		Eventually(c.done).Should(BeClosed())
@@ -562,7 +562,7 @@ var _ = Describe("the daemon", func() {
 			nstest.AtOnce(10, func(i int) {
 				// As a runtime does where the machine is so busy that a call's time is over.
 				Eventually(func() error {
-					_, err := ask(GinkgoT().Context(), l.socket, methodAllocate, rpcCall{ContainerID: "one",
+					_, err := callDaemon(GinkgoT().Context(), l.socket, methodAllocate, rpcCall{ContainerID: "one",
 						Netns: c.Path, IfName: fmt.Sprintf("eth%d", tens+i+1), StdinData: conf})
 					return err
 				}).WithTimeout(5 * time.Minute).Should(Succeed())
@@ -621,7 +621,7 @@ var _ = Describe("beside the reference", func() {
 		Expect(a.Stderr).To(ContainSubstring("nothing is checked"))
 		a = l.Call(l.gc("[]"))
 		Expect(a.Code).To(BeZero())
-		Expect(a.Stderr).To(ContainSubstring("nothing is collected"))
+		Expect(a.Stderr).To(ContainSubstring("no lease is collected"))
 		l.Succeeds(l.after("DEL", c, r))
 		Eventually(log).Should(gbytes.Say("releasing lease")) // from 0.0.0.0, which no server hears
 	})

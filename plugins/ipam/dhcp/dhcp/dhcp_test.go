@@ -116,7 +116,7 @@ var _ = Describe("a lease", func() {
 		}
 	})
 
-	It("fails in time where nobody answers, and leaves nothing", Label("lease-add-fails"), func() {
+	It("fails in time if no server answers, and leaves nothing", Label("lease-add-fails"), func() {
 		d := l.start("-resendtimeout", "3s") // in which the interface comes up on a busy machine, too
 		Expect(l.Fails(l.call("ADD", c), cni.CodeTryAgain)).To(Equal("error calling DHCP.Allocate: no more tries\n" +
 			`interface "eth0": no DHCP server answered within 3s`))
@@ -133,7 +133,7 @@ var _ = Describe("a lease", func() {
 	},
 		Entry("by what is wrong with the answers", "up", "Subnet Mask not found in DHCPACK"),
 		Entry("by an interface that does not come up", "down",
-			`no more tries\ninterface "eth0" does not come up, it is (lowerlayer)?down`),
+			`no more tries\ninterface "eth0" does not come up; its state is (lowerlayer)?down`),
 	)
 
 	DescribeTable("is not acquired", func(ifName, netns, want string) {
@@ -169,11 +169,11 @@ var _ = Describe("a lease", func() {
 		call := rpcCall{ContainerID: c.Name, Netns: c.Path, IfName: "eth0", Exclusive: true,
 			StdinData: []byte(l.call("ADD", c).Conf.(string))}
 		for _, method := range []string{methodAllocate, methodRelease} {
-			nstest.Must(ask(ctx, l.socket, method, call))
+			nstest.Must(callDaemon(ctx, l.socket, method, call))
 		}
 		Eventually(count(s, release)).Should(Equal(1))
 		Expect(d.end(syscall.SIGTERM)).To(BeZero())
-		Expect(string(d.log.Contents())).NotTo(ContainSubstring("nobody takes the answer"))
+		Expect(string(d.log.Contents())).NotTo(ContainSubstring("did not receive the answer"))
 		Expect(l.records()).To(BeEmpty())
 	})
 
@@ -259,18 +259,19 @@ var _ = Describe("a lease", func() {
 			Eventually(d.log).Should(gbytes.Say("msg=released"))
 		})
 
-	It("is not said to be released where nobody answers for the server, which may hear it all the same", func() {
+	It("is not reported as released if the server does not answer ARP, although the server may receive the "+
+		"broadcast", func() {
 		s, d := l.begin()
 		l.Add(l.call("ADD", c))
 		l.server.Cmd("ip", "link", "set", "br0", "arp", "off")
 		l.Succeeds(l.call("DEL", c))
-		Eventually(d.log).Should(gbytes.Say("may not know of a release.*nobody answers for 10.9.0.1"))
+		Eventually(d.log).Should(gbytes.Say("may not have received the release.*no MAC address known for 10.9.0.1"))
 		Expect(string(d.log.Contents())).NotTo(ContainSubstring("msg=released"))
 		Eventually(count(s, release)).Should(Equal(1))
 	})
 
-	It("ends at its time: the address goes, the link stays, and the next one is taken", Label("lease-changes"), func() {
-		s, _ := l.begin(shortLease(3600)...)
+	It("expires: the address is removed, the link stays up, a new lease is acquired", Label("lease-changes"), func() {
+		s, d := l.begin(shortLease(3600)...)
 		r := l.configure(c)
 		By("the next renewal is for two seconds, and the last one")
 		s.set(func(s *server) {
@@ -283,6 +284,7 @@ var _ = Describe("a lease", func() {
 			}
 		})
 		Eventually(addrs(c)).Should(BeEmpty())
+		Eventually(d.log).Should(gbytes.Say(`msg=lost .*reason="the lease has expired"`))
 		Expect(Show(c, "eth0").Flags).To(ContainElement("UP"))
 		Expect(l.Fails(l.after("CHECK", c, r), cni.CodeDrift)).To(ContainSubstring("expired"))
 		s.set(func(s *server) { s.script, s.more = nil, []dhcpv4.Modifier{dhcpv4.WithLeaseTime(3600)} })
@@ -562,7 +564,7 @@ var _ = Describe("a lease", func() {
 		l.Succeeds(l.after("CHECK", c, one))
 	})
 
-	It("is collected in time with sixty others, also where nobody answers for the server", func(ctx SpecContext) {
+	It("is collected in time with sixty others even if the server does not answer ARP", func(ctx SpecContext) {
 		_, d := l.begin()
 		var commands []string
 		for i := range 60 {
@@ -574,7 +576,7 @@ var _ = Describe("a lease", func() {
 		conf := []byte(l.call("ADD", c).Conf.(string))
 		nstest.AtOnce(60, func(i int) {
 			Eventually(func() error {
-				_, err := ask(ctx, l.socket, methodAllocate, rpcCall{ContainerID: "one", Netns: c.Path,
+				_, err := callDaemon(ctx, l.socket, methodAllocate, rpcCall{ContainerID: "one", Netns: c.Path,
 					IfName: fmt.Sprintf("many%d", i), StdinData: conf})
 				return err
 			}).WithTimeout(2 * time.Minute).Should(Succeed())
@@ -583,7 +585,7 @@ var _ = Describe("a lease", func() {
 		l.Succeeds(l.gc("[]"))
 		Expect(l.records()).To(BeEmpty())
 		Eventually(func() int { // what the daemon wrote comes through a pipe
-			return bytes.Count(d.log.Contents(), []byte("nobody answers for 10.9.0.1"))
+			return bytes.Count(d.log.Contents(), []byte("no MAC address known for 10.9.0.1"))
 		}).Should(Equal(60))
 	})
 
@@ -642,7 +644,7 @@ var _ = Describe("a change", func() {
 		link := linkOf(c)
 		c.Cmd("ip", "route", "del", "192.0.2.0/24") // an administrator's wish
 		was, is := with("192.0.2.0/24", "198.51.100.0/24"), with("192.0.2.0/24", "100.64.0.0/10")
-		Expect(link.apply(nstest.Must(link.find(was)), was, is)).To(Succeed())
+		Expect(link.apply(nstest.Must(link.findRoutes(was)), was, is)).To(Succeed())
 		var routes []struct{ Dst string }
 		c.JSON(&routes, "ip", "-j", "route")
 		Expect(routes).To(ConsistOf(HaveField("Dst", "10.9.0.0/24"), HaveField("Dst", "100.64.0.0/10"),
@@ -658,7 +660,7 @@ var _ = Describe("a change", func() {
 		}
 		link, none, was, is := linkOf(c), &cni.Result{}, on("2001:db8:1::2/64"), on("2001:db8:2::2/64")
 		Expect(link.apply(nil, none, was)).To(Succeed())
-		Expect(link.apply(nstest.Must(link.find(was)), was, is)).To(Succeed())
+		Expect(link.apply(nstest.Must(link.findRoutes(was)), was, is)).To(Succeed())
 		c.IP("addr add 2001:db8:3::2/64 dev eth0") // as the kernel alone does it
 		routes := strings.Split(strings.TrimSpace(c.Cmd("ip", "-6", "route", "show", "root", "2001:db8::/32")), "\n")
 		Expect(routes).To(HaveLen(2))
@@ -678,7 +680,7 @@ var _ = Describe("without a daemon", func() {
 		s, other := l.serve(), l.container()
 		absent := "error dialing DHCP daemon: dial unix " + l.socket + ": connect: "
 		Expect(l.Fails(l.call("ADD", c), cni.CodeTryAgain)).To(HavePrefix(absent +
-			"no such file or directory\nthe daemon is started by"))
+			"no such file or directory\nstart the daemon with: systemctl"))
 		Expect(l.Fails(l.call("STATUS", c), cni.CodeUnavailable)).To(ContainSubstring(absent))
 		d := l.start()
 		l.Succeeds(l.call("STATUS", c))
@@ -688,7 +690,7 @@ var _ = Describe("without a daemon", func() {
 		Expect(l.Fails(l.after("CHECK", c, r), cni.CodeTryAgain)).To(ContainSubstring(absent + "connection refused"))
 		a := l.Call(l.after("DEL", c, r))
 		Expect(a.Code).To(BeZero())
-		Expect(a.Stderr).To(ContainSubstring("no server is told"))
+		Expect(a.Stderr).To(ContainSubstring("not released with its server"))
 		Expect(l.records()).To(HaveLen(1))
 		l.Succeeds(l.gc("[]"))
 		Expect(l.records()).To(BeEmpty())
@@ -717,7 +719,7 @@ var _ = Describe("without a daemon", func() {
 	It("DEL of what has no lease needs no lock", func() {
 		l.start()
 		l.Do(func() {
-			s := nstest.Must(recordsIn(leaseRoot, l.socket).Open(context.Background()))
+			s := nstest.Must(recordsFor(leaseRoot, l.socket).Open(context.Background()))
 			DeferCleanup(s.Close)
 		})
 		l.Succeeds(l.call("DEL", c))

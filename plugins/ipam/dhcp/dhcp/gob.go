@@ -13,17 +13,24 @@ import (
 	"slices"
 )
 
-// writeGob writes, and gobReader.read reads, a message of net/rpc: a struct of rpc.go in the format of encoding/gob.
-// That package is not imported, since its initialization would take 0.25 ms of each start of each plugin in the one
-// program. Its documentation, "Encoding Details", has the rest of the format.
-//   - An unsigned integer below 128 is one byte; from there on, the number of its bytes, negated, and these. A signed
-//     one is shifted by a bit that says whether the others are inverted.
-//   - A string is its length and its bytes; so is a []byte, or what a type's own method encodes.
-//   - A slice, an array or a map is its number of elements, and these. A map's are a key and a value each.
-//   - A struct is those of its fields that are not zero, and then 0. Before each field stands how far it is from the
-//     one before, 1 being the next. A pointer is what it points to.
-//   - A message is its length, the ID of a type, and a value. Before it come messages that describe types: the negated
-//     ID, and a gobType, which both sides know. So a reader finds fields by name, and skips those that it lacks.
+// This file implements the part of encoding/gob that net/rpc needs: writeGob writes a struct of rpc.go, and
+// gobReader.read reads one. The wire format cannot be chosen, because it is that of the reference plugin.
+// encoding/gob itself is not imported, because its initialization would cost every plugin of the one program 0.25 ms
+// at each start.
+//
+// The format, which the documentation of encoding/gob describes under "Encoding Details":
+//
+//   - Unsigned integer: a value below 128 is one byte. A larger one is the negated number of its bytes, then the bytes,
+//     most significant first. For example, 300 is FE 01 2C.
+//   - Signed integer: an unsigned one whose lowest bit says whether the other bits are inverted. For example, -3 is 5.
+//   - String, []byte, or the output of a type's own encoding method: its length and its bytes.
+//   - Slice, array or map: the number of elements, then the elements. Those of a map are a key and a value each.
+//   - Struct: its fields that are not zero, then 0. Before each field is its distance from the preceding field; 1 means
+//     the next one. A pointer is encoded as the value that it points to.
+//   - Message: its length, the ID of a type, and a value. Messages that describe types precede it: the negated ID and
+//     a gobType, whose own description both sides know. A reader therefore finds fields by name and skips unknown ones.
+//
+// The IDs of types that need no description:
 const (
 	gobBool = iota + 1
 	gobInt
@@ -34,18 +41,20 @@ const (
 	gobComplex
 	gobInterface
 
-	gobOwn  = 16 // the first ID of gobType and its parts
-	gobFree = 64 // the first ID of types that messages describe
+	gobTypeIDs = 16 // first ID of gobType and the types in it
+	firstGobID = 64 // first ID of types that messages describe
 )
 
 const (
-	gobDepth = 1000 // of values in values, at most
-	// At most so many values are kept of a stream: an empty one is a byte, and a hundred in memory. The answer of a
-	// DHCP server is less than 64 KiB, of which a route is five bytes, and seven values here.
-	gobValues = 1 << 18
+	maxCall     = 16 << 20 // bytes read from one stream
+	maxGobDepth = 1000     // nested values
+	// maxGobValues limits the values that are stored of a stream, because an empty value is one byte in the stream
+	// and a hundred in memory. The largest result, of a DHCP answer of 64 KiB with routes of five bytes, has seven
+	// values for each route.
+	maxGobValues = 1 << 18
 )
 
-// gobType describes a type: one field is set. The order of the fields is that of the format.
+// gobType describes a type. Exactly one field is set. The format determines the order of the fields.
 type gobType struct {
 	Array, Slice      *gobList
 	Struct            *gobStruct
@@ -53,31 +62,35 @@ type gobType struct {
 	Gob, Binary, Text *struct{ Type gobName } // what GobEncode, MarshalBinary or MarshalText returns
 }
 
+// gobName is the name and ID of a type, or the name of a field and the ID of its type.
 type gobName struct {
 	Name string
 	ID   int
 }
 
+// gobList describes a slice or an array. Len is the length of an array.
 type gobList struct {
 	Type      gobName
-	Elem, Len int // Len: of an array
+	Elem, Len int
 }
 
+// gobMap describes a map.
 type gobMap struct {
 	Type      gobName
 	Key, Elem int
 }
 
+// gobStruct describes a struct.
 type gobStruct struct {
 	Type   gobName
 	Fields []gobName
 }
 
-// gobTypes are descriptions by their IDs.
+// gobTypes contains type descriptions by ID.
 type gobTypes map[int]gobType
 
-// add describes a Go type and those that it consists of, and returns its ID. IDs are counted from first.
-func (types gobTypes) add(t reflect.Type, first int) int {
+// describe adds the descriptions of a Go type and of the types in it, and returns its ID. IDs are counted from first.
+func (types gobTypes) describe(t reflect.Type, first int) int {
 	if t.Kind() == reflect.Pointer {
 		t = t.Elem()
 	}
@@ -85,20 +98,20 @@ func (types gobTypes) add(t reflect.Type, first int) int {
 		return id
 	}
 	name, d := gobName{t.Name(), first + len(types)}, gobType{}
-	types[name.ID] = d // reserves the ID before the parts take theirs
+	types[name.ID] = d // reserve the ID before the types in t get theirs
 	if t.Kind() == reflect.Slice {
-		d.Slice = &gobList{Type: name, Elem: types.add(t.Elem(), first)}
+		d.Slice = &gobList{Type: name, Elem: types.describe(t.Elem(), first)}
 	} else {
 		d.Struct = &gobStruct{Type: name}
 		for f := range t.Fields() {
-			d.Struct.Fields = append(d.Struct.Fields, gobName{f.Name, types.add(f.Type, first)})
+			d.Struct.Fields = append(d.Struct.Fields, gobName{f.Name, types.describe(f.Type, first)})
 		}
 	}
 	types[name.ID] = d
 	return name.ID
 }
 
-// gobBasic is the ID of a type that needs no description, or 0.
+// gobBasic returns the ID of a type that needs no description, or 0 for another type.
 func gobBasic(t reflect.Type) int {
 	switch t.Kind() {
 	case reflect.Bool:
@@ -117,14 +130,14 @@ func gobBasic(t reflect.Type) int {
 	return 0
 }
 
-// writeGob writes structs, of which all fields are exported.
+// writeGob writes structs. All their fields must be exported.
 func writeGob(w io.Writer, values ...any) error {
 	var out []byte
 	types := gobTypes{}
 	for _, v := range values {
-		next := gobFree + len(types)
-		id := types.add(reflect.TypeOf(v), gobFree)
-		for ; next < gobFree+len(types); next++ {
+		next := firstGobID + len(types)
+		id := types.describe(reflect.TypeOf(v), firstGobID)
+		for ; next < firstGobID+len(types); next++ {
 			out = appendMessage(out, -next, types[next])
 		}
 		out = appendMessage(out, id, v)
@@ -133,6 +146,7 @@ func writeGob(w io.Writer, values ...any) error {
 	return err
 }
 
+// appendMessage appends a message with a value.
 func appendMessage(b []byte, id int, v any) []byte {
 	message := appendValue(appendInt(nil, int64(id)), reflect.ValueOf(v))
 	return append(appendUint(b, uint64(len(message))), message...)
@@ -142,7 +156,7 @@ func appendValue(b []byte, v reflect.Value) []byte {
 	v = reflect.Indirect(v)
 	switch gobBasic(v.Type()) {
 	case gobBool:
-		return append(b, 1) // false is zero, and zero fields are not written
+		return append(b, 1) // true: zero fields are not written
 	case gobInt:
 		return appendInt(b, v.Int())
 	case gobUint:
@@ -200,25 +214,25 @@ func readUint(in io.ByteReader) (n uint64, err error) {
 
 // gobReader reads a stream. After an error it reads zeros.
 type gobReader struct {
-	in     *bufio.Reader
-	rest   *bytes.Buffer // of the message
-	types  gobTypes
-	depth  int
-	values int // that are kept
-	err    error
+	in      *bufio.Reader
+	message *bytes.Buffer // unread part of the current message
+	types   gobTypes
+	depth   int // nesting of the current value
+	values  int // stored values
+	err     error
 }
 
 func newGobReader(r io.Reader) *gobReader {
 	types := gobTypes{}
-	types.add(reflect.TypeFor[gobType](), gobOwn)
-	return &gobReader{in: bufio.NewReader(io.LimitReader(r, callMax)), types: types}
+	types.describe(reflect.TypeFor[gobType](), gobTypeIDs)
+	return &gobReader{in: bufio.NewReader(io.LimitReader(r, maxCall)), types: types}
 }
 
-// read reads the next message into a struct, of which all fields are exported and zero.
-func (r *gobReader) read(to any) error {
-	r.rest = &bytes.Buffer{}
+// read reads the next value into a struct. All fields of the struct must be exported and zero.
+func (r *gobReader) read(target any) error {
+	r.message = &bytes.Buffer{}
 	id := r.typeID()
-	v := reflect.ValueOf(to).Elem()
+	v := reflect.ValueOf(target).Elem()
 	isKnown := func(f gobName) bool { return v.FieldByName(f.Name).IsValid() }
 	if s := r.types[id].Struct; s != nil && len(s.Fields) > 0 && !slices.ContainsFunc(s.Fields, isKnown) {
 		r.fail(fmt.Errorf("%q has no field of %s", s.Type.Name, v.Type()))
@@ -227,43 +241,45 @@ func (r *gobReader) read(to any) error {
 	return r.err
 }
 
+// fail sets the reader's error unless it is set.
 func (r *gobReader) fail(err error) { r.err = cmp.Or(r.err, err) }
 
-// typeID reads the ID of the next value's type, after the descriptions before it.
+// typeID reads the type descriptions before the next value, and returns the ID of the value's type.
 func (r *gobReader) typeID() int {
 	for r.err == nil {
-		if r.rest.Len() == 0 {
-			r.message()
+		if r.message.Len() == 0 {
+			r.nextMessage()
 		}
 		id := int(r.int())
 		if id >= 0 {
 			return id
 		}
 		var t gobType
-		r.value(gobOwn, reflect.ValueOf(&t).Elem())
-		if _, isThere := r.types[-id]; isThere || -id < gobFree || !t.isWhole() {
-			r.fail(fmt.Errorf("type %d is described again or in part", -id))
+		r.value(gobTypeIDs, reflect.ValueOf(&t).Elem())
+		if _, exists := r.types[-id]; exists || -id < firstGobID || !t.isValid() {
+			r.fail(fmt.Errorf("type %d is described twice or incompletely", -id))
 		}
 		r.types[-id] = t
-		if r.rest.Len() > 0 { // an interface's descriptions are inside the message, with lengths
+		if r.message.Len() > 0 { // descriptions for an interface are inside its message, with lengths
 			r.uint()
 		}
 	}
 	return 0
 }
 
-func (r *gobReader) message() {
+// nextMessage reads the next message from the stream.
+func (r *gobReader) nextMessage() {
 	n, err := readUint(r.in)
 	r.fail(err)
-	r.rest = &bytes.Buffer{} // []byte values are parts of the former one
-	if _, err := io.CopyN(r.rest, r.in, int64(min(n, callMax))); err != nil {
+	r.message = &bytes.Buffer{} // not reused, because []byte values refer to the former buffer
+	if _, err := io.CopyN(r.message, r.in, int64(min(n, maxCall))); err != nil {
 		r.fail(io.ErrUnexpectedEOF)
 	}
 }
 
 func (r *gobReader) uint() (n uint64) {
 	if r.err == nil {
-		n, r.err = readUint(r.rest)
+		n, r.err = readUint(r.message)
 	}
 	return n
 }
@@ -275,14 +291,14 @@ func (r *gobReader) int() int64 {
 
 func (r *gobReader) bytes() []byte {
 	n := r.uint()
-	if n > uint64(r.rest.Len()) {
+	if n > uint64(r.message.Len()) {
 		r.fail(io.ErrUnexpectedEOF)
 		return nil
 	}
-	return r.rest.Next(int(n))
+	return r.message.Next(int(n))
 }
 
-// value reads a value into v, or skips it where v is not valid.
+// value reads a value into v. If v is not valid, it skips the value.
 func (r *gobReader) value(id int, v reflect.Value) {
 	r.depth++
 	defer func() { r.depth-- }()
@@ -295,12 +311,12 @@ func (r *gobReader) value(id int, v reflect.Value) {
 	}
 	switch t := r.types[id]; {
 	case r.err != nil:
-	case r.depth > gobDepth:
-		r.fail(fmt.Errorf("more than %d values are in each other", gobDepth))
-	case r.values > gobValues:
-		r.fail(fmt.Errorf("there are more than %d values", gobValues))
+	case r.depth > maxGobDepth:
+		r.fail(fmt.Errorf("values are nested more than %d deep", maxGobDepth))
+	case r.values > maxGobValues:
+		r.fail(fmt.Errorf("more than %d values", maxGobValues))
 	case v.IsValid() && !t.fits(id, v):
-		r.fail(fmt.Errorf("a value of type %d is no %s", id, v.Type()))
+		r.fail(fmt.Errorf("a value of type %d is not a %s", id, v.Type()))
 	case t.Array != nil:
 		r.elements(t.Array.Elem, v)
 	case t.Slice != nil:
@@ -319,7 +335,7 @@ func (r *gobReader) value(id int, v reflect.Value) {
 	}
 }
 
-// fits says whether values of the type can be read into v.
+// fits reports whether values of the type with this ID can be read into v.
 func (t gobType) fits(id int, v reflect.Value) bool {
 	if basic := gobBasic(v.Type()); basic != 0 {
 		return id == basic
@@ -327,8 +343,8 @@ func (t gobType) fits(id int, v reflect.Value) bool {
 	return v.Kind() == reflect.Slice && t.Slice != nil || v.Kind() == reflect.Struct && t.Struct != nil
 }
 
-// isWhole says whether one field is set.
-func (t gobType) isWhole() bool {
+// isValid reports whether exactly one field is set.
+func (t gobType) isValid() bool {
 	set := 0
 	for _, field := range reflect.ValueOf(t).Fields() {
 		if !field.IsNil() {
@@ -338,6 +354,7 @@ func (t gobType) isWhole() bool {
 	return set == 1
 }
 
+// elements reads a slice or an array.
 func (r *gobReader) elements(id int, v reflect.Value) {
 	n := r.uint()
 	for i := 0; uint64(i) < n && r.err == nil; i++ {
@@ -351,21 +368,23 @@ func (r *gobReader) elements(id int, v reflect.Value) {
 	}
 }
 
-func (r *gobReader) fields(rest []gobName, v reflect.Value) {
+// fields reads a struct.
+func (r *gobReader) fields(fields []gobName, v reflect.Value) {
 	for distance := r.uint(); distance > 0; distance = r.uint() {
-		if distance > uint64(len(rest)) {
+		if distance > uint64(len(fields)) {
 			r.fail(errors.New("a struct has more fields than its type"))
 			return
 		}
 		field := v
 		if v.IsValid() {
-			field = v.FieldByName(rest[distance-1].Name)
+			field = v.FieldByName(fields[distance-1].Name)
 		}
-		r.value(rest[distance-1].ID, field)
-		rest = rest[distance:]
+		r.value(fields[distance-1].ID, field)
+		fields = fields[distance:]
 	}
 }
 
+// basic reads a value of a type that needs no description.
 func (r *gobReader) basic(id int, v reflect.Value) {
 	var x any
 	switch id {
@@ -381,7 +400,7 @@ func (r *gobReader) basic(id int, v reflect.Value) {
 	case gobBytes, gobString:
 		x = r.bytes()
 	case gobInterface:
-		if name := r.bytes(); len(name) > 0 { // else it is nil
+		if name := r.bytes(); len(name) > 0 { // an empty name means nil
 			r.typeID()
 			r.bytes()
 		}

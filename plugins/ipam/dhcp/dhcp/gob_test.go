@@ -189,23 +189,23 @@ var _ = DescribeTable("refuses", func(message any, says string) {
 	}
 	Expect(newGobReader(bytes.NewReader(stream)).read(&rpcHead{})).To(MatchError(ContainSubstring(says)))
 },
-	Entry("a string for a number", struct{ Seq string }{"1"}, "a value of type 6 is no uint64"),
-	Entry("a signed number for an unsigned one", struct{ Seq int }{1}, "a value of type 2 is no uint64"),
-	Entry("bytes for a string", struct{ Error []byte }{[]byte("x")}, "a value of type 5 is no string"),
-	Entry("a struct for a string", struct{ Error node }{}, "is no string"),
-	Entry("a list for a number", struct{ Code []string }{[]string{""}}, "is no uint"),
-	Entry("other fields alone", struct{ Other string }{"x"}, `"" has no field of dhcp.rpcHead`),
-	Entry("no struct", []uint{1}, "is no dhcp.rpcHead"),
-	Entry("values that are too deep", struct {
+	Entry("a string for a number", struct{ Seq string }{"1"}, "a value of type 6 is not a uint64"),
+	Entry("a signed number for an unsigned one", struct{ Seq int }{1}, "a value of type 2 is not a uint64"),
+	Entry("bytes for a string", struct{ Error []byte }{[]byte("x")}, "a value of type 5 is not a string"),
+	Entry("a struct for a string", struct{ Error node }{}, "is not a string"),
+	Entry("a list for a number", struct{ Code []string }{[]string{""}}, "is not a uint"),
+	Entry("a struct with other fields only", struct{ Other string }{"x"}, `"" has no field of dhcp.rpcHead`),
+	Entry("a value that is not a struct", []uint{1}, "is not a dhcp.rpcHead"),
+	Entry("values that are nested too deep", struct {
 		Seq   uint
 		Chain *node
-	}{1, chain(gobDepth)}, "values are in each other"),
-	Entry("a length that never comes", "\xf8\x7f\xff\xff\xff\xff\xff\xff\xff\x00", "unexpected EOF"),
+	}{1, chain(maxGobDepth)}, "values are nested more than"),
+	Entry("a length beyond the end", "\xf8\x7f\xff\xff\xff\xff\xff\xff\xff\x00", "unexpected EOF"),
 	Entry("an integer of 9 bytes", "\xf7111111111", "more than 64 bits"),
 	Entry("an empty message", "\x00", "EOF"),
-	Entry("a type that nobody described", "\x05\xff\x84\x01\x01\x00", "is no dhcp.rpcHead"),
-	Entry("the description of a type that has its number already", "\x04\x1f\x02\x00\x00", "described again"),
-	Entry("a description of nothing", "\x03\xff\x83\x00", "in part"),
+	Entry("a type without a description", "\x05\xff\x84\x01\x01\x00", "is not a dhcp.rpcHead"),
+	Entry("a second description of a type", "\x04\x1f\x02\x00\x00", "described twice"),
+	Entry("an empty description", "\x03\xff\x83\x00", "incompletely"),
 )
 
 var _ = It("refuses a stream that ends too early", func() {
@@ -242,7 +242,7 @@ var _ = It("refuses what would take much memory", func() {
 	var stream bytes.Buffer
 	Expect(writeGob(&stream, rpcResult{IPs: make([]rpcIP, 1<<20)})).To(Succeed())
 	var res rpcResult
-	Expect(newGobReader(&stream).read(&res)).To(MatchError("there are more than 262144 values"))
+	Expect(newGobReader(&stream).read(&res)).To(MatchError("more than 262144 values"))
 	Expect(cap(res.IPs) * int(unsafe.Sizeof(rpcIP{}))).To(BeNumerically("<", 32<<20))
 })
 

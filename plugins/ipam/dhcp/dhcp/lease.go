@@ -2,13 +2,11 @@ package dhcp
 
 import (
 	"cmp"
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
 	"net/netip"
-	"path/filepath"
 	"strings"
 	"time"
 
@@ -16,110 +14,106 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
-	"github.com/hawser-cni/plugins/pkg/netplugin"
-	"github.com/hawser-cni/plugins/pkg/ns"
-	"github.com/hawser-cni/plugins/pkg/skel"
-	"github.com/hawser-cni/plugins/pkg/statefile"
-	"github.com/hawser-cni/plugins/pkg/sysctl"
 )
 
-// lease is what a server lends: its acknowledgement, or that of IPv6, and the times that follow from it, since boot.
+// lease is a lease of IPv4, with the server's DHCPACK, or of IPv6. Times are since boot.
 type lease struct {
-	ack                   *dhcpv4.DHCPv4
-	six                   *lease6 // in place of ack
+	ack                   *dhcpv4.DHCPv4 // nil for IPv6
+	v6                    *lease6        // nil for IPv4
 	since                 time.Duration
 	renew, rebind, expiry time.Duration
 }
 
-// newLease refuses an answer that lacks something which a container's address needs.
+// newLease returns the lease in a DHCPACK or DHCPOFFER. It returns an error if the message lacks something that a
+// container's address needs.
 func newLease(ack *dhcpv4.DHCPv4, now time.Duration) (*lease, error) {
-	addr := address(ack.YourIPAddr)
-	bits, _ := ack.SubnetMask().Size()         // 0 for a mask with a hole
-	whole := ack.IPAddressLeaseTime(time.Hour) // as the reference, where the server does not say
+	addr := addr4(ack.YourIPAddr)
+	bits, _ := ack.SubnetMask().Size()            // 0 for a mask with a hole
+	lifetime := ack.IPAddressLeaseTime(time.Hour) // default of the reference plugin
 	switch {
-	case !isHost(addr):
-		return nil, fmt.Errorf("%s is no address for a container", ack.YourIPAddr)
+	case !isHostAddr(addr):
+		return nil, fmt.Errorf("%s is not an address for a container", ack.YourIPAddr)
 	case ack.SubnetMask() == nil:
 		return nil, errors.New("DHCP option Subnet Mask not found in DHCPACK")
 	case bits < 1:
-		return nil, fmt.Errorf("%s is no subnet mask", net.IP(ack.SubnetMask()))
-	case !isHost(address(ack.ServerIdentifier())):
-		return nil, errors.New("the server does not say who it is")
-	case whole <= 0:
-		return nil, errors.New("the lease has no time")
+		return nil, fmt.Errorf("%s is not a subnet mask", net.IP(ack.SubnetMask()))
+	case !isHostAddr(addr4(ack.ServerIdentifier())):
+		return nil, errors.New("the server sent no server identifier")
+	case lifetime <= 0:
+		return nil, errors.New("the lease time is 0")
 	}
 	rebind := ack.IPAddressRebindingTime(0)
-	if rebind <= 0 || rebind >= whole {
-		rebind = whole / 8 * 7
+	if rebind <= 0 || rebind >= lifetime {
+		rebind = lifetime / 8 * 7
 	}
 	renew := ack.IPAddressRenewalTime(0)
 	if renew <= 0 || renew >= rebind {
-		renew = min(whole/2, rebind)
+		renew = min(lifetime/2, rebind)
 	}
-	return &lease{ack: ack, since: now, renew: now + renew, rebind: now + rebind, expiry: now + whole}, nil
+	return &lease{ack: ack, since: now, renew: now + renew, rebind: now + rebind, expiry: now + lifetime}, nil
 }
 
-// prefix is the leased address, with the length of its subnet.
+// prefix returns the leased address with its subnet's length.
 func (l *lease) prefix() netip.Prefix {
 	return prefix(net.IPNet{IP: l.ack.YourIPAddr, Mask: l.ack.SubnetMask()})
 }
 
-// String lists the addresses.
+// String returns the addresses.
 func (l *lease) String() string {
 	return strings.Trim(fmt.Sprint(cni.Addresses(l.result(options{}).IPs)), "[]")
 }
 
-// bytes are what a record keeps of the lease.
-func (l *lease) bytes() []byte {
-	if l.six == nil {
+// encode returns the lease for a record; record.decodeLease reads it.
+func (l *lease) encode() []byte {
+	if l.v6 == nil {
 		return l.ack.ToBytes()
 	}
-	b, err := json.Marshal(l.six)
+	b, err := json.Marshal(l.v6)
 	if err != nil {
-		panic(err) // of plain values
+		panic(err) // impossible: the fields are plain values
 	}
 	return b
 }
 
-// lender says whose address it is.
-func (l *lease) lender() string {
+// source describes the server or router that granted the lease.
+func (l *lease) source() string {
 	switch {
-	case l.six == nil:
+	case l.v6 == nil:
 		return "server " + net.IP(l.ack.ServerIdentifier()).String()
-	case l.six.Server == nil:
-		return "router " + l.six.Router.String()
+	case l.v6.Server == nil:
+		return "router " + l.v6.Router.String()
 	}
-	return fmt.Sprintf("server %x", l.six.Server)
+	return fmt.Sprintf("server %x", l.v6.Server)
 }
 
-// server returns the server's address and the next hop on the way to it: the server itself where it is on the
-// link, else the gateway of a route; the zero Addr where none is known.
-func (l *lease) server() (server, hop netip.Addr) {
-	server = address(l.ack.ServerIdentifier())
+// server returns the server's address and the next hop to it: the server itself if it is on the link, otherwise the
+// gateway of the lease's most specific route to it. nextHop is the zero Addr if there is no such route.
+func (l *lease) server() (server, nextHop netip.Addr) {
+	server = addr4(l.ack.ServerIdentifier())
 	if l.prefix().Contains(server) {
 		return server, server
 	}
 	bits := -1
 	for _, r := range l.result(options{}).Routes {
 		if r.Dst.Contains(server) && r.Dst.Bits() > bits {
-			hop, bits = cmp.Or(r.GW, server), r.Dst.Bits() // a route without gateway leads to the server itself
+			nextHop, bits = cmp.Or(r.GW, server), r.Dst.Bits() // without a gateway, the server is on the link
 		}
 	}
-	return server, hop
+	return server, nextHop
 }
 
-// result returns the lease as the plugin gets it; without a lease it is empty.
+// result returns the lease as the plugin's result. If l is nil, the result is empty.
 func (l *lease) result(o options) *cni.Result {
 	if l == nil {
 		return &cni.Result{}
 	}
-	if l.six != nil {
-		return l.six.result(o)
+	if l.v6 != nil {
+		return l.v6.result(o)
 	}
 	ip := cni.IP{Address: l.prefix()}
 	for _, router := range l.ack.Router() {
-		if isHost(address(router)) && !ip.Gateway.IsValid() {
-			ip.Gateway = address(router)
+		if isHostAddr(addr4(router)) && !ip.Gateway.IsValid() {
+			ip.Gateway = addr4(router)
 		}
 	}
 	res := &cni.Result{IPs: []cni.IP{ip}, Routes: routesOf(l.ack, ip.Gateway)}
@@ -132,10 +126,11 @@ func (l *lease) result(o options) *cni.Result {
 	return res
 }
 
-// routesOf returns the routes of option 121, which replaces others (RFC 3442), or of option 33 and the default route.
+// routesOf returns the routes of option 121, which replaces the other options (RFC 3442). Without that option, it
+// returns the routes of option 33 and the default route.
 func routesOf(ack *dhcpv4.DHCPv4, gateway netip.Addr) (routes []cni.Route) {
 	for _, r := range ack.ClasslessStaticRoute() {
-		route := cni.Route{Dst: prefix(*r.Dest).Masked(), GW: address(r.Router)}
+		route := cni.Route{Dst: prefix(*r.Dest).Masked(), GW: addr4(r.Router)}
 		if route.GW.IsUnspecified() {
 			route.GW, route.Scope = netip.Addr{}, new(unix.RT_SCOPE_LINK)
 		}
@@ -146,9 +141,9 @@ func routesOf(ack *dhcpv4.DHCPv4, gateway netip.Addr) (routes []cni.Route) {
 	}
 	for pair := ack.Options[dhcpv4.OptionStaticRoutingTable.Code()]; len(pair) >= 8; pair = pair[8:] {
 		dst := net.IP(pair[:4])
-		if isHost(address(dst)) { // the default route is no such route (RFC 2132, 5.8)
+		if isHostAddr(addr4(dst)) { // option 33 cannot contain a default route (RFC 2132, section 5.8)
 			subnet := prefix(net.IPNet{IP: dst, Mask: dst.DefaultMask()}).Masked()
-			routes = append(routes, cni.Route{Dst: subnet, GW: address(pair[4:8])})
+			routes = append(routes, cni.Route{Dst: subnet, GW: addr4(pair[4:8])})
 		}
 	}
 	if gateway.IsValid() {
@@ -157,11 +152,11 @@ func routesOf(ack *dhcpv4.DHCPv4, gateway netip.Addr) (routes []cni.Route) {
 	return routes
 }
 
-// dnsOf returns the resolver settings. It drops names that are no domain names: the runtime writes
-// them into the container's resolv.conf, where they could be any line.
+// dnsOf returns the resolver settings. It drops names that are not domain names, because the runtime writes them into
+// the container's resolv.conf, where other text could become any line.
 func dnsOf(ack *dhcpv4.DHCPv4) (dns cni.DNS) {
 	for _, ip := range ack.DNS() {
-		dns.Nameservers = append(dns.Nameservers, address(ip).String())
+		dns.Nameservers = append(dns.Nameservers, addr4(ip).String())
 	}
 	if domain := strings.TrimRight(ack.DomainName(), ".\x00"); isDomain(domain) {
 		dns.Domain = domain
@@ -174,99 +169,4 @@ func dnsOf(ack *dhcpv4.DHCPv4) (dns cni.DNS) {
 		}
 	}
 	return dns
-}
-
-func isDomain(name string) bool {
-	const allowed = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_."
-	return name != "" && len(name) < 255 && strings.Trim(name, allowed) == ""
-}
-
-// address is the zero Addr where ip is no IPv4 address.
-func address(ip net.IP) netip.Addr {
-	addr, _ := netip.AddrFromSlice(ip.To4())
-	return addr
-}
-
-func isHost(a netip.Addr) bool {
-	return a.Is4() && !a.IsUnspecified() && !a.IsLoopback() && !a.IsMulticast() && a.As4()[0] < 240
-}
-
-// clientID is the reference's, so that a server knows a container whoever asks.
-func clientID(a cni.Attachment) []byte {
-	id := a.ContainerID + "/" + a.Network + "/" + a.IfName
-	return append([]byte{0}, id[:min(len(id), 254)]...)
-}
-
-// record is a lease in a file, from before the plugin's answer until DEL, for the next daemon. Times are since boot.
-type record struct {
-	cni.Attachment
-	Netns  string        `json:"netns"`
-	NS     ns.Identity   `json:"ns"`
-	Index  int           `json:"index"` // of the interface; 0: not known yet
-	Client identity      `json:"client"`
-	ACK    []byte        `json:"ack,omitempty"` // none: the lease is lost
-	Since  time.Duration `json:"since,omitempty"`
-
-	// While the interface is changed: the ACK whose address it may still have, and where its routes
-	// were. After a lost lease only the routes are kept.
-	FormerACK    []byte   `json:"had,omitempty"`
-	FormerRoutes []placed `json:"routes,omitempty"`
-}
-
-// Plausible leaves out what no daemon has written.
-func (r record) Plausible() bool { return r.Index > 0 && r.Netns != "" }
-
-const (
-	leaseRoot  = "/run/hawser/dhcp/"
-	lease6Root = "/run/hawser/dhcp6/" // those of IPv6, which an older daemon would take for IPv4's
-)
-
-// list lists the leases of all sockets' daemons.
-func list(context.Context, *skel.Request) (all []cni.Holding, err error) {
-	dirs, _ := filepath.Glob(leaseRoot + "*") // a good pattern
-	dirs6, _ := filepath.Glob(lease6Root + "*")
-	boot := time.Now().Add(-sysctl.SinceBoot())
-	var errs []error
-	for _, dir := range append(dirs, dirs6...) {
-		held, err := netplugin.Holdings(statefile.Records[record]{Path: dir}, func(r record) []cni.Holding {
-			value := "lost"
-			if l := r.leaseOf(r.ACK); l != nil {
-				value = fmt.Sprintf("%s %s expires %s", l, l.lender(), boot.Add(l.expiry).UTC().Format(time.RFC3339))
-			}
-			h := cni.Holding{Attachment: r.Attachment, Kind: cni.HeldAddress, Value: value}
-			return netplugin.WithNetns(r.Netns, r.NS, h)
-		})
-		all, errs = append(all, held...), append(errs, err)
-	}
-	return all, errors.Join(errs...)
-}
-
-// recordsIn are the leases that a socket's daemon holds, below one of the roots.
-func recordsIn(root, socket string) statefile.Records[record] {
-	return statefile.Records[record]{Path: root + cni.Digest(socket, 16), Wait: 10 * time.Second}
-}
-
-// setLease puts the lease, if any, into the record.
-func (r *record) setLease(l *lease) {
-	r.ACK, r.Since = nil, 0
-	if l != nil {
-		r.ACK, r.Since = l.bytes(), l.since
-	}
-}
-
-// leaseOf reads an answer in the record, written by bytes; nil: there is none of the client's family.
-func (r record) leaseOf(answer []byte) *lease {
-	if r.Client.isV6() {
-		var six lease6
-		if json.Unmarshal(answer, &six) != nil {
-			return nil
-		}
-		return newLease6(six, r.Since)
-	}
-	ack, err := dhcpv4.FromBytes(answer)
-	if err != nil {
-		return nil
-	}
-	l, _ := newLease(ack, r.Since)
-	return l
 }

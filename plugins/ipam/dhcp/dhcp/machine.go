@@ -3,6 +3,7 @@ package dhcp
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net"
@@ -10,10 +11,11 @@ import (
 	"time"
 
 	"github.com/insomniacslk/dhcp/dhcpv4"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
 )
 
-// state is one of RFC 2131, figure 5. INIT and SELECTING are one state here, and so are
-// INIT-REBOOT and REBOOTING.
+// state is a state of RFC 2131, figure 5. INIT and SELECTING are one state, and so are INIT-REBOOT and REBOOTING.
 type state string
 
 const (
@@ -25,59 +27,54 @@ const (
 	rebooting  state = "INIT-REBOOT"
 )
 
-// identity is what a server knows a client by, and what that asks for.
+// identity identifies a client to servers and has the options of its messages. Records contain it.
 type identity struct {
-	MAC       net.HardwareAddr
-	ID        []byte
-	Broadcast bool // answers must be sent to all: we do not get others before we have the address
+	MAC       net.HardwareAddr // interface's address in the last exchange; nil: there was no exchange
+	ID        []byte           // client identifier, or the DUID for IPv6
+	Broadcast bool             // ask servers to broadcast answers, because unicast would not reach the interface
 	options
 }
 
-// isFirst says whether there was no exchange yet: an ADD has just begun.
+// isFirst reports whether there was no exchange yet, which means that an ADD has just begun.
 func (i *identity) isFirst() bool { return i.MAC == nil }
 
-// course is where a client is on its way to a lease. Times are since boot.
-type course struct {
-	flags flags // the daemon's
+// progress is the part of a state machine that the machines of both address families have and that the client reads.
+// Times are since boot.
+type progress struct {
+	flags flags
 	state state
-	lease *lease // nil: there is none
-	wake  time.Duration
-	fault error // why the last answer was of no use, or nobody could be asked
+	lease *lease        // nil: none
+	wake  time.Duration // when tick must be called next
+	fault error         // why the last answer was refused, no server could be asked, or the lease was lost
 
-	began time.Duration // when it began to ask for a lease, or for its renewal
-	tries int           // of sending the same message
-	naks  int           // since the last lease
+	started time.Duration // beginning of the current attempt to get or renew a lease
+	tries   int           // transmissions of the current message
+	naks    int           // refusals since the last lease
 }
 
-// machine is the state machine of a lease (RFC 2131, section 4.4), without clock and socket. tick returns the packet to
-// send now, wake is when to call it again at the latest, receive takes a message that has come.
+// machine is the state machine of an IPv4 lease (RFC 2131, section 4.4). It has no clock and no socket: tick returns
+// the packet that must be sent now, wake is the latest time for the next tick, and receive processes a message.
 type machine struct {
-	*identity
-	*course
+	id *identity
+	*progress
 
 	xid   dhcpv4.TransactionID
-	secs  uint16         // that have passed since began; a REQUEST has those of its DISCOVER
-	offer *dhcpv4.DHCPv4 // of REQUESTING
-}
-
-// packet is a message, and where it goes.
-type packet struct {
-	message  *dhcpv4.DHCPv4
-	src, dst netip.Addr
-	hop      netip.Addr // whose MAC address it goes to; zero: to all on the link
+	secs  uint16         // seconds since started; a REQUEST repeats the value of its DISCOVER
+	offer *dhcpv4.DHCPv4 // selected offer, in state REQUESTING
 }
 
 const (
-	firstPause = 250 * time.Millisecond
-	lastTry    = 4  // of a REQUEST that should have been answered at once
-	eager      = 16 // tries of a DISCOVER with short pauses
+	minPause  = 250 * time.Millisecond
+	maxTries  = 4  // transmissions of a REQUEST after an OFFER or a restart
+	fastTries = 16 // transmissions of a DISCOVER with short pauses
 )
 
-// enter begins a state. Answers to earlier messages are ignored from now on; a REQUEST has its OFFER's transaction.
+// enter changes the state. Answers to earlier messages are ignored from now on, except in REQUESTING, which continues
+// the transaction of the OFFER.
 func (m *machine) enter(s state, now time.Duration) {
 	if s != requesting {
-		if m.state != requesting && m.state != renewing { // else it goes on asking
-			m.began = now
+		if m.state != requesting && m.state != renewing { // otherwise the attempt continues
+			m.started = now
 		}
 		m.offer = nil
 		binary.BigEndian.PutUint32(m.xid[:], rand.Uint32())
@@ -85,7 +82,7 @@ func (m *machine) enter(s state, now time.Duration) {
 	m.state, m.tries, m.wake = s, 0, now
 }
 
-// tick lets time pass and returns what is to be sent, if anything.
+// tick advances the machine to now. It returns the packet that must be sent, or nil.
 func (m *machine) tick(now time.Duration) *packet {
 	if m.state == "" {
 		m.enter(selecting, now)
@@ -93,7 +90,7 @@ func (m *machine) tick(now time.Duration) *packet {
 	if l := m.lease; l != nil {
 		switch {
 		case now >= l.expiry:
-			m.lease = nil
+			m.lease, m.fault = nil, errExpired
 			m.enter(selecting, now)
 		case now >= l.rebind && (m.state == bound || m.state == renewing):
 			m.enter(rebinding, now)
@@ -105,44 +102,49 @@ func (m *machine) tick(now time.Duration) *packet {
 		return nil
 	}
 	switch {
-	case m.state == requesting && m.tries == lastTry:
+	case m.state == requesting && m.tries == maxTries:
 		m.enter(selecting, now)
-	case m.state == rebooting && m.tries == lastTry: // the lease is good while nobody objects
+	case m.state == rebooting && m.tries == maxTries: // no server objects, so the lease stays valid
 		m.enterBound()
 		return m.tick(now)
 	}
 	m.wake = now + m.pause(now)
 	m.tries++
 	if m.state != requesting {
-		m.secs = uint16(min((now-m.began)/time.Second, 1<<16-1))
+		m.secs = uint16(min((now-m.started)/time.Second, 1<<16-1))
 	}
 	return m.packet()
 }
 
-// enterBound waits for the time of the renewal.
-func (c *course) enterBound() { c.state, c.wake, c.naks = bound, c.lease.renew, 0 }
+// errExpired is the fault of a client whose lease was not renewed in time.
+var errExpired = errors.New("the lease has expired")
 
-// half is a pause of half the time that is left.
-func half(now, end time.Duration) time.Duration { return min(max((end-now)/2, time.Second), end-now) }
+// enterBound changes the state to BOUND until the lease must be renewed.
+func (c *progress) enterBound() { c.state, c.wake, c.naks = bound, c.lease.renew, 0 }
 
-// pause is how long to wait for an answer: a little longer each time, or half the time
-// that is left.
-func (c *course) pause(now time.Duration) time.Duration {
+// halfRemaining returns half the time until end, but at least a second unless end is earlier.
+func halfRemaining(now, end time.Duration) time.Duration {
+	return min(max((end-now)/2, time.Second), end-now)
+}
+
+// pause returns how long to wait for an answer: half the remaining time for renewals, otherwise a time that grows
+// with each transmission and is random within 10 %.
+func (c *progress) pause(now time.Duration) time.Duration {
 	switch c.state {
 	case renewing:
-		return half(now, c.lease.rebind)
+		return halfRemaining(now, c.lease.rebind)
 	case rebinding:
-		return half(now, c.lease.expiry)
+		return halfRemaining(now, c.lease.expiry)
 	}
-	pause := min(firstPause<<min(c.tries, eager), c.flags.timeout)
-	if c.tries > eager {
-		pause = c.flags.pauseMax
+	pause := min(minPause<<min(c.tries, fastTries), c.flags.timeout)
+	if c.tries > fastTries {
+		pause = c.flags.maxPause
 	}
-	pause = max(pause, firstPause)
+	pause = max(pause, minPause)
 	return pause*9/10 + rand.N(pause/5)
 }
 
-// packet makes the message of the state (RFC 2131, table 5).
+// packet returns the message of the current state (RFC 2131, table 5).
 func (m *machine) packet() *packet {
 	p := &packet{src: netip.IPv4Unspecified(), dst: netip.AddrFrom4([4]byte{255, 255, 255, 255})}
 	kind := dhcpv4.MessageTypeRequest
@@ -156,58 +158,60 @@ func (m *machine) packet() *packet {
 	case rebooting:
 		more = []dhcpv4.Modifier{dhcpv4.WithOption(dhcpv4.OptRequestedIPAddress(m.lease.ack.YourIPAddr))}
 	case renewing:
-		p.dst, p.hop = m.lease.server()
+		p.dst, p.nextHop = m.lease.server()
 		fallthrough
 	case rebinding:
 		p.src = m.lease.prefix().Addr()
 		more = []dhcpv4.Modifier{dhcpv4.WithClientIP(m.lease.ack.YourIPAddr)}
 	}
-	more = append(more, dhcpv4.WithBroadcast(m.Broadcast || !bytes.Equal(m.mac(), m.MAC)),
-		dhcpv4.WithGeneric(dhcpv4.OptionParameterRequestList, m.Request),
+	more = append(more, dhcpv4.WithBroadcast(m.id.Broadcast || !bytes.Equal(m.clientMAC(), m.id.MAC)),
+		dhcpv4.WithGeneric(dhcpv4.OptionParameterRequestList, m.id.Request),
 		dhcpv4.WithOption(dhcpv4.OptMaxMessageSize(1500)))
 	p.message = m.message(kind, more...)
 	p.message.NumSeconds = m.secs
-	for code, value := range m.Provide {
+	for code, value := range m.id.Provide {
 		p.message.Options[code] = value
 	}
 	return p
 }
 
-// releasePacket is the packet that gives the lease back.
+// releasePacket returns the DHCPRELEASE for the lease.
 func (m *machine) releasePacket() *packet {
 	l := m.lease
-	id := m.ID
-	if own := m.Provide[dhcpv4.OptionClientIdentifier.Code()]; own != nil { // a record may have another ID
-		id = own
+	id := m.id.ID
+	if provided := m.id.Provide[dhcpv4.OptionClientIdentifier.Code()]; provided != nil {
+		id = provided // the ID in a record can differ
 	}
 	message := m.message(dhcpv4.MessageTypeRelease, dhcpv4.WithClientIP(l.ack.YourIPAddr),
 		dhcpv4.WithOptionCopied(l.ack, dhcpv4.OptionServerIdentifier),
 		dhcpv4.WithGeneric(dhcpv4.OptionClientIdentifier, id))
 	server, hop := l.server()
-	return &packet{message: message, src: l.prefix().Addr(), dst: server, hop: hop}
+	return &packet{message: message, src: l.prefix().Addr(), dst: server, nextHop: hop}
 }
 
-// mac is the MAC address under which a server knows us. It is the lease's while there is
-// one, since some servers find a lease by it; the interface may have another one by then.
-func (m *machine) mac() net.HardwareAddr {
+// clientMAC returns the MAC address by which servers know the client. While there is a lease, it is the lease's,
+// which some servers search for; the interface's address may have changed since.
+func (m *machine) clientMAC() net.HardwareAddr {
 	if m.lease != nil {
 		return m.lease.ack.ClientHWAddr
 	}
-	return m.MAC
+	return m.id.MAC
 }
 
+// message returns a message with the options that every message has.
 func (m *machine) message(kind dhcpv4.MessageType, more ...dhcpv4.Modifier) *dhcpv4.DHCPv4 {
-	p, err := dhcpv4.New(append([]dhcpv4.Modifier{dhcpv4.WithHwAddr(m.mac()), dhcpv4.WithTransactionID(m.xid),
-		dhcpv4.WithMessageType(kind), dhcpv4.WithGeneric(dhcpv4.OptionClientIdentifier, m.ID)}, more...)...)
+	p, err := dhcpv4.New(append([]dhcpv4.Modifier{dhcpv4.WithHwAddr(m.clientMAC()), dhcpv4.WithTransactionID(m.xid),
+		dhcpv4.WithMessageType(kind), dhcpv4.WithGeneric(dhcpv4.OptionClientIdentifier, m.id.ID)}, more...)...)
 	if err != nil {
-		panic(err) // no random number for an ID that is replaced
+		panic(err) // only if there is no random number for the transaction ID, which is replaced
 	}
 	return p
 }
 
-// receive takes a message. What is not for us, or not from the server that was asked, or no answer changes nothing.
+// receive processes a message. It ignores messages for other clients or from other servers than the one that was
+// asked, and answers that do not fit the state.
 func (m *machine) receive(now time.Duration, p *dhcpv4.DHCPv4) {
-	if p.OpCode != dhcpv4.OpcodeBootReply || p.TransactionID != m.xid || !bytes.Equal(p.ClientHWAddr, m.mac()) {
+	if p.OpCode != dhcpv4.OpcodeBootReply || p.TransactionID != m.xid || !bytes.Equal(p.ClientHWAddr, m.clientMAC()) {
 		return
 	}
 	switch kind := p.MessageType(); {
@@ -216,7 +220,7 @@ func (m *machine) receive(now time.Duration, p *dhcpv4.DHCPv4) {
 			m.offer = p
 			m.enter(requesting, now)
 		}
-	case !m.asked(p):
+	case !m.isExpected(p):
 	case kind == dhcpv4.MessageTypeAck:
 		l, err := newLease(p, now)
 		if m.fault = err; err == nil {
@@ -224,29 +228,37 @@ func (m *machine) receive(now time.Duration, p *dhcpv4.DHCPv4) {
 			m.enterBound()
 		}
 	case kind == dhcpv4.MessageTypeNak:
-		m.fault, m.lease = fmt.Errorf("the server refuses the address: %q", p.Message()), nil
+		m.fault, m.lease = fmt.Errorf("the server refused the address: %q", p.Message()), nil
 		m.enter(selecting, now)
-		m.refused(now)
+		m.backOff(now)
 	}
 }
 
-// refused waits before it asks again: a server that refuses all there is would keep us busy.
-func (c *course) refused(now time.Duration) {
-	c.wake = now + min(firstPause<<min(c.naks, eager), c.flags.pauseMax)
+// backOff delays the next message after a refusal, because a server that refuses everything would otherwise keep the
+// client busy.
+func (c *progress) backOff(now time.Duration) {
+	c.wake = now + min(minPause<<min(c.naks, fastTries), c.flags.maxPause)
 	c.naks++
 }
 
-// asked reports whether the sender was sent our REQUEST: one server, or any.
-func (m *machine) asked(p *dhcpv4.DHCPv4) bool {
-	server := address(p.ServerIdentifier())
+// isExpected reports whether p comes from a server to which the current REQUEST was sent.
+func (m *machine) isExpected(p *dhcpv4.DHCPv4) bool {
+	server := addr4(p.ServerIdentifier())
 	switch m.state {
 	case requesting:
-		return server == address(m.offer.ServerIdentifier()) &&
+		return server == addr4(m.offer.ServerIdentifier()) &&
 			(p.MessageType() != dhcpv4.MessageTypeAck || p.YourIPAddr.Equal(m.offer.YourIPAddr))
 	case renewing:
-		return server == address(m.lease.ack.ServerIdentifier())
+		return server == addr4(m.lease.ack.ServerIdentifier())
 	case rebinding, rebooting:
 		return true
 	}
 	return false
+}
+
+// clientID returns the client identifier of the reference plugin, so that servers recognize a container with either
+// plugin.
+func clientID(a cni.Attachment) []byte {
+	id := a.ContainerID + "/" + a.Network + "/" + a.IfName
+	return append([]byte{0}, id[:min(len(id), 254)]...)
 }

@@ -36,8 +36,8 @@ type life6 struct {
 
 func newLife6(way string) *life6 {
 	who := identity{MAC: ownMAC, ID: []byte("id"), options: options{IPv6: way, DNS: true}}
-	return &life6{machine6: machine6{identity: &who, course: &course{flags: newLife().flags},
-		iaid: [4]byte{1, 2, 3, 4}, ifName: "eth0", heard: heard{Own: own6}}}
+	return &life6{machine6: machine6{id: &who, progress: &progress{flags: newLife().flags},
+		iaid: [4]byte{1, 2, 3, 4}, ifName: "eth0", ra: raState{LinkLocal: own6}}}
 }
 
 // says lets the clock run until something is to be sent, and returns what: the state, or the DHCPv6 message.
@@ -73,7 +73,7 @@ const onLinkOnly, both = 0x80, 0xc0
 func ra(from netip.Addr, options ...[]byte) []byte {
 	head := []byte{routerAdvertisement, 0, 0, 0, 64, 0, 0x0e, 0x10, 0, 0, 0, 0, 0, 0, 0, 0}
 	whole := slices.Concat(head, slices.Concat(options...))
-	return packet6(unix.IPPROTO_ICMPV6, from, netip.MustParseAddr(allRouters), whole)
+	return buildPacket6(unix.IPPROTO_ICMPV6, from, netip.MustParseAddr(allRouters), whole)
 }
 
 // answer6 is the server's message of a kind, which lends lent6 for an hour; what changes does is in it.
@@ -107,13 +107,13 @@ type answerOf struct {
 
 // toClient is a packet of a server.
 func toClient(message []byte) []byte {
-	b := packet6(unix.IPPROTO_UDP, router6, own6, message)
+	b := buildPacket6(unix.IPPROTO_UDP, router6, own6, message)
 	binary.BigEndian.PutUint16(b[40:], serverPort6)
 	binary.BigEndian.PutUint16(b[42:], clientPort6)
 	return b
 }
 
-func (l *life6) hear6(packet []byte) { l.hear(l.now, packet) }
+func (l *life6) hear6(packet []byte) { l.receivePacket(l.now, packet) }
 
 // bind6 goes through an exchange.
 func (l *life6) bind6() {
@@ -134,8 +134,8 @@ func (l *life6) bind6() {
 
 var _ = Describe("the machine of IPv6", func() {
 	It("asks a router, then servers; renews at T1, asks all at T2, and ends", Label("ipv6-times"), func() {
-		l := newLife6(byDHCP)
-		for range lastTry + 2 {
+		l := newLife6(modeDHCP)
+		for range maxTries + 2 {
 			said, _ := l.says()
 			Expect(said).To(Equal(soliciting))
 			Expect(l.tick(l.now)).To(BeFalse(), "not before its time")
@@ -146,7 +146,7 @@ var _ = Describe("the machine of IPv6", func() {
 		said, _ := l.says()
 		Expect(l.now - began).To(Equal(15 * time.Minute)) // half of the shortest time, T1 and the router's prefix
 		Expect(said).To(Equal(soliciting))
-		for range lastTry {
+		for range maxTries {
 			Expect(l.lease).NotTo(BeNil())
 			l.says()
 		}
@@ -165,23 +165,23 @@ var _ = Describe("the machine of IPv6", func() {
 			l.says()
 		}
 		Expect(l.now - began).To(Equal(time.Hour))
-		Expect(l.fault).To(MatchError("its time is over"))
+		Expect(l.fault).To(MatchError(errExpired))
 		Expect(l.state).To(Equal(soliciting))
 	})
 
 	It("has another server's answer to a Rebind", func() {
-		l := newLife6(byDHCP)
+		l := newLife6(modeDHCP)
 		l.bind6()
 		for l.state != rebinding {
 			l.says()
 		}
 		l.hear6(l.answer6(reply6, func(a *answerOf) { a.server = []byte("other") }))
 		Expect(l.state).To(Equal(bound))
-		Expect(l.lease.six.Server).To(Equal([]byte("other")))
+		Expect(l.lease.v6.Server).To(Equal([]byte("other")))
 	})
 
 	It("asks the server that has lost the lease for it, and says why one refuses", Label("ipv6-status"), func() {
-		l := newLife6(byDHCP)
+		l := newLife6(modeDHCP)
 		l.bind6()
 		for l.state != renewing {
 			l.says()
@@ -198,7 +198,7 @@ var _ = Describe("the machine of IPv6", func() {
 	DescribeTable("is moved by nothing but the answer of the server that it asked", Label("hostile-server"), func(
 		change func(a *answerOf),
 	) {
-		l := newLife6(byDHCP)
+		l := newLife6(modeDHCP)
 		l.says()
 		l.hear6(ra(router6))
 		l.says()
@@ -241,7 +241,7 @@ var _ = Describe("the machine of IPv6", func() {
 	)
 
 	It("takes no Reply of a server that it did not ask", Label("hostile-server"), func() {
-		l := newLife6(byDHCP)
+		l := newLife6(modeDHCP)
 		l.says()
 		l.hear6(ra(router6))
 		l.says()
@@ -260,7 +260,7 @@ var _ = Describe("the machine of IPv6", func() {
 	})
 
 	DescribeTable("takes no advertisement", Label("hostile-server"), func(change func(packet []byte) []byte) {
-		l := newLife6(bySLAAC)
+		l := newLife6(modeSLAAC)
 		l.says()
 		l.hear6(change(ra(router6, pio("2001:db8::", both, 1800, 3600))))
 		Expect(l.lease).To(BeNil())
@@ -275,20 +275,21 @@ var _ = Describe("the machine of IPv6", func() {
 		Entry("whose prefix has 63 bits", func(b []byte) []byte { b[58] = 63; return b }),
 		Entry("whose prefix is for DHCPv6", func(b []byte) []byte { b[59] = onLinkOnly; return b }),
 		Entry("whose prefix option is too short", func(b []byte) []byte {
-			return packet6(unix.IPPROTO_ICMPV6, router6, own6, append(b[40:56:56], raPrefix, 1, 64, both, 0, 0, 0, 0))
+			return buildPacket6(unix.IPPROTO_ICMPV6, router6, own6, append(b[40:56:56], raPrefix, 1, 64, both, 0,
+				0, 0, 0))
 		}),
 		Entry("that ends in half an option", func(b []byte) []byte {
-			return packet6(unix.IPPROTO_ICMPV6, router6, own6, append(b[40:len(b):len(b)], raPrefix))
+			return buildPacket6(unix.IPPROTO_ICMPV6, router6, own6, append(b[40:len(b):len(b)], raPrefix))
 		}),
 		Entry("without all of its head", func(b []byte) []byte {
-			return packet6(unix.IPPROTO_ICMPV6, router6, own6, b[40:55])
+			return buildPacket6(unix.IPPROTO_ICMPV6, router6, own6, b[40:55])
 		}),
 		Entry("whose prefix is multicast", func(b []byte) []byte { b[72] = 0xff; return b }),
 		Entry("that is cut short", func(b []byte) []byte { return b[:len(b)-1] }),
 	)
 
 	It("has no more addresses than the kernel would have, whatever routers advertise", Label("hostile-server"), func() {
-		l := newLife6(bySLAAC)
+		l := newLife6(modeSLAAC)
 		for round := range 3 {
 			var options [][]byte
 			for n := range 40 {
@@ -296,13 +297,13 @@ var _ = Describe("the machine of IPv6", func() {
 			}
 			l.says()
 			l.hear6(ra(router6, options...))
-			Expect(l.lease.six.Addrs).To(HaveLen(16))
+			Expect(l.lease.v6.Addrs).To(HaveLen(16))
 			Expect(l.lease.String()).To(HavePrefix("2001:db8::2/64 2001:db8:0:1::2/64 "))
 		}
 	})
 
 	It("keeps the addresses of prefixes fresh, each until its end", Label("ipv6-slaac-times"), func() {
-		l := newLife6(bySLAAC)
+		l := newLife6(modeSLAAC)
 		l.says()
 		l.hear6(ra(router6, pio("2001:db8::", both, 1800, 3600), pio("2001:db8:2::", both, 1800, 7200)))
 		Expect(l.lease.String()).To(Equal("2001:db8::2/64 2001:db8:2::2/64"))
@@ -310,7 +311,7 @@ var _ = Describe("the machine of IPv6", func() {
 		other := netip.MustParseAddr("fe80::9")
 		l.says()
 		l.hear6(ra(other, pio("2001:db8:9::", both, 1800, 3600)))
-		Expect(l.Router).To(Equal(router6))
+		Expect(l.ra.Router).To(Equal(router6))
 		l.hear6(ra(router6, pio("2001:db8:2::", both, 1800, 7200)))
 		Expect(l.state).To(Equal(bound))
 		Expect(l.lease.String()).To(Equal("2001:db8::2/64 2001:db8:2::2/64"))
@@ -328,12 +329,12 @@ var _ = Describe("the machine of IPv6", func() {
 			l.says()
 		}
 		l.hear6(ra(other, pio("2001:db8:9::", both, 1800, 3600)))
-		Expect(l.Router).To(Equal(other))
+		Expect(l.ra.Router).To(Equal(other))
 		Expect(l.lease.String()).To(Equal("2001:db8:2::2/64 2001:db8:9::2/64"))
 	})
 
 	It("asks nobody when the time of one of its addresses is over", Label("ipv6-slaac-times"), func() {
-		l := newLife6(bySLAAC)
+		l := newLife6(modeSLAAC)
 		l.says()
 		l.hear6(ra(router6, pio("2001:db8::", both, 500, 1000), pio("2001:db8:2::", both, 1800, 7200)))
 		Expect(l.says()).To(Equal(soliciting))
@@ -345,7 +346,7 @@ var _ = Describe("the machine of IPv6", func() {
 	})
 
 	It("hears no earlier answer, asks again without one, and waits where one refuses", Label("ipv6-status"), func() {
-		l := newLife6(byDHCP)
+		l := newLife6(modeDHCP)
 		l.says()
 		l.hear6(ra(router6))
 		l.says()
@@ -355,7 +356,7 @@ var _ = Describe("the machine of IPv6", func() {
 		early := l.answer6(reply6, func(a *answerOf) { a.xid = again.xid })
 		l.hear6(early)
 		Expect(l.lease).To(BeNil(), "an answer to the Solicit")
-		for range lastTry {
+		for range maxTries {
 			said, _ := l.says()
 			Expect(said).To(Equal(requesting))
 		}
@@ -368,20 +369,20 @@ var _ = Describe("the machine of IPv6", func() {
 	})
 
 	It("renews with the server that lent, and stays bound while a router alone answers", Label("ipv6-times"), func() {
-		l := newLife6(byDHCP)
+		l := newLife6(modeDHCP)
 		l.bind6()
 		lent := l.lease
 		l.tick(l.now + 1)
 		Expect(l.lease).To(BeIdenticalTo(lent), "nothing is written while nothing changes")
-		l.lease.six.Renew = 3 * time.Hour
+		l.lease.v6.Renew = 3 * time.Hour
 		l.says()
 		l.hear6(ra(router6, pio("2001:db8:5::", onLinkOnly, 1800, 3600)))
 		Expect(l.state).To(Equal(bound), "before T1")
-		Expect(l.lease.six.OnLink).To(Equal([]netip.Prefix{netip.MustParsePrefix("2001:db8:5::/64")}))
+		Expect(l.lease.v6.OnLink).To(Equal([]netip.Prefix{netip.MustParsePrefix("2001:db8:5::/64")}))
 		l.hear6(ra(router6))
-		Expect(l.lease.six.OnLink).NotTo(BeEmpty(), "what nobody asked for")
-		l.lease.six.Renew, l.lease.six.Rebind = l.now, l.now+time.Hour
-		for range lastTry + 1 {
+		Expect(l.lease.v6.OnLink).NotTo(BeEmpty(), "what nobody asked for")
+		l.lease.v6.Renew, l.lease.v6.Rebind = l.now, l.now+time.Hour
+		for range maxTries + 1 {
 			l.says()
 		}
 		Expect(l.state).To(Equal(renewing))
@@ -394,14 +395,14 @@ var _ = Describe("the machine of IPv6", func() {
 	DescribeTable("has the server's times, or those that follow from the address's", Label("ipv6-times"), func(
 		t1, t2, preferred, valid uint32, renew, rebind int,
 	) {
-		l := newLife6(byDHCP)
+		l := newLife6(modeDHCP)
 		l.says()
 		l.hear6(ra(router6))
 		l.says()
 		l.hear6(l.answer6(advertise))
 		l.says()
 		l.hear6(l.answer6(reply6, func(a *answerOf) { a.t1, a.t2, a.preferred, a.valid = t1, t2, preferred, valid }))
-		held := l.lease.six
+		held := l.lease.v6
 		times := []int{}
 		for _, at := range []time.Duration{held.Renew, held.Rebind, l.lease.expiry} {
 			times = append(times, int((at-l.now)/time.Second))
@@ -420,7 +421,7 @@ var _ = Describe("the machine of IPv6", func() {
 	DescribeTable("gives the interface what router and server say", Label("ipv6-result"), func(
 		change func(l *lease6, o *options), want string,
 	) {
-		l := lease6{heard: heard{Own: own6, Router: router6, IsDefault: true,
+		l := lease6{raState: raState{LinkLocal: own6, Router: router6, IsDefault: true,
 			OnLink: []netip.Prefix{netip.MustParsePrefix("2001:db8::/64")}},
 			Addrs: []addr6{{lent6, time.Hour}}, DNS: cni.DNS{Domain: "x"}}
 		o := options{DNS: true, Priority: 7}
@@ -440,17 +441,18 @@ var _ = Describe("the machine of IPv6", func() {
 	)
 
 	It("asks again before the first of its addresses ends, and ends with the last", Label("ipv6-times"), func() {
-		of := lease6{heard: heard{Own: own6, Router: router6, Refresh: 300}, Addrs: []addr6{{lent6, 200}, {lent6, 100}}}
+		of := lease6{raState: raState{LinkLocal: own6, Router: router6, Refresh: 300}, Addrs: []addr6{{lent6, 200},
+			{lent6, 100}}}
 		l := newLease6(of, 0)
 		Expect([]time.Duration{l.renew, l.rebind, l.expiry}).To(Equal([]time.Duration{100, 200, 200}))
 	})
 
 	DescribeTable("has no lease of a record", func(change func(l *lease6)) {
-		l := lease6{heard: heard{Own: own6, Router: router6}, Addrs: []addr6{{lent6, time.Hour}}}
-		kept, r := lease{six: &l}, record{Client: *newLife6(byDHCP).identity}
-		Expect(r.leaseOf(kept.bytes())).NotTo(BeNil())
+		l := lease6{raState: raState{LinkLocal: own6, Router: router6}, Addrs: []addr6{{lent6, time.Hour}}}
+		kept, r := lease{v6: &l}, record{Client: *newLife6(modeDHCP).id}
+		Expect(r.decodeLease(kept.encode())).NotTo(BeNil())
 		change(&l)
-		Expect(r.leaseOf(kept.bytes())).To(BeNil())
+		Expect(r.decodeLease(kept.encode())).To(BeNil())
 	},
 		Entry("without address", func(l *lease6) { l.Addrs = nil }),
 		Entry("with one that no interface can have", func(l *lease6) {
@@ -458,11 +460,11 @@ var _ = Describe("the machine of IPv6", func() {
 		}),
 		Entry("with none in fact", func(l *lease6) { l.Addrs = []addr6{{Until: time.Hour}} }),
 		Entry("without router", func(l *lease6) { l.Router = netip.Addr{} }),
-		Entry("without its link-local address", func(l *lease6) { l.Own = lent6.Addr() }),
+		Entry("without its link-local address", func(l *lease6) { l.LinkLocal = lent6.Addr() }),
 	)
 
 	It("takes a router that is no default router where no other answers", Label("ipv6-slaac"), func() {
-		l := newLife6(bySLAAC)
+		l := newLife6(modeSLAAC)
 		silent := ra(router6, pio("2001:db8::", both, 1800, 3600))
 		silent[46], silent[47] = 0, 0 // its lifetime
 		for range 3 {
@@ -470,39 +472,39 @@ var _ = Describe("the machine of IPv6", func() {
 			Expect(l.lease).To(BeNil())
 			l.hear6(silent)
 		}
-		Expect(l.IsDefault).To(BeFalse())
+		Expect(l.ra.IsDefault).To(BeFalse())
 		Expect(l.lease.String()).To(Equal("2001:db8::2/64"))
-		Expect(l.giveBack(nil)).To(Equal("no server"))
+		Expect(l.sendRelease(nil)).To(Equal("no server"))
 	})
 
 	It("forms an address of each prefix that is for that, and has routes to those on the link", Label("ipv6-slaac"),
 		func() {
-			l := newLife6(bySLAAC)
+			l := newLife6(modeSLAAC)
 			l.says()
 			l.hear6(ra(router6))
-			Expect(l.fault).To(MatchError("router fe80::1 advertises no prefix of 64 bits to form addresses of"))
+			Expect(l.fault).To(MatchError("router fe80::1 advertises no autonomous prefix of 64 bits"))
 			l.hear6(ra(router6, pio("2001:db8:1::7", both, 1800, 3600), pio("2001:db8:2::", 0x40, 1800, 3600),
 				pio("2001:db8:3::", both, 0, 3600), pio("2001:db8:1::", both, 1800, 3600),
 				pio("2001:db8:4::", both, 0, 0), pio("2001:db8:5::", both, 3601, 3600)))
 			Expect(l.fault).NotTo(HaveOccurred())
 			Expect(l.lease.String()).To(Equal("2001:db8:1::2/64 2001:db8:2::2/128"))
 			Expect(l.lease.renew-l.now).To(Equal(30*time.Minute), "whatever ends now")
-			Expect(l.OnLink).To(Equal([]netip.Prefix{netip.MustParsePrefix("2001:db8:1::/64"),
+			Expect(l.ra.OnLink).To(Equal([]netip.Prefix{netip.MustParsePrefix("2001:db8:1::/64"),
 				netip.MustParsePrefix("2001:db8:3::/64")}))
 		})
 
 	DescribeTable("has an address until the time that the router says last, but not less than two hours",
 		Label("ipv6-slaac-times"), func(first, then, until uint32) {
-			l := newLife6(bySLAAC)
+			l := newLife6(modeSLAAC)
 			l.says()
 			l.hear6(ra(router6, pio("2001:db8::", both, 600, first)))
-			had := *l.lease.six
+			had := *l.lease.v6
 			end := had.Addrs[0].Until
 			l.says()
 			l.hear6(ra(router6, pio("2001:db8::", both, 0, then)))
 			began := l.lease.since
 			Expect(had.Addrs[0].Until).To(Equal(end), "others read it")
-			Expect(l.lease.six.Addrs[0].Until - began).To(Equal(time.Duration(until) * time.Second))
+			Expect(l.lease.v6.Addrs[0].Until - began).To(Equal(time.Duration(until) * time.Second))
 		},
 		Entry("more", uint32(3600), uint32(5000), uint32(5000)),
 		Entry("less, of a long time", uint32(30000), uint32(0), uint32(7200)),
@@ -513,14 +515,14 @@ var _ = Describe("the machine of IPv6", func() {
 	DescribeTable("asks the router again after half of its shortest time", Label("ipv6-slaac-times"), func(
 		lifetime uint16, preferred, valid uint32, after time.Duration,
 	) {
-		l := newLife6(bySLAAC)
+		l := newLife6(modeSLAAC)
 		l.says()
 		advert := ra(router6, pio("2001:db8::", both, preferred, valid))
 		binary.BigEndian.PutUint16(advert[46:], lifetime)
 		l.hear6(advert)
 		Expect(l.lease.renew - l.now).To(Equal(after))
 		By("a silent one keeps what it said")
-		for range lastTry {
+		for range maxTries {
 			said, _ := l.says()
 			Expect(said).To(Equal(soliciting))
 		}
@@ -546,11 +548,11 @@ var _ = Describe("the machine of IPv6", func() {
 		says := ra(router6, pio("2001:db8::", both, 1800, 3600), resolver(9, "fe80::1"), resolver(0, "fe80::9"),
 			resolver(9, "2001:db8::54"), search(9, 'r'), search(0, 'x'))
 		router := cni.DNS{Nameservers: []string{"fe80::1%eth0", "2001:db8::54"}, Search: []string{"r"}}
-		slaac := newLife6(bySLAAC)
+		slaac := newLife6(modeSLAAC)
 		slaac.says()
 		slaac.hear6(says)
-		Expect(slaac.lease.six.DNS).To(Equal(router))
-		l := newLife6(byDHCP)
+		Expect(slaac.lease.v6.DNS).To(Equal(router))
+		l := newLife6(modeDHCP)
 		l.says()
 		l.fault = errors.New("before")
 		l.hear6(says)
@@ -563,23 +565,23 @@ var _ = Describe("the machine of IPv6", func() {
 			a.more = option6(nil, optDNS, netip.MustParseAddr("2001:db8::53").AsSlice()...)
 			a.more = option6(a.more, optSearch, 1, 's', 0)
 		}))
-		Expect(l.lease.six.DNS).To(Equal(joinDNS(cni.DNS{Nameservers: []string{"2001:db8::53"}, Search: []string{"s"}},
+		Expect(l.lease.v6.DNS).To(Equal(mergeDNS(cni.DNS{Nameservers: []string{"2001:db8::53"}, Search: []string{"s"}},
 			router)))
 	})
 
 	It("goes on with the lease of a former daemon until its time", func() {
-		was, l := newLife6(byDHCP), newLife6(byDHCP)
+		was, l := newLife6(modeDHCP), newLife6(modeDHCP)
 		was.bind6()
 		l.lease = was.lease
 		l.resume(was.now)
 		said, _ := l.says()
 		Expect(said).To(Equal(soliciting))
 		Expect(l.now).To(Equal(was.lease.renew))
-		Expect(l.heard).To(Equal(was.heard))
+		Expect(l.ra).To(Equal(was.ra))
 	})
 
 	It("has a Release answered by the server that lent, and by nothing else", Label("hostile-server"), func() {
-		l := newLife6(byDHCP)
+		l := newLife6(modeDHCP)
 		l.bind6()
 		renewal := l.xid
 		l.enter(releasing, l.now)
@@ -597,7 +599,8 @@ var _ = Describe("the machine of IPv6", func() {
 
 	DescribeTable("is asked for its address", func(asked bool, change func(b []byte) []byte) {
 		question := append([]byte{neighborSolicitation, 0, 0, 0, 0, 0, 0, 0}, own6.AsSlice()...)
-		Expect(asksFor(change(packet6(unix.IPPROTO_ICMPV6, router6, own6, question)), own6)).To(Equal(asked))
+		Expect(isSolicitationFor(change(buildPacket6(unix.IPPROTO_ICMPV6, router6, own6, question)),
+			own6)).To(Equal(asked))
 	},
 		Entry("by the server", true, func(b []byte) []byte { return b }),
 		Entry("not by who asks for another", false, func(b []byte) []byte { b[63]++; return b }),
@@ -608,18 +611,18 @@ var _ = Describe("the machine of IPv6", func() {
 		}),
 		Entry("not from afar", false, func(b []byte) []byte { b[7]--; return b }),
 		Entry("not by half a question", false, func(b []byte) []byte {
-			return packet6(unix.IPPROTO_ICMPV6, router6, own6, b[40:63])
+			return buildPacket6(unix.IPPROTO_ICMPV6, router6, own6, b[40:63])
 		}),
 	)
 
 	It("joins resolver settings, each once, with the first domain", func() {
 		both := cni.DNS{Nameservers: []string{"::1", "::2"}, Domain: "b"}
-		Expect(joinDNS(cni.DNS{Nameservers: []string{"::1"}}, both)).To(Equal(both))
+		Expect(mergeDNS(cni.DNS{Nameservers: []string{"::1"}}, both)).To(Equal(both))
 	})
 
 	DescribeTable("tells routers the MAC address", func(master int, own, want string) {
 		l := link{Link: rtnl.Link{MAC: ownMAC, Master: master}}
-		Expect(l.macOf(netip.MustParseAddr(own)).String()).To(Equal(want))
+		Expect(l.macFor(netip.MustParseAddr(own)).String()).To(Equal(want))
 	},
 		Entry("of the interface", 0, "fe80::ff:fe00:7", ownMAC.String()),
 		Entry("of the guest, on the port of a bridge", 5, "fe80::ff:fe00:7", "02:00:00:00:00:07"),
@@ -631,16 +634,16 @@ var _ = Describe("the machine of IPv6", func() {
 		a := cni.Attachment{Network: "net", ContainerID: "one", IfName: "eth0"}
 		b := a
 		b.IfName = "eth1"
-		Expect(duid(a)).To(And(HaveLen(18), HavePrefix("\x00\x04"), Equal(duid(b))))
+		Expect(duidOf(a)).To(And(HaveLen(18), HavePrefix("\x00\x04"), Equal(duidOf(b))))
 		Expect(iaidOf(a)).NotTo(Equal(iaidOf(b)))
 		b.ContainerID = "two"
-		Expect(duid(a)).NotTo(Equal(duid(b)))
+		Expect(duidOf(a)).NotTo(Equal(duidOf(b)))
 	})
 })
 
 // liveOn6 lives on with a record's lease as a daemon does that starts.
 func liveOn6(t *testing.T, r record, now time.Duration) {
-	m := machine6{identity: &r.Client, course: &course{lease: r.leaseOf(r.ACK), flags: newLife().flags}}
+	m := machine6{id: &r.Client, progress: &progress{lease: r.decodeLease(r.ACK), flags: newLife().flags}}
 	if m.lease == nil {
 		return
 	}
@@ -654,18 +657,18 @@ func liveOn6(t *testing.T, r record, now time.Duration) {
 	}
 }
 
-// FuzzAnswer6 has routers and servers answer to every message with what the fuzzer makes up, with the true transaction
-// ID. What comes of it is a lease that an interface can have, or none.
+// FuzzAnswer6 has routers and servers answer to every message with what the fuzzer makes up, with the true
+// transaction ID. What comes of it is a lease that an interface can have, or none.
 func FuzzAnswer6(f *testing.F) {
-	l := newLife6(byDHCP)
+	l := newLife6(modeDHCP)
 	f.Add(ra(router6, pio("2001:db8::", both, 1800, 3600)), l.answer6(advertise), l.answer6(reply6), true)
 	f.Add(ra(router6, pio("2001:db8::", both, 1800, 3600),
 		[]byte{raDNS, 3, 0, 0, 0, 0, 0, 9, 0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1},
 		[]byte{raSearch, 2, 0, 0, 0, 0, 0, 9, 1, 'a', 0, 0, 0, 0, 0, 0}), []byte{}, []byte{}, false)
 	f.Fuzz(func(t *testing.T, first, second, third []byte, dhcp bool) {
-		l := newLife6(bySLAAC)
+		l := newLife6(modeSLAAC)
 		if dhcp {
-			l = newLife6(byDHCP)
+			l = newLife6(modeDHCP)
 		}
 		for i := range 12 {
 			l.now = max(l.now, l.wake)
@@ -674,7 +677,7 @@ func FuzzAnswer6(f *testing.F) {
 			if len(b) > 52 && b[6] == unix.IPPROTO_UDP {
 				copy(b[49:], l.xid[:])
 			}
-			l.hear(l.now, b)
+			l.receivePacket(l.now, b)
 			if l.wake < l.now {
 				t.Fatal("the machine wants to go back in time")
 			}
@@ -698,9 +701,9 @@ func checkLease6(t *testing.T, l *lease) {
 			}
 		}
 	}
-	r := record{Client: *newLife6(byDHCP).identity}
+	r := record{Client: *newLife6(modeDHCP).id}
 	r.setLease(l)
-	if again := r.leaseOf(r.ACK); again == nil || again.String() != l.String() {
+	if again := r.decodeLease(r.ACK); again == nil || again.String() != l.String() {
 		t.Fatal("the record has another lease")
 	}
 }

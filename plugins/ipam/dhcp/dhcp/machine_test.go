@@ -30,12 +30,12 @@ type life struct {
 
 func newLife() *life {
 	who := identity{MAC: ownMAC, ID: []byte("id"), options: options{Request: []byte{1, 3}}}
-	return &life{machine: machine{identity: &who,
-		course: &course{flags: flags{timeout: 4 * time.Second, pauseMax: 62 * time.Second}}}}
+	return &life{machine: machine{id: &who,
+		progress: &progress{flags: flags{timeout: 4 * time.Second, maxPause: 62 * time.Second}}}}
 }
 
-// answer makes a message of the server to the last one of the machine: of an hour's
-// lease of 10.9.0.50, unless more says otherwise.
+// answer makes a message of the server to the last one of the machine: of an hour's lease of 10.9.0.50, unless more
+// says otherwise.
 func (l *life) answer(kind dhcpv4.MessageType, more ...dhcpv4.Modifier) *dhcpv4.DHCPv4 {
 	GinkgoHelper()
 	p := nstest.Must(dhcpv4.New(append([]dhcpv4.Modifier{dhcpv4.WithTransactionID(l.xid), dhcpv4.WithHwAddr(ownMAC),
@@ -78,7 +78,7 @@ func boundLife(more ...dhcpv4.Modifier) *life {
 }
 
 // way is where a packet comes from, goes to and passes, a MAC address of which it is sent to.
-func way(p *packet) string { return fmt.Sprint(p.src, " to ", p.dst, " by ", p.hop) }
+func way(p *packet) string { return fmt.Sprint(p.src, " to ", p.dst, " by ", p.nextHop) }
 
 var (
 	fromNobody = "0.0.0.0 to 255.255.255.255 by invalid IP"
@@ -122,7 +122,7 @@ var _ = Describe("the machine", func() {
 		l := newLife()
 		l.next()
 		l.hear(dhcpv4.MessageTypeOffer)
-		for range lastTry {
+		for range maxTries {
 			Expect(l.next().message.MessageType()).To(Equal(dhcpv4.MessageTypeRequest))
 		}
 		Expect(l.next().message.MessageType()).To(Equal(dhcpv4.MessageTypeDiscover))
@@ -185,7 +185,7 @@ var _ = Describe("the machine", func() {
 	It("has the MAC address of the lease while it lasts, and then that of the interface", func() {
 		l := boundLife()
 		other := net.HardwareAddr{2, 0, 0, 0, 0, 9}
-		l.MAC = other
+		l.id.MAC = other
 		Expect(l.next().message.ClientHWAddr).To(Equal(ownMAC))
 		Expect(l.releasePacket().message.ClientHWAddr).To(Equal(ownMAC))
 		By("a server that sends to that one is asked not to")
@@ -227,7 +227,7 @@ var _ = Describe("the machine", func() {
 		l := boundLife()
 		l.now = l.lease.renew + time.Second
 		l.enter(rebooting, l.now)
-		for range lastTry {
+		for range maxTries {
 			p := l.next()
 			Expect(way(p)).To(Equal(fromNobody))
 			Expect(p.message.RequestedIPAddress().String()).To(Equal("10.9.0.50"))
@@ -331,7 +331,7 @@ var _ = Describe("the machine", func() {
 		Expect(p.message.ClientIPAddr.String()).To(Equal("10.9.0.50"))
 		Expect(p.message.Options).To(HaveKeyWithValue(uint8(61), []byte("id")))
 		By("the record of an older daemon has the ID that the configuration provides in another place")
-		l.Provide = map[uint8][]byte{61: []byte("own")}
+		l.id.Provide = map[uint8][]byte{61: []byte("own")}
 		Expect(l.releasePacket().message.Options).To(HaveKeyWithValue(uint8(61), []byte("own")))
 	})
 })
@@ -373,8 +373,8 @@ var _ = Describe("the result", func() {
 	)
 })
 
-// FuzzAnswer has a server answer to every message with one that the fuzzer makes up, with the true
-// transaction ID and MAC address. What comes of it is a lease that an interface can have, or none.
+// FuzzAnswer has a server answer to every message with one that the fuzzer makes up, with the true transaction ID and
+// MAC address. What comes of it is a lease that an interface can have, or none.
 func FuzzAnswer(f *testing.F) {
 	for _, options := range []string{"", "\x35\x01\x02\xff", "\x35\x01\x05\x36\x04\x0a\x09\x00\x01\x01\x04\xff" +
 		"\xff\xff\x00" +
@@ -424,7 +424,7 @@ func checkLease(t *testing.T, l *lease) {
 	}
 	r := record{}
 	r.setLease(l)
-	if again := r.leaseOf(r.ACK); again == nil || again.prefix() != l.prefix() {
+	if again := r.decodeLease(r.ACK); again == nil || again.prefix() != l.prefix() {
 		t.Fatal("the record has another lease")
 	}
 }
@@ -435,7 +435,7 @@ func FuzzRecord(f *testing.F) {
 	ack := l.message(dhcpv4.MessageTypeAck, dhcpv4.WithYourIP(net.IPv4(10, 9, 0, 50)), dhcpv4.WithLeaseTime(3600),
 		dhcpv4.WithNetmask(net.CIDRMask(24, 32)), dhcpv4.WithOption(dhcpv4.OptServerIdentifier(net.IPv4(10, 9, 0, 1))))
 	r := record{Attachment: cni.Attachment{Network: "net", ContainerID: "one", IfName: "eth0"}, Netns: "/x", Index: 2,
-		Client: *l.identity}
+		Client: *l.id}
 	for _, lease := range []*lease{nil, {ack: ack, since: time.Hour}, {ack: ack, since: 1<<63 - 1}} {
 		r.setLease(lease)
 		data, err := json.Marshal(r)
@@ -444,9 +444,9 @@ func FuzzRecord(f *testing.F) {
 		}
 		f.Add(data)
 	}
-	six := newLease6(lease6{heard: heard{Own: own6, Router: router6}, Server: server6,
+	six := newLease6(lease6{raState: raState{LinkLocal: own6, Router: router6}, Server: server6,
 		Addrs: []addr6{{lent6, 2 * time.Hour}}}, time.Minute)
-	for _, client := range []identity{*newLife6(byDHCP).identity, *l.identity} { // the second is of a damaged record
+	for _, client := range []identity{*newLife6(modeDHCP).id, *l.id} { // the second is of a damaged record
 		r.Client = client
 		r.setLease(six)
 		if data, err := json.Marshal(r); err == nil {
@@ -463,7 +463,7 @@ func FuzzRecord(f *testing.F) {
 			liveOn6(t, r, now)
 			return
 		}
-		m := machine{identity: &r.Client, course: &course{lease: r.leaseOf(r.ACK), flags: newLife().flags}}
+		m := machine{id: &r.Client, progress: &progress{lease: r.decodeLease(r.ACK), flags: newLife().flags}}
 		if m.lease != nil {
 			m.lease.result(options{DNS: true})
 			m.releasePacket().message.ToBytes()
@@ -481,7 +481,7 @@ func FuzzRecord(f *testing.F) {
 // FuzzCall has the daemon read what the fuzzer sends to its socket.
 func FuzzCall(f *testing.F) {
 	var whole bytes.Buffer
-	whole.WriteString(connect)
+	whole.WriteString(connectRequest)
 	if err := writeGob(&whole, rpcHead{ServiceMethod: methodAllocate}, rpcCall{ContainerID: "c"}); err != nil {
 		f.Fatal(err)
 	}

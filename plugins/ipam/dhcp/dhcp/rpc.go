@@ -10,16 +10,15 @@ import (
 	"github.com/hawser-cni/plugins/pkg/cni"
 )
 
-// The protocol of the socket is the reference's: net/rpc, which is gob (gob.go), after an HTTP CONNECT. The package
-// net/rpc is not used: it can tell neither a call that its caller gave up, nor who the caller is. gob ignores fields
-// that one side does not know: ours are marked.
+// The protocol of the socket is the reference plugin's: an HTTP CONNECT, then net/rpc, whose messages are gob
+// (gob.go). The package net/rpc is not used, because a server of it does not notice when a caller gives up, and does
+// not know who the caller is. gob ignores fields that one side does not have, so Hawser can add fields.
 const (
-	connect   = "CONNECT /_goRPC_ HTTP/1.0\n\n"
-	connected = "HTTP/1.0 200 Connected to Go RPC\n\n"
-	callMax   = 16 << 20 // bytes
+	connectRequest  = "CONNECT /_goRPC_ HTTP/1.0\n\n"
+	connectResponse = "HTTP/1.0 200 Connected to Go RPC\n\n"
 )
 
-// The methods. The reference has the first two.
+// The methods. The reference plugin has the first two.
 const (
 	methodAllocate = "DHCP.Allocate"
 	methodRelease  = "DHCP.Release"
@@ -28,25 +27,26 @@ const (
 	methodStatus   = "DHCP.Status"
 )
 
-// noMethod is how net/rpc answers to a method that it does not know.
+// noMethod begins the error that net/rpc returns for an unknown method.
 const noMethod = "rpc: can't find method "
 
+// rpcHead precedes a call and its answer.
 type rpcHead struct {
 	ServiceMethod string
 	Seq           uint64
-	Error         string // of an answer; empty: success
-	Details       string // ours
-	Code          uint   // ours
+	Error         string // in an answer; empty: success
+	Details       string // only in Hawser
+	Code          uint   // only in Hawser
 }
 
-// rpcCall is a call of the plugin.
+// rpcCall has the arguments of a call.
 type rpcCall struct {
 	ContainerID, Netns, IfName, Args string
 	StdinData                        []byte
-	Exclusive                        bool // ours: a lease that is there already is an error
+	Exclusive                        bool // only in Hawser: an existing lease is an error
 }
 
-// rpcResult is a result of one of the newest versions, as the reference's types have it.
+// rpcResult is a CNI result, as the reference plugin's types represent it.
 type rpcResult struct {
 	IPs    []rpcIP
 	Routes []rpcRoute
@@ -65,8 +65,8 @@ type rpcRoute struct {
 	Scope    *int
 }
 
-// encode is what the protocol has of a result; decode is the reverse.
-func encode(res *cni.Result) *rpcResult {
+// encodeResult converts a result; decode is its inverse.
+func encodeResult(res *cni.Result) *rpcResult {
 	w := &rpcResult{DNS: res.DNS}
 	for _, ip := range res.IPs {
 		w.IPs = append(w.IPs, rpcIP{ipNet(ip.Address), ip.Gateway.AsSlice()})
@@ -80,10 +80,10 @@ func encode(res *cni.Result) *rpcResult {
 func (w *rpcResult) decode() *cni.Result {
 	res := &cni.Result{DNS: w.DNS}
 	for _, ip := range w.IPs {
-		res.IPs = append(res.IPs, cni.IP{Address: prefix(ip.Address), Gateway: anyAddress(ip.Gateway)})
+		res.IPs = append(res.IPs, cni.IP{Address: prefix(ip.Address), Gateway: addrOf(ip.Gateway)})
 	}
 	for _, r := range w.Routes {
-		res.Routes = append(res.Routes, cni.Route{Dst: prefix(r.Dst), GW: anyAddress(r.GW),
+		res.Routes = append(res.Routes, cni.Route{Dst: prefix(r.Dst), GW: addrOf(r.GW),
 			Priority: uint32(r.Priority), Scope: r.Scope})
 	}
 	return res
@@ -93,19 +93,8 @@ func ipNet(p netip.Prefix) net.IPNet {
 	return net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
 }
 
-func prefix(n net.IPNet) netip.Prefix {
-	bits, _ := n.Mask.Size()
-	return netip.PrefixFrom(anyAddress(n.IP), bits)
-}
-
-// anyAddress is the zero Addr where ip is no address.
-func anyAddress(ip net.IP) netip.Addr {
-	addr, _ := netip.AddrFromSlice(ip)
-	return addr.Unmap()
-}
-
-// expect reads a greeting: net/rpc sends just these bytes.
-func expect(conn io.Reader, greeting string) error {
+// readGreeting reads the HTTP part of the protocol. net/rpc sends exactly these bytes.
+func readGreeting(conn io.Reader, greeting string) error {
 	b := make([]byte, len(greeting))
 	n, err := io.ReadFull(conn, b)
 	if b = b[:n]; string(b) != greeting[:n] {
@@ -125,12 +114,12 @@ func roundTrip(conn io.ReadWriter, method string, c rpcCall) (*cni.Result, error
 		return nil, err
 	}
 	if head.Error != "" {
-		code := cmp.Or(head.Code, cni.CodeTryAgain) // the reference's daemon has none
+		code := cmp.Or(head.Code, cni.CodeTryAgain) // the reference plugin's daemon sends none
 		e := cni.Errorf(code, "error calling %s: %s", method, head.Error)
 		e.Details = head.Details
 		return nil, e
 	}
-	var res rpcResult // stays empty where a method has none
+	var res rpcResult // stays empty if the method returns none
 	err := answer.read(&res)
 	if err == nil && c.Exclusive {
 		_, err = conn.Write(receipt)
@@ -138,15 +127,16 @@ func roundTrip(conn io.ReadWriter, method string, c rpcCall) (*cni.Result, error
 	return res.decode(), err
 }
 
-// receipt says that the plugin has the answer to an exclusive call. Without it the daemon releases the lease.
+// receipt confirms that the plugin has the answer to an exclusive call. Without a receipt, the daemon releases the
+// lease.
 var receipt = []byte{1}
 
-// readCall reads a call, as the daemon.
+// readCall reads a call, in the daemon.
 func readCall(conn io.ReadWriter) (head rpcHead, c rpcCall, err error) {
-	if err := expect(conn, connect); err != nil {
+	if err := readGreeting(conn, connectRequest); err != nil {
 		return head, c, err
 	}
-	if _, err := io.WriteString(conn, connected); err != nil {
+	if _, err := io.WriteString(conn, connectResponse); err != nil {
 		return head, c, err
 	}
 	call := newGobReader(conn)

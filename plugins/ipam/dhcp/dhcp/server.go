@@ -1,7 +1,6 @@
 package dhcp
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -22,37 +21,10 @@ import (
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/skel"
 	"github.com/hawser-cni/plugins/pkg/skel/start"
-	"github.com/hawser-cni/plugins/pkg/statefile"
 	"github.com/hawser-cni/plugins/pkg/sysctl"
 )
 
-// daemon serves the plugins on this host, and has a client for each lease.
-type daemon struct {
-	flags
-	log               *slog.Logger
-	records, records6 statefile.Records[record]
-	ctx               context.Context
-	threads           chan struct{} // has an element for each thread that limited occupies
-	writing           sync.Mutex    // of records: one thread waits for their lock, not one for each client
-	running           sync.WaitGroup
-	freed             chan struct{} // gets an element when descriptors are closed
-
-	mu      sync.Mutex
-	clients map[clientKey]*client
-}
-
-// clientKey is an attachment's hash, and one of its address families.
-type clientKey struct {
-	hash string
-	isV6 bool
-}
-
-const (
-	callTime    = 10 * time.Second // for a plugin to make its call, or the daemon to write the answer
-	threadsMost = 4
-)
-
-// runDaemon is "dhcp daemon". It ends at a signal, and leaves the leases to the next one.
+// runDaemon implements "dhcp daemon". It ends at a signal without releasing leases, which the next daemon continues.
 func runDaemon(env skel.Env) int {
 	runtime.GOMAXPROCS(start.Processors)
 	f, err := parseFlags(env)
@@ -69,12 +41,7 @@ func runDaemon(env skel.Env) int {
 	return 0
 }
 
-func newDaemon(ctx context.Context, f flags, log *slog.Logger) *daemon {
-	return &daemon{flags: f, log: log, records: recordsIn(f.hostPrefix+leaseRoot, f.socket),
-		records6: recordsIn(f.hostPrefix+lease6Root, f.socket), ctx: ctx, threads: make(chan struct{}, threadsMost),
-		freed: make(chan struct{}, 1), clients: map[clientKey]*client{}}
-}
-
+// run serves calls until d.ctx ends.
 func (d *daemon) run(env skel.Env) error {
 	l, err := d.listener(env)
 	if err != nil {
@@ -93,9 +60,9 @@ func (d *daemon) run(env skel.Env) error {
 	if err := d.restore(); err != nil {
 		return err
 	}
-	d.running.Go(func() {
+	d.goroutines.Go(func() {
 		if err := d.watchMounts(); d.ctx.Err() == nil {
-			d.log.Warn("the mount table is not watched", "error", err)
+			d.log.Warn("cannot watch the mount table", "error", err)
 		}
 	})
 	d.log.Info("serving", "socket", l.Addr().String())
@@ -104,27 +71,27 @@ func (d *daemon) run(env skel.Env) error {
 	for {
 		conn, err := l.AcceptUnix()
 		if d.ctx.Err() != nil {
-			d.running.Wait()
+			d.goroutines.Wait()
 			return nil
 		}
-		if errors.Is(err, unix.EMFILE) { // ENFILE is no error of root's processes
-			d.log.Warn("no call until a descriptor is closed", "error", err)
+		if errors.Is(err, unix.EMFILE) { // processes of root never get ENFILE
+			d.log.Warn("waiting for a free file descriptor before the next call", "error", err)
 			select {
 			case <-d.ctx.Done():
-			case <-d.freed:
+			case <-d.fdClosed:
 			}
 			continue
 		}
 		if err != nil {
 			return err
 		}
-		d.running.Go(func() { d.answer(conn) })
+		d.goroutines.Go(func() { d.handle(conn) })
 	}
 }
 
-// listener takes the socket that systemd passes, or makes one. It replaces one that nobody serves.
+// listener returns the socket that systemd passes, or creates one. It replaces a stale socket.
 func (d *daemon) listener(env skel.Env) (*net.UnixListener, error) {
-	switch n := passed(env); n {
+	switch n := socketCount(env); n {
 	case "", "0":
 	case "1":
 		const first = 3
@@ -132,7 +99,7 @@ func (d *daemon) listener(env skel.Env) (*net.UnixListener, error) {
 		if unixListener, ok := l.(*net.UnixListener); ok {
 			return unixListener, nil
 		}
-		return nil, errors.Join(errors.New("systemd passed no UNIX socket"), err)
+		return nil, errors.Join(errors.New("the descriptor from systemd is not a Unix socket"), err)
 	default:
 		return nil, fmt.Errorf("too many (%s) FDs passed through socket activation", n)
 	}
@@ -140,17 +107,17 @@ func (d *daemon) listener(env skel.Env) (*net.UnixListener, error) {
 	if err := os.MkdirAll(filepath.Dir(addr.Name), 0o700); err != nil {
 		return nil, err
 	}
-	alone, err := d.records.Open(d.ctx) // one daemon at a time
+	lock, err := d.records4.Open(d.ctx) // so that only one daemon at a time replaces a stale socket
 	if err != nil {
 		return nil, err
 	}
-	defer alone.Close()
+	defer lock.Close()
 	conn, err := net.DialUnix("unix", nil, addr)
 	if err == nil {
 		_ = conn.Close()
-		return nil, fmt.Errorf("a daemon serves %s already", addr.Name)
+		return nil, fmt.Errorf("another daemon serves %s", addr.Name)
 	}
-	// A file that is no socket refuses, too, and is not ours to remove.
+	// A file of another type also refuses the connection, but must not be removed.
 	if info, _ := os.Lstat(addr.Name); errors.Is(err, unix.ECONNREFUSED) && info.Mode().Type() == os.ModeSocket {
 		if err := os.Remove(addr.Name); err != nil {
 			return nil, err
@@ -161,8 +128,8 @@ func (d *daemon) listener(env skel.Env) (*net.UnixListener, error) {
 	return net.ListenUnix("unix", addr)
 }
 
-// passed is the number of sockets from systemd; empty: it passes none to this process.
-func passed(env skel.Env) string {
+// socketCount returns the number of sockets that systemd passes to this process, as text, or "" without systemd.
+func socketCount(env skel.Env) string {
 	for _, kv := range env.Vars {
 		n, ok := strings.CutPrefix(kv, "LISTEN_FDS=")
 		if ok && slices.Contains(env.Vars, "LISTEN_PID="+strconv.Itoa(os.Getpid())) {
@@ -172,74 +139,44 @@ func passed(env skel.Env) string {
 	return ""
 }
 
-// restore takes over the leases of a former daemon. Those whose renewal is due are asked
-// for again (INIT-REBOOT); those whose container is gone end at once.
+// restore starts a client for each record of a former daemon. Leases whose renewal is due are requested again
+// (INIT-REBOOT). Leases whose container no longer exists end immediately.
 func (d *daemon) restore() error {
-	all, err := d.records.All(context.Background())
+	all, err := d.records4.All(context.Background())
 	all6, err6 := d.records6.All(context.Background())
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, r := range append(all, all6...) {
 		c := d.newClient(*r)
-		c.lease = c.leaseOf(c.ACK)
-		c.current.Store(c.lease)
-		if c.FormerRoutes != nil { // the former daemon may not have come to change the interface
-			c.current.Store(c.leaseOf(c.FormerACK))
+		c.progress.lease = c.record.decodeLease(c.record.ACK)
+		c.applied.Store(c.progress.lease)
+		if c.record.FormerRoutes != nil { // the former daemon may not have changed the interface
+			c.applied.Store(c.record.decodeLease(c.record.FormerACK))
 		}
 		close(c.ready)
-		if c.lease != nil {
-			c.resume(sysctl.SinceBoot())
+		if c.progress.lease != nil {
+			c.protocol.resume(sysctl.SinceBoot())
 		}
 		c.start()
 	}
 	return errors.Join(err, err6)
 }
 
-// limited calls do, which occupies a thread in the kernel, for a few clients at a time. Others wait without a thread.
-func (d *daemon) limited(do func()) {
-	d.threads <- struct{}{}
-	defer func() {
-		<-d.threads
-		notify(d.freed)
-	}()
-	do()
-}
-
-// notify puts an element into a channel that has room for one, unless it is there.
-func notify(events chan<- struct{}) {
-	select {
-	case events <- struct{}{}:
-	default:
-	}
-}
-
-func (d *daemon) store(isV6 bool) statefile.Records[record] {
-	if isV6 {
-		return d.records6
-	}
-	return d.records
-}
-
-func (d *daemon) drop(a cni.Attachment, isV6 bool) error {
-	d.writing.Lock()
-	defer d.writing.Unlock()
-	return d.store(isV6).Drop(context.Background(), a.Hash())
-}
-
-// answer serves one call.
-func (d *daemon) answer(conn *net.UnixConn) {
-	defer notify(d.freed)
+// handle reads a call, carries it out and writes the answer. If the plugin does not confirm the receipt of a new
+// lease, handle releases the lease.
+func (d *daemon) handle(conn *net.UnixConn) {
+	defer signal(d.fdClosed)
 	defer conn.Close()
-	if err := refuseOthers(conn); err != nil {
+	if err := checkPeer(conn); err != nil {
 		d.log.Warn("refused", "error", err)
 		return
 	}
-	_ = conn.SetDeadline(time.Now().Add(callTime)) // the errors are those of what follows
-	// A client that sends nothing must not delay the daemon's end.
-	inTime := context.AfterFunc(d.ctx, func() { _ = conn.SetDeadline(time.Now()) })
+	_ = conn.SetDeadline(time.Now().Add(callTime)) // if this fails, so does the read below
+	// A peer that sends nothing must not delay the daemon's end.
+	stopWatch := context.AfterFunc(d.ctx, func() { _ = conn.SetDeadline(time.Now()) })
 	head, c, err := readCall(conn)
-	if !inTime() || err != nil {
-		d.log.Warn("no call", "error", err)
+	if !stopWatch() || err != nil {
+		d.log.Warn("cannot read the call", "error", err)
 		return
 	}
 	ctx, cancel := context.WithCancel(d.ctx)
@@ -247,39 +184,39 @@ func (d *daemon) answer(conn *net.UnixConn) {
 	_ = conn.SetDeadline(time.Time{})
 	received := make(chan error, 1)
 	go func() {
-		_, err := conn.Read(make([]byte, len(receipt))) // until the plugin confirms the answer, or ends
+		_, err := conn.Read(make([]byte, len(receipt))) // returns when the plugin confirms the answer or ends
 		received <- err
 		cancel()
 	}()
-	res, err := d.serve(ctx, head.ServiceMethod, c)
+	res, err := d.dispatch(ctx, head.ServiceMethod, c)
 	_ = conn.SetWriteDeadline(time.Now().Add(callTime))
 	var answer any = struct{}{}
 	if res != nil {
-		answer = encode(res)
+		answer = encodeResult(res)
 	}
 	if err != nil {
 		e := cni.AsError(err)
 		head.Error, head.Details, head.Code = e.Msg, e.Details, e.Code
 	}
-	failed := writeGob(conn, head, answer)
-	isNew := c.Exclusive && err == nil // else it may have been there before
-	if isNew && failed == nil {
-		// A plugin that was stopped may go on at any time: only the daemon's end limits the wait.
+	sendErr := writeGob(conn, head, answer)
+	isNew := c.Exclusive && err == nil // otherwise the lease may be older than the call
+	if isNew && sendErr == nil {
+		// A stopped plugin may continue at any time, so only the daemon's end limits the wait.
 		limit := context.AfterFunc(d.ctx, func() { _ = conn.SetReadDeadline(time.Now().Add(callTime)) })
-		failed = <-received
+		sendErr = <-received
 		limit()
 	}
-	if failed == nil {
+	if sendErr == nil {
 		return
 	}
-	d.log.Warn("nobody takes the answer", "method", head.ServiceMethod, "error", failed)
+	d.log.Warn("the plugin did not receive the answer", "method", head.ServiceMethod, "error", sendErr)
 	if isNew {
-		_, _ = d.serve(ctx, methodRelease, c) // which logs what fails
+		_, _ = d.dispatch(ctx, methodRelease, c) // logs its errors
 	}
 }
 
-// refuseOthers lets only root's processes ask: the socket may have come with other rights.
-func refuseOthers(conn *net.UnixConn) error {
+// checkPeer refuses calls of processes that are not root's, because a socket from systemd may have any permissions.
+func checkPeer(conn *net.UnixConn) error {
 	raw, err := conn.SyscallConn()
 	if err != nil {
 		return err
@@ -289,14 +226,15 @@ func refuseOthers(conn *net.UnixConn) error {
 		peer, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
 	})
 	if err = errors.Join(closed, err); err == nil && peer.Uid != 0 {
-		err = fmt.Errorf("process %d is user %d's, and only root may ask", peer.Pid, peer.Uid)
+		err = fmt.Errorf("process %d belongs to user %d; only root may call the daemon", peer.Pid, peer.Uid)
 	}
 	return err
 }
 
-func (d *daemon) serve(ctx context.Context, method string, c rpcCall) (*cni.Result, error) {
+// dispatch carries out a call.
+func (d *daemon) dispatch(ctx context.Context, method string, c rpcCall) (*cni.Result, error) {
 	conf, err := cni.DecodeConfig(c.StdinData)
-	if err != nil && method != methodStatus { // STATUS sends none
+	if err != nil && method != methodStatus { // STATUS sends no configuration
 		return nil, err
 	}
 	a := cni.Attachment{Network: conf.Name, ContainerID: c.ContainerID, IfName: c.IfName}
@@ -315,33 +253,27 @@ func (d *daemon) serve(ctx context.Context, method string, c rpcCall) (*cni.Resu
 	return nil, errors.New(noMethod + method)
 }
 
-// release ends the leases of an attachment. Without a client there may be a record that could not be read.
+// release ends the leases of an attachment. If there is no client, it removes the record, which may be unreadable.
 func (d *daemon) release(a cni.Attachment) error {
 	var errs []error
 	for _, isV6 := range []bool{false, true} {
-		if c := d.find(a, isV6); c != nil {
+		if c := d.client(a, isV6); c != nil {
 			errs = append(errs, c.end())
 		} else {
-			errs = append(errs, d.drop(a, isV6))
+			errs = append(errs, d.dropRecord(a, isV6))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-func (d *daemon) find(a cni.Attachment, isV6 bool) *client {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.clients[clientKey{a.Hash(), isV6}]
-}
-
-// allocate acquires a lease of each family, or finds it: the reference's plugin asks in CHECK, too. Where one fails
-// those that it acquired end.
+// allocate acquires a lease of each address family that the configuration requests. It also accepts an existing
+// lease, because the reference plugin calls it in CHECK. If one family fails, it ends the leases that it acquired.
 func (d *daemon) allocate(ctx context.Context, a cni.Attachment, call rpcCall) (*cni.Result, error) {
 	cfg, err := parseConfig(call.StdinData, call.Args)
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, d.total)
+	ctx, cancel := context.WithTimeout(ctx, d.addTime)
 	defer cancel()
 	var all, started []*client
 	for _, o := range cfg.families() {
@@ -353,82 +285,61 @@ func (d *daemon) allocate(ctx context.Context, a cni.Attachment, call rpcCall) (
 			started = append(started, c)
 		}
 	}
-	failed := make(chan *client, len(all)) // nil: has its lease
+	results := make(chan *client, len(all)) // nil for a client with a lease
 	for _, c := range all {
-		go func() { failed <- c.await(ctx) }()
+		go func() { results <- c.await(ctx) }()
 	}
 	res := &cni.Result{}
 	for range all {
-		if c := <-failed; c != nil {
-			timeUp := context.Cause(ctx)
+		if c := <-results; c != nil {
+			ctxErr := context.Cause(ctx)
 			cancel()
-			return nil, c.failure(timeUp, endAll(started))
+			return nil, c.failure(ctxErr, endAll(started))
 		}
 	}
 	for _, c := range all {
-		join(res, c.current.Load().result(c.Client.options))
+		mergeResult(res, c.applied.Load().result(c.record.Client.options))
 	}
 	return res, nil
 }
 
-// await waits until the client has a lease. Else it returns it.
-func (c *client) await(ctx context.Context) *client {
-	select {
-	case <-c.ready:
-		return nil
-	case <-c.done:
-	case <-ctx.Done():
-	}
-	return c
+// mergeResult adds the result of another address family to res.
+func mergeResult(res, added *cni.Result) {
+	res.IPs, res.Routes = append(res.IPs, added.IPs...), append(res.Routes, added.Routes...)
+	res.DNS = mergeDNS(res.DNS, added.DNS)
 }
 
-// join adds the result of another family to one.
-func join(to, from *cni.Result) {
-	to.IPs, to.Routes = append(to.IPs, from.IPs...), append(to.Routes, from.Routes...)
-	to.DNS = joinDNS(to.DNS, from.DNS)
-}
-
-// failure says why a client that was ended has no lease. timeUp: why nobody waits any more.
-func (c *client) failure(timeUp, ended error) error {
-	if timeUp == nil {
-		return cni.Errorf(cni.CodeTryAgain, "%w", errors.Join(c.err, ended))
-	}
-	if errors.Is(timeUp, context.DeadlineExceeded) {
-		timeUp = fmt.Errorf("interface %q: %s within %s", c.IfName, c.unanswered(), c.total)
-	}
-	err := errors.Join(cmp.Or(c.fault, timeUp), ended)
-	return &cni.Error{Code: cni.CodeTryAgain, Msg: "no more tries", Details: err.Error()}
-}
-
-// endAll ends them, some at a time: each may wait for a server that does not answer, with three descriptors.
+// endAll ends clients, at most maxParallel at a time, because each may wait for a server and then has three
+// descriptors.
 func endAll(clients []*client) error {
-	const most = 32
-	errs, some := make([]error, len(clients)), make(chan struct{}, most)
+	const maxParallel = 32
+	errs, slots := make([]error, len(clients)), make(chan struct{}, maxParallel)
 	var ended sync.WaitGroup
 	for i, c := range clients {
-		some <- struct{}{}
+		slots <- struct{}{}
 		ended.Go(func() {
 			errs[i] = c.end()
-			<-some
+			<-slots
 		})
 	}
 	ended.Wait()
 	return errors.Join(errs...)
 }
 
-// findOrStart returns the attachment's client, which it starts where there is none.
+// findOrStart returns the attachment's client for the address family of o. It starts one if there is none or if the
+// client's namespace is another one than the call's. isNew is true if it started the client.
 func (d *daemon) findOrStart(a cni.Attachment, call rpcCall, o options) (c *client, isNew bool, err error) {
-	who := identity{ID: clientID(a), options: o}
+	id := identity{ID: clientID(a), options: o}
 	if o.isV6() {
-		who.ID = duid(a)
+		id.ID = duidOf(a)
 	} else if own, ok := o.Provide[dhcpv4.OptionClientIdentifier.Code()]; ok {
-		who.ID = own
+		id.ID = own
 	}
 	for {
 		d.mu.Lock()
 		c := d.clients[clientKey{a.Hash(), o.isV6()}]
 		if c == nil {
-			c = d.newClient(record{Attachment: a, Netns: call.Netns, Client: who})
+			c = d.newClient(record{Attachment: a, Netns: call.Netns, Client: id})
 			c.start()
 			d.mu.Unlock()
 			return c, true, nil
@@ -436,14 +347,14 @@ func (d *daemon) findOrStart(a cni.Attachment, call rpcCall, o options) (c *clie
 		d.mu.Unlock()
 		switch {
 		case !c.isReady():
-			return nil, false, cni.Errorf(cni.CodeTryAgain, "%s: another ADD waits for a server", a)
-		case !leads(c.hostPrefix+call.Netns, c.NS):
+			return nil, false, cni.Errorf(cni.CodeTryAgain, "%s: another ADD is waiting for a server", a)
+		case !hasInode(c.daemon.hostPrefix+call.Netns, c.record.NS):
 			if err := c.end(); err != nil {
 				return nil, false, err
 			}
 		case call.Exclusive:
 			return nil, false, cni.Errorf(cni.CodeExists, "%s has a lease already", a)
-		case c.current.Load() == nil:
+		case c.applied.Load() == nil:
 			return nil, false, cni.Errorf(cni.CodeTryAgain, "%s has lost its lease", a)
 		default:
 			return c, false, nil
@@ -451,7 +362,7 @@ func (d *daemon) findOrStart(a cni.Attachment, call rpcCall, o options) (c *clie
 	}
 }
 
-// check verifies that there are the leases of a configuration, and returns them.
+// check verifies that the attachment has the leases that the configuration requests, and returns them.
 func (d *daemon) check(a cni.Attachment, call rpcCall) (*cni.Result, error) {
 	cfg, err := parseConfig(call.StdinData, call.Args)
 	if err != nil {
@@ -463,18 +374,18 @@ func (d *daemon) check(a cni.Attachment, call rpcCall) (*cni.Result, error) {
 		if o.isV6() {
 			name = "IPv6 lease"
 		}
-		c := d.find(a, o.isV6())
+		c := d.client(a, o.isV6())
 		if c == nil || !c.isReady() {
 			return nil, cni.Errorf(cni.CodeDrift, "%s has no %s", a, name)
 		}
-		l := c.current.Load()
+		l := c.applied.Load()
 		if l == nil || sysctl.SinceBoot() >= l.expiry {
-			return nil, cni.Errorf(cni.CodeDrift, "the %s of %s has expired, or the server refused it", name, a)
+			return nil, cni.Errorf(cni.CodeDrift, "the %s of %s has expired or was refused by the server", name, a)
 		}
-		if !leads(c.hostPrefix+call.Netns, c.NS) {
-			return nil, cni.Errorf(cni.CodeDrift, "%s has its %s in another namespace than %q", a, name, call.Netns)
+		if !hasInode(c.daemon.hostPrefix+call.Netns, c.record.NS) {
+			return nil, cni.Errorf(cni.CodeDrift, "the %s of %s is in another namespace than %q", name, a, call.Netns)
 		}
-		join(res, l.result(c.Client.options))
+		mergeResult(res, l.result(c.record.Client.options))
 	}
 	return res, nil
 }
@@ -489,10 +400,35 @@ func (d *daemon) collect(conf *cni.Config) error {
 	d.mu.Lock()
 	var stale []*client
 	for _, c := range d.clients {
-		if valid.Excludes(c.Attachment) && c.isReady() {
+		if valid.Excludes(c.record.Attachment) && c.isReady() {
 			stale = append(stale, c)
 		}
 	}
 	d.mu.Unlock()
 	return endAll(stale)
+}
+
+// watchMounts signals all clients when the mount table changes, because a namespace may have lost its path. It
+// returns when d.ctx ends. Without it, clients verify their namespaces only each minute.
+func (d *daemon) watchMounts() error {
+	f, err := os.Open("/proc/self/mountinfo")
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	stop := context.AfterFunc(d.ctx, func() { _ = f.Close() })
+	defer stop()
+	raw, _ := f.SyscallConn() // never fails for an open file
+	// Read calls the function once, and again each time the poller reports the file as ready, until the function
+	// returns true. The kernel reports mountinfo as ready after each change of the mount table. The function always
+	// returns false, so that this is one Read until f is closed: starting another Read would discard a change that
+	// was reported in between, because Read begins by resetting the poller.
+	return raw.Read(func(uintptr) bool {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		for _, c := range d.clients {
+			signal(c.mountChanged)
+		}
+		return false
+	})
 }

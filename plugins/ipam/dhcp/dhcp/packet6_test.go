@@ -31,12 +31,12 @@ var _ = Describe("a message of IPv6", Label("ipv6-messages"), func() {
 	)
 
 	It("asks routers with the interface's MAC address", func() {
-		Expect(solicitation(ownMAC)).To(Equal(append([]byte{133, 0, 0, 0, 0, 0, 0, 0, 1, 1}, ownMAC...)))
-		Expect(solicitation(nil)).To(HaveLen(8))
+		Expect(routerSolicit(ownMAC)).To(Equal(append([]byte{133, 0, 0, 0, 0, 0, 0, 0, 1, 1}, ownMAC...)))
+		Expect(routerSolicit(nil)).To(HaveLen(8))
 	})
 
 	It("is read: the first address that can be used, Success, and names of domains alone", func() {
-		l := newLife6(byDHCP)
+		l := newLife6(modeDHCP)
 		address := func(a string) []byte {
 			return slices.Concat(netip.MustParseAddr(a).AsSlice(), []byte{0, 0, 0, 9, 0, 0, 0, 9})
 		}
@@ -47,7 +47,7 @@ var _ = Describe("a message of IPv6", Label("ipv6-messages"), func() {
 		b := option6([]byte{byte(reply6), 1, 2, 3}, optIANA, ia...)
 		b = option6(option6(b, optStatus, 0, 0), optSearch, []byte("\x01a\x00\x03b c\x00")...)
 		m := nstest.Must(decode6(b, l.iaid))
-		Expect(m.refusal()).To(Succeed())
+		Expect(m.rejection()).To(Succeed())
 		Expect(m.addr).To(Equal(netip.MustParseAddr("2001:db8::5")))
 		Expect(m.search).To(Equal([]string{"a"}))
 	})
@@ -55,14 +55,14 @@ var _ = Describe("a message of IPv6", Label("ipv6-messages"), func() {
 	It("has the first status, and a checksum that is not that of none", func() {
 		m := nstest.Must(decode6(option6(option6([]byte{byte(reply6), 1, 2, 3}, optStatus, 0, 2), optStatus, 0, 1),
 			[4]byte{}))
-		Expect(m.refusal()).To(MatchError(HavePrefix("the DHCPv6 server refuses: NoAddrsAvail")))
+		Expect(m.rejection()).To(MatchError(HavePrefix("the DHCPv6 server refuses: NoAddrsAvail")))
 		Expect(checksum([]byte{0xff, 0xff})).To(Equal(uint16(0xffff)))
 		Expect(checksum([]byte{0xff, 0xfe})).To(Equal(uint16(1)))
 	})
 
 	It("has each resolver once", func() {
 		a := cni.DNS{Nameservers: []string{"a"}, Search: []string{"x"}}
-		Expect(joinDNS(a, cni.DNS{Nameservers: []string{"a", "b"}, Search: []string{"x"}, Domain: "d"})).To(Equal(
+		Expect(mergeDNS(a, cni.DNS{Nameservers: []string{"a", "b"}, Search: []string{"x"}, Domain: "d"})).To(Equal(
 			cni.DNS{Nameservers: []string{"a", "b"}, Search: []string{"x"}, Domain: "d"}))
 	})
 

@@ -11,12 +11,13 @@ import (
 	"time"
 
 	"github.com/insomniacslk/dhcp/rfc1035label"
+	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
 )
 
-// Messages of DHCPv6 (RFC 8415) and of router discovery (RFC 4861). The libraries were tried: each is linked with all
-// of its options. dhcpv6 adds 152 kB to the one program, 30 kB compressed by xz, mdlayher/ndp 152 and 41; the packages
-// have room for 16 within their bound.
+// Messages of DHCPv6 (RFC 8415) and of router discovery (RFC 4861). No library is used, because each library links
+// code for all of its options: insomniacslk's dhcpv6 would add 152 kB to the one program (30 kB compressed with xz),
+// and mdlayher/ndp 152 kB (41 kB). The size limit of the packages leaves 16 kB.
 
 // kind6 is the type of a DHCPv6 message.
 type kind6 byte
@@ -51,7 +52,7 @@ const (
 	routerAdvertisement   = 134
 	neighborSolicitation  = 135
 	neighborAdvertisement = 136
-	hopsOnLink            = 255 // of what no router has passed on
+	maxHops               = 255 // hop limit of a packet that no router has forwarded
 )
 
 // message6 is a DHCPv6 message.
@@ -62,10 +63,10 @@ type message6 struct {
 	iaid           [4]byte
 	addr           netip.Addr
 	elapsed        time.Duration
-	dns            bool // ask for resolver settings
+	dns            bool // request resolver settings
 
-	// Of answers alone.
-	status           error // of the whole, or of the IA
+	// Only in answers.
+	status           error // error status of the message, its IA or its address
 	code             uint16
 	t1, t2           time.Duration
 	preferred, valid time.Duration
@@ -73,9 +74,10 @@ type message6 struct {
 	search           []string
 }
 
-// noBinding is the status of a server that does not know the lease.
+// noBinding is the status code of a server that does not know the lease.
 const noBinding = 3
 
+// option6 appends an option.
 func option6(b []byte, code uint16, value ...byte) []byte {
 	b = binary.BigEndian.AppendUint16(b, code)
 	b = binary.BigEndian.AppendUint16(b, uint16(len(value)))
@@ -88,7 +90,7 @@ func (m *message6) encode() []byte {
 	if m.server != nil {
 		b = option6(b, optServerID, m.server...)
 	}
-	ia := append(m.iaid[:], make([]byte, 8)...) // the times are the server's choice
+	ia := append(m.iaid[:], make([]byte, 8)...) // T1 and T2 of 0 leave the choice to the server
 	if m.addr.IsValid() {
 		ia = option6(ia, optAddress, append(m.addr.AsSlice(), make([]byte, 8)...)...)
 	}
@@ -101,7 +103,7 @@ func (m *message6) encode() []byte {
 	return b
 }
 
-var errShort = errors.New("the message is cut short")
+var errShort = errors.New("the message is truncated")
 
 // options6 calls do for each option.
 func options6(b []byte, do func(code uint16, value []byte) error) error {
@@ -121,7 +123,7 @@ func options6(b []byte, do func(code uint16, value []byte) error) error {
 	return nil
 }
 
-// decode6 reads an answer about one IA.
+// decode6 decodes an answer. It ignores the options of all IAs but the one with this IAID.
 func decode6(b []byte, iaid [4]byte) (*message6, error) {
 	if len(b) < 4 {
 		return nil, errShort
@@ -148,7 +150,7 @@ func decode6(b []byte, iaid [4]byte) (*message6, error) {
 				return errShort
 			}
 			if m.addr.IsValid() || [4]byte(value) != iaid {
-				return nil // of somebody else
+				return nil
 			}
 			m.t1, m.t2 = seconds(value[4:]), seconds(value[8:])
 			return options6(value[12:], m.readIA)
@@ -158,7 +160,7 @@ func decode6(b []byte, iaid [4]byte) (*message6, error) {
 	return m, err
 }
 
-// readIA reads an option of the IA. Of several addresses the first one counts that can be used.
+// readIA decodes an option of the IA. The first usable address is taken.
 func (m *message6) readIA(code uint16, value []byte) error {
 	switch {
 	case code == optStatus:
@@ -169,7 +171,7 @@ func (m *message6) readIA(code uint16, value []byte) error {
 		return errShort
 	}
 	addr, preferred, valid := netip.AddrFrom16([16]byte(value)), seconds(value[16:]), seconds(value[20:])
-	if isHost6(addr) && valid > 0 && preferred <= valid && !m.addr.IsValid() {
+	if isHostAddr6(addr) && valid > 0 && preferred <= valid && !m.addr.IsValid() {
 		m.addr, m.preferred, m.valid = addr, preferred, valid
 	}
 	return options6(value[24:], func(code uint16, value []byte) error {
@@ -199,7 +201,7 @@ func (m *message6) readStatus(value []byte) error {
 
 func seconds(b []byte) time.Duration { return time.Duration(binary.BigEndian.Uint32(b)) * time.Second }
 
-// domains reads names, and drops those that are none (dnsOf says why).
+// domains decodes names and drops those that are not domain names, for the reason that dnsOf gives.
 func domains(b []byte) (names []string) {
 	labels, err := rfc1035label.FromBytes(b)
 	if err != nil {
@@ -208,16 +210,16 @@ func domains(b []byte) (names []string) {
 	return slices.DeleteFunc(labels.Labels, func(name string) bool { return !isDomain(name) })
 }
 
-// isHost6 says whether a container can have an address beside its link-local one.
-func isHost6(a netip.Addr) bool {
+// isHostAddr6 reports whether a container can have the address in addition to its link-local address.
+func isHostAddr6(a netip.Addr) bool {
 	return a.Is6() && !a.Is4In6() && a.IsGlobalUnicast()
 }
 
-// advert is what a router advertises.
+// advert is a router advertisement.
 type advert struct {
 	router      netip.Addr
-	isDefault   bool
-	shortest    time.Duration // of the times for which it is true
+	isDefault   bool          // the router is a default router
+	minLifetime time.Duration // shortest lifetime of its contents, at most maxAdvertTime
 	prefixes    []prefix6
 	nameservers []netip.Addr
 	search      []string
@@ -237,45 +239,47 @@ const (
 	raSearch = 31
 )
 
-// decodeAdvert reads an advertisement, from its ICMPv6 header on.
+// decodeAdvert decodes an advertisement, which begins with the ICMPv6 header.
 func decodeAdvert(router netip.Addr, b []byte) (*advert, error) {
 	if len(b) < 16 {
 		return nil, errShort
 	}
 	if b[0] != routerAdvertisement || b[1] != 0 {
-		return nil, errors.New("no router advertisement")
+		return nil, errors.New("not a router advertisement")
 	}
 	lifetime := time.Duration(binary.BigEndian.Uint16(b[6:])) * time.Second
-	a := &advert{router: router, isDefault: lifetime > 0, shortest: advertMax}
+	a := &advert{router: router, isDefault: lifetime > 0, minLifetime: maxAdvertTime}
 	if a.isDefault {
-		a.shortest = min(a.shortest, lifetime)
+		a.minLifetime = min(a.minLifetime, lifetime)
 	}
 	for b = b[16:]; len(b) > 0; {
 		if len(b) < 8 || b[1] == 0 || len(b) < 8*int(b[1]) {
 			return nil, errShort
 		}
-		a.read(b[0], b[:8*int(b[1])])
+		a.readOption(b[0], b[:8*int(b[1])])
 		b = b[8*int(b[1]):]
 	}
 	return a, nil
 }
 
-// advertMax is the longest time for which an advertisement is taken as true.
-const advertMax = 2 * time.Hour
+// maxAdvertTime limits how long an advertisement is used. It is also the time below which an advertisement cannot
+// reduce the remaining lifetime of an address (RFC 4862, section 5.5.3 e).
+const maxAdvertTime = 2 * time.Hour
 
-func (a *advert) read(kind byte, option []byte) {
+// readOption decodes an option. It ignores invalid ones.
+func (a *advert) readOption(kind byte, option []byte) {
 	switch {
 	case kind == raPrefix && len(option) == 32:
 		p := prefix6{Prefix: netip.PrefixFrom(netip.AddrFrom16([16]byte(option[16:])), int(option[2])),
 			onLink: option[3]&0x80 != 0, autonomous: option[3]&0x40 != 0,
 			valid: seconds(option[4:]), preferred: seconds(option[8:])}
 		p.Prefix = p.Masked()
-		if !p.IsValid() || p.preferred > p.valid || !isHost6(p.Addr()) {
+		if !p.IsValid() || p.preferred > p.valid || !isHostAddr6(p.Addr()) {
 			return
 		}
 		a.prefixes = append(a.prefixes, p)
 		if p.valid > 0 {
-			a.shortest = min(a.shortest, p.valid)
+			a.minLifetime = min(a.minLifetime, p.valid)
 		}
 	case kind == raDNS && seconds(option[4:]) > 0:
 		for addr := range slices.Chunk(option[8:], 16) {
@@ -288,8 +292,8 @@ func (a *advert) read(kind byte, option []byte) {
 	}
 }
 
-// solicitation asks routers for an advertisement.
-func solicitation(mac net.HardwareAddr) []byte {
+// routerSolicit returns a router solicitation.
+func routerSolicit(mac net.HardwareAddr) []byte {
 	b := []byte{routerSolicitation, 0, 0, 0, 0, 0, 0, 0}
 	if len(mac) == 6 {
 		b = append(append(b, 1, 1), mac...) // source link-layer address, of eight bytes
@@ -297,39 +301,40 @@ func solicitation(mac net.HardwareAddr) []byte {
 	return b
 }
 
-// asksFor tells whether a packet asks who has an address. One of duplicate address detection has no link-local source,
-// and is none that counts.
-func asksFor(b []byte, own netip.Addr) bool {
-	protocol, _, m := read6(b)
+// isSolicitationFor reports whether a packet is a neighbor solicitation for an address. It returns false for
+// solicitations of duplicate address detection, whose source is unspecified.
+func isSolicitationFor(b []byte, linkLocal netip.Addr) bool {
+	protocol, _, m := parsePacket6(b)
 	return protocol == unix.IPPROTO_ICMPV6 && len(m) >= 24 && m[0] == neighborSolicitation &&
-		bytes.Equal(m[8:24], own.AsSlice())
+		bytes.Equal(m[8:24], linkLocal.AsSlice())
 }
 
-// isAt says at which MAC address an address is, whatever was said before.
-func isAt(own netip.Addr, mac net.HardwareAddr) []byte {
+// neighborAdvert returns an advertisement of an address's MAC address, which overrides earlier ones.
+func neighborAdvert(linkLocal netip.Addr, mac net.HardwareAddr) []byte {
 	const override = 0x20
-	b := append([]byte{neighborAdvertisement, 0, 0, 0, override, 0, 0, 0}, own.AsSlice()...)
+	b := append([]byte{neighborAdvertisement, 0, 0, 0, override, 0, 0, 0}, linkLocal.AsSlice()...)
 	return append(append(b, 2, 1), mac...) // target link-layer address, of eight bytes
 }
 
-// packet6 makes an IPv6 packet of an ICMPv6 or a UDP message, with its checksum.
-func packet6(protocol byte, src, dst netip.Addr, message []byte) []byte {
-	at := 2 // of the checksum
+// buildPacket6 returns an IPv6 packet with an ICMPv6 or a UDP message and its checksum.
+func buildPacket6(protocol byte, src, dst netip.Addr, message []byte) []byte {
+	offset := 2 // of the checksum in the message
 	if protocol == unix.IPPROTO_UDP {
-		at = 6
-		head := binary.BigEndian.AppendUint16([]byte{clientPort6 >> 8, clientPort6 & 0xff, serverPort6 >> 8,
+		offset = 6
+		header := binary.BigEndian.AppendUint16([]byte{clientPort6 >> 8, clientPort6 & 0xff, serverPort6 >> 8,
 			serverPort6 & 0xff}, uint16(8+len(message)))
-		message = slices.Concat(head, []byte{0, 0}, message)
+		message = slices.Concat(header, []byte{0, 0}, message)
 	}
 	length := uint16(len(message))
 	tail := []byte{0, 0, byte(length >> 8), byte(length), 0, 0, 0, protocol}
 	pseudo := slices.Concat(src.AsSlice(), dst.AsSlice(), tail, message)
-	binary.BigEndian.PutUint16(message[at:], checksum(pseudo))
-	head := []byte{0x60, 0, 0, 0, byte(length >> 8), byte(length), protocol, hopsOnLink}
-	return slices.Concat(head, src.AsSlice(), dst.AsSlice(), message)
+	binary.BigEndian.PutUint16(message[offset:], checksum(pseudo))
+	header := []byte{0x60, 0, 0, 0, byte(length >> 8), byte(length), protocol, maxHops}
+	return slices.Concat(header, src.AsSlice(), dst.AsSlice(), message)
 }
 
-// checksum is RFC 1071's; 0 is none for UDP, and the same number as its inverse.
+// checksum returns the checksum of RFC 1071. It returns 0xffff, which has the same meaning, instead of 0, which in
+// UDP means that there is no checksum.
 func checksum(b []byte) uint16 {
 	var sum uint32
 	for i, octet := range b {
@@ -344,19 +349,20 @@ func checksum(b []byte) uint16 {
 	return ^uint16(sum)
 }
 
-// read6 returns the message in an IPv6 packet, and its protocol. nil: there is none that is for us.
-func read6(b []byte) (protocol byte, src netip.Addr, message []byte) {
-	const head = 40
-	if len(b) < head {
+// parsePacket6 returns the ICMPv6 or UDP message in an IPv6 packet. message is nil if the packet has neither, or an
+// ICMPv6 message that does not come from this link.
+func parsePacket6(b []byte) (protocol byte, src netip.Addr, message []byte) {
+	const headerLen = 40
+	if len(b) < headerLen {
 		return 0, src, nil
 	}
-	end := head + int(binary.BigEndian.Uint16(b[4:]))
+	end := headerLen + int(binary.BigEndian.Uint16(b[4:]))
 	if len(b) < end {
 		return 0, src, nil
 	}
-	protocol, src, message = b[6], netip.AddrFrom16([16]byte(b[8:])), b[head:end]
+	protocol, src, message = b[6], netip.AddrFrom16([16]byte(b[8:])), b[headerLen:end]
 	switch {
-	case protocol == unix.IPPROTO_ICMPV6 && b[7] == hopsOnLink && src.IsLinkLocalUnicast():
+	case protocol == unix.IPPROTO_ICMPV6 && b[7] == maxHops && src.IsLinkLocalUnicast():
 		return protocol, src, message
 	case protocol == unix.IPPROTO_UDP && len(message) >= 8:
 		if length := int(binary.BigEndian.Uint16(message[4:])); length >= 8 && length <= len(message) {
@@ -364,4 +370,25 @@ func read6(b []byte) (protocol byte, src netip.Addr, message []byte) {
 		}
 	}
 	return 0, src, nil
+}
+
+const (
+	allServers = "ff02::1:2"
+	allRouters = "ff02::2"
+	allNodes   = "ff02::1"
+)
+
+// filter6 accepts DHCPv6 messages to a client, router advertisements and neighbor solicitations, if they have no
+// extension headers.
+var filter6 = []bpf.Instruction{
+	bpf.LoadAbsolute{Off: 6, Size: 1},
+	bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.IPPROTO_ICMPV6, SkipTrue: 3},
+	bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: unix.IPPROTO_UDP, SkipTrue: 6},
+	bpf.LoadAbsolute{Off: 42, Size: 2},
+	bpf.JumpIf{Cond: bpf.JumpEqual, Val: clientPort6, SkipTrue: 3, SkipFalse: 4},
+	bpf.LoadAbsolute{Off: 40, Size: 1},
+	bpf.JumpIf{Cond: bpf.JumpEqual, Val: routerAdvertisement, SkipTrue: 1},
+	bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: neighborSolicitation, SkipTrue: 1},
+	bpf.RetConstant{Val: 1 << 16},
+	bpf.RetConstant{Val: 0},
 }
