@@ -11,24 +11,24 @@ import (
 	"github.com/hawser-cni/plugins/pkg/nft"
 )
 
-// Chain names a chain in a table that others use too: mostly that of one container.
+// Chain identifies a chain, usually that of one container, in a table that other programs also use.
 type Chain struct {
 	Family      nft.Family
 	Table, Name string
-	From        string // the shared chain whose rules lead to it, for IsJump, Remove and Rules
+	From        string // the shared chain with jumps to it, for IsJump, Remove and Rules
 }
 
-// commentMax is how many bytes the match comment takes.
+// commentMax is the maximum length of a comment, in bytes.
 const commentMax = 255
 
-// ContainerChain is the reference's chain of a container on a network: a prefix, which says of which plugin, and
-// a hash. It has no room for the interface, so all of the container's interfaces on that network share it.
+// ContainerChain returns the reference plugin's chain name for a container on a network: the plugin's prefix and a
+// hash. The name does not depend on the interface, so all of the container's interfaces on the network share the chain.
 func ContainerChain(prefix, network, containerID string) string {
 	return prefix + cni.Digest(network+containerID, chainNameMax-len(prefix))
 }
 
-// OwnerComment is the reference's comment of rules about a container on a network. One that iptables would cut is
-// cut here, so that the rule is found again.
+// OwnerComment returns the reference plugin's comment on rules for a container on a network. A comment that iptables
+// would cut is cut here, so that it still matches the rule.
 func OwnerComment(prefix, network, containerID string) string {
 	c := fmt.Sprintf("%sname: %q id: %q", prefix, network, containerID)
 	if len(c) > commentMax {
@@ -37,29 +37,30 @@ func OwnerComment(prefix, network, containerID string) string {
 	return c
 }
 
-// nftTable is where the programs for nf_tables keep the table.
+// nftTable returns the table in nf_tables.
 func (c Chain) nftTable() nft.Table { return nft.Table{Family: c.Family, Name: c.Table} }
 
-// Variants says which iptables have the chain. nf_tables are asked over netlink, and a program runs only where there is
-// a legacy table: when it is not installed, the error says so (NotInstalled), and nf_tables' answer counts.
+// Variants returns the variants that have the chain. It reads nf_tables over netlink, and runs a program only if the
+// kernel has the legacy table. If that program is not installed, the error matches NotInstalled, and the result is
+// still valid for nf_tables.
 func (c Chain) Variants(ctx context.Context, nf *nft.Conn) (have []Variant, err error) {
 	live, err := nf.Chain(c.nftTable(), c.Name)
 	if live != nil {
 		have = append(have, NFT)
 	}
-	legacy, lookErr := Tool{Family: c.Family, Variant: Legacy}.Look(ctx, c.Table)
-	if lookErr == nil && legacy.HasChain(c.Name) {
+	legacy, legacyErr := Tool{Family: c.Family, Variant: Legacy}.Read(ctx, c.Table)
+	if legacyErr == nil && legacy.HasChain(c.Name) {
 		have = append(have, Legacy)
 	}
-	return have, errors.Join(nft.IfSupported(err), lookErr)
+	return have, errors.Join(nft.IfSupported(err), legacyErr)
 }
 
-// Verify looks at the table in the first variant that has the chain, and joins what compare finds in it. That none has
-// the chain is a difference, unless a program is missing that could show it.
+// Verify reads the table in the first variant that has the chain, and returns the differences that compare returns. A
+// missing chain is also a difference, unless a program is missing that is necessary to find it.
 func (c Chain) Verify(ctx context.Context, nf *nft.Conn, compare func(*Edit) []error) error {
 	where, err := c.Variants(ctx, nf)
 	if len(where) > 0 {
-		found, err := Tool{Family: c.Family, Variant: where[0]}.Look(ctx, c.Table)
+		found, err := Tool{Family: c.Family, Variant: where[0]}.Read(ctx, c.Table)
 		if err != nil {
 			return err
 		}
@@ -71,11 +72,11 @@ func (c Chain) Verify(ctx context.Context, nf *nft.Conn, compare func(*Edit) []e
 	return cni.Drift("%s chain %q: is missing", c.Family, c.Name)
 }
 
-// IsJump says whether the rule leads from c.From to the chain.
+// IsJump reports whether the rule jumps from c.From to the chain.
 func (c Chain) IsJump(r Rule) bool { return r.Chain == c.From && r.Option("-j") == c.Name }
 
-// Remove removes the rules that lead to the chain from these addresses, from any where there are none, and the chain
-// with the last such rule, in one variant: in nf_tables over netlink, without a program.
+// Remove removes jumps to the chain for packets from these addresses, in one variant. Without addresses, it removes all
+// jumps. It removes the chain with the last jump. For nf_tables, it uses netlink and no program.
 func (c Chain) Remove(ctx context.Context, nf *nft.Conn, v Variant, addrs []netip.Prefix) error {
 	if v == Legacy {
 		return Tool{Family: c.Family, Variant: v}.Edit(ctx, c.Table, func(e *Edit) {
@@ -87,8 +88,8 @@ func (c Chain) Remove(ctx context.Context, nf *nft.Conn, v Variant, addrs []neti
 		Rule: func(r nft.LiveRule) bool { return r.Target == c.Name && isFrom(r, addrs) }}.Stage)
 }
 
-// IsFrom says whether the rule is about packets from one of the addresses, or from the whole prefix of one, as older
-// releases of the reference have it. Without addresses any rule is.
+// IsFrom reports whether the rule matches packets from one of the addresses or, as in older releases of the reference
+// plugins, from the prefix of one. Without addresses, it returns true.
 func (r Rule) IsFrom(addrs []netip.Prefix) bool {
 	if len(addrs) == 0 {
 		return true
@@ -99,7 +100,7 @@ func (r Rule) IsFrom(addrs []netip.Prefix) bool {
 	})
 }
 
-// isFrom says the same of a rule in nf_tables, where a prefix of whole bytes is compared as those bytes.
+// isFrom is Rule.IsFrom for a rule in nf_tables, which compares a prefix of whole bytes without a mask.
 func isFrom(r nft.LiveRule, addrs []netip.Prefix) bool {
 	return len(addrs) == 0 || slices.ContainsFunc(addrs, func(p netip.Prefix) bool {
 		masked := nft.AddrKey(p.Masked().Addr())

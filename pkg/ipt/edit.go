@@ -16,23 +16,23 @@ import (
 	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
-// Edit is a table as it was found, and the lines of a restore that change it. Its methods say what the table is to
-// have: they add lines for the difference only, and Chains and Rules are from then on what the table will have. The
-// zero value is an empty table.
+// Edit is a table, with changes. The methods that change it update Chains and Rules to the new state, and add the lines
+// that iptables-restore needs to Lines. They add no line if the table has the wanted state. The zero value is an empty
+// table.
 type Edit struct {
 	Chains []string
-	Rules  []Rule   // of all chains, those of one chain in their order
-	Lines  []string // of the restore; none if the table has all of that already
-	Drops  []string // those of the chains whose policy is to drop
+	Rules  []Rule   // of all chains; the rules of one chain are in order
+	Lines  []string // for iptables-restore
+	Drops  []string // chains whose policy is DROP
 }
 
-// Has says whether the table has the rule.
+// Has reports whether the table has the rule.
 func (e *Edit) Has(r Rule) bool { return slices.ContainsFunc(e.Rules, r.Equal) }
 
-// HasChain says whether the table has the chain.
+// HasChain reports whether the table has the chain.
 func (e *Edit) HasChain(name string) bool { return slices.Contains(e.Chains, name) }
 
-// Make makes those of the chains that are missing. The restore fails where somebody made one meanwhile.
+// Make creates missing chains. iptables-restore fails if another program creates one of them concurrently.
 func (e *Edit) Make(chains ...string) {
 	for _, name := range chains {
 		if !e.HasChain(name) {
@@ -41,7 +41,7 @@ func (e *Edit) Make(chains ...string) {
 	}
 }
 
-// First puts those of the rules that are missing first in their chains, where they end up in the given order.
+// First inserts missing rules at the beginning of their chains, in the given order.
 func (e *Edit) First(rules ...Rule) {
 	for _, r := range slices.Backward(rules) {
 		if !e.Has(r) {
@@ -50,7 +50,7 @@ func (e *Edit) First(rules ...Rule) {
 	}
 }
 
-// Last appends those of the rules that are missing to their chains.
+// Last appends missing rules to their chains.
 func (e *Edit) Last(rules ...Rule) {
 	for _, r := range rules {
 		if !e.Has(r) {
@@ -62,15 +62,15 @@ func (e *Edit) Last(rules ...Rule) {
 // Delete deletes the rules that match.
 func (e *Edit) Delete(matches func(Rule) bool) {
 	e.Rules = slices.DeleteFunc(e.Rules, func(r Rule) bool {
-		gone := matches(r)
-		if gone {
+		isDeleted := matches(r)
+		if isDeleted {
 			e.Lines = append(e.Lines, r.Delete())
 		}
-		return gone
+		return isDeleted
 	})
 }
 
-// Fill gives the chain these rules, in this order, and no others. It makes a chain that is missing.
+// Fill replaces the chain's rules with these, in this order. It creates the chain if it is missing.
 func (e *Edit) Fill(chain string, rules []Rule) {
 	inChain := func(r Rule) bool { return r.Chain == chain }
 	live := slices.DeleteFunc(slices.Clone(e.Rules), func(r Rule) bool { return !inChain(r) })
@@ -87,10 +87,11 @@ func (e *Edit) Fill(chain string, rules []Rule) {
 	e.Rules = append(slices.DeleteFunc(e.Rules, inChain), rules...)
 }
 
-// Remove removes the chain with its rules, unless a rule of another chain leads to it, which the caller deletes first.
+// Remove removes the chain with its rules. It does nothing while a rule of another chain jumps to it, so the caller
+// must delete such rules first.
 func (e *Edit) Remove(chain string) {
-	leads := func(r Rule) bool { return r.Chain != chain && (r.Option("-j") == chain || r.Option("-g") == chain) }
-	if !e.HasChain(chain) || slices.ContainsFunc(e.Rules, leads) {
+	jumps := func(r Rule) bool { return r.Chain != chain && (r.Option("-j") == chain || r.Option("-g") == chain) }
+	if !e.HasChain(chain) || slices.ContainsFunc(e.Rules, jumps) {
 		return
 	}
 	e.Lines = append(e.Lines, "-F "+chain, "-X "+chain)
@@ -98,16 +99,17 @@ func (e *Edit) Remove(chain string) {
 	e.Rules = slices.DeleteFunc(e.Rules, func(r Rule) bool { return r.Chain == chain })
 }
 
-// Edit looks at a table, lets change say what it is to have, and applies the difference by one restore: all of it or
-// nothing. When others changed the same rules meanwhile, it starts again. Without a difference no restore runs.
+// Edit reads a table, calls change, and applies the changes by one run of iptables-restore: all or none. It starts
+// again if that fails, because other programs may have changed the same rules. Without changes, it does not run
+// iptables-restore.
 func (t Tool) Edit(ctx context.Context, table string, change func(*Edit)) error {
-	return t.EditFound(ctx, table, func() (*Edit, error) { return t.Look(ctx, table) }, change)
+	return t.EditFrom(ctx, table, func() (*Edit, error) { return t.Read(ctx, table) }, change)
 }
 
-// EditFound is Edit with another look, which may know the table, or what matters of it, without a program.
-func (t Tool) EditFound(ctx context.Context, table string, look func() (*Edit, error), change func(*Edit)) error {
+// EditFrom is Edit with a function that reads the table, or the part of it that matters, possibly without a program.
+func (t Tool) EditFrom(ctx context.Context, table string, read func() (*Edit, error), change func(*Edit)) error {
 	for attempt := 1; ; attempt++ {
-		e, err := look()
+		e, err := read()
 		if err != nil {
 			return err
 		}
@@ -121,21 +123,22 @@ func (t Tool) EditFound(ctx context.Context, table string, look func() (*Edit, e
 	}
 }
 
-// Look reads a table. A legacy table that the namespace lacks is empty, and no program runs: it would make the table.
-func (t Tool) Look(ctx context.Context, table string) (*Edit, error) {
+// Read reads a table. If the namespace does not have a legacy table, Read returns an empty one without running a
+// program, which would create the table.
+func (t Tool) Read(ctx context.Context, table string) (*Edit, error) {
 	read := t.list
 	if t.Variant == Legacy {
 		read = t.save
 	}
 	lines, err := read(ctx, table)
 	if err != nil {
-		err = t.lacking(table, err)
-		return nil, fmt.Errorf("%s %s table %q: %w", t.Variant, programOf(t.Family), table, err)
+		err = t.addLacking(table, err)
+		return nil, fmt.Errorf("%s %s table %q: %w", t.Variant, programName(t.Family), table, err)
 	}
 	return parseTable(lines), nil
 }
 
-// list reads a table through go-iptables, which runs two programs: one says its version, the other lists the table.
+// list reads a table through go-iptables, which runs iptables --version and iptables -S.
 func (t Tool) list(ctx context.Context, table string) ([]string, error) {
 	path, err := t.path(ctx, "")
 	if err != nil {
@@ -148,13 +151,15 @@ func (t Tool) list(ctx context.Context, table string) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	// The library hands the name of the chain on to "iptables -S", which lists all where an option takes its place.
+	// The library has no call that lists all chains with their rules. List runs "iptables -t TABLE -S CHAIN", and
+	// without a CHAIN, -S lists the whole table. An empty CHAIN is an error, so an option takes its place that has no
+	// effect on the program of its own family: --ipv4 for iptables, --ipv6 for ip6tables (see iptables(8)).
 	return lib.List(table, "--ipv"+t.Family.Digit())
 }
 
-// save reads a legacy table by iptables-save, which does not wait for the xtables lock, as iptables -S does. /proc says
-// whether there is one. In a container of LXC its file cannot be read, since its owner is not mapped: then the program,
-// which fails without a table, tells.
+// save reads a legacy table by iptables-save, which, unlike iptables -S, does not wait for the xtables lock. A file in
+// /proc lists the tables that exist. In an LXC container, that file is not readable because its owner is not mapped. In
+// that case, save runs the program and treats its failure as a missing table.
 func (t Tool) save(ctx context.Context, table string) ([]string, error) {
 	names, err := os.ReadFile(ns.Proc() + "/net/" + t.Family.String() + "_tables_names")
 	hidden := errors.Is(err, fs.ErrPermission)
@@ -176,7 +181,7 @@ func (t Tool) save(ctx context.Context, table string) ([]string, error) {
 	return strings.Split(out.String(), "\n"), err
 }
 
-// parseTable reads the lines of iptables -S and of iptables-save.
+// parseTable parses the output of iptables -S or iptables-save.
 func parseTable(lines []string) *Edit {
 	e := &Edit{}
 	for _, line := range lines {
@@ -196,22 +201,22 @@ func parseTable(lines []string) *Edit {
 	return e
 }
 
-// Rule is one rule: the chain it is in, and the arguments that make it.
+// Rule is a rule: its chain and its arguments.
 type Rule struct {
 	Chain string
 	Args  []string
 }
 
-// NewRule builds a rule.
+// NewRule returns a rule.
 func NewRule(chain string, args ...string) Rule { return Rule{Chain: chain, Args: args} }
 
-// Append is the line that appends the rule.
+// Append returns the line that appends the rule.
 func (r Rule) Append() string { return "-A " + r.String() }
 
-// Delete is the line that deletes the first rule equal to it.
+// Delete returns the line that deletes the first equal rule.
 func (r Rule) Delete() string { return "-D " + r.String() }
 
-// String is the chain and the arguments, quoted where iptables-restore needs that.
+// String returns the chain and the arguments, quoted for iptables-restore.
 func (r Rule) String() string {
 	var b strings.Builder
 	b.WriteString(quote(r.Chain))
@@ -222,7 +227,8 @@ func (r Rule) String() string {
 	return b.String()
 }
 
-// Option is the argument after the name, such as "-j" or "--comment"; empty when there is none.
+// Option returns the argument after the named option, for example "-j" or "--comment", and "" if there is no such
+// option.
 func (r Rule) Option(name string) string {
 	i := slices.Index(r.Args, name)
 	if i < 0 || i+1 == len(r.Args) {
@@ -231,7 +237,8 @@ func (r Rule) Option(name string) string {
 	return r.Args[i+1]
 }
 
-// Equal compares without regard to the order of the arguments, which the versions print differently.
+// Equal reports whether two rules have the same arguments, in any order, because versions of iptables print them in
+// different orders.
 func (r Rule) Equal(o Rule) bool {
 	if r.Chain != o.Chain || len(r.Args) != len(o.Args) {
 		return false
@@ -240,7 +247,8 @@ func (r Rule) Equal(o Rule) bool {
 	return slices.Equal(a, b)
 }
 
-// MissingInOrder returns the wanted rules that the live ones do not have in this order. Others may stand between.
+// MissingInOrder returns the wanted rules that are missing among the live rules in this order. Other rules may be in
+// between.
 func MissingInOrder(live, want []Rule) (out []Rule) {
 	for _, w := range want {
 		if i := slices.IndexFunc(live, w.Equal); i >= 0 {
@@ -252,7 +260,7 @@ func MissingInOrder(live, want []Rule) (out []Rule) {
 	return out
 }
 
-// Without returns those of the rules that are not among the others, in any order.
+// Without returns the rules that are not among others.
 func Without(rules, others []Rule) (out []Rule) {
 	for _, r := range rules {
 		if !slices.ContainsFunc(others, r.Equal) {
@@ -269,7 +277,7 @@ func quote(arg string) string {
 	return `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(arg) + `"`
 }
 
-// split cuts a line at blanks outside double quotes; a backslash takes the next character as it is.
+// split splits a line at spaces outside double quotes. A backslash escapes the next character.
 func split(line string) (out []string) {
 	for i := 0; i < len(line); i++ {
 		if line[i] == ' ' {
@@ -291,18 +299,19 @@ func split(line string) (out []string) {
 	return out
 }
 
-// chainNameMax is the longest name of a chain that iptables takes, in bytes.
+// chainNameMax is the maximum length of a chain name in iptables, in bytes.
 const chainNameMax = 28
 
-// targets are those of iptables and of its usual extensions. A rule that names one does not lead to a chain.
+// targets lists the targets of iptables and its usual extensions. Chains cannot have these names, because a rule with
+// such a name does not jump to a chain.
 const targets = " ACCEPT DROP QUEUE RETURN ACCOUNT AUDIT CHAOS CHECKSUM CLASSIFY CLUSTERIP CONNMARK CONNSECMARK CT " +
 	"DELUDE DHCPMAC DNAT DNETMAP DNPT DSCP ECHO ECN HL HMARK IDLETIMER IPMARK LED LOG LOGMARK MARK MASQUERADE " +
 	"MIRROR NAT NETMAP NFLOG NFQUEUE NOTRACK PROTO RATEEST RAWDNAT RAWSNAT REDIRECT REJECT SAME SECMARK SET SNAT " +
 	"SNPT SYNPROXY SYSRQ TARPIT TCPMSS TCPOPTSTRIP TEE TOS TPROXY TRACE TTL ULOG "
 
-// IsChainName says whether iptables takes the name for a chain, and iptables-restore a line with it.
+// IsChainName reports whether a name is valid for a chain, in iptables and in a line of iptables-restore.
 func IsChainName(name string) bool {
-	notPlain := func(r rune) bool { return r <= ' ' || r > '~' || strings.ContainsRune(`"'\`, r) }
+	isSpecial := func(r rune) bool { return r <= ' ' || r > '~' || strings.ContainsRune(`"'\`, r) }
 	return name != "" && len(name) <= chainNameMax && !strings.ContainsAny(name[:1], "-!") &&
-		!strings.ContainsFunc(name, notPlain) && !strings.Contains(targets, " "+name+" ")
+		!strings.ContainsFunc(name, isSpecial) && !strings.Contains(targets, " "+name+" ")
 }

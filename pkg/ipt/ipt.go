@@ -1,10 +1,16 @@
-// Package ipt edits tables of iptables: a look through go-iptables says what a table has, and one
-// iptables-restore --noflush, which applies all lines or none, under the xtables lock with a deadline, makes the
-// difference to what it is to have.
+// Package ipt edits tables of iptables.
 //
-// There are two variants of the programs, for nf_tables and for the older x_tables ("legacy"), and a
-// host may have both, with rules in each. Every look at a table is a Tool.Look, in one variant. Chain asks nf_tables
-// over netlink first, and finds a chain in either variant.
+// An Edit is a copy of a table together with the changes that the caller makes to it. Tool.Edit reads the table, lets
+// the caller change the Edit, and applies the difference by one run of iptables-restore --noflush, which applies all
+// lines or none. If there is no difference, it runs no program to write.
+//
+// There are two variants of the programs, for nf_tables and for the older x_tables ("legacy"). A host may have both,
+// with rules in each. A Tool is one variant for one family. A Chain can be in either variant; its methods read
+// nf_tables over netlink, which is cheaper than a program, and run a program of the legacy variant only if the kernel
+// has the legacy table.
+//
+// Names and comments of chains are those of the reference plugins (reference.go), so that either suite can remove the
+// other's rules.
 package ipt
 
 import (
@@ -23,17 +29,18 @@ import (
 	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
-// Backend is where a plugin has its rules.
+// Backend is the system that has a plugin's rules.
 type Backend string
 
-// The backends. Auto is the one that fits the kernel.
+// The backends. With Auto, the plugin chooses the one that fits the kernel.
 const (
 	Auto     Backend = ""
 	NFTables Backend = "nftables"
 	IPTables Backend = "iptables"
 )
 
-// ParseBackend reads a key of the configuration. An absent one is Auto. Anything else than a backend is code 7.
+// ParseBackend returns the backend that a key of the configuration names, and Auto for a nil value. The error for any
+// other value has code 7.
 func ParseBackend(key string, value *string) (Backend, error) {
 	if value == nil {
 		return Auto, nil
@@ -46,40 +53,41 @@ func ParseBackend(key string, value *string) (Backend, error) {
 	return b, nil
 }
 
-// programOf is the name of a family's program.
-func programOf(f nft.Family) string { return f.String() + "tables" }
+// programName returns the name of a family's program.
+func programName(f nft.Family) string { return f.String() + "tables" }
 
 // Variant is one of the two implementations of iptables.
 type Variant string
 
-// The variants, by the names that the programs carry.
+// The variants, with the names that the programs use.
 const (
 	NFT    Variant = "nft"
 	Legacy Variant = "legacy"
 )
 
 const (
-	// lockFile keeps the legacy programs apart; those of nf_tables take no lock.
+	// lockFile is the lock of the legacy programs. Those for nf_tables do not take a lock.
 	lockFile = "/run/xtables.lock"
-	// exitBusy is what the programs exit with when the lock did not come free (RESOURCE_PROBLEM).
+	// exitBusy is the exit status of the programs if another process holds the lock (RESOURCE_PROBLEM).
 	exitBusy = 4
-	// attempts bounds how often an edit is tried because others changed the same rules.
+	// attempts is the number of times that an edit is tried if other programs change the same rules.
 	attempts = 3
 )
 
-// Tool is the programs of one family and variant.
+// Tool represents the programs of one family and variant.
 type Tool struct {
 	Family  nft.Family
 	Variant Variant
 
-	name    string // of the program; empty: whichever is of the variant
-	restore string // the file of its iptables-restore, where Find looked for it
+	name    string // base name of the programs; empty = any of the variant
+	restore string // path of iptables-restore, if Find has found it
 }
 
-// Find returns the programs that are plainly called iptables: the administrator decided on the variant. It runs a
-// program only where the name behind the links does not tell. The error matches process.ErrNotFound when there is none.
+// Find returns the programs that are called iptables or ip6tables. Their variant is the administrator's choice. Find
+// runs a program only if the name of the file that the links point to does not show the variant. The error matches
+// process.ErrNotFound if a program is missing.
 func Find(ctx context.Context, f nft.Family) (Tool, error) {
-	t := Tool{Family: f, name: programOf(f)}
+	t := Tool{Family: f, name: programName(f)}
 	var err error
 	if t.restore, err = t.path(ctx, "-restore"); err != nil {
 		return Tool{}, err
@@ -88,9 +96,10 @@ func Find(ctx context.Context, f nft.Family) (Tool, error) {
 	if err != nil {
 		return Tool{}, err
 	}
-	saysNFT := strings.Contains(filepath.Base(real), "nft")
-	if !saysNFT && !strings.Contains(filepath.Base(real), "legacy") {
-		// go-iptables asks this too, and keeps the answer to itself. The older programs name no variant.
+	isNFT := strings.Contains(filepath.Base(real), "nft")
+	if !isNFT && !strings.Contains(filepath.Base(real), "legacy") {
+		// go-iptables also runs this command, but does not export the variant. Older programs do not print one; they
+		// are legacy.
 		var out strings.Builder
 		program, err := t.path(ctx, "")
 		if err == nil {
@@ -99,21 +108,21 @@ func Find(ctx context.Context, f nft.Family) (Tool, error) {
 		if err != nil {
 			return Tool{}, fmt.Errorf("%s --version: %w", t.name, err)
 		}
-		saysNFT = strings.Contains(out.String(), "nf_tables")
+		isNFT = strings.Contains(out.String(), "nf_tables")
 	}
 	t.Variant = Legacy
-	if saysNFT {
+	if isNFT {
 		t.Variant = NFT
 	}
 	return t, nil
 }
 
-// path finds one of the programs: iptables itself, or the one with the suffix.
+// path returns the path of a program: of iptables, or of the program with the suffix.
 func (t Tool) path(ctx context.Context, suffix string) (string, error) {
 	if t.name != "" {
 		return process.LookPath(t.name + suffix)
 	}
-	path, err := process.LookPath(programOf(t.Family) + "-" + string(t.Variant) + suffix)
+	path, err := process.LookPath(programName(t.Family) + "-" + string(t.Variant) + suffix)
 	if err != nil {
 		if plain, plainErr := Find(ctx, t.Family); plainErr == nil && plain.Variant == t.Variant {
 			return plain.path(ctx, suffix)
@@ -122,23 +131,24 @@ func (t Tool) path(ctx context.Context, suffix string) (string, error) {
 	return path, err
 }
 
-// CheckInstalled says which program of the family is missing, without running one.
+// CheckInstalled returns an error that names a missing program of the family. It does not run a program.
 func CheckInstalled(f nft.Family) error {
 	for _, suffix := range []string{"-restore", ""} {
-		if _, err := process.LookPath(programOf(f) + suffix); err != nil {
+		if _, err := process.LookPath(programName(f) + suffix); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// Ready says, without running a program, why those of IPv4 cannot make rules: one is not installed, or they are those
-// over nf_tables, which the kernel lacks. Only containers with an address of IPv6 need the programs of that family.
+// Ready returns an error if the programs for IPv4 cannot add rules, because one is not installed, or because they need
+// nf_tables and the kernel has none. It does not run a program. It does not check the programs for IPv6, which only
+// containers with an IPv6 address need.
 func Ready(nf *nft.Conn) error {
 	if err := CheckInstalled(nft.IPv4); err != nil {
 		return err
 	}
-	restore, err := process.LookPath(programOf(nft.IPv4) + "-restore")
+	restore, err := process.LookPath(programName(nft.IPv4) + "-restore")
 	if err == nil {
 		restore, err = filepath.EvalSymlinks(restore)
 	}
@@ -151,15 +161,17 @@ func Ready(nf *nft.Conn) error {
 	return nil
 }
 
-// Instead adds to an error of iptables why nftables, which come first, could not be used; lack is nil where they could.
-func Instead(err, lack error) error {
-	if err == nil || lack == nil {
+// Instead returns an error of the backend iptables with the reason why nftables was not used. It returns err if that or
+// reason is nil.
+func Instead(err, reason error) error {
+	if err == nil || reason == nil {
 		return err
 	}
-	return fmt.Errorf("%w (instead of nftables: %w)", err, lack)
+	return fmt.Errorf("%w (instead of nftables: %w)", err, reason)
 }
 
-// NotInstalled says whether a missing program is the only cause of the error: all joined errors have it.
+// NotInstalled reports whether missing programs are the only cause of an error. Of joined errors, each must have this
+// cause.
 func NotInstalled(err error) bool {
 	if joined, ok := err.(interface{ Unwrap() []error }); ok {
 		return !slices.ContainsFunc(joined.Unwrap(), func(e error) bool { return !NotInstalled(e) })
@@ -167,7 +179,8 @@ func NotInstalled(err error) bool {
 	return err == process.ErrNotFound || err != nil && NotInstalled(errors.Unwrap(err))
 }
 
-// WarnIfMissing returns err. If a missing program is the only cause it warns of that, after what, and returns nil.
+// WarnIfMissing returns err. If a missing program is its only cause, WarnIfMissing warns of it instead and returns nil.
+// The warning begins with what.
 func WarnIfMissing(warn func(format string, args ...any), what string, err error) error {
 	if !NotInstalled(err) {
 		return err
@@ -176,9 +189,9 @@ func WarnIfMissing(warn func(format string, args ...any), what string, err error
 	return nil
 }
 
-// Restore applies the lines, in the syntax of iptables-restore, to a table: all or none. A chain that
-// is named in a line ":CHAIN -" is emptied, or made when it is missing; all others stay as they are.
-// When the xtables lock is not free before ctx's deadline, the error matches statefile.ErrBusy.
+// Restore applies lines in the syntax of iptables-restore to a table: all or none. A line ":CHAIN -" empties or creates
+// the chain; other chains stay as they are. If another process holds the xtables lock until ctx's deadline, the error
+// matches statefile.ErrBusy.
 func (t Tool) Restore(ctx context.Context, table string, lines []string) error {
 	return t.runRestore(ctx, table, lines, false)
 }
@@ -218,17 +231,18 @@ func (t Tool) runRestore(ctx context.Context, table string, lines []string, isTr
 	}
 	text := strings.Join(strings.Fields(errs.String()), " ")
 	err = fmt.Errorf("%s: %w: %s", filepath.Base(program), err, text)
-	failed := 0 // the number of the line; the first one is the table's
+	failed := 0 // the line's number; line 1 names the table
 	_, after, _ := strings.Cut(text, "line ")
 	_, _ = fmt.Sscanf(after, "%d", &failed)
 	if failed >= 2 && failed-2 < len(lines) {
 		err = fmt.Errorf("%w (%s)", err, lines[failed-2])
 	}
-	return t.lacking(table, err)
+	return t.addLacking(table, err)
 }
 
-// lacking gives the error code 2, and names the modules, where the programs say that the kernel lacks some.
-func (t Tool) lacking(table string, err error) error {
+// addLacking returns err with code 2 and the names of kernel modules, if the text of the error shows that the kernel
+// lacks them.
+func (t Tool) addLacking(table string, err error) error {
 	if err == nil {
 		return nil
 	}
@@ -240,11 +254,11 @@ func (t Tool) lacking(table string, err error) error {
 	switch {
 	case has("generation id: Invalid argument", "generation id: Operation not supported"):
 		modules = []string{"nf_tables"}
-	case has("unable to initialize table", "Table does not exist"): // of the legacy programs
+	case has("unable to initialize table", "Table does not exist"): // legacy programs
 		modules = []string{t.Family.String() + "_tables", t.Family.String() + "table_" + table}
 	case has("missing kernel module"):
 		modules = t.extensions(text)
-	case has("CHAIN_ADD failed (No such file or directory)"): // of a hook
+	case has("CHAIN_ADD failed (No such file or directory)"): // a base chain
 		modules = []string{"nft_chain_" + table}
 	default:
 		return err
@@ -252,8 +266,8 @@ func (t Tool) lacking(table string, err error) error {
 	return cni.Lacking(err, strings.Join(modules, ", "))
 }
 
-// extensions are the modules of the matches and targets in the programs' warnings: "Extension comment revision 0 not
-// supported, missing kernel module?"
+// extensions returns the modules of the matches and targets that the programs warn of: "Extension comment revision 0
+// not supported, missing kernel module?"
 func (t Tool) extensions(text string) (modules []string) {
 	if t.Variant == NFT {
 		modules = append(modules, "nft_compat")
@@ -275,7 +289,7 @@ func (t Tool) extensions(text string) (modules []string) {
 	return modules
 }
 
-// waitSeconds is how long the program may wait for the lock.
+// waitSeconds returns the number of seconds that a program may wait for the lock.
 func waitSeconds(ctx context.Context) int {
 	deadline, ok := ctx.Deadline()
 	if !ok {
@@ -284,7 +298,7 @@ func waitSeconds(ctx context.Context) int {
 	return max(1, int(time.Until(deadline).Seconds()))
 }
 
-// lockHolder is an error that names who has the xtables lock; nil when nobody has it.
+// lockHolder returns an error that names the process that holds the xtables lock, nil if the lock is free.
 func lockHolder() error {
 	ctx, cancel := context.WithDeadline(context.Background(), time.Now())
 	defer cancel()

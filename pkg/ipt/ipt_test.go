@@ -120,10 +120,10 @@ var _ = Describe("the programs", Label("kernel"), func() {
 				live := look(tool)
 				Expect(live.Chains).To(ContainElements("OURS-1", "POSTROUTING"))
 				Expect(live.Rules).To(Equal([]ipt.Rule{ipt.NewRule("OURS-1", "-j", "ACCEPT")}))
-				filter := nstest.Must(tool.Look(ctx, "filter"))
+				filter := nstest.Must(tool.Read(ctx, "filter"))
 				Expect(*filter).To(BeZero())
 				GinkgoT().Setenv("PATH", GinkgoT().TempDir())
-				_, err := tool.Look(ctx, "nat")
+				_, err := tool.Read(ctx, "nat")
 				Expect(ipt.NotInstalled(err)).To(BeTrue(), "%v", err)
 			})
 		})
@@ -206,7 +206,7 @@ var _ = DescribeTable("the key of a backend", func(text *string, want ipt.Backen
 // look is table nat.
 func look(tool ipt.Tool) *ipt.Edit {
 	GinkgoHelper()
-	return nstest.Must(tool.Look(context.Background(), "nat"))
+	return nstest.Must(tool.Read(context.Background(), "nat"))
 }
 
 var _ = Describe("a chain", Label("kernel"), func() {
@@ -290,11 +290,11 @@ var _ = Describe("a chain", Label("kernel"), func() {
 				inHost(func(nf *nft.Conn, tool ipt.Tool) {
 					looks := 0
 					wrong := &ipt.Edit{Rules: []ipt.Rule{jump("OURS-2")}} // as somebody deleted it meanwhile
-					Expect(tool.EditFound(ctx, "nat", func() (*ipt.Edit, error) {
+					Expect(tool.EditFrom(ctx, "nat", func() (*ipt.Edit, error) {
 						if looks++; looks == 1 {
 							return wrong, nil
 						}
-						return tool.Look(ctx, "nat")
+						return tool.Read(ctx, "nat")
 					}, func(e *ipt.Edit) {
 						e.Delete(jump("OURS-2").Equal)
 						e.Last(jump("OURS-2"))
@@ -302,9 +302,9 @@ var _ = Describe("a chain", Label("kernel"), func() {
 					Expect(looks).To(Equal(2))
 					Expect(look(tool).Rules).To(ContainElement(jump("OURS-2")))
 					failed := errors.New("no table")
-					Expect(tool.EditFound(ctx, "nat", func() (*ipt.Edit, error) { return nil, failed },
+					Expect(tool.EditFrom(ctx, "nat", func() (*ipt.Edit, error) { return nil, failed },
 						func(*ipt.Edit) {})).To(MatchError(failed))
-					Expect(tool.EditFound(ctx, "no such table", func() (*ipt.Edit, error) { return &ipt.Edit{}, nil },
+					Expect(tool.EditFrom(ctx, "no such table", func() (*ipt.Edit, error) { return &ipt.Edit{}, nil },
 						func(*ipt.Edit) {})).To(Succeed())
 				})
 			})
@@ -421,11 +421,11 @@ var _ = Describe("the editor", Label("kernel"), func() {
 	It("says whose words an error of the program are", func() {
 		nstest.Need("iptables-nft")
 		nstest.NewHost().Do(func() {
-			_, err := ipt.Tool{Family: nft.IPv4, Variant: ipt.NFT}.Look(ctx, "no such table")
+			_, err := ipt.Tool{Family: nft.IPv4, Variant: ipt.NFT}.Read(ctx, "no such table")
 			Expect(err).To(MatchError(ContainSubstring(`nft iptables table "no such table": running [`)))
 			stopped, stop := context.WithCancelCause(ctx)
 			stop(errors.New("the runtime gave up"))
-			_, err = ipt.Tool{Family: nft.IPv4, Variant: ipt.NFT}.Look(stopped, "nat")
+			_, err = ipt.Tool{Family: nft.IPv4, Variant: ipt.NFT}.Read(stopped, "nat")
 			Expect(err).To(MatchError(ContainSubstring("the runtime gave up")))
 		})
 	})

@@ -10,22 +10,23 @@ import (
 	"github.com/hawser-cni/plugins/pkg/nft"
 )
 
-// IsContainerChain says whether a name is one that ContainerChain makes with the prefix.
+// IsContainerChain reports whether ContainerChain can have returned a name for the prefix.
 func IsContainerChain(prefix, name string) bool {
 	hash, ok := strings.CutPrefix(name, prefix)
 	return ok && len(name) == chainNameMax && strings.Trim(hash, "0123456789abcdef") == ""
 }
 
-// ParseOwner is the reverse of OwnerComment with any prefix, for comments that were not cut.
+// ParseOwner returns the network and container of a comment that OwnerComment returned for any prefix. It does not
+// parse comments that were cut.
 func ParseOwner(comment string) (network, containerID string, ok bool) {
 	_, owner, _ := strings.Cut(comment, "name: ")
 	n, err := fmt.Sscanf(owner, "%q id: %q", &network, &containerID)
 	return network, containerID, n == 2 && err == nil
 }
 
-// Rules returns, of both variants, the rules in chains with such names and those that lead from c.From to them: their
-// comments tell whose the chains are. If nf_tables have no such chain, no program looks there. If iptables-legacy is
-// not installed, nobody can have left anything in it lately.
+// Rules returns, from both variants, the rules in chains whose names match, and the rules that jump to them from
+// c.From, whose comments name the owners. It runs the program for nf_tables only if netlink shows such a chain. A
+// missing iptables-legacy is not an error, because then no program can have added rules there recently.
 func (c Chain) Rules(ctx context.Context, nf *nft.Conn, named func(chain string) bool) (out []Rule, err error) {
 	live, err := nf.Chains(c.nftTable())
 	variants := []Variant{Legacy}
@@ -34,10 +35,10 @@ func (c Chain) Rules(ctx context.Context, nf *nft.Conn, named func(chain string)
 	}
 	err = nft.IfSupported(err)
 	for _, v := range variants {
-		table, lookErr := Tool{Family: c.Family, Variant: v}.Look(ctx, c.Table)
-		if lookErr != nil {
-			if v == NFT || !NotInstalled(lookErr) {
-				err = errors.Join(err, lookErr)
+		table, readErr := Tool{Family: c.Family, Variant: v}.Read(ctx, c.Table)
+		if readErr != nil {
+			if v == NFT || !NotInstalled(readErr) {
+				err = errors.Join(err, readErr)
 			}
 			continue
 		}
@@ -50,8 +51,8 @@ func (c Chain) Rules(ctx context.Context, nf *nft.Conn, named func(chain string)
 	return out, err
 }
 
-// Containers returns the containers of a network that have such chains in either variant, by the comments of the
-// rules in these chains and of those that lead to them from c.From.
+// Containers returns the containers of a network that have a chain with the prefix in either variant. It reads the
+// comments of the rules that Rules returns.
 func (c Chain) Containers(ctx context.Context, nf *nft.Conn, prefix, network string) (ids []string, err error) {
 	rules, err := c.Rules(ctx, nf, func(chain string) bool { return IsContainerChain(prefix, chain) })
 	for _, r := range rules {

@@ -18,7 +18,7 @@ import (
 const (
 	nat         = "nat"
 	postrouting = "POSTROUTING"
-	// chainPrefix begins the names of the chains that the reference makes for masquerade.
+	// chainPrefix is the prefix of the reference plugins' chains for masquerade.
 	chainPrefix = "CNI-"
 )
 
@@ -26,28 +26,29 @@ func chainOf(network, containerID string) string {
 	return ipt.ContainerChain(chainPrefix, network, containerID)
 }
 
-// recordDir holds a record for each iptables chain of ours: the chain's rules name the container only,
-// so which of its interfaces has which address has to stand beside it.
+// recordDir has a record for each of Hawser's chains in iptables, because the rules of a chain name only the container,
+// and not the interface of an address.
 const recordDir = "/run/hawser/masq"
 
-// record says what Add gave to a container on one network: as the chain is, it is for all its attachments there.
-// A chain without a record was made by the reference plugins.
+// record describes the chain of a container on a network, which all its attachments to the network share. A chain
+// without a record belongs to the reference plugins.
 type record struct {
 	Network     string `json:"network"`
 	ContainerID string `json:"containerID"`
 	// Interfaces maps the container's interfaces to their addresses.
 	Interfaces map[string][]netip.Prefix `json:"interfaces"`
-	Special                              // of the last ADD: the interfaces share the chain
+	Special                              // of the last ADD, because the interfaces share the chain
 }
 
 type store = statefile.Store[record]
 
-// records are locked while others run programs, which wait for the xtables lock themselves.
+// records returns the records of all chains. The timeout of their lock is long, because the holder may run iptables,
+// which waits for the xtables lock.
 func records() statefile.Records[record] {
 	return statefile.Records[record]{Path: recordDir, Wait: time.Minute}
 }
 
-// recordOf reads a container's record, an empty one where there is none.
+// recordOf returns a container's record, or an empty one if there is none.
 func recordOf(s *store, a cni.Attachment) (record, error) {
 	rec, found, err := s.Get(chainOf(a.Network, a.ContainerID))
 	if !found {
@@ -56,34 +57,34 @@ func recordOf(s *store, a cni.Attachment) (record, error) {
 	return rec, err
 }
 
-// Hash is the name of the record's file: the chain's.
+// Hash returns the name of the record's file, which is the name of the chain.
 func (r record) Hash() string { return chainOf(r.Network, r.ContainerID) }
 
-// Plausible says whether a call can have written the record: rules are made from it.
+// Plausible reports whether an ADD can have written the record. A file can be damaged, and rules are derived from it.
 func (r record) Plausible() bool {
 	bad := func(p netip.Prefix) bool { return !p.IsValid() || p.Addr().Is4In6() }
 	return r.Interfaces != nil && !slices.ContainsFunc(slices.Concat(r.addrs(), r.Exclude), bad)
 }
 
-// chain is the chain as it is to be, without the addresses that are gone.
+// chain returns the wanted chain. Jumps from the addresses gone are removed.
 func (r record) chain(f nft.Family, gone []netip.Prefix) natChain {
 	c := newNATChain(f, cni.Attachment{Network: r.Network, ContainerID: r.ContainerID}, r.addrs(), gone)
 	c.Special = r.Special
 	return c
 }
 
-// addrs are the addresses of all interfaces.
+// addrs returns the addresses of all interfaces.
 func (r record) addrs() []netip.Prefix {
 	return slices.Concat(slices.Collect(maps.Values(r.Interfaces))...)
 }
 
-// natChain is the reference's chain of a container on a network, as it is to be. It has no room for the interface, so
-// all of the container's interfaces on that network share it.
+// natChain is the wanted state of the chain that a container has on a network. All of the container's interfaces on the
+// network share the chain.
 type natChain struct {
 	ipt.Chain
-	comment string         // of every rule in it and to it
-	keep    []netip.Prefix // addresses that have a jump to it
-	gone    []netip.Prefix // addresses that have one no more; none: all but those to keep
+	comment string         // on each rule in the chain and each jump to it
+	keep    []netip.Prefix // addresses with a jump to the chain
+	gone    []netip.Prefix // addresses whose jumps are removed; none = all except those in keep
 	Special
 }
 
@@ -97,7 +98,7 @@ func (c natChain) rule(chain, target string, match ...string) ipt.Rule {
 	return ipt.NewRule(chain, append(match, "-m", "comment", "--comment", c.comment, "-j", target)...)
 }
 
-// jumps lead the packets of the addresses to the chain.
+// jumps returns the jumps to the chain, one for each address.
 func (c natChain) jumps() (out []ipt.Rule) {
 	for _, p := range c.keep {
 		single := netip.PrefixFrom(p.Addr(), p.Addr().BitLen())
@@ -106,9 +107,9 @@ func (c natChain) jumps() (out []ipt.Rule) {
 	return out
 }
 
-// rules are the rules in the chain: packets to the addresses' prefixes, and to what is excluded, keep their source. All
-// accepts come before the masquerade: in the order in which the reference adds a second prefix, its own traffic would
-// be masqueraded.
+// rules returns the rules in the chain. Packets to the prefixes of the addresses and to excluded destinations keep
+// their source. All rules that accept come before the masquerade. The reference plugins add the rule for a second
+// prefix after it, which masquerades the traffic within that prefix.
 func (c natChain) rules() (out []ipt.Rule) {
 	for _, p := range slices.Concat(c.keep, ofFamily(c.Family, c.Exclude)) {
 		if r := c.rule(c.Name, "ACCEPT", "-d", p.Masked().String()); !slices.ContainsFunc(out, r.Equal) {
@@ -136,8 +137,9 @@ func (c natChain) rules() (out []ipt.Rule) {
 	return out
 }
 
-// edit makes the chain with a jump from each address to keep, and deletes those from addresses that are gone. Other
-// jumps were made by the reference for another interface of the container: they and their rules in the chain stay.
+// edit sets the rules of the chain, adds the jumps from the addresses in keep and deletes those from the addresses in
+// gone. Other jumps belong to the reference plugins, for another interface of the container. They stay, with their
+// rules in the chain.
 func (c natChain) edit(e *ipt.Edit) {
 	rules, jumps := c.rules(), c.jumps()
 	isForeign := func(r ipt.Rule) bool { return c.IsJump(r) && !slices.ContainsFunc(jumps, r.Equal) }
@@ -150,16 +152,16 @@ func (c natChain) edit(e *ipt.Edit) {
 	e.Last(jumps...)
 }
 
-// apply makes the chain, with its jumps, in one variant. Where the variant has no such chain no program looks at the
-// table, and nf_tables need none where no address is to be kept.
+// apply applies the wanted state in one variant. It runs a program to read the table only if the variant has the chain,
+// and runs no program for nf_tables if there is no address to keep.
 func (c natChain) apply(ctx context.Context, nf *nft.Conn, tool ipt.Tool) error {
 	if len(c.keep) == 0 {
 		return c.Remove(ctx, nf, tool.Variant, c.gone)
 	}
-	return tool.EditFound(ctx, nat, func() (*ipt.Edit, error) {
+	return tool.EditFrom(ctx, nat, func() (*ipt.Edit, error) {
 		where, err := c.Variants(ctx, nf)
 		if slices.Contains(where, tool.Variant) {
-			return tool.Look(ctx, nat)
+			return tool.Read(ctx, nat)
 		}
 		if ipt.NotInstalled(err) {
 			err = nil
@@ -169,7 +171,7 @@ func (c natChain) apply(ctx context.Context, nf *nft.Conn, tool ipt.Tool) error 
 }
 
 func addIPTables(ctx context.Context, nf *nft.Conn, c Config) (err error) {
-	for _, f := range nft.Families() { // before anything is written down: Del keeps it where a program is missing
+	for _, f := range nft.Families() { // first, because Del keeps a record while a program is missing
 		if err := ipt.CheckInstalled(f); err != nil && len(ofFamily(f, c.Addrs)) > 0 {
 			return fmt.Errorf("masquerade with iptables: %w", err)
 		}
@@ -184,8 +186,8 @@ func addIPTables(ctx context.Context, nf *nft.Conn, c Config) (err error) {
 	if err != nil {
 		return err
 	}
-	// The record is written before the rules, and still has the addresses that an ADD without a DEL left: after a
-	// kill in between it names too many, which harms nothing.
+	// The record is written before the rules, together with the addresses of an earlier ADD without a DEL. After a kill
+	// in between, it has too many addresses, which is harmless.
 	stale := rec.Interfaces[a.IfName]
 	if c.Restores && len(stale) == 0 {
 		return ErrNoRecord
@@ -215,24 +217,24 @@ func addIPTables(ctx context.Context, nf *nft.Conn, c Config) (err error) {
 	return s.Put(rec)
 }
 
-// delIPTables removes an interface's rules wherever they are. The addresses are a hint. Where the container has
-// neither a record nor a chain the call waits for no lock.
+// delIPTables removes the rules of an interface's recorded addresses, and of c.Addrs, from both variants. If the
+// container has neither a record nor a chain, it does not wait for the lock.
 func delIPTables(ctx context.Context, nf *nft.Conn, c Config) error {
-	there := records().HasFile(chainOf(c.Attachment.Network, c.Attachment.ContainerID))
+	exists := records().HasFile(chainOf(c.Attachment.Network, c.Attachment.ContainerID))
 	for _, f := range nft.Families() {
-		if !there {
+		if !exists {
 			where, err := newNATChain(f, c.Attachment, nil, nil).Variants(ctx, nf)
-			there = len(where) > 0 || err != nil && !ipt.NotInstalled(err)
+			exists = len(where) > 0 || err != nil && !ipt.NotInstalled(err)
 		}
 	}
-	if !there {
+	if !exists {
 		return nil
 	}
 	return records().Locked(ctx, func(s *store) error { return delRecorded(ctx, nf, s, c) })
 }
 
-// delRecorded is delIPTables with the records. If a program is missing rules remain: it warns and keeps the record, so
-// that a later DEL or GC can remove both.
+// delRecorded is delIPTables with the locked records. If a program is missing, it warns and keeps the record, so that a
+// later DEL or GC can remove the rules.
 func delRecorded(ctx context.Context, nf *nft.Conn, s *store, c Config) error {
 	rec, err := recordOf(s, c.Attachment)
 	if err != nil {
@@ -242,16 +244,16 @@ func delRecorded(ctx context.Context, nf *nft.Conn, s *store, c Config) error {
 	delete(rec.Interfaces, c.Attachment.IfName)
 	for _, f := range nft.Families() {
 		ch := rec.chain(f, slices.Concat(own, c.Addrs))
-		where, lost := ch.Variants(ctx, nf)
-		if ipt.NotInstalled(lost) && (len(where) > 0 || len(ofFamily(f, own)) == 0) {
-			lost = nil // the missing iptables-legacy made none of our rules
+		where, missing := ch.Variants(ctx, nf)
+		if ipt.NotInstalled(missing) && (len(where) > 0 || len(ofFamily(f, own)) == 0) {
+			missing = nil // the missing iptables-legacy has not added the rules
 		}
-		err = errors.Join(err, lost)
+		err = errors.Join(err, missing)
 		for _, v := range where {
 			err = errors.Join(err, ch.apply(ctx, nf, ipt.Tool{Family: f, Variant: v}))
 		}
 		if errors.Is(err, statefile.ErrBusy) {
-			break // the programs of the other family wait for the same lock
+			break // the programs of the other family would wait for the same lock
 		}
 	}
 	if ipt.NotInstalled(err) && c.Warn != nil {
@@ -307,7 +309,8 @@ func gcIPTables(ctx context.Context, nf *nft.Conn, valid cni.Set, s *store) erro
 		errs = append(errs, err)
 		for _, id := range ids {
 			a := cni.Attachment{Network: valid.Network(), ContainerID: id}
-			// The rules of the reference tell no interface apart: they stay until the container has none.
+			// The reference plugins' rules do not name the interface, so they stay until the container has no valid
+			// one.
 			if !ours[chainOf(a.Network, id)] && !valid.HasContainer(id) {
 				errs = append(errs, delRecorded(ctx, nf, s, Config{Attachment: a}))
 			}

@@ -1,15 +1,16 @@
-// Package masq gives the packets of an attachment the host's address as source when they leave the
-// attachment's network: source NAT, on nftables or on iptables.
+// Package masq masquerades packets of attachments: it translates their source to an address of the host when they leave
+// the attachment's network.
 //
-// The rule is the same on both: a packet whose source is one of the attachment's addresses, and whose
-// destination is neither in the prefix of that address nor multicast nor excluded, is masqueraded.
+// The rule is the same on both backends. A packet is masqueraded if its source is one of the attachment's addresses and
+// its destination is not in the prefix of that address, not multicast and not excluded.
 //
-// nftables is the default and needs no program. All attachments share a handful of rules; each has one
-// map element per address, whose comment names the owner. With iptables the chains are those of the reference
-// plugins, byte for byte, so that either suite can delete what the other one made.
+// On nftables, the default, all attachments share a few rules. An attachment has one map element for each address,
+// whose comment names the owner, and which selects the chain of the address's prefix. On iptables, a container has the
+// chain of the reference plugins, byte for byte, so that either suite can delete the other's rules. Because such a
+// chain names only the container, a record in /run/hawser/masq has the addresses of each interface.
 //
-// What belongs to an attachment is found again without its namespace, configuration or result: Del and
-// GC look at both backends, and at what the reference plugins leave on either.
+// Del and GC find an attachment's rules without its namespace, configuration or result. They remove rules from both
+// backends, including those of the reference plugins.
 package masq
 
 import (
@@ -24,41 +25,42 @@ import (
 	"github.com/hawser-cni/plugins/pkg/nft"
 )
 
-// Config is what one attachment asks for.
+// Config describes the masquerade of one attachment.
 type Config struct {
 	Attachment cni.Attachment
 	Backend    ipt.Backend
-	// Link is the host's interface that the container's packets come from, or its VRF. Del is cheaper with it.
+	// Link is the host's interface that the container's packets come from, or its VRF. Optional for Del, which is then
+	// more expensive.
 	Link string
-	// Again says that the attachment may have rules from before, for another interface: Add removes them.
+	// Again has Add first remove earlier rules of the attachment, which may be for another interface.
 	Again bool
-	// Addrs are the addresses of the container, with the length of their prefix. Del is cheaper with them.
+	// Addrs lists the container's addresses with their prefix lengths. Optional for Del, as Link is.
 	Addrs []netip.Prefix
 	Special
 	// Restores has Add restore rules on iptables only from the record that an earlier Add wrote.
 	Restores bool
-	// Warn tells people of another attachment's rules that hold for an address of this one. It also tells of rules that
-	// Del cannot remove because a program is missing; a later Del or GC removes them. Without Warn that is an error.
+	// Warn reports that another attachment's rules apply to an address. It also reports rules that Del cannot remove
+	// because a program is missing, and that a later Del or GC removes. Without Warn, the latter is an error.
 	Warn func(format string, args ...any)
 }
 
-// Special is what an attachment asks for beyond the reference's rules. Del does not need it.
+// Special has options that the reference plugins do not have. Del does not need them.
 type Special struct {
-	// Exclude are destinations, of either family, whose packets keep their source.
+	// Exclude lists destinations, of either family, that are not masqueraded.
 	Exclude []netip.Prefix `json:"exclude,omitempty"`
-	// RandomFully has the kernel choose the source ports at random.
+	// RandomFully randomizes source ports.
 	RandomFully bool `json:"randomFully,omitempty"`
-	// Ports are the first and the last source port of TCP and UDP; zero: any.
+	// Ports has the first and the last source port for TCP and UDP; zero = any ports.
 	Ports [2]uint16 `json:"ports,omitzero"`
 }
 
-// isSpecial says whether the rules differ from the reference's, with these destinations excluded.
+// isSpecial reports whether the rules differ from those of the reference plugins, if these destinations are excluded.
 func (s Special) isSpecial(exclude []netip.Prefix) bool {
 	return len(exclude) > 0 || s.RandomFully || s.Ports != [2]uint16{}
 }
 
-// Add makes the attachment's rules. Where it fails Del removes what there is of them. It may be repeated. What
-// another attachment has for an address on the same interface stays until that attachment ends.
+// Add adds the attachment's rules. It is idempotent, and after a failure Del removes the rules. If another attachment
+// has rules for an address on the same interface, they apply until that attachment ends.
 func Add(ctx context.Context, nf *nft.Conn, c Config) error {
 	if len(c.Addrs) == 0 {
 		return nil
@@ -73,29 +75,29 @@ func Add(ctx context.Context, nf *nft.Conn, c Config) error {
 	return err
 }
 
-// ErrNoRecord is Add's error if Config.Restores is set and no record has the rules on iptables.
+// ErrNoRecord is returned by Add if Config.Restores is set and there is no record of the rules on iptables.
 var ErrNoRecord = errors.New("no record of these rules")
 
-// Restore adds the rules of attachments that another program may have flushed, on nftables and in one batch. It returns
-// what was missing, by the attachment's mark. It skips an attachment that does not exist. If an attachment ended in the
-// meantime, Restore removes its rules again; DelAgain removes them if DEL is later.
+// Restore restores the attachments' rules on nftables in one batch, because another program may have flushed them. It
+// returns what was missing, by the attachment's mark. It skips attachments that do not exist. If an attachment ends
+// concurrently, either Restore removes its rules again, or DelAgain in its DEL does.
 func Restore(ctx context.Context, nf *nft.Conn, all []Config, exists func(mark string) bool) (map[string]error, error) {
 	var wanted []nft.Item
 	isFormer, err := formerMarks(nf, all)
 	if err != nil {
 		return nil, err
 	}
-	of := map[string]Config{} // by chain
+	configs := map[string]Config{} // by chain
 	for _, c := range all {
 		if isFormer[c.Attachment.Mark()] && checkNFTables(nf, c) == nil {
 			continue
 		}
 		for _, i := range c.items() {
-			wanted, of[i.Element.Goto] = append(wanted, i), c
+			wanted, configs[i.Element.Goto] = append(wanted, i), c
 		}
 	}
 	o := Config{}.owned()
-	o.Chain = func(name string) (nft.Chain, bool) { return of[name].chainNamed(name) }
+	o.Chain = func(name string) (nft.Chain, bool) { return configs[name].chainNamed(name) }
 	missing, err := o.Restore(ctx, nf, wanted, exists)
 	for mark := range missing {
 		if !exists(mark) {
@@ -104,33 +106,33 @@ func Restore(ctx context.Context, nf *nft.Conn, all []Config, exists func(mark s
 		}
 	}
 	if len(missing) > 0 {
-		err = errors.Join(err, forgetUnanswered(all))
+		err = errors.Join(err, deleteUnanswered(all))
 	}
 	return missing, err
 }
 
-// forgetUnanswered deletes the flows from the addresses that nobody has answered: what began while there was no rule is
-// never translated, however often it is sent again.
-func forgetUnanswered(all []Config) error {
+// deleteUnanswered deletes the flows from the attachments' addresses that have no reply. A flow that began while the
+// rules were missing is never translated, even if its packets are sent again.
+func deleteUnanswered(all []Config) error {
 	isOurs := map[netip.Addr]bool{}
 	for _, c := range all {
 		for _, p := range c.Addrs {
 			isOurs[p.Addr()] = true
 		}
 	}
-	isLost := func(f nft.Flow) bool { return !f.Replied && isOurs[f.Source.Addr()] }
+	isUnanswered := func(f nft.Flow) bool { return !f.Replied && isOurs[f.Source.Addr()] }
 	var errs []error
 	for _, f := range nft.Families() {
 		for _, proto := range []uint8{unix.IPPROTO_TCP, unix.IPPROTO_UDP} {
-			_, err := nft.DeleteFlows(f, proto, isLost)
+			_, err := nft.DeleteFlows(f, proto, isUnanswered)
 			errs = append(errs, err)
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// Del removes whatever Add, or the reference plugins, made for the attachment, on either backend. It
-// succeeds when there is nothing, and goes on after a failure.
+// Del removes the attachment's rules from both backends, including those of the reference plugins. It succeeds if there
+// are none, and continues after a failure.
 func Del(ctx context.Context, nf *nft.Conn, c Config) error {
 	return errors.Join(
 		nft.IfSupported(delNFTables(ctx, nf, c)),
@@ -139,8 +141,8 @@ func Del(ctx context.Context, nf *nft.Conn, c Config) error {
 	)
 }
 
-// DelAgain removes rules that Restore restored after Del while the interface still existed. DEL calls it when the
-// interface is gone. If there are no such rules, it costs one request to the kernel.
+// DelAgain removes rules that Restore added after Del, while the interface still existed. DEL calls it after it has
+// deleted the interface. Without such rules, it costs one request to the kernel.
 func DelAgain(ctx context.Context, nf *nft.Conn, c Config) error {
 	find := c.owned().All
 	if known := c.items(); len(known) > 0 {
@@ -155,8 +157,9 @@ func DelAgain(ctx context.Context, nf *nft.Conn, c Config) error {
 	return nft.IfSupported(err)
 }
 
-// Check compares the attachment's rules, and the shared ones, with the kernel's. Differences are code 101.
-// Rules of the other backend or the reference plugins pass too: the node may have been upgraded under the container.
+// Check compares the kernel's rules with the attachment's and the shared ones. Differences have code 101. It also
+// accepts rules of the other backend and of the reference plugins, because the node may have been upgraded while the
+// container ran.
 func Check(ctx context.Context, nf *nft.Conn, c Config) error {
 	if len(c.Addrs) == 0 {
 		return nil
@@ -173,7 +176,8 @@ func Check(ctx context.Context, nf *nft.Conn, c Config) error {
 	return err
 }
 
-// GC removes what attachments of the set's network left that are not in it, on either backend, the reference's too.
+// GC removes the rules of attachments of the set's network that are not in the set, from both backends, including those
+// of the reference plugins.
 func GC(ctx context.Context, nf *nft.Conn, valid cni.Set) error {
 	return errors.Join(
 		nft.IfSupported(Config{}.owned().Sweep(ctx, nf, valid.Garbage)),
@@ -182,7 +186,7 @@ func GC(ctx context.Context, nf *nft.Conn, valid cni.Set) error {
 	)
 }
 
-// Status says whether Add could work, without running a program.
+// Status returns an error if Add would fail. It does not run a program.
 func Status(_ context.Context, nf *nft.Conn, b ipt.Backend) error {
 	if b == ipt.IPTables {
 		return statusIPTables(nf)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"slices"
 	"strings"
@@ -17,17 +18,18 @@ import (
 const (
 	baseChain   = "masq_v2"
 	prefixChain = "masq_v1_"
-	// formerChain and the maps of formerMap are those of version 0.1.0, whose keys are addresses only.
+	// formerChain and the maps of formerMap belong to version 0.1.0. Their keys are addresses without an interface.
 	formerChain = "masq_v1"
 )
 
-// addrMap has the family's container addresses, exemptSet the administrator's exemptions.
+// addrMap, formerMap and exemptSet return the names of a family's map of addresses, of that map in version 0.1.0, and
+// of the set of the administrator's exemptions.
 func addrMap(f nft.Family) string   { return "masq" + f.Digit() + "_v2" }
 func formerMap(f nft.Family) string { return "masq" + f.Digit() + "_v1" }
 func exemptSet(f nft.Family) string { return "masq_exempt" + f.Digit() }
 
-// owned is the layout that all attachments use, with their elements: one for each address and the interface that its
-// packets come from, which leads to the chain of the address's prefix. 100 (srcnat) is the usual priority of NAT.
+// owned returns the layout of all attachments, and the maps with their elements. An element's key is an address and the
+// interface that its packets come from. Its verdict goes to the chain of the address's prefix.
 func (c Config) owned() nft.Owned {
 	o := c.layout(baseChain, addrMap, nft.IIFName)
 	o.Shared = true
@@ -38,10 +40,11 @@ func (c Config) owned() nft.Owned {
 	return o
 }
 
-// former is the layout of version 0.1.0.
+// former returns the layout of version 0.1.0.
 func (c Config) former() nft.Owned { return c.layout(formerChain, formerMap) }
 
-// layout is a base chain and its maps, whose keys are the fields and an address.
+// layout returns a layout with a base chain, at the usual priority of source NAT, and its maps. The key of a map is the
+// fields and an address.
 func (c Config) layout(base string, mapOf func(nft.Family) string, fields ...nft.Field) nft.Owned {
 	o := nft.Owned{Chain: c.chainNamed}
 	var exempts, maps []nft.Set
@@ -67,8 +70,8 @@ func (c Config) layout(base string, mapOf func(nft.Family) string, fields ...nft
 	return o
 }
 
-// chainName names the chain of an address's prefix. nft takes no colons in names. Addresses alone in their prefix share
-// one chain, or there would be one for each container.
+// chainName returns the name of the chain for an address's prefix. nft does not accept colons in names. All prefixes of
+// a single address share one chain, because each container would have a chain of its own otherwise.
 func (c Config) chainName(p netip.Prefix) string {
 	name := prefixChain + strings.ReplaceAll(p.Masked().String(), ":", "-")
 	if p.IsSingleIP() {
@@ -80,7 +83,8 @@ func (c Config) chainName(p netip.Prefix) string {
 	return name
 }
 
-// suffix tells the chains of one prefix apart whose rules differ: a hash of what is special in them.
+// suffix returns the part of a chain's name that distinguishes chains of one prefix with different rules: a hash of
+// their options. It returns "" for the reference plugins' rules.
 func (s Special) suffix(f nft.Family) string {
 	exclude := ofFamily(f, s.Exclude)
 	if !s.isSpecial(exclude) {
@@ -93,8 +97,9 @@ func ofFamily(f nft.Family, all []netip.Prefix) []netip.Prefix {
 	return slices.DeleteFunc(slices.Clone(all), func(p netip.Prefix) bool { return nft.FamilyOf(p.Addr()) != f })
 }
 
-// chainNamed is the chain of a prefix, by the reverse of chainName: packets to it, multicast and what is excluded keep
-// their source. Of another attachment's special chain the rules are not known.
+// chainNamed returns the chain that chainName named. In it, packets to the prefix, to multicast and to excluded
+// destinations keep their source. A chain with other options than c has is returned without rules, because the name has
+// only a hash of its options.
 func (c Config) chainNamed(name string) (nft.Chain, bool) {
 	text, found := strings.CutPrefix(name, prefixChain)
 	text, suffix, _ := strings.Cut(text, "_")
@@ -129,7 +134,7 @@ func (c Config) chainNamed(name string) (nft.Chain, bool) {
 	return chain, true
 }
 
-// masquerades are the last rules of a special chain.
+// masquerades returns the last rules of a chain with options.
 func (s Special) masquerades() (out []nft.Rule) {
 	if s.Ports != [2]uint16{} {
 		to := nft.MasqueradeTo(s.Ports, s.RandomFully)
@@ -146,7 +151,7 @@ func multicast(f nft.Family) string {
 	return "ff00::/8"
 }
 
-// items are the elements of an attachment's addresses; none if the interface is not known.
+// items returns the elements of the attachment's addresses, none if the interface is not known.
 func (c Config) items() (out []nft.Item) {
 	if c.Link == "" {
 		return nil
@@ -157,7 +162,7 @@ func (c Config) items() (out []nft.Item) {
 	return out
 }
 
-// formerItems are the elements that version 0.1.0 made.
+// formerItems returns the elements that version 0.1.0 added.
 func (c Config) formerItems() (out []nft.Item) {
 	for _, p := range distinct(c.Addrs) {
 		out = append(out, c.item(formerMap(nft.FamilyOf(p.Addr())), p, nft.AddrKey(p.Addr())))
@@ -165,7 +170,7 @@ func (c Config) formerItems() (out []nft.Item) {
 	return out
 }
 
-// formerMarks has the marks of those attachments that have elements of version 0.1.0.
+// formerMarks returns the marks of the attachments that have elements of version 0.1.0.
 func formerMarks(nf *nft.Conn, all []Config) (marks map[string]bool, err error) {
 	o := Config{}.former()
 	chain, err := nf.Chain(o.Layout.Table, formerChain)
@@ -189,14 +194,17 @@ func (c Config) item(set string, p netip.Prefix, key ...[]byte) nft.Item {
 		Element: nft.Element{Key: nft.Key(key...), Goto: c.chainName(p), Comment: c.Attachment.Mark()}}
 }
 
-// addrOf is the address in an element's key, which ends with it.
-func addrOf(it nft.Item) netip.Addr {
-	size := map[bool]int{true: 4, false: 16}[strings.HasPrefix(it.Set, "masq4")]
+// keyAddr returns the address at the end of an element's key.
+func keyAddr(it nft.Item) netip.Addr {
+	size := net.IPv6len
+	if strings.HasPrefix(it.Set, "masq4") {
+		size = net.IPv4len
+	}
 	addr, _ := netip.AddrFromSlice(it.Key[len(it.Key)-size:])
 	return addr
 }
 
-// distinct leaves out prefixes whose address came before: it can only have one.
+// distinct returns the valid prefixes, and only the first of those with the same address.
 func distinct(addrs []netip.Prefix) (out []netip.Prefix) {
 	seen := map[netip.Addr]bool{}
 	for _, p := range addrs {
@@ -210,7 +218,8 @@ func distinct(addrs []netip.Prefix) (out []netip.Prefix) {
 
 var errNoLink = errors.New("masquerade: the interface that the packets come from is unknown")
 
-// addNFTables makes the elements. Where another attachment has an address on the same interface, its element stays.
+// addNFTables adds the elements. It warns of elements that other attachments already have for the same addresses and
+// interface, and that stay.
 func addNFTables(ctx context.Context, nf *nft.Conn, c Config) error {
 	if c.Link == "" {
 		return errNoLink
@@ -220,23 +229,23 @@ func addNFTables(ctx context.Context, nf *nft.Conn, c Config) error {
 			return err
 		}
 	}
-	var behind []nft.Item
+	var outranked []nft.Item
 	err := c.owned().Update(ctx, nf, func(tx *nft.Tx) error {
 		err := tx.Put(c.items(), nil)
-		behind = tx.Behind
+		outranked = tx.Outranked
 		return err
 	})
-	for _, it := range behind {
+	for _, it := range outranked {
 		if err == nil && c.Warn != nil {
-			c.Warn("masquerade of address %s: other rules, of %q, hold until that attachment ends", addrOf(it),
+			c.Warn("masquerade of address %s: other rules, of %q, hold until that attachment ends", keyAddr(it),
 				it.Comment)
 		}
 	}
 	return err
 }
 
-// delNFTables finds the elements by the interface and their addresses. Where it misses one, or knows none, it reads all
-// of the host.
+// delNFTables removes the attachment's elements. It looks them up by interface and address. If one is missing or none
+// is known, it reads all elements of the host.
 func delNFTables(ctx context.Context, nf *nft.Conn, c Config) error {
 	mine, known := c.Attachment.Owns, c.items()
 	found, err := c.owned().Live(nf, slices.Concat(known, c.formerItems()), mine)
@@ -249,7 +258,8 @@ func delNFTables(ctx context.Context, nf *nft.Conn, c Config) error {
 	return c.owned().Remove(ctx, nf, found, mine)
 }
 
-// checkNFTables compares the elements and what all share with the kernel's. Elements of version 0.1.0 pass, too.
+// checkNFTables compares the kernel's state with the elements and the shared layout. It also accepts elements of
+// version 0.1.0.
 func checkNFTables(nf *nft.Conn, c Config) error {
 	if c.Link == "" {
 		return errNoLink

@@ -408,7 +408,7 @@ var _ = Describe("masquerade with nftables", Label("kernel"), func() {
 		Expect(add(host, moved)).To(Succeed())
 		Expect(check(host, moved)).To(Succeed())
 		Expect(rulesOf(host)).NotTo(ContainSubstring("10.1.0.0/24"))
-		Expect(check(host, one)).To(MatchError(ContainSubstring(`leads to chain "masq_v1_10.1.0.0/16"`)))
+		Expect(check(host, one)).To(MatchError(ContainSubstring(`goes to chain "masq_v1_10.1.0.0/16"`)))
 	})
 
 	It("keeps the number of rules at 200 attachments, and about that of messages", Label("rules-constant"), func() {

@@ -11,13 +11,14 @@ import (
 	"github.com/hawser-cni/plugins/pkg/nft"
 )
 
-// What the reference plugins leave in nftables: one rule per address, owned through its comment
-// "<16 hex of the network>-<16 hex of interface and container>, net: N, if: I, id: C", cut at 128 bytes.
+// referenceTable is the reference plugins' table in nftables. It has one rule for each address. The rule's comment
+// names the owner: "<16 hex of the network>-<16 hex of interface and container>, net: N, if: I, id: C", cut at 128
+// bytes.
 var referenceTable = nft.Table{Family: nft.INet, Name: "cni_plugins_masquerade"}
 
 const referenceChain = "masq_checks"
 
-// referenceMark begins the comment of the reference's rules for the attachment.
+// referenceMark returns the beginning of the comment on the reference plugins' rules for an attachment.
 func referenceMark(a cni.Attachment) string {
 	return cni.Digest(a.Network, 16) + "-" + cni.Digest(a.IfName+":"+a.ContainerID, 16)
 }
@@ -27,7 +28,8 @@ func delReference(ctx context.Context, nf *nft.Conn, a cni.Attachment) error {
 	return removeReference(ctx, nf, func(comment string) bool { return strings.HasPrefix(comment, mark) })
 }
 
-// checkReference looks for as many of the reference's nftables rules as the attachment has addresses.
+// checkReference verifies that the reference plugins have as many rules in nftables for the attachment as it has
+// addresses.
 func checkReference(nf *nft.Conn, c Config) error {
 	rules, err := nf.Rules(referenceTable, referenceChain)
 	if err != nil {
@@ -58,7 +60,8 @@ func removeReference(ctx context.Context, nf *nft.Conn, matches func(comment str
 		Rule: func(r nft.LiveRule) bool { return matches(r.Comment) }}.Remove(ctx, nf)
 }
 
-// listReference returns the addresses that the reference masquerades in nftables, by the comments of its rules.
+// listReference returns the addresses that the reference plugins masquerade in nftables. The owners are those that the
+// comments name.
 func listReference(nf *nft.Conn) (all []cni.Holding, err error) {
 	rules, err := nf.Rules(referenceTable, referenceChain)
 	for _, r := range rules {
@@ -66,7 +69,7 @@ func listReference(nf *nft.Conn) (all []cni.Holding, err error) {
 		network, rest, _ := strings.Cut(owner, ", if: ")
 		ifName, id, whole := strings.Cut(rest, ", id: ")
 		from := append(r.Compared(net.IPv4len), r.Compared(net.IPv6len)...)
-		if whole && len(from) > 0 { // the source comes first
+		if whole && len(from) > 0 { // the first value is the source
 			addr, _ := netip.AddrFromSlice(from[0])
 			all = append(all, cni.Holding{Kind: cni.HeldMasquerade, Value: addr.String(), Reference: true,
 				Kept:       "nft chain " + referenceTable.String() + " " + referenceChain,

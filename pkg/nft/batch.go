@@ -14,8 +14,9 @@ import (
 	"github.com/hawser-cni/plugins/pkg/nlattr"
 )
 
-// batch sends the messages as one batch. Without its end the kernel checks everything and keeps nothing.
-func (c *Conn) batch(msgs []message, keep bool) error {
+// batch sends the messages as one batch. Unless commit is set, the batch has no end message, so that the kernel checks
+// all messages and applies none.
+func (c *Conn) batch(msgs []message, commit bool) error {
 	if len(msgs) == 0 {
 		return nil
 	}
@@ -23,8 +24,8 @@ func (c *Conn) batch(msgs []message, keep bool) error {
 		return err
 	}
 	all := append([]message{{typ: unix.NFNL_MSG_BATCH_BEGIN}}, msgs...)
-	all[len(msgs)].flags |= unix.NLM_F_ACK // the last one alone: errors are reported without
-	if keep {
+	all[len(msgs)].flags |= unix.NLM_F_ACK // for the last one only: errors are reported anyway
+	if commit {
 		all = append(all, message{typ: unix.NFNL_MSG_BATCH_END})
 	}
 	var failed error
@@ -32,7 +33,7 @@ func (c *Conn) batch(msgs []message, keep bool) error {
 		if cause := answerError(answer); cause != nil && failed == nil {
 			failed = refusal(msgs, place, cause)
 		}
-		return place == 0 || place == len(msgs) // about the batch itself, or its last operation
+		return place == 0 || place == len(msgs) // the batch itself, or its last operation
 	})
 	if failed == nil && err != nil {
 		return fmt.Errorf("nftables table %q: %w", msgs[0].table, err)
@@ -40,7 +41,8 @@ func (c *Conn) batch(msgs []message, keep bool) error {
 	return failed
 }
 
-// refusal names the operation at that place in an error. 0 is the batch, which a kernel without nf_tables refuses.
+// refusal returns an error that names the operation at place. 0 is the batch itself, which a kernel without nf_tables
+// refuses.
 func refusal(msgs []message, place int, cause error) error {
 	m := message{table: msgs[0].table, what: "commit"}
 	if errors.Is(cause, unix.EOPNOTSUPP) {
@@ -56,9 +58,10 @@ func refusal(msgs []message, place int, cause error) error {
 	return unsupported(err, cause, m.modules)
 }
 
-// exchange sends messages in one datagram, which the library cannot, and hands on each answer with the place of its
-// message, until one is the last. The kernel has answered when the datagram is sent: a missing answer is an error.
-func (c *Conn) exchange(msgs []message, each func(place int, answer syscall.NetlinkMessage) (last bool)) error {
+// exchange sends messages in one datagram, which the library does not support. It passes each answer with the place of
+// its message to handle until handle returns true. The kernel answers before the send call returns, so a missing answer
+// is an error.
+func (c *Conn) exchange(msgs []message, handle func(place int, answer syscall.NetlinkMessage) (last bool)) error {
 	var out []byte
 	first := c.sock.Seq + 1
 	for _, m := range msgs {
@@ -70,7 +73,7 @@ func (c *Conn) exchange(msgs []message, each func(place int, answer syscall.Netl
 	if err := c.send(out); err != nil {
 		return err
 	}
-	buf := make([]byte, 8<<10) // for one object, or an error without its request
+	buf := make([]byte, 8<<10) // enough for one object, or for an error without its request
 	for {
 		n, _, err := unix.Recvfrom(c.sock.Socket.GetFd(), buf, 0)
 		if errors.Is(err, unix.EAGAIN) {
@@ -84,29 +87,30 @@ func (c *Conn) exchange(msgs []message, each func(place int, answer syscall.Netl
 			return err
 		}
 		for _, a := range answers {
-			place := int(a.Header.Seq - first) // outside of msgs: late, of an earlier request
-			if place >= 0 && place < len(msgs) && each(place, a) {
+			place := int(a.Header.Seq - first) // outside of msgs: a late answer to an earlier request
+			if place >= 0 && place < len(msgs) && handle(place, a) {
 				return nil
 			}
 		}
 	}
 }
 
-// send sends a datagram, and raises the socket's buffer if it must. Without CAP_NET_ADMIN over the machine
-// it cannot beyond net.core.wmem_max: the error is EMSGSIZE.
+// send sends a datagram, and enlarges the socket's buffer if necessary. Without CAP_NET_ADMIN in the initial user
+// namespace, the limit is net.core.wmem_max, beyond which the error is EMSGSIZE.
 func (c *Conn) send(out []byte) error {
 	fd, kernel := c.sock.Socket.GetFd(), &unix.SockaddrNetlink{Family: unix.AF_NETLINK}
 	err := unix.Sendto(fd, out, 0, kernel)
 	if !errors.Is(err, unix.EMSGSIZE) {
 		return err
 	}
-	size := len(out) + 32 // which the kernel takes off
+	size := len(out) + 32 // the kernel subtracts 32
 	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF, size)
 	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, size)
 	return unix.Sendto(fd, out, 0, kernel)
 }
 
-// answerError is the error in a message, with the kernel's explanation if any. The library's own is private.
+// answerError returns the error in a message, with the kernel's explanation if there is one; nil if the message is not
+// an error. The library's function for this is private.
 func answerError(m syscall.NetlinkMessage) error {
 	if m.Header.Type != unix.NLMSG_ERROR || len(m.Data) < 4+unix.SizeofNlMsghdr {
 		return nil
@@ -115,21 +119,22 @@ func answerError(m syscall.NetlinkMessage) error {
 	if errno == 0 {
 		return nil
 	}
-	// By NETLINK_CAP_ACK the request's header, but not the request, stands before the attributes.
+	// With NETLINK_CAP_ACK, only the header of the request precedes the attributes.
 	if text := nlattr.Get(m.Data[4+unix.SizeofNlMsghdr:], unix.NLMSGERR_ATTR_MSG); text != nil {
 		return fmt.Errorf("%w: %s", errno, nlattr.Text(text))
 	}
 	return errno
 }
 
-// query reads single objects, many at a time, and returns the attributes of each, nil for a missing one.
+// query reads single objects, many per datagram, and returns the attributes of each, nil for an object that does not
+// exist.
 func (c *Conn) query(msgs ...message) ([][]byte, error) {
-	const atOnce = 64 // the answers have to fit into the receive buffer
+	const chunk = 64 // the answers must fit into the receive buffer
 	if err := c.dial(); err != nil {
 		return nil, err
 	}
 	var out [][]byte
-	for part := range slices.Chunk(msgs, atOnce) {
+	for part := range slices.Chunk(msgs, chunk) {
 		found := make([][]byte, len(part))
 		var failed error
 		err := c.exchange(part, func(place int, answer syscall.NetlinkMessage) (last bool) {
@@ -149,7 +154,8 @@ func (c *Conn) query(msgs ...message) ([][]byte, error) {
 	return out, nil
 }
 
-// list returns all objects that the request selects: the family in the first byte, attributes behind nfgenmsgSize.
+// list returns all objects that the request selects. In each, the first byte is the family, and the attributes begin at
+// nfgenmsgSize.
 func (c *Conn) list(m message) ([][]byte, error) {
 	if err := c.dial(); err != nil {
 		return nil, err
@@ -164,21 +170,23 @@ func (c *Conn) list(m message) ([][]byte, error) {
 	return slices.DeleteFunc(answers, func(a []byte) bool { return len(a) < nfgenmsgSize }), nil
 }
 
-// isAbsent says that there is no such object. ERANGE is the kernel's answer for a name that is too long for one.
+// isAbsent reports whether an error means that the object does not exist. ERANGE is the kernel's answer to a name that
+// is too long.
 func isAbsent(err error) bool { return isOneOf(err, unix.ENOENT, unix.ERANGE) }
 
-// execute sends one request through the library, which repeats a list that changed meanwhile up to ten times.
+// execute sends one request through the library, which repeats a list up to ten times if it changed concurrently.
 func (c *Conn) execute(m message, flags uint16) ([][]byte, error) {
 	req := m.request(flags)
 	req.Sockets, req.RetryInterrupted = map[int]*nl.SocketHandle{unix.NETLINK_NETFILTER: c.sock}, true
 	answers, err := req.Execute(unix.NETLINK_NETFILTER, 0)
 	if errors.Is(err, unix.ENOBUFS) {
-		_ = c.Close() // the kernel refuses another list until the rest of a lost one is taken
+		_ = c.Close() // otherwise the kernel refuses other lists until the rest of this one is read
 	}
 	return answers, err
 }
 
-// readFailure names the table. A kernel without nf_tables calls every request invalid: it adds ErrUnsupported.
+// readFailure returns an error that names the table. It adds ErrUnsupported if the kernel has no nf_tables, which it
+// detects by a request that is always valid.
 func (c *Conn) readFailure(m message, cause error) error {
 	err := fmt.Errorf("nftables table %q: %w", m.table, cause)
 	if !errors.Is(cause, unix.EINVAL) {

@@ -12,29 +12,29 @@ import (
 	"github.com/hawser-cni/plugins/pkg/nlattr"
 )
 
-// Flow is an entry of the kernel's connection tracking. It keeps the translation of its first packet: a sender of UDP
-// that never pauses is translated by rules that are gone until its entry is deleted.
+// Flow is an entry of the kernel's connection tracking. It keeps the translation of its first packet, also after the
+// rule for it was deleted. An entry of UDP packets that keep coming never expires, so it must be deleted.
 type Flow struct {
-	Source, Destination netip.AddrPort // of the first packet, as its sender wrote it
-	ReplySource         netip.AddrPort // who answers: Destination unless that is translated
-	Replied             bool           // somebody has answered
-	id                  []byte         // names the entry to the kernel
+	Source, Destination netip.AddrPort // of the first packet, before translation
+	ReplySource         netip.AddrPort // source of the replies; differs from Destination if that is translated
+	Replied             bool           // there was a reply
+	id                  []byte         // attributes that identify the entry
 }
 
 // Translated reports whether the destination is translated.
 func (f Flow) Translated() bool { return f.ReplySource != f.Destination }
 
-// DeleteFlows deletes the entries of an IP protocol (IPPROTO_UDP, say) that match, and returns how many. A kernel
-// without connection tracking over netlink has none.
+// DeleteFlows deletes the matching entries of an IP protocol, for example IPPROTO_UDP, and returns their number. It
+// returns 0 if the kernel does not support connection tracking over netlink.
 func DeleteFlows(family Family, proto uint8, match func(Flow) bool) (int, error) {
 	c := New()
 	defer c.Close()
 	if err := c.dial(); err != nil {
 		return 0, IfSupported(fmt.Errorf("conntrack: %w", err))
 	}
-	// The library's list has no filter in the kernel: of 20,000 entries it takes six times as long.
+	// The library lists without a filter in the kernel, which takes six times as long with 20,000 entries.
 	answers, err := c.execute(flowMessage(family, nl.IPCTNL_MSG_CT_GET, onlyProto(proto)), unix.NLM_F_DUMP)
-	if errors.Is(err, unix.EINVAL) { // nfnetlink's answer for a part of it that the kernel lacks
+	if errors.Is(err, unix.EINVAL) { // nfnetlink's answer if the kernel lacks this subsystem
 		return 0, nil
 	}
 	if err != nil {
@@ -44,7 +44,7 @@ func DeleteFlows(family Family, proto uint8, match func(Flow) bool) (int, error)
 	var failed []error
 	for _, a := range answers {
 		f, p := decodeFlow(a[min(nfgenmsgSize, len(a)):])
-		if p != proto || !f.Destination.IsValid() || !f.ReplySource.IsValid() || !match(f) { // p: before 5.8 no filter
+		if p != proto || !f.Destination.IsValid() || !f.ReplySource.IsValid() || !match(f) { // before 5.8: no filter
 			continue
 		}
 		_, err := c.execute(flowMessage(family, nl.IPCTNL_MSG_CT_DELETE, f.id), unix.NLM_F_ACK)
@@ -63,7 +63,7 @@ func flowMessage(family Family, kind uint16, attrs []byte) message {
 }
 
 func onlyProto(proto uint8) []byte {
-	// Of linux/netfilter/nfnetlink_conntrack.h, and not in the library.
+	// From linux/netfilter/nfnetlink_conntrack.h; not in the library.
 	const (
 		ctaFilter           = 25
 		ctaFilterOrigFlags  = 1
@@ -76,7 +76,7 @@ func onlyProto(proto uint8) []byte {
 			nlattr.Bytes(ctaFilterReplyFlags, word(0))))
 }
 
-// decodeFlow reads an entry. Missing or odd ports are 0, addresses invalid.
+// decodeFlow decodes an entry. Missing or malformed ports are 0, and such addresses are invalid.
 func decodeFlow(body []byte) (f Flow, proto uint8) {
 	for kind, value := range nlattr.All(body) {
 		switch kind &^ nlattr.Flags {
@@ -97,7 +97,7 @@ func decodeFlow(body []byte) (f Flow, proto uint8) {
 	return f, proto
 }
 
-// addrPort is one end of a tuple, in these attributes.
+// addrPort returns one end of a tuple. v4, v6 and port are the attributes of the end.
 func addrPort(tuple []byte, v4, v6, port uint16) netip.AddrPort {
 	addr, ok := netip.AddrFromSlice(nlattr.Get(tuple, nl.CTA_TUPLE_IP, v4))
 	if !ok {

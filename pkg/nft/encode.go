@@ -31,11 +31,12 @@ type message struct {
 	flags   uint16
 	table   Table
 	body    []byte
-	what    string // what it does, for errors
-	modules string // without which the kernel does not know what it makes; empty: every kernel does
+	what    string // description of the operation, for errors
+	modules string // kernel modules that the operation needs; empty = none
 }
 
-// message is about the table or something in it. The first attribute of all kinds is the table's name.
+// message returns a message about the table or an object in it. In all kinds of messages, the first attribute is the
+// table's name.
 func (t Table) message(kind uint16, what string, attrs ...[]byte) message {
 	var name []byte
 	if t.Name != "" {
@@ -60,7 +61,7 @@ func (m message) request(flags uint16) *nl.NetlinkRequest {
 
 func newTable(t Table) message {
 	m := t.message(unix.NFT_MSG_NEWTABLE, "add table")
-	if t.Family != IPv4 && t.Family != IPv6 { // tables of these families are iptables', which give no comment
+	if t.Family != IPv4 && t.Family != IPv6 { // iptables owns tables of these families; they have no comment
 		m.body = append(m.body, nlattr.Bytes(attrTableUserdata, udataText(udataComment, "Hawser CNI plugins"))...)
 	}
 	m.flags, m.modules = unix.NLM_F_CREATE, core
@@ -89,7 +90,7 @@ func newChain(t Table, c Chain) message {
 	return m
 }
 
-// ruleMessage is about the rule of a chain that attr has: its handle, or its expressions.
+// ruleMessage returns a message about a rule. attr is its handle or its expressions.
 func (t Table) ruleMessage(kind uint16, what, chain string, attr []byte) message {
 	return t.message(kind, fmt.Sprintf("%s chain %q", what, chain), nlattr.String(unix.NFTA_RULE_CHAIN, chain), attr)
 }
@@ -106,10 +107,10 @@ func newRule(t Table, chain string, r Rule) message {
 	return m
 }
 
-// core is the module of nftables itself.
+// core is the main module of nftables.
 const core = "nf_tables"
 
-// modulesOf are the modules of expressions. Those of which every rule is made are nf_tables' own.
+// modulesOf returns the modules of expressions. The basic expressions are part of nf_tables itself.
 func modulesOf(exprs [][]byte) string {
 	var modules []string
 	for _, x := range exprs {
@@ -143,7 +144,7 @@ func newSet(t Table, s Set, id uint32) message {
 	return m
 }
 
-// setUserdata is what nft needs to print and reload the set.
+// setUserdata returns the data that nft needs to print and reload the set.
 func setUserdata(s Set) []byte {
 	const host, network = 1, 2
 	order := uint32(network)
@@ -157,7 +158,7 @@ func setUserdata(s Set) []byte {
 	return u
 }
 
-// datatype is the number and the length of a type or a concatenation. A verdict has no length.
+// datatype returns the number and the length of a type or a concatenation. A verdict has length 0.
 func datatype(types []Type) (number, length uint32) {
 	for _, t := range types {
 		number = number<<6 | uint32(t)
@@ -174,14 +175,14 @@ func datatype(types []Type) (number, length uint32) {
 
 // Element is one element of a set or map.
 type Element struct {
-	Key     []byte // see Key
-	Data    []byte // of a map; nil for a set and a verdict map
-	Goto    string // of a verdict map: the chain that the packet goes to
-	Accepts bool   // of a verdict map
-	Comment string // its owner; at most 128 bytes, or nft refuses to load it
+	Key     []byte // as returned by Key
+	Data    []byte // of a map; nil for a set or a verdict map
+	Goto    string // of a verdict map: the chain that packets go to
+	Accepts bool   // of a verdict map: the verdict is accept; only set by reads
+	Comment string // the owner's mark; at most 128 bytes, because nft refuses to load a longer one
 }
 
-// setMessage is about a set, or the elements of it in attrs.
+// setMessage returns a message about a set, or about its elements in attrs.
 func (t Table) setMessage(kind uint16, what, set string, attrs ...[]byte) message {
 	return t.message(kind, fmt.Sprintf("%s set %q", what, set), nlattr.String(unix.NFTA_SET_ELEM_LIST_SET, set),
 		slices.Concat(attrs...))
@@ -227,9 +228,10 @@ func decodeElements(data []byte) (out []Element) {
 	return out
 }
 
-// Types of nft's own data (libnftnl/udata.h), which the kernel does not read: a type, a length and a value.
+// Types of nft's user data (libnftnl/udata.h), which the kernel stores without reading it. An item has a type, a length
+// and a value.
 const (
-	udataComment      = 0 // of everything but a set
+	udataComment      = 0 // of all objects except sets
 	udataKeyByteOrder = 0 // of a set
 	udataSetComment   = 7
 )
@@ -240,7 +242,7 @@ func udataBytes(typ byte, value []byte) []byte {
 
 func udataText(typ byte, text string) []byte { return udataBytes(typ, append([]byte(text), 0)) }
 
-// udata finds a text in data that others may have written: it trusts no length.
+// udata returns a text from user data. Other programs may have written the data, so all lengths are checked.
 func udata(b []byte, want byte) string {
 	for len(b) >= 2 && len(b) >= 2+int(b[1]) {
 		if b[0] == want {

@@ -2,10 +2,10 @@ package nft
 
 import "net/netip"
 
-// Family is a protocol family: of a table, or of IP addresses.
+// Family is a protocol family of tables or of IP addresses.
 type Family byte
 
-// The families, by the kernel's numbers (NFPROTO).
+// The families, with the kernel's numbers (NFPROTO).
 const (
 	INet   Family = 1
 	IPv4   Family = 2
@@ -25,10 +25,10 @@ func (f Family) String() string {
 	return "inet"
 }
 
-// Families are the families of IP addresses.
+// Families returns the families of IP addresses.
 func Families() []Family { return []Family{IPv4, IPv6} }
 
-// FamilyOf is the family of an address.
+// FamilyOf returns the family of an address.
 func FamilyOf(a netip.Addr) Family {
 	if a.Is4() {
 		return IPv4
@@ -36,20 +36,20 @@ func FamilyOf(a netip.Addr) Family {
 	return IPv6
 }
 
-// Digit is the version of IP, "4" or "6".
-func (f Family) Digit() string { return ofIP(f, "4", "6") }
+// Digit returns the IP version, "4" or "6".
+func (f Family) Digit() string { return byFamily(f, "4", "6") }
 
-// Addr is the type of the family's addresses.
-func (f Family) Addr() Type { return ofIP(f, IPv4Addr, IPv6Addr) }
+// Addr returns the type of the family's addresses.
+func (f Family) Addr() Type { return byFamily(f, IPv4Addr, IPv6Addr) }
 
-// Saddr is a packet's source address.
-func (f Family) Saddr() Field { return ofIP(f, IPSaddr, IP6Saddr) }
+// Saddr returns the field of the source address.
+func (f Family) Saddr() Field { return byFamily(f, IPSaddr, IP6Saddr) }
 
-// Daddr is a packet's destination address.
-func (f Family) Daddr() Field { return ofIP(f, IPDaddr, IP6Daddr) }
+// Daddr returns the field of the destination address.
+func (f Family) Daddr() Field { return byFamily(f, IPDaddr, IP6Daddr) }
 
-// ofIP returns what a family of IP addresses has.
-func ofIP[T any](f Family, v4, v6 T) T {
+// byFamily returns v4 or v6.
+func byFamily[T any](f Family, v4, v6 T) T {
 	if f == IPv6 {
 		return v6
 	}
@@ -62,23 +62,24 @@ type Table struct {
 	Name   string
 }
 
-// TableName is the table of any family that all plugins share. Names in it end in the version of their layout.
+// TableName is the name of the plugins' shared table, in any family. Names in the table end in the version of their
+// layout.
 const TableName = "hawser"
 
 func (t Table) String() string { return t.Family.String() + " " + t.Name }
 
-// Layout is the part of a table that all attachments share: Ensure creates it, Verify compares it. Elements
-// belong to one attachment each, and are no part of it.
+// Layout is the part of a table that all attachments share. Ensure creates it and Verify compares it. Elements are not
+// part of it.
 type Layout struct {
 	Table  Table
 	Sets   []Set
-	Chains []Chain // a chain that another one jumps to comes first
+	Chains []Chain // a chain precedes the chains that jump to it
 }
 
-// Type is the type of one field of a key or of a map's data.
+// Type is the type of a field in a key or in a map's data.
 type Type byte
 
-// The types, by the numbers that nft gives them.
+// The types, with nft's numbers.
 const (
 	Verdict     Type = 1
 	IPv4Addr    Type = 7
@@ -94,19 +95,19 @@ func (t Type) size() (bytes int) {
 	return [...]int{IPv4Addr: 4, IPv6Addr: 16, EtherAddr: 6, InetProto: 1, InetService: 2, Mark: 4, IfName: 16}[t]
 }
 
-// Set is a named set, or a map when it has Data.
+// Set is a named set, or a map if it has Data.
 type Set struct {
 	Name     string
-	Key      []Type // several make a concatenation
+	Key      []Type // several types are a concatenation
 	Data     []Type // nil for a set; {Verdict} for a verdict map
-	Interval bool   // the elements are ranges: for administrators, the plugins write none
+	Interval bool   // the elements are ranges, which only administrators add
 	Comment  string
 }
 
-// Chain is a chain and the rules that it must have, in order.
+// Chain is a chain with the rules that it must have, in order.
 type Chain struct {
 	Name    string
-	Hook    *Hook // nil for a chain that only jumps lead to
+	Hook    *Hook // nil for a chain that is reached only by jumps
 	Rules   []Rule
 	Comment string
 }
@@ -119,14 +120,14 @@ const (
 	Postrouting = 4
 )
 
-// Hook makes a chain a base chain; its policy is accept.
+// Hook attaches a base chain to a hook. The chain's policy is accept.
 type Hook struct {
 	Type     string // "filter", "nat" or "route"
 	Point    uint32
 	Priority int32
 }
 
-// Key builds the key or data of an element from its fields. Several are padded to whole registers.
+// Key returns the key or data of an element with these fields. Several fields are padded to whole registers.
 func Key(fields ...[]byte) []byte {
 	if len(fields) == 1 {
 		return fields[0]
@@ -139,10 +140,10 @@ func Key(fields ...[]byte) []byte {
 	return key
 }
 
-// AddrKey is the key field of an address, in network order.
+// AddrKey returns the key field of an address.
 func AddrKey(a netip.Addr) []byte { return a.AsSlice() }
 
-// IfNameKey is the key field of an interface name.
+// IfNameKey returns the key field of an interface name.
 func IfNameKey(name string) []byte {
 	field := make([]byte, IfName.size())
 	copy(field, name)

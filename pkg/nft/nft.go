@@ -1,10 +1,18 @@
-// Package nft changes nftables over netlink, without the nft program.
+// Package nft reads and changes nftables over netlink, without the nft program.
 //
-// What all attachments share (tables, sets, chains, rules) is a Layout; what belongs to one attachment is
-// an Element whose comment names the owner. An Update holds the host's lock, reads the kernel, stages
-// changes, and commits them in one batch: everything or nothing. Usually a batch has elements only; Ensure
-// adds what the kernel lacks of a layout. Shared chains are never flushed: the next batch would wait for
-// the kernel (RCU), and traffic of others would break for a moment.
+// A Layout is the part of a table that all attachments share: sets, chains and rules. An Element
+// of a set or map belongs to one attachment; its comment is the owner's mark. Owned is a
+// layout together with its owned elements.
+//
+// All changes are made by Update. It takes a lock that all plugins of the host share, and calls a function that reads
+// the kernel's state and stages changes in a transaction, Tx. It then commits them as one batch, which the kernel
+// applies completely or not at all. Usually a batch has only elements, because the layout exists. Ensure adds the parts
+// of a layout that are missing, also after another program flushed them. It never flushes a shared chain, because that
+// would interrupt other containers' traffic and make the next batch wait for the kernel (RCU).
+//
+// Rules and elements are encoded as nft(8) encodes them, so that a ruleset that nft saved and loaded again still
+// compares equal. The encoding is implemented here because google/nftables drops expressions that it does not know, so
+// that a changed rule would compare equal, and because running nft would cost each call a process.
 package nft
 
 import (
@@ -22,29 +30,29 @@ import (
 	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
-// LockPath is the lock that all plugins of a host share.
+// LockPath is the file whose lock all plugins of a host share.
 const LockPath = "/run/hawser/nft.lock"
 
 const (
-	answerTime = 10 // seconds for an answer of the kernel, which comes at once
-	attempts   = 5  // of an Update, while others without our lock change the same objects
+	answerTime = 10 // timeout in seconds for an answer of the kernel, which normally comes immediately
+	attempts   = 5  // of an Update, if programs without the lock change the same objects
 )
 
 var (
-	// ErrUnsupported says that the kernel has no nf_tables, or lacks a feature (nat in the family inet).
+	// ErrUnsupported reports that the kernel has no nf_tables, or lacks a feature, for example NAT in the family inet.
 	ErrUnsupported error = &cni.Error{Code: cni.CodeUnsupportedField, Msg: "not supported by this kernel"}
-	// ErrDrift says that the kernel has something other than the plugins made.
+	// ErrDrift reports that the kernel's ruleset differs from what the plugins committed.
 	ErrDrift = errors.New("ruleset differs")
 )
 
-// Conn is a connection to the nftables of one network namespace. It is for one goroutine.
+// Conn is a connection to the nftables of one network namespace. Only one goroutine may use it.
 type Conn struct{ sock *nl.SocketHandle }
 
-// New returns a connection that is dialled when it is first used, in the network namespace of that thread.
+// New returns a connection. Its socket is opened at first use, in the network namespace of the thread at that time.
 func New() *Conn { return &Conn{} }
 
-// Close closes the socket. After deletions that waits milliseconds for the kernel, as the deletion of a
-// link does: DEL deletes the link first, and waits once.
+// Close closes the socket. After deletions, this waits some milliseconds for the kernel, as the deletion of a link
+// does. DEL deletes the link first, so that it waits only once.
 func (c *Conn) Close() error {
 	if c.sock == nil {
 		return nil
@@ -58,7 +66,7 @@ func (c *Conn) dial() error {
 	if c.sock != nil {
 		return nil
 	}
-	s, err := nl.Subscribe(unix.NETLINK_NETFILTER) // to nothing: it is the library's way to open a socket
+	s, err := nl.Subscribe(unix.NETLINK_NETFILTER) // to no group; the library opens sockets only so
 	if err != nil {
 		ns.TakeDescriptor()
 		return unsupported(fmt.Errorf("netfilter socket: %w", err), err, "nfnetlink")
@@ -70,14 +78,15 @@ func (c *Conn) dial() error {
 	return nil
 }
 
-// Update runs change under the host's lock and commits what it staged, everything or nothing. It runs change again when
-// others without the lock changed the same. A lock that stays held, for 30 seconds at most, is a statefile.ErrBusy.
+// Update calls change under the host's lock and commits the staged changes as one batch. It calls change again, with a
+// new Tx, if a program without the lock changed the same objects. The error matches statefile.ErrBusy if another
+// process holds the lock for 30 seconds.
 func (c *Conn) Update(ctx context.Context, change func(*Tx) error) error {
 	return Owned{}.Update(ctx, c, change)
 }
 
-// Update is Conn.Update for changes of owned elements. A chain that loses its last element is deleted in the same
-// batch, and so on with the chains to which it led.
+// Update is Conn.Update for changes of owned elements. The same batch deletes each chain of o.Chain that loses its last
+// reference, and the chains to which only deleted chains jumped.
 func (o Owned) Update(ctx context.Context, c *Conn, change func(*Tx) error) error {
 	lock, err := statefile.LockFile(ctx, LockPath, 0o600)
 	if err != nil {
@@ -95,7 +104,7 @@ func (o Owned) update(c *Conn, change func(*Tx) error) error {
 		if err := tx.dropEmpty(); err != nil {
 			return err
 		}
-		if err := tx.dropUnused(append(tx.dropped, slices.Sorted(maps.Keys(tx.unused))...)...); err != nil {
+		if err := tx.dropUnused(append(tx.dropped, slices.Sorted(maps.Keys(tx.lostRefs))...)...); err != nil {
 			return err
 		}
 		if err := c.batch(tx.msgs, true); err == nil || attempt == attempts || !transient(err) {
@@ -104,7 +113,8 @@ func (o Owned) update(c *Conn, change func(*Tx) error) error {
 	}
 }
 
-// transient reports whether somebody else may have changed the same meanwhile, or the answer was lost.
+// transient reports whether an error can mean that another program changed the same objects concurrently, or that an
+// answer of the kernel was lost.
 func transient(err error) bool {
 	return isOneOf(err, unix.ENOENT, unix.EEXIST, unix.EBUSY, unix.EINTR, unix.EAGAIN, unix.ERESTART, unix.ENOBUFS,
 		nl.ErrDumpInterrupted)
@@ -114,7 +124,8 @@ func isOneOf(err error, kinds ...error) bool {
 	return slices.ContainsFunc(kinds, func(kind error) bool { return errors.Is(err, kind) })
 }
 
-// IfSupported returns err, but nil for ErrUnsupported: without nftables there is nothing to remove.
+// IfSupported returns err, or nil if it matches ErrUnsupported. Callers that remove or list use it, because a kernel
+// without nftables has nothing to remove.
 func IfSupported(err error) error {
 	if errors.Is(err, ErrUnsupported) {
 		return nil
@@ -122,7 +133,7 @@ func IfSupported(err error) error {
 	return err
 }
 
-// unsupported adds ErrUnsupported to err when cause is how a kernel answers that lacks one of the modules.
+// unsupported adds ErrUnsupported to err if cause is the answer of a kernel that lacks one of the modules.
 func unsupported(err, cause error, modules string) error {
 	if isOneOf(cause, unix.EOPNOTSUPP, unix.ENOENT, unix.EAFNOSUPPORT, unix.EPROTONOSUPPORT) {
 		return lacking(err, modules)

@@ -13,33 +13,34 @@ import (
 	"github.com/hawser-cni/plugins/pkg/cni"
 )
 
-// Item is an element, and the set or map that it is in.
+// Item is an element with its set or map.
 type Item struct {
 	Set string
 	Element
-	Name  string // in errors: an address or a port
-	Owner string // the mark of whose it is, where the comment says something else
+	Name  string // an address or a port, for errors
+	Owner string // the owner's mark if the comment is not the mark
 }
 
-// Owned is a layout and the elements that attachments own in it: the comment of each is its owner's mark.
+// Owned is a layout with the elements that attachments own in it. The comment of an element is its owner's mark.
 type Owned struct {
-	Layout Layout   // that all attachments share
-	Sets   []string // that have the elements
-	// Chain returns the chain of that name, if elements lead to such chains. It is made with its first element,
-	// and deleted with its last one. One without rules is not repaired. Nil: elements lead to no chains.
+	Layout Layout
+	Sets   []string // the sets and maps of the layout whose elements have owners
+	// Chain returns the chain with this name, if elements of verdict maps go to such chains. A chain is created with
+	// the first reference to it and deleted with the last one. A chain without rules is not repaired. Chain is nil if
+	// no element goes to a chain.
 	Chain func(name string) (c Chain, ok bool)
-	// Shared reports that several attachments may own one key. Its element stays as the first owner made it. The other
-	// owners, and the first one from then on, are in a set beside it, and the element goes with the last of them.
+	// Shared permits several owners of one key (share.go).
 	Shared bool
-	// Former are sets of earlier layouts, which have elements as long as attachments from then are live.
+	// Former lists sets of earlier layouts, which have elements of attachments from that time.
 	Former []string
-	// FormerChains are chains of earlier layouts, which are deleted once Former has no elements.
+	// FormerChains lists chains of earlier layouts, which are deleted once Former has no elements.
 	FormerChains []string
 }
 
-// Live returns the items that the kernel has and whose marks match. An item may be an entry among the owners.
+// Live returns those items that the kernel has with a matching mark. If keys are shared, an item can be an entry in the
+// set of owners.
 func (o Owned) Live(c *Conn, items []Item, matches func(mark string) bool) ([]Item, error) {
-	live, err := o.standing(c, items)
+	live, err := o.liveElements(c, items)
 	var out []Item
 	for i, e := range live {
 		if e != nil && matches(e.Comment) {
@@ -51,9 +52,10 @@ func (o Owned) Live(c *Conn, items []Item, matches func(mark string) bool) ([]It
 	return out, err
 }
 
-// All returns all elements whose marks match, entries among the owners last. Its cost grows with all elements.
+// All returns all elements with a matching mark, entries in sets of owners last. Its cost grows with the number of
+// elements of all attachments.
 func (o Owned) All(c *Conn, matches func(mark string) bool) (out []Item, err error) {
-	sets, err := o.searched(c)
+	sets, err := o.elementSets(c)
 	if err != nil {
 		return nil, err
 	}
@@ -71,12 +73,13 @@ func (o Owned) All(c *Conn, matches func(mark string) bool) (out []Item, err err
 	return out, nil
 }
 
-// Held lists the elements of all attachments; value writes one as nft(8) does. Its cost grows with the elements.
+// Held returns holdings for the elements of all attachments. value formats an element as nft(8) does. Its cost grows
+// with the number of elements.
 func (o Owned) Held(c *Conn, kind cni.HoldingKind, value func(Item) string) (all []cni.Holding, err error) {
 	items, err := o.All(c, func(string) bool { return true })
-	seen := map[string]bool{} // the first owner of a shared key is among the owners, too
+	seen := map[string]bool{} // the first owner of a shared key has both the element and an entry
 	for _, it := range items {
-		shown := it.shown()
+		shown := it.withoutOwner()
 		if id := shown.Comment + string(shown.Key); seen[id] {
 			continue
 		} else {
@@ -94,7 +97,7 @@ func (o Owned) Held(c *Conn, kind cni.HoldingKind, value func(Item) string) (all
 	return all, IfSupported(err)
 }
 
-// Remove takes the host's lock and deletes the found items whose marks still match. It does nothing for none.
+// Remove deletes those found items whose marks still match under the host's lock. Without items, it does not lock.
 func (o Owned) Remove(ctx context.Context, c *Conn, found []Item, matches func(mark string) bool) error {
 	if len(found) == 0 {
 		return nil
@@ -102,7 +105,7 @@ func (o Owned) Remove(ctx context.Context, c *Conn, found []Item, matches func(m
 	return o.Update(ctx, c, func(tx *Tx) error { return tx.Remove(found, matches) })
 }
 
-// Sweep deletes all elements whose marks match. Its cost grows with the elements of everybody.
+// Sweep deletes all elements with a matching mark. Its cost grows with the number of elements of all attachments.
 func (o Owned) Sweep(ctx context.Context, c *Conn, matches func(mark string) bool) error {
 	found, err := o.All(c, matches)
 	if err != nil {
@@ -111,9 +114,10 @@ func (o Owned) Sweep(ctx context.Context, c *Conn, matches func(mark string) boo
 	return o.Remove(ctx, c, found, matches)
 }
 
-// Verify compares items, the layout and the chains to which items lead with the kernel's. Differences match ErrDrift.
+// Verify compares the kernel's state with items, the layout and the chains that items go to. Differences match
+// ErrDrift.
 func (o Owned) Verify(c *Conn, items []Item) error {
-	live, err := o.standing(c, items)
+	live, err := o.liveElements(c, items)
 	if err != nil {
 		return err
 	}
@@ -139,6 +143,7 @@ func (o Owned) differs(it Item, what string) error {
 	return drift(o.Layout.Table, fmt.Sprintf("set %q, %s", it.Set, it.Name), what)
 }
 
+// difference describes how an element differs from the wanted one. It returns "" if they are equal.
 func difference(want Item, live *Element) string {
 	switch {
 	case live == nil:
@@ -146,21 +151,21 @@ func difference(want Item, live *Element) string {
 	case !sameOwner(live.Comment, want.Comment):
 		return fmt.Sprintf("the element belongs to %q", live.Comment)
 	case live.Goto != want.Goto:
-		return fmt.Sprintf("the element leads to chain %q, not %q", live.Goto, want.Goto)
+		return fmt.Sprintf("the element goes to chain %q, not %q", live.Goto, want.Goto)
 	case !bytes.Equal(live.Data, want.Data):
-		return "the element leads to another address or port"
+		return "the element translates to another address or port"
 	}
 	return ""
 }
 
-// sameOwner compares the hashes with which marks begin.
+// sameOwner reports whether two marks begin with the same hash.
 func sameOwner(a, b string) bool {
 	a, _, _ = strings.Cut(a, " ")
 	b, _, _ = strings.Cut(b, " ")
 	return a == b
 }
 
-// layout has the named chains to which elements may lead, but for those in seen, to which it adds them.
+// layout returns a layout of the named chains that o.Chain knows. It skips chains in seen, and adds the others to seen.
 func (o Owned) layout(names []string, seen map[string]bool) Layout {
 	l := Layout{Table: o.Layout.Table}
 	for _, name := range names {
@@ -179,11 +184,12 @@ func (o Owned) chain(name string) (Chain, bool) {
 	return o.Chain(name)
 }
 
-// Ensure stages what the kernel lacks of the owned layout and of the named chains, and keeps these. A chain is named
-// before those that lead to it. Where the layout has lost rules, all chains to which elements lead are ensured.
+// Ensure stages the missing parts of the owned layout and of the named chains, and keeps this transaction from deleting
+// those chains. A chain must be named before the chains that jump to it. If the layout has lost rules, Ensure also
+// repairs all existing chains that o.Chain knows.
 func (tx *Tx) Ensure(chains ...string) error {
 	for _, name := range chains {
-		tx.settled[name] = true
+		tx.decided[name] = true
 	}
 	if !tx.ensured {
 		tx.ensured = true
@@ -191,7 +197,7 @@ func (tx *Tx) Ensure(chains ...string) error {
 		if err := tx.EnsureLayout(tx.owned.Layout); err != nil {
 			return err
 		}
-		if tx.Lacked = len(tx.msgs) > before; tx.Lacked {
+		if tx.LayoutStaged = len(tx.msgs) > before; tx.LayoutStaged {
 			live, err := tx.Chains(tx.owned.Layout.Table)
 			if err != nil {
 				return err
@@ -199,28 +205,31 @@ func (tx *Tx) Ensure(chains ...string) error {
 			for _, l := range live {
 				chains = append(chains, l.Name)
 			}
-			tx.leavesFormer = true
+			tx.checkFormer = true
 		}
 	}
 	return tx.EnsureLayout(tx.owned.layout(chains, tx.seen))
 }
 
-// Put stages items, with the layout and the chains that they need. An element that is there and the same stays.
-// resolve decides about other owners: it gets their elements that are in the place of items, and returns those of the
-// items to put. Without resolve all are put. They replace other owners' elements, or are behind them if Shared.
+// Put stages items, with the layout and the chains that they need. An element that exists and is identical stays.
+//
+// If resolve is not nil, it decides about conflicts: it gets the elements of other owners that have the keys of items,
+// and returns the items to put. If resolve is nil, all items are put. An item replaces another owner's element of its
+// key. If keys are shared, that element stays, and the item's owner becomes another owner of the key.
 func (tx *Tx) Put(items []Item, resolve func(others []Item) ([]Item, error)) error {
 	live, err := tx.get(tx.owned.Layout.Table, items)
 	if err != nil {
 		return err
 	}
-	found := map[string]Element{} // by set and key
+	found := map[string]Element{} // the kernel's elements, by set and key
 	var others []Item
 	for i, e := range live {
-		if e != nil {
-			found[items[i].Set+string(e.Key)] = *e
-			if !sameOwner(e.Comment, items[i].Comment) {
-				others = append(others, Item{Set: items[i].Set, Element: *e, Name: items[i].Name})
-			}
+		if e == nil {
+			continue
+		}
+		found[items[i].Set+string(e.Key)] = *e
+		if !sameOwner(e.Comment, items[i].Comment) {
+			others = append(others, Item{Set: items[i].Set, Element: *e, Name: items[i].Name})
 		}
 	}
 	if resolve != nil {
@@ -235,14 +244,22 @@ func (tx *Tx) Put(items []Item, resolve func(others []Item) ([]Item, error)) err
 	if err := tx.Ensure(chains...); err != nil {
 		return err
 	}
-	var later, heads []Item
-	if tx.owned.Shared {
-		items, later, heads = behind(items, found)
+	if !tx.owned.Shared {
+		tx.stage(items, found)
+		return nil
 	}
+	own, shared, firsts := splitShared(items, found)
+	tx.stage(own, found)
+	return tx.addOwners(shared, firsts)
+}
+
+// stage stages items that differ from the found elements of their keys, by set and key. Such an element is deleted
+// first.
+func (tx *Tx) stage(items []Item, found map[string]Element) {
 	added := map[string][]Element{}
 	for _, it := range items {
-		old, is := found[it.Set+string(it.Key)]
-		if is && !tx.deleted[it.Set+string(it.Key)] {
+		old, exists := found[it.Set+string(it.Key)]
+		if exists && !tx.deleted[it.Set+string(it.Key)] {
 			if difference(it, &old) == "" {
 				continue
 			}
@@ -253,13 +270,11 @@ func (tx *Tx) Put(items []Item, resolve func(others []Item) ([]Item, error)) err
 	for _, set := range slices.Sorted(maps.Keys(added)) {
 		tx.Add(tx.owned.Layout.Table, set, added[set]...)
 	}
-	return tx.queue(later, heads)
 }
 
-// Restore adds missing items, the missing parts of the layout, and missing chains to which items jump. Another owner's
-// element with the key of an item stays. If an owner lacks an item and does not exist, Restore skips all items of this
-// owner that are missing. It returns what was missing, by the owner's mark; a missing shared part is returned for the
-// first owner.
+// Restore adds missing items, the missing parts of the layout, and missing chains that items go to. Another owner's
+// element with the key of an item stays. Restore skips missing items of owners that do not exist. It returns what was
+// missing, by the owner's mark. If only a shared part was missing, it is returned for the first owner.
 func (o Owned) Restore(ctx context.Context, c *Conn, items []Item, exists func(mark string) bool) (
 	missing map[string]error, err error,
 ) {
@@ -268,13 +283,13 @@ func (o Owned) Restore(ctx context.Context, c *Conn, items []Item, exists func(m
 	}
 	err = o.Update(ctx, c, func(tx *Tx) error {
 		missing = map[string]error{}
-		known := map[string]bool{} // whether an owner that lacks an item exists
-		live, err := o.standing(tx.Conn, items)
+		ownerExists := map[string]bool{} // for owners that lack an item
+		live, err := o.liveElements(tx.Conn, items)
 		if err != nil {
 			return err
 		}
 		var own []Item
-		seen := map[string]bool{} // the kernel takes one element of a key
+		seen := map[string]bool{} // the kernel accepts only one element of a key
 		for i, it := range items {
 			key := it.Set + string(it.Key)
 			if o.Shared {
@@ -286,10 +301,10 @@ func (o Owned) Restore(ctx context.Context, c *Conn, items []Item, exists func(m
 			}
 			if what := difference(it, live[i]); what != "" {
 				owner := cmp.Or(it.Owner, it.Comment)
-				if _, isKnown := known[owner]; !isKnown {
-					known[owner] = exists(owner)
+				if _, isKnown := ownerExists[owner]; !isKnown {
+					ownerExists[owner] = exists(owner)
 				}
-				if !known[owner] {
+				if !ownerExists[owner] {
 					continue
 				}
 				missing[owner] = errors.Join(missing[owner], o.differs(it, what))
@@ -312,10 +327,10 @@ func (o Owned) Restore(ctx context.Context, c *Conn, items []Item, exists func(m
 	return missing, nil
 }
 
-// Remove stages the deletion of the items that the kernel has and whose marks match.
+// Remove stages the deletion of those items that the kernel has with a matching mark.
 func (tx *Tx) Remove(items []Item, matches func(mark string) bool) error {
 	if tx.owned.Shared {
-		return tx.leave(items, matches)
+		return tx.removeOwners(items, matches)
 	}
 	live, err := tx.owned.Live(tx.Conn, items, matches)
 	for _, it := range live {
@@ -328,18 +343,23 @@ func (tx *Tx) delete(set string, e Element) {
 	if key := set + string(e.Key); !tx.deleted[key] {
 		tx.deleted[key] = true
 		tx.Delete(tx.owned.Layout.Table, set, e)
-		tx.unused[e.Goto]++
+		tx.lostRefs[e.Goto]++
 	}
 }
 
-// Drop names chains that Update deletes if nothing leads to them, as it does with chains that lost their elements.
+// Drop names chains that Update deletes if nothing refers to them, in addition to chains that lose their elements.
 func (tx *Tx) Drop(chains ...string) { tx.dropped = append(tx.dropped, chains...) }
 
-// dropUnused stages the deletion of chains to which nothing leads any more, then of those to which their rules led.
+// dropUnused stages the deletion of those named chains that nothing refers to any more. If their rules held the last
+// references to other chains of o.Chain, it also deletes those.
+//
+// The kernel counts the uses of a chain: its rules, plus the rules and elements that refer to it. Without the chain's
+// own rules, that is the number of references. The chain is unused if lostRefs, the references that the transaction
+// deletes, has as many. The number includes references that other programs added, so such a chain stays.
 func (tx *Tx) dropUnused(names ...string) error {
 	t := tx.owned.Layout.Table
 	for _, name := range names {
-		if _, ours := tx.owned.chain(name); !ours || tx.settled[name] {
+		if _, isOwned := tx.owned.chain(name); !isOwned || tx.decided[name] {
 			continue
 		}
 		live, err := tx.Chain(t, name)
@@ -353,13 +373,13 @@ func (tx *Tx) dropUnused(names ...string) error {
 		if err != nil {
 			return err
 		}
-		if int(live.use)-len(rules) > tx.unused[name] {
+		if references := int(live.use) - len(rules); references > tx.lostRefs[name] {
 			continue
 		}
-		tx.settled[name] = true
+		tx.decided[name] = true
 		tx.deleteChain(t, name)
 		for _, r := range rules {
-			tx.unused[r.Target]++
+			tx.lostRefs[r.Target]++
 			if err := tx.dropUnused(r.Target); err != nil {
 				return err
 			}

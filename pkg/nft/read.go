@@ -11,7 +11,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/nlattr"
 )
 
-// LiveRule is a rule as the kernel has it.
+// LiveRule is a rule in the kernel.
 type LiveRule struct {
 	Chain   string
 	Handle  uint64
@@ -20,18 +20,17 @@ type LiveRule struct {
 	Exprs   []byte // the list of its expressions; see package nlattr
 }
 
-// LiveChain is a chain as the kernel has it.
+// LiveChain is a chain in the kernel.
 type LiveChain struct {
-	Name  string
-	Hook  *Hook // nil for a chain that only jumps lead to
-	Drops bool  // the hook's policy is to drop
-	Table Table
-	// Comment is what whoever made it wrote about it.
+	Name    string
+	Hook    *Hook // nil for a chain that is reached only by jumps
+	Drops   bool  // the policy of the base chain is drop
+	Table   Table
 	Comment string
-	use     uint64 // how many rules it has, plus how many rules and elements lead to it
+	use     uint64 // number of its rules, plus the number of rules and elements that refer to it
 }
 
-// Chain returns the chain, nil when there is none.
+// Chain returns the chain, nil if it does not exist.
 func (c *Conn) Chain(t Table, name string) (*LiveChain, error) {
 	replies, err := c.query(t.chainMessage(unix.NFT_MSG_GETCHAIN, "get", name))
 	if err != nil || replies[0] == nil {
@@ -41,7 +40,8 @@ func (c *Conn) Chain(t Table, name string) (*LiveChain, error) {
 	return &chain, nil
 }
 
-// Chains returns all chains of the table, of all tables for the zero Table. Its cost grows with the family's chains.
+// Chains returns all chains of the table. The zero Table selects all tables. Its cost grows with the number of chains
+// in the family.
 func (c *Conn) Chains(t Table) ([]LiveChain, error) {
 	replies, err := c.list(t.message(unix.NFT_MSG_GETCHAIN, ""))
 	var out []LiveChain
@@ -54,7 +54,8 @@ func (c *Conn) Chains(t Table) ([]LiveChain, error) {
 	return out, err
 }
 
-// Rules returns the rules of the chain, in order; for an empty name of all chains. A missing chain has none.
+// Rules returns the rules of the chain, in order. An empty name selects all chains. A chain that does not exist has no
+// rules.
 func (c *Conn) Rules(t Table, chain string) ([]LiveRule, error) {
 	m := t.message(unix.NFT_MSG_GETRULE, "")
 	if chain != "" {
@@ -68,7 +69,7 @@ func (c *Conn) Rules(t Table, chain string) ([]LiveRule, error) {
 	return out, err
 }
 
-// Get returns the element of each key, nil where there is none.
+// Get returns the element of each key, nil if there is none.
 func (c *Conn) Get(t Table, set string, keys ...[]byte) ([]*Element, error) {
 	items := make([]Item, len(keys))
 	for i, key := range keys {
@@ -77,7 +78,7 @@ func (c *Conn) Get(t Table, set string, keys ...[]byte) ([]*Element, error) {
 	return c.get(t, items)
 }
 
-// get returns the element that the kernel has for each item's key, nil where there is none.
+// get returns the element of each item's key, nil if there is none.
 func (c *Conn) get(t Table, items []Item) ([]*Element, error) {
 	msgs := make([]message, len(items))
 	for i, it := range items {
@@ -97,11 +98,12 @@ func (c *Conn) get(t Table, items []Item) ([]*Element, error) {
 	return out, nil
 }
 
-// Elements returns all elements of the set, none when there is no set. Its cost grows with them.
+// Elements returns all elements of the set. A set that does not exist has none. Its cost grows with the number of
+// elements.
 //
-// The kernel lists a set in parts: one that grows meanwhile can repeat one element and omit another. Elements reads
-// again after a repeated key or a change of the ruleset, with pauses that grow by a millisecond. Another omission is
-// left to the next GC.
+// The kernel lists a set in parts. If the set grows concurrently, the list can repeat one element and omit another.
+// Elements reads the set again after a repeated key or a change of the ruleset, with pauses that grow by a millisecond.
+// An omission without such a sign is left to the next GC.
 func (c *Conn) Elements(t Table, set string) ([]Element, error) {
 	m := t.setMessage(unix.NFT_MSG_GETSETELEM, "list", set)
 	for attempt := range 100 {
@@ -126,7 +128,7 @@ func (c *Conn) Elements(t Table, set string) ([]Element, error) {
 	return nil, c.readFailure(m, nl.ErrDumpInterrupted)
 }
 
-// generation is the version of the ruleset that answered (res_id of struct nfgenmsg).
+// generation returns the version of the ruleset in an answer (res_id of struct nfgenmsg).
 func generation(answer []byte) []byte { return answer[2:nfgenmsgSize] }
 
 func decodeChain(f Family, data []byte) LiveChain {
@@ -162,10 +164,10 @@ func decodeRule(data []byte) LiveRule {
 	return r
 }
 
-// operands returns the values to which the kinds lead in the expressions of that name.
-func (r LiveRule) operands(name string, kinds ...uint16) (out [][]byte) {
+// operands returns the values at a path of attributes in all expressions with this name.
+func (r LiveRule) operands(name string, path ...uint16) (out [][]byte) {
 	for _, x := range nlattr.All(r.Exprs) {
-		value := nlattr.Get(nlattr.Get(x, unix.NFTA_EXPR_DATA), kinds...)
+		value := nlattr.Get(nlattr.Get(x, unix.NFTA_EXPR_DATA), path...)
 		if value != nil && nlattr.GetString(x, unix.NFTA_EXPR_NAME) == name {
 			out = append(out, value)
 		}
@@ -173,8 +175,8 @@ func (r LiveRule) operands(name string, kinds ...uint16) (out [][]byte) {
 	return out
 }
 
-// runs reports whether the live rule has exactly these expressions, besides counters.
-func (r LiveRule) runs(want [][]byte) bool {
+// hasExprs reports whether the rule has exactly these expressions. Counters are ignored.
+func (r LiveRule) hasExprs(want [][]byte) bool {
 	i := 0
 	for _, x := range nlattr.All(r.Exprs) {
 		if nlattr.GetString(x, unix.NFTA_EXPR_NAME) == "counter" {
@@ -188,27 +190,27 @@ func (r LiveRule) runs(want [][]byte) bool {
 	return i == len(want)
 }
 
-// Mentions reports whether the rule compares with this value, an address or a port, or translates to it.
+// Mentions reports whether the rule compares with the value, an address or a port, or translates to it.
 func (r LiveRule) Mentions(value []byte) bool {
 	has := func(v []byte) bool { return bytes.Equal(v, value) }
 	return slices.ContainsFunc(r.Compared(len(value)), has) || slices.ContainsFunc(r.Loaded(len(value)), has)
 }
 
-// Compared returns the values of this size, in bytes, with which the rule compares; 0 = any size.
+// Compared returns the values with this number of bytes that the rule compares with. Size 0 selects all values.
 func (r LiveRule) Compared(size int) [][]byte {
-	return ofSize(size, r.operands("cmp", unix.NFTA_CMP_DATA, unix.NFTA_DATA_VALUE))
+	return filterSize(size, r.operands("cmp", unix.NFTA_CMP_DATA, unix.NFTA_DATA_VALUE))
 }
 
-// Loaded returns the values of this size, in bytes, that the rule translates to.
+// Loaded returns the values with this number of bytes that the rule translates to.
 func (r LiveRule) Loaded(size int) [][]byte {
-	return ofSize(size, r.operands("immediate", unix.NFTA_IMMEDIATE_DATA, unix.NFTA_DATA_VALUE))
+	return filterSize(size, r.operands("immediate", unix.NFTA_IMMEDIATE_DATA, unix.NFTA_DATA_VALUE))
 }
 
-func ofSize(size int, values [][]byte) [][]byte {
+func filterSize(size int, values [][]byte) [][]byte {
 	return slices.DeleteFunc(values, func(v []byte) bool { return size > 0 && len(v) != size })
 }
 
-// IsOneOf reports whether the rule, in a table of the family, does exactly what one of these does.
+// IsOneOf reports whether the rule, in a table of the family, is equal to one of rules.
 func (r LiveRule) IsOneOf(f Family, rules ...Rule) bool {
-	return slices.ContainsFunc(rules, func(rule Rule) bool { return r.runs(rule.compile(f)) })
+	return slices.ContainsFunc(rules, func(rule Rule) bool { return r.hasExprs(rule.compile(f)) })
 }

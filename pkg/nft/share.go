@@ -14,18 +14,28 @@ import (
 	"github.com/hawser-cni/plugins/pkg/nlattr"
 )
 
-// ownersMark is the part of a set's name by which the set of the owners differs from the shared set.
-const ownersMark = "_owners_v"
+// Several attachments can own one key if Owned.Shared is set. The kernel takes only one element of a key, which stays
+// as its first owner added it. As soon as there is a second owner, all owners of the key have entries in a set of
+// owners, whose key is the shared key and the hash of the owner:
+//
+//	set addrs_v1:         10.1.0.2 comment "A"
+//	set addrs_owners_v1:  10.1.0.2 . hash(A) comment "A", 10.1.0.2 . hash(B) comment "B"
+//
+// When A leaves, its entry is deleted, and the element becomes B's: it is replaced by the data and the comment of B's
+// entry. The element is deleted with its last owner, and the set of owners with its last entry.
 
-// ownersName is the name of the set that has the owners of keys of a set: "x_owners_v1" of "x_v1".
+// ownersInfix distinguishes the name of a set of owners from that of the shared set.
+const ownersInfix = "_owners_v"
+
+// ownersName returns the name of the set of owners for a set: "x_owners_v1" for "x_v1".
 func ownersName(set string) string {
 	i := strings.LastIndex(set, "_v")
 	return set[:i] + "_owners" + set[i:]
 }
 
-func isOwners(set string) bool { return strings.Contains(set, ownersMark) }
+func isOwnersSet(set string) bool { return strings.Contains(set, ownersInfix) }
 
-// ownersSet is the set of owners of one of the layout's sets. No rule uses it.
+// ownersSet returns the set of owners for one of the layout's sets. No rule uses it.
 func (o Owned) ownersSet(name string) Set {
 	i := slices.IndexFunc(o.Layout.Sets, func(s Set) bool { return s.Name == name })
 	s := o.Layout.Sets[i]
@@ -33,11 +43,11 @@ func (o Owned) ownersSet(name string) Set {
 		Comment: "all owners of keys that several attachments have"}
 }
 
-// entry is the item's element in the set of the owners: its key and its owner's hash, with the same data.
-func (it Item) entry() Item {
+// ownerEntry returns the item's entry in the set of owners: the key with the owner's hash, and the same data.
+func (it Item) ownerEntry() Item {
 	hash, _, _ := strings.Cut(it.Comment, " ")
 	owner, err := hex.DecodeString(hash)
-	if err != nil || len(owner) != 8 { // not an attachment's element
+	if err != nil || len(owner) != 8 { // the comment is not an attachment's mark
 		owner, _ = hex.DecodeString(cni.Digest(it.Comment, 16))
 	}
 	out := it
@@ -45,42 +55,42 @@ func (it Item) entry() Item {
 	return out
 }
 
-// shown is the item as its key's element has it, without the owner's hash.
-func (it Item) shown() Item {
-	if isOwners(it.Set) {
+// withoutOwner returns the item with its shared key, without the owner's hash.
+func (it Item) withoutOwner() Item {
+	if isOwnersSet(it.Set) {
 		it.Key = it.Key[:len(it.Key)-8]
 	}
 	return it
 }
 
-// entries are those of the items that are not entries themselves.
-func entries(items []Item) (out []Item) {
+// ownerEntries returns the entries of those items that are not entries themselves.
+func ownerEntries(items []Item) (out []Item) {
 	for _, it := range items {
-		if !isOwners(it.Set) {
-			out = append(out, it.entry())
+		if !isOwnersSet(it.Set) {
+			out = append(out, it.ownerEntry())
 		}
 	}
 	return out
 }
 
-// searched returns the sets that may have elements of attachments: those of the layout, and of the former ones and the
-// owners' sets those that the kernel has.
-func (o Owned) searched(c *Conn) ([]string, error) {
-	maybe := slices.Clone(o.Former)
+// elementSets returns the sets that can have elements of attachments: those of the layout, and the former sets and the
+// sets of owners that exist.
+func (o Owned) elementSets(c *Conn) ([]string, error) {
+	optional := slices.Clone(o.Former)
 	if o.Shared {
 		for _, set := range o.Sets {
-			maybe = append(maybe, ownersName(set))
+			optional = append(optional, ownersName(set))
 		}
 	}
-	if len(maybe) == 0 {
+	if len(optional) == 0 {
 		return o.Sets, nil
 	}
-	there, err := c.existing(o.Layout.Table, maybe)
-	return append(slices.Clone(o.Sets), there...), err
+	existing, err := c.existingSets(o.Layout.Table, optional)
+	return append(slices.Clone(o.Sets), existing...), err
 }
 
-// existing returns the sets of these names that the kernel has.
-func (c *Conn) existing(t Table, sets []string) (there []string, err error) {
+// existingSets returns those of the named sets that exist.
+func (c *Conn) existingSets(t Table, sets []string) (existing []string, err error) {
 	msgs := make([]message, len(sets))
 	for i, set := range sets {
 		msgs[i] = t.message(unix.NFT_MSG_GETSET, "", nlattr.String(unix.NFTA_SET_NAME, set))
@@ -88,115 +98,116 @@ func (c *Conn) existing(t Table, sets []string) (there []string, err error) {
 	replies, err := c.query(msgs...)
 	for i, r := range replies {
 		if r != nil {
-			there = append(there, sets[i])
+			existing = append(existing, sets[i])
 		}
 	}
-	return there, err
+	return existing, err
 }
 
-// standing returns what the kernel has for each item: the element of its key or, where that is another owner's, the
-// item's entry among the owners if it has one.
-func (o Owned) standing(c *Conn, items []Item) ([]*Element, error) {
+// liveElements returns the kernel's element for each item, nil if there is none. If keys are shared and the element
+// belongs to another owner, it returns the item's own entry in the set of owners, if that exists.
+func (o Owned) liveElements(c *Conn, items []Item) ([]*Element, error) {
 	live, err := c.get(o.Layout.Table, items)
 	if err != nil || !o.Shared {
 		return live, err
 	}
-	var places []int
-	var behind []Item
+	var indexes []int
+	var entries []Item
 	for i, e := range live {
 		if e != nil && !sameOwner(e.Comment, items[i].Comment) {
-			places, behind = append(places, i), append(behind, items[i].entry())
+			indexes, entries = append(indexes, i), append(entries, items[i].ownerEntry())
 		}
 	}
-	waiting, err := c.get(o.Layout.Table, behind)
-	for i, e := range waiting {
+	liveEntries, err := c.get(o.Layout.Table, entries)
+	for i, e := range liveEntries {
 		if e != nil {
-			live[places[i]] = e
+			live[indexes[i]] = e
 		}
 	}
 	return live, err
 }
 
-// behind splits items into those that get the element of their key, and those whose key has an element of another
-// owner in found, or among the items. That element stays as it is.
-func behind(items []Item, found map[string]Element) (first, others []Item, heads []Item) {
-	placed := map[string]Item{}
+// splitShared splits items into those that own the element of their key, and those whose key has an element of another
+// owner, in found or among the items. For each of the latter, firsts has that element.
+func splitShared(items []Item, found map[string]Element) (own, shared, firsts []Item) {
+	elements := map[string]Item{} // by set and key
 	for _, it := range items {
 		key := it.Set + string(it.Key)
-		head, is := placed[key]
-		if e, live := found[key]; live && !is {
-			head, is = Item{Set: it.Set, Element: e, Name: it.Name}, true
+		first, exists := elements[key]
+		if e, isLive := found[key]; isLive && !exists {
+			first, exists = Item{Set: it.Set, Element: e, Name: it.Name}, true
 		}
-		if is && !sameOwner(head.Comment, it.Comment) {
-			others, heads = append(others, it), append(heads, head)
+		if exists && !sameOwner(first.Comment, it.Comment) {
+			shared, firsts = append(shared, it), append(firsts, first)
 			continue
 		}
-		placed[key] = it
-		first = append(first, it)
+		elements[key] = it
+		own = append(own, it)
 	}
-	return first, others, heads
+	return own, shared, firsts
 }
 
-// queue stages entries among the owners for items, and for the elements that stand before them.
-func (tx *Tx) queue(items, heads []Item) error {
-	if len(items) == 0 {
+// addOwners stages entries in the sets of owners: for shared items, and for the elements that have their keys, firsts.
+func (tx *Tx) addOwners(shared, firsts []Item) error {
+	if len(shared) == 0 {
 		return nil
 	}
 	t := tx.owned.Layout.Table
-	wanted := entries(slices.Concat(heads, items))
+	wanted := ownerEntries(slices.Concat(firsts, shared))
 	live, err := tx.get(t, wanted)
 	if err != nil {
 		return err
 	}
-	made := map[string]bool{}
+	staged := map[string]bool{} // entries, by set and key, and sets of owners
 	for i, it := range wanted {
 		key := it.Set + string(it.Key)
 		switch e := live[i]; {
-		case made[key], e != nil && difference(it, e) == "":
+		case staged[key], e != nil && difference(it, e) == "":
 			continue
 		case e != nil:
 			tx.delete(it.Set, *e)
 		}
-		if !made[it.Set] { // it may exist; it is not part of the layout, since most hosts never need it
-			made[it.Set] = true
-			shared := slices.IndexFunc(tx.owned.Sets, func(set string) bool { return ownersName(set) == it.Set })
-			tx.msgs = append(tx.msgs, newSet(t, tx.owned.ownersSet(tx.owned.Sets[shared]), uint32(len(tx.msgs))))
+		if !staged[it.Set] { // the set can exist; it is not part of the layout, because most hosts never need it
+			staged[it.Set] = true
+			i := slices.IndexFunc(tx.owned.Sets, func(set string) bool { return ownersName(set) == it.Set })
+			tx.msgs = append(tx.msgs, newSet(t, tx.owned.ownersSet(tx.owned.Sets[i]), uint32(len(tx.msgs))))
 		}
-		made[key] = true
+		staged[key] = true
 		tx.Add(t, it.Set, it.Element)
 	}
-	for i, it := range items {
-		if heads[i].Goto != it.Goto {
-			tx.Behind = append(tx.Behind, heads[i])
+	for i, it := range shared {
+		if firsts[i].Goto != it.Goto {
+			tx.Outranked = append(tx.Outranked, firsts[i])
 		}
 	}
 	return nil
 }
 
-// leave stages the end of ownerships: an element goes with its last owner, otherwise the next owner gets it.
-func (tx *Tx) leave(items []Item, matches func(mark string) bool) error {
+// removeOwners ends the ownership of items with a matching mark. It stages the deletion of their elements and entries.
+// A shared element is added again for another owner of the key.
+func (tx *Tx) removeOwners(items []Item, matches func(mark string) bool) error {
 	t := tx.owned.Layout.Table
-	all := slices.Concat(entries(items), items)
+	all := slices.Concat(ownerEntries(items), items)
 	live, err := tx.get(t, all)
 	if err != nil {
 		return err
 	}
-	isShared := map[string]bool{} // keys of entries
+	hadEntry := map[string]bool{} // by set and key of the entry
 	for i, it := range all {
 		e := live[i]
 		if e == nil || !matches(e.Comment) || tx.deleted[it.Set+string(e.Key)] {
 			continue
 		}
 		tx.delete(it.Set, *e)
-		tx.leavesFormer = tx.leavesFormer || slices.Contains(tx.owned.Former, it.Set)
-		if isOwners(it.Set) {
-			isShared[it.Set+string(e.Key)], tx.left[it.Set] = true, true
+		tx.checkFormer = tx.checkFormer || slices.Contains(tx.owned.Former, it.Set)
+		if isOwnersSet(it.Set) {
+			hadEntry[it.Set+string(e.Key)], tx.shrunk[it.Set] = true, true
 			continue
 		}
-		if entry := it.entry(); !isShared[entry.Set+string(entry.Key)] {
+		if entry := it.ownerEntry(); !hadEntry[entry.Set+string(entry.Key)] {
 			continue
 		}
-		next, err := tx.next(it, matches)
+		next, err := tx.nextOwner(it, matches)
 		if err != nil {
 			return err
 		}
@@ -207,9 +218,9 @@ func (tx *Tx) leave(items []Item, matches func(mark string) bool) error {
 	return nil
 }
 
-// next returns the element of an item's key for another owner, nil if there is none. Its cost grows with the owners of
-// all keys that are or were shared.
-func (tx *Tx) next(it Item, matches func(mark string) bool) (*Element, error) {
+// nextOwner returns the element of an item's key for another owner, nil if there is none. Its cost grows with the
+// number of owners of all keys that are or were shared.
+func (tx *Tx) nextOwner(it Item, matches func(mark string) bool) (*Element, error) {
 	owners, err := tx.Elements(tx.owned.Layout.Table, ownersName(it.Set))
 	for _, e := range owners {
 		if bytes.HasPrefix(e.Key, it.Key) && !matches(e.Comment) {
@@ -220,25 +231,26 @@ func (tx *Tx) next(it Item, matches func(mark string) bool) (*Element, error) {
 	return nil, err
 }
 
-// dropEmpty stages the deletion of the owners' sets that lose their last entry, and of the former layout when its last
-// element goes.
+// dropEmpty stages the deletion of sets of owners that lose their last entry, and of the former layout if it loses its
+// last element.
 func (tx *Tx) dropEmpty() error {
-	for _, set := range slices.Sorted(maps.Keys(tx.left)) {
+	for _, set := range slices.Sorted(maps.Keys(tx.shrunk)) {
 		if err := tx.dropIfEmpty([]string{set}, nil); err != nil {
 			return err
 		}
 	}
-	if !tx.leavesFormer || len(tx.owned.Former) == 0 {
+	if !tx.checkFormer || len(tx.owned.Former) == 0 {
 		return nil
 	}
-	sets, err := tx.existing(tx.owned.Layout.Table, tx.owned.Former)
+	sets, err := tx.existingSets(tx.owned.Layout.Table, tx.owned.Former)
 	if err != nil || len(sets) == 0 {
 		return err
 	}
 	return tx.dropIfEmpty(sets, tx.owned.FormerChains)
 }
 
-// dropIfEmpty stages the deletion of sets, and of the chains that use them, unless one of the sets keeps an element.
+// dropIfEmpty stages the deletion of the sets, and of the chains whose rules use them, unless one of the sets keeps an
+// element.
 func (tx *Tx) dropIfEmpty(sets, chains []string) error {
 	t := tx.owned.Layout.Table
 	for _, set := range sets {

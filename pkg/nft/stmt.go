@@ -15,20 +15,20 @@ import (
 // Stmt is one statement of a rule.
 type Stmt struct {
 	text  string   // as nft prints it
-	proto byte     // network protocol that the expressions presuppose, 0 for none
-	exprs [][]byte // that the kernel runs
+	proto byte     // network protocol that the expressions require; 0 = none
+	exprs [][]byte // the kernel's expressions
 }
 
-// Field is something of a packet that a rule can look at. It is loaded from a header (base), or by a meta key.
+// Field is a packet field that a rule can compare. It is loaded from a header, or by a meta key.
 type Field struct {
-	text         string
-	proto        byte
-	meta         uint32 // where base < 0
-	base         int
+	text         string // as nft prints it
+	proto        byte   // as in Stmt
+	meta         uint32 // meta key, if base < 0
+	base         int    // header
 	offset, size uint32
 }
 
-// The fields.
+// Fields for rules.
 var (
 	IPSaddr    = Field{"ip saddr", unix.NFPROTO_IPV4, 0, unix.NFT_PAYLOAD_NETWORK_HEADER, 12, 4}
 	IPDaddr    = Field{"ip daddr", unix.NFPROTO_IPV4, 0, unix.NFT_PAYLOAD_NETWORK_HEADER, 16, 4}
@@ -42,8 +42,8 @@ var (
 	THDport    = Field{"th dport", 0, 0, unix.NFT_PAYLOAD_TRANSPORT_HEADER, 2, 2}
 )
 
-// InPrefix matches packets whose address field is in the prefix. As by nft, whole bytes need no mask: a
-// ruleset that it saved and loaded again is still the same.
+// InPrefix matches packets whose address field is in the prefix. Like nft, it compares a prefix of whole bytes without
+// a mask.
 func InPrefix(f Field, p netip.Prefix) Stmt {
 	p = p.Masked()
 	s := Stmt{text: f.text + " " + p.String(), proto: f.proto}
@@ -74,12 +74,12 @@ func InSet(set string, fields ...Field) Stmt {
 	return lookup(fields, " @"+set, set, nlattr.Net32(unix.NFTA_LOOKUP_FLAGS, 0))
 }
 
-// NotInSet is the opposite of InSet.
+// NotInSet matches packets that InSet does not match.
 func NotInSet(set string, fields ...Field) Stmt {
 	return lookup(fields, " != @"+set, set, nlattr.Net32(unix.NFTA_LOOKUP_FLAGS, unix.NFT_LOOKUP_F_INV))
 }
 
-// VerdictMap applies the verdict that the map has for the fields, and goes on when it has none.
+// VerdictMap applies the verdict that the map has for the fields. Without one, the rule has no effect.
 func VerdictMap(set string, fields ...Field) Stmt {
 	return lookup(fields, " vmap @"+set, set, nlattr.Net32(unix.NFTA_LOOKUP_DREG, unix.NFT_REG_VERDICT))
 }
@@ -99,7 +99,7 @@ func lookup(fields []Field, tail, set string, more ...[]byte) (s Stmt) {
 	return s
 }
 
-// register is the kernel's number for the register of a 32-bit word.
+// register returns the kernel's number for the register of a 32-bit word.
 func register(word uint32) uint32 {
 	if word%4 == 0 {
 		return unix.NFT_REG_1 + word/4
@@ -116,32 +116,32 @@ func (f Field) load(reg uint32) []byte {
 		nlattr.Net32(unix.NFTA_PAYLOAD_OFFSET, f.offset), nlattr.Net32(unix.NFTA_PAYLOAD_LEN, f.size))
 }
 
-// Accept lets the packet pass this hook's chain.
-func Accept() Stmt { return ending("accept", acceptPacket, "") }
+// Accept lets the packet pass the base chain.
+func Accept() Stmt { return verdict("accept", acceptPacket, "") }
 
-// Return ends the chain.
-func Return() Stmt { return ending("return", unix.NFT_RETURN, "") }
+// Return ends the processing of the chain.
+func Return() Stmt { return verdict("return", unix.NFT_RETURN, "") }
 
 // Drop discards the packet.
-func Drop() Stmt { return ending("drop", dropPacket, "") }
+func Drop() Stmt { return verdict("drop", dropPacket, "") }
 
-// Jump calls another chain of the table.
-func Jump(chain string) Stmt { return ending("jump "+chain, unix.NFT_JUMP, chain) }
+// Jump continues in another chain of the table, and afterwards in this one.
+func Jump(chain string) Stmt { return verdict("jump "+chain, unix.NFT_JUMP, chain) }
 
-// Goto leaves this chain for another one of the table and does not come back.
-func Goto(chain string) Stmt { return ending("goto "+chain, unix.NFT_GOTO, chain) }
+// Goto continues in another chain of the table.
+func Goto(chain string) Stmt { return verdict("goto "+chain, unix.NFT_GOTO, chain) }
 
-// ending ends the rule; chain is where a jump or goto leads.
-func ending(text string, code int32, chain string) Stmt {
+// verdict returns the statement for a verdict. chain is the target of a jump or goto.
+func verdict(text string, code int32, chain string) Stmt {
 	return Stmt{text: text, exprs: [][]byte{immediate(unix.NFT_REG_VERDICT,
 		nlattr.Nest(unix.NFTA_IMMEDIATE_DATA, verdictValue(code, chain)))}}
 }
 
-// Masquerade gives the packet the source address of the interface it leaves by.
+// Masquerade translates the packet's source to the address of its output interface.
 func Masquerade() Stmt { return MasqueradeTo([2]uint16{}, false) }
 
-// MasqueradeTo is Masquerade with a source port from the first to the last of ports, unless they are zero: that is for
-// packets of a protocol with ports. The kernel keeps the packet's own port where it can, unless random.
+// MasqueradeTo is Masquerade with a source port in the range ports, which only packets of a protocol with ports can
+// have; zero means any port. The kernel keeps the packet's own port if possible, unless random is set.
 func MasqueradeTo(ports [2]uint16, random bool) Stmt {
 	const protoSpecified, protoRandomFully = 1 << 1, 1 << 4 // NF_NAT_RANGE_*
 	s := Stmt{text: "masquerade"}
@@ -169,11 +169,12 @@ func immediate(reg uint32, data []byte) []byte {
 	return expression("immediate", nlattr.Net32(unix.NFTA_IMMEDIATE_DREG, reg), data)
 }
 
-// DNATMap translates the destination to the address, of family f, and port that the map has for the fields, if any.
+// DNATMap translates the destination to the address, of family f, and the port that the map has for the fields. Without
+// an element, the rule has no effect.
 func DNATMap(f Family, set string, fields ...Field) Stmt {
 	s := lookup(fields, "", set, nlattr.Net32(unix.NFTA_LOOKUP_DREG, reg1))
-	port := register(uint32(f.Addr().size()) / 4) // behind the address
-	const mapIPs, protoSpecified = 1 << 0, 1 << 1 // NF_NAT_RANGE_*; newer kernels set both of their own
+	port := register(uint32(f.Addr().size()) / 4) // after the address
+	const mapIPs, protoSpecified = 1 << 0, 1 << 1 // NF_NAT_RANGE_*; newer kernels add both themselves
 	s.exprs = append(s.exprs, expression("nat", nlattr.Net32(unix.NFTA_NAT_TYPE, unix.NFT_NAT_DNAT),
 		nlattr.Net32(unix.NFTA_NAT_FAMILY, uint32(f)), nlattr.Net32(unix.NFTA_NAT_FLAGS, mapIPs|protoSpecified),
 		nlattr.Net32(unix.NFTA_NAT_REG_ADDR_MIN, reg1), nlattr.Net32(unix.NFTA_NAT_REG_ADDR_MAX, reg1),
@@ -190,13 +191,13 @@ func DaddrIsLocal() Stmt {
 	return Stmt{text: "fib daddr type local", exprs: [][]byte{fib, isEqual(word(unix.RTN_LOCAL))}}
 }
 
-// IsFamily matches packets of one family in a table of both.
+// IsFamily matches packets of one family in a table of the family inet.
 func IsFamily(f Family) Stmt {
 	return Stmt{text: "meta nfproto ipv" + f.Digit(),
 		exprs: [][]byte{loadMeta(unix.NFT_META_NFPROTO, reg1), isEqual([]byte{byte(f)})}}
 }
 
-// IsProtocol matches packets of one transport protocol, by its number and by its name for nft.
+// IsProtocol matches packets of one transport protocol. name is its name in nft.
 func IsProtocol(proto byte, name string) Stmt {
 	return Stmt{text: L4Proto.text + " " + name, exprs: [][]byte{L4Proto.load(reg1), isEqual([]byte{proto})}}
 }
@@ -207,7 +208,7 @@ func CtTranslated() Stmt {
 	return ctHas("status dnat", unix.NFT_CT_STATUS, statusDNAT)
 }
 
-// CtEstablished matches packets of connections that were answered, and of those related to one.
+// CtEstablished matches packets of connections that have been answered, and of related connections.
 func CtEstablished() Stmt {
 	const stateEstablished, stateRelated = 1 << 1, 1 << 2 // NF_CT_STATE_BIT
 	return ctHas("state established,related", unix.NFT_CT_STATE, stateEstablished|stateRelated)
@@ -220,18 +221,18 @@ func ctHas(text string, key, bits uint32) Stmt {
 		exprs: [][]byte{load, bitwise(word(bits), word(0)), compare(unix.NFT_CMP_NEQ, word(0))}}
 }
 
-// FwmarkHas matches packets whose fwmark has the bits.
+// FwmarkHas matches packets whose fwmark has all of the bits.
 func FwmarkHas(bits uint32) Stmt {
 	return Stmt{text: fmt.Sprintf("meta mark & 0x%08x == 0x%08x", bits, bits),
 		exprs: [][]byte{loadMeta(unix.NFT_META_MARK, reg1), bitwise(word(bits), word(0)), isEqual(word(bits))}}
 }
 
-// FwmarkWith sets the bits in the packet's fwmark and leaves the others alone.
+// FwmarkWith sets the bits in the packet's fwmark and keeps the others.
 func FwmarkWith(bits uint32) Stmt {
 	return setFwmark(fmt.Sprintf("| 0x%08x", bits), ^bits, bits)
 }
 
-// FwmarkWithout clears the bits in the packet's fwmark and leaves the others alone.
+// FwmarkWithout clears the bits in the packet's fwmark and keeps the others.
 func FwmarkWithout(bits uint32) Stmt {
 	return setFwmark(fmt.Sprintf("& 0x%08x", ^bits), ^bits, 0)
 }
@@ -242,10 +243,10 @@ func setFwmark(text string, mask, xor uint32) Stmt {
 			storeMeta(unix.NFT_META_MARK)}}
 }
 
-// word is a number as registers hold it.
+// word encodes a number for a register.
 func word(v uint32) []byte { return binary.NativeEndian.AppendUint32(nil, v) }
 
-// Counter counts packets and bytes, as each rule of iptables does.
+// Counter counts packets and bytes. Each rule of iptables has one.
 func Counter() Stmt { return Stmt{text: "counter", exprs: [][]byte{expression("counter")}} }
 
 // EnableTrace marks packets for tracing (nft monitor trace).
@@ -261,13 +262,13 @@ func LimitRate(rate uint64) Stmt {
 		nlattr.Bytes(unix.NFTA_LIMIT_RATE, net64(rate)), nlattr.Bytes(unix.NFTA_LIMIT_UNIT, net64(1)))}}
 }
 
-// XTMatch is a match of iptables that nf_tables runs for iptables-nft.
+// XTMatch is an extension match of iptables, as iptables-nft uses it in nf_tables.
 func XTMatch(name string, revision uint32, info []byte) Stmt {
 	return Stmt{text: "xt match " + name, exprs: [][]byte{expression("match", nlattr.String(unix.NFTA_MATCH_NAME, name),
 		nlattr.Net32(unix.NFTA_MATCH_REV, revision), nlattr.Bytes(unix.NFTA_MATCH_INFO, info))}}
 }
 
-// Rule is a list of statements. Its String is what nft prints for it.
+// Rule is a list of statements. String returns it as nft prints it.
 type Rule []Stmt
 
 func (r Rule) String() string {
@@ -278,7 +279,8 @@ func (r Rule) String() string {
 	return strings.Join(text, " ")
 }
 
-// compile returns the rule's expressions. In the family inet a field of one protocol needs a test for that first.
+// compile returns the rule's expressions. In the family inet, a match of the network protocol precedes fields that
+// require one.
 func (r Rule) compile(family Family) (out [][]byte) {
 	var proto byte
 	for _, s := range r {
@@ -291,10 +293,11 @@ func (r Rule) compile(family Family) (out [][]byte) {
 	return out
 }
 
-// reg1 is the register of expressions that need only one.
+// reg1 is the first register.
 const reg1 = unix.NFT_REG_1
 
-// expression is one step of a rule as the kernel runs it. attrs have options that it lacks as 0, to be compared.
+// expression encodes an expression of the kernel. attrs must include options with the value 0, so that a live rule with
+// another value does not compare equal.
 func expression(name string, attrs ...[]byte) []byte {
 	return append(nlattr.String(unix.NFTA_EXPR_NAME, name), nlattr.Nest(unix.NFTA_EXPR_DATA, attrs...)...)
 }
@@ -318,7 +321,7 @@ func compare(op uint32, value []byte) []byte {
 
 func isEqual(value []byte) []byte { return compare(unix.NFT_CMP_EQ, value) }
 
-// bitwise is register & mask ^ xor.
+// bitwise computes register & mask ^ xor.
 func bitwise(mask, xor []byte) []byte {
 	return expression("bitwise", nlattr.Net32(unix.NFTA_BITWISE_SREG, reg1),
 		nlattr.Net32(unix.NFTA_BITWISE_DREG, reg1), nlattr.Net32(unix.NFTA_BITWISE_LEN, uint32(len(mask))),

@@ -16,34 +16,41 @@ import (
 	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
-// Tx is a transaction: reads see the kernel as it is, changes are staged for one batch, in order.
+// Tx is a transaction. Reads return the kernel's current state, without staged changes. Changes are staged in order,
+// for one batch.
 type Tx struct {
 	*Conn
-	Lacked bool   // the kernel lacked some of the owned layout when it was ensured
-	Behind []Item // elements of other owners that stay before items with other data, where keys are shared
+	// LayoutStaged is true if Ensure staged a missing part of the owned layout.
+	LayoutStaged bool
+	// Outranked lists elements of earlier owners that stay, although Put got items of the same keys with other chains.
+	Outranked []Item
 
 	msgs    []message
 	owned   Owned
-	ensured bool            // the owned layout is
-	seen    map[string]bool // chains that are ensured
-	settled map[string]bool // chains that the elements of the transaction need, or that are deleted
-	deleted map[string]bool // elements, by set and key
-	unused  map[string]int  // chains: how many of the elements and rules that led there are deleted
-	dropped []string        // by Drop
+	ensured bool            // Ensure has handled the owned layout
+	seen    map[string]bool // chains that Ensure has handled
+	deleted map[string]bool // elements whose deletion is staged, by set and key
 
-	left         map[string]bool // sets of owners that lose entries
-	leavesFormer bool            // the former layout may have no elements any more
+	// For the deletion of unused chains (dropUnused).
+	decided  map[string]bool // chains that are needed, or whose deletion is staged
+	lostRefs map[string]int  // number of elements and rules with a staged deletion that refer to the chain
+	dropped  []string        // the chains of Drop
+
+	// For the deletion of empty sets (dropEmpty).
+	shrunk      map[string]bool // sets of owners that lose entries
+	checkFormer bool            // the former layout may have lost its last element
 }
 
 func (o Owned) begin(c *Conn) *Tx {
-	return &Tx{Conn: c, owned: o, seen: map[string]bool{}, settled: map[string]bool{}, deleted: map[string]bool{},
-		unused: map[string]int{}, left: map[string]bool{}}
+	return &Tx{Conn: c, owned: o, seen: map[string]bool{}, decided: map[string]bool{}, deleted: map[string]bool{},
+		lostRefs: map[string]int{}, shrunk: map[string]bool{}}
 }
 
-// elementsMax is how many elements a message has: an attribute's length has 16 bits, an element less than 1,000 bytes.
+// elementsMax is the maximum number of elements in a message. The length of an attribute has 16 bits, and an element
+// has fewer than 1,000 bytes.
 const elementsMax = 64
 
-// Add stages new elements. A key that is there already makes the batch fail, whatever its data.
+// Add stages new elements. The batch fails if one of the keys exists, regardless of its data.
 func (tx *Tx) Add(t Table, set string, elems ...Element) {
 	for some := range slices.Chunk(elems, elementsMax) {
 		m := t.setMessage(unix.NFT_MSG_NEWSETELEM, "add to", set, elementList(some, Element.encode))
@@ -52,7 +59,7 @@ func (tx *Tx) Add(t Table, set string, elems ...Element) {
 	}
 }
 
-// Delete stages the deletion of elements by their keys. Read the owner's comment in the same transaction.
+// Delete stages the deletion of elements by their keys. The caller must check the owner in the same transaction.
 func (tx *Tx) Delete(t Table, set string, elems ...Element) {
 	for some := range slices.Chunk(elems, elementsMax) {
 		tx.msgs = append(tx.msgs,
@@ -60,7 +67,7 @@ func (tx *Tx) Delete(t Table, set string, elems ...Element) {
 	}
 }
 
-// deleteChain stages the deletion of a chain with its rules. What leads to it must be deleted before.
+// deleteChain stages the deletion of a chain with its rules. All references to the chain must be deleted before.
 func (tx *Tx) deleteChain(t Table, chain string) {
 	tx.msgs = append(tx.msgs, t.chainMessage(unix.NFT_MSG_DELCHAIN, "delete", chain))
 }
@@ -75,8 +82,8 @@ func (tx *Tx) InsertRule(t Table, chain string, r Rule) {
 	tx.msgs = append(tx.msgs, m)
 }
 
-// DeleteChains stages the deletion of the table's chains whose names match: first of those with a hook, whose rules
-// lead to the others.
+// DeleteChains stages the deletion of the table's chains whose names match. Base chains are deleted first, because
+// their rules jump to the others.
 func (tx *Tx) DeleteChains(t Table, matches func(name string) bool) error {
 	live, err := tx.Chains(t)
 	for _, hooked := range []bool{true, false} {
@@ -89,13 +96,15 @@ func (tx *Tx) DeleteChains(t Table, matches func(name string) bool) error {
 	return err
 }
 
+// DeleteRule stages the deletion of a rule.
 func (tx *Tx) DeleteRule(t Table, chain string, handle uint64) {
 	tx.msgs = append(tx.msgs, t.ruleMessage(unix.NFT_MSG_DELRULE, fmt.Sprintf("delete rule %d of", handle), chain,
 		nlattr.Bytes(unix.NFTA_RULE_HANDLE, binary.BigEndian.AppendUint64(nil, handle))))
 }
 
-// EnsureLayout stages what the kernel lacks of a layout. When several create a chain at once, one succeeds and the
-// others start again. A chain that has lost rules (nft flush table) gets all its rules anew; rules of others stay.
+// EnsureLayout stages the missing parts of a layout. If a chain has lost some rules, for example by nft flush table,
+// its remaining rules are deleted and all are added in order. Rules of other programs stay. If several processes create
+// a chain concurrently, one batch succeeds and the other Updates start again.
 func (tx *Tx) EnsureLayout(l Layout) error {
 	hasSets := false
 	for _, chain := range l.Chains {
@@ -107,25 +116,25 @@ func (tx *Tx) EnsureLayout(l Layout) error {
 		if len(live) > 0 && missingRule(want, live) == len(want) {
 			continue
 		}
-		there, err := tx.Chain(l.Table, chain.Name)
+		existing, err := tx.Chain(l.Table, chain.Name)
 		if err != nil {
 			return err
 		}
-		if there != nil && len(want) == 0 {
+		if existing != nil && len(want) == 0 {
 			continue
 		}
 		if !hasSets {
 			hasSets = true
-			tx.msgs = append(tx.msgs, newTable(l.Table)) // which may exist, and so may the sets
+			tx.msgs = append(tx.msgs, newTable(l.Table)) // no effect if it exists; the same holds for sets
 			for _, s := range l.Sets {
-				tx.msgs = append(tx.msgs, newSet(l.Table, s, uint32(len(tx.msgs)))) // an ID of its own
+				tx.msgs = append(tx.msgs, newSet(l.Table, s, uint32(len(tx.msgs)))) // an ID that is unique in the batch
 			}
 		}
-		if there == nil {
+		if existing == nil {
 			tx.msgs = append(tx.msgs, newChain(l.Table, chain))
 		}
 		for _, r := range live {
-			if slices.ContainsFunc(want, r.runs) {
+			if slices.ContainsFunc(want, r.hasExprs) {
 				tx.DeleteRule(l.Table, chain.Name, r.Handle)
 			}
 		}
@@ -136,30 +145,30 @@ func (tx *Tx) EnsureLayout(l Layout) error {
 	return nil
 }
 
-// Verify compares the layout with what the kernel has. Its error joins the differences, is code 101 and matches
-// ErrDrift. Rules of others between ours are no difference.
+// Verify compares the layout with the kernel's state. The error joins all differences, has code 101 and matches
+// ErrDrift. Rules of other programs between the layout's rules are not a difference.
 func (c *Conn) Verify(l Layout) error {
 	var diffs []error
 	for _, chain := range l.Chains {
 		differs := func(format string, args ...any) {
 			diffs = append(diffs, drift(l.Table, fmt.Sprintf("chain %q", chain.Name), fmt.Sprintf(format, args...)))
 		}
-		there, err := c.Chain(l.Table, chain.Name)
+		live, err := c.Chain(l.Table, chain.Name)
 		if err != nil {
 			return err
 		}
-		if there == nil {
+		if live == nil {
 			differs("the chain is missing")
 			continue
 		}
-		if !reflect.DeepEqual(chain.Hook, there.Hook) {
-			differs("the chain has another hook, %+v instead of %+v", there.Hook, chain.Hook)
+		if !reflect.DeepEqual(chain.Hook, live.Hook) {
+			differs("the chain has another hook, %+v instead of %+v", live.Hook, chain.Hook)
 		}
-		live, err := c.Rules(l.Table, chain.Name)
+		rules, err := c.Rules(l.Table, chain.Name)
 		if err != nil {
 			return err
 		}
-		if i := missingRule(chain.compile(l.Table.Family), live); i < len(chain.Rules) {
+		if i := missingRule(chain.compile(l.Table.Family), rules); i < len(chain.Rules) {
 			differs("rule %q is missing", chain.Rules[i])
 		}
 	}
@@ -170,8 +179,9 @@ func drift(t Table, object, what string) error {
 	return cni.Drift("nftables table %q, %s: %w: %s", t, object, ErrDrift, what)
 }
 
-// Probe returns nil if the kernel has the layout, or accepts it in a batch that is not kept, and Update
-// could make its lock's file. The error matches ErrUnsupported when the kernel cannot hold the layout.
+// Probe returns nil if Update could create the layout: the lock's directory is writable, and the kernel has the layout
+// or accepts it in a batch that is not committed. The error matches ErrUnsupported if the kernel does not support the
+// layout.
 func (c *Conn) Probe(l Layout) error {
 	if err := statefile.Writable(filepath.Dir(LockPath)); err != nil {
 		return err
@@ -183,7 +193,7 @@ func (c *Conn) Probe(l Layout) error {
 	return c.batch(tx.msgs, false)
 }
 
-// ProbeTables returns nil if the kernel has nf_tables at all. The error matches ErrUnsupported when it lacks them.
+// ProbeTables returns nil if the kernel has nf_tables. Otherwise the error matches ErrUnsupported.
 func (c *Conn) ProbeTables() error {
 	return c.batch([]message{newTable(Table{Family: IPv4, Name: "hawser"})}, false)
 }
@@ -196,26 +206,27 @@ func (chain Chain) compile(family Family) [][][]byte {
 	return out
 }
 
-// missingRule is the index of the first wanted rule that the live ones lack in this order, or len(want).
+// missingRule returns the index of the first wanted rule that is missing among the live rules in this order, or
+// len(want).
 func missingRule(want [][][]byte, live []LiveRule) int {
 	i := 0
 	for _, r := range live {
-		if i < len(want) && r.runs(want[i]) {
+		if i < len(want) && r.hasExprs(want[i]) {
 			i++
 		}
 	}
 	return i
 }
 
-// Removal selects rules of another program, and the chains to which they alone lead.
+// Removal selects rules that a program other than the current plugin added, and chains to which only these rules jump.
 type Removal struct {
 	Table Table
-	Chain string              // has the rules; empty: any chain of the table
-	Rule  func(LiveRule) bool // whether a rule is one of them
-	Drop  []string            // the chains; if any are named and none exists, there are no such rules
+	Chain string              // the chain with the rules; empty = all chains of the table
+	Rule  func(LiveRule) bool // reports whether a rule is selected
+	Drop  []string            // the chains; if none of them exists, no rule is deleted either
 }
 
-// Remove deletes the rules and the chains. It takes no lock where there are none.
+// Remove deletes the rules and the chains. If there are none, it does not take the lock.
 func (r Removal) Remove(ctx context.Context, c *Conn) error {
 	found := Owned{}.begin(c)
 	if err := r.Stage(found); err != nil || len(found.msgs) == 0 {

@@ -48,7 +48,7 @@ func BaseChains(ctx context.Context) ([]BaseChain, error) {
 	errs := []error{nft.IfSupported(err)}
 	for _, family := range nft.Families() {
 		for _, table := range []string{"raw", "mangle", "nat", "filter", "security"} {
-			edit, err := ipt.Tool{Family: family, Variant: ipt.Legacy}.Look(ctx, table)
+			edit, err := ipt.Tool{Family: family, Variant: ipt.Legacy}.Read(ctx, table)
 			if errs = append(errs, err); err == nil {
 				all = append(all, legacyChains(family, table, edit)...)
 			}

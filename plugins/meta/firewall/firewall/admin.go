@@ -48,7 +48,7 @@ func (c call) refuseOthersChain(ctx context.Context, admin string) error {
 		if err := nft.IfSupported(err); err != nil {
 			return err
 		}
-		legacy, err := iptLegacy(f).Look(ctx, filterTable)
+		legacy, err := iptLegacy(f).Read(ctx, filterTable)
 		if ipt.NotInstalled(err) {
 			legacy, err = &ipt.Edit{}, nil
 		}

@@ -228,7 +228,7 @@ func (ft *forwardTable) verify(ctx context.Context) error {
 	if len(stale) > 0 {
 		differs(ipt.NFT, "%s accepts more than bit %d of the fwmark", acceptedChain, ft.r.Bit)
 	}
-	legacy, err := iptLegacy(ft.family).Look(ctx, filterTable)
+	legacy, err := iptLegacy(ft.family).Read(ctx, filterTable)
 	if err != nil && !ipt.NotInstalled(err) {
 		return err
 	}

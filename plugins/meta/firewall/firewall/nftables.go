@@ -127,11 +127,11 @@ func (c call) addNFTables(ctx context.Context, r *record, p policy) error {
 				err := c.keepUnpublished(r, others)
 				return r.items(), err
 			})
-			if err == nil && tx.Lacked {
+			if err == nil && tx.LayoutStaged {
 				err = tx.DeleteChains(table, isForOtherBit)
 			}
 			if err == nil {
-				tables, err = c.forwardTables(ctx, r, tx.Lacked)
+				tables, err = c.forwardTables(ctx, r, tx.LayoutStaged)
 			}
 			for _, ft := range tables {
 				if err == nil && withForward {

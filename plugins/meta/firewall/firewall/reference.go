@@ -127,7 +127,7 @@ func (c call) namesInRules(ctx context.Context, f nft.Family, chain string) (map
 			out[string(value)] = true
 		}
 	}
-	legacy, err := iptLegacy(f).Look(ctx, filterTable)
+	legacy, err := iptLegacy(f).Read(ctx, filterTable)
 	if err != nil {
 		return out, err
 	}

@@ -55,7 +55,7 @@ var _ = Describe("CHECK", Label("kernel"), func() {
 				`nft delete element inet hawser portmap4_v1 '{ tcp . 8080 }';
 						nft add element inet hawser portmap4_v1 \
 							'{ tcp . 8080 comment "HASH net1 c1-2 eth0" : 10.1.0.9 . 80 }'`,
-				`leads to another address or port`),
+				`translates to another address or port`),
 			Entry("a port of one address", `nft delete element inet hawser portmap4_at_v1 '{ tcp . 192.0.2.1 . 8081 }'`,
 				`portmap4_at_v1\", 192.0.2.1:8081/tcp: ruleset differs: no element`),
 			Entry("no masquerade", `nft delete element inet hawser portmap4_via_v1 '{ tcp . 8080 }'`,
