@@ -16,30 +16,31 @@ import (
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
-// call is one call under way.
+// call is a call in progress.
 type call struct {
 	*netplugin.Call
-	at     *rtnl.Conn // where the limits are: Host, or Cont
-	inside bool       // they are in the container, whose interface has no host end
+	conn   *rtnl.Conn // namespace of the limits: Host or Cont
+	inside bool       // the limits are in the container, because its interface has no host end
 }
 
-func open(req *skel.Request) *call {
+// openCall opens a call that works on the host.
+func openCall(req *skel.Request) *call {
 	c := netplugin.OpenHost(req)
-	return &call{Call: c, at: c.Host}
+	return &call{Call: c, conn: c.Host}
 }
 
 func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error) {
 	if cfg.isEmpty() {
 		return req.PrevResult, nil
 	}
-	c := open(req)
-	end, err := c.findEnd()
+	c := openCall(req)
+	end, err := c.findLink()
 	if err != nil {
 		return nil, err
 	}
 	want, err := cfg.plan(end.MTU)
 	if err == nil {
-		err = c.refuse(end, want)
+		err = c.checkSupported(end, want)
 	}
 	if err != nil {
 		return nil, err
@@ -54,53 +55,54 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 		return nil, err
 	}
 	if c.inside {
-		if err := c.keep(ctx, want, was != limits{}); err != nil {
+		if err := c.putRecord(ctx, want, was != limits{}); err != nil {
 			return nil, err
 		}
 	}
 	req.Step("set the limits")
 	req.OnFail("restore the limits", func(context.Context) error {
-		_, err := c.replace(end, was)
+		_, err := c.replaceLimits(end, was)
 		return err
 	})
-	ifbs, err := c.make(end, want, found)
+	ifbs, err := c.install(end, want, found)
 	if err != nil {
 		return nil, err
 	}
 	res := req.PrevResult.Clone()
 	for _, ifb := range ifbs {
-		if !c.inside { // where a runtime may take it for an interface of the container's
+		if !c.inside { // a runtime may treat an IFB in the container as one of its interfaces
 			res.Interfaces = append(res.Interfaces, iface.Describe(ifb))
 		}
 	}
 	return res, nil
 }
 
-// make makes the limits, in place of those that were found. It returns the IFBs.
-func (c *call) make(end rtnl.Link, want limits, found bool) (ifbs []rtnl.Link, err error) {
+// install adds the limits. If limits were found, or an IFB of an earlier ADD still exists, it replaces them. It returns
+// the IFBs.
+func (c *call) install(end rtnl.Link, want limits, found bool) (ifbs []rtnl.Link, err error) {
 	if !found {
-		ifbs, err = c.limit(end, want)
+		ifbs, err = c.addLimits(end, want)
 	}
-	if found || errors.Is(err, unix.EEXIST) { // an IFB may be left of an ADD before this one, or of the reference
-		ifbs, err = c.replace(end, want)
+	if found || errors.Is(err, unix.EEXIST) { // an earlier ADD, or the reference plugin, may have left an IFB
+		ifbs, err = c.replaceLimits(end, want)
 	}
 	if errors.Is(err, unix.EEXIST) {
-		err = cni.Errorf(cni.CodeConflict, "%w: something else queues there; remove it, or the limit", err)
+		err = cni.Errorf(cni.CodeConflict, "%w: another program has a qdisc there; remove it, or the limit", err)
 	}
 	return ifbs, err
 }
 
-// del removes whatever the attachment has. The host end may live on.
+// del removes all limits of the attachment. The host end itself may remain.
 func del(ctx context.Context, req *skel.Request) error {
-	c := open(req)
-	end, err := c.findRemains()
+	c := openCall(req)
+	end, err := c.findLimited()
 	if err != nil {
 		return err
 	}
 	if end.Index != 0 && !c.inside {
-		return c.remove(end)
+		return c.removeLimits(end)
 	}
-	// The path may lead to another container by now. The record says where the limits of this one are.
+	// CNI_NETNS may now be the namespace of another container. The record has the namespace of this one.
 	r, ok, err := records().Get(c.Req.Hash())
 	if ok {
 		err = removeInside(r, &ns.Finder{Also: c.Req.Netns})
@@ -108,29 +110,29 @@ func del(ctx context.Context, req *skel.Request) error {
 	if err != nil {
 		return err
 	}
-	c.at = c.Host
-	return errors.Join(c.remove(rtnl.Link{}), records().Drop(ctx, c.Req.Hash()))
+	c.conn = c.Host
+	return errors.Join(c.removeLimits(rtnl.Link{}), records().Drop(ctx, c.Req.Hash()))
 }
 
-// gc removes the IFBs of attachments that are not valid, and the filters of the host ends that lead to them. Other host
-// ends go with the GC of the plugin that made them. What is in containers has records.
+// gc removes the IFBs of attachments that are not valid, the filters of the host ends that redirect to them, and the
+// limits in containers, which have records. A host end without an IFB is left to the GC of its main plugin.
 func gc(ctx context.Context, req *skel.Request) error {
-	c := open(req)
+	c := openCall(req)
 	links, err := c.Host.Links()
 	errs := []error{err}
-	var keep []string // names that IFBs of valid attachments may have without a mark
+	var keep []string // possible names of unmarked IFBs of valid attachments
 	for _, a := range req.Valid.All() {
-		keep = append(keep, names(a)...)
+		keep = append(keep, ifbNames(a)...)
 	}
 	for _, l := range links {
-		isLeft := isHalfMade(l, req.Network) && !slices.Contains(keep, l.Name)
-		if l.Kind != "ifb" || !(isLeft || req.Valid.Garbage(l.Alias)) {
+		isOrphaned := isUnmarkedIFB(l, req.Network) && !slices.Contains(keep, l.Name)
+		if l.Kind != "ifb" || !(isOrphaned || req.Valid.Garbage(l.Alias)) {
 			continue
 		}
-		users, err := c.users(l)
+		users, err := c.linksTo(l)
 		errs = append(errs, err)
 		for _, end := range users {
-			errs = append(errs, c.unlimit(end.Index, l.Index))
+			errs = append(errs, c.removeFromLink(end.Index, l.Index))
 		}
 		errs = append(errs, c.Host.DelLink(l.Index))
 	}
@@ -140,13 +142,13 @@ func gc(ctx context.Context, req *skel.Request) error {
 	return errors.Join(append(errs, err)...)
 }
 
-// check compares what is limited.
+// check compares both limits with what ADD left.
 func check(_ context.Context, req *skel.Request, cfg config) error {
 	if cfg.isEmpty() {
 		return nil
 	}
-	c := open(req)
-	end, err := c.findEnd()
+	c := openCall(req)
+	end, err := c.findLink()
 	if isAbsent(err) {
 		return cni.Drift("%w", err)
 	}
@@ -157,12 +159,12 @@ func check(_ context.Context, req *skel.Request, cfg config) error {
 	if err != nil {
 		return err
 	}
-	sent, _ := c.sides(end, want)
+	sent, _ := c.linkFilters(end, want)
 	var errs []error
 	for name, f := range want.each {
 		switch {
 		case f != sent:
-			errs = append(errs, c.verifyRedirect(name, end, rtnl.ClsactReceived, f)) // or an ingress qdisc's, the same
+			errs = append(errs, c.verifyRedirect(name, end, rtnl.ClsactReceived, f)) // an ingress qdisc lists the same
 		case f.exempt != nil:
 			errs = append(errs, c.verifyRedirect(name, end, rtnl.ClsactSent, f))
 		default:
@@ -175,8 +177,8 @@ func check(_ context.Context, req *skel.Request, cfg config) error {
 // reapply restores the filters, and redirections to an IFB that exists. The filters end with the interface. reapply
 // does not restore an IFB, because an IFB would outlive the container if DEL of this plugin has already run.
 func reapply(_ context.Context, req *skel.Request, cfg config) error {
-	c := open(req)
-	end, err := c.findEnd()
+	c := openCall(req)
+	end, err := c.findLink()
 	if err != nil {
 		return err
 	}
@@ -184,49 +186,49 @@ func reapply(_ context.Context, req *skel.Request, cfg config) error {
 	if err != nil {
 		return err
 	}
-	ways, _, addQdisc := c.ways(end, want)
+	redirects, _, addQdisc := c.redirectsFor(end, want)
 	ifbs, err := c.ifbs()
 	errs := []error{err}
 	for name, f := range want.each {
 		link := end
-		i := slices.IndexFunc(ways, func(w way) bool { return w.filter == f })
+		i := slices.IndexFunc(redirects, func(w redirect) bool { return w.filter == f })
 		switch {
 		case i < 0:
-		case c.verifyRedirect(name, end, ways[i].hook, f) == nil:
+		case c.verifyRedirect(name, end, redirects[i].hook, f) == nil:
 			continue
-		case len(ifbs) != len(ways):
+		case len(ifbs) != len(redirects):
 			errs = append(errs, fmt.Errorf("%s limit: not restored: an IFB is missing; restart the container", name))
 			continue
 		default:
 			link = ifbs[i]
-			if err := c.lead(end, ways[i], link, addQdisc); err != nil {
+			if err := c.restoreRedirect(end, redirects[i], link, addQdisc); err != nil {
 				errs = append(errs, fmt.Errorf("%s limit: not restored: %w", name, err))
 				continue
 			}
 		}
 		if c.verify(name, link, f) != nil {
-			errs = append(errs, c.requeue(link, f))
+			errs = append(errs, c.replaceFilter(link, f))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// requeue replaces a link's filter.
-func (c *call) requeue(end rtnl.Link, f *filter) error {
-	q, err := c.at.Qdisc(end.Index, rtnl.Root)
+// replaceFilter replaces the TBF of a link.
+func (c *call) replaceFilter(end rtnl.Link, f *filter) error {
+	q, err := c.conn.Qdisc(end.Index, rtnl.Root)
 	if err == nil && q.IsTBF() {
-		err = c.at.DelQdisc(end.Index, rtnl.Root)
+		err = c.conn.DelQdisc(end.Index, rtnl.Root)
 	}
 	if err == nil {
-		err = c.queue(end.Index, f)
+		err = c.addFilter(end.Index, f)
 	}
 	return err
 }
 
-// verify says how the filter of a link differs from the one that ADD makes, or the
-// reference plugin.
+// verify returns an error if the TBF of a link differs both from the one of ADD and from the one of the reference
+// plugin.
 func (c *call) verify(limit string, l rtnl.Link, want *filter) error {
-	q, err := c.at.Qdisc(l.Index, rtnl.Root)
+	q, err := c.conn.Qdisc(l.Index, rtnl.Root)
 	difference := ""
 	switch {
 	case err != nil:
@@ -235,10 +237,10 @@ func (c *call) verify(limit string, l rtnl.Link, want *filter) error {
 		difference = "has no filter"
 	case !q.IsTBF():
 		difference = fmt.Sprintf("has the qdisc %q instead of the filter", q.Kind)
-	case !is(q.TBF, want.TBF) && !is(q.TBF, want.literal):
+	case !equalTBF(q.TBF, want.TBF) && !equalTBF(q.TBF, want.literal):
 		difference = fmt.Sprintf("the filter is %+v, want %+v", q.TBF, want.TBF)
 	case want.codel:
-		leaf, err := c.at.Qdisc(l.Index, rtnl.Leaf)
+		leaf, err := c.conn.Qdisc(l.Index, rtnl.Leaf)
 		if err != nil || leaf.Kind == codel {
 			return err
 		}
@@ -249,8 +251,8 @@ func (c *call) verify(limit string, l rtnl.Link, want *filter) error {
 	return cni.Drift("%s limit: interface %q: %s", limit, l.Name, difference)
 }
 
-// verifyRedirect follows what passes a hook of a link, and is not exempt: to an IFB of this attachment, and through its
-// filter.
+// verifyRedirect verifies that a hook of a link redirects all packets that are not exempt to an IFB of this attachment,
+// and that the IFB has the filter.
 func (c *call) verifyRedirect(limit string, end rtnl.Link, hook uint32, want *filter) error {
 	drift := func(what string) error {
 		side := "host "
@@ -259,7 +261,7 @@ func (c *call) verifyRedirect(limit string, end rtnl.Link, hook uint32, want *fi
 		}
 		return cni.Drift("%s limit: %sinterface %q: %s", limit, side, end.Name, what)
 	}
-	list, err := c.at.Redirects(end.Index, hook)
+	list, err := c.conn.Redirects(end.Index, hook)
 	exempt, list := splitExempt(list)
 	switch {
 	case err != nil:
@@ -268,18 +270,18 @@ func (c *call) verifyRedirect(limit string, end rtnl.Link, hook uint32, want *fi
 		return drift(fmt.Sprintf("exempts %v, want %v", exempt, want.exempt))
 	case len(list) == 0:
 		return drift("redirects nothing")
-	case list[0].To <= 0: // nothing that comes after it sees a packet
+	case list[0].To <= 0: // later filters see no packet
 		return drift("redirects to no interface that exists")
 	case !list[0].All:
 		return drift("redirects only some packets")
 	}
-	ifb, err := c.at.LinkByIndex(list[0].To)
+	ifb, err := c.conn.LinkByIndex(list[0].To)
 	switch {
 	case errors.Is(err, rtnl.ErrNoLink):
-		return drift("redirects to an interface that is gone")
+		return drift("redirects to an interface that no longer exists")
 	case err != nil:
 		return err
-	case !c.canBeMine(ifb):
+	case !c.mayOwnIFB(ifb):
 		return drift("redirects to " + ifb.Name + ", which is not this attachment's")
 	case !ifb.Up:
 		return drift("redirects to " + ifb.Name + ", which is down")
@@ -287,7 +289,7 @@ func (c *call) verifyRedirect(limit string, end rtnl.Link, hook uint32, want *fi
 	return c.verify(limit, ifb, want)
 }
 
-// splitExempt returns what is exempt before all else, and the rest.
+// splitExempt splits the leading exempt entries from the rest.
 func splitExempt(list []rtnl.Redirection) (exempt []rtnl.Exempt, rest []rtnl.Redirection) {
 	for len(list) > 0 && list[0].Exempt.Net.IsValid() {
 		exempt, list = append(exempt, list[0].Exempt), list[1:]
@@ -295,17 +297,17 @@ func splitExempt(list []rtnl.Redirection) (exempt []rtnl.Exempt, rest []rtnl.Red
 	return exempt, list
 }
 
-// list lists the limits of marked host ends, the IFBs, and those in containers. A host end without a mark does not say
-// whose it is.
+// list returns the limits of marked host ends, of IFBs and in containers. It omits host ends without a mark, because
+// their owner is unknown.
 func list(_ context.Context, req *skel.Request) (all []cni.Holding, err error) {
-	c := open(req)
+	c := openCall(req)
 	links, err := c.Host.Briefly()
 	filters, filterErr := c.Host.TBFs()
 	for _, l := range links {
 		a, ok := cni.ParseMark(l.Alias)
 		t, limited := filters[l.Index]
 		direction := "ingress"
-		if l.Kind == "ifb" && !c.isForSent(l, links) {
+		if l.Kind == "ifb" && !c.limitsSent(l, links) {
 			direction = "egress"
 		}
 		if ok && (l.Kind == "ifb" || l.IsPairEnd() && limited) {
@@ -317,11 +319,12 @@ func list(_ context.Context, req *skel.Request) (all []cni.Holding, err error) {
 	return append(all, inside...), errors.Join(err, filterErr, insideErr)
 }
 
+// limitText describes a limit in the form of tc(8). The rate is in bytes per second.
 func limitText(direction string, rate uint64, name string) string {
 	return fmt.Sprintf("%s rate %s dev %s", direction, rateText(rate), name)
 }
 
-// rateText writes bytes a second as tc(8) does.
+// rateText formats a rate, given in bytes per second, as tc(8) does.
 func rateText(rate uint64) string {
 	units := []string{"", "K", "M", "G", "T"}
 	for rate *= 8; len(units) > 1 && rate >= 1000 && (rate%1000 == 0 || rate >= 1000*1000); units = units[1:] {
@@ -330,7 +333,7 @@ func rateText(rate uint64) string {
 	return fmt.Sprintf("%d%sbit", rate, units[0])
 }
 
-// status says whether the kernel can limit anything.
+// status returns an error if the kernel lacks what the configured limits need.
 func status(_ context.Context, _ *skel.Request, cfg config) error {
 	return netplugin.Status("", func(host *rtnl.Conn) error {
 		err := host.ProbeQdisc("tbf")
@@ -346,20 +349,21 @@ func status(_ context.Context, _ *skel.Request, cfg config) error {
 	})
 }
 
-// findEnd finds the link that has the limits: the host end of the container's interface, or else that itself. The
-// container can choose indexes, and so point at another's host end: the result must name it, too.
-func (c *call) findEnd() (rtnl.Link, error) {
+// findLink returns the link of the limits: the host end of the container's interface or, without one, the interface
+// itself, and then sets c.inside. prevResult must name the host end, because a container can choose the indexes of its
+// links and so refer to the host end of another container.
+func (c *call) findLink() (rtnl.Link, error) {
 	err := c.FindHostEnd()
 	switch {
 	case c.ContEnd.Index == 0:
 		return rtnl.Link{}, err
 	case !c.ContEnd.IsPairEnd():
-		c.at, c.inside = c.Cont, true
+		c.conn, c.inside = c.Cont, true
 		return c.ContEnd, nil
 	case err != nil && !errors.Is(err, rtnl.ErrNoLink):
 		return rtnl.Link{}, err
 	}
-	if err != nil || !c.names(c.HostEnd) {
+	if err != nil || !c.isInResult(c.HostEnd) {
 		return rtnl.Link{}, cni.Refuse("prevResult.interfaces", nil, fmt.Sprintf(
 			"has no interface of the host that is the other end of %q", c.Req.IfName))
 	}
@@ -367,19 +371,20 @@ func (c *call) findEnd() (rtnl.Link, error) {
 }
 
 // names reports whether prevResult names a link as an interface of the host.
-func (c *call) names(l rtnl.Link) bool {
+func (c *call) isInResult(l rtnl.Link) bool {
 	return slices.ContainsFunc(c.Req.PrevResult.Interfaces, func(i cni.Interface) bool {
 		return i.Name == l.Name && i.Sandbox == ""
 	})
 }
 
-// isAbsent tells the errors of findEnd that say that there is none: these have a code, and the kernel's have none.
+// isAbsent reports whether an error of findLink means that the link does not exist. Such errors have a code, unlike
+// errors of the kernel.
 func isAbsent(err error) bool { return err != nil && cni.AsError(err).Code != cni.CodeInternal }
 
-// findRemains returns, for DEL, the link that has the limits: Hawser's host end by its mark, or another program's host
+// findLimited returns the link whose limits DEL removes: Hawser's host end by its mark, or another program's host
 // end by the container's interface. The zero Link means that there is none. Without CNI_NETNS it does not search for
 // another program's host end, because prevResult may name any link.
-func (c *call) findRemains() (rtnl.Link, error) {
+func (c *call) findLimited() (rtnl.Link, error) {
 	end, err := netplugin.MarkedHostEnd(c.Host, c.Req.Attachment)
 	if !errors.Is(err, rtnl.ErrNoLink) || c.Req.PrevResult == nil {
 		return end, netplugin.IgnoreNoLink(err)
@@ -387,9 +392,9 @@ func (c *call) findRemains() (rtnl.Link, error) {
 	if c.Req.NS == nil {
 		return rtnl.Link{}, nil
 	}
-	end, err = c.findEnd()
+	end, err = c.findLink()
 	if isAbsent(err) {
-		return rtnl.Link{}, nil // the pair is gone
+		return rtnl.Link{}, nil // the pair no longer exists
 	}
 	return end, err
 }

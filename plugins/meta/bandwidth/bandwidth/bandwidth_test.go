@@ -29,7 +29,7 @@ func TestBandwidth(t *testing.T) { nstest.RunSpecs(t, "plugins/meta/bandwidth/ba
 
 var _ = It("has its schema in docs/schema", func() { ExpectPluginSchema(Plugin()) })
 
-// FuzzCall makes up whole calls.
+// FuzzCall generates whole calls.
 func FuzzCall(f *testing.F) {
 	Fuzz{
 		Plugin: Any(Plugin()), Chained: true,
@@ -45,7 +45,7 @@ func FuzzCall(f *testing.F) {
 	}.Run(f)
 }
 
-// world is a host with a container, which has eth0.
+// world is a host with a container whose interface is eth0.
 type world struct {
 	*World
 	cont *nstest.Host
@@ -60,7 +60,7 @@ func newWorld() *world {
 	return w
 }
 
-// wire gives the container an interface: the host end has 10.N.0.1 and fd00:N::1, the
+// wire adds an interface to the container. The host end has the addresses 10.N.0.1 and fd00:N::1, the
 // container 10.N.0.2 and fd00:N::2.
 func (w *world) wire(ifName string, n int) {
 	GinkgoHelper()
@@ -78,7 +78,7 @@ const (
 	refName = "bwp623e1c388032" // the reference's for network "net" and container "c1"
 )
 
-// call is a call for eth0 of container c1 with these keys.
+// call returns a call for eth0 of container c1 with these keys.
 func (w *world) call(command string, keys ...string) Call {
 	GinkgoHelper()
 	return w.callFor("eth0", command, keys...)
@@ -97,16 +97,16 @@ func conf(version string, keys ...string) string {
 	return "{" + strings.Join(keys, ", ") + "}"
 }
 
-// state is all that limits something on the host, without what differs from time to time.
+// state returns all limits on the host, without values that vary between reads.
 func (w *world) state() string {
 	GinkgoHelper()
 	return w.tc("host-eth0") + w.Cmd("ip", "-br", "link", "show", "type", "ifb") + w.Snapshot("links", "sysctls")
 }
 
-// queues are as many as the machine has processors.
+// The number of queues depends on the processors of the machine.
 var queues = regexp.MustCompile(` refcnt \d+`)
 
-// tc is what tc(8) says of a link, and of the IFBs.
+// tc returns the output of tc(8) for a link and for the IFBs.
 func (w *world) tc(name string) string {
 	GinkgoHelper()
 	lines := strings.Split(w.Cmd("tc", "qdisc", "show", "dev", name), "\n")
@@ -123,8 +123,8 @@ func (w *world) tc(name string) string {
 	return all.String()
 }
 
-// talks tells whether container and host reach each other. What either remembers of a time
-// when they did not is forgotten.
+// talks reports whether container and host reach each other. It first flushes the neighbor tables, which
+// may contain failed entries.
 func (w *world) talks() bool {
 	GinkgoHelper()
 	IP(w.Host, "neigh flush all")
@@ -132,19 +132,19 @@ func (w *world) talks() bool {
 	return Ping(w.cont, "10.1.0.1")
 }
 
-// isCutOff tells whether the host answers nothing within a second.
+// isCutOff reports whether the host does not answer within a second.
 func (w *world) isCutOff() bool {
 	GinkgoHelper()
 	return w.cont.Run(nstest.Program{Path: "ping", Args: []string{"-c1", "-w1", "-n", "10.1.0.1"}}).Exit != 0
 }
 
-// alias is that of a link.
+// alias returns the alias of a link.
 func (w *world) alias(name string) string {
 	GinkgoHelper()
 	return Show(w.Host, name).Ifalias
 }
 
-// object is JSON text as an object.
+// object parses JSON text.
 func object(text string) (o Object) {
 	GinkgoHelper()
 	Expect(json.Unmarshal([]byte(text), &o)).To(Succeed())
@@ -246,7 +246,7 @@ var _ = Describe("ADD", Label("kernel"), func() {
 		Expect(w.Fails(w.call("ADD", keys), code)).To(HavePrefix(want))
 		Expect(w.state()).To(Equal(before))
 	},
-		Entry("where something else queues", "tc qdisc add dev host-eth0 root handle 1: pfifo", both, cni.CodeConflict,
+		Entry("with another qdisc", "tc qdisc add dev host-eth0 root handle 1: pfifo", both, cni.CodeConflict,
 			`link "host-eth0": add tbf: file exists: `),
 		Entry("where a TBF of somebody queues",
 			"tc qdisc add dev host-eth0 root handle 5: tbf rate 1mbit burst 9kb latency 1s",
@@ -365,7 +365,7 @@ func prevOf(host string) string {
 	return `{"cniVersion": "1.1.0", "interfaces": [{"name": "` + host + `"}]}`
 }
 
-// hash is what the second name of an IFB has.
+// hash returns the part of an IFB's second name that depends on the attachment.
 func hash(ifName string) string {
 	return cni.Attachment{Network: "net", ContainerID: "c1", IfName: ifName}.Hash()[:12]
 }
@@ -559,9 +559,9 @@ var _ = Describe("an IFB without mark", Label("kernel"), func() {
 		IP(w.Host, "link add %s type ifb", refName)
 		w.Cmd("ip", "link", "set", refName, "alias", a.Mark()) // so that markIFB ends with its first message
 		w.Host.Do(func() {
-			c := call{Call: &netplugin.Call{Req: &skel.Request{Attachment: a}}, at: nstest.Must(rtnl.Dial(nil))}
-			defer c.at.Close()
-			ifb := nstest.Must(c.addIFB(names(a)[1], 1500, &filter{TBF: newTBF(1e6, 1e5)}))
+			c := call{Call: &netplugin.Call{Req: &skel.Request{Attachment: a}}, conn: nstest.Must(rtnl.Dial(nil))}
+			defer c.conn.Close()
+			ifb := nstest.Must(c.addIFB(ifbNames(a)[1], 1500, &filter{TBF: newTBF(1e6, 1e5)}))
 			_, err := c.markIFB(ifb, refName)
 			Expect(err).To(MatchError(unix.EEXIST))
 		})
@@ -588,7 +588,7 @@ var _ = Describe("an IFB without mark", Label("kernel"), func() {
 	})
 })
 
-// gc is a GC with these containers' eth0 valid.
+// gc runs a GC for which eth0 of these containers is valid.
 func (w *world) gc(network string, ids ...string) {
 	GinkgoHelper()
 	valid := []Object{}
@@ -650,7 +650,7 @@ var _ = Describe("CHECK", Label("kernel"), func() {
 			`^ingress limit: interface "host-eth0": has the qdisc "pfifo" `),
 		Entry("the redirection is gone", "tc filter del dev host-eth0 ingress",
 			`^egress limit: .* redirects nothing\n`),
-		Entry("its qdisc is gone", "tc qdisc del dev host-eth0 ingress", `^egress limit: .* redirects nothing\n`),
+		Entry("its qdisc is missing", "tc qdisc del dev host-eth0 ingress", `^egress limit: .* redirects nothing\n`),
 		Entry("another filter comes first", "tc filter del dev host-eth0 ingress; tc filter add dev host-eth0 ingress "+
 			"protocol all pref 1 u32 match u32 0 0 flowid 1:5", `^egress limit: .* redirects to no interface`),
 		Entry("it leads elsewhere",
@@ -701,7 +701,7 @@ var _ = Describe("CHECK", Label("kernel"), func() {
 		Expect(state()).To(Equal(whole))
 	},
 		Entry("the redirection is gone", "tc filter del dev host-eth0 ingress", ""),
-		Entry("its qdisc is gone", "tc qdisc del dev host-eth0 ingress", ""),
+		Entry("its qdisc is missing", "tc qdisc del dev host-eth0 ingress", ""),
 		Entry("that of two hooks is gone", "tc qdisc del dev host-eth0 clsact", `"exempt": ["10.9.0.0/16"]`),
 		Entry("what is exempt is gone", "tc filter del dev host-eth0 egress pref 11 protocol ip",
 			`"exempt": ["10.9.0.0/16"]`),

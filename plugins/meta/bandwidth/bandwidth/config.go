@@ -14,43 +14,44 @@ type wireConfig struct {
 	skel.LogKey
 	wireLimits
 
-	Exempt        []string `json:"exempt" help:"addresses and networks with which the container talks without limits" each:"format=network"`
-	Queue         string   `json:"queue" default:"fifo" schema:"enum=fifo|fq_codel empty" help:"what waits at a limit"`
-	Burst         string   `json:"burst" default:"sane" schema:"enum=sane|literal empty" help:"how to take what nobody chose"`
+	Exempt        []string `json:"exempt" help:"addresses and networks to which no limit applies" each:"format=network"`
+	Queue         string   `json:"queue" default:"fifo" schema:"enum=fifo|fq_codel empty" help:"queue of the packets that wait at a limit"`
+	Burst         string   `json:"burst" default:"sane" schema:"enum=sane|literal empty" help:"how to treat a burst that the runtime sends as unlimited"`
 	RuntimeConfig struct {
 		Bandwidth wireLimits `json:"bandwidth" help:"the limits, from the runtime"`
 	} `json:"runtimeConfig"`
 }
 
 type wireLimits struct {
-	IngressRate  *int64 `json:"ingressRate" schema:"min=8 zero" help:"limit of what the container receives, bits a second"`
-	IngressBurst *int64 `json:"ingressBurst" schema:"min=0 max=34359738359" help:"what may exceed it at once, bits"`
-	EgressRate   *int64 `json:"egressRate" schema:"min=8 zero" help:"limit of what the container sends, bits a second"`
-	EgressBurst  *int64 `json:"egressBurst" schema:"min=0 max=34359738359" help:"what may exceed it at once, bits"`
+	IngressRate  *int64 `json:"ingressRate" schema:"min=8 zero" help:"rate at which the container may receive, in bits per second"`
+	IngressBurst *int64 `json:"ingressBurst" schema:"min=0 max=34359738359" help:"burst that may exceed ingressRate, in bits"`
+	EgressRate   *int64 `json:"egressRate" schema:"min=8 zero" help:"rate at which the container may send, in bits per second"`
+	EgressBurst  *int64 `json:"egressBurst" schema:"min=0 max=34359738359" help:"burst that may exceed egressRate, in bits"`
 }
 
-// config is what ADD and CHECK act on.
+// config is the configuration with every value checked.
 type config struct {
 	ingress, egress limit
-	literal         bool           // bursts that nobody chose are taken as they are
-	exempt          []netip.Prefix // IPv4 first, as the kernel lists them
+	literal         bool           // a burst that means "unlimited" is used unchanged
+	exempt          []netip.Prefix // IPv4 first, the order in which the kernel lists filters
 	codel           bool           // packets wait in fq_codel
 }
 
 func (c config) isEmpty() bool { return c.ingress.rate == 0 && c.egress.rate == 0 }
 
-// limit is one of a direction. Without a rate there is none.
+// limit is the limit of one direction. If the rate is 0, the direction has no limit.
 type limit struct {
 	rate, burst uint64 // bits/s, bits
-	key         string // of the burst
+	key         string // configuration key of the burst
 }
 
-// codel is the kind of qdisc that keeps queues short.
+// codel is the kind of the qdisc that keeps queues short.
 const codel = "fq_codel"
 
-// burstMax is the largest burst that the kernel can count in bytes.
+// burstMax is the largest burst, in bits, that fits the kernel's counter of bytes.
 const burstMax = 8*(1<<32-1) - 1
 
+// parseConfig adds a problem (code 7) for each invalid value.
 func parseConfig(_ *skel.Request, wire wireConfig, problems *cni.Problems) config {
 	cfg := config{literal: wire.Burst == "literal", codel: wire.Queue == codel}
 	if b := wire.Burst; b != "" && b != "sane" && b != "literal" {
@@ -65,7 +66,7 @@ func parseConfig(_ *skel.Request, wire wireConfig, problems *cni.Problems) confi
 	is4 := func(p netip.Prefix) bool { return p.Addr().Is4() }
 	cfg.exempt = slices.Concat(slices.DeleteFunc(slices.Clone(exempt), is6), slices.DeleteFunc(exempt, is4))
 	own, w, prefix := wire.wireLimits, wire.RuntimeConfig.Bandwidth, "runtimeConfig.bandwidth."
-	if own != (wireLimits{}) { // also where it says 0: this entry has no limits then
+	if own != (wireLimits{}) { // an explicit 0 also overrides the runtime's values
 		w, prefix = own, ""
 	}
 	cfg.ingress, err = parseLimit(prefix+"ingress", w.IngressRate, w.IngressBurst)
@@ -83,11 +84,11 @@ func parseLimit(prefix string, rate, burst *int64) (limit, error) {
 	l := limit{rate: uint64(r), burst: uint64(b), key: prefix + "Burst"}
 	switch rateKey := prefix + "Rate"; {
 	case r < 0, r > 0 && r < 8:
-		return l, cni.Refuse(rateKey, r, "is neither 0, which is no limit, nor at least 8 bits a second")
+		return l, cni.Refuse(rateKey, r, "is neither 0 (no limit) nor at least 8 bits per second")
 	case b < 0:
 		return l, cni.Refuse(l.key, b, "is negative")
 	case b > burstMax:
-		return l, cni.Refuse(l.key, b, "cannot be more than 4GB").Suggest("it is in bits; %s", goodBurst)
+		return l, cni.Refuse(l.key, b, "cannot be more than 4GB").Suggest("the unit is bits; %s", goodBurst)
 	case r > 0 && b == 0:
 		return l, cni.Refuse(l.key, nil, "if rate is set, burst must also be set").Suggest(goodBurst)
 	case r == 0 && b > 0:

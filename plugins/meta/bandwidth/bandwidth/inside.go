@@ -13,13 +13,14 @@ import (
 
 const recordDir = "/run/hawser/bandwidth"
 
-// records say where the limits of interfaces without host end are, and for people which.
+// records returns the store for interfaces without a host end. A record contains the namespace of the limits and, for
+// the node tool, a description of them.
 func records() statefile.Records[netplugin.NetnsRecord] {
 	return statefile.Records[netplugin.NetnsRecord]{Path: recordDir}
 }
 
-// keep writes the record, and has a failed ADD drop it unless the interface was limited before.
-func (c *call) keep(ctx context.Context, want limits, live bool) error {
+// putRecord writes the record. The rollback of the ADD drops it, unless the interface already had limits (live).
+func (c *call) putRecord(ctx context.Context, want limits, live bool) error {
 	var made []string
 	for name, f := range want.each {
 		made = append(made, limitText(name, f.Rate, c.Req.IfName))
@@ -30,19 +31,19 @@ func (c *call) keep(ctx context.Context, want limits, live bool) error {
 	return records().Put(ctx, c.NetnsRecord(made...))
 }
 
-// removeInside removes the limits of a record.
+// removeInside removes the limits of a record from the container's namespace, if that still exists.
 func removeInside(r netplugin.NetnsRecord, finder *ns.Finder) error {
 	return r.Remove(finder, func(conn *rtnl.Conn) error {
-		c := &call{Call: &netplugin.Call{Req: &skel.Request{Attachment: r.Attachment}}, at: conn, inside: true}
+		c := &call{Call: &netplugin.Call{Req: &skel.Request{Attachment: r.Attachment}}, conn: conn, inside: true}
 		end, err := conn.LinkByIndex(r.Link)
 		if netplugin.IgnoreNoLink(err) != nil {
 			return err
 		}
-		return c.remove(end)
+		return c.removeLimits(end)
 	})
 }
 
-// listInside lists the records.
+// listInside returns the limits of all records.
 func listInside() ([]cni.Holding, error) {
 	return netplugin.Holdings(records(), func(r netplugin.NetnsRecord) (all []cni.Holding) {
 		for _, l := range r.Made {
@@ -52,21 +53,21 @@ func listInside() ([]cni.Holding, error) {
 	})
 }
 
-// sides are the filters of what a link sends and receives. A host end sends what the container receives, and so does a
-// tap, to the program that has it open.
-func (c *call) sides(end rtnl.Link, l limits) (sent, received *filter) {
+// linkFilters returns the filters for the packets that a link sends and receives. A host end sends what the container
+// receives. A tap does, too: it sends to the program that has it open. linkFilters is its own inverse.
+func (c *call) linkFilters(end rtnl.Link, l limits) (sent, received *filter) {
 	if c.inside && end.Kind != "tun" {
 		return l.egress, l.ingress
 	}
 	return l.ingress, l.egress
 }
 
-// refuse is an error where a link cannot be limited.
-func (c *call) refuse(end rtnl.Link, want limits) error {
+// checkSupported returns an error if the link cannot be limited.
+func (c *call) checkSupported(end rtnl.Link, want limits) error {
 	if end.Kind == "ipvlan" && end.Mode == "l3s" && want.ingress != nil {
 		return cni.Refuse("ingressRate", 8*want.ingress.Rate,
-			"is not possible: an ipvlan of mode l3s receives nothing that could be limited").
-			Suggest("take mode l2 or l3").WithCode(cni.CodeUnsupportedField)
+			"is not possible: packets to an ipvlan of mode l3s do not pass its qdiscs").
+			Suggest("use mode l2 or l3").WithCode(cni.CodeUnsupportedField)
 	}
 	return nil
 }

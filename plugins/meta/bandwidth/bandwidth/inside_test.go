@@ -18,14 +18,14 @@ import (
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
 )
 
-// child is a container whose eth0 has no host end, 10.9.0.2 and fd09::2. Its network has 10.9.0.1, fd09::1 and, which
-// the specs exempt, 10.8.0.1 and fd08::1.
+// child is a container whose eth0 has no host end and the addresses 10.9.0.2 and fd09::2. Its network has 10.9.0.1 and
+// fd09::1, and the exempt addresses 10.8.0.1 and fd08::1.
 type child struct {
 	*world
 	router *nstest.Host
 }
 
-// newChild makes eth0, of a kind with its options.
+// newChild creates eth0 with this kind and these options.
 func newChild(kind string) child {
 	GinkgoHelper()
 	nstest.Need("tbf", "ifb")
@@ -55,7 +55,7 @@ func (w child) call(command string, keys ...string) Call {
 			w.cont.Path))...)}
 }
 
-// state is all that limits something in the container, and the records.
+// state returns all limits in the container, and the records.
 func (w child) state() string {
 	GinkgoHelper()
 	return (&world{World: &World{Host: w.cont}}).tc("eth0") + w.cont.Cmd("ip", "-br", "link", "show", "type", "ifb") +
@@ -69,7 +69,7 @@ const (
 	exempt    = `"exempt": ["10.8.0.0/24", "fd08::1"]`
 )
 
-// excess is by how many bytes a transfer exceeded 1 MB/s.
+// excess returns the number of bytes by which a transfer exceeded 1 MB/s.
 func excess(from, to *nstest.Host, addr string) float64 {
 	GinkgoHelper()
 	arrived, took := carry(from, to, "tcp", net.JoinHostPort(addr, "0"), someBytes)
@@ -79,7 +79,7 @@ func excess(from, to *nstest.Host, addr string) float64 {
 
 const isLimited, isFree = 0.02 * someBytes, 0
 
-// expectLimits expects that all is limited that the two send to each other, by both families.
+// expectLimits expects limits on the traffic in both directions and of both families.
 func expectLimits(cont, peer *nstest.Host, contAddrs, peerAddrs []string) {
 	GinkgoHelper()
 	for _, addr := range contAddrs {
@@ -231,8 +231,8 @@ var _ = Describe("an interface without host end", Label("kernel"), func() {
 	)
 })
 
-// write sends n frames of a length to the tap of the container, and returns how many bytes the namespace received, and
-// in what time.
+// write sends n frames of a length to the tap of the container. It returns the number of bytes that the namespace
+// received, and the time.
 func (w child) write(n, length int) (received int, took time.Duration) {
 	GinkgoHelper()
 	var tap *os.File
@@ -262,7 +262,7 @@ func (w child) write(n, length int) (received int, took time.Duration) {
 	}
 }
 
-// udp is a frame of a length with a datagram without checksum.
+// udp returns a frame of this length that contains a datagram without checksum.
 func udp(to net.HardwareAddr, src, dst netip.Addr, port uint16, length int) []byte {
 	be := func(n int) []byte { return []byte{byte(n >> 8), byte(n)} }
 	ip := slices.Concat([]byte{0x45, 0}, be(length-14), []byte{0, 0, 0, 0, 64, 17, 0, 0}, src.AsSlice(), dst.AsSlice())
@@ -371,7 +371,7 @@ var _ = Describe("what is exempt", Label("kernel"), func() {
 			"u32 match u32 0 0 flowid 1:5"))
 })
 
-// talksFrom tells whether the container answers to an address of the host.
+// talksFrom reports whether the container answers to an address of the host.
 func (w *world) talksFrom(addr string) bool {
 	return w.Run(nstest.Program{Path: "ping", Args: []string{"-c1", "-w40", "-n", "-I", addr, "10.1.0.2"}}).Exit == 0
 }

@@ -12,48 +12,52 @@ import (
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
-// names are those that the IFBs of an attachment may have. The first is the reference's, so that the DEL of either
-// finds the IFB of what a link receives; it has no interface in it. The second is the attachment's own, until that IFB
-// is marked, and after that where the container's other interface on the network has the first. The IFB of what a link
-// sends has the second, or where that is taken the third.
-func names(a cni.Attachment) []string {
+// ifbNames returns the names that IFBs of an attachment may have:
+//
+//  1. The reference plugin's name, which does not depend on the interface: an IFB for received packets, once it is
+//     marked. With it, the DEL of either implementation finds the IFB of the other one.
+//  2. The attachment's own name: an IFB for received packets until it is marked, and afterwards if an IFB of the
+//     container's other interface on the network has the first name; or an IFB for sent packets.
+//  3. A second name of its own: an IFB for sent packets if the other IFB has the second name.
+func ifbNames(a cni.Attachment) []string {
 	own := a.Hash()[:12]
 	return []string{"bwp" + cni.Digest(a.Network+a.ContainerID, 12), "bwp" + own, "bws" + own}
 }
 
-// isHalfMade tells an IFB of the network whose ADD died before it could mark it.
-func isHalfMade(l rtnl.Link, network string) bool {
+// isUnmarkedIFB reports whether l is an IFB of the network whose ADD was killed before it set the mark.
+func isUnmarkedIFB(l rtnl.Link, network string) bool {
 	return l.Kind == "ifb" && l.Alias == "" && l.Group == cni.NetworkHash(network)
 }
 
-// isMine tells the IFB of this attachment.
-func (c *call) isMine(l rtnl.Link) bool {
-	if isHalfMade(l, c.Req.Network) {
-		return slices.Contains(names(c.Req.Attachment)[1:], l.Name)
+// ownsIFB reports whether l is an IFB of this attachment.
+func (c *call) ownsIFB(l rtnl.Link) bool {
+	if isUnmarkedIFB(l, c.Req.Network) {
+		return slices.Contains(ifbNames(c.Req.Attachment)[1:], l.Name)
 	}
 	return l.Kind == "ifb" && c.Req.Owns(l.Alias)
 }
 
-// canBeMine also tells one that has no mark: the reference's.
-func (c *call) canBeMine(l rtnl.Link) bool {
+// mayOwnIFB is like ownsIFB, but also accepts an unmarked IFB, which the reference plugin may have created.
+func (c *call) mayOwnIFB(l rtnl.Link) bool {
 	isUnmarked := l.Kind == "ifb" && l.Alias == ""
-	return c.isMine(l) || (isUnmarked && slices.Contains(names(c.Req.Attachment), l.Name))
+	return c.ownsIFB(l) || (isUnmarked && slices.Contains(ifbNames(c.Req.Attachment), l.Name))
 }
 
-// isForSent tells the IFB of what a link of the host sends. Only the second name does not say it.
-func (c *call) isForSent(ifb rtnl.Link, links []rtnl.Link) bool {
+// limitsSent reports whether an IFB limits the packets that a host end sends. Only the second name is ambiguous; for it
+// the redirections decide.
+func (c *call) limitsSent(ifb rtnl.Link, links []rtnl.Link) bool {
 	a, _ := cni.ParseMark(ifb.Alias)
-	own := names(a)
-	leads := func(l rtnl.Link) bool {
-		list, _ := c.at.Redirects(l.Index, rtnl.ClsactReceived) // an ingress qdisc lists the same
+	own := ifbNames(a)
+	redirects := func(l rtnl.Link) bool {
+		list, _ := c.conn.Redirects(l.Index, rtnl.ClsactReceived) // an ingress qdisc lists the same
 		return slices.ContainsFunc(list, func(r rtnl.Redirection) bool { return r.To == ifb.Index })
 	}
-	return ifb.Name == own[2] || ifb.Name == own[1] && !slices.ContainsFunc(links, leads)
+	return ifb.Name == own[2] || ifb.Name == own[1] && !slices.ContainsFunc(links, redirects)
 }
 
-// hooks are those of the qdisc that a link has at Ingress.
-func (c *call) hooks(end int) (hooks []uint32, err error) {
-	q, err := c.at.Qdisc(end, rtnl.Ingress)
+// ingressHooks returns the hooks of the qdisc that the link has at Ingress.
+func (c *call) ingressHooks(end int) (hooks []uint32, err error) {
+	q, err := c.conn.Qdisc(end, rtnl.Ingress)
 	switch q.Kind {
 	case "ingress":
 		hooks = []uint32{rtnl.Received}
@@ -63,11 +67,11 @@ func (c *call) hooks(end int) (hooks []uint32, err error) {
 	return hooks, err
 }
 
-// readLimits reads what an ADD before this one has made, or the reference's. found says that the link has a TBF or
-// an ingress qdisc, which may limit nothing, or a clsact with a limit.
+// readLimits reads the limits that an earlier ADD, or the reference plugin, has left. found is true if the link has a
+// TBF, an ingress qdisc (even without a limit), or a clsact qdisc with a limit.
 func (c *call) readLimits(end rtnl.Link) (was limits, found bool, err error) {
 	var sent, received *filter
-	root, err := c.at.Qdisc(end.Index, rtnl.Root)
+	root, err := c.conn.Qdisc(end.Index, rtnl.Root)
 	if err == nil && root.IsTBF() {
 		found = true
 		sent, err = c.readFilter(end, root)
@@ -75,7 +79,7 @@ func (c *call) readLimits(end rtnl.Link) (was limits, found bool, err error) {
 	if err != nil {
 		return was, found, err
 	}
-	hooks, err := c.hooks(end.Index)
+	hooks, err := c.ingressHooks(end.Index)
 	if err != nil {
 		return was, found, err
 	}
@@ -91,22 +95,23 @@ func (c *call) readLimits(end rtnl.Link) (was limits, found bool, err error) {
 		}
 	}
 	found = found || len(hooks) == 1 || sent != nil || received != nil
-	was.ingress, was.egress = c.sides(end, limits{sent, received}) // to swap twice is not to swap
+	was.ingress, was.egress = c.linkFilters(end, limits{sent, received}) // the inverse of linkFilters
 	return was, found, nil
 }
 
-// readRedirect reads the filter of the IFB to which a hook leads; nil where it leads to none of this attachment's.
+// readRedirect returns the filter of the IFB to which a hook redirects, or nil if that is not an IFB of this
+// attachment.
 func (c *call) readRedirect(end rtnl.Link, hook uint32) (*filter, error) {
-	list, err := c.at.Redirects(end.Index, hook)
+	list, err := c.conn.Redirects(end.Index, hook)
 	exempt, list := splitExempt(list)
 	if err != nil || len(list) == 0 || list[0].To <= 0 {
 		return nil, err
 	}
-	ifb, err := c.at.LinkByIndex(list[0].To)
-	if err != nil || !c.canBeMine(ifb) {
+	ifb, err := c.conn.LinkByIndex(list[0].To)
+	if err != nil || !c.mayOwnIFB(ifb) {
 		return nil, err
 	}
-	q, err := c.at.Qdisc(ifb.Index, rtnl.Root)
+	q, err := c.conn.Qdisc(ifb.Index, rtnl.Root)
 	if err != nil || !q.IsTBF() {
 		return nil, err
 	}
@@ -117,29 +122,30 @@ func (c *call) readRedirect(end rtnl.Link, hook uint32) (*filter, error) {
 	return f, err
 }
 
+// readFilter returns the filter whose TBF is q.
 func (c *call) readFilter(l rtnl.Link, q rtnl.Qdisc) (*filter, error) {
-	leaf, err := c.at.Qdisc(l.Index, rtnl.Leaf)
+	leaf, err := c.conn.Qdisc(l.Index, rtnl.Leaf)
 	f := &filter{TBF: q.TBF, codel: leaf.Kind == codel}
 	if q.TBF.Peak != 0 {
-		f.TBF = cut(f.TBF, l.MTU)
+		f.TBF = withPeak(f.TBF, l.MTU)
 	}
 	return f, err
 }
 
-// replace removes what limits the link, and makes these limits.
-func (c *call) replace(end rtnl.Link, l limits) ([]rtnl.Link, error) {
-	if err := c.remove(end); err != nil {
+// replaceLimits removes the limits of the link and adds new ones.
+func (c *call) replaceLimits(end rtnl.Link, l limits) ([]rtnl.Link, error) {
+	if err := c.removeLimits(end); err != nil {
 		return nil, err
 	}
-	return c.limit(end, l)
+	return c.addLimits(end, l)
 }
 
-// limit makes the filters, and the IFBs for what the link receives and for what it sends where some of that is exempt.
-// The error matches EEXIST where there is something already.
-func (c *call) limit(end rtnl.Link, l limits) (ifbs []rtnl.Link, err error) {
-	ways, sent, addQdisc := c.ways(end, l)
-	own := names(c.Req.Attachment)
-	for _, w := range ways {
+// addLimits adds the filters, with an IFB for received packets, and one for sent packets if some are exempt. The error
+// matches EEXIST if the link already has a qdisc or an IFB exists.
+func (c *call) addLimits(end rtnl.Link, l limits) (ifbs []rtnl.Link, err error) {
+	redirects, sent, addQdisc := c.redirectsFor(end, l)
+	own := ifbNames(c.Req.Attachment)
+	for _, w := range redirects {
 		name := own[1]
 		if len(ifbs) > 0 && ifbs[0].Name == name {
 			name = own[2]
@@ -156,155 +162,157 @@ func (c *call) limit(end rtnl.Link, l limits) (ifbs []rtnl.Link, err error) {
 	if len(ifbs) > 0 {
 		err = addQdisc(end.Index)
 	}
-	if errors.Is(err, unix.EEXIST) { // somebody's, which remove would take for ours beside our IFB
+	if errors.Is(err, unix.EEXIST) { // another program's qdisc, which removeLimits would mistake for ours
 		errs := []error{err}
 		for _, ifb := range ifbs {
-			errs = append(errs, c.at.DelLink(ifb.Index))
+			errs = append(errs, c.conn.DelLink(ifb.Index))
 		}
 		return ifbs, errors.Join(errs...)
 	}
 	for i, ifb := range ifbs {
 		if err == nil {
-			err = c.at.Redirect(end.Index, ways[i].hook, ifb.Index, ways[i].exempt...)
+			err = c.conn.Redirect(end.Index, redirects[i].hook, ifb.Index, redirects[i].exempt...)
 		}
 	}
 	if err == nil && sent != nil {
-		err = c.queue(end.Index, sent)
+		err = c.addFilter(end.Index, sent)
 	}
 	return ifbs, err
 }
 
-// way leads through an IFB.
-type way struct {
+// redirect is a redirection to an IFB that has the filter.
+type redirect struct {
 	*filter
 	hook   uint32
-	marked string // the name of the IFB from its mark on; empty: as before
+	marked string // name of the IFB once it is marked; "": unchanged
 }
 
-// ways returns the ways of limits, the filter of the link itself, if any, and what adds the qdisc for the hooks.
-func (c *call) ways(end rtnl.Link, l limits) (ways []way, sent *filter, addQdisc func(int) error) {
-	sent, received := c.sides(end, l)
-	addQdisc, hook := c.at.AddIngress, uint32(rtnl.Received)
+// redirectsFor returns the redirections of the limits, the filter of the link itself (or nil), and the function that
+// adds the qdisc with the hooks.
+func (c *call) redirectsFor(end rtnl.Link, l limits) (redirects []redirect, sent *filter, addQdisc func(int) error) {
+	sent, received := c.linkFilters(end, l)
+	addQdisc, hook := c.conn.AddIngress, uint32(rtnl.Received)
 	hasExempt := sent != nil && sent.exempt != nil
 	if hasExempt {
-		addQdisc, hook = c.at.AddClsact, rtnl.ClsactReceived
+		addQdisc, hook = c.conn.AddClsact, rtnl.ClsactReceived
 	}
 	if received != nil {
-		ways = append(ways, way{received, hook, names(c.Req.Attachment)[0]})
+		redirects = append(redirects, redirect{received, hook, ifbNames(c.Req.Attachment)[0]})
 	}
 	if hasExempt {
-		ways, sent = append(ways, way{sent, rtnl.ClsactSent, ""}), nil
+		redirects, sent = append(redirects, redirect{sent, rtnl.ClsactSent, ""}), nil
 	}
-	return ways, sent, addQdisc
+	return redirects, sent, addQdisc
 }
 
-// ifbs returns the attachment's IFBs in the order of its ways, which is that of their names.
+// ifbs returns the attachment's IFBs in the order of redirectsFor, which is the order of ifbNames.
 func (c *call) ifbs() (ifbs []rtnl.Link, err error) {
-	for _, name := range names(c.Req.Attachment) {
-		l, err := c.at.Link(name)
+	for _, name := range ifbNames(c.Req.Attachment) {
+		l, err := c.conn.Link(name)
 		if netplugin.IgnoreNoLink(err) != nil {
 			return nil, err
 		}
-		if c.isMine(l) {
+		if c.ownsIFB(l) {
 			ifbs = append(ifbs, l)
 		}
 	}
 	return ifbs, nil
 }
 
-// lead restores a way to an IFB that is there. A filter of another program stays, and is an error.
-func (c *call) lead(end rtnl.Link, w way, ifb rtnl.Link, addQdisc func(int) error) error {
-	if err := c.at.SetLink(ifb.Index, rtnl.LinkChange{Up: new(true)}); err != nil {
+// restoreRedirect restores the redirection to an existing IFB. A filter of another program is an error, and stays.
+func (c *call) restoreRedirect(end rtnl.Link, w redirect, ifb rtnl.Link, addQdisc func(int) error) error {
+	if err := c.conn.SetLink(ifb.Index, rtnl.LinkChange{Up: new(true)}); err != nil {
 		return err
 	}
-	list, err := c.at.Redirects(end.Index, w.hook)
+	list, err := c.conn.Redirects(end.Index, w.hook)
 	_, rest := splitExempt(list)
 	if err == nil && len(list) > 0 {
 		if len(rest) == 0 || rest[0].To != 0 && rest[0].To != ifb.Index {
 			return cni.Errorf(cni.CodeConflict, "interface %q: has a filter of another program; remove it", end.Name)
 		}
-		err = c.at.DelRedirect(end.Index, w.hook, w.exempt != nil)
+		err = c.conn.DelRedirect(end.Index, w.hook, w.exempt != nil)
 	}
 	if err != nil {
 		return err
 	}
-	hooks, err := c.hooks(end.Index)
+	hooks, err := c.ingressHooks(end.Index)
 	if err == nil && !slices.Contains(hooks, w.hook) {
 		err = addQdisc(end.Index)
 	}
 	if err == nil {
-		err = c.at.Redirect(end.Index, w.hook, ifb.Index, w.exempt...)
+		err = c.conn.Redirect(end.Index, w.hook, ifb.Index, w.exempt...)
 	}
-	if _, gone := c.at.LinkByIndex(ifb.Index); errors.Is(gone, rtnl.ErrNoLink) { // its DEL came in between
-		return errors.Join(gone, c.unlimit(end.Index))
+	if _, gone := c.conn.LinkByIndex(ifb.Index); errors.Is(gone, rtnl.ErrNoLink) { // a concurrent DEL removed it
+		return errors.Join(gone, c.removeFromLink(end.Index))
 	}
 	return err
 }
 
-// queue makes the filter of a link.
-func (c *call) queue(link int, f *filter) error {
-	err := c.at.AddTBF(link, f.TBF)
+// addFilter adds the TBF, and fq_codel below it if configured, to a link.
+func (c *call) addFilter(link int, f *filter) error {
+	err := c.conn.AddTBF(link, f.TBF)
 	if err != nil || !f.codel {
 		return err
 	}
-	err = c.at.AddLeaf(link, codel)
+	err = c.conn.AddLeaf(link, codel)
 	if errors.Is(err, unix.ENOENT) {
 		return cni.Refuse("queue", codel, "is not supported by this kernel").
-			Suggest("load sch_fq_codel, or leave it out").WithCode(cni.CodeUnsupportedField)
+			Suggest("load sch_fq_codel, or remove the key").WithCode(cni.CodeUnsupportedField)
 	}
 	return err
 }
 
-// addIFB makes an IFB with its filter, by a name that no other attachment's can have. The group names the network until
-// the link has its alias, which cannot be given when a link is made. It stays: a message that renames can fail after it
-// changed the group, and without giving the alias.
+// addIFB creates an IFB with its filter. No other attachment uses its name. The kernel ignores an alias in the request
+// that creates a link, so the group identifies the network until markIFB sets the alias. The group stays, because a
+// request that renames the link could fail after it has reset the group and before it has set the alias.
 func (c *call) addIFB(name string, mtu int, f *filter) (ifb rtnl.Link, err error) {
-	err = c.at.AddLink(rtnl.NewLink{Name: name, Kind: "ifb", MTU: mtu, MAC: f.mac,
+	err = c.conn.AddLink(rtnl.NewLink{Name: name, Kind: "ifb", MTU: mtu, MAC: f.mac,
 		Group: cni.NetworkHash(c.Req.Network)})
 	if err != nil {
 		return ifb, err
 	}
-	if ifb, err = c.at.Link(name); err != nil {
+	if ifb, err = c.conn.Link(name); err != nil {
 		return ifb, err
 	}
-	return ifb, c.queue(ifb.Index, f)
+	return ifb, c.addFilter(ifb.Index, f)
 }
 
-// markIFB gives an IFB its alias and brings it up. It gives it another name, too, the reference's, unless an IFB of the
-// container's other interface has that. The error matches EEXIST where one of this attachment has it.
+// markIFB sets the alias of an IFB, brings it up and, if name is not empty, renames it. It keeps the old name if an IFB
+// of the container's other interface has the new one. The error matches EEXIST if an IFB of this attachment has it.
 func (c *call) markIFB(ifb rtnl.Link, name string) (rtnl.Link, error) {
 	change := rtnl.LinkChange{Name: name, Alias: new(c.Req.Mark()), Up: new(true)}
-	err := c.at.SetLink(ifb.Index, change)
+	err := c.conn.SetLink(ifb.Index, change)
 	if !errors.Is(err, unix.EEXIST) {
 		ifb.Name = cmp.Or(name, ifb.Name)
 		return ifb, err
 	}
-	if other, lookErr := c.at.Link(name); lookErr == nil && c.isMine(other) {
+	if other, lookErr := c.conn.Link(name); lookErr == nil && c.ownsIFB(other) {
 		return ifb, err
 	}
 	change.Name = ""
-	return ifb, c.at.SetLink(ifb.Index, change)
+	return ifb, c.conn.SetLink(ifb.Index, change)
 }
 
-// remove removes what the attachment has: the filters of the link, where one is known, and the IFBs. An IFB without
-// mark, which the reference made or a killed ADD, may be another interface's: then another host end leads to it.
-func (c *call) remove(end rtnl.Link) error {
+// removeLimits removes the filters of the link, if it is not the zero Link, and the IFBs of the attachment. An unmarked
+// IFB, left by the reference plugin or by a killed ADD, may belong to another interface of the container; in that case
+// another host end redirects to it, and it stays.
+func (c *call) removeLimits(end rtnl.Link) error {
 	var errs []error
 	var ours []int
 	hasSecond := false
-	for i, name := range names(c.Req.Attachment) {
-		if i == 2 && !hasSecond { // without it nobody takes the third
+	for i, name := range ifbNames(c.Req.Attachment) {
+		if i == 2 && !hasSecond { // the third name is used only together with the second
 			break
 		}
-		l, err := c.at.Link(name)
+		l, err := c.conn.Link(name)
 		errs = append(errs, netplugin.IgnoreNoLink(err))
-		if !c.canBeMine(l) {
+		if !c.mayOwnIFB(l) {
 			continue
 		}
-		mine := c.isMine(l)
+		mine := c.ownsIFB(l)
 		if !mine || end.Index == 0 {
-			users, err := c.users(l)
-			if err == nil && end.Index == 0 && len(users) > 0 { // nothing else leads to it
+			users, err := c.linksTo(l)
+			if err == nil && end.Index == 0 && len(users) > 0 { // only this link redirects to it
 				end, err = c.ownEnd(users[0], mine)
 			}
 			if errs = append(errs, err); err != nil {
@@ -316,9 +324,9 @@ func (c *call) remove(end rtnl.Link) error {
 		}
 		ours, hasSecond = append(ours, l.Index), i == 1
 	}
-	errs = append(errs, c.unlimit(end.Index, ours...))
-	for _, index := range slices.Backward(ours) { // so that the third name goes before the second
-		errs = append(errs, c.at.DelLink(index))
+	errs = append(errs, c.removeFromLink(end.Index, ours...))
+	for _, index := range slices.Backward(ours) { // the third name before the second
+		errs = append(errs, c.conn.DelLink(index))
 	}
 	return errors.Join(errs...)
 }
@@ -332,7 +340,7 @@ func (c *call) ownEnd(end rtnl.Link, mine bool) (rtnl.Link, error) {
 	if mine {
 		return end, nil
 	}
-	if c.Req.NS == nil && (c.Req.PrevResult == nil || c.names(end)) {
+	if c.Req.NS == nil && (c.Req.PrevResult == nil || c.isInResult(end)) {
 		return end, nil
 	}
 	if c.Req.PrevResult != nil {
@@ -344,24 +352,24 @@ func (c *call) ownEnd(end rtnl.Link, mine bool) (rtnl.Link, error) {
 	return end, nil
 }
 
-// unlimit removes from a link the TBF and what redirects to these IFBs, or to one that is gone, so that the
-// container can send again. What others have there stays.
-func (c *call) unlimit(end int, ifbs ...int) error {
+// removeFromLink removes the TBF of a link and its redirections to these IFBs or to a deleted one, so that the
+// container can send again. Filters of other programs stay.
+func (c *call) removeFromLink(end int, ifbs ...int) error {
 	if end == 0 {
 		return nil
 	}
-	root, err := c.at.Qdisc(end, rtnl.Root)
+	root, err := c.conn.Qdisc(end, rtnl.Root)
 	errs := []error{err}
-	if root.IsTBF() { // first, since GC finds the host end by the redirection
-		errs = append(errs, c.at.DelQdisc(end, rtnl.Root))
+	if root.IsTBF() { // first, because GC finds the host end by the redirection
+		errs = append(errs, c.conn.DelQdisc(end, rtnl.Root))
 	}
-	hooks, err := c.hooks(end)
+	hooks, err := c.ingressHooks(end)
 	errs = append(errs, err)
 	isOurs := func(r rtnl.Redirection) bool { return r.To == 0 || slices.Contains(ifbs, r.To) }
-	var ours []uint32 // hooks where ours come first
+	var ours []uint32 // hooks whose first redirection is ours
 	all, others, hasExempt := 0, 0, false
 	for _, hook := range hooks {
-		list, err := c.at.Redirects(end, hook)
+		list, err := c.conn.Redirects(end, hook)
 		if err != nil {
 			return netplugin.IgnoreNoLink(errors.Join(append(errs, err)...))
 		}
@@ -374,34 +382,35 @@ func (c *call) unlimit(end int, ifbs ...int) error {
 		all, others = all+len(list), others+len(slices.DeleteFunc(rest, isOurs))
 	}
 	switch {
-	case len(hooks) == 0 || all == 0 && len(ifbs) == 0: // no redirection and no IFB of ours: the qdisc is somebody's
+	case len(hooks) == 0 || all == 0 && len(ifbs) == 0: // the qdisc belongs to another program
 	case others == 0:
-		errs = append(errs, c.at.DelQdisc(end, rtnl.Ingress))
+		errs = append(errs, c.conn.DelQdisc(end, rtnl.Ingress))
 	default:
 		for _, hook := range ours {
-			errs = append(errs, c.at.DelRedirect(end, hook, hasExempt))
+			errs = append(errs, c.conn.DelRedirect(end, hook, hasExempt))
 		}
 	}
-	return netplugin.IgnoreNoLink(errors.Join(errs...)) // the pair may go meanwhile
+	return netplugin.IgnoreNoLink(errors.Join(errs...)) // the pair may be deleted concurrently
 }
 
-// users finds the host ends, or the interfaces of the container, that redirect to an IFB, and the one with its mark: a
-// killed ADD may have left that without the redirection. It reads all links.
-func (c *call) users(ifb rtnl.Link) (ends []rtnl.Link, err error) {
-	links, err := c.at.Links()
+// linksTo returns the host ends, or the interfaces of the container, that redirect to an IFB, and the host end with the
+// same mark, which a killed ADD may have left without the redirection. It reads all links.
+func (c *call) linksTo(ifb rtnl.Link) (ends []rtnl.Link, err error) {
+	links, err := c.conn.Links()
 	for _, l := range links {
 		if l.Kind == "ifb" || !c.inside && !l.IsPairEnd() {
 			continue
 		}
-		leads := ifb.Alias != "" && l.Alias == ifb.Alias
-		for _, hook := range []uint32{rtnl.ClsactReceived, rtnl.ClsactSent} { // an ingress qdisc lists the same at both
-			list, err := c.at.Redirects(l.Index, hook)
+		found := ifb.Alias != "" && l.Alias == ifb.Alias
+		// An ingress qdisc lists the same for both.
+		for _, hook := range []uint32{rtnl.ClsactReceived, rtnl.ClsactSent} {
+			list, err := c.conn.Redirects(l.Index, hook)
 			if netplugin.IgnoreNoLink(err) != nil {
 				return nil, err
 			}
-			leads = leads || slices.ContainsFunc(list, func(r rtnl.Redirection) bool { return r.To == ifb.Index })
+			found = found || slices.ContainsFunc(list, func(r rtnl.Redirection) bool { return r.To == ifb.Index })
 		}
-		if leads {
+		if found {
 			ends = append(ends, l)
 		}
 	}

@@ -10,31 +10,31 @@ import (
 )
 
 const (
-	// unlimitedBurst, in bits: runtimes send this or more when the user set a rate alone: 2^31-1 (kubelet), 2^32-1
-	// (containerd) or 2^35-9 (CRI-O).
+	// unlimitedBurst is the smallest burst, in bits, that runtimes send if the user sets only a rate: 2^31-1 (kubelet),
+	// 2^32-1 (containerd) or 2^35-9 (CRI-O).
 	unlimitedBurst = 1<<31 - 1
-	// latency is how long a packet may wait, at the rate.
-	latency = 25_000 // µs
-	// tick is the kernel's unit of time.
-	tick = 64 // ns
-	// frameHeader comes on top of the MTU, in bytes.
+	// latency is the longest time that a packet may wait in the queue, in microseconds.
+	latency = 25_000
+	// tick is the kernel's unit of packet time, in nanoseconds.
+	tick = 64
+	// frameHeader is the length of the Ethernet header, in bytes, which the MTU does not include.
 	frameHeader = 14
 )
 
-// filter is what a limit needs.
+// filter describes the TBF of one direction and the filters next to it.
 type filter struct {
 	rtnl.TBF
-	literal rtnl.TBF // as the reference makes it: another one where nobody chose the burst
+	literal rtnl.TBF // the TBF with the literal burst, as the reference creates it
 	warning string
 	codel   bool
 	exempt  []rtnl.Exempt
-	mac     net.HardwareAddr // of the IFB, where there is one; nil = random
+	mac     net.HardwareAddr // MAC address of the IFB, if there is one; nil: random
 }
 
-// limits are those of an attachment. A direction without a limit has no filter.
+// limits contains the filters of an attachment. The filter of a direction without a limit is nil.
 type limits struct{ ingress, egress *filter }
 
-// each yields the filters that there are, by the direction.
+// each yields each filter with its direction.
 func (l limits) each(yield func(string, *filter) bool) {
 	if l.ingress != nil && !yield("ingress", l.ingress) {
 		return
@@ -44,7 +44,7 @@ func (l limits) each(yield func(string, *filter) bool) {
 	}
 }
 
-// plan decides on the filters for a link of this MTU.
+// plan returns the filters for a link with this MTU.
 func (cfg config) plan(mtu int) (l limits, err error) {
 	var problems cni.Problems
 	l.ingress, err = cfg.ingress.plan(mtu, cfg.literal)
@@ -56,15 +56,15 @@ func (cfg config) plan(mtu int) (l limits, err error) {
 			f.exempt = append(f.exempt, rtnl.Exempt{Net: p, To: f == l.egress})
 		}
 		if f.codel = cfg.codel; f.codel {
-			f.TBF, f.literal = cut(f.TBF, mtu), cut(f.literal, mtu)
+			f.TBF, f.literal = withPeak(f.TBF, mtu), withPeak(f.literal, mtu)
 		}
 	}
 	return l, problems.Err()
 }
 
-// cut has the filter cut what the kernel sends in one piece, up to 64 KiB, so that no packet waits longer for another
-// one than a packet or a millisecond of the rate takes. A TBF does that by a second bucket.
-func cut(t rtnl.TBF, mtu int) rtnl.TBF {
+// withPeak returns the TBF with a peak rate, whose bucket holds one packet or a millisecond of the rate. It makes the
+// kernel split segments of up to 64 KiB, so that a packet does not wait longer than that for another one.
+func withPeak(t rtnl.TBF, mtu int) rtnl.TBF {
 	const peak, largest = 1_250_000_000, 64 << 10
 	if segment := max(t.Rate/1000, uint64(mtu+frameHeader)); segment < largest {
 		t.Peak, t.Segment = peak, uint32(segment)
@@ -72,13 +72,15 @@ func cut(t rtnl.TBF, mtu int) rtnl.TBF {
 	return t
 }
 
-// is compares what can be read of a TBF.
-func is(have, want rtnl.TBF) bool {
+// equalTBF compares two TBFs, except for the segment size, which the kernel does not report.
+func equalTBF(have, want rtnl.TBF) bool {
 	want.Segment = have.Segment
 	return have == want
 }
 
-func (l limit) plan(mtu int, literally bool) (*filter, error) {
+// plan returns the filter for a link with this MTU, or nil without a limit. A burst that no packet of this MTU would
+// pass is an error (code 7).
+func (l limit) plan(mtu int, literal bool) (*filter, error) {
 	if l.rate == 0 {
 		return nil, nil
 	}
@@ -86,37 +88,39 @@ func (l limit) plan(mtu int, literally bool) (*filter, error) {
 	f := &filter{literal: newTBF(rate, burst)}
 	f.TBF = f.literal
 	switch {
-	case l.burst >= unlimitedBurst && !literally:
+	case l.burst >= unlimitedBurst && !literal:
 		burst = max(rate/20, 10*uint64(mtu), 64<<10)
 		f.TBF = newTBF(rate, burst)
-		f.warning = fmt.Sprintf("%s: %d, which runtimes say of themselves, would be no limit; taken for %d "+
-			`("burst": "literal" takes it as it is)`, l.key, l.burst, 8*burst)
-	case atOnce(f.TBF) >= packet:
-	case rate < packet: // less than a packet a second: it is not meant to be of use
-		f.warning = fmt.Sprintf("%s: %d is less than a packet of %d bytes: only shorter ones pass", l.key, l.burst,
+		f.warning = fmt.Sprintf("%s: %d is the default of the runtime and would disable the limit; using %d "+
+			`(set "burst": "literal" to use it unchanged)`, l.key, l.burst, 8*burst)
+	case maxPacket(f.TBF) >= packet:
+	case rate < packet: // less than one packet per second is meant to block
+		f.warning = fmt.Sprintf("%s: %d is less than a packet of %d bytes; only shorter packets pass", l.key, l.burst,
 			packet)
 	default:
-		reason := fmt.Sprintf("is less than a packet of %d bytes, in whole microseconds of the rate, so none of "+
-			"that length would pass", packet)
-		return nil, cni.Refuse(l.key, l.burst, reason).Suggest("write at least %d bits", 8*leastBurst(rate, packet))
+		reason := fmt.Sprintf("is less than a packet of %d bytes in whole microseconds of the rate, so that no packet "+
+			"of that length would pass", packet)
+		return nil, cni.Refuse(l.key, l.burst, reason).Suggest("use at least %d bits", 8*leastBurst(rate, packet))
 	}
 	return f, nil
 }
 
-// atOnce is how long a packet may be, as the kernel computes it.
-func atOnce(t rtnl.TBF) uint64 { return uint64(float64(t.Buffer) * tick * float64(t.Rate) / 1e9) }
+// maxPacket returns the length of the longest packet that passes the TBF, in bytes, as the kernel computes it.
+func maxPacket(t rtnl.TBF) uint64 { return uint64(float64(t.Buffer) * tick * float64(t.Rate) / 1e9) }
 
-// leastBurst is the least one that a packet of this length passes.
+// leastBurst returns the smallest burst, in bytes, with which a packet of this length passes.
 func leastBurst(rate, packet uint64) uint64 {
 	needed := math.Ceil(float64(packet) * 1e9 / float64(rate) / tick) // ticks
 	return uint64(math.Ceil(math.Ceil(needed*tick/1000) * float64(rate) / 1e6))
 }
 
-// newTBF computes as the reference does, in bytes, up to the largest number that the kernel takes.
+// newTBF returns the TBF of a rate and a burst in bytes. It rounds as the reference does, and limits each value to what
+// the kernel accepts.
 func newTBF(rate, burst uint64) rtnl.TBF {
-	µs := math.Floor(bounded(float64(burst) * 1e6 / float64(rate)))
-	return rtnl.TBF{Rate: rate, Buffer: uint32(bounded(µs * 1000 / tick)),
-		Limit: uint32(bounded(math.Floor(float64(rate)*latency/1e6) + float64(burst)))}
+	micros := math.Floor(clamp(float64(burst) * 1e6 / float64(rate)))
+	return rtnl.TBF{Rate: rate, Buffer: uint32(clamp(micros * 1000 / tick)),
+		Limit: uint32(clamp(math.Floor(float64(rate)*latency/1e6) + float64(burst)))}
 }
 
-func bounded(n float64) float64 { return min(n, math.MaxUint32) }
+// clamp limits n to the range of the kernel's values.
+func clamp(n float64) float64 { return min(n, math.MaxUint32) }

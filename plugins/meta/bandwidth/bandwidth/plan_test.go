@@ -85,20 +85,20 @@ var _ = It("a burst that somebody may have chosen is taken", func() {
 })
 
 var _ = Describe("a burst that is less than a packet", func() {
-	It("is refused, with the least one", func() {
+	It("is refused, and the error names the smallest one", func() {
 		_, err := config{ingress: limit{8_000_000, 12_104, "ingressBurst"},
 			egress: limit{8_000_000, 80, "runtimeConfig.bandwidth.egressBurst"}}.plan(mtu)
-		const why = " is less than a packet of 1514 bytes, in whole microseconds of the rate, " +
-			"so none of that length would pass"
+		const why = " is less than a packet of 1514 bytes in whole microseconds of the rate, " +
+			"so that no packet of that length would pass"
 		Expect(err).To(MatchError("ingressBurst: 12104" + why + ": runtimeConfig.bandwidth.egressBurst: 80" + why))
 		Expect(cni.AsError(err).Code).To(Equal(cni.CodeConfig))
-		Expect(cni.ProblemsOf(err)[0].Suggestion).To(Equal("write at least 12120 bits"))
+		Expect(cni.ProblemsOf(err)[0].Suggestion).To(Equal("use at least 12120 bits"))
 	})
 
-	It("is taken where the rate is less than a packet a second, too", func() {
+	It("is accepted if the rate is less than a packet per second", func() {
 		f := nstest.Must(limit{8000, 80, "ingressBurst"}.plan(mtu, false))
 		Expect(f.TBF).To(Equal(rtnl.TBF{Rate: 1000, Buffer: 10_000_000 / 64, Limit: 35}))
-		Expect(f.warning).To(ContainSubstring("only shorter ones pass"))
+		Expect(f.warning).To(ContainSubstring("only shorter packets pass"))
 	})
 
 	DescribeTable("is enough from the named one on, at any rate and MTU", func(rate, least uint64, mtu int) {
@@ -116,8 +116,8 @@ var _ = Describe("a burst that is less than a packet", func() {
 	)
 })
 
-// carry sends this many bytes by TCP or UDP to an address, and returns how many arrived and in what time,
-// from before the first byte was sent: no more may come in it, whoever was late to send or to read.
+// carry sends this many bytes by TCP or UDP to an address. It returns the number of bytes that arrived and
+// the time since before the first byte was sent, so that delays of either side cannot fail the spec.
 func carry(from, to *nstest.Host, network, address string, bytes int) (arrived int, took time.Duration) {
 	GinkgoHelper()
 	read := make(chan func() (int, error), 1)
@@ -129,7 +129,7 @@ func carry(from, to *nstest.Host, network, address string, bytes int) (arrived i
 			target = conn.LocalAddr().String()
 			buf := make([]byte, 64<<10)
 			read <- func() (int, error) {
-				// Nobody says how many of the packets come.
+				// The number of packets that arrive is unknown.
 				_ = conn.SetReadDeadline(time.Now().Add(nstest.Patience(500 * time.Millisecond)))
 				n, _, err := conn.ReadFrom(buf)
 				return n, err
@@ -180,7 +180,7 @@ func carry(from, to *nstest.Host, network, address string, bytes int) (arrived i
 }
 
 var _ = Describe("the rate", Label("kernel"), func() {
-	// 8 Mbit/s, and 50 kB at once.
+	// 8 Mbit/s with a burst of 50 kB.
 	const (
 		limits = `"ingressRate": 8000000, "ingressBurst": 400000, "egressRate": 8000000, "egressBurst": 400000`
 		rate   = 1_000_000 // bytes a second

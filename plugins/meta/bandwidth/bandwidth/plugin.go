@@ -1,10 +1,19 @@
-// Package bandwidth limits how fast a container may send and receive.
+// Package bandwidth is the plugin bandwidth: it limits the rate at which a container receives (ingress) and sends
+// (egress). Configured rates are in bits per second and bursts in bits; the kernel and type rtnl.TBF use bytes.
 //
-// It is a chained plugin: it works on the host end of the pair that bridge or ptp made. What the container receives
-// (ingress) passes a token bucket filter there. What it sends (egress) is redirected to an interface of its own, an
-// IFB, and passes one there. Rates are in bits a second, bursts in bits.
+// A link can shape only the packets that it sends. Usually this link is the host end of a veth pair: what the container
+// receives passes a token bucket filter (TBF) at the host end. What the container sends is what the host end receives,
+// so a tc redirection leads it to an intermediate functional block (IFB), a link whose TBF limits it. If the
+// container's interface has no host end (macvlan, for example), the limits are in the container, with the directions
+// swapped.
 //
-// README.md lists every key of the configuration.
+// Exempt networks need filters in both directions, which only a clsact qdisc offers. In that case both directions are
+// redirected, each to an IFB of its own.
+//
+// The owner of a limit is the alias of the host end and of the IFBs. Limits in a container have a record in
+// /run/hawser/bandwidth, because the container could change an alias.
+//
+// README.md describes every key of the configuration.
 package bandwidth
 
 import "github.com/hawser-cni/plugins/pkg/skel"
@@ -13,7 +22,7 @@ import "github.com/hawser-cni/plugins/pkg/skel"
 func Plugin() skel.Plugin[config] {
 	return skel.Plugin[config]{
 		Name:    "bandwidth",
-		About:   "limits how fast a container may send and receive",
+		About:   "limits the rate at which a container sends and receives",
 		Config:  skel.ConfigOf(wireConfig{}, parseConfig),
 		Chained: true,
 		Add:     add,
