@@ -5,347 +5,290 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/iface"
 	"github.com/hawser-cni/plugins/pkg/netplugin"
+	"github.com/hawser-cni/plugins/pkg/ns"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 	"github.com/hawser-cni/plugins/pkg/skel"
 	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
-// vlanKind is the kind of which each child of a master has a VLAN of its own.
+// vlanKind is the kind of link of which a master has at most one for each VLAN.
 const vlanKind = "vlan"
 
-// ChildConfig is how a container's interface without a host end is to be made: one on a master (macvlan), or one by
-// itself (dummy). Its alias names its owner, and a record says in which namespace it is.
+// ChildConfig describes the child that a plugin creates. The alias of the link is its owner's mark, and a record says
+// in which namespace the link is.
 type ChildConfig struct {
-	New     rtnl.NewLink // its kind, and what is particular to the kind
-	OneMode bool         // all children of a master share New.Mode
-	Link    LinkConfig
-	Master  *MasterKeys // nil = it has no master
-	DAD     bool        // duplicate address detection: others are on its network
-	// Make makes the link in the container, down and in the group of the network, with a name that may be a temporary
-	// one. The error matches EEXIST where a name is taken. MakeLink does it for what rtnetlink makes.
-	Make func(ctx context.Context, s *Call, name string) error
-	// Ready says why the kernel cannot make it; nil = the kernel is asked for the kind.
-	Ready func() error
-	// Verify returns the drift that CHECK does not find by itself; nil = none.
-	Verify func(s *Call, l rtnl.Link) []string
+	New        rtnl.NewLink // the kind, and the fields that only this kind has
+	SharesMode bool         // all children of a master have the same New.Mode
+	Link       LinkConfig
+	Master     *MasterKeys // nil = it has no master
+	DAD        bool        // duplicate address detection, because other hosts are on the network
+
+	// Make creates the link in the container, down and in the group of the network, with a name that may be temporary.
+	// The error matches EEXIST if the name is taken. MakeLink does so for all kinds that rtnetlink can create.
+	Make func(ctx context.Context, c *Call, name string) error
+	// Probe returns why the kernel cannot create the link; nil = rtnl.Conn.ProbeKind and the master decide.
+	Probe func() error
+	// Verify returns drift that CHECK does not find by itself; nil = there is none.
+	Verify func(c *Call, l rtnl.Link) []string
 }
 
-// ChildPlugin gives a plugin that makes a child of a kind its verbs.
+// ChildPlugin adds the verbs to a plugin that creates a child of a kind.
 func ChildPlugin(p skel.Plugin[ChildConfig], kind string) skel.Plugin[ChildConfig] {
 	p.Add = AddChild
 	p.Del = func(ctx context.Context, req *skel.Request) error { return delChild(ctx, req, kind) }
-	p.Check = func(ctx context.Context, req *skel.Request, c ChildConfig) error {
-		return Check(ctx, req, func(s *Call) []error {
-			s.Child = c
-			return s.verifyChild()
+	p.Check = func(ctx context.Context, req *skel.Request, cfg ChildConfig) error {
+		return Check(ctx, req, func(c *Call) []error {
+			c.Child = cfg
+			return c.verifyChild()
 		})
 	}
 	p.GC = gcChildren
 	p.List = func(context.Context, *skel.Request) ([]cni.Holding, error) { return listChildren(kind) }
-	p.Status = func(ctx context.Context, req *skel.Request, c ChildConfig) error {
-		if c.Ready == nil {
-			return Status(ctx, req, Masq{}, c.ready)
-		}
-		if err := netplugin.Unavailable("", statefile.Writable(childDir), c.Ready()); err != nil {
-			return err
-		}
-		var look func(*rtnl.Conn) error
-		if c.Link.Auto != nil {
-			look = c.Link.SettleMTU
-		}
-		return Status(ctx, req, Masq{}, look)
-	}
+	p.Status = statusChild
 	return p
 }
 
+func statusChild(ctx context.Context, req *skel.Request, cfg ChildConfig) error {
+	if cfg.Probe == nil {
+		return Status(ctx, req, Masq{}, cfg.probeKind)
+	}
+	if err := netplugin.Unavailable("", statefile.Writable(childDir), cfg.Probe()); err != nil {
+		return err
+	}
+	var probe func(*rtnl.Conn) error // nil saves the socket
+	if cfg.Link.Auto != nil {
+		probe = cfg.Link.ResolveMTU
+	}
+	return Status(ctx, req, Masq{}, probe)
+}
+
+// probeKind returns why an ADD could not create the child with rtnetlink.
+func (cfg ChildConfig) probeKind(host *rtnl.Conn) error {
+	return errors.Join(statefile.Writable(childDir), cfg.probeMaster(host), cfg.Link.ResolveMTU(host),
+		host.ProbeKind(cfg.New.Kind))
+}
+
 // AddChild is the ADD of a ChildPlugin.
-func AddChild(ctx context.Context, req *skel.Request, c ChildConfig) (*cni.Result, error) {
-	s, err := Open(req)
+func AddChild(ctx context.Context, req *skel.Request, cfg ChildConfig) (*cni.Result, error) {
+	c, err := Open(req)
 	if err != nil {
 		return nil, err
 	}
-	s.Child = c
-	if err := s.findMaster(); err != nil {
+	c.Child = cfg
+	if err := c.findMaster(); err != nil {
 		return nil, err
 	}
-	if err := s.settleMTU(); err != nil {
+	if err := c.resolveChildMTU(); err != nil {
 		return nil, err
 	}
-	if err := s.createChild(ctx); err != nil {
+	if err := c.createChild(ctx); err != nil {
 		return nil, err
 	}
-	if err := s.raise(); err != nil {
+	if err := c.raiseChild(); err != nil {
 		return nil, err
 	}
-	res, err := s.AssignAddresses(ctx, s.Child.Link, s.Target())
+	res, err := c.AssignAddresses(ctx, c.Child.Link, c.Target())
 	if errors.Is(err, unix.EADDRINUSE) {
-		err = cni.Errorf(cni.CodeConflict, "another interface on master %q has the address: %w", s.Master.Name, err)
+		err = cni.Errorf(cni.CodeConflict, "another interface on master %q has the address: %w", c.Master.Name, err)
 	}
 	if err != nil {
 		return nil, err
 	}
-	return res, s.announce(res)
+	return res, c.announceChild(res)
 }
 
-// MakeLink makes ChildConfig.New in the container, on the master if there is one.
-func MakeLink(_ context.Context, s *Call, name string) error {
-	l := s.Child.New
-	l.Name, l.MTU, l.MAC = name, s.Child.Link.MTU, s.Child.Link.MAC
-	l.Master, l.Group = s.Master.Index, cni.NetworkHash(s.Req.Network)
-	if s.Child.masterInside() || l.Master == 0 {
-		return s.Cont.AddLink(l)
-	}
-	l.NS = s.Req.NS
-	return s.Host.AddLink(l)
-}
-
-// createChild makes the link, down, and names its owner. An attachment that exists is code 100. The lock of the records
-// decides who of two ADDs is first.
-func (s *Call) createChild(ctx context.Context) (err error) {
-	s.Req.Step("make the interface")
+// createChild creates the link, down, and writes the owner's mark to it. It returns code 100 if the attachment exists.
+// The lock of the records decides which of two concurrent ADDs is first.
+func (c *Call) createChild(ctx context.Context) (err error) {
+	c.Req.Step("make the interface")
 	records, err := childRecords().Open(ctx)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, records.Close()) }()
-	r := childRecord{Attachment: s.Req.Attachment, Netns: s.Req.Netns, NS: s.NetnsID, Kind: s.Child.New.Kind,
-		Master: s.Master.Index, InContainer: s.Child.masterInside(), VLAN: s.Child.New.VLAN}
-	if s.Child.OneMode {
-		r.Mode = s.Child.New.Mode
-	}
-	if err := s.refuseRecorded(records, r); err != nil {
+	r := c.newChildRecord()
+	if err := c.refuseRecorded(records, r); err != nil {
 		return err
 	}
-	s.Req.SignalsEndContext()
+	c.Req.SignalsEndContext()
 	if err := records.Put(r); err != nil {
 		return err
 	}
-	s.Req.OnFail("delete the interface", func(ctx context.Context) error {
-		l, err := r.locate(s.Cont)
-		// A link that was marked before this ADD has one is that of a live attachment whose record was lost.
-		if s.ContEnd.Index != 0 || l.Alias == "" {
-			if err := r.deleteLink(&remains{conn: s.Cont, link: l, err: err}); err != nil {
-				return err
-			}
-		}
-		return childRecords().Drop(ctx, s.Req.Hash())
-	})
-	err = s.makeChild(ctx)
+	c.Req.OnFail("delete the interface", func(ctx context.Context) error { return c.undoChild(ctx, r) })
+	err = c.makeChild(ctx)
 	if errors.Is(err, unix.EEXIST) && r.Kind == vlanKind {
-		return s.vlanConflict(records, r, err)
+		return c.refuseTakenVLAN(records, r, err)
 	}
 	if err != nil {
 		return err
 	}
-	// The record has the index first: a change that the name makes fail may have reset the group, and gives no alias.
-	r.Link = s.ContEnd.Index
+	// The record needs the index first. If the change below fails because the name is taken, the kernel may have reset
+	// the group already and not set the alias, so that only the index identifies the link.
+	r.Link = c.ContEnd.Index
 	if err := records.Put(r); err != nil {
 		return err
 	}
-	s.ContEnd.Name = s.Req.IfName
-	change := rtnl.LinkChange{Alias: new(s.Req.Mark()), Group: new(uint32(0)), Name: s.Req.IfName}
-	return s.Cont.SetLink(s.ContEnd.Index, change)
+	c.ContEnd.Name = c.Req.IfName
+	change := rtnl.LinkChange{Alias: new(c.Req.Mark()), Group: new(uint32(0)), Name: c.Req.IfName}
+	return c.Cont.SetLink(c.ContEnd.Index, change)
 }
 
-// makeChild makes the link, under a temporary name where the kernel refuses the final one: before
-// 6.15 it does so when the host has the name.
-func (s *Call) makeChild(ctx context.Context) error {
-	name := s.Req.IfName
-	err := s.Child.Make(ctx, s, name)
+// makeChild calls Child.Make and sets ContEnd. If the kernel refuses the final name, the link gets a temporary one:
+// before Linux 6.15, the kernel does so if the host has a link of that name.
+func (c *Call) makeChild(ctx context.Context) error {
+	name := c.Req.IfName
+	err := c.Child.Make(ctx, c, name)
 	if errors.Is(err, unix.EEXIST) {
-		if err := s.RefuseTakenName(); err != nil {
+		if err := c.RefuseTakenName(); err != nil {
 			return err
 		}
-		name = temporaryName(s.Req.Attachment)
-		err = s.Child.Make(ctx, s, name)
+		name = temporaryName(c.Req.Attachment)
+		err = c.Child.Make(ctx, c, name)
 	}
 	switch {
-	case errors.Is(err, unix.EBUSY) && s.Child.Master != nil:
-		upper := cmp.Or(upperLink(s.masterSide(), s.Master),
-			"something that takes its frames, a macvlan or ipvlan perhaps")
-		return cni.Errorf(cni.CodeConflict, "master: %q: is held by %s: %w", s.Master.Name, upper, err)
+	case errors.Is(err, unix.EBUSY) && c.Child.Master != nil:
+		upper := cmp.Or(upperDevice(c.masterConn(), c.Master),
+			"an interface that receives all its frames, such as a macvlan or ipvlan")
+		return cni.Errorf(cni.CodeConflict, "master: %q: is held by %s: %w", c.Master.Name, upper, err)
 	case err != nil:
 		return err
 	}
-	s.ContEnd, err = s.Cont.Link(name)
+	c.ContEnd, err = c.Cont.Link(name)
 	return err
 }
 
-// raise brings the interface up. Only then the kernel finds a MAC address that the master knows already.
-func (s *Call) raise() error {
-	s.Req.Step("raise the interface")
-	err := iface.Raise(s.Target())
+// MakeLink creates ChildConfig.New in the container, on the master if there is one.
+func MakeLink(_ context.Context, c *Call, name string) error {
+	l := c.Child.New
+	l.Name, l.MTU, l.MAC = name, c.Child.Link.MTU, c.Child.Link.MAC
+	l.Master, l.Group = c.Master.Index, cni.NetworkHash(c.Req.Network)
+	if c.Child.isMasterInside() || l.Master == 0 {
+		return c.Cont.AddLink(l)
+	}
+	l.NS = c.Req.NS
+	return c.Host.AddLink(l)
+}
+
+// undoChild deletes the link and the record of an ADD that failed.
+//
+// If ContEnd is set, this ADD created the link. Otherwise the kernel may have created it although its answer was lost;
+// such a link has no mark. A link with the mark then belongs to a live attachment whose record was lost, and is kept.
+func (c *Call) undoChild(ctx context.Context, r childRecord) error {
+	l, err := r.locate(c.Cont)
+	if c.ContEnd.Index != 0 || l.Alias == "" {
+		if err := r.deleteLink(&foundLink{conn: c.Cont, link: l, err: err}); err != nil {
+			return err
+		}
+	}
+	return childRecords().Drop(ctx, c.Req.Hash())
+}
+
+// raiseChild brings the interface up. The kernel checks for a duplicate MAC address on the master only now.
+func (c *Call) raiseChild() error {
+	c.Req.Step("raise the interface")
+	err := iface.Raise(c.Target())
 	switch {
 	case errors.Is(err, unix.EADDRINUSE):
-		return cni.Errorf(cni.CodeConflict, "MAC address %s: another interface on master %q has it: %w", s.ContEnd.MAC,
-			s.Master.Name, err)
+		return cni.Errorf(cni.CodeConflict, "MAC address %s: another interface on master %q has it: %w", c.ContEnd.MAC,
+			c.Master.Name, err)
 	case errors.Is(err, unix.ENETDOWN):
-		return cni.Errorf(cni.CodeConflict, "master: %q: is down: %w", s.Master.Name, err)
+		return cni.Errorf(cni.CodeConflict, "master: %q: is down: %w", c.Master.Name, err)
 	}
 	return err
 }
 
-// announce has the kernel tell the neighbours where the addresses are now.
-func (s *Call) announce(res *cni.Result) error {
-	if len(res.IPs) == 0 || s.Master.Index == 0 {
+// announceChild makes the kernel announce the addresses to the neighbours on the master's network.
+func (c *Call) announceChild(res *cni.Result) error {
+	if len(res.IPs) == 0 || c.Master.Index == 0 {
 		return nil
 	}
-	err := iface.Announce(s.Cont, s.ContEnd)
+	err := iface.Announce(c.Cont, c.ContEnd)
 	if errors.Is(err, unix.EOPNOTSUPP) { // an ipvlan has its master's MAC address
 		return nil
 	}
 	return err
 }
 
-// ready is why an ADD could not make the child.
-func (c ChildConfig) ready(host *rtnl.Conn) error {
-	return errors.Join(statefile.Writable(childDir), c.masterReady(host), c.Link.SettleMTU(host),
-		host.ProbeKind(c.New.Kind))
-}
-
-// MasterKeys are the configuration keys of an interface on another one.
-type MasterKeys struct {
-	Master          string `json:"master" help:"interface that the container's is on (that of the result before, or of the default route)" schema:"format=link empty"`
-	LinkInContainer bool   `json:"linkInContainer" help:"the master is an interface of the container" default:"false"`
-}
-
-// findMaster finds the link that the child is to be on: the one that the key names; else the only interface of the
-// result before us on the master's side; else, where that result has at most one interface, that of the default route.
-func (s *Call) findMaster() error {
-	if s.Child.Master == nil {
-		return nil
-	}
-	name, err := s.Child.masterName(s.Req.PrevResult)
-	if err != nil {
-		return err
-	}
-	if name != "" {
-		s.Master, err = findLink(s.masterSide(), name)
-	} else {
-		s.Master, err = defaultMaster(s.masterSide())
-	}
-	if err != nil {
-		return err
-	}
-	return s.Child.refuseMaster(s.Master)
-}
-
-// masterReady is why no child could be on the configured master, if it is on the host.
-func (c ChildConfig) masterReady(host *rtnl.Conn) error {
-	if c.Master == nil || c.Master.Master == "" || c.Master.LinkInContainer {
-		return nil
-	}
-	l, err := findLink(host, c.Master.Master)
-	if err != nil {
-		return err
-	}
-	if upper := upperLink(host, l); upper != "" && c.New.Kind != vlanKind {
-		return fmt.Errorf("master: %q: is held by %s", l.Name, upper)
-	}
-	return c.refuseMaster(l)
-}
-
-func findLink(conn *rtnl.Conn, master string) (rtnl.Link, error) {
-	l, err := conn.Link(master)
-	if errors.Is(err, rtnl.ErrNoLink) {
-		err = cni.Refuse("master", nil, fmt.Sprintf("%q: no such interface: %v", master, rtnl.ErrNoLink))
-	}
-	return l, err
-}
-
-// refuseMaster refuses a master that is too small, lo, on which the kernel makes no link, and a link of the host that
-// belongs to another attachment.
-func (c ChildConfig) refuseMaster(master rtnl.Link) error {
-	const lo = 1 // the index in each namespace
-	if master.Index == lo {
-		return cni.Refuse("master", nil, fmt.Sprintf("%q: is the loopback interface, which can have no interface on it",
-			master.Name))
-	}
-	if !c.masterInside() {
-		if err := netplugin.RefuseOwned("master", master); err != nil {
-			return err
+// delChild deletes whatever exists of an attachment with a child.
+func delChild(ctx context.Context, req *skel.Request, kind string) error {
+	locks, cancel := skel.WithTwoThirds(ctx)
+	defer cancel()
+	child := findChild(req, kind)
+	defer child.close()
+	return DelInterface(ctx, req, child.flush, func() (gone bool, err error) {
+		// After any error the link may exist, for example in a namespace that exists but cannot be entered.
+		if _, err := child.delete(); err != nil {
+			return false, fmt.Errorf("interface %q: %w", req.IfName, err)
 		}
-	}
-	if c.Link.MTU > master.MTU {
-		return cni.Refuse("mtu", c.Link.MTU,
-			fmt.Sprintf("is above that of master %q: invalid MTU %d, must be [0, master MTU(%d)]", master.Name,
-				c.Link.MTU, master.MTU))
-	}
-	return nil
-}
-
-// masterSide is the socket of the namespace that the master is in.
-func (s *Call) masterSide() *rtnl.Conn {
-	if s.Child.masterInside() {
-		return s.Cont
-	}
-	return s.Host
-}
-
-func (c ChildConfig) masterInside() bool { return c.Master != nil && c.Master.LinkInContainer }
-
-// masterName is the name that the key or the result before us gives; empty: neither names one. A result with several
-// interfaces, not exactly one of them on the master's side, is an error, as in the reference's ipvlan: a guess, or the
-// default route, could be the wrong network.
-func (c ChildConfig) masterName(prev *cni.Result) (string, error) {
-	if c.Master.Master != "" || prev == nil {
-		return c.Master.Master, nil
-	}
-	alone := c.masterInside() && len(prev.Interfaces) == 1 // then it need not name its namespace
-	var all, names []string
-	for _, i := range prev.Interfaces {
-		all = append(all, i.Name)
-		if rightSide := (i.Sandbox != "") == c.masterInside(); i.Name != "" && (alone || rightSide) {
-			names = append(names, i.Name)
-		}
-	}
-	switch {
-	case len(names) == 1:
-		return names[0], nil
-	case len(all) > 1:
-		return "", cni.Refuse("master", nil, "missing, and the result before has several interfaces: "+
-			strings.Join(all, ", ")).Suggest("name one of them")
-	}
-	return "", nil // the default route decides
-}
-
-// defaultMaster is the link of the default route: IPv4's before IPv6's, of several the one
-// with the lowest metric, and the first of its next hops.
-func defaultMaster(conn *rtnl.Conn) (rtnl.Link, error) {
-	all, err := defaultRoutes(conn)
-	if err != nil {
-		return rtnl.Link{}, err
-	}
-	var defaults []rtnl.Route
-	for _, c := range all {
-		defaults = append(defaults, c.Route())
-	}
-	if len(defaults) == 0 {
-		return rtnl.Link{}, cni.Refuse("master", nil, "missing, and no default route has an interface that it could be")
-	}
-	best := slices.MinFunc(defaults, func(a, b rtnl.Route) int {
-		return cmp.Or(a.Dst.Addr().Compare(b.Dst.Addr()), cmp.Compare(a.Priority, b.Priority)) // IPv4 is less
+		return true, childRecords().Drop(locks, req.Hash())
 	})
-	return conn.LinkByIndex(best.OutIndex)
 }
 
-// upperLink names the bridge or bond that takes all frames of the link, so that no macvlan or ipvlan can be on
-// it; empty: none that can be seen from here.
-func upperLink(conn *rtnl.Conn, l rtnl.Link) string {
-	if l.Master == 0 {
-		return ""
+// gcChildren deletes the children of attachments on the network that are not valid.
+func gcChildren(ctx context.Context, req *skel.Request) error {
+	stale := func(r childRecord) bool { return req.Valid.Excludes(r.Attachment) }
+	var finder ns.Finder
+	return GCInterfaces(ctx, req, func() error {
+		locks, cancel := skel.WithTwoThirds(ctx)
+		defer cancel()
+		return childRecords().Collect(locks, stale, func(r childRecord) error {
+			found := r.find(finder.Open)
+			defer found.close()
+			return r.deleteLink(found)
+		})
+	})
+}
+
+// verifyChild compares the link with what AddChild created.
+func (c *Call) verifyChild() []error {
+	cfg := c.Child
+	l, err := c.Cont.Link(c.Req.IfName)
+	if err != nil {
+		return []error{iface.Drifted(fmt.Errorf("container: %w", err))}
 	}
-	m, err := conn.LinkByIndex(l.Master)
-	if err != nil || m.Kind == "vrf" {
-		return ""
+	drift := func(format string, args ...any) error {
+		return cni.Drift("interface %q: %s", c.Req.IfName, fmt.Sprintf(format, args...))
 	}
-	return strings.TrimSpace(fmt.Sprintf("%s %q", m.Kind, m.Name))
+	if l.Kind != cfg.New.Kind {
+		return []error{drift("is of kind %q instead of %q", l.Kind, cfg.New.Kind)}
+	}
+	r, recorded, err := childRecords().Get(c.Req.Hash())
+	if err != nil {
+		return []error{err}
+	}
+	var errs []error
+	// The container may have removed the alias. Without a record the link may be the reference plugin's, without an
+	// alias.
+	isOwn := c.Req.Owns(l.Alias) || recorded && r.Link == l.Index || !recorded && l.Alias == ""
+	if !isOwn {
+		errs = append(errs, drift("is not the one that ADD made"))
+	}
+	if err := c.verifyMaster(r, l); err != nil {
+		errs = append(errs, iface.Drifted(err))
+	}
+	if l.Mode != cfg.New.Mode {
+		errs = append(errs, drift("mode is %q instead of %q", l.Mode, cfg.New.Mode))
+	}
+	if l.VLAN != cfg.New.VLAN {
+		errs = append(errs, drift("VLAN is %d instead of %d", l.VLAN, cfg.New.VLAN))
+	}
+	if cfg.Verify != nil {
+		for _, text := range cfg.Verify(c, l) {
+			errs = append(errs, drift("%s", text))
+		}
+	}
+	errs = append(errs, c.ExpectMTU(&c.Child.Link, c.resolveChildMTU))
+	want := c.Req.PrevResult.Clone()
+	for i := range want.Interfaces {
+		if cfg.Link.MTU == 0 && cfg.Link.Auto == nil { // the MTU is the master's, which may change
+			want.Interfaces[i].MTU = 0
+		}
+	}
+	return append(errs, iface.Verify(c.Target(), want))
 }

@@ -4,8 +4,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"net"
-	"net/netip"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -14,7 +12,6 @@ import (
 	"github.com/hawser-cni/plugins/pkg/ipt"
 	"github.com/hawser-cni/plugins/pkg/masq"
 	"github.com/hawser-cni/plugins/pkg/nft"
-	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
 // MTUKeys are the configuration keys of an interface's MTU.
@@ -47,7 +44,7 @@ type IPAM struct {
 	Type string `json:"type" help:"IPAM plugin that gives the addresses" schema:"format=file empty"`
 }
 
-// Check refuses a type that can be no plugin's name.
+// Check returns code 7 for a type that cannot be the name of a plugin.
 func (i IPAM) Check() error {
 	if i.Type == "" {
 		return nil
@@ -60,7 +57,8 @@ type RequiredIPAM struct {
 	Type string `json:"type" help:"IPAM plugin that gives the addresses; required" schema:"required format=file"`
 }
 
-// Check refuses a type that is missing, for the reason given, or can be no plugin's name. It suggests the example.
+// Check returns code 7 for a type that is missing or cannot be the name of a plugin. For a missing type, reason says
+// why it is required, and the error suggests example.
 func (i RequiredIPAM) Check(reason, example string) error {
 	if i.Type == "" {
 		return cni.Refuse("ipam.type", nil, "missing; "+reason).Suggest(`write "ipam": {"type": %q, ...}`, example)
@@ -68,19 +66,19 @@ func (i RequiredIPAM) Check(reason, example string) error {
 	return ipam.CheckType(i.Type)
 }
 
-// LinkConfig is how an interface is to be made.
+// LinkConfig describes the interface that ADD creates.
 type LinkConfig struct {
-	Netkit bool             // of a pair: of the kind netkit instead of veth
-	MTU    int              // bytes; 0 = the kernel's, or not yet known
-	Auto   *string          // the link that MTU is to come from, empty for the default routes'; nil = MTU is settled
-	MAC    net.HardwareAddr // of the container's end; nil = random
-	DNS    cni.DNS          // of the result, instead of IPAM's
-	// Given has addresses and routes for where there is no IPAM plugin; nil = layer 2 then.
-	Given *cni.Result
+	Netkit bool             // the pair is of kind netkit instead of veth
+	MTU    int              // bytes; 0 = the kernel's choice, or Auto is not resolved yet
+	Auto   *string          // link to take MTU from, empty = the default routes'; nil = MTU is set
+	MAC    net.HardwareAddr // of the container's interface; nil = random
+	DNS    cni.DNS          // for the result, instead of IPAM's
+	// Fallback has the addresses and routes to use if there is no IPAM plugin; nil = none.
+	Fallback *cni.Result
 }
 
-// Parse checks the keys, and the plugin's own key mac (empty where it has none). The first source of the MAC
-// address wins. A bad value is code 7, in CNI_ARGS code 4; CNI_ARGS that another key overrides are not looked at.
+// Parse checks the keys, and the plugin's own key mac (empty for a plugin without that key). The first source of the
+// MAC address wins. A bad value is code 7, or code 4 in CNI_ARGS. CNI_ARGS is not read if another key overrides it.
 func (k LinkKeys) Parse(problems *cni.Problems, cniArgs, mac string) LinkConfig {
 	l := LinkConfig{DNS: k.DNS}
 	l.MTU, l.Auto = k.MTUKeys.parse(problems)
@@ -111,12 +109,12 @@ func (k LinkKeys) Parse(problems *cni.Problems, cniArgs, mac string) LinkConfig 
 	return l
 }
 
-// mtuMin6 is the smallest MTU of a link that carries IPv6, in bytes (RFC 8200,
-// section 5). Below it the kernel has no IPv6 on a link at all.
+// mtuMin6 is the smallest MTU of a link that carries IPv6, in bytes (RFC 8200, section 5). The kernel disables IPv6 on
+// a link with a smaller MTU.
 const mtuMin6 = 1280
 
-// Result begins a result with IPAM's answer: the addresses become those of the index-th
-// interface, the DNS the configuration's. An mtu that is too small for IPv6 is code 7.
+// Result returns a copy of IPAM's answer in which the addresses belong to interface number index and the DNS is the
+// configured one. It returns code 7 if the MTU is too small for an IPv6 address.
 func (l LinkConfig) Result(answer *cni.Result, index int) (*cni.Result, error) {
 	res := answer.Clone()
 	for i := range res.IPs {
@@ -141,15 +139,6 @@ type MasqKeys struct {
 	Ports         string          `json:"masqPorts" help:"the source ports that masqueraded packets of TCP and UDP get, as first-last" schema:"format=ports empty"`
 }
 
-// Masq says whether ADD masquerades, what, and with what.
-type Masq struct {
-	On      bool
-	Only    nft.Family // 0 = both families
-	Backend ipt.Backend
-	Link    string // the host's interface that the packets come from, or its VRF; empty: the host end
-	masq.Special
-}
-
 // Parse checks the keys.
 func (k MasqKeys) Parse(problems *cni.Problems) Masq {
 	backend, err := ipt.ParseBackend("ipMasqBackend", k.IPMasqBackend)
@@ -165,7 +154,7 @@ func (k MasqKeys) Parse(problems *cni.Problems) Masq {
 	}
 	needsMasq := func(key string, isGiven bool, value any) {
 		if isGiven && !m.On {
-			problems.Add(cni.Refuse(key, value, "means nothing without ipMasq").Suggest("leave it out"))
+			problems.Add(cni.Refuse(key, value, "has no effect without ipMasq").Suggest("leave it out"))
 		}
 	}
 	m.Exclude, err = cni.ParseNetworks("masqExclude", k.Exclude)
@@ -178,7 +167,7 @@ func (k MasqKeys) Parse(problems *cni.Problems) Masq {
 	return m
 }
 
-// parsePorts reads a key, "first-last"; it is zero without a value.
+// parsePorts parses the value "first-last" of key. It returns zeros for an empty value.
 func parsePorts(key, text string) (ports [2]uint16, err error) {
 	if text == "" {
 		return ports, nil
@@ -187,7 +176,7 @@ func parsePorts(key, text string) (ports [2]uint16, err error) {
 	for i, end := range []string{first, last} {
 		n, err := strconv.ParseUint(end, 10, 16)
 		if err != nil || n == 0 {
-			return ports, cni.Refuse(key, text, "is no range of ports").Suggest(`write it as "32768-60999"`)
+			return ports, cni.Refuse(key, text, "is not a port range").Suggest(`write it as "32768-60999"`)
 		}
 		ports[i] = uint16(n)
 	}
@@ -195,29 +184,4 @@ func parsePorts(key, text string) (ports [2]uint16, err error) {
 		return ports, cni.Refuse(key, text, "ends before it begins")
 	}
 	return ports, nil
-}
-
-// of is the masquerade of an attachment's addresses.
-func (m Masq) of(a cni.Attachment, ips []cni.IP) masq.Config {
-	addrs := slices.DeleteFunc(cni.Addresses(ips), func(p netip.Prefix) bool {
-		return m.Only != 0 && nft.FamilyOf(p.Addr()) != m.Only
-	})
-	return masq.Config{Attachment: a, Backend: m.Backend, Link: m.Link, Addrs: addrs, Special: m.Special}
-}
-
-// Ingress is the interface by which rules behind routing know the packets that come from a link: its VRF if it has one.
-func Ingress(host *rtnl.Conn, link rtnl.Link) (string, error) {
-	if link.Master == 0 {
-		return link.Name, nil
-	}
-	vrf, err := host.LinkByIndex(link.Master)
-	return vrf.Name, err
-}
-
-// from sets the masquerade's interface to that of the host end, if the plugin has set none.
-func (m *Masq) from(host *rtnl.Conn, hostEnd rtnl.Link) (err error) {
-	if m.Link == "" {
-		m.Link, err = Ingress(host, hostEnd)
-	}
-	return err
 }

@@ -12,9 +12,9 @@ import (
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
-// ListPairs lists the host ends that are ports of a bridge, or of none, and the masquerades of their attachments. To
-// those on a bridge it adds the masquerades whose host end is gone, and the reference's, which do not say which plugin
-// made them.
+// ListPairs lists the host ends that are ports of a bridge, or those that are not, and the masquerades of their
+// attachments. Masquerades without a host end, and the reference plugins' masquerades, do not show which plugin created
+// them; ListPairs lists them if onBridge is true.
 func ListPairs(ctx context.Context, onBridge bool) ([]cni.Holding, error) {
 	host, nf := rtnl.Host(), nft.New()
 	defer func() { _ = errors.Join(host.Close(), nf.Close()) }()
@@ -26,14 +26,14 @@ func ListPairs(ctx context.Context, onBridge bool) ([]cni.Holding, error) {
 		}
 	}
 	var all []cni.Holding
-	mine := map[cni.Attachment]bool{} // not, for those of the other plugin
+	isListed := map[cni.Attachment]bool{} // false for attachments of the other plugin
 	for _, l := range links {
 		a, ok := cni.ParseMark(l.Alias)
 		if !ok || !l.IsPairEnd() {
 			continue
 		}
 		bridge, isPort := bridges[l.Master]
-		if mine[a] = isPort == onBridge; !mine[a] {
+		if isListed[a] = isPort == onBridge; !isListed[a] {
 			continue
 		}
 		h := cni.Holding{Attachment: a, Kind: cni.HeldHostEnd, Value: l.Name, Kept: "alias of " + l.Name}
@@ -47,18 +47,18 @@ func ListPairs(ctx context.Context, onBridge bool) ([]cni.Holding, error) {
 	}
 	masquerades, masqErr := masq.List(ctx, nf)
 	for _, h := range masquerades {
-		if is, hasEnd := mine[h.Attachment]; is || !hasEnd && onBridge {
+		if listed, hasEnd := isListed[h.Attachment]; listed || !hasEnd && onBridge {
 			all = append(all, h)
 		}
 	}
 	return all, errors.Join(err, masqErr)
 }
 
-// listChildren lists the children of a kind by their records.
+// listChildren lists the children of a kind from their records.
 func listChildren(kind string) ([]cni.Holding, error) {
 	host := rtnl.Host()
 	defer host.Close()
-	var masters map[int]string // read when the first child has one on the host
+	var masters map[int]string // names by index; nil until a child has a master on the host
 	var linkErr error
 	all, err := netplugin.Holdings(childRecords(), func(r childRecord) []cni.Holding {
 		if r.Kind != kind {

@@ -10,10 +10,10 @@ import (
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
-// Smallest and largest MTU of a container's interface, in bytes: those of a veth.
+// Smallest and largest MTU of a veth, in bytes.
 const mtuMin, mtuMax = 68, 65535
 
-// parse checks the keys; auto is that of LinkConfig.
+// parse checks the keys. It returns LinkConfig's MTU and Auto.
 func (k MTUKeys) parse(problems *cni.Problems) (mtu int, auto *string) {
 	word, err := cni.ParseEither("mtu", k.MTU, &mtu, "auto")
 	problems.Add(err)
@@ -25,7 +25,7 @@ func (k MTUKeys) parse(problems *cni.Problems) (mtu int, auto *string) {
 	case word != "":
 		auto = &k.MTUFrom
 	case k.MTUFrom != "":
-		problems.Add(cni.Refuse("mtuFrom", k.MTUFrom, "means nothing without \"mtu\": \"auto\"").
+		problems.Add(cni.Refuse("mtuFrom", k.MTUFrom, "has no effect without \"mtu\": \"auto\"").
 			Suggest(`write "mtu": "auto", or leave it out`))
 	}
 	if k.MTUFrom != "" {
@@ -34,8 +34,9 @@ func (k MTUKeys) parse(problems *cni.Problems) (mtu int, auto *string) {
 	return mtu, auto
 }
 
-// SettleMTU finds the MTU that "auto" stands for. That no link says it is code 7.
-func (l *LinkConfig) SettleMTU(host *rtnl.Conn) error {
+// ResolveMTU sets l.MTU if the configured MTU is "auto": to the smallest MTU of the links that it is taken from. It
+// returns code 7 if there is no such link.
+func (l *LinkConfig) ResolveMTU(host *rtnl.Conn) error {
 	if l.Auto == nil {
 		return nil
 	}
@@ -50,12 +51,13 @@ func (l *LinkConfig) SettleMTU(host *rtnl.Conn) error {
 	return nil
 }
 
-// mtuLinks are the links that an MTU is taken from: that of the name or, without one, those of the default routes.
+// mtuLinks returns the links that an MTU is taken from: the link called name or, if name is empty, the links of the
+// default routes.
 func mtuLinks(host *rtnl.Conn, name string) (all []rtnl.Link, err error) {
 	if name != "" {
 		l, err := host.Link(name)
 		if errors.Is(err, rtnl.ErrNoLink) {
-			err = cni.Refuse("mtuFrom", name, fmt.Sprintf("is no interface of the host: %v", rtnl.ErrNoLink))
+			err = cni.Refuse("mtuFrom", name, fmt.Sprintf("is not an interface of the host: %v", rtnl.ErrNoLink))
 		}
 		return []rtnl.Link{l}, err
 	}
@@ -70,56 +72,57 @@ func mtuLinks(host *rtnl.Conn, name string) (all []rtnl.Link, err error) {
 		}
 	}
 	if err == nil && len(all) == 0 {
-		err = cni.Refuse("mtu", "auto", "finds no default route of the host that leads to an interface").
+		err = cni.Refuse("mtu", "auto", "needs a default route of the host through an interface").
 			Suggest(`name the interface in "mtuFrom", or write the MTU as a number`)
 	}
 	return all, err
 }
 
-// defaultRoutes are those of the main table by which packets leave.
+// defaultRoutes lists the default routes of the main table that send packets through an interface.
 func defaultRoutes(conn *rtnl.Conn) (found []rtnl.RouteCopy, err error) {
 	all, err := conn.RouteCopies()
-	for _, c := range all {
-		r := c.Route()
+	for _, route := range all {
+		r := route.Route()
 		if r.Dst.Bits() == 0 && r.Table == unix.RT_TABLE_MAIN && r.Type == unix.RTN_UNICAST && r.OutIndex != 0 {
-			found = append(found, c)
+			found = append(found, route)
 		}
 	}
 	return found, err
 }
 
-// settleMTU is SettleMTU for a child, which carries no more than its master. A VLAN on a link of MACsec carries less,
-// since its tag is encrypted with the rest.
-func (s *Call) settleMTU() error {
-	link, master := &s.Child.Link, s.Master
-	if err := link.SettleMTU(s.Host); err != nil || link.Auto == nil || master.Index == 0 {
+// resolveChildMTU is ResolveMTU for a child, whose MTU cannot exceed its master's. The MTU of a VLAN on a MACsec link
+// is smaller by the VLAN tag, because MACsec encrypts the tag with the payload.
+func (c *Call) resolveChildMTU() error {
+	link, master := &c.Child.Link, c.Master
+	if err := link.ResolveMTU(c.Host); err != nil || link.Auto == nil || master.Index == 0 {
 		return err
 	}
-	const tag = 4
-	if s.Child.New.Kind == vlanKind && master.Kind == "macsec" {
+	const tag = 4 // bytes
+	if c.Child.New.Kind == vlanKind && master.Kind == "macsec" {
 		master.MTU -= tag
 	}
 	link.MTU = min(link.MTU, master.MTU)
 	return nil
 }
 
-// ExpectMTU has CHECK expect the MTU that settle finds for "auto" now, and nothing else than ADD reported where no link
-// says one.
-func (s *Call) ExpectMTU(l *LinkConfig, settle func() error) error {
+// ExpectMTU sets the MTU that CHECK expects if the configured MTU is "auto". resolve sets l.MTU to the present value;
+// it is ResolveMTU or a function that calls it. If no link has the MTU any more, CHECK expects the MTU that ADD
+// reported.
+func (c *Call) ExpectMTU(l *LinkConfig, resolve func() error) error {
 	if l.Auto == nil {
 		return nil
 	}
-	if err := settle(); err != nil {
+	if err := resolve(); err != nil {
 		if cni.AsError(err).Code == cni.CodeConfig {
 			return nil
 		}
 		return err
 	}
-	s.Req.PrevResult = s.Req.PrevResult.Clone()
-	for i := range s.Req.PrevResult.Interfaces {
-		own := &s.Req.PrevResult.Interfaces[i]
-		if own.Sandbox != "" && own.Name == s.Req.IfName || own.Sandbox == "" && own.Name == s.HostEnd.Name {
-			own.MTU = l.MTU
+	c.Req.PrevResult = c.Req.PrevResult.Clone()
+	for i := range c.Req.PrevResult.Interfaces {
+		link := &c.Req.PrevResult.Interfaces[i]
+		if link.Sandbox != "" && link.Name == c.Req.IfName || link.Sandbox == "" && link.Name == c.HostEnd.Name {
+			link.MTU = l.MTU
 		}
 	}
 	return nil

@@ -7,40 +7,40 @@ import (
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
-// findReference finds the pair that the reference made: by the interface in the container's namespace or, if that
-// fails, by the host end that prevResult names, if this end is connected to the same namespace. The host end of a
+// findReference finds the pair that the reference plugin created: by the interface in the container's namespace or, if
+// that fails, by the host end that prevResult names, if this end is connected to the same namespace. The host end of a
 // plugin with a bridge must be a port of the bridge.
-func (r *remains) findReference(bridge string) (err error) {
+func (f *foundLink) findReference(bridge string) (err error) {
 	var master rtnl.Link
 	if bridge != "" {
-		if master, err = r.host.Link(bridge); err != nil {
+		if master, err = f.host.Link(bridge); err != nil {
 			return err
 		}
 	}
-	if r.cont, err = netplugin.DialContainer(r.req); err != nil {
+	if f.cont, err = netplugin.DialContainer(f.req); err != nil {
 		return err
 	}
-	if r.req.NS != nil {
-		end, err := r.cont.Link(r.req.IfName)
-		if err == nil && changedMAC(r.req, end) {
-			err = rtnl.ErrNoLink // the namespace is another container's by now
+	if f.req.NS != nil {
+		end, err := f.cont.Link(f.req.IfName)
+		if err == nil && changedMAC(f.req, end) {
+			err = rtnl.ErrNoLink // CNI_NETNS is another container's namespace now
 		}
 		if err == nil {
-			_, err = referencePeer(r.host, r.cont, end, master.Index)
+			_, err = referencePeer(f.host, f.cont, end, master.Index)
 		}
 		if !errors.Is(err, rtnl.ErrNoLink) {
-			r.conn, r.link = r.cont, end
+			f.conn, f.link = f.cont, end
 			return err
 		}
 	}
 	isCandidate := func(l rtnl.Link) bool { return isReferenceHostEnd(l, master.Index) }
-	r.link, err = netplugin.HostEndInResult(r.host, r.cont, r.req.PrevResult, isCandidate)
+	f.link, err = netplugin.HostEndInResult(f.host, f.cont, f.req.PrevResult, isCandidate)
 	return err
 }
 
-// referencePeer returns the host end of a container's interface that the reference made. master is the index of the
-// bridge whose port the host end must be, or 0. An interface with an alias has no such host end, because host-device
-// writes an alias to each device that it moves into the container.
+// referencePeer returns the host end of a container's interface that the reference plugin created. master is the index
+// of the bridge whose port the host end must be, or 0. An interface with an alias has no such host end, because
+// host-device writes an alias to each device that it moves into the container.
 func referencePeer(host, cont *rtnl.Conn, end rtnl.Link, master int) (rtnl.Link, error) {
 	if end.Alias != "" {
 		return rtnl.Link{}, rtnl.ErrNoLink
@@ -52,20 +52,22 @@ func referencePeer(host, cont *rtnl.Conn, end rtnl.Link, master int) (rtnl.Link,
 	return l, err
 }
 
-// isReferenceHostEnd tells whether the reference, or other software, made a host end. Ours has a mark or a group.
+// isReferenceHostEnd reports whether the reference plugin, or another program, created a host end. Hawser's host ends
+// have a mark or a group.
 func isReferenceHostEnd(l rtnl.Link, master int) bool {
 	return l.Kind == "veth" && l.Alias == "" && l.Group == 0 && l.Master == master
 }
 
-// findReferenceChild finds the link that the reference made: its name, its kind and perhaps the result tell.
-func (r *remains) findReferenceChild(kind string) error {
-	if r.cont == nil {
+// findReferenceChild finds the link that the reference plugin created, by its name, its kind and the MAC address in
+// prevResult, if there is one.
+func (f *foundLink) findReferenceChild(kind string) error {
+	if f.cont == nil {
 		return rtnl.ErrNoLink
 	}
-	l, err := r.cont.Link(r.req.IfName)
-	if err == nil && (l.Kind != kind || l.Alias != "" || l.Group != 0 || changedMAC(r.req, l)) {
+	l, err := f.cont.Link(f.req.IfName)
+	if err == nil && (l.Kind != kind || l.Alias != "" || l.Group != 0 || changedMAC(f.req, l)) {
 		err = rtnl.ErrNoLink
 	}
-	r.link = l
+	f.link = l
 	return err
 }

@@ -8,9 +8,7 @@ import (
 	"strings"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
-	"github.com/hawser-cni/plugins/pkg/iface"
 	"github.com/hawser-cni/plugins/pkg/ipam"
-	"github.com/hawser-cni/plugins/pkg/ipt"
 	"github.com/hawser-cni/plugins/pkg/masq"
 	"github.com/hawser-cni/plugins/pkg/netplugin"
 	"github.com/hawser-cni/plugins/pkg/nft"
@@ -18,61 +16,64 @@ import (
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
-// RemoveRules removes the plugin's own rules in DEL or GC. DEL calls it again when the interface is gone, because rules
-// may have been restored since the first call.
-type RemoveRules func(ctx context.Context, nf *nft.Conn, again bool) error
+// removeRules removes the plugin's own rules in DEL or GC. DEL calls it a second time, with again set, when the
+// interface no longer exists, because rules may have been restored since the first call.
+type removeRules = func(ctx context.Context, nf *nft.Conn, again bool) error
 
-// Del removes what ADD made, with whatever is known of it: the rules, the interface, the
-// addresses. It goes on after a failure. bridge is the name of the configured bridge, empty
-// for a plugin without one: a host end that the reference made must be a port of it.
-func Del(ctx context.Context, req *skel.Request, bridge string, rules ...RemoveRules) error {
-	p := findPair(req, bridge)
-	defer p.close()
+// Del deletes whatever exists of an attachment with a pair: the rules, the interface, the addresses. It continues after
+// an error. bridge is the name of the configured bridge, or empty for a plugin without one. A host end that the
+// reference plugin created must be a port of that bridge.
+func Del(ctx context.Context, req *skel.Request, bridge string, rules ...removeRules) error {
+	pair := findPair(req, bridge)
+	defer pair.close()
 	nf := nft.New()
-	locks, cancel := skel.WithTwoThirds(ctx) // for steps that wait for locks: the others need time, too
+	locks, cancel := skel.WithTwoThirds(ctx) // steps that wait for locks must leave time for the other steps
 	defer cancel()
 	var errs []error
 	for _, remove := range rules {
 		errs = append(errs, remove(locks, nf, false))
 	}
-	c := masq.Config{
-		Attachment: req.Attachment, Link: cmp.Or(gatewayOf(req.PrevResult), bridge, p.link.Name),
+	masquerade := masq.Config{
+		Attachment: req.Attachment, Link: cmp.Or(vlanGateway(req.PrevResult), bridge, pair.link.Name),
 		Addrs: cni.Addresses(req.PrevResult.ContainerIPs(req.IfName)), Warn: req.Warn,
 	}
-	errs = append(errs, masq.Del(locks, nf, c))
-	return errors.Join(append(errs, DelInterface(ctx, req, p.flush, func() (bool, error) {
-		gone, err := p.delete()
-		if gone { // from now on reapply restores nothing
+	errs = append(errs, masq.Del(locks, nf, masquerade))
+	return errors.Join(append(errs, DelInterface(ctx, req, pair.flush, func() (bool, error) {
+		gone, err := pair.delete()
+		if gone { // reapply restores nothing from now on
 			for _, remove := range rules {
 				err = errors.Join(err, remove(locks, nf, true))
 			}
-			err = errors.Join(err, masq.DelAgain(locks, nf, c))
+			err = errors.Join(err, masq.DelAgain(locks, nf, masquerade))
 		}
-		// Closing a netfilter socket after a deletion waits for the kernel, and so
-		// does deleting a link. In this order the first wait covers the second.
+		// Closing a netfilter socket after a deletion waits for an RCU grace period in the kernel, and so does deleting
+		// a link. In this order, the first wait covers the second.
 		return gone, errors.Join(err, nf.Close())
 	}))...)
 }
 
-// gatewayOf is the VLAN's gateway in a result: bridge lists it behind the container's interface.
-func gatewayOf(prev *cni.Result) string {
+// vlanGateway returns the name of the VLAN gateway in a result, which bridge lists after the container's interface. It
+// returns the empty string if there is none.
+func vlanGateway(prev *cni.Result) string {
 	if prev == nil || len(prev.Interfaces) == 0 || prev.Interfaces[len(prev.Interfaces)-1].Sandbox != "" {
 		return ""
 	}
 	return prev.Interfaces[len(prev.Interfaces)-1].Name
 }
 
-// DelInterface deletes the container's interface by removeLink, and has the IPAM plugin release the addresses. It does
-// so after removeLink, where that says that the interface is gone: nobody may be given an address to which somebody
-// answers. Before removeLink it does so for an IPAM plugin that needs the interface, where flush took the addresses
-// from the interface, or where that plugin does so by itself and CNI_NETNS is empty.
+// DelInterface deletes the container's interface with removeLink, and has the IPAM plugin release the addresses.
+//
+// The addresses are released after removeLink, and only if it reports that the interface no longer exists, because no
+// container may get an address to which another interface answers. An IPAM plugin that needs the interface releases
+// them before removeLink instead. For that, flush must have removed the addresses from the interface; without CNI_NETNS
+// it is enough that the IPAM plugin removes them itself.
 func DelInterface(ctx context.Context, req *skel.Request, flush func() error, removeLink func() (bool, error)) error {
 	client := &ipam.Client{Req: req}
 	var errs []error
 	released := req.IPAM != "" && client.NeedsInterface() &&
 		(flush() == nil || req.NS == nil && client.ClearsInterface())
 	if released {
-		most, cancel := skel.WithTwoThirds(ctx) // of what is left: the interface comes after it
+		most, cancel := skel.WithTwoThirds(ctx) // leave time for removeLink
 		errs = append(errs, client.Run(most, "DEL"))
 		cancel()
 	}
@@ -83,99 +84,90 @@ func DelInterface(ctx context.Context, req *skel.Request, flush func() error, re
 	case gone:
 		errs = append(errs, client.Run(ctx, "DEL"))
 	default:
-		errs = append(errs, errInUse(client))
+		errs = append(errs, notReleased(client))
 	}
 	return errors.Join(errs...)
 }
 
-func errInUse(c *ipam.Client) error {
-	return fmt.Errorf("%s: not asked to release the addresses while the interface may still be there", c)
+func notReleased(client *ipam.Client) error {
+	return fmt.Errorf("%s: not asked to release the addresses, because the interface may still exist", client)
 }
 
-// remains are what DEL found of an attachment's interface.
-type remains struct {
+// foundLink is the link that DEL or GC found for an attachment, or the reason why it found none. Its sockets are closed
+// by close, also after an error.
+type foundLink struct {
 	req  *skel.Request
 	host *rtnl.Conn // nil for a child
 	cont *rtnl.Conn // nil until it is needed
-	conn *rtnl.Conn // one of both: it deletes the link
+	conn *rtnl.Conn // host or cont: the socket in the namespace of link
 	link rtnl.Link  // an end of the pair, or the child
-	err  error      // why nothing was found; rtnl.ErrNoLink = there is none, or it is somebody else's by now
+	err  error      // rtnl.ErrNoLink if no link belongs to the attachment; another error if the search failed
 }
 
-// findPair finds the attachment's pair: ours by its mark, else the reference's.
-func findPair(req *skel.Request, bridge string) *remains {
-	p := &remains{req: req, host: rtnl.Host()}
-	p.conn = p.host
-	p.link, p.err = netplugin.MarkedHostEnd(p.host, req.Attachment)
-	if errors.Is(p.err, rtnl.ErrNoLink) {
-		p.err = p.findReference(bridge)
+// findPair finds an end of the attachment's pair: Hawser's host end by its mark, or an end of the reference plugin's
+// pair.
+func findPair(req *skel.Request, bridge string) *foundLink {
+	f := &foundLink{req: req, host: rtnl.Host()}
+	f.conn = f.host
+	f.link, f.err = netplugin.MarkedHostEnd(f.host, req.Attachment)
+	if errors.Is(f.err, rtnl.ErrNoLink) {
+		f.err = f.findReference(bridge)
 	}
-	return p
+	return f
 }
 
-// delete deletes the link. gone is true when nobody answers to the addresses any more, and when the search failed for
-// good: no later DEL would find the link, and the addresses would be kept for ever.
-func (r *remains) delete() (gone bool, err error) {
-	if errors.Is(r.err, rtnl.ErrNoLink) {
+// delete deletes the link. gone is true if no interface answers to the addresses any more. It is also true if the
+// search failed with an error that is not transient: no later DEL would find the link either, and the addresses would
+// never be released.
+func (f *foundLink) delete() (gone bool, err error) {
+	if errors.Is(f.err, rtnl.ErrNoLink) {
 		return true, nil
 	}
-	if r.err != nil {
-		return !cni.Transient(r.err), r.err
+	if f.err != nil {
+		return !cni.Transient(f.err), f.err
 	}
-	err = r.conn.DelLink(r.link.Index)
+	err = f.conn.DelLink(f.link.Index)
 	return err == nil, err
 }
 
-// flush takes its addresses from the container's interface.
-func (r *remains) flush() error {
-	if r.err != nil {
-		return r.err
+// flush removes the addresses from the container's interface. For a pair, it sets netplugin.EndingAlias first, so that
+// nothing is restored any more. A child keeps its mark.
+func (f *foundLink) flush() error {
+	if f.err != nil {
+		return f.err
 	}
-	if r.conn == r.cont {
-		return Flush(r.cont, r.link) // and keep a child's mark
+	if f.conn == f.cont {
+		return Flush(f.cont, f.link)
 	}
-	if r.req.NS == nil {
+	if f.req.NS == nil {
 		return rtnl.ErrNoLink
 	}
 	var err error
-	if r.cont, err = rtnl.Dial(r.req.NS); err != nil {
+	if f.cont, err = rtnl.Dial(f.req.NS); err != nil {
 		return err
 	}
-	end, err := r.cont.LinkByIndex(r.link.Peer)
-	if err == nil && end.Peer != r.link.Index {
-		err = rtnl.ErrNoLink // the namespace is another container's by now
+	end, err := f.cont.LinkByIndex(f.link.Peer)
+	if err == nil && end.Peer != f.link.Index {
+		err = rtnl.ErrNoLink // CNI_NETNS is another container's namespace now
 	}
 	if err != nil {
 		return err
 	}
-	// From now on nothing is restored.
-	if err := r.cont.SetLink(end.Index, rtnl.LinkChange{Alias: new(netplugin.EndingAlias)}); err != nil {
+	if err := f.cont.SetLink(end.Index, rtnl.LinkChange{Alias: new(netplugin.EndingAlias)}); err != nil {
 		return err
 	}
-	return Flush(r.cont, end)
+	return Flush(f.cont, end)
 }
 
-func (r *remains) close() { _ = errors.Join(r.host.Close(), r.cont.Close()) }
+func (f *foundLink) close() { _ = errors.Join(f.host.Close(), f.cont.Close()) }
 
-// changedMAC tells whether the result knows the container's interface by another MAC address.
+// changedMAC reports whether prevResult has another MAC address for the container's interface.
 func changedMAC(req *skel.Request, end rtnl.Link) bool {
 	i, ok := req.PrevResult.ContainerInterface(req.IfName)
 	return ok && i.MAC != "" && !strings.EqualFold(i.MAC, end.MAC.String())
 }
 
-// Flush takes its addresses from a container's interface, but the link-local ones, which the kernel made.
-func Flush(cont *rtnl.Conn, end rtnl.Link) error {
-	addrs, err := cont.Addrs(end.Index)
-	errs := []error{err}
-	for _, a := range addrs {
-		if !a.Prefix.Addr().IsLinkLocalUnicast() {
-			errs = append(errs, cont.DelAddr(end.Index, a.Prefix))
-		}
-	}
-	return errors.Join(errs...)
-}
-
-// Check compares what ADD made with what is there, by verify, while the IPAM plugin checks its lease.
+// Check calls verify, which compares what ADD created with the kernel's state, while the IPAM plugin checks its lease.
 func Check(ctx context.Context, req *skel.Request, verify func(*Call) []error) error {
 	if req.PrevResult == nil {
 		return cni.Errorf(cni.CodeConfig,
@@ -184,118 +176,23 @@ func Check(ctx context.Context, req *skel.Request, verify func(*Call) []error) e
 	if _, ok := req.PrevResult.ContainerInterface(req.IfName); !ok {
 		return cni.Drift("prevResult: has no interface %q in a container", req.IfName)
 	}
-	s, err := Open(req)
+	c, err := Open(req)
 	if err != nil {
 		return err
 	}
-	if s.Req.IPAM == "" {
-		return errors.Join(verify(s)...)
+	if req.IPAM == "" {
+		return errors.Join(verify(c)...)
 	}
-	checking, err := s.ipam.Start(ctx, "CHECK")
-	errs := verify(s)
+	checking, err := c.ipam.Start(ctx, "CHECK")
+	errs := verify(c)
 	if err == nil {
 		_, err = checking.Wait(ctx)
 	}
 	return errors.Join(append(errs, err)...)
 }
 
-// FindPair finds both ends of the pair for CHECK. master is the index of the bridge; 0 where there
-// is none. A host end that the reference made must be a port of it.
-func (s *Call) FindPair(master int) (err error) {
-	if s.ContEnd, err = s.Cont.Link(s.Req.IfName); err != nil {
-		return iface.Drifted(fmt.Errorf("container: %w", err))
-	}
-	s.HostEnd, err = netplugin.MarkedHostEnd(s.Host, s.Req.Attachment)
-	if errors.Is(err, rtnl.ErrNoLink) {
-		s.HostEnd, err = referencePeer(s.Host, s.Cont, s.ContEnd, master)
-	}
-	switch {
-	case errors.Is(err, rtnl.ErrNoLink):
-		return cni.Drift("interface %q: has no host end", s.Req.IfName)
-	case err != nil:
-		return err
-	case s.HostEnd.Peer != s.ContEnd.Index:
-		return cni.Drift("interface %q: is not the other end of host interface %q", s.Req.IfName, s.HostEnd.Name)
-	}
-	return nil
-}
-
-// VerifyMasquerade is code 101 when Masquerade's rules are not there.
-func (s *Call) VerifyMasquerade(ctx context.Context, m Masq) error {
-	if !m.On {
-		return nil
-	}
-	if err := m.from(s.Host, s.HostEnd); err != nil {
-		return err
-	}
-	if err := masq.Check(ctx, s.NF, m.of(s.Req.Attachment, s.Req.PrevResult.ContainerIPs(s.Req.IfName))); err != nil {
-		return iface.Drifted(fmt.Errorf("masquerade: %w", err))
-	}
-	return nil
-}
-
-// Reapply restores the masquerade of a pair, and forwarding on the host if the host is the gateway. master is as in
-// FindPair.
-func (s *Call) Reapply(ctx context.Context, m Masq, master int, forwards bool) error {
-	if err := s.FindPair(master); err != nil {
-		return err
-	}
-	if err := netplugin.NotRestored("masquerade", netplugin.VerifyAttached(s.Req)); err != nil {
-		return err
-	}
-	own := &cni.Result{IPs: s.Req.PrevResult.ContainerIPs(s.Req.IfName)}
-	for _, ip := range own.IPs {
-		if forwards && ip.Gateway.IsValid() {
-			if err := iface.EnableForwarding(ip.Address.Addr().Is4()); err != nil {
-				return err
-			}
-		}
-	}
-	if !m.On {
-		return nil
-	}
-	if err := m.from(s.Host, s.HostEnd); err != nil {
-		return err
-	}
-	c := m.of(s.Req.Attachment, own.IPs)
-	c.Warn, c.Restores = s.Req.Warn, true
-	err := masq.Add(ctx, s.NF, c)
-	if errors.Is(err, masq.ErrNoRecord) {
-		return netplugin.NotRestored("masquerade", netplugin.ErrNoRecord)
-	}
-	// A DEL may have run before masq.Add.
-	if gone := netplugin.NotRestored("masquerade", netplugin.VerifyAttached(s.Req)); gone != nil {
-		return errors.Join(gone, masq.Del(ctx, s.NF, c))
-	}
-	return err
-}
-
-// Restore restores the masquerades of live pairs on nftables. It returns what was missing, by the attachment's mark. It
-// does not restore a masquerade whose host end is missing.
-func Restore(ctx context.Context, all []*skel.Request,
-	masqOf func(host *rtnl.Conn, req *skel.Request) (Masq, error)) map[string]error {
-	nf, host := nft.New(), rtnl.Host()
-	defer func() { _ = errors.Join(nf.Close(), host.Close()) }()
-	var wanted []masq.Config
-	for _, req := range all {
-		m, err := masqOf(host, req)
-		if err != nil || !m.On || m.Backend == ipt.IPTables {
-			continue
-		}
-		var end rtnl.Link
-		if m.Link == "" {
-			end, err = netplugin.MarkedHostEnd(host, req.Attachment)
-		}
-		if err == nil && m.from(host, end) == nil {
-			wanted = append(wanted, m.of(req.Attachment, req.PrevResult.ContainerIPs(req.IfName)))
-		}
-	}
-	missing, _ := masq.Restore(ctx, nf, wanted, netplugin.AttachedFunc(all)) // CHECK finds what Restore did not restore
-	return missing
-}
-
-// GC removes what attachments of the network left that are not valid.
-func GC(ctx context.Context, req *skel.Request, rules ...RemoveRules) error {
+// GC deletes whatever exists of attachments with a pair that are on the network and not valid.
+func GC(ctx context.Context, req *skel.Request, rules ...removeRules) error {
 	c := netplugin.OpenHost(req)
 	locks, cancel := skel.WithTwoThirds(ctx)
 	defer cancel()
@@ -312,9 +209,9 @@ func GC(ctx context.Context, req *skel.Request, rules ...RemoveRules) error {
 	return errors.Join(append(errs, err)...)
 }
 
-// GCInterfaces deletes the interfaces of attachments that are not valid by removeLinks, and then has the IPAM plugin
-// release their addresses, unless removeLinks fails: an interface may still answer to one. dhcp is asked before: it
-// takes the addresses off and tells its server, both through the interfaces.
+// GCInterfaces deletes the interfaces of attachments that are not valid with removeLinks, and then has the IPAM plugin
+// release their addresses. If removeLinks fails, the addresses are kept, because an interface may still answer to one.
+// dhcp runs before removeLinks: it removes the addresses and informs its server through the interfaces.
 func GCInterfaces(ctx context.Context, req *skel.Request, removeLinks func() error) error {
 	client := &ipam.Client{Req: req}
 	if client.ClearsInterface() {
@@ -328,11 +225,11 @@ func GCInterfaces(ctx context.Context, req *skel.Request, removeLinks func() err
 	return client.Run(ctx, "GC")
 }
 
-// Status is code 50 where ready, which may be nil, says why ADD would fail on this host, or where
-// ADD could not masquerade. Else it is IPAM's answer.
-func Status(ctx context.Context, req *skel.Request, m Masq, ready func(host *rtnl.Conn) error) error {
-	if ready != nil {
-		if err := netplugin.Status("", ready); err != nil {
+// Status returns code 50 if probe reports why an ADD would fail on this host, or if an ADD could not masquerade.
+// Otherwise it returns the STATUS of the IPAM plugin. probe may be nil.
+func Status(ctx context.Context, req *skel.Request, m Masq, probe func(host *rtnl.Conn) error) error {
+	if probe != nil {
+		if err := netplugin.Status("", probe); err != nil {
 			return err
 		}
 	}

@@ -61,12 +61,12 @@ func AutoMTU(p skel.Plugin[any], conf Object, feature string,
 		})
 
 		It("needs a default route, or mtuFrom", func() {
-			Expect(w.Refused(w.conf, cni.CodeConfig)).To(HavePrefix(`mtu: "auto" finds no default route of the host`))
+			Expect(w.Refused(w.conf, cni.CodeConfig)).To(HavePrefix(`mtu: "auto" needs a default route of the host`))
 			Expect(w.Fails(Call{Command: "STATUS", Conf: w.conf}, cni.CodeUnavailable)).To(
-				ContainSubstring("no default route"))
+				ContainSubstring("needs a default route"))
 			from := func(name string) Object { return Merge(w.conf, Object{"mtuFrom": name}) }
 			Expect(w.Refused(from("nope"), cni.CodeConfig)).To(
-				HavePrefix(`mtuFrom: "nope" is no interface of the host`))
+				HavePrefix(`mtuFrom: "nope" is not an interface of the host`))
 			w.resize(1400)
 			a := w.Attach("one", from("up0"), Addrs(2)...)
 			Expect(Show(a.Host, "eth0").MTU).To(Equal(1400))

@@ -28,7 +28,7 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	if err != nil {
 		return nil, err
 	}
-	if err := cfg.Link.SettleMTU(s.Host); err != nil {
+	if err := cfg.Link.ResolveMTU(s.Host); err != nil {
 		return nil, err
 	}
 	a := &attachment{call: s, cfg: cfg}
@@ -176,7 +176,7 @@ func status(ctx context.Context, req *skel.Request, cfg config) error {
 		if err = errors.Join(err, host.ProbeKind("veth")); err != nil {
 			return err
 		}
-		if err := cfg.Link.SettleMTU(host); err != nil || !cfg.MacSpoofChk {
+		if err := cfg.Link.ResolveMTU(host); err != nil || !cfg.MacSpoofChk {
 			return err
 		}
 		nf := nft.New()

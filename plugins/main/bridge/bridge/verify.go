@@ -23,7 +23,7 @@ func (a *attachment) verify(ctx context.Context) []error {
 		return []error{err}
 	}
 	link := &a.cfg.Link
-	if err := a.call.ExpectMTU(link, func() error { return link.SettleMTU(a.call.Host) }); err != nil {
+	if err := a.call.ExpectMTU(link, func() error { return link.ResolveMTU(a.call.Host) }); err != nil {
 		return []error{err}
 	}
 	masq, err := a.cfg.masqFrom(a.call.Host, a.bridge, a.call.Req.PrevResult.ContainerIPs(a.call.Req.IfName))

@@ -36,21 +36,21 @@ func parseConfig(_ *skel.Request, w wireConfig, problems *cni.Problems) attach.C
 	}
 	problems.Add(w.IPAM.Check())
 	return attach.ChildConfig{
-		New:     rtnl.NewLink{Kind: kind, Mode: mode},
-		OneMode: true, // the kernel would give the mode to all on the master
-		Master:  &w.MasterKeys,
-		Link:    attach.LinkKeys{MTUKeys: w.MTUKeys, DNS: w.DNS}.Parse(problems, "", ""),
-		DAD:     w.EnableDAD && mode == layer2, // in the others there is no neighbour
-		Make:    attach.MakeLink,
+		New:        rtnl.NewLink{Kind: kind, Mode: mode},
+		SharesMode: true, // the kernel would change the mode of all ipvlans on the master
+		Master:     &w.MasterKeys,
+		Link:       attach.LinkKeys{MTUKeys: w.MTUKeys, DNS: w.DNS}.Parse(problems, "", ""),
+		DAD:        w.EnableDAD && mode == layer2, // in the others there is no neighbour
+		Make:       attach.MakeLink,
 	}
 }
 
 func add(ctx context.Context, req *skel.Request, c attach.ChildConfig) (*cni.Result, error) {
 	if prev := req.PrevResult; prev != nil && len(prev.IPs) > 0 {
-		c.Link.Given = &cni.Result{IPs: prev.IPs, Routes: prev.Routes}
+		c.Link.Fallback = &cni.Result{IPs: prev.IPs, Routes: prev.Routes}
 	}
 	switch {
-	case req.IPAM == "" && c.Link.Given == nil:
+	case req.IPAM == "" && c.Link.Fallback == nil:
 		return nil, cni.Refuse("ipam.type", nil, "missing, and no result before has addresses")
 	case cni.IsPlugin(req.IPAM, "dhcp"):
 		req.Warn("ipam.type: %q: all on master have one MAC address, so the server must tell them apart by client ID",

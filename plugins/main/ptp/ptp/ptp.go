@@ -22,7 +22,7 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	if err != nil {
 		return nil, err
 	}
-	if err := cfg.Link.SettleMTU(s.Host); err != nil {
+	if err := cfg.Link.ResolveMTU(s.Host); err != nil {
 		return nil, err
 	}
 	err = s.CreatePair(ctx, cfg.Link)
@@ -106,7 +106,7 @@ func list(ctx context.Context, _ *skel.Request) ([]cni.Holding, error) {
 
 func status(ctx context.Context, req *skel.Request, cfg config) error {
 	return attach.Status(ctx, req, cfg.Masq, func(host *rtnl.Conn) error {
-		if err := cfg.Link.SettleMTU(host); err != nil {
+		if err := cfg.Link.ResolveMTU(host); err != nil {
 			return err
 		}
 		if !cfg.Link.Netkit {
@@ -176,7 +176,7 @@ func verify(ctx context.Context, s *attach.Call, cfg config) []error {
 	if err := s.FindPair(0); err != nil {
 		return []error{err}
 	}
-	if err := s.ExpectMTU(&cfg.Link, func() error { return cfg.Link.SettleMTU(s.Host) }); err != nil {
+	if err := s.ExpectMTU(&cfg.Link, func() error { return cfg.Link.ResolveMTU(s.Host) }); err != nil {
 		return []error{err}
 	}
 	inside := iface.Verify(target(s, p.ContRoutes), s.Req.PrevResult)

@@ -37,5 +37,5 @@ func parseConfig(req *skel.Request, w wireConfig, problems *cni.Problems) attach
 		problems.Add(cni.Refuse("mtu", link.MTU, fmt.Sprintf("is above %d, the largest of a tap", mtuMax)))
 	}
 	return attach.ChildConfig{New: rtnl.NewLink{Kind: kind}, Link: link,
-		Make: w.make, Ready: w.ready, Verify: w.verify}
+		Make: w.make, Probe: w.ready, Verify: w.verify}
 }

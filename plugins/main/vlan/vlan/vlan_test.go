@@ -93,7 +93,7 @@ var _ = Describe("a VLAN", Label("kernel"), func() {
 	It("of the host is named, too", func() {
 		IP(w.Host, "link add link up0 name up0.5 type vlan id 5")
 		Expect(w.Refused(conf(), cni.CodeConflict)).To(
-			HavePrefix(`VLAN 5 of master "up0": is held by interface "up0.5" beside it`))
+			HavePrefix(`VLAN 5 of master "up0": is held by interface "up0.5" in its namespace`))
 	})
 
 	It("is free again after an ADD that failed", Label("vlan-owner"), func() {

@@ -1,0 +1,197 @@
+package attach
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/iface"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
+)
+
+// StartIPAM starts the ADD of the IPAM plugin, if the configuration names one. It runs concurrently until IPAMResult.
+// The interface must have been created by this call, because the undo releases all addresses of the attachment.
+func (c *Call) StartIPAM(ctx context.Context) error {
+	if c.Req.IPAM == "" {
+		return nil
+	}
+	var err error
+	if c.adding, err = c.ipam.Start(ctx, "ADD"); err != nil {
+		return err
+	}
+	c.Req.OnFail("release the addresses", func(ctx context.Context) error {
+		if err := c.removeAddresses(); err != nil {
+			return fmt.Errorf("%w: %w", notReleased(c.ipam), err)
+		}
+		return c.ipam.Release(ctx, c.adding)
+	})
+	return nil
+}
+
+// removeAddresses makes sure that no interface answers to the addresses that are about to be released. It deletes the
+// pair. If IPAM's DEL needs the interface, or if the interface is not a pair, it removes only the addresses.
+func (c *Call) removeAddresses() error {
+	switch {
+	case c.ContEnd.Index == 0: // a device without an interface, which a program in the container drives
+		return nil
+	case c.ipam.NeedsInterface() || c.HostEnd.Index == 0:
+		return Flush(c.Cont, c.ContEnd)
+	}
+	return c.Host.DelLink(c.HostEnd.Index)
+}
+
+// IPAMResult waits for the result of the IPAM plugin. It returns an empty result if there is no IPAM plugin.
+func (c *Call) IPAMResult(ctx context.Context) (*cni.Result, error) {
+	if c.adding == nil {
+		return &cni.Result{}, nil
+	}
+	c.Req.Step("wait for IPAM")
+	adding := c.adding
+	c.adding = nil
+	answer, err := c.ipam.Result(ctx, adding)
+	if err != nil {
+		return nil, err
+	}
+	return answer, requireIPv6(answer)
+}
+
+// requireIPv6 returns code 2 for an IPv6 address on a kernel that was started without IPv6.
+func requireIPv6(answer *cni.Result) error {
+	i := slices.IndexFunc(answer.IPs, func(ip cni.IP) bool { return ip.Address.Addr().Is6() })
+	// If the directory cannot be read for another reason, the kernel decides when the address is added.
+	if i < 0 || !errors.Is(unix.Access("/proc/sys/net/ipv6", unix.F_OK), unix.ENOENT) {
+		return nil
+	}
+	return cni.Errorf(cni.CodeUnsupportedField,
+		"address %s: IPv6 is not supported by this kernel, which may have been started with ipv6.disable=1",
+		answer.IPs[i].Address)
+}
+
+// RefuseHostAddresses returns code 103 if the host itself has one of the result's addresses. The container's packets
+// arrive through link, which may be in a VRF. On a network where the host has no address of the family and is not a
+// router, such an address is harmless, and RefuseHostAddresses only warns. IPv6 link-local addresses are not checked,
+// because each link has its own.
+func (c *Call) RefuseHostAddresses(res *cni.Result, link rtnl.Link, isRouter bool) error {
+	var vrf rtnl.Link
+	if link.Master != 0 {
+		master, err := c.Host.LinkByIndex(link.Master)
+		if err != nil {
+			return err
+		}
+		if master.Kind == "vrf" {
+			vrf = master
+		}
+	}
+	for _, ip := range res.IPs {
+		addr := ip.Address.Addr()
+		if addr.Is6() && addr.IsLinkLocalUnicast() {
+			continue
+		}
+		local, err := c.Host.IsLocal(addr, vrf)
+		if err != nil {
+			return err
+		}
+		if !local {
+			continue
+		}
+		isShared := isRouter || addr.IsLoopback()
+		if !isShared {
+			if isShared, err = c.hostHasAddress(link, addr.Is4()); err != nil {
+				return err
+			}
+		}
+		if isShared {
+			return cni.Errorf(cni.CodeConflict,
+				"address %s: the host has it; exclude it from the addresses that IPAM assigns", addr)
+		}
+		c.Req.Warn("address %s: the host also has it, on another network", addr)
+	}
+	return nil
+}
+
+// hostHasAddress reports whether the host has an address of a family on the link. Link-local addresses do not count.
+func (c *Call) hostHasAddress(link rtnl.Link, is4 bool) (bool, error) {
+	if link.Index == 0 {
+		return false, nil
+	}
+	addrs, err := c.Host.Addrs(link.Index)
+	return slices.ContainsFunc(addrs, func(a rtnl.Addr) bool {
+		return a.Prefix.Addr().Is4() == is4 && !a.Prefix.Addr().IsLinkLocalUnicast()
+	}), err
+}
+
+// RefuseRouter returns code 103 for a gateway address that would make the host look for the router of its own default
+// route on the gateway's link. Such a gateway address is the router's address, or its subnet contains the router and
+// the prefix of the host's route to the router is not longer. A gateway is not refused if the host reaches the router
+// through one of links. Link-local addresses are not checked, because each link has its own.
+func (c *Call) RefuseRouter(gateway netip.Prefix, links ...rtnl.Link) error {
+	router, via, err := c.Host.DefaultRouter(gateway.Addr().Is4())
+	isBehind := slices.ContainsFunc(links, func(l rtnl.Link) bool { return l.Index == via })
+	if err != nil || isBehind || !router.IsValid() || router.IsLinkLocalUnicast() || !gateway.Contains(router) {
+		return err
+	}
+	bits, err := c.Host.RouteBits(router)
+	if err != nil || router != gateway.Addr() && bits > gateway.Bits() {
+		return err
+	}
+	return cni.Errorf(cni.CodeConflict, "gateway %s: the host's own router %s is in this subnet, and the host would "+
+		"no longer reach it; choose a subnet that the node does not use", gateway, router)
+}
+
+// AssignAddresses runs the IPAM plugin, if there is one, and configures the container's interface with the result. The
+// interface must be up, because some IPAM plugins use it. A device without an interface (t.Index is 0) gets a result
+// but is not configured.
+func (c *Call) AssignAddresses(ctx context.Context, link LinkConfig, t iface.Target) (*cni.Result, error) {
+	if err := c.StartIPAM(ctx); err != nil {
+		return nil, err
+	}
+	answer, err := c.IPAMResult(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if c.Req.IPAM == "" && link.Fallback != nil {
+		answer = link.Fallback
+	}
+	res, err := link.Result(answer, 0)
+	if err != nil {
+		return nil, err
+	}
+	for _, ip := range res.IPs {
+		if gw := ip.Gateway; gw.IsValid() && gw.Is4() != ip.Address.Addr().Is4() {
+			return nil, cni.Errorf(cni.CodeIPAM, "IPAM gave address %s and gateway %s of the other family", ip.Address,
+				gw)
+		}
+	}
+	if c.Child.New.Kind == "" || c.Child.Master != nil { // packets of a child without a master stay in the container
+		uplink := c.Master
+		if c.Child.isMasterInside() {
+			uplink.Master = 0
+		}
+		if err := c.RefuseHostAddresses(res, uplink, false); err != nil {
+			return nil, err
+		}
+	}
+	res.Interfaces = c.Interfaces()
+	if t.Index == 0 {
+		return res, nil
+	}
+	c.Req.Step("configure the interface")
+	return res, iface.Configure(ctx, t, res)
+}
+
+// Flush removes the addresses from a container's interface, except the link-local ones, which the kernel assigned.
+func Flush(cont *rtnl.Conn, end rtnl.Link) error {
+	addrs, err := cont.Addrs(end.Index)
+	errs := []error{err}
+	for _, a := range addrs {
+		if !a.Prefix.Addr().IsLinkLocalUnicast() {
+			errs = append(errs, cont.DelAddr(end.Index, a.Prefix))
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,145 @@
+package attach
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/iface"
+	"github.com/hawser-cni/plugins/pkg/ipt"
+	"github.com/hawser-cni/plugins/pkg/masq"
+	"github.com/hawser-cni/plugins/pkg/netplugin"
+	"github.com/hawser-cni/plugins/pkg/nft"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
+	"github.com/hawser-cni/plugins/pkg/skel"
+)
+
+// Masq is the configured masquerade.
+type Masq struct {
+	On      bool
+	Only    nft.Family // 0 = both families
+	Backend ipt.Backend
+	Link    string // the host's interface that the container's packets arrive on, or its VRF; empty = the host end
+	masq.Special
+}
+
+// setLink sets m.Link to the host end or its VRF, unless the plugin has set it.
+func (m *Masq) setLink(host *rtnl.Conn, hostEnd rtnl.Link) (err error) {
+	if m.Link == "" {
+		m.Link, err = Ingress(host, hostEnd)
+	}
+	return err
+}
+
+// config returns the masquerade of an attachment with these addresses.
+func (m Masq) config(a cni.Attachment, ips []cni.IP) masq.Config {
+	addrs := slices.DeleteFunc(cni.Addresses(ips), func(p netip.Prefix) bool {
+		return m.Only != 0 && nft.FamilyOf(p.Addr()) != m.Only
+	})
+	return masq.Config{Attachment: a, Backend: m.Backend, Link: m.Link, Addrs: addrs, Special: m.Special}
+}
+
+// Ingress returns the name of the interface that rules after the routing decision see as the input interface of packets
+// from a link: the link's VRF or, without one, the link itself.
+func Ingress(host *rtnl.Conn, link rtnl.Link) (string, error) {
+	if link.Master == 0 {
+		return link.Name, nil
+	}
+	vrf, err := host.LinkByIndex(link.Master)
+	return vrf.Name, err
+}
+
+// Masquerade adds rules that replace the source of packets that leave the container's subnets with an address of the
+// host.
+func (c *Call) Masquerade(ctx context.Context, m Masq, res *cni.Result) error {
+	if !m.On {
+		return nil
+	}
+	if err := m.setLink(c.Host, c.HostEnd); err != nil {
+		return err
+	}
+	rules := m.config(c.Req.Attachment, res.IPs)
+	rules.Warn, rules.Again = c.Req.Warn, c.again
+	c.Req.Step("masquerade")
+	c.Req.OnFail("remove the masquerade", func(ctx context.Context) error { return masq.Del(ctx, c.NF, rules) })
+	return masq.Add(ctx, c.NF, rules)
+}
+
+// VerifyMasquerade returns code 101 if rules of Masquerade are missing.
+func (c *Call) VerifyMasquerade(ctx context.Context, m Masq) error {
+	if !m.On {
+		return nil
+	}
+	if err := m.setLink(c.Host, c.HostEnd); err != nil {
+		return err
+	}
+	ips := c.Req.PrevResult.ContainerIPs(c.Req.IfName)
+	if err := masq.Check(ctx, c.NF, m.config(c.Req.Attachment, ips)); err != nil {
+		return iface.Drifted(fmt.Errorf("masquerade: %w", err))
+	}
+	return nil
+}
+
+// Reapply restores the masquerade of a pair and, if forwards is true, forwarding on the host for the families that have
+// a gateway. master is the same as for FindPair.
+func (c *Call) Reapply(ctx context.Context, m Masq, master int, forwards bool) error {
+	if err := c.FindPair(master); err != nil {
+		return err
+	}
+	if err := netplugin.NotRestored("masquerade", netplugin.VerifyAttached(c.Req)); err != nil {
+		return err
+	}
+	ips := c.Req.PrevResult.ContainerIPs(c.Req.IfName)
+	for _, ip := range ips {
+		if forwards && ip.Gateway.IsValid() {
+			if err := iface.EnableForwarding(ip.Address.Addr().Is4()); err != nil {
+				return err
+			}
+		}
+	}
+	if !m.On {
+		return nil
+	}
+	if err := m.setLink(c.Host, c.HostEnd); err != nil {
+		return err
+	}
+	rules := m.config(c.Req.Attachment, ips)
+	rules.Warn, rules.Restores = c.Req.Warn, true
+	err := masq.Add(ctx, c.NF, rules)
+	if errors.Is(err, masq.ErrNoRecord) {
+		return netplugin.NotRestored("masquerade", netplugin.ErrNoRecord)
+	}
+	// A DEL may have removed its rules before masq.Add.
+	if reason := netplugin.NotRestored("masquerade", netplugin.VerifyAttached(c.Req)); reason != nil {
+		return errors.Join(reason, masq.Del(ctx, c.NF, rules))
+	}
+	return err
+}
+
+// Restore restores the masquerades of live pairs on nftables. It returns what was missing, by the attachment's mark. It
+// does not restore a masquerade whose host end is missing. parse returns the masquerade that a request configures.
+func Restore(ctx context.Context, all []*skel.Request,
+	parse func(host *rtnl.Conn, req *skel.Request) (Masq, error)) map[string]error {
+	nf, host := nft.New(), rtnl.Host()
+	defer func() { _ = errors.Join(nf.Close(), host.Close()) }()
+	var wanted []masq.Config
+	for _, req := range all {
+		m, err := parse(host, req)
+		if err != nil || !m.On || m.Backend == ipt.IPTables {
+			continue
+		}
+		var end rtnl.Link
+		if m.Link == "" {
+			end, err = netplugin.MarkedHostEnd(host, req.Attachment)
+		}
+		if err == nil && m.setLink(host, end) == nil {
+			wanted = append(wanted, m.config(req.Attachment, req.PrevResult.ContainerIPs(req.IfName)))
+		}
+	}
+	// The error is dropped, because CHECK finds whatever was not restored.
+	missing, _ := masq.Restore(ctx, nf, wanted, netplugin.AttachedFunc(all))
+	return missing
+}
