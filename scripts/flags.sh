@@ -10,7 +10,9 @@ for packages in github.com/{vishvananda,spf13,godbus,insomniacslk,coreos,mdlayhe
 	golang.org/x/{mod,net,sync,sys} github.com/hawser-cni/plugins/{cmd,pkg,plugins}; do
 	echo "-gcflags=$packages/...=-l"
 done
-for package in context encoding/csv encoding/json flag fmt net net/url os/exec os/signal os/user regexp/syntax \
+# Without inlining in reflect the one program is 33 kB smaller. In 400 pairs of calls of bridge, an ADD took 1 % more
+# processor time and VERSION the same. Of the other packages only runtime, which every call uses, saves more than 4 kB.
+for package in context encoding/csv encoding/json flag fmt net net/url os/exec os/signal os/user reflect regexp/syntax \
 	strings syscall time; do
 	echo "-gcflags=$package=-l"
 done
