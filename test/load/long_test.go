@@ -173,8 +173,8 @@ func newRuntime(l *long, r *rand.Rand) *runtime {
 
 // Write is told what the plugins say on stderr.
 func (t *runtime) Write(stderr []byte) (int, error) {
-	for range bytes.Count(stderr, []byte(" back from ")) {
-		t.count("leases of the dead taken back")
+	for range bytes.Count(stderr, []byte("reclaimed ")) {
+		t.count("stale leases reclaimed")
 	}
 	return len(stderr), nil
 }

@@ -35,26 +35,27 @@ type wireIPAM struct {
 
 const defaultDataDir = "/var/lib/cni/networks"
 
-// config is what ADD, CHECK and STATUS act on.
+// config is the checked configuration for ADD, CHECK and STATUS.
 type config struct {
 	dataDir      string
-	resolvConf   string // empty = none
+	resolvConf   string // empty: none
 	sets         []ranges.Set
-	asked        []ranges.Asked // for each set; the zero value asks for none
+	asked        []ranges.Asked // requested address for each set; zero: none
 	routes       []cni.Route
 	failWhenFull bool
 	reclaim      bool
-	pod          string // whose address is remembered; empty = nobody's
+	pod          string // pod that gets its last addresses again; empty: none
 }
 
-// parseConfig checks the configuration. Without sets the runtime is to send some: capabilities.ipRanges says so.
+// parseConfig checks the configuration. The returned sets are empty only if capabilities.ipRanges announces that the
+// runtime sends them.
 func parseConfig(req *skel.Request, wire wireConfig, problems *cni.Problems) *config {
 	cfg := &config{
 		dataDir: cmp.Or(wire.IPAM.DataDir, defaultDataDir), resolvConf: wire.IPAM.ResolvConf,
 		failWhenFull: wire.IPAM.OnFull == "fail", reclaim: wire.IPAM.Reclaim == nil || *wire.IPAM.Reclaim,
 	}
 	if mode := wire.IPAM.OnFull; !slices.Contains([]string{"", "warn", "fail"}, mode) {
-		problems.Add(cni.Refuse("ipam.statusOnExhaustion", mode, `is neither "warn" nor "fail"`))
+		problems.Add(cni.Refuse("ipam.statusOnExhaustion", mode, `must be "warn" or "fail"`))
 	}
 	var err error
 	cfg.sets, err = wire.Call.Parse(req.Version, wire.IPAM.Wire, wire.IPAM.Ranges)
@@ -80,8 +81,7 @@ func parseConfig(req *skel.Request, wire wireConfig, problems *cni.Problems) *co
 	return cfg
 }
 
-// parseDataDir reads the one key that DEL and GC need, whatever is wrong with
-// the others.
+// parseDataDir reads the only key that DEL and GC need. Other keys may be invalid.
 func parseDataDir(req *skel.Request) (string, error) {
 	var wire struct {
 		IPAM struct {
@@ -92,5 +92,5 @@ func parseDataDir(req *skel.Request) (string, error) {
 	return cmp.Or(wire.IPAM.DataDir, defaultDataDir), err
 }
 
-// The keys of CNI_ARGS by which Kubernetes' runtimes name a pod.
+// The keys of CNI_ARGS with which Kubernetes' runtimes identify a pod.
 const podSpace, podName = "K8S_POD_NAMESPACE", "K8S_POD_NAME"

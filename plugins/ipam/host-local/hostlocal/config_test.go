@@ -136,7 +136,7 @@ var _ = It("refuses everything that is wrong at once, in the order of the source
 	req.Args = "IP=v"
 	_, err := Plugin().Parse(req)
 	Expect(Problems(err)).To(HaveExactElements(
-		`7 ipam.statusOnExhaustion: "no" is neither "warn" nor "fail"`,
+		`7 ipam.statusOnExhaustion: "no" must be "warn" or "fail"`,
 		`7 runtimeConfig.ipRanges[0][0].subnet: is missing`,
 		`7 ipam.ranges[0][0].subnet: 10.1.2.1/24 has host bits set, the network is 10.1.2.0/24`,
 		`7 ipam.ranges[0][1].rangeStart: "x" is no IP address`,
@@ -358,8 +358,8 @@ var _ = It("tries every address of a set once, and no gateway", func() {
 	}
 })
 
-// FuzzConfig looks for configurations that are not refused and yet make a
-// range that gives an address outside itself, or the gateway.
+// FuzzConfig looks for configurations that are not refused and yet make a range that gives an address outside itself,
+// or the gateway.
 func FuzzConfig(f *testing.F) {
 	for _, conf := range []string{
 		`{"ipam":{"ranges":[[{"subnet":"10.1.2.0/24"}],[{"subnet":"2001:db8::/64","rangeStart":"2001:db8::ffff"}]]}}`,
@@ -419,9 +419,8 @@ func FuzzCall(f *testing.F) {
 	}.Run(f)
 }
 
-// FuzzFiles makes up what is in the directory of the leases: one entry of
-// any kind beside the files that are always there. What has an owner stays as it
-// is, and its address is given to nobody.
+// FuzzFiles makes up what is in the directory of the leases: one entry of any kind beside the files that are always
+// there. What has an owner stays as it is, and its address is given to nobody.
 func FuzzFiles(f *testing.F) {
 	f.Add(uint8(0), "10.1.0.2", []byte("other\r\neth0"), []byte("10.1.0.3"), []byte(indexMagic),
 		[]byte("nameserver 10.1.0.1\n"))
@@ -511,8 +510,7 @@ func FuzzIndex(f *testing.F) {
 	})
 }
 
-// fuzzCall serves a call, which must be answered as the contract says, and
-// returns the address that it gave.
+// fuzzCall serves a call, which must be answered as the contract says, and returns the address that it gave.
 func fuzzCall(t *testing.T, base, command, id string) string {
 	t.Helper()
 	conf := `{"cniVersion":"1.1.0","name":"net","ipam":{"subnet":"10.1.0.0/29","dataDir":"` + base +

@@ -16,7 +16,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
-// add takes an address from each set.
+// add allocates an address from each set.
 func add(ctx context.Context, req *skel.Request, cfg *config) (result *cni.Result, err error) {
 	if len(cfg.sets) == 0 {
 		return nil, cni.Errorf(cni.CodeConfig, "runtimeConfig.ipRanges: no ranges to give addresses from")
@@ -29,8 +29,8 @@ func add(ctx context.Context, req *skel.Request, cfg *config) (result *cni.Resul
 	if err != nil {
 		return nil, err
 	}
-	s.note = s.noteOf(req.Netns, ownerText(req.ContainerID, req.IfName))
-	defer func() { err = errors.Join(err, s.close()) }() // also after a panic: the roll-back waits for the lock
+	s.note = s.ownerNote(req.Netns, ownerText(req.ContainerID, req.IfName))
+	defer func() { err = errors.Join(err, s.close()) }() // even after a panic, because the roll-back waits for the lock
 	ips, err := allocate(s, req, cfg)
 	if err != nil {
 		return nil, err
@@ -38,7 +38,7 @@ func add(ctx context.Context, req *skel.Request, cfg *config) (result *cni.Resul
 	return &cni.Result{IPs: ips, Routes: cfg.routes, DNS: dns}, nil
 }
 
-// del releases whatever the interface holds, whatever the ranges are now.
+// del releases all addresses of the attachment. It does not depend on the configured ranges.
 func del(ctx context.Context, req *skel.Request) error {
 	dataDir, err := parseDataDir(req)
 	if err != nil {
@@ -47,7 +47,7 @@ func del(ctx context.Context, req *skel.Request) error {
 	return releaseAll(ctx, dataDir, req.Network, ownerText(req.ContainerID, req.IfName), req.ContainerID)
 }
 
-// check verifies that the interface has addresses, and those of its result that are of our ranges.
+// check verifies that the attachment holds addresses, and that they match those of prevResult that are in the ranges.
 func check(ctx context.Context, req *skel.Request, cfg *config) error {
 	s, err := openLeaseDir(ctx, cfg.dataDir, req.Network, 0)
 	if err != nil {
@@ -66,8 +66,9 @@ func check(ctx context.Context, req *skel.Request, cfg *config) error {
 	return ranges.Verify(cfg.sets, req.PrevResult, held)
 }
 
-// gc releases the addresses of attachments that are not valid, and of nobody. What is not exactly
-// as ADD writes it stays: a container ID alone cannot be told from an administrator's word.
+// gc releases the addresses of attachments that are not valid, and removes lease files without an owner. Files that
+// are not exactly as ADD writes them stay, because a container ID without an interface could be text of an
+// administrator.
 func gc(ctx context.Context, req *skel.Request) error {
 	dataDir, err := parseDataDir(req)
 	if err != nil {
@@ -87,8 +88,8 @@ func gc(ctx context.Context, req *skel.Request) error {
 	return errors.Join(err, s.close())
 }
 
-// list lists the leases of the network or, without one, of all networks in the directory. The reference's files are
-// like ours.
+// list returns the leases of the network or, without a network, of all networks in the directory. They include leases
+// of the reference plugin, which have the same format.
 func list(_ context.Context, req *skel.Request) (all []cni.Holding, err error) {
 	dataDir, err := parseDataDir(req)
 	networks := []string{req.Network}
@@ -116,17 +117,18 @@ func list(_ context.Context, req *skel.Request) (all []cni.Holding, err error) {
 	return all, errors.Join(errs...)
 }
 
-// status says whether ADD could take addresses, without a lock. A full set is a warning unless the configuration asks
-// for more: an error makes the whole node not ready, also for the containers that have their addresses.
+// status checks, without the lock, whether ADD could allocate addresses. A full set is only a warning unless
+// statusOnExhaustion is "fail", because an error makes the whole node not ready, which also affects containers that
+// have their addresses.
 func status(_ context.Context, req *skel.Request, cfg *config) error {
 	if err := statefile.Writable(filepath.Join(cfg.dataDir, req.Network)); err != nil {
-		return cni.Errorf(cni.CodeUnavailable, "ipam.dataDir: no lease can be written: %w", err)
+		return cni.Errorf(cni.CodeUnavailable, "ipam.dataDir: cannot write leases: %w", err)
 	}
 	if _, err := ranges.ReadDNS(cfg.resolvConf); err != nil {
 		return cni.Errorf(cni.CodeUnavailable, "%w", err)
 	}
 	unreadable := func(err error) error {
-		return cni.Errorf(cni.CodeUnavailable, "ipam.dataDir: the leases cannot be read: %w", err)
+		return cni.Errorf(cni.CodeUnavailable, "ipam.dataDir: cannot read leases: %w", err)
 	}
 	s, err := openUnlocked(cfg.dataDir, req.Network, 0)
 	if err != nil {
@@ -137,15 +139,15 @@ func status(_ context.Context, req *skel.Request, cfg *config) error {
 	}
 	defer s.close()
 	for i, set := range cfg.sets {
-		order := set.After(s.last(i))
-		_, err := s.first(order, s.verifyFree)
-		if errors.Is(err, errNoneLeft) && cfg.reclaim && s.mayReclaim(order) {
+		order := set.After(s.lastAddress(i))
+		_, err := s.firstFree(order, s.verifyFree)
+		if errors.Is(err, errFull) && cfg.reclaim && s.mayReclaim(order) {
 			continue
 		}
 		if err == nil {
 			continue
 		}
-		if !errors.Is(err, errNoneLeft) {
+		if !errors.Is(err, errFull) {
 			return unreadable(err)
 		}
 		err = cni.Errorf(cni.CodeUnavailable, "range set %d (%s): no address is left", i, set)
@@ -157,19 +159,19 @@ func status(_ context.Context, req *skel.Request, cfg *config) error {
 	return nil
 }
 
-// allocation is an ADD's.
+// allocation is the state of an ADD.
 type allocation struct {
 	*leaseDir
-	req   *skel.Request
-	cfg   *config
-	owner string
-	stuck map[int]bool // the sets that gave the pod the address that it had
+	req      *skel.Request
+	cfg      *config
+	owner    string
+	isSticky map[int]bool // sets from which the pod got its last address again
 }
 
-// podKey is under what the pod's addresses are remembered: two interfaces have two.
+// podKey identifies the pod's interface in the sticky table.
 func (a *allocation) podKey() string { return a.cfg.pod + "\n" + a.req.IfName }
 
-// allocate takes an address from each set, or none at all.
+// allocate allocates an address from each set. After an error, the roll-back releases all of them.
 func allocate(s *leaseDir, req *skel.Request, cfg *config) ([]cni.IP, error) {
 	a := allocation{s, req, cfg, ownerText(req.ContainerID, req.IfName), map[int]bool{}}
 	held, err := s.heldBy(a.owner, req.ContainerID)
@@ -177,8 +179,8 @@ func allocate(s *leaseDir, req *skel.Request, cfg *config) ([]cni.IP, error) {
 		return nil, err
 	}
 	if len(held) > 0 && cfg.reclaim {
-		if stale := s.ofEarlierBoots(held...); len(stale) == len(held) {
-			if err := s.takeBack(req, stale); err != nil {
+		if stale := s.leasesOfEarlierBoots(held...); len(stale) == len(held) {
+			if err := s.releaseStale(req, stale); err != nil {
 				return nil, err
 			}
 			held = nil
@@ -186,16 +188,16 @@ func allocate(s *leaseDir, req *skel.Request, cfg *config) ([]cni.IP, error) {
 	}
 	if len(held) > 0 {
 		return nil, cni.Errorf(cni.CodeExists,
-			"%s has been allocated to %s, duplicate allocation is not allowed; DEL gives it back",
+			"%s has been allocated to %s, duplicate allocation is not allowed; DEL releases it",
 			ranges.Join(held, ", "), req.Attachment)
 	}
 	req.Step("reserve the addresses")
-	req.OnFail("give the addresses back", func(ctx context.Context) error {
+	req.OnFail("release the addresses", func(ctx context.Context) error {
 		return releaseAll(ctx, cfg.dataDir, req.Network, a.owner)
 	})
 	ips := make([]cni.IP, len(cfg.sets))
 	for i, set := range cfg.sets {
-		addr, err := a.take(i, set)
+		addr, err := a.allocateOne(i, set)
 		if err != nil {
 			return nil, err
 		}
@@ -203,89 +205,92 @@ func allocate(s *leaseDir, req *skel.Request, cfg *config) ([]cni.IP, error) {
 		ips[i] = cni.IP{Address: netip.PrefixFrom(addr, r.Subnet.Bits()), Gateway: r.Gateway}
 	}
 	for i, ip := range ips {
-		if a.stuck[i] { // who comes next gets no neighbour of it, which another pod may come back for
+		if a.isSticky[i] { // do not continue after it, because other pods may return for the addresses there
 			continue
 		}
-		if err := s.setLast(i, ip.Address.Addr()); err != nil {
+		if err := s.setLastAddress(i, ip.Address.Addr()); err != nil {
 			return nil, err
 		}
 	}
 	if cfg.pod != "" {
-		if err := s.remember(a.podKey(), ips); err != nil {
+		if err := s.setSticky(a.podKey(), ips); err != nil {
 			req.Warn("ipam.sticky: %v", err)
 		}
 	}
 	return ips, nil
 }
 
-// take reserves the address that was asked for or else the first that nobody has after the one given away last.
-func (a *allocation) take(n int, set ranges.Set) (netip.Addr, error) {
-	if asked := a.cfg.asked[n]; asked.Addr.IsValid() {
-		err := a.claim(asked.Addr)
+// allocateOne reserves an address of set n: the requested one or, without a request, the pod's last one if it is
+// free, or the first free one after the address that was assigned last.
+func (a *allocation) allocateOne(n int, set ranges.Set) (netip.Addr, error) {
+	if request := a.cfg.asked[n]; request.Addr.IsValid() {
+		err := a.reserveOrReclaim(request.Addr)
 		if errors.Is(err, errTaken) {
-			owner, _ := a.leaseDir.owner(asked.Addr) // reserve has read it
+			owner, _ := a.leaseDir.owner(request.Addr) // reserve has read it without an error
 			err = cni.Errorf(cni.CodeConflict, "%s: requested IP address %s is not available in range set %s: "+
-				"%w for %s", asked.Key, asked.Addr, set, err, ownerInWords(owner))
+				"%w for %s", request.Key, request.Addr, set, err, describeOwner(owner))
 		}
-		return asked.Addr, err
+		return request.Addr, err
 	}
 	if a.cfg.pod != "" {
-		addr := a.remembered(a.podKey(), n)
+		addr := a.stickyAddress(a.podKey(), n)
 		if _, ok := set.Find(addr); ok && !set.IsGateway(addr) {
-			if err := a.claim(addr); !errors.Is(err, errTaken) {
-				a.stuck[n] = true
+			if err := a.reserveOrReclaim(addr); !errors.Is(err, errTaken) {
+				a.isSticky[n] = true
 				return addr, err
 			}
 		}
 	}
-	order := set.After(a.last(n))
+	order := set.After(a.lastAddress(n))
 	reserve := func(addr netip.Addr) error { return a.reserve(addr, a.owner) }
-	addr, err := a.first(order, reserve)
-	why := `"reclaim" is false`
-	if errors.Is(err, errNoneLeft) && a.cfg.reclaim {
+	addr, err := a.firstFree(order, reserve)
+	reason := `"reclaim" is false`
+	if errors.Is(err, errFull) && a.cfg.reclaim {
 		var free netip.Addr
-		if free, why = a.reclaim(a.req, order); free.IsValid() {
+		if free, reason = a.reclaim(a.req, order); free.IsValid() {
 			addr, err = free, reserve(free)
 		}
 	}
-	if errors.Is(err, errNoneLeft) && !a.walked() {
-		// The index may have addresses whose files lost their text.
+	if errors.Is(err, errFull) && !a.hasWalked() {
+		// The index can contain addresses whose files have become empty.
 		if err = a.walk(nil); err == nil {
-			addr, err = a.first(order, reserve)
+			addr, err = a.firstFree(order, reserve)
 		}
 	}
-	if errors.Is(err, errNoneLeft) {
+	if errors.Is(err, errFull) {
 		files, owners := a.index.usage(set)
-		err = cni.Errorf(cni.CodeTryAgain, "failed to allocate for range %d: %w: %s: files %d, owners %d, in %s; "+
-			"none of the %d was taken back: %s; hawser gc says whose they are, and hawser gc --yes releases those "+
-			"that no runtime knows", n, err, set, files, owners, a.dir.Path(), files, why)
+		err = cni.Errorf(cni.CodeTryAgain, "failed to allocate for range %d: %w: %s: %d leases of %d owners in %s; "+
+			"none can be reclaimed: %s; hawser gc lists the owners, hawser gc --yes releases leases that no runtime "+
+			"knows",
+			n, err, set, files, owners, a.dir.Path(), reason)
 	}
 	return addr, err
 }
 
-// claim reserves one address, also where a lease of an earlier boot has it.
-func (a *allocation) claim(addr netip.Addr) error {
+// reserveOrReclaim reserves an address. If a lease from an earlier boot has it, it releases that lease first.
+func (a *allocation) reserveOrReclaim(addr netip.Addr) error {
 	err := a.reserve(addr, a.owner)
 	if !errors.Is(err, errTaken) || !a.cfg.reclaim {
 		return err
 	}
-	stale := a.ofEarlierBoots(addr)
+	stale := a.leasesOfEarlierBoots(addr)
 	if len(stale) == 0 {
 		return err
 	}
-	if err := a.takeBack(a.req, stale); err != nil {
+	if err := a.releaseStale(a.req, stale); err != nil {
 		return err
 	}
 	return a.reserve(addr, a.owner)
 }
 
-var errNoneLeft = errors.New("no IP addresses available in range set")
+var errFull = errors.New("no IP addresses available in range set")
 
-// manyMisses is how many taken addresses are tried before the index is asked for the others.
-const manyMisses = 16
+// maxMisses is the number of taken addresses that are tried before the taken ones are read from the index.
+const maxMisses = 16
 
-// first returns the first address that nobody has: try says errTaken of the others.
-func (s *leaseDir) first(order iter.Seq[netip.Addr], try func(netip.Addr) error) (netip.Addr, error) {
+// firstFree returns the first address for which try does not return errTaken, and the result of try. It returns
+// errFull if there is none.
+func (s *leaseDir) firstFree(order iter.Seq[netip.Addr], try func(netip.Addr) error) (netip.Addr, error) {
 	var taken addrSet
 	misses := 0
 	for addr := range order {
@@ -296,24 +301,24 @@ func (s *leaseDir) first(order iter.Seq[netip.Addr], try func(netip.Addr) error)
 		if !errors.Is(err, errTaken) {
 			return addr, err
 		}
-		if misses++; misses == manyMisses && s.loadIndex() == nil {
+		if misses++; misses == maxMisses && s.loadIndex() == nil {
 			if taken, err = s.index.taken(); err != nil {
 				return addr, err
 			}
 		}
 	}
-	return netip.Addr{}, errNoneLeft
+	return netip.Addr{}, errFull
 }
 
-// ownerInWords is who owns an address, for messages.
-func ownerInWords(owner string) string {
+// describeOwner describes the owner of an address, for messages.
+func describeOwner(owner string) string {
 	if id, ifName, ok := parseOwner(owner); ok {
 		return fmt.Sprintf("container %q, interface %q", id, ifName)
 	}
 	return fmt.Sprintf("%.64q", owner)
 }
 
-// releaseAll releases the addresses of the first owner that has any.
+// releaseAll releases the addresses of the first of the owners that has any.
 func releaseAll(ctx context.Context, dataDir, network string, owners ...string) error {
 	s, err := openLeaseDir(ctx, dataDir, network, 0)
 	if s == nil || err != nil {

@@ -56,8 +56,7 @@ func networkIn(dataDir, ipam string) network {
 	return network{World: NewWorld(Plugin()), dataDir: dataDir, ipam: ipam, version: "1.1.0"}
 }
 
-// tmpfs mounts a file system that a network may have its directory on. It must
-// come before the network.
+// tmpfs mounts a file system that a network may have its directory on. It must come before the network.
 func tmpfs(flags uintptr, options string) string {
 	GinkgoHelper()
 	dir := GinkgoT().TempDir()
@@ -294,8 +293,8 @@ var _ = Describe("ADD", func() {
 		before := n.leases()
 		Expect(n.fails("ADD", "c1", cni.CodeTryAgain)).To(And(HavePrefix(
 			"failed to allocate for range 1: no IP addresses available in range set: 10.1.3.2-10.1.3.4: "+
-				"files 3, owners 2, in "+n.dir()+"; none of the 3 was taken back: "), HaveSuffix(
-			"; hawser gc says whose they are, and hawser gc --yes releases those that no runtime knows")))
+				"3 leases of 2 owners in "+n.dir()+"; none can be reclaimed: "), HaveSuffix(
+			"; hawser gc lists the owners, hawser gc --yes releases leases that no runtime knows")))
 		Expect(n.leases()).To(Equal(before))
 		Expect(os.ReadFile(n.path("last_reserved_ip.0"))).To(BeEquivalentTo("10.1.2.5"))
 	})

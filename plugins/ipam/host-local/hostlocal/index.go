@@ -17,30 +17,38 @@ import (
 	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
-// index is a copy of what the lease directory says, in the file <dataDir>/.hawser/<network>:
+// index lists the owners and addresses of all leases, so that DEL and CHECK need not read every lease file. It is the
+// file <dataDir>/.hawser/<network>:
 //
 //	header   identity, stamp, number of entries
 //	entries  hash of the owner's text, address; in no order
 //
-// A search reads all entries. A new one is appended; the last one takes the place of one that
-// is removed.
+// A search reads all entries. A new entry is appended. When an entry is removed, the last one takes its place.
 //
-// The stamp says whether the index is current. Each change of ours ends, under the lock, by
-// setting the directory's modification time to a whole second of a past year, which stands for
-// the stamp. The kernel overwrites that time when a file is created, deleted or renamed. Its own
-// times would not do: two changes may get the same one. After a kill before the stamp the next
-// call reads the directory.
+// The reference plugin changes the lease directory without updating the index. The stamp tells whether that happened.
+// Each call that changes the directory ends, under the lock, by writing a new stamp into the index and setting the
+// modification time of the directory to the time that stands for this stamp: a whole second between 1980 and 1997.
+// The index is current as long as the two match. For example:
 //
-// Nobody notices a change that somebody makes without the lock, between our reading of the
-// directory and the stamp. A file that was created then is found when ADD wants to create it,
-// a deleted one when its lease is verified.
+//	ADD creates a lease, writes stamp 7 and sets the time 1980-01-01 00:00:07
+//	DEL reads stamp 7 and that time: the index is current
+//	the reference plugin creates a lease; the kernel sets the directory's time to now
+//	DEL reads stamp 7 and a time in the present: it reads the directory and writes a new index
+//
+// The kernel sets the time whenever a file is created, deleted or renamed, and never to a time in that range.
+// Comparing the kernel's own times would not do, because two changes can get the same time. If a call is killed
+// before it sets the time, the next call reads the directory.
+//
+// The stamp does not show two kinds of changes: those made without the lock between reading the directory and setting
+// the time, and files rewritten in place. They do no harm, because each lease that the index finds is verified by
+// reading its file, and ADD finds an existing file when it creates the lease.
 type index struct {
-	file   *os.File // nil: this call has read the directory, and close writes the entries
-	memory []byte   // the entries, where there is no file
-	header []byte   // identity
-	stamp  uint64
-	count  int
-	at     map[netip.Addr]int // the entries that find and add saw
+	file      *os.File // nil: this call has read the directory, and leaseDir.close will write the entries
+	memory    []byte   // the entries if file is nil
+	header    []byte   // identity
+	stamp     uint64
+	count     int
+	positions map[netip.Addr]int // numbers of the entries that find and add saw
 }
 
 const (
@@ -49,13 +57,15 @@ const (
 	hashSize   = 8
 	entrySize  = hashSize + 16
 
-	// scanned is how many entries are read at once: fresh memory costs more than the reading.
-	scanned = 8 << 10
+	// scanBatch is the number of entries read at a time. A larger buffer would cost more for its memory than it
+	// saves.
+	scanBatch = 8 << 10
 )
 
-// openIndex opens the index of a directory with this identity and this time.
+// openIndex opens an index. It returns errStale if the index does not belong to a directory with this identity and
+// modification time.
 func openIndex(file *os.File, identity []byte, modTime time.Time) (*index, error) {
-	x := &index{file: file, header: identity, at: map[netip.Addr]int{}}
+	x := &index{file: file, header: identity, positions: map[netip.Addr]int{}}
 	data := make([]byte, len(identity)+16)
 	if _, err := file.ReadAt(data, 0); err != nil {
 		return nil, err
@@ -77,9 +87,10 @@ func openIndex(file *os.File, identity []byte, modTime time.Time) (*index, error
 	return x, nil
 }
 
+// offset returns where an entry begins in the file.
 func (x *index) offset(i int) int64 { return int64(len(x.header) + 16 + i*entrySize) }
 
-// read reads entries from number i on.
+// read fills entries, beginning with entry number i.
 func (x *index) read(entries []byte, i int) error {
 	if x.file == nil {
 		copy(entries, x.memory[i*entrySize:])
@@ -89,22 +100,22 @@ func (x *index) read(entries []byte, i int) error {
 	return err
 }
 
-// write writes entry number i, which is there or the next one.
+// write replaces entry number i, or appends it if i is the number of entries.
 func (x *index) write(entry []byte, i int) error {
 	if x.file == nil {
-		at := i * entrySize
-		x.memory = slices.Replace(x.memory, at, min(at+entrySize, len(x.memory)), entry...)
+		offset := i * entrySize
+		x.memory = slices.Replace(x.memory, offset, min(offset+entrySize, len(x.memory)), entry...)
 		return nil
 	}
 	_, err := x.file.WriteAt(entry, x.offset(i))
 	return err
 }
 
-// scan shows all entries, many at once; first is the number of the first of them.
+// scan calls visit with all entries, many at a time. first is the number of the first one.
 func (x *index) scan(visit func(first int, entries []byte)) error {
-	buf := make([]byte, min(x.count, scanned)*entrySize)
-	for i := 0; i < x.count; i += scanned {
-		part := buf[:min(x.count-i, scanned)*entrySize]
+	buf := make([]byte, min(x.count, scanBatch)*entrySize)
+	for i := 0; i < x.count; i += scanBatch {
+		part := buf[:min(x.count-i, scanBatch)*entrySize]
 		if err := x.read(part, i); err != nil {
 			return err
 		}
@@ -113,8 +124,7 @@ func (x *index) scan(visit func(first int, entries []byte)) error {
 	return nil
 }
 
-// find returns for each owner its addresses, and those of owners with the same
-// hash.
+// find returns the addresses of each owner. They can include addresses of other owners with the same hash.
 func (x *index) find(owners ...string) ([][]netip.Addr, error) {
 	hashes := make([]uint64, len(owners))
 	for n, owner := range owners {
@@ -122,21 +132,22 @@ func (x *index) find(owners ...string) ([][]netip.Addr, error) {
 	}
 	found := make([][]netip.Addr, len(owners))
 	err := x.scan(func(first int, entries []byte) {
-		for at := 0; at < len(entries); at += entrySize {
-			n := slices.Index(hashes, entryHash(entries[at:]))
+		for offset := 0; offset < len(entries); offset += entrySize {
+			n := slices.Index(hashes, entryHash(entries[offset:]))
 			if n >= 0 {
-				addr := entryAddr(entries[at:])
-				found[n], x.at[addr] = append(found[n], addr), first+at/entrySize
+				addr := entryAddr(entries[offset:])
+				found[n], x.positions[addr] = append(found[n], addr), first+offset/entrySize
 			}
 		}
 	})
 	return found, err
 }
 
-// addrSet has a bit for each address, in blocks of 256: a map of 65,000 addresses takes forty times the time.
+// addrSet is a set of addresses, with a bit for each address in blocks of 256. Filling a map with 65,000 addresses
+// would take forty times as long.
 type addrSet map[[15]byte]*[4]uint64
 
-// bit is where an address has its bit: the block's key, the word and its mask.
+// bit returns the position of an address's bit: the block's key, the word in the block, and the mask in the word.
 func bit(addr netip.Addr) (key [15]byte, word int, mask uint64) {
 	a := addr.As16()
 	return [15]byte(a[:15]), int(a[15] / 64), 1 << (a[15] % 64)
@@ -156,7 +167,7 @@ func (s addrSet) has(addr netip.Addr) bool {
 	return block != nil && block[word]&mask != 0
 }
 
-// taken is the set of all addresses.
+// taken returns the set of all addresses in the index.
 func (x *index) taken() (addrSet, error) {
 	taken := addrSet{}
 	err := x.scan(func(_ int, entries []byte) {
@@ -167,10 +178,10 @@ func (x *index) taken() (addrSet, error) {
 	return taken, err
 }
 
-// usage tells how many addresses of a set have an owner, and how many owners those are.
+// usage returns the number of leases in a set and the number of their owners.
 func (x *index) usage(set ranges.Set) (files, owners int) {
 	seen := map[uint64]bool{}
-	_ = x.scan(func(_ int, entries []byte) { // in memory it cannot fail
+	_ = x.scan(func(_ int, entries []byte) { // cannot fail in memory
 		for entry := range slices.Chunk(entries, entrySize) {
 			if _, ok := set.Find(entryAddr(entry)); ok {
 				files++
@@ -181,18 +192,19 @@ func (x *index) usage(set ranges.Set) (files, owners int) {
 	return files, len(seen)
 }
 
+// add appends an entry.
 func (x *index) add(addr netip.Addr, owner string) error {
 	if err := x.write(appendEntry(nil, addr, owner), x.count); err != nil {
 		return err
 	}
-	x.at[addr] = x.count
+	x.positions[addr] = x.count
 	x.count++
 	return nil
 }
 
-// remove takes out an entry that find or add saw: the last one takes its place.
+// remove removes an entry that find or add saw.
 func (x *index) remove(addr netip.Addr) error {
-	i, seen := x.at[addr]
+	i, seen := x.positions[addr]
 	if !seen {
 		return errStale
 	}
@@ -203,10 +215,10 @@ func (x *index) remove(addr netip.Addr) error {
 	if err := x.write(last, i); err != nil {
 		return err
 	}
-	if moved := entryAddr(last); x.at[moved] == x.count-1 {
-		x.at[moved] = i
+	if moved := entryAddr(last); x.positions[moved] == x.count-1 {
+		x.positions[moved] = i
 	}
-	delete(x.at, addr)
+	delete(x.positions, addr)
 	x.count--
 	return nil
 }
@@ -228,10 +240,10 @@ func ownerHash(owner string) uint64 {
 	return h.Sum64()
 }
 
-// errStale says that there is no index that describes the directory as it is.
-var errStale = errors.New("no index of this state of the directory")
+// errStale means that the index does not describe the current state of the directory.
+var errStale = errors.New("stale index")
 
-// loadIndex opens the index, once, if it describes the directory as it is.
+// loadIndex opens the index unless it is open. It returns an error if there is no current index.
 func (s *leaseDir) loadIndex() error {
 	if s.index != nil {
 		return nil
@@ -255,8 +267,8 @@ func (s *leaseDir) loadIndex() error {
 	return nil
 }
 
-// identity begins every index of this directory in this boot: after a power cut
-// any part of a file may be old.
+// identity returns the beginning of the header of every index of this directory, and the directory's modification
+// time. It contains the boot, because after a power failure any part of a file can be old.
 func (s *leaseDir) identity() (identity []byte, modTime time.Time, err error) {
 	st, err := s.dir.Stat()
 	if err != nil {
@@ -269,13 +281,14 @@ func (s *leaseDir) identity() (identity []byte, modTime time.Time, err error) {
 	return fmt.Appendf(nil, "%s%s\n%016x %016x\n", indexMagic, boot, st.Dev, st.Ino), time.Unix(st.Mtim.Unix()), nil
 }
 
-// stampIndex makes the index describe the directory, and stamps it.
+// stampIndex writes a new stamp, and the index if it is only in memory. It then sets the directory's time to the
+// stamp's.
 func (s *leaseDir) stampIndex() error {
 	x := s.index
-	if x.stamp == 0 { // a new index begins anywhere: an old one that somebody puts back must not match by chance
+	if x.stamp == 0 { // a new index begins at random, so that an old one that is restored does not match by chance
 		x.stamp = rand.Uint64()
 	}
-	x.stamp = x.stamp%(stamps-1) + 1
+	x.stamp = x.stamp%(stampCount-1) + 1
 	if x.file != nil {
 		if _, err := x.file.WriteAt(x.encodeHeader(), 0); err != nil {
 			return err
@@ -286,7 +299,7 @@ func (s *leaseDir) stampIndex() error {
 	return s.dir.SetModTime(stampTime(x.stamp))
 }
 
-// writeIndex writes a new file.
+// writeIndex writes the index from memory to a new file.
 func (s *leaseDir) writeIndex() (err error) {
 	if s.index.header, _, err = s.identity(); err != nil {
 		return err
@@ -305,9 +318,9 @@ func (x *index) encodeHeader() []byte {
 	return binary.LittleEndian.AppendUint64(b, uint64(x.count))
 }
 
-// stamps is how many stamps there are before they begin again.
-const stamps = 1 << 29
+// stampCount is the number of stamps before they repeat.
+const stampCount = 1 << 29
 
-// stampTime is the time that stands for a stamp: whole seconds, which every
-// filesystem can store, from 1980 to 1997.
-func stampTime(stamp uint64) time.Time { return time.Unix(315532800+int64(stamp%stamps), 0) }
+// stampTime returns the time that stands for a stamp: a whole second, which every file system can store, between 1980
+// and 1997.
+func stampTime(stamp uint64) time.Time { return time.Unix(315532800+int64(stamp%stampCount), 0) }

@@ -21,24 +21,24 @@ import (
 	"github.com/hawser-cni/plugins/pkg/sysctl"
 )
 
-// leaseDir is the directory of one network's leases, <dataDir>/<network>, in the
-// format that the reference plugin defined and other tools read:
+// leaseDir is the directory of one network's leases, <dataDir>/<network>. The reference plugin defined its format,
+// and other tools read it:
 //
-//	lock                 empty; whoever changes anything here holds its flock
+//	lock                 empty; its flock is held for every change in the directory
 //	<address>            the owner: container ID CR LF interface name
-//	last_reserved_ip.<N> the address that set N gave away last
+//	last_reserved_ip.<N> the address that was assigned last from set N
 //
-// Older plugins wrote the container ID alone, and an administrator writes any text.
-// These are owners, too. A file without text has none.
+// Older plugins wrote only the container ID, and an administrator can write any text. These are also owners. A file
+// without text has no owner.
 type leaseDir struct {
 	dataDir string
 	network string
 	dir     *statefile.Dir
 	lock    *statefile.Lock
-	boot    string // what bootID returns
-	note    []byte // of the leases that this call writes
-	index   *index // nil until it is needed, and where there is none
-	changed bool   // this call changed the directory
+	boot    string // cache of bootID
+	note    []byte // note of the leases that this call writes
+	index   *index // nil until it is needed, and if there is none
+	changed bool   // this call has changed the directory
 }
 
 const (
@@ -49,7 +49,8 @@ const (
 	leaseMode = 0o600
 )
 
-// openLeaseDir opens and locks a network's directory. Where there is none it makes it with perm; for 0 it returns nil.
+// openLeaseDir opens and locks a network's directory. If it does not exist, openLeaseDir creates it with perm or, if
+// perm is 0, returns nil.
 func openLeaseDir(ctx context.Context, dataDir, network string, perm fs.FileMode) (*leaseDir, error) {
 	s, err := openUnlocked(dataDir, network, perm)
 	if s == nil || err != nil {
@@ -61,6 +62,7 @@ func openLeaseDir(ctx context.Context, dataDir, network string, perm fs.FileMode
 	return s, nil
 }
 
+// openUnlocked is openLeaseDir without the lock.
 func openUnlocked(dataDir, network string, perm fs.FileMode) (*leaseDir, error) {
 	path := filepath.Join(dataDir, network)
 	dir, err := statefile.OpenOwn(path, perm)
@@ -68,7 +70,7 @@ func openUnlocked(dataDir, network string, perm fs.FileMode) (*leaseDir, error) 
 		return &leaseDir{dataDir: dataDir, network: network, dir: dir}, nil
 	}
 	absent := err
-	if errors.Is(err, unix.ENOTDIR) { // what is before it is no directory, or itself a file or a link
+	if errors.Is(err, unix.ENOTDIR) { // path, or a parent of it, is not a directory
 		_, absent = os.Lstat(path)
 	}
 	if perm == 0 && (statefile.IsAbsent(absent) || errors.Is(absent, unix.ENAMETOOLONG)) {
@@ -77,12 +79,12 @@ func openUnlocked(dataDir, network string, perm fs.FileMode) (*leaseDir, error) 
 	return nil, fmt.Errorf("ipam.dataDir: %w", err)
 }
 
-// close makes the index describe the directory as it is now, and unlocks it. An index that
-// cannot be written is no error: the next call reads the directory.
+// close updates the index and unlocks the directory. If the index cannot be written, the next call reads the
+// directory, so this is not an error.
 func (s *leaseDir) close() error {
 	var err error
 	if s.lock != nil {
-		if s.index != nil && (s.changed || s.walked()) {
+		if s.index != nil && (s.changed || s.hasWalked()) {
 			_ = s.stampIndex()
 		}
 		err = s.lock.Unlock()
@@ -91,12 +93,12 @@ func (s *leaseDir) close() error {
 	return errors.Join(err, s.dir.Close())
 }
 
-// walked says whether this call has read the directory.
-func (s *leaseDir) walked() bool { return s.index != nil && s.index.file == nil }
+// hasWalked reports whether this call has read the whole directory.
+func (s *leaseDir) hasWalked() bool { return s.index != nil && s.index.file == nil }
 
 func (s *leaseDir) dropIndex() {
 	if s.index != nil {
-		_ = s.index.file.Close() // nil is no file, too
+		_ = s.index.file.Close() // also possible for nil
 		s.index = nil
 	}
 }
@@ -108,30 +110,32 @@ func (s *leaseDir) bootID() (id string, err error) {
 	return s.boot, err
 }
 
-// ownerText is what a lease file of an interface of a container says.
+// ownerText returns the text of a lease file for a container's interface.
 func ownerText(containerID, ifName string) string { return containerID + "\r\n" + ifName }
 
-// parseOwner reads an owner's text back; ok says whether ownerText has written it.
+// parseOwner parses the text of a lease file. ok is false if ownerText cannot have written it.
 func parseOwner(text string) (containerID, ifName string, ok bool) {
 	containerID, ifName, ok = strings.Cut(text, "\r\n")
 	return containerID, ifName, ok && containerID != "" && ifName != "" && !strings.ContainsAny(ifName, "\r\n")
 }
 
-// irregular is the owner of an entry that is no file. No container can have this name.
-const irregular = "(not a regular file)"
+// irregularOwner is the owner of an entry that is not a regular file. No container can have this ID.
+const irregularOwner = "(not a regular file)"
 
-// owner reads who owns an address; "" is nobody, as of a file of blanks and NULs, whose writer was killed.
+// owner returns the owner of an address, or "" if there is none. A file of blanks or NULs has no owner: its writer
+// was killed.
 func (s *leaseDir) owner(addr netip.Addr) (string, error) {
 	content, err := s.dir.Read(addr.String())
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return "", nil
 	case errors.Is(err, statefile.ErrIrregular):
-		return irregular, nil
+		return irregularOwner, nil
 	}
 	return ownerOf(content), err
 }
 
+// ownerOf returns the owner in the content of a lease file.
 func ownerOf(content []byte) string {
 	if len(bytes.Trim(content, "\x00 \t\r\n\v\f")) == 0 {
 		return ""
@@ -139,35 +143,36 @@ func ownerOf(content []byte) string {
 	return string(bytes.TrimSpace(content))
 }
 
-// heldBy returns the addresses of the first owner that has any, by the index or, where that is wrong, the directory.
+// heldBy returns the addresses of the first of the owners that has any. It uses the index or, if that is not current,
+// the directory.
 func (s *leaseDir) heldBy(owners ...string) ([]netip.Addr, error) {
 	if s.loadIndex() == nil {
-		if addrs, err := s.find(owners); err == nil {
+		if addrs, err := s.findIndexed(owners); err == nil {
 			return addrs, nil
 		}
 	}
 	if err := s.walk(nil); err != nil {
 		return nil, err
 	}
-	return s.find(owners)
+	return s.findIndexed(owners)
 }
 
-// find is heldBy on the index's word. A file rewritten in place does not show in the
-// directory's time, so each lease that is found is verified by reading that one file.
-func (s *leaseDir) find(owners []string) (addrs []netip.Addr, err error) {
+// findIndexed is heldBy by the index. It verifies each lease by reading its file, because a file that is rewritten in
+// place does not change the directory's time. It returns errStale if the index is wrong.
+func (s *leaseDir) findIndexed(owners []string) (addrs []netip.Addr, err error) {
 	found, err := s.index.find(owners...)
 	if err != nil {
 		return nil, err
 	}
 	for i, owner := range owners {
 		for _, addr := range found[i] {
-			has, err := s.owner(addr)
+			current, err := s.owner(addr)
 			switch {
 			case err != nil:
 				return nil, err
-			case has == owner:
+			case current == owner:
 				addrs = append(addrs, addr)
-			case !s.walked():
+			case !s.hasWalked():
 				return nil, errStale
 			}
 		}
@@ -178,9 +183,10 @@ func (s *leaseDir) find(owners []string) (addrs []netip.Addr, err error) {
 	return addrs, nil
 }
 
-// errTaken says that an address has an owner.
+// errTaken is the error for an address that has an owner.
 var errTaken = errors.New("is reserved already")
 
+// verifyFree returns errTaken if the address has an owner.
 func (s *leaseDir) verifyFree(addr netip.Addr) error {
 	owner, err := s.owner(addr)
 	if err == nil && owner != "" {
@@ -189,8 +195,9 @@ func (s *leaseDir) verifyFree(addr netip.Addr) error {
 	return err
 }
 
-// reserve writes the owner's lease file, whole or not at all. When the address has an owner
-// the error matches errTaken. A file of nobody is replaced: its writer would hold the lock.
+// reserve creates the lease file of an address, completely or not at all. If the address has an owner, the error
+// matches errTaken. A file without an owner is replaced, because a plugin that is still writing it would hold the
+// lock.
 func (s *leaseDir) reserve(addr netip.Addr, owner string) error {
 	name := addr.String()
 	create := func() error { return s.dir.Create(name, []byte(owner), s.note, leaseMode) }
@@ -212,7 +219,7 @@ func (s *leaseDir) reserve(addr netip.Addr, owner string) error {
 	return nil
 }
 
-// release removes the lease of an address that heldBy or a judge found, or reserve took.
+// release removes the lease of an address. heldBy, a judge or reserve must have returned the address in this call.
 func (s *leaseDir) release(addr netip.Addr) error {
 	s.changed = true
 	if err := s.dir.Remove(addr.String()); err != nil {
@@ -224,8 +231,8 @@ func (s *leaseDir) release(addr netip.Addr) error {
 	return nil
 }
 
-// walk reads the whole directory into a new index, and removes the leases whose owner is stale.
-// A file that cannot be read is an error: anybody may own it.
+// walk reads the whole directory into a new index and removes the leases for whose owner isStale returns true. A file
+// that cannot be read is an error, because it may have an owner.
 func (s *leaseDir) walk(isStale func(owner string) bool) error {
 	if err := s.dir.Sweep(); err != nil {
 		return err
@@ -234,10 +241,10 @@ func (s *leaseDir) walk(isStale func(owner string) bool) error {
 	if err != nil {
 		return err
 	}
-	x := &index{memory: make([]byte, 0, len(names)*entrySize), at: map[netip.Addr]int{}}
+	x := &index{memory: make([]byte, 0, len(names)*entrySize), positions: map[netip.Addr]int{}}
 	var errs []error
 	for _, name := range names {
-		addr, ok := leased(name)
+		addr, ok := parseLeaseName(name)
 		if !ok {
 			continue
 		}
@@ -252,7 +259,7 @@ func (s *leaseDir) walk(isStale func(owner string) bool) error {
 			}
 			errs = append(errs, err)
 		}
-		if owner != "" { // a file of nobody is as good as none
+		if owner != "" { // an address without an owner is free
 			x.memory = appendEntry(x.memory, addr, owner)
 			x.count++
 		}
@@ -262,29 +269,29 @@ func (s *leaseDir) walk(isStale func(owner string) bool) error {
 	return errors.Join(errs...)
 }
 
-// leased is the address of a lease file. Only the spelling that plugins write counts.
-func leased(name string) (addr netip.Addr, ok bool) {
+// parseLeaseName returns the address in the name of a lease file. Only the spelling that plugins write is accepted.
+func parseLeaseName(name string) (addr netip.Addr, ok bool) {
 	addr, err := netip.ParseAddr(name)
 	return addr, err == nil && addr.Zone() == "" && !addr.Is4In6() && addr.String() == name
 }
 
-// list lists the leases of containers, without the lock, and files of nobody, which the reference neither lends nor
-// removes. What an administrator wrote is none of them.
+// list returns the leases of containers, without the lock. It includes files without an owner, whose addresses the
+// reference plugin neither assigns nor releases, and leaves out files that an administrator wrote.
 func (s *leaseDir) list() (all []cni.Holding, err error) {
 	names, err := s.dir.Names()
 	errs := []error{err}
-	boot, _ := s.bootWord()
+	boot, _ := s.bootPrefix()
 	judge := sync.OnceValues(s.newJudge) // rarely needed, because most leases have a note
-	isEarlier := func(addr netip.Addr) bool {
+	isOfEarlierBoot := func(addr netip.Addr) bool {
 		j, err := judge()
 		if err != nil {
 			return false
 		}
-		_, isDead := j.look(addr)
-		return isDead
+		_, isStale := j.examine(addr)
+		return isStale
 	}
 	for _, name := range slices.Sorted(slices.Values(names)) {
-		addr, ok := leased(name)
+		addr, ok := parseLeaseName(name)
 		if !ok {
 			continue
 		}
@@ -303,29 +310,30 @@ func (s *leaseDir) list() (all []cni.Holding, err error) {
 		}
 		if n, ok := parseNote(s.dir.Note(name)); ok && n.boot == boot {
 			h.Processes = n.processes
-			if n.owner == ownerWord(text) {
+			if n.owner == ownerHash32(text) {
 				h.NetnsInode, h.NetnsCookie = n.netns.Inode, n.netns.Cookie
 			}
 		} else {
-			h.IsOfEarlierBoot = isEarlier(addr)
+			h.IsOfEarlierBoot = isOfEarlierBoot(addr)
 		}
 		all = append(all, h)
 	}
 	return all, errors.Join(errs...)
 }
 
-// last is the address that the set gave away last; none where it cannot be read: where to begin is no reason to fail.
-func (s *leaseDir) last(set int) netip.Addr {
+// lastAddress returns the address that was assigned last from a set. It returns the zero Addr if that cannot be read,
+// because the search for a free address can begin anywhere.
+func (s *leaseDir) lastAddress(set int) netip.Addr {
 	content, _ := s.dir.Read(lastFile + strconv.Itoa(set))
 	addr, _ := netip.ParseAddr(string(content))
 	return addr
 }
 
-// setLast remembers the address that the set gave away last.
-func (s *leaseDir) setLast(set int, addr netip.Addr) error {
+// setLastAddress stores the address that was assigned last from a set.
+func (s *leaseDir) setLastAddress(set int, addr netip.Addr) error {
 	name, text := lastFile+strconv.Itoa(set), []byte(addr.String())
-	// In place where the old text is as long: one small write is not cut in two
-	// by a kill, and ext4 need not flush it as it does for a rename.
+	// A text of the same length is written in place: a kill does not interrupt such a small write, and ext4 need not
+	// flush it as it does for a rename.
 	if f, err := s.dir.OpenFile(name); err == nil {
 		defer f.Close()
 		if info, err := f.Stat(); err == nil && info.Size() == int64(len(text)) {

@@ -31,7 +31,7 @@ func (n network) within(do func(s *leaseDir)) {
 func (n network) lookup(owner string) (held []netip.Addr, walked bool) {
 	GinkgoHelper()
 	n.within(func(s *leaseDir) {
-		held, walked = nstest.Must(s.heldBy(owner)), s.walked()
+		held, walked = nstest.Must(s.heldBy(owner)), s.hasWalked()
 	})
 	return held, walked
 }
@@ -79,7 +79,7 @@ var _ = Describe("the index", func() {
 			Expect(s.heldBy("c2\r\neth0")).To(HaveLen(1))
 			Expect(s.heldBy("c1\r\neth0")).To(HaveLen(2))
 			Expect(s.release(netip.MustParseAddr("10.1.2.2"))).To(Succeed())
-			Expect(s.walked()).To(BeFalse())
+			Expect(s.hasWalked()).To(BeFalse())
 		})
 		n.knows("c1\r\neth0", "2001:db8::2")
 		n.knows("c2\r\neth0", "10.1.2.3")
@@ -96,7 +96,7 @@ var _ = Describe("the index", func() {
 				maps.DeleteFunc(want, func(_ netip.Addr, o string) bool { return o != owner })
 				at := fmt.Sprintf("seed %d, step %d", seed, step)
 				Expect(s.heldBy(owner)).To(ConsistOf(slices.Collect(maps.Keys(want))), at)
-				Expect(s.walked()).To(BeFalse(), at)
+				Expect(s.hasWalked()).To(BeFalse(), at)
 				if owners[addr] == "" {
 					Expect(s.reserve(addr, owner)).To(Succeed())
 					owners[addr] = owner
@@ -211,7 +211,7 @@ var _ = Describe("the index", func() {
 			Expect(s.heldBy("c4")).To(BeEmpty())
 			Expect(take(s, all, "c4")).To(Equal(netip.MustParseAddr("10.1.2.140")))
 			_, err := take(s, all, "c5")
-			Expect(err).To(MatchError(errNoneLeft))
+			Expect(err).To(MatchError(errFull))
 		})
 	})
 })
@@ -219,7 +219,7 @@ var _ = Describe("the index", func() {
 // take takes an address of a set for an owner, without taking any back.
 func take(s *leaseDir, set ranges.Set, owner string) (netip.Addr, error) {
 	cfg := &config{sets: []ranges.Set{set}, asked: make([]ranges.Asked, 1)}
-	return (&allocation{leaseDir: s, cfg: cfg, owner: owner}).take(0, set)
+	return (&allocation{leaseDir: s, cfg: cfg, owner: owner}).allocateOne(0, set)
 }
 
 // cut takes bytes off the end of a file.
@@ -299,13 +299,13 @@ var _ = Describe("the lease directory", func() {
 	It("remembers the last address as the reference does", func() {
 		n.within(func(s *leaseDir) {
 			for _, a := range []string{"10.1.2.9", "10.1.2.10", "10.1.2.11", "10.1.2.9"} {
-				Expect(s.setLast(3, netip.MustParseAddr(a))).To(Succeed())
+				Expect(s.setLastAddress(3, netip.MustParseAddr(a))).To(Succeed())
 				Expect(os.ReadFile(n.path("last_reserved_ip.3"))).To(BeEquivalentTo(a))
 			}
-			Expect(s.last(3)).To(Equal(netip.MustParseAddr("10.1.2.9")))
-			Expect(s.last(4)).To(Equal(netip.Addr{}))
+			Expect(s.lastAddress(3)).To(Equal(netip.MustParseAddr("10.1.2.9")))
+			Expect(s.lastAddress(4)).To(Equal(netip.Addr{}))
 			n.write("last_reserved_ip.5", "10.1.2.9\n")
-			Expect(s.last(5)).To(Equal(netip.Addr{}))
+			Expect(s.lastAddress(5)).To(Equal(netip.Addr{}))
 		})
 	})
 
@@ -317,7 +317,7 @@ var _ = Describe("the lease directory", func() {
 		Expect(os.Link(outside, n.path("last_reserved_ip.1"))).To(Succeed())
 		n.within(func(s *leaseDir) {
 			for i := range 2 {
-				Expect(s.setLast(i, netip.MustParseAddr("10.1.2.8"))).To(Succeed())
+				Expect(s.setLastAddress(i, netip.MustParseAddr("10.1.2.8"))).To(Succeed())
 			}
 		})
 		Expect(os.ReadFile(outside)).To(BeEquivalentTo("10.1.2.9"))

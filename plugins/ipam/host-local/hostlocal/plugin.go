@@ -1,8 +1,7 @@
-// Package hostlocal gives containers addresses from ranges that belong to this host,
-// and remembers them in a directory.
+// Package hostlocal is an IPAM plugin that assigns addresses from ranges of this host and records each assignment in
+// a file, the lease.
 //
-// It is an IPAM plugin: a network plugin such as bridge or ptp runs it as the
-// "ipam" part of its configuration says:
+// A network plugin such as bridge or ptp runs it for the "ipam" part of its configuration:
 //
 //	"ipam": {
 //	    "type": "host-local",
@@ -10,9 +9,17 @@
 //	    "routes": [{"dst": "0.0.0.0/0"}]
 //	}
 //
-// The leases are files in dataDir, one for each address, in the format of the
-// reference plugin, which may work on the same directory. README.md says what
-// each key means.
+// Leases are the files <dataDir>/<network>/<address> (leasedir.go). Their format and their lock are those of the
+// reference plugin, which may use the same directory at the same time. The lease files are the source of truth.
+// Everything else is a hint:
+//
+//   - The index finds the addresses of an attachment without reading every lease (index.go).
+//   - The sticky table remembers the last address of a pod, which gets it again if it is free (sticky.go).
+//   - A note, an extended attribute of a lease file, records the boot and the network namespace for which the lease was
+//     written.
+//
+// If a range set is full, ADD reclaims leases whose containers certainly no longer exist (reclaim.go). The key
+// "reclaim" turns this off. README.md documents every key.
 package hostlocal
 
 import "github.com/hawser-cni/plugins/pkg/skel"

@@ -25,28 +25,48 @@ import (
 	"github.com/hawser-cni/plugins/pkg/sysctl"
 )
 
-// note says for which namespace a lease was written, and for whom. It is kept beside the lease's text, which is the
-// reference's. Its own has at most 64 bytes: ext4 keeps so much in the file's inode.
+// This file finds leases whose containers no longer exist (stale leases), so that ADD can reclaim them if a range set
+// is full. A lease is reclaimed only with proof, because its address would otherwise be used twice. There are two
+// proofs:
+//
+//  1. The lease is from an earlier boot, and no container survives a reboot. Its note names another boot, or it has no
+//     note and its file is older than this boot. (The reference plugin writes no notes.) The directory must be on a
+//     file system that no other machine can use.
+//  2. Its note is from this boot and names a network namespace that no longer exists (package ns), and the host has no
+//     host end of the attachment's pair, because the kernel removes a host end together with the namespace.
+//
+// In both cases the file must contain a container's owner as plugins write it. If there is a note, its hash must
+// match this owner: a program that rewrites the file in place does not change the note.
+//
+// For example, a power failure leaves the leases of all pods behind. Their notes name the earlier boot, so when the
+// set is full, ADD releases up to maxReclaims of them, the oldest first, and reserves the first of these addresses.
+//
+// A container with addresses in several sets is released completely (withOtherSets).
+
+// note is the extended attribute of a lease file that says for which namespace and owner the lease was written. The
+// file's text has the reference plugin's format, which has no room for it. A note has at most 64 bytes, which ext4
+// stores in the file's inode.
 type note struct {
-	boot      string // see bootWord
+	boot      string // see bootPrefix
 	netns     ns.Identity
-	processes uint64 // inode of the PID namespace of the call, for whoever looks at processes
-	owner     uint32 // see ownerWord
+	processes uint64 // inode of the call's PID namespace, for tools that compare it with those of processes
+	owner     uint32 // see ownerHash32
 }
 
 func (n note) String() string {
 	return fmt.Sprintf("%s %x %x %x %08x", n.boot, n.netns.Inode, n.netns.Cookie, n.processes, n.owner)
 }
 
+// parseNote parses the text of a note. ok is false if it is not valid.
 func parseNote(text []byte) (n note, ok bool) {
 	words := strings.Fields(string(text))
-	if len(words) != 5 || len(words[0]) != bootDigits {
+	if len(words) != 5 || len(words[0]) != bootPrefixLen {
 		return n, false
 	}
 	n.boot = words[0]
-	for i, to := range []*uint64{&n.netns.Inode, &n.netns.Cookie, &n.processes} {
+	for i, field := range []*uint64{&n.netns.Inode, &n.netns.Cookie, &n.processes} {
 		var err error
-		if *to, err = strconv.ParseUint(words[i+1], 16, 64); err != nil {
+		if *field, err = strconv.ParseUint(words[i+1], 16, 64); err != nil {
 			return n, false
 		}
 	}
@@ -55,21 +75,22 @@ func parseNote(text []byte) (n note, ok bool) {
 	return n, err == nil
 }
 
-// ownerWord is a hash of a lease's text: who rewrites that in place leaves the note.
-func ownerWord(owner string) uint32 { return uint32(ownerHash(owner)) }
+// ownerHash32 returns a hash of a lease's text.
+func ownerHash32(owner string) uint32 { return uint32(ownerHash(owner)) }
 
-const bootDigits = 16
+const bootPrefixLen = 16
 
-// bootWord is the name of this boot in notes: the first digits of its random number.
-func (s *leaseDir) bootWord() (string, error) {
+// bootPrefix returns the first digits of this boot's ID, which identify the boot in notes.
+func (s *leaseDir) bootPrefix() (string, error) {
 	id, err := s.bootID()
 	word := strings.ReplaceAll(id, "-", "")
-	return word[:min(len(word), bootDigits)], err
+	return word[:min(len(word), bootPrefixLen)], err
 }
 
-// noteOf is the note of an owner's namespace, nil for a path that is none: host-local does not need it.
-func (s *leaseDir) noteOf(netns, owner string) []byte {
-	boot, err := s.bootWord()
+// ownerNote returns the note for an owner and its namespace. It returns nil if netns is not the path of a namespace,
+// because ADD works without a note.
+func (s *leaseDir) ownerNote(netns, owner string) []byte {
+	boot, err := s.bootPrefix()
 	if err != nil {
 		return nil
 	}
@@ -82,49 +103,51 @@ func (s *leaseDir) noteOf(netns, owner string) []byte {
 	if err != nil {
 		return nil
 	}
-	var here unix.Stat_t
-	_ = unix.Stat("/proc/self/ns/pid", &here)
-	return []byte(note{boot, id, here.Ino, ownerWord(owner)}.String())
+	var pidNS unix.Stat_t
+	_ = unix.Stat("/proc/self/ns/pid", &pidNS)
+	return []byte(note{boot, id, pidNS.Ino, ownerHash32(owner)}.String())
 }
 
-// judge tells the leases of containers that are gone for certain.
+// judge decides which leases are stale.
 type judge struct {
 	*leaseDir
 	boot         string
-	booted       time.Time // nothing of this boot was written before; zero where nothing says when
-	isOneMachine bool      // what is of another boot is of this machine
-	mayBeGone    func(ns.Identity) bool
-	isGone       func() (func(ns.Identity) bool, error) // for namespaces that may be gone; nil: mayBeGone decides
-	known        map[uint64]bool                        // whether a namespace is gone, by cookie
-	blind        error                                  // why that cannot be known
-	ends         map[string]bool                        // hashes of the attachments that have a link on the host
-	unnoted      int                                    // leases without a note that may be of this boot
+	booted       time.Time                              // no file of this boot is older; zero if unknown
+	isOneMachine bool                                   // no other machine can have written the notes
+	mayBeGone    func(ns.Identity) bool                 // quick test of a namespace, certain only if it returns false
+	isGone       func() (func(ns.Identity) bool, error) // certain test; nil: mayBeGone decides
+	goneByCookie map[uint64]bool                        // results for namespaces, by cookie
+	uncertain    error                                  // why namespaces or host ends cannot be examined
+	hostEnds     map[string]bool                        // hashes of attachments with a host end; nil: not read yet
+	withoutNote  int                                    // leases without a note that may be from this boot
 }
 
 func (s *leaseDir) newJudge() (*judge, error) {
-	boot, err := s.bootWord()
+	boot, err := s.bootPrefix()
 	return &judge{leaseDir: s, boot: boot, booted: bootTime(), isOneMachine: s.dir.IsOfOneMachine(),
-		known: map[uint64]bool{}}, err
+		goneByCookie: map[uint64]bool{}}, err
 }
 
-// bootTime is a time of the clock before which nothing of this boot was written: that of the boot by the clock as it is
-// now, or of /run, which is made early. It is the zero time where that cannot be known.
+// bootTime returns a wall-clock time before which nothing was written in this boot. The clock may have been set
+// since, so bootTime returns the earliest of three times: the boot by the current clock, the creation of /run, and
+// the oldest namespace in ns.Pins. It returns the zero time if one of them cannot be read.
 func bootTime() time.Time {
 	var run unix.Statx_t
 	if unix.Statx(unix.AT_FDCWD, "/run", unix.AT_STATX_DONT_SYNC, unix.STATX_BTIME, &run) != nil ||
 		run.Mask&unix.STATX_BTIME == 0 {
 		return time.Time{}
 	}
-	booted, made := time.Now().Add(-sysctl.SinceBoot()), time.Unix(run.Btime.Sec, int64(run.Btime.Nsec))
-	if made.Before(booted) {
-		booted = made
+	booted, created := time.Now().Add(-sysctl.SinceBoot()), time.Unix(run.Btime.Sec, int64(run.Btime.Nsec))
+	if created.Before(booted) {
+		booted = created
 	}
-	return beforePins(booted, ns.Pins)
+	return earliestPin(booted, ns.Pins)
 }
 
-// beforePins is a time not after another one, nor after any namespace was put where runtimes keep them: it is there
-// before its leases. So it is known when the clock was set back for a while, below the time of the boot.
-func beforePins(t time.Time, dir string) time.Time {
+// earliestPin returns the earlier of t and the oldest ctime in dir, where runtimes pin namespaces. A namespace is
+// pinned before it gets leases, so older leases are from an earlier boot. This covers a clock that was set back
+// before the time of the boot for a while.
+func earliestPin(t time.Time, dir string) time.Time {
 	pins, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return time.Time{}
@@ -134,164 +157,168 @@ func beforePins(t time.Time, dir string) time.Time {
 		if unix.Stat(filepath.Join(dir, pin.Name()), &st) != nil {
 			continue
 		}
-		if made := time.Unix(st.Ctim.Unix()); made.Before(t) {
-			t = made
+		if created := time.Unix(st.Ctim.Unix()); created.Before(t) {
+			t = created
 		}
 	}
 	return t
 }
 
-// lease is one of a container that is gone.
+// lease is a lease that a judge has examined.
 type lease struct {
 	addr         netip.Addr
 	owner        string
-	why          string
-	changed      time.Time
+	reason       string    // why it is stale
+	changed      time.Time // ctime of the file
 	note         note
-	isNoted      bool
-	isOfThisBoot bool // as the note says
-	isOther      bool // of another set than the full one
+	hasNote      bool
+	isOfThisBoot bool // according to the note
+	isOtherSet   bool // in another set than the full one
 }
 
-// look judges a lease by its note or its age. isDead says that its container is gone for certain.
-func (j *judge) look(addr netip.Addr) (l lease, isDead bool) {
-	l = lease{addr: addr, why: "it is of an earlier boot"}
-	l.note, l.isNoted = parseNote(j.dir.Note(addr.String()))
-	l.isOfThisBoot = l.isNoted && l.note.boot == j.boot
+// examine reads a lease and reports whether it is stale.
+func (j *judge) examine(addr netip.Addr) (l lease, isStale bool) {
+	l = lease{addr: addr, reason: "it is from an earlier boot"}
+	l.note, l.hasNote = parseNote(j.dir.Note(addr.String()))
+	l.isOfThisBoot = l.hasNote && l.note.boot == j.boot
 	if l.isOfThisBoot {
-		l.why = "nothing has its network namespace any more"
-		return l, j.hasGone(l.note.netns) && j.readAge(&l) && j.isContainers(&l) && !j.hasEnd(l)
+		l.reason = "its network namespace no longer exists"
+		return l, j.isNetnsGone(l.note.netns) && j.readChanged(&l) && j.isContainerLease(&l) && !j.hasHostEnd(l)
 	}
-	return l, j.isOfEarlierBoot(&l) && j.isContainers(&l)
+	return l, j.isOfEarlierBoot(&l) && j.isContainerLease(&l)
 }
 
-// isOfEarlierBoot reports whether a lease without a note of this boot is of an earlier boot for certain.
+// isOfEarlierBoot reports whether a lease without a note of this boot is certainly from an earlier boot.
 func (j *judge) isOfEarlierBoot(l *lease) bool {
-	if !j.isOneMachine || !j.readAge(l) {
+	if !j.isOneMachine || !j.readChanged(l) {
 		return false
 	}
-	if !l.isNoted && !l.changed.Before(j.booted) {
-		j.unnoted++
+	if !l.hasNote && !l.changed.Before(j.booted) {
+		j.withoutNote++
 		return false
 	}
 	return true
 }
 
-// readAge reports whether the lease is still there.
-func (j *judge) readAge(l *lease) bool {
+// readChanged sets l.changed. It returns false if the file no longer exists.
+func (j *judge) readChanged(l *lease) bool {
 	var err error
 	l.changed, err = j.dir.Changed(l.addr.String())
 	return err == nil
 }
 
-// hasGone asks once whether a namespace of this boot is gone. One may have many leases.
-func (j *judge) hasGone(id ns.Identity) (isGone bool) {
-	isGone, isKnown := j.known[id.Cookie]
+// isNetnsGone reports whether a namespace of this boot no longer exists. It examines each namespace once, because a
+// namespace can have many leases.
+func (j *judge) isNetnsGone(id ns.Identity) (isGone bool) {
+	isGone, isKnown := j.goneByCookie[id.Cookie]
 	if isKnown || j.mayBeGone == nil {
 		return isGone
 	}
 	isGone = j.mayBeGone(id)
 	if isGone && j.isGone != nil {
 		isCertain, err := j.isGone()
-		j.blind = cmp.Or(j.blind, err)
+		j.uncertain = cmp.Or(j.uncertain, err)
 		isGone = isCertain != nil && isCertain(id)
 	}
-	j.known[id.Cookie] = isGone
+	j.goneByCookie[id.Cookie] = isGone
 	return isGone
 }
 
-// isContainers reads whose lease it is: a container's, as plugins write it, and by the text that the note was for.
-func (j *judge) isContainers(l *lease) bool {
+// isContainerLease sets l.owner. It reports whether the owner is a container, as plugins write it, and the one for
+// which the note was written.
+func (j *judge) isContainerLease(l *lease) bool {
 	var err error
-	if l.owner, err = j.owner(l.addr); err != nil || l.isNoted && l.note.owner != ownerWord(l.owner) {
+	if l.owner, err = j.owner(l.addr); err != nil || l.hasNote && l.note.owner != ownerHash32(l.owner) {
 		return false
 	}
-	_, _, isContainers := parseOwner(l.owner)
-	return isContainers
+	_, _, ok := parseOwner(l.owner)
+	return ok
 }
 
-// hasEnd reports whether the host has an end of a pair that is the container's: it goes with the other end alone. So it
-// keeps the address also where something has the namespace that nobody sees, and while the kernel clears it up.
-func (j *judge) hasEnd(l lease) bool {
-	if j.ends == nil {
-		j.ends = map[string]bool{}
+// hasHostEnd reports whether the host end of the container's pair exists. The kernel removes a host end only together
+// with its peer, so its existence protects the lease even if something invisible holds the namespace, or while the
+// kernel is still removing it. hasHostEnd returns true if the host's links cannot be listed.
+func (j *judge) hasHostEnd(l lease) bool {
+	if j.hostEnds == nil {
+		j.hostEnds = map[string]bool{}
 		host := rtnl.Host()
 		defer host.Close()
 		links, err := host.Briefly()
-		j.blind = cmp.Or(j.blind, err)
+		j.uncertain = cmp.Or(j.uncertain, err)
 		for _, l := range links {
-			if hash, _, _ := strings.Cut(l.Alias, " "); l.IsPairEnd() { // bandwidth's IFB stays when the container goes
-				j.ends[hash] = true
+			if hash, _, _ := strings.Cut(l.Alias, " "); l.IsPairEnd() { // an IFB of bandwidth outlives the container
+				j.hostEnds[hash] = true
 			}
 		}
 	}
 	a := cni.Attachment{Network: j.network}
 	a.ContainerID, a.IfName, _ = parseOwner(l.owner)
-	return j.blind != nil || j.ends[a.Hash()]
+	return j.uncertain != nil || j.hostEnds[a.Hash()]
 }
 
-// judgedAtLeast is how many leases are judged, so that the oldest of them can be taken. In a larger set the turn in
-// which addresses are given has to do.
-const judgedAtLeast = 4096
+// minJudged is the number of leases that are examined to find the oldest ones. In a larger set, the search ends when
+// there are enough stale leases, which are roughly the oldest because addresses are assigned in turn.
+const minJudged = 4096
 
-// mayReclaim reports whether one of the leases may be stale. Before Linux 6.18 it does not read processes, because a
-// runtime calls STATUS repeatedly, and reading many processes takes long.
+// mayReclaim reports whether at least one of the leases may be stale. Before Linux 6.18 it does not read processes,
+// because a runtime calls STATUS repeatedly, and reading many processes takes long.
 func (s *leaseDir) mayReclaim(order iter.Seq[netip.Addr]) bool {
 	j, err := s.newJudge()
 	if err != nil {
 		return false
 	}
-	j.mayBeGone, j.blind = ns.MayBeGone()
+	j.mayBeGone, j.uncertain = ns.MayBeGone()
 	for addr := range order {
-		if _, isDead := j.look(addr); isDead {
+		if _, isStale := j.examine(addr); isStale {
 			return true
 		}
 	}
 	return false
 }
 
-// dead finds leases of containers that are gone, those of earlier boots before others and then the oldest first. It
-// says why others stay.
-func (s *leaseDir) dead(order iter.Seq[netip.Addr], most int) (found []lease, why string) {
+// findStale returns at most limit stale leases and what their owners hold in other sets. Leases from earlier boots
+// come before others, and older ones before newer ones. reason says why the other leases are not stale.
+func (s *leaseDir) findStale(order iter.Seq[netip.Addr], limit int) (stale []lease, reason string) {
 	j, err := s.newJudge()
 	if err != nil {
 		return nil, err.Error()
 	}
-	j.mayBeGone, j.blind = ns.MayBeGone()
+	j.mayBeGone, j.uncertain = ns.MayBeGone()
 	j.isGone = sync.OnceValues(ns.Gone)
 	judged := 0
 	for addr := range order {
-		if l, isDead := j.look(addr); isDead {
-			found = append(found, l)
+		if l, isStale := j.examine(addr); isStale {
+			stale = append(stale, l)
 		}
-		if judged++; judged >= judgedAtLeast && len(found) >= most {
+		if judged++; judged >= minJudged && len(stale) >= limit {
 			break
 		}
 	}
-	sort.SliceStable(found, func(i, j int) bool {
-		a, b := found[i], found[j]
+	sort.SliceStable(stale, func(i, j int) bool {
+		a, b := stale[i], stale[j]
 		if a.isOfThisBoot == b.isOfThisBoot {
 			return a.changed.Before(b.changed)
 		}
 		return b.isOfThisBoot
 	})
-	why = fmt.Sprintf("of none is it certain that its container is gone (without a note, as the reference's: %d)",
-		j.unnoted)
-	if j.blind != nil {
-		why = j.blind.Error()
+	reason = fmt.Sprintf("no lease is known to be stale (%d were written without an owner note, for example by the "+
+		"reference plugin)", j.withoutNote)
+	if j.uncertain != nil {
+		reason = j.uncertain.Error()
 	}
-	return j.withOthers(found[:min(len(found), most)]), why
+	return j.withOtherSets(stale[:min(len(stale), limit)]), reason
 }
 
-// withOthers puts what the owners of leases have in other sets, which may never be full, before them: no half of a
-// container's addresses stays, also after a kill, since the full set's own lease is met again.
-func (j *judge) withOthers(found []lease) (all []lease) {
-	if j.index == nil || len(found) == 0 {
-		return found
+// withOtherSets adds the leases that the owners hold in other sets, which may never be full themselves, so that each
+// container is released completely. These leases come first: if the call is killed halfway, the lease in the full set
+// remains, and a later call continues from it.
+func (j *judge) withOtherSets(stale []lease) (all []lease) {
+	if j.index == nil || len(stale) == 0 {
+		return stale
 	}
-	owners, has := make([]string, len(found)), map[netip.Addr]bool{}
-	for i, l := range found {
-		owners[i], has[l.addr] = l.owner, true
+	owners, seen := make([]string, len(stale)), map[netip.Addr]bool{}
+	for i, l := range stale {
+		owners[i], seen[l.addr] = l.owner, true
 	}
 	addrs, err := j.index.find(owners...)
 	if err != nil {
@@ -299,60 +326,60 @@ func (j *judge) withOthers(found []lease) (all []lease) {
 	}
 	for i, owner := range owners {
 		for _, addr := range addrs[i] {
-			if has[addr] {
+			if seen[addr] {
 				continue
 			}
-			if l, isDead := j.look(addr); isDead && l.owner == owner {
-				l.isOther = true
+			if l, isStale := j.examine(addr); isStale && l.owner == owner {
+				l.isOtherSet = true
 				all = append(all, l)
 			}
 		}
 	}
-	return append(all, found...)
+	return append(all, stale...)
 }
 
-// ofEarlierBoots are those of the leases whose notes say that they are of another boot, with what else their owners
-// have: they are nobody's.
-func (s *leaseDir) ofEarlierBoots(addrs ...netip.Addr) (found []lease) {
+// leasesOfEarlierBoots returns those of the addresses' leases whose notes name an earlier boot, and the other leases
+// of their owners.
+func (s *leaseDir) leasesOfEarlierBoots(addrs ...netip.Addr) (stale []lease) {
 	j, err := s.newJudge()
 	for _, addr := range addrs {
-		if l, isDead := j.look(addr); err == nil && isDead && l.isNoted {
-			found = append(found, l)
+		if l, isStale := j.examine(addr); err == nil && isStale && l.hasNote {
+			stale = append(stale, l)
 		}
 	}
-	return j.withOthers(found)
+	return j.withOtherSets(stale)
 }
 
-// reclaimedAtOnce is how many leases of a set a call takes back: it shall answer soon.
-const reclaimedAtOnce = 128
+// maxReclaims limits the leases of a set that one call releases, so that the call does not take too long.
+const maxReclaims = 128
 
-// reclaim releases leases of containers that are gone. It returns the address that is to be given first, or says why
-// there is none.
-func (s *leaseDir) reclaim(req *skel.Request, order iter.Seq[netip.Addr]) (free netip.Addr, why string) {
-	found, why := s.dead(order, reclaimedAtOnce)
-	if len(found) == 0 {
-		return free, why
+// reclaim releases stale leases. It returns the first free address, or the reason why there is none.
+func (s *leaseDir) reclaim(req *skel.Request, order iter.Seq[netip.Addr]) (free netip.Addr, reason string) {
+	stale, reason := s.findStale(order, maxReclaims)
+	if len(stale) == 0 {
+		return free, reason
 	}
-	if err := s.takeBack(req, found); err != nil {
+	if err := s.releaseStale(req, stale); err != nil {
 		return free, err.Error()
 	}
-	first := slices.IndexFunc(found, func(l lease) bool { return !l.isOther })
-	return found[first].addr, ""
+	first := slices.IndexFunc(stale, func(l lease) bool { return !l.isOtherSet })
+	return stale[first].addr, ""
 }
 
-// takeBack releases leases and says so for each.
-func (s *leaseDir) takeBack(req *skel.Request, leases []lease) error {
+// releaseStale releases leases and warns about each.
+func (s *leaseDir) releaseStale(req *skel.Request, leases []lease) error {
 	for _, l := range leases {
 		if err := s.release(l.addr); err != nil {
 			return err
 		}
-		req.Warn("took %s back from %s%s: %s", l.addr, ownerInWords(l.owner), podOf(s.network, l.owner), l.why)
+		req.Warn("reclaimed %s from %s%s: %s", l.addr, describeOwner(l.owner), podText(s.network, l.owner), l.reason)
 	}
 	return nil
 }
 
-// podOf is which pod an owner is of, for messages, where the runtime's libcni remembers the CNI_ARGS of its ADD.
-func podOf(network, owner string) string {
+// podText describes the pod of an owner, for messages. It returns "" if libcni's cache does not have the CNI_ARGS of
+// the owner's ADD.
+func podText(network, owner string) string {
 	id, ifName, _ := parseOwner(owner)
 	if !cni.ValidName(id) || !cni.ValidIfName(ifName) {
 		return ""

@@ -99,15 +99,16 @@ var _ = Describe("a full set", Label("reclaim"), func() {
 		By("those first: a kill leaves the lease that is met again")
 		n.succeeds("DEL", "newer")
 		dead("dead5", "dead6", "dead7")
-		Expect(n.Call(n.call("ADD", "newest")).Stderr).To(MatchRegexp(`(?s)took 2001:.*:9 back .*took 10[.]1[.]2[.]`))
+		Expect(n.Call(n.call("ADD",
+			"newest")).Stderr).To(MatchRegexp(`(?s)reclaimed 2001:.*:9 from .*reclaimed 10[.]1[.]2[.]`))
 	})
 
 	It("says each on standard error", func() {
 		dead("dead1", "dead2", "dead3", "dead4", "dead5")
 		answer := n.Call(n.call("ADD", "new"))
 		for i := range 5 {
-			Expect(answer.Stderr).To(ContainSubstring(`took 10.1.2.%d back from container "dead%d", interface "eth0": `+
-				"nothing has its network namespace any more", i+2, i+1))
+			Expect(answer.Stderr).To(ContainSubstring(`reclaimed 10.1.2.%d from container "dead%d", interface "eth0": `+
+				"its network namespace no longer exists", i+2, i+1))
 		}
 	})
 
@@ -119,8 +120,8 @@ var _ = Describe("a full set", Label("reclaim"), func() {
 				`{"cniArgs": [["K8S_POD_NAMESPACE", "shop"], ["K8S_POD_NAME", "cart-0"]]}`), 0o600)).To(Succeed())
 		})
 		Expect(n.Call(n.call("ADD", "new")).Stderr).To(And(
-			ContainSubstring(`took 10.1.2.2 back from container "dead1", interface "eth0": `),
-			ContainSubstring(`took 10.1.2.3 back from container "dead2", interface "eth0", pod "shop/cart-0": `)))
+			ContainSubstring(`reclaimed 10.1.2.2 from container "dead1", interface "eth0": `),
+			ContainSubstring(`reclaimed 10.1.2.3 from container "dead2", interface "eth0", pod "shop/cart-0": `)))
 	})
 
 	DescribeTable("keeps what may live", func(hold func(h *nstest.Host)) {
@@ -130,8 +131,8 @@ var _ = Describe("a full set", Label("reclaim"), func() {
 			n.in(fmt.Sprint("live", i), h.Path)
 		}
 		h.Unpin()
-		Expect(n.fails("ADD", "new", cni.CodeTryAgain)).To(And(ContainSubstring("none of the 5 was taken back: "),
-			ContainSubstring("; hawser gc says whose they are, and hawser gc --yes releases those")))
+		Expect(n.fails("ADD", "new", cni.CodeTryAgain)).To(And(ContainSubstring("none can be reclaimed: "),
+			ContainSubstring("; hawser gc lists the owners, hawser gc --yes releases leases")))
 	},
 		Entry("by an open descriptor", func(h *nstest.Host) {
 			f := nstest.Must(os.Open(h.Path))
@@ -174,9 +175,9 @@ var _ = Describe("a full set", Label("reclaim"), func() {
 		n.in("old", live.Path)
 		n.renote("10.1.2.6", 0, "0123456789abcdef")
 		Expect(n.in("new", live.Path)).To(Equal("10.1.2.6"))
-		Expect(n.fails("ADD", "newer", cni.CodeTryAgain)).To(ContainSubstring("files 5, owners 5, in " + n.dir() +
-			"; none of the 5 was taken back: of none is it certain that its container is gone (without a note, " +
-			"as the reference's: 4); hawser gc"))
+		Expect(n.fails("ADD", "newer", cni.CodeTryAgain)).To(ContainSubstring("5 leases of 5 owners in " + n.dir() +
+			"; none can be reclaimed: no lease is known to be stale (4 were written without an owner note, " +
+			"for example by the reference plugin); hawser gc"))
 	})
 
 	It("takes what is of another boot first, and then the oldest", func() {
@@ -193,7 +194,7 @@ var _ = Describe("a full set", Label("reclaim"), func() {
 		}).Should(BeTemporally(">", changed("10.1.2.6")))
 		n.within(func(s *leaseDir) {
 			var order []string
-			found, _ := s.dead(set("10.1.2.0/29").After(netip.Addr{}), 4)
+			found, _ := s.findStale(set("10.1.2.0/29").After(netip.Addr{}), 4)
 			for _, l := range found {
 				order = append(order, l.addr.String())
 			}
@@ -209,7 +210,7 @@ var _ = Describe("a full set", Label("reclaim"), func() {
 			addr := netip.MustParseAddr("10.1.2.2")
 			for _, isOne := range []bool{true, false} {
 				j.isOneMachine = isOne
-				_, isDead := j.look(addr)
+				_, isDead := j.examine(addr)
 				Expect(isDead).To(Equal(isOne))
 			}
 		})
@@ -262,7 +263,7 @@ var _ = Describe("a full set", Label("reclaim"), func() {
 		size := nstest.Must(unix.Getxattr(n.path("10.1.2.2"), "trusted.hawser", make([]byte, 100)))
 		Expect(size).To(BeNumerically("<=", 64))
 		id := ns.Identity{Cookie: math.MaxUint64, Inode: math.MaxUint32}
-		most := note{strings.Repeat("f", bootDigits), id, math.MaxUint32, math.MaxUint32}
+		most := note{strings.Repeat("f", bootPrefixLen), id, math.MaxUint32, math.MaxUint32}
 		Expect(len(most.String())).To(BeNumerically("<=", 64))
 	})
 
@@ -281,7 +282,7 @@ var _ = Describe("a full set", Label("reclaim"), func() {
 		n.add("unnoted")
 		n.within(func(s *leaseDir) {
 			j, addr := nstest.Must(s.newJudge()), netip.MustParseAddr("10.1.2.2")
-			isDead := func() bool { _, isDead := j.look(addr); return isDead }
+			isDead := func() bool { _, isDead := j.examine(addr); return isDead }
 			Expect(j.booted).To(BeTemporally("<", time.Now()))
 			Expect(isDead()).To(BeFalse())
 			j.booted = time.Now().Add(time.Second)
@@ -294,9 +295,9 @@ var _ = Describe("a full set", Label("reclaim"), func() {
 	It("keeps a lease without note that is younger than a namespace that a runtime keeps", func() {
 		began := time.Now()
 		pins, booted := filepath.Dir(nstest.NewNetns().Path), time.Now().Add(time.Hour) // by a clock that was set back
-		Expect(beforePins(booted, pins)).To(BeTemporally("<", time.Now()))
-		Expect(beforePins(began.Add(-time.Hour), pins)).To(Equal(began.Add(-time.Hour)))
-		Expect(beforePins(booted, "/nowhere")).To(Equal(booted))
+		Expect(earliestPin(booted, pins)).To(BeTemporally("<", time.Now()))
+		Expect(earliestPin(began.Add(-time.Hour), pins)).To(Equal(began.Add(-time.Hour)))
+		Expect(earliestPin(booted, "/nowhere")).To(Equal(booted))
 	})
 
 	It("tells a namespace from a later one with its inode", func() {
@@ -312,7 +313,7 @@ var _ = Describe("a full set", Label("reclaim"), func() {
 		dead("dead1", "dead2", "dead3", "dead4", "dead5")
 		n.ipam += `, "reclaim": false`
 		Expect(n.fails("ADD", "new", cni.CodeTryAgain)).To(ContainSubstring(
-			`none of the 5 was taken back: "reclaim" is false`))
+			`none can be reclaimed: "reclaim" is false`))
 	})
 
 	It("is not full for STATUS where some are dead", func() {
@@ -374,7 +375,7 @@ var _ = It("takes leases back among 65,533 in less than a tenth of a second", La
 			if i%65 == 0 {
 				netns = gone.Path
 			}
-			Expect(dir.Create(addr.String(), []byte(owner), s.noteOf(netns, owner), 0o600)).To(Succeed())
+			Expect(dir.Create(addr.String(), []byte(owner), s.ownerNote(netns, owner), 0o600)).To(Succeed())
 		}
 	}
 	n.in("last", live.Path)
@@ -395,7 +396,7 @@ var _ = It("takes leases back among 65,533 in less than a tenth of a second", La
 			}
 			end(gone)
 		}
-		free = reclaimedAtOnce - 1
+		free = maxReclaims - 1
 		best = min(best, took(func() { n.in(fmt.Sprint("new", i), live.Path) }))
 	}
 	Expect(best).To(BeNumerically("<", 100*time.Millisecond))

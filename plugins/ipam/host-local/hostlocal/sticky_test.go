@@ -23,7 +23,7 @@ var _ = Describe("exclude", Label("exclude"), func() {
 		Expect(n.add("a", "b", "c")).To(Equal([]string{"203.0.112.2", "10.1.2.3", "2001:db8:1:0:8000::",
 			"203.0.112.3", "10.1.2.8", "2001:db8:1:0:8000::1", "203.0.112.4", "10.1.2.9", "2001:db8:1:0:8000::2"}))
 		Expect(n.fails("ADD", "d", cni.CodeTryAgain)).To(ContainSubstring("10.1.2.1-10.1.2.1,10.1.2.3-10.1.2.3," +
-			"10.1.2.8-10.1.2.9: files 3, owners 3"))
+			"10.1.2.8-10.1.2.9: 3 leases of 3 owners"))
 		n.succeeds("DEL", "b")
 		Expect(n.add("d")).To(ContainElement("10.1.2.8"))
 	})
@@ -116,7 +116,7 @@ var _ = Describe("a sticky address", Label("sticky"), func() {
 			start(n, "a", pod(fmt.Sprint("job-", i)))
 			n.succeeds("DEL", "a")
 		}
-		Expect(nstest.Must(os.Stat(table)).Size()).To(BeNumerically("<=", places*entrySize))
+		Expect(nstest.Must(os.Stat(table)).Size()).To(BeNumerically("<=", slots*entrySize))
 		Expect(nstest.Must(os.ReadDir(n.dir()))).To(HaveLen(3)) // as without the key: lock, last_reserved_ip.0 and .1
 		Expect(start(n, "a", pod("web-0"))).NotTo(BeEmpty())
 		data := nstest.Must(os.ReadFile(table))

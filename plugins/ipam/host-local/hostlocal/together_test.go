@@ -25,8 +25,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/ranges"
 )
 
-// model says what the directory should be after any sequence of calls of
-// either program, by the plainest rules.
+// model says what the directory should be after any sequence of calls of either program, by the plainest rules.
 type model struct {
 	sets  []ranges.Set
 	last  []netip.Addr
@@ -268,8 +267,7 @@ func (n network) command(name, id string) *exec.Cmd {
 }
 
 var _ = Describe("killed at any point", func() {
-	// kill starts ADDs and DELs and kills most of them; it returns which
-	// containers have been told an address.
+	// kill starts ADDs and DELs and kills most of them; it returns which containers have been told an address.
 	kill := func(n network, seed uint64) map[string]string {
 		GinkgoHelper()
 		random := rand.New(rand.NewPCG(seed, seed))
@@ -332,8 +330,7 @@ var _ = Describe("killed at any point", func() {
 })
 
 var _ = Describe("what a call costs", func() {
-	// count returns how many reads and writes a call makes, as the kernel
-	// counted them.
+	// count returns how many reads and writes a call makes, as the kernel counted them.
 	count := func(cmd *exec.Cmd) int {
 		GinkgoHelper()
 		Expect(cmd.Start()).To(Succeed())
