@@ -14,7 +14,7 @@ const (
 	vlanMax       = 4094
 )
 
-// wireConfig is the configuration as written.
+// wireConfig is the configuration as the JSON has it.
 type wireConfig struct {
 	skel.LogKey
 
@@ -42,16 +42,16 @@ type wireTrunk struct {
 	MaxID *int `json:"maxID" help:"last VLAN of a range; with minID" schema:"min=1 max=4094"`
 }
 
-// config is the configuration with every value checked: the keys, and what several of them say together.
+// config is the configuration with every value checked.
 type config struct {
 	wireConfig
 	Link    attach.LinkConfig
 	Masq    attach.Masq
-	Gateway bool
-	Trunk   []uint16 // sorted, each once
+	Gateway bool     // isGateway or isDefaultGateway
+	Trunk   []uint16 // VLANs of vlanTrunk, sorted and without duplicates
 }
 
-// parseConfig checks the configuration. What it refuses is code 7, or code 4 for CNI_ARGS.
+// parseConfig checks the configuration. An invalid value is code 7, or code 4 in CNI_ARGS.
 func parseConfig(req *skel.Request, w wireConfig, problems *cni.Problems) config {
 	c := config{wireConfig: w, Gateway: w.IsGateway || w.IsDefaultGateway}
 	hasIPAM := w.IPAM.Type != ""
@@ -68,7 +68,7 @@ func parseConfig(req *skel.Request, w wireConfig, problems *cni.Problems) config
 	return c
 }
 
-// gatewayName is the link that has the gateway addresses.
+// gatewayName returns the name of the link that has the gateway addresses: the bridge or the VLAN gateway.
 func (c config) gatewayName() string {
 	if c.VLAN == 0 {
 		return c.Bridge
@@ -76,16 +76,16 @@ func (c config) gatewayName() string {
 	return fmt.Sprintf("%s.%d", c.Bridge, c.VLAN)
 }
 
-// filtersVLANs tells whether the bridge must filter VLANs.
+// filtersVLANs reports whether the bridge must filter VLANs.
 func (c config) filtersVLANs() bool { return c.VLAN != 0 || c.VLANTrunk != nil }
 
-// checkKeys refuses a name that no bridge or IPAM plugin can have, and keys that contradict each other.
+// checkKeys checks the names of the bridge and of the IPAM plugin, and refuses keys that contradict each other.
 func checkKeys(problems *cni.Problems, w wireConfig) {
 	problems.Add(cni.CheckIfName(cni.CodeConfig, "bridge", w.Bridge))
 	if w.HairpinMode && w.PromiscMode {
 		problems.Add(cni.Refuse("promiscMode", nil,
 			"cannot set hairpin mode and promiscuous mode at the same time: frames would be delivered twice").
-			Suggest("hairpinMode alone lets a container reach itself"))
+			Suggest("use only hairpinMode to let a container reach itself"))
 	}
 	problems.Add(w.IPAM.Check())
 	if w.DisableContainerInterface && w.IPAM.Type != "" {
@@ -121,7 +121,8 @@ func parseVLANs(problems *cni.Problems, w wireConfig) (trunk []uint16) {
 	return slices.Compact(trunk)
 }
 
-// check refuses an entry of vlanTrunk that says nothing, half of something or no VLAN. key is where it stands.
+// check refuses an entry of vlanTrunk that is empty or incomplete, or that has an invalid VLAN. key is the entry's
+// path, such as vlanTrunk[0].
 func (t wireTrunk) check(key string) error {
 	var problems cni.Problems
 	switch {

@@ -19,7 +19,8 @@ import (
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
-// findBridge looks the bridge up. A link of that name that is no bridge is code 103.
+// findBridge returns the bridge called name. It returns code 103 if the link is not a bridge, and an error that matches
+// rtnl.ErrNoLink if there is no link.
 func findBridge(host *rtnl.Conn, name string) (rtnl.Link, error) {
 	l, err := host.Link(name)
 	if err == nil && l.Kind != "bridge" {
@@ -29,13 +30,14 @@ func findBridge(host *rtnl.Conn, name string) (rtnl.Link, error) {
 	return l, err
 }
 
-// prepareBridge finds the bridge or makes it, and brings it up. It is shared and stays when ADD fails. Of a bridge that
-// is up only promiscuous mode and accept_ra change; what contradicts the configuration is a warning.
+// prepareBridge finds or creates the bridge, and brings it up. It has no undo, because other containers may use the
+// bridge already. If the bridge is up, prepareBridge changes only promiscuous mode and accept_ra, and pins the MAC
+// address of a gateway. It warns of other settings that contradict the configuration.
 func (a *attachment) prepareBridge() error {
 	cfg := a.cfg
 	br, err := findBridge(a.call.Host, cfg.Bridge)
 	if errors.Is(err, rtnl.ErrNoLink) {
-		br, err = a.makeBridge()
+		br, err = a.createBridge()
 	}
 	if err != nil {
 		return err
@@ -55,7 +57,8 @@ func (a *attachment) prepareBridge() error {
 	}
 	a.bridge = br
 	if cfg.Gateway && a.call.Req.IPAM != "" {
-		// First: a port changes it, and an ADD that fails or is killed may leave gateway addresses.
+		// Before anything else, because a new port may change the address, and because an ADD that fails or is killed
+		// later may leave gateway addresses.
 		if err := a.pinMAC(br); err != nil {
 			return err
 		}
@@ -66,8 +69,8 @@ func (a *attachment) prepareBridge() error {
 	if br.Up {
 		return nil
 	}
-	// It comes up last: one that is down is new or incomplete. Without an uplink nobody else can have its MAC address:
-	// there is no duplicate to detect, and the host can ask for neighbours at once.
+	// The bridge is brought up last, so that a bridge that is down is new or incomplete. Without an uplink, no other
+	// host can have its link-local address, so that duplicate address detection is not needed.
 	uplink, err := a.hasUplink()
 	if err != nil {
 		return err
@@ -80,8 +83,8 @@ func (a *attachment) prepareBridge() error {
 	return a.call.Host.SetLink(br.Index, rtnl.LinkChange{Up: new(true)})
 }
 
-// ignoreRouterAdverts keeps containers from giving the host routes. A bridge that is up and has an uplink keeps its
-// setting: the host's router may be there.
+// ignoreRouterAdverts keeps containers from adding routes to the host. A bridge that is up and has an uplink keeps its
+// setting, because the host's own router may be on that network.
 func (a *attachment) ignoreRouterAdverts() error {
 	if a.bridge.Up {
 		accepts, err := iface.AcceptsRouterAdverts(a.bridge.Name)
@@ -96,7 +99,7 @@ func (a *attachment) ignoreRouterAdverts() error {
 	return iface.IgnoreRouterAdverts(a.bridge.Name)
 }
 
-// hasUplink tells whether the bridge may lead out of the host: whether one of its ports is no veth.
+// hasUplink reports whether the bridge may be connected to other hosts, because a port is not a veth.
 func (a *attachment) hasUplink() (bool, error) {
 	ports, err := a.call.Host.Ports(a.bridge.Index)
 	if err != nil {
@@ -105,11 +108,11 @@ func (a *attachment) hasUplink() (bool, error) {
 	return slices.ContainsFunc(ports, func(l rtnl.Link) bool { return l.Kind != "veth" }), nil
 }
 
-// makeBridge makes the bridge, or finds the one that another ADD has made meanwhile.
-func (a *attachment) makeBridge() (rtnl.Link, error) {
+// createBridge creates the bridge, or returns the one that a concurrent ADD created.
+func (a *attachment) createBridge() (rtnl.Link, error) {
 	err := a.call.Host.AddLink(rtnl.NewLink{
 		Kind: "bridge", Name: a.cfg.Bridge, MTU: a.cfg.Link.MTU, VLANFiltering: a.cfg.filtersVLANs(),
-		MAC: randomMAC(), // without it the bridge would take a port's address, see pinMAC
+		MAC: randomMAC(), // otherwise the address changes with the ports, see pinMAC
 	})
 	if err != nil && !errors.Is(err, unix.EEXIST) {
 		return rtnl.Link{}, a.cfg.unsupportedVLANs(err)
@@ -117,7 +120,7 @@ func (a *attachment) makeBridge() (rtnl.Link, error) {
 	return findBridge(a.call.Host, a.cfg.Bridge)
 }
 
-// unsupportedVLANs gives the answer of a kernel without VLAN filtering code 2, and leaves that of one without bridges.
+// unsupportedVLANs returns code 2 if err means that the kernel has no VLAN filtering, and err otherwise.
 func (c config) unsupportedVLANs(err error) error {
 	if !c.filtersVLANs() || !errors.Is(err, unix.EOPNOTSUPP) || cni.AsError(err).Code == cni.CodeUnsupportedField {
 		return err
@@ -137,10 +140,11 @@ func randomMAC() net.HardwareAddr {
 	return mac
 }
 
-// gatewayTimeout is for the detection of duplicates of gateway addresses, and for the port of a VLAN's gateway.
+// gatewayTimeout limits the wait for duplicate address detection of gateway addresses, and for the VLAN gateway's port.
 const gatewayTimeout = 5 * time.Second
 
-// prepareGateway gives the bridge, or the VLAN's gateway, the addresses, and lets the host forward. All of it stays.
+// prepareGateway adds the gateway addresses to the bridge or to the VLAN gateway, and enables forwarding on the host.
+// It has no undo, because other containers may use the gateway already.
 func (a *attachment) prepareGateway(ctx context.Context, want []netip.Prefix) (gw attach.Gateway, err error) {
 	gw.Link = a.bridge
 	if len(want) == 0 {
@@ -182,7 +186,7 @@ func (a *attachment) prepareGateway(ctx context.Context, want []netip.Prefix) (g
 			gw.Addrs = append(gw.Addrs, addr)
 		}
 	}
-	if plan.Again {
+	if plan.DetectDAD {
 		if err := a.detectDuplicate(ctx, gw.Link); err != nil {
 			return gw, err
 		}
@@ -197,8 +201,8 @@ func (a *attachment) prepareGateway(ctx context.Context, want []netip.Prefix) (g
 
 // pinMAC sets the MAC address of a gateway interface to its present address, unless it was set before. A bridge whose
 // address was not set has the lowest address of its ports, and changes it when that port is removed. Containers would
-// then lose their gateway until their neighbor entries expire. A bridge that lost all its ports has no address, and
-// gets a random one.
+// then lose their gateway until their neighbor entries expire. A bridge that has lost all its ports has the zero
+// address, and gets a random one.
 func (a *attachment) pinMAC(l rtnl.Link) error {
 	if set, err := iface.IsMACSet(l); set && err == nil || len(l.MAC) == 0 {
 		return nil
@@ -209,18 +213,19 @@ func (a *attachment) pinMAC(l rtnl.Link) error {
 	return a.call.Host.SetLink(l.Index, rtnl.LinkChange{MAC: l.MAC})
 }
 
-// detectDuplicate waits for the duplicate address detection of gateway addresses that failed it before.
+// detectDuplicate waits for the duplicate address detection of gateway addresses for which it failed before. If it
+// takes longer than gatewayTimeout, the result is ignored.
 func (a *attachment) detectDuplicate(ctx context.Context, link rtnl.Link) error {
 	ctx, cancel := context.WithTimeout(ctx, gatewayTimeout)
 	defer cancel()
 	if err := a.call.Host.WaitDAD(ctx, link.Index); errors.Is(err, rtnl.ErrDuplicate) {
 		return cni.Errorf(cni.CodeConflict, "bridge %q: gateway: %w", link.Name, err)
 	}
-	return nil // a detection that takes longer goes on without us
+	return nil
 }
 
-// addGateway adds a gateway address. usable is true for an IPv6 one that needs no duplicate address detection: only
-// containers with exclusive leases could have it, unless the bridge has an uplink.
+// addGateway adds a gateway address. usable is true for an IPv6 address without duplicate address detection. Without an
+// uplink, detection is not needed, because only containers are on the network, and their leases are exclusive.
 func (a *attachment) addGateway(link rtnl.Link, gw netip.Prefix) (usable bool, err error) {
 	if gw.Addr().Is6() {
 		uplink, err := a.hasUplink()
@@ -231,7 +236,7 @@ func (a *attachment) addGateway(link rtnl.Link, gw netip.Prefix) (usable bool, e
 	}
 	err = a.call.Host.AddAddr(link.Index, rtnl.Addr{Prefix: gw, NoDAD: usable})
 	switch {
-	case errors.Is(err, unix.EEXIST): // another ADD was quicker
+	case errors.Is(err, unix.EEXIST): // a concurrent ADD added it
 		err = nil
 	case errors.Is(err, unix.EACCES):
 		remedy := "sysctl -w " + strings.Join(iface.IPv6Disabled(link.Name), " ")
@@ -241,8 +246,10 @@ func (a *attachment) addGateway(link rtnl.Link, gw netip.Prefix) (usable bool, e
 	return usable, err
 }
 
-// masqFrom returns the masquerade with the interface that packets come from: the gateway, which is the bridge, or what
-// the VLAN's is called, or, where ADD makes none, the interface by which the host reaches the container.
+// masqFrom returns the configured masquerade with Link set to the interface that the container's packets arrive on.
+// That is the gateway: the bridge or the VLAN gateway. If the bridge is not configured as a gateway, it is the
+// interface through which the host routes to the container, if that is the bridge or a VLAN link on it, and otherwise
+// the bridge.
 func (c config) masqFrom(host *rtnl.Conn, bridge rtnl.Link, ips []cni.IP) (m attach.Masq, err error) {
 	if m = c.Masq; !m.On {
 		return m, nil
@@ -267,18 +274,18 @@ func (c config) masqFrom(host *rtnl.Conn, bridge rtnl.Link, ips []cni.IP) (m att
 	return m, err
 }
 
-// ensureVLANGateway finds or makes the gateway of the VLAN: a veth pair called <bridge>.<vlan> whose other end is a
-// port of the bridge. Both ends come up last, so one that is down is finished. A link of that name that is no pair of
-// this host is the administrator's and used as found.
+// ensureVLANGateway finds or creates the VLAN gateway: a veth pair called <bridge>.<vlan> whose other end is a port of
+// the bridge. Both ends are brought up last, so that a gateway that is down is incomplete, and is completed here. A
+// link of that name that is not a pair of this host belongs to the administrator, and is only brought up.
 func (a *attachment) ensureVLANGateway(ctx context.Context) (rtnl.Link, error) {
 	name := a.cfg.gatewayName()
 	gw, err := a.call.Host.Link(name)
 	if errors.Is(err, rtnl.ErrNoLink) {
-		// The other end's name says what it belongs to.
+		// The name of the other end is derived from the bridge and the gateway.
 		portName := iface.HostNames(cni.Attachment{Network: a.cfg.Bridge, IfName: name})[0]
 		err = a.call.Host.AddLink(rtnl.NewLink{Kind: "veth", Name: name, MTU: a.cfg.Link.MTU,
 			MAC: randomMAC(), Peer: rtnl.Peer{Name: portName}})
-		if err == nil || errors.Is(err, unix.EEXIST) { // another ADD was quicker
+		if err == nil || errors.Is(err, unix.EEXIST) { // EEXIST: a concurrent ADD created it
 			gw, err = a.call.Host.Link(name)
 		}
 	}
@@ -290,7 +297,7 @@ func (a *attachment) ensureVLANGateway(ctx context.Context) (rtnl.Link, error) {
 	case errors.Is(err, rtnl.ErrNoLink):
 		err = a.call.Host.SetLink(gw.Index, rtnl.LinkChange{Up: new(true)})
 	case err == nil:
-		err = a.finishVLANGateway(ctx, gw, end)
+		err = a.completeVLANGateway(ctx, gw, end)
 	}
 	if err != nil {
 		return gw, fmt.Errorf("gateway of vlan %d: %w", a.cfg.VLAN, err)
@@ -298,8 +305,8 @@ func (a *attachment) ensureVLANGateway(ctx context.Context) (rtnl.Link, error) {
 	return gw, nil
 }
 
-// finishVLANGateway makes the other end a port of the bridge in the VLAN, and brings both ends up.
-func (a *attachment) finishVLANGateway(ctx context.Context, gw, end rtnl.Link) error {
+// completeVLANGateway makes the other end a port of the bridge in the VLAN, and brings both ends up.
+func (a *attachment) completeVLANGateway(ctx context.Context, gw, end rtnl.Link) error {
 	err := a.call.Tolerate(errors.Join(iface.IgnoreRouterAdverts(gw.Name), iface.IgnoreRouterAdverts(end.Name)))
 	if err != nil {
 		return err

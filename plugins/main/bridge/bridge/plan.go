@@ -8,12 +8,11 @@ import (
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
-// containerIndex is where the container's interface stands in the result,
-// after the bridge and the host end.
+// containerIndex is the index of the container's interface in the result, after the bridge and the host end.
 const containerIndex = 2
 
-// makePlan decides which addresses, gateways and routes an attachment gets. The result has no interfaces yet;
-// gateways are the addresses that the bridge must have.
+// makePlan decides which addresses, gateways and routes an attachment gets. It returns a result without interfaces, and
+// the gateway addresses that the bridge or the VLAN gateway must have.
 func makePlan(cfg config, answer *cni.Result) (res *cni.Result, gateways []netip.Prefix, err error) {
 	if res, err = cfg.Link.Result(answer, containerIndex); err != nil || !cfg.Gateway {
 		return res, nil, err
@@ -42,7 +41,7 @@ func makePlan(cfg config, answer *cni.Result) (res *cni.Result, gateways []netip
 	return res, gateways, nil
 }
 
-// fillGateway gives an address the gateway that IPAM left out: the first address of its subnet.
+// fillGateway sets the gateway of an address if IPAM gave none: to the first address of the subnet.
 func fillGateway(ip *cni.IP) error {
 	gw := ip.Gateway
 	if !gw.IsValid() {
@@ -60,7 +59,8 @@ func fillGateway(ip *cni.IP) error {
 	return nil
 }
 
-// addDefaultRoute adds a family's default route, or gives that of IPAM the gateway that it lacks.
+// addDefaultRoute adds a default route of a family. If IPAM gave a default route without a gateway, it sets the
+// gateway.
 func addDefaultRoute(res *cni.Result, v4 bool) {
 	gw := res.Gateway(v4)
 	if !gw.IsValid() {
@@ -82,15 +82,16 @@ func addDefaultRoute(res *cni.Result, v4 bool) {
 	}
 }
 
-// gatewayPlan makes a link the gateway. A duplicate is removed and added again: the host that had it may be gone.
+// gatewayPlan lists the changes that make a link the gateway. A gateway address for which the kernel detected a
+// duplicate is removed and added again, because the host that had it may no longer exist.
 type gatewayPlan struct {
-	Remove []netip.Prefix // its addresses that conflict with a gateway address, or are duplicates
-	Add    []netip.Prefix // gateway addresses that it lacks, or that are duplicates
-	Usable []netip.Prefix // IPv6 gateway addresses that it has and that are not tentative
-	Again  bool           // some of Add are duplicates
+	Remove    []netip.Prefix // addresses of the link that conflict with a gateway address, or are duplicates
+	Add       []netip.Prefix // gateway addresses that the link lacks, or that are duplicates
+	Usable    []netip.Prefix // IPv6 gateway addresses that the link has and that are not tentative
+	DetectDAD bool           // Add has a duplicate, so that the new detection must be waited for
 }
 
-// planGateways compares the addresses of a link with the gateway addresses that it is to have.
+// planGateways compares the addresses of a link with the gateway addresses that it must have.
 func planGateways(cfg config, link string, have []rtnl.Addr, want []netip.Prefix) (p gatewayPlan, err error) {
 	var missing []netip.Prefix
 	for _, gw := range want {
@@ -99,7 +100,7 @@ func planGateways(cfg config, link string, have []rtnl.Addr, want []netip.Prefix
 		case i < 0:
 			p.Add, missing = append(p.Add, gw), append(missing, gw)
 		case have[i].DADFailed:
-			p.Remove, p.Add, p.Again = append(p.Remove, gw), append(p.Add, gw), true
+			p.Remove, p.Add, p.DetectDAD = append(p.Remove, gw), append(p.Add, gw), true
 		case gw.Addr().Is6() && !have[i].Tentative:
 			p.Usable = append(p.Usable, gw)
 		}
@@ -119,8 +120,8 @@ func planGateways(cfg config, link string, have []rtnl.Addr, want []netip.Prefix
 	return p, nil
 }
 
-// conflicts tells what cannot stand beside a new gateway address: any other IPv4 address, and an IPv6 address whose
-// subnet overlaps, except the link-local ones that every interface has.
+// conflicts reports whether a link cannot have an address in addition to a new gateway address: any other IPv4 address,
+// or an IPv6 address whose subnet overlaps. The link-local address that every interface has does not conflict.
 func conflicts(have, gw netip.Prefix) bool {
 	if have.Addr().Is4() || gw.Addr().Is4() {
 		return have.Addr().Is4() && gw.Addr().Is4()

@@ -1,10 +1,19 @@
 // Package bridge attaches containers to a Linux bridge on the host.
 //
-// ADD makes the bridge when it is not there, and a veth pair with one end in the
-// container and the other a port of the bridge. An IPAM plugin gives the addresses;
-// without one the network is layer 2 only. The bridge can be the gateway, masquerade,
-// and keep ports apart. DEL leaves the bridge, its addresses and the VLAN gateways, which
-// others share. README.md is the manual.
+// ADD creates the bridge if it does not exist, and a veth pair: one end is the container's interface, the other is a
+// port of the bridge. An IPAM plugin assigns the addresses; without one the network is layer 2 only. The bridge can be
+// the containers' gateway, and packets that leave their subnets can be masqueraded. A port can have VLANs, can be
+// isolated from other ports, and can be restricted to the container's MAC address (MAC spoof check).
+//
+// With the key vlan, the gateway is not the bridge itself but a VLAN gateway: a veth pair <bridge>.<vlan> on the host
+// whose other end is a port of the bridge in that VLAN.
+//
+// The bridge, its addresses and the VLAN gateways are shared by all containers of the host. So ADD changes an existing
+// bridge as little as possible, a failed ADD does not undo them, and DEL leaves them. Everything else belongs to one
+// attachment.
+//
+// add in bridge.go is the place to begin reading. Package attach has the steps that ptp has too. plan.go decides on
+// addresses and routes without any I/O. README.md documents every key.
 package bridge
 
 import "github.com/hawser-cni/plugins/pkg/skel"

@@ -8,8 +8,8 @@ import (
 	"github.com/hawser-cni/plugins/pkg/nft"
 )
 
-// The MAC spoof checks that the reference made: a jump in PREROUTING with a comment that names container and
-// interface, to a chain that jumps to another one.
+// The reference plugin's MAC spoof check is a jump in PREROUTING, with a comment that names the container and the
+// interface, to a chain that jumps to a second chain.
 var referenceSpoofTable = nft.Table{Family: nft.Bridge, Name: "nat"}
 
 func referenceSpoofChains(a cni.Attachment) []string {
@@ -17,23 +17,22 @@ func referenceSpoofChains(a cni.Attachment) []string {
 	return []string{first, first + "-mac"}
 }
 
-// isReferenceWhole tells whether the attachment has a check of the reference's that nothing is missing of: a jump to
-// the first chain, from there to the second, and what that one does with the frame.
-func isReferenceWhole(nf *nft.Conn, a cni.Attachment) bool {
+// isReferenceComplete reports whether the attachment has a check of the reference plugin from which no rule is missing.
+func isReferenceComplete(nf *nft.Conn, a cni.Attachment) bool {
 	chains := referenceSpoofChains(a)
-	way := []string{"PREROUTING", chains[0], chains[1]}
-	for i, chain := range way[:2] {
+	path := []string{"PREROUTING", chains[0], chains[1]}
+	for i, chain := range path[:2] {
 		rules, err := nf.Rules(referenceSpoofTable, chain)
-		if err != nil || !slices.ContainsFunc(rules, func(r nft.LiveRule) bool { return r.Target == way[i+1] }) {
+		if err != nil || !slices.ContainsFunc(rules, func(r nft.LiveRule) bool { return r.Target == path[i+1] }) {
 			return false
 		}
 	}
-	// One rule lets the address pass, the other drops the rest.
-	rules, err := nf.Rules(referenceSpoofTable, way[2])
+	// One rule accepts the container's address, the other drops the rest.
+	rules, err := nf.Rules(referenceSpoofTable, path[2])
 	return err == nil && len(rules) >= 2
 }
 
-// removeReferenceSpoofCheck removes the attachment's check that the reference made.
+// removeReferenceSpoofCheck removes the reference plugin's check of the attachment.
 func removeReferenceSpoofCheck(ctx context.Context, nf *nft.Conn, a cni.Attachment) error {
 	chains := referenceSpoofChains(a)
 	return nft.IfSupported(nft.Removal{Table: referenceSpoofTable, Chain: "PREROUTING", Drop: chains,

@@ -13,8 +13,8 @@ import (
 	"github.com/hawser-cni/plugins/pkg/nft"
 )
 
-// spoofCheck drops the frames of a port that do not have the container's MAC address as source. All
-// ports share one rule and two sets: which ports are checked, and which address each may use.
+// spoofCheck drops the frames that arrive at a port with another source than the container's MAC address. All ports
+// share one rule and two sets: the ports that are checked, and the pairs of a port and the address that it may use.
 type spoofCheck struct {
 	Attachment cni.Attachment
 	Port       string // the host end's name
@@ -29,7 +29,7 @@ const (
 	spoofPairs = "macspoof_pairs_v1"
 )
 
-// spoofElements are the elements of all attachments. The layout filters before anything else of the bridge.
+// spoofElements describes the elements of all attachments. The chain filters before all other chains of the bridge.
 func spoofElements() nft.Owned {
 	return nft.Owned{Sets: []string{spoofPorts, spoofPairs}, Layout: nft.Layout{
 		Table: spoofTable,
@@ -51,6 +51,7 @@ func spoofElements() nft.Owned {
 	}}
 }
 
+// items returns the elements of the check.
 func (s spoofCheck) items() []nft.Item {
 	port, mark := nft.IfNameKey(s.Port), s.Attachment.Mark()
 	return []nft.Item{
@@ -60,8 +61,8 @@ func (s spoofCheck) items() []nft.Item {
 	}
 }
 
-// add makes the check. Elements that already name the port are left from a former host end of that name, or from an ADD
-// of this attachment that was killed.
+// add adds the elements of the check. If the sets already have elements for the port, add replaces them: they belong to
+// an earlier host end with that name, or to an ADD of this attachment that was killed.
 func (s spoofCheck) add(ctx context.Context, nf *nft.Conn) error {
 	everyMark := func(string) bool { return true }
 	err := spoofElements().Update(ctx, nf, func(tx *nft.Tx) error {
@@ -81,18 +82,19 @@ func (s spoofCheck) add(ctx context.Context, nf *nft.Conn) error {
 	return spoofError(err)
 }
 
-// verify compares the port's elements and the shared rule with the kernel's. A check that the
-// reference made is as good: the node may have been upgraded under the container.
+// verify returns an error if an element of the port or the shared rule is missing. A complete check of the reference
+// plugin is sufficient, because the plugins may have been upgraded while the container was running.
 func (s spoofCheck) verify(nf *nft.Conn) error {
 	err := spoofElements().Verify(nf, s.items())
-	if err != nil && isReferenceWhole(nf, s.Attachment) {
+	if err != nil && isReferenceComplete(nf, s.Attachment) {
 		return nil
 	}
 	return spoofError(err)
 }
 
-// deleteSpoofCheck removes Hawser's check of the attachment and, unless again is set, the reference's. First it reads
-// only the elements for the host end's possible names, because most containers have no check, and need no more.
+// deleteSpoofCheck removes Hawser's check of the attachment and, unless again is set, the reference plugin's. It first
+// reads only the elements for the possible names of the host end. That is enough for most containers, which have no
+// check.
 func deleteSpoofCheck(ctx context.Context, nf *nft.Conn, a cni.Attachment, again bool) error {
 	var ports []nft.Item
 	for _, name := range iface.HostNames(a) {
@@ -112,7 +114,8 @@ func deleteSpoofCheck(ctx context.Context, nf *nft.Conn, a cni.Attachment, again
 	return spoofError(err)
 }
 
-// collectSpoofChecks removes the checks of attachments that are not valid. The reference's stay: they name no network.
+// collectSpoofChecks removes the checks of attachments that are not valid. It leaves the reference plugin's checks,
+// because they do not name their network.
 func collectSpoofChecks(ctx context.Context, nf *nft.Conn, valid cni.Set) error {
 	chain, err := nf.Chain(spoofTable, spoofChain)
 	if chain != nil {

@@ -13,7 +13,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
-// verify compares what ADD made with what is there, but not the bridge's MAC address, nor what others added.
+// verify compares the host with what ADD created. It ignores the bridge's MAC address, and what other programs added.
 func (a *attachment) verify(ctx context.Context) []error {
 	var err error
 	if a.bridge, err = findBridge(a.call.Host, a.cfg.Bridge); err != nil {
@@ -47,10 +47,11 @@ func (a *attachment) verify(ctx context.Context) []error {
 	return errs
 }
 
-// verifyContainer compares the container's interface; one that is to be down has no addresses and routes.
+// verifyContainer compares the container's interface with prevResult. Of an interface that must stay down, it compares
+// only the MAC address, because it has no addresses and routes.
 func (a *attachment) verifyContainer() error {
 	if !a.cfg.DisableContainerInterface {
-		return iface.Verify(a.container(), a.call.Req.PrevResult)
+		return iface.Verify(a.target(), a.call.Req.PrevResult)
 	}
 	want, _ := a.call.Req.PrevResult.ContainerInterface(a.call.Req.IfName)
 	if have := a.call.ContEnd.MAC.String(); want.MAC != "" && !strings.EqualFold(want.MAC, have) {
@@ -59,7 +60,7 @@ func (a *attachment) verifyContainer() error {
 	return nil
 }
 
-// verifyPort compares the port with what setUpPort made of it.
+// verifyPort compares the port with what setUpPort set.
 func (a *attachment) verifyPort() []error {
 	end := a.call.HostEnd
 	errs := a.verifyMember(end, portVLANs(a.cfg.VLAN, a.cfg.Trunk), a.cfg.PreserveDefaultVLAN)
@@ -70,27 +71,27 @@ func (a *attachment) verifyPort() []error {
 	if err != nil {
 		return append(errs, err)
 	}
-	if end.MTU < min(a.cfg.Link.MTU, a.call.ContEnd.MTU) { // the host end may have the MTU of others, see keepMTU
+	if end.MTU < min(a.cfg.Link.MTU, a.call.ContEnd.MTU) { // keepMTU may have raised the MTU of the host end
 		errs = append(errs, a.drift(end, "MTU is %d, not %d", end.MTU, a.cfg.Link.MTU))
 	}
 	if have.Hairpin != a.cfg.HairpinMode {
 		errs = append(errs, a.drift(end, "hairpin is %t, not %t", have.Hairpin, a.cfg.HairpinMode))
 	}
-	if a.cfg.PortIsolation && !have.Isolated { // the other way round it may be a firewall's
+	if a.cfg.PortIsolation && !have.Isolated { // a firewall may have isolated a port that the configuration does not
 		errs = append(errs, a.drift(end, "is not isolated"))
 	}
 	return errs
 }
 
+// drift returns code 101 for a port.
 func (a *attachment) drift(end rtnl.Link, format string, args ...any) error {
 	return cni.Drift("port %q of bridge %q: %s", end.Name, a.cfg.Bridge, fmt.Sprintf(format, args...))
 }
 
-// verifyMember compares what the host end has in common with the port of a
-// VLAN's gateway: the bridge, the state, and the VLANs that setVLANs gave it.
+// verifyMember compares what all ports have: their bridge, their state, and the VLANs that setVLANs set.
 func (a *attachment) verifyMember(end rtnl.Link, want []rtnl.VLAN, keepDefault bool) (errs []error) {
 	if end.Master != a.bridge.Index {
-		return []error{a.drift(end, "is no port of the bridge")}
+		return []error{a.drift(end, "is not a port of the bridge")}
 	}
 	if !end.Up {
 		errs = append(errs, a.drift(end, "is down"))
@@ -109,13 +110,13 @@ func (a *attachment) verifyMember(end rtnl.Link, want []rtnl.VLAN, keepDefault b
 	}
 	for _, v := range have {
 		if !keepDefault && !slices.ContainsFunc(want, func(w rtnl.VLAN) bool { return w.ID == v.ID }) {
-			errs = append(errs, a.drift(end, "vlan %d is there and should not be", v.ID))
+			errs = append(errs, a.drift(end, "vlan %d is unexpected", v.ID))
 		}
 	}
 	return errs
 }
 
-// verifyGateways looks for the addresses and the forwarding that prepareGateway made.
+// verifyGateways compares the gateway with what prepareGateway set: the addresses, and forwarding on the host.
 func (a *attachment) verifyGateways() (errs []error) {
 	link, err := a.call.Host.Link(a.cfg.gatewayName())
 	if err != nil {
@@ -139,7 +140,7 @@ func (a *attachment) verifyGateways() (errs []error) {
 		errs = append(errs, iface.VerifyForwarding(gw.Addr().Is4()))
 	}
 	end, err := a.call.Host.OtherEnd(link, a.call.Host)
-	if errors.Is(err, rtnl.ErrNoLink) { // the bridge itself, or the administrator's link
+	if errors.Is(err, rtnl.ErrNoLink) { // the gateway is the bridge, or a link of the administrator
 		return errs
 	}
 	if err != nil {
