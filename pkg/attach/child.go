@@ -117,7 +117,7 @@ func (c *Call) createChild(ctx context.Context) (err error) {
 		return err
 	}
 	c.Req.SignalsEndContext()
-	if err := records.Put(r); err != nil {
+	if err := records.Put(ctx, r); err != nil {
 		return err
 	}
 	c.Req.OnFail("delete the interface", func(ctx context.Context) error { return c.undoChild(ctx, r) })
@@ -131,7 +131,7 @@ func (c *Call) createChild(ctx context.Context) (err error) {
 	// The record needs the index first. If the change below fails because the name is taken, the kernel may have reset
 	// the group already and not set the alias, so that only the index identifies the link.
 	r.Link = c.ContEnd.Index
-	if err := records.Put(r); err != nil {
+	if err := records.Put(ctx, r); err != nil {
 		return err
 	}
 	c.ContEnd.Name = c.Req.IfName

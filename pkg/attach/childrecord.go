@@ -17,8 +17,8 @@ import (
 
 const childDir = "/run/hawser/links"
 
-func childRecords() statefile.Records[childRecord] {
-	return statefile.Records[childRecord]{Path: childDir}
+func childRecords() *statefile.Store[childRecord] {
+	return statefile.NewStore[childRecord](childDir, statefile.DefaultWait)
 }
 
 // childRecord records in which namespace the child of an attachment is, for GC and for a DEL without CNI_NETNS. It is

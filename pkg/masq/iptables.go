@@ -44,8 +44,8 @@ type store = statefile.Store[record]
 
 // records returns the records of all chains. The timeout of their lock is long, because the holder may run iptables,
 // which waits for the xtables lock.
-func records() statefile.Records[record] {
-	return statefile.Records[record]{Path: recordDir, Wait: time.Minute}
+func records() *statefile.Store[record] {
+	return statefile.NewStore[record](recordDir, time.Minute)
 }
 
 // recordOf returns a container's record, or an empty one if there is none.
@@ -194,7 +194,7 @@ func addIPTables(ctx context.Context, nf *nft.Conn, c Config) (err error) {
 	}
 	rec.Interfaces[a.IfName] = distinct(slices.Concat(c.Addrs, stale))
 	rec.Special = c.Special
-	if err := s.Put(rec); err != nil {
+	if err := s.Put(ctx, rec); err != nil {
 		return err
 	}
 	rec.Interfaces[a.IfName] = distinct(c.Addrs)
@@ -214,7 +214,7 @@ func addIPTables(ctx context.Context, nf *nft.Conn, c Config) (err error) {
 	if len(stale) == 0 {
 		return nil
 	}
-	return s.Put(rec)
+	return s.Put(ctx, rec)
 }
 
 // delIPTables removes the rules of an interface's recorded addresses, and of c.Addrs, from both variants. If the
@@ -264,9 +264,9 @@ func delRecorded(ctx context.Context, nf *nft.Conn, s *store, c Config) error {
 		return err
 	}
 	if len(rec.Interfaces) == 0 {
-		return s.Drop(rec.Hash())
+		return s.Drop(ctx, rec.Hash())
 	}
-	return s.Put(rec)
+	return s.Put(ctx, rec)
 }
 
 func checkIPTables(ctx context.Context, nf *nft.Conn, c Config) error {

@@ -45,7 +45,7 @@ func WithNetns(path string, id ns.Identity, held ...cni.Holding) []cni.Holding {
 
 // Holdings lists the holdings of all records. holdingsOf returns the holdings of one record; Holdings adds the record's
 // path and time.
-func Holdings[T statefile.Record](records statefile.Records[T], holdingsOf func(T) []cni.Holding) ([]cni.Holding,
+func Holdings[T statefile.Record](records *statefile.Store[T], holdingsOf func(T) []cni.Holding) ([]cni.Holding,
 	error) {
 	var all []cni.Holding
 	kept, err := records.List()

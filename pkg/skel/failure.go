@@ -50,8 +50,8 @@ func (f Failure) Hash() string {
 func (f Failure) Plausible() bool { return f.Plugin != "" && f.Command != "" && f.Count > 0 }
 
 // Failures are the records in dir, which is FailureDir.
-func Failures(dir string) statefile.Records[Failure] {
-	return statefile.Records[Failure]{Path: dir, Wait: time.Second}
+func Failures(dir string) *statefile.Store[Failure] {
+	return statefile.NewStore[Failure](dir, time.Second)
 }
 
 // remember adds a call that failed to the records. It changes nothing about the call when that fails.
@@ -76,8 +76,9 @@ func (c *call) remember(failed error) {
 
 // keep puts a record in place of the one of the same calls, and drops the oldest. What a delegate has said in its own
 // record needs no second one.
-func keep(records statefile.Records[Failure], f Failure) error {
-	s, err := records.Open(context.Background())
+func keep(records *statefile.Store[Failure], f Failure) error {
+	ctx := context.Background()
+	s, err := records.Open(ctx)
 	if err != nil {
 		return err
 	}
@@ -96,7 +97,7 @@ func keep(records statefile.Records[Failure], f Failure) error {
 	if before, ok, _ := s.Get(f.Hash()); ok {
 		f.First, f.Count = before.First, before.Count+1
 	}
-	if err := s.Put(f); err != nil {
+	if err := s.Put(ctx, f); err != nil {
 		return err
 	}
 	if all, err = s.All(); err != nil {
@@ -109,7 +110,7 @@ func keep(records statefile.Records[Failure], f Failure) error {
 			old = append(old, f.Hash())
 		}
 	}
-	return s.Drop(old...)
+	return s.Drop(ctx, old...)
 }
 
 // PodOf is the pod that a kubelet's runtime names in CNI_ARGS, namespace/name, or the name of podman's container.

@@ -31,7 +31,7 @@ var _ = Describe("what failed", Label("failures"), func() {
 	}
 	kept := func() map[string]*skel.Failure {
 		all := map[string]*skel.Failure{}
-		for _, f := range nstest.Must(skel.Failures(dir).All(context.Background())) {
+		for _, f := range nstest.Must(skel.Failures(dir).All()) {
 			all[f.ContainerID] = f
 		}
 		return all

@@ -1,7 +1,6 @@
 package statefile
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -45,7 +44,7 @@ func LockFile(ctx context.Context, path string, perm fs.FileMode) (*Lock, error)
 		return nil, err
 	}
 	defer dir.Close()
-	return dir.LockFile(ctx, filepath.Base(path), perm, 0)
+	return dir.LockFile(ctx, filepath.Base(path), perm, DefaultWait)
 }
 
 // LockFile locks the file name, which it creates with perm when it is absent. It waits for at most wait (0: 30
@@ -55,7 +54,7 @@ func (d *Dir) LockFile(ctx context.Context, name string, perm fs.FileMode, wait 
 	if err != nil {
 		return nil, d.fail("lock", name, err)
 	}
-	return whole(d.join(name)).lock(ctx, fd, d.join(name), cmp.Or(wait, defaultWait))
+	return whole(d.join(name)).lock(ctx, fd, d.join(name), wait)
 }
 
 // LockByte locks the byte at an offset of the file at path, which it creates if it is absent. Many things share the
@@ -77,7 +76,7 @@ func LockByte(ctx context.Context, path string, at uint64, thing string) (*Lock,
 			return fmt.Errorf("lock %s: %w %s", thing, ErrBusy, named(holderOfByte(path, at)))
 		},
 	}
-	return k.lock(ctx, fd, path, defaultWait)
+	return k.lock(ctx, fd, path, DefaultWait)
 }
 
 // lockByte does for one byte what flock does for a file. Like the lock of flock, this lock belongs to the open file.
@@ -97,8 +96,8 @@ func lockByte(fd, how int, at uint64) error {
 // whole returns the kind of a lock of a whole file by flock.
 func whole(path string) kind { return kind{flock, func() error { return busy(path) }} }
 
-// defaultWait is how long a call waits for its turn where nothing else is said.
-const defaultWait = 30 * time.Second
+// DefaultWait is how long a call waits for its turn where nothing else is said.
+const DefaultWait = 30 * time.Second
 
 // LockFD is LockFile for the open file fd, which remains the caller's. Path is for messages, and to find the holder.
 func LockFD(ctx context.Context, fd int, path string) (*Lock, error) {
@@ -106,7 +105,7 @@ func LockFD(ctx context.Context, fd int, path string) (*Lock, error) {
 	if err != nil {
 		return nil, &fs.PathError{Op: "lock", Path: path, Err: err}
 	}
-	return whole(path).lock(ctx, own, path, defaultWait)
+	return whole(path).lock(ctx, own, path, DefaultWait)
 }
 
 // lock locks the open file fd, or closes it. It waits in a goroutine, because a blocked call cannot be canceled. When

@@ -444,13 +444,17 @@ func (l lease) Hash() string { return l.Name }
 
 func (l lease) Plausible() bool { return l.Address != "everywhere" }
 
+func leases(path string, wait time.Duration) *statefile.Store[lease] {
+	return statefile.NewStore[lease](path, wait)
+}
+
 var _ = Describe("a store", func() {
 	var path string
 	BeforeEach(func() { path = filepath.Join(GinkgoT().TempDir(), "run", "leases") })
 
 	reopen := func() *statefile.Store[lease] {
 		GinkgoHelper()
-		s := nstest.Must(statefile.Records[lease]{Path: path, Wait: time.Second}.Open(context.Background()))
+		s := nstest.Must(leases(path, time.Second).Open(context.Background()))
 		DeferCleanup(s.Close)
 		return s
 	}
@@ -462,20 +466,20 @@ var _ = Describe("a store", func() {
 		return l, ok
 	}
 
-	It("has no record, and none to drop, where a directory is in its place", func() {
+	It("has no record, and none to drop, where a directory is in its place", func(ctx SpecContext) {
 		Expect(os.MkdirAll(path+"/a1.json/x", 0o700)).To(Succeed())
 		s := reopen()
 		_, ok := get(s, "a1")
 		Expect(ok).To(BeFalse())
-		Expect(s.Drop("a1")).To(Succeed())
+		Expect(s.Drop(ctx, "a1")).To(Succeed())
 		Expect(path + "/a1.json/x").To(BeADirectory())
 	})
 
-	It("keeps a record in a file until it is dropped", func() {
+	It("keeps a record in a file until it is dropped", func(ctx SpecContext) {
 		s := reopen()
-		Expect(s.Put(lease{"a1", "192.0.2.1"})).To(Succeed())
-		Expect(s.Put(lease{"a1", "192.0.2.2"})).To(Succeed())
-		Expect(s.Put(lease{"b2", "192.0.2.3"})).To(Succeed())
+		Expect(s.Put(ctx, lease{"a1", "192.0.2.1"})).To(Succeed())
+		Expect(s.Put(ctx, lease{"a1", "192.0.2.2"})).To(Succeed())
+		Expect(s.Put(ctx, lease{"b2", "192.0.2.3"})).To(Succeed())
 		Expect(s.Close()).To(Succeed())
 		Expect(s.Close()).To(Succeed())
 		Expect(os.ReadFile(path + "/a1.json")).To(MatchJSON(`{"name": "a1", "address": "192.0.2.2"}`))
@@ -484,27 +488,27 @@ var _ = Describe("a store", func() {
 
 		s = reopen()
 		Expect(s.All()).To(Equal([]*lease{{"a1", "192.0.2.2"}, {"b2", "192.0.2.3"}}))
-		Expect(s.Drop("a1")).To(Succeed())
-		Expect(s.Drop("a1")).To(Succeed())
+		Expect(s.Drop(ctx, "a1")).To(Succeed())
+		Expect(s.Drop(ctx, "a1")).To(Succeed())
 		_, ok := get(s, "a1")
 		Expect(ok).To(BeFalse())
 		Expect(s.All()).To(HaveLen(1))
 	})
 
-	It("that is absent has no record, and is made by Open alone", func() {
-		s := nstest.Must(statefile.Records[lease]{Path: path, Wait: time.Second}.OpenExisting(context.Background()))
+	It("that is absent has no record, and is made by Open alone", func(ctx SpecContext) {
+		s := nstest.Must(leases(path, time.Second).OpenExisting(ctx))
 		_, ok := get(s, "a1")
 		Expect(ok).To(BeFalse())
 		Expect(s.All()).To(BeEmpty())
-		Expect(s.Drop("a1")).To(Succeed())
-		Expect(s.Put(lease{Name: "a1"})).To(MatchError(fs.ErrClosed))
+		Expect(s.Drop(ctx, "a1")).To(Succeed())
+		Expect(s.Put(ctx, lease{Name: "a1"})).To(MatchError(fs.ErrClosed))
 		Expect(s.Close()).To(Succeed())
 		Expect(path).NotTo(BeADirectory())
 
-		Expect(reopen().Put(lease{"a1", "192.0.2.1"})).To(Succeed())
+		Expect(reopen().Put(ctx, lease{"a1", "192.0.2.1"})).To(Succeed())
 	})
 
-	It("takes a file that it cannot have written for no record", func() {
+	It("takes a file that it cannot have written for no record", func(ctx SpecContext) {
 		s := reopen()
 		Expect(os.WriteFile(path+"/torn.json", []byte(`{"name": "torn", "address": "192.`), 0o600)).To(Succeed())
 		Expect(os.WriteFile(path+"/half.json", []byte(`{"name": "half", "address": 7}`), 0o600)).To(Succeed())
@@ -522,27 +526,27 @@ var _ = Describe("a store", func() {
 		Expect(s.All()).To(BeEmpty())
 	})
 
-	It("is never a link", func() {
+	It("is never a link", func(ctx SpecContext) {
 		Expect(os.MkdirAll(filepath.Dir(path), 0o700)).To(Succeed())
 		Expect(os.Symlink(GinkgoT().TempDir(), path)).To(Succeed())
-		_, err := statefile.Records[lease]{Path: path, Wait: time.Second}.Open(context.Background())
+		_, err := leases(path, time.Second).Open(ctx)
 		Expect(err).To(MatchError(ContainSubstring("open " + path + ": not a directory")))
-		s := nstest.Must(statefile.Records[lease]{Path: path, Wait: time.Second}.OpenExisting(context.Background()))
-		Expect(s.Put(lease{Name: "a1"})).To(MatchError(fs.ErrClosed))
+		s := nstest.Must(leases(path, time.Second).OpenExisting(ctx))
+		Expect(s.Put(ctx, lease{Name: "a1"})).To(MatchError(fs.ErrClosed))
 	})
 
-	It("refuses a name that leads elsewhere", func() {
+	It("refuses a name that leads elsewhere", func(ctx SpecContext) {
 		s := reopen()
-		Expect(s.Put(lease{Name: "../x"})).To(MatchError(fs.ErrInvalid))
-		Expect(s.Drop("../x")).To(MatchError(fs.ErrInvalid))
+		Expect(s.Put(ctx, lease{Name: "../x"})).To(MatchError(fs.ErrInvalid))
+		Expect(s.Drop(ctx, "../x")).To(MatchError(fs.ErrInvalid))
 		_, _, err := s.Get("../x")
 		Expect(err).To(MatchError(fs.ErrInvalid))
 	})
 
-	It("takes away what a killed writer left, with the record or with all", func() {
+	It("takes away what a killed writer left, with the record or with all", func(ctx SpecContext) {
 		s := reopen()
 		for _, clean := range []func() error{
-			func() error { return s.Drop("a1") }, func() error { return second(s.All()) },
+			func() error { return s.Drop(ctx, "a1") }, func() error { return second(s.All()) },
 		} {
 			Expect(os.WriteFile(path+"/"+statefile.Temporary("a1.json"), []byte("half"), 0o600)).To(Succeed())
 			Expect(clean()).To(Succeed())
@@ -550,18 +554,18 @@ var _ = Describe("a store", func() {
 		}
 	})
 
-	It("is unlocked when the work panics", func() {
-		records := statefile.Records[lease]{Path: path, Wait: 20 * time.Millisecond}
-		Expect(nstest.Must(records.Open(context.Background())).Close()).To(Succeed())
+	It("is unlocked when the work panics", func(ctx SpecContext) {
+		records := leases(path, 20*time.Millisecond)
+		Expect(nstest.Must(records.Open(ctx)).Close()).To(Succeed())
 		Expect(func() {
-			_ = records.Locked(context.Background(), func(*statefile.Store[lease]) error { panic("work") })
+			_ = records.Locked(ctx, func(*statefile.Store[lease]) error { panic("work") })
 		}).To(Panic())
-		Expect(nstest.Must(records.OpenExisting(context.Background())).Close()).To(Succeed())
+		Expect(nstest.Must(records.OpenExisting(ctx)).Close()).To(Succeed())
 	})
 
-	It("that is locked is given up at the deadline", func() {
+	It("that is locked is given up at the deadline", func(ctx SpecContext) {
 		s := reopen()
-		_, err := statefile.Records[lease]{Path: path, Wait: 20 * time.Millisecond}.OpenExisting(context.Background())
+		_, err := leases(path, 20*time.Millisecond).OpenExisting(ctx)
 		Expect(err).To(MatchError(statefile.ErrBusy))
 		Expect(err).To(MatchError(ContainSubstring("held by process")))
 		Expect(s.Close()).To(Succeed())
@@ -570,10 +574,10 @@ var _ = Describe("a store", func() {
 })
 
 var _ = Describe("records", func() {
-	var records statefile.Records[lease]
+	var records *statefile.Store[lease]
 	BeforeEach(func() {
 		path := filepath.Join(GinkgoT().TempDir(), "run", "leases")
-		records = statefile.Records[lease]{Path: path, Wait: time.Second}
+		records = leases(path, time.Second)
 	})
 	// get expects Get to succeed.
 	get := func(name string) (lease, bool) {
@@ -591,7 +595,7 @@ var _ = Describe("records", func() {
 		l, ok := get("a1")
 		Expect(ok).To(BeTrue())
 		Expect(l).To(Equal(lease{"a1", "192.0.2.1"}))
-		Expect(records.All(ctx)).To(Equal([]*lease{{"a1", "192.0.2.1"}, {"b2", "192.0.2.2"}}))
+		Expect(records.All()).To(Equal([]*lease{{"a1", "192.0.2.1"}, {"b2", "192.0.2.2"}}))
 		Expect(records.Any(isAt("192.0.2.2"))).To(BeTrue())
 		Expect(records.Any(isAt("192.0.2.3"))).To(BeFalse())
 		Expect(records.Drop(ctx, "a1", "a1", "b2")).To(Succeed())
@@ -601,7 +605,7 @@ var _ = Describe("records", func() {
 	It("are none where there is no directory, and only Put makes it", func(ctx SpecContext) {
 		_, ok := get("a1")
 		Expect(ok).To(BeFalse())
-		Expect(records.All(ctx)).To(BeEmpty())
+		Expect(records.All()).To(BeEmpty())
 		Expect(records.Any(isAt(""))).To(BeFalse())
 		Expect(records.Drop(ctx, "a1")).To(Succeed())
 		Expect(records.Path).NotTo(BeADirectory())
@@ -610,7 +614,7 @@ var _ = Describe("records", func() {
 	It("are all dropped, also those after an error", func(ctx SpecContext) {
 		Expect(records.Put(ctx, lease{"b2", "192.0.2.2"})).To(Succeed())
 		Expect(records.Drop(ctx, "../x", "b2")).To(MatchError(fs.ErrInvalid))
-		Expect(records.All(ctx)).To(BeEmpty())
+		Expect(records.All()).To(BeEmpty())
 	})
 
 	It("are read without the lock, and tell whether there may be one to drop", func(ctx SpecContext) {
@@ -622,7 +626,7 @@ var _ = Describe("records", func() {
 		Expect(ok).To(BeTrue())
 		Expect(records.Any(isAt("192.0.2.1"))).To(BeTrue())
 		Expect(records.HasFile("a1")).To(BeTrue())
-		Expect(s.Drop("a1")).To(Succeed())
+		Expect(s.Drop(ctx, "a1")).To(Succeed())
 		Expect(records.HasFile("a1")).To(BeFalse())
 		Expect(os.WriteFile(records.Path+"/"+statefile.Temporary("a1.json"), []byte("half"), 0o600)).To(Succeed())
 		Expect(records.HasFile("a1")).To(BeTrue())
@@ -641,7 +645,7 @@ var _ = Describe("records", func() {
 		Expect(os.Chtimes(records.Path+"/a1.json", time.Time{}, time.Unix(77, 0))).To(Succeed())
 		all := nstest.Must(records.List())
 		Expect(all).To(HaveLen(2))
-		Expect(all[0]).To(Equal(statefile.Kept[lease]{Record: lease{"a1", "192.0.2.1"},
+		Expect(all[0]).To(Equal(statefile.File[lease]{Record: lease{"a1", "192.0.2.1"},
 			Path: records.Path + "/a1.json", Written: time.Unix(77, 0)}))
 		Expect(all[1].Record.Name).To(Equal("b2"))
 		Expect(temporary).To(BeAnExistingFile())
@@ -654,7 +658,7 @@ var _ = Describe("records", func() {
 		records.Wait = 20 * time.Millisecond
 		Expect(records.Put(ctx, lease{Name: "a1"})).To(MatchError(statefile.ErrBusy))
 		Expect(records.Drop(ctx, "b2", "a1")).To(MatchError(statefile.ErrBusy))
-		Expect(second(records.All(ctx))).To(MatchError(statefile.ErrBusy))
+		Expect(records.Collect(ctx, isAt(""), nil)).To(MatchError(statefile.ErrBusy))
 		Expect(records.Drop(ctx, "b2")).To(Succeed())
 	})
 
@@ -670,6 +674,6 @@ var _ = Describe("records", func() {
 			}
 			return nil
 		})).To(MatchError("busy: a1"))
-		Expect(records.All(ctx)).To(Equal([]*lease{{Name: "a1"}, {Name: "b2"}}))
+		Expect(records.All()).To(Equal([]*lease{{Name: "a1"}, {Name: "b2"}}))
 	})
 })

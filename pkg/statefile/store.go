@@ -20,342 +20,269 @@ const (
 	storeLock    = "lock"
 )
 
-// Record is a value that is kept as JSON, in a file that its Hash names. Plausible says whether a call of ours can have
-// written it: a file may be damaged.
+// Record is a value that a Store keeps as JSON in the file <Hash>.json. Plausible reports whether one of our calls can
+// have written it, because a file may be damaged.
 type Record interface {
 	Hash() string
 	Plausible() bool
 }
 
-// Records are the records of type T in the directory Path, which is no symbolic link; those before it are followed. A
-// file that cannot be decoded, has another record's name, or is not Plausible, is no record.
+// Store is a directory of records of type T. A file that cannot be decoded, has the name of another record, or is not
+// Plausible, is not a record. If the directory does not exist, there are no records.
 //
-// Files change in one step, so that Get and Any need no lock. Whoever writes waits for the directory's lock, at most as
-// long as Wait says: then the error matches ErrBusy.
-type Records[T Record] struct {
+// Files change atomically, so reading (Get, Any, All, List) needs no lock. Put and Drop lock the directory for the
+// call. To keep other processes from writing during several calls, use Open, OpenExisting or Locked, which provide a
+// Store that holds the lock until Close. If another process still holds the lock after Wait, the error matches ErrBusy.
+type Store[T Record] struct{ *recordDir }
+
+// recordDir is the part of a Store that does not depend on T. As methods of Store, the compiler would repeat this code
+// for each T: 70 kB in the program of all plugins.
+type recordDir struct {
 	Path string
-	Wait time.Duration // 0 = 30 seconds
+	Wait time.Duration // for the lock
+
+	isOpen bool
+	dir    *Dir // nil if the store is not open, or if the directory does not exist
+	lock   *Lock
 }
 
-// Store is a directory of Records. Unless it was opened for reading only, nobody else writes there until Close.
-type Store[T Record] struct{ *store }
-
-// store is Store without its type, so that there is one code for all types.
-type store struct {
-	path  string
-	wait  time.Duration
-	blank func() Record // a pointer to a T
-
-	dir  *Dir  // nil where there is no directory
-	lock *Lock // nil for reading
-	err  error // of a directory that could not be opened for reading
+// NewStore returns the store in the directory at path, which must not be a symbolic link. Links in its parents are
+// followed. Calls wait for the lock for at most wait.
+func NewStore[T Record](path string, wait time.Duration) *Store[T] {
+	return &Store[T]{&recordDir{Path: path, Wait: wait}}
 }
 
-// closed is the store before it is opened.
-func (r Records[T]) closed() *store {
-	return &store{path: r.Path, wait: r.Wait, blank: func() Record { return any(new(T)).(Record) }}
+// Open locks the directory, which it creates if necessary, and returns a Store that holds the lock.
+func (s *Store[T]) Open(ctx context.Context) (*Store[T], error) {
+	opened, err := s.open(ctx, 0o700)
+	return &Store[T]{opened}, err
 }
 
-// of is the record that a pointer of a store leads to.
-func of[T Record](r Record) (record T) {
-	if r != nil {
-		record = *any(r).(*T)
+// OpenExisting is Open for calls that put no record: it does not create the directory.
+func (s *Store[T]) OpenExisting(ctx context.Context) (*Store[T], error) {
+	opened, err := s.open(ctx, 0)
+	return &Store[T]{opened}, err
+}
+
+// open locks the directory. If it does not exist, open creates it with perm, unless perm is 0.
+func (d *recordDir) open(ctx context.Context, perm fs.FileMode) (opened *recordDir, err error) {
+	opened = &recordDir{Path: d.Path, Wait: d.Wait, isOpen: true}
+	if opened.dir, err = OpenOwn(d.Path, perm); err != nil {
+		if perm == 0 && IsAbsent(err) {
+			err = nil
+		}
+		return opened, err
 	}
-	return record
-}
-
-// Open makes the directory, where there is none, and locks it.
-func (r Records[T]) Open(ctx context.Context) (*Store[T], error) {
-	s := r.closed()
-	return &Store[T]{s}, s.open(ctx)
-}
-
-func (s *store) open(ctx context.Context) (err error) {
-	if s.dir, err = OpenOwn(s.path, 0o700); err != nil {
-		return err
+	if opened.lock, err = opened.dir.LockFile(ctx, storeLock, 0o600, d.Wait); err != nil {
+		err = errors.Join(err, opened.dir.Close())
+		opened.dir = nil
 	}
-	return s.take(ctx)
+	return opened, err
 }
 
-// OpenExisting is Open for calls that put no record: without a directory at the path the store is empty.
-func (r Records[T]) OpenExisting(ctx context.Context) (*Store[T], error) {
-	s := r.closed()
-	return &Store[T]{s}, s.openExisting(ctx)
-}
-
-func (s *store) openExisting(ctx context.Context) error {
-	if s.read().dir == nil {
-		return s.err
+// Close releases the lock of a Store that Open or OpenExisting returned. Closing it again has no effect.
+func (d *recordDir) Close() error {
+	if d.dir == nil {
+		return nil
 	}
-	return s.take(ctx)
-}
-
-// take locks the directory, or closes it.
-func (s *store) take(ctx context.Context) (err error) {
-	if s.lock, err = s.dir.LockFile(ctx, storeLock, 0o600, s.wait); err != nil {
-		err = errors.Join(err, s.Close())
-	}
+	err := errors.Join(d.dir.Close(), d.lock.Unlock())
+	d.dir = nil
 	return err
 }
 
-// read opens the directory without the lock.
-func (s *store) read() *store {
-	if s.dir, s.err = OpenOwn(s.path, 0); IsAbsent(s.err) {
-		s.err = nil
-	}
-	return s
+// Locked calls work with the Store that OpenExisting returns, and closes it afterwards, also after a panic.
+func (s *Store[T]) Locked(ctx context.Context, work func(*Store[T]) error) error {
+	return s.locked(ctx, 0, func(opened *recordDir) error { return work(&Store[T]{opened}) })
 }
 
-// Locked calls work with the store of OpenExisting, which it closes, also after a panic.
-func (r Records[T]) Locked(ctx context.Context, work func(*Store[T]) error) error {
-	s := r.closed()
-	return s.locked(ctx, func() error { return work(&Store[T]{s}) })
-}
-
-func (s *store) locked(ctx context.Context, work func() error) (err error) {
-	if err := s.openExisting(ctx); err != nil {
+func (d *recordDir) locked(ctx context.Context, perm fs.FileMode, work func(opened *recordDir) error) (err error) {
+	opened, err := d.open(ctx, perm)
+	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, s.Close()) }()
-	return work()
+	defer func() { err = errors.Join(err, opened.Close()) }()
+	return work(opened)
 }
 
-// Get is Store.Get.
-func (r Records[T]) Get(name string) (record T, ok bool, err error) {
-	s := Store[T]{r.closed().read()}
-	defer s.Close()
-	return s.Get(name)
+// view calls read with the directory: the open one, or one that it opens without the lock. If the directory does not
+// exist, view does nothing.
+func (d *recordDir) view(read func(*Dir) error) error {
+	if d.dir != nil {
+		return read(d.dir)
+	}
+	if d.isOpen {
+		return nil
+	}
+	dir, err := OpenOwn(d.Path, 0)
+	if IsAbsent(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	return read(dir)
 }
 
-// Any is Store.Any.
-func (r Records[T]) Any(matches func(record T) bool) (bool, error) {
-	s := Store[T]{r.closed().read()}
-	defer s.Close()
-	return s.Any(matches)
+// Get returns the record whose Hash is name. ok is false if there is none.
+func (s *Store[T]) Get(name string) (record T, ok bool, err error) {
+	found := newRecord[T]()
+	if ok, err = s.get(name, found); ok {
+		record = *typed[T](found)
+	}
+	return record, ok, err
 }
 
-// Kept is a record, with its file.
-type Kept[T Record] struct {
+// newRecord returns a *T, and typed converts it back. recordDir knows records only as Record.
+func newRecord[T Record]() Record      { return any(new(T)).(Record) }
+func typed[T Record](record Record) *T { return any(record).(*T) }
+
+// get reads a record into the variable that record points to. ok is false if there is no such record.
+func (d *recordDir) get(name string, record Record) (ok bool, err error) {
+	err = d.view(func(dir *Dir) (err error) {
+		ok, err = dir.readRecord(name, record)
+		return err
+	})
+	return ok, err
+}
+
+func (d *Dir) readRecord(name string, record Record) (ok bool, err error) {
+	data, err := d.Read(name + recordSuffix)
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, ErrIrregular) {
+		return false, nil
+	}
+	return err == nil && json.Unmarshal(data, record) == nil && record.Hash() == name && record.Plausible(), err
+}
+
+// each calls visit with each record, in a variable from create, in the order of their names, until visit returns false.
+// It continues after an error.
+func (d *recordDir) each(create func() Record, visit func(record Record) (more bool)) error {
+	return d.view(func(dir *Dir) error {
+		files, err := dir.Names()
+		errs := []error{err}
+		slices.Sort(files)
+		for _, file := range files {
+			name, isRecord := strings.CutSuffix(file, recordSuffix)
+			if !isRecord {
+				continue
+			}
+			record := create()
+			ok, err := dir.readRecord(name, record)
+			if errs = append(errs, err); ok && !visit(record) {
+				break
+			}
+		}
+		return errors.Join(errs...)
+	})
+}
+
+// Any reports whether a record matches. It reads only as many records as it needs.
+func (s *Store[T]) Any(matches func(record T) bool) (found bool, err error) {
+	err = s.each(newRecord[T], func(record Record) bool {
+		found = matches(*typed[T](record))
+		return !found
+	})
+	return found, err
+}
+
+// All returns all records in the order of their names. If the store is open, All also removes the temporary files of
+// killed writers. If All returns an error, it also returns the records that it could read.
+func (s *Store[T]) All() (all []*T, err error) {
+	if s.dir != nil {
+		err = s.dir.Sweep()
+	}
+	return all, errors.Join(err, s.each(newRecord[T], func(record Record) bool {
+		all = append(all, typed[T](record))
+		return true
+	}))
+}
+
+// File is a record with the file that it was read from.
+type File[T Record] struct {
 	Record  T
 	Path    string
 	Written time.Time
 }
 
-// List reads all records, in the order of their names. It takes no lock and removes nothing. What it could read comes
-// beside an error.
-func (r Records[T]) List() (all []Kept[T], err error) {
-	list, err := r.closed().list()
-	for _, k := range list {
-		all = append(all, Kept[T]{of[T](k.Record), k.Path, k.Written})
-	}
+// List returns all records with their files, in the order of their names. It changes nothing. If List returns an error,
+// it also returns the records that it could read.
+func (s *Store[T]) List() (all []File[T], err error) {
+	err = s.each(newRecord[T], func(record Record) bool {
+		path := filepath.Join(s.Path, record.Hash()+recordSuffix)
+		if info, err := os.Lstat(path); err == nil {
+			all = append(all, File[T]{*typed[T](record), path, info.ModTime()})
+		}
+		return true
+	})
 	return all, err
 }
 
-func (s *store) list() (all []Kept[Record], err error) {
-	if s.read().dir == nil {
-		return nil, s.err
-	}
-	defer s.Close()
-	names, err := s.names()
-	errs := []error{err}
-	for _, name := range names {
-		record, ok, err := s.get(name)
-		errs = append(errs, err)
-		path := filepath.Join(s.path, name+recordSuffix)
-		if info, err := os.Lstat(path); ok && err == nil {
-			all = append(all, Kept[Record]{record, path, info.ModTime()})
-		}
-	}
-	return all, errors.Join(errs...)
-}
-
-// HasFile says whether there is a file of the record, damaged or half written ones too. It takes no lock.
-func (r Records[T]) HasFile(name string) bool { return hasFile(r.Path, name) }
-
-func hasFile(dir, name string) bool {
-	return slices.ContainsFunc([]string{name + recordSuffix, temporary(name + recordSuffix)}, func(file string) bool {
-		_, err := os.Lstat(filepath.Join(dir, file))
+// HasFile reports whether a record has a file, which may be damaged or the temporary file of a killed writer.
+func (d *recordDir) HasFile(name string) bool {
+	files := []string{name + recordSuffix, temporary(name + recordSuffix)}
+	return slices.ContainsFunc(files, func(file string) bool {
+		_, err := os.Lstat(filepath.Join(d.Path, file))
 		return !errors.Is(err, fs.ErrNotExist)
 	})
 }
 
-// Put is Store.Put. It makes the directory.
-func (r Records[T]) Put(ctx context.Context, record T) error {
-	s := r.closed()
-	if err := s.open(ctx); err != nil {
-		return err
+// Put writes a record atomically. Unless the store is open, Put creates the directory if necessary.
+func (s *Store[T]) Put(ctx context.Context, record T) error { return s.put(ctx, record) }
+
+func (d *recordDir) put(ctx context.Context, record Record) error {
+	if !d.isOpen {
+		return d.locked(ctx, 0o700, func(opened *recordDir) error { return opened.put(ctx, record) })
 	}
-	return errors.Join(s.put(record), s.Close())
-}
-
-// Drop is Store.Drop. It takes no lock when there is none of the records.
-func (r Records[T]) Drop(ctx context.Context, names ...string) error {
-	return r.closed().drop(ctx, names)
-}
-
-func (s *store) drop(ctx context.Context, names []string) error {
-	if !slices.ContainsFunc(names, func(name string) bool { return hasFile(s.path, name) }) {
-		return nil
-	}
-	return s.locked(ctx, func() error { return s.Drop(names...) })
-}
-
-// All is Store.All.
-func (r Records[T]) All(ctx context.Context) (all []*T, err error) {
-	err = r.Locked(ctx, func(s *Store[T]) error {
-		all, err = s.All()
-		return err
-	})
-	return all, err
-}
-
-// Collect calls end for each record that is stale, and drops it unless that fails. It holds no lock meanwhile, and goes
-// on after an error.
-func (r Records[T]) Collect(ctx context.Context, stale func(T) bool, end func(T) error) error {
-	return r.closed().collect(ctx, func(record Record) (isStale bool, err error) {
-		if typed := of[T](record); stale(typed) {
-			return true, end(typed)
-		}
-		return false, nil
-	})
-}
-
-func (s *store) collect(ctx context.Context, end func(Record) (isStale bool, err error)) error {
-	var all []Record
-	err := s.locked(ctx, func() (err error) {
-		all, err = s.all()
-		return err
-	})
-	errs := []error{err}
-	var ended []string
-	for _, record := range all {
-		isStale, err := end(record)
-		if errs = append(errs, err); isStale && err == nil {
-			ended = append(ended, record.Hash())
-		}
-	}
-	return errors.Join(append(errs, s.drop(ctx, ended))...)
-}
-
-// Close unlocks the directory. It may be called again.
-func (s *store) Close() error {
-	if s.dir == nil {
-		return nil
-	}
-	err := s.dir.Close()
-	if s.lock != nil {
-		err = errors.Join(s.lock.Unlock(), err)
-	}
-	s.dir = nil
-	return err
-}
-
-// Get reads a record; ok is false when there is none.
-func (s *Store[T]) Get(name string) (record T, ok bool, err error) {
-	found, ok, err := s.get(name)
-	return of[T](found), ok, err
-}
-
-func (s *store) get(name string) (record Record, ok bool, err error) {
-	if s.dir == nil {
-		return nil, false, s.err
-	}
-	data, err := s.dir.Read(name + recordSuffix)
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, ErrIrregular) {
-		return nil, false, nil
-	}
-	record = s.blank()
-	if err != nil || json.Unmarshal(data, record) != nil || record.Hash() != name || !record.Plausible() {
-		return nil, false, err
-	}
-	return record, true, nil
-}
-
-// Put writes a record, whole or not at all.
-func (s *Store[T]) Put(record T) error { return s.put(record) }
-
-func (s *store) put(record Record) error {
 	data, err := json.Marshal(record)
-	if err == nil && s.dir == nil {
+	if err == nil && d.dir == nil {
 		err = fs.ErrClosed
 	}
 	if err != nil {
 		return fmt.Errorf("record %q: %w", record.Hash(), err)
 	}
-	return s.dir.Replace(record.Hash()+recordSuffix, data, 0o600)
+	return d.dir.Replace(record.Hash()+recordSuffix, data, 0o600)
 }
 
-// Drop removes records, also what a killed Put left of them, and goes on after an error. An absent one is no error, nor
-// a directory in its place.
-func (s *store) Drop(names ...string) error {
-	if s.dir == nil {
+// Drop removes the records with these names, and the temporary files that killed writers left of them. A record that
+// does not exist is not an error, and neither is a directory in its place. Drop continues after an error. If none of
+// the records has a file, Drop does not lock the directory.
+func (d *recordDir) Drop(ctx context.Context, names ...string) error {
+	if !d.isOpen {
+		if !slices.ContainsFunc(names, d.HasFile) {
+			return nil
+		}
+		return d.locked(ctx, 0, func(opened *recordDir) error { return opened.Drop(ctx, names...) })
+	}
+	if d.dir == nil {
 		return nil
 	}
 	var errs []error
 	for _, name := range names {
-		if err := s.dir.Discard(name + recordSuffix); !errors.Is(err, unix.EISDIR) {
+		if err := d.dir.Discard(name + recordSuffix); !errors.Is(err, unix.EISDIR) {
 			errs = append(errs, err)
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// All reads all records, in the order of their names, and removes what killed writers left.
-func (s *Store[T]) All() (all []*T, err error) {
-	list, err := s.all()
-	for _, record := range list {
-		all = append(all, any(record).(*T))
-	}
-	return all, err
-}
-
-func (s *store) all() (all []Record, err error) {
-	if s.dir == nil {
-		return nil, nil
-	}
-	if err := s.dir.Sweep(); err != nil {
-		return nil, err
-	}
-	_, err = s.any(func(record Record) bool {
-		all = append(all, record)
-		return false
+// Collect calls end for each record for which stale returns true, and drops the record if end succeeds. It does not
+// hold the lock while end runs, and it continues after an error.
+func (s *Store[T]) Collect(ctx context.Context, stale func(T) bool, end func(T) error) error {
+	var all []*T
+	err := s.Locked(ctx, func(opened *Store[T]) (err error) {
+		all, err = opened.All()
+		return err
 	})
-	return all, err
-}
-
-// Any says whether there is a record that matches. It reads no more than it has to.
-func (s *Store[T]) Any(matches func(record T) bool) (bool, error) {
-	return s.any(func(record Record) bool { return matches(of[T](record)) })
-}
-
-func (s *store) any(matches func(Record) bool) (bool, error) {
-	if s.dir == nil {
-		return false, s.err
-	}
-	names, err := s.names()
-	if err != nil {
-		return false, err
-	}
-	for _, name := range names {
-		record, ok, err := s.get(name)
-		if err != nil {
-			return false, err
+	errs := []error{err}
+	var ended []string
+	for _, record := range all {
+		if !stale(*record) {
+			continue
 		}
-		if ok && matches(record) {
-			return true, nil
+		err := end(*record)
+		if errs = append(errs, err); err == nil {
+			ended = append(ended, (*record).Hash())
 		}
 	}
-	return false, nil
-}
-
-// names are those of the records' files, sorted.
-func (s *store) names() (names []string, err error) {
-	files, err := s.dir.Names()
-	slices.Sort(files)
-	for _, file := range files {
-		if name, isRecord := strings.CutSuffix(file, recordSuffix); isRecord {
-			names = append(names, name)
-		}
-	}
-	return names, err
+	return errors.Join(append(errs, s.Drop(ctx, ended...))...)
 }

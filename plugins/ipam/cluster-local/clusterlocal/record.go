@@ -75,12 +75,12 @@ const (
 	sweepTime          = 2 * time.Second // time limit of one sweep
 )
 
-func (p place) records() statefile.Records[record] {
-	return statefile.Records[record]{Path: filepath.Join(p.dataDir, p.space)}
+func (p place) records() *statefile.Store[record] {
+	return statefile.NewStore[record](filepath.Join(p.dataDir, p.space), statefile.DefaultWait)
 }
 
-func (p place) tombstones() statefile.Records[tombstone] {
-	return statefile.Records[tombstone]{Path: filepath.Join(p.dataDir, p.space, "late")}
+func (p place) tombstones() *statefile.Store[tombstone] {
+	return statefile.NewStore[tombstone](filepath.Join(p.dataDir, p.space, "late"), statefile.DefaultWait)
 }
 
 // createRecord writes the first record of an ADD. If the attachment has a record, it returns an error with code 100.
@@ -98,7 +98,7 @@ func (s *session) createRecord(ctx context.Context, r record) (err error) {
 		return cni.Errorf(cni.CodeExists, "%s has been allocated to %s, duplicate allocation is not allowed; "+
 			"DEL releases it", addressesText(existing.names()), r.Attachment)
 	}
-	return dir.Put(r)
+	return dir.Put(ctx, r)
 }
 
 // updateRecord replaces the record of an ADD. It returns an error if DEL has removed the record since, or if another
@@ -112,7 +112,7 @@ func (s *session) updateRecord(ctx context.Context, r record) error {
 		if err != nil {
 			return err
 		}
-		return dir.Put(r)
+		return dir.Put(ctx, r)
 	})
 }
 
@@ -139,7 +139,7 @@ func (s *session) releaseRecord(ctx context.Context, r record) error {
 		if current, ok, err := dir.Get(r.Hash()); err != nil || ok && current.Nonce != r.Nonce {
 			return err // the record of another ADD
 		}
-		return dir.Drop(r.Hash())
+		return dir.Drop(ctx, r.Hash())
 	})
 }
 
@@ -150,7 +150,7 @@ func (s *session) sweepTombstones(ctx context.Context) {
 	if len(late) == 0 {
 		return
 	}
-	slices.SortFunc(late, func(a, b statefile.Kept[tombstone]) int { return a.Written.Compare(b.Written) })
+	slices.SortFunc(late, func(a, b statefile.File[tombstone]) int { return a.Written.Compare(b.Written) })
 	ctx, cancel := context.WithTimeout(ctx, sweepTime)
 	defer cancel()
 	boot, err := sysctl.BootID()

@@ -14,7 +14,7 @@ import (
 type daemon struct {
 	flags
 	log                *slog.Logger
-	records4, records6 statefile.Records[record]
+	records4, records6 *statefile.Store[record]
 	ctx                context.Context
 	threads            chan struct{}  // has an element for each running call of withThread
 	recordMu           sync.Mutex     // held for writes, so that only one thread waits for the records' file lock
@@ -50,7 +50,7 @@ func (d *daemon) client(a cni.Attachment, isV6 bool) *client {
 }
 
 // recordsOf returns the records of an address family.
-func (d *daemon) recordsOf(isV6 bool) statefile.Records[record] {
+func (d *daemon) recordsOf(isV6 bool) *statefile.Store[record] {
 	if isV6 {
 		return d.records6
 	}

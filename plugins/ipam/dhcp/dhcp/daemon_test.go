@@ -509,7 +509,7 @@ var _ = Describe("the daemon", func() {
 		dropped := make(chan error, 1+maxThreads)
 		for i := range 1 + maxThreads {
 			a := cni.Attachment{Network: "net", ContainerID: fmt.Sprint(i), IfName: "lo"}
-			Expect(other.Put(record{Attachment: a})).To(Succeed())
+			Expect(other.Put(ctx, record{Attachment: a})).To(Succeed())
 			go func() { dropped <- d.dropRecord(a, false) }()
 		}
 		Eventually(waits(d)).Should(BeTrue())
@@ -532,7 +532,7 @@ var _ = Describe("the daemon", func() {
 	It("answers for other leases while one waits for the lock of the records", func(ctx SpecContext) {
 		d, other := lockedOut(ctx)
 		a := cni.Attachment{Network: "net", ContainerID: "one", IfName: "eth0"}
-		Expect(other.Put(record{Attachment: a})).To(Succeed())
+		Expect(other.Put(ctx, record{Attachment: a})).To(Succeed())
 		c := d.newClient(record{Attachment: a, Netns: "/absent"}) // which ends at once
 		d.mu.Lock()
 		c.start()

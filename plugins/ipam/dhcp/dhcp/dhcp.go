@@ -49,14 +49,14 @@ func add(ctx context.Context, req *skel.Request, cfg *config) (*cni.Result, erro
 // del makes the daemon release the lease. If no daemon runs, it removes the record, so that the next daemon does not
 // continue the lease.
 func del(ctx context.Context, req *skel.Request) error {
-	return endLeases(ctx, req, methodRelease, func(records statefile.Records[record]) error {
+	return endLeases(ctx, req, methodRelease, func(records *statefile.Store[record]) error {
 		return records.Drop(ctx, req.Attachment.Hash())
 	})
 }
 
 // gc makes the daemon release the leases of attachments that are not valid.
 func gc(ctx context.Context, req *skel.Request) error {
-	return endLeases(ctx, req, methodCollect, func(records statefile.Records[record]) error {
+	return endLeases(ctx, req, methodCollect, func(records *statefile.Store[record]) error {
 		stale := func(r record) bool { return req.Valid.Excludes(r.Attachment) }
 		return records.Collect(ctx, stale, func(record) error { return nil })
 	})
@@ -64,7 +64,7 @@ func gc(ctx context.Context, req *skel.Request) error {
 
 // endLeases calls a method of the daemon that ends leases. If no daemon runs, drop removes their records.
 func endLeases(ctx context.Context, req *skel.Request, method string,
-	drop func(statefile.Records[record]) error) error {
+	drop func(*statefile.Store[record]) error) error {
 	socket, err := socketOf(req)
 	if err != nil {
 		return err

@@ -72,8 +72,8 @@ const (
 )
 
 // recordsFor returns the records, below one of the roots, of the daemon that serves socket.
-func recordsFor(root, socket string) statefile.Records[record] {
-	return statefile.Records[record]{Path: root + cni.Digest(socket, 16), Wait: 10 * time.Second}
+func recordsFor(root, socket string) *statefile.Store[record] {
+	return statefile.NewStore[record](root+cni.Digest(socket, 16), 10*time.Second)
 }
 
 // list returns the leases of all daemons.
@@ -83,7 +83,8 @@ func list(context.Context, *skel.Request) (all []cni.Holding, err error) {
 	boot := time.Now().Add(-sysctl.SinceBoot())
 	var errs []error
 	for _, dir := range append(dirs, dirs6...) {
-		holdings, err := netplugin.Holdings(statefile.Records[record]{Path: dir}, func(r record) []cni.Holding {
+		records := statefile.NewStore[record](dir, statefile.DefaultWait)
+		holdings, err := netplugin.Holdings(records, func(r record) []cni.Holding {
 			value := "lost"
 			if l := r.decodeLease(r.ACK); l != nil {
 				value = fmt.Sprintf("%s %s expires %s", l, l.source(), boot.Add(l.expiry).UTC().Format(time.RFC3339))

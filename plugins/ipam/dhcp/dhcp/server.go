@@ -142,8 +142,8 @@ func socketCount(env skel.Env) string {
 // restore starts a client for each record of a former daemon. Leases whose renewal is due are requested again
 // (INIT-REBOOT). Leases whose container no longer exists end immediately.
 func (d *daemon) restore() error {
-	all, err := d.records4.All(context.Background())
-	all6, err6 := d.records6.All(context.Background())
+	all, err := d.records4.All()
+	all6, err6 := d.records6.All()
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, r := range append(all, all6...) {

@@ -56,7 +56,7 @@ func openLeaseDir(ctx context.Context, dataDir, network string, perm fs.FileMode
 	if s == nil || err != nil {
 		return nil, err
 	}
-	if s.lock, err = s.dir.LockFile(ctx, lockFile, lockMode, 0); err != nil {
+	if s.lock, err = s.dir.LockFile(ctx, lockFile, lockMode, statefile.DefaultWait); err != nil {
 		return nil, errors.Join(fmt.Errorf("network %q: %w", network, err), s.close())
 	}
 	return s, nil

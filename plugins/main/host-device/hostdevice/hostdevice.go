@@ -66,10 +66,10 @@ func del(ctx context.Context, req *skel.Request) error {
 		return attach.Flush(c.Cont, l)
 	}, func() (gone bool, err error) {
 		if err = findErr; err == nil {
-			err = c.bringHome(r, c.Cont)
+			err = c.bringHome(ctx, r, c.Cont)
 		}
 		if errors.Is(err, rtnl.ErrNoLink) {
-			err = c.records.Drop(req.Hash()) // a damaged one
+			err = c.records.Drop(ctx, req.Hash()) // a damaged one
 		}
 		return err == nil, err
 	})
@@ -111,7 +111,7 @@ func take(ctx context.Context, s *attach.Call, d selector) (pci string, err erro
 	}
 	defer locked.Close()
 	c := call{s.Call, locked}
-	l, err := c.findFree(d)
+	l, err := c.findFree(ctx, d)
 	if err != nil {
 		return "", err
 	}
@@ -127,9 +127,9 @@ func take(ctx context.Context, s *attach.Call, d selector) (pci string, err erro
 		if err != nil {
 			return err
 		}
-		return again.bringHome(r, s.Cont)
+		return again.bringHome(ctx, r, s.Cont)
 	})
-	if err := locked.Put(r); err != nil || l.Index == 0 {
+	if err := locked.Put(ctx, r); err != nil || l.Index == 0 {
 		return r.PCI, err
 	}
 	// One message: whenever we are killed, the device has one name and says where it belongs.
@@ -149,7 +149,7 @@ func take(ctx context.Context, s *attach.Call, d selector) (pci string, err erro
 
 // findFree finds the device on the host, under its own name again where the kernel brought it there. One that a
 // container has is code 103, or 100 if that is this one.
-func (c call) findFree(d selector) (l rtnl.Link, err error) {
+func (c call) findFree(ctx context.Context, d selector) (l rtnl.Link, err error) {
 	all, err := c.records.All()
 	if err != nil {
 		return l, err
@@ -169,7 +169,7 @@ func (c call) findFree(d selector) (l rtnl.Link, err error) {
 				return l, err
 			}
 		}
-		if err := c.bringHome(*r, nil); err != nil {
+		if err := c.bringHome(ctx, *r, nil); err != nil {
 			return l, err
 		}
 		// Something else may still have its name: DEL has to restore that and the alias.
@@ -307,7 +307,7 @@ func collect(ctx context.Context, req *skel.Request) error {
 		}
 		cont, err := netplugin.DialNetns(finder.Open, r.Netns, r.NS)
 		if err == nil || errors.Is(err, rtnl.ErrNoLink) {
-			err = c.bringHome(*r, cont)
+			err = c.bringHome(ctx, *r, cont)
 		}
 		errs = append(errs, err, cont.Close())
 	}

@@ -37,7 +37,9 @@ type record struct {
 type store = statefile.Store[record]
 
 // records are held by whoever moves a device.
-func records() statefile.Records[record] { return statefile.Records[record]{Path: recordDir} }
+func records() *statefile.Store[record] {
+	return statefile.NewStore[record](recordDir, statefile.DefaultWait)
+}
 
 // Plausible says whether an ADD can have written the record: its file may be damaged.
 func (r record) Plausible() bool { return r.Link.Index == 0 || cni.ValidIfName(r.Link.Name) }
@@ -106,13 +108,13 @@ func (r record) find(conn *rtnl.Conn) (l rtnl.Link, err error) {
 // put it when that ended, and drops the record. Settings that cannot be restored are an error once, so that the call
 // is repeated, and then a warning. Where something else has the device's name the record stays, and a later call only
 // renames the device. cont is nil where the namespace is gone.
-func (c call) bringHome(r record, cont *rtnl.Conn) error {
+func (c call) bringHome(ctx context.Context, r record, cont *rtnl.Conn) error {
 	l, err := r.bring(c.Host, cont)
 	if errors.Is(err, rtnl.ErrNoLink) {
 		l, err = r.findHome(c.Host)
 	}
 	if errors.Is(err, rtnl.ErrNoLink) {
-		return c.records.Drop(r.Hash())
+		return c.records.Drop(ctx, r.Hash())
 	}
 	if err != nil {
 		return err
@@ -123,16 +125,16 @@ func (c call) bringHome(r record, cont *rtnl.Conn) error {
 	}
 	if err != nil && !r.Failed {
 		r.Failed = true
-		return errors.Join(fmt.Errorf("%s: %w", r, err), c.records.Put(r))
+		return errors.Join(fmt.Errorf("%s: %w", r, err), c.records.Put(ctx, r))
 	}
 	if err = errors.Join(nameErr, err); err != nil {
 		c.Req.Warn("%s: came home as %q: %v", r, l.Name, err)
 	}
 	if nameErr == nil {
-		return c.records.Drop(r.Hash())
+		return c.records.Drop(ctx, r.Hash())
 	}
 	r.Netns, r.NS = "", ns.Identity{}
-	return c.records.Put(r)
+	return c.records.Put(ctx, r)
 }
 
 // bring moves the device from the container to the host, and names it before, so that nobody on the host sees another

@@ -15,8 +15,8 @@ const recordDir = "/run/hawser/bandwidth"
 
 // records returns the store for interfaces without a host end. A record contains the namespace of the limits and, for
 // the node tool, a description of them.
-func records() statefile.Records[netplugin.NetnsRecord] {
-	return statefile.Records[netplugin.NetnsRecord]{Path: recordDir}
+func records() *statefile.Store[netplugin.NetnsRecord] {
+	return statefile.NewStore[netplugin.NetnsRecord](recordDir, statefile.DefaultWait)
 }
 
 // putRecord writes the record. The rollback of the ADD drops it, unless the interface already had limits (live).

@@ -67,7 +67,7 @@ func add(ctx context.Context, req *skel.Request, cfg config) (_ *cni.Result, err
 			c.Req.Warn("firewalld cannot be used, using backend nftables: %v", err)
 			err = c.apply(ctx, s, r)
 		} else {
-			err = errors.Join(err, s.Put(*r))
+			err = errors.Join(err, s.Put(ctx, *r))
 		}
 	}
 	if err != nil && cfg.backend == firewalld {
@@ -260,10 +260,10 @@ func (c call) apply(ctx context.Context, s *store, r *record) error {
 			return err
 		}
 	}
-	if err := s.Put(*r); err != nil {
+	if err := s.Put(ctx, *r); err != nil {
 		return err
 	}
-	p, err := c.decidePolicy(s, r)
+	p, err := c.decidePolicy(ctx, s, r)
 	if err == nil && r.SetFlag {
 		err = c.setFlag(r, true)
 	}
@@ -278,7 +278,7 @@ func (c call) addRules(ctx context.Context, r *record, p policy, tools []ipt.Too
 	if r.Backend == iptables {
 		var noteErr error
 		err := editFilters(ctx, tools, func(e *ipt.Edit, f nft.Family) {
-			noteErr = errors.Join(noteErr, c.noteFound(r, r.presentAddrs(e, f))) // before the rules are written
+			noteErr = errors.Join(noteErr, c.noteFound(ctx, r, r.presentAddrs(e, f))) // before the rules are written
 			editAll(e, r, f, p)
 		})
 		return errors.Join(err, noteErr)
@@ -303,7 +303,7 @@ func (c call) remove(ctx context.Context, withReference bool) error {
 		case ok:
 			err = c.removeRecorded(ctx, s, &r)
 		default: // elements can exist without a record if the record was lost
-			err = errors.Join(nft.IfSupported(elements().Sweep(ctx, c.NF, c.Req.Owns)), s.Drop(c.Req.Hash()))
+			err = errors.Join(nft.IfSupported(elements().Sweep(ctx, c.NF, c.Req.Owns)), s.Drop(ctx, c.Req.Hash()))
 		}
 		if withReference {
 			err = errors.Join(err, c.delReference(ctx, s, &r))
@@ -320,7 +320,7 @@ func (c call) remove(ctx context.Context, withReference bool) error {
 // record is marked first, so that reapply restores nothing from a record that stays.
 func (c call) removeRecorded(ctx context.Context, s *store, r *record) error {
 	r.Ending = true
-	marked := s.Put(*r)
+	marked := s.Put(ctx, *r)
 	if err := c.removeRules(ctx, s, r); err != nil {
 		return errors.Join(err, marked)
 	}
@@ -336,7 +336,7 @@ func (c call) removeRules(ctx context.Context, s *store, r *record) error {
 		err = nil
 	}
 	if err == nil && r.Policy == policyIsolated && remaining != policyIsolated {
-		err = c.clearNeighborFlags(s, r)
+		err = c.clearNeighborFlags(ctx, s, r)
 	}
 	if r.Backend == iptables {
 		err = errors.Join(err, c.delIPTables(ctx, s, r, remaining))
@@ -361,7 +361,7 @@ func (c call) removeRules(ctx context.Context, s *store, r *record) error {
 	case err != nil:
 		return fmt.Errorf("firewall rules of %s: %w", r.Attachment, err)
 	}
-	return s.Drop(r.Hash())
+	return s.Drop(ctx, r.Hash())
 }
 
 // verify compares the record with the wanted one, and the rules with the record. If there is no record with the wanted

@@ -1,6 +1,7 @@
 package firewall
 
 import (
+	"context"
 	"errors"
 	"slices"
 
@@ -16,7 +17,7 @@ import (
 // isolatePorts isolates the network's other ports on the bridge if the record's container is the first isolated one of
 // the network there. If the container is not isolated itself, but another one is, it notes that ADD must isolate its
 // port.
-func (c call) isolatePorts(s *store, r *record) error {
+func (c call) isolatePorts(ctx context.Context, s *store, r *record) error {
 	hasIsolated, err := s.Any(func(o record) bool { return r.isNeighbor(o) && o.Policy == policyIsolated })
 	if err != nil {
 		return err
@@ -25,7 +26,7 @@ func (c call) isolatePorts(s *store, r *record) error {
 		if hasIsolated {
 			return nil
 		}
-		return c.setNeighborFlags(s, r)
+		return c.setNeighborFlags(ctx, s, r)
 	}
 	if !hasIsolated {
 		return nil
@@ -33,7 +34,7 @@ func (c call) isolatePorts(s *store, r *record) error {
 	if err := c.noteFlag(r); err != nil {
 		return err
 	}
-	return s.Put(*r)
+	return s.Put(ctx, *r)
 }
 
 // isNeighbor reports whether another record has the same network and bridge.
@@ -42,7 +43,7 @@ func (r *record) isNeighbor(o record) bool {
 }
 
 // setNeighborFlags isolates the network's other ports on the record's bridge.
-func (c call) setNeighborFlags(s *store, r *record) error {
+func (c call) setNeighborFlags(ctx context.Context, s *store, r *record) error {
 	all, err := s.All()
 	for _, o := range all {
 		if err != nil {
@@ -52,32 +53,32 @@ func (c call) setNeighborFlags(s *store, r *record) error {
 			err = c.findMissedBridge(o)
 		}
 		if err == nil && r.isNeighbor(*o) && o.Policy != policyIsolated {
-			err = c.changeFlag(s, o, true)
+			err = c.changeFlag(ctx, s, o, true)
 		}
 	}
 	return err
 }
 
 // clearNeighborFlags undoes setNeighborFlags if the record's container is the last isolated one on the bridge.
-func (c call) clearNeighborFlags(s *store, r *record) error {
+func (c call) clearNeighborFlags(ctx context.Context, s *store, r *record) error {
 	all, err := s.All()
 	isLast := !slices.ContainsFunc(all, func(o *record) bool {
 		return o.Hash() != r.Hash() && o.Bridge == r.Bridge && o.Policy == policyIsolated
 	})
 	for _, o := range all {
 		if err == nil && isLast && o.Hash() != r.Hash() && o.Bridge == r.Bridge && o.SetFlag {
-			err = c.changeFlag(s, o, false)
+			err = c.changeFlag(ctx, s, o, false)
 		}
 	}
 	return err
 }
 
 // changeFlag sets or clears the flag of a port and writes its record. A missing port is not an error.
-func (c call) changeFlag(s *store, o *record, on bool) error {
+func (c call) changeFlag(ctx context.Context, s *store, o *record, on bool) error {
 	if err := c.setFlag(o, on); err != nil && !isNoPort(err) {
 		return err
 	}
-	return s.Put(*o)
+	return s.Put(ctx, *o)
 }
 
 // setFlag sets or clears the flag of the record's port. It does not clear a flag that the bridge plugin set.

@@ -124,7 +124,7 @@ func (c call) addNFTables(ctx context.Context, r *record, p policy) error {
 	update := func(withForward bool) error {
 		return own.Update(ctx, c.NF, func(tx *nft.Tx) (err error) {
 			err = tx.Put(r.items(), func(others []nft.Item) ([]nft.Item, error) {
-				err := c.keepUnpublished(r, others)
+				err := c.keepUnpublished(ctx, r, others)
 				return r.items(), err
 			})
 			if err == nil && tx.LayoutStaged {
@@ -161,7 +161,7 @@ func (c call) addNFTables(ctx context.Context, r *record, p policy) error {
 
 // keepUnpublished withdraws acceptPublished from the record if another attachment owns the element of one of its
 // addresses without acceptPublished. So an ADD cannot open the host ports of an address that are closed for its owner.
-func (c call) keepUnpublished(r *record, others []nft.Item) error {
+func (c call) keepUnpublished(ctx context.Context, r *record, others []nft.Item) error {
 	for _, it := range others {
 		hash, _, _ := strings.Cut(it.Comment, " ")
 		if c.adding == nil || !r.Published || !cni.ValidName(hash) {
@@ -174,7 +174,7 @@ func (c call) keepUnpublished(r *record, others []nft.Item) error {
 		if ok && !owner.Published {
 			c.Req.Warn("acceptPublished: host ports of %s stay closed, as they are for %s", it.Name, owner.Attachment)
 			r.Published = false
-			return c.adding.Put(*r)
+			return c.adding.Put(ctx, *r)
 		}
 	}
 	return nil

@@ -47,7 +47,7 @@ func stricter(p, q policy) policy {
 
 // decidePolicy returns the policy that the bridge must have after the ADD of the record's attachment, and adjusts the
 // isolated flags of the ports.
-func (c call) decidePolicy(s *store, r *record) (p policy, err error) {
+func (c call) decidePolicy(ctx context.Context, s *store, r *record) (p policy, err error) {
 	if r.Bridge == "" {
 		return policyOpen, nil
 	}
@@ -68,7 +68,7 @@ func (c call) decidePolicy(s *store, r *record) (p policy, err error) {
 	if p != policyIsolated {
 		return p, nil
 	}
-	return p, c.isolatePorts(s, r)
+	return p, c.isolatePorts(ctx, s, r)
 }
 
 // bridgePolicy returns the strictest policy that the record or another one wants for the record's bridge.

@@ -57,8 +57,8 @@ type store = statefile.Store[record]
 
 // records returns the records of all attachments. A call holds their lock until it ends. Others wait for it for up to a
 // minute, because the holder may run iptables, which waits for the xtables lock.
-func records() statefile.Records[record] {
-	return statefile.Records[record]{Path: recordDir, Wait: time.Minute}
+func records() *statefile.Store[record] {
+	return statefile.NewStore[record](recordDir, time.Minute)
 }
 
 // Plausible reports whether an ADD can have written the record. A file can be damaged, and rules are derived from it.
@@ -108,7 +108,7 @@ func (r *record) ownAddrs(s *store) ([]netip.Addr, error) {
 
 // noteFound adds addresses whose rules existed before ADD to Found, except those whose rules another attachment added.
 // It does nothing outside ADD.
-func (c call) noteFound(r *record, there []netip.Addr) error {
+func (c call) noteFound(ctx context.Context, r *record, there []netip.Addr) error {
 	if len(there) == 0 || c.adding == nil {
 		return nil
 	}
@@ -124,18 +124,18 @@ func (c call) noteFound(r *record, there []netip.Addr) error {
 		return err
 	}
 	r.Found = append(r.Found, there...)
-	return c.adding.Put(*r)
+	return c.adding.Put(ctx, *r)
 }
 
 // releaseFound removes the record's addresses from Found of all other records. The reference plugin's container that
 // the rules belonged to is being deleted, so from now on the last attachment with an address removes its rules.
-func (r *record) releaseFound(s *store) error {
+func (r *record) releaseFound(ctx context.Context, s *store) error {
 	all, err := s.All()
 	for _, o := range all {
 		left := slices.DeleteFunc(slices.Clone(o.Found), func(a netip.Addr) bool { return slices.Contains(r.Addrs, a) })
 		if o.Backend == r.Backend && len(left) < len(o.Found) {
 			o.Found = left
-			err = errors.Join(err, s.Put(*o))
+			err = errors.Join(err, s.Put(ctx, *o))
 		}
 	}
 	return err

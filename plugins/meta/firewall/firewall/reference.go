@@ -49,7 +49,7 @@ func (c call) delReferenceRules(ctx context.Context, s *store, r *record) error 
 	}
 	remaining, err := r.othersPolicy(s, r.Policy)
 	if err == nil {
-		err = errors.Join(r.releaseFound(s), c.delIPTables(ctx, s, r, remaining))
+		err = errors.Join(r.releaseFound(ctx, s), c.delIPTables(ctx, s, r, remaining))
 	}
 	return err
 }
@@ -107,7 +107,7 @@ func (c call) delReferenceSources(ctx context.Context, s *store, had *record) {
 		_, err = c.confirmAddrs(r)
 	}
 	if err == nil && len(r.Addrs) > 0 {
-		err = errors.Join(r.releaseFound(s), delFirewalld(ctx, s, r))
+		err = errors.Join(r.releaseFound(ctx, s), delFirewalld(ctx, s, r))
 	}
 	if err != nil {
 		c.Req.Warn("sources of other plugins: %v", err)

@@ -292,7 +292,7 @@ func (c call) remove(ctx context.Context) error {
 // record that stays.
 func (c call) end(ctx context.Context, s *store, r *record) error {
 	r.Ending = true
-	marked := s.Put(*r)
+	marked := s.Put(ctx, *r)
 	if err := c.removeRecord(ctx, s, r); err != nil {
 		return errors.Join(err, marked)
 	}
@@ -315,5 +315,5 @@ func (c call) removeRecord(ctx context.Context, s *store, r *record) error {
 	if isKept {
 		return flows
 	}
-	return errors.Join(flows, s.Drop(r.Hash()))
+	return errors.Join(flows, s.Drop(ctx, r.Hash()))
 }

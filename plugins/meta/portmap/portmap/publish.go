@@ -208,7 +208,7 @@ func (p *publication) update(ctx context.Context) error {
 				err = stageGuard(tx, p.store, r)
 			}
 			if err == nil {
-				err = p.save()
+				err = p.save(ctx)
 			}
 			if err != nil || r.Backend == iptables {
 				return nil, err
@@ -222,18 +222,18 @@ func (p *publication) update(ctx context.Context) error {
 				"loopback with")
 			r.Localnet = ""
 		}
-		return p.save()
+		return p.save(ctx)
 	}
 	return err
 }
 
 // save writes the record, before the batch: from here on DEL knows what there may be.
-func (p *publication) save() error {
+func (p *publication) save(ctx context.Context) error {
 	if !p.saved {
 		p.saved = true
 		p.Req.OnFail("remove the host ports", p.remove)
 	}
-	return p.store.Put(*p.r)
+	return p.store.Put(ctx, *p.r)
 }
 
 // resolveNFTables decides about the owners of elements that conflict: others were found by their keys; those of one

@@ -22,8 +22,8 @@ const recordDir = "/run/hawser/portmap"
 type store = statefile.Store[record]
 
 // records are locked for a whole call. One that runs iptables waits for the xtables lock itself.
-func records() statefile.Records[record] {
-	return statefile.Records[record]{Path: recordDir, Wait: time.Minute}
+func records() *statefile.Store[record] {
+	return statefile.NewStore[record](recordDir, time.Minute)
 }
 
 // record says what an attachment was given. DEL, CHECK and GC make the rules from it again.

@@ -124,7 +124,9 @@ func status(context.Context, *skel.Request, config) error {
 
 const recordDir = "/run/hawser/sbr"
 
-func records() statefile.Records[record] { return statefile.Records[record]{Path: recordDir} }
+func records() *statefile.Store[record] {
+	return statefile.NewStore[record](recordDir, statefile.DefaultWait)
+}
 
 // record contains the plan of an ADD and the namespace that it applies to. ADD writes it before the first change; DEL
 // reverts the plan, and CHECK verifies it.

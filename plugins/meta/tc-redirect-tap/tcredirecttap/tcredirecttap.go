@@ -33,7 +33,9 @@ type record struct {
 func (r record) Plausible() bool { return r.NetnsRecord.Plausible() && r.Tap > 0 }
 
 // records returns the store of records. ADD writes a record before the first change that outlives the call.
-func records() statefile.Records[record] { return statefile.Records[record]{Path: recordDir} }
+func records() *statefile.Store[record] {
+	return statefile.NewStore[record](recordDir, statefile.DefaultWait)
+}
 
 func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error) {
 	c, err := netplugin.OpenLocked(ctx, req)

@@ -150,14 +150,14 @@ const recordRoot = "/run/hawser/tuning/"
 
 // recordsIn returns the records for a dataDir. They are not in dataDir, because a container may be able to write there,
 // and DEL uses records to restore hardware that has returned to the host.
-func recordsIn(dataDir string) statefile.Records[record] {
-	return statefile.Records[record]{Path: recordRoot + cni.Digest(filepath.Clean(dataDir), 16)}
+func recordsIn(dataDir string) *statefile.Store[record] {
+	return statefile.NewStore[record](recordRoot+cni.Digest(filepath.Clean(dataDir), 16), statefile.DefaultWait)
 }
 
 // formerIn returns the records of releases that kept them in dataDir. Only records in the default directory are used,
 // because only root can write to it.
-func formerIn(dataDir string) statefile.Records[record] {
-	return statefile.Records[record]{Path: filepath.Join(dataDir, ".hawser")}
+func formerIn(dataDir string) *statefile.Store[record] {
+	return statefile.NewStore[record](filepath.Join(dataDir, ".hawser"), statefile.DefaultWait)
 }
 
 // openStore opens dataDir, and opens and locks its records. ADD creates both directories; other calls work without
@@ -198,8 +198,8 @@ func openStore(ctx context.Context, req *skel.Request, dataDir string, isADD boo
 
 // adopt moves the records of an earlier release to their present directory. Records in another than the default
 // directory are not read; adopt only drops the record of the call's container there.
-func (s *store) adopt(ctx context.Context, former statefile.Records[record]) error {
-	if former != formerIn(defaultDataDir) {
+func (s *store) adopt(ctx context.Context, former *statefile.Store[record]) error {
+	if former.Path != formerIn(defaultDataDir).Path {
 		if err := former.Drop(ctx, recordName(s.Attachment)); err != nil {
 			s.Warn("record of an earlier release: %v", err)
 		}
@@ -213,7 +213,7 @@ func (s *store) adopt(ctx context.Context, former statefile.Records[record]) err
 				*c = one
 			}
 		}
-		return errors.Join(err, s.records.Put(r))
+		return errors.Join(err, s.records.Put(ctx, r))
 	})
 }
 
@@ -241,7 +241,8 @@ func list(_ context.Context, req *skel.Request) (all []cni.Holding, err error) {
 	dirs, _ := filepath.Glob(recordRoot + "*") // a good pattern
 	var errs []error
 	for _, dir := range append(dirs, formerIn(defaultDataDir).Path) {
-		held, err := netplugin.Holdings(statefile.Records[record]{Path: dir}, func(r record) (held []cni.Holding) {
+		records := statefile.NewStore[record](dir, statefile.DefaultWait)
+		held, err := netplugin.Holdings(records, func(r record) (held []cni.Holding) {
 			for _, c := range r.Changes {
 				if c.isOver(boot) {
 					continue
@@ -260,14 +261,14 @@ func list(_ context.Context, req *skel.Request) (all []cni.Holding, err error) {
 
 // put writes the record of an attachment's container, and the backup file of its interface; without changes they go.
 // The file goes first: a record alone is found again.
-func (s *store) put(a cni.Attachment, r record) error {
+func (s *store) put(ctx context.Context, a cni.Attachment, r record) error {
 	if s.backups != nil {
 		if err := s.putBackup(a, r); err != nil {
 			return err
 		}
 	}
 	if len(r.Changes) == 0 {
-		return s.records.Drop(recordName(a))
+		return s.records.Drop(ctx, recordName(a))
 	}
-	return s.records.Put(r)
+	return s.records.Put(ctx, r)
 }

@@ -49,7 +49,7 @@ func (allowed allowList) add(ctx context.Context, req *skel.Request, cfg config)
 			return nil, err
 		}
 	}
-	return result(req, cfg), req.NS.Do(func() error { return c.change(s) })
+	return result(req, cfg), req.NS.Do(func() error { return c.change(ctx, s) })
 }
 
 // del restores what can be restored and forgets it. It fails only where a repetition may have more success.
@@ -79,7 +79,7 @@ func del(ctx context.Context, req *skel.Request) error {
 	if err != nil {
 		req.Warn("not all is restored: %v", err)
 	}
-	return s.put(req.Attachment, rest)
+	return s.put(ctx, req.Attachment, rest)
 }
 
 func check(_ context.Context, req *skel.Request, cfg config) error {
@@ -138,7 +138,7 @@ func gc(ctx context.Context, req *skel.Request) error {
 	for _, r := range all {
 		for _, one := range r.Changes {
 			if req.Valid.Excludes(one.Attachment) || one.isOver(s.boot) {
-				errs = append(errs, s.forget(one, r, &finder))
+				errs = append(errs, s.forget(ctx, one, r, &finder))
 			}
 		}
 	}
@@ -146,7 +146,7 @@ func gc(ctx context.Context, req *skel.Request) error {
 }
 
 // forget takes a change out of a record, and restores what it has of a device.
-func (s *store) forget(one change, r *record, finder *ns.Finder) error {
+func (s *store) forget(ctx context.Context, one change, r *record, finder *ns.Finder) error {
 	own, rest := r.without(one.Attachment)
 	if !one.isOver(s.boot) {
 		err := own.restoreDevice(finder)
@@ -158,7 +158,7 @@ func (s *store) forget(one change, r *record, finder *ns.Finder) error {
 		}
 	}
 	*r = rest
-	return s.put(one.Attachment, rest)
+	return s.put(ctx, one.Attachment, rest)
 }
 
 // status returns an error if the allow-list is broken or forbids a configured sysctl, or if records or backup files
@@ -205,14 +205,14 @@ func (c *container) examine() ([]value, error) {
 }
 
 // change does the work of ADD. s is nil if there is nothing to record.
-func (c container) change(s *store) (err error) {
+func (c container) change(ctx context.Context, s *store) (err error) {
 	var before []value
 	if s != nil {
 		c.undoFormer(s)
 		if before, err = c.readValues(); err != nil { // again, now that no other call changes them
 			return err
 		}
-		if err := c.record(s, before); err != nil {
+		if err := c.record(ctx, s, before); err != nil {
 			return err
 		}
 	}
@@ -295,7 +295,7 @@ func (c container) readValues() (before []value, err error) {
 
 // record writes the values from before down, so that DEL finds them whenever this call is killed. Where a value is
 // recorded already, that one counts: only it was there before any ADD.
-func (c container) record(s *store, before []value) error {
+func (c container) record(ctx context.Context, s *store, before []value) error {
 	old, _, err := s.records.Get(recordName(c.Req.Attachment))
 	if err != nil {
 		return err
@@ -333,15 +333,15 @@ func (c container) record(s *store, before []value) error {
 	if i := find(c.cfg.Attributes, value{Key: "mac"}); i >= 0 {
 		own.Netns.MAC = c.cfg.Attributes[i].Value
 	}
-	c.Req.OnFail("restore the backup file", func(context.Context) error {
-		err := s.put(c.Req.Attachment, old)
+	c.Req.OnFail("restore the backup file", func(ctx context.Context) error {
+		err := s.put(ctx, c.Req.Attachment, old)
 		if text != nil {
 			err = errors.Join(err, s.backups.Replace(backupName(c.Req.Attachment), text, 0o600))
 		}
 		return err
 	})
 	// The record goes first: a backup file alone would be taken for the reference's.
-	errs := []error{s.records.Put(r), s.putBackup(c.Req.Attachment, r)}
+	errs := []error{s.records.Put(ctx, r), s.putBackup(c.Req.Attachment, r)}
 	for _, one := range old.Changes {
 		if one.IfName != c.Req.IfName && isFormer(one) {
 			errs = append(errs, s.putBackup(one.Attachment, r))

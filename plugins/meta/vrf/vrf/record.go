@@ -22,7 +22,9 @@ const (
 	vrfAlias = "hawser vrf"
 )
 
-func records() statefile.Records[record] { return statefile.Records[record]{Path: recordDir} }
+func records() *statefile.Store[record] {
+	return statefile.NewStore[record](recordDir, statefile.DefaultWait)
+}
 
 // record contains the routes of the interface before ADD, and the namespace. ADD writes it before the first change.
 type record struct {
