@@ -37,10 +37,10 @@ type wireAddress struct {
 	Address string `json:"address" help:"the address, with its subnet's length" schema:"required format=prefix"`
 	Gateway string `json:"gateway" help:"gateway of the address" schema:"format=address empty"`
 
-	Parsed json.RawMessage `json:"Address" schema:"-"` // ignored: programs write the reference's struct, which has both
+	Parsed json.RawMessage `json:"Address" schema:"-"` // ignored; programs that encode the reference plugin's struct write it
 }
 
-// config is what ADD and CHECK act on.
+// config is the checked configuration for ADD and CHECK.
 type config struct {
 	ips      []cni.IP
 	routes   []cni.Route
@@ -48,14 +48,14 @@ type config struct {
 	warnings []string
 }
 
-// source is an address, and where it stands.
+// source is an address and where it comes from.
 type source struct {
 	cni.IP
-	key  string
-	code uint // of an error about it: CodeConfig or CodeEnvironment
+	key  string // for errors
+	code uint   // code of errors about it: CodeConfig or CodeEnvironment
 }
 
-// parseConfig reads and checks all sources, also those that others replace.
+// parseConfig parses and checks all sources, including those that others replace.
 func parseConfig(req *skel.Request, wire wireConfig, problems *cni.Problems) (cfg config) {
 	if wire.IPAM == nil {
 		problems.Add(cni.Refuse("ipam", nil, "IPAM config missing 'ipam' key"))
@@ -71,26 +71,27 @@ func parseConfig(req *skel.Request, wire wireConfig, problems *cni.Problems) (cf
 	}
 	for _, s := range list {
 		cfg.ips = append(cfg.ips, s.IP)
-		if hasEdges(s.Address) && s.Address == s.Address.Masked() {
+		if hasBroadcast(s.Address) && s.Address == s.Address.Masked() {
 			cfg.warnings = append(cfg.warnings, fmt.Sprintf(
-				"%s: %s is the network's own address, to which some hosts do not send", s.key, s.Address))
+				"%s: %s is the network address, to which some hosts do not send packets", s.key, s.Address))
 		}
 	}
 	return cfg
 }
 
-// sources lists the addresses that count: runtimeConfig.ips, else args.cni.ips, else those of ipam and of CNI_ARGS.
+// sources returns the addresses of runtimeConfig.ips or, if it is empty, those of args.cni.ips or, if that is also
+// empty, those of ipam.addresses and of IP in CNI_ARGS.
 func (wire *wireConfig) sources(args string) (list []source, err error) {
 	var problems cni.Problems
-	var own []source
+	var configured []source
 	for i, w := range wire.IPAM.Addresses {
 		s, err := w.parse(fmt.Sprintf("ipam.addresses[%d]", i))
 		problems.Add(err)
-		own = append(own, s)
+		configured = append(configured, s)
 	}
-	list = slices.Clone(own)
+	list = slices.Clone(configured)
 	add := func(key string, code uint, text string) {
-		s, err := source{key: key, code: code}.parse(text, own)
+		s, err := source{key: key, code: code}.parse(text, configured)
 		problems.Add(err)
 		list = append(list, s)
 	}
@@ -98,14 +99,14 @@ func (wire *wireConfig) sources(args string) (list []source, err error) {
 	problems.Add(err)
 	split := func(r rune) bool { return r == ',' || r == ' ' }
 	for _, text := range strings.FieldsFunc(values["IP"], split) {
-		if len(list) > addressesMax {
-			problems.Add(cni.Refuse("CNI_ARGS IP", nil, fmt.Sprintf("makes more than %d addresses", addressesMax)).
+		if len(list) > maxAddresses {
+			problems.Add(cni.Refuse("CNI_ARGS IP", nil, fmt.Sprintf("makes more than %d addresses", maxAddresses)).
 				WithCode(cni.CodeEnvironment))
 			break
 		}
 		add("CNI_ARGS IP", cni.CodeEnvironment, text)
 	}
-	// Each GATEWAY is assigned to every address whose subnet contains it.
+	// Each gateway in GATEWAY is assigned to every address whose subnet contains it.
 	for _, text := range strings.FieldsFunc(values["GATEWAY"], split) {
 		gateway, err := cni.ParseAddr("CNI_ARGS GATEWAY", text)
 		isUsed := err != nil || len(wire.Args.CNI.IPs)+len(wire.RuntimeConfig.IPs) > 0
@@ -115,38 +116,39 @@ func (wire *wireConfig) sources(args string) (list []source, err error) {
 			}
 		}
 		if !isUsed {
-			err = cni.Refuse("CNI_ARGS GATEWAY", gateway, "is in no subnet of an address")
+			err = cni.Refuse("CNI_ARGS GATEWAY", gateway, "is not in the subnet of any address")
 		}
 		if err != nil {
 			problems.Add(cni.AsError(err).WithCode(cni.CodeEnvironment))
 		}
 	}
-	for _, asked := range []struct {
+	for _, override := range []struct {
 		key string
 		ips []string
 	}{{"args.cni.ips", wire.Args.CNI.IPs}, {"runtimeConfig.ips", wire.RuntimeConfig.IPs}} {
-		if len(asked.ips) > 0 {
+		if len(override.ips) > 0 {
 			list = nil
 		}
-		for i, text := range asked.ips {
-			add(fmt.Sprintf("%s[%d]", asked.key, i), cni.CodeConfig, text)
+		for i, text := range override.ips {
+			add(fmt.Sprintf("%s[%d]", override.key, i), cni.CodeConfig, text)
 		}
 	}
 	return list, problems.Err()
 }
 
-// addressesMax is how many addresses the configuration and CNI_ARGS may have together.
-const addressesMax = 64
+// maxAddresses limits the addresses of the configuration and CNI_ARGS together.
+const maxAddresses = 64
 
-// noPrefix has the reference's words.
-const noPrefix = "%s in CIDR notation, got: '%s'"
+// notCIDR is the format of the reference plugin's message.
+const notCIDR = "%s in CIDR notation, got: '%s'"
 
+// parse parses an entry of ipam.addresses.
 func (w wireAddress) parse(key string) (source, error) {
 	s := source{key: key + ".address", code: cni.CodeConfig}
 	var problems cni.Problems
 	var err error
 	if s.Address, err = cni.ParsePrefix(s.key, w.Address); err != nil {
-		problems.Add(cni.Refuse(s.key, nil, fmt.Sprintf(noPrefix, "the 'address' field is expected to be", w.Address)))
+		problems.Add(cni.Refuse(s.key, nil, fmt.Sprintf(notCIDR, "the 'address' field is expected to be", w.Address)))
 	}
 	if w.Gateway != "" {
 		s.Gateway, err = cni.ParseAddr(key+".gateway", w.Gateway)
@@ -155,55 +157,57 @@ func (w wireAddress) parse(key string) (source, error) {
 	return s, problems.Err()
 }
 
-// parse reads an address that the runtime names. Without a length it gets that of the smallest subnet of
-// ipam.addresses, own, that contains it. Its gateway is that of the own address in the same subnet.
-func (s source) parse(text string, own []source) (source, error) {
+// parse parses an address that the runtime lists. configured are those of ipam.addresses. An address without a length
+// gets the length of the smallest of their subnets that contains it. Every address gets the gateway of the configured
+// address in the same subnet.
+func (s source) parse(text string, configured []source) (source, error) {
 	prefix, err := cni.ParsePrefix(s.key, text)
 	if addr, noAddr := cni.ParseAddr(s.key, text); noAddr == nil {
-		for _, o := range own {
+		for _, o := range configured {
 			if o.Address.Masked().Contains(addr) && o.Address.Bits() > prefix.Bits() {
 				prefix, err = netip.PrefixFrom(addr, o.Address.Bits()), nil
 			}
 		}
 	}
 	if err != nil {
-		what := "an entry in the 'ips' field is NOT"
+		subject := "an entry in the 'ips' field is NOT"
 		if s.code == cni.CodeEnvironment {
-			what = "the 'ip' field is expected to be"
+			subject = "the 'ip' field is expected to be"
 		}
-		return s, cni.Refuse(s.key, nil, fmt.Sprintf(noPrefix, what, text)).WithCode(s.code).
-			Suggest("write it as address/length; without length it must be in a subnet of ipam.addresses")
+		return s, cni.Refuse(s.key, nil, fmt.Sprintf(notCIDR, subject, text)).WithCode(s.code).
+			Suggest("write it as address/length; without a length it must be in a subnet of ipam.addresses")
 	}
 	s.Address = prefix
-	same := func(o source) bool { return o.Gateway.IsValid() && o.Address.Masked() == prefix.Masked() }
-	if i := slices.IndexFunc(own, same); i >= 0 {
-		s.Gateway = own[i].Gateway
+	isSameSubnet := func(o source) bool { return o.Gateway.IsValid() && o.Address.Masked() == prefix.Masked() }
+	if i := slices.IndexFunc(configured, isSameSubnet); i >= 0 {
+		s.Gateway = configured[i].Gateway
 	}
 	return s, nil
 }
 
-// verify refuses addresses that no interface can have, or not beside each other.
+// verify refuses addresses that an interface cannot have, and combinations of addresses that it cannot have.
 func verify(list []source, version string) error {
 	var problems cni.Problems
 	families := map[bool]bool{}
 	for i, s := range list {
 		addr, v4 := s.Address.Addr(), s.Address.Addr().Is4()
-		refuse := func(wrong bool, format string, args ...any) {
+		refuseIf := func(wrong bool, format string, args ...any) {
 			if wrong {
 				problems.Add(cni.Refuse(s.key, s.Address, fmt.Sprintf(format, args...)).WithCode(s.code))
 			}
 		}
-		refuse(addr.IsUnspecified() || addr.IsMulticast() || addr.IsLoopback(), "is no address for a container")
-		refuse(hasEdges(s.Address) && addr == cni.LastOf(s.Address), "is the broadcast address of its subnet")
-		refuse(slices.ContainsFunc(list[:i], func(o source) bool { return o.Address.Addr() == addr }), "is there twice")
-		refuse(s.Gateway.IsValid() && s.Gateway.Is4() != v4, "has a gateway of another family, %s", s.Gateway)
-		refuse(s.Gateway == addr, "is its own gateway")
-		refuse(families[v4] && (version == "0.1.0" || version == "0.2.0"),
+		refuseIf(addr.IsUnspecified() || addr.IsMulticast() || addr.IsLoopback(), "is not an address for a container")
+		refuseIf(hasBroadcast(s.Address) && addr == cni.LastOf(s.Address), "is the broadcast address of its subnet")
+		refuseIf(slices.ContainsFunc(list[:i], func(o source) bool { return o.Address.Addr() == addr }),
+			"is listed twice")
+		refuseIf(s.Gateway.IsValid() && s.Gateway.Is4() != v4, "has a gateway of another family, %s", s.Gateway)
+		refuseIf(s.Gateway == addr, "is its own gateway")
+		refuseIf(families[v4] && (version == "0.1.0" || version == "0.2.0"),
 			"CNI version %s does not support more than 1 address per family, and this is one more", version)
 		families[v4] = true
 	}
 	return problems.Err()
 }
 
-// hasEdges reports whether a subnet has an address of its own and a broadcast address.
-func hasEdges(p netip.Prefix) bool { return p.Addr().Is4() && p.Bits() < 31 }
+// hasBroadcast reports whether a subnet has a network address and a broadcast address.
+func hasBroadcast(p netip.Prefix) bool { return p.Addr().Is4() && p.Bits() < 31 }

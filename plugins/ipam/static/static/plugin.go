@@ -1,8 +1,6 @@
-// Package static gives a container the addresses that its configuration, or its
-// runtime, names.
+// Package static is an IPAM plugin that assigns the addresses that the configuration or the runtime lists.
 //
-// It is an IPAM plugin: a network plugin such as bridge or macvlan runs it as
-// the "ipam" part of its configuration says:
+// A network plugin such as bridge or macvlan runs it for the "ipam" part of its configuration:
 //
 //	"ipam": {
 //	    "type": "static",
@@ -10,8 +8,11 @@
 //	    "routes": [{"dst": "0.0.0.0/0"}]
 //	}
 //
-// It keeps nothing, so nobody keeps two containers from having one address.
-// README.md says what each key means, and who wins.
+// Addresses can also come from CNI_ARGS, args.cni.ips and runtimeConfig.ips. The later of these sources replace the
+// earlier ones (wireConfig.sources).
+//
+// The plugin stores nothing, so it does not prevent two containers from having the same address. README.md documents
+// every key.
 package static
 
 import "github.com/hawser-cni/plugins/pkg/skel"
@@ -26,7 +27,6 @@ func Plugin() skel.Plugin[config] {
 		InProcess: true,
 		Add:       add,
 		Check:     check,
-		// Nothing is kept, so DEL and GC have nothing to give back; and an ADD
-		// needs nothing of the host that STATUS could miss.
+		// DEL and GC have nothing to release, and ADD depends on nothing of the host that STATUS could check.
 	}
 }

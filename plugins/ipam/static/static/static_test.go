@@ -127,7 +127,7 @@ var _ = Describe("ADD", func() {
 		Expect(a.Code).To(BeZero(), a.Stdout)
 		Expect(a.Stdout).To(ContainSubstring(`"10.10.0.0/24"`))
 		Expect(a.Stderr).To(Equal("static: " + key +
-			": 10.10.0.0/24 is the network's own address, to which some hosts do not send\n"))
+			": 10.10.0.0/24 is the network address, to which some hosts do not send packets\n"))
 	},
 		Entry("of ipam", "ipam.addresses[0].address", `"addresses": [{"address": "10.10.0.0/24"}]`, ""),
 		Entry("of the runtime", "runtimeConfig.ips[0]", `"addresses": []`, "",
@@ -140,7 +140,8 @@ var _ = Describe("ADD", func() {
 		c.Args = args
 		Expect(NewWorld(Plugin()).Fails(c, code)).To(HavePrefix(want))
 	},
-		Entry("no address at all", cni.CodeConfig, "ipam.addresses: no address is here, in IP of CNI_ARGS, in ",
+		Entry("no address at all", cni.CodeConfig, "ipam.addresses: no address in ipam.addresses, in IP of "+
+			"CNI_ARGS, in ",
 			`"routes": []`, ""),
 		Entry("no ipam, also with addresses from elsewhere", cni.CodeConfig, "ipam: IPAM config missing 'ipam' key", "",
 			"IP=10.1.0.5/24", noIPAM, runtime),
@@ -150,12 +151,12 @@ var _ = Describe("ADD", func() {
 			`"args": {"cni": {"ips": ["x"]}}`),
 		Entry("the same of CNI_ARGS", cni.CodeEnvironment,
 			"CNI_ARGS IP: the 'ip' field is expected to be in CIDR notation, got: '10.7.0.1'", own, "IP=10.7.0.1"),
-		Entry("a gateway of CNI_ARGS for no address", cni.CodeEnvironment, "CNI_ARGS GATEWAY: 10.7.0.1 is in no subnet",
+		Entry("a gateway of CNI_ARGS for no address", cni.CodeEnvironment, "CNI_ARGS GATEWAY: 10.7.0.1 is not in the subnet",
 			own, "GATEWAY=10.7.0.1"),
 		Entry("a gateway of CNI_ARGS that is none", cni.CodeEnvironment, `CNI_ARGS GATEWAY: "x" is no IP address`, own,
 			"GATEWAY=x"),
 		Entry("an unknown key of CNI_ARGS", cni.CodeEnvironment, "CNI_ARGS: unknown keys MAC", own, "MAC=1"),
-		Entry("an address that is there twice", cni.CodeEnvironment, "CNI_ARGS IP: 10.1.0.5/24 is there twice", own,
+		Entry("an address that is listed twice", cni.CodeEnvironment, "CNI_ARGS IP: 10.1.0.5/24 is listed twice", own,
 			"IP=10.1.0.5"),
 		Entry("more addresses than a container has", cni.CodeConfig,
 			"ipam.addresses: has 30000 elements, more than 64",
