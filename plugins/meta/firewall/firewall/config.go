@@ -61,16 +61,16 @@ func parseConfig(_ *skel.Request, w wireConfig, problems *cni.Problems) config {
 		problems.Add(cni.Refuse("markAcceptBit", c.Bit, "is portmap's (13) or kube-proxy's (14, 15)"))
 	}
 	if !slices.Contains([]backend{auto, nftables, iptables, firewalld}, c.backend) {
-		problems.Add(cni.Refuse("backend", w.Backend, `is none of "nftables", "iptables" and "firewalld"`).
+		problems.Add(cni.Refuse("backend", w.Backend, `is not "nftables", "iptables" or "firewalld"`).
 			Suggest("leave it out for the one that fits the host"))
 	}
 	if !slices.Contains(policies(), c.Policy) {
-		problems.Add(cni.Refuse("ingressPolicy", w.IngressPolicy, `is none of "open", "same-bridge" and "isolated"`))
+		problems.Add(cni.Refuse("ingressPolicy", w.IngressPolicy, `is not "open", "same-bridge" or "isolated"`))
 	}
 	takenChains := []string{"INPUT", forwardHook, "OUTPUT", cniForward, acceptedChain, stage1, stage2}
 	if !ipt.IsChainName(c.AdminChain) || slices.Contains(takenChains, c.AdminChain) {
 		problems.Add(cni.Refuse("iptablesAdminChainName", c.AdminChain,
-			"is no name of a chain of your own (1 to 28 bytes, no blank, not beginning with - or !)"))
+			"is not a valid name for a chain of your own (1 to 28 bytes, no blank, not beginning with - or !)"))
 	}
 	return c
 }

@@ -65,9 +65,9 @@ var _ = Describe("CHECK", Label("kernel"), func() {
 			Entry("a rule that is gone", `nft flush chain inet hawser portmap_output_v1`,
 				`rule \"ip6 daddr ::1 return\" is missing`),
 			Entry("route_localnet off", `echo 0 >/proc/sys/net/ipv4/conf/br1/route_localnet`,
-				`route_localnet is 0, so 127.0.0.1 leads to no container`),
+				`route_localnet is 0, so host ports of 127.0.0.1 do not work`),
 			Entry("route_localnet without its guard", `nft delete element inet hawser portmap_localnet_v1 '{ "br1" }'`,
-				`nothing keeps containers from the host's loopback`),
+				`no rule keeps containers from the host's loopback`),
 			Entry("no record", `rm /run/hawser/portmap/HASH.json`, `there is no record`),
 		)
 
@@ -185,7 +185,7 @@ var _ = Describe("CHECK", Label("kernel"), func() {
 			Entry("no masquerade", `ip6tables -t nat -F CNI-HOSTPORT-MASQ`, `-A CNI-HOSTPORT-MASQ`),
 			Entry("route_localnet without its guard",
 				`nft delete element inet hawser portmap_localnet_v1 '{ "br1" }'`,
-				`nothing keeps containers from the host's loopback`),
+				`no rule keeps containers from the host's loopback`),
 		)
 	})
 
@@ -499,7 +499,7 @@ var _ = Describe("the rules of iptables", func() {
 	)
 
 	It("make one restore where all that is shared is there", func() {
-		Expect(script(sample(nil).usualLines(v4))).To(Equal(
+		Expect(script(sample(nil).quickLines(v4))).To(Equal(
 			`-C PREROUTING -m addrtype --dst-type LOCAL -j CNI-HOSTPORT-DNAT
 -C OUTPUT -m addrtype --dst-type LOCAL -j CNI-HOSTPORT-DNAT
 -C POSTROUTING -m comment --comment "CNI portfwd requiring masquerade" -j CNI-HOSTPORT-MASQ
@@ -557,7 +557,7 @@ var _ = Describe("the rules of iptables", func() {
 	})
 
 	DescribeTable("that others made are read for what they hold", func(rule string, want string) {
-		f, ok := hostPortOf(ipt.NewRule(chainC1, strings.Fields(rule)...))
+		f, ok := iptHostPort(ipt.NewRule(chainC1, strings.Fields(rule)...))
 		Expect(ok).To(Equal(want != ""))
 		if ok {
 			Expect(fmt.Sprintf("%s to %s", f, f.To)).To(Equal(want))

@@ -46,12 +46,12 @@ const (
 
 // config is the configuration with every value checked.
 type config struct {
-	backend  ipt.Backend // asked for, or the one in which other keys exist
+	backend  ipt.Backend // requested, or required by other keys
 	options  options
 	mappings []mapping
 }
 
-// options are the keys on which an attachment's rules depend, besides its ports.
+// options are the keys that an attachment's rules depend on, except its ports.
 type options struct {
 	SNAT         bool     `json:"snat"`
 	MasqAll      bool     `json:"masqAll,omitempty"`
@@ -61,7 +61,7 @@ type options struct {
 	ConditionsV6 []string `json:"conditionsV6,omitempty"`
 }
 
-// conditions are those of a family, and the key that has them.
+// conditions returns the conditions of a family, and the name of their key.
 func (o options) conditions(f nft.Family) (tokens []string, key string) {
 	if f == nft.IPv4 {
 		return o.ConditionsV4, "conditionsV4"
@@ -69,7 +69,7 @@ func (o options) conditions(f nft.Family) (tokens []string, key string) {
 	return o.ConditionsV6, "conditionsV6"
 }
 
-// check refuses values that would spoil a rule.
+// check returns an error for values that no rule can have.
 func (o options) check() error {
 	var problems cni.Problems
 	problems.Add(cni.InRange("markMasqBit", &o.MarkBit, 0, 31))
@@ -83,20 +83,20 @@ func (o options) check() error {
 	return problems.Err()
 }
 
-const noChain = "is no name of a chain (1 to 28 bytes, no blank, not beginning with - or !)"
+const noChain = "is not a valid chain name (1 to 28 bytes, no blank, not beginning with - or !)"
 
 // mapping is one entry of portMappings: a port of the host and one of the container.
 type mapping struct {
 	Proto         proto      `json:"proto"`
-	HostIP        netip.Addr `json:"hostIP"` // zero: all addresses of both families
+	HostIP        netip.Addr `json:"hostIP"` // zero = all addresses of both families
 	HostPort      uint16     `json:"hostPort"`
 	ContainerPort uint16     `json:"port"`
 }
 
-// proto is a transport protocol by its number.
+// proto is the number of a transport protocol.
 type proto uint8
 
-// protocol is the number of one that has ports and that both backends know; 0 = of none.
+// protocol returns the protocol with this name, if it has ports and both backends support it; otherwise 0.
 func protocol(name string) proto {
 	for _, p := range []proto{unix.IPPROTO_SCTP, unix.IPPROTO_TCP, unix.IPPROTO_UDP} {
 		if p.String() == name {
@@ -120,7 +120,7 @@ func (p proto) String() string {
 
 const defaultMarkBit = 13
 
-// parseConfig checks the configuration. What it refuses is code 7.
+// parseConfig checks the configuration. Problems have code 7.
 func parseConfig(_ *skel.Request, w wireConfig, problems *cni.Problems) config {
 	c := config{options: options{SNAT: w.SNAT == nil || *w.SNAT, MasqAll: w.MasqAll, MarkBit: defaultMarkBit,
 		ConditionsV4: slices.Concat(w.ConditionsV4), ConditionsV6: slices.Concat(w.ConditionsV6)}} // nil for []
@@ -148,7 +148,7 @@ func parseConfig(_ *skel.Request, w wireConfig, problems *cni.Problems) config {
 	return c
 }
 
-// parseSyntax decides which backend the other keys ask for, and refuses contradictions.
+// parseSyntax sets the backend that other keys require. It returns an error if keys contradict each other.
 func (c *config) parseSyntax() error {
 	keys := map[ipt.Backend][]string{}
 	if c.options.MarkChain != "" {
@@ -174,7 +174,7 @@ func (c *config) parseSyntax() error {
 	return nil
 }
 
-// syntaxOf is the backend in whose syntax a condition is.
+// syntaxOf returns the backend whose syntax a condition has.
 func syntaxOf(tokens []string) ipt.Backend {
 	if first := tokens[0]; strings.HasPrefix(first, "-") || strings.HasPrefix(first, "!") {
 		return iptables
@@ -182,8 +182,8 @@ func syntaxOf(tokens []string) ipt.Backend {
 	return nftables
 }
 
-// namesModprobe finds iptables' option -M, --modprobe and its abbreviations, but not --mode and --monthdays of
-// matches.
+// namesModprobe reports whether a token is iptables' option -M, --modprobe or an abbreviation of it. It ignores the
+// options --mode and --monthdays of matches.
 func namesModprobe(token string) bool {
 	short, isOption := strings.CutPrefix(token, "-")
 	long, _, _ := strings.Cut(token, "=")
@@ -193,10 +193,11 @@ func namesModprobe(token string) bool {
 
 const (
 	conditionMax = 1 << 14 // bytes of all conditions of a family
-	rulesMax     = 256     // rules of iptables for one port
+	rulesMax     = 256     // rules in iptables for one port
 )
 
-// checkTokens refuses tokens that would end the condition or have iptables run a program: tenants may write them.
+// checkTokens returns an error for tokens that would end the condition or have iptables run a program, because tenants
+// may write conditions.
 func checkTokens(key string, tokens []string) error {
 	var problems cni.Problems
 	if len(strings.Join(tokens, " ")) > conditionMax {
@@ -204,7 +205,7 @@ func checkTokens(key string, tokens []string) error {
 	}
 	rules := 1
 	for i, t := range tokens {
-		if strings.ContainsAny(t, ".:") { // addresses: iptables makes one rule for each
+		if strings.ContainsAny(t, ".:") { // addresses: iptables adds a rule for each
 			rules *= min(1+strings.Count(t, ","), rulesMax+1)
 		}
 		if syntaxOf(tokens) == iptables && rules > rulesMax {
@@ -219,13 +220,13 @@ func checkTokens(key string, tokens []string) error {
 		case syntaxOf(tokens) == nftables && strings.ContainsAny(t, ";#"):
 			problems.Add(cni.Refuse(where, t, "would end the condition"))
 		case syntaxOf(tokens) == iptables && namesModprobe(t):
-			problems.Add(cni.Refuse(where, t, "is no match: it names a program that iptables runs"))
+			problems.Add(cni.Refuse(where, t, "is not a match: it names a program that iptables runs"))
 		}
 	}
 	return problems.Err()
 }
 
-// hostAddrs are the addresses of the host that the mapping is for, of one family or of both.
+// hostAddrs returns the host's addresses that the mapping is for: one, or the unspecified address of each family.
 func (m mapping) hostAddrs() []netip.Addr {
 	if m.HostIP.IsValid() {
 		return []netip.Addr{m.HostIP}
@@ -233,7 +234,7 @@ func (m mapping) hostAddrs() []netip.Addr {
 	return []netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()}
 }
 
-// parseMappings checks every entry. An entry that repeats another one is left out.
+// parseMappings checks and returns the entries. It omits an entry that repeats another one.
 func parseMappings(wire []wireMapping) (out []mapping, err error) {
 	targets := map[hostPort]uint16{} // container ports
 	var problems cni.Problems
@@ -250,7 +251,7 @@ func parseMappings(wire []wireMapping) (out []mapping, err error) {
 			port, known := targets[at]
 			if known && port != m.ContainerPort {
 				problems.Add(cni.Refuse(entry, nil,
-					fmt.Sprintf("host port %s leads to container port %d already, not to %d", at, port,
+					fmt.Sprintf("host port %s is already forwarded to container port %d, not to %d", at, port,
 						m.ContainerPort)))
 			}
 			if !known {
@@ -281,14 +282,14 @@ func (w wireMapping) parse(entry string) (m mapping, err error) {
 		problems.Add(cni.Refuse(entry+".protocol", nil, "missing").
 			Suggest(`write "protocol": "tcp", "udp" or "sctp"`))
 	case m.Proto == 0:
-		problems.Add(cni.Refuse(entry+".protocol", w.Protocol, "is none of tcp, udp and sctp"))
+		problems.Add(cni.Refuse(entry+".protocol", w.Protocol, "is not tcp, udp or sctp"))
 	}
 	if w.HostIP != "" {
 		m.HostIP, err = cni.ParseAddr(entry+".hostIP", w.HostIP)
 		problems.Add(err)
 	}
 	if m.HostIP.IsMulticast() || m.HostIP == netip.AddrFrom4([4]byte{255, 255, 255, 255}) {
-		problems.Add(cni.Refuse(entry+".hostIP", w.HostIP, "is no address that a host can have"))
+		problems.Add(cni.Refuse(entry+".hostIP", w.HostIP, "is not an address that a host can have"))
 	}
 	return m, problems.Err()
 }

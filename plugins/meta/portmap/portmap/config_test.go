@@ -298,9 +298,9 @@ var _ = Describe("the configuration", func() {
 		Expect(err).To(MatchError("runtimeConfig.portMappings" + message))
 	},
 		Entry("two ways from one port", `{"hostPort":9,"containerPort":10,"protocol":"tcp"}`,
-			`[1]: host port 0.0.0.0:9/tcp leads to container port 9 already, not to 10`),
+			`[1]: host port 0.0.0.0:9/tcp is already forwarded to container port 9, not to 10`),
 		Entry("two ways from one port of a family", `{"hostPort":9,"containerPort":10,"protocol":"tcp","hostIP":"::"}`,
-			`[1]: host port [::]:9/tcp leads to container port 9 already, not to 10`),
+			`[1]: host port [::]:9/tcp is already forwarded to container port 9, not to 10`),
 		Entry("no object", `5`, `[1]: is a JSON number, want an object`),
 	)
 
@@ -366,13 +366,13 @@ var _ = Describe("the configuration", func() {
 		Entry("conditions of nft and a chain", `"conditionsV4":["ip","saddr","10.0.0.0/8"],"externalSetMarkChain":"A"`,
 			`conditionsV4: in the syntax of nftables, but externalSetMarkChain is for iptables`),
 		Entry("a program that iptables runs", `"conditionsV4":["-s","10.0.0.0/8","--modprobe=/tmp/x"]`,
-			`conditionsV4[2]: "--modprobe=/tmp/x" is no match: it names a program that iptables runs`),
+			`conditionsV4[2]: "--modprobe=/tmp/x" is not a match: it names a program that iptables runs`),
 		Entry("the same, short", `"conditionsV4":["-M","/tmp/x"]`,
-			`conditionsV4[0]: "-M" is no match: it names a program that iptables runs`),
+			`conditionsV4[0]: "-M" is not a match: it names a program that iptables runs`),
 		Entry("the same, in a bundle", `"conditionsV4":["-fM/tmp/x"]`,
-			`conditionsV4[0]: "-fM/tmp/x" is no match: it names a program that iptables runs`),
+			`conditionsV4[0]: "-fM/tmp/x" is not a match: it names a program that iptables runs`),
 		Entry("the same, abbreviated", `"conditionsV6":["--mod","/tmp/x"]`,
-			`conditionsV6[0]: "--mod" is no match: it names a program that iptables runs`),
+			`conditionsV6[0]: "--mod" is not a match: it names a program that iptables runs`),
 		Entry("too much text", `"conditionsV4":["ip saddr"`+strings.Repeat(`,"`+strings.Repeat("1", 1<<10)+`"`, 16)+`]`,
 			`conditionsV4: has more than 16384 bytes`),
 		Entry("lists that make too many rules", `"conditionsV4":["-s","`+strings.Repeat("10.0.0.1,", 19)+
@@ -399,7 +399,7 @@ var _ = Describe("the configuration", func() {
 			`conditionsV6: in the syntax of nftables, but conditionsV4 is for iptables`,
 			`runtimeConfig.portMappings[0].hostPort: 70000 is not between 1 and 65535`,
 			`runtimeConfig.portMappings[0].containerPort: 0 is not between 1 and 65535`,
-			`runtimeConfig.portMappings[0].protocol: "icmp" is none of tcp, udp and sctp`,
+			`runtimeConfig.portMappings[0].protocol: "icmp" is not tcp, udp or sctp`,
 			`runtimeConfig.portMappings[0].hostIP: "y" is no IP address`,
 			`runtimeConfig.portMappings[2].hostPort: missing`,
 			`runtimeConfig.portMappings[2].containerPort: missing`,

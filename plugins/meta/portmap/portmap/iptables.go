@@ -20,7 +20,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
-// The chains of the reference, in table nat of both families.
+// The reference plugin's chains, in table nat of both families.
 const (
 	natTable    = "nat"
 	postrouting = "POSTROUTING"
@@ -31,21 +31,22 @@ const (
 
 	dnPrefix = "CNI-DN-"
 
-	multiportMax = 15 // ports that the match multiport takes
+	multiportMax = 15 // maximum number of ports in the match multiport
 )
 
-// entryPrefix begins the comments of the rules that lead to containers' chains.
+// entryPrefix begins the comments of jumps to containers' chains.
 const entryPrefix = "dnat "
 
-// natChain names a chain of table nat: one to which CNI-HOSTPORT-DNAT leads, or that one itself.
+// natChain identifies a chain in table nat: CNI-HOSTPORT-DNAT, or a chain that it jumps to.
 func natChain(f nft.Family, name string) ipt.Chain {
 	return ipt.Chain{Family: f, Table: natTable, Name: name, From: hostportDNAT}
 }
 
-// chain is the chain of the record's container.
+// chain returns the name of the container's chain.
 func (r *record) chain() string { return ipt.ContainerChain(dnPrefix, r.Network, r.ContainerID) }
 
-// chainAddrs are the addresses with a chain: as with the reference all, unless ports are skipped.
+// chainAddrs returns the addresses with a chain. Like the reference plugin, that is all addresses, unless ports are
+// skipped.
 func (r *record) chainAddrs() []address {
 	if r.Skipped == nil {
 		return r.Addrs
@@ -53,7 +54,8 @@ func (r *record) chainAddrs() []address {
 	return r.publishedAddrs()
 }
 
-// variants are those that have the chain. Where the program is missing that could show it, legacy has none.
+// variants returns the variants that have the chain. Without the program for iptables-legacy, it assumes that this
+// variant does not have it.
 func (c call) variants(ctx context.Context, chain ipt.Chain) ([]ipt.Variant, error) {
 	where, err := chain.Variants(ctx, c.NF)
 	if ipt.NotInstalled(err) {
@@ -62,8 +64,9 @@ func (c call) variants(ctx context.Context, chain ipt.Chain) ([]ipt.Variant, err
 	return where, err
 }
 
-// othersOfChain are the records on iptables of the container's other attachments to the network: they share its chain.
-func othersOfChain(s *store, r *record) ([]*record, error) {
+// chainSharers returns the records that share the record's chain: those of the container's other attachments to the
+// network on the backend iptables.
+func chainSharers(s *store, r *record) ([]*record, error) {
 	all, err := s.All()
 	return slices.DeleteFunc(all, func(o *record) bool {
 		return o.Backend != iptables || o.Network != r.Network || o.ContainerID != r.ContainerID ||
@@ -71,7 +74,7 @@ func othersOfChain(s *store, r *record) ([]*record, error) {
 	}), err
 }
 
-// addChain makes the rules of the reference for an address, by one restore.
+// addChain adds the reference plugin's rules for an address, with one run of iptables-restore.
 func (c call) addChain(ctx context.Context, s *store, r *record, a address) error {
 	tool, err := ipt.Find(ctx, a.family())
 	if err != nil {
@@ -82,8 +85,8 @@ func (c call) addChain(ctx context.Context, s *store, r *record, a address) erro
 		return err
 	}
 	if len(own) > 0 {
-		others, err := othersOfChain(s, r)
-		if err == nil && len(others) == 0 { // an ADD without DEL, or the reference, left it
+		others, err := chainSharers(s, r)
+		if err == nil && len(others) == 0 { // from an ADD without DEL, or of the reference plugin
 			err, own = c.delChains(ctx, s, r, a.family()), nil
 		}
 		if err != nil {
@@ -91,7 +94,7 @@ func (c call) addChain(ctx context.Context, s *store, r *record, a address) erro
 		}
 	}
 	if len(own) == 0 {
-		err := tool.Restore(ctx, natTable, r.usualLines(a))
+		err := tool.Restore(ctx, natTable, r.quickLines(a))
 		if err == nil || ctx.Err() != nil || errors.Is(err, statefile.ErrBusy) {
 			return err
 		}
@@ -106,7 +109,7 @@ func (c call) restoreChain(ctx context.Context, s *store, r *record, a address) 
 	if err != nil {
 		return err
 	}
-	others, err := othersOfChain(s, r)
+	others, err := chainSharers(s, r)
 	if err != nil {
 		return err
 	}
@@ -132,10 +135,11 @@ func rulesOf(chain ipt.Chain, all []*record) (rules, entries []ipt.Rule) {
 	return rules, entries
 }
 
-// usualLines make the chain without a look at the table, and fail unless all that is shared is there, as it mostly is.
-func (r *record) usualLines(a address) (lines []string) {
+// quickLines returns lines that add the chain without reading the table. iptables-restore fails if one of the shared
+// rules, which usually exist, is missing.
+func (r *record) quickLines(a address) (lines []string) {
 	e := &ipt.Edit{}
-	e.Chains, e.Rules = r.shared()
+	e.Chains, e.Rules = r.sharedRules()
 	for _, rule := range e.Rules {
 		lines = append(lines, "-C "+rule.String())
 	}
@@ -143,9 +147,10 @@ func (r *record) usualLines(a address) (lines []string) {
 	return append(lines, e.Lines...)
 }
 
-// edit makes the container's chain for an address, and what all share. The masquerade stands first in its chain.
+// edit adds the rules of the container's chain for an address, and the shared rules. The rule in POSTROUTING comes
+// first in its chain.
 func (r *record) edit(e *ipt.Edit, a address) {
-	chains, rules := r.shared()
+	chains, rules := r.sharedRules()
 	e.Make(chains...)
 	for _, rule := range rules {
 		if rule.Chain == postrouting {
@@ -162,9 +167,10 @@ func (r *record) edit(e *ipt.Edit, a address) {
 	e.Last(r.entryRules(a.family())...)
 }
 
-// delChains removes the container's chains from either variant, the reference's too. Rules of others in them stay.
+// delChains removes the container's chains from both variants, including those of the reference plugin. Rules of the
+// container's other attachments stay.
 func (c call) delChains(ctx context.Context, s *store, r *record, families ...nft.Family) error {
-	others := sync.OnceValues(func() ([]*record, error) { return othersOfChain(s, r) })
+	others := sync.OnceValues(func() ([]*record, error) { return chainSharers(s, r) })
 	var errs []error
 	for _, f := range families {
 		for _, chain := range []ipt.Chain{natChain(f, r.chain()), referenceSNATChain(f, r)} {
@@ -197,12 +203,12 @@ func (c call) delChain(ctx context.Context, chain ipt.Chain, v ipt.Variant, othe
 	})
 }
 
-// verifyIPTables compares the attachment's rules and those that all share with what iptables has.
+// verifyIPTables verifies that iptables has the attachment's rules and the shared ones.
 func (c call) verifyIPTables(ctx context.Context, r *record) error {
 	var diffs []error
 	for _, a := range r.chainAddrs() {
 		compare := func(e *ipt.Edit) (diffs []error) {
-			for _, rule := range r.missing(a, e.Rules) {
+			for _, rule := range r.missingRules(a, e.Rules) {
 				diffs = append(diffs, cni.Drift("%s table nat: rule %q is missing", a.family(), rule.Append()))
 			}
 			return diffs
@@ -212,10 +218,10 @@ func (c call) verifyIPTables(ctx context.Context, r *record) error {
 	return errors.Join(diffs...)
 }
 
-// missing are the attachment's rules, and the shared ones that it needs, that are not among the live ones.
-func (r *record) missing(a address, live []ipt.Rule) []ipt.Rule {
-	// In the chain the order counts: a rule that sets the fwmark stands before the one that translates.
-	_, shared := r.shared()
+// missingRules returns the attachment's rules, and the shared rules that it needs, that are not among the live ones.
+func (r *record) missingRules(a address, live []ipt.Rule) []ipt.Rule {
+	// The order in the chain matters: the rule that sets the fwmark must precede the one that translates.
+	_, shared := r.sharedRules()
 	out := append(ipt.Without(shared, live), ipt.MissingInOrder(live, r.chainRules(a))...)
 	for _, want := range r.entryRules(a.family()) {
 		if !slices.ContainsFunc(live, func(rule ipt.Rule) bool { return isEntry(want, rule) }) {
@@ -225,14 +231,14 @@ func (r *record) missing(a address, live []ipt.Rule) []ipt.Rule {
 	return out
 }
 
-// isEntry compares entry rules without their conditions, which iptables lists in words of its own.
+// isEntry compares entry rules without their conditions, which iptables lists in another form.
 func isEntry(want, live ipt.Rule) bool {
 	same := func(option string) bool { return want.Option(option) == live.Option(option) }
 	return want.Chain == live.Chain && same("--comment") && same("-p") && same("--dports") && same("-j")
 }
 
-// shared are the chains and rules that all containers use, in words as iptables lists them.
-func (r *record) shared() (chains []string, rules []ipt.Rule) {
+// sharedRules returns the chains and rules that all containers use, in the form in which iptables lists them.
+func (r *record) sharedRules() (chains []string, rules []ipt.Rule) {
 	local := []string{"-m", "addrtype", "--dst-type", "LOCAL", "-j", hostportDNAT}
 	chains = []string{hostportDNAT}
 	rules = []ipt.Rule{ipt.NewRule("PREROUTING", local...), ipt.NewRule("OUTPUT", local...)}
@@ -247,8 +253,8 @@ func (r *record) shared() (chains []string, rules []ipt.Rule) {
 		ipt.NewRule(hostportMasq, "-m", "mark", "--mark", fwmark, "-j", "MASQUERADE"))
 }
 
-// entryRules lead the container's ports to its chain: one rule for each protocol and fifteen ports. Ports of
-// the other family are among them, as with the reference, but none that is skipped in this one.
+// entryRules returns the jumps to the container's chain, one for each protocol and fifteen ports. Like the reference
+// plugin's, they include ports of the other family, but not ports that are skipped in this one.
 func (r *record) entryRules(f nft.Family) (out []ipt.Rule) {
 	ports := map[string][]string{}
 	for _, m := range r.Mappings {
@@ -273,8 +279,8 @@ func (r *record) entryRules(f nft.Family) (out []ipt.Rule) {
 	return out
 }
 
-// tryConditions has iptables parse the attachment's conditions, before the call takes a lock for which other calls
-// wait.
+// tryConditions has iptables parse the attachment's conditions. This is done before the call locks the records, because
+// the text comes from a configuration.
 func (r *record) tryConditions(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, tryTime)
 	defer cancel()
@@ -302,10 +308,11 @@ func (r *record) tryConditions(ctx context.Context) error {
 	return nil
 }
 
-// tryTime is how long iptables may take to parse conditions.
+// tryTime is the timeout for parsing conditions.
 const tryTime = 10 * time.Second
 
-// chainRules are the rules in the container's chain: for each port those that set the fwmark, then one that translates.
+// chainRules returns the rules in the container's chain: for each port, those that set the fwmark, and then the one
+// that translates.
 func (r *record) chainRules(a address) (out []ipt.Rule) {
 	mark := cmp.Or(r.Options.MarkChain, hostportSetMark)
 	for _, p := range r.portsTo(a) {
@@ -314,7 +321,7 @@ func (r *record) chainRules(a address) (out []ipt.Rule) {
 			match = append(match, "-d", netip.PrefixFrom(p.Addr, p.Addr.BitLen()).String())
 		}
 		match = append(match, "-p", p.Proto.String(), "-m", p.Proto.String(), "--dport", strconv.Itoa(int(p.Port)))
-		for _, from := range r.masqueraded(a) {
+		for _, from := range r.masqueradeMatches(a) {
 			out = append(out, ipt.NewRule(r.chain(), append(slices.Concat(from, match), "-j", mark)...))
 		}
 		out = append(out, ipt.NewRule(r.chain(), append(match, "-j", "DNAT", "--to-destination", p.To.String())...))
@@ -322,8 +329,8 @@ func (r *record) chainRules(a address) (out []ipt.Rule) {
 	return out
 }
 
-// masqueraded are the matches that select the packets to be masqueraded, by their source.
-func (r *record) masqueraded(a address) [][]string {
+// masqueradeMatches returns matches that select the packets to be masqueraded by their source.
+func (r *record) masqueradeMatches(a address) [][]string {
 	switch {
 	case !r.Options.SNAT:
 		return nil

@@ -13,14 +13,15 @@ import (
 	"github.com/hawser-cni/plugins/pkg/sysctl"
 )
 
-// guardComment begins a link's comment in the guard. Its route_localnet before the first user follows.
+// guardComment is the first part of the comment on a link's element in the guard. The value of route_localnet before
+// the link's first user follows.
 const guardComment = "route_localnet was "
 
-// localnet says whether packets between 127.0.0.0/8 and the link are routed.
+// localnet returns the sysctl that has the kernel route packets between 127.0.0.0/8 and the link.
 func localnet(link string) sysctl.Key { return sysctl.Net("ipv4", "conf", link, "route_localnet") }
 
-// stageGuard stages the link's entry in the guard. The record gets the value of route_localnet before the link's first
-// user: the guard says it, and another record where the guard was flushed.
+// stageGuard stages the element of the record's link in the guard, and notes the value of route_localnet before the
+// link's first user in the record. The value is in the guard or, if the guard was flushed, in another record.
 func stageGuard(tx *nft.Tx, s *store, r *record) error {
 	if r.Localnet == "" {
 		return nil
@@ -49,14 +50,14 @@ func stageGuard(tx *nft.Tx, s *store, r *record) error {
 	return err
 }
 
-// guardItem is the entry of the record's link in the guard. It says what the record does.
+// guardItem returns the element of the record's link in the guard.
 func (r *record) guardItem() nft.Item {
 	return nft.Item{Set: localnetSet, Name: fmt.Sprintf("interface %q", r.Localnet),
 		Owner: r.Mark(), Element: nft.Element{Key: nft.IfNameKey(r.Localnet), Comment: guardComment + r.LocalnetWas}}
 }
 
-// releaseLocalnet resets route_localnet of the record's link, if it was 0, and stages the deletion of the link's entry
-// in the guard. In the other order containers could reach the host's loopback in between.
+// releaseLocalnet resets route_localnet of the record's link if it was 0, and stages the deletion of the link's element
+// in the guard. In the other order, containers could reach the host's loopback in between.
 func releaseLocalnet(tx *nft.Tx, r *record) error {
 	live, err := tx.Get(table, localnetSet, nft.IfNameKey(r.Localnet))
 	if err != nil {
@@ -77,8 +78,8 @@ func releaseLocalnet(tx *nft.Tx, r *record) error {
 	return err
 }
 
-// sweepGuard releases those of the named interfaces of the guard that do not exist any more, or whose alias says that
-// the attachment owns them: nobody else can need such an entry.
+// sweepGuard releases interfaces in the guard that isNamed selects, if they no longer exist, or if their alias shows
+// that they belong to the attachment. No other attachment can need such an element.
 func (c call) sweepGuard(ctx context.Context, isNamed func(string) bool) error {
 	live, err := c.NF.Elements(table, localnetSet)
 	for _, e := range live {
@@ -95,14 +96,15 @@ func (c call) sweepGuard(ctx context.Context, isNamed func(string) bool) error {
 	return err
 }
 
-// verifyLocalnet looks whether 127.0.0.1 leads to the container, and for the guard, which the reference does not have.
+// verifyLocalnet verifies that host ports of 127.0.0.1 work, and that the guard exists. The reference plugin has no
+// guard.
 func (c call) verifyLocalnet(link string, hasGuard bool) error {
 	if link == "" {
 		return nil
 	}
 	value, err := localnet(link).Read()
 	if err == nil && value != "1" {
-		err = fmt.Errorf("route_localnet is %s, so 127.0.0.1 leads to no container", value)
+		err = fmt.Errorf("route_localnet is %s, so host ports of 127.0.0.1 do not work", value)
 	}
 	if err != nil {
 		err = cni.Drift("interface %q: %w", link, err)
@@ -112,7 +114,7 @@ func (c call) verifyLocalnet(link string, hasGuard bool) error {
 	}
 	live, getErr := c.NF.Get(table, localnetSet, nft.IfNameKey(link))
 	if getErr == nil && live[0] == nil {
-		getErr = cni.Drift("interface %q: route_localnet is 1 and nothing keeps containers from the host's loopback",
+		getErr = cni.Drift("interface %q: route_localnet is 1, and no rule keeps containers from the host's loopback",
 			link)
 	}
 	return errors.Join(err, c.NF.Verify(guardLayout()), getErr)

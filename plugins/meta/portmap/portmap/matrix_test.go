@@ -501,7 +501,7 @@ var _ = It("an answer of the host that makes a flow again is cut with it", func(
 	asked := nft.Flow{Source: sender, Destination: host, ReplySource: host}
 	answered := nft.Flow{Source: host, Destination: sender, ReplySource: sender}
 	at := []hostPort{{Addr: host.Addr()}}
-	isOld := outdated(func(netip.Addr) bool { return true })
+	isOld := outdatedFlows(func(netip.Addr) bool { return true })
 	Expect(isOld(nil, answered)).To(BeFalse(), "a flow of the host's own")
 	Expect(isOld(at, asked)).To(BeTrue())
 	Expect(isOld(nil, answered)).To(BeTrue())

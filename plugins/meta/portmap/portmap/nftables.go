@@ -19,12 +19,11 @@ import (
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
-// nftProgram is needed for text that an administrator wrote in its language, and for nothing else.
+// nftProgram is used only to parse conditions, which are written in its language.
 const nftProgram = "nft"
 
-// compileConditions has nft(8) fill the chains with the attachment's conditions. Until then the chains translate
-// nothing. The text of the conditions is the configuration's, so no other call waits for nft, and nft cannot look up
-// names.
+// compileConditions runs nft(8) to add the rules with the attachment's conditions. Until then, packets to its host
+// ports are not translated. Because nft parses text of a configuration, no lock is held, and nft cannot look up names.
 func (r *record) compileConditions(ctx context.Context) error {
 	if r.Backend != nftables {
 		return nil
@@ -35,12 +34,13 @@ func (r *record) compileConditions(ctx context.Context) error {
 		}
 		conditions, key := r.Options.conditions(a.family())
 		path, err := process.LookPath(nftProgram)
-		var said strings.Builder
+		var stderr strings.Builder
 		if err == nil {
 			script := []byte(r.conditionScript(a))
-			err = process.Command{Path: path, Args: []string{"-f", "-"}, Stdin: script, Stderr: &said}.RunNameless(ctx)
+			command := process.Command{Path: path, Args: []string{"-f", "-"}, Stdin: script, Stderr: &stderr}
+			err = command.RunNameless(ctx)
 		}
-		text := strings.Join(strings.Fields(said.String()), " ")
+		text := strings.Join(strings.Fields(stderr.String()), " ")
 		if errors.As(err, new(*process.ExitError)) {
 			return cni.Errorf(cni.CodeConfig, "%s: %q: refused by nft: %s", key, conditions, text)
 		}
@@ -51,7 +51,7 @@ func (r *record) compileConditions(ctx context.Context) error {
 	return nil
 }
 
-// delNFTables removes the attachment's elements, and its link from the guard when it was the last one there.
+// delNFTables removes the attachment's elements, and its link from the guard if no other attachment needs it.
 func (c call) delNFTables(ctx context.Context, s *store, r *record) error {
 	o := owned(r.Options.MarkBit)
 	found, err := o.Live(c.NF, r.items(), r.Owns)
@@ -79,7 +79,7 @@ func (c call) delNFTables(ctx context.Context, s *store, r *record) error {
 	})
 }
 
-// verifyNFTables compares the attachment's elements and what it shares with others with the kernel's.
+// verifyNFTables compares the kernel's state with the attachment's elements and chains and with the shared layout.
 func (c call) verifyNFTables(r *record) error {
 	diffs := []error{owned(r.Options.MarkBit).Verify(c.NF, r.items())}
 	for _, a := range r.publishedAddrs() {
@@ -102,20 +102,20 @@ func (c call) verifyNFTables(r *record) error {
 	return errors.Join(diffs...)
 }
 
-// restore restores elements and shared rules from the records, but no chains with conditions. It holds the lock of the
-// records, as DEL does.
+// restore restores elements and shared rules from the records, but no chains with conditions. Like DEL, it holds the
+// lock of the records.
 func restore(ctx context.Context, all []*skel.Request) map[string]error {
 	nf, host := nft.New(), rtnl.Host()
 	defer func() { _ = errors.Join(nf.Close(), host.Close()) }()
-	missing, again := map[string]error{}, []*record{}
-	_ = records().Locked(ctx, func(s *store) error { // CHECK finds what it did not make
-		byBit := [32][]nft.Item{} // the bit of the fwmark
+	missing, restored := map[string]error{}, []*record{}
+	_ = records().Locked(ctx, func(s *store) error { // best effort: CHECK reports what is still missing
+		byBit := [32][]nft.Item{} // by the bit of the fwmark
 		for _, req := range all {
 			r, ok, err := s.Get(req.Hash())
 			if err != nil || r.restorable(ok, req) != nil || r.Backend != nftables || len(r.ownChains()) > 0 {
 				continue
 			}
-			again = append(again, &r)
+			restored = append(restored, &r)
 			items := r.items()
 			if r.Localnet != "" {
 				items = append(items, r.guardItem())
@@ -129,12 +129,12 @@ func restore(ctx context.Context, all []*skel.Request) map[string]error {
 		if len(missing) == 0 {
 			return nil
 		}
-		return flushAdded(host, again...)
+		return flushAdded(host, restored...)
 	})
 	return missing
 }
 
-// table is shared with other plugins.
+// table is the table that all plugins share.
 var table = nft.Table{Family: nft.INet, Name: nft.TableName}
 
 const (
@@ -143,47 +143,48 @@ const (
 	guardChain      = "portmap_guard_v1"
 	localnetSet     = "portmap_localnet_v1"
 
-	// dnatPriority is behind those who translate at -100: the services of kube-proxy win, whoever came first.
+	// dnatPriority is after the usual -100, so that services of kube-proxy always take precedence over host ports.
 	dnatPriority = -99
 	snatPriority = 100
 	rawPriority  = -300
 )
 
-// The maps and chains of a family; named has their names.
+// The maps and chains of a family. layoutName returns their full names.
 const (
-	anyMap = ""    // host ports of all addresses : container
-	atMap  = "_at" // host ports of one address : container
-	// Host ports : the chain through which their packets pass before those maps translate them. It sets the fwmark
-	// of packets to be masqueraded, or has conditions.
+	anyMap = ""    // host port of all addresses : container
+	atMap  = "_at" // host port of one address : container
+	// Host port : chain that packets pass before one of the above maps translates them. The chain sets the fwmark of
+	// packets to be masqueraded, or has conditions.
 	anyVia = "_via"
 	atVia  = "_at_via"
 
 	localChain = "_local"
 	dnatChain  = "_dnat"
-	// The rest of these names is the bit of the fwmark and the sources, so that the name says all of the chain, and
-	// the owner's hash.
+	// masqChains is followed by the bit of the fwmark and the sources, so that the rules follow from the name.
+	// conditionChains is followed by the hash of the owner.
 	masqChains      = "_masq"
 	conditionChains = "_conditions"
 )
 
-func named(f nft.Family, kind string) string { return "portmap" + f.Digit() + kind + "_v1" }
+func layoutName(f nft.Family, kind string) string { return "portmap" + f.Digit() + kind + "_v1" }
 
-// loopback4 are the sources of a host that speaks to itself.
+// loopback4 returns the source addresses of connections from the host to itself.
 func loopback4() netip.Prefix { return netip.PrefixFrom(netip.AddrFrom4([4]byte{127}), 8) }
 
-// sharedLayout is the layout of all attachments that masquerade by this bit of the fwmark.
+// sharedLayout returns the layout of all attachments that use this bit of the fwmark.
 func sharedLayout(bit int) nft.Layout {
 	l := nft.Layout{Table: table}
 	var local []nft.Rule
 	for _, f := range nft.Families() {
 		l.Sets = append(l.Sets, mapsOf(f)...)
 		l.Chains = append(l.Chains, chainsOf(f)...)
-		local = append(local, nft.Rule{nft.IsFamily(f), nft.DaddrIsLocal(), nft.Jump(named(f, localChain))})
+		local = append(local, nft.Rule{nft.IsFamily(f), nft.DaddrIsLocal(), nft.Jump(layoutName(f, localChain))})
 	}
 	guard := guardLayout()
 	l.Sets = append(l.Sets, guard.Sets...)
 	l.Chains = append(l.Chains, guard.Chains...)
-	// No packet to a container can come from ::1, so it is left alone: it is refused at once, or served by the host.
+	// No packet to a container can have the source ::1, so packets to ::1 are not translated. The host serves or
+	// refuses the connection.
 	loopback6 := nft.Rule{nft.InPrefix(nft.IP6Daddr, netip.PrefixFrom(netip.IPv6Loopback(), 128)), nft.Return()}
 	l.Chains = append(l.Chains,
 		nft.Chain{Name: preroutingChain, Comment: "host ports of what arrives",
@@ -205,10 +206,10 @@ func mapsOf(f nft.Family) []nft.Set {
 	to := []nft.Type{f.Addr(), nft.InetService}
 	verdict := []nft.Type{nft.Verdict}
 	return []nft.Set{
-		{Name: named(f, anyMap), Key: service, Data: to, Comment: "host port : container"},
-		{Name: named(f, atMap), Key: at, Data: to, Comment: "host address and port : container"},
-		{Name: named(f, anyVia), Key: service, Data: verdict, Comment: "host port : chain on its way"},
-		{Name: named(f, atVia), Key: at, Data: verdict, Comment: "host address and port : chain on its way"},
+		{Name: layoutName(f, anyMap), Key: service, Data: to, Comment: "host port : container"},
+		{Name: layoutName(f, atMap), Key: at, Data: to, Comment: "host address and port : container"},
+		{Name: layoutName(f, anyVia), Key: service, Data: verdict, Comment: "host port : chain on its way"},
+		{Name: layoutName(f, atVia), Key: at, Data: verdict, Comment: "host address and port : chain on its way"},
 	}
 }
 
@@ -216,20 +217,20 @@ func chainsOf(f nft.Family) []nft.Chain {
 	service := []nft.Field{nft.L4Proto, nft.THDport}
 	at := []nft.Field{nft.L4Proto, f.Daddr(), nft.THDport}
 	return []nft.Chain{
-		{Name: named(f, dnatChain), Rules: []nft.Rule{
-			{nft.DNATMap(f, named(f, atMap), at...)},
-			{nft.DNATMap(f, named(f, anyMap), service...)},
+		{Name: layoutName(f, dnatChain), Rules: []nft.Rule{
+			{nft.DNATMap(f, layoutName(f, atMap), at...)},
+			{nft.DNATMap(f, layoutName(f, anyMap), service...)},
 		}},
-		{Name: named(f, localChain), Rules: []nft.Rule{
-			{nft.VerdictMap(named(f, atVia), at...)},
-			{nft.VerdictMap(named(f, anyVia), service...)},
-			{nft.Goto(named(f, dnatChain))},
+		{Name: layoutName(f, localChain), Rules: []nft.Rule{
+			{nft.VerdictMap(layoutName(f, atVia), at...)},
+			{nft.VerdictMap(layoutName(f, anyVia), service...)},
+			{nft.Goto(layoutName(f, dnatChain))},
 		}},
 	}
 }
 
-// guardLayout keeps containers from what the host serves on its loopback only: route_localnet, without
-// which 127.0.0.1 leads to no container, would let them reach it.
+// guardLayout returns the guard: rules that drop packets from containers to and from 127.0.0.0/8. With route_localnet,
+// which host ports of 127.0.0.1 need, containers could otherwise reach services on the host's loopback.
 func guardLayout() nft.Layout {
 	in := nft.InSet(localnetSet, nft.IIFName)
 	return nft.Layout{
@@ -244,7 +245,7 @@ func guardLayout() nft.Layout {
 	}
 }
 
-// owned is the layout for this bit of the fwmark, with the elements of all attachments.
+// owned returns the layout for a bit of the fwmark, and the maps with the attachments' elements.
 func owned(bit int) nft.Owned {
 	o := nft.Owned{Layout: sharedLayout(bit), Chain: chainNamed}
 	for _, f := range nft.Families() {
@@ -255,23 +256,24 @@ func owned(bit int) nft.Owned {
 	return o
 }
 
-// chainNamed makes a chain to which elements lead from its name alone. The rules of one with conditions are nft(8)'s.
+// chainNamed returns a chain that elements go to, with the rules that follow from its name. The rules of a chain with
+// conditions are added by nft(8).
 func chainNamed(name string) (nft.Chain, bool) {
 	for _, f := range nft.Families() {
-		if strings.HasPrefix(name, named(f, conditionChains)+"_") {
+		if strings.HasPrefix(name, layoutName(f, conditionChains)+"_") {
 			return nft.Chain{Name: name}, true
 		}
-		rest, isMasq := strings.CutPrefix(name, named(f, masqChains)+"_")
+		rest, isMasq := strings.CutPrefix(name, layoutName(f, masqChains)+"_")
 		number, from, _ := strings.Cut(rest, "_")
 		bit, err := strconv.Atoi(number)
 		if !isMasq || err != nil || bit < 0 || bit > 31 {
 			continue
 		}
-		fwmark, after := nft.FwmarkWith(1<<bit), nft.Rule{nft.Goto(named(f, dnatChain))}
+		fwmark, after := nft.FwmarkWith(1<<bit), nft.Rule{nft.Goto(layoutName(f, dnatChain))}
 		if from == "all" {
 			return nft.Chain{Name: name, Rules: []nft.Rule{{fwmark}, after}}, true
 		}
-		prefix, err := netip.ParsePrefix(strings.ReplaceAll(from, "-", ":")) // nft takes no colons in a name
+		prefix, err := netip.ParsePrefix(strings.ReplaceAll(from, "-", ":")) // nft does not accept colons in a name
 		if err != nil {
 			continue
 		}
@@ -284,7 +286,8 @@ func chainNamed(name string) (nft.Chain, bool) {
 	return nft.Chain{}, false
 }
 
-// masqChain is the chain that masquerades for the address; empty where nothing is masqueraded.
+// masqChain returns the name of the chain that marks packets to the address for masquerading, "" if none are
+// masqueraded.
 func (r *record) masqChain(a address) string {
 	if !r.Options.SNAT {
 		return ""
@@ -293,18 +296,19 @@ func (r *record) masqChain(a address) string {
 	if !r.Options.MasqAll {
 		from = strings.ReplaceAll(a.MasqueradeFrom.String(), ":", "-")
 	}
-	return fmt.Sprintf("%s_%d_%s", named(a.family(), masqChains), r.Options.MarkBit, from)
+	return fmt.Sprintf("%s_%d_%s", layoutName(a.family(), masqChains), r.Options.MarkBit, from)
 }
 
-// conditionChain is the attachment's own chain with its conditions; empty when it has none.
+// conditionChain returns the name of the attachment's chain with its conditions, "" if it has none.
 func (r *record) conditionChain(f nft.Family) string {
 	if conditions, _ := r.Options.conditions(f); len(conditions) == 0 {
 		return ""
 	}
-	return named(f, conditionChains) + "_" + r.Hash()
+	return layoutName(f, conditionChains) + "_" + r.Hash()
 }
 
-// ownChains are the chains with conditions and where they lead. An ADD that ended early leaves them without an element.
+// ownChains returns the chains with conditions and the chains that they go to. An ADD that was killed may have left
+// them without an element that refers to them.
 func (r *record) ownChains() (chains []string) {
 	for _, a := range r.Addrs {
 		if chain := r.conditionChain(a.family()); chain != "" {
@@ -314,12 +318,12 @@ func (r *record) ownChains() (chains []string) {
 	return chains
 }
 
-// afterConditions is the chain to which packets go that meet the conditions.
+// afterConditions returns the chain for packets that meet the conditions.
 func (r *record) afterConditions(a address) string {
-	return cmp.Or(r.masqChain(a), named(a.family(), dnatChain))
+	return cmp.Or(r.masqChain(a), layoutName(a.family(), dnatChain))
 }
 
-// conditionScript is the script by which nft(8) makes the chain with the conditions of a family.
+// conditionScript returns the script with which nft(8) fills the chain with the conditions for an address.
 func (r *record) conditionScript(a address) string {
 	conditions, _ := r.Options.conditions(a.family())
 	chain := fmt.Sprintf("%s %s", table, r.conditionChain(a.family()))
@@ -327,10 +331,11 @@ func (r *record) conditionScript(a address) string {
 		r.afterConditions(a))
 }
 
-// items are the elements of the attachment. On iptables it has none; then they tell who else has its ports.
+// items returns the attachment's elements. On the backend iptables, they are not added, but serve to find other owners
+// of the ports in nftables.
 func (r *record) items() (out []nft.Item) {
 	for _, a := range r.Addrs {
-		via := cmp.Or(r.conditionChain(a.family()), r.masqChain(a)) // the chain through which packets pass first
+		via := cmp.Or(r.conditionChain(a.family()), r.masqChain(a)) // the chain that packets pass first
 		for _, p := range r.portsTo(a) {
 			to := nft.Key(nft.AddrKey(p.To.Addr()), binary.BigEndian.AppendUint16(nil, p.To.Port()))
 			out = append(out, p.item(anyMap, nft.Element{Data: to, Comment: r.Mark()}))
@@ -342,18 +347,20 @@ func (r *record) items() (out []nft.Item) {
 	return out
 }
 
-// itemsBeside name the elements of all addresses that conflict with host ports of one address.
-func (r *record) itemsBeside() (out []nft.Item) {
+// conflictItems returns items with the keys of elements that conflict with the attachment's host ports of single
+// addresses: those for the same ports of all addresses. They serve to find other owners.
+func (r *record) conflictItems() (out []nft.Item) {
 	for _, p := range r.hostPorts() {
 		if !p.Addr.IsUnspecified() {
-			p.Addr = allOf(nft.FamilyOf(p.Addr))
+			p.Addr = unspecified(nft.FamilyOf(p.Addr))
 			out = append(out, p.item(anyMap, nft.Element{Comment: r.Mark()}))
 		}
 	}
 	return out
 }
 
-// item puts a host port's element into a map, anyMap or anyVia, or that for one address beside it.
+// item returns a host port's element in a map. kind is anyMap or anyVia. For a host port of a single address, the map
+// is atMap or atVia.
 func (p hostPort) item(kind string, e nft.Element) nft.Item {
 	proto, port := []byte{byte(p.Proto)}, binary.BigEndian.AppendUint16(nil, p.Port)
 	e.Key = nft.Key(proto, port)
@@ -361,10 +368,10 @@ func (p hostPort) item(kind string, e nft.Element) nft.Item {
 		e.Key = nft.Key(proto, nft.AddrKey(p.Addr), port)
 		kind = atMap + kind
 	}
-	return nft.Item{Set: named(nft.FamilyOf(p.Addr), kind), Element: e, Name: p.String()}
+	return nft.Item{Set: layoutName(nft.FamilyOf(p.Addr), kind), Element: e, Name: p.String()}
 }
 
-// elementPort is the host port of an element. Each field of its key is padded to four bytes.
+// elementPort returns the host port of an element. Each field of its key is padded to four bytes.
 func elementPort(it nft.Item) hostPort {
 	p := hostPort{Proto: proto(it.Key[0]), Addr: netip.IPv6Unspecified(),
 		Port: binary.BigEndian.Uint16(it.Key[len(it.Key)-4:])}

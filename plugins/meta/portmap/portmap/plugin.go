@@ -1,14 +1,22 @@
 // Package portmap forwards ports of the host to a container.
 //
-// It runs behind the plugin that made the container's interface. ADD takes the
-// port mappings that the runtime sends and makes rules that translate what
-// arrives at a host port, from outside, from the host itself and from
-// containers, to the container's address and port. A host port belongs to one
-// attachment: another one that wants it fails and is told who has it. DEL
-// removes what belongs to the attachment, whoever made it and with whatever
-// backend.
+// It is a chained plugin: it runs after the plugin that created the container's interface.
+// Rules translate packets that arrive at a host port, from outside, from the host itself and from
+// containers, to the container's address and port.
 //
-// README.md lists every key of the configuration.
+// A host port has one owner. ADD fails with the owner's name if another live attachment has the
+// port. It takes over ports of owners that are gone (location.go). publish.go finds the owners on both
+// backends and of the reference plugin, all under the lock of the records, before any rule changes.
+//
+// On nftables, a host port is an element of maps that all attachments share. On iptables, a container has
+// the chains of the reference plugin. A record in /run/hawser/portmap has everything from which DEL
+// and CHECK derive the rules. It is written before the rules.
+//
+// Ports of 127.0.0.1 need the sysctl route_localnet on the link to the container. That alone would let
+// containers reach services on the host's loopback, so a guard in nftables drops such packets
+// (localnet.go). UDP flows outlive the rules for them, so flows.go deletes outdated ones.
+//
+// README.md documents every key.
 package portmap
 
 import "github.com/hawser-cni/plugins/pkg/skel"

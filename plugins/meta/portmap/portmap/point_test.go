@@ -129,7 +129,7 @@ var _ = Describe("ADD", Label("kernel"), func() {
 		Expect(w.reach(8080)).To(Equal("192.0.2.2"))
 	})
 
-	It("says which mappings lead nowhere", func() {
+	It("warns of mappings that do not work", func() {
 		_, c := newContainer()
 		c.ips = c.ips[:1]
 		o := c.call("ADD", Object{"masqAll": true, "snat": false},
@@ -138,7 +138,7 @@ var _ = Describe("ADD", Label("kernel"), func() {
 		Expect(o.stderr).To(And(
 			ContainSubstring("host port [2001:db8::1]:8080/tcp: the container has no address of that family"),
 			ContainSubstring("host port [::1]:8081/tcp: IPv6 cannot forward from the loopback address"),
-			ContainSubstring("masqAll: does nothing without snat")))
+			ContainSubstring("masqAll: has no effect without snat")))
 		Expect(o.stderr).NotTo(MatchRegexp("8082|8083"))
 	})
 
@@ -195,7 +195,7 @@ var _ = Describe("an owner", Label("kernel"), func() {
 				host := nstest.Must(rtnl.Dial(nil))
 				defer host.Close()
 				s := nstest.Must(l.state(host))
-				isGone = s == gone
+				isGone = s == ownerGone
 			})
 			return isGone
 		}
@@ -204,9 +204,9 @@ var _ = Describe("an owner", Label("kernel"), func() {
 			w.Do(func() {
 				n := nstest.Must(ns.Open(c.Path))
 				defer n.Close()
-				under := open(&skel.Request{Attachment: cni.Attachment{IfName: c.ifName}, NS: n})
+				under := newCall(&skel.Request{Attachment: cni.Attachment{IfName: c.ifName}, NS: n})
 				var r record
-				Expect(under.locate(&r)).To(Succeed())
+				Expect(under.setLocation(&r)).To(Succeed())
 				l = r.Location
 			})
 			return l
@@ -334,7 +334,7 @@ var _ = Describe("beside kube-proxy in its mode ipvs", Label("kernel"), func() {
 
 	It("does as it is told, and says what that means", Label("kube-proxy"), func() {
 		asked := Object{"backend": "nftables"}
-		const beside = `beside kube-proxy in its mode ipvs (link "kube-ipvs0")`
+		const beside = `with kube-proxy in ipvs mode (link "kube-ipvs0")`
 		Expect(w.Warns(c.as("ADD", asked, ports("8080:80")))).To(ContainSubstring(beside))
 		Expect(word(w.out, "10.96.0.10:8080")).To(Equal("ours"))
 		// An error would make the node not ready for ever, and its pods would go.

@@ -20,27 +20,27 @@ import (
 	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
-// call is one call under way.
+// call is a call in progress.
 type call struct{ *netplugin.Call }
 
-func open(req *skel.Request) call { return call{netplugin.OpenHost(req)} }
+func newCall(req *skel.Request) call { return call{netplugin.OpenHost(req)} }
 
 func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error) {
 	if len(cfg.mappings) == 0 {
 		return req.PrevResult, nil
 	}
-	c := open(req)
+	c := newCall(req)
 	r, links, err := c.newRecord(cfg)
 	if err != nil {
 		return nil, err
 	}
-	if err := c.locate(r); err != nil {
+	if err := c.setLocation(r); err != nil {
 		return nil, err
 	}
 	if err := c.checkTargets(r, links); err != nil {
 		return nil, err
 	}
-	c.warn(r)
+	c.warnUnreachable(r)
 	c.Req.Step("publish the host ports")
 	if err := c.publish(ctx, cfg, r); err != nil {
 		return nil, err
@@ -50,14 +50,14 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 }
 
 func del(ctx context.Context, req *skel.Request) error {
-	return open(req).remove(ctx)
+	return newCall(req).remove(ctx)
 }
 
 func check(ctx context.Context, req *skel.Request, cfg config) error {
 	if len(cfg.mappings) == 0 {
 		return nil
 	}
-	c := open(req)
+	c := newCall(req)
 	want, _, err := c.newRecord(cfg)
 	if err != nil {
 		return err
@@ -66,10 +66,10 @@ func check(ctx context.Context, req *skel.Request, cfg config) error {
 }
 
 // reapply restores the rules of the attachment's record, unless DEL has begun. It holds the lock of the records, so
-// that no DEL and no other ADD runs in between. Conditions are compiled after that: nft fails where DEL has removed
-// the chain.
+// that no DEL or ADD runs concurrently. It compiles conditions after it has released the lock. If a DEL has removed
+// their chain by then, nft fails.
 func reapply(ctx context.Context, req *skel.Request, _ config) error {
-	c := open(req)
+	c := newCall(req)
 	var r record
 	err := records().Locked(ctx, func(s *store) (err error) {
 		var ok bool
@@ -92,15 +92,15 @@ func reapply(ctx context.Context, req *skel.Request, _ config) error {
 	return flushAdded(c.Host, &r)
 }
 
-// gc removes what attachments of the network left that are not valid.
+// gc removes the rules of the network's stale attachments.
 func gc(ctx context.Context, req *skel.Request) error {
-	c := open(req)
+	c := newCall(req)
 	return records().Locked(ctx, func(s *store) error {
 		all, err := s.All()
 		errs := []error{err}
 		for _, r := range all {
 			if c.Req.Valid.Excludes(r.Attachment) {
-				errs = append(errs, c.end(ctx, s, r))
+				errs = append(errs, c.removeRecorded(ctx, s, r))
 			}
 		}
 		return errors.Join(append(errs, nft.IfSupported(owned(defaultMarkBit).Sweep(ctx, c.NF, c.Req.Valid.Garbage)),
@@ -108,9 +108,9 @@ func gc(ctx context.Context, req *skel.Request) error {
 	})
 }
 
-// list lists the host ports of the records, and those of the reference's containers.
+// list returns the host ports in the records, and those of the reference plugin.
 func list(ctx context.Context, _ *skel.Request) ([]cni.Holding, error) {
-	ours := map[string]bool{} // chains of iptables
+	ours := map[string]bool{} // chains in iptables
 	all, err := netplugin.Holdings(records(), func(r record) (held []cni.Holding) {
 		ours[r.chain()] = true
 		for _, p := range r.hostPorts() {
@@ -124,14 +124,14 @@ func list(ctx context.Context, _ *skel.Request) ([]cni.Holding, error) {
 	return append(all, others...), errors.Join(err, otherErr)
 }
 
-// status looks for what would make ADD fail.
+// status returns an error if ADD would fail.
 func status(_ context.Context, req *skel.Request, cfg config) error {
-	return netplugin.Unavailable("host ports: ", statefile.Writable(recordDir), open(req).probe(cfg))
+	return netplugin.Unavailable("host ports: ", statefile.Writable(recordDir), newCall(req).probe(cfg))
 }
 
-// probe says why the backend cannot be used.
+// probe returns an error if the backend cannot be used.
 func (c call) probe(cfg config) error {
-	b, err := c.choose(cfg)
+	b, err := c.chooseBackend(cfg)
 	if err != nil {
 		return err
 	}
@@ -152,13 +152,14 @@ func (c call) probe(cfg config) error {
 	return ipt.Ready(c.NF)
 }
 
-// verify compares the record with what is wanted, and the rules with the record.
+// verify compares the record with the wanted one, and the rules with the record.
 func (c call) verify(ctx context.Context, want *record) error {
 	r, ok, err := records().Get(want.Hash())
 	if err != nil {
 		return err
 	}
-	// The reference's DEL leaves our record, so its next ADD of the attachment, with another address, stands beside it.
+	// The reference plugin's DEL does not remove the record. If the reference plugin then adds the attachment again,
+	// with another address, the record is stale.
 	if !ok || !reflect.DeepEqual(r.Addrs, want.Addrs) {
 		if err := c.verifyReference(ctx, want); !ok || err == nil {
 			return err
@@ -180,12 +181,15 @@ func (c call) verify(ctx context.Context, want *record) error {
 	return errors.Join(append(errs, c.verifyNFTables(&r))...)
 }
 
-// ipvsLink has the addresses of all services in kube-proxy's mode ipvs: local ones that iptables alone protects.
+// ipvsLink is the link with the addresses of all services in kube-proxy's ipvs mode. They are local addresses, and only
+// rules in iptables keep host ports from applying to them.
 const ipvsLink = "kube-ipvs0"
 
-// choose decides on the backend. nftables may still give way to iptables on a kernel without it, unless it was asked
-// for. nftables beside ipvs is a warning: ADD works, and an error of STATUS would make the node not ready for good.
-func (c call) choose(cfg config) (ipt.Backend, error) {
+// chooseBackend returns the configured backend. By default it returns iptables if kube-proxy runs in ipvs mode,
+// otherwise nftables. ADD still falls back to iptables if the kernel does not support nftables. Configured nftables
+// with ipvs mode is only a warning, because ADD works, and an error from STATUS would keep the node from becoming
+// ready.
+func (c call) chooseBackend(cfg config) (ipt.Backend, error) {
 	if cfg.backend == iptables {
 		return iptables, nil
 	}
@@ -196,8 +200,8 @@ func (c call) choose(cfg config) (ipt.Backend, error) {
 	case err != nil || cfg.backend == auto:
 		return iptables, err
 	}
-	c.Req.Warn("backend nftables beside kube-proxy in its mode ipvs (link %q): "+
-		"host ports win over services of the same port", ipvsLink)
+	c.Req.Warn("backend nftables with kube-proxy in ipvs mode (link %q): "+
+		"host ports take precedence over services with the same port", ipvsLink)
 	return nftables, nil
 }
 
@@ -228,7 +232,7 @@ func (c call) newRecord(cfg config) (*record, []rtnl.Link, error) {
 		if links[i] = link; index == loopbackIndex {
 			continue
 		}
-		if link.IsPairEnd() && link.PeerNS != -1 { // nobody else is on a point to point link
+		if link.IsPairEnd() && link.PeerNS != -1 { // a point-to-point link
 			a.MasqueradeFrom = netip.PrefixFrom(a.Addr.Addr(), a.Addr.Addr().BitLen())
 		}
 		if a.family() == nft.IPv4 && r.Options.SNAT {
@@ -239,16 +243,16 @@ func (c call) newRecord(cfg config) (*record, []rtnl.Link, error) {
 	return r, links, nil
 }
 
-// locate notes where the attachment is. Its interface need not be the end of a pair.
-func (c call) locate(r *record) error {
+// setLocation notes the location of the attachment in the record. Not every interface has a host end.
+func (c call) setLocation(r *record) error {
 	err := c.FindHostEnd()
 	r.Location = location{c.Req.NS.Path(), c.NetnsID, c.HostEnd.Index, c.HostEnd.MAC.String()}
 	return netplugin.IgnoreNoLink(err)
 }
 
-// warn reports mappings through which no packet reaches the container. It does not report that a container lacks the
-// family of 0.0.0.0 or ::, because runtimes send both.
-func (c call) warn(r *record) {
+// warnUnreachable warns of mappings through which no packet can reach the container. It does not warn if the container
+// has no address of the family of 0.0.0.0 or ::, because runtimes send both.
+func (c call) warnUnreachable(r *record) {
 	for _, m := range r.Mappings {
 		at := hostPort{Proto: m.Proto, Addr: m.HostIP, Port: m.HostPort}
 		if m.HostIP.IsValid() && !m.HostIP.IsUnspecified() && !c.isLocal(m.HostIP) {
@@ -256,26 +260,26 @@ func (c call) warn(r *record) {
 		}
 		isReached := func(a address) bool { return a.family() == nft.FamilyOf(m.HostIP) }
 		if m.HostIP.IsValid() && !m.HostIP.IsUnspecified() && !slices.ContainsFunc(r.Addrs, isReached) {
-			c.Req.Warn("host port %s: the container has no address of that family, so it leads nowhere", at)
+			c.Req.Warn("host port %s: the container has no address of that family, so the port does not work", at)
 		}
 		if m.HostIP == netip.IPv6Loopback() {
-			c.Req.Warn("host port %s: IPv6 cannot forward from the loopback address, so it leads nowhere", at)
+			c.Req.Warn("host port %s: IPv6 cannot forward from the loopback address, so the port does not work", at)
 		}
 	}
 	if r.Options.MasqAll && !r.Options.SNAT {
-		c.Req.Warn("masqAll: does nothing without snat")
+		c.Req.Warn("masqAll: has no effect without snat")
 	}
 }
 
-// remove removes whatever the attachment has, in any backend, made by anybody.
+// remove removes the attachment's rules from both backends, including those of the reference plugin.
 func (c call) remove(ctx context.Context) error {
 	return records().Locked(ctx, func(s *store) error {
 		r, ok, err := s.Get(c.Req.Hash())
 		if ok {
-			return c.end(ctx, s, &r)
+			return c.removeRecorded(ctx, s, &r)
 		}
 		if err == nil { // without a record, only marks identify the elements
-			// The reference's rules name no network.
+			// The reference plugin's rules in nftables name no network, but addresses.
 			r = record{Attachment: c.Req.Attachment, Addrs: addressesOf(c.Req.PrevResult.ContainerIPs(c.Req.IfName))}
 			isHostEnd := func(name string) bool { return slices.Contains(iface.HostNames(r.Attachment), name) }
 			err = errors.Join(nft.IfSupported(owned(defaultMarkBit).Sweep(ctx, c.NF, r.Owns)),
@@ -284,24 +288,24 @@ func (c call) remove(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		return c.removeRecord(ctx, s, &r)
+		return c.removeRules(ctx, s, &r)
 	})
 }
 
-// end removes the record's rules in DEL and GC. It marks the record first, so that reapply restores nothing from a
-// record that stays.
-func (c call) end(ctx context.Context, s *store, r *record) error {
+// removeRecorded removes a record and its rules, for DEL and GC. The record is marked first, so that reapply restores
+// nothing from a record that stays.
+func (c call) removeRecorded(ctx context.Context, s *store, r *record) error {
 	r.Ending = true
 	marked := s.Put(ctx, *r)
-	if err := c.removeRecord(ctx, s, r); err != nil {
+	if err := c.removeRules(ctx, s, r); err != nil {
 		return errors.Join(err, marked)
 	}
 	return nil
 }
 
-// removeRecord removes an attachment's rules, then the UDP flows that they led to the container, then the record. That
-// stays for a later DEL or GC when a program is missing, or when the flows may be deletable a moment later.
-func (c call) removeRecord(ctx context.Context, s *store, r *record) error {
+// removeRules removes an attachment's rules, then the UDP flows that they translated, then the record. The record stays
+// for a later DEL or GC if a program is missing, or if the deletion of flows failed temporarily.
+func (c call) removeRules(ctx context.Context, s *store, r *record) error {
 	err := errors.Join(c.delChains(ctx, s, r, nft.Families()...), nft.IfSupported(c.delNFTables(ctx, s, r)),
 		c.delReference(ctx, r))
 	flows := c.flushRemoved(r)

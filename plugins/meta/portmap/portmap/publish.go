@@ -13,26 +13,23 @@ import (
 	"github.com/hawser-cni/plugins/pkg/nft"
 )
 
-// publication is the part of ADD that holds the lock of the records.
+// publication is the part of ADD, or of reapply, that holds the lock of the records.
 type publication struct {
 	call
-	store *store
-	r     *record
-	saved bool // the record is written, and the roll-back registered
-	// restores is true if the rules are restored from an existing record.
-	restores bool
-	// leaving is the link of the owner that an attempt refused, where the kernel is about to remove it.
-	leaving int
-	// replaced are former owners that are gone. What they have is removed when the attachment's rules are made.
-	replaced []*record
+	store       *store
+	r           *record
+	saved       bool      // the record is written, and its removal is registered for a failure
+	restores    bool      // the rules are restored from an existing record
+	leavingLink int       // host end of the owner that made an attempt fail, if the kernel is about to remove it
+	replaced    []*record // owners that are gone, whose rules are removed after the attachment's rules are added
 }
 
-// linkPatience is how long the kernel may take to remove the host ends of containers whose namespaces went.
+// linkPatience is the time that the kernel may take to remove the host ends of containers whose namespaces are gone.
 const linkPatience = time.Second
 
-// publish makes the attachment's rules, unless somebody else has one of the ports.
+// publish adds the attachment's rules, unless another attachment has one of the host ports.
 func (c call) publish(ctx context.Context, cfg config, r *record) (err error) {
-	if r.Backend, err = c.choose(cfg); err != nil {
+	if r.Backend, err = c.chooseBackend(cfg); err != nil {
 		return err
 	}
 	if r.Backend == iptables {
@@ -46,8 +43,8 @@ func (c call) publish(ctx context.Context, cfg config, r *record) (err error) {
 	return r.compileConditions(ctx)
 }
 
-// publishLocked is the part of publish for which other calls wait. Programs get only text of a configuration that was
-// parsed before.
+// publishLocked is the part of publish that holds the lock of the records. In it, no program parses unchecked text of a
+// configuration, which could delay other calls.
 func (c call) publishLocked(ctx context.Context, cfg config, r *record) (err error) {
 	s, err := records().Open(ctx)
 	if err != nil {
@@ -57,37 +54,38 @@ func (c call) publishLocked(ctx context.Context, cfg config, r *record) (err err
 	p := &publication{call: c, store: s, r: r}
 	wait, cancel := context.WithTimeout(ctx, linkPatience)
 	defer cancel()
-	var lack error
+	var unsupported error
 	for {
-		p.leaving = 0
+		p.leavingLink = 0
 		err := p.attempt(ctx)
 		switch {
 		case err == nil:
 			return nil
-		case p.leaving != 0:
-			if c.Host.WaitGone(wait, p.leaving) != nil {
+		case p.leavingLink != 0:
+			if c.Host.WaitGone(wait, p.leavingLink) != nil {
 				return err
 			}
 		case cfg.backend == auto && r.Backend == nftables && errors.Is(err, nft.ErrUnsupported):
-			r.Backend, lack = iptables, err
+			r.Backend, unsupported = iptables, err
 		default:
-			return ipt.Instead(err, lack)
+			return ipt.Instead(err, unsupported)
 		}
 	}
 }
 
-// attempt makes the rules in the record's backend. All that may refuse the ports is asked before anything changes but
-// what an earlier attachment of the same name left: the owners in nftables last, by the update that replaces them.
+// attempt adds the rules in the record's backend. All owners of the ports are checked before the first rule changes,
+// except that stale rules of the attachment itself are removed first. The owners in nftables are checked last, in the
+// transaction that replaces their elements.
 func (p *publication) attempt(ctx context.Context) error {
 	r := p.r
-	if r.Backend == iptables { // before the record says that the programs ran: DEL would keep it
+	if r.Backend == iptables { // before the record is written, because DEL cannot remove it if a program is missing
 		for _, a := range r.Addrs {
 			if err := ipt.CheckInstalled(a.family()); err != nil {
 				return fmt.Errorf("host ports with iptables: %w", err)
 			}
 		}
 	}
-	if err := p.resolveSelf(ctx); err != nil {
+	if err := p.resolveOwnRecord(ctx); err != nil {
 		return err
 	}
 	if err := p.resolveIPTables(ctx); err != nil {
@@ -98,11 +96,11 @@ func (p *publication) attempt(ctx context.Context) error {
 	}
 	if r.Backend == iptables {
 		for _, a := range r.chainAddrs() {
-			make := p.addChain
+			addChain := p.addChain
 			if p.restores {
-				make = p.restoreChain
+				addChain = p.restoreChain
 			}
-			if err := make(ctx, p.store, r, a); err != nil {
+			if err := addChain(ctx, p.store, r, a); err != nil {
 				return fmt.Errorf("host ports with iptables: %w", err)
 			}
 		}
@@ -113,89 +111,77 @@ func (p *publication) attempt(ctx context.Context) error {
 		}
 	}
 	for _, o := range p.replaced {
-		if err := p.removeRecord(ctx, p.store, o); err != nil {
+		if err := p.removeRules(ctx, p.store, o); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// resolveSelf refuses a second ADD. It removes what an earlier attachment of the same name left, since attempt
-// overwrites the record by which DEL would find it.
-func (p *publication) resolveSelf(ctx context.Context) error {
+// resolveOwnRecord refuses a second ADD of a live attachment. If the existing record is stale, it removes its rules,
+// because attempt overwrites the record that DEL would need.
+func (p *publication) resolveOwnRecord(ctx context.Context) error {
 	own, ok, err := p.store.Get(p.r.Hash())
 	if err != nil || !ok || p.saved {
 		return err
 	}
 	exists := cni.Errorf(cni.CodeExists, "host ports: this attachment has them already (%s); DEL removes them",
 		p.r.Attachment)
-	if err := p.mustBeGone(ctx, &own, exists); err != nil {
+	if err := p.refuseUnlessGone(ctx, &own, exists); err != nil {
 		return err
 	}
-	if err := p.removeRecord(ctx, p.store, &own); err != nil {
+	if err := p.removeRules(ctx, p.store, &own); err != nil {
 		return err
 	}
 	if _, isKept, err := p.store.Get(p.r.Hash()); err != nil || !isKept {
 		return err
 	}
-	return cni.Errorf(cni.CodeIO, "host ports: what %s had is still there, for want of a program", p.r.Attachment)
+	return cni.Errorf(cni.CodeIO, "host ports: earlier rules of %s could not be removed because a program is missing",
+		p.r.Attachment)
 }
 
-// resolve decides about an owner. The ports of one that is gone are taken over. Those of another attachment of the
-// container are left to it, and the record notes them as skipped. Anybody else's are refused.
-func (p *publication) resolve(ctx context.Context, o *record) error {
-	wanted, held := p.conflicts(p.r.hostPorts(), o.hostPorts())
-	if len(wanted) == 0 {
-		return nil
+// mayHaveOthers begins the warning that a program is missing that is needed to check iptables.
+const mayHaveOthers = `chain "` + hostportDNAT + `" may have rules of other plugins for the same ports`
+
+// resolveIPTables decides about owners with host ports in iptables, and about the reference plugin's containers on both
+// backends.
+func (p *publication) resolveIPTables(ctx context.Context) error {
+	isUsed := p.r.Backend == iptables
+	for i := 0; i < len(p.r.Addrs) && !isUsed; i++ {
+		where, err := natChain(p.r.Addrs[i].family(), hostportDNAT).Variants(ctx, p.NF)
+		if err := ipt.WarnIfMissing(p.Req.Warn, mayHaveOthers, err); err != nil {
+			return err
+		}
+		isUsed = len(where) > 0
 	}
-	taken := portTaken(wanted[0], fmt.Sprintf("on %s by %s", held.Addr, o.Attachment))
-	err := p.mustBeGone(ctx, o, taken)
-	if err == nil {
-		p.replaced = append(p.replaced, o)
+	if isUsed {
+		all, err := p.store.All()
+		if err != nil {
+			return err
+		}
+		known := map[string]bool{p.r.chain(): true}
+		for _, o := range all {
+			known[o.chain()] = true
+			if o.Backend != iptables || o.Hash() == p.r.Hash() {
+				continue
+			}
+			if err := p.resolveOwner(ctx, o); err != nil {
+				return err
+			}
+		}
+		if err := p.resolveReferenceChains(ctx, known); err != nil {
+			return err
+		}
 	}
-	if err != taken || p.leaving != 0 || !o.sharesContainer(p.r) {
-		return err
-	}
-	for _, port := range wanted {
-		p.Req.Warn("host port %s: left to %s, which is the same container", port, o.Attachment)
-	}
-	p.r.Skipped = append(p.r.Skipped, wanted...)
-	p.r.trimLocalnet()
-	return nil
+	return nft.IfSupported(p.resolveReferenceTables(ctx))
 }
 
-// mustBeGone returns the refusal unless the owner has lost its host ports: the owner's container is gone, its DEL has
-// begun, or the reference plugin's DEL removed its chain. The reference plugin's DEL does not remove Hawser's record.
-func (p *publication) mustBeGone(ctx context.Context, o *record, refusal error) error {
-	state, err := o.Location.state(p.Host)
-	switch {
-	case o.Ending: // the owner's DEL failed
-		return nil
-	case err != nil || state == gone:
-		return err
-	case state == leaving:
-		p.leaving = o.Location.Link
-		return refusal
-	case o.Backend == nftables:
-		return refusal
-	}
-	removed, err := p.chainRemoved(ctx, o)
-	if err != nil || removed {
-		return err
-	}
-	return refusal
-}
-
-// portTaken is the error of a host port that somebody else has.
-func portTaken(wanted hostPort, by string) error {
-	return cni.Errorf(cni.CodePortTaken, "host port %s: held %s", wanted, by)
-}
-
-// update replaces the elements of owners that are gone by the attachment's, in one batch.
+// update checks the owners in nftables, writes the record, and replaces elements of owners that are gone by the
+// attachment's elements, in one transaction. On the backend iptables, it only adds the guard.
 func (p *publication) update(ctx context.Context) error {
 	r := p.r
 	err := owned(r.Options.MarkBit).Update(ctx, p.NF, func(tx *nft.Tx) error {
-		return tx.Put(slices.Concat(r.items(), r.itemsBeside()), func(others []nft.Item) ([]nft.Item, error) {
+		return tx.Put(slices.Concat(r.items(), r.conflictItems()), func(others []nft.Item) ([]nft.Item, error) {
 			err := p.resolveNFTables(ctx, tx, others)
 			switch {
 			case err != nil:
@@ -218,8 +204,8 @@ func (p *publication) update(ctx context.Context) error {
 	})
 	if r.Backend == iptables && errors.Is(err, nft.ErrUnsupported) {
 		if r.Localnet != "" {
-			p.Req.Warn("host ports of 127.0.0.1 lead nowhere: the kernel has no nf_tables to guard the host's " +
-				"loopback with")
+			p.Req.Warn("host ports of 127.0.0.1 do not work: the kernel has no nf_tables, which must protect the " +
+				"host's loopback")
 			r.Localnet = ""
 		}
 		return p.save(ctx)
@@ -227,7 +213,7 @@ func (p *publication) update(ctx context.Context) error {
 	return err
 }
 
-// save writes the record, before the batch: from here on DEL knows what there may be.
+// save writes the record, before the batch is committed, so that DEL finds everything that may exist.
 func (p *publication) save(ctx context.Context) error {
 	if !p.saved {
 		p.saved = true
@@ -236,13 +222,14 @@ func (p *publication) save(ctx context.Context) error {
 	return p.store.Put(ctx, *p.r)
 }
 
-// resolveNFTables decides about the owners of elements that conflict: others were found by their keys; those of one
-// address, which conflict with a port of all addresses, are in short maps, and are listed.
+// resolveNFTables decides about the owners of conflicting elements. others has those that were found by their keys. A
+// wanted port of all addresses also conflicts with elements of single addresses. Their keys are not known, so their
+// maps, which are short, are read as a whole.
 func (p *publication) resolveNFTables(ctx context.Context, tx *nft.Tx, others []nft.Item) error {
 	atMaps := nft.Owned{Layout: nft.Layout{Table: table}}
 	for _, f := range nft.Families() {
-		if slices.ContainsFunc(p.r.hostPorts(), func(port hostPort) bool { return port.Addr == allOf(f) }) {
-			atMaps.Sets = append(atMaps.Sets, named(f, atMap))
+		if slices.ContainsFunc(p.r.hostPorts(), func(port hostPort) bool { return port.Addr == unspecified(f) }) {
+			atMaps.Sets = append(atMaps.Sets, layoutName(f, atMap))
 		}
 	}
 	listed, err := atMaps.All(tx.Conn, func(mark string) bool { return !p.r.Owns(mark) })
@@ -266,48 +253,64 @@ func (p *publication) resolveNFTables(ctx context.Context, tx *nft.Tx, others []
 			}
 		}
 		if !ok {
-			return portTaken(wanted[0], fmt.Sprintf("by %q, of whom there is no record (DEL or GC of that network"+
-				" removes it)", it.Comment))
+			return portTaken(wanted[0], fmt.Sprintf("by %q, which has no record (DEL or GC of that network removes"+
+				" it)", it.Comment))
 		}
 		seen[hash] = true
-		if err := p.resolve(ctx, &owner); err != nil {
+		if err := p.resolveOwner(ctx, &owner); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// mayHaveOthers is what cannot be known for want of a program.
-const mayHaveOthers = `chain "` + hostportDNAT + `" may have rules of other plugins for the same ports`
+// resolveOwner decides about an owner of wanted ports. If the owner is gone, its ports are taken over. If it is another
+// attachment of the same container, it keeps them, and the record notes them as skipped. Otherwise ADD fails.
+func (p *publication) resolveOwner(ctx context.Context, o *record) error {
+	wanted, held := p.conflicts(p.r.hostPorts(), o.hostPorts())
+	if len(wanted) == 0 {
+		return nil
+	}
+	taken := portTaken(wanted[0], fmt.Sprintf("on %s by %s", held.Addr, o.Attachment))
+	err := p.refuseUnlessGone(ctx, o, taken)
+	if err == nil {
+		p.replaced = append(p.replaced, o)
+	}
+	if err != taken || p.leavingLink != 0 || !o.sharesContainer(p.r) {
+		return err
+	}
+	for _, port := range wanted {
+		p.Req.Warn("host port %s: left to %s, which is the same container", port, o.Attachment)
+	}
+	p.r.Skipped = append(p.r.Skipped, wanted...)
+	p.r.trimLocalnet()
+	return nil
+}
 
-// resolveIPTables decides about owners with host ports in iptables, and about the reference's containers.
-func (p *publication) resolveIPTables(ctx context.Context) error {
-	isUsed := p.r.Backend == iptables
-	for i := 0; i < len(p.r.Addrs) && !isUsed; i++ {
-		where, err := natChain(p.r.Addrs[i].family(), hostportDNAT).Variants(ctx, p.NF)
-		if err := ipt.WarnIfMissing(p.Req.Warn, mayHaveOthers, err); err != nil {
-			return err
-		}
-		isUsed = len(where) > 0
+// refuseUnlessGone returns the refusal unless the owner has lost its host ports: the owner's container is gone, its DEL
+// has begun, or the reference plugin's DEL removed its chain. The reference plugin's DEL does not remove Hawser's
+// record.
+func (p *publication) refuseUnlessGone(ctx context.Context, o *record, refusal error) error {
+	state, err := o.Location.state(p.Host)
+	switch {
+	case o.Ending: // the owner's DEL failed
+		return nil
+	case err != nil || state == ownerGone:
+		return err
+	case state == ownerLeaving:
+		p.leavingLink = o.Location.Link
+		return refusal
+	case o.Backend == nftables:
+		return refusal
 	}
-	if isUsed {
-		all, err := p.store.All()
-		if err != nil {
-			return err
-		}
-		known := map[string]bool{p.r.chain(): true}
-		for _, o := range all {
-			known[o.chain()] = true
-			if o.Backend != iptables || o.Hash() == p.r.Hash() {
-				continue
-			}
-			if err := p.resolve(ctx, o); err != nil {
-				return err
-			}
-		}
-		if err := p.resolveReferenceChains(ctx, known); err != nil {
-			return err
-		}
+	removed, err := p.chainRemoved(ctx, o)
+	if err != nil || removed {
+		return err
 	}
-	return nft.IfSupported(p.resolveReferenceTables(ctx))
+	return refusal
+}
+
+// portTaken returns the error for a host port that another owner has.
+func portTaken(wanted hostPort, by string) error {
+	return cni.Errorf(cni.CodePortTaken, "host port %s: held %s", wanted, by)
 }

@@ -15,41 +15,42 @@ import (
 	"github.com/hawser-cni/plugins/pkg/nft"
 )
 
-// referenceTable has the reference's host ports in nftables: rules whose comment is the container ID, without network.
+// referenceTable returns the table with the reference plugin's host ports. The comment of a rule there is the container
+// ID; it does not name the network.
 func referenceTable(f nft.Family) nft.Table { return nft.Table{Family: f, Name: "cni_hostport"} }
 
-// isReference says whether the reference makes such rules for containers.
+// isReference reports whether a rule in that table is in a chain with rules of containers.
 func isReference(rule nft.LiveRule) bool {
 	return slices.Contains([]string{"hostports", "hostip_hostports", "masquerading"}, rule.Chain)
 }
 
-// referenceSNATChain is the chain in which an older version of the reference had the masquerade of a container.
+// referenceSNATChain returns the chain in which older versions of the reference plugin masquerade for a container.
 func referenceSNATChain(f nft.Family, r *record) ipt.Chain {
 	return ipt.Chain{Family: f, Table: natTable, From: "CNI-HOSTPORT-SNAT",
 		Name: ipt.ContainerChain("CNI-SN-", r.Network, r.ContainerID)}
 }
 
-// hostPortOf reads the host port of an iptables rule that translates one.
-func hostPortOf(r ipt.Rule) (p hostPort, ok bool) {
+// iptHostPort returns the host port that an iptables rule translates.
+func iptHostPort(r ipt.Rule) (p hostPort, ok bool) {
 	to, err := netip.ParseAddrPort(r.Option("--to-destination"))
 	port, portErr := strconv.ParseUint(r.Option("--dport"), 10, 16)
 	p = hostPort{Proto: protocol(r.Option("-p")), Port: uint16(port), To: to}
 	if err != nil || portErr != nil || p.Proto == 0 || r.Option("-j") != "DNAT" {
 		return p, false
 	}
-	p.Addr = allOf(nft.FamilyOf(to.Addr()))
+	p.Addr = unspecified(nft.FamilyOf(to.Addr()))
 	if d, err := netip.ParsePrefix(r.Option("-d")); err == nil {
 		p.Addr = d.Addr()
 	}
 	return p, true
 }
 
-// isMentioned says whether the rule is about an address of the record.
-func (r *record) isMentioned(rule nft.LiveRule) bool {
+// isMentionedBy reports whether a rule contains an address of the record.
+func (r *record) isMentionedBy(rule nft.LiveRule) bool {
 	return slices.ContainsFunc(r.Addrs, func(a address) bool { return rule.Mentions(nft.AddrKey(a.Addr.Addr())) })
 }
 
-// resolveReferenceChains decides about the reference's containers in iptables, by chains other than the known ones.
+// resolveReferenceChains decides about the reference plugin's containers in iptables, whose chains are not in known.
 func (p *publication) resolveReferenceChains(ctx context.Context, known map[string]bool) error {
 	var rules []ipt.Rule
 	for _, a := range p.r.Addrs {
@@ -63,23 +64,23 @@ func (p *publication) resolveReferenceChains(ctx context.Context, known map[stri
 	}
 	inChain := map[string][]hostPort{}
 	for _, rule := range rules {
-		if port, ok := hostPortOf(rule); ok {
+		if port, ok := iptHostPort(rule); ok {
 			inChain[rule.Chain] = append(inChain[rule.Chain], port)
 		}
 	}
 	for _, entry := range rules {
 		ports := inChain[entry.Option("-j")]
-		delete(inChain, entry.Option("-j")) // other entries lead there, too
+		delete(inChain, entry.Option("-j")) // several entries can jump to one chain
 		wanted, _ := p.conflicts(p.r.hostPorts(), ports)
 		if len(wanted) == 0 {
 			continue
 		}
 		network, id, _ := ipt.ParseOwner(entry.Option("--comment"))
-		// IPAM gives an address once: the container that had it is gone.
-		leadsToUs := func(port hostPort) bool {
+		// IPAM assigns an address only once, so a container with an address of the record is gone.
+		isOurAddr := func(port hostPort) bool {
 			return slices.ContainsFunc(p.r.Addrs, func(a address) bool { return port.To.Addr() == a.Addr.Addr() })
 		}
-		if !slices.ContainsFunc(ports, leadsToUs) {
+		if !slices.ContainsFunc(ports, isOurAddr) {
 			return portTaken(wanted[0], fmt.Sprintf("by network %q, container %q, through the iptables rules of other"+
 				" plugins (DEL or GC of that network removes them)", network, id))
 		}
@@ -89,7 +90,7 @@ func (p *publication) resolveReferenceChains(ctx context.Context, known map[stri
 	return nil
 }
 
-// resolveReferenceTables decides about the reference's containers in nftables.
+// resolveReferenceTables decides about the reference plugin's containers in nftables.
 func (p *publication) resolveReferenceTables(ctx context.Context) error {
 	for _, a := range p.r.Addrs {
 		rules, err := p.NF.Rules(referenceTable(a.family()), "")
@@ -98,12 +99,12 @@ func (p *publication) resolveReferenceTables(ctx context.Context) error {
 		}
 		ports := p.r.portsTo(a)
 		for _, rule := range rules {
-			held, ok := translatedBy(a.family(), rule)
+			held, ok := nftHostPort(a.family(), rule)
 			wanted, _ := p.conflicts(ports, []hostPort{held})
 			if !ok || len(wanted) == 0 {
 				continue
 			}
-			if !p.r.isMentioned(rule) {
+			if !p.r.isMentionedBy(rule) {
 				return portTaken(wanted[0], fmt.Sprintf("by container %q, through the nftables rules of other"+
 					" plugins (its DEL removes them)", rule.Comment))
 			}
@@ -114,8 +115,8 @@ func (p *publication) resolveReferenceTables(ctx context.Context) error {
 	return nil
 }
 
-// chainRemoved says whether the container's chain is missing while the chain that leads to it is there. Where
-// both are missing somebody flushed everything, and the host ports are still the attachment's.
+// chainRemoved reports whether the container's chain is missing although the shared chain exists. If both are missing,
+// another program has flushed the table, and the attachment still owns the host ports.
 func (c call) chainRemoved(ctx context.Context, r *record) (bool, error) {
 	for _, a := range r.chainAddrs() {
 		own, err := c.variants(ctx, natChain(a.family(), r.chain()))
@@ -130,13 +131,14 @@ func (c call) chainRemoved(ctx context.Context, r *record) (bool, error) {
 	return len(r.chainAddrs()) > 0, nil
 }
 
-// verifyReference looks for what the reference makes: rules in either backend and route_localnet, but no guard.
+// verifyReference verifies that the reference plugin's rules exist on one of the backends, and route_localnet. The
+// reference plugin has no guard.
 func (c call) verifyReference(ctx context.Context, want *record) error {
 	found, err := c.verifyReferenceTables(want)
 	for _, a := range want.Addrs {
-		where, lost := c.variants(ctx, natChain(a.family(), want.chain()))
-		if lost != nil {
-			return lost
+		where, readErr := c.variants(ctx, natChain(a.family(), want.chain()))
+		if readErr != nil {
+			return readErr
 		}
 		if len(where) > 0 {
 			found, err = true, c.verifyIPTables(ctx, want)
@@ -149,7 +151,8 @@ func (c call) verifyReference(ctx context.Context, want *record) error {
 	return errors.Join(err, c.verifyLocalnet(want.Localnet, false))
 }
 
-// verifyReferenceTables compares the container's nftables rules of the reference, if any, with what they should be.
+// verifyReferenceTables compares the reference plugin's rules in nftables for the container with the wanted ones. found
+// reports whether there are any.
 func (c call) verifyReferenceTables(r *record) (found bool, err error) {
 	var diffs []error
 	for _, a := range r.publishedAddrs() {
@@ -167,24 +170,24 @@ func (c call) verifyReferenceTables(r *record) (found bool, err error) {
 		found = found || len(own) > 0
 		for _, p := range r.portsTo(a) {
 			isItsRule := func(rule nft.LiveRule) bool {
-				have, ok := translatedBy(a.family(), rule)
+				have, ok := nftHostPort(a.family(), rule)
 				return ok && have == p
 			}
 			if !slices.ContainsFunc(own, isItsRule) {
 				differs("no rule of host port %s", p)
 			}
 		}
-		for _, way := range [][2]string{{"prerouting", "hostports_all"}, {"output", "hostports_all"},
+		for _, jump := range [][2]string{{"prerouting", "hostports_all"}, {"output", "hostports_all"},
 			{"hostports_all", "hostports"}} {
-			leads := func(rule nft.LiveRule) bool { return rule.Chain == way[0] && rule.Target == way[1] }
-			if !slices.ContainsFunc(all, leads) {
-				differs("no rule leads from chain %q to chain %q", way[0], way[1])
+			isJump := func(rule nft.LiveRule) bool { return rule.Chain == jump[0] && rule.Target == jump[1] }
+			if !slices.ContainsFunc(all, isJump) {
+				differs("no rule jumps from chain %q to chain %q", jump[0], jump[1])
 			}
 		}
 		masqueraded := slices.DeleteFunc(own, func(rule nft.LiveRule) bool {
 			return rule.Chain != "masquerading" || !rule.Mentions(nft.AddrKey(a.Addr.Addr()))
 		})
-		if len(masqueraded) < len(r.masqueraded(a)) {
+		if len(masqueraded) < len(r.masqueradeMatches(a)) {
 			differs("%d rules masquerade what comes to %s", len(masqueraded), a.Addr.Addr())
 		}
 	}
@@ -195,7 +198,7 @@ func (c call) verifyReferenceTables(r *record) (found bool, err error) {
 // the record those are all of the container ID.
 func (c call) delReference(ctx context.Context, r *record) error {
 	isOurs := func(rule nft.LiveRule) bool {
-		return isReference(rule) && rule.Comment == r.ContainerID && (len(r.Addrs) == 0 || r.isMentioned(rule))
+		return isReference(rule) && rule.Comment == r.ContainerID && (len(r.Addrs) == 0 || r.isMentionedBy(rule))
 	}
 	for _, f := range nft.Families() {
 		if err := (nft.Removal{Table: referenceTable(f), Rule: isOurs}).Remove(ctx, c.NF); err != nil {
@@ -205,7 +208,8 @@ func (c call) delReference(ctx context.Context, r *record) error {
 	return nil
 }
 
-// collectReference removes the chains of containers without a valid attachment: their rules tell no interface apart.
+// collectReference removes the reference plugin's chains of containers that have no valid attachment on the network.
+// The rules do not name the interface, so one valid attachment keeps a container's chain.
 func (c call) collectReference(ctx context.Context, s *store) error {
 	var errs []error
 	for _, f := range nft.Families() {
@@ -221,8 +225,8 @@ func (c call) collectReference(ctx context.Context, s *store) error {
 	return errors.Join(errs...)
 }
 
-// listReference lists the host ports in chains of iptables other than ours, and in the reference's tables of nftables,
-// whose rules name no network.
+// listReference returns the reference plugin's host ports: those in chains of iptables except ours, and those in its
+// tables of nftables, whose rules do not name the network.
 func listReference(ctx context.Context, nf *nft.Conn, ours map[string]bool) (all []cni.Holding, err error) {
 	add := func(p hostPort, a cni.Attachment, kept string) {
 		h := p.holding(a)
@@ -242,13 +246,13 @@ func listReference(ctx context.Context, nf *nft.Conn, ours map[string]bool) (all
 		}
 		for _, r := range rules {
 			owner, known := owners[r.Chain]
-			if p, ok := hostPortOf(r); ok && known {
+			if p, ok := iptHostPort(r); ok && known {
 				add(p, owner, "iptables chain "+natTable+" "+r.Chain)
 			}
 		}
 		live, liveErr := nf.Rules(referenceTable(f), "")
 		for _, r := range live {
-			if p, ok := translatedBy(f, r); ok {
+			if p, ok := nftHostPort(f, r); ok {
 				add(p, cni.Attachment{ContainerID: r.Comment}, "nft chain "+referenceTable(f).String()+" "+r.Chain)
 			}
 		}
@@ -257,16 +261,16 @@ func listReference(ctx context.Context, nf *nft.Conn, ours map[string]bool) (all
 	return all, errors.Join(errs...)
 }
 
-// translatedBy reads the host port that a rule of the reference's in nftables translates.
-func translatedBy(f nft.Family, rule nft.LiveRule) (p hostPort, ok bool) {
-	size := len(nft.AddrKey(allOf(f)))
+// nftHostPort returns the host port that a rule of the reference plugin in nftables translates.
+func nftHostPort(f nft.Family, rule nft.LiveRule) (p hostPort, ok bool) {
+	size := len(nft.AddrKey(unspecified(f)))
 	protos, ports, addrs := rule.Compared(1), rule.Compared(2), rule.Compared(size)
 	to, toPorts := rule.Loaded(size), rule.Loaded(2)
 	if !isReference(rule) || len(protos) == 0 || len(ports) == 0 || len(to) == 0 || len(toPorts) == 0 {
 		return p, false
 	}
 	addr, _ := netip.AddrFromSlice(to[0])
-	p = hostPort{Proto: proto(protos[len(protos)-1][0]), Addr: allOf(f), Port: binary.BigEndian.Uint16(ports[0]),
+	p = hostPort{Proto: proto(protos[len(protos)-1][0]), Addr: unspecified(f), Port: binary.BigEndian.Uint16(ports[0]),
 		To: netip.AddrPortFrom(addr, binary.BigEndian.Uint16(toPorts[0]))}
 	if len(addrs) > 0 {
 		p.Addr, _ = netip.AddrFromSlice(addrs[0])

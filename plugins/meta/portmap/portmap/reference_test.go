@@ -331,7 +331,7 @@ var _ = Describe("host ports that the newest reference made in nftables", Label(
 		Entry("the masquerade", `nft flush chain ip6 cni_hostport masquerading`,
 			"0 rules masquerade what comes to fd00:1::2"),
 		Entry("the way in", `nft flush chain ip cni_hostport output`,
-			`no rule leads from chain "output" to chain "hostports_all"`),
+			`no rule jumps from chain "output" to chain "hostports_all"`),
 		Entry("route_localnet", `echo 0 >/proc/sys/net/ipv4/conf/br1/route_localnet`, "route_localnet is 0"),
 	)
 

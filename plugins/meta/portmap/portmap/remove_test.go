@@ -267,7 +267,7 @@ func (c *container) delOn(prepare func(*nft.Conn)) error {
 	GinkgoHelper()
 	var err error
 	c.w.Do(func() {
-		under := open(&skel.Request{Attachment: cni.Attachment{Network: c.network, ContainerID: c.id,
+		under := newCall(&skel.Request{Attachment: cni.Attachment{Network: c.network, ContainerID: c.id,
 			IfName: c.ifName}})
 		defer under.NF.Close()
 		defer under.Host.Close()
@@ -571,7 +571,7 @@ var _ = Describe("a kernel without nf_tables", Label("kernel"), func() {
 		Expect(w.Files("/run/hawser/portmap")).NotTo(ContainSubstring(".json"))
 		o := run("ADD", ports("8080:80"))
 		Expect(o.exit).To(BeZero(), o.text())
-		Expect(o.stderr).To(ContainSubstring("host ports of 127.0.0.1 lead nowhere: the kernel has no nf_tables"))
+		Expect(o.stderr).To(ContainSubstring("host ports of 127.0.0.1 do not work: the kernel has no nf_tables"))
 		Expect(w.reach(8080)).To(Equal("192.0.2.2"))
 		Expect(w.Sysctl("net/ipv4/conf/br1/route_localnet")).To(Equal("0"))
 		o = run("CHECK", ports("8080:80"))

@@ -1,0 +1,64 @@
+package portmap
+
+import (
+	"errors"
+
+	"github.com/hawser-cni/plugins/pkg/ns"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
+)
+
+// location identifies the namespace and the host end of an attachment. An owner whose location is gone has lost its
+// host ports.
+type location struct {
+	Netns string `json:"netns"` // the path
+	ns.Identity
+
+	Link int    `json:"link,omitempty"` // index of the host end; 0 = none
+	MAC  string `json:"mac,omitempty"`  // of the host end
+}
+
+// ownerState is the state of an owner's location.
+type ownerState int
+
+const (
+	ownerPresent ownerState = iota
+	ownerLeaving            // the namespace is gone, and the kernel is about to remove the host end
+	ownerGone
+)
+
+// state returns the state of the location:
+//
+//	path                           host end       state
+//	of the owner's namespace       any            present
+//	not readable                   any            present
+//	missing                        none recorded  present, because the path may be in another mount namespace
+//	of another namespace           none recorded  gone
+//	missing, of another namespace  removed        gone
+//	missing, of another namespace  exists         leaving
+//
+// The kernel removes a host end some time after the last process has left the namespace.
+func (l location) state(host *rtnl.Conn) (ownerState, error) {
+	netns, err := ns.Open(l.Netns)
+	if err == nil {
+		id, err := netns.Identity()
+		_ = netns.Close()
+		if err != nil || id.Is(l.Identity) {
+			return ownerPresent, err
+		}
+		if l.Link == 0 {
+			return ownerGone, nil
+		}
+	} else if isMissing := errors.Is(err, ns.ErrNotExist) || errors.Is(err, ns.ErrNotNetns); !isMissing || l.Link == 0 {
+		return ownerPresent, nil
+	}
+	end, err := host.LinkByIndex(l.Link)
+	switch {
+	case errors.Is(err, rtnl.ErrNoLink):
+		return ownerGone, nil
+	case err != nil:
+		return ownerPresent, err
+	case end.MAC.String() != l.MAC: // another link has the index now
+		return ownerGone, nil
+	}
+	return ownerLeaving, nil
+}
