@@ -111,7 +111,7 @@ var _ = Describe("ADD", func() {
 
 	DescribeTable("writes sysctls in their order", func(all, first, second string) {
 		w.cont.SetSysctl("net/ipv4/conf/all/forwarding", all)
-		// all overwrites what one interface has; only the one after it lasts.
+		// The key with "all" overwrites the value of each interface; only a later key of an interface lasts.
 		w.add(fmt.Sprintf(`"sysctl":{"net.ipv4.conf.%s.forwarding":"1","net.ipv4.conf.%s.forwarding":"0"}`,
 			first, second))
 		Expect(w.cont.Sysctl("net/ipv4/conf/eth0/forwarding")).To(Equal("0"))
@@ -182,11 +182,11 @@ var _ = Describe("ADD", func() {
 
 	It("replaces a backup that nobody can read", func() {
 		put(w.dir+"/one_eth0.json", "{\n \"mt")
-		Expect(w.add(`"mtu":1400`).Stderr).To(ContainSubstring("one_eth0.json: no backup: "))
+		Expect(w.add(`"mtu":1400`).Stderr).To(ContainSubstring("one_eth0.json: not a backup file: "))
 		Expect(w.backup()).To(Equal("{\n \"mtu\": 1500\n}"))
 	})
 
-	// whileWaiting is an ADD that waits for its turn, while something happens.
+	// whileWaiting runs an ADD that waits for the lock while something happens.
 	whileWaiting := func(keys string, happens func()) {
 		GinkgoHelper()
 		held, info := w.lock()

@@ -11,11 +11,11 @@ import (
 	"github.com/hawser-cni/plugins/pkg/cni"
 )
 
-// allowList is the path of the administrator's file that says which sysctls may be written. Each line that is not blank
-// is a regular expression for keys as the configuration spells them. Without the file every key may be written.
+// allowList is the path of the administrator's list of sysctls that may be written. Each non-empty line is a regular
+// expression for keys as the configuration spells them. If the file does not exist, all keys may be written.
 type allowList string
 
-// check refuses (code 7) the first setting that no line allows.
+// check returns an error (code 7) for the first setting that no line allows.
 func (l allowList) check(settings []setting) error {
 	if len(settings) == 0 {
 		return nil
@@ -27,7 +27,7 @@ func (l allowList) check(settings []setting) error {
 	for _, s := range settings {
 		allowed := false
 		for i := 0; i < len(lines) && !allowed; i++ {
-			// A broken line after the one that matches has never kept anybody from working.
+			// Compiled one by one: an invalid line after the matching one has never been an error.
 			line, err := l.compile(lines[i])
 			if err != nil {
 				return err
@@ -35,13 +35,13 @@ func (l allowList) check(settings []setting) error {
 			allowed = line.MatchString(s.Raw)
 		}
 		if !allowed {
-			return bad(s.name(), s.Value, fmt.Sprintf("not allowed by %s, which allows %q", l, lines))
+			return refuse(s.name(), s.Value, fmt.Sprintf("not allowed by %s, which allows %q", l, lines))
 		}
 	}
 	return nil
 }
 
-// verify finds broken lines.
+// verify returns an error for each line that is not a regular expression.
 func (l allowList) verify() error {
 	lines, err := l.read()
 	errs := []error{err}
@@ -60,10 +60,11 @@ func (l allowList) compile(line string) (*regexp.Regexp, error) {
 	return expr, nil
 }
 
+// read returns the non-empty lines. Without the file, it returns one that matches every key.
 func (l allowList) read() (lines []string, err error) {
 	data, err := os.ReadFile(string(l))
 	if errors.Is(err, fs.ErrNotExist) {
-		return []string{""}, nil // which matches every key
+		return []string{""}, nil // matches every key
 	}
 	if err != nil {
 		return nil, fmt.Errorf("allow-list: %w", err)

@@ -18,57 +18,56 @@ const defaultDataDir = "/run/cni/tuning"
 type wireConfig struct {
 	skel.LogKey
 
-	Sysctl   json.RawMessage `json:"sysctl" help:"values below /proc/sys/net, in this order; IFNAME in a key is the interface" schema:"format=sysctls"`
-	Mode     string          `json:"sysctlMode" help:"write the sysctls, or check: ADD fails where one differs, and writes none" default:"write" schema:"enum=write|check empty"`
+	Sysctl   json.RawMessage `json:"sysctl" help:"values below /proc/sys/net, written in this order; IFNAME in a key stands for the interface" schema:"format=sysctls"`
+	Mode     string          `json:"sysctlMode" help:"write the sysctls, or only check them: ADD then fails if one differs" default:"write" schema:"enum=write|check empty"`
 	MAC      string          `json:"mac" help:"MAC address of the interface" schema:"format=hwaddr empty"`
-	MTU      int             `json:"mtu" help:"MTU of the interface, in bytes (0: as it is)" schema:"min=0 max=2147483647"`
-	Promisc  bool            `json:"promisc" help:"set the interface promiscuous (false: as it is)"`
-	AllMulti *bool           `json:"allmulti" help:"set the allmulticast mode on or off (as it is)"`
-	TxQLen   *int            `json:"txQLen" help:"length of the transmit queue, in packets (as it is)" schema:"min=0 max=2147483647"`
-	Ethtool  wireEthtool     `json:"ethtool" help:"what ethtool(8) changes of the interface"`
-	DataDir  string          `json:"dataDir" help:"directory of the backup files that the reference plugin also reads" default:"/run/cni/tuning"`
+	MTU      int             `json:"mtu" help:"MTU of the interface, in bytes (0: unchanged)" schema:"min=0 max=2147483647"`
+	Promisc  bool            `json:"promisc" help:"enable promiscuous mode (false: unchanged)"`
+	AllMulti *bool           `json:"allmulti" help:"enable or disable allmulticast mode (unchanged)"`
+	TxQLen   *int            `json:"txQLen" help:"length of the transmit queue, in packets (unchanged)" schema:"min=0 max=2147483647"`
+	Ethtool  wireEthtool     `json:"ethtool" help:"settings of ethtool(8)"`
+	DataDir  string          `json:"dataDir" help:"directory of the backup files, which the reference plugin also reads" default:"/run/cni/tuning"`
 	Args     struct {
 		CNI wireArgs `json:"cni"`
 	} `json:"args"`
 	RuntimeConfig struct {
-		MAC string `json:"mac" help:"MAC address (capability mac); wins over mac and CNI_ARGS" schema:"format=hwaddr empty"`
+		MAC string `json:"mac" help:"MAC address (capability mac); overrides mac and CNI_ARGS" schema:"format=hwaddr empty"`
 	} `json:"runtimeConfig"`
 }
 
-// wireEthtool has ethtool's names, those of features as "ethtool --show-features" has them since Linux 5.7.
+// wireEthtool uses ethtool's names. Names of features are those of "ethtool --show-features" since Linux 5.7.
 type wireEthtool struct {
-	Features map[string]*bool `json:"features" help:"offloads by the kernel's names, such as rx-gro: on or off (as they are)"`
+	Features map[string]*bool `json:"features" help:"offloads by the kernel's names, such as rx-gro (unchanged)"`
 	Rings    struct {
-		RX      *uint32 `json:"rx" help:"entries of the receive rings (as it is)"`
-		RXMini  *uint32 `json:"rx-mini" help:"entries of those for small packets (as it is)"`
-		RXJumbo *uint32 `json:"rx-jumbo" help:"entries of those for jumbo packets (as it is)"`
-		TX      *uint32 `json:"tx" help:"entries of the transmit rings (as it is)"`
+		RX      *uint32 `json:"rx" help:"entries of the receive rings (unchanged)"`
+		RXMini  *uint32 `json:"rx-mini" help:"entries of the receive rings for small packets (unchanged)"`
+		RXJumbo *uint32 `json:"rx-jumbo" help:"entries of the receive rings for jumbo packets (unchanged)"`
+		TX      *uint32 `json:"tx" help:"entries of the transmit rings (unchanged)"`
 	} `json:"rings" help:"sizes of the rings"`
 	Channels struct {
-		RX       *uint32 `json:"rx" help:"queues that receive alone (as it is)"`
-		TX       *uint32 `json:"tx" help:"queues that send alone (as it is)"`
-		Other    *uint32 `json:"other" help:"queues for other ends (as it is)"`
-		Combined *uint32 `json:"combined" help:"queues for both directions (as it is)"`
+		RX       *uint32 `json:"rx" help:"queues that only receive (unchanged)"`
+		TX       *uint32 `json:"tx" help:"queues that only send (unchanged)"`
+		Other    *uint32 `json:"other" help:"queues for other purposes (unchanged)"`
+		Combined *uint32 `json:"combined" help:"queues for both directions (unchanged)"`
 	} `json:"channels" help:"numbers of queues"`
 }
 
-// wireArgs are the keys of args.cni. Each that is there wins over its like,
-// with whatever value.
+// wireArgs contains the keys of args.cni. Each key that is present overrides the key of the same name.
 type wireArgs struct {
-	Sysctl   json.RawMessage `json:"sysctl" help:"more sysctls; one that is in sysctl too gets this value" schema:"format=sysctls"`
-	MAC      *string         `json:"mac" help:"wins over every other MAC address" schema:"format=hwaddr empty"`
-	MTU      *int            `json:"mtu" help:"wins over mtu" schema:"min=0 max=2147483647"`
-	Promisc  *bool           `json:"promisc" help:"wins over promisc"`
-	AllMulti *bool           `json:"allmulti" help:"wins over allmulti"`
-	TxQLen   *int            `json:"txQLen" help:"wins over txQLen" schema:"min=0 max=2147483647"`
+	Sysctl   json.RawMessage `json:"sysctl" help:"additional sysctls; override sysctl" schema:"format=sysctls"`
+	MAC      *string         `json:"mac" help:"overrides every other MAC address" schema:"format=hwaddr empty"`
+	MTU      *int            `json:"mtu" help:"overrides mtu" schema:"min=0 max=2147483647"`
+	Promisc  *bool           `json:"promisc" help:"overrides promisc"`
+	AllMulti *bool           `json:"allmulti" help:"overrides allmulti"`
+	TxQLen   *int            `json:"txQLen" help:"overrides txQLen" schema:"min=0 max=2147483647"`
 }
 
 // config is the configuration with every value checked.
 type config struct {
 	Sysctls    []setting
-	OnlyCheck  bool    // the sysctls are compared, not written
-	Attributes []value // what the interface is to become, in their order
-	Ethtool    []value // the same, by ethtool
+	OnlyCheck  bool    // compare the sysctls instead of writing them
+	Attributes []value // new values of interface attributes, in the order of writing
+	Ethtool    []value // new values of ethtool settings, in the order of writing
 	DataDir    string
 }
 
@@ -76,10 +75,11 @@ func (c config) empty() bool { return len(c.Sysctls) == 0 && c.leavesInterface()
 
 func (c config) leavesInterface() bool { return len(c.Attributes) == 0 && len(c.Ethtool) == 0 }
 
-// changes reports whether ADD may change anything, and so keep what there was.
+// changes reports whether ADD may change anything, and must therefore record values.
 func (c config) changes() bool { return !c.leavesInterface() || len(c.Sysctls) > 0 && !c.OnlyCheck }
 
-// parseConfig refuses bad values with code 7, or 4 for CNI_ARGS. In STATUS, IFNAME stays in the keys of sysctls.
+// parseConfig adds a problem for each invalid value: code 7, or 4 for CNI_ARGS. In STATUS, IFNAME stays in the keys of
+// sysctls.
 func parseConfig(req *skel.Request, w wireConfig, problems *cni.Problems) config {
 	c := config{DataDir: cmp.Or(w.DataDir, defaultDataDir), OnlyCheck: w.Mode == "check"}
 	if !slices.Contains([]string{"", "write", "check"}, w.Mode) {
@@ -115,7 +115,7 @@ func parseConfig(req *skel.Request, w wireConfig, problems *cni.Problems) config
 	return c
 }
 
-// parseMAC takes the MAC address from the strongest of its four sources.
+// parseMAC returns the MAC address of the source with the highest priority, or nil.
 func parseMAC(w wireConfig, args string, problems *cni.Problems) net.HardwareAddr {
 	values, err := cni.ParseArgs(args, "MAC")
 	problems.Add(err)
@@ -131,13 +131,13 @@ func parseMAC(w wireConfig, args string, problems *cni.Problems) net.HardwareAdd
 	if fromRuntime := parse(cni.CodeConfig, "runtimeConfig.mac", w.RuntimeConfig.MAC); fromRuntime != nil {
 		mac = fromRuntime
 	}
-	if w.Args.CNI.MAC != nil { // the empty one takes the others back
+	if w.Args.CNI.MAC != nil { // an empty one cancels the others
 		mac = parse(cni.CodeConfig, "args.cni.mac", *w.Args.CNI.MAC)
 	}
 	return mac
 }
 
-// bad is the error for a value that is refused.
-func bad(key, value string, reason any) error {
+// refuse returns the error (code 7) for a value that is refused.
+func refuse(key, value string, reason any) error {
 	return cni.Errorf(cni.CodeConfig, "%s: %q: %v", key, value, reason)
 }

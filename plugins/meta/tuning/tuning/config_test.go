@@ -30,14 +30,14 @@ func TestTuning(t *testing.T) { nstest.RunSpecs(t, "tuning") }
 const (
 	firstMAC = "02:00:00:00:00:01"
 	otherMAC = "02:00:00:00:00:02"
-	// everything changes what can be changed.
+	// everything is a configuration that changes all values.
 	everything = `"sysctl":{"net.ipv4.conf.IFNAME.arp_filter":"1","net.core.somaxconn":"77",` +
 		`"net.ipv4.ip_local_port_range":"40000 50000"},` +
 		`"mac":"02:00:00:00:00:02","promisc":true,"mtu":1400,"allmulti":true,"txQLen":55`
 	untouched = firstMAC + " mtu 1500 txqlen 1000"
 )
 
-// world has a container with eth0, and directories for the plugin.
+// world is a container with eth0, and directories for the plugin.
 type world struct {
 	*World
 	cont  *nstest.Host
@@ -54,13 +54,13 @@ func newWorld() *world {
 	return w
 }
 
-// link makes a veth's end in a container, with firstMAC.
+// link creates one end of a veth pair in a container, with firstMAC.
 func (w *world) link(cont *nstest.Host, name string) {
 	GinkgoHelper()
 	IP(w.Host, "link add %s address %s netns %s type veth peer name to%s%s", name, firstMAC, cont.Name, cont.Name, name)
 }
 
-// call is a Call whose configuration has the keys; "none" is no namespace, or no prevResult.
+// call is a Call whose configuration has the keys. The value "none" means no namespace, or no prevResult.
 type call struct {
 	Call
 	keys, network, version, prev string
@@ -91,7 +91,7 @@ func (w *world) run(command string, c call) Answer {
 	return w.Call(w.call(c))
 }
 
-// ok is run for a call that must succeed.
+// ok runs a call that must succeed.
 func (w *world) ok(command string, c call) Answer {
 	GinkgoHelper()
 	a := w.run(command, c)
@@ -111,7 +111,7 @@ func (w *world) del(keys string) Answer {
 	return a
 }
 
-// state is ip(8)'s view of a container's interface.
+// state returns the container's interface as ip(8) prints it.
 func state(h *nstest.Host, name string) string {
 	GinkgoHelper()
 	var links []struct {
@@ -131,7 +131,7 @@ func state(h *nstest.Host, name string) string {
 	return s
 }
 
-// values are those that specs change.
+// values returns the values that specs change.
 func (w *world) values() string {
 	GinkgoHelper()
 	s := state(w.cont, "eth0")
@@ -142,7 +142,7 @@ func (w *world) values() string {
 	return s
 }
 
-// files lists what is in dataDir, and the records as record/NAME, without locks.
+// files lists the files in dataDir, and the records as record/NAME, without locks.
 func (w *world) files() []string {
 	GinkgoHelper()
 	var names []string
@@ -162,10 +162,10 @@ func (w *world) files() []string {
 	return names
 }
 
-// records is the directory of the records.
+// records returns the directory of the records.
 func (w *world) records() string { return recordsIn(w.dir).Path }
 
-// lock takes the lock of the records.
+// lock acquires the lock of the records.
 func (w *world) lock() (held *statefile.Lock, info os.FileInfo) {
 	GinkgoHelper()
 	w.Do(func() {
@@ -177,7 +177,7 @@ func (w *world) lock() (held *statefile.Lock, info os.FileInfo) {
 	return held, info
 }
 
-// record is the path of the one record, in the host's mount namespace.
+// record returns the path of the only record, in the host's mount namespace.
 func (w *world) record() (path string) {
 	GinkgoHelper()
 	w.Do(func() {
@@ -188,28 +188,28 @@ func (w *world) record() (path string) {
 	return path
 }
 
-// editRecord changes the text of the one record.
+// editRecord changes the text of the only record.
 func (w *world) editRecord(change func(text string) string) {
 	GinkgoHelper()
 	path := w.record()
 	w.Do(func() { put(path, change(string(nstest.Must(os.ReadFile(path))))) })
 }
 
-// backup is the content of eth0's backup file.
+// backup returns the content of eth0's backup file.
 func (w *world) backup() string {
 	GinkgoHelper()
 	data := nstest.Must(os.ReadFile(w.dir + "/one_eth0.json"))
 	return string(data)
 }
 
-// put writes a file, and its directory.
+// put writes a file and creates its directory.
 func put(path, content string) {
 	GinkgoHelper()
 	Expect(os.MkdirAll(filepath.Dir(path), 0o700)).To(Succeed())
 	Expect(os.WriteFile(path, []byte(content), 0o600)).To(Succeed())
 }
 
-// replace is strings.Replace that must find something.
+// replace is strings.Replace, and fails if it finds nothing.
 func replace(text, old, with string) string {
 	GinkgoHelper()
 	Expect(text).To(ContainSubstring(old))
@@ -223,7 +223,7 @@ func parseText(conf, args string) (config, error) {
 	})
 }
 
-// render writes a configuration as one line, without what is not set.
+// render formats a configuration as one line, without unset keys.
 func render(c config) string {
 	var words []string
 	word := func(format string, args ...any) { words = append(words, fmt.Sprintf(format, args...)) }
@@ -311,19 +311,19 @@ var _ = DescribeTable("is refused:", func(conf, args string, code uint, msg stri
 		`runtimeConfig.mac: "x" is not a MAC address of an interface: it is not six bytes like 02:00:00:00:00:01`),
 	Entry("mtu below a good one", `"mtu":-1,"args":{"cni":{"mtu":1400}}`, "", cni.CodeConfig,
 		`mtu: -1 is not between 0 and 2147483647`),
-	Entry("a sysctl that is no string", `"sysctl":{"net.core.x":1}`, "", cni.CodeConfig,
-		`sysctl["net.core.x"]: 1 is no string`),
+	Entry("a sysctl that is not a string", `"sysctl":{"net.core.x":1}`, "", cni.CodeConfig,
+		`sysctl["net.core.x"]: 1 is not a string`),
 	Entry("a sysctl that is an object", `"args":{"cni":{"sysctl":{"net.core.x":{}}}}`, "", cni.CodeConfig,
-		`args.cni.sysctl["net.core.x"]: {} is no string`),
+		`args.cni.sysctl["net.core.x"]: {} is not a string`),
 	Entry("a sysctl twice", `"sysctl":{"net.core.x":"1","net.core.y":"3","net.core.x":"2"}`, "", cni.CodeConfig,
-		`sysctl["net.core.x"]: "2" is duplicated, by "net.core.x"`),
+		`sysctl["net.core.x"]: "2" is a duplicate of "net.core.x"`),
 	Entry("a sysctl of args.cni twice", `"args":{"cni":{"sysctl":{"net.core.x":"1","net.core.x":"1"}}}`, "",
-		cni.CodeConfig, `args.cni.sysctl["net.core.x"]: "1" is duplicated, by "net.core.x"`),
+		cni.CodeConfig, `args.cni.sysctl["net.core.x"]: "1" is a duplicate of "net.core.x"`),
 	Entry("a sysctl in two spellings", `"sysctl":{"net.core.x":"1","net/core/x":"2"}`, "", cni.CodeConfig,
-		`sysctl["net/core/x"]: "2" is duplicated, by "net.core.x"`),
+		`sysctl["net/core/x"]: "2" is a duplicate of "net.core.x"`),
 	Entry("a sysctl by the interface's name",
 		`"sysctl":{"net.ipv4.conf.eth0/5.x":"1","net.ipv4.conf.IFNAME.x":"2"}`, "", cni.CodeConfig,
-		`sysctl["net.ipv4.conf.IFNAME.x"]: "2" is duplicated, by "net.ipv4.conf.eth0/5.x"`),
+		`sysctl["net.ipv4.conf.IFNAME.x"]: "2" is a duplicate of "net.ipv4.conf.eth0/5.x"`),
 	Entry("a dotted way up", `"sysctl":{"net.//.kernel.domainname":"1"}`, "", cni.CodeConfig,
 		`sysctl["net.//.kernel.domainname"]: "1" cannot be set: invalid sysctl key "net.//.kernel.domainname":`+
 			` an element is empty, ".", ".." or has a NUL`),
@@ -342,11 +342,11 @@ var _ = It("is refused for everything that is wrong with it at once", func() {
 		`7 args.cni.txQLen: -1 is not between 0 and 2147483647`,
 		HavePrefix(`4 CNI_ARGS: unknown keys IP`),
 		HavePrefix(`7 mac: "x" is not a MAC address`),
-		`7 sysctl["net.a"]: 1 is no string`,
-		`7 sysctl["net.b"]: "2" is duplicated, by "net.b"`,
-		`7 sysctl["net/a"]: {} is no string`,
+		`7 sysctl["net.a"]: 1 is not a string`,
+		`7 sysctl["net.b"]: "2" is a duplicate of "net.b"`,
+		`7 sysctl["net/a"]: {} is not a string`,
 		HavePrefix(`7 sysctl["kernel.x"]: "3" cannot be set: `),
-		`7 args.cni.sysctl: is no object of strings`))
+		`7 args.cni.sysctl: is not an object of strings`))
 })
 
 func FuzzConfig(f *testing.F) {
@@ -370,7 +370,7 @@ func FuzzConfig(f *testing.F) {
 
 var _ = It("has its schema in docs/schema", func() { ExpectPluginSchema(plugin(allowList(""))) })
 
-var _ = DescribeTable("is no backup:", func(text string) {
+var _ = DescribeTable("is not a backup file:", func(text string) {
 	Expect(decodeBackup([]byte(text))).Error().To(HaveOccurred())
 },
 	Entry("nothing", ""), Entry("half of it", "{\n \"mtu\": 15"), Entry("NULs", "\x00\x00"),
@@ -465,7 +465,7 @@ var _ = Describe("the allow-list", func() {
 	})
 })
 
-// FuzzCall makes up whole calls.
+// FuzzCall generates whole calls.
 func FuzzCall(f *testing.F) {
 	const prev = `"prevResult":{"cniVersion":"1.1.0","interfaces":[{"name":"veth1"},{"name":"eth0","mac":` +
 		`"02:00:00:00:00:01","mtu":1500,"sandbox":"` +
@@ -487,7 +487,7 @@ func FuzzCall(f *testing.F) {
 	}.Run(f)
 }
 
-// FuzzFiles damages the originals.
+// FuzzFiles damages the recorded values.
 func FuzzFiles(f *testing.F) {
 	const original = `{"mac":"02:00:00:00:00:01","promisc":false,"mtu":1500,"allmulti":false,"txQLen":1000}`
 	Fuzz{
@@ -504,7 +504,7 @@ func FuzzFiles(f *testing.F) {
 			`"values":[{"key":"mtu","value":"-1","link":-1},{"key":"net.core.somaxconn","value":"x"}]}]}`)
 }
 
-// FuzzAllowList reads anything as the administrator's file.
+// FuzzAllowList parses arbitrary text as the allow-list.
 func FuzzAllowList(f *testing.F) {
 	f.Add("net.core.somaxconn", []byte("^net\\.core\n\n[\n"))
 	f.Add("net.ipv4.conf.eth0.arp_notify", []byte("((a{100}){100}){100}\r\n.*"))

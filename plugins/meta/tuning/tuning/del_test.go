@@ -47,7 +47,7 @@ var _ = Describe("DEL", func() {
 	It("restores sysctls that write each other", func() {
 		w.cont.SetSysctl("net/ipv4/conf/eth0/forwarding", "1")
 		before := w.cont.Snapshot("sysctls")
-		// Written last, all must be restored first: it takes eth0 with it.
+		// "all" was written last and must be restored first, because it also changes eth0.
 		w.add(`"sysctl":{"net.ipv4.conf.IFNAME.forwarding":"0","net.ipv4.conf.all.forwarding":"1"}`)
 		w.del("")
 		Expect(w.cont.Snapshot("sysctls")).To(Equal(before))
@@ -198,7 +198,7 @@ var _ = Describe("DEL", func() {
 
 	Describe("of what is in dataDir", Label("tuning-records"), func() {
 		const keys = `"mtu":1400,"sysctl":{"net.core.somaxconn":"77"}`
-		// inDataDir gives an earlier release's place for records what is in the record.
+		// inDataDir moves the record to the directory of an earlier release.
 		inDataDir := func(change func(text string) string) {
 			GinkgoHelper()
 			path := w.record()
@@ -430,7 +430,7 @@ var _ = Describe("what is recorded of another boot", Label("tuning-reboot"), fun
 		w.editRecord(func(text string) string {
 			return strings.ReplaceAll(text, nstest.Must(sysctl.BootID()), "00000000-0000-4000-8000-000000000000")
 		})
-		// A namespace of this boot may have got the same cookie and inode.
+		// A namespace of this boot may have the same cookie and inode number.
 		IP(w.cont, "link set eth0 mtu 1450")
 		w.cont.SetSysctl("net/core/somaxconn", "99")
 	})
@@ -483,7 +483,7 @@ var _ = Describe("what is recorded of another boot", Label("tuning-reboot"), fun
 
 var update = flag.Bool("update", false, "write the golden files anew")
 
-// chain is a result as bridge makes it; the host's interface has the container's name.
+// chain returns a result like bridge's; the host's interface has the container's name.
 const chain = `{"cniVersion":"VERSION","interfaces":[
 	{"name":"cni0","mac":"02:00:00:00:00:07"},
 	{"name":"eth0","mac":"02:00:00:00:00:08"},
@@ -492,7 +492,7 @@ const chain = `{"cniVersion":"VERSION","interfaces":[
 	"ips":[{"address":"10.1.2.3/24","gateway":"10.1.2.1","interface":2V4}],
 	"routes":[{"dst":"0.0.0.0/0"}],"dns":{"nameservers":["10.1.0.1"]}}`
 
-// exec runs the built program.
+// exec runs the compiled program.
 func (w *world) exec(command string, c call) Answer {
 	GinkgoHelper()
 	c.Command = command
@@ -560,7 +560,7 @@ var _ = Describe("beside the reference plugin", func() {
 })
 
 func besideReference(ref nstest.Reference) {
-	// What Debian's version has; sysctls are never restored by it.
+	// The keys of Debian's version, which never restores sysctls.
 	const keys = `"mac":"02:00:00:00:00:02","promisc":true,"mtu":1400,"allmulti":true,` +
 		`"sysctl":{"net.core.somaxconn":"77"}`
 	type program = func(command string, c call) Answer

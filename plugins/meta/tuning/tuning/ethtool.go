@@ -20,13 +20,13 @@ const ethtoolKey = "ethtool."
 
 func (v value) isEthtool() bool { return strings.HasPrefix(v.Key, ethtoolKey) }
 
-// groupAndKey are the names below the key ethtool.
+// groupAndKey returns the two names below the key ethtool.
 func (v value) groupAndKey() (group, key string) {
 	group, key, _ = strings.Cut(strings.TrimPrefix(v.Key, ethtoolKey), ".")
 	return group, key
 }
 
-// values are what is asked for, numbers first: a driver may offer other features with them.
+// values returns the configured settings, numbers first, because the available features may depend on them.
 func (w wireEthtool) values() (all []value) {
 	want := func(group, key string, to any) {
 		all = append(all, value{Key: ethtoolKey + group + "." + key, Value: fmt.Sprint(to)})
@@ -52,13 +52,13 @@ func (w wireEthtool) values() (all []value) {
 	return all
 }
 
-// driver is what ethtool knows of an interface; each group is read once.
+// driver is a view of an interface's ethtool settings. It reads each group once.
 type driver struct {
 	link   rtnl.Link
 	groups map[string]map[string]rtnl.Setting
 }
 
-// read reads the setting that a value is about. known is false for the name of a feature that the kernel does not know.
+// read returns the setting with the key of v. known is false if the kernel does not know the feature.
 func (d *driver) read(v value) (have rtnl.Setting, known bool, err error) {
 	group, key := v.groupAndKey()
 	if d.groups[group] == nil {
@@ -76,27 +76,27 @@ func (d *driver) read(v value) (have rtnl.Setting, known bool, err error) {
 	return have, known, nil
 }
 
-// before is what there is, as a value that set takes. It refuses what the interface cannot have.
+// before returns the present value, in the form that set accepts. A value that the interface cannot have is an error.
 func (d *driver) before(v value) (string, error) {
 	have, known, err := d.read(v)
-	n, _ := strconv.ParseUint(v.Value, 10, 32) // 0 of a feature
+	n, _ := strconv.ParseUint(v.Value, 10, 32) // 0 for a feature
 	switch {
 	case err != nil:
 		return "", err
 	case !known:
-		return "", cni.Refuse(v.Key, v.Value, "is a feature that the kernel does not know"+d.alike(v))
+		return "", cni.Refuse(v.Key, v.Value, "is a feature that the kernel does not know"+d.similar(v))
 	case have.Fixed && have.Is != v.Value:
-		return "", cni.Refuse(v.Key, v.Value, fmt.Sprintf("cannot be had: interface %q has it fixed", d.link.Name)).
-			WithCode(cni.CodeUnsupportedField)
+		return "", cni.Refuse(v.Key, v.Value, fmt.Sprintf("is not possible: interface %q has a fixed value",
+			d.link.Name)).WithCode(cni.CodeUnsupportedField)
 	case uint32(n) > have.Most:
-		return "", cni.Refuse(v.Key, v.Value, fmt.Sprintf("is above %d, the most that interface %q can have", have.Most,
-			d.link.Name))
+		return "", cni.Refuse(v.Key, v.Value, fmt.Sprintf("is above %d, the maximum of interface %q",
+			have.Most, d.link.Name))
 	}
 	return have.Wanted, nil
 }
 
-// alike names the features that have the value's key in their name: ethtool(8) has short names of its own.
-func (d *driver) alike(v value) string {
+// similar names the features whose names contain the key of v, because ethtool(8) has short names of its own.
+func (d *driver) similar(v value) string {
 	group, key := v.groupAndKey()
 	var names []string
 	for name := range d.groups[group] {
@@ -108,10 +108,11 @@ func (d *driver) alike(v value) string {
 		return ""
 	}
 	slices.Sort(names)
-	return "; it knows " + strings.Join(names, ", ")
+	return "; similar features: " + strings.Join(names, ", ")
 }
 
-// set gives the interface a value, unless it has that. Of a feature what is wanted counts.
+// set writes a value, unless the interface already has it. For a feature it compares the requested state, not the
+// active one.
 func (d *driver) set(v value) error {
 	have, _, err := d.read(v)
 	if err != nil || have.Wanted == v.Value {
@@ -124,13 +125,13 @@ func (d *driver) set(v value) error {
 	return nil
 }
 
-// device identifies hardware, which outlives the namespace that it is in and goes home to the host's.
+// device identifies hardware, which outlives its namespace and returns to the host.
 type device struct {
-	Parent string `json:"parent,omitempty"` // a PCI address for instance; unknown before Linux 5.14
+	Parent string `json:"parent,omitempty"` // for example a PCI address; unknown before Linux 5.14
 	MAC    string `json:"permanentMAC"`
 }
 
-// deviceOf is nil where the link is no hardware.
+// deviceOf returns the identity of a link that is hardware, otherwise nil.
 func deviceOf(l rtnl.Link) *device {
 	if !l.IsHardware() {
 		return nil
@@ -143,21 +144,21 @@ func (d *device) is(l rtnl.Link) bool {
 	return d != nil && has != nil && *d == *has
 }
 
-// restoreDevice puts back what ethtool changed of hardware, wherever that is: in the container under another name, in a
-// namespace that lost its path, or at home. What others have changed since ADD stays.
+// restoreDevice restores the ethtool settings of hardware, wherever the device is: in the container under another name,
+// in a namespace without a path, or on the host. A setting that another program has changed since ADD stays.
 func (own change) restoreDevice(finder *ns.Finder) error {
 	if own.Device == nil || len(own.Values) == 0 {
 		return nil
 	}
 	var inside error
-	if container, err := finder.Open("", own.Netns); err == nil { // an error: not all could be looked at, or it is gone
+	if container, err := finder.Open("", own.Netns); err == nil { // otherwise: not found
 		inside = container.Do(own.restoreHere)
 		_ = container.Close()
 	}
-	return errors.Join(inside, own.restoreHere()) // host-device's GC came first
+	return errors.Join(inside, own.restoreHere()) // the GC of host-device may have run first
 }
 
-// restoreHere is restoreDevice in the calling thread's namespace.
+// restoreHere restores the device if it is in the calling thread's namespace.
 func (own change) restoreHere() error {
 	conn, err := rtnl.Dial(nil)
 	if err != nil {
@@ -184,8 +185,8 @@ func (own change) restoreHere() error {
 	return errors.Join(errs...)
 }
 
-// undoFormer restores what former containers changed of the device. Their namespaces ended without a DEL, and what they
-// left is not what there was before.
+// undoFormer restores the settings that earlier containers have changed on the device. Their namespaces ended without a
+// DEL, so the present settings are not the original ones.
 func (c container) undoFormer(s *store) {
 	if len(c.cfg.Ethtool) == 0 || !c.ContEnd.IsHardware() {
 		return
@@ -204,7 +205,7 @@ func (c container) undoFormer(s *store) {
 	}
 }
 
-// compareDriver returns an error of the code with each value of ethtool that the interface does not have.
+// compareDriver returns an error with this code that names each ethtool setting whose value differs.
 func (c container) compareDriver(code uint) error {
 	d := driver{link: c.ContEnd}
 	var errs []error

@@ -12,7 +12,7 @@ import (
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
 )
 
-// asked is the answer to one of ethtool's ioctls about eth0: after the command, words of 32 bits.
+// asked returns the answer to one of ethtool's ioctls for eth0, as 32-bit words after the command.
 func asked(h *nstest.Host, command uint32) (words [9]uint32) {
 	GinkgoHelper()
 	h.Do(func() {

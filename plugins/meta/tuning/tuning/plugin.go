@@ -1,11 +1,16 @@
-// Package tuning changes the interface that another plugin of the chain made, and sysctls of the container's network
-// namespace.
+// Package tuning is the plugin tuning: it sets sysctls of the container's network namespace, and attributes and ethtool
+// settings of the interface that another plugin of the chain has created.
 //
-// ADD writes sysctls in the order of the configuration and sets the interface's attributes. What there was before is
-// kept below /run/hawser, and for the reference in dataDir; DEL, and an ADD that fails, put it back. An administrator
-// can say in a file which sysctls may be written.
+// ADD reads the present values, records them, and then writes the configured ones in their order. DEL, GC and the
+// rollback of an ADD restore the recorded values. One record in /run/hawser/tuning covers all attachments of a
+// container, because several of them may change the same value: only the first has seen the original, and only the DEL
+// of the last one restores it. The reference plugin keeps a backup file in dataDir instead, which ADD therefore also
+// writes and DEL also reads. Attributes of virtual links end with the namespace; ethtool settings of hardware do not,
+// so the record identifies the device, and DEL and GC find it also after it has returned to the host.
 //
-// README.md lists every key of the configuration.
+// An administrator's allow-list can limit the sysctls that configurations may set.
+//
+// README.md describes every key of the configuration.
 package tuning
 
 import "github.com/hawser-cni/plugins/pkg/skel"
@@ -16,7 +21,7 @@ func Plugin() skel.Plugin[config] { return plugin("/etc/cni/tuning/allowlist.con
 func plugin(allowed allowList) skel.Plugin[config] {
 	return skel.Plugin[config]{
 		Name:    "tuning",
-		About:   "changes the container's interface, and sysctls of its network namespace",
+		About:   "sets sysctls of the container's namespace and attributes of its interface",
 		Config:  skel.ConfigOf(wireConfig{}, parseConfig),
 		Chained: true,
 		Add:     allowed.add,

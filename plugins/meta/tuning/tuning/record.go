@@ -19,18 +19,18 @@ import (
 	"github.com/hawser-cni/plugins/pkg/sysctl"
 )
 
-// record is what the attachments of one container changed, in the order of their first ADD.
+// record contains the changes of all attachments of one container, in the order of their first ADD.
 type record struct {
 	Changes []change `json:"changes"`
 }
 
-// change is what one attachment changed. Where several changed the same, each has the value from before all of them;
-// DEL of the last one puts it back.
+// change contains the values that one attachment has changed, as they were before. If several attachments have changed
+// the same value, each has the original one, and the DEL of the last attachment restores it.
 type change struct {
 	cni.Attachment
-	Boot   string      `json:"boot,omitempty"`   // of the host; earlier releases did not write it
-	Netns  ns.Identity `json:"netns"`            // with the MAC address that ADD left to the interface
-	Device *device     `json:"device,omitempty"` // of an interface that ethtool changed, if it is hardware
+	Boot   string      `json:"boot,omitempty"`   // boot ID of the host; empty in records of 0.1.0
+	Netns  ns.Identity `json:"netns"`            // with the interface's MAC address after ADD
+	Device *device     `json:"device,omitempty"` // the interface, if it is hardware with ethtool settings
 	Values []value     `json:"values"`
 }
 
@@ -38,7 +38,7 @@ type change struct {
 // disk. An unknown boot is not treated as another boot.
 func (c change) isOver(boot string) bool { return c.Boot != "" && boot != "" && c.Boot != boot }
 
-// Hash is the name of the record's file: its container's.
+// Hash returns the name of the record's file, which depends on the container.
 func (r record) Hash() string {
 	if len(r.Changes) == 0 {
 		return ""
@@ -46,12 +46,12 @@ func (r record) Hash() string {
 	return recordName(r.Changes[0].Attachment)
 }
 
-// Plausible says whether an ADD can have written the record: DEL looks at each value by itself.
+// Plausible always returns true, because DEL checks each value separately.
 func (r record) Plausible() bool { return true }
 
 func recordName(a cni.Attachment) string { return cni.Attachment{ContainerID: a.ContainerID}.Hash() }
 
-// UnmarshalJSON also reads the layout of earlier releases: one list of values, each with the attachments that changed
+// UnmarshalJSON also reads the layout of 0.1.0, a single list of values, each with the attachments that have changed
 // it.
 func (r *record) UnmarshalJSON(data []byte) error {
 	var file struct {
@@ -78,7 +78,7 @@ func (r *record) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// change is the change of an attachment; one without values is added where there is none.
+// change returns the change of an attachment. If there is none, it adds an empty one.
 func (r *record) change(a cni.Attachment) *change {
 	i := slices.IndexFunc(r.Changes, func(c change) bool { return c.Attachment == a })
 	if i < 0 {
@@ -87,7 +87,7 @@ func (r *record) change(a cni.Attachment) *change {
 	return &r.Changes[i]
 }
 
-// values are those of all attachments.
+// values returns the values of all attachments.
 func (r record) values() (all []value) {
 	for _, c := range r.Changes {
 		all = append(all, c.Values...)
@@ -95,7 +95,7 @@ func (r record) values() (all []value) {
 	return all
 }
 
-// attributes are the attributes that an interface had before; index 0 = whichever has the name.
+// attributes returns the recorded attributes of an interface. Index 0 selects any interface of that name.
 func (r record) attributes(ifName string, index int) (before []value) {
 	for _, c := range r.Changes {
 		for _, v := range c.Values {
@@ -107,8 +107,8 @@ func (r record) attributes(ifName string, index int) (before []value) {
 	return before
 }
 
-// without takes out the change of an attachment. What other attachments have changed, too, stays with them: own has
-// the other values alone.
+// without returns the change of an attachment and the record without it. own contains only the values that no other
+// attachment has changed.
 func (r record) without(a cni.Attachment) (own change, rest record) {
 	for _, c := range r.Changes {
 		if c.Attachment == a {
@@ -122,8 +122,8 @@ func (r record) without(a cni.Attachment) (own change, rest record) {
 	return own, rest
 }
 
-// owner is the attachment whose change DEL takes out: the call's or, where the network was renamed since ADD, the only
-// one that the interface has.
+// owner returns the attachment whose change DEL removes: a, or the only attachment with a change of the interface,
+// because the network may have been renamed since ADD.
 func (r record) owner(a cni.Attachment) cni.Attachment {
 	all := slices.DeleteFunc(slices.Clone(r.Changes), func(c change) bool { return c.IfName != a.IfName })
 	if len(all) == 1 {
@@ -132,17 +132,17 @@ func (r record) owner(a cni.Attachment) cni.Attachment {
 	return a
 }
 
-// find returns the index of the attribute or sysctl that v is of, or -1.
+// find returns the index of the value with the key and link of v, or -1.
 func find(values []value, v value) int {
 	return slices.IndexFunc(values, func(o value) bool { return o.Key == v.Key && o.Link == v.Link })
 }
 
-// store has the records of the attachments with one dataDir, locked until the call ends, and the backup files in
-// dataDir, which the reference reads and which are written from the records.
+// store contains the records of all attachments with one dataDir, which stay locked until the call ends, and the backup
+// files in dataDir, which are written from the records for the reference plugin.
 type store struct {
 	*skel.Request
 	records *statefile.Store[record]
-	backups *statefile.Dir // nil in other calls than ADD if dataDir does not exist
+	backups *statefile.Dir // nil if dataDir does not exist; ADD opens it in record
 	boot    string         // ID of this boot; empty: unknown
 }
 
@@ -160,17 +160,14 @@ func formerIn(dataDir string) *statefile.Store[record] {
 	return statefile.NewStore[record](filepath.Join(dataDir, ".hawser"), statefile.DefaultWait)
 }
 
-// openStore opens dataDir, and opens and locks its records. ADD creates both directories; other calls work without
-// them.
+// openStore opens and locks the records of a dataDir, and opens dataDir itself, except for ADD, which creates it only
+// when it has values to record. Other calls work without either directory.
 func openStore(ctx context.Context, req *skel.Request, dataDir string, isADD bool) (*store, error) {
 	records, former := recordsIn(dataDir), formerIn(dataDir)
 	_, noFormer := os.Stat(former.Path)
-	perm, open := fs.FileMode(0), records.OpenExisting
+	open := records.OpenExisting
 	if isADD || noFormer == nil {
 		open = records.Open
-	}
-	if isADD {
-		perm = 0o700
 	}
 	s := &store{Request: req}
 	var err error
@@ -178,13 +175,8 @@ func openStore(ctx context.Context, req *skel.Request, dataDir string, isADD boo
 		return nil, fmt.Errorf("saved values: %w", err)
 	}
 	req.OnDone(func() { _ = s.records.Close() })
-	backups, err := statefile.Open(dataDir, perm)
-	switch {
-	case err == nil:
-		s.backups = backups
-		req.OnDone(func() { _ = backups.Close() })
-	case !isADD && statefile.IsAbsent(err):
-		err = nil
+	if !isADD {
+		err = s.openBackups(dataDir, 0)
 	}
 	if err == nil && noFormer == nil {
 		err = s.adopt(ctx, former)
@@ -194,6 +186,19 @@ func openStore(ctx context.Context, req *skel.Request, dataDir string, isADD boo
 	}
 	s.boot, _ = sysctl.BootID()
 	return s, nil
+}
+
+// openBackups opens dataDir. If it does not exist, openBackups creates it with perm, or with 0 leaves s.backups nil.
+func (s *store) openBackups(dataDir string, perm fs.FileMode) error {
+	backups, err := statefile.Open(dataDir, perm)
+	switch {
+	case err == nil:
+		s.backups = backups
+		s.OnDone(func() { _ = backups.Close() })
+	case perm == 0 && statefile.IsAbsent(err):
+		return nil
+	}
+	return err
 }
 
 // adopt moves the records of an earlier release to their present directory. Records in another than the default
@@ -238,7 +243,7 @@ func openExisting(ctx context.Context, req *skel.Request) (*store, error) {
 // list returns the changed settings with their former values, for each dataDir.
 func list(_ context.Context, req *skel.Request) (all []cni.Holding, err error) {
 	boot, _ := sysctl.BootID()
-	dirs, _ := filepath.Glob(recordRoot + "*") // a good pattern
+	dirs, _ := filepath.Glob(recordRoot + "*") // the pattern is valid
 	var errs []error
 	for _, dir := range append(dirs, formerIn(defaultDataDir).Path) {
 		records := statefile.NewStore[record](dir, statefile.DefaultWait)
@@ -259,8 +264,9 @@ func list(_ context.Context, req *skel.Request) (all []cni.Holding, err error) {
 	return all, errors.Join(errs...)
 }
 
-// put writes the record of an attachment's container, and the backup file of its interface; without changes they go.
-// The file goes first: a record alone is found again.
+// put writes the record of an attachment's container and the backup file of its interface, or removes them if the
+// record has no changes. It writes the backup file first, because a retry finds the record, but not a backup file
+// without one.
 func (s *store) put(ctx context.Context, a cni.Attachment, r record) error {
 	if s.backups != nil {
 		if err := s.putBackup(a, r); err != nil {

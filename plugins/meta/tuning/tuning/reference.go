@@ -17,13 +17,14 @@ import (
 	"github.com/hawser-cni/plugins/pkg/sysctl"
 )
 
-// nameMax is the longest name of a file, in bytes.
+// nameMax is the maximum length of a file name, in bytes.
 const nameMax = 255
 
-// backupName is the reference's name for the backup file of an interface.
+// backupName returns the reference's name for the backup file of an interface.
 func backupName(a cni.Attachment) string { return a.ContainerID + "_" + a.IfName + ".json" }
 
-// putBackup writes the backup file of an interface, from the record: the reference's DEL restores what the record has.
+// putBackup writes the backup file of an interface from the record, so that the reference's DEL restores the recorded
+// values.
 func (s *store) putBackup(a cni.Attachment, r record) error {
 	before := r.attributes(a.IfName, 0)
 	if len(before) == 0 {
@@ -58,8 +59,8 @@ func (s *store) backup() (text []byte, before []value, err error) {
 	return text, before, nil
 }
 
-// encodeBackup writes a backup file, byte for byte as the reference does. Of an interface that was made anew the last
-// value counts.
+// encodeBackup returns the content of a backup file, byte for byte as the reference writes it. If the interface was
+// recreated, it contains the last value of each attribute.
 func encodeBackup(before []value) []byte {
 	texts := map[string]string{}
 	for _, v := range before {
@@ -77,16 +78,17 @@ func encodeBackup(before []value) []byte {
 	return []byte("{\n" + strings.Join(lines, ",\n") + "\n}")
 }
 
+// decodeBackup parses the content of a backup file.
 func decodeBackup(data []byte) (before []value, err error) {
 	var file map[string]json.RawMessage
 	if err := json.Unmarshal(data, &file); err != nil {
-		return nil, fmt.Errorf("no backup: %w", err)
+		return nil, fmt.Errorf("not a backup file: %w", err)
 	}
 	for _, name := range attributes {
 		if raw, ok := file[name]; ok {
 			v := value{Key: name, Value: strings.Trim(string(raw), `"`)}
 			if _, err := v.change(); err != nil {
-				return nil, fmt.Errorf("no backup: %s: %w", name, err)
+				return nil, fmt.Errorf("not a backup file: %s: %w", name, err)
 			}
 			before = append(before, v)
 		}
@@ -94,8 +96,9 @@ func decodeBackup(data []byte) (before []value, err error) {
 	return before, nil
 }
 
-// isReferences decides whether DEL restores a backup file that no record speaks of: the interface has the MAC address
-// of prevResult or, where prevResult says none, the configuration has made every value of the file what it is now.
+// isReferences reports whether DEL should restore a backup file that has no record: the interface must have the MAC
+// address in prevResult. If prevResult has none, the configuration must set every value of the file, and the interface
+// must have the configured values.
 func (c container) isReferences(backup []value) bool {
 	if c.ContEnd.Index == 0 {
 		return false
@@ -107,7 +110,7 @@ func (c container) isReferences(backup []value) bool {
 	if err != nil {
 		return false
 	}
-	unlike := func(want value) bool { return !want.isOf(c.ContEnd) }
-	unnamed := func(v value) bool { return find(cfg.Attributes, v) < 0 }
-	return !slices.ContainsFunc(cfg.Attributes, unlike) && !slices.ContainsFunc(backup, unnamed)
+	differs := func(want value) bool { return !want.isOf(c.ContEnd) }
+	isUnset := func(v value) bool { return find(cfg.Attributes, v) < 0 }
+	return !slices.ContainsFunc(cfg.Attributes, differs) && !slices.ContainsFunc(backup, isUnset)
 }

@@ -19,7 +19,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/sysctl"
 )
 
-// container is where a call works, on a thread in its namespace: sysctls are that thread's.
+// container is a call on a thread in the container's namespace. /proc/sys/net shows the namespace of the thread.
 type container struct {
 	*netplugin.Call
 	cfg config
@@ -32,27 +32,20 @@ func (allowed allowList) add(ctx context.Context, req *skel.Request, cfg config)
 	if cfg.empty() {
 		return req.PrevResult, nil
 	}
-	c := container{cfg: cfg}
-	var before []value
-	err := netplugin.InContainer(req, func(call *netplugin.Call) (err error) {
-		c.Call = call
-		before, err = c.examine()
-		return err
-	})
-	if err != nil {
-		return nil, err
-	}
 	var s *store
-	if len(before) > 0 {
-		req.Step("record the values")
+	if cfg.changes() {
+		var err error
 		if s, err = openStore(ctx, req, cfg.DataDir, true); err != nil {
 			return nil, err
 		}
 	}
-	return result(req, cfg), req.NS.Do(func() error { return c.change(ctx, s) })
+	return result(req, cfg), netplugin.InContainer(req, func(call *netplugin.Call) error {
+		return container{call, cfg}.change(ctx, s)
+	})
 }
 
-// del restores what can be restored and forgets it. It fails only where a repetition may have more success.
+// del restores the recorded values and removes them from the record. It fails only if a retry may succeed; otherwise it
+// warns about values that could not be restored.
 func del(ctx context.Context, req *skel.Request) error {
 	s, err := openExisting(ctx, req)
 	if err != nil || len(backupName(req.Attachment)) > nameMax { // ADD refuses such a name
@@ -74,7 +67,7 @@ func del(ctx context.Context, req *skel.Request) error {
 	}
 	err = errors.Join(err, own.restoreDevice(&ns.Finder{Also: req.Netns}))
 	if cni.Transient(err) {
-		return err // the repetition needs the record
+		return err // a retry needs the record
 	}
 	if err != nil {
 		req.Warn("not all is restored: %v", err)
@@ -122,8 +115,8 @@ func reapply(ctx context.Context, req *skel.Request, cfg config) error {
 	})
 }
 
-// gc forgets the values of attachments that are not valid, and those of another boot. It restores those of devices
-// alone: the namespaces are gone, or somebody else's business.
+// gc removes the recorded values of attachments that are not valid and of earlier boots. It restores only those of
+// devices, because the namespaces no longer exist or belong to another attachment.
 func gc(ctx context.Context, req *skel.Request) error {
 	s, err := openExisting(ctx, req)
 	if err != nil {
@@ -145,7 +138,7 @@ func gc(ctx context.Context, req *skel.Request) error {
 	return errors.Join(errs...)
 }
 
-// forget takes a change out of a record, and restores what it has of a device.
+// forget removes a change from a record and restores the device that it names.
 func (s *store) forget(ctx context.Context, one change, r *record, finder *ns.Finder) error {
 	own, rest := r.without(one.Attachment)
 	if !one.isOver(s.boot) {
@@ -176,7 +169,7 @@ func (allowed allowList) status(_ context.Context, _ *skel.Request, cfg config) 
 	return netplugin.Unavailable("", err)
 }
 
-// result is the chain's result with the new MAC address and MTU of the container's interface.
+// result returns prevResult with the new MAC address and MTU of the container's interface.
 func result(req *skel.Request, cfg config) *cni.Result {
 	res := req.PrevResult.Clone()
 	i := slices.IndexFunc(res.Interfaces, func(i cni.Interface) bool { return i.Name == req.IfName && i.Sandbox != "" })
@@ -186,77 +179,79 @@ func result(req *skel.Request, cfg config) *cni.Result {
 		case v.Key == "mac":
 			res.Interfaces[i].MAC = v.Value
 		case v.Key == "mtu":
-			res.Interfaces[i].MTU, _ = strconv.Atoi(v.Value) // parseConfig made the text
+			res.Interfaces[i].MTU, _ = strconv.Atoi(v.Value) // parseConfig has formatted it
 		}
 	}
 	return res
 }
 
-// examine refuses a bad configuration before ADD writes anything. It returns the values that ADD may change.
-func (c *container) examine() ([]value, error) {
+// change does the work of ADD. It returns an error before any change if the configuration cannot be applied. s is nil
+// if the configuration changes nothing.
+func (c container) change(ctx context.Context, s *store) error {
 	c.Req.Step("read the values")
+	if err := c.findInterface(); err != nil {
+		return err
+	}
 	if c.cfg.OnlyCheck {
 		if err := c.compare(cni.CodeConfig); err != nil {
-			return nil, fmt.Errorf("sysctlMode \"check\" writes no sysctl: %w", err)
+			return fmt.Errorf("sysctlMode \"check\" writes no sysctl: %w", err)
 		}
 		c.cfg.Sysctls = nil
 	}
-	return c.readValues()
-}
-
-// change does the work of ADD. s is nil if there is nothing to record.
-func (c container) change(ctx context.Context, s *store) (err error) {
-	var before []value
-	if s != nil {
-		c.undoFormer(s)
-		if before, err = c.readValues(); err != nil { // again, now that no other call changes them
-			return err
-		}
-		if err := c.record(ctx, s, before); err != nil {
-			return err
-		}
+	if s == nil {
+		return nil
+	}
+	c.undoFormer(s)
+	before, err := c.readValues()
+	if err == nil && len(before) > 0 {
+		err = c.record(ctx, s, before)
+	}
+	if err != nil {
+		return err
 	}
 	c.Req.Step("write the values")
 	c.Req.OnFail("restore the values", func(context.Context) error {
-		err := c.FindInterface() // as it is by now
+		err := c.FindInterface() // its present state
 		return errors.Join(netplugin.IgnoreNoLink(err), c.Req.NS.Do(func() error { return c.restore(before) }))
 	})
 	return c.write()
 }
 
-// write gives the configured values to sysctls, attributes and the driver.
+// findInterface finds the container's interface, which may be missing if the configuration sets only sysctls.
+func (c container) findInterface() error {
+	err := c.FindInterface()
+	if c.cfg.leavesInterface() {
+		err = netplugin.IgnoreNoLink(err)
+	}
+	if name := backupName(c.Req.Attachment); err == nil && len(name) > nameMax {
+		err = cni.Errorf(cni.CodeEnvironment, "CNI_CONTAINERID %q: too long for the file name %q", c.Req.ContainerID,
+			name)
+	}
+	return err
+}
+
+// write writes the configured values to sysctls, attributes and the driver.
 func (c container) write() error {
 	for _, s := range c.cfg.Sysctls {
 		if err := s.Key.Write(s.Value); err != nil {
 			return s.failure(err)
 		}
 	}
-	// Each value is set by itself, so that an error says which one the kernel refused.
+	// One request for each value, so that an error names the value that the kernel refused.
 	for _, want := range slices.Concat(c.cfg.Attributes, c.cfg.Ethtool) {
 		if err := c.set(want); err != nil {
 			return cni.Errorf(codeOf(err, cni.CodeInternal), "%w", err)
 		}
 	}
 	if err := c.compareDriver(cni.CodeUnsupportedField); err != nil {
-		return fmt.Errorf("the driver took it, and changed nothing: %w", err)
+		return fmt.Errorf("the driver accepted the value without changing it: %w", err)
 	}
 	return nil
 }
 
-// readValues reads the values that the configuration is going to change, and refuses what is not there. A sysctl that
-// can only be written has none.
+// readValues returns the present values of everything that the configuration changes, except write-only sysctls. A
+// missing sysctl, attribute or setting is an error.
 func (c container) readValues() (before []value, err error) {
-	err = c.FindInterface()
-	if c.cfg.leavesInterface() {
-		err = netplugin.IgnoreNoLink(err)
-	}
-	if err != nil {
-		return nil, err
-	}
-	if name := backupName(c.Req.Attachment); len(name) > nameMax {
-		return nil, cni.Errorf(cni.CodeEnvironment, "CNI_CONTAINERID %q: too long for the file name %q",
-			c.Req.ContainerID, name)
-	}
 	for _, s := range c.cfg.Sysctls {
 		text, err := s.Key.Read()
 		switch {
@@ -267,9 +262,9 @@ func (c container) readValues() (before []value, err error) {
 			}
 			before = append(before, v)
 		case errors.Is(err, fs.ErrNotExist):
-			return nil, bad(s.name(), s.Value, "no such sysctl in the container's network namespace")
+			return nil, refuse(s.name(), s.Value, "no such sysctl in the container's network namespace")
 		case errors.Is(err, unix.EISDIR):
-			return nil, bad(s.name(), s.Value, "is a directory of sysctls")
+			return nil, refuse(s.name(), s.Value, "is a directory of sysctls")
 		case cni.Transient(err):
 			return nil, s.failure(err)
 		}
@@ -278,7 +273,7 @@ func (c container) readValues() (before []value, err error) {
 		have := attributeOf(c.ContEnd, want.Key)
 		if want.Key == "mac" && len(have) != len(want.Value) {
 			reason := fmt.Sprintf("an address of %q has %d bytes", c.Req.IfName, len(c.ContEnd.MAC))
-			return nil, bad("mac", want.Value, reason)
+			return nil, refuse("mac", want.Value, reason)
 		}
 		before = append(before, value{want.Key, have, c.ContEnd.Index, want.Value})
 	}
@@ -293,9 +288,12 @@ func (c container) readValues() (before []value, err error) {
 	return before, nil
 }
 
-// record writes the values from before down, so that DEL finds them whenever this call is killed. Where a value is
-// recorded already, that one counts: only it was there before any ADD.
+// record writes the values from before this ADD to the record, so that DEL finds them even if this call is killed. A
+// value that another attachment has already recorded is kept, because only that one is the original.
 func (c container) record(ctx context.Context, s *store, before []value) error {
+	if err := s.openBackups(c.cfg.DataDir, 0o700); err != nil {
+		return fmt.Errorf("dataDir: %w", err)
+	}
 	old, _, err := s.records.Get(recordName(c.Req.Attachment))
 	if err != nil {
 		return err
@@ -305,11 +303,11 @@ func (c container) record(ctx context.Context, s *store, before []value) error {
 		return err
 	}
 	if len(old.attributes(c.Req.IfName, 0)) > 0 {
-		backup = nil // made from the record; any other is the reference's, whose ADD counts as the first
+		backup = nil // a copy of the record. Otherwise, it is from an earlier ADD of the reference
 	}
 	here := c.NetnsID
-	here.MAC = "" // other interfaces have others
-	// Of a former life of the container.
+	here.MAC = "" // differs between interfaces
+	// Changes of an earlier container with this ID.
 	isFormer := func(one change) bool { return one.isOver(s.boot) || !one.Netns.Is(here) }
 	r := record{slices.DeleteFunc(slices.Clone(old.Changes), isFormer)}
 	known, own := r.values(), r.change(c.Req.Attachment)
@@ -340,7 +338,7 @@ func (c container) record(ctx context.Context, s *store, before []value) error {
 		}
 		return err
 	})
-	// The record goes first: a backup file alone would be taken for the reference's.
+	// The record first: a backup file without a record would be treated as the reference's.
 	errs := []error{s.records.Put(ctx, r), s.putBackup(c.Req.Attachment, r)}
 	for _, one := range old.Changes {
 		if one.IfName != c.Req.IfName && isFormer(one) {
@@ -350,7 +348,7 @@ func (c container) record(ctx context.Context, s *store, before []value) error {
 	return errors.Join(errs...)
 }
 
-// set gives a sysctl or an attribute a value, unless it has that.
+// set writes a value, unless the sysctl, attribute or setting already has it.
 func (c container) set(v value) error {
 	if v.isEthtool() {
 		return (&driver{link: c.ContEnd}).set(v)
@@ -375,7 +373,7 @@ func (c container) set(v value) error {
 	return nil
 }
 
-// codeOf is the code for a value that the kernel did not take.
+// codeOf returns the code for a value that the kernel refused; other is the code for all other errors.
 func codeOf(err error, other uint) uint {
 	switch {
 	case errors.Is(err, unix.EINVAL), errors.Is(err, unix.ERANGE), errors.Is(err, unix.EADDRNOTAVAIL),
@@ -387,8 +385,8 @@ func codeOf(err error, other uint) uint {
 	return other
 }
 
-// restoreIn restores the values that the attachment alone has changed, or those of the reference's backup file, where
-// the path leads to the namespace in which they were changed.
+// restoreIn restores the values of own and those of the reference's backup file, if c is in the namespace in which they
+// were changed.
 func (c container) restoreIn(own change, r record, backup []value) error {
 	if err := netplugin.IgnoreNoLink(c.FindInterface()); err != nil {
 		return err
@@ -396,15 +394,15 @@ func (c container) restoreIn(own change, r record, backup []value) error {
 	if len(r.attributes(c.Req.IfName, c.ContEnd.Index)) > 0 || !c.isReferences(backup) {
 		backup = nil
 	}
-	known := c.NetnsID.Cookie != 0 || c.NetnsID.MAC != "" // the inode alone can be a later namespace's
+	known := c.NetnsID.Cookie != 0 || c.NetnsID.MAC != "" // the inode number may have been reused
 	if known && own.Netns.Is(c.NetnsID) {
 		backup = append(backup, own.Values...)
 	}
 	return c.restore(backup)
 }
 
-// restore puts values back, the last that was changed first, and goes on after an error. Those of an interface that is
-// gone went with it.
+// restore writes the values in reverse order. It skips values of an interface that no longer exists, continues after an
+// error and returns all of them.
 func (c container) restore(before []value) error {
 	var errs []error
 	for _, v := range slices.Backward(before) {
@@ -418,13 +416,13 @@ func (c container) restore(before []value) error {
 	return errors.Join(errs...)
 }
 
-// compare returns an error of the code with each sysctl that differs from the configuration.
+// compare returns an error with this code that names each sysctl whose value differs from the configuration.
 func (c container) compare(code uint) error {
 	var errs []error
 	for _, s := range c.cfg.Sysctls {
 		text, err := s.Key.Read()
 		switch {
-		case code == cni.CodeDrift && errors.Is(err, fs.ErrPermission): // it can only be written
+		case code == cni.CodeDrift && errors.Is(err, fs.ErrPermission): // write-only
 		case err != nil:
 			errs = append(errs, cni.Errorf(code, "%s: %w, want %q", s.name(), err, s.Value))
 		case !sysctl.Equal(text, s.Value):
@@ -434,7 +432,8 @@ func (c container) compare(code uint) error {
 	return errors.Join(errs...)
 }
 
-// verify returns each difference from the configuration. What that does not name is anybody's.
+// verify returns an error that names each difference from the configuration. It ignores values that the configuration
+// does not set.
 func (c container) verify() error {
 	errs := []error{c.compare(cni.CodeDrift)}
 	if !c.cfg.leavesInterface() {

@@ -15,27 +15,27 @@ import (
 	"github.com/hawser-cni/plugins/pkg/sysctl"
 )
 
-// placeholder in a sysctl's key stands for the name of the interface.
+// placeholder stands for the name of the interface in the key of a sysctl.
 const placeholder = "IFNAME"
 
-// setting is a sysctl that is to have a value.
+// setting is a sysctl with its configured value.
 type setting struct {
 	Source string // "sysctl" or "args.cni.sysctl"
-	Raw    string // the key as written, which the allow-list is about
+	Raw    string // the key as written, which the allow-list matches
 	Key    sysctl.Key
 	Value  string
 }
 
-// name is how messages call the sysctl.
+// name returns the name of the sysctl in messages.
 func (s setting) name() string { return fmt.Sprintf("%s[%q]", s.Source, s.Raw) }
 
+// failure wraps an error of reading or writing the sysctl.
 func (s setting) failure(err error) error {
 	return cni.Errorf(codeOf(err, cni.CodeIO), "%s: %w", s.name(), err)
 }
 
-// parseSysctls reads both lists of sysctls, in the order in which they are
-// written. A key of args.cni.sysctl replaces the value of the same key in
-// sysctl.
+// parseSysctls returns the sysctls of both lists in the order of writing. A key of args.cni.sysctl replaces the same
+// key of sysctl.
 func parseSysctls(w wireConfig, ifName string, problems *cni.Problems) []setting {
 	settings := parseSettings("sysctl", w.Sysctl, ifName, problems)
 	for _, s := range parseSettings("args.cni.sysctl", w.Args.CNI.Sysctl, ifName, problems) {
@@ -48,7 +48,7 @@ func parseSysctls(w wireConfig, ifName string, problems *cni.Problems) []setting
 	return settings
 }
 
-// parseSettings reads a JSON object, whose order counts.
+// parseSettings parses a JSON object in its order, which a map would lose.
 func parseSettings(source string, raw json.RawMessage, ifName string, problems *cni.Problems) (settings []setting) {
 	dec := json.NewDecoder(bytes.NewReader(raw))
 	start, _ := dec.Token()
@@ -57,12 +57,12 @@ func parseSettings(source string, raw json.RawMessage, ifName string, problems *
 		return nil
 	case json.Delim('{'):
 	default:
-		problems.Add(cni.Refuse(source, nil, "is no object of strings"))
+		problems.Add(cni.Refuse(source, nil, "is not an object of strings"))
 		return nil
 	}
 	for dec.More() {
 		var text json.RawMessage
-		name, _ := dec.Token() // raw was read before: it is JSON
+		name, _ := dec.Token() // raw is valid JSON
 		_ = dec.Decode(&text)
 		s := setting{Source: source, Raw: name.(string)}
 		if text[0] != '"' || json.Unmarshal(text, &s.Value) != nil {
@@ -79,38 +79,40 @@ func parseSettings(source string, raw json.RawMessage, ifName string, problems *
 			continue
 		}
 		if i := indexOf(settings, s.Key); i >= 0 {
-			problems.Add(cni.Refuse(s.name(), s.Value, fmt.Sprintf("is duplicated, by %q", settings[i].Raw)))
+			problems.Add(cni.Refuse(s.name(), s.Value, fmt.Sprintf("is a duplicate of %q", settings[i].Raw)))
 		}
 		settings = append(settings, s)
 	}
 	return settings
 }
 
+// refuseType returns the error for a value that is not a string.
 func refuseType(s setting, value json.RawMessage) error {
-	refused := cni.Refuse(s.name(), value, "is no string")
+	refused := cni.Refuse(s.name(), value, "is not a string")
 	if strings.ContainsRune("-0123456789", rune(value[0])) {
 		refused.Suggest("write %q", value)
 	}
 	return refused
 }
 
-// indexOf returns the index of the setting of key, however it is spelt, or -1.
+// indexOf returns the index of the setting with this key, in any spelling, or -1.
 func indexOf(settings []setting, key sysctl.Key) int {
 	return slices.IndexFunc(settings, func(s setting) bool { return s.Key.Path() == key.Path() })
 }
 
-// attributes of an interface are in the order in which the reference changes them and writes its backup file.
+// attributes lists the attributes of an interface in the order in which the reference changes them and writes them to
+// its backup file.
 var attributes = []string{"mac", "promisc", "mtu", "allmulti", "txQLen"}
 
-// value is what an attribute or a sysctl has, as text.
+// value is the value of a sysctl, an attribute or an ethtool setting, as text.
 type value struct {
 	Key   string `json:"key"`
 	Value string `json:"value"`
-	Link  int    `json:"link,omitempty"` // index of the interface that it belongs to; 0 = the namespace, or not said
-	Set   string `json:"set,omitempty"`  // what an ADD made of it; empty = an earlier release did, or the reference
+	Link  int    `json:"link,omitempty"` // index of the interface; 0: of the namespace, or unknown
+	Set   string `json:"set,omitempty"`  // value that ADD wrote; empty: written by 0.1.0 or by the reference
 }
 
-// String is the value as sysctl(8) or ip(8) writes it, with that from before.
+// String formats the value like sysctl(8) or ip(8), followed by the original one.
 func (v value) String() string {
 	between := " = "
 	if v.isAttribute() || v.isEthtool() {
@@ -121,7 +123,7 @@ func (v value) String() string {
 
 func (v value) isAttribute() bool { return slices.Contains(attributes, v.Key) }
 
-// attributeOf reads an attribute of a link.
+// attributeOf returns an attribute of a link as text.
 func attributeOf(l rtnl.Link, name string) string {
 	switch name {
 	case "mac":
@@ -136,10 +138,10 @@ func attributeOf(l rtnl.Link, name string) string {
 	return strconv.Itoa(l.TxQLen)
 }
 
-// isOf says whether a link has the value.
+// isOf reports whether a link has the value.
 func (v value) isOf(l rtnl.Link) bool { return strings.EqualFold(attributeOf(l, v.Key), v.Value) }
 
-// change is the change of a link that gives an attribute this value.
+// change returns the change of a link that sets the attribute.
 func (v value) change() (ch rtnl.LinkChange, err error) {
 	on, notBool := strconv.ParseBool(v.Value)
 	n, notNumber := strconv.ParseUint(v.Value, 10, 31)
