@@ -9,8 +9,8 @@ import (
 // ParseRules reads the rules among the lines that a program prints.
 func ParseRules(lines []string) []Rule { return parseTable(lines).Rules }
 
-// FuzzRule reads anything as what iptables prints, and writes it as lines for
-// iptables-restore: one line each, that says the same.
+// FuzzRule parses any text as output of iptables, and writes the rules as lines for
+// iptables-restore, which must parse as the same rules.
 func FuzzRule(f *testing.F) {
 	f.Add(
 		`-A POSTROUTING -s 10.1.0.2/32 -m comment --comment "name: \"net\" id: \"1\"" -j CNI-2bbe0c48b91a7d1b8a6753a8`)
@@ -33,7 +33,7 @@ func FuzzRule(f *testing.F) {
 	})
 }
 
-// FuzzComment reads anything as a comment of the reference's rules.
+// FuzzComment parses any text as a comment of the reference plugins' rules.
 func FuzzComment(f *testing.F) {
 	f.Add(OwnerComment("", "net", "one"))
 	f.Add(`name: "a" id: "`)

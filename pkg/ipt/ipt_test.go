@@ -50,7 +50,7 @@ var _ = Describe("rules that are compared", func() {
 		Expect(rule.Equal(ipt.NewRule("X", "-s", "10.0.0.1/32", "-j", "Y"))).To(BeFalse())
 	})
 
-	It("give their options", func() {
+	It("return their options", func() {
 		Expect(rule.Option("-j")).To(Equal("Y"))
 		Expect(rule.Option("--comment")).To(Equal("c"))
 		Expect(rule.Option("-d")).To(BeEmpty())
@@ -74,7 +74,7 @@ var _ = Describe("what the reference writes about a container", func() {
 		Expect(ok).To(BeFalse())
 	})
 
-	It("is no longer than iptables takes", func() {
+	It("is not longer than iptables accepts", func() {
 		comment := ipt.OwnerComment("", "net1", strings.Repeat("c", 300))
 		Expect(comment).To(And(HaveLen(255), HaveSuffix("ccc...")))
 	})
@@ -87,7 +87,7 @@ var _ = Describe("the programs", Label("kernel"), func() {
 		for _, variant := range []ipt.Variant{ipt.NFT, ipt.Legacy} {
 			name := map[nft.Family]string{nft.IPv4: "iptables-", nft.IPv6: "ip6tables-"}[family] + string(variant)
 
-			It("change a table wholly or not at all, with "+name, func() {
+			It("change a table completely or not at all, with "+name, func() {
 				nstest.Need("iptables-" + string(variant))
 				host := nstest.NewHost()
 				host.Do(func() {
@@ -106,7 +106,7 @@ var _ = Describe("the programs", Label("kernel"), func() {
 			})
 		}
 
-		It("are looked for in the kernel's x_tables without making a table", func() {
+		It("are found in the kernel's x_tables without creating a table", func() {
 			nstest.Need("iptables-legacy")
 			host := nstest.NewHost()
 			host.Do(func() {
@@ -129,7 +129,7 @@ var _ = Describe("the programs", Label("kernel"), func() {
 		})
 	}
 
-	It("are told apart by the name behind the links, or by what they say of themselves", func() {
+	It("are distinguished by the target of the links, or by their --version", func() {
 		nstest.Need("iptables-nft")
 		dir := GinkgoT().TempDir()
 		for _, tail := range []string{"", "-restore"} {
@@ -170,7 +170,7 @@ var _ = DescribeTable("modules that the kernel lacks are code 2, and named", Lab
 	},
 	Entry("nf_tables", "iptables-nft-restore", "iptables-restore v1.8.9 (nf_tables): Could not fetch rule set "+
 		"generation id: Invalid argument", "nf_tables"),
-	Entry("no right to ask", "iptables-nft-restore", "iptables-restore v1.8.9 (nf_tables): Could not fetch rule set "+
+	Entry("missing permission", "iptables-nft-restore", "iptables-restore v1.8.9 (nf_tables): Could not fetch rule set "+
 		"generation id: Permission denied", ""),
 	Entry("extensions", "iptables-nft-restore", "Warning: Extension comment revision 0 not supported, missing kernel "+
 		"module?\nWarning: Extension tcp revision 0 not supported, missing kernel module?\nWarning: Extension DNAT "+
@@ -179,7 +179,7 @@ var _ = DescribeTable("modules that the kernel lacks are code 2, and named", Lab
 		"directory): rule in chain X", "nft_compat, xt_comment, xt_tcpudp, xt_nat"),
 	Entry("the hook", "iptables-nft-restore", "iptables-restore v1.8.9 (nf_tables): \nline 5: CHAIN_ADD failed (No "+
 		"such file or directory): chain POSTROUTING", "nft_chain_nat"),
-	Entry("a chain that is gone", "iptables-nft-restore", "iptables-restore v1.8.9 (nf_tables): \nline 5: RULE_APPEND "+
+	Entry("a missing chain", "iptables-nft-restore", "iptables-restore v1.8.9 (nf_tables): \nline 5: RULE_APPEND "+
 		"failed (No such file or directory): rule in chain X", ""),
 	Entry("a legacy table", "iptables-legacy-restore", "iptables-restore v1.8.9 (legacy): iptables-restore: unable to "+
 		"initialize table 'nat'", "ip_tables, iptable_nat"),
@@ -203,7 +203,7 @@ var _ = DescribeTable("the key of a backend", func(text *string, want ipt.Backen
 	Entry("something else", new("ipvs"), ipt.Auto, `backend: "ipvs" is neither "nftables" nor "iptables"`),
 )
 
-// look is table nat.
+// look returns table nat.
 func look(tool ipt.Tool) *ipt.Edit {
 	GinkgoHelper()
 	return nstest.Must(tool.Read(context.Background(), "nat"))
@@ -223,7 +223,7 @@ var _ = Describe("a chain", Label("kernel"), func() {
 			}
 			jump := func(chain string) ipt.Rule { return ipt.NewRule("POSTROUTING", "-j", chain) }
 
-			// inHost makes OURS-1, to which two rules lead, and OURS-2, to which none does.
+			// inHost creates OURS-1, with two jumps to it, and OURS-2, with none.
 			inHost := func(fn func(nf *nft.Conn, tool ipt.Tool)) {
 				GinkgoHelper()
 				nstest.Need("iptables-" + string(variant))
@@ -241,7 +241,7 @@ var _ = Describe("a chain", Label("kernel"), func() {
 			}
 			of := " of iptables-" + string(variant) + " for IPv" + family.Digit()
 
-			It("is found, with its rules and those that lead to it"+of, func() {
+			It("is found, with its rules and the jumps to it"+of, func() {
 				inHost(func(nf *nft.Conn, tool ipt.Tool) {
 					Expect(named("OURS-1").Variants(ctx, nf)).To(Equal([]ipt.Variant{variant}))
 					Expect(named("OURS-3").Variants(ctx, nf)).To(BeEmpty())
@@ -255,7 +255,7 @@ var _ = Describe("a chain", Label("kernel"), func() {
 				})
 			})
 
-			It("goes with all that leads to it, and again"+of, func() {
+			It("is removed with the jumps to it, repeatedly"+of, func() {
 				inHost(func(nf *nft.Conn, tool ipt.Tool) {
 					for range 2 {
 						Expect(named("OURS-1").Remove(ctx, nf, variant, nil)).To(Succeed())
@@ -267,7 +267,7 @@ var _ = Describe("a chain", Label("kernel"), func() {
 				})
 			})
 
-			It("stays, with the rules that lead to it from other addresses"+of, func() {
+			It("stays, with the jumps for other addresses"+of, func() {
 				inHost(func(nf *nft.Conn, tool ipt.Tool) {
 					text := map[nft.Family][]string{
 						nft.IPv4: {"10.1.0.2/24", "10.1.0.0/24", "10.1.0.3/32", "10.2.0.0/24"},
@@ -286,10 +286,10 @@ var _ = Describe("a chain", Label("kernel"), func() {
 				})
 			})
 
-			It("is looked at again when the change fails, and not changed where nothing differs"+of, func() {
+			It("is read again if the change fails, and not changed if nothing differs"+of, func() {
 				inHost(func(nf *nft.Conn, tool ipt.Tool) {
 					looks := 0
-					wrong := &ipt.Edit{Rules: []ipt.Rule{jump("OURS-2")}} // as somebody deleted it meanwhile
+					wrong := &ipt.Edit{Rules: []ipt.Rule{jump("OURS-2")}} // as if another program had deleted it
 					Expect(tool.EditFrom(ctx, "nat", func() (*ipt.Edit, error) {
 						if looks++; looks == 1 {
 							return wrong, nil
@@ -311,7 +311,7 @@ var _ = Describe("a chain", Label("kernel"), func() {
 		}
 	}
 
-	It("of the legacy variant is looked for without waiting for the lock", func() {
+	It("of the legacy variant is found without waiting for the lock", func() {
 		nstest.Need("iptables-legacy")
 		nstest.NewHost().Do(func() {
 			tool := ipt.Tool{Family: nft.IPv4, Variant: ipt.Legacy}
@@ -323,7 +323,7 @@ var _ = Describe("a chain", Label("kernel"), func() {
 	})
 })
 
-// table is a table with chain X, which has two rules, and chain Y, to which a rule of FORWARD leads.
+// table has chain X with two rules, and chain Y with a jump from FORWARD.
 func table() *ipt.Edit {
 	return &ipt.Edit{Chains: []string{"FORWARD", "X", "Y"}, Rules: []ipt.Rule{to("X", "ACCEPT"), to("FORWARD", "Y"),
 		to("X", "DROP")}}
@@ -346,21 +346,21 @@ var _ = DescribeTable("an edit has the lines of the difference", func(change fun
 		e.Fill("Y", nil)
 		e.Remove("Z")
 	}),
-	Entry("chains that are missing", func(e *ipt.Edit) { e.Make("X", "A", "B") }, "-N A", "-N B"),
-	Entry("rules that are to be first", func(e *ipt.Edit) { e.First(to("X", "A"), to("X", "DROP"), to("X", "B")) },
+	Entry("missing chains", func(e *ipt.Edit) { e.Make("X", "A", "B") }, "-N A", "-N B"),
+	Entry("rules at the beginning", func(e *ipt.Edit) { e.First(to("X", "A"), to("X", "DROP"), to("X", "B")) },
 		"-I X -j B", "-I X -j A"),
-	Entry("rules that are to be last", func(e *ipt.Edit) { e.Last(to("X", "A"), to("X", "DROP"), to("Y", "B")) },
+	Entry("rules at the end", func(e *ipt.Edit) { e.Last(to("X", "A"), to("X", "DROP"), to("Y", "B")) },
 		"-A X -j A", "-A Y -j B"),
-	Entry("rules that go", func(e *ipt.Edit) { e.Delete(func(r ipt.Rule) bool { return r.Chain == "X" }) },
+	Entry("deleted rules", func(e *ipt.Edit) { e.Delete(func(r ipt.Rule) bool { return r.Chain == "X" }) },
 		"-D X -j ACCEPT", "-D X -j DROP"),
 	Entry("the rules of a chain, in another order", func(e *ipt.Edit) {
 		e.Fill("X", []ipt.Rule{to("X", "DROP"), to("X", "ACCEPT")})
 	}, ":X - [0:0]", "-A X -j DROP", "-A X -j ACCEPT"),
 	Entry("the rules of a chain that is missing", func(e *ipt.Edit) { e.Fill("Z", []ipt.Rule{to("Z", "DROP")}) },
 		":Z - [0:0]", "-A Z -j DROP"),
-	Entry("a chain that goes with its rules", func(e *ipt.Edit) { e.Remove("X") }, "-F X", "-X X"),
-	Entry("no chain that a rule leads to", func(e *ipt.Edit) { e.Remove("Y") }),
-	Entry("a chain that no rule leads to any more", func(e *ipt.Edit) {
+	Entry("a chain removed with its rules", func(e *ipt.Edit) { e.Remove("X") }, "-F X", "-X X"),
+	Entry("no removal of a chain with a jump to it", func(e *ipt.Edit) { e.Remove("Y") }),
+	Entry("a chain whose last jump is deleted", func(e *ipt.Edit) {
 		e.Delete(func(r ipt.Rule) bool { return r.Option("-j") == "Y" })
 		e.Remove("Y")
 	}, "-D FORWARD -j Y", "-F Y", "-X Y"),
@@ -400,7 +400,7 @@ var _ = Describe("the editor", Label("kernel"), func() {
 		})
 	})
 
-	It("needs no program where no variant has the chain, and says which one is missing else", func() {
+	It("needs no program if no variant has the chain, and otherwise names the missing one", func() {
 		nstest.Need("iptables-nft")
 		host := nstest.NewHost()
 		host.Do(func() {
@@ -418,7 +418,7 @@ var _ = Describe("the editor", Label("kernel"), func() {
 		})
 	})
 
-	It("says whose words an error of the program are", func() {
+	It("names the program in its errors", func() {
 		nstest.Need("iptables-nft")
 		nstest.NewHost().Do(func() {
 			_, err := ipt.Tool{Family: nft.IPv4, Variant: ipt.NFT}.Read(ctx, "no such table")

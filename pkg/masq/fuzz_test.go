@@ -10,8 +10,8 @@ import (
 	"github.com/hawser-cni/plugins/pkg/nft"
 )
 
-// FuzzRecord reads anything as a record, and makes lines of it: each is one
-// line, about chains of ours or jumps to them.
+// FuzzRecord decodes any bytes as a record, and derives lines for iptables-restore: each
+// must be a single line about chains of the plugins or jumps to them.
 func FuzzRecord(f *testing.F) {
 	chain := chainOf("net", "one")
 	f.Add([]byte(`{"network":"net","containerID":"one","interfaces":{"eth0":["10.1.0.2/24","fd00::2/64"]}}`))

@@ -29,7 +29,7 @@ const (
 	commentC1 = `-m comment --comment "name: \"net1\" id: \"c1\""`
 )
 
-// natRules is the nat table of both families in the words of iptables.
+// natRules returns table nat of both families as iptables lists it.
 func natRules(h *nstest.Host) string {
 	GinkgoHelper()
 	return h.Cmd("iptables", "-t", "nat", "-S") + h.Cmd("ip6tables", "-t", "nat", "-S")
@@ -54,7 +54,7 @@ var _ = Describe("masquerade with iptables", Label("kernel"), func() {
 	two := config(ipt.IPTables, "c1", "net1", "10.2.0.2/24", "fd01::7/64")
 
 	eachVariant(func(host func() *nstest.Host, variant string) {
-		It("writes the rules of the reference", func() {
+		It("writes the reference plugin's rules", func() {
 			before := natRules(host())
 			Expect(add(host(), one)).To(Succeed())
 			for _, family := range []struct{ program, addr, prefix, multicast string }{
@@ -85,7 +85,7 @@ var _ = Describe("masquerade with iptables", Label("kernel"), func() {
 			Expect(natRules(host())).To(Equal(before))
 		})
 
-		It("forgets nothing of an ADD without a DEL when the next has other addresses", func() {
+		It("also removes the rules of an ADD without a DEL if the next ADD has other addresses", func() {
 			before := natRules(host())
 			again := config(ipt.IPTables, "c1", "eth0", "10.1.0.9/24", "fd01::2/64")
 			for _, remove := range []func(*nstest.Host, masq.Config) error{del, delBlind} {
@@ -121,7 +121,7 @@ var _ = Describe("masquerade with iptables", Label("kernel"), func() {
 			Expect(natRules(host())).NotTo(ContainSubstring("CNI-"))
 		})
 
-		It("finds its rules when others moved or removed some of them", func() {
+		It("finds its rules if other programs moved or removed some of them", func() {
 			Expect(add(host(), one)).To(Succeed())
 			host().Cmd("sh", "-c", "iptables -t nat -D POSTROUTING -s 10.1.0.2/32 "+commentC1+" -j "+chainC1)
 			Expect(check(host(), one)).To(MatchError(ContainSubstring(`no rule "-A POSTROUTING -s 10.1.0.2/32`)))
@@ -130,7 +130,7 @@ var _ = Describe("masquerade with iptables", Label("kernel"), func() {
 			Expect(check(host(), one)).To(MatchError(ContainSubstring("is missing")))
 		})
 
-		It("deletes what calls left that were killed before they had changed a rule", func() {
+		It("deletes the records of calls that were killed before they changed a rule", func() {
 			Expect(add(host(), one)).To(Succeed())
 			Expect(del(host(), one)).To(Succeed())
 			host().Cmd("touch", "/run/hawser/masq/"+chainC1+".json")
@@ -138,7 +138,7 @@ var _ = Describe("masquerade with iptables", Label("kernel"), func() {
 			Expect(records(host())).To(BeEmpty())
 		})
 
-		It("deletes, and adds again, whatever became of its record", func() {
+		It("deletes and adds again, regardless of the state of its record", func() {
 			for _, content := range []string{"", "x", "{}",
 				`{"network":"net1","containerID":"c1","interfaces":{"eth0":[""]}}`,
 				`{"network":"net1","containerID":"c1","interfaces":{"eth0":["fe80::1%-j/64"],"a\n-F":["0.0.0.0/0"]}}`,
@@ -154,7 +154,7 @@ var _ = Describe("masquerade with iptables", Label("kernel"), func() {
 			Expect(records(host())).To(BeEmpty())
 		})
 
-		It("makes exactly one copy of each rule when many come at once", func() {
+		It("adds exactly one copy of each rule in concurrent calls", func() {
 			errs := make([]error, 12)
 			each := func(do func(*nstest.Host, masq.Config) error) error {
 				nstest.AtOnce(len(errs), func(i int) {
@@ -189,7 +189,7 @@ var _ = Describe("masquerade with iptables", Label("kernel"), func() {
 			Expect(log()).To(BeEmpty())
 		})
 
-		It("deletes the IPv4 rules when those of IPv6 failed", func() {
+		It("deletes the IPv4 rules if the IPv6 rules failed", func() {
 			before := natRules(host())
 			dir := GinkgoT().TempDir()
 			Expect(os.WriteFile(dir+"/ip6tables-restore",
@@ -203,7 +203,7 @@ var _ = Describe("masquerade with iptables", Label("kernel"), func() {
 			Expect(records(host())).To(BeEmpty())
 		})
 
-		It("collects what is not valid any more, of its network only", func() {
+		It("removes stale attachments of its own network only", func() {
 			other := config(ipt.IPTables, "c1", "eth0", "10.7.0.2/24")
 			other.Attachment.Network = "net2"
 			for _, c := range []masq.Config{one, two, other, config(ipt.IPTables, "c2", "eth0", "10.1.0.3/24")} {
@@ -217,7 +217,7 @@ var _ = Describe("masquerade with iptables", Label("kernel"), func() {
 			Expect(check(host(), other)).To(Succeed())
 		})
 
-		It("deletes without the programs where it can, and names them where it cannot", func() {
+		It("deletes without programs if possible, and otherwise names them", func() {
 			Expect(add(host(), one)).To(Succeed())
 			var err error
 			nstest.WithoutPrograms(func() { err = del(host(), one) })
@@ -237,7 +237,7 @@ var _ = Describe("masquerade with iptables", Label("kernel"), func() {
 			Expect(natRules(host())).NotTo(ContainSubstring("CNI-"))
 		})
 
-		It("deletes what it made with the other variant, too", func() {
+		It("also deletes the rules of the other variant", func() {
 			Expect(add(host(), one)).To(Succeed())
 			other := map[string]string{"nft": "legacy", "legacy": "nft"}[variant]
 			nstest.UseVariant(other)
@@ -264,7 +264,7 @@ var _ = Describe("masquerade with iptables", Label("kernel"), func() {
 		}
 	})
 
-	It("writes nothing down where programs are missing, also beside a legacy table", func() {
+	It("writes no record if programs are missing, also with a legacy table", func() {
 		host := nstest.NewHost()
 		host.Cmd("iptables-legacy-save", "-t", "nat") // makes the table
 		host.Cmd("ip6tables-legacy-save", "-t", "nat")
@@ -300,7 +300,7 @@ var _ = Describe("masquerade with iptables", Label("kernel"), func() {
 	})
 })
 
-var _ = It("has nothing in iptables: Del waits for nobody", Label("kernel"), func() {
+var _ = It("has nothing in iptables: Del does not wait for a lock", Label("kernel"), func() {
 	nstest.UseVariant("nft")
 	host := nstest.NewHost()
 	one := config(ipt.IPTables, "c1", "eth0", "10.1.0.2/24")
@@ -317,13 +317,13 @@ var _ = It("has nothing in iptables: Del waits for nobody", Label("kernel"), fun
 	})
 })
 
-// records are the files beside the rules, but the lock.
+// records returns the files of the records, without the lock.
 func records(h *nstest.Host) string {
 	GinkgoHelper()
 	return h.Cmd("ls", "-A", "-I", "lock", "/run/hawser/masq")
 }
 
-// shim puts programs before the real ones that write down their names.
+// shim puts programs before the real ones that log their names.
 func shim(variant string) (log func() []string) {
 	GinkgoHelper()
 	dir := GinkgoT().TempDir()
@@ -351,7 +351,7 @@ func shim(variant string) (log func() []string) {
 	}
 }
 
-// reference runs a release's bridge in the host.
+// reference runs the bridge plugin of a reference release in the host.
 func reference(ref nstest.Reference, h *nstest.Host, command, ipMasq string, c masq.Config, netns string) {
 	GinkgoHelper()
 	var addrs []string
@@ -412,7 +412,7 @@ func besideReference(ref nstest.Reference) {
 			}),
 		)
 
-		It("deletes one interface of a container that the reference made, and leaves the other", func() {
+		It("deletes one interface of the reference plugin's container, and keeps the other", func() {
 			netns := nstest.NewNetns().Path
 			reference(ref, host(), "ADD", "true", one, netns)
 			reference(ref, host(), "ADD", "true", two, netns)
@@ -423,7 +423,7 @@ func besideReference(ref nstest.Reference) {
 			Expect(natRules(host())).NotTo(ContainSubstring("CNI-"))
 		})
 
-		It("adds an interface to a container that the reference made", func() {
+		It("adds an interface to a container of the reference plugin", func() {
 			three := config(ipt.IPTables, "c1", "net2", "10.4.0.8/24", "fd04::8/64")
 			reference(ref, host(), "ADD", "true", one, nstest.NewNetns().Path)
 			Expect(add(host(), three)).To(Succeed())
@@ -434,7 +434,7 @@ func besideReference(ref nstest.Reference) {
 			Expect(natRules(host())).NotTo(ContainSubstring("CNI-"))
 		})
 
-		It("lets the reference delete its own rules", Label("reference-del"), func() {
+		It("lets the reference plugin delete its own rules", Label("reference-del"), func() {
 			netns := nstest.NewNetns().Path
 			before := natRules(host())
 			reference(ref, host(), "ADD", "false", one, netns)
@@ -446,7 +446,7 @@ func besideReference(ref nstest.Reference) {
 			Expect(records(host())).To(BeEmpty())
 		})
 
-		It("deletes the jumps of its older versions", func() {
+		It("deletes the jumps of older versions", func() {
 			reference(ref, host(), "ADD", "true", one, nstest.NewNetns().Path)
 			host().Cmd("sh", "-c", "iptables -t nat -A POSTROUTING -s 10.1.0.2/24 "+commentC1+" -j "+chainC1)
 			Expect(del(host(), one)).To(Succeed())
@@ -466,7 +466,7 @@ var _ = Describe("beside the reference's nftables", Label("kernel"), func() {
 				"add rule inet cni_plugins_masquerade masq_checks ip saddr == %s ip daddr != 10.1.0.0/24 "+
 					"masquerade comment \"%s\"\n", addr, comment)
 		}
-		// Vectors from the reference: network unit-test, interface eth0, container one.
+		// Test vectors from the reference plugins: network unit-test, interface eth0, container one.
 		const mine = "6fd94d501e58f0aa-287fc69eff0574a2, net: unit-test, if: eth0, id: one"
 		script := "add table inet cni_plugins_masquerade\n" +
 			"add chain inet cni_plugins_masquerade masq_checks\n" +

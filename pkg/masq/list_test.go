@@ -14,7 +14,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/nstest"
 )
 
-// listed is what List returns: "net1 c1 eth0 10.1.0.2", with where it is kept.
+// listed returns the result of List: "net1 c1 eth0 10.1.0.2", with the place where it is kept.
 func listed(h *nstest.Host) (lines []string) {
 	GinkgoHelper()
 	var all []cni.Holding
@@ -50,7 +50,7 @@ var _ = Describe("List", Label("kernel"), func() {
 			Expect(listed(host())).To(BeEmpty())
 		})
 
-		It("has what the reference made with iptables", func() {
+		It("has the reference plugin's rules in iptables", func() {
 			ref, netns := nstest.Newest(), nstest.NewNetns().Path
 			reference(ref, host(), "ADD", "true", one, netns)
 			kept := ": iptables chain nat " + chainC1 + " (reference)"
@@ -60,7 +60,7 @@ var _ = Describe("List", Label("kernel"), func() {
 		})
 	})
 
-	It("has what the reference made with nftables, and no mark that nobody of ours wrote", func() {
+	It("has the reference plugin's rules in nftables, and no element without a mark of the plugins", func() {
 		nstest.Need("nft", "nft-inet-nat")
 		host := nstest.NewHost()
 		Expect(add(host, two)).To(Succeed())

@@ -27,8 +27,8 @@ func TestMain(m *testing.M) { nstest.Main(m) }
 
 func TestMasq(t *testing.T) { nstest.RunSpecs(t, "masq") }
 
-// world is a host that routes between two containers of one subnet (a, b), one of another (c) and a
-// machine outside, which knows no way back to the containers.
+// world has a host that routes between two containers of one subnet (a, b), one of another (c) and a
+// machine outside, which has no route to the containers.
 type world struct {
 	host, a, b, c, out *nstest.Host
 }
@@ -45,7 +45,7 @@ func newWorld() world {
 	return w
 }
 
-// container has a link of its own to the host, so that the host routes within a subnet, too.
+// container has its own link to the host, so that the host also routes within a subnet.
 func (w world) container(hostEnd string, addrs ...string) *nstest.Host {
 	GinkgoHelper()
 	c := nstest.NewHost()
@@ -60,7 +60,7 @@ func (w world) container(hostEnd string, addrs ...string) *nstest.Host {
 	return c
 }
 
-// seen is the address that a server on one machine sees when the other one asks it.
+// seen returns the client address that a server on one machine sees for a request of the other one.
 func seen(from *nstest.Host, network string, at *nstest.Host, address string) string {
 	GinkgoHelper()
 	server := at.Serve(network, net.JoinHostPort(address, "0"))
@@ -84,7 +84,7 @@ func config(b ipt.Backend, id, ifName string, addrs ...string) masq.Config {
 		Backend: b, Link: "v" + id, Addrs: prefixes(addrs...)}
 }
 
-// with runs fn inside the host with a connection of its own.
+// with runs fn in the host with a new connection.
 func with(h *nstest.Host, fn func(context.Context, *nft.Conn)) {
 	GinkgoHelper()
 	h.Do(func() {
@@ -94,7 +94,7 @@ func with(h *nstest.Host, fn func(context.Context, *nft.Conn)) {
 	})
 }
 
-// in is a call of the package, made inside a host.
+// in is a call of the package in a host.
 func in[T any](call func(context.Context, *nft.Conn, T) error) func(*nstest.Host, T) error {
 	return func(h *nstest.Host, arg T) (err error) {
 		GinkgoHelper()
@@ -124,12 +124,12 @@ func gc(h *nstest.Host, network string, valid ...cni.Attachment) (err error) {
 	return err
 }
 
-// rulesOf is everything that either iptables and nftables have, without counters.
+// rulesOf returns all rules of both variants of iptables and of nftables, without counters.
 func rulesOf(h *nstest.Host) string {
 	GinkgoHelper()
 	text := h.Cmd("nft", "-s", "list", "ruleset")
 	for _, f := range []string{"iptables", "ip6tables"} {
-		// The file is there once the module is.
+		// The file exists if the module is loaded.
 		if h.Run(nstest.Program{Path: "grep", Args: []string{"-q", "nat",
 			"/proc/thread-self/net/" + strings.TrimSuffix(f, "tables") + "_tables_names"}}).Exit == 0 {
 			text += h.Cmd(f+"-legacy", "-t", "nat", "-S")
@@ -285,14 +285,14 @@ var _ = Describe("masquerade with nftables", Label("kernel"), func() {
 		Expect(host.Cmd("nft", "list", "ruleset")).To(Equal(want))
 	})
 
-	It("has one chain for all addresses that are alone in their prefix", func() {
+	It("has one chain for all prefixes of a single address", func() {
 		Expect(add(host, two)).To(Succeed())
 		Expect(add(host, config(ipt.Auto, "c2", "eth0", "10.9.0.8/32", "fd01::8/128"))).To(Succeed())
 		Expect(rulesOf(host)).To(ContainSubstring(single))
 		Expect(rules(host)).To(Equal(4 + 2 + 2))
 	})
 
-	It("removes an attachment with the chains that it was the last to use, and no other", func() {
+	It("removes an attachment with the chains that become unused, and no others", func() {
 		Expect(add(host, one)).To(Succeed())
 		before := rulesOf(host)
 		other := config(ipt.Auto, "c2", "eth0", "10.1.0.3/24", "fd02::3/64")
@@ -307,7 +307,7 @@ var _ = Describe("masquerade with nftables", Label("kernel"), func() {
 		Expect(rulesOf(host)).NotTo(Or(ContainSubstring("masq_v1_"), ContainSubstring("elements")))
 	})
 
-	It("does nothing, with no program and no lock, where there is nothing to delete", Label("no-leftovers"), func() {
+	It("runs no program and takes no lock if there is nothing to delete", Label("no-leftovers"), func() {
 		nstest.WithoutPrograms(func() {
 			Expect(del(host, one)).To(Succeed())
 			Expect(delBlind(host, one)).To(Succeed())
@@ -323,7 +323,7 @@ var _ = Describe("masquerade with nftables", Label("kernel"), func() {
 		})
 	})
 
-	It("leaves an address to its first owner, then to the next", Label("live-owners", "others-by-now"), func() {
+	It("keeps an address for its first owner, then for the next", Label("live-owners", "others-by-now"), func() {
 		old := config(ipt.Auto, "old", "eth0", "10.1.0.2/24", "fd07::2/64")
 		third := config(ipt.Auto, "c3", "eth0", "10.1.0.2/16")
 		old.Link, third.Link = one.Link, one.Link
@@ -361,7 +361,7 @@ var _ = Describe("masquerade with nftables", Label("kernel"), func() {
 		Expect(rulesOf(host)).NotTo(Or(ContainSubstring("masq_v1_"), ContainSubstring("elements")))
 	})
 
-	It("gives all owners of an address their elements again", Label("live-owners"), func() {
+	It("restores the elements of all owners of an address", Label("live-owners"), func() {
 		two := config(ipt.Auto, "c2", "eth0", "10.1.0.2/24")
 		two.Link = one.Link
 		restored := func() (missing map[string]error) {
@@ -402,7 +402,7 @@ var _ = Describe("masquerade with nftables", Label("kernel"), func() {
 		Expect(check(host, one)).To(Succeed())
 	})
 
-	It("moves an address whose prefix has changed, and its chain goes", func() {
+	It("moves an address whose prefix has changed, and removes the old chain", func() {
 		Expect(add(host, one)).To(Succeed())
 		moved := config(ipt.Auto, "c1", "eth0", "10.1.0.2/16")
 		Expect(add(host, moved)).To(Succeed())
@@ -411,7 +411,7 @@ var _ = Describe("masquerade with nftables", Label("kernel"), func() {
 		Expect(check(host, one)).To(MatchError(ContainSubstring(`goes to chain "masq_v1_10.1.0.0/16"`)))
 	})
 
-	It("keeps the number of rules at 200 attachments, and about that of messages", Label("rules-constant"), func() {
+	It("has a constant number of rules with 200 attachments, and about as many messages", Label("rules-constant"), func() {
 		errs := make([]error, 200)
 		configs := make([]masq.Config, len(errs))
 		for i := range errs {
@@ -430,7 +430,7 @@ var _ = Describe("masquerade with nftables", Label("kernel"), func() {
 		Expect(rulesOf(host)).NotTo(ContainSubstring("masq_v1_"))
 	})
 
-	It("makes one copy of each rule when four come first at once", func() {
+	It("adds one copy of each rule in four concurrent first calls", func() {
 		for range 10 {
 			host.Cmd("nft", "flush", "ruleset")
 			errs := make([]error, 4)
@@ -444,7 +444,7 @@ var _ = Describe("masquerade with nftables", Label("kernel"), func() {
 		}
 	})
 
-	DescribeTable("sees what was changed, and the next attachment repairs what all share",
+	DescribeTable("detects changes, and the next attachment repairs the shared part",
 		func(change string, repaired bool) {
 			other := config(ipt.Auto, "c2", "eth0", "10.5.0.2/24")
 			Expect(add(host, one)).To(Succeed())
@@ -468,7 +468,7 @@ var _ = Describe("masquerade with nftables", Label("kernel"), func() {
 		Entry("the ruleset flushed", "nft flush ruleset", false),
 	)
 
-	It("keeps networks of the same container, and interfaces of one container, apart", Label("two-interfaces"), func() {
+	It("distinguishes networks and interfaces of the same container", Label("two-interfaces"), func() {
 		elsewhere := config(ipt.Auto, "c1", "eth0", "10.6.0.2/24")
 		elsewhere.Attachment.Network = "net2"
 		for _, c := range []masq.Config{one, two, elsewhere} {
@@ -484,7 +484,7 @@ var _ = Describe("masquerade with nftables", Label("kernel"), func() {
 		Expect(elements(host)).To(Equal(1))
 	})
 
-	It("respects the administrator's exemptions and leaves them alone", func() {
+	It("respects and keeps the administrator's exemptions", func() {
 		w := newWorld()
 		c := config(ipt.Auto, "a", "eth0", "10.1.0.2/24")
 		Expect(add(w.host, c)).To(Succeed())
@@ -497,7 +497,7 @@ var _ = Describe("masquerade with nftables", Label("kernel"), func() {
 		Expect(rulesOf(w.host)).To(ContainSubstring("192.0.2.0/24"))
 	})
 
-	It("falls back to iptables where the kernel has no nftables, unless told nftables", Label("fallback"), func() {
+	It("falls back to iptables if the kernel has no nftables, unless nftables is configured", Label("fallback"), func() {
 		nstest.UseVariant("legacy")
 		without := func(fn func(context.Context, *nft.Conn) error) error {
 			var err error
@@ -545,7 +545,7 @@ func elements(h *nstest.Host) int {
 	return len(element.FindAllString(h.Cmd("nft", "list", "ruleset"), -1))
 }
 
-// seenPort is the port that a server on one machine sees when another one asks it from the port.
+// seenPort returns the client port that a server sees for a request from the port.
 func seenPort(from *nstest.Host, port int, server string) int {
 	GinkgoHelper()
 	answer := make([]byte, 64)
@@ -578,7 +578,7 @@ var _ = DescribeTable("an attachment that excludes destinations and chooses port
 
 		Expect(add(w.host, c)).To(Succeed())
 		checkAll(w.host, c, plain)
-		By("the others' source stays as it was")
+		By("the source of other containers does not change")
 		w.out.Cmd("ip", "route", "add", "fd01::/64", "via", "2001:db8::1")
 		Expect(seen(w.a, "tcp", w.c, "10.2.0.2")).To(Equal("10.1.0.2"))
 		Expect(seen(w.b, "tcp", w.c, "10.2.0.2")).NotTo(Equal("10.1.0.3"))
@@ -600,7 +600,7 @@ var _ = DescribeTable("an attachment that excludes destinations and chooses port
 		ports = []int{seenPort(w.a, 40002, server), seenPort(w.a, 40003, server)}
 		Expect(ports).NotTo(Equal([]int{40002, 40003}))
 
-		By("CHECK finds another configuration, and ADD makes it")
+		By("CHECK detects another configuration, and ADD applies it")
 		other := c
 		other.Exclude = other.Exclude[:1]
 		missing := c
@@ -609,13 +609,13 @@ var _ = DescribeTable("an attachment that excludes destinations and chooses port
 		Expect(add(w.host, other)).To(Succeed())
 		Expect(check(w.host, c)).To(MatchError(nft.ErrDrift))
 		Expect(seen(w.a, "tcp", w.out, "2001:db8::2")).To(Equal("2001:db8::1"))
-		By("DEL knows nothing of it")
+		By("DEL does not need the options")
 		for _, remove := range []func(*nstest.Host, masq.Config) error{del, delBlind} {
 			Expect(add(w.host, c)).To(Succeed())
 			Expect(remove(w.host, config(backend, "a", "eth0", "10.1.0.2/24", "fd01::2/64"))).To(Succeed())
 			Expect(rulesOf(w.host)).To(Equal(before))
 		}
-		By("one that asked for nothing changes to it and back")
+		By("an attachment without options changes to them and back")
 		simple := config(backend, "a", "eth0", "10.1.0.2/24", "fd01::2/64")
 		for _, next := range []masq.Config{simple, c, simple} {
 			Expect(add(w.host, next)).To(Succeed())
@@ -631,7 +631,7 @@ var _ = DescribeTable("an attachment that excludes destinations and chooses port
 	Entry("with iptables for x_tables", ipt.IPTables, "legacy"),
 )
 
-var _ = It("an attachment's special chain is one of its own, which reloads, and no other ADD changes it",
+var _ = It("an attachment with options has its own chain, which reloads, and which other ADDs do not change",
 	Label("special", "kernel"), func() {
 		nstest.Need("nft", "nft-inet-nat")
 		host := nstest.NewHost()

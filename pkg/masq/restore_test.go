@@ -19,7 +19,7 @@ var _ = Describe("a restore of flushed rules", Label("tool-ending"), func() {
 			Link: "br", Addrs: prefixes(addr)}
 	}
 	ended, lives := of("ended", "10.1.0.2/24"), of("lives", "10.1.0.3/24")
-	// on is a host that had the masquerades of both, and the rules that it has.
+	// on is a host that had the masquerades of both, with its rules.
 	on := func(do func(nf *nft.Conn, rules func() string)) {
 		h := nstest.NewHost()
 		h.Do(func() {
@@ -34,7 +34,7 @@ var _ = Describe("a restore of flushed rules", Label("tool-ending"), func() {
 	}
 	restored := And(ContainSubstring(" lives "), Not(ContainSubstring(" ended ")))
 
-	It("leaves out an attachment that does not exist", func() {
+	It("skips an attachment that does not exist", func() {
 		on(func(nf *nft.Conn, rules func() string) {
 			missing, err := masq.Restore(ctx, nf, []masq.Config{ended, lives}, func(mark string) bool {
 				return mark != ended.Attachment.Mark()
@@ -52,7 +52,7 @@ var _ = Describe("a restore of flushed rules", Label("tool-ending"), func() {
 		})
 	})
 
-	It("is undone when the attachment ended in between", func() {
+	It("is undone if the attachment ended in between", func() {
 		on(func(nf *nft.Conn, rules func() string) {
 			asked := 0
 			missing, err := masq.Restore(ctx, nf, []masq.Config{ended, lives}, func(mark string) bool {
@@ -67,7 +67,7 @@ var _ = Describe("a restore of flushed rules", Label("tool-ending"), func() {
 		})
 	})
 
-	DescribeTable("is found by a DEL that removed the rules before, and not yet the link", func(addrs bool) {
+	DescribeTable("is undone by a DEL that has removed the rules, but not yet the link", func(addrs bool) {
 		on(func(nf *nft.Conn, rules func() string) {
 			c := ended
 			if !addrs {

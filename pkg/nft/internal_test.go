@@ -14,11 +14,11 @@ import (
 	"github.com/hawser-cni/plugins/pkg/nlattr"
 )
 
-// UpdateUnlocked is Update for somebody who does not take the lock.
+// UpdateUnlocked is Update without the lock.
 func UpdateUnlocked(c *Conn, change func(*Tx) error) error { return Owned{}.update(c, change) }
 
-// AskAndLeave sends a request whose answer nobody reads.
-func AskAndLeave(c *Conn, t Table) error {
+// SendUnread sends a request without reading its answer.
+func SendUnread(c *Conn, t Table) error {
 	if err := c.dial(); err != nil {
 		return err
 	}
@@ -28,15 +28,15 @@ func AskAndLeave(c *Conn, t Table) error {
 	return c.sock.Socket.Send(req)
 }
 
-// AskNothing sends what the kernel does not answer.
-func AskNothing(c *Conn) error {
+// SendUnanswered sends a message that the kernel does not answer.
+func SendUnanswered(c *Conn) error {
 	if err := c.dial(); err != nil {
 		return err
 	}
 	return c.exchange([]message{{typ: unix.NLMSG_NOOP}}, func(int, syscall.NetlinkMessage) bool { return false })
 }
 
-var _ = DescribeTable("what a kernel does not know names the module that it may lack", Label("kernel-lacks"),
+var _ = DescribeTable("an error for an unsupported object names a module that may be missing", Label("kernel-lacks"),
 	func(m message, module string) {
 		err := refusal([]message{m}, 1, unix.ENOENT)
 		Expect(err).To(MatchError(ErrUnsupported))
@@ -44,11 +44,11 @@ var _ = DescribeTable("what a kernel does not know names the module that it may 
 		Expect(cni.AsError(err).Code).To(Equal(cni.CodeUnsupportedField))
 	},
 	Entry("a rule", newRule(Table{INet, "any"}, "chain", Rule{Masquerade()}), "nft_masq"),
-	Entry("a rule of nothing special", newRule(Table{INet, "any"}, "chain", Rule{Drop()}), "nf_tables"),
+	Entry("a rule with basic expressions", newRule(Table{INet, "any"}, "chain", Rule{Drop()}), "nf_tables"),
 	Entry("a chain of NAT", newChain(Table{INet, "any"}, Chain{Hook: &Hook{Type: "nat"}}), "nft_chain_nat"),
 	Entry("a table", newTable(Table{INet, "any"}), "nf_tables"))
 
-var _ = DescribeTable("a rule of the kernel's", func(want, live Stmt, same bool) {
+var _ = DescribeTable("a live rule", func(want, live Stmt, same bool) {
 	list := func(s Stmt) (all []byte) {
 		for _, x := range s.exprs {
 			all = append(all, nlattr.Nest(unix.NFTA_LIST_ELEM, x)...)
@@ -57,25 +57,25 @@ var _ = DescribeTable("a rule of the kernel's", func(want, live Stmt, same bool)
 	}
 	Expect(LiveRule{Exprs: list(live)}.hasExprs(want.exprs)).To(Equal(same))
 },
-	Entry("is what was sent", InSet("a", IPSaddr), InSet("a", IPSaddr), true),
-	Entry("is about another set", InSet("a", IPSaddr), InSet("b", IPSaddr), false),
-	Entry("is about another field", InSet("a", IPSaddr), InSet("a", IPDaddr), false),
-	Entry("is the opposite", InSet("a", IPSaddr), NotInSet("a", IPSaddr), false),
-	Entry("does more", Return(), Stmt{exprs: append(FwmarkHas(1).exprs, Return().exprs...)}, false),
-	Entry("does less", FwmarkHas(1), Stmt{exprs: FwmarkHas(1).exprs[:1]}, false),
-	Entry("is another expression", Masquerade(), Stmt{exprs: [][]byte{expression("redir")}}, false),
-	Entry("has zeros that were left out", Masquerade(), Stmt{exprs: [][]byte{expression("masq")}}, true),
+	Entry("equals the rule that was sent", InSet("a", IPSaddr), InSet("a", IPSaddr), true),
+	Entry("has another set", InSet("a", IPSaddr), InSet("b", IPSaddr), false),
+	Entry("has another field", InSet("a", IPSaddr), InSet("a", IPDaddr), false),
+	Entry("is inverted", InSet("a", IPSaddr), NotInSet("a", IPSaddr), false),
+	Entry("has more expressions", Return(), Stmt{exprs: append(FwmarkHas(1).exprs, Return().exprs...)}, false),
+	Entry("has fewer expressions", FwmarkHas(1), Stmt{exprs: FwmarkHas(1).exprs[:1]}, false),
+	Entry("has another expression", Masquerade(), Stmt{exprs: [][]byte{expression("redir")}}, false),
+	Entry("omits options with value 0", Masquerade(), Stmt{exprs: [][]byte{expression("masq")}}, true),
 	Entry("has other options", Masquerade(),
 		Stmt{exprs: [][]byte{expression("masq", nlattr.Net32(unix.NFTA_MASQ_FLAGS, 4))}}, false),
-	Entry("has what a later kernel adds", Masquerade(),
+	Entry("has attributes of a later kernel", Masquerade(),
 		Stmt{exprs: [][]byte{expression("masq", nlattr.Net32(77, 5))}}, true),
-	Entry("compares with something else", FwmarkHas(1), FwmarkHas(2), false),
-	Entry("leads elsewhere", Goto("a"), Goto("b"), false),
-	Entry("leads there in another way", Goto("a"), Jump("a"), false),
-	Entry("ends otherwise", Return(), Drop(), false),
+	Entry("compares with another value", FwmarkHas(1), FwmarkHas(2), false),
+	Entry("goes to another chain", Goto("a"), Goto("b"), false),
+	Entry("jumps instead of going", Goto("a"), Jump("a"), false),
+	Entry("has another verdict", Return(), Drop(), false),
 )
 
-// FuzzAnswer reads anything as what the kernel says of an object, and as what others have in the tables.
+// FuzzAnswer decodes any bytes as the kernel's answer about an object, which another program may have created.
 func FuzzAnswer(f *testing.F) {
 	t := Table{INet, "t"}
 	rule := Rule{InSet("s", IPSaddr), Goto("c")}
@@ -95,7 +95,7 @@ func FuzzAnswer(f *testing.F) {
 	})
 }
 
-// FuzzFlow reads anything as an entry.
+// FuzzFlow decodes any bytes as an entry.
 func FuzzFlow(f *testing.F) {
 	tuple := slices.Concat(
 		nlattr.Nest(nl.CTA_TUPLE_IP, nlattr.Bytes(nl.CTA_IP_V4_SRC, []byte{10, 1, 0, 2}),

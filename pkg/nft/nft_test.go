@@ -23,7 +23,7 @@ func TestNft(t *testing.T) { nstest.RunSpecs(t, "nft") }
 
 var table = nft.Table{Family: nft.INet, Name: "spec"}
 
-// sample is a layout with one of everything.
+// sample is a layout with objects of each kind.
 func sample() nft.Layout {
 	return nft.Layout{
 		Table: table,
@@ -123,7 +123,7 @@ func port(i int) nft.Element {
 		Data: nft.Key(to, []byte{0, 80}), Comment: "an owner"}
 }
 
-// update makes a change on a connection of its own inside the host.
+// update commits a change on a new connection in the host.
 func update(h *nstest.Host, change func(*nft.Tx) error) error {
 	GinkgoHelper()
 	var err error
@@ -150,7 +150,7 @@ var _ = Describe("a layout", Label("kernel"), func() {
 		host = nstest.NewHost()
 	})
 
-	It("makes a layout with its elements that nft prints as an administrator would write it, and reloads", func() {
+	It("creates a layout with elements that nft prints as an administrator would write them, and reloads", func() {
 		Expect(update(host, func(tx *nft.Tx) error {
 			if err := ensure(tx); err != nil {
 				return err
@@ -186,7 +186,7 @@ var _ = Describe("a layout", Label("kernel"), func() {
 		Expect(host.Cmd("nft", "list", "ruleset")).To(ContainSubstring("type ifname . ether_addr"))
 	})
 
-	It("makes exactly one copy when several make the first, also without the lock", func() {
+	It("creates exactly one copy when several processes create the first, also without the lock", func() {
 		for range 8 {
 			host.Cmd("nft", "flush", "ruleset")
 			errs := make([]error, 4)
@@ -216,7 +216,7 @@ var _ = Describe("a layout", Label("kernel"), func() {
 		}
 	})
 
-	It("finds rules that were flushed, puts its own back in order and leaves those of others", func() {
+	It("restores flushed rules in order, and keeps other programs' rules", func() {
 		Expect(update(host, ensure)).To(Succeed())
 		host.Cmd("nft", "insert", "rule", "inet", "spec", "postrouting_v1", "ip", "daddr", "192.0.2.9", "return")
 		with(host, func(c *nft.Conn) { Expect(c.Verify(sample())).To(Succeed()) })
@@ -251,19 +251,19 @@ var _ = Describe("a layout", Label("kernel"), func() {
 		Expect(strings.Count(host.Cmd("nft", "list", "ruleset"), "vmap")).To(Equal(1))
 	})
 
-	It("is read right where answers to an earlier request are still to be read", func() {
+	It("is read correctly if answers to an earlier request are still unread", func() {
 		host.Cmd("nft", "add", "table", "inet", "other")
 		host.Do(func() {
 			c := nft.New()
 			defer c.Close()
-			Expect(nft.AskAndLeave(c, table)).To(Succeed())
+			Expect(nft.SendUnread(c, table)).To(Succeed())
 			Expect(c.Chain(table, "c")).To(BeNil())
-			Expect(nft.AskAndLeave(c, table)).To(Succeed())
+			Expect(nft.SendUnread(c, table)).To(Succeed())
 			Expect(c.Chains(table)).To(BeEmpty())
 		})
 	})
 
-	It("sees a base chain that was made anew at another place", func() {
+	It("detects a base chain that was created again at another hook", func() {
 		Expect(update(host, ensure)).To(Succeed())
 		host.Cmd("nft", "flush", "chain", "inet", "spec", "guard_v1")
 		host.Cmd("nft", "delete", "chain", "inet", "spec", "guard_v1")
@@ -273,7 +273,7 @@ var _ = Describe("a layout", Label("kernel"), func() {
 	})
 })
 
-// natSample has every statement that translating destinations needs.
+// natSample has all statements that are needed to translate destinations.
 func natSample() nft.Layout {
 	service := []nft.Type{nft.InetProto, nft.InetService}
 	return nft.Layout{
@@ -344,7 +344,7 @@ var _ = Describe("translation of destinations", Label("kernel"), func() {
 		host = nstest.NewHost()
 	})
 
-	It("is printed by nft as an administrator would write it, and recognised again", func() {
+	It("is printed by nft as an administrator would write it, and compares equal", func() {
 		ensure := func(tx *nft.Tx) error { return tx.EnsureLayout(natSample()) }
 		Expect(update(host, ensure)).To(Succeed())
 		text := host.Cmd("nft", "list", "ruleset")
@@ -359,7 +359,7 @@ var _ = Describe("translation of destinations", Label("kernel"), func() {
 		Expect(host.Cmd("nft", "list", "ruleset")).To(Equal(text))
 	})
 
-	It("tells by their values which of somebody else's rules mention an address", func() {
+	It("reports which rules of another program mention an address", func() {
 		host.Cmd("nft", "add table ip theirs; add chain ip theirs c { type nat hook prerouting priority -100 ; };"+
 			"add rule ip theirs c tcp dport 80 dnat to 10.1.0.2:8080;"+
 			"add rule ip theirs c ip saddr 10.1.0.3 counter accept")
@@ -375,7 +375,7 @@ var _ = Describe("translation of destinations", Label("kernel"), func() {
 		})
 	})
 
-	It("removes somebody else's rules and the chains to which they lead, without a lock where there are none", func() {
+	It("removes another program's rules and the chains that they jump to, and does not lock if there are none", func() {
 		host.Cmd("nft", "add table ip theirs; add chain ip theirs c; add chain ip theirs gone;"+
 			"add rule ip theirs c ip saddr 10.1.0.3 goto gone; add rule ip theirs gone accept;"+
 			"add rule ip theirs c ip saddr 10.1.0.4 accept")

@@ -29,7 +29,7 @@ var (
 	bob   = cni.Attachment{Network: "net1", ContainerID: "bob", IfName: "eth0"}
 )
 
-// ways is a set and a map whose elements lead to chains way_*, of which way_marked leads to way_plain.
+// ways has a set, and a map whose elements go to chains way_*. The chain way_marked jumps to way_plain.
 func ways() nft.Owned {
 	return nft.Owned{
 		Layout: nft.Layout{
@@ -81,7 +81,7 @@ var _ = Describe("owned elements", Label("kernel"), func() {
 		host = nstest.NewHost()
 	})
 
-	It("are made with all that they need, and once", func() {
+	It("are created with everything that they need, and only once", func() {
 		put(host, way(alice, "10.1.0.1", "plain"), way(alice, "10.1.0.2", "marked"), marked(alice, "veth1"))
 		before := list()
 		Expect(before).To(And(ContainSubstring("10.1.0.1 comment \""+alice.Mark()+"\" : goto way_plain"),
@@ -106,7 +106,7 @@ var _ = Describe("owned elements", Label("kernel"), func() {
 		Expect(list()).NotTo(ContainSubstring("alice"))
 	})
 
-	It("of another owner are yielded, and need nothing then", func() {
+	It("of another owner can be kept, and nothing is created then", func() {
 		put(host, way(alice, "10.1.0.1", "plain"))
 		before := list()
 		items := []nft.Item{way(bob, "10.1.0.1", "marked"), way(bob, "10.1.0.2", "plain")}
@@ -121,7 +121,7 @@ var _ = Describe("owned elements", Label("kernel"), func() {
 		Expect(list()).To(And(ContainSubstring("10.1.0.2"), Not(ContainSubstring("way_marked"))))
 	})
 
-	It("of their own owner that lead elsewhere are replaced without a question", func() {
+	It("of the same owner that go to another chain are replaced", func() {
 		put(host, way(alice, "10.1.0.1", "plain"))
 		Expect(change(host, func(tx *nft.Tx) error {
 			items := []nft.Item{way(alice, "10.1.0.1", "marked")}
@@ -133,7 +133,7 @@ var _ = Describe("owned elements", Label("kernel"), func() {
 		Expect(list()).To(ContainSubstring(": goto way_marked"))
 	})
 
-	It("are removed by who owns them by then", Label("owner"), func() {
+	It("are removed only if the owner is still the same", Label("owner"), func() {
 		put(host, way(alice, "10.1.0.1", "plain"), way(alice, "10.1.0.2", "plain"), marked(alice, "veth1"))
 		with(host, func(c *nft.Conn) {
 			found := nstest.Must(ways().All(c, alice.Owns))
@@ -148,7 +148,7 @@ var _ = Describe("owned elements", Label("kernel"), func() {
 		})
 	})
 
-	It("take the chains with them to which nothing leads any more", func() {
+	It("are removed together with chains that become unused", func() {
 		put(host, way(alice, "10.1.0.1", "marked"), way(bob, "10.1.0.2", "marked"))
 		remove := func(it nft.Item) {
 			with(host, func(c *nft.Conn) {
@@ -162,7 +162,7 @@ var _ = Describe("owned elements", Label("kernel"), func() {
 		Expect(list()).To(And(ContainSubstring("chain base_v1"), Not(ContainSubstring("chain way_"))))
 	})
 
-	It("leave a chain that gets another element in the same change, and drop one that never had any", func() {
+	It("keep a chain that gets another element in the same change, and drop a chain without elements", func() {
 		put(host, way(alice, "10.1.0.1", "plain"))
 		Expect(change(host, func(tx *nft.Tx) error {
 			return errors.Join(tx.Ensure("way_marked"),
@@ -178,7 +178,7 @@ var _ = Describe("owned elements", Label("kernel"), func() {
 		Expect(list()).To(And(ContainSubstring("chain way_plain"), Not(ContainSubstring("chain way_marked"))))
 	})
 
-	It("are made whole for all when the table was flushed", func() {
+	It("are repaired for all owners if the table was flushed", func() {
 		put(host, way(alice, "10.1.0.1", "plain"), way(alice, "10.1.0.2", "marked"))
 		before := list()
 		host.Cmd("nft", "flush", "table", table.Family.String(), table.Name)
@@ -199,17 +199,17 @@ var _ = Describe("owned elements", Label("kernel"), func() {
 		host.Cmd("sh", "-ec", strings.ReplaceAll(change, "TABLE", table.String()))
 		Expect(verify()).To(And(MatchError(nft.ErrDrift), MatchError(ContainSubstring(difference))))
 	},
-		Entry("when one is gone", "nft delete element TABLE ways '{ 10.1.0.1 }'",
+		Entry("if one is missing", "nft delete element TABLE ways '{ 10.1.0.1 }'",
 			`set "ways", address 10.1.0.1: ruleset differs: no element`),
-		Entry("when one is somebody else's",
+		Entry("if one belongs to another owner",
 			`nft delete element TABLE ways '{ 10.1.0.1 }'
 			nft add element TABLE ways '{ 10.1.0.1 comment "x y" : goto way_plain }'`,
 			`belongs to "x y"`),
-		Entry("when one leads elsewhere", `nft delete element TABLE ways '{ 10.1.0.1 }'
+		Entry("if one goes to another chain", `nft delete element TABLE ways '{ 10.1.0.1 }'
 			nft add element TABLE ways '{ 10.1.0.1 comment "`+alice.Mark()+`" : goto way_marked }'`,
 			`chain "way_marked", not "way_plain"`),
-		Entry("when a shared rule is gone", "nft flush chain TABLE base_v1", `chain "base_v1"`),
-		Entry("when a rule of their chain is gone", "nft flush chain TABLE way_plain", `chain "way_plain"`),
+		Entry("if a shared rule is missing", "nft flush chain TABLE base_v1", `chain "base_v1"`),
+		Entry("if a rule of their chain is missing", "nft flush chain TABLE way_plain", `chain "way_plain"`),
 	)
 })
 
@@ -221,7 +221,7 @@ var _ = Describe("an update", Label("kernel"), func() {
 		host = nstest.NewHost()
 	})
 
-	It("gets single elements with comment and verdict, and nothing for what is not there", func() {
+	It("returns single elements with comment and verdict, and nil for a missing one", func() {
 		with(host, func(c *nft.Conn) {
 			Expect(c.Get(table, "sources", source(1).Key)).To(Equal([]*nft.Element{nil}))
 			Expect(c.Elements(table, "sources")).To(BeEmpty())
@@ -256,7 +256,7 @@ var _ = Describe("an update", Label("kernel"), func() {
 		Expect(host.Cmd("nft", "list", "ruleset")).To(Equal(before))
 	})
 
-	It("is repeated when the kernel's answer was lost: the batch may have done its work", func() {
+	It("is repeated if the kernel's answer was lost, because the batch may have been applied", func() {
 		attempts := 0
 		err := update(host, func(tx *nft.Tx) error {
 			attempts++
@@ -270,13 +270,13 @@ var _ = Describe("an update", Label("kernel"), func() {
 		Expect(attempts).To(Equal(5))
 	})
 
-	It("fails at once where the kernel refuses the batch as a whole, or says nothing", func() {
+	It("fails immediately if the kernel refuses the whole batch, or does not answer", func() {
 		n := nstest.Must(ns.Open(host.Path))
 		defer n.Close()
 		Expect(n.Do(func() error {
 			c := nft.New()
 			defer c.Close()
-			Expect(nft.AskNothing(c)).To(
+			Expect(nft.SendUnanswered(c)).To(
 				And(MatchError(unix.EAGAIN), MatchError(HavePrefix("no answer from the kernel"))))
 			var none [2]unix.CapUserData // of this thread, which ends with it
 			Expect(unix.Capset(&unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}, &none[0])).To(Succeed())
@@ -287,7 +287,7 @@ var _ = Describe("an update", Label("kernel"), func() {
 		})).To(MatchError(ContainSubstring(`nftables table "inet spec": commit: operation not permitted`)))
 	})
 
-	It("is repeated when somebody else was faster", func() {
+	It("is repeated if another program was faster", func() {
 		Expect(update(host, ensure)).To(Succeed())
 		attempts := 0
 		Expect(update(host, func(tx *nft.Tx) error {
@@ -314,7 +314,7 @@ var _ = Describe("an update", Label("kernel"), func() {
 		}
 		Expect(update(host, func(tx *nft.Tx) error { tx.Add(table, "ports", many...); return nil })).To(Succeed())
 		with(host, func(c *nft.Conn) {
-			// The kernel lists so many in parts, and resizes the map meanwhile: such a list is read again.
+			// The kernel lists so many elements in parts. If it resizes the map in between, the list is read again.
 			got := nstest.Must(c.Elements(table, "ports"))
 			slices.SortFunc(got, func(a, b nft.Element) int { return bytes.Compare(a.Key, b.Key) })
 			Expect(got).To(Equal(many))
@@ -332,7 +332,7 @@ var _ = Describe("an update", Label("kernel"), func() {
 		Expect(host.Cmd("nft", "list", "map", "inet", "spec", "ports")).NotTo(ContainSubstring("an owner"))
 	})
 
-	It("lists all elements once, while others come", func() {
+	It("lists each element once while others are added", func() {
 		Expect(update(host, ensure)).To(Succeed())
 		var first []nft.Element
 		for i := 1; i <= 1600; i++ {
@@ -378,7 +378,7 @@ var _ = Describe("an update", Label("kernel"), func() {
 		})
 	})
 
-	It("makes all of a large batch or nothing", func() {
+	It("applies a large batch completely or not at all", func() {
 		Expect(update(host, ensure)).To(Succeed())
 		before := host.Cmd("nft", "list", "ruleset")
 		var many []nft.Element
@@ -393,7 +393,7 @@ var _ = Describe("an update", Label("kernel"), func() {
 		Expect(host.Cmd("nft", "list", "ruleset")).To(Equal(before))
 	})
 
-	It("tells what the kernel could hold, and changes nothing by it", func() {
+	It("reports what the kernel supports, and changes nothing", func() {
 		with(host, func(c *nft.Conn) { Expect(c.Probe(sample())).To(Succeed()) })
 		Expect(host.Cmd("nft", "list", "ruleset")).To(BeEmpty())
 		Expect(update(host, ensure)).To(Succeed())
@@ -401,7 +401,7 @@ var _ = Describe("an update", Label("kernel"), func() {
 		Expect(host.Cmd("nft", "list", "ruleset")).NotTo(BeEmpty())
 	})
 
-	It("says so when the kernel refuses a base chain, and leaves nothing", func() {
+	It("reports a base chain that the kernel refuses, and leaves nothing", func() {
 		odd := sample()
 		odd.Table.Family = nft.Bridge // which has no nat
 		odd.Chains = []nft.Chain{{Name: "postrouting_v1", Hook: sample().Chains[2].Hook}}
@@ -431,7 +431,7 @@ var _ = Describe("an update", Label("kernel"), func() {
 	})
 })
 
-// insert makes an entry as an administrator would.
+// insert adds an entry as an administrator would.
 func insert(h *nstest.Host, proto, orig, reply string) {
 	GinkgoHelper()
 	o, r := strings.Fields(orig), strings.Fields(reply)
@@ -460,7 +460,7 @@ var _ = Describe("DeleteFlows", Label("kernel"), func() {
 		insert(host, "udp", "2001:db8::7 1000 2001:db8::1 53", "fd00::2 53 2001:db8::7 1000")
 	})
 
-	// remove calls DeleteFlows inside the host and returns what it was shown.
+	// remove calls DeleteFlows in the host and returns the flows that match was called with.
 	remove := func(family nft.Family, proto uint8, match func(nft.Flow) bool) (seen []string, n int) {
 		GinkgoHelper()
 		host.Do(func() {
@@ -474,7 +474,7 @@ var _ = Describe("DeleteFlows", Label("kernel"), func() {
 		return seen, n
 	}
 
-	It("shows every entry of the family and protocol, and deletes those selected", func() {
+	It("passes every entry of the family and protocol to match, and deletes the selected ones", func() {
 		seen, n := remove(nft.IPv4, unix.IPPROTO_UDP, nft.Flow.Translated)
 		Expect(seen).To(ConsistOf(
 			"198.51.100.7:1000 192.0.2.1:53 10.1.0.2:53 true",
@@ -485,7 +485,7 @@ var _ = Describe("DeleteFlows", Label("kernel"), func() {
 			ContainSubstring("2001:db8::7")))
 	})
 
-	It("knows IPv6", func() {
+	It("supports IPv6", func() {
 		to := netip.MustParseAddrPort("[fd00::2]:53")
 		seen, n := remove(nft.IPv6, unix.IPPROTO_UDP, func(f nft.Flow) bool { return f.ReplySource == to })
 		Expect(seen).To(HaveLen(1))

@@ -15,7 +15,7 @@ import (
 func TestNlattr(t *testing.T) { nstest.RunSpecs(t, "nlattr") }
 
 var _ = Describe("attributes", func() {
-	It("are read as they were written", func() {
+	It("are read as they were encoded", func() {
 		b := slices.Concat(Bytes(2, []byte{1, 2, 3, 4, 5}), String(3, "abc"), Nest(4, Bytes(1, []byte{7})),
 			Net32(6, 0x01020304))
 		Expect(len(b) % 4).To(BeZero())
@@ -29,7 +29,7 @@ var _ = Describe("attributes", func() {
 		Expect(Text(nil)).To(BeEmpty())
 	})
 
-	It("end where a length makes no sense", func() {
+	It("end at an impossible length", func() {
 		for _, n := range []uint16{0, 3, 9} {
 			b := binary.NativeEndian.AppendUint16(Net32(1, 1), n)
 			count := 0
@@ -48,13 +48,13 @@ var _ = DescribeTable("a list contains another one", func(have, wanted []byte, i
 		slices.Concat(String(1, "a"), Net32(2, 5)), slices.Concat(Net32(2, 5), String(1, "a")), true),
 	Entry("with fewer values", slices.Concat(String(1, "a"), Net32(2, 5)), String(1, "a"), true),
 	Entry("not with more values", String(1, "a"), slices.Concat(String(1, "a"), Net32(2, 5)), false),
-	Entry("with zeros that are left out", String(1, "a"), slices.Concat(String(1, "a"), Net32(2, 0)), true),
-	Entry("not with zeros that are something else", Net32(2, 5), Net32(2, 0), false),
+	Entry("without an attribute that is 0", String(1, "a"), slices.Concat(String(1, "a"), Net32(2, 0)), true),
+	Entry("not with 0 instead of another value", Net32(2, 5), Net32(2, 0), false),
 	Entry("not with another value", Net32(2, 4), Net32(2, 5), false),
 	Entry("not with a longer value", Bytes(2, []byte{1, 2}), Bytes(2, []byte{1, 2, 0, 0}), false),
-	Entry("in others, whatever their flags",
+	Entry("in nested lists, regardless of flags",
 		Bytes(3, Nest(1, Net32(2, 5))), Nest(3, Nest(1, Net32(2, 5))), true),
-	Entry("in others, unless they differ",
+	Entry("not in nested lists that differ",
 		Nest(3, Nest(1, Net32(2, 5))), Nest(3, Nest(1, Net32(2, 4))), false),
-	Entry("of kinds with flags", Bytes(2|unix.NLA_F_NET_BYTEORDER, []byte{1}), Bytes(2, []byte{1}), true),
+	Entry("with flags in the kind", Bytes(2|unix.NLA_F_NET_BYTEORDER, []byte{1}), Bytes(2, []byte{1}), true),
 )

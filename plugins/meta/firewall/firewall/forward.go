@@ -14,12 +14,12 @@ import (
 
 // forwardTable is table filter of one family, whose chain FORWARD must accept packets with the fwmark bit, because an
 // accept in nftables does not overrule a drop there. Other programs sometimes flush these chains, so each ADD adds the
-// missing rules. The rules exist only on the backend nftables, and in the variant of iptables that has FORWARD:
+// missing rules. They exist only on the backend nftables, in each variant of iptables that has FORWARD:
 //
 //	FORWARD -> CNI-FORWARD -> the administrator's chain
 //	                       -> HAWSER-ACCEPTED: accept packets with the bit
 //
-// They have the form of iptables-nft byte for byte, so that iptables can list and edit them.
+// In nf_tables they have the form of iptables-nft byte for byte, so that iptables can list and edit them.
 type forwardTable struct {
 	call   call
 	family nft.Family
@@ -66,8 +66,8 @@ func (ft *forwardTable) findForward(ctx context.Context, wanted bool) (err error
 	if err != nil || ft.inNFT {
 		return err
 	}
-	there, err := ft.call.NF.Chain(filter(ft.family), forwardHook)
-	ft.inNFT = there != nil
+	chain, err := ft.call.NF.Chain(filter(ft.family), forwardHook)
+	ft.inNFT = chain != nil
 	if err != nil || ft.inNFT || !wanted {
 		return err
 	}

@@ -28,13 +28,13 @@ const (
 
 // state returns the state of the location:
 //
-//	path                           host end       state
-//	of the owner's namespace       any            present
-//	not readable                   any            present
-//	missing                        none recorded  present, because the path may be in another mount namespace
-//	of another namespace           none recorded  gone
-//	missing, of another namespace  removed        gone
-//	missing, of another namespace  exists         leaving
+//	namespace at the path  host end       state
+//	the owner's            any            present
+//	unknown                any            present
+//	none                   none recorded  present, because the path may be in another mount namespace
+//	another one            none recorded  gone
+//	none or another one    removed        gone
+//	none or another one    exists         leaving
 //
 // The kernel removes a host end some time after the last process has left the namespace.
 func (l location) state(host *rtnl.Conn) (ownerState, error) {
