@@ -370,7 +370,7 @@ var _ = Describe("DEL", Label("cluster-del"), func() {
 		Expect(n.records()).To(HaveLen(1))
 	})
 
-	It("leaves an address that somebody else has by now", func() {
+	It("leaves an address that another attachment has since reserved", func() {
 		s := newServer()
 		n := s.node("node-a", ranges8)
 		addr := n.add("one")
@@ -523,7 +523,7 @@ var _ = Describe("requests", Label("cluster-requests"), func() {
 		Entry("another object", 201, `{"kind":"Address","metadata":{"name":"default.10.30.0.9","uid":"1"}}`),
 		Entry("another kind", 200, `{"kind":"Pod","metadata":{"name":"default.10.30.0.2","uid":"1"}}`),
 		Entry("null", 200, `null`),
-		Entry("an error of nobody", 500, "oops"))
+		Entry("an error that is not the API server's", 500, "oops"))
 
 	DescribeTable("whose server asks for a pause that no call has end with code 11", func(pause string) {
 		s := newServer()
@@ -739,7 +739,7 @@ var _ = It("lists what its records name, without a request", Label("cluster-list
 })
 
 var _ = Describe("STATUS", Label("cluster-status"), func() {
-	It("asks nobody, unless it is told to", func() {
+	It("contacts the API server only if configured", func() {
 		s := newServer()
 		n := s.node("node-a", ranges8)
 		n.succeeds("STATUS", "")
@@ -773,14 +773,14 @@ var _ = Describe("leases of nodes that are deleted", Label("cluster-reclaim"), f
 		s.holds("default", "10.30.0.6", "joining", time.Minute)
 	})
 
-	It("are taken when a set is full, and older than ten minutes", func() {
+	It("are reclaimed if a set is full and they are older than ten minutes", func() {
 		a := n.call("ADD", "one")
 		Expect(addressesOf(a.Added())).To(Equal([]string{"10.30.0.2"}))
 		Expect(a.Stderr).To(ContainSubstring(`reclaimed default.10.30.0.2 from node "gone"`))
 		Expect(n.fails(cni.CodeTryAgain, "ADD", "two")).To(ContainSubstring("5 of its 6 are held, 0 belong"))
 	})
 
-	It("are not taken when the configuration says so, or the server does", func() {
+	It("are not reclaimed if the configuration or the server prevents it", func() {
 		Expect(n.with(Object{"reclaim": "never"}).fails(cni.CodeTryAgain, "ADD", "one")).To(
 			ContainSubstring(`"reclaim" is "never"`))
 		s.set(first(1, "DELETE", func(w http.ResponseWriter, _ *http.Request, _ func()) {
@@ -791,7 +791,7 @@ var _ = Describe("leases of nodes that are deleted", Label("cluster-reclaim"), f
 		Expect(s.has()).To(HaveLen(5))
 	})
 
-	It("are never those of the node itself", func() {
+	It("never include the node's own leases", func() {
 		n.name = "node-b"
 		p := place{space: "default", node: "node-b", dataDir: n.dataDir}
 		Expect(p.setMark(context.Background(), nodeMarkFile(p.node), nstest.Must(sysctl.BootID()))).To(Succeed())

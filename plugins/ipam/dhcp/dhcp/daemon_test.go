@@ -34,7 +34,7 @@ func TestDHCP(t *testing.T) { nstest.RunSpecs(t, "plugins/ipam/dhcp/dhcp") }
 
 var _ = It("has its schema in docs/schema", func() { ExpectPluginSchema(Plugin()) })
 
-// lan is a host whose containers are on a network of their own, with a DHCP server.
+// lan is a host with a network for its containers, on which there is a DHCP server.
 type lan struct {
 	*World
 	server *nstest.Host // its br0 has 10.9.0.1/24, and a port for each container
@@ -52,7 +52,7 @@ func newLAN() *lan {
 	return l
 }
 
-// container makes one with eth0 on the network.
+// container returns a new container with eth0 on the network.
 func (l *lan) container() *nstest.Host {
 	GinkgoHelper()
 	c := nstest.NewNetns()
@@ -60,7 +60,7 @@ func (l *lan) container() *nstest.Host {
 	return c
 }
 
-// plug gives a container an interface, which is down.
+// plug adds an interface, which is down, to a container.
 func (l *lan) plug(c *nstest.Host, name string) {
 	GinkgoHelper()
 	l.ports++
@@ -68,7 +68,7 @@ func (l *lan) plug(c *nstest.Host, name string) {
 		fmt.Sprintf("link set port%d up master br0", l.ports))
 }
 
-// call is a call for a container's eth0.
+// call returns a call for a container's eth0.
 func (l *lan) call(command string, c *nstest.Host) Call {
 	keys := l.keys
 	if keys != "" {
@@ -78,28 +78,28 @@ func (l *lan) call(command string, c *nstest.Host) Call {
 		"type": "bridge", "ipam": {"type": "dhcp", "daemonSocketPath": %q%s}}`, l.socket, keys)}
 }
 
-// at is a call that has a container's namespace at another path.
-func (l *lan) at(netns, command string, c *nstest.Host) Call {
+// withPath returns a call with another path of the container's namespace.
+func (l *lan) withPath(netns, command string, c *nstest.Host) Call {
 	call := l.call(command, c)
 	call.Netns = netns
 	return call
 }
 
-// with is a call with one more key of the network.
-func (l *lan) with(command string, c *nstest.Host, key, value string) Call {
+// withKey returns a call with one more key in the network configuration.
+func (l *lan) withKey(command string, c *nstest.Host, key, value string) Call {
 	call := l.call(command, c)
 	call.Conf = fmt.Sprintf("%s, %q: %s}", strings.TrimSuffix(call.Conf.(string), "}"), key, value)
 	return call
 }
 
-// after is a call with a result as prevResult.
-func (l *lan) after(command string, c *nstest.Host, r Result) Call {
-	return l.with(command, c, "prevResult", r.Text)
+// withPrevResult returns a call with a result as prevResult.
+func (l *lan) withPrevResult(command string, c *nstest.Host, r Result) Call {
+	return l.withKey(command, c, "prevResult", r.Text)
 }
 
-// gc is a GC with a list of valid attachments, as JSON.
+// gc returns a GC with a list of valid attachments in JSON.
 func (l *lan) gc(valid string) Call {
-	return l.with("GC", l.Host, "cni.dev/valid-attachments", valid)
+	return l.withKey("GC", l.Host, "cni.dev/valid-attachments", valid)
 }
 
 // daemonRun is a running "dhcp daemon".
@@ -109,7 +109,7 @@ type daemonRun struct {
 	ended chan struct{}
 }
 
-// launch starts the daemon by bash, after words of it.
+// launch starts the daemon from bash, after the shell commands in before.
 func (l *lan) launch(before string, args ...string) *daemonRun {
 	GinkgoHelper()
 	args = append([]string{"-c", before + ` exec "$0" "$@"`, nstest.Build("dhcp"), "daemon"}, args...)
@@ -124,7 +124,7 @@ func (l *lan) launch(before string, args ...string) *daemonRun {
 	return d
 }
 
-// start starts the daemon on the network's socket, and waits until it serves.
+// start starts the daemon on the network's socket and waits until it serves.
 func (l *lan) start(args ...string) *daemonRun {
 	GinkgoHelper()
 	d := l.launch("", append([]string{"-socketpath", l.socket}, args...)...)
@@ -132,21 +132,21 @@ func (l *lan) start(args ...string) *daemonRun {
 	return d
 }
 
-// begin starts a server and the daemon.
+// begin starts a DHCP server and the daemon.
 func (l *lan) begin(more ...dhcpv4.Modifier) (*server, *daemonRun) {
 	GinkgoHelper()
 	return l.serve(more...), l.start()
 }
 
-// fails waits for the end of a daemon that does not begin to serve.
-func (d *daemonRun) fails(status int, says string) {
+// failsToStart waits until a daemon ends that cannot serve.
+func (d *daemonRun) failsToStart(status int, says string) {
 	GinkgoHelper()
 	Eventually(d.ended).Should(BeClosed())
 	Expect(d.ProcessState.ExitCode()).To(Equal(status))
 	Expect(d.log).To(gbytes.Say(says))
 }
 
-// end sends a signal, waits for the end, and returns the exit status.
+// end sends a signal, waits until the daemon ends, and returns the exit status.
 func (d *daemonRun) end(signal syscall.Signal) int {
 	GinkgoHelper()
 	_ = d.Process.Signal(signal)
@@ -154,7 +154,7 @@ func (d *daemonRun) end(signal syscall.Signal) int {
 	return d.ProcessState.ExitCode()
 }
 
-// exec starts the plugin as a program.
+// exec runs the plugin as a process.
 func (l *lan) exec(c Call) *exec.Cmd {
 	GinkgoHelper()
 	cmd := exec.Command(nstest.Build("dhcp"))
@@ -163,7 +163,7 @@ func (l *lan) exec(c Call) *exec.Cmd {
 	return cmd
 }
 
-// background starts a program, which is killed at the end of the spec.
+// background starts a process that is killed at the end of the spec.
 func background(on *nstest.Host, cmd *exec.Cmd) {
 	GinkgoHelper()
 	on.Do(func() { Expect(cmd.Start()).To(Succeed()) })
@@ -173,7 +173,7 @@ func background(on *nstest.Host, cmd *exec.Cmd) {
 	})
 }
 
-// records are the files of leases.
+// records returns the record files.
 func (l *lan) records() []string {
 	GinkgoHelper()
 	var names []string
@@ -183,7 +183,7 @@ func (l *lan) records() []string {
 	return names
 }
 
-// program starts a server that is a program.
+// program starts a server program.
 func program(on *nstest.Host, name string, args ...string) (log *gbytes.Buffer) {
 	GinkgoHelper()
 	cmd := exec.Command(name, args...)
@@ -194,22 +194,22 @@ func program(on *nstest.Host, name string, args ...string) (log *gbytes.Buffer) 
 	return log
 }
 
-// server is a DHCP server that does as the spec says.
+// server is a DHCP server whose behavior the spec sets.
 type server struct {
 	conn  net.PacketConn
 	mu    sync.Mutex
-	seen  []seen
+	seen  []clientMessage
 	given map[string]netip.Addr // by client ID
-	// The rest is set by set.
+	// The fields below are changed with set.
 	more   []dhcpv4.Modifier // of each answer
 	first  netip.Addr        // that is lent
 	script func(s *server, req, answer *dhcpv4.DHCPv4) []*dhcpv4.DHCPv4
-	// toClient has it answer a renewal to the client's address alone, as most servers do.
-	toClient bool
+	// unicastOnly makes it answer a renewal only to the client's address, as most servers do.
+	unicastOnly bool
 }
 
-// seen is a message of a client.
-type seen struct {
+// clientMessage is a message from a client.
+type clientMessage struct {
 	*dhcpv4.DHCPv4
 	src netip.Addr
 }
@@ -238,7 +238,7 @@ func (s *server) run() {
 		answers := s.answers(req, from.(*net.UDPAddr).AddrPort().Addr().Unmap())
 		to := net.IPv4(10, 9, 0, 255)
 		s.set(func(s *server) {
-			if s.toClient && !req.ClientIPAddr.IsUnspecified() {
+			if s.unicastOnly && !req.ClientIPAddr.IsUnspecified() {
 				to = req.ClientIPAddr
 			}
 		})
@@ -251,7 +251,7 @@ func (s *server) run() {
 func (s *server) answers(req *dhcpv4.DHCPv4, src netip.Addr) []*dhcpv4.DHCPv4 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.seen = append(s.seen, seen{req, src})
+	s.seen = append(s.seen, clientMessage{req, src})
 	kind := map[dhcpv4.MessageType]dhcpv4.MessageType{dhcpv4.MessageTypeDiscover: dhcpv4.MessageTypeOffer,
 		dhcpv4.MessageTypeRequest: dhcpv4.MessageTypeAck}[req.MessageType()]
 	if kind == 0 {
@@ -275,15 +275,15 @@ func (s *server) answers(req *dhcpv4.DHCPv4, src netip.Addr) []*dhcpv4.DHCPv4 {
 	return []*dhcpv4.DHCPv4{answer}
 }
 
-// set changes what the server does.
+// set changes the server's behavior.
 func (s *server) set(change func(*server)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	change(s)
 }
 
-// messages are those of one kind. What is sent again, since no answer came in time, is one.
-func (s *server) messages(kind dhcpv4.MessageType) (list []seen) {
+// messages returns the messages of one type. A message and its repetitions count once.
+func (s *server) messages(kind dhcpv4.MessageType) (list []clientMessage) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	known := map[dhcpv4.TransactionID]bool{}
@@ -296,15 +296,15 @@ func (s *server) messages(kind dhcpv4.MessageType) (list []seen) {
 	return list
 }
 
-// shortLease are options that make a client renew after a second, and ask all servers long after that: what a late
-// answer is for must not have ended.
+// shortLease returns options that make a client renew after a second and rebind much later, so that a late answer
+// still belongs to a live lease.
 func shortLease(lease uint32) []dhcpv4.Modifier {
 	return []dhcpv4.Modifier{dhcpv4.WithLeaseTime(lease),
 		dhcpv4.WithOption(dhcpv4.OptRenewTimeValue(time.Second)),
 		dhcpv4.WithOption(dhcpv4.OptRebindingTimeValue(time.Duration(min(lease, 30)) * time.Second))}
 }
 
-// configure gives the container what ADD returns, as a main plugin does.
+// configure configures the container with a result, as a main plugin does.
 func (l *lan) configure(c *nstest.Host) Result {
 	GinkgoHelper()
 	r := l.Add(l.call("ADD", c))
@@ -316,13 +316,13 @@ func (l *lan) configure(c *nstest.Host) Result {
 	return r
 }
 
-// plugged lists the server's links, with a port for each container that is there.
-func (l *lan) plugged() string {
+// serverPorts lists the server's links, which include a port for each existing container.
+func (l *lan) serverPorts() string {
 	GinkgoHelper()
 	return l.server.Cmd("ip", "-o", "link")
 }
 
-// waits polls for whether a call writes a record, or waits for the lock.
+// waits returns a function that reports whether a call writes a record or waits for the lock.
 func waits(d *daemon) func() bool {
 	return func() bool {
 		isFree := d.recordMu.TryLock()
@@ -333,8 +333,8 @@ func waits(d *daemon) func() bool {
 	}
 }
 
-// lockedOut is a daemon that waits for the lock of its records, which is the spec's.
-func lockedOut(ctx context.Context) (*daemon, *statefile.Store[record]) {
+// waitingDaemon is a daemon that waits for the lock of its records, which the spec holds.
+func waitingDaemon(ctx context.Context) (*daemon, *statefile.Store[record]) {
 	GinkgoHelper()
 	d := newDaemon(ctx, flags{hostPrefix: GinkgoT().TempDir()}, slog.New(slog.DiscardHandler))
 	d.records4.Wait = time.Hour
@@ -359,10 +359,10 @@ var _ = Describe("the daemon", func() {
 		d.end(signal)
 		before := count(s, request)()
 		l.start()
-		l.Succeeds(l.after("CHECK", c, r))
+		l.Succeeds(l.withPrevResult("CHECK", c, r))
 		Eventually(count(s, request)).Should(BeNumerically(">", before))
 		Expect(addrs(c)()).To(Equal([]string{"10.9.0.50/24"}))
-		l.Succeeds(l.after("DEL", c, r))
+		l.Succeeds(l.withPrevResult("DEL", c, r))
 		Eventually(count(s, release)).Should(Equal(1))
 		Expect(count(s, discover)()).To(Equal(1))
 	},
@@ -397,14 +397,14 @@ var _ = Describe("the daemon", func() {
 	It("has the socket for itself, and for root", func() {
 		l.start("-pidfile", filepath.Join(filepath.Dir(l.socket), "pid"))
 		Expect(nstest.Must(os.Stat(l.socket)).Mode()).To(Equal(os.ModeSocket | 0o600))
-		l.launch("", "-socketpath", l.socket).fails(1, "another daemon serves "+l.socket)
+		l.launch("", "-socketpath", l.socket).failsToStart(1, "another daemon serves "+l.socket)
 		l.Succeeds(l.call("STATUS", c))
 	})
 
-	DescribeTable("takes nothing for its socket that is none", func(put func(path string) error) {
+	DescribeTable("does not replace files that are not sockets", func(put func(path string) error) {
 		Expect(put(l.socket)).To(Succeed())
 		before := nstest.Must(os.Lstat(l.socket))
-		l.launch("", "-socketpath", l.socket).fails(1, "address already in use")
+		l.launch("", "-socketpath", l.socket).failsToStart(1, "address already in use")
 		Expect(os.SameFile(nstest.Must(os.Lstat(l.socket)), before)).To(BeTrue())
 	},
 		Entry("a file", func(path string) error { return os.WriteFile(path, []byte("precious"), 0o600) }),
@@ -460,7 +460,7 @@ var _ = Describe("the daemon", func() {
 		path := filepath.Join(prefix, "ns")
 		Expect(os.Symlink(c.Path, path)).To(Succeed())
 		l.socket = prefix + "/run/d.sock"
-		l.Add(l.at("/ns", "ADD", c))
+		l.Add(l.withPath("/ns", "ADD", c))
 		Expect(filepath.Glob(prefix + "/run/hawser/dhcp/*/*.json")).To(HaveLen(1))
 		Expect(count(s, request)()).To(Equal(1))
 		d.end(syscall.SIGTERM)
@@ -482,7 +482,7 @@ var _ = Describe("the daemon", func() {
 	)
 
 	DescribeTable("refuses", func(status int, says string, args ...string) {
-		l.launch("", append([]string{"-socketpath", l.socket}, args...)...).fails(status, says)
+		l.launch("", append([]string{"-socketpath", l.socket}, args...)...).failsToStart(status, says)
 	},
 		Entry("an unknown flag", 2, "flag provided but not defined: -nope", "-nope"),
 		Entry("a relative path of the process ID", 1, `pidfile .*rel.pid.*: path not absolute`, "-pidfile", "rel.pid"),
@@ -505,7 +505,7 @@ var _ = Describe("the daemon", func() {
 	)
 
 	It("reaches interfaces while another process has the lock of the records", func(ctx SpecContext) {
-		d, other := lockedOut(ctx)
+		d, other := waitingDaemon(ctx)
 		dropped := make(chan error, 1+maxThreads)
 		for i := range 1 + maxThreads {
 			a := cni.Attachment{Network: "net", ContainerID: fmt.Sprint(i), IfName: "lo"}
@@ -530,7 +530,7 @@ var _ = Describe("the daemon", func() {
 	})
 
 	It("answers for other leases while one waits for the lock of the records", func(ctx SpecContext) {
-		d, other := lockedOut(ctx)
+		d, other := waitingDaemon(ctx)
 		a := cni.Attachment{Network: "net", ContainerID: "one", IfName: "eth0"}
 		Expect(other.Put(ctx, record{Attachment: a})).To(Succeed())
 		c := d.newClient(record{Attachment: a, Netns: "/absent"}) // which ends at once
@@ -547,7 +547,7 @@ var _ = Describe("the daemon", func() {
 
 	It("holds a hundred leases with a descriptor for each, and no thread for each", Label("namespace-let-go"), func() {
 		l.serve()
-		// The Go runtime makes a thread for each processor, and one more for each that the kernel makes wait.
+		// The Go runtime has a thread for each processor, and one more for each thread that waits in the kernel.
 		d := l.launch("GOMAXPROCS=2", "-socketpath", l.socket)
 		Eventually(d.log).Should(gbytes.Say("serving"))
 		var commands []string
@@ -557,10 +557,10 @@ var _ = Describe("the daemon", func() {
 		}
 		l.server.IP(commands...)
 		conf := []byte(l.call("ADD", c).Conf.(string))
-		// Ten at a time: where the machine is busy each call that comes meanwhile may be given a thread, which stays.
+		// Ten at a time, because on a busy machine each concurrent call can get a thread, which stays.
 		for tens := 0; tens < 100; tens += 10 {
 			nstest.AtOnce(10, func(i int) {
-				// As a runtime does where the machine is so busy that a call's time is over.
+				// As a runtime does if a call takes too long on a busy machine.
 				Eventually(func() error {
 					_, err := callDaemon(GinkgoT().Context(), l.socket, methodAllocate, rpcCall{ContainerID: "one",
 						Netns: c.Path, IfName: fmt.Sprintf("eth%d", tens+i+1), StdinData: conf})
@@ -600,9 +600,9 @@ var _ = Describe("beside the reference", func() {
 		r := old(conf(l.call("ADD", c))).Added()
 		Expect(r.Text).To(MatchJSON(`{"cniVersion": "1.0.0", "ips": [{"address": "10.9.0.50/24",
 			"gateway": "10.9.0.1"}], "routes": [{"dst": "0.0.0.0/0", "gw": "10.9.0.1"}]}`))
-		Expect(old(conf(l.after("CHECK", c, r))).Code).To(BeZero())
+		Expect(old(conf(l.withPrevResult("CHECK", c, r))).Code).To(BeZero())
 		Expect(count(s, discover)()).To(Equal(1))
-		Expect(old(conf(l.after("DEL", c, r))).Code).To(BeZero())
+		Expect(old(conf(l.withPrevResult("DEL", c, r))).Code).To(BeZero())
 		Eventually(count(s, release)).Should(Equal(1))
 	})
 
@@ -616,13 +616,13 @@ var _ = Describe("beside the reference", func() {
 		r := l.Add(l.call("ADD", c))
 		Expect(r.IPs[0].Address).To(Equal("10.9.0.50/24"))
 		Expect(r.IPs[0].Gateway).To(Equal("10.9.0.1"))
-		a := l.Call(l.after("CHECK", c, r))
+		a := l.Call(l.withPrevResult("CHECK", c, r))
 		Expect(a.Code).To(BeZero())
 		Expect(a.Stderr).To(ContainSubstring("nothing is checked"))
 		a = l.Call(l.gc("[]"))
 		Expect(a.Code).To(BeZero())
 		Expect(a.Stderr).To(ContainSubstring("no lease is collected"))
-		l.Succeeds(l.after("DEL", c, r))
+		l.Succeeds(l.withPrevResult("DEL", c, r))
 		Eventually(log).Should(gbytes.Say("releasing lease")) // from 0.0.0.0, which no server hears
 	})
 })
@@ -646,7 +646,7 @@ var _ = DescribeTable("a lease is there at once, and is released while the inter
 		r := run(l.call("ADD", c)).Added()
 		GinkgoWriter.Println("ADD took", sysctl.SinceBoot()-began, "and", count(s, discover)(), "DISCOVER")
 		Expect(addrs(c)()).To(Equal([]string{"10.9.0.50/24"}))
-		Expect(run(l.after("CHECK", c, r)).Code).To(BeZero())
+		Expect(run(l.withPrevResult("CHECK", c, r)).Code).To(BeZero())
 		isReleased := func(ended Answer) {
 			GinkgoHelper()
 			Expect(ended.Code).To(BeZero())
@@ -656,14 +656,14 @@ var _ = DescribeTable("a lease is there at once, and is released while the inter
 			Expect(Names(c, "")).To(BeEmpty())
 			Expect(l.records()).To(BeEmpty())
 		}
-		isReleased(run(l.after("DEL", c, r)))
-		Expect(run(l.after("DEL", c, r)).Code).To(BeZero())
+		isReleased(run(l.withPrevResult("DEL", c, r)))
+		Expect(run(l.withPrevResult("DEL", c, r)).Code).To(BeZero())
 		By("GC")
 		run(l.call("ADD", c)).Added()
 		isReleased(run(l.gc("[]")))
 		By("DEL without CNI_NETNS")
 		run(l.call("ADD", c)).Added()
-		isReleased(run(l.at("", "DEL", c)))
+		isReleased(run(l.withPath("", "DEL", c)))
 	},
 	Entry("under bridge", "bridge", "", "link add cni0 type bridge", "link set uplink up master cni0"),
 	Entry("under macvlan", "macvlan", `, "master": "uplink"`, "link set uplink up"),
@@ -680,8 +680,8 @@ var _ = Describe("with real servers", func() {
 		for range 1 + renewals {
 			Eventually(d.log).Should(gbytes.Say("msg=leased"))
 		}
-		l.Succeeds(l.after("CHECK", c, r))
-		l.Succeeds(l.after("DEL", c, r))
+		l.Succeeds(l.withPrevResult("CHECK", c, r))
+		l.Succeeds(l.withPrevResult("DEL", c, r))
 	}
 
 	It("dnsmasq lends, and takes back", func() {

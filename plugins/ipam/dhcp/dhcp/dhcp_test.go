@@ -30,7 +30,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/sysctl"
 )
 
-// count polls for the number of a server's messages of a kind.
+// count returns a function that returns the number of messages of a type that a server received.
 func count(s *server, kind dhcpv4.MessageType) func() int {
 	return func() int { return len(s.messages(kind)) }
 }
@@ -41,10 +41,10 @@ const (
 	release  = dhcpv4.MessageTypeRelease
 )
 
-// silent is a server that has no answer.
+// silent makes a server send no answer.
 func silent(*server, *dhcpv4.DHCPv4, *dhcpv4.DHCPv4) []*dhcpv4.DHCPv4 { return nil }
 
-// addrs are the IPv4 addresses of a container's eth0.
+// addrs returns a function that returns the IPv4 addresses of a container's eth0.
 func addrs(c *nstest.Host) func() []string {
 	return func() []string {
 		var v4 []string
@@ -82,15 +82,15 @@ var _ = Describe("a lease", func() {
 			"gateway": "10.9.0.1"}], "routes": [{"dst": "0.0.0.0/0", "gw": "10.9.0.1"}]}`))
 		Expect(s.messages(discover)[0].Options).To(HaveKeyWithValue(uint8(61), []byte("\x00"+c.Name+"/net/eth0")))
 		Expect(l.records()).To(HaveLen(1))
-		l.Succeeds(l.after("CHECK", c, r))
+		l.Succeeds(l.withPrevResult("CHECK", c, r))
 		By("a second ADD is refused")
 		Expect(l.Fails(l.call("ADD", c), cni.CodeExists)).To(ContainSubstring("has a lease already"))
 		Expect(s.messages(request)).To(HaveLen(1))
-		l.Succeeds(l.after("DEL", c, r))
+		l.Succeeds(l.withPrevResult("DEL", c, r))
 		Eventually(count(s, release)).Should(Equal(1))
 		Expect(s.messages(release)[0].src.String()).To(Equal("10.9.0.50"))
 		Expect(l.records()).To(BeEmpty())
-		l.Succeeds(l.after("DEL", c, r))
+		l.Succeeds(l.withPrevResult("DEL", c, r))
 		Expect(d.end(syscall.SIGTERM)).To(BeZero())
 		Expect(l.socket).NotTo(BeAnExistingFile())
 		Expect(s.messages(release)).To(HaveLen(1))
@@ -138,7 +138,7 @@ var _ = Describe("a lease", func() {
 
 	DescribeTable("is not acquired", func(ifName, netns, want string) {
 		l.begin()
-		call := l.at(cmp.Or(netns, c.Path), "ADD", c)
+		call := l.withPath(cmp.Or(netns, c.Path), "ADD", c)
 		call.IfName = ifName
 		Expect(l.Fails(call, cni.CodeTryAgain)).To(ContainSubstring(want))
 		Expect(l.records()).To(BeEmpty())
@@ -155,7 +155,7 @@ var _ = Describe("a lease", func() {
 		plugin := l.exec(l.call("ADD", c))
 		Eventually(count(s, discover)).Should(BeNumerically(">", 0))
 		Expect(plugin.Process.Kill()).To(Succeed())
-		By("nobody asks any more")
+		By("no client sends requests any more")
 		Eventually(func() string { return l.Fails(l.call("CHECK", c), cni.CodeDrift) }).
 			Should(ContainSubstring("has no lease"))
 		s.set(func(s *server) { s.script = nil })
@@ -204,7 +204,7 @@ var _ = Describe("a lease", func() {
 		Eventually(func() string { return c.Cmd("ip", "route") }).
 			Should(And(ContainSubstring("default via 10.9.0.9 "), Not(ContainSubstring("via 10.9.0.1 "))))
 		Expect(s.messages(request)[1].src.String()).To(Equal("10.9.0.50"))
-		Expect(l.Fails(l.after("CHECK", c, r), cni.CodeDrift)).To(ContainSubstring("10.9.0.60/24"))
+		Expect(l.Fails(l.withPrevResult("CHECK", c, r), cni.CodeDrift)).To(ContainSubstring("10.9.0.60/24"))
 		Expect(count(s, discover)()).To(Equal(1))
 	})
 
@@ -218,7 +218,7 @@ var _ = Describe("a lease", func() {
 		l.server.Cmd("ip", "link", "set", "br0", "address", "02:00:00:00:00:08")
 		By("also when the main plugin has taken the address off")
 		c.Cmd("ip", "addr", "flush", "dev", "eth0")
-		l.Succeeds(l.after("DEL", c, r))
+		l.Succeeds(l.withPrevResult("DEL", c, r))
 		Eventually(count(s, release)).Should(Equal(1))
 		Eventually(d.log).Should(gbytes.Say("released.*at=02:00:00:00:00:08"))
 	})
@@ -231,7 +231,7 @@ var _ = Describe("a lease", func() {
 			l.radvd("")
 			l.keys = `"ipv6": "dhcp"`
 			s, d := l.begin(shortLease(60)...)
-			s.set(func(s *server) { s.toClient = true })
+			s.set(func(s *server) { s.unicastOnly = true })
 			r := l.Add(l.call("ADD", c))
 			own := LinkLocal(c, "eth0")
 			vm := nstest.NewNetns()
@@ -255,7 +255,7 @@ var _ = Describe("a lease", func() {
 			Expect(l.server.Cmd("ip", "neigh", "show", "10.9.0.50")).To(ContainSubstring(mac))
 			Expect(l.server.Cmd("ip", "neigh", "show", own)).To(ContainSubstring(mac))
 			Expect(c.Cmd("ip", "-o", "-4", "addr", "show", "dev", "eth0-nic")).To(BeEmpty())
-			l.Succeeds(l.after("DEL", c, r))
+			l.Succeeds(l.withPrevResult("DEL", c, r))
 			Eventually(d.log).Should(gbytes.Say("msg=released"))
 		})
 
@@ -286,15 +286,15 @@ var _ = Describe("a lease", func() {
 		Eventually(addrs(c)).Should(BeEmpty())
 		Eventually(d.log).Should(gbytes.Say(`msg=lost .*reason="the lease has expired"`))
 		Expect(Show(c, "eth0").Flags).To(ContainElement("UP"))
-		Expect(l.Fails(l.after("CHECK", c, r), cni.CodeDrift)).To(ContainSubstring("expired"))
+		Expect(l.Fails(l.withPrevResult("CHECK", c, r), cni.CodeDrift)).To(ContainSubstring("expired"))
 		s.set(func(s *server) { s.script, s.more = nil, []dhcpv4.Modifier{dhcpv4.WithLeaseTime(3600)} })
 		Eventually(addrs(c)).Should(Equal([]string{"10.9.0.50/24"}))
 		Eventually(func() string { return c.Cmd("ip", "route") }).
 			Should(ContainSubstring("default via 10.9.0.1 "))
-		l.Succeeds(l.after("CHECK", c, r))
+		l.Succeeds(l.withPrevResult("CHECK", c, r))
 	})
 
-	// refuse has the server refuse the next renewal, and lend another address after that.
+	// refuse makes the server refuse the next renewal and then lease another address.
 	refuse := func(s *server) {
 		s.set(func(s *server) {
 			s.given = map[string]netip.Addr{}
@@ -341,14 +341,14 @@ var _ = Describe("a lease", func() {
 				"routes": [{"dst": "0.0.0.0/0", "gw": "10.9.0.1"}]}}`, c.Path, r.IPs[0].Address)
 			Expect(Ran(l.Run(call.Program(l.World, nstest.Build("sbr")))).Code).To(BeZero())
 		}),
-		Entry("in another table, as that of a VRF", func(Result) {
+		Entry("in another table, such as a VRF's", func(Result) {
 			c.IP("route add 10.9.0.0/24 dev eth0 proto kernel scope link src 10.9.0.50 table 100",
 				"route add default via 10.9.0.1 dev eth0 table 100",
 				"route del default dev eth0", "route del 10.9.0.0/24 dev eth0")
 		}),
 	)
 
-	It("that is lost and regained has no route that somebody has removed, also by the next daemon", func() {
+	It("that is lost and regained has no route that an administrator removed, even with a new daemon", func() {
 		s, d := l.begin(shortLease(600)...)
 		l.configure(c)
 		c.IP("route add default via 10.9.0.1 dev eth0 table 7", "route del default dev eth0 table main")
@@ -399,19 +399,19 @@ var _ = Describe("a lease", func() {
 		l.Add(l.call("ADD", c))
 		c.Unpin()
 		By("the kernel takes the pair away")
-		Eventually(l.plugged).ShouldNot(ContainSubstring("port1"))
+		Eventually(l.serverPorts).ShouldNot(ContainSubstring("port1"))
 		Eventually(d.log).Should(gbytes.Say("dropped"))
 		Eventually(l.records).Should(BeEmpty())
 		Eventually(count(s, release)).Should(Equal(1))
 		l.Succeeds(l.call("DEL", c))
 		By("a new container of the same name has a lease of its own")
-		l.Add(l.at(l.container().Path, "ADD", c))
+		l.Add(l.withPath(l.container().Path, "ADD", c))
 		Expect(count(s, discover)()).To(Equal(2))
 	})
 
 	It("stays in its namespace when the path leads to another one", func() {
 		s, d := l.begin(shortLease(60)...)
-		call := l.at(filepath.Join(GinkgoT().TempDir(), "ns"), "ADD", c)
+		call := l.withPath(filepath.Join(GinkgoT().TempDir(), "ns"), "ADD", c)
 		Expect(os.Symlink(c.Path, call.Netns)).To(Succeed())
 		l.Add(call)
 		other := l.container()
@@ -451,7 +451,7 @@ var _ = Describe("a lease", func() {
 			Expect(l.Cmd("nsenter", fd, "ip", "-4", "-o", "addr", "show", "eth0")).To(BeEmpty())
 			By("and nothing of the daemon keeps the namespace")
 			Expect(descriptor.Close()).To(Succeed())
-			Eventually(l.plugged).ShouldNot(ContainSubstring("port1"))
+			Eventually(l.serverPorts).ShouldNot(ContainSubstring("port1"))
 		},
 		Entry("by one daemon", false),
 		Entry("by the next daemon, which finds it again", true),
@@ -461,11 +461,11 @@ var _ = Describe("a lease", func() {
 		s, _ := l.begin() // for an hour: no renewal is needed to see it
 		inside := c.Start(nstest.Program{Path: "sleep", Args: []string{"1000"}})
 		c.Unpin()
-		l.Add(l.at(fmt.Sprintf("/proc/%d/ns/net", inside.Process.Pid), "ADD", c))
+		l.Add(l.withPath(fmt.Sprintf("/proc/%d/ns/net", inside.Process.Pid), "ADD", c))
 		killed := sysctl.SinceBoot()
 		Expect(inside.Process.Kill()).To(Succeed())
 		Eventually(count(s, release)).Should(Equal(1))
-		Eventually(l.plugged).ShouldNot(ContainSubstring("port1"))
+		Eventually(l.serverPorts).ShouldNot(ContainSubstring("port1"))
 		Expect(sysctl.SinceBoot() - killed).To(BeNumerically("<", useInterval/2))
 	})
 
@@ -478,12 +478,12 @@ var _ = Describe("a lease", func() {
 		killed := sysctl.SinceBoot()
 		Expect(inside.Process.Kill()).To(Succeed())
 		Eventually(count(s, release)).Should(Equal(1))
-		Eventually(l.plugged).ShouldNot(ContainSubstring("port1"))
+		Eventually(l.serverPorts).ShouldNot(ContainSubstring("port1"))
 		Expect(sysctl.SinceBoot() - killed).To(BeNumerically("<", useInterval/2))
 	})
 
 	Describe("of which the daemon may not read all processes", Label("lease-unseen"), func() {
-		// startBlind starts a daemon that may read no other process, as security modules have it.
+		// startBlind starts a daemon that cannot read other processes, as under some security modules.
 		startBlind := func() *daemonRun {
 			GinkgoHelper()
 			d := l.launch(`exec setpriv --bounding-set -sys_ptrace --inh-caps -sys_ptrace "$0" "$@";`, "-socketpath",
@@ -529,7 +529,7 @@ var _ = Describe("a lease", func() {
 			}
 			Expect(count(s, release)()).To(BeZero())
 			Expect(descriptor.Close()).To(Succeed())
-			Eventually(l.plugged).ShouldNot(ContainSubstring("port1"))
+			Eventually(l.serverPorts).ShouldNot(ContainSubstring("port1"))
 		},
 			Entry("of one daemon", false),
 			Entry("of the next daemon, which cannot find the namespace", true),
@@ -541,14 +541,14 @@ var _ = Describe("a lease", func() {
 		r := l.Add(l.call("ADD", c))
 		c.Start(nstest.Program{Path: "sleep", Args: []string{"1000"}})
 		c.Unpin()
-		l.Succeeds(l.after("DEL", c, r))
+		l.Succeeds(l.withPrevResult("DEL", c, r))
 		Eventually(count(s, release)).Should(Equal(1))
 	})
 
 	It("is another one in another namespace", func() {
 		s, _ := l.begin()
 		l.Add(l.call("ADD", c))
-		l.Add(l.at(l.container().Path, "ADD", c))
+		l.Add(l.withPath(l.container().Path, "ADD", c))
 		Expect(count(s, discover)()).To(Equal(2))
 		Expect(l.records()).To(HaveLen(1))
 	})
@@ -561,7 +561,7 @@ var _ = Describe("a lease", func() {
 		Expect(l.Add(two).IPs[0].Address).NotTo(Equal(one.IPs[0].Address))
 		two.Command = "DEL"
 		l.Succeeds(two)
-		l.Succeeds(l.after("CHECK", c, one))
+		l.Succeeds(l.withPrevResult("CHECK", c, one))
 	})
 
 	It("is collected in time with sixty others even if the server does not answer ARP", func(ctx SpecContext) {
@@ -597,32 +597,33 @@ var _ = Describe("a lease", func() {
 		l.Succeeds(l.gc(fmt.Sprintf(`[{"containerID": %q, "ifname": "eth0"}]`, other.Name)))
 		Eventually(count(s, release)).Should(Equal(1))
 		l.Fails(l.call("CHECK", c), cni.CodeDrift)
-		l.Succeeds(l.after("CHECK", other, r))
+		l.Succeeds(l.withPrevResult("CHECK", other, r))
 	})
 })
 
 var _ = Describe("a packet", func() {
-	It("without room for a UDP header, by the length in its IP header, is none", Label("hostile-server"), func() {
-		l := newLAN()
-		c := l.container()
-		link := linkOf(c)
-		Expect(link.bringUp(context.Background())).To(Succeed())
-		offer := nstest.Must(dhcpv4.New(dhcpv4.WithMessageType(dhcpv4.MessageTypeOffer))).ToBytes()
-		port := l.server.Wiretap("port1")
-		frame := func(length int) []byte {
-			b := slices.Concat(nclient4.BroadcastMac, port.MAC, []byte{8, 0, 0x45, 0}) // Ethernet, then IPv4
-			b = binary.BigEndian.AppendUint16(b, uint16(length))
-			b = append(b, 0, 0, 0, 0, 64, unix.IPPROTO_UDP, 0, 0, 10, 9, 0, 1, 255, 255, 255, 255)
-			b = append(b, 0, serverPort, 0, clientPort)
-			b = binary.BigEndian.AppendUint16(b, uint16(8+len(offer)))
-			return slices.Concat(b, []byte{0, 0}, offer)
-		}
-		Eventually(func() (*dhcpv4.DHCPv4, error) {
-			port.SendFrame(frame(20))
-			port.SendFrame(frame(20 + 8 + len(offer)))
-			return link.receive(context.Background(), 100*time.Millisecond)
-		}).Should(HaveField("MessageType()", dhcpv4.MessageTypeOffer))
-	})
+	It("that is too short for a UDP header, by the length in its IP header, is ignored", Label("hostile-server"),
+		func() {
+			l := newLAN()
+			c := l.container()
+			link := linkOf(c)
+			Expect(link.bringUp(context.Background())).To(Succeed())
+			offer := nstest.Must(dhcpv4.New(dhcpv4.WithMessageType(dhcpv4.MessageTypeOffer))).ToBytes()
+			port := l.server.Wiretap("port1")
+			frame := func(length int) []byte {
+				b := slices.Concat(nclient4.BroadcastMac, port.MAC, []byte{8, 0, 0x45, 0}) // Ethernet, then IPv4
+				b = binary.BigEndian.AppendUint16(b, uint16(length))
+				b = append(b, 0, 0, 0, 0, 64, unix.IPPROTO_UDP, 0, 0, 10, 9, 0, 1, 255, 255, 255, 255)
+				b = append(b, 0, serverPort, 0, clientPort)
+				b = binary.BigEndian.AppendUint16(b, uint16(8+len(offer)))
+				return slices.Concat(b, []byte{0, 0}, offer)
+			}
+			Eventually(func() (*dhcpv4.DHCPv4, error) {
+				port.SendFrame(frame(20))
+				port.SendFrame(frame(20 + 8 + len(offer)))
+				return link.receive(context.Background(), 100*time.Millisecond)
+			}).Should(HaveField("MessageType()", dhcpv4.MessageTypeOffer))
+		})
 })
 
 var _ = Describe("a change", func() {
@@ -687,19 +688,20 @@ var _ = Describe("without a daemon", func() {
 		r := l.Add(l.call("ADD", c))
 		l.Add(l.call("ADD", other))
 		d.end(syscall.SIGKILL)
-		Expect(l.Fails(l.after("CHECK", c, r), cni.CodeTryAgain)).To(ContainSubstring(absent + "connection refused"))
-		a := l.Call(l.after("DEL", c, r))
+		Expect(l.Fails(l.withPrevResult("CHECK", c, r), cni.CodeTryAgain)).To(ContainSubstring(absent +
+			"connection refused"))
+		a := l.Call(l.withPrevResult("DEL", c, r))
 		Expect(a.Code).To(BeZero())
 		Expect(a.Stderr).To(ContainSubstring("not released with its server"))
 		Expect(l.records()).To(HaveLen(1))
 		l.Succeeds(l.gc("[]"))
 		Expect(l.records()).To(BeEmpty())
 		l.start()
-		l.Fails(l.after("CHECK", c, r), cni.CodeDrift)
+		l.Fails(l.withPrevResult("CHECK", c, r), cni.CodeDrift)
 		Expect(count(s, release)()).To(BeZero())
 	})
 
-	It("DEL takes a record that nobody can read, with a daemon and without", Label("lease-record"), func() {
+	It("DEL removes an unreadable record, with a daemon and without", Label("lease-record"), func() {
 		_, d := l.begin()
 		damage := func() {
 			l.Add(l.call("ADD", c))

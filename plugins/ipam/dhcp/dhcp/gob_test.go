@@ -19,7 +19,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/cni"
 )
 
-// Messages that have all fields.
+// Messages in which all fields are set.
 var (
 	wholeHead = rpcHead{ServiceMethod: methodAllocate, Seq: 1<<64 - 1, Error: "no", Details: "not at all", Code: 300}
 	wholeCall = rpcCall{ContainerID: "one", Netns: "/run/netns/x", IfName: "eth0", Args: "A=B",
@@ -34,7 +34,7 @@ var (
 	}
 )
 
-// gobOf is what encoding/gob writes.
+// gobOf returns the stream that encoding/gob writes.
 func gobOf(values ...any) []byte {
 	var out bytes.Buffer
 	enc := gob.NewEncoder(&out)
@@ -46,8 +46,8 @@ func gobOf(values ...any) []byte {
 	return out.Bytes()
 }
 
-// zeroOf are pointers to zero values of the same types.
-func zeroOf(values []any) (list []any) {
+// zeroValues returns pointers to zero values of the same types.
+func zeroValues(values []any) (list []any) {
 	for _, v := range values {
 		list = append(list, reflect.New(reflect.TypeOf(v)).Interface())
 	}
@@ -58,8 +58,8 @@ var _ = DescribeTable("writes what encoding/gob reads, and reads what it writes"
 	var ours bytes.Buffer
 	Expect(writeGob(&ours, values...)).To(Succeed())
 	dec, r := gob.NewDecoder(&ours), newGobReader(iotest.OneByteReader(bytes.NewReader(gobOf(values...))))
-	theirs := zeroOf(values)
-	for i, to := range zeroOf(values) {
+	theirs := zeroValues(values)
+	for i, to := range zeroValues(values) {
 		Expect(dec.Decode(theirs[i])).To(Succeed())
 		Expect(theirs[i]).To(HaveValue(Equal(values[i])))
 		Expect(r.read(to)).To(Succeed())
@@ -75,7 +75,7 @@ var _ = DescribeTable("writes what encoding/gob reads, and reads what it writes"
 	Entry("calls one after the other", wholeHead, wholeCall, rpcHead{}, rpcCall{}, wholeHead, wholeResult),
 )
 
-// node is a type that contains itself.
+// node is a recursive type.
 type node struct {
 	Next  *node
 	Seq   int
@@ -89,8 +89,8 @@ func chain(length int) (n *node) {
 	return n
 }
 
-// surplus are fields that we do not know, of every type.
-type surplus struct {
+// unknownFields has fields of every type that the reader does not know.
+type unknownFields struct {
 	Bool      bool
 	Int       int8
 	Float     float32
@@ -108,19 +108,19 @@ type surplus struct {
 	Interface io.Reader
 }
 
-// newerHead is what a newer peer could send: fields in another order, and many that we do not know.
-type newerHead struct {
+// futureHead is a header that a newer peer could send: with fields in another order and many unknown ones.
+type futureHead struct {
 	Code          uint16
-	Before        surplus
+	Before        unknownFields
 	Seq           uint32
 	ServiceMethod *string
-	After         surplus
+	After         unknownFields
 	Error         string
 }
 
 type newerResult struct {
 	DNS    struct{ More, Search, Nameservers []string }
-	Before surplus
+	Before unknownFields
 	Routes []*newerRoute
 	IPs    []struct {
 		Interface *int
@@ -138,21 +138,22 @@ type newerRoute struct {
 
 func init() {
 	gob.Register(&node{})
-	gob.Register(surplus{})
+	gob.Register(unknownFields{})
 	gob.Register(&bytes.Reader{})
 	gob.Register(map[string]any{})
 }
 
-func fullSurplus() surplus {
-	return surplus{Bool: true, Int: -100, Float: 1.5, Complex: 1 + 300i, Array: [3][]string{{"a"}, {}, {"b", "c"}},
+func fullSurplus() unknownFields {
+	return unknownFields{Bool: true, Int: -100, Float: 1.5, Complex: 1 + 300i, Array: [3][]string{{"a"}, {}, {"b",
+		"c"}},
 		Bytes: [5]byte{1}, Map: map[string]map[int][]node{"a": {1: {*chain(2)}, 2: nil}}, Any: chain(3),
-		Anys: []any{1, "x", surplus{Int: 1}, map[string]any{"a": 2.5}}, More: map[string]any{"m": "n"},
+		Anys: []any{1, "x", unknownFields{Int: 1}, map[string]any{"a": 2.5}}, More: map[string]any{"m": "n"},
 		Struct: struct{ A, B []struct{ C *int } }{B: []struct{ C *int }{{}, {new(5)}}}, Time: time.Unix(1, 2),
 		Big: big.NewInt(1 << 60), Chain: chain(100)}
 }
 
-func newerMessages() (newerHead, newerResult) {
-	head := newerHead{Code: 9, Before: fullSurplus(), Seq: 77, ServiceMethod: new("DHCP.Allocate"), Error: "oh"}
+func newerMessages() (futureHead, newerResult) {
+	head := futureHead{Code: 9, Before: fullSurplus(), Seq: 77, ServiceMethod: new("DHCP.Allocate"), Error: "oh"}
 	head.After.Any = map[string]any{"k": []byte("v")}
 	res := newerResult{Before: fullSurplus(), Sandbox: map[string][]net.IPNet{"": {{}}},
 		Routes: []*newerRoute{{MTU: 5, Priority: 6, Table: new(7), Scope: new(8), GW: []byte{10, 0, 0, 1}}, {}}}
@@ -246,7 +247,7 @@ var _ = It("refuses what would take much memory", func() {
 	Expect(cap(res.IPs) * int(unsafe.Sizeof(rpcIP{}))).To(BeNumerically("<", 32<<20))
 })
 
-// FuzzGob has our reader and encoding/gob's read the same stream. Where both succeed, they read the same.
+// FuzzGob reads the same stream with gobReader and with encoding/gob. If both succeed, the values must be equal.
 func FuzzGob(f *testing.F) {
 	newer, newerRes := newerMessages()
 	f.Add(gobOf(wholeHead, wholeCall), uint8(0))
@@ -256,8 +257,8 @@ func FuzzGob(f *testing.F) {
 	f.Fuzz(func(t *testing.T, stream []byte, kind uint8) {
 		values := []any{rpcHead{}, []any{rpcCall{}, rpcResult{}, struct{}{}}[kind%3]}
 		dec, r := gob.NewDecoder(bytes.NewReader(stream)), newGobReader(bytes.NewReader(stream))
-		theirs := zeroOf(values)
-		for i, to := range zeroOf(values) {
+		theirs := zeroValues(values)
+		for i, to := range zeroValues(values) {
 			if r.read(to) != nil || dec.Decode(theirs[i]) != nil {
 				return
 			}

@@ -16,7 +16,7 @@ import (
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
 )
 
-// newLAN6 is a network whose router has 2001:db8::1, and 2001:db8:1::1 behind it.
+// newLAN6 returns a network whose router has 2001:db8::1 and, behind it, 2001:db8:1::1.
 func newLAN6() *lan {
 	GinkgoHelper()
 	l := newLAN()
@@ -24,14 +24,14 @@ func newLAN6() *lan {
 		l.server.SetSysctl("net/ipv6/conf/"+name+"/accept_dad", "0")
 	}
 	l.server.SetSysctl("net/ipv6/conf/all/forwarding", "1")
-	// Kea and radvd serve an interface that is running.
+	// Kea and radvd need a running interface.
 	l.server.IP("link add port0 type veth peer name far0", "link set far0 up", "link set port0 up master br0",
 		"link set br0 down", "link set br0 address 02:00:00:00:00:02 addrgenmode eui64", "link set br0 up",
 		"addr add 2001:db8::1/64 dev br0 nodad", "link set lo up", "addr add 2001:db8:1::1/128 dev lo")
 	return l
 }
 
-// container6 is one whose interface is not slowed down by duplicate address detection, as plugins have it.
+// container6 returns a container without duplicate address detection, which main plugins also disable.
 func (l *lan) container6() *nstest.Host {
 	GinkgoHelper()
 	c := l.container()
@@ -39,8 +39,7 @@ func (l *lan) container6() *nstest.Host {
 	return c
 }
 
-// kea starts Debian's DHCPv6 server, which lends addresses of a pool for a minute, on another interface than the
-// router's.
+// kea starts Debian's DHCPv6 server, with leases of a minute from a pool, on another interface than the router's.
 func (l *lan) kea(pool string) *gbytes.Buffer {
 	GinkgoHelper()
 	nstest.NeedProgram("kea-dhcp6")
@@ -60,7 +59,7 @@ func (l *lan) kea(pool string) *gbytes.Buffer {
 	return log
 }
 
-// radvd starts Debian's router advertisement daemon with flags of the prefix.
+// radvd starts Debian's router advertisement daemon with options of the prefix.
 func (l *lan) radvd(prefix string) {
 	GinkgoHelper()
 	nstest.NeedProgram("radvd")
@@ -71,8 +70,8 @@ func (l *lan) radvd(prefix string) {
 	program(l.server, "radvd", "-n", "-C", dir+"/conf", "-m", "stderr", "-p", dir+"/pid")
 }
 
-// global are the IPv6 addresses of a container's eth0 but the link-local one.
-func global(c *nstest.Host) []string {
+// globalAddrs returns the IPv6 addresses of a container's eth0 without the link-local one.
+func globalAddrs(c *nstest.Host) []string {
 	GinkgoHelper()
 	var list []string
 	for line := range strings.Lines(c.Cmd("ip", "-6", "-o", "addr", "show", "dev", "eth0", "scope", "global")) {
@@ -95,7 +94,7 @@ var _ = Describe("IPv6", func() {
 		program := nstest.Build("macvlan")
 		macvlan := func(command string, r *Result) Answer {
 			GinkgoHelper()
-			call := l.with(command, c, "master", `"up0"`)
+			call := l.withKey(command, c, "master", `"up0"`)
 			if r != nil {
 				call.Conf = strings.TrimSuffix(call.Conf.(string), "}") + `, "prevResult": ` + r.Text + "}"
 			}
@@ -109,7 +108,7 @@ var _ = Describe("IPv6", func() {
 		Expect(r.IPs[1].Gateway).To(Equal("fe80::ff:fe00:2"))
 		Expect(r.DNS).To(HaveKeyWithValue("nameservers", ConsistOf("2001:db8::53", "fe80::1%eth0")))
 		Expect(r.DNS).To(HaveKeyWithValue("search", ConsistOf("kea.example", "radvd.example")))
-		Expect(global(c)).To(Equal([]string{"2001:db8::50/128"}), "nothing of the kernel's")
+		Expect(globalAddrs(c)).To(Equal([]string{"2001:db8::50/128"}), "nothing of the kernel's")
 		for _, to := range []string{"10.9.0.1", "2001:db8::1", "2001:db8:1::1"} {
 			c.Cmd("ping", "-c1", "-w40", to)
 		}
@@ -119,7 +118,7 @@ var _ = Describe("IPv6", func() {
 		d.end(syscall.SIGKILL)
 		l.start()
 		Eventually(log).Should(gbytes.Say("DHCP6_LEASE_RENEW"))
-		Expect(global(c)).To(Equal([]string{"2001:db8::50/128"}))
+		Expect(globalAddrs(c)).To(Equal([]string{"2001:db8::50/128"}))
 		Expect(macvlan("CHECK", &r).Code).To(BeZero())
 		Expect(macvlan("DEL", &r).Code).To(BeZero())
 		Eventually(log).Should(gbytes.Say("2001:db8::50.* released properly"))
@@ -142,7 +141,7 @@ var _ = Describe("IPv6", func() {
 		m := machine6{id: &identity{}, progress: &progress{}}
 		Expect(m.prepare(ctx, linkOf(c))).To(Succeed())
 		Expect(m.ra.LinkLocal.String()).To(Equal(own))
-		Expect(global(c)).To(Equal([]string{"2001:db8:5::5/64"}))
+		Expect(globalAddrs(c)).To(Equal([]string{"2001:db8:5::5/64"}))
 		Expect(addrs(c)()).To(Equal([]string{"10.9.0.5/24"}))
 		c.IP("route del 2001:db8:2::/64 dev eth0 table 7", "route del 2001:db8:3::/64 dev eth0")
 		Expect(routes()).To(Equal(before))
@@ -150,7 +149,7 @@ var _ = Describe("IPv6", func() {
 		c.IP("addr add 2001:db8::9/64 dev eth0 nodad valid_lft 99 preferred_lft 99")
 		m.id.MAC = ownMAC
 		Expect(m.prepare(ctx, linkOf(c))).To(Succeed())
-		Expect(global(c)).To(HaveLen(2))
+		Expect(globalAddrs(c)).To(HaveLen(2))
 	})
 
 	It("is formed of the prefix that radvd advertises, where the kernel had IPv6 off", Label("ipv6-slaac"), func() {
@@ -167,13 +166,13 @@ var _ = Describe("IPv6", func() {
 			"dns": {"nameservers": ["fe80::1%eth0"], "search": ["radvd.example"]}}`))
 		c.IP("addr add 2001:db8::ff:fe00:3/64 dev eth0", "route add default via fe80::ff:fe00:2 dev eth0")
 		c.Cmd("ping", "-c1", "-w40", "2001:db8:1::1")
-		Expect(global(c)).To(HaveLen(1))
-		l.Succeeds(l.after("CHECK", c, r))
+		Expect(globalAddrs(c)).To(HaveLen(1))
+		l.Succeeds(l.withPrevResult("CHECK", c, r))
 		Expect(l.Fails(l.call("ADD", c), cni.CodeExists)).To(ContainSubstring("has a lease already"))
 		By("DEL takes the record without a daemon, too")
 		d.end(syscall.SIGKILL)
 		Expect(l.records()).To(HaveLen(1))
-		Expect(l.Call(l.after("DEL", c, r)).Code).To(BeZero())
+		Expect(l.Call(l.withPrevResult("DEL", c, r)).Code).To(BeZero())
 		Expect(l.records()).To(BeEmpty())
 	})
 
@@ -190,7 +189,7 @@ var _ = Describe("IPv6", func() {
 		d = l.start()
 		l.server.IP("link set port1 master br0")
 		Eventually(d.log).Should(gbytes.Say("msg=leased"))
-		Expect(global(c)).To(HaveExactElements(HaveSuffix("/64")))
+		Expect(globalAddrs(c)).To(HaveExactElements(HaveSuffix("/64")))
 		l.Succeeds(l.call("DEL", c))
 	})
 
@@ -256,7 +255,7 @@ var _ = Describe("IPv6", func() {
 		Entry("not without the key", `"dns": false`, ""),
 		Entry("beside IPv4", `"ipv6": "dhcp"`, ",dhcp"),
 		Entry("alone", `"ipv4": false, "ipv6": "slaac"`, "slaac"),
-		Entry("in vain, otherwise", `"ipv6": "auto"`, `ipam.ipv6: "auto"`),
-		Entry("in vain, with nothing left", `"ipv4": false`, "ipam.ipv4: false"),
+		Entry("with another value, which is refused", `"ipv6": "auto"`, `ipam.ipv6: "auto"`),
+		Entry("without any family, which is refused", `"ipv4": false`, "ipam.ipv4: false"),
 	)
 })

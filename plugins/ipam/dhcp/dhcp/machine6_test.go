@@ -28,7 +28,7 @@ var (
 	server6 = []byte("server")
 )
 
-// life6 is a machine of IPv6 with a clock that the spec moves.
+// life6 is a machine6 with a clock that the spec advances.
 type life6 struct {
 	machine6
 	now time.Duration
@@ -40,8 +40,9 @@ func newLife6(way string) *life6 {
 		iaid: [4]byte{1, 2, 3, 4}, ifName: "eth0", ra: raState{LinkLocal: own6}}}
 }
 
-// says lets the clock run until something is to be sent, and returns what: the state, or the DHCPv6 message.
-func (l *life6) says() (state, *message6) {
+// nextMessage advances the clock until something must be sent. It returns the state or the type of the DHCPv6
+// message.
+func (l *life6) nextMessage() (state, *message6) {
 	GinkgoHelper()
 	for range 100 {
 		l.now = max(l.now, l.wake)
@@ -59,7 +60,7 @@ func (l *life6) says() (state, *message6) {
 	return "", nil
 }
 
-// pio is an option with a prefix of 64 bits.
+// pio returns a prefix information option for a prefix of 64 bits.
 func pio(prefix string, flags byte, preferred, valid uint32) []byte {
 	b := []byte{raPrefix, 4, 64, flags}
 	b = binary.BigEndian.AppendUint32(b, valid)
@@ -69,14 +70,14 @@ func pio(prefix string, flags byte, preferred, valid uint32) []byte {
 
 const onLinkOnly, both = 0x80, 0xc0
 
-// ra is a packet with an advertisement of a default router for an hour.
+// ra returns a packet with the advertisement of a default router for an hour.
 func ra(from netip.Addr, options ...[]byte) []byte {
 	head := []byte{routerAdvertisement, 0, 0, 0, 64, 0, 0x0e, 0x10, 0, 0, 0, 0, 0, 0, 0, 0}
 	whole := slices.Concat(head, slices.Concat(options...))
 	return buildPacket6(unix.IPPROTO_ICMPV6, from, netip.MustParseAddr(allRouters), whole)
 }
 
-// answer6 is the server's message of a kind, which lends lent6 for an hour; what changes does is in it.
+// answer6 returns a message of the server, with a lease of lent6 for an hour, modified by changes.
 func (l *life6) answer6(kind kind6, changes ...func(b *answerOf)) []byte {
 	a := &answerOf{xid: l.xid, client: []byte("id"), server: server6, iaid: l.iaid, addr: lent6.Addr(), preferred: 1800,
 		valid: 3600}
@@ -105,7 +106,7 @@ type answerOf struct {
 	status                   byte
 }
 
-// toClient is a packet of a server.
+// toClient returns a packet from a server.
 func toClient(message []byte) []byte {
 	b := buildPacket6(unix.IPPROTO_UDP, router6, own6, message)
 	binary.BigEndian.PutUint16(b[40:], serverPort6)
@@ -115,16 +116,16 @@ func toClient(message []byte) []byte {
 
 func (l *life6) hear6(packet []byte) { l.receivePacket(l.now, packet) }
 
-// bind6 goes through an exchange.
+// bind6 carries out an exchange until there is a lease.
 func (l *life6) bind6() {
 	GinkgoHelper()
-	l.says()
+	l.nextMessage()
 	l.hear6(ra(router6, pio("2001:db8::", both, 1800, 3600)))
 	Expect(l.state).To(Equal(selecting))
-	l.says()
+	l.nextMessage()
 	l.hear6(l.answer6(advertise))
 	offered := l.now
-	_, asks := l.says()
+	_, asks := l.nextMessage()
 	Expect(l.now).To(Equal(offered), "at once")
 	Expect(asks.kind).To(Equal(request6))
 	Expect(asks.server).To(Equal(server6))
@@ -136,33 +137,33 @@ var _ = Describe("the machine of IPv6", func() {
 	It("asks a router, then servers; renews at T1, asks all at T2, and ends", Label("ipv6-times"), func() {
 		l := newLife6(modeDHCP)
 		for range maxTries + 2 {
-			said, _ := l.says()
+			said, _ := l.nextMessage()
 			Expect(said).To(Equal(soliciting))
 			Expect(l.tick(l.now)).To(BeFalse(), "not before its time")
 		}
 		l.bind6()
 		began := l.now
 		Expect(l.lease.String()).To(Equal("2001:db8::50/128"))
-		said, _ := l.says()
+		said, _ := l.nextMessage()
 		Expect(l.now - began).To(Equal(15 * time.Minute)) // half of the shortest time, T1 and the router's prefix
 		Expect(said).To(Equal(soliciting))
 		for range maxTries {
 			Expect(l.lease).NotTo(BeNil())
-			l.says()
+			l.nextMessage()
 		}
 		By("a router that is silent does not hinder")
 		Expect(l.state).To(Equal(renewing))
-		_, asks := l.says()
+		_, asks := l.nextMessage()
 		Expect([]any{asks.kind, asks.server, asks.addr}).To(Equal([]any{renew6, server6, lent6.Addr()}))
 		for l.state == renewing {
-			l.says()
+			l.nextMessage()
 		}
 		Expect(l.now - began).To(Equal(24 * time.Minute)) // 0.8 of the preferred time
 		Expect(l.message(l.now).kind).To(Equal(rebind6))
 		Expect(l.message(l.now).server).To(BeNil())
 		Expect(l.message(l.now).elapsed).To(BeZero(), "since it began to rebind")
 		for l.lease != nil {
-			l.says()
+			l.nextMessage()
 		}
 		Expect(l.now - began).To(Equal(time.Hour))
 		Expect(l.fault).To(MatchError(errExpired))
@@ -173,7 +174,7 @@ var _ = Describe("the machine of IPv6", func() {
 		l := newLife6(modeDHCP)
 		l.bind6()
 		for l.state != rebinding {
-			l.says()
+			l.nextMessage()
 		}
 		l.hear6(l.answer6(reply6, func(a *answerOf) { a.server = []byte("other") }))
 		Expect(l.state).To(Equal(bound))
@@ -184,10 +185,10 @@ var _ = Describe("the machine of IPv6", func() {
 		l := newLife6(modeDHCP)
 		l.bind6()
 		for l.state != renewing {
-			l.says()
+			l.nextMessage()
 		}
 		l.hear6(l.answer6(reply6, func(a *answerOf) { a.status, a.addr = noBinding, netip.Addr{} }))
-		_, asks := l.says()
+		_, asks := l.nextMessage()
 		Expect([]any{asks.kind, asks.server, asks.addr}).To(Equal([]any{request6, server6, lent6.Addr()}))
 		l.hear6(l.answer6(reply6, func(a *answerOf) { a.status, a.addr = 2, netip.Addr{} }))
 		Expect(l.fault).To(MatchError(`the DHCPv6 server refuses: NoAddrsAvail "sorry"`))
@@ -199,13 +200,13 @@ var _ = Describe("the machine of IPv6", func() {
 		change func(a *answerOf),
 	) {
 		l := newLife6(modeDHCP)
-		l.says()
+		l.nextMessage()
 		l.hear6(ra(router6))
-		l.says()
+		l.nextMessage()
 		l.hear6(l.answer6(advertise, change))
 		Expect(l.state).To(Equal(selecting))
 		l.hear6(l.answer6(advertise))
-		l.says()
+		l.nextMessage()
 		l.hear6(l.answer6(reply6, change))
 		Expect(l.lease).To(BeNil())
 		good := l.answer6(reply6)
@@ -216,7 +217,7 @@ var _ = Describe("the machine of IPv6", func() {
 	},
 		Entry("another transaction", func(a *answerOf) { a.xid[0]++ }),
 		Entry("another client", func(a *answerOf) { a.client = []byte("you") }),
-		Entry("nobody", func(a *answerOf) { a.server = nil }),
+		Entry("no server identifier", func(a *answerOf) { a.server = nil }),
 		Entry("another interface", func(a *answerOf) { a.iaid[0]++ }),
 		Entry("a multicast address", func(a *answerOf) { a.addr = netip.MustParseAddr("ff0e::1") }),
 		Entry("a link-local address", func(a *answerOf) { a.addr = own6 }),
@@ -227,7 +228,7 @@ var _ = Describe("the machine of IPv6", func() {
 		Entry("an option that is longer than all", func(a *answerOf) { a.more = []byte{0, 99, 0xff, 0xff, 1} }),
 		Entry("an IA that is cut short", func(a *answerOf) { a.more = option6(nil, optIANA, a.iaid[:]...) }),
 		Entry("a status of all", func(a *answerOf) { a.more = option6(nil, optStatus, 0, 1) }),
-		Entry("a status that nobody knows", func(a *answerOf) { a.status = 6 }),
+		Entry("an unknown status", func(a *answerOf) { a.status = 6 }),
 		Entry("a status that is cut short", func(a *answerOf) { a.more = option6(nil, optStatus, 0) }),
 		Entry("an address that is cut short", func(a *answerOf) {
 			cut := option6(append(a.iaid[:], make([]byte, 8)...), optAddress, make([]byte, 23)...)
@@ -242,13 +243,13 @@ var _ = Describe("the machine of IPv6", func() {
 
 	It("takes no Reply of a server that it did not ask", Label("hostile-server"), func() {
 		l := newLife6(modeDHCP)
-		l.says()
+		l.nextMessage()
 		l.hear6(ra(router6))
-		l.says()
+		l.nextMessage()
 		l.hear6(l.answer6(reply6))
 		Expect(l.state).To(Equal(selecting))
 		l.hear6(l.answer6(advertise))
-		l.says()
+		l.nextMessage()
 		asked := l.xid
 		l.hear6(l.answer6(reply6, func(a *answerOf) { a.server = []byte("other") }))
 		l.hear6(l.answer6(advertise))
@@ -261,7 +262,7 @@ var _ = Describe("the machine of IPv6", func() {
 
 	DescribeTable("takes no advertisement", Label("hostile-server"), func(change func(packet []byte) []byte) {
 		l := newLife6(modeSLAAC)
-		l.says()
+		l.nextMessage()
 		l.hear6(change(ra(router6, pio("2001:db8::", both, 1800, 3600))))
 		Expect(l.lease).To(BeNil())
 		l.hear6(ra(router6, pio("2001:db8::", both, 1800, 3600)))
@@ -295,7 +296,7 @@ var _ = Describe("the machine of IPv6", func() {
 			for n := range 40 {
 				options = append(options, pio(fmt.Sprintf("2001:db8:%x:%x::", round, n), both, 1800, math.MaxUint32))
 			}
-			l.says()
+			l.nextMessage()
 			l.hear6(ra(router6, options...))
 			Expect(l.lease.v6.Addrs).To(HaveLen(16))
 			Expect(l.lease.String()).To(HavePrefix("2001:db8::2/64 2001:db8:0:1::2/64 "))
@@ -304,12 +305,12 @@ var _ = Describe("the machine of IPv6", func() {
 
 	It("keeps the addresses of prefixes fresh, each until its end", Label("ipv6-slaac-times"), func() {
 		l := newLife6(modeSLAAC)
-		l.says()
+		l.nextMessage()
 		l.hear6(ra(router6, pio("2001:db8::", both, 1800, 3600), pio("2001:db8:2::", both, 1800, 7200)))
 		Expect(l.lease.String()).To(Equal("2001:db8::2/64 2001:db8:2::2/64"))
 		By("another router is not heard while the first one may answer")
 		other := netip.MustParseAddr("fe80::9")
-		l.says()
+		l.nextMessage()
 		l.hear6(ra(other, pio("2001:db8:9::", both, 1800, 3600)))
 		Expect(l.ra.Router).To(Equal(router6))
 		l.hear6(ra(router6, pio("2001:db8:2::", both, 1800, 7200)))
@@ -318,7 +319,7 @@ var _ = Describe("the machine of IPv6", func() {
 		var had *lease
 		for strings.Contains(l.lease.String(), "2001:db8::2") {
 			had = l.lease
-			if said, _ := l.says(); said == soliciting && l.tries == 1 {
+			if said, _ := l.nextMessage(); said == soliciting && l.tries == 1 {
 				l.hear6(ra(router6, pio("2001:db8:2::", both, 1800, 7200)))
 			}
 		}
@@ -326,56 +327,56 @@ var _ = Describe("the machine of IPv6", func() {
 		Expect(had.String()).To(Equal("2001:db8::2/64 2001:db8:2::2/64"), "of what the interface has")
 		By("a silent router is replaced")
 		for range 3 {
-			l.says()
+			l.nextMessage()
 		}
 		l.hear6(ra(other, pio("2001:db8:9::", both, 1800, 3600)))
 		Expect(l.ra.Router).To(Equal(other))
 		Expect(l.lease.String()).To(Equal("2001:db8:2::2/64 2001:db8:9::2/64"))
 	})
 
-	It("asks nobody when the time of one of its addresses is over", Label("ipv6-slaac-times"), func() {
+	It("sends nothing when one of its addresses expires", Label("ipv6-slaac-times"), func() {
 		l := newLife6(modeSLAAC)
-		l.says()
+		l.nextMessage()
 		l.hear6(ra(router6, pio("2001:db8::", both, 500, 1000), pio("2001:db8:2::", both, 1800, 7200)))
-		Expect(l.says()).To(Equal(soliciting))
+		Expect(l.nextMessage()).To(Equal(soliciting))
 		l.hear6(ra(router6, pio("2001:db8:2::", both, 1800, 7200)))
 		Expect(l.tick(1000 * time.Second)).To(BeFalse())
 		Expect(l.lease.String()).To(Equal("2001:db8:2::2/64"))
-		Expect(l.says()).To(Equal(soliciting))
+		Expect(l.nextMessage()).To(Equal(soliciting))
 		Expect(l.now).To(BeNumerically("~", 30*time.Minute+500*time.Second, 10*time.Second), "the router, at its time")
 	})
 
 	It("hears no earlier answer, asks again without one, and waits where one refuses", Label("ipv6-status"), func() {
 		l := newLife6(modeDHCP)
-		l.says()
+		l.nextMessage()
 		l.hear6(ra(router6))
-		l.says()
-		_, again := l.says()
+		l.nextMessage()
+		_, again := l.nextMessage()
 		Expect(again.elapsed).To(BeNumerically(">", 0))
 		l.hear6(l.answer6(advertise))
 		early := l.answer6(reply6, func(a *answerOf) { a.xid = again.xid })
 		l.hear6(early)
 		Expect(l.lease).To(BeNil(), "an answer to the Solicit")
 		for range maxTries {
-			said, _ := l.says()
+			said, _ := l.nextMessage()
 			Expect(said).To(Equal(requesting))
 		}
-		said, _ := l.says()
+		said, _ := l.nextMessage()
 		Expect(said).To(Equal(selecting))
 		l.hear6(l.answer6(advertise))
-		l.says()
+		l.nextMessage()
 		l.hear6(l.answer6(reply6, func(a *answerOf) { a.status, a.addr = 1, netip.Addr{} }))
 		Expect(l.wake).To(BeNumerically(">", l.now))
 	})
 
-	It("renews with the server that lent, and stays bound while a router alone answers", Label("ipv6-times"), func() {
+	It("renews with its server, and stays bound while only a router answers", Label("ipv6-times"), func() {
 		l := newLife6(modeDHCP)
 		l.bind6()
 		lent := l.lease
 		l.tick(l.now + 1)
 		Expect(l.lease).To(BeIdenticalTo(lent), "nothing is written while nothing changes")
 		l.lease.v6.Renew = 3 * time.Hour
-		l.says()
+		l.nextMessage()
 		l.hear6(ra(router6, pio("2001:db8:5::", onLinkOnly, 1800, 3600)))
 		Expect(l.state).To(Equal(bound), "before T1")
 		Expect(l.lease.v6.OnLink).To(Equal([]netip.Prefix{netip.MustParsePrefix("2001:db8:5::/64")}))
@@ -383,7 +384,7 @@ var _ = Describe("the machine of IPv6", func() {
 		Expect(l.lease.v6.OnLink).NotTo(BeEmpty(), "what nobody asked for")
 		l.lease.v6.Renew, l.lease.v6.Rebind = l.now, l.now+time.Hour
 		for range maxTries + 1 {
-			l.says()
+			l.nextMessage()
 		}
 		Expect(l.state).To(Equal(renewing))
 		l.hear6(l.answer6(reply6, func(a *answerOf) { a.server = []byte("other") }))
@@ -396,11 +397,11 @@ var _ = Describe("the machine of IPv6", func() {
 		t1, t2, preferred, valid uint32, renew, rebind int,
 	) {
 		l := newLife6(modeDHCP)
-		l.says()
+		l.nextMessage()
 		l.hear6(ra(router6))
-		l.says()
+		l.nextMessage()
 		l.hear6(l.answer6(advertise))
-		l.says()
+		l.nextMessage()
 		l.hear6(l.answer6(reply6, func(a *answerOf) { a.t1, a.t2, a.preferred, a.valid = t1, t2, preferred, valid }))
 		held := l.lease.v6
 		times := []int{}
@@ -413,9 +414,9 @@ var _ = Describe("the machine of IPv6", func() {
 		Entry("neither", uint32(0), uint32(0), uint32(1000), uint32(2000), 500, 800),
 		Entry("nor a preferred time", uint32(0), uint32(0), uint32(0), uint32(1000), 400, 800),
 		Entry("beyond its end", uint32(0), uint32(9000), uint32(1000), uint32(2000), 500, 800),
-		Entry("T1 alone", uint32(10), uint32(0), uint32(1000), uint32(2000), 10, 800),
-		Entry("T1 alone, which is late", uint32(900), uint32(0), uint32(1000), uint32(2000), 500, 800),
-		Entry("T2 alone, which is early", uint32(0), uint32(100), uint32(1000), uint32(2000), 100, 100),
+		Entry("only T1", uint32(10), uint32(0), uint32(1000), uint32(2000), 10, 800),
+		Entry("only a late T1", uint32(900), uint32(0), uint32(1000), uint32(2000), 500, 800),
+		Entry("only an early T2", uint32(0), uint32(100), uint32(1000), uint32(2000), 100, 100),
 	)
 
 	DescribeTable("gives the interface what router and server say", Label("ipv6-result"), func(
@@ -468,7 +469,7 @@ var _ = Describe("the machine of IPv6", func() {
 		silent := ra(router6, pio("2001:db8::", both, 1800, 3600))
 		silent[46], silent[47] = 0, 0 // its lifetime
 		for range 3 {
-			l.says()
+			l.nextMessage()
 			Expect(l.lease).To(BeNil())
 			l.hear6(silent)
 		}
@@ -480,7 +481,7 @@ var _ = Describe("the machine of IPv6", func() {
 	It("forms an address of each prefix that is for that, and has routes to those on the link", Label("ipv6-slaac"),
 		func() {
 			l := newLife6(modeSLAAC)
-			l.says()
+			l.nextMessage()
 			l.hear6(ra(router6))
 			Expect(l.fault).To(MatchError("router fe80::1 advertises no autonomous prefix of 64 bits"))
 			l.hear6(ra(router6, pio("2001:db8:1::7", both, 1800, 3600), pio("2001:db8:2::", 0x40, 1800, 3600),
@@ -496,11 +497,11 @@ var _ = Describe("the machine of IPv6", func() {
 	DescribeTable("has an address until the time that the router says last, but not less than two hours",
 		Label("ipv6-slaac-times"), func(first, then, until uint32) {
 			l := newLife6(modeSLAAC)
-			l.says()
+			l.nextMessage()
 			l.hear6(ra(router6, pio("2001:db8::", both, 600, first)))
 			had := *l.lease.v6
 			end := had.Addrs[0].Until
-			l.says()
+			l.nextMessage()
 			l.hear6(ra(router6, pio("2001:db8::", both, 0, then)))
 			began := l.lease.since
 			Expect(had.Addrs[0].Until).To(Equal(end), "others read it")
@@ -516,14 +517,14 @@ var _ = Describe("the machine of IPv6", func() {
 		lifetime uint16, preferred, valid uint32, after time.Duration,
 	) {
 		l := newLife6(modeSLAAC)
-		l.says()
+		l.nextMessage()
 		advert := ra(router6, pio("2001:db8::", both, preferred, valid))
 		binary.BigEndian.PutUint16(advert[46:], lifetime)
 		l.hear6(advert)
 		Expect(l.lease.renew - l.now).To(Equal(after))
 		By("a silent one keeps what it said")
 		for range maxTries {
-			said, _ := l.says()
+			said, _ := l.nextMessage()
 			Expect(said).To(Equal(soliciting))
 		}
 		left := l.lease.expiry
@@ -538,7 +539,7 @@ var _ = Describe("the machine of IPv6", func() {
 		Entry("a second at least", uint16(1), uint32(86400), uint32(90000), time.Second),
 	)
 
-	It("has the resolvers of the server, then those of the router that are not over", Label("ipv6-result"), func() {
+	It("has the server's resolvers, then the router's that have not expired", Label("ipv6-result"), func() {
 		resolver := func(lifetime byte, addr string) []byte {
 			return append([]byte{raDNS, 3, 0, 0, 0, 0, 0, lifetime}, netip.MustParseAddr(addr).AsSlice()...)
 		}
@@ -549,18 +550,18 @@ var _ = Describe("the machine of IPv6", func() {
 			resolver(9, "2001:db8::54"), search(9, 'r'), search(0, 'x'))
 		router := cni.DNS{Nameservers: []string{"fe80::1%eth0", "2001:db8::54"}, Search: []string{"r"}}
 		slaac := newLife6(modeSLAAC)
-		slaac.says()
+		slaac.nextMessage()
 		slaac.hear6(says)
 		Expect(slaac.lease.v6.DNS).To(Equal(router))
 		l := newLife6(modeDHCP)
-		l.says()
+		l.nextMessage()
 		l.fault = errors.New("before")
 		l.hear6(says)
 		Expect(l.fault).NotTo(HaveOccurred())
-		_, asks := l.says()
+		_, asks := l.nextMessage()
 		Expect(asks.dns).To(BeTrue())
 		l.hear6(l.answer6(advertise))
-		l.says()
+		l.nextMessage()
 		l.hear6(l.answer6(reply6, func(a *answerOf) {
 			a.more = option6(nil, optDNS, netip.MustParseAddr("2001:db8::53").AsSlice()...)
 			a.more = option6(a.more, optSearch, 1, 's', 0)
@@ -574,7 +575,7 @@ var _ = Describe("the machine of IPv6", func() {
 		was.bind6()
 		l.lease = was.lease
 		l.resume(was.now)
-		said, _ := l.says()
+		said, _ := l.nextMessage()
 		Expect(said).To(Equal(soliciting))
 		Expect(l.now).To(Equal(was.lease.renew))
 		Expect(l.ra).To(Equal(was.ra))
@@ -641,7 +642,7 @@ var _ = Describe("the machine of IPv6", func() {
 	})
 })
 
-// liveOn6 lives on with a record's lease as a daemon does that starts.
+// liveOn6 continues with the lease of a record, like a restarted daemon.
 func liveOn6(t *testing.T, r record, now time.Duration) {
 	m := machine6{id: &r.Client, progress: &progress{lease: r.decodeLease(r.ACK), flags: newLife().flags}}
 	if m.lease == nil {
@@ -657,8 +658,8 @@ func liveOn6(t *testing.T, r record, now time.Duration) {
 	}
 }
 
-// FuzzAnswer6 has routers and servers answer to every message with what the fuzzer makes up, with the true
-// transaction ID. What comes of it is a lease that an interface can have, or none.
+// FuzzAnswer6 answers every message with fuzzed data that has the right transaction ID. The result must be a lease
+// that an interface can have, or none.
 func FuzzAnswer6(f *testing.F) {
 	l := newLife6(modeDHCP)
 	f.Add(ra(router6, pio("2001:db8::", both, 1800, 3600)), l.answer6(advertise), l.answer6(reply6), true)

@@ -22,7 +22,7 @@ var (
 	serverIP  = net.IPv4(10, 9, 0, 1)
 )
 
-// life is a machine with a clock that the spec moves.
+// life is a machine with a clock that the spec advances.
 type life struct {
 	machine
 	now time.Duration
@@ -34,8 +34,8 @@ func newLife() *life {
 		progress: &progress{flags: flags{timeout: 4 * time.Second, maxPause: 62 * time.Second}}}}
 }
 
-// answer makes a message of the server to the last one of the machine: of an hour's lease of 10.9.0.50, unless more
-// says otherwise.
+// answer returns the server's answer to the machine's last message: a lease of 10.9.0.50 for an hour, modified by
+// more.
 func (l *life) answer(kind dhcpv4.MessageType, more ...dhcpv4.Modifier) *dhcpv4.DHCPv4 {
 	GinkgoHelper()
 	p := nstest.Must(dhcpv4.New(append([]dhcpv4.Modifier{dhcpv4.WithTransactionID(l.xid), dhcpv4.WithHwAddr(ownMAC),
@@ -46,30 +46,30 @@ func (l *life) answer(kind dhcpv4.MessageType, more ...dhcpv4.Modifier) *dhcpv4.
 	return p
 }
 
-func (l *life) hear(kind dhcpv4.MessageType, more ...dhcpv4.Modifier) {
+func (l *life) receiveAnswer(kind dhcpv4.MessageType, more ...dhcpv4.Modifier) {
 	GinkgoHelper()
 	l.receive(l.now, l.answer(kind, more...))
 }
 
-// next moves the clock to when the machine wants something, and returns what it sends.
+// next advances the clock to the machine's next wake-up, and returns the packet that it sends.
 func (l *life) next() *packet {
 	GinkgoHelper()
 	l.now = max(l.now, l.wake)
 	return l.tick(l.now)
 }
 
-// bind goes through an exchange.
+// bind carries out an exchange until there is a lease.
 func (l *life) bind(more ...dhcpv4.Modifier) {
 	GinkgoHelper()
 	Expect(l.next().message.MessageType()).To(Equal(dhcpv4.MessageTypeDiscover))
-	l.hear(dhcpv4.MessageTypeOffer, more...)
+	l.receiveAnswer(dhcpv4.MessageTypeOffer, more...)
 	Expect(l.state).To(Equal(requesting))
 	Expect(l.next().message.MessageType()).To(Equal(dhcpv4.MessageTypeRequest))
-	l.hear(dhcpv4.MessageTypeAck, more...)
+	l.receiveAnswer(dhcpv4.MessageTypeAck, more...)
 	Expect(l.state).To(Equal(bound))
 }
 
-// boundLife is a life with a lease.
+// boundLife returns a life with a lease.
 func boundLife(more ...dhcpv4.Modifier) *life {
 	GinkgoHelper()
 	l := newLife()
@@ -77,13 +77,13 @@ func boundLife(more ...dhcpv4.Modifier) *life {
 	return l
 }
 
-// way is where a packet comes from, goes to and passes, a MAC address of which it is sent to.
-func way(p *packet) string { return fmt.Sprint(p.src, " to ", p.dst, " by ", p.nextHop) }
+// route returns the source, destination and next hop of a packet.
+func route(p *packet) string { return fmt.Sprint(p.src, " to ", p.dst, " by ", p.nextHop) }
 
 var (
-	fromNobody = "0.0.0.0 to 255.255.255.255 by invalid IP"
-	toServer   = "10.9.0.50 to 10.9.0.1 by 10.9.0.1"
-	another    = dhcpv4.WithOption(dhcpv4.OptServerIdentifier(net.IPv4(10, 9, 0, 2)))
+	unconfigured = "0.0.0.0 to 255.255.255.255 by invalid IP"
+	toServer     = "10.9.0.50 to 10.9.0.1 by 10.9.0.1"
+	another      = dhcpv4.WithOption(dhcpv4.OptServerIdentifier(net.IPv4(10, 9, 0, 2)))
 )
 
 var _ = Describe("the machine", func() {
@@ -104,15 +104,15 @@ var _ = Describe("the machine", func() {
 	It("takes an offer, and asks the server that made it", func() {
 		l := newLife()
 		discover := l.next()
-		Expect(way(discover)).To(Equal(fromNobody))
+		Expect(route(discover)).To(Equal(unconfigured))
 		Expect(discover.message.Options).To(HaveKeyWithValue(uint8(61), []byte("id")))
 		Expect(discover.message.Options).To(HaveKeyWithValue(uint8(55), []byte{1, 3}))
-		l.hear(dhcpv4.MessageTypeOffer)
+		l.receiveAnswer(dhcpv4.MessageTypeOffer)
 		request := l.next().message
 		Expect(request.RequestedIPAddress().String()).To(Equal("10.9.0.50"))
 		Expect(request.ServerIdentifier().String()).To(Equal("10.9.0.1"))
 		Expect(request.TransactionID).To(Equal(discover.message.TransactionID))
-		l.hear(dhcpv4.MessageTypeAck)
+		l.receiveAnswer(dhcpv4.MessageTypeAck)
 		Expect(l.lease.prefix().String()).To(Equal("10.9.0.50/24"))
 		Expect(l.tick(l.now)).To(BeNil())
 		Expect(l.wake - l.now).To(Equal(30 * time.Minute))
@@ -121,7 +121,7 @@ var _ = Describe("the machine", func() {
 	It("begins anew when the server that made an offer is silent", func() {
 		l := newLife()
 		l.next()
-		l.hear(dhcpv4.MessageTypeOffer)
+		l.receiveAnswer(dhcpv4.MessageTypeOffer)
 		for range maxTries {
 			Expect(l.next().message.MessageType()).To(Equal(dhcpv4.MessageTypeRequest))
 		}
@@ -134,7 +134,7 @@ var _ = Describe("the machine", func() {
 		renew := l.next()
 		Expect(l.now - began).To(Equal(30 * time.Minute))
 		Expect(l.state).To(Equal(renewing))
-		Expect(way(renew)).To(Equal(toServer))
+		Expect(route(renew)).To(Equal(toServer))
 		Expect(renew.message.ClientIPAddr.String()).To(Equal("10.9.0.50"))
 		Expect(renew.message.Options).NotTo(HaveKey(uint8(50)))
 		Expect(renew.message.Options).NotTo(HaveKey(uint8(54)))
@@ -145,10 +145,10 @@ var _ = Describe("the machine", func() {
 		Expect(count).To(BeNumerically("<", 15))
 		Expect(l.state).To(Equal(rebinding))
 		Expect(l.now - began).To(Equal(3150 * time.Second))
-		Expect(way(l.packet())).To(Equal("10.9.0.50 to 255.255.255.255 by invalid IP"))
+		Expect(route(l.packet())).To(Equal("10.9.0.50 to 255.255.255.255 by invalid IP"))
 		Expect(l.packet().message.ClientIPAddr.String()).To(Equal("10.9.0.50"))
 		By("any server may answer")
-		l.hear(dhcpv4.MessageTypeAck, another)
+		l.receiveAnswer(dhcpv4.MessageTypeAck, another)
 		Expect(l.state).To(Equal(bound))
 		Expect(l.lease.expiry).To(Equal(l.now + time.Hour))
 	})
@@ -160,19 +160,19 @@ var _ = Describe("the machine", func() {
 			began := l.now
 			Expect(l.next().message.NumSeconds).To(BeEquivalentTo(l.now/time.Second), began.String())
 		}
-		By("a REQUEST has those of the DISCOVER that is answered")
+		By("a REQUEST repeats the seconds of the answered DISCOVER")
 		discover := l.next().message
 		l.now += 3 * time.Second
-		l.hear(dhcpv4.MessageTypeOffer)
+		l.receiveAnswer(dhcpv4.MessageTypeOffer)
 		Expect(l.next().message.NumSeconds).To(Equal(discover.NumSeconds))
 		By("a server that says no more begins no other count")
 		for l.state == requesting {
 			l.next()
 		}
 		Expect(l.next().message.NumSeconds).To(BeNumerically(">", discover.NumSeconds))
-		l.hear(dhcpv4.MessageTypeOffer)
+		l.receiveAnswer(dhcpv4.MessageTypeOffer)
 		l.next()
-		l.hear(dhcpv4.MessageTypeAck)
+		l.receiveAnswer(dhcpv4.MessageTypeAck)
 		By("a renewal begins at none, and goes on as it asks all servers")
 		Expect(l.next().message.NumSeconds).To(BeZero())
 		for l.state == renewing {
@@ -182,7 +182,7 @@ var _ = Describe("the machine", func() {
 		Expect(l.releasePacket().message.NumSeconds).To(BeZero())
 	})
 
-	It("has the MAC address of the lease while it lasts, and then that of the interface", func() {
+	It("sends the lease's MAC address while there is a lease, and the interface's otherwise", func() {
 		l := boundLife()
 		other := net.HardwareAddr{2, 0, 0, 0, 0, 9}
 		l.id.MAC = other
@@ -190,7 +190,7 @@ var _ = Describe("the machine", func() {
 		Expect(l.releasePacket().message.ClientHWAddr).To(Equal(ownMAC))
 		By("a server that sends to that one is asked not to")
 		Expect(l.packet().message.IsBroadcast()).To(BeTrue())
-		l.hear(dhcpv4.MessageTypeNak)
+		l.receiveAnswer(dhcpv4.MessageTypeNak)
 		Expect(l.lease).To(BeNil())
 		Expect(l.next().message.ClientHWAddr).To(Equal(other))
 		Expect(l.packet().message.IsBroadcast()).To(BeFalse())
@@ -223,13 +223,13 @@ var _ = Describe("the machine", func() {
 		Expect(times(1<<32-1, 0, 0)[2]).To(Equal(seconds(1<<32 - 1)))
 	})
 
-	It("asks after a restart for what it had, and keeps it while nobody objects", func() {
+	It("requests its former address after a restart, and keeps it while no server objects", func() {
 		l := boundLife()
 		l.now = l.lease.renew + time.Second
 		l.enter(rebooting, l.now)
 		for range maxTries {
 			p := l.next()
-			Expect(way(p)).To(Equal(fromNobody))
+			Expect(route(p)).To(Equal(unconfigured))
 			Expect(p.message.RequestedIPAddress().String()).To(Equal("10.9.0.50"))
 			Expect(p.message.Options).NotTo(HaveKey(uint8(54)))
 			Expect(p.message.ClientIPAddr.IsUnspecified()).To(BeTrue())
@@ -245,7 +245,7 @@ var _ = Describe("the machine", func() {
 			l.now = l.lease.renew
 			l.enter(s, l.now)
 			l.next()
-			l.hear(dhcpv4.MessageTypeNak)
+			l.receiveAnswer(dhcpv4.MessageTypeNak)
 			Expect(l.lease).To(BeNil(), string(s))
 			l.bind()
 		}
@@ -256,10 +256,10 @@ var _ = Describe("the machine", func() {
 		sent := 0
 		for l.now < time.Hour && sent < 1000 {
 			l.next()
-			l.hear(dhcpv4.MessageTypeOffer)
+			l.receiveAnswer(dhcpv4.MessageTypeOffer)
 			l.next()
 			for range 100 {
-				l.hear(dhcpv4.MessageTypeNak)
+				l.receiveAnswer(dhcpv4.MessageTypeNak)
 			}
 			sent += 2
 		}
@@ -275,14 +275,14 @@ var _ = Describe("the machine", func() {
 		Expect(l.state).To(Equal(selecting))
 		Expect(l.lease).To(BeNil())
 		By("and takes the true one then")
-		l.hear(dhcpv4.MessageTypeOffer)
+		l.receiveAnswer(dhcpv4.MessageTypeOffer)
 		Expect(l.state).To(Equal(requesting))
 	},
 		Entry("another transaction's", func(p *dhcpv4.DHCPv4) { p.TransactionID[0]++ }),
 		Entry("another client's", func(p *dhcpv4.DHCPv4) { p.ClientHWAddr = serverMAC }),
 		Entry("a client's", func(p *dhcpv4.DHCPv4) { p.OpCode = dhcpv4.OpcodeBootRequest }),
-		Entry("an ACK that nobody asked for", func(p *dhcpv4.DHCPv4) { p.Options[53] = []byte{5} }),
-		Entry("a NAK that nobody asked for", func(p *dhcpv4.DHCPv4) { p.Options[53] = []byte{6} }),
+		Entry("an unrequested ACK", func(p *dhcpv4.DHCPv4) { p.Options[53] = []byte{5} }),
+		Entry("an unrequested NAK", func(p *dhcpv4.DHCPv4) { p.Options[53] = []byte{6} }),
 		Entry("one without kind", func(p *dhcpv4.DHCPv4) { delete(p.Options, 53) }),
 		Entry("no server", func(p *dhcpv4.DHCPv4) { delete(p.Options, 54) }),
 		Entry("a server of three bytes", func(p *dhcpv4.DHCPv4) { p.Options[54] = []byte{10, 9, 0} }),
@@ -297,23 +297,23 @@ var _ = Describe("the machine", func() {
 	It("takes an answer only of the server that was asked, and only to the question", func() {
 		l := newLife()
 		l.next()
-		l.hear(dhcpv4.MessageTypeOffer)
+		l.receiveAnswer(dhcpv4.MessageTypeOffer)
 		l.next()
-		l.hear(dhcpv4.MessageTypeAck, another)
-		l.hear(dhcpv4.MessageTypeNak, another)
-		l.hear(dhcpv4.MessageTypeAck, dhcpv4.WithYourIP(net.IPv4(10, 9, 0, 66)))
+		l.receiveAnswer(dhcpv4.MessageTypeAck, another)
+		l.receiveAnswer(dhcpv4.MessageTypeNak, another)
+		l.receiveAnswer(dhcpv4.MessageTypeAck, dhcpv4.WithYourIP(net.IPv4(10, 9, 0, 66)))
 		Expect(l.state).To(Equal(requesting))
-		l.hear(dhcpv4.MessageTypeAck)
+		l.receiveAnswer(dhcpv4.MessageTypeAck)
 		Expect(l.state).To(Equal(bound))
 		l.now = l.lease.renew
 		l.next()
-		l.hear(dhcpv4.MessageTypeNak, another)
+		l.receiveAnswer(dhcpv4.MessageTypeNak, another)
 		Expect(l.state).To(Equal(renewing))
 	})
 
 	DescribeTable("sends what is for the server to", func(want string, more ...dhcpv4.Modifier) {
 		l := boundLife(append(more, dhcpv4.WithOption(dhcpv4.OptServerIdentifier(net.IPv4(192, 0, 2, 9))))...)
-		Expect(way(l.releasePacket())).To(Equal("10.9.0.50 to 192.0.2.9 by " + want))
+		Expect(route(l.releasePacket())).To(Equal("10.9.0.50 to 192.0.2.9 by " + want))
 	},
 		Entry("the router, where it is on another link", "10.9.0.8", dhcpv4.WithRouter(net.IPv4(10, 9, 0, 8))),
 		Entry("the gateway of the nearest route", "10.9.0.7", dhcpv4.WithRouter(net.IPv4(10, 9, 0, 8)),
@@ -327,7 +327,7 @@ var _ = Describe("the machine", func() {
 		l := boundLife()
 		p := l.releasePacket()
 		Expect(p.message.MessageType()).To(Equal(dhcpv4.MessageTypeRelease))
-		Expect(way(p)).To(Equal(toServer))
+		Expect(route(p)).To(Equal(toServer))
 		Expect(p.message.ClientIPAddr.String()).To(Equal("10.9.0.50"))
 		Expect(p.message.Options).To(HaveKeyWithValue(uint8(61), []byte("id")))
 		By("the record of an older daemon has the ID that the configuration provides in another place")
@@ -355,11 +355,11 @@ var _ = Describe("the result", func() {
 		Entry("the first router that is one", `, "gateway": "10.9.0.9"}],
 			"routes": [{"dst": "0.0.0.0/0", "gw": "10.9.0.9", "priority": 7}]`, options{Priority: 7},
 			dhcpv4.WithRouter(net.IPv4zero, net.IPv4(10, 9, 0, 9))),
-		Entry("the routes of option 33, but no default route of it", `, "gateway": "10.9.0.9"}],
+		Entry("the routes of option 33 without its default route", `, "gateway": "10.9.0.9"}],
 			"routes": [{"dst": "192.0.2.0/24", "gw": "10.9.0.7"}, {"dst": "0.0.0.0/0", "gw": "10.9.0.9"}]`,
 			options{}, router,
 			generic(33, 192, 0, 2, 0, 10, 9, 0, 7, 0, 0, 0, 0, 10, 9, 0, 7, 1)),
-		Entry("those of option 121 alone", `, "gateway": "10.9.0.9"}], "routes": [{"dst": "192.0.2.0/25",
+		Entry("only the routes of option 121", `, "gateway": "10.9.0.9"}], "routes": [{"dst": "192.0.2.0/25",
 			"gw": "10.9.0.7", "priority": 3}, {"dst": "10.8.0.0/16", "scope": 253, "priority": 3}]`,
 			options{Priority: 3}, router,
 			generic(33, 192, 0, 2, 0, 10, 9, 0, 7), generic(121, 25, 192, 0, 2, 0, 10, 9, 0, 7, 16, 10, 8, 0, 0, 0, 0)),
@@ -368,13 +368,13 @@ var _ = Describe("the result", func() {
 			"dns": {"nameservers": ["10.9.0.3"], "domain": "a.example", "search": ["b.example"]}`, options{DNS: true},
 			dhcpv4.WithDNS(net.IPv4(10, 9, 0, 3)), generic(15, []byte("a.example\x00")...),
 			dhcpv4.WithDomainSearchList("b.example", "c d.example")),
-		Entry("no domain that is none", `}]`, options{DNS: true}, generic(15, []byte("a\nnameserver 192.0.2.9")...)),
-		Entry("no resolver settings that nobody wants", `}]`, options{}, dhcpv4.WithDNS(net.IPv4(10, 9, 0, 3))),
+		Entry("no invalid domain name", `}]`, options{DNS: true}, generic(15, []byte("a\nnameserver 192.0.2.9")...)),
+		Entry("no resolver settings that were not requested", `}]`, options{}, dhcpv4.WithDNS(net.IPv4(10, 9, 0, 3))),
 	)
 })
 
-// FuzzAnswer has a server answer to every message with one that the fuzzer makes up, with the true transaction ID and
-// MAC address. What comes of it is a lease that an interface can have, or none.
+// FuzzAnswer answers every message with fuzzed data that has the right transaction ID and MAC address. The result
+// must be a lease that an interface can have, or none.
 func FuzzAnswer(f *testing.F) {
 	for _, options := range []string{"", "\x35\x01\x02\xff", "\x35\x01\x05\x36\x04\x0a\x09\x00\x01\x01\x04\xff" +
 		"\xff\xff\x00" +
@@ -429,7 +429,7 @@ func checkLease(t *testing.T, l *lease) {
 	}
 }
 
-// FuzzRecord reads anything as a record, and lives on with its lease as a daemon does that starts.
+// FuzzRecord decodes fuzzed records and continues with their leases, like a restarted daemon.
 func FuzzRecord(f *testing.F) {
 	l := newLife()
 	ack := l.message(dhcpv4.MessageTypeAck, dhcpv4.WithYourIP(net.IPv4(10, 9, 0, 50)), dhcpv4.WithLeaseTime(3600),
@@ -478,7 +478,7 @@ func FuzzRecord(f *testing.F) {
 	})
 }
 
-// FuzzCall has the daemon read what the fuzzer sends to its socket.
+// FuzzCall sends fuzzed calls to the daemon's socket.
 func FuzzCall(f *testing.F) {
 	var whole bytes.Buffer
 	whole.WriteString(connectRequest)

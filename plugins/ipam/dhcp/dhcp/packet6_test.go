@@ -35,7 +35,7 @@ var _ = Describe("a message of IPv6", Label("ipv6-messages"), func() {
 		Expect(routerSolicit(nil)).To(HaveLen(8))
 	})
 
-	It("is read: the first address that can be used, Success, and names of domains alone", func() {
+	It("is decoded: the first usable address, Success, and only valid domain names", func() {
 		l := newLife6(modeDHCP)
 		address := func(a string) []byte {
 			return slices.Concat(netip.MustParseAddr(a).AsSlice(), []byte{0, 0, 0, 9, 0, 0, 0, 9})
@@ -52,7 +52,7 @@ var _ = Describe("a message of IPv6", Label("ipv6-messages"), func() {
 		Expect(m.search).To(Equal([]string{"a"}))
 	})
 
-	It("has the first status, and a checksum that is not that of none", func() {
+	It("has the first status, and a checksum other than 0", func() {
 		m := nstest.Must(decode6(option6(option6([]byte{byte(reply6), 1, 2, 3}, optStatus, 0, 2), optStatus, 0, 1),
 			[4]byte{}))
 		Expect(m.rejection()).To(MatchError(HavePrefix("the DHCPv6 server refuses: NoAddrsAvail")))

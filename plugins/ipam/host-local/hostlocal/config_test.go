@@ -240,7 +240,7 @@ var _ = It("reads resolv.conf", func() {
 	}))
 })
 
-var _ = DescribeTable("DEL and GC need the data directory alone", func(conf, want string) {
+var _ = DescribeTable("DEL and GC need only the data directory", func(conf, want string) {
 	Expect(nstest.Must(parseDataDir(&skel.Request{Conf: []byte(conf)}))).To(Equal(want))
 },
 	Entry("the default", `{"ipam":{}}`, "/var/lib/cni/networks"),

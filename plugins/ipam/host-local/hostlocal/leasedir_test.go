@@ -72,7 +72,7 @@ var _ = Describe("the index", func() {
 		})
 	})
 
-	It("answers without reading the directory while nobody changed it", func() {
+	It("answers without reading the directory if it has not changed", func() {
 		n.knows("c1\r\neth0", "10.1.2.2", "2001:db8::2")
 		n.reserve("10.1.2.3", "c2\r\neth0")
 		n.within(func(s *leaseDir) {
@@ -201,7 +201,7 @@ var _ = Describe("the index", func() {
 			Expect(os.Symlink(outside, dir)).To(Succeed())
 		}))
 
-	It("does not say alone that nothing is left", func() {
+	It("does not decide alone that a set is full", func() {
 		all := set("10.1.2.0/24 10.1.2.100-10.1.2.140 gw 10.1.2.1")
 		for addr := range all.After(netip.Addr{}) {
 			n.reserve(addr.String(), addr.String())
@@ -244,7 +244,7 @@ var _ = Describe("the lease directory", func() {
 	var n network
 	BeforeEach(func() { n = network{dataDir: GinkgoT().TempDir()} })
 
-	DescribeTable("gives a file of nobody away", Label("empty-lease"), func(content string) {
+	DescribeTable("assigns an address whose file has no owner", Label("empty-lease"), func(content string) {
 		n.write("10.1.2.50", content)
 		n.reserve("10.1.2.50", "c50")
 		Expect(n.leases()).To(HaveKeyWithValue("10.1.2.50", "c50"))
@@ -309,7 +309,7 @@ var _ = Describe("the lease directory", func() {
 		})
 	})
 
-	It("leaves the victim of a planted link alone when it remembers", func() {
+	It("does not follow a planted link when it writes the sticky table", func() {
 		outside := filepath.Join(GinkgoT().TempDir(), "outside")
 		Expect(os.WriteFile(outside, []byte("10.1.2.9"), 0o600)).To(Succeed())
 		n.write("lock", "")

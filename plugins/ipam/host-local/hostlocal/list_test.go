@@ -20,7 +20,7 @@ var _ = Describe("List", func() {
 		})
 	})
 
-	It("has those of another directory by the configuration alone, of containers and of nobody", func() {
+	It("includes leases of a configured directory, with and without an owner", func() {
 		n := newNetwork(slash24)
 		Expect(n.add("one")).To(Equal([]string{"10.1.2.2"}))
 		for name, content := range map[string]string{"10.1.2.7": "old", "10.1.2.8": "for a printer", "10.1.2.9": "\x00",

@@ -74,7 +74,7 @@ var _ = Describe("a full set", Label("reclaim"), func() {
 		}
 	}
 
-	It("takes the addresses of the dead back, and of nobody else", func() {
+	It("reclaims only the addresses of containers that no longer exist", func() {
 		n.in("live", live.Path)
 		dead("dead1", "dead2", "dead3")
 		n.write("10.1.2.6", "for the printer")
@@ -168,7 +168,7 @@ var _ = Describe("a full set", Label("reclaim"), func() {
 		}),
 	)
 
-	It("takes what is of another boot, and not what has no note", func() {
+	It("reclaims leases of another boot, but not leases without a note", func() {
 		for i := range 4 {
 			n.add(fmt.Sprint("unnoted", i)) // its path is no namespace
 		}
@@ -180,7 +180,7 @@ var _ = Describe("a full set", Label("reclaim"), func() {
 			"for example by the reference plugin); hawser gc"))
 	})
 
-	It("takes what is of another boot first, and then the oldest", func() {
+	It("reclaims leases of another boot first, and then the oldest", func() {
 		dead("dead1", "dead2", "dead3", "dead4", "dead5")
 		n.renote("10.1.2.3", 0, "0123456789abcdef")
 		changed := func(addr string) time.Time {
@@ -250,7 +250,7 @@ var _ = Describe("a full set", Label("reclaim"), func() {
 		Expect(n.leases()).To(HaveKeyWithValue("10.1.2.2", ownerText("dead1", "eth0")))
 	})
 
-	It("takes that of one that left a link which does not go with the container, as bandwidth's IFB", func() {
+	It("reclaims the address of a container that left a link such as bandwidth's IFB", func() {
 		dead("dead1", "dead2", "dead3", "dead4", "dead5")
 		a := cni.Attachment{Network: "net", ContainerID: "dead1", IfName: "eth0"}
 		n.Cmd("ip", "link", "add", "queue", "type", "bridge")
@@ -309,14 +309,14 @@ var _ = Describe("a full set", Label("reclaim"), func() {
 		Expect(n.in("new", live.Path)).To(Equal("10.1.2.2"))
 	})
 
-	It("takes nothing back with reclaim false, and says so", func() {
+	It("reclaims nothing with reclaim false, and says so", func() {
 		dead("dead1", "dead2", "dead3", "dead4", "dead5")
 		n.ipam += `, "reclaim": false`
 		Expect(n.fails("ADD", "new", cni.CodeTryAgain)).To(ContainSubstring(
 			`none can be reclaimed: "reclaim" is false`))
 	})
 
-	It("is not full for STATUS where some are dead", func() {
+	It("is not full for STATUS if leases can be reclaimed", func() {
 		n.ipam += `, "statusOnExhaustion": "fail"`
 		for i := range 4 {
 			n.in(fmt.Sprint("live", i), live.Path)

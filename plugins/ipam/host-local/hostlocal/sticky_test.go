@@ -84,7 +84,7 @@ var _ = Describe("a sticky address", Label("sticky"), func() {
 		Expect(start(n, "h", pod("web-1"))).To(Equal("10.1.2.7 2001:db8:1::3"))
 	})
 
-	It("is nobody's without the key, of another pod's name, or out of the ranges", func() {
+	It("is not used without the key, for another pod, or outside the ranges", func() {
 		n := newNetwork(ranges)
 		Expect(start(n, "a", pod("web-0"))).To(HavePrefix("10.1.2.2 "))
 		n.succeeds("DEL", "a")
@@ -97,7 +97,7 @@ var _ = Describe("a sticky address", Label("sticky"), func() {
 		Expect(start(n, "e", "K8S_POD_NAME=lone")).To(HavePrefix("10.1.2.6 "))
 	})
 
-	It("is the pod's again after the node was started anew, though nobody released it", func() {
+	It("is the pod's again after a reboot, although it was not released", func() {
 		n := newNetwork(ranges)
 		live := nstest.NewNetns()
 		c := n.call("ADD", "a")

@@ -84,7 +84,7 @@ func besideReference(ref nstest.Reference) {
 		return []func(Call) Answer{n.Exec, func(c Call) Answer { return n.Reference(ref, c) }}
 	}
 
-	It("gives what one of them alone would have given, whoever is called", Label("leases-shared"), func() {
+	It("assigns what either plugin alone would have assigned", Label("leases-shared"), func() {
 		random, seed := dice()
 		n := newNetwork(`"ranges": [[{"subnet": "10.1.2.0/28"}, {"subnet": "10.1.9.0/29", "gateway": "10.1.9.3"}],
 			[{"subnet": "2001:db8::/64", "rangeStart": "2001:db8::5", "rangeEnd": "2001:db8::16"}]]`)
