@@ -38,7 +38,7 @@ var _ = It("has its schema in docs/schema", func() {
 	}})
 })
 
-// node is a node of the server's cluster, with the configuration of one network.
+// node is a node of the server's cluster with a network configuration.
 type node struct {
 	*server
 	name, dataDir, kubeconfig, network string
@@ -56,14 +56,14 @@ func (s *server) node(name, ranges string) node {
 		network: "net", ipam: Object{"ranges": json.RawMessage(ranges)}, limit: nstest.Patience(20 * time.Second)}
 }
 
-// with is the node with more keys of ipam.
-func (n node) with(ipam Object) node {
+// withKeys returns the node with more keys in ipam.
+func (n node) withKeys(ipam Object) node {
 	n.ipam = Merge(n.ipam, ipam)
 	return n
 }
 
-// within is the node whose calls have so much time.
-func (n node) within(limit time.Duration) node {
+// withTimeout returns the node with a time limit for its calls.
+func (n node) withTimeout(limit time.Duration) node {
 	n.limit = limit
 	return n
 }
@@ -96,7 +96,7 @@ func (n node) serveAs(p skel.Plugin[any], command, id string, more ...Object) An
 	return Answer{Code: code, Stdout: out.String(), Stderr: errs.String()}
 }
 
-// exec starts the program.
+// exec returns the call as a process that is not started yet.
 func (n node) exec(command, id string) (*exec.Cmd, *bytes.Buffer) {
 	GinkgoHelper()
 	var out bytes.Buffer
@@ -105,7 +105,7 @@ func (n node) exec(command, id string) (*exec.Cmd, *bytes.Buffer) {
 	return cmd, &out
 }
 
-// add is an ADD that must succeed.
+// add makes an ADD, which must succeed, and returns its addresses.
 func (n node) add(id string) string {
 	GinkgoHelper()
 	return strings.Join(addressesOf(n.call("ADD", id).Added()), " ")
@@ -131,7 +131,7 @@ func (n node) fails(code uint, command, id string, more ...Object) string {
 	return n.call(command, id, more...).Failed(code)
 }
 
-// records are the files of records, tombstones with their directory.
+// records returns the record files, and the tombstones with their directory.
 func (n node) records() (list []string) {
 	GinkgoHelper()
 	for _, pattern := range []string{"*.json", "late/*.json"} {
@@ -157,14 +157,14 @@ var _ = Describe("ADD", Label("cluster-add"), func() {
 		n := s.node("node-a", `[[{"subnet": "10.30.0.0/16", "gateway": "10.30.0.1"}],
 			[{"subnet": "2001:db8:30::/64"}]]`)
 		n.args = "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0;K8S_POD_UID=u1"
-		r := n.with(Object{"routes": []Object{{"dst": "0.0.0.0/0"}}}).call("ADD", "one").Added()
+		r := n.withKeys(Object{"routes": []Object{{"dst": "0.0.0.0/0"}}}).call("ADD", "one").Added()
 		Expect(r.IPs).To(HaveLen(2))
 		Expect(r.IPs[0].Address).To(MatchRegexp(`^10\.30\.\d+\.\d+/16$`))
 		Expect(r.IPs[0].Gateway).To(Equal("10.30.0.1"))
 		Expect(r.IPs[1].Address).To(MatchRegexp(`^2001:db8:30:0?:.*/64$`))
 		Expect(r.Routes).To(HaveLen(1))
 		Expect(s.requests()).To(Equal("POST POST"))
-		Expect(s.has()).To(HaveLen(2))
+		Expect(s.leaseNames()).To(HaveLen(2))
 		for name, o := range s.leases {
 			Expect(name).To(MatchRegexp(`^default\.(10\.30\.\d+\.\d+|2001-0db8-0030-0000(-[0-9a-f]{4}){4})$`))
 			Expect(o.Spec.Nonce).NotTo(BeEmpty())
@@ -175,7 +175,7 @@ var _ = Describe("ADD", Label("cluster-add"), func() {
 		Expect(n.records()).To(HaveLen(1))
 		n.succeeds("CHECK", "one", Object{"prevResult": json.RawMessage(r.Text)})
 		n.succeeds("DEL", "one")
-		Expect(s.has()).To(BeEmpty())
+		Expect(s.leaseNames()).To(BeEmpty())
 		Expect(n.records()).To(BeEmpty())
 	})
 
@@ -183,22 +183,22 @@ var _ = Describe("ADD", Label("cluster-add"), func() {
 		n := newServer().node("node-a", ranges8)
 		addr := n.add("one")
 		Expect(n.fails(cni.CodeExists, "ADD", "one")).To(ContainSubstring(addr + " has been allocated to"))
-		Expect(n.has()).To(HaveLen(1))
+		Expect(n.leaseNames()).To(HaveLen(1))
 		n.succeeds("DEL", "one")
 		n.add("one")
 	})
 
 	It("gives no address twice to any node or network of a space, no gateway, and nothing excluded", func() {
 		s := newServer()
-		a := s.node("node-a", ranges8).with(Object{"exclude": []string{"10.30.0.4"}})
-		b := s.node("node-b", ranges8).with(Object{"exclude": []string{"10.30.0.4"}})
+		a := s.node("node-a", ranges8).withKeys(Object{"exclude": []string{"10.30.0.4"}})
+		b := s.node("node-b", ranges8).withKeys(Object{"exclude": []string{"10.30.0.4"}})
 		b.network = "other"
 		seen := []string{a.add("1"), b.add("1"), a.add("2"), b.add("2")}
 		Expect(seen).To(ConsistOf("10.30.0.2", "10.30.0.3", "10.30.0.5", "10.30.0.6"))
 		says := b.fails(cni.CodeTryAgain, "ADD", "3")
 		Expect(says).To(ContainSubstring("no IP addresses available in range set 0"))
 		Expect(says).To(ContainSubstring("4 of its 5 are held, 0 belong to deleted nodes"))
-		Expect(a.with(Object{"space": "tenant-2"}).add("3")).NotTo(BeEmpty())
+		Expect(a.withKeys(Object{"space": "tenant-2"}).add("3")).NotTo(BeEmpty())
 	})
 
 	It("gives a pod the address that it had, on any node, while that is free", func() {
@@ -238,7 +238,7 @@ var _ = Describe("ADD", Label("cluster-add"), func() {
 		Expect(n.fails(cni.CodeConfig, "ADD", "one")).To(And(
 			ContainSubstring(`ipam.node: "node-x" is not a node of the cluster`),
 			ContainSubstring("kubectl get nodes")))
-		Expect(s.has()).To(BeEmpty())
+		Expect(s.leaseNames()).To(BeEmpty())
 		Expect(n.records()).To(BeEmpty())
 		s.nodes["node-x"] = ""
 		s.looked = nil
@@ -250,10 +250,10 @@ var _ = Describe("ADD", Label("cluster-add"), func() {
 	It("keeps nothing when the second set is full", func() {
 		s := newServer()
 		n := s.node("node-a", `[[{"subnet": "10.30.0.0/24"}], [{"subnet": "2001:db8::/126"}]]`)
-		s.holds("default", "2001:0db8:0000:0000:0000:0000:0000:0002", "node-b", 0)
-		s.holds("default", "2001:0db8:0000:0000:0000:0000:0000:0003", "node-b", 0)
+		s.addLease("default", "2001:0db8:0000:0000:0000:0000:0000:0002", "node-b", 0)
+		s.addLease("default", "2001:0db8:0000:0000:0000:0000:0000:0003", "node-b", 0)
 		Expect(n.fails(cni.CodeTryAgain, "ADD", "one")).To(ContainSubstring("range set 1"))
-		Expect(s.has()).To(HaveLen(2))
+		Expect(s.leaseNames()).To(HaveLen(2))
 		Expect(n.records()).To(BeEmpty())
 	})
 
@@ -273,7 +273,7 @@ var _ = Describe("ADD", Label("cluster-add"), func() {
 		s.page = 100
 		for i := 2; i < 255; i++ {
 			if i != 77 {
-				s.holds("default", fmt.Sprint("10.30.0.", i), "node-b", 0)
+				s.addLease("default", fmt.Sprint("10.30.0.", i), "node-b", 0)
 			}
 		}
 		n := s.node("node-a", `[[{"subnet": "10.30.0.0/24"}]]`)
@@ -284,7 +284,7 @@ var _ = Describe("ADD", Label("cluster-add"), func() {
 		s := newServer()
 		for i := range 3 * pageSize / 2 {
 			if i != 777 {
-				s.holds("default", fmt.Sprintf("10.30.%d.%d", i/256, i%256), "node-b", 0)
+				s.addLease("default", fmt.Sprintf("10.30.%d.%d", i/256, i%256), "node-b", 0)
 			}
 		}
 		n := s.node("node-a", `[[{"subnet": "10.30.0.0/16", "rangeEnd": "10.30.29.75"}]]`)
@@ -299,7 +299,7 @@ var _ = Describe("DEL", Label("cluster-del"), func() {
 		n := s.node("node-a", ranges8)
 		n.kubeconfig = "/nowhere"
 		n.succeeds("DEL", "one")
-		n.with(Object{"space": "UPPER/.."}).succeeds("DEL", "one")
+		n.withKeys(Object{"space": "UPPER/.."}).succeeds("DEL", "one")
 		Expect(s.requests()).To(BeEmpty())
 		Expect(filepath.Glob(n.dataDir + "/*")).To(BeEmpty())
 	})
@@ -308,13 +308,13 @@ var _ = Describe("DEL", Label("cluster-del"), func() {
 		s := newServer()
 		n := s.node("node-a", ranges8)
 		n.add("one")
-		s.set(first(1000, "DELETE", drop))
-		says := n.within(300*time.Millisecond).fails(cni.CodeTryAgain, "DEL", "one")
+		s.set(failFirst(1000, "DELETE", drop))
+		says := n.withTimeout(300*time.Millisecond).fails(cni.CodeTryAgain, "DEL", "one")
 		Expect(says).To(ContainSubstring(s.URL + " does not serve DELETE"))
 		Expect(n.records()).To(HaveLen(1))
 		s.set(nil)
 		n.succeeds("DEL", "one")
-		Expect(s.has()).To(BeEmpty())
+		Expect(s.leaseNames()).To(BeEmpty())
 		n.succeeds("DEL", "one")
 	})
 
@@ -325,10 +325,10 @@ var _ = Describe("DEL", Label("cluster-del"), func() {
 		prev := Object{"prevResult": json.RawMessage(r.Text)}
 		b.succeeds("DEL", "one", prev)
 		a.succeeds("DEL", "two", prev)
-		Expect(s.has()).To(HaveLen(1))
+		Expect(s.leaseNames()).To(HaveLen(1))
 		Expect(os.RemoveAll(a.dataDir)).To(Succeed())
 		a.succeeds("DEL", "one", prev)
-		Expect(s.has()).To(BeEmpty())
+		Expect(s.leaseNames()).To(BeEmpty())
 	})
 
 	DescribeTable("asks once, and looks only where it does not know which lease is its own",
@@ -340,7 +340,7 @@ var _ = Describe("DEL", Label("cluster-del"), func() {
 			change(s, n, "default."+addr)
 			n.succeeds("DEL", "one")
 			Expect(s.requests()).To(Equal(requests))
-			Expect(s.has()).To(BeEmpty())
+			Expect(s.leaseNames()).To(BeEmpty())
 			Expect(n.records()).To(BeEmpty())
 		},
 		Entry("the lease that ADD made", func(*server, node, string) {}, "DELETE"),
@@ -362,7 +362,7 @@ var _ = Describe("DEL", Label("cluster-del"), func() {
 		n := s.node("node-a", ranges8)
 		n.add("one")
 		s.requests()
-		s.set(first(1000, "DELETE", func(w http.ResponseWriter, _ *http.Request, _ func()) {
+		s.set(failFirst(1000, "DELETE", func(w http.ResponseWriter, _ *http.Request, _ func()) {
 			refuse(w, http.StatusConflict, "Conflict", "", "not in this hour")
 		}))
 		Expect(n.fails(cni.CodeIO, "DEL", "one")).To(ContainSubstring("not in this hour"))
@@ -375,10 +375,10 @@ var _ = Describe("DEL", Label("cluster-del"), func() {
 		n := s.node("node-a", ranges8)
 		addr := n.add("one")
 		delete(s.leases, "default."+addr)
-		s.holds("default", addr, "node-b", 0)
+		s.addLease("default", addr, "node-b", 0)
 		Expect(n.fails(cni.CodeDrift, "CHECK", "one")).To(ContainSubstring(addr + ` is reserved for node "node-b"`))
 		n.succeeds("DEL", "one")
-		Expect(s.has()).To(HaveLen(1))
+		Expect(s.leaseNames()).To(HaveLen(1))
 		Expect(n.records()).To(BeEmpty())
 	})
 
@@ -392,7 +392,7 @@ var _ = Describe("DEL", Label("cluster-del"), func() {
 		n.succeeds("DEL", "one")
 		Expect(n.records()).To(BeEmpty())
 		n.succeeds("GC", "", valid())
-		Expect(s.has()).To(BeEmpty())
+		Expect(s.leaseNames()).To(BeEmpty())
 	})
 })
 
@@ -404,11 +404,11 @@ var _ = Describe("requests", Label("cluster-requests"), func() {
 			w.Header().Set("Retry-After", "1")
 			refuse(w, http.StatusTooManyRequests, "TooManyRequests", "", "too many requests")
 		}
-		s.set(first(1, "POST", busy))
+		s.set(failFirst(1, "POST", busy))
 		began := time.Now()
 		n.add("one")
 		Expect(time.Since(began)).To(BeNumerically(">=", time.Second))
-		s.set(first(2, "DELETE", says(503, "gateway")))
+		s.set(failFirst(2, "DELETE", says(503, "gateway")))
 		n.succeeds("DEL", "one")
 		Expect(s.requests()).To(Equal("POST POST DELETE DELETE DELETE"))
 		Expect(n.records()).To(BeEmpty())
@@ -417,21 +417,21 @@ var _ = Describe("requests", Label("cluster-requests"), func() {
 	It("whose answer is lost are told by the nonce", func() {
 		s := newServer()
 		n := s.node("node-a", ranges8)
-		s.set(first(1, "POST", swallow))
+		s.set(failFirst(1, "POST", swallow))
 		addr := n.add("one")
-		Expect(s.has()).To(Equal([]string{"default." + addr}))
+		Expect(s.leaseNames()).To(Equal([]string{"default." + addr}))
 		Expect(s.requests()).To(Equal("POST POST GET"))
 		n.succeeds("CHECK", "one")
-		s.set(first(1, "DELETE", swallow))
+		s.set(failFirst(1, "DELETE", swallow))
 		n.succeeds("DEL", "one")
-		Expect(s.has()).To(BeEmpty())
+		Expect(s.leaseNames()).To(BeEmpty())
 	})
 
 	It("that are carried out after DEL are found by later calls", Label("cluster-late"), func() {
 		s := newServer()
 		n := s.node("node-a", ranges8)
 		var late func()
-		s.set(first(1, "POST", func(w http.ResponseWriter, r *http.Request, _ func()) {
+		s.set(failFirst(1, "POST", func(w http.ResponseWriter, r *http.Request, _ func()) {
 			body := new(bytes.Buffer)
 			_, _ = body.ReadFrom(r.Body)
 			late = func() {
@@ -445,16 +445,16 @@ var _ = Describe("requests", Label("cluster-requests"), func() {
 		}))
 		n.add("one")
 		n.succeeds("DEL", "one")
-		Expect(s.has()).To(BeEmpty())
+		Expect(s.leaseNames()).To(BeEmpty())
 		Expect(n.records()).To(ConsistOf(HavePrefix("late/")))
 		late()
-		Expect(s.has()).To(HaveLen(1))
+		Expect(s.leaseNames()).To(HaveLen(1))
 		n.succeeds("DEL", "another")
-		Expect(s.has()).To(BeEmpty())
-		// A moment after the last look it may come again: the tombstone stays, until its time is over.
+		Expect(s.leaseNames()).To(BeEmpty())
+		// The request may be carried out after the last sweep, so the tombstone stays until its maximum age.
 		late()
 		n.succeeds("GC", "", valid())
-		Expect(s.has()).To(BeEmpty())
+		Expect(s.leaseNames()).To(BeEmpty())
 		file := nstest.Must(filepath.Glob(n.dataDir + "/default/late/*.json"))[0]
 		var t tombstone
 		Expect(json.Unmarshal(nstest.Must(os.ReadFile(file)), &t)).To(Succeed())
@@ -462,7 +462,7 @@ var _ = Describe("requests", Label("cluster-requests"), func() {
 		late()
 		Expect(os.WriteFile(file, []byte(Text(t)), 0o600)).To(Succeed())
 		n.succeeds("DEL", "another")
-		Expect(s.has()).To(BeEmpty())
+		Expect(s.leaseNames()).To(BeEmpty())
 		Expect(n.records()).To(BeEmpty())
 	})
 
@@ -479,7 +479,7 @@ var _ = Describe("requests", Label("cluster-requests"), func() {
 			file := filepath.Join(n.dataDir, "default/late", t.Hash()+".json")
 			Expect(os.Chtimes(file, long, long)).To(Succeed())
 		}
-		// The server does not give out two of the names.
+		// The server refuses to return two of the leases.
 		s.set(func(w http.ResponseWriter, r *http.Request, _ func()) bool {
 			isBad := strings.HasSuffix(r.URL.Path, ".2") || strings.HasSuffix(r.URL.Path, ".4")
 			if isBad {
@@ -502,8 +502,8 @@ var _ = Describe("requests", Label("cluster-requests"), func() {
 		s := newServer()
 		n := s.node("node-a", ranges8)
 		for _, method := range []string{"POST", "GET", "DELETE"} {
-			s.set(first(1000, method, says(code, text)))
-			c := n.within(100 * time.Millisecond)
+			s.set(failFirst(1000, method, says(code, text)))
+			c := n.withTimeout(100 * time.Millisecond)
 			a := c.call("ADD", "one")
 			Expect(a.Verdict("ADD")).To(Succeed())
 			if method == "POST" {
@@ -515,7 +515,7 @@ var _ = Describe("requests", Label("cluster-requests"), func() {
 			s.set(nil)
 			n.succeeds("DEL", "one")
 			n.succeeds("GC", "", valid())
-			Expect(s.has()).To(BeEmpty())
+			Expect(s.leaseNames()).To(BeEmpty())
 		}
 	},
 		Entry("a page of a proxy", 200, "<html>hello</html>"),
@@ -527,7 +527,7 @@ var _ = Describe("requests", Label("cluster-requests"), func() {
 
 	DescribeTable("whose server asks for a pause that no call has end with code 11", func(pause string) {
 		s := newServer()
-		s.set(first(1, "POST", func(w http.ResponseWriter, _ *http.Request, _ func()) {
+		s.set(failFirst(1, "POST", func(w http.ResponseWriter, _ *http.Request, _ func()) {
 			w.Header().Set("Retry-After", pause)
 			refuse(w, http.StatusTooManyRequests, "TooManyRequests", "", "too many requests")
 		}))
@@ -541,7 +541,7 @@ var _ = Describe("requests", Label("cluster-requests"), func() {
 	DescribeTable("that no API server answers are sent three times", func(answer http.HandlerFunc, want ...string) {
 		s := newServer()
 		n := s.node("node-a", ranges8)
-		s.set(first(1000, "POST", func(w http.ResponseWriter, r *http.Request, _ func()) { answer(w, r) }))
+		s.set(failFirst(1000, "POST", func(w http.ResponseWriter, r *http.Request, _ func()) { answer(w, r) }))
 		for _, text := range want {
 			Expect(n.fails(cni.CodeTryAgain, "ADD", "one")).To(And(ContainSubstring(text),
 				ContainSubstring(n.kubeconfig)))
@@ -559,7 +559,7 @@ var _ = Describe("requests", Label("cluster-requests"), func() {
 	It("whose answer does not end are read up to a bound", func() {
 		s := newServer()
 		var sent atomic.Int64
-		s.set(first(1000, "POST", func(w http.ResponseWriter, _ *http.Request, _ func()) {
+		s.set(failFirst(1000, "POST", func(w http.ResponseWriter, _ *http.Request, _ func()) {
 			sent.Store(0)
 			for more := bytes.Repeat([]byte(" "), 1<<20); ; sent.Add(1) {
 				if _, err := w.Write(more); err != nil {
@@ -575,7 +575,7 @@ var _ = Describe("requests", Label("cluster-requests"), func() {
 
 	It("for a list whose pages do not end are bounded", func() {
 		s := newServer()
-		s.set(first(10000, "GET", func(w http.ResponseWriter, _ *http.Request, _ func()) {
+		s.set(failFirst(10000, "GET", func(w http.ResponseWriter, _ *http.Request, _ func()) {
 			reply(w, http.StatusOK, Object{"kind": "AddressList", "metadata": Object{"continue": "more"}})
 		}))
 		Expect(s.node("node-a", ranges8).fails(cni.CodeTryAgain, "GC", "", valid())).To(
@@ -585,9 +585,9 @@ var _ = Describe("requests", Label("cluster-requests"), func() {
 
 	It("pause while the server contradicts itself, and end with code 11", func() {
 		s := newServer()
-		n := s.node("node-a", ranges8).within(3 * time.Second)
+		n := s.node("node-a", ranges8).withTimeout(3 * time.Second)
 		lost := false
-		s.set(first(1000, "POST", func(w http.ResponseWriter, _ *http.Request, _ func()) {
+		s.set(failFirst(1000, "POST", func(w http.ResponseWriter, _ *http.Request, _ func()) {
 			if !lost {
 				lost = true
 				drop(nil, nil, nil)
@@ -600,7 +600,7 @@ var _ = Describe("requests", Label("cluster-requests"), func() {
 		s.set(nil)
 		n.add("two")
 		s.requests()
-		s.set(first(1000, "DELETE", func(w http.ResponseWriter, _ *http.Request, _ func()) {
+		s.set(failFirst(1000, "DELETE", func(w http.ResponseWriter, _ *http.Request, _ func()) {
 			s.Lock()
 			for _, o := range s.leases {
 				s.put(&o)
@@ -619,7 +619,7 @@ var _ = Describe("requests", Label("cluster-requests"), func() {
 		Expect(n.fails(cni.CodeIO, "ADD", "one")).To(And(ContainSubstring(`refuses the user "u"`),
 			ContainSubstring(n.kubeconfig), ContainSubstring("401")))
 		n = s.node("node-a", ranges8)
-		s.set(first(1, "POST", func(w http.ResponseWriter, _ *http.Request, _ func()) {
+		s.set(failFirst(1, "POST", func(w http.ResponseWriter, _ *http.Request, _ func()) {
 			refuse(w, http.StatusForbidden, "Forbidden", "", "node-a may not create addresses")
 		}))
 		Expect(n.fails(cni.CodeIO, "ADD", "one")).To(ContainSubstring("node-a may not create addresses"))
@@ -629,13 +629,13 @@ var _ = Describe("requests", Label("cluster-requests"), func() {
 	It("of objects that the server does not know say what to apply", func() {
 		s := newServer()
 		n := s.node("node-a", ranges8)
-		s.set(first(1, "POST", says(404, "404 page not found\n")))
+		s.set(failFirst(1, "POST", says(404, "404 page not found\n")))
 		Expect(n.fails(cni.CodeTryAgain, "ADD", "one")).To(ContainSubstring("crd.yaml"))
 		n.add("one")
-		s.set(first(1, "DELETE", says(404, "404 page not found\n")))
+		s.set(failFirst(1, "DELETE", says(404, "404 page not found\n")))
 		Expect(n.fails(cni.CodeTryAgain, "DEL", "one")).To(ContainSubstring("crd.yaml"))
 		n.succeeds("DEL", "one")
-		Expect(s.has()).To(BeEmpty())
+		Expect(s.leaseNames()).To(BeEmpty())
 	})
 })
 
@@ -694,7 +694,7 @@ var _ = Describe("GC", Label("cluster-gc"), func() {
 		keep, others, elsewhere := a.add("keep"), b.add("gone"), other.add("gone")
 		a.add("gone")
 		a.succeeds("GC", "", valid("keep"))
-		Expect(s.has()).To(ConsistOf("default."+keep, "default."+others, "default."+elsewhere))
+		Expect(s.leaseNames()).To(ConsistOf("default."+keep, "default."+others, "default."+elsewhere))
 		s.requests()
 		a.succeeds("GC", "", valid("keep"))
 		Expect(s.requests()).To(BeEmpty())
@@ -707,7 +707,7 @@ var _ = Describe("GC", Label("cluster-gc"), func() {
 		n.add("gone")
 		Expect(os.RemoveAll(n.dataDir)).To(Succeed())
 		n.succeeds("GC", "", valid("keep"))
-		Expect(s.has()).To(Equal([]string{"default." + keep}))
+		Expect(s.leaseNames()).To(Equal([]string{"default." + keep}))
 	})
 })
 
@@ -715,7 +715,7 @@ var _ = It("lists what its records name, without a request", Label("cluster-list
 	s := newServer()
 	n := s.node("node-a", ranges8)
 	addr := n.add("one")
-	other := n.with(Object{"space": "shop"})
+	other := n.withKeys(Object{"space": "shop"})
 	Expect(other.add("one")).NotTo(BeEmpty())
 	s.requests()
 	list := func(conf string) string {
@@ -732,7 +732,7 @@ var _ = It("lists what its records name, without a request", Label("cluster-list
 		HaveField("ContainerID", "one"), HaveField("Kept", BeARegularFile())))
 	Expect(s.requests()).To(BeEmpty())
 	s.set(func(http.ResponseWriter, *http.Request, func()) bool { panic(http.ErrAbortHandler) })
-	n.within(300*time.Millisecond).fails(11, "DEL", "one")
+	n.withTimeout(300*time.Millisecond).fails(11, "DEL", "one")
 	Expect(list(Text(n.conf()))).To(ContainSubstring(addr), "DEL still has to release it")
 	n.network = "other"
 	Expect(list(Text(n.conf()))).To(Equal("[]\n"))
@@ -747,10 +747,10 @@ var _ = Describe("STATUS", Label("cluster-status"), func() {
 		s.Close()
 		n.limit = 300 * time.Millisecond
 		n.succeeds("STATUS", "")
-		warned := n.with(Object{"statusOnStoreDown": "warn"}).call("STATUS", "")
+		warned := n.withKeys(Object{"statusOnStoreDown": "warn"}).call("STATUS", "")
 		Expect(warned.Code).To(BeZero())
 		Expect(warned.Stderr).To(ContainSubstring("cannot reach the leases"))
-		n.with(Object{"statusOnStoreDown": "fail"}).fails(cni.CodeUnavailable, "STATUS", "")
+		n.withKeys(Object{"statusOnStoreDown": "fail"}).fails(cni.CodeUnavailable, "STATUS", "")
 		n.kubeconfig, n.limit = "/etc/nowhere", nstest.Patience(20*time.Second)
 		Eventually(func() time.Duration { // one that is tried again takes a second each time, a busy machine not
 			began := time.Now()
@@ -768,9 +768,9 @@ var _ = Describe("leases of nodes that are deleted", Label("cluster-reclaim"), f
 		s.skew = 300 * 24 * time.Hour // its clock alone counts
 		n = s.node("node-a", ranges8)
 		for i, holder := range []string{"gone", "node-b", "node-b", "node-b"} {
-			s.holds("default", fmt.Sprint("10.30.0.", i+2), holder, time.Hour)
+			s.addLease("default", fmt.Sprint("10.30.0.", i+2), holder, time.Hour)
 		}
-		s.holds("default", "10.30.0.6", "joining", time.Minute)
+		s.addLease("default", "10.30.0.6", "joining", time.Minute)
 	})
 
 	It("are reclaimed if a set is full and they are older than ten minutes", func() {
@@ -781,14 +781,14 @@ var _ = Describe("leases of nodes that are deleted", Label("cluster-reclaim"), f
 	})
 
 	It("are not reclaimed if the configuration or the server prevents it", func() {
-		Expect(n.with(Object{"reclaim": "never"}).fails(cni.CodeTryAgain, "ADD", "one")).To(
+		Expect(n.withKeys(Object{"reclaim": "never"}).fails(cni.CodeTryAgain, "ADD", "one")).To(
 			ContainSubstring(`"reclaim" is "never"`))
-		s.set(first(1, "DELETE", func(w http.ResponseWriter, _ *http.Request, _ func()) {
+		s.set(failFirst(1, "DELETE", func(w http.ResponseWriter, _ *http.Request, _ func()) {
 			refuse(w, http.StatusForbidden, "Forbidden", "", "the policy denies it")
 		}))
 		Expect(n.fails(cni.CodeTryAgain, "ADD", "one")).To(And(ContainSubstring("1 belong to deleted nodes"),
 			ContainSubstring("the policy denies it")))
-		Expect(s.has()).To(HaveLen(5))
+		Expect(s.leaseNames()).To(HaveLen(5))
 	})
 
 	It("never include the node's own leases", func() {
@@ -804,7 +804,7 @@ var _ = Describe("leases of nodes that are deleted", Label("cluster-reclaim"), f
 		s.nodes["node-b"] = "node.kubernetes.io/out-of-service"
 		s.nodes["gone"] = "node.kubernetes.io/unreachable:NoExecute"
 		Expect(n.add("one")).To(BeElementOf("10.30.0.3", "10.30.0.4", "10.30.0.5"))
-		Expect(s.has()).To(ContainElement("default.10.30.0.2"))
+		Expect(s.leaseNames()).To(ContainElement("default.10.30.0.2"))
 	})
 
 	It("are found among more nodes than an ADD looks up", func() {
@@ -814,7 +814,7 @@ var _ = Describe("leases of nodes that are deleted", Label("cluster-reclaim"), f
 			if s.nodes[holder] = ""; i == 99 {
 				delete(s.nodes, holder)
 			}
-			s.holds("default", fmt.Sprint("10.31.0.", i+2), holder, time.Hour)
+			s.addLease("default", fmt.Sprint("10.31.0.", i+2), holder, time.Hour)
 		}
 		a := n.call("ADD", "one")
 		for range 99 { // of which most would do
@@ -846,9 +846,9 @@ var _ = Describe("leases of nodes that are deleted", Label("cluster-reclaim"), f
 		}
 		Expect(reclaim()).To(And(ContainSubstring(`default.10.30.0.2	node "gone"`),
 			ContainSubstring("1 of 5 leases")))
-		Expect(s.has()).To(HaveLen(5))
+		Expect(s.leaseNames()).To(HaveLen(5))
 		Expect(reclaim("--yes")).To(ContainSubstring("were released"))
-		Expect(s.has()).To(HaveLen(4))
+		Expect(s.leaseNames()).To(HaveLen(4))
 		Expect(reclaim("--space", "other", "--yes")).To(ContainSubstring("0 of 0 leases"))
 	})
 
@@ -857,7 +857,7 @@ var _ = Describe("leases of nodes that are deleted", Label("cluster-reclaim"), f
 		env := skel.Env{Args: []string{command, "--kubeconfig", n.kubeconfig, "other", "--yes"}, Stderr: &errs}
 		Expect(skel.Run(context.Background(), Plugin(), env)).To(Equal(2))
 		Expect(errs.String()).To(Equal("cluster-local " + command + ": unexpected argument \"other\"\n"))
-		Expect(s.has()).To(HaveLen(5))
+		Expect(s.leaseNames()).To(HaveLen(5))
 	}, Entry("reclaim", "reclaim"), Entry("import", "import"))
 })
 
@@ -865,7 +865,7 @@ var _ = Describe("the program", Label("cluster-program"), func() {
 	It("leaves nothing when it is killed before or after any request", func() {
 		s := newServer()
 		n := s.node("node-a", `[[{"subnet": "10.30.0.0/24"}], [{"subnet": "2001:db8::/64"}]]`)
-		// The third POST is that of a second program.
+		// The third POST comes from a second process.
 		for request := range 2 {
 			for _, isAfter := range []bool{false, true} {
 				cmd, _ := n.exec("ADD", "one")
@@ -888,9 +888,9 @@ var _ = Describe("the program", Label("cluster-program"), func() {
 				_ = cmd.Wait()
 				s.set(nil)
 				at := fmt.Sprint("request ", request, ", after it: ", isAfter)
-				Expect(s.has()).To(HaveLen(request+map[bool]int{true: 1}[isAfter]), at)
+				Expect(s.leaseNames()).To(HaveLen(request+map[bool]int{true: 1}[isAfter]), at)
 				n.succeeds("DEL", "one")
-				Expect(s.has()).To(BeEmpty(), at)
+				Expect(s.leaseNames()).To(BeEmpty(), at)
 			}
 		}
 	})
@@ -915,6 +915,6 @@ var _ = Describe("the program", Label("cluster-program"), func() {
 			}
 		}
 		Expect(seen).To(HaveLen(100))
-		Expect(s.has()).To(HaveLen(100))
+		Expect(s.leaseNames()).To(HaveLen(100))
 	})
 })

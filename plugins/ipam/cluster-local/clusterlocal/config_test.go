@@ -21,7 +21,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
-// request is a request with a configuration whose ipam object has these keys.
+// request returns a request whose configuration has these keys in ipam.
 func request(ipam string) *skel.Request {
 	return &skel.Request{
 		Attachment: cni.Attachment{Network: "net", ContainerID: "c1", IfName: "eth0"}, Version: "1.1.0",
@@ -60,7 +60,7 @@ var _ = It("refuses names that are too long for a lease", func() {
 		"4 CNI_ARGS K8S_POD_NAME: is longer than 253 bytes"))
 })
 
-// setOf makes a set of "first-last[ gw gateway]".
+// setOf parses a set of ranges of the form "first-last[ gw gateway]".
 func setOf(texts ...string) (s ranges.Set) {
 	for _, t := range texts {
 		words := strings.Fields(t)
@@ -216,12 +216,12 @@ var _ = Describe("under the name whereabouts", Label("cluster-whereabouts"), fun
 			a := run(command, valid("one"), Object{"prevResult": json.RawMessage(r.Text)})
 			Expect(a.Code).To(BeZero(), a.Stdout)
 		}
-		Expect(s.has()).To(BeEmpty())
+		Expect(s.leaseNames()).To(BeEmpty())
 		Expect(n.records()).To(BeEmpty())
 	})
 })
 
-// FuzzCandidates looks for a set of which a candidate is outside, a gateway, or there twice.
+// FuzzCandidates searches for a set with a candidate that is outside the set, a gateway, or yielded twice.
 func FuzzCandidates(f *testing.F) {
 	f.Add("10.1.2.0/24", "10.1.2.1", "10.1.2.128/25", "seed")
 	f.Add("2001:db8::/64", "2001:db8::1", "", "")
@@ -257,8 +257,8 @@ func FuzzCandidates(f *testing.F) {
 	})
 }
 
-// FuzzAnswers makes up what the server says to one of the methods: each call is answered as the contract says, and
-// with a server as usual DEL and GC leave nothing.
+// FuzzAnswers fuzzes the server's answer to one method. Each call's answer must keep the contract, and with a normal
+// server, DEL and GC must leave nothing.
 func FuzzAnswers(f *testing.F) {
 	for i, text := range []string{"<html>", "null", `{"kind":"Address"}`,
 		`{"kind":"Status","code":409,"reason":"AlreadyExists"}`,
@@ -285,7 +285,7 @@ func FuzzAnswers(f *testing.F) {
 		if err := os.WriteFile(n.kubeconfig, []byte(s.config("node-a")), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		s.set(first(1, []string{"POST", "GET", "DELETE"}[method%3], says(int(code), text)))
+		s.set(failFirst(1, []string{"POST", "GET", "DELETE"}[method%3], says(int(code), text)))
 		for _, command := range []string{"ADD", "CHECK", "GC", "DEL"} {
 			if err := n.call(command, "one", valid()).Verdict(command); err != nil {
 				t.Fatalf("%s: %v", command, err)
@@ -298,7 +298,7 @@ func FuzzAnswers(f *testing.F) {
 				t.Fatalf("%s: %s", command, a.Stdout)
 			}
 		}
-		if left := s.has(); len(left) > 0 {
+		if left := s.leaseNames(); len(left) > 0 {
 			t.Fatalf("left: %q", left)
 		}
 	})

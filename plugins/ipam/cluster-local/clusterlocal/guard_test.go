@@ -19,7 +19,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
-// entries are what a pool has: offset, container and interface.
+// entries returns the entries of a pool: offset, container and interface.
 func (s *server) entries(name string) (list []string) {
 	s.Lock()
 	defer s.Unlock()
@@ -30,8 +30,8 @@ func (s *server) entries(name string) (list []string) {
 	return list
 }
 
-// theirs are the entries of a pool that whereabouts wrote, for containers called by the offset.
-func theirs(offsets ...int) map[string]poolEntry {
+// whereaboutsEntries returns entries that whereabouts wrote, for containers that are named after the offset.
+func whereaboutsEntries(offsets ...int) map[string]poolEntry {
 	all := map[string]poolEntry{}
 	for _, o := range offsets {
 		all[fmt.Sprint(o)] = poolEntry{Container: fmt.Sprint("old", o), Pod: fmt.Sprint("default/old", o),
@@ -48,11 +48,11 @@ var _ = Describe("the guard", Label("cluster-guard"), func() {
 
 	BeforeEach(func() {
 		s = newServer()
-		n = s.node("node-a", ranges8).with(Object{"guard": "whereabouts"})
+		n = s.node("node-a", ranges8).withKeys(Object{"guard": "whereabouts"})
 	})
 
 	It("gives nothing that whereabouts has lent, and has it lend nothing that we give", func() {
-		s.lend(pool8, "10.30.0.0/29", theirs(2, 3, 5))
+		s.putPool(pool8, "10.30.0.0/29", whereaboutsEntries(2, 3, 5))
 		given := []string{n.add("one"), n.add("two")}
 		Expect(given).To(ConsistOf("10.30.0.4", "10.30.0.6"))
 		Expect(s.entries(pool8)).To(ConsistOf("2 old2 net1", "3 old3 net1", "5 old5 net1",
@@ -60,21 +60,21 @@ var _ = Describe("the guard", Label("cluster-guard"), func() {
 		s.requests()
 		Expect(n.fails(11, "ADD", "three")).To(ContainSubstring("others are allocated by whereabouts"))
 		Expect(s.requests()).NotTo(ContainSubstring("POST"), "what whereabouts has lent is not asked for")
-		Expect(n.with(Object{"ranges": json.RawMessage(ranges8)}).fails(103, "ADD", "four",
+		Expect(n.withKeys(Object{"ranges": json.RawMessage(ranges8)}).fails(103, "ADD", "four",
 			Object{"runtimeConfig": Object{"ips": []string{"10.30.0.5"}}})).To(ContainSubstring(`pod "default/old5"`))
 		n.succeeds("DEL", "one")
 		n.succeeds("GC", "", valid())
 		Expect(s.entries(pool8)).To(HaveLen(3))
-		Expect(s.has()).To(BeEmpty())
+		Expect(s.leaseNames()).To(BeEmpty())
 	})
 
 	It("tries another address when whereabouts lends this one meanwhile", func() {
-		s.lend(pool8, "10.30.0.0/29", theirs())
+		s.putPool(pool8, "10.30.0.0/29", whereaboutsEntries())
 		var asked string
-		s.set(first(1, "PATCH", func(_ http.ResponseWriter, _ *http.Request, serve func()) {
+		s.set(failFirst(1, "PATCH", func(_ http.ResponseWriter, _ *http.Request, serve func()) {
 			s.Lock()
 			for name := range s.leases { // the one that is asked for
-				s.lend(pool8, "10.30.0.0/29", map[string]poolEntry{name[len(name)-1:]: {Container: "theirs"}})
+				s.putPool(pool8, "10.30.0.0/29", map[string]poolEntry{name[len(name)-1:]: {Container: "theirs"}})
 				asked = name
 			}
 			s.Unlock()
@@ -82,34 +82,34 @@ var _ = Describe("the guard", Label("cluster-guard"), func() {
 		}))
 		given := "default." + n.add("one")
 		Expect(given).NotTo(Equal(asked))
-		Expect(s.has()).To(HaveExactElements(given))
+		Expect(s.leaseNames()).To(HaveExactElements(given))
 		Expect(s.entries(pool8)).To(ConsistOf(HaveSuffix(" theirs"), HaveSuffix(" one eth0")))
 		file := nstest.Must(filepath.Glob(n.dataDir + "/default/*.json"))[0]
 		Expect(os.ReadFile(file)).NotTo(ContainSubstring(asked), "no name of an address that was given back")
 	})
 
 	It("takes no page of a proxy for an entry that was written", func() {
-		s.lend(pool8, "10.30.0.0/29", theirs(2))
-		s.set(first(1, "PATCH", says(200, "<html>hello</html>")))
+		s.putPool(pool8, "10.30.0.0/29", whereaboutsEntries(2))
+		s.set(failFirst(1, "PATCH", says(200, "<html>hello</html>")))
 		n.add("one")
 		Expect(s.entries(pool8)).To(ConsistOf("2 old2 net1", HaveSuffix(" one eth0")))
 	})
 
 	It("makes the pool that whereabouts would, and knows its own entry when the answer is lost", func() {
 		n.ipam["ranges"] = json.RawMessage(`[[{"subnet": "10.30.0.0/29"}], [{"subnet": "2001:db8::/64"}]]`)
-		s.set(first(1, "PATCH", swallow))
-		Expect(n.with(Object{"space": "shop"}).call("ADD", "one").Added().IPs).To(HaveLen(2))
+		s.set(failFirst(1, "PATCH", swallow))
+		Expect(n.withKeys(Object{"space": "shop"}).call("ADD", "one").Added().IPs).To(HaveLen(2))
 		Expect(s.entries("shop-" + pool8)).To(HaveLen(1))
 		Expect(s.entries("shop-2001-db8---64")).To(HaveLen(1))
-		n.with(Object{"space": "shop"}).succeeds("DEL", "one")
+		n.withKeys(Object{"space": "shop"}).succeeds("DEL", "one")
 		Expect(s.entries("shop-" + pool8)).To(BeEmpty())
 		Expect(s.entries("shop-2001-db8---64")).To(BeEmpty())
 	})
 
 	It("has DEL end what whereabouts lent to a container, before anything is imported", func() {
-		all := theirs(2, 3)
+		all := whereaboutsEntries(2, 3)
 		all["4"] = poolEntry{Container: "old2", Pod: "default/old2"} // without its interface
-		s.lend(pool8, "10.30.0.0/29", all)
+		s.putPool(pool8, "10.30.0.0/29", all)
 		a := n.exec8("DEL", "old2", "net1", Object{"prevResult": Object{"cniVersion": "1.1.0",
 			"ips": []Object{{"address": "10.30.0.4/29"}}}})
 		Expect(a.Code).To(BeZero(), a.Stdout)
@@ -117,13 +117,13 @@ var _ = Describe("the guard", Label("cluster-guard"), func() {
 	})
 
 	It("fails with what the server says that refuses an entry, without trying again", func() {
-		s.lend(pool8, "10.30.0.0/29", theirs(2))
-		s.set(first(1000, "PATCH", func(w http.ResponseWriter, _ *http.Request, _ func()) {
+		s.putPool(pool8, "10.30.0.0/29", whereaboutsEntries(2))
+		s.set(failFirst(1000, "PATCH", func(w http.ResponseWriter, _ *http.Request, _ func()) {
 			refuse(w, http.StatusUnprocessableEntity, "Invalid", pool8, "allocations.4.podref: Required value")
 		}))
 		Expect(n.fails(5, "ADD", "one")).To(ContainSubstring("podref: Required value"))
 		Expect(strings.Count(s.requests(), "PATCH")).To(Equal(1))
-		Expect(s.has()).To(BeEmpty())
+		Expect(s.leaseNames()).To(BeEmpty())
 		Expect(n.exec8("DEL", "old2", "net1", nil).Failed(5)).To(ContainSubstring("podref: Required value"))
 		Expect(strings.Count(s.requests(), "PATCH")).To(Equal(1))
 	})
@@ -138,18 +138,18 @@ var _ = Describe("the guard", Label("cluster-guard"), func() {
 		})
 		Expect(n.fails(5, "ADD", "one")).To(ContainSubstring("spec.range: Invalid value"))
 		Expect(strings.Count(s.requests(), "POST")).To(Equal(2), "the lease, the pool")
-		Expect(s.has()).To(BeEmpty())
+		Expect(s.leaseNames()).To(BeEmpty())
 	})
 
 	It("pauses while other nodes change the pool, and ends with code 11", func() {
-		s.lend(pool8, "10.30.0.0/29", theirs(2))
-		s.set(first(1000, "PATCH", func(_ http.ResponseWriter, _ *http.Request, serve func()) {
+		s.putPool(pool8, "10.30.0.0/29", whereaboutsEntries(2))
+		s.set(failFirst(1000, "PATCH", func(_ http.ResponseWriter, _ *http.Request, serve func()) {
 			s.Lock()
-			s.lend(pool8, "10.30.0.0/29", theirs(2))
+			s.putPool(pool8, "10.30.0.0/29", whereaboutsEntries(2))
 			s.Unlock()
 			serve()
 		}))
-		n = n.within(3 * time.Second)
+		n = n.withTimeout(3 * time.Second)
 		Expect(n.fails(11, "ADD", "one")).To(ContainSubstring("testing path failed"))
 		Expect(strings.Count(s.requests(), "PATCH")).To(BeNumerically("<", 20))
 		Expect(n.exec8("DEL", "old2", "net1", nil).Failed(11)).To(ContainSubstring("testing path failed"))
@@ -158,8 +158,8 @@ var _ = Describe("the guard", Label("cluster-guard"), func() {
 
 	It("reads pools in pages", func() {
 		s.page = 1
-		s.lend("10.31.0.0-29", "10.31.0.0/29", theirs(2))
-		s.lend(pool8, "10.30.0.0/29", theirs(2, 3, 5))
+		s.putPool("10.31.0.0-29", "10.31.0.0/29", whereaboutsEntries(2))
+		s.putPool(pool8, "10.30.0.0/29", whereaboutsEntries(2, 3, 5))
 		Expect([]string{n.add("one"), n.add("two")}).To(ConsistOf("10.30.0.4", "10.30.0.6"))
 	})
 
@@ -167,11 +167,11 @@ var _ = Describe("the guard", Label("cluster-guard"), func() {
 		s.pools = nil
 		Expect(n.fails(11, "ADD", "one")).To(ContainSubstring("remove ipam.guard"))
 		n.succeeds("DEL", "one")
-		Expect(n.with(Object{"guard": "x"}).fails(7, "ADD", "one")).To(ContainSubstring(`ipam.guard: "x" must be`))
+		Expect(n.withKeys(Object{"guard": "x"}).fails(7, "ADD", "one")).To(ContainSubstring(`ipam.guard: "x" must be`))
 	})
 })
 
-// exec8 is a call for another interface than eth0.
+// exec8 makes a call for another interface than eth0.
 func (n node) exec8(command, id, ifname string, more Object) Answer {
 	var out, errs bytes.Buffer
 	code := skel.Run(GinkgoT().Context(), Any(Plugin()), skel.Env{Limit: n.limit, Stdout: &out, Stderr: &errs,
@@ -191,7 +191,7 @@ var _ = Describe("cluster-local import", Label("cluster-import"), func() {
 			Stdout: &out, Stderr: &errs})
 		return Answer{Code: code, Stdout: out.String(), Stderr: errs.String()}
 	}
-	// runs has libcni remember a container with an address.
+	// runs adds a container with an address to libcni's cache.
 	runs := func(id, addr string) {
 		GinkgoHelper()
 		conf := Object{"cniVersion": "1.0.0", "name": "lan", "plugins": []Object{{"type": "macvlan", "ipam": Object{
@@ -209,7 +209,7 @@ var _ = Describe("cluster-local import", Label("cluster-import"), func() {
 		n = s.node("node-a", ranges8)
 		cache = GinkgoT().TempDir()
 		Expect(os.Mkdir(filepath.Join(cache, "results"), 0o755)).To(Succeed())
-		s.lend(pool8, "10.30.0.0/29", theirs(2, 3, 5)) // the last one of another node
+		s.putPool(pool8, "10.30.0.0/29", whereaboutsEntries(2, 3, 5)) // the last one of another node
 		runs("old2", "10.30.0.2")
 		runs("old3", "10.30.0.3")
 	})
@@ -219,7 +219,7 @@ var _ = Describe("cluster-local import", Label("cluster-import"), func() {
 		Expect(a.Code).To(BeZero(), a.Stderr)
 		Expect(a.Stdout).To(And(ContainSubstring(`default.10.30.0.2`), ContainSubstring(`pod "default/old2"`),
 			ContainSubstring("2 addresses that whereabouts allocated to containers of this node would be imported")))
-		Expect(s.has()).To(BeEmpty())
+		Expect(s.leaseNames()).To(BeEmpty())
 		Expect(n.records()).To(BeEmpty())
 
 		before := s.entries(pool8)
@@ -227,7 +227,7 @@ var _ = Describe("cluster-local import", Label("cluster-import"), func() {
 		Expect(run("--yes").Stdout).To(ContainSubstring("2 addresses that whereabouts allocated to containers of " +
 			"this node were imported; 0 had been imported before"))
 		Expect(s.requests()).To(Equal("GET POST POST"))
-		Expect(s.has()).To(HaveExactElements("default.10.30.0.2", "default.10.30.0.3"))
+		Expect(s.leaseNames()).To(HaveExactElements("default.10.30.0.2", "default.10.30.0.3"))
 		Expect(s.leases["default.10.30.0.2"].Spec).To(And(HaveField("Pod", "default/old2"),
 			HaveField("PodUID", "uid-old2"), HaveField("Network", "lan"), HaveField("IfName", "net1"),
 			HaveField("Node", "node-a")))
@@ -236,17 +236,17 @@ var _ = Describe("cluster-local import", Label("cluster-import"), func() {
 			"this node were imported; 2 had been imported before"))
 
 		n.network = "lan"
-		a = n.with(Object{"guard": "whereabouts"}).exec8("DEL", "old2", "net1", nil)
+		a = n.withKeys(Object{"guard": "whereabouts"}).exec8("DEL", "old2", "net1", nil)
 		Expect(a.Code).To(BeZero(), a.Stdout)
-		Expect(s.has()).To(HaveExactElements("default.10.30.0.3"))
+		Expect(s.leaseNames()).To(HaveExactElements("default.10.30.0.3"))
 		Expect(s.entries(pool8)).To(HaveExactElements("3 old3 net1", "5 old5 net1"))
 	})
 
 	It("goes on where it was killed, also when the answer was lost", func() {
-		s.set(first(1, "POST", swallow))
+		s.set(failFirst(1, "POST", swallow))
 		a := run("--yes")
 		Expect(a.Code).To(BeZero(), a.Stderr)
-		Expect(s.has()).To(HaveLen(2))
+		Expect(s.leaseNames()).To(HaveLen(2))
 		records := place{dataDir: n.dataDir, space: "default"}.records()
 		for _, kept := range nstest.Must(records.List()) { // as before the answer
 			kept.Record.Held, kept.Record.Open = nil, kept.Record.names()
@@ -254,18 +254,18 @@ var _ = Describe("cluster-local import", Label("cluster-import"), func() {
 		}
 		Expect(run("--yes").Stdout).To(ContainSubstring("2 addresses that"))
 		Expect(run("--yes").Stdout).To(ContainSubstring("2 had been imported before"))
-		Expect(s.has()).To(HaveLen(2))
+		Expect(s.leaseNames()).To(HaveLen(2))
 	})
 
 	It("reports addresses that it cannot import, and imports the others", func() {
-		runs("new", "10.30.0.6")                     // of no pool
-		runs("other", "10.30.0.5")                   // of another container
-		s.holds("default", "10.30.0.2", "node-b", 0) // taken
+		runs("new", "10.30.0.6")                        // of no pool
+		runs("other", "10.30.0.5")                      // of another container
+		s.addLease("default", "10.30.0.2", "node-b", 0) // taken
 		a := run("--yes")
 		Expect(a.Code).To(Equal(1))
 		Expect(a.Stderr).To(And(ContainSubstring("10.30.0.6 of network \"lan\""), ContainSubstring("is not in a pool"),
 			ContainSubstring(`allocated to another container, pod "default/old5"`), ContainSubstring(`node "node-b"`)))
 		Expect(a.Stdout).To(ContainSubstring("1 addresses that"))
-		Expect(s.has()).To(HaveExactElements("default.10.30.0.2", "default.10.30.0.3"))
+		Expect(s.leaseNames()).To(HaveExactElements("default.10.30.0.2", "default.10.30.0.3"))
 	})
 })

@@ -26,7 +26,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/nstest"
 )
 
-// server is as much of a Kubernetes API server as leases need: objects are created by name, deleted with a
+// server implements the part of a Kubernetes API server that leases need: objects are created by name, deleted with a
 // precondition, and listed in pages by fields.
 type server struct {
 	*httptest.Server
@@ -41,11 +41,11 @@ type server struct {
 	most   int // leases in an answer
 	skew   time.Duration
 
-	// fault serves a request instead, or returns false. serve is what would be done.
+	// fault serves a request in place of the server, or returns false. serve is the server's own handler.
 	fault func(w http.ResponseWriter, r *http.Request, serve func()) bool
 }
 
-// loopback sets the interface lo up: a new namespace has it down.
+// loopback brings lo up, which is down in a new namespace.
 func loopback() error {
 	lo, err := net.InterfaceByName("lo")
 	if err == nil && lo.Flags&net.FlagUp == 0 {
@@ -72,13 +72,13 @@ func startServer() *server {
 	return s
 }
 
-// kubeconfig writes one for a node's token, with more keys of the user.
+// kubeconfig writes a kubeconfig for a node's token, with more keys of the user.
 func (s *server) kubeconfig(token string) string {
 	GinkgoHelper()
 	return hostFile("/var/lib/kubelet", s.config(token))
 }
 
-// hostFile writes a file in a directory that is the host's alone.
+// hostFile writes a file in a directory in which no container can write.
 func hostFile(dir, text string) string {
 	GinkgoHelper()
 	Expect(os.MkdirAll(dir, 0o755)).To(Succeed())
@@ -88,7 +88,7 @@ func hostFile(dir, text string) string {
 	return f.Name()
 }
 
-// ownDirs puts directories in memory where a host has its files.
+// ownDirs mounts empty file systems over the directories with the host's files.
 func ownDirs() error {
 	for _, dir := range []string{"/var/lib", "/etc/ssl"} {
 		var st unix.Statfs_t
@@ -195,7 +195,7 @@ func (s *server) create(w http.ResponseWriter, r *http.Request) {
 	reply(w, http.StatusCreated, o)
 }
 
-// put stores an object as new.
+// put stores a new object.
 func (s *server) put(o *object) {
 	s.serial++
 	o.APIVersion, o.Kind, o.Metadata.UID = apiVersion, kind, fmt.Sprint("uid-", s.serial)
@@ -250,7 +250,7 @@ func (s *server) serveNode(w http.ResponseWriter, name string) {
 		"spec": map[string]any{"taints": []any{map[string]string{"key": taint}}}})
 }
 
-// servePools is as much as is needed of JSON patches against a version.
+// servePools implements the part of JSON patches against a version that the guard needs.
 func (s *server) servePools(w http.ResponseWriter, r *http.Request, rest string) {
 	name := strings.TrimPrefix(rest, "/ippools/")
 	var p pool
@@ -281,7 +281,7 @@ func (s *server) servePools(w http.ResponseWriter, r *http.Request, rest string)
 			refuse(w, http.StatusConflict, "AlreadyExists", p.Metadata.Name, "already exists")
 			return
 		}
-		s.lend(p.Metadata.Name, p.Spec.Range, p.Spec.Allocations)
+		s.putPool(p.Metadata.Name, p.Spec.Range, p.Spec.Allocations)
 		reply(w, http.StatusCreated, p)
 	case r.Method == "PATCH" && json.NewDecoder(r.Body).Decode(&patch) == nil:
 		p = s.pools[name]
@@ -295,13 +295,13 @@ func (s *server) servePools(w http.ResponseWriter, r *http.Request, rest string)
 			Expect(json.Unmarshal(patch[1].Value, &e)).To(Succeed())
 			p.Spec.Allocations[offset] = e
 		}
-		s.lend(name, p.Spec.Range, p.Spec.Allocations)
+		s.putPool(name, p.Spec.Range, p.Spec.Allocations)
 		reply(w, http.StatusOK, s.pools[name])
 	}
 }
 
-// lend makes a pool, or its next version.
-func (s *server) lend(name, subnet string, allocations map[string]poolEntry) {
+// putPool creates a pool or its next version.
+func (s *server) putPool(name, subnet string, allocations map[string]poolEntry) {
 	var p pool
 	s.serial++
 	p.Kind = "IPPool"
@@ -321,22 +321,22 @@ func refuse(w http.ResponseWriter, code int, reason, name, message string) {
 		"details": map[string]string{"name": name}})
 }
 
-// set changes what the server does from now on.
+// set changes the server's behavior from now on.
 func (s *server) set(fault func(w http.ResponseWriter, r *http.Request, serve func()) bool) {
 	s.Lock()
 	defer s.Unlock()
 	s.fault = fault
 }
 
-// has are the names of the leases.
-func (s *server) has() []string {
+// leaseNames returns the names of the leases.
+func (s *server) leaseNames() []string {
 	s.Lock()
 	defer s.Unlock()
 	return slices.Sorted(maps.Keys(s.leases))
 }
 
-// holds puts a lease of another node there, of such an age.
-func (s *server) holds(space, addr, node string, age time.Duration) {
+// addLease creates a lease of another node with the given age.
+func (s *server) addLease(space, addr, node string, age time.Duration) {
 	s.Lock()
 	defer s.Unlock()
 	name := space + "." + strings.ReplaceAll(addr, ":", "-")
@@ -344,7 +344,7 @@ func (s *server) holds(space, addr, node string, age time.Duration) {
 		Spec: lease{Space: space, Node: node, Network: "net", Container: "theirs", IfName: "eth0", Nonce: "theirs"}})
 }
 
-// requests are the methods since the last call.
+// requests returns the methods of the requests since its last call.
 func (s *server) requests() (methods string) {
 	s.Lock()
 	defer s.Unlock()
@@ -356,8 +356,8 @@ func (s *server) requests() (methods string) {
 	return strings.TrimSpace(methods)
 }
 
-// first makes a fault of the first requests with a method.
-func first(n int, method string, fault func(w http.ResponseWriter, r *http.Request, serve func())) func(
+// failFirst applies a fault to the first requests with a method.
+func failFirst(n int, method string, fault func(w http.ResponseWriter, r *http.Request, serve func())) func(
 	http.ResponseWriter, *http.Request, func()) bool {
 	var mu sync.Mutex
 	return func(w http.ResponseWriter, r *http.Request, serve func()) bool {
@@ -374,7 +374,7 @@ func first(n int, method string, fault func(w http.ResponseWriter, r *http.Reque
 	}
 }
 
-// The faults: the request is not carried out, or its answer is lost.
+// The faults: either the request is not carried out, or its answer is lost.
 func drop(http.ResponseWriter, *http.Request, func()) { panic(http.ErrAbortHandler) }
 
 func swallow(_ http.ResponseWriter, _ *http.Request, serve func()) {

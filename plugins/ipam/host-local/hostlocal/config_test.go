@@ -25,7 +25,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
-// request is a request with a configuration whose ipam object has these keys.
+// request returns a request whose configuration has these keys in ipam.
 func request(ipam string, more ...string) *skel.Request {
 	if ipam != "" {
 		ipam = ", " + ipam
@@ -247,8 +247,8 @@ var _ = DescribeTable("DEL and GC need only the data directory", func(conf, want
 	Entry("beside nonsense",
 		`{"ipam":{"dataDir":"/x","ranges":[[{"subnet":7}]],"routes":"no"},"runtimeConfig":3,"args":[]}`, "/x"))
 
-// rng makes a range of "subnet[ start-end][ gw gateway]".
-func rng(text string) ranges.Range {
+// newRange parses a range of the form "subnet[ start-end][ gw gateway]".
+func newRange(text string) ranges.Range {
 	f := strings.Fields(text)
 	r := ranges.New("", netip.MustParsePrefix(f[0]))
 	for i := 1; i < len(f); i++ {
@@ -265,7 +265,7 @@ func rng(text string) ranges.Range {
 func set(texts ...string) ranges.Set {
 	var s ranges.Set
 	for _, t := range texts {
-		s = append(s, rng(t))
+		s = append(s, newRange(t))
 	}
 	return s
 }
@@ -358,8 +358,7 @@ var _ = It("tries every address of a set once, and no gateway", func() {
 	}
 })
 
-// FuzzConfig looks for configurations that are not refused and yet make a range that gives an address outside itself,
-// or the gateway.
+// FuzzConfig searches for accepted configurations with a range that yields an address outside itself or its gateway.
 func FuzzConfig(f *testing.F) {
 	for _, conf := range []string{
 		`{"ipam":{"ranges":[[{"subnet":"10.1.2.0/24"}],[{"subnet":"2001:db8::/64","rangeStart":"2001:db8::ffff"}]]}}`,
@@ -395,7 +394,7 @@ func FuzzConfig(f *testing.F) {
 	})
 }
 
-// FuzzCall makes up whole calls.
+// FuzzCall serves fuzzed calls.
 func FuzzCall(f *testing.F) {
 	Fuzz{
 		Plugin: Any(Plugin()),
@@ -419,8 +418,8 @@ func FuzzCall(f *testing.F) {
 	}.Run(f)
 }
 
-// FuzzFiles makes up what is in the directory of the leases: one entry of any kind beside the files that are always
-// there. What has an owner stays as it is, and its address is given to nobody.
+// FuzzFiles adds a fuzzed entry of any type to the lease directory. If the entry has an owner, it must not change and
+// its address must not be assigned.
 func FuzzFiles(f *testing.F) {
 	f.Add(uint8(0), "10.1.0.2", []byte("other\r\neth0"), []byte("10.1.0.3"), []byte(indexMagic),
 		[]byte("nameserver 10.1.0.1\n"))
@@ -438,16 +437,16 @@ func FuzzFiles(f *testing.F) {
 		write(t, base+"/net/last_reserved_ip.0", last)
 		write(t, base+"/.hawser/net", index)
 		write(t, base+"/resolv.conf", resolv)
-		if strings.Contains(name, "/") || !plant(kind, base+"/net/"+name, string(content)) {
+		if strings.Contains(name, "/") || !plantEntry(kind, base+"/net/"+name, string(content)) {
 			t.Skip("a name that no file can have")
 		}
-		before := others(readLeases(t, base))
+		before := foreignLeases(readLeases(t, base))
 		for _, command := range []string{"ADD", "CHECK", "STATUS", "ADD", "DEL", "GC", "DEL"} {
 			if owner, taken := before[fuzzCall(t, base, command, "one")]; taken {
 				t.Fatalf("gave what %q holds", owner)
 			}
 		}
-		if after := others(readLeases(t, base)); !maps.Equal(before, after) {
+		if after := foreignLeases(readLeases(t, base)); !maps.Equal(before, after) {
 			t.Fatalf("the files of others were\n%q and are\n%q", before, after)
 		}
 	})
@@ -460,8 +459,8 @@ func write(t *testing.T, file string, content []byte) {
 	}
 }
 
-// plant makes a file, a symbolic link, a directory or a FIFO.
-func plant(kind uint8, path, content string) bool {
+// plantEntry creates a file, a symbolic link, a directory or a FIFO.
+func plantEntry(kind uint8, path, content string) bool {
 	_ = os.Remove(path)
 	switch kind {
 	case 0:
@@ -476,7 +475,7 @@ func plant(kind uint8, path, content string) bool {
 	return false
 }
 
-// FuzzIndex damages an index that is up to date.
+// FuzzIndex damages a current index.
 func FuzzIndex(f *testing.F) {
 	header := len(indexMagic) + 37 + 34 // without stamp and count
 	f.Add(uint16(header), []byte{0xff})
@@ -510,7 +509,7 @@ func FuzzIndex(f *testing.F) {
 	})
 }
 
-// fuzzCall serves a call, which must be answered as the contract says, and returns the address that it gave.
+// fuzzCall serves a call, checks that the answer keeps the contract, and returns the assigned address.
 func fuzzCall(t *testing.T, base, command, id string) string {
 	t.Helper()
 	conf := `{"cniVersion":"1.1.0","name":"net","ipam":{"subnet":"10.1.0.0/29","dataDir":"` + base +
@@ -539,7 +538,7 @@ func fuzzCall(t *testing.T, base, command, id string) string {
 	return r.IPs[0].Address
 }
 
-// readLeases are the addresses that have an owner, as results spell them.
+// readLeases returns the addresses that have an owner, spelled as in results.
 func readLeases(t *testing.T, base string) map[string]string {
 	t.Helper()
 	entries, err := os.ReadDir(filepath.Join(base, "net"))
@@ -563,8 +562,8 @@ func readLeases(t *testing.T, base string) map[string]string {
 	return held
 }
 
-// others are the leases of whom neither DEL of "one" nor GC may touch.
-func others(leases map[string]string) map[string]string {
+// foreignLeases returns the leases that neither DEL of "one" nor GC may change.
+func foreignLeases(leases map[string]string) map[string]string {
 	maps.DeleteFunc(leases, func(_, owner string) bool {
 		id, ifName, exact := parseOwner(owner)
 		return owner == "one" || exact && cni.ValidName(id) && cni.ValidIfName(ifName) &&

@@ -35,7 +35,7 @@ var _ = It("has its schema in docs/schema", func() {
 	}})
 })
 
-// network is a node with a data directory and the configuration of a network.
+// network is a node with a data directory and a network configuration.
 type network struct {
 	*World
 	dataDir string
@@ -56,7 +56,7 @@ func networkIn(dataDir, ipam string) network {
 	return network{World: NewWorld(Plugin()), dataDir: dataDir, ipam: ipam, version: "1.1.0"}
 }
 
-// tmpfs mounts a file system that a network may have its directory on. It must come before the network.
+// tmpfs mounts a file system for the directory of a network. It must be called before the network is created.
 func tmpfs(flags uintptr, options string) string {
 	GinkgoHelper()
 	dir := GinkgoT().TempDir()
@@ -67,8 +67,8 @@ func tmpfs(flags uintptr, options string) string {
 	return dir
 }
 
-// with is the network with more keys.
-func (n network) with(keys string) network {
+// withKeys returns the network with more keys.
+func (n network) withKeys(keys string) network {
 	n.keys += keys + ", "
 	return n
 }
@@ -82,7 +82,7 @@ func (n network) call(command, id string) Call {
 	return Call{Command: command, ID: id, Netns: "/not/looked/at", Conf: conf}
 }
 
-// add are ADDs that must succeed. It returns the addresses.
+// add makes ADDs, which must succeed, and returns the addresses.
 func (n network) add(ids ...string) (list []string) {
 	GinkgoHelper()
 	for _, id := range ids {
@@ -106,24 +106,24 @@ func (n network) succeeds(command string, ids ...string) {
 	}
 }
 
-// fails is a call that must fail with a code. It returns the message.
+// fails makes a call, which must fail with the code, and returns the message.
 func (n network) fails(command, id string, code uint) string {
 	GinkgoHelper()
 	message, _, _ := strings.Cut(n.Fails(n.call(command, id), code), "\n")
 	return message
 }
 
-// gc is a GC with a list of container IDs whose eth0 is valid.
+// gc makes a GC in which the eth0 of each of the containers is valid.
 func (n network) gc(valid ...string) {
 	GinkgoHelper()
 	list := []Object{}
 	for _, id := range valid {
 		list = append(list, Object{"containerID": id, "ifname": "eth0"})
 	}
-	n.with(`"cni.dev/valid-attachments": `+Text(list)).succeeds("GC", "")
+	n.withKeys(`"cni.dev/valid-attachments": `+Text(list)).succeeds("GC", "")
 }
 
-// dice is a source of random numbers, and what it began with.
+// dice is a source of random numbers with its seed.
 func dice() (*rand.Rand, uint64) {
 	seed := uint64(GinkgoRandomSeed())
 	return rand.New(rand.NewPCG(seed, seed)), seed
@@ -133,14 +133,14 @@ func (n network) dir() string { return filepath.Join(n.dataDir, "net") }
 
 func (n network) path(name string) string { return filepath.Join(n.dir(), name) }
 
-// write puts a file into the lease directory as others do.
+// write creates a file in the lease directory, as another program would.
 func (n network) write(name, content string) {
 	GinkgoHelper()
 	Expect(os.MkdirAll(n.dir(), 0o755)).To(Succeed())
 	Expect(os.WriteFile(n.path(name), []byte(content), 0o600)).To(Succeed())
 }
 
-// leases reads the directory in the plainest way: name -> content.
+// leases returns the content of each file in the directory by its name.
 func (n network) leases() map[string]string {
 	GinkgoHelper()
 	m := map[string]string{}
@@ -158,7 +158,7 @@ func (n network) leases() map[string]string {
 	return m
 }
 
-// beLeases matches leases of exactly these files.
+// beLeases matches a directory with exactly these leases.
 func beLeases(names ...string) OmegaMatcher {
 	return WithTransform(func(m map[string]string) []string { return slices.Collect(maps.Keys(m)) }, ConsistOf(names))
 }
@@ -176,7 +176,7 @@ func modTime(path string) time.Time {
 	return nstest.Must(os.Stat(path)).ModTime()
 }
 
-// flock takes a lock as another program would.
+// flock acquires a lock, as another program would.
 func flock(path string) (release func()) {
 	GinkgoHelper()
 	f := nstest.Must(os.OpenFile(path, os.O_RDONLY|os.O_CREATE, 0o750))
@@ -253,9 +253,9 @@ var _ = Describe("ADD", func() {
 		before := n.leases()
 		for _, again := range []network{
 			n,
-			n.with(`"runtimeConfig": {"ips": ["10.1.2.77"]}`),
-			n.with(`"runtimeConfig": {"ips": ["10.1.2.2"]}`),
-			n.with(`"args": {"cni": {"ips": ["10.1.3.77"]}}`),
+			n.withKeys(`"runtimeConfig": {"ips": ["10.1.2.77"]}`),
+			n.withKeys(`"runtimeConfig": {"ips": ["10.1.2.2"]}`),
+			n.withKeys(`"args": {"cni": {"ips": ["10.1.3.77"]}}`),
 		} {
 			Expect(again.fails("ADD", "c1", cni.CodeExists)).To(ContainSubstring("10.1.2.2, 10.1.3.2"))
 			Expect(n.leases()).To(Equal(before))
@@ -315,7 +315,7 @@ var _ = Describe("ADD", func() {
 		n.write("10.1.2.67", "the printer")
 		before := n.leases()
 		if keys != "" {
-			n = n.with(keys)
+			n = n.withKeys(keys)
 		}
 		c := n.call("ADD", "c1")
 		c.Args = args
@@ -344,8 +344,8 @@ var _ = Describe("ADD", func() {
 				`10.1.2.1-10.1.2.254: is reserved already for "the printer"`, cni.CodeConflict))
 
 	It("takes ranges from the runtime", func() {
-		n := newNetwork("").with(`"capabilities": {"ipRanges": true}`)
-		sent := n.with(`"runtimeConfig": {"ipRanges": [[{"subnet": "10.7.0.0/16"}]]}`)
+		n := newNetwork("").withKeys(`"capabilities": {"ipRanges": true}`)
+		sent := n.withKeys(`"runtimeConfig": {"ipRanges": [[{"subnet": "10.7.0.0/16"}]]}`)
 		Expect(sent.add("c1")).To(Equal([]string{"10.7.0.2"}))
 		Expect(n.fails("ADD", "c2", cni.CodeConfig)).To(ContainSubstring("runtimeConfig.ipRanges"))
 		n.succeeds("STATUS", "")
@@ -421,7 +421,7 @@ var _ = Describe("CHECK", func() {
 		n.add("c1", "c2")
 		n.succeeds("CHECK", "c1")
 		result := func(addr string) network {
-			return n.with(`"prevResult": {"cniVersion": "1.1.0", "ips": [
+			return n.withKeys(`"prevResult": {"cniVersion": "1.1.0", "ips": [
 				{"address": "` + addr + `"}, {"address": "192.0.2.1/24"}]}`)
 		}
 		result("10.1.2.2/24").succeeds("CHECK", "c1")
@@ -463,7 +463,7 @@ var _ = Describe("GC", func() {
 		}
 		Expect(os.Symlink("10.1.2.51", n.path("10.1.2.56"))).To(Succeed())
 		kept["10.1.2.2"], kept["10.1.2.56"] = "c1\r\neth0", "reserved"
-		n.with(`"cni.dev/valid-attachments": [{"containerID": "c1", "ifname": "eth0"},
+		n.withKeys(`"cni.dev/valid-attachments": [{"containerID": "c1", "ifname": "eth0"},
 			{"containerID": "c3", "ifname": "eth1"}]`).succeeds("GC", "")
 		Expect(n.leases()).To(Equal(kept))
 		Expect(n.path("lock")).To(BeARegularFile())
@@ -480,7 +480,7 @@ var _ = Describe("GC", func() {
 		n.Call(n.call("GC", ""))
 		Expect(n.leases()).To(HaveLen(1))
 		n.ipam = `"ranges": "broken"`
-		n.with(`"cni.dev/valid-attachments": null`).succeeds("GC", "")
+		n.withKeys(`"cni.dev/valid-attachments": null`).succeeds("GC", "")
 		Expect(n.leases()).To(BeEmpty())
 	})
 

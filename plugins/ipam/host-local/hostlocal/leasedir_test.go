@@ -19,36 +19,36 @@ import (
 	"github.com/hawser-cni/plugins/pkg/ranges"
 )
 
-// within opens the store of a network for one call.
-func (n network) within(do func(s *leaseDir)) {
+// withLeaseDir opens the lease directory of a network for one call.
+func (n network) withLeaseDir(do func(s *leaseDir)) {
 	GinkgoHelper()
 	s := nstest.Must(openLeaseDir(context.Background(), n.dataDir, "net", dirMode))
 	do(s)
 	Expect(s.close()).To(Succeed())
 }
 
-// lookup asks what an owner holds, and tells whether the directory was read.
+// lookup returns what an owner holds, and whether the directory was read.
 func (n network) lookup(owner string) (held []netip.Addr, walked bool) {
 	GinkgoHelper()
-	n.within(func(s *leaseDir) {
+	n.withLeaseDir(func(s *leaseDir) {
 		held, walked = nstest.Must(s.heldBy(owner)), s.hasWalked()
 	})
 	return held, walked
 }
 
-// reserve takes an address for an owner that has none, as ADD does.
+// reserve allocates an address for an owner that has none, as ADD does.
 func (n network) reserve(addr, owner string) {
 	GinkgoHelper()
-	n.within(func(s *leaseDir) {
+	n.withLeaseDir(func(s *leaseDir) {
 		Expect(s.heldBy(owner)).To(BeEmpty())
 		Expect(s.reserve(netip.MustParseAddr(addr), owner)).To(Succeed())
 	})
 }
 
-// knows asks what an owner holds, which the index must know.
+// knows checks what an owner holds. The index must contain it.
 func (n network) knows(owner string, want ...string) { n.finds(false, owner, want) }
 
-// mustWalk asks twice: first the directory must be read, then the index must do.
+// mustWalk looks an owner up twice. The first time the directory must be read, the second time only the index.
 func (n network) mustWalk(owner string, want ...string) {
 	n.finds(true, owner, want)
 	n.finds(false, owner, want)
@@ -66,7 +66,7 @@ var _ = Describe("the index", func() {
 	BeforeEach(func() {
 		n = network{dataDir: GinkgoT().TempDir()}
 		n.reserve("10.1.2.2", "c1\r\neth0")
-		n.within(func(s *leaseDir) {
+		n.withLeaseDir(func(s *leaseDir) {
 			Expect(s.heldBy("nobody")).To(BeEmpty())
 			Expect(s.reserve(netip.MustParseAddr("2001:db8::2"), "c1\r\neth0")).To(Succeed())
 		})
@@ -75,7 +75,7 @@ var _ = Describe("the index", func() {
 	It("answers without reading the directory if it has not changed", func() {
 		n.knows("c1\r\neth0", "10.1.2.2", "2001:db8::2")
 		n.reserve("10.1.2.3", "c2\r\neth0")
-		n.within(func(s *leaseDir) {
+		n.withLeaseDir(func(s *leaseDir) {
 			Expect(s.heldBy("c2\r\neth0")).To(HaveLen(1))
 			Expect(s.heldBy("c1\r\neth0")).To(HaveLen(2))
 			Expect(s.release(netip.MustParseAddr("10.1.2.2"))).To(Succeed())
@@ -91,7 +91,7 @@ var _ = Describe("the index", func() {
 		for step := range 400 {
 			addr := netip.AddrFrom4([4]byte{10, 2, 0, byte(random.IntN(40))})
 			owner := fmt.Sprint("owner", random.IntN(9))
-			n.within(func(s *leaseDir) {
+			n.withLeaseDir(func(s *leaseDir) {
 				want := maps.Clone(owners)
 				maps.DeleteFunc(want, func(_ netip.Addr, o string) bool { return o != owner })
 				at := fmt.Sprintf("seed %d, step %d", seed, step)
@@ -162,7 +162,7 @@ var _ = Describe("the index", func() {
 	It("misses none of several changes within one tick of the kernel's clock", Label("kernel"), func() {
 		random, seed := dice()
 		for i := range 300 {
-			// Ours, then at once another's and another's.
+			// Our change, then immediately two changes of another program.
 			ours, theirs := fmt.Sprintf("10.1.3.%d", i%200), fmt.Sprintf("10.1.4.%d", i%200)
 			n.reserve(ours, "mine")
 			before, after := random.IntN(2) == 0, random.IntN(2) == 0
@@ -207,22 +207,22 @@ var _ = Describe("the index", func() {
 			n.reserve(addr.String(), addr.String())
 		}
 		Expect(os.Truncate(n.path("10.1.2.140"), 0)).To(Succeed()) // not seen in the directory's time
-		n.within(func(s *leaseDir) {
+		n.withLeaseDir(func(s *leaseDir) {
 			Expect(s.heldBy("c4")).To(BeEmpty())
-			Expect(take(s, all, "c4")).To(Equal(netip.MustParseAddr("10.1.2.140")))
-			_, err := take(s, all, "c5")
+			Expect(allocateFrom(s, all, "c4")).To(Equal(netip.MustParseAddr("10.1.2.140")))
+			_, err := allocateFrom(s, all, "c5")
 			Expect(err).To(MatchError(errFull))
 		})
 	})
 })
 
-// take takes an address of a set for an owner, without taking any back.
-func take(s *leaseDir, set ranges.Set, owner string) (netip.Addr, error) {
+// allocateFrom allocates an address of a set for an owner, without reclaiming any.
+func allocateFrom(s *leaseDir, set ranges.Set, owner string) (netip.Addr, error) {
 	cfg := &config{sets: []ranges.Set{set}, asked: make([]ranges.Asked, 1)}
 	return (&allocation{leaseDir: s, cfg: cfg, owner: owner}).allocateOne(0, set)
 }
 
-// cut takes bytes off the end of a file.
+// cut removes bytes from the end of a file.
 func cut(bytes int64) func(path string) {
 	return func(path string) {
 		GinkgoHelper()
@@ -259,12 +259,12 @@ var _ = Describe("the lease directory", func() {
 		Expect(os.Symlink("nowhere", n.path("10.1.2.52"))).To(Succeed())
 		Expect(os.Mkdir(n.path("10.1.2.53"), 0o700)).To(Succeed())
 		Expect(unix.Mkfifo(n.path("10.1.2.54"), 0o600)).To(Succeed())
-		n.within(func(s *leaseDir) {
+		n.withLeaseDir(func(s *leaseDir) {
 			for i := 50; i < 55; i++ {
 				Expect(s.reserve(netip.AddrFrom4([4]byte{10, 1, 2, byte(i)}), "c")).To(MatchError(errTaken))
 			}
 			some := set("10.1.2.0/24 10.1.2.50-10.1.2.60")
-			Expect(take(s, some, "c")).To(Equal(netip.MustParseAddr("10.1.2.55")))
+			Expect(allocateFrom(s, some, "c")).To(Equal(netip.MustParseAddr("10.1.2.55")))
 		})
 		Expect(os.ReadFile(outside)).To(BeEmpty())
 	})
@@ -274,7 +274,7 @@ var _ = Describe("the lease directory", func() {
 		Expect(os.Chmod(n.path("10.1.2.7"), 0)).To(Succeed())
 		nstest.WithoutDAC(func() {
 			for range 2 { // nor was anything kept of the first look
-				n.within(func(s *leaseDir) {
+				n.withLeaseDir(func(s *leaseDir) {
 					_, err := s.heldBy("c7\r\neth0")
 					Expect(err).To(MatchError(unix.EACCES))
 					Expect(s.reserve(netip.MustParseAddr("10.1.2.7"), "c8")).To(MatchError(unix.EACCES))
@@ -297,7 +297,7 @@ var _ = Describe("the lease directory", func() {
 	})
 
 	It("remembers the last address as the reference does", func() {
-		n.within(func(s *leaseDir) {
+		n.withLeaseDir(func(s *leaseDir) {
 			for _, a := range []string{"10.1.2.9", "10.1.2.10", "10.1.2.11", "10.1.2.9"} {
 				Expect(s.setLastAddress(3, netip.MustParseAddr(a))).To(Succeed())
 				Expect(os.ReadFile(n.path("last_reserved_ip.3"))).To(BeEquivalentTo(a))
@@ -315,7 +315,7 @@ var _ = Describe("the lease directory", func() {
 		n.write("lock", "")
 		Expect(os.Symlink(outside, n.path("last_reserved_ip.0"))).To(Succeed())
 		Expect(os.Link(outside, n.path("last_reserved_ip.1"))).To(Succeed())
-		n.within(func(s *leaseDir) {
+		n.withLeaseDir(func(s *leaseDir) {
 			for i := range 2 {
 				Expect(s.setLastAddress(i, netip.MustParseAddr("10.1.2.8"))).To(Succeed())
 			}
@@ -339,7 +339,7 @@ var _ = Describe("the lease directory", func() {
 		n.dataDir = tmpfs(0, "size=256k")
 		var full error
 		for i := 0; i < 250 && full == nil; i++ {
-			n.within(func(s *leaseDir) {
+			n.withLeaseDir(func(s *leaseDir) {
 				owner := fmt.Sprint("c", i, "\r\neth0")
 				Expect(s.heldBy(owner)).To(BeEmpty())
 				full = s.reserve(netip.AddrFrom4([4]byte{10, 1, 2, byte(i)}), owner)
@@ -351,7 +351,7 @@ var _ = Describe("the lease directory", func() {
 		}
 		held, _ := n.lookup("c3\r\neth0")
 		Expect(held).To(HaveLen(1))
-		n.within(func(s *leaseDir) { Expect(s.release(held[0])).To(Succeed()) })
+		n.withLeaseDir(func(s *leaseDir) { Expect(s.release(held[0])).To(Succeed()) })
 		held, _ = n.lookup("c3\r\neth0")
 		Expect(held).To(BeEmpty())
 	})

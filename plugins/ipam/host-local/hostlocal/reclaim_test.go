@@ -24,16 +24,16 @@ import (
 	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
-// in is an ADD of a container in a namespace.
-func (n network) in(id string, netns string) string {
+// addIn makes an ADD for a container in a namespace, and returns its address.
+func (n network) addIn(id string, netns string) string {
 	GinkgoHelper()
 	c := n.call("ADD", id)
 	c.Netns = netns
 	return strings.Join(addresses(n.Add(c)), " ")
 }
 
-// renote changes a word of a lease's note.
-func (n network) renote(name string, word int, to string) {
+// changeNote changes a word of a lease's note.
+func (n network) changeNote(name string, word int, to string) {
 	GinkgoHelper()
 	note := make([]byte, 100)
 	words := strings.Fields(string(note[:nstest.Must(unix.Getxattr(n.path(name), "trusted.hawser", note))]))
@@ -41,7 +41,7 @@ func (n network) renote(name string, word int, to string) {
 	Expect(unix.Setxattr(n.path(name), "trusted.hawser", []byte(strings.Join(words, " ")), 0)).To(Succeed())
 }
 
-// end lets a namespace go, and waits until the kernel has cleared it up.
+// end releases a namespace and waits until the kernel has removed it.
 func end(h *nstest.Host) {
 	GinkgoHelper()
 	netns := nstest.Must(ns.Open(h.Path))
@@ -53,7 +53,7 @@ func end(h *nstest.Host) {
 	Eventually(isGone).WithArguments(id).Should(BeTrue())
 }
 
-// small has room for five containers.
+// small is a network with five addresses.
 const small = `"ranges": [[{"subnet": "10.1.2.0/29"}]]`
 
 var _ = Describe("a full set", Label("reclaim"), func() {
@@ -64,21 +64,21 @@ var _ = Describe("a full set", Label("reclaim"), func() {
 		live = nstest.NewNetns()
 	})
 
-	// dead are ADDs of containers whose namespaces are gone then.
+	// dead makes ADDs for containers and then ends their namespaces.
 	dead := func(ids ...string) {
 		GinkgoHelper()
 		for _, id := range ids {
 			h := nstest.NewNetns()
-			n.in(id, h.Path)
+			n.addIn(id, h.Path)
 			end(h)
 		}
 	}
 
 	It("reclaims only the addresses of containers that no longer exist", func() {
-		n.in("live", live.Path)
+		n.addIn("live", live.Path)
 		dead("dead1", "dead2", "dead3")
 		n.write("10.1.2.6", "for the printer")
-		Expect(n.in("new1", live.Path)).To(Equal("10.1.2.3"), "the oldest one's")
+		Expect(n.addIn("new1", live.Path)).To(Equal("10.1.2.3"), "the oldest one's")
 		Expect(n.leases()).To(Equal(map[string]string{
 			"10.1.2.2": ownerText("live", "eth0"), "10.1.2.3": ownerText("new1", "eth0"),
 			"10.1.2.6": "for the printer"}))
@@ -86,15 +86,15 @@ var _ = Describe("a full set", Label("reclaim"), func() {
 
 	It("takes what they have in other sets, too", func() {
 		n.ipam = `"ranges": [[{"subnet": "10.1.2.0/29"}], [{"subnet": "2001:db8::/64"}]]`
-		n.in("live", live.Path)
+		n.addIn("live", live.Path)
 		dead("dead1", "dead2", "dead3", "dead4")
-		n.renote("10.1.2.4", 0, "0123456789abcdef")
-		n.renote("2001:db8::4", 0, "0123456789abcdef")
+		n.changeNote("10.1.2.4", 0, "0123456789abcdef")
+		n.changeNote("2001:db8::4", 0, "0123456789abcdef")
 		n.write("2001:db8::5", ownerText("dead3", "eth1"))
-		Expect(n.in("new", live.Path)).To(Equal("10.1.2.4 2001:db8::7"))
+		Expect(n.addIn("new", live.Path)).To(Equal("10.1.2.4 2001:db8::7"))
 		Expect(slices.Sorted(maps.Keys(n.leases()))).To(Equal([]string{"10.1.2.2", "10.1.2.4", "2001:db8::2",
 			"2001:db8::5", "2001:db8::7"}))
-		Expect(n.in("newer", live.Path)).To(Equal("10.1.2.5 2001:db8::8"), "by a current index")
+		Expect(n.addIn("newer", live.Path)).To(Equal("10.1.2.5 2001:db8::8"), "by a current index")
 
 		By("those first: a kill leaves the lease that is met again")
 		n.succeeds("DEL", "newer")
@@ -128,7 +128,7 @@ var _ = Describe("a full set", Label("reclaim"), func() {
 		h := nstest.NewNetns()
 		hold(h)
 		for i := range 5 {
-			n.in(fmt.Sprint("live", i), h.Path)
+			n.addIn(fmt.Sprint("live", i), h.Path)
 		}
 		h.Unpin()
 		Expect(n.fails("ADD", "new", cni.CodeTryAgain)).To(And(ContainSubstring("none can be reclaimed: "),
@@ -172,9 +172,9 @@ var _ = Describe("a full set", Label("reclaim"), func() {
 		for i := range 4 {
 			n.add(fmt.Sprint("unnoted", i)) // its path is no namespace
 		}
-		n.in("old", live.Path)
-		n.renote("10.1.2.6", 0, "0123456789abcdef")
-		Expect(n.in("new", live.Path)).To(Equal("10.1.2.6"))
+		n.addIn("old", live.Path)
+		n.changeNote("10.1.2.6", 0, "0123456789abcdef")
+		Expect(n.addIn("new", live.Path)).To(Equal("10.1.2.6"))
 		Expect(n.fails("ADD", "newer", cni.CodeTryAgain)).To(ContainSubstring("5 leases of 5 owners in " + n.dir() +
 			"; none can be reclaimed: no lease is known to be stale (4 were written without an owner note, " +
 			"for example by the reference plugin); hawser gc"))
@@ -182,7 +182,7 @@ var _ = Describe("a full set", Label("reclaim"), func() {
 
 	It("reclaims leases of another boot first, and then the oldest", func() {
 		dead("dead1", "dead2", "dead3", "dead4", "dead5")
-		n.renote("10.1.2.3", 0, "0123456789abcdef")
+		n.changeNote("10.1.2.3", 0, "0123456789abcdef")
 		changed := func(addr string) time.Time {
 			var st unix.Stat_t
 			Expect(unix.Stat(n.path(addr), &st)).To(Succeed())
@@ -192,7 +192,7 @@ var _ = Describe("a full set", Label("reclaim"), func() {
 			Expect(os.Chmod(n.path("10.1.2.2"), 0o600)).To(Succeed())
 			return changed("10.1.2.2")
 		}).Should(BeTemporally(">", changed("10.1.2.6")))
-		n.within(func(s *leaseDir) {
+		n.withLeaseDir(func(s *leaseDir) {
 			var order []string
 			found, _ := s.findStale(set("10.1.2.0/29").After(netip.Addr{}), 4)
 			for _, l := range found {
@@ -203,9 +203,9 @@ var _ = Describe("a full set", Label("reclaim"), func() {
 	})
 
 	It("takes nothing of another boot where the directory may be another machine's, too", func() {
-		n.in("old", live.Path)
-		n.renote("10.1.2.2", 0, "0123456789abcdef")
-		n.within(func(s *leaseDir) {
+		n.addIn("old", live.Path)
+		n.changeNote("10.1.2.2", 0, "0123456789abcdef")
+		n.withLeaseDir(func(s *leaseDir) {
 			j := nstest.Must(s.newJudge())
 			addr := netip.MustParseAddr("10.1.2.2")
 			for _, isOne := range []bool{true, false} {
@@ -218,17 +218,17 @@ var _ = Describe("a full set", Label("reclaim"), func() {
 	})
 
 	It("gives an address that is asked for, or the attachment's own, though a lease of another boot has it", func() {
-		n.in("old", live.Path)
-		asking := n.with(`"args": {"cni": {"ips": ["10.1.2.2"]}}`)
+		n.addIn("old", live.Path)
+		asking := n.withKeys(`"args": {"cni": {"ips": ["10.1.2.2"]}}`)
 		asking.fails("ADD", "new", cni.CodeConflict)
 		n.fails("ADD", "old", cni.CodeExists)
-		n.renote("10.1.2.2", 0, "0123456789abcdef")
+		n.changeNote("10.1.2.2", 0, "0123456789abcdef")
 		n.ipam += `, "reclaim": false`
 		n.fails("ADD", "old", cni.CodeExists)
 		n.ipam = small
-		Expect(asking.in("new", live.Path)).To(Equal("10.1.2.2"))
-		n.renote("10.1.2.2", 0, "0123456789abcdef")
-		Expect(n.in("new", live.Path)).To(Equal("10.1.2.3"))
+		Expect(asking.addIn("new", live.Path)).To(Equal("10.1.2.2"))
+		n.changeNote("10.1.2.2", 0, "0123456789abcdef")
+		Expect(n.addIn("new", live.Path)).To(Equal("10.1.2.3"))
 		Expect(n.leases()).To(HaveLen(1))
 	})
 
@@ -237,7 +237,7 @@ var _ = Describe("a full set", Label("reclaim"), func() {
 		for i := range 5 {
 			n.write(fmt.Sprint("10.1.2.", i+2), ownerText(fmt.Sprint("other", i), "eth0"))
 		}
-		n.renote("10.1.2.4", 0, "0123456789abcdef")
+		n.changeNote("10.1.2.4", 0, "0123456789abcdef")
 		n.fails("ADD", "new", cni.CodeTryAgain)
 	})
 
@@ -246,7 +246,7 @@ var _ = Describe("a full set", Label("reclaim"), func() {
 		a := cni.Attachment{Network: "net", ContainerID: "dead1", IfName: "eth0"}
 		n.Cmd("ip", "link", "add", "end", "type", "veth", "peer", "name", "other")
 		n.Cmd("ip", "link", "set", "end", "alias", a.Mark())
-		Expect(n.in("new", live.Path)).To(Equal("10.1.2.3"))
+		Expect(n.addIn("new", live.Path)).To(Equal("10.1.2.3"))
 		Expect(n.leases()).To(HaveKeyWithValue("10.1.2.2", ownerText("dead1", "eth0")))
 	})
 
@@ -255,11 +255,11 @@ var _ = Describe("a full set", Label("reclaim"), func() {
 		a := cni.Attachment{Network: "net", ContainerID: "dead1", IfName: "eth0"}
 		n.Cmd("ip", "link", "add", "queue", "type", "bridge")
 		n.Cmd("ip", "link", "set", "queue", "alias", a.Mark())
-		Expect(n.in("new", live.Path)).To(Equal("10.1.2.2"))
+		Expect(n.addIn("new", live.Path)).To(Equal("10.1.2.2"))
 	})
 
 	It("has its note in the inode of the lease's file on ext4", func() {
-		n.in(strings.Repeat("x", 64), live.Path)
+		n.addIn(strings.Repeat("x", 64), live.Path)
 		size := nstest.Must(unix.Getxattr(n.path("10.1.2.2"), "trusted.hawser", make([]byte, 100)))
 		Expect(size).To(BeNumerically("<=", 64))
 		id := ns.Identity{Cookie: math.MaxUint64, Inode: math.MaxUint32}
@@ -272,15 +272,15 @@ var _ = Describe("a full set", Label("reclaim"), func() {
 			_, err := unix.Getxattr(n.path(ip), "trusted.hawser", make([]byte, 100))
 			return err
 		}
-		Expect(n.in("one", live.Path)).To(Equal("10.1.2.2"))
-		Expect(n.in("two", "/nowhere")).To(Equal("10.1.2.3"))
+		Expect(n.addIn("one", live.Path)).To(Equal("10.1.2.2"))
+		Expect(n.addIn("two", "/nowhere")).To(Equal("10.1.2.3"))
 		Expect(noted("10.1.2.2")).To(Succeed())
 		Expect(noted("10.1.2.3")).To(MatchError(unix.ENODATA))
 	})
 
 	It("takes what has no note where its file is older than this boot for certain", func() {
 		n.add("unnoted")
-		n.within(func(s *leaseDir) {
+		n.withLeaseDir(func(s *leaseDir) {
 			j, addr := nstest.Must(s.newJudge()), netip.MustParseAddr("10.1.2.2")
 			isDead := func() bool { _, isDead := j.examine(addr); return isDead }
 			Expect(j.booted).To(BeTemporally("<", time.Now()))
@@ -304,9 +304,9 @@ var _ = Describe("a full set", Label("reclaim"), func() {
 		dead("dead1", "dead2", "dead3", "dead4", "dead5")
 		inode := nstest.Must(os.Stat(live.Path)).Sys().(*syscall.Stat_t).Ino
 		for i := range 5 {
-			n.renote(fmt.Sprint("10.1.2.", i+2), 1, fmt.Sprintf("%x", inode))
+			n.changeNote(fmt.Sprint("10.1.2.", i+2), 1, fmt.Sprintf("%x", inode))
 		}
-		Expect(n.in("new", live.Path)).To(Equal("10.1.2.2"))
+		Expect(n.addIn("new", live.Path)).To(Equal("10.1.2.2"))
 	})
 
 	It("reclaims nothing with reclaim false, and says so", func() {
@@ -319,7 +319,7 @@ var _ = Describe("a full set", Label("reclaim"), func() {
 	It("is not full for STATUS if leases can be reclaimed", func() {
 		n.ipam += `, "statusOnExhaustion": "fail"`
 		for i := range 4 {
-			n.in(fmt.Sprint("live", i), live.Path)
+			n.addIn(fmt.Sprint("live", i), live.Path)
 		}
 		dead("dead")
 		n.succeeds("STATUS", "")
@@ -335,7 +335,7 @@ var _ = Describe("a full set", Label("reclaim"), func() {
 				continue
 			}
 			h := nstest.NewNetns()
-			n.in(fmt.Sprint("live", i), h.Path)
+			n.addIn(fmt.Sprint("live", i), h.Path)
 			if i%4 == 0 { // the others have their paths
 				DeferCleanup(unix.Close, nstest.Must(unix.Open(h.Path, unix.O_RDONLY|unix.O_CLOEXEC, 0)))
 				h.Unpin()
@@ -364,7 +364,7 @@ var _ = It("takes leases back among 65,533 in less than a tenth of a second", La
 	n := networkIn(tmpfs(0, ""), `"ranges": [[{"subnet": "10.1.0.0/16"}]]`)
 	live, gone := nstest.NewNetns(), nstest.NewNetns()
 	var s leaseDir
-	n.in("first", live.Path) // has 10.1.0.2
+	n.addIn("first", live.Path) // has 10.1.0.2
 	dir := nstest.Must(statefile.Open(filepath.Join(n.dataDir, "net"), 0))
 	DeferCleanup(dir.Close)
 	i := 0
@@ -378,7 +378,7 @@ var _ = It("takes leases back among 65,533 in less than a tenth of a second", La
 			Expect(dir.Create(addr.String(), []byte(owner), s.ownerNote(netns, owner), 0o600)).To(Succeed())
 		}
 	}
-	n.in("last", live.Path)
+	n.addIn("last", live.Path)
 	took := func(do func()) time.Duration {
 		began := time.Now()
 		do()
@@ -392,12 +392,12 @@ var _ = It("takes leases back among 65,533 in less than a tenth of a second", La
 		if free > 0 { // the set is full again, with as many dead
 			gone := nstest.NewNetns()
 			for k := range free {
-				n.in(fmt.Sprintf("more%d-%d", i, k), gone.Path)
+				n.addIn(fmt.Sprintf("more%d-%d", i, k), gone.Path)
 			}
 			end(gone)
 		}
 		free = maxReclaims - 1
-		best = min(best, took(func() { n.in(fmt.Sprint("new", i), live.Path) }))
+		best = min(best, took(func() { n.addIn(fmt.Sprint("new", i), live.Path) }))
 	}
 	Expect(best).To(BeNumerically("<", 100*time.Millisecond))
 	AddReportEntry("with a thousand dead", best.String())

@@ -19,7 +19,7 @@ var _ = Describe("exclude", Label("exclude"), func() {
 	It("keeps addresses and networks out of all ranges", func() {
 		n := newNetwork(`"ranges": [[{"subnet": "10.1.2.0/28", "rangeEnd": "10.1.2.9"}],
 			[{"subnet": "2001:db8:1::/64"}]]` + excluded)
-		n = n.with(`"runtimeConfig": {"ipRanges": [[{"subnet": "203.0.112.0/23", "rangeEnd": "203.0.113.5"}]]}`)
+		n = n.withKeys(`"runtimeConfig": {"ipRanges": [[{"subnet": "203.0.112.0/23", "rangeEnd": "203.0.113.5"}]]}`)
 		Expect(n.add("a", "b", "c")).To(Equal([]string{"203.0.112.2", "10.1.2.3", "2001:db8:1:0:8000::",
 			"203.0.112.3", "10.1.2.8", "2001:db8:1:0:8000::1", "203.0.112.4", "10.1.2.9", "2001:db8:1:0:8000::2"}))
 		Expect(n.fails("ADD", "d", cni.CodeTryAgain)).To(ContainSubstring("10.1.2.1-10.1.2.1,10.1.2.3-10.1.2.3," +
@@ -30,7 +30,7 @@ var _ = Describe("exclude", Label("exclude"), func() {
 
 	It("refuses them also to who asks, and a range of which it leaves nothing", func() {
 		n := newNetwork(slash24 + excluded)
-		Expect(n.with(`"args": {"cni": {"ips": ["10.1.2.5"]}}`).fails("ADD", "a", cni.CodeConfig)).To(
+		Expect(n.withKeys(`"args": {"cni": {"ips": ["10.1.2.5"]}}`).fails("ADD", "a", cni.CodeConfig)).To(
 			HavePrefix(`args.cni.ips[0]: 10.1.2.5 is in none of the ranges`))
 		n.ipam = slash24 + `, "exclude": ["10.1.0.0/16"]`
 		Expect(n.fails("ADD", "a", cni.CodeConfig)).To(Equal(
@@ -79,7 +79,7 @@ var _ = Describe("a sticky address", Label("sticky"), func() {
 
 		By("another has it")
 		n.succeeds("DEL", "d")
-		taker := n.with(`"args": {"cni": {"ips": ["10.1.2.3"]}}`)
+		taker := n.withKeys(`"args": {"cni": {"ips": ["10.1.2.3"]}}`)
 		Expect(start(taker, "g", "")).To(HavePrefix("10.1.2.3 "))
 		Expect(start(n, "h", pod("web-1"))).To(Equal("10.1.2.7 2001:db8:1::3"))
 	})
@@ -104,8 +104,8 @@ var _ = Describe("a sticky address", Label("sticky"), func() {
 		c.Netns, c.Args = live.Path, pod("web-0")
 		Expect(addresses(n.Add(c))).To(ContainElement("10.1.2.2"))
 		Expect(start(n, "b", "")).To(HavePrefix("10.1.2.3 "))
-		n.renote("10.1.2.2", 0, "0123456789abcdef")
-		n.renote("2001:db8:1::2", 0, "0123456789abcdef")
+		n.changeNote("10.1.2.2", 0, "0123456789abcdef")
+		n.changeNote("2001:db8:1::2", 0, "0123456789abcdef")
 		Expect(start(n, "c", pod("web-0"))).To(Equal("10.1.2.2 2001:db8:1::2"))
 	})
 

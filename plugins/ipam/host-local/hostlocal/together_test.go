@@ -25,7 +25,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/ranges"
 )
 
-// model says what the directory should be after any sequence of calls of either program, by the plainest rules.
+// model is a simple implementation of the expected state of the directory after calls of either program.
 type model struct {
 	sets  []ranges.Set
 	last  []netip.Addr
@@ -36,7 +36,7 @@ func (m *model) holds(owner string) bool {
 	return slices.Contains(slices.Collect(maps.Values(m.files)), owner)
 }
 
-// add returns the addresses to expect, nil for a failure.
+// add returns the expected addresses, or nil if ADD must fail.
 func (m *model) add(owner string, byReference bool) []string {
 	if m.holds(owner) {
 		return nil
@@ -79,7 +79,7 @@ var _ = Describe("beside the reference", func() {
 })
 
 func besideReference(ref nstest.Reference) {
-	// programs are ours and the reference.
+	// programs are this plugin and the reference plugin.
 	programs := func(n network) []func(Call) Answer {
 		return []func(Call) Answer{n.Exec, func(c Call) Answer { return n.Reference(ref, c) }}
 	}
@@ -136,7 +136,7 @@ func besideReference(ref nstest.Reference) {
 			n := newNetwork(ipam)
 			n.version = "1.0.0"
 			if keys != "" {
-				n = n.with(keys)
+				n = n.withKeys(keys)
 			}
 			c := n.call("ADD", "c1")
 			c.Args = args
@@ -257,7 +257,7 @@ var _ = Describe("many at once", func() {
 	})
 })
 
-// command is a call of the built plugin that has not begun.
+// command returns a call of the built plugin that is not started yet.
 func (n network) command(name, id string) *exec.Cmd {
 	GinkgoHelper()
 	c := n.call(name, id)
@@ -267,7 +267,7 @@ func (n network) command(name, id string) *exec.Cmd {
 }
 
 var _ = Describe("killed at any point", func() {
-	// kill starts ADDs and DELs and kills most of them; it returns which containers have been told an address.
+	// kill starts ADDs and DELs, kills most of them, and returns the addresses of the containers whose ADD succeeded.
 	kill := func(n network, seed uint64) map[string]string {
 		GinkgoHelper()
 		random := rand.New(rand.NewPCG(seed, seed))
@@ -330,7 +330,7 @@ var _ = Describe("killed at any point", func() {
 })
 
 var _ = Describe("what a call costs", func() {
-	// count returns how many reads and writes a call makes, as the kernel counted them.
+	// count returns the number of reads and writes of a call, as counted by the kernel.
 	count := func(cmd *exec.Cmd) int {
 		GinkgoHelper()
 		Expect(cmd.Start()).To(Succeed())
@@ -345,7 +345,7 @@ var _ = Describe("what a call costs", func() {
 		return reads + writes
 	}
 
-	// filled has leases of many owners, from an address on.
+	// filled creates leases of many owners, beginning with an address.
 	filled := func(ipam, from string, size int) network {
 		GinkgoHelper()
 		n := networkIn(tmpfs(0, ""), ipam)

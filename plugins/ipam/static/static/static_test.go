@@ -20,7 +20,7 @@ func TestStatic(t *testing.T) { nstest.RunSpecs(t, "plugins/ipam/static/static")
 
 var _ = It("has its schema in docs/schema", func() { ExpectPluginSchema(Plugin()) })
 
-// call is a call with the keys of ipam, as JSON, and further keys of the network.
+// call returns a call whose configuration has these keys in ipam, and more keys of the network.
 func call(command, ipam string, more ...string) Call {
 	return callIn("1.1.0", command, ipam, more...)
 }
@@ -37,14 +37,14 @@ func callIn(version, command, ipam string, more ...string) Call {
 const (
 	own   = `"addresses": [{"address": "10.1.0.5/24", "gateway": "10.1.0.1"}, {"address": "fd01::5/64"}]`
 	whole = own + `, "routes": ` + routesText + `, "dns": ` + dnsText
-	// Two gateways of one destination are two routes, and a destination keeps its host bits.
+	// Two gateways for one destination make two routes, and a destination keeps its host bits.
 	routesText = `[{"dst": "0.0.0.0/0", "gw": "10.1.0.254"}, {"dst": "0.0.0.0/0"}, {"dst": "10.9.0.5/16",
 		"mtu": 1400, "advmss": 1300, "priority": 7, "table": 100, "scope": 253}]`
 	dnsText = `{"nameservers": ["10.1.0.1"], "domain": "a.example", "search": ["b.example"], "options": ["ndots:2"]}`
 	noIPAM  = `"ipam": null`
 )
 
-// shown are the addresses of a result, each with its gateway.
+// shown returns the addresses of a result, each with its gateway.
 func shown(r Result) string {
 	var list []string
 	for _, ip := range r.IPs {
@@ -229,7 +229,7 @@ var _ = Describe("static", func() {
 	})
 })
 
-// FuzzCall makes up whole calls.
+// FuzzCall serves fuzzed calls.
 func FuzzCall(f *testing.F) {
 	Fuzz{
 		Plugin: Any(Plugin()),
