@@ -15,7 +15,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -54,6 +53,9 @@ func IsAbsent(err error) bool { return errors.Is(err, fs.ErrNotExist) || errors.
 // Path is the path that d was opened by, for messages.
 func (d *Dir) Path() string { return d.path }
 
+// FD returns the file descriptor of the directory, which is valid until Close.
+func (d *Dir) FD() int { return d.fd }
+
 // Close closes the directory.
 func (d *Dir) Close() error { return unix.Close(d.fd) }
 
@@ -83,18 +85,6 @@ func (d *Dir) list() ([]string, error) {
 	f := os.NewFile(uintptr(fd), d.path)
 	defer f.Close()
 	return f.Readdirnames(-1)
-}
-
-// Stat describes the directory.
-func (d *Dir) Stat() (st unix.Stat_t, err error) {
-	err = unix.Fstat(d.fd, &st)
-	return st, d.fail("stat", ".", err)
-}
-
-// SetModTime sets the directory's modification time, until an entry comes, goes or is renamed.
-func (d *Dir) SetModTime(t time.Time) error {
-	ts := []unix.Timespec{{Nsec: unix.UTIME_OMIT}, unix.NsecToTimespec(t.UnixNano())}
-	return d.fail("set time of", ".", unix.UtimesNanoAt(d.fd, ".", ts, 0))
 }
 
 func (d *Dir) join(name string) string { return filepath.Join(d.path, name) }
@@ -135,88 +125,6 @@ func retry(call func() (int, error)) (int, error) {
 
 // maxSize is what Read takes at most: state files are small.
 const maxSize = 16 << 20
-
-// Create makes the file name with data, note and perm (less the umask), whole or not at all. The error matches
-// fs.ErrExist when there is such an entry. The caller holds the lock of all writers. A note is kept beside the data
-// where the file system and our rights allow that.
-func (d *Dir) Create(name string, data, note []byte, perm fs.FileMode) error {
-	if !isEntry(name) {
-		return d.fail("create", name, fs.ErrInvalid)
-	}
-	err := d.createUnnamed(name, data, note, perm)
-	if hasNoUnnamed(err) {
-		var tmp string
-		if tmp, err = d.write(name, data, perm); err == nil {
-			err = errors.Join(unix.Linkat(d.fd, tmp, d.fd, name, 0), unix.Unlinkat(d.fd, tmp, 0))
-		}
-	}
-	return d.fail("create", name, err)
-}
-
-// createUnnamed links a file that had no name until then: a writer that is killed leaves nothing for others to read.
-func (d *Dir) createUnnamed(name string, data, note []byte, perm fs.FileMode) error {
-	fd, err := openat(d.fd, ".", unix.O_WRONLY|unix.O_TMPFILE, perm)
-	if err != nil {
-		return err
-	}
-	f := os.NewFile(uintptr(fd), d.join(name))
-	defer f.Close()
-	if _, err := f.Write(data); err != nil {
-		return err
-	}
-	if note != nil {
-		_ = unix.Fsetxattr(fd, noteAttr, note, 0)
-	}
-	// The descriptor itself can be linked only with CAP_DAC_READ_SEARCH.
-	err = unix.Linkat(unix.AT_FDCWD, fmt.Sprintf("/proc/self/fd/%d", fd), d.fd, name, unix.AT_SYMLINK_FOLLOW)
-	if err == unix.ENOENT || err == unix.EXDEV { // there is no /proc
-		return unix.EOPNOTSUPP
-	}
-	return err
-}
-
-// noteAttr is the extended attribute of notes, which root alone can read and write. tmpfs has it in all kernels.
-const noteAttr = "trusted.hawser"
-
-// Note returns the note of a file, nil where none can be read. It goes by d's path: there is no such call for a
-// descriptor of the directory before Linux 6.13, and /proc takes twice the time.
-func (d *Dir) Note(name string) []byte {
-	note := make([]byte, 64) // the longest
-	if !isEntry(name) {
-		return nil
-	}
-	n, err := unix.Lgetxattr(d.path+"/"+name, noteAttr, note)
-	if err != nil {
-		return nil
-	}
-	return note[:n]
-}
-
-// Changed is when a file was changed last in any way.
-func (d *Dir) Changed(name string) (time.Time, error) {
-	var st unix.Stat_t
-	if !isEntry(name) {
-		return time.Time{}, d.fail("look at", name, fs.ErrInvalid)
-	}
-	err := unix.Fstatat(d.fd, name, &st, unix.AT_SYMLINK_NOFOLLOW)
-	return time.Unix(st.Ctim.Unix()), d.fail("look at", name, err)
-}
-
-// IsOfOneMachine reports whether no other machine can have the file system of the directory: it is known to be kept on
-// a disk or in memory of this one.
-func (d *Dir) IsOfOneMachine() bool {
-	const zfs = 0x2FC12FC1
-	var of unix.Statfs_t
-	if err := unix.Fstatfs(d.fd, &of); err != nil {
-		return false
-	}
-	switch uint32(of.Type) { // 32 bits on some machines, and signed
-	case unix.EXT4_SUPER_MAGIC, unix.XFS_SUPER_MAGIC, unix.BTRFS_SUPER_MAGIC, unix.F2FS_SUPER_MAGIC, zfs,
-		unix.OVERLAYFS_SUPER_MAGIC, unix.TMPFS_MAGIC:
-		return true
-	}
-	return false
-}
 
 // hasNoUnnamed reports whether the error says that the file system has no files without a name.
 func hasNoUnnamed(err error) bool {
@@ -348,21 +256,6 @@ func ReadRegular(path string) ([]byte, error) {
 	}
 	defer f.Close()
 	return io.ReadAll(io.LimitReader(f, st.Size()))
-}
-
-// OpenFile opens the regular file name for reading and writing in place, which is atomic by the caller's lock alone. A
-// file that has a second hard link is refused: it may be somebody else's.
-func (d *Dir) OpenFile(name string) (*os.File, error) {
-	fd, err := d.open(name, unix.O_RDWR, 0)
-	if err != nil {
-		return nil, d.fail("open", name, err)
-	}
-	var st unix.Stat_t
-	if unix.Fstat(fd, &st) != nil || st.Mode&unix.S_IFMT != unix.S_IFREG || st.Nlink != 1 {
-		unix.Close(fd)
-		return nil, d.fail("open", name, errors.New("not a regular file with one name"))
-	}
-	return os.NewFile(uintptr(fd), d.join(name)), nil
 }
 
 // Writable tries whether a file can be created and written in the directory at path, or in the nearest one above it

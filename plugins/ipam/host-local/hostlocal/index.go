@@ -13,6 +13,8 @@ import (
 	"slices"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/hawser-cni/plugins/pkg/ranges"
 	"github.com/hawser-cni/plugins/pkg/statefile"
 )
@@ -253,7 +255,7 @@ func (s *leaseDir) loadIndex() error {
 		return err
 	}
 	defer dir.Close()
-	file, err := dir.OpenFile(s.network)
+	file, err := openInPlace(dir, s.network)
 	if err != nil {
 		return err
 	}
@@ -270,8 +272,8 @@ func (s *leaseDir) loadIndex() error {
 // identity returns the beginning of the header of every index of this directory, and the directory's modification
 // time. It contains the boot, because after a power failure any part of a file can be old.
 func (s *leaseDir) identity() (identity []byte, modTime time.Time, err error) {
-	st, err := s.dir.Stat()
-	if err != nil {
+	var st unix.Stat_t
+	if err := unix.Fstat(s.dir.FD(), &st); err != nil {
 		return nil, modTime, err
 	}
 	boot, err := s.bootID()
@@ -296,7 +298,8 @@ func (s *leaseDir) stampIndex() error {
 	} else if err := s.writeIndex(); err != nil {
 		return err
 	}
-	return s.dir.SetModTime(stampTime(x.stamp))
+	times := []unix.Timespec{{Nsec: unix.UTIME_OMIT}, unix.NsecToTimespec(stampTime(x.stamp).UnixNano())}
+	return unix.UtimesNanoAt(s.dir.FD(), ".", times, 0)
 }
 
 // writeIndex writes the index from memory to a new file.

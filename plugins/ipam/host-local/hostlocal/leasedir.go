@@ -200,7 +200,7 @@ func (s *leaseDir) verifyFree(addr netip.Addr) error {
 // lock.
 func (s *leaseDir) reserve(addr netip.Addr, owner string) error {
 	name := addr.String()
-	create := func() error { return s.dir.Create(name, []byte(owner), s.note, leaseMode) }
+	create := func() error { return createFile(s.dir, name, []byte(owner), s.note) }
 	err := create()
 	if errors.Is(err, fs.ErrExist) {
 		if err = s.verifyFree(addr); err == nil {
@@ -308,7 +308,7 @@ func (s *leaseDir) list() (all []cni.Holding, err error) {
 		if info, err := os.Lstat(h.Kept); err == nil {
 			h.Since = info.ModTime()
 		}
-		if n, ok := parseNote(s.dir.Note(name)); ok && n.boot == boot {
+		if n, ok := parseNote(readNote(s.dir, name)); ok && n.boot == boot {
 			h.Processes = n.processes
 			if n.owner == ownerHash32(text) {
 				h.NetnsInode, h.NetnsCookie = n.netns.Inode, n.netns.Cookie
@@ -334,7 +334,7 @@ func (s *leaseDir) setLastAddress(set int, addr netip.Addr) error {
 	name, text := lastFile+strconv.Itoa(set), []byte(addr.String())
 	// A text of the same length is written in place: a kill does not interrupt such a small write, and ext4 need not
 	// flush it as it does for a rename.
-	if f, err := s.dir.OpenFile(name); err == nil {
+	if f, err := openInPlace(s.dir, name); err == nil {
 		defer f.Close()
 		if info, err := f.Stat(); err == nil && info.Size() == int64(len(text)) {
 			_, err := f.WriteAt(text, 0)

@@ -124,7 +124,7 @@ type judge struct {
 
 func (s *leaseDir) newJudge() (*judge, error) {
 	boot, err := s.bootPrefix()
-	return &judge{leaseDir: s, boot: boot, booted: bootTime(), isOneMachine: s.dir.IsOfOneMachine(),
+	return &judge{leaseDir: s, boot: boot, booted: bootTime(), isOneMachine: isLocal(s.dir),
 		goneByCookie: map[uint64]bool{}}, err
 }
 
@@ -179,7 +179,7 @@ type lease struct {
 // examine reads a lease and reports whether it is stale.
 func (j *judge) examine(addr netip.Addr) (l lease, isStale bool) {
 	l = lease{addr: addr, reason: "it is from an earlier boot"}
-	l.note, l.hasNote = parseNote(j.dir.Note(addr.String()))
+	l.note, l.hasNote = parseNote(readNote(j.dir, addr.String()))
 	l.isOfThisBoot = l.hasNote && l.note.boot == j.boot
 	if l.isOfThisBoot {
 		l.reason = "its network namespace no longer exists"
@@ -203,7 +203,7 @@ func (j *judge) isOfEarlierBoot(l *lease) bool {
 // readChanged sets l.changed. It returns false if the file no longer exists.
 func (j *judge) readChanged(l *lease) bool {
 	var err error
-	l.changed, err = j.dir.Changed(l.addr.String())
+	l.changed, err = changeTime(j.dir, l.addr.String())
 	return err == nil
 }
 

@@ -214,7 +214,7 @@ var _ = Describe("a full set", Label("reclaim"), func() {
 				Expect(isDead).To(Equal(isOne))
 			}
 		})
-		Expect(nstest.Must(statefile.Open("/proc", 0)).IsOfOneMachine()).To(BeFalse()) // as one that it does not know
+		Expect(isLocal(nstest.Must(statefile.Open("/proc", 0)))).To(BeFalse()) // as one that it does not know
 	})
 
 	It("gives an address that is asked for, or the attachment's own, though a lease of another boot has it", func() {
@@ -375,7 +375,7 @@ var _ = It("takes leases back among 65,533 in less than a tenth of a second", La
 			if i%65 == 0 {
 				netns = gone.Path
 			}
-			Expect(dir.Create(addr.String(), []byte(owner), s.ownerNote(netns, owner), 0o600)).To(Succeed())
+			Expect(createFile(dir, addr.String(), []byte(owner), s.ownerNote(netns, owner))).To(Succeed())
 		}
 	}
 	n.addIn("last", live.Path)

@@ -35,10 +35,10 @@ func (s *leaseDir) openSticky(mode fs.FileMode) (*os.File, error) {
 		return nil, err
 	}
 	defer dir.Close()
-	f, err := dir.OpenFile(s.network)
+	f, err := openInPlace(dir, s.network)
 	if errors.Is(err, fs.ErrNotExist) && mode != 0 {
 		if err = dir.Replace(s.network, nil, leaseMode); err == nil {
-			f, err = dir.OpenFile(s.network)
+			f, err = openInPlace(dir, s.network)
 		}
 	}
 	return f, err
