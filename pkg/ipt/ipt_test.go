@@ -170,7 +170,7 @@ var _ = DescribeTable("modules that the kernel lacks are code 2, and named", Lab
 	},
 	Entry("nf_tables", "iptables-nft-restore", "iptables-restore v1.8.9 (nf_tables): Could not fetch rule set "+
 		"generation id: Invalid argument", "nf_tables"),
-	Entry("missing permission", "iptables-nft-restore", "iptables-restore v1.8.9 (nf_tables): Could not fetch rule set "+
+	Entry("no permission", "iptables-nft-restore", "iptables-restore v1.8.9 (nf_tables): Could not fetch rule set "+
 		"generation id: Permission denied", ""),
 	Entry("extensions", "iptables-nft-restore", "Warning: Extension comment revision 0 not supported, missing kernel "+
 		"module?\nWarning: Extension tcp revision 0 not supported, missing kernel module?\nWarning: Extension DNAT "+

@@ -411,7 +411,7 @@ var _ = Describe("masquerade with nftables", Label("kernel"), func() {
 		Expect(check(host, one)).To(MatchError(ContainSubstring(`goes to chain "masq_v1_10.1.0.0/16"`)))
 	})
 
-	It("has a constant number of rules with 200 attachments, and about as many messages", Label("rules-constant"), func() {
+	It("needs the same rules and about as many messages with 200 attachments", Label("rules-constant"), func() {
 		errs := make([]error, 200)
 		configs := make([]masq.Config, len(errs))
 		for i := range errs {
@@ -497,7 +497,7 @@ var _ = Describe("masquerade with nftables", Label("kernel"), func() {
 		Expect(rulesOf(w.host)).To(ContainSubstring("192.0.2.0/24"))
 	})
 
-	It("falls back to iptables if the kernel has no nftables, unless nftables is configured", Label("fallback"), func() {
+	It("falls back to iptables on a kernel without nftables, unless told nftables", Label("fallback"), func() {
 		nstest.UseVariant("legacy")
 		without := func(fn func(context.Context, *nft.Conn) error) error {
 			var err error

@@ -34,7 +34,7 @@ var _ = Describe("CHECK", Label("kernel"), func() {
 		},
 			Entry("FORWARD flushed", "iptables -F FORWARD", `no rule jumps from FORWARD to "CNI-FORWARD"`),
 			Entry("no way to the administrator's chain", "iptables -D CNI-FORWARD 1", `"CNI-ADMIN"`),
-			Entry("no way to what is accepted", "ip6tables -D CNI-FORWARD 2", `"HAWSER-ACCEPTED"`),
+			Entry("no jump to the accepting chain", "ip6tables -D CNI-FORWARD 2", `"HAWSER-ACCEPTED"`),
 			Entry("no rule for the fwmark", "iptables -F HAWSER-ACCEPTED", "HAWSER-ACCEPTED"),
 			Entry("no element", "nft flush set inet hawser firewall6_v1", "fd00:1::2"),
 			Entry("no element for host ports", "nft flush set inet hawser firewall4_published_v1", "10.1.0.2"),
@@ -97,7 +97,7 @@ var _ = Describe("CHECK", Label("kernel"), func() {
 	})
 })
 
-var _ = Describe("a policy beside another backend's", Label("kernel"), func() {
+var _ = Describe("a policy next to that of another backend", Label("kernel"), func() {
 	for _, first := range []string{"nftables", "iptables"} {
 		It("ends with its last container, of "+first, func() {
 			nstest.UseVariant("nft")
@@ -198,7 +198,7 @@ var _ = Describe("a policy that changes", Label("kernel"), func() {
 	})
 
 	eachKind(func(k kind) {
-		It("ends with its network where two share a bridge, and the other network's stays", func() {
+		It("ends with its network if two share a bridge, and the other network's policy remains", func() {
 			w := newWorld(1, 2)
 			a, b, c := w.container(1, 2), w.container(1, 3), w.container(2, 2)
 			b.call.Conf = Merge(b.call.Conf.(Object), Object{"name": "other"})
@@ -220,7 +220,7 @@ var _ = Describe("a policy that changes", Label("kernel"), func() {
 	})
 
 	for _, variant := range []string{"nft", "legacy"} {
-		It("ends with a container of IPv4 alone for both families, on iptables-"+variant, func() {
+		It("ends with a container without IPv6 for both families, on iptables-"+variant, func() {
 			nstest.UseVariant(variant)
 			w := newWorld(1)
 			isolated, same := Merge(kinds()[2].config, isolated), Merge(kinds()[2].config, same)
@@ -242,7 +242,7 @@ var _ = Describe("a policy that changes", Label("kernel"), func() {
 			c.check(same)
 		})
 
-		It("changes with a container of IPv4 alone for both families, on iptables-"+variant, func() {
+		It("changes with a container without IPv6 for both families, on iptables-"+variant, func() {
 			nstest.UseVariant(variant)
 			w := newWorld(1)
 			isolated, same := Merge(kinds()[2].config, isolated), Merge(kinds()[2].config, same)
@@ -263,7 +263,7 @@ var _ = Describe("a policy that changes", Label("kernel"), func() {
 		})
 	}
 
-	It("ends with a container of IPv4 alone where there is no ip6tables", func() {
+	It("ends with a container without IPv6 on a host without ip6tables", func() {
 		w, a, b := newContainers()
 		b.call.Conf = Merge(b.call.Conf.(Object), Object{"name": "other"})
 		withoutIP6Tables(func() {
@@ -278,7 +278,7 @@ var _ = Describe("a policy that changes", Label("kernel"), func() {
 		Expect(w.Files(recordDir)).NotTo(ContainSubstring(hashOf(a)))
 	})
 
-	It("stays for nobody in another backend", func() {
+	It("is not kept for containers of another backend", func() {
 		w, a, b := newContainers()
 		a.add(isolated)
 		b.add(Object{"ingressPolicy": "isolated", "backend": "iptables"})
@@ -287,7 +287,7 @@ var _ = Describe("a policy that changes", Label("kernel"), func() {
 		Expect(w.set("firewall_policed_v1") + w.filter()).NotTo(ContainSubstring("br1"))
 	})
 
-	It("leaves alone the flag that the bridge plugin set", func() {
+	It("keeps the flag that the bridge plugin set", func() {
 		w := newWorld(1)
 		a := w.container(1, 2)
 		w.Cmd("ip", "link", "set", a.hostEnd, "type", "bridge_slave", "isolated", "on", "hairpin", "on")
@@ -315,7 +315,7 @@ var _ = Describe("a policy that changes", Label("kernel"), func() {
 		})
 
 	for _, kind := range []string{"unreachable", "prohibit", "blackhole"} {
-		It("is about a bridge whose containers the host does not reach by a route of type "+kind,
+		It("applies to a bridge whose containers the host cannot reach because of a route of type "+kind,
 			Label("policy-unreachable"), func() {
 				w := newWorld(1)
 				w.IP("addr flush dev br1", "route add "+kind+" 10.0.0.0/8", "route add "+kind+" fd00::/8")
@@ -346,7 +346,7 @@ var _ = Describe("a policy that changes", Label("kernel"), func() {
 
 var _ = Describe("GC", Label("kernel"), func() {
 	eachKind(func(k kind) {
-		It("removes what is not valid of its network, and nothing else", func() {
+		It("removes stale attachments of its network, and nothing else", func() {
 			keys := Object{"ingressPolicy": "isolated"}
 			w, stays := settled(k, keys)
 			w.Bridge(2)
@@ -376,7 +376,7 @@ var _ = Describe("GC", Label("kernel"), func() {
 		Expect(w.Snapshot("nftables")).NotTo(Or(ContainSubstring("10.1.0.2"), ContainSubstring("br1")))
 	})
 
-	It("fails where the kernel does not say whether a bridge is there", func() {
+	It("fails if the kernel does not report whether a bridge exists", func() {
 		w := newWorld()
 		w.Bridge(1)
 		w.container(1, 2).add(Object{"ingressPolicy": "isolated"})
@@ -425,7 +425,7 @@ var _ = Describe("STATUS", Label("kernel"), func() {
 		Expect(warned()).To(ContainSubstring("meta mark and 0x80000000 == 0x80000000 accept"))
 	})
 
-	It("is of a host without programs: ADD writes nothing down there", func() {
+	It("reports missing programs, without which ADD writes no record", func() {
 		w := newWorld(1)
 		w.Cmd("iptables-legacy-save", "-t", "filter") // makes the table
 		w.Cmd("ip6tables-legacy-save", "-t", "filter")

@@ -12,15 +12,15 @@ import (
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
 )
 
-// state is what firewall may change on the host.
+// state returns everything that firewall can change on the host.
 func (w *world) state() string {
 	GinkgoHelper()
 	return w.Snapshot("nftables", "iptables-legacy") + w.filter() +
 		w.Cmd("sh", "-c", "bridge -d link show dev v1-3 | grep -o 'isolated o[nf]*'")
 }
 
-// settled is a world with bridge 1 and what is shared and stays, so that it does not count as a difference, and a
-// container that stays.
+// settled returns a world with bridge 1, the shared rules that remain, so that they are not a difference, and a
+// container that remains.
 func settled(k kind, keys Object) (w *world, stays *container) {
 	GinkgoHelper()
 	w = newWorld(1)
@@ -49,7 +49,7 @@ var _ = Describe("DEL", Label("kernel"), func() {
 					w, stays = settled(k, keys)
 					c = w.container(1, 2)
 				})
-				DescribeTable("leaves nothing, and others alone", Label("firewall-del"), func(del func(c *container)) {
+				DescribeTable("removes its own rules only", Label("firewall-del"), func(del func(c *container)) {
 					before, files := w.state(), w.Files("/run/hawser")
 					c.add(k.config, keys)
 					Expect(w.state()).NotTo(Equal(before))
@@ -88,7 +88,7 @@ var _ = Describe("DEL", Label("kernel"), func() {
 				before = w.state()
 			})
 
-			It("needs no program, but on backend iptables, and says so there", func() {
+			It("needs no program except on backend iptables, and names it there", func() {
 				c.add(k.config)
 				if k.config["backend"] == "iptables" {
 					var said string
@@ -101,7 +101,7 @@ var _ = Describe("DEL", Label("kernel"), func() {
 				Expect(w.state()).To(Equal(before))
 			})
 
-			It("finds what it made when the record is lost", func() {
+			It("finds its rules if the record is lost", func() {
 				c.add(k.config)
 				w.Cmd("rm", recordDir+"/"+hashOf(c)+".json")
 				c.del()
@@ -109,7 +109,7 @@ var _ = Describe("DEL", Label("kernel"), func() {
 				stays.check(k.config)
 			})
 
-			It("of an ended container keeps what a successor with its address has", Label("firewall-del"), func() {
+			It("of an ended container keeps the rules of a successor with its address", Label("firewall-del"), func() {
 				next := w.container(1, 4)
 				c.add(k.config)
 				next.prev["ips"] = c.prev["ips"]
@@ -128,7 +128,7 @@ var _ = Describe("DEL", Label("kernel"), func() {
 				c = w.container(1, 2)
 			})
 
-			It("of the last container takes the bridge's policy with it", func() {
+			It("of the last container removes the bridge's policy", func() {
 				c.add(k.config, keys)
 				c.del()
 				Expect(w.state()).To(ContainSubstring("br1"))
@@ -136,7 +136,7 @@ var _ = Describe("DEL", Label("kernel"), func() {
 				Expect(w.state()).NotTo(ContainSubstring("br1"))
 			})
 
-			It("leaves an administrator's rules about address and bridge alone", Label("firewall-del"), func() {
+			It("keeps an administrator's rules about address and bridge", Label("firewall-del"), func() {
 				if k.config["backend"] == nil {
 					w.Cmd("iptables", "-N", "CNI-ISOLATION-STAGE-1")
 				}
@@ -179,7 +179,7 @@ var _ = Describe("DEL", Label("kernel"), func() {
 			Expect(w.filter()).NotTo(ContainSubstring("br1"))
 		})
 
-		It("removes what the reference made, and CHECK knows it", Label("firewall-reference"), func() {
+		It("removes the reference plugin's rules, and CHECK accepts them", Label("firewall-reference"), func() {
 			keys := Object{"cniVersion": "1.0.0", "ingressPolicy": "same-bridge"}
 			w, c := dropping()
 			w.Reference(nstest.Newest(), c.as("ADD", keys)).Added()
@@ -191,7 +191,7 @@ var _ = Describe("DEL", Label("kernel"), func() {
 		})
 	})
 
-	It("fails for what goes wrong beside a program that is missing, and keeps the record", func() {
+	It("fails for other errors than a missing program, and keeps the record", func() {
 		nstest.UseVariant("legacy")
 		w, c := newContainer()
 		keys := Object{"backend": "iptables"}
@@ -206,7 +206,7 @@ var _ = Describe("DEL", Label("kernel"), func() {
 		Expect(w.filter()).NotTo(ContainSubstring("10.1.0.2"))
 	})
 
-	It("needs no iptables-legacy for somebody else's table where ADD did not use it", func() {
+	It("does not need iptables-legacy for another program's table if ADD did not use it", func() {
 		w := newWorld(1)
 		a, c := w.container(1, 2), w.container(1, 3)
 		keys := Object{"backend": "iptables", "ingressPolicy": "isolated"}
@@ -246,7 +246,7 @@ var _ = Describe("DEL", Label("kernel"), func() {
 	})
 
 	eachKind(func(k kind) {
-		It("removes the reference's rules of the same address, made after ours", Label("firewall-reference"), func() {
+		It("removes later rules of the reference plugin for its address", Label("firewall-reference"), func() {
 			keys := Object{"cniVersion": "1.0.0", "ingressPolicy": "isolated"}
 			w, c := dropping()
 			c.add(k.config, keys)
@@ -260,7 +260,7 @@ var _ = Describe("DEL", Label("kernel"), func() {
 	for _, variant := range []string{"nft", "legacy"} {
 		Context("on iptables-"+variant, func() {
 			keys := Object{"cniVersion": "1.0.0", "ingressPolicy": "isolated"}
-			// reference makes a network by the reference plugin alone.
+			// reference returns a network of the reference plugin only.
 			reference := func() (w *world, a, b *container) {
 				GinkgoHelper()
 				nstest.UseVariant(variant)
@@ -271,7 +271,7 @@ var _ = Describe("DEL", Label("kernel"), func() {
 				return w, a, b
 			}
 
-			It("is not what ADD does when it fails: rules of the reference stay", func() {
+			It("is not run by a failed ADD: rules of the reference plugin remain", func() {
 				w, a, _ := reference()
 				call := a.as("ADD", keys)
 				call.Stdout = BrokenPipe{}
@@ -279,7 +279,7 @@ var _ = Describe("DEL", Label("kernel"), func() {
 				a.check(keys)
 			})
 
-			It("of the last container that the reference made ends its policy", Label("firewall-reference"), func() {
+			It("of the reference plugin's last container ends its policy", Label("firewall-reference"), func() {
 				w, a, b := reference()
 				a.del()
 				Expect(w.filter()).To(ContainSubstring("-i br1 -o br1"))
@@ -301,7 +301,7 @@ var _ = Describe("DEL", Label("kernel"), func() {
 		})
 	}
 
-	It("before any ADD succeeds and makes nothing", func() {
+	It("before any ADD succeeds and creates nothing", func() {
 		w := newWorld()
 		c := w.container(1, 2)
 		before := w.untouched()
@@ -315,7 +315,7 @@ var _ = Describe("an ADD that fails", Label("kernel"), func() {
 	eachKind(func(k kind) {
 		for _, p := range []policy{policyOpen, policyIsolated} {
 			keys := Object{"ingressPolicy": string(p)}
-			It("as nobody reads its result leaves nothing, and others' policy", Label("firewall-add-fails"), func() {
+			It("with an unread result leaves only others' policy", Label("firewall-add-fails"), func() {
 				w, stays := settled(k, keys)
 				c := w.container(1, 2)
 				for _, p := range []policy{policyIsolated, p} { // then the record that stays has its bridge
@@ -339,14 +339,14 @@ var _ = Describe("an ADD that fails", Label("kernel"), func() {
 			var old *container
 			BeforeAll(func() { w, old = settled(k, nil) })
 
-			It("because it is there already harms nothing", Label("firewall-add-fails"), func() {
+			It("because the attachment exists harms nothing", Label("firewall-add-fails"), func() {
 				before := w.state() + w.Files("/run/hawser")
 				Expect(w.Fails(old.as("ADD", k.config), 100)).To(ContainSubstring("c1-3"))
 				Expect(w.state() + w.Files("/run/hawser")).To(Equal(before))
 				old.check(k.config)
 			})
 
-			It("replaces what the same attachment left in a namespace that is gone", func() {
+			It("replaces stale rules of the same attachment in a former namespace", func() {
 				again := w.container(1, 4)
 				again.call.ID = old.call.ID
 				again.add(k.config)
@@ -354,7 +354,7 @@ var _ = Describe("an ADD that fails", Label("kernel"), func() {
 				Expect(w.state()).NotTo(ContainSubstring("10.1.0.3"))
 			})
 
-			It("before Linux 5.14 replaces it where the kernel gave the inode to the new namespace, too", func() {
+			It("before Linux 5.14 also replaces them if the new namespace has the same inode", func() {
 				once, again := w.container(1, 5), w.container(1, 6)
 				again.call.ID = once.call.ID
 				w.ExecWithoutCookie(once.as("ADD", k.config)).Added()
@@ -371,7 +371,7 @@ var _ = Describe("an ADD that fails", Label("kernel"), func() {
 
 var _ = Describe("calls at once", Label("kernel"), func() {
 	eachKind(func(k kind) {
-		It("do not fail because of each other, and make nothing twice", func() {
+		It("do not fail because of each other, and add nothing twice", func() {
 			w := newWorld(1)
 			w.forward("DROP")
 			keys := Object{"ingressPolicy": "isolated"}

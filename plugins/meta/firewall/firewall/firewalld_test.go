@@ -176,7 +176,7 @@ var _ = Describe("firewalld", func() {
 		})
 	}
 
-	It("takes the zone of ADD in DEL, GC and CHECK", func() {
+	It("uses the zone of ADD in DEL, GC and CHECK", func() {
 		c.add(Object{"firewalldZone": "work"})
 		c.check(Object{"firewalldZone": "work"})
 		Expect(c.drifts()).To(ContainSubstring("firewalldZone"))
@@ -218,7 +218,7 @@ var _ = Describe("firewalld", func() {
 		Expect(w.Files(recordDir)).NotTo(ContainSubstring(".json"))
 	})
 
-	It("has what the reference made, as CHECK and DEL know", Label("firewalld"), func() {
+	It("has the reference plugin's sources, which CHECK and DEL handle", Label("firewalld"), func() {
 		keys := Object{"cniVersion": "1.0.0", "firewalldZone": "work"}
 		w.Reference(nstest.Newest(), c.as("ADD", keys)).Added()
 		c.check(keys)
@@ -273,7 +273,7 @@ var _ = Describe("firewalld", func() {
 		Expect(w.set("firewall_policed_v1")).NotTo(ContainSubstring("br1"))
 	})
 
-	It("keeps the chains of the bit that containers on nftables have, and says nothing of it", func() {
+	It("keeps the chains of the bit that containers on nftables use, without a warning", func() {
 		first, bit := w.container(1, 3), Object{"backend": "nftables", "markAcceptBit": 31}
 		first.add(bit)
 		c.call.Conf = Merge(c.call.Conf.(Object), Object{"name": "other"})
@@ -315,7 +315,7 @@ var _ = Describe("firewalld", func() {
 			noRecord()
 		})
 
-	It("denies the right to take an address away: GC warns, and the container can be added again, elsewhere, too",
+	It("denies the removal of an address: GC warns, and the container can be added again, also in another zone",
 		Label("firewalld-refuses"), func() {
 			c.add(asked)
 			f.deny(true)
@@ -327,7 +327,7 @@ var _ = Describe("firewalld", func() {
 			noRecord()
 		})
 
-	It("hangs: rules are in nftables, with a warning, and DEL takes back what it does later",
+	It("hangs: rules are in nftables, with a warning, and DEL undoes its late changes",
 		Label("firewalld-refuses"), func() {
 			resume := f.hang()
 			Expect(w.Warns(c.as("ADD"))).To(And(ContainSubstring("backend nftables"), ContainSubstring("no answer")))
@@ -385,7 +385,7 @@ var _ = Describe("firewalld", func() {
 		Expect(w.Files(recordDir)).NotTo(ContainSubstring(".json"))
 	})
 
-	It("does not do for STATUS where a policy needs nftables, too", func() {
+	It("is not sufficient for STATUS if a policy also needs nftables", func() {
 		status := Call{Command: "STATUS", Conf: Object{"cniVersion": "1.1.0", "name": "net1", "type": "firewall",
 			"backend": "firewalld", "ingressPolicy": "isolated"}}
 		w.Succeeds(status)

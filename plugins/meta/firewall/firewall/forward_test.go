@@ -14,7 +14,7 @@ import (
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
 )
 
-// skeleton is what FORWARD has for nftables' sake.
+// skeleton is the rules in FORWARD for the backend nftables.
 func skeleton(admin string) string {
 	return "-P INPUT ACCEPT\n-P FORWARD DROP\n-P OUTPUT ACCEPT\n" +
 		chainLines("CNI-FORWARD", "HAWSER-ACCEPTED", admin) +
@@ -53,7 +53,7 @@ var _ = Describe("a chain that a configuration names", Label("kernel", "admin-ch
 			return chains
 		}
 
-		It("comes behind those that packets pass already, and goes with the last container", func() {
+		It("follows the chains that packets already pass, and is removed with the last container", func() {
 			for range 2 {
 				a.add(k.config)
 				b.add(k.config, named("TENANT"))
@@ -71,7 +71,7 @@ var _ = Describe("a chain that a configuration names", Label("kernel", "admin-ch
 			}
 		})
 
-		It("stays where it has rules", func() {
+		It("remains if it has rules", func() {
 			w.Cmd("iptables", "-N", "SITE")
 			w.Cmd("iptables", "-A", "SITE", "-s", "192.0.2.99/32", "-j", "DROP")
 			b.add(k.config, named("SITE"))
@@ -80,7 +80,7 @@ var _ = Describe("a chain that a configuration names", Label("kernel", "admin-ch
 			Expect(w.Cmd("iptables", "-S", "SITE")).To(ContainSubstring("192.0.2.99"))
 		})
 
-		It("may be one of the administrator, to which rules of FORWARD lead, and stays", func() {
+		It("can be a chain of the administrator with jumps from FORWARD, and remains", func() {
 			a.add(k.config)
 			w.Cmd("sh", "-ec", "for chain in DOCKER-USER SITE; do iptables -N $chain; done; "+
 				"iptables -A FORWARD -j DOCKER-USER; iptables -A CNI-ADMIN -g SITE")
@@ -95,7 +95,7 @@ var _ = Describe("a chain that a configuration names", Label("kernel", "admin-ch
 			Expect(w.Cmd("iptables", "-S", "FORWARD")).To(Equal(before))
 		})
 
-		It("is refused where other software's rules lead to it, and nothing is left", func() {
+		It("is refused if other software's rules jump to it, and nothing is left", func() {
 			w.Cmd("sh", "-ec", "for chain in KUBE-FORWARD ufw-before-forward LIBVIRT_FWX DOCKER SITE NEXT; do "+
 				"iptables -N $chain; iptables -A FORWARD -j $chain; done; iptables -A SITE -j NEXT")
 			before := w.state()
@@ -127,7 +127,7 @@ var _ = Describe("nftables", Label("kernel"), func() {
 		})
 	}
 
-	It("needs a program only where legacy's table is, and says so there", func() {
+	It("needs a program only if the legacy table exists, and names it there", func() {
 		w := newWorld(1)
 		c, d := w.container(1, 2), w.container(1, 3)
 		w.nft("table ip filter { chain FORWARD { type filter hook forward priority 0; policy drop; }; }")
@@ -141,7 +141,7 @@ var _ = Describe("nftables", Label("kernel"), func() {
 		})
 	})
 
-	It("repairs for all containers what others flushed", Label("flushed"), func() {
+	It("repairs flushed rules for all containers", Label("flushed"), func() {
 		w := newWorld(1)
 		w.forward("DROP")
 		a, b := w.container(1, 2), w.container(1, 3)
@@ -176,7 +176,7 @@ var _ = Describe("nftables", Label("kernel"), func() {
 		Expect(reaches(c.Host, "192.0.2.2:80", true)).To(BeTrue())
 	})
 
-	It("leaves the fwmark bit to nobody behind it", func() {
+	It("clears the fwmark bit on all packets after it", func() {
 		w, c := newContainer()
 		c.add()
 		w.Cmd("nft", "add table inet t; add chain inet t c { type filter hook postrouting priority 301; };"+
@@ -188,7 +188,7 @@ var _ = Describe("nftables", Label("kernel"), func() {
 
 const families = "iptables iptables-restore iptables-save ip6tables ip6tables-restore ip6tables-save"
 
-// withoutIP6Tables runs fn where no programs are found but those of iptables for IPv4.
+// withoutIP6Tables runs fn with a PATH that has only the programs of iptables for IPv4.
 func withoutIP6Tables(fn func()) {
 	GinkgoHelper()
 	nstest.WithPrograms(strings.Fields(families)[:3], fn)
@@ -228,7 +228,8 @@ var _ = Describe("iptables", Label("kernel"), func() {
 	}
 })
 
-// made is what ADDs make in an empty filter table; others' rules come between them. CHECKs and DELs follow.
+// made are the rules that ADDs add to an empty filter table, with other programs' rules between them. CHECKs and DELs
+// follow.
 func (w *world) made(containers []*container, keys Object, add func(Call)) string {
 	GinkgoHelper()
 	w.Cmd("sh", "-ec", "for t in iptables ip6tables; do $t -F; $t -X; done")
@@ -272,13 +273,13 @@ var _ = Describe("the result", Ordered, func() {
 		})
 	}
 
-	It("of a container without addresses is given back, and nothing is made", func() {
+	It("of a container without addresses is returned, and nothing is created", func() {
 		before := w.untouched()
 		c.add(Object{"prevResult": Merge(c.prev, Object{"ips": []Object{}})})
 		Expect(w.untouched()).To(Equal(before))
 	})
 
-	It("counts all addresses where it says of none that it is the interface's", func() {
+	It("applies to all addresses if it assigns none to the interface", func() {
 		c.add(Object{"backend": "iptables", "prevResult": Object{"cniVersion": "1.1.0",
 			"interfaces": []Object{{"name": "x"}}, "ips": []Object{{"address": "10.0.0.2/24", "interface": 0}}}})
 		Expect(w.Cmd("iptables", "-S", "CNI-FORWARD")).To(ContainSubstring("-s 10.0.0.2/32 -j ACCEPT"))
@@ -292,7 +293,7 @@ var _ = Describe("the result", Ordered, func() {
 	})
 })
 
-// dockerStarts is what Docker does to table filter when it starts.
+// dockerStarts changes table filter as Docker does when it starts.
 const dockerStarts = `for t in iptables ip6tables; do
 	for c in '' -FORWARD -BRIDGE -CT -ISOLATION-STAGE-1 -ISOLATION-STAGE-2 -USER; do
 		$t -N DOCKER$c
@@ -316,7 +317,7 @@ const saved = `for t in iptables ip6tables; do
 	$t-save | sed 's/^:FORWARD ACCEPT/:FORWARD DROP/' | $t-restore
 done`
 
-// isWhole says that the containers reach what they are to reach, and all that has to be there is.
+// isWhole verifies that the containers reach their targets, and that all rules exist.
 func (w *world) isWhole(a, b *container) {
 	GinkgoHelper()
 	a.arrives(true)
@@ -328,7 +329,7 @@ func (w *world) isWhole(a, b *container) {
 	a.check()
 }
 
-// fresh is a host on which no table of iptables was ever made, with two containers that have rules.
+// fresh returns a host without tables of iptables, with two containers that have rules.
 func fresh() (w *world, a, b *container) {
 	GinkgoHelper()
 	nstest.Need("br_netfilter", "nft-inet-nat")
@@ -348,7 +349,7 @@ var _ = Describe("where FORWARD did not exist yet", Label("kernel"), func() {
 		Context("on a host with iptables-"+variant, func() {
 			BeforeEach(func() { nstest.UseVariant(variant) })
 
-			DescribeTable("containers live on when somebody has it drop", Label("forward-later"), func(script string) {
+			DescribeTable("containers stay connected if it drops later", Label("forward-later"), func(script string) {
 				w, a, b := fresh()
 				w.isWhole(a, b)
 				w.Cmd("sh", "-ec", script)
@@ -360,7 +361,7 @@ var _ = Describe("where FORWARD did not exist yet", Label("kernel"), func() {
 				Entry("by a ruleset that was saved with our chains", saved),
 			)
 
-			It("it is made as the programs make it", func() {
+			It("it is created as the programs create it", func() {
 				w, _, _ := fresh()
 				w.forward("DROP")
 				for _, program := range []string{"iptables", "ip6tables"} {
@@ -377,7 +378,7 @@ var _ = Describe("where FORWARD did not exist yet", Label("kernel"), func() {
 		})
 	}
 
-	It("it is made with no program, once, and in the families that a container has", func() {
+	It("it is created without a program, once, and in the families of the container", func() {
 		w, c := newContainer()
 		c.prev["ips"] = c.prev["ips"].([]Object)[:1]
 		nstest.WithoutPrograms(func() { Expect(w.Call(c.as("ADD")).Stderr).To(BeEmpty()) })
@@ -391,7 +392,7 @@ var _ = Describe("where FORWARD did not exist yet", Label("kernel"), func() {
 		Expect(w.Cmd("ip6tables", "-S")).To(Equal(before))
 	})
 
-	It("it is made in a table that has none", func() {
+	It("it is created in a table without it", func() {
 		w := newWorld(1)
 		w.Cmd("iptables", "-A", "INPUT", "-p", "tcp", "--dport", "25", "-j", "DROP")
 		w.container(1, 2).add()
@@ -400,7 +401,7 @@ var _ = Describe("where FORWARD did not exist yet", Label("kernel"), func() {
 			ContainSubstring("-A HAWSER-ACCEPTED -m mark --mark 0x1000/0x1000 -j ACCEPT")))
 	})
 
-	It("it is made beside an administrator's own chains of nft, as the programs do", func() {
+	It("it is created next to an administrator's chains, as the programs do", func() {
 		w := newWorld(1)
 		own := "chain forward {\n\t\ttype filter hook forward priority filter; policy accept;\n" +
 			"\t\tct state new accept\n\t}"
@@ -414,7 +415,7 @@ var _ = Describe("where FORWARD did not exist yet", Label("kernel"), func() {
 		c.check()
 	})
 
-	It("and was flushed with the whole ruleset, CHECK says so, and the next ADD makes it again", func() {
+	It("and was flushed with the whole ruleset, CHECK reports it, and the next ADD restores it", func() {
 		w, a, _ := fresh()
 		w.Cmd("nft", "delete", "table", "ip", "filter")
 		Expect(a.drifts()).To(ContainSubstring(`no rule jumps from FORWARD to "CNI-FORWARD"`))
@@ -432,7 +433,7 @@ const (
 	otherBit = "0x20000"
 )
 
-// marks is a world whose FORWARD drops, with a container of ours, a container of nobody, and a server outside.
+// marks is a world whose FORWARD drops, with a container of ours, an unowned container, and a server outside.
 func marks(variant string, keys ...Object) (w *world, ours, foreign *container) {
 	GinkgoHelper()
 	nstest.UseVariant(variant)
@@ -444,7 +445,7 @@ func marks(variant string, keys ...Object) (w *world, ours, foreign *container) 
 	return w, ours, foreign
 }
 
-// arrives says of both families whether a connection outside is answered.
+// arrives reports for both families whether a connection to the outside is answered.
 func (c *container) arrives(wanted bool) {
 	GinkgoHelper()
 	for _, to := range []string{"192.0.2.2:80", "[2001:db8::2]:80"} {
@@ -467,8 +468,8 @@ func (w *world) mangle(rule string) {
 
 var _ = Describe("the bit of the fwmark", Label("kernel"), func() {
 	for _, variant := range []string{"nft", "legacy"} {
-		Context("beside iptables-"+variant, func() {
-			DescribeTable("opens FORWARD to nobody else who marks packets with it", Label("fwmark"), func(
+		Context("next to iptables-"+variant, func() {
+			DescribeTable("does not open FORWARD for other software that marks packets with it", Label("fwmark"), func(
 				mark func(w *world),
 			) {
 				w, ours, foreign := marks(variant)
@@ -503,7 +504,7 @@ var _ = Describe("the bit of the fwmark", Label("kernel"), func() {
 		})
 	}
 
-	It("stays on what the host itself sends", func() {
+	It("remains on packets of the host itself", func() {
 		w, _, _ := marks("nft")
 		w.nft("table inet mine { chain out { type route hook output priority mangle; meta mark set %[1]s; };"+
 			"chain post { type filter hook postrouting priority 400;"+
@@ -511,7 +512,7 @@ var _ = Describe("the bit of the fwmark", Label("kernel"), func() {
 		Expect(reaches(w.Host, "192.0.2.2:80", true)).To(BeTrue())
 	})
 
-	It("stays on everybody's packets from the last DEL on, or the last GC", Label("fwmark"), func() {
+	It("remains on all packets after the last DEL or the last GC", Label("fwmark"), func() {
 		w, ours, foreign := marks("nft")
 		w.forward("ACCEPT")
 		second := w.container(1, 4)
@@ -540,7 +541,7 @@ var _ = Describe("the bit of the fwmark", Label("kernel"), func() {
 		Expect(w.state()).To(Equal(before))
 	})
 
-	It("stays in FORWARD while containers live whose records are lost", func() {
+	It("remains in FORWARD while containers without a record live", func() {
 		w, ours, _ := marks("nft")
 		w.Cmd("sh", "-c", "rm "+recordDir+"/*.json")
 		second := w.container(1, 4)
@@ -550,7 +551,7 @@ var _ = Describe("the bit of the fwmark", Label("kernel"), func() {
 	})
 
 	for _, variant := range []string{"nft", "legacy"} {
-		It("is the one that the first container has, as long as any lives, beside iptables-"+variant, func() {
+		It("is that of the first container while any container lives, next to iptables-"+variant, func() {
 			other := Object{"markAcceptBit": 31}
 			w, first, _ := marks(variant, other)
 			second := w.container(1, 4) // changes the bridge's MAC address, perhaps
@@ -571,13 +572,13 @@ var _ = Describe("the bit of the fwmark", Label("kernel"), func() {
 		})
 	}
 
-	It("is nobody's concern on backend iptables", func() {
+	It("is not used on backend iptables", func() {
 		w, _, _ := marks("nft", Object{"markAcceptBit": 31})
 		c := w.container(1, 4)
 		Expect(w.Warns(c.as("ADD", Object{"backend": "iptables"}))).To(BeEmpty())
 	})
 
-	It("moves from the chains of an older version, whose rules in FORWARD stay", func() {
+	It("moves from the chains of an older version, whose rules in FORWARD remain", func() {
 		w := newWorld(1)
 		w.forward("DROP")
 		old, next := w.container(1, 2), w.container(1, 3)

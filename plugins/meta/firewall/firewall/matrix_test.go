@@ -24,7 +24,7 @@ type world struct {
 	out *nstest.Host // 192.0.2.2 and 2001:db8::2; the host has .1 and ::1
 }
 
-// newWorld makes a world with these bridges.
+// newWorld returns a world with these bridges.
 func newWorld(bridges ...int) *world {
 	GinkgoHelper()
 	nstest.Need("nft")
@@ -36,7 +36,7 @@ func newWorld(bridges ...int) *world {
 	return w
 }
 
-// container is one of network n, and what the plugin before says of it.
+// container is a container of network n, with the result of the previous plugin.
 type container struct {
 	*nstest.Host
 	w       *world
@@ -46,7 +46,7 @@ type container struct {
 	prev    Object
 }
 
-// container makes one with address number i, on bridge n where there is one.
+// container returns a new one with address number i, on bridge n if there is one.
 func (w *world) container(n, i int) *container {
 	GinkgoHelper()
 	c := &container{Host: nstest.NewNetns(), w: w}
@@ -61,7 +61,7 @@ func (w *world) container(n, i int) *container {
 	return c
 }
 
-// newContainer makes a world with the first container of bridge 1.
+// newContainer returns a world with the first container of bridge 1.
 func newContainer() (*world, *container) {
 	GinkgoHelper()
 	w := newWorld(1)
@@ -76,14 +76,14 @@ func dropping() (*world, *container) {
 	return w, w.container(1, 2)
 }
 
-// newContainers makes a world with two containers of bridge 1.
+// newContainers returns a world with two containers of bridge 1.
 func newContainers() (w *world, a, b *container) {
 	GinkgoHelper()
 	w, a = newContainer()
 	return w, a, w.container(1, 3)
 }
 
-// as is a call about the container, with more keys; a nil value takes one away.
+// as returns a call for the container, with more keys. A nil value removes a key.
 func (c *container) as(command string, more ...Object) Call {
 	call := c.call
 	call.Command = command
@@ -107,7 +107,7 @@ func (c *container) check(more ...Object) {
 	Expect(a.Code).To(BeZero(), a.Stdout)
 }
 
-// drifts is what CHECK finds.
+// drifts returns the differences that CHECK finds.
 func (c *container) drifts(more ...Object) string {
 	GinkgoHelper()
 	return c.w.Fails(c.as("CHECK", more...), 101)
@@ -124,7 +124,7 @@ func (w *world) gc(n int, valid ...*container) {
 		"type": "firewall", "cni.dev/valid-attachments": refs}})
 }
 
-// kind is a backend: what a configuration says, and which iptables there is.
+// kind is a backend: its configuration, and the variant of iptables.
 type kind struct {
 	name    string
 	config  Object
@@ -140,7 +140,7 @@ func kinds() []kind {
 	}
 }
 
-// eachKind makes the specs for each backend.
+// eachKind defines the specs for each backend.
 func eachKind(specs func(k kind)) {
 	for _, k := range kinds() {
 		Context("on "+k.name, func() {
@@ -150,14 +150,14 @@ func eachKind(specs func(k kind)) {
 	}
 }
 
-// forward makes chain FORWARD of both families, with a policy.
+// forward creates chain FORWARD of both families, with a policy.
 func (w *world) forward(policy string) {
 	GinkgoHelper()
 	w.Cmd("iptables", "-P", "FORWARD", policy)
 	w.Cmd("ip6tables", "-P", "FORWARD", policy)
 }
 
-// filter is both families' filter table as iptables says it.
+// filter returns table filter of both families as iptables lists it.
 func (w *world) filter() string {
 	GinkgoHelper()
 	return w.Cmd("iptables", "-S") + w.Cmd("ip6tables", "-S")
@@ -169,7 +169,7 @@ func (w *world) untouched() string {
 	return w.Snapshot("nftables", "iptables-legacy") + w.Files("/run/hawser")
 }
 
-// reaches says whether a TCP connection from there is answered.
+// reaches reports whether a TCP connection from the host is answered.
 func reaches(from *nstest.Host, to string, wanted bool) bool {
 	GinkgoHelper()
 	limit := nstest.Patience(nstest.Hang)
@@ -207,7 +207,7 @@ type setting struct {
 	policy            policy
 }
 
-// path is what packets may take: a and a2 are on bridge 1, b is on bridge 2, c on bridge 3, which is open.
+// path is a path of packets: a and a2 are on bridge 1, b is on bridge 2, c on bridge 3, which is open.
 type path struct{ from, to string }
 
 func paths() []path {
@@ -215,7 +215,7 @@ func paths() []path {
 		{"a", "gateway of b"}, {"out", "a's host port"}}
 }
 
-// open says whether the packets arrive.
+// open reports whether the packets arrive.
 func (p path) open(s setting) bool {
 	switch p {
 	case path{"a", "a2"}:
@@ -230,7 +230,7 @@ func (p path) open(s setting) bool {
 	return true
 }
 
-// topology is what all paths share.
+// topology is shared by all paths.
 type topology struct {
 	w     *world
 	hosts map[string]*nstest.Host
@@ -360,7 +360,7 @@ var _ = Describe("the configuration", Ordered, func() {
 		Entry("no prevResult", Object{"prevResult": nil}, "prevResult"),
 	)
 
-	It("may have empty values for what is by default", func() {
+	It("can have empty values for defaults", func() {
 		keys := Object{"backend": "", "ingressPolicy": "", "iptablesAdminChainName": "", "acceptPublished": nil,
 			"markAcceptBit": nil}
 		c.add(keys)
@@ -376,7 +376,7 @@ var _ = Describe("the configuration", Ordered, func() {
 		Expect(w.untouched()).To(Equal(before))
 		c.add()
 	},
-		Entry("not a host end alone, as of ptp", func(*container) {}),
+		Entry("not only a host end, as of ptp", func(*container) {}),
 		Entry("not no host end, as of macvlan", Label("kernel"), func(c *container) {
 			nstest.Need("dummy")
 			c.Cmd("ip", "link", "del", "eth0")
@@ -393,7 +393,7 @@ var _ = Describe("the configuration", Ordered, func() {
 
 var _ = It("has its schema in docs/schema", func() { ExpectPluginSchema(Plugin()) })
 
-// FuzzCall makes up whole calls.
+// FuzzCall runs generated calls.
 func FuzzCall(f *testing.F) {
 	Fuzz{Plugin: Any(Plugin()), Chained: true, Confs: []string{
 		`{"cniVersion":"1.1.0","name":"net","type":"firewall","backend":"nftables","cni.dev/valid-attachments":[],` +

@@ -27,7 +27,7 @@ func (c *container) rolledBack(more ...Object) {
 	Expect(c.w.Call(call).Code).To(Equal(1))
 }
 
-var _ = Describe("what a live container has", Label("live-owners", "kernel"), func() {
+var _ = Describe("the rules of a live container", Label("live-owners", "kernel"), func() {
 	eachKind(func(k kind) {
 		var w *world
 		var pod *container
@@ -45,7 +45,7 @@ var _ = Describe("what a live container has", Label("live-owners", "kernel"), fu
 			isAccepted()
 		}
 
-		It("stays accepted when an attachment on another bridge with its addresses comes and goes", func() {
+		It("remain when an attachment on another bridge with its addresses is added and deleted", func() {
 			accepted()
 			tenant := w.container(2, 3).withAddrs(pod)
 			tenant.add(k.config)
@@ -62,7 +62,7 @@ var _ = Describe("what a live container has", Label("live-owners", "kernel"), fu
 			Expect(w.Snapshot("nftables") + w.filter()).NotTo(ContainSubstring("10.1.0.2"))
 		})
 
-		It("stays accepted whichever of an old and a new container with its addresses ends first", func() {
+		It("remain whichever of an old and a new container with its addresses ends first", func() {
 			accepted()
 			next := w.container(1, 4).withAddrs(pod)
 			next.add(k.config)
@@ -76,7 +76,7 @@ var _ = Describe("what a live container has", Label("live-owners", "kernel"), fu
 		})
 
 		for _, live := range []policy{policySameBridge, policyIsolated} {
-			It("stays "+string(live)+" when a network of the same name asks for less", func() {
+			It("keep policy "+string(live)+" when a network of the same name wants less", func() {
 				w = newWorld(1, 2)
 				w.SetBridgeNF(false)
 				strict, open := Object{"ingressPolicy": string(live)}, Object{"ingressPolicy": "open"}
@@ -110,7 +110,7 @@ var _ = Describe("what a live container has", Label("live-owners", "kernel"), fu
 		}
 	})
 
-	It("stays without its host ports when an attachment with its addresses accepts them", func() {
+	It("remain without its host ports when an attachment with its addresses accepts them", func() {
 		w := newWorld(1, 2)
 		w.forward("DROP")
 		pod := w.container(1, 2)
@@ -125,7 +125,7 @@ var _ = Describe("what a live container has", Label("live-owners", "kernel"), fu
 		pod.check(Object{"acceptPublished": false})
 	})
 
-	It("stays where it is the reference's, by an attachment of backend iptables with its addresses", func() {
+	It("remain if they are the reference plugin's, with an attachment of backend iptables with its addresses", func() {
 		keys := Object{"cniVersion": "1.0.0", "backend": "iptables"}
 		w := newWorld(1, 2)
 		w.forward("DROP")
@@ -145,7 +145,7 @@ var _ = Describe("what a live container has", Label("live-owners", "kernel"), fu
 	})
 
 	for _, variant := range []string{"nft", "legacy"} {
-		It("stays when a DEL names it in prevResult, on iptables-"+variant, func() {
+		It("remain when a DEL has its addresses in prevResult, on iptables-"+variant, func() {
 			nstest.UseVariant(variant)
 			keys := Object{"cniVersion": "1.0.0", "ingressPolicy": "isolated"}
 			w := newWorld(1, 2)
@@ -174,7 +174,7 @@ var _ = Describe("what a live container has", Label("live-owners", "kernel"), fu
 	}
 })
 
-var _ = Describe("a container whose elements an earlier version made", Label("live-owners", "kernel"), func() {
+var _ = Describe("a container with elements of an earlier version", Label("live-owners", "kernel"), func() {
 	It("keeps them, and leaves none", func() {
 		w := newWorld(1, 2)
 		w.forward("DROP")
@@ -194,7 +194,7 @@ var _ = Describe("a container whose elements an earlier version made", Label("li
 
 var _ = Describe("reapply", Label("kernel"), func() {
 	eachKind(func(k kind) {
-		It("makes rules that DEL removes, as those of ADD", Label("live-owners"), func() {
+		It("restores rules that DEL removes, like those of ADD", Label("live-owners"), func() {
 			w, _ := settled(k, nil)
 			before := w.state()
 			c := w.container(1, 2)

@@ -51,7 +51,7 @@ var _ = Describe("CHECK", Label("kernel"), func() {
 			Entry("several, in one answer",
 				`nft delete element inet hawser portmap4_v1 '{ tcp . 8080 }';
 						nft delete element inet hawser portmap6_v1 '{ udp . 53 }'`, `8080/tcp`, `53/udp`),
-			Entry("a port that leads elsewhere",
+			Entry("a port with another target",
 				`nft delete element inet hawser portmap4_v1 '{ tcp . 8080 }';
 						nft add element inet hawser portmap4_v1 \
 							'{ tcp . 8080 comment "HASH net1 c1-2 eth0" : 10.1.0.9 . 80 }'`,
@@ -71,7 +71,7 @@ var _ = Describe("CHECK", Label("kernel"), func() {
 			Entry("no record", `rm /run/hawser/portmap/HASH.json`, `there is no record`),
 		)
 
-		It("notices a port that somebody else has, and ADD leaves it to them", func() {
+		It("detects a port that another container has, and ADD leaves it to that container", func() {
 			w, c := newContainer()
 			c.add(mapped)
 			w.Cmd("sh", "-ec",
@@ -104,7 +104,7 @@ var _ = Describe("CHECK", Label("kernel"), func() {
 	})
 
 	Context("on iptables", func() {
-		It("wants the rules that the version before made, of ports that are left to another network, too", func() {
+		It("also requires the rules of the previous version for ports that are left to another network", func() {
 			nstest.UseVariant("nft")
 			w := newWorld()
 			k := kinds[1]
@@ -129,7 +129,7 @@ var _ = Describe("CHECK", Label("kernel"), func() {
 			e.check(k.config, four, ports("0.0.0.0:8080:80"))
 		})
 
-		It("wants the rules that the version before made, of a family with conditions and without ports, too", func() {
+		It("also requires the rules of the previous version for a family with conditions and without ports", func() {
 			nstest.UseVariant("nft")
 			w := newWorld()
 			k := kinds[1]
@@ -168,7 +168,7 @@ var _ = Describe("CHECK", Label("kernel"), func() {
 			Entry("a translation that is gone",
 				`iptables -t nat -D @CHAIN -p tcp --dport 8080 -j DNAT --to-destination 10.1.0.2:80`,
 				`-j DNAT --to-destination 10.1.0.2:80`),
-			Entry("a translation that leads elsewhere",
+			Entry("a translation to another target",
 				`iptables -t nat -D @CHAIN -p tcp --dport 8080 -j DNAT --to-destination 10.1.0.2:80;
 						iptables -t nat -A @CHAIN -p tcp --dport 8080 -j DNAT --to-destination 10.1.0.9:80`,
 				`10.1.0.2:80`),
@@ -189,7 +189,7 @@ var _ = Describe("CHECK", Label("kernel"), func() {
 		)
 	})
 
-	It("asks for a prevResult, and compares what it says", func() {
+	It("requires a prevResult, and compares its addresses", func() {
 		_, c := newContainer()
 		Expect(c.call("CHECK", Object{"prevResult": nil}).Code).To(Equal(cni.CodeConfig))
 		c.check()
@@ -200,7 +200,7 @@ var _ = Describe("CHECK", Label("kernel"), func() {
 			To(ContainSubstring("the container's addresses in prevResult changed since ADD"))
 	})
 
-	It("knows the backend of the ADD, whatever it would be now", func() {
+	It("uses the backend of the ADD, also if ADD would use another one now", func() {
 		nstest.UseVariant("nft")
 		_, c := newContainer()
 		c.add(Object{"backend": "iptables"}, mapped)
@@ -288,7 +288,7 @@ var _ = Describe("many mappings", Label("kernel"), func() {
 		b.check(many(1000, 300, "udp"))
 	})
 
-	It("of other containers on the bridge cost an ADD no look at their records", func() {
+	It("of other containers on the bridge do not cause an ADD to read their records", func() {
 		w := newWorld()
 		for i := range 8 {
 			w.container(1, 2+i).add(ports(fmt.Sprintf("%d:80", 8080+i)))
@@ -299,7 +299,7 @@ var _ = Describe("many mappings", Label("kernel"), func() {
 		Expect(strings.Fields(read)).To(HaveLen(1), "its own, which is new: %s", read)
 	})
 
-	It("need no netfilter socket when there are none", Label("one-batch"), func() {
+	It("need no netfilter socket if there are none", Label("one-batch"), func() {
 		w, c := newContainer()
 		o := c.call("ADD")
 		Expect(o.exit).To(BeZero(), o.text())
@@ -435,7 +435,7 @@ ip saddr != 203.0.113.0/24 goto portmap4_masq_v1_13_10.1.0.0/24
 })
 
 var _ = Describe("the elements of a host port", func() {
-	It("are keyed as the maps are, and lead through a chain named after what it masquerades", func() {
+	It("have the keys of the maps, and go through a chain that is named after its sources", func() {
 		var got []string
 		for _, it := range sample(nil).items() {
 			got = append(got, fmt.Sprintf("%s %x %x %s", it.Set, it.Key, it.Data, it.Goto))
@@ -450,7 +450,7 @@ var _ = Describe("the elements of a host port", func() {
 })
 
 var _ = Describe("the name of a chain that masquerades", func() {
-	DescribeTable("says all of the chain", func(name string, want ...string) {
+	DescribeTable("determines the rules of the chain", func(name string, want ...string) {
 		chain, ok := chainNamed(name)
 		Expect(ok).To(BeTrue())
 		var rules []string
@@ -482,7 +482,7 @@ const (
 	commentC1 = `-m comment --comment "dnat name: \"pnet\" id: \"c1\""`
 )
 
-// script is what iptables-restore is given.
+// script returns the input of iptables-restore.
 func script(lines []string) string { return strings.Join(lines, "\n") + "\n" }
 
 var _ = Describe("the rules of iptables", func() {
@@ -498,7 +498,7 @@ var _ = Describe("the rules of iptables", func() {
 		Entry("c2", "pnet", "c2", "CNI-DN-398934acb76b8c85ef9cb"),
 	)
 
-	It("make one restore where all that is shared is there", func() {
+	It("need one run of iptables-restore if all shared rules exist", func() {
 		Expect(script(sample(nil).quickLines(v4))).To(Equal(
 			`-C PREROUTING -m addrtype --dst-type LOCAL -j CNI-HOSTPORT-DNAT
 -C OUTPUT -m addrtype --dst-type LOCAL -j CNI-HOSTPORT-DNAT
@@ -520,7 +520,7 @@ var _ = Describe("the rules of iptables", func() {
 `))
 	})
 
-	It("make what is missing of the shared ones, the masquerade first", func() {
+	It("add missing shared rules, the masquerade first", func() {
 		st := sample(func(s *record) { s.Options.MarkBit = 5 })
 		live := &ipt.Edit{Chains: []string{hostportDNAT, chainC1}, Rules: []ipt.Rule{
 			ipt.NewRule("PREROUTING", "-m", "addrtype", "--dst-type", "LOCAL", "-j", "CNI-HOSTPORT-DNAT")}}
@@ -556,7 +556,7 @@ var _ = Describe("the rules of iptables", func() {
 		Expect(got).To(Equal([]string{"sctp 1 98", "tcp 1 99", "udp 15 100", "udp 15 115", "udp 1 130"}))
 	})
 
-	DescribeTable("that others made are read for what they hold", func(rule string, want string) {
+	DescribeTable("of other programs are decoded as host ports", func(rule string, want string) {
 		f, ok := iptHostPort(ipt.NewRule(chainC1, strings.Fields(rule)...))
 		Expect(ok).To(Equal(want != ""))
 		if ok {
@@ -569,6 +569,6 @@ var _ = Describe("the rules of iptables", func() {
 			"192.0.2.1:53/udp to 10.1.0.2:53"),
 		Entry("IPv6", "-p tcp -m tcp --dport 80 -j DNAT --to-destination [fd00::2]:80", "[::]:80/tcp to [fd00::2]:80"),
 		Entry("a mark", "-p tcp -m tcp --dport 80 -j CNI-HOSTPORT-SETMARK", ""),
-		Entry("a port that is none", "-p tcp --dport 80:90 -j DNAT --to-destination 10.1.0.2:80", ""),
+		Entry("a range of ports", "-p tcp --dport 80:90 -j DNAT --to-destination 10.1.0.2:80", ""),
 	)
 })

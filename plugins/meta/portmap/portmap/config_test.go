@@ -43,7 +43,7 @@ func newWorld() *world {
 	return w
 }
 
-// container is an interface of a container, and what the plugin before portmap says of it.
+// container is an interface of a container, with the result of the plugin before portmap.
 type container struct {
 	*nstest.Host
 	w       *world
@@ -54,21 +54,21 @@ type container struct {
 	ips     []string // with the lengths of their prefixes
 }
 
-// container makes one on network n, with address number i.
+// container returns a new one on network n, with address number i.
 func (w *world) container(n, i int) *container {
 	GinkgoHelper()
 	c := &container{Host: nstest.NewNetns(), w: w, id: fmt.Sprintf("c%d-%d", n, i)}
 	return c.second("eth0", n, i)
 }
 
-// newContainer makes a world with the first container of network 1.
+// newContainer returns a world with the first container of network 1.
 func newContainer() (*world, *container) {
 	GinkgoHelper()
 	w := newWorld()
 	return w, w.container(1, 2)
 }
 
-// newContainers makes a world with two containers of network 1.
+// newContainers returns a world with two containers of network 1.
 func newContainers() (w *world, a, b *container) {
 	GinkgoHelper()
 	w, a = newContainer()
@@ -123,7 +123,7 @@ func ports(list ...string) Object {
 	return Object{"runtimeConfig": Object{"portMappings": out}}
 }
 
-// prevResult is what the plugin before said.
+// prevResult is the result of the previous plugin.
 func (c *container) prevResult() Object {
 	var ips []Object
 	for _, ip := range c.ips {
@@ -133,7 +133,7 @@ func (c *container) prevResult() Object {
 		"interfaces": []Object{{"name": c.hostEnd}, {"name": c.ifName, "sandbox": c.Path}}}
 }
 
-// outcome is what a call gave back.
+// outcome is the result of a call.
 type outcome struct {
 	exit           int
 	stdout, stderr string
@@ -143,7 +143,7 @@ type outcome struct {
 
 func (o outcome) text() string { return fmt.Sprintf("exit %d %s %s", o.exit, o.stdout, o.stderr) }
 
-// as is a call about the container. A nil prevResult in the configuration takes it away.
+// as returns a call for the container. A nil prevResult in the configuration removes it.
 func (c *container) as(command string, more ...Object) Call {
 	all := append([]Object{{"name": c.network, "prevResult": c.prevResult()}}, more...)
 	return Call{Command: command, ID: c.id, IfName: c.ifName, Netns: c.Path, Conf: conf(all...)}
@@ -167,13 +167,13 @@ func (w *world) status(more ...Object) outcome {
 	return w.run(Call{Command: "STATUS", Conf: conf(more...)})
 }
 
-// succeeds makes calls that say nothing.
+// succeeds runs calls that must print nothing.
 func (c *container) succeeds(command string, more ...Object) {
 	GinkgoHelper()
 	Expect(c.call(command, more...).text()).To(Equal("exit 0  "))
 }
 
-// fails is what a call says that must fail with a code.
+// fails returns the message of a call that must fail with a code.
 func (c *container) fails(command string, code uint, more ...Object) string {
 	GinkgoHelper()
 	o := c.call(command, more...)
@@ -208,7 +208,7 @@ func (w *world) gc(network string, valid ...string) {
 	w.Succeeds(Call{Command: "GC", Conf: conf(Object{"name": network, "cni.dev/valid-attachments": refs})})
 }
 
-// kinds are the backends: what a configuration says, and which iptables there is.
+// kinds are the backends: their configuration, and the variant of iptables.
 type kind struct {
 	name    string
 	config  Object
@@ -241,13 +241,13 @@ func (w *world) localnet() string {
 	return w.Sysctl("net/ipv4/conf/br1/route_localnet") + w.Sysctl("net/ipv4/conf/br2/route_localnet")
 }
 
-// natRules are both families' nat table as iptables says it.
+// natRules returns table nat of both families as iptables lists it.
 func (w *world) natRules() string {
 	GinkgoHelper()
 	return w.Cmd("iptables", "-t", "nat", "-S") + w.Cmd("ip6tables", "-t", "nat", "-S")
 }
 
-// soon is how long to wait for what must not come.
+// soon is the time to wait for packets that must not arrive.
 func soon(ms int) time.Duration {
 	return nstest.Patience(time.Duration(ms) * time.Millisecond)
 }
@@ -263,7 +263,7 @@ func mappingsOf(entries string) string {
 }
 
 var _ = Describe("the configuration", func() {
-	DescribeTable("takes each spelling of a mapping", func(entry string, want mapping) {
+	DescribeTable("accepts each spelling of a mapping", func(entry string, want mapping) {
 		c := nstest.Must(parse(mappingsOf(entry)))
 		Expect(c.mappings).To(Equal([]mapping{want}))
 	},
@@ -276,11 +276,11 @@ var _ = Describe("the configuration", func() {
 		Entry("sctp", `{"hostPort":1,"containerPort":65535,"protocol":"Sctp"}`, mapping{132, netip.Addr{}, 1, 65535}),
 		Entry("null address", `{"hostPort":65535,"containerPort":1,"protocol":"tcp","hostIP":null}`,
 			mapping{6, netip.Addr{}, 65535, 1}),
-		Entry("unknown keys beside", `{"hostPort":1,"containerPort":1,"protocol":"tcp","name":"http"}`,
+		Entry("unknown additional keys", `{"hostPort":1,"containerPort":1,"protocol":"tcp","name":"http"}`,
 			mapping{6, netip.Addr{}, 1, 1}),
 	)
 
-	DescribeTable("takes each address of the host", func(hostIP, want string) {
+	DescribeTable("accepts each address of the host", func(hostIP, want string) {
 		entry := `{"hostPort":1,"containerPort":1,"protocol":"tcp","hostIP":"` + hostIP + `"}`
 		c := nstest.Must(parse(mappingsOf(entry)))
 		Expect(c.mappings).To(Equal([]mapping{{6, netip.MustParseAddr(want), 1, 1}}))
@@ -304,13 +304,13 @@ var _ = Describe("the configuration", func() {
 		Entry("no object", `5`, `[1]: is a JSON number, want an object`),
 	)
 
-	It("tells what to write instead of no protocol", func() {
+	It("suggests a value for a missing protocol", func() {
 		_, err := parse(mappingsOf(`{"hostPort":80,"containerPort":80,"protocol":null}`))
 		Expect(cni.ProblemsOf(err)).To(ConsistOf(
 			HaveField("Suggestion", `write "protocol": "tcp", "udp" or "sctp"`)))
 	})
 
-	It("takes what says the same as one, and an address beside all addresses", func() {
+	It("merges equal mappings, and accepts an address in addition to all addresses", func() {
 		c, err := parse(mappingsOf(`{"hostPort":9,"containerPort":9,"protocol":"tcp"},
 			{"hostPort":9,"containerPort":9,"protocol":"TCP"},
 			{"hostPort":9,"containerPort":9,"protocol":"tcp","hostIP":"0.0.0.0"},
@@ -321,7 +321,7 @@ var _ = Describe("the configuration", func() {
 			{6, netip.MustParseAddr("127.0.0.1"), 9, 10}}))
 	})
 
-	It("knows the defaults, and null for each of them", func() {
+	It("has defaults, and accepts null for each key", func() {
 		for _, text := range []string{`"type":"portmap"`,
 			`"backend":null,"snat":null,"masqAll":null,"markMasqBit":null,` +
 				`"externalSetMarkChain":null,"conditionsV4":null,"conditionsV6":null,"runtimeConfig":null`,
@@ -448,7 +448,7 @@ var _ = Describe("forwards", func() {
 		Expect(st.hostPorts()).To(HaveLen(2))
 	})
 
-	It("lead to the first address of each family of the container's interface", func() {
+	It("are forwarded to the first address of each family of the container's interface", func() {
 		one := 1
 		var ips []cni.IP
 		for _, p := range []string{"fd00:1::2/64", "10.1.0.2/24", "10.1.0.9/24", "fd00:1::9/64"} {
@@ -466,7 +466,7 @@ var _ = It("has its schema in docs/schema", func() {
 			HasKey("externalSetMarkChain", Object{"type": "string"})))
 })
 
-// FuzzCall makes up whole calls.
+// FuzzCall runs generated calls.
 func FuzzCall(f *testing.F) {
 	Fuzz{
 		Plugin: Any(Plugin()), Chained: true,
@@ -522,7 +522,7 @@ func FuzzNames(f *testing.F) {
 	})
 }
 
-// FuzzRecord reads anything as a record, and makes of it what a backend is told: each line is one.
+// FuzzRecord decodes any bytes as a record, and derives the input of the backends: each line must be a single line.
 func FuzzRecord(f *testing.F) {
 	for _, part := range []string{`"options":{"snat":true,"markBit":13}`,
 		`"options":{"snat":true,"masqAll":true,"markChain":"KUBE-MARK-MASQ","conditionsV4":["!","-s",` +

@@ -30,7 +30,7 @@ var (
 		"outside through the node", "container through the node"}
 )
 
-// What may come of a probe beside the source address that the server sees.
+// Results of a probe other than the source address that the server sees.
 const (
 	refused = "refused"
 	silence = "silence"
@@ -83,20 +83,20 @@ func (c cell) port() int {
 	return port
 }
 
-// mapping is the cell's, as ports takes it.
+// mapping is the mapping of the cell, as ports expects it.
 func (c cell) mapping() string {
 	host := map[string]string{"unset": "", "one address": c.family("192.0.2.1:", "[2001:db8::1]:"),
 		"unspecified": c.family("0.0.0.0:", "[::]:"), "loopback": c.family("127.0.0.1:", "[::1]:")}[c.hostIP]
 	return fmt.Sprintf("%s%d:%d/%s", host, c.port(), c.port()+1000, c.proto)
 }
 
-// setting is what a combination of the other axes says.
+// setting is a combination of the other axes.
 type setting struct {
 	kind
 	brNetfilter, hairpin bool
 }
 
-// expected is the address that the server sees, or what else comes of it.
+// expected is the address that the server sees, or another result.
 func (c cell) expected(s setting) string {
 	toLoopback := c.source == "host by loopback"
 	gateway := c.family("10.1.0.1", "fd00:1::1")
@@ -129,7 +129,7 @@ func (c cell) expected(s setting) string {
 	return gateway
 }
 
-// topology is what all cells of a combination share.
+// topology is shared by all cells of a combination.
 type topology struct {
 	*world
 	target, other, elsewhere *container
@@ -190,7 +190,7 @@ func (t *topology) probeAll(s setting) map[cell]string {
 	return seen
 }
 
-// probe asks as the cell says.
+// probe sends the request of the cell.
 func (t *topology) probe(c cell, limit time.Duration) string {
 	GinkgoHelper()
 	from, to := t.Host, c.family("192.0.2.1", "2001:db8::1")
@@ -213,7 +213,7 @@ func (t *topology) probe(c cell, limit time.Duration) string {
 	return ask(from, c.proto, net.JoinHostPort(to, strconv.Itoa(c.port())), limit)
 }
 
-// ask returns the address that the server sees, or what else came of it.
+// ask returns the address that the server sees, or another result.
 func ask(from *nstest.Host, proto, to string, limit time.Duration) string {
 	GinkgoHelper()
 	answer, err := from.AskWithin(limit, proto, to)
@@ -271,7 +271,7 @@ func listen(h *nstest.Host, address string) net.Listener {
 	return l
 }
 
-// word is what a TCP server says.
+// word is the answer of a TCP server.
 func word(from *nstest.Host, to string) string {
 	GinkgoHelper()
 	answer, err := from.AskWithin(patience(), "tcp", to)
@@ -402,7 +402,7 @@ var _ = Describe("a UDP sender that never pauses", Label("kernel"), func() {
 					onHost.hush(false)
 				}
 
-				It("reaches the new container, goes back to the host after DEL, and reaches the next one", func() {
+				It("reaches the new container, the host after DEL, and then the next container", func() {
 					s := newStream(w.out, net.JoinHostPort(host, "53"))
 					s.hears("host")
 					for _, c := range []*container{a, b} {
@@ -421,7 +421,7 @@ var _ = Describe("a UDP sender that never pauses", Label("kernel"), func() {
 					s.hears("b")
 				})
 
-				It("is let alone where it is none of ours", func() {
+				It("is kept if it is not to a host port", func() {
 					third := nstest.NewHost()
 					nstest.Wire(nstest.End{Host: w.Host, Name: "far",
 						Addrs: []string{"198.51.100.1/24", "2001:db8:9::1/64"}},
@@ -485,7 +485,7 @@ func flows(w *world, texts ...string) []string {
 	return ids
 }
 
-// original is the first half of a line of conntrack: what the sender wrote.
+// original returns the first half of a line of conntrack: the addresses of the sender.
 func original(line string) string {
 	first, _, _ := strings.Cut(line, "[ASSURED]")
 	if at := strings.Index(first, " src="); at >= 0 {
@@ -496,7 +496,7 @@ func original(line string) string {
 	return first
 }
 
-var _ = It("an answer of the host that makes a flow again is cut with it", func() {
+var _ = It("an answer of the host that recreates a flow is deleted with it", func() {
 	sender, host := netip.MustParseAddrPort("192.0.2.2:4711"), netip.MustParseAddrPort("192.0.2.1:53")
 	asked := nft.Flow{Source: sender, Destination: host, ReplySource: host}
 	answered := nft.Flow{Source: host, Destination: sender, ReplySource: sender}

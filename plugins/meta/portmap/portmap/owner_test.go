@@ -19,7 +19,7 @@ import (
 // eachKind runs the same specs on each backend, with either variant of iptables.
 func eachKind(specs func(k kind)) { onEach(kinds, specs) }
 
-// eachBackend runs the same specs on each backend, for what is the same with either variant of iptables.
+// eachBackend runs specs on each backend that do not depend on the variant of iptables.
 func eachBackend(specs func(k kind)) { onEach(kinds[:2], specs) }
 
 func onEach(list []kind, specs func(k kind)) {
@@ -97,7 +97,7 @@ var _ = Describe("a host port", Label("kernel"), func() {
 			b.add(k.config, ports("8080:80"))
 			Expect(w.reach(8080)).To(Equal("192.0.2.2"))
 			b.check(k.config, ports("8080:80"))
-			a.del(ports("8080:80", "9000:80")) // late, and somebody else's by now
+			a.del(ports("8080:80", "9000:80")) // late; the port has another owner now
 			Expect(w.reach(8080)).To(Equal("192.0.2.2"))
 			b.check(k.config, ports("8080:80"))
 			b.del()
@@ -117,7 +117,7 @@ var _ = Describe("a host port", Label("kernel"), func() {
 			waits := func() string { return w.Cmd("cat", "/proc/thread-self/net/netlink") }
 			Eventually(waits).Should(MatchRegexp(`(?m)^\S+ 0 +\d+ +00000001 `))
 			Expect(kept.Close()).To(Succeed())
-			// The kernel may have the namespaces of others to end, and be too slow for one ADD.
+			// The kernel may have other namespaces to remove, and be too slow for one ADD.
 			o := <-answer
 			Eventually(func() int {
 				if o.exit != 0 {
@@ -165,7 +165,7 @@ var _ = Describe("a host port whose owner may be gone", Label("kernel"), func() 
 		b.serve(80)
 	})
 
-	It("of owners whose links stay is refused after one wait for all of them", func() {
+	It("of owners whose links remain is refused after one wait for all of them", func() {
 		var held []string
 		for i := range 6 {
 			stale := w.container(1, 10+i)
@@ -182,13 +182,13 @@ var _ = Describe("a host port whose owner may be gone", Label("kernel"), func() 
 		}).Should(BeNumerically("<", nstest.Patience(3*linkPatience)))
 	})
 
-	It("of an owner stays its own as long as either is there", func() {
+	It("of an owner is kept while either exists", func() {
 		a.add(ports("8080:80"))
 		a.Unpin() // the path may be invisible from here: the link still says that it lives
 		Expect(b.call("ADD", ports("8080:80")).Code).To(Equal(cni.CodePortTaken))
 	})
 
-	It("of an owner passes on when its path leads to another namespace, and not while the link is there", func() {
+	It("of an owner is released if another namespace is at its path, but not while the link exists", func() {
 		a.add(ports("8080:80"))
 		a.Unpin()
 		w.Cmd("touch", a.Path)
@@ -263,9 +263,9 @@ var _ = Describe("a container's ports on its other networks", Label("kernel"), f
 	})
 })
 
-var _ = Describe("a host port whose rules somebody flushed", Label("kernel"), func() {
+var _ = Describe("a host port whose rules were flushed", Label("kernel"), func() {
 	for _, k := range kinds[1:] {
-		It("stays its live owner's on "+k.name, func() {
+		It("still belongs to its live owner on "+k.name, func() {
 			nstest.UseVariant(k.variant)
 			w, a, b := newContainers()
 			a.add(k.config, ports("8080:80"))
@@ -300,7 +300,7 @@ var _ = Describe("the lock", Label("kernel", "lock-deadline"), func() {
 })
 
 var _ = Describe("an ADD that is killed", Label("kernel"), func() {
-	It("beside a dead attachment of the same name, before its rules, hides none of that one's from a conflict", func() {
+	It("with a stale record of the same attachment hides none of its ports from a conflict", func() {
 		w, a, b := newContainers()
 		b.serve(80)
 		a.add(ports("192.0.2.1:8080:80"))
@@ -336,7 +336,7 @@ type held struct {
 	addr, proto, number string // no address: all
 }
 
-// collides says what bind(2) would say.
+// collides reports a conflict by the rules of bind(2).
 func (h held) collides(others []held) bool {
 	return slices.ContainsFunc(others, func(o held) bool {
 		isSame := h.v6 == o.v6 && h.proto == o.proto && h.number == o.number
@@ -408,7 +408,7 @@ func (r *walk) end(c *container) {
 	delete(r.held, c)
 }
 
-// die ends a container without DEL, and makes another one of its name.
+// die ends a container without DEL, and creates another one with its name.
 func (r *walk) die(i int) string {
 	GinkgoHelper()
 	for n, c := range r.all[3*i : 3*i+3] {
@@ -451,7 +451,7 @@ func (r *walk) add(c *container) string {
 	return what
 }
 
-// step makes one call and says which.
+// step runs one call and returns its name.
 func (r *walk) step() string {
 	GinkgoHelper()
 	c := pick(r, r.all...)
@@ -473,7 +473,7 @@ func (r *walk) step() string {
 }
 
 var _ = Describe("host ports", Label("kernel"), func() {
-	DescribeTable("in any order of calls are whose they were first, as CHECK wants them, and gone", func(
+	DescribeTable("in any order of calls belong to the first owner, pass CHECK, and are removed", func(
 		n int, variant string,
 	) {
 		r := newWalk(uint64(GinkgoRandomSeed())+uint64(n), variant)
@@ -501,7 +501,7 @@ var _ = Describe("host ports", Label("kernel"), func() {
 	)
 })
 
-var _ = DescribeTable("a host port of an owner that is gone, and that had another mark bit, takes no chain along",
+var _ = DescribeTable("a host port of an owner that is gone, with another mark bit, keeps the shared chains",
 	func(conditions Object) {
 		w, a, b := newContainers()
 		a.add(conditions, Object{"markMasqBit": 5}, ports("8080:80"))

@@ -24,10 +24,10 @@ import (
 	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
-// alone makes a container on a point to point link, as ptp does.
-func (w *world) alone(i int) *container { return w.aloneBehind(fmt.Sprintf("p%d", i), i) }
+// onLink returns a container on a point-to-point link, as ptp creates it.
+func (w *world) onLink(i int) *container { return w.onLinkBehind(fmt.Sprintf("p%d", i), i) }
 
-func (w *world) aloneBehind(hostEnd string, i int) *container {
+func (w *world) onLinkBehind(hostEnd string, i int) *container {
 	GinkgoHelper()
 	c := &container{w: w, Host: nstest.NewNetns(), network: "net1", id: fmt.Sprintf("p%d", i), ifName: "eth0",
 		hostEnd: hostEnd, ips: []string{fmt.Sprintf("10.9.0.%d/24", i), fmt.Sprintf("fd00:9::%d/64", i)}}
@@ -46,7 +46,7 @@ var _ = Describe("containers on links of their own", Label("kernel"), func() {
 	eachBackend(func(k kind) {
 		It("reach a host port from everywhere, and on nftables keep their address", func() {
 			w := newWorld()
-			a, b := w.alone(2), w.alone(3)
+			a, b := w.onLink(2), w.onLink(3)
 			a.Serve("tcp4", "0.0.0.0:80")
 			a.Serve("tcp6", "[::]:81")
 			a.add(k.config, ports("8080:80", "8081:81"))
@@ -83,7 +83,7 @@ var _ = Describe("containers on links of their own", Label("kernel"), func() {
 			var all []*container
 			for i := range 3 {
 				a := cni.Attachment{Network: "net1", ContainerID: fmt.Sprint("p", 2+i), IfName: "eth0"}
-				all = append(all, w.aloneBehind(iface.HostNames(a)[i], 2+i))
+				all = append(all, w.onLinkBehind(iface.HostNames(a)[i], 2+i))
 				all[i].add(k.config, ports(fmt.Sprintf("808%d:80", i)))
 			}
 			w.IP("link set " + all[0].hostEnd + " alias " + ownerHash(all[0]))
@@ -104,7 +104,7 @@ var _ = Describe("containers on links of their own", Label("kernel"), func() {
 			for i, remove := range []func(*container){func(c *container) { c.del() },
 				func(c *container) { w.gc("net1") },
 				func(c *container) { w.Cmd("rm", "-rf", "/run/hawser/portmap"); w.gc("net1") }} {
-				c := w.alone(2 + i)
+				c := w.onLink(2 + i)
 				c.add(k.config, ports("8080:80"))
 				c.vanish()
 				remove(c)
@@ -148,7 +148,7 @@ var _ = Describe("ADD", Label("kernel"), func() {
 		Expect(o.stderr).To(ContainSubstring(`did you mean "markMasqBit"?`))
 	})
 
-	It("repairs what all share when the rules were flushed", func() {
+	It("repairs the shared rules if they were flushed", func() {
 		w := newWorld()
 		a, b, c := w.container(1, 2), w.container(2, 2), w.container(1, 3)
 		a.serve(80)
@@ -186,7 +186,7 @@ var _ = Describe("ADD", Label("kernel"), func() {
 })
 
 var _ = Describe("an owner", Label("kernel"), func() {
-	It("is told from others by its namespace, and lives in doubt", func() {
+	It("is identified by its namespace, and is present in doubt", func() {
 		w, a, b := newContainers()
 		isGone := func(l location) bool {
 			GinkgoHelper()
@@ -289,8 +289,8 @@ var _ = Describe("a service on the port of a container", Label("kernel", "servic
 	}
 })
 
-var _ = Describe("a service that leads to a container with host ports", Label("kernel"), func() {
-	It("keeps the source of those who use the service, also on the port of the same number", func() {
+var _ = Describe("a service that forwards to a container with host ports", Label("kernel"), func() {
+	It("keeps the source of its clients, also on the port with the same number", func() {
 		w := newWorld()
 		w.SetBridgeNF(true)
 		a, b := w.container(1, 2), w.container(1, 3)
@@ -304,7 +304,7 @@ add rule ip kube-proxy pre ip daddr 10.96.0.10 tcp dport 8080 dnat to 10.1.0.2:8
 	})
 })
 
-var _ = Describe("beside kube-proxy in its mode ipvs", Label("kernel"), func() {
+var _ = Describe("with kube-proxy in ipvs mode", Label("kernel"), func() {
 	var w *world
 	var c *container
 
@@ -332,12 +332,12 @@ var _ = Describe("beside kube-proxy in its mode ipvs", Label("kernel"), func() {
 		Expect(w.natRules()).NotTo(ContainSubstring("CNI-DN"))
 	})
 
-	It("does as it is told, and says what that means", Label("kube-proxy"), func() {
+	It("uses the configured backend, and warns of the consequence", Label("kube-proxy"), func() {
 		asked := Object{"backend": "nftables"}
 		const beside = `with kube-proxy in ipvs mode (link "kube-ipvs0")`
 		Expect(w.Warns(c.as("ADD", asked, ports("8080:80")))).To(ContainSubstring(beside))
 		Expect(word(w.out, "10.96.0.10:8080")).To(Equal("ours"))
-		// An error would make the node not ready for ever, and its pods would go.
+		// An error would keep the node from becoming ready, and its pods would be evicted.
 		o := w.status(asked)
 		Expect(o.exit).To(BeZero(), o.text())
 		Expect(o.stdout).To(BeEmpty())
@@ -347,7 +347,7 @@ var _ = Describe("beside kube-proxy in its mode ipvs", Label("kernel"), func() {
 
 var _ = Describe("conditions", Label("kernel"), func() {
 	eachBackend(func(k kind) {
-		It("of one network hold for its ports alone", func() {
+		It("of one network apply to its ports only", func() {
 			w := newWorld()
 			a, b := w.container(1, 2), w.container(2, 2)
 			a.serve(80)
@@ -375,7 +375,7 @@ var _ = Describe("conditions", Label("kernel"), func() {
 			Expect(w.ruleset()).NotTo(MatchRegexp("808|_conditions_|_masq_|CNI-DN"))
 		})
 	})
-	It("are compiled below a root that is no mount, and no mount stays", Label("conditions-names"), func() {
+	It("are compiled below a root that is not a mount, and no mount remains", Label("conditions-names"), func() {
 		w, a := newContainer()
 		a.serve(80)
 		config := Object{"backend": "nftables", "conditionsV4": strings.Fields("ip saddr != 192.0.2.0/24")}
@@ -483,7 +483,7 @@ var _ = Describe("conditions", Label("kernel"), func() {
 	})
 })
 
-// slowly makes a directory with a program that takes its time where its input has the text: then it makes a file.
+// slowly returns a directory with a program that is slow if its input has the text, and then creates a file.
 func slowly(program, text, file string) (dir string) {
 	GinkgoHelper()
 	dir = GinkgoT().TempDir()

@@ -40,7 +40,7 @@ func (w *world) saved() string {
 	return text
 }
 
-var _ = Describe("beside the reference plugin", Label("kernel"), func() {
+var _ = Describe("together with the reference plugin", Label("kernel"), func() {
 	for _, ref := range nstest.References() {
 		for _, k := range kinds[1:] {
 			if ref != nstest.Newest() && k.variant == "legacy" { // the releases' rules do not depend on the variant
@@ -87,7 +87,7 @@ func besideReference(ref nstest.Reference, k kind) {
 			"conditionsV6": []string{"-s", "2001:db8::/32", "-m", "mark", "--mark", "0x7"}}),
 	)
 
-	It("its DEL removes what we made", Label("portmap-format"), func() {
+	It("its DEL removes our rules", Label("portmap-format"), func() {
 		c.reference(ref, "ADD", k.config, mapped)
 		c.reference(ref, "DEL", k.config, mapped)
 		empty := w.saved()
@@ -99,7 +99,7 @@ func besideReference(ref nstest.Reference, k kind) {
 		c.check(k.config, mapped)
 	})
 
-	It("our DEL removes what it made, with the default backend and nothing else in the configuration", func() {
+	It("our DEL removes its rules, with the default backend and no other configuration", func() {
 		c.reference(ref, "ADD", k.config, mapped)
 		c.reference(ref, "DEL", k.config, mapped)
 		empty := w.saved()
@@ -116,7 +116,7 @@ func besideReference(ref nstest.Reference, k kind) {
 		Expect(w.saved()).To(Equal(both))
 	})
 
-	It("our GC removes what it made for containers of the network that are not valid", func() {
+	It("our GC removes its rules for stale containers of the network", func() {
 		other := w.container(1, 3)
 		other.reference(ref, "ADD", k.config, ports("7000:80"))
 		foreign := w.container(1, 4)
@@ -133,7 +133,7 @@ func besideReference(ref nstest.Reference, k kind) {
 		return
 	}
 
-	It("each makes what the other one would find on a new host", func() {
+	It("each creates what the other one expects on a new host", func() {
 		c.add(k.config, mapped)
 		ours := w.saved()
 		other := newWorld()
@@ -142,7 +142,7 @@ func besideReference(ref nstest.Reference, k kind) {
 		Expect(sortedLines(ours)).To(Equal(sortedLines(other.saved())))
 	})
 
-	It("the chains of an older version go too", func() {
+	It("the chains of an older version are removed as well", func() {
 		chain := ipt.ContainerChain("CNI-SN-", c.network, c.id)
 		for _, program := range []string{"iptables", "ip6tables"} {
 			w.Cmd("sh", "-ec",
@@ -158,11 +158,11 @@ func besideReference(ref nstest.Reference, k kind) {
 		Expect(empty).To(ContainSubstring(chain))
 	})
 
-	It("the rules of masqAll, which older releases lack, are the same, too", func() {
+	It("the rules of masqAll, which older releases lack, are also the same", func() {
 		sameRules(Object{"masqAll": true})
 	})
 
-	It("after its DEL of what we made, the host ports are anybody's", func() {
+	It("after its DEL of our attachment, the host ports are free", func() {
 		other := w.container(1, 3)
 		c.add(k.config, mapped)
 		c.reference(ref, "DEL", k.config, mapped)
@@ -172,7 +172,7 @@ func besideReference(ref nstest.Reference, k kind) {
 		c.check(k.config, mapped)
 	})
 
-	It("our CHECK knows what it made in place of what we made", func() {
+	It("our CHECK accepts its rules in place of ours", func() {
 		other := w.container(1, 3)
 		c.add(k.config, mapped)
 		c.reference(ref, "DEL", k.config, mapped)
@@ -183,7 +183,7 @@ func besideReference(ref nstest.Reference, k kind) {
 		Expect(c.call("CHECK", k.config, mapped).Code).To(Equal(cni.CodeDrift), "the address that it had before")
 	})
 
-	It("our CHECK knows what it made, with any backend, and what is gone of it", func() {
+	It("our CHECK accepts its rules, with any backend, and detects missing ones", func() {
 		c.reference(ref, "ADD", k.config, mapped)
 		for _, config := range []Object{{}, k.config} {
 			c.check(config, mapped)
@@ -217,7 +217,7 @@ func besideReference(ref nstest.Reference, k kind) {
 		c.del()
 	})
 
-	It("a port that it left to a container that is gone, and whose address is ours by now, is taken over", func() {
+	It("a port of its container that is gone, and whose address is now ours, is taken over", func() {
 		for _, config := range []Object{{}, k.config} {
 			old := &container{w: w, Host: c.Host, network: "net1", id: "dead", ifName: "eth0", ips: c.ips}
 			old.reference(ref, "ADD", k.config, ports("8080:81"))
@@ -229,8 +229,8 @@ func besideReference(ref nstest.Reference, k kind) {
 	})
 }
 
-var _ = Describe("beside the reference plugin's nftables", Label("kernel"), func() {
-	It("what it left in nftables goes with DEL, and with GC where a record says whose it was", func() {
+var _ = Describe("together with the reference plugin's nftables", Label("kernel"), func() {
+	It("its rules in nftables are removed by DEL, and by GC if a record names their owner", func() {
 		w := newWorld()
 		a, b := w.container(1, 2), w.container(2, 2)
 		b.id = a.id
@@ -281,7 +281,7 @@ var _ = Describe("beside the reference plugin's nftables", Label("kernel"), func
 	})
 })
 
-var _ = Describe("host ports that the newest reference made in nftables", Label("kernel"), func() {
+var _ = Describe("host ports of the newest reference plugin in nftables", Label("kernel"), func() {
 	nft := Object{"backend": "nftables"}
 	mapped := ports("8080:80", "192.0.2.1:8081:81", "[::]:53:53/udp", "127.0.0.1:9:9/sctp")
 	var w *world

@@ -152,7 +152,7 @@ var _ = Describe("DEL", Label("kernel"), func() {
 		})
 	})
 
-	It("succeeds before any ADD, and makes nothing", func() {
+	It("succeeds before any ADD, and creates nothing", func() {
 		w, c := newContainer()
 		before := w.rules()
 		c.del(ports("8080:80"))
@@ -182,7 +182,7 @@ elements = { "br1" comment "route_localnet was 0",
 		Expect(parts(w.Cmd("nft", "list", "ruleset"))).To(Equal("\n"))
 	})
 
-	It("takes route_localnet back also when somebody flushed all rules", Label("loopback-guard"), func() {
+	It("also resets route_localnet if all rules were flushed", Label("loopback-guard"), func() {
 		w := newWorld()
 		w.SetSysctl("net/ipv4/conf/br2/route_localnet", "1")
 		a, c := w.container(1, 2), w.container(2, 2)
@@ -230,7 +230,7 @@ func ownerHash(c *container) string {
 
 var _ = Describe("GC", Label("kernel"), func() {
 	eachKind(func(k kind) {
-		It("removes nothing without a list, and of another network, and with one what is not valid", func() {
+		It("removes nothing without a list or from another network, and with a list the stale attachments", func() {
 			w := newWorld()
 			w.settle(k)
 			a, b, other := w.container(1, 2), w.container(1, 3), w.container(2, 2)
@@ -246,7 +246,7 @@ var _ = Describe("GC", Label("kernel"), func() {
 			other.check(k.config, ports("8003:80"))
 		})
 
-		It("finds what has no record", func() {
+		It("finds rules without a record", func() {
 			w := newWorld()
 			w.settle(k)
 			before := w.ruleset()
@@ -311,7 +311,7 @@ var _ = Describe("a DEL that is repeated", Label("kernel"), func() {
 		Expect(w.Files("/run/hawser/portmap")).NotTo(ContainSubstring(".json"))
 	})
 
-	It("is needed when iptables is missing and something else failed too", func() {
+	It("is needed if iptables is missing and something else also failed", func() {
 		nstest.UseVariant("legacy")
 		w, c := newContainer()
 		c.add(kinds[2].config, ports("8080:80"))
@@ -324,7 +324,7 @@ var _ = Describe("a DEL that is repeated", Label("kernel"), func() {
 })
 
 var _ = Describe("a former owner's rules", Label("kernel"), func() {
-	It("go once, also when the plan has to be made again", func() {
+	It("are removed once, also if the transaction starts again", func() {
 		w := newWorld()
 		for _, id := range []string{"c1-2", "c1-3"} { // the same attachment, another one
 			old := w.container(1, 2)
@@ -391,12 +391,12 @@ var _ = Describe("an ADD that fails", Label("kernel"), func() {
 		}
 
 		It("at the configuration touches nothing", func() { fails(nil, "portMappings[0].hostPort", ports("0:80")) })
-		It("for want of an address touches nothing", func() {
+		It("without an address changes nothing", func() {
 			fails(nil, "has no address of interface", Object{"prevResult": Object{"cniVersion": "1.1.0"}})
 		})
-		It("at the sysctl takes back the rules", func() { fails(readOnlyProc, "read-only file system") })
+		It("at the sysctl removes the rules", func() { fails(readOnlyProc, "read-only file system") })
 
-		It("at the result takes back everything", func() {
+		It("at the result removes everything", func() {
 			w, c, before := settled(k)
 			call := c.as("ADD", k.config, ports(all...))
 			call.Stdout = BrokenPipe{}
@@ -419,7 +419,7 @@ var _ = Describe("an ADD that fails", Label("kernel"), func() {
 		})
 	})
 
-	It("at a foreign element under our key takes back the rest", func() {
+	It("at another program's element with our key removes the rest", func() {
 		w, c, _ := settled(kinds[0])
 		w.Cmd("nft", "add", "element", "inet", "hawser", "portmap6_via_v1", "{ udp . 53 : goto portmap6_dnat_v1 }")
 		before := w.rules()
@@ -427,7 +427,7 @@ var _ = Describe("an ADD that fails", Label("kernel"), func() {
 		Expect(w.rules()).To(Equal(before))
 	})
 
-	It("at conditions that nft does not understand takes back the rest", func() {
+	It("at conditions that nft does not understand removes the rest", func() {
 		w, c, before := settled(kinds[0])
 		o := c.call("ADD", Object{"conditionsV4": []string{"ip saddr 10.0.0.0/8"},
 			"conditionsV6": []string{"nonsense"}}, ports(all...))
@@ -436,7 +436,7 @@ var _ = Describe("an ADD that fails", Label("kernel"), func() {
 		Expect(w.rules()).To(Equal(before))
 	})
 
-	It("for want of the nft program says so, and so does STATUS", func() {
+	It("without the nft program names it, and so does STATUS", func() {
 		w, c, before := settled(kinds[0])
 		cond := Object{"conditionsV4": []string{"ip saddr 10.0.0.0/8"}}
 		var o, st outcome
@@ -447,20 +447,20 @@ var _ = Describe("an ADD that fails", Label("kernel"), func() {
 	})
 
 	for _, k := range kinds[1:] {
-		It("for want of ip6tables on "+k.name+" takes back what iptables did, and STATUS warns of it", func() {
+		It("without ip6tables on "+k.name+" removes the rules of iptables, and STATUS warns", func() {
 			nstest.UseVariant(k.variant)
 			w, c, before := settled(k)
 			var o, st outcome
 			onlyIPv4(k.variant, func() { o, st = c.call("ADD", k.config, ports(all...)), w.status(k.config) })
 			Expect(o.Msg).To(ContainSubstring(`": executable file not found`))
-			Expect(st.exit).To(BeZero(), "containers may have IPv4 alone")
+			Expect(st.exit).To(BeZero(), "containers may have IPv4 only")
 			Expect(st.stderr).To(And(ContainSubstring("no host ports of containers with an IPv6 address"),
 				ContainSubstring("not found")))
 			Expect(w.rules()).To(Equal(before))
 			Expect(w.Files("/run/hawser/portmap")).NotTo(ContainSubstring(".json"))
 		})
 
-		It("for want of a writable /run on "+k.name+" says so, and so does STATUS", func() {
+		It("without a writable /run on "+k.name+" fails, and so does STATUS", func() {
 			nstest.UseVariant(k.variant)
 			w, c := newContainer()
 			Expect(w.status(k.config).text()).To(Equal("exit 0  "))
@@ -470,7 +470,7 @@ var _ = Describe("an ADD that fails", Label("kernel"), func() {
 			}
 		})
 
-		It("at a condition that "+k.name+" does not understand takes back the rest", func() {
+		It("at a condition that "+k.name+" does not understand removes the rest", func() {
 			nstest.UseVariant(k.variant)
 			w, c, before := settled(k)
 			o := c.call("ADD", Object{"conditionsV6": []string{"-m", "nonsense"}}, ports(all...))
@@ -498,7 +498,7 @@ var _ = Describe("STATUS", Label("kernel"), func() {
 		Expect(o.Msg).To(And(ContainSubstring("/run/hawser/portmap"), ContainSubstring("not supported")))
 	})
 
-	It("fails where the kernel has no nf_tables and iptables are those over them", Label("status-variant"), func() {
+	It("fails if the kernel has no nf_tables and iptables needs them", Label("status-variant"), func() {
 		w := newWorld()
 		call := Call{Command: "STATUS", Conf: conf(), Before: nstest.RefuseNetfilterSockets}
 		nstest.UseVariant("legacy")

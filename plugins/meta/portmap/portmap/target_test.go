@@ -8,7 +8,7 @@ import (
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
 )
 
-var _ = Describe("the address that a host port leads to", Label("kernel", "port-target"), func() {
+var _ = Describe("the target address of a host port", Label("kernel", "port-target"), func() {
 	eachBackend(func(k kind) {
 		DescribeTable("is refused, and nothing is recorded, where it is", func(network int, ip, inside, reason string) {
 			w := newWorld()
@@ -39,7 +39,7 @@ var _ = Describe("the address that a host port leads to", Label("kernel", "port-
 				`belongs to another network: the host reaches it through "br1"`),
 		)
 
-		It("gives an interface that leads out of the node no route_localnet", func() {
+		It("does not set route_localnet on an uplink of the node", func() {
 			w, c := newContainer()
 			w.IP("route add default via 192.0.2.2")
 			c.IP("addr add 8.8.8.8/32 dev eth0")
