@@ -52,12 +52,12 @@ var _ = It("replaces a build with an older Go, and refuses one with a newer Go",
 	install := nstest.Program{Path: program, Args: []string{"install", "--to", d.path}}
 	out := d.Run(install)
 	Expect(out.Exit).To(BeZero(), out.Stderr)
-	Expect(out.Stdout).To(And(ContainSubstring("/bridge: installed, in the place of our plugin, 1.2.3+go1.26.9\n"),
-		ContainSubstring("/tap: installed, in the place of our plugin, 1.2.3\n")))
+	Expect(out.Stdout).To(And(ContainSubstring("/bridge: installed, replacing Hawser's plugin, 1.2.3+go1.26.9\n"),
+		ContainSubstring("/tap: installed, replacing Hawser's plugin, 1.2.3\n")))
 	d.Do(func() { Expect(os.Remove(d.path + "/bridge")).To(Succeed()) }) // else it writes to all names
 	d.fill(map[string]string{"bridge": stamp("11")})
 	Expect(d.Run(install)).To(And(HaveField("Exit", 1), HaveField("Stderr", ContainSubstring(
-		"/bridge: is the newer version 1.2.3+go1.26.11 (this is 1.2.3+go1.26.10); --force replaces it"))))
+		"/bridge: is the newer version 1.2.3+go1.26.11 (this is 1.2.3+go1.26.10); use --force to replace it"))))
 })
 
 var _ = It("is built by the loop of the reference's build script", Label("build-loop"), func() {

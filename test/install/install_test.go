@@ -198,7 +198,7 @@ var _ = Describe("install", Label("install"), func() {
 			Expect(d.state()[name]).To(Equal(want))
 		}
 		before := d.state()
-		Expect(strings.Count(d.install("--links", links), ": is there\n")).To(Equal(len(all())))
+		Expect(strings.Count(d.install("--links", links), ": is up to date\n")).To(Equal(len(all())))
 		Expect(d.state()).To(Equal(before))
 		d.uninstall(map[string]string{})
 	}, Entry("as a hard link", "hard"), Entry("as a symbolic link", "symbolic"), Entry("as a copy", "copy"))
@@ -225,11 +225,11 @@ var _ = Describe("install", Label("install"), func() {
 		}
 		out := refused("install")
 		Expect(out.Exit).To(BeZero(), out.Stderr)
-		Expect(out.Stdout).To(ContainSubstring("no hard links here"))
+		Expect(out.Stdout).To(ContainSubstring("hard links are not possible"))
 		Expect(d.names()).To(ConsistOf(all()))
 		Expect(d.inode("bridge")).NotTo(Equal(d.inode("hawser")))
 		d.answers("bridge")
-		Expect(strings.Count(refused("install").Stdout, ": is there\n")).To(Equal(len(all())))
+		Expect(strings.Count(refused("install").Stdout, ": is up to date\n")).To(Equal(len(all())))
 		d.uninstall(before)
 	})
 
@@ -264,7 +264,7 @@ var _ = Describe("install", Label("install"), func() {
 		Expect(out.Exit).To(BeZero(), out.Stderr)
 		for name := range before {
 			Expect(d.state()[name]).To(Equal(before[name]))
-			Expect(out.Stdout).To(ContainSubstring(d.path + "/" + name + ": left, as all that is there\n"))
+			Expect(out.Stdout).To(ContainSubstring(d.path + "/" + name + ": left: --keep leaves existing files\n"))
 		}
 		Expect(d.names()).To(ConsistOf(all()))
 		d.uninstall(before)
@@ -283,7 +283,7 @@ var _ = Describe("install", Label("install"), func() {
 		for _, text := range []string{newOurs, wrapper} {
 			d.fill(map[string]string{"hawser": text})
 			before = d.state()
-			Expect(d.refuses("--keep")).To(ContainSubstring("/hawser: is "))
+			Expect(d.refuses("--keep")).To(ContainSubstring("/hawser: "))
 			d.install("--keep", "--force")
 			Expect(d.state()).To(And(HaveKeyWithValue("hawser", "-rwxr-xr-x ours"), HaveKeyWithValue("bridge",
 				before["bridge"])))
@@ -294,18 +294,19 @@ var _ = Describe("install", Label("install"), func() {
 	DescribeTable("refuses", func(says string, args ...string) {
 		Expect(newDir(nil).refuses(args...)).To(ContainSubstring(says))
 	},
-		Entry("unknown plugins", `--only: "brigde" is no plugin; there are bandwidth, bridge,`, "--only", "brigde"),
-		Entry("unknown plugins to skip", `--skip: "x" is no plugin`, "--skip", "x"),
-		Entry("unknown links", `--links: "soft" is none of hard, symbolic and copy`, "--links", "soft"),
+		Entry("unknown plugins", `--only: "brigde" is not a plugin of this program; it has bandwidth, bridge,`,
+			"--only", "brigde"),
+		Entry("unknown plugins to skip", `--skip: "x" is not a plugin`, "--skip", "x"),
+		Entry("unknown links", `--links: "soft" is not one of hard, symbolic and copy`, "--links", "soft"),
 		Entry("no directory", `--to is missing`, "--to", ""),
-		Entry("arguments", `"bridge": is no option; --to takes the directory`, "bridge"))
+		Entry("arguments", `unexpected argument "bridge"; pass the directory with --to`, "bridge"))
 
 	It("takes no permission from the environment", func() {
 		d := newDir(map[string]string{"hawser": wrapper})
 		out := d.try([]string{"HAWSER_FORCE=true"}, "install")
 		Expect(out.Exit).To(Equal(1))
 		Expect(out.Stderr).To(And(HavePrefix("hawser: HAWSER_FORCE: ignored; pass --force\n"),
-			ContainSubstring("/hawser: is not ours")))
+			ContainSubstring("/hawser: exists and is not a Hawser program")))
 		Expect(d.names()).To(ConsistOf("hawser"))
 		Expect(d.try([]string{"HAWSER_FORCE=true"}, "install", "--force").Stderr).To(BeEmpty())
 	})
@@ -331,10 +332,10 @@ var _ = Describe("install", Label("install"), func() {
 			"tuning": unstamped, "vrf": microk8sReference})
 		before := d.state()
 		said := d.install()
-		Expect(said).To(And(ContainSubstring("/tuning: installed, in the place of our plugin, of unknown version\n"),
-			ContainSubstring("/bridge: installed, in the place of the reference plugin, v1.4.0\n"),
-			ContainSubstring("/tap: installed, in the place of our plugin, 0.0.1\n"),
-			ContainSubstring("/vrf: installed, in the place of the reference plugin, v1.9.0\n")))
+		Expect(said).To(And(ContainSubstring("/tuning: installed, replacing Hawser's plugin, of unknown version\n"),
+			ContainSubstring("/bridge: installed, replacing the reference plugin, v1.4.0\n"),
+			ContainSubstring("/tap: installed, replacing Hawser's plugin, 0.0.1\n"),
+			ContainSubstring("/vrf: installed, replacing the reference plugin, v1.9.0\n")))
 		for _, name := range all() {
 			Expect(d.state()[name]).To(Equal("-rwxr-xr-x ours"), name)
 		}
@@ -344,15 +345,15 @@ var _ = Describe("install", Label("install"), func() {
 	DescribeTable("refuses to replace, unless it is told,", func(name, text, says string) {
 		d := newDir(map[string]string{name: text, "tap": oldReference})
 		before := d.state()
-		Expect(d.refuses()).To(And(ContainSubstring(d.path+"/"+name+": is "+says),
-			ContainSubstring("; --force replaces it")))
+		Expect(d.refuses()).To(And(ContainSubstring(d.path+"/"+name+": "+says),
+			ContainSubstring("; use --force to replace it")))
 		d.install("--force")
 		Expect(d.state()[name]).To(Equal("-rwxr-xr-x ours"))
 		d.uninstall(before)
 	},
-		Entry("a plugin of a newer version", "bridge", newOurs, "the newer version 99.0.0 (this is "),
-		Entry("a newer file", "hawser", newOurs, "the newer version 99.0.0 (this is "),
-		Entry("another's program of the file's name", "hawser", wrapper, "not ours"))
+		Entry("a plugin of a newer version", "bridge", newOurs, "is the newer version 99.0.0 (this is "),
+		Entry("a newer file", "hawser", newOurs, "is the newer version 99.0.0 (this is "),
+		Entry("another's program of the file's name", "hawser", wrapper, "exists and is not a Hawser program"))
 
 	DescribeTable("leaves, unless it is told,", func(text, says string) {
 		d := newDir(map[string]string{"bridge": text})
@@ -364,14 +365,15 @@ var _ = Describe("install", Label("install"), func() {
 		Expect(d.state()["bridge"]).To(Equal("-rwxr-xr-x ours"))
 		d.uninstall(before)
 	},
-		Entry("another's program", wrapper, "neither ours nor the reference's"),
-		Entry("a program that speaks of us", wrapper+"# hawser-cni version unknow", "neither ours nor the reference's"))
+		Entry("another's program", wrapper, "it is neither Hawser's nor the reference's"),
+		Entry("a program that speaks of us", wrapper+"# hawser-cni version unknow",
+			"it is neither Hawser's nor the reference's"))
 
 	It("replaces newer plugins of the reference with one line of warning, and brings them back", func() {
 		d := newDir(map[string]string{"bridge": newReference, "portmap": newReference, "vrf": newestReference})
 		before := d.state()
 		said := d.install()
-		Expect(said).To(ContainSubstring("/bridge: installed, in the place of the reference plugin, v99.0.0-rc1\n"))
+		Expect(said).To(ContainSubstring("/bridge: installed, replacing the reference plugin, v99.0.0-rc1\n"))
 		Expect(regexp.MustCompile(`(?m)^.*warning.*$`).FindAllString(said, -1)).To(Equal([]string{
 			d.path + ": warning: replaced plugins of the reference v99.0.0-rc1, newer than " + skel.Reference +
 				", which Hawser matches: bridge, portmap; --skip-newer leaves them"}))
@@ -531,7 +533,7 @@ var _ = Describe("install", Label("install"), func() {
 			Expect(os.Symlink("gone", d.path+"/tap")).To(Succeed())
 		})
 		before := d.state()
-		Expect(d.install()).To(ContainSubstring("/tap: left: neither ours"))
+		Expect(d.install()).To(ContainSubstring("/tap: left: it is neither Hawser's"))
 		Expect(d.state()).To(And(HaveKeyWithValue("bridge", "-rwxr-xr-x ours"), HaveKeyWithValue("cni", before["cni"])))
 		d.uninstall(before)
 	})
@@ -549,7 +551,7 @@ var _ = Describe("install", Label("install"), func() {
 		})
 		before := d.state()
 		Expect(d.install()).To(ContainSubstring(
-			"/bridge: installed, in the place of the reference plugin, " + says + "\n"))
+			"/bridge: installed, replacing the reference plugin, " + says + "\n"))
 		for name, want := range map[string]string{"bridge": "-rwxr-xr-x ours", "host-local": "-rwxr-xr-x ours",
 			"portmap": "-rwxr-xr-x ours", "flannel": before["flannel"], "cni": before["cni"]} {
 			Expect(d.state()[name]).To(Equal(want), name)
@@ -570,7 +572,7 @@ var _ = Describe("install", Label("install"), func() {
 		d.install()
 		d.Do(func() { Expect(os.Remove(d.path + "/tap")).To(Succeed()) })
 		d.fill(map[string]string{"tap": wrapper})
-		Expect(d.try(nil, "uninstall").Stdout).To(ContainSubstring("/tap: left: it is not ours"))
+		Expect(d.try(nil, "uninstall").Stdout).To(ContainSubstring("/tap: left: it is not Hawser's"))
 		Expect(d.state()).To(HaveKeyWithValue("tap", "-rwxr-xr-x "+wrapper))
 	})
 
@@ -582,7 +584,7 @@ var _ = Describe("install", Label("install"), func() {
 		d.fill(map[string]string{"bridge": wrapper})
 		for range 2 {
 			Expect(d.try(nil, "uninstall").Stdout).To(ContainSubstring(
-				"/bridge: left: it is not ours; what was there before stays in " + d.path + "/.hawser/bridge\n"))
+				"/bridge: left: it is not Hawser's; the former file stays in " + d.path + "/.hawser/bridge\n"))
 			Expect(d.state()).To(And(HaveKeyWithValue("bridge", "-rwxr-xr-x "+wrapper),
 				HaveKeyWithValue(".hawser/bridge", before["bridge"])))
 		}
@@ -623,7 +625,7 @@ var _ = Describe("install", Label("install"), func() {
 		d.fill(map[string]string{"tap": oldReference})
 		d.answers("bridge")
 		Expect(d.install("--links", "copy")).To(
-			ContainSubstring("/tap: installed, in the place of the reference plugin"))
+			ContainSubstring("/tap: installed, replacing the reference plugin"))
 		d.uninstall(map[string]string{"tap": "-rwxr-xr-x " + oldReference})
 	})
 
@@ -680,8 +682,9 @@ var _ = Describe("install", Label("install"), func() {
 	It("refuses a directory that has a plugin's name", func() {
 		d := newDir(map[string]string{"tap": oldReference})
 		d.Do(func() { Expect(os.MkdirAll(d.path+"/loopback/of-somebody", 0o755)).To(Succeed()) })
-		Expect(d.refuses("--force")).To(ContainSubstring("/loopback: is no regular file (drwxr-xr-x); move it away"))
-		Expect(d.refuses("--keep")).To(ContainSubstring("/loopback: is no regular file"))
+		Expect(d.refuses("--force")).To(ContainSubstring(
+			"/loopback: is not a regular file (drwxr-xr-x); move it to another directory"))
+		Expect(d.refuses("--keep")).To(ContainSubstring("/loopback: is not a regular file"))
 	})
 
 	It("is done by the installed file itself", func() {
@@ -689,7 +692,7 @@ var _ = Describe("install", Label("install"), func() {
 		d.install()
 		out := d.Run(nstest.Program{Path: d.path + "/hawser", Args: []string{"install", "--to", d.path}})
 		Expect(out.Exit).To(BeZero(), out.Stderr)
-		Expect(strings.Count(out.Stdout, ": is there\n")).To(Equal(len(all())))
+		Expect(strings.Count(out.Stdout, ": is up to date\n")).To(Equal(len(all())))
 		out = d.Run(nstest.Program{Path: d.path + "/hawser", Args: []string{"uninstall", "--to", d.path}})
 		Expect(out.Exit).To(BeZero(), out.Stderr)
 		Expect(d.state()).To(BeEmpty())

@@ -125,7 +125,7 @@ func (d dir) start(args ...string) (cmd *exec.Cmd, said *gbytes.Buffer, ended ch
 		ended <- stderr.String()
 	}()
 	DeferCleanup(func() { _ = cmd.Process.Kill() })
-	Eventually(said).Should(gbytes.Say(`^.*/hawser: (installed|is there)\n`), "it says so at the end")
+	Eventually(said).Should(gbytes.Say(`^.*/hawser: (installed|is up to date)\n`), "it says so at the end")
 	return cmd, said, ended
 }
 
@@ -204,7 +204,7 @@ var _ = Describe("install --loop", Label("install-loop"), func() {
 		d.becomes(all()...)
 		d.fill(map[string]string{"tap": newReference})
 		// The second, if it had looked at the file already in the installation after its own changes.
-		Eventually(said).Should(gbytes.Say(`/hawser: (repaired: |installed, in the place of our plugin)`))
+		Eventually(said).Should(gbytes.Say(`/hawser: (repaired: |installed, replacing Hawser's plugin)`))
 		d.becomes(all()...)
 		d.answers("bridge")
 		stop()
@@ -223,7 +223,7 @@ var _ = Describe("install --loop", Label("install-loop"), func() {
 			Expect(os.Mkdir(d.path, 0o755)).To(Succeed())
 		})
 		Eventually(ended).Should(Receive(
-			Equal("hawser: /run/pod: the directory was deleted, and is still mounted here\n")))
+			Equal("hawser: /run/pod: the directory was deleted, but is still mounted here\n")))
 	})
 
 	It("follows its path, also where no event comes, and leaves the directory that was moved away", func() {
@@ -256,7 +256,7 @@ var _ = Describe("install --loop", Label("install-loop"), func() {
 			d.fill(map[string]string{"new": wrapper})
 			d.Do(func() { Expect(os.Rename(d.path+"/new", d.path+"/tap")).To(Succeed()) })
 			if keep != "--keep" {
-				Eventually(said).Should(gbytes.Say(`/tap: left: neither ours .*\n`))
+				Eventually(said).Should(gbytes.Say(`/tap: left: it is neither Hawser's .*\n`))
 			}
 			d.Do(func() { Expect(os.Remove(d.path + "/tap")).To(Succeed()) })
 			Eventually(said).Should(gbytes.Say(`/tap: installed\n`))
@@ -307,7 +307,7 @@ var _ = Describe("install --loop", Label("install-loop"), func() {
 		d.becomes("hawser", "bridge", "tap")
 		d.fill(map[string]string{"new": newOurs})
 		d.Do(func() { Expect(os.Rename(d.path+"/new", d.path+"/bridge")).To(Succeed()) })
-		Eventually(said).Should(gbytes.Say(`/bridge: is the newer version .*; tried again after the next change\n`))
+		Eventually(said).Should(gbytes.Say(`/bridge: is the newer version .*; retrying after the next change\n`))
 		d.Do(func() { Expect(os.Rename(d.path+"/bridge", d.path+"/away")).To(Succeed()) })
 		d.becomes("hawser", "bridge", "tap")
 		stop()

@@ -59,16 +59,16 @@ func wrongs() []wrong {
 	return []wrong{
 		{usual[:60], "error", "", "unexpected end of JSON input (line 2)"},
 		{`[]`, "error", "", "is a JSON array, want an object"},
-		{`{"hello": "world"}`, "error", "plugins", "it is no network list"},
-		{`{"name": "pods", "plugins": []}`, "error", "plugins", "it is no network list"},
+		{`{"hello": "world"}`, "error", "plugins", "it is not a network list"},
+		{`{"name": "pods", "plugins": []}`, "error", "plugins", "it is not a network list"},
 		{listOf(bridgeEntry, `{"type": 5}`), "error", "plugins[1].type", "is a JSON number, want a string"},
-		{listOf(bridgeEntry, `{}`), "error", "plugins[1].type", `"" is no plugin's name`},
-		{listOf(bridgeEntry, `{"type": "a/b"}`), "error", "plugins[1].type", `"a/b" is no plugin's name`},
-		{strings.Replace(usual, `"pods"`, `"p s"`, 1), "error", "name", `"p s" is no network name`},
+		{listOf(bridgeEntry, `{}`), "error", "plugins[1].type", `"" is not a valid plugin name`},
+		{listOf(bridgeEntry, `{"type": "a/b"}`), "error", "plugins[1].type", `"a/b" is not a valid plugin name`},
+		{strings.Replace(usual, `"pods"`, `"p s"`, 1), "error", "name", `"p s" is not a valid network name`},
 		{strings.Replace(usual, "1.0.0", "7.0.0", 1), "error", "cniVersion", `"7.0.0" is not supported`},
 		{strings.Replace(usual, `"cniVersion": "1.0.0",`, "", 1), "warning", "cniVersion", "is missing"},
 		{strings.Replace(usual, `"name"`, `"cniVersions": ["1.0.0", "1.9.0"], "name"`, 1), "warning", "cniVersions[1]",
-			`"1.9.0" is unknown to our plugins`},
+			`Hawser's plugins do not know version "1.9.0"`},
 		{strings.Replace(usual, `"plugins"`, `"Plugins"`, 1), "error", "Plugins", "case matters here"},
 		{strings.Replace(usual, `"name"`, `"disableGC": "no", "name"`, 1), "error", "disableGC", "neither true nor"},
 
@@ -79,21 +79,21 @@ func wrongs() []wrong {
 
 		{listOf(portmapEntry), "error", "plugins[0].type", "is the first of the list"},
 		{listOf(`{"type": "loopback"}`, portmapEntry, bridgeEntry), "error", "plugins[1].type",
-			"portmap stands before bridge"},
+			"portmap is before bridge"},
 		{listOf(bridgeEntry, `{"type": "ptp", "ipam": {"type": "static", "addresses": [{"address": "10.1.0.2/24"}]}}`),
-			"error", "plugins[1].type", "ptp makes an interface, and bridge has made it"},
+			"error", "plugins[1].type", "ptp creates an interface, but bridge has already created it"},
 		{listOf(bridgeEntry, `{"type": "static", "ipam": {"type": "static"}}`), "error", "plugins[1].type",
-			"static makes no interface"},
+			"static creates no interface"},
 
 		{listOf(bridgeEntry, `{"type": "portmap", "capabilities": {"portmappings": true, "portMappings": true}}`),
-			"warning", "plugins[1].capabilities.portmappings", "is nothing that portmap takes"},
+			"warning", "plugins[1].capabilities.portmappings", "is not used by portmap"},
 		{listOf(strings.Replace(bridgeEntry, `"ipam"`, `"capabilities": {"bandwidth": true, "ips": true}, "ipam"`, 1)),
-			"warning", "plugins[0].capabilities.bandwidth", "is nothing that bridge takes"},
+			"warning", "plugins[0].capabilities.bandwidth", "is not used by bridge"},
 		{listOf(bridgeEntry, `{"type": "portmap"}`), "warning", "plugins[1].capabilities", "not have portMappings"},
 		{listOf(bridgeEntry, `{"type": "bandwidth"}`), "warning", "plugins[1].capabilities", "have bandwidth"},
-		{listOf(bridgeEntry, `{"type": "portmop"}`), "error", "plugins[1].type", `plugin "portmop" is in none`},
+		{listOf(bridgeEntry, `{"type": "portmop"}`), "error", "plugins[1].type", `plugin "portmop" is not in`},
 		{strings.Replace(listOf(bridgeEntry), "host-local", "host-lokal", 1), "error", "plugins[0].ipam.type",
-			`plugin "host-lokal" is in none of`},
+			`plugin "host-lokal" is not in`},
 	}
 }
 
@@ -123,17 +123,17 @@ var _ = Describe("hawser check", Label("tool-check"), func() {
 		missing := func() string { return m.hawser("check", "--root", root).Stdout }
 		Expect(missing()).To(Equal("nothing is wrong\n"))
 		file("/etc/containerd/config.toml", "version = 2\n")
-		Expect(missing()).To(ContainSubstring(`plugin "loopback" is in none of /opt/cni/bin` + "\n"))
+		Expect(missing()).To(ContainSubstring(`plugin "loopback" is not in /opt/cni/bin` + "\n"))
 		file("/etc/containerd/conf.d/cri.toml", "[plugins.'io.containerd.cri.v1.runtime'.cni]\n  bin_dir = ''\n"+
 			"  bin_dirs = ['/run/bin', '/usr/lib/cni/']\n")
 		Expect(missing()).To(Equal("nothing is wrong\n"))
 		file("/etc/containerd/conf.d/cri.toml", "[plugins.\"io.containerd.grpc.v1.cri\".cni]\n"+
 			"  bin_dir = \"/run/bin\"\n[plugins.'io.containerd.image-verifier.v1.bindir']\n"+
 			"  bin_dir = '/usr/lib/cni'\n")
-		Expect(missing()).To(ContainSubstring("is in none of /run/bin\n"))
+		Expect(missing()).To(ContainSubstring("is not in /run/bin\n"))
 		file("/etc/crio/crio.conf.d/10.conf", "[crio.network]\n# plugin_dirs = [\n# \"/a\"]\nplugin_dirs = [\n"+
 			"  \"/usr/libexec/cni\",\n  \"/b\",\n]\n")
-		Expect(missing()).To(ContainSubstring("is in none of /run/bin:/usr/libexec/cni:/b\n"))
+		Expect(missing()).To(ContainSubstring("is not in /run/bin:/usr/libexec/cni:/b\n"))
 		Expect(os.Remove(root + "/etc/crio/crio.conf.d/10.conf")).To(Succeed())
 		file("/etc/containerd/config.toml", "disabled_plugins = [\"cri\"]\n")
 		Expect(missing()).To(Equal("nothing is wrong\n"), "Docker's")
@@ -143,8 +143,8 @@ var _ = Describe("hawser check", Label("tool-check"), func() {
 		m := newMachine(ours(), usual)
 		m.Cmd("sh", "-ec", second("pods", "10.99.0.0/24"))
 		Expect(m.checks()).To(ConsistOf(complaint{"warning", "/etc/cni/net.d/20-more.conflist", "name",
-			`"pods" is the name of the network in ` + listFile + " too",
-			"give one of them another name, or remove it: each runtime takes another one"}))
+			`"pods" is also the name of the network in ` + listFile,
+			"rename or remove one of them: runtimes differ in which one they use"}))
 		m.Cmd("sh", "-ec", second("more", "10.88.0.128/25"))
 		overlap := And(HaveField("Severity", "error"), HaveField("Key", "plugins[0].ipam.subnet"),
 			HaveField("What", `10.88.0.128/25 overlaps 10.88.0.0/24 of network "pods" in `+listFile))
@@ -165,7 +165,8 @@ var _ = Describe("hawser check", Label("tool-check"), func() {
 			"/etc/cni/net.d/pods/a.conf: type: is a JSON number, want a string")))
 		m.write("/etc/cni/net.d/pods/a.conf", `{"type": "ptp", "ipam": {"type": "dhcp"}}`)
 		Expect(m.checks()).To(ContainElement(And(HaveField("File", "/etc/cni/net.d/pods/a.conf"),
-			HaveField("Key", "type"), HaveField("What", "ptp makes an interface, and bridge has made it"))))
+			HaveField("Key", "type"),
+			HaveField("What", "ptp creates an interface, but bridge has already created it"))))
 		m.write(listFile, strings.Replace(usual, `"name"`, `"loadOnlyInlinedPlugins": "True", "name"`, 1))
 		Expect(m.checks()).To(BeEmpty())
 	})
@@ -187,7 +188,7 @@ var _ = Describe("hawser check", Label("tool-check"), func() {
 			{multus(`"delegates": [{"type": 5}]`), "error", "delegates[0].type", "is a JSON number"},
 			{multus(`"delegates": [` + listOf(flannel(`"mtu": 7`)) + "]"), "error",
 				"delegates[0].plugins[0].delegate.mtu", "7 is "},
-			{multus(`"delegates": {}`), "error", "delegates", "is no list"},
+			{multus(`"delegates": {}`), "error", "delegates", "is not a list"},
 			{list: multus(`"clusterNetwork": "/host/run/bin/multus"`)},
 			{list: multus(`"clusterNetwork": "pods"`)},
 			{list: listOf(`{"type": "flannel", "delegate": null}`)},
@@ -217,7 +218,7 @@ var _ = Describe("hawser check", Label("tool-check"), func() {
 		m := newMachine(ours(), usual)
 		m.Cmd("sh", "-ec", "mkdir /run/bin; touch /run/bin/bridge /run/bin/firewall; chmod 755 /run/bin/bridge")
 		inNone := func(key, plugin string) complaint {
-			return complaint{"error", listFile, key, fmt.Sprintf("plugin %q is in none of /run/bin", plugin),
+			return complaint{"error", listFile, key, fmt.Sprintf("plugin %q is not in /run/bin", plugin),
 				"install it (hawser install), or correct the name"}
 		}
 		Expect(m.checks("--path", "/run/bin")).To(ConsistOf(
@@ -241,7 +242,7 @@ var _ = Describe("hawser check", Label("tool-check"), func() {
 		m := newMachine(ours(), usual)
 		there := `cd /opt/cni/bin; exec "$0" check --path :/nowhere`
 		o := m.Run(nstest.Program{Path: "sh", Args: []string{"-c", there, nstest.Build("hawser")}})
-		Expect(o.Stdout).To(ContainSubstring(`plugin "bridge" is in none of :/nowhere`))
+		Expect(o.Stdout).To(ContainSubstring(`plugin "bridge" is not in :/nowhere`))
 	})
 
 	It("takes the lists that others write, and has nothing to say of those of the pages", func() {
@@ -249,7 +250,7 @@ var _ = Describe("hawser check", Label("tool-check"), func() {
 		lists := nstest.Must(filepath.Glob(nstest.Root() + "/test/clients/testdata/lists/*.json"))
 		Expect(len(lists)).To(BeNumerically(">", 20))
 		for _, file := range lists {
-			isThere := Not(HaveField("What", ContainSubstring("is in none of"))) // theirs are not installed
+			isThere := Not(HaveField("What", ContainSubstring("is not in"))) // theirs are not installed
 			Expect(errorsOf(m.checks(file))).NotTo(ContainElement(isThere), file)
 		}
 		fence := regexp.MustCompile("(?ms)^```json\n(.*?)^```$")
@@ -277,7 +278,7 @@ var _ = Describe("hawser check", Label("tool-check"), func() {
 		m.write(listFile, listOf(odd, `{"type": "portmap"}`))
 		Expect(m.says("check")).To(Equal("warning " + listFile + `: plugins[0]["\x1bx"]: is unknown and ignored` +
 			"\nwarning " + listFile + ": plugins[1].capabilities: does not have portMappings: the runtime sends " +
-			"none, and portmap does nothing\n    write \"capabilities\": {\"portMappings\": true}\n"))
+			"none, so portmap does nothing\n    write \"capabilities\": {\"portMappings\": true}\n"))
 	})
 
 	It("names a file or directory that has no list, and goes on with the others", func() {

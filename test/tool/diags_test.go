@@ -34,7 +34,7 @@ var _ = Describe("hawser diags", Label("tool-diags"), func() {
 		Expect(m.add(newPod("c2", "web-1", hostPort(8080, 80)))).NotTo(Succeed())
 		m.write("/etc/cni/net.d/log", strings.Repeat(
 			`{"time":"2026-01-01","plugin":"bridge","verb":"ADD","ms":7.5}`+"\n", 300)+"nonsense\n")
-		Expect(m.says("diags", file, "--log", "/etc/cni/net.d/log")).To(HavePrefix(file + ": look at it"))
+		Expect(m.says("diags", file, "--log", "/etc/cni/net.d/log")).To(HavePrefix(file + ": read it"))
 		files := unpacked(m, file)
 		for name, text := range map[string]string{
 			"versions.json": `"kernel": "`, "ls.json": `"pod": "shop/web-0"`, "failures.json": `"pod": "shop/web-1"`,

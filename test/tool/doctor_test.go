@@ -99,31 +99,32 @@ func faults() []fault {
 	restore := "cp /run/good " + listFile
 	remove := "rm /etc/cni/net.d/20-more.conflist"
 	return []fault{
-		{thread: "containerd/containerd#12130", id: "missing-plugin", says: `plugin "firewall" is in none of`,
+		{thread: "containerd/containerd#12130", id: "missing-plugin", says: `plugin "firewall" is not in`,
 			make: without("firewall"), mend: "umount /opt/cni/bin"},
-		{thread: "flannel-io/flannel#890", id: "missing-plugin", says: `plugin "portmap" is in none of`,
+		{thread: "flannel-io/flannel#890", id: "missing-plugin", says: `plugin "portmap" is not in`,
 			make: without("portmap"), mend: "umount /opt/cni/bin"},
-		{id: "missing-plugin", says: `plugin "host-lokal" is in none of`, make: edit("host-local", "host-lokal"),
+		{id: "missing-plugin", says: `plugin "host-lokal" is not in`, make: edit("host-local", "host-lokal"),
 			mend: restore},
 		{id: "bad-file", says: "10-pods.conflist: unexpected end of JSON", make: "head -c 40 /run/good >" + listFile,
 			mend: restore},
-		{id: "bad-file", says: "an entry has no type", make: edit(`{"type": "firewall"}`, "{}"), mend: restore},
-		{id: "no-list", says: "no network list in /etc/cni/net.d", make: "rm " + listFile, mend: restore},
+		{id: "bad-file", says: "an entry without a valid type", make: edit(`{"type": "firewall"}`, "{}"),
+			mend: restore},
+		{id: "no-list", says: "no usable network list in /etc/cni/net.d", make: "rm " + listFile, mend: restore},
 		{thread: "flannel-io/flannel#890", id: "no-subnet", says: "stat /run/flannel/subnet.env: no such file",
 			list: flannel, before: beFlannel, only: "ours", make: "mv /run/flannel/subnet.env /run/",
 			mend: "mv /run/subnet.env /run/flannel/"},
-		{id: "name-twice", severity: "warning", says: "10-pods.conflist has the name too",
+		{id: "name-twice", severity: "warning", says: "10-pods.conflist has the same name",
 			make: second("pods", "10.99.0.0/24"), mend: remove},
-		{id: "unknown-version", says: `cniVersion "7.0.0" is unknown to /opt/cni/bin/bridge`,
+		{id: "unknown-version", says: `cniVersion "7.0.0" is not supported by /opt/cni/bin/bridge`,
 			make: edit(`"1.0.0"`, `"7.0.0"`), mend: restore},
-		{thread: "kubernetes/kubernetes#108121", id: "full-range", says: "2 of 2 addresses of 10.88.0.0/24 are lent",
+		{thread: "kubernetes/kubernetes#108121", id: "full-range", says: "2 of 2 addresses of 10.88.0.0/24 are leased",
 			make: edit(`/24"`, `/24", "rangeStart": "10.88.0.2", "rangeEnd": "10.88.0.3"`) + `
 			  cp /var/lib/cni/networks/pods/10.88.0.2 /var/lib/cni/networks/pods/10.88.0.3`,
 			mend: restore + "; rm /var/lib/cni/networks/pods/10.88.0.3"},
-		{id: "full-range", severity: "warning", says: "1 of 1 addresses of 10.88.0.0/30 are lent",
+		{id: "full-range", severity: "warning", says: "1 of 1 addresses of 10.88.0.0/30 are leased",
 			make: edit("10.88.0.0/24", "10.88.0.0/30"), mend: restore},
 		{thread: "k3s-io/k3s#5885", id: "nearly-full-range", severity: "warning",
-			says: "9 of 10 addresses of 10.88.0.0/24 are lent",
+			says: "9 of 10 addresses of 10.88.0.0/24 are leased",
 			make: edit(`/24"`, `/24", "rangeStart": "10.88.0.2", "rangeEnd": "10.88.0.11"`) + `
 			  cd /var/lib/cni/networks/pods; for i in 3 4 5 6 7 8 9 10; do cp 10.88.0.2 10.88.0.$i; done`,
 			mend: "cp /run/good " + listFile + "; cd /var/lib/cni/networks/pods; rm 10.88.0.[3-9] 10.88.0.10"},
@@ -133,7 +134,7 @@ func faults() []fault {
 			make: uplink("10.88.0.77/28"), mend: "ip link del up0"},
 		{id: "covered-route", severity: "warning", says: `the host has 10.80.0.0/12 on "up0"`,
 			make: uplink("10.81.0.1/12"), mend: "ip link del up0"},
-		{id: "lost-lease", says: "no lease keeps 10.88.0.2 of pod shop/web-0",
+		{id: "lost-lease", says: "no lease exists for 10.88.0.2 of pod shop/web-0",
 			make: "mv /var/lib/cni/networks/pods/10.* /run/",
 			mend: "mv /run/10.* /var/lib/cni/networks/pods/"},
 		{id: "forwarding-off", says: "net.ipv4.ip_forward is 0, and pod shop/web-0",
@@ -141,7 +142,7 @@ func faults() []fault {
 			mend: "sysctl -qw net.ipv4.ip_forward=1"},
 		{id: "forwarding-off", says: "net.ipv4.conf.cni0.forwarding is 0, and pod shop/web-0",
 			make: "sysctl -qw net.ipv4.conf.cni0.forwarding=0", mend: "sysctl -qw net.ipv4.conf.cni0.forwarding=1"},
-		{id: "drop-policy", says: "chain inet site forward of nf_tables drops what no rule accepts",
+		{id: "drop-policy", says: "chain inet site forward of nf_tables drops packets and has no rule that accepts",
 			make: `nft add table inet site
 			  nft add chain inet site forward '{ type filter hook forward priority 10 ; policy drop ; }'`,
 			mend: "nft insert rule inet site forward meta mark and 0x1000 == 0x1000 accept"},
@@ -156,15 +157,15 @@ func faults() []fault {
 			make: "iptables-legacy -t raw -A PREROUTING -s 10.88.0.0/24 -j DROP",
 			mend: "iptables-legacy -t raw -F PREROUTING"},
 		{id: "drop-policy", need: []string{"iptables"}, list: open,
-			says: "chain ip filter FORWARD of nf_tables drops what no rule accepts of containers of",
+			says: "chain ip filter FORWARD of nf_tables drops packets and has no rule that accepts packets of",
 			make: "iptables -A FORWARD -j REJECT --reject-with icmp-host-prohibited",
 			mend: "iptables -I FORWARD -i cni0 -j ACCEPT"},
 		{id: "drop-policy", need: []string{"iptables-legacy"}, list: open, only: "ours",
-			says: "chain ip filter FORWARD of iptables-legacy drops what no rule accepts of containers of",
+			says: "chain ip filter FORWARD of iptables-legacy drops packets and has no rule that accepts packets of",
 			make: "iptables-legacy -A FORWARD -j REJECT --reject-with icmp-host-prohibited",
 			mend: "iptables-legacy -F FORWARD"},
 		{thread: "kubernetes/kubernetes#40182", id: "drop-policy", need: []string{"iptables"}, list: open,
-			says: "chain ip filter FORWARD of nf_tables drops what no rule accepts of containers of",
+			says: "chain ip filter FORWARD of nf_tables drops packets and has no rule that accepts packets of",
 			make: `ip link add docker0 type bridge; iptables -P FORWARD DROP; iptables -N DOCKER
 			  iptables -A FORWARD -o docker0 -j DOCKER
 			  iptables -A DOCKER ! -i docker0 -o docker0 -p tcp -j ACCEPT
@@ -173,7 +174,7 @@ func faults() []fault {
 			  iptables -A FORWARD -i docker0 -o docker0 -j ACCEPT`,
 			mend: "iptables -P FORWARD ACCEPT; iptables -F FORWARD; ip link del docker0"},
 		{id: "drop-policy", severity: "warning",
-			says: "drops what its rules do not accept; they accept some packets, and not for certain those of",
+			says: "drops packets and has rules that accept some packets, but may not accept those of",
 			make: `nft add table inet site; nft add chain inet site user; nft add chain inet site cni
 			  nft add chain inet site forward '{ type filter hook forward priority 10 ; policy drop ; }'
 			  nft add rule inet site forward jump user; nft add rule inet site user meta l4proto icmp accept`,
@@ -194,7 +195,7 @@ func faults() []fault {
 			make: `mkdir -p /lib/modules; mount -t tmpfs none /lib/modules; mkdir /lib/modules/$(uname -r)
 			  echo 'kernel/bridge.ko: kernel/veth.ko.xz kernel/nf-tables.ko' >/lib/modules/$(uname -r)/modules.dep`,
 			mend: "umount /lib/modules"},
-		{id: "leftover", severity: "warning", says: `left by containers that are gone: host port`,
+		{id: "leftover", severity: "warning", says: `left by containers that no longer exist: host port`,
 			make: `iptables -t nat -N CNI-DN-0123456789abcdef01234
 			  iptables -t nat -A CNI-DN-0123456789abcdef01234 -p tcp --dport 99 -j DNAT --to-destination 10.88.0.99:80
 			  iptables -t nat -N CNI-HOSTPORT-DNAT || true
@@ -202,15 +203,16 @@ func faults() []fault {
 			    -j CNI-DN-0123456789abcdef01234`,
 			mend: `iptables -t nat -F CNI-HOSTPORT-DNAT; iptables -t nat -F CNI-DN-0123456789abcdef01234
 			  iptables -t nat -X CNI-DN-0123456789abcdef01234`, need: []string{"iptables"}},
-		{thread: "firewalld/firewalld#779", id: "firewalld", severity: "warning", says: "no plugin firewall tells it",
+		{thread: "firewalld/firewalld#779", id: "firewalld", severity: "warning",
+			says: "the list has no plugin firewall",
 			make: "nft add table inet firewalld; nft add chain inet firewalld filter_FORWARD; " +
 				edit(`, *$`, ",") + "; " + edit(`  {"type": "firewall"}`, `  {"type": "tuning"}`), mend: restore},
-		{id: "bridge-nf", severity: "warning", says: "services whose pods are on this node hang",
+		{id: "bridge-nf", severity: "warning", says: "services with pods on this node hang",
 			need: []string{"br_netfilter"},
 			make: "nft add table ip nat; nft add chain ip nat KUBE-SERVICES\n" +
 				"sysctl -qw net.bridge.bridge-nf-call-iptables=0",
 			mend: "sysctl -qw net.bridge.bridge-nf-call-iptables=1"},
-		{id: "ipvs", severity: "warning", says: "beside the link kube-ipvs0",
+		{id: "ipvs", severity: "warning", says: "take precedence over services of the same port",
 			make: "ip link add kube-ipvs0 type bridge; " + edit(`"portmap"`, `"portmap", "backend": "nftables"`),
 			mend: "ip link del kube-ipvs0"},
 		{thread: "rancher/rke2#10469", id: "drift", says: `of pod shop/web-0 on "pods"`,
@@ -222,18 +224,18 @@ func faults() []fault {
 		{id: "drift", says: "of pod shop/web-0", only: "ours",
 			make: "nft list ruleset >/run/rules; nft flush ruleset", mend: "nft -f /run/rules"},
 		{thread: "systemd/systemd#21185", id: "changed-mac", severity: "warning",
-			says: "cni0 has the MAC address 02:00:00:00:00:77, and had ",
+			says: "cni0 has MAC address 02:00:00:00:00:77, but had ",
 			make: "cat /sys/class/net/cni0/address >/run/mac; ip link set cni0 address 02:00:00:00:00:77",
 			mend: "ip link set cni0 address $(cat /run/mac)"},
 		{id: "refused-list", only: "ours", says: "bridge: plugins[0].mtu: 7 is",
 			make: edit(`"ipMasq"`, `"mtu": 7, "ipMasq"`), mend: restore},
 		{id: "refused-later", severity: "warning", only: "reference", says: "bridge: plugins[0].mtu: 7 is",
 			make: edit(`"ipMasq"`, `"mtu": 7, "ipMasq"`), mend: restore},
-		{id: "missing-guard", only: "ours", says: "no rule guards the host's loopback on cni0",
+		{id: "missing-guard", only: "ours", says: "no rule protects the host's loopback, on cni0",
 			ports: []map[string]any{hostPort(443, 80)}, make: "nft list ruleset >/run/rules; nft flush ruleset",
 			mend: "nft -f /run/rules"},
 		{id: "unguarded-loopback", severity: "warning", only: "reference",
-			says: "no rule guards the host's loopback on cni0",
+			says: "no rule protects the host's loopback, on cni0",
 			make: "sysctl -qw net.ipv4.conf.cni0.route_localnet=1",
 			mend: `nft add table ip site; nft add chain ip site in '{ type filter hook prerouting priority -300 ; }'
 			  nft add rule ip site in iif != lo ip daddr 127.0.0.0/8 drop`},
@@ -249,7 +251,7 @@ func faults() []fault {
 		{thread: "containers/podman#3842", id: "drift", says: "of pod shop/web-0", only: "reference",
 			make: "iptables-save >/run/rules; iptables -t nat -F", mend: "iptables-restore </run/rules"},
 		{id: "orphan-lease", severity: "warning", only: "reference",
-			says: "host-local lends none of them again: /var/lib/cni/networks/pods/10.88.0.3",
+			says: "host-local never leases again: /var/lib/cni/networks/pods/10.88.0.3",
 			make: ": >/var/lib/cni/networks/pods/10.88.0.3",
 			mend: "find /var/lib/cni/networks/pods -name '*[.:]*' -empty -delete"},
 		{thread: "containerd/containerd#12923", id: "orphan-lease", severity: "warning",
@@ -360,7 +362,7 @@ var _ = Describe("hawser doctor", Label("tool-doctor"), func() {
 		Expect(m.finds()).To(HaveExactElements(And(HaveField("What", ContainSubstring("web-1")),
 			HaveField("Advice", ContainSubstring("restart the container")))))
 		Expect(m.hawser("why", "web-1").Stderr).To(ContainSubstring("drift: CHECK of pod shop/web-1"))
-		Expect(m.hawser("why", "web-0").Stderr).To(HaveSuffix("hawser: nothing\n"))
+		Expect(m.hawser("why", "web-0").Stderr).To(HaveSuffix("hawser: none\n"))
 		reference := newMachine(nstest.Newest().Dir(), usual)
 		reference.up(newPod("c1", "web-0", hostPort(8080, 80)))
 		reference.Cmd("sh", "-ec", "nft flush ruleset; nft add table ip filter; "+
@@ -381,17 +383,17 @@ var _ = Describe("hawser doctor", Label("tool-doctor"), func() {
 			nft add rule ip site in iif != lo ip daddr 127.0.0.0/8 drop`)
 		p := m.up(newPod("c1", "web-0", hostPort(443, 80)))
 		for _, f := range []fault{
-			{id: "full-range", says: "5 of 5 addresses of 10.88.0.0/29 are lent",
+			{id: "full-range", says: "5 of 5 addresses of 10.88.0.0/29 are leased",
 				make: `sed -i s,1/24,1/29, /run/flannel/subnet.env; cd /var/lib/cni/networks/pods
 				  for i in 3 4 5 6; do cp 10.88.0.2 10.88.0.$i; done`,
 				mend: "sed -i s,1/29,1/24, /run/flannel/subnet.env; rm /var/lib/cni/networks/pods/10.88.0.[3-6]"},
 			{id: "overlapping-route", says: `on "up0", which overlaps 10.88.0.0/24`, make: uplink("10.88.0.77/28"),
 				mend: "ip link del up0"},
-			{id: "lost-lease", says: "no lease keeps 10.88.0.2 of pod shop/web-0",
+			{id: "lost-lease", says: "no lease exists for 10.88.0.2 of pod shop/web-0",
 				make: "mv /var/lib/cni/networks/pods/10.* /run/", mend: "mv /run/10.* /var/lib/cni/networks/pods/"},
 			{id: "forwarding-off", says: "net.ipv4.conf.cni0.forwarding is 0",
 				make: "sysctl -qw net.ipv4.conf.cni0.forwarding=0", mend: "sysctl -qw net.ipv4.conf.cni0.forwarding=1"},
-			{id: "drop-policy", says: "FORWARD of nf_tables drops what no rule accepts",
+			{id: "drop-policy", says: "FORWARD of nf_tables drops packets and has no rule that accepts packets of",
 				make: "iptables -P FORWARD DROP", mend: "iptables -A FORWARD -s 10.80.0.0/12 -j ACCEPT"},
 		} {
 			Expect(m.says("doctor")).To(Equal("nothing is wrong\n"))
@@ -412,7 +414,7 @@ var _ = Describe("hawser doctor", Label("tool-doctor"), func() {
 			chmod 644 /run/bin/portmap; cp /opt/cni/bin/firewall /opt/cni/bin/host-local /run/bin
 			mount --bind /run/bin /opt/cni/bin`)
 		Expect(m.finds()).To(ConsistOf(
-			HaveField("What", ContainSubstring(`plugin "bridge" does not say which versions it knows`)),
+			HaveField("What", ContainSubstring(`plugin "bridge" does not answer VERSION`)),
 			HaveField("What", ContainSubstring(`portmap`))))
 	})
 
@@ -450,7 +452,7 @@ var _ = Describe("hawser doctor", Label("tool-doctor"), func() {
 		m.Cmd("sh", "-ec", "rm -r /var/lib/cni/results; echo x >/var/lib/cni/results")
 		out := m.hawser("doctor")
 		Expect([]any{out.Exit, out.Stdout}).To(Equal([]any{2, ""}))
-		Expect(out.Stderr).To(And(HavePrefix("hawser: not all could be looked at: "),
+		Expect(out.Stderr).To(And(HavePrefix("hawser: some facts could not be read: "),
 			ContainSubstring("/var/lib/cni/results")))
 	})
 

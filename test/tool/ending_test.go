@@ -52,7 +52,7 @@ func (g gcNode) watchesFor(live *pod) (flush func()) {
 		nstest.Build("hawser")}})
 	restored := func() int {
 		text := string(nstest.Must(os.ReadFile(file)))
-		return strings.Count(text, fmt.Sprintf("made again: network \"pods\", container %q", live.rt.ContainerID))
+		return strings.Count(text, fmt.Sprintf("restored: network \"pods\", container %q", live.rt.ContainerID))
 	}
 	return func() {
 		GinkgoHelper()
@@ -86,7 +86,7 @@ var _ = Describe("an attachment whose DEL has begun", Label("tool-ending"), func
 		reached()
 		flush()
 		Expect(rules(g)).NotTo(isLeft)
-		Expect(g.hawser("reapply", "ended").Stdout).NotTo(ContainSubstring("made again"))
+		Expect(g.hawser("reapply", "ended").Stdout).NotTo(ContainSubstring(": restored"))
 		Expect(rules(g)).NotTo(isLeft)
 		open()
 		Expect(<-end).To(Succeed())
@@ -114,7 +114,7 @@ var _ = Describe("an attachment whose DEL has begun", Label("tool-ending"), func
 		for range 2 {
 			Expect(g.del(gone)).To(MatchError(ContainSubstring("no answer")))
 			flush()
-			Expect(g.hawser("reapply", "ended").Stdout).NotTo(ContainSubstring("portmap: made again"))
+			Expect(g.hawser("reapply", "ended").Stdout).NotTo(ContainSubstring("portmap: restored"))
 		}
 		Expect(g.add(newPod("next", "web-0", hostPort(8080, 80)))).To(Succeed())
 		flush()
@@ -138,8 +138,8 @@ var _ = Describe("settings and limits", Label("tool-ending"), func() {
 			g.Cmd("sh", "-c", "tc qdisc del dev $(basename /sys/class/net/veth*) root")
 		}
 		damage()
-		Expect(g.says("reapply")).To(And(ContainSubstring("tuning: made again"),
-			ContainSubstring("bandwidth: made again")))
+		Expect(g.says("reapply")).To(And(ContainSubstring("tuning: restored"),
+			ContainSubstring("bandwidth: restored")))
 		Expect(ttl()).To(Equal("77\n"))
 		Expect(shape()).To(Equal(shaped))
 		Expect(g.Cmd("ip", "-br", "link")).To(Equal(links))

@@ -42,7 +42,7 @@ var _ = Describe("hawser explain", Label("tool-explain"), func() {
 			nft add chain inet site user '{ type filter hook forward priority 5 ; }'
 			nft add rule inet site user ct state established accept
 			nft add rule inet site user ip daddr 10.88.0.0/16 drop`)
-			const rule = "table inet site, chain user at forward: its rule 2 drops what is of this interface or network"
+			const rule = "table inet site, chain user at forward: its rule 2 drops packets of this interface or network"
 			Expect(m.says("explain", "web-0")).To(HaveSuffix("\n  may stop it: " + rule + "\n"))
 			m.Cmd("sh", "-ec", "nft flush chain inet site user; nft add rule inet site user oifname cni0 reject")
 			stops := "\n  stops it: " + strings.Replace(rule, "2", "1", 1)
@@ -134,15 +134,15 @@ var _ = Describe("hawser explain", Label("tool-explain"), func() {
 		Expect(stops(explains(m, "8080"), "stops it")).To(ContainElement("interface cni0 is down"))
 		p.Unpin()
 		Eventually(func() []string { return stops(explains(m, "8080"), "stops it") }).Should(
-			ContainElement(ContainSubstring("is gone")))
+			ContainElement(ContainSubstring("no longer exists")))
 	})
 
 	DescribeTable("says what of the container's own is gone", func(plugins func() string) {
 		m := newMachine(plugins(), usual)
 		p := m.up(newPod("c1", "web-0", hostPort(8080, 80)))
 		m.Cmd("nft", "flush", "ruleset")
-		Expect(m.says("explain", "8080")).To(And(ContainSubstring("no chain of nftables or of iptables is on it"),
-			MatchRegexp("what stops it\n(?s:.*)  stops it: portmap: ")))
+		Expect(m.says("explain", "8080")).To(And(ContainSubstring("no chain of nftables or iptables"),
+			MatchRegexp("obstacles\n(?s:.*)  stops it: portmap: ")))
 		m.Cmd("nft", "add table ip filter; add chain ip filter FORWARD { type filter hook forward priority 0; }")
 		p.IP("addr flush dev eth0")
 		Expect(stops(explains(m, "8080"), "stops it")).To(ContainElements(HavePrefix("portmap: "),

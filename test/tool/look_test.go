@@ -111,7 +111,7 @@ var _ = Describe("hawser ls", Label("tool-ls"), func() {
 		all := asks[[]attachment](m, "ls")
 		Expect(all).To(HaveEach(HaveField("Reference", true)))
 		Expect(m.says("ls")).To(MatchRegexp(
-			`pods +shop/web-0 +eth0 +10\.88\.0\.2 +veth\w+ .*by the reference's plugins`))
+			`pods +shop/web-0 +eth0 +10\.88\.0\.2 +veth\w+ .*made by the reference plugins`))
 	})
 
 	It("finds what nobody needs any more, and says why", func() {
@@ -120,7 +120,7 @@ var _ = Describe("hawser ls", Label("tool-ls"), func() {
 		gone := m.up(newPod("c2", "web-1"))
 		gone.Unpin()
 		Eventually(func() []attachment { return asks[[]attachment](m, "ls", "--orphans") }).Should(
-			ConsistOf(And(HaveField("ContainerID", "c2"), HaveField("Orphan", ContainSubstring("is gone")))))
+			ConsistOf(And(HaveField("ContainerID", "c2"), HaveField("Orphan", ContainSubstring("no longer exists")))))
 		m.Cmd("sh", "-c", "rm /var/lib/cni/results/*c1*; rm -r /run/hawser/firewall; nft flush ruleset")
 		Expect(m.says("ls", "--orphans")).To(ContainSubstring("c1"))
 	})
@@ -145,7 +145,7 @@ var _ = Describe("hawser ls", Label("tool-ls"), func() {
 		m.Cmd("ln", "-sfn", two.Path, path)
 		m.up(two)
 		Expect(asks[[]attachment](m, "ls", "--orphans")).To(ConsistOf(And(HaveField("ContainerID", "c1"),
-			HaveField("Orphan", "its namespace "+path+" is that of container c2 by now"))))
+			HaveField("Orphan", "its namespace "+path+" now belongs to container c2"))))
 		m.Cmd("nft", "flush", "ruleset")
 		Expect(m.says("reapply")).To(And(ContainSubstring("web-1"), Not(ContainSubstring("web-0"))))
 		Expect(m.Cmd("nft", "list", "ruleset")).NotTo(ContainSubstring("8080"))
@@ -197,7 +197,7 @@ var _ = Describe("hawser why", Label("tool-why"), func() {
 				HaveField("Pod", "shop/web-1"),
 				HaveField("Msg", ContainSubstring(`held on 0.0.0.0 by network "pods", container "c1"`)),
 				HaveField("Step", "plugin 2 of 3 in /etc/cni/net.d/10-pods.conflist"),
-				HaveField("Now", "nothing of it is left")))
+				HaveField("Now", "it has no holdings")))
 		}
 		Expect(m.says("why", "web-1")).To(MatchRegexp(
 			`(?s)^pod: +shop/web-1\n.*failed: +ADD at .*, 2 times since .*code 104: .*what to do: `))
@@ -212,7 +212,7 @@ var _ = Describe("hawser why", Label("tool-why"), func() {
 		Expect(m.del(one)).To(Succeed())
 		m.up(two)
 		Expect(asks[[]failure](m, "why", "c2c2")).To(HaveEach(
-			HaveField("Now", "it is attached: a later call succeeded")))
+			HaveField("Now", "the container is attached: a later call succeeded")))
 	})
 
 	It("says of an old record what is true today", func() {
@@ -225,11 +225,12 @@ var _ = Describe("hawser why", Label("tool-why"), func() {
 		m.Cmd("cp", "/run/good", listFile)
 		again := m.up(newPod("c3c3", "web-1"))
 		Expect(asks[[]failure](m, "why", "web-1")).To(HaveExactElements(And(HaveField("Doctor", BeEmpty()),
-			HaveField("Now", HavePrefix("it is attached: a later call succeeded, as container c3c3")),
+			HaveField("Now", HavePrefix("the container is attached: a later call succeeded, as container c3c3")),
 			HaveField("Advice", ""))))
 		again.Cmd("ip", "link", "set", "eth0", "down")
 		m.Do(func() { Expect(m.cni.CheckNetworkList(context.Background(), m.list, again.rt)).NotTo(Succeed()) })
-		Expect(asks[[]failure](m, "why", "c3c3")).To(HaveExactElements(And(HaveField("Now", "it is attached"),
+		Expect(asks[[]failure](m, "why", "c3c3")).To(HaveExactElements(And(
+			HaveField("Now", "the container is attached"),
 			HaveField("Doctor", ConsistOf(HavePrefix("drift: "))))))
 	})
 
@@ -250,27 +251,27 @@ var _ = Describe("hawser why", Label("tool-why"), func() {
 			GinkgoHelper()
 			out := m.hawser("why", of)
 			Expect([]any{out.Exit, out.Stdout}).To(Equal([]any{1, ""}))
-			Expect(out.Stderr).To(And(HavePrefix("hawser: no call of ours that failed for"), HaveSuffix(what+"\n")))
+			Expect(out.Stderr).To(And(HavePrefix("hawser: no failed call for"), HaveSuffix(what+"\n")))
 		}
-		says("web-0", "hawser: a runtime remembers pod shop/web-0 on \"pods\": it is attached\n"+
-			"hawser: what doctor finds that would be a reason:\nhawser: nothing")
+		says("web-0", "hawser: libcni has a record of pod shop/web-0 on \"pods\": the container is attached\n"+
+			"hawser: current findings of doctor that may be the reason:\nhawser: none")
 		m.Cmd("sh", "-ec", "cp "+listFile+" /run/good; "+without("portmap"))
 		Expect(m.add(newPod("c2c2", "web-1"))).NotTo(Succeed())
 		const missing = `hawser: missing-plugin: /etc/cni/net.d/10-pods.conflist, network "pods": ` +
-			`plugin "portmap" is in none of /opt/cni/bin:/usr/lib/cni:/usr/libexec/cni; install it (hawser install), ` +
-			"or take it out of the list: without it DEL fails"
-		says("web-1", "would be a reason:\n"+missing)
+			`plugin "portmap" is not in /opt/cni/bin:/usr/lib/cni:/usr/libexec/cni; install it (hawser install) ` +
+			"or remove it from the list; without it DEL fails"
+		says("web-1", "may be the reason:\n"+missing)
 		m.Cmd("sh", "-ec", "umount /opt/cni/bin; mkdir -p /var/lib/cni/networks/more; "+
 			`printf 'x\r\neth0' >/var/lib/cni/networks/more/10.99.0.2`)
-		says("last", "are lent; hawser ls says whose they are; release those of the dead (hawser gc), or add a range")
-		says("c1c1", "would be a reason:\nhawser: nothing")
+		says("last", "are leased; hawser ls lists the owners; release stale leases (hawser gc --yes), or add a range")
+		says("c1c1", "may be the reason:\nhawser: none")
 	})
 
 	It("fails where it knows nothing, and escapes what others wrote", func() {
 		m := newMachine(ours(), usual)
 		out := m.hawser("why", "last")
 		Expect([]any{out.Exit, out.Stdout}).To(Equal([]any{1, ""}))
-		Expect(out.Stderr).To(ContainSubstring("no call of ours that failed"))
+		Expect(out.Stderr).To(ContainSubstring("no failed call"))
 		bad := newPod("c1c1", "a\x1b[31mb", hostPort(8080, 80))
 		port := map[string]any{"hostPort": 1, "containerPort": 0, "protocol": "\x1b]0;x"}
 		bad.rt.CapabilityArgs["portMappings"] = []map[string]any{port}

@@ -58,7 +58,7 @@ var _ = Describe("a plugin under a name that ends in the plugin's", Label("other
 		Expect(m.says("ls")).To(And(ContainSubstring("10.88.0.2"), ContainSubstring("8080")))
 		m.Cmd("nft", "flush", "table", "inet", "hawser")
 		Expect(m.hawser("doctor").Stdout).To(ContainSubstring("drift"))
-		Expect(m.says("reapply", "web-0")).To(ContainSubstring("made again"))
+		Expect(m.says("reapply", "web-0")).To(ContainSubstring(": restored"))
 		Expect(m.says("doctor")).To(Equal("nothing is wrong\n"))
 		Expect(m.check(p)).To(Succeed())
 		Expect(m.del(p)).To(Succeed())

@@ -92,7 +92,7 @@ func reference() string { return nstest.Newest().Dir() }
 
 func all() string {
 	GinkgoHelper()
-	for _, plugin := range nstest.Plugins() {
+	for _, plugin := range append(nstest.Plugins(), nstest.Apart) {
 		nstest.Build(plugin)
 	}
 	return ours()
@@ -102,7 +102,7 @@ func all() string {
 func works() types.GomegaMatcher {
 	ok := Equal("ok")
 	return And(HaveKeyWithValue("CHECK", ok), HaveKeyWithValue("gateway", HavePrefix("ok: 10.88.0.1")),
-		HaveKeyWithValue("MTU", "ok: 1500"), HaveKeyWithValue("neighbour", "ok: both reach each other"),
+		HaveKeyWithValue("MTU", "ok: 1500"), HaveKeyWithValue("neighbour", "ok: the containers reach each other"),
 		HaveKeyWithValue("DEL", ok), HaveKeyWithValue("DEL again", ok), HaveKeyWithValue("leftovers", ok),
 		HaveKeyWithValue("host port", MatchRegexp(
 			`^ok: host by 192.0.2.1:\d+, neighbour by 192.0.2.1:\d+,.* host by 127.0.0.1:`)))
@@ -139,7 +139,7 @@ var _ = Describe("hawser test", Label("tool-test"), func() {
 		}, "gateway", "failed: 10.88.0.99 does not answer ICMP echo, nor ARP or ND"),
 		Entry("a plugin that is missing", func(t tester) {
 			t.Cmd("sh", "-c", edit(`"type": "firewall"`, `"type": "firewell"`))
-		}, "ADD", `failed: plugin "firewell" is in none of `),
+		}, "ADD", `failed: plugin "firewell" is not in `),
 		Entry("a bridge that drops", func(t tester) {
 			t.Cmd("nft", "add table bridge admin; "+
 				"add chain bridge admin no { type filter hook forward priority 0; policy drop; }")
@@ -174,11 +174,11 @@ var _ = Describe("hawser test", Label("tool-test"), func() {
 		was := t.state()
 		t.wrap("firewall", `sleep 60`)
 		began, limit := time.Now(), nstest.Patience(8*time.Second)
-		over := "the time is over (--timeout " + limit.String() + ")"
+		over := "timed out (--timeout " + limit.String() + ")"
 		Expect(t.test("--timeout", limit.String())).To(And(
 			HaveKeyWithValue("ADD", ContainSubstring("firewall: "+over+": signal: killed")),
 			HaveKeyWithValue("gateway", "skipped: "+over),
-			HaveKeyWithValue("DEL", ContainSubstring("firewall: no answer within "+(limit/10).String())),
+			HaveKeyWithValue("DEL", ContainSubstring("firewall: timed out after "+(limit/10).String())),
 			HaveKeyWithValue("DEL again", "skipped: DEL did not succeed"), HaveKeyWithValue("leftovers", "ok")))
 		Expect(time.Since(began)).To(BeNumerically("<", limit*3/2))
 		Expect(t.state()).To(Equal(was))
@@ -241,21 +241,21 @@ var _ = Describe("hawser test", Label("tool-test"), func() {
 		Expect(t.test("/etc/cni/net.d/10-pods.conflist")).To(HaveKeyWithValue(step, says))
 	},
 		Entry("no CHECK", `"name"`, `"disableCheck": true, "name"`, "CHECK", "skipped: disableCheck is true"),
-		Entry("a version without CHECK", "1.0.0", "0.3.1", "CHECK", "skipped: before cniVersion 0.4.0 there is none"),
+		Entry("a version without CHECK", "1.0.0", "0.3.1", "CHECK", "skipped: cniVersion is older than 0.4.0"),
 		Entry("isolation", `"isGateway"`, `"portIsolation": true, "isGateway"`, "neighbour",
-			"ok: they do not reach each other: 10.88.0.3 does not answer ICMP echo"),
+			"ok: the containers do not reach each other: 10.88.0.3 does not answer ICMP echo"),
 		Entry("a larger MTU", "1.0.0", "1.0.0", "MTU", "ok: 1500, warning: the host's ext has 1400"),
-		Entry("no DNS", `"dns"`, `"sdn"`, "DNS", "skipped: the result names no server"),
+		Entry("no DNS", `"dns"`, `"sdn"`, "DNS", "skipped: the result has no DNS server"),
 		Entry("no host ports", `"portMappings"`, `"bandwidth"`, "host port",
-			"skipped: no plugin of the list takes portMappings"))
+			"skipped: no plugin of the list uses portMappings"))
 
 	It("takes a gateway that answers ARP and nothing else", func() {
 		t := newTester(all(), dual)
 		t.Cmd("nft", `add table inet admin; add chain inet admin no { type filter hook input priority 0; };
 			add rule inet admin no icmp type echo-request drop; add rule inet admin no icmpv6 type echo-request drop`)
 		Expect(t.test()).To(And(
-			HaveKeyWithValue("gateway", "ok: 10.88.0.1 by ARP or ND alone, fd00:88::1 by ARP or ND alone"),
-			HaveKeyWithValue("MTU", "ok: 1500, not tried: no gateway answers ICMP echo")))
+			HaveKeyWithValue("gateway", "ok: 10.88.0.1 by ARP or ND only, fd00:88::1 by ARP or ND only"),
+			HaveKeyWithValue("MTU", "ok: 1500, not tested: no gateway answers ICMP echo")))
 	})
 
 	It("works with dhcp, if its daemon does", func() {
@@ -397,10 +397,10 @@ var _ = Describe("hawser test", Label("tool-test"), func() {
 		Expect(out.Stdout).To(BeEmpty())
 		Expect(out.Stderr).To(ContainSubstring(says))
 	},
-		Entry("a name of nothing", `"shop" is neither a file nor a network of /etc/cni/net.d`, "shop"),
-		Entry("a directory without lists", "no network list is in /run", "--conf", "/run"),
+		Entry("a name of nothing", `"shop" is neither a file nor a network in /etc/cni/net.d`, "shop"),
+		Entry("a directory without lists", "no network list in /run", "--conf", "/run"),
 		Entry("a list without plugins", "/proc/sys/net/ipv4/ip_forward", "/proc/sys/net/ipv4/ip_forward"),
-		Entry("no time", "--timeout: 1ms is too short; give 1s or more", "--timeout", "1ms"))
+		Entry("no time", "--timeout: 1ms is too short; pass 1s or more", "--timeout", "1ms"))
 })
 
 func both() types.GomegaMatcher {
@@ -410,4 +410,6 @@ func both() types.GomegaMatcher {
 		HaveKeyWithValue("host port", MatchRegexp(`, host by \[2001:db8::1\]:\d+, neighbour by \[2001:db8::1\]:`)))
 }
 
-func one() types.GomegaMatcher { return HaveKeyWithValue("DNS", "skipped: the result names no server") }
+func one() types.GomegaMatcher {
+	return HaveKeyWithValue("DNS", "skipped: the result has no DNS server")
+}

@@ -84,7 +84,7 @@ var _ = Describe("hawser trace", Label("tool-trace"), func() {
 		Expect(out.Exit).To(BeZero())
 		out = m.trace(func() {}, "8081", "--for", "300ms")
 		Expect(out.Exit).To(Equal(1))
-		Expect(out.Stderr).To(ContainSubstring("no packet to 8081 met a rule within 300ms"))
+		Expect(out.Stderr).To(ContainSubstring("no packet to 8081 reached a rule within 300ms"))
 		out = m.trace(func() {}, "8081", "--for", "300ms", "--json")
 		Expect([]any{out.Exit, out.Stdout}).To(Equal([]any{1, "[]\n"}))
 	})
@@ -108,7 +108,7 @@ var _ = Describe("hawser trace", Label("tool-trace"), func() {
 			`exec "$0" trace 8080 --for 1m >` + file, nstest.Build("hawser")}})
 		tables := func() string { return m.Cmd("nft", "list", "tables") }
 		Eventually(tables).Should(ContainSubstring("inet hawser_trace"))
-		Expect(m.hawser("trace", "8080").Stderr).To(HavePrefix("hawser: another hawser trace runs on this node"))
+		Expect(m.hawser("trace", "8080").Stderr).To(HavePrefix("hawser: another hawser trace is running on this node"))
 		said := func() string { return string(nstest.Must(os.ReadFile(file))) }
 		knock()
 		Eventually(said).Should(ContainSubstring("packet 1:"))
@@ -154,9 +154,10 @@ var _ = Describe("hawser trace", Label("tool-trace"), func() {
 		Expect(out.Exit).To(Equal(1))
 		Expect(out.Stderr).To(ContainSubstring(says))
 	},
-		Entry("what is no port", "http", `"http" is no port between 1 and 65535, no address and no ADDRESS:PORT`),
-		Entry("port 0", "0", "is no port"), Entry("a name", "host:80", `"host" is no address`),
-		Entry("two families", "10.1.0.1", "fd00::1 and 10.1.0.1 are of two families", "--from", "fd00::1"),
+		Entry("what is no port", "http", `"http" is not an address, a port between 1 and 65535, or ADDRESS:PORT`),
+		Entry("port 0", "0", "is not an address, a port"), Entry("a name", "host:80", `"host" is not an address`),
+		Entry("two families", "10.1.0.1", "fd00::1 and 10.1.0.1 are of different address families",
+			"--from", "fd00::1"),
 		Entry("a port of icmp", "80", "icmp has no ports", "--protocol", "icmp"),
-		Entry("a protocol", "80", `"gre" is none of tcp, udp`, "--protocol", "gre"))
+		Entry("a protocol", "80", `"gre" is not one of tcp, udp`, "--protocol", "gre"))
 })

@@ -70,7 +70,7 @@ var _ = Describe("hawser watch", Label("tool-watch"), func() {
 		m.Cmd("nft", "flush", "ruleset")
 		Eventually(rules).Should(Equal(whole))
 		Eventually(func() []byte { return nstest.Must(os.ReadFile(file)) }).Should(And(
-			HavePrefix(`{"made again":{"network":"pods","containerID":"c1","ifname":"eth0","pod":"shop/web-0",`),
+			HavePrefix(`{"restored":{"network":"pods","containerID":"c1","ifname":"eth0","pod":"shop/web-0",`),
 			HaveSuffix("\"}}\n")))
 	})
 
@@ -98,10 +98,10 @@ var _ = Describe("hawser watch", Label("tool-watch"), func() {
 		m.Start(nstest.Program{Path: "sh", Args: []string{"-c",
 			`exec "$0" watch --every 1s --json >` + file, nstest.Build("hawser")}})
 		Eventually(file).Should(BeAnExistingFile())
-		Eventually(said).Should(HavePrefix(`{"watch":{"error":"connections are not kept while others flush`))
+		Eventually(said).Should(HavePrefix(`{"watch":{"error":"connections do not survive a flush`))
 		m.Cmd("nft", "delete", "table", "inet", "hawser")
 		Eventually(func() string { return m.Cmd("nft", "list", "tables") }).Should(ContainSubstring("inet hawser\n"))
-		Expect(strings.Count(said(), "are not kept")).To(Equal(1))
+		Expect(strings.Count(said(), "do not survive")).To(Equal(1))
 	})
 
 	It("does not wait for a runtime's answer, neither to make again nor to end", func() {

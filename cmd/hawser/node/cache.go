@@ -13,23 +13,24 @@ import (
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
-// Cached is what libcni remembers of an attachment, for CHECK and DEL; nothing without a File.
+// Cached is libcni's record of an attachment, which a runtime needs for CHECK and DEL. It is empty if File is empty.
 type Cached struct {
 	File         string
-	Written      time.Time // the file
-	Config       []byte    // the list
+	Written      time.Time // modification time of File
+	Config       []byte    // the network list
 	Args         [][2]string
 	Capabilities map[string]any
 	RawResult    json.RawMessage
 }
 
-// results are the folders of libcni's cache with a file for each attachment: its own, that of multus for what it
-// attaches to, and cri-dockerd's.
+// results returns the directories of libcni's cache that have a file for each attachment: libcni's own, multus' for the
+// networks that it attaches, and cri-dockerd's.
 func (n Node) results() []string {
 	return []string{n.CacheDir + "/results", n.CacheDir + "/multus/results", n.CacheDir + "/cache/results"}
 }
 
-// Cached are the attachments in libcni's cache, in the order of their files, beside errors of damaged files.
+// Cached returns the attachments in libcni's cache, in the order of their files. damaged has the errors of files that
+// cannot be decoded.
 func (n Node) Cached() (all []*Attachment, damaged, err error) {
 	var errs []error
 	for _, dir := range n.results() {
@@ -43,7 +44,7 @@ func (n Node) Cached() (all []*Attachment, damaged, err error) {
 			}
 			a, err := readCached(filepath.Join(dir, e.Name()))
 			switch {
-			case errors.Is(err, fs.ErrNotExist): // it ended meanwhile
+			case errors.Is(err, fs.ErrNotExist): // detached since the directory was read
 			case err != nil:
 				errs = append(errs, err)
 			case a.ContainerID != "":
@@ -86,7 +87,7 @@ func readCached(file string) (*Attachment, error) {
 	return a, nil
 }
 
-// damagedFile is the attachment's file in libcni's cache where there is one that could not be read.
+// damagedFile returns the attachment's file in libcni's cache that could not be read; empty if there is none.
 func (n Node) damagedFile(a *Attachment) string {
 	if a.File != "" {
 		return ""
@@ -100,19 +101,19 @@ func (n Node) damagedFile(a *Attachment) string {
 	return ""
 }
 
-// Result is what ADD returned; empty where nobody remembers it, or where it cannot be read.
+// Result returns the cached result of ADD. It is empty if there is none or it cannot be decoded.
 func (c Cached) Result() *cni.Result {
 	var doc struct {
 		CNIVersion string `json:"cniVersion"`
 	}
-	_ = json.Unmarshal(c.RawResult, &doc) // its error is one of DecodeResult, too
+	_ = json.Unmarshal(c.RawResult, &doc) // DecodeResult returns the error
 	if result, err := cni.DecodeResult(c.RawResult, doc.CNIVersion); err == nil {
 		return result
 	}
 	return &cni.Result{}
 }
 
-// args are CNI_ARGS.
+// args returns the value of CNI_ARGS.
 func (c Cached) args() string {
 	var args []string
 	for _, arg := range c.Args {

@@ -20,8 +20,8 @@ import (
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
-// Call is a call of one plugin of a list as runtimes make it (specification, sections 2 and 3). prevResult is the
-// result that the attachment has by then.
+// Call is a call of one plugin of a list, as runtimes make it (specification, sections 2 and 3). Its prevResult is the
+// current result of the attachment.
 type Call struct {
 	Command string
 	*Attachment
@@ -29,7 +29,7 @@ type Call struct {
 	Entry int
 }
 
-// Calls are those of all plugins of a list, in its order.
+// Calls returns a call of each plugin of the list, in the order of the list.
 func (l List) Calls(command string, a *Attachment) (calls []Call) {
 	for i := range l.Plugins {
 		calls = append(calls, Call{command, a, l, i})
@@ -37,7 +37,7 @@ func (l List) Calls(command string, a *Attachment) (calls []Call) {
 	return calls
 }
 
-// Plugin is the one that is called.
+// Plugin returns the type of the called plugin.
 func (c Call) Plugin() string { return c.List.Plugins[c.Entry].Type }
 
 // Is reports whether the called plugin is one of the plugins, by cni.IsPlugin.
@@ -45,8 +45,8 @@ func (c Call) Is(plugins ...string) bool {
 	return slices.ContainsFunc(plugins, c.List.Plugins[c.Entry].Is)
 }
 
-// Run calls the plugin that CNI_PATH has, which no signal of a terminal reaches, and returns its standard output. The
-// error is the plugin's error object as a *cni.Error, with its name before the message, or says why there is none.
+// Run executes the plugin in CNI_PATH and returns its standard output. Signals of the terminal do not reach the plugin.
+// If the plugin wrote an error object, Run returns it as a *cni.Error, with the plugin's name before the message.
 func (n Node) Run(ctx context.Context, c Call) (json.RawMessage, error) {
 	file, err := n.Find(c.Plugin())
 	if err != nil {
@@ -65,13 +65,13 @@ func (n Node) Run(ctx context.Context, c Call) (json.RawMessage, error) {
 	return nil, fmt.Errorf("%s: %w: %s", file, err, strings.TrimSpace(stderr.String()+stdout.String()))
 }
 
-// finished is a context for a repair, which goes on when ctx ends, but not for ever.
+// finished returns a context for a repair that must not be interrupted when ctx ends. It expires after a minute.
 func finished(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 }
 
-// Reapply restores what Look finds missing of one plugin of an attachment: from the plugin's record, under the lock
-// under which DEL removes that record. The end of ctx does not interrupt it.
+// Reapply restores the objects of one plugin that Check finds missing. The plugin restores them from its record, and
+// holds the lock under which DEL removes that record. The end of ctx does not interrupt it.
 func (n Node) Reapply(ctx context.Context, c Call) error {
 	if c.Reference {
 		return fmt.Errorf("%s: made by the reference plugin, which leaves no record of it; restart the container",
@@ -79,22 +79,24 @@ func (n Node) Reapply(ctx context.Context, c Call) error {
 	}
 	ctx, cancel := finished(ctx)
 	defer cancel()
-	return n.runHere(ctx, c, skel.Env{Reapply: true})
+	return n.runOwn(ctx, c, skel.Env{Reapply: true})
 }
 
-// Misleads returns why a chained plugin must not be restored now; empty if it may be. The reason is that the
-// container's interface is not whole, and the host reaches the container by no link of the container. CHECK would
-// mistake another link, the uplink, for the container's.
-func (n Node) Misleads(ctx context.Context, c Call) error {
+// FirstDrift returns the drift of the list's first plugin if a chained plugin must not be restored because of it, and
+// nil otherwise. That is so if the container's interface is incomplete and the host has no route to the container
+// through the container's links. CHECK of the chained plugin would then mistake another link, the uplink, for the
+// container's.
+func (n Node) FirstDrift(ctx context.Context, c Call) error {
 	first := Call{"CHECK", c.Attachment, c.List, 0}
 	end := FirstWord(c.HostEnd())
 	if c.Entry == 0 || end == "" || !n.Has(first.Plugin()) || isReached(c.Attachment, end) {
 		return nil
 	}
-	return n.Look(ctx, first)
+	return n.Check(ctx, first)
 }
 
-// isReached says whether the host has routes to the attachment's addresses by its host end or what that is a port of.
+// isReached reports whether the host routes to all addresses of the attachment go through its host end or the master of
+// the host end.
 func isReached(a *Attachment, end string) bool {
 	host := rtnl.Host()
 	defer host.Close()
@@ -109,46 +111,48 @@ func isReached(a *Attachment, end string) bool {
 	})
 }
 
-// Restore makes again what somebody flushed of live attachments, for all these CHECKs of one of our plugins at once. It
-// returns what was missing, by the mark.
+// Restore restores flushed rules of live attachments, in one step for all calls of one of Hawser's plugins. It returns
+// what was missing, by the attachment's mark.
 func (n Node) Restore(ctx context.Context, plugin string, calls []Call) map[string]error {
 	ctx, cancel := finished(ctx)
 	defer cancel()
 	var envs []skel.Env
 	for _, c := range calls {
-		envs = append(envs, n.here(c, skel.Env{Stdout: io.Discard, Stderr: io.Discard}))
+		envs = append(envs, n.ownEnv(c, skel.Env{Stdout: io.Discard, Stderr: io.Discard}))
 	}
 	p, _ := n.Own(plugin)
 	return p.Restore(ctx, envs)
 }
 
-// Looks are the calls of Look for an attachment that a runtime remembers: of plugins that are ours or the reference's,
-// since nobody knows what the CHECK of others does.
-func (n Node) Looks(a *Attachment) ([]Call, error) {
+// Checks returns the calls of Check for an attachment in libcni's cache. Only plugins that Hawser or the reference has
+// are included, because the effects of other plugins' CHECK are unknown.
+func (n Node) Checks(a *Attachment) ([]Call, error) {
 	list, err := ParseList(a.Config)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", a.File, err)
 	}
-	calls := list.Called(a.ContainerID).Calls("CHECK", a)
+	calls := list.ResolveFlannel(a.ContainerID).Calls("CHECK", a)
 	return slices.DeleteFunc(calls, func(c Call) bool { return !n.Has(c.Plugin()) }), nil
 }
 
-// Look is CHECK of one plugin by ours, which knows what the reference's makes, too. It runs no plugin of the node's and
-// asks no IPAM plugin, and so changes nothing (the reference's CHECK of firewall and dhcp does). It leaves no record.
-func (n Node) Look(ctx context.Context, c Call) error { return n.runHere(ctx, c, skel.Env{Look: true}) }
+// Check runs Hawser's CHECK of one plugin in this process. It also knows the objects of the reference plugins. It
+// executes no program and calls no IPAM plugin, so it changes nothing, unlike the reference's CHECK of firewall and
+// dhcp. A failure leaves no record for why.
+func (n Node) Check(ctx context.Context, c Call) error { return n.runOwn(ctx, c, skel.Env{Look: true}) }
 
-// IsDrift says whether the error of Look is about what is there.
+// IsDrift reports whether an error of Check means that objects of the attachment are missing or changed.
 func IsDrift(err error) bool {
 	e, ok := errors.AsType[*cni.Error](err)
 	return ok && e.Code == cni.CodeDrift
 }
 
-// LookAll is Look at each plugin of a live attachment that can be looked at; at none where the list wants no CHECK.
-func (n Node) LookAll(ctx context.Context, a *Attachment) (found []error, err error) {
-	calls, err := n.Looks(a)
+// CheckAll runs Check for each of Checks and returns an error or nil for each. It checks nothing if the list disables
+// CHECK.
+func (n Node) CheckAll(ctx context.Context, a *Attachment) (found []error, err error) {
+	calls, err := n.Checks(a)
 	for _, c := range calls {
 		if !c.List.NoCheck {
-			found = append(found, n.Look(ctx, c))
+			found = append(found, n.Check(ctx, c))
 		}
 	}
 	return found, err
@@ -173,18 +177,19 @@ func (n Node) Has(plugin string) bool {
 	return ok
 }
 
-// here is env for a call of one of ours in this process. For it lists without CHECK have one.
-func (n Node) here(c Call, env skel.Env) skel.Env {
+// ownEnv completes env for a call in this process. The list's version is raised to the first one that has the command,
+// because CHECK is also needed for older lists.
+func (n Node) ownEnv(c Call, env skel.Env) skel.Env {
 	c.List.CNIVersion = max(c.List.CNIVersion, cni.Since(c.Command))
 	env.Vars, env.Stdin, env.Programs = c.environment(n), bytes.NewReader(c.conf()), n.Programs
 	return env
 }
 
-// runHere calls one of ours in this process.
-func (n Node) runHere(ctx context.Context, c Call, env skel.Env) error {
+// runOwn calls one of Hawser's plugins in this process.
+func (n Node) runOwn(ctx context.Context, c Call, env skel.Env) error {
 	var stdout, stderr bytes.Buffer
 	env.Stdout, env.Stderr = &stdout, &stderr
-	if p, _ := n.Own(c.Plugin()); p.Run(ctx, n.here(c, env)) == 0 {
+	if p, _ := n.Own(c.Plugin()); p.Run(ctx, n.ownEnv(c, env)) == 0 {
 		return nil
 	}
 	if e, ok := cni.DecodeError(stdout.Bytes()); ok {
@@ -215,8 +220,8 @@ func (c Call) conf() []byte {
 	return c.List.Conf(c.Entry, more)
 }
 
-// Detach removes what is kept for an attachment by the programs of a list, all by DEL, which reaches no other one. What
-// they leave is for DetachLeft, so only a plugin that is not one of ours has to succeed.
+// Detach calls DEL of the programs of a list for an attachment. DEL affects no other attachment. DetachLeft removes
+// what they leave, so Detach returns only the errors of plugins that are not Hawser's.
 func (n Node) Detach(ctx context.Context, a *Attachment, list List) (err error) {
 	for i, c := range slices.Backward(list.Calls("DEL", a)) {
 		_, failed := n.Run(ctx, c)
@@ -227,14 +232,15 @@ func (n Node) Detach(ctx context.Context, a *Attachment, list List) (err error) 
 	return err
 }
 
-// DetachLeft removes what the list has left, or does not know of, by DEL of this program's own plugins, with IPAM last.
+// DetachLeft removes the holdings that are left after Detach, or that belong to no plugin of the list, by DEL of
+// Hawser's own plugins, with IPAM last.
 func (n Node) DetachLeft(ctx context.Context, a *Attachment, list List, left []cni.Holding) (err error) {
 	for _, p := range slices.Backward(n.Programs) {
 		if !slices.ContainsFunc(left, func(h cni.Holding) bool { return h.Plugin == p.Name }) {
 			continue
 		}
 		entry := Entry{Type: p.Name, Raw: map[string]json.RawMessage{}}
-		for _, e := range list.Plugins { // its keys say where it keeps things
+		for _, e := range list.Plugins { // its keys choose the directories
 			switch {
 			case e.HasIPAM(p.Name):
 				entry.Raw = e.Raw
@@ -244,7 +250,7 @@ func (n Node) DetachLeft(ctx context.Context, a *Attachment, list List, left []c
 			}
 		}
 		alone := List{Name: list.Name, CNIVersion: cmp.Or(list.CNIVersion, cni.Newest), Plugins: []Entry{entry}}
-		err = errors.Join(err, n.runHere(ctx, Call{"DEL", a, alone, 0}, skel.Env{}))
+		err = errors.Join(err, n.runOwn(ctx, Call{"DEL", a, alone, 0}, skel.Env{}))
 	}
 	return err
 }

@@ -14,33 +14,34 @@ import (
 	"github.com/hawser-cni/plugins/pkg/nft"
 )
 
-// BaseChain is a chain of anybody through which the kernel leads packets.
+// BaseChain is a chain of any program that is attached to a netfilter hook.
 type BaseChain struct {
-	Table    string        `json:"table"` // as nft(8) names it, with "legacy" before one of iptables-legacy
+	Table    string        `json:"table"` // as nft(8) names it; "legacy" comes before a table of iptables-legacy
 	Name     string        `json:"chain"`
 	Hook     string        `json:"hook"`
 	Type     string        `json:"type"`
 	Priority int32         `json:"priority"`
 	Comment  string        `json:"comment,omitempty"`
 	Count    int           `json:"rules"`
-	Drops    bool          `json:"drops,omitempty"`   // its policy
-	DropsAt  int           `json:"dropsAt,omitempty"` // the first rule that drops all, counted from 1
-	Accepts  bool          `json:"accepts,omitempty"` // firewall has a rule in it that accepts packets of its containers
+	Drops    bool          `json:"drops,omitempty"`   // the policy is drop
+	DropsAt  int           `json:"dropsAt,omitempty"` // number of the first rule that drops every packet, from 1; 0 = none
+	Accepts  bool          `json:"accepts,omitempty"` // it has firewall's rule that accepts packets of containers
 	Family   nft.Family    `json:"-"`
-	Rules    []RuleSummary `json:"-"` // and, where it drops what is forwarded, those of all chains of its table
+	Rules    []RuleSummary `json:"-"` // its own, or those of its whole table if it drops forwarded packets
 }
 
-// CNIForward is the chain in which firewall, the reference's too, accepts packets of containers.
+// CNIForward is the chain in which firewall, also the reference's, accepts packets of containers.
 const CNIForward = "CNI-FORWARD"
 
-// IsOurs says whether the plugins made it.
+// IsOurs reports whether the chain is in Hawser's table.
 func (b BaseChain) IsOurs() bool { return b.Table == nft.INet.String()+" "+nft.TableName }
 
-// hooks are those that packets to and from containers pass, in their order.
+// hooks are the hooks that packets to and from containers pass, in this order.
 var hooks = []string{"prerouting", "forward", "postrouting"}
 
-// BaseChains are the base chains of those hooks, in the order in which packets pass them: of nftables over netlink, of
-// iptables-legacy by its program, where the node has such a table. What could be read comes beside an error.
+// BaseChains returns the base chains of the hooks that packets of containers pass, in the order in which packets pass
+// them. It reads nftables over netlink, and iptables-legacy by its program if the node has such a table. With an error
+// it returns the chains that could be read.
 func BaseChains(ctx context.Context) ([]BaseChain, error) {
 	nf := nft.New()
 	defer nf.Close()
@@ -61,7 +62,7 @@ func BaseChains(ctx context.Context) ([]BaseChain, error) {
 	return all, errors.Join(errs...)
 }
 
-// IsRouted says whether packets that the host routes pass the table.
+// IsRouted reports whether packets that the host routes pass the table.
 func IsRouted(t nft.Table) bool {
 	return slices.Contains([]nft.Family{nft.INet, nft.IPv4, nft.IPv6}, t.Family)
 }
@@ -85,7 +86,7 @@ func nftablesChains(nf *nft.Conn) (all []BaseChain, err error) {
 		}
 		b := BaseChain{Table: c.Table.String(), Name: c.Name, Hook: points[c.Hook.Point], Type: c.Hook.Type,
 			Priority: c.Hook.Priority, Comment: c.Comment, Drops: c.Drops, Family: c.Table.Family}
-		all = append(all, b.with(rules))
+		all = append(all, b.withRules(rules))
 	}
 	return all, nil
 }
@@ -106,14 +107,14 @@ func legacyChains(family nft.Family, table string, edit *ipt.Edit) (all []BaseCh
 		if table == "nat" && hook == "postrouting" {
 			b.Priority = 100
 		}
-		all = append(all, b.with(rules))
+		all = append(all, b.withRules(rules))
 	}
 	return all
 }
 
 // readLegacyRule returns the summary of a rule of iptables-legacy.
 func readLegacyRule(r ipt.Rule) RuleSummary {
-	target, conditions := r.Option("-j")+r.Option("-g"), len(r.Args)-2 // an option and its value
+	target, conditions := r.Option("-j")+r.Option("-g"), len(r.Args)-2 // without the target option and its value
 	if r.Option("--reject-with") != "" {
 		conditions -= 2
 	}
@@ -133,11 +134,11 @@ func readLegacyRule(r ipt.Rule) RuleSummary {
 	return m
 }
 
-// endsAll says whether a rule drops or rejects every packet.
+// endsAll reports whether a rule drops or rejects every packet.
 func endsAll(r RuleSummary) bool { return r.Drops && r.Unconditional }
 
-// with is the chain with the rules of its table.
-func (b BaseChain) with(rules []RuleSummary) BaseChain {
+// withRules returns the chain with its rules and the facts that follow from them.
+func (b BaseChain) withRules(rules []RuleSummary) BaseChain {
 	b.Rules = rules
 	for _, r := range rules {
 		if r.Chain != b.Name {
@@ -152,16 +153,16 @@ func (b BaseChain) with(rules []RuleSummary) BaseChain {
 	return b
 }
 
-// DropOf is the place, counted from 1, of its first rule that drops all of one interface or network which is asked
-// for; 0 for none. It is certain where no rule before may accept or jumps.
-func (b BaseChain) DropOf(is func(RuleSummary) bool) (place int, isCertain bool) {
+// FirstDrop returns the number, from 1, of the chain's first rule that matches and drops all packets of one interface
+// or network; 0 if there is none. The drop is certain if no earlier rule may accept or jumps.
+func (b BaseChain) FirstDrop(matches func(RuleSummary) bool) (place int, isCertain bool) {
 	isCertain = true
 	for _, r := range b.Rules {
 		if r.Chain != b.Name {
 			continue
 		}
 		place++
-		if r.Drops && r.MatchesOne && is(r) {
+		if r.Drops && r.MatchesOne && matches(r) {
 			return place, isCertain
 		}
 		isCertain = isCertain && !r.MayAccept && r.Target == ""
@@ -169,25 +170,26 @@ func (b BaseChain) DropOf(is func(RuleSummary) bool) (place int, isCertain bool)
 	return 0, false
 }
 
-// The verdicts: for certain, or where other rules decide.
+// The verdicts about an obstacle: certain, or dependent on rules that are not evaluated.
 const (
 	StopsIt   = "stops it"
 	MayStopIt = "may stop it"
 )
 
-// Stops says what the chain does to a packet that nothing in it accepts; nothing where it lets it pass.
-func (b BaseChain) Stops() (verdict, why string) {
+// Verdict returns whether the chain drops a packet that no rule of it accepts, and why. It returns an empty verdict if
+// the packet passes.
+func (b BaseChain) Verdict() (verdict, why string) {
 	switch {
 	case b.DropsAt == 1:
 		return StopsIt, "its first rule drops every packet"
 	case b.DropsAt > 1:
-		return MayStopIt, fmt.Sprintf("its rule %d drops every packet that none before it accepts", b.DropsAt)
+		return MayStopIt, fmt.Sprintf("its rule %d drops every packet that no earlier rule accepts", b.DropsAt)
 	case b.Drops && b.Count == 0:
-		return StopsIt, "its policy is to drop, and it has no rules"
+		return StopsIt, "its policy is drop, and it has no rules"
 	case b.Drops && b.Accepts:
-		return MayStopIt, "its policy is to drop; firewall accepts its containers' packets there, by " + CNIForward
+		return MayStopIt, "its policy is drop; firewall accepts its containers' packets there, in " + CNIForward
 	case b.Drops:
-		return MayStopIt, "its policy is to drop what none of its rules accepts"
+		return MayStopIt, "its policy is drop, unless one of its rules accepts the packet"
 	}
 	return "", ""
 }

@@ -10,22 +10,22 @@ import (
 	"strings"
 )
 
-// Called is the list, which is changed, with the plugin that flannel calls in the place of flannel: for a container by
-// what flannel keeps for its DEL, else as the next ADD calls it.
-func (l List) Called(containerID string) List {
+// ResolveFlannel replaces each flannel entry of the list, in place, by the plugin entry that flannel delegates to. For
+// a container it is the entry that flannel saved for DEL, otherwise the entry of the next ADD.
+func (l List) ResolveFlannel(containerID string) List {
 	for i := range l.Plugins {
-		l.Plugins[i].Call(containerID)
+		l.Plugins[i].ResolveFlannel(containerID)
 	}
 	return l
 }
 
-// Call makes of an entry of flannel what that calls.
-func (e *Entry) Call(containerID string) {
+// ResolveFlannel replaces a flannel entry by the plugin entry that flannel delegates to.
+func (e *Entry) ResolveFlannel(containerID string) {
 	if e.Type != "flannel" {
 		return
 	}
 	text := func(key, otherwise string) (value string) {
-		_ = json.Unmarshal(e.Raw[key], &value) // what is no text is flannel's to refuse
+		_ = json.Unmarshal(e.Raw[key], &value) // flannel refuses other types
 		return cmp.Or(value, otherwise)
 	}
 	called := Entry{SubnetFile: text("subnetFile", "/run/flannel/subnet.env"), File: e.File,
@@ -34,12 +34,12 @@ func (e *Entry) Call(containerID string) {
 	if err != nil {
 		kept = e.delegate(called.SubnetFile)
 	}
-	_ = called.parse(kept) // it has no type then
+	_ = called.parse(kept) // after an error the entry has no type
 	*e = called
 }
 
-// delegate is what flannel makes of its delegate and the node's subnet, but for keys that nobody here asks for. While
-// the subnet is not known the ranges are said to come with the call.
+// delegate returns the configuration that flannel builds from its delegate and the node's subnet, without keys that the
+// tool does not read. If the subnet is unknown, the configuration declares that the runtime sends the ranges.
 func (e *Entry) delegate(subnetFile string) []byte {
 	conf, given := map[string]any{"type": "bridge"}, map[string]any{}
 	_ = json.Unmarshal(e.Raw["delegate"], &given)
@@ -57,6 +57,6 @@ func (e *Entry) delegate(subnetFile string) []byte {
 	if ranges == nil {
 		conf["capabilities"] = map[string]any{"ipRanges": true}
 	}
-	data, _ := json.Marshal(conf) // what was decoded can be encoded
+	data, _ := json.Marshal(conf) // decoded values can be encoded
 	return data
 }

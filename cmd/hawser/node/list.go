@@ -19,13 +19,13 @@ import (
 
 // List is a network configuration list (specification, section 1), or a single configuration as a list of one.
 type List struct {
-	File       string // empty for one that a runtime remembers
+	File       string // empty for a list from libcni's cache
 	Name       string
 	CNIVersion string
 	NoCheck    bool // the runtime must not call CHECK
 	Plugins    []Entry
 	Raw        map[string]json.RawMessage
-	inlined    bool // nothing of the directory that has the network's name
+	inlined    bool // the directory that has the network's name is not read
 }
 
 // Entry is a plugin's entry of a list.
@@ -36,9 +36,10 @@ type Entry struct {
 	} `json:"ipam"`
 	Capabilities map[string]bool            `json:"capabilities"`
 	Raw          map[string]json.RawMessage `json:"-"`
-	// File and Key say where it stands: plugins[0] of the list's file; the key of a whole file is empty.
+	// File and Key locate the entry, for example plugins[0] of the list's file. Key is empty if the entry is the whole
+	// file.
 	File, Key string `json:"-"`
-	// SubnetFile is that from which flannel takes the ranges of an entry that it makes; empty for all others.
+	// SubnetFile is the file from which flannel reads the ranges of an entry that it delegates to; otherwise empty.
 	SubnetFile string `json:"-"`
 }
 
@@ -48,8 +49,8 @@ func (e Entry) Is(plugin string) bool { return cni.IsPlugin(e.Type, plugin) }
 // HasIPAM reports whether the entry's ipam.type is the plugin, by cni.IsPlugin.
 func (e Entry) HasIPAM(plugin string) bool { return cni.IsPlugin(e.IPAM.Type, plugin) }
 
-// Lists are the network lists of the node, in the order in which runtimes read them: by the names of their files. What
-// could be read comes beside an error.
+// Lists returns the network lists of the node, in the order in which runtimes read them: by the names of their files.
+// With an error it returns the lists that could be read.
 func (n Node) Lists() (lists []List, err error) {
 	files, err := ListFiles(n.ConfDir)
 	errs := []error{err}
@@ -64,8 +65,8 @@ func (n Node) Lists() (lists []List, err error) {
 	return lists, errors.Join(errs...)
 }
 
-// ListsOf are those by which attachments were made, each once: of a network they are mostly the same.
-func ListsOf(cached []*Attachment) (lists []List) {
+// CachedLists returns the lists with which attachments were made, without duplicates.
+func CachedLists(cached []*Attachment) (lists []List) {
 	seen := map[string]bool{}
 	for _, c := range cached {
 		if seen[string(c.Config)] {
@@ -79,18 +80,19 @@ func ListsOf(cached []*Attachment) (lists []List) {
 	return lists
 }
 
-// ListOf is the list of a network; without one it is empty but for the name.
-func ListOf(lists []List, network string) List {
+// FindList returns the list of a network, or a list that has only the name.
+func FindList(lists []List, network string) List {
 	if i := slices.IndexFunc(lists, func(l List) bool { return l.Name == network }); i >= 0 {
 		return lists[i]
 	}
 	return List{Name: network}
 }
 
-// ListFiles are the files of a directory that runtimes take for network lists.
+// ListFiles returns the files of a directory that runtimes read as network lists.
 func ListFiles(dir string) ([]string, error) { return filesIn(dir, ".conf", ".conflist", ".json") }
 
-// filesIn are the files of a directory that end so, by their names. A directory that is not there has none.
+// filesIn returns the files of a directory with one of the extensions, sorted by name; none if the directory does not
+// exist.
 func filesIn(dir string, endings ...string) (files []string, err error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -104,7 +106,7 @@ func filesIn(dir string, endings ...string) (files []string, err error) {
 	return files, nil
 }
 
-// ReadList reads the list of a file, and the plugins of the directory beside it that has the network's name
+// ReadList reads the list in a file, and the plugins in the directory next to the file that has the network's name
 // (specification, section 1: loadOnlyInlinedPlugins).
 func ReadList(file string) (list List, err error) {
 	err = readFile(file, func(data []byte) error {
@@ -140,7 +142,7 @@ func readFile(file string, parse func([]byte) error) error {
 	return nil
 }
 
-// unmarshal is cni.Unmarshal that says in which line the JSON is wrong.
+// unmarshal calls cni.Unmarshal and adds the line to a syntax error.
 func unmarshal(data []byte, v any) error {
 	err := cni.Unmarshal(data, v)
 	if syntax, ok := errors.AsType[*json.SyntaxError](err); ok {
@@ -156,8 +158,8 @@ func (e *Entry) parse(data []byte) error {
 	return json.Unmarshal(data, &e.Raw)
 }
 
-// ParseList reads a list, or a single configuration. Of several versions it takes the newest that it knows, as runtimes
-// do.
+// ParseList parses a list or a single configuration. If there are several versions, it selects the newest one that it
+// knows, as runtimes do.
 func ParseList(data []byte) (list List, err error) {
 	if err := unmarshal(data, &list.Raw); err != nil {
 		return list, err
@@ -179,7 +181,7 @@ func ParseList(data []byte) (list List, err error) {
 			doc.CNIVersion = v
 		}
 	}
-	isTrue := func(v any) bool { return strings.EqualFold(fmt.Sprint(v), "true") } // also as text
+	isTrue := func(v any) bool { return strings.EqualFold(fmt.Sprint(v), "true") } // libcni also accepts a string
 	list.Name, list.CNIVersion, list.Plugins = doc.Name, doc.CNIVersion, doc.Plugins
 	list.NoCheck, list.inlined = isTrue(doc.DisableCheck), isTrue(doc.Inlined)
 	if doc.Type != "" && doc.Plugins == nil {
@@ -194,8 +196,8 @@ func ParseList(data []byte) (list List, err error) {
 	return list, err
 }
 
-// Conf is what a runtime writes to the standard input of the plugin of an entry: its keys, the list's name and version,
-// and more keys of the call.
+// Conf returns the document that a runtime writes to the standard input of an entry's plugin: the entry's keys, the
+// list's name and version, and more keys of the call.
 func (l List) Conf(entry int, more map[string]any) []byte {
 	conf := map[string]any{}
 	for key, value := range l.Plugins[entry].Raw {
@@ -203,17 +205,17 @@ func (l List) Conf(entry int, more map[string]any) []byte {
 	}
 	conf["name"], conf["cniVersion"] = l.Name, l.CNIVersion
 	maps.Copy(conf, more)
-	data, _ := json.Marshal(conf) // what was decoded can be encoded
+	data, _ := json.Marshal(conf) // decoded values can be encoded
 	return data
 }
 
-// Usage is how many addresses of a range set are lent to attachments, and how many there are.
+// Usage is a range set with its number of addresses, and the number of those that are leased.
 type Usage struct {
 	ranges.Set
 	Used, Size float64
 }
 
-// Usage is that of the list's range sets, in the order of RangeSets.
+// Usage returns the usage of the list's range sets, in the order of RangeSets.
 func (l List) Usage(all []*Attachment) (sets []Usage) {
 	var lent []netip.Addr
 	for _, a := range all {
@@ -238,8 +240,8 @@ func (l List) Usage(all []*Attachment) (sets []Usage) {
 	return sets
 }
 
-// RangeSets are those of a list's host-local, in the order of its files last_reserved_ip.N. What the runtime sends is
-// not among them, nor what is no range.
+// RangeSets returns the range sets of a list's host-local, in the order of its files last_reserved_ip.N. It omits
+// ranges that the runtime sends, and invalid ranges.
 func (l List) RangeSets() (sets []ranges.Set) {
 	for _, e := range l.Plugins {
 		var ipam struct {

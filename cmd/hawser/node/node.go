@@ -1,5 +1,17 @@
-// Package node is what the tool knows of a node: the network lists, the plugins, what runtimes remember of their
-// attachments, and what plugins keep for them.
+// Package node collects the facts about a node that the commands of hawser evaluate, and makes the calls of plugins
+// that they need.
+//
+// An Attachment joins two sources: libcni's cache, in which runtimes keep the list and the result of each ADD (Cached),
+// and the holdings that each plugin lists, for example leases and rules. A List is a network list as runtimes read it.
+// A Survey additionally has the evidence about live containers: the answers of the runtimes and the network namespaces
+// in use. BaseChains are the chains of all programs that packets of containers pass.
+//
+// Reading changes nothing on the node, and executes only the runtimes' own programs, cluster-local and
+// iptables-legacy's. Check and Reapply call Hawser's plugins in this process, so that they also work on a node with the
+// reference plugins. Only Run, Detach and DetachLeft call plugins as a runtime does.
+//
+// With an error, most functions also return the facts that could be read, because one damaged file must not hide
+// the rest of the node.
 package node
 
 import (
@@ -23,20 +35,20 @@ import (
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
-// Node is where the tool looks.
+// Node has the directories of a node and the plugins of this program.
 type Node struct {
-	ConfDir  string   // the directory of the network lists
-	Path     string   // the directories of the plugins, as in CNI_PATH
-	CacheDir string   // libcni's: its folder "results" has a file for each attachment
-	Failures string   // the directory of the calls that failed
-	Env      []string // KEY=value, of the programs that the tool runs
+	ConfDir  string   // directory of the network lists
+	Path     string   // directories of the plugins, as in CNI_PATH
+	CacheDir string   // libcni's directory; its subdirectory "results" has a file for each attachment
+	Failures string   // directory of the records of failed calls
+	Env      []string // environment of the programs that the tool executes, as KEY=value
 	Programs []skel.Program
 	// IsReference and IsOurs report whether a file is a plugin of the reference, or a program of Hawser.
 	IsReference, IsOurs func(file string) bool
 }
 
-// Default is the node as runtimes find it where nobody configured them otherwise; that of k3s where the usual directory
-// has no list and k3s's has one.
+// Default returns the node with the directories that runtimes use by default. They are those of k3s if the usual
+// directory has no list and k3s's directory has one.
 func Default(programs []skel.Program, env []string) Node {
 	n := Node{
 		ConfDir: "/etc/cni/net.d", Path: configuredPath(),
@@ -50,46 +62,45 @@ func Default(programs []skel.Program, env []string) Node {
 	return n
 }
 
-// Find returns the file of a plugin: the first one in Path, as runtimes look for it. An empty directory in Path is not
-// the working one.
+// Find returns the first file of a plugin in Path, as runtimes do. An empty directory in Path is ignored.
 func (n Node) Find(plugin string) (string, error) {
 	if !cni.ValidType(plugin) {
-		return "", fmt.Errorf("type %q is no plugin's name", plugin)
+		return "", fmt.Errorf("type %q is not a valid plugin name", plugin)
 	}
 	for _, dir := range filepath.SplitList(n.Path) {
 		file := filepath.Join(dir, plugin)
 		info, err := os.Stat(file)
-		if dir != "" && err == nil && info.Mode().IsRegular() { // runtimes take no other one then
+		if dir != "" && err == nil && info.Mode().IsRegular() { // runtimes do not search any further
 			if info.Mode()&0o111 == 0 {
 				return "", fmt.Errorf("plugin %q: %s is not executable", plugin, file)
 			}
 			return file, nil
 		}
 	}
-	return "", fmt.Errorf("plugin %q is in none of %s", plugin, n.Path)
+	return "", fmt.Errorf("plugin %q is not in %s", plugin, n.Path)
 }
 
-// Attachment is what is known of an attachment.
+// Attachment has all known facts about an attachment.
 type Attachment struct {
 	cni.Attachment
 	Pod      string `json:"pod,omitempty"` // namespace/name
 	Netns    string `json:"netns,omitempty"`
 	Cached   `json:"-"`
 	Holdings []cni.Holding `json:"holdings"`
-	// Reference says that its interface is not one that our plugins made. Of loopback, which leaves nothing, nobody
-	// knows.
+	// Reference is true if no plugin of Hawser has made the interface. It is false for loopback, because loopback
+	// leaves no trace of the plugin that configured it.
 	Reference bool      `json:"reference,omitempty"`
 	Since     time.Time `json:"since,omitzero"`
-	// Damaged is its file in libcni's cache, which cannot be read; empty = it can, or there is none.
+	// Damaged is the attachment's file in libcni's cache if that cannot be read; otherwise empty.
 	Damaged string `json:"-"`
-	// Orphan says why nobody needs what is held; empty where somebody may.
+	// Orphan is the reason why no container needs the holdings; empty if a container may need them.
 	Orphan string `json:"orphan,omitempty"`
-	// Shown and ShownEnd are the addresses and the host end in JSON.
+	// Shown and ShownEnd are the addresses and the host end in JSON. Only MarshalJSON sets them.
 	Shown    []string `json:"addresses,omitempty"`
 	ShownEnd string   `json:"hostEnd,omitempty"`
 }
 
-// MarshalJSON adds what takes a look at the result.
+// MarshalJSON adds the addresses and the host end, which are computed from the holdings and the result.
 func (a *Attachment) MarshalJSON() ([]byte, error) {
 	type plain Attachment
 	shown := plain(*a)
@@ -97,23 +108,23 @@ func (a *Attachment) MarshalJSON() ([]byte, error) {
 	return json.Marshal(shown)
 }
 
-// Attachments are those that a runtime remembers or a plugin keeps anything for, in the order of network, container and
-// interface. What could be read comes beside an error.
+// Attachments returns the attachments in libcni's cache and those for which a plugin has a holding, sorted by network,
+// container and interface. With an error it returns the attachments that could be read.
 func (n Node) Attachments(ctx context.Context) ([]*Attachment, error) {
 	all, damaged, err := n.Read(ctx)
 	return all, errors.Join(damaged, err)
 }
 
-// Read is Attachments with the errors of single files apart: of the node's lists, and of libcni's cache.
+// Read returns the same as Attachments, but the errors of single files (lists, and libcni's cache) as damaged.
 func (n Node) Read(ctx context.Context) (out []*Attachment, damaged, err error) {
 	cached, damaged, err := n.Cached()
 	lists, bad := n.Lists()
-	held, failed := n.Holdings(ctx, append(lists, ListsOf(cached)...))
+	held, failed := n.Holdings(ctx, append(lists, CachedLists(cached)...))
 	all, runs := map[cni.Attachment]*Attachment{}, map[string]bool{}
 	for _, a := range cached {
 		all[a.Attachment], runs[a.ContainerID] = a, true
 	}
-	of := func(key cni.Attachment) *Attachment {
+	get := func(key cni.Attachment) *Attachment {
 		if all[key] == nil {
 			all[key] = &Attachment{Attachment: key, Reference: true}
 		}
@@ -122,55 +133,55 @@ func (n Node) Read(ctx context.Context) (out []*Attachment, damaged, err error) 
 	var partly []cni.Holding
 	for _, h := range held {
 		if h.ContainerID == "" && !n.usesReference(h.Plugin) {
-			continue // ours lends what nobody owns
+			continue // Hawser's host-local leases an unowned address again
 		}
 		if h.IfName == "" || h.Network == "" {
 			partly = append(partly, h)
 			continue
 		}
-		of(h.Attachment).add(h)
+		get(h.Attachment).add(h)
 	}
 	for _, h := range partly {
-		of(whole(h, all)).add(h)
+		get(complete(h, all)).add(h)
 	}
 	for _, a := range all {
 		a.Damaged = n.damagedFile(a)
-		a.judge(runs[a.ContainerID])
+		a.findOrphan(runs[a.ContainerID])
 		a.Reference = a.Reference && (len(a.Holdings) > 0 || !n.isOfOthers(a.Config))
 		out = append(out, a)
 	}
 	slices.SortFunc(out, func(a, b *Attachment) int {
 		return strings.Compare(a.Network+" "+a.ContainerID+" "+a.IfName, b.Network+" "+b.ContainerID+" "+b.IfName)
 	})
-	replaced(out)
+	markReplaced(out)
 	return out, errors.Join(damaged, bad), errors.Join(err, failed)
 }
 
-// replaced finds those whose namespace's path has another container by now: it made the interface of that name later.
-// The path is nothing of theirs then.
-func replaced(all []*Attachment) {
+// markReplaced marks attachments as orphans whose namespace path now belongs to another container, which attached the
+// same interface name later. It clears the path of such attachments.
+func markReplaced(all []*Attachment) {
 	last := map[[2]string]*Attachment{}
 	for _, a := range all {
 		key := [2]string{a.Netns, a.IfName}
-		if b := last[key]; b == nil || a.made().After(b.made()) {
+		if b := last[key]; b == nil || a.addTime().After(b.addTime()) {
 			last[key] = a
 		}
 	}
 	for _, a := range all {
 		b := last[[2]string{a.Netns, a.IfName}]
 		if a.Netns != "" && a.ContainerID != b.ContainerID && a.Damaged == "" && a.Orphan == "" {
-			a.Orphan = fmt.Sprintf("its namespace %s is that of container %.13s by now", a.Netns, b.ContainerID)
+			a.Orphan = fmt.Sprintf("its namespace %s now belongs to container %.13s", a.Netns, b.ContainerID)
 			a.Netns = ""
 		}
 	}
 }
 
-// made is when its ADD ended, or else when something of it was written last.
-func (a *Attachment) made() time.Time {
+// addTime returns the time at which ADD ended, or, if libcni has no record, the time of the latest holding.
+func (a *Attachment) addTime() time.Time {
 	if a.File != "" {
 		return a.Written
 	}
-	return a.youngest()
+	return a.lastWritten()
 }
 
 func (n Node) usesReference(plugin string) bool {
@@ -178,23 +189,24 @@ func (n Node) usesReference(plugin string) bool {
 	return err == nil && n.IsReference(file)
 }
 
-// isOfOthers says that a list is of plugins that neither we have nor the reference, or of loopback.
+// isOfOthers reports whether a list has only plugins that are neither Hawser's nor the reference's, and loopback.
 func (n Node) isOfOthers(config []byte) bool {
 	list, err := ParseList(config)
 	isKnown := func(e Entry) bool { return n.Has(e.Type) && !e.Is("loopback") }
-	return err == nil && !slices.ContainsFunc(list.Called("").Plugins, isKnown)
+	return err == nil && !slices.ContainsFunc(list.ResolveFlannel("").Plugins, isKnown)
 }
 
-// IsMeant says whether somebody who names a pod or a container so means this one: namespace/name or name, the ID or
-// four characters or more of its beginning.
-func IsMeant(of, pod, container string) bool {
+// Matches reports whether query names the pod (namespace/name or name) or the container (its ID, or at least the first
+// four characters of it).
+func Matches(query, pod, container string) bool {
 	_, name, _ := strings.Cut(pod, "/")
-	return of == pod || of == name || of == container || len(of) >= 4 && strings.HasPrefix(container, of)
+	return query == pod || query == name || query == container ||
+		len(query) >= 4 && strings.HasPrefix(container, query)
 }
 
-// whole is the attachment whose a holding is that does not say all of it: the reference writes no interface down, and
-// all of a container on that network share the thing.
-func whole(h cni.Holding, all map[cni.Attachment]*Attachment) cni.Attachment {
+// complete returns the attachment to which an incomplete holding belongs. The reference plugins do not record the
+// interface, so the container's first attachment to the network gets the holding.
+func complete(h cni.Holding, all map[cni.Attachment]*Attachment) cni.Attachment {
 	found := h.Attachment
 	for key := range all {
 		isOf := key.ContainerID == h.ContainerID && h.IsOf(key.Network) && (h.IfName == "" || h.IfName == key.IfName)
@@ -218,17 +230,17 @@ func (a *Attachment) add(h cni.Holding) {
 	}
 }
 
-// judge says whether the attachment is one of a container that is gone, of which a runtime remembers no network. Those
-// that multus attaches are remembered by multus.
-func (a *Attachment) judge(isRemembered bool) {
+// findOrphan sets Orphan if the attachment's container no longer exists. isRemembered says that libcni's cache has an
+// attachment of the container; multus has a cache of its own.
+func (a *Attachment) findOrphan(isRemembered bool) {
 	switch {
-	case a.Damaged != "": // who knows
+	case a.Damaged != "": // unknown
 	case a.ContainerID == "":
-		a.Orphan = "its file names no container, and the reference's host-local does not lend it again"
+		a.Orphan = "its file names no container, and the reference's host-local does not lease it again"
 	case a.Netns != "" && isGone(a.Netns):
-		a.Orphan = fmt.Sprintf("its namespace %s is gone", a.Netns)
+		a.Orphan = fmt.Sprintf("its namespace %s no longer exists", a.Netns)
 	case a.Netns == "" && !isRemembered:
-		a.Orphan = "no runtime remembers it"
+		a.Orphan = "no runtime has a record of it"
 	}
 }
 
@@ -240,13 +252,15 @@ func isGone(netns string) bool {
 	return errors.Is(err, ns.ErrNotExist) || errors.Is(err, ns.ErrNotNetns)
 }
 
-// IsSame reports whether a runtime still remembers the attachment as it was read, and its namespace exists.
-func (a *Attachment) IsSame() bool {
+// IsUnchanged reports whether libcni's record of the attachment is still the one that was read, and the namespace still
+// exists.
+func (a *Attachment) IsUnchanged() bool {
 	info, err := os.Stat(a.File)
 	return err == nil && info.ModTime().Equal(a.Written) && !isGone(a.Netns)
 }
 
-// Holdings are what the plugins keep: at their usual places, and where these lists say. All are asked at once.
+// Holdings returns the holdings of all plugins, at the default places and at those that the lists configure. It calls
+// all plugins concurrently.
 func (n Node) Holdings(ctx context.Context, lists []List) ([]cni.Holding, error) {
 	type answer struct {
 		held []cni.Holding
@@ -296,15 +310,17 @@ func (n Node) Holdings(ctx context.Context, lists []List) ([]cni.Holding, error)
 	return all, errors.Join(errs...)
 }
 
-// separate is the plugin of ours that is a program of its own everywhere: it speaks TLS. Its records are usually here.
+// separate is the plugin that is never part of this program, because it needs TLS. separateDir is the default directory
+// of its records.
 const separate, separateDir = "cluster-local", "/var/lib/cni/cluster-local"
 
-// listSeparate is its List: it reads its records, and asks no server. Most nodes have neither the program nor records.
+// listSeparate executes the separate plugin, which lists its records without a query to the API server. It returns
+// nothing if the node has no such program, or no records at the default place.
 func (n Node) listSeparate(ctx context.Context, conf []byte) (held []cni.Holding, err error) {
 	_, absent := os.Stat(separateDir)
 	file, err := n.Find(separate)
 	if err != nil || conf == nil && absent != nil {
-		return nil, nil //nolint:nilerr // see above
+		return nil, nil //nolint:nilerr // most nodes do not have it
 	}
 	var stdout, stderr bytes.Buffer
 	err = process.Command{Path: file, Args: []string{"list"}, Stdin: conf, Stdout: &stdout, Stderr: &stderr}.Run(ctx)
@@ -317,10 +333,10 @@ func (n Node) listSeparate(ctx context.Context, conf []byte) (held []cni.Holding
 	return held, nil
 }
 
-// choosesPlace says whether a configuration may say where a plugin keeps things.
+// choosesPlace reports whether a configuration may choose the directory of a plugin's records.
 func choosesPlace(conf []byte) bool { return bytes.Contains(bytes.ToLower(conf), []byte(`"datadir"`)) }
 
-// Held are the values of the holdings of a kind.
+// Held returns the values of the holdings of a kind.
 func (a *Attachment) Held(kind cni.HoldingKind) (values []string) {
 	for _, h := range a.Holdings {
 		if h.Kind == kind {
@@ -330,7 +346,8 @@ func (a *Attachment) Held(kind cni.HoldingKind) (values []string) {
 	return values
 }
 
-// Ports are the host ports that a plugin keeps, or else those that the runtime asked for: rules may have been flushed.
+// Ports returns the host ports that a plugin holds or, if there are none, those that the runtime requested, because
+// rules may have been flushed.
 func (a *Attachment) Ports() []string {
 	values := a.Held(cni.HeldPort)
 	if len(values) > 0 {
@@ -341,8 +358,8 @@ func (a *Attachment) Ports() []string {
 		Protocol                string
 		HostIP                  netip.Addr
 	}
-	raw, _ := json.Marshal(a.Capabilities["portMappings"]) // what was decoded can be encoded
-	_ = json.Unmarshal(raw, &asked)                        // what is no mapping is none
+	raw, _ := json.Marshal(a.Capabilities["portMappings"]) // decoded values can be encoded
+	_ = json.Unmarshal(raw, &asked)                        // other values are no mappings
 	for _, m := range asked {
 		for _, text := range a.Addresses() {
 			to, err := netip.ParseAddr(text)
@@ -362,7 +379,7 @@ func (a *Attachment) Ports() []string {
 	return values
 }
 
-// Addresses are those that IPAM lent, or else those of the result that the runtime remembers.
+// Addresses returns the leased addresses or, if there are none, those of the cached result.
 func (a *Attachment) Addresses() (addrs []string) {
 	for _, value := range a.Held(cni.HeldAddress) {
 		addrs = append(addrs, FirstWord(value))
@@ -376,15 +393,16 @@ func (a *Attachment) Addresses() (addrs []string) {
 	return addrs
 }
 
-// IsLive says whether a runtime remembers the attachment, and its namespace is there.
+// IsLive reports whether libcni has a record of the attachment and its namespace exists.
 func (a *Attachment) IsLive() bool { return a.File != "" && a.Netns != "" && a.Orphan == "" }
 
-// HostEnd is the other end of the container's interface; empty where there is none, or where it is not known.
+// HostEnd returns the name of the host end of the container's pair, which details may follow; empty if there is none or
+// it is unknown.
 func (a *Attachment) HostEnd() string {
 	if ends := a.Held(cni.HeldHostEnd); len(ends) > 0 {
 		return ends[0]
 	}
-	for _, i := range a.Result().Interfaces { // the reference's names
+	for _, i := range a.Result().Interfaces { // names that the reference plugins choose
 		if i.Sandbox == "" && strings.HasPrefix(i.Name, "veth") {
 			return i.Name
 		}

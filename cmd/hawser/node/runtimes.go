@@ -22,12 +22,12 @@ import (
 	"github.com/hawser-cni/plugins/pkg/process"
 )
 
-// Runtimes are what the container runtimes of the node say of their containers.
+// Runtimes has the answers of the node's container runtimes about their containers.
 type Runtimes struct {
-	Asked  []string          // those that answered
-	Silent []string          // those that are there and did not
-	known  map[string]string // by the ID of a container: the program that names it
-	shared bool              // containerd named all its containers: also nerdctl's
+	Asked  []string          // runtimes that answered
+	Silent []string          // runtimes that exist and did not answer, with the reason
+	known  map[string]string // program that listed the container, by the container's ID
+	shared bool              // containerd listed all its containers, including nerdctl's
 }
 
 // sockets returns the sockets on which CRI runtimes usually listen, each with the directories that its runtime keeps
@@ -40,7 +40,7 @@ func sockets() [][]string {
 		{"/run/k0s/containerd.sock", k0s}, {"/var/snap/microk8s/common/run/containerd.sock", microk8s},
 		{"/run/k3s/containerd/containerd.sock", k3s, rke2}, {"/run/crio/crio.sock", "/var/lib/crio"},
 		{"/run/cri-dockerd.sock", "/var/lib/cri-dockerd"}}
-	const listens = "00010000" // the flag of a socket in this file
+	const listens = "00010000" // flag of a listening socket in this file
 	bound, _ := os.ReadFile("/proc/net/unix")
 	for line := range strings.Lines(string(bound)) {
 		words := strings.Fields(line)
@@ -89,32 +89,36 @@ func rootOnly(path string) error {
 // askTime is how long a runtime may take to answer.
 const askTime = 10 * time.Second
 
-// Runtimes asks all runtimes of the node concurrently, by their own programs.
+// Runtimes queries all runtimes of the node concurrently, with their own programs.
 func (n Node) Runtimes(ctx context.Context) *Runtimes {
 	var answers []*Runtimes
 	var wg sync.WaitGroup
-	ask := func(who string, do func(r *Runtimes) error) {
+	query := func(name string, do func(r *Runtimes) error) {
 		r := &Runtimes{known: map[string]string{}}
 		answers = append(answers, r)
-		wg.Go(func() { r.note(who, do(r)) })
+		wg.Go(func() {
+			if err := do(r); err != nil {
+				r.Silent = append(r.Silent, fmt.Sprintf("%s: %v", name, err))
+			}
+		})
 	}
 	for _, paths := range sockets() {
 		socket := paths[0]
 		if _, err := os.Stat(socket); err == nil {
-			ask(socket, func(r *Runtimes) error { return n.askSocket(ctx, r, socket) })
+			query(socket, func(r *Runtimes) error { return n.querySocket(ctx, r, socket) })
 			continue
 		}
 		for _, state := range paths[1:] {
 			if _, err := os.Stat(state); err == nil {
-				const stopped = "is not there, and %s is: the runtime is stopped, or was removed without it"
-				ask(socket, func(*Runtimes) error { return fmt.Errorf(stopped, state) })
+				const stopped = "does not exist, but %s does: the runtime is stopped, or was removed without its data"
+				query(socket, func(*Runtimes) error { return fmt.Errorf(stopped, state) })
 			}
 		}
 	}
 	_, noStorage := os.Stat("/var/lib/containers/storage")
 	_, noPodman := process.LookPath("podman")
 	if noStorage == nil && noPodman == nil {
-		ask("podman", func(r *Runtimes) error { return n.askPodman(ctx, r) })
+		query("podman", func(r *Runtimes) error { return n.queryPodman(ctx, r) })
 	}
 	wg.Wait()
 	all := &Runtimes{known: map[string]string{}}
@@ -126,23 +130,16 @@ func (n Node) Runtimes(ctx context.Context) *Runtimes {
 	return all
 }
 
-// note keeps why somebody who is asked did not answer.
-func (r *Runtimes) note(who string, err error) {
-	if err != nil {
-		r.Silent = append(r.Silent, fmt.Sprintf("%s: %v", who, err))
-	}
-}
-
-// askSocket asks for the pods of a CRI runtime, and for the containers of containerd, which tells all where crictl is
-// not there or containerd serves no CRI.
-func (n Node) askSocket(ctx context.Context, r *Runtimes, socket string) error {
+// querySocket queries a CRI runtime for its pods, and containerd for its containers. The answer about containers is
+// sufficient if crictl is not installed or containerd does not serve CRI.
+func (n Node) querySocket(ctx context.Context, r *Runtimes, socket string) error {
 	if err := rootOnly(socket); err != nil {
 		return err
 	}
 	var pods struct{ Items []struct{ ID string } }
-	err := n.ask(ctx, &pods, "crictl", "--runtime-endpoint", "unix://"+socket, "pods", "-o", "json")
+	err := n.query(ctx, &pods, "crictl", "--runtime-endpoint", "unix://"+socket, "pods", "-o", "json")
 	if err == nil && pods.Items == nil {
-		err = errors.New("crictl: there is no list of pods in its answer")
+		err = errors.New("crictl: its answer has no list of pods")
 	}
 	if err == nil {
 		r.Asked = append(r.Asked, "crictl "+socket)
@@ -156,12 +153,12 @@ func (n Node) askSocket(ctx context.Context, r *Runtimes, socket string) error {
 	if errors.Is(err, process.ErrNotFound) || err != nil && strings.Contains(err.Error(), "Unimplemented") {
 		err = nil
 	}
-	return errors.Join(err, n.askContainerd(ctx, r, socket))
+	return errors.Join(err, n.queryContainerd(ctx, r, socket))
 }
 
-func (n Node) askPodman(ctx context.Context, r *Runtimes) error {
+func (n Node) queryPodman(ctx context.Context, r *Runtimes) error {
 	var containers []struct{ ID string }
-	err := n.ask(ctx, &containers, "podman", "ps", "-a", "--no-trunc", "--format", "json")
+	err := n.query(ctx, &containers, "podman", "ps", "-a", "--no-trunc", "--format", "json")
 	if err != nil {
 		return err
 	}
@@ -172,14 +169,15 @@ func (n Node) askPodman(ctx context.Context, r *Runtimes) error {
 	return nil
 }
 
-// askContainerd asks for the containers of all namespaces. To CNI nerdctl names one NAMESPACE-ID.
-func (n Node) askContainerd(ctx context.Context, r *Runtimes, socket string) error {
+// queryContainerd queries the containers of all of containerd's namespaces. nerdctl's container IDs in CNI have the
+// form NAMESPACE-ID.
+func (n Node) queryContainerd(ctx context.Context, r *Runtimes, socket string) error {
 	var namespaces, ids []string
-	if err := n.ask(ctx, &namespaces, "ctr", "--address", socket, "namespaces", "ls", "-q"); err != nil {
+	if err := n.query(ctx, &namespaces, "ctr", "--address", socket, "namespaces", "ls", "-q"); err != nil {
 		return err
 	}
 	for _, space := range namespaces {
-		if err := n.ask(ctx, &ids, "ctr", "--address", socket, "-n", space, "containers", "ls", "-q"); err != nil {
+		if err := n.query(ctx, &ids, "ctr", "--address", socket, "-n", space, "containers", "ls", "-q"); err != nil {
 			return err
 		}
 		for _, id := range ids {
@@ -191,8 +189,9 @@ func (n Node) askContainerd(ctx context.Context, r *Runtimes, socket string) err
 	return nil
 }
 
-// find is a runtime's program: in PATH, or where k3s and RKE2 keep theirs, or k3s's own, which is all in one.
-func find(program string, args []string) (string, []string, error) {
+// findProgram returns a runtime's program and its arguments. It searches PATH and the directories of k3s and RKE2, and
+// falls back to the k3s program, which contains the others.
+func findProgram(program string, args []string) (string, []string, error) {
 	file, err := process.LookPath(program)
 	if err == nil {
 		return file, args, nil
@@ -208,9 +207,9 @@ func find(program string, args []string) (string, []string, error) {
 	return "", nil, err
 }
 
-// ask runs a program and decodes its answer: words into a list of them, else JSON.
-func (n Node) ask(ctx context.Context, answer any, program string, args ...string) error {
-	file, args, err := find(program, args)
+// query executes a program and decodes its output, as words into a *[]string, as JSON into other types.
+func (n Node) query(ctx context.Context, answer any, program string, args ...string) error {
+	file, args, err := findProgram(program, args)
 	if err != nil {
 		return err
 	}
@@ -231,9 +230,9 @@ func (n Node) ask(ctx context.Context, answer any, program string, args ...strin
 	return nil
 }
 
-// WouldKnow says that a container of this ID would be named by one that answered. Other IDs are of Nomad, BuildKit and
-// programs of which nobody lists the containers; and who does not answer may know any.
-func (r *Runtimes) WouldKnow(id string) bool {
+// isAuthoritative reports whether the answers include each live container with an ID of this form. Nomad, BuildKit and
+// other programs without a runtime's list use other IDs. A runtime that did not answer may have any container.
+func (r *Runtimes) isAuthoritative(id string) bool {
 	if len(r.Silent) > 0 || len(r.Asked) == 0 {
 		return false
 	}
@@ -241,24 +240,25 @@ func (r *Runtimes) WouldKnow(id string) bool {
 		r.shared && regexp.MustCompile(`-[0-9a-f]{64}$`).MatchString(id)
 }
 
-// usualPath has the directories into which packages and runtimes put plugins.
+// usualPath has the directories into which packages and runtimes install plugins.
 const usualPath = "/opt/cni/bin:/usr/lib/cni:/usr/libexec/cni"
 
-// configuredPath has the directories in which the CRI runtimes of the node look for plugins: those that their files
-// name, or else each one's own. It is all usual ones where there are no such files, or podman, which looks in them all.
+// configuredPath returns the directories in which the CRI runtimes of the node search for plugins: the configured ones,
+// or each runtime's default. It returns all usual ones if no CRI runtime is configured, or if podman is installed,
+// because podman searches all of them.
 func configuredPath() string {
 	var dirs []string
 	for _, r := range [][]string{{"/opt/cni/bin", "/etc/containerd/config.toml", "/etc/containerd/conf.d/*.toml"},
 		{"/opt/cni/bin:/usr/libexec/cni", "/etc/crio/crio.conf", "/etc/crio/crio.conf.d/*.conf"}} {
 		var text []byte
 		for _, pattern := range r[1:] {
-			files, _ := filepath.Glob(pattern) // a good pattern
+			files, _ := filepath.Glob(pattern) // the pattern is valid
 			for _, file := range files {
 				more, _ := os.ReadFile(file)
 				text = append(append(text, more...), '\n')
 			}
 		}
-		isOff := regexp.MustCompile(`(?m)^\s*disabled_plugins\s*=.*\bcri\b`).Match(text) // as Docker has it
+		isOff := regexp.MustCompile(`(?m)^\s*disabled_plugins\s*=.*\bcri\b`).Match(text) // as in Docker's package
 		if len(text) == 0 || isOff {
 			continue
 		}
@@ -266,7 +266,7 @@ func configuredPath() string {
 		if named == nil {
 			named = filepath.SplitList(r[0])
 		}
-		for _, dir := range named { // in the order in which a runtime looks
+		for _, dir := range named { // in the runtime's search order
 			if !slices.Contains(dirs, dir) {
 				dirs = append(dirs, dir)
 			}
@@ -278,8 +278,8 @@ func configuredPath() string {
 	return strings.Join(dirs, ":")
 }
 
-// dirsIn are those that containerd's or CRI-O's configuration names, one or several for a key: in the table of CNI,
-// since others of containerd's have a bin_dir, too.
+// dirsIn returns the plugin directories in containerd's or CRI-O's configuration. It only reads the tables for CNI,
+// because other tables of containerd also have a key bin_dir.
 func dirsIn(text []byte) (dirs []string) {
 	line := regexp.MustCompile(
 		`(?m)^[ \t]*(?:\[([^\]\n]*)\]|(?:bin_dirs?|plugin_dirs)[ \t]*=[ \t]*(\[[^\]]*\]|.*))`)

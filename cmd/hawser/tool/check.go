@@ -18,20 +18,20 @@ import (
 	"github.com/hawser-cni/plugins/pkg/ranges"
 )
 
-// complaint is something that is wrong with a network list.
-type complaint struct {
-	Severity string `json:"severity"` // broken or doubtful
+// problem is an error or a doubtful value in a network list.
+type problem struct {
+	Severity string `json:"severity"` // broken or doubtful, as texts
 	File     string `json:"file"`
-	Key      string `json:"key,omitempty"` // plugins[1].ipam.ranges[0][0].subnet; empty for all of the file
+	Key      string `json:"key,omitempty"` // for example plugins[1].ipam.ranges[0][0].subnet; empty for the whole file
 	What     string `json:"what"`
 	Advice   string `json:"advice,omitempty"`
 }
 
-// checker collects what is wrong with network lists.
+// checker collects the problems of network lists.
 type checker struct {
 	node.Node
-	found  []complaint
-	files  map[string]string // of the networks
+	found  []problem
+	files  map[string]string // the file of each network
 	ranges []usedRange
 }
 
@@ -40,17 +40,17 @@ type usedRange struct {
 	network, file string
 }
 
-// spot is where something stands: a key, or all of a file.
-type spot struct {
+// location is a key of a file, or a whole file if the key is empty.
+type location struct {
 	*checker
 	file, key string
 }
 
 func checkCommand(s *session) *cobra.Command {
-	return s.command("check [FILE|DIR]", "Say what is wrong with network lists, before a runtime does",
-		func(of string) error {
+	return s.command("check [FILE|DIR]", "Find mistakes in network lists before a runtime does",
+		func(name string) error {
 			c := checker{Node: s.Node, files: map[string]string{}}
-			err := c.read(cmp.Or(of, s.ConfDir))
+			err := c.read(cmp.Or(name, s.ConfDir))
 			err = errors.Join(err, s.show(c.found, func(t table) {
 				for _, f := range c.found {
 					s.finding(t, f.Severity, joined(": ", f.File, f.Key, f.What), f.Advice)
@@ -59,33 +59,34 @@ func checkCommand(s *session) *cobra.Command {
 					t.row("nothing is wrong")
 				}
 			}))
-			if err == nil && slices.ContainsFunc(c.found, func(f complaint) bool { return f.Severity == broken }) {
+			if err == nil && slices.ContainsFunc(c.found, func(f problem) bool { return f.Severity == broken }) {
 				return exitStatus(1)
 			}
 			return err
 		})
 }
 
-// path is that of a key in what stands there.
-func (s spot) path(key string) string {
+// path returns the full path of a key below the location.
+func (s location) path(key string) string {
 	if s.key == "" || key == "" || key[0] == '[' {
 		return s.key + key
 	}
 	return s.key + "." + key
 }
 
-// say adds a complaint about a key of what stands there, but no second one of the same.
-func (s spot) say(severity, key, what, advice string) {
-	f := complaint{severity, s.file, s.path(key), what, advice}
-	same := func(old complaint) bool { return old.File == f.File && old.Key == f.Key && old.Severity == severity }
+// report adds a problem with a key below the location, unless the key already has one of this severity.
+func (s location) report(severity, key, what, advice string) {
+	f := problem{severity, s.file, s.path(key), what, advice}
+	same := func(old problem) bool { return old.File == f.File && old.Key == f.Key && old.Severity == severity }
 	if !slices.ContainsFunc(s.found, same) {
 		s.found = append(s.found, f)
 	}
 }
 
-func (c *checker) at(e node.Entry) spot { return spot{c, e.File, e.Key} }
+// locate returns the location of an entry.
+func (c *checker) locate(e node.Entry) location { return location{c, e.File, e.Key} }
 
-// read checks all files that are to be checked. An error is of one that cannot be read.
+// read checks a file or all lists of a directory. It returns the errors of files that cannot be read.
 func (c *checker) read(name string) error {
 	info, err := os.Stat(name)
 	if err != nil || !info.IsDir() {
@@ -106,41 +107,42 @@ func (c *checker) file(file string) error {
 	if path := (*fs.PathError)(nil); errors.As(err, &path) {
 		return err
 	}
-	s := spot{c, file, ""}
+	s := location{c, file, ""}
 	if err != nil {
-		what, isOwn := strings.CutPrefix(err.Error(), file+": ") // or of a file that belongs to it
+		what, isOwn := strings.CutPrefix(err.Error(), file+": ") // or a file of the network's directory
 		p := cni.Problem{Reason: what}
 		if first := cni.ProblemsOf(err)[0]; isOwn && first.Key != "" {
 			p = first
 		}
-		s.say(broken, p.Key, p.Reason, "correct it: no runtime can use the list")
+		s.report(broken, p.Key, p.Reason, "correct the file: no runtime can use the list")
 		return nil
 	}
 	if other := c.files[list.Name]; other != "" {
-		s.say(doubtful, "name", fmt.Sprintf("%q is the name of the network in %s too", list.Name, other),
-			"give one of them another name, or remove it: each runtime takes another one")
+		s.report(doubtful, "name", fmt.Sprintf("%q is also the name of the network in %s", list.Name, other),
+			"rename or remove one of them: runtimes differ in which one they use")
 	}
 	c.files[list.Name] = file
 	s.list(list)
 	return nil
 }
 
-// list checks a list that stands there.
-func (s spot) list(list node.List) {
+// list checks a list.
+func (s location) list(list node.List) {
 	if len(list.Plugins) == 0 {
-		s.say(broken, "plugins", "has no plugin, and the file no type: it is no network list",
-			"write a list of plugins, or move the file")
+		s.report(broken, "plugins", "has no plugin, and the file has no type: it is not a network list",
+			"write a list of plugins, or move the file to another directory")
 		return
 	}
 	var versions []string
 	_ = json.Unmarshal(list.Raw["cniVersions"], &versions)
 	if i := slices.IndexFunc(versions, func(v string) bool { return !cni.Supports(v) }); i >= 0 {
-		s.say(doubtful, fmt.Sprintf("cniVersions[%d]", i), fmt.Sprintf("%q is unknown to our plugins", versions[i]),
-			"write some of "+strings.Join(cni.Versions(), ", "))
+		s.report(doubtful, fmt.Sprintf("cniVersions[%d]", i),
+			fmt.Sprintf("Hawser's plugins do not know version %q", versions[i]),
+			"use versions of "+strings.Join(cni.Versions(), ", "))
 	}
 	if !cni.ValidName(list.Name) {
-		s.say(broken, "name", fmt.Sprintf("%q is no network name", list.Name),
-			"write a letter or digit, then letters, digits and _.-")
+		s.report(broken, "name", fmt.Sprintf("%q is not a valid network name", list.Name),
+			"start with a letter or digit and continue with letters, digits, '_', '.' and '-'")
 	}
 	booleans := []string{"disableCheck", "disableGC", "loadOnlyInlinedPlugins"}
 	known := append(booleans, "name", "cniVersion", "cniVersions", "plugins")
@@ -150,25 +152,26 @@ func (s spot) list(list node.List) {
 		switch {
 		case i < 0 || list.Raw["type"] != nil:
 		case key != known[i]:
-			s.say(broken, cni.KeyIn("", key), "is read by no runtime: case matters here", "write "+known[i])
+			s.report(broken, cni.KeyIn("", key), "is ignored by runtimes, because case matters here", "write "+known[i])
 		case i < len(booleans) && value != "true" && value != "false":
-			s.say(broken, key, "is neither true nor false", "write true or false")
+			s.report(broken, key, "is neither true nor false", "write true or false")
 		}
 	}
 	for i, e := range list.Plugins {
 		if !cni.ValidType(e.Type) {
-			s.at(e).say(broken, "type", fmt.Sprintf("%q is no plugin's name", e.Type), "write a program's name")
+			s.locate(e).report(broken, "type", fmt.Sprintf("%q is not a valid plugin name", e.Type),
+				"write the name of a plugin's program")
 			continue
 		}
 		s.entry(list, i)
 		s.order(list, i)
-		s.at(e).overlaps(list.Name, e)
-		s.at(e).delegates(list, e)
+		s.locate(e).overlaps(list.Name, e)
+		s.locate(e).delegates(list, e)
 	}
 }
 
-// entry looks for the programs of an entry, and has our plugins look at it as they are given it.
-func (s spot) entry(list node.List, i int) {
+// entry checks that the programs of an entry exist, and has Hawser's plugins check the configuration that they receive.
+func (s location) entry(list node.List, i int) {
 	e, takes := list.Plugins[i], []string{}
 	for _, plugin := range [][2]string{{"type", e.Type}, {"ipam.type", e.IPAM.Type}} {
 		if plugin[1] == "" {
@@ -180,24 +183,25 @@ func (s spot) entry(list node.List, i int) {
 			err = fmt.Errorf("%q is not a plugin of %s, which is this program", plugin[1], file)
 		}
 		if err != nil {
-			s.at(e).say(broken, plugin[0], err.Error(), "install it (hawser install), or correct the name")
+			s.locate(e).report(broken, plugin[0], err.Error(), "install it (hawser install), or correct the name")
 		} else if dir := installedDir(s.Node); dir != "" && s.IsReference(file) {
-			s.at(e).say(doubtful, plugin[0], file+" is a plugin of the reference, although Hawser is installed in "+dir,
-				kindNamed("not-replaced").Advice)
+			s.locate(e).report(doubtful, plugin[0],
+				file+" is a plugin of the reference, although Hawser is installed in "+dir,
+				kindByID("not-replaced").Advice)
 		}
-		if !isOurs || !s.Has(e.Type) { // others complete their ipam
+		if !isOurs || !s.Has(e.Type) { // other plugins may complete ipam before they call it
 			continue
 		}
 		takes = append(takes, p.Traits().Capabilities...)
 		for _, f := range p.CheckConfig(list.Conf(i, nil), i == 0 && list.Raw["plugins"] != nil) {
-			at := s.at(e)
-			if f.Key == "name" || f.Key == "cniVersion" { // the list's
+			at := s.locate(e)
+			if f.Key == "name" || f.Key == "cniVersion" { // keys of the list
 				at = s
 			}
-			at.say(map[bool]string{true: doubtful, false: broken}[f.Warning], f.Key, f.Reason, f.Suggestion)
+			at.report(map[bool]string{true: doubtful, false: broken}[f.Warning], f.Key, f.Reason, f.Suggestion)
 		}
 	}
-	s.at(e).capabilities(e, takes)
+	s.locate(e).capabilities(e, takes)
 }
 
 // isSelf reports whether a file is the running program, possibly under another name.
@@ -207,95 +211,96 @@ func isSelf(file string) bool {
 	return err == nil && failed == nil && os.SameFile(own, info)
 }
 
-// capabilities compares what the runtime sends with what the plugins of an entry take.
-func (s spot) capabilities(e node.Entry, takes []string) {
+// capabilities compares the capabilities that an entry declares with those that its plugins use.
+func (s location) capabilities(e node.Entry, takes []string) {
 	p, isOurs := s.Own(e.Type)
 	isIPAMOurs := s.Has(cmp.Or(e.IPAM.Type, e.Type))
 	for _, name := range slices.Sorted(maps.Keys(e.Capabilities)) {
 		if isOurs && isIPAMOurs && e.Capabilities[name] && !slices.Contains(takes, name) {
-			s.say(doubtful, cni.KeyIn("capabilities", name), "is nothing that "+e.Type+" takes",
-				"write it into the entry of the plugin that does, in the case of its man page")
+			s.report(doubtful, cni.KeyIn("capabilities", name), "is not used by "+e.Type,
+				"declare it in the entry of the plugin that uses it; case matters")
 		}
 	}
 	wants := map[string]string{"portmap": "portMappings", "bandwidth": "bandwidth"}[cmp.Or(p.Name, e.Type)]
 	isGiven := e.Raw["runtimeConfig"] != nil || e.Raw["ingressRate"] != nil || e.Raw["egressRate"] != nil
 	if wants != "" && !e.Capabilities[wants] && !isGiven {
-		s.say(doubtful, "capabilities", "does not have "+wants+": the runtime sends none, and "+e.Type+" does nothing",
-			fmt.Sprintf(`write "capabilities": {%q: true}`, wants))
+		s.report(doubtful, "capabilities", "does not have "+wants+": the runtime sends none, so "+e.Type+
+			" does nothing", fmt.Sprintf(`write "capabilities": {%q: true}`, wants))
 	}
 }
 
-// order compares a plugin's place in the list with what it needs. loopback needs nobody, nor does anybody need it.
-func (s spot) order(list node.List, i int) {
+// order checks the position of a plugin in the list. loopback may be anywhere, because it works without other plugins.
+func (s location) order(list node.List, i int) {
 	e := list.Plugins[i]
 	p, isOurs := s.Own(e.Type)
 	if !isOurs || p.Name == "loopback" || p.Traits().Chained {
 		return
 	}
 	if p.Traits().IPAM {
-		s.at(e).say(broken, "type", e.Type+" makes no interface", "write it as ipam.type of a plugin that does")
+		s.locate(e).report(broken, "type", e.Type+" creates no interface",
+			"write it as ipam.type of a plugin that creates one")
 		return
 	}
 	for _, before := range list.Plugins[:i] {
 		switch other, isOurs := s.Own(before.Type); {
 		case !isOurs || other.Name == "loopback":
 		case other.Traits().Chained:
-			s.at(before).say(broken, "type", before.Type+" stands before "+e.Type+", which makes the interface",
-				"write it behind that")
+			s.locate(before).report(broken, "type", before.Type+" is before "+e.Type+", which creates the interface",
+				"move it after "+e.Type)
 		default:
-			s.at(e).say(broken, "type", e.Type+" makes an interface, and "+before.Type+" has made it",
-				"give each a list of its own")
+			s.locate(e).report(broken, "type", e.Type+" creates an interface, but "+before.Type+
+				" has already created it", "write a list for each")
 		}
 	}
 }
 
 // overlaps compares the ranges of an entry with those of other networks.
-func (s spot) overlaps(network string, e node.Entry) {
+func (s location) overlaps(network string, e node.Entry) {
 	for _, set := range (node.List{Plugins: []node.Entry{e}}).RangeSets() {
 		for _, r := range set {
 			same := func(o usedRange) bool { return o.network != network && r.Overlaps(o.Range) }
 			if k := slices.IndexFunc(s.ranges, same); k >= 0 {
 				o := s.ranges[k]
 				what := fmt.Sprintf("%s overlaps %s of network %q in %s", r.Subnet, o.Subnet, o.network, o.file)
-				s.say(broken, r.Key+".subnet", what,
-					"give each a subnet of its own: two containers get the same address")
+				s.report(broken, r.Key+".subnet", what,
+					"use different subnets: otherwise two containers get the same address")
 			}
 			s.ranges = append(s.ranges, usedRange{r, network, e.File})
 		}
 	}
 }
 
-// delegates checks the lists in an entry of multus, and what flannel makes of its delegate. What they read elsewhere,
-// from the cluster for example, is not looked at.
-func (s spot) delegates(list node.List, e node.Entry) {
+// delegates checks the lists in an entry of multus, and the list that flannel derives from its delegate. It does not
+// check networks that these plugins read elsewhere, for example from the cluster.
+func (s location) delegates(list node.List, e node.Entry) {
 	var inner []json.RawMessage
 	var network string
 	switch e.Type {
 	case "multus", "multus-shim":
 		if json.Unmarshal(e.Raw["delegates"], &inner) != nil && e.Raw["delegates"] != nil {
-			s.say(broken, "delegates", "is no list", "write a list of networks")
+			s.report(broken, "delegates", "is not a list", "write a list of networks")
 		}
 		for i, raw := range inner {
 			s.delegate(fmt.Sprintf("delegates[%d]", i), list, raw)
 		}
 		_ = json.Unmarshal(e.Raw["clusterNetwork"], &network)
-		network = strings.TrimPrefix(network, "/host") // its pod sees the host there
+		network = strings.TrimPrefix(network, "/host") // where the pod of multus has the host
 		if _, err := os.Stat(network); err != nil && strings.HasPrefix(network, "/") {
-			s.say(doubtful, "clusterNetwork", err.Error(), "write that network's list")
+			s.report(doubtful, "clusterNetwork", err.Error(), "write the list of that network")
 		}
 	case "flannel":
-		e.Call("")
-		raw, _ := json.Marshal(e.Raw) // what was decoded can be encoded
+		e.ResolveFlannel("")
+		raw, _ := json.Marshal(e.Raw) // decoded values can be encoded
 		s.delegate("delegate", list, raw)
 	}
 }
 
 // delegate checks a list in a key of an entry.
-func (s spot) delegate(key string, outer node.List, raw []byte) {
+func (s location) delegate(key string, outer node.List, raw []byte) {
 	s.key = s.path(key)
 	list, err := node.ParseList(raw)
 	if err != nil {
-		s.say(broken, cni.ProblemsOf(err)[0].Key, cni.ProblemsOf(err)[0].Reason, "")
+		s.report(broken, cni.ProblemsOf(err)[0].Key, cni.ProblemsOf(err)[0].Reason, "")
 		return
 	}
 	list.Name, list.CNIVersion = cmp.Or(list.Name, outer.Name), cmp.Or(list.CNIVersion, outer.CNIVersion)

@@ -25,7 +25,7 @@ import (
 
 func diagsCommand(s *session) *cobra.Command {
 	var log string
-	c := s.command("diags [FILE]", "Collect for a bug report what is on this node, without secrets, in one tar",
+	c := s.command("diags [FILE]", "Collect the state of this node for a bug report, without secrets, in one tar",
 		func(name string) error {
 			if name == "" {
 				name = "hawser-diags-" + time.Now().UTC().Format("20060102T150405Z") + ".tar"
@@ -39,14 +39,14 @@ func diagsCommand(s *session) *cobra.Command {
 				return errors.Join(err, f.Close(), os.Remove(name))
 			}
 			return errors.Join(f.Close(), s.show(map[string]string{"file": name}, func(t table) {
-				t.line("%s: look at it before you send it: it has names of pods, addresses and messages", name)
+				t.line("%s: read it before you send it: it has names of pods, addresses and messages", name)
 			}))
 		})
-	c.Flags().StringVar(&log, "log", "", "the log that HAWSER_LOG names in the runtime's environment, a `path`")
+	c.Flags().StringVar(&log, "log", "", "a log `path`, as in HAWSER_LOG of the runtime's environment")
 	return c
 }
 
-// report is a tar of all that is named here; what could not be read is in errors.json.
+// report is a tar of the collected files. failed becomes errors.json.
 type report struct {
 	tar    bytes.Buffer
 	failed []string
@@ -60,18 +60,18 @@ func (r *report) add(name string, v any, err error) {
 	}
 }
 
-// left replaces text that was left out.
+// left replaces omitted text.
 const left = "(left out)"
 
-// withoutCredentials returns the JSON with only the scheme, the host and the path of each URL. An @ in a path is
-// treated as the end of a password, because a password may have a slash.
+// withoutCredentials returns the JSON with only the scheme, host and path of each URL. It treats an @ in a path as the
+// end of a password, because a password may contain a slash.
 func withoutCredentials(data []byte) []byte {
-	const text = `(?:[^\s"\\]|\\.)*` // of a JSON string, up to a space
+	const text = `(?:[^\s"\\]|\\.)*` // part of a JSON string, up to a space
 	data = regexp.MustCompile(`([A-Za-z][-+.0-9A-Za-z]*://)`+text+`@`).ReplaceAll(data, []byte("${1}"+left+"@"))
 	return regexp.MustCompile(`([A-Za-z][-+.0-9A-Za-z]*://[^\s"\\?#]*[?#])`+text).ReplaceAll(data, []byte("${1}"+left))
 }
 
-// withoutQuotes returns an error's text without other programs' words, which may contain secrets.
+// withoutQuotes returns the text of an error without other programs' words, which may contain secrets.
 func withoutQuotes(err error) string {
 	text := err.Error()
 	var leave func(error)
@@ -115,7 +115,7 @@ func diags(ctx context.Context, n node.Node, log string) []byte {
 	for _, l := range lists {
 		var entries []any
 		for _, e := range l.Plugins {
-			data, _ := json.Marshal(e.Raw) // what was decoded can be encoded
+			data, _ := json.Marshal(e.Raw) // decoded values can be encoded
 			var keys any
 			_ = json.Unmarshal(data, &keys)
 			entries = append(entries, only(strings.Fields(listKeys), keys))
@@ -141,7 +141,7 @@ func diags(ctx context.Context, n node.Node, log string) []byte {
 	return append(r.tar.Bytes(), make([]byte, 2*block)...)
 }
 
-// addLinks adds what the host's interfaces have. An alias that is no mark is somebody's text.
+// addLinks adds the host's interfaces, addresses, routes and rules. It omits aliases that are not marks of Hawser.
 func (r *report) addLinks() {
 	host := rtnl.Host()
 	defer host.Close()
@@ -166,7 +166,7 @@ func (r *report) addLinks() {
 	r.add("rule", rules, err)
 }
 
-// versions are those of the kernel and of the programs, with the modules that are loaded.
+// versions returns the versions of the kernel and of the programs, and the loaded modules.
 func versions(n node.Node) map[string]any {
 	var u unix.Utsname
 	_ = unix.Uname(&u) // it cannot fail
@@ -187,7 +187,7 @@ func versions(n node.Node) map[string]any {
 		"machine": unix.ByteSliceToString(u.Machine[:]), "modules": modules, "plugins": plugins}
 }
 
-// tableOf is our table as the program nft lists it, where it is installed.
+// tableOf returns Hawser's table as JSON from the program nft, and null if nft is not installed or fails.
 func tableOf(ctx context.Context, family nft.Family) json.RawMessage {
 	path, err := process.LookPath("nft")
 	var out limited
@@ -198,7 +198,7 @@ func tableOf(ctx context.Context, family nft.Family) json.RawMessage {
 	return out.Bytes()
 }
 
-// limited is a buffer that takes no more than 64 MiB: a table of 100,000 elements has 20.
+// limited is a buffer that refuses more than 64 MiB. A table with 100,000 elements has 20 MiB.
 type limited struct{ bytes.Buffer }
 
 func (l *limited) Write(data []byte) (int, error) {
@@ -210,6 +210,7 @@ func (l *limited) Write(data []byte) (int, error) {
 
 // listKeys are the keys of lists whose values are shown, and logKeys the keys of lines of the log.
 const (
+	// listKeys are the keys of lists whose values are included; logKeys are those of log lines.
 	listKeys = "type bridge isGateway isDefaultGateway ipMasq ipMasqBackend hairpinMode promiscMode forceAddress " +
 		"masqExclude masqPorts masqRandomFully mtuFrom exclude sticky exempt queue sysctlMode " +
 		"tap_name uid gid vm_ips " +
@@ -222,7 +223,7 @@ const (
 		"error code msg quoted traceparent"
 )
 
-// only leaves of a JSON value what stands below these keys, and of the others how many there are.
+// only reduces a JSON value to the values below these keys, and counts the other keys.
 func only(keys []string, value any) any {
 	switch v := value.(type) {
 	case []any:
@@ -246,7 +247,7 @@ func only(keys []string, value any) any {
 	return value
 }
 
-// lastLines are the last lines of all logs, by their time.
+// lastLines returns the last lines of all logs, by their time.
 func lastLines(log string, most int) (lines []any, err error) {
 	cut := func() {
 		slices.SortStableFunc(lines, func(a, b any) int {
@@ -262,7 +263,7 @@ func lastLines(log string, most int) (lines []any, err error) {
 			}
 			lines = append(lines, only(strings.Fields(logKeys), call))
 		}
-		if len(lines) > 10*most { // a log may be larger than the memory
+		if len(lines) > 10*most { // a log may not fit into memory
 			cut()
 		}
 	})
@@ -270,10 +271,10 @@ func lastLines(log string, most int) (lines []any, err error) {
 	return lines, err
 }
 
-// block is the size of a tar's blocks; two empty ones end it.
+// block is the size of a tar's blocks. Two empty blocks end a tar.
 const block = 512
 
-// pack adds a file to the tar (ustar). The standard library's writer would make the program 65 kB larger.
+// pack adds a file to the tar (ustar). The standard library's writer would add 65 kB to the program.
 func (r *report) pack(name string, data []byte) {
 	header := make([]byte, block)
 	copy(header, "hawser-diags/"+name)

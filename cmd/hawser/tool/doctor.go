@@ -21,79 +21,79 @@ import (
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
-// kindOf is a kind of findings; its ID has a section in docs/doctor.md.
-type kindOf struct {
+// findingKind is a kind of findings. Its ID has a section in docs/doctor.md.
+type findingKind struct {
 	ID       string `json:"id"`
 	Severity string `json:"severity"`
 	Advice   string `json:"advice"`
 }
 
 type finding struct {
-	kindOf
+	findingKind
 	What string `json:"what"`
 }
 
 const (
-	broken   = "error"   // containers have no network, or the next one will not
-	doubtful = "warning" // it works, and will not for ever or for all
+	broken   = "error"   // containers have no network, or the next container will not
+	doubtful = "warning" // it works now, but not permanently or not for all containers
 )
 
-// kinds begin with the gravest, and with what nodes meet most often.
-var kinds = []kindOf{
-	{"missing-plugin", broken, "install it (hawser install), or take it out of the list: without it DEL fails"},
-	{"bad-file", broken, "correct the list (hawser check); end the container of a damaged record, and remove the file"},
-	{"no-list", broken, "write one, or look why the network's own installer did not: the node is not ready"},
-	{"no-subnet", broken, "look why flanneld does not run, or has no subnet (kubectl logs; podCIDR of the node)"},
-	{"unknown-version", broken, "write a cniVersion that all plugins of the list know, or install newer ones"},
-	{"refused-list", broken, "change it: PLUGIN --check-config < FILE says all that is refused"},
-	{"full-range", broken, "hawser ls says whose they are; release those of the dead (hawser gc), or add a range"},
-	{"overlapping-ranges", broken, "give each network a subnet of its own: two containers get the same address"},
-	{"overlapping-route", broken, "give the network another subnet: packets to its containers go elsewhere"},
-	{"lost-lease", broken, "replace these containers: another one may get their address"},
-	{"forwarding-off", broken, "set it to 1, and take the 0 out of /etc/sysctl.d"},
+// kinds are in the order in which doctor prints findings: the most severe and most frequent ones first.
+var kinds = []findingKind{
+	{"missing-plugin", broken, "install it (hawser install) or remove it from the list; without it DEL fails"},
+	{"bad-file", broken, "correct the list (hawser check); end the container of a damaged record and delete it"},
+	{"no-list", broken, "write a list, or find out why the network's own installer did not; the node is not ready"},
+	{"no-subnet", broken, "find out why flanneld is not running or has no subnet (its log; podCIDR of the node)"},
+	{"unknown-version", broken, "use a cniVersion that all plugins of the list support, or install newer plugins"},
+	{"refused-list", broken, "correct the value; PLUGIN --check-config < FILE lists all refused values"},
+	{"full-range", broken, "hawser ls lists the owners; release stale leases (hawser gc --yes), or add a range"},
+	{"overlapping-ranges", broken, "use a different subnet for each network: two containers get the same address"},
+	{"overlapping-route", broken, "use another subnet for the network: packets to its containers go elsewhere"},
+	{"lost-lease", broken, "replace these containers: another container may get the same address"},
+	{"forwarding-off", broken, "set it to 1, and remove the setting from /etc/sysctl.d"},
 	{"drop-policy", broken, "add the plugin firewall to the list, or to the chain a rule that accepts containers"},
-	{"missing-module", broken, "install the kernel's package of extra modules, or leave the plugin out of the list"},
-	{"missing-guard", broken, "hawser reapply, and look who flushes the rules: containers reach the host's 127.0.0.1"},
-	{"drift", broken, "hawser reapply makes it again; look who takes it away (hawser watch does so at once)"},
-	{"changed-mac", doubtful, "set it back (ip link set dev NAME address MAC), and MACAddressPolicy to none for udev"},
-	{"orphan-lease", doubtful, "hawser ls --orphans says why they are nobody's; hawser gc removes them"},
-	{"leftover", doubtful, "hawser ls --orphans says why it is nobody's; hawser gc removes it"},
-	{"nearly-full-range", doubtful, "add a range to the set, or release those of containers that are gone (hawser gc)"},
-	{"name-twice", doubtful, "give one of them another name, or remove it: each runtime takes another one"},
-	{"covered-route", doubtful, "give the network another subnet where the hosts behind that route are needed"},
+	{"missing-module", broken, "install the kernel's package of extra modules, or remove the plugin from the list"},
+	{"missing-guard", broken, "run hawser reapply, find out what flushes rules: containers reach the host's 127.0.0.1"},
+	{"drift", broken, "run hawser reapply, and find out what removes it (hawser watch restores it automatically)"},
+	{"changed-mac", doubtful, "restore it (ip link set dev NAME address MAC), and set MACAddressPolicy=none for udev"},
+	{"orphan-lease", doubtful, "hawser ls --orphans gives the reason; hawser gc --yes removes it"},
+	{"leftover", doubtful, "hawser ls --orphans gives the reason; hawser gc --yes removes it"},
+	{"nearly-full-range", doubtful, "add a range to the set, or release stale leases (hawser gc --yes)"},
+	{"name-twice", doubtful, "rename or remove one of them: runtimes differ in which one they use"},
+	{"covered-route", doubtful, "use another subnet for the network if hosts behind that route are needed"},
 	{"bridge-nf", doubtful, "modprobe br_netfilter; sysctl -w net.bridge.bridge-nf-call-iptables=1"},
 	{"firewalld", doubtful, "add the plugin firewall to the list; after a reload of firewalld run hawser reapply"},
-	{"ipvs", doubtful, "take backend out of portmap's entry: beside kube-proxy's ipvs it takes iptables"},
-	{"refused-later", doubtful, "change it before you install ours; what is installed may accept it"},
-	{"mixed-plugins", doubtful, "install all from one place: hawser install"},
+	{"ipvs", doubtful, "remove backend from portmap's entry: with kube-proxy's ipvs, portmap then uses iptables"},
+	{"refused-later", doubtful, "correct the value before you install Hawser; the installed plugin may accept it"},
+	{"mixed-plugins", doubtful, "install all plugins from one place: hawser install"},
 	{"not-replaced", doubtful, "hawser install replaces the reference's plugins; hawser uninstall removes Hawser"},
-	{"unguarded-loopback", doubtful, "install our portmap, or drop what comes for 127.0.0.0/8 (CVE-2020-8558)"},
+	{"unguarded-loopback", doubtful, "install Hawser's portmap, or drop packets to 127.0.0.0/8 (CVE-2020-8558)"},
 }
 
-// exitStatus is an error that ends the program with a status, and says nothing.
+// exitStatus is an error without a message that ends the program with this status.
 type exitStatus int
 
 func (e exitStatus) Error() string { return "" }
 
-// facts are what the findings are made of.
+// facts are the state of the node from which findings are derived.
 type facts struct {
 	node.Node
 	ctx      context.Context
-	of       string      // the pod or container that is asked for; empty for all
-	lists    []node.List // of the directory
-	all      []node.List // and those by which attachments were made
-	damaged  []error     // of lists and records that cannot be read
+	query    string      // a pod or container, for findings about it only; empty = all
+	lists    []node.List // in the directory
+	all      []node.List // lists, and those with which attachments were made
+	damaged  []error     // lists and records that cannot be decoded
 	programs map[string]program
 	attached []*node.Attachment
 	links    []rtnl.Link
-	routes   map[string][]rtnl.Route // by the link's name; not of containers' host ends
+	routes   map[string][]rtnl.Route // by link name; without those of containers' host ends
 	chains   []nft.LiveChain
 	hooked   []node.BaseChain
-	zones    []node.RuleSummary // firewalld's
-	guarded  []string           // links that portmap's guard of 127.0.0.0/8 has
-	problems []error            // what could not be looked at
-	// isUnread says that lists or attachments are not all known, noRules that rules are not: what is missing among them
-	// may be there.
+	zones    []node.RuleSummary // rules of firewalld
+	guarded  []string           // links from which portmap's guard protects 127.0.0.0/8
+	problems []error            // facts that could not be read
+	// isUnread is true if lists or attachments could not be read completely, noRules if rules could not. A fact that is
+	// missing among them may exist.
 	isUnread, noRules bool
 	found             []*finding
 }
@@ -103,11 +103,11 @@ type program struct {
 	file
 	path     string
 	versions []string
-	err      error // it is missing, or cannot be run
+	err      error // the file is missing, or cannot be executed
 }
 
 func doctorCommand(s *session) *cobra.Command {
-	return s.command("doctor", "Say what is wrong on this node, and what to do", func(string) error {
+	return s.command("doctor", "Find what is wrong on this node, and how to fix it", func(string) error {
 		f := gather(s.ctx, s.Node)
 		found := f.findings()
 		err := s.show(found, func(t table) {
@@ -122,7 +122,7 @@ func doctorCommand(s *session) *cobra.Command {
 		case err != nil:
 			return err
 		case unseen != nil:
-			return fmt.Errorf("not all could be looked at: %w%w", unseen, exitStatus(2))
+			return fmt.Errorf("some facts could not be read: %w%w", unseen, exitStatus(2))
 		case slices.ContainsFunc(found, func(f *finding) bool { return f.Severity == broken }):
 			return exitStatus(1)
 		}
@@ -130,40 +130,42 @@ func doctorCommand(s *session) *cobra.Command {
 	})
 }
 
-// say adds a finding, which may still be changed.
-func (f *facts) say(id, format string, args ...any) *finding {
-	said := &finding{kindNamed(id), fmt.Sprintf(format, args...)}
+// add adds a finding and returns it, so that the caller can change it.
+func (f *facts) add(id, format string, args ...any) *finding {
+	said := &finding{kindByID(id), fmt.Sprintf(format, args...)}
 	f.found = append(f.found, said)
 	return said
 }
 
-func kindNamed(id string) kindOf {
-	return kinds[slices.IndexFunc(kinds, func(k kindOf) bool { return k.ID == id })]
+// kindByID returns the kind with an ID.
+func kindByID(id string) findingKind {
+	return kinds[slices.IndexFunc(kinds, func(k findingKind) bool { return k.ID == id })]
 }
 
-// isMeant says whether the attachment is one of those that are asked for.
-func (f *facts) isMeant(a *node.Attachment) bool {
-	return f.of == "" || node.IsMeant(f.of, a.Pod, a.ContainerID)
+// isSelected reports whether findings about the attachment are wanted.
+func (f *facts) isSelected(a *node.Attachment) bool {
+	return f.query == "" || node.Matches(f.query, a.Pod, a.ContainerID)
 }
 
-// sayOf adds a finding about things, where there are any.
-func (f *facts) sayOf(id, format string, names []string) {
+// addAll adds one finding about all names, if there are any.
+func (f *facts) addAll(id, format string, names []string) {
 	if len(names) > 0 {
-		f.say(id, format, some(names))
+		f.add(id, format, summarize(names))
 	}
 }
 
-// findings are in the order of their kinds, errors first. dropPolicies asks what drifted has found.
+// findings returns the findings, errors first, in the order of their kinds. dropPolicies depends on the findings of
+// drifts.
 func (f *facts) findings() []*finding {
-	for _, look := range []func(*facts){
+	for _, find := range []func(*facts){
 		missingPlugins, badLists, noSubnets, unknownVersions, refusedLists, fullRanges, overlaps, lostLeases,
-		forwardingOff, orphans, drifted, dropPolicies, dropRules, missingModules, changedMACs, guards, beside,
+		forwardingOff, orphans, drifts, dropPolicies, dropRules, missingModules, changedMACs, guards, otherSoftware,
 		mixedPlugins,
 	} {
-		look(f)
+		find(f)
 	}
 	rank := func(f *finding) int {
-		rank := slices.IndexFunc(kinds, func(k kindOf) bool { return k.ID == f.ID })
+		rank := slices.IndexFunc(kinds, func(k findingKind) bool { return k.ID == f.ID })
 		if f.Severity == doubtful {
 			rank += len(kinds)
 		}
@@ -173,35 +175,35 @@ func (f *facts) findings() []*finding {
 	return f.found
 }
 
-// gather looks at the node once.
+// gather reads the facts from the node, once.
 func gather(ctx context.Context, n node.Node) *facts {
 	f := &facts{Node: n, ctx: ctx, programs: map[string]program{}, routes: map[string][]rtnl.Route{}}
 	var err error
 	f.lists, err = n.Lists()
-	f.note(err)
+	f.addError(err)
 	f.attached, err = n.Attachments(ctx)
-	f.note(err)
+	f.addError(err)
 	f.isUnread = len(f.problems) > 0
-	f.all = slices.Concat(f.lists, node.ListsOf(f.attached))
+	f.all = slices.Concat(f.lists, node.CachedLists(f.attached))
 	for _, list := range f.all {
-		for _, plugin := range typesOf(list.Called("")) {
+		for _, plugin := range typesOf(list.ResolveFlannel("")) {
 			if _, known := f.programs[plugin]; !known {
-				f.programs[plugin] = learnProgram(ctx, n, plugin)
+				f.programs[plugin] = findProgram(ctx, n, plugin)
 			}
 		}
 	}
-	f.note(f.gatherLinks())
+	f.addError(f.gatherLinks())
 	unread := len(f.problems)
-	f.note(nft.IfSupported(f.gatherRules()))
+	f.addError(nft.IfSupported(f.gatherRules()))
 	f.noRules = len(f.problems) > unread
 	return f
 }
 
-// note keeps an error of a file that cannot be read as a finding, and any other one as what could not be looked at.
-func (f *facts) note(err error) {
+// addError adds an error of a file that cannot be decoded to damaged, and any other error to problems.
+func (f *facts) addError(err error) {
 	if joined, ok := err.(interface{ Unwrap() []error }); ok {
 		for _, e := range joined.Unwrap() {
-			f.note(e)
+			f.addError(e)
 		}
 		return
 	}
@@ -225,7 +227,7 @@ func (f *facts) gatherLinks() (err error) {
 	}
 	for _, l := range f.links {
 		if l.IsPairEnd() && strings.HasPrefix(l.Name, "veth") {
-			continue // a container's
+			continue // a container's host end
 		}
 		routes, err := host.Routes(l.Index, 0)
 		if err != nil && !errors.Is(err, rtnl.ErrNoLink) {
@@ -245,14 +247,14 @@ func (f *facts) gatherRules() (err error) {
 	isGuard := func(c nft.LiveChain) bool { return c.Table == ownTable() && c.Name == "portmap_guard_v1" }
 	if slices.ContainsFunc(f.chains, isGuard) {
 		set, err := nf.Elements(ownTable(), "portmap_localnet_v1")
-		f.note(err)
+		f.addError(err)
 		for _, e := range set {
 			f.guarded = append(f.guarded, strings.TrimRight(string(e.Key), "\x00"))
 		}
 	}
 	if slices.ContainsFunc(f.chains, isFirewalld) {
 		f.zones, err = node.ReadRules(nf, nft.Table{Family: nft.INet, Name: "firewalld"}, "")
-		f.note(err)
+		f.addError(err)
 	}
 	f.hooked, err = node.BaseChains(f.ctx)
 	return err
@@ -260,9 +262,10 @@ func (f *facts) gatherRules() (err error) {
 
 func isFirewalld(c nft.LiveChain) bool { return c.Table.Name == "firewalld" }
 
+// ownTable returns the table of Hawser's plugins.
 func ownTable() nft.Table { return nft.Table{Family: nft.INet, Name: nft.TableName} }
 
-// typesOf are the plugins that a list names.
+// typesOf returns the plugins that a list names.
 func typesOf(list node.List) (types []string) {
 	for _, e := range list.Plugins {
 		types = append(types, e.Type)
@@ -281,8 +284,8 @@ func uses(list node.List, plugin string) bool {
 	return slices.ContainsFunc(typesOf(list), func(name string) bool { return cni.IsPlugin(name, plugin) })
 }
 
-// learnProgram asks the plugin's file for the versions that it knows, as runtimes do.
-func learnProgram(ctx context.Context, n node.Node, plugin string) (p program) {
+// findProgram executes a plugin's file with VERSION, as runtimes do, to get the versions that it supports.
+func findProgram(ctx context.Context, n node.Node, plugin string) (p program) {
 	if p.path, p.err = n.Find(plugin); p.err != nil {
 		return p
 	}
@@ -301,17 +304,17 @@ func learnProgram(ctx context.Context, n node.Node, plugin string) (p program) {
 	}
 	var refused *cni.Error
 	switch {
-	case errors.As(err, &refused) && refused.Code == cni.CodeConfig: // ours: the file has no plugin of that name
+	case errors.As(err, &refused) && refused.Code == cni.CodeConfig: // Hawser's program has no such plugin
 		p.err = fmt.Errorf("plugin %q fails: %s", plugin, strings.TrimPrefix(refused.Msg, plugin+": "))
-	case refused != nil: // of a plugin before 0.2.0
+	case refused != nil: // a plugin before specification 0.2.0
 	case err != nil:
-		p.err = fmt.Errorf("plugin %q does not say which versions it knows: %w", plugin, err)
+		p.err = fmt.Errorf("plugin %q does not answer VERSION: %w", plugin, err)
 	}
 	p.versions = doc.SupportedVersions
 	return p
 }
 
-// readSetting is a value below /proc/sys/net; empty where there is none.
+// readSetting returns a value below /proc/sys/net; empty if it does not exist.
 func readSetting(path string) string {
 	value, _ := os.ReadFile("/proc/sys/net/" + path)
 	return strings.TrimSpace(string(value))

@@ -19,33 +19,33 @@ import (
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
-// who names an attachment.
-func who(a *node.Attachment) string {
+// describe names an attachment in findings.
+func describe(a *node.Attachment) string {
 	return fmt.Sprintf("%s %s on %q", map[bool]string{true: "pod", false: "container"}[a.Pod != ""],
 		nameOf(a.Pod, a.ContainerID), a.Network)
 }
 
-// some are the first of many names, and how many more there are.
-func some(names []string) string {
+// summarize returns the first three names and the number of the others.
+func summarize(names []string) string {
 	if more := len(names) - 3; more > 0 {
 		return fmt.Sprintf("%s and %d more", strings.Join(names[:3], ", "), more)
 	}
 	return strings.Join(names, ", ")
 }
 
-// lostLeases are addresses of living containers that host-local would lend again.
+// lostLeases finds addresses of live containers that host-local would lease again, because no lease exists.
 func lostLeases(f *facts) {
 	if f.isUnread {
 		return
 	}
 	var lost []string
 	for _, a := range f.attached {
-		list := node.ListOf(f.all, a.Network)
-		isOthers := a.Orphan != "" || a.File == "" || !f.isMeant(a) || !uses(list, "host-local")
+		list := node.FindList(f.all, a.Network)
+		isOthers := a.Orphan != "" || a.File == "" || !f.isSelected(a) || !uses(list, "host-local")
 		if isOthers || len(a.Held("address")) > 0 {
 			continue
 		}
-		sets := list.RangeSets() // none where the runtime sends them
+		sets := list.RangeSets() // empty if the runtime sends the ranges
 		isLent := func(text string) bool {
 			addr, _ := netip.ParseAddr(text)
 			return len(sets) == 0 || slices.ContainsFunc(slices.Concat(sets...), func(r ranges.Range) bool {
@@ -53,54 +53,55 @@ func lostLeases(f *facts) {
 			})
 		}
 		if addrs := slices.DeleteFunc(a.Addresses(), func(t string) bool { return !isLent(t) }); len(addrs) > 0 {
-			lost = append(lost, strings.Join(addrs, " ")+" of "+who(a))
+			lost = append(lost, strings.Join(addrs, " ")+" of "+describe(a))
 		}
 	}
-	f.sayOf("lost-lease", "no lease keeps %s", lost)
+	f.addAll("lost-lease", "no lease exists for %s", lost)
 }
 
-// orphans are what containers left that are gone.
+// orphans finds holdings of containers that no longer exist.
 func orphans(f *facts) {
 	if f.isUnread {
 		return
 	}
-	var leases, rest, ofNobody []string
+	var leases, rest, unowned []string
 	for _, a := range f.attached {
 		switch addrs := a.Held("address"); {
 		case a.Orphan == "":
 		case a.ContainerID == "":
 			for _, h := range a.Holdings {
-				ofNobody = append(ofNobody, h.Kept)
+				unowned = append(unowned, h.Kept)
 			}
 		case len(addrs) > 0:
-			leases = append(leases, node.FirstWord(addrs[0])+" of "+who(a))
+			leases = append(leases, node.FirstWord(addrs[0])+" of "+describe(a))
 		default:
 			for _, h := range a.Holdings {
-				rest = append(rest, fmt.Sprintf("%s %s of %s", h.Kind, h.Value, who(a)))
+				rest = append(rest, fmt.Sprintf("%s %s of %s", h.Kind, h.Value, describe(a)))
 			}
 		}
 	}
-	f.sayOf("orphan-lease", "lent to containers that are gone: %s", leases)
-	if len(ofNobody) > 0 {
-		f.say("orphan-lease", "these files name no container, and the reference's host-local lends none of them "+
-			"again: %s", some(ofNobody)).Advice = fmt.Sprintf("remove them, while no container starts: "+
-			"find %s -name '*[.:]*' -empty -delete", filepath.Dir(ofNobody[0]))
+	f.addAll("orphan-lease", "leased to containers that no longer exist: %s", leases)
+	if len(unowned) > 0 {
+		f.add("orphan-lease", "lease files without a container, whose addresses the reference's host-local never "+
+			"leases again: %s", summarize(unowned)).Advice = fmt.Sprintf("while no container starts, run: "+
+			"find %s -name '*[.:]*' -empty -delete", filepath.Dir(unowned[0]))
 	}
-	f.sayOf("leftover", "left by containers that are gone: %s", rest)
+	f.addAll("leftover", "left by containers that no longer exist: %s", rest)
 }
 
-// forwardingOff is found where containers are attached whose packets the host is to route: an ADD turns it on.
+// forwardingOff finds disabled forwarding while containers need the host to route. ADD enables it.
 func forwardingOff(f *facts) {
 	isOff, seen := notForwarded(), map[string]bool{}
 	for _, a := range f.attached {
-		list := node.ListOf(f.all, a.Network)
+		list := node.FindList(f.all, a.Network)
 		if a.Orphan != "" || !isRouted(list) {
 			continue
 		}
 		own, _ := ownBridge(list)
 		link := cmp.Or(own, node.FirstWord(a.HostEnd()))
 		if isOff[true] == "" && !seen[link] && readSetting("ipv4/conf/"+link+"/forwarding") == "0" {
-			f.say("forwarding-off", "net.ipv4.conf.%s.forwarding is 0, and %s needs the host to route", link, who(a))
+			f.add("forwarding-off", "net.ipv4.conf.%s.forwarding is 0, and %s needs the host to route", link,
+				describe(a))
 		}
 		seen[link] = true
 		for _, text := range a.Addresses() {
@@ -109,13 +110,13 @@ func forwardingOff(f *facts) {
 			if key == "" || !addr.IsValid() {
 				continue
 			}
-			f.say("forwarding-off", "%s is 0, and %s needs the host to route", key, who(a))
+			f.add("forwarding-off", "%s is 0, and %s needs the host to route", key, describe(a))
 			delete(isOff, addr.Is4())
 		}
 	}
 }
 
-// notForwarded are the sysctls that keep the host from routing, of IPv4 (true) and of IPv6.
+// notForwarded returns the sysctls that disable routing on the host, of IPv4 under true and of IPv6 under false.
 func notForwarded() map[bool]string {
 	isOff := map[bool]string{}
 	for is4, path := range map[bool]string{true: "ipv4/ip_forward", false: "ipv6/conf/all/forwarding"} {
@@ -126,7 +127,7 @@ func notForwarded() map[bool]string {
 	return isOff
 }
 
-// isRouted says whether packets of a list's containers are to pass the host.
+// isRouted reports whether the host routes packets of a list's containers.
 func isRouted(list node.List) bool {
 	return slices.ContainsFunc(list.Plugins, func(e node.Entry) bool {
 		is := func(key string) bool { return string(e.Raw[key]) == "true" }
@@ -136,8 +137,8 @@ func isRouted(list node.List) bool {
 	})
 }
 
-// missingModules are those of plugins that the kernel neither has nor can load. Where its list of modules is not there
-// nothing is known.
+// missingModules finds kernel modules that plugins need and the kernel neither has nor can load. It finds nothing if
+// the kernel's list of modules does not exist.
 func missingModules(f *facts) {
 	var name unix.Utsname
 	_ = unix.Uname(&name)
@@ -159,7 +160,7 @@ func missingModules(f *facts) {
 					continue
 				}
 				seen[module] = true
-				f.say("missing-module", "%s: plugin %q needs the kernel module %s, which is neither loaded nor in %s",
+				f.add("missing-module", "%s: plugin %q needs the kernel module %s, which is neither loaded nor in %s",
 					titleOf(list), plugin, module, dir)
 			}
 		}
@@ -179,14 +180,15 @@ func modulesOf(plugin string, of kind) []string {
 		"bandwidth":       {"ifb", "sch_tbf"}}[plugin]
 }
 
-// changedMACs are those of gateways: a container that knows the old one sends into nothing until it asks again.
+// changedMACs finds gateways whose MAC address changed. A container that has the old one cached sends packets that
+// nothing receives until it resolves the address again.
 func changedMACs(f *facts) {
 	links := map[string]rtnl.Link{}
 	for _, l := range f.links {
 		links[l.Name] = l
 	}
 	for _, a := range f.attached {
-		own, isGateway := ownBridge(node.ListOf(f.all, a.Network))
+		own, isGateway := ownBridge(node.FindList(f.all, a.Network))
 		if !isGateway || a.Orphan != "" {
 			continue
 		}
@@ -196,17 +198,17 @@ func changedMACs(f *facts) {
 			if isOther || now == "" || i.MAC == "" || strings.EqualFold(i.MAC, now) {
 				continue
 			}
-			if set, err := iface.IsMACSet(links[i.Name]); err == nil && !set { // it follows its ports
+			if set, err := iface.IsMACSet(links[i.Name]); err == nil && !set { // the bridge has the address of a port
 				continue
 			}
-			f.say("changed-mac", "%s has the MAC address %s, and had %s when %s was attached, whose gateway it is",
-				i.Name, now, i.MAC, who(a))
+			f.add("changed-mac", "%s has MAC address %s, but had %s when it became the gateway of %s",
+				i.Name, now, i.MAC, describe(a))
 			delete(links, i.Name)
 		}
 	}
 }
 
-// guards are missing where packets for 127.0.0.0/8 are let in for containers.
+// guards finds links of containers with route_localnet that no rule keeps from the host's 127.0.0.0/8.
 func guards(f *facts) {
 	id := "unguarded-loopback"
 	for plugin, p := range f.programs {
@@ -225,28 +227,29 @@ func guards(f *facts) {
 			open = append(open, l.Name)
 		}
 	}
-	if len(open) > 0 && !f.noRules && !f.dropsLoopback() {
-		f.sayOf(id, "route_localnet is 1 and no rule guards the host's loopback on %s", open)
+	if len(open) > 0 && !f.noRules && !f.isLoopbackGuarded() {
+		f.addAll(id, "route_localnet is 1, and no rule protects the host's loopback, on %s", open)
 	}
 }
 
-// looksAtMost is how many attachments doctor looks at with CHECK, and one of each other network: who flushes rules
-// flushes those of all.
-const looksAtMost = 300
+// maxChecks is the number of attachments that doctor checks; of other networks it checks one each. A flush of rules
+// affects all attachments alike.
+const maxChecks = 300
 
-// drifted is what CHECK finds of living containers, for each plugin of a network of the first one.
-func drifted(f *facts) {
+// drifts runs CHECK for live containers. It reports the first drift of each network and plugin, and names the other
+// containers.
+func drifts(f *facts) {
 	seen, looks := map[string]bool{}, 0
 	first, others := map[string]*finding{}, map[string][]string{} // by network and plugin
 	for _, a := range f.attached {
-		if !a.IsLive() || !f.isMeant(a) || looks >= looksAtMost && seen[a.Network] {
+		if !a.IsLive() || !f.isSelected(a) || looks >= maxChecks && seen[a.Network] {
 			continue
 		}
-		calls, _ := f.Looks(a)
+		calls, _ := f.Checks(a)
 		for _, c := range calls {
 			err := error(nil)
 			if !c.List.NoCheck {
-				err = f.Look(f.ctx, c)
+				err = f.Check(f.ctx, c)
 				seen[a.Network] = true
 			}
 			key := a.Network + " " + c.Plugin()
@@ -255,18 +258,19 @@ func drifted(f *facts) {
 			case first[key] != nil:
 				others[key] = append(others[key], nameOf(a.Pod, a.ContainerID))
 			default:
-				first[key] = f.say("drift", "CHECK of %s: %s", who(a), missing(c, err))
+				first[key] = f.add("drift", "CHECK of %s: %s", describe(a), missing(c, err))
 				first[key].Advice = driftAdvice(c)
 			}
 		}
 		looks++
 	}
 	for key, names := range others {
-		first[key].What += "; also of " + some(names)
+		first[key].What += "; also of " + summarize(names)
 	}
 }
 
-// missing is what CHECK misses. Of the reference's it names nothing that only ours make.
+// missing returns what CHECK found. For an attachment of the reference plugins it does not name objects that only
+// Hawser's plugins create.
 func missing(c node.Call, err error) string {
 	text := gist(err.Error())
 	switch {
@@ -278,43 +282,45 @@ func missing(c node.Call, err error) string {
 	return text
 }
 
-// driftAdvice says what reapply can do: see node.Reapply.
+// driftAdvice returns advice that depends on whether reapply can restore the plugin's objects: see node.Reapply.
 func driftAdvice(c node.Call) string {
 	switch {
 	case c.Reference:
-		return "restart the container: hawser reapply cannot restore what the reference's " + c.Plugin() + " makes"
+		return "restart the container: hawser reapply cannot restore objects of the reference's " + c.Plugin()
 	case c.Is("portmap", "firewall", "tuning", "bandwidth"):
-		return kindNamed("drift").Advice
+		return kindByID("drift").Advice
 	}
-	return "hawser reapply makes rules and forwarding again; for a link, an address or a route restart the container"
+	return "hawser reapply restores rules and forwarding; for a link, an address or a route, restart the container"
 }
 
-// beside is what other software on the node means for the lists.
-func beside(f *facts) {
+// otherSoftware finds consequences of other programs on the node for the lists.
+func otherSoftware(f *facts) {
 	has := func(is func(nft.LiveChain) bool) bool { return slices.ContainsFunc(f.chains, is) }
 	hasFirewalld := has(isFirewalld)
 	hasServices := has(func(c nft.LiveChain) bool { return c.Name == "KUBE-SERVICES" || c.Table.Name == "kube-proxy" })
 	hasIPVS := slices.ContainsFunc(f.links, func(l rtnl.Link) bool { return l.Name == "kube-ipvs0" })
 	bridged := readSetting("bridge/bridge-nf-call-iptables")
 	for _, list := range f.lists {
-		isInZone := slices.ContainsFunc(f.zones, f.namesOf(list)) // somebody put its bridge or its network there
+		isInZone := slices.ContainsFunc(f.zones, f.selects(list)) // an administrator assigned the bridge or its network
 		if hasFirewalld && isRouted(list) && !uses(list, "firewall") && !isInZone {
-			f.say("firewalld", "%s: firewalld runs, and no plugin firewall tells it of the containers", titleOf(list))
+			f.add("firewalld", "%s: firewalld runs, and the list has no plugin firewall, which would put the "+
+				"containers into its trusted zone", titleOf(list))
 		}
 		if hasServices && uses(list, "bridge") && bridged != "1" {
-			f.say("bridge-nf", "%s: kube-proxy does not see packets between containers of the bridge, so services "+
-				"whose pods are on this node hang: net.bridge.bridge-nf-call-iptables is %q", titleOf(list), bridged)
+			f.add("bridge-nf", "%s: packets between containers of the bridge bypass kube-proxy, so connections to "+
+				"services with pods on this node hang: net.bridge.bridge-nf-call-iptables is %q", titleOf(list),
+				bridged)
 		}
 		for _, e := range list.Plugins {
 			if hasIPVS && e.Is("portmap") && string(e.Raw["backend"]) == `"nftables"` {
-				f.say("ipvs", "%s: portmap's nftables win over services of the same port beside the link kube-ipvs0",
-					titleOf(list))
+				f.add("ipvs", "%s: with kube-proxy's ipvs, host ports of portmap's nftables backend take precedence "+
+					"over services of the same port", titleOf(list))
 			}
 		}
 	}
 }
 
-// mixedPlugins are plugins of several origins or versions.
+// mixedPlugins finds plugins of several projects or versions.
 func mixedPlugins(f *facts) {
 	origins := map[string][]string{}
 	for _, p := range f.Programs {
@@ -330,7 +336,7 @@ func mixedPlugins(f *facts) {
 	for _, origin := range slices.Sorted(maps.Keys(origins)) {
 		texts = append(texts, strings.Join(origins[origin], ", ")+": "+origin)
 	}
-	f.say("mixed-plugins", "plugins of one node have several origins: %s", strings.Join(texts, "; "))
+	f.add("mixed-plugins", "the plugins have several origins: %s", strings.Join(texts, "; "))
 }
 
 // notReplaced adds a finding if lists use plugins of the reference although Hawser is installed on the node.
@@ -344,7 +350,7 @@ func notReplaced(f *facts) {
 		}
 	}
 	if names != nil && dir != "" {
-		f.say("not-replaced", "Hawser is installed in %s, but lists use the reference's %s (%s)", dir,
+		f.add("not-replaced", "Hawser is installed in %s, but lists use the reference's %s (%s)", dir,
 			strings.Join(names, ", "), version)
 	}
 }

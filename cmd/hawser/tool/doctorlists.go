@@ -15,15 +15,15 @@ import (
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
-// titleOf names a list.
+// titleOf names a list in findings.
 func titleOf(l node.List) string {
 	if l.File == "" {
-		return fmt.Sprintf("network %q, as a runtime remembers it", l.Name)
+		return fmt.Sprintf("network %q in libcni's cache", l.Name)
 	}
 	return fmt.Sprintf("%s, network %q", l.File, l.Name)
 }
 
-// missingPlugins are programs that a list names and no runtime can start.
+// missingPlugins finds programs that a list names and no runtime can execute.
 func missingPlugins(f *facts) {
 	seen := map[string]bool{}
 	for _, list := range f.all {
@@ -33,47 +33,47 @@ func missingPlugins(f *facts) {
 				continue
 			}
 			seen[plugin] = true
-			f.say("missing-plugin", "%s: %v", titleOf(list), err)
+			f.add("missing-plugin", "%s: %v", titleOf(list), err)
 		}
 	}
 }
 
-// badLists are lists that no runtime can use, or not as it is written there.
+// badLists finds lists that no runtime can use, and names that several lists have.
 func badLists(f *facts) {
 	for _, err := range f.damaged {
-		f.say("bad-file", "%v", err)
+		f.add("bad-file", "%v", err)
 	}
 	if len(f.lists) == 0 && len(f.problems) == 0 {
-		f.say("no-list", "no network list in %s can be used", f.ConfDir)
+		f.add("no-list", "no usable network list in %s", f.ConfDir)
 	}
 	files := map[string]string{}
 	for _, list := range f.lists {
 		noType := func(e node.Entry) bool { return !cni.ValidType(e.Type) }
 		switch {
 		case !cni.ValidName(list.Name):
-			f.say("bad-file", "%s: name %q is not one of letters, digits, dots, dashes and underscores", list.File,
-				list.Name)
+			f.add("bad-file", "%s: name %q does not consist of letters, digits, dots, dashes and underscores",
+				list.File, list.Name)
 		case len(list.Plugins) == 0 || slices.ContainsFunc(list.Plugins, noType):
-			f.say("bad-file", "%s: an entry has no type, or there is none", titleOf(list))
+			f.add("bad-file", "%s: the list has no entry, or an entry without a valid type", titleOf(list))
 		case files[list.Name] != "":
-			f.say("name-twice", "%s: %s has the name too", titleOf(list), files[list.Name])
+			f.add("name-twice", "%s: %s has the same name", titleOf(list), files[list.Name])
 		}
 		files[list.Name] = list.File
 	}
 }
 
-// noSubnets are files that flannel does not find: each ADD fails.
+// noSubnets finds subnet files that flannel needs and that do not exist. Each ADD fails.
 func noSubnets(f *facts) {
 	for _, list := range f.lists {
 		for _, e := range list.Plugins {
 			if _, err := os.Stat(e.SubnetFile); e.SubnetFile != "" && err != nil {
-				f.say("no-subnet", "%s: flannel takes the node's subnet from a file: %v", titleOf(list), err)
+				f.add("no-subnet", "%s: flannel reads the node's subnet from a file: %v", titleOf(list), err)
 			}
 		}
 	}
 }
 
-// unknownVersions are those of lists that a plugin of theirs does not know.
+// unknownVersions finds versions of lists that a plugin of the list does not support.
 func unknownVersions(f *facts) {
 	for _, list := range f.lists {
 		for _, plugin := range typesOf(list) {
@@ -81,37 +81,37 @@ func unknownVersions(f *facts) {
 			if list.CNIVersion == "" || len(known) == 0 || slices.Contains(known, list.CNIVersion) {
 				continue
 			}
-			f.say("unknown-version", "%s: cniVersion %q is unknown to %s, which knows %s", titleOf(list),
+			f.add("unknown-version", "%s: cniVersion %q is not supported by %s, which supports %s", titleOf(list),
 				list.CNIVersion, f.programs[plugin].path, strings.Join(known, ", "))
 			break
 		}
 	}
 }
 
-// refusedLists are those that our plugins refuse: an error where ours are installed.
+// refusedLists finds lists that Hawser's plugins refuse. It is an error only if these are installed.
 func refusedLists(f *facts) {
 	for _, list := range f.lists {
 		if list.CNIVersion != "" && !cni.Supports(list.CNIVersion) {
-			continue // unknown-version
+			continue // reported as unknown-version
 		}
 		for i, e := range list.Plugins {
 			for _, plugin := range []string{e.Type, e.IPAM.Type} {
 				p, isOurs := f.Own(plugin)
-				if !isOurs || !f.Has(e.Type) { // other plugins complete their ipam
+				if !isOurs || !f.Has(e.Type) { // other plugins may complete ipam before they call it
 					continue
 				}
 				found := p.CheckConfig(list.Conf(i, nil), i == 0)
 				if k := slices.IndexFunc(found, func(f skel.Finding) bool { return !f.Warning }); k >= 0 {
 					id := map[bool]string{true: "refused-list", false: "refused-later"}[f.programs[plugin].kind == ours]
-					key := spot{key: e.Key}.path(found[k].Key)
-					f.say(id, "%s: %s: %s: %s", titleOf(list), plugin, key, found[k].Reason)
+					key := location{key: e.Key}.path(found[k].Key)
+					f.add(id, "%s: %s: %s: %s", titleOf(list), plugin, key, found[k].Reason)
 				}
 			}
 		}
 	}
 }
 
-// fullRanges are sets of which more than nine tenths are lent.
+// fullRanges finds range sets of which at least nine tenths are leased.
 func fullRanges(f *facts) {
 	for _, list := range f.lists {
 		for _, u := range list.Usage(f.attached) {
@@ -122,11 +122,11 @@ func fullRanges(f *facts) {
 			if u.Used >= u.Size {
 				id = "full-range"
 			}
-			said := f.say(id, "%s: %.0f of %.0f addresses of %s are lent", titleOf(list), u.Used, u.Size,
+			said := f.add(id, "%s: %.0f of %.0f addresses of %s are leased", titleOf(list), u.Used, u.Size,
 				subnetsOf(u.Set))
 			isOf := func(a *node.Attachment) bool { return a.Network == list.Name && a.Orphan == "" }
 			if u.Size == 1 && slices.ContainsFunc(f.attached, isOf) {
-				said.Severity = doubtful // it is meant for one container
+				said.Severity = doubtful // the set is intended for one container
 			}
 		}
 	}
@@ -140,13 +140,13 @@ func subnetsOf(set ranges.Set) string {
 	return strings.Join(slices.Compact(names), " ")
 }
 
-// overlaps are ranges of two networks with the same addresses, and those that the host reaches elsewhere.
+// overlaps finds ranges that two networks share, and ranges that the host routes elsewhere.
 func overlaps(f *facts) {
 	for i, list := range f.lists {
 		for _, r := range slices.Concat(list.RangeSets()...) {
 			for _, other := range f.lists[:i] {
 				if other.Name != list.Name && slices.ContainsFunc(slices.Concat(other.RangeSets()...), r.Overlaps) {
-					f.say("overlapping-ranges", "%s: %s overlaps a range of %s", titleOf(list), r.Subnet,
+					f.add("overlapping-ranges", "%s: %s overlaps a range of %s", titleOf(list), r.Subnet,
 						titleOf(other))
 				}
 			}
@@ -155,8 +155,8 @@ func overlaps(f *facts) {
 	}
 }
 
-// routedElsewhere finds a route of the host to addresses of the range that does not lead to the list's own interface.
-// On a child's master it is right.
+// routedElsewhere finds routes of the host to addresses of the range that do not use the list's own interface. A route
+// through a child's master is correct.
 func (f *facts) routedElsewhere(list node.List, r ranges.Range) {
 	own, hasOwn := ownBridge(list)
 	for _, l := range f.links {
@@ -164,7 +164,8 @@ func (f *facts) routedElsewhere(list node.List, r ranges.Range) {
 			continue
 		}
 		for _, route := range f.routes[l.Name] {
-			isLent := !route.Dst.IsSingleIP() || route.Dst.Addr() != r.Subnet.Masked().Addr() // flannel.1 has that
+			// flannel.1 has the subnet's own address
+			isLent := !route.Dst.IsSingleIP() || route.Dst.Addr() != r.Subnet.Masked().Addr()
 			if route.Dst.Bits() == 0 || !isLent || !route.Dst.Overlaps(r.Subnet) || route.Type > unix.RTN_LOCAL {
 				continue
 			}
@@ -172,14 +173,14 @@ func (f *facts) routedElsewhere(list node.List, r ranges.Range) {
 			if route.Dst.Bits() >= r.Subnet.Bits() {
 				id = "overlapping-route"
 			}
-			f.say(id, "%s: the host has %s on %q, which overlaps %s", titleOf(list), route, l.Name, r.Subnet)
+			f.add(id, "%s: the host has %s on %q, which overlaps %s", titleOf(list), route, l.Name, r.Subnet)
 			break
 		}
 	}
 }
 
-// ownBridge is the interface of the host that leads to containers of the list; empty for one of each container. It is
-// not ok for lists whose containers are on a network of the host.
+// ownBridge returns the host's interface to the containers of the list; empty if each container has its own. ok is
+// false if the containers are on a network of the host.
 func ownBridge(list node.List) (name string, ok bool) {
 	if len(list.Plugins) == 0 {
 		return "", false

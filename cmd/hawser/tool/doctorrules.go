@@ -14,7 +14,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
-// acceptBit is the bit of the fwmark that the plugin firewall gives to what it accepts.
+// acceptBit returns the fwmark, as it is in rules, that the plugin firewall gives to accepted packets.
 func (f *facts) acceptBit() string {
 	bit := uint32(12)
 	for _, list := range f.lists {
@@ -25,8 +25,8 @@ func (f *facts) acceptBit() string {
 	return string(binary.NativeEndian.AppendUint32(nil, 1<<(bit&31)))
 }
 
-// dropPolicies are chains that drop what their rules do not accept, and accept no container of a list. Of a family
-// without a range they harm nobody.
+// dropPolicies finds chains that drop packets unless a rule accepts them, and have no rule that accepts containers of a
+// list. Chains of a family in which the list has no range are omitted.
 func dropPolicies(f *facts) {
 	for _, d := range f.hooked {
 		if f.noRules || d.Hook != "forward" || !d.Drops && d.DropsAt == 0 || strings.HasSuffix(d.Table, " firewalld") {
@@ -35,33 +35,33 @@ func dropPolicies(f *facts) {
 		for _, list := range f.lists {
 			of := func(r ranges.Range) bool { return d.Family != nft.IPv6 || r.Subnet.Addr().Is6() }
 			hasRange := slices.ContainsFunc(slices.Concat(list.RangeSets()...), of)
-			if !isRouted(list) || !hasRange || f.isFirewalls(d, list) {
+			if !isRouted(list) || !hasRange || f.isFirewallsChain(d, list) {
 				continue
 			}
 			if accepted, doubt := f.accepted(d, list); !accepted {
-				f.sayDrops(d, list, doubt)
+				f.addDropPolicy(d, list, doubt)
 				break
 			}
 		}
 	}
 }
 
-// dropRules are rules of others that drop all packets of a list's bridge or range.
+// dropRules finds rules of other programs that drop all packets of a list's bridge or range.
 func dropRules(f *facts) {
 	for _, d := range f.hooked {
 		for _, list := range f.lists {
-			place, isCertain := d.DropOf(f.namesOf(list))
+			place, isCertain := d.FirstDrop(f.selects(list))
 			if !isCertain || d.IsOurs() || !isRouted(list) {
 				continue
 			}
-			said := f.say("drop-policy", "rule %d of %s drops all packets of containers of %s", place, chainOf(d),
+			said := f.add("drop-policy", "rule %d of %s drops all packets of containers of %s", place, chainOf(d),
 				titleOf(list))
-			said.Advice = "take the rule away, or put one before it that accepts containers"
+			said.Advice = "remove the rule, or insert a rule before it that accepts containers"
 		}
 	}
 }
 
-// chainOf names a chain.
+// chainOf names a chain in findings.
 func chainOf(d node.BaseChain) string {
 	if legacy, ok := strings.CutPrefix(d.Table, "legacy "); ok {
 		return "chain " + legacy + " " + d.Name + " of iptables-legacy"
@@ -69,23 +69,24 @@ func chainOf(d node.BaseChain) string {
 	return "chain " + d.Table + " " + d.Name + " of nf_tables"
 }
 
-func (f *facts) sayDrops(d node.BaseChain, list node.List, doubt bool) {
-	what := "no rule accepts"
+// addDropPolicy adds a finding about a chain that drops packets of the list's containers. With doubt, it is a warning.
+func (f *facts) addDropPolicy(d node.BaseChain, list node.List, doubt bool) {
+	what := "has no rule that accepts packets"
 	if doubt {
-		what = "its rules do not accept; they accept some packets, and not for certain those"
+		what = "has rules that accept some packets, but may not accept those"
 	}
-	said := f.say("drop-policy", "%s drops what %s of containers of %s", chainOf(d), what, titleOf(list))
+	said := f.add("drop-policy", "%s drops packets and %s of containers of %s", chainOf(d), what, titleOf(list))
 	if doubt {
 		said.Severity = doubtful
 	}
 	if uses(list, "firewall") {
-		said.Advice = "add to the chain a rule that accepts containers: the plugin firewall is in the list"
+		said.Advice = "add a rule that accepts containers to the chain: firewall in the list does not change it"
 	}
 }
 
-// isFirewalls says that the list's firewall has to make the rule in the chain: at its first ADD, or again, of which
-// drift speaks.
-func (f *facts) isFirewalls(d node.BaseChain, list node.List) bool {
+// isFirewallsChain reports whether the list's firewall has to create the rule in the chain: with its first ADD, or
+// again, which is reported as drift.
+func (f *facts) isFirewallsChain(d node.BaseChain, list node.List) bool {
 	if !uses(list, "firewall") || d.Name != "FORWARD" {
 		return false
 	}
@@ -96,7 +97,7 @@ func (f *facts) isFirewalls(d node.BaseChain, list node.List) bool {
 	return !slices.ContainsFunc(f.attached, isOf) || slices.ContainsFunc(f.found, isLost)
 }
 
-// names says whether a rule names a link, its index or, of all ranges, a network around one.
+// names reports whether a rule names a link, the link's index, or a network that contains one of the ranges.
 func names(r node.RuleSummary, link string, index int, all ranges.Set) bool {
 	isLink := func(name string) bool {
 		begin, isMore := strings.CutSuffix(name, "*")
@@ -110,8 +111,9 @@ func names(r node.RuleSummary, link string, index int, all ranges.Set) bool {
 		slices.ContainsFunc(r.Networks, isAround) || index != 0 && slices.Contains(r.Indexes, index)
 }
 
-// namesOf says of a rule whether it names the list's bridge or a network around a range of it.
-func (f *facts) namesOf(list node.List) func(node.RuleSummary) bool {
+// selects returns a function that reports whether a rule names the list's bridge or a network that contains one of its
+// ranges.
+func (f *facts) selects(list node.List) func(node.RuleSummary) bool {
 	index, all := 0, slices.Concat(list.RangeSets()...)
 	own, _ := ownBridge(list)
 	for _, l := range f.links {
@@ -122,12 +124,13 @@ func (f *facts) namesOf(list node.List) func(node.RuleSummary) bool {
 	return func(r node.RuleSummary) bool { return names(r, own, index, all) }
 }
 
-// accepted follows the rules of a chain up to one that drops all, and of those to which they lead: it is true for a
-// rule that accepts the plugin firewall's packets or all, or names the list's bridge or a network around a range of it.
-// There is doubt where another rule accepts packets that need not be those of another interface.
+// accepted follows the rules of a chain, up to one that drops every packet, and of the chains to which these jump. It
+// returns true for a rule that accepts every packet or those that the plugin firewall marks, or that accepts and names
+// the list's bridge or a network around a range. It returns doubt if another rule accepts packets that are not only
+// those of another interface.
 func (f *facts) accepted(d node.BaseChain, list node.List) (accepted, doubt bool) {
 	own, _ := ownBridge(list)
-	isOwn, bit := f.namesOf(list), f.acceptBit()
+	isOwn, bit := f.selects(list), f.acceptBit()
 	isOther := func(name string) bool {
 		is := func(l rtnl.Link) bool { return l.Name == name && !l.IsPairEnd() }
 		return name != own && slices.ContainsFunc(f.links, is)
@@ -160,8 +163,9 @@ func (f *facts) accepted(d node.BaseChain, list node.List) (accepted, doubt bool
 	return false, doubt
 }
 
-// dropsLoopback says whether a rule of somebody drops or rejects what comes for 127.0.0.0/8, as a kubelet's does.
-func (f *facts) dropsLoopback() bool {
+// isLoopbackGuarded reports whether a rule of another program drops or rejects packets to 127.0.0.0/8, as a kubelet's
+// does. It returns true if the rules cannot be read.
+func (f *facts) isLoopbackGuarded() bool {
 	isGuard := func(r node.RuleSummary) bool {
 		return r.Drops && slices.Contains(r.Networks, netip.MustParsePrefix("127.0.0.0/8"))
 	}
@@ -174,14 +178,14 @@ func (f *facts) dropsLoopback() bool {
 		}
 		seen[c.Table] = true
 		rules, err := node.ReadRules(nf, c.Table, "")
-		if f.note(err); err != nil {
-			return true // not known
+		if f.addError(err); err != nil {
+			return true // unknown
 		}
 		if slices.ContainsFunc(rules, isGuard) {
 			return true
 		}
 	}
-	return slices.ContainsFunc(f.hooked, func(b node.BaseChain) bool { // of iptables-legacy
-		return !b.IsOurs() && slices.ContainsFunc(b.Rules, isGuard) // ours guards the links of its set alone
+	return slices.ContainsFunc(f.hooked, func(b node.BaseChain) bool { // chains of iptables-legacy
+		return !b.IsOurs() && slices.ContainsFunc(b.Rules, isGuard) // Hawser's guard only covers the links of its set
 	})
 }

@@ -18,16 +18,16 @@ import (
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
-// explanation is all that is known of something.
+// explanation has all known facts about a container, address, host port or interface.
 type explanation struct {
 	What        string             `json:"what"`
 	Attachments []*node.Attachment `json:"attachments"`
-	Links       []hostLink         `json:"links,omitempty"` // that they need
-	Way         []node.BaseChain   `json:"way,omitempty"`   // of a packet
+	Links       []hostLink         `json:"links,omitempty"` // the host's interfaces that the attachments need
+	Way         []node.BaseChain   `json:"way,omitempty"`   // the chains of the packet path; nil = not searched
 	Stops       []*stop            `json:"stops,omitempty"`
 }
 
-// stop is something that keeps a packet from its way.
+// stop is an obstacle on the packet path.
 type stop struct {
 	Verdict string `json:"verdict"` // node.StopsIt or node.MayStopIt
 	Why     string `json:"why"`
@@ -47,13 +47,13 @@ func (l hostLink) String() string {
 }
 
 func explainCommand(s *session) *cobra.Command {
-	const short = "Show all that belongs to something, and what may stop its packets"
+	const short = "Show all facts about a container, address, port or interface, and what may stop its packets"
 	return s.command("explain [ID|ADDRESS|PORT|INTERFACE]", short, func(what string) error {
 		links, linkErr := hostLinks()
 		all, err := s.Attachments(s.ctx)
 		err = errors.Join(linkErr, err)
 		if what == "" {
-			lists, _ := s.Lists() // its errors are among those of Attachments
+			lists, _ := s.Lists() // Attachments returns its errors
 			networks := tree(lists, all, links)
 			return errors.Join(s.show(networks, func(t table) { printTree(t, networks) }), err)
 		}
@@ -65,7 +65,8 @@ func explainCommand(s *session) *cobra.Command {
 	})
 }
 
-// hostLinks are the interfaces of the host by their names; of bridges and of masters with their addresses.
+// hostLinks returns the interfaces of the host by name, with the addresses of bridges, masters and interfaces that are
+// not pair ends.
 func hostLinks() (map[string]hostLink, error) {
 	host := rtnl.Host()
 	defer host.Close()
@@ -95,14 +96,14 @@ func hostLinks() (map[string]hostLink, error) {
 	return all, errors.Join(errs...)
 }
 
-// parent is the interface of the host that the attachment hangs on: its bridge, its master, its device.
+// parent returns the host's interface to which the attachment belongs: its bridge, its master, or its device.
 func parent(a *node.Attachment, links map[string]hostLink) string {
 	words := strings.Fields(a.HostEnd())
 	if len(words) > 0 {
 		if master := links[words[0]].Master; master != "" || len(words) < 3 {
 			return master
 		}
-		return words[2] // as it was: veth0 master cni0
+		return words[2] // the recorded master: veth0 master cni0
 	}
 	for _, value := range a.Held(cni.HeldLink) {
 		if _, master, ok := strings.Cut(node.FirstWord(value), "@"); ok {
@@ -112,7 +113,8 @@ func parent(a *node.Attachment, links map[string]hostLink) string {
 	return node.FirstWord(strings.Join(a.Held(cni.HeldDevice), " "))
 }
 
-// explain finds what is called so.
+// explain returns the facts about what, which is an address, a host port, an interface of the host, a pod or a
+// container.
 func (s *session) explain(what string, all []*node.Attachment, links map[string]hostLink) (e *explanation, err error) {
 	e = &explanation{What: what}
 	addr, notAddr := netip.ParseAddr(what)
@@ -122,7 +124,7 @@ func (s *session) explain(what string, all []*node.Attachment, links map[string]
 			return slices.ContainsFunc(a.Ports(), func(value string) bool { return isPort(value, what) })
 		},
 		func(a *node.Attachment) bool { return node.FirstWord(a.HostEnd()) == what || parent(a, links) == what },
-		func(a *node.Attachment) bool { return node.IsMeant(what, a.Pod, a.ContainerID) },
+		func(a *node.Attachment) bool { return node.Matches(what, a.Pod, a.ContainerID) },
 	}
 	for _, matches := range readings {
 		for _, a := range all {
@@ -135,24 +137,24 @@ func (s *session) explain(what string, all []*node.Attachment, links map[string]
 		}
 		e.findLinks(links)
 		if slices.ContainsFunc(e.Links, func(l hostLink) bool { return l.Name == what }) {
-			return e, nil // an interface has many ways
+			return e, nil // an interface has no single packet path
 		}
-		return e, e.findWay(s.ctx, s.Node)
+		return e, e.findPath(s.ctx, s.Node)
 	}
 	if l, ok := links[what]; ok {
 		e.Links = []hostLink{l}
 		return e, nil
 	}
-	return nil, fmt.Errorf("nothing that a plugin or a runtime knows is called %q: give a container's ID, a pod, "+
-		"an address of one, a host port (8080, 8080/udp, 10.0.0.1:8080) or an interface of the host", what)
+	return nil, fmt.Errorf("no attachment or interface is called %q; give the ID, pod or address of a container, a "+
+		"host port (8080, 8080/udp, 10.0.0.1:8080) or an interface of the host", what)
 }
 
-// isPort says whether a host port ("0.0.0.0:8080/tcp to ...") is the one of that name.
+// isPort reports whether what names the host port ("0.0.0.0:8080/tcp to ...").
 func isPort(value, what string) bool {
 	at, proto, _ := strings.Cut(node.FirstWord(value), "/")
 	name, wanted, hasProto := strings.Cut(what, "/")
 	have, err := netip.ParseAddrPort(at)
-	want, bad := parseEnd(name)
+	want, bad := parseEndpoint(name)
 	if err != nil || bad != nil || hasProto && wanted != proto || want.port != have.Port() {
 		return false
 	}
@@ -160,18 +162,20 @@ func isPort(value, what string) bool {
 		have.Addr().IsUnspecified() && have.Addr().Is4() == want.addr.Is4()
 }
 
-func (e *explanation) stop(verdict, format string, args ...any) {
+// addStop adds an obstacle.
+func (e *explanation) addStop(verdict, format string, args ...any) {
 	e.Stops = append(e.Stops, &stop{verdict, fmt.Sprintf(format, args...)})
 }
 
-func named(links map[string]hostLink, name string) hostLink {
+// linkNamed returns the link of a name, with the state "missing" if the host does not have it.
+func linkNamed(links map[string]hostLink, name string) hostLink {
 	if l, ok := links[name]; ok {
 		return l
 	}
 	return hostLink{Name: name, State: "missing"}
 }
 
-// findLinks adds the interfaces of the host that the attachments need.
+// findLinks adds the host's interfaces that the attachments need.
 func (e *explanation) findLinks(links map[string]hostLink) {
 	seen := map[string]bool{"": true}
 	for _, a := range e.Attachments {
@@ -180,19 +184,19 @@ func (e *explanation) findLinks(links map[string]hostLink) {
 				continue
 			}
 			seen[name] = true
-			e.Links = append(e.Links, named(links, name))
+			e.Links = append(e.Links, linkNamed(links, name))
 		}
 	}
 }
 
-// findWay adds the way of a packet and what stops it.
-func (e *explanation) findWay(ctx context.Context, n node.Node) error {
+// findPath adds the packet path and the obstacles on it.
+func (e *explanation) findPath(ctx context.Context, n node.Node) error {
 	e.Way = []node.BaseChain{}
-	families, errs := map[bool]bool{}, []error{} // whether it is IPv4
+	families, errs := map[bool]bool{}, []error{} // true = IPv4
 	var own ranges.Set
 	for _, a := range e.Attachments {
 		if a.Orphan != "" {
-			e.stop(node.StopsIt, "container %s: %s", nameOf("", a.ContainerID), a.Orphan)
+			e.addStop(node.StopsIt, "container %s: %s", nameOf("", a.ContainerID), a.Orphan)
 		}
 		if a.IsLive() {
 			errs = append(errs, e.findDrift(ctx, n, a))
@@ -206,13 +210,13 @@ func (e *explanation) findWay(ctx context.Context, n node.Node) error {
 	}
 	for _, l := range e.Links {
 		if l.State != "up" && l.Kind != "" || l.State == "missing" {
-			e.stop(node.StopsIt, "interface %s is %s", l.Name, l.State)
+			e.addStop(node.StopsIt, "interface %s is %s", l.Name, l.State)
 		}
 	}
 	for isIPv4, key := range notForwarded() {
 		isSaid := slices.ContainsFunc(e.Stops, func(s *stop) bool { return strings.Contains(s.Why, key) })
 		if families[isIPv4] && !isSaid {
-			e.stop(node.StopsIt, "%s is 0: the host forwards nothing", key)
+			e.addStop(node.StopsIt, "%s is 0, so the host does not forward packets", key)
 		}
 	}
 	isMeant := func(r node.RuleSummary) bool {
@@ -224,32 +228,32 @@ func (e *explanation) findWay(ctx context.Context, n node.Node) error {
 			continue
 		}
 		e.Way = append(e.Way, b)
-		if verdict, why := b.Stops(); verdict != "" {
-			e.stop(verdict, "table %s, chain %s at %s: %s", b.Table, b.Name, b.Hook, why)
+		if verdict, why := b.Verdict(); verdict != "" {
+			e.addStop(verdict, "table %s, chain %s at %s: %s", b.Table, b.Name, b.Hook, why)
 		}
-		if place, isCertain := b.DropOf(isMeant); place > 0 {
+		if place, isCertain := b.FirstDrop(isMeant); place > 0 {
 			verdict := map[bool]string{true: node.StopsIt, false: node.MayStopIt}[isCertain]
-			e.stop(verdict, "table %s, chain %s at %s: its rule %d drops what is of this interface or network", b.Table,
-				b.Name, b.Hook, place)
+			e.addStop(verdict, "table %s, chain %s at %s: its rule %d drops packets of this interface or network",
+				b.Table, b.Name, b.Hook, place)
 		}
 	}
-	slices.SortFunc(e.Stops, func(a, b *stop) int { // what is certain first
+	slices.SortFunc(e.Stops, func(a, b *stop) int { // certain obstacles first
 		return cmp.Or(strings.Compare(b.Verdict, a.Verdict), strings.Compare(a.Why, b.Why))
 	})
 	return errors.Join(append(errs, err)...)
 }
 
-// findDrift adds what CHECK finds missing or changed of an attachment.
+// findDrift adds the findings of CHECK for an attachment.
 func (e *explanation) findDrift(ctx context.Context, n node.Node, a *node.Attachment) error {
-	found, err := n.LookAll(ctx, a)
+	found, err := n.CheckAll(ctx, a)
 	for _, failed := range found {
 		switch {
 		case node.IsDrift(failed):
 			verdict := node.StopsIt
-			if strings.HasPrefix(failed.Error(), "firewall: ") { // others have to drop what it accepts
+			if strings.HasPrefix(failed.Error(), "firewall: ") { // packets pass unless another program drops them
 				verdict = node.MayStopIt
 			}
-			e.stop(verdict, "%s", gist(failed.Error()))
+			e.addStop(verdict, "%s", gist(failed.Error()))
 		case failed != nil:
 			err = errors.Join(err, failed)
 		}
@@ -269,7 +273,7 @@ func (e *explanation) print(t table) {
 		line("network", a.Network, "")
 		line("interface", a.IfName, a.Netns)
 		line("since", moment(a.Since), "")
-		line("left over", a.Orphan, "")
+		line("orphan", a.Orphan, "")
 		if a.File != "" {
 			line("result", strings.Join(a.Addresses(), " "), a.File)
 		}
@@ -280,27 +284,28 @@ func (e *explanation) print(t table) {
 	for _, l := range e.Links {
 		t.row(l.String())
 	}
-	if e.Way == nil { // it was not looked for
+	if e.Way == nil {
 		return
 	}
-	t.row("the way of a packet")
+	t.row("packet path")
 	if len(e.Way) == 0 {
-		t.row("  no chain of nftables or of iptables is on it")
+		t.row("  no chain of nftables or iptables")
 	}
 	for _, b := range e.Way {
-		t.row(fmt.Sprintf("  %s %d", b.Hook, b.Priority), fmt.Sprintf("table %s, chain %s", b.Table, b.Name), e.says(b))
+		t.row(fmt.Sprintf("  %s %d", b.Hook, b.Priority), fmt.Sprintf("table %s, chain %s", b.Table, b.Name),
+			e.effect(b))
 	}
-	t.row("what stops it")
+	t.row("obstacles")
 	for _, s := range e.Stops {
 		t.line("  %s: %s", s.Verdict, s.Why)
 	}
 	if len(e.Stops) == 0 {
-		t.row("  nothing that is visible here; whether anything listens in the container was not looked at")
+		t.row("  none found; whether a process listens in the container was not checked")
 	}
 }
 
-// says is what a chain does to the packet, in words.
-func (e *explanation) says(b node.BaseChain) string {
+// effect describes what a chain does to the packet.
+func (e *explanation) effect(b node.BaseChain) string {
 	said := []string{fmt.Sprintf("%s, %d rules", b.Type, b.Count), b.Comment}
 	ours := map[string]cni.HoldingKind{"portmap_prerouting": cni.HeldPort, "masq": cni.HeldMasquerade,
 		"firewall_forward": cni.HeldAccept}
@@ -314,7 +319,7 @@ func (e *explanation) says(b node.BaseChain) string {
 	return joined("; ", said...)
 }
 
-// network is a network of the node, with what hangs on it.
+// network is a network of the node with its attachments, for the tree.
 type network struct {
 	Name    string   `json:"network"`
 	File    string   `json:"file,omitempty"`
@@ -322,12 +327,13 @@ type network struct {
 	Links   []branch `json:"links"`
 }
 
-// branch is an interface of the host with attachments, or those that hang on none.
+// branch is an interface of the host with its attachments. Name is empty for attachments without one.
 type branch struct {
 	hostLink
 	Attachments []*node.Attachment `json:"attachments"`
 }
 
+// tree groups the attachments by network and parent interface.
 func tree(lists []node.List, all []*node.Attachment, links map[string]hostLink) (networks []*network) {
 	find := func(name string) *network {
 		i := slices.IndexFunc(networks, func(n *network) bool { return n.Name == name })
@@ -347,7 +353,7 @@ func tree(lists []node.List, all []*node.Attachment, links map[string]hostLink) 
 		n, name := find(a.Network), parent(a, links)
 		i := slices.IndexFunc(n.Links, func(b branch) bool { return b.Name == name })
 		if i < 0 {
-			i, n.Links = len(n.Links), append(n.Links, branch{hostLink: named(links, name)})
+			i, n.Links = len(n.Links), append(n.Links, branch{hostLink: linkNamed(links, name)})
 		}
 		n.Links[i].Attachments = append(n.Links[i].Attachments, a)
 	}
@@ -372,7 +378,7 @@ func printTree(t table, networks []*network) {
 	}
 }
 
-// words are those of a line that say something.
+// words joins the nonempty texts of a line.
 func words(all ...string) string { return joined("  ", all...) }
 
 func joined(by string, all ...string) string {

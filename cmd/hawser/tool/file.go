@@ -19,7 +19,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
-// kind says whose a file is.
+// kind is the origin of a file.
 type kind int
 
 const (
@@ -27,32 +27,32 @@ const (
 	ours
 	reference
 	foreign
-	unfit // no regular file
+	unfit // not a regular file
 )
 
-// isOthers is also true of what is no regular file.
+// isOthers reports whether the file is another program's or not a regular file.
 func (k kind) isOthers() bool { return k > ours }
 
-// file is what has a plugin's name.
+// file is the file that has a plugin's name.
 type file struct {
 	name    string
 	kind    kind
-	version string      // of ours and the reference's, where it says so
-	info    fs.FileInfo // nil for an absent one
-	target  string      // of a symbolic link
-	isSelf  bool        // it has the content of the running program
-	damaged bool        // ours, that others have written into
+	version string      // of Hawser's and the reference's programs; empty = unknown
+	info    fs.FileInfo // nil if the file is absent
+	target  string      // target of a symbolic link
+	isSelf  bool        // has the same content as the running program
+	damaged bool        // Hawser's file, into which another program has written
 }
 
 func (f file) String() string {
 	version := cmp.Or(f.version, "of unknown version")
 	switch f.kind {
 	case ours:
-		return "our plugin, " + version
+		return "Hawser's plugin, " + version
 	case reference:
 		return "the reference plugin, " + version
 	}
-	return "another's file"
+	return "another program"
 }
 
 // reader reads files to find out which project's programs they are. It remembers a file until the file changes, so that
@@ -97,7 +97,7 @@ func (r *reader) read(path string) (c content, err error) {
 			return c, nil
 		}
 	}
-	data, err := os.ReadFile(path) // not kept: a pod that installs has little memory
+	data, err := os.ReadFile(path) // not cached, because a pod that installs has little memory
 	if err != nil {
 		return c, err
 	}
@@ -131,7 +131,7 @@ func inspect(path, name string, r *reader) (f file, err error) {
 	}
 	info, err := os.Stat(path)
 	switch {
-	case errors.Is(err, fs.ErrNotExist): // the link leads nowhere; k3s's does on the node, though not in a container
+	case errors.Is(err, fs.ErrNotExist): // k3s's link has a target on the node, but not in a container
 		if ok, _ := regexp.MatchString(`/data/[0-9a-f]{64}/bin/cni$`, f.target); ok {
 			f.kind = reference
 		}
@@ -141,7 +141,7 @@ func inspect(path, name string, r *reader) (f file, err error) {
 	case !info.Mode().IsRegular():
 		f.kind = unfit
 		return f, nil
-	case info.Size() > 256<<20: // no plugin that we know is a tenth of it
+	case info.Size() > 256<<20: // the largest known plugin has less than a tenth of this size
 		return f, nil
 	}
 	c, err := r.read(path)
@@ -155,6 +155,7 @@ func inspect(path, name string, r *reader) (f file, err error) {
 	return f, nil
 }
 
+// isReference reports whether a file is a program of the reference project.
 func isReference(path string) bool {
 	f, err := inspect(path, "", nil)
 	return err == nil && f.kind == reference
@@ -183,14 +184,15 @@ func rememberOurs() func(path string) bool {
 	}
 }
 
-// whose finds our stamp, or what Go's linker writes into a program about its package.
+// whose returns the origin and version of a program, from Hawser's stamp or from the module information that Go's
+// linker writes.
 func whose(program []byte) (k kind, version string) {
 	stamp := regexp.MustCompile(skel.Stamp + `([-+.\w]+);`)
 	for _, found := range stamp.FindAllSubmatch(program, -1) {
 		switch text := string(found[1]); {
 		case semver.IsValid("v" + text):
 			return ours, text
-		case text == "unknown": // the initial value of skel.stamp: it stays in the file beside what the linker set
+		case text == "unknown": // initial value of skel.stamp, which stays in the file next to the linker's value
 			k = ours
 		}
 	}
@@ -199,7 +201,7 @@ func whose(program []byte) (k kind, version string) {
 	}
 	const module = "github.com/containernetworking/plugins" // itself the path of k3s's program, which is many plugins
 	_, about, ok := bytes.Cut(program, []byte("path\t"+module))
-	if !ok { // microk8s builds its program of a file in the reference's tree
+	if !ok { // microk8s builds its program from a file in the reference's tree
 		_, about, ok = bytes.Cut(program, []byte("dep\t"+module+"\t(devel)"))
 	}
 	if !ok {
@@ -213,8 +215,8 @@ func whose(program []byte) (k kind, version string) {
 	return reference, version
 }
 
-// newer says that version a is newer than b: X.Y.Z, X.Y.Z+3.gCOMMIT (three commits later), X.Y.Z+go1.26.9 (built once
-// more with that Go), X.Y.Z+go1.26.9.3.gCOMMIT. Every version is newer than none.
+// newer reports whether version a is newer than b. Versions have the forms X.Y.Z, X.Y.Z+3.gCOMMIT (three commits
+// later), X.Y.Z+go1.26.9 (rebuilt with that Go), and X.Y.Z+go1.26.9.3.gCOMMIT. Each version is newer than none.
 func newer(a, b string) bool {
 	a, b = "v"+strings.TrimPrefix(a, "v"), "v"+strings.TrimPrefix(b, "v")
 	if !semver.IsValid(a) || !semver.IsValid(b) {
@@ -229,6 +231,6 @@ func newer(a, b string) bool {
 func buildOf(version string) (toolchain string, commits int) {
 	said := regexp.MustCompile(`^(?:\+go(\d+\.\d+(?:\.\d+)?))?(?:[+.](\d+)\.g)?`)
 	parts := said.FindStringSubmatch(semver.Build(version))
-	commits, _ = strconv.Atoi(parts[2]) // none is 0
+	commits, _ = strconv.Atoi(parts[2]) // 0 without commits
 	return "v" + parts[1], commits
 }

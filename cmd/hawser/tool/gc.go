@@ -16,18 +16,18 @@ import (
 	"github.com/hawser-cni/plugins/pkg/cni"
 )
 
-// collection is what one run found, and did.
+// collection is the result of one run.
 type collection struct {
 	Source      string     `json:"source"`
 	Silent      []string   `json:"silent"`
 	Attachments []*garbage `json:"attachments"`
 
 	node    node.Node
-	older   time.Duration // what is younger is left alone
-	damaged error         // of files that cannot be read
+	older   time.Duration // minimum age of garbage
+	damaged error         // errors of single files
 }
 
-// garbage is an attachment, with the reason to collect it or to keep it.
+// garbage is an attachment with the reason to remove it or to keep it.
 type garbage struct {
 	cni.Attachment
 	Pod   string `json:"pod,omitempty"`
@@ -36,32 +36,32 @@ type garbage struct {
 	Done  bool   `json:"done"`
 	Error string `json:"error,omitempty"`
 
-	was  *node.Attachment // when its removal began
-	list node.List        // by which
-	err  error            // is about what is still there, or may be
+	was  *node.Attachment // its state before the removal
+	list node.List        // the list for its removal
+	err  error            // why holdings may be left
 }
 
 func gcCommand(s *session) *cobra.Command {
 	var yes bool
 	older := 5 * time.Minute
-	c := s.command("gc", "Show what no runtime knows any more, and with --yes remove it", func(string) error {
+	c := s.command("gc", "Show leftovers of ended containers, and with --yes remove them", func(string) error {
 		if older < 0 {
-			return fmt.Errorf("--older: %s is negative; give the least age, as 5m", older)
+			return fmt.Errorf("--older: %s is negative; pass the minimum age, such as 5m", older)
 		}
 		found, err := collect(s.ctx, s.Node, older, yes)
 		if found == nil {
 			return fmt.Errorf("nothing was removed: %w", err)
 		}
 		err = errors.Join(s.show(found, func(t table) { found.print(t, yes) }), err)
-		return noting(found.damaged, err)
+		return withDamaged(found.damaged, err)
 	})
-	c.Flags().BoolVar(&yes, "yes", false, "remove it")
-	c.Flags().DurationVar(&older, "older", older, "leave alone what was written within this `duration`")
+	c.Flags().BoolVar(&yes, "yes", false, "remove the garbage")
+	c.Flags().DurationVar(&older, "older", older, "keep attachments that were written within this `duration`")
 	return c
 }
 
-// noting says what was damaged, which alone is no failure.
-func noting(damaged, err error) error {
+// withDamaged adds the errors of damaged files to err. Without err, they do not change the exit status.
+func withDamaged(damaged, err error) error {
 	if damaged == nil || err != nil {
 		return errors.Join(damaged, err)
 	}
@@ -71,17 +71,17 @@ func noting(damaged, err error) error {
 func collect(ctx context.Context, n node.Node, older time.Duration, yes bool) (*collection, error) {
 	s, err := n.Survey(ctx)
 	if err == nil {
-		err = s.Blind()
+		err = s.CheckPIDs()
 	}
 	if err != nil {
 		return nil, err
 	}
-	source := cmp.Or(strings.Join(s.Asked, ", "), "namespaces that live: no runtime answers")
+	source := cmp.Or(strings.Join(s.Asked, ", "), "existing namespaces; no runtime answers")
 	found := &collection{Source: source, Silent: append([]string{}, s.Silent...), Attachments: []*garbage{},
 		node: n, older: older, damaged: s.Damaged}
 	for _, a := range s.Attachments {
 		g := &garbage{Attachment: a.Attachment, Pod: a.Pod}
-		g.Why, g.Kept = s.Judge(a, older)
+		g.Why, g.Kept = s.Classify(a, older)
 		found.Attachments = append(found.Attachments, g)
 	}
 	if !yes {
@@ -90,10 +90,10 @@ func collect(ctx context.Context, n node.Node, older time.Duration, yes bool) (*
 	return found, found.remove(ctx)
 }
 
-// remove detaches what is garbage by its list, and then takes what that has left.
+// remove detaches the garbage with its lists, and then removes the holdings that are left.
 func (c *collection) remove(ctx context.Context) error {
 	err := c.each(ctx, func(g *garbage, a *node.Attachment) {
-		if a == nil { // it ended meanwhile
+		if a == nil { // detached since it was listed
 			return
 		}
 		g.was = a
@@ -111,7 +111,7 @@ func (c *collection) remove(ctx context.Context) error {
 		if a != nil {
 			g.err = errors.Join(g.err, c.node.DetachLeft(ctx, g.was, g.list, a.Holdings))
 		}
-		if g.err == nil && g.was.File != "" { // the runtime forgets it
+		if g.err == nil && g.was.File != "" { // libcni's record
 			g.err = os.Remove(g.was.File)
 		}
 		g.Done = g.err == nil
@@ -125,8 +125,8 @@ func (c *collection) remove(ctx context.Context) error {
 	return err
 }
 
-// each does something with all garbage, of which a is what is there; nil for nothing. It looks at the node again once a
-// second: containers come and go.
+// each calls do for all garbage that is still garbage; a is nil if the attachment no longer exists. It makes a new
+// survey once a second, because containers start and end.
 func (c *collection) each(ctx context.Context, do func(g *garbage, a *node.Attachment)) error {
 	var s *node.Survey
 	var end time.Time
@@ -153,23 +153,23 @@ func (c *collection) each(ctx context.Context, do func(g *garbage, a *node.Attac
 			continue
 		}
 		known := *s.Attachments[k]
-		if g.was != nil { // by the addresses that it had
+		if g.was != nil { // its former holdings identify its namespace
 			known.Holdings = slices.Concat(known.Holdings, g.was.Holdings)
 		}
-		if g.Why, g.Kept = s.Judge(&known, c.older); g.Why != "" {
+		if g.Why, g.Kept = s.Classify(&known, c.older); g.Why != "" {
 			do(g, s.Attachments[k])
 		}
 	}
 	return nil
 }
 
-// listOf is the list that the runtime remembers, or else the node's of the network, if there is one.
+// listOf returns the list in libcni's record, or the node's list of the network.
 func listOf(n node.Node, a *node.Attachment) (node.List, error) {
 	if a.File != "" {
 		return node.ParseList(a.Config)
 	}
 	lists, err := n.Lists()
-	list := node.ListOf(lists, a.Network)
+	list := node.FindList(lists, a.Network)
 	if list.Plugins != nil {
 		err = nil
 	}
@@ -177,9 +177,9 @@ func listOf(n node.Node, a *node.Attachment) (node.List, error) {
 }
 
 func (c *collection) print(t table, yes bool) {
-	t.row("Who lives is known from: " + c.Source)
+	t.row("Live containers according to: " + c.Source)
 	for _, text := range c.Silent {
-		t.row("No answer, so that only what has no namespace is removed: " + text)
+		t.row("No answer, so only attachments without a namespace are removed: " + text)
 	}
 	count := 0
 	for _, g := range c.Attachments {

@@ -19,20 +19,20 @@ import (
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
-// toolName is the name of the file itself in the plugins' directory.
+// toolName is the name of this program in the plugins' directory.
 const toolName = "hawser"
 
-// The ways in which the file has the name of a plugin.
+// The ways in which the file gets the name of a plugin.
 const (
 	hard     = "hard"
 	symbolic = "symbolic"
 	byCopy   = "copy"
 )
 
-// What is said of names that need nothing.
+// The results for names that are not changed.
 const (
-	isThere = "is there"
-	leftAll = "left, as all that is there"
+	isThere = "is up to date"
+	leftAll = "left: --keep leaves existing files"
 )
 
 type options struct {
@@ -40,7 +40,7 @@ type options struct {
 	only, skip        []string
 	keep, force, loop bool
 	skipNewer         bool
-	searchPath        string // PATH
+	searchPath        string // value of PATH
 }
 
 func installCommand(
@@ -48,7 +48,7 @@ func installCommand(
 ) *cobra.Command {
 	var o options
 	c := &cobra.Command{
-		Use: "install --to DIR", Short: "Put this file into DIR, and a link to it for each plugin", Args: onlyOptions,
+		Use: "install --to DIR", Short: "Install this program in DIR, with a link for each plugin", Args: noArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
 			chosen, err := o.choose(names, env)
 			if err != nil {
@@ -59,42 +59,44 @@ func installCommand(
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&o.to, "to", "", "the `directory` that runtimes look for plugins in, as /opt/cni/bin")
-	f.StringSliceVar(&o.only, "only", nil, "these `plugins` alone, separated by commas")
-	f.StringSliceVar(&o.skip, "skip", nil, "all but these `plugins`")
-	f.StringVar(&o.links, "links", hard, "how the file has a plugin's name: hard, symbolic or copy")
-	f.BoolVar(&o.keep, "keep", false, "leave every plugin's name that is there")
+	f.StringVar(&o.to, "to", "", "the `directory` in which runtimes search for plugins, such as /opt/cni/bin")
+	f.StringSliceVar(&o.only, "only", nil, "only these `plugins`, separated by commas")
+	f.StringSliceVar(&o.skip, "skip", nil, "all plugins except these `plugins`")
+	f.StringVar(&o.links, "links", hard, "how the file gets a plugin's name: hard, symbolic or copy")
+	f.BoolVar(&o.keep, "keep", false, "leave all existing files that have a plugin's name")
 	f.BoolVar(&o.skipNewer, "skip-newer", false,
 		"leave plugins of the reference newer than "+skel.Reference+", whose behavior is matched")
 	f.BoolVar(&o.force, "force", false, "replace newer versions of Hawser and other programs' files too")
-	f.BoolVar(&o.loop, "loop", false, "stay, and install again when something in DIR changes")
+	f.BoolVar(&o.loop, "loop", false, "keep running, and install again after changes in DIR")
 	return c
 }
 
-// onlyOptions is cobra.NoArgs, which calls a directory an unknown command.
-func onlyOptions(_ *cobra.Command, args []string) error {
+// noArguments replaces cobra.NoArgs, which reports a directory as an unknown command.
+func noArguments(_ *cobra.Command, args []string) error {
 	if len(args) > 0 {
-		return fmt.Errorf("%q: is no option; --to takes the directory", args[0])
+		return fmt.Errorf("unexpected argument %q; pass the directory with --to", args[0])
 	}
 	return nil
 }
 
-// choose checks the options and returns the plugins that they name. The two variables are those of Rancher's image.
+// choose checks the options and returns the selected plugins. SKIP_CNI_BINARIES and UPDATE_CNI_BINARIES are variables
+// of Rancher's image.
 func (o *options) choose(names []string, env func(string) (string, bool)) ([]string, error) {
 	if o.to == "" {
-		return nil, errors.New("--to is missing: the directory that the runtime looks for plugins in, as /opt/cni/bin")
+		return nil, errors.New("--to is missing; pass the directory of the runtime's plugins, such as /opt/cni/bin")
 	}
 	if !slices.Contains([]string{hard, symbolic, byCopy}, o.links) {
-		return nil, fmt.Errorf("--links: %q is none of hard, symbolic and copy", o.links)
+		return nil, fmt.Errorf("--links: %q is not one of hard, symbolic and copy", o.links)
 	}
 	for option, list := range map[string][]string{"only": o.only, "skip": o.skip} {
 		for _, name := range list {
 			if !slices.Contains(names, name) {
-				return nil, fmt.Errorf("--%s: %q is no plugin; there are %s", option, name, strings.Join(names, ", "))
+				return nil, fmt.Errorf("--%s: %q is not a plugin of this program; it has %s", option, name,
+					strings.Join(names, ", "))
 			}
 		}
 	}
-	// Its list may have plugins that are not ours.
+	// The variable may name plugins that Hawser does not have.
 	others, _ := env("SKIP_CNI_BINARIES")
 	skip := append(strings.Split(strings.ReplaceAll(others, " ", ""), ","), o.skip...)
 	if value, ok := env("UPDATE_CNI_BINARIES"); ok && value != "" {
@@ -133,7 +135,7 @@ func (o *options) run(ctx context.Context, programs []skel.Program, names []stri
 			_, isKnown := last[name]
 			return isKnown || sameFile(filepath.Join(o.to, name), filepath.Join(o.to, toolName))
 		}
-		return looped{o.to, once, concerns}.run(ctx, say)
+		return loop{o.to, once, concerns}.run(ctx, say)
 	}
 	return once(ctx)
 }
@@ -142,57 +144,57 @@ func (o *options) run(ctx context.Context, programs []skel.Program, names []stri
 type install struct {
 	options
 	*place
-	programs []skel.Program // all plugins of this file
+	programs []skel.Program // all plugins of this program
 	program  []byte
 	say      io.Writer
-	last     map[string]string // what was said of each name, in a loop
+	last     map[string]string // the last reported result of each name, for --loop
 }
 
-// step is what becomes of one name.
+// step is the installation of one name.
 type step struct {
 	file
-	said    string // what was done, or why the name is left; empty before it is taken
+	result  string // what was done, or why the name is left; empty = not yet done
 	changed bool
 }
 
-// all decides about each name before it changes the first one.
+// all decides about all names before it changes the first one.
 func (i *install) all(names []string) error {
 	var steps []step
 	var errs []error
 	for _, name := range i.withRecorded(names) {
-		f, err := i.look(name)
+		f, err := i.inspect(name)
 		if !f.damaged && name != toolName && !slices.Contains(names, name) {
 			continue
 		}
 		why := ""
 		if err == nil {
-			why, err = i.judge(f)
+			why, err = i.decide(f)
 		}
 		errs = append(errs, err)
-		steps = append(steps, step{file: f, said: why})
+		steps = append(steps, step{file: f, result: why})
 	}
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("nothing was installed:\n%w", err)
 	}
-	if err := i.note(steps); err != nil {
+	if err := i.saveOriginals(steps); err != nil {
 		return err
 	}
 	var failed error
 	isMade, links := false, i.findLinks(steps)
 	for n, s := range steps {
-		if s.said != "" {
+		if s.result != "" {
 			continue
 		}
-		done, err := i.put(s.file)
+		done, err := i.link(s.file)
 		if err != nil {
 			failed = fmt.Errorf("%s: %w", i.path(s.name), err)
 			break
 		}
-		steps[n].said, steps[n].changed = done, done != isThere
+		steps[n].result, steps[n].changed = done, done != isThere
 		isMade = isMade || s.name == toolName
 	}
-	if failed == nil && isMade { // until then the other names may lead to the file before it
-		failed = i.remember()
+	if failed == nil && isMade { // before that, other names may still link to the previous file
+		failed = i.recordTool()
 	}
 	i.report(steps)
 	i.warnNewer(steps)
@@ -200,19 +202,19 @@ func (i *install) all(names []string) error {
 	return cmp.Or(errors.Join(failed, i.sync()), i.requireMain(names))
 }
 
-// report says of each name what was done or why it is left; in a loop, after the first time, only what is new.
+// report prints the result of each name. In a loop, it only prints changes after the first time.
 func (i *install) report(steps []step) {
 	for _, s := range steps {
 		last, known := i.last[s.name]
-		isNew := s.changed || !known || s.said != last && s.said != isThere && s.said != leftAll
-		if s.said != "" && isNew {
-			fmt.Fprintf(i.say, "%s: %s\n", i.path(s.name), s.said)
+		isNew := s.changed || !known || s.result != last && s.result != isThere && s.result != leftAll
+		if s.result != "" && isNew {
+			fmt.Fprintf(i.say, "%s: %s\n", i.path(s.name), s.result)
 		}
-		i.last[s.name] = s.said
+		i.last[s.name] = s.result
 	}
 }
 
-// withRecorded returns the tool's name, these names, and the others that were taken once: they may be damaged.
+// withRecorded returns the tool's name, these names, and the other names in the record, which may be damaged.
 func (i *install) withRecorded(names []string) []string {
 	all := append([]string{toolName}, names...)
 	for _, name := range slices.Sorted(maps.Keys(i.record)) {
@@ -223,16 +225,17 @@ func (i *install) withRecorded(names []string) []string {
 	return all
 }
 
-// judge says why a name is left as it is; an error refuses the whole installation.
-func (i *install) judge(f file) (why string, err error) {
+// decide returns the reason why a name is left, or an error that refuses the whole installation.
+func (i *install) decide(f file) (why string, err error) {
 	switch {
 	case f.kind == unfit:
-		return "", fmt.Errorf("%s: is no regular file (%s); move it away", i.path(f.name), f.info.Mode())
+		return "", fmt.Errorf("%s: is not a regular file (%s); move it to another directory", i.path(f.name),
+			f.info.Mode())
 	case f.name == toolName && f.kind.isOthers() && !i.force:
-		return "", fmt.Errorf("%s: is not ours, but its place is this file's; --force replaces it", i.path(toolName))
+		return "", fmt.Errorf("%s: exists and is not a Hawser program; use --force to replace it", i.path(toolName))
 	case f.damaged:
 		return "", nil
-	case f.name != toolName && f.kind != absent && i.keep: // new names lead to our file: no older one
+	case f.name != toolName && f.kind != absent && i.keep: // the tool must not be older than its links
 		return leftAll, nil
 	case f.kind == reference && i.skipNewer && newer(f.version, skel.Reference):
 		return fmt.Sprintf("left by --skip-newer: the reference plugin %s, newer than %s", f.version,
@@ -240,48 +243,51 @@ func (i *install) judge(f file) (why string, err error) {
 	case i.force || f.kind == absent:
 		return "", nil
 	case f.kind == ours && newer(f.version, skel.Version()):
-		return "", fmt.Errorf("%s: is the newer version %s (this is %s); --force replaces it",
+		return "", fmt.Errorf("%s: is the newer version %s (this is %s); use --force to replace it",
 			i.path(f.name), f.version, skel.Version())
 	case f.kind == foreign:
-		return "left: neither ours nor the reference's; --force replaces it", nil
+		return "left: it is neither Hawser's nor the reference's; use --force to replace it", nil
 	}
 	return "", nil
 }
 
-// put gives the file a name, and says what it did. What was there stays whole until the new file takes its place.
-func (i *install) put(f file) (string, error) {
+// link gives the program a plugin's name and returns what it did. A former file stays complete until the new one
+// replaces it.
+func (i *install) link(f file) (string, error) {
 	if i.isDone(f) {
 		return isThere, nil
 	}
 	if f.name == toolName {
-		return done(f), i.write(i.path(toolName), i.program, 0o755)
+		return describeInstall(f), i.write(i.path(toolName), i.program, 0o755)
 	}
 	switch i.links {
 	case symbolic:
-		return done(f), i.swap(i.path(f.name), func(temporary string) error { return os.Symlink(toolName, temporary) })
+		err := i.swap(i.path(f.name), func(temporary string) error { return os.Symlink(toolName, temporary) })
+		return describeInstall(f), err
 	case hard:
 		err := i.swap(i.path(f.name), func(temporary string) error { return os.Link(i.path(toolName), temporary) })
 		if !cannotLink(err) {
-			return done(f), err
+			return describeInstall(f), err
 		}
-		fmt.Fprintf(i.say, "%s: no hard links here (%v): copies instead\n", i.to, err)
+		fmt.Fprintf(i.say, "%s: hard links are not possible (%v); making copies\n", i.to, err)
 		i.links = byCopy
-		return i.put(f)
+		return i.link(f)
 	}
-	return done(f), i.write(i.path(f.name), i.program, 0o755)
+	return describeInstall(f), i.write(i.path(f.name), i.program, 0o755)
 }
 
-func done(f file) string {
+// describeInstall returns the result of a name that was installed.
+func describeInstall(f file) string {
 	switch {
 	case f.kind == absent:
 		return "installed"
 	case f.damaged:
-		return "repaired: a file was copied onto it or onto another name of it (--links copy keeps names apart)"
+		return "repaired: a file was copied onto it or onto another link to it (--links copy prevents this)"
 	}
-	return "installed, in the place of " + f.String()
+	return "installed, replacing " + f.String()
 }
 
-// isDone says that a name is as put would make it.
+// isDone reports whether a name already is as link would make it.
 func (i *install) isDone(f file) bool {
 	target, _ := os.Stat(i.path(toolName))
 	regular := f.kind == ours && f.info.Mode().IsRegular()
@@ -309,10 +315,10 @@ func sameFile(a, b string) bool {
 func uninstallCommand(programs []skel.Program, say *output) *cobra.Command {
 	var dir string
 	c := &cobra.Command{
-		Use: "uninstall --to DIR", Short: "Bring back what was in DIR before", Args: onlyOptions,
+		Use: "uninstall --to DIR", Short: "Restore the files that install replaced in DIR", Args: noArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if dir == "" {
-				return errors.New("--to is missing: the directory of the installation")
+				return errors.New("--to is missing; pass the directory of the installation")
 			}
 			return cmp.Or(uninstall(c.Context(), dir, programs, say), say.err)
 		},
@@ -336,7 +342,7 @@ func uninstall(ctx context.Context, dir string, programs []skel.Program, say io.
 		fmt.Fprintf(say, "%s: nothing is installed\n", dir)
 		return nil
 	}
-	// Links lead to the file itself: it goes last.
+	// Links point to the tool's file, so it is removed last.
 	names := slices.Sorted(maps.Keys(p.record))
 	names = append(slices.DeleteFunc(names, func(name string) bool { return name == toolName }), toolName)
 	for _, name := range names {
@@ -344,14 +350,14 @@ func uninstall(ctx context.Context, dir string, programs []skel.Program, say io.
 		if !taken {
 			continue
 		}
-		done, err := p.giveBack(name, was)
+		done, err := p.restore(name, was)
 		if err != nil {
-			return err // it names the path
+			return err // with the path
 		}
 		fmt.Fprintf(say, "%s: %s\n", p.path(name), done)
 	}
-	// What was not given back stays.
-	maps.DeleteFunc(p.record, func(name string, was origin) bool { return !was.Kept || !exists(p.kept(name)) })
+	// Names whose former file was not restored stay in the record.
+	maps.DeleteFunc(p.record, func(name string, was origin) bool { return !was.Kept || !exists(p.backup(name)) })
 	if err := errors.Join(p.sync(), ignoreAbsent(os.Remove(p.path(partName)))); err != nil {
 		return err
 	}
@@ -361,23 +367,23 @@ func uninstall(ctx context.Context, dir string, programs []skel.Program, say io.
 	return errors.Join(os.RemoveAll(p.path(formerDir)), p.sync())
 }
 
-// giveBack brings back what had the name before, in one step.
-func (p *place) giveBack(name string, was origin) (string, error) {
-	f, err := p.look(name)
-	former, _ := os.Lstat(p.kept(name))
+// restore restores the file that had the name before, in one step.
+func (p *place) restore(name string, was origin) (string, error) {
+	f, err := p.inspect(name)
+	former, _ := os.Lstat(p.backup(name))
 	switch {
 	case err != nil:
 		return "", err
-	case was.Kept && os.SameFile(f.info, former): // an installation was killed before it replaced the file
-		return "as it was before", os.Remove(p.kept(name))
+	case was.Kept && os.SameFile(f.info, former): // after an installation that was killed before it replaced the file
+		return "as it was before", os.Remove(p.backup(name))
 	case f.kind.isOthers() && was.Kept && former != nil:
-		return "left: it is not ours; what was there before stays in " + p.kept(name), nil
+		return "left: it is not Hawser's; the former file stays in " + p.backup(name), nil
 	case f.kind.isOthers():
-		return "left: it is not ours", nil
+		return "left: it is not Hawser's", nil
 	case was.Kept && former != nil:
-		return "as it was before", os.Rename(p.kept(name), p.path(name))
+		return "as it was before", os.Rename(p.backup(name), p.path(name))
 	case was.Kept:
-		return "as it was before", nil // by an uninstallation that was not finished
+		return "as it was before", nil // by an uninstallation that was interrupted
 	}
 	return "removed", ignoreAbsent(os.Remove(p.path(name)))
 }

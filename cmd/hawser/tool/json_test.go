@@ -20,8 +20,8 @@ func TestJSON(t *testing.T) {
 	_, section, _ := strings.Cut(string(page), "\n## JSON\n")
 	section, _, _ = strings.Cut(section, "\n## ")
 	attachment, rows, _ := strings.Cut(section, "| --- |")
-	all := map[string]any{"why": failure{}, "explain": explanation{}, "doctor": finding{}, "check": complaint{},
-		"test": trial{}, "trace": traced{}, "gc": collection{}, "reapply": repair{}, "": node.Attachment{}}
+	all := map[string]any{"why": failure{}, "explain": explanation{}, "doctor": finding{}, "check": problem{},
+		"test": trial{}, "trace": traceStep{}, "gc": collection{}, "reapply": repair{}, "": node.Attachment{}}
 	for command, v := range all {
 		text := attachment
 		if command != "" {

@@ -34,7 +34,7 @@ var _ = DescribeTable("a directory that another installation has", Label("locks"
 	var err error
 	Eventually(failed).Should(Receive(&err))
 	Expect(err).To(MatchError(MatchRegexp(`^nothing was changed: lock ` + dir +
-		`: held by process [1-9]\d* \(\w+\), which works on this directory: let it end, and try again$`)))
+		`: held by process [1-9]\d* \(\w+\); wait until it ends, then try again$`)))
 	Expect(said.String()).To(BeEmpty())
 	Expect(filepath.Glob(filepath.Join(dir, "*"))).To(ConsistOf(filepath.Join(dir, formerDir)))
 }, Entry("is given up by an installation", "install"), Entry("is given up by an uninstallation", "uninstall"))

@@ -17,36 +17,35 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// watched is all that changes which file has a name, or what is in it.
+// watched are the events after which a name may have another file or other content.
 const watched = unix.IN_CREATE | unix.IN_MOVED_TO | unix.IN_MOVED_FROM | unix.IN_DELETE | unix.IN_CLOSE_WRITE |
 	unix.IN_ATTRIB | unix.IN_DELETE_SELF | unix.IN_MOVE_SELF
 
-// interval is how often the loop looks whether its directory is there without being told: of some changes no event
-// comes.
+// interval is the time between checks of the path, because some changes cause no event.
 const interval = 5 * time.Second
 
-// looped is an installation that is repeated after changes in its directory.
-type looped struct {
+// loop is an installation that is repeated after changes in its directory.
+type loop struct {
 	dir      string
 	once     func(context.Context) error
-	concerns func(name string) bool // whether a change of the name in dir is a reason to install again
+	concerns func(name string) bool // reports whether a change of the name in dir requires an installation
 }
 
 // run installs once, and again after each change in the directory that concerns the installation, until a signal ends
 // the process. run also sees the installation's own changes: the next installation finds all in place and changes
 // nothing. A directory that is mounted into a container stays mounted when the host deletes it. run then returns an
 // error, so that the container is started again with the directory that is now at the path.
-func (l looped) run(ctx context.Context, say io.Writer) error {
+func (l loop) run(ctx context.Context, say io.Writer) error {
 	ctx, done := signal.NotifyContext(ctx, syscall.SIGTERM, syscall.SIGINT, syscall.SIGPIPE)
 	defer done()
 	for first := true; ; first = false {
-		w, err := follow(l.dir)
+		w, err := watchDir(l.dir)
 		if err == nil {
 			err = l.once(ctx)
 		}
 		if err != nil && ctx.Err() == nil && !first && !errors.Is(err, errDeleted) {
-			fmt.Fprintf(say, "%s: %v; tried again after the next change\n", l.dir, err)
-			select { // what failed may have made events of its own
+			fmt.Fprintf(say, "%s: %v; retrying after the next change\n", l.dir, err)
+			select { // the failed installation may have caused events itself
 			case <-ctx.Done():
 			case <-time.After(interval):
 			}
@@ -65,22 +64,22 @@ func (l looped) run(ctx context.Context, say io.Writer) error {
 	}
 }
 
-var errDeleted = errors.New("the directory was deleted, and is still mounted here")
+var errDeleted = errors.New("the directory was deleted, but is still mounted here")
 
-// watch is the directory whose events come.
-type watch struct {
+// dirWatch is an inotify watch of a directory.
+type dirWatch struct {
 	dir    string
-	of     unix.Stat_t
+	stat   unix.Stat_t
 	events *os.File
 }
 
-// follow watches the directory that has the path now, which it makes where there is none.
-func follow(dir string) (w watch, err error) {
+// watchDir watches the directory that is now at the path, and creates it if there is none.
+func watchDir(dir string) (w dirWatch, err error) {
 	w.dir = dir
-	if err := errors.Join(os.MkdirAll(dir, 0o755), unix.Stat(dir, &w.of)); err != nil {
+	if err := errors.Join(os.MkdirAll(dir, 0o755), unix.Stat(dir, &w.stat)); err != nil {
 		return w, fmt.Errorf("%s: %w", dir, err)
 	}
-	if w.of.Nlink == 0 {
+	if w.stat.Nlink == 0 {
 		return w, fmt.Errorf("%s: %w", dir, errDeleted)
 	}
 	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
@@ -96,12 +95,12 @@ func follow(dir string) (w watch, err error) {
 
 // wait returns nil after an event whose name concerns accepts, or when another directory, a deleted one or none is at
 // the path.
-func (w watch) wait(ctx context.Context, concerns func(name string) bool) error {
+func (w dirWatch) wait(ctx context.Context, concerns func(name string) bool) error {
 	stop := context.AfterFunc(ctx, func() { _ = w.events.Close() })
 	defer stop()
 	buffer := make([]byte, 64<<10)
 	for {
-		_ = w.events.SetReadDeadline(time.Now().Add(interval)) // inotify has deadlines
+		_ = w.events.SetReadDeadline(time.Now().Add(interval)) // inotify supports deadlines
 		n, err := w.events.Read(buffer)
 		if err == nil && slices.ContainsFunc(eventNames(buffer[:n]), concerns) {
 			return nil
@@ -110,7 +109,7 @@ func (w watch) wait(ctx context.Context, concerns func(name string) bool) error 
 			return fmt.Errorf("inotify: %w", err)
 		}
 		var now unix.Stat_t
-		if unix.Stat(w.dir, &now) != nil || now.Nlink == 0 || now.Dev != w.of.Dev || now.Ino != w.of.Ino {
+		if unix.Stat(w.dir, &now) != nil || now.Nlink == 0 || now.Dev != w.stat.Dev || now.Ino != w.stat.Ino {
 			return nil
 		}
 	}

@@ -14,7 +14,7 @@ import (
 
 func lsCommand(s *session) *cobra.Command {
 	var orphans bool
-	c := s.command("ls [NETWORK]", "List what is attached on this node, and what is left of what was",
+	c := s.command("ls [NETWORK]", "List the attachments of this node, and leftovers of former ones",
 		func(network string) error {
 			all, err := s.Attachments(s.ctx)
 			all = slices.DeleteFunc(all, func(a *node.Attachment) bool {
@@ -22,7 +22,7 @@ func lsCommand(s *session) *cobra.Command {
 			})
 			return errors.Join(s.show(all, func(t table) { listAttachments(t, all) }), err)
 		})
-	c.Flags().BoolVar(&orphans, "orphans", false, "only what nobody needs any more, as far as the node can tell")
+	c.Flags().BoolVar(&orphans, "orphans", false, "only attachments of containers that no longer exist")
 	return c
 }
 
@@ -32,7 +32,7 @@ func listAttachments(t table, all []*node.Attachment) {
 		more := append(a.Held(cni.HeldLimit), append(a.Held(cni.HeldAccept), a.Held(cni.HeldRouting)...)...)
 		note := a.Orphan
 		if note == "" && a.Reference {
-			note = "by the reference's plugins"
+			note = "made by the reference plugins"
 		}
 		columns := []string{cmp.Or(a.Network, "?"), nameOf(a.Pod, a.ContainerID), cmp.Or(a.IfName, "?"),
 			strings.Join(a.Addresses(), " "), node.FirstWord(a.HostEnd()), strings.Join(a.Held(cni.HeldPort), ", "),

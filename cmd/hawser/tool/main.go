@@ -1,5 +1,18 @@
-// Package tool is what the one file is under a name that is no plugin's: a command line that says what is attached on
-// a node and what is wrong with it, puts that right, and installs the file.
+// Package tool is the command line that the program offers under a name that is not a plugin's. Its commands are of
+// three kinds:
+//
+//   - ls, why, explain, trace, doctor, check, metrics and diags report the state of a node and change nothing, except
+//     that trace adds a table of its own while it runs.
+//   - gc, reapply, watch and test call plugins: gc removes holdings of containers that no longer exist, reapply
+//     restores flushed rules, watch repeats both, and test attaches containers of its own.
+//   - install and uninstall change only the plugins' directory.
+//
+// The facts come from package node, so that all commands agree about an attachment. A command that cannot read a fact
+// says so and makes no statement that depends on it. All output passes a printer that makes control characters visible,
+// because other programs' texts are part of it.
+//
+// Each import also costs every plugin of the program at its start, so diags writes tar and metrics its text format
+// without a library.
 package tool
 
 import (
@@ -25,7 +38,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/skel/start"
 )
 
-// Main runs a program that is all these plugins and the tool, and exits.
+// Main runs the program: one of these plugins or the tool. It does not return.
 func Main(all []skel.Program) {
 	skel.MainOf(all)
 	root, s := command(all, os.LookupEnv, os.Environ())
@@ -38,21 +51,21 @@ func Main(all []skel.Program) {
 	signal.Notify(make(chan os.Signal, 1), unix.SIGPIPE)
 	err, status := root.ExecuteContext(context.Background()), exitStatus(0)
 	if errors.Is(s.out.err, unix.EPIPE) && err.Error() == s.out.err.Error() {
-		os.Exit(128 + int(unix.SIGPIPE)) // as shells report it; `hawser ls | head` is no failure to explain
+		os.Exit(128 + int(unix.SIGPIPE)) // as a shell reports it; `hawser ls | head` is not an error
 	}
 	if err != nil && !errors.As(err, &status) {
 		status = 1
 	}
 	if err != nil && err.Error() != "" {
 		if s.json && !s.out.written {
-			_ = s.show(map[string]string{"error": err.Error()}, nil) // standard error has it
+			_ = s.show(map[string]string{"error": err.Error()}, nil) // standard error also has the message
 		}
 		fmt.Fprintln(root.ErrOrStderr(), "hawser: "+strings.ReplaceAll(err.Error(), "\n", "\nhawser: "))
 	}
 	os.Exit(int(status))
 }
 
-// session is a call of one of the commands that look at the node.
+// session is a call of one of the commands that read the node. ctx is set when the command runs.
 type session struct {
 	node.Node
 	ctx  context.Context
@@ -60,7 +73,7 @@ type session struct {
 	json bool
 }
 
-// output is standard output. It remembers what could not be written.
+// output is standard output. It keeps the first write error.
 type output struct {
 	root    *cobra.Command
 	lock    sync.Mutex
@@ -76,8 +89,9 @@ func (o *output) Write(p []byte) (n int, err error) {
 	return n, err
 }
 
-// command is one that takes nothing, an argument that Usage has in brackets, or else just one.
-func (s *session) command(usage, short string, run func(of string) error) *cobra.Command {
+// command returns a command with no argument, with an optional argument if usage has one in brackets, or with exactly
+// one.
+func (s *session) command(usage, short string, run func(arg string) error) *cobra.Command {
 	args := cobra.ExactArgs(1)
 	switch _, arg, ok := strings.Cut(usage, " "); {
 	case !ok:
@@ -111,14 +125,14 @@ func command(all []skel.Program, env func(string) (string, bool), vars []string)
 	}
 	slices.Sort(names)
 	root := &cobra.Command{
-		Use: "hawser", Short: "CNI plugins in one file, and the tool of the node that has them",
+		Use: "hawser", Short: "CNI plugins in one program, and a tool to inspect, repair and install them",
 		Version: skel.Version(), SilenceErrors: true, SilenceUsage: true,
 	}
 	s, dir := &session{Node: node.Default(all, vars), out: &output{root: root}}, ""
 	s.IsReference, s.IsOurs = isReference, rememberOurs()
 	root.PersistentPreRunE = func(c *cobra.Command, _ []string) error {
-		// A command reads of many plugins at once, and keeps what it reads to its end. watch stays, and a pod that
-		// installs has little memory.
+		// These commands read from many plugins concurrently, and keep the data until they end. watch runs for a long
+		// time, and a pod that installs has little memory.
 		if c.Flags().Lookup("root") != nil && c.Name() != "watch" {
 			runtime.GOMAXPROCS(start.Processors)
 			debug.SetGCPercent(400)
@@ -129,10 +143,10 @@ func command(all []skel.Program, env func(string) (string, bool), vars []string)
 		if err := errors.Join(unix.Chroot(dir), os.Chdir("/")); err != nil {
 			return fmt.Errorf("--root %q: %w", dir, err)
 		}
-		d := node.Default(all, vars) // in there
+		d := node.Default(all, vars) // of the new root
 		for name, value := range map[string]string{"conf": d.ConfDir, "path": d.Path, "cache": d.CacheDir} {
 			if f := c.Flags().Lookup(name); !f.Changed {
-				_ = f.Value.Set(value) // a text
+				_ = f.Value.Set(value) // a string flag accepts all values
 			}
 		}
 		return nil
@@ -145,8 +159,8 @@ func command(all []skel.Program, env func(string) (string, bool), vars []string)
 		f := c.Flags()
 		f.StringVar(&s.ConfDir, "conf", s.ConfDir, "the `directory` of the network lists")
 		f.StringVar(&s.Path, "path", s.Path, "the `directories` of the plugins, separated by colons")
-		f.StringVar(&s.CacheDir, "cache", s.CacheDir, "libcni's `directory`, in which runtimes remember attachments")
-		f.StringVar(&dir, "root", "", "the `directory` at which a container has the node's root, to work in (none)")
+		f.StringVar(&s.CacheDir, "cache", s.CacheDir, "libcni's cache `directory`, with records of attachments")
+		f.StringVar(&dir, "root", "", "the `directory` at which a container has the node's root mounted (none)")
 		f.BoolVar(&s.json, "json", false, "write JSON")
 		root.AddCommand(c)
 	}
@@ -155,7 +169,8 @@ func command(all []skel.Program, env func(string) (string, bool), vars []string)
 	return root, s
 }
 
-// refuseUnknown makes errors of a command without help and a shell without completion, which cobra shows its help for.
+// refuseUnknown makes help for an unknown command and completion for an unknown shell fail. cobra would show its help
+// instead.
 func refuseUnknown(root *cobra.Command) {
 	root.InitDefaultHelpCmd()
 	root.InitDefaultCompletionCmd()
@@ -172,6 +187,7 @@ func refuseUnknown(root *cobra.Command) {
 	}
 }
 
+// fromEnvironment sets flags that are not given from the environment.
 func fromEnvironment(flags *pflag.FlagSet, env func(string) (string, bool), warn io.Writer) (err error) {
 	flags.VisitAll(func(f *pflag.Flag) {
 		name := "HAWSER_" + strings.ToUpper(strings.ReplaceAll(f.Name, "-", "_"))

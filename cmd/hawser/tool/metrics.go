@@ -41,14 +41,15 @@ func metricsCommand(s *session) *cobra.Command {
 		return errors.Join(err, m.write(file))
 	})
 	c.Flags().StringVar(&file, "file", "", "a `path` in node_exporter's textfile directory (standard output)")
-	c.Flags().StringVar(&log, "log", "", "the log that HAWSER_LOG names in the runtime's environment, a `path`")
-	c.Flags().BoolVar(&check, "check", false, "call CHECK for each attachment: hawser_check_drift")
+	c.Flags().StringVar(&log, "log", "", "a log `path`, as in HAWSER_LOG of the runtime's environment")
+	c.Flags().BoolVar(&check, "check", false, "run CHECK for each attachment, for hawser_check_drift")
 	return c
 }
 
+// checkMetricsFile returns an error if node_exporter would not read the file.
 func checkMetricsFile(file string) error {
 	if file != "" && (!filepath.IsAbs(file) || filepath.Ext(file) != ".prom") {
-		return fmt.Errorf("--file %q: is no absolute path that ends in .prom, as node_exporter needs", file)
+		return fmt.Errorf("--file %q: node_exporter needs an absolute path that ends in .prom", file)
 	}
 	return nil
 }
@@ -65,24 +66,24 @@ func (m metrics) write(file string) error {
 	return errors.Join(dir.Replace(filepath.Base(file), m.text(), 0o644), dir.Close())
 }
 
-// metric is what there is to measure.
+// metric is a metric that the tool can write.
 type metric struct{ name, kind, help string }
 
 func allMetrics() []metric {
 	return []metric{
-		{"hawser_addresses_used", "gauge", "Addresses that host-local lent from a range set."},
-		{"hawser_addresses_free", "gauge", "Addresses that are left in a range set."},
-		{"hawser_leases_without_container", "gauge", "Addresses that are lent to a container that is gone."},
+		{"hawser_addresses_used", "gauge", "Addresses that host-local leased from a range set."},
+		{"hawser_addresses_free", "gauge", "Free addresses of a range set."},
+		{"hawser_leases_without_container", "gauge", "Addresses leased to containers that no longer exist."},
 		{"hawser_attachments", "gauge", "Attachments of containers to a network."},
-		{"hawser_host_ports", "gauge", "Host ports that lead to containers."},
-		{"hawser_failures_total", "counter", "Calls that failed, as far as they are on record."},
-		{"hawser_failure_last_timestamp_seconds", "gauge", "When such a call failed last."},
-		{"hawser_check_drift", "gauge", "Attachments of which CHECK finds something missing or changed."},
-		{"hawser_call_duration_seconds", "histogram", "Time of the calls in the logs."},
+		{"hawser_host_ports", "gauge", "Host ports that are forwarded to containers."},
+		{"hawser_failures_total", "counter", "Failed calls that are on record."},
+		{"hawser_failure_last_timestamp_seconds", "gauge", "Time of the last such failure."},
+		{"hawser_check_drift", "gauge", "Attachments for which CHECK finds something missing or changed."},
+		{"hawser_call_duration_seconds", "histogram", "Durations of the calls in the logs."},
 	}
 }
 
-// add adds to a sample. Labels are names and values in turn; a sample without a value to add is there, and 0.
+// add adds value to a sample, and creates it if necessary. Labels are alternating names and values.
 func (m metrics) add(name string, value float64, labels ...string) {
 	if m[name] == nil {
 		m[name] = map[string]float64{}
@@ -102,7 +103,7 @@ func labelled(labels []string) string {
 	return "{" + strings.Join(words, ",") + "}"
 }
 
-// text is the exposition format, version 0.0.4.
+// text returns the metrics in the exposition format, version 0.0.4.
 func (m metrics) text() []byte {
 	var b bytes.Buffer
 	for _, what := range allMetrics() {
@@ -136,7 +137,7 @@ func measure(ctx context.Context, n node.Node, check bool, log string) (metrics,
 			m.add("hawser_leases_without_container", float64(len(a.Held(cni.HeldAddress))))
 		}
 		if check && a.IsLive() {
-			found, err := n.LookAll(ctx, a)
+			found, err := n.CheckAll(ctx, a)
 			errs = append(errs, err)
 			if len(found) > 0 {
 				drifts := slices.ContainsFunc(found, node.IsDrift)
@@ -147,7 +148,7 @@ func measure(ctx context.Context, n node.Node, check bool, log string) (metrics,
 	lists, err := n.Lists()
 	errs = append(errs, err)
 	for _, l := range lists {
-		for i, u := range l.Called("").Usage(all) {
+		for i, u := range l.ResolveFlannel("").Usage(all) {
 			labels := []string{"network", l.Name, "set", strconv.Itoa(i)}
 			m.add("hawser_addresses_used", u.Used, labels...)
 			m.add("hawser_addresses_free", u.Size-u.Used, labels...)
@@ -166,9 +167,9 @@ func measure(ctx context.Context, n node.Node, check bool, log string) (metrics,
 	return m, errors.Join(append(errs, eachLogLine(log, m.duration))...)
 }
 
-// eachLogLine reads the logs in /var/log/hawser, and another one.
+// eachLogLine calls do for each line of the logs in /var/log/hawser and of one more log.
 func eachLogLine(log string, do func(line []byte)) error {
-	files, _ := filepath.Glob(filepath.Join(skel.LogDir, "*")) // its only error is about the pattern
+	files, _ := filepath.Glob(filepath.Join(skel.LogDir, "*")) // the only error is an invalid pattern
 	if log != "" && !slices.Contains(files, log) {
 		files = append(files, log)
 	}
@@ -192,7 +193,7 @@ func eachLogLine(log string, do func(line []byte)) error {
 	return errors.Join(errs...)
 }
 
-// duration counts a call. A line that is none of ours does not count.
+// duration counts the call of a log line. Lines of other programs are ignored.
 func (m metrics) duration(line []byte) {
 	var call struct {
 		Plugin, Verb string

@@ -20,17 +20,18 @@ import (
 )
 
 const (
-	// formerDir is the directory, in that of the plugins, for what was there before and the record. No runtime finds a
-	// plugin in it: the type of a configuration has no slash.
+	// formerDir is the subdirectory of the plugins' directory with the former files and the record. No runtime finds a
+	// plugin in it, because a plugin's type has no slash.
 	formerDir = ".hawser"
-	// partName is a file that has no name yet. Whoever has the lock may take it away.
+	// partName is the temporary name of a new file. Each holder of the lock may remove it.
 	partName   = ".hawser.new"
 	recordName = "installed.json"
 )
 
-// place is a directory of plugins, locked. What is done to it is done in an order in which the next call, whatever
-// came between, knows what was there: first the former file has a second name in the store, then the record has
-// the name, then the new file takes its place.
+// place is a locked directory of plugins.
+//
+// Changes are made in an order from which the next call can always continue: first a former file gets a second name in
+// formerDir, then the record gets the name, then the new file replaces the former one.
 type place struct {
 	dir    string
 	file   *os.File
@@ -39,10 +40,10 @@ type place struct {
 	record map[string]origin
 }
 
-// origin is what a name was before we took it.
+// origin is the state of a name before its first installation.
 type origin struct {
-	Kept bool `json:"kept"` // in the store; else there was nothing
-	// The file that we made: of the tool's name alone, whose file links lead to.
+	Kept bool `json:"kept"` // the former file is in formerDir; false = there was none
+	// Device and Inode identify the installed file. Only the tool's name has them, because links point to its file.
 	Device uint64 `json:"device,omitempty"`
 	Inode  uint64 `json:"inode,omitempty"`
 }
@@ -57,7 +58,7 @@ func (p *place) open(ctx context.Context, programs []skel.Program, say io.Writer
 	if p.lock, err = statefile.LockFD(ctx, int(p.file.Fd()), p.dir); err != nil {
 		_ = p.file.Close()
 		if errors.Is(err, statefile.ErrBusy) {
-			err = fmt.Errorf("nothing was changed: %w, which works on this directory: let it end, and try again", err)
+			err = fmt.Errorf("nothing was changed: %w; wait until it ends, then try again", err)
 		}
 		return err
 	}
@@ -67,7 +68,7 @@ func (p *place) open(ctx context.Context, programs []skel.Program, say io.Writer
 		return err
 	}
 	if damage != nil {
-		fmt.Fprintf(say, "%s: damaged: %v; restored from the files in the directory\n", p.kept(recordName), damage)
+		fmt.Fprintf(say, "%s: damaged: %v; restored from the files in the directory\n", p.backup(recordName), damage)
 	}
 	return nil
 }
@@ -77,7 +78,7 @@ func (p *place) open(ctx context.Context, programs []skel.Program, say io.Writer
 // replaced, so it also gets the names that have the tool's file but no former file.
 func (p *place) readRecord(programs []skel.Program) (damage, err error) {
 	p.record = map[string]origin{}
-	data, err := os.ReadFile(p.kept(recordName))
+	data, err := os.ReadFile(p.backup(recordName))
 	isMissing := errors.Is(err, fs.ErrNotExist)
 	switch {
 	case err != nil && !isMissing:
@@ -104,7 +105,7 @@ func (p *place) readRecord(programs []skel.Program) (damage, err error) {
 			p.record[program.Name] = origin{}
 		}
 	}
-	return damage, errors.Join(ignoreAbsent(err), p.remember())
+	return damage, errors.Join(ignoreAbsent(err), p.recordTool())
 }
 
 // isTool reports whether a name is a link to the tool's file or a copy of that file.
@@ -118,35 +119,36 @@ func (p *place) close() { _ = errors.Join(p.lock.Unlock(), p.file.Close()) }
 
 func (p *place) path(name string) string { return filepath.Join(p.dir, name) }
 
-func (p *place) kept(name string) string { return filepath.Join(p.dir, formerDir, name) }
+func (p *place) backup(name string) string { return filepath.Join(p.dir, formerDir, name) }
 
-// look says whose a file is. The one that we made and others have written into, by a name of it or through a link,
-// is still ours.
-func (p *place) look(name string) (file, error) {
+// inspect returns the origin of a name's file. The installed file is still treated as Hawser's after another program
+// has written into it, through one of its names or a link.
+func (p *place) inspect(name string) (file, error) {
 	f, err := inspect(p.path(name), name, p.files)
-	isTools := p.isMade(name) && (name == toolName || p.isMade(toolName) || p.hasTool())
+	isTools := p.isToolsFile(name) && (name == toolName || p.isToolsFile(toolName) || p.hasTool())
 	if err == nil && f.kind.isOthers() && isTools {
 		f.kind, f.version, f.damaged = ours, "", true
 	}
 	return f, err
 }
 
-// hasTool says that the tool's file is ours: a repair that was killed has made it, and not all the other names.
+// hasTool reports whether the tool's file is Hawser's. After a repair that was killed, it is, but other names may not
+// be.
 func (p *place) hasTool() bool {
 	f, err := inspect(p.path(toolName), toolName, p.files)
 	return err == nil && f.kind == ours
 }
 
-// isMade says that a name leads to the file that the last installation made, whatever is in it.
-func (p *place) isMade(name string) bool {
+// isToolsFile reports whether a name points to the file that the last installation made, whatever its content is.
+func (p *place) isToolsFile(name string) bool {
 	made, now := p.record[toolName], unix.Stat_t{}
 	return made.Inode != 0 && unix.Stat(p.path(name), &now) == nil &&
 		now.Ino == made.Inode && uint64(now.Dev) == made.Device
 }
 
-// remember records which file we made.
-func (p *place) remember() error {
-	if p.isMade(toolName) {
+// recordTool records the identity of the installed file.
+func (p *place) recordTool() error {
+	if p.isToolsFile(toolName) {
 		return nil
 	}
 	var made unix.Stat_t
@@ -157,16 +159,16 @@ func (p *place) remember() error {
 	return p.save()
 }
 
-// note saves the files that are about to be replaced, and records which names we take.
-func (p *place) note(steps []step) error {
+// saveOriginals saves the files that will be replaced, and records their names.
+func (p *place) saveOriginals(steps []step) error {
 	changed := false
 	for _, s := range steps {
-		if s.said != "" {
+		if s.result != "" {
 			continue
 		}
 		f := s.file
 		was, known := p.record[f.name]
-		if was.Kept && !exists(p.kept(f.name)) { // an uninstallation that was not finished has brought it back
+		if was.Kept && !exists(p.backup(f.name)) { // restored by an uninstallation that was interrupted
 			known = false
 		}
 		if known && (f.kind == ours || f.kind == absent) {
@@ -175,7 +177,7 @@ func (p *place) note(steps []step) error {
 		if err := os.Mkdir(p.path(formerDir), 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 			return err
 		}
-		if err := p.setAside(f); err != nil {
+		if err := p.backUp(f); err != nil {
 			return fmt.Errorf("keep %s: %w", p.path(f.name), err)
 		}
 		p.record[f.name], changed = origin{Kept: f.kind != absent}, true
@@ -191,30 +193,30 @@ func (p *place) save() error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(p.write(p.kept(recordName), append(data, '\n'), 0o600), syncDir(p.path(formerDir)), p.sync())
+	return errors.Join(p.write(p.backup(recordName), append(data, '\n'), 0o600), syncDir(p.path(formerDir)), p.sync())
 }
 
-// setAside gives a file a second name in the store; where there are no hard links, a copy.
-func (p *place) setAside(f file) error {
+// backUp gives a file a second name in formerDir, or copies it if hard links are not possible.
+func (p *place) backUp(f file) error {
 	if f.kind == absent {
-		return ignoreAbsent(os.Remove(p.kept(f.name))) // of an installation that was killed
+		return ignoreAbsent(os.Remove(p.backup(f.name))) // left by an installation that was killed
 	}
-	err := p.swap(p.kept(f.name), func(temporary string) error { return os.Link(p.path(f.name), temporary) })
+	err := p.swap(p.backup(f.name), func(temporary string) error { return os.Link(p.path(f.name), temporary) })
 	switch {
 	case !cannotLink(err):
 		return err
 	case f.target != "":
-		return p.swap(p.kept(f.name), func(temporary string) error { return os.Symlink(f.target, temporary) })
+		return p.swap(p.backup(f.name), func(temporary string) error { return os.Symlink(f.target, temporary) })
 	}
 	data, err := os.ReadFile(p.path(f.name))
 	if err != nil {
 		return err
 	}
-	return p.write(p.kept(f.name), data, f.info.Mode().Perm())
+	return p.write(p.backup(f.name), data, f.info.Mode().Perm())
 }
 
-// write makes a file whole and safe on the disk before it has its name. pkg/statefile does not sync, as its files need
-// not survive a power cut; a plugin must.
+// write creates a complete file that is synced to the disk before it gets its name. pkg/statefile does not sync,
+// because its files need not survive a power failure. A plugin must.
 func (p *place) write(path string, data []byte, mode fs.FileMode) error {
 	return p.swap(path, func(temporary string) error {
 		f, err := os.OpenFile(temporary, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
@@ -226,7 +228,7 @@ func (p *place) write(path string, data []byte, mode fs.FileMode) error {
 	})
 }
 
-// swap makes a file under the temporary name and gives it its own, in the place of what has that.
+// swap creates a file under the temporary name and renames it to path.
 func (p *place) swap(path string, create func(string) error) error {
 	temporary := p.path(partName)
 	err := ignoreAbsent(os.Remove(temporary))
@@ -236,7 +238,7 @@ func (p *place) swap(path string, create func(string) error) error {
 	if err == nil {
 		err = os.Rename(temporary, path)
 	}
-	// Rename leaves both names of one file as they are.
+	// Rename has no effect if both names are the same file.
 	return errors.Join(err, ignoreAbsent(os.Remove(temporary)))
 }
 
@@ -262,7 +264,7 @@ func ignoreAbsent(err error) error {
 	return err
 }
 
-// cannotLink says that a file system has no hard links, or not for this file.
+// cannotLink reports whether the file system does not support a hard link of this file.
 func cannotLink(err error) bool {
 	link, _ := errors.AsType[*os.LinkError](err)
 	return link != nil && link.Op == "link" &&

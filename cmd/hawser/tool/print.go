@@ -23,7 +23,7 @@ import (
 // tenant, so the printer quotes everything. Each call of Write must have whole characters.
 type printer struct {
 	to      *os.File
-	colours map[string]string // of severities, at the beginning of a line
+	colours map[string]string // escape sequences of severities at the beginning of a line
 }
 
 func (p *printer) Write(data []byte) (n int, err error) {
@@ -62,13 +62,13 @@ func quote(text string) string {
 	return b.String()
 }
 
-// show writes what a command found: as JSON, in which a list that is nil is [], or as a table.
+// show prints a command's findings as JSON, in which a nil list is [], or as text.
 func (s *session) show(found any, text func(table)) error {
 	if !s.json {
-		var out bytes.Buffer // tabwriter writes each cell by itself
+		var out bytes.Buffer // tabwriter makes a separate write for each cell
 		t := table{tabwriter.NewWriter(&out, 0, 0, 2, ' ', 0)}
 		text(t)
-		_ = t.Flush() // into memory
+		_ = t.Flush() // a buffer returns no error
 		_, err := s.out.Write(out.Bytes())
 		return err
 	}
@@ -80,10 +80,10 @@ func (s *session) show(found any, text func(table)) error {
 	return e.Encode(found)
 }
 
-// table is a text in columns. A line without columns stands for itself.
+// table is a text in columns.
 type table struct{ *tabwriter.Writer }
 
-// row writes a line, in which others may have written cells.
+// row writes a line of cells, which may contain other programs' text.
 func (t table) row(cells ...string) {
 	for i, cell := range cells {
 		cells[i] = plain(cell)
@@ -91,18 +91,18 @@ func (t table) row(cells ...string) {
 	fmt.Fprintln(t, strings.Join(cells, "\t"))
 }
 
-// line writes a line that is no row.
+// line writes a line without columns.
 func (t table) line(format string, args ...any) { t.row(fmt.Sprintf(format, args...)) }
 
-// plain returns another program's text for a cell. Its lines stay lines, indented.
+// plain returns a text of another program as a cell. Its further lines are indented.
 func plain(text string) string {
 	return strings.NewReplacer("\t", " ", "\n", "\n\t").Replace(quote(strings.TrimRight(text, " \t\r\n")))
 }
 
-// oneLine is a text of others in a line of ours.
+// oneLine returns a text of another program on one line.
 func oneLine(text string) string { return strings.ReplaceAll(plain(text), "\n\t", "; ") }
 
-// colour has the printer colour severities, on a terminal where NO_COLOR does not forbid it.
+// colour makes the printer colour severities if standard output is a terminal and NO_COLOR is not set.
 func (s *session) colour() {
 	p, isPrinter := s.out.root.OutOrStdout().(*printer)
 	forbids := func(v string) bool { return strings.HasPrefix(v, "NO_COLOR=") && v != "NO_COLOR=" }
@@ -114,7 +114,7 @@ func (s *session) colour() {
 	}
 }
 
-// finding prints what is wrong somewhere, and what to do.
+// finding prints a finding and its advice.
 func (s *session) finding(t table, severity, text, advice string) {
 	s.colour()
 	fmt.Fprintf(t, "%s %s\n", severity, oneLine(text))
@@ -123,10 +123,10 @@ func (s *session) finding(t table, severity, text, advice string) {
 	}
 }
 
-// nameOf is a pod, or as much of a container's ID as runtimes show.
+// nameOf returns the pod or, without one, the beginning of the container's ID, as runtimes show it.
 func nameOf(pod, container string) string { return cmp.Or(pod, container[:min(len(container), 13)]) }
 
-// moment is a time on the node's clock; empty where nobody knows it.
+// moment formats a time in the node's time zone; empty if the time is unknown.
 func moment(t time.Time) string {
 	if t.IsZero() {
 		return ""

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -15,7 +16,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/cni"
 )
 
-// repair is what was missing of a plugin's for an attachment. Error says why it still is.
+// repair is a drift of one plugin of an attachment. Error is the reason why it was not repaired.
 type repair struct {
 	cni.Attachment
 	Pod     string `json:"pod,omitempty"`
@@ -25,17 +26,17 @@ type repair struct {
 }
 
 func reapplyCommand(s *session) *cobra.Command {
-	return s.command("reapply [CONTAINER]", "Make again what CHECK finds missing of containers that live",
-		func(of string) error {
+	return s.command("reapply [CONTAINER]", "Restore what CHECK finds missing for live containers",
+		func(query string) error {
 			ctx, done := signal.NotifyContext(s.ctx, syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP)
 			defer done()
 			p := repairer{Node: s.Node}
-			repairs, err := p.pass(ctx, of)
-			return noting(p.damaged, errors.Join(s.show(repairs, func(t table) {
+			repairs, err := p.pass(ctx, query)
+			return withDamaged(p.damaged, errors.Join(s.show(repairs, func(t table) {
 				for _, r := range repairs {
-					what := "made again"
+					what := "restored"
 					if r.Error != "" {
-						what = "cannot: " + r.Error
+						what = "failed: " + r.Error
 					}
 					t.line("%s %s %s, %s: %s: %s", r.Network, nameOf(r.Pod, r.ContainerID), r.IfName, r.Plugin, what,
 						gist(r.Missing))
@@ -47,7 +48,7 @@ func reapplyCommand(s *session) *cobra.Command {
 		})
 }
 
-// gist is the first line of what CHECK finds missing, and how many more there are.
+// gist returns the first line of an error of CHECK, and the number of the others.
 func gist(text string) string {
 	first, rest, isMore := strings.Cut(text, "\n")
 	if isMore {
@@ -56,37 +57,41 @@ func gist(text string) string {
 	return first
 }
 
-// repairer makes again what is missing, pass by pass.
+// repairer restores missing objects. It keeps the failed repairs for the next pass.
 type repairer struct {
 	node.Node
-	failed  map[string]tried // in the pass before, by attachment and plugin
-	damaged error            // of files that cannot be read, in the last pass
+	failed  map[string]failedRepair // of the last pass, by attachment and plugin
+	damaged error                   // errors of single files in the last pass
 }
 
-// tried is a repair that did not help.
-type tried struct {
+// failedRepair is a repair that did not help.
+type failedRepair struct {
 	missing, reason string
-	passes          int // in which all was done that can be done, or could have been, and this was still missing
+	backoff         backoff
+	due             time.Time // of the next attempt
 }
 
-// isDue says whether it is to be tried once more: in ever fewer passes, since somebody may have flushed it again.
-func (t tried) isDue() bool { return (t.passes+1)&t.passes == 0 }
+// maxBackoff is the longest pause between attempts of a repair that does not help.
+const maxBackoff = time.Hour
 
-// job is a plugin of an attachment.
+// blocked begins the reason of a repair that was not attempted.
+const blocked = "left unchanged until the interface is complete: "
+
+// job is a plugin of an attachment in one pass.
 type job struct {
 	call node.Call
 	*repair
-	isWhole bool // Look finds nothing missing
-	isDone  bool // it had its turn
+	isWhole   bool // Check found nothing missing
+	isDone    bool // it was checked, and repaired if necessary
+	isDelayed bool // the next attempt is not yet due
 }
 
 func (j *job) String() string { return fmt.Sprint(j.call.Attachment.Attachment, j.call.Entry) }
 
-// pass repairs all attachments that live, or those of one container: its ID, the beginning of one, or its pod. Host
-// ports come first: they are what somebody waits for. Of what failed for the same reason in the pass before it says
-// nothing.
-func (p *repairer) pass(ctx context.Context, of string) ([]repair, error) {
-	jobs, err := p.jobs(ctx, of)
+// pass repairs all live attachments, or those of one container or pod. Host ports come first, because clients wait for
+// them. It returns no repair that failed for the same reason in the pass before.
+func (p *repairer) pass(ctx context.Context, query string) ([]repair, error) {
+	jobs, err := p.jobs(ctx, query)
 	errs, repairs := []error{err}, []repair{}
 	p.restore(ctx, jobs)
 	for _, isFirst := range []bool{true, false} {
@@ -97,10 +102,10 @@ func (p *repairer) pass(ctx context.Context, of string) ([]repair, error) {
 		}
 	}
 	jobs = slices.DeleteFunc(jobs, func(j *job) bool { return j.repair == nil })
-	failed := map[string]tried{}
+	failed := map[string]failedRepair{}
 	for _, j := range jobs {
 		isNew := true
-		if now := p.judge(ctx, j); now != (tried{}) {
+		if now := p.verify(ctx, j); now.missing != "" {
 			before := p.failed[j.String()]
 			failed[j.String()], isNew = now, now.missing != before.missing || now.reason != before.reason
 			if j.Error = now.reason; isNew {
@@ -115,81 +120,82 @@ func (p *repairer) pass(ctx context.Context, of string) ([]repair, error) {
 	return repairs, errors.Join(append(errs, context.Cause(ctx))...)
 }
 
-// jobs are what is to be looked at.
-func (p *repairer) jobs(ctx context.Context, of string) (jobs []*job, err error) {
+// jobs returns a job for each plugin of the selected attachments.
+func (p *repairer) jobs(ctx context.Context, query string) (jobs []*job, err error) {
 	all, damaged, err := p.Read(ctx)
 	p.damaged = damaged
-	errs, found := []error{err}, of == ""
+	errs, found := []error{err}, query == ""
 	for _, a := range all {
-		if !a.IsLive() || of != "" && !node.IsMeant(of, a.Pod, a.ContainerID) {
+		if !a.IsLive() || query != "" && !node.Matches(query, a.Pod, a.ContainerID) {
 			continue
 		}
 		found = true
-		calls, err := p.Looks(a)
+		calls, err := p.Checks(a)
 		errs = append(errs, err)
 		for _, c := range calls {
 			jobs = append(jobs, &job{call: c})
 		}
 	}
 	if !found {
-		errs = append(errs, fmt.Errorf("no container %q that lives is in %s", of, p.CacheDir))
+		errs = append(errs, fmt.Errorf("no live container %q in %s", query, p.CacheDir))
 	}
 	return jobs, errors.Join(errs...)
 }
 
-// misses gives the job a repair.
-func (j *job) misses(what string) {
+// addRepair gives the job a repair.
+func (j *job) addRepair(what string) {
 	a := j.call.Attachment
 	j.repair = &repair{Attachment: a.Attachment, Pod: a.Pod, Plugin: j.call.Plugin(), Missing: what}
 }
 
-// restore makes again at once what a flush took of all, host ports first. What it cannot is left to Look and Reapply.
+// restore restores flushed rules of all jobs in one step for each plugin, host ports first. Other drifts are left to
+// Check and Reapply.
 func (p *repairer) restore(ctx context.Context, jobs []*job) {
 	for _, plugin := range []string{"portmap", "bridge", "ptp", "firewall"} {
 		var calls []node.Call
-		var of []*job
+		var restored []*job
 		for _, j := range jobs {
-			if j.call.Is(plugin) && !j.call.Reference && j.call.IsSame() {
-				calls, of = append(calls, j.call), append(of, j)
+			if j.call.Is(plugin) && !j.call.Reference && j.call.IsUnchanged() {
+				calls, restored = append(calls, j.call), append(restored, j)
 			}
 		}
 		if len(calls) == 0 || ctx.Err() != nil {
 			continue
 		}
 		missing := p.Restore(ctx, plugin, calls)
-		for _, j := range of {
+		for _, j := range restored {
 			if what := missing[j.call.Mark()]; what != nil {
-				j.misses(plugin + ": " + what.Error())
+				j.addRepair(plugin + ": " + what.Error())
 			}
 		}
 	}
 }
 
-// repair makes again what is missing of a job, which has a repair then. One for which the container's interface has to
-// be whole waits for that plugin's turn if it canWait.
+// repair checks a job and, if something is missing, adds a repair to it and makes it. A repair that needs a complete
+// interface of the container waits for the job of the plugin that makes the interface, if canWait is true.
 func (p *repairer) repair(ctx context.Context, j *job, canWait bool) {
 	if ctx.Err() != nil {
 		return
 	}
-	err := p.Look(ctx, j.call)
+	err := p.Check(ctx, j.call)
 	j.isDone = true
-	if j.isWhole = err == nil; err == nil || ctx.Err() != nil || !j.call.IsSame() {
+	if j.isWhole = err == nil; err == nil || ctx.Err() != nil || !j.call.IsUnchanged() {
 		return
 	}
-	misleads := p.Misleads(ctx, j.call)
-	if misleads != nil && canWait {
+	drift := p.FirstDrift(ctx, j.call)
+	if drift != nil && canWait {
 		j.isDone = false
 		return
 	}
-	j.misses(err.Error())
+	j.addRepair(err.Error())
 	before := p.failed[j.String()]
 	switch {
-	case before.missing == j.Missing && !before.isDue():
-		j.Error = before.reason
-	case misleads != nil:
-		j.Error = "left as it is until the interface is whole: " + misleads.Error()
+	case before.missing == j.Missing && time.Now().Before(before.due) && !strings.HasPrefix(before.reason, blocked):
+		j.Error, j.isDelayed = before.reason, true
+	case drift != nil:
+		j.Error = blocked + drift.Error()
 	case !node.IsDrift(err):
-		j.Error = "CHECK did not look: " + err.Error()
+		j.Error = "CHECK failed: " + err.Error()
 	default:
 		if err := p.Reapply(ctx, j.call); err != nil {
 			j.Error = err.Error()
@@ -197,25 +203,34 @@ func (p *repairer) repair(ctx context.Context, j *job, canWait bool) {
 	}
 }
 
-// judge looks once more, and says why the repair did not help; nothing where it did.
-func (p *repairer) judge(ctx context.Context, j *job) tried {
-	now := tried{missing: j.Missing, reason: j.Error}
-	before := p.failed[j.String()]
-	if now.reason != "" && before.passes == 0 {
-		return now
-	}
-	if j.isWhole {
-		return tried{}
-	}
-	if now.reason == "" {
-		err := p.Look(context.WithoutCancel(ctx), j.call)
-		if err == nil || !j.call.IsSame() {
-			return tried{}
+// verify checks a repaired job again. It returns the failed repair, which is empty if nothing is missing any more.
+func (p *repairer) verify(ctx context.Context, j *job) failedRepair {
+	before, now := p.failed[j.String()], failedRepair{missing: j.Missing, reason: j.Error}
+	switch {
+	case j.isWhole:
+		return failedRepair{}
+	case j.isDelayed:
+		return before
+	case now.reason == "":
+		err := p.Check(context.WithoutCancel(ctx), j.call)
+		if err == nil || !j.call.IsUnchanged() {
+			return failedRepair{}
 		}
-		now = tried{missing: err.Error(), reason: "it was made, and CHECK still says: " + err.Error()}
+		now = failedRepair{missing: err.Error(), reason: "it was restored, but CHECK still fails: " + err.Error()}
 	}
-	if now.passes = 1; now.missing == before.missing {
-		now.passes += before.passes
+	if now.missing == before.missing {
+		now.backoff = before.backoff
 	}
+	now.due = time.Now().Add(now.backoff.next(maxBackoff))
 	return now
+}
+
+// due returns the earliest time at which a failed repair is due; zero if none failed.
+func (p *repairer) due() (first time.Time) {
+	for _, f := range p.failed {
+		if first.IsZero() || f.due.Before(first) {
+			first = f.due
+		}
+	}
+	return first
 }

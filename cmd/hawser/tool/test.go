@@ -25,48 +25,48 @@ import (
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
-// tested is one thing that test tried, and what came of it.
-type tested struct {
+// stepResult is the result of a step of the test.
+type stepResult struct {
 	Step    string  `json:"step"`
 	Status  string  `json:"status"`        // ok, failed or skipped
-	Why     string  `json:"why,omitempty"` // of ok: what was found
+	Why     string  `json:"why,omitempty"` // the reason; for ok, what was found
 	Seconds float64 `json:"seconds"`
 }
 
 // trial is a test of a list.
 type trial struct {
-	Network string   `json:"network"`
-	File    string   `json:"file"`
-	OK      bool     `json:"ok"`
-	Steps   []tested `json:"steps"`
+	Network string       `json:"network"`
+	File    string       `json:"file"`
+	OK      bool         `json:"ok"`
+	Steps   []stepResult `json:"steps"`
 
 	node     node.Node
 	list     node.List
-	out      io.Writer     // for the steps; nil = none
-	port     int           // of the host, that leads to the first container; 0 = no plugin takes it
-	made     []*scratch    // what ADD was called for
-	attached int           // how many of them have what it made
-	delTime  time.Duration // for DEL of a plugin
-	detached bool          // DEL succeeded
+	out      io.Writer        // for a line per step; nil = none
+	port     int              // host port of the first container; 0 = no plugin forwards ports
+	made     []*testContainer // the containers for which ADD was called
+	attached int              // number of containers for which ADD succeeded
+	delTime  time.Duration    // limit for each DEL
+	detached bool             // all DELs succeeded
 }
 
-// skipped is why a step was not done.
+// skipped is the reason why a step was skipped.
 type skipped string
 
 func (s skipped) Error() string { return string(s) }
 
 func testCommand(s *session) *cobra.Command {
 	limit := 30 * time.Second
-	c := s.command("test [LIST]", "Attach two containers by a list, try their network, and detach them",
-		func(of string) error {
+	c := s.command("test [LIST]", "Attach two containers with a list, test their network, and detach them",
+		func(name string) error {
 			if limit < time.Second {
-				return fmt.Errorf("--timeout: %s is too short; give 1s or more", limit)
+				return fmt.Errorf("--timeout: %s is too short; pass 1s or more", limit)
 			}
-			list, err := pickList(s.Node, of)
+			list, err := pickList(s.Node, name)
 			if err != nil {
 				return err
 			}
-			if err := refuse(s.Node, list); err != nil {
+			if err := checkSafety(s.Node, list); err != nil {
 				return err
 			}
 			t := &trial{Network: list.Name, File: list.File, node: s.Node, list: list}
@@ -83,22 +83,22 @@ func testCommand(s *session) *cobra.Command {
 			}
 			return err
 		})
-	c.Flags().DurationVar(&limit, "timeout", limit, "how long all may take")
+	c.Flags().DurationVar(&limit, "timeout", limit, "the time limit for all steps")
 	return c
 }
 
-// pickList is the list of a network or of a file, or else the first one, as runtimes take it.
-func pickList(n node.Node, of string) (list node.List, err error) {
+// pickList returns the list of a network, the list in a file, or without a name the first list, as runtimes do.
+func pickList(n node.Node, name string) (list node.List, err error) {
 	lists, err := n.Lists()
-	i := slices.IndexFunc(lists, func(l node.List) bool { return of == "" || l.Name == of })
+	i := slices.IndexFunc(lists, func(l node.List) bool { return name == "" || l.Name == name })
 	switch {
 	case i >= 0:
 		list, err = lists[i], nil
-	case of == "":
-		err = errors.Join(err, errors.New("no network list is in "+n.ConfDir+": give a file, or --conf"))
+	case name == "":
+		err = errors.Join(err, errors.New("no network list in "+n.ConfDir+"; pass a file or --conf"))
 	default:
-		if list, err = node.ReadList(of); errors.Is(err, os.ErrNotExist) {
-			err = fmt.Errorf("%q is neither a file nor a network of %s", of, n.ConfDir)
+		if list, err = node.ReadList(name); errors.Is(err, os.ErrNotExist) {
+			err = fmt.Errorf("%q is neither a file nor a network in %s", name, n.ConfDir)
 		}
 	}
 	if err == nil && len(list.Plugins) == 0 {
@@ -107,36 +107,37 @@ func pickList(n node.Node, of string) (list node.List, err error) {
 	return list, err
 }
 
-// attempt is a step, and how many attached containers it needs.
-type attempt struct {
+// testStep is a step with the number of attached containers that it needs.
+type testStep struct {
 	name  string
 	needs int
 	do    func(*trial, context.Context) (string, error)
 }
 
-// run tries all, for at most three quarters of the limit and until a signal comes, and takes everything away again, for
-// which there is a third of it then: a plugin that hangs in DEL leaves the others time for theirs.
+// run makes all steps, for at most three quarters of the limit and until a signal arrives. It then detaches the
+// containers, for at most a third of the limit. Each DEL has its own limit, so that a plugin that hangs leaves time for
+// the others.
 func (t *trial) run(ctx context.Context, limit time.Duration) {
-	over := fmt.Errorf("the time is over (--timeout %s)", limit)
+	over := fmt.Errorf("timed out (--timeout %s)", limit)
 	ctx, stop := signal.NotifyContext(ctx, syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGPIPE)
 	defer stop()
 	ctx, cancel := context.WithTimeoutCause(ctx, limit*3/4, over)
 	defer cancel()
 	t.OK = true
-	for _, a := range []attempt{
+	for _, a := range []testStep{
 		{"ADD", 0, (*trial).addFirst}, {"CHECK", 1, (*trial).check}, {"gateway", 1, (*trial).gateways},
 		{"DNS", 1, (*trial).dns}, {"MTU", 1, (*trial).mtu}, {"second ADD", 1, (*trial).addSecond},
 		{"neighbour", 2, (*trial).neighbours}, {"host port", 1, (*trial).hostPort},
 	} {
-		t.try(ctx, a)
+		t.runStep(ctx, a)
 	}
 	t.OK, t.delTime = t.OK && ctx.Err() == nil, limit/10
 	ctx, cancel = context.WithTimeoutCause(context.WithoutCancel(ctx), limit/3, over)
 	defer cancel()
-	for _, a := range []attempt{
+	for _, a := range []testStep{
 		{"DEL", 0, (*trial).del}, {"DEL again", 0, (*trial).delAgain}, {"leftovers", 0, (*trial).leftovers},
 	} {
-		t.try(ctx, a)
+		t.runStep(ctx, a)
 	}
 	for _, s := range t.made {
 		_ = s.inside.Close()
@@ -144,9 +145,9 @@ func (t *trial) run(ctx context.Context, limit time.Duration) {
 	}
 }
 
-// try does a step. A panic is an error of it, so that what was added is deleted.
-func (t *trial) try(ctx context.Context, a attempt) {
-	s, err, began := tested{Step: a.name, Status: "ok"}, error(nil), time.Now()
+// runStep makes a step. A panic is an error of the step, so that the containers are still detached.
+func (t *trial) runStep(ctx context.Context, a testStep) {
+	s, err, began := stepResult{Step: a.name, Status: "ok"}, error(nil), time.Now()
 	func() {
 		defer func() {
 			if p := recover(); p != nil {
@@ -175,7 +176,7 @@ func (t *trial) try(ctx context.Context, a attempt) {
 	}
 }
 
-// add attaches a container of nobody's. Its namespace has no name, and ends with us at the latest.
+// add attaches a new container. Its namespace has no name, so it ends with this process at the latest.
 func (t *trial) add(ctx context.Context, capabilities map[string]any) (string, error) {
 	netns, err := ns.New()
 	if err != nil {
@@ -191,7 +192,7 @@ func (t *trial) add(ctx context.Context, capabilities map[string]any) (string, e
 	if t.isLoopback() {
 		name = "lo"
 	}
-	s := &scratch{netns: netns, inside: inside, Result: &cni.Result{}, Attachment: node.Attachment{
+	s := &testContainer{netns: netns, inside: inside, Result: &cni.Result{}, Attachment: node.Attachment{
 		Attachment: cni.Attachment{Network: t.Network, ContainerID: id, IfName: name}, Netns: netns.Path(),
 		Cached: node.Cached{Args: [][2]string{{"IgnoreUnknown", "1"}}, Capabilities: capabilities}}}
 	t.made = append(t.made, s)
@@ -229,7 +230,7 @@ func (t *trial) addFirst(ctx context.Context) (string, error) {
 		{"hostPort": t.port, "containerPort": containerPort, "protocol": "tcp"}}})
 }
 
-// isLoopback says that runtimes call the list for the interface lo.
+// isLoopback reports whether runtimes use the list for the interface lo.
 func (t *trial) isLoopback() bool { return t.list.Plugins[0].Is("loopback") }
 
 func takesPorts(e node.Entry) bool { return e.Capabilities["portMappings"] }
@@ -239,7 +240,7 @@ func (t *trial) addSecond(ctx context.Context) (string, error) {
 	case t.isLoopback():
 		return "", skipped("each container has its own loopback")
 	case main.Is("host-device"):
-		return "", skipped("host-device has one device")
+		return "", skipped("host-device has only one device")
 	}
 	said, err := t.add(ctx, nil)
 	if err != nil {
@@ -258,7 +259,7 @@ func (t *trial) check(ctx context.Context) (string, error) {
 	case t.list.NoCheck:
 		return "", skipped("disableCheck is true")
 	case semver.Compare("v"+t.list.CNIVersion, "v0.4.0") < 0:
-		return "", skipped("before cniVersion 0.4.0 there is none")
+		return "", skipped("cniVersion is older than 0.4.0")
 	}
 	for _, c := range t.list.Calls("CHECK", &t.made[0].Attachment) {
 		if _, err := t.node.Run(ctx, c); err != nil {
@@ -272,7 +273,7 @@ func (t *trial) del(ctx context.Context) (string, error) {
 	var errs []error
 	for _, s := range t.made {
 		for _, c := range slices.Backward(t.list.Calls("DEL", &s.Attachment)) {
-			over := fmt.Errorf("no answer within %s", t.delTime)
+			over := fmt.Errorf("timed out after %s", t.delTime)
 			limited, cancel := context.WithTimeoutCause(ctx, t.delTime, over)
 			_, err := t.node.Run(limited, c)
 			cancel()
@@ -291,10 +292,10 @@ func (t *trial) delAgain(ctx context.Context) (string, error) {
 	return t.del(ctx)
 }
 
-// leftovers looks for what DEL should have taken away: what plugins keep, interfaces, and rules for the addresses in
-// the chains of the reference's firewall.
+// leftovers finds objects that DEL should have removed: holdings, interfaces, and rules for the addresses in the chains
+// of the reference's firewall.
 func (t *trial) leftovers(ctx context.Context) (string, error) {
-	all, _, err := t.node.Read(ctx) // nothing of ours is in the files that cannot be read
+	all, _, err := t.node.Read(ctx) // damaged files are not about these containers
 	var left []string
 	host, nf := rtnl.Host(), nft.New()
 	defer host.Close()

@@ -10,7 +10,7 @@ import (
 var _ = Describe("a step of hawser test", Label("tool-test"), func() {
 	It("fails when it panics, and ends nothing", func() {
 		t := &trial{OK: true}
-		t.try(context.Background(), attempt{"ADD", 0, func(*trial, context.Context) (string, error) {
+		t.runStep(context.Background(), testStep{"ADD", 0, func(*trial, context.Context) (string, error) {
 			panic("oops")
 		}})
 		Expect(t.OK).To(BeFalse())

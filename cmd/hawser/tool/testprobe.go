@@ -24,26 +24,26 @@ import (
 
 const (
 	containerPort = 80
-	answerTime    = time.Second             // for an answer of who is near
-	patience      = 2500 * time.Millisecond // the reference returns while the gateway's IPv6 address is tentative
+	replyTime     = time.Second             // limit for an answer from the node or the local network
+	echoTime      = 2500 * time.Millisecond // the reference's ADD returns while the gateway's IPv6 address is tentative
 	smallPacket   = 64
 )
 
-// scratch is a container of nobody's: a network namespace without processes.
-type scratch struct {
+// testContainer is a network namespace without processes that a test attaches.
+type testContainer struct {
 	node.Attachment
-	*cni.Result // of ADD
+	*cni.Result // the result of ADD
 	netns       *ns.NS
 	inside      *rtnl.Conn
 	ips         []netip.Addr
-	link        rtnl.Link    // its interface
+	link        rtnl.Link    // the attached interface
 	echoes      []netip.Addr // gateways that answer ICMP
 }
 
-// notes are what a step finds, good and bad.
-type notes struct{ good, bad []string }
+// outcomes are the positive and negative outcomes of a step.
+type outcomes struct{ good, bad []string }
 
-func (n *notes) add(word string, err error) {
+func (n *outcomes) add(word string, err error) {
 	if err == nil {
 		n.good = append(n.good, word)
 	} else {
@@ -51,8 +51,8 @@ func (n *notes) add(word string, err error) {
 	}
 }
 
-// sum is the step's outcome; it was skipped where there is nothing.
-func (n *notes) sum(nothing string) (string, error) {
+// result returns the result of the step, which was skipped if it has no outcome.
+func (n *outcomes) result(nothing string) (string, error) {
 	switch {
 	case n.bad != nil:
 		return "", errors.New(strings.Join(n.bad, ", "))
@@ -62,9 +62,9 @@ func (n *notes) sum(nothing string) (string, error) {
 	return "", skipped(nothing)
 }
 
-// dial connects through the container's interface, or from the host where the container is nil.
-func (s *scratch) dial(ctx context.Context, network, address string) (conn net.Conn, err error) {
-	dialer := net.Dialer{Timeout: answerTime}
+// dial connects through the container's interface, or from the host if the container is nil.
+func (s *testContainer) dial(ctx context.Context, network, address string) (conn net.Conn, err error) {
+	dialer := net.Dialer{Timeout: replyTime}
 	connect := func() (err error) {
 		conn, err = dialer.DialContext(ctx, network, address)
 		return err
@@ -81,13 +81,13 @@ func (s *scratch) dial(ctx context.Context, network, address string) (conn net.C
 	if err != nil {
 		return nil, err
 	}
-	return conn, conn.SetDeadline(time.Now().Add(answerTime))
+	return conn, conn.SetDeadline(time.Now().Add(replyTime))
 }
 
-// echo asks an address by ICMP until it answers, in packets of a size with the IP header. All but the type is 0: who
-// answers is told by the socket, what by the length. The kernel writes the checksum of ICMPv6, and forbids to fragment
-// a packet that fits the interface.
-func (s *scratch) echo(ctx context.Context, to netip.Addr, size int) error {
+// echo sends ICMP echo requests of a size, including the IP header, until the address answers. All fields except the
+// type are 0: the socket only receives packets from the address, and the length identifies the answer. The kernel
+// writes the checksum of ICMPv6, and does not fragment a packet that fits the interface.
+func (s *testContainer) echo(ctx context.Context, to netip.Addr, size int) error {
 	network, header, reply, request := "ip4:1", 20, byte(0), []byte{8, 0, 0xf7, 0xff}
 	if to.Is6() {
 		network, header, reply, request = "ip6:58", 40, 129, []byte{128}
@@ -99,8 +99,8 @@ func (s *scratch) echo(ctx context.Context, to netip.Addr, size int) error {
 	defer conn.Close()
 	packet, buf := make([]byte, size-header), make([]byte, size)
 	copy(packet, request)
-	for end := time.Now().Add(patience); ctx.Err() == nil && time.Now().Before(end); {
-		_ = conn.SetDeadline(time.Now().Add(answerTime / 4))
+	for end := time.Now().Add(echoTime); ctx.Err() == nil && time.Now().Before(end); {
+		_ = conn.SetDeadline(time.Now().Add(replyTime / 4))
 		_, err := conn.Write(packet)
 		for n := 0; err == nil; {
 			if n, _, err = conn.(*net.IPConn).ReadFrom(buf); err == nil && n == len(packet) && buf[0] == reply {
@@ -114,9 +114,9 @@ func (s *scratch) echo(ctx context.Context, to netip.Addr, size int) error {
 	return fmt.Errorf("%s does not answer ICMP echo", to)
 }
 
-// gateways are those that routes of the result lead through.
+// gateways tests the gateways of the result's routes.
 func (t *trial) gateways(ctx context.Context) (string, error) {
-	s, n, asked := t.made[0], notes{}, []netip.Addr{}
+	s, n, asked := t.made[0], outcomes{}, []netip.Addr{}
 	for _, r := range s.Routes {
 		gw := r.GW
 		if !gw.IsValid() {
@@ -131,23 +131,24 @@ func (t *trial) gateways(ctx context.Context) (string, error) {
 		case err == nil:
 			s.echoes = append(s.echoes, gw)
 		case s.inside.HasNeighbour(s.link.Index, gw):
-			word, err = word+" by ARP or ND alone", nil
+			word, err = word+" by ARP or ND only", nil
 		default:
 			err = fmt.Errorf("%w, nor ARP or ND", err)
 		}
 		n.add(word, err)
 	}
-	return n.sum("no route of the result has one")
+	return n.result("no route of the result has a gateway")
 }
 
-// dns asks the servers for the root's servers. One that is silent may be elsewhere, and down.
+// dns queries the servers for the root's name servers. A silent server is only a warning, because it may be elsewhere,
+// and down.
 func (t *trial) dns(ctx context.Context) (string, error) {
-	var n notes
+	var n outcomes
 	for _, server := range t.made[0].DNS.Nameservers {
 		word := server + " answers"
 		conn, err := t.made[0].dial(ctx, "udp", net.JoinHostPort(server, "53"))
 		if err == nil {
-			_, _ = conn.Write([]byte{2: 1, 5: 1, 14: 2, 16: 1}) // an error is one of Read, too
+			_, _ = conn.Write([]byte{2: 1, 5: 1, 14: 2, 16: 1}) // Read returns the error
 			if _, silent := conn.Read(make([]byte, 512)); silent != nil {
 				word = "warning: " + server + " does not answer"
 			}
@@ -155,14 +156,14 @@ func (t *trial) dns(ctx context.Context) (string, error) {
 		}
 		n.add(word, err)
 	}
-	return n.sum("the result names no server")
+	return n.result("the result has no DNS server")
 }
 
-// uplink is the host's link to everywhere, and its addresses; nothing where there is none.
+// uplink returns the host's link of the default route, and its addresses; nothing if there is no default route.
 func uplink() (link rtnl.Link, addrs []netip.Addr) {
 	host := rtnl.Host()
 	defer host.Close()
-	index, err := host.RouteTo(netip.AddrFrom4([4]byte{198, 51, 100, 1})) // nobody's
+	index, err := host.RouteTo(netip.AddrFrom4([4]byte{198, 51, 100, 1})) // TEST-NET-2
 	if err != nil {
 		index, err = host.RouteTo(netip.AddrFrom16([16]byte{0x20, 1, 0xd, 0xb8}))
 	}
@@ -185,7 +186,7 @@ func (t *trial) mtu(ctx context.Context) (string, error) {
 		said += ", warning: the host's " + up.Name + " has " + strconv.Itoa(up.MTU)
 	}
 	if len(s.echoes) == 0 {
-		said += ", not tried: no gateway answers ICMP echo"
+		said += ", not tested: no gateway answers ICMP echo"
 	}
 	for _, gw := range s.echoes {
 		if err := s.echo(ctx, gw, s.link.MTU); err != nil {
@@ -195,7 +196,8 @@ func (t *trial) mtu(ctx context.Context) (string, error) {
 	return said, nil
 }
 
-// neighbours has both containers ask each other. It fails where they are on a bridge that does not isolate them.
+// neighbours tests whether both containers reach each other. They must if they are on a bridge that does not isolate
+// them.
 func (t *trial) neighbours(ctx context.Context) (string, error) {
 	a, b, err := t.made[0], t.made[1], error(nil)
 	for i := 0; i < min(len(a.ips), len(b.ips)) && err == nil; i++ {
@@ -206,20 +208,20 @@ func (t *trial) neighbours(ctx context.Context) (string, error) {
 	main := t.list.Plugins[0]
 	switch {
 	case len(a.ips) == 0:
-		return "", skipped("they have no addresses")
+		return "", skipped("the containers have no addresses")
 	case err == nil:
-		return "both reach each other", nil
+		return "the containers reach each other", nil
 	case main.Is("bridge") && string(main.Raw["portIsolation"]) != "true":
 		return "", fmt.Errorf("the containers do not reach each other: %w", err)
 	}
-	return "they do not reach each other: " + err.Error(), nil
+	return "the containers do not reach each other: " + err.Error(), nil
 }
 
-// hostPort connects to the first container by the host's addresses, from the host and from the second container.
+// hostPort connects to the first container through the host's addresses, from the host and from the second container.
 func (t *trial) hostPort(ctx context.Context) (string, error) {
-	s, n := t.made[0], notes{}
+	s, n := t.made[0], outcomes{}
 	if t.port == 0 {
-		return "", skipped("no plugin of the list takes portMappings")
+		return "", skipped("no plugin of the list uses portMappings")
 	}
 	var listener *net.TCPListener
 	err := s.netns.Do(func() (err error) {
@@ -231,12 +233,12 @@ func (t *trial) hostPort(ctx context.Context) (string, error) {
 	}
 	defer listener.Close()
 	go answer(listener, s.ContainerID)
-	try := func(who string, from *scratch, addr netip.Addr) {
+	try := func(client string, from *testContainer, addr netip.Addr) {
 		to := netip.AddrPortFrom(addr, uint16(t.port)).String()
-		n.add(who+" by "+to, says(ctx, from, to, s.ContainerID))
+		n.add(client+" by "+to, expectAnswer(ctx, from, to, s.ContainerID))
 	}
 	_, own := uplink()
-	own = append(own, s.echoes...) // which may be the host's
+	own = append(own, s.echoes...) // may be addresses of the host
 	noSNAT := func(e node.Entry) bool { return takesPorts(e) && string(e.Raw["snat"]) == "false" }
 	for _, ip := range s.ips {
 		if i := slices.IndexFunc(own, func(a netip.Addr) bool { return a.BitLen() == ip.BitLen() }); i >= 0 {
@@ -249,10 +251,10 @@ func (t *trial) hostPort(ctx context.Context) (string, error) {
 			try("host", nil, netip.AddrFrom4([4]byte{127, 0, 0, 1}))
 		}
 	}
-	return n.sum("the host has no address to try")
+	return n.result("the host has no address to test")
 }
 
-// answer says a word to each who connects.
+// answer sends a word to each client.
 func answer(l net.Listener, word string) {
 	for {
 		conn, err := l.Accept()
@@ -264,8 +266,8 @@ func answer(l net.Listener, word string) {
 	}
 }
 
-// says is an error where it is not the word that is answered at an address.
-func says(ctx context.Context, from *scratch, to, word string) error {
+// expectAnswer returns an error unless the server at an address sends the word.
+func expectAnswer(ctx context.Context, from *testContainer, to, word string) error {
 	conn, err := from.dial(ctx, "tcp", to)
 	if err != nil {
 		return err
@@ -273,7 +275,7 @@ func says(ctx context.Context, from *scratch, to, word string) error {
 	defer conn.Close()
 	said := make([]byte, len(word))
 	if _, err := io.ReadFull(conn, said); err != nil || string(said) != word {
-		return fmt.Errorf("%s is answered by somebody else", to)
+		return fmt.Errorf("another server answers at %s", to)
 	}
 	return nil
 }

@@ -28,7 +28,7 @@ type safety struct {
 }
 
 // refuse returns the reason why a test must not attach a container by the list; nil if it may.
-func refuse(n node.Node, list node.List) error {
+func checkSafety(n node.Node, list node.List) error {
 	s := safety{Node: n, host: rtnl.Host()}
 	defer s.host.Close()
 	return s.list(list)
@@ -37,7 +37,7 @@ func refuse(n node.Node, list node.List) error {
 func (s *safety) list(list node.List) error {
 	s.seen = append(s.seen, list.Name)
 	for _, e := range list.Plugins {
-		data, _ := json.Marshal(e.Raw) // what was decoded can be encoded
+		data, _ := json.Marshal(e.Raw) // decoded values can be encoded
 		var entry map[string]any
 		_ = json.Unmarshal(data, &entry)
 		if err := s.object(e.Key, entry); err != nil {
@@ -105,7 +105,7 @@ func (s *safety) network(name string) error {
 		return nil
 	}
 	s.seen = append(s.seen, name)
-	list, err := pickList(s.Node, strings.TrimPrefix(name, "/host")) // its pod has the host there
+	list, err := pickList(s.Node, strings.TrimPrefix(name, "/host")) // where the pod of multus has the host
 	if err != nil {
 		return nil //nolint:nilerr // a resource of the cluster, which only multus can read
 	}
@@ -153,7 +153,7 @@ func (s *safety) use(key, value string) string {
 		return other.Peer == l.Index && other.PeerNS < 0 && other.Kind != "veth" || other.Master == l.Index
 	}); {
 	case bad != nil || failed != nil || unread != nil:
-		return "it is not known whether it is in use"
+		return "it is unknown whether it is in use"
 	case len(addrs) > 0:
 		return fmt.Sprintf("%s has address %s", l.Name, addrs[0].Prefix)
 	case len(routes) > 0:

@@ -20,31 +20,31 @@ import (
 	"github.com/hawser-cni/plugins/pkg/nft"
 )
 
-// traced is a step of a packet, as trace prints it.
-type traced struct {
-	Packet      int    `json:"packet"` // counted from 1
+// traceStep is a step of a packet, as trace prints it.
+type traceStep struct {
+	Packet      int    `json:"packet"` // number of the packet, from 1
 	Proto       string `json:"proto,omitempty"`
-	Source      string `json:"source,omitempty"` // as the packet is here, where that was told
+	Source      string `json:"source,omitempty"` // current source of the packet; empty = not reported by the kernel
 	Destination string `json:"destination,omitempty"`
-	In          string `json:"in,omitempty"` // the interface by which it came
+	In          string `json:"in,omitempty"` // incoming interface
 	Out         string `json:"out,omitempty"`
 	Table       string `json:"table"`
 	Chain       string `json:"chain"`
-	Rule        uint64 `json:"rule,omitempty"` // its handle, as nft -a prints it; 0: the end of the chain
+	Rule        uint64 `json:"rule,omitempty"` // handle, as nft -a prints it; 0 = end of the chain
 	Verdict     string `json:"verdict"`
 }
 
 func traceCommand(s *session) *cobra.Command {
 	var limit time.Duration
-	var most int
+	var maxPackets int
 	var from, protocol string
-	c := s.command("trace PORT|ADDRESS[:PORT]", "Show what nftables rules do with packets to a port or an address",
+	c := s.command("trace PORT|ADDRESS[:PORT]", "Show how nftables rules handle packets to a port or an address",
 		func(to string) error {
 			rules, err := traceRules(to, from, protocol)
 			if err != nil {
 				return err
 			}
-			if limit <= 0 || most <= 0 {
+			if limit <= 0 || maxPackets <= 0 {
 				return errors.New("--for and --packets must be more than 0")
 			}
 			began := time.Now()
@@ -52,13 +52,13 @@ func traceCommand(s *session) *cobra.Command {
 			defer done()
 			ctx, cancel := context.WithTimeout(ctx, limit)
 			defer cancel()
-			t := tracer{out: s.out, most: most, numbers: map[uint32]int{}}
+			t := tracer{out: s.out, maxPackets: maxPackets, numbers: map[uint32]int{}}
 			if s.json {
 				t.out = io.Discard
 			}
 			err = tracePackets(ctx, rules, t.step)
 			if errors.Is(err, unix.EPERM) {
-				err = fmt.Errorf("another hawser trace runs on this node, or this one is not root: %w", err)
+				err = fmt.Errorf("another hawser trace is running on this node, or this one is not root: %w", err)
 			}
 			if err == nil && s.json {
 				err = s.show(t.steps, nil)
@@ -66,35 +66,35 @@ func traceCommand(s *session) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return t.sum(to, min(limit, time.Since(began).Round(time.Millisecond)))
+			return t.summarize(to, min(limit, time.Since(began).Round(time.Millisecond)))
 		})
-	c.Flags().DurationVar(&limit, "for", 10*time.Second, "how long to look")
-	c.Flags().StringVar(&from, "from", "", "from where: an `address`, a port or ADDRESS:PORT")
-	c.Flags().StringVar(&protocol, "protocol", "", "tcp, udp, sctp, icmp or icmpv6; else any, with a port tcp and udp")
-	c.Flags().IntVar(&most, "packets", 5, "how many packets to follow")
+	c.Flags().DurationVar(&limit, "for", 10*time.Second, "the time limit")
+	c.Flags().StringVar(&from, "from", "", "the source: an `address`, a port or ADDRESS:PORT")
+	c.Flags().StringVar(&protocol, "protocol", "", "tcp, udp, sctp, icmp or icmpv6 (any; tcp and udp with a port)")
+	c.Flags().IntVar(&maxPackets, "packets", 5, "the number of packets to follow")
 	return c
 }
 
-// end is one end of a packet's way: an address, a port, or both.
-type end struct {
+// endpoint is the source or destination of a packet: an address, a port, or both.
+type endpoint struct {
 	addr netip.Addr
 	port uint16
 }
 
-func parseEnd(of string) (e end, err error) {
-	if e.addr, err = netip.ParseAddr(of); err != nil {
-		host, number := "", of
-		if h, p, err := net.SplitHostPort(of); err == nil {
+func parseEndpoint(text string) (e endpoint, err error) {
+	if e.addr, err = netip.ParseAddr(text); err != nil {
+		host, number := "", text
+		if h, p, err := net.SplitHostPort(text); err == nil {
 			host, number = h, p
 		}
 		port, err := strconv.ParseUint(number, 10, 16)
 		if err != nil || port == 0 {
-			return e, fmt.Errorf("%q is no port between 1 and 65535, no address and no ADDRESS:PORT", of)
+			return e, fmt.Errorf("%q is not an address, a port between 1 and 65535, or ADDRESS:PORT", text)
 		}
 		e.port = uint16(port)
 		if host != "" {
 			if e.addr, err = netip.ParseAddr(host); err != nil {
-				return e, fmt.Errorf("%q: %q is no address", of, host)
+				return e, fmt.Errorf("%q: %q is not an address", text, host)
 			}
 		}
 	}
@@ -102,8 +102,8 @@ func parseEnd(of string) (e end, err error) {
 	return e, nil
 }
 
-// match is what a packet with this end has; address and port say which one it is.
-func (e end) match(address func(nft.Family) nft.Field, port nft.Field) (rule nft.Rule) {
+// match returns expressions that match packets with this endpoint in the fields address and port.
+func (e endpoint) match(address func(nft.Family) nft.Field, port nft.Field) (rule nft.Rule) {
 	if e.addr.IsValid() {
 		rule = nft.Rule{nft.FieldIs(address(nft.FamilyOf(e.addr)), e.addr.AsSlice())}
 	}
@@ -113,25 +113,26 @@ func (e end) match(address func(nft.Family) nft.Field, port nft.Field) (rule nft
 	return rule
 }
 
-// traceRules match packets to an end, from another one if it is given; or to an address and from it.
+// traceRules returns rules that match packets to an endpoint, from another endpoint if it is given. For an address
+// without a port or from, they match both directions.
 func traceRules(to, from, protocol string) ([]nft.Rule, error) {
 	numbers := map[string][]byte{"tcp": {unix.IPPROTO_TCP}, "udp": {unix.IPPROTO_UDP}, "sctp": {unix.IPPROTO_SCTP},
 		"icmp": {unix.IPPROTO_ICMP}, "icmpv6": {unix.IPPROTO_ICMPV6}}
-	dst, err := parseEnd(to)
-	var src end
+	dst, err := parseEndpoint(to)
+	var src endpoint
 	if err == nil && from != "" {
-		src, err = parseEnd(from)
+		src, err = parseEndpoint(from)
 	}
 	hasPort := dst.port != 0 || src.port != 0
 	switch {
 	case err != nil:
 		return nil, err
 	case protocol != "" && numbers[protocol] == nil:
-		return nil, fmt.Errorf("--protocol: %q is none of tcp, udp, sctp, icmp and icmpv6", protocol)
+		return nil, fmt.Errorf("--protocol: %q is not one of tcp, udp, sctp, icmp and icmpv6", protocol)
 	case hasPort && strings.HasPrefix(protocol, "icmp"):
 		return nil, fmt.Errorf("--protocol: %s has no ports", protocol)
 	case dst.addr.IsValid() && src.addr.IsValid() && dst.addr.Is4() != src.addr.Is4():
-		return nil, fmt.Errorf("%s and %s are of two families", from, to)
+		return nil, fmt.Errorf("%s and %s are of different address families", from, to)
 	}
 	ways := []nft.Rule{append(dst.match(nft.Family.Daddr, nft.THDport), src.match(nft.Family.Saddr, nft.THSport)...)}
 	if !hasPort && from == "" {
@@ -153,19 +154,19 @@ func traceRules(to, from, protocol string) ([]nft.Rule, error) {
 	return rules, nil
 }
 
-// tracer prints steps as they come, and keeps them.
+// tracer prints and keeps the steps.
 type tracer struct {
-	out     io.Writer
-	most    int
-	numbers map[uint32]int // of packets, by the kernel's
-	steps   []traced
+	out        io.Writer
+	maxPackets int
+	numbers    map[uint32]int // number of each packet, by the kernel's ID
+	steps      []traceStep
 }
 
-// step takes a step; false ends the trace: more packets than are wanted came.
+// step adds a step. It returns false to end the trace, when there are more packets than wanted.
 func (t *tracer) step(s packetStep) bool {
 	n, known := t.numbers[s.Packet]
 	if !known {
-		if len(t.numbers) == t.most {
+		if len(t.numbers) == t.maxPackets {
 			return false
 		}
 		n = len(t.numbers) + 1
@@ -174,7 +175,7 @@ func (t *tracer) step(s packetStep) bool {
 	if s.Table == traceTable() {
 		return true
 	}
-	step := traced{
+	step := traceStep{
 		Packet: n, In: linkName(s.IIF), Out: linkName(s.OIF), Table: s.Table.String(), Chain: s.Chain, Rule: s.Handle,
 		Verdict: s.Verdict,
 	}
@@ -188,7 +189,7 @@ func (t *tracer) step(s packetStep) bool {
 	return true
 }
 
-func (s traced) print(out io.Writer) {
+func (s traceStep) print(out io.Writer) {
 	if s.Destination != "" {
 		fmt.Fprintf(out, "packet %d: %s %s > %s", s.Packet, s.Proto, s.Source, s.Destination)
 		for _, side := range []struct{ word, link string }{{"from", s.In}, {"to", s.Out}} {
@@ -206,10 +207,10 @@ func (s traced) print(out io.Writer) {
 		s.Packet, plain(s.Table), plain(s.Chain), at, plain(s.Verdict))
 }
 
-// sum says where packets ended.
-func (t *tracer) sum(of string, limit time.Duration) error {
+// summarize prints which chains dropped packets.
+func (t *tracer) summarize(of string, limit time.Duration) error {
 	if len(t.steps) == 0 {
-		const text = "no packet to %s met a rule within %s: none came, or only iptables-legacy has rules"
+		const text = "no packet to %s reached a rule within %s: no packet arrived, or only iptables-legacy has rules"
 		return fmt.Errorf(text, of, limit)
 	}
 	dropped := false

@@ -45,7 +45,7 @@ func (i *install) findLinks(steps []step) (found []links) {
 	}
 	var targets []string
 	for _, s := range steps {
-		if s.said == "" && s.kind.isOthers() {
+		if s.result == "" && s.kind.isOthers() {
 			targets = append(targets, filepath.Join(to, s.name))
 		}
 	}
@@ -110,7 +110,7 @@ func (i *install) requireMain(names []string) error {
 		if traits := p.Traits(); traits.IPAM || traits.Chained {
 			continue
 		}
-		if f, err := i.look(p.Name); err == nil && f.kind == ours {
+		if f, err := i.inspect(p.Name); err == nil && f.kind == ours {
 			return nil
 		}
 		isWanted = isWanted || slices.Contains(names, p.Name)
@@ -119,5 +119,5 @@ func (i *install) requireMain(names []string) error {
 		return nil
 	}
 	return fmt.Errorf("%s: no main plugin of Hawser is in place, so that runtimes run the plugins that were left; "+
-		"install without --keep and --skip-newer, or with --force", i.to)
+		"install without --keep and --skip-newer, or use --force", i.to)
 }

@@ -17,20 +17,20 @@ import (
 	"github.com/hawser-cni/plugins/pkg/nft"
 )
 
-// watcher is what hawser watch does, and how often.
+// watcher repeats repairs and, if wanted, garbage collection and metrics until it is stopped.
 type watcher struct {
 	*session
-	again *repairer
-	every time.Duration
-	gc    bool
-	older time.Duration
-	file  string    // for metrics; empty = none
-	said  *sync.Map // what of each kind is wrong, as it was said
+	repairer *repairer
+	every    time.Duration // longest time between two passes
+	gc       bool
+	older    time.Duration
+	file     string    // for metrics; empty = none
+	reported *sync.Map // the last error that was reported, by subject
 }
 
 func watchCommand(s *session) *cobra.Command {
-	w := watcher{session: s, said: &sync.Map{}, every: 5 * time.Minute, older: 5 * time.Minute}
-	c := s.command("watch", "Stay, and make again what others flush; remove what no runtime knows; write metrics",
+	w := watcher{session: s, reported: &sync.Map{}, every: 5 * time.Minute, older: 5 * time.Minute}
+	c := s.command("watch", "Keep running: restore flushed rules, remove garbage, write metrics",
 		func(string) error {
 			if w.every < time.Second || w.older < 0 {
 				return errors.New("--every must be a second or more, and --older not negative")
@@ -38,131 +38,134 @@ func watchCommand(s *session) *cobra.Command {
 			if err := checkMetricsFile(w.file); err != nil {
 				return err
 			}
-			w.again = &repairer{Node: s.Node}
+			w.repairer = &repairer{Node: s.Node}
 			ctx, done := signal.NotifyContext(s.ctx, syscall.SIGTERM, syscall.SIGINT, syscall.SIGPIPE)
 			defer done()
 			return w.run(ctx)
 		})
 	f := c.Flags()
-	f.DurationVar(&w.every, "every", w.every, "how often all is done, whether rules were flushed or not")
-	f.BoolVar(&w.gc, "yes", false, "remove what no runtime knows any more, as gc --yes does")
-	f.DurationVar(&w.older, "older", w.older, "leave alone what was written within this `duration`")
+	f.DurationVar(&w.every, "every", w.every, "the time between checks if no rules were flushed")
+	f.BoolVar(&w.gc, "yes", false, "remove attachments of containers that no longer exist, as gc --yes does")
+	f.DurationVar(&w.older, "older", w.older, "keep attachments that were written within this `duration`")
 	f.StringVar(&w.file, "file", "", "a `path` in node_exporter's textfile directory, for metrics (none)")
 	return c
 }
 
-// cannotHold says what is missing without a table of our own.
-const cannotHold = "connections are not kept while others flush: Linux before 5.12 cannot, and one process of a node " +
-	"has the table (start this one again when the other hawser watch has ended)"
+// cannotHold describes the consequence of a watch without its own table.
+const cannotHold = "connections do not survive a flush of all rules: this needs Linux 5.12, and only one hawser " +
+	"watch of a node can do it (restart this one when the other one has ended)"
 
-// reloadTime is how long a program may take between the rules that it flushes and those that it loads.
+// reloadTime is the time that a program may need between flushing its rules and loading new ones. It is also the first
+// pause of a backoff.
 const reloadTime = 200 * time.Millisecond
 
-// lostTime is how long a repair may wait for which messages were lost: all rules may be gone.
+// lostTime limits the pause after lost messages, which may have been about all rules.
 const lostTime = 5 * time.Second
 
-// run ends with the context, or when the kernel's messages cannot be read.
+// backoff computes pauses before attempts. Each pause is twice as long as the previous one.
+type backoff struct{ pause time.Duration }
+
+// next returns the next pause, which is between reloadTime and limit.
+func (b *backoff) next(limit time.Duration) time.Duration {
+	b.pause = min(max(2*b.pause, reloadTime), limit)
+	return b.pause
+}
+
+// schedule determines the time of the next pass. Repairs delete rules too, and so do plugins when containers end. So
+// the pause after a deletion grows while each pass is followed by a deletion, which limits the load that others can
+// cause. It stays short for deletions that no plugin makes.
+type schedule struct {
+	every     time.Duration // longest time between two passes
+	backoff   backoff       // between a deletion and the pass
+	last, due time.Time     // the end of the last pass, and the next pass
+	isPending bool          // a deletion since the last pass
+}
+
+// deleted schedules a pass after a deletion, within limit.
+func (s *schedule) deleted(limit time.Duration) {
+	if !s.isPending {
+		if time.Since(s.last) >= s.backoff.pause {
+			s.backoff = backoff{}
+		}
+		s.backoff.next(s.every)
+	}
+	s.isPending, s.backoff.pause = true, min(s.backoff.pause, limit)
+	s.limit(time.Now().Add(s.backoff.pause))
+}
+
+// finished schedules the next pass after one that has just ended. retry is the time of the next attempt of a failed
+// repair, or zero.
+func (s *schedule) finished(retry time.Time) {
+	s.last, s.isPending = time.Now(), false
+	s.due = s.last.Add(s.every)
+	if !retry.IsZero() {
+		s.limit(retry)
+	}
+}
+
+// limit schedules the next pass at t if it is not due before.
+func (s *schedule) limit(t time.Time) {
+	if t.Before(s.due) {
+		s.due = t
+	}
+}
+
+// run watches until the context ends. It returns an error if the kernel's messages cannot be read.
 func (w watcher) run(ctx context.Context) error {
 	ctx, end := context.WithCancel(ctx)
 	nat := nft.New()
 	defer nat.Close()
 	if err := holdNAT(nat); err != nil {
-		w.complain(ctx, "watch", fmt.Errorf("%s: %w", cannotHold, err))
+		w.reportError(ctx, "watch", fmt.Errorf("%s: %w", cannotHold, err))
 	}
 	failed := make(chan error, 1)
 	flushed, deleted, lost := make(chan struct{}, 1), make(chan struct{}, 1), make(chan struct{}, 1)
-	tell := func(c chan struct{}) {
+	notify := func(c chan struct{}) {
 		select {
 		case c <- struct{}{}:
-		default: // it is to be looked at anyway
+		default: // not yet received
 		}
 	}
 	go func() {
 		failed <- watchDeletions(ctx, func(t nft.Table, chain string) {
 			switch {
-			case !concernsUs(t, chain):
-			case t.Name == "": // messages of any number of rules
-				tell(lost)
+			case !isRelevant(t, chain):
+			case t.Name == "": // messages about any number of rules were lost
+				notify(lost)
 			case chain == "":
-				tell(flushed)
+				notify(flushed)
 			default:
-				tell(deleted)
+				notify(deleted)
 			}
 		})
 	}()
-	go w.each(ctx, func() { firewalldForgets(ctx, func() { tell(flushed) }) })
+	go w.repeat(ctx, func() { onFirewalldReload(ctx, func() { notify(flushed) }) })
 	var others sync.WaitGroup
 	defer others.Wait()
 	defer end()
-	others.Go(func() { w.each(ctx, func() { w.sometimes(ctx) }) })
-	due, p := time.NewTimer(0), pace{pause: reloadTime, most: w.every}
-	hurry := func(most time.Duration) {
-		if p.deleted(most) {
-			due.Reset(p.pause)
-		}
-	}
-	for {
+	others.Go(func() { w.repeat(ctx, func() { w.maintain(ctx) }) })
+	s := schedule{every: w.every}
+	for timer := time.NewTimer(0); ; timer.Reset(time.Until(s.due)) {
 		select {
 		case <-ctx.Done():
 			return nil
 		case err := <-failed:
-			return err // nil: the context has ended
+			return err // nil if the context has ended
 		case <-flushed:
-			hurry(reloadTime)
+			s.deleted(reloadTime)
 		case <-deleted:
-			hurry(w.every)
+			s.deleted(w.every)
 		case <-lost:
-			hurry(lostTime)
-		case <-due.C:
+			s.deleted(lostTime)
+		case <-timer.C:
 			w.reapply(ctx)
-			due.Reset(p.repaired(len(w.again.failed) == 0))
+			s.finished(w.repairer.due())
 		}
 	}
 }
 
-// pace says when to repair. Repairs delete rules too, and so do plugins for containers that go. So the pause before the
-// next one doubles each time that something is deleted within the last pause, and nobody can keep us busy. But it is
-// short for what no plugin does.
-type pace struct {
-	pause, most time.Duration
-	last        time.Time // the end of the last repair
-	isDue       bool      // pause says when
-	retry       time.Duration
-}
-
-// deleted sets pause to the time from now to the next repair, at most this, or says that it is to stay when it is.
-func (p *pace) deleted(most time.Duration) (isNew bool) {
-	if most == reloadTime { // what no plugin deletes may be repaired by now
-		p.retry = 0
-	}
-	switch {
-	case p.isDue && p.pause <= most:
-		return false
-	case p.isDue || time.Since(p.last) < p.pause:
-		p.pause = min(2*p.pause, most, p.most)
-	default:
-		p.pause = reloadTime
-	}
-	if p.retry > 0 && p.retry <= p.pause { // that look is due sooner
-		return false
-	}
-	p.isDue = true
-	return true
-}
-
-// repaired is the time to the next look: ever longer where something could not be made again, which somebody may have
-// flushed meanwhile.
-func (p *pace) repaired(isWhole bool) time.Duration {
-	p.last, p.isDue = time.Now(), false
-	if p.retry = min(2*max(p.retry, reloadTime), p.most); isWhole {
-		p.retry = 0
-		return p.most
-	}
-	return p.retry
-}
-
-// each does something, and again each some minutes, until the context ends.
-func (w watcher) each(ctx context.Context, do func()) {
+// repeat calls do, and again after each w.every, until the context ends.
+func (w watcher) repeat(ctx context.Context, do func()) {
 	for do(); ; do() {
 		select {
 		case <-ctx.Done():
@@ -172,17 +175,18 @@ func (w watcher) each(ctx context.Context, do func()) {
 	}
 }
 
-// firewalldForgets calls each when firewalld has reloaded or started, and so forgot what plugins had told it, until the
-// context ends. Its table goes then too, but not with its backend iptables, and sooner than it can be told again.
-func firewalldForgets(ctx context.Context, each func()) {
+// onFirewalldReload calls do each time firewalld has reloaded or started, and so lost what plugins had configured,
+// until the context ends. firewalld's table is also deleted then, but not with its backend iptables, and before
+// firewalld accepts calls again.
+func onFirewalldReload(ctx context.Context, do func()) {
 	bus, err := dbus.ConnectSystemBus(dbus.WithContext(ctx))
 	if err != nil {
-		return // nobody runs
+		return // without a bus there is no firewalld
 	}
 	defer bus.Close()
 	const name = "org.fedoraproject.FirewallD1"
 	signals := make(chan *dbus.Signal, 16)
-	bus.Signal(signals) // which closes it with the connection
+	bus.Signal(signals) // the bus closes the channel with the connection
 	err = errors.Join(
 		bus.AddMatchSignalContext(ctx, dbus.WithMatchSender(name), dbus.WithMatchInterface(name),
 			dbus.WithMatchMember("Reloaded")),
@@ -192,19 +196,19 @@ func firewalldForgets(ctx context.Context, each func()) {
 		return
 	}
 	for s := range signals {
-		if s.Name != "org.freedesktop.DBus.NameAcquired" { // that is our own
-			each()
+		if s.Name != "org.freedesktop.DBus.NameAcquired" { // about this connection
+			do()
 		}
 	}
 }
 
-// concernsUs says whether containers may lack something when this is deleted: our table, those of the reference and of
-// firewalld, or chains of iptables in which rules of ours or of the reference are.
-func concernsUs(t nft.Table, chain string) bool {
+// isRelevant reports whether containers may lack rules after the deletion of a table or chain: of Hawser, of the
+// reference plugins, of firewalld, or a chain of iptables that has rules of plugins.
+func isRelevant(t nft.Table, chain string) bool {
 	switch t.Name {
-	case nft.TableName, "cni_hostport", "cni_plugins_masquerade", "": // without a name: something was lost
+	case nft.TableName, "cni_hostport", "cni_plugins_masquerade", "": // no name: messages were lost
 		return true
-	case "firewalld": // of its chains it, and a plugin's DEL, deletes one by one
+	case "firewalld": // firewalld and the DEL of plugins delete single chains of it
 		return chain == ""
 	case "filter", "nat", "raw", "mangle":
 		return chain == "" || strings.HasPrefix(chain, "CNI-") || strings.ToUpper(chain) == chain &&
@@ -214,17 +218,17 @@ func concernsUs(t nft.Table, chain string) bool {
 }
 
 func (w watcher) reapply(ctx context.Context) {
-	repairs, err := w.again.pass(ctx, "")
+	repairs, err := w.repairer.pass(ctx, "")
 	for _, r := range repairs {
 		if r.Error == "" {
-			w.report("made again", fmt.Sprintf("%s: %s: %s", r.Attachment, r.Plugin, gist(r.Missing)), r)
+			w.report("restored", fmt.Sprintf("%s: %s: %s", r.Attachment, r.Plugin, gist(r.Missing)), r)
 		}
 	}
-	w.complain(ctx, "damaged", w.again.damaged)
-	w.complain(ctx, "reapply", err)
+	w.reportError(ctx, "damaged", w.repairer.damaged)
+	w.reportError(ctx, "reapply", err)
 }
 
-func (w watcher) sometimes(ctx context.Context) {
+func (w watcher) maintain(ctx context.Context) {
 	if w.gc {
 		found, err := collect(ctx, w.Node, w.older, true)
 		if found != nil {
@@ -233,28 +237,28 @@ func (w watcher) sometimes(ctx context.Context) {
 					w.report("removed", fmt.Sprintf("%s: %s", g.Attachment, g.Why), g)
 				}
 			}
-			w.complain(ctx, "damaged", found.damaged)
+			w.reportError(ctx, "damaged", found.damaged)
 		}
-		w.complain(ctx, "gc", err)
+		w.reportError(ctx, "gc", err)
 	}
 	if w.file != "" {
 		m, err := measure(ctx, w.Node, true, "")
-		w.complain(ctx, "metrics", errors.Join(err, m.write(w.file)))
+		w.reportError(ctx, "metrics", errors.Join(err, m.write(w.file)))
 	}
 }
 
-// complain says what is wrong, once while it stays the same.
-func (w watcher) complain(ctx context.Context, what string, err error) {
+// reportError reports an error, but not again while it stays the same.
+func (w watcher) reportError(ctx context.Context, what string, err error) {
 	text := ""
 	if err != nil {
 		text = err.Error()
 	}
-	if old, _ := w.said.Swap(what, text); err != nil && old != text && ctx.Err() == nil {
+	if old, _ := w.reported.Swap(what, text); err != nil && old != text && ctx.Err() == nil {
 		w.report(what, err.Error(), map[string]string{"error": err.Error()})
 	}
 }
 
-// report writes a line: text, or all of it as JSON.
+// report writes a line, as text or as JSON.
 func (w watcher) report(what, text string, all any) {
 	if w.json {
 		_ = json.NewEncoder(w.out).Encode(map[string]any{what: all})

@@ -15,17 +15,17 @@ import (
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
-// failure is a record of calls that failed, with what the node says about it today.
+// failure is a record of failed calls, with the current state of the node.
 type failure struct {
 	skel.Failure
-	Step   string   `json:"step,omitempty"` // the plugin's place in its list
-	Now    string   `json:"now"`            // whether the attachment is there
+	Step   string   `json:"step,omitempty"` // position of the plugin in its list
+	Now    string   `json:"now"`            // whether the container is attached now
 	Advice string   `json:"advice"`
-	Doctor []string `json:"doctor,omitempty"` // what doctor finds now, of the newest one
+	Doctor []string `json:"doctor,omitempty"` // current findings of doctor; only for the newest failure
 }
 
 func whyCommand(s *session) *cobra.Command {
-	return s.command("why POD|ID|last", "Say why a pod or a container has no network, also when it is gone",
+	return s.command("why POD|ID|last", "Explain why a pod or a container has no network, even after it ended",
 		func(of string) error {
 			found, err := why(s.ctx, s.Node, of)
 			if err != nil {
@@ -45,7 +45,7 @@ func whyCommand(s *session) *cobra.Command {
 // why returns the failures of a pod (namespace/name or name) or container (its ID or the beginning of one), the newest
 // first; for "last" the newest of all.
 func why(ctx context.Context, n node.Node, of string) (found []failure, err error) {
-	var all []*skel.Failure // as values they would be sorted by a function of their own, of 16 kB
+	var all []*skel.Failure // pointers, because sorting the values would add 16 kB to the program
 	kept, err := skel.Failures(n.Failures).List()
 	if err != nil {
 		return nil, err
@@ -55,7 +55,7 @@ func why(ctx context.Context, n node.Node, of string) (found []failure, err erro
 	}
 	slices.SortFunc(all, func(a, b *skel.Failure) int { return b.Time.Compare(a.Time) })
 	all = slices.DeleteFunc(all, func(f *skel.Failure) bool {
-		return of != "last" && !node.IsMeant(of, f.Pod, f.ContainerID)
+		return of != "last" && !node.Matches(of, f.Pod, f.ContainerID)
 	})
 	if len(all) == 0 {
 		return nil, withoutRecord(ctx, n, of)
@@ -67,44 +67,46 @@ func why(ctx context.Context, n node.Node, of string) (found []failure, err erro
 	f := gather(ctx, n)
 	var networks []string
 	for _, r := range all {
-		is := now(*r, f.attached)
+		is := stateOf(*r, f.attached)
 		if is == "" {
-			is = cmp.Or(strings.Join(f.unread(), "; "), "nothing of it is left")
+			is = cmp.Or(strings.Join(f.unreadLines(), "; "), "it has no holdings")
 		}
-		found = append(found, failure{Failure: *r, Step: placeIn(n, *r), Now: is, Advice: advice(*r)})
+		found = append(found, failure{Failure: *r, Step: position(n, *r), Now: is, Advice: advice(*r)})
 		if strings.HasPrefix(is, attachedLater) {
 			found[len(found)-1].Advice = ""
 		}
 		networks = append(networks, r.Network)
 	}
-	f.of = cmp.Or(all[0].Pod, of)
+	f.query = cmp.Or(all[0].Pod, of)
 	found[0].Doctor = f.reasons(networks)
 	return found, nil
 }
 
-// withoutRecord says what the node tells of a pod without a record: where a runtime remembers it, and what doctor finds
-// today that would be a reason.
+// withoutRecord returns an error that describes the known state of a pod without a failure record: the runtime's
+// attachments, and current findings of doctor that may be the reason.
 func withoutRecord(ctx context.Context, n node.Node, of string) error {
 	f := gather(ctx, n)
-	lines := []string{fmt.Sprintf("no call of ours that failed for %q is on record in %s", of, n.Failures),
-		"plugins of others leave no records, nor does one that is missing"}
+	lines := []string{fmt.Sprintf("no failed call for %q is recorded in %s", of, n.Failures),
+		"other projects' plugins and missing programs leave no records"}
 	var networks []string
 	for _, a := range f.attached {
-		if a.File != "" && node.IsMeant(of, a.Pod, a.ContainerID) {
+		if a.File != "" && node.Matches(of, a.Pod, a.ContainerID) {
 			networks = append(networks, a.Network)
-			lines = append(lines, plain("a runtime remembers "+who(a)+": "+cmp.Or(a.Orphan, "it is attached")))
+			lines = append(lines, plain("libcni has a record of "+describe(a)+": "+cmp.Or(a.Orphan,
+				"the container is attached")))
 		}
 	}
-	f.of = of
+	f.query = of
 	reasons := f.reasons(networks)
 	if len(reasons) == 0 {
-		reasons = []string{"nothing"}
+		reasons = []string{"none"}
 	}
-	lines = append(append(lines, "what doctor finds that would be a reason:"), reasons...)
+	lines = append(append(lines, "current findings of doctor that may be the reason:"), reasons...)
 	return errors.New(strings.Join(lines, "\n"))
 }
 
-// reasons are the errors that doctor finds, of these networks if any, and what it could not look at.
+// reasons returns the errors that doctor finds, only those of these networks if there are any, and the facts that could
+// not be read.
 func (f *facts) reasons(networks []string) (lines []string) {
 	for _, found := range f.findings() {
 		is := func(network string) bool { return strings.Contains(found.What, fmt.Sprintf("%q", network)) }
@@ -114,21 +116,21 @@ func (f *facts) reasons(networks []string) (lines []string) {
 			lines = append(lines, oneLine(found.ID+": "+found.What+"; "+found.Advice))
 		}
 	}
-	return append(lines, f.unread()...)
+	return append(lines, f.unreadLines()...)
 }
 
-// unread are lines about what could not be looked at.
-func (f *facts) unread() (lines []string) {
+// unreadLines returns a line for each fact that could not be read.
+func (f *facts) unreadLines() (lines []string) {
 	for _, err := range f.problems {
-		lines = append(lines, oneLine("could not be looked at: "+err.Error()))
+		lines = append(lines, oneLine("could not be read: "+err.Error()))
 	}
 	return lines
 }
 
-// placeIn is the place of the plugin in the list of the network.
-func placeIn(n node.Node, f skel.Failure) string {
+// position returns the position of the plugin in the network's list.
+func position(n node.Node, f skel.Failure) string {
 	lists, _ := n.Lists()
-	list := node.ListOf(lists, f.Network).Called("")
+	list := node.FindList(lists, f.Network).ResolveFlannel("")
 	for i, e := range list.Plugins {
 		at := fmt.Sprintf("plugin %d of %d in %s", i+1, len(list.Plugins), list.File)
 		if e.Is(f.Plugin) {
@@ -141,20 +143,21 @@ func placeIn(n node.Node, f skel.Failure) string {
 	return ""
 }
 
-const attachedLater = "it is attached: a later call succeeded"
+const attachedLater = "the container is attached: a later call succeeded"
 
-// now says what is there of the attachment of a call that failed, and of its pod on that network; empty for nothing.
-func now(f skel.Failure, attached []*node.Attachment) string {
+// stateOf returns whether the attachment of a failed call exists now, or another attachment of its pod to that network;
+// empty if neither does.
+func stateOf(f skel.Failure, attached []*node.Attachment) string {
 	var left, again string
 	for _, a := range attached {
 		isPods := f.Pod != "" && a.Pod == f.Pod && a.Network == f.Network && a.IfName == f.IfName
 		switch isLater := f.Command == "ADD" && !a.Written.Before(f.Time); {
 		case a.Attachment == f.Attachment && a.Orphan != "":
-			left = "something of it is left: " + a.Orphan
+			left = "holdings of it are left: " + a.Orphan
 		case a.Attachment == f.Attachment && isLater:
 			return attachedLater
 		case a.Attachment == f.Attachment:
-			return "it is attached"
+			return "the container is attached"
 		case isPods && a.IsLive() && isLater:
 			again = attachedLater + ", as container " + nameOf("", a.ContainerID)
 		}

@@ -18,18 +18,18 @@ import (
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
-// Survey is what the node says at one moment of who is alive.
+// Survey is a snapshot of the node's attachments, and of the evidence that their containers are live: the runtimes'
+// answers, the network namespaces in use, and the host's links.
 type Survey struct {
 	Attachments []*Attachment
-	Damaged     error // of files that cannot be read: what they are about is left alone
+	Damaged     error // errors of single files; the attachments of these files must be left alone
 	*Runtimes
-	spaces map[uint64]space // by inode: the namespaces that processes use or have mounted
-	host   map[string]bool  // the host's links
-	own    uint64           // the inode of the host's namespace
-	// began is before anybody was asked, by the clock of files.
-	began time.Time
-	// inside reads namespaces, and isGone finds out which namespaces are gone. Each runs once, and only for an
-	// attachment that may be garbage.
+	spaces map[uint64]space // namespaces that processes use or have mounted, by inode
+	host   map[string]bool  // names of the host's links
+	own    uint64           // inode of the host's namespace
+	began  time.Time        // before the first query, by the clock that file times use
+	// inside reads the namespaces, and isGone finds out which namespaces no longer exist. Each runs at most once, and
+	// only if an attachment may be garbage.
 	inside func() (*inside, error)
 	isGone func() (func(ns.Identity) bool, error)
 }
@@ -40,9 +40,9 @@ type space struct {
 	isUsed bool   // a process is in it or has it open
 }
 
-// inside is what was read in the namespaces that containers may use.
+// inside represents the contents of the namespaces that containers may use.
 type inside struct {
-	has    map[mark]uint64     // inode of the namespace that has the mark; 0: not found
+	has    map[mark]uint64     // inode of the namespace that has the mark; 0 = not found
 	active map[uint64]bool     // namespaces that processes use and in which a link is up
 	owners map[uint64][]string // IDs of the containers that are known to be in each namespace
 }
@@ -55,12 +55,12 @@ type mark struct {
 	mac  string
 }
 
-// Survey asks the runtimes and the kernel, and lists the attachments last, because no earlier answer would have an
-// attachment that was made since then. With an error it returns no Survey, because attachments that could not be read
-// must be left alone. The Survey also looks for the marks of former attachments.
+// Survey queries the runtimes and the kernel, and lists the attachments last, because an earlier answer could not
+// include an attachment that was created afterwards. With an error it returns no Survey, because attachments that
+// could not be read must be left alone. The Survey also searches namespaces for the marks of former attachments.
 func (n Node) Survey(ctx context.Context, former ...*Attachment) (s *Survey, err error) {
 	s = &Survey{host: map[string]bool{}, isGone: sync.OnceValues(ns.Gone)}
-	s.inside = sync.OnceValues(func() (*inside, error) { return s.lookInside(former) })
+	s.inside = sync.OnceValues(func() (*inside, error) { return s.readNamespaces(former) })
 	var now unix.Timespec
 	var own unix.Stat_t
 	err = errors.Join(unix.ClockGettime(unix.CLOCK_REALTIME_COARSE, &now), unix.Stat("/proc/self/ns/net", &own))
@@ -87,9 +87,10 @@ func (n Node) Survey(ctx context.Context, former ...*Attachment) (s *Survey, err
 	return s, nil
 }
 
-// Blind says that containers' processes cannot be seen from here: we are in a PID namespace of our own. A node may have
-// one (kind, LXC). Then an ADD ran in it, or a container's process is in it.
-func (s *Survey) Blind() error {
+// CheckPIDs returns an error if this process cannot see the processes of containers, because it runs in another PID
+// namespace. A whole node may be in a PID namespace (kind, LXC). That is recognized by an ADD that ran in it, or by a
+// container's process in it.
+func (s *Survey) CheckPIDs() error {
 	var here unix.Stat_t
 	if err := unix.Stat("/proc/self/ns/pid", &here); err != nil {
 		return err
@@ -106,7 +107,7 @@ func (s *Survey) Blind() error {
 		"in that of the node (hostPID: true, podman run --pid host, nsenter --target 1 --pid)", here.Ino)
 }
 
-// spaces returns all namespaces that processes are in, have open or have mounted.
+// spaces returns all network namespaces that processes are in, have open or have mounted.
 func spaces() (found map[uint64]space, err error) {
 	found = map[uint64]space{}
 	for use, failed := range ns.Uses("/proc", true) {
@@ -120,9 +121,9 @@ func spaces() (found map[uint64]space, err error) {
 	return found, err
 }
 
-// lookInside reads all namespaces but the host's and those of unprivileged users. No runtime attaches a namespace that
-// an unprivileged user made, and a user can make thousands.
-func (s *Survey) lookInside(former []*Attachment) (*inside, error) {
+// readNamespaces reads all namespaces except the host's and those of unprivileged users. No runtime attaches a
+// namespace that an unprivileged user created, and a user can create thousands.
+func (s *Survey) readNamespaces(former []*Attachment) (*inside, error) {
 	in := &inside{has: map[mark]uint64{}, active: map[uint64]bool{}, owners: map[uint64][]string{}}
 	for _, a := range slices.Concat(s.Attachments, former) {
 		for _, m := range a.marks() {
@@ -130,12 +131,12 @@ func (s *Survey) lookInside(former []*Attachment) (*inside, error) {
 		}
 	}
 	for inode, at := range s.spaces {
-		if err := s.look(in, inode, at); err != nil {
+		if err := s.readNamespace(in, inode, at); err != nil {
 			return nil, err
 		}
 	}
 	for _, a := range s.Attachments {
-		inode := s.noted(a)
+		inode := s.recordedNetns(a)
 		for _, m := range a.marks() {
 			inode = cmp.Or(inode, in.has[m])
 		}
@@ -144,10 +145,9 @@ func (s *Survey) lookInside(former []*Attachment) (*inside, error) {
 	return in, nil
 }
 
-// look notes the marks of a namespace, and whether a link is up. A used namespace to which its path no longer leads is
-// treated as one with a link that is up, because the process of the path may have ended while another process uses the
-// namespace.
-func (s *Survey) look(in *inside, inode uint64, at space) error {
+// readNamespace adds the marks of a namespace, and whether a link is up in it. A used namespace that is no longer at
+// its path is treated as active, because another process may use it after the process in the path has exited.
+func (s *Survey) readNamespace(in *inside, inode uint64, at space) error {
 	if inode == s.own {
 		return nil
 	}
@@ -185,6 +185,7 @@ func (s *Survey) look(in *inside, inode uint64, at space) error {
 	return errors.Join(err, c.EachAddr(func(link int, addr netip.Addr) { note(mark{link: names[link], addr: addr}) }))
 }
 
+// marks returns the marks by which the attachment can be found in a namespace.
 func (a *Attachment) marks() (marks []mark) {
 	for _, text := range a.Addresses() {
 		if addr, err := netip.ParseAddr(text); err == nil {
@@ -197,7 +198,7 @@ func (a *Attachment) marks() (marks []mark) {
 	return marks
 }
 
-// identities returns the identities of the container's namespace that plugins wrote down in this boot.
+// identities returns the identities of the container's namespace that plugins recorded in this boot.
 func (a *Attachment) identities() (ids []ns.Identity) {
 	for _, h := range a.Holdings {
 		if id := (ns.Identity{Inode: h.NetnsInode, Cookie: h.NetnsCookie}); id.Inode != 0 && !slices.Contains(ids, id) {
@@ -207,9 +208,9 @@ func (a *Attachment) identities() (ids []ns.Identity) {
 	return ids
 }
 
-// noted returns the inode of the live namespace to which the attachment's path or the notes of plugins lead; 0 if there
-// is none. A namespace that processes use comes first.
-func (s *Survey) noted(a *Attachment) (inode uint64) {
+// recordedNetns returns the inode of the existing namespace that the attachment's path or the plugins' records name; 0
+// if there is none. It prefers a namespace that processes use.
+func (s *Survey) recordedNetns(a *Attachment) (inode uint64) {
 	if netns, err := ns.Open(a.Netns); err == nil {
 		defer netns.Close()
 		if id, err := netns.Identity(); err == nil {
@@ -217,15 +218,15 @@ func (s *Survey) noted(a *Attachment) (inode uint64) {
 		}
 	}
 	for _, id := range a.identities() {
-		if !s.spaces[inode].isUsed && s.isThere(id) {
+		if !s.spaces[inode].isUsed && s.exists(id) {
 			inode = id.Inode
 		}
 	}
 	return inode
 }
 
-// isThere reports whether the survey has the namespace. It is true in doubt.
-func (s *Survey) isThere(id ns.Identity) bool {
+// exists reports whether the survey has the namespace. It returns true if the namespace cannot be opened or compared.
+func (s *Survey) exists(id ns.Identity) bool {
 	at, isFound := s.spaces[id.Inode]
 	if !isFound {
 		return false
@@ -239,10 +240,10 @@ func (s *Survey) isThere(id ns.Identity) bool {
 	return err != nil || now.Inode != id.Inode || now.Cookie == 0 || id.Cookie == 0 || now.Cookie == id.Cookie
 }
 
-// namespaceOf returns the inode of the live namespace that noted returns or that has a mark of the attachment; 0 if
-// there is none.
+// namespaceOf returns the inode of the existing namespace that is recorded for the attachment or has one of its marks;
+// 0 if there is none.
 func (s *Survey) namespaceOf(a *Attachment) (inode uint64, err error) {
-	if inode = s.noted(a); inode != 0 {
+	if inode = s.recordedNetns(a); inode != 0 {
 		return inode, nil
 	}
 	in, err := s.inside()
@@ -255,9 +256,9 @@ func (s *Survey) namespaceOf(a *Attachment) (inode uint64, err error) {
 	return inode, nil
 }
 
-// stranger returns the inode of a namespace that may be the attachment's although nothing says so: processes use it, a
-// link in it is up, and no other container is known to be in it. It returns 0 if there is none.
-func (s *Survey) stranger(a *Attachment) (uint64, error) {
+// unclaimedNetns returns the inode of a namespace that may be the attachment's although no record names it: processes
+// use it, a link in it is up, and no other container is known to be in it. It returns 0 if there is none.
+func (s *Survey) unclaimedNetns(a *Attachment) (uint64, error) {
 	in, err := s.inside()
 	if err != nil {
 		return 0, err
@@ -271,8 +272,8 @@ func (s *Survey) stranger(a *Attachment) (uint64, error) {
 	return 0, nil
 }
 
-// youngest is when something of the attachment was written last.
-func (a *Attachment) youngest() (t time.Time) {
+// lastWritten returns the latest time at which the runtime's record or a holding of the attachment was written.
+func (a *Attachment) lastWritten() (t time.Time) {
 	t = a.Written
 	for _, h := range a.Holdings {
 		if h.Since.After(t) {
@@ -284,81 +285,83 @@ func (a *Attachment) youngest() (t time.Time) {
 
 const noRuntime = "no runtime knows its container, and no process uses its namespace"
 
-// Judge says why an attachment is garbage, or else why it is kept. What a runtime remembers in libcni's cache, and a
-// namespace that is mounted, prove nothing: both may outlive the container. Nor does a path that is gone.
-func (s *Survey) Judge(a *Attachment, older time.Duration) (garbage, kept string) {
+// Classify returns the reason why an attachment is garbage or, with an empty garbage, why it must be kept. A file in
+// libcni's cache and a mounted namespace are no evidence of a live container, because both may outlive it. A missing
+// path is no evidence that the namespace is gone.
+func (s *Survey) Classify(a *Attachment, older time.Duration) (garbage, kept string) {
 	isThere := s.host[FirstWord(a.HostEnd())]
-	age := s.began.Sub(a.youngest())
+	age := s.began.Sub(a.lastWritten())
 	knows := s.known[a.ContainerID]
 	switch {
 	case a.Network == "" || a.IfName == "":
-		return "", "its network or interface is not written down"
+		return "", "its network or interface is not recorded"
 	case a.Damaged != "":
-		return "", a.Damaged + " cannot be read: remove it when the container is gone"
+		return "", a.Damaged + " cannot be read; remove it when the container no longer exists"
 	case knows != "":
 		return "", knows + " knows the container"
-	case a.youngest().IsZero() && isThere:
-		return "", fmt.Sprintf("its host end %s is there, and nothing says since when", a.HostEnd())
+	case a.lastWritten().IsZero() && isThere:
+		return "", fmt.Sprintf("its host end %s exists, and its age is unknown", a.HostEnd())
 	case age <= older:
-		return "", fmt.Sprintf("something of it was written less than %s ago: its ADD may be under way", older)
+		return "", fmt.Sprintf("something of it was written less than %s ago: its ADD may be in progress", older)
 	}
 	inode, err := s.namespaceOf(a)
-	isNoted := len(a.identities()) > 0
+	isRecorded := len(a.identities()) > 0
 	switch {
 	case err != nil:
-		return "", "its namespace cannot be looked for: " + err.Error()
+		return "", "its namespace cannot be searched for: " + err.Error()
 	case s.spaces[inode].isUsed:
 		return "", fmt.Sprintf("a process uses its namespace net:[%d]", inode)
-	case s.WouldKnow(a.ContainerID) && (inode != 0 || isNoted):
+	case s.isAuthoritative(a.ContainerID) && (inode != 0 || isRecorded):
 		return noRuntime, ""
 	case inode != 0:
-		return "", "its namespace lives, and no runtime answers that would know the container"
+		return "", "its namespace exists, and no runtime that would know the container answers"
 	case isThere:
-		return "", fmt.Sprintf("its host end %s is there, so its namespace lives", a.HostEnd())
-	case isNoted:
-		return s.judgeNoted(a)
+		return "", fmt.Sprintf("its host end %s exists, so its namespace exists", a.HostEnd())
+	case isRecorded:
+		return s.classifyRecorded(a)
 	}
-	return s.judgeUnnoted(a)
+	return s.classifyUnrecorded(a)
 }
 
-// judgeNoted judges an attachment by the identity of its namespace, as host-local does before it reclaims an address.
-func (s *Survey) judgeNoted(a *Attachment) (garbage, kept string) {
+// classifyRecorded decides by the recorded identity of the namespace, as host-local does before it reclaims an address.
+func (s *Survey) classifyRecorded(a *Attachment) (garbage, kept string) {
 	isGone, err := s.isGone()
 	switch {
 	case err != nil:
-		return "", "it is not certain that its namespace is gone: " + err.Error()
+		return "", "it is unknown whether its namespace exists: " + err.Error()
 	case slices.ContainsFunc(a.identities(), func(id ns.Identity) bool { return !isGone(id) }):
-		return "", "its namespace lives"
+		return "", "its namespace exists"
 	}
-	return "nothing has its network namespace any more", ""
+	return "its network namespace no longer exists", ""
 }
 
-// judgeUnnoted judges an attachment whose path and addresses are in no namespace, and whose namespace no plugin wrote
-// down, such as the reference plugins. The container may have changed its addresses, so another namespace may be its.
-// This does not matter if the interface had a host end, because both ends of a pair end together.
-func (s *Survey) judgeUnnoted(a *Attachment) (garbage, kept string) {
+// classifyUnrecorded decides about an attachment whose path and addresses are in no namespace, and whose namespace no
+// plugin recorded, for example because the reference plugins made it. The container may have changed its addresses, so
+// another namespace may be its own. That does not matter if the interface had a host end, because a host end is removed
+// together with its peer.
+func (s *Survey) classifyUnrecorded(a *Attachment) (garbage, kept string) {
 	if a.HostEnd() == "" && !slices.ContainsFunc(a.Holdings, func(h cni.Holding) bool { return h.IsOfEarlierBoot }) {
-		other, err := s.stranger(a)
+		other, err := s.unclaimedNetns(a)
 		switch {
 		case err != nil:
-			return "", "its namespace cannot be looked for: " + err.Error()
+			return "", "its namespace cannot be searched for: " + err.Error()
 		case other != 0:
-			return "", fmt.Sprintf("the namespace net:[%d] may be its: processes use it, a link in it is up, and no "+
-				"other attachment is known to be in it", other)
+			return "", fmt.Sprintf("the namespace net:[%d] may be its own: processes use it, a link in it is up, and "+
+				"no other attachment is known to be in it", other)
 		}
 	}
 	switch {
-	case s.WouldKnow(a.ContainerID):
+	case s.isAuthoritative(a.ContainerID):
 		return noRuntime, ""
 	case a.Netns != "" && a.Orphan != "":
 		return a.Orphan, ""
 	case len(a.marks()) > 0 && a.Netns == "":
 		return "no namespace of the node has its addresses", ""
 	}
-	return "", "nothing tells whether its container lives"
+	return "", "it is unknown whether its container is live"
 }
 
-// FirstWord is the beginning of a text, up to a blank.
+// FirstWord returns the beginning of a text, up to the first space.
 func FirstWord(text string) string {
 	word, _, _ := strings.Cut(text, " ")
 	return word
