@@ -36,7 +36,7 @@ func (c *Call) findMaster() error {
 	if err != nil {
 		return err
 	}
-	return c.Child.refuseMaster(c.Master)
+	return c.Child.refuseMaster(c.Host, c.Master)
 }
 
 // masterConn returns the socket in the master's namespace.
@@ -105,8 +105,8 @@ func findLink(conn *rtnl.Conn, master string) (rtnl.Link, error) {
 }
 
 // refuseMaster refuses a master that is lo, on which the kernel creates no link, a link of the host that belongs to
-// another attachment, and a master with a smaller MTU than the child's.
-func (cfg ChildConfig) refuseMaster(master rtnl.Link) error {
+// another container, and a master with a smaller MTU than the child's.
+func (cfg ChildConfig) refuseMaster(host *rtnl.Conn, master rtnl.Link) error {
 	const lo = 1 // the index of lo in each namespace
 	if master.Index == lo {
 		return cni.Refuse("master", nil, fmt.Sprintf("%q: is the loopback interface, which can have no interface on it",
@@ -115,6 +115,11 @@ func (cfg ChildConfig) refuseMaster(master rtnl.Link) error {
 	if !cfg.isMasterInside() {
 		if err := netplugin.RefuseOwned("master", master); err != nil {
 			return err
+		}
+		if master.Master == 0 || cfg.New.Kind == vlanKind { // the kernel refuses other kinds on a port
+			if err := netplugin.RefuseForeign(host, "master", master); err != nil {
+				return err
+			}
 		}
 	}
 	if cfg.Link.MTU > master.MTU {
@@ -137,7 +142,7 @@ func (cfg ChildConfig) probeMaster(host *rtnl.Conn) error {
 	if upper := upperDevice(host, l); upper != "" && cfg.New.Kind != vlanKind {
 		return fmt.Errorf("master: %q: is held by %s", l.Name, upper)
 	}
-	return cfg.refuseMaster(l)
+	return cfg.refuseMaster(host, l)
 }
 
 // upperDevice returns kind and name of the bridge or bond that receives all frames of the link, so that the link can

@@ -3,7 +3,10 @@ package netplugin
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/iface"
@@ -67,4 +70,25 @@ func RefuseOwned(key string, l rtnl.Link) error {
 		return cni.Errorf(cni.CodeConflict, "%s: %q: belongs to %s", key, l.Name, owner)
 	}
 	return nil
+}
+
+// RefuseForeign is RefuseOwned for the host end of a container that another network plugin attached: its other end is
+// in another network namespace, and it is a port, or the host routes a single address to it. The address of a router
+// does not count, because the link is then the host's own uplink.
+func RefuseForeign(host *rtnl.Conn, key string, l rtnl.Link) error {
+	if !l.IsPairEnd() || l.PeerNS == -1 {
+		return nil
+	}
+	routes, err := host.Routes(l.Index, unix.AF_UNSPEC)
+	addrs, addrErr := host.Addrs(l.Index)
+	isHostEnd := slices.ContainsFunc(routes, func(r rtnl.Route) bool {
+		isRouter := func(o rtnl.Route) bool { return o.GW == r.Dst.Addr() }
+		isOwn := func(a rtnl.Addr) bool { return a.Prefix.Addr() == r.Dst.Addr() }
+		return r.Type == unix.RTN_UNICAST && r.Dst.IsSingleIP() && !r.GW.IsValid() &&
+			!slices.ContainsFunc(routes, isRouter) && !slices.ContainsFunc(addrs, isOwn)
+	})
+	if l.Master != 0 || isHostEnd {
+		return cni.Errorf(cni.CodeConflict, "%s: %q: connects a container of another network plugin", key, l.Name)
+	}
+	return errors.Join(err, addrErr)
 }

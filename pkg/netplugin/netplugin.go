@@ -166,9 +166,10 @@ func DialNetns(open Opener, path string, id ns.Identity) (*rtnl.Conn, error) {
 }
 
 // DialContainer opens a socket in the container's namespace for DEL: the namespace of CNI_NETNS or, if that is empty or
-// no longer exists, the namespace that prevResult names for the container's interface. Paths below /proc in prevResult
-// are not used, because a process of another container may have the process ID now. The error matches rtnl.ErrNoLink if
-// there is no such namespace.
+// no longer exists, the namespace that prevResult names for the container's interface. The author of a configuration
+// may write prevResult, so a namespace in which a process runs is not used: it is a live container's. Paths below /proc
+// are not used either, because a process of another container may have the process ID now. The error matches
+// rtnl.ErrNoLink if there is no such namespace.
 func DialContainer(req *skel.Request) (*rtnl.Conn, error) {
 	if req.NS != nil {
 		return rtnl.Dial(req.NS)
@@ -185,6 +186,9 @@ func DialContainer(req *skel.Request) (*rtnl.Conn, error) {
 		return nil, err
 	}
 	defer n.Close()
+	if n.HasProcess() {
+		return nil, rtnl.ErrNoLink
+	}
 	return rtnl.Dial(n)
 }
 

@@ -301,6 +301,20 @@ func OpenAs(path string, id Identity) (*NS, error) {
 	return n, nil
 }
 
+// HasProcess reports whether a thread that /proc shows is in the namespace.
+func (n *NS) HasProcess() bool {
+	var st unix.Stat_t
+	if err := unix.Fstat(n.FD(), &st); err != nil {
+		return false
+	}
+	for use, err := range Uses("/proc", false) {
+		if err == nil && use.Inode == st.Ino && !use.IsMount {
+			return true
+		}
+	}
+	return false
+}
+
 // Finder opens namespaces that may have lost their paths. It looks at all processes once, when it has to.
 type Finder struct {
 	Also    string // another path that is tried: CNI_NETNS

@@ -370,6 +370,24 @@ func (c *Conn) EachAddr(do func(link int, addr netip.Addr)) error {
 	return wrap("list of addresses", err)
 }
 
+// PeerAddrs returns the addresses of a family, unix.AF_INET or unix.AF_INET6, that the other end of a pair has. l is an
+// end in c's namespace. The other end may be in another namespace, which need not have a path.
+func (c *Conn) PeerAddrs(l Link, family int) (addrs []netip.Addr, err error) {
+	msg := nl.NewIfAddrmsg(family)
+	msg.Index = uint32(l.Peer)
+	var attrs []*nl.RtAttr
+	if l.PeerNS != -1 {
+		attrs = append(attrs, nl.NewRtAttr(unix.IFA_TARGET_NETNSID, nl.Uint32Attr(uint32(l.PeerNS))))
+	}
+	answers, err := c.send(unix.RTM_GETADDR, unix.NLM_F_DUMP, msg, attrs...)
+	for _, answer := range answers {
+		if addr := ownAddr(answer[msg.Len():]); int(nl.DeserializeIfAddrmsg(answer).Index) == l.Peer && addr.IsValid() {
+			addrs = append(addrs, addr)
+		}
+	}
+	return addrs, wrap(fmt.Sprintf("addresses of the peer of link %q", l.Name), err)
+}
+
 // ownAddr returns the address in the attributes of a message: IFA_LOCAL or, for an address without a peer, IFA_ADDRESS.
 func ownAddr(attrs []byte) (addr netip.Addr) {
 	for len(attrs) >= unix.SizeofRtAttr {

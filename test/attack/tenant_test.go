@@ -66,6 +66,21 @@ var _ = Describe("a prevResult that names another container's host end", Label("
 		}
 	}
 
+	It("has DEL remove nothing by the path of a namespace in which a process runs", func() {
+		n := NewNode()
+		v := victim(n, false)
+		before := n.Snapshot("links")
+		process := v.Start(nstest.Program{Path: "sleep", Args: []string{"1000"}}).Process
+		del := func() {
+			a := n.Invoke("ptp", Call{Command: "DEL", ID: "tenant", Conf: forged("ptp", v.Netns)})
+			Expect(a.Code).To(BeZero(), a.Stdout)
+		}
+		del()
+		Expect(n.Snapshot("links")).To(Equal(before))
+		Expect(process.Kill()).To(Succeed())
+		Eventually(func() string { del(); return n.Snapshot("links") }).ShouldNot(Equal(before), "an ended container's")
+	})
+
 	It("has DEL remove nothing by a path below /proc either", func() {
 		n := NewNode()
 		v := victim(n, false)
@@ -119,6 +134,35 @@ var _ = Describe("a configuration that names another container's link", Label("k
 		}),
 		Entry("vlan", "vlan", func(link string) Object { return Object{"master": link, "vlanId": 5} }),
 	)
+})
+
+var _ = Describe("a host end of another network plugin", Label("kernel", "owned-link"), func() {
+	DescribeTable("is refused, and its container stays connected", func(plugin string, keys Object, port bool) {
+		n, tenant := NewNode(), NewPod("tenant")
+		v := victim(n, port)
+		v.IP("addr add 10.7.0.9/32 dev eth0", "link set eth0 up")
+		n.IP("link set cali0 up")
+		if !port {
+			n.IP("route add 10.7.0.9/32 dev cali0")
+		}
+		before := n.Snapshot("links", "routes") + v.Snapshot("links")
+		a := n.Invoke(plugin, Call{Command: "ADD", ID: "tenant", Netns: tenant.Netns,
+			Conf: Merge(Object{"cniVersion": "1.0.0", "name": "other", "type": plugin}, keys)})
+		Expect(a.Failed(103)).To(ContainSubstring(`"cali0": connects a container of another network plugin`))
+		Expect(n.Snapshot("links", "routes") + v.Snapshot("links")).To(Equal(before))
+	},
+		Entry("host-device, with a route", "host-device", Object{"device": "cali0"}, false),
+		Entry("host-device, of a bridge", "host-device", Object{"device": "cali0"}, true),
+		Entry("macvlan, with a route", "macvlan", Object{"master": "cali0", "mode": "passthru"}, false),
+		Entry("vlan, of a bridge", "vlan", Object{"master": "cali0", "vlanId": 5}, true),
+	)
+
+	It("is not taken for one if a router is behind it", func() {
+		n, p := NewNode(), NewPod("one")
+		victim(n, false)
+		n.IP("link set cali0 up", "route add 169.254.1.1/32 dev cali0", "route add default via 169.254.1.1 dev cali0")
+		n.Up(p, List{{Plugin: "macvlan", Keys: Object{"master": "cali0"}}})
+	})
 })
 
 var _ = Describe("a gateway in the subnet of the host's router", Label("kernel", "router-subnet"), func() {

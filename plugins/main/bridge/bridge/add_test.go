@@ -317,6 +317,22 @@ var _ = Describe("ADD", func() {
 			}
 		})
 
+		It("comes first, and the bridge gets what IPv6 needs from the next container", func() {
+			tenant := w.Attach("tenant", conf(Object{"name": "tenant", "mtu": 1000}))
+			Expect(Show(w.Host, "br").MTU).To(Equal(1000))
+			next := w.Attach("next", l3(Object{"isGateway": true}), "2001:db8:1::2/64")
+			Expect(Show(w.Host, "br").MTU).To(Equal(1280))
+			Expect(Show(tenant.Host, "eth0").MTU).To(Equal(1000))
+			Expect(Show(next.Host, "eth0").MTU).To(Equal(1500))
+			Expect(w.Sysctl("net/ipv6/conf/br/accept_ra")).To(Equal("0"))
+			Expect(Ping(next.Host, "2001:db8:1::1")).To(BeTrue())
+			w.Succeeds(tenant.As("CHECK"))
+			w.Succeeds(next.As("CHECK"))
+			w.Succeeds(tenant.As("DEL"))
+			Expect(Show(w.Host, "br").MTU).To(Equal(1500))
+			w.Succeeds(next.As("CHECK"))
+		})
+
 		It("leaves its MTU to a bridge whose uplink has a larger one", func() {
 			w.Host.IP("link add name br up mtu 9000 type bridge", "link add up0 mtu 9000 type veth peer name up1",
 				"link set up0 master br")

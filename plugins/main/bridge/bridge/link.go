@@ -166,10 +166,8 @@ func (a *attachment) prepareGateway(ctx context.Context, want []netip.Prefix) (g
 	if err != nil {
 		return gw, err
 	}
-	for _, addr := range plan.Add {
-		if err := a.call.RefuseRouter(addr, a.bridge, gw.Link); err != nil {
-			return gw, err
-		}
+	if err := a.refuseGateways(plan, gw.Link); err != nil {
+		return gw, err
 	}
 	gw.Addrs = plan.Usable
 	for _, addr := range plan.Remove {
@@ -197,6 +195,31 @@ func (a *attachment) prepareGateway(ctx context.Context, want []netip.Prefix) (g
 		}
 	}
 	return gw, nil
+}
+
+// refuseGateways refuses new gateway addresses by which the host would lose its router or a container of another
+// network, and the replacement of an address that is the gateway of such a container.
+func (a *attachment) refuseGateways(plan gatewayPlan, link rtnl.Link) error {
+	for _, addr := range plan.Add {
+		err := errors.Join(a.call.RefuseRouter(addr, a.bridge, link), a.call.RefuseGateway(addr, a.bridge, link))
+		if err != nil {
+			return err
+		}
+	}
+	for _, addr := range plan.Remove {
+		if slices.Contains(plan.Add, addr) { // a duplicate
+			continue
+		}
+		holder, _, err := a.call.Holder(link, addr.Masked())
+		if err == nil && holder != "" {
+			err = cni.Errorf(cni.CodeConflict, "forceAddress: bridge %q: gateway %s is in use by %s; remove that "+
+				"container first", link.Name, addr, holder)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // pinMAC sets the MAC address of a gateway interface to its present address, unless it was set before. A bridge whose

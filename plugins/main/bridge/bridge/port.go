@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/netplugin"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
@@ -48,7 +49,7 @@ func (a *attachment) setUpPort(ctx context.Context) error {
 // to the largest MTU in use, and the kernel lowers the bridge's MTU.
 func (a *attachment) keepMTU(end *rtnl.Link) error {
 	if end.MTU >= a.bridge.MTU {
-		return nil
+		return a.raiseMTU(end.MTU)
 	}
 	ports, err := a.call.Host.Ports(a.bridge.Index)
 	if err != nil {
@@ -75,6 +76,28 @@ func (a *attachment) keepMTU(end *rtnl.Link) error {
 	}
 	end.MTU = largest
 	return a.call.Host.SetLink(end.Index, rtnl.LinkChange{MTU: largest})
+}
+
+// mtuMinIPv6 is the smallest MTU with which a link has IPv6 (RFC 8200, section 5), in bytes.
+const mtuMinIPv6 = 1280
+
+// raiseMTU raises the MTU of a bridge to mtuMinIPv6 when an interface with at least this MTU becomes a port. The first
+// container on a bridge chooses its MTU, and with a smaller one the next container could have no IPv6.
+func (a *attachment) raiseMTU(mtu int) error {
+	if mtu < mtuMinIPv6 || a.bridge.MTU >= mtuMinIPv6 {
+		return nil
+	}
+	ports, err := a.call.Host.Ports(a.bridge.Index)
+	for _, p := range ports {
+		if p.MTU < mtuMinIPv6 {
+			raised := a.call.Host.SetLink(p.Index, rtnl.LinkChange{MTU: mtuMinIPv6})
+			err = errors.Join(err, netplugin.IgnoreNoLink(raised))
+		}
+	}
+	if err != nil {
+		return err
+	}
+	return a.call.Tolerate(a.ignoreRouterAdverts()) // the bridge's IPv6 settings are new
 }
 
 // usedMTU returns the MTU that a port really uses. For the port of a container or a VLAN gateway it is the MTU of the

@@ -1,6 +1,7 @@
 package hostdevice
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -35,7 +36,7 @@ func (d selector) find(host *rtnl.Conn) (l rtnl.Link, err error) {
 		err = cni.Refuse(d.Key, d.Value, "is the loopback interface, which cannot move")
 	}
 	if err == nil {
-		err = netplugin.RefuseOwned(d.Key, l)
+		err = cmp.Or(netplugin.RefuseOwned(d.Key, l), netplugin.RefuseForeign(host, d.Key, l))
 	}
 	return l, err
 }

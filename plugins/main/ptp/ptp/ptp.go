@@ -50,13 +50,8 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	if err != nil {
 		return nil, fmt.Errorf("IPAM plugin %q: %w", req.IPAM, err)
 	}
-	if err := s.RefuseHostAddresses(p.Result, s.HostEnd, true); err != nil {
+	if err := refuseAddresses(s, p); err != nil {
 		return nil, err
-	}
-	for _, gw := range p.Gateways {
-		if err := s.RefuseRouter(gw); err != nil {
-			return nil, err
-		}
 	}
 	p.Result.Interfaces = s.Interfaces()
 	s.Req.Step("raise the host end")
@@ -117,6 +112,25 @@ func status(ctx context.Context, req *skel.Request, cfg config) error {
 		}
 		return nil
 	})
+}
+
+// refuseAddresses refuses addresses and gateways by which the host would lose its router, another container, or packets
+// for itself.
+func refuseAddresses(s *attach.Call, p plan) error {
+	if err := s.RefuseHostAddresses(p.Result, s.HostEnd, true); err != nil {
+		return err
+	}
+	for _, gw := range p.Gateways {
+		if err := errors.Join(s.RefuseRouter(gw), s.RefuseTaken(gw.Addr())); err != nil {
+			return err
+		}
+	}
+	for _, r := range p.HostRoutes {
+		if err := s.RefuseTaken(r.Dst.Addr()); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // raiseHostEnd brings the host end up, after what must hold before.

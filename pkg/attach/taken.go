@@ -1,0 +1,101 @@
+package attach
+
+import (
+	"net/netip"
+	"slices"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
+)
+
+// RefuseTaken returns code 103 if the host would no longer reach a live container of another network after ADD, because
+// it would send packets for the address to a link of this attachment.
+func (c *Call) RefuseTaken(addr netip.Addr) error {
+	bits, err := c.Host.RouteBits(addr)
+	var index int
+	if err == nil && bits > 0 { // the default route leads to other machines
+		index, err = c.Host.RouteTo(addr)
+	}
+	if err != nil || index <= 1 { // 1 is lo
+		return ignoreUnreachable(err)
+	}
+	return c.refuseHolder(index, netip.PrefixFrom(addr, addr.BitLen()))
+}
+
+// RefuseGateway is RefuseTaken for a gateway address that a bridge, or the VLAN's gateway, does not have yet. The host
+// then has the address itself, and a route to its subnet, which wins over routes to larger ones. own are both links.
+func (c *Call) RefuseGateway(gateway netip.Prefix, own ...rtnl.Link) error {
+	routes, err := c.Host.RouteCopies()
+	if err != nil {
+		return err
+	}
+	for _, r := range routes {
+		dst := r.Route().Dst
+		for _, index := range r.Links() {
+			isOwn := slices.ContainsFunc(own, func(l rtnl.Link) bool { return l.Index == index })
+			if isOwn || index <= 1 || dst.Bits() == 0 || !dst.Contains(gateway.Addr()) {
+				continue
+			}
+			taken := netip.PrefixFrom(gateway.Addr(), gateway.Addr().BitLen())
+			if dst.Bits() < gateway.Bits() {
+				taken = gateway.Masked()
+			}
+			if err := c.refuseHolder(index, taken); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (c *Call) refuseHolder(index int, taken netip.Prefix) error {
+	link, err := c.Host.LinkByIndex(index)
+	if err != nil {
+		return err
+	}
+	holder, addr, err := c.Holder(link, taken)
+	if err == nil && holder != "" {
+		err = cni.Errorf(cni.CodeConflict, "address %s: %s has it, and the host would not reach that container any "+
+			"more; choose addresses that no other network of the node uses", addr, holder)
+	}
+	return err
+}
+
+// Holder returns a description of the first container of another network that is connected to a link of the host, or to
+// a port of the link if that is a bridge, and has an address in dst. It returns an empty text if there is none.
+// Containers that the kernel does not show are not found.
+func (c *Call) Holder(link rtnl.Link, dst netip.Prefix) (holder string, addr netip.Addr, err error) {
+	ends := []rtnl.Link{link}
+	if link.IsPairEnd() && link.PeerNS == -1 { // a VLAN's gateway, whose other end is a port
+		if peer, err := c.Host.LinkByIndex(link.Peer); err == nil {
+			link.Kind, link.Index = "bridge", peer.Master
+		}
+	}
+	if link.Kind == "bridge" {
+		if ends, err = c.Host.Ports(link.Index); err != nil {
+			return "", addr, err
+		}
+	}
+	for _, end := range ends {
+		owner, isOurs := cni.ParseMark(end.Alias)
+		if !end.IsPairEnd() || end.PeerNS == -1 || end.PeerNS == c.HostEnd.PeerNS || owner.Network == c.Req.Network {
+			continue
+		}
+		addrs, err := c.Host.PeerAddrs(end, rtnl.FamilyOf(dst.Addr()))
+		if i := slices.IndexFunc(addrs, dst.Contains); err == nil && i >= 0 {
+			holder = "the container behind " + end.Name
+			if isOurs {
+				holder = owner.String()
+			}
+			return holder, addrs[i], nil
+		}
+	}
+	return "", addr, nil
+}
+
+func ignoreUnreachable(err error) error {
+	if rtnl.IsUnreachable(err) {
+		return nil
+	}
+	return err
+}
