@@ -35,6 +35,27 @@ func (c *Conn) RouteCopies() ([]RouteCopy, error) {
 	return complete(routes, wrap("list routes", err))
 }
 
+// LinkRoutes lists the routes of all tables and types that leave through a link.
+func (c *Conn) LinkRoutes(index int) ([]RouteCopy, error) {
+	routes, err := c.dumpRoutes(unix.AF_UNSPEC, nl.NewRtAttr(unix.RTA_OIF, nl.Uint32Attr(uint32(index))))
+	routes = slices.DeleteFunc(routes, func(r RouteCopy) bool {
+		_, ok := r.HopsOf(index)
+		return !ok
+	})
+	return complete(routes, c.linkError(index, "list routes", err))
+}
+
+// Refusals lists the routes that lead nowhere in the table of a rule: unreachable, blackhole, prohibit and throw. The
+// table must have a route of the family.
+func (c *Conn) Refusals(rule RouteCopy) ([]RouteCopy, error) {
+	table := rule.Table()
+	routes, err := c.dumpRoutes(int(rule.Header.Family), nl.NewRtAttr(unix.RTA_TABLE, nl.Uint32Attr(table)))
+	routes = slices.DeleteFunc(routes, func(r RouteCopy) bool {
+		return r.Table() != table || r.Header.Type < unix.RTN_BLACKHOLE || r.Header.Type > unix.RTN_THROW
+	})
+	return complete(routes, wrap("list routes", err))
+}
+
 // dumpRoutes lists the routes of a family or, with unix.AF_UNSPEC, of both. A kernel without it answers with all.
 func (c *Conn) dumpRoutes(family int, filter ...*nl.RtAttr) (routes []RouteCopy, err error) {
 	if family == unix.AF_UNSPEC {
@@ -60,33 +81,44 @@ func (c *Conn) dumpRoutes(family int, filter ...*nl.RtAttr) (routes []RouteCopy,
 func readCopy(message []byte) (r RouteCopy) {
 	r.Header = nl.DeserializeRtMsg(message).RtMsg
 	r.Header.Flags &= unix.RTM_F_CLONED | hopFlags
-	attrs, _ := nl.ParseRouteAttr(message[unix.SizeofRtMsg:]) // the kernel's are whole
-	for _, a := range attrs {
-		// A next hop object is beside the hops that it stands for, and goes with its link.
-		if a.Attr.Type != unix.RTA_CACHEINFO && a.Attr.Type != netlink.RTA_NH_ID {
-			r.Attrs = append(r.Attrs, RouteAttribute{a.Attr.Type, a.Value})
-		}
-	}
+	r.Attrs = readAttributes(message[unix.SizeofRtMsg:])
+	// A next hop object is beside the hops that it stands for, and goes with its link.
+	r = r.without(unix.RTA_CACHEINFO, netlink.RTA_NH_ID)
 	for _, hop := range r.nextHops() {
 		hop[2] &= hopFlags
 	}
 	return r
 }
 
-// value is the value of an attribute; nil where there is none.
-func (r RouteCopy) value(kind uint16) []byte {
-	i := slices.IndexFunc(r.Attrs, func(a RouteAttribute) bool { return a.Kind == kind })
+// readAttributes reads the attributes of a message of the kernel, which are whole.
+func readAttributes(b []byte) (list []RouteAttribute) {
+	attrs, _ := nl.ParseRouteAttr(b)
+	for _, a := range attrs {
+		list = append(list, RouteAttribute{a.Attr.Type, a.Value})
+	}
+	return list
+}
+
+// valueOf returns the value of an attribute; nil where there is none.
+func valueOf(attrs []RouteAttribute, kind uint16) []byte {
+	i := slices.IndexFunc(attrs, func(a RouteAttribute) bool { return a.Kind == kind })
 	if i < 0 {
 		return nil
 	}
-	return r.Attrs[i].Value
+	return attrs[i].Value
 }
+
+func (r RouteCopy) value(kind uint16) []byte { return valueOf(r.Attrs, kind) }
 
 // without is the route without the attributes of these kinds.
 func (r RouteCopy) without(kinds ...uint16) RouteCopy {
-	listed := func(a RouteAttribute) bool { return slices.Contains(kinds, a.Kind) }
-	r.Attrs = slices.DeleteFunc(slices.Clone(r.Attrs), listed)
+	r.Attrs = without(r.Attrs, kinds...)
 	return r
+}
+
+func without(attrs []RouteAttribute, kinds ...uint16) []RouteAttribute {
+	listed := func(a RouteAttribute) bool { return slices.Contains(kinds, a.Kind) }
+	return slices.DeleteFunc(slices.Clone(attrs), listed)
 }
 
 // with is the route with an attribute of that value.
@@ -141,8 +173,9 @@ func GatewaysLast(a, b RouteCopy) int {
 // the route has no list.
 func (r RouteCopy) nextHops() (hops [][]byte) {
 	for list := r.value(unix.RTA_MULTIPATH); len(list) >= unix.SizeofRtNexthop; {
-		size := (int(binary.NativeEndian.Uint16(list)) + 3) &^ 3
-		if size < unix.SizeofRtNexthop || size > len(list) {
+		length := int(binary.NativeEndian.Uint16(list))
+		size := (length + 3) &^ 3
+		if length < unix.SizeofRtNexthop || size > len(list) {
 			break
 		}
 		hops, list = append(hops, list[:size]), list[size:]
@@ -208,6 +241,30 @@ func (r RouteCopy) OtherHops(link int) (others RouteCopy, ok bool) {
 	return r.withHops(func(index int) bool { return index != link })
 }
 
+// MoveTo returns the route with the next hops of one link on another one.
+func (r RouteCopy) MoveTo(link, other int) RouteCopy {
+	moved := nl.Uint32Attr(uint32(other))
+	if number(r.value(unix.RTA_OIF)) == uint32(link) {
+		r = r.with(unix.RTA_OIF, moved)
+	}
+	if r.value(unix.RTA_MULTIPATH) != nil {
+		r = r.with(unix.RTA_MULTIPATH, slices.Clone(r.value(unix.RTA_MULTIPATH)))
+	}
+	for _, hop := range r.nextHops() {
+		if number(hop[4:8]) == uint32(link) {
+			copy(hop[4:8], moved)
+		}
+	}
+	return r
+}
+
+// Competes reports whether both routes have the same table, destination, type of service and metric, so that the kernel
+// does not choose between them by one of these.
+func (r RouteCopy) Competes(o RouteCopy) bool {
+	return r.Table() == o.Table() && r.dst() == o.dst() && r.Header.Tos == o.Header.Tos &&
+		number(r.value(unix.RTA_PRIORITY)) == number(o.value(unix.RTA_PRIORITY))
+}
+
 // Equal says whether the routes are the same, whatever the order of their attributes.
 func (r RouteCopy) Equal(o RouteCopy) bool {
 	r, o = r.InTable(r.Table()), o.InTable(o.Table())
@@ -228,6 +285,14 @@ func (r RouteCopy) ViaGateway(gw netip.Addr, onLink bool) RouteCopy {
 		r = r.with(unix.RTA_GATEWAY, gw.AsSlice())
 	}
 	return r
+}
+
+// Hops returns the route once for each of its next hops.
+func (r RouteCopy) Hops() (routes []Route) {
+	for _, hop := range r.singleHops() {
+		routes = append(routes, hop.Route())
+	}
+	return routes
 }
 
 // Route is what the route says; of several next hops the first.
@@ -272,6 +337,23 @@ func (c *Conn) AddCopy(r RouteCopy) error {
 func (c *Conn) RestoreCopy(r RouteCopy) error {
 	return unless(c.AddCopy(r),
 		unix.EEXIST, unix.ENETDOWN, unix.ENETUNREACH, unix.EHOSTUNREACH, unix.EINVAL, ErrNoLink)
+}
+
+// Rejoin makes room for a route that a link shared with other links: it deletes the route with the next hops of the
+// others only. It reports whether the whole route can be there, which it cannot if both are gone.
+func (c *Conn) Rejoin(link int, r RouteCopy) (bool, error) {
+	others, shared := r.OtherHops(link)
+	if !shared {
+		return true, nil
+	}
+	routes, err := c.RouteCopies()
+	switch {
+	case err != nil || slices.ContainsFunc(routes, r.Equal):
+		return true, err
+	case slices.ContainsFunc(routes, others.Equal):
+		return true, c.DelCopy(others)
+	}
+	return false, nil
 }
 
 // DelCopy deletes the route with all its next hops. That there is none is no error.

@@ -85,9 +85,7 @@ func (c *Conn) Routes(index, family int) (routes []Route, err error) {
 	copies, err := c.dumpRoutes(family, nl.NewRtAttr(unix.RTA_OIF, nl.Uint32Attr(uint32(index))))
 	for _, r := range copies {
 		if own, ok := r.HopsOf(index); ok {
-			for _, hop := range own.singleHops() {
-				routes = append(routes, hop.Route())
-			}
+			routes = append(routes, own.Hops()...)
 		}
 	}
 	return complete(routes, c.linkError(index, "list routes", err))

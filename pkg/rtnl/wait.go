@@ -94,14 +94,26 @@ func (c *Conn) WaitLocal(ctx context.Context, index int, addrs ...netip.Addr) er
 	})
 }
 
+// WaitAddrs waits until missing, which receives the addresses of a link, names nothing.
+func (c *Conn) WaitAddrs(ctx context.Context, index int, missing func([]AddrCopy) string) error {
+	return c.wait(ctx, 0, index, func() (string, error) {
+		addrs, err := c.AddrCopies(index)
+		return missing(addrs), err
+	})
+}
+
 // wait calls look now and after each event of the group, until look says that
-// nothing is pending.
+// nothing is pending. Group 0 is the addresses of both families.
 func (c *Conn) wait(ctx context.Context, group uint, index int, look func() (pending string, err error)) error {
 	// Mostly nothing is pending, and then no subscription is paid for.
 	if pending, err := look(); pending == "" || err != nil {
 		return err
 	}
-	events, err := c.subscribe(group)
+	groups := []uint{group}
+	if group == 0 {
+		groups = []uint{unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR}
+	}
+	events, err := c.subscribe(groups...)
 	if err != nil {
 		return c.linkError(index, "subscribe to changes", err)
 	}
@@ -142,16 +154,16 @@ func nextEvent(events *nl.NetlinkSocket, index int) error {
 	}
 }
 
-// subscribe opens a socket that receives a group's events. The library's LinkSubscribe and its like end when some were
-// lost, and leave a goroutine behind when nobody takes them.
-func (c *Conn) subscribe(group uint) (events *nl.NetlinkSocket, err error) {
+// subscribe opens a socket that receives the events of groups. The library's LinkSubscribe and its like end when some
+// were lost, and leave a goroutine behind when nobody takes them.
+func (c *Conn) subscribe(groups ...uint) (events *nl.NetlinkSocket, err error) {
 	n, err := c.netns()
 	if err != nil {
 		return nil, err
 	}
 	defer n.Close()
 	err = n.Do(func() (err error) {
-		events, err = nl.Subscribe(unix.NETLINK_ROUTE, group)
+		events, err = nl.Subscribe(unix.NETLINK_ROUTE, groups...)
 		return err
 	})
 	return events, err

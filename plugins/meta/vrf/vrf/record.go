@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -128,30 +127,14 @@ func leave(ctx context.Context, conn *rtnl.Conn, r record, vrf rtnl.Link) error 
 	}
 	var errs []error
 	for _, route := range r.Routes {
-		whole, err := r.rejoin(conn, route)
+		whole, err := conn.Rejoin(r.Link, route)
+		if !whole { // the next hops of other interfaces are gone, with another VRF perhaps
+			route, _ = route.HopsOf(r.Link)
+		}
 		if err == nil {
-			err = conn.RestoreCopy(whole)
+			err = conn.RestoreCopy(route)
 		}
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
-}
-
-// rejoin returns the route that leave must restore. join has left the next hops of other interfaces in a route of their
-// own: if that route exists, rejoin deletes it and returns the whole route. Otherwise (the other interface may have
-// joined another VRF) it returns only the next hops of this interface.
-func (r record) rejoin(conn *rtnl.Conn, route rtnl.RouteCopy) (rtnl.RouteCopy, error) {
-	others, shared := route.OtherHops(r.Link)
-	if !shared {
-		return route, nil
-	}
-	routes, err := conn.RouteCopies()
-	switch {
-	case err != nil || slices.ContainsFunc(routes, route.Equal):
-		return route, err
-	case slices.ContainsFunc(routes, others.Equal):
-		return route, conn.DelCopy(others)
-	}
-	own, _ := route.HopsOf(r.Link)
-	return own, nil
 }

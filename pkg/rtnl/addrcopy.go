@@ -1,0 +1,187 @@
+package rtnl
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// AddrCopy is an address of a link with all attributes that the kernel reports. It can be kept in a file and added to
+// another link.
+type AddrCopy struct {
+	Header unix.IfAddrmsg   `json:"header"`
+	Attrs  []RouteAttribute `json:"attrs"` // IFA_*
+}
+
+const (
+	ifaProto    = 11 // IFA_PROTO, since Linux 5.18
+	protoRA     = 2  // IFAPROT_KERNEL_RA
+	protoKernel = 3  // IFAPROT_KERNEL_LL
+
+	// forever is the lifetime of an address that does not expire.
+	forever = 1<<32 - 1
+	// addedFlags are the flags that are given with an address. The others are states.
+	addedFlags = unix.IFA_F_NODAD | unix.IFA_F_OPTIMISTIC | unix.IFA_F_HOMEADDRESS | unix.IFA_F_MANAGETEMPADDR |
+		unix.IFA_F_NOPREFIXROUTE | unix.IFA_F_MCAUTOJOIN
+)
+
+// AddrCopies lists the addresses of a link, of both families.
+func (c *Conn) AddrCopies(index int) (addrs []AddrCopy, err error) {
+	msg := nl.NewIfAddrmsg(unix.AF_UNSPEC)
+	msg.Index = uint32(index)
+	answers, err := c.send(unix.RTM_GETADDR, unix.NLM_F_DUMP, msg)
+	for _, answer := range answers {
+		a := AddrCopy{Header: nl.DeserializeIfAddrmsg(answer).IfAddrmsg, Attrs: readAttributes(answer[msg.Len():])}
+		// Kernels before 4.20 list the addresses of all links.
+		if a.Header.Index == uint32(index) && isIP(a.Header.Family) {
+			addrs = append(addrs, a)
+		}
+	}
+	return complete(addrs, c.linkError(index, "list addresses", err))
+}
+
+func isIP(family uint8) bool { return family == unix.AF_INET || family == unix.AF_INET6 }
+
+// Prefix returns the address with its prefix length, which is the length of the peer's prefix if there is a peer.
+func (a AddrCopy) Prefix() netip.Prefix {
+	addr := addrOf(valueOf(a.Attrs, unix.IFA_LOCAL))
+	if !addr.IsValid() {
+		addr = addrOf(valueOf(a.Attrs, unix.IFA_ADDRESS))
+	}
+	return netip.PrefixFrom(addr, int(a.Header.Prefixlen))
+}
+
+// Subnet returns the subnet to which the kernel makes a route: that of the address or of its peer.
+func (a AddrCopy) Subnet() netip.Prefix {
+	return netip.PrefixFrom(addrOf(valueOf(a.Attrs, unix.IFA_ADDRESS)), int(a.Header.Prefixlen)).Masked()
+}
+
+// IsLinkLocal6 reports whether the address is an IPv6 link-local one.
+func (a AddrCopy) IsLinkLocal6() bool {
+	return a.Prefix().Addr().Is6() && a.Prefix().Addr().IsLinkLocalUnicast()
+}
+
+// IsRemade reports whether the kernel itself creates the address on a link that is up: a link-local address, or an
+// address of a router advertisement. Before Linux 5.18 the kernel does not mark the former.
+func (a AddrCopy) IsRemade() bool {
+	proto := valueOf(a.Attrs, ifaProto)
+	return a.IsAdvertised() || len(proto) == 1 && proto[0] == protoKernel
+}
+
+// IsAdvertised reports whether the address was formed from a router advertisement.
+func (a AddrCopy) IsAdvertised() bool {
+	proto := valueOf(a.Attrs, ifaProto)
+	isManaged := a.Has(unix.IFA_F_MANAGETEMPADDR) && !a.Has(unix.IFA_F_PERMANENT)
+	return a.Header.Family == unix.AF_INET6 && isManaged || a.IsTemporary() ||
+		len(proto) == 1 && proto[0] == protoRA
+}
+
+// IsTemporary reports whether the address is one that the kernel formed and will replace (RFC 8981).
+func (a AddrCopy) IsTemporary() bool {
+	return a.Header.Family == unix.AF_INET6 && a.Has(unix.IFA_F_TEMPORARY)
+}
+
+// Has reports whether the address has a flag, one of unix.IFA_F_*.
+func (a AddrCopy) Has(flag uint32) bool { return number(valueOf(a.Attrs, unix.IFA_FLAGS))&flag != 0 }
+
+// Without returns the address without an attribute, one of unix.IFA_*.
+func (a AddrCopy) Without(kind uint16) AddrCopy {
+	a.Attrs = without(a.Attrs, kind)
+	return a
+}
+
+// After returns the address with the lifetimes that are left after some seconds. ok is false if it has expired.
+func (a AddrCopy) After(seconds uint32) (_ AddrCopy, ok bool) {
+	return a.withLifetimes(func(left uint32) uint32 {
+		if left == forever {
+			return forever
+		}
+		return left - min(left, seconds)
+	})
+}
+
+// Permanent returns the address without an end of its validity. A deprecated address stays deprecated.
+func (a AddrCopy) Permanent() AddrCopy {
+	a, _ = a.withLifetimes(func(left uint32) uint32 { return min(left, 1) * forever })
+	return a
+}
+
+// withLifetimes changes the preferred and the valid lifetime, with which struct ifa_cacheinfo begins.
+func (a AddrCopy) withLifetimes(change func(left uint32) uint32) (_ AddrCopy, ok bool) {
+	info := bytes.Clone(valueOf(a.Attrs, unix.IFA_CACHEINFO))
+	if len(info) < 8 {
+		return a, true
+	}
+	for i := range 2 {
+		left := change(binary.NativeEndian.Uint32(info[4*i:]))
+		if i == 0 && a.Has(unix.IFA_F_DEPRECATED) { // of an IPv4 address that does not expire only the flag says so
+			left = 0
+		}
+		binary.NativeEndian.PutUint32(info[4*i:], left)
+	}
+	a = a.Without(unix.IFA_CACHEINFO)
+	a.Attrs = append(a.Attrs, RouteAttribute{unix.IFA_CACHEINFO, info})
+	return a, number(info[4:8]) > 0
+}
+
+// AddAddrCopy adds the address to a link, unless the link has it.
+func (c *Conn) AddAddrCopy(index int, a AddrCopy) error {
+	msg := &nl.IfAddrmsg{IfAddrmsg: a.Header}
+	msg.Index, msg.Flags = uint32(index), 0 // the attribute has all flags
+	attrs := []*nl.RtAttr{nl.NewRtAttr(unix.IFA_FLAGS,
+		nl.Uint32Attr(number(valueOf(a.Attrs, unix.IFA_FLAGS))&addedFlags))}
+	for _, attr := range a.Without(unix.IFA_FLAGS).Attrs {
+		attrs = append(attrs, nl.NewRtAttr(int(attr.Kind), attr.Value))
+	}
+	_, err := c.send(unix.RTM_NEWADDR, unix.NLM_F_ACK|unix.NLM_F_CREATE|unix.NLM_F_EXCL, msg, attrs...)
+	return c.linkError(index, fmt.Sprintf("add address %s", a.Prefix()), unless(err, unix.EEXIST))
+}
+
+// RuleCopies lists the rules of both families, in their order. A message about a rule has the form of a message about a
+// route, so that RouteCopy also holds a rule. A kernel without routing policy has no rules.
+func (c *Conn) RuleCopies() (rules []RouteCopy, err error) {
+	const inverted, padding = 2, 18 // FIB_RULE_INVERT, FRA_PAD
+	answers, err := c.send(unix.RTM_GETRULE, unix.NLM_F_DUMP, &nl.RtMsg{})
+	for _, answer := range answers {
+		r := RouteCopy{Header: nl.DeserializeRtMsg(answer).RtMsg, Attrs: readAttributes(answer[unix.SizeofRtMsg:])}
+		r.Header.Flags &= inverted
+		if isIP(r.Header.Family) {
+			rules = append(rules, r.without(padding))
+		}
+	}
+	return complete(rules, wrap("list rules", unless(err, unix.EOPNOTSUPP)))
+}
+
+// RuleSrc returns the source whose packets a rule is about; the zero Prefix means any source.
+func (r RouteCopy) RuleSrc() netip.Prefix {
+	return netip.PrefixFrom(addrOf(r.value(nl.FRA_SRC)), int(r.Header.Src_len))
+}
+
+// RenameLink returns a rule with another name in place of the name of a link.
+func (r RouteCopy) RenameLink(link, name string) RouteCopy {
+	for _, kind := range []uint16{nl.FRA_IIFNAME, nl.FRA_OIFNAME} {
+		if bytes.Equal(r.value(kind), nl.ZeroTerminated(link)) {
+			r = r.with(kind, nl.ZeroTerminated(name))
+		}
+	}
+	return r
+}
+
+// AddRuleCopy adds a rule unless there is an equal one.
+func (c *Conn) AddRuleCopy(r RouteCopy) error {
+	err := c.sendCopy(unix.RTM_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_EXCL, r)
+	return r.ruleError("add", unless(err, unix.EEXIST))
+}
+
+// DelRuleCopy deletes a rule. That there is none is no error.
+func (c *Conn) DelRuleCopy(r RouteCopy) error {
+	return r.ruleError("delete", unless(c.sendCopy(unix.RTM_DELRULE, 0, r), unix.ENOENT))
+}
+
+func (r RouteCopy) ruleError(what string, err error) error {
+	return wrap(fmt.Sprintf("%s rule from %s lookup %d", what, r.RuleSrc(), r.Table()), err)
+}
