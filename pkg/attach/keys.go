@@ -75,6 +75,8 @@ type LinkConfig struct {
 	DNS    cni.DNS          // for the result, instead of IPAM's
 	// Fallback has the addresses and routes to use if there is no IPAM plugin; nil = none.
 	Fallback *cni.Result
+	// Own lists addresses that the interface has already. The result lists them after IPAM's.
+	Own []cni.IP
 }
 
 // Parse checks the keys, and the plugin's own key mac (empty for a plugin without that key). The first source of the

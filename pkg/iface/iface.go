@@ -6,6 +6,8 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"net/netip"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -28,6 +30,8 @@ type Target struct {
 	NoRouterAdverts bool
 	// NoSubnetRoutes keeps the kernel from making a route to the subnet of each address.
 	NoSubnetRoutes bool
+	// Has lists addresses that the interface has before Configure.
+	Has []netip.Addr
 	// Routes are the plugin's own, which the result does not show and which come before its. OutIndex is filled in.
 	Routes []rtnl.Route
 }
@@ -60,20 +64,29 @@ func Raise(t Target) error {
 	return t.Conn.SetLink(t.Index, rtnl.LinkChange{Up: new(true)})
 }
 
-// Configure gives the interface, which is up, the addresses and routes of the result. It must have none of them yet.
+// EnableIPv6 enables IPv6 on the interface, with the settings that its addresses need.
+func (t Target) EnableIPv6() error {
+	list := []setting{{link: "lo", name: "disable_ipv6", value: "0", must: true},
+		{name: "disable_ipv6", value: "0", must: true}, {name: "keep_addr_on_down", value: "1"}}
+	if t.EnableDAD {
+		list = append(list, setting{name: "accept_dad", value: "1", must: true})
+	}
+	return t.write(list)
+}
+
+// Configure gives the interface, which is up, the addresses and routes of the result. It must have none of them yet,
+// except for Target.Has.
 func Configure(ctx context.Context, t Target, res *cni.Result) error {
 	want := wantedOf(t, res)
 	if want.v6 {
-		list := []setting{{link: "lo", name: "disable_ipv6", value: "0", must: true},
-			{name: "disable_ipv6", value: "0", must: true}, {name: "keep_addr_on_down", value: "1"}}
-		if t.EnableDAD {
-			list = append(list, setting{name: "accept_dad", value: "1", must: true})
-		}
-		if err := t.write(list); err != nil {
+		if err := t.EnableIPv6(); err != nil {
 			return err
 		}
 	}
 	for _, p := range want.addrs {
+		if slices.Contains(t.Has, p.Addr()) {
+			continue
+		}
 		a := rtnl.Addr{Prefix: p, NoPrefixRoute: t.NoSubnetRoutes, NoDAD: p.Addr().Is6() && !t.EnableDAD}
 		if err := t.Conn.AddAddr(t.Index, a); err != nil {
 			return err
@@ -88,15 +101,15 @@ func Configure(ctx context.Context, t Target, res *cni.Result) error {
 		return nil
 	}
 	if want.v6 {
-		if err := t.waitDAD(ctx); err != nil {
+		if err := t.WaitDAD(ctx); err != nil {
 			return err
 		}
 	}
 	return t.restoreDelay()
 }
 
-// waitDAD waits for duplicate address detection, which ends only where the link has a carrier.
-func (t Target) waitDAD(ctx context.Context) error {
+// WaitDAD waits for duplicate address detection, which ends only where the link has a carrier.
+func (t Target) WaitDAD(ctx context.Context) error {
 	link, err := t.Conn.LinkByIndex(t.Index)
 	if err != nil || !link.Carrier {
 		return err

@@ -29,7 +29,10 @@ const (
 
 // Client speaks to the IPAM plugin that the configuration of a call names.
 type Client struct {
-	Req    *skel.Request
+	Req *skel.Request
+	// OnlyRoutes permits an answer to ADD without addresses, for an interface that has its own.
+	OnlyRoutes bool
+
 	file   string                              // the plugin's, once it was found
 	inside func(context.Context, skel.Env) int // serves a call in place of the file; nil = it is executed
 }
@@ -161,7 +164,7 @@ func (c *Client) decode(answer []byte) (*cni.Result, error) {
 	if err != nil {
 		return nil, cni.Errorf(cni.CodeIPAM, "%s: its answer cannot be read: %w", c, err)
 	}
-	if len(res.IPs) == 0 {
+	if len(res.IPs) == 0 && !c.OnlyRoutes {
 		return nil, cni.Errorf(cni.CodeIPAM, "%s: its answer has no addresses", c)
 	}
 	res.Interfaces = nil // an IPAM plugin knows nothing of interfaces (specification, section 5)
