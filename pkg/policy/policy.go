@@ -51,7 +51,7 @@ type Policy struct {
 var refusedKeys = []string{"conditionsV4", "conditionsV6", "configuration_path", "daemonSocketPath", "dataDir",
 	"deviceID", "ethtool", "externalSetMarkChain", "firewalldZone", "forceAddress", "hwaddr", "iptablesAdminChainName",
 	"kernelpath", "kubeconfig", "kubernetes", "log", "markAcceptBit", "markMasqBit", "pciBusID", "prevResult",
-	"promiscMode", "resolvConf"}
+	"promiscMode", "resolvConf", "useInterfaceNetwork"}
 
 // Call is what the policy must know about a call in addition to its configuration.
 type Call struct {

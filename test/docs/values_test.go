@@ -212,7 +212,7 @@ func hostDeviceValues() []values {
 	mac := hwaddrs("hwaddr")
 	mac.beside = `{"device": "", "capabilities": {"deviceID": true}}`
 	return concat(switches("enabledad", "capabilities.deviceID"), []values{mac,
-		{key: "useInterfaceNetwork", good: `[false, null]`, bad: `["true", 1]`, beyond: `[true]`},
+		{key: "useInterfaceNetwork", good: `[true, false, null]`, bad: `["true", 1]`},
 		{key: "device", good: `["eth1", "an alternative name of it"]`, bad: `["", "a\u001b", null, 5, []]`},
 		{key: "device", beside: beside, good: `["", null]`, bad: `["eth1"]`},
 		{key: "kernelpath", beside: `{"device": ""}`, good: `["/sys/devices/pci0000:00/x", "/sys/devices/x/"]`,

@@ -18,7 +18,7 @@ type wireConfig struct {
 	KernelPath string `json:"kernelpath" help:"directory of its device below /sys/devices" schema:"format=sysdevice empty"`
 	PCIBusID   string `json:"pciBusID" help:"PCI address of its device" schema:"format=pci empty"`
 	EnableDAD  bool   `json:"enabledad" help:"let the kernel detect duplicate IPv6 addresses, and wait for it (true)"`
-	UseNetwork bool   `json:"useInterfaceNetwork" help:"give the container the device's addresses, routes and rules of the host" default:"false"`
+	UseNetwork bool   `json:"useInterfaceNetwork" help:"give the container the device's addresses, routes and rules of the host, and give them back" default:"false"`
 	attach.IPAMKeys
 	DNS          cni.DNS `json:"dns" help:"resolver settings for the result, instead of IPAM's"`
 	Capabilities struct {
@@ -31,9 +31,10 @@ type wireConfig struct {
 
 // config is the configuration with every value checked.
 type config struct {
-	Device selector
-	Link   attach.LinkConfig
-	DAD    bool
+	Device     selector
+	UseNetwork bool
+	Link       attach.LinkConfig
+	DAD        bool
 }
 
 // selector is the key that says which device is meant, and its value; empty in STATUS where the runtime names the
@@ -62,11 +63,7 @@ func parseConfig(_ *skel.Request, w wireConfig, problems *cni.Problems) config {
 	device, err := w.device()
 	problems.Add(err)
 	problems.Add(w.IPAM.Check())
-	if w.UseNetwork { // ignored, it would leave the container without addresses
-		problems.Add(cni.Refuse("useInterfaceNetwork", true, "is not supported by this version").
-			Suggest("configure addresses by ipam"))
-	}
-	return config{Device: device, Link: attach.LinkConfig{DNS: w.DNS}, DAD: w.EnableDAD}
+	return config{Device: device, UseNetwork: w.UseNetwork, Link: attach.LinkConfig{DNS: w.DNS}, DAD: w.EnableDAD}
 }
 
 // device returns the one key that is written. The runtime's wins over pciBusID.

@@ -26,7 +26,11 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 		return nil, err
 	}
 	s.Req.Step("move the device")
-	pci, err := take(ctx, s, cfg.Device)
+	r, err := take(ctx, s, cfg)
+	if errors.Is(err, errNoAddress) {
+		waitAddress(ctx, s.Host, cfg.Device)
+		r, err = take(ctx, s, cfg)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -38,11 +42,23 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 			return nil, err
 		}
 	}
+	if r.Settings != nil {
+		s.Req.Step("configure the device's network")
+		if err := r.Settings.apply(ctx, s, target, r.Link); err != nil {
+			return nil, err
+		}
+		if cfg.Link.Own, err = r.Settings.ips(s); err != nil {
+			return nil, err
+		}
+	}
 	res, err := s.AssignAddresses(ctx, cfg.Link, target)
 	if err != nil {
 		return nil, err
 	}
-	res.Interfaces[0].Name, res.Interfaces[0].PCIID = s.Req.IfName, pci
+	res.Interfaces[0].Name, res.Interfaces[0].PCIID = s.Req.IfName, r.PCI
+	if r.Settings != nil {
+		res.Routes = append(res.Routes, r.Settings.routes(s.Req.Version)...)
+	}
 	if target.Index == 0 || len(res.IPs) == 0 {
 		return res, nil
 	}
@@ -59,8 +75,11 @@ func del(ctx context.Context, req *skel.Request) error {
 	}
 	r, findErr := c.findDevice()
 	return attach.DelInterface(ctx, req, func() error {
+		if findErr != nil {
+			return findErr
+		}
 		l, err := r.find(c.Cont)
-		if err := cmp.Or(findErr, err); err != nil {
+		if err != nil {
 			return err
 		}
 		return attach.Flush(c.Cont, l)
@@ -101,26 +120,25 @@ type call struct {
 
 // take finds the device, writes the record and moves the device into the container. It returns the PCI address. Other
 // calls wait meanwhile: on the host nothing says that somebody takes the device.
-func take(ctx context.Context, s *attach.Call, d selector) (pci string, err error) {
+func take(ctx context.Context, s *attach.Call, cfg config) (*record, error) {
+	d := cfg.Device
 	if err := s.RefuseTakenName(); err != nil {
-		return "", err
+		return nil, err
 	}
 	locked, err := records().Open(ctx)
 	if err != nil {
-		return "", err
+		return nil, err
 	}
 	defer locked.Close()
 	c := call{s.Call, locked}
 	l, err := c.findFree(ctx, d)
 	if err != nil {
-		return "", err
+		return nil, err
 	}
-	r := record{Attachment: c.Req.Attachment, Netns: c.Req.Netns, NS: c.NetnsID, Device: d, Link: l,
+	r := &record{Attachment: c.Req.Attachment, Netns: c.Req.Netns, NS: c.NetnsID, Device: d, Link: l,
 		PCI: cmp.Or(pciAddress(d.Value), pciAddress(l.Parent))}
-	if l.Index != 0 {
-		if err := c.prepare(&r); err != nil {
-			return "", err
-		}
+	if err := c.prepare(r, cfg); err != nil {
+		return nil, err
 	}
 	c.Req.OnFail("bring the device home", func(ctx context.Context) error {
 		again, err := lock(ctx, s.Call)
@@ -129,13 +147,18 @@ func take(ctx context.Context, s *attach.Call, d selector) (pci string, err erro
 		}
 		return again.bringHome(ctx, r, s.Cont)
 	})
-	if err := locked.Put(ctx, r); err != nil || l.Index == 0 {
-		return r.PCI, err
+	if err := locked.Put(ctx, *r); err != nil || l.Index == 0 {
+		return r, err
+	}
+	if r.Settings != nil {
+		if err := r.Settings.keepOthers(c.Host, l); err != nil {
+			return r, err
+		}
 	}
 	// One message: whenever we are killed, the device has one name and says where it belongs.
 	err = c.Host.SetLink(l.Index, rtnl.LinkChange{To: c.Cont, Name: c.Req.IfName, Alias: &l.Name})
 	if errors.Is(err, unix.EINVAL) {
-		return "", cni.Refuse(d.Key, d.Value, fmt.Sprintf("is interface %q, which cannot move to a namespace: %v",
+		return r, cni.Refuse(d.Key, d.Value, fmt.Sprintf("is interface %q, which cannot move to a namespace: %v",
 			l.Name, err))
 	}
 	if err == nil || errors.Is(err, rtnl.ErrNoLink) { // it has moved, also where only the answer was lost
@@ -144,7 +167,7 @@ func take(ctx context.Context, s *attach.Call, d selector) (pci string, err erro
 	if err != nil {
 		err = fmt.Errorf("%s: move into the container: %w", r, err)
 	}
-	return r.PCI, err
+	return r, err
 }
 
 // findFree finds the device on the host, under its own name again where the kernel brought it there. One that a
@@ -169,7 +192,7 @@ func (c call) findFree(ctx context.Context, d selector) (l rtnl.Link, err error)
 				return l, err
 			}
 		}
-		if err := c.bringHome(ctx, *r, nil); err != nil {
+		if err := c.bringHome(ctx, r, nil); err != nil {
 			return l, err
 		}
 		// Something else may still have its name: DEL has to restore that and the alias.
@@ -184,7 +207,7 @@ func (c call) findFree(ctx context.Context, d selector) (l rtnl.Link, err error)
 }
 
 // refuseHeld is the error of a device that its container has; by is who wants it.
-func (r record) refuseHeld(by cni.Attachment) error {
+func (r *record) refuseHeld(by cni.Attachment) error {
 	cont, err := netplugin.DialNetns(ns.OpenAs, r.Netns, r.NS)
 	if err == nil && r.Link.Index != 0 {
 		_, err = r.find(cont)
@@ -200,14 +223,25 @@ func (r record) refuseHeld(by cni.Attachment) error {
 }
 
 // prepare warns of the default routes that the host loses with the device, and completes the record.
-func (c call) prepare(r *record) error {
+func (c call) prepare(r *record, cfg config) (err error) {
+	if r.Link.Index == 0 {
+		if cfg.UseNetwork {
+			return cni.Refuse("useInterfaceNetwork", true, fmt.Sprintf("%s has a userspace driver and no interface", r))
+		}
+		return nil
+	}
+	if cfg.UseNetwork {
+		if r.Settings, err = c.readNetwork(r.Link); err != nil {
+			return err
+		}
+	}
 	routes, _ := c.Host.Routes(r.Link.Index, unix.AF_UNSPEC)
 	for _, route := range routes {
 		if route.Dst.Bits() == 0 {
 			c.Req.Warn("device %q: has the host's default route %s, which is lost", r.Link.Name, route)
 		}
 	}
-	_, err := c.Cont.LinkByIndex(r.Link.Index)
+	_, err = c.Cont.LinkByIndex(r.Link.Index)
 	r.KeepsIndex = errors.Is(err, rtnl.ErrNoLink)
 	if err != nil && !r.KeepsIndex {
 		return err
@@ -260,16 +294,16 @@ func lock(ctx context.Context, c *netplugin.Call) (call, error) {
 
 // findDevice finds the attachment's device, by the record or by what the reference left, and opens Cont. The error
 // matches rtnl.ErrNoLink when there is none.
-func (c call) findDevice() (r record, err error) {
+func (c call) findDevice() (*record, error) {
 	r, ok, err := c.records.Get(c.Req.Hash())
 	if err != nil {
-		return r, err
+		return nil, err
 	}
 	if !ok {
 		return c.findReference()
 	}
 	c.Cont, err = netplugin.DialNetns((&ns.Finder{Also: c.Req.Netns}).Open, r.Netns, r.NS)
-	return r, netplugin.IgnoreNoLink(err) // it may be on the host
+	return &r, netplugin.IgnoreNoLink(err) // it may be on the host
 }
 
 // verify compares the interface with the result, and with the device that ADD took.
@@ -289,6 +323,9 @@ func verify(s *attach.Call, d selector) []error {
 		errs = append(errs, cni.Drift("interface %q: alias is %q instead of the device's name on the host",
 			s.Req.IfName, alias))
 	}
+	if ok {
+		errs = append(errs, r.Settings.verify(s.Cont))
+	}
 	return errs
 }
 
@@ -307,7 +344,7 @@ func collect(ctx context.Context, req *skel.Request) error {
 		}
 		cont, err := netplugin.DialNetns(finder.Open, r.Netns, r.NS)
 		if err == nil || errors.Is(err, rtnl.ErrNoLink) {
-			err = c.bringHome(ctx, *r, cont)
+			err = c.bringHome(ctx, r, cont)
 		}
 		errs = append(errs, err, cont.Close())
 	}

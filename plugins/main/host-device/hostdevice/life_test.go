@@ -111,16 +111,6 @@ var _ = Describe("ADD", func() {
 		Expect(Show(a.Host, "d0").Flags).To(ContainElement("UP"))
 	})
 
-	It("refuses useInterfaceNetwork, without which the container would have no addresses", func() {
-		w := newWorld()
-		before := links(w)
-		add := Call{Command: "ADD", Netns: nstest.NewNetns().Path, IfName: "net1",
-			Conf: conf(Object{"useInterfaceNetwork": true, "ipam": nil})}
-		Expect(w.Fails(add, cni.CodeConfig)).To(HavePrefix("useInterfaceNetwork: true is not supported"))
-		Expect(links(w)).To(Equal(before))
-		w.Succeeds(Call{Command: "DEL", Netns: add.Netns, IfName: "net1", Conf: add.Conf})
-	})
-
 	It("waits for duplicate address detection unless told not to", func() {
 		w := newWorld()
 		a := attached(w, conf(Object{"enabledad": nil}))

@@ -31,7 +31,8 @@ type record struct {
 	Link   rtnl.Link   `json:"link"`             // on the host; none of a device without interface
 	Failed bool        `json:"failed,omitempty"` // to get back its settings, at home
 	// KeepsIndex says that the device has its index in the container too, where no other link had it.
-	KeepsIndex bool `json:"keepsIndex,omitempty"`
+	KeepsIndex bool     `json:"keepsIndex,omitempty"`
+	Settings   *network `json:"settings,omitempty"` // nil without the key useInterfaceNetwork
 }
 
 type store = statefile.Store[record]
@@ -42,7 +43,9 @@ func records() *statefile.Store[record] {
 }
 
 // Plausible says whether an ADD can have written the record: its file may be damaged.
-func (r record) Plausible() bool { return r.Link.Index == 0 || cni.ValidIfName(r.Link.Name) }
+func (r record) Plausible() bool {
+	return (r.Link.Index == 0 || cni.ValidIfName(r.Link.Name)) && r.Settings.isPlausible(r.Link.Index)
+}
 
 func (r record) String() string { return fmt.Sprintf("device %q", cmp.Or(r.Link.Name, r.PCI)) }
 
@@ -55,7 +58,7 @@ func list(context.Context, *skel.Request) ([]cni.Holding, error) {
 }
 
 // isMeant tells whether the device is the one that a configuration selects.
-func (r record) isMeant(d selector) bool {
+func (r *record) isMeant(d selector) bool {
 	switch {
 	case d.Value == "":
 		return false
@@ -67,7 +70,7 @@ func (r record) isMeant(d selector) bool {
 
 // isOf tells whether a link is the device. Nobody can change the address of hardware. A container can change name,
 // alias and MAC address of what is virtual, and several links may have one MAC address, as VLANs do.
-func (r record) isOf(l rtnl.Link) bool {
+func (r *record) isOf(l rtnl.Link) bool {
 	if l.Kind != r.Link.Kind || l.Parent != r.Link.Parent || !slices.Equal(l.PermMAC, r.Link.PermMAC) {
 		return false
 	}
@@ -83,7 +86,7 @@ func (r record) isOf(l rtnl.Link) bool {
 
 // find finds the device in a namespace, under any name. The error matches rtnl.ErrNoLink when there is none; conn is
 // nil where the namespace is gone.
-func (r record) find(conn *rtnl.Conn) (l rtnl.Link, err error) {
+func (r *record) find(conn *rtnl.Conn) (l rtnl.Link, err error) {
 	if conn == nil || r.Link.Index == 0 {
 		return l, rtnl.ErrNoLink
 	}
@@ -108,24 +111,25 @@ func (r record) find(conn *rtnl.Conn) (l rtnl.Link, err error) {
 // put it when that ended, and drops the record. Settings that cannot be restored are an error once, so that the call
 // is repeated, and then a warning. Where something else has the device's name the record stays, and a later call only
 // renames the device. cont is nil where the namespace is gone.
-func (c call) bringHome(ctx context.Context, r record, cont *rtnl.Conn) error {
+func (c call) bringHome(ctx context.Context, r *record, cont *rtnl.Conn) error {
+	leaveErr := r.Settings.leave(cont)
 	l, err := r.bring(c.Host, cont)
 	if errors.Is(err, rtnl.ErrNoLink) {
 		l, err = r.findHome(c.Host)
 	}
 	if errors.Is(err, rtnl.ErrNoLink) {
-		return c.records.Drop(ctx, r.Hash())
+		return errors.Join(leaveErr, c.records.Drop(ctx, r.Hash()))
 	}
 	if err != nil {
 		return err
 	}
-	nameErr := r.rename(c.Host, l)
+	nameErr := r.rename(ctx, c.Host, l)
 	if r.Netns != "" { // else only its name is missing
-		err = r.restore(c.Host, l)
+		err = errors.Join(leaveErr, r.restore(ctx, c.Host, l))
 	}
 	if err != nil && !r.Failed {
 		r.Failed = true
-		return errors.Join(fmt.Errorf("%s: %w", r, err), c.records.Put(ctx, r))
+		return errors.Join(fmt.Errorf("%s: %w", r, err), c.records.Put(ctx, *r))
 	}
 	if err = errors.Join(nameErr, err); err != nil {
 		c.Req.Warn("%s: came home as %q: %v", r, l.Name, err)
@@ -134,12 +138,12 @@ func (c call) bringHome(ctx context.Context, r record, cont *rtnl.Conn) error {
 		return c.records.Drop(ctx, r.Hash())
 	}
 	r.Netns, r.NS = "", ns.Identity{}
-	return c.records.Put(ctx, r)
+	return c.records.Put(ctx, *r)
 }
 
 // bring moves the device from the container to the host, and names it before, so that nobody on the host sees another
 // name. Where its name is taken there, that becomes its alias.
-func (r record) bring(host, cont *rtnl.Conn) (l rtnl.Link, err error) {
+func (r *record) bring(host, cont *rtnl.Conn) (l rtnl.Link, err error) {
 	if l, err = r.find(cont); err != nil {
 		return l, err
 	}
@@ -163,10 +167,10 @@ func (r record) bring(host, cont *rtnl.Conn) (l rtnl.Link, err error) {
 }
 
 // substitute is the name that the kernel, too, gives to a device whose own is taken.
-func (r record) substitute() string { return fmt.Sprintf("dev%d", r.Link.Index) }
+func (r *record) substitute() string { return fmt.Sprintf("dev%d", r.Link.Index) }
 
 // findHome finds the device on the host: under its name or the substitute, hardware under any.
-func (r record) findHome(host *rtnl.Conn) (rtnl.Link, error) {
+func (r *record) findHome(host *rtnl.Conn) (rtnl.Link, error) {
 	for _, name := range []string{r.Link.Name, r.substitute()} {
 		l, err := host.Link(name)
 		if err == nil && !r.isOf(l) {
@@ -184,7 +188,7 @@ func (r record) findHome(host *rtnl.Conn) (rtnl.Link, error) {
 
 // rename gives the device, at home, its name and alias, unless others have that name. Before Linux 6.2 it must be down
 // for it.
-func (r record) rename(host *rtnl.Conn, l rtnl.Link) error {
+func (r *record) rename(ctx context.Context, host *rtnl.Conn, l rtnl.Link) error {
 	if l.Name == r.Link.Name {
 		return nil
 	}
@@ -200,14 +204,16 @@ func (r record) rename(host *rtnl.Conn, l rtnl.Link) error {
 		return err
 	}
 	err = host.SetLink(l.Index, named)
-	return errors.Join(err, host.SetLink(l.Index, rtnl.LinkChange{Up: &l.Up}))
+	return errors.Join(err, host.SetLink(l.Index, rtnl.LinkChange{Up: &l.Up}),
+		r.Settings.restore(ctx, host, l.Index, r.Link.Index))
 }
 
 // restore gives the device, at home, the settings that it had.
-func (r record) restore(host *rtnl.Conn, l rtnl.Link) error {
+func (r *record) restore(ctx context.Context, host *rtnl.Conn, l rtnl.Link) error {
 	ch := rtnl.LinkChange{MTU: r.Link.MTU, TxQLen: &r.Link.TxQLen, Group: &r.Link.Group}
 	if !slices.Equal(l.MAC, r.Link.MAC) {
 		ch.MAC = r.Link.MAC
 	}
-	return errors.Join(host.SetLink(l.Index, ch), host.SetLink(l.Index, rtnl.LinkChange{Up: &r.Link.Up}))
+	return errors.Join(host.SetLink(l.Index, ch), host.SetLink(l.Index, rtnl.LinkChange{Up: &r.Link.Up}),
+		r.Settings.restore(ctx, host, l.Index, r.Link.Index))
 }

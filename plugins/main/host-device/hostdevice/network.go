@@ -1,0 +1,471 @@
+package hostdevice
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/pkg/attach"
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/iface"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
+)
+
+const (
+	// addressTimeout is how long ADD waits for an address of a device that has none, for example after it came home.
+	addressTimeout = 5 * time.Second
+	// routerTimeout is how long a router advertisement may take. Routers answer solicitations within 3.5 seconds
+	// (RFC 4861, section 6.2.6), and the kernel repeats a lost solicitation after 4.
+	routerTimeout = 10 * time.Second
+	// homeDADTimeout is how long duplicate address detection may take on the host. It takes one to two seconds.
+	homeDADTimeout = 3 * time.Second
+)
+
+// network is the network configuration of a device (key useInterfaceNetwork). The kernel removes addresses and routes
+// from a device that moves, so the record has the network before ADD changes anything.
+type network struct {
+	Read   uint32           `json:"read"` // when, in seconds since the boot
+	Addrs  []rtnl.AddrCopy  `json:"addrs"`
+	Routes []rtnl.RouteCopy `json:"routes"` // in the order in which the kernel takes them
+	Rules  []rtnl.RouteCopy `json:"rules"`
+	// InsideRoutes and InsideRules are what ADD adds in the container. The routes have the device's index on the host.
+	InsideRoutes []rtnl.RouteCopy `json:"insideRoutes"`
+	InsideRules  []rtnl.RouteCopy `json:"insideRules"`
+	// Refusals are routes without a device that ADD adds in the container, such as unreachable ones.
+	Refusals []rtnl.RouteCopy `json:"refusals"`
+	// Advertised are the prefixes of addresses that come from router advertisements, on the host and in the container.
+	Advertised []netip.Prefix `json:"advertised"`
+
+	leftOut []rtnl.Route // routes that the container has already through another interface
+}
+
+// errNoAddress is the error of an ADD that would leave the container without an address.
+var errNoAddress = &cni.Error{Code: cni.CodeTryAgain,
+	Msg: "useInterfaceNetwork: the device has no address on the host; wait until the host has configured it"}
+
+// waitAddress waits until a device has an address, or for addressTimeout.
+func waitAddress(ctx context.Context, host *rtnl.Conn, d selector) {
+	ctx, cancel := context.WithTimeout(ctx, addressTimeout)
+	defer cancel()
+	if l, err := d.find(host); err == nil {
+		_ = host.WaitAddrs(ctx, l.Index, func(addrs []rtnl.AddrCopy) string { // the next attempt reads them
+			if slices.ContainsFunc(addrs, isGlobal) {
+				return ""
+			}
+			return "an address"
+		})
+	}
+}
+
+// isGlobal reports whether an address is more than the one that each IPv6 link has.
+func isGlobal(a rtnl.AddrCopy) bool { return !a.IsLinkLocal6() }
+
+// now returns the seconds since the boot.
+func now() uint32 {
+	var t unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &t) // every kernel has this clock
+	return uint32(t.Sec)
+}
+
+// readNetwork reads the network of the device l, and decides what the container gets.
+func (c call) readNetwork(l rtnl.Link) (*network, error) {
+	n := &network{Read: now()}
+	addrs, err := c.Host.AddrCopies(l.Index)
+	if err != nil {
+		return nil, err
+	}
+	for _, a := range addrs {
+		switch {
+		case a.IsRemade():
+			if a.IsAdvertised() && !a.IsTemporary() && !a.Has(unix.IFA_F_DEPRECATED) {
+				n.Advertised = append(n.Advertised, a.Prefix().Masked())
+			}
+		case a.Header.Family == unix.AF_INET6: // the kernel lists the newest one first
+			n.Addrs = slices.Insert(n.Addrs, 0, a)
+		default:
+			n.Addrs = append(n.Addrs, a)
+		}
+	}
+	if !slices.ContainsFunc(n.Addrs, isGlobal) && len(n.Advertised) == 0 {
+		return nil, errNoAddress
+	}
+	routes, err := c.Host.LinkRoutes(l.Index)
+	if err != nil {
+		return nil, err
+	}
+	for _, viaGateway := range []bool{false, true} { // the kernel needs the way to a gateway first
+		for _, r := range routes {
+			if r.HasGateway() == viaGateway && !isRemade(r, addrs) {
+				n.Routes = append(n.Routes, r)
+			}
+		}
+	}
+	rules, err := c.Host.RuleCopies()
+	for _, r := range rules {
+		isSource := func(a rtnl.AddrCopy) bool { return r.RuleSrc().Contains(a.Prefix().Addr()) }
+		if slices.ContainsFunc(addrs, isSource) && slices.ContainsFunc(n.Routes, isIn(r)) {
+			n.Rules = append(n.Rules, r)
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	return n, c.planInside(n, l)
+}
+
+// isIn returns a function that reports whether a route is in the table of a rule.
+func isIn(rule rtnl.RouteCopy) func(rtnl.RouteCopy) bool {
+	return func(r rtnl.RouteCopy) bool { return r.Header.Family == rule.Header.Family && r.Table() == rule.Table() }
+}
+
+// isRemade reports whether the kernel or a router makes a route of the device again. The kernel makes the route to the
+// subnet of an address unless the address has the flag noprefixroute. In this case a network manager added the route.
+func isRemade(r rtnl.RouteCopy, addrs []rtnl.AddrCopy) bool {
+	dst := r.Route().Dst
+	if r.Table() == unix.RT_TABLE_LOCAL || dst.Addr().Is6() && dst.Bits() > 0 && dst.Addr().IsLinkLocalUnicast() {
+		return true
+	}
+	isSubnet := func(a rtnl.AddrCopy) bool { return a.Has(unix.IFA_F_NOPREFIXROUTE) && a.Subnet() == dst }
+	return r.Header.Protocol == unix.RTPROT_RA || r.Header.Protocol == unix.RTPROT_REDIRECT ||
+		r.Header.Protocol == unix.RTPROT_KERNEL && !slices.ContainsFunc(addrs, isSubnet)
+}
+
+// planInside decides what the container gets. What the container has already stays out, because DEL removes what ADD
+// added.
+func (c call) planInside(n *network, l rtnl.Link) error {
+	rules, err := c.Cont.RuleCopies()
+	if err != nil {
+		return err
+	}
+	existing, err := c.Cont.RouteCopies()
+	if err != nil {
+		return err
+	}
+	for _, r := range n.Routes {
+		own, _ := r.HopsOf(l.Index)
+		if !slices.ContainsFunc(existing, own.Competes) {
+			n.InsideRoutes = append(n.InsideRoutes, own)
+			continue
+		}
+		c.Req.Warn("route %s of table %d: the container has a route with this destination and metric through another "+
+			"interface, so that of device %q is left out; chain sbr to route by source address", r, r.Table(), l.Name)
+		n.leftOut = append(n.leftOut, own.Hops()...)
+	}
+	for _, r := range n.Rules {
+		rule := r.RenameLink(l.Name, c.Req.IfName)
+		if !slices.ContainsFunc(rules, rule.Equal) {
+			n.InsideRules = append(n.InsideRules, rule)
+		}
+		if rtnl.IsKernelTable(r.Table()) || slices.ContainsFunc(n.Refusals, isIn(r)) {
+			continue
+		}
+		refusals, err := c.Host.Refusals(r)
+		for _, refusal := range refusals {
+			if !slices.ContainsFunc(existing, refusal.Competes) {
+				n.Refusals = append(n.Refusals, refusal)
+			}
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// keepOthers gives the host routes with the next hops of other interfaces only, in place of the IPv4 routes that they
+// share with the device: the kernel removes such a route when one of its interfaces leaves.
+func (n *network) keepOthers(host *rtnl.Conn, l rtnl.Link) error {
+	for _, r := range n.Routes {
+		others, shared := r.OtherHops(l.Index)
+		if !shared || r.Header.Family != unix.AF_INET {
+			continue
+		}
+		if err := errors.Join(host.DelCopy(r), host.AddCopy(others)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// apply gives the container's interface, which is up, the network of the device. l is the device as it was on the host.
+func (n *network) apply(ctx context.Context, s *attach.Call, t iface.Target, l rtnl.Link) error {
+	isIPv6 := func(a rtnl.AddrCopy) bool { return a.Header.Family == unix.AF_INET6 }
+	if len(n.Advertised) > 0 || slices.ContainsFunc(n.Addrs, isIPv6) {
+		if err := t.EnableIPv6(); err != nil {
+			return err
+		}
+	}
+	if err := n.addAddrs(t.Conn, t.Index, false); err != nil {
+		return err
+	}
+	if t.EnableDAD {
+		if err := t.WaitDAD(ctx); err != nil { // the kernel refuses a tentative source of a route
+			return err
+		}
+	}
+	if err := n.waitAdvertised(ctx, s, t.Index); err != nil {
+		return err
+	}
+	for _, r := range append(n.Refusals, n.InsideRoutes...) {
+		r = r.MoveTo(l.Index, t.Index)
+		err := t.Conn.AddCopy(r)
+		if src := r.Route().Src; errors.Is(err, unix.EINVAL) && src.IsValid() {
+			s.Req.Warn("route %s of table %d: the container does not have its source %s", r, r.Table(), src)
+			err = t.Conn.AddCopy(r.WithSource(netip.Addr{}))
+		}
+		if err := ignoreExists(err); err != nil {
+			return fmt.Errorf("useInterfaceNetwork: table %d: %w", r.Table(), err)
+		}
+	}
+	return each(n.InsideRules, t.Conn.AddRuleCopy)
+}
+
+// each calls do with each of a list, and goes on after an error.
+func each(list []rtnl.RouteCopy, do func(rtnl.RouteCopy) error) error {
+	var errs []error
+	for _, r := range list {
+		errs = append(errs, do(r))
+	}
+	return errors.Join(errs...)
+}
+
+func ignoreExists(err error) error {
+	if errors.Is(err, unix.EEXIST) {
+		return nil
+	}
+	return err
+}
+
+// addAddrs adds the addresses that have not expired since they were read. In the container IPv4 addresses do not
+// expire, because no DHCP client renews their leases. addAddrs goes on after an error.
+func (n *network) addAddrs(conn *rtnl.Conn, link int, isHome bool) error {
+	var errs []error
+	for _, a := range n.Addrs {
+		a, ok := a.After(now() - n.Read)
+		if !isHome {
+			a = a.Without(unix.IFA_LABEL) // which begins with the name on the host
+		}
+		if !isHome && a.Header.Family == unix.AF_INET {
+			a, ok = a.Permanent(), true
+		}
+		if ok {
+			errs = append(errs, conn.AddAddrCopy(link, a))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// waitAdvertised waits for the addresses that come with router advertisements. It only warns if they do not come and
+// the interface has other addresses.
+func (n *network) waitAdvertised(ctx context.Context, s *attach.Call, link int) error {
+	if len(n.Advertised) == 0 {
+		return nil
+	}
+	s.Req.Step("wait for a router advertisement")
+	ctx, cancel := context.WithTimeout(ctx, routerTimeout)
+	defer cancel()
+	err := s.Cont.WaitAddrs(ctx, link, func(addrs []rtnl.AddrCopy) string {
+		for _, p := range n.Advertised {
+			isUsable := func(a rtnl.AddrCopy) bool {
+				return a.Prefix().Masked() == p && !a.Has(unix.IFA_F_TENTATIVE)
+			}
+			if !slices.ContainsFunc(addrs, isUsable) {
+				return "an address in " + p.String()
+			}
+		}
+		return ""
+	})
+	switch {
+	case err == nil:
+		return nil
+	case !slices.ContainsFunc(n.Addrs, isGlobal):
+		return cni.Errorf(cni.CodeTryAgain, "useInterfaceNetwork: no router advertisement in the container: %w", err)
+	}
+	s.Req.Warn("useInterfaceNetwork: no router advertisement in the container: %v", err)
+	return nil
+}
+
+// ips returns the addresses of the container's interface, as a result has them. The gateway of an address is the next
+// hop of a default route of the device.
+func (n *network) ips(s *attach.Call) (ips []cni.IP, err error) {
+	addrs, err := s.Cont.AddrCopies(s.ContEnd.Index)
+	if err != nil {
+		return nil, err
+	}
+	routes, err := s.Cont.Routes(s.ContEnd.Index, unix.AF_UNSPEC)
+	if err != nil {
+		return nil, err
+	}
+	routes = append(routes, n.leftOut...)
+	for _, a := range addrs {
+		if isGlobal(a) && !a.IsTemporary() {
+			ips = append(ips, cni.IP{Address: a.Prefix(), Gateway: gateway(a.Prefix(), routes), Interface: new(0)})
+		}
+	}
+	return ips, nil
+}
+
+// gateway returns the next hop of the default route that the packets of an address take: one in its subnet or, for a
+// single address, any one of its family.
+func gateway(p netip.Prefix, routes []rtnl.Route) netip.Addr {
+	find := func(fits func(gw netip.Addr) bool) netip.Addr {
+		i := slices.IndexFunc(routes, func(r rtnl.Route) bool {
+			return r.Dst.Bits() == 0 && r.GW.IsValid() && r.GW.Is4() == p.Addr().Is4() && fits(r.GW)
+		})
+		if i < 0 {
+			return netip.Addr{}
+		}
+		return routes[i].GW
+	}
+	if gw := find(p.Contains); gw.IsValid() {
+		return gw
+	}
+	return find(func(gw netip.Addr) bool { return p.IsSingleIP() || gw.IsLinkLocalUnicast() })
+}
+
+// routes returns the routes that the container got, as a result has them. Before version 1.1.0 a result has neither
+// tables nor scopes, so other plugins would take routes of other tables for routes of the main table, and routes to the
+// link for routes through a gateway.
+func (n *network) routes(version string) (list []cni.Route) {
+	for _, r := range n.InsideRoutes {
+		for _, hop := range r.Hops() {
+			out := cni.Route{Dst: hop.Dst, GW: hop.GW, MTU: hop.MTU, AdvMSS: hop.AdvMSS, Priority: hop.Priority,
+				Table: new(hop.Table)}
+			switch {
+			case hop.Scope != 0:
+				out.Scope = new(hop.Scope)
+			case !hop.GW.IsValid() && hop.Dst.Addr().Is6():
+				out.Scope = new(unix.RT_SCOPE_LINK)
+			case !hop.GW.IsValid(): // would mean a gateway
+				continue
+			}
+			if version >= "1.1.0" || out.InMain() && hop.GW.IsValid() {
+				list = append(list, out)
+			}
+		}
+	}
+	return list
+}
+
+// verify returns what DEL has to remove and the container does not have any more.
+func (n *network) verify(cont *rtnl.Conn) error {
+	if n == nil {
+		return nil
+	}
+	rules, err := cont.RuleCopies()
+	if err != nil {
+		return err
+	}
+	routes, err := cont.RouteCopies()
+	if err != nil {
+		return err
+	}
+	return errors.Join(each(n.InsideRules, func(r rtnl.RouteCopy) error {
+		if slices.ContainsFunc(rules, r.Equal) {
+			return nil
+		}
+		return cni.Drift("rule from %s lookup %d: missing", r.RuleSrc(), r.Table())
+	}), each(n.Refusals, func(r rtnl.RouteCopy) error {
+		if slices.ContainsFunc(routes, r.Equal) {
+			return nil
+		}
+		return cni.Drift("table %d: route %s: missing", r.Table(), r)
+	}))
+}
+
+// leave removes from the container what does not go with the device. cont is nil where the namespace is gone.
+func (n *network) leave(cont *rtnl.Conn) error {
+	if n == nil || cont == nil {
+		return nil
+	}
+	return errors.Join(each(n.InsideRules, cont.DelRuleCopy), each(n.Refusals, cont.DelCopy))
+}
+
+// restore gives the device, at home and up if it was up, the network that it had, less what has expired. A device with
+// another address has been configured by a network manager, and restore leaves it as it is. So it does with a route
+// that has another next hop now. old is the device's index before ADD.
+func (n *network) restore(ctx context.Context, host *rtnl.Conn, link, old int) error {
+	if n == nil {
+		return nil
+	}
+	have, err := host.AddrCopies(link)
+	if err != nil {
+		return err
+	}
+	isForeign := func(a rtnl.AddrCopy) bool {
+		isOwn := func(o rtnl.AddrCopy) bool { return o.Prefix().Addr() == a.Prefix().Addr() }
+		return isGlobal(a) && !a.IsRemade() && !slices.ContainsFunc(n.Addrs, isOwn)
+	}
+	if slices.ContainsFunc(have, isForeign) {
+		return nil
+	}
+	addrErr := n.addAddrs(host, link, true)
+	existing, err := host.LinkRoutes(link)
+	var routes []rtnl.RouteCopy
+	for _, r := range n.Routes {
+		routes = append(routes, r.MoveTo(old, link))
+	}
+	awaitSources(ctx, host, link, routes)
+	return errors.Join(addrErr, err, each(routes, func(r rtnl.RouteCopy) error {
+		isOther := func(o rtnl.RouteCopy) bool { return o.Competes(r) && !slices.ContainsFunc(routes, o.Equal) }
+		if slices.ContainsFunc(existing, isOther) {
+			return nil
+		}
+		return restoreRoute(host, link, r)
+	}), each(n.Rules, host.AddRuleCopy))
+}
+
+// awaitSources waits for duplicate address detection of the sources of routes: the kernel refuses tentative ones.
+func awaitSources(ctx context.Context, host *rtnl.Conn, link int, routes []rtnl.RouteCopy) {
+	ctx, cancel := context.WithTimeout(ctx, homeDADTimeout)
+	defer cancel()
+	_ = host.WaitAddrs(ctx, link, func(addrs []rtnl.AddrCopy) string {
+		for _, a := range addrs {
+			isSource := func(r rtnl.RouteCopy) bool { return r.Route().Src == a.Prefix().Addr() }
+			if a.Has(unix.IFA_F_TENTATIVE) && slices.ContainsFunc(routes, isSource) {
+				return "a source"
+			}
+		}
+		return ""
+	})
+}
+
+// restoreRoute restores a route of the device, with the next hops of other interfaces if these still exist.
+func restoreRoute(host *rtnl.Conn, link int, r rtnl.RouteCopy) error {
+	if _, err := host.Rejoin(link, r); err != nil {
+		return err
+	}
+	err := host.AddCopy(r)
+	if own, _ := r.HopsOf(link); ignoreExists(err) != nil {
+		return host.RestoreCopy(own)
+	}
+	return nil
+}
+
+// isPlausible reports whether an ADD can have written the network: DEL restores it on the host.
+func (n *network) isPlausible(link int) bool {
+	if n == nil {
+		return true
+	}
+	for _, a := range n.Addrs {
+		if !a.Prefix().IsValid() {
+			return false
+		}
+	}
+	for _, r := range n.Routes {
+		if _, isOwn := r.HopsOf(link); !isOwn || r.Table() == unix.RT_TABLE_LOCAL {
+			return false
+		}
+	}
+	for _, r := range n.Rules {
+		if !r.RuleSrc().IsValid() {
+			return false
+		}
+	}
+	return true
+}
