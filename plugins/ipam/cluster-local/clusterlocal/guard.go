@@ -219,7 +219,7 @@ func (c cluster) unguard(ctx context.Context, space string, a cni.Attachment, ad
 	return err
 }
 
-// entryOf returns the pool and the key of an entry of the attachment in a space. The pool is nil if there is no
+// attachmentEntry returns the pool and the key of an entry of the attachment in a space. The pool is nil if there is no
 // entry.
 func attachmentEntry(pools []pool, space string, a cni.Attachment, addrs []netip.Addr) (*pool, string) {
 	for i, p := range pools {

@@ -20,9 +20,9 @@ const (
 	maxNodeLookups = 64               // nodes that one ADD looks up
 )
 
-// orphanedLeases returns those of the leases all whose node is not in the cluster any more. An unreachable node keeps
-// its leases for any length of time, because its containers may still use their addresses. At most limit nodes are
-// looked up, from a random one on; skipped is the number of the others.
+// orphanedLeases returns the leases in all whose node is no longer in the cluster. An unreachable node keeps its
+// leases for any length of time, because its containers may still use their addresses. At most limit nodes are looked
+// up, from a random one on. skipped is the number of nodes that were not.
 func (c cluster) orphanedLeases(ctx context.Context, all []lease, now time.Time, limit int) (orphaned []lease,
 	skipped int, err error) {
 	byNode := map[string][]lease{}

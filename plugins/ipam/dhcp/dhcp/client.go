@@ -22,8 +22,8 @@ import (
 // for the channels and read applied. They read the record's namespace and interface only after ready is closed.
 type client struct {
 	record       record
-	protocol     protocol
-	progress     *progress
+	protocol     protocol  // DHCPv4 or IPv6
+	progress     *progress // shared with the protocol's state machine
 	daemon       *daemon
 	log          *slog.Logger
 	ns           *ns.NS                // container's namespace; nil until it is opened
@@ -63,6 +63,7 @@ const (
 	maxRetryPause = 10 * time.Second // longest pause after a failed exchange
 )
 
+// newClient returns a client for the lease of a record, which may be empty. The client is not started.
 func (d *daemon) newClient(r record) *client {
 	c := &client{record: r, progress: &progress{flags: d.flags}, daemon: d,
 		log: d.log.With("lease", r.Attachment.String()), mountChanged: make(chan struct{}, 1),
@@ -279,8 +280,8 @@ func (c *client) cleanUp() error {
 
 // releaseLease removes the leased addresses from the interface, unless the main plugin has done so, and then sends a
 // release to the server. In this order the interface never answers for an address that the server has leased again.
-// It returns the recipient for the log: the MAC address to which a DHCPRELEASE was sent, or the DUID of a DHCPv6
-// server.
+// It returns the recipient for the log: the MAC address to which a DHCPRELEASE was sent, the DUID of a DHCPv6 server,
+// or "no server".
 func (c *client) releaseLease() (recipient string, err error) {
 	l, err := c.openLink(false)
 	if err != nil {

@@ -69,7 +69,8 @@ func (l *link) close() {
 }
 
 // bringUp waits until the interface passes packets. It brings the interface up if the main plugin does not do so
-// within patience; the main plugin goes first because it disables duplicate address detection before.
+// within patience. The main plugin goes first, because it disables duplicate address detection on an interface that
+// is down.
 func (l *link) bringUp(ctx context.Context) error {
 	const patience = 100 * time.Millisecond
 	waitCtx, cancel := context.WithTimeout(ctx, patience)

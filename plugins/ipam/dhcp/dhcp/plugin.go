@@ -36,7 +36,7 @@ import "github.com/hawser-cni/plugins/pkg/skel"
 func Plugin() skel.Plugin[*config] {
 	return skel.Plugin[*config]{
 		Name:  "dhcp",
-		About: "gives addresses that a DHCP server lends, through a daemon that renews them",
+		About: "obtains addresses from a DHCP server, through a daemon that renews them",
 		Config: skel.Config[*config]{Keys: wireConfig{},
 			Parse: func(req *skel.Request) (*config, error) { return parseConfig(req.Conf, req.Args) }},
 		IPAM:     true,

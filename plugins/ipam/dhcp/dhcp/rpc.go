@@ -11,8 +11,8 @@ import (
 )
 
 // The protocol of the socket is the reference plugin's: an HTTP CONNECT, then net/rpc, whose messages are gob
-// (gob.go). The package net/rpc is not used, because a server of it does not notice when a caller gives up, and does
-// not know who the caller is. gob ignores fields that one side does not have, so Hawser can add fields.
+// (gob.go). The package net/rpc is not used, because its server does not notice when a caller gives up, and does not
+// know who the caller is. gob ignores fields that one side does not have, so Hawser can add fields.
 const (
 	connectRequest  = "CONNECT /_goRPC_ HTTP/1.0\n\n"
 	connectResponse = "HTTP/1.0 200 Connected to Go RPC\n\n"

@@ -28,7 +28,7 @@ import "github.com/hawser-cni/plugins/pkg/skel"
 func Plugin() skel.Plugin[*config] {
 	return skel.Plugin[*config]{
 		Name:      "host-local",
-		About:     "gives addresses from ranges of this host and remembers them in a directory",
+		About:     "assigns addresses from ranges of this host, with a lease file for each",
 		Config:    skel.ConfigOf(wireConfig{}, parseConfig),
 		IPAM:      true,
 		InProcess: true,

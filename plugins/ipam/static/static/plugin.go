@@ -21,7 +21,7 @@ import "github.com/hawser-cni/plugins/pkg/skel"
 func Plugin() skel.Plugin[config] {
 	return skel.Plugin[config]{
 		Name:      "static",
-		About:     "gives the addresses that the configuration or the runtime names",
+		About:     "assigns the addresses that the configuration or the runtime lists",
 		Config:    skel.ConfigOf(wireConfig{}, parseConfig),
 		IPAM:      true,
 		InProcess: true,
