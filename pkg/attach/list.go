@@ -18,7 +18,7 @@ import (
 func ListPairs(ctx context.Context, onBridge bool) ([]cni.Holding, error) {
 	host, nf := rtnl.Host(), nft.New()
 	defer func() { _ = errors.Join(host.Close(), nf.Close()) }()
-	links, err := host.Briefly()
+	links, err := host.LinkSummaries()
 	bridges := map[int]string{}
 	for _, l := range links {
 		if l.Kind == "bridge" {
@@ -67,7 +67,7 @@ func listChildren(kind string) ([]cni.Holding, error) {
 		isOnHost := r.Master != 0 && !r.InContainer
 		if isOnHost && masters == nil {
 			masters = map[int]string{}
-			links, err := host.Briefly()
+			links, err := host.LinkSummaries()
 			for _, l := range links {
 				masters[l.Index] = l.Name
 			}

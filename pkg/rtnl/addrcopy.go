@@ -10,11 +10,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// AddrCopy is an address of a link with all attributes that the kernel reports. It can be kept in a file and added to
+// AddrCopy is an address of a link with all attributes that the kernel reports. It can be stored in a file and added to
 // another link.
 type AddrCopy struct {
-	Header unix.IfAddrmsg   `json:"header"`
-	Attrs  []RouteAttribute `json:"attrs"` // IFA_*
+	Header unix.IfAddrmsg `json:"header"`
+	Attrs  []attribute    `json:"attrs"` // IFA_*
 }
 
 const (
@@ -35,13 +35,13 @@ func (c *Conn) AddrCopies(index int) (addrs []AddrCopy, err error) {
 	msg.Index = uint32(index)
 	answers, err := c.send(unix.RTM_GETADDR, unix.NLM_F_DUMP, msg)
 	for _, answer := range answers {
-		a := AddrCopy{Header: nl.DeserializeIfAddrmsg(answer).IfAddrmsg, Attrs: readAttributes(answer[msg.Len():])}
+		a := AddrCopy{Header: nl.DeserializeIfAddrmsg(answer).IfAddrmsg, Attrs: readAttrs(answer[msg.Len():])}
 		// Kernels before 4.20 list the addresses of all links.
 		if a.Header.Index == uint32(index) && isIP(a.Header.Family) {
 			addrs = append(addrs, a)
 		}
 	}
-	return complete(addrs, c.linkError(index, "list addresses", err))
+	return wholeList(addrs, c.linkError(index, "list addresses", err))
 }
 
 func isIP(family uint8) bool { return family == unix.AF_INET || family == unix.AF_INET6 }
@@ -124,7 +124,7 @@ func (a AddrCopy) withLifetimes(change func(left uint32) uint32) (_ AddrCopy, ok
 		binary.NativeEndian.PutUint32(info[4*i:], left)
 	}
 	a = a.Without(unix.IFA_CACHEINFO)
-	a.Attrs = append(a.Attrs, RouteAttribute{unix.IFA_CACHEINFO, info})
+	a.Attrs = append(a.Attrs, attribute{unix.IFA_CACHEINFO, info})
 	return a, number(info[4:8]) > 0
 }
 
@@ -138,7 +138,7 @@ func (c *Conn) AddAddrCopy(index int, a AddrCopy) error {
 		attrs = append(attrs, nl.NewRtAttr(int(attr.Kind), attr.Value))
 	}
 	_, err := c.send(unix.RTM_NEWADDR, unix.NLM_F_ACK|unix.NLM_F_CREATE|unix.NLM_F_EXCL, msg, attrs...)
-	return c.linkError(index, fmt.Sprintf("add address %s", a.Prefix()), unless(err, unix.EEXIST))
+	return c.linkError(index, fmt.Sprintf("add address %s", a.Prefix()), ignore(err, unix.EEXIST))
 }
 
 // RuleCopies lists the rules of both families, in their order. A message about a rule has the form of a message about a
@@ -147,13 +147,13 @@ func (c *Conn) RuleCopies() (rules []RouteCopy, err error) {
 	const inverted, padding = 2, 18 // FIB_RULE_INVERT, FRA_PAD
 	answers, err := c.send(unix.RTM_GETRULE, unix.NLM_F_DUMP, &nl.RtMsg{})
 	for _, answer := range answers {
-		r := RouteCopy{Header: nl.DeserializeRtMsg(answer).RtMsg, Attrs: readAttributes(answer[unix.SizeofRtMsg:])}
+		r := RouteCopy{Header: nl.DeserializeRtMsg(answer).RtMsg, Attrs: readAttrs(answer[unix.SizeofRtMsg:])}
 		r.Header.Flags &= inverted
 		if isIP(r.Header.Family) {
 			rules = append(rules, r.without(padding))
 		}
 	}
-	return complete(rules, wrap("list rules", unless(err, unix.EOPNOTSUPP)))
+	return wholeList(rules, wrap("list rules", ignore(err, unix.EOPNOTSUPP)))
 }
 
 // RuleSrc returns the source whose packets a rule is about; the zero Prefix means any source.
@@ -174,12 +174,12 @@ func (r RouteCopy) RenameLink(link, name string) RouteCopy {
 // AddRuleCopy adds a rule unless there is an equal one.
 func (c *Conn) AddRuleCopy(r RouteCopy) error {
 	err := c.sendCopy(unix.RTM_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_EXCL, r)
-	return r.ruleError("add", unless(err, unix.EEXIST))
+	return r.ruleError("add", ignore(err, unix.EEXIST))
 }
 
 // DelRuleCopy deletes a rule. That there is none is no error.
 func (c *Conn) DelRuleCopy(r RouteCopy) error {
-	return r.ruleError("delete", unless(c.sendCopy(unix.RTM_DELRULE, 0, r), unix.ENOENT))
+	return r.ruleError("delete", ignore(c.sendCopy(unix.RTM_DELRULE, 0, r), unix.ENOENT))
 }
 
 func (r RouteCopy) ruleError(what string, err error) error {

@@ -9,16 +9,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrNotPort says that a link is no port of a bridge.
+// ErrNotPort means that a link is not a port of a bridge.
 var ErrNotPort = errors.New("not a port of a bridge")
 
-// Port is how a bridge treats one of its ports.
+// Port has the flags of a bridge's port.
 type Port struct {
-	Hairpin  bool // a frame may leave through the port it came in by
-	Isolated bool // no traffic with other isolated ports
+	Hairpin  bool // a frame may leave through the port on which it arrived
+	Isolated bool // the port exchanges no frames with other isolated ports
 }
 
-// SetPort sets all of Port on a bridge's port in one message.
+// SetPort sets the flags of a bridge's port in one message.
 func (c *Conn) SetPort(index int, p Port) error {
 	info := nl.NewRtAttr(unix.IFLA_PROTINFO|unix.NLA_F_NESTED, nil)
 	info.AddRtAttr(unix.IFLA_BRPORT_MODE, flag(p.Hairpin))
@@ -34,7 +34,8 @@ func flag(on bool) []byte {
 	return nl.Uint8Attr(0)
 }
 
-// Port reads a bridge's port; ErrNotPort when the link is none. The library reads the ports of all bridges.
+// Port returns the flags of a bridge's port, or an error that matches ErrNotPort. The library would read the ports of
+// all bridges.
 func (c *Conn) Port(index int) (Port, error) {
 	answers, err := c.send(unix.RTM_GETLINK, 0, header(unix.AF_UNSPEC, index), noStatistics())
 	if err != nil {
@@ -51,9 +52,10 @@ func (c *Conn) Port(index int) (Port, error) {
 	}, nil
 }
 
+// attributes returns the values of netlink attributes by kind.
 func attributes(b []byte) map[uint16][]byte {
 	values := map[uint16][]byte{}
-	attrs, _ := nl.ParseRouteAttr(b) // the kernel's are whole
+	attrs, _ := nl.ParseRouteAttr(b) // the kernel's are well-formed
 	for _, a := range attrs {
 		values[a.Attr.Type&^unix.NLA_F_NESTED] = a.Value
 	}
@@ -63,12 +65,11 @@ func attributes(b []byte) map[uint16][]byte {
 // VLAN is one VLAN of a bridge's port.
 type VLAN struct {
 	ID       uint16
-	PVID     bool // frames that arrive untagged belong to it
-	Untagged bool // frames leave without its tag
+	PVID     bool // untagged frames that arrive belong to it
+	Untagged bool // its frames leave without a tag
 }
 
-// AddVLANs adds VLANs to a bridge's port. The library sends a message for each.
-// A VLAN that is there already gets the flags given.
+// AddVLANs adds VLANs to a bridge's port in one message. If the port already has one of them, its flags are replaced.
 func (c *Conn) AddVLANs(index int, vlans []VLAN) error {
 	spec := nl.NewRtAttr(unix.IFLA_AF_SPEC, nil)
 	for _, v := range vlans {
@@ -85,7 +86,7 @@ func (c *Conn) AddVLANs(index int, vlans []VLAN) error {
 	return c.linkError(index, "add VLANs", err)
 }
 
-// DelVLAN takes a VLAN from a bridge's port. That it is absent is no error.
+// DelVLAN removes a VLAN from a bridge's port.
 func (c *Conn) DelVLAN(index int, id uint16) error {
 	err := c.use(func(h *netlink.Handle) error {
 		return h.BridgeVlanDel(byIndex(index), id, false, false, false, false)
@@ -93,7 +94,8 @@ func (c *Conn) DelVLAN(index int, id uint16) error {
 	return c.linkError(index, "delete VLAN", err)
 }
 
-// VLANs lists the VLANs of a bridge's port, ordered by ID. The kernel has no filter: the cost grows with all ports.
+// VLANs lists the VLANs of a bridge's port, ordered by ID. The kernel cannot filter by port, so the cost grows with the
+// number of all ports.
 func (c *Conn) VLANs(index int) (vlans []VLAN, err error) {
 	err = c.use(func(h *netlink.Handle) error {
 		all, err := h.BridgeVlanList()
@@ -103,5 +105,5 @@ func (c *Conn) VLANs(index int) (vlans []VLAN, err error) {
 		}
 		return err
 	})
-	return complete(vlans, c.linkError(index, "list VLANs", err))
+	return wholeList(vlans, c.linkError(index, "list VLANs", err))
 }

@@ -1,9 +1,20 @@
-// Package rtnl is the part of rtnetlink that CNI plugins need, on
-// vishvananda/netlink and on a handle that is bound to one network namespace.
+// Package rtnl is the part of rtnetlink that CNI plugins need: links, addresses, routes, rules, bridge ports and
+// qdiscs. It also has three groups of ethtool settings.
 //
-// Nothing here dumps what the kernel can look up or filter. The cost of Links,
-// Ports, VLANs and RouteCopies grows with what others have. A dump that other
-// changes interrupted is repeated.
+// A Conn has two sockets in one network namespace: the handle of vishvananda/netlink, and one for messages that the
+// library does not have, or for which it sends more messages or dumps more than necessary. The namespace may be a
+// container's, where an unprivileged process can disturb both: it can change links and routes so often that dumps are
+// interrupted, and it can send messages to the sockets. So calls are repeated for a limited time (see use), and a list
+// is whole or an error. What is found in a container, such as the peer index of a link, is not believed unless the
+// host's kernel confirms it.
+//
+// An error names the object, wraps the kernel's errno, and has the kernel's explanation if there is one. It matches
+// ErrNoLink if a link does not exist. Functions that create an object fail with EEXIST if it exists; only AddVLANs
+// changes it. Deletion of an object that does not exist is not an error.
+//
+// If the kernel can look up one object or filter a list, the package does not dump. The cost of Links, LinkSummaries,
+// Ports, VLANs, Rules and RouteCopies grows with the number of all objects of the namespace. Waits (WaitUp and others)
+// subscribe to events instead of polling.
 package rtnl
 
 import (
@@ -22,45 +33,39 @@ import (
 	"github.com/hawser-cni/plugins/pkg/ns"
 )
 
-// ErrNoLink says that the namespace has no such link, in the words of the library.
+// ErrNoLink means that the namespace has no such link. The text is the library's, because programs search for it.
 var ErrNoLink = errors.New("Link not found")
 
 const (
-	// answerTimeout is how long an answer may take; the library's is a minute.
-	answerTimeout = 30 * time.Second
-	// retryTime is how long a call is repeated whose list changed meanwhile, or whose answer was disturbed.
-	retryTime = 20 * time.Second
-	// freeCalls is how many times a call is made without a pause. Each later pause is a millisecond longer, up to
-	// maxPause, so that a container that changes its links all the time does not keep a processor busy.
+	answerTimeout = 30 * time.Second // for one answer; the library's default is a minute
+	retryTime     = 20 * time.Second // for all repetitions of a call
+	// The first freeCalls attempts of a call follow each other without a pause. Each later pause is a millisecond
+	// longer, up to maxPause, so that a container that changes its links all the time does not keep a processor busy.
 	freeCalls = 3
 	maxPause  = 100 * time.Millisecond
-	// maxOverruns is how many sockets one call may find without room. A new socket has room
-	// for the answer, so after some of them the kernel has no memory for the request.
+	// maxOverruns limits the number of sockets on which one call fails with ENOBUFS. An overrun socket is replaced, and
+	// the new one has room for the answer, so that more failures mean that the kernel has no memory for the request.
 	maxOverruns = 50
 )
 
-// enableExtAck has the library ask the kernel for explanations of errors, on each socket that it opens.
+// enableExtAck makes the library request explanations of errors from the kernel on each socket that it opens.
 var enableExtAck = sync.OnceFunc(func() { nl.EnableErrorMessageReporting = true })
 
-// Conn is a handle in one namespace, for several goroutines. Errors wrap the
-// kernel's errno and its explanation; a link that is gone is ErrNoLink.
+// Conn is a pair of rtnetlink sockets in one network namespace. Goroutines may share it.
 type Conn struct {
 	mu    sync.Mutex
-	h     *netlink.Handle  // nil once closed, and where Host failed
-	err   error            // of Host
-	own   *nl.SocketHandle // for messages of our own: the handle's socket is private
-	names sync.Map         // int -> string, for error texts: what links that were read are called
-
-	retryTime time.Duration // as the constant; specs have less
+	h     *netlink.Handle  // nil after Close, and if Host failed
+	err   error            // why Host failed
+	raw   *nl.SocketHandle // for send, because the socket of h is private
+	names sync.Map         // names of the links that were read, by index, for error texts
 }
 
-// Dial opens a handle in n, or with nil in the calling thread's namespace. The
-// Conn does not need n afterwards.
+// Dial opens sockets in n or, if n is nil, in the calling thread's namespace. The Conn does not need n afterwards.
 func Dial(n *ns.NS) (*Conn, error) {
 	enableExtAck()
-	c := &Conn{retryTime: retryTime}
+	c := &Conn{}
 	dial := c.open
-	if n != nil { // not by the library's NewHandleAt, which may leave the thread in that namespace
+	if n != nil { // the library's NewHandleAt may leave the thread in that namespace
 		dial = func() error { return n.Do(c.open) }
 	}
 	if err := dial(); err != nil {
@@ -69,7 +74,7 @@ func Dial(n *ns.NS) (*Conn, error) {
 	return c, nil
 }
 
-// Host is Dial in the calling thread's namespace. Where that fails each call of the Conn returns the error.
+// Host is Dial in the calling thread's namespace. If that fails, each method of the Conn returns the error.
 func Host() *Conn {
 	c, err := Dial(nil)
 	if err != nil {
@@ -85,40 +90,40 @@ func (c *Conn) open() error {
 		ns.TakeDescriptor()
 		return err
 	}
-	own, err := nl.Subscribe(unix.NETLINK_ROUTE) // to nothing: it is the library's way to open a socket
+	raw, err := nl.Subscribe(unix.NETLINK_ROUTE) // without groups, it only opens a socket
 	if err != nil {
 		ns.TakeDescriptor()
 		return errors.Join(err, h.Close())
 	}
-	_ = own.SetExtAck(true) // without it errors are poorer, that is all
+	_ = raw.SetExtAck(true) // old kernels do not explain errors
 	limit := unix.NsecToTimeval(answerTimeout.Nanoseconds())
-	_ = own.SetReceiveTimeout(&limit) // these two store a number
+	_ = raw.SetReceiveTimeout(&limit) // this and the next call cannot fail
 	_ = h.SetSocketTimeout(answerTimeout)
-	// Older kernels lack it; then filters apply here.
+	// Kernels before 4.20 do not filter dumps; callers filter the answers again.
 	_ = h.SetStrictCheck(true)
-	_ = unix.SetsockoptInt(own.GetFd(), unix.SOL_NETLINK, unix.NETLINK_GET_STRICT_CHK, 1)
-	c.h, c.own = h.DisableVFInfoCollection(), &nl.SocketHandle{Socket: own}
+	_ = unix.SetsockoptInt(raw.GetFd(), unix.SOL_NETLINK, unix.NETLINK_GET_STRICT_CHK, 1)
+	c.h, c.raw = h.DisableVFInfoCollection(), &nl.SocketHandle{Socket: raw}
 	return nil
 }
 
-// reopen opens other sockets in the same namespace.
+// reopen replaces the sockets by new ones in the same namespace.
 func (c *Conn) reopen() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.h == nil {
 		return unix.EBADF
 	}
-	n, err := ns.OfSocket(c.own.Socket.GetFd())
+	n, err := ns.OfSocket(c.raw.Socket.GetFd())
 	if err != nil {
 		return err
 	}
 	defer n.Close()
-	_ = errors.Join(c.h.Close(), c.own.Close())
+	_ = errors.Join(c.h.Close(), c.raw.Close())
 	c.h = nil
 	return n.Do(c.open)
 }
 
-// Close closes the handle. Closing again, or closing nil, does nothing.
+// Close closes the sockets. Closing again, or closing nil, has no effect.
 func (c *Conn) Close() error {
 	if c == nil {
 		return nil
@@ -128,27 +133,29 @@ func (c *Conn) Close() error {
 	if c.h == nil {
 		return nil
 	}
-	err := errors.Join(c.h.Close(), c.own.Close())
+	err := errors.Join(c.h.Close(), c.raw.Close())
 	c.h = nil
 	return err
 }
 
-// use calls the library and repeats what was interrupted: a list that changed while it was read, or any call while
-// somebody else, as a process of the container may, sent to the socket.
-func (c *Conn) use(call func(h *netlink.Handle) error) error {
+// use calls the library. It repeats the call if the list changed while it was read, or if another process, which may be
+// the container's, sent messages to the socket.
+func (c *Conn) use(call func(h *netlink.Handle) error) error { return c.useFor(retryTime, call) }
+
+func (c *Conn) useFor(limit time.Duration, call func(h *netlink.Handle) error) error {
 	overruns := 0
-	for calls, deadline := 1, time.Now().Add(c.retryTime); ; calls++ {
+	for calls, deadline := 1, time.Now().Add(limit); ; calls++ {
 		err := c.once(call)
 		if errors.Is(err, unix.ENOBUFS) {
 			overruns++
 		}
 		switch {
-		case !disturbed(err) && !errors.Is(err, netlink.ErrDumpInterrupted):
+		case !isDisturbed(err) && !errors.Is(err, netlink.ErrDumpInterrupted):
 			return err
 		case time.Now().After(deadline) || overruns > maxOverruns:
-			// What is there could not be found out: DEL must not take it for gone.
-			return fmt.Errorf("disturbed again and again: %w: %w", unix.ETIMEDOUT, err)
-		case disturbed(err):
+			// ETIMEDOUT is transient, so that DEL does not conclude that the object does not exist.
+			return fmt.Errorf("netlink call interrupted repeatedly, giving up: %w: %w", unix.ETIMEDOUT, err)
+		case isDisturbed(err):
 			if err := c.reopen(); err != nil {
 				return err
 			}
@@ -159,22 +166,22 @@ func (c *Conn) use(call func(h *netlink.Handle) error) error {
 	}
 }
 
-// create is use for what something has once, such as an address of a link: EEXIST of a repeated call is the call's own
-// success, whose answer was lost.
+// create is use for objects that can exist only once, such as an address of a link. If a repeated call fails with
+// EEXIST, an earlier attempt of the same call created the object and its answer was lost, so create returns nil.
 func (c *Conn) create(call func(h *netlink.Handle) error) error {
 	calls := 0
 	return c.use(func(h *netlink.Handle) error {
 		calls++
 		err := call(h)
 		if calls > 1 {
-			return unless(err, unix.EEXIST)
+			return ignore(err, unix.EEXIST)
 		}
 		return err
 	})
 }
 
-// once calls the library and repeats nothing. It is for the creation of a link: when that
-// is repeated after a lost answer, EEXIST does not tell whose link is there.
+// once calls the library without repetition. It is for the creation of a link: after a lost answer, EEXIST would not
+// show whether this call or another process created the link.
 func (c *Conn) once(call func(h *netlink.Handle) error) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -184,16 +191,15 @@ func (c *Conn) once(call func(h *netlink.Handle) error) error {
 	return call(c.h)
 }
 
-// disturbed says whether somebody else's messages stood in an answer's place.
-func disturbed(err error) bool {
+// isDisturbed reports whether a message of another process was received instead of the kernel's answer.
+func isDisturbed(err error) bool {
 	if err == nil {
 		return false
 	}
 	return strings.HasPrefix(err.Error(), "Wrong sender portid") || errors.Is(err, unix.ENOBUFS)
 }
 
-// send sends a message of our own and returns the answers: one that the library
-// does not have, or for which it sends several.
+// send sends a message on the raw socket and returns the answers.
 func (c *Conn) send(kind, flags int, header nl.NetlinkRequestData, attrs ...*nl.RtAttr) (answers [][]byte, err error) {
 	req := nl.NewNetlinkRequest(kind, flags)
 	req.AddData(header)
@@ -205,27 +211,27 @@ func (c *Conn) send(kind, flags int, header nl.NetlinkRequestData, attrs ...*nl.
 		do = c.create
 	}
 	err = do(func(*netlink.Handle) error {
-		req.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_ROUTE: c.own}
+		req.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_ROUTE: c.raw}
 		answers, err = req.Execute(unix.NETLINK_ROUTE, 0)
 		return err
 	})
 	return answers, err
 }
 
-// header is the header of a message about a link.
+// header returns the header of a message about a link.
 func header(family, index int) *nl.IfInfomsg {
 	msg := nl.NewIfInfomsg(family)
 	msg.Index = int32(index)
 	return msg
 }
 
-// linkError names the link that an operation was about.
+// linkError adds the link and the operation to err.
 func (c *Conn) linkError(index int, what string, err error) error {
 	return wrap(fmt.Sprintf("link %s: %s", c.name(index), what), err)
 }
 
-// wrap says what an error is about; nil stays nil. It is ErrNoLink where the library or the kernel says that there is
-// no such link.
+// wrap adds what to err. It replaces the errors by which the library and the kernel report a missing link with
+// ErrNoLink.
 func wrap(what string, err error) error {
 	if errors.As(err, &netlink.LinkNotFoundError{}) || errors.Is(err, unix.ENODEV) {
 		err = ErrNoLink
@@ -239,28 +245,29 @@ func wrap(what string, err error) error {
 // netns opens the namespace of the sockets.
 func (c *Conn) netns() (n *ns.NS, err error) {
 	err = c.use(func(*netlink.Handle) (err error) {
-		n, err = ns.OfSocket(c.own.Socket.GetFd())
+		n, err = ns.OfSocket(c.raw.Socket.GetFd())
 		return err
 	})
 	return n, err
 }
 
-// unless is err, or nil where that is one of the harmless.
-func unless(err error, harmless ...error) error {
+// ignore returns nil if err matches one of the harmless errors, and err otherwise.
+func ignore(err error, harmless ...error) error {
 	if slices.ContainsFunc(harmless, func(h error) bool { return errors.Is(err, h) }) {
 		return nil
 	}
 	return err
 }
 
-// complete is a list, or the error: nobody may take a part of a list for the whole.
-func complete[T any](list []T, err error) ([]T, error) {
+// wholeList returns the list only if err is nil, so that no caller uses an incomplete list.
+func wholeList[T any](list []T, err error) ([]T, error) {
 	if err != nil {
 		return nil, err
 	}
 	return list, nil
 }
 
+// name returns the name of a link for error texts, or its index if the link was not read yet.
 func (c *Conn) name(index int) string {
 	if name, ok := c.names.Load(index); ok {
 		return fmt.Sprintf("%q", name)

@@ -11,52 +11,61 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// RouteCopy is a route with all that the kernel tells of it. It can be made again, also in another table, and kept in a
-// file.
+// RouteCopy is a route as the kernel reports it, with all attributes, also those that Route does not have. It can be
+// changed, moved to another table, stored in a file and added again without loss. It is immutable: methods such as
+// InTable return a changed copy.
+//
+// A route with several next hops has the attribute RTA_MULTIPATH, a list of struct rtnexthop, each followed by
+// attributes of its own. A route with one next hop has RTA_OIF and RTA_GATEWAY or RTA_VIA instead.
 type RouteCopy struct {
-	Header unix.RtMsg       `json:"header"`
-	Attrs  []RouteAttribute `json:"attrs"`
+	Header unix.RtMsg  `json:"header"`
+	Attrs  []attribute `json:"attrs"`
 }
 
-// RouteAttribute is one attribute of a RouteCopy, as the kernel sends it.
-type RouteAttribute struct {
+// attribute is an attribute of a RouteCopy or an AddrCopy, in the kernel's encoding.
+type attribute struct {
 	Kind  uint16 `json:"kind"` // RTA_*
 	Value []byte `json:"value"`
 }
 
-// hopFlags are the flags of a route or a next hop that somebody asked for; the
-// others are states.
+// Offsets in struct rtnexthop.
+const (
+	hopFlagsOffset = 2 // rtnh_flags, one byte
+	hopLinkOffset  = 4 // rtnh_ifindex, four bytes
+)
+
+// hopFlags are the flags that a route or a next hop was created with. The other flags are states.
 const hopFlags = unix.RTNH_F_ONLINK | unix.RTNH_F_PERVASIVE
 
-// RouteCopies lists the routes of all links and tables, of both families. The cost
-// grows with their number.
+// RouteCopies lists the routes of both families in all tables. The cost grows with their number.
 func (c *Conn) RouteCopies() ([]RouteCopy, error) {
 	routes, err := c.dumpRoutes(unix.AF_UNSPEC)
-	return complete(routes, wrap("list routes", err))
+	return wholeList(routes, wrap("list routes", err))
 }
 
-// LinkRoutes lists the routes of all tables and types that leave through a link.
+// LinkRoutes lists the routes of both families, all tables and all types that have a next hop through a link.
 func (c *Conn) LinkRoutes(index int) ([]RouteCopy, error) {
 	routes, err := c.dumpRoutes(unix.AF_UNSPEC, nl.NewRtAttr(unix.RTA_OIF, nl.Uint32Attr(uint32(index))))
 	routes = slices.DeleteFunc(routes, func(r RouteCopy) bool {
-		_, ok := r.HopsOf(index)
+		_, ok := r.HopsThrough(index)
 		return !ok
 	})
-	return complete(routes, c.linkError(index, "list routes", err))
+	return wholeList(routes, c.linkError(index, "list routes", err))
 }
 
-// Refusals lists the routes that lead nowhere in the table of a rule: unreachable, blackhole, prohibit and throw. The
-// table must have a route of the family.
+// Refusals lists the routes in the table of a rule that forward no packets: unreachable, blackhole, prohibit and throw.
+// The table must have a route of the family.
 func (c *Conn) Refusals(rule RouteCopy) ([]RouteCopy, error) {
 	table := rule.Table()
 	routes, err := c.dumpRoutes(int(rule.Header.Family), nl.NewRtAttr(unix.RTA_TABLE, nl.Uint32Attr(table)))
 	routes = slices.DeleteFunc(routes, func(r RouteCopy) bool {
 		return r.Table() != table || r.Header.Type < unix.RTN_BLACKHOLE || r.Header.Type > unix.RTN_THROW
 	})
-	return complete(routes, wrap("list routes", err))
+	return wholeList(routes, wrap("list routes", err))
 }
 
-// dumpRoutes lists the routes of a family or, with unix.AF_UNSPEC, of both. A kernel without it answers with all.
+// dumpRoutes lists the routes of a family or, with unix.AF_UNSPEC, of both. A kernel without the family returns the
+// routes of another one, which are dropped.
 func (c *Conn) dumpRoutes(family int, filter ...*nl.RtAttr) (routes []RouteCopy, err error) {
 	if family == unix.AF_UNSPEC {
 		v4, err := c.dumpRoutes(unix.AF_INET, filter...)
@@ -70,7 +79,7 @@ func (c *Conn) dumpRoutes(family int, filter ...*nl.RtAttr) (routes []RouteCopy,
 	answers, err := c.send(unix.RTM_GETROUTE, unix.NLM_F_DUMP, header, filter...)
 	for _, answer := range answers {
 		r := readCopy(answer)
-		const cached = unix.RTM_F_CLONED // what the kernel keeps about single destinations
+		const cached = unix.RTM_F_CLONED // an entry for a single destination
 		if int(r.Header.Family) == family && r.Header.Flags&cached == 0 {
 			routes = append(routes, r)
 		}
@@ -78,30 +87,32 @@ func (c *Conn) dumpRoutes(family int, filter ...*nl.RtAttr) (routes []RouteCopy,
 	return routes, err
 }
 
+// readCopy decodes the kernel's message about a route.
 func readCopy(message []byte) (r RouteCopy) {
 	r.Header = nl.DeserializeRtMsg(message).RtMsg
 	r.Header.Flags &= unix.RTM_F_CLONED | hopFlags
-	r.Attrs = readAttributes(message[unix.SizeofRtMsg:])
-	// A next hop object is beside the hops that it stands for, and goes with its link.
+	r.Attrs = readAttrs(message[unix.SizeofRtMsg:])
+	// RTA_NH_ID is left out because the kernel deletes the next hop object with its link. The route also has the hops
+	// that the object stands for.
 	r = r.without(unix.RTA_CACHEINFO, netlink.RTA_NH_ID)
 	for _, hop := range r.nextHops() {
-		hop[2] &= hopFlags
+		hop[hopFlagsOffset] &= hopFlags
 	}
 	return r
 }
 
-// readAttributes reads the attributes of a message of the kernel, which are whole.
-func readAttributes(b []byte) (list []RouteAttribute) {
-	attrs, _ := nl.ParseRouteAttr(b)
+// readAttrs decodes the attributes of a message of the kernel.
+func readAttrs(b []byte) (list []attribute) {
+	attrs, _ := nl.ParseRouteAttr(b) // the kernel's are well-formed
 	for _, a := range attrs {
-		list = append(list, RouteAttribute{a.Attr.Type, a.Value})
+		list = append(list, attribute{a.Attr.Type, a.Value})
 	}
 	return list
 }
 
-// valueOf returns the value of an attribute; nil where there is none.
-func valueOf(attrs []RouteAttribute, kind uint16) []byte {
-	i := slices.IndexFunc(attrs, func(a RouteAttribute) bool { return a.Kind == kind })
+// valueOf returns the value of an attribute, or nil if it is missing.
+func valueOf(attrs []attribute, kind uint16) []byte {
+	i := slices.IndexFunc(attrs, func(a attribute) bool { return a.Kind == kind })
 	if i < 0 {
 		return nil
 	}
@@ -110,25 +121,25 @@ func valueOf(attrs []RouteAttribute, kind uint16) []byte {
 
 func (r RouteCopy) value(kind uint16) []byte { return valueOf(r.Attrs, kind) }
 
-// without is the route without the attributes of these kinds.
+// without returns r without the attributes of these kinds.
 func (r RouteCopy) without(kinds ...uint16) RouteCopy {
 	r.Attrs = without(r.Attrs, kinds...)
 	return r
 }
 
-func without(attrs []RouteAttribute, kinds ...uint16) []RouteAttribute {
-	listed := func(a RouteAttribute) bool { return slices.Contains(kinds, a.Kind) }
-	return slices.DeleteFunc(slices.Clone(attrs), listed)
+func without(attrs []attribute, kinds ...uint16) []attribute {
+	isListed := func(a attribute) bool { return slices.Contains(kinds, a.Kind) }
+	return slices.DeleteFunc(slices.Clone(attrs), isListed)
 }
 
-// with is the route with an attribute of that value.
+// with returns r with an attribute set to value.
 func (r RouteCopy) with(kind uint16, value []byte) RouteCopy {
 	r = r.without(kind)
-	r.Attrs = append(r.Attrs, RouteAttribute{kind, value})
+	r.Attrs = append(r.Attrs, attribute{kind, value})
 	return r
 }
 
-// Table is the table that the route is in.
+// Table returns the table that the route is in.
 func (r RouteCopy) Table() uint32 {
 	if table := r.value(unix.RTA_TABLE); table != nil {
 		return number(table)
@@ -136,7 +147,7 @@ func (r RouteCopy) Table() uint32 {
 	return uint32(r.Header.Table)
 }
 
-// number reads the value of a numeric attribute; 0 where there is none.
+// number decodes a 32-bit attribute. It returns 0 for nil.
 func number(value []byte) uint32 {
 	if len(value) != 4 {
 		return 0
@@ -144,13 +155,13 @@ func number(value []byte) uint32 {
 	return binary.NativeEndian.Uint32(value)
 }
 
-// InTable is the route in another table.
+// InTable returns r in another table.
 func (r RouteCopy) InTable(table uint32) RouteCopy {
-	r.Header.Table = unix.RT_TABLE_UNSPEC // the attribute says it
+	r.Header.Table = unix.RT_TABLE_UNSPEC // the attribute has the number
 	return r.with(unix.RTA_TABLE, nl.Uint32Attr(table))
 }
 
-// WithSource is the route with another preferred source; the zero Addr is none.
+// WithSource returns r with another preferred source, or without one if src is the zero Addr.
 func (r RouteCopy) WithSource(src netip.Addr) RouteCopy {
 	if !src.IsValid() {
 		return r.without(unix.RTA_PREFSRC)
@@ -158,23 +169,28 @@ func (r RouteCopy) WithSource(src netip.Addr) RouteCopy {
 	return r.with(unix.RTA_PREFSRC, src.AsSlice())
 }
 
-// HasGateway says whether the route leads through a gateway, to which another route must lead first.
+// HasGateway reports whether a next hop may have a gateway, which another route must reach before r can be added. It
+// returns true for every route with several next hops.
 func (r RouteCopy) HasGateway() bool {
 	return r.value(unix.RTA_GATEWAY) != nil || r.value(unix.RTA_VIA) != nil || r.value(unix.RTA_MULTIPATH) != nil
 }
 
-// GatewaysLast compares routes for an order in which the kernel takes them: those through a gateway come last.
+// GatewaysLast compares routes for an order in which the kernel accepts them: routes with a gateway come last.
 func GatewaysLast(a, b RouteCopy) int {
-	last := map[bool]int{true: 1}
-	return last[a.HasGateway()] - last[b.HasGateway()]
+	switch {
+	case a.HasGateway() == b.HasGateway():
+		return 0
+	case a.HasGateway():
+		return 1
+	}
+	return -1
 }
 
-// nextHops splits the list of next hops (struct rtnexthop, each with its attributes); nil where
-// the route has no list.
+// nextHops splits the value of RTA_MULTIPATH into the next hops. It returns nil if the route has no list.
 func (r RouteCopy) nextHops() (hops [][]byte) {
 	for list := r.value(unix.RTA_MULTIPATH); len(list) >= unix.SizeofRtNexthop; {
 		length := int(binary.NativeEndian.Uint16(list))
-		size := (length + 3) &^ 3
+		size := (length + 3) &^ 3 // rtnh_len is not aligned
 		if length < unix.SizeofRtNexthop || size > len(list) {
 			break
 		}
@@ -183,19 +199,22 @@ func (r RouteCopy) nextHops() (hops [][]byte) {
 	return hops
 }
 
-// through is the route through one next hop of its list alone.
+// through returns r with only one next hop of its list.
 func (r RouteCopy) through(hop []byte) RouteCopy {
 	r = r.without(unix.RTA_MULTIPATH)
-	r.Header.Flags |= uint32(hop[2])
-	r.Attrs = append(r.Attrs, RouteAttribute{unix.RTA_OIF, hop[4:8]})
+	r.Header.Flags |= uint32(hop[hopFlagsOffset])
+	r.Attrs = append(r.Attrs, attribute{unix.RTA_OIF, hopLink(hop)})
 	attrs, _ := nl.ParseRouteAttr(hop[unix.SizeofRtNexthop:binary.NativeEndian.Uint16(hop)])
 	for _, a := range attrs {
-		r.Attrs = append(r.Attrs, RouteAttribute{a.Attr.Type, a.Value})
+		r.Attrs = append(r.Attrs, attribute{a.Attr.Type, a.Value})
 	}
 	return r
 }
 
-// singleHops is the route once for each of its next hops, through that one alone.
+// hopLink returns the encoded index of a next hop's link.
+func hopLink(hop []byte) []byte { return hop[hopLinkOffset : hopLinkOffset+4] }
+
+// singleHops returns a route for each next hop of r, with only that next hop.
 func (r RouteCopy) singleHops() (routes []RouteCopy) {
 	for _, hop := range r.nextHops() {
 		routes = append(routes, r.through(hop))
@@ -206,7 +225,7 @@ func (r RouteCopy) singleHops() (routes []RouteCopy) {
 	return routes
 }
 
-// Links are the indexes of the links by which the route's packets leave, one for each next hop.
+// Links returns the index of the outgoing link of each next hop.
 func (r RouteCopy) Links() (all []int) {
 	for _, hop := range r.singleHops() {
 		all = append(all, int(number(hop.value(unix.RTA_OIF))))
@@ -214,14 +233,14 @@ func (r RouteCopy) Links() (all []int) {
 	return all
 }
 
-// withHops is the route with those next hops alone whose link is wanted; ok is false when there
-// is none. A single one is no list: so the kernel tells of such a route.
+// withHops returns r with only the next hops whose link is wanted. ok is false if there is none. A single next hop is
+// not encoded as a list, so that the route equals what the kernel reports.
 func (r RouteCopy) withHops(wanted func(link int) bool) (_ RouteCopy, ok bool) {
 	hops := r.nextHops()
 	if hops == nil {
 		return r, wanted(int(number(r.value(unix.RTA_OIF))))
 	}
-	hops = slices.DeleteFunc(hops, func(hop []byte) bool { return !wanted(int(number(hop[4:8]))) })
+	hops = slices.DeleteFunc(hops, func(hop []byte) bool { return !wanted(int(number(hopLink(hop)))) })
 	switch len(hops) {
 	case 0:
 		return r, false
@@ -231,17 +250,17 @@ func (r RouteCopy) withHops(wanted func(link int) bool) (_ RouteCopy, ok bool) {
 	return r.with(unix.RTA_MULTIPATH, slices.Concat(hops...)), true
 }
 
-// HopsOf is the route with the next hops of a link alone; ok is false when it has none.
-func (r RouteCopy) HopsOf(link int) (own RouteCopy, ok bool) {
+// HopsThrough returns r with only the next hops through a link. ok is false if there is none.
+func (r RouteCopy) HopsThrough(link int) (_ RouteCopy, ok bool) {
 	return r.withHops(func(index int) bool { return index == link })
 }
 
-// OtherHops is the route with the next hops of all other links; ok is false when there are none.
-func (r RouteCopy) OtherHops(link int) (others RouteCopy, ok bool) {
+// HopsNotThrough returns r with only the next hops through other links. ok is false if there is none.
+func (r RouteCopy) HopsNotThrough(link int) (_ RouteCopy, ok bool) {
 	return r.withHops(func(index int) bool { return index != link })
 }
 
-// MoveTo returns the route with the next hops of one link on another one.
+// MoveTo returns r with the next hops through link moved to the link other.
 func (r RouteCopy) MoveTo(link, other int) RouteCopy {
 	moved := nl.Uint32Attr(uint32(other))
 	if number(r.value(unix.RTA_OIF)) == uint32(link) {
@@ -251,32 +270,32 @@ func (r RouteCopy) MoveTo(link, other int) RouteCopy {
 		r = r.with(unix.RTA_MULTIPATH, slices.Clone(r.value(unix.RTA_MULTIPATH)))
 	}
 	for _, hop := range r.nextHops() {
-		if number(hop[4:8]) == uint32(link) {
-			copy(hop[4:8], moved)
+		if number(hopLink(hop)) == uint32(link) {
+			copy(hopLink(hop), moved)
 		}
 	}
 	return r
 }
 
-// Competes reports whether both routes have the same table, destination, type of service and metric, so that the kernel
-// does not choose between them by one of these.
+// Competes reports whether both routes have the same table, destination, type of service and metric, by which the
+// kernel chooses between routes.
 func (r RouteCopy) Competes(o RouteCopy) bool {
 	return r.Table() == o.Table() && r.dst() == o.dst() && r.Header.Tos == o.Header.Tos &&
 		number(r.value(unix.RTA_PRIORITY)) == number(o.value(unix.RTA_PRIORITY))
 }
 
-// Equal says whether the routes are the same, whatever the order of their attributes.
+// Equal reports whether the routes are the same, regardless of the order of their attributes.
 func (r RouteCopy) Equal(o RouteCopy) bool {
 	r, o = r.InTable(r.Table()), o.InTable(o.Table())
 	return r.Header == o.Header && len(r.Attrs) == len(o.Attrs) &&
-		!slices.ContainsFunc(r.Attrs, func(a RouteAttribute) bool { return !bytes.Equal(a.Value, o.value(a.Kind)) })
+		!slices.ContainsFunc(r.Attrs, func(a attribute) bool { return !bytes.Equal(a.Value, o.value(a.Kind)) })
 }
 
-// ViaGateway is the route through this gateway alone; the zero Addr is none. What leads there, or
-// onLink, lets the kernel take it.
+// ViaGateway returns r with one next hop, through gw on r's first link, or without a gateway if gw is the zero Addr.
+// The kernel accepts the route if another route reaches gw, or if onLink is set.
 func (r RouteCopy) ViaGateway(gw netip.Addr, onLink bool) RouteCopy {
 	r = r.singleHops()[0].without(unix.RTA_GATEWAY, unix.RTA_VIA)
-	r.Header.Scope = unix.RT_SCOPE_UNIVERSE // nothing else is behind a gateway
+	r.Header.Scope = unix.RT_SCOPE_UNIVERSE // a route of scope link or host cannot have a gateway
 	r.Header.Flags &^= unix.RTNH_F_ONLINK
 	if onLink {
 		r.Header.Flags |= unix.RTNH_F_ONLINK
@@ -287,7 +306,7 @@ func (r RouteCopy) ViaGateway(gw netip.Addr, onLink bool) RouteCopy {
 	return r
 }
 
-// Hops returns the route once for each of its next hops.
+// Hops returns a Route for each next hop of r.
 func (r RouteCopy) Hops() (routes []Route) {
 	for _, hop := range r.singleHops() {
 		routes = append(routes, hop.Route())
@@ -295,7 +314,7 @@ func (r RouteCopy) Hops() (routes []Route) {
 	return routes
 }
 
-// Route is what the route says; of several next hops the first.
+// Route returns the values of the route that a Route has. If there are several next hops, it returns the first.
 func (r RouteCopy) Route() Route {
 	r = r.singleHops()[0]
 	h, metrics := r.Header, attributes(r.value(unix.RTA_METRICS))
@@ -304,45 +323,47 @@ func (r RouteCopy) Route() Route {
 		MTU: int(number(metrics[unix.RTAX_MTU])), AdvMSS: int(number(metrics[unix.RTAX_ADVMSS])),
 		Scope: int(h.Scope), Type: int(h.Type), Protocol: int(h.Protocol), OnLink: h.Flags&unix.RTNH_F_ONLINK != 0}
 	if via := r.value(unix.RTA_VIA); len(via) > 2 {
-		out.GW = addrOf(via[2:]) // after its family
+		out.GW = addrOf(via[2:]) // struct rtvia: two bytes of family, then the address
 	}
 	return out
 }
 
+// dst returns the destination. The kernel sends no RTA_DST for a default route.
 func (r RouteCopy) dst() netip.Prefix {
 	if addr := addrOf(r.value(unix.RTA_DST)); addr.IsValid() {
 		return netip.PrefixFrom(addr, int(r.Header.Dst_len))
 	}
-	return everything(int(r.Header.Family))
+	return allOf(int(r.Header.Family))
 }
 
-// everything are all addresses of a family.
-func everything(family int) netip.Prefix {
+// allOf returns the prefix 0.0.0.0/0 or ::/0.
+func allOf(family int) netip.Prefix {
 	if family == unix.AF_INET6 {
 		return netip.PrefixFrom(netip.IPv6Unspecified(), 0)
 	}
 	return netip.PrefixFrom(netip.IPv4Unspecified(), 0)
 }
 
-// String is the route as messages name it.
+// String returns the destination, for messages.
 func (r RouteCopy) String() string { return r.dst().String() }
 
-// AddCopy adds the route beside those that are there, as AddRoute does.
+// AddCopy adds the route, as AddRoute does, without replacing an existing one.
 func (c *Conn) AddCopy(r RouteCopy) error {
 	return wrap("route "+r.String(), c.sendCopy(unix.RTM_NEWROUTE, unix.NLM_F_CREATE, r))
 }
 
-// RestoreCopy is AddCopy for a route that a link had. It is no error that the route is there, or that the link can have
-// none such by now: it is down, or the source or the way to the gateway is gone.
+// RestoreCopy is AddCopy for a route that a link had before. It returns nil if the route exists, and if the link can no
+// longer have it because the link is down or gone, or because the source or the route to the gateway no longer exists.
 func (c *Conn) RestoreCopy(r RouteCopy) error {
-	return unless(c.AddCopy(r),
+	return ignore(c.AddCopy(r),
 		unix.EEXIST, unix.ENETDOWN, unix.ENETUNREACH, unix.EHOSTUNREACH, unix.EINVAL, ErrNoLink)
 }
 
-// Rejoin makes room for a route that a link shared with other links: it deletes the route with the next hops of the
-// others only. It reports whether the whole route can be there, which it cannot if both are gone.
+// Rejoin prepares the restoration of a route that a link shared with other links: it deletes the route that has only
+// the next hops of the other links. It reports whether the whole route can be restored. It returns false if neither
+// route exists.
 func (c *Conn) Rejoin(link int, r RouteCopy) (bool, error) {
-	others, shared := r.OtherHops(link)
+	others, shared := r.HopsNotThrough(link)
 	if !shared {
 		return true, nil
 	}
@@ -356,9 +377,9 @@ func (c *Conn) Rejoin(link int, r RouteCopy) (bool, error) {
 	return false, nil
 }
 
-// DelCopy deletes the route with all its next hops. That there is none is no error.
+// DelCopy deletes the route with all its next hops.
 func (c *Conn) DelCopy(r RouteCopy) error {
-	return wrap("delete route "+r.String(), unless(c.sendCopy(unix.RTM_DELROUTE, 0, r), unix.ESRCH))
+	return wrap("delete route "+r.String(), ignore(c.sendCopy(unix.RTM_DELROUTE, 0, r), unix.ESRCH))
 }
 
 func (c *Conn) sendCopy(kind, flags int, r RouteCopy) error {

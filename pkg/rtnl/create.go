@@ -14,35 +14,36 @@ import (
 	"github.com/hawser-cni/plugins/pkg/ns"
 )
 
-// NewLink is a link that AddLink creates. Each field but the first two may be zero.
+// NewLink is a link that AddLink creates. All fields except Name and Kind may be zero.
 type NewLink struct {
 	Name   string
 	Kind   string           // "bridge", "veth", "netkit", "macvlan", "ipvlan", "vlan", "vrf", "ifb" or "dummy"
-	Master int              // what it is on: an index in the Conn's namespace
-	MAC    net.HardwareAddr // nil = random, or the master's; a bridge's then changes with its ports
+	Master int              // the link that a macvlan, ipvlan or vlan is on: an index in the Conn's namespace
+	MAC    net.HardwareAddr // nil = random, or the master's; without one, a bridge's address changes with its ports
 	MTU    int              // 0 = the kernel's choice, or the master's
 	Group  uint32
-	NS     *ns.NS // where it is to be; nil = the namespace of the Conn
+	NS     *ns.NS // namespace of the new link; nil = that of the Conn
 
 	Peer     Peer   // the other end of a veth or netkit, with the same MTU
 	Mode     string // of a macvlan or ipvlan
 	QueueLen uint32 // of a macvlan, for broadcasts; 0 = the kernel's choice
 	VLAN     int    // of a vlan
-	Table    uint32 // of a VRF: where its routes are
-	// Of a bridge. Without effect on a kernel that was built without it.
+	Table    uint32 // of a VRF: the table of its routes
+	// VLANFiltering of a bridge has no effect on a kernel that was built without it.
 	VLANFiltering bool
 }
 
-// Peer is the other end of a pair.
+// Peer is the other end of a new pair.
 type Peer struct {
 	Name string
 	MAC  net.HardwareAddr // nil = random
-	NS   *ns.NS           // nil = the namespace of the Conn
+	NS   *ns.NS           // nil = that of the Conn
 }
 
-// AddLink creates a link, both ends of a pair, in its namespace; it is down but for a VRF. The
-// error matches EEXIST when a name is taken there, or before Linux 6.15 in the Conn's namespace,
-// and EOPNOTSUPP, with code 2, when the kernel lacks the kind. The link may be there in spite of an error.
+// AddLink creates a link or both ends of a pair. The link is down, unless it is a VRF. The error matches EEXIST if a
+// name is taken in the namespace of the link or, before Linux 6.15, in the Conn's namespace. It matches EOPNOTSUPP and
+// has code 2 if the kernel lacks the kind. After an error the link may exist, because the kernel's answer may have been
+// lost.
 func (c *Conn) AddLink(n NewLink) error {
 	what := fmt.Sprintf("%s %q", n.Kind, n.Name)
 	if n.Peer.Name != "" {
@@ -55,7 +56,7 @@ func (c *Conn) AddLink(n NewLink) error {
 	return err
 }
 
-// moduleOf is the module that has links of a kind.
+// moduleOf returns the name of the kernel module for a kind of link.
 func moduleOf(kind string) string {
 	if kind == "vlan" {
 		return "8021q"
@@ -63,6 +64,7 @@ func moduleOf(kind string) string {
 	return kind
 }
 
+// encode returns the library's type for the link.
 func (n NewLink) encode() netlink.Link {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.ParentIndex, attrs.MTU, attrs.HardwareAddr = n.Name, n.Master, n.MTU, n.MAC
@@ -78,7 +80,7 @@ func (n NewLink) encode() netlink.Link {
 		}
 		return bridge
 	case "veth":
-		pair := netlink.NewVeth(attrs) // a bare Veth gives the peer a queue of length 0
+		pair := netlink.NewVeth(attrs) // a plain Veth would give the peer a queue of length 0
 		pair.PeerName, pair.PeerHardwareAddr = n.Peer.Name, n.Peer.MAC
 		if n.Peer.NS != nil {
 			pair.PeerNamespace = netlink.NsFd(n.Peer.NS.FD())
@@ -102,8 +104,8 @@ func (n NewLink) encode() netlink.Link {
 	return &netlink.GenericLink{LinkAttrs: attrs, LinkType: n.Kind}
 }
 
-// netkit is a pair on which BPF programs run, and of which this end is the primary one. It has
-// MAC addresses as a veth has.
+// netkit returns a netkit pair in layer 2 mode, which has MAC addresses as a veth does. The link is the primary end, to
+// which BPF programs for both ends are attached.
 func (n NewLink) netkit(attrs netlink.LinkAttrs) *netlink.Netkit {
 	pair := &netlink.Netkit{
 		LinkAttrs: attrs, Mode: netlink.NETKIT_MODE_L2, Policy: netlink.NETKIT_POLICY_FORWARD,
@@ -119,25 +121,25 @@ func (n NewLink) netkit(attrs netlink.LinkAttrs) *netlink.Netkit {
 	return pair
 }
 
-// macvlanModes are the modes in the order of the library's numbers.
+// macvlanModes returns the modes in the order of the library's numbers.
 func macvlanModes() []string { return []string{"", "private", "vepa", "bridge", "passthru", "source"} }
 
-// ipvlanModes are the modes in the order of the kernel's numbers.
+// ipvlanModes returns the modes in the order of the kernel's numbers.
 func ipvlanModes() []string { return []string{"l2", "l3", "l3s"} }
 
-// ProbeKind returns nil when the kernel can make links of a kind; else the error matches
-// EOPNOTSUPP. It asks for a link with an MTU and an address that none can have.
+// ProbeKind returns an error that matches EOPNOTSUPP if the kernel cannot create links of a kind. It requests a link
+// with an invalid MTU and an invalid address, which the kernel refuses with EINVAL if it knows the kind.
 func (c *Conn) ProbeKind(kind string) error {
 	info := nl.NewRtAttr(unix.IFLA_LINKINFO, nil)
 	info.AddRtAttr(nl.IFLA_INFO_KIND, []byte(kind))
-	const none = 1<<32 - 1
-	attrs := []*nl.RtAttr{info, nl.NewRtAttr(unix.IFLA_MTU, nl.Uint32Attr(none))}
-	if kind != "netkit" { // of which some kernels refuse any address with EOPNOTSUPP
+	const invalidMTU = 1<<32 - 1
+	attrs := []*nl.RtAttr{info, nl.NewRtAttr(unix.IFLA_MTU, nl.Uint32Attr(invalidMTU))}
+	if kind != "netkit" { // some kernels refuse any address of a netkit with EOPNOTSUPP
 		attrs = append(attrs, nl.NewRtAttr(unix.IFLA_ADDRESS, make([]byte, 3)))
 	}
 	flags := unix.NLM_F_ACK | unix.NLM_F_CREATE | unix.NLM_F_EXCL
 	_, err := c.send(unix.RTM_NEWLINK, flags, header(unix.AF_UNSPEC, 0), attrs...)
-	err = wrap("kind "+kind, unless(err, unix.EINVAL))
+	err = wrap("kind "+kind, ignore(err, unix.EINVAL))
 	if errors.Is(err, unix.EOPNOTSUPP) {
 		return cni.Lacking(err, moduleOf(kind))
 	}

@@ -11,19 +11,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Setting is what ethtool says of an offload, of the size of a ring or of the number of channels, as text: "true",
-// "false" or the number.
+// Setting is an offload, the size of a ring or the number of channels. Values are text: "true", "false" or the number.
 type Setting struct {
-	Is     string
-	Wanted string // what was asked for; it may differ from Is for an offload alone
-	Most   uint32 // the largest number that the driver takes
-	Fixed  bool   // the offload cannot be changed
+	Current string
+	Wanted  string // requested value; only an offload's can differ from Current
+	Max     uint32 // largest number that the driver accepts
+	Fixed   bool   // the offload cannot be changed
 }
 
-// ethtoolGroup has the messages of a group of settings.
+// ethtoolGroup has the message types of a group of settings.
 type ethtoolGroup struct {
 	get, set uint8
-	// numbers are ethtool's names, in the order of their attributes: after the header the most of each, then each.
+	// numbers has ethtool's names of numeric settings; nil = the group is features. A message has the header as
+	// attribute 1, then the maximum of each setting, then the value of each, in this order.
 	numbers []string
 }
 
@@ -39,27 +39,27 @@ func groupOf(name string) ethtoolGroup {
 	return ethtoolGroup{unix.ETHTOOL_MSG_FEATURES_GET, unix.ETHTOOL_MSG_FEATURES_SET, nil}
 }
 
-// Ethtool reads a group of settings of a link of the calling thread's namespace: "rings", "channels", or "features",
-// which are all that the kernel knows.
+// Ethtool returns a group of settings of a link in the calling thread's namespace, by ethtool's names. The group is
+// "rings", "channels" or "features", which has all features that the kernel knows.
 func Ethtool(index int, group string) (map[string]Setting, error) {
 	g := groupOf(group)
 	answers, err := ethtool(g.get, index)
 	all := map[string]Setting{}
 	for _, a := range answers {
-		has := attributes(a)
+		attrs := attributes(a)
 		for i, key := range g.numbers {
-			is := strconv.FormatUint(uint64(number(has[uint16(2+len(g.numbers)+i)])), 10)
-			all[key] = Setting{Is: is, Wanted: is, Most: number(has[uint16(2+i)])}
+			current := strconv.FormatUint(uint64(number(attrs[uint16(2+len(g.numbers)+i)])), 10)
+			all[key] = Setting{Current: current, Wanted: current, Max: number(attrs[uint16(2+i)])}
 		}
 		if g.numbers == nil {
-			readFeatures(has, all)
+			readFeatures(attrs, all)
 		}
 	}
 	return all, err
 }
 
-// readFeatures reads three sets of bits: the first has all features, with a value where they can be changed; the others
-// have those that are in them.
+// readFeatures decodes three bit sets into all. The first has all features, and a value for each feature that can be
+// changed. The second has the wanted features, and the third the active ones.
 func readFeatures(sets map[uint16][]byte, all map[string]Setting) {
 	for _, kind := range []uint16{unix.ETHTOOL_A_FEATURES_HW, unix.ETHTOOL_A_FEATURES_WANTED,
 		unix.ETHTOOL_A_FEATURES_ACTIVE} {
@@ -68,20 +68,20 @@ func readFeatures(sets map[uint16][]byte, all map[string]Setting) {
 			bit := attributes(b.Value)
 			name := unix.ByteSliceToString(bit[unix.ETHTOOL_A_BITSET_BIT_NAME])
 			f := all[name]
-			switch _, changes := bit[unix.ETHTOOL_A_BITSET_BIT_VALUE]; kind {
+			switch _, isChangeable := bit[unix.ETHTOOL_A_BITSET_BIT_VALUE]; kind {
 			case unix.ETHTOOL_A_FEATURES_HW:
-				f = Setting{Is: "false", Wanted: "false", Fixed: !changes}
+				f = Setting{Current: "false", Wanted: "false", Fixed: !isChangeable}
 			case unix.ETHTOOL_A_FEATURES_WANTED:
 				f.Wanted = "true"
 			default:
-				f.Is = "true"
+				f.Current = "true"
 			}
 			all[name] = f
 		}
 	}
 }
 
-// SetEthtool asks for a value of one setting. The kernel may leave a feature as it is, where others are needed for it.
+// SetEthtool requests a value of one setting. The kernel may ignore the request for a feature that depends on others.
 func SetEthtool(index int, group, key, value string) error {
 	g := groupOf(group)
 	n, _ := strconv.ParseUint(value, 10, 32)
@@ -99,8 +99,8 @@ func SetEthtool(index int, group, key, value string) error {
 	return err
 }
 
-// ethtool sends a message of ethtool netlink about a link of the calling thread's namespace. Where the kernel does not
-// know it, the error matches unix.EOPNOTSUPP.
+// ethtool sends a message of ethtool netlink about a link in the calling thread's namespace. The error matches
+// unix.EOPNOTSUPP if the kernel does not know the message.
 func ethtool(command uint8, index int, attrs ...*nl.RtAttr) ([][]byte, error) {
 	enableExtAck()
 	family, err := netlink.GenlFamilyGet(unix.ETHTOOL_GENL_NAME)
@@ -112,7 +112,7 @@ func ethtool(command uint8, index int, attrs ...*nl.RtAttr) ([][]byte, error) {
 	}
 	req := nl.NewNetlinkRequest(int(family.ID), unix.NLM_F_ACK)
 	req.AddData(&nl.Genlmsg{Command: command, Version: 1})
-	header := nl.NewRtAttr(1|unix.NLA_F_NESTED, nil) // first in every message
+	header := nl.NewRtAttr(1|unix.NLA_F_NESTED, nil) // of each message
 	header.AddRtAttr(unix.ETHTOOL_A_HEADER_DEV_INDEX, nl.Uint32Attr(uint32(index)))
 	for _, a := range append([]*nl.RtAttr{header}, attrs...) {
 		req.AddData(a)

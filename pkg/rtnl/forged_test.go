@@ -52,8 +52,10 @@ var _ = DescribeTable("what a process of the container sends to our sockets is n
 var _ = It("a socket that is disturbed for too long says that another call may succeed", func() {
 	nstest.NewNetns().Do(func() {
 		c := dialAmong(1)
-		c.retryTime = 0
-		_, err := c.Link("lo")
+		err := c.useFor(0, func(h *netlink.Handle) error {
+			_, err := h.LinkByName("lo")
+			return err
+		})
 		Expect(err).To(MatchError(ContainSubstring("Wrong sender portid")))
 		Expect(cni.Transient(err)).To(BeTrue(), err.Error())
 	})
@@ -75,14 +77,15 @@ var _ = It("a kernel without memory for the request is not asked until the time 
 	nstest.NewNetns().Do(func() {
 		c := nstest.Must(Dial(nil))
 		DeferCleanup(c.Close)
-		c.retryTime = time.Hour
 		done := make(chan error, 1)
 		go func() { // on a thread that ends with it
 			runtime.LockOSThread()
 			defer GinkgoRecover()
 			nstest.FailCall(unix.SYS_SENDTO, unix.ENOBUFS)
-			_, err := c.LinkByIndex(1)
-			done <- err
+			done <- c.useFor(time.Hour, func(h *netlink.Handle) error {
+				_, err := h.LinkByIndex(1)
+				return err
+			})
 		}()
 		var err error
 		Eventually(done).Should(Receive(&err))
@@ -95,9 +98,8 @@ var _ = It("a list that changes all the time is read with pauses, and not for ev
 	nstest.NewNetns().Do(func() {
 		c := nstest.Must(Dial(nil))
 		DeferCleanup(c.Close)
-		c.retryTime = 200 * time.Millisecond
 		calls := 0
-		err := c.use(func(*netlink.Handle) error {
+		err := c.useFor(200*time.Millisecond, func(*netlink.Handle) error {
 			calls++
 			return netlink.ErrDumpInterrupted
 		})

@@ -20,17 +20,17 @@ type Link struct {
 	MAC    net.HardwareAddr
 	MTU    int
 	TxQLen int
-	Master int // index of the bridge it is a port of, or of its VRF; 0 = none
-	Peer   int // a pair's other end, or the link that this one is on, in the namespace PeerNS; 0 = none
-	PeerNS int // kernel's number for that namespace, -1 = none or this one
+	Master int // index of the bridge or VRF that it is a port of; 0 = none
+	Peer   int // index of a pair's other end, or of the link that a macvlan, ipvlan or vlan is on; 0 = none
+	PeerNS int // the kernel's number for the namespace of Peer; -1 = this namespace, or no Peer
 	Group  uint32
 	Alias  string
 
-	PermMAC net.HardwareAddr // of hardware, whatever MAC it was given; nil = none
-	Parent  string           // the device that it is on, a PCI address for instance
+	PermMAC net.HardwareAddr // permanent address of hardware, even if MAC was changed; nil = none
+	Parent  string           // the device of the link, for example a PCI address
 
 	Up       bool   // administratively
-	Carrier  bool   // the layer below is up
+	Carrier  bool   // IFF_LOWER_UP
 	Oper     string // RFC 2863: "up", "down", "lowerlayerdown", "unknown", ...
 	Promisc  bool   // as set by an administrator
 	AllMulti bool   // as set by an administrator
@@ -40,20 +40,21 @@ type Link struct {
 
 	// Of a tap only.
 	MultiQueue bool
-	UID, GID   uint32 // who may open it without rights; 0 also where anybody may
+	UID, GID   uint32 // user and group that may open it without CAP_NET_ADMIN; 0 also if none is set
 
 	// Of a bridge only.
 	VLANFiltering bool
 	DefaultPVID   uint16
 
-	Table uint32 // of a VRF only: where its routes are
+	Table uint32 // of a VRF only: the table of its routes
 }
 
-// IsHardware reports whether the link is a device that outlives its namespace. The VLANs of one have its address.
+// IsHardware reports whether the link is a device that outlives its namespace. The check of Kind is needed because a
+// VLAN has the permanent address of its device.
 func (l Link) IsHardware() bool { return l.PermMAC != nil && l.Kind == "" }
 
-// learn translates a link and keeps its name for error texts.
-func (c *Conn) learn(in netlink.Link) Link {
+// decodeLink returns the link, and stores its name for error texts.
+func (c *Conn) decodeLink(in netlink.Link) Link {
 	a := in.Attrs()
 	l := Link{
 		Index: a.Index, Name: a.Name, MAC: a.HardwareAddr, MTU: a.MTU, TxQLen: a.TxQLen,
@@ -66,7 +67,7 @@ func (c *Conn) learn(in netlink.Link) Link {
 	l.Kind = in.Type()
 	switch in := in.(type) {
 	case *netlink.Device:
-		l.Kind = "" // the library has a name of its own for none
+		l.Kind = "" // the library calls it "device"
 	case *netlink.Bridge:
 		l.VLANFiltering = in.VlanFiltering != nil && *in.VlanFiltering
 		if in.VlanDefaultPVID != nil {
@@ -79,7 +80,7 @@ func (c *Conn) learn(in netlink.Link) Link {
 	case *netlink.Vlan:
 		l.VLAN = in.VlanId
 	case *netlink.Tuntap:
-		l.Kind = "tun" // for which the library has another name, too
+		l.Kind = "tun" // the library calls it "tuntap"
 		l.MultiQueue, l.UID, l.GID = in.Flags&netlink.TUNTAP_MULTI_QUEUE != 0, in.Owner, in.Group
 	case *netlink.Vrf:
 		l.Table = in.Table
@@ -88,39 +89,39 @@ func (c *Conn) learn(in netlink.Link) Link {
 	return l
 }
 
-// Link finds a link by its name.
+// Link returns the link with a name.
 func (c *Conn) Link(name string) (Link, error) {
-	// The library would look for a longer name among the alternative ones.
+	// The library would search alternative names for a longer name.
 	if name == "" || len(name) >= unix.IFNAMSIZ {
 		return Link{}, fmt.Errorf("link %q: %w", name, ErrNoLink)
 	}
 	return c.LinkByAnyName(name)
 }
 
-// LinkByAnyName finds a link by its name or by an alternative one.
+// LinkByAnyName returns the link with a name or an alternative name.
 func (c *Conn) LinkByAnyName(name string) (Link, error) {
-	l, err := c.find(func(h *netlink.Handle) (netlink.Link, error) { return h.LinkByName(name) })
+	l, err := c.getLink(func(h *netlink.Handle) (netlink.Link, error) { return h.LinkByName(name) })
 	return l, wrap(fmt.Sprintf("link %q", name), err)
 }
 
-// LinkByIndex finds a link by its index.
+// LinkByIndex returns the link with an index.
 func (c *Conn) LinkByIndex(index int) (Link, error) {
-	l, err := c.find(func(h *netlink.Handle) (netlink.Link, error) { return h.LinkByIndex(index) })
+	l, err := c.getLink(func(h *netlink.Handle) (netlink.Link, error) { return h.LinkByIndex(index) })
 	return l, c.linkError(index, "read", err)
 }
 
-func (c *Conn) find(look func(h *netlink.Handle) (netlink.Link, error)) (l Link, err error) {
+func (c *Conn) getLink(get func(h *netlink.Handle) (netlink.Link, error)) (l Link, err error) {
 	err = c.use(func(h *netlink.Handle) error {
-		found, err := look(h)
+		found, err := get(h)
 		if err == nil {
-			l = c.learn(found)
+			l = c.decodeLink(found)
 		}
 		return err
 	})
 	return l, err
 }
 
-// IsPairEnd tells an end of a pair from other links.
+// IsPairEnd reports whether the link is an end of a pair.
 func (l Link) IsPairEnd() bool { return l.Kind == "veth" || l.Kind == "netkit" }
 
 // OtherEnd returns the end of a pair in c's namespace. l is the pair's end in the namespace of in. The error matches
@@ -159,7 +160,7 @@ func (c *Conn) Peer(l Link) (Link, error) {
 		return Link{}, fmt.Errorf("peer of link %q: %w: %w", l.Name, ErrNoLink, err)
 	}
 	found, err := netlink.LinkDeserialize(nil, answers[0])
-	// Kernels before 4.16 look in this namespace.
+	// Kernels before 4.16 ignore the namespace and return a link of this one.
 	if err != nil || found.Type() != l.Kind || found.Attrs().ParentIndex != l.Index {
 		return Link{}, ErrNoLink
 	}
@@ -196,7 +197,7 @@ func (c *Conn) Ports(bridge int) ([]Link, error) {
 	return c.links("ports of "+c.name(bridge), nl.NewRtAttr(unix.IFLA_MASTER, nl.Uint32Attr(uint32(bridge))))
 }
 
-// links lists links. The library's LinkList knows no filter and asks for statistics and virtual functions.
+// links lists links. The library's LinkList has no filter, and requests statistics and virtual functions.
 func (c *Conn) links(what string, filter ...*nl.RtAttr) ([]Link, error) {
 	filter = append(filter, noStatistics())
 	answers, err := c.send(unix.RTM_GETLINK, unix.NLM_F_DUMP, header(unix.AF_UNSPEC, 0), filter...)
@@ -209,18 +210,18 @@ func (c *Conn) links(what string, filter ...*nl.RtAttr) ([]Link, error) {
 		if err != nil {
 			return nil, wrap(what, err)
 		}
-		links[i] = c.learn(found)
+		links[i] = c.decodeLink(found)
 	}
 	return links, nil
 }
 
-// Briefly lists all links, with Index, Name, Kind, Master and Alias alone: of many links the rest costs more.
-func (c *Conn) Briefly() ([]Link, error) {
+// LinkSummaries lists all links with only Index, Name, Kind, Master and Alias, which costs less than Links.
+func (c *Conn) LinkSummaries() ([]Link, error) {
 	answers, err := c.send(unix.RTM_GETLINK, unix.NLM_F_DUMP, header(unix.AF_UNSPEC, 0), noStatistics())
 	links := make([]Link, len(answers))
 	for i, answer := range answers {
 		msg := nl.DeserializeIfInfomsg(answer)
-		attrs, _ := nl.ParseRouteAttr(answer[msg.Len():]) // the kernel's are whole
+		attrs, _ := nl.ParseRouteAttr(answer[msg.Len():]) // the kernel's are well-formed
 		links[i].Index = int(msg.Index)
 		for _, a := range attrs {
 			switch a.Attr.Type {
@@ -235,18 +236,19 @@ func (c *Conn) Briefly() ([]Link, error) {
 			}
 		}
 	}
-	return complete(links, wrap("list of links", err))
+	return wholeList(links, wrap("list of links", err))
 }
 
+// noStatistics returns the attribute by which a request omits the statistics of links.
 func noStatistics() *nl.RtAttr {
 	const skipStats = 1 << 3 // RTEXT_FILTER_SKIP_STATS
 	return nl.NewRtAttr(unix.IFLA_EXT_MASK, nl.Uint32Attr(skipStats))
 }
 
-// LinkChange is what SetLink changes; fields left zero stay as they are.
+// LinkChange has the values that SetLink sets. Zero fields are not changed.
 type LinkChange struct {
 	Up       *bool
-	Master   *int // index of a bridge or VRF; 0 takes the link out of it
+	Master   *int // index of a bridge or VRF; 0 removes the link from it
 	Alias    *string
 	MAC      net.HardwareAddr
 	MTU      int
@@ -255,12 +257,12 @@ type LinkChange struct {
 	Promisc  *bool
 	AllMulti *bool
 	Name     string
-	// To is in the namespace to which the link moves first. The error matches EEXIST when
-	// its name is taken there; when Name is taken, the link has moved nevertheless.
+	// To is a socket in the namespace that the link moves to before all other changes. The error matches EEXIST if the
+	// link's present name is taken there. If only Name is taken there, the link has moved in spite of the error.
 	To *Conn
 }
 
-// SetLink changes a link in one message; the library has one for each change.
+// SetLink changes a link in one message. The library would send a message for each change.
 func (c *Conn) SetLink(index int, ch LinkChange) error {
 	msg := header(unix.AF_UNSPEC, index)
 	flags := map[uint32]*bool{unix.IFF_UP: ch.Up, unix.IFF_PROMISC: ch.Promisc, unix.IFF_ALLMULTI: ch.AllMulti}
@@ -314,31 +316,31 @@ func (ch LinkChange) attrs() (attrs []*nl.RtAttr) {
 	return attrs
 }
 
-// DelLink deletes a link, and a pair's other end with it. That it is gone already is no error.
+// DelLink deletes a link. If the link is an end of a pair, the kernel deletes the other end, too.
 func (c *Conn) DelLink(index int) error {
 	err := c.use(func(h *netlink.Handle) error { return h.LinkDel(byIndex(index)) })
-	return c.linkError(index, "delete", unless(err, unix.ENODEV))
+	return c.linkError(index, "delete", ignore(err, unix.ENODEV))
 }
 
-// byIndex is a link of which the library needs no more than the index.
+// byIndex returns a link for functions of the library that use only its index.
 func byIndex(index int) netlink.Link {
 	return &netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: index}}
 }
 
 // Addr is an address of a link.
 type Addr struct {
-	Prefix netip.Prefix // host bits kept
-	NoDAD  bool         // no duplicate address detection for it (IPv6)
-	// NoPrefixRoute keeps the kernel from making a route to Prefix.
+	Prefix netip.Prefix // the address with its prefix length
+	NoDAD  bool         // skip duplicate address detection (IPv6)
+	// NoPrefixRoute keeps the kernel from adding a route to Prefix.
 	NoPrefixRoute bool
 
-	// Only read.
-	Permanent bool // it does not expire
-	Tentative bool // duplicate address detection is under way
-	DADFailed bool // it found a duplicate
+	// AddAddr ignores the fields below.
+	Permanent bool // the address does not expire
+	Tentative bool // duplicate address detection is in progress
+	DADFailed bool // duplicate address detection found a duplicate
 }
 
-// Addrs lists the addresses of a link, of both families.
+// Addrs lists the addresses of both families of a link.
 func (c *Conn) Addrs(index int) (addrs []Addr, err error) {
 	err = c.use(func(h *netlink.Handle) error {
 		list, err := h.AddrList(byIndex(index), netlink.FAMILY_ALL)
@@ -348,7 +350,7 @@ func (c *Conn) Addrs(index int) (addrs []Addr, err error) {
 		}
 		return err
 	})
-	return complete(addrs, c.linkError(index, "list addresses", err))
+	return wholeList(addrs, c.linkError(index, "list addresses", err))
 }
 
 // EachAddr calls do for each address of the namespace, with the index of its link. If the list changes while it is
@@ -359,9 +361,9 @@ func (c *Conn) EachAddr(do func(link int, addr netip.Addr)) error {
 	msg := nl.NewIfAddrmsg(unix.AF_UNSPEC)
 	req.AddData(msg)
 	err := c.use(func(*netlink.Handle) error {
-		req.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_ROUTE: c.own}
+		req.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_ROUTE: c.raw}
 		return req.ExecuteIter(unix.NETLINK_ROUTE, unix.RTM_NEWADDR, func(answer []byte) bool {
-			if addr := ownAddr(answer[msg.Len():]); addr.IsValid() {
+			if addr := localAddr(answer[msg.Len():]); addr.IsValid() {
 				do(int(nl.DeserializeIfAddrmsg(answer).Index), addr)
 			}
 			return true
@@ -381,15 +383,16 @@ func (c *Conn) PeerAddrs(l Link, family int) (addrs []netip.Addr, err error) {
 	}
 	answers, err := c.send(unix.RTM_GETADDR, unix.NLM_F_DUMP, msg, attrs...)
 	for _, answer := range answers {
-		if addr := ownAddr(answer[msg.Len():]); int(nl.DeserializeIfAddrmsg(answer).Index) == l.Peer && addr.IsValid() {
+		addr, link := localAddr(answer[msg.Len():]), int(nl.DeserializeIfAddrmsg(answer).Index)
+		if link == l.Peer && addr.IsValid() {
 			addrs = append(addrs, addr)
 		}
 	}
 	return addrs, wrap(fmt.Sprintf("addresses of the peer of link %q", l.Name), err)
 }
 
-// ownAddr returns the address in the attributes of a message: IFA_LOCAL or, for an address without a peer, IFA_ADDRESS.
-func ownAddr(attrs []byte) (addr netip.Addr) {
+// localAddr returns the address in the attributes of a message: IFA_LOCAL or, if that is missing, IFA_ADDRESS.
+func localAddr(attrs []byte) (addr netip.Addr) {
 	for len(attrs) >= unix.SizeofRtAttr {
 		size := int(binary.NativeEndian.Uint16(attrs))
 		if size < unix.SizeofRtAttr || size > len(attrs) {
@@ -404,8 +407,8 @@ func ownAddr(attrs []byte) (addr netip.Addr) {
 	return addr
 }
 
-// HasNeighbour says whether an address answered ARP or neighbour discovery on a link of late. Kernels before 5.0 do not
-// tell.
+// HasNeighbour reports whether the kernel knows the link-layer address of a neighbour on a link, because the neighbour
+// recently answered ARP or neighbour discovery. It returns false on kernels before 5.0.
 func (c *Conn) HasNeighbour(index int, addr netip.Addr) bool {
 	const known = unix.NUD_REACHABLE | unix.NUD_STALE | unix.NUD_DELAY | unix.NUD_PROBE | unix.NUD_PERMANENT
 	header := &netlink.Ndmsg{Family: uint8(FamilyOf(addr)), Index: uint32(index)}
@@ -420,14 +423,14 @@ func readAddr(in netlink.Addr) Addr {
 		Permanent: has(unix.IFA_F_PERMANENT),
 		Tentative: has(unix.IFA_F_TENTATIVE), DADFailed: has(unix.IFA_F_DADFAILED),
 	}
-	if in.Peer != nil { // which then has the length of the prefix
+	if in.Peer != nil { // then the prefix length is the peer's
 		a.Prefix = netip.PrefixFrom(a.Prefix.Addr(), prefixOf(in.Peer).Bits())
 	}
 	return a
 }
 
-// AddAddr adds an address to a link; the broadcast address is the subnet's last.
-// The error matches EEXIST when the link has it already.
+// AddAddr adds an address to a link. The broadcast address is the last address of the subnet. The error matches EEXIST
+// if the link has the address.
 func (c *Conn) AddAddr(index int, a Addr) error {
 	in := &netlink.Addr{IPNet: ipNet(a.Prefix)}
 	if a.NoDAD {
@@ -440,12 +443,12 @@ func (c *Conn) AddAddr(index int, a Addr) error {
 	return c.linkError(index, fmt.Sprintf("add address %s", a.Prefix), err)
 }
 
-// DelAddr takes an address from a link. That the link does not have it, or is gone, is no error.
+// DelAddr removes an address from a link. It returns nil if the link does not have the address, or does not exist.
 func (c *Conn) DelAddr(index int, p netip.Prefix) error {
 	err := c.use(func(h *netlink.Handle) error {
 		return h.AddrDel(byIndex(index), &netlink.Addr{IPNet: ipNet(p), Broadcast: net.IPv4zero})
 	})
-	return c.linkError(index, fmt.Sprintf("delete address %s", p), unless(err, unix.EADDRNOTAVAIL, unix.ENODEV))
+	return c.linkError(index, fmt.Sprintf("delete address %s", p), ignore(err, unix.EADDRNOTAVAIL, unix.ENODEV))
 }
 
 func addrOf(ip net.IP) netip.Addr {

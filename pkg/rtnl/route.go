@@ -12,23 +12,22 @@ import (
 
 // Route is a route with one next hop.
 type Route struct {
-	Dst      netip.Prefix // 0.0.0.0/0 or ::/0 = default; host bits are cut off
+	Dst      netip.Prefix // 0.0.0.0/0 or ::/0 = default route; host bits are ignored
 	GW       netip.Addr   // zero = the destination is on the link
-	Src      netip.Addr   // preferred source, not tentative; zero = the kernel's choice
+	Src      netip.Addr   // preferred source, which must not be tentative; zero = the kernel's choice
 	OutIndex int
 	MTU      int    // 0 = the link's
 	AdvMSS   int    // 0 = from the MTU
 	Priority uint32 // metric; 0 = 0 for IPv4, 1024 for IPv6
 	Table    uint32 // 0 = main
-	// RT_SCOPE_*; IPv4 only, IPv6 knows none. AddRoute takes 0 for universe
-	// also where there is no gateway.
+	// Scope is RT_SCOPE_*, for IPv4 only. 0 is universe, even for a route without a gateway.
 	Scope    int
 	Type     int  // RTN_*; 0 = unicast
-	Protocol int  // RTPROT_*, who made the route; 0 = RTPROT_BOOT
-	OnLink   bool // the gateway need not be reachable by another route
+	Protocol int  // RTPROT_*, the origin of the route; 0 = RTPROT_BOOT
+	OnLink   bool // no other route needs to reach the gateway
 }
 
-// String is the route as messages name it.
+// String returns the destination and the gateway, for messages.
 func (r Route) String() string {
 	s := r.Dst.Masked().String()
 	if r.GW.IsValid() {
@@ -37,11 +36,10 @@ func (r Route) String() string {
 	return s
 }
 
-// AddRoute adds a route beside those that are there. The error matches EEXIST
-// only when the same route is there: destination, next hop, priority and
-// table, for IPv4 all other fields too.
+// AddRoute adds a route without replacing an existing one. The error matches EEXIST only if there is a route with the
+// same destination, next hop, priority and table and, for IPv4, the same other fields.
 func (c *Conn) AddRoute(r Route) error {
-	// RouteAdd would refuse a second next hop as well.
+	// The library's RouteAdd would also refuse a route with another next hop.
 	return wrap("route "+r.String(), c.create(func(h *netlink.Handle) error { return h.RouteAddEcmp(r.encode()) }))
 }
 
@@ -64,7 +62,7 @@ func (r Route) encode() *netlink.Route {
 	return out
 }
 
-// FamilyOf is the address family of ip, unix.AF_INET or unix.AF_INET6.
+// FamilyOf returns the address family of ip: unix.AF_INET or unix.AF_INET6.
 func FamilyOf(ip netip.Addr) int {
 	if ip.Is4() {
 		return unix.AF_INET
@@ -72,26 +70,25 @@ func FamilyOf(ip netip.Addr) int {
 	return unix.AF_INET6
 }
 
-// DelRoute deletes the route that has all that r says, in a table. That there is none is no error.
+// DelRoute deletes the route of r.Table that has all non-zero values of r.
 func (c *Conn) DelRoute(r Route) error {
 	err := c.use(func(h *netlink.Handle) error { return h.RouteDel(r.encode()) })
-	return wrap("delete route "+r.String(), unless(err, unix.ESRCH))
+	return wrap("delete route "+r.String(), ignore(err, unix.ESRCH))
 }
 
-// Routes lists the routes that leave through a link, of all tables and types:
-// unix.AF_INET, unix.AF_INET6 or, with unix.AF_UNSPEC, both. A route with several
-// next hops appears once for each that uses the link.
+// Routes lists the routes through a link, of all tables and types. family is unix.AF_INET, unix.AF_INET6 or, for both,
+// unix.AF_UNSPEC. A route with several next hops appears once for each next hop through the link.
 func (c *Conn) Routes(index, family int) (routes []Route, err error) {
 	copies, err := c.dumpRoutes(family, nl.NewRtAttr(unix.RTA_OIF, nl.Uint32Attr(uint32(index))))
 	for _, r := range copies {
-		if own, ok := r.HopsOf(index); ok {
-			routes = append(routes, own.Hops()...)
+		if through, ok := r.HopsThrough(index); ok {
+			routes = append(routes, through.Hops()...)
 		}
 	}
-	return complete(routes, c.linkError(index, "list routes", err))
+	return wholeList(routes, c.linkError(index, "list routes", err))
 }
 
-// RouteTo asks the kernel which link it would send to addr through.
+// RouteTo returns the index of the link through which the kernel would send packets to addr.
 func (c *Conn) RouteTo(addr netip.Addr) (link int, err error) {
 	found, err := c.lookUp(addr, 0)
 	return found.OutIndex, wrap("route to "+addr.String(), err)
@@ -101,12 +98,12 @@ func (c *Conn) RouteTo(addr netip.Addr) (link int, err error) {
 // namespace has no route, or one of type unreachable, prohibit or blackhole, or lacks the family. A rule of the routing
 // policy may also forbid only the namespace's own packets.
 func IsUnreachable(err error) bool {
-	return err != nil && unless(err, unix.ENETUNREACH, unix.EHOSTUNREACH, unix.ENETDOWN, unix.EACCES, unix.EINVAL,
+	return err != nil && ignore(err, unix.ENETUNREACH, unix.EHOSTUNREACH, unix.ENETDOWN, unix.EACCES, unix.EINVAL,
 		unix.EAFNOSUPPORT, unix.EOPNOTSUPP) == nil
 }
 
-// ifReachable returns nil for an error that IsUnreachable.
-func ifReachable(err error) error {
+// ignoreUnreachable returns nil if IsUnreachable(err), and err otherwise.
+func ignoreUnreachable(err error) error {
 	if IsUnreachable(err) {
 		return nil
 	}
@@ -121,7 +118,7 @@ func (c *Conn) DefaultRouter(is4 bool) (router netip.Addr, link int, err error) 
 		unused = netip.AddrFrom4([4]byte{198, 51, 100, 1}) // RFC 5737
 	}
 	found, err := c.lookUp(unused, 0)
-	return found.GW, found.OutIndex, wrap("default route", ifReachable(err))
+	return found.GW, found.OutIndex, wrap("default route", ignoreUnreachable(err))
 }
 
 // RouteBits returns the prefix length of the route that the kernel would take to addr.
@@ -138,9 +135,9 @@ func (c *Conn) IsLocal(addr netip.Addr, vrf Link) (bool, error) {
 		attrs = append(attrs, nl.NewRtAttr(unix.RTA_OIF, nl.Uint32Attr(uint32(vrf.Index))))
 	}
 	found, err := c.lookUp(addr, 0, attrs...)
-	// The kernel looks in other tables if the VRF has no route to addr.
-	own := vrf.Index == 0 || found.Table == vrf.Table
-	return found.Type == unix.RTN_LOCAL && own, wrap("route to "+addr.String(), ifReachable(err))
+	// The kernel searches other tables if the VRF has no route to addr.
+	isInVRF := vrf.Index == 0 || found.Table == vrf.Table
+	return found.Type == unix.RTN_LOCAL && isInVRF, wrap("route to "+addr.String(), ignoreUnreachable(err))
 }
 
 // lookUp returns the link, the next hop, the type and the table of the route to addr that the kernel would use. With
@@ -164,34 +161,34 @@ func (c *Conn) lookUp(addr netip.Addr, flags uint32, attrs ...*nl.RtAttr) (r Rou
 	return r, nil
 }
 
-// Rule is a rule of the routing policy, as far as it says that the packets of a source have a table of their own.
+// Rule is a rule of the routing policy that selects a table by the source of packets. Other selectors are not read.
 type Rule struct {
 	Src      netip.Prefix `json:"src"` // 0.0.0.0/0 or ::/0 = packets of any source
 	Table    uint32       `json:"table"`
 	Priority uint32       `json:"priority"`
 }
 
-// String is the rule as messages name it.
+// String returns the rule in the notation of ip(8), for messages.
 func (r Rule) String() string { return fmt.Sprintf("from %s lookup %d", r.Src, r.Table) }
 
-// Rules lists the rules of both families, in their order. The error matches EOPNOTSUPP when the
-// kernel has no routing policy.
+// Rules lists the rules of both families in their order. The error matches EOPNOTSUPP if the kernel has no routing
+// policy.
 func (c *Conn) Rules() (rules []Rule, err error) {
-	answers, err := c.send(unix.RTM_GETRULE, unix.NLM_F_DUMP, &nl.RtMsg{}) // struct fib_rule_hdr is like it
+	answers, err := c.send(unix.RTM_GETRULE, unix.NLM_F_DUMP, &nl.RtMsg{}) // struct fib_rule_hdr has the same layout
 	for _, answer := range answers {
 		header, attrs := nl.DeserializeRtMsg(answer), attributes(answer[unix.SizeofRtMsg:])
-		r := Rule{Src: everything(int(header.Family)), Table: number(attrs[nl.FRA_TABLE]),
+		r := Rule{Src: allOf(int(header.Family)), Table: number(attrs[nl.FRA_TABLE]),
 			Priority: number(attrs[nl.FRA_PRIORITY])}
 		if src := addrOf(attrs[nl.FRA_SRC]); src.IsValid() {
 			r.Src = netip.PrefixFrom(src, int(header.Src_len))
 		}
 		rules = append(rules, r)
 	}
-	return complete(rules, wrap("list rules", err))
+	return wholeList(rules, wrap("list rules", err))
 }
 
-// FreeTable is the first table from number first on that is not the kernel's, and that no rule and
-// no route mentions, nor taken.
+// FreeTable returns the first table from number first that is not the kernel's, not in taken, and not used by a rule or
+// a route.
 func FreeTable(first uint32, rules []Rule, routes []RouteCopy, taken ...uint32) uint32 {
 	isUsed := func(table uint32) bool {
 		return IsKernelTable(table) || slices.Contains(taken, table) ||
@@ -204,7 +201,7 @@ func FreeTable(first uint32, rules []Rule, routes []RouteCopy, taken ...uint32) 
 	return first
 }
 
-// IsKernelTable says whether a table is one that the kernel has, or none.
+// IsKernelTable reports whether the table is one of the kernel's own (default, main, local) or 0.
 func IsKernelTable(table uint32) bool {
 	return table == unix.RT_TABLE_UNSPEC || (table >= unix.RT_TABLE_DEFAULT && table <= unix.RT_TABLE_LOCAL)
 }
@@ -214,10 +211,10 @@ func (c *Conn) AddRule(r Rule) error {
 	return wrap("add rule "+r.String(), c.create(func(h *netlink.Handle) error { return h.RuleAdd(r.encode()) }))
 }
 
-// DelRule deletes a rule with a source. That there is none is no error.
+// DelRule deletes a rule with a source.
 func (c *Conn) DelRule(r Rule) error {
 	err := c.use(func(h *netlink.Handle) error { return h.RuleDel(r.encode()) })
-	return wrap("delete rule "+r.String(), unless(err, unix.ENOENT))
+	return wrap("delete rule "+r.String(), ignore(err, unix.ENOENT))
 }
 
 func (r Rule) encode() *netlink.Rule {

@@ -15,20 +15,21 @@ import (
 	"github.com/hawser-cni/plugins/pkg/cni"
 )
 
-// Places at which a link has a qdisc: Root queues what it sends, Ingress looks at what it receives.
+// Parents of a link's qdiscs. The qdisc at Root queues the packets that the link sends. A qdisc at Ingress has filters
+// for the packets that the link receives, and cannot queue.
 const (
 	Root    = netlink.HANDLE_ROOT
 	Ingress = netlink.HANDLE_INGRESS
 )
 
-// Leaf is the place of what queues below a TBF.
+// Leaf is the parent of the qdisc below a TBF.
 const Leaf = rootHandle | 1
 
-// Hooks at which filters look at a link's packets: Received by an ingress qdisc, and both of a clsact.
+// Hooks are the parents of filters.
 const (
-	Received       = ingressHandle
-	ClsactReceived = netlink.HANDLE_MIN_INGRESS
-	ClsactSent     = netlink.HANDLE_MIN_EGRESS
+	Received       = ingressHandle              // received packets, with an ingress qdisc
+	ClsactReceived = netlink.HANDLE_MIN_INGRESS // received packets, with a clsact qdisc
+	ClsactSent     = netlink.HANDLE_MIN_EGRESS  // sent packets, with a clsact qdisc
 )
 
 const (
@@ -37,49 +38,50 @@ const (
 	ingressHandle = 0xffff << 16 // ffff:
 )
 
-// TBF is a token bucket filter: Buffer is the time, in ticks of 64 ns, in which it
-// sends a burst at its rate. What waits beyond Limit is dropped.
+// TBF is a token bucket filter.
 type TBF struct {
 	Rate   uint64 // bytes/s
-	Buffer uint32 // ticks
-	Limit  uint32 // bytes
-	Peak   uint32 // bytes/s that even a burst does not exceed; 0 = any
-	// Segment is how many bytes pass at once at the Peak; longer packets are cut. It is not read.
+	Buffer uint32 // time to send a burst at Rate, in ticks of 64 ns
+	Limit  uint32 // length of the queue in bytes; more packets are dropped
+	Peak   uint32 // largest rate of a burst in bytes/s; 0 = no limit
+	// Segment is the number of bytes that pass at once at the Peak; longer packets are segmented. Qdisc does not return
+	// it.
 	Segment uint32
 }
 
-// Qdisc is what a link has at one of the places.
+// Qdisc is a link's qdisc at a parent.
 type Qdisc struct {
-	Kind   string // "" = none but the kernel's own
+	Kind   string // "" = none, or the kernel's default
 	Handle uint32
-	TBF    TBF // of that kind
+	TBF    TBF // only if Kind is "tbf"
 }
 
-// IsTBF reports whether the qdisc is one that AddTBF makes.
+// IsTBF reports whether the qdisc is a TBF with the handle that AddTBF gives it.
 func (q Qdisc) IsTBF() bool { return q.Kind == "tbf" && q.Handle == rootHandle }
 
-// AddTBF gives a link a TBF at its root. The error matches EEXIST where it has a qdisc there.
+// AddTBF adds a TBF at Root. The error matches EEXIST if the link has a qdisc there.
 func (c *Conn) AddTBF(index int, t TBF) error {
 	return c.addQdisc(&netlink.Tbf{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: index, Handle: rootHandle, Parent: Root},
 		Rate: t.Rate, Buffer: t.Buffer, Limit: t.Limit, Peakrate: uint64(t.Peak), Minburst: t.Segment},
 		"add tbf", "sch_tbf")
 }
 
-// AddLeaf gives a link's TBF a qdisc of a kind, with the kernel's options, in place of its own queue. The error
-// matches ENOENT where the kernel lacks the kind.
+// AddLeaf replaces the queue of a link's TBF with a qdisc of a kind, with default options. The error matches ENOENT if
+// the kernel lacks the kind.
 func (c *Conn) AddLeaf(index int, kind string) error {
 	return c.addQdisc(&netlink.GenericQdisc{QdiscType: kind, QdiscAttrs: netlink.QdiscAttrs{LinkIndex: index,
 		Handle: leafHandle, Parent: Leaf}}, "add "+kind, "sch_"+kind)
 }
 
-// AddIngress gives a link the qdisc that Redirect's filter needs at Received. The error matches
-// EEXIST where it has a qdisc at Ingress.
+// AddIngress adds an ingress qdisc, for Redirect at Received. The error matches EEXIST if the link has a qdisc at
+// Ingress.
 func (c *Conn) AddIngress(index int) error {
 	return c.addQdisc(&netlink.Ingress{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: index, Handle: ingressHandle,
 		Parent: Ingress}}, "add ingress qdisc", "sch_ingress")
 }
 
-// AddClsact is AddIngress for both hooks.
+// AddClsact adds a clsact qdisc, for Redirect at ClsactReceived and ClsactSent. The error matches EEXIST if the link
+// has a qdisc at Ingress.
 func (c *Conn) AddClsact(index int) error {
 	return c.addQdisc(&netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: index, Handle: ingressHandle,
 		Parent: Ingress}}, "add clsact qdisc", "sch_ingress")
@@ -90,7 +92,7 @@ func (c *Conn) addQdisc(q netlink.Qdisc, what, module string) error {
 	return lackingKind(err, module)
 }
 
-// lackingKind names the modules in the kernel's answer where it has none of the kind of a qdisc, filter or action.
+// lackingKind adds the modules to err if the kernel lacks the kind of a qdisc, a filter or an action.
 func lackingKind(err error, modules string) error {
 	if errors.Is(err, unix.ENOENT) {
 		return cni.Lacking(err, modules)
@@ -98,18 +100,18 @@ func lackingKind(err error, modules string) error {
 	return err
 }
 
-// Qdisc looks at one place of a link. The library lists the qdiscs of all links.
-func (c *Conn) Qdisc(index int, place uint32) (q Qdisc, err error) {
-	msg := &nl.TcMsg{Ifindex: int32(index), Parent: place}
-	// Without ECHO the kernel tells only those who listen.
+// Qdisc returns the qdisc of a link at a parent. The library would list the qdiscs of all links.
+func (c *Conn) Qdisc(index int, parent uint32) (q Qdisc, err error) {
+	msg := &nl.TcMsg{Ifindex: int32(index), Parent: parent}
+	// Without NLM_F_ECHO, the kernel sends the answer only to subscribers.
 	answers, err := c.send(unix.RTM_GETQDISC, unix.NLM_F_ACK|unix.NLM_F_ECHO, msg)
 	if err == nil && len(answers) == 1 {
 		q = readQdisc(answers[0])
 	}
-	return q, c.linkError(index, "qdisc", unless(err, unix.ENOENT))
+	return q, c.linkError(index, "qdisc", ignore(err, unix.ENOENT))
 }
 
-// TBFs are the filters at the root of all links, by the links' indexes.
+// TBFs returns the TBFs at Root of all links, by the index of the link.
 func (c *Conn) TBFs() (map[int]TBF, error) {
 	answers, err := c.send(unix.RTM_GETQDISC, unix.NLM_F_DUMP, &nl.TcMsg{})
 	all := map[int]TBF{}
@@ -122,9 +124,10 @@ func (c *Conn) TBFs() (map[int]TBF, error) {
 	return all, wrap("qdiscs", err)
 }
 
+// readQdisc decodes the kernel's message about a qdisc.
 func readQdisc(answer []byte) (q Qdisc) {
 	msg := nl.DeserializeTcMsg(answer)
-	if msg.Handle == 0 { // the kernel's own
+	if msg.Handle == 0 { // the kernel's default
 		return q
 	}
 	attrs := attributes(answer[msg.Len():])
@@ -140,22 +143,23 @@ func readQdisc(answer []byte) (q Qdisc) {
 	return q
 }
 
-// DelQdisc deletes what a link has at a place, with its filters. That it, or the link, is gone already is no error.
-func (c *Conn) DelQdisc(index int, place uint32) error {
-	q := &netlink.GenericQdisc{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: index, Parent: place}}
+// DelQdisc deletes the qdisc of a link at a parent, with its filters. It returns nil if the qdisc or the link does not
+// exist.
+func (c *Conn) DelQdisc(index int, parent uint32) error {
+	q := &netlink.GenericQdisc{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: index, Parent: parent}}
 	err := c.use(func(h *netlink.Handle) error { return h.QdiscDel(q) })
-	// EINVAL: it had but the ingress qdisc of another place.
-	return c.linkError(index, "delete qdisc", unless(err, unix.ENOENT, unix.EINVAL, unix.ENODEV))
+	// EINVAL: the link has only an ingress qdisc, and parent is not Ingress.
+	return c.linkError(index, "delete qdisc", ignore(err, unix.ENOENT, unix.EINVAL, unix.ENODEV))
 }
 
-// Exempt are packets that Redirect leaves alone.
+// Exempt selects packets that Redirect does not redirect.
 type Exempt struct {
 	Net netip.Prefix
-	To  bool // those to Net; else those from it
+	To  bool // packets to Net; false = packets from Net
 }
 
-// Redirect has all that passes a hook of a link sent by another one, but for what is exempt. The link needs the qdisc
-// of the hook.
+// Redirect redirects all packets at a hook of a link to the link with the index to, which sends them, except the exempt
+// ones. The link must have the qdisc of the hook.
 func (c *Conn) Redirect(index int, hook uint32, to int, exempt ...Exempt) error {
 	f := &netlink.U32{RedirIndex: to, ClassId: netlink.MakeHandle(1, 1), FilterAttrs: redirection(index, hook)}
 	for _, e := range exempt {
@@ -172,7 +176,8 @@ func (c *Conn) addFilter(f netlink.Filter, what string) error {
 	return lackingKind(err, "cls_u32, act_mirred")
 }
 
-// DelRedirect deletes what Redirect made, with or without something exempt, and leaves the link's other filters.
+// DelRedirect deletes the filters that Redirect added, and no other filters of the link. exempt says whether Redirect
+// was called with an Exempt.
 func (c *Conn) DelRedirect(index int, hook uint32, exempt bool) error {
 	first := redirection(index, hook)
 	filters := []netlink.FilterAttrs{first}
@@ -185,22 +190,23 @@ func (c *Conn) DelRedirect(index int, hook uint32, exempt bool) error {
 	var errs []error
 	for _, attrs := range filters {
 		err := c.use(func(h *netlink.Handle) error { return h.FilterDel(&netlink.U32{FilterAttrs: attrs}) })
-		if exempt { // perhaps of one family alone, or not yet all
-			err = unless(err, unix.ENOENT, unix.EINVAL)
+		if exempt { // there may be filters for only one family, or not all if Redirect failed
+			err = ignore(err, unix.ENOENT, unix.EINVAL)
 		}
 		errs = append(errs, err)
 	}
 	return c.linkError(index, "delete filter", errors.Join(errs...))
 }
 
-// Preferences of the filters. That of the first is 1 for a redirection, or for what is exempt of IPv4.
+// Preferences of filters, relative to the first one. The kernel tries the filters in their order: first the exempt
+// packets of IPv4, then those of IPv6, then the redirection. A redirection without an Exempt has the first preference.
 const (
-	prefIPv6  = 1  // after that, what is exempt of IPv6
-	prefAfter = 2  // then a redirection from which something is exempt
-	prefSent  = 10 // a list of u32 filters has those of both hooks where they have the same preference
+	prefIPv6  = 1  // exempt packets of IPv6
+	prefAfter = 2  // a redirection with exempt packets
+	prefSent  = 10 // ClsactSent, because a list of u32 filters has the filters of both hooks if their preferences are equal
 )
 
-// redirection is what is asked first of all that passes a hook of a link.
+// redirection returns the attributes of the first filter at a hook of a link, which matches all protocols.
 func redirection(index int, hook uint32) netlink.FilterAttrs {
 	attrs := netlink.FilterAttrs{LinkIndex: index, Parent: hook, Priority: 1, Protocol: unix.ETH_P_ALL}
 	if hook == ClsactSent {
@@ -209,13 +215,14 @@ func redirection(index int, hook uint32) netlink.FilterAttrs {
 	return attrs
 }
 
-// Offsets of the source's address in a header; the destination's follows it.
+// Offsets of the source address in the IP header. The destination address follows it.
 const (
 	sourceIPv4 = 12
 	sourceIPv6 = 8
 )
 
-// filter matches the address, four bytes with each key. It has no action: the packet passes.
+// filter returns a filter that matches the address, with a key for each four bytes. It has no action, so that a packet
+// that matches passes and no later filter is tried.
 func (e Exempt) filter(index int, hook uint32) *netlink.U32 {
 	attrs := redirection(index, hook)
 	attrs.Protocol = unix.ETH_P_IP
@@ -237,7 +244,7 @@ func (e Exempt) filter(index int, hook uint32) *netlink.U32 {
 	return &netlink.U32{FilterAttrs: attrs, Sel: sel}
 }
 
-// exemptOf reads what filter made. It has no Net where the filter is another one.
+// exemptOf returns the Exempt from which the method filter made f. It returns the zero Exempt for any other filter.
 func exemptOf(f *netlink.U32) (e Exempt) {
 	size, offset := 4, sourceIPv4
 	if f.Protocol == unix.ETH_P_IPV6 {
@@ -254,22 +261,22 @@ func exemptOf(f *netlink.U32) (e Exempt) {
 	ip, _ := netip.AddrFromSlice(addr)
 	bits, _ := net.IPMask(mask).Size()
 	e = Exempt{Net: netip.PrefixFrom(ip, bits), To: int(f.Sel.Keys[0].Off) == offset+size}
-	again := e.filter(f.LinkIndex, f.Parent)
-	if again.Protocol != f.Protocol || !slices.Equal(again.Sel.Keys, f.Sel.Keys) {
+	expected := e.filter(f.LinkIndex, f.Parent)
+	if expected.Protocol != f.Protocol || !slices.Equal(expected.Sel.Keys, f.Sel.Keys) {
 		return Exempt{}
 	}
 	return e
 }
 
-// Redirection is what a filter does with what a link receives.
+// Redirection is the effect of a filter.
 type Redirection struct {
-	To  int  // index of the link that sends it; 0 = that is gone, -1 = it does something else
-	All bool // it does so with every packet
-	// Exempt are the packets that it lets pass before a redirection.
+	To  int  // index of the link that packets are redirected to; 0 = it is gone, -1 = the filter does not redirect
+	All bool // the filter matches every packet
+	// Exempt has the packets that the filter exempts from a redirection; zero = none.
 	Exempt Exempt
 }
 
-// Redirects lists what the filters at a hook of a link do, in their order.
+// Redirects lists the effects of the filters at a hook of a link, in their order.
 func (c *Conn) Redirects(index int, hook uint32) (list []Redirection, err error) {
 	var filters []netlink.Filter
 	err = c.use(func(h *netlink.Handle) error {
@@ -279,10 +286,11 @@ func (c *Conn) Redirects(index int, hook uint32) (list []Redirection, err error)
 	for _, f := range filters {
 		list = append(list, redirectOf(f))
 	}
-	return complete(list, c.linkError(index, "filters", err))
+	return wholeList(list, c.linkError(index, "filters", err))
 }
 
-// redirectOf reads a filter whose actions are all the same redirection. The reference plugin says it twice.
+// redirectOf returns the effect of a filter. It redirects if all its actions are the same redirection, because the
+// reference plugin's filter has that action twice.
 func redirectOf(f netlink.Filter) Redirection {
 	other := Redirection{To: -1}
 	u32, ok := f.(*netlink.U32)
@@ -301,14 +309,14 @@ func redirectOf(f netlink.Filter) Redirection {
 		}
 		r.To = mirred.Ifindex
 	}
-	picks := func(k netlink.TcU32Key) bool { return k.Mask != 0 }
-	r.All = u32.Protocol == unix.ETH_P_ALL && u32.Sel != nil && !slices.ContainsFunc(u32.Sel.Keys, picks)
+	isSelective := func(k netlink.TcU32Key) bool { return k.Mask != 0 }
+	r.All = u32.Protocol == unix.ETH_P_ALL && u32.Sel != nil && !slices.ContainsFunc(u32.Sel.Keys, isSelective)
 	return r
 }
 
-// ProbeQdisc is an error where the kernel lacks a kind of qdisc: "tbf", which needs options, or "fq_codel". It asks for
-// one without any, or with no flows, in place of what lo queues with, whatever that is. The kernel finds the kind, and
-// refuses the qdisc before it touches the other one.
+// ProbeQdisc returns an error if the kernel lacks a kind of qdisc, "tbf" or "fq_codel". It requests an invalid qdisc at
+// Root of lo: a tbf without options, or an fq_codel without flows. A kernel with the kind refuses the qdisc before it
+// changes lo's present one.
 func (c *Conn) ProbeQdisc(kind string) error {
 	const lo = 1
 	msg := &nl.TcMsg{Ifindex: lo, Parent: Root}
@@ -318,9 +326,9 @@ func (c *Conn) ProbeQdisc(kind string) error {
 		options.AddRtAttr(nl.TCA_FQ_CODEL_FLOWS, nl.Uint32Attr(0))
 		attrs = append(attrs, options)
 	}
-	// These three flags together, without a handle, make a qdisc and never change one.
+	// With these three flags and without a handle, the request can only create a qdisc, never change one.
 	flags := unix.NLM_F_ACK | unix.NLM_F_CREATE | unix.NLM_F_REPLACE | unix.NLM_F_EXCL
 	_, err := c.send(unix.RTM_NEWQDISC, flags, msg, attrs...)
-	err = wrap("kind "+kind, unless(err, unix.EINVAL, unix.EEXIST)) // EEXIST: lo has one of that kind
+	err = wrap("kind "+kind, ignore(err, unix.EINVAL, unix.EEXIST)) // EEXIST: lo has one of that kind
 	return lackingKind(err, "sch_"+kind)
 }

@@ -13,13 +13,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrDuplicate says that duplicate address detection found another user.
+// ErrDuplicate means that duplicate address detection found another host with the address.
 var ErrDuplicate = errors.New("in use by another host (duplicate address detection failed)")
 
-// The waits end with ctx: the error names what was waited for, and matches ctx's.
-
-// WaitUp waits until packets can pass through a link, and returns it: its operational state is up, or unknown with a
-// carrier (drivers that report none).
+// WaitUp waits until packets can pass through a link, and returns the link: its operational state is up, or unknown
+// with a carrier, because some drivers do not report a state. When ctx ends, the error of this and of all other waits
+// names what was missing and matches the cause of ctx.
 func (c *Conn) WaitUp(ctx context.Context, index int) (l Link, err error) {
 	err = c.wait(ctx, unix.RTNLGRP_LINK, index, func() (string, error) {
 		l, err = c.LinkByIndex(index)
@@ -31,18 +30,19 @@ func (c *Conn) WaitUp(ctx context.Context, index int) (l Link, err error) {
 	return l, err
 }
 
-// WaitGone waits until a link is gone.
+// WaitGone waits until a link no longer exists.
 func (c *Conn) WaitGone(ctx context.Context, index int) error {
 	return c.wait(ctx, unix.RTNLGRP_LINK, index, func() (string, error) {
 		_, err := c.LinkByIndex(index)
 		if errors.Is(err, ErrNoLink) {
 			return "", nil
 		}
-		return "its end", err
+		return "deletion", err
 	})
 }
 
-// WaitDAD waits until no address of the link is tentative. One that is in use elsewhere is ErrDuplicate at once.
+// WaitDAD waits until no address of the link is tentative. It returns immediately with an error that matches
+// ErrDuplicate if another host has an address.
 func (c *Conn) WaitDAD(ctx context.Context, index int) error {
 	return c.wait(ctx, unix.RTNLGRP_IPV6_IFADDR, index, func() (string, error) {
 		addrs, err := c.Addrs(index)
@@ -59,8 +59,8 @@ func (c *Conn) WaitDAD(ctx context.Context, index int) error {
 	})
 }
 
-// WaitLinkLocal waits until a link has a link-local address of IPv6 that can be used, and returns it.
-func (c *Conn) WaitLinkLocal(ctx context.Context, index int) (own netip.Addr, err error) {
+// WaitLinkLocal waits until a link has a usable IPv6 link-local address, and returns it.
+func (c *Conn) WaitLinkLocal(ctx context.Context, index int) (addr netip.Addr, err error) {
 	err = c.wait(ctx, unix.RTNLGRP_IPV6_IFADDR, index, func() (string, error) {
 		addrs, err := c.Addrs(index)
 		for _, a := range addrs {
@@ -69,24 +69,24 @@ func (c *Conn) WaitLinkLocal(ctx context.Context, index int) (own netip.Addr, er
 			case a.DADFailed:
 				return "", c.linkError(index, fmt.Sprintf("address %s", a.Prefix), ErrDuplicate)
 			case !a.Tentative:
-				own = a.Prefix.Addr()
+				addr = a.Prefix.Addr()
 				return "", err
 			}
 		}
 		return "a link-local address", err
 	})
-	return own, err
+	return addr, err
 }
 
-// WaitLocal waits until the namespace takes packets for IPv6 addresses of a link. The kernel adds an address before it
-// answers neighbours for it and has the local route; packets that come earlier are lost.
+// WaitLocal waits until the namespace receives packets for IPv6 addresses of a link. The kernel adds an address before
+// it adds the local route and answers neighbours. Packets that arrive in between are lost.
 func (c *Conn) WaitLocal(ctx context.Context, index int, addrs ...netip.Addr) error {
-	// By the link: it may be in a VRF, with tables of its own.
+	// The link is given because it may be in a VRF, which has its own tables.
 	link := nl.NewRtAttr(unix.RTA_OIF, nl.Uint32Attr(uint32(index)))
 	return c.wait(ctx, unix.RTNLGRP_IPV6_ROUTE, index, func() (string, error) {
 		for _, a := range addrs {
 			found, err := c.lookUp(a, 0, link)
-			if err = ifReachable(err); err != nil || found.Type != unix.RTN_LOCAL {
+			if err = ignoreUnreachable(err); err != nil || found.Type != unix.RTN_LOCAL {
 				return fmt.Sprintf("address %s", a), err
 			}
 		}
@@ -94,7 +94,7 @@ func (c *Conn) WaitLocal(ctx context.Context, index int, addrs ...netip.Addr) er
 	})
 }
 
-// WaitAddrs waits until missing, which receives the addresses of a link, names nothing.
+// WaitAddrs waits until missing, which receives the addresses of a link, returns an empty string.
 func (c *Conn) WaitAddrs(ctx context.Context, index int, missing func([]AddrCopy) string) error {
 	return c.wait(ctx, 0, index, func() (string, error) {
 		addrs, err := c.AddrCopies(index)
@@ -102,11 +102,11 @@ func (c *Conn) WaitAddrs(ctx context.Context, index int, missing func([]AddrCopy
 	})
 }
 
-// wait calls look now and after each event of the group, until look says that
-// nothing is pending. Group 0 is the addresses of both families.
-func (c *Conn) wait(ctx context.Context, group uint, index int, look func() (pending string, err error)) error {
-	// Mostly nothing is pending, and then no subscription is paid for.
-	if pending, err := look(); pending == "" || err != nil {
+// wait calls check now and after each event of the group, until check returns an error or an empty string. A string
+// names what is missing. Group 0 stands for the addresses of both families.
+func (c *Conn) wait(ctx context.Context, group uint, index int, check func() (missing string, err error)) error {
+	// Usually nothing is missing. The first check saves the cost of a subscription then.
+	if missing, err := check(); missing == "" || err != nil {
 		return err
 	}
 	groups := []uint{group}
@@ -120,14 +120,14 @@ func (c *Conn) wait(ctx context.Context, group uint, index int, look func() (pen
 	defer events.Close()
 	defer context.AfterFunc(ctx, func() { events.Close() })()
 	for {
-		// After subscribing: a change from here on is an event.
-		pending, err := look()
-		if pending == "" || err != nil {
+		// The check follows the subscription, so that each later change is an event.
+		missing, err := check()
+		if missing == "" || err != nil {
 			return err
 		}
 		err = nextEvent(events, index)
 		if ctx.Err() != nil {
-			return c.linkError(index, "wait for "+pending, context.Cause(ctx))
+			return c.linkError(index, "wait for "+missing, context.Cause(ctx))
 		}
 		if err != nil {
 			return c.linkError(index, "read changes", err)
@@ -135,8 +135,8 @@ func (c *Conn) wait(ctx context.Context, group uint, index int, look func() (pen
 	}
 }
 
-// nextEvent returns when something about the link changed, or when events were
-// lost: then anything may have changed.
+// nextEvent returns when something about the link has changed. It also returns if events were lost, because anything
+// may have changed.
 func nextEvent(events *nl.NetlinkSocket, index int) error {
 	for {
 		messages, _, err := events.Receive()
@@ -144,8 +144,7 @@ func nextEvent(events *nl.NetlinkSocket, index int) error {
 			return nil
 		}
 		if err != nil || slices.ContainsFunc(messages, func(m syscall.NetlinkMessage) bool {
-			// The index is at the same place in the headers of links and
-			// addresses; a route's has none.
+			// The headers of links and addresses have the index at the same offset. A route's header has none.
 			return m.Header.Type == unix.RTM_NEWROUTE ||
 				len(m.Data) >= 8 && binary.NativeEndian.Uint32(m.Data[4:]) == uint32(index)
 		}) {
@@ -154,8 +153,8 @@ func nextEvent(events *nl.NetlinkSocket, index int) error {
 	}
 }
 
-// subscribe opens a socket that receives the events of groups. The library's LinkSubscribe and its like end when some
-// were lost, and leave a goroutine behind when nobody takes them.
+// subscribe opens a socket that receives the events of groups. The library's LinkSubscribe and similar functions end
+// when events were lost, and leak a goroutine if the caller stops receiving.
 func (c *Conn) subscribe(groups ...uint) (events *nl.NetlinkSocket, err error) {
 	n, err := c.netns()
 	if err != nil {

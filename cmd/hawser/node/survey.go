@@ -74,7 +74,7 @@ func (n Node) Survey(ctx context.Context, former ...*Attachment) (s *Survey, err
 	}
 	host := rtnl.Host()
 	defer host.Close()
-	links, err := host.Briefly()
+	links, err := host.LinkSummaries()
 	if err != nil {
 		return nil, err
 	}

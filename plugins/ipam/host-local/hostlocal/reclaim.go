@@ -243,7 +243,7 @@ func (j *judge) hasHostEnd(l lease) bool {
 		j.hostEnds = map[string]bool{}
 		host := rtnl.Host()
 		defer host.Close()
-		links, err := host.Briefly()
+		links, err := host.LinkSummaries()
 		j.uncertain = cmp.Or(j.uncertain, err)
 		for _, l := range links {
 			if hash, _, _ := strings.Cut(l.Alias, " "); l.IsPairEnd() { // an IFB of bandwidth outlives the container

@@ -60,9 +60,9 @@ var _ = Behaves(Fixture{
 		}, Code: cni.CodeInternal, Says: "not permitted", Asked: true},
 	},
 	Drifts: map[string]Drift{
-		"the host end out of the bridge": OnHost("ip link set END nomaster", "END", "no port"),
+		"the host end out of the bridge": OnHost("ip link set END nomaster", "END", "is not a port"),
 		"the host end in another bridge": OnHost("ip link add name other type bridge;ip link set END master other",
-			"END", "no port"),
+			"END", "is not a port"),
 		"hairpin off": OnHost("ip link set END type bridge_slave hairpin off", "END",
 			"hairpin"),
 		"isolation off": OnHost("ip link set END type bridge_slave isolated off", "END",

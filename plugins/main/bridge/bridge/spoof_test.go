@@ -149,7 +149,7 @@ var _ = Describe("VLANs", Label("kernel"), func() {
 		Entry("the gateway down", "ip link set br.100 down", "br.100"),
 		Entry("the gateway gone", "ip link del br.100", "br.100"),
 		Entry("the gateway's address gone", "ip addr del 10.1.0.1/24 dev br.100", "10.1.0.1/24"),
-		Entry("the gateway's port out of the bridge", "ip link set GWPORT nomaster", "no port"),
+		Entry("the gateway's port out of the bridge", "ip link set GWPORT nomaster", "is not a port"),
 		Entry("the gateway's port in another VLAN", "bridge vlan del vid 100 dev GWPORT", "vlan 100 is missing"),
 	)
 

@@ -147,7 +147,7 @@ func (c call) planInside(n *network, l rtnl.Link) error {
 		return err
 	}
 	for _, r := range n.Routes {
-		own, _ := r.HopsOf(l.Index)
+		own, _ := r.HopsThrough(l.Index)
 		if !slices.ContainsFunc(existing, own.Competes) {
 			n.InsideRoutes = append(n.InsideRoutes, own)
 			continue
@@ -181,7 +181,7 @@ func (c call) planInside(n *network, l rtnl.Link) error {
 // share with the device: the kernel removes such a route when one of its interfaces leaves.
 func (n *network) keepOthers(host *rtnl.Conn, l rtnl.Link) error {
 	for _, r := range n.Routes {
-		others, shared := r.OtherHops(l.Index)
+		others, shared := r.HopsNotThrough(l.Index)
 		if !shared || r.Header.Family != unix.AF_INET {
 			continue
 		}
@@ -441,7 +441,7 @@ func restoreRoute(host *rtnl.Conn, link int, r rtnl.RouteCopy) error {
 		return err
 	}
 	err := host.AddCopy(r)
-	if own, _ := r.HopsOf(link); ignoreExists(err) != nil {
+	if own, _ := r.HopsThrough(link); ignoreExists(err) != nil {
 		return host.RestoreCopy(own)
 	}
 	return nil
@@ -458,7 +458,7 @@ func (n *network) isPlausible(link int) bool {
 		}
 	}
 	for _, r := range n.Routes {
-		if _, isOwn := r.HopsOf(link); !isOwn || r.Table() == unix.RT_TABLE_LOCAL {
+		if _, isOwn := r.HopsThrough(link); !isOwn || r.Table() == unix.RT_TABLE_LOCAL {
 			return false
 		}
 	}

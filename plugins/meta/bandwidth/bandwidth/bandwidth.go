@@ -301,7 +301,7 @@ func splitExempt(list []rtnl.Redirection) (exempt []rtnl.Exempt, rest []rtnl.Red
 // their owner is unknown.
 func list(_ context.Context, req *skel.Request) (all []cni.Holding, err error) {
 	c := openCall(req)
-	links, err := c.Host.Briefly()
+	links, err := c.Host.LinkSummaries()
 	filters, filterErr := c.Host.TBFs()
 	for _, l := range links {
 		a, ok := cni.ParseMark(l.Alias)

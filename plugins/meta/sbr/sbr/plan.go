@@ -55,11 +55,11 @@ type route struct {
 // kernel accepts a gateway only if it has a route to it.
 func (f routing) mainRoutes() (routes []route) {
 	for _, whole := range f.Routes {
-		own, ok := whole.HopsOf(f.Link)
+		own, ok := whole.HopsThrough(f.Link)
 		if !ok || whole.Table() != unix.RT_TABLE_MAIN || whole.Header.Type != unix.RTN_UNICAST {
 			continue
 		}
-		_, shared := whole.OtherHops(f.Link)
+		_, shared := whole.HopsNotThrough(f.Link)
 		routes = append(routes, route{own.Route(), own, shared && whole.Header.Family == unix.AF_INET})
 	}
 	sort.SliceStable(routes, func(i, j int) bool { return rtnl.GatewaysLast(routes[i].copy, routes[j].copy) < 0 })

@@ -66,7 +66,7 @@ func (f routing) inTable(table uint32) (routes []rtnl.RouteCopy, own bool) {
 	own = true
 	for _, r := range f.Routes {
 		if r.Table() == table {
-			_, other := r.OtherHops(f.Link)
+			_, other := r.HopsNotThrough(f.Link)
 			routes, own = append(routes, r), own && !other
 		}
 	}

@@ -85,12 +85,12 @@ func (d *driver) before(v value) (string, error) {
 		return "", err
 	case !known:
 		return "", cni.Refuse(v.Key, v.Value, "is a feature that the kernel does not know"+d.similar(v))
-	case have.Fixed && have.Is != v.Value:
+	case have.Fixed && have.Current != v.Value:
 		return "", cni.Refuse(v.Key, v.Value, fmt.Sprintf("is not possible: interface %q has a fixed value",
 			d.link.Name)).WithCode(cni.CodeUnsupportedField)
-	case uint32(n) > have.Most:
+	case uint32(n) > have.Max:
 		return "", cni.Refuse(v.Key, v.Value, fmt.Sprintf("is above %d, the maximum of interface %q",
-			have.Most, d.link.Name))
+			have.Max, d.link.Name))
 	}
 	return have.Wanted, nil
 }
@@ -212,9 +212,9 @@ func (c container) compareDriver(code uint) error {
 	for _, want := range c.cfg.Ethtool {
 		have, _, err := d.read(want)
 		isUnknown := errors.Is(err, unix.EOPNOTSUPP) && code == cni.CodeDrift
-		if isUnknown || err == nil && have.Is != want.Value {
+		if isUnknown || err == nil && have.Current != want.Value {
 			err = cni.Errorf(code, "interface %q: %s is %s, want %s", c.Req.IfName, want.Key,
-				cmp.Or(have.Is, "unknown"), want.Value)
+				cmp.Or(have.Current, "unknown"), want.Value)
 		}
 		errs = append(errs, err)
 	}

@@ -68,7 +68,7 @@ func (s snapshot) chooseVRF(cfg config, link rtnl.Link) (rtnl.Link, error) {
 func (s snapshot) routesToMove(link int) (routes []rtnl.RouteCopy) {
 	restored := []uint8{unix.RTPROT_KERNEL, unix.RTPROT_RA, unix.RTPROT_REDIRECT}
 	for _, r := range s.Routes {
-		_, isOurs := r.HopsOf(link)
+		_, isOurs := r.HopsThrough(link)
 		comesBack := r.Table() == unix.RT_TABLE_MAIN && slices.Contains(restored, r.Header.Protocol)
 		if isOurs && !comesBack && r.Table() != unix.RT_TABLE_LOCAL {
 			routes = append(routes, r)

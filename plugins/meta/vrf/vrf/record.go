@@ -54,7 +54,7 @@ func list(context.Context, *skel.Request) ([]cni.Holding, error) {
 // used.
 func (r record) Plausible() bool {
 	for _, route := range r.Routes {
-		_, isOurs := route.HopsOf(r.Link)
+		_, isOurs := route.HopsThrough(r.Link)
 		isIP := route.Header.Family == unix.AF_INET || route.Header.Family == unix.AF_INET6
 		if !isOurs || !isIP || route.Table() == unix.RT_TABLE_LOCAL {
 			return false
@@ -129,7 +129,7 @@ func leave(ctx context.Context, conn *rtnl.Conn, r record, vrf rtnl.Link) error 
 	for _, route := range r.Routes {
 		whole, err := conn.Rejoin(r.Link, route)
 		if !whole { // the next hops of other interfaces are gone, with another VRF perhaps
-			route, _ = route.HopsOf(r.Link)
+			route, _ = route.HopsThrough(r.Link)
 		}
 		if err == nil {
 			err = conn.RestoreCopy(route)

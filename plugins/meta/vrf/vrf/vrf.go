@@ -156,7 +156,7 @@ func create(conn *rtnl.Conn, want rtnl.Link) (rtnl.Link, error) {
 // interfaces are first reduced to these next hops, because the kernel would delete them as a whole.
 func join(ctx context.Context, conn *rtnl.Conn, r record, vrf rtnl.Link) error {
 	for _, route := range r.Routes {
-		others, shared := route.OtherHops(r.Link)
+		others, shared := route.HopsNotThrough(r.Link)
 		if !shared || route.Table() != unix.RT_TABLE_MAIN {
 			continue
 		}
@@ -172,7 +172,7 @@ func join(ctx context.Context, conn *rtnl.Conn, r record, vrf rtnl.Link) error {
 	}
 	for _, route := range r.Routes {
 		if route.Table() == unix.RT_TABLE_MAIN {
-			route, _ = route.InTable(vrf.Table).HopsOf(r.Link)
+			route, _ = route.InTable(vrf.Table).HopsThrough(r.Link)
 		}
 		err := conn.AddCopy(route)
 		if errors.Is(err, unix.EINVAL) && route.Table() != vrf.Table {
