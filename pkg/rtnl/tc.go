@@ -203,7 +203,7 @@ func (c *Conn) DelRedirect(index int, hook uint32, exempt bool) error {
 const (
 	prefIPv6  = 1  // exempt packets of IPv6
 	prefAfter = 2  // a redirection with exempt packets
-	prefSent  = 10 // ClsactSent, because a list of u32 filters has the filters of both hooks if their preferences are equal
+	prefSent  = 10 // ClsactSent, because the kernel lists u32 filters of both hooks together if preferences are equal
 )
 
 // redirection returns the attributes of the first filter at a hook of a link, which matches all protocols.
