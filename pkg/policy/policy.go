@@ -10,6 +10,7 @@ package policy
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -41,17 +42,18 @@ type Policy struct {
 	Subnets       []string `json:"subnets"`       // that contain all addresses, ranges and gateways
 	HostPorts     []string `json:"hostPorts"`     // "8080" or "30000-32767"
 	HostAddresses []string `json:"hostAddresses"` // of published ports; "*" also permits ports at all addresses
+	VLANs         []string `json:"vlans"`         // "100" or "100-199"
 	AllowKeys     []string `json:"allowKeys"`     // of refusedKeys
 
 	path string
 }
 
-// refusedKeys are the keys by which a configuration reaches files, sockets, devices or other programs' rules of the
-// host.
+// refusedKeys are the keys by which a configuration reaches files, sockets, devices or rules of the host, or other
+// containers of a shared network.
 var refusedKeys = []string{"conditionsV4", "conditionsV6", "configuration_path", "daemonSocketPath", "dataDir",
-	"deviceID", "ethtool", "externalSetMarkChain", "firewalldZone", "forceAddress", "hwaddr", "iptablesAdminChainName",
-	"kernelpath", "kubeconfig", "kubernetes", "log", "markAcceptBit", "markMasqBit", "pciBusID", "prevResult",
-	"promiscMode", "resolvConf", "useInterfaceNetwork"}
+	"deviceID", "ethtool", "externalSetMarkChain", "firewalldZone", "forceAddress", "hwaddr", "ingressPolicy",
+	"iptablesAdminChainName", "kernelpath", "kubeconfig", "kubernetes", "log", "mac", "markAcceptBit", "markMasqBit",
+	"pciBusID", "prevResult", "promiscMode", "resolvConf", "useInterfaceNetwork"}
 
 // Call is what the policy must know about a call in addition to its configuration.
 type Call struct {
@@ -72,20 +74,17 @@ func Load(path string, owned bool) (*Policy, error) {
 		return nil, cni.Errorf(cni.CodeIO, "policy: %w", err)
 	}
 	defer f.Close()
+	p := &Policy{path: path}
+	d := json.NewDecoder(f)
+	d.DisallowUnknownFields()
 	var st unix.Stat_t
-	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+	if err := cmp.Or(unix.Fstat(int(f.Fd()), &st), d.Decode(p)); err != nil {
 		return nil, cni.Errorf(cni.CodeIO, "policy %s: %w", path, err)
 	}
 	if owned && (st.Uid != 0 || st.Mode&0o022 != 0 || st.Mode&unix.S_IFMT != unix.S_IFREG) {
 		return nil, cni.Errorf(cni.CodeIO,
 			"policy %s: not a regular file that only root may write; run: chown root %s && chmod 644 %s", path, path,
 			path)
-	}
-	p := &Policy{path: path}
-	d := json.NewDecoder(f)
-	d.DisallowUnknownFields()
-	if err := d.Decode(p); err != nil {
-		return nil, cni.Errorf(cni.CodeIO, "policy %s: %w", path, err)
 	}
 	if p.TrustedDirs == nil {
 		p.TrustedDirs = []string{"/etc/cni/net.d"}
@@ -105,9 +104,11 @@ func (p *Policy) check() error {
 	}
 	isPrefix := func(s string) bool { _, err := netip.ParsePrefix(s); return err == nil }
 	isAddr := func(s string) bool { _, err := netip.ParseAddr(s); return err == nil }
-	isPort := func(s string) bool { _, _, ok := portRange(s); return ok }
+	isPort := func(s string) bool { _, _, ok := numberRange(s, 65535); return ok }
+	isVLAN := func(s string) bool { _, _, ok := numberRange(s, 4094); return ok }
 	find("subnets", p.Subnets, isPrefix, "a subnet such as 10.1.0.0/16")
 	find("hostPorts", p.HostPorts, isPort, "a port or a range such as 30000-32767")
+	find("vlans", p.VLANs, isVLAN, "a VLAN or a range such as 100-199")
 	find("hostAddresses", p.HostAddresses, isAddr, "an IP address")
 	isRefused := func(s string) bool { return slices.Contains(refusedKeys, s) }
 	find("allowKeys", p.AllowKeys, isRefused, "a key that is refused")
@@ -148,6 +149,7 @@ func (p *Policy) Check(conf []byte, call Call) error {
 	}
 	t.checkArgs()
 	t.checkPorts()
+	t.checkVLANs()
 	return t.problems.Err()
 }
 
@@ -255,13 +257,16 @@ func (t *tenant) checkAddresses(path string, value any) {
 	}
 }
 
-// checkArgs checks the addresses that CNI_ARGS asks for.
+// checkArgs checks the addresses in CNI_ARGS.
 func (t *tenant) checkArgs() {
 	for pair := range strings.SplitSeq(t.call.Args, ";") {
 		key, value, _ := strings.Cut(pair, "=")
 		key = strings.ToUpper(strings.TrimSpace(key))
 		if (key == "IP" || key == "GATEWAY") && !t.inSubnets(value) {
 			t.unlisted("CNI_ARGS "+key, value, "subnets")
+		}
+		if key == "MAC" && !slices.Contains(t.AllowKeys, "mac") {
+			t.unlisted("CNI_ARGS MAC", value, "allowKeys")
 		}
 	}
 }
@@ -300,10 +305,7 @@ func (t *tenant) checkPorts() {
 		m, _ := entry.(map[string]any)
 		port := text(m["hostport"])
 		number, err := strconv.Atoi(port)
-		if err != nil || !slices.ContainsFunc(t.HostPorts, func(r string) bool {
-			from, to, ok := portRange(r)
-			return r == all || ok && from <= number && number <= to
-		}) {
+		if err != nil || !permitsRange(t.HostPorts, number, number) {
 			t.unlisted(path+".hostPort", json.RawMessage(strconv.Quote(port)), "hostPorts")
 		}
 		if ip := text(m["hostip"]); !permits(t.HostAddresses, ip) {
@@ -312,25 +314,47 @@ func (t *tenant) checkPorts() {
 	}
 }
 
-func portRange(text string) (from, to int, ok bool) {
+// checkVLANs checks the VLANs of a port or of an interface. 0 means no VLAN.
+func (t *tenant) checkVLANs() {
+	check := func(path string, first, last any) { // the plugin refuses what is not a range
+		if from, to, ok := numberRange(text(first)+"-"+text(last), 4094); ok && !permitsRange(t.VLANs, from, to) {
+			t.unlisted(path, from, "vlans")
+		}
+	}
+	check("vlan", t.conf["vlan"], t.conf["vlan"])
+	check("vlanId", t.conf["vlanid"], t.conf["vlanid"])
+	trunk, _ := t.conf["vlantrunk"].([]any)
+	for i, entry := range trunk {
+		m, _ := entry.(map[string]any)
+		check(fmt.Sprintf("vlanTrunk[%d].id", i), m["id"], m["id"])
+		check(fmt.Sprintf("vlanTrunk[%d].minID", i), m["minid"], m["maxid"])
+	}
+}
+
+// permitsRange reports whether one entry of the list contains all numbers from first to last.
+func permitsRange(list []string, first, last int) bool {
+	return slices.ContainsFunc(list, func(entry string) bool {
+		from, to, ok := numberRange(entry, 65535)
+		return entry == all || ok && from <= first && last <= to
+	})
+}
+
+// numberRange parses "8080" or "30000-32767", with numbers from 1 to most.
+func numberRange(text string, most int) (from, to int, ok bool) {
 	first, last, isRange := strings.Cut(text, "-")
 	if !isRange {
 		last = first
 	}
 	from, err := strconv.Atoi(first)
 	to, err2 := strconv.Atoi(last)
-	return from, to, err == nil && err2 == nil && 0 < from && from <= to && to <= 65535
+	return from, to, err == nil && err2 == nil && 0 < from && from <= to && to <= most
 }
 
 // text returns a JSON text or number as it is written, and an empty text for other values.
 func text(value any) string {
-	switch value := value.(type) {
-	case string:
-		return value
-	case json.Number:
-		return value.String()
-	}
-	return ""
+	s, _ := value.(string)
+	number, _ := value.(json.Number)
+	return s + number.String()
 }
 
 func decodeNumbers(data []byte, v any) error {

@@ -32,7 +32,7 @@ func rules(more string) *policy.Policy {
 	file := filepath.Join(dir, "policy.json")
 	text := `{"trustedDirs":["` + trusted + `"],"types":["bridge","macvlan","host-local","static","portmap"],
 		"bridges":["tenant0"],"masters":["eth1"],"subnets":["10.200.0.0/16","fd00:200::/32"],
-		"hostPorts":["30000-32767","8080"],"hostAddresses":["192.0.2.10"]` + more + `}`
+		"hostPorts":["30000-32767","8080"],"hostAddresses":["192.0.2.10"],"vlans":["100-109","120"]` + more + `}`
 	Expect(os.WriteFile(file, []byte(text), 0o600)).To(Succeed())
 	p, err := policy.Load(file, true)
 	Expect(err).NotTo(HaveOccurred())
@@ -64,6 +64,8 @@ var _ = Describe("the policy for tenants", Label("tenant-policy"), func() {
 		Entry("an interface of the container", "macvlan", `"name":"team","type":"macvlan","linkInContainer":true`),
 		Entry("a port", "portmap", `"name":"team","type":"portmap","runtimeConfig":
 			{"portMappings":[{"hostPort":8080,"containerPort":443,"protocol":"tcp","hostIP":"192.0.2.10"}]}`),
+		Entry("VLANs", "bridge", tenant+`,"vlan":120,"vlanTrunk":[{"id":100},{"minID":101,"maxID":109}]`),
+		Entry("no VLAN", "bridge", tenant+`,"vlan":0`),
 		Entry("another plugin's null", "bridge", tenant+`,"dataDir":null`),
 	)
 
@@ -113,6 +115,18 @@ var _ = Describe("the policy for tenants", Label("tenant-policy"), func() {
 			`log: is a key that reaches the host, and allowKeys of the policy does not have it`),
 		Entry("a prevResult in the configuration", "bridge", tenant+`,"prevResult":{"cniVersion":"1.0.0"}`,
 			`prevResult: is a key that reaches the host, and allowKeys of the policy does not have it`),
+		Entry("a VLAN", "bridge", tenant+`,"VLAN":110`, `vlan: 110 is not permitted by vlans of the policy`),
+		Entry("the VLAN of an interface", "macvlan", `"name":"team","type":"macvlan","master":"eth1","vlanId":5`,
+			`vlanId: 5 is not permitted by vlans of the policy`),
+		Entry("VLANs of a trunk", "bridge", tenant+`,"vlanTrunk":[{"id":99},{"minID":100,"maxID":120}]`,
+			`vlanTrunk[0].id: 99 is not permitted by vlans of the policy`,
+			`vlanTrunk[1].minID: 100 is not permitted by vlans of the policy`),
+		Entry("a MAC address", "bridge",
+			tenant+`,"args":{"cni":{"mac":"02:00:00:00:00:01"}},"runtimeConfig":{"mac":"x"}`,
+			`args.cni.mac: is a key that reaches the host, and allowKeys of the policy does not have it`,
+			`runtimeconfig.mac: is a key that reaches the host, and allowKeys of the policy does not have it`),
+		Entry("a policy of the bridge", "portmap", `"name":"team","type":"portmap","ingressPolicy":"isolated"`,
+			`ingressPolicy: is a key that reaches the host, and allowKeys of the policy does not have it`),
 		Entry("a key twice", "bridge", tenant+`,"ipam":{"dataDir":"/x"},"ipam":{"type":"host-local"}`,
 			`ipam: appears twice, in the same or another case: which value applies is not defined`),
 	)
@@ -168,9 +182,15 @@ var _ = Describe("the policy for tenants", Label("tenant-policy"), func() {
 	})
 
 	It("compares the addresses of CNI_ARGS", func() {
-		err := rules("").Check([]byte("{"+tenant+"}"),
-			policy.Call{Plugin: "bridge", Args: "IgnoreUnknown=1;ip=10.88.0.2"})
-		Expect(err).To(MatchError(`CNI_ARGS IP: "10.88.0.2" is not permitted by subnets of the policy`))
+		check := func(p *policy.Policy, args string) error {
+			return p.Check([]byte("{"+tenant+"}"), policy.Call{Plugin: "bridge", Args: args})
+		}
+		Expect(check(rules(""), "IgnoreUnknown=1;ip=10.88.0.2")).To(
+			MatchError(`CNI_ARGS IP: "10.88.0.2" is not permitted by subnets of the policy`))
+		const mac = "MAC=02:00:00:00:00:01"
+		Expect(check(rules(""), mac)).To(
+			MatchError(`CNI_ARGS MAC: "02:00:00:00:00:01" is not permitted by allowKeys of the policy`))
+		Expect(check(rules(`,"allowKeys":["mac"]`), mac)).To(Succeed())
 	})
 
 	DescribeTable("refuses every call where the file cannot be relied on", func(
@@ -187,6 +207,9 @@ var _ = Describe("the policy for tenants", Label("tenant-policy"), func() {
 		Entry("no JSON", `{`, os.FileMode(0o600), "unexpected EOF"),
 		Entry("an unknown key", `{"bridge":["x"]}`, os.FileMode(0o600), `unknown field "bridge"`),
 		Entry("a bad subnet", `{"subnets":["10.0.0.0"]}`, os.FileMode(0o600), `subnets: "10.0.0.0" is not a subnet`),
+		Entry("a bad VLAN", `{"vlans":["4095"]}`, os.FileMode(0o600), `vlans: "4095" is not a VLAN`),
+		Entry("a port above the last", `{"hostPorts":["65536"]}`, os.FileMode(0o600),
+			`hostPorts: "65536" is not a port`),
 		Entry("a bad port", `{"hostPorts":["9-8"]}`, os.FileMode(0o600), `hostPorts: "9-8" is not a port`),
 		Entry("a key that is never refused", `{"allowKeys":["mtu"]}`, os.FileMode(0o600),
 			`allowKeys: "mtu" is not a key`),

@@ -12,12 +12,19 @@ import (
 	"github.com/hawser-cni/plugins/pkg/cni"
 )
 
+// extensions are those of the files that runtimes read.
+var extensions = []string{".conf", ".conflist", ".json"}
+
 // trusted returns the names of the administrator's networks, and reports whether the configuration equals an entry of
 // one of them. It skips files that cannot be read, so that their entries are not trusted.
 func (p *Policy) trusted(conf map[string]any) (names []string, isTrusted bool) {
 	own := p.asWritten(conf)
 	for _, dir := range p.TrustedDirs {
-		for _, file := range configurations(dir) {
+		files, _ := filepath.Glob(filepath.Join(dir, "*")) // fails only for a bad pattern
+		for _, file := range files {
+			if !slices.Contains(extensions, filepath.Ext(file)) {
+				continue
+			}
 			var list map[string]any
 			if data, err := os.ReadFile(file); err != nil || decodeNumbers(data, &list) != nil {
 				continue
@@ -38,15 +45,6 @@ func (p *Policy) trusted(conf map[string]any) (names []string, isTrusted bool) {
 	return names, isTrusted
 }
 
-// configurations lists the files that runtimes read in a directory.
-func configurations(dir string) (files []string) {
-	for _, pattern := range []string{"*.conf", "*.conflist", "*.json"} {
-		some, _ := filepath.Glob(filepath.Join(dir, pattern)) // a good pattern
-		files = append(files, some...)
-	}
-	return files
-}
-
 // asWritten returns an entry without the keys that a runtime adds. multus adds the keys of a device, which are removed
 // only if allowKeys has them.
 func (p *Policy) asWritten(entry map[string]any) map[string]any {
@@ -59,12 +57,14 @@ func (p *Policy) asWritten(entry map[string]any) map[string]any {
 	return out
 }
 
-// isDeclared reports whether each key of runtimeConfig is a capability of the entry. A runtime adds no other.
+// isDeclared reports whether each key of runtimeConfig is a capability of the entry, or has the value that the entry
+// has. A runtime adds no other key.
 func isDeclared(conf, entry map[string]any) bool {
 	added, _ := conf["runtimeConfig"].(map[string]any)
+	written, _ := entry["runtimeConfig"].(map[string]any)
 	capabilities, _ := entry["capabilities"].(map[string]any)
-	for key := range added {
-		if capabilities[key] != true {
+	for key, value := range added {
+		if capabilities[key] != true && !reflect.DeepEqual(written[key], value) {
 			return false
 		}
 	}

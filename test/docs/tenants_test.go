@@ -48,6 +48,28 @@ var _ = Describe("the policy of docs/tenants.md", Label("tenant-policy"), func()
 		}
 	})
 
+	It("trusts its examples of generated configurations, and nothing that differs from them", func() {
+		n := plugintest.NewNode()
+		n.Cmd("bash", "-ec", `mount -t tmpfs tmpfs /etc; mkdir -p /etc/cni/hawser/generated
+			cp "$1" /etc/cni/hawser/policy.json`, "-", file)
+		for label, plugin := range map[string]string{"flannel": "bridge", "antrea": "host-local"} {
+			list := blocks(label)[0]
+			conf := parsed(list).(object)["plugins"].([]any)[0].(object)
+			conf["name"], conf["cniVersion"] = parsed(list).(object)["name"], "0.4.0"
+			call := func(command string, more object) plugintest.Answer {
+				p := plugintest.NewPod("one")
+				return n.Invoke(plugin, plugintest.Call{Command: command, ID: "one", Netns: p.Netns,
+					Conf: plugintest.Merge(conf, more)})
+			}
+			Expect(call("ADD", nil).Failed(7)).To(ContainSubstring("of the policy"), "without the file")
+			n.Cmd("bash", "-ec", `printf %s "$1" >/etc/cni/hawser/generated/10.conflist`, "-", list)
+			Expect(call("ADD", object{"promiscMode": true}).Failed(7)).To(ContainSubstring("of the policy"))
+			a := call("ADD", nil)
+			Expect(a.Code).To(BeZero(), a.Stdout)
+			Expect(call("DEL", nil).Code).To(BeZero())
+		}
+	})
+
 	It("holds for ADD, CHECK and STATUS with code 7, and not for DEL and GC", func() {
 		n := plugintest.NewNode()
 		n.Cmd("bash", "-ec", `mount -t tmpfs tmpfs /etc; mkdir -p /etc/cni/hawser
