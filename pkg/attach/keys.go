@@ -75,7 +75,7 @@ type LinkConfig struct {
 	DNS    cni.DNS          // for the result, instead of IPAM's
 	// Fallback has the addresses and routes to use if there is no IPAM plugin; nil = none.
 	Fallback *cni.Result
-	// Own lists addresses that the interface has already. The result lists them after IPAM's.
+	// Own lists addresses that the interface already has. The result lists them after IPAM's.
 	Own []cni.IP
 }
 

@@ -8,12 +8,12 @@ import (
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
-// RefuseTaken returns code 103 if the host would no longer reach a live container of another network after ADD, because
-// it would send packets for the address to a link of this attachment.
+// RefuseTaken returns code 103 if a live container of another network has the address. The host would send packets for
+// the address to a link of this attachment, and no longer reach that container.
 func (c *Call) RefuseTaken(addr netip.Addr) error {
 	bits, err := c.Host.RouteBits(addr)
 	var index int
-	if err == nil && bits > 0 { // the default route leads to other machines
+	if err == nil && bits > 0 { // other hosts are behind the default route
 		index, err = c.Host.RouteTo(addr)
 	}
 	if err != nil || index <= 1 { // 1 is lo
@@ -22,9 +22,10 @@ func (c *Call) RefuseTaken(addr netip.Addr) error {
 	return c.refuseHolder(index, netip.PrefixFrom(addr, addr.BitLen()))
 }
 
-// RefuseGateway is RefuseTaken for a gateway address that a bridge, or the VLAN's gateway, does not have yet. The host
-// then has the address itself, and a route to its subnet, which wins over routes to larger ones. own are both links.
-func (c *Call) RefuseGateway(gateway netip.Prefix, own ...rtnl.Link) error {
+// RefuseGateway is RefuseTaken for a gateway address that a bridge or a VLAN gateway does not have yet. With the
+// address, the host also gets a route to its subnet, which takes precedence over routes to larger subnets. Routes
+// through links are not checked; links are the bridge and the VLAN gateway.
+func (c *Call) RefuseGateway(gateway netip.Prefix, links ...rtnl.Link) error {
 	routes, err := c.Host.RouteCopies()
 	if err != nil {
 		return err
@@ -32,7 +33,7 @@ func (c *Call) RefuseGateway(gateway netip.Prefix, own ...rtnl.Link) error {
 	for _, r := range routes {
 		dst := r.Route().Dst
 		for _, index := range r.Links() {
-			isOwn := slices.ContainsFunc(own, func(l rtnl.Link) bool { return l.Index == index })
+			isOwn := slices.ContainsFunc(links, func(l rtnl.Link) bool { return l.Index == index })
 			if isOwn || index <= 1 || dst.Bits() == 0 || !dst.Contains(gateway.Addr()) {
 				continue
 			}
@@ -48,6 +49,7 @@ func (c *Call) RefuseGateway(gateway netip.Prefix, own ...rtnl.Link) error {
 	return nil
 }
 
+// refuseHolder returns code 103 if a container of another network behind a link of the host has an address in taken.
 func (c *Call) refuseHolder(index int, taken netip.Prefix) error {
 	link, err := c.Host.LinkByIndex(index)
 	if err != nil {
@@ -55,18 +57,18 @@ func (c *Call) refuseHolder(index int, taken netip.Prefix) error {
 	}
 	holder, addr, err := c.Holder(link, taken)
 	if err == nil && holder != "" {
-		err = cni.Errorf(cni.CodeConflict, "address %s: %s has it, and the host would not reach that container any "+
-			"more; choose addresses that no other network of the node uses", addr, holder)
+		err = cni.Errorf(cni.CodeConflict, "address %s: %s has it, and the host would no longer reach that "+
+			"container; choose addresses that no other network of the node uses", addr, holder)
 	}
 	return err
 }
 
 // Holder returns a description of the first container of another network that is connected to a link of the host, or to
-// a port of the link if that is a bridge, and has an address in dst. It returns an empty text if there is none.
-// Containers that the kernel does not show are not found.
+// a port of the link if that is a bridge, and has an address in dst. It returns the empty string if there is none. It
+// does not find a container whose addresses the kernel does not report.
 func (c *Call) Holder(link rtnl.Link, dst netip.Prefix) (holder string, addr netip.Addr, err error) {
 	ends := []rtnl.Link{link}
-	if link.IsPairEnd() && link.PeerNS == -1 { // a VLAN's gateway, whose other end is a port
+	if link.IsPairEnd() && link.PeerNS == -1 { // a VLAN gateway, whose other end is a port
 		if peer, err := c.Host.LinkByIndex(link.Peer); err == nil {
 			link.Kind, link.Index = "bridge", peer.Master
 		}
@@ -93,6 +95,7 @@ func (c *Call) Holder(link rtnl.Link, dst netip.Prefix) (holder string, addr net
 	return "", addr, nil
 }
 
+// ignoreUnreachable returns nil if rtnl.IsUnreachable(err), and err otherwise.
 func ignoreUnreachable(err error) error {
 	if rtnl.IsUnreachable(err) {
 		return nil

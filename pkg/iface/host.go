@@ -11,14 +11,14 @@ import (
 	"github.com/hawser-cni/plugins/pkg/sysctl"
 )
 
-// Describe makes a link an entry of a result, without sandbox.
+// Describe returns the entry of a link in a result, without the sandbox.
 func Describe(l rtnl.Link) cni.Interface {
 	return cni.Interface{Name: l.Name, MAC: l.MAC.String(), MTU: l.MTU}
 }
 
 // IsMACSet reports whether a program has set the MAC address of a host link. Otherwise a bridge takes the address of a
-// port, and a VLAN the address of its master. The error matches fs.ErrNotExist where /sys does not show the link:
-// it may show another namespace, as with RootlessKit's detached network namespace.
+// port, and a VLAN the address of its master. The error matches fs.ErrNotExist where /sys does not show the link: it
+// may show another namespace, as with RootlessKit's detached network namespace.
 func IsMACSet(link rtnl.Link) (bool, error) {
 	for attribute, want := range map[string]string{"ifindex": strconv.Itoa(link.Index), "address": link.MAC.String()} {
 		value, err := sysctl.LinkAttribute(link.Name, attribute)
@@ -33,23 +33,24 @@ func IsMACSet(link rtnl.Link) (bool, error) {
 	return kind == "3", err // NET_ADDR_SET
 }
 
-// HostNames returns the four names that the host end of a may have, with 8 hex digits of the owner. ADD takes the next
-// one where something else has a name.
+// HostNames returns the four names that the host end of an attachment can have: "veth" and 8 hex digits of a hash. ADD
+// uses the first name that no other link has. The names are derived from the attachment, so that DEL finds the host end
+// without a list of all links.
 func HostNames(a cni.Attachment) (names []string) {
 	ifName := a.IfName
-	for try := range 4 {
-		if try > 0 {
-			a.IfName = fmt.Sprintf("%s %d", ifName, try) // a blank, which no interface has in its name
+	for i := range 4 {
+		if i > 0 { // hash "eth0 1" and so on, which no other attachment has, because no interface name has a space
+			a.IfName = fmt.Sprintf("%s %d", ifName, i)
 		}
 		names = append(names, "veth"+a.Hash()[:8])
 	}
 	return names
 }
 
-// EnableForwarding lets the host forward packets of a family. It is never undone: others rely on it.
+// EnableForwarding makes the host forward packets of a family. It has no undo, because other programs may rely on it.
 func EnableForwarding(v4 bool) error { return forwarding(v4).Write("1") }
 
-// VerifyForwarding is code 101 when the host does not forward the family.
+// VerifyForwarding returns code 101 if the host does not forward packets of a family.
 func VerifyForwarding(v4 bool) error {
 	key := forwarding(v4)
 	value, err := key.Read()
@@ -66,8 +67,8 @@ func forwarding(v4 bool) sysctl.Key {
 	return sysctl.Net("ipv6", "conf", "all", "forwarding")
 }
 
-// AcceptsRouterAdverts tells whether a host interface takes routes and addresses from router advertisements. Without
-// IPv6 it does not, and one that forwards does only with accept_ra=2.
+// AcceptsRouterAdverts reports whether a host interface gets routes and addresses from router advertisements. An
+// interface that forwards packets does so only with accept_ra=2. On a kernel without IPv6, no interface does.
 func AcceptsRouterAdverts(link string) (bool, error) {
 	accepts, err := readIPv6(link, "accept_ra")
 	if err != nil || accepts != "1" {
@@ -77,7 +78,7 @@ func AcceptsRouterAdverts(link string) (bool, error) {
 	return forwards == "0", err
 }
 
-// readIPv6 is a setting of a link, empty where the kernel has no IPv6.
+// readIPv6 returns a setting of a link, or the empty string if the kernel has no IPv6.
 func readIPv6(link, name string) (string, error) {
 	value, err := sysctl.Net("ipv6", "conf", link, name).Read()
 	if errors.Is(err, fs.ErrNotExist) {
@@ -86,22 +87,24 @@ func readIPv6(link, name string) (string, error) {
 	return value, err
 }
 
-// IgnoreRouterAdverts keeps a host interface from taking routes and addresses from what containers send.
+// IgnoreRouterAdverts makes a host interface ignore router advertisements, which containers could forge.
 func IgnoreRouterAdverts(link string) error { return turnOff(link, "accept_ra") }
 
-// SkipDAD has a host interface, whose MAC address nobody else can have, use its link-local address as soon as it goes
-// up, without duplicate address detection: the host needs it to ask for neighbours.
+// SkipDAD makes a host interface use its link-local address as soon as it is up, without duplicate address detection.
+// The host needs that address for neighbour discovery. No other host on the network may have the interface's MAC
+// address.
 func SkipDAD(link string) error { return turnOff(link, "accept_dad") }
 
-// EnableIPv6 turns IPv6 on for a host interface: the host may have it off by default. A kernel without it is an error.
+// EnableIPv6 turns IPv6 on for a host interface, because the host may have it off by default. It returns an error on a
+// kernel without IPv6.
 func EnableIPv6(link string) error { return writeConf("ipv6", link, "disable_ipv6", "0") }
 
-// IPv6Disabled returns the assignments for sysctl that turn IPv6 on for a host interface, and for interfaces that are
-// created later. It is empty if IPv6 is on.
-func IPv6Disabled(link string) (assignments []string) {
-	for _, of := range []string{"all", "default", link} {
-		if value, err := readIPv6(of, "disable_ipv6"); err == nil && value == "1" {
-			assignments = append(assignments, "net/ipv6/conf/"+of+"/disable_ipv6=0")
+// IPv6Remedy returns the arguments of sysctl(8) that turn IPv6 on for a host interface, and for interfaces that are
+// created later. It returns nil if IPv6 is on.
+func IPv6Remedy(link string) (assignments []string) {
+	for _, name := range []string{"all", "default", link} {
+		if value, err := readIPv6(name, "disable_ipv6"); err == nil && value == "1" {
+			assignments = append(assignments, "net/ipv6/conf/"+name+"/disable_ipv6=0")
 		}
 	}
 	return assignments
@@ -115,7 +118,7 @@ func turnOff(link, name string) error {
 	return nil
 }
 
-// writeConf writes a setting of a link in the calling thread's namespace. The error names the sysctl.
+// writeConf writes a setting of a link in the calling thread's namespace.
 func writeConf(family, link, name, value string) error {
 	return sysctl.Net(family, "conf", link, name).Write(value)
 }

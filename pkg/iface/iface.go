@@ -1,5 +1,12 @@
-// Package iface makes a container's interface match a result, and tells whether it still does. It also has the settings
-// of interfaces on the host.
+// Package iface configures a container's interface from a result, and verifies that the interface still matches it. It
+// also has settings of interfaces on the host, and the names of host ends.
+//
+// A Target is the container's interface with its settings. Raise brings it up, Configure assigns the addresses and
+// routes of a result, and Verify compares them for CHECK. Both take what they want from the same function (wantedFrom),
+// so that CHECK verifies exactly what ADD assigns. These functions have no undo: an ADD that fails deletes the link.
+//
+// A result of a chain may have been changed by later plugins. So Verify accepts more addresses and routes than the
+// result has, and a route in another table (sbr, vrf).
 package iface
 
 import (
@@ -17,42 +24,42 @@ import (
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
-// Target is the interface that a result is about.
+// Target is the container's interface.
 type Target struct {
 	NS    *ns.NS
 	Conn  *rtnl.Conn // a socket in NS
 	Name  string
-	Index int // for Raise and Configure
-	// EnableDAD asks for duplicate address detection of IPv6 addresses, which takes one to two seconds. Addresses of an
-	// exclusive lease need none.
+	Index int // for Raise and Configure; Verify finds the interface by its name
+	// EnableDAD turns on duplicate address detection for IPv6 addresses, which takes one to two seconds. Addresses of
+	// an exclusive lease do not need it.
 	EnableDAD bool
-	// NoRouterAdverts keeps the container from obeying router advertisements: where we are the router they are forged.
+	// NoRouterAdverts makes the container ignore router advertisements. If the host is the router, they are forged.
 	NoRouterAdverts bool
-	// NoSubnetRoutes keeps the kernel from making a route to the subnet of each address.
+	// NoSubnetRoutes keeps the kernel from adding a route to the subnet of each address.
 	NoSubnetRoutes bool
 	// Has lists addresses that the interface has before Configure.
 	Has []netip.Addr
-	// Routes are the plugin's own, which the result does not show and which come before its. OutIndex is filled in.
+	// Routes are routes of the plugin that are not in the result. They are added before the result's. OutIndex is
+	// ignored.
 	Routes []rtnl.Route
 }
 
 const (
-	// dadTimeout is how long Configure waits for duplicate address detection, a second for each probe.
+	// dadTimeout limits the wait for duplicate address detection, which takes a second for each probe.
 	dadTimeout = 10 * time.Second
-	// dadDelay is the delay before router solicitations. The kernel waits a random part of it before each duplicate
-	// address detection, too: Raise has it wait for none.
+	// dadDelay is a sysctl for the delay before router solicitations. The kernel also waits for a random part of it
+	// before each duplicate address detection, so Raise sets it to 0, and Configure restores it.
 	dadDelay = "router_solicitation_delay"
 )
 
-// Raise brings the interface up. What was done before an error stays, here and in Configure: the caller deletes the
-// link.
+// Raise brings the interface up.
 func Raise(t Target) error {
 	// arp_notify and ndisc_notify: see Announce.
 	list := []setting{{family: "ipv4", name: "arp_notify", value: "1"}, {name: "ndisc_notify", value: "1"}}
 	if t.EnableDAD {
 		list = append(list, setting{name: "accept_dad", value: "1"}, setting{name: "enhanced_dad", value: "1"},
 			setting{name: dadDelay, value: "0"})
-	} else { // also for the link-local address, which the kernel makes
+	} else { // for the link-local address, which the kernel assigns without NoDAD
 		list = append(list, setting{name: "accept_dad", value: "0"})
 	}
 	if t.NoRouterAdverts {
@@ -74,10 +81,10 @@ func (t Target) EnableIPv6() error {
 	return t.write(list)
 }
 
-// Configure gives the interface, which is up, the addresses and routes of the result. It must have none of them yet,
-// except for Target.Has.
+// Configure adds the addresses and routes of the result to the interface, which must be up and have none of them except
+// Target.Has.
 func Configure(ctx context.Context, t Target, res *cni.Result) error {
-	want := wantedOf(t, res)
+	want := wantedFrom(t, res)
 	if want.v6 {
 		if err := t.EnableIPv6(); err != nil {
 			return err
@@ -108,7 +115,8 @@ func Configure(ctx context.Context, t Target, res *cni.Result) error {
 	return t.restoreDelay()
 }
 
-// WaitDAD waits for duplicate address detection, which ends only where the link has a carrier.
+// WaitDAD waits for duplicate address detection. Without a carrier it returns immediately, because detection would not
+// end.
 func (t Target) WaitDAD(ctx context.Context) error {
 	link, err := t.Conn.LinkByIndex(t.Index)
 	if err != nil || !link.Carrier {
@@ -119,24 +127,26 @@ func (t Target) WaitDAD(ctx context.Context) error {
 	return t.Conn.WaitDAD(ctx, t.Index)
 }
 
-// restoreDelay sets what Raise changed to the container's default.
+// restoreDelay sets dadDelay, which Raise changed, to the container's default.
 func (t Target) restoreDelay() error {
 	return t.NS.Do(func() error {
-		usual, err := readIPv6("default", dadDelay)
-		if err != nil || usual == "" {
+		value, err := readIPv6("default", dadDelay)
+		if err != nil || value == "" {
 			return onlyTransient(err)
 		}
-		return t.set(setting{name: dadDelay, value: usual})
+		return t.set(setting{name: dadDelay, value: value})
 	})
 }
 
-// Announce has the kernel tell the neighbours of a link where its addresses are now, as it does when a MAC address is
-// set, if to the same one: those that remember another would not find the container for up to a minute.
+// Announce makes the kernel announce the addresses of a link to its neighbours. A neighbour with an old entry would not
+// reach the container for up to a minute. The kernel announces when a MAC address is set, even to the same value,
+// because Raise sets arp_notify and ndisc_notify.
 func Announce(c *rtnl.Conn, link rtnl.Link) error {
 	return c.SetLink(link.Index, rtnl.LinkChange{MAC: link.MAC})
 }
 
-// addRoute adds a route unless it is there: IPAM may name one twice, or one that the kernel made for an address.
+// addRoute adds a route. It returns nil if the same route exists, because IPAM may list a route twice, or one that the
+// kernel added for an address.
 func addRoute(c *rtnl.Conn, index int, r route) error {
 	r.OutIndex = index
 	err := c.AddRoute(r.Route)
@@ -150,15 +160,16 @@ func addRoute(c *rtnl.Conn, index int, r route) error {
 	return errors.Join(err, listErr)
 }
 
-// setting is a kernel setting of a link. The result needs those with must; the others may fail: a container may have a
-// read-only /proc/sys, or a kernel no IPv6.
+// setting is a sysctl of a link. Settings without must are best effort, because a container may have a read-only
+// /proc/sys and a kernel may lack IPv6.
 type setting struct {
 	family      string // empty = "ipv6"
 	link        string // empty = the target
 	name, value string
-	must        bool
+	must        bool // the result needs it
 }
 
+// write writes settings in the target's namespace.
 func (t Target) write(list []setting) error {
 	return t.NS.Do(func() error {
 		for _, s := range list {
@@ -179,7 +190,7 @@ func (t Target) set(s setting) error {
 	return onlyTransient(err)
 }
 
-// onlyTransient drops an error that would come again.
+// onlyTransient returns err if it is transient, and nil otherwise.
 func onlyTransient(err error) error {
 	if cni.Transient(err) {
 		return err

@@ -13,10 +13,10 @@ import (
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
-// Verify compares the interface with the result, which a later plugin of the chain may have changed, and returns all
-// differences joined, code 101. Addresses and routes that the result does not have are no difference.
+// Verify compares the interface with the result. It returns all differences joined, with code 101. Addresses and routes
+// that the result does not have are not a difference.
 func Verify(t Target, res *cni.Result) error {
-	want := wantedOf(t, res)
+	want := wantedFrom(t, res)
 	link, err := t.Conn.Link(t.Name)
 	if err != nil {
 		return Drifted(err)
@@ -84,7 +84,7 @@ func verifyRoutes(t Target, link rtnl.Link, want []route) (diffs []error) {
 	return diffs
 }
 
-// Drifted gives code 101, that of a difference that CHECK finds, to an error without a code of its own.
+// Drifted gives an error code 101, the code of drift, unless it has a code.
 func Drifted(err error) error {
 	if err == nil || errors.As(err, new(*cni.Error)) {
 		return err
@@ -92,22 +92,22 @@ func Drifted(err error) error {
 	return cni.Drift("%w", err)
 }
 
-// wanted is what a result asks of one interface.
+// wanted is the part of a result that one interface must match.
 type wanted struct {
-	self   cni.Interface // the result's entry for it; empty = none
+	self   cni.Interface // the result's entry for the interface; zero = none
 	addrs  []netip.Prefix
 	routes []route
-	v6     bool
+	v6     bool // there is an address or a route of IPv6
 }
 
-// route is a route. Its table is 0 where the result names none, or main: then it may be in any table, since a later
-// plugin (sbr, vrf) may have moved it.
+// route is a wanted route. Table is 0 if the result has no table or the main table. Such a route may be in any table,
+// because a later plugin (sbr, vrf) may have moved it.
 type route struct {
 	rtnl.Route
-	scoped bool // its scope was asked for
+	hasScope bool // Scope must match
 }
 
-func wantedOf(t Target, res *cni.Result) (w wanted) {
+func wantedFrom(t Target, res *cni.Result) (w wanted) {
 	w.self, _ = res.ContainerInterface(t.Name)
 	for _, ip := range res.ContainerIPs(t.Name) {
 		w.addrs = append(w.addrs, ip.Address)
@@ -115,7 +115,7 @@ func wantedOf(t Target, res *cni.Result) (w wanted) {
 	}
 	for _, r := range t.Routes {
 		r.Dst = r.Dst.Masked()
-		w.routes = append(w.routes, route{Route: r, scoped: r.Dst.Addr().Is4()})
+		w.routes = append(w.routes, route{Route: r, hasScope: r.Dst.Addr().Is4()})
 	}
 	for _, r := range res.Routes {
 		w.routes = append(w.routes, newRoute(r, res))
@@ -124,10 +124,12 @@ func wantedOf(t Target, res *cni.Result) (w wanted) {
 	return w
 }
 
+// newRoute returns the wanted route for a route of the result. Without a gateway, it uses the result's, unless the
+// scope says that there is none.
 func newRoute(r cni.Route, res *cni.Result) route {
 	out := route{
-		Route:  rtnl.Route{Dst: r.Dst.Masked(), GW: r.GW, MTU: r.MTU, AdvMSS: r.AdvMSS, Priority: r.Priority},
-		scoped: r.Scope != nil,
+		Route:    rtnl.Route{Dst: r.Dst.Masked(), GW: r.GW, MTU: r.MTU, AdvMSS: r.AdvMSS, Priority: r.Priority},
+		hasScope: r.Scope != nil,
 	}
 	if r.Scope != nil {
 		out.Scope = *r.Scope
@@ -135,7 +137,7 @@ func newRoute(r cni.Route, res *cni.Result) route {
 	if !r.InMain() {
 		out.Table = *r.Table
 	}
-	// A destination on the link, or on the host itself, is not behind a gateway.
+	// With scope link or host, the destination is not behind a gateway.
 	if !r.GW.IsValid() && out.Scope < unix.RT_SCOPE_LINK {
 		out.GW = res.Gateway(r.Dst.Addr().Is4())
 	}
@@ -143,16 +145,16 @@ func newRoute(r cni.Route, res *cni.Result) route {
 		out.Scope = unix.RT_SCOPE_LINK
 	}
 	if r.Dst.Addr().Is6() {
-		out.Scope, out.scoped = 0, false // the kernel keeps none for IPv6
+		out.Scope, out.hasScope = 0, false // IPv6 routes have no scope
 	}
 	return out
 }
 
 func (r route) family() int { return rtnl.FamilyOf(r.Dst.Addr()) }
 
-// verify returns nil when the route is among have, else the differences of the route that is nearest to it.
+// verify returns nil if have contains the route. Otherwise the error has the differences from the most similar route.
 func (r route) verify(have []rtnl.Route) error {
-	var nearest []string
+	var nearest []string // differences from the most similar route
 	for _, h := range have {
 		otherTable := r.Table != 0 && r.Table != h.Table
 		if h.Type != unix.RTN_UNICAST || h.Dst != r.Dst || otherTable {
@@ -175,20 +177,20 @@ func (r route) verify(have []rtnl.Route) error {
 	return errors.New("missing")
 }
 
-// differences names the values of the kernel's route that are not those asked for.
+// differences describes the values of the kernel's route that differ from the wanted ones.
 func (r route) differences(have rtnl.Route) (d []string) {
-	compare := func(name string, asked bool, want, is any) {
-		if asked && want != is {
-			d = append(d, fmt.Sprintf("%s is %v instead of %v", name, is, want))
+	compare := func(name string, isWanted bool, want, have any) {
+		if isWanted && want != have {
+			d = append(d, fmt.Sprintf("%s is %v instead of %v", name, have, want))
 		}
 	}
-	noGateway := !have.GW.IsValid() && r.GW.IsUnspecified() // 0.0.0.0 asks for none
+	noGateway := !have.GW.IsValid() && r.GW.IsUnspecified() // 0.0.0.0 means no gateway
 	compare("gateway", !noGateway, addrText(r.GW), addrText(have.GW))
-	compare("source", r.Src.Is4(), r.Src, have.Src) // the kernel shows one for all next hops of an IPv6 route
+	compare("source", r.Src.Is4(), r.Src, have.Src) // the kernel reports one source for all next hops of an IPv6 route
 	compare("mtu", r.MTU != 0, r.MTU, have.MTU)
 	compare("advmss", r.AdvMSS != 0, r.AdvMSS, have.AdvMSS)
 	compare("priority", r.Priority != 0, r.Priority, have.Priority)
-	compare("scope", r.scoped, r.Scope, have.Scope)
+	compare("scope", r.hasScope, r.Scope, have.Scope)
 	return d
 }
 

@@ -72,9 +72,9 @@ func RefuseOwned(key string, l rtnl.Link) error {
 	return nil
 }
 
-// RefuseForeign is RefuseOwned for the host end of a container that another network plugin attached: its other end is
-// in another network namespace, and it is a port, or the host routes a single address to it. The address of a router
-// does not count, because the link is then the host's own uplink.
+// RefuseForeign returns code 103 if a link of the host is the host end of a container that another network plugin
+// attached: its other end is in another network namespace, and it is a port, or the host has a route to a single
+// address through it. A route to a router is ignored, because the link is then the host's own uplink.
 func RefuseForeign(host *rtnl.Conn, key string, l rtnl.Link) error {
 	if !l.IsPairEnd() || l.PeerNS == -1 {
 		return nil

@@ -22,9 +22,9 @@ const (
 	protoRA     = 2  // IFAPROT_KERNEL_RA
 	protoKernel = 3  // IFAPROT_KERNEL_LL
 
-	// forever is the lifetime of an address that does not expire.
+	// forever is the lifetime of an address that does not expire, in seconds.
 	forever = 1<<32 - 1
-	// addedFlags are the flags that are given with an address. The others are states.
+	// addedFlags are the flags that an address is created with. The other flags are states.
 	addedFlags = unix.IFA_F_NODAD | unix.IFA_F_OPTIMISTIC | unix.IFA_F_HOMEADDRESS | unix.IFA_F_MANAGETEMPADDR |
 		unix.IFA_F_NOPREFIXROUTE | unix.IFA_F_MCAUTOJOIN
 )
@@ -55,18 +55,18 @@ func (a AddrCopy) Prefix() netip.Prefix {
 	return netip.PrefixFrom(addr, int(a.Header.Prefixlen))
 }
 
-// Subnet returns the subnet to which the kernel makes a route: that of the address or of its peer.
+// Subnet returns the subnet to which the kernel adds a route: that of the address or, if there is one, of its peer.
 func (a AddrCopy) Subnet() netip.Prefix {
 	return netip.PrefixFrom(addrOf(valueOf(a.Attrs, unix.IFA_ADDRESS)), int(a.Header.Prefixlen)).Masked()
 }
 
-// IsLinkLocal6 reports whether the address is an IPv6 link-local one.
+// IsLinkLocal6 reports whether the address is an IPv6 link-local address.
 func (a AddrCopy) IsLinkLocal6() bool {
 	return a.Prefix().Addr().Is6() && a.Prefix().Addr().IsLinkLocalUnicast()
 }
 
 // IsRemade reports whether the kernel itself creates the address on a link that is up: a link-local address, or an
-// address of a router advertisement. Before Linux 5.18 the kernel does not mark the former.
+// address from a router advertisement. Before Linux 5.18, the kernel does not mark link-local addresses.
 func (a AddrCopy) IsRemade() bool {
 	proto := valueOf(a.Attrs, ifaProto)
 	return a.IsAdvertised() || len(proto) == 1 && proto[0] == protoKernel
@@ -80,7 +80,7 @@ func (a AddrCopy) IsAdvertised() bool {
 		len(proto) == 1 && proto[0] == protoRA
 }
 
-// IsTemporary reports whether the address is one that the kernel formed and will replace (RFC 8981).
+// IsTemporary reports whether the address is a temporary address, which the kernel replaces (RFC 8981).
 func (a AddrCopy) IsTemporary() bool {
 	return a.Header.Family == unix.AF_INET6 && a.Has(unix.IFA_F_TEMPORARY)
 }
@@ -94,7 +94,7 @@ func (a AddrCopy) Without(kind uint16) AddrCopy {
 	return a
 }
 
-// After returns the address with the lifetimes that are left after some seconds. ok is false if it has expired.
+// After returns the address with its remaining lifetimes after some seconds. ok is false if it has expired by then.
 func (a AddrCopy) After(seconds uint32) (_ AddrCopy, ok bool) {
 	return a.withLifetimes(func(left uint32) uint32 {
 		if left == forever {
@@ -104,13 +104,14 @@ func (a AddrCopy) After(seconds uint32) (_ AddrCopy, ok bool) {
 	})
 }
 
-// Permanent returns the address without an end of its validity. A deprecated address stays deprecated.
+// Permanent returns the address with a lifetime that does not end. A deprecated address remains deprecated.
 func (a AddrCopy) Permanent() AddrCopy {
 	a, _ = a.withLifetimes(func(left uint32) uint32 { return min(left, 1) * forever })
 	return a
 }
 
-// withLifetimes changes the preferred and the valid lifetime, with which struct ifa_cacheinfo begins.
+// withLifetimes changes the preferred and the valid lifetime, which are the first two fields of struct ifa_cacheinfo.
+// ok is false if the valid lifetime is 0.
 func (a AddrCopy) withLifetimes(change func(left uint32) uint32) (_ AddrCopy, ok bool) {
 	info := bytes.Clone(valueOf(a.Attrs, unix.IFA_CACHEINFO))
 	if len(info) < 8 {
@@ -118,7 +119,7 @@ func (a AddrCopy) withLifetimes(change func(left uint32) uint32) (_ AddrCopy, ok
 	}
 	for i := range 2 {
 		left := change(binary.NativeEndian.Uint32(info[4*i:]))
-		if i == 0 && a.Has(unix.IFA_F_DEPRECATED) { // of an IPv4 address that does not expire only the flag says so
+		if i == 0 && a.Has(unix.IFA_F_DEPRECATED) { // a permanent IPv4 address is deprecated by the flag only
 			left = 0
 		}
 		binary.NativeEndian.PutUint32(info[4*i:], left)
@@ -141,8 +142,9 @@ func (c *Conn) AddAddrCopy(index int, a AddrCopy) error {
 	return c.linkError(index, fmt.Sprintf("add address %s", a.Prefix()), ignore(err, unix.EEXIST))
 }
 
-// RuleCopies lists the rules of both families, in their order. A message about a rule has the form of a message about a
-// route, so that RouteCopy also holds a rule. A kernel without routing policy has no rules.
+// RuleCopies lists the rules of both families in their order. A message about a rule has the same layout as a message
+// about a route, so that a RouteCopy can also be a rule. RuleCopies returns no rules on a kernel without routing
+// policy.
 func (c *Conn) RuleCopies() (rules []RouteCopy, err error) {
 	const inverted, padding = 2, 18 // FIB_RULE_INVERT, FRA_PAD
 	answers, err := c.send(unix.RTM_GETRULE, unix.NLM_F_DUMP, &nl.RtMsg{})
@@ -156,12 +158,12 @@ func (c *Conn) RuleCopies() (rules []RouteCopy, err error) {
 	return wholeList(rules, wrap("list rules", ignore(err, unix.EOPNOTSUPP)))
 }
 
-// RuleSrc returns the source whose packets a rule is about; the zero Prefix means any source.
+// RuleSrc returns the source that a rule selects. The zero Prefix means any source.
 func (r RouteCopy) RuleSrc() netip.Prefix {
 	return netip.PrefixFrom(addrOf(r.value(nl.FRA_SRC)), int(r.Header.Src_len))
 }
 
-// RenameLink returns a rule with another name in place of the name of a link.
+// RenameLink returns a rule with name in place of link, the name of a link.
 func (r RouteCopy) RenameLink(link, name string) RouteCopy {
 	for _, kind := range []uint16{nl.FRA_IIFNAME, nl.FRA_OIFNAME} {
 		if bytes.Equal(r.value(kind), nl.ZeroTerminated(link)) {
@@ -177,11 +179,12 @@ func (c *Conn) AddRuleCopy(r RouteCopy) error {
 	return r.ruleError("add", ignore(err, unix.EEXIST))
 }
 
-// DelRuleCopy deletes a rule. That there is none is no error.
+// DelRuleCopy deletes a rule.
 func (c *Conn) DelRuleCopy(r RouteCopy) error {
 	return r.ruleError("delete", ignore(c.sendCopy(unix.RTM_DELRULE, 0, r), unix.ENOENT))
 }
 
+// ruleError adds the rule and the operation to err.
 func (r RouteCopy) ruleError(what string, err error) error {
 	return wrap(fmt.Sprintf("%s rule from %s lookup %d", what, r.RuleSrc(), r.Table()), err)
 }

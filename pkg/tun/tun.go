@@ -1,4 +1,8 @@
-// Package tun makes taps through the kernel's control device. rtnetlink cannot.
+// Package tun creates tap devices through /dev/net/tun, the kernel's control device, because rtnetlink cannot create
+// them.
+//
+// Open the control device in the namespace of the tap, then Create the tap, set its owner, and Keep it. Until Keep, the
+// kernel deletes the tap when the file is closed, so that nothing is left if the process is killed.
 package tun
 
 import (
@@ -13,7 +17,7 @@ import (
 
 const control = "/dev/net/tun"
 
-// Probe is why this host can make no tap: code 2 where the kernel has none.
+// Probe returns why this host cannot create taps: code 2 if the kernel has no tap devices.
 func Probe() error {
 	f, err := os.OpenFile(control, os.O_RDWR, 0)
 	if err != nil {
@@ -22,7 +26,7 @@ func Probe() error {
 	return f.Close()
 }
 
-// lacking is err, with code 2 where there is no such device; others may not open it, or have too many files open.
+// lacking gives err code 2 if it means that the device does not exist.
 func lacking(err error) error {
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENODEV) || errors.Is(err, unix.ENXIO) {
 		return cni.Lacking(err, "tun")
@@ -30,8 +34,8 @@ func lacking(err error) error {
 	return err
 }
 
-// Open opens the control device in the namespace: what is made through it is there. It is not os.OpenFile, which
-// would poll the device before it has an interface and remember the error.
+// Open opens the control device in a namespace, in which Create then creates the tap. It does not use os.OpenFile,
+// which would poll the device before it has an interface, and remember the error.
 func Open(n *ns.NS) (f *os.File, err error) {
 	err = n.Do(func() error {
 		fd, err := -1, error(unix.EINTR)
@@ -47,8 +51,8 @@ func Open(n *ns.NS) (f *os.File, err error) {
 	return f, err
 }
 
-// Create makes a tap of the control device, or opens one, and returns its name, which the kernel chooses where it is
-// empty. Until Keep the tap goes with the descriptor.
+// Create creates a tap, or opens an existing one, and returns its name. If name is empty, the kernel chooses it. flags
+// are IFF_*.
 func Create(f *os.File, name string, flags uint16) (string, error) {
 	req, err := unix.NewIfreq(name)
 	if err != nil {
@@ -59,17 +63,17 @@ func Create(f *os.File, name string, flags uint16) (string, error) {
 	return req.Name(), err
 }
 
-// SetOwner lets a user open the tap.
+// SetOwner allows a user to open the tap.
 func SetOwner(f *os.File, id uint32) error {
 	return unix.IoctlSetInt(int(f.Fd()), unix.TUNSETOWNER, int(id))
 }
 
-// SetGroup lets a group open the tap.
+// SetGroup allows a group to open the tap.
 func SetGroup(f *os.File, id uint32) error {
 	return unix.IoctlSetInt(int(f.Fd()), unix.TUNSETGROUP, int(id))
 }
 
-// Keep makes the tap persistent.
+// Keep makes the tap persistent, so that it remains when the file is closed.
 func Keep(f *os.File) error {
 	return os.NewSyscallError("TUNSETPERSIST", unix.IoctlSetInt(int(f.Fd()), unix.TUNSETPERSIST, 1))
 }

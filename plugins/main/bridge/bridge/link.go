@@ -262,7 +262,7 @@ func (a *attachment) addGateway(link rtnl.Link, gw netip.Prefix) (usable bool, e
 	case errors.Is(err, unix.EEXIST): // a concurrent ADD added it
 		err = nil
 	case errors.Is(err, unix.EACCES):
-		remedy := "sysctl -w " + strings.Join(iface.IPv6Disabled(link.Name), " ")
+		remedy := "sysctl -w " + strings.Join(iface.IPv6Remedy(link.Name), " ")
 		err = cni.Errorf(cni.CodeConflict, "bridge %q: gateway %s: IPv6 is off on the interface; turn it on with %q: "+
 			"%w", link.Name, gw, remedy, err)
 	}
