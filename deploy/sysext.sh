@@ -6,7 +6,7 @@
 set -euo pipefail
 
 [ $# -ge 2 ] || { echo "usage: sysext.sh HAWSER ARCHITECTURE [FILE]" >&2; exit 2; }
-architectures="x86-64 arm64 arm ppc64-le s390x riscv64 mips64-le"
+architectures="x86-64 arm64 arm loongarch64 ppc64-le s390x riscv64 mips64-le"
 [[ " $architectures " == *" $2 "* ]] || { # systemd ignores such an extension, with status 0
 	echo "sysext.sh: \"$2\" is no name that systemd has for an architecture: $architectures" >&2
 	exit 2

@@ -66,10 +66,10 @@ build_nerdctl() {
 found=()
 for program; do
 	case $program in
-	cnitool) client cnitool github.com/containernetworking/cni v1.3.0 ;;
+	cnitool) client cnitool github.com/containernetworking/cni v1.3.1 ;;
 	containerd) client containerd github.com/containerd/containerd/v2 v2.4.2 ;;
 	crio) client crio github.com/cri-o/cri-o v1.34.0 ;;
-	cri-tools) client cri-tools sigs.k8s.io/cri-tools v1.36.0 ;;
+	cri-tools) client cri-tools sigs.k8s.io/cri-tools v1.37.0 ;;
 	nerdctl) client nerdctl github.com/containerd/nerdctl/v2 v2.2.2 ;;
 	kubelet) client kubelet k8s.io/kubernetes v1.37.2 ;;
 	*)

@@ -1,6 +1,6 @@
 module github.com/hawser-cni/plugins/scripts/bom
 
-go 1.26.0
+go 1.26.8
 
 require (
 	github.com/CycloneDX/cyclonedx-go v0.12.0

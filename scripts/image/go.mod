@@ -1,6 +1,6 @@
 module github.com/hawser-cni/plugins/scripts/image
 
-go 1.26.0
+go 1.26.8
 
 require github.com/google/go-containerregistry v0.22.1
 

@@ -5,7 +5,7 @@
 export GIT_CEILING_DIRECTORIES=${PWD%/*} # the history of this tree, and not of what it was unpacked in
 VERSION=${VERSION:-$(scripts/version.sh)}
 VERSION=${VERSION#v}
-ARCHS=${ARCHS:-amd64 arm64 arm ppc64le s390x riscv64 mips64le}
+ARCHS=${ARCHS:-amd64 arm64 arm loong64 ppc64le s390x riscv64 mips64le}
 # A tree that differs from its commit does not have its name.
 REVISION=${REVISION-$([ -n "$(git status --porcelain -uno 2>/dev/null)" ] || git rev-parse HEAD 2>/dev/null || true)}
 SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || stat -c %Y VERSION)}

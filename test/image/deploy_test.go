@@ -324,7 +324,7 @@ var _ = Describe("sysext.sh", func() {
 		out, err := cmd.CombinedOutput()
 		Expect(err).To(MatchError("exit status 2"))
 		Expect(out).To(BeEquivalentTo("sysext.sh: \"amd64\" is no name that systemd has for an architecture: " +
-			"x86-64 arm64 arm ppc64-le s390x riscv64 mips64-le\n"))
+			"x86-64 arm64 arm loongarch64 ppc64-le s390x riscv64 mips64-le\n"))
 	})
 
 	It("is merged into /usr by systemd-sysext, with a service that systemd understands", func() {

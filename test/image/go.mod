@@ -1,10 +1,10 @@
 module github.com/hawser-cni/plugins/test/image
 
-go 1.26.0
+go 1.26.8
 
 require (
 	github.com/coreos/butane v0.24.0
-	github.com/klauspost/compress v1.19.2
+	github.com/klauspost/compress v1.20.4
 	github.com/onsi/ginkgo/v2 v2.34.0
 	github.com/onsi/gomega v1.44.0
 	github.com/siderolabs/talos/pkg/machinery v1.11.0

@@ -123,6 +123,7 @@ var machines = map[platform]elf.Machine{
 	{"linux", "amd64", ""}:    elf.EM_X86_64,
 	{"linux", "arm64", "v8"}:  elf.EM_AARCH64,
 	{"linux", "arm", "v7"}:    elf.EM_ARM,
+	{"linux", "loong64", ""}:  elf.EM_LOONGARCH,
 	{"linux", "ppc64le", ""}:  elf.EM_PPC64,
 	{"linux", "s390x", ""}:    elf.EM_S390,
 	{"linux", "riscv64", ""}:  elf.EM_RISCV,

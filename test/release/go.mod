@@ -1,6 +1,6 @@
 module github.com/hawser-cni/plugins/test/release
 
-go 1.26.0
+go 1.26.8
 
 require (
 	github.com/in-toto/attestation v1.2.0
