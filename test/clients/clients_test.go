@@ -59,7 +59,7 @@ var _ = Describe("libcni", func() {
 		p := newPod("one", port{8080, 80, "tcp", ""})
 		pods.At(p.Netns).Serve()
 		d.must("status add check", p)
-		Eventually(func() (string, error) { return d.Ask("tcp", "127.0.0.1:8080") }).Should(HavePrefix("10.88.0.1:"))
+		Eventually(func() (string, error) { return d.Ask("tcp", "127.0.0.1:8080") }).Should(HavePrefix("10.78.0.1:"))
 		d.must("del", p)
 	})
 })
