@@ -192,31 +192,6 @@ func foreignWords(content string) (faults []string) {
 	return faults
 }
 
-// TestContract finds each file and label that the pages about promises name.
-func TestContract(t *testing.T) {
-	for _, name := range []string{"docs/contract.md", "docs/reliability.md"} {
-		page, err := os.ReadFile(name)
-		if err != nil {
-			t.Fatal(err)
-		}
-		specs := regexp.MustCompile("`([^`]+\\.go)`: `([^`]+)`").FindAllStringSubmatch(string(page), -1)
-		if lines := strings.Count(string(page), ".go`:"); len(specs) != lines || lines == 0 {
-			t.Errorf("%s: %d of %d labels can be read", name, len(specs), lines)
-		}
-		for _, s := range specs {
-			source, err := os.ReadFile(s[1])
-			if err != nil {
-				t.Error(err)
-				continue
-			}
-			label := regexp.MustCompile(`Label\([^)]*"` + regexp.QuoteMeta(s[2]) + `"`)
-			if !label.Match(source) {
-				t.Errorf("%s: %s: no label %q", name, s[1], s[2])
-			}
-		}
-	}
-}
-
 // TestReferenceVersion: only skel.Reference names the release of the reference plugins that Hawser matches.
 func TestReferenceVersion(t *testing.T) {
 	const home = "pkg/skel/skel.go"

@@ -1,6 +1,7 @@
 #!/bin/bash
-# test.sh [DIR...]: everything that this machine can run, or the packages in these directories. At the end: what was
-# skipped, why, and what failed. HAWSER_BIN is a directory with the plugins (bin/, where they are built).
+# test.sh [DIR...]: all specs that this machine can run, or the packages in these directories. The end of the output
+# lists what was skipped, why, and what failed. HAWSER_BIN is a directory with the plugins (bin/, where they are built).
+# NSTEST_QUICK=1 leaves out the specs labelled "slow" and, without DIR, the suites of slow below: make test sets it.
 # NSTEST_REQUIRE=1 lets only specs labelled "kernel" skip; TESTFLAGS go to go test;
 # NSTEST_SKIPLOG is a file for what was skipped, which test-vm.sh reads.
 set -euo pipefail
@@ -22,11 +23,15 @@ export TESTFLAGS
 # ginkgo does not look whether it writes to a terminal.
 [ -t 1 ] || export GINKGO_NO_COLOR=TRUE
 failed=0
+# Suites whose promises other suites also keep, or that keep none; contract_test.go reads this line.
+slow=(test/{bench,chains,hostile})
 packages=("${@/#/$PWD/}")
 [ $# = 0 ] && for module in . test; do
 	mapfile -t -O ${#packages[@]} packages < <(cd "$module" &&
 		go list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.Dir}}{{end}}' ./...)
 done
+[ $# != 0 ] || [ -z "${NSTEST_QUICK:-}" ] ||
+	mapfile -t packages < <(printf '%s\n' "${packages[@]}" | grep -vxFf <(printf "$PWD/%s\n" "${slow[@]}"))
 
 # One package at a time in each process. -count=1: the result depends on the kernel, which go
 # does not know.
@@ -39,13 +44,14 @@ package() {
 	return $rc
 }
 export -f package
-# Those that last begin first: the others fill what is left. Two more than there are processors:
-# specs wait for the kernel more than they compute.
+# The longest packages begin first; the others fill what is left. Two more processes than processors: specs wait for the
+# kernel more than they compute.
 echo "== go test"
 # shellcheck disable=SC2016 # expanded by the inner bash
 {
-	[ $# != 0 ] || printf "$PWD/%s\n" plugins/meta/{portmap/portmap,firewall/firewall} test/{faults,tool,clients,load,lifecycle,install,chains} \
-		plugins/main/{bridge/bridge,macvlan/macvlan,ptp/ptp} test/{attack,docs,hostile,cost} plugins/ipam/dhcp/dhcp
+	printf "$PWD/%s\n" plugins/meta/{portmap/portmap,firewall/firewall} \
+		test/{faults,tool,clients,load,lifecycle,install,chains} plugins/main/{bridge/bridge,macvlan/macvlan,ptp/ptp} \
+		test/{attack,docs,hostile,cost} plugins/ipam/dhcp/dhcp | grep -xFf <(printf '%s\n' "${packages[@]}") || true
 	printf '%s\n' "${packages[@]}"
 } | awk '!seen[$0]++' | xargs -d '\n' -n 1 -P $(($(nproc) + 2)) bash -c 'package "$1"' test || failed=1
 

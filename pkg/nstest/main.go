@@ -10,6 +10,7 @@
 //	NSTEST_REQUIRE=1    a skip is a failure, except in specs labelled "kernel"
 //	NSTEST_REQUIRE=all  a skip is a failure
 //	NSTEST_SKIPLOG      file that gets one line for each skipped spec
+//	NSTEST_QUICK=1      leaves out the specs labelled "slow" ([Quick])
 //	NSTEST_SLOWNESS     factor by which the machine is slower than usual ([Patience])
 //	HAWSER_BIN          directory of built plugins; without it [Build] compiles them
 package nstest
@@ -92,10 +93,26 @@ func Main(m *testing.M) {
 	os.Exit(code)
 }
 
-// RunSpecs runs the specs of a package as its one test.
+// RunSpecs runs the specs of a package as its only test. In a [Quick] run it leaves out the specs labelled "slow".
 func RunSpecs(t *testing.T, name string) {
 	gomega.RegisterFailHandler(ginkgo.Fail)
-	ginkgo.RunSpecs(t, name)
+	suite, reporter := ginkgo.GinkgoConfiguration()
+	if Quick() {
+		suite.LabelFilter = quickFilter(suite.LabelFilter)
+	}
+	ginkgo.RunSpecs(t, name, suite, reporter)
+}
+
+// Quick reports whether this run proves each promise of docs/contract.md once and leaves the further proofs to
+// make test-all. Suites that play samples of many cases play fewer of them.
+func Quick() bool { return os.Getenv("NSTEST_QUICK") != "" }
+
+// quickFilter returns the label filter that adds to filter, which may be empty, the condition "not slow".
+func quickFilter(filter string) string {
+	if filter == "" {
+		return "!slow"
+	}
+	return "(" + filter + ") && !slow"
 }
 
 // Must is the value of a call that may not fail.

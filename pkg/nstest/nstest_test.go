@@ -69,6 +69,17 @@ var _ = Describe("Main", func() {
 		Expect(out.Stdout).To(ContainSubstring("1 Passed"))
 	})
 
+	DescribeTable("leaves out the specs labelled slow in a quick run", func(filter, want string) {
+		host := nstest.NewHost()
+		out := host.Run(nstest.Program{Path: nstest.Must(os.Executable()),
+			Args: []string{"-ginkgo.dry-run", "-ginkgo.focus", "in a chroot", "-ginkgo.label-filter", filter},
+			Env:  []string{"NSTEST_QUICK=1", "NSTEST_STAGE="}})
+		Expect(out.Exit).To(BeZero(), out.Stdout+out.Stderr)
+		Expect(out.Stdout).To(ContainSubstring(want))
+	},
+		Entry("without a filter", "", "1 Passed"), Entry("with one", "slow || !other", "1 Passed"),
+		Entry("with one for slow specs", "slow", "0 Passed"))
+
 	DescribeTable("runs them in a chroot, too, and mounts nothing outside", func(root string) {
 		nstest.Need("realroot") // no user namespace is made in a chroot
 		self := nstest.Must(os.Executable())
@@ -86,7 +97,7 @@ var _ = Describe("Main", func() {
 		Expect(out.Stdout).To(ContainSubstring("2 Passed"))
 		Expect(sh("cat /proc/self/mountinfo")).To(Equal(before))
 	},
-		Entry("whose / is a mount point", "mount -t tmpfs none .; cd /var/lib/root"),
+		Entry("whose / is a mount point", Label("slow"), "mount -t tmpfs none .; cd /var/lib/root"),
 		Entry("whose / is not a mount point", ""))
 })
 

@@ -151,8 +151,8 @@ func turn[T trial](l *lesson, n *node, c T) (next *node, hit bool, err error) {
 	return n, hit, err
 }
 
-// sampleSize is how many cases of a scenario are played where not all are.
-const sampleSize = 14
+// sampleSize and quickSize are how many cases of a scenario are played, quickSize in a quick run.
+const sampleSize, quickSize = 14, 4
 
 // sample chooses some of the cases, the same for the same seed, unless HAWSER_FAULTS is all or messages.
 func sample[T any](cases []T) []T {
@@ -162,7 +162,10 @@ func sample[T any](cases []T) []T {
 	random := rand.New(rand.NewPCG(uint64(GinkgoRandomSeed()), 0))
 	random.Shuffle(len(cases), func(i, j int) { cases[i], cases[j] = cases[j], cases[i] })
 	size := sampleSize
-	if nstest.Patience(time.Second) > time.Second { // an emulated machine
+	switch {
+	case nstest.Quick():
+		size = quickSize
+	case nstest.Patience(time.Second) > time.Second: // an emulated machine
 		size /= 4
 	}
 	return cases[:min(len(cases), size)]
@@ -335,7 +338,7 @@ type failing struct {
 	fault   fault
 }
 
-var _ = Describe("an error at every call", Label("kernel", "error"), func() {
+var _ = Describe("an error at every call", Label("kernel", "error", "slow"), func() {
 	for _, s := range scenarios() {
 		It("of "+s.Name+" leaves nothing half done", s.labels(), func() {
 			nstest.Need(s.Needs...)

@@ -83,7 +83,7 @@ func Behaves(f Fixture) bool {
 	f.behaves()
 	if f.BothForms {
 		f.inProcess = true
-		Describe("with IPAM in process:", f.behaves)
+		Describe("with IPAM in process:", Label("slow"), f.behaves)
 	}
 	return true
 }
