@@ -2,6 +2,7 @@ package attach
 
 import (
 	"cmp"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -25,8 +26,8 @@ func childRecords() *statefile.Store[childRecord] {
 // written before the link is created.
 type childRecord struct {
 	cni.Attachment
-	Netns       string      `json:"netns"` // CNI_NETNS
-	NS          ns.Identity `json:"identity"`
+	NetnsPath   string      `json:"netnsPath"` // CNI_NETNS
+	Netns       ns.Identity `json:"netns"`
 	Kind        string      `json:"kind"`
 	Mode        string      `json:"mode,omitempty"` // only if all children of the master have this mode
 	VLAN        int         `json:"vlan,omitempty"`
@@ -35,12 +36,18 @@ type childRecord struct {
 	Link        int         `json:"link,omitempty"`        // index; 0 until the link has been created
 }
 
+// UnmarshalJSON also reads the keys of earlier versions.
+func (r *childRecord) UnmarshalJSON(data []byte) error {
+	type plain childRecord
+	return json.Unmarshal(ns.CurrentKeys(data), (*plain)(r))
+}
+
 // Plausible reports whether an ADD can have written the record.
 func (r childRecord) Plausible() bool { return true }
 
 func (c *Call) newChildRecord() childRecord {
 	cfg := c.Child
-	r := childRecord{Attachment: c.Req.Attachment, Netns: c.Req.Netns, NS: c.NetnsID, Kind: cfg.New.Kind,
+	r := childRecord{Attachment: c.Req.Attachment, NetnsPath: c.Req.Netns, Netns: c.NetnsID, Kind: cfg.New.Kind,
 		Master: c.Master.Index, InContainer: cfg.isMasterInside(), VLAN: cfg.New.VLAN}
 	if cfg.SharesMode {
 		r.Mode = cfg.New.Mode
@@ -79,7 +86,7 @@ func findChild(req *skel.Request, kind string) *foundLink {
 // find opens the record's namespace and finds the link in it. The result's err is rtnl.ErrNoLink if the namespace or
 // the link does not exist. The caller must close the result.
 func (r childRecord) find(open netplugin.Opener) *foundLink {
-	cont, err := netplugin.DialNetns(open, r.Netns, r.NS)
+	cont, err := netplugin.DialNetns(open, r.NetnsPath, r.Netns)
 	found := &foundLink{cont: cont, conn: cont, err: err}
 	if err == nil {
 		found.link, found.err = r.locate(cont)
@@ -149,7 +156,7 @@ func (c *Call) refuseRecorded(records *statefile.Store[childRecord], r childReco
 	switch {
 	case err == nil:
 		return c.Req.Exists(fmt.Sprintf("interface %q in %s: this attachment exists already; DEL removes it", l.Name,
-			old.Netns))
+			old.NetnsPath))
 	case !errors.Is(err, rtnl.ErrNoLink):
 		return err
 	case r.Mode == "":
@@ -185,7 +192,7 @@ func (r childRecord) findSibling(records *statefile.Store[childRecord],
 	matches func(*childRecord) bool) (*childRecord, error) {
 	all, err := records.All()
 	for _, other := range all {
-		isSameNS := !r.InContainer || other.NS.Is(r.NS)
+		isSameNS := !r.InContainer || other.Netns.Is(r.Netns)
 		isSibling := other.Kind == r.Kind && other.Master == r.Master && other.InContainer == r.InContainer && isSameNS
 		if !isSibling || other.Attachment == r.Attachment || !matches(other) {
 			continue

@@ -81,7 +81,7 @@ func listChildren(kind string) ([]cni.Holding, error) {
 		if r.VLAN != 0 {
 			h.Value += fmt.Sprintf(" id %d", r.VLAN)
 		}
-		return netplugin.WithNetns(r.Netns, r.NS, h)
+		return netplugin.WithNetns(r.NetnsPath, r.Netns, h)
 	})
 	return all, errors.Join(err, linkErr)
 }

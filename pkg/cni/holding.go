@@ -14,8 +14,8 @@ type Holding struct {
 	// What its kind says comes first, and what is known of that follows.
 	Value string `json:"value"`
 	// Kept says where it is kept: the path of a file, or an object of the kernel ("nft map inet hawser dnat4").
-	Kept  string `json:"kept"`
-	Netns string `json:"netns,omitempty"` // path of the container's namespace, where the plugin knows it
+	Kept      string `json:"kept"`
+	NetnsPath string `json:"netnsPath,omitempty"` // path of the container's namespace, where the plugin knows it
 	// Since is when Kept was written last: when it was made, unless a later call or a renewal changed that.
 	Since time.Time `json:"since,omitzero"`
 	// Reference says that the reference plugin of this name made it. Network and IfName are empty where that one does

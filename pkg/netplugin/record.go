@@ -1,6 +1,7 @@
 package netplugin
 
 import (
+	"encoding/json"
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/ns"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
@@ -10,16 +11,22 @@ import (
 // NetnsRecord records what a plugin created in the container's namespace in addition to the container's interface.
 type NetnsRecord struct {
 	cni.Attachment
-	Path  string      `json:"path"` // CNI_NETNS
-	Netns ns.Identity `json:"netns"`
-	Link  int         `json:"link"` // index of the interface
-	Made  []string    `json:"made"` // in a notation of the plugin
+	NetnsPath string      `json:"netnsPath"` // CNI_NETNS
+	Netns     ns.Identity `json:"netns"`
+	Link      int         `json:"link"` // index of the interface
+	Made      []string    `json:"made"` // in a notation of the plugin
 }
 
 // NetnsRecord returns the record of this attachment. FindInterface must have succeeded.
 func (c *Call) NetnsRecord(made ...string) NetnsRecord {
-	return NetnsRecord{Attachment: c.Req.Attachment, Path: c.Req.Netns, Netns: c.NetnsID, Link: c.ContEnd.Index,
+	return NetnsRecord{Attachment: c.Req.Attachment, NetnsPath: c.Req.Netns, Netns: c.NetnsID, Link: c.ContEnd.Index,
 		Made: made}
+}
+
+// UnmarshalJSON also reads the keys of earlier versions.
+func (r *NetnsRecord) UnmarshalJSON(data []byte) error {
+	type plain NetnsRecord
+	return json.Unmarshal(ns.CurrentKeys(data), (*plain)(r))
 }
 
 // Plausible reports whether an ADD can have written the record.
@@ -27,7 +34,7 @@ func (r NetnsRecord) Plausible() bool { return r.Link > 0 && len(r.Made) > 0 }
 
 // Remove calls remove with a socket in the record's namespace. It returns nil if the namespace no longer exists.
 func (r NetnsRecord) Remove(finder *ns.Finder, remove func(*rtnl.Conn) error) error {
-	conn, err := DialNetns(finder.Open, r.Path, r.Netns)
+	conn, err := DialNetns(finder.Open, r.NetnsPath, r.Netns)
 	if err != nil {
 		return IgnoreNoLink(err)
 	}
@@ -38,7 +45,7 @@ func (r NetnsRecord) Remove(finder *ns.Finder, remove func(*rtnl.Conn) error) er
 // WithNetns returns the holdings of a record, with the container's namespace set in each.
 func WithNetns(path string, id ns.Identity, held ...cni.Holding) []cni.Holding {
 	for i := range held {
-		held[i].Netns, held[i].NetnsInode, held[i].NetnsCookie = path, id.Inode, id.Cookie
+		held[i].NetnsPath, held[i].NetnsInode, held[i].NetnsCookie = path, id.Inode, id.Cookie
 	}
 	return held
 }

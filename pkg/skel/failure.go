@@ -2,11 +2,13 @@ package skel
 
 import (
 	"context"
+	"encoding/json"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/ns"
 	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
@@ -28,22 +30,28 @@ const TestID = "hawser-test-"
 // Failure is an ADD, DEL or CHECK that failed. Network and IfName are empty where they could not be read.
 type Failure struct {
 	cni.Attachment
-	Plugin  string    `json:"plugin"`
-	Command string    `json:"command"`
-	Pod     string    `json:"pod,omitempty"` // namespace/name, where CNI_ARGS has them
-	Netns   string    `json:"netns,omitempty"`
-	Time    time.Time `json:"time"`  // of the last one
-	First   time.Time `json:"first"` // of the first one
-	Count   int       `json:"count"` // how often the call failed
-	Code    uint      `json:"code"`
-	Msg     string    `json:"msg"`
-	Details string    `json:"details,omitempty"`
-	Quoted  bool      `json:"quoted,omitempty"` // Msg has words of another program, such as an IPAM plugin
+	Plugin    string    `json:"plugin"`
+	Command   string    `json:"command"`
+	Pod       string    `json:"pod,omitempty"` // namespace/name, where CNI_ARGS has them
+	NetnsPath string    `json:"netnsPath,omitempty"`
+	Time      time.Time `json:"time"`  // of the last one
+	First     time.Time `json:"first"` // of the first one
+	Count     int       `json:"count"` // how often the call failed
+	Code      uint      `json:"code"`
+	Msg       string    `json:"msg"`
+	Details   string    `json:"details,omitempty"`
+	Quoted    bool      `json:"quoted,omitempty"` // Msg has words of another program, such as an IPAM plugin
 }
 
 // Hash names the file: calls of one plugin with one command for one attachment have one record.
 func (f Failure) Hash() string {
 	return cni.Digest(strings.Join([]string{f.Attachment.Hash(), f.Plugin, f.Command}, " "), 16)
+}
+
+// UnmarshalJSON also reads the key of earlier versions for the path of the namespace.
+func (f *Failure) UnmarshalJSON(data []byte) error {
+	type plain Failure
+	return json.Unmarshal(ns.CurrentKeys(data), (*plain)(f))
 }
 
 // Plausible says whether a call of ours can have written the record.
@@ -64,7 +72,7 @@ func (c *call) remember(failed error) {
 	e := describe(failed)
 	f := Failure{
 		Attachment: cni.Attachment{ContainerID: id, IfName: c.vars["CNI_IFNAME"]},
-		Plugin:     c.plugin.Name, Command: command, Pod: PodOf(c.vars["CNI_ARGS"]), Netns: c.vars["CNI_NETNS"],
+		Plugin:     c.plugin.Name, Command: command, Pod: PodOf(c.vars["CNI_ARGS"]), NetnsPath: c.vars["CNI_NETNS"],
 		Time: c.began, First: c.began, Count: 1,
 		Code: e.Code, Msg: e.Msg, Details: e.Details, Quoted: e.IsQuoted(),
 	}
@@ -127,7 +135,7 @@ func PodOf(args string) string {
 // any length.
 func (f Failure) bounded() Failure {
 	for text, most := range map[*string]int{&f.Network: failureName, &f.ContainerID: failureName,
-		&f.IfName: failureName, &f.Pod: 2 * failureName, &f.Netns: failureText, &f.Msg: failureText,
+		&f.IfName: failureName, &f.Pod: 2 * failureName, &f.NetnsPath: failureText, &f.Msg: failureText,
 		&f.Details: failureText} {
 		*text = strings.ToValidUTF8((*text)[:min(len(*text), most)], "")
 	}

@@ -45,7 +45,7 @@ var _ = Describe("what failed", Label("failures"), func() {
 		f := kept()["c1"]
 		Expect(kept()).To(HaveLen(1))
 		Expect(f.Attachment).To(Equal(cni.Attachment{Network: "net1", ContainerID: "c1", IfName: "eth0"}))
-		Expect([]any{f.Plugin, f.Command, f.Pod, f.Netns, f.Count, f.Code, f.Msg, f.Details}).To(
+		Expect([]any{f.Plugin, f.Command, f.Pod, f.NetnsPath, f.Count, f.Code, f.Msg, f.Details}).To(
 			Equal([]any{"probe", command, "shop/web-0", r.netns, 2, uint(11), "second", "in detail"}))
 		Expect(f.Time).To(BeTemporally(">", f.First))
 	},
@@ -107,6 +107,13 @@ var _ = Describe("what failed", Label("failures"), func() {
 		for _, entry := range nstest.Must(os.ReadDir(dir)) {
 			Expect(nstest.Must(entry.Info()).Size()).To(BeNumerically("<", 16<<10), entry.Name())
 		}
+	})
+
+	It("is read from a record of an earlier version", func() {
+		var f skel.Failure
+		Expect(json.Unmarshal([]byte(`{"plugin": "probe", "netns": "/run/netns/c1"}`), &f)).To(Succeed())
+		Expect(f).To(Equal(skel.Failure{Plugin: "probe", NetnsPath: "/run/netns/c1"}))
+		Expect(json.Marshal(f)).To(ContainSubstring(`"netnsPath":"/run/netns/c1"`))
 	})
 
 	It("does not change the answer where it cannot be kept", func() {

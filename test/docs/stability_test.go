@@ -211,11 +211,14 @@ var _ = Describe("frozen is what other versions read, as", Label("frozen"), func
 		"iptables":    plugintest.Usual("iptables").Only("bridge"),
 		"child":       {{Plugin: "macvlan", Keys: object{"master": "up0", "ipam": ipam(2)}}, {Plugin: "sbr"}},
 		"host-device": {{Plugin: "host-device", Keys: object{"device": "ens5", "ipam": ipam(3)}}},
+		"inside": {{Plugin: "macvlan", Keys: object{"master": "up0", "ipam": ipam(4)}},
+			{Plugin: "bandwidth", Keys: object{"ingressRate": 8000000, "ingressBurst": 800000}}},
+		"tap": {{Plugin: "ptp", Keys: object{"ipam": ipam(5)}}, {Plugin: "tc-redirect-tap"}},
 	}
 	for _, name := range slices.Sorted(maps.Keys(lists)) {
 		It(name+" leaves it", Label("kernel"), func() {
 			needs := map[string][]string{"usual": {"nft-inet-nat", "nft-bridge", "iptables", "ifb", "tbf"},
-				"iptables": {"iptables"}, "child": {"macvlan"}}
+				"iptables": {"iptables"}, "child": {"macvlan"}, "inside": {"macvlan", "tbf"}}
 			nstest.Need(needs[name]...)
 			w := plugintest.NewNode()
 			plugintest.Uplink(w.Host)

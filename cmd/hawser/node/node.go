@@ -84,7 +84,7 @@ func (n Node) Find(plugin string) (string, error) {
 type Attachment struct {
 	cni.Attachment
 	Pod      string `json:"pod,omitempty"` // namespace/name
-	Netns    string `json:"netns,omitempty"`
+	Netns    string `json:"netnsPath,omitempty"`
 	Cached   `json:"-"`
 	Holdings []cni.Holding `json:"holdings"`
 	// Reference is true if no plugin of Hawser has made the interface. It is false for loopback, because loopback
@@ -220,7 +220,7 @@ func complete(h cni.Holding, all map[cni.Attachment]*Attachment) cni.Attachment 
 func (a *Attachment) add(h cni.Holding) {
 	a.Holdings = append(a.Holdings, h)
 	if a.Netns == "" {
-		a.Netns = h.Netns
+		a.Netns = h.NetnsPath
 	}
 	if !h.Since.IsZero() && (a.Since.IsZero() || h.Since.Before(a.Since)) {
 		a.Since = h.Since

@@ -3,10 +3,12 @@ package plugintest
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"fmt"
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strings"
 	"time"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -78,7 +80,7 @@ func (w *World) ExpectHeld(add func(id, network string) (del Call, held []string
 	all := w.Holdings("")
 	Expect(Held(all)).To(ConsistOf(slices.Concat(held...)))
 	for _, h := range all {
-		Expect(h.Netns).To(BeElementOf("", dels[0].Netns, dels[1].Netns))
+		Expect(h.NetnsPath).To(BeElementOf("", dels[0].Netns, dels[1].Netns))
 		Expect(h.Since).To(BeTemporally("<", time.Now().Add(time.Minute)))
 	}
 	for i, c := range dels {
@@ -102,4 +104,30 @@ func (w *World) AttachBehind(id, network string, keys Object, addrs ...string) A
 	result := Ran(w.Run(made.Program(w, nstest.Build("bridge")))).Added()
 	c := Call{Command: "ADD", ID: id, Netns: cont.Path, Conf: With(Merge(conf(w.Plugin.Name), keys), result)}
 	return Attached{cont, c, w.Exec(c).Added()}
+}
+
+// ExpectFormerRecord expects T to read the keys of a record that an earlier version wrote, and to write the current
+// ones. The keys of the attachment are added, and ID stands for the identity of a namespace.
+func ExpectFormerRecord[T any](former, current string) {
+	GinkgoHelper()
+	decode := func(keys string, to any) {
+		GinkgoHelper()
+		keys = strings.ReplaceAll(keys, "ID", `{"cookie": 7, "device": 4, "inode": 4026532000}`)
+		text := `{"network": "net", "containerID": "c1", "ifname": "eth0", ` + keys + `}`
+		Expect(json.Unmarshal([]byte(text), to)).To(Succeed())
+	}
+	var have, want T
+	decode(former, &have)
+	decode(current, &want)
+	Expect(have).To(Equal(want))
+
+	var written, wanted map[string]any
+	Expect(json.Unmarshal(nstest.Must(json.Marshal(have)), &written)).To(Succeed())
+	decode(current, &wanted)
+	for _, key := range []string{"netnsPath", "netns"} {
+		Expect(written).To(HaveKeyWithValue(key, wanted[key]))
+	}
+	for _, key := range []string{"path", "identity", "ns"} {
+		Expect(written).NotTo(HaveKey(key))
+	}
 }

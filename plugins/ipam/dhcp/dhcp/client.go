@@ -146,7 +146,7 @@ func (c *client) wait(ctx context.Context, pause time.Duration) {
 		case <-ctx.Done():
 			return
 		case <-c.mountChanged:
-			c.daemon.withThread(func() { isUsed = c.usePath == "" || hasInode(c.usePath, c.record.NS) })
+			c.daemon.withThread(func() { isUsed = c.usePath == "" || hasInode(c.usePath, c.record.Netns) })
 		}
 	}
 }
@@ -305,14 +305,14 @@ func (c *client) releaseLease() (recipient string, err error) {
 // descriptor must not keep an unused namespace. A use is the path, a process, or a mount that a process sees. A
 // descriptor of another process is not a use: it may belong to another daemon, and the two would wait for each other.
 func (c *client) openNetns() error {
-	if c.ns != nil && hasInode(c.usePath, c.record.NS) {
+	if c.ns != nil && hasInode(c.usePath, c.record.Netns) {
 		return nil
 	}
 	isIdentified := c.record.Index != 0 // record.NS is set
-	c.usePath = c.daemon.hostPrefix + c.record.Netns
-	if isIdentified && !hasInode(c.usePath, c.record.NS) {
+	c.usePath = c.daemon.hostPrefix + c.record.NetnsPath
+	if isIdentified && !hasInode(c.usePath, c.record.Netns) {
 		if err := c.checkUse(); err != nil {
-			return fmt.Errorf("network namespace %q: %w", c.record.Netns, err)
+			return fmt.Errorf("network namespace %q: %w", c.record.NetnsPath, err)
 		}
 	}
 	if c.ns != nil { // while the descriptor is open, no other namespace has the inode
@@ -327,14 +327,14 @@ func (c *client) openNetns() error {
 		return err
 	}
 	id, err := n.Identity()
-	if err == nil && isIdentified && !id.Is(c.record.NS) {
-		err = fmt.Errorf("network namespace %q: %w; its inode belongs to another one now", c.record.Netns, errGone)
+	if err == nil && isIdentified && !id.Is(c.record.Netns) {
+		err = fmt.Errorf("network namespace %q: %w; its inode belongs to another one now", c.record.NetnsPath, errGone)
 	}
 	if err != nil {
 		return errors.Join(err, n.Close())
 	}
 	if c.ns = n; !isIdentified { // once it is set, other goroutines may read it
-		c.record.NS = id
+		c.record.Netns = id
 	}
 	return nil
 }
@@ -344,17 +344,17 @@ func (c *client) openNetns() error {
 // be the only one that keeps the namespace.
 func (c *client) checkUse() error {
 	var err error
-	c.usePath, err = findUse(c.daemon.hostPrefix, c.record.NS)
+	c.usePath, err = findUse(c.daemon.hostPrefix, c.record.Netns)
 	isCertain := err == nil || errors.Is(err, errGone)
 	if !isCertain && !c.isUncertain {
 		c.log.Warn("namespace may be used by a process that cannot be read; keeping the lease while the server "+
 			"renews it",
-			"path", c.record.Netns, "error", err)
+			"path", c.record.NetnsPath, "error", err)
 	}
 	c.isUncertain = !isCertain
 	switch {
 	case err == nil:
-		c.log.Info("namespace is no longer at its path", "path", c.record.Netns, "now", c.usePath)
+		c.log.Info("namespace is no longer at its path", "path", c.record.NetnsPath, "now", c.usePath)
 	case isCertain:
 	case c.progress.lease == nil || sysctl.SinceBoot() >= c.progress.lease.expiry:
 		err = fmt.Errorf("the lease has ended, and as far as processes could be read, %w", errGone)

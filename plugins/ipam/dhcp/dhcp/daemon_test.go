@@ -516,7 +516,7 @@ var _ = Describe("the daemon", func() {
 		opened := make(chan error, 1)
 		go func() {
 			d.hostPrefix = ""
-			l, err := d.newClient(record{Attachment: cni.Attachment{IfName: "lo"}, Netns: c.Path}).openLink(true)
+			l, err := d.newClient(record{Attachment: cni.Attachment{IfName: "lo"}, NetnsPath: c.Path}).openLink(true)
 			if err == nil {
 				l.close()
 			}
@@ -533,7 +533,7 @@ var _ = Describe("the daemon", func() {
 		d, other := waitingDaemon(ctx)
 		a := cni.Attachment{Network: "net", ContainerID: "one", IfName: "eth0"}
 		Expect(other.Put(ctx, record{Attachment: a})).To(Succeed())
-		c := d.newClient(record{Attachment: a, Netns: "/absent"}) // which ends at once
+		c := d.newClient(record{Attachment: a, NetnsPath: "/absent"}) // which ends at once
 		d.mu.Lock()
 		c.start()
 		d.mu.Unlock()

@@ -816,3 +816,9 @@ var _ = It("is listed until DEL, without the daemon too, and the list changes no
 		return c, []string{fmt.Sprintf("address: 10.9.0.%d/24 server 10.9.0.1 expires TIME", 50+i)}
 	})
 })
+
+var _ = DescribeTable("reads records of earlier versions, and writes current ones",
+	ExpectFormerRecord[record],
+	Entry("0.1.0 and 0.2.0-dev",
+		`"netns": "/run/netns/c1", "ns": ID, "index": 2, "client": {}`,
+		`"netnsPath": "/run/netns/c1", "netns": ID, "index": 2, "client": {}`))

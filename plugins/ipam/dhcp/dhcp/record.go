@@ -24,12 +24,12 @@ import (
 // answer, and removed when the lease is released. Times are since boot.
 type record struct {
 	cni.Attachment
-	Netns  string        `json:"netns"`
-	NS     ns.Identity   `json:"ns"`
-	Index  int           `json:"index"` // interface index; 0: not known yet
-	Client identity      `json:"client"`
-	ACK    []byte        `json:"ack,omitempty"` // see lease.encode; empty: the lease is lost
-	Since  time.Duration `json:"since,omitempty"`
+	NetnsPath string        `json:"netnsPath"`
+	Netns     ns.Identity   `json:"netns"`
+	Index     int           `json:"index"` // interface index; 0: not known yet
+	Client    identity      `json:"client"`
+	ACK       []byte        `json:"ack,omitempty"` // see lease.encode; empty: the lease is lost
+	Since     time.Duration `json:"since,omitempty"`
 
 	// FormerACK and FormerRoutes are set while client.publish changes the interface from a former lease to this one:
 	// the interface may still have the former addresses, and FormerRoutes says where the former routes were. If the
@@ -38,8 +38,14 @@ type record struct {
 	FormerRoutes []placement `json:"routes,omitempty"`
 }
 
+// UnmarshalJSON also reads the keys of earlier versions.
+func (r *record) UnmarshalJSON(data []byte) error {
+	type plain record
+	return json.Unmarshal(ns.CurrentKeys(data), (*plain)(r))
+}
+
 // Plausible reports whether a daemon can have written the record.
-func (r record) Plausible() bool { return r.Index > 0 && r.Netns != "" }
+func (r record) Plausible() bool { return r.Index > 0 && r.NetnsPath != "" }
 
 // setLease sets the record's lease. A nil lease means that the lease is lost.
 func (r *record) setLease(l *lease) {
@@ -90,7 +96,7 @@ func list(context.Context, *skel.Request) (all []cni.Holding, err error) {
 				value = fmt.Sprintf("%s %s expires %s", l, l.source(), boot.Add(l.expiry).UTC().Format(time.RFC3339))
 			}
 			h := cni.Holding{Attachment: r.Attachment, Kind: cni.HeldAddress, Value: value}
-			return netplugin.WithNetns(r.Netns, r.NS, h)
+			return netplugin.WithNetns(r.NetnsPath, r.Netns, h)
 		})
 		all, errs = append(all, holdings...), append(errs, err)
 	}

@@ -339,7 +339,7 @@ func (d *daemon) findOrStart(a cni.Attachment, call rpcCall, o options) (c *clie
 		d.mu.Lock()
 		c := d.clients[clientKey{a.Hash(), o.isV6()}]
 		if c == nil {
-			c = d.newClient(record{Attachment: a, Netns: call.Netns, Client: id})
+			c = d.newClient(record{Attachment: a, NetnsPath: call.Netns, Client: id})
 			c.start()
 			d.mu.Unlock()
 			return c, true, nil
@@ -348,7 +348,7 @@ func (d *daemon) findOrStart(a cni.Attachment, call rpcCall, o options) (c *clie
 		switch {
 		case !c.isReady():
 			return nil, false, cni.Errorf(cni.CodeTryAgain, "%s: another ADD is waiting for a server", a)
-		case !hasInode(c.daemon.hostPrefix+call.Netns, c.record.NS):
+		case !hasInode(c.daemon.hostPrefix+call.Netns, c.record.Netns):
 			if err := c.end(); err != nil {
 				return nil, false, err
 			}
@@ -382,7 +382,7 @@ func (d *daemon) check(a cni.Attachment, call rpcCall) (*cni.Result, error) {
 		if l == nil || sysctl.SinceBoot() >= l.expiry {
 			return nil, cni.Errorf(cni.CodeDrift, "the %s of %s has expired or was refused by the server", name, a)
 		}
-		if !hasInode(c.daemon.hostPrefix+call.Netns, c.record.NS) {
+		if !hasInode(c.daemon.hostPrefix+call.Netns, c.record.Netns) {
 			return nil, cni.Errorf(cni.CodeDrift, "the %s of %s is in another namespace than %q", name, a, call.Netns)
 		}
 		mergeResult(res, l.result(c.record.Client.options))

@@ -135,7 +135,7 @@ func take(ctx context.Context, s *attach.Call, cfg config) (*record, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &record{Attachment: c.Req.Attachment, Netns: c.Req.Netns, NS: c.NetnsID, Device: d, Link: l,
+	r := &record{Attachment: c.Req.Attachment, NetnsPath: c.Req.Netns, Netns: c.NetnsID, Device: d, Link: l,
 		PCI: cmp.Or(pciAddress(d.Value), pciAddress(l.Parent))}
 	if err := c.prepare(r, cfg); err != nil {
 		return nil, err
@@ -208,7 +208,7 @@ func (c call) findFree(ctx context.Context, d selector) (l rtnl.Link, err error)
 
 // refuseHeld is the error of a device that its container has; by is who wants it.
 func (r *record) refuseHeld(by cni.Attachment) error {
-	cont, err := netplugin.DialNetns(ns.OpenAs, r.Netns, r.NS)
+	cont, err := netplugin.DialNetns(ns.OpenAs, r.NetnsPath, r.Netns)
 	if err == nil && r.Link.Index != 0 {
 		_, err = r.find(cont)
 	}
@@ -302,7 +302,7 @@ func (c call) findDevice() (*record, error) {
 	if !ok {
 		return c.findReference()
 	}
-	c.Cont, err = netplugin.DialNetns((&ns.Finder{Also: c.Req.Netns}).Open, r.Netns, r.NS)
+	c.Cont, err = netplugin.DialNetns((&ns.Finder{Also: c.Req.Netns}).Open, r.NetnsPath, r.Netns)
 	return &r, netplugin.IgnoreNoLink(err) // it may be on the host
 }
 
@@ -342,7 +342,7 @@ func collect(ctx context.Context, req *skel.Request) error {
 		if !req.Valid.Excludes(r.Attachment) {
 			continue
 		}
-		cont, err := netplugin.DialNetns(finder.Open, r.Netns, r.NS)
+		cont, err := netplugin.DialNetns(finder.Open, r.NetnsPath, r.Netns)
 		if err == nil || errors.Is(err, rtnl.ErrNoLink) {
 			err = c.bringHome(ctx, r, cont)
 		}

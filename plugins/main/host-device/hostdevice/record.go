@@ -3,6 +3,7 @@ package hostdevice
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -24,15 +25,21 @@ const recordDir = "/run/hawser/host-device"
 // moves.
 type record struct {
 	cni.Attachment
-	Netns  string      `json:"netns"` // of the container; empty once only the name is left to restore
-	NS     ns.Identity `json:"identity"`
-	Device selector    `json:"device"`
-	PCI    string      `json:"pci,omitempty"`
-	Link   rtnl.Link   `json:"link"`             // on the host; none of a device without interface
-	Failed bool        `json:"failed,omitempty"` // to get back its settings, at home
+	NetnsPath string      `json:"netnsPath"` // of the container; empty once only the name is left to restore
+	Netns     ns.Identity `json:"netns"`
+	Device    selector    `json:"device"`
+	PCI       string      `json:"pci,omitempty"`
+	Link      rtnl.Link   `json:"link"`             // on the host; none of a device without interface
+	Failed    bool        `json:"failed,omitempty"` // to get back its settings, at home
 	// KeepsIndex says that the device has its index in the container too, where no other link had it.
 	KeepsIndex bool     `json:"keepsIndex,omitempty"`
 	Settings   *network `json:"settings,omitempty"` // nil without the key useInterfaceNetwork
+}
+
+// UnmarshalJSON also reads the keys of earlier versions.
+func (r *record) UnmarshalJSON(data []byte) error {
+	type plain record
+	return json.Unmarshal(ns.CurrentKeys(data), (*plain)(r))
 }
 
 type store = statefile.Store[record]
@@ -52,7 +59,7 @@ func (r record) String() string { return fmt.Sprintf("device %q", cmp.Or(r.Link.
 // list lists the devices, by their names or PCI addresses on the host.
 func list(context.Context, *skel.Request) ([]cni.Holding, error) {
 	return netplugin.Holdings(records(), func(r record) []cni.Holding {
-		return netplugin.WithNetns(r.Netns, r.NS,
+		return netplugin.WithNetns(r.NetnsPath, r.Netns,
 			cni.Holding{Attachment: r.Attachment, Kind: cni.HeldDevice, Value: cmp.Or(r.Link.Name, r.PCI)})
 	})
 }
@@ -124,7 +131,7 @@ func (c call) bringHome(ctx context.Context, r *record, cont *rtnl.Conn) error {
 		return err
 	}
 	nameErr := r.rename(ctx, c.Host, l)
-	if r.Netns != "" { // else only its name is missing
+	if r.NetnsPath != "" { // else only its name is missing
 		err = errors.Join(leaveErr, r.restore(ctx, c.Host, l))
 	}
 	if err != nil && !r.Failed {
@@ -137,7 +144,7 @@ func (c call) bringHome(ctx context.Context, r *record, cont *rtnl.Conn) error {
 	if nameErr == nil {
 		return c.records.Drop(ctx, r.Hash())
 	}
-	r.Netns, r.NS = "", ns.Identity{}
+	r.NetnsPath, r.Netns = "", ns.Identity{}
 	return c.records.Put(ctx, *r)
 }
 

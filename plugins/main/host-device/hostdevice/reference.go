@@ -18,7 +18,7 @@ func (c call) findReference() (*record, error) {
 	if err := c.FindInterface(); err != nil {
 		return nil, err
 	}
-	isRecorded := func(other record) bool { return other.NS.Is(c.NetnsID) && other.IfName == c.Req.IfName }
+	isRecorded := func(other record) bool { return other.Netns.Is(c.NetnsID) && other.IfName == c.Req.IfName }
 	if recorded, err := c.records.Any(isRecorded); err != nil || recorded {
 		return nil, cmp.Or(err, rtnl.ErrNoLink)
 	}

@@ -49,7 +49,7 @@ func listInside() ([]cni.Holding, error) {
 		for _, l := range r.Made {
 			all = append(all, cni.Holding{Attachment: r.Attachment, Kind: cni.HeldLimit, Value: l})
 		}
-		return netplugin.WithNetns(r.Path, r.Netns, all...)
+		return netplugin.WithNetns(r.NetnsPath, r.Netns, all...)
 	})
 }
 

@@ -3,6 +3,7 @@ package bandwidth
 import (
 	. "github.com/onsi/ginkgo/v2"
 
+	"github.com/hawser-cni/plugins/pkg/netplugin"
 	"github.com/hawser-cni/plugins/pkg/nstest"
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
 )
@@ -20,3 +21,9 @@ var _ = It("is listed until DEL, and the list changes nothing", Label("kernel"),
 			"limit: egress rate 16500Kbit dev " + a.Result.Interfaces[3].Name}
 	})
 })
+
+var _ = DescribeTable("reads records of earlier versions, and writes current ones",
+	ExpectFormerRecord[netplugin.NetnsRecord],
+	Entry("0.2.0-dev",
+		`"path": "/run/netns/c1", "netns": ID, "link": 2, "made": ["ifb0"]`,
+		`"netnsPath": "/run/netns/c1", "netns": ID, "link": 2, "made": ["ifb0"]`))

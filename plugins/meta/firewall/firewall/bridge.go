@@ -73,7 +73,7 @@ func (c call) explainUnreachable(bridge rtnl.Link, unreachable error) error {
 // findMissedBridge finds the bridge of a container whose ADD did not need it. It finds none if the container no longer
 // exists. It returns only transient errors, and warns of others.
 func (c call) findMissedBridge(r *record) error {
-	cont, err := netplugin.DialNetns(ns.OpenAs, r.Path, r.Netns)
+	cont, err := netplugin.DialNetns(ns.OpenAs, r.NetnsPath, r.Netns)
 	defer func() { _ = cont.Close() }()
 	var link rtnl.Link
 	if err == nil {

@@ -173,7 +173,7 @@ func (c call) probe(ctx context.Context, cfg config) error {
 // wants a policy or the bridge can have one. A bridge can have one if policedSet is not empty, or on the backend
 // iptables, whose policies are not in that set.
 func (c call) newRecord(cfg config) (*record, error) {
-	r := &record{Attachment: c.Req.Attachment, Path: c.Req.Netns, Backend: cfg.backend, options: cfg.options,
+	r := &record{Attachment: c.Req.Attachment, NetnsPath: c.Req.Netns, Backend: cfg.backend, options: cfg.options,
 		Addrs: addressesOf(c.Req.PrevResult, c.Req.IfName)}
 	policed, err := c.NF.Elements(table, policedSet)
 	if err := nft.IfSupported(err); err != nil {

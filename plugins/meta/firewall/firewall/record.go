@@ -24,12 +24,12 @@ const recordDir = "/run/hawser/firewall"
 type record struct {
 	cni.Attachment
 
-	Path    string       `json:"path"`  // CNI_NETNS
-	Netns   ns.Identity  `json:"netns"` // of the container
-	Backend backend      `json:"backend"`
-	Variant ipt.Variant  `json:"variant,omitempty"` // of iptables
-	Addrs   []netip.Addr `json:"addrs"`
-	options              // Bit is the bit that ADD chose
+	NetnsPath string       `json:"netnsPath"` // CNI_NETNS
+	Netns     ns.Identity  `json:"netns"`     // of the container
+	Backend   backend      `json:"backend"`
+	Variant   ipt.Variant  `json:"variant,omitempty"` // of iptables
+	Addrs     []netip.Addr `json:"addrs"`
+	options                // Bit is the bit that ADD chose
 
 	// Ending is true once a DEL has begun, so that reapply restores nothing.
 	Ending bool `json:"ending,omitempty"`
@@ -46,11 +46,11 @@ type record struct {
 	Found []netip.Addr `json:"found,omitempty"`
 }
 
-// UnmarshalJSON also accepts records without the bit, which earlier versions wrote.
+// UnmarshalJSON also reads records of earlier versions, which have other keys and not always the bit.
 func (r *record) UnmarshalJSON(data []byte) error {
 	type plain record
 	r.Bit = defaultBit
-	return json.Unmarshal(data, (*plain)(r))
+	return json.Unmarshal(ns.CurrentKeys(data), (*plain)(r))
 }
 
 type store = statefile.Store[record]
@@ -88,7 +88,7 @@ func list(context.Context, *skel.Request) ([]cni.Holding, error) {
 		if r.Bridge != "" {
 			words = append(words, "dev", r.Bridge)
 		}
-		return netplugin.WithNetns(r.Path, r.Netns,
+		return netplugin.WithNetns(r.NetnsPath, r.Netns,
 			cni.Holding{Attachment: r.Attachment, Kind: cni.HeldAccept, Value: strings.Join(words, " ")})
 	})
 }

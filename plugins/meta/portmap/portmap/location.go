@@ -1,6 +1,7 @@
 package portmap
 
 import (
+	"encoding/json"
 	"errors"
 
 	"github.com/hawser-cni/plugins/pkg/ns"
@@ -10,11 +11,22 @@ import (
 // location identifies the namespace and the host end of an attachment. An owner whose location is gone has lost its
 // host ports.
 type location struct {
-	Netns string `json:"netns"` // the path
-	ns.Identity
+	NetnsPath string      `json:"netnsPath"` // the path
+	Netns     ns.Identity `json:"netns"`
+	Link      int         `json:"link,omitempty"` // index of the host end; 0 = none
+	MAC       string      `json:"mac,omitempty"`  // of the host end
+}
 
-	Link int    `json:"link,omitempty"` // index of the host end; 0 = none
-	MAC  string `json:"mac,omitempty"`  // of the host end
+// UnmarshalJSON also reads the layout of earlier versions, in which the keys of the identity were next to the others.
+func (l *location) UnmarshalJSON(data []byte) error {
+	type plain location
+	err := json.Unmarshal(ns.CurrentKeys(data), (*plain)(l))
+	if l.Netns == (ns.Identity{}) && err == nil {
+		err = json.Unmarshal(data, &struct {
+			Cookie, Device, Inode *uint64
+		}{&l.Netns.Cookie, &l.Netns.Device, &l.Netns.Inode})
+	}
+	return err
 }
 
 // ownerState is the state of an owner's location.
@@ -38,11 +50,11 @@ const (
 //
 // The kernel removes a host end some time after the last process has left the namespace.
 func (l location) state(host *rtnl.Conn) (ownerState, error) {
-	netns, err := ns.Open(l.Netns)
+	netns, err := ns.Open(l.NetnsPath)
 	if err == nil {
 		id, err := netns.Identity()
 		_ = netns.Close()
-		if err != nil || id.Is(l.Identity) {
+		if err != nil || id.Is(l.Netns) {
 			return ownerPresent, err
 		}
 		if l.Link == 0 {

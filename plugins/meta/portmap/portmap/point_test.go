@@ -213,26 +213,26 @@ var _ = Describe("an owner", Label("kernel"), func() {
 		}
 		one := locationIn(a)
 		Expect(one.Link).NotTo(BeZero())
-		Expect(one.Cookie != 0).To(Equal(HasCookies()))
+		Expect(one.Netns.Cookie != 0).To(Equal(HasCookies()))
 		Expect(isGone(one)).To(BeFalse())
 		other := one
 		other.Link = 99999
 		Expect(isGone(other)).To(BeFalse(), "its namespace is there")
 		other = one
-		other.Netns = b.Path
+		other.NetnsPath = b.Path
 		Expect(isGone(other)).To(BeFalse(), "its link is there")
 		other.Link = 0
 		Expect(isGone(other)).To(BeTrue(), "another namespace is at its path, and no link is known")
-		other.Netns = "/nowhere"
+		other.NetnsPath = "/nowhere"
 		Expect(isGone(other)).To(BeFalse(), "the path may be invisible, and no link is known")
 		other = one
-		other.Netns, other.MAC = "/nowhere", "02:00:00:00:00:01"
+		other.NetnsPath, other.MAC = "/nowhere", "02:00:00:00:00:01"
 		Expect(isGone(other)).To(BeTrue(), "the index is another link's by now")
 		// Without a cookie the inode decides.
 		old := one
-		old.Cookie = 0
+		old.Netns.Cookie = 0
 		Expect(isGone(old)).To(BeFalse())
-		old.Inode++
+		old.Netns.Inode++
 		old.Link = 0
 		Expect(isGone(old)).To(BeTrue())
 	})

@@ -116,7 +116,7 @@ func list(ctx context.Context, _ *skel.Request) ([]cni.Holding, error) {
 		for _, p := range r.hostPorts() {
 			held = append(held, p.holding(r.Attachment))
 		}
-		return netplugin.WithNetns(r.Location.Netns, r.Location.Identity, held...)
+		return netplugin.WithNetns(r.Location.NetnsPath, r.Location.Netns, held...)
 	})
 	nf := nft.New()
 	defer nf.Close()
@@ -246,7 +246,9 @@ func (c call) newRecord(cfg config) (*record, []rtnl.Link, error) {
 // setLocation notes the location of the attachment in the record. Not every interface has a host end.
 func (c call) setLocation(r *record) error {
 	err := c.FindHostEnd()
-	r.Location = location{c.Req.NS.Path(), c.NetnsID, c.HostEnd.Index, c.HostEnd.MAC.String()}
+	netns := c.NetnsID
+	netns.MAC = "" // a container's records share the namespace, and have different interfaces
+	r.Location = location{c.Req.NS.Path(), netns, c.HostEnd.Index, c.HostEnd.MAC.String()}
 	return netplugin.IgnoreNoLink(err)
 }
 

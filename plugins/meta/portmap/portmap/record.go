@@ -96,5 +96,5 @@ func addressesOf(ips []cni.IP) (out []address) {
 // sharesContainer reports whether two records are of the same container on different networks. Because runtimes can use
 // a container ID twice, the namespace must also be the same.
 func (r *record) sharesContainer(other *record) bool {
-	return r.ContainerID == other.ContainerID && r.Network != other.Network && r.Location.Is(other.Location.Identity)
+	return r.ContainerID == other.ContainerID && r.Network != other.Network && r.Location.Netns.Is(other.Location.Netns)
 }

@@ -2,6 +2,7 @@ package tcredirecttap
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -27,6 +28,14 @@ const (
 type record struct {
 	netplugin.NetnsRecord
 	Tap int `json:"tap"` // index of the tap, because the container may rename it
+}
+
+// UnmarshalJSON decodes both parts of the record. Without it, record would have the method of NetnsRecord only.
+func (r *record) UnmarshalJSON(data []byte) error {
+	tap := struct {
+		Tap *int `json:"tap"`
+	}{&r.Tap}
+	return errors.Join(r.NetnsRecord.UnmarshalJSON(data), json.Unmarshal(data, &tap))
 }
 
 // Plausible reports whether an ADD can have written the record.
@@ -313,7 +322,7 @@ func status(context.Context, *skel.Request, config) error {
 // list returns the tap of each record.
 func list(context.Context, *skel.Request) ([]cni.Holding, error) {
 	return netplugin.Holdings(records(), func(r record) []cni.Holding {
-		return netplugin.WithNetns(r.Path, r.Netns,
+		return netplugin.WithNetns(r.NetnsPath, r.Netns,
 			cni.Holding{Attachment: r.Attachment, Kind: cni.HeldLink, Value: r.Made[0] + " type tun"})
 	})
 }

@@ -371,3 +371,9 @@ var _ = It("STATUS is content where taps can be made", func() {
 	w := newWorld()
 	w.Succeeds(Call{Command: "STATUS", Conf: Object{"cniVersion": "1.1.0", "name": "net", "type": "tc-redirect-tap"}})
 })
+
+var _ = DescribeTable("reads records of earlier versions, and writes current ones",
+	ExpectFormerRecord[record],
+	Entry("0.2.0-dev",
+		`"path": "/run/netns/c1", "netns": ID, "link": 2, "made": ["tap0"], "tap": 3`,
+		`"netnsPath": "/run/netns/c1", "netns": ID, "link": 2, "made": ["tap0"], "tap": 3`))

@@ -2,6 +2,7 @@ package vrf
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 
@@ -28,26 +29,32 @@ func records() *statefile.Store[record] {
 // record contains the routes of the interface before ADD, and the namespace. ADD writes it before the first change.
 type record struct {
 	cni.Attachment
-	Path   string           `json:"path"` // CNI_NETNS
-	Netns  ns.Identity      `json:"netns"`
-	VRF    string           `json:"vrf"`
-	Made   bool             `json:"made"`   // this ADD created the VRF; it may have been killed before it set the alias
-	Link   int              `json:"link"`   // index of the interface
-	Routes []rtnl.RouteCopy `json:"routes"` // in the order in which the kernel accepts them
+	NetnsPath string           `json:"netnsPath"` // CNI_NETNS
+	Netns     ns.Identity      `json:"netns"`
+	VRF       string           `json:"vrf"`
+	Made      bool             `json:"made"`   // this ADD created the VRF; it may have been killed before it set the alias
+	Link      int              `json:"link"`   // index of the interface
+	Routes    []rtnl.RouteCopy `json:"routes"` // in the order in which the kernel accepts them
 }
 
 // list returns the VRF of each record, with its table if the namespace can be read.
 func list(context.Context, *skel.Request) ([]cni.Holding, error) {
 	return netplugin.Holdings(records(), func(r record) []cni.Holding {
 		h := cni.Holding{Attachment: r.Attachment, Kind: cni.HeldRouting, Value: "vrf " + r.VRF}
-		if conn, err := netplugin.DialNetns(ns.OpenAs, r.Path, r.Netns); err == nil {
+		if conn, err := netplugin.DialNetns(ns.OpenAs, r.NetnsPath, r.Netns); err == nil {
 			if vrf, err := conn.Link(r.VRF); err == nil {
 				h.Value += fmt.Sprintf(" table %d", vrf.Table)
 			}
 			_ = conn.Close()
 		}
-		return netplugin.WithNetns(r.Path, r.Netns, h)
+		return netplugin.WithNetns(r.NetnsPath, r.Netns, h)
 	})
+}
+
+// UnmarshalJSON also reads the keys of earlier versions.
+func (r *record) UnmarshalJSON(data []byte) error {
+	type plain record
+	return json.Unmarshal(ns.CurrentKeys(data), (*plain)(r))
 }
 
 // Plausible reports whether an ADD can have written the record. DEL creates routes from it, so another record is not
@@ -65,7 +72,7 @@ func (r record) Plausible() bool {
 
 // restoreIn reverts an ADD in the namespace of its record. It does nothing if that namespace no longer exists.
 func restoreIn(ctx context.Context, finder *ns.Finder, r record) error {
-	n, err := finder.Open(r.Path, r.Netns)
+	n, err := finder.Open(r.NetnsPath, r.Netns)
 	if errors.Is(err, ns.ErrNotExist) {
 		return nil
 	}

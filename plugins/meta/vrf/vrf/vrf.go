@@ -40,7 +40,7 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 		return nil, err
 	}
 	r := record{
-		Attachment: req.Attachment, Path: req.Netns, Netns: c.NetnsID, VRF: vrf.Name, Made: vrf.Index == 0,
+		Attachment: req.Attachment, NetnsPath: req.Netns, Netns: c.NetnsID, VRF: vrf.Name, Made: vrf.Index == 0,
 		Link: link.Index, Routes: here.routesToMove(link.Index),
 	}
 	req.Step("move the interface into the VRF")
