@@ -123,9 +123,20 @@ func sweep(plugin string, world func() (*World, *neighbor)) (harmful []string) {
 	return append(harmful, v.harm()...)
 }
 
+// kernelOf returns the labels of a spec, and a check that the kernel has the kind of links that a plugin creates.
+func kernelOf(plugin string) (labels Labels, need func()) {
+	feature := map[string]string{"dummy": "dummy", "ipvlan": "ipvlan", "vlan": "8021q", "vrf": "vrf"}[plugin]
+	if feature == "" {
+		return Labels{}, func() {}
+	}
+	return Label("kernel"), func() { nstest.Need(feature) }
+}
+
 var _ = Describe("each key of a tenant's configuration", Label("tenant-keys"), func() {
 	for _, plugin := range nstest.Alone() {
-		It("harms nobody: "+plugin, func() {
+		labels, need := kernelOf(plugin)
+		It("harms nobody: "+plugin, labels, func() {
+			need()
 			Expect(sweep(plugin, func() (*World, *neighbor) {
 				n := NewNode()
 				n.Spoiled = true // by links, and directories of leases, that a configuration names

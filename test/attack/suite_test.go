@@ -83,6 +83,9 @@ var attacks = []attack{
 	{"the node's router as the gateway of a point to point link", "ptp",
 		fixed(Object{"ipam": static("192.0.2.5/24", "192.0.2.2")}), 103, nodeOff},
 
+	{"the node's own address, on its uplink", "ipvlan",
+		fixed(Object{"master": "ext", "ipam": static("192.0.2.1/24", "")}), 103, nodeOff},
+
 	// Links.
 	{"the victim's host end, as a device", "host-device", func(v *neighbor, _ *Pod) Object {
 		return Object{"device": v.hostEnd()}
@@ -188,7 +191,9 @@ func (a attack) run(w *World, v *neighbor) (code uint, harm []string) {
 
 var _ = Describe("a tenant's configuration", Label("tenant-attack"), func() {
 	for _, a := range attacks {
-		It("harms nobody: "+a.plugin+", "+a.name, func() {
+		labels, need := kernelOf(a.plugin)
+		It("harms nobody: "+a.plugin+", "+a.name, labels, func() {
+			need()
 			n := NewNode()
 			v := newNeighbor(n, Usual(""))
 			code, harm := a.run(n, v)
@@ -196,7 +201,8 @@ var _ = Describe("a tenant's configuration", Label("tenant-attack"), func() {
 			Expect(code).To(Equal(a.code))
 		})
 
-		It("harms others with the reference as SECURITY.md says: "+a.plugin+", "+a.name, func() {
+		It("harms others with the reference as SECURITY.md says: "+a.plugin+", "+a.name, labels, func() {
+			need()
 			nstest.Need("iptables")
 			n := NewNode()
 			n.Spoiled = true

@@ -1,10 +1,13 @@
 package portmap
 
 import (
+	"time"
+
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/nstest"
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
 )
 
@@ -49,6 +52,22 @@ var _ = Describe("the target address of a host port", Label("kernel", "port-targ
 			Expect(o.stderr).To(ContainSubstring(`host ports of 127.0.0.1 do not work: the host reaches 8.8.8.8`))
 			Expect(w.Cmd("sh", "-c", "grep -l 1 /proc/sys/net/ipv4/conf/*/route_localnet || true")).To(BeEmpty())
 			c.check(k.config, ports("8080:80"))
+			c.del()
+		})
+
+		It("needs no check after the translation: the kernel drops what is sent to the loopback", func() {
+			w, c := newContainer()
+			c.add(k.config, ports("8080:80"))
+			w.Serve("tcp4", "127.0.0.1:80")
+			w.Cmd("nft", `table ip other { chain c { type nat hook prerouting priority -98
+				tcp dport 9090 dnat to 127.0.0.1:80; }; }`)
+			ask := func() error {
+				_, err := w.out.AskWithin(nstest.Patience(time.Second), "tcp", "192.0.2.1:9090")
+				return err
+			}
+			Expect(ask()).NotTo(Succeed())
+			w.SetSysctl("net/ipv4/conf/ext/route_localnet", "1")
+			Eventually(ask).Should(Succeed(), "or the spec shows nothing")
 			c.del()
 		})
 	})
