@@ -117,6 +117,7 @@ func (a AddrCopy) withLifetimes(change func(left uint32) uint32) (_ AddrCopy, ok
 	if len(info) < 8 {
 		return a, true
 	}
+	clear(info[8:]) // when it was created and updated
 	for i := range 2 {
 		left := change(binary.NativeEndian.Uint32(info[4*i:]))
 		if i == 0 && a.Has(unix.IFA_F_DEPRECATED) { // a permanent IPv4 address is deprecated by the flag only

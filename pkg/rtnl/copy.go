@@ -352,11 +352,26 @@ func (c *Conn) AddCopy(r RouteCopy) error {
 	return wrap("route "+r.String(), c.sendCopy(unix.RTM_NEWROUTE, unix.NLM_F_CREATE, r))
 }
 
-// RestoreCopy is AddCopy for a route that a link had before. It returns nil if the route exists, and if the link can no
-// longer have it because the link is down or gone, or because the source or the route to the gateway no longer exists.
-func (c *Conn) RestoreCopy(r RouteCopy) error {
-	return ignore(c.AddCopy(r),
-		unix.EEXIST, unix.ENETDOWN, unix.ENETUNREACH, unix.EHOSTUNREACH, unix.EINVAL, ErrNoLink)
+// RestoreCopy adds a route that a link had. It is not an error that the route exists, or that the link cannot have it
+// now, because the link is down, or the source or the way to the gateway no longer exists.
+func (c *Conn) RestoreCopy(r RouteCopy) error { return ignore(notNow(c.AddCopy(r)), unix.EEXIST) }
+
+// notNow returns nil for the error of a route that a link cannot have in its present state.
+func notNow(err error) error {
+	return ignore(err, unix.ENETDOWN, unix.ENETUNREACH, unix.EHOSTUNREACH, unix.EINVAL, ErrNoLink)
+}
+
+// RestoreShared is RestoreCopy for a route that the link may have shared with other links. If a next hop of another
+// link cannot be restored, the route gets the link's own.
+func (c *Conn) RestoreShared(link int, r RouteCopy) error {
+	if _, err := c.Rejoin(link, r); err != nil {
+		return err
+	}
+	err := c.AddCopy(r)
+	if own, _ := r.HopsThrough(link); err != nil && notNow(err) == nil {
+		return c.RestoreCopy(own)
+	}
+	return ignore(err, unix.EEXIST)
 }
 
 // Rejoin prepares the restoration of a route that a link shared with other links: it deletes the route that has only

@@ -109,11 +109,14 @@ func (l *lesson) empty() *node {
 // node makes a node, up to where the plugin is called.
 func (l *lesson) node() (*node, error) {
 	n := l.empty()
-	for _, id := range []string{bystander, victim} {
+	for number, id := range []string{bystander, victim} {
 		if l.Conf["device"] != nil {
-			n.host.Run(nstest.Program{Path: "sh", Args: []string{"-ec",
+			out := n.host.Run(nstest.Program{Path: "sh", Args: []string{"-ec",
 				`ip link add $0 address 0a:00:00:00:00:19 type veth peer name $0p
-ip link set $0 up alias "mine $0" mtu 1400; ip link set $0p up`, id}})
+ip link set $0 up alias "mine $0" mtu 1400; ip link set $0p up` + l.Device, id, fmt.Sprint(number)}})
+			if out.Exit != 0 {
+				return n, fmt.Errorf("the device: %s", out.Stderr)
+			}
 		}
 		if n.conts[id] == nil || l.Below == nil {
 			continue
@@ -358,7 +361,7 @@ var (
 	macs = regexp.MustCompile(`\b(?:[0-9a-f]{2}:){5}[0-9a-f]{2}\b`)
 	// numbers differ from case to case, as a DHCP server's answer does. A namespace's cookie may be
 	// missing: then it is known again by the others.
-	numbers = regexp.MustCompile(`"(?:since|cookie|inode|device|link|tap)": ?\d+,?|` +
+	numbers = regexp.MustCompile(`"(?:since|cookie|inode|device|link|tap|read)": ?\d+,?|` +
 		`"(?:ack|server|MAC)": ?"[^"]*",?|# handle \d+`)
 	// element is one of a set, which nft lists in any order.
 	element = regexp.MustCompile(`^(?:elements = \{ )?(.*?)(?:,| \})?$`)

@@ -28,8 +28,25 @@ type scenario struct {
 	// Inside says that GC leaves what is in the container to whoever owns that.
 	Inside bool
 
+	// Device is a shell script that configures a device of the host, $0, with its peer, $0p. $1 is its number.
+	Device string
+
 	Needs []string // features of the kernel
 }
+
+// network gives a device addresses, routes and rules. It shares a route with its peer.
+const network = `
+sysctl -qw net.ipv6.conf.$0.accept_dad=0
+ip addr add 10.7$1.0.5/24 dev $0 metric 100
+ip addr add 10.7$1.0.6/24 dev $0 noprefixroute
+ip addr add fd07:$1::5/64 dev $0 nodad
+ip addr add 10.7$1.1.5/24 dev $0p
+ip route add default via 10.7$1.0.1 dev $0 metric 10$1
+ip route add 10.8$1.0.0/16 nexthop via 10.7$1.0.1 dev $0 nexthop via 10.7$1.1.1 dev $0p
+ip route add fd08:$1::/64 via fd07:$1::1 dev $0 src fd07:$1::5
+ip route add default via 10.7$1.0.1 dev $0 table 10$1
+ip route add unreachable 10.9$1.0.0/16 table 10$1
+ip rule add from 10.7$1.0.5 lookup 10$1 priority 100$1`
 
 // lending is an IPAM configuration with one address to lend more than there are
 // other attachments: one that leaked, or was given twice, is noticed at once.
@@ -102,6 +119,8 @@ func scenarios() []scenario {
 		{Name: "dummy", Conf: object{"type": "dummy", "ipam": dual(1)}, Needs: []string{"dummy"}},
 		{Name: "host-device", Conf: object{"type": "host-device", "device": victim, "enabledad": false,
 			"ipam": dual(1)}},
+		{Name: "host-device, with the device's network", Device: network, Conf: object{"type": "host-device",
+			"device": victim, "enabledad": false, "useInterfaceNetwork": true, "ipam": dual(1)}},
 		{Name: "bandwidth", Conf: limited, Below: onBridge, Needs: []string{"tbf", "ifb"}},
 		{Name: "bandwidth, in the container", Conf: limited, Below: object{"type": "tap", "ipam": dual(1)},
 			Needs: []string{"tbf", "ifb"}},

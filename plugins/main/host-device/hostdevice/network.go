@@ -80,13 +80,14 @@ func (c call) readNetwork(l rtnl.Link) (*network, error) {
 		return nil, err
 	}
 	for _, a := range addrs {
+		a, _ = a.After(0)
 		switch {
 		case a.IsRemade():
 			if a.IsAdvertised() && !a.IsTemporary() && !a.Has(unix.IFA_F_DEPRECATED) {
 				n.Advertised = append(n.Advertised, a.Prefix().Masked())
 			}
 		case a.Header.Family == unix.AF_INET6: // the kernel lists the newest one first
-			n.Addrs = slices.Insert(n.Addrs, 0, a)
+			n.Addrs = append([]rtnl.AddrCopy{a}, n.Addrs...)
 		default:
 			n.Addrs = append(n.Addrs, a)
 		}
@@ -200,7 +201,7 @@ func (n *network) apply(ctx context.Context, s *attach.Call, t iface.Target, l r
 			return err
 		}
 	}
-	if err := n.addAddrs(t.Conn, t.Index, false); err != nil {
+	if err := n.addAddrs(t.Conn, t.Index, false, false); err != nil {
 		return err
 	}
 	if t.EnableDAD {
@@ -242,8 +243,9 @@ func ignoreExists(err error) error {
 }
 
 // addAddrs adds the addresses that have not expired since they were read. In the container IPv4 addresses do not
-// expire, because no DHCP client renews their leases. addAddrs goes on after an error.
-func (n *network) addAddrs(conn *rtnl.Conn, link int, isHome bool) error {
+// expire, because no DHCP client renews their leases. addAddrs stops at the first error unless goesOn is set, because
+// the first IPv4 address of a subnet becomes the primary one.
+func (n *network) addAddrs(conn *rtnl.Conn, link int, isHome, goesOn bool) error {
 	var errs []error
 	for _, a := range n.Addrs {
 		a, ok := a.After(now() - n.Read)
@@ -253,9 +255,14 @@ func (n *network) addAddrs(conn *rtnl.Conn, link int, isHome bool) error {
 		if !isHome && a.Header.Family == unix.AF_INET {
 			a, ok = a.Permanent(), true
 		}
-		if ok {
-			errs = append(errs, conn.AddAddrCopy(link, a))
+		if !ok {
+			continue
 		}
+		err := conn.AddAddrCopy(link, a)
+		if err != nil && !goesOn {
+			return err
+		}
+		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
 }
@@ -386,10 +393,11 @@ func (n *network) leave(cont *rtnl.Conn) error {
 	return errors.Join(each(n.InsideRules, cont.DelRuleCopy), each(n.Refusals, cont.DelCopy))
 }
 
-// restore gives the device, at home and up if it was up, the network that it had, less what has expired. A device with
-// another address has been configured by a network manager, and restore leaves it as it is. So it does with a route
-// that has another next hop now. old is the device's index before ADD.
-func (n *network) restore(ctx context.Context, host *rtnl.Conn, link, old int) error {
+// restoreNetwork gives the device, at home and up if it was up, the network that it had, less what has expired. It does
+// not change a device with another address, which a network manager has configured, nor a route that has another next
+// hop now.
+func (r *record) restoreNetwork(ctx context.Context, host *rtnl.Conn, link int) error {
+	n := r.Settings
 	if n == nil {
 		return nil
 	}
@@ -404,11 +412,11 @@ func (n *network) restore(ctx context.Context, host *rtnl.Conn, link, old int) e
 	if slices.ContainsFunc(have, isForeign) {
 		return nil
 	}
-	addrErr := n.addAddrs(host, link, true)
+	addrErr := n.addAddrs(host, link, true, r.Failed)
 	existing, err := host.LinkRoutes(link)
 	var routes []rtnl.RouteCopy
-	for _, r := range n.Routes {
-		routes = append(routes, r.MoveTo(old, link))
+	for _, route := range n.Routes {
+		routes = append(routes, route.MoveTo(r.Link.Index, link))
 	}
 	awaitSources(ctx, host, link, routes)
 	return errors.Join(addrErr, err, each(routes, func(r rtnl.RouteCopy) error {
@@ -416,7 +424,7 @@ func (n *network) restore(ctx context.Context, host *rtnl.Conn, link, old int) e
 		if slices.ContainsFunc(existing, isOther) {
 			return nil
 		}
-		return restoreRoute(host, link, r)
+		return host.RestoreShared(link, r)
 	}), each(n.Rules, host.AddRuleCopy))
 }
 
@@ -433,18 +441,6 @@ func awaitSources(ctx context.Context, host *rtnl.Conn, link int, routes []rtnl.
 		}
 		return ""
 	})
-}
-
-// restoreRoute restores a route of the device, with the next hops of other interfaces if these still exist.
-func restoreRoute(host *rtnl.Conn, link int, r rtnl.RouteCopy) error {
-	if _, err := host.Rejoin(link, r); err != nil {
-		return err
-	}
-	err := host.AddCopy(r)
-	if own, _ := r.HopsThrough(link); ignoreExists(err) != nil {
-		return host.RestoreCopy(own)
-	}
-	return nil
 }
 
 // isPlausible reports whether an ADD can have written the network: DEL restores it on the host.

@@ -212,7 +212,7 @@ func (r *record) rename(ctx context.Context, host *rtnl.Conn, l rtnl.Link) error
 	}
 	err = host.SetLink(l.Index, named)
 	return errors.Join(err, host.SetLink(l.Index, rtnl.LinkChange{Up: &l.Up}),
-		r.Settings.restore(ctx, host, l.Index, r.Link.Index))
+		r.restoreNetwork(ctx, host, l.Index))
 }
 
 // restore gives the device, at home, the settings that it had.
@@ -222,5 +222,5 @@ func (r *record) restore(ctx context.Context, host *rtnl.Conn, l rtnl.Link) erro
 		ch.MAC = r.Link.MAC
 	}
 	return errors.Join(host.SetLink(l.Index, ch), host.SetLink(l.Index, rtnl.LinkChange{Up: &r.Link.Up}),
-		r.Settings.restore(ctx, host, l.Index, r.Link.Index))
+		r.restoreNetwork(ctx, host, l.Index))
 }
