@@ -367,7 +367,7 @@ func reference(ref nstest.Reference, h *nstest.Host, command, ipMasq string, c m
 }
 
 var _ = Describe("beside the reference", Label("kernel"), func() {
-	for _, ref := range nstest.References() {
+	for _, ref := range nstest.QuickReferences() {
 		Context("of "+ref.Name, func() { besideReference(ref) })
 	}
 })

@@ -130,16 +130,21 @@ type Reference struct {
 const before = "v1.9.1"
 
 // References returns the releases that specs run next to Hawser: Debian's, which supports neither nftables nor a
-// version after 1.0.0, and the newest. If NSTEST_BEFORE is set, it returns only the release before the newest; in a
-// [Quick] run, only the newest.
+// version after 1.0.0, and the newest. If NSTEST_BEFORE is set, it returns only the release before the newest.
 func References() []Reference {
-	switch {
-	case os.Getenv("NSTEST_BEFORE") != "":
+	if os.Getenv("NSTEST_BEFORE") != "" {
 		return []Reference{cached(before)}
-	case Quick():
-		return []Reference{Newest()}
 	}
 	return []Reference{Debian(), Newest()}
+}
+
+// QuickReferences returns what References returns; in a [Quick] run, only the last one.
+func QuickReferences() []Reference {
+	all := References()
+	if Quick() {
+		return all[len(all)-1:]
+	}
+	return all
 }
 
 // Debian is the release that Debian has.

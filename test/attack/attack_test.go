@@ -316,7 +316,7 @@ echo '{"mtu":1400,"sysctl":{"net.ipv4.conf.eth0.arp_filter":"1"}}' >backup
 printf 10.88.0.19 >last; head -c 20000 /dev/zero >zeros; touch lock; `
 
 // refused is what ADD's error says; where it is empty nothing fails.
-var _ = DescribeTable("a link that somebody planted where state is kept", Label("kernel", "planted-link"), func(
+var _ = DescribeTable("a link that somebody planted where state is kept", Label("kernel", "planted-link", "slow"), func(
 	plant, refused string,
 ) {
 	n, p := NewNode(), NewPod("one")
@@ -413,7 +413,7 @@ func refused(n *World, plugin string, c Call, network, name string) {
 	Expect(a.Stdout).To(MatchRegexp(`"code": [47],`), "%s %s %q", plugin, c.Command, name)
 }
 
-var _ = Describe("names as long as they may be", Label("kernel", "long-names"), func() {
+var _ = Describe("names as long as they may be", Label("kernel", "long-names", "slow"), func() {
 	DescribeTable("are served, or refused with nothing left behind", func(backend string, length int, served bool) {
 		nstest.NeedBackend(backend)
 		n, p := NewNode(), NewPod(strings.Repeat("c", length))
@@ -560,7 +560,7 @@ var _ = Describe("a container that takes another's IP address", Label("kernel", 
 	})
 })
 
-var _ = Describe("a container that floods", Label("kernel", "flood"), func() {
+var _ = Describe("a container that floods", Label("kernel", "flood", "slow"), func() {
 	It("keeps nobody else from coming and going", func() {
 		n := NewNode()
 		flood := n.Up(NewPod("flood"), Usual("").Only("bridge"))

@@ -132,7 +132,7 @@ func kernelOf(plugin string) (labels Labels, need func()) {
 	return Label("kernel"), func() { nstest.Need(feature) }
 }
 
-var _ = Describe("each key of a tenant's configuration", Label("tenant-keys"), func() {
+var _ = Describe("each key of a tenant's configuration", Label("tenant-keys", "slow"), func() {
 	for _, plugin := range nstest.Alone() {
 		labels, need := kernelOf(plugin)
 		It("harms nobody: "+plugin, labels, func() {

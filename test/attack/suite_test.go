@@ -201,7 +201,7 @@ var _ = Describe("a tenant's configuration", Label("tenant-attack"), func() {
 			Expect(code).To(Equal(a.code))
 		})
 
-		It("harms others with the reference as SECURITY.md says: "+a.plugin+", "+a.name, labels, func() {
+		It("harms others with the reference as SECURITY.md says: "+a.plugin+", "+a.name, labels, Label("slow"), func() {
 			need()
 			nstest.Need("iptables")
 			n := NewNode()

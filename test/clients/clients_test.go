@@ -108,7 +108,12 @@ var _ = Describe("ocicni", func() {
 	})
 })
 
+// underLibrary registers the specs of each library. In a quick run libcni, which the others call, has all of them.
 func underLibrary(library string) {
+	more := Label()
+	if library != "libcni" {
+		more = Label("slow")
+	}
 	DescribeTable("has pods with addresses, traffic, host ports; CHECK after ADD; DEL twice", Label("libraries"), func(
 		n pods.Network,
 	) {
@@ -141,14 +146,14 @@ func underLibrary(library string) {
 		pods.ExpectNothingLeft(d.Host)
 		Expect(d.Snapshot()).To(Equal(before))
 	},
-		Entry("1.0.0", pods.Network{Version: "1.0.0"}),
-		Entry("1.1.0", pods.Network{Version: "1.1.0"}),
+		Entry("1.0.0", Label("slow"), pods.Network{Version: "1.0.0"}),
+		Entry("1.1.0", Label("slow"), pods.Network{Version: "1.1.0"}),
 		Entry("1.1.0, IPv4 and IPv6", pods.Network{Version: "1.1.0", IPv6: true}),
-		Entry("1.1.0, iptables", pods.Network{Version: "1.1.0", IPv6: true, Backend: "iptables"}),
-		Entry("1.1.0, ptp", pods.Network{Version: "1.1.0", IPv6: true, PTP: true}),
+		Entry("1.1.0, iptables", Label("slow"), pods.Network{Version: "1.1.0", IPv6: true, Backend: "iptables"}),
+		Entry("1.1.0, ptp", Label("slow"), pods.Network{Version: "1.1.0", IPv6: true, PTP: true}),
 	)
 
-	It("has 100 pods at once, up and down", Label("parallel"), func() {
+	It("has 100 pods at once, up and down", Label("parallel"), more, func() {
 		d := newNode(library, pods.Network{IPv6: true})
 		var many []pod
 		for i := range 100 {
@@ -161,7 +166,7 @@ func underLibrary(library string) {
 		d.must("del", many...)
 	})
 
-	It("gives a host port to one of many pods that ask for it at once", func() {
+	It("gives a host port to one of many pods that ask for it at once", more, func() {
 		d := newNode(library, pods.Network{})
 		outside := nstest.NewOutside(d.Host)
 		var many, lost []pod
@@ -184,7 +189,7 @@ func underLibrary(library string) {
 		d.must("del", many...)
 	})
 
-	It("is content with CHECK where tuning sets the MAC address and the MTU, until somebody changes them", func() {
+	It("is content with CHECK where tuning sets the MAC address and the MTU, until they are changed", more, func() {
 		d := newNode(library, pods.Network{Version: "1.1.0", Tuning: `, "mac": "02:00:00:00:00:aa", "mtu": 1400`})
 		p := newPod("one")
 		addrs := d.must("add check", p).Addrs
@@ -197,7 +202,7 @@ func underLibrary(library string) {
 		d.must("del", p)
 	})
 
-	DescribeTable("takes over pods of the reference plugins: CHECK, GC, traffic, DEL", Label("upgrade"), func(
+	DescribeTable("takes over pods of the reference plugins: CHECK, GC, traffic, DEL", Label("upgrade"), more, func(
 		ref nstest.Reference, ptp bool,
 	) {
 		nstest.Need("iptables")
@@ -228,7 +233,7 @@ func underLibrary(library string) {
 		takeovers(library),
 	)
 
-	It("is killed in the middle of ADDs, and GC or DEL collects what is there", Label("runtime-killed"), func() {
+	It("is killed in the middle of ADDs, and GC or DEL collects what is there", Label("runtime-killed"), more, func() {
 		d := newNode(library, pods.Network{Version: "1.1.0"})
 		var many []pod
 		for i := range 10 {
@@ -250,7 +255,7 @@ func underLibrary(library string) {
 		d.must("add check del", many...)
 	})
 
-	It("hears from STATUS that a range is full, or a bridge's name taken, and when that is over", func() {
+	It("hears from STATUS that a range is full, or a bridge's name taken, and when that is over", more, func() {
 		d := newNode(library, pods.Network{Version: "1.1.0", Last: "10.88.0.2"})
 		one := newPod("one")
 		d.must("status add", one)
@@ -272,8 +277,9 @@ func underLibrary(library string) {
 func takeovers(library string) []TableEntry {
 	list := []TableEntry{Entry("the newest bridge", nstest.Newest(), false)}
 	if library == "libcni" {
-		list = append(list, Entry("the newest ptp", nstest.Newest(), true),
-			Entry("Debian's bridge", nstest.Debian(), false), Entry("Debian's ptp", nstest.Debian(), true))
+		list = append(list, Entry("the newest ptp", Label("slow"), nstest.Newest(), true),
+			Entry("Debian's bridge", Label("slow"), nstest.Debian(), false),
+			Entry("Debian's ptp", Label("slow"), nstest.Debian(), true))
 	}
 	return list
 }

@@ -165,6 +165,15 @@ func (u userLists) expectTraffic(outside *nstest.Host, client pods.Pod, addrs []
 	}
 }
 
+// again is an entry whose plugins and keys another entry also has, which quick runs leave out.
+func again(name string, u userLists, needs ...any) TableEntry {
+	labels := Label("slow")
+	if len(needs) > 0 {
+		labels = Label("slow", "kernel")
+	}
+	return Entry(name, append([]any{labels, u}, needs...)...)
+}
+
 // listed is an entry, labelled when some kernels lack what it needs.
 func listed(name string, u userLists, needs ...any) TableEntry {
 	if len(needs) == 0 {
@@ -227,37 +236,37 @@ var _ = DescribeTable("lists as users have them run on our plugins, and leave no
 	listed("podman's default", userLists{conflists: []string{read("podman")}, onHost: `table inet hawser`}),
 	listed("nerdctl's default", userLists{conflists: []string{read("nerdctl")}, onHost: `"nerdctl0"`}),
 	listed("nerdctl's with icc=false", userLists{conflists: []string{read("nerdctl-no-icc")}, isolated: true}),
-	listed("nerdctl's with ip-range", userLists{conflists: []string{read("nerdctl-ip-range")},
+	again("nerdctl's with ip-range", userLists{conflists: []string{read("nerdctl-ip-range")},
 		warnings: []string{"warning: plugins[0].ipam.ranges[0][0].ipRange: is unknown and ignored"}}),
-	listed("Kubernetes' with bridge and bandwidth", userLists{conflists: []string{kubernetesList(kubernetesBridge)},
+	again("Kubernetes' with bridge and bandwidth", userLists{conflists: []string{kubernetesList(kubernetesBridge)},
 		collects: true, onHost: `tbf .*rate 10Mbit`}, "tbf", "ifb"),
 	listed("Kubernetes' with ptp and bandwidth", userLists{conflists: []string{kubernetesList(`"type": "ptp"`)},
 		collects: true, onHost: `tbf .*rate 10Mbit`}, "tbf", "ifb"),
 	Entry("Kubernetes' with ptp of netkit, bandwidth and firewall", Label("kernel", "netkit"), userLists{
 		conflists: []string{kubernetesList(`"type": "ptp", "deviceType": "netkit"`, `, {"type": "firewall"}`)},
 		collects:  true, onHost: `tbf .*rate 10Mbit`}, "netkit", "tbf", "ifb"),
-	listed("multus' pair, net1 with static addresses", userLists{conflists: []string{kubernetesList(kubernetesBridge),
+	again("multus' pair, net1 with static addresses", userLists{conflists: []string{kubernetesList(kubernetesBridge),
 		multusList(`"capabilities": {"ips": true}, "ipam": {"type": "static"}`)}, collects: true,
 		inPod: "from 10.10.0.2 lookup 100"}, "tbf", "ifb"),
 	listed("multus' pair, net1 with host-local", userLists{conflists: []string{kubernetesList(kubernetesBridge),
 		multusList(`"isGateway": true, "ipam": {"type": "host-local", "subnet": "10.10.0.0/24"}`)}, collects: true,
 		inPod: "from 10.10.0."}, "tbf", "ifb"),
 	listed("multus' delegates", userLists{conflists: []string{read("multus")}}),
-	listed("k3s'", userLists{conflists: []string{read("k3s")}, onHost: `tbf .*rate 10Mbit`}, "tbf", "ifb"),
+	again("k3s'", userLists{conflists: []string{read("k3s")}, onHost: `tbf .*rate 10Mbit`}, "tbf", "ifb"),
 	listed("kube-flannel's", userLists{conflists: []string{read("kube-flannel")}}),
-	listed("kind's, IPv4", userLists{conflists: []string{read("kind-ipv4")}}),
-	listed("kind's, IPv6", userLists{conflists: []string{read("kind-ipv6")}}),
+	again("kind's, IPv4", userLists{conflists: []string{read("kind-ipv4")}}),
+	again("kind's, IPv6", userLists{conflists: []string{read("kind-ipv6")}}),
 	listed("kind's, both families", userLists{conflists: []string{read("kind-dual")}}),
 	listed("GKE's", userLists{conflists: []string{read("gke")}}),
-	listed("AKS' kubenet", userLists{conflists: []string{read("aks-kubenet")},
+	again("AKS' kubenet", userLists{conflists: []string{read("aks-kubenet")},
 		warnings: []string{"warning: plugins[0].addIf: is unknown and ignored"}}, "iptables"),
-	listed("kubeadm's, of Kubernetes' page on CNI errors", userLists{conflists: []string{read("kubeadm")}}, "iptables"),
+	again("kubeadm's, of Kubernetes' page on CNI errors", userLists{conflists: []string{read("kubeadm")}}, "iptables"),
 	listed("containerd's", userLists{conflists: []string{read("containerd")}}),
-	listed("containerd's template", userLists{conflists: []string{read("containerd-template")}}),
+	again("containerd's template", userLists{conflists: []string{read("containerd-template")}}),
 	listed("CRI-O's", userLists{conflists: []string{read("cri-o")}}),
 	listed("Nomad's", userLists{conflists: []string{read("nomad")}}, "iptables"),
-	listed("BuildKit's", userLists{conflists: []string{read("buildkit")}}),
-	listed("Firecracker's", userLists{conflists: []string{read("firecracker")}}),
+	again("BuildKit's", userLists{conflists: []string{read("buildkit")}}),
+	again("Firecracker's", userLists{conflists: []string{read("firecracker")}}),
 	listed("Firecracker's, with our tc-redirect-tap", userLists{conflists: []string{read("firecracker")}, tap: true}),
 	listed("Calico's", userLists{conflists: []string{read("calico")}, onHost: `tbf .*rate 10Mbit`}, "tbf", "ifb"),
 	listed("AWS VPC CNI's", userLists{conflists: []string{read("aws-vpc-cni")}}),

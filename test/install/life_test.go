@@ -105,11 +105,12 @@ var _ = DescribeTable("a kill before any call", Label("install-killed"), func(co
 	Expect(killed).To(BeNumerically(">=", 25/step()), "or the spec shows nothing") // an uninstallation has 29 calls
 },
 	Entry("of an installation is completed by the next, and undone", "install", "hard"),
-	Entry("of one with symbolic links", "install", "symbolic"), Entry("of one with copies", "install", "copy"),
+	Entry("of one with symbolic links", Label("slow"), "install", "symbolic"),
+	Entry("of one with copies", Label("slow"), "install", "copy"),
 	Entry("of a repair is completed by the next, and undone", "repair", "hard"),
-	Entry("of one through symbolic links", "repair", "symbolic"),
+	Entry("of one through symbolic links", Label("slow"), "repair", "symbolic"),
 	Entry("of an uninstallation is completed by the next, and undone", "uninstall", "hard"),
-	Entry("of one of symbolic links", "uninstall", "symbolic"))
+	Entry("of one of symbolic links", Label("slow"), "uninstall", "symbolic"))
 
 // start starts the tool with --loop, and waits until it has installed once. When the process ends, what it wrote on
 // standard error is in ended.
@@ -413,7 +414,7 @@ var _ = DescribeTable("no call fails beside installations", Label("install-load"
 		inProcess.Load(), executed.Load(), short.Load(), float64(installs.Load())/took))
 	// Two processors that do nothing else make a hundred a second. The wall's time depends on who else computes.
 	Expect(each).To(BeNumerically("<", nstest.Patience(20*time.Millisecond)), "of CPU")
-}, Entry("in a loop", false), Entry("of --loop", true))
+}, Entry("in a loop", Label("slow"), false), Entry("of --loop", true))
 
 // loops is an ADD and a DEL of loopback, which counts each, and the CPU time that they take.
 func (d dir) loops(id string, pod *nstest.Host, busy, short *atomic.Int64) {

@@ -504,8 +504,8 @@ var _ = Describe("an attachment that lives while a node changes its plugins", La
 					Expect(state("links", "routes")).To(Equal(before))
 				})
 
-				if !u.nameless {
-					It("GC removes its rules and leases", Label("reference"), func() { // its links name nobody
+				if !u.nameless { // GC leaves its links, which do not name an owner
+					It("GC removes its rules and leases", Label("reference", "slow"), func() {
 						before = state()
 						theirs.Up(pod, u.list)
 						ours.Must("GC", pod, u.list.Valid(other))

@@ -39,6 +39,8 @@ func containers(backend string) int {
 		return 500
 	case backend == limited:
 		return 100
+	case nstest.Quick():
+		return 200
 	case backend == "iptables":
 		return 150
 	}
@@ -92,8 +94,8 @@ var _ = DescribeTable("hundreds of containers, 64 at a time, in any order", Labe
 		}
 	}
 },
-	Entry("with nftables", ""), Entry("with iptables", "iptables"),
-	Entry("with limits, and two interfaces routed by source in each container", limited),
+	Entry("with nftables", ""), Entry("with iptables", Label("slow"), "iptables"),
+	Entry("with limits, and two interfaces routed by source in each container", Label("slow"), limited),
 )
 
 // roomy is the list of a node with addresses for all.
@@ -319,7 +321,7 @@ func (l *load) peaks() map[string]int64 {
 	return out
 }
 
-var _ = It("64 containers at a time take each a device of the host, and bring it home", func() {
+var _ = It("64 containers at a time take each a device of the host, and bring it home", Label("slow"), func() {
 	n := NewNode()
 	pods, lists := make([]*Pod, workers), make([]List, workers)
 	for i := range pods {
@@ -342,7 +344,9 @@ var _ = It("64 containers at a time take each a device of the host, and bring it
 	Expect(n.Snapshot("links")).To(Equal(before))
 })
 
-var _ = DescribeTable("64 containers at a time get each an interface", Label("kernel"), func(kind string, step Step) {
+var _ = DescribeTable("64 containers at a time get each an interface", Label("kernel", "slow"), func(
+	kind string, step Step,
+) {
 	nstest.Need(kind)
 	n := NewNode()
 	Uplink(n.Host)
@@ -380,7 +384,7 @@ type mixed struct {
 	originals map[string]Link // of the containers by namespace, before tuning
 }
 
-var _ = Describe("a node that is upgraded and downgraded", Label("kernel", "upgrades"), func() {
+var _ = Describe("a node that is upgraded and downgraded", Label("kernel", "upgrades", "slow"), func() {
 	DescribeTable("all the time serves ADD, CHECK and DEL", func(ref nstest.Reference) {
 		const pods = 8
 		steps := 80

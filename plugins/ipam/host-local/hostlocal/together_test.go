@@ -73,7 +73,7 @@ func (m *model) names() map[string]string {
 }
 
 var _ = Describe("beside the reference", func() {
-	for _, ref := range nstest.References() {
+	for _, ref := range nstest.QuickReferences() {
 		Context("of "+ref.Name, func() { besideReference(ref) })
 	}
 })

@@ -27,7 +27,7 @@ var _ = Describe("List", Label("kernel"), func() {
 		})
 	}, Entry(nil, "nftables"), Entry(nil, "iptables"))
 
-	for _, ref := range nstest.References() {
+	for _, ref := range nstest.QuickReferences() {
 		DescribeTable("has what "+ref.Name+" made", func(backend, want string) {
 			nstest.NeedBackend(backend)
 			w, c := newContainer()

@@ -696,7 +696,7 @@ var _ = Describe("STATUS", func() {
 })
 
 var _ = Describe("beside the reference plugin", func() {
-	for _, ref := range nstest.References() {
+	for _, ref := range nstest.QuickReferences() {
 		const what = " makes the same for an address, and each removes the other's rules"
 		DescribeTable("of "+ref.Name+what, func(addr string) {
 			var made []string

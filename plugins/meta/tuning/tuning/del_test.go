@@ -554,7 +554,7 @@ var _ = Describe("the program", func() {
 })
 
 var _ = Describe("beside the reference plugin", func() {
-	for _, ref := range nstest.References() {
+	for _, ref := range nstest.QuickReferences() {
 		Context("of "+ref.Name, func() { besideReference(ref) })
 	}
 })

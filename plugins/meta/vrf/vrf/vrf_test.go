@@ -508,7 +508,7 @@ var _ = Describe("CHECK", Label("kernel"), func() {
 })
 
 var _ = Describe("beside the reference plugin", Label("kernel"), func() {
-	for _, ref := range nstest.References() {
+	for _, ref := range nstest.QuickReferences() {
 		It("of "+ref.Name+" each removes what the other made", func() {
 			nstest.Need("vrf")
 			for _, by := range []string{"ours", "theirs"} {
