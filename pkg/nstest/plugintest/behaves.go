@@ -14,41 +14,41 @@ import (
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
-// Fixture is what Behaves has to know of a main plugin.
+// Fixture describes a main plugin to Behaves.
 type Fixture struct {
 	Plugin skel.Plugin[any]
-	// Conf uses all that there is, with addresses from fake; fake may be replaced
-	// by another ipam. Network "net".
+	// Conf uses every feature of the plugin, with addresses from the IPAM plugin fake. Specs may replace fake by another
+	// IPAM plugin. The network's name is "net".
 	Conf Object
 	// Reference is a configuration for the reference plugin, of version 1.0.0.
 	Reference Object
-	// BothForms runs all specs with IPAM in process, too.
-	BothForms bool
-	inProcess bool
-	// HostEnd is where the host end stands in the result's interfaces.
+	// AlsoInProcess runs all specs a second time with IPAM in the plugin's process.
+	AlsoInProcess bool
+	inProcess     bool
+	// HostEnd is the index of the host end in the result's interfaces.
 	HostEnd int
-	// Child says that the interface has no host end, and no masquerade.
-	Child bool
-	// Alone says that nobody answers on the interface's network.
-	Alone bool
-	// Links are the host's links when there is no attachment any more.
+	// NoHostEnd means that the attachment has neither a host end nor a masquerade.
+	NoHostEnd bool
+	// NoNeighbor means that no other machine answers on the interface's network.
+	NoNeighbor bool
+	// Links are the host's links when no attachment exists.
 	Links []string
-	// Prepare sets up the host of a spec; nil: nothing.
+	// Prepare prepares the host of a spec; nil does nothing.
 	Prepare func(*World)
-	// Held is what List says of an attachment, but its masquerade: kinds and values.
-	Held func(a Attached) []string
-	// Senseless are values that DEL and GC must not mind.
-	Senseless Object
-	// Otherwise are values that contradict Conf, which DEL must not mind either.
-	Otherwise Object
+	// ListEntries returns the kinds and values that List has for an attachment, without the masquerade.
+	ListEntries func(a Attached) []string
+	// InvalidKeys are keys with invalid values, which DEL and GC must ignore.
+	InvalidKeys Object
+	// ContraryKeys are keys with valid values that contradict Conf, which DEL must ignore.
+	ContraryKeys Object
 
-	Forms    map[string]Form    // more ways to call DEL
-	Failures map[string]Failure // more ways for ADD to fail
-	Drifts   map[string]Drift   // more that CHECK must find
+	DelVariants map[string]DelVariant // additional ways to call DEL
+	Failures    map[string]Failure    // additional ways for ADD to fail
+	Drifts      map[string]Drift      // additional changes that CHECK must find
 }
 
-// Form is a way in which a runtime may call DEL.
-type Form struct {
+// DelVariant is a way in which a runtime may call DEL.
+type DelVariant struct {
 	Before func(w *World, a Attached)
 	Call   func(c *Call)
 	Leaves []string // links of the container that DEL must leave
@@ -56,32 +56,36 @@ type Form struct {
 
 // Failure is a way for ADD to fail, after Prepare and Change.
 type Failure struct {
-	Prepare func(w *World, cont *nstest.Host)
-	Change  func(c *Call)
-	Code    uint
-	Says    string
-	Asked   bool // IPAM had its ADD, and must have its DEL
-	Pair    bool // it is one of a veth pair and its masquerade
+	Prepare   func(w *World, cont *nstest.Host)
+	Change    func(c *Call)
+	Code      uint
+	Message   string // part of the error's message
+	IPAMAdded bool   // IPAM served its ADD, and must get its DEL
+	NeedsPair bool   // only possible with a veth pair and its masquerade
 }
 
-// Drift is done by commands in the host or in the container, separated by
-// semicolons. END is the host end's name there and in what CHECK says.
+// Drift is a change of an attachment by commands on the host or in the container, separated by semicolons. END stands
+// for the host end's name in the commands and in Messages.
 type Drift struct {
 	Host, Cont string
-	Says       []string
+	Messages   []string // parts of CHECK's error
 }
 
-// InContainer is a Drift by commands in the container.
-func InContainer(commands string, says ...string) Drift { return Drift{Cont: commands, Says: says} }
+// InContainer returns a Drift by commands in the container.
+func InContainer(commands string, messages ...string) Drift {
+	return Drift{Cont: commands, Messages: messages}
+}
 
-// OnHost is a Drift by commands on the host.
-func OnHost(commands string, says ...string) Drift { return Drift{Host: commands, Says: says} }
+// OnHost returns a Drift by commands on the host.
+func OnHost(commands string, messages ...string) Drift {
+	return Drift{Host: commands, Messages: messages}
+}
 
 // Behaves registers the specs of the life of an attachment, which each main plugin passes: DEL in all its
 // forms, ADD failing in all its ways, CHECK, GC, STATUS, and what the reference plugins made.
 func Behaves(f Fixture) bool {
 	f.behaves()
-	if f.BothForms {
+	if f.AlsoInProcess {
 		f.inProcess = true
 		Describe("with IPAM in process:", Label("slow"), f.behaves)
 	}
@@ -118,7 +122,7 @@ func (f Fixture) behaves() {
 	})
 	Describe("STATUS", func() { f.life().status() })
 	Describe("List", func() { f.life().list() })
-	for _, ref := range nstest.References() {
+	for _, ref := range nstest.QuickReferences() {
 		if !ref.Has(f.Plugin.Name) {
 			continue
 		}
@@ -181,7 +185,7 @@ func (l *life) beside(a Attached, ifName string, n int, more ...Object) Attached
 
 // hostEnd is the name by which the attachment's link is deleted.
 func (l *life) hostEnd(a Attached) string {
-	if l.f.Child {
+	if l.f.NoHostEnd {
 		return "eth0"
 	}
 	return a.Result.Interfaces[l.f.HostEnd].Name
@@ -189,7 +193,7 @@ func (l *life) hostEnd(a Attached) string {
 
 // pairIt is an It about a veth pair and its masquerade.
 func (l *life) pairIt(text string, body func()) {
-	if !l.f.Child {
+	if !l.f.NoHostEnd {
 		It(text, body)
 	}
 }
@@ -213,9 +217,9 @@ func (l *life) list() {
 		l.ExpectHeld(func(id, network string) (Call, []string) {
 			n++
 			a := l.attach(id, n, Object{"name": network})
-			held := l.f.Held(a)
+			held := l.f.ListEntries(a)
 			for _, ip := range a.Result.IPs {
-				if !l.f.Child {
+				if !l.f.NoHostEnd {
 					held = append(held, "masquerade: "+Addr(ip.Address))
 				}
 			}
@@ -226,7 +230,7 @@ func (l *life) list() {
 
 func (l *life) works(a Attached) {
 	GinkgoHelper()
-	if l.f.Alone {
+	if l.f.NoNeighbor {
 		Expect(Show(a.Host, "eth0").Addrs()).NotTo(BeEmpty())
 		return
 	}

@@ -22,9 +22,9 @@ import (
 )
 
 // forms are the ways to call DEL, with what is known of the attachment and what happened to it.
-func (l *life) forms() map[string]Form {
-	prev := func(v any) Form { return Form{Call: Saying(Object{"prevResult": v})} }
-	forms := map[string]Form{
+func (l *life) forms() map[string]DelVariant {
+	prev := func(v any) DelVariant { return DelVariant{Call: Saying(Object{"prevResult": v})} }
+	forms := map[string]DelVariant{
 		"with all that a runtime knows":                 {},
 		"without prevResult":                            {Call: without("prevResult")},
 		"with prevResult null":                          prev(json.RawMessage("null")),
@@ -37,8 +37,8 @@ func (l *life) forms() map[string]Form {
 		"with a path to no namespace":                   {Call: at("/proc/version")},
 		"with a path to another kind of namespace":      {Call: at("/proc/self/ns/mnt")},
 		"with the path of the host's own namespace":     {Call: at("/proc/thread-self/ns/net")},
-		"with keys that make no sense":                  {Call: Saying(l.f.Senseless)},
-		"with keys that say otherwise":                  {Call: Saying(l.f.Otherwise)},
+		"with keys that have invalid values":            {Call: Saying(l.f.InvalidKeys)},
+		"with keys that contradict ADD's":               {Call: Saying(l.f.ContraryKeys)},
 		"with CNI_ARGS that make no sense":              {Call: func(c *Call) { c.Args = "MAC=zz;nonsense" }},
 		"when the namespace is gone":                    {Before: func(_ *World, a Attached) { a.Unpin() }},
 		"when the interface is gone":                    {Before: Inside("link del eth0")},
@@ -55,9 +55,10 @@ func (l *life) forms() map[string]Form {
 				{"address": "2001:db8:1::3/64", "interface": 0}}}),
 	}
 	for where, loses := range Elsewhere() {
-		forms["when "+where] = Form{Call: at("/run/netns/gone"), Before: func(_ *World, a Attached) { loses(a.Host) }}
+		before := func(_ *World, a Attached) { loses(a.Host) }
+		forms["when "+where] = DelVariant{Call: at("/run/netns/gone"), Before: before}
 	}
-	maps.Copy(forms, l.f.Forms)
+	maps.Copy(forms, l.f.DelVariants)
 	return forms
 }
 
@@ -262,7 +263,7 @@ func (l *life) delOne() {
 // is opened by another one.
 func (l *life) shortages() []TableEntry {
 	entries := []TableEntry{Entry("no memory for a message", uint32(unix.SYS_SENDTO), unix.ENOBUFS)}
-	if !l.f.Child {
+	if !l.f.NoHostEnd {
 		entries = append(entries, Entry("no descriptor for a socket", uint32(unix.SYS_SOCKET), unix.EMFILE))
 	}
 	return entries
@@ -357,35 +358,35 @@ func does(body string) func(*World, *nstest.Host) {
 func early() map[string]Failure {
 	return map[string]Failure{
 		"the namespace is not there": {
-			Change: at("/run/netns/none"), Code: cni.CodeUnknownContainer, Says: "CNI_NETNS"},
-		"CNI_NETNS is no namespace": {Change: at("/proc/version"), Code: cni.CodeEnvironment, Says: "CNI_NETNS"},
+			Change: at("/run/netns/none"), Code: cni.CodeUnknownContainer, Message: "CNI_NETNS"},
+		"CNI_NETNS is no namespace": {Change: at("/proc/version"), Code: cni.CodeEnvironment, Message: "CNI_NETNS"},
 		"CNI_NETNS is the host's": {Change: at("/proc/thread-self/ns/net"), Code: cni.CodeEnvironment,
-			Says: "CNI_NETNS"},
-		"the configuration is bad": {Change: Saying(Object{"mtu": 5}), Code: cni.CodeConfig, Says: "mtu: 5"},
+			Message: "CNI_NETNS"},
+		"the configuration is bad": {Change: Saying(Object{"mtu": 5}), Code: cni.CodeConfig, Message: "mtu: 5"},
 		"IPAM's name is a path": {Change: Saying(Object{"ipam": Object{"type": "../fake"}}), Code: cni.CodeConfig,
-			Says: `"../fake"`},
+			Message: `"../fake"`},
 		"the IPAM plugin is not there": {Change: Saying(Object{"ipam": Object{"type": "nowhere"}, "bridge": "unmade"}),
-			Code: cni.CodeEnvironment, Says: `no plugin "nowhere"`},
+			Code: cni.CodeEnvironment, Message: `no plugin "nowhere"`},
 		"the interface is there": {
 			Prepare: func(_ *World, cont *nstest.Host) { IP(cont, "link add eth0 type veth peer name x") },
-			Code:    cni.CodeExists, Says: `"eth0"`},
+			Code:    cni.CodeExists, Message: `"eth0"`},
 		"other links have the host end's names": {Prepare: func(w *World, _ *nstest.Host) {
 			for _, name := range iface.HostNames(cni.Attachment{Network: "net", ContainerID: "two", IfName: "eth0"}) {
 				IP(w.Host, "link add %s type veth peer name %s", name, strings.Replace(name, "veth", "peer", 1))
 			}
-		}, Code: cni.CodeConflict, Says: "veth", Pair: true},
+		}, Code: cni.CodeConflict, Message: "veth", NeedsPair: true},
 	}
 }
 
 func late() map[string]Failure {
 	answer := func(result, says string) Failure {
-		return Failure{Prepare: Answers(result), Code: cni.CodeIPAM, Says: says, Asked: true}
+		return Failure{Prepare: Answers(result), Code: cni.CodeIPAM, Message: says, IPAMAdded: true}
 	}
 	lease := func(code uint, says string, addrs ...string) Failure {
-		return Failure{Prepare: Lends(addrs...), Code: code, Says: says, Asked: true}
+		return Failure{Prepare: Lends(addrs...), Code: code, Message: says, IPAMAdded: true}
 	}
 	end := func(body string, code uint, says string) Failure {
-		return Failure{Prepare: does(body), Code: code, Says: says, Asked: true}
+		return Failure{Prepare: does(body), Code: code, Message: says, IPAMAdded: true}
 	}
 	const routed = `{"cniVersion":"1.1.0","ips":[{"address":"10.1.0.3/24","gateway":"10.1.0.1"}],` +
 		`"routes":[{"dst":"10.9.0.0/16",`
@@ -405,19 +406,19 @@ func late() map[string]Failure {
 		"the kernel refuses an address": lease(cni.CodeInternal, "ff05::3/64", Addrs(3)[0],
 			"ff05::3/64 2001:db8:1::1"),
 		"the kernel refuses a route of IPAM": {Prepare: Answers(routed + `"gw":"10.77.0.1"}]}`), Code: cni.CodeInternal,
-			Says: "10.9.0.0/16", Asked: true},
+			Message: "10.9.0.0/16", IPAMAdded: true},
 		"IPAM is killed":              end("echo dying >&2; kill -9 $$", cni.CodeInternal, "dying"),
 		"IPAM fails without a word":   end("exit 3", cni.CodeInternal, "fake"),
 		"IPAM refuses, with its code": end(Refusal, 11, "later\npool"),
 		"the masquerade's table is another's": {Prepare: func(w *World, _ *nstest.Host) {
 			w.Cmd("nft", "delete", "table", "inet", "hawser")
 			w.Owned("inet hawser")
-		}, Code: cni.CodeInternal, Says: "not permitted", Asked: true, Pair: true},
+		}, Code: cni.CodeInternal, Message: "not permitted", IPAMAdded: true, NeedsPair: true},
 		"IPAM hangs until the call's deadline": hanging(),
 		"IPAM refuses, and its DEL too": {Prepare: func(w *World, _ *nstest.Host) {
 			w.On("ADD", Refusal, "two")
 			w.On("DEL", "echo broken >&2; exit 1", "two")
-		}, Code: 11, Says: "release the addresses", Asked: true},
+		}, Code: 11, Message: "release the addresses", IPAMAdded: true},
 	}
 }
 
@@ -432,7 +433,7 @@ func hanging() Failure {
 		}
 		w.On("ADD", "touch $d/asked; exec sleep 1000", "two")
 	}, Change: func(c *Call) { c.Ctx = nstest.DeadlineWhen(func() bool { return isWaiting() }) },
-		Code: cni.CodeTryAgain, Says: "fake", Asked: true}
+		Code: cni.CodeTryAgain, Message: "fake", IPAMAdded: true}
 }
 
 // untouched is a snapshot of a container without a value that an ADD may set for
@@ -454,13 +455,13 @@ func hostAddresses() map[string]Failure {
 			}
 			IP(w.Host, "addr add %s dev %s", address, link)
 		},
-			Code: cni.CodeConflict, Says: "the host has it", Asked: true}
+			Code: cni.CodeConflict, Message: "the host has it", IPAMAdded: true}
 	}
 	return map[string]Failure{
 		"the host has the IPv4 address": hostHas("10.1.0.3/32"),
 		"the host has the IPv6 address": hostHas("2001:db8:1::3/128"),
 		"the address is one of loopback": {Prepare: Lends("127.0.0.9/24 10.1.0.1"), Code: cni.CodeConflict,
-			Says: "127.0.0.9", Asked: true},
+			Message: "127.0.0.9", IPAMAdded: true},
 	}
 }
 
@@ -468,13 +469,13 @@ func (l *life) failures() {
 	l.alive()
 	all := early()
 	maps.Copy(all, late())
-	if !l.f.Alone {
+	if !l.f.NoNeighbor {
 		maps.Copy(all, hostAddresses())
 	}
 	maps.Copy(all, l.f.Failures)
 	for _, name := range slices.Sorted(maps.Keys(all)) {
 		f := all[name]
-		if f.Pair && l.f.Child {
+		if f.NeedsPair && l.f.NoHostEnd {
 			continue
 		}
 		var labels Labels
@@ -493,9 +494,9 @@ func (l *life) failures() {
 			}
 			before, inside := l.Snapshot(), untouched(cont)
 			says := l.Fails(c, f.Code)
-			Expect(says).To(ContainSubstring(f.Says))
-			Expect(strings.Contains(says, "roll-back")).To(Equal(strings.Contains(f.Says, "release")), says)
-			l.wasAsked(f.Asked)
+			Expect(says).To(ContainSubstring(f.Message))
+			Expect(strings.Contains(says, "roll-back")).To(Equal(strings.Contains(f.Message, "release")), says)
+			l.wasAsked(f.IPAMAdded)
 			Eventually(func() string { return l.Snapshot() }).Should(Equal(before))
 			Eventually(untouched).WithArguments(cont).Should(Equal(inside))
 			l.works(l.live)

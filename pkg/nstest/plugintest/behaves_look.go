@@ -50,7 +50,7 @@ func drifts() map[string]Drift {
 		"the IPv6 masquerade's": host("nft flush map inet hawser masq6_v2", "2001:db8:1::2",
 			"no element"),
 		"something in both, all of it": {Cont: "ip addr del 10.1.0.2/24 dev eth0", Host: "ip link set END down",
-			Says: []string{"10.1.0.2/24", "END", "is down"}},
+			Messages: []string{"10.1.0.2/24", "END", "is down"}},
 	}
 }
 
@@ -59,7 +59,7 @@ func (l *life) drifts() {
 	maps.Copy(all, l.f.Drifts)
 	for _, name := range slices.Sorted(maps.Keys(all)) {
 		d := all[name]
-		if d.Host != "" && l.f.Child {
+		if d.Host != "" && l.f.NoHostEnd {
 			continue
 		}
 		It("finds "+name, Label("check"), func() {
@@ -72,7 +72,7 @@ func (l *life) drifts() {
 			do(l.Host, d.Host, l.hostEnd(a))
 			do(a.Host, d.Cont, l.hostEnd(a))
 			says := l.Fails(a.As("CHECK"), cni.CodeDrift)
-			for _, text := range d.Says {
+			for _, text := range d.Messages {
 				Expect(says).To(ContainSubstring(strings.ReplaceAll(text, "END", l.hostEnd(a))))
 			}
 		})
@@ -84,7 +84,7 @@ func (l *life) check() {
 		for i, v := range []string{"0.4.0", "1.0.0", "1.1.0"} {
 			l.Succeeds(l.attach("c"+v, 10+i, Object{"cniVersion": v}).As("CHECK"))
 		}
-		if l.f.Child {
+		if l.f.NoHostEnd {
 			return
 		}
 		nstest.Need("iptables")
@@ -130,7 +130,7 @@ func (l *life) checkOthers() {
 		a := l.attach("one", 2)
 		for _, words := range []string{"link set END promisc on", "link set END address 02:00:00:00:00:99",
 			"link set END group 7"} {
-			if l.f.Child {
+			if l.f.NoHostEnd {
 				break
 			}
 			do(l.Host, "ip "+words, l.hostEnd(a))
@@ -207,7 +207,7 @@ func (l *life) gc() {
 
 func (l *life) backends() []TableEntry {
 	entries := []TableEntry{Entry("on nftables", "nftables")}
-	if !l.f.Child {
+	if !l.f.NoHostEnd {
 		entries = append(entries, Entry("on iptables", "iptables"))
 	}
 	return entries
@@ -216,7 +216,7 @@ func (l *life) backends() []TableEntry {
 func (l *life) gcMore() {
 	It("looks at no key but ipam.type", func() {
 		l.attach("one", 2)
-		l.Succeeds(l.valid([]Object{}, l.f.Senseless, Object{"ipam": nil}))
+		l.Succeeds(l.valid([]Object{}, l.f.InvalidKeys, Object{"ipam": nil}))
 		Expect(Names(l.Host, "")).To(ConsistOf(l.f.Links))
 	})
 
@@ -270,7 +270,7 @@ func (l *life) status() {
 		Expect(l.Calls()).To(BeEmpty())
 	})
 
-	if l.f.Child {
+	if l.f.NoHostEnd {
 		return
 	}
 	DescribeTable("is code 50 where the masquerade cannot be made", Label("status"), func(
@@ -296,7 +296,7 @@ func (l *life) status() {
 }
 
 func (l *life) reference(ref nstest.Reference) {
-	if !l.f.Child {
+	if !l.f.NoHostEnd {
 		BeforeEach(func() { nstest.Need("iptables") })
 	}
 	attach := func(id string, n int) Attached {
@@ -314,7 +314,7 @@ func (l *life) reference(ref nstest.Reference) {
 }
 
 func (l *life) removed(attach func(id string, n int) Attached) {
-	forms := map[string]Form{
+	forms := map[string]DelVariant{
 		"with prevResult":            {},
 		"without prevResult":         {Call: without("prevResult")},
 		"without CNI_NETNS":          {Call: at("")},
@@ -323,7 +323,7 @@ func (l *life) removed(attach func(id string, n int) Attached) {
 			Call: without("prevResult")},
 		"when the interface is renamed": {Before: Inside("link set eth0 down", "link set eth0 name moved")},
 	}
-	if l.f.Child { // nothing but its name tells what the reference made
+	if l.f.NoHostEnd { // nothing but its name tells what the reference made
 		delete(forms, "without CNI_NETNS")
 		delete(forms, "when the interface is renamed")
 	}

@@ -23,21 +23,21 @@ func everything(more ...Object) Object {
 func prepare(w *World) { w.SetSysctl("net/ipv6/conf/default/accept_dad", "0") } // no wait for link-local addresses
 
 var _ = Behaves(Fixture{
-	Plugin:    Any(Plugin()),
-	Conf:      everything(),
-	Reference: l3(Object{"cniVersion": "1.0.0", "isGateway": true, "ipMasq": true, "macspoofchk": true}),
-	HostEnd:   1,
-	BothForms: true,
-	Links:     []string{"br"},
-	Prepare:   prepare,
-	Held: func(a Attached) []string {
+	Plugin:        Any(Plugin()),
+	Conf:          everything(),
+	Reference:     l3(Object{"cniVersion": "1.0.0", "isGateway": true, "ipMasq": true, "macspoofchk": true}),
+	HostEnd:       1,
+	AlsoInProcess: true,
+	Links:         []string{"br"},
+	Prepare:       prepare,
+	ListEntries: func(a Attached) []string {
 		end := hostEnd(a.Result)
 		return []string{"host end: " + end + " master br",
 			fmt.Sprintf("MAC check: %q . %s", end, a.Result.Interfaces[2].MAC)}
 	},
-	Senseless: Object{"mtu": "x", "vlan": 9999, "vlanTrunk": 5, "ipMasqBackend": "x", "dns": 5},
-	Otherwise: Object{"ipMasq": false, "macspoofchk": false, "isDefaultGateway": false},
-	Forms: map[string]Form{
+	InvalidKeys:  Object{"mtu": "x", "vlan": 9999, "vlanTrunk": 5, "ipMasqBackend": "x", "dns": 5},
+	ContraryKeys: Object{"ipMasq": false, "macspoofchk": false, "isDefaultGateway": false},
+	DelVariants: map[string]DelVariant{
 		"when the port was taken out of the bridge": {Before: func(w *World, a Attached) {
 			IP(w.Host, "link set %s nomaster", hostEnd(a.Result))
 		}},
@@ -45,19 +45,19 @@ var _ = Behaves(Fixture{
 		"with a bridge's name that is none": {Call: func(c *Call) { c.Conf.(Object)["bridge"] = Object{} }},
 	},
 	Failures: map[string]Failure{
-		"the bridge has another address": {Prepare: Lends("10.2.0.3/24"), Code: cni.CodeConflict, Says: "10.1.0.1/24",
-			Asked: true},
+		"the bridge has another address": {Prepare: Lends("10.2.0.3/24"), Code: cni.CodeConflict,
+			Message: "10.1.0.1/24", IPAMAdded: true},
 		"the bridge has the address": {Prepare: Lends("10.1.0.1/24"),
 			Change: Saying(Object{"isGateway": false, "isDefaultGateway": false, "ipMasq": false}),
-			Code:   cni.CodeConflict, Says: "address 10.1.0.1", Asked: true},
+			Code:   cni.CodeConflict, Message: "address 10.1.0.1", IPAMAdded: true},
 		"the address is another one's gateway": {Prepare: Lends("10.1.0.7/24 10.1.0.9", "10.1.0.9/24 10.1.0.7"),
-			Code: cni.CodeIPAM, Says: "10.1.0.7/24 both to the container and as a gateway", Asked: true},
-		"there is no room for a gateway": {Prepare: Lends("10.1.0.3/32"), Code: cni.CodeIPAM, Says: "10.1.0.3/32",
-			Asked: true},
+			Code: cni.CodeIPAM, Message: "10.1.0.7/24 both to the container and as a gateway", IPAMAdded: true},
+		"there is no room for a gateway": {Prepare: Lends("10.1.0.3/32"), Code: cni.CodeIPAM, Message: "10.1.0.3/32",
+			IPAMAdded: true},
 		"macspoofchk's table is another's": {Prepare: func(w *World, _ *nstest.Host) {
 			w.Cmd("nft", "delete", "table", "bridge", "hawser")
 			w.Owned("bridge hawser")
-		}, Code: cni.CodeInternal, Says: "not permitted", Asked: true},
+		}, Code: cni.CodeInternal, Message: "not permitted", IPAMAdded: true},
 	},
 	Drifts: map[string]Drift{
 		"the host end out of the bridge": OnHost("ip link set END nomaster", "END", "is not a port"),

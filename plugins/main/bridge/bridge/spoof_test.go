@@ -395,7 +395,7 @@ var _ = Describe("the MAC spoof check", Label("kernel"), func() {
 		}
 	}
 
-	for _, ref := range nstest.References() {
+	for _, ref := range nstest.QuickReferences() {
 		It("accepts and deletes what the reference made, "+ref.Name, Label("reference-left"), func() {
 			reference(ref, "c1", "c2")
 			Expect(ruleset()).To(ContainSubstring("cni-br-iface-c1-eth0-mac"))

@@ -43,16 +43,16 @@ func newWorld() (*World, *nstest.Host) {
 }
 
 var _ = Behaves(Fixture{
-	Plugin:    Any(Plugin()),
-	BothForms: true,
-	Conf:      conf(Object{"mtu": 1400}),
-	Reference: conf(Object{"cniVersion": "1.0.0"}),
-	Child:     true,
-	Links:     []string{"up0"},
-	Prepare:   func(w *World) { lan(w) },
-	Held:      func(Attached) []string { return []string{"interface: eth0@up0 type macvlan"} },
-	Senseless: Object{"mtu": "x", "mode": 9, "master": 5, "dns": 5, "bcqueuelen": -1, "linkInContainer": "no"},
-	Otherwise: Object{"mode": "private", "mtu": 9000, "master": "nowhere"},
+	Plugin:        Any(Plugin()),
+	AlsoInProcess: true,
+	Conf:          conf(Object{"mtu": 1400}),
+	Reference:     conf(Object{"cniVersion": "1.0.0"}),
+	NoHostEnd:     true,
+	Links:         []string{"up0"},
+	Prepare:       func(w *World) { lan(w) },
+	ListEntries:   func(Attached) []string { return []string{"interface: eth0@up0 type macvlan"} },
+	InvalidKeys:   Object{"mtu": "x", "mode": 9, "master": 5, "dns": 5, "bcqueuelen": -1, "linkInContainer": "no"},
+	ContraryKeys:  Object{"mode": "private", "mtu": 9000, "master": "nowhere"},
 	Drifts: map[string]Drift{
 		"another mode": InContainer("ip link set eth0 type macvlan mode vepa", `"eth0"`,
 			`mode is "vepa" instead of "bridge"`),

@@ -77,27 +77,27 @@ func routes(h *nstest.Host, family string, dev ...string) []string {
 }
 
 var _ = Behaves(Fixture{
-	Plugin:    Any(Plugin()),
-	BothForms: true,
-	Conf:      everything(),
-	Reference: conf(Object{"cniVersion": "1.0.0", "ipMasq": true}),
-	HostEnd:   0,
-	Held:      func(a Attached) []string { return []string{"host end: " + a.Result.Interfaces[0].Name} },
-	Senseless: Object{"mtu": "x", "ipMasq": 9, "ipMasqBackend": "x", "dns": 5},
-	Otherwise: Object{"ipMasq": false, "ipMasqBackend": "iptables", "mtu": 1300},
+	Plugin:        Any(Plugin()),
+	AlsoInProcess: true,
+	Conf:          everything(),
+	Reference:     conf(Object{"cniVersion": "1.0.0", "ipMasq": true}),
+	HostEnd:       0,
+	ListEntries:   func(a Attached) []string { return []string{"host end: " + a.Result.Interfaces[0].Name} },
+	InvalidKeys:   Object{"mtu": "x", "ipMasq": 9, "ipMasqBackend": "x", "dns": 5},
+	ContraryKeys:  Object{"ipMasq": false, "ipMasqBackend": "iptables", "mtu": 1300},
 	Failures: map[string]Failure{
 		"there is no ipam": {Change: func(c *Call) { c.Conf = everything(Object{"ipam": nil}) }, Code: cni.CodeConfig,
-			Says: "ipam.type"},
+			Message: "ipam.type"},
 		"the mtu is too small for an address": {Prepare: Lends("2001:db8:1::3/64 2001:db8:1::1"),
 			Change: func(c *Call) { c.Conf = everything(Object{"mtu": 1279}) }, Code: cni.CodeConfig,
-			Says: "mtu: 1279 is too small for IPv6 (1280)", Asked: true},
+			Message: "mtu: 1279 is too small for IPv6 (1280)", IPAMAdded: true},
 		"another host end has the address as a gateway": {Prepare: Lends("10.1.0.1/24 10.1.0.9"),
-			Code: cni.CodeConflict, Says: "address 10.1.0.1", Asked: true},
+			Code: cni.CodeConflict, Message: "address 10.1.0.1", IPAMAdded: true},
 		"IPAM gives an address without a gateway": {Prepare: Lends("10.1.0.3/24"), Code: cni.CodeIPAM,
-			Says: `"fake": address 10.1.0.3/24: has no gateway`, Asked: true},
+			Message: `"fake": address 10.1.0.3/24: has no gateway`, IPAMAdded: true},
 		"IPAM gives a second address without a gateway": {Prepare: Lends(Addrs(3)[0], "2001:db8:1::3/64"),
-			Code: cni.CodeIPAM,
-			Says: "2001:db8:1::3/64", Asked: true},
+			Code:    cni.CodeIPAM,
+			Message: "2001:db8:1::3/64", IPAMAdded: true},
 	},
 	Drifts: map[string]Drift{
 		"a missing route to the gateway": InContainer("ip route del 10.1.0.1/32", "10.1.0.1/32", "missing"),
@@ -223,7 +223,7 @@ var _ = eachReference(func(ref nstest.Reference) {
 
 // eachReference is what each release of the reference plugin made.
 func eachReference(specs func(nstest.Reference)) bool {
-	for _, ref := range nstest.References() {
+	for _, ref := range nstest.QuickReferences() {
 		Describe("what "+ref.Name+" made", func() { specs(ref) })
 	}
 	return true
