@@ -17,8 +17,8 @@ import (
 // Fixture describes a main plugin to Behaves.
 type Fixture struct {
 	Plugin skel.Plugin[any]
-	// Conf uses every feature of the plugin, with addresses from the IPAM plugin fake. Specs may replace fake by another
-	// IPAM plugin. The network's name is "net".
+	// Conf uses every feature of the plugin, with addresses from the IPAM plugin fake. Specs may replace fake by
+	// another IPAM plugin. The network's name is "net".
 	Conf Object
 	// Reference is a configuration for the reference plugin, of version 1.0.0.
 	Reference Object
