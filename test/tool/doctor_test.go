@@ -294,11 +294,11 @@ var _ = Describe("hawser doctor", Label("tool-doctor"), func() {
 		}
 		return entries
 	}
-	DescribeTable("finds a fault, first of all, until it is mended", func(f fault) {
+	DescribeTable("finds a fault, first of all, until it is mended", Label("slow"), func(f fault) {
 		f.breaks(ours())
 	}, on("ours"))
 
-	DescribeTable("finds it on a node of the reference's plugins", func(f fault) {
+	DescribeTable("finds it on a node of the reference's plugins", Label("slow"), func(f fault) {
 		f.breaks(nstest.Newest().Dir())
 	}, on("reference"))
 

@@ -32,31 +32,35 @@ var _ = Describe("hawser explain", Label("tool-explain"), func() {
 		return asks[explanation](m, "explain", what)
 	}
 
+	It("names a rule that drops all of the container's interface or network", func() {
+		m := newMachine(ours(), usual)
+		m.up(newPod("c1", "web-0"))
+		m.Cmd("sh", "-ec", `nft add table inet site
+		nft add chain inet site user '{ type filter hook forward priority 5 ; }'
+		nft add rule inet site user ct state established accept
+		nft add rule inet site user ip daddr 10.88.0.0/16 drop`)
+		const rule = "table inet site, chain user at forward: its rule 2 drops packets of this interface or network"
+		Expect(m.says("explain", "web-0")).To(HaveSuffix("\n  may stop it: " + rule + "\n"))
+		m.Cmd("sh", "-ec", "nft flush chain inet site user; nft add rule inet site user oifname cni0 reject")
+		stops := "\n  stops it: " + strings.Replace(rule, "2", "1", 1)
+		Expect(m.says("explain", "web-0")).To(ContainSubstring(stops))
+	})
+
+	It("says once what it cannot read", func() {
+		m := newMachine(ours(), usual)
+		m.write(listFile, "{")
+		const says = "hawser: " + listFile + ": unexpected end of JSON input (line 1)\n"
+		Expect(m.hawser("explain").Stderr).To(Equal(says))
+	})
+
 	for name, plugins := range map[string]func() string{
 		"ours": ours, "the reference's": func() string { return nstest.Newest().Dir() },
 	} {
-		It("names a rule that drops all of the container's interface or network", func() {
-			m := newMachine(ours(), usual)
-			m.up(newPod("c1", "web-0"))
-			m.Cmd("sh", "-ec", `nft add table inet site
-			nft add chain inet site user '{ type filter hook forward priority 5 ; }'
-			nft add rule inet site user ct state established accept
-			nft add rule inet site user ip daddr 10.88.0.0/16 drop`)
-			const rule = "table inet site, chain user at forward: its rule 2 drops packets of this interface or network"
-			Expect(m.says("explain", "web-0")).To(HaveSuffix("\n  may stop it: " + rule + "\n"))
-			m.Cmd("sh", "-ec", "nft flush chain inet site user; nft add rule inet site user oifname cni0 reject")
-			stops := "\n  stops it: " + strings.Replace(rule, "2", "1", 1)
-			Expect(m.says("explain", "web-0")).To(ContainSubstring(stops))
-		})
-
-		It("says once what it cannot read", func() {
-			m := newMachine(ours(), usual)
-			m.write(listFile, "{")
-			const says = "hawser: " + listFile + ": unexpected end of JSON input (line 1)\n"
-			Expect(m.hawser("explain").Stderr).To(Equal(says))
-		})
-
-		It("finds a container by all that it has, with plugins of "+name, func() {
+		more := Label()
+		if name != "ours" {
+			more = Label("slow")
+		}
+		It("finds a container by all that it has, with plugins of "+name, more, func() {
 			m := newMachine(plugins(), usual)
 			m.up(newPod("0123456789abcdef", "web-0", hostPort(8080, 80)))
 			m.up(newPod("fedcba9876543210", "web-1"))
@@ -78,7 +82,7 @@ var _ = Describe("hawser explain", Label("tool-explain"), func() {
 			}
 		})
 
-		It("prints the networks as a tree, with plugins of "+name, func() {
+		It("prints the networks as a tree, with plugins of "+name, more, func() {
 			m := newMachine(plugins(), usual)
 			m.up(newPod("0123456789abcdef", "web-0", hostPort(8080, 80)))
 			m.up(newPod("fedcba9876543210", "web-1"))
@@ -147,7 +151,7 @@ var _ = Describe("hawser explain", Label("tool-explain"), func() {
 		p.IP("addr flush dev eth0")
 		Expect(stops(explains(m, "8080"), "stops it")).To(ContainElements(HavePrefix("portmap: "),
 			ContainSubstring(`link "eth0": address 10.88.0.2/24: missing`)))
-	}, Entry("ours", ours), Entry("the reference's", nstest.Newest().Dir))
+	}, Entry("ours", ours), Entry("the reference's", Label("slow"), nstest.Newest().Dir))
 
 	It("reads iptables-legacy where the node has a table of it", Label("kernel"), func() {
 		m := newMachine(ours(), usual)

@@ -65,7 +65,7 @@ var _ = Describe("hawser watch beside firewalld", Label("kernel", "tool-watch", 
 			d.flows()
 		},
 		Entry("in a reload", "nftables", "firewall-cmd --reload"),
-		Entry("in a complete reload", "nftables", "firewall-cmd --complete-reload"),
-		Entry("in a reload with iptables", "iptables", "firewall-cmd --reload"),
+		Entry("in a complete reload", Label("slow"), "nftables", "firewall-cmd --complete-reload"),
+		Entry("in a reload with iptables", Label("slow"), "iptables", "firewall-cmd --reload"),
 	)
 })

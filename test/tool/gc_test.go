@@ -153,7 +153,7 @@ var _ = Describe("hawser gc", Label("tool-gc"), func() {
 			Expect(c.Attachments).To(HaveEach(HaveField("ContainerID", lives)))
 		},
 		Entry("of ours", ours, "10.101.1"),
-		Entry("of the reference", func() string { return nstest.Newest().Dir() }, "10.101.2"))
+		Entry("of the reference", Label("slow"), func() string { return nstest.Newest().Dir() }, "10.101.2"))
 
 	DescribeTable("leaves alone only the container of a file that is damaged", func(plugins func() string, net string) {
 		g := newGCNode(plugins(), net)
@@ -175,7 +175,7 @@ var _ = Describe("hawser gc", Label("tool-gc"), func() {
 			And(HaveField("ContainerID", damaged), HaveField("Kept", ContainSubstring("cannot be read")))))
 	},
 		Entry("of ours", ours, "10.101.10"),
-		Entry("of the reference", func() string { return nstest.Newest().Dir() }, "10.101.11"))
+		Entry("of the reference", Label("slow"), func() string { return nstest.Newest().Dir() }, "10.101.11"))
 
 	It("asks the runtimes once for what it removes within a second", func() { // a thousand pods took minutes
 		g := newGCNode(ours(), "10.101.8")

@@ -59,7 +59,7 @@ func (m *machine) onlyLooks(args ...string) {
 	Expect(m.Snapshot() + m.Files("/run", "/var/lib", "/etc/cni")).To(Equal(before))
 }
 
-var _ = DescribeTable("a command that only looks cannot write, and does not have to", Label("tool-read-only"), func(
+var _ = DescribeTable("a command that only looks cannot write, and does not have to", Label("tool-read-only", "slow"), func(
 	args ...string,
 ) {
 	m := newMachine(ours(), usual)
@@ -77,7 +77,7 @@ var _ = DescribeTable("a command that only looks cannot write, and does not have
 )
 
 // There it runs iptables, for which os/exec opens /dev/null.
-var _ = DescribeTable("it changes nothing on a node of the reference either", Label("tool-read-only"), func(
+var _ = DescribeTable("it changes nothing on a node of the reference either", Label("tool-read-only", "slow"), func(
 	args ...string,
 ) {
 	nstest.Need("iptables")

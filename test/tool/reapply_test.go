@@ -133,7 +133,7 @@ var _ = Describe("hawser reapply", Label("tool-reapply"), func() {
 		}
 	},
 		Entry("ours", ours, "restored"),
-		Entry("the reference's", nstest.Newest().Dir, "failed: "))
+		Entry("the reference's", Label("slow"), nstest.Newest().Dir, "failed: "))
 
 	It("repairs what a list without CHECK made", func() {
 		m := newMachine(ours(), strings.Replace(usual, "1.0.0", "0.3.1", 1))
@@ -228,7 +228,7 @@ var _ = Describe("hawser reapply", Label("tool-reapply"), func() {
 		Expect(m.Files("/run/hawser") + strings.Join(m.rules(), "")).To(Equal(was))
 		Expect(m.Sysctl("net/ipv4/conf/ext/route_localnet")).To(Equal("0"))
 		Expect(m.says("reapply")).To(Equal("Nothing is missing.\n"))
-	}, Entry("ours", ours), Entry("the reference's", nstest.Newest().Dir))
+	}, Entry("ours", ours), Entry("the reference's", Label("slow"), nstest.Newest().Dir))
 
 	It("names a container that is not there", func() {
 		m := newMachine(ours(), usual)

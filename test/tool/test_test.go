@@ -118,8 +118,9 @@ var _ = Describe("hawser test", Label("tool-test"), func() {
 			Expect(t.state()).To(Equal(was))
 			Expect(t.says("ls")).NotTo(ContainSubstring("pods"))
 		},
-		Entry("of ours", all, dual, both()), Entry("of the reference", reference, dual, both()),
-		Entry("of ours: ptp", all, pointToPoint, one()), Entry("of the reference: ptp", reference, pointToPoint, one()))
+		Entry("of ours", all, dual, both()), Entry("of the reference", Label("slow"), reference, dual, both()),
+		Entry("of ours: ptp", all, pointToPoint, one()),
+		Entry("of the reference: ptp", Label("slow"), reference, pointToPoint, one()))
 
 	DescribeTable("says which step fails", func(change func(tester), step, says string) {
 		for _, plugins := range []func() string{all, reference} {
