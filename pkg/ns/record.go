@@ -6,8 +6,9 @@ import (
 )
 
 // CurrentKeys returns a JSON object that has a namespace's path at "netnsPath" and its identity at "netns". In records
-// of earlier versions, "netns" or "path" is the path, and "netns", "identity" or "ns" is the identity. The UnmarshalJSON
-// method of a record type calls CurrentKeys, so that such a record is read, and the next write has the current keys.
+// of earlier versions, "netns" or "path" is the path, and "netns", "identity" or "ns" is the identity. The
+// UnmarshalJSON method of a record type calls CurrentKeys, so that such a record is read, and the next write has the
+// current keys.
 func CurrentKeys(record []byte) []byte {
 	var values map[string]json.RawMessage
 	if bytes.Contains(record, []byte(`"netnsPath"`)) || json.Unmarshal(record, &values) != nil {

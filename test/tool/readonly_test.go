@@ -59,7 +59,7 @@ func (m *machine) onlyLooks(args ...string) {
 	Expect(m.Snapshot() + m.Files("/run", "/var/lib", "/etc/cni")).To(Equal(before))
 }
 
-var _ = DescribeTable("a command that only looks cannot write, and does not have to", Label("tool-read-only", "slow"), func(
+var _ = DescribeTable("a command that only reads works without write access", Label("tool-read-only", "slow"), func(
 	args ...string,
 ) {
 	m := newMachine(ours(), usual)

@@ -434,7 +434,8 @@ func FuzzRecord(f *testing.F) {
 	l := newLife()
 	ack := l.message(dhcpv4.MessageTypeAck, dhcpv4.WithYourIP(net.IPv4(10, 9, 0, 50)), dhcpv4.WithLeaseTime(3600),
 		dhcpv4.WithNetmask(net.CIDRMask(24, 32)), dhcpv4.WithOption(dhcpv4.OptServerIdentifier(net.IPv4(10, 9, 0, 1))))
-	r := record{Attachment: cni.Attachment{Network: "net", ContainerID: "one", IfName: "eth0"}, NetnsPath: "/x", Index: 2,
+	r := record{Attachment: cni.Attachment{Network: "net", ContainerID: "one", IfName: "eth0"},
+		NetnsPath: "/x", Index: 2,
 		Client: *l.id}
 	for _, lease := range []*lease{nil, {ack: ack, since: time.Hour}, {ack: ack, since: 1<<63 - 1}} {
 		r.setLease(lease)
