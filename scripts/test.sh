@@ -44,7 +44,7 @@ package() {
 	return $rc
 }
 export -f package
-# The longest packages begin first; the others fill what is left. Two more processes than processors: specs wait for the
+# The longest packages begin first; the others fill what is left. Three processes for each processor: specs wait for the
 # kernel more than they compute.
 echo "== go test"
 # shellcheck disable=SC2016 # expanded by the inner bash
@@ -53,7 +53,7 @@ echo "== go test"
 		test/{faults,tool,clients,load,lifecycle,install,chains} plugins/main/{bridge/bridge,macvlan/macvlan,ptp/ptp} \
 		test/{attack,docs,hostile,cost} plugins/ipam/dhcp/dhcp | grep -xFf <(printf '%s\n' "${packages[@]}") || true
 	printf '%s\n' "${packages[@]}"
-} | awk '!seen[$0]++' | xargs -d '\n' -n 1 -P $(($(nproc) + 2)) bash -c 'package "$1"' test || failed=1
+} | awk '!seen[$0]++' | xargs -d '\n' -n 1 -P $((3 * $(nproc))) bash -c 'package "$1"' test || failed=1
 
 if [ -s "$NSTEST_SKIPLOG" ]; then
 	echo "== skipped: $(wc -l <"$NSTEST_SKIPLOG") (specs labelled kernel: make test-vm runs them)"

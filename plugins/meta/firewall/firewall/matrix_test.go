@@ -287,8 +287,8 @@ var _ = Describe("packets", Label("kernel"), func() {
 					t.walk(setting{k, target == "DROP", brNetfilter, p})
 				},
 					Entry("FORWARD accepts", "ACCEPT", false),
-					Entry("FORWARD accepts, with br_netfilter", "ACCEPT", true),
-					Entry("FORWARD drops", "DROP", false),
+					Entry("FORWARD accepts, with br_netfilter", Label("slow"), "ACCEPT", true),
+					Entry("FORWARD drops", Label("slow"), "DROP", false),
 					Entry("FORWARD drops, with br_netfilter", "DROP", true),
 				)
 			})

@@ -237,7 +237,11 @@ var _ = Describe("packets (CVE-2025-67499)", Label("kernel", "port-53"), func() 
 			for _, hairpin := range []bool{false, true} {
 				s := setting{k, brNetfilter, hairpin}
 				name := fmt.Sprintf("on %s, br_netfilter %t, hairpinMode %t:", k.name, brNetfilter, hairpin)
-				Context(name, Ordered, ContinueOnFailure, func() {
+				labels := Label()
+				if brNetfilter != hairpin {
+					labels = Label("slow")
+				}
+				Context(name, labels, Ordered, ContinueOnFailure, func() {
 					seen := map[cell]string{}
 					BeforeAll(func() {
 						nstest.UseVariant(k.variant)
@@ -372,7 +376,11 @@ func answer(h *nstest.Host, address, word string) *server {
 var _ = Describe("a UDP sender that never pauses", Label("kernel"), func() {
 	for _, k := range kinds[:2] {
 		for _, v6 := range []bool{false, true} {
-			Context("on "+k.name+" "+map[bool]string{false: "over IPv4", true: "over IPv6"}[v6], func() {
+			labels := Label()
+			if v6 {
+				labels = Label("slow")
+			}
+			Context("on "+k.name+" "+map[bool]string{false: "over IPv4", true: "over IPv6"}[v6], labels, func() {
 				var w *world
 				var a, b *container
 				var onHost *server
