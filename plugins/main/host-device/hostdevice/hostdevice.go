@@ -237,8 +237,8 @@ func (c call) prepare(r *record, cfg config) (err error) {
 	}
 	routes, _ := c.Host.Routes(r.Link.Index, unix.AF_UNSPEC)
 	for _, route := range routes {
-		if route.Dst.Bits() == 0 {
-			c.Req.Warn("device %q: has the host's default route %s, which is lost", r.Link.Name, route)
+		if route.Dst.Bits() == 0 && route.Table == unix.RT_TABLE_MAIN {
+			c.Req.Warn("device %q: the host loses its default route %s with the device", r.Link.Name, route)
 		}
 	}
 	_, err = c.Cont.LinkByIndex(r.Link.Index)

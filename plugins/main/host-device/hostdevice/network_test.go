@@ -17,6 +17,13 @@ import (
 func configured() *World {
 	GinkgoHelper()
 	w := newWorld()
+	configure(w)
+	return w
+}
+
+// configure adds the device d1, addresses, routes and rules.
+func configure(w *World) {
+	GinkgoHelper()
 	addDevice(w, "d1", "02:00:00:00:00:d1")
 	for _, name := range []string{"d0", "d1", "d0p", "d1p"} {
 		w.SetSysctl("net/ipv6/conf/"+name+"/accept_dad", "0")
@@ -50,7 +57,6 @@ func configured() *World {
 	} {
 		IP(w.Host, "%s", words)
 	}
-	return w
 }
 
 // uses is a configuration with the key, and without IPAM.
@@ -179,6 +185,25 @@ var _ = Describe("useInterfaceNetwork", Label("device-network"), func() {
 		Eventually(func() string { return l3(w.Host) + links(w) }).Should(Equal(before))
 		Expect(l3(cont)).To(Equal(empty))
 	})
+
+	DescribeTable("passes CHECK, and gives back what there was, in a list with", func(next Step, needs ...string) {
+		nstest.Need(needs...)
+		w := NewNode()
+		addDevice(w, "d0", mac0)
+		configure(w)
+		before := l3(w.Host)
+		list := List{{Plugin: "host-device", Keys: Object{"device": "d0", "enabledad": false,
+			"useInterfaceNetwork": true}}, next}
+		pod := w.Up(NewPod("one"), list)
+		w.Must("CHECK", pod, list)
+		w.Must("DEL", pod, list)
+		Eventually(func() []string { return strings.Split(l3(w.Host), "\n") }, 5*time.Second).Should(
+			ConsistOf(strings.Split(before, "\n")))
+	},
+		Entry("sbr", Step{Plugin: "sbr"}),
+		Entry("tuning", Step{Plugin: "tuning", Keys: Object{"mtu": 1400, "mac": "0a:00:00:00:00:17"}}),
+		Entry("vrf", Step{Plugin: "vrf", Keys: Object{"vrfname": "red"}}, "vrf"),
+	)
 
 	It("serves one container after another", func() {
 		w := configured()
