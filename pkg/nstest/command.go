@@ -21,7 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Program is what [Host.Run] starts.
+// Program describes a process for [Host.Run] and [Host.Start].
 type Program struct {
 	Path  string   // a name to be looked up in PATH, or a path
 	Args  []string // without the program itself
@@ -29,10 +29,9 @@ type Program struct {
 	Stdin string
 }
 
-// Output is what a program left. Exit is its status, or 128 plus the signal that
-// ended it. CPU is the time of processors that it took, with the children that it waited for. Held says that
-// something which the program, which succeeded, started and left behind still held its stdout or stderr seconds after
-// its end.
+// Output is the outcome of a program. Exit is its status, or 128 plus the signal that ended it. CPU is its processor
+// time, including the children that it waited for. Held means that the program succeeded, but a process that it started
+// still had its stdout or stderr open seconds later.
 type Output struct {
 	Stdout, Stderr string
 	Exit           int
@@ -40,12 +39,11 @@ type Output struct {
 	Held           bool
 }
 
-// leftBehind is how long [Host.Run] waits, after the end of a program, for others
-// to close its stdout and stderr: on a busy machine a program that another goroutine
-// starts has them for seconds, between fork and exec.
+// leftBehind is the time that [Host.Run] waits after the end of a program for other processes to close its stdout and
+// stderr. On a busy machine a process of another goroutine has them open for seconds, between fork and exec.
 const leftBehind = 10 * time.Second
 
-// Run runs a program in the namespaces to its end, whatever that is. The spec fails when it cannot be started.
+// Run runs a program in the namespaces and returns its outcome. The spec fails only if the program cannot be started.
 func (h *Host) Run(p Program) Output {
 	ginkgo.GinkgoHelper()
 	var stdout, stderr strings.Builder
@@ -68,7 +66,7 @@ func (p Program) command(stdout, stderr io.Writer) *exec.Cmd {
 	return cmd
 }
 
-// exitStatus is 128 plus the signal where one ended the program.
+// exitStatus returns the exit status, or 128 plus the signal that ended the program.
 func exitStatus(p *os.ProcessState) int {
 	if ws := p.Sys().(syscall.WaitStatus); ws.Signaled() {
 		return 128 + int(ws.Signal())
@@ -76,8 +74,7 @@ func exitStatus(p *os.ProcessState) int {
 	return p.ExitCode()
 }
 
-// Cmd runs a program in the namespaces and returns what it wrote to stdout. The
-// spec fails when its exit status is not 0.
+// Cmd runs a program in the namespaces and returns its standard output. The spec fails if the exit status is not 0.
 func (h *Host) Cmd(name string, args ...string) string {
 	ginkgo.GinkgoHelper()
 	out := h.Run(Program{Path: name, Args: args})
@@ -88,7 +85,7 @@ func (h *Host) Cmd(name string, args ...string) string {
 	return out.Stdout
 }
 
-// IP runs commands of ip(8), in one process. The spec fails with the first that does.
+// IP runs commands of ip(8) in one process. The spec fails if one of them fails.
 func (h *Host) IP(commands ...string) {
 	ginkgo.GinkgoHelper()
 	out := h.Run(Program{Path: "ip", Args: []string{"-batch", "-"}, Stdin: strings.Join(commands, "\n") + "\n"})
@@ -97,8 +94,8 @@ func (h *Host) IP(commands ...string) {
 	}
 }
 
-// JSON decodes into v what a program wrote to stdout, for example h.JSON(&links, "ip", "-j", "-d", "link"). No
-// output at all, which is how ip writes an empty list in some versions, leaves v alone.
+// JSON decodes the standard output of a program into v, for example h.JSON(&links, "ip", "-j", "-d", "link"). Empty
+// output, which some versions of ip write for an empty list, leaves v unchanged.
 func (h *Host) JSON(v any, name string, args ...string) {
 	ginkgo.GinkgoHelper()
 	out := h.Cmd(name, args...)
@@ -110,8 +107,8 @@ func (h *Host) JSON(v any, name string, args ...string) {
 	}
 }
 
-// Start starts a program in the namespaces and returns at once. It is killed at
-// the end of the spec when it still runs; its output goes to the spec's.
+// Start starts a program in the namespaces and does not wait for it. The end of the spec kills the program. Its output
+// becomes part of the spec's.
 func (h *Host) Start(p Program) *exec.Cmd {
 	ginkgo.GinkgoHelper()
 	cmd := p.command(ginkgo.GinkgoWriter, ginkgo.GinkgoWriter)
@@ -123,7 +120,7 @@ func (h *Host) Start(p Program) *exec.Cmd {
 	return cmd
 }
 
-// HoldLock has a program hold the lock of a file until it is killed, or the spec ends.
+// HoldLock starts a process that holds the lock of a file until it is killed or the spec ends.
 func (h *Host) HoldLock(path string) *os.Process {
 	ginkgo.GinkgoHelper()
 	holding := h.Start(Program{Path: "flock", Args: []string{"-o", path, "sh", "-c", "exec sleep 60 >/dev/null 2>&1"}})
@@ -149,8 +146,8 @@ func (h *Host) SetSysctl(path, value string) {
 	h.Do(func() { gomega.Expect(os.WriteFile("/proc/sys/"+path, []byte(value), 0)).To(gomega.Succeed(), h.Name) })
 }
 
-// SetBridgeNF sets net.bridge.bridge-nf-call-iptables and -ip6tables: whether frames that a bridge forwards
-// pass the IP rules. What a new namespace begins with depends on the kernel.
+// SetBridgeNF sets net.bridge.bridge-nf-call-iptables and -ip6tables, which decide whether frames that a bridge
+// forwards pass the IP rules. The initial value in a new namespace depends on the kernel.
 func (h *Host) SetBridgeNF(on bool) {
 	ginkgo.GinkgoHelper()
 	Need("br_netfilter")
@@ -159,11 +156,10 @@ func (h *Host) SetBridgeNF(on bool) {
 	h.SetSysctl("net/bridge/bridge-nf-call-ip6tables", value)
 }
 
-// Arg is a value of one of the arguments of a system call, from 0, in the bits of Mask; 0 = all.
+// Arg is the value of an argument of a system call. Number counts from 0; Mask selects bits, and 0 means all.
 type Arg struct{ Number, Value, Mask uint32 }
 
-// FailCall makes a system call of the calling thread, and of what it starts,
-// fail with errno where it has these arguments.
+// FailCall makes a system call with these arguments fail with errno, in the calling thread and its children.
 func FailCall(number uint32, errno unix.Errno, args ...Arg) {
 	ginkgo.GinkgoHelper()
 	var err error
@@ -171,7 +167,7 @@ func FailCall(number uint32, errno unix.Errno, args ...Arg) {
 		err = errors.New("the filter knows amd64 and arm64")
 	}
 	NeedOK("a seccomp filter", err)
-	// Offsets of struct seccomp_data, and what must stand there.
+	// Offsets in struct seccomp_data, with the required values.
 	conditions := [][3]uint32{{0, number, math.MaxUint32}}
 	for _, a := range args {
 		conditions = append(conditions, [3]uint32{16 + 8*a.Number, a.Value, cmp.Or(a.Mask, math.MaxUint32)})
@@ -192,19 +188,19 @@ func FailCall(number uint32, errno unix.Errno, args ...Arg) {
 	gomega.Expect(failed).To(gomega.BeZero())
 }
 
-// FailNetfilterSockets has the calling thread, and what it starts, get no socket of nfnetlink.
+// FailNetfilterSockets makes the creation of nfnetlink sockets fail in the calling thread and its children.
 func FailNetfilterSockets(errno unix.Errno) {
 	ginkgo.GinkgoHelper()
 	FailCall(unix.SYS_SOCKET, errno, Arg{Value: unix.AF_NETLINK}, Arg{Number: 2, Value: unix.NETLINK_NETFILTER})
 }
 
-// RefuseNetfilterSockets shows a kernel without nfnetlink.
+// RefuseNetfilterSockets simulates a kernel without nfnetlink.
 func RefuseNetfilterSockets() {
 	ginkgo.GinkgoHelper()
 	FailNetfilterSockets(unix.EPROTONOSUPPORT)
 }
 
-// WithoutDAC runs fn as a root whom the modes of files bind: one without rights cannot be read.
+// WithoutDAC runs fn as root without the capabilities that override the modes of files.
 func WithoutDAC(fn func()) {
 	ginkgo.GinkgoHelper()
 	runtime.LockOSThread()

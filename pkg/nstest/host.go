@@ -34,21 +34,21 @@ type Host struct {
 	root   *os.File // the test process's root directory in mounts
 }
 
-// NewHost makes a machine: an own network namespace with lo up, and an own mount namespace with empty /run and
-// /var/lib and the /sys of that network namespace. It skips the spec where namespaces cannot be made.
+// NewHost creates a machine: a network namespace with lo up, and a mount namespace with empty /run and /var/lib and the
+// /sys of that network namespace. It skips the spec if namespaces cannot be created.
 func NewHost() *Host {
 	ginkgo.GinkgoHelper()
 	return create(true)
 }
 
-// NewNetns makes what a runtime hands to a plugin: a network namespace in which nothing was touched (lo is
-// down). Programs run in it see the mounts of the test process.
+// NewNetns creates a network namespace as a runtime passes it to a plugin: unchanged, with lo down. Programs in it see
+// the mounts of the test process.
 func NewNetns() *Host {
 	ginkgo.GinkgoHelper()
 	return create(false)
 }
 
-// count makes names unique within the run.
+// count keeps names unique within the run.
 var count atomic.Int64
 
 func create(machine bool) *Host {
@@ -104,7 +104,7 @@ func (h *Host) unshare(machine bool) error {
 	return err
 }
 
-// loopbackUp is "ip link set lo up" without a process.
+// loopbackUp sets lo up, as "ip link set lo up" does, without a process.
 func loopbackUp() error {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -146,8 +146,8 @@ func machineMounts() error {
 	if err := mount(fmt.Sprintf("/proc/thread-self/fd/%d", pins), netnsDir, "", unix.MS_BIND|unix.MS_REC); err != nil {
 		return err
 	}
-	// A container engine that masks parts of /sys makes the kernel refuse a new
-	// one; programs then see the /sys of the machine, read-only for us.
+	// If a container engine masks parts of /sys, the kernel refuses a new one. Programs then see the machine's /sys,
+	// read-only.
 	_ = mount("sysfs", "/sys", "sysfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC)
 	return nil
 }
@@ -209,8 +209,8 @@ func (h *Host) enterMounts() error {
 	return errors.Join(h.root.Chdir(), unix.Chroot("."), unix.Chdir(wd))
 }
 
-// Unpin removes Path as a runtime does at the end of a container, and gives a machine's mounts up. The
-// namespaces go when nothing uses them any more. Unpinning twice does nothing.
+// Unpin removes Path, as a runtime does at the end of a container, and releases a machine's mounts. The kernel removes
+// the namespaces when nothing uses them. A second Unpin has no effect.
 func (h *Host) Unpin() {
 	ginkgo.GinkgoHelper()
 	gomega.Expect(h.unpin()).To(gomega.Succeed())
@@ -247,7 +247,7 @@ func AtOnce(n int, do func(i int)) {
 	all.Wait()
 }
 
-// deadline is a context that ends as one does whose time is over.
+// deadline is a context that ends with context.DeadlineExceeded.
 type deadline struct {
 	context.Context
 	over chan struct{}
@@ -264,8 +264,8 @@ func (d deadline) Err() error {
 	}
 }
 
-// DeadlineWhen is a context whose deadline is over as soon as done says so, whatever time the
-// machine needs to get there, and after [Hang] in any case.
+// DeadlineWhen returns a context whose deadline expires when done returns true, independent of the machine's speed, and
+// at the latest after [Hang].
 func DeadlineWhen(done func() bool) context.Context {
 	ginkgo.GinkgoHelper()
 	d := deadline{context.Background(), make(chan struct{})}
@@ -300,8 +300,8 @@ type End struct {
 // Wire connects two Hosts by a veth pair, with both ends up and their addresses usable at once.
 func Wire(a, b End) {
 	ginkgo.GinkgoHelper()
-	// The kernel takes a veth whose index is that of its other end, as it would be in two new namespaces, for a link
-	// by itself, and tells of its carrier up to a second later.
+	// In two new namespaces both ends of a veth would get the same index. The kernel mistakes such a veth for a link
+	// without a peer, and reports its carrier up to a second later.
 	index := fmt.Sprint(1000 + count.Add(1))
 	a.Host.Cmd("ip", "link", "add", a.Name, "index", index, "type", "veth",
 		"peer", "name", b.Name, "netns", b.Host.Name)
@@ -328,17 +328,17 @@ func Wire(a, b End) {
 	}
 }
 
-// HasIPv6 tells whether the kernel knows IPv6: not where it was started with ipv6.disable=1.
+// HasIPv6 reports whether the kernel supports IPv6. It does not if it was started with ipv6.disable=1.
 func HasIPv6() bool {
 	_, err := os.Stat("/proc/sys/net/ipv6")
 	return err == nil
 }
 
-// settle returns when the link has its carrier, and the address and routes that
-// the kernel gives it for that, a little after the other end is up.
+// settle waits until the link has its carrier and the resulting address and routes of the kernel, shortly after the
+// other end is up.
 func (e End) settle() {
 	ginkgo.GinkgoHelper()
-	// Of its routes the address's own, which has RTF_LOCAL: the highest bit of the flags.
+	// The address's own route has RTF_LOCAL, the highest bit of the flags.
 	local := regexp.MustCompile(`(?m)^fe80[0-9a-f]{28} 80 .* 8[0-9a-f]{7} +` + regexp.QuoteMeta(e.Name) + `$`)
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
@@ -354,8 +354,8 @@ func (e End) settle() {
 	}
 }
 
-// NewOutside makes a machine one hop away from h: "ext" of h has 192.0.2.1/24 and 2001:db8::1/64, "eth0" of the
-// machine 192.0.2.2 and 2001:db8::2. The machine knows no way back to anything else behind h.
+// NewOutside creates a machine one hop away from h: "ext" of h has 192.0.2.1/24 and 2001:db8::1/64, "eth0" of the
+// machine 192.0.2.2 and 2001:db8::2. The machine has no route to networks behind h.
 func NewOutside(h *Host) *Host {
 	ginkgo.GinkgoHelper()
 	out := NewHost()
@@ -364,8 +364,8 @@ func NewOutside(h *Host) *Host {
 	return out
 }
 
-// Serve answers on a TCP or UDP address of the namespace until the end of the spec. The answer is the client's
-// address and port as the server sees them. It returns the address served, with the port chosen where it was 0.
+// Serve starts a server on a TCP or UDP address of the namespace until the end of the spec. The server answers with the
+// client's address and port as it sees them. Serve returns the address; port 0 is replaced by the kernel's choice.
 func (h *Host) Serve(network, address string) string {
 	ginkgo.GinkgoHelper()
 	if strings.HasPrefix(network, "udp") {
@@ -405,15 +405,15 @@ func (h *Host) serveUDP(network, address string) string {
 	return conn.LocalAddr().String()
 }
 
-// Ask connects to a server made by [Host.Serve] and returns its answer: our
-// address and port as it sees them. An error is returned and fails nothing,
-// since that is what many specs expect. What nobody answers is asked again until [Hang].
+// Ask connects to a server of [Host.Serve] and returns its answer: the client's address and port as the server sees
+// them. It returns errors and does not fail the spec, because many specs expect them. Without an answer it tries again
+// until [Hang].
 func (h *Host) Ask(network, address string) (string, error) {
 	ginkgo.GinkgoHelper()
 	return h.AskWithin(Patience(Hang), network, address)
 }
 
-// AskWithin is Ask for who need not wait long, since nobody is to answer.
+// AskWithin is like Ask with another limit, for specs that expect no answer.
 func (h *Host) AskWithin(limit time.Duration, network, address string) (string, error) {
 	ginkgo.GinkgoHelper()
 	var answer []byte
@@ -422,7 +422,7 @@ func (h *Host) AskWithin(limit time.Duration, network, address string) (string, 
 	return string(answer), err
 }
 
-// attempt is how long one connection may take: it may have gone another way than the next.
+// attempt is the time limit of one connection attempt; the next one may take another path.
 const attempt = 3 * time.Second
 
 func ask(network, address string, end time.Time) (answer []byte, err error) {
@@ -461,7 +461,7 @@ func askOnce(network, address string, end time.Time) ([]byte, error) {
 // etherType is the type for experiments (IEEE 802).
 const etherType = 0x88b5
 
-// Broadcast is every station's address.
+// Broadcast is the address of all stations.
 var Broadcast = net.HardwareAddr{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}
 
 // Wiretap sends and receives frames on an interface. Those that it receives have the type for experiments.
@@ -491,7 +491,7 @@ func bigEndian(v uint16) uint16 {
 	return binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, v))
 }
 
-// Send sends a frame with a text from any address to any.
+// Send sends a frame with a text from src to dst.
 func (t Wiretap) Send(src, dst net.HardwareAddr, text string) {
 	ginkgo.GinkgoHelper()
 	frame := append(append([]byte{}, dst...), src...)
@@ -505,19 +505,19 @@ func (t Wiretap) SendFrame(frame []byte) {
 	gomega.Expect(unix.Sendto(t.fd, frame, 0, &unix.SockaddrLinklayer{Ifindex: t.index})).To(gomega.Succeed())
 }
 
-// Next returns the text of the next frame that comes in.
+// Next returns the text of the next received frame.
 func (t Wiretap) Next() string {
 	ginkgo.GinkgoHelper()
 	return t.within(Hang)
 }
 
-// Nothing checks that no frame comes in for a while.
+// Nothing checks that no frame is received for a while.
 func (t Wiretap) Nothing() {
 	ginkgo.GinkgoHelper()
 	gomega.Expect(t.within(300 * time.Millisecond)).To(gomega.BeEmpty())
 }
 
-// within is the text of the next frame that comes in, "" when none comes.
+// within returns the text of the next received frame, or "" if there is none.
 func (t Wiretap) within(limit time.Duration) string {
 	ginkgo.GinkgoHelper()
 	for buf := make([]byte, 2048); ; {

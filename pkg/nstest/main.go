@@ -2,8 +2,8 @@
 // an ordinary user, without touching the machine they run on.
 //
 // A test package hands its TestMain to [Main], makes namespaces with [NewHost] and [NewNetns], works in them
-// through [Host.Do] and [Host.Cmd], and says with [Need] which features of the kernel a spec cannot do without.
-// Specs whose feature some kernels lack carry Label("kernel"), so that they can be run alone on another kernel.
+// through [Host.Do] and [Host.Cmd], and names with [Need] the features of the kernel that a spec requires. Specs
+// whose feature some kernels lack carry Label("kernel"), so that another kernel can run only these.
 //
 // The environment of a run:
 //
@@ -34,14 +34,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Steps of the re-execution, told to the next process in stageEnv.
+// Stages of the re-execution; stageEnv passes the stage to the next process.
 const (
 	stageEnv = "NSTEST_STAGE"
 	workEnv  = "NSTEST_WORKDIR"
 
 	stageInit   = "init"   // PID 1 of the new namespaces: mounts, starts the tests, reaps
 	stageInside = "inside" // the tests themselves
-	// A fuzz worker that was started once more, by confine.
+	// A fuzz worker that confine has started again.
 	stageConfined = "confined"
 )
 
@@ -53,14 +53,14 @@ var run = struct {
 
 const noMain = "this package's TestMain does not call nstest.Main"
 
-// The main goroutine keeps the main thread for itself. That one cannot end: a goroutine that had entered a namespace on
-// it would keep the namespace until the process ends.
+// The main goroutine keeps the main thread, which cannot end: a goroutine that entered a namespace on it would keep the
+// namespace until the process ends.
 func init() { runtime.LockOSThread() }
 
 // Main runs the tests of a package in new mount, PID, IPC, UTS and network namespaces (and a new user namespace
 // with mapped root where we have no CAP_SYS_ADMIN), with an own /proc, an empty /run and none of the machine's settings
 // (machine.go), and exits. Where the kernel refuses that, the tests run in place and every spec that asks for a
-// namespace is skipped with the kernel's error. The workers of a fuzz target can not even write files.
+// namespace skips with the kernel's error. The workers of a fuzz target cannot write files either.
 func Main(m *testing.M) {
 	runtime.SetDefaultGOMAXPROCS() // package skel, if it is tested, leaves one
 	switch os.Getenv(stageEnv) {
@@ -115,15 +115,15 @@ func quickFilter(filter string) string {
 	return "(" + filter + ") && !slow"
 }
 
-// Must is the value of a call that may not fail.
+// Must returns the value of a call that must succeed.
 func Must[T any](value T, err error) T {
 	ginkgo.GinkgoHelper()
 	gomega.Expect(err).NotTo(gomega.HaveOccurred())
 	return value
 }
 
-// fixSeed makes the order of the specs, and what they do at random, the same in each run, so that
-// what passed once passes again. -ginkgo.seed is for another.
+// fixSeed makes the order of the specs and their random choices the same in each run, so that a passing run can be
+// repeated. -ginkgo.seed selects another seed.
 func fixSeed() {
 	given := func(arg string) bool { return strings.HasPrefix(strings.TrimLeft(arg, "-"), "ginkgo.seed") }
 	if !slices.ContainsFunc(os.Args[1:], given) {
@@ -131,10 +131,9 @@ func fixSeed() {
 	}
 }
 
-// reexec runs this program again in new namespaces. The error says why that is
-// impossible; in that case no test has run.
+// reexec runs this program again in new namespaces. If that is impossible it returns an error, and no test has run.
 func reexec(dir string) (int, error) {
-	// Pdeathsig is the thread's, not the process's.
+	// Pdeathsig is sent when the parent's thread ends, not its process.
 	runtime.LockOSThread()
 	report, w, err := os.Pipe()
 	if err != nil {
@@ -174,7 +173,7 @@ func newNamespaces() *syscall.SysProcAttr {
 	if !parallel {
 		attr.Cloneflags |= unix.CLONE_NEWNET
 	}
-	// In the machine's network namespace a user namespace takes all rights away.
+	// In a user namespace a process has no rights in the machine's network namespace.
 	if parallel || !hasCapability(unix.CAP_SYS_ADMIN) {
 		attr.Cloneflags |= unix.CLONE_NEWUSER
 		attr.UidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getuid(), Size: 1}}
@@ -183,8 +182,8 @@ func newNamespaces() *syscall.SysProcAttr {
 	return attr
 }
 
-// ginkgoParallel reports whether the ginkgo command runs us as one process of
-// several: they speak with it over the machine's loopback.
+// ginkgoParallel reports whether the ginkgo command runs this process as one of several, which communicate with it over
+// the machine's loopback.
 func ginkgoParallel() bool {
 	for _, arg := range os.Args[1:] {
 		if n, ok := strings.CutPrefix(strings.TrimLeft(arg, "-"), "ginkgo.parallel.total="); ok {
@@ -203,7 +202,7 @@ func hasCapability(c int) bool {
 	return data[c/32].Effective&(1<<(c%32)) != 0
 }
 
-// forwardSignals passes on what go test and terminals send; the result ends it.
+// forwardSignals forwards the signals of go test and of terminals until the returned function is called.
 func forwardSignals(pid int) func() {
 	ch := make(chan os.Signal, 4)
 	signal.Notify(ch, unix.SIGINT, unix.SIGTERM, unix.SIGQUIT, unix.SIGHUP)
@@ -270,7 +269,7 @@ func initMain() int {
 }
 
 func startTests(self string) (int, error) {
-	// An ordinary user's PATH lacks what only root can use, which we are by now.
+	// The PATH of an ordinary user lacks root's programs; the tests run as root.
 	if err := os.Setenv("PATH", os.Getenv("PATH")+":/usr/local/sbin:/usr/sbin:/sbin"); err != nil {
 		return 0, err
 	}
@@ -310,8 +309,8 @@ func setUp() error {
 	if ginkgoParallel() {
 		return nil
 	}
-	// The network namespace is older than the mapping of root in its user
-	// namespace, so that parts of its /proc/net are closed to us.
+	// The network namespace was created before root was mapped in its user namespace, so that parts of its /proc/net
+	// cannot be read.
 	runtime.LockOSThread()
 	return unix.Unshare(unix.CLONE_NEWNET)
 }
@@ -335,7 +334,7 @@ func detachMounts() error {
 		return err
 	}
 	defer func() { _ = root.Close() }()
-	// Whoever stands above his root can go up to the namespace's.
+	// A process outside its root directory can go up to the namespace's root.
 	err = errors.Join(unix.Chroot("/proc"), root.Chdir())
 	for range deepest {
 		err = errors.Join(err, os.Chdir(".."))
@@ -351,18 +350,18 @@ func mount(source, target, fstype string, flags uintptr) error {
 	return nil
 }
 
-// isFuzzWorker tells a process that go test starts to run a fuzz target with inputs that it makes up.
+// isFuzzWorker reports whether go test started this process to run a fuzz target with generated inputs.
 func isFuzzWorker() bool {
 	return slices.ContainsFunc(os.Args[1:], func(arg string) bool {
 		return arg == "-test.fuzzworker" || arg == "-test.fuzzworker=true"
 	})
 }
 
-// confine starts this program again where no input, whatever it makes a plugin do, can change a file: in a
-// network and a mount namespace of its own, with nothing writable but the kernel's switches of that network
-// namespace and directories in memory that go with the process. It returns only to say why that is impossible.
+// confine executes this program again in network and mount namespaces of its own, where no input can make a plugin
+// change a file. Only the sysctls of the network namespace and directories in memory are writable. confine returns only
+// if it fails.
 func confine() error {
-	// exec makes the calling thread, and so its namespaces, the process.
+	// exec turns the calling thread, with its namespaces, into the process.
 	runtime.LockOSThread()
 	if err := unix.Unshare(unix.CLONE_FS | unix.CLONE_NEWNET | unix.CLONE_NEWNS); err != nil {
 		return fmt.Errorf("unshare: %w", err)
@@ -395,7 +394,7 @@ func confineMounts() error {
 	return errors.Join(os.Mkdir("/run/lock", 0o755), os.Mkdir(netnsDir, 0o755))
 }
 
-// Container is what a runtime hands to a plugin, as [NewNetns] makes it, for a test that is no spec.
+// Container returns a network namespace like that of [NewNetns], for a test that is not a spec.
 func Container(tb testing.TB, name string) (*Host, error) {
 	if run.unavailable != "" {
 		return nil, errors.New(run.unavailable)

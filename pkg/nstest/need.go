@@ -18,17 +18,17 @@ import (
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
-// module is the first line of the go.mod below which plugins/ lies.
+// module is the first line of the go.mod in the directory that contains plugins/.
 const module = "module github.com/hawser-cni/plugins\n"
 
-// built are the plugins that this run has compiled.
+// built has the plugins that this run has compiled.
 var built struct {
 	sync.Mutex
 	paths map[string]string
 }
 
-// Build returns the path of a plugin's binary, or of hawser, which is all plugins: the one in the directory named by
-// HAWSER_BIN, else one compiled now, once in a run, from this checkout.
+// Build returns the path of a plugin's binary, or of hawser, which contains all plugins. The binary is in the directory
+// HAWSER_BIN. Without that variable Build compiles it from this checkout, once in a run.
 func Build(plugin string) string {
 	ginkgo.GinkgoHelper()
 	path, err := build(plugin)
@@ -62,7 +62,7 @@ func build(plugin string) (string, error) {
 	path := filepath.Join(run.workDir, "bin", plugin)
 	cmd := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-o", path, ".")
 	cmd.Dir = sources[0]
-	// The namespaces have no way to the network; what the tests were compiled from is in the module cache.
+	// The namespaces cannot reach the network; the module cache has the sources of the tests.
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOPROXY=off", "GOFLAGS=-mod=readonly")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("%w\n%s", err, out)
@@ -74,10 +74,10 @@ func build(plugin string) (string, error) {
 	return path, nil
 }
 
-// Apart is the plugin that is not in the one program, nor in the default archive.
+// Apart is the plugin that is neither in the program hawser nor in the default archive.
 const Apart = "cluster-local"
 
-// Plugins are the names of all plugins of this checkout but Apart, sorted.
+// Plugins returns the sorted names of all plugins of this checkout except Apart.
 func Plugins() []string {
 	ginkgo.GinkgoHelper()
 	mains, _ := filepath.Glob(filepath.Join(Root(), "plugins", "*", "*", "main.go"))
@@ -92,14 +92,14 @@ func Plugins() []string {
 	return names
 }
 
-// Replaced are the plugins that the reference has, too.
+// Replaced returns the plugins that the reference also has.
 func Replaced() []string {
 	ginkgo.GinkgoHelper()
 	return slices.DeleteFunc(Plugins(), func(name string) bool { return !Newest().Has(name) })
 }
 
-// Alone are the plugins that serve a call alone: not dhcp, which needs its daemon, and a server.
-func Alone() []string {
+// Standalone returns the plugins that need no other process: all except dhcp, which needs its daemon and a server.
+func Standalone() []string {
 	ginkgo.GinkgoHelper()
 	return slices.DeleteFunc(Plugins(), func(name string) bool { return name == "dhcp" })
 }
@@ -123,7 +123,7 @@ func Root() string {
 type Reference struct {
 	Name   string
 	dir    string
-	remedy string // for who has it not
+	remedy string // how to install it
 }
 
 // before is the release before skel.Reference; scripts/reference.sh reads this line.
@@ -147,7 +147,7 @@ func QuickReferences() []Reference {
 	return all
 }
 
-// Debian is the release that Debian has.
+// Debian returns the release that Debian packages.
 func Debian() Reference {
 	return Reference{"Debian's reference", "/usr/lib/cni", "package containernetworking-plugins"}
 }
@@ -164,13 +164,14 @@ func cached(version string) Reference {
 		"scripts/reference.sh"}
 }
 
-// Has says whether the release has a plugin: Debian's is older than two of them, and none has tc-redirect-tap.
+// Has reports whether the release has a plugin. Debian's release lacks two newer plugins, and no release has
+// tc-redirect-tap.
 func (r Reference) Has(plugin string) bool {
 	return plugin != "tc-redirect-tap" && (r != Debian() || plugin != "dummy" && plugin != "tap")
 }
 
-// Dir is the directory of the release's plugins. It skips the spec where they are
-// not installed, and fails it where NSTEST_REQUIRE is set: no kernel lacks them.
+// Dir returns the directory of the release's plugins. If they are not installed it skips the spec, or fails it if
+// NSTEST_REQUIRE is set, because they do not depend on the kernel.
 func (r Reference) Dir() string {
 	ginkgo.GinkgoHelper()
 	if _, err := os.Stat(filepath.Join(r.dir, "bridge")); err != nil {
@@ -182,13 +183,13 @@ func (r Reference) Dir() string {
 	return r.dir
 }
 
-// Program is the path of one of the release's plugins, as Dir.
+// Program returns the path of a plugin of the release, with the conditions of Dir.
 func (r Reference) Program(plugin string) string {
 	ginkgo.GinkgoHelper()
 	return filepath.Join(r.Dir(), plugin)
 }
 
-// features says how each name that [Need] knows is tried: commands, run one after the other in a scratch Host.
+// features has the commands that try each feature of [Need]. They run in a scratch Host, in this order.
 var features = map[string][]string{
 	"8021q": {"ip link add veth8 type veth peer name veth9",
 		"ip link add link veth8 name veth8.5 type vlan id 5"},
@@ -221,10 +222,10 @@ var features = map[string][]string{
 	"vrf":            {"ip link add vrf9 type vrf table 10"},
 }
 
-// Need skips the spec unless each of these features works here, with the error that the kernel gave. They are
-// tried once in a run. A spec whose feature is the kernel's to give or to lack (all but the programs) carries
-// Label("kernel"), and one for netkit Label("netkit") too, since it runs on a newer kernel than the others.
-// Features are those of the table above, sctp, and realroot (not in a user namespace).
+// Need skips the spec with the kernel's error unless each of these features works on this machine. A run tries each
+// feature once. A spec that needs a feature of the kernel, and not only programs, carries Label("kernel"). A spec of
+// netkit also carries Label("netkit"), because it needs a newer kernel than the others. The features are those of the
+// table above, sctp, and realroot (not in a user namespace).
 func Need(names ...string) {
 	ginkgo.GinkgoHelper()
 	for _, name := range names {
@@ -234,7 +235,7 @@ func Need(names ...string) {
 	}
 }
 
-// NeedBackend is Need for what a backend of rules runs: "iptables" needs its programs, others nothing.
+// NeedBackend skips the spec unless the programs of a backend of rules are installed. Only "iptables" has programs.
 func NeedBackend(backend string) {
 	ginkgo.GinkgoHelper()
 	if backend == "iptables" {
@@ -242,7 +243,7 @@ func NeedBackend(backend string) {
 	}
 }
 
-// NeedLack skips the spec unless this machine lacks one of the features of [Need], also where NSTEST_REQUIRE is "all".
+// NeedLack skips the spec unless this machine lacks a feature of [Need], even if NSTEST_REQUIRE is "all".
 func NeedLack(name string) {
 	ginkgo.GinkgoHelper()
 	if missing(name) == "" {
@@ -262,8 +263,7 @@ func NeedProgram(names ...string) {
 	}
 }
 
-// NeedOK skips the spec when err, the outcome of something that this machine need
-// not be able to do, is not nil.
+// NeedOK skips the spec if err is not nil. err is the outcome of an operation that some machines do not support.
 func NeedOK(what string, err error) {
 	ginkgo.GinkgoHelper()
 	if err != nil {
@@ -271,7 +271,7 @@ func NeedOK(what string, err error) {
 	}
 }
 
-// tried remembers what [Need] found out in this run.
+// tried has the results of [Need] in this run.
 var tried sync.Map
 
 func missing(name string) string {
@@ -332,12 +332,11 @@ func tryRealRoot() error {
 	return nil
 }
 
-// Hang is a time that no call takes under any load, unless it waits for something that
-// does not come: specs have that last for a minute. It is also how long Eventually waits.
+// Hang is longer than any call takes under load, and shorter than the minute for which specs block a call that must not
+// wait. Eventually also waits for Hang.
 const Hang = 40 * time.Second
 
-// Patience is a deadline of d on a machine of usual speed, made longer by the
-// factor in NSTEST_SLOWNESS on a slow one such as an emulated processor.
+// Patience returns d multiplied by NSTEST_SLOWNESS, for deadlines on slow machines such as an emulated processor.
 func Patience(d time.Duration) time.Duration {
 	if f, err := strconv.ParseFloat(os.Getenv("NSTEST_SLOWNESS"), 64); err == nil && f > 1 {
 		return time.Duration(float64(d) * f)
@@ -345,8 +344,8 @@ func Patience(d time.Duration) time.Duration {
 	return d
 }
 
-// UseVariant makes "iptables" and its kind the programs of a variant, "nft" or
-// "legacy", until the end of the spec.
+// UseVariant makes "iptables" and the related programs those of a variant, "nft" or "legacy", until the end of the
+// spec.
 func UseVariant(variant string) {
 	ginkgo.GinkgoHelper()
 	Need("iptables-" + variant)
@@ -360,7 +359,7 @@ func UseVariant(variant string) {
 	ginkgo.GinkgoT().Setenv("PATH", dir+":"+os.Getenv("PATH"))
 }
 
-// WithPrograms runs fn where these programs alone are found.
+// WithPrograms runs fn with a PATH that has only these programs.
 func WithPrograms(names []string, fn func()) {
 	ginkgo.GinkgoHelper()
 	dir, path := ginkgo.GinkgoT().TempDir(), os.Getenv("PATH")
@@ -372,13 +371,13 @@ func WithPrograms(names []string, fn func()) {
 	fn()
 }
 
-// WithoutPrograms runs fn where no program is found.
+// WithoutPrograms runs fn with a PATH that has no programs.
 func WithoutPrograms(fn func()) {
 	ginkgo.GinkgoHelper()
 	WithPrograms(nil, fn)
 }
 
-// skip ends the spec; [watchSkips] decides what that means.
+// skip ends the spec; [watchSkips] decides whether that is a failure.
 func skip(what, why string) {
 	ginkgo.GinkgoHelper()
 	if why == noMain {
@@ -387,11 +386,11 @@ func skip(what, why string) {
 	ginkgo.Skip(fmt.Sprintf("needs %s: %s", what, why))
 }
 
-// watchSkips sees each spec after it ran. It logs the skipped ones, or fails them
-// where a skip is not allowed: nothing is skipped in silence.
+// watchSkips logs a skipped spec, or fails it if NSTEST_REQUIRE does not allow the skip. It runs after each spec, so
+// that no spec skips silently.
 func watchSkips(report ginkgo.SpecReport) {
 	reason := report.Failure.Message
-	// A spec that was filtered out has no reason.
+	// A spec that a filter left out has no reason.
 	if report.State.String() != "skipped" || reason == "" {
 		return
 	}
@@ -405,14 +404,14 @@ func watchSkips(report ginkgo.SpecReport) {
 	logSkip(report.FullText(), reason)
 }
 
-// required tells whether what the kernel does not lack must be there.
+// required reports whether a missing requirement that does not depend on the kernel is a failure.
 func required() bool {
 	strict := os.Getenv("NSTEST_REQUIRE")
 	return strict != "" && strict != "0"
 }
 
-// logSkip adds a line to the file that the end of a run is told from. One write
-// in append mode: several packages run at once.
+// logSkip adds a line to the file from which the end of a run lists the skipped specs. It uses one write in append mode
+// because several packages run at the same time.
 func logSkip(spec, reason string) {
 	path := os.Getenv("NSTEST_SKIPLOG")
 	if path == "" {

@@ -15,14 +15,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// lists are the sections of a snapshot that ip(8) lists, in the order in which they are
-// written: its commands without a family, and for IPv6.
+// lists has the sections of a snapshot that come from ip(8), in their order: the commands without a family and for
+// IPv6.
 var lists = []struct{ name, both, six string }{
 	{"links", "link", ""}, {"addresses", "addr", ""}, {"routes", "route show table all", "route show table all"},
 	{"rules", "rule", "rule"},
 }
 
-// others are the sections that follow.
+// others has the sections that follow those of lists.
 var others = []struct {
 	name string
 	read func(h *Host) []string
@@ -30,9 +30,9 @@ var others = []struct {
 
 // Snapshot renders the state of the network namespace as sorted text, for comparing before and after: links,
 // addresses, routes, rules, nftables (which shows iptables-nft too), iptables-legacy and sysctls. With names
-// only those sections. What changes without anybody's doing (indexes, counters, timers, carrier, progress of
-// address detection) is left out, and so is what the kernel adds by itself, a while after a link is up or has
-// an IPv6 address.
+// only those sections. It omits values that change by themselves (indexes, counters, timers, carrier, progress of
+// address detection), and addresses and routes that the kernel adds some time after a link is up or has an IPv6
+// address.
 func (h *Host) Snapshot(names ...string) string {
 	ginkgo.GinkgoHelper()
 	var b strings.Builder
@@ -70,8 +70,8 @@ func (h *Host) Snapshot(names ...string) string {
 	return b.String()
 }
 
-// byItself tells an address or a route that the kernel makes: the link-local address that comes of
-// the MAC address, and what a worker of the kernel adds for an IPv6 address or a link.
+// byItself reports whether the kernel adds an address or a route by itself: the link-local address of the MAC address,
+// and the routes that a kernel worker adds for an IPv6 address or a link.
 func byItself(o map[string]any) bool {
 	local, _ := o["local"].(string)
 	dst, _ := o["dst"].(string)
@@ -84,7 +84,7 @@ func byItself(o map[string]any) bool {
 	return false
 }
 
-// listed has ip(8) list several things in one process. What comes is, of each, the objects, one a line.
+// listed runs several list commands of ip(8) in one process. It returns the objects of each command, one per line.
 func (h *Host) listed(commands []string, options ...string) <-chan []string {
 	ginkgo.GinkgoHelper()
 	all := make(chan []string, len(commands))
@@ -115,7 +115,7 @@ func (h *Host) listed(commands []string, options ...string) <-chan []string {
 	return all
 }
 
-// volatile are the keys of ip(8)'s output that a snapshot leaves out.
+// volatile has the keys of ip(8)'s output that a snapshot omits.
 var volatile = []string{
 	"ifindex", "link_index", "operstate", "state", "qdisc", "bridge_id", "root_id", "root_port", "root_path_cost",
 	"designated_bridge", "designated_root", "designated_port", "no", "id", "topology_change",
@@ -124,7 +124,7 @@ var volatile = []string{
 	"preferred_life_time", "tentative", "dadfailed", "used", "expires", "fdb_n_learned",
 }
 
-// carrier are the link flags that follow the other end of a cable.
+// carrier has the link flags that depend on the other end of a cable.
 var carrier = []string{"NO-CARRIER", "LOWER_UP", "M-DOWN", "RUNNING", "linkdown"}
 
 func render(o map[string]any) string {
@@ -179,8 +179,7 @@ func (h *Host) ruleset() []string {
 	}
 }
 
-// twice tells of a ruleset in which an element stands twice: the kernel lists a set so while a
-// worker makes it larger or smaller.
+// twice reports whether a ruleset has an element twice. The kernel lists a set so while a worker resizes it.
 func twice(rules []string) bool {
 	last := ""
 	for _, line := range rules {
@@ -193,8 +192,8 @@ func twice(rules []string) bool {
 	return false
 }
 
-// legacy lists the rules and the chains of one's own making in the tables that
-// exist: looking at one that does not would create it.
+// legacy lists the rules and the user-defined chains of the tables that exist. Reading a table that does not exist
+// would create it.
 func (h *Host) legacy() []string {
 	ginkgo.GinkgoHelper()
 	var out []string
@@ -212,7 +211,7 @@ func (h *Host) legacy() []string {
 	return out
 }
 
-// sysctls are the forwarding switches and every per-interface value of IPv4 and IPv6.
+// sysctls lists the forwarding switches and every per-interface value of IPv4 and IPv6.
 func (h *Host) sysctls() []string {
 	ginkgo.GinkgoHelper()
 	var out []string
@@ -223,7 +222,7 @@ func (h *Host) sysctls() []string {
 			paths = append(paths, found...)
 		}
 		for _, path := range paths {
-			// Some are for writing only, and stable_secret is unreadable until set.
+			// Some are write-only, and stable_secret cannot be read before it is set.
 			if value, ok := readSysctl(path); ok {
 				out = append(out, strings.TrimPrefix(path, "/proc/sys/")+"="+strings.TrimSpace(value))
 			}
@@ -244,8 +243,8 @@ func readSysctl(path string) (string, bool) {
 	return string(buf[:max(n, 0)]), err == nil
 }
 
-// Files lists what is below these directories of the Host, one path a line with
-// its mode and, for regular files, its content.
+// Files lists the files below these directories of the Host, one path per line with its mode and, for a regular file,
+// its content.
 func (h *Host) Files(dirs ...string) string {
 	ginkgo.GinkgoHelper()
 	var b strings.Builder
@@ -268,11 +267,11 @@ func (h *Host) Files(dirs ...string) string {
 	return b.String()
 }
 
-// evidence has the records of calls that failed.
+// evidence is the directory with the records of failed calls.
 const evidence = "/run/hawser/failures"
 
-// IsEvidence says whether a file or directory may be there because of calls that failed alone, and so says nothing
-// about what is attached.
+// IsEvidence reports whether a file or directory may exist only because of failed calls, and therefore does not belong
+// to an attachment.
 func IsEvidence(path string) bool {
 	return path == "/run/hawser" || path == evidence || strings.HasPrefix(path, evidence+"/")
 }

@@ -133,7 +133,7 @@ func kernelOf(plugin string) (labels Labels, need func()) {
 }
 
 var _ = Describe("each key of a tenant's configuration", Label("tenant-keys", "slow"), func() {
-	for _, plugin := range nstest.Alone() {
+	for _, plugin := range nstest.Standalone() {
 		labels, need := kernelOf(plugin)
 		It("harms nobody: "+plugin, labels, func() {
 			need()
@@ -146,7 +146,7 @@ var _ = Describe("each key of a tenant's configuration", Label("tenant-keys", "s
 	}
 
 	// The harm that the reference does by single keys is not part of the tests: HAWSER_ATTACK_REFERENCE=1 shows it.
-	for _, plugin := range nstest.Alone() {
+	for _, plugin := range nstest.Standalone() {
 		if os.Getenv("HAWSER_ATTACK_REFERENCE") == "" || !nstest.Newest().Has(plugin) {
 			continue
 		}
