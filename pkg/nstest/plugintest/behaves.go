@@ -81,8 +81,8 @@ func OnHost(commands string, messages ...string) Drift {
 	return Drift{Host: commands, Messages: messages}
 }
 
-// Behaves registers the specs of the life of an attachment, which each main plugin passes: DEL in all its
-// forms, ADD failing in all its ways, CHECK, GC, STATUS, and what the reference plugins made.
+// Behaves registers the specs of the life of an attachment that each main plugin passes: all variants of DEL, all
+// failures of ADD, CHECK, GC, STATUS, and attachments of the reference plugins.
 func Behaves(f Fixture) bool {
 	f.behaves()
 	if f.AlsoInProcess {
@@ -130,7 +130,7 @@ func (f Fixture) behaves() {
 	}
 }
 
-// life is a spec's world: a host with a live attachment, and how it looked then.
+// life is the world of a spec: a host with a live attachment, and its snapshot.
 type life struct {
 	*World
 	f     Fixture
@@ -152,7 +152,7 @@ func (f Fixture) life() *life {
 	return l
 }
 
-// alive attaches the live container, whose gateways answer whatever else happens.
+// alive attaches the live container, whose gateways keep answering.
 func (l *life) alive() {
 	BeforeEach(func() {
 		l.live = l.attach("live", 2)
@@ -161,12 +161,12 @@ func (l *life) alive() {
 	})
 }
 
-// Addrs are addresses of the n-th container, of both families, with gateways.
+// Addrs returns addresses of the n-th container, of both families, with gateways.
 func Addrs(n int) []string {
 	return []string{fmt.Sprintf("10.1.0.%d/24 10.1.0.1", n), fmt.Sprintf("2001:db8:1::%d/64 2001:db8:1::1", n)}
 }
 
-// conf is the fixture's configuration: keys are added, or taken away by nil.
+// conf returns the fixture's configuration with additional keys; the value nil removes a key.
 func (l *life) conf(more ...Object) Object { return Merge(append([]Object{l.f.Conf}, more...)...) }
 
 func (l *life) attach(id string, n int, more ...Object) Attached {
@@ -174,7 +174,7 @@ func (l *life) attach(id string, n int, more ...Object) Attached {
 	return l.Attach(id, l.conf(more...), Addrs(n)...)
 }
 
-// beside attaches another interface to a's container.
+// beside attaches a second interface to a's container.
 func (l *life) beside(a Attached, ifName string, n int, more ...Object) Attached {
 	GinkgoHelper()
 	b := Attached{Host: a.Host, Call: Call{ID: a.Call.ID, IfName: ifName, Netns: a.Path, Conf: l.conf(more...)}}
@@ -183,7 +183,7 @@ func (l *life) beside(a Attached, ifName string, n int, more ...Object) Attached
 	return b
 }
 
-// hostEnd is the name by which the attachment's link is deleted.
+// hostEnd returns the name of the host's link whose removal ends the attachment.
 func (l *life) hostEnd(a Attached) string {
 	if l.f.NoHostEnd {
 		return "eth0"
@@ -191,7 +191,7 @@ func (l *life) hostEnd(a Attached) string {
 	return a.Result.Interfaces[l.f.HostEnd].Name
 }
 
-// pairIt is an It about a veth pair and its masquerade.
+// pairIt registers a spec about a veth pair and its masquerade, if the plugin creates one.
 func (l *life) pairIt(text string, body func()) {
 	if !l.f.NoHostEnd {
 		It(text, body)
@@ -251,7 +251,7 @@ func without(keys ...string) func(*Call) {
 	}
 }
 
-// Saying changes the keys of a configuration; nil takes one away.
+// Saying returns a change of a configuration's keys; the value nil removes a key.
 func Saying(keys Object) func(*Call) {
 	return func(c *Call) { c.Conf = Merge(c.Conf.(Object), keys) }
 }
@@ -266,7 +266,7 @@ func both(changes ...func(*Call)) func(*Call) {
 
 func at(path string) func(*Call) { return func(c *Call) { c.Netns = path } }
 
-// Inside runs ip(8) in the container.
+// Inside returns a function that runs ip(8) in the container.
 func Inside(commands ...string) func(*World, Attached) {
 	return func(_ *World, a Attached) {
 		a.IP(commands...)
@@ -281,16 +281,16 @@ func (w *World) Powerless(c Call) Answer {
 	return Ran(w.Run(p))
 }
 
-// Owned makes a table that nobody but the nft process which made it may change.
+// Owned creates a table that only the nft process that created it may change.
 func (w *World) Owned(table string) {
 	GinkgoHelper()
-	// One process, that ends when it is killed.
+	// One process, so that killing it ends everything.
 	script := `mkfifo "$0/in"; exec 3<>"$0/in"; echo "add table $1 { flags owner; }" >&3; exec nft -i <&3`
 	w.Start(nstest.Program{Path: "sh", Args: []string{"-c", script, w.Dir, table}})
 	Eventually(func() string { return w.Cmd("nft", "list", "tables") }).Should(ContainSubstring(table))
 }
 
-// do runs commands in a host, separated by semicolons; END is replaced.
+// do runs commands in a host, separated by semicolons, with end in place of END.
 func do(h *nstest.Host, commands, end string) {
 	GinkgoHelper()
 	for _, command := range strings.Split(commands, ";") {
@@ -305,13 +305,13 @@ func exists(path string) bool {
 	return err == nil
 }
 
-// BrokenPipe is a standard output that nobody reads.
+// BrokenPipe is a standard output without a reader.
 type BrokenPipe struct{}
 
 func (BrokenPipe) Write([]byte) (int, error) { return 0, errors.New("broken pipe") }
 
-// LackOfKind registers the spec that a kernel without links of a kind, which a feature makes, is told of before IPAM
-// is asked, and that DEL and GC of the plugin that makes them do without.
+// LackOfKind registers the spec for a kernel without a kind of link, which a feature needs. ADD must report it before
+// it calls IPAM, and DEL and GC must work without it.
 func LackOfKind(p skel.Plugin[any], kind, feature string, conf Object) bool {
 	return It("needs a kernel with the kind "+kind+": else ADD is code 2, before IPAM is asked, and STATUS code 50",
 		Label("no-kind"), func() {
@@ -336,7 +336,7 @@ func (w *World) lacks(module string, conf Object) {
 	w.Succeeds(c)
 }
 
-// Refused is what an ADD of container "two" says that fails before IPAM is asked, and makes nothing.
+// Refused returns the message of an ADD of container "two" that must fail before it calls IPAM, and change nothing.
 func (w *World) Refused(conf Object, code uint) string {
 	GinkgoHelper()
 	cont := nstest.NewNetns()
@@ -348,8 +348,7 @@ func (w *World) Refused(conf Object, code uint) string {
 	return says
 }
 
-// ExpectNothingLeft expects that nothing of an ADD is there that fails at IPAM or after it, and
-// that IPAM has its addresses again.
+// ExpectNothingLeft expects an ADD that fails at IPAM or later to leave nothing, and to release its addresses.
 func (w *World) ExpectNothingLeft(conf Object) {
 	GinkgoHelper()
 	for answer, code := range map[string]uint{Refusal: cni.CodeTryAgain, "cat >/dev/null; echo {}": cni.CodeIPAM,
@@ -363,14 +362,14 @@ func (w *World) ExpectNothingLeft(conf Object) {
 	}
 }
 
-// ExpectEnd expects that DEL and GC remove an attachment, whatever is known of it, and never the
-// host's interface of the name; senseless are values that they must not mind.
-func (w *World) ExpectEnd(conf, senseless Object, addrs ...string) {
+// ExpectEnd expects DEL and GC to remove an attachment with any information about it, but not the host's interface of
+// the same name. invalid are keys with invalid values that DEL and GC must ignore.
+func (w *World) ExpectEnd(conf, invalid Object, addrs ...string) {
 	GinkgoHelper()
 	changes := map[string]func(a Attached, c *Call){
 		"no namespace path": func(_ Attached, c *Call) { c.Netns = "" },
 		"no prevResult":     func(_ Attached, c *Call) { delete(c.Conf.(Object), "prevResult") },
-		"senseless keys":    func(_ Attached, c *Call) { c.Conf = Merge(c.Conf.(Object), senseless) },
+		"invalid keys":      func(_ Attached, c *Call) { c.Conf = Merge(c.Conf.(Object), invalid) },
 		"a renamed interface": func(a Attached, _ *Call) {
 			IP(a.Host, "link set eth0 down")
 			IP(a.Host, "link set eth0 name moved")

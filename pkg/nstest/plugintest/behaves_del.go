@@ -21,7 +21,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
-// forms are the ways to call DEL, with what is known of the attachment and what happened to it.
+// forms returns the variants of DEL: the information that the call has, and what happened to the attachment before.
 func (l *life) forms() map[string]DelVariant {
 	prev := func(v any) DelVariant { return DelVariant{Call: Saying(Object{"prevResult": v})} }
 	forms := map[string]DelVariant{
@@ -62,8 +62,8 @@ func (l *life) forms() map[string]DelVariant {
 	return forms
 }
 
-// Elsewhere are the ways in which a namespace lives that loses its path. The host's Path leads to it then. Before Linux
-// 5.14, which has no cookies, nothing but its path tells a namespace: there are none.
+// Elsewhere returns the ways in which a namespace stays alive without its path. Path then refers to it. Before Linux
+// 5.14, which added cookies, only the path identifies a namespace, so Elsewhere returns none.
 func Elsewhere() map[string]func(*nstest.Host) {
 	if !HasCookies() {
 		return nil
@@ -91,7 +91,7 @@ func Elsewhere() map[string]func(*nstest.Host) {
 	}
 }
 
-// HasCookies says whether the kernel gives each network namespace a cookie (Linux 5.14).
+// HasCookies reports whether the kernel has cookies of network namespaces (Linux 5.14).
 func HasCookies() bool {
 	sock, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -102,7 +102,8 @@ func HasCookies() bool {
 	return err == nil
 }
 
-// PathsElsewhere are entries of a table: each way of Elsewhere, with CNI_NETNS empty and leading nowhere.
+// PathsElsewhere returns table entries: each way of Elsewhere with an empty CNI_NETNS and with a path that does not
+// exist.
 func PathsElsewhere() (entries []TableEntry) {
 	for _, where := range slices.Sorted(maps.Keys(Elsewhere())) {
 		for _, path := range []string{"", "/run/netns/gone"} {
@@ -259,8 +260,8 @@ func (l *life) delOne() {
 	})
 }
 
-// shortages are calls that fail on the thread that looks for the interface. A socket in the container
-// is opened by another one.
+// shortages returns system calls that fail on the thread that searches for the interface. Another thread opens the
+// socket in the container.
 func (l *life) shortages() []TableEntry {
 	entries := []TableEntry{Entry("no memory for a message", uint32(unix.SYS_SENDTO), unix.ENOBUFS)}
 	if !l.f.NoHostEnd {
@@ -341,12 +342,12 @@ func (l *life) delReleases() {
 	})
 }
 
-// Answers makes IPAM answer the failing ADD with a result.
+// Answers makes IPAM return a result to the failing ADD.
 func Answers(result string) func(*World, *nstest.Host) {
 	return func(w *World, _ *nstest.Host) { w.Lend(result, "two") }
 }
 
-// Lends makes IPAM lend the failing ADD addresses, as Lease has them.
+// Lends makes IPAM lend addresses to the failing ADD, in the form of Lease.
 func Lends(addrs ...string) func(*World, *nstest.Host) {
 	return func(w *World, _ *nstest.Host) { w.LendAddrs("two", addrs...) }
 }
@@ -422,8 +423,8 @@ func late() map[string]Failure {
 	}
 }
 
-// hanging is IPAM that does not answer. The deadline is over when it has been asked and the plugin has nothing else to
-// do: the interface is up.
+// hanging returns the failure of an IPAM plugin that does not answer. The deadline expires when IPAM was called and the
+// interface is up, because the plugin then has nothing else to do.
 func hanging() Failure {
 	var isWaiting func() bool
 	return Failure{Prepare: func(w *World, cont *nstest.Host) {
@@ -436,8 +437,8 @@ func hanging() Failure {
 		Code: cni.CodeTryAgain, Message: "fake", IPAMAdded: true}
 }
 
-// untouched is a snapshot of a container without a value that an ADD may set for
-// good, since others of the container share it.
+// untouched returns a snapshot of a container without a value that an ADD may set permanently, because other interfaces
+// of the container share it.
 func untouched(h *nstest.Host) string {
 	GinkgoHelper()
 	lines := slices.Collect(strings.Lines(h.Snapshot()))
@@ -504,7 +505,7 @@ func (l *life) failures() {
 	}
 }
 
-// wasAsked checks that IPAM, if it was asked for the addresses of "two", was told to release them.
+// wasAsked checks that IPAM got a DEL for "two" if it got an ADD.
 func (l *life) wasAsked(asked bool) {
 	GinkgoHelper()
 	calls := l.Calls()
@@ -512,7 +513,7 @@ func (l *life) wasAsked(asked bool) {
 		Expect(calls).To(BeEmpty())
 		return
 	}
-	// A plugin that is ended early may not have written down its ADD.
+	// A plugin that ends early may not have recorded its ADD.
 	Expect(slices.DeleteFunc(calls,
 		func(c string) bool { return c == "ADD two eth0" })).To(Equal([]string{"DEL two eth0"}))
 }
@@ -606,8 +607,8 @@ func (l *life) second() {
 	})
 }
 
-// startsAgain checks that an ADD went well, and CHECK and DEL. One to which the kernel was too
-// slow, since it has the namespaces of others to end, is made again, as runtimes do.
+// startsAgain checks that an ADD, its CHECK and its DEL succeed. It repeats an ADD, as runtimes do, if the kernel was
+// too slow because it removes other namespaces.
 func (l *life) startsAgain(cont *nstest.Host, again Call, answer Answer) {
 	GinkgoHelper()
 	Eventually(func() Answer {
@@ -625,7 +626,7 @@ func (l *life) startsAgain(cont *nstest.Host, again Call, answer Answer) {
 	l.isClean()
 }
 
-// start is Exec that goes on; the answer comes when it ends.
+// start is Exec without waiting. The channel receives the answer.
 func (l *life) start(c Call) <-chan Answer {
 	answer := make(chan Answer, 1)
 	go func() {

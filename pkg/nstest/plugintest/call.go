@@ -29,21 +29,21 @@ type Call struct {
 	IfName  string // "eth0" when empty
 	Netns   string
 	Args    string
-	Conf    any    // an Object, or text
+	Conf    any    // an Object or a text
 	Path    string // CNI_PATH instead of the world's
 	Ctx     context.Context
 	Stdout  io.Writer // instead of a buffer
 	Before  func()    // runs on the thread of the call
 }
 
-// Vars is the environment of the call.
+// Vars returns the environment of the call.
 func (c Call) Vars(w *World) []string {
 	return []string{"CNI_COMMAND=" + c.Command, "CNI_CONTAINERID=" + cmp.Or(c.ID, "one"),
 		"CNI_IFNAME=" + cmp.Or(c.IfName, "eth0"),
 		"CNI_NETNS=" + c.Netns, "CNI_ARGS=" + c.Args, "CNI_PATH=" + cmp.Or(c.Path, w.Dir), "PATH=" + os.Getenv("PATH")}
 }
 
-// Stdin is the configuration as text.
+// Stdin returns the configuration as text.
 func (c Call) Stdin() string {
 	ginkgo.GinkgoHelper()
 	if s, ok := c.Conf.(string); ok {
@@ -52,19 +52,19 @@ func (c Call) Stdin() string {
 	return Text(c.Conf)
 }
 
-// Program is the call as one of an executable.
+// Program returns the call as a call of an executable.
 func (c Call) Program(w *World, path string, args ...string) nstest.Program {
 	ginkgo.GinkgoHelper()
 	return nstest.Program{Path: path, Args: args, Env: c.Vars(w), Stdin: c.Stdin()}
 }
 
-// Answer is what came of a call.
+// Answer is the outcome of a call.
 type Answer struct {
 	Code           int
 	Stdout, Stderr string
 }
 
-// Ran is the answer that a program gave.
+// Ran returns the answer of a program.
 func Ran(out nstest.Output) Answer { return Answer{out.Exit, out.Stdout, out.Stderr} }
 
 // Call serves a call in this process, on a thread in the world's namespaces.
@@ -98,7 +98,7 @@ func (w *World) Exec(c Call) Answer {
 	return Ran(w.Run(c.Program(w, nstest.Build(w.Plugin.Name))))
 }
 
-// ExecWithoutCookie is Exec on a kernel before 5.14, which gives network namespaces no cookie.
+// ExecWithoutCookie is Exec on a kernel before 5.14, whose network namespaces have no cookie.
 func (w *World) ExecWithoutCookie(c Call) Answer {
 	ginkgo.GinkgoHelper()
 	var out, errs bytes.Buffer
@@ -112,7 +112,7 @@ func (w *World) ExecWithoutCookie(c Call) Answer {
 	return Answer{cmd.ProcessState.ExitCode(), out.String(), errs.String()}
 }
 
-// ReuseInode has the records in a directory say that a namespace, which is gone, had the inode that another one has.
+// ReuseInode changes the records in a directory as if a namespace that no longer exists had the inode of another one.
 func (w *World) ReuseInode(dir string, gone, now *nstest.Host) {
 	ginkgo.GinkgoHelper()
 	var inodes [2]unix.Stat_t
@@ -122,13 +122,13 @@ func (w *World) ReuseInode(dir string, gone, now *nstest.Host) {
 	w.Cmd("sh", "-ec", fmt.Sprintf(`sed -i 's/"inode":%d\b/"inode":%d/' %s/*.json`, inodes[0].Ino, inodes[1].Ino, dir))
 }
 
-// Reference runs the reference plugin of the same name. It skips the spec where there is none.
+// Reference runs the reference plugin of the same name. It skips the spec if that is not installed.
 func (w *World) Reference(r nstest.Reference, c Call) Answer {
 	ginkgo.GinkgoHelper()
 	return Ran(w.Run(c.Program(w, r.Program(w.Plugin.Name))))
 }
 
-// Succeeds checks that a call other than ADD went well and said nothing.
+// Succeeds checks that a call other than ADD succeeded without output.
 func (w *World) Succeeds(c Call) {
 	ginkgo.GinkgoHelper()
 	a := w.Call(c)
@@ -136,7 +136,7 @@ func (w *World) Succeeds(c Call) {
 	gomega.Expect(a.Code).To(gomega.BeZero())
 }
 
-// Warns checks that a call went well, and returns what it said on standard error.
+// Warns checks that a call succeeded, and returns its standard error.
 func (w *World) Warns(c Call) string {
 	ginkgo.GinkgoHelper()
 	a := w.Call(c)
@@ -159,7 +159,7 @@ func (a Answer) Failed(code uint) string {
 	return says
 }
 
-// Error is the code of the one error object, with its message and details, a line each.
+// Error returns the code of the only error object, and its message and details, one line each.
 func (a Answer) Error() (code uint, says string) {
 	ginkgo.GinkgoHelper()
 	var e struct {
@@ -173,7 +173,7 @@ func (a Answer) Error() (code uint, says string) {
 	return e.Code, e.Msg + "\n" + e.Details
 }
 
-// Problems are what is wrong with a configuration, each with its code.
+// Problems returns the errors of a configuration, each with its code.
 func Problems(err error) (list []string) {
 	for _, p := range cni.ProblemsOf(err) {
 		list = append(list, fmt.Sprintf("%d %s", p.Code, p))
@@ -181,7 +181,7 @@ func Problems(err error) (list []string) {
 	return list
 }
 
-// Result is what ADD printed, in the newest shape.
+// Result is the result of ADD, converted to the newest version.
 type Result struct {
 	CNIVersion string
 	Interfaces []struct {
@@ -204,7 +204,7 @@ func (w *World) Add(c Call) Result {
 	return w.Call(c).Added()
 }
 
-// Added is the result of an ADD that must have succeeded.
+// Added returns the result of an ADD that must have succeeded.
 func (a Answer) Added() Result {
 	ginkgo.GinkgoHelper()
 	gomega.Expect(a.Code).To(gomega.BeZero(), a.Stdout)
@@ -213,19 +213,19 @@ func (a Answer) Added() Result {
 	return r
 }
 
-// With is a configuration with a result as its prevResult.
+// With returns a configuration with a result as its prevResult.
 func With(c Object, prev Result) Object {
 	return Merge(c, Object{"prevResult": json.RawMessage(prev.Text)})
 }
 
-// Attached is a container with what ADD returned for it.
+// Attached is a container with the call and the result of its ADD.
 type Attached struct {
 	*nstest.Host
 	Call   Call
 	Result Result
 }
 
-// Attach makes a container and attaches it; fake lends it the addresses.
+// Attach creates a container and attaches it; fake lends the addresses.
 func (w *World) Attach(id string, c Object, addrs ...string) Attached {
 	ginkgo.GinkgoHelper()
 	if addrs != nil {
@@ -234,14 +234,14 @@ func (w *World) Attach(id string, c Object, addrs ...string) Attached {
 	return w.AttachIn(nstest.NewNetns(), Call{ID: id, Conf: c})
 }
 
-// AttachIn attaches a container that is there.
+// AttachIn attaches an existing container.
 func (w *World) AttachIn(cont *nstest.Host, c Call) Attached {
 	ginkgo.GinkgoHelper()
 	c.Netns = cont.Path
 	return Attached{cont, c, w.Add(c)}
 }
 
-// As is the call of a later command, with the result as prevResult.
+// As returns the call of a later command, with the result as prevResult.
 func (a Attached) As(command string) Call {
 	ginkgo.GinkgoHelper()
 	c := a.Call
@@ -257,8 +257,8 @@ func (w *World) Ends(a Attached, links ...string) {
 	gomega.Expect(Names(a.Host, "")).To(gomega.ConsistOf(links))
 }
 
-// Verdict is what must be true of every answer, whatever the call was: exit status 0 with a result (ADD,
-// VERSION) or with nothing, or 1 with an error object; one JSON document; no panic.
+// Verdict checks the conditions for every answer: exit status 0 with a result (ADD, VERSION) or without output, or 1
+// with an error object; one JSON document; no panic.
 func (a Answer) Verdict(command string) error {
 	if strings.Contains(a.Stdout+a.Stderr, "goroutine ") {
 		return errors.New("a panic")

@@ -19,8 +19,8 @@ import (
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
-// Holdings are what the plugin's List says of a configuration or, for "", without one. List must change nothing, make
-// no file, and say where each is kept.
+// Holdings returns the plugin's List for a configuration or, for "", without one. It checks that List changes nothing,
+// creates no file, and names the place of each holding.
 func (w *World) Holdings(conf string) (all []cni.Holding) {
 	GinkgoHelper()
 	var text []byte
@@ -43,10 +43,10 @@ func (w *World) Holdings(conf string) (all []cni.Holding) {
 	return all
 }
 
-// clock is a time in a value: only that it is one is compared.
+// clock matches a time in a value. Times are not compared.
 var clock = regexp.MustCompile(`\b20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ`)
 
-// Held writes holdings as lines: network, container, interface, kind and value.
+// Held returns holdings as lines: network, container, interface, kind and value.
 func Held(all []cni.Holding) []string {
 	lines := []string{}
 	for _, h := range all {
@@ -59,8 +59,8 @@ func Held(all []cni.Holding) []string {
 	return lines
 }
 
-// ExpectHeld expects that List names what attachments have, two of two networks: kinds and values that add returns
-// ("address: 10.1.0.2"), with the call of their DEL. Nothing is there before ADD or after DEL.
+// ExpectHeld expects List to name the holdings of two attachments of two networks. add returns their kinds and values
+// ("address: 10.1.0.2") and the call of their DEL. List must be empty before ADD and after DEL.
 func (w *World) ExpectHeld(add func(id, network string) (del Call, held []string)) {
 	GinkgoHelper()
 	Expect(w.Holdings("")).To(BeEmpty())
@@ -92,7 +92,7 @@ func (w *World) ExpectHeld(add func(id, network string) (del Call, held []string
 	}
 }
 
-// AttachBehind attaches a container by bridge, then by the world's plugin, which is a chained one, both as programs.
+// AttachBehind attaches a container with bridge and then with the world's plugin, a chained one, both as programs.
 func (w *World) AttachBehind(id, network string, keys Object, addrs ...string) Attached {
 	GinkgoHelper()
 	cont := nstest.NewNetns()

@@ -28,8 +28,8 @@ type Step struct {
 // List is the plugins of a network, in their order.
 type List []Step
 
-// Usual is what most nodes have, on a backend or on the usual one (""). The specs of
-// whole lists run it: under load, attacked, on hostile hosts.
+// Usual returns the list of a typical node, for a backend or for the default one (""). Specs run it under load, under
+// attack and on hostile hosts.
 func Usual(backend string) List {
 	masq, ports, filter := Object{}, Object{}, Object{}
 	if backend != "" {
@@ -44,7 +44,7 @@ func Usual(backend string) List {
 	}
 }
 
-// HostLocal has addresses of host-local, one from each of the subnets.
+// HostLocal returns the ipam key for host-local with one address from each of the subnets.
 func HostLocal(subnets ...string) Object {
 	var ranges []any
 	for _, s := range subnets {
@@ -53,18 +53,18 @@ func HostLocal(subnets ...string) Object {
 	return Object{"type": "host-local", "ranges": ranges}
 }
 
-// Published are the keys of portmap that lead a host port, TCP, to the container's port 80.
+// Published returns the keys of portmap that forward a TCP host port to the container's port 80.
 func Published(port int) Object {
 	return Object{"runtimeConfig": Object{"portMappings": []Object{
 		{"hostPort": port, "containerPort": 80, "protocol": "tcp"}}}}
 }
 
-// Only is the part of the list with these plugins.
+// Only returns the steps of these plugins.
 func (l List) Only(plugins ...string) List {
 	return slices.DeleteFunc(slices.Clone(l), func(e Step) bool { return !slices.Contains(plugins, e.Plugin) })
 }
 
-// With is the list with more keys of a plugin; nil takes one away.
+// With returns the list with additional keys of a plugin; the value nil removes a key.
 func (l List) With(plugin string, keys Object) List {
 	out := slices.Clone(l)
 	for i, e := range out {
@@ -75,10 +75,10 @@ func (l List) With(plugin string, keys Object) List {
 	return out
 }
 
-// Port is the list with another host port.
+// Port returns the list with another host port.
 func (l List) Port(port int) List { return l.With("portmap", Published(port)) }
 
-// Valid is the list as GC has it: these attachments are all that there are.
+// Valid returns the list for GC, with the attachments of pods as the only valid ones.
 func (l List) Valid(pods ...*Pod) List {
 	valid := []Object{}
 	for _, p := range pods {
@@ -91,7 +91,7 @@ func (l List) Valid(pods ...*Pod) List {
 	return out
 }
 
-// Pod is a container, and what a runtime says of it in each call.
+// Pod is a container with the values that a runtime passes in each call.
 type Pod struct {
 	*nstest.Host
 	Call
@@ -99,7 +99,7 @@ type Pod struct {
 	Result  json.RawMessage // of the last ADD
 }
 
-// NewPod makes a container that is attached to nothing.
+// NewPod creates a container without an attachment.
 func NewPod(id string) *Pod {
 	ginkgo.GinkgoHelper()
 	c := nstest.NewNetns()
@@ -107,10 +107,10 @@ func NewPod(id string) *Pod {
 	return &Pod{Host: c, Network: "net", Call: Call{ID: id, IfName: "eth0", Netns: c.Path}}
 }
 
-// Attachment is the pod as GC's configuration has it.
+// Attachment returns the pod's attachment as in GC's configuration.
 func (p *Pod) Attachment() Object { return Object{"containerID": p.ID, "ifname": p.IfName} }
 
-// Decode is the result of the last ADD.
+// Decode returns the result of the last ADD.
 func (p *Pod) Decode() Result {
 	ginkgo.GinkgoHelper()
 	var r Result
@@ -118,15 +118,15 @@ func (p *Pod) Decode() Result {
 	return r
 }
 
-// Addr is the pod's IPv4 address.
+// Addr returns the pod's IPv4 address.
 func (p *Pod) Addr() string {
 	ginkgo.GinkgoHelper()
 	address, _, _ := strings.Cut(p.Decode().IPs[0].Address, "/")
 	return address
 }
 
-// NewNode makes a world of all plugins, as programs, for specs of whole lists. At the end of a spec that
-// passed, the pods that are attached still are detached, and nothing may be [Left] of any.
+// NewNode creates a world with all plugins as programs. At the end of a spec that passed, it detaches the pods that are
+// still attached, and checks that nothing is [Left] of any pod.
 func NewNode() *World {
 	ginkgo.GinkgoHelper()
 	w := &World{Host: nstest.NewHost(), Dir: ginkgo.GinkgoT().TempDir()}
@@ -145,7 +145,7 @@ func NewNode() *World {
 	return w
 }
 
-// With is the same host with a release of the reference plugins, IPAM's too.
+// With returns the same host with a release of the reference plugins, including IPAM.
 func (w *World) With(ref nstest.Reference) *World {
 	ginkgo.GinkgoHelper()
 	return &World{Host: w.Host, Dir: ref.Dir(), Version: "1.0.0", programs: ref.Dir(), attached: w.attached}
@@ -170,7 +170,7 @@ func (w *World) program(plugin string) string {
 	return filepath.Join(w.programs, plugin)
 }
 
-// Invoke is Try with an answer as the contract has them.
+// Invoke is Try, and checks the answer with Verdict.
 func (w *World) Invoke(plugin string, c Call) Answer {
 	ginkgo.GinkgoHelper()
 	a := w.Try(plugin, c)
@@ -178,7 +178,7 @@ func (w *World) Invoke(plugin string, c Call) Answer {
 	return a
 }
 
-// Trace is a call that must succeed, with what it asked of the kernel.
+// Trace runs a call that must succeed, and returns its requests to the kernel.
 func (w *World) Trace(plugin string, c Call) *trace.Record {
 	ginkgo.GinkgoHelper()
 	var r *trace.Record
@@ -188,7 +188,7 @@ func (w *World) Trace(plugin string, c Call) *trace.Record {
 	return r
 }
 
-// CallOf is a call of one plugin of a pod's list, as a runtime makes it.
+// CallOf returns the call of one plugin of a pod's list, as a runtime makes it.
 func (w *World) CallOf(command string, p *Pod, e Step) Call {
 	c := p.Call
 	c.Command = command
@@ -207,8 +207,8 @@ func (w *World) version(command string) string {
 	return cmp.Or(w.Version, "1.1.0")
 }
 
-// Chain has each plugin of a list serve the command, DEL from the last to the
-// first, and returns the answer of the first that fails, or the last one's.
+// Chain calls each plugin of a list, for DEL from the last to the first. It returns the first answer that is an error,
+// or the last answer.
 func (w *World) Chain(command string, p *Pod, list List) (a Answer) {
 	ginkgo.GinkgoHelper()
 	serve := w.Invoke
@@ -248,19 +248,19 @@ func (w *World) Must(command string, p *Pod, list List) {
 	gomega.Expect(a.Code).To(gomega.BeZero(), "%s: %s", command, a.Stdout)
 }
 
-// State is all that a plugin could have changed on the host.
+// State returns everything on the host that a plugin could have changed.
 func (w *World) State() string {
 	ginkgo.GinkgoHelper()
 	return w.Snapshot() + w.Files("/run", "/var/lib", "/etc/cni", "/opt/cni")
 }
 
-// Own are the plugins' files.
+// Own returns the plugins' files.
 func (w *World) Own() string {
 	ginkgo.GinkgoHelper()
 	return w.Files("/run/hawser", "/run/cni", "/var/lib/cni")
 }
 
-// attached are the attachments that a world has yet to take away.
+// attached has the attachments that a world must still remove.
 type attached struct {
 	sync.Mutex
 	lists map[string]detach
@@ -313,7 +313,7 @@ var (
 		`|/networks/\.hawser/[^/]+$|/last_reserved_ip\.`)
 )
 
-// Left is what is left of attachments on a host: links, rules, leases, records.
+// Left returns the remains of attachments on a host: links, rules, leases, records.
 func Left(h *nstest.Host) (left []string) {
 	ginkgo.GinkgoHelper()
 	for line := range strings.Lines(h.Snapshot("links", "nftables", "iptables-legacy")) {

@@ -11,16 +11,16 @@ import (
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
-// autoMTU is a plugin with "mtu": "auto" on a host with the uplink.
+// autoMTU is a world for a plugin with "mtu": "auto" on a host with an uplink.
 type autoMTU struct {
 	*World
 	far  *nstest.Host
 	conf Object
 }
 
-// AutoMTU registers the specs of "mtu": "auto" on a host whose uplink is that of [Uplink]. reach makes the neighbour
-// there an address to which packets of a container go by the uplink; nil where none go there. feature is the plugin's,
-// as [nstest.Need] has it; empty where no kernel lacks it.
+// AutoMTU registers the specs of "mtu": "auto" on a host with the uplink of [Uplink]. reach adds to the neighbour an
+// address that containers reach by the uplink; nil means that they do not reach it. feature is the plugin's feature for
+// [nstest.Need], or empty if all kernels have it.
 func AutoMTU(p skel.Plugin[any], conf Object, feature string,
 	reach func(w *World, far *nstest.Host) (target string)) bool {
 	return Describe(`"mtu": "auto"`, Label("auto-mtu", "kernel"), func() {
@@ -75,14 +75,14 @@ func AutoMTU(p skel.Plugin[any], conf Object, feature string,
 	})
 }
 
-// resize gives the uplink another MTU.
+// resize changes the uplink's MTU.
 func (w autoMTU) resize(mtu int) {
 	GinkgoHelper()
 	IP(w.Host, "link set up0 mtu %d", mtu)
 	IP(w.far, "link set far0 mtu %d", mtu)
 }
 
-// isUplinks expects a container to have the uplink's MTU, and packets of that size to reach the target whole.
+// isUplinks expects a container to have the uplink's MTU, and packets of that size to reach the target unfragmented.
 func (w autoMTU) isUplinks(mtu int, target string) {
 	GinkgoHelper()
 	w.resize(mtu)

@@ -1,5 +1,5 @@
-// Package plugintest runs one plugin as a runtime would, on a host of package nstest, with an IPAM plugin that
-// does as the spec says. Tests import it, and nothing else.
+// Package plugintest runs plugins as a runtime does, on a host of package nstest, with an IPAM plugin that the spec
+// controls. Only tests import it.
 package plugintest
 
 import (
@@ -23,22 +23,22 @@ import (
 // Object is a JSON object.
 type Object = map[string]any
 
-// World is a throw-away host on which plugins are called: one, in this process, with an IPAM plugin that does
-// as the spec says ([NewWorld]), or whole lists of programs for its pods ([NewNode]).
+// World is a throw-away host on which specs call plugins: one plugin, in this process, with an IPAM plugin that the
+// spec controls ([NewWorld]), or lists of programs for its pods ([NewNode]).
 type World struct {
 	*nstest.Host
 	Dir    string           // CNI_PATH
-	Plugin skel.Plugin[any] // the one
+	Plugin skel.Plugin[any] // of a NewWorld
 
 	// For lists:
 	Version string   // of configurations; the newest when empty
-	Env     []string // of the programs, beside that of the protocol
+	Env     []string // of the programs, in addition to the protocol's
 	// Before are commands of bash that run before each plugin, in its process: "umask 0".
 	Before string
 	// Other serves the calls instead of [World.Invoke].
 	Other func(plugin string, c Call) Answer
 
-	// Spoiled says that the spec has put something in the way, and that the end need not be clean.
+	// Spoiled means that the spec has added obstacles, and that the host need not be clean at its end.
 	Spoiled bool
 
 	programs string // directory of the plugins; ours when empty
@@ -49,8 +49,8 @@ type World struct {
 // Refusal makes the IPAM plugin refuse with code 11, message "later" and details "pool".
 const Refusal = `cat >/dev/null; echo '{"cniVersion":"1.1.0","code":11,"msg":"later","details":"pool"}'; exit 1`
 
-// NewWorld makes a host, and "fake", an IPAM plugin that writes down each call and answers as On and Lend tell
-// it to. As "whereabouts" it is a plugin that is known to need no interface.
+// NewWorld creates a host with "fake", an IPAM plugin that records each call and answers as On and Lend determine. Its
+// other name, "whereabouts", is that of a plugin that is known to need no interface.
 func NewWorld[C any](p skel.Plugin[C]) *World {
 	GinkgoHelper()
 	w := &World{Host: nstest.NewHost(), Dir: GinkgoT().TempDir(), Plugin: Any(p)}
@@ -61,8 +61,8 @@ cat >/dev/null`)
 	return w
 }
 
-// InProcess has Call find, in a directory of its own, IPAM plugins that are the running program: they are served in
-// this process, by the scripts.
+// InProcess makes Call find IPAM plugins that are the running program, in a separate directory. The scripts then serve
+// them in this process.
 func (w *World) InProcess() {
 	GinkgoHelper()
 	Expect(os.Mkdir(w.insideDir(), 0o755)).To(Succeed())
@@ -81,7 +81,7 @@ func (w *World) InProcess() {
 
 func (w *World) insideDir() string { return filepath.Join(w.Dir, "inside") }
 
-// Any returns p as a plugin like any other, whatever its configuration's type.
+// Any returns p without the type of its configuration.
 func Any[C any](p skel.Plugin[C]) skel.Plugin[any] {
 	untyped := func(h func(context.Context, *skel.Request, C) error) func(context.Context, *skel.Request, any) error {
 		if h == nil {
@@ -108,14 +108,14 @@ func Any[C any](p skel.Plugin[C]) skel.Plugin[any] {
 	}
 }
 
-// Script makes a plugin of shell commands.
+// Script writes a plugin that consists of shell commands.
 func (w *World) Script(name, body string) {
 	GinkgoHelper()
 	Expect(os.WriteFile(filepath.Join(w.Dir, name), []byte("#!/bin/sh\n"+body+"\n"), 0o755)).To(Succeed())
 }
 
-// On says what fake does on a command: a piece of shell, in which $d is Dir.
-// With a container ID it is for that container alone.
+// On sets what fake does on a command: shell commands in which $d is Dir. With a container ID they apply only to that
+// container.
 func (w *World) On(command, body string, id ...string) {
 	GinkgoHelper()
 	name := strings.Join(append([]string{"on", command}, id...), ".")
@@ -134,7 +134,7 @@ func (w *World) LendAddrs(id string, addrs ...string) {
 	w.Lend(Lease(addrs...), id)
 }
 
-// Lease is the result of an IPAM plugin, "10.1.0.2/24 10.1.0.1" being an address with its gateway.
+// Lease returns the result of an IPAM plugin. "10.1.0.2/24 10.1.0.1" is an address with its gateway.
 func Lease(addrs ...string) string {
 	GinkgoHelper()
 	var ips []Object
@@ -149,7 +149,7 @@ func Lease(addrs ...string) string {
 	return Text(Object{"cniVersion": "1.0.0", "ips": ips})
 }
 
-// Calls lists the calls of fake since the last time: "ADD one eth0".
+// Calls returns the calls of fake since the last Calls, such as "ADD one eth0".
 func (w *World) Calls() []string {
 	GinkgoHelper()
 	file := filepath.Join(w.Dir, "calls")
@@ -180,14 +180,14 @@ func (w *World) Records(dir string) (names []string) {
 	return names
 }
 
-// IsAsBefore checks that a container looks as it did, and that a directory has no record.
+// IsAsBefore checks that a container's snapshot is unchanged and that a directory has no record.
 func (w *World) IsAsBefore(cont *nstest.Host, before, dir string) {
 	GinkgoHelper()
 	Expect(cont.Snapshot()).To(Equal(before))
 	Expect(w.Records(dir)).To(BeEmpty())
 }
 
-// Merge is an object with the keys of all; nil takes one away.
+// Merge returns an object with the keys of all; the value nil removes a key.
 func Merge(all ...Object) Object {
 	c := Object{}
 	for _, o := range all {
@@ -197,7 +197,7 @@ func Merge(all ...Object) Object {
 	return c
 }
 
-// Text is v as JSON.
+// Text returns v as JSON.
 func Text(v any) string {
 	GinkgoHelper()
 	out := nstest.Must(json.Marshal(v))
@@ -210,7 +210,7 @@ func IP(h *nstest.Host, format string, args ...any) string {
 	return h.Cmd("ip", strings.Fields(fmt.Sprintf(format, args...))...)
 }
 
-// Link is ip(8)'s view of a link.
+// Link is a link as ip(8) shows it.
 type Link struct {
 	Ifname, Operstate, Address, Ifalias, Master string
 	Index                                       int `json:"ifindex"`
@@ -232,7 +232,7 @@ type Link struct {
 	} `json:"addr_info"`
 }
 
-// Show looks at one link.
+// Show returns a link.
 func Show(h *nstest.Host, name string) Link {
 	GinkgoHelper()
 	var links []Link
@@ -241,7 +241,7 @@ func Show(h *nstest.Host, name string) Link {
 	return links[0]
 }
 
-// Addrs are a link's addresses but those that the kernel gave it.
+// Addrs returns a link's addresses except those that the kernel added.
 func (l Link) Addrs() []string {
 	out := []string{}
 	for _, a := range l.AddrInfo {
@@ -252,7 +252,7 @@ func (l Link) Addrs() []string {
 	return out
 }
 
-// Names lists the links of a kind, or all but lo.
+// Names returns the links of a kind, or all links except lo if kind is empty.
 func Names(h *nstest.Host, kind string) []string {
 	GinkgoHelper()
 	args := []string{"-j", "link"}
@@ -270,15 +270,15 @@ func Names(h *nstest.Host, kind string) []string {
 	return out
 }
 
-// Ping tells whether an address answers, which is asked once a second.
+// Ping reports whether an address answers; it sends one request per second.
 func Ping(h *nstest.Host, address string) bool {
 	GinkgoHelper()
 	seconds := fmt.Sprint(int(nstest.Patience(nstest.Hang).Seconds()))
 	return h.Run(nstest.Program{Path: "ping", Args: []string{"-c1", "-w" + seconds, "-n", address}}).Exit == 0
 }
 
-// Uplink gives a host an interface, "up0", that others can be on, and returns a neighbour on its
-// network, who has the gateways' addresses of [Addrs].
+// Uplink adds to a host an interface, "up0", for other links on it. It returns a neighbour on its network that has the
+// addresses of the gateways of [Addrs].
 func Uplink(h *nstest.Host) (far *nstest.Host) {
 	GinkgoHelper()
 	far = nstest.NewNetns()
@@ -292,7 +292,7 @@ func Uplink(h *nstest.Host) (far *nstest.Host) {
 	return far
 }
 
-// LinkLocal is the link-local address of a link, once it may be used.
+// LinkLocal returns the link-local address of a link as soon as it is usable.
 func LinkLocal(h *nstest.Host, name string) (address string) {
 	GinkgoHelper()
 	Eventually(func() string {
@@ -306,8 +306,8 @@ func LinkLocal(h *nstest.Host, name string) (address string) {
 	return address
 }
 
-// Router makes the world's host forward, and returns a machine one hop away that sends everything to it. The machine
-// has 192.0.2.2 and 2001:db8::2, the host has .1 and ::1 there.
+// Router makes the world's host forward packets. It returns a machine one hop away whose default route is the host. The
+// machine has 192.0.2.2 and 2001:db8::2, the host .1 and ::1.
 func (w *World) Router() (outside *nstest.Host) {
 	GinkgoHelper()
 	w.SetSysctl("net/ipv6/conf/default/accept_dad", "0")
@@ -318,7 +318,7 @@ func (w *World) Router() (outside *nstest.Host) {
 	return outside
 }
 
-// Bridge makes network number n: br<n> with 10.<n>.0.1/24 and fd00:<n>::1/64.
+// Bridge creates network number n: br<n> with 10.<n>.0.1/24 and fd00:<n>::1/64.
 func (w *World) Bridge(n int) {
 	GinkgoHelper()
 	br := fmt.Sprintf("br%d", n)
@@ -326,8 +326,8 @@ func (w *World) Bridge(n int) {
 		fmt.Sprintf("addr add fd00:%d::1/64 dev %s nodad", n, br), "link set "+br+" up")
 }
 
-// Join gives a container an interface on network n, by its bridge where there is one, with address number i of either
-// family. With eth0 it gets default routes.
+// Join adds to a container an interface on network n, on its bridge if there is one, with address number i of each
+// family. An eth0 gets default routes.
 func (w *World) Join(c *nstest.Host, ifName string, n, i int) (hostEnd string, ips []string) {
 	GinkgoHelper()
 	hostEnd = fmt.Sprintf("v%d-%d", n, i)
@@ -348,8 +348,8 @@ func (w *World) Join(c *nstest.Host, ifName string, n, i int) (hostEnd string, i
 	return hostEnd, ips
 }
 
-// Cable gives a container an interface whose other end is "port" of a router. Both are up, and neither has a
-// link-local address.
+// Cable adds to a container an interface whose other end is "port" of a router. Both ends are up and have no link-local
+// address.
 func Cable(c *nstest.Host, name string) (router *nstest.Host) {
 	GinkgoHelper()
 	router = nstest.NewNetns()
@@ -362,14 +362,14 @@ func Cable(c *nstest.Host, name string) (router *nstest.Host) {
 	return router
 }
 
-// Addr is the address of a prefix.
+// Addr returns the address of a prefix.
 func Addr(prefix string) string {
 	addr, _, _ := strings.Cut(prefix, "/")
 	return addr
 }
 
 // ServeDHCP starts a DHCP server, dnsmasq, on a device of the host. It lends the
-// addresses of a range: "10.9.0.50,10.9.0.60". more are arguments of it.
+// addresses of a range, such as "10.9.0.50,10.9.0.60". more are additional arguments.
 func ServeDHCP(h *nstest.Host, device, lends string, more ...string) *exec.Cmd {
 	GinkgoHelper()
 	nstest.NeedProgram("dnsmasq")
@@ -381,7 +381,7 @@ func ServeDHCP(h *nstest.Host, device, lends string, more ...string) *exec.Cmd {
 	return server
 }
 
-// DHCPDaemon starts the daemon of a directory's dhcp, on the usual socket, and returns when it serves.
+// DHCPDaemon starts the daemon of the dhcp plugin in a directory, on the default socket, and returns when it serves.
 func DHCPDaemon(h *nstest.Host, dir string, args ...string) *exec.Cmd {
 	GinkgoHelper()
 	d := h.Start(nstest.Program{Path: filepath.Join(dir, "dhcp"), Args: append([]string{"daemon"}, args...)})
