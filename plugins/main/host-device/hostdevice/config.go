@@ -37,8 +37,7 @@ type config struct {
 	DAD        bool
 }
 
-// selector is the key that says which device is meant, and its value; empty in STATUS where the runtime names the
-// device.
+// selector is the key that names the device, with its value. It is empty if the runtime will name the device in ADD.
 type selector struct {
 	Key   string `json:"key"`
 	Value string `json:"value"`
@@ -51,14 +50,15 @@ const (
 	devicesDir = "/sys/devices/"
 )
 
-// pciAddress is id if that is a PCI address as the kernel writes it: the domain has 32 bits, in four digits at least.
+// pciAddress returns id if it is a PCI address as the kernel writes it, and an empty text otherwise. The domain has 32
+// bits and at least four digits.
 func pciAddress(id string) string {
 	return regexp.MustCompile(`^[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$`).FindString(id)
 }
 
 func isAuxiliary(id string) bool { return regexp.MustCompile(`^\w[\w.-]*$`).MatchString(id) }
 
-// parseConfig refuses bad values with code 7.
+// parseConfig checks the configuration. Bad values are code 7.
 func parseConfig(_ *skel.Request, w wireConfig, problems *cni.Problems) config {
 	device, err := w.device()
 	problems.Add(err)
@@ -66,7 +66,7 @@ func parseConfig(_ *skel.Request, w wireConfig, problems *cni.Problems) config {
 	return config{Device: device, UseNetwork: w.UseNetwork, Link: attach.LinkConfig{DNS: w.DNS}, DAD: w.EnableDAD}
 }
 
-// device returns the one key that is written. The runtime's wins over pciBusID.
+// device returns the selector of the configuration, which must have one. The runtime's takes precedence over pciBusID.
 func (w wireConfig) device() (d selector, err error) {
 	var problems cni.Problems
 	for _, key := range []selector{{byName, w.Device}, {byMAC, w.HWAddr}, {byPath, w.KernelPath}, {byPCI, w.PCIBusID}} {
@@ -78,7 +78,7 @@ func (w wireConfig) device() (d selector, err error) {
 			d = key
 			continue
 		}
-		problems.Add(cni.Refuse(key.Key, key.Value, "stands beside "+d.Key+", and there is one device"))
+		problems.Add(cni.Refuse(key.Key, key.Value, "cannot be combined with "+d.Key+", because there is one device"))
 	}
 	if id := (selector{byID, w.RuntimeConfig.DeviceID}); id.Value != "" {
 		problems.Add(id.check())
@@ -106,7 +106,7 @@ func (d selector) check() error {
 	case d.Key == byPath && !strings.HasPrefix(filepath.Clean(d.Value), devicesDir):
 		return cni.Refuse(d.Key, d.Value, "is not below "+devicesDir)
 	case d.Key == byPCI && pciAddress(d.Value) == "":
-		return cni.Refuse(d.Key, d.Value, "is no PCI address").Suggest("write it like 0000:03:00.1")
+		return cni.Refuse(d.Key, d.Value, "is not a PCI address").Suggest("write it like 0000:03:00.1")
 	case d.Key == byID && pciAddress(d.Value) == "" && !isAuxiliary(d.Value):
 		return cni.Refuse(d.Key, d.Value, "is neither a PCI address nor an auxiliary device")
 	}

@@ -41,7 +41,7 @@ func (d selector) find(host *rtnl.Conn) (l rtnl.Link, err error) {
 	return l, err
 }
 
-// absent is the error of a device that is not where the host's are.
+// absent returns the error of a device that the host does not have.
 func (d selector) absent(err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		err = rtnl.ErrNoLink
@@ -55,7 +55,7 @@ func (d selector) findMAC(host *rtnl.Conn) (found rtnl.Link, err error) {
 	if err != nil {
 		return found, err
 	}
-	mac, _ := net.ParseMAC(d.Value) // as parseConfig saw
+	mac, _ := net.ParseMAC(d.Value) // parseConfig has checked it
 	var names []string
 	for _, l := range links {
 		if slices.Equal(l.MAC, mac) {
@@ -84,10 +84,12 @@ func (d selector) findPath(host *rtnl.Conn) (l rtnl.Link, err error) {
 	return d.interfaceOf(host, path)
 }
 
-// userspace are drivers whose devices have no interface: a program of the container drives the device itself (DPDK).
+// userspace lists the drivers whose devices have no interface, because a program in the container drives the device
+// (DPDK).
 var userspace = []string{"vfio-pci", "uio_pci_generic", "igb_uio"}
 
-// findPCI finds the interface of a PCI device, or of its virtio device.
+// findPCI finds the interface of a PCI device, or of its virtio device. The link is zero if a userspace driver has the
+// device.
 func (d selector) findPCI(host *rtnl.Conn) (rtnl.Link, error) {
 	path := filepath.Join("/sys/bus/pci/devices", d.Value)
 	if _, err := os.Lstat(path); err != nil {
@@ -100,7 +102,7 @@ func (d selector) findPCI(host *rtnl.Conn) (rtnl.Link, error) {
 	if slices.Contains(userspace, filepath.Base(driver)) {
 		return rtnl.Link{}, nil
 	}
-	virtio, _ := filepath.Glob(path + "/virtio*") // a good pattern
+	virtio, _ := filepath.Glob(path + "/virtio*") // the pattern is valid
 	return d.interfaceOf(host, append([]string{path}, virtio...)...)
 }
 

@@ -62,7 +62,7 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	if target.Index == 0 || len(res.IPs) == 0 {
 		return res, nil
 	}
-	// A driver may refuse what makes the kernel announce the addresses.
+	// Some drivers refuse to set the MAC address, which makes the kernel announce the addresses.
 	return res, s.Tolerate(iface.Announce(s.Cont, s.ContEnd))
 }
 
@@ -88,7 +88,7 @@ func del(ctx context.Context, req *skel.Request) error {
 			err = c.bringHome(ctx, r, c.Cont)
 		}
 		if errors.Is(err, rtnl.ErrNoLink) {
-			err = c.records.Drop(ctx, req.Hash()) // a damaged one
+			err = c.records.Drop(ctx, req.Hash()) // a damaged record
 		}
 		return err == nil, err
 	})
@@ -98,12 +98,12 @@ func check(ctx context.Context, req *skel.Request, cfg config) error {
 	return attach.Check(ctx, req, func(s *attach.Call) []error { return verify(s, cfg.Device) })
 }
 
-// gc brings the devices home that attachments have which are not valid.
+// gc brings home the devices of attachments that are not valid.
 func gc(ctx context.Context, req *skel.Request) error {
 	return attach.GCInterfaces(ctx, req, func() error { return collect(ctx, req) })
 }
 
-// status is code 50 where ADD would not find the device, and else IPAM's answer.
+// status returns code 50 if ADD would not find the device, and IPAM's answer otherwise.
 func status(ctx context.Context, req *skel.Request, cfg config) error {
 	probe := func(host *rtnl.Conn) error { return findOrHeld(req, host, cfg.Device) }
 	if err := netplugin.Status(recordDir, probe); err != nil {
@@ -112,14 +112,15 @@ func status(ctx context.Context, req *skel.Request, cfg config) error {
 	return attach.Status(ctx, req, attach.Masq{}, nil)
 }
 
-// call is a call while nobody else moves a device: the records are locked.
+// call is a call that holds the lock of the records, so that no other call moves a device.
 type call struct {
 	*netplugin.Call
 	records *store
 }
 
-// take finds the device, writes the record and moves the device into the container. It returns the PCI address. Other
-// calls wait meanwhile: on the host nothing says that somebody takes the device.
+// take finds the device, writes the record and moves the device into the container. It holds the lock of the records,
+// because nothing on the host shows that another call is about to move the device. The error matches errNoAddress if
+// the configuration asks for the device's network and the device has no address.
 func take(ctx context.Context, s *attach.Call, cfg config) (*record, error) {
 	d := cfg.Device
 	if err := s.RefuseTakenName(); err != nil {
@@ -155,13 +156,13 @@ func take(ctx context.Context, s *attach.Call, cfg config) (*record, error) {
 			return r, err
 		}
 	}
-	// One message: whenever we are killed, the device has one name and says where it belongs.
+	// One message, so that a killed call leaves the device with one name and the alias by which the reference finds it.
 	err = c.Host.SetLink(l.Index, rtnl.LinkChange{To: c.Cont, Name: c.Req.IfName, Alias: &l.Name})
 	if errors.Is(err, unix.EINVAL) {
 		return r, cni.Refuse(d.Key, d.Value, fmt.Sprintf("is interface %q, which cannot move to a namespace: %v",
 			l.Name, err))
 	}
-	if err == nil || errors.Is(err, rtnl.ErrNoLink) { // it has moved, also where only the answer was lost
+	if err == nil || errors.Is(err, rtnl.ErrNoLink) { // it has moved, perhaps with a lost answer
 		err = c.FindInterface()
 	}
 	if err != nil {
@@ -170,8 +171,8 @@ func take(ctx context.Context, s *attach.Call, cfg config) (*record, error) {
 	return r, err
 }
 
-// findFree finds the device on the host, under its own name again where the kernel brought it there. One that a
-// container has is code 103, or 100 if that is this one.
+// findFree finds the device on the host. If the kernel moved it there from an ended namespace, findFree first restores
+// its name and settings. A device that another attachment has is code 103, and code 100 if this attachment has it.
 func (c call) findFree(ctx context.Context, d selector) (l rtnl.Link, err error) {
 	all, err := c.records.All()
 	if err != nil {
@@ -183,7 +184,7 @@ func (c call) findFree(ctx context.Context, d selector) (l rtnl.Link, err error)
 		if onHost {
 			concerns = r.isOf(l)
 		}
-		own := r.Attachment == c.Req.Attachment // an attachment has one record: it counts whichever device it names
+		own := r.Attachment == c.Req.Attachment // it blocks ADD whichever device it names
 		if !own && !concerns {
 			continue
 		}
@@ -195,7 +196,7 @@ func (c call) findFree(ctx context.Context, d selector) (l rtnl.Link, err error)
 		if err := c.bringHome(ctx, r, nil); err != nil {
 			return l, err
 		}
-		// Something else may still have its name: DEL has to restore that and the alias.
+		// Another interface may still have its name. DEL must restore the name and the alias of the record.
 		if l, err = d.find(c.Host); err == nil && r.isOf(l) {
 			l.Name, l.Alias = r.Link.Name, r.Link.Alias
 		}
@@ -206,7 +207,8 @@ func (c call) findFree(ctx context.Context, d selector) (l rtnl.Link, err error)
 	return l, err
 }
 
-// refuseHeld is the error of a device that its container has; by is who wants it.
+// refuseHeld returns an error if the container of the record still has the device: code 100 for the attachment of the
+// record, and code 103 for another one.
 func (r *record) refuseHeld(by cni.Attachment) error {
 	cont, err := netplugin.DialNetns(ns.OpenAs, r.NetnsPath, r.Netns)
 	if err == nil && r.Link.Index != 0 {
@@ -217,12 +219,13 @@ func (r *record) refuseHeld(by cni.Attachment) error {
 		return nil
 	}
 	if by == r.Attachment {
-		return by.Exists(fmt.Sprintf("%s: is held already", r))
+		return by.Exists(fmt.Sprintf("%s: this attachment has it already", r))
 	}
 	return cni.Errorf(cni.CodeConflict, "%s: is held by %s", r, r.Attachment)
 }
 
-// prepare warns of the default routes that the host loses with the device, and completes the record.
+// prepare completes the record, and warns about default routes that the host loses. It takes the device out of its bond
+// or team.
 func (c call) prepare(r *record, cfg config) (err error) {
 	if r.Link.Index == 0 {
 		if cfg.UseNetwork {
@@ -249,9 +252,8 @@ func (c call) prepare(r *record, cfg config) (err error) {
 	return c.leaveMaster(r)
 }
 
-// leaveMaster warns that the device is a port, and takes it out of a bond or team, before the move would do so.
-// That gives the device its own MAC address and MTU back and brings it down: the record has to have these values. An
-// ADD that fails makes it a port again.
+// leaveMaster warns if the device is a port, and takes it out of a bond or team. The kernel then restores the device's
+// own MAC address and MTU and sets it down, and the record must have these values. A failed ADD makes it a port again.
 func (c call) leaveMaster(r *record) error {
 	index, masterIndex := r.Link.Index, r.Link.Master
 	if masterIndex == 0 {
@@ -261,7 +263,7 @@ func (c call) leaveMaster(r *record) error {
 	if err != nil {
 		return err
 	}
-	c.Req.Warn("device %q: is a port of %q, and will not be when it comes home; make it one again with: "+
+	c.Req.Warn("device %q: is a port of %q, and will not be a port after DEL; add it again with: "+
 		"ip link set %s master %s", r.Link.Name, master.Name, r.Link.Name, master.Name)
 	if master.Kind != "bond" && master.Kind != "team" {
 		return nil
@@ -283,7 +285,7 @@ func (c call) leaveMaster(r *record) error {
 	return err
 }
 
-// lock locks the records until the call is over.
+// lock locks the records until the call ends.
 func lock(ctx context.Context, c *netplugin.Call) (call, error) {
 	locked, err := records().OpenExisting(ctx)
 	if err == nil {
@@ -292,8 +294,8 @@ func lock(ctx context.Context, c *netplugin.Call) (call, error) {
 	return call{c, locked}, err
 }
 
-// findDevice finds the attachment's device, by the record or by what the reference left, and opens Cont. The error
-// matches rtnl.ErrNoLink when there is none.
+// findDevice returns the attachment's record, or one for a device that the reference plugin moved, and opens Cont. The
+// error matches rtnl.ErrNoLink if there is no device.
 func (c call) findDevice() (*record, error) {
 	r, ok, err := c.records.Get(c.Req.Hash())
 	if err != nil {
@@ -310,7 +312,7 @@ func (c call) findDevice() (*record, error) {
 func verify(s *attach.Call, d selector) []error {
 	r, ok, err := records().Get(s.Req.Hash())
 	if i, _ := s.Req.PrevResult.ContainerInterface(s.Req.IfName); i.MAC == "" && r.Link.Index == 0 {
-		return []error{err} // a device without interface
+		return []error{err} // a userspace driver has the device
 	}
 	if err := errors.Join(err, s.VerifyInterface()); err != nil {
 		return []error{err}
@@ -334,7 +336,7 @@ func collect(ctx context.Context, req *skel.Request) error {
 	if err != nil {
 		return err
 	}
-	defer c.records.Close() // before IPAM is asked, which may take its time
+	defer c.records.Close() // IPAM may take long
 	all, err := c.records.All()
 	errs := []error{err}
 	var finder ns.Finder
@@ -351,7 +353,7 @@ func collect(ctx context.Context, req *skel.Request) error {
 	return errors.Join(errs...)
 }
 
-// findOrHeld is the error of a device that neither the host nor a container has; it warns of the container.
+// findOrHeld returns an error if neither the host nor a container has the device. It warns if a container has it.
 func findOrHeld(req *skel.Request, host *rtnl.Conn, d selector) error {
 	if d.Key == "" { // the runtime names the device in ADD
 		return nil

@@ -1,8 +1,13 @@
 // Package hostdevice moves an interface of the host into the container.
 //
-// ADD finds the interface by its name, MAC address, place in /sys, PCI address or auxiliary device, moves it into the
-// container under the name in CNI_IFNAME, and gives it the addresses and routes of an IPAM plugin, if there is one. DEL
-// brings it home: under its name, with the settings that it had.
+// ADD finds the interface by its name, MAC address, directory in /sys, PCI address or auxiliary device, moves it into
+// the container under the name in CNI_IFNAME, and configures it with the addresses and routes of the IPAM plugin, if
+// there is one. With the key useInterfaceNetwork it also gets the addresses, routes and rules that it has on the host.
+// DEL brings the device home: back to the host, under its name, with its settings and network.
+//
+// A record describes the device as it is on the host. It is written before anything changes, because a moved device
+// does not say where it belongs and the kernel removes its addresses and routes. All calls that move a device hold the
+// lock of the records.
 //
 // README.md lists every key of the configuration.
 package hostdevice

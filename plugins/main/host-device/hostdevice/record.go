@@ -21,17 +21,17 @@ import (
 
 const recordDir = "/run/hawser/host-device"
 
-// record is which device an attachment has, how that was on the host, and where it is. It is written before the device
-// moves.
+// record describes an attachment's device: how it is on the host, and which namespace has it. It is written before the
+// device moves.
 type record struct {
 	cni.Attachment
 	NetnsPath string      `json:"netnsPath"` // of the container; empty once only the name is left to restore
 	Netns     ns.Identity `json:"netns"`
 	Device    selector    `json:"device"`
 	PCI       string      `json:"pci,omitempty"`
-	Link      rtnl.Link   `json:"link"`             // on the host; none of a device without interface
-	Failed    bool        `json:"failed,omitempty"` // to get back its settings, at home
-	// KeepsIndex says that the device has its index in the container too, where no other link had it.
+	Link      rtnl.Link   `json:"link"`             // on the host; zero if a userspace driver has the device
+	Failed    bool        `json:"failed,omitempty"` // DEL could not restore all settings
+	// KeepsIndex reports that the device has the same index in the container, where no other link had this index.
 	KeepsIndex bool     `json:"keepsIndex,omitempty"`
 	Settings   *network `json:"settings,omitempty"` // nil without the key useInterfaceNetwork
 }
@@ -44,12 +44,12 @@ func (r *record) UnmarshalJSON(data []byte) error {
 
 type store = statefile.Store[record]
 
-// records are held by whoever moves a device.
+// records returns the store. Calls that move a device hold its lock.
 func records() *statefile.Store[record] {
 	return statefile.NewStore[record](recordDir, statefile.DefaultWait)
 }
 
-// Plausible says whether an ADD can have written the record: its file may be damaged.
+// Plausible reports whether an ADD can have written the record, because its file may be damaged.
 func (r record) Plausible() bool {
 	return (r.Link.Index == 0 || cni.ValidIfName(r.Link.Name)) && r.Settings.isPlausible(r.Link.Index)
 }
@@ -64,7 +64,7 @@ func list(context.Context, *skel.Request) ([]cni.Holding, error) {
 	})
 }
 
-// isMeant tells whether the device is the one that a configuration selects.
+// isMeant reports whether a configuration with the selector d names the device.
 func (r *record) isMeant(d selector) bool {
 	switch {
 	case d.Value == "":
@@ -75,8 +75,8 @@ func (r *record) isMeant(d selector) bool {
 	return d == r.Device || d.Value == r.PCI
 }
 
-// isOf tells whether a link is the device. Nobody can change the address of hardware. A container can change name,
-// alias and MAC address of what is virtual, and several links may have one MAC address, as VLANs do.
+// isOf reports whether a link is the device. The permanent address of hardware cannot change. A container can change
+// the name, alias and MAC address of a virtual link, and several links may have the same MAC address, as VLANs do.
 func (r *record) isOf(l rtnl.Link) bool {
 	if l.Kind != r.Link.Kind || l.Parent != r.Link.Parent || !slices.Equal(l.PermMAC, r.Link.PermMAC) {
 		return false
@@ -91,8 +91,8 @@ func (r *record) isOf(l rtnl.Link) bool {
 	return sameIndex && l.Name == r.IfName
 }
 
-// find finds the device in a namespace, under any name. The error matches rtnl.ErrNoLink when there is none; conn is
-// nil where the namespace is gone.
+// find finds the device in a namespace, under any name. conn is nil if the namespace no longer exists. The error
+// matches rtnl.ErrNoLink if the device is not there.
 func (r *record) find(conn *rtnl.Conn) (l rtnl.Link, err error) {
 	if conn == nil || r.Link.Index == 0 {
 		return l, rtnl.ErrNoLink
@@ -101,7 +101,7 @@ func (r *record) find(conn *rtnl.Conn) (l rtnl.Link, err error) {
 	if err != nil && !errors.Is(err, rtnl.ErrNoLink) {
 		return l, err
 	}
-	// A container can change neither its index, nor its kind, nor its other end or what it is on.
+	// A container cannot change the link's index, kind, peer or parent device.
 	isKept := r.KeepsIndex && !r.Link.IsHardware() && l.Kind == r.Link.Kind && l.Peer == r.Link.Peer &&
 		l.Parent == r.Link.Parent
 	if err == nil && (isKept || r.isOf(l)) {
@@ -114,10 +114,10 @@ func (r *record) find(conn *rtnl.Conn) (l rtnl.Link, err error) {
 	return rtnl.Link{}, cmp.Or(err, rtnl.ErrNoLink)
 }
 
-// bringHome brings the device to the host, under its name and as it was, from the container or from where the kernel
-// put it when that ended, and drops the record. Settings that cannot be restored are an error once, so that the call
-// is repeated, and then a warning. Where something else has the device's name the record stays, and a later call only
-// renames the device. cont is nil where the namespace is gone.
+// bringHome moves the device to the host, restores its name, settings and network, and drops the record. If the
+// container's namespace ended, the kernel has moved the device already, and cont is nil. Settings that cannot be
+// restored are an error the first time, so that the runtime repeats the call, and a warning the second time. If another
+// interface has the device's name, the record stays, and a later call only renames the device.
 func (c call) bringHome(ctx context.Context, r *record, cont *rtnl.Conn) error {
 	leaveErr := r.Settings.leave(cont)
 	l, err := r.bring(c.Host, cont)
@@ -131,7 +131,7 @@ func (c call) bringHome(ctx context.Context, r *record, cont *rtnl.Conn) error {
 		return err
 	}
 	nameErr := r.rename(ctx, c.Host, l)
-	if r.NetnsPath != "" { // else only its name is missing
+	if r.NetnsPath != "" { // otherwise only its name is missing
 		err = errors.Join(leaveErr, r.restore(ctx, c.Host, l))
 	}
 	if err != nil && !r.Failed {
@@ -148,8 +148,8 @@ func (c call) bringHome(ctx context.Context, r *record, cont *rtnl.Conn) error {
 	return c.records.Put(ctx, *r)
 }
 
-// bring moves the device from the container to the host, and names it before, so that nobody on the host sees another
-// name. Where its name is taken there, that becomes its alias.
+// bring moves the device from the container to the host. It renames the device before, so that no program on the host
+// sees another name. If the name is taken on the host, the device gets the substitute, and the name as alias.
 func (r *record) bring(host, cont *rtnl.Conn) (l rtnl.Link, err error) {
 	if l, err = r.find(cont); err != nil {
 		return l, err
@@ -173,10 +173,10 @@ func (r *record) bring(host, cont *rtnl.Conn) (l rtnl.Link, err error) {
 	return l, err
 }
 
-// substitute is the name that the kernel, too, gives to a device whose own is taken.
+// substitute returns the name of a device whose own name is taken. The kernel uses the same name.
 func (r *record) substitute() string { return fmt.Sprintf("dev%d", r.Link.Index) }
 
-// findHome finds the device on the host: under its name or the substitute, hardware under any.
+// findHome finds the device on the host, under its name or the substitute. It finds hardware under any name.
 func (r *record) findHome(host *rtnl.Conn) (rtnl.Link, error) {
 	for _, name := range []string{r.Link.Name, r.substitute()} {
 		l, err := host.Link(name)
@@ -193,8 +193,8 @@ func (r *record) findHome(host *rtnl.Conn) (rtnl.Link, error) {
 	return r.find(host)
 }
 
-// rename gives the device, at home, its name and alias, unless others have that name. Before Linux 6.2 it must be down
-// for it.
+// rename restores the name and alias of the device on the host. The error matches EEXIST if another interface has the
+// name. Before Linux 6.2 the kernel renames only a link that is down.
 func (r *record) rename(ctx context.Context, host *rtnl.Conn, l rtnl.Link) error {
 	if l.Name == r.Link.Name {
 		return nil
@@ -215,7 +215,7 @@ func (r *record) rename(ctx context.Context, host *rtnl.Conn, l rtnl.Link) error
 		r.restoreNetwork(ctx, host, l.Index))
 }
 
-// restore gives the device, at home, the settings that it had.
+// restore restores the settings and the network of the device on the host.
 func (r *record) restore(ctx context.Context, host *rtnl.Conn, l rtnl.Link) error {
 	ch := rtnl.LinkChange{MTU: r.Link.MTU, TxQLen: &r.Link.TxQLen, Group: &r.Link.Group}
 	if !slices.Equal(l.MAC, r.Link.MAC) {

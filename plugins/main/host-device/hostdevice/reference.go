@@ -8,9 +8,10 @@ import (
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
-// findReference finds the device that the reference moved, as it was on the host: its alias is its name there. The
-// result or the configuration must know it, too, since a container can give anything an alias. An interface that
-// another attachment's record names is not the reference's: the path leads to another container by now.
+// findReference returns a record for a device that the reference plugin moved. The reference's ADD sets the alias to
+// the name on the host. A container can set any alias, so the result or the configuration must also name the device. If
+// a record of another attachment has this interface, CNI_NETNS is the namespace of another container now, and the error
+// matches rtnl.ErrNoLink.
 func (c call) findReference() (*record, error) {
 	if c.Req.NS == nil {
 		return nil, rtnl.ErrNoLink
