@@ -341,7 +341,7 @@ var _ = Describe("a lease", func() {
 				"routes": [{"dst": "0.0.0.0/0", "gw": "10.9.0.1"}]}}`, c.Path, r.IPs[0].Address)
 			Expect(Ran(l.Run(call.Program(l.World, nstest.Build("sbr")))).Code).To(BeZero())
 		}),
-		Entry("in another table, such as a VRF's", func(Result) {
+		Entry("in another table, such as a VRF's", Label("slow"), func(Result) {
 			c.IP("route add 10.9.0.0/24 dev eth0 proto kernel scope link src 10.9.0.50 table 100",
 				"route add default via 10.9.0.1 dev eth0 table 100",
 				"route del default dev eth0", "route del 10.9.0.0/24 dev eth0")
@@ -454,7 +454,7 @@ var _ = Describe("a lease", func() {
 			Eventually(l.serverPorts).ShouldNot(ContainSubstring("port1"))
 		},
 		Entry("by one daemon", false),
-		Entry("by the next daemon, which finds it again", true),
+		Entry("by the next daemon, which finds it again", Label("slow"), true),
 	)
 
 	It("is given back when the only process in the namespace ends, whose path CNI_NETNS is", func() {
@@ -532,7 +532,7 @@ var _ = Describe("a lease", func() {
 			Eventually(l.serverPorts).ShouldNot(ContainSubstring("port1"))
 		},
 			Entry("of one daemon", false),
-			Entry("of the next daemon, which cannot find the namespace", true),
+			Entry("of the next daemon, which cannot find the namespace", Label("slow"), true),
 		)
 	})
 
@@ -564,7 +564,7 @@ var _ = Describe("a lease", func() {
 		l.Succeeds(l.withPrevResult("CHECK", c, one))
 	})
 
-	It("is collected in time with sixty others even if the server does not answer ARP", func(ctx SpecContext) {
+	It("is collected in time with sixty others even if the server does not answer ARP", Label("slow"), func(ctx SpecContext) {
 		_, d := l.begin()
 		var commands []string
 		for i := range 60 {
@@ -727,7 +727,7 @@ var _ = Describe("without a daemon", func() {
 		l.Succeeds(l.call("DEL", c))
 	})
 
-	It("no call waits for one that hangs", func() {
+	It("no call waits for one that hangs", Label("slow"), func() {
 		d := l.start()
 		Expect(d.Process.Signal(syscall.SIGSTOP)).To(Succeed())
 		Eventually(func() (string, error) {

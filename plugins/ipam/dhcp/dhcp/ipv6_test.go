@@ -176,7 +176,7 @@ var _ = Describe("IPv6", func() {
 		Expect(l.records()).To(BeEmpty())
 	})
 
-	It("that was lost is formed again by the next daemon", Label("ipv6-slaac"), func() {
+	It("that was lost is formed again by the next daemon", Label("ipv6-slaac", "slow"), func() {
 		l := newLAN6()
 		c := l.container6()
 		l.keys = `"ipv4": false, "ipv6": "slaac"`
@@ -206,10 +206,11 @@ var _ = Describe("IPv6", func() {
 		Eventually(count(s, release)).Should(Equal(1))
 		Expect(l.records()).To(Equal(before))
 	},
-		Entry("no router", func(*lan) {}, `interface "eth0": no router answered [2-9] router solicitations within 3s`),
+		Entry("no router", Label("slow"), func(*lan) {},
+			`interface "eth0": no router answered [2-9] router solicitations within 3s`),
 		Entry("no server", func(l *lan) { l.radvd("") },
 			`interface "eth0": no DHCPv6 server answered [2-9] Solicit messages within 3s`),
-		Entry("no address left", func(l *lan) {
+		Entry("no address left", Label("slow"), func(l *lan) {
 			l.kea("2001:db8::50-2001:db8::50")
 			l.radvd("")
 			l.start()
