@@ -782,9 +782,10 @@ func FuzzRecord(f *testing.F) {
 		record+`"device":{"key":"device","value":"d0"},"keepsIndex":true,"link":{"Index":LINK,"Name":"d0",`+
 			`"Kind":"veth","MAC":"AgAAAAAB","MTU":1500,"TxQLen":1000,"Up":true},`+
 			`"settings":{"read":1,"addrs":[{"header":{"Family":2,"Prefixlen":24},"attrs":[{"kind":2,`+
-			`"value":"CgAABQ=="},{"kind":6,"value":"//////////8AAAAA"}]}],"routes":[{"header":{"Family":2,"Type":1,"Table":254},`+
-			`"attrs":[{"kind":9,"value":"CAACAAIAAAAIAAMAAgAAAA=="}]}],"rules":[{"header":{"Family":2,"Src_len":32,`+
-			`"Type":1},"attrs":[{"kind":2,"value":"CgAABQ=="}]}]}}`,
+			`"value":"CgAABQ=="},{"kind":6,"value":"//////////8AAAAA"}]}],`+
+			`"routes":[{"header":{"Family":2,"Type":1,"Table":254},`+
+			`"attrs":[{"kind":9,"value":"CAACAAIAAAAIAAMAAgAAAA=="}]}],`+
+			`"rules":[{"header":{"Family":2,"Src_len":32,"Type":1},"attrs":[{"kind":2,"value":"CgAABQ=="}]}]}}`,
 		record+`"device":{"key":"pciBusID","value":"0000:00:01.0"},"pci":"0000:00:01.0","failed":true,`+
 			`"link":{"Index":LINK,"Name":"lo","PermMAC":"AgAAAAAB","Parent":"../x","MTU":-1}}`)
 }
