@@ -16,8 +16,8 @@ import (
 
 // MTUKeys are the configuration keys of an interface's MTU.
 type MTUKeys struct {
-	MTU     json.RawMessage `json:"mtu" help:"bytes, or \"auto\": the smallest of the links of the host's default routes (the kernel's, or the master's)" schema:"type=integer min=68 max=65535 zero or=auto"`
-	MTUFrom string          `json:"mtuFrom" help:"link of the host whose MTU \"auto\" takes instead" schema:"format=ifname empty"`
+	MTU     json.RawMessage `json:"mtu" help:"bytes, or \"auto\": the smallest MTU of the links of the host's default routes (the kernel's, or the master's)" schema:"type=integer min=68 max=65535 zero or=auto"`
+	MTUFrom string          `json:"mtuFrom" help:"link of the host whose MTU \"auto\" uses instead" schema:"format=ifname empty"`
 }
 
 // LinkKeys are the configuration keys of plugins that make an interface.
@@ -26,11 +26,11 @@ type LinkKeys struct {
 	DNS  cni.DNS `json:"dns" help:"resolver settings for the result, instead of IPAM's"`
 	Args struct {
 		CNI struct {
-			MAC string `json:"mac" help:"MAC address of the container's end; wins over MAC in CNI_ARGS" schema:"format=mac empty"`
+			MAC string `json:"mac" help:"MAC address of the container's interface; takes precedence over MAC in CNI_ARGS" schema:"format=mac empty"`
 		} `json:"cni"`
 	} `json:"args"`
 	RuntimeConfig struct {
-		MAC string `json:"mac" help:"MAC address of the container's end (capability mac); wins over all" schema:"format=mac empty"`
+		MAC string `json:"mac" help:"MAC address of the container's interface (capability mac); takes precedence over all others" schema:"format=mac empty"`
 	} `json:"runtimeConfig"`
 }
 
@@ -41,7 +41,7 @@ type IPAMKeys struct {
 
 // IPAM is the key ipam of plugins that need no IPAM plugin.
 type IPAM struct {
-	Type string `json:"type" help:"IPAM plugin that gives the addresses" schema:"format=file empty"`
+	Type string `json:"type" help:"IPAM plugin that assigns the addresses" schema:"format=file empty"`
 }
 
 // Check returns code 7 for a type that cannot be the name of a plugin.
@@ -54,7 +54,7 @@ func (i IPAM) Check() error {
 
 // RequiredIPAM is the key ipam of plugins that need an IPAM plugin.
 type RequiredIPAM struct {
-	Type string `json:"type" help:"IPAM plugin that gives the addresses; required" schema:"required format=file"`
+	Type string `json:"type" help:"IPAM plugin that assigns the addresses; required" schema:"required format=file"`
 }
 
 // Check returns code 7 for a type that is missing or cannot be the name of a plugin. For a missing type, reason says
@@ -134,11 +134,11 @@ func (l LinkConfig) Result(answer *cni.Result, index int) (*cni.Result, error) {
 
 // MasqKeys are the configuration keys of the masquerade.
 type MasqKeys struct {
-	IPMasq        json.RawMessage `json:"ipMasq" help:"masquerade what leaves the containers' subnets; \"v4\" or \"v6\": of that family alone" default:"false" schema:"type=boolean or=v4|v6"`
-	IPMasqBackend *string         `json:"ipMasqBackend" help:"nftables or iptables (nftables, where the kernel has it)" schema:"enum=nftables|iptables"`
+	IPMasq        json.RawMessage `json:"ipMasq" help:"masquerade packets that leave the containers' subnets; \"v4\" or \"v6\": only of that family" default:"false" schema:"type=boolean or=v4|v6"`
+	IPMasqBackend *string         `json:"ipMasqBackend" help:"nftables or iptables (nftables, if the kernel has it)" schema:"enum=nftables|iptables"`
 	Exclude       []string        `json:"masqExclude" help:"destinations that are not masqueraded, each an address or a network" each:"format=network"`
 	RandomFully   bool            `json:"masqRandomFully" help:"choose the source ports of masqueraded packets at random" default:"false"`
-	Ports         string          `json:"masqPorts" help:"the source ports that masqueraded packets of TCP and UDP get, as first-last" schema:"format=ports empty"`
+	Ports         string          `json:"masqPorts" help:"source ports of masqueraded TCP and UDP packets, as first-last" schema:"format=ports empty"`
 }
 
 // Parse checks the keys.

@@ -14,7 +14,7 @@ import (
 
 // MasterKeys are the configuration keys of a child that has a master.
 type MasterKeys struct {
-	Master          string `json:"master" help:"interface that the container's is on (that of the result before, or of the default route)" schema:"format=link empty"`
+	Master          string `json:"master" help:"interface that the container's interface is on (that of the previous result, or of the default route)" schema:"format=link empty"`
 	LinkInContainer bool   `json:"linkInContainer" help:"the master is an interface of the container" default:"false"`
 }
 
@@ -70,7 +70,7 @@ func (cfg ChildConfig) masterName(prev *cni.Result) (string, error) {
 	case len(names) == 1:
 		return names[0], nil
 	case len(all) > 1:
-		return "", cni.Refuse("master", nil, "missing, and the result before has several interfaces: "+
+		return "", cni.Refuse("master", nil, "missing, and prevResult has several interfaces: "+
 			strings.Join(all, ", ")).Suggest("name one of them")
 	}
 	return "", nil

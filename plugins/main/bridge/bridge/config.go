@@ -18,9 +18,9 @@ const (
 type wireConfig struct {
 	skel.LogKey
 
-	Bridge           string `json:"bridge" help:"name of the bridge, made when it is not there" default:"cni0" schema:"format=ifname"`
-	IsGateway        bool   `json:"isGateway" help:"give the bridge the gateway addresses and forward packets" default:"false"`
-	IsDefaultGateway bool   `json:"isDefaultGateway" help:"isGateway, and the containers' default routes lead to it" default:"false"`
+	Bridge           string `json:"bridge" help:"name of the bridge, created if it does not exist" default:"cni0" schema:"format=ifname"`
+	IsGateway        bool   `json:"isGateway" help:"add the gateway addresses to the bridge, and forward packets" default:"false"`
+	IsDefaultGateway bool   `json:"isDefaultGateway" help:"isGateway, and make the bridge the containers' default gateway" default:"false"`
 	ForceAddress     bool   `json:"forceAddress" help:"replace other addresses of the bridge instead of failing" default:"false"`
 	attach.MasqKeys
 	HairpinMode               bool        `json:"hairpinMode" help:"let a container reach itself through the bridge" default:"false"`
@@ -29,8 +29,8 @@ type wireConfig struct {
 	VLANTrunk                 []wireTrunk `json:"vlanTrunk" help:"VLANs that the port carries tagged" each:"set" most:"4094"`
 	PreserveDefaultVLAN       bool        `json:"preserveDefaultVlan" help:"keep the bridge's default VLAN on a port with vlan or vlanTrunk" default:"false"`
 	MacSpoofChk               bool        `json:"macspoofchk" help:"drop frames that do not carry the container's MAC address" default:"false"`
-	EnableDAD                 bool        `json:"enabledad" help:"let the kernel detect duplicate IPv6 addresses, and wait for it" default:"false"`
-	DisableContainerInterface bool        `json:"disableContainerInterface" help:"leave the container's end down; not with ipam" default:"false"`
+	EnableDAD                 bool        `json:"enabledad" help:"make the kernel detect duplicate IPv6 addresses, and wait for that" default:"false"`
+	DisableContainerInterface bool        `json:"disableContainerInterface" help:"leave the container's interface down; not with ipam" default:"false"`
 	PortIsolation             bool        `json:"portIsolation" help:"isolate the port from the bridge's other isolated ports" default:"false"`
 	attach.IPAMKeys
 	attach.LinkKeys

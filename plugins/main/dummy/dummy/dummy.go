@@ -9,15 +9,15 @@ import (
 
 const kind = "dummy"
 
-// wireConfig is the configuration as written.
+// wireConfig is the configuration as the JSON has it.
 type wireConfig struct {
 	skel.LogKey
-	MAC  string              `json:"mac" help:"MAC address; the other three sources win over it" schema:"format=mac empty"`
+	MAC  string              `json:"mac" help:"MAC address; the other three sources take precedence" schema:"format=mac empty"`
 	IPAM attach.RequiredIPAM `json:"ipam" help:"the IPAM plugin's part; required" schema:"required"`
 	attach.LinkKeys
 }
 
-// parseConfig says how the dummy is to be made. What it refuses is code 7, or code 4 for CNI_ARGS.
+// parseConfig returns the dummy to create. An invalid value is code 7, or code 4 in CNI_ARGS.
 func parseConfig(req *skel.Request, w wireConfig, problems *cni.Problems) attach.ChildConfig {
 	problems.Add(w.IPAM.Check("dummy interface requires an IPAM configuration", "static"))
 	return attach.ChildConfig{New: rtnl.NewLink{Kind: kind}, Make: attach.MakeLink,

@@ -1,7 +1,8 @@
-// Package dummy gives containers an interface that leads nowhere, with addresses.
+// Package dummy gives containers a dummy interface, which is connected to no network.
 //
-// ADD makes a dummy interface in the container, with the addresses and routes of an
-// IPAM plugin: programs of the container reach each other at them. README.md is the manual.
+// ADD creates the interface in the container. An IPAM plugin assigns the addresses and routes, and programs in the
+// container reach each other at these addresses. Package attach implements the verbs (ChildPlugin). README.md documents
+// every key.
 package dummy
 
 import (

@@ -17,7 +17,7 @@ type wireConfig struct {
 	HWAddr     string `json:"hwaddr" help:"its MAC address" schema:"format=hwaddr empty"`
 	KernelPath string `json:"kernelpath" help:"directory of its device below /sys/devices" schema:"format=sysdevice empty"`
 	PCIBusID   string `json:"pciBusID" help:"PCI address of its device" schema:"format=pci empty"`
-	EnableDAD  bool   `json:"enabledad" help:"let the kernel detect duplicate IPv6 addresses, and wait for it (true)"`
+	EnableDAD  bool   `json:"enabledad" help:"make the kernel detect duplicate IPv6 addresses, and wait for that (true)"`
 	UseNetwork bool   `json:"useInterfaceNetwork" help:"give the container the device's addresses, routes and rules of the host, and give them back" default:"false"`
 	attach.IPAMKeys
 	DNS          cni.DNS `json:"dns" help:"resolver settings for the result, instead of IPAM's"`

@@ -16,18 +16,18 @@ const (
 	layer2 = "l2"
 )
 
-// wireConfig is the configuration as written.
+// wireConfig is the configuration as the JSON has it.
 type wireConfig struct {
 	skel.LogKey
 	attach.MasterKeys
-	Mode string `json:"mode" help:"of all on the master: l2, l3 or l3s" default:"l2" schema:"enum=l2|l3|l3s empty"`
+	Mode string `json:"mode" help:"mode of all ipvlans on the master: l2, l3 or l3s" default:"l2" schema:"enum=l2|l3|l3s empty"`
 	attach.MTUKeys
-	EnableDAD bool        `json:"enabledad" help:"let the kernel detect duplicate IPv6 addresses in mode l2, and wait for it (true)"`
+	EnableDAD bool        `json:"enabledad" help:"make the kernel detect duplicate IPv6 addresses in mode l2, and wait for that (true)"`
 	DNS       cni.DNS     `json:"dns" help:"resolver settings for the result, instead of IPAM's"`
-	IPAM      attach.IPAM `json:"ipam" help:"the IPAM plugin's part (none: the addresses of the result before)"`
+	IPAM      attach.IPAM `json:"ipam" help:"the IPAM plugin's part (none: the addresses of the previous result)"`
 }
 
-// parseConfig says how the ipvlan is to be made. What it refuses is code 7.
+// parseConfig returns the ipvlan to create. An invalid value is code 7.
 func parseConfig(_ *skel.Request, w wireConfig, problems *cni.Problems) attach.ChildConfig {
 	problems.Add(cni.CheckName("master", w.Master))
 	mode := cmp.Or(w.Mode, layer2)
@@ -40,18 +40,19 @@ func parseConfig(_ *skel.Request, w wireConfig, problems *cni.Problems) attach.C
 		SharesMode: true, // the kernel would change the mode of all ipvlans on the master
 		Master:     &w.MasterKeys,
 		Link:       attach.LinkKeys{MTUKeys: w.MTUKeys, DNS: w.DNS}.Parse(problems, "", ""),
-		DAD:        w.EnableDAD && mode == layer2, // in the others there is no neighbour
+		DAD:        w.EnableDAD && mode == layer2, // the other modes have no neighbour discovery
 		Make:       attach.MakeLink,
 	}
 }
 
+// add is AddChild with the addresses of prevResult if there is no IPAM plugin.
 func add(ctx context.Context, req *skel.Request, c attach.ChildConfig) (*cni.Result, error) {
 	if prev := req.PrevResult; prev != nil && len(prev.IPs) > 0 {
 		c.Link.Fallback = &cni.Result{IPs: prev.IPs, Routes: prev.Routes}
 	}
 	switch {
 	case req.IPAM == "" && c.Link.Fallback == nil:
-		return nil, cni.Refuse("ipam.type", nil, "missing, and no result before has addresses")
+		return nil, cni.Refuse("ipam.type", nil, "missing, and prevResult has no addresses")
 	case cni.IsPlugin(req.IPAM, "dhcp"):
 		req.Warn("ipam.type: %q: all on master have one MAC address, so the server must tell them apart by client ID",
 			req.IPAM)

@@ -1,8 +1,8 @@
-// Package ipvlan attaches containers to the network of a host interface, the master, with
-// the master's MAC address.
+// Package ipvlan attaches containers to the network of a host interface, the master, with the master's MAC address.
 //
-// ADD makes an ipvlan in the container, with the addresses and routes of an IPAM plugin,
-// or of the plugin before. README.md is the manual.
+// ADD creates an ipvlan on the master, in the container. All ipvlans of a master share its MAC address and one mode.
+// The addresses and routes are assigned by an IPAM plugin or, without one, taken from prevResult. Package attach
+// implements the other verbs (ChildPlugin). README.md documents every key.
 package ipvlan
 
 import (

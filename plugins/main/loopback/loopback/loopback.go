@@ -13,7 +13,7 @@ import (
 
 const ifName = "lo"
 
-// wireConfig is the configuration as written: loopback has no keys of its own.
+// wireConfig is the configuration as the JSON has it. loopback has no keys of its own.
 type wireConfig struct{ skel.LogKey }
 
 func add(_ context.Context, req *skel.Request, _ struct{}) (*cni.Result, error) {
@@ -34,8 +34,7 @@ func add(_ context.Context, req *skel.Request, _ struct{}) (*cni.Result, error) 
 	return result(conn, lo, req.Netns)
 }
 
-// del takes lo down only where its alias says that this attachment brought it
-// up: another one may use it.
+// del brings lo down if this attachment brought it up.
 func del(_ context.Context, req *skel.Request) error {
 	if req.NS == nil {
 		return nil
@@ -67,15 +66,15 @@ func check(_ context.Context, req *skel.Request, _ struct{}) error {
 	}
 	var missing []error
 	for _, ip := range req.PrevResult.ContainerIPs(ifName) {
-		there := slices.ContainsFunc(addrs, func(a rtnl.Addr) bool { return a.Prefix == ip.Address })
-		if ip.Interface != nil && !there { // it is said to be lo's
+		exists := slices.ContainsFunc(addrs, func(a rtnl.Addr) bool { return a.Prefix == ip.Address })
+		if ip.Interface != nil && !exists { // without Interface, the address may be another interface's
 			missing = append(missing, cni.Drift("interface %q: address %s is missing", ifName, ip.Address))
 		}
 	}
 	return errors.Join(missing...)
 }
 
-// open returns the container's lo and a socket beside it, until the call is over.
+// open returns a socket in the container's namespace, which is closed when the call ends, and lo.
 func open(req *skel.Request) (*rtnl.Conn, rtnl.Link, error) {
 	conn, err := rtnl.Dial(req.NS)
 	if err != nil {
@@ -86,13 +85,13 @@ func open(req *skel.Request) (*rtnl.Conn, rtnl.Link, error) {
 	return conn, lo, err
 }
 
-// setUp brings lo up or down and, in the same message, says on whose behalf it is up.
+// setUp brings lo up or down and sets its alias, in one message.
 func setUp(conn *rtnl.Conn, lo rtnl.Link, up bool, mark string) error {
 	return conn.SetLink(lo.Index, rtnl.LinkChange{Up: &up, Alias: &mark})
 }
 
-// result reports the first loopback address of each family. Others that lo
-// has, service addresses for instance, are not ours.
+// result returns lo with its first loopback address of each family. lo may have other addresses, for example of
+// services, which are not reported.
 func result(conn *rtnl.Conn, lo rtnl.Link, sandbox string) (*cni.Result, error) {
 	addrs, err := conn.Addrs(lo.Index)
 	if err != nil {
@@ -102,7 +101,7 @@ func result(conn *rtnl.Conn, lo rtnl.Link, sandbox string) (*cni.Result, error) 
 	if lo.MAC == nil {
 		report.MAC = "00:00:00:00:00:00"
 	}
-	if lo.MTU > 65535 { // the kernel's default, which the schema of results does not know
+	if lo.MTU > 65535 { // lo's default is 65536, and the schema of results allows at most 65535
 		report.MTU = 0
 	}
 	res, index := &cni.Result{Interfaces: []cni.Interface{report}}, 0

@@ -1,7 +1,8 @@
 // Package loopback brings up the loopback interface of a container.
 //
-// It always serves "lo", whatever CNI_IFNAME says, and reports its addresses. DEL takes
-// lo down again when this attachment brought it up. README.md is the manual.
+// It always configures "lo", regardless of CNI_IFNAME, and reports its loopback addresses. ADD writes the attachment's
+// mark to the alias of lo, and DEL brings lo down only if the alias has that mark, because another attachment may need
+// it. README.md documents every key.
 package loopback
 
 import "github.com/hawser-cni/plugins/pkg/skel"
@@ -15,7 +16,7 @@ func Plugin() skel.Plugin[struct{}] {
 		Add:    add,
 		Del:    del,
 		Check:  check,
-		// Nothing is kept on the host, so GC has nothing to collect; and an ADD
-		// needs nothing of the host that STATUS could miss.
+		// There is no GC, because nothing is stored on the host, and no STATUS, because an ADD needs nothing on the
+		// host.
 	}
 }

@@ -20,19 +20,19 @@ const (
 	passthru = "passthru"
 )
 
-// wireConfig is the configuration as written.
+// wireConfig is the configuration as the JSON has it.
 type wireConfig struct {
 	skel.LogKey
 	attach.MasterKeys
-	Mode       string `json:"mode" help:"how those on one master see each other: bridge, private, vepa or passthru" default:"bridge" schema:"enum=bridge|private|vepa|passthru empty"`
-	MAC        string `json:"mac" help:"MAC address; the other three sources win over it" schema:"format=mac empty"`
-	BCQueueLen uint32 `json:"bcqueuelen" help:"length of the master's queue for broadcasts, the longest that one on it asks for (the kernel's)"`
-	EnableDAD  bool   `json:"enabledad" help:"let the kernel detect duplicate IPv6 addresses, and wait for it (true)"`
+	Mode       string `json:"mode" help:"how macvlans on one master communicate: bridge, private, vepa or passthru" default:"bridge" schema:"enum=bridge|private|vepa|passthru empty"`
+	MAC        string `json:"mac" help:"MAC address; the other three sources take precedence" schema:"format=mac empty"`
+	BCQueueLen uint32 `json:"bcqueuelen" help:"length of the master's queue for broadcasts; the largest value of its macvlans applies (the kernel's)"`
+	EnableDAD  bool   `json:"enabledad" help:"make the kernel detect duplicate IPv6 addresses, and wait for that (true)"`
 	attach.IPAMKeys
 	attach.LinkKeys
 }
 
-// parseConfig says how the macvlan is to be made. What it refuses is code 7, or code 4 for CNI_ARGS.
+// parseConfig returns the macvlan to create. An invalid value is code 7, or code 4 in CNI_ARGS.
 func parseConfig(req *skel.Request, w wireConfig, problems *cni.Problems) attach.ChildConfig {
 	problems.Add(cni.CheckName("master", w.Master))
 	mode := cmp.Or(w.Mode, "bridge")
@@ -44,25 +44,27 @@ func parseConfig(req *skel.Request, w wireConfig, problems *cni.Problems) attach
 		Link: w.LinkKeys.Parse(problems, req.Args, w.MAC), DAD: w.EnableDAD, Make: makeMacvlan}
 }
 
-// makeMacvlan refuses the master's own MAC address, and gives a passthru its MAC address afterwards.
-func makeMacvlan(ctx context.Context, s *attach.Call, name string) error {
-	mode, mac := s.Child.New.Mode, s.Child.Link.MAC
-	if mode != passthru && mac != nil && slices.Equal(mac, s.Master.MAC) {
-		return cni.Refuse("mac", mac.String(), fmt.Sprintf("is that of master %q", s.Master.Name))
+// makeMacvlan creates the macvlan. It refuses the master's MAC address, and sets the MAC address of a passthru
+// afterwards.
+func makeMacvlan(ctx context.Context, c *attach.Call, name string) error {
+	mode, mac := c.Child.New.Mode, c.Child.Link.MAC
+	if mode != passthru && mac != nil && slices.Equal(mac, c.Master.MAC) {
+		return cni.Refuse("mac", mac.String(), fmt.Sprintf("is that of master %q", c.Master.Name))
 	}
-	err := attach.MakeLink(ctx, s, name)
+	err := attach.MakeLink(ctx, c, name)
 	switch {
 	case errors.Is(err, unix.EINVAL):
 		return cni.Errorf(cni.CodeConflict,
-			"master: %q: refuses a macvlan of mode %q (nothing can be beside a passthru): %w", s.Master.Name, mode, err)
+			"master: %q: refuses a macvlan of mode %q (a passthru must be the only macvlan on its master): %w",
+			c.Master.Name, mode, err)
 	case err != nil || mode != passthru || mac == nil:
 		return err
 	}
-	// The kernel gives a passthru the master's MAC address, whatever it was asked for. Now both get the wished one,
-	// and the master its own again when the passthru goes.
-	l, err := s.Cont.Link(name)
+	// The kernel ignores the requested MAC address and gives a passthru the master's. Setting it now changes both. The
+	// kernel restores the master's address when the passthru is deleted.
+	l, err := c.Cont.Link(name)
 	if err != nil {
 		return err
 	}
-	return s.Cont.SetLink(l.Index, rtnl.LinkChange{MAC: mac})
+	return c.Cont.SetLink(l.Index, rtnl.LinkChange{MAC: mac})
 }

@@ -334,7 +334,7 @@ var _ = Describe("the master that no key names", Label("kernel"), func() {
 			add := Call{Command: "ADD", Netns: cont.Path,
 				Conf: unnamed(Object{"prevResult": Object{"cniVersion": "1.1.0", "interfaces": interfaces}}, more)}
 			Expect(w.Fails(add, cni.CodeConfig)).To(HavePrefix(
-				"master: missing, and the result before has several interfaces: " + says))
+				"master: missing, and prevResult has several interfaces: " + says))
 			Expect(Names(cont, "")).To(BeEmpty())
 			w.Succeeds(Call{Command: "STATUS", Conf: unnamed()})
 			add.Conf = Merge(add.Conf.(Object), Object{"master": "up0", "linkInContainer": nil})

@@ -1,7 +1,8 @@
 // Package macvlan attaches containers to the network of a host interface, the master.
 //
-// ADD makes a macvlan, an interface with a MAC address of its own, in the container,
-// with the addresses and routes of an IPAM plugin. README.md is the manual.
+// ADD creates a macvlan on the master, in the container. Each macvlan has a MAC address of its own, so that the
+// container appears on the network as another host. An IPAM plugin assigns the addresses and routes. Package attach
+// implements the verbs (ChildPlugin). README.md documents every key.
 package macvlan
 
 import (

@@ -6,7 +6,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
-// wireConfig is the configuration as written.
+// wireConfig is the configuration as the JSON has it.
 type wireConfig struct {
 	skel.LogKey
 	attach.MasqKeys
@@ -21,7 +21,7 @@ type config struct {
 	Masq attach.Masq
 }
 
-// parseConfig checks the configuration. What it refuses is code 7, or code 4 for CNI_ARGS.
+// parseConfig checks the configuration. An invalid value is code 7, or code 4 in CNI_ARGS.
 func parseConfig(req *skel.Request, w wireConfig, problems *cni.Problems) config {
 	problems.Add(w.IPAM.Check("ptp needs an IPAM plugin", "host-local"))
 	c := config{Masq: w.MasqKeys.Parse(problems),

@@ -11,18 +11,19 @@ import (
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
-// containerIndex is where the container's interface stands in the result, after the host end.
+// containerIndex is the index of the container's interface in the result, after the host end.
 const containerIndex = 1
 
-// plan is what ADD makes of IPAM's answer.
+// plan is what ADD configures.
 type plan struct {
-	Result     *cni.Result    // addresses, routes and dns; no interfaces yet
-	ContRoutes []rtnl.Route   // of the container, before the result's
-	Gateways   []netip.Prefix // addresses of the host end, each on its own
-	HostRoutes []rtnl.Route   // of the host
+	Result     *cni.Result    // addresses, routes and DNS, without interfaces
+	ContRoutes []rtnl.Route   // routes of the container that precede the result's
+	Gateways   []netip.Prefix // addresses of the host end, with the full prefix length
+	HostRoutes []rtnl.Route   // routes of the host to the container
 }
 
-// makePlan decides what an attachment gets, and refuses what no point to point link can have.
+// makePlan derives the plan from IPAM's answer. It returns an error if the answer cannot be configured on a point to
+// point link.
 func makePlan(cfg config, answer *cni.Result) (p plan, err error) {
 	if p.Result, err = cfg.Link.Result(answer, containerIndex); err != nil {
 		return p, err
@@ -40,7 +41,7 @@ func makePlan(cfg config, answer *cni.Result) (p plan, err error) {
 		if !subnet.IsSingleIP() && !known[subnet] {
 			p.ContRoutes = append(p.ContRoutes, rtnl.Route{Dst: subnet, GW: ip.Gateway, Src: ip.Address.Addr()})
 		}
-		if !known[addr] { // it may come twice, with two lengths
+		if !known[addr] { // IPAM may give an address twice, with different prefix lengths
 			p.HostRoutes = append(p.HostRoutes, rtnl.Route{Dst: addr, Scope: unix.RT_SCOPE_HOST})
 		}
 		known[gw], known[subnet], known[addr] = true, true, true
@@ -48,6 +49,7 @@ func makePlan(cfg config, answer *cni.Result) (p plan, err error) {
 	return p, nil
 }
 
+// checkGateway returns why an address cannot use its gateway. all are the container's addresses.
 func checkGateway(ip cni.IP, all []cni.IP) error {
 	switch gw := ip.Gateway; {
 	case !gw.IsValid():
@@ -55,7 +57,7 @@ func checkGateway(ip cni.IP, all []cni.IP) error {
 	case gw.Is4() != ip.Address.Addr().Is4():
 		return fmt.Errorf("its gateway %s is of the other family", gw)
 	case gw.IsUnspecified() || gw.IsMulticast() || gw.IsLoopback():
-		return fmt.Errorf("its gateway %s is no address that the host's interface can have", gw)
+		return fmt.Errorf("its gateway %s is not an address that the host end can have", gw)
 	case gw == ip.Address.Addr():
 		return fmt.Errorf("is its own gateway")
 	case slices.ContainsFunc(all, func(other cni.IP) bool { return other.Address.Addr() == gw }):
@@ -64,4 +66,5 @@ func checkGateway(ip cni.IP, all []cni.IP) error {
 	return nil
 }
 
+// single returns the prefix that contains only a.
 func single(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }

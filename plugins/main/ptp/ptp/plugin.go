@@ -1,8 +1,11 @@
 // Package ptp attaches containers to the host by a point to point link.
 //
-// ADD makes a pair of links (veth, or netkit). The container sends everything to the
-// gateway address, which the host end has, and the host gets a route to each address:
-// containers reach each other through the host. README.md is the manual.
+// ADD creates a pair of links (veth or netkit). The host end has the gateway address, and the container sends all
+// packets to it, even those to other containers in its subnet. The host gets a route to each address of the container.
+// So there is no bridge, and containers reach each other through the host's routing.
+//
+// Package attach has the steps that bridge has too. plan.go decides on gateways and routes without any I/O. README.md
+// documents every key.
 package ptp
 
 import "github.com/hawser-cni/plugins/pkg/skel"

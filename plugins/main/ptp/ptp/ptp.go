@@ -18,31 +18,31 @@ import (
 )
 
 func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error) {
-	s, err := attach.Open(req)
+	c, err := attach.Open(req)
 	if err != nil {
 		return nil, err
 	}
-	if err := cfg.Link.ResolveMTU(s.Host); err != nil {
+	if err := cfg.Link.ResolveMTU(c.Host); err != nil {
 		return nil, err
 	}
-	err = s.CreatePair(ctx, cfg.Link)
+	err = c.CreatePair(ctx, cfg.Link)
 	if cfg.Link.Netkit && errors.Is(err, unix.EOPNOTSUPP) {
 		err = cni.Errorf(cni.CodeUnsupportedField, "deviceType: %w", err)
 	}
 	if err != nil {
 		return nil, err
 	}
-	if err := s.StartIPAM(ctx); err != nil {
+	if err := c.StartIPAM(ctx); err != nil {
 		return nil, err
 	}
-	if err := s.MarkHostEnd(0); err != nil {
+	if err := c.MarkHostEnd(0); err != nil {
 		return nil, err
 	}
-	s.Req.Step("raise the interface")
-	if err := iface.Raise(target(s, nil)); err != nil {
+	c.Req.Step("raise the interface")
+	if err := iface.Raise(target(c, nil)); err != nil {
 		return nil, err
 	}
-	answer, err := s.IPAMResult(ctx)
+	answer, err := c.IPAMResult(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -50,40 +50,40 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	if err != nil {
 		return nil, fmt.Errorf("IPAM plugin %q: %w", req.IPAM, err)
 	}
-	if err := refuseAddresses(s, p); err != nil {
+	if err := refuseAddresses(c, p); err != nil {
 		return nil, err
 	}
-	p.Result.Interfaces = s.Interfaces()
-	s.Req.Step("raise the host end")
-	if err := raiseHostEnd(s, p); err != nil {
+	p.Result.Interfaces = c.Interfaces()
+	c.Req.Step("raise the host end")
+	if err := raiseHostEnd(c, p); err != nil {
 		return nil, err
 	}
-	s.Req.Step("configure the interface")
-	if err := iface.Configure(ctx, target(s, p.ContRoutes), p.Result); err != nil {
+	c.Req.Step("configure the interface")
+	if err := iface.Configure(ctx, target(c, p.ContRoutes), p.Result); err != nil {
 		return nil, err
 	}
-	s.Req.Step("route to the container")
-	if err := routeToContainer(s, p); err != nil {
+	c.Req.Step("route to the container")
+	if err := routeToContainer(c, p); err != nil {
 		return nil, err
 	}
-	if err := s.Masquerade(ctx, cfg.Masq, p.Result); err != nil {
+	if err := c.Masquerade(ctx, cfg.Masq, p.Result); err != nil {
 		return nil, err
 	}
-	return p.Result, s.WaitUp(ctx, p.Result, attach.Gateway{Link: s.HostEnd, Addrs: p.Gateways})
+	return p.Result, c.WaitUp(ctx, p.Result, attach.Gateway{Link: c.HostEnd, Addrs: p.Gateways})
 }
 
 func del(ctx context.Context, req *skel.Request) error { return attach.Del(ctx, req, "") }
 
 func check(ctx context.Context, req *skel.Request, cfg config) error {
-	return attach.Check(ctx, req, func(s *attach.Call) []error { return verify(ctx, s, cfg) })
+	return attach.Check(ctx, req, func(c *attach.Call) []error { return verify(ctx, c, cfg) })
 }
 
 func reapply(ctx context.Context, req *skel.Request, cfg config) error {
-	s, err := attach.Open(req)
+	c, err := attach.Open(req)
 	if err != nil {
 		return err
 	}
-	return s.Reapply(ctx, cfg.Masq, 0, true)
+	return c.Reapply(ctx, cfg.Masq, 0, true)
 }
 
 func restore(ctx context.Context, all []*skel.Request) map[string]error {
@@ -116,51 +116,51 @@ func status(ctx context.Context, req *skel.Request, cfg config) error {
 
 // refuseAddresses refuses addresses and gateways by which the host would lose its router, another container, or packets
 // for itself.
-func refuseAddresses(s *attach.Call, p plan) error {
-	if err := s.RefuseHostAddresses(p.Result, s.HostEnd, true); err != nil {
+func refuseAddresses(c *attach.Call, p plan) error {
+	if err := c.RefuseHostAddresses(p.Result, c.HostEnd, true); err != nil {
 		return err
 	}
 	for _, gw := range p.Gateways {
-		if err := errors.Join(s.RefuseRouter(gw), s.RefuseTaken(gw.Addr())); err != nil {
+		if err := errors.Join(c.RefuseRouter(gw), c.RefuseTaken(gw.Addr())); err != nil {
 			return err
 		}
 	}
 	for _, r := range p.HostRoutes {
-		if err := s.RefuseTaken(r.Dst.Addr()); err != nil {
+		if err := c.RefuseTaken(r.Dst.Addr()); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// raiseHostEnd brings the host end up, after what must hold before.
-func raiseHostEnd(s *attach.Call, p plan) error {
+// raiseHostEnd brings the host end up. Its IPv6 settings must be set before that.
+func raiseHostEnd(c *attach.Call, p plan) error {
 	if slices.ContainsFunc(p.Gateways, func(gw netip.Prefix) bool { return gw.Addr().Is6() }) {
-		// The host may have IPv6 off by default; this link needs it.
-		if err := iface.EnableIPv6(s.HostEnd.Name); err != nil {
+		// The host may have IPv6 turned off by default.
+		if err := iface.EnableIPv6(c.HostEnd.Name); err != nil {
 			return err
 		}
-		// Nobody else is on this link, so there is no duplicate to detect.
-		if err := s.Tolerate(iface.SkipDAD(s.HostEnd.Name)); err != nil {
+		// Only the container is on this link, so that duplicate address detection is not needed.
+		if err := c.Tolerate(iface.SkipDAD(c.HostEnd.Name)); err != nil {
 			return err
 		}
 	}
-	return s.Host.SetLink(s.HostEnd.Index, rtnl.LinkChange{Up: new(true)})
+	return c.Host.SetLink(c.HostEnd.Index, rtnl.LinkChange{Up: new(true)})
 }
 
-// target is the container's interface. The kernel makes no route to its subnet:
-// that leads through the gateway like everything else.
-func target(s *attach.Call, routes []rtnl.Route) iface.Target {
-	t := s.Target()
+// target returns the container's interface for package iface. The kernel must not add a route to the subnet, because
+// the subnet is behind the gateway, too.
+func target(c *attach.Call, routes []rtnl.Route) iface.Target {
+	t := c.Target()
 	t.NoSubnetRoutes, t.Routes = true, routes
 	return t
 }
 
-// routeToContainer gives the host end the gateway addresses, and the host a
-// route to each address of the container.
-func routeToContainer(s *attach.Call, p plan) error {
+// routeToContainer adds the gateway addresses to the host end, enables forwarding, and adds the host's routes to the
+// container's addresses.
+func routeToContainer(c *attach.Call, p plan) error {
 	for _, gw := range p.Gateways {
-		if err := s.Host.AddAddr(s.HostEnd.Index, rtnl.Addr{Prefix: gw, NoDAD: gw.Addr().Is6()}); err != nil {
+		if err := c.Host.AddAddr(c.HostEnd.Index, rtnl.Addr{Prefix: gw, NoDAD: gw.Addr().Is6()}); err != nil {
 			return err
 		}
 		if err := iface.EnableForwarding(gw.Addr().Is4()); err != nil {
@@ -168,49 +168,48 @@ func routeToContainer(s *attach.Call, p plan) error {
 		}
 	}
 	for _, r := range p.HostRoutes {
-		r.OutIndex = s.HostEnd.Index
-		if err := s.Host.AddRoute(r); err != nil {
-			return fmt.Errorf("host interface %q: %w", s.HostEnd.Name, err)
+		r.OutIndex = c.HostEnd.Index
+		if err := c.Host.AddRoute(r); err != nil {
+			return fmt.Errorf("host interface %q: %w", c.HostEnd.Name, err)
 		}
 	}
 	return nil
 }
 
-// verify compares everything that ADD made, on both sides, with what is
-// there, and returns each difference.
-func verify(ctx context.Context, s *attach.Call, cfg config) []error {
-	own := &cni.Result{IPs: s.Req.PrevResult.ContainerIPs(s.Req.IfName)}
-	if len(own.IPs) == 0 {
-		return []error{cni.Drift("prevResult: has no address of interface %q", s.Req.IfName)}
+// verify compares the container and the host with what ADD configured, and returns all differences.
+func verify(ctx context.Context, c *attach.Call, cfg config) []error {
+	answer := &cni.Result{IPs: c.Req.PrevResult.ContainerIPs(c.Req.IfName)}
+	if len(answer.IPs) == 0 {
+		return []error{cni.Drift("prevResult: has no address of interface %q", c.Req.IfName)}
 	}
-	p, err := makePlan(cfg, own)
+	p, err := makePlan(cfg, answer)
 	if err != nil {
 		return []error{cni.Drift("prevResult: %w", err)}
 	}
-	if err := s.FindPair(0); err != nil {
+	if err := c.FindPair(0); err != nil {
 		return []error{err}
 	}
-	if err := s.ExpectMTU(&cfg.Link, func() error { return cfg.Link.ResolveMTU(s.Host) }); err != nil {
+	if err := c.ExpectMTU(&cfg.Link, func() error { return cfg.Link.ResolveMTU(c.Host) }); err != nil {
 		return []error{err}
 	}
-	inside := iface.Verify(target(s, p.ContRoutes), s.Req.PrevResult)
-	return append([]error{inside, s.VerifyMasquerade(ctx, cfg.Masq)}, verifyHost(s, cfg, p)...)
+	inside := iface.Verify(target(c, p.ContRoutes), c.Req.PrevResult)
+	return append([]error{inside, c.VerifyMasquerade(ctx, cfg.Masq)}, verifyHost(c, cfg, p)...)
 }
 
-// verifyHost looks for what raiseHostEnd and routeToContainer made.
-func verifyHost(s *attach.Call, cfg config, p plan) []error {
+// verifyHost compares the host with what raiseHostEnd and routeToContainer configured.
+func verifyHost(c *attach.Call, cfg config, p plan) []error {
 	var errs []error
 	drift := func(format string, args ...any) {
-		errs = append(errs, cni.Drift("host interface %q: %s", s.HostEnd.Name, fmt.Sprintf(format,
+		errs = append(errs, cni.Drift("host interface %q: %s", c.HostEnd.Name, fmt.Sprintf(format,
 			args...)))
 	}
-	if !s.HostEnd.Up {
+	if !c.HostEnd.Up {
 		drift("is down")
 	}
-	if want := wantedMTU(s, cfg); want != 0 && want != s.HostEnd.MTU {
-		drift("MTU is %d instead of %d", s.HostEnd.MTU, want)
+	if want := wantedMTU(c, cfg); want != 0 && want != c.HostEnd.MTU {
+		drift("MTU is %d instead of %d", c.HostEnd.MTU, want)
 	}
-	addrs, err := s.Host.Addrs(s.HostEnd.Index)
+	addrs, err := c.Host.Addrs(c.HostEnd.Index)
 	if err != nil {
 		return append(errs, err)
 	}
@@ -220,7 +219,7 @@ func verifyHost(s *attach.Call, cfg config, p plan) []error {
 		}
 		errs = append(errs, iface.VerifyForwarding(gw.Addr().Is4()))
 	}
-	routes, err := s.Host.Routes(s.HostEnd.Index, unix.AF_UNSPEC)
+	routes, err := c.Host.Routes(c.HostEnd.Index, unix.AF_UNSPEC)
 	if err != nil {
 		return append(errs, err)
 	}
@@ -232,17 +231,18 @@ func verifyHost(s *attach.Call, cfg config, p plan) []error {
 	return errs
 }
 
-// wantedMTU is the host end's as ADD reported it, or as the configuration says:
-// results before 1.0.0 have none. 0 is unknown.
-func wantedMTU(s *attach.Call, cfg config) int {
-	for _, i := range s.Req.PrevResult.Interfaces {
-		if i.Name == s.HostEnd.Name && i.Sandbox == "" {
+// wantedMTU returns the MTU of the host end that ADD reported or, because results before 1.0.0 have no MTU, the
+// configured MTU. It returns 0 if the MTU is unknown.
+func wantedMTU(c *attach.Call, cfg config) int {
+	for _, i := range c.Req.PrevResult.Interfaces {
+		if i.Name == c.HostEnd.Name && i.Sandbox == "" {
 			return cmp.Or(i.MTU, cfg.Link.MTU)
 		}
 	}
 	return cfg.Link.MTU
 }
 
+// isHostRoute reports whether have is the host's route want.
 func isHostRoute(have, want rtnl.Route) bool {
 	return have.Dst == want.Dst && have.Type == unix.RTN_UNICAST && have.Table == unix.RT_TABLE_MAIN &&
 		!have.GW.IsValid()

@@ -1,8 +1,15 @@
-// Package tap gives a container a tap device, for a program in it that sends and receives
-// Ethernet frames: a virtual machine, passt, DPDK's virtio-user.
+// Package tap gives a container a tap device, through which a program in the container sends and receives Ethernet
+// frames: a virtual machine, passt, DPDK's virtio-user.
 //
-// ADD makes the device, persistent, lets a user or a group open it, and gives it the
-// addresses and routes of an IPAM plugin. README.md is the manual.
+// ADD creates a persistent device, allows a user or a group to open it, and can make it a port of a bridge in the
+// container. An IPAM plugin assigns the addresses and routes. Package attach implements the verbs (ChildPlugin), and
+// package tun speaks to /dev/net/tun.
+//
+// A tap with the key selinuxContext is created by a second process, because a tap has the SELinux label of the process
+// that creates it, and a process gets another label only when it executes a program. So the plugin executes itself with
+// that label, the command create-tap, and the control device as descriptor 3. This costs the start of a process.
+//
+// README.md documents every key.
 package tap
 
 import (
@@ -16,6 +23,6 @@ func Plugin() skel.Plugin[attach.ChildConfig] {
 		Name:     "tap",
 		About:    "gives containers a tap device, through which a program sends and receives frames",
 		Config:   skel.ConfigOf(wireConfig{}, parseConfig),
-		Commands: map[string]func(skel.Env) int{createCommand: createHere},
+		Commands: map[string]func(skel.Env) int{createCommand: createTap},
 	}, kind)
 }

@@ -19,27 +19,26 @@ import (
 	"github.com/hawser-cni/plugins/pkg/tun"
 )
 
-const kind = "tun" // as the kernel calls taps, too
+const kind = "tun" // the kernel's kind of both tun and tap devices
 
-// ready is why this host can make no tap, or none with the label.
-func (w wireConfig) ready() error {
+// probe returns why this host cannot create the tap.
+func (w wireConfig) probe() error {
 	if err := tun.Probe(); err != nil {
 		return err
 	}
 	return w.checkLabel()
 }
 
-// make makes the tap. Until it is persistent it goes with our descriptor, so that nothing
-// is left of one whose ADD was killed.
-func (w wireConfig) make(ctx context.Context, s *attach.Call, name string) error {
-	bridge, err := w.findBridge(s)
+// makeTap creates the tap. It makes the tap persistent last, so that the kernel deletes it if ADD is killed before.
+func (w wireConfig) makeTap(ctx context.Context, c *attach.Call, name string) error {
+	bridge, err := w.findBridge(c)
 	if err != nil {
 		return err
 	}
 	if err := w.checkLabel(); err != nil {
 		return err
 	}
-	f, err := tun.Open(s.Req.NS)
+	f, err := tun.Open(c.Req.NS)
 	if err != nil {
 		return err
 	}
@@ -50,35 +49,35 @@ func (w wireConfig) make(ctx context.Context, s *attach.Call, name string) error
 	if err := w.allow(f); err != nil {
 		return err
 	}
-	l, err := s.Cont.Link(name)
+	l, err := c.Cont.Link(name)
 	if err != nil {
 		return err
 	}
-	change := rtnl.LinkChange{MAC: s.Child.Link.MAC, MTU: s.Child.Link.MTU, Master: bridge,
-		Group: new(cni.NetworkHash(s.Req.Network))}
-	if err := s.Cont.SetLink(l.Index, change); err != nil {
+	change := rtnl.LinkChange{MAC: c.Child.Link.MAC, MTU: c.Child.Link.MTU, Master: bridge,
+		Group: new(cni.NetworkHash(c.Req.Network))}
+	if err := c.Cont.SetLink(l.Index, change); err != nil {
 		return err
 	}
 	return tun.Keep(f)
 }
 
-// findBridge returns the index of the bridge that the tap is to be a port of; nil = none.
-func (w wireConfig) findBridge(s *attach.Call) (*int, error) {
+// findBridge returns the index of the configured bridge in the container, or nil if no bridge is configured.
+func (w wireConfig) findBridge(c *attach.Call) (*int, error) {
 	if w.Bridge == "" {
 		return nil, nil
 	}
-	l, err := s.Cont.Link(w.Bridge)
+	l, err := c.Cont.Link(w.Bridge)
 	switch {
 	case errors.Is(err, rtnl.ErrNoLink):
 		return nil, cni.Refuse("bridge", w.Bridge,
 			fmt.Sprintf("no such interface in the container: %v", rtnl.ErrNoLink))
 	case err == nil && l.Kind != "bridge":
-		return nil, cni.Refuse("bridge", w.Bridge, "is no bridge")
+		return nil, cni.Refuse("bridge", w.Bridge, "is not a bridge")
 	}
 	return &l.Index, err
 }
 
-// create makes the tap of the control device. The error matches EEXIST when the name is taken.
+// create creates the tap through f, the control device. The error matches EEXIST if the name is taken.
 func (w wireConfig) create(ctx context.Context, f *os.File, name string) error {
 	flags := uint16(unix.IFF_TAP | unix.IFF_NO_PI | unix.IFF_TUN_EXCL)
 	if w.MultiQueue {
@@ -96,7 +95,7 @@ func (w wireConfig) create(ctx context.Context, f *os.File, name string) error {
 	return err
 }
 
-// allow lets the owner and the group open the tap.
+// allow allows the owner and the group to open the tap.
 func (w wireConfig) allow(f *os.File) error {
 	if w.Owner != nil {
 		if err := tun.SetOwner(f, *w.Owner); err != nil {
@@ -111,17 +110,17 @@ func (w wireConfig) allow(f *os.File) error {
 	return nil
 }
 
-// verify says what differs of the tap itself.
-func (w wireConfig) verify(s *attach.Call, l rtnl.Link) (differences []string) {
-	compare := func(what string, is, want any) {
-		if is != want {
-			differences = append(differences, fmt.Sprintf("%s is %v instead of %v", what, is, want))
+// verify returns the differences of the values that only a tap has.
+func (w wireConfig) verify(c *attach.Call, l rtnl.Link) (differences []string) {
+	compare := func(what string, have, want any) {
+		if have != want {
+			differences = append(differences, fmt.Sprintf("%s is %v instead of %v", what, have, want))
 		}
 	}
 	compare("multiQueue", l.MultiQueue, w.MultiQueue)
-	compare("owner", l.UID, *cmp.Or(w.Owner, new(uint32))) // 0 where nobody was named
+	compare("owner", l.UID, *cmp.Or(w.Owner, new(uint32))) // 0 if none is configured
 	compare("group", l.GID, *cmp.Or(w.Group, new(uint32)))
-	bridge, err := w.findBridge(s)
+	bridge, err := w.findBridge(c)
 	if err != nil {
 		return append(differences, err.Error())
 	}
@@ -131,9 +130,7 @@ func (w wireConfig) verify(s *attach.Call, l rtnl.Link) (differences []string) {
 	return differences
 }
 
-// A tap has the SELinux label of the process that makes it, and a process gets another
-// label only by running a program. So for a labelled tap the plugin runs itself, with the
-// control device as descriptor 3, and this command.
+// createCommand is the command of the process that creates a labelled tap, see the package comment.
 const createCommand = "create-tap"
 
 // checkLabel refuses a label on a host without SELinux.
@@ -148,6 +145,7 @@ func (w wireConfig) checkLabel() error {
 	return cni.Refuse("selinuxContext", w.SELinux, "this host has no SELinux").WithCode(cni.CodeUnsupportedField)
 }
 
+// createLabelled creates the tap in a process with the configured SELinux label.
 func (w wireConfig) createLabelled(ctx context.Context, f *os.File, name string, flags uint16) error {
 	runtime.LockOSThread() // the label is the thread's
 	defer runtime.UnlockOSThread()
@@ -155,17 +153,18 @@ func (w wireConfig) createLabelled(ctx context.Context, f *os.File, name string,
 		return cni.Refuse("selinuxContext", w.SELinux, err.Error())
 	}
 	defer func() { _ = setExecLabel("") }()
-	err := createElsewhere(ctx, process.Command{Path: "/proc/self/exe", Files: []*os.File{f}}, name, flags)
+	err := runCreateCommand(ctx, process.Command{Path: "/proc/self/exe", Files: []*os.File{f}}, name, flags)
 	var started *os.PathError
 	if errors.As(err, &started) && errors.Is(err, unix.EACCES) {
-		return cni.Refuse("selinuxContext", w.SELinux, "may not be this program's by the host's policy: "+err.Error())
+		return cni.Refuse("selinuxContext", w.SELinux,
+			"is not allowed for this program by the host's policy: "+err.Error())
 	}
 	return err
 }
 
-// setExecLabel sets the label of the programs that this thread runs; "": the policy chooses again.
+// setExecLabel sets the label of the programs that this thread executes. An empty label restores the policy's choice.
 func setExecLabel(label string) error {
-	f, err := os.OpenFile("/proc/thread-self/attr/exec", os.O_WRONLY, 0) // O_CREATE would be a denial in the audit log
+	f, err := os.OpenFile("/proc/thread-self/attr/exec", os.O_WRONLY, 0) // O_CREATE would log a denial in the audit log
 	if err != nil {
 		return err
 	}
@@ -174,11 +173,11 @@ func setExecLabel(label string) error {
 	return err
 }
 
-// createElsewhere does what tun.Create does in a process of its own, which ends with the errno.
-func createElsewhere(ctx context.Context, own process.Command, name string, flags uint16) error {
-	own.Name = "tap" // the program may be all plugins
-	own.Args = []string{createCommand, name, strconv.Itoa(int(flags))}
-	err := own.Run(ctx)
+// runCreateCommand runs createTap in another process, whose exit status is the errno.
+func runCreateCommand(ctx context.Context, cmd process.Command, name string, flags uint16) error {
+	cmd.Name = "tap" // one file may be all plugins
+	cmd.Args = []string{createCommand, name, strconv.Itoa(int(flags))}
+	err := cmd.Run(ctx)
 	var ended *process.ExitError
 	if errors.As(err, &ended) && ended.ExitCode() > 0 {
 		return os.NewSyscallError("TUNSETIFF", unix.Errno(ended.ExitCode()))
@@ -186,8 +185,8 @@ func createElsewhere(ctx context.Context, own process.Command, name string, flag
 	return err
 }
 
-// createHere is that process.
-func createHere(env skel.Env) int {
+// createTap is createCommand: it creates a tap through descriptor 3 and returns the errno.
+func createTap(env skel.Env) int {
 	if len(env.Args) != 3 {
 		fmt.Fprintf(env.Stderr, "tap: %s is for the plugin itself\n", createCommand)
 		return int(unix.EINVAL)

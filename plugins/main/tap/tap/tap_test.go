@@ -228,7 +228,7 @@ var _ = Describe("ADD", func() {
 		Expect(Names(cont, "tun")).To(BeEmpty())
 	},
 		Entry("a bridge that is not there", Object{"bridge": "br9"}, cni.CodeConfig, `bridge: "br9"`, "no such"),
-		Entry("a bridge that is none", Object{"bridge": "v0"}, cni.CodeConfig, `bridge: "v0" is no bridge`),
+		Entry("a bridge that is none", Object{"bridge": "v0"}, cni.CodeConfig, `bridge: "v0" is not a bridge`),
 		Entry("an owner that is none", Object{"owner": 4294967295}, cni.CodeConfig, "owner: 4294967295"),
 		Entry("a group that is none", Object{"group": 4294967295}, cni.CodeConfig, "group: 4294967295"),
 		Entry("a label where there is no SELinux", Object{"selinuxContext": "system_u:system_r:container_t:s0"},
@@ -256,7 +256,7 @@ var _ = Describe("ADD", func() {
 		defer f.Close()
 		create := func() error {
 			own := process.Command{Path: nstest.Build("hawser"), Files: []*os.File{f}}
-			return createElsewhere(context.Background(), own, "eth0", unix.IFF_TAP|unix.IFF_NO_PI|unix.IFF_TUN_EXCL)
+			return runCreateCommand(context.Background(), own, "eth0", unix.IFF_TAP|unix.IFF_NO_PI|unix.IFF_TUN_EXCL)
 		}
 		Expect(create()).To(Succeed())
 		Expect(look(cont).Linkinfo.Data).To(HaveKeyWithValue("type", "tap"))

@@ -1,7 +1,8 @@
 // Package vlan attaches containers to a VLAN of a host interface's network.
 //
-// ADD makes a VLAN interface on the master in the container, with the addresses and
-// routes of an IPAM plugin. README.md is the manual.
+// ADD creates a VLAN interface on the master, in the container. Its frames have the VLAN's tag on the master's network.
+// An IPAM plugin assigns the addresses and routes. Package attach implements the verbs (ChildPlugin). README.md
+// documents every key.
 package vlan
 
 import (

@@ -14,19 +14,19 @@ const (
 	vlanMax = 4094
 )
 
-// wireConfig is the configuration as written.
+// wireConfig is the configuration as the JSON has it.
 type wireConfig struct {
 	skel.LogKey
 	Master          string  `json:"master" help:"interface that the VLAN is on; required" schema:"required format=link"`
 	LinkInContainer bool    `json:"linkInContainer" help:"the master is an interface of the container" default:"false"`
-	VLANID          *int    `json:"vlanId" help:"the VLAN, 1 to 4094 (0: frames with a priority alone)" schema:"min=0 max=4094"`
-	EnableDAD       bool    `json:"enabledad" help:"let the kernel detect duplicate IPv6 addresses, and wait for it (true)"`
+	VLANID          *int    `json:"vlanId" help:"the VLAN, 1 to 4094 (0: priority-tagged frames)" schema:"min=0 max=4094"`
+	EnableDAD       bool    `json:"enabledad" help:"make the kernel detect duplicate IPv6 addresses, and wait for that (true)"`
 	DNS             cni.DNS `json:"dns" help:"resolver settings for the result, instead of IPAM's"`
 	attach.MTUKeys
 	attach.IPAMKeys
 }
 
-// parseConfig says how the VLAN interface is to be made. What it refuses is code 7.
+// parseConfig returns the VLAN interface to create. An invalid value is code 7.
 func parseConfig(req *skel.Request, w wireConfig, problems *cni.Problems) attach.ChildConfig {
 	if w.Master == "" {
 		problems.Add(cni.Refuse("master", nil, "missing; a VLAN is on an interface").
@@ -36,7 +36,7 @@ func parseConfig(req *skel.Request, w wireConfig, problems *cni.Problems) attach
 	link := rtnl.NewLink{Kind: kind}
 	switch {
 	case w.VLANID == nil:
-		req.Warn("vlanId: missing, taken as 0 (frames with a priority alone)")
+		req.Warn("vlanId: missing; using 0 (priority-tagged frames)")
 	case *w.VLANID < 0 || *w.VLANID > vlanMax:
 		problems.Add(cni.Refuse("vlanId", *w.VLANID, fmt.Sprintf("is not between 0 and %d", vlanMax)))
 	default:

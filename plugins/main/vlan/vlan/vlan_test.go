@@ -37,7 +37,7 @@ var _ = Describe("configuration", func() {
 		a := w.Call(Call{Command: "ADD", Netns: nstest.NewNetns().Path,
 			Conf: conf(Object{"vlanId": nil, "master": "nope"})})
 		Expect(a.Failed(cni.CodeConfig)).To(HavePrefix(`master: "nope": no such interface`))
-		Expect(a.Stderr).To(ContainSubstring("vlanId: missing, taken as 0"))
+		Expect(a.Stderr).To(ContainSubstring("vlanId: missing; using 0"))
 		c := nstest.Must(parse(`"master":"a"`))
 		Expect(c.New.VLAN).To(BeZero())
 		Expect(c.DAD).To(BeTrue())
