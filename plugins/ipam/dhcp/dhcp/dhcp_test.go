@@ -564,7 +564,9 @@ var _ = Describe("a lease", func() {
 		l.Succeeds(l.withPrevResult("CHECK", c, one))
 	})
 
-	It("is collected in time with sixty others even if the server does not answer ARP", Label("slow"), func(ctx SpecContext) {
+	It("is collected in time with sixty others even if the server does not answer ARP", Label("slow"), func(
+		ctx SpecContext,
+	) {
 		_, d := l.begin()
 		var commands []string
 		for i := range 60 {
