@@ -153,10 +153,14 @@ func underLibrary(library string) {
 		Entry("1.1.0, ptp", Label("slow"), pods.Network{Version: "1.1.0", IPv6: true, PTP: true}),
 	)
 
-	It("has 100 pods at once, up and down", Label("parallel"), more, func() {
+	It("has many pods at once, up and down", Label("parallel"), more, func() {
 		d := newNode(library, pods.Network{IPv6: true})
 		var many []pod
-		for i := range 100 {
+		count := 100
+		if nstest.Quick() {
+			count = 30
+		}
+		for i := range count {
 			many = append(many, newPod(fmt.Sprint("pod", i), port{int32(9000 + i), 80, "tcp", ""}))
 		}
 		up := d.must("add check", many...)
@@ -166,7 +170,7 @@ func underLibrary(library string) {
 		d.must("del", many...)
 	})
 
-	It("gives a host port to one of many pods that ask for it at once", more, func() {
+	It("gives a host port to one of many pods that ask for it at once", Label("slow"), func() {
 		d := newNode(library, pods.Network{})
 		outside := nstest.NewOutside(d.Host)
 		var many, lost []pod

@@ -357,7 +357,7 @@ var _ = Describe("the lease directory", func() {
 	})
 })
 
-var _ = It("finds no store, or one, while another call makes the first one", func() {
+var _ = It("finds no store, or one, while another call makes the first one", Label("slow"), func() {
 	dir := GinkgoT().TempDir()
 	done := make(chan struct{})
 	go func() {

@@ -327,7 +327,7 @@ var _ = Describe("a full set", Label("reclaim"), func() {
 		n.fails("STATUS", "", cni.CodeUnavailable)
 	})
 
-	It("keeps every live one's address beside 64 ADDs at once", func() {
+	It("keeps every live one's address beside 64 ADDs at once", Label("slow"), func() {
 		n.ipam = `"ranges": [[{"subnet": "10.1.2.0/24"}]]`
 		for i := range 253 {
 			if i%2 == 1 {
