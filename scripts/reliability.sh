@@ -1,5 +1,5 @@
 #!/bin/bash
-# reliability.sh: what make test takes samples of, whole: every kill and every error of
+# reliability.sh: all cases of which make test-all takes samples: every kill and every error of
 # every scenario, a minute of load, 100,000 containers, 300 chains, and 50 losses of power; prints the figures. Some hours.
 set -euo pipefail
 cd "$(dirname "$0")/.."
