@@ -51,9 +51,9 @@ func (r Route) InMain() bool {
 // DNS is resolver configuration for the container.
 type DNS struct {
 	Nameservers []string `json:"nameservers,omitempty" help:"addresses of resolvers, the first one first"`
-	Domain      string   `json:"domain,omitempty" help:"domain that short names are looked up in"`
-	Search      []string `json:"search,omitempty" help:"list of such domains"`
-	Options     []string `json:"options,omitempty" help:"options of the resolver, as in resolv.conf(5)"`
+	Domain      string   `json:"domain,omitempty" help:"local domain, used for short names"`
+	Search      []string `json:"search,omitempty" help:"additional search domains"`
+	Options     []string `json:"options,omitempty" help:"resolver options, as in resolv.conf(5)"`
 }
 
 // IsSet reports whether a configuration has any of the keys. An empty list overrides like any other.

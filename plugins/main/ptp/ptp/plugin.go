@@ -1,4 +1,4 @@
-// Package ptp attaches containers to the host by a point to point link.
+// Package ptp connects each container to the host by a point-to-point link.
 //
 // ADD creates a pair of links (veth or netkit). The host end has the gateway address, and the container sends all
 // packets to it, even those to other containers in its subnet. The host gets a route to each address of the container.
@@ -14,7 +14,7 @@ import "github.com/hawser-cni/plugins/pkg/skel"
 func Plugin() skel.Plugin[config] {
 	return skel.Plugin[config]{
 		Name:    "ptp",
-		About:   "attaches containers to the host by a point to point link",
+		About:   "connects each container to the host by a point-to-point link",
 		Config:  skel.ConfigOf(wireConfig{DeviceType: "veth"}, parseConfig),
 		Add:     add,
 		Del:     del,

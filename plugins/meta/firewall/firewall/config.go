@@ -13,12 +13,12 @@ import (
 type wireConfig struct {
 	skel.LogKey
 
-	Backend         string `json:"backend" help:"nftables, iptables or firewalld (firewalld where it runs, else nftables where the kernel permits)" schema:"enum=nftables|iptables|firewalld empty"`
-	IngressPolicy   string `json:"ingressPolicy" help:"open, same-bridge or isolated: from where containers of this bridge may be reached" default:"open" schema:"enum=open|same-bridge|isolated empty"`
-	AdminChain      string `json:"iptablesAdminChainName" help:"iptables chain of the administrator that packets pass first" default:"CNI-ADMIN" schema:"format=chain empty"`
-	Zone            string `json:"firewalldZone" help:"zone of the container's addresses; firewalld only" default:"trusted" schema:"format=link empty"`
-	MarkAcceptBit   *int   `json:"markAcceptBit" help:"bit of the fwmark that FORWARD of iptables accepts, 0 to 31; one for all networks of a host, and of no other software; nftables only" default:"12" schema:"min=0 max=31"`
-	AcceptPublished *bool  `json:"acceptPublished" help:"accept new connections whose destination was translated to the container: host ports; nftables only" default:"true"`
+	Backend         string `json:"backend" help:"nftables, iptables or firewalld (firewalld if it runs, otherwise nftables if the kernel permits)" schema:"enum=nftables|iptables|firewalld empty"`
+	IngressPolicy   string `json:"ingressPolicy" help:"who reaches the bridge's containers: open, same-bridge or isolated" default:"open" schema:"enum=open|same-bridge|isolated empty"`
+	AdminChain      string `json:"iptablesAdminChainName" help:"administrator's chain of iptables, which packets pass first" default:"CNI-ADMIN" schema:"format=chain empty"`
+	Zone            string `json:"firewalldZone" help:"zone for the container's addresses; firewalld only" default:"trusted" schema:"format=link empty"`
+	MarkAcceptBit   *int   `json:"markAcceptBit" help:"fwmark bit that FORWARD of iptables accepts, 0 to 31; the same for all networks of a host, not used by other software; nftables only" default:"12" schema:"min=0 max=31"`
+	AcceptPublished *bool  `json:"acceptPublished" help:"accept new connections to published ports; nftables only" default:"true"`
 }
 
 // backend is the system that enforces the rules.

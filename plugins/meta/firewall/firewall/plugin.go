@@ -27,7 +27,7 @@ import "github.com/hawser-cni/plugins/pkg/skel"
 func Plugin() skel.Plugin[config] {
 	return skel.Plugin[config]{
 		Name:    "firewall",
-		About:   "lets a container's packets through the host's firewall and keeps networks apart",
+		About:   "accepts the containers' traffic in the host's firewall and isolates networks",
 		Config:  skel.ConfigOf(wireConfig{}, parseConfig),
 		Chained: true,
 		Add:     add,

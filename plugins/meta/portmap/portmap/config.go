@@ -19,15 +19,15 @@ import (
 type wireConfig struct {
 	skel.LogKey
 
-	Backend              *string  `json:"backend" help:"nftables or iptables (nftables, where the kernel and the other keys permit)" schema:"enum=nftables|iptables"`
-	SNAT                 *bool    `json:"snat" help:"masquerade what comes from the host's loopback and from the container's own subnet" default:"true"`
-	MasqAll              bool     `json:"masqAll" help:"masquerade everything that is forwarded; needs snat" default:"false"`
-	MarkMasqBit          *int     `json:"markMasqBit" help:"bit of the fwmark that asks for masquerading, 0 to 31" default:"13" schema:"min=0 max=31"`
-	ExternalSetMarkChain *string  `json:"externalSetMarkChain" help:"chain of other software that marks what is to be masqueraded; iptables only, not with markMasqBit" schema:"format=chain"`
-	ConditionsV4         []string `json:"conditionsV4" help:"matches that IPv4 packets must meet, in the backend's syntax" each:"format=token"`
-	ConditionsV6         []string `json:"conditionsV6" help:"matches that IPv6 packets must meet, in the backend's syntax" each:"format=token"`
+	Backend              *string  `json:"backend" help:"nftables or iptables (nftables, if the kernel and the other keys permit)" schema:"enum=nftables|iptables"`
+	SNAT                 *bool    `json:"snat" help:"masquerade packets from the host's loopback and from the container's subnet" default:"true"`
+	MasqAll              bool     `json:"masqAll" help:"masquerade all forwarded packets; needs snat" default:"false"`
+	MarkMasqBit          *int     `json:"markMasqBit" help:"fwmark bit of packets to be masqueraded, 0 to 31" default:"13" schema:"min=0 max=31"`
+	ExternalSetMarkChain *string  `json:"externalSetMarkChain" help:"chain of other software that sets its own fwmark; iptables only, not with markMasqBit" schema:"format=chain"`
+	ConditionsV4         []string `json:"conditionsV4" help:"matches that IPv4 packets must meet, in the syntax of nft or iptables" each:"format=token"`
+	ConditionsV6         []string `json:"conditionsV6" help:"matches that IPv6 packets must meet, in the syntax of nft or iptables" each:"format=token"`
 	RuntimeConfig        struct {
-		PortMappings []wireMapping `json:"portMappings" help:"the ports (capability portMappings); none: nothing is done" most:"16384"`
+		PortMappings []wireMapping `json:"portMappings" help:"the mappings (capability portMappings); without them portmap does nothing" most:"16384"`
 	} `json:"runtimeConfig"`
 }
 
@@ -35,7 +35,7 @@ type wireMapping struct {
 	HostPort      *int64 `json:"hostPort" help:"port of the host, 1 to 65535" schema:"required min=1 max=65535"`
 	ContainerPort *int64 `json:"containerPort" help:"port of the container, 1 to 65535" schema:"required min=1 max=65535"`
 	Protocol      string `json:"protocol" help:"tcp, udp or sctp" schema:"required fold=tcp|udp|sctp"`
-	HostIP        string `json:"hostIP" help:"address of the host (all; 0.0.0.0 and :: are all of a family)" schema:"format=address empty"`
+	HostIP        string `json:"hostIP" help:"address of the host (all; 0.0.0.0 or :: are all of a family)" schema:"format=address empty"`
 }
 
 const (

@@ -25,7 +25,7 @@ import "github.com/hawser-cni/plugins/pkg/skel"
 func Plugin() skel.Plugin[config] {
 	return skel.Plugin[config]{
 		Name:    "portmap",
-		About:   "forwards ports of the host to a container",
+		About:   "publishes container ports on the host",
 		Config:  skel.ConfigOf(wireConfig{}, parseConfig),
 		Chained: true,
 		Add:     add,
