@@ -373,6 +373,9 @@ func (e example) prepare(host *nstest.Host) (pluginDir string) {
 	for _, entry := range e.entries() {
 		if entry["type"] == "host-device" {
 			host.Cmd("ip", "link", "add", "ens5", "address", "02:00:00:00:05:01", "type", "veth", "peer", "ens5p")
+			if entry["useInterfaceNetwork"] == true {
+				host.IP("link set ens5p up", "link set ens5 up", "addr add 192.0.2.10/24 dev ens5")
+			}
 		}
 	}
 	dir := GinkgoT().TempDir()
