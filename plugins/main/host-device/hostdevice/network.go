@@ -186,7 +186,11 @@ func (n *network) keepOthers(host *rtnl.Conn, l rtnl.Link) error {
 		if !shared || r.Header.Family != unix.AF_INET {
 			continue
 		}
-		if err := errors.Join(host.DelCopy(r), host.AddCopy(others)); err != nil {
+		err := host.DelCopy(r)
+		if err == nil {
+			err = host.AddCopy(others)
+		}
+		if err != nil {
 			return err
 		}
 	}
