@@ -466,7 +466,11 @@ var _ = Describe("a name that leads elsewhere", Label("kernel", "hostile-names")
 	})
 
 	for _, backend := range []string{"nftables", "iptables"} {
-		It("is an interface like any other where the kernel takes it, on "+backend, func() {
+		labels := Label()
+		if backend == "iptables" {
+			labels = Label("slow")
+		}
+		It("is an interface like any other where the kernel takes it, on "+backend, labels, func() {
 			nstest.NeedBackend(backend)
 			n := NewNode()
 			first := n.Up(NewPod("first"), Usual(backend))
