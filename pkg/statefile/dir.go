@@ -1,9 +1,15 @@
-// Package statefile is a locked directory whose files appear and change atomically, and Store, one JSON record for each
-// attachment in such a directory.
+// Package statefile keeps small files in directories that several processes use at the same time.
 //
-// Whatever happens to the writer (kill, full disk, I/O error), a reader sees a file whole as it was before, whole as it
-// is after, or not at all. No access follows a symbolic link inside the directory. Nothing here calls fsync: the files
-// describe what lives in the running kernel, and a power cut ends that as well.
+// A Dir is an open directory whose files appear, change and disappear atomically. A Lock excludes other processes; its
+// wait has a deadline, and its error names the holder. A Store keeps one record of a Go type for each attachment in a
+// Dir, as JSON.
+//
+// If a writer is killed, the disk is full or a write fails, a reader finds a file complete as it was before, complete as
+// it was after, or not at all. A new file is therefore written under a temporary name and renamed. The next writer or a
+// sweep removes the temporary file of a killed writer. No access follows a symbolic link inside a directory, because a
+// container may be able to write there.
+//
+// Nothing calls fsync. The files describe the state of the running kernel, which a power failure ends as well.
 package statefile
 
 import (
@@ -19,17 +25,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Dir is an open directory. Its methods act on it even when its path has come to lead elsewhere.
+// Dir is an open directory. Its methods act on this directory even if another one has its path now.
 type Dir struct {
 	fd   int
 	path string
 }
 
-// Open opens the directory at path. Where there is none, it makes it and the missing parents with perm (less the
-// umask); for perm 0 the error then matches fs.ErrNotExist. Links in path are followed.
+// Open opens the directory at path. If it does not exist, Open creates it and its missing parents with perm (less the
+// umask); if perm is 0, the error matches fs.ErrNotExist. Symbolic links in path are followed.
 func Open(path string, perm fs.FileMode) (*Dir, error) { return open(path, perm, 0) }
 
-// OpenOwn is Open for a directory that we make ourselves: a symbolic link in its place is an error (ENOTDIR).
+// OpenOwn is Open for a directory of our own. If a symbolic link is at path, the error is ENOTDIR.
 func OpenOwn(path string, perm fs.FileMode) (*Dir, error) { return open(path, perm, unix.O_NOFOLLOW) }
 
 func open(path string, perm fs.FileMode, flags int) (*Dir, error) {
@@ -47,10 +53,11 @@ func open(path string, perm fs.FileMode, flags int) (*Dir, error) {
 	return &Dir{fd: fd, path: path}, nil
 }
 
-// IsAbsent reports whether the error of Open with perm 0 says that nothing is kept at the path, which may be a file.
+// IsAbsent reports whether an error of Open with perm 0 means that there is no directory at the path. There may be a
+// file.
 func IsAbsent(err error) bool { return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) }
 
-// Path is the path that d was opened by, for messages.
+// Path returns the path that d was opened with, for messages.
 func (d *Dir) Path() string { return d.path }
 
 // FD returns the file descriptor of the directory, which is valid until Close.
@@ -59,13 +66,13 @@ func (d *Dir) FD() int { return d.fd }
 // Close closes the directory.
 func (d *Dir) Close() error { return unix.Close(d.fd) }
 
-// Names lists the entries, in no order, without the temporary files.
+// Names returns the names of the entries, in no particular order and without temporary files.
 func (d *Dir) Names() ([]string, error) {
 	names, err := d.list()
 	return slices.DeleteFunc(names, isTemporary), err
 }
 
-// Sweep removes the temporary files that killed writers left. The caller holds the lock of all writers.
+// Sweep removes the temporary files of killed writers. The caller must hold the lock of all writers.
 func (d *Dir) Sweep() error {
 	names, err := d.list()
 	errs := []error{err}
@@ -89,7 +96,7 @@ func (d *Dir) list() ([]string, error) {
 
 func (d *Dir) join(name string) string { return filepath.Join(d.path, name) }
 
-// fail names the entry in an error; nil stays nil.
+// fail adds the operation and the entry to an error. It returns nil if err is nil.
 func (d *Dir) fail(op, name string, err error) error {
 	if err == nil {
 		return nil
@@ -97,7 +104,7 @@ func (d *Dir) fail(op, name string, err error) error {
 	return &fs.PathError{Op: op, Path: d.join(name), Err: err}
 }
 
-// open opens one entry of the directory. It follows no symbolic link.
+// open opens an entry of the directory. It does not follow a symbolic link.
 func (d *Dir) open(name string, flags int, perm fs.FileMode) (int, error) {
 	if !isEntry(name) {
 		return -1, fs.ErrInvalid
@@ -105,7 +112,7 @@ func (d *Dir) open(name string, flags int, perm fs.FileMode) (int, error) {
 	return openat(d.fd, name, flags|unix.O_NOFOLLOW, perm)
 }
 
-// isEntry keeps an access inside the directory.
+// isEntry reports whether name can only name an entry of the directory itself.
 func isEntry(name string) bool {
 	return name != "" && name != "." && name != ".." && !strings.ContainsAny(name, "/\x00")
 }
@@ -114,7 +121,7 @@ func openat(dir int, name string, flags int, perm fs.FileMode) (int, error) {
 	return retry(func() (int, error) { return unix.Openat(dir, name, flags|unix.O_CLOEXEC, uint32(perm.Perm())) })
 }
 
-// retry repeats a system call that a signal interrupts.
+// retry repeats a system call until no signal interrupts it.
 func retry(call func() (int, error)) (int, error) {
 	for {
 		if n, err := call(); err != unix.EINTR {
@@ -123,16 +130,16 @@ func retry(call func() (int, error)) (int, error) {
 	}
 }
 
-// maxSize is what Read takes at most: state files are small.
+// maxSize is the size of the largest file that is read. State files are much smaller.
 const maxSize = 16 << 20
 
-// hasNoUnnamed reports whether the error says that the file system has no files without a name.
-func hasNoUnnamed(err error) bool {
+// lacksUnnamed reports whether an error means that the file system does not support unnamed files (O_TMPFILE).
+func lacksUnnamed(err error) bool {
 	return err == unix.EOPNOTSUPP || err == unix.EISDIR || err == unix.EINVAL
 }
 
-// Replace gives the file name new content in one step, or creates it. An entry that is a symbolic link is itself
-// replaced. The caller holds the lock of all writers of this name.
+// Replace atomically creates a file or replaces its content. If the entry is a symbolic link, Replace replaces the link.
+// The caller must hold the lock of all writers of this name.
 func (d *Dir) Replace(name string, data []byte, perm fs.FileMode) error {
 	tmp, err := d.write(name, data, perm)
 	if err == nil {
@@ -143,7 +150,8 @@ func (d *Dir) Replace(name string, data []byte, perm fs.FileMode) error {
 	return d.fail("replace", name, err)
 }
 
-// write writes the temporary file of name. It replaces a killed writer's, which may be another name of a whole file.
+// write writes the temporary file for name. It removes the temporary file of a killed writer first instead of writing
+// into it, because that may be a second link to a complete file.
 func (d *Dir) write(name string, data []byte, perm fs.FileMode) (tmp string, err error) {
 	if !isEntry(name) {
 		return "", fs.ErrInvalid
@@ -167,7 +175,8 @@ func (d *Dir) write(name string, data []byte, perm fs.FileMode) (tmp string, err
 
 const temporarySuffix = ".tmp"
 
-// temporary is the name of the file that becomes name. Long names may share it: the lock keeps their writers apart.
+// temporary returns the name of the file that is renamed to name. Long names may share it, because only one writer at a
+// time holds the lock.
 func temporary(name string) string {
 	const nameMax = 255
 	return "." + name[:min(len(name), nameMax-len("."+temporarySuffix))] + temporarySuffix
@@ -177,13 +186,13 @@ func isTemporary(name string) bool {
 	return strings.HasPrefix(name, ".") && strings.HasSuffix(name, temporarySuffix)
 }
 
-// Remove removes the file name. An absent one is no error.
+// Remove removes a file. It returns nil if the file does not exist.
 func (d *Dir) Remove(name string) error {
 	if !isEntry(name) {
 		return d.fail("remove", name, fs.ErrInvalid)
 	}
 	err := unix.Unlinkat(d.fd, name, 0)
-	if err == unix.EROFS { // also for an absent one
+	if err == unix.EROFS { // the kernel's answer even if the file does not exist
 		if absent := unix.Faccessat(d.fd, name, unix.F_OK, unix.AT_SYMLINK_NOFOLLOW); absent == unix.ENOENT {
 			return nil
 		}
@@ -194,7 +203,8 @@ func (d *Dir) Remove(name string) error {
 	return d.fail("remove", name, err)
 }
 
-// Discard is Remove for a file that Replace writes: what a killed Replace has left goes too. The caller holds the lock.
+// Discard removes a file and the temporary file that a killed Replace may have left of it. The caller must hold the lock
+// of all writers.
 func (d *Dir) Discard(name string) error {
 	if err := d.Remove(name); err != nil {
 		return err
@@ -202,10 +212,10 @@ func (d *Dir) Discard(name string) error {
 	return d.Remove(temporary(name))
 }
 
-// ErrIrregular says that an entry can never be a state file: it is no regular file, or larger than 16 MiB.
+// ErrIrregular means that an entry cannot be a state file, because it is not a regular file or is larger than 16 MiB.
 var ErrIrregular = errors.New("not a regular file of at most 16 MiB")
 
-// Read returns the content of the regular file name. For whatever else is there the error matches ErrIrregular.
+// Read returns the content of a regular file. If the entry is of another kind, the error matches ErrIrregular.
 func (d *Dir) Read(name string) ([]byte, error) {
 	data, err := d.read(name)
 	return data, d.fail("read", name, err)
@@ -213,7 +223,7 @@ func (d *Dir) Read(name string) ([]byte, error) {
 
 func (d *Dir) read(name string) ([]byte, error) {
 	fd, err := d.open(name, unix.O_RDONLY|unix.O_NONBLOCK, 0) // a FIFO would block the open
-	if err == unix.ELOOP || err == unix.ENXIO {               // a link; a socket, a device
+	if err == unix.ELOOP || err == unix.ENXIO {               // a symbolic link; a socket or a device
 		return nil, fmt.Errorf("%w: %w", ErrIrregular, err)
 	}
 	if err != nil {
@@ -232,15 +242,16 @@ func (d *Dir) read(name string) ([]byte, error) {
 	return data[:max(n, 0)], err
 }
 
-// ReadRegular reads the regular file at any path, links in it followed. What is something else is not opened: that may
-// start something, or never end. Nor may reading a kernel file, of size 0: it counts as empty.
+// ReadRegular reads the regular file at path and follows symbolic links. It does not open anything else, because opening
+// a device can have an effect, and opening a FIFO can block. For a file of size 0 it returns nothing: a file of /proc or
+// /sys has this size, and reading it can block as well.
 func ReadRegular(path string) ([]byte, error) {
-	look, err := os.OpenFile(path, unix.O_PATH, 0)
+	handle, err := os.OpenFile(path, unix.O_PATH, 0)
 	if err != nil {
 		return nil, err
 	}
-	defer look.Close()
-	st, err := look.Stat()
+	defer handle.Close()
+	st, err := handle.Stat()
 	if err != nil {
 		return nil, err
 	}
@@ -250,7 +261,7 @@ func ReadRegular(path string) ([]byte, error) {
 	if st.Size() == 0 {
 		return nil, nil
 	}
-	f, err := os.Open(fmt.Sprintf("/proc/self/fd/%d", look.Fd()))
+	f, err := os.Open(fmt.Sprintf("/proc/self/fd/%d", handle.Fd()))
 	if err != nil {
 		return nil, &fs.PathError{Op: "open", Path: path, Err: errors.Unwrap(err)}
 	}
@@ -258,8 +269,9 @@ func ReadRegular(path string) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(f, st.Size()))
 }
 
-// Writable tries whether a file can be created and written in the directory at path, or in the nearest one above it
-// where Open would make it: the file system may be read-only or full. Nothing in the directory changes.
+// Writable returns nil if a file can be created and written in the directory at path. If the directory does not exist,
+// Writable tests the nearest parent in which Open would create it. The file system may be read-only or full, for
+// example. Nothing in the directory changes.
 func Writable(path string) error {
 	fd, err := openat(unix.AT_FDCWD, path, unix.O_WRONLY|unix.O_TMPFILE, 0o600)
 	switch {
@@ -268,7 +280,7 @@ func Writable(path string) error {
 		err = errors.Join(err, unix.Close(fd))
 	case err == unix.ENOENT && path != filepath.Dir(path):
 		return Writable(filepath.Dir(path))
-	case hasNoUnnamed(err):
+	case lacksUnnamed(err):
 		err = unix.Faccessat(unix.AT_FDCWD, path, unix.W_OK|unix.X_OK, unix.AT_EACCESS)
 	}
 	if err != nil {

@@ -2,18 +2,17 @@ package statefile
 
 import "testing"
 
-// HolderOf reads the text of /proc/locks.
-var HolderOf = holderOf
+var (
+	FindHolder = findHolder
+	Temporary  = temporary
+)
 
-// Temporary is the name of the file that a writer who was killed may leave.
-var Temporary = temporary
-
-// FuzzHolder reads anything as /proc/locks.
+// FuzzHolder parses any text as /proc/locks.
 func FuzzHolder(f *testing.F) {
 	f.Add("1: FLOCK  ADVISORY  WRITE 4711 08:02:1234 0 EOF\n"+
 		"1: -> FLOCK  ADVISORY  WRITE 4712 08:02:1234 0 EOF\n", uint64(1234), uint64(0x802))
 	f.Add("2: FLOCK  ADVISORY  WRITE -1 00:1:1234 0 EOF\n3: POSIX x\n::\n", uint64(1234), uint64(0))
 	f.Fuzz(func(t *testing.T, locks string, inode, device uint64) {
-		holderOf(locks, inode, device)
+		findHolder(locks, inode, device)
 	})
 }

@@ -24,10 +24,10 @@ import (
 
 func TestMain(m *testing.M) {
 	if dir := os.Getenv(writerEnv); dir != "" {
-		writeForEver(dir)
+		writeForever(dir)
 	}
 	if path := os.Getenv(lockerEnv); path != "" {
-		lockForEver(path)
+		holdUntilEOF(path)
 	}
 	nstest.Main(m)
 }
@@ -59,29 +59,29 @@ var _ = Describe("a directory", func() {
 		d = open(path)
 	})
 
-	It("is made with its parents", func() {
+	It("is created with its parents", func() {
 		Expect(path).To(BeADirectory())
 	})
 
-	It("that is absent is not made without permissions for it", func() {
+	It("is not created if no permissions are given", func() {
 		Expect(statefile.Open(path+"/none", 0)).Error().To(MatchError(fs.ErrNotExist))
 		Expect(statefile.OpenOwn(path+"/none", 0)).Error().To(MatchError(fs.ErrNotExist))
 		Expect(entries(path)).To(BeEmpty())
 	})
 
-	It("of our own is no link", func() {
+	It("of our own must not be a symbolic link", func() {
 		Expect(os.Symlink("/etc", path+"/sub")).To(Succeed())
 		Expect(statefile.OpenOwn(path+"/sub", 0o755)).Error().To(
 			And(MatchError(unix.ENOTDIR), MatchError(ContainSubstring(path+"/sub"))))
 	})
 
-	It("names the path when it is a file", func() {
+	It("that is a file causes an error with its path", func() {
 		Expect(os.WriteFile(path+"/f", nil, 0o600)).To(Succeed())
 		Expect(statefile.Open(path+"/f", 0o755)).Error().To(
 			And(MatchError(unix.ENOTDIR), MatchError(ContainSubstring(path+"/f"))))
 	})
 
-	DescribeTable("refuses names that lead elsewhere", func(name string) {
+	DescribeTable("refuses names outside the directory", func(name string) {
 		for _, err := range []error{
 			d.Replace(name, nil, 0o600), d.Remove(name), second(d.Read(name)),
 		} {
@@ -114,7 +114,7 @@ var _ = Describe("a file", func() {
 		Expect(entries(path)).To(BeEmpty())
 	})
 
-	It("is replaced in one step, link and all", func() {
+	It("is replaced atomically, even if it is a link", func() {
 		outside := filepath.Join(GinkgoT().TempDir(), "outside")
 		Expect(os.WriteFile(outside, []byte("keep"), 0o600)).To(Succeed())
 		Expect(os.Symlink(outside, path+"/soft")).To(Succeed())
@@ -127,7 +127,7 @@ var _ = Describe("a file", func() {
 		Expect(entries(path)).To(ConsistOf("soft", "hard", "new"))
 	})
 
-	It("is replaced, and discarded, with what a Replace that was killed has left", func() {
+	It("is replaced or discarded together with the temporary file of a killed Replace", func() {
 		left := path + "/" + statefile.Temporary("f")
 		leave := func() { Expect(os.WriteFile(left, []byte("half"), 0o600)).To(Succeed()) }
 		leave()
@@ -144,12 +144,12 @@ var _ = Describe("a file", func() {
 		Expect(entries(path)).To(BeEmpty())
 	})
 
-	It("that is a link is not read", func() {
+	It("that is a symbolic link is not read", func() {
 		Expect(os.Symlink("/etc/passwd", path+"/l")).To(Succeed())
 		Expect(second(d.Read("l"))).To(MatchError(unix.ELOOP))
 	})
 
-	It("that is a FIFO or a directory is an error at once", func() {
+	It("that is a FIFO or a directory causes an error immediately", func() {
 		Expect(unix.Mkfifo(path+"/fifo", 0o600)).To(Succeed())
 		Expect(os.Mkdir(path+"/dir", 0o700)).To(Succeed())
 		for _, name := range []string{"fifo", "dir"} {
@@ -157,14 +157,14 @@ var _ = Describe("a file", func() {
 		}
 	})
 
-	It("is removed, and may be absent", func() {
+	It("is removed, and need not exist", func() {
 		Expect(d.Replace("f", nil, 0o600)).To(Succeed())
 		Expect(d.Remove("f")).To(Succeed())
 		Expect(d.Remove("f")).To(Succeed())
 		Expect(entries(path)).To(BeEmpty())
 	})
 
-	It("of a killed writer is hidden, and swept", func() {
+	It("of a killed writer is not listed, and Sweep removes it", func() {
 		Expect(os.WriteFile(path+"/.whole.tmp", []byte("half"), 0o600)).To(Succeed())
 		Expect(os.WriteFile(path+"/whole", nil, 0o600)).To(Succeed())
 		Expect(d.Names()).To(Equal([]string{"whole"}))
@@ -174,7 +174,7 @@ var _ = Describe("a file", func() {
 })
 
 var _ = Describe("a full filesystem", func() {
-	It("leaves the old content, no new file and nothing else", func() {
+	It("keeps the old content, and gets no new or temporary file", func() {
 		path := GinkgoT().TempDir()
 		if err := unix.Mount("none", path, "tmpfs", 0, "size=64k"); err != nil {
 			Skip("tmpfs: " + err.Error())
@@ -204,13 +204,13 @@ var _ = It("a read-only filesystem is not writable", func() {
 	Expect(statefile.Writable(path)).To(MatchError(unix.EROFS))
 })
 
-// writerEnv makes the test binary write in the directory until it is killed.
+// writerEnv makes the test binary write in the named directory until it is killed.
 const writerEnv = "STATEFILE_WRITE"
 
-// killContent is long enough that a write of it is not over at once.
+// killContent is long, so that a kill can interrupt its write.
 var killContent = bytes.Repeat([]byte("whole "), 10_000)
 
-func writeForEver(path string) {
+func writeForever(path string) {
 	d, err := statefile.Open(path, 0o755)
 	for err == nil {
 		err = errors.Join(
@@ -220,10 +220,10 @@ func writeForEver(path string) {
 	os.Exit(1)
 }
 
-// lockerEnv makes the test binary hold the lock until its input ends.
+// lockerEnv makes the test binary hold the named lock until its input ends.
 const lockerEnv = "STATEFILE_LOCK"
 
-func lockForEver(path string) {
+func holdUntilEOF(path string) {
 	held, err := statefile.LockFile(context.Background(), path, 0o600)
 	if err != nil {
 		println(err.Error())
@@ -235,7 +235,7 @@ func lockForEver(path string) {
 	os.Exit(0)
 }
 
-// holdLock starts a process that holds the lock; release ends it.
+// holdLock starts a process that holds the lock until release is called.
 func holdLock(path string) (pid int, release func()) {
 	GinkgoHelper()
 	cmd := exec.Command("/proc/self/exe")
@@ -252,7 +252,7 @@ var _ = Describe("a lock", func() {
 	var path string
 	BeforeEach(func() { path = filepath.Join(GinkgoT().TempDir(), "lock") })
 
-	It("is an empty file with the mode asked for, and stays", func() {
+	It("is an empty file with the requested mode, which remains", func() {
 		held := nstest.Must(statefile.LockFile(context.Background(), path, 0o750))
 		Expect(held.Unlock()).To(Succeed())
 		info := nstest.Must(os.Stat(path))
@@ -260,7 +260,7 @@ var _ = Describe("a lock", func() {
 		Expect(info.Mode()).To(Equal(fs.FileMode(0o750)))
 	})
 
-	It("that another process holds is given up at the deadline, naming the holder", Label("locks"), func() {
+	It("that another process holds causes an error with the holder at the deadline", Label("locks"), func() {
 		pid, release := holdLock(path)
 		defer release()
 		ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
@@ -272,7 +272,7 @@ var _ = Describe("a lock", func() {
 		Expect(err).To(MatchError(fmt.Sprintf("lock %s: held by process %d (%s)", path, pid, comm[:len(comm)-1])))
 	})
 
-	It("of a byte excludes another one of the byte, and names its holder", Label("locks"), func() {
+	It("of a byte excludes other locks of this byte, and its error names the holder", Label("locks"), func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
 		defer cancel()
 		held := nstest.Must(statefile.LockByte(ctx, path, 4026532000, "a namespace"))
@@ -294,7 +294,7 @@ var _ = Describe("a lock", func() {
 		Expect(nstest.Must(os.Stat(path)).Size()).To(BeZero())
 	})
 
-	It("in a directory has a deadline of its own", func() {
+	It("in a directory has its own time limit", func() {
 		d := open(filepath.Dir(path))
 		_, release := holdLock(path)
 		Expect(d.LockFile(context.Background(), "lock", 0o600, 20*time.Millisecond)).Error().To(
@@ -305,7 +305,7 @@ var _ = Describe("a lock", func() {
 		Expect(second(d.LockFile(context.Background(), "../lock", 0o600, 0))).To(MatchError(fs.ErrInvalid))
 	})
 
-	It("is had as soon as the holder lets go", func() {
+	It("is acquired as soon as the holder releases it", func() {
 		_, release := holdLock(path)
 		done := make(chan error)
 		go func() {
@@ -320,7 +320,7 @@ var _ = Describe("a lock", func() {
 		Eventually(done).Should(Receive(BeNil()))
 	})
 
-	It("that was waited for too long is not kept", func() {
+	It("is not kept if it is acquired after the deadline", func() {
 		_, release := holdLock(path)
 		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
 		defer cancel()
@@ -332,7 +332,7 @@ var _ = Describe("a lock", func() {
 		Expect(held.Unlock()).To(Succeed())
 	})
 
-	It("reports a cancelled wait as that", func() {
+	It("reports that the wait was canceled", func() {
 		_, release := holdLock(path)
 		defer release()
 		ctx, cancel := context.WithCancel(context.Background())
@@ -340,7 +340,7 @@ var _ = Describe("a lock", func() {
 		Expect(statefile.LockFile(ctx, path, 0o600)).Error().To(MatchError(context.Canceled))
 	})
 
-	It("is never a link", func() {
+	It("is never a symbolic link", func() {
 		Expect(os.Symlink("/dev/null", path)).To(Succeed())
 		Expect(statefile.LockFile(context.Background(), path, 0o600)).Error().To(
 			And(MatchError(unix.ELOOP), MatchError(ContainSubstring(path))))
@@ -348,19 +348,19 @@ var _ = Describe("a lock", func() {
 })
 
 var _ = DescribeTable("the holder in /proc/locks", func(line string, want int) {
-	Expect(statefile.HolderOf(line, 1234, unix.Mkdev(8, 2))).To(Equal(want))
+	Expect(statefile.FindHolder(line, 1234, unix.Mkdev(8, 2))).To(Equal(want))
 },
 	Entry("same device", "1: FLOCK  ADVISORY  WRITE 4711 08:02:1234 0 EOF\n", 4711),
 	Entry("another device number (btrfs)", "1: FLOCK  ADVISORY  WRITE 4711 00:1f:1234 0 EOF\n", 4711),
 	Entry("the same device first",
 		"1: FLOCK ADVISORY WRITE 1 00:1f:1234 0 EOF\n2: FLOCK ADVISORY WRITE 2 08:02:1234 0 EOF\n", 2),
-	Entry("a waiter", "1: -> FLOCK  ADVISORY  WRITE 4711 08:02:1234 0 EOF\n", 0),
+	Entry("a waiting process", "1: -> FLOCK  ADVISORY  WRITE 4711 08:02:1234 0 EOF\n", 0),
 	Entry("another inode", "1: FLOCK  ADVISORY  WRITE 4711 08:02:11234 0 EOF\n", 0),
 	Entry("another kind", "1: POSIX  ADVISORY  WRITE 4711 08:02:1234 0 EOF\n", 0),
 	Entry("garbage", "1: FLOCK\n\n1: FLOCK a b c d\n", 0))
 
 var _ = Describe("a killed writer", func() {
-	It("leaves whole files only, at whatever point it dies", func() {
+	It("leaves only complete files, whenever it is killed", func() {
 		seed := uint64(GinkgoRandomSeed())
 		random := rand.New(rand.NewPCG(seed, seed))
 		path := GinkgoT().TempDir()
@@ -408,7 +408,7 @@ var _ = Describe("a store", func() {
 		DeferCleanup(s.Close)
 		return s
 	}
-	// get expects Get to succeed.
+	// get returns the result of Get, which must succeed.
 	get := func(s *statefile.Store[lease], name string) (lease, bool) {
 		GinkgoHelper()
 		l, ok, err := s.Get(name)
@@ -416,7 +416,7 @@ var _ = Describe("a store", func() {
 		return l, ok
 	}
 
-	It("has no record, and none to drop, where a directory is in its place", func(ctx SpecContext) {
+	It("does not treat a directory with the name of a record as a record", func(ctx SpecContext) {
 		Expect(os.MkdirAll(path+"/a1.json/x", 0o700)).To(Succeed())
 		s := reopen()
 		_, ok := get(s, "a1")
@@ -445,7 +445,7 @@ var _ = Describe("a store", func() {
 		Expect(s.All()).To(HaveLen(1))
 	})
 
-	It("that is absent has no record, and is made by Open alone", func(ctx SpecContext) {
+	It("whose directory does not exist is empty, and only Open creates the directory", func(ctx SpecContext) {
 		s := nstest.Must(leases(path, time.Second).OpenExisting(ctx))
 		_, ok := get(s, "a1")
 		Expect(ok).To(BeFalse())
@@ -458,7 +458,7 @@ var _ = Describe("a store", func() {
 		Expect(reopen().Put(ctx, lease{"a1", "192.0.2.1"})).To(Succeed())
 	})
 
-	It("takes a file that it cannot have written for no record", func(ctx SpecContext) {
+	It("ignores files that it cannot have written", func(ctx SpecContext) {
 		s := reopen()
 		Expect(os.WriteFile(path+"/torn.json", []byte(`{"name": "torn", "address": "192.`), 0o600)).To(Succeed())
 		Expect(os.WriteFile(path+"/half.json", []byte(`{"name": "half", "address": 7}`), 0o600)).To(Succeed())
@@ -476,7 +476,7 @@ var _ = Describe("a store", func() {
 		Expect(s.All()).To(BeEmpty())
 	})
 
-	It("is never a link", func(ctx SpecContext) {
+	It("is never a symbolic link", func(ctx SpecContext) {
 		Expect(os.MkdirAll(filepath.Dir(path), 0o700)).To(Succeed())
 		Expect(os.Symlink(GinkgoT().TempDir(), path)).To(Succeed())
 		_, err := leases(path, time.Second).Open(ctx)
@@ -485,7 +485,7 @@ var _ = Describe("a store", func() {
 		Expect(s.Put(ctx, lease{Name: "a1"})).To(MatchError(fs.ErrClosed))
 	})
 
-	It("refuses a name that leads elsewhere", func(ctx SpecContext) {
+	It("refuses names outside the directory", func(ctx SpecContext) {
 		s := reopen()
 		Expect(s.Put(ctx, lease{Name: "../x"})).To(MatchError(fs.ErrInvalid))
 		Expect(s.Drop(ctx, "../x")).To(MatchError(fs.ErrInvalid))
@@ -493,7 +493,7 @@ var _ = Describe("a store", func() {
 		Expect(err).To(MatchError(fs.ErrInvalid))
 	})
 
-	It("takes away what a killed writer left, with the record or with all", func(ctx SpecContext) {
+	It("removes the temporary file of a killed writer in Drop and in All", func(ctx SpecContext) {
 		s := reopen()
 		for _, clean := range []func() error{
 			func() error { return s.Drop(ctx, "a1") }, func() error { return second(s.All()) },
@@ -504,7 +504,7 @@ var _ = Describe("a store", func() {
 		}
 	})
 
-	It("is unlocked when the work panics", func(ctx SpecContext) {
+	It("is unlocked if the work panics", func(ctx SpecContext) {
 		records := leases(path, 20*time.Millisecond)
 		Expect(nstest.Must(records.Open(ctx)).Close()).To(Succeed())
 		Expect(func() {
@@ -513,7 +513,7 @@ var _ = Describe("a store", func() {
 		Expect(nstest.Must(records.OpenExisting(ctx)).Close()).To(Succeed())
 	})
 
-	It("that is locked is given up at the deadline", func(ctx SpecContext) {
+	It("that is locked causes an error at the deadline", func(ctx SpecContext) {
 		s := reopen()
 		_, err := leases(path, 20*time.Millisecond).OpenExisting(ctx)
 		Expect(err).To(MatchError(statefile.ErrBusy))
@@ -523,13 +523,13 @@ var _ = Describe("a store", func() {
 	})
 })
 
-var _ = Describe("records", func() {
+var _ = Describe("a store that is not open", func() {
 	var records *statefile.Store[lease]
 	BeforeEach(func() {
 		path := filepath.Join(GinkgoT().TempDir(), "run", "leases")
 		records = leases(path, time.Second)
 	})
-	// get expects Get to succeed.
+	// get returns the result of Get, which must succeed.
 	get := func(name string) (lease, bool) {
 		GinkgoHelper()
 		l, ok, err := records.Get(name)
@@ -538,7 +538,7 @@ var _ = Describe("records", func() {
 	}
 	isAt := func(address string) func(lease) bool { return func(l lease) bool { return l.Address == address } }
 
-	It("are those of the store, which is open for one call", func(ctx SpecContext) {
+	It("reads and writes the same records as an open one", func(ctx SpecContext) {
 		Expect(records.Put(ctx, lease{"a1", "192.0.2.1"})).To(Succeed())
 		Expect(records.Put(ctx, lease{"b2", "192.0.2.2"})).To(Succeed())
 		Expect(os.ReadFile(records.Path + "/a1.json")).To(MatchJSON(`{"name": "a1", "address": "192.0.2.1"}`))
@@ -552,7 +552,7 @@ var _ = Describe("records", func() {
 		Expect(entries(records.Path)).To(Equal([]string{"lock"}))
 	})
 
-	It("are none where there is no directory, and only Put makes it", func(ctx SpecContext) {
+	It("is empty if the directory does not exist, and only Put creates it", func(ctx SpecContext) {
 		_, ok := get("a1")
 		Expect(ok).To(BeFalse())
 		Expect(records.All()).To(BeEmpty())
@@ -561,13 +561,13 @@ var _ = Describe("records", func() {
 		Expect(records.Path).NotTo(BeADirectory())
 	})
 
-	It("are all dropped, also those after an error", func(ctx SpecContext) {
+	It("drops all named records, even after an error", func(ctx SpecContext) {
 		Expect(records.Put(ctx, lease{"b2", "192.0.2.2"})).To(Succeed())
 		Expect(records.Drop(ctx, "../x", "b2")).To(MatchError(fs.ErrInvalid))
 		Expect(records.All()).To(BeEmpty())
 	})
 
-	It("are read without the lock, and tell whether there may be one to drop", func(ctx SpecContext) {
+	It("is read without the lock, and reports whether a record has a file", func(ctx SpecContext) {
 		Expect(records.HasFile("a1")).To(BeFalse())
 		Expect(records.Put(ctx, lease{"a1", "192.0.2.1"})).To(Succeed())
 		s := nstest.Must(records.Open(ctx))
@@ -582,7 +582,7 @@ var _ = Describe("records", func() {
 		Expect(records.HasFile("a1")).To(BeTrue())
 	})
 
-	It("are listed with their files, without the lock and without a change", func(ctx SpecContext) {
+	It("is listed with its files, without the lock and without changes", func(ctx SpecContext) {
 		Expect(records.List()).To(BeEmpty())
 		Expect(records.Path).NotTo(BeADirectory())
 		Expect(records.Put(ctx, lease{"b2", "192.0.2.2"})).To(Succeed())
@@ -601,7 +601,7 @@ var _ = Describe("records", func() {
 		Expect(temporary).To(BeAnExistingFile())
 	})
 
-	It("are written by one at a time, who waits as long as Wait says", func(ctx SpecContext) {
+	It("is written by one process at a time, and others wait no longer than Wait", func(ctx SpecContext) {
 		Expect(records.Put(ctx, lease{Name: "a1"})).To(Succeed())
 		s := nstest.Must(records.Open(ctx))
 		DeferCleanup(s.Close)
@@ -612,7 +612,7 @@ var _ = Describe("records", func() {
 		Expect(records.Drop(ctx, "b2")).To(Succeed())
 	})
 
-	It("that are stale are ended without the lock, and dropped where that works", func(ctx SpecContext) {
+	It("ends stale records without the lock, and drops each one whose end succeeds", func(ctx SpecContext) {
 		for _, name := range []string{"a1", "b2", "c3"} {
 			Expect(records.Put(ctx, lease{Name: name})).To(Succeed())
 		}

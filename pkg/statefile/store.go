@@ -133,7 +133,7 @@ func (s *Store[T]) Get(name string) (record T, ok bool, err error) {
 	return record, ok, err
 }
 
-// newRecord returns a *T, and typed converts it back. recordDir knows records only as Record.
+// recordDir handles a *T as a Record: newRecord returns one, and typed converts it back.
 func newRecord[T Record]() Record      { return any(new(T)).(Record) }
 func typed[T Record](record Record) *T { return any(record).(*T) }
 
