@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The file handle of a namespace (Linux 6.18): its number, which of a network namespace is the cookie, its kind and its
-// inode.
+// The file handle of a namespace (Linux 6.18) consists of the namespace's number, kind and inode. The number of a network
+// namespace is its cookie.
 const (
 	handleType = 241 // FILEID_NSFS
 	handleSize = 16
@@ -27,8 +27,8 @@ func cookieOf(handle unix.FileHandle) uint64 {
 	return binary.NativeEndian.Uint64(b)
 }
 
-// openHandle opens a namespace by its cookie and inode. ESTALE says that it is gone: nothing on the machine has it, not
-// even a message between sockets. From Linux 6.19 on it says so also where only a socket of the namespace is left.
+// openHandle opens a namespace by its cookie and inode. ESTALE means that nothing on the machine uses the namespace any
+// more, not even a descriptor in a message between sockets. Since Linux 6.19, a remaining socket is not a use.
 func openHandle(id Identity) (fd int, err error) {
 	b := binary.NativeEndian.AppendUint64(nil, id.Cookie)
 	b = binary.NativeEndian.AppendUint32(b, unix.CLONE_NEWNET)
@@ -41,37 +41,37 @@ func openHandle(id Identity) (fd int, err error) {
 	return fd, err
 }
 
-// Gone returns a function that reports whether a namespace of this boot, which has a cookie, is gone for certain: no
-// process is in it, and no descriptor or mount has it. The kernel says that (Linux 6.18). On older ones all processes
-// are looked at: the error says why one that is not seen may have it nevertheless, so that nothing is certain.
+// Gone returns a function that reports whether a namespace of this boot, which has a cookie, certainly no longer exists:
+// no process is in it, and no descriptor or mount refers to it. Since Linux 6.18, the kernel answers this. On older
+// kernels, Gone searches all processes. It returns an error if a process may be hidden, because nothing is certain then.
 func Gone() (isGone func(Identity) bool, err error) {
-	if isGone, err = byHandle(); err == nil {
+	if isGone, err = kernelTest(); err == nil {
 		return isGone, nil
 	}
-	if err := seesAll(); err != nil {
+	if err := checkVisible(); err != nil {
 		return nil, err
 	}
-	return unused("/proc")
+	return processTest("/proc")
 }
 
-// MayBeGone returns a function that reports whether a namespace of this boot may be gone. The function asks the kernel
-// or, before Linux 6.18, reports whether no runtime has pinned the namespace, so its cost does not grow with the
-// machine's processes. The errors are also Gone's.
+// MayBeGone returns a function that reports whether a namespace of this boot may no longer exist. The function asks the
+// kernel or, before Linux 6.18, reports whether no runtime has pinned the namespace. Its cost therefore does not depend
+// on the number of processes. MayBeGone returns an error in the same cases as Gone.
 func MayBeGone() (mayBeGone func(Identity) bool, err error) {
-	if mayBeGone, err = byHandle(); err == nil {
+	if mayBeGone, err = kernelTest(); err == nil {
 		return mayBeGone, nil
 	}
-	if err := seesAll(); err != nil {
+	if err := checkVisible(); err != nil {
 		return nil, err
 	}
-	return unpinned(Pins)
+	return pinTest(Pins)
 }
 
 // Pins is the directory in which runtimes mount namespaces.
 const Pins = "/run/netns"
 
-// unpinned returns a function that reports whether a namespace is not mounted in dir.
-func unpinned(dir string) (mayBeGone func(Identity) bool, err error) {
+// pinTest returns a function that reports whether no file in dir is a mount of a namespace.
+func pinTest(dir string) (mayBeGone func(Identity) bool, err error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
@@ -84,25 +84,25 @@ func unpinned(dir string) (mayBeGone func(Identity) bool, err error) {
 			pinned[st.Ino] = path
 		}
 	}
-	return absentFrom(pinned), nil
+	return absentIn(pinned), nil
 }
 
-// absentFrom returns a function that reports whether a namespace is not in paths, which has a path for each inode.
-func absentFrom(paths map[uint64]string) func(Identity) bool {
+// absentIn returns a function that reports whether a namespace is not in paths, a map from inodes to paths.
+func absentIn(paths map[uint64]string) func(Identity) bool {
 	return func(id Identity) bool {
 		path, isFound := paths[id.Inode]
 		return id.Cookie != 0 && (!isFound || isReused(path, id))
 	}
 }
 
-// byHandle is Gone by the kernel's word. A kernel that cannot open namespaces by their cookies, or does not let us, may
-// say ESTALE of all; so our own must open.
-func byHandle() (isGone func(Identity) bool, err error) {
-	h, err := own()
+// kernelTest is Gone for Linux 6.18 and later. A kernel that cannot open namespaces by their cookies, or does not permit
+// it, may return ESTALE for every namespace, so kernelTest first opens the thread's own namespace.
+func kernelTest() (isGone func(Identity) bool, err error) {
+	h, err := current()
 	if err != nil {
 		return nil, err
 	}
-	home := &NS{path: "our own", h: h}
+	home := &NS{path: "of this thread", h: h}
 	defer home.Close()
 	id, err := home.handleIdentity()
 	if err != nil {
@@ -121,17 +121,17 @@ func byHandle() (isGone func(Identity) bool, err error) {
 	}, unix.Close(fd)
 }
 
-// InitialPIDs is the inode of the first PID namespace, in which each process is seen (PROC_PID_INIT_INO).
+// InitialPIDs is the inode of the initial PID namespace, in which all processes are visible (PROC_PID_INIT_INO).
 const InitialPIDs = 0xEFFFFFFC
 
-// seesAll says why processes of the machine may be hidden from us.
-func seesAll() error {
+// checkVisible returns an error if processes of the machine may be hidden from the calling process.
+func checkVisible() error {
 	var st unix.Statx_t
 	if err := statx("/proc/self/ns/pid", &st); err != nil {
 		return err
 	}
 	if st.Ino != InitialPIDs {
-		return errors.New("processes outside of our PID namespace are not seen")
+		return errors.New("processes outside of our PID namespace are not visible")
 	}
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var sets [2]unix.CapUserData
@@ -144,9 +144,9 @@ func seesAll() error {
 	return nil
 }
 
-// unused is Gone by what the processes of a proc file system have. It looks twice, since a namespace that is handed on
-// meanwhile may be missed once.
-func unused(proc string) (isGone func(Identity) bool, err error) {
+// processTest is Gone for earlier kernels: it searches the uses of namespaces by the processes of a proc file system. It
+// searches twice, because one search can miss a namespace that one process passes to another at that moment.
+func processTest(proc string) (isGone func(Identity) bool, err error) {
 	used := map[uint64]string{}
 	for range 2 {
 		s := search{proc: proc, descriptors: true, yield: func(use Use, failed error) bool {
@@ -157,14 +157,15 @@ func unused(proc string) (isGone func(Identity) bool, err error) {
 			return failed == nil
 		}}
 		s.run()
-		if missed := s.hidden(); cmp.Or(err, missed) != nil {
+		if missed := s.searchHidden(); cmp.Or(err, missed) != nil {
 			return nil, cmp.Or(err, missed)
 		}
 	}
-	return absentFrom(used), nil
+	return absentIn(used), nil
 }
 
-// isReused reports whether another namespace has the inode now. Two that live never have the same.
+// isReused reports whether the namespace at path is another one with the same inode. No two existing namespaces have the
+// same inode.
 func isReused(path string, id Identity) bool {
 	n, err := Open(path)
 	if err != nil {

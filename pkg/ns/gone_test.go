@@ -20,14 +20,14 @@ import (
 	"github.com/hawser-cni/plugins/pkg/nstest"
 )
 
-// needHandles skips where the kernel does not say itself which namespaces are gone.
+// needHandles skips the spec if the kernel cannot report itself whether a namespace exists.
 func needHandles() {
 	GinkgoHelper()
-	_, err := ns.ByHandle()
+	_, err := ns.KernelTest()
 	nstest.NeedOK("namespaces by handle", err)
 }
 
-// run starts a program that ends with the spec, once it has written a line.
+// run starts a program, waits for its first output, and kills it at the end of the spec.
 func run(attr *syscall.SysProcAttr, program string, args ...string) *exec.Cmd {
 	GinkgoHelper()
 	c := exec.Command(program, args...)
@@ -39,13 +39,13 @@ func run(attr *syscall.SysProcAttr, program string, args ...string) *exec.Cmd {
 	return c
 }
 
-// descriptor is one of a namespace, which the spec closes by itself where others hold it then.
+// descriptor returns a descriptor of a namespace. The caller closes it.
 func descriptor(h *nstest.Host) int {
 	GinkgoHelper()
 	return nstest.Must(unix.Open(h.Path, unix.O_RDONLY|unix.O_CLOEXEC, 0))
 }
 
-// holders hold a namespace, each in another way, until the spec ends.
+// holders keep a namespace in use until the spec ends, each in another way.
 var holders = map[string]func(h *nstest.Host){
 	"a process": func(h *nstest.Host) {
 		h.Do(func() { run(nil, "/bin/sh", "-c", "echo; exec sleep 600") })
@@ -114,7 +114,7 @@ echo
 	},
 }
 
-// unseenHolders hold it where nothing in the file system of processes tells.
+// unseenHolders keep a namespace in use in a way that /proc does not show.
 var unseenHolders = map[string]func(h *nstest.Host){
 	"a message between sockets": func(h *nstest.Host) {
 		pair := nstest.Must(unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0))
@@ -127,7 +127,7 @@ var unseenHolders = map[string]func(h *nstest.Host){
 }
 
 var _ = Describe("a namespace", Label("gone"), func() {
-	// held is one that has lost its path, with what it was known by.
+	// held returns the identity of a namespace that has lost its path and is kept in use by hold.
 	held := func(hold func(h *nstest.Host)) ns.Identity {
 		GinkgoHelper()
 		h := nstest.NewNetns()
@@ -141,15 +141,15 @@ var _ = Describe("a namespace", Label("gone"), func() {
 
 	for _, name := range slices.Sorted(maps.Keys(holders)) {
 		hold := holders[name]
-		It("is not gone while it has "+name+", for the kernel", func() {
+		It("exists for the kernel as long as it has "+name, func() {
 			needHandles()
-			isGone := nstest.Must(ns.ByHandle())
+			isGone := nstest.Must(ns.KernelTest())
 			Expect(isGone(held(hold))).To(BeFalse())
 		})
-		It("is not gone while it has "+name+", for a look at all processes", func() {
+		It("exists for a search of all processes as long as it has "+name, func() {
 			id := held(hold)
 			for range 5 {
-				isGone, err := ns.Unused("/proc")
+				isGone, err := ns.ProcessTest("/proc")
 				Expect(err == nil && isGone(id)).To(BeFalse())
 			}
 		})
@@ -157,17 +157,17 @@ var _ = Describe("a namespace", Label("gone"), func() {
 
 	for _, name := range slices.Sorted(maps.Keys(unseenHolders)) {
 		hold := unseenHolders[name]
-		It("is not gone while it has "+name+", for the kernel", func() {
+		It("exists for the kernel as long as it has "+name, func() {
 			needHandles()
-			Expect(nstest.Must(ns.ByHandle())(held(hold))).To(BeFalse())
+			Expect(nstest.Must(ns.KernelTest())(held(hold))).To(BeFalse())
 		})
-		It("may live while there is "+name+", for a look at all processes", func() {
+		It("may exist for a search of all processes if there is "+name, func() {
 			held(hold)
-			Expect(ns.Unused("/proc")).Error().To(HaveOccurred())
+			Expect(ns.ProcessTest("/proc")).Error().To(HaveOccurred())
 		})
 	}
 
-	It("is not gone while a socket has it, for the kernel", func() {
+	It("exists for the kernel as long as a socket is in it", func() {
 		needHandles()
 		nstest.NeedOK("a kernel whose handles lead to what sockets have", before("6.19"))
 		id := held(func(h *nstest.Host) {
@@ -175,17 +175,17 @@ var _ = Describe("a namespace", Label("gone"), func() {
 				DeferCleanup(unix.Close, nstest.Must(unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)))
 			})
 		})
-		Expect(nstest.Must(ns.ByHandle())(id)).To(BeFalse())
+		Expect(nstest.Must(ns.KernelTest())(id)).To(BeFalse())
 	})
 
-	It("is gone when nothing has it any more, though another one has its inode", func() {
+	It("no longer exists without a use, even if another namespace has its inode", func() {
 		id := held(func(*nstest.Host) {})
 		live := nstest.Must(open(nstest.NewNetns().Path).Identity())
 		ways := map[string]func() (func(ns.Identity) bool, error){
-			"a look at all processes": func() (func(ns.Identity) bool, error) { return ns.Unused("/proc") },
+			"a look at all processes": func() (func(ns.Identity) bool, error) { return ns.ProcessTest("/proc") },
 		}
-		if _, err := ns.ByHandle(); err == nil {
-			ways["the kernel"] = ns.ByHandle
+		if _, err := ns.KernelTest(); err == nil {
+			ways["the kernel"] = ns.KernelTest
 		}
 		for way, find := range ways {
 			var isGone func(ns.Identity) bool
@@ -200,15 +200,15 @@ var _ = Describe("a namespace", Label("gone"), func() {
 		}
 	})
 
-	DescribeTable("is gone for a look at all processes, though none sees what is mounted in", func(hold func()) {
+	DescribeTable("no longer exists for a search of all processes, although no process shows the mounts of", func(hold func()) {
 		id := held(func(*nstest.Host) {})
 		hold()
 		Eventually(func() bool { // it is being cleared up, or a look may have missed one
-			isGone, err := ns.Unused("/proc")
+			isGone, err := ns.ProcessTest("/proc")
 			return err == nil && isGone(id)
 		}).Should(BeTrue())
 	},
-		Entry("a mount namespace that is mounted, as snapd does", func() {
+		Entry("a mounted mount namespace, such as those of snapd", func() {
 			path := filepath.Join(GinkgoT().TempDir(), "snap.mnt")
 			Expect(os.WriteFile(path, nil, 0o600)).To(Succeed())
 			Eventually(func() error { // Linux 6.18 numbers them by processor, and refuses a lower number than ours
@@ -218,30 +218,30 @@ var _ = Describe("a namespace", Label("gone"), func() {
 			}).Should(Succeed())
 			DeferCleanup(unix.Unmount, path, unix.MNT_DETACH)
 		}),
-		Entry("one whose only process is in a directory of it", func() {
+		Entry("a mount namespace whose only process has another root", func() {
 			run(&syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNS}, "/bin/sh", "-c",
 				`mount --bind / "$0" && exec chroot "$0" /bin/sh -c 'echo; exec sleep 600'`, GinkgoT().TempDir())
 		}),
 	)
 
-	It("may be gone where no runtime has pinned it, or another one has its inode", func() {
+	It("may not exist if no runtime has pinned it, or if another one has its inode", func() {
 		h := nstest.NewNetns()
 		pins := filepath.Dir(h.Path)
 		pinned := nstest.Must(open(h.Path).Identity())
 		live := held(holders["an open descriptor"])
-		mayBeGone := nstest.Must(ns.Unpinned(pins))
+		mayBeGone := nstest.Must(ns.PinTest(pins))
 		Expect(mayBeGone(pinned)).To(BeFalse())
 		Expect(mayBeGone(live)).To(BeTrue(), "it looks at no process")
 		Expect(mayBeGone(ns.Identity{Cookie: live.Cookie, Inode: pinned.Inode})).To(BeTrue())
 		Expect(mayBeGone(ns.Identity{Inode: live.Inode})).To(BeFalse(), "without a cookie")
-		Expect(nstest.Must(ns.Unpinned("/nowhere"))(pinned)).To(BeTrue())
+		Expect(nstest.Must(ns.PinTest("/nowhere"))(pinned)).To(BeTrue())
 	})
 
-	It("is not gone for certain where processes of the machine are hidden", func() {
-		Expect(ns.SeesAll()).To(MatchError(ContainSubstring("PID namespace"))) // the specs have one of their own
+	It("may exist if processes of the machine are hidden", func() {
+		Expect(ns.CheckVisible()).To(MatchError(ContainSubstring("PID namespace"))) // the specs have one of their own
 	})
 
-	It("is what it is known to be, by its handle and from inside", func() {
+	It("has the same identity by its handle and from inside", func() {
 		n := open(nstest.NewNetns().Path)
 		var cookie uint64
 		Expect(n.Do(func() error {
@@ -253,7 +253,7 @@ var _ = Describe("a namespace", Label("gone"), func() {
 		Expect(nstest.Must(n.Identity()).Cookie).To(Equal(cookie))
 	})
 
-	It("is found without its path wherever it is", func() {
+	It("is found without its path in every kind of use", func() {
 		needHandles()
 		for _, hold := range unseenHolders {
 			id := held(hold)
@@ -272,7 +272,7 @@ var _ = Describe("a namespace", Label("gone"), func() {
 	})
 })
 
-var _ = It("finds a namespace without its path where processes use it, or says why it may have missed it", func() {
+var _ = It("finds a namespace without its path by its uses, or returns why it may have missed it", func() {
 	h := nstest.NewNetns()
 	id := nstest.Must(open(h.Path).Identity())
 	h.Unpin()
@@ -298,7 +298,7 @@ var _ = It("finds a namespace without its path where processes use it, or says w
 	Expect(<-errs).To(And(MatchError(unix.EACCES), Not(MatchError(ns.ErrNotExist))))
 })
 
-// before is an error unless the kernel is older than a release.
+// before returns an error unless the kernel is older than a release.
 func before(release string) error {
 	var u unix.Utsname
 	if err := unix.Uname(&u); err != nil {

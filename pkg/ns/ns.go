@@ -1,5 +1,16 @@
-// Package ns is a handle on a Linux network namespace: open it by path, compare it with
-// our own, know it again later, run a function inside.
+// Package ns opens Linux network namespaces, recognizes them later, and runs functions in them.
+//
+// An NS is a handle: an open file descriptor that keeps the namespace alive. Do runs a function in the namespace, on a
+// thread of its own, so that no other goroutine ever runs there.
+//
+// An Identity distinguishes a namespace from all others of this boot. Since Linux 5.14 it contains the kernel's cookie,
+// which is never reused. A path or an inode is not enough: a path can be mounted over, and a new namespace can get the
+// inode of a former one.
+//
+// A namespace can lose its path and still be in use: by a process, a descriptor, a mount or a socket. A Finder opens it
+// anyway, and Gone proves that a namespace no longer exists. Since Linux 6.18 the kernel answers both by cookie
+// (gone.go). On older kernels, uses.go searches all processes, with their descriptors and mount namespaces, which costs
+// time in proportion to them. If a process may be hidden from that search, nothing is proved and there is an error.
 package ns
 
 import (
@@ -13,27 +24,26 @@ import (
 )
 
 var (
-	// ErrNotExist says that nothing is at the path, or that the path is empty.
+	// ErrNotExist means that nothing is at the path, or that the path is empty.
 	ErrNotExist = errors.New("no such network namespace")
-	// ErrNotNetns says that something is at the path, but no network namespace.
+	// ErrNotNetns means that something other than a network namespace is at the path.
 	ErrNotNetns = errors.New("not a network namespace")
 )
 
-// NS is an open network namespace, which lives as long as the handle. Several goroutines
-// may use it.
+// NS is an open network namespace, which exists at least until Close. Several goroutines may use it at the same time.
 type NS struct {
 	path string
 	h    netns.NsHandle
 }
 
-// Open opens the namespace at path. The error matches ErrNotExist when there is nothing,
-// ErrNotNetns when there is something else. Any other is the kernel's, EACCES for example.
+// Open opens the namespace at path. The error matches ErrNotExist if nothing is there, and ErrNotNetns if something else
+// is. Other errors are from the kernel, for example EACCES.
 func Open(path string) (*NS, error) {
 	n := &NS{path: path}
 	if path == "" {
 		return nil, n.wrap(ErrNotExist)
 	}
-	var fs unix.Statfs_t // before path is opened: a FIFO would block, a device can do anything
+	var fs unix.Statfs_t // checked before opening, because a FIFO would block, and opening a device can have an effect
 	if err := retry(func() error { return unix.Statfs(path, &fs) }); err != nil {
 		return nil, n.wrap(pathError(err))
 	}
@@ -54,13 +64,12 @@ func Open(path string) (*NS, error) {
 	return n, nil
 }
 
-// New makes a namespace, which lives as long as the handle, or as what else is made to hold it. Its path leads through
-// this process, so that nothing is left of it when that ends.
+// New creates a namespace. Its path is a descriptor of this process, so that nothing of it remains when the process ends.
 func New() (*NS, error) {
 	n := &NS{path: "new", h: netns.None()}
 	unshare := func() error { return unix.Unshare(unix.CLONE_NEWNET) }
 	err := n.do(unshare, func() (err error) {
-		n.h, err = own()
+		n.h, err = current()
 		return err
 	})
 	if err != nil {
@@ -70,7 +79,7 @@ func New() (*NS, error) {
 	return n, nil
 }
 
-// retry repeats a call that a signal interrupted.
+// retry repeats a system call until no signal interrupts it.
 func retry(call func() error) error {
 	for {
 		if err := call(); !errors.Is(err, unix.EINTR) {
@@ -80,30 +89,30 @@ func retry(call func() error) error {
 }
 
 func pathError(err error) error {
-	// ESRCH: /proc/<pid> of a process that died meanwhile.
+	// ESRCH: the process of a path /proc/<pid> has just ended.
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ESRCH) {
 		return ErrNotExist
 	}
 	return err
 }
 
-// own opens the calling thread's namespace, by a socket. netns.Get opens a file below
-// /proc, which costs milliseconds when we end (docs/design.md, "Threads and /proc").
-func own() (netns.NsHandle, error) {
+// current opens the calling thread's namespace with a socket. netns.Get would open a file below /proc, which costs
+// milliseconds when the process ends (docs/design.md, "Threads and /proc").
+func current() (netns.NsHandle, error) {
 	sock, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return netns.None(), err
 	}
 	defer unix.Close(sock)
 	h, err := unix.IoctlRetInt(sock, unix.SIOCGSKNS)
-	if errors.Is(err, unix.EPERM) { // without CAP_NET_ADMIN
+	if errors.Is(err, unix.EPERM) { // the process lacks CAP_NET_ADMIN
 		return netns.Get()
 	}
 	return netns.NsHandle(h), err
 }
 
-// Proc is the directory below /proc whose net shows the calling thread's namespace: the
-// process's, which costs less (see own), where the main thread is in that namespace too.
+// Proc returns a directory of /proc whose subdirectory net shows the calling thread's namespace. If the main thread is in
+// the same namespace, this is /proc/self, which costs less than /proc/thread-self (see current).
 func Proc() string {
 	main, err := netns.GetFromPath("/proc/self/ns/net")
 	if err == nil {
@@ -115,8 +124,8 @@ func Proc() string {
 	return "/proc/thread-self"
 }
 
-// OfSocket opens the namespace of a socket. It takes CAP_NET_ADMIN there.
-func OfSocket(fd int) (*NS, error) {
+// FromSocket opens the namespace of a socket. It requires CAP_NET_ADMIN in that namespace.
+func FromSocket(fd int) (*NS, error) {
 	h, err := unix.IoctlRetInt(fd, unix.SIOCGSKNS)
 	if err != nil {
 		return nil, fmt.Errorf("network namespace of a socket: %w", err)
@@ -124,26 +133,26 @@ func OfSocket(fd int) (*NS, error) {
 	return &NS{h: netns.NsHandle(h)}, nil
 }
 
-// IsUsers reports whether an unprivileged user made the namespace: it belongs to another user namespace than the
-// caller's, and a user other than root made that user namespace.
-func (n *NS) IsUsers() bool {
+// IsUnprivileged reports whether an unprivileged user created the namespace: it belongs to another user namespace than
+// the caller, and the owner of that user namespace is not root.
+func (n *NS) IsUnprivileged() bool {
 	users, err := unix.IoctlRetInt(int(n.h), unix.NS_GET_USERNS)
-	if err != nil { // the user namespace is above the caller's
+	if err != nil { // the user namespace is an ancestor of the caller's
 		return false
 	}
 	defer unix.Close(users)
-	var own, st unix.Stat_t
-	if unix.Stat("/proc/self/ns/user", &own) != nil || unix.Fstat(users, &st) != nil || own.Ino == st.Ino {
+	var self, st unix.Stat_t
+	if unix.Stat("/proc/self/ns/user", &self) != nil || unix.Fstat(users, &st) != nil || self.Ino == st.Ino {
 		return false
 	}
-	maker, err := unix.IoctlGetUint32(users, unix.NS_GET_OWNER_UID)
-	return err == nil && maker != 0
+	owner, err := unix.IoctlGetUint32(users, unix.NS_GET_OWNER_UID)
+	return err == nil && owner != 0
 }
 
-// FD is the handle's file descriptor, -1 once closed.
+// FD returns the file descriptor of the handle, or -1 after Close.
 func (n *NS) FD() int { return int(n.h) }
 
-// Path is the path given to Open; empty for OfSocket.
+// Path returns the path that was given to Open. It is empty for a namespace from FromSocket.
 func (n *NS) Path() string { return n.path }
 
 // IsCurrent reports whether the calling thread is in the namespace.
@@ -151,7 +160,7 @@ func (n *NS) IsCurrent() (bool, error) {
 	if !n.h.IsOpen() {
 		return false, n.wrap(unix.EBADF)
 	}
-	h, err := own()
+	h, err := current()
 	if err != nil {
 		return false, fmt.Errorf("network namespace of this thread: %w", err)
 	}
@@ -159,12 +168,12 @@ func (n *NS) IsCurrent() (bool, error) {
 	return n.h.Equal(h), nil
 }
 
-// Close closes the handle. Closing again does nothing.
+// Close closes the handle. Closing it again has no effect.
 func (n *NS) Close() error {
 	if !n.h.IsOpen() {
 		return nil
 	}
-	if err := n.h.Close(); err != nil { // which makes it None
+	if err := n.h.Close(); err != nil { // sets n.h to -1
 		return n.wrap(err)
 	}
 	return nil
@@ -174,18 +183,18 @@ func (n *NS) wrap(err error) error {
 	return fmt.Errorf("network namespace %q: %w", n.path, err)
 }
 
-// Identity tells a namespace from all others, also from later ones, until the machine restarts.
+// Identity distinguishes a namespace from all others of this boot, including later ones.
 type Identity struct {
-	Cookie uint64 `json:"cookie,omitempty"` // the kernel's own number; 0 before Linux 5.14
+	Cookie uint64 `json:"cookie,omitempty"` // never reused; 0 before Linux 5.14
 	Device uint64 `json:"device"`
-	Inode  uint64 `json:"inode"` // a new namespace can get that of a dead one
-	// MAC is the MAC address of the attachment's interface in the namespace, for kernels without
-	// cookies. The caller sets it; empty = unknown.
+	Inode  uint64 `json:"inode"` // can be reused
+	// MAC is the MAC address of the attachment's interface in the namespace, for kernels without cookies. The caller
+	// sets it. Empty means unknown.
 	MAC string `json:"mac,omitempty"`
 }
 
-// Is reports whether both are of one namespace. It compares the cookies where both have
-// one, or device, inode and the MAC address where both have one.
+// Is reports whether both identities are of the same namespace. It compares the cookies if both have one; otherwise the
+// devices and inodes, and the MAC addresses if both have one.
 func (i Identity) Is(other Identity) bool {
 	if i.Cookie != 0 && other.Cookie != 0 {
 		return i.Cookie == other.Cookie
@@ -196,7 +205,7 @@ func (i Identity) Is(other Identity) bool {
 	return i.Device == other.Device && i.Inode == other.Inode
 }
 
-// Identity is the namespace's.
+// Identity returns the identity of the namespace, without MAC.
 func (n *NS) Identity() (Identity, error) {
 	id, err := n.handleIdentity()
 	if err != nil || id.Cookie != 0 {
@@ -209,7 +218,7 @@ func (n *NS) Identity() (Identity, error) {
 	return id, err
 }
 
-// IdentityInside is Identity for a caller who is in the namespace already.
+// IdentityInside is Identity for a caller whose thread is in the namespace.
 func (n *NS) IdentityInside() (Identity, error) {
 	id, err := n.handleIdentity()
 	if err != nil || id.Cookie != 0 {
@@ -224,7 +233,7 @@ func (n *NS) IdentityInside() (Identity, error) {
 	return id, nil
 }
 
-// handleIdentity is what the descriptor tells: before Linux 6.18 not the cookie.
+// handleIdentity returns the identity that the descriptor shows. Before Linux 6.18, it lacks the cookie.
 func (n *NS) handleIdentity() (Identity, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(n.h), &st); err != nil {
@@ -237,8 +246,8 @@ func (n *NS) handleIdentity() (Identity, error) {
 	return id, nil
 }
 
-// Do runs fn on a thread of its own in the namespace. Goroutines that fn starts are
-// outside. A panic of fn continues in the caller.
+// Do runs fn in the namespace, on a thread of its own. Goroutines that fn starts do not run in the namespace. A panic of
+// fn continues in the caller.
 func (n *NS) Do(fn func() error) error {
 	return n.do(func() error { return netns.Set(n.h) }, fn)
 }
@@ -247,7 +256,7 @@ func (n *NS) do(enter, fn func() error) (err error) {
 	panicked := make(chan any)
 	go func() {
 		defer func() { panicked <- recover() }()
-		err = n.onThread(enter, fn)
+		err = n.runOnThread(enter, fn)
 	}()
 	if value := <-panicked; value != nil {
 		panic(value)
@@ -255,15 +264,15 @@ func (n *NS) do(enter, fn func() error) (err error) {
 	return err
 }
 
-func (n *NS) onThread(enter, fn func() error) error {
+func (n *NS) runOnThread(enter, fn func() error) error {
 	runtime.LockOSThread()
-	home, err := own()
+	home, err := current()
 	if err != nil {
 		runtime.UnlockOSThread()
 		return n.wrap(err)
 	}
 	defer func() {
-		// A thread that cannot go back ends with its locked goroutine, and serves no other one.
+		// If the thread cannot return, it stays locked and ends with this goroutine, so that no other one runs on it.
 		if netns.Set(home) == nil {
 			runtime.UnlockOSThread()
 		}

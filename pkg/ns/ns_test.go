@@ -21,7 +21,7 @@ func TestMain(m *testing.M) { nstest.Main(m) }
 
 func TestNS(t *testing.T) { nstest.RunSpecs(t, "ns") }
 
-// netns is the inode of the calling thread's namespace.
+// netns returns the inode of the calling thread's namespace.
 func netns() uint64 {
 	GinkgoHelper()
 	return inode("/proc/thread-self/ns/net")
@@ -50,7 +50,7 @@ var _ = Describe("Open", func() {
 		open("/proc/self/ns/net")
 	})
 
-	DescribeTable("says that a path is gone", func(path func() string) {
+	DescribeTable("returns ErrNotExist for", func(path func() string) {
 		gone := path()
 		_, err := ns.Open(gone)
 		Expect(err).To(MatchError(ns.ErrNotExist))
@@ -60,21 +60,21 @@ var _ = Describe("Open", func() {
 		Entry("no path", func() string { return "" }),
 		Entry("a missing file", func() string { return "/run/netns/absent" }),
 		Entry("a missing directory", func() string { return "/nowhere/at/all" }),
-		Entry("a process that is gone", func() string { return "/proc/2147483647/ns/net" }),
+		Entry("a process that has ended", func() string { return "/proc/2147483647/ns/net" }),
 		Entry("below a file", func() string { return "/proc/version/net" }),
 		Entry("a dangling link", func() string {
 			path := filepath.Join(GinkgoT().TempDir(), "link")
 			Expect(os.Symlink("/nowhere", path)).To(Succeed())
 			return path
 		}),
-		Entry("unpinned", func() string {
+		Entry("a namespace that is no longer mounted", func() string {
 			h := nstest.NewNetns()
 			h.Unpin()
 			return h.Path
 		}),
 	)
 
-	DescribeTable("says that there is something else", func(path func() string) {
+	DescribeTable("returns ErrNotNetns for", func(path func() string) {
 		_, err := ns.Open(path())
 		Expect(err).To(MatchError(ns.ErrNotNetns))
 		Expect(err).NotTo(MatchError(ns.ErrNotExist))
@@ -88,7 +88,7 @@ var _ = Describe("Open", func() {
 			Expect(unix.Mkfifo(path, 0o600)).To(Succeed())
 			return path
 		}),
-		Entry("a pin that lost its mount", func() string {
+		Entry("a mount point without its mount", func() string {
 			path := filepath.Join(GinkgoT().TempDir(), "pin")
 			Expect(os.WriteFile(path, nil, 0o444)).To(Succeed())
 			return path
@@ -97,7 +97,7 @@ var _ = Describe("Open", func() {
 })
 
 var _ = Describe("New", func() {
-	It("makes a namespace that others find by its path, until the handle is closed", func() {
+	It("creates a namespace that other processes can open at its path until Close", func() {
 		outside, n := netns(), nstest.Must(ns.New())
 		Expect(netns()).To(Equal(outside))
 		Expect(n.IsCurrent()).To(BeFalse())
@@ -112,7 +112,7 @@ var _ = Describe("New", func() {
 })
 
 var _ = Describe("a handle", func() {
-	It("knows whether it is the calling thread's", func() {
+	It("reports whether the calling thread is in it", func() {
 		a, b := nstest.NewNetns(), nstest.NewNetns()
 		Expect(open(a.Path).IsCurrent()).To(BeFalse())
 		a.Do(func() {
@@ -121,7 +121,7 @@ var _ = Describe("a handle", func() {
 		})
 	})
 
-	It("keeps its namespace when the path goes", func() {
+	It("keeps its namespace if the path is removed", func() {
 		h := nstest.NewNetns()
 		n, inside := open(h.Path), inode(h.Path)
 		h.Unpin()
@@ -131,7 +131,7 @@ var _ = Describe("a handle", func() {
 		})).To(Succeed())
 	})
 
-	It("can be closed twice and says so afterwards", func() {
+	It("can be closed twice, and then causes errors", func() {
 		h := nstest.NewNetns()
 		n := open(h.Path)
 		Expect(n.Close()).To(Succeed())
@@ -142,7 +142,7 @@ var _ = Describe("a handle", func() {
 		Expect(n.Identity()).Error().To(MatchError(unix.EBADF))
 	})
 
-	It("has an identity that no other namespace has, now or later", func() {
+	It("has an identity that no other namespace has, not even a later one", func() {
 		h := nstest.NewNetns()
 		id := nstest.Must(open(h.Path).Identity())
 		Expect(id.Inode).To(Equal(inode(h.Path)))
@@ -165,7 +165,7 @@ var _ = Describe("a handle", func() {
 		Expect(reused.Is(ns.Identity{Cookie: 8, Inode: 77, MAC: "02:00:00:00:00:02"})).To(BeTrue())
 	})
 
-	It("is found from a socket", func() {
+	It("can be opened from a socket", func() {
 		h := nstest.NewNetns()
 		n, fd := open(h.Path), -1
 		Expect(n.Do(func() (err error) {
@@ -173,10 +173,10 @@ var _ = Describe("a handle", func() {
 			return err
 		})).To(Succeed())
 		defer unix.Close(fd)
-		of := nstest.Must(ns.OfSocket(fd))
+		of := nstest.Must(ns.FromSocket(fd))
 		defer of.Close()
 		Expect(inode(fmt.Sprintf("/proc/self/fd/%d", of.FD()))).To(Equal(inode(h.Path)))
-		Expect(ns.OfSocket(n.FD())).Error().To(HaveOccurred())
+		Expect(ns.FromSocket(n.FD())).Error().To(HaveOccurred())
 	})
 })
 
@@ -189,7 +189,7 @@ var _ = Describe("Do", func() {
 		n, inside = open(h.Path), inode(h.Path)
 	})
 
-	It("runs in the namespace, returns the error, and leaves the caller where it was", func() {
+	It("runs in the namespace, returns the error, and leaves the caller in its namespace", func() {
 		outside, bad := netns(), errors.New("bad")
 		Expect(n.Do(func() error {
 			Expect(netns()).To(Equal(inside))
@@ -198,7 +198,7 @@ var _ = Describe("Do", func() {
 		Expect(netns()).To(Equal(outside))
 	})
 
-	It("knows where /proc shows the namespace", func() {
+	It("can read the namespace in Proc", func() {
 		if inode("/proc/self/ns/net") == netns() { // the main thread may be the one that could not go back
 			Expect(ns.Proc()).To(Equal("/proc/self"))
 		}
@@ -225,7 +225,7 @@ var _ = Describe("Do", func() {
 		})).To(Succeed())
 	})
 
-	It("never lets another goroutine run in the namespace", func() {
+	It("never runs another goroutine in the namespace", func() {
 		outside := netns()
 		var all sync.WaitGroup
 		for range 50 {
@@ -245,11 +245,11 @@ var _ = Describe("Do", func() {
 		all.Wait()
 	})
 
-	It("throws the thread away when it cannot go back", func() {
+	It("ends the thread if it cannot return to its namespace", func() {
 		outside, tid := netns(), 0
 		Expect(n.Do(func() error {
 			tid = unix.Gettid()
-			// No namespace can be entered any more on this thread.
+			// This thread can no longer enter a namespace.
 			var none unix.CapUserData
 			data := [2]unix.CapUserData{none, none}
 			return unix.Capset(&unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}, &data[0])
@@ -258,7 +258,7 @@ var _ = Describe("Do", func() {
 		Expect(netns()).To(Equal(outside))
 	})
 
-	It("lets a panic continue in the caller, with its value", func() {
+	It("passes a panic to the caller, with its value", func() {
 		bad := errors.New("bad")
 		Expect(func() { _ = n.Do(func() error { panic(bad) }) }).To(PanicWith(bad))
 	})

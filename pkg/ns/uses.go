@@ -16,17 +16,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Use is one way in which a network namespace is used: a thread is in it, a process has it open, or it is mounted where
-// a process sees it.
+// Use is a reason for which a network namespace exists: a thread is in it, a process has a descriptor of it, or it is
+// mounted in the mount namespace of a process.
 type Use struct {
 	Inode   uint64
-	Path    string // leads to it, while it is used so
+	Path    string // of the namespace, as long as the use lasts
 	IsMount bool
 }
 
-// Uses yields the uses of all network namespaces by the processes of a proc file system, those by descriptors if they
-// are wanted. An error says that something could not be looked at: a namespace of which no use is found may be used
-// nevertheless. A namespace that only a socket keeps is not found.
+// Uses yields the uses of all network namespaces by the processes of a proc file system. Uses by descriptors are searched
+// only if descriptors is true. An error means that something could not be read, so that a namespace without a use may
+// still be in use. A namespace that only a socket keeps is not found.
 func Uses(proc string, descriptors bool) iter.Seq2[Use, error] {
 	return func(yield func(Use, error) bool) {
 		s := search{proc: proc, descriptors: descriptors, yield: yield}
@@ -34,40 +34,41 @@ func Uses(proc string, descriptors bool) iter.Seq2[Use, error] {
 	}
 }
 
-// search is one look at all tasks: threads, of which a process's leader is one.
+// search examines all tasks once. A task is a thread; the main thread is the leader of the process.
 type search struct {
 	proc        string
 	descriptors bool
 	yield       func(Use, error) bool
-	isOver      bool // yield wants no more
+	isStopped   bool // yield has returned false
 
-	own    unix.Statx_t       // of our namespace: all are of one device
-	tasks  map[string]bool    // those that were looked at
-	mounts map[[2]string]bool // the mount namespaces that were read, as they are seen from a root
-	held   map[string]string  // mount namespaces, with paths to them
-	missed error              // why a namespace may have been missed
+	self     unix.Statx_t       // this process's namespace: all network namespaces are on the same device
+	tasks    map[string]bool    // examined tasks
+	mounts   map[[2]string]bool // examined pairs of a mount namespace and a root in it
+	mountNSs map[string]string  // paths of mount namespaces
+	missed   error              // the first reason why the search may have missed a namespace
 }
 
-// again is how often something that changes is looked at until it stays as it is.
-const again = 16
+// maxPasses limits the number of passes over something that changes during each pass.
+const maxPasses = 16
 
-// run looks until no task is new: one that hands its namespace on and ends does so to a new one.
+// run examines tasks until a pass finds no new one. A task that ends can have passed its namespace to a new task only.
 func (s *search) run() {
-	s.tasks, s.mounts, s.held = map[string]bool{}, map[[2]string]bool{}, map[string]string{}
-	s.fail(statx("/proc/self/ns/net", &s.own))
-	for range again {
+	s.tasks, s.mounts, s.mountNSs = map[string]bool{}, map[[2]string]bool{}, map[string]string{}
+	s.report(statx("/proc/self/ns/net", &s.self))
+	for range maxPasses {
 		before := len(s.tasks)
-		s.fail(s.each(s.proc, func(process string) {
-			s.fail(s.each(filepath.Join(process, "task"), func(task string) { s.look(process, task) }))
+		s.report(s.each(s.proc, func(process string) {
+			s.report(s.each(filepath.Join(process, "task"), func(task string) { s.examine(process, task) }))
 		}))
-		if s.isOver || len(s.tasks) == before {
+		if s.isStopped || len(s.tasks) == before {
 			return
 		}
 	}
-	s.miss("processes come faster than they can be looked at")
+	s.miss("processes start faster than they can be examined")
 }
 
-// each calls do for each entry that has a number for its name. The directory stays open, since it may be an entry.
+// each calls do for each entry whose name is a number. It keeps the directory open meanwhile, because the directory's
+// own descriptor can be such an entry.
 func (s *search) each(path string, do func(path string)) error {
 	dir, err := os.Open(path)
 	if err != nil {
@@ -76,97 +77,100 @@ func (s *search) each(path string, do func(path string)) error {
 	defer dir.Close()
 	names, err := dir.Readdirnames(-1)
 	for _, name := range names {
-		if _, err := strconv.Atoi(name); err == nil && !s.isOver {
+		if _, err := strconv.Atoi(name); err == nil && !s.isStopped {
 			do(path + "/" + name)
 		}
 	}
 	return err
 }
 
-// fail yields an error, unless it says that a process has ended meanwhile: its mountinfo says EINVAL then.
-func (s *search) fail(err error) {
-	if err != nil && !isGone(err) && !errors.Is(err, unix.EINVAL) && !s.isOver {
-		s.isOver = !s.yield(Use{}, err)
+// report yields an error, unless it means that a process has ended. Reading mountinfo of an ended process is EINVAL.
+func (s *search) report(err error) {
+	if err != nil && !isGone(err) && !errors.Is(err, unix.EINVAL) && !s.isStopped {
+		s.isStopped = !s.yield(Use{}, err)
 	}
 }
 
 func isGone(err error) bool { return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) }
 
+// miss notes why a namespace may have been missed.
 func (s *search) miss(format string, args ...any) {
 	s.missed = cmp.Or(s.missed, fmt.Errorf(format, args...))
 }
 
-// look looks at one task. Threads have mounts and descriptors in common with the leader, as a rule.
-func (s *search) look(process, task string) {
+// examine yields the uses by one task. Threads normally share mounts and descriptors with the leader, so these are
+// examined once.
+func (s *search) examine(process, task string) {
 	if s.tasks[task] {
 		return
 	}
 	s.tasks[task] = true
 	var st unix.Statx_t
 	if err := statx(task+"/ns/net", &st); err != nil {
-		s.fail(err) // and so would all else
-		return
+		s.report(err)
+		return // the other files would fail in the same way
 	}
-	s.use(Use{st.Ino, task + "/ns/net", false})
+	s.yieldUse(Use{st.Ino, task + "/ns/net", false})
 	if !s.shares(process, task, kcmpFS) {
-		s.mounted(task)
+		s.yieldMounts(task)
 	}
 	if s.descriptors && !s.shares(process, task, kcmpFiles) {
-		s.open(task)
+		s.yieldDescriptors(task)
 	}
 }
 
-func (s *search) use(u Use) {
-	if !s.isOver {
-		s.isOver = !s.yield(u, nil)
+func (s *search) yieldUse(u Use) {
+	if !s.isStopped {
+		s.isStopped = !s.yield(u, nil)
 	}
 }
 
-// What kcmp(2) compares.
+// Types of comparison of kcmp(2).
 const (
 	kcmpFiles = 2
 	kcmpFS    = 3
 )
 
-// shares reports whether a thread, and not the leader, has for certain what the leader has: its root and, by that, its
-// mount namespace, or its descriptors. A leader that ended before its threads has nothing.
+// shares reports whether a thread other than the leader certainly has the leader's root (kcmpFS), and therefore its mount
+// namespace, or its descriptors (kcmpFiles). A leader that has ended before its threads has neither.
 func (s *search) shares(process, task string, kind uintptr) bool {
 	leader, _ := strconv.Atoi(filepath.Base(process))
 	thread, _ := strconv.Atoi(filepath.Base(task))
-	if leader == thread || s.proc != "/proc" { // another proc file system may count others
+	if leader == thread || s.proc != "/proc" { // the IDs in another proc file system can be of another PID namespace
 		return false
 	}
 	differs, _, err := unix.Syscall6(unix.SYS_KCMP, uintptr(leader), uintptr(thread), kind, 0, 0, 0)
 	return differs == 0 && err == 0
 }
 
-// open yields the namespaces that a task has open. It lists again when a descriptor was closed meanwhile, whose copy
-// may have a number that was passed.
-func (s *search) open(task string) {
-	for range again {
-		isWhole := true
-		s.fail(s.each(task+"/fd", func(path string) {
-			err := s.descriptor(path)
-			isWhole = isWhole && (err == nil || !isGone(err))
-			s.fail(err)
+// yieldDescriptors yields the namespaces of a task's descriptors. If a descriptor is closed during a pass, another pass
+// follows, because a copy of the descriptor can have a number that the pass has already left behind.
+func (s *search) yieldDescriptors(task string) {
+	for range maxPasses {
+		isComplete := true
+		s.report(s.each(task+"/fd", func(path string) {
+			err := s.yieldDescriptor(path)
+			isComplete = isComplete && (err == nil || !isGone(err))
+			s.report(err)
 		}))
-		if isWhole || s.isOver {
+		if isComplete || s.isStopped {
 			return
 		}
 	}
-	s.miss("the descriptors of %s change faster than they can be looked at", task)
+	s.miss("the descriptors of %s change faster than they can be examined", task)
 }
 
-// descriptor looks at one. The text of its link would not do: it is the path of a mount for some.
-func (s *search) descriptor(path string) error {
+// yieldDescriptor yields the namespace of a descriptor. It examines the file, because the text of the descriptor's link is
+// the path of a mount for some namespaces.
+func (s *search) yieldDescriptor(path string) error {
 	var st unix.Statx_t
 	if err := statx(path, &st); err != nil {
 		return err
 	}
 	switch {
 	case st.Mode&unix.S_IFMT == unix.S_IFSOCK:
-		return s.underWay(path)
-	case st.Dev_major != s.own.Dev_major || st.Dev_minor != s.own.Dev_minor:
+		return s.checkMessages(path)
+	case st.Dev_major != s.self.Dev_major || st.Dev_minor != s.self.Dev_minor:
 		return nil
 	}
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
@@ -176,17 +180,17 @@ func (s *search) descriptor(path string) error {
 	defer unix.Close(fd)
 	switch kind, err := unix.IoctlRetInt(fd, unix.NS_GET_NSTYPE); kind {
 	case unix.CLONE_NEWNET:
-		s.use(Use{st.Ino, path, false})
+		s.yieldUse(Use{st.Ino, path, false})
 	case unix.CLONE_NEWNS:
-		s.held[fmt.Sprintf("mnt:[%d]", st.Ino)] = path
+		s.mountNSs[fmt.Sprintf("mnt:[%d]", st.Ino)] = path
 	default:
 		return err
 	}
 	return nil
 }
 
-// underWay misses what descriptors in messages that wait in a socket may lead to.
-func (s *search) underWay(path string) error {
+// checkMessages notes that namespaces may have been missed if messages in a socket contain descriptors.
+func (s *search) checkMessages(path string) error {
 	info, err := os.ReadFile(filepath.Join(filepath.Dir(path), "..", "fdinfo", filepath.Base(path)))
 	if _, count, ok := strings.Cut(string(info), "scm_fds: "); ok && !strings.HasPrefix(count, "0\n") {
 		s.miss("%s: descriptors wait in a socket", path)
@@ -194,20 +198,20 @@ func (s *search) underWay(path string) error {
 	return err
 }
 
-// mounted yields what is mounted where a task is, below its root.
-func (s *search) mounted(task string) {
-	space, err := os.Readlink(task + "/ns/mnt")
+// yieldMounts yields the namespaces that are mounted in a task's mount namespace, below its root.
+func (s *search) yieldMounts(task string) {
+	mountNS, err := os.Readlink(task + "/ns/mnt")
 	root, rootErr := os.Readlink(task + "/root")
-	if err = cmp.Or(err, rootErr); err != nil || s.mounts[[2]string{space, root}] {
-		s.fail(err)
+	if err = cmp.Or(err, rootErr); err != nil || s.mounts[[2]string{mountNS, root}] {
+		s.report(err)
 		return
 	}
 	info, err := os.ReadFile(task + "/mountinfo")
 	if err != nil {
-		s.fail(err)
+		s.report(err)
 		return
 	}
-	s.mounts[[2]string{space, root}], s.held[space] = true, task+"/ns/mnt"
+	s.mounts[[2]string{mountNS, root}], s.mountNSs[mountNS] = true, task+"/ns/mnt"
 	for line := range strings.Lines(string(info)) {
 		const root, point = 3, 4
 		words := strings.Fields(line)
@@ -215,31 +219,32 @@ func (s *search) mounted(task string) {
 		if len(words) <= point || !strings.Contains(words[root], ":[") {
 			continue
 		}
-		at, err := strconv.Unquote(`"` + words[point] + `"`) // a blank is \040 there
+		mountPoint, err := strconv.Unquote(`"` + words[point] + `"`) // the kernel writes a blank as \040
 		if err != nil {
-			at = words[point]
+			mountPoint = words[point]
 		}
 		if strings.HasPrefix(words[root], "mnt:[") {
-			s.held[words[root]] = task + "/root" + at
+			s.mountNSs[words[root]] = task + "/root" + mountPoint
 		}
 		if n, _ := fmt.Sscanf(words[root], "net:[%d]", &inode); n == 1 {
-			s.use(Use{inode, task + "/root" + at, true})
+			s.yieldUse(Use{inode, task + "/root" + mountPoint, true})
 		}
 	}
 }
 
-// hidden says why a namespace may be used though nothing was found, where that is no error of a look. It enters the
-// mount namespaces that no process is in, as snapd keeps them, or only one that was put into a directory (chroot).
-func (s *search) hidden() error {
+// searchHidden examines the mount namespaces of which no task has shown the root, by entering them. Either they have no
+// process (snapd keeps such ones), or only processes with another root (chroot). It returns the reason why the whole
+// search may have missed a namespace, or nil.
+func (s *search) searchHidden() error {
 	for isNew := true; isNew; {
 		isNew = false
-		for space, path := range s.held {
-			if s.mounts[[2]string{space, "/"}] {
+		for mountNS, path := range s.mountNSs {
+			if s.mounts[[2]string{mountNS, "/"}] {
 				continue
 			}
-			err := within(path, s.mounted)
-			if isNew = s.mounts[[2]string{space, "/"}]; !isNew {
-				s.miss("it is not seen what is mounted in %s: %w", space, cmp.Or(err, fs.ErrNotExist))
+			err := inMountNS(path, s.yieldMounts)
+			if isNew = s.mounts[[2]string{mountNS, "/"}]; !isNew {
+				s.miss("the mounts of %s cannot be read: %w", mountNS, cmp.Or(err, fs.ErrNotExist))
 				return s.missed
 			}
 		}
@@ -247,32 +252,34 @@ func (s *search) hidden() error {
 	return s.missed
 }
 
-// within has look look at a thread that is in a mount namespace, from outside: there may be no /proc inside.
-func within(path string, look func(task string)) error {
+// inMountNS calls examine with a task that is in the mount namespace at path. examine itself runs outside, because /proc
+// may not be mounted inside.
+func inMountNS(path string, examine func(task string)) error {
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return &fs.PathError{Op: "open", Path: path, Err: err}
 	}
 	defer unix.Close(fd)
-	task, entered, seen := "", make(chan error), make(chan bool)
+	task, entered, done := "", make(chan error), make(chan bool)
 	go func() {
-		runtime.LockOSThread() // and the thread ends with the goroutine
+		runtime.LockOSThread() // never unlocked, so the thread ends with the goroutine
 		task = fmt.Sprintf("/proc/self/task/%d", unix.Gettid())
 		err := unix.Unshare(unix.CLONE_FS)
 		if err == nil {
 			err = unix.Setns(fd, unix.CLONE_NEWNS)
 		}
 		entered <- err
-		<-seen
+		<-done
 	}()
 	if err = <-entered; err == nil {
-		look(task)
+		examine(task)
 	}
-	close(seen)
+	close(done)
 	return err
 }
 
-// statx asks no file server, and for nothing that one knows: it says who may ask.
+// statx requests no field and no synchronization, so that it does not ask the server of a FUSE or network file system,
+// which can refuse or block.
 func statx(path string, st *unix.Statx_t) error {
 	err := retry(func() error { return unix.Statx(unix.AT_FDCWD, path, unix.AT_STATX_DONT_SYNC, 0, st) })
 	if err != nil {
@@ -281,8 +288,8 @@ func statx(path string, st *unix.Statx_t) error {
 	return nil
 }
 
-// OpenAs is Open for the namespace of an identity. The error matches ErrNotExist where nothing, something else or
-// another namespace is at the path.
+// OpenAs opens the namespace at path if it has the identity. Otherwise, also if something else is at the path, the error
+// matches ErrNotExist.
 func OpenAs(path string, id Identity) (*NS, error) {
 	n, err := Open(path)
 	if errors.Is(err, ErrNotNetns) {
@@ -301,7 +308,7 @@ func OpenAs(path string, id Identity) (*NS, error) {
 	return n, nil
 }
 
-// HasProcess reports whether a thread that /proc shows is in the namespace.
+// HasProcess reports whether a thread that is visible in /proc is in the namespace.
 func (n *NS) HasProcess() bool {
 	var st unix.Stat_t
 	if err := unix.Fstat(n.FD(), &st); err != nil {
@@ -315,19 +322,19 @@ func (n *NS) HasProcess() bool {
 	return false
 }
 
-// Finder opens namespaces that may have lost their paths. It looks at all processes once, when it has to.
+// Finder opens namespaces that may have lost their paths. It searches all processes at most once, if necessary.
 type Finder struct {
-	Also    string // another path that is tried: CNI_NETNS
-	uses    []Use
-	unseen  error // the first one
-	hasSeen bool
+	Alternative string // path that is tried second, for example CNI_NETNS
+	uses        []Use
+	searchErr   error // the first error of the search
+	hasSearched bool
 }
 
-// Open is OpenAs, and where that finds nothing it opens the namespace wherever it is: by its cookie (Linux 6.18), or
-// wherever a process uses it. The error matches ErrNotExist only where all of them could be looked at. Without a cookie
-// nothing but the path tells a namespace from a later one with its inode.
+// Open opens the namespace of an identity: at path, at the alternative path, by its cookie (Linux 6.18), or at a use by a
+// process. The error matches ErrNotExist only if every process could be examined. An identity without a cookie is opened
+// only at the two paths, because a later namespace can have the same inode.
 func (f *Finder) Open(path string, id Identity) (n *NS, err error) {
-	for _, path := range []string{path, f.Also} {
+	for _, path := range []string{path, f.Alternative} {
 		if n, err = OpenAs(path, id); !errors.Is(err, ErrNotExist) {
 			return n, err
 		}
@@ -335,7 +342,7 @@ func (f *Finder) Open(path string, id Identity) (n *NS, err error) {
 	if id.Cookie == 0 {
 		return nil, err
 	}
-	if isGone, handleErr := byHandle(); handleErr == nil {
+	if isGone, handleErr := kernelTest(); handleErr == nil {
 		if fd, err := openHandle(id); err == nil {
 			return &NS{path: path, h: netns.NsHandle(fd)}, nil
 		}
@@ -343,21 +350,22 @@ func (f *Finder) Open(path string, id Identity) (n *NS, err error) {
 			return nil, err
 		}
 	}
-	if n, seekErr := f.search(id); n != nil || seekErr != nil {
-		return n, seekErr
+	if n, searchErr := f.search(id); n != nil || searchErr != nil {
+		return n, searchErr
 	}
 	return nil, err
 }
 
-// search looks where processes use a namespace. The error says why one that is not found may be there.
+// search opens a namespace at a use by a process. If there is none, the error is the reason why the search may have missed
+// one, or nil.
 func (f *Finder) search(id Identity) (*NS, error) {
-	if !f.hasSeen {
-		f.hasSeen = true
+	if !f.hasSearched {
+		f.hasSearched = true
 		for use, err := range Uses("/proc", true) {
 			if err == nil {
 				f.uses = append(f.uses, use)
 			}
-			f.unseen = cmp.Or(f.unseen, err)
+			f.searchErr = cmp.Or(f.searchErr, err)
 		}
 	}
 	for _, use := range f.uses {
@@ -368,5 +376,5 @@ func (f *Finder) search(id Identity) (*NS, error) {
 			return n, err
 		}
 	}
-	return nil, f.unseen
+	return nil, f.searchErr
 }

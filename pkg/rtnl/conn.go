@@ -113,7 +113,7 @@ func (c *Conn) reopen() error {
 	if c.h == nil {
 		return unix.EBADF
 	}
-	n, err := ns.OfSocket(c.raw.Socket.GetFd())
+	n, err := ns.FromSocket(c.raw.Socket.GetFd())
 	if err != nil {
 		return err
 	}
@@ -245,7 +245,7 @@ func wrap(what string, err error) error {
 // netns opens the namespace of the sockets.
 func (c *Conn) netns() (n *ns.NS, err error) {
 	err = c.use(func(*netlink.Handle) (err error) {
-		n, err = ns.OfSocket(c.raw.Socket.GetFd())
+		n, err = ns.FromSocket(c.raw.Socket.GetFd())
 		return err
 	})
 	return n, err

@@ -102,7 +102,7 @@ func wholeFile(path string) target {
 // DefaultWait is the usual time limit for waiting for a lock.
 const DefaultWait = 30 * time.Second
 
-// LockFD is LockFile for the open file fd, which the caller still has to close. path is used in messages and to find the
+// LockFD is LockFile for the open file fd, which the caller still has to close. path is for messages, and to find the
 // holder.
 func LockFD(ctx context.Context, fd int, path string) (*Lock, error) {
 	own, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)

@@ -161,7 +161,7 @@ func (s *Survey) readNamespace(in *inside, inode uint64, at space) error {
 		in.active[inode] = at.isUsed
 		return err
 	}
-	if netns.IsUsers() {
+	if netns.IsUnprivileged() {
 		return nil
 	}
 	c, err := rtnl.Dial(netns)

@@ -304,7 +304,7 @@ func (c call) findDevice() (*record, error) {
 	if !ok {
 		return c.findReference()
 	}
-	c.Cont, err = netplugin.DialNetns((&ns.Finder{Also: c.Req.Netns}).Open, r.NetnsPath, r.Netns)
+	c.Cont, err = netplugin.DialNetns((&ns.Finder{Alternative: c.Req.Netns}).Open, r.NetnsPath, r.Netns)
 	return &r, netplugin.IgnoreNoLink(err) // it may be on the host
 }
 

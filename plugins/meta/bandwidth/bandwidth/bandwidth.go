@@ -105,7 +105,7 @@ func del(ctx context.Context, req *skel.Request) error {
 	// CNI_NETNS may now be the namespace of another container. The record has the namespace of this one.
 	r, ok, err := records().Get(c.Req.Hash())
 	if ok {
-		err = removeInside(r, &ns.Finder{Also: c.Req.Netns})
+		err = removeInside(r, &ns.Finder{Alternative: c.Req.Netns})
 	}
 	if err != nil {
 		return err

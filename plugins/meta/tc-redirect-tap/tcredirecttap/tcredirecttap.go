@@ -216,7 +216,7 @@ func del(ctx context.Context, req *skel.Request) error {
 	switch {
 	case err != nil:
 	case ok:
-		err = removeInside(r, &ns.Finder{Also: req.Netns})
+		err = removeInside(r, &ns.Finder{Alternative: req.Netns})
 	case req.NS != nil:
 		err = removeForeign(req)
 	}

@@ -65,7 +65,7 @@ func del(ctx context.Context, req *skel.Request) error {
 			return container{Call: c}.restoreIn(own, r, backup)
 		})
 	}
-	err = errors.Join(err, own.restoreDevice(&ns.Finder{Also: req.Netns}))
+	err = errors.Join(err, own.restoreDevice(&ns.Finder{Alternative: req.Netns}))
 	if cni.Transient(err) {
 		return err // a retry needs the record
 	}

@@ -70,7 +70,7 @@ func del(ctx context.Context, req *skel.Request) error {
 	switch {
 	case err != nil:
 	case ok:
-		err = restoreIn(ctx, &ns.Finder{Also: req.Netns}, r)
+		err = restoreIn(ctx, &ns.Finder{Alternative: req.Netns}, r)
 	case req.NS != nil:
 		err = restoreReference(ctx, req)
 	}
