@@ -5,14 +5,14 @@
 // from the host into the container (host-device has its own code for that, and uses the rest of the package).
 //
 // A Call is an ADD or a CHECK in progress. ADD opens one and takes its steps in a straight line: create the interface,
-// start IPAM, set up the interface meanwhile, wait for the addresses, assign them. Each step registers the undo of its
-// effect with OnFail. DEL, CHECK, GC, STATUS and List are functions, to which a plugin adds what only it does. For a
-// child, ChildPlugin provides all verbs.
+// start IPAM, set up the interface while IPAM runs, wait for the addresses, assign them. Each step registers the undo
+// of its effect with OnFail. DEL, CHECK, GC, STATUS and List are functions, to which a plugin adds what only it does.
+// For a child, ChildPlugin provides all verbs.
 //
 // Invariants: Of two ADDs of one attachment the second fails and changes nothing. (For a pair the kernel decides which
 // is first, by the name of the interface; for a child the lock of the records does.) Addresses are released only when
 // no interface answers to them any more. DEL and GC find what they delete by its owner, not by the configuration or
-// prevResult; an attachment of the reference plugins has no owner, and is found as file reference.go says.
+// prevResult; an attachment of the reference plugins has no owner, and is found as described in reference.go.
 package attach
 
 import (

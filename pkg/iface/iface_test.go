@@ -89,7 +89,7 @@ func via(dst, gw string) cni.Route {
 	return cni.Route{Dst: netip.MustParsePrefix(dst), GW: netip.MustParseAddr(gw)}
 }
 
-// routes are the routes that nobody but a plugin makes, as ip(8) prints them.
+// routes returns the routes that only a plugin adds, as ip(8) prints them.
 func (c container) routes() []string {
 	GinkgoHelper()
 	var out []string
@@ -417,7 +417,7 @@ var _ = Describe("Verify", func() {
 		Entry("another IPv6 default gateway",
 			`link "eth0": route ::/0 via 2001:db8::1: gateway is 2001:db8::9 instead of 2001:db8::1`,
 			"-6 route replace default via 2001:db8::9 dev eth0"),
-		Entry("a default route that answers that there is none", `link "eth0": route 0.0.0.0/0 via 10.1.2.1: missing`,
+		Entry("a default route if the kernel reports none", `link "eth0": route 0.0.0.0/0 via 10.1.2.1: missing`,
 			"route replace unreachable default"),
 		Entry("another MTU of a route", `link "eth0": route 10.5.0.0/16 via 10.1.2.1: mtu is 1401 instead of 1400`,
 			"route add 10.5.0.0/16 via 10.1.2.9 metric 5", "route add 10.5.0.0/16 via 10.1.2.9 metric 99",

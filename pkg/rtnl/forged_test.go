@@ -31,7 +31,7 @@ var _ = DescribeTable("what a process of the container sends to our sockets is n
 			Expect(dialAmong(messages).Addrs(1)).To(
 				ContainElement(HaveField("Prefix", netip.MustParsePrefix("127.0.0.2/8"))))
 
-			By("an error where a link is made, which somebody else may have made")
+			By("an error if a link is created, because another process may have created it")
 			c := dialAmong(messages)
 			err := c.AddLink(NewLink{Kind: "veth", Name: "one", Peer: Peer{Name: "two"}})
 			Expect(err).To(HaveOccurred())

@@ -411,7 +411,7 @@ var _ = Describe("ADD", func() {
 		Expect(w.Calls()).To(BeEmpty())
 	})
 
-	It("keeps the bridge's MAC address, whoever comes and goes", func() {
+	It("keeps the bridge's MAC address when ports are added and removed", func() {
 		c := conf()
 		first := w.Attach("first", c)
 		mac := Show(w.Host, "br").Address

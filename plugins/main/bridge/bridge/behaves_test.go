@@ -41,8 +41,8 @@ var _ = Behaves(Fixture{
 		"when the port was taken out of the bridge": {Before: func(w *World, a Attached) {
 			IP(w.Host, "link set %s nomaster", hostEnd(a.Result))
 		}},
-		"with another bridge's name":        {Call: func(c *Call) { c.Conf.(Object)["bridge"] = "other" }},
-		"with a bridge's name that is none": {Call: func(c *Call) { c.Conf.(Object)["bridge"] = Object{} }},
+		"with another bridge's name":  {Call: func(c *Call) { c.Conf.(Object)["bridge"] = "other" }},
+		"with an invalid bridge name": {Call: func(c *Call) { c.Conf.(Object)["bridge"] = Object{} }},
 	},
 	Failures: map[string]Failure{
 		"the bridge has another address": {Prepare: Lends("10.2.0.3/24"), Code: cni.CodeConflict,
@@ -235,7 +235,7 @@ var _ = Describe("STATUS", func() {
 })
 
 var _ = Describe("at the same time", func() {
-	It("20 first ADDs make one bridge, and 20 DELs leave it alone", Label("parallel"), func() {
+	It("20 first ADDs make one bridge, and 20 DELs keep it", Label("parallel"), func() {
 		w := newWorld()
 		const n = 20
 		var conts [n]*nstest.Host

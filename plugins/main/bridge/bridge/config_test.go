@@ -193,7 +193,7 @@ var _ = Describe("plan", func() {
 		Expect(got).To(ContainSubstring(`"ips":[{"interface":2,"address":"10.1.0.2/24","gateway":"10.1.0.1"}]`))
 	})
 
-	It("leaves the gateway out where IPAM does and the bridge is none", func() {
+	It("adds no gateway if IPAM gives none and the bridge is not one", func() {
 		got, _, err := planned(`"isGateway":false`, v4, "")
 		Expect(err).NotTo(HaveOccurred())
 		Expect(got).To(ContainSubstring(`"ips":[{"interface":2,"address":"10.1.0.2/24"}]`))
@@ -250,7 +250,7 @@ var _ = DescribeTable("what a link lacks as a gateway", func(force bool, have, a
 	Entry("nothing, beside another IPv4 address", false, "10.1.0.1/24 10.2.0.1/24 2001:db8:1::1/64", "", "", ""),
 	Entry("another IPv4 address is refused", false, "10.2.0.1/24", "", "", "has address 10.2.0.1/24"),
 	Entry("or replaced", true, "10.2.0.1/24 2001:db8:1::1/64", "10.1.0.1/24", "10.2.0.1/24", ""),
-	Entry("an IPv6 address of another subnet is none in the way", false, "10.1.0.1/24 2001:db8:2::1/64",
+	Entry("an IPv6 address in another subnet does not conflict", false, "10.1.0.1/24 2001:db8:2::1/64",
 		"2001:db8:1::1/64", "", ""),
 	Entry("a duplicate is made again, beside an address that overlaps", false,
 		"10.1.0.1/24 2001:db8:1::1/64! 2001:db8:1::5/64", "2001:db8:1::1/64", "2001:db8:1::1/64", ""),

@@ -43,7 +43,7 @@ func (a *attachment) prepareBridge() error {
 		return err
 	}
 	if cfg.Link.MTU != 0 && br.MTU != cfg.Link.MTU {
-		a.call.Req.Warn("bridge %q: has mtu %d, the configuration says %d; an existing bridge is not changed",
+		a.call.Req.Warn("bridge %q: has MTU %d instead of the configured %d; an existing bridge is not changed",
 			cfg.Bridge, br.MTU, cfg.Link.MTU)
 	}
 	if cfg.filtersVLANs() && !br.VLANFiltering {

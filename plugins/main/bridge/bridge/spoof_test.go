@@ -361,7 +361,7 @@ var _ = Describe("the MAC spoof check", Label("kernel"), func() {
 		Expect(check(elsewhere)).To(Succeed())
 	})
 
-	It("is nobody's business who has none: the lock is not taken", func() {
+	It("takes no lock for an attachment without a check", func() {
 		Expect(add(spoofed("c1", "eth0", "", 1))).To(Succeed())
 		host.Do(func() {
 			held := nstest.Must(statefile.LockFile(context.Background(), nft.LockPath, 0o600))

@@ -32,7 +32,7 @@ func before(interfaces ...Object) Object {
 }
 
 var _ = Describe("configuration", func() {
-	It("has duplicates detected in mode l2 alone, unless it says no", func() {
+	It("detects duplicates only in mode l2, unless that is turned off", func() {
 		for keys, want := range map[string]bool{``: true, `"mode":"l2"`: true, `"mode":"l3"`: false,
 			`"mode":"l3s"`: false, `"enabledad":false`: false} {
 			c := nstest.Must(Plugin().Parse(&skel.Request{Conf: []byte("{" + keys + "}")}))
@@ -105,7 +105,7 @@ var _ = Describe("an ipvlan", Label("kernel"), func() {
 		w.Ends(a, "in0", "in1")
 	})
 
-	It("has the mode of all on the master: another one is refused, and changes nobody's", Label("ipvlan-mode"), func() {
+	It("refuses another mode than that of all ipvlans on the master", Label("ipvlan-mode"), func() {
 		a := w.Attach("one", conf(Object{"mode": "l3s"}), "10.1.0.2/24")
 		Expect(w.Refused(conf(), cni.CodeConflict)).To(And(
 			HavePrefix(`mode: "l2": all that is on master "up0" has one mode, "l3s"`),

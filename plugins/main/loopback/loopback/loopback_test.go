@@ -107,7 +107,7 @@ var _ = Describe("loopback", func() {
 		Expect(up(cont)).To(BeFalse())
 	})
 
-	It("takes lo down again when nobody takes the result", Label("add-fails"), func() {
+	It("brings lo down if the result cannot be written", Label("add-fails"), func() {
 		before := cont.Snapshot("links")
 		c := call("ADD")
 		c.Stdout = BrokenPipe{}
@@ -126,7 +126,7 @@ var _ = Describe("loopback", func() {
 		Expect(w.Fails(checked, cni.CodeDrift)).To(ContainSubstring(`"lo"`))
 	})
 
-	It("DEL succeeds in every form, and takes nobody else's lo down", Label("del"), func() {
+	It("DEL succeeds in every form, and does not bring another attachment's lo down", Label("del"), func() {
 		add()
 		other := nstest.NewNetns()
 		IP(other, "link set lo up")
@@ -148,7 +148,7 @@ var _ = Describe("loopback", func() {
 		Expect(up(cont)).To(BeTrue())
 	})
 
-	DescribeTable("refuses a namespace that is none", func(path string, code uint) {
+	DescribeTable("refuses a path that is not a namespace", func(path string, code uint) {
 		c := call("ADD")
 		c.Netns = path
 		Expect(w.Fails(c, code)).To(ContainSubstring("CNI_NETNS"))

@@ -314,7 +314,7 @@ var _ = Describe("the master that no key names", Label("kernel"), func() {
 			"route add default via 10.1.0.1"),
 	)
 
-	It("is refused where there is none, but no error to STATUS", func() {
+	It("is refused if there is no default route, but STATUS succeeds", func() {
 		add := Call{Command: "ADD", Netns: nstest.NewNetns().Path, Conf: unnamed()}
 		Expect(w.Fails(add, cni.CodeConfig)).To(HavePrefix("master: missing"))
 		w.Succeeds(Call{Command: "STATUS", Conf: unnamed()})
@@ -327,7 +327,7 @@ var _ = Describe("the master that no key names", Label("kernel"), func() {
 		Expect(parent(a)).To(Equal("up0"))
 	})
 
-	DescribeTable("is none of several that the result before has, and no default route's",
+	DescribeTable("is neither one of several interfaces of prevResult nor the default route's",
 		func(says string, more Object, interfaces ...Object) {
 			IP(w.Host, "route add default via 10.1.0.1")
 			cont := nstest.NewNetns()
@@ -342,9 +342,9 @@ var _ = Describe("the master that no key names", Label("kernel"), func() {
 		},
 		Entry("of the host", "up0, other0, eth9", nil, Object{"name": "up0"}, Object{"name": "other0"},
 			Object{"name": "eth9", "sandbox": "/run/netns/x"}),
-		Entry("of the container alone", "eth8, eth9", nil, Object{"name": "eth8", "sandbox": "/run/netns/x"},
+		Entry("only in the container", "eth8, eth9", nil, Object{"name": "eth8", "sandbox": "/run/netns/x"},
 			Object{"name": "eth9", "sandbox": "/run/netns/x"}),
-		Entry("of the host alone, with linkInContainer", "up0, other0", Object{"linkInContainer": true},
+		Entry("only on the host, with linkInContainer", "up0, other0", Object{"linkInContainer": true},
 			Object{"name": "up0"}, Object{"name": "other0"}),
 	)
 

@@ -118,7 +118,7 @@ var _ = Behaves(Fixture{
 		"a missing IPv6 route of the host": OnHost("ip -6 route del 2001:db8:1::2", "END", "2001:db8:1::2/128"),
 		"a route of the host that is in another table only": OnHost(
 			"ip route del 10.1.0.2;ip route add 10.1.0.2 dev END table 7", "10.1.0.2/32"),
-		"a route of the host through somebody else": OnHost(
+		"a route of the host through another link": OnHost(
 			"ip route del 10.1.0.2;ip route add 10.1.0.2 via 10.1.0.9 dev END onlink", "10.1.0.2/32"),
 	},
 })
@@ -127,7 +127,7 @@ var _ = Describe("CHECK", func() {
 	var w *World
 	BeforeEach(func() { w = newWorld() })
 
-	It("passes right after ADD, for addresses that are alone in their subnet", func() {
+	It("passes right after ADD, for addresses that are the only ones in their subnet", func() {
 		w.Succeeds(w.Attach("single", everything(), "10.1.0.5/32 10.1.0.1", "2001:db8:1::5/128 fe80::1").As("CHECK"))
 	})
 
@@ -181,7 +181,7 @@ var _ = Describe("CHECK", func() {
 })
 
 var _ = Describe("DEL", func() {
-	It("takes a host end that somebody put into a bridge", func() {
+	It("accepts a host end that another program made a port of a bridge", func() {
 		w := newWorld()
 		a := w.Attach("one", everything(), Addrs(3)...)
 		IP(w.Host, "link add name br type bridge")
@@ -206,7 +206,7 @@ var _ = eachReference(func(ref nstest.Reference) {
 		a.Result = w.Reference(ref, a.Call).Added()
 	})
 
-	It("passes CHECK, each thing of it", func() {
+	It("passes CHECK in all parts", func() {
 		IP(w.Host, "route del 10.1.0.3")
 		Expect(w.Fails(a.As("CHECK"), 101)).To(ContainSubstring("10.1.0.3/32"))
 	})
@@ -400,7 +400,7 @@ var _ = Describe("plan", func() {
 		Entry("the loopback address", "its gateway 127.0.0.1 ", "10.1.0.2/24 127.0.0.1"),
 	)
 
-	It("leaves IPAM's routes as they are, and the lease alone", func() {
+	It("keeps IPAM's routes and the lease", func() {
 		lease, err := cni.DecodeResult([]byte(`{"ips":[{"address":"10.1.0.2/24","gateway":"10.1.0.1"}],
 			"routes":[{"dst":"0.0.0.0/0"}]}`), "1.1.0")
 		Expect(err).NotTo(HaveOccurred())
@@ -660,8 +660,8 @@ var _ = Describe("ADD", func() {
 		w.Ends(a)
 		Expect(w.Snapshot("nftables")).NotTo(Or(ContainSubstring("10.1.0."), ContainSubstring("elements")))
 	},
-		Entry("IPv4 alone", Object{"ipMasq": "v4"}, "192.0.2.1", "fd00:1::2"),
-		Entry("IPv6 alone", Object{"ipMasq": "v6"}, "10.1.0.2", "2001:db8::1"),
+		Entry("only IPv4", Object{"ipMasq": "v4"}, "192.0.2.1", "fd00:1::2"),
+		Entry("only IPv6", Object{"ipMasq": "v6"}, "10.1.0.2", "2001:db8::1"),
 		Entry("not these destinations", Object{"ipMasq": true, "masqRandomFully": true,
 			"masqExclude": []string{"192.0.2.0/24", "198.51.100.7"}}, "10.1.0.2", "2001:db8::1"))
 

@@ -154,7 +154,7 @@ var _ = Describe("ADD", func() {
 		}
 	})
 
-	It("of the reference passes CHECK while nobody has opened it", func() {
+	It("of the reference plugin passes CHECK while no program has opened it", func() {
 		w.LendAddrs("one", Addrs(2)...)
 		c := Call{Command: "ADD", ID: "one", Netns: cont.Path, Conf: conf(Object{"cniVersion": "1.0.0"})}
 		a := Attached{Host: cont, Call: c, Result: w.Reference(nstest.Newest(), c).Added()}
@@ -162,7 +162,7 @@ var _ = Describe("ADD", func() {
 		w.Succeeds(a.As("CHECK"))
 	})
 
-	DescribeTable("lets the owner and the group open it without rights, and nobody else", func(keys Object,
+	DescribeTable("lets the owner and the group open it without CAP_NET_ADMIN, and no other user", func(keys Object,
 		uid, gid uintptr, want error) {
 		nstest.Need("realroot")
 		w.Add(Call{Netns: cont.Path, Conf: conf(keys, Object{"ipam": nil})})
@@ -228,9 +228,9 @@ var _ = Describe("ADD", func() {
 		Expect(Names(cont, "tun")).To(BeEmpty())
 	},
 		Entry("a bridge that is not there", Object{"bridge": "br9"}, cni.CodeConfig, `bridge: "br9"`, "no such"),
-		Entry("a bridge that is none", Object{"bridge": "v0"}, cni.CodeConfig, `bridge: "v0" is not a bridge`),
-		Entry("an owner that is none", Object{"owner": 4294967295}, cni.CodeConfig, "owner: 4294967295"),
-		Entry("a group that is none", Object{"group": 4294967295}, cni.CodeConfig, "group: 4294967295"),
+		Entry("a link that is not a bridge", Object{"bridge": "v0"}, cni.CodeConfig, `bridge: "v0" is not a bridge`),
+		Entry("an invalid owner", Object{"owner": 4294967295}, cni.CodeConfig, "owner: 4294967295"),
+		Entry("an invalid group", Object{"group": 4294967295}, cni.CodeConfig, "group: 4294967295"),
 		Entry("a label where there is no SELinux", Object{"selinuxContext": "system_u:system_r:container_t:s0"},
 			cni.CodeUnsupportedField, "selinuxContext", "container_t", "no SELinux"),
 	)
