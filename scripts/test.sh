@@ -2,6 +2,7 @@
 # test.sh [DIR...]: all specs that this machine can run, or the packages in these directories. The end of the output
 # lists what was skipped, why, and what failed. HAWSER_BIN is a directory with the plugins (bin/, where they are built).
 # NSTEST_QUICK=1 leaves out the specs labelled "slow" and, without DIR, the suites of slow below: make test sets it.
+# Without it, specs also run next to the release before the newest of the reference.
 # NSTEST_REQUIRE=1 lets only specs labelled "kernel" skip; TESTFLAGS go to go test;
 # NSTEST_SKIPLOG is a file for what was skipped, which test-vm.sh reads.
 set -euo pipefail
@@ -9,6 +10,10 @@ cd "$(dirname "$0")/.."
 
 scripts/deps.sh
 scripts/reference.sh >/dev/null
+if [ -z "${NSTEST_QUICK:-}" ]; then
+	scripts/reference.sh before >/dev/null
+	export NSTEST_BEFORE=1
+fi
 scripts/build.sh
 export HAWSER_BIN=${HAWSER_BIN:-$PWD/bin}
 tmp=$(mktemp -d)

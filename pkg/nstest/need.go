@@ -129,13 +129,13 @@ type Reference struct {
 // before is the release before skel.Reference; scripts/reference.sh reads this line.
 const before = "v1.9.1"
 
-// References returns the releases that specs run next to Hawser: Debian's, which supports neither nftables nor a
-// version after 1.0.0, and the newest. If NSTEST_BEFORE is set, it returns only the release before the newest.
+// References returns the releases that specs run next to Hawser, the newest last. Debian's supports neither nftables
+// nor a version after 1.0.0. The release before the newest is among them if NSTEST_BEFORE is set.
 func References() []Reference {
-	if os.Getenv("NSTEST_BEFORE") != "" {
-		return []Reference{cached(before)}
+	if os.Getenv("NSTEST_BEFORE") == "" {
+		return []Reference{Debian(), Newest()}
 	}
-	return []Reference{Debian(), Newest()}
+	return []Reference{Debian(), Before(), Newest()}
 }
 
 // QuickReferences returns what References returns; in a [Quick] run, only the last one.
@@ -154,6 +154,9 @@ func Debian() Reference {
 
 // Newest returns the newest release, which scripts/reference.sh builds.
 func Newest() Reference { return cached(skel.Reference) }
+
+// Before returns the release before the newest, which "scripts/reference.sh before" builds.
+func Before() Reference { return cached(before) }
 
 func cached(version string) Reference {
 	cache, err := os.UserCacheDir()

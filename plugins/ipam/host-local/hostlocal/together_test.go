@@ -208,6 +208,26 @@ func besideReference(ref nstest.Reference) {
 		Entry("a gateway of the other family", otherFamily,
 			`"ranges": [[{"subnet": "10.1.2.0/24", "gateway": "2001:db8::1"}]]`, "", ""))
 
+	if ref == nstest.Newest() { // the GC of others does nothing
+		It("each plugin's GC keeps the valid leases of the other, and both continue", func() {
+			n := newNetwork(slash24)
+			ours := n.add("one", "stale")
+			valid := n.withKeys(`"cni.dev/valid-attachments": [{"containerID": "one", "ifname": "eth0"}]`)
+			Expect(n.Reference(ref, valid.call("GC", "")).Code).To(BeZero())
+			Expect(n.leases()).To(Equal(map[string]string{ours[0]: "one\r\neth0"}))
+			n.succeeds("CHECK", "one")
+			Expect(n.add("two")).NotTo(ContainElement(ours[0]))
+			for _, id := range []string{"three", "four"} {
+				n.Reference(ref, n.call("ADD", id)).Added()
+			}
+			n.gc("one", "three")
+			Expect(n.Reference(ref, n.call("CHECK", "three")).Code).To(BeZero())
+			Expect(n.leases()).To(HaveLen(2))
+			n.succeeds("DEL", "one", "three")
+			Expect(n.leases()).To(BeEmpty())
+		})
+	}
+
 	It("shares the lock", func() {
 		n := newNetwork(slash24)
 		n.version = "1.0.0"
