@@ -413,8 +413,8 @@ func upgrades() []upgrade {
 		{name: "sbr", list: entries("sbr", nil), checkless: nstest.References()},
 		{name: "sbr, addSourceHints", list: entries("sbr", Object{"addSourceHints": true}), latest: true,
 			checkless: nstest.References()},
-		{name: "sbr, gateways", list: entries("sbr", Object{"gateways": []string{"10.88.0.9"}}), latest: true, drifts: true,
-			checkless: nstest.References()},
+		{name: "sbr, gateways", list: entries("sbr", Object{"gateways": []string{"10.88.0.9"}}), latest: true,
+			drifts: true, checkless: nstest.References()},
 		// The ADD of Debian's release loses routes, which our CHECK sees.
 		{name: "vrf", list: entries("vrf", Object{"vrfname": "red"}), needs: []string{"vrf"}, newest: true,
 			checkless: nstest.References()},
