@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The file handle of a namespace (Linux 6.18) consists of the namespace's number, kind and inode. The number of a network
-// namespace is its cookie.
+// The file handle of a namespace (Linux 6.18) consists of the namespace's number, kind and inode. The number of a
+// network namespace is its cookie.
 const (
 	handleType = 241 // FILEID_NSFS
 	handleSize = 16
@@ -41,9 +41,10 @@ func openHandle(id Identity) (fd int, err error) {
 	return fd, err
 }
 
-// Gone returns a function that reports whether a namespace of this boot, which has a cookie, certainly no longer exists:
-// no process is in it, and no descriptor or mount refers to it. Since Linux 6.18, the kernel answers this. On older
-// kernels, Gone searches all processes. It returns an error if a process may be hidden, because nothing is certain then.
+// Gone returns a function that reports whether a namespace of this boot, which has a cookie, certainly no longer
+// exists: no process is in it, and no descriptor or mount refers to it. Since Linux 6.18, the kernel answers this. On
+// older kernels, Gone searches all processes. It returns an error if a process may be hidden, because nothing is
+// certain then.
 func Gone() (isGone func(Identity) bool, err error) {
 	if isGone, err = kernelTest(); err == nil {
 		return isGone, nil
@@ -95,8 +96,8 @@ func absentIn(paths map[uint64]string) func(Identity) bool {
 	}
 }
 
-// kernelTest is Gone for Linux 6.18 and later. A kernel that cannot open namespaces by their cookies, or does not permit
-// it, may return ESTALE for every namespace, so kernelTest first opens the thread's own namespace.
+// kernelTest is Gone for Linux 6.18 and later. A kernel that cannot open namespaces by their cookies, or does not
+// permit it, may return ESTALE for every namespace, so kernelTest first opens the thread's own namespace.
 func kernelTest() (isGone func(Identity) bool, err error) {
 	h, err := current()
 	if err != nil {
@@ -144,8 +145,8 @@ func checkVisible() error {
 	return nil
 }
 
-// processTest is Gone for earlier kernels: it searches the uses of namespaces by the processes of a proc file system. It
-// searches twice, because one search can miss a namespace that one process passes to another at that moment.
+// processTest is Gone for earlier kernels: it searches the uses of namespaces by the processes of a proc file system.
+// It searches twice, because one search can miss a namespace that one process passes to another at that moment.
 func processTest(proc string) (isGone func(Identity) bool, err error) {
 	used := map[uint64]string{}
 	for range 2 {
@@ -164,8 +165,8 @@ func processTest(proc string) (isGone func(Identity) bool, err error) {
 	return absentIn(used), nil
 }
 
-// isReused reports whether the namespace at path is another one with the same inode. No two existing namespaces have the
-// same inode.
+// isReused reports whether the namespace at path is another one with the same inode. No two existing namespaces have
+// the same inode.
 func isReused(path string, id Identity) bool {
 	n, err := Open(path)
 	if err != nil {

@@ -36,8 +36,8 @@ type NS struct {
 	h    netns.NsHandle
 }
 
-// Open opens the namespace at path. The error matches ErrNotExist if nothing is there, and ErrNotNetns if something else
-// is. Other errors are from the kernel, for example EACCES.
+// Open opens the namespace at path. The error matches ErrNotExist if nothing is there, and ErrNotNetns if something
+// else is. Other errors are from the kernel, for example EACCES.
 func Open(path string) (*NS, error) {
 	n := &NS{path: path}
 	if path == "" {
@@ -64,7 +64,8 @@ func Open(path string) (*NS, error) {
 	return n, nil
 }
 
-// New creates a namespace. Its path is a descriptor of this process, so that nothing of it remains when the process ends.
+// New creates a namespace. Its path is a descriptor of this process, so that nothing of it remains when the process
+// ends.
 func New() (*NS, error) {
 	n := &NS{path: "new", h: netns.None()}
 	unshare := func() error { return unix.Unshare(unix.CLONE_NEWNET) }
@@ -111,8 +112,8 @@ func current() (netns.NsHandle, error) {
 	return netns.NsHandle(h), err
 }
 
-// Proc returns a directory of /proc whose subdirectory net shows the calling thread's namespace. If the main thread is in
-// the same namespace, this is /proc/self, which costs less than /proc/thread-self (see current).
+// Proc returns a directory of /proc whose subdirectory net shows the calling thread's namespace. If the main thread is
+// in the same namespace, this is /proc/self, which costs less than /proc/thread-self (see current).
 func Proc() string {
 	main, err := netns.GetFromPath("/proc/self/ns/net")
 	if err == nil {
@@ -246,8 +247,8 @@ func (n *NS) handleIdentity() (Identity, error) {
 	return id, nil
 }
 
-// Do runs fn in the namespace, on a thread of its own. Goroutines that fn starts do not run in the namespace. A panic of
-// fn continues in the caller.
+// Do runs fn in the namespace, on a thread of its own. Goroutines that fn starts do not run in the namespace. A panic
+// of fn continues in the caller.
 func (n *NS) Do(fn func() error) error {
 	return n.do(func() error { return netns.Set(n.h) }, fn)
 }

@@ -24,9 +24,9 @@ type Use struct {
 	IsMount bool
 }
 
-// Uses yields the uses of all network namespaces by the processes of a proc file system. Uses by descriptors are searched
-// only if descriptors is true. An error means that something could not be read, so that a namespace without a use may
-// still be in use. A namespace that only a socket keeps is not found.
+// Uses yields the uses of all network namespaces by the processes of a proc file system. Uses by descriptors are
+// searched only if descriptors is true. An error means that something could not be read, so that a namespace without a
+// use may still be in use. A namespace that only a socket keeps is not found.
 func Uses(proc string, descriptors bool) iter.Seq2[Use, error] {
 	return func(yield func(Use, error) bool) {
 		s := search{proc: proc, descriptors: descriptors, yield: yield}
@@ -131,8 +131,8 @@ const (
 	kcmpFS    = 3
 )
 
-// shares reports whether a thread other than the leader certainly has the leader's root (kcmpFS), and therefore its mount
-// namespace, or its descriptors (kcmpFiles). A leader that has ended before its threads has neither.
+// shares reports whether a thread other than the leader certainly has the leader's root (kcmpFS), and therefore its
+// mount namespace, or its descriptors (kcmpFiles). A leader that has ended before its threads has neither.
 func (s *search) shares(process, task string, kind uintptr) bool {
 	leader, _ := strconv.Atoi(filepath.Base(process))
 	thread, _ := strconv.Atoi(filepath.Base(task))
@@ -160,8 +160,8 @@ func (s *search) yieldDescriptors(task string) {
 	s.miss("the descriptors of %s change faster than they can be examined", task)
 }
 
-// yieldDescriptor yields the namespace of a descriptor. It examines the file, because the text of the descriptor's link is
-// the path of a mount for some namespaces.
+// yieldDescriptor yields the namespace of a descriptor. It examines the file, because the text of the descriptor's link
+// is the path of a mount for some namespaces.
 func (s *search) yieldDescriptor(path string) error {
 	var st unix.Statx_t
 	if err := statx(path, &st); err != nil {
@@ -252,8 +252,8 @@ func (s *search) searchHidden() error {
 	return s.missed
 }
 
-// inMountNS calls examine with a task that is in the mount namespace at path. examine itself runs outside, because /proc
-// may not be mounted inside.
+// inMountNS calls examine with a task that is in the mount namespace at path. examine itself runs outside, because
+// /proc may not be mounted inside.
 func inMountNS(path string, examine func(task string)) error {
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -288,8 +288,8 @@ func statx(path string, st *unix.Statx_t) error {
 	return nil
 }
 
-// OpenAs opens the namespace at path if it has the identity. Otherwise, also if something else is at the path, the error
-// matches ErrNotExist.
+// OpenAs opens the namespace at path if it has the identity. Otherwise, also if something else is at the path, the
+// error matches ErrNotExist.
 func OpenAs(path string, id Identity) (*NS, error) {
 	n, err := Open(path)
 	if errors.Is(err, ErrNotNetns) {
@@ -330,9 +330,9 @@ type Finder struct {
 	hasSearched bool
 }
 
-// Open opens the namespace of an identity: at path, at the alternative path, by its cookie (Linux 6.18), or at a use by a
-// process. The error matches ErrNotExist only if every process could be examined. An identity without a cookie is opened
-// only at the two paths, because a later namespace can have the same inode.
+// Open opens the namespace of an identity: at path, at the alternative path, by its cookie (Linux 6.18), or at a use by
+// a process. The error matches ErrNotExist only if every process could be examined. An identity without a cookie is
+// opened only at the two paths, because a later namespace can have the same inode.
 func (f *Finder) Open(path string, id Identity) (n *NS, err error) {
 	for _, path := range []string{path, f.Alternative} {
 		if n, err = OpenAs(path, id); !errors.Is(err, ErrNotExist) {
@@ -356,8 +356,8 @@ func (f *Finder) Open(path string, id Identity) (n *NS, err error) {
 	return nil, err
 }
 
-// search opens a namespace at a use by a process. If there is none, the error is the reason why the search may have missed
-// one, or nil.
+// search opens a namespace at a use by a process. If there is none, the error is the reason why the search may have
+// missed one, or nil.
 func (f *Finder) search(id Identity) (*NS, error) {
 	if !f.hasSearched {
 		f.hasSearched = true

@@ -13,9 +13,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// RunNameless runs a program that gets text of a configuration. The program cannot look up names of hosts, services,
-// users and groups, so it does not wait for a name server. It does not see /run, which has the sockets of name services
-// and the lock of iptables.
+// RunNameless is Run for a program that receives text from a configuration. The program cannot look up names of hosts,
+// services, users and groups, so it never waits for a name server. It does not see /run, where the sockets of name
+// services and the lock of iptables are.
 func (c Command) RunNameless(ctx context.Context) error {
 	netns, err := os.Open("/proc/thread-self/ns/net")
 	if err != nil {
@@ -29,10 +29,10 @@ func (c Command) RunNameless(ctx context.Context) error {
 	defer program.Close()
 	done := make(chan error)
 	go func() {
-		runtime.LockOSThread() // never unlocked, so that the thread ends with the goroutine
+		runtime.LockOSThread() // never unlocked, so the thread ends with the goroutine
 		err := unix.Setns(int(netns.Fd()), unix.CLONE_NEWNET)
 		if err = errors.Join(err, hideNames()); err == nil {
-			if _, hidden := os.Stat(c.Path); hidden != nil { // NixOS has programs below /run
+			if _, hidden := os.Stat(c.Path); hidden != nil { // on NixOS, programs are below /run
 				c.Name, c.Path = cmp.Or(c.Name, c.Path), fmt.Sprintf("/proc/self/fd/%d", 3+len(c.Files))
 				c.Files = append(slices.Clone(c.Files), program)
 			}
@@ -43,7 +43,7 @@ func (c Command) RunNameless(ctx context.Context) error {
 	return <-done
 }
 
-// hideNames gives the calling thread a mount namespace without sources of names.
+// hideNames moves the calling thread to a new mount namespace, and hides the sources of names there.
 func hideNames() error {
 	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
 		return os.NewSyscallError("unshare", err)
@@ -52,11 +52,11 @@ func hideNames() error {
 		unix.Mount("none", "/run", "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=755,size=1m")}
 	for path, text := range map[string]string{
 		"nsswitch.conf": "hosts: files\nservices: files\nprotocols: files\npasswd: files\ngroup: files\n",
-		"resolv.conf":   "nameserver 255.255.255.255\noptions timeout:1 attempts:1\n", // for musl, which has no switch
+		"resolv.conf":   "nameserver 255.255.255.255\noptions timeout:1 attempts:1\n", // for musl, which does not read nsswitch.conf
 		"hosts":         "", "services": "", "passwd": "", "group": "",
 	} {
 		if _, err := os.Stat("/etc/" + path); errors.Is(err, fs.ErrNotExist) {
-			continue // an absent file has no names
+			continue // nothing to hide
 		}
 		errs = append(errs, os.WriteFile("/run/"+path, []byte(text), 0o644),
 			unix.Mount("/run/"+path, "/etc/"+path, "", unix.MS_BIND, ""))
@@ -64,8 +64,9 @@ func hideNames() error {
 	return os.NewSyscallError("mount", errors.Join(errs...))
 }
 
-// makePrivate keeps the thread's mounts from other mount namespaces. The root of a chroot may not be a mount. Then the
-// thread enters its own mount namespace, which moves it to the root of the namespace, and returns to the chroot.
+// makePrivate stops mounts of the thread from propagating to other mount namespaces. In a chroot, the root may not be a
+// mount point, and mount fails. makePrivate then enters the thread's own mount namespace, which moves the thread to the
+// root of the namespace, and returns to the chroot afterwards.
 func makePrivate() error {
 	err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")
 	if err != unix.EINVAL {

@@ -1,4 +1,14 @@
-// Package process runs one other program, by os/exec, no longer than its context or we ourselves live.
+// Package process runs other programs with os/exec: IPAM plugins, and tools such as iptables.
+//
+// A Command describes a program. Run runs it to its end. Start and Wait let the caller do something else meanwhile. The
+// kernel kills the program when this process ends, and Wait kills it when the context ends, so that no program outlives
+// the call that started it.
+//
+// A program inherits only the descriptors that Command lists, also if the runtime left others open in this process.
+//
+// RunNameless is for programs that receive text from a configuration, for example iptables with conditions of portmap.
+// It hides the sources of names (hosts, services, users) from the program, because a lookup could wait for a name
+// server for seconds. It needs a mount namespace for this, which costs a few system calls.
 package process
 
 import (
@@ -19,31 +29,32 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// outputWait is how long children of the program may hold its output open when it has ended itself.
+// outputWait is the time that Wait waits for children of the program that still have its output open after its end.
 const outputWait = time.Second
 
-// Command is a program that is to be run.
+// Command describes how to run a program.
 type Command struct {
-	Path  string   // of the file, which is not looked up
-	Name  string   // argv[0]; empty = Path
+	Path  string   // path of the file, which is not searched in PATH
+	Name  string   // argv[0]; empty means Path
 	Args  []string // without the program's name
-	Env   []string // KEY=value; nil = that of this process
+	Env   []string // KEY=value; nil means the environment of this process
 	Stdin []byte
-	Files []*os.File // its descriptors 3 and up
-	// Apart puts the program into a process group of its own: what a terminal sends on Ctrl-C does not reach it.
-	Apart bool
-	// Stdout and Stderr get what the program writes while it runs; nil discards it. After an error of
-	// one the program cannot write there any more.
+	Files []*os.File // descriptors 3 and higher of the program
+	// OwnGroup gives the program a process group of its own, so that it does not receive the signal of Ctrl-C.
+	OwnGroup bool
+	// Stdout and Stderr receive the program's output while it runs; nil discards it. After one of them returns an
+	// error, the program can no longer write to it.
 	Stdout, Stderr io.Writer
 }
 
-// ExitError says how a program ended that did not succeed.
+// ExitError is the error of a program that ended without success.
 type ExitError = exec.ExitError
 
-// Run runs the program to its end. It is killed when the context ends, and when we die.
+// Run runs the program to its end, and kills it when the context ends. If this process ends, the kernel kills the
+// program.
 //
-// The error is an *fs.PathError with the kernel's errno for a file that cannot be run, the context's cause
-// for a program that it ended, an *ExitError for one that failed, or else that of Stdout or Stderr.
+// The error is an *fs.PathError with the kernel's errno if the file cannot be run, the context's cause if the context
+// has ended the program, an *ExitError if the program failed, or an error of Stdout or Stderr.
 func (c Command) Run(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -55,13 +66,12 @@ func (c Command) Run(ctx context.Context) error {
 	return p.Wait(ctx)
 }
 
-// Process is a program that was started.
+// Process is a started program.
 type Process struct{ cmd *exec.Cmd }
 
-// Start starts the program, for a caller who does something else meanwhile. Wait must follow, in the same
-// goroutine.
+// Start starts the program and returns immediately. The caller must call Wait in the same goroutine.
 func (c Command) Start() (*Process, error) {
-	in, err := memory(c.Stdin)
+	in, err := memoryFile(c.Stdin)
 	if err != nil {
 		return nil, err
 	}
@@ -69,10 +79,10 @@ func (c Command) Start() (*Process, error) {
 	p := &Process{cmd: &exec.Cmd{
 		Path: c.Path, Args: append([]string{cmp.Or(c.Name, c.Path)}, c.Args...), Env: c.Env,
 		Stdin: in, Stdout: c.Stdout, Stderr: c.Stderr, WaitDelay: outputWait, ExtraFiles: c.Files,
-		SysProcAttr: &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: c.Apart},
+		SysProcAttr: &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: c.OwnGroup},
 	}}
-	markInherited()
-	runtime.LockOSThread() // the signal for our death comes when the thread that forks ends
+	setCloseOnExec()
+	runtime.LockOSThread() // until Wait, because Pdeathsig kills the program when this thread ends
 	if err := p.cmd.Start(); err != nil {
 		runtime.UnlockOSThread()
 		return nil, err
@@ -80,8 +90,8 @@ func (c Command) Start() (*Process, error) {
 	return p, nil
 }
 
-// markInherited has descriptors that our caller left open closed in the programs that we run, as far as it can.
-func markInherited() {
+// setCloseOnExec sets close-on-exec on the descriptors that the runtime left open in this process. It is best effort.
+func setCloseOnExec() {
 	if unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC) == nil {
 		return
 	}
@@ -93,8 +103,8 @@ func markInherited() {
 	}
 }
 
-// memory is a file with the data, which needs no goroutine that fills it, as a pipe does.
-func memory(data []byte) (*os.File, error) {
+// memoryFile returns a file that contains data. Unlike a pipe, it needs no goroutine that writes to it.
+func memoryFile(data []byte) (*os.File, error) {
 	fd, err := unix.MemfdCreate("stdin", unix.MFD_CLOEXEC)
 	if err != nil {
 		return nil, os.NewSyscallError("memfd_create", err)
@@ -106,7 +116,7 @@ func memory(data []byte) (*os.File, error) {
 	return f, nil
 }
 
-// Wait waits until the program ends, and returns what Run does.
+// Wait waits until the program ends. It returns the same errors as Run.
 func (p *Process) Wait(ctx context.Context) error {
 	defer runtime.UnlockOSThread()
 	stop := context.AfterFunc(ctx, func() { _ = p.cmd.Process.Kill() })
@@ -114,17 +124,17 @@ func (p *Process) Wait(ctx context.Context) error {
 	switch inTime := stop(); {
 	case !inTime && err != nil:
 		return fmt.Errorf("%w: %v", context.Cause(ctx), err)
-	case errors.Is(err, exec.ErrWaitDelay): // children of the program have the rest
+	case errors.Is(err, exec.ErrWaitDelay): // only children of the program still have its output open
 		return nil
 	}
 	return err
 }
 
-// ErrNotFound says that no directory of PATH has the program.
+// ErrNotFound means that no directory of PATH contains the program.
 var ErrNotFound = errors.New("executable file not found in $PATH")
 
-// LookPath returns the file of a program: the first in the absolute directories of PATH that we may run.
-// The error is an *fs.PathError, which cni.AsError makes code 5.
+// LookPath returns the path of the first executable file with a name in the absolute directories of PATH. The error is
+// an *fs.PathError, which cni.AsError converts to code 5.
 func LookPath(name string) (string, error) {
 	path, err := exec.LookPath(name)
 	if err != nil {

@@ -4,10 +4,10 @@
 // wait has a deadline, and its error names the holder. A Store keeps one record of a Go type for each attachment in a
 // Dir, as JSON.
 //
-// If a writer is killed, the disk is full or a write fails, a reader finds a file complete as it was before, complete as
-// it was after, or not at all. A new file is therefore written under a temporary name and renamed. The next writer or a
-// sweep removes the temporary file of a killed writer. No access follows a symbolic link inside a directory, because a
-// container may be able to write there.
+// If a writer is killed, the disk is full or a write fails, a reader finds a file complete as it was before, complete
+// as it was after, or not at all. A new file is therefore written under a temporary name and renamed. The next writer
+// or a sweep removes the temporary file of a killed writer. No access follows a symbolic link inside a directory,
+// because a container may be able to write there.
 //
 // Nothing calls fsync. The files describe the state of the running kernel, which a power failure ends as well.
 package statefile
@@ -138,8 +138,8 @@ func lacksUnnamed(err error) bool {
 	return err == unix.EOPNOTSUPP || err == unix.EISDIR || err == unix.EINVAL
 }
 
-// Replace atomically creates a file or replaces its content. If the entry is a symbolic link, Replace replaces the link.
-// The caller must hold the lock of all writers of this name.
+// Replace atomically creates a file or replaces its content. If the entry is a symbolic link, Replace replaces the
+// link. The caller must hold the lock of all writers of this name.
 func (d *Dir) Replace(name string, data []byte, perm fs.FileMode) error {
 	tmp, err := d.write(name, data, perm)
 	if err == nil {
@@ -203,8 +203,8 @@ func (d *Dir) Remove(name string) error {
 	return d.fail("remove", name, err)
 }
 
-// Discard removes a file and the temporary file that a killed Replace may have left of it. The caller must hold the lock
-// of all writers.
+// Discard removes a file and the temporary file that a killed Replace may have left of it. The caller must hold the
+// lock of all writers.
 func (d *Dir) Discard(name string) error {
 	if err := d.Remove(name); err != nil {
 		return err
@@ -242,9 +242,9 @@ func (d *Dir) read(name string) ([]byte, error) {
 	return data[:max(n, 0)], err
 }
 
-// ReadRegular reads the regular file at path and follows symbolic links. It does not open anything else, because opening
-// a device can have an effect, and opening a FIFO can block. For a file of size 0 it returns nothing: a file of /proc or
-// /sys has this size, and reading it can block as well.
+// ReadRegular reads the regular file at path and follows symbolic links. It does not open anything else, because
+// opening a device can have an effect, and opening a FIFO can block. For a file of size 0 it returns nothing: a file of
+// /proc or /sys has this size, and reading it can block as well.
 func ReadRegular(path string) ([]byte, error) {
 	handle, err := os.OpenFile(path, unix.O_PATH, 0)
 	if err != nil {

@@ -117,8 +117,8 @@ func LockFD(ctx context.Context, fd int, path string) (*Lock, error) {
 func (t target) lock(ctx context.Context, fd int, path string, wait time.Duration) (*Lock, error) {
 	err := t.set(fd, unix.LOCK_EX|unix.LOCK_NB)
 	if err == nil {
-		// If ctx has ended, the caller (for example bridge, running an IPAM plugin in-process) may no longer be waiting,
-		// so the lock is given up.
+		// If ctx has ended, the caller (for example bridge, running an IPAM plugin in-process) may no longer be
+		// waiting, so the lock is given up.
 		err = ctx.Err()
 	}
 	if err == unix.EWOULDBLOCK {

@@ -1,6 +1,11 @@
-// Package sysctl reads and writes single values below /proc/sys/net, and reads
-// attributes of links and the ID of this boot. Values below /proc/sys/net are
-// those of the calling thread's network namespace.
+// Package sysctl reads and writes single values below /proc/sys/net, which belong to the calling thread's network
+// namespace. It also reads attributes of links below /sys/class/net, and the ID and the clock of this boot.
+//
+// A Key names a value, in either spelling of sysctl(8). A Key never leads out of /proc/sys/net, whatever an
+// administrator or a container has written into it.
+//
+// Write first reads the value, and writes only a different one. A plugin in a container of its own therefore works with
+// a read-only /proc/sys if the host already has the right values.
 package sysctl
 
 import (
@@ -19,20 +24,19 @@ import (
 
 const root = "/proc/sys/net/"
 
-// ErrInvalidKey says that a key's spelling leads nowhere below /proc/sys/net.
+// ErrInvalidKey means that a key does not name a value below /proc/sys/net.
 var ErrInvalidKey = errors.New("invalid sysctl key")
 
-// Key names one value below /proc/sys/net. What leads out of there, or nowhere, is no key: Read and Write refuse it.
+// Key names a value below /proc/sys/net. Read and Write refuse an invalid key.
 type Key struct {
-	parts []string // below net, each one path element
+	parts []string // path elements below net
 }
 
-// Net makes a key of the path elements below net, as in
-// Net("ipv4", "conf", "eth0.100", "arp_notify").
+// Net returns the key with these path elements below net, as in Net("ipv4", "conf", "eth0.100", "arp_notify").
 func Net(parts ...string) Key { return Key{parts} }
 
-// check is ErrInvalidKey for what is no key.
-func (k Key) check() error {
+// validate returns ErrInvalidKey if the key is invalid.
+func (k Key) validate() error {
 	for _, p := range k.parts {
 		if p == "" || p == "." || p == ".." || strings.ContainsAny(p, "/\x00") {
 			return fmt.Errorf("%w %q: bad element %q", ErrInvalidKey, "net/"+strings.Join(k.parts, "/"), p)
@@ -44,30 +48,30 @@ func (k Key) check() error {
 	return nil
 }
 
-// Parse reads a key as sysctl(8) spells it. The first of "." and "/" in it is the separator; with dots, a slash stands
+// Parse parses a key as sysctl(8) does. The first "." or "/" in it is the separator. If that is a dot, a slash stands
 // for a dot inside an element: net.ipv4.conf.eth0/100.arp_notify is net/ipv4/conf/eth0.100/arp_notify.
 func Parse(s string) (Key, error) {
 	path := s
 	if i := strings.IndexAny(s, "./"); i >= 0 && s[i] == '.' {
-		path = swap(s)
+		path = swapSeparators(s)
 	}
 	below, ok := strings.CutPrefix(path, "net/")
 	if !ok {
 		return Key{}, fmt.Errorf("%w %q: not below net", ErrInvalidKey, s)
 	}
 	k := Net(strings.Split(below, "/")...)
-	if k.check() != nil {
+	if k.validate() != nil {
 		return Key{}, fmt.Errorf("%w %q: an element is empty, \".\", \"..\" or has a NUL", ErrInvalidKey, s)
 	}
 	return k, nil
 }
 
-func swap(s string) string {
+func swapSeparators(s string) string {
 	return strings.NewReplacer(".", "/", "/", ".").Replace(s)
 }
 
-// Replace returns the key with value in the place of the first occurrence of placeholder. Dots in value separate
-// nothing; one that would leave the element is ErrInvalidKey.
+// Replace returns the key with value instead of the first occurrence of placeholder. A dot in value is not a separator.
+// If value would lead out of the path element, the error is ErrInvalidKey.
 func (k Key) Replace(placeholder, value string) (Key, error) {
 	i := slices.IndexFunc(k.parts, func(p string) bool { return strings.Contains(p, placeholder) })
 	if i < 0 {
@@ -75,36 +79,36 @@ func (k Key) Replace(placeholder, value string) (Key, error) {
 	}
 	parts := slices.Clone(k.parts)
 	parts[i] = strings.Replace(parts[i], placeholder, value, 1)
-	return Key{parts}, Key{parts}.check()
+	return Key{parts}, Key{parts}.validate()
 }
 
 // Has reports whether element, such as an interface's name, is one of the key's path elements.
 func (k Key) Has(element string) bool { return slices.Contains(k.parts, element) }
 
-// Path is the key's file, /proc/sys/net/...
+// Path returns the key's file, /proc/sys/net/...
 func (k Key) Path() string { return root + strings.Join(k.parts, "/") }
 
-// String is the dotted spelling, which Parse understands.
-func (k Key) String() string { return swap("net/" + strings.Join(k.parts, "/")) }
+// String returns the dotted spelling, which Parse accepts.
+func (k Key) String() string { return swapSeparators("net/" + strings.Join(k.parts, "/")) }
 
-// Read returns the value without the newline at its end. The error, here and of Write, is an *fs.PathError; it matches
-// fs.ErrNotExist when this kernel or namespace has no such key. For what is no key it is ErrInvalidKey.
+// Read returns the value without its final newline. Read and Write return an *fs.PathError, which matches
+// fs.ErrNotExist if this kernel or namespace has no such key, or ErrInvalidKey.
 func (k Key) Read() (string, error) {
-	if err := k.check(); err != nil {
+	if err := k.validate(); err != nil {
 		return "", err
 	}
 	value, err := read(k.Path())
 	return value, k.failure("read", err)
 }
 
-// Write sets the value unless the key has one that is Equal, so that a read-only /proc/sys is no obstacle where nothing
-// is to be changed.
+// Write sets the value, unless the current value is Equal. A read-only /proc/sys therefore causes no error if nothing
+// has to be changed.
 func (k Key) Write(value string) error {
 	have, err := k.Read()
 	if errors.Is(err, ErrInvalidKey) || (err == nil && Equal(have, value)) {
 		return err
 	}
-	f, err := open(k.Path(), unix.O_WRONLY) // some can only be written
+	f, err := open(k.Path(), unix.O_WRONLY) // some values cannot be read
 	if err == nil {
 		_, err = f.WriteString(value + "\n")
 		err = errors.Join(err, f.Close())
@@ -112,7 +116,7 @@ func (k Key) Write(value string) error {
 	return k.failure(fmt.Sprintf("write %q", value), err)
 }
 
-// BootID is the random number that the kernel has for this boot.
+// BootID returns the kernel's random ID of this boot.
 func BootID() (string, error) { return read("/proc/sys/kernel/random/boot_id") }
 
 // LinkAttribute returns an attribute of a link, from /sys/class/net.
@@ -130,8 +134,8 @@ func read(path string) (string, error) {
 	return strings.TrimSuffix(string(data), "\n"), err
 }
 
-// open is os.OpenFile without the runtime's poller. Files below /proc/sys and /sys can be
-// polled, so os.OpenFile would hand each to the poller, whose thread wakes up for it.
+// open is os.OpenFile without Go's poller. Files below /proc/sys and /sys can be polled, so os.OpenFile would register
+// each of them with the poller, whose thread would wake up for it.
 func open(path string, flags int) (*os.File, error) {
 	fd, err := -1, error(unix.EINTR)
 	for err == unix.EINTR {
@@ -143,7 +147,7 @@ func open(path string, flags int) (*os.File, error) {
 	return os.NewFile(uintptr(fd), path), nil
 }
 
-// failure names the key as sysctl(8) spells it.
+// failure adds the operation and the dotted key to an error. It returns nil if err is nil.
 func (k Key) failure(op string, err error) error {
 	if path, ok := errors.AsType[*fs.PathError](err); ok {
 		err = path.Err
@@ -154,8 +158,8 @@ func (k Key) failure(op string, err error) error {
 	return &fs.PathError{Op: "sysctl", Path: k.String() + ": " + op, Err: err}
 }
 
-// Equal tells whether two values are the same to the kernel: blanks, tabs and
-// newlines only separate, and a list of ports may be written in several ways.
+// Equal reports whether two values mean the same to the kernel. Blanks, tabs and newlines are equivalent separators,
+// and a list of ports can be written in several ways.
 func Equal(a, b string) bool {
 	return slices.EqualFunc(strings.Fields(a), strings.Fields(b), func(a, b string) bool {
 		if a == b {
@@ -166,7 +170,7 @@ func Equal(a, b string) bool {
 	})
 }
 
-// ports reads numbers and ranges as in "8080,9000-9010"; nil, for any other text and for a single number.
+// ports parses numbers and ranges such as "8080,9000-9010". It returns nil for any other text, and for a single number.
 func ports(list string) *[1 << 16]bool {
 	if !strings.ContainsAny(list, ",-") {
 		return nil
@@ -189,9 +193,9 @@ func ports(list string) *[1 << 16]bool {
 	return set
 }
 
-// SinceBoot is a clock that nobody sets, and that runs while the machine sleeps.
+// SinceBoot returns the time since boot, including suspended time. Setting the clock of the system does not change it.
 func SinceBoot() time.Duration {
 	var t unix.Timespec
-	_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &t) // which cannot fail
+	_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &t) // cannot fail
 	return time.Duration(t.Nano())
 }

@@ -54,7 +54,7 @@ func (n Node) Run(ctx context.Context, c Call) (json.RawMessage, error) {
 	}
 	var stdout, stderr bytes.Buffer
 	err = process.Command{
-		Path: file, Env: c.environment(n), Stdin: c.conf(), Stdout: &stdout, Stderr: &stderr, Apart: true,
+		Path: file, Env: c.environment(n), Stdin: c.conf(), Stdout: &stdout, Stderr: &stderr, OwnGroup: true,
 	}.Run(ctx)
 	if err == nil {
 		return stdout.Bytes(), nil
