@@ -1,11 +1,11 @@
 package rtnl
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
 
-	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
@@ -39,26 +39,40 @@ func (r Route) String() string {
 // AddRoute adds a route without replacing an existing one. The error matches EEXIST only if there is a route with the
 // same destination, next hop, priority and table and, for IPv4, the same other fields.
 func (c *Conn) AddRoute(r Route) error {
-	// The library's RouteAdd would also refuse a route with another next hop.
-	return wrap("route "+r.String(), c.create(func(h *netlink.Handle) error { return h.RouteAddEcmp(r.encode()) }))
+	out := r.encode()
+	out.Header.Type = uint8(cmp.Or(r.Type, unix.RTN_UNICAST))
+	out.Header.Protocol = uint8(cmp.Or(r.Protocol, unix.RTPROT_BOOT))
+	return wrap("route "+r.String(), c.sendCopy(unix.RTM_NEWROUTE, unix.NLM_F_CREATE, out))
 }
 
-func (r Route) encode() *netlink.Route {
-	out := &netlink.Route{
-		Dst: ipNet(r.Dst.Masked()), Src: r.Src.AsSlice(), LinkIndex: r.OutIndex,
-		MTU: r.MTU, AdvMSS: r.AdvMSS, Priority: int(r.Priority), Table: int(r.Table),
-		Scope: netlink.Scope(r.Scope), Type: r.Type, Protocol: netlink.RouteProtocol(r.Protocol),
-	}
+// encode returns the route as a message has it. Zero values are left out.
+func (r Route) encode() RouteCopy {
+	dst := r.Dst.Masked()
+	out := RouteCopy{Header: unix.RtMsg{Family: uint8(FamilyOf(dst.Addr())), Dst_len: uint8(dst.Bits()),
+		Scope: uint8(r.Scope), Type: uint8(r.Type), Protocol: uint8(r.Protocol)}}
 	if r.OnLink {
-		out.SetFlag(netlink.FLAG_ONLINK)
+		out.Header.Flags = unix.RTNH_F_ONLINK
 	}
-	switch {
-	case !r.GW.IsValid():
-	case r.GW.Is4() == r.Dst.Addr().Is4():
-		out.Gw = r.GW.AsSlice()
-	default:
-		out.Via = &netlink.Via{AddrFamily: FamilyOf(r.GW), Addr: r.GW.AsSlice()}
+	add := func(isSet bool, kind uint16, value []byte) {
+		if isSet {
+			out.Attrs = append(out.Attrs, attribute{kind, value})
+		}
 	}
+	var metrics []byte
+	for kind, value := range map[int]int{unix.RTAX_MTU: r.MTU, unix.RTAX_ADVMSS: r.AdvMSS} {
+		if value != 0 {
+			metrics = append(metrics, nl.NewRtAttr(kind, nl.Uint32Attr(uint32(value))).Serialize()...)
+		}
+	}
+	isOther := r.GW.IsValid() && FamilyOf(r.GW) != FamilyOf(dst.Addr())
+	add(true, unix.RTA_DST, dst.Addr().AsSlice())
+	add(r.Src.IsValid(), unix.RTA_PREFSRC, r.Src.AsSlice())
+	add(r.GW.IsValid() && !isOther, unix.RTA_GATEWAY, r.GW.AsSlice())
+	add(isOther, unix.RTA_VIA, append(nl.Uint16Attr(uint16(FamilyOf(r.GW))), r.GW.AsSlice()...))
+	add(r.OutIndex != 0, unix.RTA_OIF, nl.Uint32Attr(uint32(r.OutIndex)))
+	add(r.Priority != 0, unix.RTA_PRIORITY, nl.Uint32Attr(r.Priority))
+	add(metrics != nil, unix.RTA_METRICS, metrics)
+	add(true, unix.RTA_TABLE, nl.Uint32Attr(cmp.Or(r.Table, unix.RT_TABLE_MAIN)))
 	return out
 }
 
@@ -72,8 +86,7 @@ func FamilyOf(ip netip.Addr) int {
 
 // DelRoute deletes the route of r.Table that has all non-zero values of r.
 func (c *Conn) DelRoute(r Route) error {
-	err := c.use(func(h *netlink.Handle) error { return h.RouteDel(r.encode()) })
-	return wrap("delete route "+r.String(), ignore(err, unix.ESRCH))
+	return wrap("delete route "+r.String(), ignore(c.sendCopy(unix.RTM_DELROUTE, 0, r.encode()), unix.ESRCH))
 }
 
 // Routes lists the routes through a link, of all tables and types. family is unix.AF_INET, unix.AF_INET6 or, for both,
@@ -208,17 +221,18 @@ func IsKernelTable(table uint32) bool {
 
 // AddRule adds a rule with a source.
 func (c *Conn) AddRule(r Rule) error {
-	return wrap("add rule "+r.String(), c.create(func(h *netlink.Handle) error { return h.RuleAdd(r.encode()) }))
+	out := r.encode()
+	out.Header.Type = nl.FR_ACT_TO_TBL
+	return wrap("add rule "+r.String(), c.sendCopy(unix.RTM_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_EXCL, out))
 }
 
 // DelRule deletes a rule with a source.
 func (c *Conn) DelRule(r Rule) error {
-	err := c.use(func(h *netlink.Handle) error { return h.RuleDel(r.encode()) })
-	return wrap("delete rule "+r.String(), ignore(err, unix.ENOENT))
+	return wrap("delete rule "+r.String(), ignore(c.sendCopy(unix.RTM_DELRULE, 0, r.encode()), unix.ENOENT))
 }
 
-func (r Rule) encode() *netlink.Rule {
-	out := netlink.NewRule()
-	out.Src, out.Table, out.Priority = ipNet(r.Src), int(r.Table), int(r.Priority)
-	return out
+func (r Rule) encode() RouteCopy {
+	header := unix.RtMsg{Family: uint8(FamilyOf(r.Src.Addr())), Src_len: uint8(r.Src.Bits())}
+	return RouteCopy{Header: header, Attrs: []attribute{{nl.FRA_SRC, r.Src.Addr().AsSlice()},
+		{nl.FRA_TABLE, nl.Uint32Attr(r.Table)}, {nl.FRA_PRIORITY, nl.Uint32Attr(r.Priority)}}}
 }
