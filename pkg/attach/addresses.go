@@ -135,8 +135,8 @@ func (c *Call) RefuseRouter(gateway netip.Prefix, links ...rtnl.Link) error {
 	if err != nil || isBehind || !router.IsValid() || router.IsLinkLocalUnicast() || !gateway.Contains(router) {
 		return err
 	}
-	bits, err := c.Host.RouteBits(router)
-	if err != nil || router != gateway.Addr() && bits > gateway.Bits() {
+	route, err := c.Host.RouteEntry(router)
+	if err != nil || router != gateway.Addr() && route.Dst.Bits() > gateway.Bits() {
 		return err
 	}
 	return cni.Errorf(cni.CodeConflict, "gateway %s: the host's own router %s is in this subnet, and the host would "+

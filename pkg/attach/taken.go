@@ -4,6 +4,8 @@ import (
 	"net/netip"
 	"slices"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
@@ -11,15 +13,12 @@ import (
 // RefuseTaken returns code 103 if a live container of another network has the address. The host would send packets for
 // the address to a link of this attachment, and no longer reach that container.
 func (c *Call) RefuseTaken(addr netip.Addr) error {
-	bits, err := c.Host.RouteBits(addr)
-	var index int
-	if err == nil && bits > 0 { // other hosts are behind the default route
-		index, err = c.Host.RouteTo(addr)
-	}
-	if err != nil || index <= 1 { // 1 is lo
+	route, err := c.Host.RouteEntry(addr)
+	isHosts := route.Type != unix.RTN_UNICAST           // the host's own address, for example
+	if err != nil || isHosts || route.Dst.Bits() == 0 { // other hosts are behind the default route
 		return ignoreUnreachable(err)
 	}
-	return c.refuseHolder(index, netip.PrefixFrom(addr, addr.BitLen()))
+	return c.refuseHolder(route.OutIndex, netip.PrefixFrom(addr, addr.BitLen()))
 }
 
 // RefuseGateway is RefuseTaken for a gateway address that a bridge or a VLAN gateway does not have yet. With the

@@ -3,7 +3,6 @@ package netplugin
 import (
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -73,22 +72,33 @@ func RefuseOwned(key string, l rtnl.Link) error {
 }
 
 // RefuseForeign returns code 103 if a link of the host is the host end of a container that another network plugin
-// attached: its other end is in another network namespace, and it is a port, or the host has a route to a single
-// address through it. A route to a router is ignored, because the link is then the host's own uplink.
+// attached: its other end is in another network namespace, and it is a port, or the host has a route to the other end's
+// address alone. The host's own router does not count: the link is then an uplink.
 func RefuseForeign(host *rtnl.Conn, key string, l rtnl.Link) error {
 	if !l.IsPairEnd() || l.PeerNS == -1 {
 		return nil
 	}
-	routes, err := host.Routes(l.Index, unix.AF_UNSPEC)
-	addrs, addrErr := host.Addrs(l.Index)
-	isHostEnd := slices.ContainsFunc(routes, func(r rtnl.Route) bool {
-		isRouter := func(o rtnl.Route) bool { return o.GW == r.Dst.Addr() }
-		isOwn := func(a rtnl.Addr) bool { return a.Prefix.Addr() == r.Dst.Addr() }
-		return r.Type == unix.RTN_UNICAST && r.Dst.IsSingleIP() && !r.GW.IsValid() &&
-			!slices.ContainsFunc(routes, isRouter) && !slices.ContainsFunc(addrs, isOwn)
-	})
-	if l.Master != 0 || isHostEnd {
-		return cni.Errorf(cni.CodeConflict, "%s: %q: connects a container of another network plugin", key, l.Name)
+	refused := cni.Errorf(cni.CodeConflict, "%s: %q: connects a container of another network plugin", key, l.Name)
+	if l.Master != 0 {
+		return refused
 	}
-	return errors.Join(err, addrErr)
+	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
+		addrs, err := host.PeerAddrs(l, family)
+		if err != nil {
+			continue // the container's namespace does not let the host read it
+		}
+		for _, a := range addrs {
+			if a.IsLinkLocalUnicast() && a.Is6() { // each link has its own
+				continue
+			}
+			route, err := host.RouteEntry(a)
+			if err != nil || route.OutIndex != l.Index || !route.Dst.IsSingleIP() || route.GW.IsValid() {
+				continue
+			}
+			if router, _, err := host.DefaultRouter(a.Is4()); err != nil || router != a {
+				return refused
+			}
+		}
+	}
+	return nil
 }

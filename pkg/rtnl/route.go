@@ -134,10 +134,11 @@ func (c *Conn) DefaultRouter(is4 bool) (router netip.Addr, link int, err error) 
 	return found.GW, found.OutIndex, wrap("default route", ignoreUnreachable(err))
 }
 
-// RouteBits returns the prefix length of the route that the kernel would take to addr.
-func (c *Conn) RouteBits(addr netip.Addr) (int, error) {
+// RouteEntry returns the route that the kernel would take to addr, with Dst, Type and OutIndex. OutIndex is 0 for a
+// route with several next hops.
+func (c *Conn) RouteEntry(addr netip.Addr) (Route, error) {
 	found, err := c.lookUp(addr, unix.RTM_F_FIB_MATCH)
-	return found.Dst.Bits(), wrap("route to "+addr.String(), err)
+	return found, wrap("route to "+addr.String(), err)
 }
 
 // IsLocal reports whether the namespace itself receives packets for addr that arrive in the VRF. The zero Link means no

@@ -159,7 +159,7 @@ var _ = Describe("a host end of another network plugin", Label("kernel", "owned-
 
 	It("is not taken for one if a router is behind it", func() {
 		n, p := NewNode(), NewPod("one")
-		victim(n, false)
+		victim(n, false).IP("link set eth0 up", "addr add 169.254.1.1/32 dev eth0")
 		n.IP("link set cali0 up", "route add 169.254.1.1/32 dev cali0", "route add default via 169.254.1.1 dev cali0")
 		n.Up(p, List{{Plugin: "macvlan", Keys: Object{"master": "cali0"}}})
 	})

@@ -372,8 +372,10 @@ func bridge(subnets []string, more ...Object) Object {
 	return Merge(Object{"bridge": "cni0", "isDefaultGateway": true}, ipam(subnets), Merge(more...))
 }
 
+// ptp has subnets of its own, because ADD reads the addresses of all containers of a bridge whose subnet it uses.
 func ptp(subnets []string, more ...Object) Object {
-	return Merge(ipam(subnets), Merge(more...))
+	own := []string{"10.89.0.0/16", "fd00:89::/64"}
+	return Merge(ipam(own[:len(subnets)]), Merge(more...))
 }
 
 func onUplink(subnets []string, more ...Object) Object {
