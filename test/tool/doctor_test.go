@@ -256,7 +256,8 @@ func faults() []fault {
 			mend: "find /var/lib/cni/networks/pods -name '*[.:]*' -empty -delete"},
 		{thread: "containerd/containerd#12923", id: "orphan-lease", severity: "warning",
 			says: "10.88.0.9 of container c9",
-			make: `printf 'c9\r\neth0' >/var/lib/cni/networks/pods/10.88.0.9`,
+			make: `printf 'c9\r\neth0' >/var/lib/cni/networks/pods/10.88.0.9
+			  touch -d '2 minutes ago' /var/lib/cni/networks/pods/10.88.0.9`,
 			mend: "rm /var/lib/cni/networks/pods/10.88.0.9"},
 	}
 }

@@ -103,14 +103,20 @@ func (n Node) damagedFile(a *Attachment) string {
 
 // Result returns the cached result of ADD. It is empty if there is none or it cannot be decoded.
 func (c Cached) Result() *cni.Result {
+	result, _ := c.decodeResult()
+	return result
+}
+
+// decodeResult returns Result, and whether it is of a version whose results have no interfaces.
+func (c Cached) decodeResult() (result *cni.Result, isOld bool) {
 	var doc struct {
 		CNIVersion string `json:"cniVersion"`
 	}
 	_ = json.Unmarshal(c.RawResult, &doc) // DecodeResult returns the error
 	if result, err := cni.DecodeResult(c.RawResult, doc.CNIVersion); err == nil {
-		return result
+		return result, doc.CNIVersion == "0.1.0" || doc.CNIVersion == "0.2.0"
 	}
-	return &cni.Result{}
+	return &cni.Result{}, false
 }
 
 // args returns the value of CNI_ARGS.

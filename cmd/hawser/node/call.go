@@ -180,9 +180,36 @@ func (n Node) Has(plugin string) bool {
 // ownEnv completes env for a call in this process. The list's version is raised to the first one that has the command,
 // because CHECK is also needed for older lists.
 func (n Node) ownEnv(c Call, env skel.Env) skel.Env {
+	c.Attachment = c.withInterfaces(c.List)
 	c.List.CNIVersion = max(c.List.CNIVersion, cni.Since(c.Command))
 	env.Vars, env.Stdin, env.Programs = c.environment(n), bytes.NewReader(c.conf()), n.Programs
 	return env
+}
+
+// withInterfaces returns the attachment with the interfaces in its result. Versions 0.1.0 and 0.2.0 of the specification
+// have no interfaces in a result, but CHECK needs them.
+func (a *Attachment) withInterfaces(list List) *Attachment {
+	result, isOld := a.decodeResult()
+	if !isOld {
+		return a
+	}
+	names := []string{FirstWord(a.HostEnd())}
+	if len(list.Plugins) > 0 && list.Plugins[0].Is("bridge") {
+		names = append(names, list.Bridge())
+	}
+	for _, name := range names {
+		if name != "" {
+			result.Interfaces = append(result.Interfaces, cni.Interface{Name: name})
+		}
+	}
+	inside := len(result.Interfaces)
+	result.Interfaces = append(result.Interfaces, cni.Interface{Name: a.IfName, Sandbox: a.Netns})
+	for i := range result.IPs {
+		result.IPs[i].Interface = &inside
+	}
+	completed := *a
+	completed.RawResult, _ = result.Encode(cni.Newest) // a decoded result can be encoded
+	return &completed
 }
 
 // runOwn calls one of Hawser's plugins in this process.

@@ -240,6 +240,13 @@ func (l List) Usage(all []*Attachment) (sets []Usage) {
 	return sets
 }
 
+// Bridge returns the name of the bridge that the list's first plugin uses. That plugin must be bridge.
+func (l List) Bridge() string {
+	name := "cni0"
+	_ = json.Unmarshal(l.Plugins[0].Raw["bridge"], &name) // bridge refuses other types
+	return name
+}
+
 // RangeSets returns the range sets of a list's host-local, in the order of its files last_reserved_ip.N. It omits
 // ranges that the runtime sends, and invalid ranges.
 func (l List) RangeSets() (sets []ranges.Set) {

@@ -91,6 +91,8 @@ type Attachment struct {
 	// leaves no trace of the plugin that configured it.
 	Reference bool      `json:"reference,omitempty"`
 	Since     time.Time `json:"since,omitzero"`
+	// isUnpinned is true if the path of the namespace no longer exists, but processes still use the namespace.
+	isUnpinned bool
 	// Damaged is the attachment's file in libcni's cache if that cannot be read; otherwise empty.
 	Damaged string `json:"-"`
 	// Orphan is the reason why no container needs the holdings; empty if a container may need them.
@@ -154,6 +156,7 @@ func (n Node) Read(ctx context.Context) (out []*Attachment, damaged, err error) 
 		return strings.Compare(a.Network+" "+a.ContainerID+" "+a.IfName, b.Network+" "+b.ContainerID+" "+b.IfName)
 	})
 	markReplaced(out)
+	markUnpinned(out)
 	return out, errors.Join(damaged, bad), errors.Join(err, failed)
 }
 
@@ -163,7 +166,7 @@ func markReplaced(all []*Attachment) {
 	last := map[[2]string]*Attachment{}
 	for _, a := range all {
 		key := [2]string{a.Netns, a.IfName}
-		if b := last[key]; b == nil || a.addTime().After(b.addTime()) {
+		if b := last[key]; b == nil || a.attachedAt().After(b.attachedAt()) {
 			last[key] = a
 		}
 	}
@@ -176,8 +179,8 @@ func markReplaced(all []*Attachment) {
 	}
 }
 
-// addTime returns the time at which ADD ended, or, if libcni has no record, the time of the latest holding.
-func (a *Attachment) addTime() time.Time {
+// attachedAt returns the time at which ADD ended, or, if libcni has no record, the time of the latest holding.
+func (a *Attachment) attachedAt() time.Time {
 	if a.File != "" {
 		return a.Written
 	}
@@ -230,6 +233,9 @@ func (a *Attachment) add(h cni.Holding) {
 	}
 }
 
+// addTime is longer than an ADD usually takes. A runtime writes its record after ADD.
+const addTime = time.Minute
+
 // findOrphan sets Orphan if the attachment's container no longer exists. isRemembered says that libcni's cache has an
 // attachment of the container; multus has a cache of its own.
 func (a *Attachment) findOrphan(isRemembered bool) {
@@ -239,7 +245,7 @@ func (a *Attachment) findOrphan(isRemembered bool) {
 		a.Orphan = "its file names no container, and the reference's host-local does not lease it again"
 	case a.Netns != "" && isGone(a.Netns):
 		a.Orphan = fmt.Sprintf("its namespace %s no longer exists", a.Netns)
-	case a.Netns == "" && !isRemembered:
+	case a.Netns == "" && !isRemembered && time.Since(a.lastWritten()) > addTime:
 		a.Orphan = "no runtime has a record of it"
 	}
 }
@@ -393,8 +399,13 @@ func (a *Attachment) Addresses() (addrs []string) {
 	return addrs
 }
 
-// IsLive reports whether libcni has a record of the attachment and its namespace exists.
-func (a *Attachment) IsLive() bool { return a.File != "" && a.Netns != "" && a.Orphan == "" }
+// IsLive reports whether libcni has a record of the attachment and its namespace exists at its path.
+func (a *Attachment) IsLive() bool {
+	return a.File != "" && a.Netns != "" && a.Orphan == "" && !a.isUnpinned
+}
+
+// IsLoopback reports whether the attachment is a container's loopback interface, which runtimes attach to every container.
+func (a *Attachment) IsLoopback() bool { return a.IfName == "lo" }
 
 // HostEnd returns the name of the host end of the container's pair, which details may follow; empty if there is none or
 // it is unknown.

@@ -126,7 +126,7 @@ func spaces() (found map[uint64]space, err error) {
 func (s *Survey) readNamespaces(former []*Attachment) (*inside, error) {
 	in := &inside{has: map[mark]uint64{}, active: map[uint64]bool{}, owners: map[uint64][]string{}}
 	for _, a := range slices.Concat(s.Attachments, former) {
-		for _, m := range a.marks() {
+		for _, m := range append(a.marks(), a.macMark()) {
 			in.has[m] = 0
 		}
 	}
@@ -192,10 +192,16 @@ func (a *Attachment) marks() (marks []mark) {
 			marks = append(marks, mark{link: a.IfName, addr: addr})
 		}
 	}
-	if i, _ := a.Result().ContainerInterface(a.IfName); marks == nil && i.MAC != "" {
-		marks = append(marks, mark{link: a.IfName, mac: strings.ToLower(i.MAC)})
+	if m := a.macMark(); marks == nil && m.mac != "" {
+		marks = append(marks, m)
 	}
 	return marks
+}
+
+// macMark returns the mark with the MAC address in the result; its mac is empty if that is unknown.
+func (a *Attachment) macMark() mark {
+	i, _ := a.Result().ContainerInterface(a.IfName)
+	return mark{link: a.IfName, mac: strings.ToLower(i.MAC)}
 }
 
 // identities returns the identities of the container's namespace that plugins recorded in this boot.
@@ -359,6 +365,38 @@ func (s *Survey) classifyUnrecorded(a *Attachment) (garbage, kept string) {
 		return "no namespace of the node has its addresses", ""
 	}
 	return "", "it is unknown whether its container is live"
+}
+
+// markUnpinned clears Orphan of attachments whose namespace still exists although its path does not, because processes
+// use it: the container may be live. It leaves them as they are if the namespaces cannot be read.
+func markUnpinned(all []*Attachment) {
+	isUnpinned := func(a *Attachment) bool { return a.Orphan != "" && a.Netns != "" && a.Damaged == "" }
+	if !slices.ContainsFunc(all, isUnpinned) {
+		return
+	}
+	used, err := spaces()
+	var own unix.Stat_t
+	if err != nil || unix.Stat("/proc/self/ns/net", &own) != nil {
+		return
+	}
+	s := &Survey{Attachments: all, spaces: used, own: own.Ino}
+	s.inside = sync.OnceValues(func() (*inside, error) { return s.readNamespaces(nil) })
+	for _, a := range all {
+		if isUnpinned(a) && s.isUsed(a) {
+			a.Orphan, a.isUnpinned = "", true
+		}
+	}
+}
+
+// isUsed reports whether processes use the recorded namespace of an attachment or, if none is recorded, a namespace that
+// has its interface, by name and MAC address.
+func (s *Survey) isUsed(a *Attachment) bool {
+	if len(a.identities()) > 0 {
+		return s.spaces[s.recordedNetns(a)].isUsed
+	}
+	in, err := s.inside()
+	m := a.macMark()
+	return err == nil && m.mac != "" && s.spaces[in.has[m]].isUsed
 }
 
 // FirstWord returns the beginning of a text, up to the first space.

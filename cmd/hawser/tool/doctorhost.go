@@ -132,8 +132,8 @@ func isRouted(list node.List) bool {
 	return slices.ContainsFunc(list.Plugins, func(e node.Entry) bool {
 		is := func(key string) bool { return string(e.Raw[key]) == "true" }
 		isOfOne := slices.Contains([]string{`"v4"`, `"v6"`}, string(e.Raw["ipMasq"]))
-		return e.SubnetFile != "" || e.Is("ptp") || e.Is("portmap") || is("ipMasq") || isOfOne ||
-			is("isGateway") || is("isDefaultGateway")
+		isBridge := e.Is("bridge") && (is("ipMasq") || isOfOne || is("isGateway") || is("isDefaultGateway"))
+		return e.SubnetFile != "" || e.Is("ptp") || isBridge
 	})
 }
 

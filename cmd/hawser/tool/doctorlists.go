@@ -1,7 +1,6 @@
 package tool
 
 import (
-	"encoding/json"
 	"fmt"
 	"os"
 	"slices"
@@ -187,8 +186,7 @@ func ownBridge(list node.List) (name string, ok bool) {
 	}
 	first := list.Plugins[0]
 	if first.Is("bridge") {
-		name = "cni0"
-		_ = json.Unmarshal(first.Raw["bridge"], &name)
+		name = list.Bridge()
 	}
 	return name, first.Is("bridge") || first.Is("ptp")
 }

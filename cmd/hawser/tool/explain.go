@@ -51,6 +51,7 @@ func explainCommand(s *session) *cobra.Command {
 	return s.command("explain [ID|ADDRESS|PORT|INTERFACE]", short, func(what string) error {
 		links, linkErr := hostLinks()
 		all, err := s.Attachments(s.ctx)
+		all = slices.DeleteFunc(all, (*node.Attachment).IsLoopback)
 		err = errors.Join(linkErr, err)
 		if what == "" {
 			lists, _ := s.Lists() // Attachments returns its errors
@@ -180,7 +181,8 @@ func (e *explanation) findLinks(links map[string]hostLink) {
 	seen := map[string]bool{"": true}
 	for _, a := range e.Attachments {
 		for _, name := range []string{node.FirstWord(a.HostEnd()), parent(a, links)} {
-			if seen[name] {
+			_, isOnHost := links[name]
+			if seen[name] || !isOnHost && len(a.Held(cni.HeldDevice)) > 0 { // the device is in the container
 				continue
 			}
 			seen[name] = true
@@ -192,7 +194,7 @@ func (e *explanation) findLinks(links map[string]hostLink) {
 // findPath adds the packet path and the obstacles on it.
 func (e *explanation) findPath(ctx context.Context, n node.Node) error {
 	e.Way = []node.BaseChain{}
-	families, errs := map[bool]bool{}, []error{} // true = IPv4
+	families, routed, errs := map[bool]bool{}, map[bool]bool{}, []error{} // true = IPv4
 	var own ranges.Set
 	for _, a := range e.Attachments {
 		if a.Orphan != "" {
@@ -201,9 +203,11 @@ func (e *explanation) findPath(ctx context.Context, n node.Node) error {
 		if a.IsLive() {
 			errs = append(errs, e.findDrift(ctx, n, a))
 		}
+		list, _ := listOf(n, a) // Attachments has returned its error
 		for _, text := range a.Addresses() {
 			if addr, err := netip.ParseAddr(text); err == nil {
 				families[addr.Is4()] = true
+				routed[addr.Is4()] = routed[addr.Is4()] || isRouted(list.ResolveFlannel(a.ContainerID))
 				own = append(own, ranges.Range{Subnet: netip.PrefixFrom(addr, addr.BitLen())})
 			}
 		}
@@ -215,7 +219,7 @@ func (e *explanation) findPath(ctx context.Context, n node.Node) error {
 	}
 	for isIPv4, key := range notForwarded() {
 		isSaid := slices.ContainsFunc(e.Stops, func(s *stop) bool { return strings.Contains(s.Why, key) })
-		if families[isIPv4] && !isSaid {
+		if routed[isIPv4] && !isSaid {
 			e.addStop(node.StopsIt, "%s is 0, so the host does not forward packets", key)
 		}
 	}

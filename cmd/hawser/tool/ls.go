@@ -13,16 +13,18 @@ import (
 )
 
 func lsCommand(s *session) *cobra.Command {
-	var orphans bool
+	var orphans, loopback bool
 	c := s.command("ls [NETWORK]", "List the attachments of this node, and leftovers of former ones",
 		func(network string) error {
 			all, err := s.Attachments(s.ctx)
 			all = slices.DeleteFunc(all, func(a *node.Attachment) bool {
-				return orphans && a.Orphan == "" || network != "" && a.Network != network
+				return orphans && a.Orphan == "" || network != "" && a.Network != network ||
+					a.IsLoopback() && !loopback && network == ""
 			})
 			return errors.Join(s.show(all, func(t table) { listAttachments(t, all) }), err)
 		})
 	c.Flags().BoolVar(&orphans, "orphans", false, "only attachments of containers that no longer exist")
+	c.Flags().BoolVar(&loopback, "loopback", false, "also the attachments of loopback interfaces")
 	return c
 }
 

@@ -1,0 +1,107 @@
+package tool_test
+
+import (
+	"context"
+	"strings"
+
+	"github.com/containernetworking/cni/libcni"
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/hawser-cni/plugins/pkg/nstest"
+)
+
+// healthy is a node that works, although something on it looks like a fault.
+type healthy struct {
+	what   string
+	list   string
+	before string // commands before ADD
+	after  string // commands after ADD
+	ask    string // what explain is asked for
+	ports  []map[string]any
+}
+
+// loopbackList is the network that containerd attaches to each pod.
+const loopbackList = `{"cniVersion": "0.3.1", "name": "cni-loopback", "plugins": [{"type": "loopback"}]}`
+
+// over returns a list with a main plugin that attaches containers to the network of an interface of the host.
+func over(main string) string {
+	return `{"cniVersion": "1.0.0", "name": "pods", "plugins": [` + strings.TrimSuffix(main, "}") + `,
+	  "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.88.0.0/24"}]]}}]}`
+}
+
+func healthyNodes() []healthy {
+	const (
+		uplink = "ip link add up0 type veth peer name switch0; ip link set up0 up; ip link set switch0 up"
+		off    = "sysctl -qw net.ipv4.ip_forward=0"
+	)
+	return []healthy{
+		{what: "macvlan with ip_forward 0", list: over(`{"type": "macvlan", "master": "up0"}`), before: uplink, after: off,
+			ask: "web-0"},
+		{what: "host-device with ip_forward 0", list: over(`{"type": "host-device", "device": "up0"}`), before: uplink,
+			after: off, ask: "web-0"},
+		{what: "a bridge without an address, with ip_forward 0", list: over(`{"type": "bridge", "bridge": "cni0"}`),
+			before: uplink + "; ip link add cni0 type bridge; ip link set cni0 up; ip link set up0 master cni0", after: off,
+			ask: "web-0"},
+		{what: "results of version 0.2.0", list: strings.Replace(open, "1.0.0", "0.2.0", 1), ask: "8080",
+			ports: []map[string]any{hostPort(8080, 80)}},
+		{what: "IPv4 only, and the loopback that containerd attaches", list: usual, ask: "8080",
+			before: "sysctl -qw net.ipv6.conf.all.forwarding=0", ports: []map[string]any{hostPort(8080, 80)}},
+		{what: "two networks", list: usual, before: second("more", "10.99.0.0/24"), ask: "web-0"},
+		{what: "CRI-O", list: strings.Replace(usual, "1.0.0", "0.4.0", 1), ask: "web-0",
+			before: "mv " + listFile + " /etc/cni/net.d/100-crio-bridge.conflist; echo '" +
+				strings.Replace(loopbackList, "cni-loopback", "loopback", 1) + "' >/etc/cni/net.d/200-loopback.conflist"},
+		{what: "a pod that is starting", list: usual, ask: "web-0",
+			after: `printf 'c9\r\neth0' >/var/lib/cni/networks/pods/10.88.0.9`},
+	}
+}
+
+var _ = Describe("hawser on a healthy node", Label("tool-healthy"), func() {
+	// guard drops packets to the loopback, as a kubelet does; the reference's portmap does not.
+	const guard = `nft add table ip site; nft add chain ip site in '{ type filter hook prerouting priority -300 ; }'
+		nft add rule ip site in iif != lo ip daddr 127.0.0.0/8 drop`
+	looks := func(plugins func() string) func(h healthy) {
+		return func(h healthy) {
+			m := newMachine(plugins(), h.list)
+			m.Cmd("sh", "-ec", h.before+"\n"+guard)
+			p := m.up(newPod("c1c1c1", "web-0", h.ports...))
+			lo := *p.rt
+			lo.IfName, lo.CapabilityArgs = "lo", nil
+			list := nstest.Must(libcni.NetworkConfFromBytes([]byte(loopbackList)))
+			m.Do(func() { _, _ = m.cni.AddNetworkList(context.Background(), list, &lo) })
+			m.Cmd("sh", "-ec", h.after)
+			out := m.hawser("doctor")
+			Expect([]any{out.Stdout, out.Exit}).To(Equal([]any{"nothing is wrong\n", 0}))
+			Expect(m.says("reapply")).To(Equal("Nothing is missing.\n"))
+			explained := m.says("explain", h.ask)
+			Expect(explained).To(HaveSuffix("\nobstacles\n  none found; whether a process listens in the container was " +
+				"not checked\n"))
+			Expect(explained).NotTo(ContainSubstring("cni-loopback"))
+			Expect(m.says("ls")).NotTo(ContainSubstring("cni-loopback"))
+			Expect(m.says("ls", "--loopback")).To(ContainSubstring("cni-loopback"))
+			Expect(m.says("metrics", "--check")).NotTo(MatchRegexp(`hawser_check_drift.*[1-9]\n`))
+		}
+	}
+	table := []any{}
+	for _, h := range healthyNodes() {
+		table = append(table, Entry(h.what, h))
+	}
+	for name, plugins := range map[string]func() string{"ours": ours, "the reference's": reference} {
+		It("keeps a container whose processes outlive the path of its namespace, with plugins of "+name, func() {
+			m := newMachine(plugins(), usual)
+			p := m.up(newPod("c1c1c1", "web-0"))
+			process := p.Start(nstest.Program{Path: "sleep", Args: []string{"600"}})
+			p.Unpin()
+			Expect(m.says("ls", "--orphans")).NotTo(ContainSubstring("web-0"))
+			Expect(m.says("explain", "web-0")).NotTo(ContainSubstring("stops it"))
+			m.says("reapply")
+			Expect(m.hawser("doctor").Stdout).NotTo(ContainSubstring("orphan"))
+			Expect(process.Process.Kill()).To(Succeed())
+			_ = process.Wait()
+			Eventually(func() string { return m.says("ls", "--orphans") }).Should(ContainSubstring("web-0"))
+		})
+	}
+
+	DescribeTable("finds nothing wrong", append([]any{looks(all)}, table...)...)
+	DescribeTable("finds nothing wrong with the reference's plugins", append([]any{looks(reference)}, table...)...)
+})
