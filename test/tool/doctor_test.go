@@ -107,8 +107,8 @@ func faults() []fault {
 			mend: restore},
 		{id: "bad-file", says: "10-pods.conflist: unexpected end of JSON", make: "head -c 40 /run/good >" + listFile,
 			mend: restore},
-		{id: "bad-file", says: "an entry without a valid type", make: edit(`{"type": "firewall"}`, "{}"),
-			mend: restore},
+		{id: "bad-file", says: `plugins[2].type "" is not a valid plugin name`, mend: restore,
+			make: edit(`{"type": "firewall"}`, "{}")},
 		{id: "no-list", says: "no usable network list in /etc/cni/net.d", make: "rm " + listFile, mend: restore},
 		{thread: "flannel-io/flannel#890", id: "no-subnet", says: "stat /run/flannel/subnet.env: no such file",
 			list: flannel, before: beFlannel, only: "ours", make: "mv /run/flannel/subnet.env /run/",
@@ -254,6 +254,63 @@ func faults() []fault {
 			says: "host-local never leases again: /var/lib/cni/networks/pods/10.88.0.3",
 			make: ": >/var/lib/cni/networks/pods/10.88.0.3",
 			mend: "find /var/lib/cni/networks/pods -name '*[.:]*' -empty -delete"},
+		{id: "missing-plugin", says: `plugin "firewall" fails: no such file`, make: without("firewall") + `
+			  printf '#!/bin/sh\necho "{\"code\": 100, \"msg\": \"no such file\"}"; exit 1\n' >/run/bin/firewall
+			  chmod 755 /run/bin/firewall`, mend: "umount /opt/cni/bin"},
+		{id: "bad-file", says: `plugins[2].type is missing, but there is a key "type:"`,
+			make: edit(`{"type": "firewall"}`, `{"type:": "firewall"}`), mend: restore},
+		{id: "list-conflict", says: "plugins[0].ipam.type is missing, so containers get no address",
+			make: edit(`"type": "host-local", "ranges"`, `"ranges"`), mend: restore},
+		{id: "list-conflict", says: "capabilities is ignored here", mend: restore,
+			make: edit(`"name": "pods"`, `"capabilities": {"portMappings": true}, "name": "pods"`)},
+		{id: "list-conflict", says: "plugins[0].ipam.ranges[0][0].gateway 10.99.0.1 is not in the subnet 10.88.0.0/24",
+			make: edit(`10.88.0.0/24"`, `10.88.0.0/24", "gateway": "10.99.0.1"`), mend: restore},
+		{id: "list-conflict", says: "range set 0 has no address except gateways",
+			make: edit(`10.88.0.0/24"`, `10.88.0.0/24", "rangeEnd": "10.88.0.1"`), mend: restore},
+		{id: "list-conflict", severity: "warning", says: "plugins[3].type portmap is also plugins[1]",
+			make: edit(`{"type": "firewall"}`, `{"type": "firewall"}, {"type": "portmap", "runtimeConfig": {}}`),
+			mend: restore},
+		{id: "list-conflict", says: "tuning changes the MAC address, but macspoofchk of bridge",
+			only: "ours", mend: restore, make: edit(`"ipMasq"`, `"macspoofchk": true, "ipMasq"`) + "; " +
+				edit(`{"type": "firewall"}`, `{"type": "firewall"}, {"type": "tuning", "mac": "02:00:00:00:00:01"}`)},
+		{id: "list-conflict", severity: "warning", says: "is 1, but an earlier tuning sets it to 0", mend: restore,
+			make: edit(`{"type": "firewall"}`, `{"type": "tuning", "sysctl": {"net.core.somaxconn": "0"}}, `+
+				`{"type": "tuning", "sysctl": {"net.core.somaxconn": "1"}}`)},
+		{id: "list-conflict", severity: "warning", says: "host ports do not reach a macvlan", mend: remove,
+			make: uplink("192.0.2.1/24") + "; " + second("more", "10.99.0.0/24") + `
+			  sed -i 's/"bridge", "bridge": "cni1"/"macvlan", "master": "up0"/
+			  s/}}]}/}}, {"type": "portmap", "capabilities": {"portMappings": true}}]}/' /etc/cni/net.d/20*`},
+		{id: "list-conflict", severity: "warning", says: "mtu is set after tc-redirect-tap has copied", only: "ours",
+			make: edit(`{"type": "firewall"}`, `{"type": "tc-redirect-tap"}, {"type": "tuning", "mtu": 1400}`),
+			mend: restore},
+		{id: "ipv6-disabled", says: "has an IPv6 range, but net.ipv6.conf.default.disable_ipv6 is 1",
+			make: second("more", "fd00:99::/64") + `; sed -i 's/"cni1"/"cni1", "isGateway": true/' /etc/cni/net.d/20*
+			  sysctl -qw net.ipv6.conf.default.disable_ipv6=1`,
+			mend: remove + "; sysctl -qw net.ipv6.conf.default.disable_ipv6=0"},
+		{id: "not-ready", says: "STATUS of dhcp: ", make: second("more", "10.99.0.0/24") + `
+			  sed -i 's/"host-local", "subnet": "10.99.0.0.24"/"dhcp"/' /etc/cni/net.d/20*`, mend: remove},
+		{id: "vlan-uplink", severity: "warning", need: []string{"vlan_filtering"},
+			says: "no uplink of cni0 (up0) has VLAN 7, so",
+			make: edit(`"ipMasq"`, `"vlan": 7, "ipMasq"`) + `
+			  ip link add up0 type veth peer name switch0; ip link set up0 master cni0 up
+			  ip link set cni0 type bridge vlan_filtering 1`,
+			mend: "bridge vlan add dev up0 vid 7"},
+		{id: "other-default-route", severity: "warning", says: `leads to net1 of network "more", not to eth0`,
+			list: strings.NewReplacer("1.0.0", "1.1.0", `"0.0.0.0/0"`, `"0.0.0.0/0", "priority": 200`).Replace(usual),
+			make: `cd /var/lib/cni/results
+			  config='{"name": "more", "disableCheck": true, "plugins": [{"type": "bridge"}]}'
+			  sed 's/"ifName":"eth0"/"ifName":"net1"/; s/"networkName":"pods"/"networkName":"more"/
+			  s/"config":"[^"]*"/"config":"'$(echo $config | base64 -w0)'"/' pods-c1-eth0 >more-c1-net1
+			  echo "nsenter --net=$(grep -o '"netns":"[^"]*"' pods-c1-eth0 | cut -d'"' -f4) "\$@"" >/run/inside
+			  for command in "link add net1 type bridge" "link set net1 up" "addr add 10.77.7.2/24 dev net1" \
+			    "route add default via 10.77.7.1 metric 100"; do sh /run/inside ip $command; done`,
+			mend: "sh /run/inside ip route del default via 10.77.7.1; rm /var/lib/cni/results/more-c1-net1"},
+		{id: "other-directory", severity: "warning", says: "reads its lists from /run/net.d",
+			make: `mkdir -p /etc/containerd /run/net.d; cp ` + listFile + ` /run/net.d
+			  printf 'imports = ["more.toml"]\n' >/etc/containerd/config.toml
+			  printf '[plugins.cri.cni]\nconf_dir = "/run/net.d"\nbin_dir = "/opt/cni/bin"\n' \
+			    >/etc/containerd/more.toml`,
+			mend: "rm /etc/containerd/*.toml"},
 		{thread: "containerd/containerd#12923", id: "orphan-lease", severity: "warning",
 			says: "10.88.0.9 of container c9",
 			make: `printf 'c9\r\neth0' >/var/lib/cni/networks/pods/10.88.0.9

@@ -19,6 +19,7 @@ type healthy struct {
 	after  string // commands after ADD
 	ask    string // what explain is asked for
 	ports  []map[string]any
+	need   string // a feature of the kernel
 }
 
 // loopbackList is the network that containerd attaches to each pod.
@@ -36,13 +37,13 @@ func healthyNodes() []healthy {
 		off    = "sysctl -qw net.ipv4.ip_forward=0"
 	)
 	return []healthy{
-		{what: "macvlan with ip_forward 0", list: over(`{"type": "macvlan", "master": "up0"}`), before: uplink, after: off,
-			ask: "web-0"},
+		{what: "macvlan with ip_forward 0", list: over(`{"type": "macvlan", "master": "up0"}`), before: uplink,
+			after: off, ask: "web-0", need: "macvlan"},
 		{what: "host-device with ip_forward 0", list: over(`{"type": "host-device", "device": "up0"}`), before: uplink,
 			after: off, ask: "web-0"},
 		{what: "a bridge without an address, with ip_forward 0", list: over(`{"type": "bridge", "bridge": "cni0"}`),
-			before: uplink + "; ip link add cni0 type bridge; ip link set cni0 up; ip link set up0 master cni0", after: off,
-			ask: "web-0"},
+			before: uplink + "; ip link add cni0 type bridge; ip link set cni0 up; ip link set up0 master cni0",
+			after:  off, ask: "web-0"},
 		{what: "results of version 0.2.0", list: strings.Replace(open, "1.0.0", "0.2.0", 1), ask: "8080",
 			ports: []map[string]any{hostPort(8080, 80)}},
 		{what: "IPv4 only, and the loopback that containerd attaches", list: usual, ask: "8080",
@@ -50,7 +51,7 @@ func healthyNodes() []healthy {
 		{what: "two networks", list: usual, before: second("more", "10.99.0.0/24"), ask: "web-0"},
 		{what: "CRI-O", list: strings.Replace(usual, "1.0.0", "0.4.0", 1), ask: "web-0",
 			before: "mv " + listFile + " /etc/cni/net.d/100-crio-bridge.conflist; echo '" +
-				strings.Replace(loopbackList, "cni-loopback", "loopback", 1) + "' >/etc/cni/net.d/200-loopback.conflist"},
+				strings.Replace(loopbackList, "cni-", "", 1) + "' >/etc/cni/net.d/200-loopback.conflist"},
 		{what: "a pod that is starting", list: usual, ask: "web-0",
 			after: `printf 'c9\r\neth0' >/var/lib/cni/networks/pods/10.88.0.9`},
 	}
@@ -62,6 +63,9 @@ var _ = Describe("hawser on a healthy node", Label("tool-healthy"), func() {
 		nft add rule ip site in iif != lo ip daddr 127.0.0.0/8 drop`
 	looks := func(plugins func() string) func(h healthy) {
 		return func(h healthy) {
+			if h.need != "" {
+				nstest.Need(h.need)
+			}
 			m := newMachine(plugins(), h.list)
 			m.Cmd("sh", "-ec", h.before+"\n"+guard)
 			p := m.up(newPod("c1c1c1", "web-0", h.ports...))
@@ -74,8 +78,8 @@ var _ = Describe("hawser on a healthy node", Label("tool-healthy"), func() {
 			Expect([]any{out.Stdout, out.Exit}).To(Equal([]any{"nothing is wrong\n", 0}))
 			Expect(m.says("reapply")).To(Equal("Nothing is missing.\n"))
 			explained := m.says("explain", h.ask)
-			Expect(explained).To(HaveSuffix("\nobstacles\n  none found; whether a process listens in the container was " +
-				"not checked\n"))
+			Expect(explained).To(HaveSuffix("\nobstacles\n  none found; whether a process listens in the container " +
+				"was not checked\n"))
 			Expect(explained).NotTo(ContainSubstring("cni-loopback"))
 			Expect(m.says("ls")).NotTo(ContainSubstring("cni-loopback"))
 			Expect(m.says("ls", "--loopback")).To(ContainSubstring("cni-loopback"))

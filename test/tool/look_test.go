@@ -41,7 +41,8 @@ var _ = Describe("hawser ls", Label("tool-ls"), func() {
 		p := newPod("c1", "web-0")
 		p.rt.IfName = "lo"
 		m.up(p)
-		Expect(m.says("ls", "--loopback")).To(And(MatchRegexp(`cni-loopback +shop/web-0 +lo `), Not(ContainSubstring("reference"))))
+		Expect(m.says("ls", "--loopback")).To(And(MatchRegexp(`cni-loopback +shop/web-0 +lo `),
+			Not(ContainSubstring("reference"))))
 	})
 
 	It("calls nobody's interface the reference's", func() {

@@ -140,6 +140,11 @@ func (n Node) Checks(a *Attachment) ([]Call, error) {
 // dhcp. A failure leaves no record for why.
 func (n Node) Check(ctx context.Context, c Call) error { return n.runOwn(ctx, c, skel.Env{Look: true}) }
 
+// Status runs Hawser's STATUS of the first plugin of a list in this process. It changes nothing and leaves no record.
+func (n Node) Status(ctx context.Context, list List) error {
+	return n.runOwn(ctx, Call{"STATUS", &Attachment{}, list, 0}, skel.Env{Look: true})
+}
+
 // IsDrift reports whether an error of Check means that objects of the attachment are missing or changed.
 func IsDrift(err error) bool {
 	e, ok := errors.AsType[*cni.Error](err)
@@ -186,8 +191,8 @@ func (n Node) ownEnv(c Call, env skel.Env) skel.Env {
 	return env
 }
 
-// withInterfaces returns the attachment with the interfaces in its result. Versions 0.1.0 and 0.2.0 of the specification
-// have no interfaces in a result, but CHECK needs them.
+// withInterfaces returns the attachment with the interfaces in its result. Versions 0.1.0 and 0.2.0 of the
+// specification have no interfaces in a result, but CHECK needs them.
 func (a *Attachment) withInterfaces(list List) *Attachment {
 	result, isOld := a.decodeResult()
 	if !isOld {

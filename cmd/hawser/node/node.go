@@ -47,8 +47,8 @@ type Node struct {
 	IsReference, IsOurs func(file string) bool
 }
 
-// Default returns the node with the directories that runtimes use by default. They are those of k3s if the usual
-// directory has no list and k3s's directory has one.
+// Default returns the node with the directories that runtimes use by default. If the usual
+// directory has no list, they are those that a CRI runtime's configuration names, or else those of k3s.
 func Default(programs []skel.Program, env []string) Node {
 	n := Node{
 		ConfDir: "/etc/cni/net.d", Path: configuredPath(),
@@ -56,7 +56,16 @@ func Default(programs []skel.Program, env []string) Node {
 	}
 	const k3s = "/var/lib/rancher/k3s/"
 	usual, _ := ListFiles(n.ConfDir)
-	if lists, _ := ListFiles(k3s + "agent/etc/cni/net.d"); len(usual) == 0 && len(lists) > 0 {
+	if len(usual) > 0 {
+		return n
+	}
+	for _, dir := range ConfiguredLists() {
+		if lists, _ := ListFiles(dir); len(lists) > 0 {
+			n.ConfDir = dir
+			return n
+		}
+	}
+	if lists, _ := ListFiles(k3s + "agent/etc/cni/net.d"); len(lists) > 0 {
 		n.ConfDir, n.Path = k3s+"agent/etc/cni/net.d", k3s+"data/cni:"+k3s+"data/current/bin:"+usualPath
 	}
 	return n
@@ -283,7 +292,7 @@ func (n Node) Holdings(ctx context.Context, lists []List) ([]cni.Holding, error)
 			}
 		})
 	}
-	for _, p := range append(slices.Clip(n.Programs), skel.Program{Name: separate, List: n.listSeparate}) {
+	for _, p := range append(slices.Clip(n.Programs), n.separateProgram(lists)) {
 		ask(p, nil)
 		asked := map[string]bool{}
 		for _, list := range lists {
@@ -320,13 +329,32 @@ func (n Node) Holdings(ctx context.Context, lists []List) ([]cni.Holding, error)
 // of its records.
 const separate, separateDir = "cluster-local", "/var/lib/cni/cluster-local"
 
+// separateProgram returns the separate plugin. Its file has the plugin's name or a name that a list uses for it.
+func (n Node) separateProgram(lists []List) skel.Program {
+	names := []string{separate}
+	for _, list := range lists {
+		for _, e := range list.Plugins {
+			if e.HasIPAM(separate) {
+				names = append(names, e.IPAM.Type)
+			}
+		}
+	}
+	file := ""
+	for _, name := range names {
+		if found, err := n.Find(name); err == nil && file == "" {
+			file = found
+		}
+	}
+	return skel.Program{Name: separate, List: func(ctx context.Context, conf []byte) ([]cni.Holding, error) {
+		return n.listSeparate(ctx, file, conf)
+	}}
+}
+
 // listSeparate executes the separate plugin, which lists its records without a query to the API server. It returns
 // nothing if the node has no such program, or no records at the default place.
-func (n Node) listSeparate(ctx context.Context, conf []byte) (held []cni.Holding, err error) {
-	_, absent := os.Stat(separateDir)
-	file, err := n.Find(separate)
-	if err != nil || conf == nil && absent != nil {
-		return nil, nil //nolint:nilerr // most nodes do not have it
+func (n Node) listSeparate(ctx context.Context, file string, conf []byte) (held []cni.Holding, err error) {
+	if _, absent := os.Stat(separateDir); file == "" || conf == nil && absent != nil {
+		return nil, nil // most nodes do not have it
 	}
 	var stdout, stderr bytes.Buffer
 	err = process.Command{Path: file, Args: []string{"list"}, Stdin: conf, Stdout: &stdout, Stderr: &stderr}.Run(ctx)
@@ -404,7 +432,8 @@ func (a *Attachment) IsLive() bool {
 	return a.File != "" && a.Netns != "" && a.Orphan == "" && !a.isUnpinned
 }
 
-// IsLoopback reports whether the attachment is a container's loopback interface, which runtimes attach to every container.
+// IsLoopback reports whether the attachment is a container's loopback interface, which runtimes attach to every
+// container.
 func (a *Attachment) IsLoopback() bool { return a.IfName == "lo" }
 
 // HostEnd returns the name of the host end of the container's pair, which details may follow; empty if there is none or

@@ -115,9 +115,7 @@ func (n Node) Runtimes(ctx context.Context) *Runtimes {
 			}
 		}
 	}
-	_, noStorage := os.Stat("/var/lib/containers/storage")
-	_, noPodman := process.LookPath("podman")
-	if noStorage == nil && noPodman == nil {
+	if _, err := process.LookPath("podman"); err == nil && hasStorage() {
 		query("podman", func(r *Runtimes) error { return n.queryPodman(ctx, r) })
 	}
 	wg.Wait()
@@ -128,6 +126,19 @@ func (n Node) Runtimes(ctx context.Context) *Runtimes {
 		maps.Copy(all.known, r.known)
 	}
 	return all
+}
+
+// hasStorage reports whether podman has storage at its default place or where its configuration puts it.
+func hasStorage() bool {
+	dirs := []string{"/var/lib/containers/storage"}
+	for _, file := range []string{"/usr/share/containers/storage.conf", "/etc/containers/storage.conf"} {
+		text, _ := os.ReadFile(file)
+		dirs = append(dirs, stringsIn(regexp.MustCompile(`(?m)^[ \t]*graphroot[ \t]*=.*`).Find(text))...)
+	}
+	return slices.ContainsFunc(dirs, func(dir string) bool {
+		_, err := os.Stat(dir)
+		return err == nil
+	})
 }
 
 // querySocket queries a CRI runtime for its pods, and containerd for its containers. The answer about containers is
@@ -243,28 +254,65 @@ func (r *Runtimes) isAuthoritative(id string) bool {
 // usualPath has the directories into which packages and runtimes install plugins.
 const usualPath = "/opt/cni/bin:/usr/lib/cni:/usr/libexec/cni"
 
+// runtimeConfig is the configuration of a CRI runtime.
+type runtimeConfig struct {
+	path string // the default directories of plugins
+	text []byte // the contents of its files; empty = the runtime is not configured, or has CRI disabled
+}
+
+// readRuntimeConfigs reads the configurations of containerd and CRI-O, with the files that containerd imports.
+func readRuntimeConfigs() (all []runtimeConfig) {
+	for _, r := range [][]string{{"/opt/cni/bin", "/etc/containerd/config.toml", "/etc/containerd/conf.d/*.toml"},
+		{"/opt/cni/bin:/usr/libexec/cni", "/etc/crio/crio.conf", "/etc/crio/crio.conf.d/*.conf"}} {
+		main, _ := os.ReadFile(r[1])
+		patterns := r[1:]
+		imports := regexp.MustCompile(`(?m)^[ \t]*imports[ \t]*=[ \t]*\[[^\]]*\]`)
+		for _, pattern := range stringsIn(imports.Find(main)) {
+			if !filepath.IsAbs(pattern) {
+				pattern = filepath.Join(filepath.Dir(r[1]), pattern)
+			}
+			patterns = append(patterns, pattern)
+		}
+		c, seen := runtimeConfig{path: r[0]}, map[string]bool{}
+		for _, pattern := range patterns {
+			files, _ := filepath.Glob(pattern) // an invalid pattern matches nothing
+			for _, file := range files {
+				if !seen[file] {
+					seen[file] = true
+					more, _ := os.ReadFile(file)
+					c.text = append(append(c.text, more...), '\n')
+				}
+			}
+		}
+		// Docker's package disables CRI in this way.
+		if regexp.MustCompile(`(?m)^\s*disabled_plugins\s*=.*\bcri\b`).Match(c.text) {
+			c.text = nil
+		}
+		all = append(all, c)
+	}
+	return all
+}
+
+// ConfiguredLists returns the directories of network lists that the configurations of CRI runtimes name.
+func ConfiguredLists() (dirs []string) {
+	for _, c := range readRuntimeConfigs() {
+		dirs = append(dirs, dirsIn(c.text, "conf_dir|network_dir")...)
+	}
+	return dirs
+}
+
 // configuredPath returns the directories in which the CRI runtimes of the node search for plugins: the configured ones,
 // or each runtime's default. It returns all usual ones if no CRI runtime is configured, or if podman is installed,
 // because podman searches all of them.
 func configuredPath() string {
 	var dirs []string
-	for _, r := range [][]string{{"/opt/cni/bin", "/etc/containerd/config.toml", "/etc/containerd/conf.d/*.toml"},
-		{"/opt/cni/bin:/usr/libexec/cni", "/etc/crio/crio.conf", "/etc/crio/crio.conf.d/*.conf"}} {
-		var text []byte
-		for _, pattern := range r[1:] {
-			files, _ := filepath.Glob(pattern) // the pattern is valid
-			for _, file := range files {
-				more, _ := os.ReadFile(file)
-				text = append(append(text, more...), '\n')
-			}
-		}
-		isOff := regexp.MustCompile(`(?m)^\s*disabled_plugins\s*=.*\bcri\b`).Match(text) // as in Docker's package
-		if len(text) == 0 || isOff {
+	for _, c := range readRuntimeConfigs() {
+		if len(c.text) == 0 {
 			continue
 		}
-		named := dirsIn(text)
+		named := dirsIn(c.text, "bin_dirs?|plugin_dirs")
 		if named == nil {
-			named = filepath.SplitList(r[0])
+			named = filepath.SplitList(c.path)
 		}
 		for _, dir := range named { // in the runtime's search order
 			if !slices.Contains(dirs, dir) {
@@ -278,22 +326,28 @@ func configuredPath() string {
 	return strings.Join(dirs, ":")
 }
 
-// dirsIn returns the plugin directories in containerd's or CRI-O's configuration. It only reads the tables for CNI,
+// dirsIn returns the directories of keys in containerd's or CRI-O's configuration. It only reads the tables for CNI,
 // because other tables of containerd also have a key bin_dir.
-func dirsIn(text []byte) (dirs []string) {
-	line := regexp.MustCompile(
-		`(?m)^[ \t]*(?:\[([^\]\n]*)\]|(?:bin_dirs?|plugin_dirs)[ \t]*=[ \t]*(\[[^\]]*\]|.*))`)
+func dirsIn(text []byte, keys string) (dirs []string) {
+	line := regexp.MustCompile(`(?m)^[ \t]*(?:\[([^\]\n]*)\]|(?:` + keys + `)[ \t]*=[ \t]*(\[[^\]]*\]|.*))`)
 	isCNI := false
 	for _, m := range line.FindAllSubmatch(text, -1) {
 		if m[2] == nil {
 			isCNI = bytes.HasSuffix(m[1], []byte("cni")) || bytes.HasSuffix(m[1], []byte("crio.network"))
 		}
-		if !isCNI {
-			continue
-		}
-		for _, m := range regexp.MustCompile(`["'](/[^"']*)["']`).FindAllSubmatch(m[2], -1) {
-			dirs = append(dirs, filepath.Clean(string(m[1])))
+		for _, dir := range stringsIn(m[2]) {
+			if isCNI && filepath.IsAbs(dir) {
+				dirs = append(dirs, filepath.Clean(dir))
+			}
 		}
 	}
 	return dirs
+}
+
+// stringsIn returns the strings of a value in TOML.
+func stringsIn(value []byte) (all []string) {
+	for _, m := range regexp.MustCompile(`["']([^"']+)["']`).FindAllSubmatch(value, -1) {
+		all = append(all, string(m[1]))
+	}
+	return all
 }

@@ -388,8 +388,8 @@ func markUnpinned(all []*Attachment) {
 	}
 }
 
-// isUsed reports whether processes use the recorded namespace of an attachment or, if none is recorded, a namespace that
-// has its interface, by name and MAC address.
+// isUsed reports whether processes use the recorded namespace of an attachment or, if none is recorded, a namespace
+// that has its interface, by name and MAC address.
 func (s *Survey) isUsed(a *Attachment) bool {
 	if len(a.identities()) > 0 {
 		return s.spaces[s.recordedNetns(a)].isUsed

@@ -159,8 +159,7 @@ func (s location) list(list node.List) {
 	}
 	for i, e := range list.Plugins {
 		if !cni.ValidType(e.Type) {
-			s.locate(e).report(broken, "type", fmt.Sprintf("%q is not a valid plugin name", e.Type),
-				"write the name of a plugin's program")
+			s.locate(e).noType(e)
 			continue
 		}
 		s.entry(list, i)
@@ -168,6 +167,7 @@ func (s location) list(list node.List) {
 		s.locate(e).overlaps(list.Name, e)
 		s.locate(e).delegates(list, e)
 	}
+	s.combination(list)
 }
 
 // entry checks that the programs of an entry exist, and has Hawser's plugins check the configuration that they receive.

@@ -46,6 +46,9 @@ var kinds = []findingKind{
 	{"no-subnet", broken, "find out why flanneld is not running or has no subnet (its log; podCIDR of the node)"},
 	{"unknown-version", broken, "use a cniVersion that all plugins of the list support, or install newer plugins"},
 	{"refused-list", broken, "correct the value; PLUGIN --check-config < FILE lists all refused values"},
+	{"list-conflict", broken, "correct the list"},
+	{"ipv6-disabled", broken, "enable IPv6 on the host, or remove the IPv6 range"},
+	{"not-ready", broken, "ADD fails until then; the message names the cause"},
 	{"full-range", broken, "hawser ls lists the owners; release stale leases (hawser gc --yes), or add a range"},
 	{"overlapping-ranges", broken, "use a different subnet for each network: two containers get the same address"},
 	{"overlapping-route", broken, "use another subnet for the network: packets to its containers go elsewhere"},
@@ -61,6 +64,9 @@ var kinds = []findingKind{
 	{"nearly-full-range", doubtful, "add a range to the set, or release stale leases (hawser gc --yes)"},
 	{"name-twice", doubtful, "rename or remove one of them: runtimes differ in which one they use"},
 	{"covered-route", doubtful, "use another subnet for the network if hosts behind that route are needed"},
+	{"vlan-uplink", doubtful, "add the VLAN to the uplink (bridge vlan add)"},
+	{"other-default-route", doubtful, "remove the default route from the list of the other network"},
+	{"other-directory", doubtful, "pass --conf"},
 	{"bridge-nf", doubtful, "modprobe br_netfilter; sysctl -w net.bridge.bridge-nf-call-iptables=1"},
 	{"firewalld", doubtful, "add the plugin firewall to the list; after a reload of firewalld run hawser reapply"},
 	{"ipvs", doubtful, "remove backend from portmap's entry: with kube-proxy's ipvs, portmap then uses iptables"},
@@ -158,9 +164,9 @@ func (f *facts) addAll(id, format string, names []string) {
 // drifts.
 func (f *facts) findings() []*finding {
 	for _, find := range []func(*facts){
-		missingPlugins, badLists, noSubnets, unknownVersions, refusedLists, fullRanges, overlaps, lostLeases,
-		forwardingOff, orphans, drifts, dropPolicies, dropRules, missingModules, changedMACs, guards, otherSoftware,
-		mixedPlugins,
+		missingPlugins, badLists, noSubnets, unknownVersions, refusedLists, conflicts, fullRanges, overlaps, lostLeases,
+		forwardingOff, ipv6Disabled, notReady, vlanUplinks, otherDefaults, otherDirectories, orphans, drifts,
+		dropPolicies, dropRules, missingModules, changedMACs, guards, otherSoftware, mixedPlugins,
 	} {
 		find(f)
 	}
@@ -304,9 +310,9 @@ func findProgram(ctx context.Context, n node.Node, plugin string) (p program) {
 	}
 	var refused *cni.Error
 	switch {
-	case errors.As(err, &refused) && refused.Code == cni.CodeConfig: // Hawser's program has no such plugin
+	case errors.As(err, &refused) && strings.Contains(refused.Msg, "unknown CNI_COMMAND"): // before 0.2.0
+	case refused != nil:
 		p.err = fmt.Errorf("plugin %q fails: %s", plugin, strings.TrimPrefix(refused.Msg, plugin+": "))
-	case refused != nil: // a plugin before specification 0.2.0
 	case err != nil:
 		p.err = fmt.Errorf("plugin %q does not answer VERSION: %w", plugin, err)
 	}

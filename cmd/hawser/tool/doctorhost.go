@@ -17,6 +17,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/nft"
 	"github.com/hawser-cni/plugins/pkg/ranges"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
+	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
 // describe names an attachment in findings.
@@ -323,9 +324,12 @@ func otherSoftware(f *facts) {
 // mixedPlugins finds plugins of several projects or versions.
 func mixedPlugins(f *facts) {
 	origins := map[string][]string{}
-	for _, p := range f.Programs {
-		if installed := f.programs[p.Name]; installed.err == nil && installed.info != nil {
-			origins[installed.String()] = append(origins[installed.String()], p.Name)
+	for _, plugin := range slices.Sorted(maps.Keys(f.programs)) {
+		installed := f.programs[plugin]
+		p, isKnown := skel.Find(f.Programs, plugin)
+		isOther := !isKnown || plugin != p.Name && installed.kind.isOthers() && installed.kind != reference
+		if installed.err == nil && installed.info != nil && !isOther {
+			origins[installed.String()] = append(origins[installed.String()], plugin)
 		}
 	}
 	if len(origins) < 2 {
@@ -342,16 +346,24 @@ func mixedPlugins(f *facts) {
 // notReplaced adds a finding if lists use plugins of the reference although Hawser is installed on the node.
 func notReplaced(f *facts) {
 	dir := installedDir(f.Node)
-	var names []string
+	var names, others []string
 	var version string
 	for _, name := range slices.Sorted(maps.Keys(f.programs)) {
-		if p := f.programs[name]; p.err == nil && p.kind == reference {
+		isNamed := slices.ContainsFunc(f.Programs, func(p skel.Program) bool { return p.Name == name })
+		switch p := f.programs[name]; {
+		case p.err == nil && p.kind == reference:
 			names, version = append(names, name), p.String()
+		case p.err == nil && p.kind == foreign && isNamed:
+			others = append(others, name)
 		}
 	}
 	if names != nil && dir != "" {
 		f.add("not-replaced", "Hawser is installed in %s, but lists use the reference's %s (%s)", dir,
 			strings.Join(names, ", "), version)
+	}
+	if others != nil && dir != "" {
+		f.add("not-replaced", "Hawser is installed in %s, but %s are other programs", dir, strings.Join(others, ", ")).
+			Advice = "hawser install --force replaces them; hawser uninstall removes Hawser"
 	}
 }
 

@@ -52,8 +52,13 @@ func badLists(f *facts) {
 		case !cni.ValidName(list.Name):
 			f.add("bad-file", "%s: name %q does not consist of letters, digits, dots, dashes and underscores",
 				list.File, list.Name)
-		case len(list.Plugins) == 0 || slices.ContainsFunc(list.Plugins, noType):
-			f.add("bad-file", "%s: the list has no entry, or an entry without a valid type", titleOf(list))
+		case len(list.Plugins) == 0:
+			f.add("bad-file", "%s: the list has no entry", titleOf(list))
+		case slices.ContainsFunc(list.Plugins, noType):
+			c := &checker{}
+			e := list.Plugins[slices.IndexFunc(list.Plugins, noType)]
+			c.locate(e).noType(e)
+			f.add("bad-file", "%s: %s %s", titleOf(list), c.found[0].Key, c.found[0].What).Advice = c.found[0].Advice
 		case files[list.Name] != "":
 			f.add("name-twice", "%s: %s has the same name", titleOf(list), files[list.Name])
 		}
@@ -106,6 +111,21 @@ func refusedLists(f *facts) {
 					f.add(id, "%s: %s: %s: %s", titleOf(list), plugin, key, found[k].Reason)
 				}
 			}
+		}
+	}
+}
+
+// conflicts finds entries of a list that are valid by themselves, but with which ADD fails or has no effect.
+func conflicts(f *facts) {
+	for _, list := range f.lists {
+		if len(list.Plugins) == 0 {
+			continue
+		}
+		c := &checker{Node: f.Node}
+		location{c, list.File, ""}.combination(list)
+		for _, p := range c.found {
+			said := f.add("list-conflict", "%s: %s %s", titleOf(list), p.Key, p.What)
+			said.Severity, said.Advice = p.Severity, p.Advice
 		}
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -165,24 +166,59 @@ func stateOf(f skel.Failure, attached []*node.Attachment) string {
 	return joined("; ", again, left)
 }
 
-// advice is what to do about a failure whose message does not say it.
+// cause is a part of messages by which the advice differs from that of the code.
+type cause struct {
+	code         uint
+	plugin, text string // text is part of the message; empty = any plugin, or any message
+	advice       string
+}
+
+// causes are in the order in which they are compared. A cause without a text is for all other failures with the code.
+var causes = []cause{
+	{cni.CodeTryAgain, "", "no IP addresses available", "release stale leases (hawser gc --yes), or add a range"},
+	{cni.CodeTryAgain, "", "held by process", "wait until that process ends; the runtime tries again"},
+	{cni.CodeTryAgain, "dhcp", "dialing DHCP daemon", "start the daemon: systemctl enable --now cni-dhcp.socket"},
+	{cni.CodeTryAgain, "dhcp", "no more tries", "find out why no DHCP server answers: the VLAN, the server's log"},
+	{cni.CodeTryAgain, "", "", "the runtime tries again; if it fails again, remove the cause in the message"},
+	{cni.CodeConflict, "", "IPv6 is off", "enable IPv6 with the command in the message, also in /etc/sysctl.d"},
+	{cni.CodeConflict, "", "the host has it", "exclude the host's address from the range (ipam.exclude)"},
+	{cni.CodeConflict, "", "", "find the owner of the name or address: hawser explain NAME|ADDRESS"},
+	{cni.CodeConfig, "", "runtimeConfig.", "the runtime sent the value: correct the pod's annotation or the command"},
+	{cni.CodeConfig, "", "args.", "the runtime sent the value: correct the pod's annotation or the command"},
+	{cni.CodeConfig, "", "", "correct the named key of the network list: hawser check"},
+	{cni.CodeEnvironment, "", "CNI_ARGS", "the runtime sent the value: correct the pod's annotation or the command"},
+	{cni.CodeEnvironment, "", "CNI_PATH", "install the missing plugin (hawser install): hawser check"},
+	{cni.CodeEnvironment, "", "", "the runtime's call is wrong, see the message; read the runtime's log"},
+	{cni.CodeIncompatibleVersion, "", "", "use a cniVersion in the network list that every plugin of it supports"},
+	{cni.CodeUnsupportedField, "", "", "the kernel or the interface cannot do it: remove the key, or load the module"},
+	{cni.CodeUnknownContainer, "", "", "the container had ended already; the runtime tries again with a new one"},
+	{cni.CodeIO, "", "", "check that file system (full, read-only), or install the program"},
+	{cni.CodeDecode, "", "", "the network list is not valid JSON: hawser check"},
+	{cni.CodeUnavailable, "", "", "the node lacks something that the plugin needs: hawser doctor"},
+	{cni.CodeExists, "", "", "a container with this ID is attached; the runtime must delete it first"},
+	{cni.CodeDrift, "", "", "another program changed what ADD had made: hawser reapply"},
+	{cni.CodeIPAM, "", "", "check the IPAM plugin's configuration and version"},
+	{cni.CodePortTaken, "", "", "another container has the host port: hawser explain PORT"},
+}
+
+// advice returns what to do about a failure, by its cause, with the names in the message filled in.
 func advice(f skel.Failure) string {
-	return map[uint]string{
-		cni.CodeIncompatibleVersion: "write a cniVersion into the network list that every plugin of it knows",
-		cni.CodeUnsupportedField:    "the kernel or the interface cannot do it: leave the key out, or load the module",
-		cni.CodeUnknownContainer:    "the container was gone already; the runtime tries again with a new one",
-		cni.CodeEnvironment:         "the runtime's call is wrong, or a plugin is missing: hawser check",
-		cni.CodeIO:                  "look at that file system (full, read-only), or install the program",
-		cni.CodeDecode:              "the network list is no valid JSON: hawser check",
-		cni.CodeConfig:              "change the named key of the network list: hawser check",
-		cni.CodeTryAgain:            "the runtime tries again; enlarge a range that is full, end who holds the lock",
-		cni.CodeUnavailable:         "what the plugin needs of the node is missing: hawser doctor",
-		cni.CodeExists:              "a container of this ID is attached already; the runtime has to delete it first",
-		cni.CodeDrift:               "somebody changed what ADD had made: hawser reapply",
-		cni.CodeIPAM:                "look at the IPAM plugin's configuration and version",
-		cni.CodeConflict:            "something else has the name or the address: hawser explain",
-		cni.CodePortTaken:           "another container has the host port: hawser explain PORT",
-	}[f.Code]
+	i := slices.IndexFunc(causes, func(c cause) bool {
+		return c.code == f.Code && (c.plugin == "" || c.plugin == f.Plugin) && strings.Contains(f.Msg, c.text)
+	})
+	if i < 0 {
+		return ""
+	}
+	port := regexp.MustCompile(`:(\d+/\w+)`).FindStringSubmatch(f.Msg)
+	if f.Code == cni.CodePortTaken && port != nil {
+		return strings.Replace(causes[i].advice, "PORT", port[1], 1)
+	}
+	object := regexp.MustCompile(`^(?:gateway|address|interface|bridge|master:?) "?([^" ]+?)"?:`)
+	name := object.FindStringSubmatch(f.Msg)
+	if name != nil {
+		return strings.Replace(causes[i].advice, "NAME|ADDRESS", name[1], 1)
+	}
+	return causes[i].advice
 }
 
 func (f failure) print(t table) {

@@ -1,0 +1,154 @@
+package tool
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/hawser-cni/plugins/cmd/hawser/node"
+	"github.com/hawser-cni/plugins/pkg/cni"
+)
+
+// combination finds keys and entries that are valid by themselves, but with which ADD fails or has no effect.
+func (s location) combination(list node.List) {
+	if list.Raw["type"] == nil && list.Raw["capabilities"] != nil {
+		s.report(broken, "capabilities", "is ignored here: runtimes read it from the entries of the plugins",
+			"move it into the entry of the plugin that uses it")
+	}
+	for _, e := range list.Plugins {
+		s.locate(e).addresses(e)
+	}
+	s.chain(list)
+}
+
+// chain finds entries of a list that cannot work together.
+func (s location) chain(list node.List) {
+	seen, settings := map[string]int{}, map[string]string{}
+	main := s.nameOf(list.Plugins[0])
+	for i, e := range list.Plugins {
+		name, at := s.nameOf(e), s.locate(e)
+		p, isOurs := s.Own(e.Type)
+		first, isTwice := seen[name]
+		switch {
+		case name == "tuning":
+			at.tuning(e, settings)
+			at.tuned(e, list.Plugins[:i])
+		case isTwice && isOurs && p.Traits().Chained:
+			at.report(doubtful, "type", fmt.Sprintf("%s is also plugins[%d]; both change the same interface", e.Type,
+				first), "merge the two entries")
+		case name == "portmap" && (main == "macvlan" || main == "ipvlan"):
+			at.report(doubtful, "type", fmt.Sprintf("host ports do not reach a %s, because the host cannot reach an "+
+				"interface on its own %s", main, cmp.Or(rawText(list.Plugins[0].Raw["master"]), "uplink")),
+				"remove portmap, or use bridge or ptp")
+		}
+		if !isTwice {
+			seen[name] = i
+		}
+	}
+}
+
+// tuned compares an entry of tuning with earlier entries, which have used the former MAC address or MTU.
+func (s location) tuned(e node.Entry, before []node.Entry) {
+	setsMAC := rawText(e.Raw["mac"]) != "" || e.Capabilities["mac"]
+	for _, b := range before {
+		switch name := s.nameOf(b); {
+		case name == "bridge" && setsMAC && string(b.Raw["macspoofchk"]) == "true":
+			s.report(broken, "type", "tuning changes the MAC address, but macspoofchk of "+b.Type+" drops packets "+
+				"from any other than the first one", `set the address with "capabilities": {"mac": true} of `+b.Type)
+		case name == "tc-redirect-tap" && e.Raw["mtu"] != nil:
+			s.report(doubtful, "mtu", "is set after "+b.Type+" has copied the former MTU to the tap",
+				"move tuning before "+b.Type)
+		}
+	}
+}
+
+// nameOf returns the name of the plugin that an entry's type names.
+func (s location) nameOf(e node.Entry) string {
+	if p, isOurs := s.Own(e.Type); isOurs {
+		return p.Name
+	}
+	return e.Type
+}
+
+// rawText returns the text of a key; empty if it has another type, which the plugin refuses.
+func rawText(raw json.RawMessage) (value string) {
+	_ = json.Unmarshal(raw, &value)
+	return value
+}
+
+// tuning compares the settings of an entry with those of earlier entries of tuning.
+func (s location) tuning(e node.Entry, earlier map[string]string) {
+	var sysctls map[string]any
+	_ = json.Unmarshal(e.Raw["sysctl"], &sysctls) // tuning refuses other types
+	settings := map[string]string{}
+	for key, value := range sysctls {
+		settings[cni.KeyIn("sysctl", key)] = fmt.Sprint(value)
+	}
+	for _, key := range []string{"mac", "mtu", "promisc", "allmulti", "txQLen"} {
+		if e.Raw[key] != nil {
+			settings[key] = string(e.Raw[key])
+		}
+	}
+	for _, key := range slices.Sorted(maps.Keys(settings)) {
+		value := settings[key]
+		if other, ok := earlier[key]; ok && other != value {
+			s.report(doubtful, key, fmt.Sprintf("is %s, but an earlier tuning sets it to %s", value, other),
+				"remove one of them")
+		}
+		earlier[key] = value
+	}
+}
+
+// addresses finds keys of ipam with which each ADD fails, or containers have no way out.
+func (s location) addresses(e node.Entry) {
+	ipam := map[string]json.RawMessage{}
+	if json.Unmarshal(e.Raw["ipam"], &ipam) == nil && len(ipam) > 0 && e.IPAM.Type == "" && s.Has(e.Type) {
+		s.report(broken, "ipam.type", "is missing, so containers get no address",
+			`write the IPAM plugin, such as "host-local"`)
+	}
+	routes, _ := defaultRoutes(ipam["routes"])
+	for i, set := range (node.List{Plugins: []node.Entry{e}}).RangeSets() {
+		size := 0.0
+		for _, r := range set {
+			size += r.Size()
+			isDefault := slices.ContainsFunc(routes, func(is4 bool) bool { return is4 == r.Gateway.Is4() })
+			if isDefault && r.Gateway.IsValid() && !r.Subnet.Contains(r.Gateway) {
+				s.report(broken, r.Key+".gateway", fmt.Sprintf("%s is not in the subnet %s, so no default route can "+
+					"go through it", r.Gateway, r.Subnet), "write a gateway in the subnet, or remove the default route")
+			}
+		}
+		if len(set) > 0 && size == 0 {
+			s.report(broken, set[0].Key, fmt.Sprintf("range set %d has no address except gateways, so ADD fails", i),
+				"enlarge the range, or set another gateway")
+		}
+	}
+}
+
+// defaultRoutes returns the families of the default routes without a gateway of their own; true = IPv4.
+func defaultRoutes(raw json.RawMessage) (families []bool, err error) {
+	var routes []struct{ Dst, GW string }
+	err = json.Unmarshal(raw, &routes)
+	for _, r := range routes {
+		if dst, err := netip.ParsePrefix(r.Dst); err == nil && dst.Bits() == 0 && r.GW == "" {
+			families = append(families, dst.Addr().Is4())
+		}
+	}
+	return families, err
+}
+
+// noType reports an entry without a valid type, and names the key that is meant to be the type.
+func (s location) noType(e node.Entry) {
+	for _, key := range slices.Sorted(maps.Keys(e.Raw)) {
+		isOther := func(r rune) bool { return r < 'a' || r > 'z' }
+		if e.Type == "" && key != "type" && strings.TrimFunc(strings.ToLower(key), isOther) == "type" {
+			s.report(broken, "type", fmt.Sprintf("is missing, but there is a key %q", key), `did you mean "type"?`)
+			return
+		}
+	}
+	s.report(broken, "type", fmt.Sprintf("%q is not a valid plugin name", e.Type),
+		"write the name of a plugin's program")
+}

@@ -1,0 +1,177 @@
+package tool
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/cmd/hawser/node"
+	"github.com/hawser-cni/plugins/pkg/ns"
+	"github.com/hawser-cni/plugins/pkg/ranges"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
+)
+
+// notReady finds plugins whose STATUS fails, so that each ADD would fail. It calls STATUS of Hawser's plugins in this
+// process, for a reference plugin only that of dhcp, which contacts the daemon of either project.
+func notReady(f *facts) {
+	seen := map[string]bool{}
+	for _, list := range f.lists {
+		for i, e := range list.Plugins {
+			for _, plugin := range []string{e.Type, e.IPAM.Type} {
+				installed := f.programs[plugin]
+				isDHCP := (node.Entry{Type: plugin}).Is("dhcp")
+				if !f.Has(plugin) || !f.Has(e.Type) || installed.err != nil || installed.kind != ours && !isDHCP {
+					continue
+				}
+				entry := node.Entry{Type: plugin, Raw: list.Plugins[i].Raw}
+				alone := node.List{Name: list.Name, CNIVersion: list.CNIVersion, Plugins: []node.Entry{entry}}
+				err := f.Status(f.ctx, alone)
+				if err == nil || seen[err.Error()] {
+					continue
+				}
+				seen[err.Error()] = true
+				said := f.add("not-ready", "%s: STATUS of %s", titleOf(list), gist(err.Error()))
+				if isDHCP {
+					said.Advice = "start the daemon: systemctl enable --now cni-dhcp.socket, or " + installed.path +
+						" daemon"
+				}
+			}
+		}
+	}
+}
+
+// ipv6Disabled finds lists with an IPv6 range whose gateway address the host cannot have because IPv6 is disabled.
+func ipv6Disabled(f *facts) {
+	for _, list := range f.lists {
+		isIPv6 := func(r ranges.Range) bool { return r.Subnet.Addr().Is6() }
+		name, hasGateway := ownBridge(list)
+		isPtP := hasGateway && name == ""
+		canEnable := isPtP && f.programs[list.Plugins[0].Type].kind == ours // Hawser's ptp enables IPv6 on the host end
+		if !isRouted(list) || canEnable || !slices.ContainsFunc(slices.Concat(list.RangeSets()...), isIPv6) {
+			continue
+		}
+		at := "default" // a new interface gets this value
+		if slices.ContainsFunc(f.links, func(l rtnl.Link) bool { return l.Name == name }) {
+			at = name
+		}
+		switch readSetting("ipv6/conf/" + at + "/disable_ipv6") {
+		case "0":
+			continue
+		case "":
+			f.add("ipv6-disabled", "%s: it has an IPv6 range, but the kernel has no IPv6", titleOf(list)).Advice =
+				"remove the IPv6 range, or boot without ipv6.disable=1"
+			continue
+		}
+		var settings []string
+		for _, of := range slices.Compact([]string{"all", "default", at}) {
+			if readSetting("ipv6/conf/"+of+"/disable_ipv6") == "1" {
+				settings = append(settings, "net.ipv6.conf."+of+".disable_ipv6=0")
+			}
+		}
+		f.add("ipv6-disabled", "%s: it has an IPv6 range, but net.ipv6.conf.%s.disable_ipv6 is 1", titleOf(list),
+			at).Advice = "sysctl -w " + strings.Join(settings, " ") + ", also in /etc/sysctl.d"
+	}
+}
+
+// vlanUplinks finds bridges with uplinks of which none has the VLAN of a list's ports.
+func vlanUplinks(f *facts) {
+	host := rtnl.Host()
+	defer host.Close()
+	for _, list := range f.lists {
+		name, isBridge := ownBridge(list)
+		i := slices.IndexFunc(f.links, func(l rtnl.Link) bool { return isBridge && l.Name == name })
+		if i < 0 {
+			continue
+		}
+		var vlan uint16
+		_ = json.Unmarshal(list.Plugins[0].Raw["vlan"], &vlan) // bridge refuses other types
+		var uplinks []string
+		hasVLAN := vlan == 0
+		for _, l := range f.links {
+			if l.Master != f.links[i].Index || l.IsPairEnd() && strings.HasPrefix(l.Name, "veth") {
+				continue
+			}
+			vlans, err := host.VLANs(l.Index)
+			f.addError(err)
+			uplinks = append(uplinks, l.Name)
+			has := func(v rtnl.VLAN) bool { return v.ID == vlan }
+			hasVLAN = hasVLAN || err != nil || slices.ContainsFunc(vlans, has)
+		}
+		if uplinks != nil && !hasVLAN {
+			said := f.add("vlan-uplink", "%s: no uplink of %s (%s) has VLAN %d, so containers reach only each other",
+				titleOf(list), name, summarize(uplinks), vlan)
+			said.Advice = fmt.Sprintf("bridge vlan add dev %s vid %d", uplinks[0], vlan)
+		}
+	}
+}
+
+// otherDefaults finds containers whose packets leave through a network other than the first one, because its default
+// route has a lower metric.
+func otherDefaults(f *facts) {
+	for _, first := range f.attached {
+		var others []*node.Attachment
+		for _, a := range f.attached {
+			if a != first && a.ContainerID == first.ContainerID && a.IsLive() && !a.IsLoopback() {
+				others = append(others, a)
+			}
+		}
+		if first.IfName != "eth0" || !first.IsLive() || !f.isSelected(first) || others == nil {
+			continue
+		}
+		for _, is4 := range []bool{true, false} {
+			link, err := defaultLink(first.Netns, is4)
+			f.addError(err)
+			k := slices.IndexFunc(others, func(a *node.Attachment) bool { return a.IfName == link })
+			if k < 0 {
+				continue
+			}
+			said := f.add("other-default-route", "the default route of %s leads to %s of network %q, not to eth0",
+				describe(first), link, others[k].Network)
+			said.Advice = fmt.Sprintf("remove the default route from the list of %q, or raise its priority (metric)",
+				others[k].Network)
+		}
+	}
+}
+
+// defaultLink returns the link of the default route with the lowest metric in a namespace, if another link has one too.
+func defaultLink(netns string, is4 bool) (string, error) {
+	in, err := ns.Open(netns)
+	if err != nil {
+		return "", nil //nolint:nilerr // the container has ended
+	}
+	defer in.Close()
+	conn, err := rtnl.Dial(in)
+	if err != nil {
+		return "", err
+	}
+	defer conn.Close()
+	copies, err := conn.RouteCopies()
+	var routes []rtnl.Route
+	for _, c := range copies {
+		r := c.Route()
+		isMain := r.Table == 0 || r.Table == unix.RT_TABLE_MAIN
+		if r.Dst.Bits() == 0 && r.Dst.Addr().Is4() == is4 && isMain && r.Type <= unix.RTN_UNICAST {
+			routes = append(routes, r)
+		}
+	}
+	if err != nil || len(routes) < 2 {
+		return "", err
+	}
+	best := slices.MinFunc(routes, func(a, b rtnl.Route) int { return cmp.Compare(a.Priority, b.Priority) })
+	link, err := conn.LinkByIndex(best.OutIndex)
+	return link.Name, err
+}
+
+// otherDirectories finds directories from which the node's runtimes read lists, besides the one that doctor reads.
+func otherDirectories(f *facts) {
+	for _, dir := range node.ConfiguredLists() {
+		if files, _ := node.ListFiles(dir); dir != f.ConfDir && len(files) > 0 {
+			f.add("other-directory", "a runtime reads its lists from %s, but these findings are about %s", dir,
+				f.ConfDir).Advice = "run hawser doctor --conf " + dir
+		}
+	}
+}
