@@ -548,6 +548,15 @@ var _ = Describe("hawser doctor", Label("tool-doctor"), func() {
 		Expect(err).NotTo(HaveOccurred())
 		ids := regexp.MustCompile(`(?m)^\t\{"([a-z-]+)", (?:broken|doubtful)`).FindAllStringSubmatch(string(source), -1)
 		Expect(len(ids)).To(BeNumerically(">", 20))
+		text := strings.Join(strings.Fields(string(page)), " ")
+		for _, h := range healthyNodes() {
+			Expect(text).To(ContainSubstring(h.what))
+		}
+		for _, f := range faults() {
+			if slices.Contains([]string{"list-conflict", "ipv6-disabled", "not-ready", "vlan-uplink"}, f.id) {
+				Expect(text).To(ContainSubstring(strings.TrimSpace(f.says)))
+			}
+		}
 		for _, id := range ids {
 			Expect(string(page)).To(ContainSubstring("\n## " + id[1] + "\n"))
 			isOf := func(f fault) bool { return f.id == id[1] }

@@ -45,7 +45,9 @@ func newMachine(plugins, list string) *machine {
 	m := &machine{Host: nstest.NewHost()}
 	m.Cmd("sh", "-ec", `mkdir -p /etc/cni/net.d /opt/cni/bin; mount -t tmpfs none /etc/cni/net.d
 		mount --bind "$1" /opt/cni/bin
-		for dir in /etc/containerd /etc/crio; do [ ! -d $dir ] || mount -t tmpfs none $dir; done`, "node", plugins)
+		for dir in /etc/containerd /etc/crio /var/log/hawser; do
+			[ ! -d $dir ] || mount -t tmpfs none $dir
+		done`, "node", plugins)
 	m.write("/etc/cni/net.d/10-pods.conflist", list)
 	m.cni = libcni.NewCNIConfigWithCacheDir([]string{"/opt/cni/bin"}, "/var/lib/cni", nil)
 	m.list = nstest.Must(libcni.NetworkConfFromBytes([]byte(list)))

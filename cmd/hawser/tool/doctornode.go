@@ -30,7 +30,7 @@ func notReady(f *facts) {
 				entry := node.Entry{Type: plugin, Raw: list.Plugins[i].Raw}
 				alone := node.List{Name: list.Name, CNIVersion: list.CNIVersion, Plugins: []node.Entry{entry}}
 				err := f.Status(f.ctx, alone)
-				if err == nil || seen[err.Error()] {
+				if err == nil || seen[err.Error()] || isAboutUs(err) {
 					continue
 				}
 				seen[err.Error()] = true
@@ -42,6 +42,14 @@ func notReady(f *facts) {
 			}
 		}
 	}
+}
+
+// isAboutUs reports whether an error may be due to the permissions of this process, which may be fewer than those of
+// the runtime's.
+func isAboutUs(err error) bool {
+	return slices.ContainsFunc([]error{unix.EROFS, unix.EACCES, unix.EPERM}, func(e error) bool {
+		return strings.Contains(err.Error(), e.Error())
+	})
 }
 
 // ipv6Disabled finds lists with an IPv6 range whose gateway address the host cannot have because IPv6 is disabled.
