@@ -1,4 +1,4 @@
 package ipam
 
-// File is the plugin's file, which Find found.
+// File returns the path that Find has found.
 func (c *Client) File() string { return c.file }

@@ -24,7 +24,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
-// mainPlugin is a plugin of the test binary that has the addresses of its IPAM plugin.
+// mainPlugin returns a plugin of the test binary that returns the addresses of its IPAM plugin.
 func mainPlugin(limit time.Duration) skel.Plugin[struct{}] {
 	return skel.Plugin[struct{}]{Name: "main", Config: skel.Config[struct{}]{Keys: struct{}{}},
 		Add: func(ctx context.Context, req *skel.Request, _ struct{}) (*cni.Result, error) {
@@ -48,7 +48,7 @@ var _ = Describe("an IPAM plugin of the running program", Label("ipam-in-process
 		vars  []string // more of them
 		add   func(context.Context, *skel.Request) (*cni.Result, error)
 
-		isOver atomic.Bool // the time that it has
+		isOver atomic.Bool // whether the time of the call has run out
 	)
 	hang := make(chan struct{})
 	BeforeEach(func() {
@@ -91,7 +91,7 @@ var _ = Describe("an IPAM plugin of the running program", Label("ipam-in-process
 		Expect(how(nstest.Must(os.Executable()), filepath.Join(dir, "ipam"))).To(Succeed())
 	}
 
-	It("is served in this process, with the bytes of the configuration and the environment", func() {
+	It("is served in this process, with the same configuration and environment", func() {
 		link(os.Symlink)
 		code, out, stderr := run(time.Minute, inside())
 		Expect(code).To(BeZero(), out)
@@ -100,7 +100,7 @@ var _ = Describe("an IPAM plugin of the running program", Label("ipam-in-process
 		Expect(calls).To(Equal([]string{"ADD " + conf + " A=b"}))
 	})
 
-	It("is served in this process under another name that ends in the plugin's", Label("other-name"), func() {
+	It("is served in this process under another name that ends in the plugin's name", Label("other-name"), func() {
 		exe := nstest.Must(os.Executable())
 		Expect(os.Symlink(exe, filepath.Join(dir, "x-ipam"))).To(Succeed())
 		code, out, _ := runConf(strings.Replace(conf, `"type":"ipam"`, `"type":"x-ipam"`, 1), mainPlugin(time.Minute),
@@ -109,7 +109,7 @@ var _ = Describe("an IPAM plugin of the running program", Label("ipam-in-process
 		Expect(calls).To(HaveLen(1))
 	})
 
-	DescribeTable("and one that is executed have the caller's trace", Label("traces"), func(inProcess bool) {
+	DescribeTable("and an executed one have the caller's trace", Label("traces"), func(inProcess bool) {
 		const id = "0af7651916cd43dd8448eb211c80319c"
 		if inProcess {
 			link(os.Symlink)
@@ -139,7 +139,7 @@ var _ = Describe("an IPAM plugin of the running program", Label("ipam-in-process
 		Expect(spans).To(ContainSubstring("delegate ipam DEL"), "of the roll-back")
 	}, Entry("in process", true), Entry("executed", false))
 
-	It("is served in the host's namespace, whatever another goroutine does in the container's", func() {
+	It("is served in the host's namespace, even if another goroutine is in the container's namespace", func() {
 		link(os.Symlink)
 		inContainer, served, left := make(chan string), make(chan string, 1), make(chan struct{})
 		add = func(context.Context, *skel.Request) (*cni.Result, error) {
@@ -168,7 +168,7 @@ var _ = Describe("an IPAM plugin of the running program", Label("ipam-in-process
 		Expect(out).To(ContainSubstring("enough"))
 	})
 
-	DescribeTable("has its failures passed on, and is told DEL", func(
+	DescribeTable("that fails causes the same error, and gets a DEL", func(
 		fail func(context.Context, *skel.Request) (*cni.Result, error), says ...string,
 	) {
 		link(os.Symlink)
@@ -223,7 +223,7 @@ var _ = Describe("an IPAM plugin of the running program", Label("ipam-in-process
 			return p
 		}
 	}
-	It("may panic where skel does not answer: it failed as a program that dies, and is told DEL", func() {
+	It("that panics outside of skel fails like a program that crashes, and gets a DEL", func() {
 		link(os.Symlink)
 		code, out, stderr := run(time.Minute, other(func(p *skel.Program) {
 			whole := p.Run
@@ -241,7 +241,7 @@ var _ = Describe("an IPAM plugin of the running program", Label("ipam-in-process
 		Expect(calls).To(Equal([]string{"DEL one"}))
 	})
 
-	DescribeTable("is executed when", func(how func(old, name string) error, program func() skel.Program) {
+	DescribeTable("is executed if", func(how func(old, name string) error, program func() skel.Program) {
 		link(how)
 		_, out, _ := run(time.Minute, program())
 		Expect(calls).To(BeEmpty())
@@ -254,6 +254,6 @@ var _ = Describe("an IPAM plugin of the running program", Label("ipam-in-process
 		}, inside),
 		Entry("the plugin needs a process of its own", os.Symlink,
 			other(func(p *skel.Program) { p.InProcess = func() bool { return false } })),
-		Entry("the program is no such plugin", os.Symlink, other(func(p *skel.Program) { p.Name = "another" })),
+		Entry("the program does not have the plugin", os.Symlink, other(func(p *skel.Program) { p.Name = "another" })),
 	)
 })

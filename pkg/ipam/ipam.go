@@ -1,5 +1,12 @@
-// Package ipam runs the IPAM plugin that a configuration names (specification, section 4), and says which of its
-// answers can be used.
+// Package ipam runs the IPAM plugin that a configuration names (specification, section 4), and checks its answer.
+//
+// A Client finds the plugin in CNI_PATH and runs commands. A Delegate is one call of the plugin: it is started first
+// and awaited later, so that the main plugin can work in the meantime.
+//
+// If the file in CNI_PATH is the running program itself, and the plugin permits it, a goroutine of this process serves
+// the call instead of a new process (Request.InProcess). The environment, the answer and the errors are the same. This
+// saves the start of a process. If the time of the call runs out, the
+// goroutine is abandoned; it gets no lock afterwards, so a DEL that follows has the last word.
 package ipam
 
 import (
@@ -24,30 +31,30 @@ import (
 
 const (
 	outputMax = 16 << 20 // bytes of a delegate's output
-	stderrMax = 4 << 10  // bytes of its standard error that an error quotes
+	stderrMax = 4 << 10  // bytes of a delegate's standard error that an error quotes
 )
 
-// Client speaks to the IPAM plugin that the configuration of a call names.
+// Client calls the IPAM plugin that the configuration of a request names.
 type Client struct {
 	Req *skel.Request
 	// OnlyRoutes permits an answer to ADD without addresses, for an interface that has its own.
 	OnlyRoutes bool
 
-	file   string                              // the plugin's, once it was found
-	inside func(context.Context, skel.Env) int // serves a call in place of the file; nil = it is executed
+	file   string                              // path of the plugin; set by Find
+	inside func(context.Context, skel.Env) int // serves calls in this process; nil if the file is executed
 }
 
-// CheckType refuses, with code 7, an ipam.type that can be no plugin's name.
+// CheckType returns an error with code 7 if ipam.type cannot be the name of a plugin.
 func CheckType(name string) error {
 	if cni.ValidType(name) {
 		return nil
 	}
-	return cni.Refuse("ipam.type", name, "is no plugin name (it must be a plain file name)").
+	return cni.Refuse("ipam.type", name, "is not a plugin name (it must be a plain file name)").
 		Suggest("name a program in CNI_PATH, host-local for example")
 }
 
-// Find looks for the plugin, once: the first regular file of its name in Path. A name
-// that is no plain file name is code 7, a missing plugin code 4 naming CNI_PATH.
+// Find searches CNI_PATH for the plugin, the first regular file with its name. It does so only once. The error has code
+// 7 if the name is not a plain file name, and code 4 if there is no such plugin.
 func (c *Client) Find() error {
 	if c.file != "" {
 		return nil
@@ -60,7 +67,7 @@ func (c *Client) Find() error {
 		file := filepath.Join(dir, c.Req.IPAM)
 		info, err := os.Stat(file)
 		switch {
-		case dir == "": // is not the working directory
+		case dir == "": // an empty entry does not mean the working directory
 		case err == nil && info.Mode().IsRegular():
 			if p, ok := c.Req.InProcess(info); ok {
 				c.inside = p.Run
@@ -71,7 +78,7 @@ func (c *Client) Find() error {
 			failed = err
 		}
 	}
-	// The reference plugins' words.
+	// Other programs search for this text of the reference plugins.
 	absent := fmt.Errorf("failed to find plugin %q in path %s", c.Req.IPAM, filepath.SplitList(c.Req.Path))
 	if failed != nil {
 		absent = fmt.Errorf("%w: %w", absent, failed)
@@ -79,13 +86,13 @@ func (c *Client) Find() error {
 	return cni.Errorf(cni.CodeEnvironment, "CNI_PATH: no plugin %q in %q: %w", c.Req.IPAM, c.Req.Path, absent)
 }
 
-// Start starts the plugin for command, with the configuration on its standard input, for a caller who does
-// something else meanwhile. Wait, Result or Release must follow, in the same goroutine. A plugin that this process
-// serves runs in Wait.
+// Start starts the plugin for command, with the configuration on its standard input, and returns immediately. The
+// caller must call Delegate.Wait, Result or Release in the same goroutine. A plugin that this process serves runs in
+// Wait.
 //
-// The errors, also of Wait: the plugin's own error object with its code; code 999 with its standard error in
-// the details for a failure without one; code 11 when the time is up or its file is being written; code 5 when
-// it cannot be started.
+// Start and Wait return the plugin's own error object with its code; code 999 with the plugin's standard error as
+// details if it fails without an error object; code 11 if the time is up or the plugin's file is being written; and
+// code 5 if the file cannot be started.
 func (c *Client) Start(ctx context.Context, command string) (*Delegate, error) {
 	if err := c.Find(); err != nil {
 		return nil, err
@@ -95,7 +102,7 @@ func (c *Client) Start(ctx context.Context, command string) (*Delegate, error) {
 		return nil, d.failure(ctx, context.Cause(ctx))
 	}
 	var env []string
-	env, d.ended = c.Req.Delegate(c.Req.IPAM, command)
+	env, d.onEnd = c.Req.Delegate(c.Req.IPAM, command)
 	if c.inside != nil {
 		d.inside = func(ctx context.Context, out *output) int {
 			return c.inside(ctx, skel.Env{Vars: env,
@@ -108,7 +115,7 @@ func (c *Client) Start(ctx context.Context, command string) (*Delegate, error) {
 		Path: c.file, Env: env, Stdin: c.Req.Conf, Stdout: &d.stdout, Stderr: &d.stderr,
 	}.Start()
 	if err != nil {
-		d.ended(err)
+		d.onEnd(err)
 		return nil, d.failure(ctx, err)
 	}
 	return d, nil
@@ -128,12 +135,11 @@ func (c *Client) answer(ctx context.Context, command string) ([]byte, error) {
 	return d.Wait(ctx)
 }
 
-// Result waits for the answer to an ADD: at least one address, and no interfaces.
-// An answer that cannot be used is code 102.
+// Result waits for the answer to an ADD. The answer must have an address, and loses its interfaces. The error for an
+// invalid answer has code 102.
 //
-// When the plugin says that the attachment has addresses already (code 100), Result gives
-// them back and asks again: Podman starts a container again after a reboot or a crash
-// without a DEL.
+// If the plugin answers that the attachment already has addresses (code 100), Result releases them and repeats the ADD,
+// because Podman restarts a container without a DEL after a reboot or a crash.
 func (c *Client) Result(ctx context.Context, adding *Delegate) (*cni.Result, error) {
 	out, err := adding.Wait(ctx)
 	if refused := (*cni.Error)(nil); errors.As(err, &refused) && refused.Code == cni.CodeExists {
@@ -148,8 +154,8 @@ func (c *Client) Result(ctx context.Context, adding *Delegate) (*cni.Result, err
 	return c.decode(out)
 }
 
-// Release gives the addresses back during a roll-back. adding is an ADD that may still run: it is ended first. nil is
-// none.
+// Release releases the addresses during a roll-back. If adding is not nil, it is an ADD that may still run, and Release
+// ends it first.
 func (c *Client) Release(ctx context.Context, adding *Delegate) error {
 	if adding != nil {
 		ended, cancel := context.WithCancel(ctx)
@@ -167,7 +173,7 @@ func (c *Client) decode(answer []byte) (*cni.Result, error) {
 	if len(res.IPs) == 0 && !c.OnlyRoutes {
 		return nil, cni.Errorf(cni.CodeIPAM, "%s: its answer has no addresses", c)
 	}
-	res.Interfaces = nil // an IPAM plugin knows nothing of interfaces (specification, section 5)
+	res.Interfaces = nil // an IPAM plugin must not return interfaces (specification, section 5)
 	for i, ip := range res.IPs {
 		if slices.ContainsFunc(res.IPs[:i], func(o cni.IP) bool { return o.Address.Addr() == ip.Address.Addr() }) {
 			return nil, cni.Errorf(cni.CodeIPAM, "%s: its answer has address %s twice", c, ip.Address.Addr())
@@ -177,17 +183,17 @@ func (c *Client) decode(answer []byte) (*cni.Result, error) {
 	return res, nil
 }
 
-// NeedsInterface reports whether the plugin's DEL may need the container's interface, as
-// dhcp's does to reach its server. Plugins that are known to keep a store do not.
+// NeedsInterface reports whether the plugin's DEL may need the container's interface. The DEL of dhcp needs it to reach
+// the server. Known plugins that only keep files or objects do not.
 func (c *Client) NeedsInterface() bool {
 	stores := []string{"host-local", "cluster-local", "static", "whereabouts"}
 	return !slices.ContainsFunc(stores, func(plugin string) bool { return cni.IsPlugin(c.Req.IPAM, plugin) })
 }
 
-// ClearsInterface reports whether the plugin takes the addresses from the interface itself before it releases them.
+// ClearsInterface reports whether the plugin itself removes the addresses from the interface before it releases them.
 func (c *Client) ClearsInterface() bool { return cni.IsPlugin(c.Req.IPAM, "dhcp") }
 
-// Status asks whether the plugin could serve an ADD. A missing plugin is code 50.
+// Status returns nil if the plugin is ready for an ADD. The error for a missing plugin has code 50.
 func (c *Client) Status(ctx context.Context) error {
 	if err := CheckType(c.Req.IPAM); err != nil {
 		return err
@@ -198,15 +204,15 @@ func (c *Client) Status(ctx context.Context) error {
 	return c.Run(ctx, "STATUS")
 }
 
-// String names the plugin for messages.
+// String returns a description of the plugin for messages.
 func (c *Client) String() string { return fmt.Sprintf("IPAM plugin %q", c.Req.IPAM) }
 
-// Delegate is a call of a plugin: a process that was started, or a function that Wait runs.
+// Delegate is a call of a plugin: a started process, or a function that Wait runs.
 type Delegate struct {
 	name    string
 	began   time.Time
-	ended   func(error)                        // is told how it ended
-	inside  func(context.Context, *output) int // nil = process
+	onEnd   func(error)                        // is called with the result of the call
+	inside  func(context.Context, *output) int // nil if the plugin is a process
 	process *process.Process
 	*output
 }
@@ -216,17 +222,18 @@ type output struct {
 	stderr lastBytes
 }
 
-// Wait returns the plugin's standard output. When ctx ends, the process is killed; the function is left behind, and
-// what it prints is not used.
+// Wait waits for the end of the call and returns the plugin's standard output. When ctx ends, a process is killed. A
+// function is abandoned, and its output is discarded.
 func (d *Delegate) Wait(ctx context.Context) (answer []byte, err error) {
-	defer func() { d.ended(err) }()
-	if err := d.end(ctx); err != nil {
+	defer func() { d.onEnd(err) }()
+	if err := d.await(ctx); err != nil {
 		return nil, d.failure(ctx, err)
 	}
 	return d.stdout.buf, nil
 }
 
-func (d *Delegate) end(ctx context.Context) error {
+// await returns how the call ended; nil means success.
+func (d *Delegate) await(ctx context.Context) error {
 	if d.inside == nil {
 		return d.process.Wait(ctx)
 	}
@@ -234,8 +241,8 @@ func (d *Delegate) end(ctx context.Context) error {
 		return context.Cause(ctx)
 	}
 	ended, out := make(chan int, 1), d.output
-	go func() { // it can be given up, and never runs on a thread that entered another namespace
-		status := 2 // of a program that panics; most panics skel answers
+	go func() { // can be abandoned, and never runs on a thread that has entered another namespace
+		status := 2 // exit status of a program that panics; skel itself handles most panics
 		defer func() {
 			if v := recover(); v != nil {
 				fmt.Fprintf(&out.stderr, "panic: %v\n\n%s", v, debug.Stack())
@@ -253,12 +260,13 @@ func (d *Delegate) end(ctx context.Context) error {
 			return fmt.Errorf("exit status %d", status)
 		}
 	case <-ctx.Done():
-		// It may hang in a system call: it is left there. It gets no lock any more, so that a DEL that follows wins.
+		// The goroutine may hang in a system call. It gets no lock any more, so a DEL that follows has the last word.
 	}
-	d.output = &output{} // as of a process that was killed
+	d.output = &output{} // the goroutine may still write to the former one
 	return context.Cause(ctx)
 }
 
+// failure returns the error of a call that failed with err.
 func (d *Delegate) failure(ctx context.Context, err error) error {
 	if e, ok := cni.DecodeError(d.stdout.buf); ok {
 		return e
@@ -285,7 +293,7 @@ func (d *Delegate) error(code uint, msg, details string) error {
 	return &cni.Error{Code: code, Msg: fmt.Sprintf("plugin %q: %s", d.name, msg), Details: details}
 }
 
-// limited keeps outputMax bytes, and fails at more, and from then on.
+// limited keeps up to outputMax bytes. A write beyond that fails, and all later writes too.
 type limited struct {
 	buf    []byte
 	isFull bool
@@ -300,7 +308,8 @@ func (l *limited) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// lastBytes copies what it gets, and keeps stderrMax bytes. A failed copy is no error: it would end the delegate.
+// lastBytes copies its input and keeps the last stderrMax bytes. It ignores errors of the copy, because they would end
+// the delegate.
 type lastBytes struct {
 	copy io.Writer
 	buf  []byte

@@ -27,10 +27,10 @@ import (
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
-// parentEnv makes the test binary a plugin that runs the delegate in this directory.
+// parentEnv makes the test binary a plugin that runs the delegate in the named directory.
 const parentEnv = "IPAM_TEST_PARENT"
 
-// executedEnv makes it an IPAM plugin that says that it was executed.
+// executedEnv makes the test binary an IPAM plugin that reports that it was executed.
 const executedEnv = "IPAM_TEST_EXECUTED"
 
 func TestMain(m *testing.M) {
@@ -49,7 +49,7 @@ func TestMain(m *testing.M) {
 
 func TestIPAM(t *testing.T) { nstest.RunSpecs(t, "pkg/ipam") }
 
-// install writes a shell script as an executable plugin.
+// install writes an executable plugin, a shell script.
 func install(dir, name, script string) string {
 	GinkgoHelper()
 	file := filepath.Join(dir, name)
@@ -58,7 +58,7 @@ func install(dir, name, script string) string {
 	return file
 }
 
-// client speaks to an IPAM plugin, called "ipam", that is this script.
+// client returns a client of the IPAM plugin "ipam", which is a shell script.
 func client(script string) (*ipam.Client, *log) {
 	GinkgoHelper()
 	dir := GinkgoT().TempDir()
@@ -77,7 +77,7 @@ func run(ctx context.Context, c *ipam.Client) ([]byte, error) {
 	return d.Wait(ctx)
 }
 
-// log is a standard error that can be looked at while it is written.
+// log is a standard error that can be read while it is written.
 type log struct {
 	mu  sync.Mutex
 	buf bytes.Buffer
@@ -105,7 +105,7 @@ var _ = Describe("Find", func() {
 		return c.File(), err
 	}
 
-	It("takes the first regular file", func() {
+	It("finds the first regular file", func() {
 		install(b, "ipam", "")
 		Expect(find(a+":"+b, "ipam")).To(Equal(filepath.Join(b, "ipam")))
 		install(a, "ipam", "")
@@ -113,7 +113,7 @@ var _ = Describe("Find", func() {
 		Expect(find(b+":"+a, "ipam")).To(Equal(filepath.Join(b, "ipam")))
 	})
 
-	It("follows links and passes over everything else", func() {
+	It("follows links and ignores other kinds of entries", func() {
 		Expect(os.Mkdir(filepath.Join(a, "dir"), 0o755)).To(Succeed())
 		Expect(syscall.Mkfifo(filepath.Join(a, "fifo"), 0o755)).To(Succeed())
 		Expect(os.Symlink("nothing", filepath.Join(a, "dangling"))).To(Succeed())
@@ -128,14 +128,14 @@ var _ = Describe("Find", func() {
 		Expect(find(a, "link")).To(Equal(filepath.Join(a, "link")))
 	})
 
-	It("passes over empty entries, which do not mean the working directory", func() {
+	It("ignores empty entries, which do not mean the working directory", func() {
 		GinkgoT().Chdir(a)
 		install(a, "ipam", "")
 		Expect(find("::", "ipam")).Error().To(HaveOccurred())
 		Expect(find("::"+a+":", "ipam")).To(Equal(filepath.Join(a, "ipam")))
 	})
 
-	DescribeTable("names CNI_PATH when there is no such plugin", func(path string) {
+	DescribeTable("names CNI_PATH if there is no such plugin", func(path string) {
 		_, err := find(path, "ipam")
 		Expect(err).To(MatchError(fmt.Sprintf("CNI_PATH: no plugin %[1]q in %[2]q: "+
 			"failed to find plugin %[1]q in path %[3]s", "ipam", path, filepath.SplitList(path))))
@@ -145,7 +145,7 @@ var _ = Describe("Find", func() {
 		Entry("a file as directory", "/etc/passwd"),
 	)
 
-	DescribeTable("refuses names that are no file names", Label("delegate-name"), func(name string) {
+	DescribeTable("refuses names that are not file names", Label("delegate-name"), func(name string) {
 		_, err := find("/bin:/usr/bin", name)
 		Expect(err).To(MatchError(ContainSubstring("type: %q", name)))
 		Expect(cni.AsError(err).Code).To(Equal(cni.CodeConfig))
@@ -155,7 +155,7 @@ var _ = Describe("Find", func() {
 		Entry("below", "x/y"), Entry("a backslash", `x\y`),
 	)
 
-	It("never takes a plugin of a relative directory from PATH", func() {
+	It("never finds a plugin of a relative directory in PATH", func() {
 		GinkgoT().Chdir(a)
 		install(a, "ipam", "echo here")
 		install(b, "ipam", "echo PATH")
@@ -184,7 +184,7 @@ func expectError(err error, code uint, message, details any) {
 var _ = Describe("a delegate", func() {
 	ctx := context.Background()
 
-	It("passes the environment through, with CNI_COMMAND replaced once", func() {
+	It("passes the environment, in which it replaces CNI_COMMAND", func() {
 		c, _ := client("env")
 		c.Req.Env = append(c.Req.Env, "CNI_ARGS=A=b;C=d", "CNI_COMMAND=again", "CNI_COMMANDX=kept", "X=a=b", "EMPTY=")
 		out := nstest.Must(run(ctx, c))
@@ -194,7 +194,7 @@ var _ = Describe("a delegate", func() {
 		Expect(lines).To(ContainElement("CNI_COMMAND=ADD"))
 	})
 
-	It("passes the configuration on byte for byte", func() {
+	It("passes the configuration byte for byte", func() {
 		conf := append([]byte("\ufeff{\n\t\"x\" : 1e400, \"x\":\"\x00\xff\" }\r\n\n"),
 			bytes.Repeat([]byte("x"), 1<<20)...)
 		c, _ := client("cat")
@@ -203,7 +203,7 @@ var _ = Describe("a delegate", func() {
 		Expect(bytes.Equal(out, conf)).To(BeTrue())
 	})
 
-	It("hands its standard error on while it runs", Label("delegate-stderr"), func() {
+	It("passes its standard error on while it runs", Label("delegate-stderr"), func() {
 		fifo := filepath.Join(GinkgoT().TempDir(), "fifo")
 		Expect(unix.Mkfifo(fifo, 0o600)).To(Succeed())
 		c, stderr := client("echo progress >&2; cat " + fifo)
@@ -215,13 +215,13 @@ var _ = Describe("a delegate", func() {
 		Eventually(done).Should(Receive(BeNil()))
 	})
 
-	DescribeTable("does not mind that nobody reads our own standard error", func(w io.Writer) {
+	DescribeTable("works if the standard error of the caller cannot be written", func(w io.Writer) {
 		c, _ := client("echo one >&2; echo two >&2; echo {}")
 		c.Req.Stderr = w
 		Expect(run(ctx, c)).To(BeEquivalentTo("{}\n"))
-	}, Entry("it fails", broken{}), Entry("there is none", nil))
+	}, Entry("because writes fail", broken{}), Entry("because there is none", nil))
 
-	DescribeTable("says what a delegate died of", Label("delegate-died"), func(
+	DescribeTable("returns why a delegate failed", Label("delegate-died"), func(
 		script string, code uint, message string, details any,
 	) {
 		c, _ := client(script)
@@ -235,18 +235,18 @@ var _ = Describe("a delegate", func() {
 		Entry("its own: one of ours", `echo '{"code": 100, "msg": "there"}'; exit 1`, cni.CodeExists, "there", ""),
 		Entry("its own: configuration", `echo '{"code": 7, "msg": "bad"}'; exit 3`, cni.CodeConfig, "bad", ""),
 		Entry("its own, without a code", `echo '{"code": 0, "msg": "bad"}'; exit 1`, cni.CodeInternal, "bad", ""),
-		Entry("nothing said", "exit 1", cni.CodeInternal,
+		Entry("no output", "exit 1", cni.CodeInternal,
 			`plugin "ipam": failed without an error object: exit status 1`, "it printed \"\""),
 		Entry("text on standard error", "echo boom >&2; exit 2", cni.CodeInternal, "exit status 2", "boom"),
 		Entry("text on standard output", "echo hello; exit 1", cni.CodeInternal, "exit status 1", `it printed "hello"`),
 		Entry("much text on standard output: its beginning", "yes x | head -c 1000 | tr -d '\\n'; exit 1",
 			cni.CodeInternal, "exit status 1", `it printed "`+strings.Repeat("x", 200)+`"`),
-		Entry("a result, and yet a failure", `echo '{"ips": []}'; exit 1`, cni.CodeInternal, "exit status 1",
+		Entry("a result, but a failure", `echo '{"ips": []}'; exit 1`, cni.CodeInternal, "exit status 1",
 			`it printed "{\"ips\": []}"`),
 		Entry("text on both", "echo hello; echo boom >&2; exit 1", cni.CodeInternal, "exit status 1", "boom"),
 		Entry("a signal", "echo boom >&2; kill -9 $$", cni.CodeInternal, "signal: killed", "boom"),
 		Entry("a crash", "kill -SEGV $$", cni.CodeInternal, "signal: segmentation fault", "it printed \"\""),
-		Entry("a long story: its end", "yes nonsense | head -c 90000 >&2; echo the end >&2; exit 1", cni.CodeInternal,
+		Entry("much text on standard error: its end", "yes nonsense | head -c 90000 >&2; echo the end >&2; exit 1", cni.CodeInternal,
 			"exit status 1",
 			And(HaveSuffix("nonsense\nthe end"), WithTransform(func(s string) int { return len(s) }, BeNumerically("<=",
 				4096)))),
@@ -256,7 +256,7 @@ var _ = Describe("a delegate", func() {
 			`it printed "`+strings.Repeat(`y\n`, 100)+`"`),
 	)
 
-	It("does not wait for a file that is being written: try again", func() {
+	It("returns code 11 for a file that is being written", func() {
 		c, _ := client("echo done")
 		file := filepath.Join(c.Req.Path, "ipam")
 		writer := nstest.Must(os.OpenFile(file, os.O_WRONLY, 0))
@@ -278,7 +278,7 @@ var _ = Describe("a delegate", func() {
 		expectError(err, cni.CodeIO, "exec format error", "")
 	})
 
-	DescribeTable("gives up after the time that it has", Label("delegate-deadline"), func(script string) {
+	DescribeTable("stops waiting at the deadline", Label("delegate-deadline"), func(script string) {
 		given, stderr := client("echo waiting >&2; " + script)
 		began := time.Now()
 		_, err := run(nstest.DeadlineWhen(func() bool { return stderr.String() != "" }), given)
@@ -288,10 +288,10 @@ var _ = Describe("a delegate", func() {
 		Entry("one that hangs", "exec sleep 60"),
 		Entry("one whose child hangs", "sleep 60"),
 		Entry("one that ignores signals", "trap '' TERM INT HUP; exec sleep 60"),
-		Entry("one that takes no input", "exec sleep 60 </dev/null"),
+		Entry("one that does not read its input", "exec sleep 60 </dev/null"),
 	)
 
-	It("ends a delegate when it is told to end itself", func() {
+	It("ends a delegate if the caller is told to end", func() {
 		c, stderr := client("echo ready >&2; exec sleep 60")
 		ctx, cancel := context.WithCancelCause(ctx)
 		go func() {
@@ -303,7 +303,7 @@ var _ = Describe("a delegate", func() {
 		expectError(err, cni.CodeTryAgain, `plugin "ipam": stopped: terminated`, "ready")
 	})
 
-	It("takes the answer of a delegate whose child holds the output open", func() {
+	It("returns the answer of a delegate whose child has the output open", func() {
 		c, stderr := client("sleep 60 & echo $! >&2; echo '{}'")
 		began := time.Now()
 		Expect(run(ctx, c)).To(BeEquivalentTo("{}\n"))
@@ -312,7 +312,7 @@ var _ = Describe("a delegate", func() {
 		Expect(unix.Kill(pid, unix.SIGKILL)).To(Succeed(), "the child is not ours to end")
 	})
 
-	It("takes the delegate along when it is killed itself", Label("delegate-deadline"), func() {
+	It("is killed together with its caller", Label("delegate-deadline"), func() {
 		dir := GinkgoT().TempDir()
 		install(dir, "ipam", "echo $$ >&2; exec sleep 60")
 		parent := exec.Command("/proc/self/exe")
@@ -372,7 +372,7 @@ var _ = Describe("Client", func() {
 		Entry("in another version",
 			`{"cniVersion": "0.2.0", "ip4": {"ip": "10.0.0.5/24", "gateway": "10.0.0.1",
 				"routes": [{"dst": "0.0.0.0/0"}]}}`),
-		Entry("with interfaces, of which it can know nothing",
+		Entry("with interfaces, which an IPAM plugin must not return",
 			`{"interfaces": [{"name": "eth9"}], "ips": [{"address": "10.0.0.5/24", "gateway": "10.0.0.1",
 				"interface": 7}], "routes": [{"dst": "0.0.0.0/0"}]}`),
 	)
@@ -391,17 +391,17 @@ var _ = Describe("Client", func() {
 		Entry("an error object, but status 0", `{"code": 11, "msg": "busy"}`, "no addresses"),
 		Entry("a bad version", `{"cniVersion": "9.9.9", "ips": [{"address": "10.0.0.5/24"}]}`, `cniVersion: "9.9.9"`),
 		Entry("a bad address", `{"ips": [{"address": "10.0.0.5"}]}`, `ips[0].address: "10.0.0.5"`),
-		Entry("an address twice", `{"ips": [{"address": "10.0.0.5/24"}, {"address": "10.0.0.5/16"}]}`,
+		Entry("a duplicate address", `{"ips": [{"address": "10.0.0.5/24"}, {"address": "10.0.0.5/16"}]}`,
 			"address 10.0.0.5 twice"),
 		Entry("a bad gateway", `{"ips": [{"address": "10.0.0.5/24", "gateway": "x"}]}`, `ips[0].gateway: "x"`),
 		Entry("a bad route", `{"ips": [{"address": "10.0.0.5/24"}], "routes": [{"dst": "x"}]}`, `routes[0].dst: "x"`),
-		Entry("its family's shape, which is not its version's", `{"cniVersion": "1.0.0", "ip4": {"ip": "10.0.0.5/24"}}`,
+		Entry("a result in the format of another version", `{"cniVersion": "1.0.0", "ip4": {"ip": "10.0.0.5/24"}}`,
 			"no addresses"),
 	)
 
 	type command = func(*ipam.Client, context.Context) error
 
-	DescribeTable("hands the plugin's own error on", Label("delegate-error"), func(call command, code uint) {
+	DescribeTable("returns the plugin's own error", Label("delegate-error"), func(call command, code uint) {
 		err := call(fake(fmt.Sprintf(`echo '{"cniVersion": "0.3.1", "code": %d, "msg": "no",
 			"details": "more"}'; exit 1`, code)), ctx)
 		var e *cni.Error
@@ -414,7 +414,7 @@ var _ = Describe("Client", func() {
 		Entry("STATUS", (*ipam.Client).Status, cni.CodeUnavailable),
 	)
 
-	DescribeTable("gives back what the attachment has already, once, and asks again", func(fails string, code uint,
+	DescribeTable("releases the addresses that the attachment already has, and repeats ADD once", func(fails string, code uint,
 		calls string) {
 		c := fake(fmt.Sprintf(`cat >/dev/null; echo "$CNI_COMMAND" >&2; cd "${0%%/*}"
 			fail() { echo '{"cniVersion": "0.3.1", "code": '"$1"', "msg": "no"}'; exit 1; }
@@ -431,11 +431,11 @@ var _ = Describe("Client", func() {
 		Expect(res.IPs).To(HaveLen(1))
 	},
 		Entry("from before a reboot", "exit", uint(0), "ADD\nDEL\nADD\n"),
-		Entry("which stays", "rm released; exit", cni.CodeExists, "ADD\nDEL\nADD\n"),
-		Entry("which cannot be given back", "fail 5", cni.CodeExists, "ADD\nDEL\n"),
+		Entry("which remain", "rm released; exit", cni.CodeExists, "ADD\nDEL\nADD\n"),
+		Entry("which cannot be released", "fail 5", cni.CodeExists, "ADD\nDEL\n"),
 	)
 
-	DescribeTable("runs one command with the whole configuration, and minds no output but ADD's",
+	DescribeTable("runs one command with the whole configuration, and ignores the output of commands other than ADD",
 		func(call command, verb string) {
 			c := fake(`echo "$CNI_COMMAND $(cat)" >&2; echo garbage`)
 			Expect(call(c, ctx)).To(Succeed())
@@ -445,7 +445,7 @@ var _ = Describe("Client", func() {
 		Entry("STATUS", (*ipam.Client).Status, "STATUS"),
 	)
 
-	It("ends in a roll-back a plugin that was not awaited, and its DEL with the roll-back's time", func() {
+	It("ends a plugin that still runs in a roll-back, and runs DEL within the roll-back's time", func() {
 		c := fake(`echo "$CNI_COMMAND" >&2; touch "$0.$CNI_COMMAND"; exec sleep 60`)
 		adding := nstest.Must(c.Start(ctx, "ADD"))
 		began := time.Now()
@@ -458,7 +458,7 @@ var _ = Describe("Client", func() {
 		Expect(stderr.String()).To(HaveSuffix("DEL\n"))
 	})
 
-	DescribeTable("refuses a type that is no file name, naming the key", func(name string) {
+	DescribeTable("refuses a type that is not a file name, and names the key", func(name string) {
 		c := fake("")
 		c.Req.IPAM = name
 		_, err := add(c)
@@ -468,7 +468,7 @@ var _ = Describe("Client", func() {
 		}
 	}, Entry("none", ""), Entry("a path", "../ipam"), Entry("absolute", "/bin/true"), Entry("parent", ".."))
 
-	It("names CNI_PATH when there is no such plugin", func() {
+	It("names CNI_PATH if there is no such plugin", func() {
 		c := fake("")
 		c.Req.IPAM = "nobody"
 		_, err := add(c)
@@ -478,7 +478,7 @@ var _ = Describe("Client", func() {
 	})
 })
 
-var _ = DescribeTable("knows plugins that keep a store, and dhcp, also under another name", Label("other-name"),
+var _ = DescribeTable("knows the plugins that only keep files, and dhcp, also under another name", Label("other-name"),
 	func(name string, needs, clears bool) {
 		c := ipam.Client{Req: &skel.Request{IPAM: name}}
 		Expect(c.NeedsInterface()).To(Equal(needs))

@@ -200,7 +200,7 @@ var _ = Describe("a namespace", Label("gone"), func() {
 		}
 	})
 
-	DescribeTable("no longer exists for a search of all processes, although no process shows the mounts of", func(hold func()) {
+	DescribeTable("no longer exists for a search of processes, although none shows the mounts of", func(hold func()) {
 		id := held(func(*nstest.Host) {})
 		hold()
 		Eventually(func() bool { // it is being cleared up, or a look may have missed one

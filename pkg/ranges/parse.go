@@ -9,23 +9,23 @@ import (
 	"github.com/hawser-cni/plugins/pkg/cni"
 )
 
-// Wire is a range as configurations spell it.
+// Wire is the JSON form of a range.
 type Wire struct {
 	Subnet *string `json:"subnet" help:"the network, as address/length" schema:"required format=prefix"`
-	Start  string  `json:"rangeStart" help:"first address to give away" schema:"format=address empty"`
-	End    string  `json:"rangeEnd" help:"last address to give away" schema:"format=address empty"`
-	GW     string  `json:"gateway" help:"the gateway, never given away" schema:"format=address empty"`
+	Start  string  `json:"rangeStart" help:"first address to assign" schema:"format=address empty"`
+	End    string  `json:"rangeEnd" help:"last address to assign" schema:"format=address empty"`
+	GW     string  `json:"gateway" help:"the gateway, which is never assigned" schema:"format=address empty"`
 }
 
-// Call has the keys of a configuration by which a runtime or a user asks for addresses of one call.
-type Call struct {
+// RequestKeys are the keys of a configuration with which a runtime or a user requests addresses for one call.
+type RequestKeys struct {
 	RuntimeConfig struct {
-		IPs      []string `json:"ips" help:"addresses asked for" each:"format=asked" most:"64"`
+		IPs      []string `json:"ips" help:"requested addresses" each:"format=asked" most:"64"`
 		IPRanges [][]Wire `json:"ipRanges" help:"sets of ranges, before those of ipam"`
 	} `json:"runtimeConfig"`
 	Args struct {
 		CNI struct {
-			IPs []string `json:"ips" help:"addresses asked for" each:"format=asked" most:"64"`
+			IPs []string `json:"ips" help:"requested addresses" each:"format=asked" most:"64"`
 		} `json:"cni"`
 	} `json:"args"`
 	Capabilities struct {
@@ -33,34 +33,34 @@ type Call struct {
 	} `json:"capabilities"`
 }
 
-// Parse lists all sets: what the runtime sent, the single range of ipam, ipam.ranges. Without any the runtime is to
-// send some: capabilities.ipRanges says so.
-func (c *Call) Parse(version string, single Wire, all [][]Wire) ([]Set, error) {
+// Parse returns all sets in this order: those that the runtime sent, the single range in ipam, and those in
+// ipam.ranges. There must be a set, unless capabilities.ipRanges says that the runtime sends some.
+func (k *RequestKeys) Parse(version string, single Wire, all [][]Wire) ([]Set, error) {
 	var p setParser
-	for key, sets := range map[string][][]Wire{"runtimeConfig.ipRanges": c.RuntimeConfig.IPRanges, "ipam.ranges": all} {
-		if n := len(slices.Concat(sets...)); n > cni.ListMax { // each is compared with all others
+	for key, sets := range map[string][][]Wire{"runtimeConfig.ipRanges": k.RuntimeConfig.IPRanges, "ipam.ranges": all} {
+		if n := len(slices.Concat(sets...)); n > cni.ListMax { // because each range is compared with all others
 			return nil, cni.Refuse(key, nil, fmt.Sprintf("has %d ranges, more than %d", n, cni.ListMax))
 		}
 	}
-	p.add("runtimeConfig.ipRanges", c.RuntimeConfig.IPRanges)
+	p.add("runtimeConfig.ipRanges", k.RuntimeConfig.IPRanges)
 	if single.Subnet != nil {
 		p.sets = append(p.sets, nil)
 		p.addRange("ipam", single)
-	} else if single != (Wire{}) && len(all) == 0 && len(c.RuntimeConfig.IPRanges) == 0 {
-		p.problems.Add(cni.Refuse("ipam.subnet", nil, "is missing beside rangeStart, rangeEnd or gateway"))
+	} else if single != (Wire{}) && len(all) == 0 && len(k.RuntimeConfig.IPRanges) == 0 {
+		p.problems.Add(cni.Refuse("ipam.subnet", nil, "is missing, although rangeStart, rangeEnd or gateway is set"))
 	}
 	p.add("ipam.ranges", all)
 	if err := p.problems.Err(); err != nil {
 		return p.sets, err
 	}
-	if len(p.sets) == 0 && !c.Capabilities.IPRanges {
-		return nil, cni.Refuse("ipam.ranges", nil, "no ranges to give addresses from").
+	if len(p.sets) == 0 && !k.Capabilities.IPRanges {
+		return nil, cni.Refuse("ipam.ranges", nil, "no ranges to assign addresses from").
 			Suggest(`write "ranges": [[{"subnet": "10.1.0.0/16"}]]`)
 	}
 	return p.sets, checkFamilies(p.sets, version)
 }
 
-// setParser collects range sets and what is wrong with them.
+// setParser collects range sets and the problems in them.
 type setParser struct {
 	sets     []Set
 	problems cni.Problems
@@ -88,7 +88,7 @@ func (p *setParser) addRange(path string, w Wire) {
 	set := &p.sets[len(p.sets)-1]
 	if len(*set) > 0 && r.First.BitLen() != (*set)[0].First.BitLen() {
 		reason := fmt.Sprintf("is not of the address family of %s", (*set)[0].Subnet)
-		p.problems.Add(cni.Refuse(path+".subnet", r.Subnet, reason).Suggest("give each family a set of its own"))
+		p.problems.Add(cni.Refuse(path+".subnet", r.Subnet, reason).Suggest("use a set for each family"))
 		return
 	}
 	for _, other := range slices.Concat(p.sets...) {
@@ -99,15 +99,14 @@ func (p *setParser) addRange(path string, w Wire) {
 	*set = append(*set, r)
 }
 
-// checkFamilies keeps a result printable in versions that have room for one
-// address of each family.
+// checkFamilies refuses two sets of one family if the version's result has room for only one address of each family.
 func checkFamilies(sets []Set, version string) error {
 	seen := map[int]bool{}
 	for _, set := range sets {
 		family := set[0].First.BitLen()
 		if seen[family] && (version == "0.1.0" || version == "0.2.0") {
 			return cni.Refuse("ipam.ranges", nil, fmt.Sprintf("CNI version %s does not support more than "+
-				"1 address per family, and the set %s is one more", version, set)).
+				"1 address per family, but there is also the set %s", version, set)).
 				Suggest("use cniVersion 0.3.0 or later")
 		}
 		seen[family] = true
@@ -115,7 +114,7 @@ func checkFamilies(sets []Set, version string) error {
 	return nil
 }
 
-// Parse reads the range at path.
+// Parse parses the range, whose key in the configuration is path.
 func (w Wire) Parse(path string) (Range, error) {
 	if w.Subnet == nil {
 		return Range{}, cni.Refuse(path+".subnet", nil, "is missing")
@@ -136,10 +135,10 @@ func (w Wire) Parse(path string) (Range, error) {
 	var problems cni.Problems
 	for _, v := range []struct {
 		key, text string
-		to        *netip.Addr
+		dst       *netip.Addr
 	}{{"rangeStart", w.Start, &r.First}, {"rangeEnd", w.End, &r.Last}, {"gateway", w.GW, &r.Gateway}} {
 		if v.text != "" {
-			*v.to, err = cni.ParseAddr(path+"."+v.key, v.text)
+			*v.dst, err = cni.ParseAddr(path+"."+v.key, v.text)
 			problems.Add(err)
 		}
 	}
@@ -158,19 +157,20 @@ func (w Wire) Parse(path string) (Range, error) {
 	return r, problems.Err()
 }
 
-// Asked is an address that was asked for; the zero value is none.
-type Asked struct {
+// Requested is a requested address. The zero value means that no address is requested.
+type Requested struct {
 	Addr netip.Addr
-	Key  string // where it was asked for
-	Code uint   // of an error about it: CodeConfig or CodeEnvironment
+	Key  string // the key of the request
+	Code uint   // code of an error about it: CodeConfig or CodeEnvironment
 }
 
-// Asked collects the addresses that were asked for, in any place, each once. IP is that of CNI_ARGS.
-func (c *Call) Asked(ip string) ([]Asked, error) {
+// Requested returns the addresses that are requested with any key, each of them once. ip is the value of IP in
+// CNI_ARGS.
+func (k *RequestKeys) Requested(ip string) ([]Requested, error) {
 	var problems cni.Problems
-	var list []Asked
+	var list []Requested
 	add := func(key string, code uint, text string) {
-		// Its length, if it has one, means nothing: the range knows it.
+		// A prefix length is accepted and ignored, because the length of the subnet applies.
 		addr, err := cni.ParseAddr(key, text)
 		if strings.Contains(text, "/") {
 			var p netip.Prefix
@@ -179,26 +179,26 @@ func (c *Call) Asked(ip string) ([]Asked, error) {
 		}
 		if err != nil {
 			problems.Add(cni.AsError(err).WithCode(code))
-		} else if !slices.ContainsFunc(list, func(a Asked) bool { return a.Addr == addr }) {
-			list = append(list, Asked{addr, key, code})
+		} else if !slices.ContainsFunc(list, func(a Requested) bool { return a.Addr == addr }) {
+			list = append(list, Requested{addr, key, code})
 		}
 	}
 	if ip != "" {
 		add("CNI_ARGS IP", cni.CodeEnvironment, ip)
 	}
-	for i, ip := range c.Args.CNI.IPs {
+	for i, ip := range k.Args.CNI.IPs {
 		add(fmt.Sprintf("args.cni.ips[%d]", i), cni.CodeConfig, ip)
 	}
-	for i, ip := range c.RuntimeConfig.IPs {
+	for i, ip := range k.RuntimeConfig.IPs {
 		add(fmt.Sprintf("runtimeConfig.ips[%d]", i), cni.CodeConfig, ip)
 	}
 	return list, problems.Err()
 }
 
-// Assign finds the set of each address that was asked for: each must have one, and a set gives one address only.
-func Assign(sets []Set, asked []Asked) ([]Asked, error) {
-	bySet := make([]Asked, len(sets))
-	for _, a := range asked {
+// Assign returns the requested address of each set. Each address must be in a set, and each set can have only one.
+func Assign(sets []Set, requested []Requested) ([]Requested, error) {
+	bySet := make([]Requested, len(sets))
+	for _, a := range requested {
 		refuse := func(format string, args ...any) error {
 			return cni.Refuse(a.Key, a.Addr, fmt.Sprintf(format, args...)).WithCode(a.Code)
 		}
@@ -210,7 +210,7 @@ func Assign(sets []Set, asked []Asked) ([]Asked, error) {
 		case sets[i].IsGateway(a.Addr):
 			return nil, refuse("is a gateway of range set %d (%s)", i, sets[i])
 		case bySet[i].Addr.IsValid():
-			return nil, refuse("is of range set %d (%s), which gives one address, and %s is asked for too: "+
+			return nil, refuse("is in range set %d (%s), which provides one address, and %s is also requested: "+
 				"failed to allocate all requested IPs: %s", i, sets[i], bySet[i].Addr, a.Addr)
 		}
 		bySet[i] = a

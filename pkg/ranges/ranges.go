@@ -1,5 +1,8 @@
-// Package ranges has the ranges of addresses from which IPAM plugins give: how configurations write them, what is
-// excluded, and which addresses are asked for.
+// Package ranges implements the address ranges of the IPAM plugins host-local and cluster-local.
+//
+// A Range is part of a subnet; its gateway is never assigned. A Set is a list of ranges of one address family, and an
+// attachment gets one address from each set. The package parses ranges, sets, exclusions and requested addresses, with
+// the same keys and messages for both plugins. It does not know which addresses are in use.
 package ranges
 
 import (
@@ -14,15 +17,16 @@ import (
 	"github.com/hawser-cni/plugins/pkg/cni"
 )
 
-// Range is a run of addresses of one subnet, both ends included. All but gateways may be given away.
+// Range is the addresses of a subnet from First to Last. All of them except gateways can be assigned.
 type Range struct {
 	Subnet      netip.Prefix // masked
 	First, Last netip.Addr
-	Gateway     netip.Addr // may lie outside the range, and outside the subnet
-	Key         string     // where the configuration has it
+	Gateway     netip.Addr // may be outside of the range and of the subnet
+	Key         string     // key in the configuration
 }
 
-// New is the default range of a subnet: all but the network's own address and, in IPv4, the broadcast address.
+// New returns the default range of a subnet: all addresses except the network address and, in IPv4, the broadcast
+// address.
 func New(key string, subnet netip.Prefix) Range {
 	first, last := subnet.Addr().Next(), cni.LastOf(subnet)
 	if last.Is4() {
@@ -33,28 +37,28 @@ func New(key string, subnet netip.Prefix) Range {
 
 func (r Range) String() string { return r.First.String() + "-" + r.Last.String() }
 
-// Contains says whether the address is in the range.
+// Contains reports whether the address is in the range.
 func (r Range) Contains(addr netip.Addr) bool {
 	return r.First.BitLen() == addr.BitLen() && !addr.Less(r.First) && !r.Last.Less(addr)
 }
 
-// Overlaps says whether the ranges have an address in common.
+// Overlaps reports whether the ranges have a common address.
 func (r Range) Overlaps(o Range) bool { return r.Contains(o.First) || o.Contains(r.First) }
 
-// Size is how many addresses may be given away.
+// Size returns the number of addresses that can be assigned.
 func (r Range) Size() float64 {
 	a, b := r.First.As16(), r.Last.As16()
-	part := func(at int) float64 {
-		return float64(binary.BigEndian.Uint64(b[at:])) - float64(binary.BigEndian.Uint64(a[at:]))
+	half := func(offset int) float64 {
+		return float64(binary.BigEndian.Uint64(b[offset:])) - float64(binary.BigEndian.Uint64(a[offset:]))
 	}
-	size := math.Ldexp(part(0), 64) + part(8) + 1
+	size := math.Ldexp(half(0), 64) + half(8) + 1
 	if r.Contains(r.Gateway) {
 		size--
 	}
 	return size
 }
 
-// Set is a list of ranges of one family. An attachment gets one address of each set.
+// Set is a list of ranges of one address family. An attachment gets one address from each set.
 type Set []Range
 
 func (s Set) String() string { return Join(s, ",") }
@@ -73,18 +77,18 @@ func (s Set) IsGateway(addr netip.Addr) bool {
 	return slices.ContainsFunc(s, func(r Range) bool { return r.Gateway == addr })
 }
 
-// After yields the addresses of the set, without gateways, in the order in which they are tried: from the one after
-// last to the end of its range, through the other ranges, and round to last itself, or from the first range where none
-// has last.
-func (s Set) After(last netip.Addr) iter.Seq[netip.Addr] {
-	runs := s
-	if at := slices.IndexFunc(s, func(r Range) bool { return r.Contains(last) }); at >= 0 {
-		runs = slices.Concat(s[at:], s[:at+1])
-		runs[0].First, runs[len(s)].Last = last.Next(), last
+// Candidates yields the addresses of the set except gateways, in the order in which ADD tries them: from the successor
+// of last to the end of its range, then through the other ranges, and from the start of last's range to last itself. If
+// no range contains last, it starts with the first range.
+func (s Set) Candidates(last netip.Addr) iter.Seq[netip.Addr] {
+	order := s
+	if i := slices.IndexFunc(s, func(r Range) bool { return r.Contains(last) }); i >= 0 {
+		order = slices.Concat(s[i:], s[:i+1])
+		order[0].First, order[len(s)].Last = last.Next(), last
 	}
 	return func(yield func(netip.Addr) bool) {
-		for _, r := range runs {
-			// After the highest address of all Next is invalid.
+		for _, r := range order {
+			// Next of the highest address of the family is invalid.
 			for addr := r.First; addr.IsValid() && !r.Last.Less(addr); addr = addr.Next() {
 				if !s.IsGateway(addr) && !yield(addr) {
 					return
@@ -94,23 +98,23 @@ func (s Set) After(last netip.Addr) iter.Seq[netip.Addr] {
 	}
 }
 
-// Without are the parts of the set's ranges that lie outside of the networks.
-func (s Set) Without(exclude []netip.Prefix) Set {
+// Subtract returns the parts of the set's ranges that are outside of the excluded networks.
+func (s Set) Subtract(exclude []netip.Prefix) Set {
 	for _, p := range exclude {
-		o := Range{First: p.Addr(), Last: cni.LastOf(p)}
+		excluded := Range{First: p.Addr(), Last: cni.LastOf(p)}
 		var left Set
 		for _, r := range s {
-			if !r.Overlaps(o) {
+			if !r.Overlaps(excluded) {
 				left = append(left, r)
 				continue
 			}
-			before, behind := r, r
-			before.Last, behind.First = o.First.Prev(), o.Last.Next()
-			if r.First.Less(o.First) {
+			before, after := r, r
+			before.Last, after.First = excluded.First.Prev(), excluded.Last.Next()
+			if r.First.Less(excluded.First) {
 				left = append(left, before)
 			}
-			if o.Last.Less(r.Last) {
-				left = append(left, behind)
+			if excluded.Last.Less(r.Last) {
+				left = append(left, after)
 			}
 		}
 		s = left
@@ -118,8 +122,7 @@ func (s Set) Without(exclude []netip.Prefix) Set {
 	return s
 }
 
-// Exclude takes what the key ipam.exclude lists out of the sets, unless there are problems. Their ranges become more,
-// and smaller.
+// Exclude removes the networks of the key ipam.exclude from the sets, unless there are problems. A range can be split.
 func Exclude(sets []Set, list []string, problems *cni.Problems) {
 	exclude, err := cni.ParseNetworks("ipam.exclude", list)
 	problems.Add(err)
@@ -129,7 +132,7 @@ func Exclude(sets []Set, list []string, problems *cni.Problems) {
 	for i, set := range sets {
 		sets[i] = nil
 		for _, r := range set {
-			left := Set{r}.Without(exclude)
+			left := Set{r}.Subtract(exclude)
 			if len(left) == 0 {
 				problems.Add(cni.Refuse("ipam.exclude", nil, fmt.Sprintf("leaves no address of %s, %s", r.Key, r)))
 			}
@@ -138,7 +141,7 @@ func Exclude(sets []Set, list []string, problems *cni.Problems) {
 	}
 }
 
-// Verify returns drift where a result has addresses of the sets that are not among those that the attachment holds.
+// Verify returns a drift error if a result has addresses in the sets that the attachment does not hold.
 func Verify(sets []Set, result *cni.Result, held []netip.Addr) error {
 	if result == nil {
 		return nil
@@ -158,11 +161,11 @@ func Verify(sets []Set, result *cni.Result, held []netip.Addr) error {
 		Join(held, ", "))
 }
 
-// Join are the texts of a list with something between them.
-func Join[T fmt.Stringer](list []T, between string) string {
+// Join returns the texts of a list with sep between them.
+func Join[T fmt.Stringer](list []T, sep string) string {
 	words := make([]string, len(list))
 	for i, v := range list {
 		words[i] = v.String()
 	}
-	return strings.Join(words, between)
+	return strings.Join(words, sep)
 }

@@ -8,7 +8,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
-// ReadDNS reads a file as resolv.conf(5).
+// ReadDNS parses a file in the format of resolv.conf(5). Without a path it returns nothing.
 func ReadDNS(path string) (cni.DNS, error) {
 	if path == "" {
 		return cni.DNS{}, nil

@@ -286,7 +286,7 @@ var _ = Describe("an ipam.type that is a path (CVE-2021-20206)", Label("ipam-pat
 					_, err := os.Stat(mark)
 					Expect(os.IsNotExist(err)).To(BeTrue(), "%s %s %q", plugin, command, ipam)
 					if command == "ADD" {
-						Expect(a.Failed(7)).To(ContainSubstring("is no plugin name"))
+						Expect(a.Failed(7)).To(ContainSubstring("is not a plugin name"))
 					}
 				}
 			}

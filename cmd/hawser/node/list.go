@@ -265,7 +265,7 @@ func (l List) RangeSets() (sets []ranges.Set) {
 			if err != nil {
 				return nil
 			}
-			return ranges.Set{r}.Without(exclude)
+			return ranges.Set{r}.Subtract(exclude)
 		}
 		if ipam.Subnet != nil {
 			sets = append(sets, parse("ipam", ipam.Wire))

@@ -81,7 +81,7 @@ func (s *session) checkNode(ctx context.Context) error {
 // add allocates an address from each set.
 func add(ctx context.Context, req *skel.Request, cfg *config) (*cni.Result, error) {
 	if len(cfg.sets)+len(cfg.staticIPs) == 0 {
-		return nil, cni.Errorf(cni.CodeConfig, "runtimeConfig.ipRanges: no ranges to give addresses from")
+		return nil, cni.Errorf(cni.CodeConfig, "runtimeConfig.ipRanges: no ranges to assign addresses from")
 	}
 	dns := cfg.dns
 	if cfg.resolvConf != "" {

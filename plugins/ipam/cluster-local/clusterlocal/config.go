@@ -16,7 +16,7 @@ type wireConfig struct {
 	skel.LogKey
 
 	IPAM wireIPAM `json:"ipam"`
-	ranges.Call
+	ranges.RequestKeys
 }
 
 type wireIPAM struct {
@@ -25,7 +25,7 @@ type wireIPAM struct {
 	Ranges     [][]ranges.Wire `json:"ranges" help:"sets of ranges; a container gets one address of each set"`
 	Routes     []cni.WireRoute `json:"routes" help:"routes, copied to the result" most:"1024"`
 	ResolvConf string          `json:"resolvConf" help:"a file as resolv.conf(5), for the dns of the result"`
-	Exclude    []string        `json:"exclude" help:"addresses and networks that are never given away" each:"format=network"`
+	Exclude    []string        `json:"exclude" help:"addresses and networks that are never assigned" each:"format=network"`
 
 	wirePlace
 	Reclaim string `json:"reclaim" default:"deleted-nodes" schema:"enum=deleted-nodes|never empty" help:"whose leases ADD takes when a set is full"`
@@ -88,7 +88,7 @@ type config struct {
 	place
 	resolvConf  string // empty: none
 	sets        []ranges.Set
-	asked       []ranges.Asked // for each set; the zero value asks for none
+	asked       []ranges.Requested // for each set; the zero value asks for none
 	staticIPs   []cni.IP       // given as they are, without a lease
 	routes      []cni.Route
 	dns         cni.DNS
@@ -127,12 +127,12 @@ func parseConfig(req *skel.Request, wire wireConfig, problems *cni.Problems) *co
 		problems.Add(cni.Refuse("ipam.statusOnStoreDown", mode, `must be "ignore", "warn" or "fail"`))
 	}
 	var err error
-	cfg.sets, err = wire.Call.Parse(req.Version, wire.IPAM.Wire, wire.IPAM.Ranges)
+	cfg.sets, err = wire.RequestKeys.Parse(req.Version, wire.IPAM.Wire, wire.IPAM.Ranges)
 	problems.Add(err)
 	ranges.Exclude(cfg.sets, wire.IPAM.Exclude, problems)
 	cfg.routes, err = cni.ParseRoutes(wire.IPAM.Routes)
 	problems.AddIn("ipam", err)
-	cfg.parseArgs(req.Args, wire.Call, problems)
+	cfg.parseArgs(req.Args, wire.RequestKeys, problems)
 	return cfg
 }
 
@@ -159,7 +159,7 @@ func (cfg *config) checkPlace(req *skel.Request, problems *cni.Problems) {
 const nameMax = 253
 
 // parseArgs reads the pod and the requested addresses of the call.
-func (cfg *config) parseArgs(args string, call ranges.Call, problems *cni.Problems) {
+func (cfg *config) parseArgs(args string, call ranges.RequestKeys, problems *cni.Problems) {
 	values, err := cni.ParseArgs(args, "IP", podSpace, podName, podUID)
 	problems.Add(err)
 	for _, key := range []string{podSpace, podName, podUID} {
@@ -170,7 +170,7 @@ func (cfg *config) parseArgs(args string, call ranges.Call, problems *cni.Proble
 	if name := values[podName]; name != "" {
 		cfg.pod, cfg.podUID = values[podSpace]+"/"+name, values[podUID]
 	}
-	asked, err := call.Asked(values["IP"])
+	asked, err := call.Requested(values["IP"])
 	problems.Add(err)
 	if problems.Err() == nil && len(cfg.sets) > 0 {
 		cfg.asked, err = ranges.Assign(cfg.sets, asked)

@@ -21,7 +21,7 @@ type wireWhereabouts struct {
 	skel.LogKey
 
 	IPAM wireWhereaboutsIPAM `json:"ipam"`
-	ranges.Call
+	ranges.RequestKeys
 }
 
 type wireWhereaboutsIPAM struct {
@@ -67,9 +67,9 @@ type wireWhereaboutsIPAM struct {
 
 type wireWhereaboutsRange struct {
 	Range   string   `json:"range" help:"a network, or first-last/length"`
-	Start   string   `json:"range_start" help:"first address to give away"`
-	End     string   `json:"range_end" help:"last address to give away"`
-	Exclude []string `json:"exclude" help:"addresses and networks that are never given away"`
+	Start   string   `json:"range_start" help:"first address to assign"`
+	End     string   `json:"range_end" help:"last address to assign"`
+	Exclude []string `json:"exclude" help:"addresses and networks that are never assigned"`
 }
 
 // flatFiles are the paths at which whereabouts looks for the rest of its configuration, in this order.
@@ -150,7 +150,7 @@ func parseWhereabouts(req *skel.Request) (*config, error) {
 	problems.Add(err)
 	cfg.staticIPs, err = w.IPAM.staticIPs()
 	problems.Add(err)
-	cfg.parseArgs(req.Args, w.Call, &problems)
+	cfg.parseArgs(req.Args, w.RequestKeys, &problems)
 	return cfg, problems.Err()
 }
 
@@ -165,7 +165,7 @@ func (w wireWhereaboutsIPAM) sets() (sets []ranges.Set, err error) {
 		if err != nil || wrong != nil {
 			return
 		}
-		left := ranges.Set{r}.Without(exclude)
+		left := ranges.Set{r}.Subtract(exclude)
 		if len(left) == 0 {
 			problems.Add(cni.Refuse(path+".exclude", nil, fmt.Sprintf("excludes all addresses of %s", r)))
 		}

@@ -14,7 +14,7 @@ type wireConfig struct {
 	skel.LogKey
 
 	IPAM wireIPAM `json:"ipam"`
-	ranges.Call
+	ranges.RequestKeys
 }
 
 type wireIPAM struct {
@@ -25,7 +25,7 @@ type wireIPAM struct {
 	DataDir    string          `json:"dataDir" help:"directory of the leases" default:"/var/lib/cni/networks"`
 	ResolvConf string          `json:"resolvConf" help:"a file as resolv.conf(5), for the dns of the result"`
 
-	Exclude []string `json:"exclude" help:"addresses and networks that are never given away" each:"format=network"`
+	Exclude []string `json:"exclude" help:"addresses and networks that are never assigned" each:"format=network"`
 	Sticky  bool     `json:"sticky" help:"give a pod the address that it had, while that is free" default:"false"`
 
 	Reclaim *bool `json:"reclaim" help:"take back leases of containers that are gone for certain when a set is full" default:"true"`
@@ -40,7 +40,7 @@ type config struct {
 	dataDir      string
 	resolvConf   string // empty: none
 	sets         []ranges.Set
-	asked        []ranges.Asked // requested address for each set; zero: none
+	asked        []ranges.Requested // requested address for each set; zero: none
 	routes       []cni.Route
 	failWhenFull bool
 	reclaim      bool
@@ -58,7 +58,7 @@ func parseConfig(req *skel.Request, wire wireConfig, problems *cni.Problems) *co
 		problems.Add(cni.Refuse("ipam.statusOnExhaustion", mode, `must be "warn" or "fail"`))
 	}
 	var err error
-	cfg.sets, err = wire.Call.Parse(req.Version, wire.IPAM.Wire, wire.IPAM.Ranges)
+	cfg.sets, err = wire.RequestKeys.Parse(req.Version, wire.IPAM.Wire, wire.IPAM.Ranges)
 	problems.Add(err)
 	ranges.Exclude(cfg.sets, wire.IPAM.Exclude, problems)
 	known := []string{"IP"}
@@ -72,7 +72,7 @@ func parseConfig(req *skel.Request, wire wireConfig, problems *cni.Problems) *co
 	cfg.routes, err = cni.ParseRoutes(wire.IPAM.Routes)
 	problems.AddIn("ipam", err)
 	problems.Add(wrongArgs)
-	asked, err := wire.Asked(values["IP"])
+	asked, err := wire.Requested(values["IP"])
 	problems.Add(err)
 	if problems.Err() == nil && len(cfg.sets) > 0 {
 		cfg.asked, err = ranges.Assign(cfg.sets, asked)

@@ -80,7 +80,7 @@ var _ = DescribeTable("what is refused", func(want, ipam string, more ...string)
 	Expect(err).To(MatchError(want))
 	Expect(cni.AsError(err).Code).To(Equal(cni.CodeConfig))
 },
-	Entry("nothing", "ipam.ranges: no ranges to give addresses from", ``),
+	Entry("nothing", "ipam.ranges: no ranges to assign addresses from", ``),
 	Entry("a start outside", "ipam.ranges[0][1].rangeStart: 10.1.4.1 is not in the subnet 10.1.3.0/24",
 		`"ranges":[[{"subnet":"10.1.2.0/24"},{"subnet":"10.1.3.0/24","rangeStart":"10.1.4.1"}]]`),
 	Entry("an end before the start",
@@ -175,7 +175,7 @@ var _ = Describe("addresses asked for", func() {
 		wire := &wireConfig{}
 		wire.RuntimeConfig.IPs = []string{"10.1.2.9", "::ffff:10.1.2.7", "10.1.2.6"}
 		wire.Args.CNI.IPs = []string{"10.1.2.8/16", "10.1.2.9"}
-		asked := nstest.Must(wire.Asked("10.1.2.7"))
+		asked := nstest.Must(wire.Requested("10.1.2.7"))
 		var got []string
 		for _, a := range asked {
 			got = append(got, fmt.Sprintf("%s %d %s", a.Addr, a.Code, a.Key))
@@ -197,9 +197,9 @@ var _ = Describe("addresses asked for", func() {
 	DescribeTable("are spread over the sets", func(want string, list ...string) {
 		sets := []ranges.Set{set("10.0.0.0/24"), set("10.0.1.0/24"), set("2001:db8::/64"),
 			set("10.0.3.0/29", "10.0.4.0/29 gw 10.0.3.3")}
-		var asked []ranges.Asked
+		var asked []ranges.Requested
 		for i, a := range addrs(list...) {
-			asked = append(asked, ranges.Asked{Addr: a, Key: fmt.Sprintf("ips[%d]", i), Code: cni.CodeConfig})
+			asked = append(asked, ranges.Requested{Addr: a, Key: fmt.Sprintf("ips[%d]", i), Code: cni.CodeConfig})
 		}
 		got, err := ranges.Assign(sets, asked)
 		if err != nil {
@@ -223,8 +223,8 @@ var _ = Describe("addresses asked for", func() {
 		Entry("the gateway of another range of its set",
 			"ips[0]: 10.0.3.3 is a gateway of range set 3 (10.0.3.1-10.0.3.6,10.0.4.1-10.0.4.6)", "10.0.3.3"),
 		Entry("two of one set",
-			"ips[1]: 10.0.0.8 is of range set 0 (10.0.0.1-10.0.0.254), which gives one address, "+
-				"and 10.0.0.7 is asked for too: failed to allocate all requested IPs: 10.0.0.8",
+			"ips[1]: 10.0.0.8 is in range set 0 (10.0.0.1-10.0.0.254), which provides one address, "+
+				"and 10.0.0.7 is also requested: failed to allocate all requested IPs: 10.0.0.8",
 			"10.0.0.7", "10.0.0.8"))
 })
 
@@ -299,7 +299,7 @@ var _ = DescribeTable("the order of a set", func(s ranges.Set, last, want string
 	addr, _ := netip.ParseAddr(last)
 	var runs []string
 	var begin, end netip.Addr
-	for a := range s.After(addr) {
+	for a := range s.Candidates(addr) {
 		if begin.IsValid() && a == end.Next() {
 			runs = runs[:len(runs)-1]
 		} else {
@@ -350,7 +350,7 @@ var _ = It("tries every address of a set once, and no gateway", func() {
 		}
 		last := netip.AddrFrom4([4]byte{10, 0, byte(random.IntN(2)), byte(random.IntN(16))})
 		seen := map[netip.Addr]bool{}
-		for a := range s.After(last) {
+		for a := range s.Candidates(last) {
 			Expect(seen).NotTo(HaveKey(a))
 			seen[a] = true
 		}
@@ -382,7 +382,7 @@ func FuzzConfig(f *testing.F) {
 		last, _ := netip.ParseAddr(lastText)
 		for _, set := range cfg.sets {
 			seen := map[netip.Addr]bool{}
-			for a := range set.After(last) {
+			for a := range set.Candidates(last) {
 				if _, ok := set.Find(a); !ok || set.IsGateway(a) || seen[a] {
 					t.Fatalf("%s after %s: %s", set, last, a)
 				}

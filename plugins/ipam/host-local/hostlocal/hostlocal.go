@@ -19,7 +19,7 @@ import (
 // add allocates an address from each set.
 func add(ctx context.Context, req *skel.Request, cfg *config) (result *cni.Result, err error) {
 	if len(cfg.sets) == 0 {
-		return nil, cni.Errorf(cni.CodeConfig, "runtimeConfig.ipRanges: no ranges to give addresses from")
+		return nil, cni.Errorf(cni.CodeConfig, "runtimeConfig.ipRanges: no ranges to assign addresses from")
 	}
 	dns, err := ranges.ReadDNS(cfg.resolvConf)
 	if err != nil {
@@ -139,7 +139,7 @@ func status(_ context.Context, req *skel.Request, cfg *config) error {
 	}
 	defer s.close()
 	for i, set := range cfg.sets {
-		order := set.After(s.lastAddress(i))
+		order := set.Candidates(s.lastAddress(i))
 		_, err := s.firstFree(order, s.verifyFree)
 		if errors.Is(err, errFull) && cfg.reclaim && s.mayReclaim(order) {
 			continue
@@ -241,7 +241,7 @@ func (a *allocation) allocateOne(n int, set ranges.Set) (netip.Addr, error) {
 			}
 		}
 	}
-	order := set.After(a.lastAddress(n))
+	order := set.Candidates(a.lastAddress(n))
 	reserve := func(addr netip.Addr) error { return a.reserve(addr, a.owner) }
 	addr, err := a.firstFree(order, reserve)
 	reason := `"reclaim" is false`

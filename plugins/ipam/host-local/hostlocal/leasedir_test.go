@@ -203,7 +203,7 @@ var _ = Describe("the index", func() {
 
 	It("does not decide alone that a set is full", func() {
 		all := set("10.1.2.0/24 10.1.2.100-10.1.2.140 gw 10.1.2.1")
-		for addr := range all.After(netip.Addr{}) {
+		for addr := range all.Candidates(netip.Addr{}) {
 			n.reserve(addr.String(), addr.String())
 		}
 		Expect(os.Truncate(n.path("10.1.2.140"), 0)).To(Succeed()) // not seen in the directory's time
@@ -218,7 +218,7 @@ var _ = Describe("the index", func() {
 
 // allocateFrom allocates an address of a set for an owner, without reclaiming any.
 func allocateFrom(s *leaseDir, set ranges.Set, owner string) (netip.Addr, error) {
-	cfg := &config{sets: []ranges.Set{set}, asked: make([]ranges.Asked, 1)}
+	cfg := &config{sets: []ranges.Set{set}, asked: make([]ranges.Requested, 1)}
 	return (&allocation{leaseDir: s, cfg: cfg, owner: owner}).allocateOne(0, set)
 }
 

@@ -194,7 +194,7 @@ var _ = Describe("a full set", Label("reclaim"), func() {
 		}).Should(BeTemporally(">", changed("10.1.2.6")))
 		n.withLeaseDir(func(s *leaseDir) {
 			var order []string
-			found, _ := s.findStale(set("10.1.2.0/29").After(netip.Addr{}), 4)
+			found, _ := s.findStale(set("10.1.2.0/29").Candidates(netip.Addr{}), 4)
 			for _, l := range found {
 				order = append(order, l.addr.String())
 			}
@@ -368,7 +368,7 @@ var _ = It("takes leases back among 65,533 in less than a tenth of a second", La
 	dir := nstest.Must(statefile.Open(filepath.Join(n.dataDir, "net"), 0))
 	DeferCleanup(dir.Close)
 	i := 0
-	for addr := range set("10.1.0.0/16").After(netip.MustParseAddr("10.1.0.2")) {
+	for addr := range set("10.1.0.0/16").Candidates(netip.MustParseAddr("10.1.0.2")) {
 		if i++; i < 65532 { // all but one, a thousand of the dead
 			owner := ownerText(fmt.Sprint("c", i), "eth0")
 			netns := live.Path

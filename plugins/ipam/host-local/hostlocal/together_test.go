@@ -43,7 +43,7 @@ func (m *model) add(owner string, byReference bool) []string {
 	}
 	var took []netip.Addr
 	for i, set := range m.sets {
-		for a := range set.After(m.last[i]) {
+		for a := range set.Candidates(m.last[i]) {
 			if m.files[a] == "" {
 				took = append(took, a)
 				break

@@ -36,7 +36,7 @@ var _ = Describe("configuration", func() {
 		Expect(Problems(err)).To(HaveExactElements(
 			HavePrefix(`7 bridge: "a/b" is not an interface name`),
 			HavePrefix(`7 promiscMode: cannot set hairpin mode and promiscuous mode at the same time`),
-			HavePrefix(`7 ipam.type: "../x" is no plugin name`),
+			HavePrefix(`7 ipam.type: "../x" is not a plugin name`),
 			HavePrefix("7 disableContainerInterface: cannot use IPAM when DisableContainerInterface flag is set "+
 				`(ipam.type "../x")`),
 			`7 vlan: invalid VLAN ID 5000 (must be between 0 and 4094)`,
