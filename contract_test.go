@@ -126,7 +126,7 @@ func leftOut(t *testing.T) []string {
 
 var parsed = map[string]map[string]bool{}
 
-// labels returns the labels of the specs in a file, and for each whether a spec has it that is not labelled "slow".
+// labels returns the labels of the specs in a file, and for each whether a spec has it that is not labeled "slow".
 func labels(t *testing.T, file string) map[string]bool {
 	t.Helper()
 	if found, ok := parsed[file]; ok {

@@ -3,6 +3,7 @@ package plugins_test
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -11,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"unicode/utf8"
 )
 
 // tracked lists the files of the tree: those that git knows or would add, or all
@@ -281,5 +283,52 @@ func TestReferenceVersions(t *testing.T) {
 		if got := referenceVersions(c.name, c.line, "v1.2.3"); len(got) != c.faults {
 			t.Errorf("%s: %s: got %q, want %d faults", c.name, c.line, got, c.faults)
 		}
+	}
+}
+
+// TestMarkdownWidth keeps prose in Markdown at 100 columns. Tables, code, comments and lines without a blank to break
+// at are exempt.
+func TestMarkdownWidth(t *testing.T) {
+	for _, name := range tracked(t) {
+		if !strings.HasSuffix(name, ".md") {
+			continue
+		}
+		content, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, fault := range wideProse(string(content)) {
+			t.Errorf("%s:%s", name, fault)
+		}
+	}
+}
+
+// unbroken matches what a formatter does not break: code and the targets of links.
+var unbroken = regexp.MustCompile("`[^`]*`|\\]\\([^)]*\\)")
+
+// wideProse returns the number and the width of each line of prose that is too wide.
+func wideProse(text string) (faults []string) {
+	isCode := false
+	for i, line := range strings.Split(text, "\n") {
+		trimmed := strings.TrimSpace(line)
+		if strings.HasPrefix(trimmed, "```") {
+			isCode = !isCode
+		}
+		isExempt := isCode || strings.HasPrefix(trimmed, "|") || strings.HasPrefix(trimmed, "<!--") ||
+			strings.HasPrefix(line, "    ") || strings.HasPrefix(line, "#")
+		width := utf8.RuneCountInString(unbroken.ReplaceAllString(line, ""))
+		if !isExempt && width > 100 && strings.Contains(strings.TrimLeft(trimmed, "-*0123456789. "), " ") {
+			faults = append(faults, fmt.Sprintf("%d: %d columns", i+1, width))
+		}
+	}
+	return faults
+}
+
+func TestWideProse(t *testing.T) {
+	long := strings.Repeat("word ", 25)
+	text := strings.Join([]string{long, "| " + long, "    " + long, "```", long, "```", "- " + long,
+		"- " + strings.Repeat("x", 120), "short"}, "\n")
+	if faults := wideProse(text); !slices.Equal(faults, []string{"1: 125 columns", "7: 127 columns"}) {
+		t.Error(faults)
 	}
 }

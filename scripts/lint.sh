@@ -1,11 +1,12 @@
 #!/bin/bash
-# lint.sh: gofmt -s, go vet, staticcheck in every module; shellcheck of all scripts;
-# licences and known vulnerabilities of what is linked. What cannot be had without the
-# network is said and left out, in CI the vulnerabilities alone. GOVULNDB is another database.
+# lint.sh: gofmt -s, go vet and staticcheck in every module; spelling of documents and comments; shellcheck of all scripts;
+# licenses and known vulnerabilities of linked modules. A check whose program or data cannot be downloaded is skipped with
+# a message; in CI, only the check for vulnerabilities is. GOVULNDB selects another database.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 staticcheck=honnef.co/go/tools/cmd/staticcheck@v0.8.2
+misspell=github.com/golangci/misspell/cmd/misspell@v0.8.0
 CGO_ENABLED=0 GOFLAGS=$(scripts/flags.sh | paste -sd ' ') # what the tests have compiled is not compiled again
 export CGO_ENABLED GOFLAGS
 work=$(mktemp -d)
@@ -15,6 +16,14 @@ without() { echo "lint: $1 cannot be had, so $2: $(tail -n 1 "$work/log")" >&2; 
 unformatted=$(gofmt -s -l .)
 [ -z "$unformatted" ] || { echo "lint: gofmt -s -w" "$unformatted" >&2; exit 1; }
 GOBIN=$work scripts/retry.sh go install "$staticcheck" 2>"$work/log" || { without "$staticcheck" "it was not run"; [ -z "${CI:-}" ]; }
+if GOBIN=$work scripts/retry.sh go install "$misspell" 2>"$work/log"; then
+	# ageing is the kernel's word.
+	git ls-files -z '*.md' | xargs -0 "$work/misspell" -locale US -i ageing -error
+	git ls-files -z '*.go' | xargs -0 "$work/misspell" -locale US -i ageing -source go -error
+else
+	without "$misspell" "spelling was not checked"
+	[ -z "${CI:-}" ]
+fi
 find . -name go.mod -not -path './.git/*' -printf '%h\n' | sort | while read -r module; do
 	echo "lint: module $module"
 	if ! (cd "$module" && go list -deps -test ./...) >/dev/null 2>"$work/log" </dev/null; then
@@ -34,11 +43,11 @@ fi
 
 scripts/build.sh "$work/plugins"
 rm -r "$work/plugins/one" # the same once more
-echo "lint: licences of what is linked"
+echo "lint: licenses of what is linked"
 if (cd scripts/bom && go build -o "$work/bom" .) 2>"$work/log"; then
 	"$work/bom" "$work"/plugins/*
 else
-	without scripts/bom "no licence was looked at"
+	without scripts/bom "no license was looked at"
 	[ -z "${CI:-}" ]
 fi
 (cd scripts/bom && ../retry.sh go build -o "$work/" golang.org/x/vuln/cmd/govulncheck) 2>"$work/log" ||

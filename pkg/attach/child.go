@@ -203,7 +203,7 @@ func (c *Call) raiseChild() error {
 	return err
 }
 
-// announceChild makes the kernel announce the addresses to the neighbours on the master's network.
+// announceChild makes the kernel announce the addresses to the neighbors on the master's network.
 func (c *Call) announceChild(res *cni.Result) error {
 	if len(res.IPs) == 0 || c.Master.Index == 0 {
 		return nil

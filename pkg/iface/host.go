@@ -91,7 +91,7 @@ func readIPv6(link, name string) (string, error) {
 func IgnoreRouterAdverts(link string) error { return turnOff(link, "accept_ra") }
 
 // SkipDAD makes a host interface use its link-local address as soon as it is up, without duplicate address detection.
-// The host needs that address for neighbour discovery. No other host on the network may have the interface's MAC
+// The host needs that address for neighbor discovery. No other host on the network may have the interface's MAC
 // address.
 func SkipDAD(link string) error { return turnOff(link, "accept_dad") }
 

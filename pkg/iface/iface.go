@@ -138,7 +138,7 @@ func (t Target) restoreDelay() error {
 	})
 }
 
-// Announce makes the kernel announce the addresses of a link to its neighbours. A neighbour with an old entry would not
+// Announce makes the kernel announce the addresses of a link to its neighbors. A neighbor with an old entry would not
 // reach the container for up to a minute. The kernel announces when a MAC address is set, even to the same value,
 // because Raise sets arp_notify and ndisc_notify.
 func Announce(c *rtnl.Conn, link rtnl.Link) error {

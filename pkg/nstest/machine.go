@@ -31,7 +31,7 @@ func settle() error {
 	return os.Setenv("TZ", "UTC")
 }
 
-// isForeign reports whether an environment variable changes the behaviour of plugins or of programs in specs, and is
+// isForeign reports whether an environment variable changes the behavior of plugins or of programs in specs, and is
 // not one of the tests' own variables.
 func isForeign(variable string) bool {
 	for _, prefix := range []string{"CNI_", "LC_", "LISTEN_", "TRACE"} {

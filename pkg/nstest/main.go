@@ -7,10 +7,10 @@
 //
 // The environment of a run:
 //
-//	NSTEST_REQUIRE=1    a skip is a failure, except in specs labelled "kernel"
+//	NSTEST_REQUIRE=1    a skip is a failure, except in specs labeled "kernel"
 //	NSTEST_REQUIRE=all  a skip is a failure
 //	NSTEST_SKIPLOG      file that gets one line for each skipped spec
-//	NSTEST_QUICK=1      leaves out the specs labelled "slow" ([Quick])
+//	NSTEST_QUICK=1      leaves out the specs labeled "slow" ([Quick])
 //	NSTEST_SLOWNESS     factor by which the machine is slower than usual ([Patience])
 //	HAWSER_BIN          directory of built plugins; without it [Build] compiles them
 package nstest
@@ -93,7 +93,7 @@ func Main(m *testing.M) {
 	os.Exit(code)
 }
 
-// RunSpecs runs the specs of a package as its only test. In a [Quick] run it leaves out the specs labelled "slow".
+// RunSpecs runs the specs of a package as its only test. In a [Quick] run it leaves out the specs labeled "slow".
 func RunSpecs(t *testing.T, name string) {
 	gomega.RegisterFailHandler(ginkgo.Fail)
 	suite, reporter := ginkgo.GinkgoConfiguration()

@@ -407,8 +407,8 @@ func localAddr(attrs []byte) (addr netip.Addr) {
 	return addr
 }
 
-// HasNeighbour reports whether the kernel knows the link-layer address of a neighbour on a link, because the neighbour
-// recently answered ARP or neighbour discovery. It returns false on kernels before 5.0.
+// HasNeighbour reports whether the kernel knows the link-layer address of a neighbor on a link, because the neighbor
+// recently answered ARP or neighbor discovery. It returns false on kernels before 5.0.
 func (c *Conn) HasNeighbour(index int, addr netip.Addr) bool {
 	const known = unix.NUD_REACHABLE | unix.NUD_STALE | unix.NUD_DELAY | unix.NUD_PROBE | unix.NUD_PERMANENT
 	header := &netlink.Ndmsg{Family: uint8(FamilyOf(addr)), Index: uint32(index)}

@@ -79,7 +79,7 @@ func (c *Conn) WaitLinkLocal(ctx context.Context, index int) (addr netip.Addr, e
 }
 
 // WaitLocal waits until the namespace receives packets for IPv6 addresses of a link. The kernel adds an address before
-// it adds the local route and answers neighbours. Packets that arrive in between are lost.
+// it adds the local route and answers neighbors. Packets that arrive in between are lost.
 func (c *Conn) WaitLocal(ctx context.Context, index int, addrs ...netip.Addr) error {
 	// The link is given because it may be in a VRF, which has its own tables.
 	link := nl.NewRtAttr(unix.RTA_OIF, nl.Uint32Attr(uint32(index)))

@@ -80,7 +80,7 @@ type Plugin[C any] struct {
 // Config is a plugin's configuration.
 type Config[C any] struct {
 	// Keys is a value of the struct that Parse decodes the configuration into.
-	// --help and the hints about misspelt keys are made of its tags.
+	// --help and the hints about misspelled keys are made of its tags.
 	Keys any
 
 	// Parse reads and checks the configuration, and returns all that it refuses.

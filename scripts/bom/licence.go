@@ -10,11 +10,11 @@ import (
 	"github.com/google/licenseclassifier/v2/assets"
 )
 
-// permitted are the licences that something in a binary under the Apache
+// permitted are the licenses that something in a binary under the Apache
 // License 2.0 may have when its notice is shipped too.
 var permitted = []string{"0BSD", "Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "ISC", "MIT"}
 
-// lawyer knows licences by their texts.
+// lawyer knows licenses by their texts.
 type lawyer struct{ classifier *classifier.Classifier }
 
 func newClassifier() (lawyer, error) {
@@ -22,7 +22,7 @@ func newClassifier() (lawyer, error) {
 	return lawyer{c}, err
 }
 
-// licenceOf names the licences of the files.
+// licenceOf names the licenses of the files.
 func (l lawyer) licenceOf(files []noticeFile) (string, error) {
 	var names []string
 	for _, f := range files {

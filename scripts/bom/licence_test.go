@@ -13,7 +13,7 @@ func TestLicenceOf(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, c := range []struct {
-		licences    []string // files of the classifier
+		licenses    []string // files of the classifier
 		want, fault string
 	}{
 		{[]string{"MIT/pristine"}, "MIT", ""},

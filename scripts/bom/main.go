@@ -1,5 +1,5 @@
 // Bom says what is in the plugins' binaries: each Go module that was linked,
-// with its licence, as a table, as the notices that those licences want to see
+// with its license, as a table, as the notices that those licenses want to see
 // shipped, and as a bill of materials, CycloneDX or SPDX. What may not be shipped is an
 // error.
 //

@@ -151,10 +151,10 @@ func goOutput(args ...string) ([]byte, error) {
 	return out, nil
 }
 
-// notice are the names of files that licences speak of.
+// notice are the names of files that licenses speak of.
 var notice = regexp.MustCompile(`(?i)^(licen[cs]e|copying|notice|patents)([.-].*)?$`)
 
-// read reads the module's licence and what else must accompany it.
+// read reads the module's license and what else must accompany it.
 func (m *module) read() error {
 	entries, err := os.ReadDir(m.dir)
 	if err != nil {

@@ -263,7 +263,7 @@ func (r *report) writePage(path string) {
 	Expect(os.WriteFile(path, []byte(s.String()), 0o644)).To(Succeed())
 }
 
-// quantile is the value below which a part of the values lies, between neighbours in proportion; NaN of none.
+// quantile is the value below which a part of the values lies, between neighbors in proportion; NaN of none.
 func quantile(values []float64, part float64) float64 {
 	if len(values) == 0 {
 		return math.NaN()

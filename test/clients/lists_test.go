@@ -174,7 +174,7 @@ func again(name string, u userLists, needs ...any) TableEntry {
 	return Entry(name, append([]any{labels, u}, needs...)...)
 }
 
-// listed is an entry, labelled when some kernels lack what it needs.
+// listed is an entry, labeled when some kernels lack what it needs.
 func listed(name string, u userLists, needs ...any) TableEntry {
 	if len(needs) == 0 {
 		return Entry(name, u)

@@ -159,7 +159,7 @@ func (b budget) faults(one, many []*trace.Record) map[string]string {
 // verbs are in the order in which they are called.
 var verbs = []string{"VERSION", "ADD", "CHECK", "STATUS", "GC", "DEL"}
 
-// measure counts each verb for a container beside a neighbour that stays, so that
+// measure counts each verb for a container beside a neighbor that stays, so that
 // what containers share is there.
 func (n node) measure(b budget, try int) (records []*trace.Record) {
 	GinkgoHelper()

@@ -489,7 +489,7 @@ func withSandbox(result object) string {
 
 var fence = regexp.MustCompile("(?ms)^```json\n(.*?)^```$")
 
-// labelled finds blocks of JSON with a label, which the specs of their page try.
+// labeled finds blocks of JSON with a label, which the specs of their page try.
 var labelled = regexp.MustCompile("(?ms)^ *```json (\\w+)\n(.*?)^ *```$")
 
 // example is a JSON document that a page shows.

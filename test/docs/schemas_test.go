@@ -210,7 +210,7 @@ var _ = Describe("the schemas", func() {
 // specCase is one key of the JSON Schemas that go about for the specification
 // (www.cni.dev/schemas/network-config.json and result.json): with each of the good values they take a document
 // that is otherwise minimal, with each of the bad ones they do not. They are compared key by key, since their
-// text comes without a licence.
+// text comes without a license.
 type specCase struct{ key, good, bad string }
 
 const (

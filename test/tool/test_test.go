@@ -102,10 +102,10 @@ func all() string {
 func works() types.GomegaMatcher {
 	ok := Equal("ok")
 	return And(HaveKeyWithValue("CHECK", ok), HaveKeyWithValue("gateway", HavePrefix("ok: 10.88.0.1")),
-		HaveKeyWithValue("MTU", "ok: 1500"), HaveKeyWithValue("neighbour", "ok: the containers reach each other"),
+		HaveKeyWithValue("MTU", "ok: 1500"), HaveKeyWithValue("neighbor", "ok: the containers reach each other"),
 		HaveKeyWithValue("DEL", ok), HaveKeyWithValue("DEL again", ok), HaveKeyWithValue("leftovers", ok),
 		HaveKeyWithValue("host port", MatchRegexp(
-			`^ok: host by 192.0.2.1:\d+, neighbour by 192.0.2.1:\d+,.* host by 127.0.0.1:`)))
+			`^ok: host by 192.0.2.1:\d+, neighbor by 192.0.2.1:\d+,.* host by 127.0.0.1:`)))
 }
 
 var _ = Describe("hawser test", Label("tool-test"), func() {
@@ -144,7 +144,7 @@ var _ = Describe("hawser test", Label("tool-test"), func() {
 		Entry("a bridge that drops", func(t tester) {
 			t.Cmd("nft", "add table bridge admin; "+
 				"add chain bridge admin no { type filter hook forward priority 0; policy drop; }")
-		}, "neighbour", "failed: the containers do not reach each other: 10.88.0."),
+		}, "neighbor", "failed: the containers do not reach each other: 10.88.0."),
 		Entry("packets that are too large", func(t tester) {
 			t.Cmd("nft", `add table inet admin; add chain inet admin no { type filter hook input priority 0; };
 				add rule inet admin no meta length > 1400 drop`)
@@ -243,7 +243,7 @@ var _ = Describe("hawser test", Label("tool-test"), func() {
 	},
 		Entry("no CHECK", `"name"`, `"disableCheck": true, "name"`, "CHECK", "skipped: disableCheck is true"),
 		Entry("a version without CHECK", "1.0.0", "0.3.1", "CHECK", "skipped: cniVersion is older than 0.4.0"),
-		Entry("isolation", `"isGateway"`, `"portIsolation": true, "isGateway"`, "neighbour",
+		Entry("isolation", `"isGateway"`, `"portIsolation": true, "isGateway"`, "neighbor",
 			"ok: the containers do not reach each other: 10.88.0.3 does not answer ICMP echo"),
 		Entry("a larger MTU", "1.0.0", "1.0.0", "MTU", "ok: 1500, warning: the host's ext has 1400"),
 		Entry("no DNS", `"dns"`, `"sdn"`, "DNS", "skipped: the result has no DNS server"),
@@ -408,7 +408,7 @@ func both() types.GomegaMatcher {
 	return And(HaveKeyWithValue("ADD", MatchRegexp(`^ok: 10\.88\.0\.\d+ fd00:88::\w+$`)),
 		HaveKeyWithValue("gateway", "ok: 10.88.0.1, fd00:88::1"),
 		HaveKeyWithValue("DNS", "ok: 192.0.2.2 answers, warning: 192.0.2.9 does not answer"),
-		HaveKeyWithValue("host port", MatchRegexp(`, host by \[2001:db8::1\]:\d+, neighbour by \[2001:db8::1\]:`)))
+		HaveKeyWithValue("host port", MatchRegexp(`, host by \[2001:db8::1\]:\d+, neighbor by \[2001:db8::1\]:`)))
 }
 
 func one() types.GomegaMatcher {

@@ -102,7 +102,7 @@ func plain(text string) string {
 // oneLine returns a text of another program on one line.
 func oneLine(text string) string { return strings.ReplaceAll(plain(text), "\n\t", "; ") }
 
-// colour makes the printer colour severities if standard output is a terminal and NO_COLOR is not set.
+// color makes the printer color severities if standard output is a terminal and NO_COLOR is not set.
 func (s *session) colour() {
 	p, isPrinter := s.out.root.OutOrStdout().(*printer)
 	forbids := func(v string) bool { return strings.HasPrefix(v, "NO_COLOR=") && v != "NO_COLOR=" }

@@ -127,7 +127,7 @@ func (t *trial) run(ctx context.Context, limit time.Duration) {
 	for _, a := range []testStep{
 		{"ADD", 0, (*trial).addFirst}, {"CHECK", 1, (*trial).check}, {"gateway", 1, (*trial).gateways},
 		{"DNS", 1, (*trial).dns}, {"MTU", 1, (*trial).mtu}, {"second ADD", 1, (*trial).addSecond},
-		{"neighbour", 2, (*trial).neighbours}, {"host port", 1, (*trial).hostPort},
+		{"neighbor", 2, (*trial).neighbors}, {"host port", 1, (*trial).hostPort},
 	} {
 		t.runStep(ctx, a)
 	}

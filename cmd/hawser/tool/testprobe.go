@@ -196,9 +196,9 @@ func (t *trial) mtu(ctx context.Context) (string, error) {
 	return said, nil
 }
 
-// neighbours tests whether both containers reach each other. They must if they are on a bridge that does not isolate
+// neighbors tests whether both containers reach each other. They must if they are on a bridge that does not isolate
 // them.
-func (t *trial) neighbours(ctx context.Context) (string, error) {
+func (t *trial) neighbors(ctx context.Context) (string, error) {
 	a, b, err := t.made[0], t.made[1], error(nil)
 	for i := 0; i < min(len(a.ips), len(b.ips)) && err == nil; i++ {
 		if err = a.echo(ctx, b.ips[i], smallPacket); err == nil {
@@ -244,7 +244,7 @@ func (t *trial) hostPort(ctx context.Context) (string, error) {
 		if i := slices.IndexFunc(own, func(a netip.Addr) bool { return a.BitLen() == ip.BitLen() }); i >= 0 {
 			try("host", nil, own[i])
 			if t.attached > 1 {
-				try("neighbour", t.made[1], own[i])
+				try("neighbor", t.made[1], own[i])
 			}
 		}
 		if ip.Is4() && !slices.ContainsFunc(t.list.Plugins, noSNAT) {

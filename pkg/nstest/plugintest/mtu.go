@@ -18,7 +18,7 @@ type autoMTU struct {
 	conf Object
 }
 
-// AutoMTU registers the specs of "mtu": "auto" on a host with the uplink of [Uplink]. reach adds to the neighbour an
+// AutoMTU registers the specs of "mtu": "auto" on a host with the uplink of [Uplink]. reach adds to the neighbor an
 // address that containers reach by the uplink; nil means that they do not reach it. feature is the plugin's feature for
 // [nstest.Need], or empty if all kernels have it.
 func AutoMTU(p skel.Plugin[any], conf Object, feature string,

@@ -277,7 +277,7 @@ func Ping(h *nstest.Host, address string) bool {
 	return h.Run(nstest.Program{Path: "ping", Args: []string{"-c1", "-w" + seconds, "-n", address}}).Exit == 0
 }
 
-// Uplink adds to a host an interface, "up0", for other links on it. It returns a neighbour on its network that has the
+// Uplink adds to a host an interface, "up0", for other links on it. It returns a neighbor on its network that has the
 // addresses of the gateways of [Addrs].
 func Uplink(h *nstest.Host) (far *nstest.Host) {
 	GinkgoHelper()

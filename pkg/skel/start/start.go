@@ -1,6 +1,6 @@
 // Package start has the program that imports it run Go code on one processor, on a stack that is large enough, from its
 // start on: on several processors each answer of the kernel or of another program wakes threads in vain
-// (docs/design.md, "The start of a program"). The runtime initialises this package as one of the first: it needs no
+// (docs/design.md, "The start of a program"). The runtime initializes this package as one of the first: it needs no
 // other.
 package start
 

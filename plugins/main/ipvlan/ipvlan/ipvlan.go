@@ -40,7 +40,7 @@ func parseConfig(_ *skel.Request, w wireConfig, problems *cni.Problems) attach.C
 		SharesMode: true, // the kernel would change the mode of all ipvlans on the master
 		Master:     &w.MasterKeys,
 		Link:       attach.LinkKeys{MTUKeys: w.MTUKeys, DNS: w.DNS}.Parse(problems, "", ""),
-		DAD:        w.EnableDAD && mode == layer2, // the other modes have no neighbour discovery
+		DAD:        w.EnableDAD && mode == layer2, // the other modes have no neighbor discovery
 		Make:       attach.MakeLink,
 	}
 }

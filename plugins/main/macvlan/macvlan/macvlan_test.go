@@ -29,7 +29,7 @@ func conf(more ...Object) Object {
 		"enabledad": false, "ipam": Object{"type": "fake"}}}, more...)...)
 }
 
-// lan gives the host a master, and returns a neighbour on its network.
+// lan gives the host a master, and returns a neighbor on its network.
 func lan(w *World) *nstest.Host {
 	GinkgoHelper()
 	nstest.Need("macvlan")

@@ -130,7 +130,7 @@ func (w wireConfig) verify(c *attach.Call, l rtnl.Link) (differences []string) {
 	return differences
 }
 
-// createCommand is the command of the process that creates a labelled tap, see the package comment.
+// createCommand is the command of the process that creates a labeled tap, see the package comment.
 const createCommand = "create-tap"
 
 // checkLabel refuses a label on a host without SELinux.

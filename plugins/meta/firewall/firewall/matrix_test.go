@@ -189,7 +189,7 @@ func reaches(from *nstest.Host, to string, wanted bool) bool {
 }
 
 // pings says whether an echo request is answered: a wanted one may be lost while
-// neighbours find each other, and is sent again.
+// neighbors find each other, and is sent again.
 func pings(from *nstest.Host, to string, wanted bool) bool {
 	GinkgoHelper()
 	if wanted {
