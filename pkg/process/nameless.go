@@ -52,14 +52,8 @@ func hideNames() error {
 		unix.Mount("none", "/run", "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=755,size=1m")}
 	for path, text := range map[string]string{
 		"nsswitch.conf": "hosts: files\nservices: files\nprotocols: files\npasswd: files\ngroup: files\n",
-<<<<<<< HEAD
 		"resolv.conf":   "nameserver 255.255.255.255\noptions timeout:1 attempts:1\n", // for musl
 		"hosts":         "", "services": "", "passwd": "", "group": "",
-=======
-		// For musl, which does not read nsswitch.conf.
-		"resolv.conf": "nameserver 255.255.255.255\noptions timeout:1 attempts:1\n",
-		"hosts":       "", "services": "", "passwd": "", "group": "",
->>>>>>> dba6bea3 (docs: doctor's findings in sentences that are read once; lines of at most 120 columns)
 	} {
 		if _, err := os.Stat("/etc/" + path); errors.Is(err, fs.ErrNotExist) {
 			continue // nothing to hide
