@@ -246,7 +246,8 @@ var _ = Describe("a delegate", func() {
 		Entry("text on both", "echo hello; echo boom >&2; exit 1", cni.CodeInternal, "exit status 1", "boom"),
 		Entry("a signal", "echo boom >&2; kill -9 $$", cni.CodeInternal, "signal: killed", "boom"),
 		Entry("a crash", "kill -SEGV $$", cni.CodeInternal, "signal: segmentation fault", "it printed \"\""),
-		Entry("much text on standard error: its end", "yes nonsense | head -c 90000 >&2; echo the end >&2; exit 1", cni.CodeInternal,
+		Entry("much text on standard error: its end", "yes nonsense | head -c 90000 >&2; echo the end >&2; exit 1",
+			cni.CodeInternal,
 			"exit status 1",
 			And(HaveSuffix("nonsense\nthe end"), WithTransform(func(s string) int { return len(s) }, BeNumerically("<=",
 				4096)))),
@@ -414,7 +415,7 @@ var _ = Describe("Client", func() {
 		Entry("STATUS", (*ipam.Client).Status, cni.CodeUnavailable),
 	)
 
-	DescribeTable("releases the addresses that the attachment already has, and repeats ADD once", func(fails string, code uint,
+	DescribeTable("releases the addresses that the attachment has, and repeats ADD once", func(fails string, code uint,
 		calls string) {
 		c := fake(fmt.Sprintf(`cat >/dev/null; echo "$CNI_COMMAND" >&2; cd "${0%%/*}"
 			fail() { echo '{"cniVersion": "0.3.1", "code": '"$1"', "msg": "no"}'; exit 1; }
