@@ -54,8 +54,8 @@ var enableExtAck = sync.OnceFunc(func() { nl.EnableErrorMessageReporting = true 
 // Conn is a pair of rtnetlink sockets in one network namespace. Goroutines may share it.
 type Conn struct {
 	mu    sync.Mutex
-	h     *netlink.Handle  // nil after Close, and if Host failed
-	err   error            // why Host failed
+	h     *netlink.Handle  // nil after Close, and if Host or reopen failed
+	err   error            // why Host or reopen failed
 	raw   *nl.SocketHandle // for send, because the socket of h is private
 	names sync.Map         // names of the links that were read, by index, for error texts
 }
@@ -111,7 +111,7 @@ func (c *Conn) reopen() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.h == nil {
-		return unix.EBADF
+		return cmp.Or(c.err, error(unix.EBADF))
 	}
 	n, err := ns.FromSocket(c.raw.Socket.GetFd())
 	if err != nil {
@@ -120,7 +120,8 @@ func (c *Conn) reopen() error {
 	defer n.Close()
 	_ = errors.Join(c.h.Close(), c.raw.Close())
 	c.h = nil
-	return n.Do(c.open)
+	c.err = n.Do(c.open)
+	return c.err
 }
 
 // Close closes the sockets. Closing again, or closing nil, has no effect.

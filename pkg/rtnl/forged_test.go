@@ -94,6 +94,20 @@ var _ = It("a kernel without memory for the request is not asked until the time 
 	})
 })
 
+var _ = It("calls after a socket could not be opened report the reason", func() {
+	done := make(chan error, 1)
+	go func() { // on a thread that ends with it
+		runtime.LockOSThread()
+		defer GinkgoRecover()
+		nstest.FailCall(unix.SYS_SOCKET, unix.ENOBUFS)
+		_, err := Host().Link("lo")
+		done <- err
+	}()
+	var err error
+	Eventually(done).Should(Receive(&err))
+	Expect(err).To(MatchError(unix.ENOBUFS))
+})
+
 var _ = It("a list that changes all the time is read with pauses, and not for ever", func() {
 	nstest.NewNetns().Do(func() {
 		c := nstest.Must(Dial(nil))

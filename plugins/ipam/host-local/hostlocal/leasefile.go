@@ -37,7 +37,7 @@ func createFile(d *statefile.Dir, name string, data, note []byte) error {
 
 // linkUnnamed writes a file without a name, and links it at name.
 func linkUnnamed(d *statefile.Dir, name string, data, note []byte) error {
-	fd, err := unix.Openat(d.FD(), ".", unix.O_WRONLY|unix.O_TMPFILE|unix.O_CLOEXEC, leaseMode)
+	fd, err := d.OpenAt(".", unix.O_WRONLY|unix.O_TMPFILE, leaseMode)
 	if err != nil {
 		return err
 	}
@@ -94,7 +94,7 @@ func isLocal(d *statefile.Dir) bool {
 // openInPlace opens a regular file for reading and for writing in place. The caller's lock makes writes atomic. A file
 // with a second hard link is refused, because it may belong to another program.
 func openInPlace(d *statefile.Dir, name string) (*os.File, error) {
-	fd, err := unix.Openat(d.FD(), name, unix.O_RDWR|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	fd, err := d.OpenAt(name, unix.O_RDWR|unix.O_NOFOLLOW, 0)
 	if err != nil {
 		return nil, fileError(d, "open", name, err)
 	}
