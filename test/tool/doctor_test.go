@@ -347,7 +347,11 @@ var _ = Describe("hawser doctor", Label("tool-doctor"), func() {
 	on := func(whose string) (entries []TableEntry) {
 		for _, f := range faults() {
 			if f.only == "" || f.only == whose {
-				entries = append(entries, Entry(strings.TrimSpace(f.id+": "+f.says+" "+f.thread), f))
+				labels := Label()
+				if f.need != nil {
+					labels = Label("kernel")
+				}
+				entries = append(entries, Entry(strings.TrimSpace(f.id+": "+f.says+" "+f.thread), labels, f))
 			}
 		}
 		return entries
