@@ -14,8 +14,9 @@ import (
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
-// StartIPAM starts the ADD of the IPAM plugin, if the configuration names one. It runs concurrently until IPAMResult.
-// The interface must have been created by this call, because the undo releases all addresses of the attachment.
+// StartIPAM starts the ADD of the IPAM plugin, if the configuration names one. The plugin runs concurrently, and
+// IPAMResult waits for it. This Call must have created the interface before, because the undo releases all addresses of
+// the attachment, which could otherwise be those of a live one.
 func (c *Call) StartIPAM(ctx context.Context) error {
 	if c.Req.IPAM == "" {
 		return nil
@@ -37,7 +38,7 @@ func (c *Call) StartIPAM(ctx context.Context) error {
 // pair. If IPAM's DEL needs the interface, or if the interface is not a pair, it removes only the addresses.
 func (c *Call) removeAddresses() error {
 	switch {
-	case c.ContEnd.Index == 0: // a device without an interface, which a program in the container drives
+	case c.ContEnd.Index == 0: // a device with a userspace driver has no interface
 		return nil
 	case c.ipam.NeedsInterface() || c.HostEnd.Index == 0:
 		return Flush(c.Cont, c.ContEnd)
@@ -72,10 +73,10 @@ func requireIPv6(answer *cni.Result) error {
 		answer.IPs[i].Address)
 }
 
-// RefuseHostAddresses returns code 103 if the host itself has one of the result's addresses. The container's packets
-// arrive through link, which may be in a VRF. On a network where the host has no address of the family and is not a
-// router, such an address is harmless, and RefuseHostAddresses only warns. IPv6 link-local addresses are not checked,
-// because each link has its own.
+// RefuseHostAddresses returns code 103 if the host itself has one of the result's addresses. link is the host's link on
+// which the container's packets arrive. If it is in a VRF, only the VRF's addresses count. If the host is not the
+// container's router and has no address of the family on link, the address is harmless, and RefuseHostAddresses only
+// warns. IPv6 link-local addresses are not checked, because each link has its own.
 func (c *Call) RefuseHostAddresses(res *cni.Result, link rtnl.Link, isRouter bool) error {
 	var vrf rtnl.Link
 	if link.Master != 0 {
@@ -125,10 +126,10 @@ func (c *Call) hostHasAddress(link rtnl.Link, is4 bool) (bool, error) {
 	}), err
 }
 
-// RefuseRouter returns code 103 for a gateway address that would make the host look for the router of its own default
-// route on the gateway's link. Such a gateway address is the router's address, or its subnet contains the router and
-// the prefix of the host's route to the router is not longer. A gateway is not refused if the host reaches the router
-// through one of links. Link-local addresses are not checked, because each link has its own.
+// RefuseRouter returns code 103 for a gateway address with which the host could no longer reach the router of its own
+// default route: the router's own address, or an address whose subnet contains the router while the host has no more
+// specific route to the router. A gateway is not refused if the host reaches the router through one of links.
+// Link-local addresses are not checked, because each link has its own.
 func (c *Call) RefuseRouter(gateway netip.Prefix, links ...rtnl.Link) error {
 	router, via, err := c.Host.DefaultRouter(gateway.Addr().Is4())
 	isBehind := slices.ContainsFunc(links, func(l rtnl.Link) bool { return l.Index == via })

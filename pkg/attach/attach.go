@@ -1,18 +1,19 @@
-// Package attach is the life of a main plugin, which creates a container's interface.
+// Package attach implements the verbs of main plugins, which create a container's interface.
 //
 // The interface is one of three kinds. A pair has one end in the container and a host end on the host (bridge, ptp). A
-// child has no host end: it is on a master (macvlan, ipvlan, vlan) or stands by itself (dummy, tap). A device moves
-// from the host into the container (host-device has its own code for that, and uses the rest of the package).
+// child has no host end: it is on a master (macvlan, ipvlan, vlan) or has no master (dummy, tap). A device moves from
+// the host into the container (host-device has its own code for that, and uses the rest of the package).
 //
-// A Call is an ADD or a CHECK in progress. ADD opens one and takes its steps in a straight line: create the interface,
-// start IPAM, set up the interface while IPAM runs, wait for the addresses, assign them. Each step registers the undo
-// of its effect with OnFail. DEL, CHECK, GC, STATUS and List are functions, to which a plugin adds what only it does.
-// For a child, ChildPlugin provides all verbs.
+// A Call is an ADD, a CHECK or a Reapply in progress. ADD opens one and takes these steps in order: create the
+// interface, start IPAM, set up the interface while IPAM runs, wait for the addresses, assign them. Each step registers
+// the undo of its effect with OnFail. The other verbs are functions, to which a plugin passes its own steps. For a
+// child, ChildPlugin provides all verbs.
 //
-// Invariants: Of two ADDs of one attachment the second fails and changes nothing. (For a pair the kernel decides which
-// is first, by the name of the interface; for a child the lock of the records does.) Addresses are released only when
-// no interface answers to them any more. DEL and GC find what they delete by its owner, not by the configuration or
-// prevResult; an attachment of the reference plugins has no owner, and is found as described in reference.go.
+// Invariants: A second ADD of an attachment fails and changes nothing. (Which of two ADDs is the first depends, for a
+// pair, on the kernel, which accepts an interface name once; for a child, on the lock of the records.) Addresses are
+// released only when no interface answers to them any more. DEL and GC identify what they delete by its owner, not by
+// the configuration or prevResult. Interfaces of the reference plugins have no owner's mark; reference.go describes how
+// they are found.
 package attach
 
 import (
@@ -28,15 +29,15 @@ import (
 )
 
 const (
-	upTimeout      = 5 * time.Second // for a pair to pass packets; the kernel needs a millisecond
+	upTimeout      = 5 * time.Second // for a pair to pass packets; a millisecond is usual
 	addressTimeout = 2 * time.Second // for an IPv6 address to become usable
 	endTimeout     = time.Second     // for the kernel to delete the pair of a namespace that has ended
 )
 
-// Call is an ADD or a CHECK of a main plugin in progress.
+// Call is an ADD, a CHECK or a Reapply of a main plugin in progress.
 type Call struct {
 	*netplugin.Call
-	Child  ChildConfig // of a plugin that creates a child
+	Child  ChildConfig // zero if the plugin does not create a child
 	Master rtnl.Link   // the child's master; zero if it has none
 
 	// again is true if CreatePair found the host end of a container that was started again without a DEL.
@@ -46,8 +47,8 @@ type Call struct {
 	adding *ipam.Delegate // the IPAM plugin's ADD in progress; nil before StartIPAM and after IPAMResult
 }
 
-// Open opens the sockets until the call and its roll-back have ended. It returns an error if the IPAM plugin that the
-// configuration names does not exist.
+// Open opens the sockets to the host and the container, which stay open until the call and its rollback have ended. It
+// returns an error if the IPAM plugin that the configuration names does not exist.
 func Open(req *skel.Request) (*Call, error) {
 	client := &ipam.Client{Req: req}
 	if req.IPAM != "" {

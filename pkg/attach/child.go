@@ -17,11 +17,11 @@ import (
 	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
-// vlanKind is the kind of link of which a master has at most one for each VLAN.
+// vlanKind is the kind of a VLAN link. A master has at most one link of this kind for each VLAN.
 const vlanKind = "vlan"
 
-// ChildConfig describes the child that a plugin creates. The alias of the link is its owner's mark, and a record says
-// in which namespace the link is.
+// ChildConfig describes the child that a plugin creates. The alias of the link is its owner's mark, and a record
+// contains the namespace of the link.
 type ChildConfig struct {
 	New        rtnl.NewLink // the kind, and the fields that only this kind has
 	SharesMode bool         // all children of a master have the same New.Mode
@@ -29,16 +29,18 @@ type ChildConfig struct {
 	Master     *MasterKeys // nil = it has no master
 	DAD        bool        // duplicate address detection, because other hosts are on the network
 
-	// Make creates the link in the container, down and in the group of the network, with a name that may be temporary.
-	// The error matches EEXIST if the name is taken. MakeLink does so for all kinds that rtnetlink can create.
+	// Make creates the link in the container, down and in the group of the network, under a name that may be temporary.
+	// The error matches EEXIST if the name is taken. MakeLink is the implementation for all kinds that rtnetlink can
+	// create.
 	Make func(ctx context.Context, c *Call, name string) error
-	// Probe returns why the kernel cannot create the link; nil = rtnl.Conn.ProbeKind and the master decide.
+	// Probe returns why the kernel cannot create the link. If Probe is nil, STATUS uses rtnl.Conn.ProbeKind and checks
+	// the master.
 	Probe func() error
-	// Verify returns drift that CHECK does not find by itself; nil = there is none.
+	// Verify returns drift that only this kind of child can have. It may be nil.
 	Verify func(c *Call, l rtnl.Link) []string
 }
 
-// ChildPlugin adds the verbs to a plugin that creates a child of a kind.
+// ChildPlugin adds all verbs to a plugin that creates children of one kind.
 func ChildPlugin(p skel.Plugin[ChildConfig], kind string) skel.Plugin[ChildConfig] {
 	p.Add = AddChild
 	p.Del = func(ctx context.Context, req *skel.Request) error { return delChild(ctx, req, kind) }
@@ -74,7 +76,7 @@ func (cfg ChildConfig) probeKind(host *rtnl.Conn) error {
 		host.ProbeKind(cfg.New.Kind))
 }
 
-// AddChild is the ADD of a ChildPlugin.
+// AddChild implements ADD for a ChildPlugin.
 func AddChild(ctx context.Context, req *skel.Request, cfg ChildConfig) (*cni.Result, error) {
 	c, err := Open(req)
 	if err != nil {
@@ -128,8 +130,8 @@ func (c *Call) createChild(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	// The record needs the index first. If the change below fails because the name is taken, the kernel may have reset
-	// the group already and not set the alias, so that only the index identifies the link.
+	// The record needs the index before the change below. If that change fails because the name is taken, the kernel
+	// may have reset the group but not set the alias, so that only the index identifies the link.
 	r.Link = c.ContEnd.Index
 	if err := records.Put(ctx, r); err != nil {
 		return err
@@ -139,8 +141,8 @@ func (c *Call) createChild(ctx context.Context) (err error) {
 	return c.Cont.SetLink(c.ContEnd.Index, change)
 }
 
-// makeChild calls Child.Make and sets ContEnd. If the kernel refuses the final name, the link gets a temporary one:
-// before Linux 6.15, the kernel does so if the host has a link of that name.
+// makeChild calls Child.Make and sets ContEnd. If the kernel refuses the final name, the link gets a temporary one.
+// Before Linux 6.15, the kernel refuses a name that a link of the host has.
 func (c *Call) makeChild(ctx context.Context) error {
 	name := c.Req.IfName
 	err := c.Child.Make(ctx, c, name)
@@ -178,7 +180,8 @@ func MakeLink(_ context.Context, c *Call, name string) error {
 // undoChild deletes the link and the record of an ADD that failed.
 //
 // If ContEnd is set, this ADD created the link. Otherwise the kernel may have created it although its answer was lost;
-// such a link has no mark. A link with the mark then belongs to a live attachment whose record was lost, and is kept.
+// such a link has no mark yet. If ContEnd is not set and the link has the mark, it belongs to a live attachment whose
+// record was lost, and is kept.
 func (c *Call) undoChild(ctx context.Context, r childRecord) error {
 	l, err := r.locate(c.Cont)
 	if c.ContEnd.Index != 0 || l.Alias == "" {
@@ -263,7 +266,7 @@ func (c *Call) verifyChild() []error {
 		return []error{err}
 	}
 	var errs []error
-	// The container may have removed the alias. Without a record the link may be the reference plugin's, without an
+	// The container may have removed the alias. Without a record, the link may be the reference plugin's, which has no
 	// alias.
 	isOwn := c.Req.Owns(l.Alias) || recorded && r.Link == l.Index || !recorded && l.Alias == ""
 	if !isOwn {

@@ -56,7 +56,7 @@ func (c *Call) newChildRecord() childRecord {
 }
 
 // findChild finds the child of an attachment: in the namespace of CNI_NETNS; otherwise in the namespace of the record,
-// even if that lost its path; otherwise the reference plugin's child in CNI_NETNS.
+// even if that namespace has no path any more; otherwise as the reference plugin's child in CNI_NETNS.
 func findChild(req *skel.Request, kind string) *foundLink {
 	f := &foundLink{req: req}
 	if req.NS != nil {
@@ -94,7 +94,7 @@ func (r childRecord) find(open netplugin.Opener) *foundLink {
 	return found
 }
 
-// liveLink returns the link of the record, or rtnl.ErrNoLink if the namespace has lost its path or has no such link.
+// liveLink returns the link of the record, or rtnl.ErrNoLink if the namespace has no path any more or has no such link.
 func (r childRecord) liveLink() (rtnl.Link, error) {
 	found := r.find(ns.OpenAs)
 	found.close()
@@ -170,8 +170,9 @@ func (c *Call) refuseRecorded(records *statefile.Store[childRecord], r childReco
 		c.Master.Name, sibling.Mode, sibling.Attachment)
 }
 
-// refuseTakenVLAN returns code 103 for err, by which the kernel reports that the VLAN exists on the master. It names
-// the owner of the VLAN: a link in the master's namespace, another attachment, or a link that neither shows.
+// refuseTakenVLAN returns code 103 with err as its cause, the kernel's error for a VLAN that exists on the master. It
+// names the owner of the VLAN: a link in the master's namespace or another attachment or, if neither is found, an
+// interface in another namespace.
 func (c *Call) refuseTakenVLAN(records *statefile.Store[childRecord], r childRecord, err error) error {
 	owner := "an interface in another namespace"
 	isSameVLAN := func(sibling *childRecord) bool { return sibling.VLAN == r.VLAN }

@@ -20,7 +20,7 @@ type MTUKeys struct {
 	MTUFrom string          `json:"mtuFrom" help:"link of the host whose MTU \"auto\" uses instead" schema:"format=ifname empty"`
 }
 
-// LinkKeys are the configuration keys of plugins that make an interface.
+// LinkKeys are the configuration keys of plugins that create an interface.
 type LinkKeys struct {
 	MTUKeys
 	DNS  cni.DNS `json:"dns" help:"resolver settings for the result, instead of IPAM's"`
@@ -70,7 +70,7 @@ func (i RequiredIPAM) Check(reason, example string) error {
 type LinkConfig struct {
 	Netkit bool             // the pair is of kind netkit instead of veth
 	MTU    int              // bytes; 0 = the kernel's choice, or Auto is not resolved yet
-	Auto   *string          // link to take MTU from, empty = the default routes'; nil = MTU is set
+	Auto   *string          // link whose MTU is used, empty = the default routes'; nil = MTU is not "auto"
 	MAC    net.HardwareAddr // of the container's interface; nil = random
 	DNS    cni.DNS          // for the result, instead of IPAM's
 	// Fallback has the addresses and routes to use if there is no IPAM plugin; nil = none.
@@ -79,8 +79,9 @@ type LinkConfig struct {
 	Own []cni.IP
 }
 
-// Parse checks the keys, and the plugin's own key mac (empty for a plugin without that key). The first source of the
-// MAC address wins. A bad value is code 7, or code 4 in CNI_ARGS. CNI_ARGS is not read if another key overrides it.
+// Parse checks the keys, and the value of the plugin's own key mac (empty for a plugin without that key). The MAC
+// address comes from the first of: runtimeConfig.mac, args.cni.mac, CNI_ARGS, mac. An invalid value is code 7, or code
+// 4 in CNI_ARGS. MAC in CNI_ARGS is not checked if another key overrides it.
 func (k LinkKeys) Parse(problems *cni.Problems, cniArgs, mac string) LinkConfig {
 	l := LinkConfig{DNS: k.DNS}
 	l.MTU, l.Auto = k.MTUKeys.parse(problems)

@@ -12,9 +12,9 @@ import (
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
-// ListPairs lists the host ends that are ports of a bridge, or those that are not, and the masquerades of their
-// attachments. Masquerades without a host end, and the reference plugins' masquerades, do not show which plugin created
-// them; ListPairs lists them if onBridge is true.
+// ListPairs lists host ends and the masquerades of their attachments: the host ends that are ports of a bridge if
+// onBridge is true, otherwise all others. Masquerades without a host end, and the reference plugins' masquerades, do
+// not show which plugin created them. ListPairs lists them if onBridge is true.
 func ListPairs(ctx context.Context, onBridge bool) ([]cni.Holding, error) {
 	host, nf := rtnl.Host(), nft.New()
 	defer func() { _ = errors.Join(host.Close(), nf.Close()) }()

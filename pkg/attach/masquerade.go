@@ -83,8 +83,8 @@ func (c *Call) VerifyMasquerade(ctx context.Context, m Masq) error {
 	return nil
 }
 
-// Reapply restores the masquerade of a pair and, if forwards is true, forwarding on the host for the families that have
-// a gateway. master is the same as for FindPair.
+// Reapply restores the masquerade of a pair and, if forwards is true, forwarding on the host for the address families
+// that have a gateway. For master, see FindPair.
 func (c *Call) Reapply(ctx context.Context, m Masq, master int, forwards bool) error {
 	if err := c.FindPair(master); err != nil {
 		return err

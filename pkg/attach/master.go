@@ -52,7 +52,7 @@ func (cfg ChildConfig) isMasterInside() bool { return cfg.Master != nil && cfg.M
 
 // masterName returns the master's name in the key or in prevResult, or the empty string if neither has one. If
 // prevResult has several interfaces and not exactly one on the master's side, masterName returns an error, as the
-// reference's ipvlan does: any choice, also the default route, could be the wrong network.
+// reference's ipvlan does, because any choice, even the link of the default route, could be on the wrong network.
 func (cfg ChildConfig) masterName(prev *cni.Result) (string, error) {
 	if cfg.Master.Master != "" || prev == nil {
 		return cfg.Master.Master, nil
@@ -145,8 +145,9 @@ func (cfg ChildConfig) probeMaster(host *rtnl.Conn) error {
 	return cfg.refuseMaster(host, l)
 }
 
-// upperDevice returns kind and name of the bridge or bond that receives all frames of the link, so that the link can
-// have no macvlan or ipvlan. It returns the empty string if there is none, or if conn does not show it.
+// upperDevice returns the kind and name of the bridge or bond that receives all frames of the link. A link with such a
+// device cannot have a macvlan or ipvlan. upperDevice returns the empty string if no such device exists or if it cannot
+// be read.
 func upperDevice(conn *rtnl.Conn, l rtnl.Link) string {
 	if l.Master == 0 {
 		return ""
@@ -177,7 +178,7 @@ func (c *Call) verifyMaster(r childRecord, l rtnl.Link) (err error) {
 		return fmt.Errorf("master: %w", err)
 	}
 	want, isSameKind := c.Master.Index, c.Master.Kind == cfg.New.Kind
-	if isSameKind && cfg.New.Kind != vlanKind { // the kernel puts a macvlan on a macvlan onto that one's master
+	if isSameKind && cfg.New.Kind != vlanKind { // the kernel creates a macvlan of a macvlan on the master of the latter
 		want = c.Master.Peer
 	}
 	// PeerNS is -1 if the link that the child is on is in the child's own namespace.

@@ -34,7 +34,7 @@ func (k MTUKeys) parse(problems *cni.Problems) (mtu int, auto *string) {
 	return mtu, auto
 }
 
-// ResolveMTU sets l.MTU if the configured MTU is "auto": to the smallest MTU of the links that it is taken from. It
+// ResolveMTU sets l.MTU if the configured MTU is "auto": to the smallest MTU of the links that mtuLinks returns. It
 // returns code 7 if there is no such link.
 func (l *LinkConfig) ResolveMTU(host *rtnl.Conn) error {
 	if l.Auto == nil {
@@ -106,8 +106,8 @@ func (c *Call) resolveChildMTU() error {
 }
 
 // ExpectMTU sets the MTU that CHECK expects if the configured MTU is "auto". resolve sets l.MTU to the present value;
-// it is ResolveMTU or a function that calls it. If no link has the MTU any more, CHECK expects the MTU that ADD
-// reported.
+// it is ResolveMTU or a function that calls it. If the links of mtuLinks no longer exist, CHECK expects the MTU that
+// ADD reported.
 func (c *Call) ExpectMTU(l *LinkConfig, resolve func() error) error {
 	if l.Auto == nil {
 		return nil

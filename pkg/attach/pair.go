@@ -55,7 +55,7 @@ func (c *Call) CreatePair(ctx context.Context, link LinkConfig) (err error) {
 		names[0], names[len(names)-1], err)
 }
 
-// refuseExistingPair returns code 100 if the attachment exists: its interface in the container, or its host end. If the
+// refuseExistingPair returns code 100 if the attachment has an interface in the container or a host end. If the
 // container's namespace has ended, the kernel deletes the pair a moment later. refuseExistingPair waits for that and
 // returns nil, and CreatePair uses the next name.
 func (c *Call) refuseExistingPair(ctx context.Context) error {
@@ -95,8 +95,8 @@ type Gateway struct {
 }
 
 // WaitUp waits until the pair passes packets, and until the container and the gateway receive packets for their IPv6
-// addresses. A packet that is sent earlier is lost, and sent again only a second later. An address that is not usable
-// after the usual time is a warning.
+// addresses. An earlier packet would be lost, and its sender would repeat it only after a second. If an address is not
+// usable within addressTimeout, WaitUp only warns.
 func (c *Call) WaitUp(ctx context.Context, res *cni.Result, gw Gateway) error {
 	c.Req.Step("wait until packets pass")
 	up, cancel := context.WithTimeout(ctx, upTimeout)
@@ -145,7 +145,8 @@ func (c *Call) FindPair(master int) (err error) {
 	return nil
 }
 
-// deleteStalePairs deletes the host ends on the network whose attachment is not valid. It reads all links.
+// deleteStalePairs deletes the host ends on the network whose attachment is not valid. Its cost grows with the number
+// of links on the host.
 func deleteStalePairs(host *rtnl.Conn, valid cni.Set) error {
 	links, err := host.Links()
 	if err != nil {

@@ -52,8 +52,8 @@ func referencePeer(host, cont *rtnl.Conn, end rtnl.Link, master int) (rtnl.Link,
 	return l, err
 }
 
-// isReferenceHostEnd reports whether the reference plugin, or another program, created a host end. Hawser's host ends
-// have a mark or a group.
+// isReferenceHostEnd reports whether l is a host end that the reference plugin, or another program, created. Hawser's
+// host ends have a mark or a group.
 func isReferenceHostEnd(l rtnl.Link, master int) bool {
 	return l.Kind == "veth" && l.Alias == "" && l.Group == 0 && l.Master == master
 }

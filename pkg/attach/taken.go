@@ -63,8 +63,8 @@ func (c *Call) refuseHolder(index int, taken netip.Prefix) error {
 }
 
 // Holder returns a description of the first container of another network that is connected to a link of the host, or to
-// a port of the link if that is a bridge, and has an address in dst. It returns the empty string if there is none. It
-// does not find a container whose addresses the kernel does not report.
+// a port of the link if that is a bridge, and has an address in dst. It returns the empty string if it finds no such
+// container. It cannot find a container whose addresses the kernel does not report.
 func (c *Call) Holder(link rtnl.Link, dst netip.Prefix) (holder string, addr netip.Addr, err error) {
 	ends := []rtnl.Link{link}
 	if link.IsPairEnd() && link.PeerNS == -1 { // a VLAN gateway, whose other end is a port

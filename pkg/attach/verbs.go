@@ -53,7 +53,7 @@ func Del(ctx context.Context, req *skel.Request, bridge string, rules ...removeR
 }
 
 // vlanGateway returns the name of the VLAN gateway in a result, which bridge lists after the container's interface. It
-// returns the empty string if there is none.
+// returns the empty string if the result has no VLAN gateway.
 func vlanGateway(prev *cni.Result) string {
 	if prev == nil || len(prev.Interfaces) == 0 || prev.Interfaces[len(prev.Interfaces)-1].Sandbox != "" {
 		return ""
@@ -61,7 +61,8 @@ func vlanGateway(prev *cni.Result) string {
 	return prev.Interfaces[len(prev.Interfaces)-1].Name
 }
 
-// DelInterface deletes the container's interface with removeLink, and has the IPAM plugin release the addresses.
+// DelInterface calls removeLink, which deletes the container's interface, and has the IPAM plugin release the
+// addresses.
 //
 // The addresses are released after removeLink, and only if it reports that the interface no longer exists, because no
 // container may get an address to which another interface answers. An IPAM plugin that needs the interface releases
@@ -93,8 +94,8 @@ func notReleased(client *ipam.Client) error {
 	return fmt.Errorf("%s: not asked to release the addresses, because the interface may still exist", client)
 }
 
-// foundLink is the link that DEL or GC found for an attachment, or the reason why it found none. Its sockets are closed
-// by close, also after an error.
+// foundLink is the link that DEL or GC found for an attachment, or the reason why it found none. The caller must call
+// close, even after an error.
 type foundLink struct {
 	req  *skel.Request
 	host *rtnl.Conn // nil for a child
@@ -209,9 +210,9 @@ func GC(ctx context.Context, req *skel.Request, rules ...removeRules) error {
 	return errors.Join(append(errs, err)...)
 }
 
-// GCInterfaces deletes the interfaces of attachments that are not valid with removeLinks, and then has the IPAM plugin
-// release their addresses. If removeLinks fails, the addresses are kept, because an interface may still answer to one.
-// dhcp runs before removeLinks: it removes the addresses and informs its server through the interfaces.
+// GCInterfaces calls removeLinks, which deletes the interfaces of attachments that are not valid, and then has the IPAM
+// plugin release their addresses. If removeLinks fails, the addresses are kept, because an interface may still answer
+// to one. dhcp runs before removeLinks: it removes the addresses and informs its server through the interfaces.
 func GCInterfaces(ctx context.Context, req *skel.Request, removeLinks func() error) error {
 	client := &ipam.Client{Req: req}
 	if client.ClearsInterface() {
