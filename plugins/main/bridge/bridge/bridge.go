@@ -45,7 +45,7 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	return res, a.configure(ctx, res, gateways)
 }
 
-// connect connects the container to the bridge by a pair, and starts IPAM, which runs while connect goes on.
+// connect connects the container to the bridge by a pair, and starts IPAM, which runs concurrently.
 func (a *attachment) connect(ctx context.Context) error {
 	a.call.Req.Step("prepare the bridge")
 	if err := a.prepareBridge(); err != nil {
@@ -98,8 +98,7 @@ func (a *attachment) configure(ctx context.Context, res *cni.Result, gateways []
 	return nil
 }
 
-// raise brings the container's interface up. On a layer 2 network, the kernel's settings of the interface do not
-// change.
+// raise brings the container's interface up. On a layer 2 network, it leaves the sysctls of the interface as they are.
 func (a *attachment) raise() error {
 	switch {
 	case a.cfg.DisableContainerInterface:

@@ -57,7 +57,7 @@ func (a *attachment) prepareBridge() error {
 	}
 	a.bridge = br
 	if cfg.Gateway && a.call.Req.IPAM != "" {
-		// Before anything else, because a new port may change the address, and because an ADD that fails or is killed
+		// The MAC address is pinned first, because a new port may change it, and because an ADD that fails or is killed
 		// later may leave gateway addresses.
 		if err := a.pinMAC(br); err != nil {
 			return err
@@ -83,8 +83,8 @@ func (a *attachment) prepareBridge() error {
 	return a.call.Host.SetLink(br.Index, rtnl.LinkChange{Up: new(true)})
 }
 
-// ignoreRouterAdverts keeps containers from adding routes to the host. A bridge that is up and has an uplink keeps its
-// setting, because the host's own router may be on that network.
+// ignoreRouterAdverts makes the bridge ignore router advertisements, with which containers could add routes to the
+// host. A bridge that is up and has an uplink keeps its setting, because the host's own router may be on that network.
 func (a *attachment) ignoreRouterAdverts() error {
 	if a.bridge.Up {
 		accepts, err := iface.AcceptsRouterAdverts(a.bridge.Name)
@@ -99,7 +99,7 @@ func (a *attachment) ignoreRouterAdverts() error {
 	return iface.IgnoreRouterAdverts(a.bridge.Name)
 }
 
-// hasUplink reports whether the bridge may be connected to other hosts, because a port is not a veth.
+// hasUplink reports whether the bridge may be connected to other hosts, that is, whether any port is not a veth.
 func (a *attachment) hasUplink() (bool, error) {
 	ports, err := a.call.Host.Ports(a.bridge.Index)
 	if err != nil {
@@ -197,8 +197,8 @@ func (a *attachment) prepareGateway(ctx context.Context, want []netip.Prefix) (g
 	return gw, nil
 }
 
-// refuseGateways refuses new gateway addresses by which the host would lose its router or a container of another
-// network, and the replacement of an address that is the gateway of such a container.
+// refuseGateways refuses new gateway addresses with which the host could no longer reach its router or a container of
+// another network. It also refuses to replace an address that is the gateway of such a container.
 func (a *attachment) refuseGateways(plan gatewayPlan, link rtnl.Link) error {
 	for _, addr := range plan.Add {
 		err := errors.Join(a.call.RefuseRouter(addr, a.bridge, link), a.call.RefuseGateway(addr, a.bridge, link))
@@ -222,10 +222,10 @@ func (a *attachment) refuseGateways(plan gatewayPlan, link rtnl.Link) error {
 	return nil
 }
 
-// pinMAC sets the MAC address of a gateway interface to its present address, unless it was set before. A bridge whose
-// address was not set has the lowest address of its ports, and changes it when that port is removed. Containers would
-// then lose their gateway until their neighbor entries expire. A bridge that has lost all its ports has the zero
-// address, and gets a random one.
+// pinMAC sets the MAC address of a gateway interface to its present address, unless it was set before. Linux gives a
+// bridge whose address was not set the lowest address of its ports, and changes it when that port is removed.
+// Containers would then lose their gateway until their neighbor entries expire. A bridge that has lost all its ports
+// has the zero address, and gets a random one.
 func (a *attachment) pinMAC(l rtnl.Link) error {
 	if set, err := iface.IsMACSet(l); set && err == nil || len(l.MAC) == 0 {
 		return nil
@@ -269,10 +269,10 @@ func (a *attachment) addGateway(link rtnl.Link, gw netip.Prefix) (usable bool, e
 	return usable, err
 }
 
-// masqFrom returns the configured masquerade with Link set to the interface that the container's packets arrive on.
-// That is the gateway: the bridge or the VLAN gateway. If the bridge is not configured as a gateway, it is the
-// interface through which the host routes to the container, if that is the bridge or a VLAN link on it, and otherwise
-// the bridge.
+// masqFrom returns the configured masquerade with Link set to the interface on which the container's packets arrive, or
+// its VRF. If the bridge is configured as a gateway, that interface is the VLAN gateway if there is one, otherwise the
+// bridge. If not, it is the VLAN link on the bridge through which the host routes to the container if there is one,
+// otherwise the bridge.
 func (c config) masqFrom(host *rtnl.Conn, bridge rtnl.Link, ips []cni.IP) (m attach.Masq, err error) {
 	if m = c.Masq; !m.On {
 		return m, nil

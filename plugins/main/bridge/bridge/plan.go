@@ -120,8 +120,9 @@ func planGateways(cfg config, link string, have []rtnl.Addr, want []netip.Prefix
 	return p, nil
 }
 
-// conflicts reports whether a link cannot have an address in addition to a new gateway address: any other IPv4 address,
-// or an IPv6 address whose subnet overlaps. The link-local address that every interface has does not conflict.
+// conflicts reports whether a link's address have conflicts with the new gateway address gw of the same family. Every
+// other IPv4 address does, and every IPv6 address whose subnet overlaps, except the link-local address that each
+// interface has.
 func conflicts(have, gw netip.Prefix) bool {
 	if have.Addr().Is4() || gw.Addr().Is4() {
 		return have.Addr().Is4() && gw.Addr().Is4()

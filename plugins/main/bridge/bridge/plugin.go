@@ -9,10 +9,10 @@
 // whose other end is a port of the bridge in that VLAN.
 //
 // The bridge, its addresses and the VLAN gateways are shared by all containers of the host. So ADD changes an existing
-// bridge as little as possible, a failed ADD does not undo them, and DEL leaves them. Everything else belongs to one
+// bridge as little as possible, and neither a failed ADD nor DEL removes them. Everything else belongs to one
 // attachment.
 //
-// add in bridge.go is the place to begin reading. Package attach has the steps that ptp has too. plan.go decides on
+// Start reading at add in bridge.go. Package attach has the steps that bridge shares with ptp. plan.go decides on
 // addresses and routes without any I/O. README.md documents every key.
 package bridge
 

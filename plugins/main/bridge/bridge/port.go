@@ -81,8 +81,8 @@ func (a *attachment) keepMTU(end *rtnl.Link) error {
 // mtuMinIPv6 is the smallest MTU with which a link has IPv6 (RFC 8200, section 5), in bytes.
 const mtuMinIPv6 = 1280
 
-// raiseMTU raises the MTU of a bridge to mtuMinIPv6 when an interface with at least this MTU becomes a port. The first
-// container on a bridge chooses its MTU, and with a smaller one the next container could have no IPv6.
+// raiseMTU raises the MTU of a bridge to mtuMinIPv6 when an interface with at least this MTU becomes a port. Otherwise
+// a first container with a smaller MTU would keep all later containers on the bridge from having IPv6.
 func (a *attachment) raiseMTU(mtu int) error {
 	if mtu < mtuMinIPv6 || a.bridge.MTU >= mtuMinIPv6 {
 		return nil
@@ -100,9 +100,9 @@ func (a *attachment) raiseMTU(mtu int) error {
 	return a.call.Tolerate(a.ignoreRouterAdverts()) // the bridge's IPv6 settings are new
 }
 
-// usedMTU returns the MTU that a port really uses. For the port of a container or a VLAN gateway it is the MTU of the
-// peer if that is smaller, because keepMTU may have raised the port's. Other pairs belong to the administrator, and
-// their MTU is used as it is.
+// usedMTU returns the MTU that a port needs. For the port of a container or a VLAN gateway, that is the MTU of the peer
+// if it is smaller than the port's, because keepMTU may have raised the port's. All other ports belong to the
+// administrator and need the MTU that they have.
 func (a *attachment) usedMTU(port rtnl.Link) int {
 	peer, err := a.call.Host.Peer(port)
 	_, isContainer := cni.ParseMark(port.Alias)

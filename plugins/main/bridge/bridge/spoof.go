@@ -13,7 +13,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/nft"
 )
 
-// spoofCheck drops the frames that arrive at a port with another source than the container's MAC address. All ports
+// spoofCheck drops frames that arrive at a port with a source address other than the container's MAC address. All ports
 // share one rule and two sets: the ports that are checked, and the pairs of a port and the address that it may use.
 type spoofCheck struct {
 	Attachment cni.Attachment
@@ -29,7 +29,8 @@ const (
 	spoofPairs = "macspoof_pairs_v1"
 )
 
-// spoofElements describes the elements of all attachments. The chain filters before all other chains of the bridge.
+// spoofElements describes the elements of all attachments. The chain has the earliest of nft's standard priorities in
+// the family bridge (dstnat).
 func spoofElements() nft.Owned {
 	return nft.Owned{Sets: []string{spoofPorts, spoofPairs}, Layout: nft.Layout{
 		Table: spoofTable,
@@ -83,7 +84,7 @@ func (s spoofCheck) add(ctx context.Context, nf *nft.Conn) error {
 }
 
 // verify returns an error if an element of the port or the shared rule is missing. A complete check of the reference
-// plugin is sufficient, because the plugins may have been upgraded while the container was running.
+// plugin is sufficient, because the reference plugin may have been replaced while the container was running.
 func (s spoofCheck) verify(nf *nft.Conn) error {
 	err := spoofElements().Verify(nf, s.items())
 	if err != nil && isReferenceComplete(nf, s.Attachment) {

@@ -13,7 +13,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
-// verify compares the host with what ADD created. It ignores the bridge's MAC address, and what other programs added.
+// verify compares the host with what ADD created. It ignores the bridge's MAC address, and additions of other programs.
 func (a *attachment) verify(ctx context.Context) []error {
 	var err error
 	if a.bridge, err = findBridge(a.call.Host, a.cfg.Bridge); err != nil {
@@ -47,8 +47,8 @@ func (a *attachment) verify(ctx context.Context) []error {
 	return errs
 }
 
-// verifyContainer compares the container's interface with prevResult. Of an interface that must stay down, it compares
-// only the MAC address, because it has no addresses and routes.
+// verifyContainer compares the container's interface with prevResult. If the interface must stay down, only its MAC
+// address is compared, because it has no addresses and routes.
 func (a *attachment) verifyContainer() error {
 	if !a.cfg.DisableContainerInterface {
 		return iface.Verify(a.target(), a.call.Req.PrevResult)
@@ -77,7 +77,7 @@ func (a *attachment) verifyPort() []error {
 	if have.Hairpin != a.cfg.HairpinMode {
 		errs = append(errs, a.drift(end, "hairpin is %t, not %t", have.Hairpin, a.cfg.HairpinMode))
 	}
-	if a.cfg.PortIsolation && !have.Isolated { // a firewall may have isolated a port that the configuration does not
+	if a.cfg.PortIsolation && !have.Isolated { // not the reverse: firewall may isolate a port
 		errs = append(errs, a.drift(end, "is not isolated"))
 	}
 	return errs
@@ -88,7 +88,7 @@ func (a *attachment) drift(end rtnl.Link, format string, args ...any) error {
 	return cni.Drift("port %q of bridge %q: %s", end.Name, a.cfg.Bridge, fmt.Sprintf(format, args...))
 }
 
-// verifyMember compares what all ports have: their bridge, their state, and the VLANs that setVLANs set.
+// verifyMember compares the properties that all ports have: bridge, state, and the VLANs that setVLANs set.
 func (a *attachment) verifyMember(end rtnl.Link, want []rtnl.VLAN, keepDefault bool) (errs []error) {
 	if end.Master != a.bridge.Index {
 		return []error{a.drift(end, "is not a port of the bridge")}
