@@ -14,16 +14,16 @@ import (
 // containerIndex is the index of the container's interface in the result, after the host end.
 const containerIndex = 1
 
-// plan is what ADD configures.
+// plan lists what ADD configures.
 type plan struct {
 	Result     *cni.Result    // addresses, routes and DNS, without interfaces
 	ContRoutes []rtnl.Route   // routes of the container that precede the result's
-	Gateways   []netip.Prefix // addresses of the host end, with the full prefix length
+	Gateways   []netip.Prefix // addresses of the host end, as single-address prefixes
 	HostRoutes []rtnl.Route   // routes of the host to the container
 }
 
-// makePlan derives the plan from IPAM's answer. It returns an error if the answer cannot be configured on a point to
-// point link.
+// makePlan derives the plan from IPAM's answer. It returns an error if the answer cannot be configured on a
+// point-to-point link.
 func makePlan(cfg config, answer *cni.Result) (p plan, err error) {
 	if p.Result, err = cfg.Link.Result(answer, containerIndex); err != nil {
 		return p, err
@@ -49,7 +49,7 @@ func makePlan(cfg config, answer *cni.Result) (p plan, err error) {
 	return p, nil
 }
 
-// checkGateway returns why an address cannot use its gateway. all are the container's addresses.
+// checkGateway returns an error if an address cannot use its gateway. all has the container's addresses.
 func checkGateway(ip cni.IP, all []cni.IP) error {
 	switch gw := ip.Gateway; {
 	case !gw.IsValid():

@@ -4,8 +4,8 @@
 // packets to it, even those to other containers in its subnet. The host gets a route to each address of the container.
 // So there is no bridge, and containers reach each other through the host's routing.
 //
-// Package attach has the steps that bridge has too. plan.go decides on gateways and routes without any I/O. README.md
-// documents every key.
+// Package attach has the steps that ptp shares with bridge. plan.go decides on gateways and routes without any I/O.
+// README.md documents every key.
 package ptp
 
 import "github.com/hawser-cni/plugins/pkg/skel"

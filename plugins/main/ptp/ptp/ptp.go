@@ -114,8 +114,8 @@ func status(ctx context.Context, req *skel.Request, cfg config) error {
 	})
 }
 
-// refuseAddresses refuses addresses and gateways by which the host would lose its router, another container, or packets
-// for itself.
+// refuseAddresses refuses addresses and gateways with which the host could no longer reach its router or another
+// container, or would lose packets to itself.
 func refuseAddresses(c *attach.Call, p plan) error {
 	if err := c.RefuseHostAddresses(p.Result, c.HostEnd, true); err != nil {
 		return err
@@ -133,7 +133,7 @@ func refuseAddresses(c *attach.Call, p plan) error {
 	return nil
 }
 
-// raiseHostEnd brings the host end up. Its IPv6 settings must be set before that.
+// raiseHostEnd sets the host end's IPv6 sysctls, which must be done while it is down, and brings it up.
 func raiseHostEnd(c *attach.Call, p plan) error {
 	if slices.ContainsFunc(p.Gateways, func(gw netip.Prefix) bool { return gw.Addr().Is6() }) {
 		// The host may have IPv6 turned off by default.
@@ -149,7 +149,7 @@ func raiseHostEnd(c *attach.Call, p plan) error {
 }
 
 // target returns the container's interface for package iface. The kernel must not add a route to the subnet, because
-// the subnet is behind the gateway, too.
+// the container reaches its subnet through the gateway.
 func target(c *attach.Call, routes []rtnl.Route) iface.Target {
 	t := c.Target()
 	t.NoSubnetRoutes, t.Routes = true, routes
@@ -231,7 +231,7 @@ func verifyHost(c *attach.Call, cfg config, p plan) []error {
 	return errs
 }
 
-// wantedMTU returns the MTU of the host end that ADD reported or, because results before 1.0.0 have no MTU, the
+// wantedMTU returns the MTU of the host end that ADD reported or, because results before CNI 1.1.0 have no MTU, the
 // configured MTU. It returns 0 if the MTU is unknown.
 func wantedMTU(c *attach.Call, cfg config) int {
 	for _, i := range c.Req.PrevResult.Interfaces {
