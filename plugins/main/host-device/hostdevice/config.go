@@ -10,7 +10,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
-// wireConfig is the configuration as written.
+// wireConfig is the configuration as the JSON has it.
 type wireConfig struct {
 	skel.LogKey
 	Device     string `json:"device" help:"name of the interface, or an alternative name of it" schema:"format=link empty"`
@@ -50,15 +50,15 @@ const (
 	devicesDir = "/sys/devices/"
 )
 
-// pciAddress returns id if it is a PCI address as the kernel writes it, and an empty text otherwise. The domain has 32
-// bits and at least four digits.
+// pciAddress returns id if it is a PCI address as the kernel writes it, and an empty string otherwise. The domain has
+// 32 bits and at least four digits.
 func pciAddress(id string) string {
 	return regexp.MustCompile(`^[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$`).FindString(id)
 }
 
 func isAuxiliary(id string) bool { return regexp.MustCompile(`^\w[\w.-]*$`).MatchString(id) }
 
-// parseConfig checks the configuration. Bad values are code 7.
+// parseConfig checks the configuration. An invalid value is code 7.
 func parseConfig(_ *skel.Request, w wireConfig, problems *cni.Problems) config {
 	device, err := w.device()
 	problems.Add(err)
@@ -66,7 +66,8 @@ func parseConfig(_ *skel.Request, w wireConfig, problems *cni.Problems) config {
 	return config{Device: device, UseNetwork: w.UseNetwork, Link: attach.LinkConfig{DNS: w.DNS}, DAD: w.EnableDAD}
 }
 
-// device returns the selector of the configuration, which must have one. The runtime's takes precedence over pciBusID.
+// device returns the configured selector. It returns code 7 if there are several, or none and the runtime will not name
+// the device. runtimeConfig.deviceID takes precedence over pciBusID, but not over the other keys.
 func (w wireConfig) device() (d selector, err error) {
 	var problems cni.Problems
 	for _, key := range []selector{{byName, w.Device}, {byMAC, w.HWAddr}, {byPath, w.KernelPath}, {byPCI, w.PCIBusID}} {

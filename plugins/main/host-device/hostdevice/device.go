@@ -32,7 +32,7 @@ func (d selector) find(host *rtnl.Conn) (l rtnl.Link, err error) {
 	default:
 		l, err = d.interfaceOf(host, filepath.Join("/sys/bus/auxiliary/devices", d.Value))
 	}
-	if err == nil && l.Index == 1 { // each namespace has its own
+	if err == nil && l.Index == 1 { // lo, which each namespace has
 		err = cni.Refuse(d.Key, d.Value, "is the loopback interface, which cannot move")
 	}
 	if err == nil {
@@ -41,7 +41,7 @@ func (d selector) find(host *rtnl.Conn) (l rtnl.Link, err error) {
 	return l, err
 }
 
-// absent returns the error of a device that the host does not have.
+// absent returns err with the selector. It replaces fs.ErrNotExist by rtnl.ErrNoLink.
 func (d selector) absent(err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		err = rtnl.ErrNoLink
@@ -49,7 +49,7 @@ func (d selector) absent(err error) error {
 	return fmt.Errorf("%s: %q: %w", d.Key, d.Value, err)
 }
 
-// findMAC finds the one link with a MAC address.
+// findMAC finds the link with the MAC address. It returns code 7 if several links have it.
 func (d selector) findMAC(host *rtnl.Conn) (found rtnl.Link, err error) {
 	links, err := host.Links()
 	if err != nil {

@@ -62,7 +62,7 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	if target.Index == 0 || len(res.IPs) == 0 {
 		return res, nil
 	}
-	// Some drivers refuse to set the MAC address, which makes the kernel announce the addresses.
+	// Announce sets the MAC address, which some drivers refuse.
 	return res, s.Tolerate(iface.Announce(s.Cont, s.ContEnd))
 }
 
@@ -112,7 +112,7 @@ func status(ctx context.Context, req *skel.Request, cfg config) error {
 	return attach.Status(ctx, req, attach.Masq{}, nil)
 }
 
-// call is a call that holds the lock of the records, so that no other call moves a device.
+// call is a plugin call that holds the lock of the records, so that no other call moves a device.
 type call struct {
 	*netplugin.Call
 	records *store
@@ -156,7 +156,8 @@ func take(ctx context.Context, s *attach.Call, cfg config) (*record, error) {
 			return r, err
 		}
 	}
-	// One message, so that a killed call leaves the device with one name and the alias by which the reference finds it.
+	// One message, so that a call that is killed leaves the device either unchanged or with the alias by which the
+	// reference plugin finds it.
 	err = c.Host.SetLink(l.Index, rtnl.LinkChange{To: c.Cont, Name: c.Req.IfName, Alias: &l.Name})
 	if errors.Is(err, unix.EINVAL) {
 		return r, cni.Refuse(d.Key, d.Value, fmt.Sprintf("is interface %q, which cannot move to a namespace: %v",
@@ -172,7 +173,8 @@ func take(ctx context.Context, s *attach.Call, cfg config) (*record, error) {
 }
 
 // findFree finds the device on the host. If the kernel moved it there from an ended namespace, findFree first restores
-// its name and settings. A device that another attachment has is code 103, and code 100 if this attachment has it.
+// its name and settings. It returns code 103 if another attachment has the device, and code 100 if this attachment has
+// one.
 func (c call) findFree(ctx context.Context, d selector) (l rtnl.Link, err error) {
 	all, err := c.records.All()
 	if err != nil {
@@ -184,7 +186,7 @@ func (c call) findFree(ctx context.Context, d selector) (l rtnl.Link, err error)
 		if onHost {
 			concerns = r.isOf(l)
 		}
-		own := r.Attachment == c.Req.Attachment // it blocks ADD whichever device it names
+		own := r.Attachment == c.Req.Attachment // it blocks ADD even if it names another device
 		if !own && !concerns {
 			continue
 		}
@@ -196,7 +198,8 @@ func (c call) findFree(ctx context.Context, d selector) (l rtnl.Link, err error)
 		if err := c.bringHome(ctx, r, nil); err != nil {
 			return l, err
 		}
-		// Another interface may still have its name. DEL must restore the name and the alias of the record.
+		// Another interface may still have the device's name. The new record gets the name and the alias of the old
+		// one, because DEL must restore them.
 		if l, err = d.find(c.Host); err == nil && r.isOf(l) {
 			l.Name, l.Alias = r.Link.Name, r.Link.Alias
 		}
@@ -207,8 +210,8 @@ func (c call) findFree(ctx context.Context, d selector) (l rtnl.Link, err error)
 	return l, err
 }
 
-// refuseHeld returns an error if the container of the record still has the device: code 100 for the attachment of the
-// record, and code 103 for another one.
+// refuseHeld returns an error if the container of the record still has the device: code 100 if the record belongs to
+// the attachment by, otherwise code 103.
 func (r *record) refuseHeld(by cni.Attachment) error {
 	cont, err := netplugin.DialNetns(ns.OpenAs, r.NetnsPath, r.Netns)
 	if err == nil && r.Link.Index != 0 {
@@ -305,10 +308,10 @@ func (c call) findDevice() (*record, error) {
 		return c.findReference()
 	}
 	c.Cont, err = netplugin.DialNetns((&ns.Finder{Alternative: c.Req.Netns}).Open, r.NetnsPath, r.Netns)
-	return &r, netplugin.IgnoreNoLink(err) // it may be on the host
+	return &r, netplugin.IgnoreNoLink(err) // the kernel may have moved the device to the host
 }
 
-// verify compares the interface with the result, and with the device that ADD took.
+// verify compares the interface with the result, and with the device that ADD moved.
 func verify(s *attach.Call, d selector) []error {
 	r, ok, err := records().Get(s.Req.Hash())
 	if i, _ := s.Req.PrevResult.ContainerInterface(s.Req.IfName); i.MAC == "" && r.Link.Index == 0 {
@@ -336,7 +339,7 @@ func collect(ctx context.Context, req *skel.Request) error {
 	if err != nil {
 		return err
 	}
-	defer c.records.Close() // IPAM may take long
+	defer c.records.Close() // before IPAM runs, which may take long
 	all, err := c.records.All()
 	errs := []error{err}
 	var finder ns.Finder

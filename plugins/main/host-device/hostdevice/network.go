@@ -17,7 +17,8 @@ import (
 )
 
 const (
-	// addressTimeout is how long ADD waits for an address of a device that has none, for example after it came home.
+	// addressTimeout is how long ADD waits for an address of a device that has none, for example because a DEL has just
+	// brought it home.
 	addressTimeout = 5 * time.Second
 	// routerTimeout is how long a router advertisement may take. Routers answer solicitations within 3.5 seconds
 	// (RFC 4861, section 6.2.6), and the kernel repeats a lost solicitation after 4.
@@ -29,11 +30,12 @@ const (
 // network is the network configuration of a device (key useInterfaceNetwork). The kernel removes addresses and routes
 // from a device that moves, so the record has the network before ADD changes anything.
 type network struct {
-	Read   uint32           `json:"read"` // when, in seconds since the boot
+	Read   uint32           `json:"read"` // time of reading, in seconds since the boot
 	Addrs  []rtnl.AddrCopy  `json:"addrs"`
-	Routes []rtnl.RouteCopy `json:"routes"` // in the order in which the kernel takes them
+	Routes []rtnl.RouteCopy `json:"routes"` // in an order that the kernel accepts
 	Rules  []rtnl.RouteCopy `json:"rules"`
-	// InsideRoutes and InsideRules are what ADD adds in the container. The routes have the device's index on the host.
+	// InsideRoutes and InsideRules are added by ADD in the container. The routes refer to the device by its index on
+	// the host.
 	InsideRoutes []rtnl.RouteCopy `json:"insideRoutes"`
 	InsideRules  []rtnl.RouteCopy `json:"insideRules"`
 	// Refusals are routes without a device that ADD adds in the container, such as unreachable ones.
@@ -41,7 +43,7 @@ type network struct {
 	// Advertised are the prefixes of addresses that come from router advertisements, on the host and in the container.
 	Advertised []netip.Prefix `json:"advertised"`
 
-	leftOut []rtnl.Route // routes that the container has already through another interface
+	leftOut []rtnl.Route // routes for which the container has a route through another interface
 }
 
 // errNoAddress is the error of an ADD that would leave the container without an address.
@@ -53,7 +55,7 @@ func waitAddress(ctx context.Context, host *rtnl.Conn, d selector) {
 	ctx, cancel := context.WithTimeout(ctx, addressTimeout)
 	defer cancel()
 	if l, err := d.find(host); err == nil {
-		_ = host.WaitAddrs(ctx, l.Index, func(addrs []rtnl.AddrCopy) string { // the next attempt reads them
+		_ = host.WaitAddrs(ctx, l.Index, func(addrs []rtnl.AddrCopy) string { // best effort: ADD reads them again
 			if slices.ContainsFunc(addrs, isGlobal) {
 				return ""
 			}
@@ -62,7 +64,7 @@ func waitAddress(ctx context.Context, host *rtnl.Conn, d selector) {
 	}
 }
 
-// isGlobal reports whether an address is more than the one that each IPv6 link has.
+// isGlobal reports whether an address is not an IPv6 link-local address, which each link has.
 func isGlobal(a rtnl.AddrCopy) bool { return !a.IsLinkLocal6() }
 
 // now returns the seconds since the boot.
@@ -86,7 +88,7 @@ func (c call) readNetwork(l rtnl.Link) (*network, error) {
 			if a.IsAdvertised() && !a.IsTemporary() && !a.Has(unix.IFA_F_DEPRECATED) {
 				n.Advertised = append(n.Advertised, a.Prefix().Masked())
 			}
-		case a.Header.Family == unix.AF_INET6: // the kernel lists the newest one first
+		case a.Header.Family == unix.AF_INET6: // reversed, because the kernel lists the newest one first
 			n.Addrs = append([]rtnl.AddrCopy{a}, n.Addrs...)
 		default:
 			n.Addrs = append(n.Addrs, a)
@@ -99,7 +101,7 @@ func (c call) readNetwork(l rtnl.Link) (*network, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, viaGateway := range []bool{false, true} { // the kernel needs the way to a gateway first
+	for _, viaGateway := range []bool{false, true} { // the kernel needs the route to a gateway first
 		for _, r := range routes {
 			if r.HasGateway() == viaGateway && !isRemade(r, addrs) {
 				n.Routes = append(n.Routes, r)
@@ -124,8 +126,9 @@ func isIn(rule rtnl.RouteCopy) func(rtnl.RouteCopy) bool {
 	return func(r rtnl.RouteCopy) bool { return r.Header.Family == rule.Header.Family && r.Table() == rule.Table() }
 }
 
-// isRemade reports whether the kernel or a router makes a route of the device again. The kernel makes the route to the
-// subnet of an address unless the address has the flag noprefixroute. In this case a network manager added the route.
+// isRemade reports whether the kernel or a router recreates a route of the device. The kernel recreates the route to
+// the subnet of an address unless the address has the flag noprefixroute. With this flag, a network manager added the
+// route.
 func isRemade(r rtnl.RouteCopy, addrs []rtnl.AddrCopy) bool {
 	dst := r.Route().Dst
 	if r.Table() == unix.RT_TABLE_LOCAL || dst.Addr().Is6() && dst.Bits() > 0 && dst.Addr().IsLinkLocalUnicast() {
@@ -136,8 +139,8 @@ func isRemade(r rtnl.RouteCopy, addrs []rtnl.AddrCopy) bool {
 		r.Header.Protocol == unix.RTPROT_KERNEL && !slices.ContainsFunc(addrs, isSubnet)
 }
 
-// planInside decides what the container gets. What the container has already stays out, because DEL removes what ADD
-// added.
+// planInside decides which routes and rules the container gets. It omits those that the container already has, because
+// DEL removes all that ADD added.
 func (c call) planInside(n *network, l rtnl.Link) error {
 	rules, err := c.Cont.RuleCopies()
 	if err != nil {
@@ -178,8 +181,8 @@ func (c call) planInside(n *network, l rtnl.Link) error {
 	return nil
 }
 
-// keepOthers gives the host routes with the next hops of other interfaces only, in place of the IPv4 routes that they
-// share with the device: the kernel removes such a route when one of its interfaces leaves.
+// keepOthers replaces the host's IPv4 routes with next hops on the device and on other interfaces by routes with only
+// the latter. The kernel would remove the whole route when the device leaves.
 func (n *network) keepOthers(host *rtnl.Conn, l rtnl.Link) error {
 	for _, r := range n.Routes {
 		others, shared := r.HopsNotThrough(l.Index)
@@ -209,7 +212,7 @@ func (n *network) apply(ctx context.Context, s *attach.Call, t iface.Target, l r
 		return err
 	}
 	if t.EnableDAD {
-		if err := t.WaitDAD(ctx); err != nil { // the kernel refuses a tentative source of a route
+		if err := t.WaitDAD(ctx); err != nil { // the kernel refuses a route with a tentative source
 			return err
 		}
 	}
@@ -230,7 +233,7 @@ func (n *network) apply(ctx context.Context, s *attach.Call, t iface.Target, l r
 	return each(n.InsideRules, t.Conn.AddRuleCopy)
 }
 
-// each calls do with each of a list, and goes on after an error.
+// each calls do for each element of a list, and continues after an error.
 func each(list []rtnl.RouteCopy, do func(rtnl.RouteCopy) error) error {
 	var errs []error
 	for _, r := range list {
@@ -247,14 +250,14 @@ func ignoreExists(err error) error {
 }
 
 // addAddrs adds the addresses that have not expired since they were read. In the container IPv4 addresses do not
-// expire, because no DHCP client renews their leases. addAddrs stops at the first error unless goesOn is set, because
-// the first IPv4 address of a subnet becomes the primary one.
+// expire, because no DHCP client renews their leases. addAddrs stops at the first error, because a later IPv4 address
+// of the subnet would become the primary one. If goesOn is set, it continues.
 func (n *network) addAddrs(conn *rtnl.Conn, link int, isHome, goesOn bool) error {
 	var errs []error
 	for _, a := range n.Addrs {
 		a, ok := a.After(now() - n.Read)
 		if !isHome {
-			a = a.Without(unix.IFA_LABEL) // which begins with the name on the host
+			a = a.Without(unix.IFA_LABEL) // the label begins with the name on the host
 		}
 		if !isHome && a.Header.Family == unix.AF_INET {
 			a, ok = a.Permanent(), true
@@ -321,8 +324,8 @@ func (n *network) ips(s *attach.Call) (ips []cni.IP, err error) {
 	return ips, nil
 }
 
-// gateway returns the next hop of the default route that the packets of an address take: one in its subnet or, for a
-// single address, any one of its family.
+// gateway returns the next hop of the default route that packets from an address take: one in its subnet; otherwise one
+// that is link-local or, for a single address, any one of its family.
 func gateway(p netip.Prefix, routes []rtnl.Route) netip.Addr {
 	find := func(fits func(gw netip.Addr) bool) netip.Addr {
 		i := slices.IndexFunc(routes, func(r rtnl.Route) bool {
@@ -340,8 +343,8 @@ func gateway(p netip.Prefix, routes []rtnl.Route) netip.Addr {
 }
 
 // routes returns the routes that the container got, as a result has them. Before version 1.1.0 a result has neither
-// tables nor scopes, so other plugins would take routes of other tables for routes of the main table, and routes to the
-// link for routes through a gateway.
+// tables nor scopes. Other plugins would mistake routes of other tables for routes of the main table, and routes to the
+// link for routes through the default gateway, so both are omitted.
 func (n *network) routes(version string) (list []cni.Route) {
 	for _, r := range n.InsideRoutes {
 		for _, hop := range r.Hops() {
@@ -352,7 +355,7 @@ func (n *network) routes(version string) (list []cni.Route) {
 				out.Scope = new(hop.Scope)
 			case !hop.GW.IsValid() && hop.Dst.Addr().Is6():
 				out.Scope = new(unix.RT_SCOPE_LINK)
-			case !hop.GW.IsValid(): // would mean a gateway
+			case !hop.GW.IsValid(): // would mean a route through the default gateway
 				continue
 			}
 			if version >= "1.1.0" || out.InMain() && hop.GW.IsValid() {
@@ -363,7 +366,7 @@ func (n *network) routes(version string) (list []cni.Route) {
 	return list
 }
 
-// verify returns what DEL has to remove and the container does not have any more.
+// verify returns drift for rules and routes that DEL must remove and that the container no longer has.
 func (n *network) verify(cont *rtnl.Conn) error {
 	if n == nil {
 		return nil
@@ -389,7 +392,8 @@ func (n *network) verify(cont *rtnl.Conn) error {
 	}))
 }
 
-// leave removes from the container what does not go with the device. cont is nil where the namespace is gone.
+// leave removes the rules and routes that the kernel does not remove from the container with the device. cont is nil if
+// the namespace no longer exists.
 func (n *network) leave(cont *rtnl.Conn) error {
 	if n == nil || cont == nil {
 		return nil
@@ -397,9 +401,9 @@ func (n *network) leave(cont *rtnl.Conn) error {
 	return errors.Join(each(n.InsideRules, cont.DelRuleCopy), each(n.Refusals, cont.DelCopy))
 }
 
-// restoreNetwork gives the device, at home and up if it was up, the network that it had, less what has expired. It does
-// not change a device with another address, which a network manager has configured, nor a route that has another next
-// hop now.
+// restoreNetwork restores the network of the device, except addresses that have expired. The device is on the host
+// again, and up if it was up before. If it has another address, a network manager has configured it, and restoreNetwork
+// changes nothing. It also keeps a route that now has another next hop.
 func (r *record) restoreNetwork(ctx context.Context, host *rtnl.Conn, link int) error {
 	n := r.Settings
 	if n == nil {
@@ -432,7 +436,8 @@ func (r *record) restoreNetwork(ctx context.Context, host *rtnl.Conn, link int) 
 	}), each(n.Rules, host.AddRuleCopy))
 }
 
-// awaitSources waits for duplicate address detection of the sources of routes: the kernel refuses tentative ones.
+// awaitSources waits for duplicate address detection of the sources of routes, because the kernel refuses tentative
+// ones.
 func awaitSources(ctx context.Context, host *rtnl.Conn, link int, routes []rtnl.RouteCopy) {
 	ctx, cancel := context.WithTimeout(ctx, homeDADTimeout)
 	defer cancel()
@@ -447,7 +452,8 @@ func awaitSources(ctx context.Context, host *rtnl.Conn, link int, routes []rtnl.
 	})
 }
 
-// isPlausible reports whether an ADD can have written the network: DEL restores it on the host.
+// isPlausible reports whether an ADD can have written the network. It is checked because DEL restores the network on
+// the host.
 func (n *network) isPlausible(link int) bool {
 	if n == nil {
 		return true

@@ -31,7 +31,7 @@ type record struct {
 	PCI       string      `json:"pci,omitempty"`
 	Link      rtnl.Link   `json:"link"`             // on the host; zero if a userspace driver has the device
 	Failed    bool        `json:"failed,omitempty"` // DEL could not restore all settings
-	// KeepsIndex reports that the device has the same index in the container, where no other link had this index.
+	// KeepsIndex is true if the device keeps its index in the container, because no link there had it.
 	KeepsIndex bool     `json:"keepsIndex,omitempty"`
 	Settings   *network `json:"settings,omitempty"` // nil without the key useInterfaceNetwork
 }
@@ -148,8 +148,9 @@ func (c call) bringHome(ctx context.Context, r *record, cont *rtnl.Conn) error {
 	return c.records.Put(ctx, *r)
 }
 
-// bring moves the device from the container to the host. It renames the device before, so that no program on the host
-// sees another name. If the name is taken on the host, the device gets the substitute, and the name as alias.
+// bring moves the device from the container to the host. It renames the device before the move, so that no program on
+// the host sees its name in the container. If its own name is taken on the host, the device gets the substitute as its
+// name, and its own name as its alias.
 func (r *record) bring(host, cont *rtnl.Conn) (l rtnl.Link, err error) {
 	if l, err = r.find(cont); err != nil {
 		return l, err
@@ -173,7 +174,8 @@ func (r *record) bring(host, cont *rtnl.Conn) (l rtnl.Link, err error) {
 	return l, err
 }
 
-// substitute returns the name of a device whose own name is taken. The kernel uses the same name.
+// substitute returns the name for a device whose own name is taken on the host. When a namespace ends, the kernel uses
+// the same name.
 func (r *record) substitute() string { return fmt.Sprintf("dev%d", r.Link.Index) }
 
 // findHome finds the device on the host, under its name or the substitute. It finds hardware under any name.
