@@ -20,7 +20,7 @@ import (
 
 // problem is an error or a doubtful value in a network list.
 type problem struct {
-	Severity string `json:"severity"` // broken or doubtful, as texts
+	Severity string `json:"severity"` // broken or doubtful: "error" or "warning"
 	File     string `json:"file"`
 	Key      string `json:"key,omitempty"` // for example plugins[1].ipam.ranges[0][0].subnet; empty for the whole file
 	What     string `json:"what"`
@@ -109,7 +109,7 @@ func (c *checker) file(file string) error {
 	}
 	s := location{c, file, ""}
 	if err != nil {
-		what, isOwn := strings.CutPrefix(err.Error(), file+": ") // or a file of the network's directory
+		what, isOwn := strings.CutPrefix(err.Error(), file+": ") // false for another file of the network
 		p := cni.Problem{Reason: what}
 		if first := cni.ProblemsOf(err)[0]; isOwn && first.Key != "" {
 			p = first
@@ -284,7 +284,7 @@ func (s location) delegates(list node.List, e node.Entry) {
 			s.delegate(fmt.Sprintf("delegates[%d]", i), list, raw)
 		}
 		_ = json.Unmarshal(e.Raw["clusterNetwork"], &network)
-		network = strings.TrimPrefix(network, "/host") // where the pod of multus has the host
+		network = strings.TrimPrefix(network, "/host") // the pod of multus mounts the host's root at /host
 		if _, err := os.Stat(network); err != nil && strings.HasPrefix(network, "/") {
 			s.report(doubtful, "clusterNetwork", err.Error(), "write the list of that network")
 		}

@@ -13,7 +13,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/cni"
 )
 
-// combination finds keys and entries that are valid by themselves, but with which ADD fails or has no effect.
+// combination finds keys and entries that are valid individually, but together make ADD fail or have no effect.
 func (s location) combination(list node.List) {
 	if list.Raw["type"] == nil && list.Raw["capabilities"] != nil {
 		s.report(broken, "capabilities", "is ignored here: runtimes read it from the entries of the plugins",
@@ -51,7 +51,8 @@ func (s location) chain(list node.List) {
 	}
 }
 
-// tuned compares an entry of tuning with earlier entries, which have used the former MAC address or MTU.
+// tuned finds settings of a tuning entry that break earlier entries, which have already used the former MAC address or
+// MTU.
 func (s location) tuned(e node.Entry, before []node.Entry) {
 	setsMAC := rawText(e.Raw["mac"]) != "" || e.Capabilities["mac"]
 	for _, b := range before {
@@ -66,7 +67,7 @@ func (s location) tuned(e node.Entry, before []node.Entry) {
 	}
 }
 
-// nameOf returns the name of the plugin that an entry's type names.
+// nameOf returns the name of Hawser's plugin for an entry's type, or the type if Hawser has no such plugin.
 func (s location) nameOf(e node.Entry) string {
 	if p, isOurs := s.Own(e.Type); isOurs {
 		return p.Name
@@ -74,13 +75,13 @@ func (s location) nameOf(e node.Entry) string {
 	return e.Type
 }
 
-// rawText returns the text of a key; empty if it has another type, which the plugin refuses.
+// rawText returns a string value; empty if the value has another type, which the plugin refuses.
 func rawText(raw json.RawMessage) (value string) {
 	_ = json.Unmarshal(raw, &value)
 	return value
 }
 
-// tuning compares the settings of an entry with those of earlier entries of tuning.
+// tuning compares the settings of a tuning entry with the settings of earlier tuning entries.
 func (s location) tuning(e node.Entry, earlier map[string]string) {
 	var sysctls map[string]any
 	_ = json.Unmarshal(e.Raw["sysctl"], &sysctls) // tuning refuses other types
@@ -103,7 +104,7 @@ func (s location) tuning(e node.Entry, earlier map[string]string) {
 	}
 }
 
-// addresses finds keys of ipam with which each ADD fails, or containers have no way out.
+// addresses finds keys of ipam that make each ADD fail or leave containers without an address.
 func (s location) addresses(e node.Entry) {
 	ipam := map[string]json.RawMessage{}
 	if json.Unmarshal(e.Raw["ipam"], &ipam) == nil && len(ipam) > 0 && e.IPAM.Type == "" && s.Has(e.Type) {
@@ -140,7 +141,7 @@ func defaultRoutes(raw json.RawMessage) (families []bool, err error) {
 	return families, err
 }
 
-// noType reports an entry without a valid type, and names the key that is meant to be the type.
+// noType reports an entry without a valid type, and names a key that is probably a misspelled "type".
 func (s location) noType(e node.Entry) {
 	for _, key := range slices.Sorted(maps.Keys(e.Raw)) {
 		isOther := func(r rune) bool { return r < 'a' || r > 'z' }

@@ -71,7 +71,7 @@ func withoutCredentials(data []byte) []byte {
 	return regexp.MustCompile(`([A-Za-z][-+.0-9A-Za-z]*://[^\s"\\?#]*[?#])`+text).ReplaceAll(data, []byte("${1}"+left))
 }
 
-// withoutQuotes returns the text of an error without other programs' words, which may contain secrets.
+// withoutQuotes returns the text of an error without text from other programs, which may contain secrets.
 func withoutQuotes(err error) string {
 	text := err.Error()
 	var leave func(error)
@@ -187,7 +187,7 @@ func versions(n node.Node) map[string]any {
 		"machine": unix.ByteSliceToString(u.Machine[:]), "modules": modules, "plugins": plugins}
 }
 
-// tableOf returns Hawser's table as JSON from the program nft, and null if nft is not installed or fails.
+// tableOf returns Hawser's table in the JSON format of the program nft, or null if nft is not installed or fails.
 func tableOf(ctx context.Context, family nft.Family) json.RawMessage {
 	path, err := process.LookPath("nft")
 	var out limited
@@ -208,9 +208,8 @@ func (l *limited) Write(data []byte) (int, error) {
 	return l.Buffer.Write(data)
 }
 
-// listKeys are the keys of lists whose values are shown, and logKeys the keys of lines of the log.
+// The keys whose values diags includes: listKeys in network lists, and logKeys in log lines.
 const (
-	// listKeys are the keys of lists whose values are included; logKeys are those of log lines.
 	listKeys = "type bridge isGateway isDefaultGateway ipMasq ipMasqBackend hairpinMode promiscMode forceAddress " +
 		"masqExclude masqPorts masqRandomFully mtuFrom exclude sticky exempt queue sysctlMode " +
 		"tap_name uid gid vm_ips " +
@@ -223,7 +222,7 @@ const (
 		"error code msg quoted traceparent"
 )
 
-// only reduces a JSON value to the values below these keys, and counts the other keys.
+// only removes all other keys from the objects in a JSON value, and adds the number of removed keys to each object.
 func only(keys []string, value any) any {
 	switch v := value.(type) {
 	case []any:
@@ -247,7 +246,7 @@ func only(keys []string, value any) any {
 	return value
 }
 
-// lastLines returns the last lines of all logs, by their time.
+// lastLines returns the newest lines of all logs, sorted by time. most limits their number.
 func lastLines(log string, most int) (lines []any, err error) {
 	cut := func() {
 		slices.SortStableFunc(lines, func(a, b any) int {

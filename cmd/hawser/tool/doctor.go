@@ -21,7 +21,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
-// findingKind is a kind of findings. Its ID has a section in docs/doctor.md.
+// findingKind is a kind of finding. Its ID has a section in docs/doctor.md.
 type findingKind struct {
 	ID       string `json:"id"`
 	Severity string `json:"severity"`
@@ -86,20 +86,20 @@ type facts struct {
 	node.Node
 	ctx      context.Context
 	query    string      // a pod or container, for findings about it only; empty = all
-	lists    []node.List // in the directory
-	all      []node.List // lists, and those with which attachments were made
+	lists    []node.List // lists in ConfDir
+	all      []node.List // lists, and the lists with which attachments were made
 	damaged  []error     // lists and records that cannot be decoded
 	programs map[string]program
 	attached []*node.Attachment
 	links    []rtnl.Link
-	routes   map[string][]rtnl.Route // by link name; without those of containers' host ends
+	routes   map[string][]rtnl.Route // by link name; host ends of containers are omitted
 	chains   []nft.LiveChain
 	hooked   []node.BaseChain
 	zones    []node.RuleSummary // rules of firewalld
 	guarded  []string           // links from which portmap's guard protects 127.0.0.0/8
 	problems []error            // facts that could not be read
-	// isUnread is true if lists or attachments could not be read completely, noRules if rules could not. A fact that is
-	// missing among them may exist.
+	// isUnread is true if lists or attachments could not be read completely, and noRules if rules could not. In these
+	// cases, a missing list, attachment or rule may exist.
 	isUnread, noRules bool
 	found             []*finding
 }
@@ -160,8 +160,8 @@ func (f *facts) addAll(id, format string, names []string) {
 	}
 }
 
-// findings returns the findings, errors first, in the order of their kinds. dropPolicies depends on the findings of
-// drifts.
+// findings returns the findings, errors first, in the order of their kinds. drifts runs before dropPolicies, which uses
+// the findings of drifts.
 func (f *facts) findings() []*finding {
 	for _, find := range []func(*facts){
 		missingPlugins, badLists, noSubnets, unknownVersions, refusedLists, conflicts, fullRanges, overlaps, lostLeases,
@@ -310,7 +310,7 @@ func findProgram(ctx context.Context, n node.Node, plugin string) (p program) {
 	}
 	var refused *cni.Error
 	switch {
-	case errors.As(err, &refused) && strings.Contains(refused.Msg, "unknown CNI_COMMAND"): // before 0.2.0
+	case errors.As(err, &refused) && strings.Contains(refused.Msg, "unknown CNI_COMMAND"): // VERSION is new in 0.2.0
 	case refused != nil:
 		p.err = fmt.Errorf("plugin %q fails: %s", plugin, strings.TrimPrefix(refused.Msg, plugin+": "))
 	case err != nil:

@@ -117,7 +117,7 @@ func forwardingOff(f *facts) {
 	}
 }
 
-// notForwarded returns the sysctls that disable routing on the host, of IPv4 under true and of IPv6 under false.
+// notForwarded returns the sysctls that disable routing on the host. The key is true for IPv4 and false for IPv6.
 func notForwarded() map[bool]string {
 	isOff := map[bool]string{}
 	for is4, path := range map[bool]string{true: "ipv4/ip_forward", false: "ipv6/conf/all/forwarding"} {
@@ -209,7 +209,7 @@ func changedMACs(f *facts) {
 	}
 }
 
-// guards finds links of containers with route_localnet that no rule keeps from the host's 127.0.0.0/8.
+// guards finds containers' links on which route_localnet is 1 and no rule protects the host's 127.0.0.0/8.
 func guards(f *facts) {
 	id := "unguarded-loopback"
 	for plugin, p := range f.programs {
@@ -233,8 +233,8 @@ func guards(f *facts) {
 	}
 }
 
-// maxChecks is the number of attachments that doctor checks; of other networks it checks one each. A flush of rules
-// affects all attachments alike.
+// maxChecks is the number of attachments after which doctor checks only one more of each unchecked network. That is
+// sufficient, because a flush of rules affects all attachments alike.
 const maxChecks = 300
 
 // drifts runs CHECK for live containers. It reports the first drift of each network and plugin, and names the other
@@ -270,8 +270,8 @@ func drifts(f *facts) {
 	}
 }
 
-// missing returns what CHECK found. For an attachment of the reference plugins it does not name objects that only
-// Hawser's plugins create.
+// missing describes the drift that CHECK found. For an attachment of the reference plugins it does not name objects
+// that only Hawser's plugins create.
 func missing(c node.Call, err error) string {
 	text := gist(err.Error())
 	switch {
@@ -294,7 +294,7 @@ func driftAdvice(c node.Call) string {
 	return "hawser reapply restores rules and forwarding; for a link, an address or a route, restart the container"
 }
 
-// otherSoftware finds consequences of other programs on the node for the lists.
+// otherSoftware finds lists that do not work well with firewalld or kube-proxy if these run on the node.
 func otherSoftware(f *facts) {
 	has := func(is func(nft.LiveChain) bool) bool { return slices.ContainsFunc(f.chains, is) }
 	hasFirewalld := has(isFirewalld)
@@ -302,7 +302,7 @@ func otherSoftware(f *facts) {
 	hasIPVS := slices.ContainsFunc(f.links, func(l rtnl.Link) bool { return l.Name == "kube-ipvs0" })
 	bridged := readSetting("bridge/bridge-nf-call-iptables")
 	for _, list := range f.lists {
-		isInZone := slices.ContainsFunc(f.zones, f.selects(list)) // an administrator assigned the bridge or its network
+		isInZone := slices.ContainsFunc(f.zones, f.selects(list)) // assigned by an administrator
 		if hasFirewalld && isRouted(list) && !uses(list, "firewall") && !isInZone {
 			f.add("firewalld", "%s: firewalld runs, and the list has no plugin firewall, which would put the "+
 				"containers into its trusted zone", titleOf(list))
@@ -321,7 +321,7 @@ func otherSoftware(f *facts) {
 	}
 }
 
-// mixedPlugins finds plugins of several projects or versions.
+// mixedPlugins finds plugins of several projects or versions. If all have the same origin, it calls notReplaced.
 func mixedPlugins(f *facts) {
 	origins := map[string][]string{}
 	for _, plugin := range slices.Sorted(maps.Keys(f.programs)) {
@@ -367,7 +367,7 @@ func notReplaced(f *facts) {
 	}
 }
 
-// installedDir returns the first directory of the node's plugin path with the tool of Hawser, or "".
+// installedDir returns the first directory of the node's plugin path that contains Hawser's tool, or "".
 func installedDir(n node.Node) string {
 	for _, dir := range filepath.SplitList(n.Path) {
 		if dir != "" && n.IsOurs(filepath.Join(dir, toolName)) {

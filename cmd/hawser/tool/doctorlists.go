@@ -66,7 +66,7 @@ func badLists(f *facts) {
 	}
 }
 
-// noSubnets finds subnet files that flannel needs and that do not exist. Each ADD fails.
+// noSubnets finds missing subnet files of flannel. Without such a file, each ADD fails.
 func noSubnets(f *facts) {
 	for _, list := range f.lists {
 		for _, e := range list.Plugins {
@@ -92,7 +92,7 @@ func unknownVersions(f *facts) {
 	}
 }
 
-// refusedLists finds lists that Hawser's plugins refuse. It is an error only if these are installed.
+// refusedLists finds lists that Hawser's plugins refuse. A refusal is an error only if Hawser's plugin is installed.
 func refusedLists(f *facts) {
 	for _, list := range f.lists {
 		if list.CNIVersion != "" && !cni.Supports(list.CNIVersion) {
@@ -115,7 +115,7 @@ func refusedLists(f *facts) {
 	}
 }
 
-// conflicts finds entries of a list that are valid by themselves, but with which ADD fails or has no effect.
+// conflicts finds entries of a list that are valid individually, but together make ADD fail or have no effect.
 func conflicts(f *facts) {
 	for _, list := range f.lists {
 		if len(list.Plugins) == 0 {
@@ -174,8 +174,8 @@ func overlaps(f *facts) {
 	}
 }
 
-// routedElsewhere finds routes of the host to addresses of the range that do not use the list's own interface. A route
-// through a child's master is correct.
+// routedElsewhere finds routes of the host to addresses of the range that do not use the list's own interface. It finds
+// nothing for a list of macvlan or ipvlan, because a route through the master is correct.
 func (f *facts) routedElsewhere(list node.List, r ranges.Range) {
 	own, hasOwn := ownBridge(list)
 	for _, l := range f.links {
@@ -183,7 +183,7 @@ func (f *facts) routedElsewhere(list node.List, r ranges.Range) {
 			continue
 		}
 		for _, route := range f.routes[l.Name] {
-			// flannel.1 has the subnet's own address
+			// flannel.1 has the subnet's network address
 			isLent := !route.Dst.IsSingleIP() || route.Dst.Addr() != r.Subnet.Masked().Addr()
 			if route.Dst.Bits() == 0 || !isLent || !route.Dst.Overlaps(r.Subnet) || route.Type > unix.RTN_LOCAL {
 				continue
@@ -198,8 +198,8 @@ func (f *facts) routedElsewhere(list node.List, r ranges.Range) {
 	}
 }
 
-// ownBridge returns the host's interface to the containers of the list; empty if each container has its own. ok is
-// false if the containers are on a network of the host.
+// ownBridge returns the bridge between the host and the list's containers; empty if each container has its own host
+// interface (ptp). ok is false if the containers are attached to a network of the host.
 func ownBridge(list node.List) (name string, ok bool) {
 	if len(list.Plugins) == 0 {
 		return "", false

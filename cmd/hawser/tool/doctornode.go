@@ -15,8 +15,8 @@ import (
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
-// notReady finds plugins whose STATUS fails, so that each ADD would fail. It calls STATUS of Hawser's plugins in this
-// process, for a reference plugin only that of dhcp, which contacts the daemon of either project.
+// notReady finds plugins whose STATUS fails, so that each ADD would fail. It runs Hawser's STATUS in this process. If a
+// reference plugin is installed, it does so only for dhcp, because Hawser's dhcp contacts the daemon of either project.
 func notReady(f *facts) {
 	seen := map[string]bool{}
 	for _, list := range f.lists {
@@ -44,8 +44,8 @@ func notReady(f *facts) {
 	}
 }
 
-// isAboutUs reports whether an error may be due to the permissions of this process, which may be fewer than those of
-// the runtime's.
+// isAboutUs reports whether an error may be due to the permissions of this process. The runtime may have more
+// permissions.
 func isAboutUs(err error) bool {
 	return slices.ContainsFunc([]error{unix.EROFS, unix.EACCES, unix.EPERM}, func(e error) bool {
 		return strings.Contains(err.Error(), e.Error())
@@ -85,7 +85,7 @@ func ipv6Disabled(f *facts) {
 	}
 }
 
-// vlanUplinks finds bridges with uplinks of which none has the VLAN of a list's ports.
+// vlanUplinks finds bridges that have uplinks, but no uplink with the VLAN of a list's ports.
 func vlanUplinks(f *facts) {
 	host := rtnl.Host()
 	defer host.Close()
@@ -117,8 +117,8 @@ func vlanUplinks(f *facts) {
 	}
 }
 
-// otherDefaults finds containers whose packets leave through a network other than the first one, because its default
-// route has a lower metric.
+// otherDefaults finds containers whose packets leave through a network other than eth0's, because the other network's
+// default route has a lower metric.
 func otherDefaults(f *facts) {
 	for _, first := range f.attached {
 		var others []*node.Attachment
@@ -145,7 +145,8 @@ func otherDefaults(f *facts) {
 	}
 }
 
-// defaultLink returns the link of the default route with the lowest metric in a namespace, if another link has one too.
+// defaultLink returns the link of the default route with the lowest metric in a namespace. It returns "" if there are
+// fewer than two default routes.
 func defaultLink(netns string, is4 bool) (string, error) {
 	in, err := ns.Open(netns)
 	if err != nil {

@@ -14,7 +14,8 @@ import (
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
-// acceptBit returns the fwmark, as it is in rules, that the plugin firewall gives to accepted packets.
+// acceptBit returns the fwmark that the plugin firewall sets on accepted packets, as the bytes with which rules compare
+// it.
 func (f *facts) acceptBit() string {
 	bit := uint32(12)
 	for _, list := range f.lists {
@@ -25,8 +26,8 @@ func (f *facts) acceptBit() string {
 	return string(binary.NativeEndian.AppendUint32(nil, 1<<(bit&31)))
 }
 
-// dropPolicies finds chains that drop packets unless a rule accepts them, and have no rule that accepts containers of a
-// list. Chains of a family in which the list has no range are omitted.
+// dropPolicies finds chains that drop packets unless a rule accepts them, and have no rule that accepts packets of a
+// list's containers. It omits IPv6 chains if the list has no IPv6 range, and all chains if the list has no range.
 func dropPolicies(f *facts) {
 	for _, d := range f.hooked {
 		if f.noRules || d.Hook != "forward" || !d.Drops && d.DropsAt == 0 || strings.HasSuffix(d.Table, " firewalld") {
@@ -84,8 +85,8 @@ func (f *facts) addDropPolicy(d node.BaseChain, list node.List, doubt bool) {
 	}
 }
 
-// isFirewallsChain reports whether the list's firewall has to create the rule in the chain: with its first ADD, or
-// again, which is reported as drift.
+// isFirewallsChain reports whether the plugin firewall is responsible for the missing rule: either its first ADD will
+// create the rule, because no container is attached, or a drift already reports the loss of the rule.
 func (f *facts) isFirewallsChain(d node.BaseChain, list node.List) bool {
 	if !uses(list, "firewall") || d.Name != "FORWARD" {
 		return false
@@ -124,10 +125,10 @@ func (f *facts) selects(list node.List) func(node.RuleSummary) bool {
 	return func(r node.RuleSummary) bool { return names(r, own, index, all) }
 }
 
-// accepted follows the rules of a chain, up to one that drops every packet, and of the chains to which these jump. It
-// returns true for a rule that accepts every packet or those that the plugin firewall marks, or that accepts and names
-// the list's bridge or a network around a range. It returns doubt if another rule accepts packets that are not only
-// those of another interface.
+// accepted evaluates the rules of a chain, up to a rule that drops every packet, and the rules of the chains to which
+// they jump. accepted is true if a rule jumps to CNI-FORWARD, compares the mark of the plugin firewall, accepts every
+// packet, or accepts packets and names the list's bridge or a network that contains a range. doubt is true if only
+// other rules may accept packets. Rules for other interfaces are ignored.
 func (f *facts) accepted(d node.BaseChain, list node.List) (accepted, doubt bool) {
 	own, _ := ownBridge(list)
 	isOwn, bit := f.selects(list), f.acceptBit()

@@ -18,7 +18,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
-// explanation has all known facts about a container, address, host port or interface.
+// explanation contains all known facts about a container, address, host port or interface.
 type explanation struct {
 	What        string             `json:"what"`
 	Attachments []*node.Attachment `json:"attachments"`
@@ -114,8 +114,8 @@ func parent(a *node.Attachment, links map[string]hostLink) string {
 	return node.FirstWord(strings.Join(a.Held(cni.HeldDevice), " "))
 }
 
-// explain returns the facts about what, which is an address, a host port, an interface of the host, a pod or a
-// container.
+// explain returns the facts about the object that what names: an address, a host port, an interface of the host, a pod
+// or a container.
 func (s *session) explain(what string, all []*node.Attachment, links map[string]hostLink) (e *explanation, err error) {
 	e = &explanation{What: what}
 	addr, notAddr := netip.ParseAddr(what)
@@ -150,7 +150,7 @@ func (s *session) explain(what string, all []*node.Attachment, links map[string]
 		"host port (8080, 8080/udp, 10.0.0.1:8080) or an interface of the host", what)
 }
 
-// isPort reports whether what names the host port ("0.0.0.0:8080/tcp to ...").
+// isPort reports whether what names the host port in the value of a holding ("0.0.0.0:8080/tcp to ...").
 func isPort(value, what string) bool {
 	at, proto, _ := strings.Cut(node.FirstWord(value), "/")
 	name, wanted, hasProto := strings.Cut(what, "/")
@@ -168,7 +168,7 @@ func (e *explanation) addStop(verdict, format string, args ...any) {
 	e.Stops = append(e.Stops, &stop{verdict, fmt.Sprintf(format, args...)})
 }
 
-// linkNamed returns the link of a name, with the state "missing" if the host does not have it.
+// linkNamed returns the link with a name. Its state is "missing" if the host does not have it.
 func linkNamed(links map[string]hostLink, name string) hostLink {
 	if l, ok := links[name]; ok {
 		return l

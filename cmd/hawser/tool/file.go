@@ -33,7 +33,7 @@ const (
 // isOthers reports whether the file is another program's or not a regular file.
 func (k kind) isOthers() bool { return k > ours }
 
-// file is the file that has a plugin's name.
+// file describes the file at a plugin's name.
 type file struct {
 	name    string
 	kind    kind
@@ -55,21 +55,21 @@ func (f file) String() string {
 	return "another program"
 }
 
-// reader reads files to find out which project's programs they are. It remembers a file until the file changes, so that
-// a loop reads only changed files, and reads a file with several hard links once. A nil reader remembers nothing.
+// reader determines which project a program file belongs to. It caches the answer until the file changes, so that a
+// loop reads only changed files, and a file with several hard links only once. A nil reader caches nothing.
 type reader struct {
 	program []byte // the running program
 	seen    map[identity]content
 }
 
-// identity differs after each change of a file, unless two changes have the same time: see settled.
+// identity differs after each change of a file, unless two changes get the same file time (see settled).
 type identity struct {
 	device, inode   uint64
 	size            int64
 	changed, status unix.Timespec
 }
 
-// content is what a file contains.
+// content describes the content of a file.
 type content struct {
 	kind      kind
 	version   string
@@ -77,11 +77,12 @@ type content struct {
 	isSettled bool
 }
 
-// settled is the age after which the next change of a file certainly gets another time. Kernels' clocks for file times
-// are finer than that.
+// settled is the age of a change after which another change certainly gets a different file time, because kernels'
+// clocks for file times have a finer resolution.
 const settled = 100 * time.Millisecond
 
-// begin forgets files that may have changed again within the same clock tick. A pass over all names begins with it.
+// begin forgets files that may have changed again within the same clock tick, and files beyond the 256th. Each pass
+// over all names begins with it.
 func (r *reader) begin() {
 	maps.DeleteFunc(r.seen, func(_ identity, c content) bool { return !c.isSettled || len(r.seen) > 256 })
 }
@@ -97,7 +98,7 @@ func (r *reader) read(path string) (c content, err error) {
 			return c, nil
 		}
 	}
-	data, err := os.ReadFile(path) // not cached, because a pod that installs has little memory
+	data, err := os.ReadFile(path) // only the answer is cached, because an installing pod has little memory
 	if err != nil {
 		return c, err
 	}
@@ -109,8 +110,8 @@ func (r *reader) read(path string) (c content, err error) {
 	return c, nil
 }
 
-// inspect finds out from its content which project's program a file is. It does not execute the file, which may be for
-// another architecture, or not trusted. A link is treated as the file to which it points.
+// inspect determines from the content of a file which project's program it is. It does not execute the file, because
+// the file may be untrusted or built for another architecture. A link is treated as the file to which it points.
 func inspect(path, name string, r *reader) (f file, err error) {
 	f.name = name
 	f.info, err = os.Lstat(path)
@@ -161,8 +162,8 @@ func isReference(path string) bool {
 	return err == nil && f.kind == reference
 }
 
-// rememberOurs returns a function that reports whether a file is a program of Hawser. The function reads each state of
-// a file once.
+// rememberOurs returns a function that reports whether a file is a program of Hawser. The function reads a file again
+// only after its modification time has changed.
 func rememberOurs() func(path string) bool {
 	type state struct {
 		path    string
@@ -199,7 +200,7 @@ func whose(program []byte) (k kind, version string) {
 	if k == ours || bytes.Contains(program, []byte("path\tgithub.com/hawser-cni/plugins/")) { // 0.1.0 had no stamp
 		return ours, ""
 	}
-	const module = "github.com/containernetworking/plugins" // itself the path of k3s's program, which is many plugins
+	const module = "github.com/containernetworking/plugins" // k3s's multi-plugin program has exactly this path
 	_, about, ok := bytes.Cut(program, []byte("path\t"+module))
 	if !ok { // microk8s builds its program from a file in the reference's tree
 		_, about, ok = bytes.Cut(program, []byte("dep\t"+module+"\t(devel)"))
@@ -216,7 +217,8 @@ func whose(program []byte) (k kind, version string) {
 }
 
 // newer reports whether version a is newer than b. Versions have the forms X.Y.Z, X.Y.Z+3.gCOMMIT (three commits
-// later), X.Y.Z+go1.26.9 (rebuilt with that Go), and X.Y.Z+go1.26.9.3.gCOMMIT. Each version is newer than none.
+// later), X.Y.Z+go1.26.9 (rebuilt with that Go), and X.Y.Z+go1.26.9.3.gCOMMIT. A valid version is newer than an invalid
+// or missing one.
 func newer(a, b string) bool {
 	a, b = "v"+strings.TrimPrefix(a, "v"), "v"+strings.TrimPrefix(b, "v")
 	if !semver.IsValid(a) || !semver.IsValid(b) {
@@ -227,7 +229,7 @@ func newer(a, b string) bool {
 	return cmp.Or(semver.Compare(a, b), semver.Compare(goA, goB), cmp.Compare(commitsA, commitsB)) > 0
 }
 
-// buildOf returns the Go of a rebuild, and the number of commits since the tag.
+// buildOf returns the Go version of a rebuild, and the number of commits since the tag.
 func buildOf(version string) (toolchain string, commits int) {
 	said := regexp.MustCompile(`^(?:\+go(\d+\.\d+(?:\.\d+)?))?(?:[+.](\d+)\.g)?`)
 	parts := said.FindStringSubmatch(semver.Build(version))

@@ -125,8 +125,8 @@ func (c *collection) remove(ctx context.Context) error {
 	return err
 }
 
-// each calls do for all garbage that is still garbage; a is nil if the attachment no longer exists. It makes a new
-// survey once a second, because containers start and end.
+// each calls do for each attachment that is still garbage. a is nil if the attachment no longer exists. each repeats
+// the survey every second, because containers start and end.
 func (c *collection) each(ctx context.Context, do func(g *garbage, a *node.Attachment)) error {
 	var s *node.Survey
 	var end time.Time

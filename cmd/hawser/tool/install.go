@@ -22,7 +22,7 @@ import (
 // toolName is the name of this program in the plugins' directory.
 const toolName = "hawser"
 
-// The ways in which the file gets the name of a plugin.
+// The ways to install the program under a plugin's name.
 const (
 	hard     = "hard"
 	symbolic = "symbolic"
@@ -214,7 +214,8 @@ func (i *install) report(steps []step) {
 	}
 }
 
-// withRecorded returns the tool's name, these names, and the other names in the record, which may be damaged.
+// withRecorded returns the tool's name, these names, and the other names in the record, because their files may be
+// damaged.
 func (i *install) withRecorded(names []string) []string {
 	all := append([]string{toolName}, names...)
 	for _, name := range slices.Sorted(maps.Keys(i.record)) {
@@ -225,7 +226,7 @@ func (i *install) withRecorded(names []string) []string {
 	return all
 }
 
-// decide returns the reason why a name is left, or an error that refuses the whole installation.
+// decide returns the reason to leave a name as it is, or "" to install it. An error prevents the whole installation.
 func (i *install) decide(f file) (why string, err error) {
 	switch {
 	case f.kind == unfit:
@@ -251,7 +252,7 @@ func (i *install) decide(f file) (why string, err error) {
 	return "", nil
 }
 
-// link gives the program a plugin's name and returns what it did. A former file stays complete until the new one
+// link installs the program under a name and returns the result. A former file stays complete until the new one
 // replaces it.
 func (i *install) link(f file) (string, error) {
 	if i.isDone(f) {
@@ -287,7 +288,7 @@ func describeInstall(f file) string {
 	return "installed, replacing " + f.String()
 }
 
-// isDone reports whether a name already is as link would make it.
+// isDone reports whether a name already has the file that link would create.
 func (i *install) isDone(f file) bool {
 	target, _ := os.Stat(i.path(toolName))
 	regular := f.kind == ours && f.info.Mode().IsRegular()
@@ -302,7 +303,7 @@ func (i *install) isDone(f file) bool {
 	return regular && !os.SameFile(f.info, target) && isCurrent(f)
 }
 
-// isCurrent reports whether write would make the same file.
+// isCurrent reports whether write would create an identical file.
 func isCurrent(f file) bool { return f.isSelf && f.info.Mode().Perm() == 0o755 }
 
 // sameFile reports whether two names are the same file.
@@ -352,7 +353,7 @@ func uninstall(ctx context.Context, dir string, programs []skel.Program, say io.
 		}
 		done, err := p.restore(name, was)
 		if err != nil {
-			return err // with the path
+			return err // it has the path
 		}
 		fmt.Fprintf(say, "%s: %s\n", p.path(name), done)
 	}
@@ -367,7 +368,7 @@ func uninstall(ctx context.Context, dir string, programs []skel.Program, say io.
 	return errors.Join(os.RemoveAll(p.path(formerDir)), p.sync())
 }
 
-// restore restores the file that had the name before, in one step.
+// restore replaces Hawser's file with the former file in one step, or removes it if there was no former file.
 func (p *place) restore(name string, was origin) (string, error) {
 	f, err := p.inspect(name)
 	former, _ := os.Lstat(p.backup(name))
@@ -383,7 +384,7 @@ func (p *place) restore(name string, was origin) (string, error) {
 	case was.Kept && former != nil:
 		return "as it was before", os.Rename(p.backup(name), p.path(name))
 	case was.Kept:
-		return "as it was before", nil // by an uninstallation that was interrupted
+		return "as it was before", nil // restored by an uninstallation that was interrupted
 	}
 	return "removed", ignoreAbsent(os.Remove(p.path(name)))
 }

@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// watched are the events after which a name may have another file or other content.
+// watched are the events after which a name may refer to another file or to changed content.
 const watched = unix.IN_CREATE | unix.IN_MOVED_TO | unix.IN_MOVED_FROM | unix.IN_DELETE | unix.IN_CLOSE_WRITE |
 	unix.IN_ATTRIB | unix.IN_DELETE_SELF | unix.IN_MOVE_SELF
 
@@ -32,9 +32,9 @@ type loop struct {
 }
 
 // run installs once, and again after each change in the directory that concerns the installation, until a signal ends
-// the process. run also sees the installation's own changes: the next installation finds all in place and changes
-// nothing. A directory that is mounted into a container stays mounted when the host deletes it. run then returns an
-// error, so that the container is started again with the directory that is now at the path.
+// the process. The installation's own changes also trigger another installation, which finds everything in place and
+// changes nothing. A directory that is mounted into a container stays mounted when the host deletes it. run then
+// returns an error, so that the container is started again with the directory that is now at the path.
 func (l loop) run(ctx context.Context, say io.Writer) error {
 	ctx, done := signal.NotifyContext(ctx, syscall.SIGTERM, syscall.SIGINT, syscall.SIGPIPE)
 	defer done()
@@ -73,7 +73,7 @@ type dirWatch struct {
 	events *os.File
 }
 
-// watchDir watches the directory that is now at the path, and creates it if there is none.
+// watchDir watches the directory at the path. It creates a missing directory.
 func watchDir(dir string) (w dirWatch, err error) {
 	w.dir = dir
 	if err := errors.Join(os.MkdirAll(dir, 0o755), unix.Stat(dir, &w.stat)); err != nil {
@@ -93,8 +93,8 @@ func watchDir(dir string) (w dirWatch, err error) {
 	return w, nil
 }
 
-// wait returns nil after an event whose name concerns accepts, or when another directory, a deleted one or none is at
-// the path.
+// wait returns nil after an event for a name that concerns accepts, or when the watched directory is no longer at its
+// path or was deleted.
 func (w dirWatch) wait(ctx context.Context, concerns func(name string) bool) error {
 	stop := context.AfterFunc(ctx, func() { _ = w.events.Close() })
 	defer stop()

@@ -1,5 +1,5 @@
-// Package tool is the command line that the program offers under a name that is not a plugin's. Its commands are of
-// three kinds:
+// Package tool implements the command-line tool, which the program runs under any name that is not a plugin's. The
+// commands are of three kinds:
 //
 //   - ls, why, explain, trace, doctor, check, metrics and diags report the state of a node and change nothing, except
 //     that trace adds a table of its own while it runs.
@@ -8,11 +8,11 @@
 //   - install and uninstall change only the plugins' directory.
 //
 // The facts come from package node, so that all commands agree about an attachment. A command that cannot read a fact
-// says so and makes no statement that depends on it. All output passes a printer that makes control characters visible,
-// because other programs' texts are part of it.
+// says so and makes no statement that depends on it. All output passes through a printer that makes control characters
+// visible, because the output includes text from other programs.
 //
-// Each import also costs every plugin of the program at its start, so diags writes tar and metrics its text format
-// without a library.
+// Each import also slows the start of every plugin in the program. Therefore, diags writes tar and metrics writes its
+// text format without a library.
 package tool
 
 import (
@@ -38,7 +38,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/skel/start"
 )
 
-// Main runs the program: one of these plugins or the tool. It does not return.
+// Main runs one of the plugins or, if none was called, the tool. It does not return.
 func Main(all []skel.Program) {
 	skel.MainOf(all)
 	root, s := command(all, os.LookupEnv, os.Environ())
@@ -65,7 +65,7 @@ func Main(all []skel.Program) {
 	os.Exit(int(status))
 }
 
-// session is a call of one of the commands that read the node. ctx is set when the command runs.
+// session is one run of a command that reads the node. ctx is set when the command runs.
 type session struct {
 	node.Node
 	ctx  context.Context
@@ -89,8 +89,8 @@ func (o *output) Write(p []byte) (n int, err error) {
 	return n, err
 }
 
-// command returns a command with no argument, with an optional argument if usage has one in brackets, or with exactly
-// one.
+// command returns a command. It takes no argument if usage has none, an optional argument if usage has one in brackets,
+// and otherwise exactly one argument.
 func (s *session) command(usage, short string, run func(arg string) error) *cobra.Command {
 	args := cobra.ExactArgs(1)
 	switch _, arg, ok := strings.Cut(usage, " "); {
@@ -112,8 +112,8 @@ func (s *session) command(usage, short string, run func(arg string) error) *cobr
 	return c
 }
 
-// permissions are the options that let a command remove or replace more. A permission is valid for one call, so it is
-// not taken from the environment of a shell or a pod, which outlives the call.
+// permissions are the options that allow a command to remove or replace more. They are valid for one call only.
+// Therefore, they are not taken from the environment of a shell or a pod, which outlives the call.
 var permissions = []string{"yes", "force"}
 
 // command returns the command line. An option that is not given is taken from the environment, for example --to from
@@ -131,8 +131,9 @@ func command(all []skel.Program, env func(string) (string, bool), vars []string)
 	s, dir := &session{Node: node.Default(all, vars), out: &output{root: root}}, ""
 	s.IsReference, s.IsOurs = isReference, rememberOurs()
 	root.PersistentPreRunE = func(c *cobra.Command, _ []string) error {
-		// These commands read from many plugins concurrently, and keep the data until they end. watch runs for a long
-		// time, and a pod that installs has little memory.
+		// Collect garbage less often, because these commands read from many plugins concurrently and keep the data
+		// until they end. watch is excluded because it runs for a long time, and install because its pod has little
+		// memory.
 		if c.Flags().Lookup("root") != nil && c.Name() != "watch" {
 			runtime.GOMAXPROCS(start.Processors)
 			debug.SetGCPercent(400)
@@ -143,7 +144,7 @@ func command(all []skel.Program, env func(string) (string, bool), vars []string)
 		if err := errors.Join(unix.Chroot(dir), os.Chdir("/")); err != nil {
 			return fmt.Errorf("--root %q: %w", dir, err)
 		}
-		d := node.Default(all, vars) // of the new root
+		d := node.Default(all, vars) // reads files below the new root
 		for name, value := range map[string]string{"conf": d.ConfDir, "path": d.Path, "cache": d.CacheDir} {
 			if f := c.Flags().Lookup(name); !f.Changed {
 				_ = f.Value.Set(value) // a string flag accepts all values
@@ -169,8 +170,8 @@ func command(all []skel.Program, env func(string) (string, bool), vars []string)
 	return root, s
 }
 
-// refuseUnknown makes help for an unknown command and completion for an unknown shell fail. cobra would show its help
-// instead.
+// refuseUnknown makes help fail for an unknown command, and completion fail for an unknown shell. Otherwise, cobra
+// would show its help and succeed.
 func refuseUnknown(root *cobra.Command) {
 	root.InitDefaultHelpCmd()
 	root.InitDefaultCompletionCmd()

@@ -30,8 +30,8 @@ const (
 
 // place is a locked directory of plugins.
 //
-// Changes are made in an order from which the next call can always continue: first a former file gets a second name in
-// formerDir, then the record gets the name, then the new file replaces the former one.
+// Changes are made in an order that lets the next call continue after an interruption at any point: first a former file
+// gets a second name in formerDir, then the record gets the name, then the new file replaces the former one.
 type place struct {
 	dir    string
 	file   *os.File
@@ -49,8 +49,7 @@ type origin struct {
 }
 
 // open locks the directory and reads the record. It waits for at most 30 seconds while another installation holds the
-// lock. It restores a damaged record and reports that, so that a damaged record does not block installation or
-// uninstallation.
+// lock. It restores and reports a damaged record, so that the damage does not block installation or uninstallation.
 func (p *place) open(ctx context.Context, programs []skel.Program, say io.Writer) (err error) {
 	if p.file, err = os.Open(p.dir); err != nil {
 		return err
@@ -73,9 +72,9 @@ func (p *place) open(ctx context.Context, programs []skel.Program, say io.Writer
 	return nil
 }
 
-// readRecord reads the record. It restores a missing record from the former files in the store, which exist only if an
-// installation was killed or an administrator removed the record. A damaged record was written after names were
-// replaced, so it also gets the names that have the tool's file but no former file.
+// readRecord reads the record. It restores a missing record from the former files in formerDir. Former files without a
+// record exist only if an installation was killed or an administrator removed the record. A damaged record was written
+// after names were replaced, so the restored record also gets the names that have the tool's file but no former file.
 func (p *place) readRecord(programs []skel.Program) (damage, err error) {
 	p.record = map[string]origin{}
 	data, err := os.ReadFile(p.backup(recordName))
@@ -132,8 +131,8 @@ func (p *place) inspect(name string) (file, error) {
 	return f, err
 }
 
-// hasTool reports whether the tool's file is Hawser's. After a repair that was killed, it is, but other names may not
-// be.
+// hasTool reports whether the tool's file is Hawser's. After a repair that was killed, the tool's file is Hawser's
+// although the files of other names may not be.
 func (p *place) hasTool() bool {
 	f, err := inspect(p.path(toolName), toolName, p.files)
 	return err == nil && f.kind == ours

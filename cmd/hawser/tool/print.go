@@ -20,7 +20,7 @@ import (
 )
 
 // printer is the writer of all output and all errors of the tool. Any part of a text may come from another program or a
-// tenant, so the printer quotes everything. Each call of Write must have whole characters.
+// tenant, so the printer quotes everything. Each call of Write must contain only complete characters.
 type printer struct {
 	to      *os.File
 	colours map[string]string // escape sequences of severities at the beginning of a line
@@ -37,10 +37,10 @@ func (p *printer) Write(data []byte) (n int, err error) {
 	return min(n, len(data)), err
 }
 
-// quote makes characters visible that a terminal does not print, except newlines and tabs: control characters, which
-// begin escape sequences, and characters that change the direction of a text. quote writes them as JSON's escapes. In
-// JSON such characters are only in strings, so quoted JSON has the same meaning. A byte that is not UTF-8 is written
-// like the character with its number.
+// quote replaces characters that a terminal does not print, except newlines and tabs, with JSON escapes. Among them are
+// control characters, which begin escape sequences, and characters that change the direction of text. In JSON, such
+// characters occur only in strings, so quoted JSON has the same meaning. A byte that is not valid UTF-8 is written like
+// the code point with its value.
 func quote(text string) string {
 	var b strings.Builder
 	for i, r := range text {
@@ -94,12 +94,12 @@ func (t table) row(cells ...string) {
 // line writes a line without columns.
 func (t table) line(format string, args ...any) { t.row(fmt.Sprintf(format, args...)) }
 
-// plain returns a text of another program as a cell. Its further lines are indented.
+// plain returns text from another program as a cell. All lines after the first are indented.
 func plain(text string) string {
 	return strings.NewReplacer("\t", " ", "\n", "\n\t").Replace(quote(strings.TrimRight(text, " \t\r\n")))
 }
 
-// oneLine returns a text of another program on one line.
+// oneLine returns text from another program on one line.
 func oneLine(text string) string { return strings.ReplaceAll(plain(text), "\n\t", "; ") }
 
 // color makes the printer color severities if standard output is a terminal and NO_COLOR is not set.

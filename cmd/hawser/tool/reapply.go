@@ -48,7 +48,7 @@ func reapplyCommand(s *session) *cobra.Command {
 		})
 }
 
-// gist returns the first line of an error of CHECK, and the number of the others.
+// gist returns the first line of an error of CHECK, and the number of further lines.
 func gist(text string) string {
 	first, rest, isMore := strings.Cut(text, "\n")
 	if isMore {
@@ -64,14 +64,14 @@ type repairer struct {
 	damaged error                   // errors of single files in the last pass
 }
 
-// failedRepair is a repair that did not help.
+// failedRepair is a repair after which objects are still missing.
 type failedRepair struct {
 	missing, reason string
 	backoff         backoff
 	due             time.Time // of the next attempt
 }
 
-// maxBackoff is the longest pause between attempts of a repair that does not help.
+// maxBackoff is the longest pause between attempts of a failed repair.
 const maxBackoff = time.Hour
 
 // blocked begins the reason of a repair that was not attempted.
@@ -88,8 +88,8 @@ type job struct {
 
 func (j *job) String() string { return fmt.Sprint(j.call.Attachment.Attachment, j.call.Entry) }
 
-// pass repairs all live attachments, or those of one container or pod. Host ports come first, because clients wait for
-// them. It returns no repair that failed for the same reason in the pass before.
+// pass repairs all live attachments, or only the attachments of one container or pod. Host ports come first, because
+// clients wait for them. pass omits repairs that already failed for the same reason in the previous pass.
 func (p *repairer) pass(ctx context.Context, query string) ([]repair, error) {
 	jobs, err := p.jobs(ctx, query)
 	errs, repairs := []error{err}, []repair{}
@@ -142,7 +142,7 @@ func (p *repairer) jobs(ctx context.Context, query string) (jobs []*job, err err
 	return jobs, errors.Join(errs...)
 }
 
-// addRepair gives the job a repair.
+// addRepair adds a repair to the job.
 func (j *job) addRepair(what string) {
 	a := j.call.Attachment
 	j.repair = &repair{Attachment: a.Attachment, Pod: a.Pod, Plugin: j.call.Plugin(), Missing: what}
@@ -171,8 +171,9 @@ func (p *repairer) restore(ctx context.Context, jobs []*job) {
 	}
 }
 
-// repair checks a job and, if something is missing, adds a repair to it and makes it. A repair that needs a complete
-// interface of the container waits for the job of the plugin that makes the interface, if canWait is true.
+// repair checks a job. If something is missing, it adds a repair to the job and performs it. If canWait is true, a
+// repair that needs a complete interface of the container is left until the plugin that creates the interface was
+// repaired.
 func (p *repairer) repair(ctx context.Context, j *job, canWait bool) {
 	if ctx.Err() != nil {
 		return

@@ -42,7 +42,7 @@ type trial struct {
 
 	node     node.Node
 	list     node.List
-	out      io.Writer        // for a line per step; nil = none
+	out      io.Writer        // receives a line per step; nil = no output
 	port     int              // host port of the first container; 0 = no plugin forwards ports
 	made     []*testContainer // the containers for which ADD was called
 	attached int              // number of containers for which ADD succeeded
@@ -87,7 +87,7 @@ func testCommand(s *session) *cobra.Command {
 	return c
 }
 
-// pickList returns the list of a network, the list in a file, or without a name the first list, as runtimes do.
+// pickList returns the list of a network, the list in a file, or, without a name, the first list, which runtimes use.
 func pickList(n node.Node, name string) (list node.List, err error) {
 	lists, err := n.Lists()
 	i := slices.IndexFunc(lists, func(l node.List) bool { return name == "" || l.Name == name })
@@ -114,7 +114,7 @@ type testStep struct {
 	do    func(*trial, context.Context) (string, error)
 }
 
-// run makes all steps, for at most three quarters of the limit and until a signal arrives. It then detaches the
+// run performs all steps, for at most three quarters of the limit and until a signal arrives. It then detaches the
 // containers, for at most a third of the limit. Each DEL has its own limit, so that a plugin that hangs leaves time for
 // the others.
 func (t *trial) run(ctx context.Context, limit time.Duration) {
@@ -145,7 +145,7 @@ func (t *trial) run(ctx context.Context, limit time.Duration) {
 	}
 }
 
-// runStep makes a step. A panic is an error of the step, so that the containers are still detached.
+// runStep performs a step. A panic is treated as an error of the step, so that the containers are still detached.
 func (t *trial) runStep(ctx context.Context, a testStep) {
 	s, err, began := stepResult{Step: a.name, Status: "ok"}, error(nil), time.Now()
 	func() {

@@ -140,8 +140,8 @@ func (t *trial) gateways(ctx context.Context) (string, error) {
 	return n.result("no route of the result has a gateway")
 }
 
-// dns queries the servers for the root's name servers. A silent server is only a warning, because it may be elsewhere,
-// and down.
+// dns asks each DNS server in the result for the root's name servers. A server that does not answer causes only a
+// warning, because it may be on another machine that is down.
 func (t *trial) dns(ctx context.Context) (string, error) {
 	var n outcomes
 	for _, server := range t.made[0].DNS.Nameservers {
@@ -159,7 +159,8 @@ func (t *trial) dns(ctx context.Context) (string, error) {
 	return n.result("the result has no DNS server")
 }
 
-// uplink returns the host's link of the default route, and its addresses; nothing if there is no default route.
+// uplink returns the host's link with the default route, and the link's addresses. It returns zero values if there is
+// no default route.
 func uplink() (link rtnl.Link, addrs []netip.Addr) {
 	host := rtnl.Host()
 	defer host.Close()
@@ -196,9 +197,9 @@ func (t *trial) mtu(ctx context.Context) (string, error) {
 	return said, nil
 }
 
-// neighbors tests whether both containers reach each other. They must if they are on a bridge that does not isolate
-// them.
-func (t *trial) neighbors(ctx context.Context) (string, error) {
+// neighbours tests whether both containers reach each other. A failure is an error only on a bridge that does not
+// isolate its ports.
+func (t *trial) neighbours(ctx context.Context) (string, error) {
 	a, b, err := t.made[0], t.made[1], error(nil)
 	for i := 0; i < min(len(a.ips), len(b.ips)) && err == nil; i++ {
 		if err = a.echo(ctx, b.ips[i], smallPacket); err == nil {

@@ -19,15 +19,15 @@ import (
 
 // safety finds values of a list that a test must not give to its containers, because a live container, the host or
 // another machine of the network may have them: fixed addresses, fixed MAC addresses, and devices of the host. It reads
-// the list as written, also the lists in the list (multus) and other projects' entries. It accepts keys in any case,
-// because the reference ignores the case.
+// the list as written, including nested lists (multus) and other projects' entries. It ignores the case of keys, as the
+// reference does.
 type safety struct {
 	node.Node
 	host *rtnl.Conn
 	seen []string // networks whose lists were read
 }
 
-// refuse returns the reason why a test must not attach a container by the list; nil if it may.
+// checkSafety returns the reason why a test must not attach a container with the list, or nil if the test may do so.
 func checkSafety(n node.Node, list node.List) error {
 	s := safety{Node: n, host: rtnl.Host()}
 	defer s.host.Close()
@@ -99,13 +99,13 @@ func isIdentity(o map[string]any) bool {
 	return text(o, "value") != "" && (option == "61" || option == "dhcp-client-identifier")
 }
 
-// network checks the list of a network, or of a file, that multus reads.
+// network checks a list that multus reads, given by the name of its network or file.
 func (s *safety) network(name string) error {
 	if slices.Contains(s.seen, name) {
 		return nil
 	}
 	s.seen = append(s.seen, name)
-	list, err := pickList(s.Node, strings.TrimPrefix(name, "/host")) // where the pod of multus has the host
+	list, err := pickList(s.Node, strings.TrimPrefix(name, "/host")) // multus mounts the host at /host
 	if err != nil {
 		return nil //nolint:nilerr // a resource of the cluster, which only multus can read
 	}
@@ -207,7 +207,7 @@ func (s *safety) find(key, value string) (rtnl.Link, error) {
 	return rtnl.Link{}, fmt.Errorf("the host has no interface of this device, which may be in use elsewhere")
 }
 
-// text returns the text of a key in any case; empty if there is none.
+// text returns the string value of a key, ignoring the key's case; empty if there is no such value.
 func text(o map[string]any, key string) string {
 	for name, value := range o {
 		if v, ok := value.(string); ok && strings.EqualFold(name, key) {

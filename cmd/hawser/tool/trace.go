@@ -114,7 +114,7 @@ func (e endpoint) match(address func(nft.Family) nft.Field, port nft.Field) (rul
 }
 
 // traceRules returns rules that match packets to an endpoint, from another endpoint if it is given. For an address
-// without a port or from, they match both directions.
+// without a port, they match both directions unless from is given.
 func traceRules(to, from, protocol string) ([]nft.Rule, error) {
 	numbers := map[string][]byte{"tcp": {unix.IPPROTO_TCP}, "udp": {unix.IPPROTO_UDP}, "sctp": {unix.IPPROTO_SCTP},
 		"icmp": {unix.IPPROTO_ICMP}, "icmpv6": {unix.IPPROTO_ICMPV6}}
@@ -162,7 +162,7 @@ type tracer struct {
 	steps      []traceStep
 }
 
-// step adds a step. It returns false to end the trace, when there are more packets than wanted.
+// step adds a step. It returns false, which ends the trace, for the first packet beyond maxPackets.
 func (t *tracer) step(s packetStep) bool {
 	n, known := t.numbers[s.Packet]
 	if !known {

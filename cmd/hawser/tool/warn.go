@@ -29,15 +29,15 @@ func (i *install) warnNewer(steps []step) {
 	}
 }
 
-// links are the symbolic links in a directory to plugins that will be replaced: runs are links under whose names Hawser
-// runs a plugin, fail are links with other names.
+// links are the symbolic links in a directory to plugins that will be replaced: runs are links with a plugin's name,
+// under which Hawser runs that plugin. fail are links with other names.
 type links struct {
 	dir        string
 	runs, fail []string
 }
 
-// findLinks searches the directories of PATH, the usual ones for plugins, and those next to the installation for links
-// to other programs' files that will be replaced. nerdctl's full archive has such links in bin.
+// findLinks searches the directories of PATH, the usual plugin directories, and the directories next to the
+// installation for links to other programs' files that will be replaced. nerdctl's full archive has such links in bin.
 func (i *install) findLinks(steps []step) (found []links) {
 	to, err := filepath.EvalSymlinks(i.to)
 	if err != nil {
@@ -77,7 +77,7 @@ func (i *install) findLinks(steps []step) (found []links) {
 	return found
 }
 
-// targetOf returns what a symbolic link names, with the links of that directory resolved.
+// targetOf returns the path to which a symbolic link points, with all links in the path's directory resolved.
 func targetOf(link string) string {
 	target, err := os.Readlink(link)
 	if err != nil {
@@ -103,7 +103,7 @@ func (i *install) warnLinks(found []links) {
 }
 
 // requireMain returns an error if names include a main plugin and the directory has no main plugin of Hawser, because
-// runtimes would run the former plugins without a sign of that.
+// runtimes would otherwise silently run the former plugins.
 func (i *install) requireMain(names []string) error {
 	isWanted := false
 	for _, p := range i.programs {

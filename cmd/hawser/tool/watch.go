@@ -71,9 +71,9 @@ func (b *backoff) next(limit time.Duration) time.Duration {
 	return b.pause
 }
 
-// schedule determines the time of the next pass. Repairs delete rules too, and so do plugins when containers end. So
-// the pause after a deletion grows while each pass is followed by a deletion, which limits the load that others can
-// cause. It stays short for deletions that no plugin makes.
+// schedule determines the time of the next pass. Repairs also delete rules, and so do plugins when containers end.
+// Therefore, the pause between a deletion and the pass grows while each pass is followed by another deletion, which
+// limits the load that other programs can cause. The pause stays short for deletions that no plugin makes.
 type schedule struct {
 	every     time.Duration // longest time between two passes
 	backoff   backoff       // between a deletion and the pass
@@ -103,7 +103,7 @@ func (s *schedule) finished(retry time.Time) {
 	}
 }
 
-// limit schedules the next pass at t if it is not due before.
+// limit schedules the next pass for t at the latest.
 func (s *schedule) limit(t time.Time) {
 	if t.Before(s.due) {
 		s.due = t
@@ -175,9 +175,9 @@ func (w watcher) repeat(ctx context.Context, do func()) {
 	}
 }
 
-// onFirewalldReload calls do each time firewalld has reloaded or started, and so lost what plugins had configured,
-// until the context ends. firewalld's table is also deleted then, but not with its backend iptables, and before
-// firewalld accepts calls again.
+// onFirewalldReload calls do each time firewalld has reloaded or started, which loses the plugins' configuration, until
+// the context ends. The deletion of firewalld's table is not a sufficient signal: it precedes the time at which
+// firewalld accepts calls again, and does not occur with the backend iptables.
 func onFirewalldReload(ctx context.Context, do func()) {
 	bus, err := dbus.ConnectSystemBus(dbus.WithContext(ctx))
 	if err != nil {
@@ -196,19 +196,19 @@ func onFirewalldReload(ctx context.Context, do func()) {
 		return
 	}
 	for s := range signals {
-		if s.Name != "org.freedesktop.DBus.NameAcquired" { // about this connection
+		if s.Name != "org.freedesktop.DBus.NameAcquired" { // it is about this connection
 			do()
 		}
 	}
 }
 
-// isRelevant reports whether containers may lack rules after the deletion of a table or chain: of Hawser, of the
-// reference plugins, of firewalld, or a chain of iptables that has rules of plugins.
+// isRelevant reports whether containers may lack rules after the deletion of a table or chain. Relevant are the tables
+// of Hawser, the reference plugins and firewalld, and iptables chains that contain plugins' rules.
 func isRelevant(t nft.Table, chain string) bool {
 	switch t.Name {
 	case nft.TableName, "cni_hostport", "cni_plugins_masquerade", "": // no name: messages were lost
 		return true
-	case "firewalld": // firewalld and the DEL of plugins delete single chains of it
+	case "firewalld": // firewalld and plugins' DEL routinely delete single chains
 		return chain == ""
 	case "filter", "nat", "raw", "mangle":
 		return chain == "" || strings.HasPrefix(chain, "CNI-") || strings.ToUpper(chain) == chain &&

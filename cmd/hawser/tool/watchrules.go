@@ -11,7 +11,7 @@ import (
 
 // holdNAT keeps the kernel translating the packets of translated connections while no other table has a rule for them.
 // It creates a table that belongs to the socket of c (nft.AddTemporary), with a chain that registers NAT and a rule
-// that has no effect but to register connection tracking.
+// whose only effect is to register connection tracking.
 func holdNAT(c *nft.Conn) error {
 	return c.AddTemporary(nft.Layout{Table: nft.Table{Family: nft.INet, Name: "hawser_watch"}, Chains: []nft.Chain{{
 		Name: "postrouting", Comment: "connections stay translated while others flush all rules",

@@ -44,7 +44,7 @@ func whyCommand(s *session) *cobra.Command {
 }
 
 // why returns the failures of a pod (namespace/name or name) or container (its ID or the beginning of one), the newest
-// first; for "last" the newest of all.
+// first. For "last", it returns the failures of the container that failed last.
 func why(ctx context.Context, n node.Node, of string) (found []failure, err error) {
 	var all []*skel.Failure // pointers, because sorting the values would add 16 kB to the program
 	kept, err := skel.Failures(n.Failures).List()
@@ -106,8 +106,8 @@ func withoutRecord(ctx context.Context, n node.Node, of string) error {
 	return errors.New(strings.Join(lines, "\n"))
 }
 
-// reasons returns the errors that doctor finds, only those of these networks if there are any, and the facts that could
-// not be read.
+// reasons returns the errors that doctor finds, and the facts that could not be read. If networks is not empty, it
+// omits findings about other networks.
 func (f *facts) reasons(networks []string) (lines []string) {
 	for _, found := range f.findings() {
 		is := func(network string) bool { return strings.Contains(found.What, fmt.Sprintf("%q", network)) }
@@ -146,8 +146,8 @@ func position(n node.Node, f skel.Failure) string {
 
 const attachedLater = "the container is attached: a later call succeeded"
 
-// stateOf returns whether the attachment of a failed call exists now, or another attachment of its pod to that network;
-// empty if neither does.
+// stateOf describes whether the attachment of a failed call, or another attachment of its pod to the same network,
+// exists now. It returns "" if neither exists.
 func stateOf(f skel.Failure, attached []*node.Attachment) string {
 	var left, again string
 	for _, a := range attached {
@@ -166,7 +166,7 @@ func stateOf(f skel.Failure, attached []*node.Attachment) string {
 	return joined("; ", again, left)
 }
 
-// cause is a part of messages by which the advice differs from that of the code.
+// cause selects failures by code, plugin and message, and has the advice for them.
 type cause struct {
 	code         uint
 	plugin, text string // text is part of the message; empty = any plugin, or any message
