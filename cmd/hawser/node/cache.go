@@ -13,7 +13,8 @@ import (
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
-// Cached is libcni's record of an attachment, which a runtime needs for CHECK and DEL. It is empty if File is empty.
+// Cached is libcni's record of an attachment, which a runtime needs for CHECK and DEL. All fields are zero if libcni
+// has no record.
 type Cached struct {
 	File         string
 	Written      time.Time // modification time of File
@@ -87,7 +88,8 @@ func readCached(file string) (*Attachment, error) {
 	return a, nil
 }
 
-// damagedFile returns the attachment's file in libcni's cache that could not be read; empty if there is none.
+// damagedFile returns the attachment's file in libcni's cache if the file exists but could not be read, and ""
+// otherwise.
 func (n Node) damagedFile(a *Attachment) string {
 	if a.File != "" {
 		return ""
@@ -101,7 +103,7 @@ func (n Node) damagedFile(a *Attachment) string {
 	return ""
 }
 
-// Result returns the cached result of ADD. It is empty if there is none or it cannot be decoded.
+// Result returns the cached result of ADD. The result is empty if none is cached or it cannot be decoded.
 func (c Cached) Result() *cni.Result {
 	result, _ := c.decodeResult()
 	return result

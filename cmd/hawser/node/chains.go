@@ -16,7 +16,7 @@ import (
 
 // BaseChain is a chain of any program that is attached to a netfilter hook.
 type BaseChain struct {
-	Table    string        `json:"table"` // as nft(8) names it; "legacy" comes before a table of iptables-legacy
+	Table    string        `json:"table"` // as nft(8) names it; with the prefix "legacy" for iptables-legacy
 	Name     string        `json:"chain"`
 	Hook     string        `json:"hook"`
 	Type     string        `json:"type"`
@@ -27,10 +27,10 @@ type BaseChain struct {
 	DropsAt  int           `json:"dropsAt,omitempty"` // number of the first rule that drops every packet, from 1; 0 = none
 	Accepts  bool          `json:"accepts,omitempty"` // it has firewall's rule that accepts packets of containers
 	Family   nft.Family    `json:"-"`
-	Rules    []RuleSummary `json:"-"` // its own, or those of its whole table if it drops forwarded packets
+	Rules    []RuleSummary `json:"-"` // for legacy tables and forward chains that drop, also other chains' rules
 }
 
-// CNIForward is the chain in which firewall, also the reference's, accepts packets of containers.
+// CNIForward is the chain in which firewall accepts packets of containers. The reference's firewall has the same chain.
 const CNIForward = "CNI-FORWARD"
 
 // IsOurs reports whether the chain is in Hawser's table.
@@ -40,7 +40,7 @@ func (b BaseChain) IsOurs() bool { return b.Table == nft.INet.String()+" "+nft.T
 var hooks = []string{"prerouting", "forward", "postrouting"}
 
 // BaseChains returns the base chains of the hooks that packets of containers pass, in the order in which packets pass
-// them. It reads nftables over netlink, and iptables-legacy by its program if the node has such a table. With an error
+// them. It reads nftables over netlink, and iptables-legacy with its program if the node has such tables. With an error
 // it returns the chains that could be read.
 func BaseChains(ctx context.Context) ([]BaseChain, error) {
 	nf := nft.New()
@@ -154,7 +154,7 @@ func (b BaseChain) withRules(rules []RuleSummary) BaseChain {
 }
 
 // FirstDrop returns the number, from 1, of the chain's first rule that matches and drops all packets of one interface
-// or network; 0 if there is none. The drop is certain if no earlier rule may accept or jumps.
+// or network; 0 if no rule does so. The drop is certain if no earlier rule may accept packets or jumps.
 func (b BaseChain) FirstDrop(matches func(RuleSummary) bool) (place int, isCertain bool) {
 	isCertain = true
 	for _, r := range b.Rules {
@@ -176,8 +176,8 @@ const (
 	MayStopIt = "may stop it"
 )
 
-// Verdict returns whether the chain drops a packet that no rule of it accepts, and why. It returns an empty verdict if
-// the packet passes.
+// Verdict returns StopsIt or MayStopIt, and the reason, if the chain drops packets that none of its rules accepts. It
+// returns an empty verdict if the chain lets such packets pass.
 func (b BaseChain) Verdict() (verdict, why string) {
 	switch {
 	case b.DropsAt == 1:

@@ -209,7 +209,7 @@ func (l List) Conf(entry int, more map[string]any) []byte {
 	return data
 }
 
-// Usage is a range set with its number of addresses, and the number of those that are leased.
+// Usage is a range set with the numbers of its addresses and of its leased addresses.
 type Usage struct {
 	ranges.Set
 	Used, Size float64
@@ -247,8 +247,8 @@ func (l List) Bridge() string {
 	return name
 }
 
-// RangeSets returns the range sets of a list's host-local, in the order of its files last_reserved_ip.N. It omits
-// ranges that the runtime sends, and invalid ranges.
+// RangeSets returns the range sets of a list's host-local, in the order of host-local's files last_reserved_ip.N. It
+// omits ranges that the runtime sends, and invalid ranges.
 func (l List) RangeSets() (sets []ranges.Set) {
 	for _, e := range l.Plugins {
 		var ipam struct {

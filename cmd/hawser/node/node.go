@@ -6,9 +6,9 @@
 // A Survey additionally has the evidence about live containers: the answers of the runtimes and the network namespaces
 // in use. BaseChains are the chains of all programs that packets of containers pass.
 //
-// Reading changes nothing on the node, and executes only the runtimes' own programs, cluster-local and
-// iptables-legacy's. Check and Reapply call Hawser's plugins in this process, so that they also work on a node with the
-// reference plugins. Only Run, Detach and DetachLeft call plugins as a runtime does.
+// Reading changes nothing on the node, and executes only the runtimes' own programs, cluster-local and iptables-legacy.
+// Check, Status, Reapply, Restore and DetachLeft call Hawser's plugins in this process, so that they also work on a
+// node with the reference plugins. Only Run and Detach execute plugins as a runtime does.
 //
 // With an error, most functions also return the facts that could be read, because one damaged file must not hide
 // the rest of the node.
@@ -47,8 +47,8 @@ type Node struct {
 	IsReference, IsOurs func(file string) bool
 }
 
-// Default returns the node with the directories that runtimes use by default. If the usual
-// directory has no list, they are those that a CRI runtime's configuration names, or else those of k3s.
+// Default returns the node with the directories that runtimes use by default. If the usual directory has no list, the
+// node has the directory of lists that a CRI runtime's configuration names, or otherwise the directories of k3s.
 func Default(programs []skel.Program, env []string) Node {
 	n := Node{
 		ConfDir: "/etc/cni/net.d", Path: configuredPath(),
@@ -96,8 +96,8 @@ type Attachment struct {
 	Netns    string `json:"netnsPath,omitempty"`
 	Cached   `json:"-"`
 	Holdings []cni.Holding `json:"holdings"`
-	// Reference is true if no plugin of Hawser has made the interface. It is false for loopback, because loopback
-	// leaves no trace of the plugin that configured it.
+	// Reference is true if no plugin of Hawser created the interface. It is false for loopback, which leaves no trace
+	// of the plugin that configured it, and for interfaces of other projects' plugins.
 	Reference bool      `json:"reference,omitempty"`
 	Since     time.Time `json:"since,omitzero"`
 	// isUnpinned is true if the path of the namespace no longer exists, but processes still use the namespace.
@@ -126,7 +126,8 @@ func (n Node) Attachments(ctx context.Context) ([]*Attachment, error) {
 	return all, errors.Join(damaged, err)
 }
 
-// Read returns the same as Attachments, but the errors of single files (lists, and libcni's cache) as damaged.
+// Read returns the same attachments as Attachments. It returns the errors of single files (lists and libcni's records)
+// separately, as damaged.
 func (n Node) Read(ctx context.Context) (out []*Attachment, damaged, err error) {
 	cached, damaged, err := n.Cached()
 	lists, bad := n.Lists()
@@ -169,8 +170,8 @@ func (n Node) Read(ctx context.Context) (out []*Attachment, damaged, err error) 
 	return out, errors.Join(damaged, bad), errors.Join(err, failed)
 }
 
-// markReplaced marks attachments as orphans whose namespace path now belongs to another container, which attached the
-// same interface name later. It clears the path of such attachments.
+// markReplaced marks an attachment as an orphan if its namespace path now belongs to another container, which attached
+// an interface of the same name later. It also clears the attachment's path.
 func markReplaced(all []*Attachment) {
 	last := map[[2]string]*Attachment{}
 	for _, a := range all {
@@ -208,8 +209,8 @@ func (n Node) isOfOthers(config []byte) bool {
 	return err == nil && !slices.ContainsFunc(list.ResolveFlannel("").Plugins, isKnown)
 }
 
-// Matches reports whether query names the pod (namespace/name or name) or the container (its ID, or at least the first
-// four characters of it).
+// Matches reports whether query names the pod (namespace/name or name) or the container (its ID, or a prefix of at
+// least four characters).
 func Matches(query, pod, container string) bool {
 	_, name, _ := strings.Cut(pod, "/")
 	return query == pod || query == name || query == container ||
@@ -237,7 +238,7 @@ func (a *Attachment) add(h cni.Holding) {
 	if !h.Since.IsZero() && (a.Since.IsZero() || h.Since.Before(a.Since)) {
 		a.Since = h.Since
 	}
-	if h.Kind != cni.HeldAddress && !h.Reference { // leases are the same files with both
+	if h.Kind != cni.HeldAddress && !h.Reference { // both projects' leases are the same files
 		a.Reference = false
 	}
 }
@@ -245,8 +246,8 @@ func (a *Attachment) add(h cni.Holding) {
 // addTime is longer than an ADD usually takes. A runtime writes its record after ADD.
 const addTime = time.Minute
 
-// findOrphan sets Orphan if the attachment's container no longer exists. isRemembered says that libcni's cache has an
-// attachment of the container; multus has a cache of its own.
+// findOrphan sets Orphan if the attachment's container no longer exists. isRemembered is true if libcni's cache has any
+// attachment of the container, because multus may keep this one in a cache of its own.
 func (a *Attachment) findOrphan(isRemembered bool) {
 	switch {
 	case a.Damaged != "": // unknown
@@ -413,7 +414,7 @@ func (a *Attachment) Ports() []string {
 	return values
 }
 
-// Addresses returns the leased addresses or, if there are none, those of the cached result.
+// Addresses returns the leased addresses or, if there are none, the addresses of the cached result.
 func (a *Attachment) Addresses() (addrs []string) {
 	for _, value := range a.Held(cni.HeldAddress) {
 		addrs = append(addrs, FirstWord(value))
@@ -436,8 +437,8 @@ func (a *Attachment) IsLive() bool {
 // container.
 func (a *Attachment) IsLoopback() bool { return a.IfName == "lo" }
 
-// HostEnd returns the name of the host end of the container's pair, which details may follow; empty if there is none or
-// it is unknown.
+// HostEnd returns the name of the host end of the container's pair, which a space and details may follow. It returns ""
+// if there is no host end or if it is unknown.
 func (a *Attachment) HostEnd() string {
 	if ends := a.Held(cni.HeldHostEnd); len(ends) > 0 {
 		return ends[0]

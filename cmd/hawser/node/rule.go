@@ -12,8 +12,8 @@ import (
 	"github.com/hawser-cni/plugins/pkg/nlattr"
 )
 
-// RuleSummary describes which packets a rule matches and what it does with them. Expressions that are not known here
-// count as conditions whose effect is unknown.
+// RuleSummary describes which packets a rule matches and what it does with them. Unknown expressions are treated as
+// conditions with an unknown effect.
 type RuleSummary struct {
 	Chain         string         // the chain that contains the rule
 	Target        string         // the chain that the rule jumps or goes to; empty = none
@@ -72,7 +72,7 @@ func readRule(rule nft.LiveRule) ruleReader {
 	return r
 }
 
-// read adds one expression to the summary. Expressions that it returns at early apply to every packet.
+// read adds one expression to the summary. Expressions for which it returns early are not conditions.
 func (r *ruleReader) read(name string, data []byte) {
 	switch name {
 	case "counter", "log":
@@ -136,7 +136,7 @@ func (r *ruleReader) readCompare(data []byte) {
 	}
 }
 
-// addElements adds the interfaces in a set, or those whose packets a verdict map accepts.
+// addElements adds the interfaces in a set, or the interfaces whose packets a verdict map accepts.
 func (r *ruleReader) addElements(elements []nft.Element, isMap bool) {
 	for _, e := range elements {
 		switch {
@@ -184,7 +184,7 @@ func comparedNetwork(load, value, mask []byte) (p netip.Prefix, ok bool) {
 	switch nlattr.GetNumber(load, unix.NFTA_PAYLOAD_OFFSET) {
 	case 12, 16: // source and destination in the header of IPv4
 		size = net.IPv4len
-	case 8, 24: // in that of IPv6
+	case 8, 24: // in the header of IPv6
 		size = net.IPv6len
 	}
 	base := nlattr.GetNumber(load, unix.NFTA_PAYLOAD_BASE)

@@ -31,8 +31,8 @@ type Runtimes struct {
 }
 
 // sockets returns the sockets on which CRI runtimes usually listen, each with the directories that its runtime keeps
-// while it is stopped. Other sockets of these names on which a process listens now follow. Any user can make such a
-// socket, so only sockets that rootOnly accepts are returned.
+// while it is stopped. After them, it returns other sockets with these file names on which a process is listening. Any
+// user can create such a socket, so it omits other sockets that rootOnly refuses.
 func sockets() [][]string {
 	const k0s, microk8s = "/var/lib/k0s/containerd", "/var/snap/microk8s/common/var/lib/containerd"
 	const k3s, rke2 = "/var/lib/rancher/k3s/agent/containerd", "/var/lib/rancher/rke2/agent/containerd"
@@ -59,10 +59,10 @@ func sockets() [][]string {
 	return all
 }
 
-// rootOnly returns an error unless root owns the file and all directories above it, and only root can replace what they
-// contain: others may write to a directory with the sticky bit, such as /tmp, but not replace root's files. The owner
-// of the root directory is treated as root, because root has another user ID in a user namespace, and this owner can
-// replace all files anyway.
+// rootOnly returns an error unless root owns the file and all directories above it, and only root can replace root's
+// files in them. Other users may write to a directory with the sticky bit, such as /tmp, because they cannot replace
+// root's files there. The owner of the root directory is treated as root, because root has another user ID in a user
+// namespace, and this owner can replace all files anyway.
 func rootOnly(path string) error {
 	path, err := filepath.EvalSymlinks(path)
 	var top, st unix.Stat_t
@@ -86,7 +86,7 @@ func rootOnly(path string) error {
 	}
 }
 
-// askTime is how long a runtime may take to answer.
+// askTime is the time limit for a runtime's answer.
 const askTime = 10 * time.Second
 
 // Runtimes queries all runtimes of the node concurrently, with their own programs.
@@ -242,7 +242,8 @@ func (n Node) query(ctx context.Context, answer any, program string, args ...str
 }
 
 // isAuthoritative reports whether the answers include each live container with an ID of this form. Nomad, BuildKit and
-// other programs without a runtime's list use other IDs. A runtime that did not answer may have any container.
+// other programs whose containers no runtime lists use IDs of other forms. A runtime that did not answer may have any
+// container.
 func (r *Runtimes) isAuthoritative(id string) bool {
 	if len(r.Silent) > 0 || len(r.Asked) == 0 {
 		return false

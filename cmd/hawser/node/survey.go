@@ -22,7 +22,7 @@ import (
 // answers, the network namespaces in use, and the host's links.
 type Survey struct {
 	Attachments []*Attachment
-	Damaged     error // errors of single files; the attachments of these files must be left alone
+	Damaged     error // errors of single files; the attachments of these files must be kept
 	*Runtimes
 	spaces map[uint64]space // namespaces that processes use or have mounted, by inode
 	host   map[string]bool  // names of the host's links
@@ -55,9 +55,10 @@ type mark struct {
 	mac  string
 }
 
-// Survey queries the runtimes and the kernel, and lists the attachments last, because an earlier answer could not
-// include an attachment that was created afterwards. With an error it returns no Survey, because attachments that
-// could not be read must be left alone. The Survey also searches namespaces for the marks of former attachments.
+// Survey queries the runtimes and the kernel, and lists the attachments last. Their answers may lack an attachment that
+// was created after a query, but Classify keeps an attachment that was written after the survey began. With an error it
+// returns no Survey, because attachments that could not be read must be kept. The Survey also searches namespaces for
+// the marks of former attachments.
 func (n Node) Survey(ctx context.Context, former ...*Attachment) (s *Survey, err error) {
 	s = &Survey{host: map[string]bool{}, isGone: sync.OnceValues(ns.Gone)}
 	s.inside = sync.OnceValues(func() (*inside, error) { return s.readNamespaces(former) })
@@ -88,8 +89,8 @@ func (n Node) Survey(ctx context.Context, former ...*Attachment) (s *Survey, err
 }
 
 // CheckPIDs returns an error if this process cannot see the processes of containers, because it runs in another PID
-// namespace. A whole node may be in a PID namespace (kind, LXC). That is recognized by an ADD that ran in it, or by a
-// container's process in it.
+// namespace. A whole node may be in a PID namespace (kind, LXC). CheckPIDs recognizes this by an ADD that ran in the
+// PID namespace, or by a container's process in it.
 func (s *Survey) CheckPIDs() error {
 	var here unix.Stat_t
 	if err := unix.Stat("/proc/self/ns/pid", &here); err != nil {
@@ -121,8 +122,8 @@ func spaces() (found map[uint64]space, err error) {
 	return found, err
 }
 
-// readNamespaces reads all namespaces except the host's and those of unprivileged users. No runtime attaches a
-// namespace that an unprivileged user created, and a user can create thousands.
+// readNamespaces reads all namespaces except the host's and the namespaces that unprivileged users created. No runtime
+// attaches the latter, and a user can create thousands of them.
 func (s *Survey) readNamespaces(former []*Attachment) (*inside, error) {
 	in := &inside{has: map[mark]uint64{}, active: map[uint64]bool{}, owners: map[uint64][]string{}}
 	for _, a := range slices.Concat(s.Attachments, former) {
@@ -215,7 +216,7 @@ func (a *Attachment) identities() (ids []ns.Identity) {
 }
 
 // recordedNetns returns the inode of the existing namespace that the attachment's path or the plugins' records name; 0
-// if there is none. It prefers a namespace that processes use.
+// if no such namespace exists. It prefers a namespace that processes use.
 func (s *Survey) recordedNetns(a *Attachment) (inode uint64) {
 	if netns, err := ns.Open(a.Netns); err == nil {
 		defer netns.Close()
@@ -247,7 +248,7 @@ func (s *Survey) exists(id ns.Identity) bool {
 }
 
 // namespaceOf returns the inode of the existing namespace that is recorded for the attachment or has one of its marks;
-// 0 if there is none.
+// 0 if no such namespace exists.
 func (s *Survey) namespaceOf(a *Attachment) (inode uint64, err error) {
 	if inode = s.recordedNetns(a); inode != 0 {
 		return inode, nil
@@ -263,7 +264,7 @@ func (s *Survey) namespaceOf(a *Attachment) (inode uint64, err error) {
 }
 
 // unclaimedNetns returns the inode of a namespace that may be the attachment's although no record names it: processes
-// use it, a link in it is up, and no other container is known to be in it. It returns 0 if there is none.
+// use it, a link in it is up, and no other container is known to be in it. It returns 0 if no namespace qualifies.
 func (s *Survey) unclaimedNetns(a *Attachment) (uint64, error) {
 	in, err := s.inside()
 	if err != nil {
@@ -291,9 +292,9 @@ func (a *Attachment) lastWritten() (t time.Time) {
 
 const noRuntime = "no runtime knows its container, and no process uses its namespace"
 
-// Classify returns the reason why an attachment is garbage or, with an empty garbage, why it must be kept. A file in
-// libcni's cache and a mounted namespace are no evidence of a live container, because both may outlive it. A missing
-// path is no evidence that the namespace is gone.
+// Classify returns the reason why an attachment is garbage or, with an empty garbage, the reason why it must be kept. A
+// file in libcni's cache or a mounted namespace is not evidence of a live container, because both may outlive the
+// container. A missing path is not evidence that the namespace no longer exists.
 func (s *Survey) Classify(a *Attachment, older time.Duration) (garbage, kept string) {
 	isThere := s.host[FirstWord(a.HostEnd())]
 	age := s.began.Sub(a.lastWritten())
@@ -368,7 +369,7 @@ func (s *Survey) classifyUnrecorded(a *Attachment) (garbage, kept string) {
 }
 
 // markUnpinned clears Orphan of attachments whose namespace still exists although its path does not, because processes
-// use it: the container may be live. It leaves them as they are if the namespaces cannot be read.
+// use it: the container may be live. It changes nothing if the namespaces cannot be read.
 func markUnpinned(all []*Attachment) {
 	isUnpinned := func(a *Attachment) bool { return a.Orphan != "" && a.Netns != "" && a.Damaged == "" }
 	if !slices.ContainsFunc(all, isUnpinned) {
