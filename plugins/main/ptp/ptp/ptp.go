@@ -231,7 +231,7 @@ func verifyHost(c *attach.Call, cfg config, p plan) []error {
 	return errs
 }
 
-// wantedMTU returns the MTU of the host end that ADD reported or, because results before CNI 1.1.0 have no MTU, the
+// wantedMTU returns the MTU of the host end that ADD reported or, because results before version 1.0.0 have no MTU, the
 // configured MTU. It returns 0 if the MTU is unknown.
 func wantedMTU(c *attach.Call, cfg config) int {
 	for _, i := range c.Req.PrevResult.Interfaces {
