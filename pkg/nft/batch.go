@@ -24,7 +24,7 @@ func (c *Conn) batch(msgs []message, commit bool) error {
 		return err
 	}
 	all := append([]message{{typ: unix.NFNL_MSG_BATCH_BEGIN}}, msgs...)
-	all[len(msgs)].flags |= unix.NLM_F_ACK // for the last one only: errors are reported anyway
+	all[len(msgs)].flags |= unix.NLM_F_ACK // only for the last one, because errors are reported without it
 	if commit {
 		all = append(all, message{typ: unix.NFNL_MSG_BATCH_END})
 	}
@@ -126,8 +126,8 @@ func answerError(m syscall.NetlinkMessage) error {
 	return errno
 }
 
-// query reads single objects, many per datagram, and returns the attributes of each, nil for an object that does not
-// exist.
+// query requests single objects, many per datagram. It returns the attributes of each object, or nil for an object that
+// does not exist.
 func (c *Conn) query(msgs ...message) ([][]byte, error) {
 	const chunk = 64 // the answers must fit into the receive buffer
 	if err := c.dial(); err != nil {

@@ -12,8 +12,8 @@ import (
 	"github.com/hawser-cni/plugins/pkg/nlattr"
 )
 
-// Flow is an entry of the kernel's connection tracking. It keeps the translation of its first packet, also after the
-// rule for it was deleted. An entry of UDP packets that keep coming never expires, so it must be deleted.
+// Flow is an entry of the kernel's connection tracking. It keeps the translation of its first packet, even after the
+// rule was deleted. A UDP entry does not expire as long as packets arrive, so an outdated one must be deleted.
 type Flow struct {
 	Source, Destination netip.AddrPort // of the first packet, before translation
 	ReplySource         netip.AddrPort // source of the replies; differs from Destination if that is translated
@@ -76,7 +76,7 @@ func onlyProto(proto uint8) []byte {
 			nlattr.Bytes(ctaFilterReplyFlags, word(0))))
 }
 
-// decodeFlow decodes an entry. Missing or malformed ports are 0, and such addresses are invalid.
+// decodeFlow decodes an entry. A missing or malformed port is 0; a missing or malformed address is invalid.
 func decodeFlow(body []byte) (f Flow, proto uint8) {
 	for kind, value := range nlattr.All(body) {
 		switch kind &^ nlattr.Flags {

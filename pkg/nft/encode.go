@@ -61,7 +61,7 @@ func (m message) request(flags uint16) *nl.NetlinkRequest {
 
 func newTable(t Table) message {
 	m := t.message(unix.NFT_MSG_NEWTABLE, "add table")
-	if t.Family != IPv4 && t.Family != IPv6 { // iptables owns tables of these families; they have no comment
+	if t.Family != IPv4 && t.Family != IPv6 { // tables of these families are iptables', without a comment
 		m.body = append(m.body, nlattr.Bytes(attrTableUserdata, udataText(udataComment, "Hawser CNI plugins"))...)
 	}
 	m.flags, m.modules = unix.NLM_F_CREATE, core

@@ -68,8 +68,8 @@ const TableName = "hawser"
 
 func (t Table) String() string { return t.Family.String() + " " + t.Name }
 
-// Layout is the part of a table that all attachments share. Ensure creates it and Verify compares it. Elements are not
-// part of it.
+// Layout is the part of a table that all attachments share. Ensure creates it and Verify compares it. It has no
+// elements.
 type Layout struct {
 	Table  Table
 	Sets   []Set
@@ -127,7 +127,8 @@ type Hook struct {
 	Priority int32
 }
 
-// Key returns the key or data of an element with these fields. Several fields are padded to whole registers.
+// Key returns the key or data of an element with these fields. If there are several, each is padded to whole 32-bit
+// registers.
 func Key(fields ...[]byte) []byte {
 	if len(fields) == 1 {
 		return fields[0]

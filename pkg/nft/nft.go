@@ -1,8 +1,7 @@
 // Package nft reads and changes nftables over netlink, without the nft program.
 //
-// A Layout is the part of a table that all attachments share: sets, chains and rules. An Element
-// of a set or map belongs to one attachment; its comment is the owner's mark. Owned is a
-// layout together with its owned elements.
+// A Layout is the part of a table that all attachments share: sets, chains and rules. An Element of a set or map
+// belongs to one attachment; its comment is the owner's mark. Owned is a layout together with its owned elements.
 //
 // All changes are made by Update. It takes a lock that all plugins of the host share, and calls a function that reads
 // the kernel's state and stages changes in a transaction, Tx. It then commits them as one batch, which the kernel
@@ -51,8 +50,8 @@ type Conn struct{ sock *nl.SocketHandle }
 // New returns a connection. Its socket is opened at first use, in the network namespace of the thread at that time.
 func New() *Conn { return &Conn{} }
 
-// Close closes the socket. After deletions, this waits some milliseconds for the kernel, as the deletion of a link
-// does. DEL deletes the link first, so that it waits only once.
+// Close closes the socket. After deletions, it waits some milliseconds for an RCU grace period, as the deletion of a
+// link does. If the link is deleted before Close, one wait covers both.
 func (c *Conn) Close() error {
 	if c.sock == nil {
 		return nil
@@ -66,7 +65,7 @@ func (c *Conn) dial() error {
 	if c.sock != nil {
 		return nil
 	}
-	s, err := nl.Subscribe(unix.NETLINK_NETFILTER) // to no group; the library opens sockets only so
+	s, err := nl.Subscribe(unix.NETLINK_NETFILTER) // no groups: it only opens a socket
 	if err != nil {
 		ns.TakeDescriptor()
 		return unsupported(fmt.Errorf("netfilter socket: %w", err), err, "nfnetlink")

@@ -37,7 +37,7 @@ type Owned struct {
 	FormerChains []string
 }
 
-// Live returns those items that the kernel has with a matching mark. If keys are shared, an item can be an entry in the
+// Live returns the items that the kernel has with a matching mark. If keys are shared, an item can be an entry in the
 // set of owners.
 func (o Owned) Live(c *Conn, items []Item, matches func(mark string) bool) ([]Item, error) {
 	live, err := o.liveElements(c, items)
@@ -253,8 +253,8 @@ func (tx *Tx) Put(items []Item, resolve func(others []Item) ([]Item, error)) err
 	return tx.addOwners(shared, firsts)
 }
 
-// stage stages items that differ from the found elements of their keys, by set and key. Such an element is deleted
-// first.
+// stage stages the items that are missing from found or differ from it. found has the kernel's elements, by set and
+// key. A differing element is deleted first.
 func (tx *Tx) stage(items []Item, found map[string]Element) {
 	added := map[string][]Element{}
 	for _, it := range items {
@@ -354,8 +354,8 @@ func (tx *Tx) Drop(chains ...string) { tx.dropped = append(tx.dropped, chains...
 // references to other chains of o.Chain, it also deletes those.
 //
 // The kernel counts the uses of a chain: its rules, plus the rules and elements that refer to it. Without the chain's
-// own rules, that is the number of references. The chain is unused if lostRefs, the references that the transaction
-// deletes, has as many. The number includes references that other programs added, so such a chain stays.
+// own rules, that is the number of references. The chain is unused if the transaction deletes all of them, as counted
+// in lostRefs. A chain to which another program's rules refer stays, because the kernel counts these too.
 func (tx *Tx) dropUnused(names ...string) error {
 	t := tx.owned.Layout.Table
 	for _, name := range names {

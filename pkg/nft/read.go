@@ -30,7 +30,7 @@ type LiveChain struct {
 	use     uint64 // number of its rules, plus the number of rules and elements that refer to it
 }
 
-// Chain returns the chain, nil if it does not exist.
+// Chain returns the chain, or nil if it does not exist.
 func (c *Conn) Chain(t Table, name string) (*LiveChain, error) {
 	replies, err := c.query(t.chainMessage(unix.NFT_MSG_GETCHAIN, "get", name))
 	if err != nil || replies[0] == nil {
@@ -69,7 +69,7 @@ func (c *Conn) Rules(t Table, chain string) ([]LiveRule, error) {
 	return out, err
 }
 
-// Get returns the element of each key, nil if there is none.
+// Get returns the element of each key, or nil for a key without an element.
 func (c *Conn) Get(t Table, set string, keys ...[]byte) ([]*Element, error) {
 	items := make([]Item, len(keys))
 	for i, key := range keys {
@@ -78,7 +78,7 @@ func (c *Conn) Get(t Table, set string, keys ...[]byte) ([]*Element, error) {
 	return c.get(t, items)
 }
 
-// get returns the element of each item's key, nil if there is none.
+// get returns the element of each item's key, or nil for a key without an element.
 func (c *Conn) get(t Table, items []Item) ([]*Element, error) {
 	msgs := make([]message, len(items))
 	for i, it := range items {

@@ -14,8 +14,8 @@ import (
 	"github.com/hawser-cni/plugins/pkg/nlattr"
 )
 
-// Several attachments can own one key if Owned.Shared is set. The kernel takes only one element of a key, which stays
-// as its first owner added it. As soon as there is a second owner, all owners of the key have entries in a set of
+// Several attachments can own one key if Owned.Shared is set. The kernel accepts only one element of a key, which stays
+// as its first owner added it. As soon as a key has a second owner, all owners of the key have entries in a set of
 // owners, whose key is the shared key and the hash of the owner:
 //
 //	set addrs_v1:         10.1.0.2 comment "A"
@@ -24,7 +24,7 @@ import (
 // When A leaves, its entry is deleted, and the element becomes B's: it is replaced by the data and the comment of B's
 // entry. The element is deleted with its last owner, and the set of owners with its last entry.
 
-// ownersInfix distinguishes the name of a set of owners from that of the shared set.
+// ownersInfix is part of the name of each set of owners, but not of other sets' names.
 const ownersInfix = "_owners_v"
 
 // ownersName returns the name of the set of owners for a set: "x_owners_v1" for "x_v1".
@@ -63,7 +63,7 @@ func (it Item) withoutOwner() Item {
 	return it
 }
 
-// ownerEntries returns the entries of those items that are not entries themselves.
+// ownerEntries returns the entries of the items that are not entries themselves.
 func ownerEntries(items []Item) (out []Item) {
 	for _, it := range items {
 		if !isOwnersSet(it.Set) {
@@ -73,8 +73,8 @@ func ownerEntries(items []Item) (out []Item) {
 	return out
 }
 
-// elementSets returns the sets that can have elements of attachments: those of the layout, and the former sets and the
-// sets of owners that exist.
+// elementSets returns the sets that can have elements of attachments: the layout's sets and, if they exist, the former
+// sets and the sets of owners.
 func (o Owned) elementSets(c *Conn) ([]string, error) {
 	optional := slices.Clone(o.Former)
 	if o.Shared {
@@ -89,7 +89,7 @@ func (o Owned) elementSets(c *Conn) ([]string, error) {
 	return append(slices.Clone(o.Sets), existing...), err
 }
 
-// existingSets returns those of the named sets that exist.
+// existingSets returns the named sets that exist.
 func (c *Conn) existingSets(t Table, sets []string) (existing []string, err error) {
 	msgs := make([]message, len(sets))
 	for i, set := range sets {
@@ -104,8 +104,8 @@ func (c *Conn) existingSets(t Table, sets []string) (existing []string, err erro
 	return existing, err
 }
 
-// liveElements returns the kernel's element for each item, nil if there is none. If keys are shared and the element
-// belongs to another owner, it returns the item's own entry in the set of owners, if that exists.
+// liveElements returns the kernel's element for each item, or nil. If keys are shared and the element belongs to
+// another owner, it returns the item's own entry in the set of owners, if that exists.
 func (o Owned) liveElements(c *Conn, items []Item) ([]*Element, error) {
 	live, err := c.get(o.Layout.Table, items)
 	if err != nil || !o.Shared {
@@ -127,8 +127,8 @@ func (o Owned) liveElements(c *Conn, items []Item) ([]*Element, error) {
 	return live, err
 }
 
-// splitShared splits items into those that own the element of their key, and those whose key has an element of another
-// owner, in found or among the items. For each of the latter, firsts has that element.
+// splitShared divides items: an item is in own if it owns the element of its key, and in shared if another owner's
+// element has its key, in found or among the items. firsts[i] is that element for shared[i].
 func splitShared(items []Item, found map[string]Element) (own, shared, firsts []Item) {
 	elements := map[string]Item{} // by set and key
 	for _, it := range items {
@@ -147,7 +147,8 @@ func splitShared(items []Item, found map[string]Element) (own, shared, firsts []
 	return own, shared, firsts
 }
 
-// addOwners stages entries in the sets of owners: for shared items, and for the elements that have their keys, firsts.
+// addOwners stages entries in the sets of owners: for the shared items, and for firsts, the elements that have their
+// keys.
 func (tx *Tx) addOwners(shared, firsts []Item) error {
 	if len(shared) == 0 {
 		return nil
@@ -167,7 +168,7 @@ func (tx *Tx) addOwners(shared, firsts []Item) error {
 		case e != nil:
 			tx.delete(it.Set, *e)
 		}
-		if !staged[it.Set] { // the set can exist; it is not part of the layout, because most hosts never need it
+		if !staged[it.Set] { // no effect if the set exists; most hosts never need it, so the layout omits it
 			staged[it.Set] = true
 			i := slices.IndexFunc(tx.owned.Sets, func(set string) bool { return ownersName(set) == it.Set })
 			tx.msgs = append(tx.msgs, newSet(t, tx.owned.ownersSet(tx.owned.Sets[i]), uint32(len(tx.msgs))))
@@ -218,8 +219,8 @@ func (tx *Tx) removeOwners(items []Item, matches func(mark string) bool) error {
 	return nil
 }
 
-// nextOwner returns the element of an item's key for another owner, nil if there is none. Its cost grows with the
-// number of owners of all keys that are or were shared.
+// nextOwner returns the element of an item's key for another owner, or nil if no other owner has an entry. Its cost
+// grows with the number of owners of all keys that are or were shared.
 func (tx *Tx) nextOwner(it Item, matches func(mark string) bool) (*Element, error) {
 	owners, err := tx.Elements(tx.owned.Layout.Table, ownersName(it.Set))
 	for _, e := range owners {

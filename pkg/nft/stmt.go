@@ -141,7 +141,7 @@ func verdict(text string, code int32, chain string) Stmt {
 func Masquerade() Stmt { return MasqueradeTo([2]uint16{}, false) }
 
 // MasqueradeTo is Masquerade with a source port in the range ports, which only packets of a protocol with ports can
-// have; zero means any port. The kernel keeps the packet's own port if possible, unless random is set.
+// have; zero means any port. The kernel keeps the packet's source port if possible, unless random is set.
 func MasqueradeTo(ports [2]uint16, random bool) Stmt {
 	const protoSpecified, protoRandomFully = 1 << 1, 1 << 4 // NF_NAT_RANGE_*
 	s := Stmt{text: "masquerade"}
@@ -262,7 +262,7 @@ func LimitRate(rate uint64) Stmt {
 		nlattr.Bytes(unix.NFTA_LIMIT_RATE, net64(rate)), nlattr.Bytes(unix.NFTA_LIMIT_UNIT, net64(1)))}}
 }
 
-// XTMatch is an extension match of iptables, as iptables-nft uses it in nf_tables.
+// XTMatch is a match of an iptables extension, in the form in which iptables-nft stores it in nf_tables.
 func XTMatch(name string, revision uint32, info []byte) Stmt {
 	return Stmt{text: "xt match " + name, exprs: [][]byte{expression("match", nlattr.String(unix.NFTA_MATCH_NAME, name),
 		nlattr.Net32(unix.NFTA_MATCH_REV, revision), nlattr.Bytes(unix.NFTA_MATCH_INFO, info))}}

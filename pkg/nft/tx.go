@@ -46,8 +46,8 @@ func (o Owned) begin(c *Conn) *Tx {
 		lostRefs: map[string]int{}, shrunk: map[string]bool{}}
 }
 
-// elementsMax is the maximum number of elements in a message. The length of an attribute has 16 bits, and an element
-// has fewer than 1,000 bytes.
+// elementsMax is the maximum number of elements in a message. The length field of an attribute has 16 bits, and an
+// element has fewer than 1,000 bytes.
 const elementsMax = 64
 
 // Add stages new elements. The batch fails if one of the keys exists, regardless of its data.
@@ -67,7 +67,7 @@ func (tx *Tx) Delete(t Table, set string, elems ...Element) {
 	}
 }
 
-// deleteChain stages the deletion of a chain with its rules. All references to the chain must be deleted before.
+// deleteChain stages the deletion of a chain with its rules. All references to the chain must be deleted first.
 func (tx *Tx) deleteChain(t Table, chain string) {
 	tx.msgs = append(tx.msgs, t.chainMessage(unix.NFT_MSG_DELCHAIN, "delete", chain))
 }
@@ -218,7 +218,8 @@ func missingRule(want [][][]byte, live []LiveRule) int {
 	return i
 }
 
-// Removal selects rules that a program other than the current plugin added, and chains to which only these rules jump.
+// Removal selects rules that are not part of a Layout, such as the reference plugins', and chains to which only these
+// rules jump.
 type Removal struct {
 	Table Table
 	Chain string              // the chain with the rules; empty = all chains of the table
