@@ -15,7 +15,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
-// wireConfig is the configuration as written.
+// wireConfig is the configuration as the JSON has it.
 type wireConfig struct {
 	skel.LogKey
 
@@ -120,7 +120,7 @@ func (p proto) String() string {
 
 const defaultMarkBit = 13
 
-// parseConfig checks the configuration. Problems have code 7.
+// parseConfig checks the configuration. An invalid value is code 7.
 func parseConfig(_ *skel.Request, w wireConfig, problems *cni.Problems) config {
 	c := config{options: options{SNAT: w.SNAT == nil || *w.SNAT, MasqAll: w.MasqAll, MarkBit: defaultMarkBit,
 		ConditionsV4: slices.Concat(w.ConditionsV4), ConditionsV6: slices.Concat(w.ConditionsV6)}} // nil for []
@@ -182,8 +182,8 @@ func syntaxOf(tokens []string) ipt.Backend {
 	return nftables
 }
 
-// namesModprobe reports whether a token is iptables' option -M, --modprobe or an abbreviation of it. It ignores the
-// options --mode and --monthdays of matches.
+// namesModprobe reports whether a token is iptables' option -M, --modprobe or an abbreviation. The options --mode and
+// --monthdays of matches are not treated as abbreviations.
 func namesModprobe(token string) bool {
 	short, isOption := strings.CutPrefix(token, "-")
 	long, _, _ := strings.Cut(token, "=")
@@ -196,8 +196,8 @@ const (
 	rulesMax     = 256     // rules in iptables for one port
 )
 
-// checkTokens returns an error for tokens that would end the condition or have iptables run a program, because tenants
-// may write conditions.
+// checkTokens returns an error for tokens that would end the condition or make iptables run a program. They are refused
+// because tenants may write conditions.
 func checkTokens(key string, tokens []string) error {
 	var problems cni.Problems
 	if len(strings.Join(tokens, " ")) > conditionMax {

@@ -13,11 +13,11 @@ import (
 // loopbackIndex is the index of lo in every namespace. The kernel's routes to the host's own addresses use it.
 const loopbackIndex = 1
 
-// flushPasses is the maximum number of passes of flushAdded.
+// flushPasses is the maximum number of passes of flushAdded. A flow that is recreated after the last pass stays.
 const flushPasses = 5
 
 // flushAdded deletes the UDP flows to the records' host ports that are older than the rules, so that their next packet
-// is translated. These flows were to the host itself. Other flows stay.
+// is translated. It deletes only flows to the host itself.
 func flushAdded(host *rtnl.Conn, records ...*record) error {
 	isLocal := map[netip.Addr]bool{}
 	isOutdated := outdatedFlows(func(addr netip.Addr) bool {
@@ -36,8 +36,7 @@ func flushAdded(host *rtnl.Conn, records ...*record) error {
 }
 
 // outdatedFlows returns a function that selects the flows that are older than the rules. A reply of the host that is in
-// flight can recreate a deleted flow in the opposite direction. Further passes select such a flow, but not one that is
-// recreated after the last pass.
+// flight can recreate a deleted flow in the opposite direction. A later pass selects the recreated flow.
 func outdatedFlows(isLocal func(netip.Addr) bool) func(ports []hostPort, f nft.Flow) bool {
 	deleted := map[[2]netip.AddrPort]bool{} // by source and destination
 	return func(ports []hostPort, f nft.Flow) bool {

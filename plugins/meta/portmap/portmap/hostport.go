@@ -13,7 +13,7 @@ import (
 // mapping without HostIP has one host port for each family.
 type hostPort struct {
 	Proto proto          `json:"proto"`
-	Addr  netip.Addr     `json:"addr"` // the unspecified address stands for all of the family
+	Addr  netip.Addr     `json:"addr"` // unspecified = all addresses of the family
 	Port  uint16         `json:"port"`
 	To    netip.AddrPort `json:"to"`
 }
@@ -36,7 +36,7 @@ func unspecified(f nft.Family) netip.Addr {
 
 // conflicts reports whether two host ports conflict, by the rules of bind(2): the unspecified address conflicts with
 // each address of the host, and different addresses do not conflict. An address that the host does not have conflicts
-// with itself only, because otherwise a configuration that names it would keep all other containers from the port.
+// only with itself. Otherwise a configuration with such an address would keep all other containers from the port.
 func (p hostPort) conflicts(other hostPort, isLocal func(netip.Addr) bool) bool {
 	if p.Proto != other.Proto || p.Port != other.Port || p.Addr.Is4() != other.Addr.Is4() {
 		return false

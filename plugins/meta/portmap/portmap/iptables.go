@@ -45,8 +45,7 @@ func natChain(f nft.Family, name string) ipt.Chain {
 // chain returns the name of the container's chain.
 func (r *record) chain() string { return ipt.ContainerChain(dnPrefix, r.Network, r.ContainerID) }
 
-// chainAddrs returns the addresses with a chain. Like the reference plugin, that is all addresses, unless ports are
-// skipped.
+// chainAddrs returns the addresses with a chain: all addresses, as for the reference plugin, unless ports are skipped.
 func (r *record) chainAddrs() []address {
 	if r.Skipped == nil {
 		return r.Addrs
@@ -64,7 +63,7 @@ func (c call) variants(ctx context.Context, chain ipt.Chain) ([]ipt.Variant, err
 	return where, err
 }
 
-// chainSharers returns the records that share the record's chain: those of the container's other attachments to the
+// chainSharers returns the records of the attachments that share r's chain: the container's other attachments to the
 // network on the backend iptables.
 func chainSharers(s *store, r *record) ([]*record, error) {
 	all, err := s.All()
@@ -86,7 +85,7 @@ func (c call) addChain(ctx context.Context, s *store, r *record, a address) erro
 	}
 	if len(own) > 0 {
 		others, err := chainSharers(s, r)
-		if err == nil && len(others) == 0 { // from an ADD without DEL, or of the reference plugin
+		if err == nil && len(others) == 0 { // the chain is from an ADD without DEL, or the reference plugin's
 			err, own = c.delChains(ctx, s, r, a.family()), nil
 		}
 		if err != nil {
@@ -135,8 +134,8 @@ func rulesOf(chain ipt.Chain, all []*record) (rules, entries []ipt.Rule) {
 	return rules, entries
 }
 
-// quickLines returns lines that add the chain without reading the table. iptables-restore fails if one of the shared
-// rules, which usually exist, is missing.
+// quickLines returns lines that add the chain without reading the table. iptables-restore fails if a shared rule is
+// missing, which is unusual.
 func (r *record) quickLines(a address) (lines []string) {
 	e := &ipt.Edit{}
 	e.Chains, e.Rules = r.sharedRules()
@@ -147,8 +146,8 @@ func (r *record) quickLines(a address) (lines []string) {
 	return append(lines, e.Lines...)
 }
 
-// edit adds the rules of the container's chain for an address, and the shared rules. The rule in POSTROUTING comes
-// first in its chain.
+// edit adds the rules of the container's chain for an address, and the shared rules. The rule in POSTROUTING becomes
+// the first of its chain.
 func (r *record) edit(e *ipt.Edit, a address) {
 	chains, rules := r.sharedRules()
 	e.Make(chains...)
@@ -167,7 +166,7 @@ func (r *record) edit(e *ipt.Edit, a address) {
 	e.Last(r.entryRules(a.family())...)
 }
 
-// delChains removes the container's chains from both variants, including those of the reference plugin. Rules of the
+// delChains removes the container's chains from both variants, even if the reference plugin created them. Rules of the
 // container's other attachments stay.
 func (c call) delChains(ctx context.Context, s *store, r *record, families ...nft.Family) error {
 	others := sync.OnceValues(func() ([]*record, error) { return chainSharers(s, r) })
@@ -218,7 +217,8 @@ func (c call) verifyIPTables(ctx context.Context, r *record) error {
 	return errors.Join(diffs...)
 }
 
-// missingRules returns the attachment's rules, and the shared rules that it needs, that are not among the live ones.
+// missingRules returns the rules that are not among the live ones: the attachment's rules, and the shared rules that it
+// needs.
 func (r *record) missingRules(a address, live []ipt.Rule) []ipt.Rule {
 	// The order in the chain matters: the rule that sets the fwmark must precede the one that translates.
 	_, shared := r.sharedRules()
@@ -279,8 +279,8 @@ func (r *record) entryRules(f nft.Family) (out []ipt.Rule) {
 	return out
 }
 
-// tryConditions has iptables parse the attachment's conditions. This is done before the call locks the records, because
-// the text comes from a configuration.
+// tryConditions has iptables parse the attachment's conditions. It runs before the call locks the records, because
+// iptables may take long for text from a configuration.
 func (r *record) tryConditions(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, tryTime)
 	defer cancel()
@@ -311,8 +311,8 @@ func (r *record) tryConditions(ctx context.Context) error {
 // tryTime is the timeout for parsing conditions.
 const tryTime = 10 * time.Second
 
-// chainRules returns the rules in the container's chain: for each port, those that set the fwmark, and then the one
-// that translates.
+// chainRules returns the rules in the container's chain: for each port, the rules that set the fwmark, and then the
+// rule that translates.
 func (r *record) chainRules(a address) (out []ipt.Rule) {
 	mark := cmp.Or(r.Options.MarkChain, hostportSetMark)
 	for _, p := range r.portsTo(a) {

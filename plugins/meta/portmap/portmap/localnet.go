@@ -17,11 +17,11 @@ import (
 // the link's first user follows.
 const guardComment = "route_localnet was "
 
-// localnet returns the sysctl that has the kernel route packets between 127.0.0.0/8 and the link.
+// localnet returns the sysctl that makes the kernel route packets between 127.0.0.0/8 and the link.
 func localnet(link string) sysctl.Key { return sysctl.Net("ipv4", "conf", link, "route_localnet") }
 
-// stageGuard stages the element of the record's link in the guard, and notes the value of route_localnet before the
-// link's first user in the record. The value is in the guard or, if the guard was flushed, in another record.
+// stageGuard stages the element of the record's link in the guard, and sets LocalnetWas in the record. If the link has
+// users, the value is in the guard or, if the guard was flushed, in another record.
 func stageGuard(tx *nft.Tx, s *store, r *record) error {
 	if r.Localnet == "" {
 		return nil
@@ -57,7 +57,7 @@ func (r *record) guardItem() nft.Item {
 }
 
 // releaseLocalnet resets route_localnet of the record's link if it was 0, and stages the deletion of the link's element
-// in the guard. In the other order, containers could reach the host's loopback in between.
+// in the guard. The sysctl is reset first, because containers could reach the host's loopback without the guard.
 func releaseLocalnet(tx *nft.Tx, r *record) error {
 	live, err := tx.Get(table, localnetSet, nft.IfNameKey(r.Localnet))
 	if err != nil {
@@ -72,14 +72,14 @@ func releaseLocalnet(tx *nft.Tx, r *record) error {
 		return nil
 	}
 	err = localnet(r.Localnet).Write("0")
-	if errors.Is(err, fs.ErrNotExist) { // the link is gone
+	if errors.Is(err, fs.ErrNotExist) { // the link no longer exists
 		return nil
 	}
 	return err
 }
 
-// sweepGuard releases interfaces in the guard that isNamed selects, if they no longer exist, or if their alias shows
-// that they belong to the attachment. No other attachment can need such an element.
+// sweepGuard releases the interfaces in the guard that isNamed selects and that no longer exist or, by their alias,
+// belong to the attachment. No other attachment can need their elements.
 func (c call) sweepGuard(ctx context.Context, isNamed func(string) bool) error {
 	live, err := c.NF.Elements(table, localnetSet)
 	for _, e := range live {

@@ -8,8 +8,8 @@ import (
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
-// location identifies the namespace and the host end of an attachment. An owner whose location is gone has lost its
-// host ports.
+// location identifies the namespace and the host end of an attachment. If its location is gone, an attachment no longer
+// owns its host ports.
 type location struct {
 	NetnsPath string      `json:"netnsPath"` // the path
 	Netns     ns.Identity `json:"netns"`

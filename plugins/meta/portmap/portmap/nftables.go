@@ -23,7 +23,8 @@ import (
 const nftProgram = "nft"
 
 // compileConditions runs nft(8) to add the rules with the attachment's conditions. Until then, packets to its host
-// ports are not translated. Because nft parses text of a configuration, no lock is held, and nft cannot look up names.
+// ports are not translated. Because nft parses text of a configuration, no lock is held while it runs, and it cannot
+// look up names.
 func (r *record) compileConditions(ctx context.Context) error {
 	if r.Backend != nftables {
 		return nil
@@ -143,7 +144,7 @@ const (
 	guardChain      = "portmap_guard_v1"
 	localnetSet     = "portmap_localnet_v1"
 
-	// dnatPriority is after the usual -100, so that services of kube-proxy always take precedence over host ports.
+	// dnatPriority is after the usual -100, so that kube-proxy's services always take precedence over host ports.
 	dnatPriority = -99
 	snatPriority = 100
 	rawPriority  = -300
@@ -160,8 +161,8 @@ const (
 
 	localChain = "_local"
 	dnatChain  = "_dnat"
-	// masqChains is followed by the bit of the fwmark and the sources, so that the rules follow from the name.
-	// conditionChains is followed by the hash of the owner.
+	// In a chain's name, masqChains is followed by the bit of the fwmark and the sources, so that the name determines
+	// the rules. conditionChains is followed by the hash of the owner.
 	masqChains      = "_masq"
 	conditionChains = "_conditions"
 )
@@ -256,7 +257,7 @@ func owned(bit int) nft.Owned {
 	return o
 }
 
-// chainNamed returns a chain that elements go to, with the rules that follow from its name. The rules of a chain with
+// chainNamed returns a chain that elements go to, with the rules that its name determines. The rules of a chain with
 // conditions are added by nft(8).
 func chainNamed(name string) (nft.Chain, bool) {
 	for _, f := range nft.Families() {
@@ -286,8 +287,7 @@ func chainNamed(name string) (nft.Chain, bool) {
 	return nft.Chain{}, false
 }
 
-// masqChain returns the name of the chain that marks packets to the address for masquerading, "" if none are
-// masqueraded.
+// masqChain returns the name of the chain that marks packets to the address for masquerading, or "" without snat.
 func (r *record) masqChain(a address) string {
 	if !r.Options.SNAT {
 		return ""
@@ -299,7 +299,7 @@ func (r *record) masqChain(a address) string {
 	return fmt.Sprintf("%s_%d_%s", layoutName(a.family(), masqChains), r.Options.MarkBit, from)
 }
 
-// conditionChain returns the name of the attachment's chain with its conditions, "" if it has none.
+// conditionChain returns the name of the chain with the attachment's conditions, or "" if it has no conditions.
 func (r *record) conditionChain(f nft.Family) string {
 	if conditions, _ := r.Options.conditions(f); len(conditions) == 0 {
 		return ""
@@ -331,7 +331,7 @@ func (r *record) conditionScript(a address) string {
 		r.afterConditions(a))
 }
 
-// items returns the attachment's elements. On the backend iptables, they are not added, but serve to find other owners
+// items returns the attachment's elements. On the backend iptables, they are not added, but used to find other owners
 // of the ports in nftables.
 func (r *record) items() (out []nft.Item) {
 	for _, a := range r.Addrs {
@@ -347,8 +347,8 @@ func (r *record) items() (out []nft.Item) {
 	return out
 }
 
-// conflictItems returns items with the keys of elements that conflict with the attachment's host ports of single
-// addresses: those for the same ports of all addresses. They serve to find other owners.
+// conflictItems returns, for the attachment's host ports of single addresses, items with the keys of the same ports of
+// all addresses. They are used to find other owners, because such ports conflict.
 func (r *record) conflictItems() (out []nft.Item) {
 	for _, p := range r.hostPorts() {
 		if !p.Addr.IsUnspecified() {

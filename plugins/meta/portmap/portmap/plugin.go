@@ -4,17 +4,17 @@
 // Rules translate packets that arrive at a host port, from outside, from the host itself and from
 // containers, to the container's address and port.
 //
-// A host port has one owner. ADD fails with the owner's name if another live attachment has the
-// port. It takes over ports of owners that are gone (location.go). publish.go finds the owners on both
-// backends and of the reference plugin, all under the lock of the records, before any rule changes.
+// A host port has one owner. If another live attachment has the port, ADD fails with the owner's name. ADD takes over
+// ports of owners that are gone (location.go). Before any rule changes, publish.go finds all owners under the lock of
+// the records: on both backends, and of the reference plugin.
 //
-// On nftables, a host port is an element of maps that all attachments share. On iptables, a container has
-// the chains of the reference plugin. A record in /run/hawser/portmap has everything from which DEL
-// and CHECK derive the rules. It is written before the rules.
+// On nftables, a host port is an element of maps that all attachments share. On iptables, a container has the chains of
+// the reference plugin. DEL and CHECK derive the rules from a record in /run/hawser/portmap, which is written before
+// the rules.
 //
-// Ports of 127.0.0.1 need the sysctl route_localnet on the link to the container. That alone would let
-// containers reach services on the host's loopback, so a guard in nftables drops such packets
-// (localnet.go). UDP flows outlive the rules for them, so flows.go deletes outdated ones.
+// Ports of 127.0.0.1 need the sysctl route_localnet on the link to the container. The sysctl also lets containers reach
+// services on the host's loopback, so a guard in nftables drops such packets (localnet.go). UDP flows outlive the rules
+// for them, so flows.go deletes outdated ones.
 //
 // README.md documents every key.
 package portmap

@@ -20,7 +20,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
-// call is a call in progress.
+// call is a plugin call in progress.
 type call struct{ *netplugin.Call }
 
 func newCall(req *skel.Request) call { return call{netplugin.OpenHost(req)} }
@@ -66,8 +66,8 @@ func check(ctx context.Context, req *skel.Request, cfg config) error {
 }
 
 // reapply restores the rules of the attachment's record, unless DEL has begun. It holds the lock of the records, so
-// that no DEL or ADD runs concurrently. It compiles conditions after it has released the lock. If a DEL has removed
-// their chain by then, nft fails.
+// that no DEL or ADD runs concurrently. It compiles conditions after it has released the lock. If a DEL removes their
+// chain in between, nft fails.
 func reapply(ctx context.Context, req *skel.Request, _ config) error {
 	c := newCall(req)
 	var r record
@@ -108,7 +108,7 @@ func gc(ctx context.Context, req *skel.Request) error {
 	})
 }
 
-// list returns the host ports in the records, and those of the reference plugin.
+// list returns the host ports in the records, and the reference plugin's host ports.
 func list(ctx context.Context, _ *skel.Request) ([]cni.Holding, error) {
 	ours := map[string]bool{} // chains in iptables
 	all, err := netplugin.Holdings(records(), func(r record) (held []cni.Holding) {
@@ -186,9 +186,9 @@ func (c call) verify(ctx context.Context, want *record) error {
 const ipvsLink = "kube-ipvs0"
 
 // chooseBackend returns the configured backend. By default it returns iptables if kube-proxy runs in ipvs mode,
-// otherwise nftables. ADD still falls back to iptables if the kernel does not support nftables. Configured nftables
-// with ipvs mode is only a warning, because ADD works, and an error from STATUS would keep the node from becoming
-// ready.
+// otherwise nftables. ADD still falls back to iptables if the kernel does not support nftables. If nftables is
+// configured in ipvs mode, chooseBackend only warns, because ADD works, and an error from STATUS would keep the node
+// from becoming ready.
 func (c call) chooseBackend(cfg config) (ipt.Backend, error) {
 	if cfg.backend == iptables {
 		return iptables, nil
@@ -206,8 +206,8 @@ func (c call) chooseBackend(cfg config) (ipt.Backend, error) {
 }
 
 // newRecord returns the attachment's record without location and backend. It also returns the link by which the host
-// reaches each of the addresses; the zero Link if there is no route. This link determines the sources to masquerade,
-// and needs route_localnet.
+// reaches each of the addresses, or the zero Link if there is no route. The link determines the sources to masquerade,
+// and host ports of 127.0.0.1 need its route_localnet.
 func (c call) newRecord(cfg config) (*record, []rtnl.Link, error) {
 	r := &record{Attachment: c.Req.Attachment,
 		Options: cfg.options, Mappings: cfg.mappings, Addrs: addressesOf(c.Req.PrevResult.ContainerIPs(c.Req.IfName))}
@@ -243,7 +243,8 @@ func (c call) newRecord(cfg config) (*record, []rtnl.Link, error) {
 	return r, links, nil
 }
 
-// setLocation notes the location of the attachment in the record. Not every interface has a host end.
+// setLocation sets the location of the attachment in the record. A missing host end is not an error, because not every
+// interface has one.
 func (c call) setLocation(r *record) error {
 	err := c.FindHostEnd()
 	netns := c.NetnsID
@@ -252,8 +253,8 @@ func (c call) setLocation(r *record) error {
 	return netplugin.IgnoreNoLink(err)
 }
 
-// warnUnreachable warns of mappings through which no packet can reach the container. It does not warn if the container
-// has no address of the family of 0.0.0.0 or ::, because runtimes send both.
+// warnUnreachable warns of mappings that cannot work, or not yet, and of masqAll without snat. It does not warn if the
+// container has no address of the family of 0.0.0.0 or ::, because runtimes send both.
 func (c call) warnUnreachable(r *record) {
 	for _, m := range r.Mappings {
 		at := hostPort{Proto: m.Proto, Addr: m.HostIP, Port: m.HostPort}
@@ -273,7 +274,7 @@ func (c call) warnUnreachable(r *record) {
 	}
 }
 
-// remove removes the attachment's rules from both backends, including those of the reference plugin.
+// remove removes the attachment's rules from both backends, and the reference plugin's rules for the attachment.
 func (c call) remove(ctx context.Context) error {
 	return records().Locked(ctx, func(s *store) error {
 		r, ok, err := s.Get(c.Req.Hash())

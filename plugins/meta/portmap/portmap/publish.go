@@ -43,8 +43,8 @@ func (c call) publish(ctx context.Context, cfg config, r *record) (err error) {
 	return r.compileConditions(ctx)
 }
 
-// publishLocked is the part of publish that holds the lock of the records. In it, no program parses unchecked text of a
-// configuration, which could delay other calls.
+// publishLocked is the part of publish that holds the lock of the records. While it runs, no program parses unchecked
+// text of a configuration, because that could delay other calls.
 func (c call) publishLocked(ctx context.Context, cfg config, r *record) (err error) {
 	s, err := records().Open(ctx)
 	if err != nil {
@@ -78,7 +78,7 @@ func (c call) publishLocked(ctx context.Context, cfg config, r *record) (err err
 // transaction that replaces their elements.
 func (p *publication) attempt(ctx context.Context) error {
 	r := p.r
-	if r.Backend == iptables { // before the record is written, because DEL cannot remove it if a program is missing
+	if r.Backend == iptables { // before the record is written, because DEL keeps it while a program is missing
 		for _, a := range r.Addrs {
 			if err := ipt.CheckInstalled(a.family()); err != nil {
 				return fmt.Errorf("host ports with iptables: %w", err)
@@ -118,8 +118,8 @@ func (p *publication) attempt(ctx context.Context) error {
 	return nil
 }
 
-// resolveOwnRecord refuses a second ADD of a live attachment. If the existing record is stale, it removes its rules,
-// because attempt overwrites the record that DEL would need.
+// resolveOwnRecord refuses a second ADD of a live attachment. It removes the rules of a stale record, because attempt
+// overwrites the record, which DEL would need to remove them.
 func (p *publication) resolveOwnRecord(ctx context.Context) error {
 	own, ok, err := p.store.Get(p.r.Hash())
 	if err != nil || !ok || p.saved {
@@ -140,7 +140,7 @@ func (p *publication) resolveOwnRecord(ctx context.Context) error {
 		p.r.Attachment)
 }
 
-// mayHaveOthers begins the warning that a program is missing that is needed to check iptables.
+// mayHaveOthers is the beginning of the warning that iptables cannot be checked because a program is missing.
 const mayHaveOthers = `chain "` + hostportDNAT + `" may have rules of other plugins for the same ports`
 
 // resolveIPTables decides about owners with host ports in iptables, and about the reference plugin's containers on both
@@ -222,9 +222,9 @@ func (p *publication) save(ctx context.Context) error {
 	return p.store.Put(ctx, *p.r)
 }
 
-// resolveNFTables decides about the owners of conflicting elements. others has those that were found by their keys. A
-// wanted port of all addresses also conflicts with elements of single addresses. Their keys are not known, so their
-// maps, which are short, are read as a whole.
+// resolveNFTables decides about the owners of conflicting elements. others has the elements that were found by their
+// keys. A wanted port of all addresses also conflicts with elements of single addresses. Their keys are not known, so
+// the maps of single addresses, which are short, are read as a whole.
 func (p *publication) resolveNFTables(ctx context.Context, tx *nft.Tx, others []nft.Item) error {
 	atMaps := nft.Owned{Layout: nft.Layout{Table: table}}
 	for _, f := range nft.Families() {

@@ -17,8 +17,8 @@ const recordDir = "/run/hawser/portmap"
 
 type store = statefile.Store[record]
 
-// records returns the records of all attachments. A call holds their lock until it ends. Others wait for it for up to a
-// minute, because the holder may run iptables, which waits for the xtables lock.
+// records returns the records of all attachments. A call holds their lock until it ends. Other calls wait for the lock
+// for up to a minute, because the holder may run iptables, which waits for the xtables lock.
 func records() *statefile.Store[record] {
 	return statefile.NewStore[record](recordDir, time.Minute)
 }
@@ -32,7 +32,7 @@ type record struct {
 	Options  options     `json:"options"`
 
 	Mappings []mapping `json:"mappings"`
-	Addrs    []address `json:"addrs"` // at most one of each family
+	Addrs    []address `json:"addrs"` // at most one per family
 	// Ending is true once a DEL has begun, so that reapply restores nothing, and other attachments can claim the ports.
 	Ending bool `json:"ending,omitempty"`
 	// Skipped lists host ports that another attachment of the container has, because runtimes send a container's ports
@@ -93,8 +93,8 @@ func addressesOf(ips []cni.IP) (out []address) {
 	return out
 }
 
-// sharesContainer reports whether two records are of the same container on different networks. Because runtimes can use
-// a container ID twice, the namespace must also be the same.
+// sharesContainer reports whether two records belong to the same container on different networks. The namespace must
+// also be the same, because runtimes can use a container ID twice.
 func (r *record) sharesContainer(other *record) bool {
 	return r.ContainerID == other.ContainerID && r.Network != other.Network && r.Location.Netns.Is(other.Location.Netns)
 }

@@ -19,7 +19,7 @@ import (
 // ID; it does not name the network.
 func referenceTable(f nft.Family) nft.Table { return nft.Table{Family: f, Name: "cni_hostport"} }
 
-// isReference reports whether a rule in that table is in a chain with rules of containers.
+// isReference reports whether a rule in referenceTable is in a chain with rules of containers.
 func isReference(rule nft.LiveRule) bool {
 	return slices.Contains([]string{"hostports", "hostip_hostports", "masquerading"}, rule.Chain)
 }
@@ -50,7 +50,8 @@ func (r *record) isMentionedBy(rule nft.LiveRule) bool {
 	return slices.ContainsFunc(r.Addrs, func(a address) bool { return rule.Mentions(nft.AddrKey(a.Addr.Addr())) })
 }
 
-// resolveReferenceChains decides about the reference plugin's containers in iptables, whose chains are not in known.
+// resolveReferenceChains decides about the reference plugin's containers in iptables. These are the containers whose
+// chains are not in known.
 func (p *publication) resolveReferenceChains(ctx context.Context, known map[string]bool) error {
 	var rules []ipt.Rule
 	for _, a := range p.r.Addrs {
@@ -152,7 +153,7 @@ func (c call) verifyReference(ctx context.Context, want *record) error {
 }
 
 // verifyReferenceTables compares the reference plugin's rules in nftables for the container with the wanted ones. found
-// reports whether there are any.
+// reports whether the container has any such rules.
 func (c call) verifyReferenceTables(r *record) (found bool, err error) {
 	var diffs []error
 	for _, a := range r.publishedAddrs() {
@@ -194,8 +195,8 @@ func (c call) verifyReferenceTables(r *record) (found bool, err error) {
 	return found, errors.Join(diffs...)
 }
 
-// delReference removes the rules that the reference made in nftables for the record's container. Without addresses in
-// the record those are all of the container ID.
+// delReference removes the rules that the reference plugin added in nftables for the record's container. If the record
+// has no addresses, it removes all rules for the container ID.
 func (c call) delReference(ctx context.Context, r *record) error {
 	isOurs := func(rule nft.LiveRule) bool {
 		return isReference(rule) && rule.Comment == r.ContainerID && (len(r.Addrs) == 0 || r.isMentionedBy(rule))
@@ -225,8 +226,8 @@ func (c call) collectReference(ctx context.Context, s *store) error {
 	return errors.Join(errs...)
 }
 
-// listReference returns the reference plugin's host ports: those in chains of iptables except ours, and those in its
-// tables of nftables, whose rules do not name the network.
+// listReference returns the reference plugin's host ports, from chains in iptables that are not in ours, and from its
+// tables in nftables, whose rules do not name the network.
 func listReference(ctx context.Context, nf *nft.Conn, ours map[string]bool) (all []cni.Holding, err error) {
 	add := func(p hostPort, a cni.Attachment, kept string) {
 		h := p.holding(a)

@@ -15,10 +15,10 @@ func (c call) isLocal(addr netip.Addr) bool {
 	return err == nil && index == loopbackIndex
 }
 
-// checkTargets refuses addresses to which no host port may forward, because the author of a configuration may write
-// prevResult. These are addresses of the host or its loopback, addresses that the container does not have, and
-// addresses that the host reaches through another container's network. links has the link by which the host reaches
-// each address. A link to other machines gets no route_localnet.
+// checkTargets refuses addresses to which no host port may forward: addresses of the host or its loopback, addresses
+// that the container does not have, and addresses that the host reaches through another container's network. It does
+// not trust prevResult, because the author of a configuration may write it. links has the link by which the host
+// reaches each address. A link to other machines gets no route_localnet.
 func (c call) checkTargets(r *record, links []rtnl.Link) error {
 	for i, a := range r.Addrs {
 		addr, link := a.Addr.Addr(), links[i]
@@ -42,7 +42,7 @@ func (c call) checkTargets(r *record, links []rtnl.Link) error {
 	return nil
 }
 
-// refusedTarget returns the reason why no host port may forward to the address; empty if one may.
+// refusedTarget returns the reason why no host port may forward to the address, or "" if one may.
 func (c call) refusedTarget(addr netip.Addr, link rtnl.Link, leadsOut bool) (reason string, err error) {
 	switch {
 	case addr.IsLoopback() || addr.IsMulticast() || addr.IsUnspecified():
@@ -65,8 +65,8 @@ func (c call) refusedTarget(addr netip.Addr, link rtnl.Link, leadsOut bool) (rea
 }
 
 // isOthers reports whether a link to which the container is not connected belongs to other containers: it is a host
-// end, or a bridge with a host end as a port. A bridge that is joined to another bridge is not treated so, because the
-// container may be on that bridge.
+// end, or a bridge with a host end as a port. A bridge that is joined to another bridge does not count, because the
+// container may be on the other bridge.
 func (c call) isOthers(link rtnl.Link) (bool, error) {
 	isHostEnd := func(l rtnl.Link) bool { return l.IsPairEnd() && l.PeerNS != -1 }
 	if link.Kind != "bridge" {
@@ -77,8 +77,8 @@ func (c call) isOthers(link rtnl.Link) (bool, error) {
 	return slices.ContainsFunc(ports, isHostEnd) && !isJoined, err
 }
 
-// leadsOut reports whether the link connects the node with other machines, and not with the container: it is hardware,
-// or the link of the default route.
+// leadsOut reports whether the link connects the node with other machines, and not with the container. Such a link is
+// hardware, or the link of the default route.
 func (c call) leadsOut(link rtnl.Link, is4 bool) (bool, error) {
 	if link.Index <= loopbackIndex || c.isBehind(link) {
 		return false, nil
@@ -90,8 +90,8 @@ func (c call) leadsOut(link rtnl.Link, is4 bool) (bool, error) {
 	return uplink == link.Index, err
 }
 
-// containerHas reports whether the container has the address. The kernel's local route answers without a list, but not
-// for an interface in a VRF or for an IPv6 address that is still tentative.
+// containerHas reports whether the container has the address. A lookup of the kernel's local route saves listing the
+// addresses, but fails for an interface in a VRF and for an IPv6 address that is still tentative.
 func (c call) containerHas(addr netip.Addr) (bool, error) {
 	if c.ContEnd.Index == 0 {
 		return false, nil
@@ -103,8 +103,8 @@ func (c call) containerHas(addr netip.Addr) (bool, error) {
 	return slices.ContainsFunc(addrs, func(a rtnl.Addr) bool { return a.Prefix.Addr() == addr }), err
 }
 
-// isBehind reports whether the container is connected to the link of the host: by its host end, as a port of the
-// bridge, or as a child of it.
+// isBehind reports whether the container is connected to the link of the host: the link is its host end, the bridge of
+// its host end, or its interface's parent.
 func (c call) isBehind(link rtnl.Link) bool {
 	if c.HostEnd.Index != 0 {
 		return link.Index == c.HostEnd.Index || link.Index == c.HostEnd.Master
