@@ -18,7 +18,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/sysctl"
 )
 
-// client holds one lease of an attachment. Its goroutine, run, acquires the lease and keeps it. Other goroutines wait
+// client holds one lease of an attachment. Its goroutine, run, acquires the lease and renews it. Other goroutines wait
 // for the channels and read applied. They read the record's namespace and interface only after ready is closed.
 type client struct {
 	record       record
@@ -27,7 +27,7 @@ type client struct {
 	daemon       *daemon
 	log          *slog.Logger
 	ns           *ns.NS                // container's namespace; nil until it is opened
-	usePath      string                // path of another use of the namespace, when last searched; empty: none
+	usePath      string                // last path found through which something else uses the namespace; empty: none
 	isUncertain  bool                  // a process that cannot be read may use the namespace
 	lastError    string                // error of the last exchange; empty: none
 	mountChanged chan struct{}         // has an element after the mount table changed
@@ -107,7 +107,7 @@ func (c *client) isReady() bool {
 	}
 }
 
-// run acquires a lease and keeps it until ctx ends or the container no longer exists. Until the first lease, it also
+// run acquires a lease and renews it until ctx ends or the container no longer exists. Before the first lease, it also
 // ends after an error.
 func (c *client) run(ctx context.Context) error {
 	for ctx.Err() == nil {
@@ -183,7 +183,7 @@ func (c *client) exchange(ctx context.Context) error {
 	}
 }
 
-// openLink opens the interface. If mustBeUsed is true, it fails if nothing else uses the namespace.
+// openLink opens the interface. If mustBeUsed is true, it returns an error if nothing else uses the namespace.
 func (c *client) openLink(mustBeUsed bool) (l *link, err error) {
 	c.daemon.withThread(func() {
 		if mustBeUsed || c.ns == nil {
@@ -207,8 +207,8 @@ func (c *client) openLink(mustBeUsed bool) (l *link, err error) {
 //	a lease            none (it is lost)      removes addresses and routes; FormerRoutes keeps the routes' places
 //	nothing, later     another lease          adds addresses and routes at the places of FormerRoutes
 //
-// FormerRoutes is set from before the first change of the interface until the last. If a step fails or the daemon
-// ends, the next exchange or daemon therefore repeats the change.
+// FormerRoutes is set before the first change of the interface and cleared after the last one. Therefore, if a step
+// fails or the daemon ends, the next exchange or daemon repeats the change.
 func (c *client) publish(l *link) (err error) {
 	former, next := c.applied.Load(), c.progress.lease
 	if former == next {
@@ -279,9 +279,9 @@ func (c *client) cleanUp() error {
 }
 
 // releaseLease removes the leased addresses from the interface, unless the main plugin has done so, and then sends a
-// release to the server. In this order the interface never answers for an address that the server has leased again.
-// It returns the recipient for the log: the MAC address to which a DHCPRELEASE was sent, the DUID of a DHCPv6 server,
-// or "no server".
+// release to the server. In this order, the interface never answers for an address that the server has leased to
+// another client. It returns the recipient for the log: the MAC address to which a DHCPRELEASE was sent, the DUID of a
+// DHCPv6 server, or "no server".
 func (c *client) releaseLease() (recipient string, err error) {
 	l, err := c.openLink(false)
 	if err != nil {
@@ -303,7 +303,8 @@ func (c *client) releaseLease() (recipient string, err error) {
 // openNetns verifies that the namespace is used, and opens it if it is not open, so that the lease can be renewed and
 // released after the path is removed. It returns errGone if nothing else uses the namespace, because the daemon's
 // descriptor must not keep an unused namespace. A use is the path, a process, or a mount that a process sees. A
-// descriptor of another process is not a use: it may belong to another daemon, and the two would wait for each other.
+// descriptor of another process is not a use, because it may belong to another daemon, and the two daemons would keep
+// the namespace for each other.
 func (c *client) openNetns() error {
 	if c.ns != nil && hasInode(c.usePath, c.record.Netns) {
 		return nil
@@ -340,8 +341,8 @@ func (c *client) openNetns() error {
 }
 
 // checkUse finds another use of the namespace and sets usePath. If a process cannot be read, the namespace is treated
-// as used until the lease ends. After that, it returns errGone, because the address must not stay, and the daemon may
-// be the only one that keeps the namespace.
+// as used until the lease ends. After that, it returns errGone, because the address must not stay, and the daemon's
+// descriptor may be the only thing that keeps the namespace.
 func (c *client) checkUse() error {
 	var err error
 	c.usePath, err = findUse(c.daemon.hostPrefix, c.record.Netns)

@@ -9,7 +9,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/sysctl"
 )
 
-// This file makes machine a protocol; client6.go does so for machine6.
+// This file implements the interface protocol for machine; client6.go does so for machine6.
 
 func (m *machine) prepare(_ context.Context, l *link) error {
 	// ipvlan links share a MAC address. Until a link has its IP address, it receives only broadcasts.

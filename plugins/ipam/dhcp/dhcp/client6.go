@@ -49,8 +49,8 @@ func (m *machine6) awaitAnswer(ctx context.Context, l *link, wait time.Duration)
 	if err != nil {
 		return err
 	}
-	// The kernel does not answer if the interface lost the address together with a former MAC address, or if a
-	// virtual machine without the address has taken the interface over.
+	// The kernel does not answer if the interface lost the address when its MAC address was changed, or if a virtual
+	// machine without the address uses the interface.
 	if own := m.ra.LinkLocal; isSolicitationFor(b, own) {
 		return l.send6(unix.IPPROTO_ICMPV6, own, allNodes, neighborAdvert(own, l.macFor(own)))
 	}

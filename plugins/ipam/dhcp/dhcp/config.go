@@ -64,8 +64,8 @@ func (c *config) families() (list []options) {
 	return list
 }
 
-// options are the options of a lease: those that the client sends, those that it requests, and which parts of the
-// answer the result has. Records contain them.
+// options are the options of a lease: the DHCP options that the client sends and requests, and the parts of the answer
+// that the result has. Records contain them.
 type options struct {
 	Request  []byte           `json:"request"`
 	Provide  map[uint8][]byte `json:"provide,omitempty"`
@@ -120,13 +120,13 @@ func parseConfig(conf []byte, args string) (*config, error) {
 		problems.Add(err)
 		cfg.Request = append(cfg.Request, code)
 	}
-	if !skipsDefaults || cfg.Request == nil { // for an empty list, the reference plugin's client uses its own
+	if !skipsDefaults || cfg.Request == nil { // the reference's client replaces an empty list with defaults
 		cfg.Request = append(cfg.Request, 1, 3) // subnet mask and routers
 	}
 	if cfg.DNS {
 		cfg.Request = append(cfg.Request, 6, 15, 119) // name servers, domain, search list
 	}
-	slices.Sort(cfg.Request) // RFC 3442 wants 121 before 3; servers accept any order
+	slices.Sort(cfg.Request) // RFC 3442 requires 121 before 3, but servers accept any order
 	cfg.Request = slices.Compact(cfg.Request)
 	for i, p := range wire.IPAM.Provide {
 		key := fmt.Sprintf("ipam.provide[%d].", i)

@@ -64,8 +64,8 @@ func (d *daemon) dropRecord(a cni.Attachment, isV6 bool) error {
 	return d.recordsOf(isV6).Drop(context.Background(), a.Hash())
 }
 
-// withThread calls do, which occupies a thread while it is in the kernel. At most maxThreads calls run at a time; the
-// others wait without a thread.
+// withThread calls do, which occupies a thread while it is in the kernel. At most maxThreads calls run simultaneously;
+// other calls wait without a thread.
 func (d *daemon) withThread(do func()) {
 	d.threads <- struct{}{}
 	defer func() {

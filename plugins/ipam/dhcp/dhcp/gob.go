@@ -14,19 +14,18 @@ import (
 )
 
 // This file implements the part of encoding/gob that net/rpc needs: writeGob writes a struct of rpc.go, and
-// gobReader.read reads one. The wire format cannot be chosen, because it is that of the reference plugin.
-// encoding/gob itself is not imported, because its initialization would cost every plugin of the one program 0.25 ms
-// at each start.
+// gobReader.read reads one. The reference plugin determines the wire format. encoding/gob itself is not imported,
+// because its initialization would delay each start of every plugin of the one program by 0.25 ms.
 //
 // The format, which the documentation of encoding/gob describes under "Encoding Details":
 //
 //   - Unsigned integer: a value below 128 is one byte. A larger one is the negated number of its bytes, then the bytes,
 //     most significant first. For example, 300 is FE 01 2C.
-//   - Signed integer: an unsigned one whose lowest bit says whether the other bits are inverted. For example, -3 is 5.
+//   - Signed integer: an unsigned one whose lowest bit is 1 if the other bits are inverted. For example, -3 is 5.
 //   - String, []byte, or the output of a type's own encoding method: its length and its bytes.
-//   - Slice, array or map: the number of elements, then the elements. Those of a map are a key and a value each.
-//   - Struct: its fields that are not zero, then 0. Before each field is its distance from the preceding field; 1 means
-//     the next one. A pointer is encoded as the value that it points to.
+//   - Slice, array or map: the number of elements, then the elements. An element of a map is a key and a value.
+//   - Struct: its fields that are not zero, then 0. Each field is preceded by its distance from the previous field that
+//     was sent; 1 means the next field. A pointer is encoded as the value that it points to.
 //   - Message: its length, the ID of a type, and a value. Messages that describe types precede it: the negated ID and
 //     a gobType, whose own description both sides know. A reader therefore finds fields by name and skips unknown ones.
 //

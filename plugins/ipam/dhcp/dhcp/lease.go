@@ -153,7 +153,7 @@ func routesOf(ack *dhcpv4.DHCPv4, gateway netip.Addr) (routes []cni.Route) {
 }
 
 // dnsOf returns the resolver settings. It drops names that are not domain names, because the runtime writes them into
-// the container's resolv.conf, where other text could become any line.
+// the container's resolv.conf, where other text could add arbitrary lines.
 func dnsOf(ack *dhcpv4.DHCPv4) (dns cni.DNS) {
 	for _, ip := range ack.DNS() {
 		dns.Nameservers = append(dns.Nameservers, addr4(ip).String())

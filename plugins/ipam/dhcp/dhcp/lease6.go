@@ -83,7 +83,7 @@ func (l *lease6) result(o options) *cni.Result {
 	return res
 }
 
-// mergeDNS returns the settings of a, followed by those of b that a lacks.
+// mergeDNS returns the settings of a, followed by the settings of b that a lacks.
 func mergeDNS(a, b cni.DNS) cni.DNS {
 	add := func(to, from []string) []string {
 		for _, s := range from {

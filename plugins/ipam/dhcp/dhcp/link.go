@@ -68,9 +68,8 @@ func (l *link) close() {
 	}
 }
 
-// bringUp waits until the interface passes packets. It brings the interface up if the main plugin does not do so
-// within patience. The main plugin goes first, because it disables duplicate address detection on an interface that
-// is down.
+// bringUp waits until the interface passes packets. It brings the interface up if the main plugin does not do so within
+// patience. It waits because the main plugin disables duplicate address detection while the interface is still down.
 func (l *link) bringUp(ctx context.Context) error {
 	const patience = 100 * time.Millisecond
 	waitCtx, cancel := context.WithTimeout(ctx, patience)
@@ -141,8 +140,9 @@ func (d unicastConn) WriteTo(b []byte, _ net.Addr) (int, error) {
 	return d.PacketConn.WriteTo(b, &linklayer.Addr{HardwareAddr: d.to})
 }
 
-// send sends a packet to the MAC address of its next hop, which it resolves each time because it may change, and
-// returns that address. If p has no next hop or the next hop does not answer, the packet is broadcast and at is nil.
+// send sends a packet to the MAC address of its next hop and returns that address. It resolves the address each time
+// because it may change. If p has no next hop, or the next hop does not answer, send broadcasts the packet and at is
+// nil.
 func (l *link) send(ctx context.Context, p *packet) (at net.HardwareAddr, err error) {
 	to := nclient4.BroadcastMac
 	if p.nextHop.IsValid() && len(l.MAC) == len(to) {
@@ -182,7 +182,7 @@ func readPacket(ctx context.Context, sock net.PacketConn, wait time.Duration) ([
 }
 
 // receive returns the next message. It returns nil if none arrives within wait or the packet is not a message.
-// Checksums are not verified, because a sender on this host leaves them to its device.
+// Checksums are not verified, because a sender on this host leaves the calculation to its device.
 func (l *link) receive(ctx context.Context, wait time.Duration) (*dhcpv4.DHCPv4, error) {
 	b, err := readPacket(ctx, nclient4.NewBroadcastUDPConn(l.sock, &net.UDPAddr{Port: clientPort}), wait)
 	message, _ := dhcpv4.FromBytes(b)

@@ -38,14 +38,14 @@ type identity struct {
 // isFirst reports whether there was no exchange yet, which means that an ADD has just begun.
 func (i *identity) isFirst() bool { return i.MAC == nil }
 
-// progress is the part of a state machine that the machines of both address families have and that the client reads.
-// Times are since boot.
+// progress is the common part of the state machines of both address families, which the client also reads. Times are
+// since boot.
 type progress struct {
 	flags flags
 	state state
 	lease *lease        // nil: none
 	wake  time.Duration // when tick must be called next
-	fault error         // why the last answer was refused, no server could be asked, or the lease was lost
+	fault error         // why the last answer was refused, no server could be contacted, or the lease was lost
 
 	started time.Duration // beginning of the current attempt to get or renew a lease
 	tries   int           // transmissions of the current message
@@ -189,8 +189,8 @@ func (m *machine) releasePacket() *packet {
 	return &packet{message: message, src: l.prefix().Addr(), dst: server, nextHop: hop}
 }
 
-// clientMAC returns the MAC address by which servers know the client. While there is a lease, it is the lease's,
-// which some servers search for; the interface's address may have changed since.
+// clientMAC returns the MAC address by which servers know the client. While there is a lease, it returns the lease's
+// MAC address, by which some servers search. The interface's address may have changed since.
 func (m *machine) clientMAC() net.HardwareAddr {
 	if m.lease != nil {
 		return m.lease.ack.ClientHWAddr
@@ -208,8 +208,8 @@ func (m *machine) message(kind dhcpv4.MessageType, more ...dhcpv4.Modifier) *dhc
 	return p
 }
 
-// receive processes a message. It ignores messages for other clients or from other servers than the one that was
-// asked, and answers that do not fit the state.
+// receive processes a message. It ignores messages for other clients, answers from a server to which no request was
+// sent, and answers that do not fit the state.
 func (m *machine) receive(now time.Duration, p *dhcpv4.DHCPv4) {
 	if p.OpCode != dhcpv4.OpcodeBootReply || p.TransactionID != m.xid || !bytes.Equal(p.ClientHWAddr, m.clientMAC()) {
 		return
@@ -256,8 +256,8 @@ func (m *machine) isExpected(p *dhcpv4.DHCPv4) bool {
 	return false
 }
 
-// clientID returns the client identifier of the reference plugin, so that servers recognize a container with either
-// plugin.
+// clientID returns the client identifier that the reference plugin also uses, so that servers recognize the container
+// with either plugin.
 func clientID(a cni.Attachment) []byte {
 	id := a.ContainerID + "/" + a.Network + "/" + a.IfName
 	return append([]byte{0}, id[:min(len(id), 254)]...)

@@ -200,8 +200,8 @@ func (m *machine6) slaacAddrs(now time.Duration, a *advert) (addrs []addr6) {
 	return addrs
 }
 
-// receive processes a DHCPv6 message. It ignores messages for other clients or from other servers than the one that
-// was asked, and answers that do not fit the state.
+// receive processes a DHCPv6 message. It ignores messages for other clients, answers from a server to which no request
+// was sent, and answers that do not fit the state.
 func (m *machine6) receive(now time.Duration, p *message6) {
 	if p.xid != m.xid || !bytes.Equal(p.client, m.id.ID) || len(p.server) == 0 {
 		return
@@ -218,7 +218,7 @@ func (m *machine6) receive(now time.Duration, p *message6) {
 	if p.kind != reply6 || !isExpected {
 		return
 	}
-	if m.state == releasing { // the lease ends whatever the status is
+	if m.state == releasing { // the lease ends with any status
 		m.state = ""
 		return
 	}

@@ -34,8 +34,8 @@ func hasInode(path string, id ns.Identity) bool {
 	return err == nil && uint64(st.Dev) == id.Device && st.Ino == id.Inode
 }
 
-// findUse returns a path to a namespace: of a thread that is in it, or of a mount that a process sees. The error is
-// errGone if there is no such path, and another one if a process could not be read.
+// findUse returns a path to a namespace: the path of a thread that is in it, or of a mount that a process sees. The
+// error is errGone if there is no such path. It is another error if a process could not be read.
 func findUse(hostPrefix string, id ns.Identity) (string, error) {
 	proc := hostPrefix + "/proc"
 	if _, err := os.Stat(proc + "/1"); err != nil {
@@ -51,8 +51,8 @@ func findUse(hostPrefix string, id ns.Identity) (string, error) {
 	return "", cmp.Or(uncertain, errGone)
 }
 
-// onExit calls exited when the process to whose directory in /proc path belongs has ended, unless ctx ends first. It
-// does nothing for other paths, and does not notice the end of a single thread.
+// onExit calls exited when the process whose /proc directory contains path has ended, unless ctx ends first. It does
+// nothing for other paths, and does not notice the end of a single thread.
 func onExit(ctx context.Context, path string, exited func()) {
 	var pid int
 	if n, _ := fmt.Sscanf(path, "/proc/%d/", &pid); n == 0 {

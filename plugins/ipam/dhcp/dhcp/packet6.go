@@ -160,7 +160,7 @@ func decode6(b []byte, iaid [4]byte) (*message6, error) {
 	return m, err
 }
 
-// readIA decodes an option of the IA. The first usable address is taken.
+// readIA decodes an option of the IA. It uses the first usable address.
 func (m *message6) readIA(code uint16, value []byte) error {
 	switch {
 	case code == optStatus:
@@ -201,7 +201,7 @@ func (m *message6) readStatus(value []byte) error {
 
 func seconds(b []byte) time.Duration { return time.Duration(binary.BigEndian.Uint32(b)) * time.Second }
 
-// domains decodes names and drops those that are not domain names, for the reason that dnsOf gives.
+// domains decodes names. It drops names that are not domain names, for the reason given at dnsOf.
 func domains(b []byte) (names []string) {
 	labels, err := rfc1035label.FromBytes(b)
 	if err != nil {

@@ -10,8 +10,8 @@
 // through a Unix socket. The daemon acquires, renews and releases leases: IPv4 by RFC 2131 and, with the key "ipv6",
 // IPv6 by DHCPv6 (RFC 8415) or from router advertisements (RFC 4862).
 //
-// A client holds one lease of one attachment. Its goroutine exchanges packets over a link and leaves all decisions to
-// a state machine without clock or socket (machine, machine6). The daemon writes each lease to a record before the
+// A client holds one lease of one attachment. The client's goroutine exchanges packets over a link. A state machine
+// without clock or socket makes all decisions (machine, machine6). The daemon writes each lease to a record before the
 // plugin gets its answer, and each change before the interface gets it, so that a restarted daemon knows all leases.
 // The records are below /run/hawser/dhcp and, for IPv6, /run/hawser/dhcp6.
 //
@@ -19,9 +19,9 @@
 // the namespace, so that it can renew or release the lease after the namespace has lost its path. It ends the lease
 // when nothing else uses the namespace.
 //
-// The socket and its protocol are those of the reference plugin (net/rpc, which is gob after an HTTP CONNECT), so
-// that either plugin can use either daemon. gob.go implements the format, because importing encoding/gob would cost
-// every plugin of the one program 0.25 ms at each start.
+// The reference plugin defined the socket and its protocol (net/rpc, which is gob after an HTTP CONNECT), so that
+// either plugin can use either daemon. gob.go implements the format, because importing encoding/gob would delay each
+// start of every plugin of the one program by 0.25 ms.
 //
 // Each file builds on the files before it, in this order: config.go (keys and options), packet.go and packet6.go
 // (messages), lease.go and lease6.go (what a server granted), machine.go and machine6.go (when to send which

@@ -32,7 +32,7 @@ type record struct {
 	Since     time.Duration `json:"since,omitempty"`
 
 	// FormerACK and FormerRoutes are set while client.publish changes the interface from a former lease to this one:
-	// the interface may still have the former addresses, and FormerRoutes says where the former routes were. If the
+	// the interface may still have the former addresses, and FormerRoutes lists where the former routes were. If the
 	// lease is lost, FormerRoutes stays set, because the next lease's routes go to the same places.
 	FormerACK    []byte      `json:"had,omitempty"`
 	FormerRoutes []placement `json:"routes,omitempty"`
@@ -103,8 +103,8 @@ func list(context.Context, *skel.Request) (all []cni.Holding, err error) {
 	return all, errors.Join(errs...)
 }
 
-// placement says where the kernel has a route of a lease. Chained plugins can move a route to other tables (sbr, vrf)
-// or remove it.
+// placement lists the kernel's copies of a lease's route, one for each table. Chained plugins can move a route to other
+// tables (sbr, vrf) or remove it.
 type placement struct {
 	Dst    netip.Prefix `json:"dst"`
 	Routes []rtnl.Route `json:"at,omitempty"` // the route in each table; empty: it was removed

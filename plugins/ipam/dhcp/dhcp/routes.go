@@ -36,7 +36,7 @@ func (l *link) routes(res *cni.Result) (routes []rtnl.Route) {
 	return routes
 }
 
-// findRoutes returns where the kernel has the routes of a result, searching all tables.
+// findRoutes returns the kernel's copies of the routes of a result, from all tables.
 func (l *link) findRoutes(res *cni.Result) (found []placement, err error) {
 	if len(res.IPs) == 0 {
 		return nil, nil
@@ -54,16 +54,16 @@ func (l *link) findRoutes(res *cni.Result) (found []placement, err error) {
 	return found, err
 }
 
-// placeRoutes returns the routes of a new lease with the tables in which they belong, according to where the former
-// lease's routes were. The first route of both lists is the one to the subnet.
+// placeRoutes returns the routes of a new lease in the tables that correspond to the tables of the former lease's
+// routes. The first route of both lists is the route to the subnet.
 //
 //   - A route goes to each table that had the former route to the same destination, or is left out if that route was
 //     removed. The subnet's route goes where the former subnet's route was.
-//   - A route to a new destination goes to the tables of the first other route that exists, or to those of the subnet's
-//     route.
+//   - A route to a new destination goes to the tables of the first other route that exists, or to the tables of the
+//     subnet's route.
 //   - If none of the former routes exists, all routes go to the main table.
 //
-// For example, if sbr had moved the former default route to table 100, the new one goes to table 100 too.
+// For example, if sbr had moved the former default route to table 100, the new one also goes to table 100.
 func placeRoutes(routes []rtnl.Route, former []placement) (want []rtnl.Route) {
 	exists := func(p placement) bool { return len(p.Routes) > 0 }
 	if !slices.ContainsFunc(former, exists) {
@@ -87,7 +87,7 @@ func placeRoutes(routes []rtnl.Route, former []placement) (want []rtnl.Route) {
 			}
 			continue
 		}
-		model := slices.IndexFunc(former[1:], exists) + 1 // 0 if there is none
+		model := slices.IndexFunc(former[1:], exists) + 1 // 0: the subnet's route
 		for _, b := range former[model].Routes {
 			r.Table = b.Table
 			want = append(want, r)
@@ -96,9 +96,9 @@ func placeRoutes(routes []rtnl.Route, former []placement) (want []rtnl.Route) {
 	return want
 }
 
-// apply changes the interface's addresses and routes from formerRes to newRes. former says where the former routes
-// are. Addresses in both results stay, because an administrator may have changed them. Former routes are removed
-// after the new ones are added. After an error, apply can be repeated.
+// apply changes the interface's addresses and routes from formerRes to newRes. former lists the kernel's copies of the
+// former routes. Addresses in both results stay, because an administrator may have changed them. Former routes are
+// removed after the new ones are added. After an error, apply can be repeated.
 func (l *link) apply(former []placement, formerRes, newRes *cni.Result) error {
 	formerAddrs, newAddrs := cni.Addresses(formerRes.IPs), cni.Addresses(newRes.IPs)
 	var errs []error

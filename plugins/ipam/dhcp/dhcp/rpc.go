@@ -10,9 +10,9 @@ import (
 	"github.com/hawser-cni/plugins/pkg/cni"
 )
 
-// The protocol of the socket is the reference plugin's: an HTTP CONNECT, then net/rpc, whose messages are gob
-// (gob.go). The package net/rpc is not used, because its server does not notice when a caller gives up, and does not
-// know who the caller is. gob ignores fields that one side does not have, so Hawser can add fields.
+// The protocol of the socket is the reference plugin's: an HTTP CONNECT, then net/rpc, whose messages are gob (gob.go).
+// The package net/rpc is not used, because its server neither notices that a caller gave up nor identifies the caller.
+// gob ignores fields that one side does not have, so Hawser can add fields.
 const (
 	connectRequest  = "CONNECT /_goRPC_ HTTP/1.0\n\n"
 	connectResponse = "HTTP/1.0 200 Connected to Go RPC\n\n"

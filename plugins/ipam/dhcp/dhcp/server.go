@@ -24,7 +24,8 @@ import (
 	"github.com/hawser-cni/plugins/pkg/sysctl"
 )
 
-// runDaemon implements "dhcp daemon". It ends at a signal without releasing leases, which the next daemon continues.
+// runDaemon implements "dhcp daemon". It ends at a signal and does not release leases, because the next daemon
+// continues them.
 func runDaemon(env skel.Env) int {
 	runtime.GOMAXPROCS(start.Processors)
 	f, err := parseFlags(env)
@@ -215,7 +216,8 @@ func (d *daemon) handle(conn *net.UnixConn) {
 	}
 }
 
-// checkPeer refuses calls of processes that are not root's, because a socket from systemd may have any permissions.
+// checkPeer refuses calls of other users' processes than root's, because a socket from systemd may have any
+// permissions.
 func checkPeer(conn *net.UnixConn) error {
 	raw, err := conn.SyscallConn()
 	if err != nil {
@@ -326,8 +328,8 @@ func endAll(clients []*client) error {
 	return errors.Join(errs...)
 }
 
-// findOrStart returns the attachment's client for the address family of o. It starts one if there is none or if the
-// client's namespace is another one than the call's. isNew is true if it started the client.
+// findOrStart returns the attachment's client for the address family of o. It starts a client if the attachment has
+// none, or if the client's namespace differs from the call's. isNew is true if it started the client.
 func (d *daemon) findOrStart(a cni.Attachment, call rpcCall, o options) (c *client, isNew bool, err error) {
 	id := identity{ID: clientID(a), options: o}
 	if o.isV6() {
