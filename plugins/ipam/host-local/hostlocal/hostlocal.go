@@ -30,7 +30,7 @@ func add(ctx context.Context, req *skel.Request, cfg *config) (result *cni.Resul
 		return nil, err
 	}
 	s.note = s.ownerNote(req.Netns, ownerText(req.ContainerID, req.IfName))
-	defer func() { err = errors.Join(err, s.close()) }() // even after a panic, because the roll-back waits for the lock
+	defer func() { err = errors.Join(err, s.close()) }() // also after a panic, because the rollback waits for the lock
 	ips, err := allocate(s, req, cfg)
 	if err != nil {
 		return nil, err
@@ -47,7 +47,8 @@ func del(ctx context.Context, req *skel.Request) error {
 	return releaseAll(ctx, dataDir, req.Network, ownerText(req.ContainerID, req.IfName), req.ContainerID)
 }
 
-// check verifies that the attachment holds addresses, and that they match those of prevResult that are in the ranges.
+// check verifies that the attachment holds addresses, and that they match the addresses of prevResult that are in the
+// ranges.
 func check(ctx context.Context, req *skel.Request, cfg *config) error {
 	s, err := openLeaseDir(ctx, cfg.dataDir, req.Network, 0)
 	if err != nil {
@@ -66,9 +67,8 @@ func check(ctx context.Context, req *skel.Request, cfg *config) error {
 	return ranges.Verify(cfg.sets, req.PrevResult, held)
 }
 
-// gc releases the addresses of attachments that are not valid, and removes lease files without an owner. Files that
-// are not exactly as ADD writes them stay, because a container ID without an interface could be text of an
-// administrator.
+// gc releases the addresses of attachments that are not valid, and removes lease files without an owner. Files with
+// another format than ADD's stay, because a container ID without an interface could be an administrator's text.
 func gc(ctx context.Context, req *skel.Request) error {
 	dataDir, err := parseDataDir(req)
 	if err != nil {
@@ -119,7 +119,7 @@ func list(_ context.Context, req *skel.Request) (all []cni.Holding, err error) {
 
 // status checks, without the lock, whether ADD could allocate addresses. A full set is only a warning unless
 // statusOnExhaustion is "fail", because an error makes the whole node not ready, which also affects containers that
-// have their addresses.
+// already have addresses.
 func status(_ context.Context, req *skel.Request, cfg *config) error {
 	if err := statefile.Writable(filepath.Join(cfg.dataDir, req.Network)); err != nil {
 		return cni.Errorf(cni.CodeUnavailable, "ipam.dataDir: cannot write leases: %w", err)
@@ -171,7 +171,7 @@ type allocation struct {
 // podKey identifies the pod's interface in the sticky table.
 func (a *allocation) podKey() string { return a.cfg.pod + "\n" + a.req.IfName }
 
-// allocate allocates an address from each set. After an error, the roll-back releases all of them.
+// allocate allocates an address from each set. After an error, the rollback releases all of them.
 func allocate(s *leaseDir, req *skel.Request, cfg *config) ([]cni.IP, error) {
 	a := allocation{s, req, cfg, ownerText(req.ContainerID, req.IfName), map[int]bool{}}
 	held, err := s.heldBy(a.owner, req.ContainerID)
@@ -205,7 +205,7 @@ func allocate(s *leaseDir, req *skel.Request, cfg *config) ([]cni.IP, error) {
 		ips[i] = cni.IP{Address: netip.PrefixFrom(addr, r.Subnet.Bits()), Gateway: r.Gateway}
 	}
 	for i, ip := range ips {
-		if a.isSticky[i] { // do not continue after it, because other pods may return for the addresses there
+		if a.isSticky[i] { // must not be the last address, because other pods may return for the next ones
 			continue
 		}
 		if err := s.setLastAddress(i, ip.Address.Addr()); err != nil {
@@ -220,8 +220,8 @@ func allocate(s *leaseDir, req *skel.Request, cfg *config) ([]cni.IP, error) {
 	return ips, nil
 }
 
-// allocateOne reserves an address of set n: the requested one or, without a request, the pod's last one if it is
-// free, or the first free one after the address that was assigned last.
+// allocateOne reserves an address of set n: the requested address or, without a request, the pod's last address if it
+// is free, or otherwise the first free address after the last assigned one.
 func (a *allocation) allocateOne(n int, set ranges.Set) (netip.Addr, error) {
 	if request := a.cfg.asked[n]; request.Addr.IsValid() {
 		err := a.reserveOrReclaim(request.Addr)
@@ -267,7 +267,7 @@ func (a *allocation) allocateOne(n int, set ranges.Set) (netip.Addr, error) {
 	return addr, err
 }
 
-// reserveOrReclaim reserves an address. If a lease from an earlier boot has it, it releases that lease first.
+// reserveOrReclaim reserves an address. It first releases a lease of the address from an earlier boot.
 func (a *allocation) reserveOrReclaim(addr netip.Addr) error {
 	err := a.reserve(addr, a.owner)
 	if !errors.Is(err, errTaken) || !a.cfg.reclaim {
@@ -285,11 +285,11 @@ func (a *allocation) reserveOrReclaim(addr netip.Addr) error {
 
 var errFull = errors.New("no IP addresses available in range set")
 
-// maxMisses is the number of taken addresses that are tried before the taken ones are read from the index.
+// maxMisses is the number of taken addresses that are tried before all taken addresses are read from the index.
 const maxMisses = 16
 
-// firstFree returns the first address for which try does not return errTaken, and the result of try. It returns
-// errFull if there is none.
+// firstFree returns the first address for which try does not return errTaken, and the result of try. It returns errFull
+// if no address is free.
 func (s *leaseDir) firstFree(order iter.Seq[netip.Addr], try func(netip.Addr) error) (netip.Addr, error) {
 	var taken addrSet
 	misses := 0

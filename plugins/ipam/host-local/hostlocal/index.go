@@ -27,30 +27,30 @@ import (
 //
 // A search reads all entries. A new entry is appended. When an entry is removed, the last one takes its place.
 //
-// The reference plugin changes the lease directory without updating the index. The stamp tells whether that happened.
+// The reference plugin changes the lease directory without updating the index. The stamp shows whether that happened.
 // Each call that changes the directory ends, under the lock, by writing a new stamp into the index and setting the
-// modification time of the directory to the time that stands for this stamp: a whole second between 1980 and 1997.
-// The index is current as long as the two match. For example:
+// modification time of the directory to the time that represents this stamp: a whole second between 1980 and 1997. The
+// index is current as long as the two match. For example:
 //
 //	ADD creates a lease, writes stamp 7 and sets the time 1980-01-01 00:00:07
 //	DEL reads stamp 7 and that time: the index is current
 //	the reference plugin creates a lease; the kernel sets the directory's time to now
 //	DEL reads stamp 7 and a time in the present: it reads the directory and writes a new index
 //
-// The kernel sets the time whenever a file is created, deleted or renamed, and never to a time in that range.
-// Comparing the kernel's own times would not do, because two changes can get the same time. If a call is killed
-// before it sets the time, the next call reads the directory.
+// The kernel sets the time whenever a file is created, deleted or renamed, and never to a time in that range. Comparing
+// the kernel's own times is not sufficient, because two changes can get the same time. If a call is killed before it
+// sets the time, the next call reads the directory.
 //
-// The stamp does not show two kinds of changes: those made without the lock between reading the directory and setting
-// the time, and files rewritten in place. They do no harm, because each lease that the index finds is verified by
-// reading its file, and ADD finds an existing file when it creates the lease.
+// The stamp does not show two kinds of changes: changes without the lock between reading the directory and setting the
+// time, and files that are rewritten in place. These changes are harmless, because each lease that the index finds is
+// verified by reading its file, and ADD finds an existing file when it creates the lease.
 type index struct {
 	file      *os.File // nil: this call has read the directory, and leaseDir.close will write the entries
 	memory    []byte   // the entries if file is nil
 	header    []byte   // identity
 	stamp     uint64
 	count     int
-	positions map[netip.Addr]int // numbers of the entries that find and add saw
+	positions map[netip.Addr]int // numbers of the entries that find returned or add appended
 }
 
 const (
@@ -59,8 +59,7 @@ const (
 	hashSize   = 8
 	entrySize  = hashSize + 16
 
-	// scanBatch is the number of entries read at a time. A larger buffer would cost more for its memory than it
-	// saves.
+	// scanBatch is the number of entries read at a time. Allocating a larger buffer would cost more than it saves.
 	scanBatch = 8 << 10
 )
 
@@ -113,7 +112,7 @@ func (x *index) write(entry []byte, i int) error {
 	return err
 }
 
-// scan calls visit with all entries, many at a time. first is the number of the first one.
+// scan calls visit with all entries, many at a time. first is the number of the first entry of each call.
 func (x *index) scan(visit func(first int, entries []byte)) error {
 	buf := make([]byte, min(x.count, scanBatch)*entrySize)
 	for i := 0; i < x.count; i += scanBatch {
@@ -204,7 +203,7 @@ func (x *index) add(addr netip.Addr, owner string) error {
 	return nil
 }
 
-// remove removes an entry that find or add saw.
+// remove removes an entry that find returned or add appended.
 func (x *index) remove(addr netip.Addr) error {
 	i, seen := x.positions[addr]
 	if !seen {
@@ -269,8 +268,8 @@ func (s *leaseDir) loadIndex() error {
 	return nil
 }
 
-// identity returns the beginning of the header of every index of this directory, and the directory's modification
-// time. It contains the boot, because after a power failure any part of a file can be old.
+// identity returns the beginning of the header of every index of this directory, and the directory's modification time.
+// The identity contains the boot ID, because after a power failure any part of a file can be old.
 func (s *leaseDir) identity() (identity []byte, modTime time.Time, err error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(s.dir.FD(), &st); err != nil {
@@ -283,11 +282,11 @@ func (s *leaseDir) identity() (identity []byte, modTime time.Time, err error) {
 	return fmt.Appendf(nil, "%s%s\n%016x %016x\n", indexMagic, boot, st.Dev, st.Ino), time.Unix(st.Mtim.Unix()), nil
 }
 
-// stampIndex writes a new stamp, and the index if it is only in memory. It then sets the directory's time to the
-// stamp's.
+// stampIndex writes a new stamp, and the index if it is only in memory. It then sets the directory's modification time
+// to the time that represents the stamp.
 func (s *leaseDir) stampIndex() error {
 	x := s.index
-	if x.stamp == 0 { // a new index begins at random, so that an old one that is restored does not match by chance
+	if x.stamp == 0 { // a new index begins at a random stamp, so that a restored old index does not match by chance
 		x.stamp = rand.Uint64()
 	}
 	x.stamp = x.stamp%(stampCount-1) + 1
@@ -324,6 +323,6 @@ func (x *index) encodeHeader() []byte {
 // stampCount is the number of stamps before they repeat.
 const stampCount = 1 << 29
 
-// stampTime returns the time that stands for a stamp: a whole second, which every file system can store, between 1980
+// stampTime returns the time that represents a stamp: a whole second, which every file system can store, between 1980
 // and 1997.
 func stampTime(stamp uint64) time.Time { return time.Unix(315532800+int64(stamp%stampCount), 0) }

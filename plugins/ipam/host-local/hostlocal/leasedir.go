@@ -37,7 +37,7 @@ type leaseDir struct {
 	lock    *statefile.Lock
 	boot    string // cache of bootID
 	note    []byte // note of the leases that this call writes
-	index   *index // nil until it is needed, and if there is none
+	index   *index // nil if not yet needed or not available
 	changed bool   // this call has changed the directory
 }
 
@@ -62,7 +62,7 @@ func openLeaseDir(ctx context.Context, dataDir, network string, perm fs.FileMode
 	return s, nil
 }
 
-// openUnlocked is openLeaseDir without the lock.
+// openUnlocked opens the directory as openLeaseDir does, but without the lock.
 func openUnlocked(dataDir, network string, perm fs.FileMode) (*leaseDir, error) {
 	path := filepath.Join(dataDir, network)
 	dir, err := statefile.OpenOwn(path, perm)
@@ -70,7 +70,7 @@ func openUnlocked(dataDir, network string, perm fs.FileMode) (*leaseDir, error) 
 		return &leaseDir{dataDir: dataDir, network: network, dir: dir}, nil
 	}
 	absent := err
-	if errors.Is(err, unix.ENOTDIR) { // path, or a parent of it, is not a directory
+	if errors.Is(err, unix.ENOTDIR) { // path, or one of its parents, is not a directory
 		_, absent = os.Lstat(path)
 	}
 	if perm == 0 && (statefile.IsAbsent(absent) || errors.Is(absent, unix.ENAMETOOLONG)) {
@@ -122,8 +122,8 @@ func parseOwner(text string) (containerID, ifName string, ok bool) {
 // irregularOwner is the owner of an entry that is not a regular file. No container can have this ID.
 const irregularOwner = "(not a regular file)"
 
-// owner returns the owner of an address, or "" if there is none. A file of blanks or NULs has no owner: its writer
-// was killed.
+// owner returns the owner of an address, or "" if the address has no owner. A file of blanks or NULs has no owner,
+// because its writer was killed.
 func (s *leaseDir) owner(addr netip.Addr) (string, error) {
 	content, err := s.dir.Read(addr.String())
 	switch {
@@ -157,8 +157,8 @@ func (s *leaseDir) heldBy(owners ...string) ([]netip.Addr, error) {
 	return s.findIndexed(owners)
 }
 
-// findIndexed is heldBy by the index. It verifies each lease by reading its file, because a file that is rewritten in
-// place does not change the directory's time. It returns errStale if the index is wrong.
+// findIndexed returns what heldBy returns, from the index. It verifies each lease by reading its file, because a file
+// that is rewritten in place does not change the directory's time. It returns errStale if the index is wrong.
 func (s *leaseDir) findIndexed(owners []string) (addrs []netip.Addr, err error) {
 	found, err := s.index.find(owners...)
 	if err != nil {
@@ -219,7 +219,8 @@ func (s *leaseDir) reserve(addr netip.Addr, owner string) error {
 	return nil
 }
 
-// release removes the lease of an address. heldBy, a judge or reserve must have returned the address in this call.
+// release removes the lease of an address. In this call, heldBy or a judge must have returned the address, or reserve
+// must have reserved it.
 func (s *leaseDir) release(addr netip.Addr) error {
 	s.changed = true
 	if err := s.dir.Remove(addr.String()); err != nil {
@@ -276,7 +277,7 @@ func parseLeaseName(name string) (addr netip.Addr, ok bool) {
 }
 
 // list returns the leases of containers, without the lock. It includes files without an owner, whose addresses the
-// reference plugin neither assigns nor releases, and leaves out files that an administrator wrote.
+// reference plugin neither assigns nor releases, and omits files that an administrator wrote.
 func (s *leaseDir) list() (all []cni.Holding, err error) {
 	names, err := s.dir.Names()
 	errs := []error{err}

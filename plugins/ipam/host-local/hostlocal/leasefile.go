@@ -20,8 +20,8 @@ const (
 	noteMax  = 64 // bytes
 )
 
-// createFile creates a file with data and, if the file system and our rights allow it, a note. The file has its name
-// only when it is complete. If the name is taken, the error matches fs.ErrExist.
+// createFile creates a file with data and a note, if the file system and the permissions of the process allow notes.
+// The file gets its name only when it is complete. If the name is taken, the error matches fs.ErrExist.
 func createFile(d *statefile.Dir, name string, data, note []byte) error {
 	err := linkUnnamed(d, name, data, note)
 	switch err {
@@ -57,8 +57,8 @@ func linkUnnamed(d *statefile.Dir, name string, data, note []byte) error {
 	return err
 }
 
-// readNote returns the note of a file, or nil if it cannot be read. It uses the path of the directory, because the call
-// for a directory's descriptor exists only since Linux 6.13, and the path in /proc takes twice as long.
+// readNote returns the note of a file, or nil if it cannot be read. It uses the path of the directory, because the
+// system call with a directory's descriptor exists only since Linux 6.13, and a path in /proc takes twice as long.
 func readNote(d *statefile.Dir, name string) []byte {
 	note := make([]byte, noteMax)
 	n, err := unix.Lgetxattr(d.Path()+"/"+name, noteAttr, note)

@@ -9,9 +9,9 @@
 //	    "routes": [{"dst": "0.0.0.0/0"}]
 //	}
 //
-// Leases are the files <dataDir>/<network>/<address> (leasedir.go). Their format and their lock are those of the
-// reference plugin, which may use the same directory at the same time. The lease files are the source of truth.
-// Everything else is a hint:
+// Leases are the files <dataDir>/<network>/<address> (leasedir.go). Their format and their lock are the reference
+// plugin's, which may use the same directory simultaneously. The lease files are the source of truth. Everything else
+// is a hint:
 //
 //   - The index finds the addresses of an attachment without reading every lease (index.go).
 //   - The sticky table remembers the last address of a pod, which gets it again if it is free (sticky.go).
@@ -19,7 +19,7 @@
 //     written.
 //
 // If a range set is full, ADD reclaims leases whose containers certainly no longer exist (reclaim.go). The key
-// "reclaim" turns this off. README.md documents every key.
+// "reclaim" can disable this. README.md documents every key.
 package hostlocal
 
 import "github.com/hawser-cni/plugins/pkg/skel"

@@ -43,13 +43,13 @@ import (
 //
 // A container with addresses in several sets is released completely (withOtherSets).
 
-// note is the extended attribute of a lease file that says for which namespace and owner the lease was written. The
-// file's text has the reference plugin's format, which has no room for it. A note has at most 64 bytes, which ext4
-// stores in the file's inode.
+// note is the extended attribute of a lease file that records the namespace and the owner for which the lease was
+// written. The file's text cannot contain the note, because it has the reference plugin's format. A note has at most 64
+// bytes, which ext4 stores in the file's inode.
 type note struct {
 	boot      string // see bootPrefix
 	netns     ns.Identity
-	processes uint64 // inode of the call's PID namespace, for tools that compare it with those of processes
+	processes uint64 // inode of the call's PID namespace; tools compare it with PID namespaces of processes
 	owner     uint32 // see ownerHash32
 }
 
@@ -112,7 +112,7 @@ func (s *leaseDir) ownerNote(netns, owner string) []byte {
 type judge struct {
 	*leaseDir
 	boot         string
-	booted       time.Time                              // no file of this boot is older; zero if unknown
+	booted       time.Time                              // no file of this boot was changed before; zero if unknown
 	isOneMachine bool                                   // no other machine can have written the notes
 	mayBeGone    func(ns.Identity) bool                 // quick test of a namespace, certain only if it returns false
 	isGone       func() (func(ns.Identity) bool, error) // certain test; nil: mayBeGone decides
@@ -145,8 +145,8 @@ func bootTime() time.Time {
 }
 
 // earliestPin returns the earlier of t and the oldest ctime in dir, where runtimes pin namespaces. A namespace is
-// pinned before it gets leases, so older leases are from an earlier boot. This covers a clock that was set back
-// before the time of the boot for a while.
+// pinned before it gets leases, so older leases are from an earlier boot. This is needed if the clock was temporarily
+// set to a time before the boot.
 func earliestPin(t time.Time, dir string) time.Time {
 	pins, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -224,8 +224,8 @@ func (j *judge) isNetnsGone(id ns.Identity) (isGone bool) {
 	return isGone
 }
 
-// isContainerLease sets l.owner. It reports whether the owner is a container, as plugins write it, and the one for
-// which the note was written.
+// isContainerLease sets l.owner. It reports whether the owner is a container in the format of the plugins, and matches
+// the owner in the note.
 func (j *judge) isContainerLease(l *lease) bool {
 	var err error
 	if l.owner, err = j.owner(l.addr); err != nil || l.hasNote && l.note.owner != ownerHash32(l.owner) {
@@ -236,8 +236,8 @@ func (j *judge) isContainerLease(l *lease) bool {
 }
 
 // hasHostEnd reports whether the host end of the container's pair exists. The kernel removes a host end only together
-// with its peer, so its existence protects the lease even if something invisible holds the namespace, or while the
-// kernel is still removing it. hasHostEnd returns true if the host's links cannot be listed.
+// with its peer, so an existing host end protects the lease even if an unknown process holds the namespace, or while
+// the kernel is still removing the namespace. hasHostEnd returns true if the host's links cannot be listed.
 func (j *judge) hasHostEnd(l lease) bool {
 	if j.hostEnds == nil {
 		j.hostEnds = map[string]bool{}
@@ -276,8 +276,8 @@ func (s *leaseDir) mayReclaim(order iter.Seq[netip.Addr]) bool {
 	return false
 }
 
-// findStale returns at most limit stale leases and what their owners hold in other sets. Leases from earlier boots
-// come before others, and older ones before newer ones. reason says why the other leases are not stale.
+// findStale returns at most limit stale leases, and the leases of their owners in other sets. Leases from earlier boots
+// come before others, and older leases before newer ones. reason explains why the other leases are not stale.
 func (s *leaseDir) findStale(order iter.Seq[netip.Addr], limit int) (stale []lease, reason string) {
 	j, err := s.newJudge()
 	if err != nil {
@@ -338,8 +338,8 @@ func (j *judge) withOtherSets(stale []lease) (all []lease) {
 	return append(all, stale...)
 }
 
-// leasesOfEarlierBoots returns those of the addresses' leases whose notes name an earlier boot, and the other leases
-// of their owners.
+// leasesOfEarlierBoots returns the leases of the addresses whose notes name an earlier boot, and the other leases of
+// their owners.
 func (s *leaseDir) leasesOfEarlierBoots(addrs ...netip.Addr) (stale []lease) {
 	j, err := s.newJudge()
 	for _, addr := range addrs {
@@ -350,10 +350,10 @@ func (s *leaseDir) leasesOfEarlierBoots(addrs ...netip.Addr) (stale []lease) {
 	return j.withOtherSets(stale)
 }
 
-// maxReclaims limits the leases of a set that one call releases, so that the call does not take too long.
+// maxReclaims limits the number of leases of a set that one call releases, so that the call does not take too long.
 const maxReclaims = 128
 
-// reclaim releases stale leases. It returns the first free address, or the reason why there is none.
+// reclaim releases stale leases. It returns the first address that became free, or the reason why no address did.
 func (s *leaseDir) reclaim(req *skel.Request, order iter.Seq[netip.Addr]) (free netip.Addr, reason string) {
 	stale, reason := s.findStale(order, maxReclaims)
 	if len(stale) == 0 {

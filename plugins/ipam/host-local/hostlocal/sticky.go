@@ -12,10 +12,10 @@ import (
 	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
-// The file <dataDir>/.hawser/.sticky/<network> contains the last address of each pod. It is a table of fixed size:
-// the hash of pod, interface and range set selects a slot, which contains the hash and the address, like an entry of
-// the index. A pod whose slot another pod takes is forgotten, so the table needs no clean-up. The table is only a
-// hint: ADD assigns an address from it only if the address is free and in the set.
+// The file <dataDir>/.hawser/.sticky/<network> contains the last address of each pod. It is a table of fixed size: the
+// hash of pod, interface and range set selects a slot, which contains the hash and the address, like an entry of the
+// index. If two pods have the same slot, the later one replaces the earlier one, so the table needs no clean-up. The
+// table is only a hint: ADD assigns an address from it only if the address is free and in the set.
 const (
 	stickyDir = ".sticky"
 	slots     = 1 << 14
