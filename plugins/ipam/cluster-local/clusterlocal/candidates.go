@@ -11,13 +11,13 @@ import (
 	"github.com/hawser-cni/plugins/pkg/ranges"
 )
 
-// candidates yields each address of a set once, without gateways, in an order that depends on the seed. Different
-// pods begin at different addresses, so that nodes rarely compete for one, and a pod tries the same addresses on
-// every node.
+// candidates yields each address of a set once, without gateways, in an order that depends on the seed. Different pods
+// begin at different addresses, so that nodes rarely compete for an address. A pod tries the same addresses on every
+// node.
 //
-// The order is a walk with a fixed step: candidate i is the address at position (start + i*step) mod size. If step
-// and size have no common divisor, the walk visits every position exactly once. For example, size 10, start 4 and
-// step 3 give 4 7 0 3 6 9 2 5 8 1. So the order needs no memory even if the set has 2^64 addresses. The arithmetic
+// The order is a walk with a fixed step: candidate i is the address at position (start + i*step) mod size. If step and
+// size have no common divisor, the walk visits every position exactly once. For example, size 10, start 4 and step 3
+// give 4 7 0 3 6 9 2 5 8 1. Therefore, the order needs no memory, even if the set has 2^64 addresses. The arithmetic
 // uses big.Int because sets of IPv6 addresses can be larger than 2^64.
 func candidates(set ranges.Set, seed string) iter.Seq[netip.Addr] {
 	size := setSize(set)

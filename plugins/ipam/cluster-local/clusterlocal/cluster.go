@@ -60,7 +60,7 @@ func (o *object) decode(name string) func([]byte) error {
 }
 
 // reserve creates the lease and sets its UID. It returns errTaken if another lease has the name. lost is true if a
-// request was not answered; the server may then create the lease at any later time, whatever reserve returned.
+// request was not answered. The server may then create the lease at any later time, even if reserve returns an error.
 func (c cluster) reserve(ctx context.Context, l *lease) (lost bool, err error) {
 	want := object{APIVersion: apiVersion, Kind: kind, Metadata: metadata{Name: l.name}, Spec: *l}
 	for n := 1; ; n++ {
@@ -92,7 +92,7 @@ func (c cluster) reserve(ctx context.Context, l *lease) (lost bool, err error) {
 	}
 }
 
-// lease returns the lease of a name. ok is false if there is none.
+// lease returns the lease with a name. ok is false if it does not exist.
 func (c cluster) lease(ctx context.Context, name string) (l lease, ok bool, err error) {
 	var o object
 	_, err = c.api.Do(ctx, kube.Request{Method: "GET", Path: leasePath(name), Accept: o.decode(name)})
@@ -102,14 +102,14 @@ func (c cluster) lease(ctx context.Context, name string) (l lease, ok bool, err 
 	return o.lease(), err == nil, explain(err)
 }
 
-// release deletes the lease with this name and nonce. If there is none, or another attachment's, it returns nil. The
-// other fields of l may be empty; a UID saves the lookup of the current lease.
+// release deletes the lease with this name and nonce. It returns nil if no lease has the name, or if the lease has
+// another nonce. The other fields of l may be empty, but a UID saves a lookup of the current lease.
 //
 // A late request may have created the lease again, with another UID. The API server then answers "Conflict", and the
 // nonce of the current lease decides. The server checks the UID before admission, so a "Conflict" for the current UID
 // comes from an admission webhook and is returned.
 func (c cluster) release(ctx context.Context, l lease) error {
-	var refused error // with l.uid
+	var refused error // error of the deletion with l.uid
 	for n := 1; ; n++ {
 		if l.uid != "" {
 			if refused = c.delete(ctx, l.name, l.uid); !kube.HasReason(refused, "Conflict") {
@@ -120,7 +120,7 @@ func (c cluster) release(ctx context.Context, l lease) error {
 		switch {
 		case err != nil || !ok || current.Nonce != l.Nonce:
 			return err
-		case current.uid == l.uid: // refused by admission
+		case current.uid == l.uid: // an admission webhook refused the deletion
 			return refused
 		}
 		if l.uid = current.uid; refused == nil {
@@ -154,8 +154,8 @@ func (c cluster) delete(ctx context.Context, name, uid string) error {
 func (c cluster) list(ctx context.Context, space, node string) (all []lease, now time.Time, err error) {
 	query := url.Values{"fieldSelector": {"spec.space=" + space}, "limit": {fmt.Sprint(pageSize)}}
 	if node != "" {
-		// Read from the watch cache. It does not support pages (kubernetes#96182), so a whole space, which may not
-		// fit into one answer, is not read from it.
+		// Read from the watch cache. A whole space is not read from it, because the cache does not support pages
+		// (kubernetes#96182), and a space may not fit into one answer.
 		query.Set("resourceVersion", "0")
 		query.Set("fieldSelector", "spec.space="+space+",spec.node="+node)
 	}

@@ -29,8 +29,8 @@ type session struct {
 	pools         []pool  // whereabouts' pools at the beginning of the call; only for a guard or an import
 }
 
-// connect reads the kubeconfig if that has not been done. If the configuration does not name the node, connect takes
-// the name from the kubelet's certificate or from /etc/hostname.
+// connect reads the kubeconfig on the first call. If the configuration does not name the node, connect takes the name
+// from the kubelet's certificate or from /etc/hostname.
 func (s *session) connect(ctx context.Context) error {
 	if s.cluster.api != nil {
 		return nil
@@ -57,8 +57,8 @@ func (s *session) connect(ctx context.Context) error {
 	return nil
 }
 
-// checkNode returns an error if the cluster has no node of this name, because other nodes would then reclaim its
-// leases as those of a deleted node. It asks the API server once per boot.
+// checkNode returns an error if the cluster has no node with this name, because other nodes would then treat its leases
+// as a deleted node's and reclaim them. It queries the API server once per boot.
 func (s *session) checkNode(ctx context.Context) error {
 	if s.isKubeletName {
 		return nil
@@ -264,7 +264,7 @@ func gc(ctx context.Context, req *skel.Request, p place) error {
 const probeTime = 2 * time.Second
 
 // status checks whether ADD could begin. It contacts the API server only if statusOnStoreDown requests that: runtimes
-// call STATUS every few seconds, and an error makes the node not ready, which also affects containers that have their
+// call STATUS every few seconds, and an error makes the node not ready, which also affects containers that already have
 // addresses.
 func status(ctx context.Context, req *skel.Request, cfg *config) error {
 	if err := statefile.Writable(filepath.Join(cfg.dataDir, cfg.space)); err != nil {
@@ -349,7 +349,7 @@ func (a *allocation) allocate(ctx context.Context, n int, set ranges.Set) (netip
 }
 
 // allocateReclaimed reclaims leases of deleted nodes in set n and reserves one of their addresses. If it finds none,
-// its error says how full the set is and why nothing was reclaimed.
+// its error contains the number of leases in the set and the reason why nothing was reclaimed.
 func (a *allocation) allocateReclaimed(ctx context.Context, n int, all []lease, now time.Time) (netip.Addr, error) {
 	set := a.cfg.sets[n]
 	held := slices.DeleteFunc(slices.Clone(all), func(l lease) bool {
@@ -374,8 +374,8 @@ func (a *allocation) allocateReclaimed(ctx context.Context, n int, all []lease, 
 		"are held, %s; kubectl get addresses lists the owners", n, set, len(held), setSize(set), reason)
 }
 
-// reclaim releases leases of deleted nodes, at most maxReclaims, and returns their addresses. reason says how many
-// such leases were found and why others were not.
+// reclaim releases leases of deleted nodes, at most maxReclaims, and returns their addresses. reason contains the
+// number of such leases, and explains why others were not found or not released.
 func (a *allocation) reclaim(ctx context.Context, held []lease, now time.Time) (free []netip.Addr, reason string) {
 	foreign := slices.DeleteFunc(slices.Clone(held), func(l lease) bool { return l.Node == a.node })
 	orphaned, skipped, err := a.cluster.orphanedLeases(ctx, foreign, now, maxNodeLookups)
@@ -400,8 +400,8 @@ func (a *allocation) reclaim(ctx context.Context, held []lease, now time.Time) (
 	return free, reason
 }
 
-// reserve creates a lease for addr and, with a guard, an entry in whereabouts' pool. It returns errTaken if either of
-// them exists.
+// reserve creates a lease for addr and, with a guard, an entry in whereabouts' pool. It returns errTaken if the lease
+// or the entry already exists.
 func (a *allocation) reserve(ctx context.Context, set ranges.Set, addr netip.Addr) error {
 	if _, isAllocated := findEntry(a.pools, a.space, addr); isAllocated {
 		return errTaken

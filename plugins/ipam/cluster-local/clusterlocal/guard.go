@@ -17,9 +17,9 @@ import (
 )
 
 // pool is an IPPool of whereabouts, which lists the allocated addresses of one range. Each whereabouts node adds its
-// allocations to the pool, and only if the pool has not changed since the node read it. With "guard", cluster-local
-// adds its addresses too, so that no whereabouts node allocates them. The lease still decides between nodes that run
-// cluster-local.
+// allocations to the pool, but only if the pool has not changed since the node read it. With "guard", cluster-local
+// also adds its addresses, so that no whereabouts node allocates them. Between nodes that run cluster-local, the lease
+// still decides.
 type pool struct {
 	Kind     string
 	Metadata struct{ Name, Namespace, ResourceVersion string }
@@ -106,8 +106,8 @@ func (c cluster) pools(ctx context.Context) ([]pool, error) {
 var errNoPools = errors.New("the API server has no IPPools of whereabouts; remove ipam.guard if whereabouts " +
 	"is uninstalled")
 
-// guard adds the lease's address to the pool of its subnet, which it creates if necessary. It returns errTaken if the
-// address is in a pool. pools may be stale; guard reads them again if another node changed them.
+// guard adds the lease's address to the pool of the subnet, and creates the pool if necessary. It returns errTaken if
+// the address is in a pool. pools may be stale; guard reads them again if another node changed them.
 func (c cluster) guard(ctx context.Context, pools []pool, l lease, subnet netip.Prefix) error {
 	addr, _ := addressOf(l.name)
 	e := poolEntry{Container: l.Container, Pod: l.Pod, IfName: l.IfName}
@@ -136,9 +136,9 @@ func (c cluster) guard(ctx context.Context, pools []pool, l lease, subnet netip.
 	}
 }
 
-// afterRace returns the present pools if err means that another node changed pool p since it was read, or created p.
-// Otherwise it returns err. The versions of p tell the two apart, because the API server answers 422 both for a pool
-// of another version and for an entry that it does not accept.
+// afterRace returns the current pools if err means that another node changed pool p since it was read, or created the
+// pool. Otherwise it returns err. The API server answers 422 both if the pool changed and if it does not accept the
+// entry. afterRace therefore compares the versions of p.
 func (c cluster) afterRace(ctx context.Context, n int, p pool, err error) ([]pool, error) {
 	if !kube.HasReason(err, "AlreadyExists") && (!kube.HasReason(err, "Invalid") || p.Metadata.Name == "") {
 		return nil, err
@@ -175,7 +175,8 @@ func (c cluster) addEntry(ctx context.Context, p *pool, key string, e poolEntry)
 	return c.change(ctx, p, map[string]any{"op": "add", "path": path, "value": value})
 }
 
-// change applies one operation to the pool if nothing changed the pool since it was read. p gets the new version.
+// change applies one operation to the pool, unless the pool has changed since it was read. It stores the new version in
+// p.
 func (c cluster) change(ctx context.Context, p *pool, operation map[string]any) error {
 	var changed pool
 	_, err := c.api.Do(ctx, kube.Request{Method: "PATCH", Type: "application/json-patch+json",
@@ -197,7 +198,7 @@ func (c cluster) change(ctx context.Context, p *pool, operation map[string]any) 
 	return err
 }
 
-// unguard removes the attachment's entries from the pools of a space, including those that whereabouts wrote. addrs
+// unguard removes the attachment's entries from the pools of a space, including entries that whereabouts wrote. addrs
 // are the attachment's addresses, which identify entries without an interface name.
 func (c cluster) unguard(ctx context.Context, space string, a cni.Attachment, addrs []netip.Addr) error {
 	pools, err := c.pools(ctx)

@@ -144,7 +144,7 @@ func (i *importRun) session(ctx context.Context, p place) (*session, error) {
 	return s, err
 }
 
-// importLeases creates the leases for the attachment's addresses, and its record, as far as they are missing.
+// importLeases creates missing leases for the attachment's addresses, and the attachment's record if it is missing.
 func (i *importRun) importLeases(ctx context.Context, p place, c cachedAttachment, result *cni.Result) error {
 	s, err := i.session(ctx, p)
 	if err != nil {

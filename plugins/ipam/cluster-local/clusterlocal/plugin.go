@@ -12,15 +12,15 @@
 // first creator owns the address. Leases in different spaces do not conflict. Objects are created and deleted, never
 // changed.
 //
-// A record on the node lists the leases of an attachment. ADD writes a name into it before each request for that
-// name, so that DEL, GC and a later call find every lease that a killed call may have created. A nonce, random for
-// each ADD, is in the record and in its leases; only a lease with the record's nonce is released.
+// A record on the node lists the leases of an attachment. ADD writes a name into it before each request for that name,
+// so that DEL, GC and a later call find every lease that a killed call may have created. Each ADD writes a random nonce
+// into the record and its leases. A lease is released only if it has the record's nonce.
 //
 // A request whose answer is lost may still be carried out later. If DEL finds such names in a record, it leaves a
 // tombstone, and later calls release what the late request creates (sweepTombstones).
 //
-// With "guard", an address is also entered into whereabouts' own pool, so that nodes that still run whereabouts do
-// not use it (guard.go). README.md documents every key.
+// With "guard", ADD also adds the address to whereabouts' own pool, so that nodes that still run whereabouts do not use
+// it (guard.go). README.md documents every key.
 package clusterlocal
 
 import (

@@ -20,9 +20,9 @@ const (
 	maxNodeLookups = 64               // nodes that one ADD looks up
 )
 
-// orphanedLeases returns the leases in all whose node is no longer in the cluster. An unreachable node keeps its
-// leases for any length of time, because its containers may still use their addresses. At most limit nodes are looked
-// up, from a random one on. skipped is the number of nodes that were not.
+// orphanedLeases returns the leases in all whose node is no longer in the cluster. An unreachable node keeps its leases
+// indefinitely, because its containers may still use their addresses. At most limit nodes are looked up, beginning at a
+// random one. skipped is the number of nodes that were not looked up.
 func (c cluster) orphanedLeases(ctx context.Context, all []lease, now time.Time, limit int) (orphaned []lease,
 	skipped int, err error) {
 	byNode := map[string][]lease{}

@@ -54,7 +54,7 @@ func (r record) names() []string {
 	return slices.Compact(slices.Sorted(slices.Values(slices.Concat(r.Held, r.Open))))
 }
 
-// tombstone remains of a record with open names, because a request in progress may be carried out after DEL.
+// tombstone replaces a record with open names, because the API server may carry out a request after DEL.
 type tombstone struct {
 	Nonce string        `json:"nonce"`
 	Names []string      `json:"names"`
@@ -69,7 +69,7 @@ func (t tombstone) Hash() string { return t.Nonce }
 func (t tombstone) Plausible() bool { return cni.ValidName(t.Nonce) && areLeaseNames(t.Names) }
 
 const (
-	lateRequestTime    = 5 * time.Minute // the API server may carry out an unanswered request for this long
+	lateRequestTime    = 5 * time.Minute // time within which the API server may carry out an unanswered request
 	tombstoneMaxAge    = 24 * time.Hour  // age at which a tombstone is removed even if its leases cannot be released
 	tombstonesPerSweep = 2               // tombstones that one call handles
 	sweepTime          = 2 * time.Second // time limit of one sweep
@@ -158,7 +158,7 @@ func (s *session) sweepTombstones(ctx context.Context) {
 		return
 	}
 	for _, kept := range late[:min(len(late), tombstonesPerSweep)] {
-		t, age := kept.Record, tombstoneMaxAge // for an earlier boot, because GC lists all leases once per boot
+		t, age := kept.Record, tombstoneMaxAge // drop an earlier boot's, because GC lists all leases once per boot
 		if t.Boot == boot {
 			age = sysctl.SinceBoot() - t.Since // measured before the requests below
 		}
@@ -169,13 +169,13 @@ func (s *session) sweepTombstones(ctx context.Context) {
 		if age >= tombstoneMaxAge || err == nil && age > lateRequestTime {
 			_ = s.tombstones().Drop(ctx, t.Hash())
 		} else {
-			_ = s.tombstones().Put(ctx, t) // now the newest file, so the next sweep handles the others first
+			_ = s.tombstones().Put(ctx, t) // makes it the newest file, so that the next sweep handles the others first
 		}
 	}
 }
 
-// removeDamaged removes the attachment's file if it does not contain a record, for example because the disk is
-// damaged. It also makes the next GC list the cluster's leases, which finds those that the record named.
+// removeDamaged removes the attachment's file if it does not contain a record, for example because the disk is damaged.
+// It also makes the next GC list the node's leases in the cluster, so that GC finds the leases that the record named.
 func (s *session) removeDamaged(ctx context.Context, a cni.Attachment) error {
 	if !s.records().HasFile(a.Hash()) {
 		return nil

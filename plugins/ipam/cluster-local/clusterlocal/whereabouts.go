@@ -76,7 +76,7 @@ type wireWhereaboutsRange struct {
 var flatFiles = []string{"/etc/kubernetes/cni/net.d/whereabouts.d/whereabouts.conf",
 	"/etc/cni/net.d/whereabouts.d/whereabouts.conf", "/host/etc/cni/net.d/whereabouts.d/whereabouts.conf"}
 
-// readWhereabouts decodes the first flat file that exists, and then the configuration, which overrides its keys.
+// readWhereabouts decodes the first existing flat file, and then the configuration, which overrides the file's keys.
 func readWhereabouts(req *skel.Request) (w wireWhereabouts, err error) {
 	if err := req.Decode(&w); err != nil {
 		return w, err
@@ -95,7 +95,7 @@ func readWhereabouts(req *skel.Request) (w wireWhereabouts, err error) {
 			continue
 		}
 		var flat wireWhereabouts
-		if err == nil && cni.Unmarshal(text, &flat.IPAM) != nil { // its error would quote the file
+		if err == nil && cni.Unmarshal(text, &flat.IPAM) != nil { // the decoder's error would quote the file
 			err = errors.New("is not JSON with these keys")
 		}
 		if err != nil {
@@ -189,8 +189,8 @@ func (w wireWhereaboutsIPAM) sets() (sets []ranges.Set, err error) {
 	return sets, problems.Err()
 }
 
-// setGateway sets the gateway of the ranges whose subnet contains it or, if there are none, of all ranges of its
-// family.
+// setGateway sets the gateway of the ranges whose subnet contains it or, if there are no such ranges, of all ranges of
+// its family.
 func setGateway(sets []ranges.Set, gateway netip.Addr) error {
 	for _, matches := range []func(netip.Prefix) bool{
 		func(p netip.Prefix) bool { return p.Contains(gateway) },
