@@ -11,11 +11,11 @@ import (
 	"github.com/hawser-cni/plugins/pkg/nft"
 )
 
-// adminOverrides is the reference's comment of the rules that jump to administrators' chains.
+// adminOverrides is the reference plugin's comment on rules that jump to administrators' chains.
 const adminOverrides = "admin overrides"
 
-// adminRules returns the jumps from FORWARD to CNI-FORWARD and from there to the administrator's chain, each the first
-// rule of its chain.
+// adminRules returns the jumps from FORWARD to CNI-FORWARD and from there to the administrator's chain. Each must be
+// the first rule of its chain.
 func adminRules(admin string) []ipt.Rule {
 	return []ipt.Rule{adminJump(admin), commentedRule(forwardHook, "", "rules", cniForward)}
 }
@@ -23,7 +23,7 @@ func adminRules(admin string) []ipt.Rule {
 func adminJump(admin string) ipt.Rule { return commentedRule(cniForward, "", adminOverrides, admin) }
 
 // ensureAdmin adds the rules that send packets through the administrator's chain. A chain that a configuration names
-// comes after the chains that packets already pass, because these may be another author's.
+// comes after the chains that packets already pass, because these may belong to the author of another configuration.
 func ensureAdmin(e *ipt.Edit, admin string) {
 	e.Make(cniForward, admin)
 	var before []ipt.Rule
@@ -66,12 +66,12 @@ func (c call) refuseOthersChain(ctx context.Context, admin string) error {
 	return nil
 }
 
-// othersChains lists how names of chains begin that other software creates and jumps to from FORWARD.
+// othersChains lists prefixes of the names of chains that other software creates and jumps to from FORWARD.
 var othersChains = []string{"KUBE-", "CNI-", "HAWSER-", "DOCKER", "LIBVIRT_", "ufw", "cali-", "CILIUM_", "FLANNEL-",
 	"WEAVE-", "NETAVARK"}
 
-// isOthersJump reports whether a rule of chain from that jumps to admin belongs to other software. Administrators have
-// rules in FORWARD and CNI-ADMIN, and Docker leaves the chain DOCKER-USER to them.
+// isOthersJump reports whether a rule in the chain from that jumps to admin belongs to other software. Administrators
+// add rules to FORWARD and CNI-ADMIN, and Docker leaves the chain DOCKER-USER to them.
 func isOthersJump(from, admin string) bool {
 	isOthers := func(prefix string) bool { return strings.HasPrefix(admin, prefix) }
 	return from != forwardHook && from != defaultAdminChain ||
@@ -90,8 +90,8 @@ func jumpsInLegacy(chain string) func(ipt.Rule) bool {
 	}
 }
 
-// dropAdmin removes a configured chain, and the rule that jumps to it, with the last attachment that names the chain. A
-// chain that has rules stays. So does the default chain, as with the reference plugin.
+// dropAdmin removes a configured chain, and the rule that jumps to it, after the last attachment that names the chain.
+// It keeps a chain with rules and, like the reference plugin, the default chain.
 func (c call) dropAdmin(ctx context.Context, s *store, r *record) error {
 	admin := r.AdminChain
 	if admin == defaultAdminChain || r.Backend == firewalld {

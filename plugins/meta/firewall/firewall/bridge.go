@@ -14,9 +14,9 @@ import (
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
-// findBridge notes the bridge of the container's host end in the record. For a container in a VLAN with a gateway, it
-// notes the VLAN interface "BRIDGE.VLAN" instead, because the host's rules see that interface. With the policy
-// isolated, it also notes whether ADD must set the port's isolated flag.
+// findBridge records the bridge of the container's host end. For a container in a VLAN with a gateway, it records the
+// VLAN interface "BRIDGE.VLAN" instead, because the host's rules see that interface. With the policy isolated, it also
+// records whether ADD must set the port's isolated flag.
 func (c call) findBridge(r *record, hostEnd rtnl.Link) error {
 	if hostEnd.Master == 0 {
 		return nil
@@ -70,8 +70,8 @@ func (c call) explainUnreachable(bridge rtnl.Link, unreachable error) error {
 		bridge.Name)
 }
 
-// findMissedBridge finds the bridge of a container whose ADD did not need it. It finds none if the container no longer
-// exists. It returns only transient errors, and warns of others.
+// findMissedBridge finds the bridge of a container whose ADD did not need it. If the container no longer exists, the
+// record does not change. findMissedBridge returns only transient errors, and warns of others.
 func (c call) findMissedBridge(r *record) error {
 	cont, err := netplugin.DialNetns(ns.OpenAs, r.NetnsPath, r.Netns)
 	defer func() { _ = cont.Close() }()

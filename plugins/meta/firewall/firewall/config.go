@@ -9,7 +9,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
-// wireConfig is the configuration as written.
+// wireConfig is the configuration as the JSON has it.
 type wireConfig struct {
 	skel.LogKey
 
@@ -37,7 +37,7 @@ type config struct {
 	options
 }
 
-// options are all keys but the backend.
+// options are all keys except the backend.
 type options struct {
 	AdminChain string `json:"adminChain"`
 	Zone       string `json:"zone"`
@@ -46,7 +46,7 @@ type options struct {
 	Policy     policy `json:"policy"`
 }
 
-// parseConfig checks the configuration. Problems have code 7.
+// parseConfig checks the configuration. An invalid value is code 7.
 func parseConfig(_ *skel.Request, w wireConfig, problems *cni.Problems) config {
 	c := config{backend(w.Backend), options{
 		AdminChain: cmp.Or(w.AdminChain, defaultAdminChain), Zone: cmp.Or(w.Zone, defaultZone),

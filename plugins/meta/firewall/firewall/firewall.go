@@ -16,7 +16,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
-// call is a call in progress.
+// call is a plugin call in progress.
 type call struct {
 	*netplugin.Call
 	adding *store // the locked records during ADD, otherwise nil
@@ -123,8 +123,8 @@ func reapply(ctx context.Context, req *skel.Request, _ config) error {
 	})
 }
 
-// gc removes the rules of the network's stale attachments, and the policies of bridges without ports. Rules of the
-// reference plugin for addresses stay, because they do not name an owner.
+// gc removes the rules of the network's stale attachments, and the policies of bridges without ports. The reference
+// plugin's rules for addresses stay, because they do not name an owner.
 func gc(ctx context.Context, req *skel.Request) error {
 	c := newCall(req)
 	return records().Locked(ctx, func(s *store) error {
@@ -170,8 +170,8 @@ func (c call) probe(ctx context.Context, cfg config) error {
 }
 
 // newRecord returns the attachment's record according to its configuration. It finds the bridge only if the container
-// wants a policy or the bridge can have one. A bridge can have one if policedSet is not empty, or on the backend
-// iptables, whose policies are not in that set.
+// wants a policy, or if the bridge may already have one: if policedSet is not empty, or on the backend iptables, whose
+// policies are not in that set.
 func (c call) newRecord(cfg config) (*record, error) {
 	r := &record{Attachment: c.Req.Attachment, NetnsPath: c.Req.Netns, Backend: cfg.backend, options: cfg.options,
 		Addrs: addressesOf(c.Req.PrevResult, c.Req.IfName)}
@@ -198,9 +198,9 @@ func (c call) newRecord(cfg config) (*record, error) {
 	return r, netplugin.IgnoreNoLink(err)
 }
 
-// removeStale removes a stale record of this attachment and its rules. A record is stale if it is from another
-// namespace or if its rules are missing, because the reference plugin's DEL removes only the rules. For a record that
-// is not stale, removeStale returns code 100.
+// removeStale removes a stale record of this attachment and its rules. A record is stale if its DEL has begun, if it is
+// from another namespace, or if its rules in iptables are missing, because the reference plugin's DEL removes only the
+// rules. For a record that is not stale, removeStale returns code 100.
 func (c call) removeStale(ctx context.Context, s *store, r *record) error {
 	old, ok, err := s.Get(r.Hash())
 	if err != nil || !ok {
@@ -238,8 +238,9 @@ func (c call) chooseBackend(ctx context.Context, cfg config) backend {
 }
 
 // hostBit returns the fwmark bit that attachments on the backend nftables use, or wanted if there are none. All of them
-// must use the same bit, because the chains for one bit clear it on the packets of all other containers. Policies on
-// the backend firewalld are in the same chains. anyRecord is Any of a store or of the records.
+// must use the same bit, because the chains exist for one bit only: addNFTables deletes the chains for another bit.
+// Policies on the backend firewalld are in the same chains. anyRecord is the method Any of a statefile.Store, locked or
+// not.
 func hostBit(anyRecord func(func(record) bool) (bool, error), wanted int) (bit int, err error) {
 	bit = wanted
 	_, err = anyRecord(func(o record) bool {
@@ -254,7 +255,7 @@ func hostBit(anyRecord func(func(record) bool) (bool, error), wanted int) (bit i
 // apply writes the record, which DEL needs to remove the rules, and then adds the rules in the record's backend.
 func (c call) apply(ctx context.Context, s *store, r *record) error {
 	var tools []ipt.Tool
-	if r.Backend == iptables { // before the record is written, because DEL cannot remove it if a program is missing
+	if r.Backend == iptables { // before the record is written, because DEL keeps it while a program is missing
 		var err error
 		if tools, err = r.findTools(ctx, s); err != nil {
 			return err
@@ -315,9 +316,9 @@ func (c call) remove(ctx context.Context, withReference bool) error {
 	})
 }
 
-// removeRecorded removes the rules of a record, sets its bridge's policy to the strictest that other records want, and
-// removes the record. If a program is missing or firewalld does not answer, the record stays for a later DEL or GC. The
-// record is marked first, so that reapply restores nothing from a record that stays.
+// removeRecorded removes the rules of a record, sets its bridge's policy to the strictest one that other records want,
+// and removes the record. If a program is missing or firewalld does not answer, the record stays for a later DEL or GC.
+// The record is marked first, so that reapply restores nothing from a record that stays.
 func (c call) removeRecorded(ctx context.Context, s *store, r *record) error {
 	r.Ending = true
 	marked := s.Put(ctx, *r)

@@ -38,7 +38,7 @@ func isSilent() bool {
 	return err == nil && time.Since(st.ModTime()).Abs() < silenceTime
 }
 
-// errNoFirewalld reports that firewalld is not running. Its runtime configuration does not exist then.
+// errNoFirewalld reports that firewalld is not running, so that its runtime configuration does not exist either.
 var errNoFirewalld = errors.New("firewalld is not running: no owner of " + firewalldName + " on the system bus")
 
 // errNoAnswer reports that firewalld, or the bus, did not answer in time.
@@ -103,7 +103,8 @@ func callFirewalld(
 	return errors.Join(errs...)
 }
 
-// checkFirewalld returns an error if firewalld is not running. A record without addresses causes no other request.
+// checkFirewalld returns an error if firewalld is not running. It passes a record without addresses, so that
+// callFirewalld calls no method.
 func checkFirewalld(ctx context.Context) error { return callFirewalld(ctx, &record{}, "", nil) }
 
 // ignoring returns a function that returns the first line of the answer's error, or nil if firewalld refused the
@@ -125,8 +126,8 @@ func ignoring(codes ...string) func(netip.Addr, *dbus.Call) error {
 }
 
 // addFirewalld adds the attachment's addresses as sources of the zone. Like the reference plugin, it adds them to the
-// runtime configuration, which lasts until firewalld reloads. It notes addresses that already are sources. After an
-// error, pending reports whether firewalld has one of the addresses as a source, or may still add it.
+// runtime configuration, which lasts until firewalld reloads. It adds addresses that already are sources to Found.
+// After an error, pending reports whether firewalld has one of the addresses as a source, or may still add one.
 func (c call) addFirewalld(ctx context.Context, r *record) (pending bool, err error) {
 	var there []netip.Addr
 	err = callFirewalld(ctx, r, "addSource", func(a netip.Addr, answer *dbus.Call) error {

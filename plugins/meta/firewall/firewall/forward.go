@@ -26,13 +26,13 @@ type forwardTable struct {
 	r      *record
 
 	forward []nft.LiveRule // rules of FORWARD in nf_tables
-	// The variants that must have the rules. If FORWARD is missing there, ADD creates it, because another program can
-	// make it drop packets later.
+	// Whether nf_tables and iptables-legacy must have the rules. If FORWARD is missing there, ADD creates it, because
+	// another program may make it drop packets later.
 	inNFT, inLegacy bool
 }
 
-// forwardTables returns the tables of the attachment's families or, if all is set, of both families. Both are needed
-// after a new layout, which may be for another bit, to remove rules that accept the former bit.
+// forwardTables returns the tables of the attachment's families or, if all is set, of both families. ADD needs both if
+// it creates the layout, because the bit may have changed and rules that accept the former bit must be removed.
 func (c call) forwardTables(ctx context.Context, r *record, all bool) (tables []*forwardTable, err error) {
 	if r.Backend != nftables {
 		return nil, nil
@@ -83,13 +83,13 @@ func (ft *forwardTable) accept() ipt.Rule {
 	return ipt.NewRule(acceptedChain, "-m", "mark", "--mark", fwmark, "-j", "ACCEPT")
 }
 
-// rules returns all wanted rules in order. Those with a comment come first in their chains, because they send packets
-// through the administrator's chain.
+// rules returns all wanted rules in order. The rules with a comment come first in their chains, because they send
+// packets through the administrator's chain.
 func (ft *forwardTable) rules() []ipt.Rule {
 	return append([]ipt.Rule{ft.accept(), ipt.NewRule(cniForward, "-j", acceptedChain)}, adminRules(ft.r.AdminChain)...)
 }
 
-// missing returns the rules that nf_tables lacks, and as stale all other rules in acceptedChain.
+// missing returns the wanted rules that nf_tables lacks, and stale, the rules in acceptedChain that are not wanted.
 func (ft *forwardTable) missing() (rules []ipt.Rule, stale []nft.LiveRule, err error) {
 	if !ft.inNFT {
 		return nil, nil, nil
@@ -169,7 +169,7 @@ func (ft *forwardTable) inNFTables(r ipt.Rule) nft.Rule {
 	return append(out, nft.Jump(r.Option("-j")))
 }
 
-// probe returns an error if the kernel does not support the matches of the rules. It tries them in a table that is not
+// probe returns an error if the kernel does not support the matches of the rules. It tries them in a batch that is not
 // committed.
 func (ft *forwardTable) probe() error {
 	probe := nft.Chain{Name: "probe"}
@@ -220,7 +220,7 @@ func (ft *forwardTable) verify(ctx context.Context) error {
 		diffs = append(diffs, cni.Drift("%s: %s", where, fmt.Sprintf(format, args...)))
 	}
 	if len(rules) > 0 && errors.Is(ft.probe(), nft.ErrUnsupported) {
-		rules = nil // ADD added none, and warned
+		rules = nil // ADD did not add them either, and warned
 	}
 	for _, r := range rules {
 		differs(ipt.NFT, "no rule jumps from %s to %q", r.Chain, r.Option("-j"))
@@ -240,7 +240,7 @@ func (ft *forwardTable) verify(ctx context.Context) error {
 	return errors.Join(diffs...)
 }
 
-// removeSharedChains deletes everything that affects packets once the last container is gone: the rules that accept the
+// removeSharedChains deletes, after the last container, everything that affects packets: the rules that accept the
 // fwmark bit, and then the chains. Sets and the chains of iptables stay.
 func (c call) removeSharedChains(ctx context.Context, s *store) error {
 	used, err := s.Any(func(o record) bool { return o.Backend != iptables })

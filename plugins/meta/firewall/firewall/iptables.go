@@ -14,7 +14,8 @@ import (
 )
 
 // The chains of the reference plugin in table filter, and one of this plugin: acceptedChain accepts packets that have
-// the fwmark bit. The rules in it, and the jump to it, need no comment, because the chain's name shows their owner.
+// the fwmark bit. The rules in acceptedChain, and the jump to it, need no comment, because the chain's name shows their
+// owner.
 const (
 	filterTable       = "filter"
 	forwardHook       = "FORWARD"
@@ -34,7 +35,7 @@ func commentedRule(chain, match, text, target string) ipt.Rule {
 // iptLegacy returns the family's iptables-legacy.
 func iptLegacy(f nft.Family) ipt.Tool { return ipt.Tool{Family: f, Variant: ipt.Legacy} }
 
-// forwardChain returns the reference plugin's chain of all containers.
+// forwardChain returns CNI-FORWARD, the reference plugin's chain for all containers.
 func forwardChain(f nft.Family) ipt.Chain {
 	return ipt.Chain{Family: f, Table: filterTable, Name: cniForward}
 }
@@ -51,7 +52,7 @@ func addressRules(a netip.Addr) []ipt.Rule {
 	}
 }
 
-// anyPolicy is the reference plugin's comment on rules that both policies have.
+// anyPolicy is the reference plugin's comment on rules that same-bridge and isolated have in common.
 const anyPolicy = "rules (ingressPolicy: same-bridge|isolated)"
 
 // bridgeRules returns the reference plugin's rules for the policy of a bridge, in the order of their chains. The policy
@@ -71,7 +72,8 @@ func bridgeRules(bridge string, p policy) []ipt.Rule {
 	return nil
 }
 
-// editPolicy sets a bridge's policy in iptables: it adds the rules of the policy and deletes those of another policy.
+// editPolicy sets a bridge's policy in iptables: it adds the rules of the policy, and deletes the rules of other
+// policies.
 func editPolicy(e *ipt.Edit, bridge string, p policy) {
 	want := bridgeRules(bridge, p)
 	all := slices.Concat(bridgeRules(bridge, policySameBridge), bridgeRules(bridge, policyIsolated))
@@ -84,7 +86,7 @@ func editPolicy(e *ipt.Edit, bridge string, p policy) {
 	e.Last(commentedRule(stage1, "", anyPolicy, "RETURN"), commentedRule(stage2, "", anyPolicy, "RETURN"))
 }
 
-// iptablesPolicy returns the strictest policy that the table has rules of for the bridge.
+// iptablesPolicy returns the strictest policy whose rules the table has for the bridge.
 func iptablesPolicy(e *ipt.Edit, bridge string) policy {
 	for _, p := range slices.Backward(policies()) {
 		if rules := bridgeRules(bridge, p); len(rules) > 0 && e.Has(rules[0]) {
@@ -94,7 +96,7 @@ func iptablesPolicy(e *ipt.Edit, bridge string) policy {
 	return policyOpen
 }
 
-// editAll adds all rules of an attachment, which are those of the reference plugin.
+// editAll adds all rules of an attachment. They are the same as the reference plugin's.
 func editAll(e *ipt.Edit, r *record, f nft.Family, p policy) {
 	ensureAdmin(e, r.AdminChain)
 	for _, a := range familyAddrs(f, r.Addrs) {
@@ -112,7 +114,7 @@ func (r *record) presentAddrs(e *ipt.Edit, f nft.Family) []netip.Addr {
 	})
 }
 
-// findTools returns the programs for all families that ADD edits, and notes their variant in the record.
+// findTools returns the programs for all families that ADD edits, and sets their variant in the record.
 func (r *record) findTools(ctx context.Context, s *store) ([]ipt.Tool, error) {
 	families, err := r.editedFamilies(s)
 	var tools []ipt.Tool
@@ -129,8 +131,8 @@ func (r *record) findTools(ctx context.Context, s *store) ([]ipt.Tool, error) {
 	return tools, err
 }
 
-// editedFamilies returns the families in whose iptables ADD edits rules: those of the attachment's addresses and, if
-// its bridge has a policy, those of the other attachments on the bridge.
+// editedFamilies returns the families in whose iptables ADD edits rules: the families of the attachment's addresses
+// and, if its bridge has a policy, of the addresses of the bridge's other attachments.
 func (r *record) editedFamilies(s *store) ([]nft.Family, error) {
 	if r.Bridge == "" {
 		return r.families(), nil
@@ -155,8 +157,8 @@ func editFilters(ctx context.Context, tools []ipt.Tool, change func(*ipt.Edit, n
 }
 
 // delIPTables removes the rules of the attachment's addresses, except addresses that another attachment has, and sets
-// the policy of its bridge to the remaining one. It removes a policy only from tables without rules of a reference
-// plugin's container on the bridge.
+// the policy of its bridge to remaining. It keeps a policy in a table that has rules of a reference plugin's container
+// on the bridge.
 func (c call) delIPTables(ctx context.Context, s *store, r *record, remaining policy) error {
 	needsPolicy := func(*ipt.Edit) bool { return false }
 	if remaining == policyOpen && r.Policy != policyOpen {
@@ -199,8 +201,8 @@ func (c call) deleteDirectly(ctx context.Context, v ipt.Variant, f nft.Family, r
 }
 
 // editFilter edits table filter in each variant that has the reference plugin's chains. used is the variant that ADD
-// used, empty if not known. If that is iptables-nft, iptables-legacy can be missing, because it has no rules of the
-// attachment.
+// used, or empty if it is not known. If it is iptables-nft, a missing program for iptables-legacy is not an error,
+// because iptables-legacy has no rules of the attachment.
 func (c call) editFilter(ctx context.Context, used ipt.Variant, f nft.Family, change func(*ipt.Edit)) error {
 	where, err := forwardChain(f).Variants(ctx, c.NF)
 	if used == ipt.NFT && ipt.NotInstalled(err) {

@@ -10,13 +10,13 @@ import (
 )
 
 // This file handles the isolated flag of bridge ports. The kernel forwards no packet between two isolated ports, even
-// if bridged packets do not pass nftables or iptables (without br_netfilter). The flag separates only isolated ports
-// from each other, so while a network has an isolated container on a bridge, the network's other ports there are
-// isolated too.
+// without br_netfilter, when bridged packets do not pass nftables or iptables. The flag separates only isolated ports
+// from each other. So while a network has an isolated container on a bridge, the network's other ports on that bridge
+// are also isolated.
 
-// isolatePorts isolates the network's other ports on the bridge if the record's container is the first isolated one of
-// the network there. If the container is not isolated itself, but another one is, it notes that ADD must isolate its
-// port.
+// isolatePorts isolates the network's other ports on the bridge if the record's container is the network's first
+// isolated one there. If another container is isolated and this one is not, isolatePorts records that ADD must isolate
+// its port.
 func (c call) isolatePorts(ctx context.Context, s *store, r *record) error {
 	hasIsolated, err := s.Any(func(o record) bool { return r.isNeighbor(o) && o.Policy == policyIsolated })
 	if err != nil {
@@ -97,7 +97,7 @@ func (c call) setFlag(r *record, on bool) error {
 	return c.Host.SetPort(r.Port, port)
 }
 
-// noteFlag notes in the record whether ADD must set the flag, or finds it set already.
+// noteFlag records whether ADD must set the flag, because the flag is not set yet.
 func (c call) noteFlag(r *record) error {
 	port, err := c.Host.Port(r.Port)
 	r.SetFlag = !port.Isolated

@@ -37,14 +37,15 @@ func fwmarkOf(bit int) uint32 { return 1 << bit }
 // bitChain returns the name of a chain that sets or clears this fwmark bit. The role is "forward", "accept" or "clear".
 func bitChain(role string, bit int) string { return fmt.Sprintf("%s%s%d_v1", chainPrefix, role, bit) }
 
-// addrSet and publishedSet return the names of sets: all addresses of containers, and those with acceptPublished.
+// addrSet and publishedSet return the names of the sets of all containers' addresses, and of the addresses with
+// acceptPublished.
 func addrSet(f nft.Family) string      { return "firewall" + f.Digit() + "_v1" }
 func publishedSet(f nft.Family) string { return "firewall" + f.Digit() + "_published_v1" }
 
 // layout returns the layout that all attachments share. An accept here is not final, because chains of other tables
-// also see the packet, so accepted packets get the fwmark bit. The first chain in hook forward clears the bit on all
-// other packets, so that in FORWARD of iptables, at priority 0, only accepted packets have it. The second chain in the
-// hook clears it on all packets.
+// also see the packet, so accepted packets get the fwmark bit. The first chain in hook forward clears the bit before it
+// sets it, so that in FORWARD of iptables, at priority 0, only accepted packets have it. The second chain in the hook
+// clears it on all packets.
 func layout(bit int) nft.Layout {
 	name, fwmark, accept := []nft.Type{nft.IfName}, fwmarkOf(bit), bitChain("accept", bit)
 	l := nft.Layout{Table: table, Sets: []nft.Set{
@@ -159,8 +160,8 @@ func (c call) addNFTables(ctx context.Context, r *record, p policy) error {
 	return err
 }
 
-// keepUnpublished withdraws acceptPublished from the record if another attachment owns the element of one of its
-// addresses without acceptPublished. So an ADD cannot open the host ports of an address that are closed for its owner.
+// keepUnpublished clears Published in the record if another attachment without acceptPublished owns the element of one
+// of the record's addresses. So an ADD cannot open the host ports of an address that are closed for its owner.
 func (c call) keepUnpublished(ctx context.Context, r *record, others []nft.Item) error {
 	for _, it := range others {
 		hash, _, _ := strings.Cut(it.Comment, " ")
@@ -203,7 +204,7 @@ func restore(ctx context.Context, all []*skel.Request) map[string]error {
 	return missing
 }
 
-// delNFTables removes the attachment's elements, and sets the policy of its bridge to the remaining one.
+// delNFTables removes the attachment's elements, and sets the policy of its bridge to remaining.
 func (c call) delNFTables(ctx context.Context, r *record, remaining policy) error {
 	found, err := elements().Live(c.NF, r.items(), r.Owns)
 	if err != nil || len(found) == 0 && remaining == r.Policy {

@@ -1,5 +1,4 @@
-// Package firewall makes the host forward a container's packets, and separates networks
-// from each other.
+// Package firewall makes the host forward a container's packets, and separates networks from each other.
 //
 // It is a chained plugin: it runs after the plugin that created the container's interface.
 // Rules accept packets that the container sends, their replies, and packets to its published
@@ -12,11 +11,11 @@
 // chains of the reference plugin. The backend firewalld makes the container's addresses sources
 // of a zone, and keeps policies in nftables.
 //
-// An attachment's address is an element of nftables sets, with the owner's mark. All other state is
-// in a record in /run/hawser/firewall, because several attachments share rules: the policy of a
-// bridge (policy.go), the isolated flags of its ports (isolation.go), rules for the same address. The
-// record is written before the rules, so that DEL finds the backend and the options that ADD
-// used. reference.go removes rules of attachments that the reference plugin added.
+// An attachment's address is an element of nftables sets, with the owner's mark. All other state is in a record in
+// /run/hawser/firewall, because several attachments share rules: the policy of a bridge (policy.go), the isolated flags
+// of its ports (isolation.go), and rules for the same address. The record is written before the rules, so that DEL
+// finds the backend and the options that ADD used. reference.go removes rules of attachments that the reference plugin
+// added.
 //
 // README.md documents every key.
 package firewall

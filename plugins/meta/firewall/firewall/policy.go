@@ -11,16 +11,16 @@ import (
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
-// policy is an ingress policy: it limits from where the containers of a bridge can be reached.
+// policy is an ingress policy. It limits which packets reach the containers of a bridge.
 //
 // The rule: a bridge has the strictest policy that one of its attachments wants. Each attachment wants the policy of
-// its own ADD until its DEL. So an ADD can only make the bridge's policy stricter, a DEL can only weaken it, and the
-// bridge has no policy after its last attachment.
+// its own ADD until its DEL. So an ADD can only make the bridge's policy stricter, a DEL can only make it less strict,
+// and the bridge has no policy after its last attachment.
 //
 // This file applies the rule to the records. A policy is stored in nftables for attachments on the backends nftables
-// and firewalld (stagePolicy, nftablesPolicy), and in iptables for those on the backend iptables (editPolicy,
-// iptablesPolicy). The two are decided independently of each other. With the policy isolated, the kernel's flag of the
-// same name also separates the ports of the bridge (isolation.go).
+// and firewalld (stagePolicy, nftablesPolicy), and in iptables for attachments on the backend iptables (editPolicy,
+// iptablesPolicy). A bridge's policies in nftables and in iptables are independent of each other. With the policy
+// isolated, the kernel's flag of the same name also separates the ports of the bridge (isolation.go).
 type policy string
 
 const (
@@ -77,8 +77,8 @@ func (r *record) bridgePolicy(s *store) (policy, error) {
 	return stricter(r.Policy, others), err
 }
 
-// othersPolicy returns the strictest policy that other records want for the record's bridge, but not a stricter one
-// than limit. It stops reading at the first record that wants limit or a stricter policy.
+// othersPolicy returns the strictest policy that other records want for the record's bridge, or limit if that is less
+// strict. It stops reading at the first record that wants limit or a stricter policy.
 func (r *record) othersPolicy(s *store, limit policy) (policy, error) {
 	p := policyOpen
 	if limit == policyOpen {
@@ -102,8 +102,8 @@ func (r *record) sharesBridge(o record) bool {
 	return o.Hash() != r.Hash() && r.Bridge != "" && o.Bridge == r.Bridge && sameTables
 }
 
-// sweepPolicies removes the policies of bridges that do not exist or have no ports, including those of the reference
-// plugin, which never removes a policy.
+// sweepPolicies removes the policies of bridges that do not exist or have no ports. It also removes the reference
+// plugin's policies there, because the reference plugin never removes a policy.
 func (c call) sweepPolicies(ctx context.Context) error {
 	live, err := c.NF.Elements(table, policedSet)
 	errs := []error{nft.IfSupported(err)}

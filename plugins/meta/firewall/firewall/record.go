@@ -39,14 +39,14 @@ type record struct {
 
 	Bridge string `json:"bridge,omitempty"` // interface that the policy applies to; empty = no bridge, or ADD did not need it
 	Port   int    `json:"port,omitempty"`   // index of the host end, which is a port of the bridge
-	// SetFlag is true if this plugin set the port's isolated flag, and not the bridge plugin.
+	// SetFlag is true if this plugin, and not the bridge plugin, set the port's isolated flag.
 	SetFlag bool `json:"setFlag,omitempty"`
 	// Found lists addresses whose rules, or sources of the zone, existed before ADD. They belong to a container that
 	// the reference plugin added, so this attachment's DEL leaves them.
 	Found []netip.Addr `json:"found,omitempty"`
 }
 
-// UnmarshalJSON also reads records of earlier versions, which have other keys and not always the bit.
+// UnmarshalJSON also reads records of earlier versions, which have other keys and may lack the bit.
 func (r *record) UnmarshalJSON(data []byte) error {
 	type plain record
 	r.Bit = defaultBit
@@ -55,8 +55,8 @@ func (r *record) UnmarshalJSON(data []byte) error {
 
 type store = statefile.Store[record]
 
-// records returns the records of all attachments. A call holds their lock until it ends. Others wait for it for up to a
-// minute, because the holder may run iptables, which waits for the xtables lock.
+// records returns the records of all attachments. A call holds their lock until it ends. Other calls wait for the lock
+// for up to a minute, because the holder may run iptables, which waits for the xtables lock.
 func records() *statefile.Store[record] {
 	return statefile.NewStore[record](recordDir, time.Minute)
 }
@@ -93,8 +93,8 @@ func list(context.Context, *skel.Request) ([]cni.Holding, error) {
 	})
 }
 
-// ownAddrs returns the addresses whose rules DEL must remove: those that no other attachment on the same backend has,
-// without those in Found.
+// ownAddrs returns the addresses whose rules DEL must remove: all except the addresses in Found and the addresses of
+// other attachments on the same backend.
 func (r *record) ownAddrs(s *store) ([]netip.Addr, error) {
 	own := slices.DeleteFunc(slices.Clone(r.Addrs), func(a netip.Addr) bool { return slices.Contains(r.Found, a) })
 	_, err := s.Any(func(o record) bool {
@@ -127,8 +127,8 @@ func (c call) noteFound(ctx context.Context, r *record, there []netip.Addr) erro
 	return c.adding.Put(ctx, *r)
 }
 
-// releaseFound removes the record's addresses from Found of all other records. The reference plugin's container that
-// the rules belonged to is being deleted, so from now on the last attachment with an address removes its rules.
+// releaseFound removes r's addresses from Found of all records. It is for a container of the reference plugin that is
+// being deleted: from now on, the last attachment with an address removes the rules for it.
 func (r *record) releaseFound(ctx context.Context, s *store) error {
 	all, err := s.All()
 	for _, o := range all {

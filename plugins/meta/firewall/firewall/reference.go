@@ -15,10 +15,11 @@ import (
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
-// delReference removes the rules that the reference plugin added for the addresses in prevResult, except those of
-// Hawser's attachments. If there are any, it also removes the bridge's policy with the last container. The bridge is
-// the first interface in prevResult, as for the reference plugin. Because the author of a configuration can write
-// prevResult, only addresses of the container's own interface are used (confirmAddrs).
+// delReference removes the rules that the reference plugin added for the addresses in prevResult, except rules that
+// belong to Hawser's attachments. had is this attachment's record. If it finds such rules, it also removes the bridge's
+// policy after the last container. The bridge is the first interface in prevResult, as for the reference plugin.
+// Because the author of a configuration can write prevResult, only addresses of the container's own interface are used
+// (confirmAddrs).
 func (c call) delReference(ctx context.Context, s *store, had *record) error {
 	r := &record{Attachment: c.Req.Attachment, Backend: iptables, options: options{Policy: policyOpen}}
 	r.Addrs = slices.DeleteFunc(addressesOf(c.Req.PrevResult, c.Req.IfName), func(a netip.Addr) bool {
@@ -54,8 +55,8 @@ func (c call) delReferenceRules(ctx context.Context, s *store, r *record) error 
 	return err
 }
 
-// confirmAddrs removes the addresses from the record that the container's interface does not have, and warns of them,
-// because they may belong to a live container. Without the namespace, that is all addresses. It returns the names of
+// confirmAddrs removes from the record the addresses that the container's interface does not have, and warns of them,
+// because they may belong to a live container. Without the namespace, it removes all addresses. It returns the names of
 // the interface's host end and of the bridge of the host end.
 func (c call) confirmAddrs(r *record) (links []string, err error) {
 	var have []rtnl.Addr
@@ -114,8 +115,8 @@ func (c call) delReferenceSources(ctx context.Context, s *store, had *record) {
 	}
 }
 
-// namesInRules returns the addresses and interfaces that rules of a chain compare with, in either variant, as nf_tables
-// keys.
+// namesInRules returns the addresses and interfaces that rules of a chain match, in either variant. They are in the
+// form of nf_tables keys.
 func (c call) namesInRules(ctx context.Context, f nft.Family, chain string) (map[string]bool, error) {
 	live, err := c.NF.Rules(filter(f), chain)
 	if err := nft.IfSupported(err); err != nil {
@@ -171,8 +172,8 @@ func (c call) usedByReference(s *store, r *record) (func(*ipt.Edit) bool, error)
 	return func(e *ipt.Edit) bool { return slices.ContainsFunc(e.Rules, isReference) }, err
 }
 
-// verifyReference verifies that the reference plugin's rules for an attachment exist: in iptables or, unless that is
-// the backend, as sources of firewalld's zone.
+// verifyReference verifies that the reference plugin's rules for an attachment exist in iptables or, unless iptables is
+// the backend, that its addresses are sources of firewalld's zone.
 func (c call) verifyReference(ctx context.Context, want *record) error {
 	err := c.verifyIPTables(ctx, want)
 	if err == nil || want.Backend == iptables {
