@@ -24,7 +24,7 @@ const (
 
 	// forever is the lifetime of an address that does not expire, in seconds.
 	forever = 1<<32 - 1
-	// addedFlags are the flags that an address is created with. The other flags are states.
+	// addedFlags are the flags with which an address can be created. The other flags are states.
 	addedFlags = unix.IFA_F_NODAD | unix.IFA_F_OPTIMISTIC | unix.IFA_F_HOMEADDRESS | unix.IFA_F_MANAGETEMPADDR |
 		unix.IFA_F_NOPREFIXROUTE | unix.IFA_F_MCAUTOJOIN
 )
@@ -55,7 +55,8 @@ func (a AddrCopy) Prefix() netip.Prefix {
 	return netip.PrefixFrom(addr, int(a.Header.Prefixlen))
 }
 
-// Subnet returns the subnet to which the kernel adds a route: that of the address or, if there is one, of its peer.
+// Subnet returns the subnet to which the kernel adds a route: the peer's subnet if the address has a peer, otherwise
+// the address's own.
 func (a AddrCopy) Subnet() netip.Prefix {
 	return netip.PrefixFrom(addrOf(valueOf(a.Attrs, unix.IFA_ADDRESS)), int(a.Header.Prefixlen)).Masked()
 }
@@ -65,8 +66,9 @@ func (a AddrCopy) IsLinkLocal6() bool {
 	return a.Prefix().Addr().Is6() && a.Prefix().Addr().IsLinkLocalUnicast()
 }
 
-// IsRemade reports whether the kernel itself creates the address on a link that is up: a link-local address, or an
-// address from a router advertisement. Before Linux 5.18, the kernel does not mark link-local addresses.
+// IsRemade reports whether the kernel itself creates the address when the link is up. That is so for link-local
+// addresses and addresses from router advertisements. It returns false for link-local addresses before Linux 5.18,
+// because that kernel does not mark them.
 func (a AddrCopy) IsRemade() bool {
 	proto := valueOf(a.Attrs, ifaProto)
 	return a.IsAdvertised() || len(proto) == 1 && proto[0] == protoKernel
@@ -94,7 +96,8 @@ func (a AddrCopy) Without(kind uint16) AddrCopy {
 	return a
 }
 
-// After returns the address with its remaining lifetimes after some seconds. ok is false if it has expired by then.
+// After returns the address with the lifetimes that remain after some seconds. ok is false if the address will have
+// expired.
 func (a AddrCopy) After(seconds uint32) (_ AddrCopy, ok bool) {
 	return a.withLifetimes(func(left uint32) uint32 {
 		if left == forever {
@@ -117,7 +120,7 @@ func (a AddrCopy) withLifetimes(change func(left uint32) uint32) (_ AddrCopy, ok
 	if len(info) < 8 {
 		return a, true
 	}
-	clear(info[8:]) // when it was created and updated
+	clear(info[8:]) // times of creation and update
 	for i := range 2 {
 		left := change(binary.NativeEndian.Uint32(info[4*i:]))
 		if i == 0 && a.Has(unix.IFA_F_DEPRECATED) { // a permanent IPv4 address is deprecated by the flag only

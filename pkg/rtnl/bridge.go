@@ -12,7 +12,7 @@ import (
 // ErrNotPort means that a link is not a port of a bridge.
 var ErrNotPort = errors.New("not a port of a bridge")
 
-// Port has the flags of a bridge's port.
+// Port contains the flags of a bridge's port.
 type Port struct {
 	Hairpin  bool // a frame may leave through the port on which it arrived
 	Isolated bool // the port exchanges no frames with other isolated ports
@@ -34,8 +34,8 @@ func flag(on bool) []byte {
 	return nl.Uint8Attr(0)
 }
 
-// Port returns the flags of a bridge's port, or an error that matches ErrNotPort. The library would read the ports of
-// all bridges.
+// Port returns the flags of a bridge's port, or an error that matches ErrNotPort. It does not use the library, which
+// reads the ports of all bridges.
 func (c *Conn) Port(index int) (Port, error) {
 	answers, err := c.send(unix.RTM_GETLINK, 0, header(unix.AF_UNSPEC, index), noStatistics())
 	if err != nil {
@@ -65,11 +65,11 @@ func attributes(b []byte) map[uint16][]byte {
 // VLAN is one VLAN of a bridge's port.
 type VLAN struct {
 	ID       uint16
-	PVID     bool // untagged frames that arrive belong to it
-	Untagged bool // its frames leave without a tag
+	PVID     bool // untagged frames that arrive belong to this VLAN
+	Untagged bool // frames of this VLAN leave without a tag
 }
 
-// AddVLANs adds VLANs to a bridge's port in one message. If the port already has one of them, its flags are replaced.
+// AddVLANs adds VLANs to a bridge's port in one message. It replaces the flags of VLANs that the port already has.
 func (c *Conn) AddVLANs(index int, vlans []VLAN) error {
 	spec := nl.NewRtAttr(unix.IFLA_AF_SPEC, nil)
 	for _, v := range vlans {
@@ -94,8 +94,8 @@ func (c *Conn) DelVLAN(index int, id uint16) error {
 	return c.linkError(index, "delete VLAN", err)
 }
 
-// VLANs lists the VLANs of a bridge's port, ordered by ID. The kernel cannot filter by port, so the cost grows with the
-// number of all ports.
+// VLANs lists the VLANs of a bridge's port, ordered by ID. The cost grows with the number of all ports, because the
+// kernel cannot filter by port.
 func (c *Conn) VLANs(index int) (vlans []VLAN, err error) {
 	err = c.use(func(h *netlink.Handle) error {
 		all, err := h.BridgeVlanList()

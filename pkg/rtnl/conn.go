@@ -1,16 +1,16 @@
 // Package rtnl is the part of rtnetlink that CNI plugins need: links, addresses, routes, rules, bridge ports and
 // qdiscs. It also has three groups of ethtool settings.
 //
-// A Conn has two sockets in one network namespace: the handle of vishvananda/netlink, and one for messages that the
-// library does not have, or for which it sends more messages or dumps more than necessary. The namespace may be a
-// container's, where an unprivileged process can disturb both: it can change links and routes so often that dumps are
-// interrupted, and it can send messages to the sockets. So calls are repeated for a limited time (see use), and a list
-// is whole or an error. What is found in a container, such as the peer index of a link, is not believed unless the
-// host's kernel confirms it.
+// A Conn has two sockets in one network namespace: the handle of vishvananda/netlink, and a socket for messages that
+// the library lacks, or for which it sends or dumps more than necessary. The namespace may be a container's, where an
+// unprivileged process can disturb both: it can change links and routes so often that dumps are interrupted, and it can
+// send messages to the sockets. Therefore, calls are repeated for a limited time (see use), and a function never
+// returns an incomplete list. Values from a container, such as the peer index of a link, are used only if the kernel
+// confirms them from the host's namespace.
 //
 // An error names the object, wraps the kernel's errno, and has the kernel's explanation if there is one. It matches
-// ErrNoLink if a link does not exist. Functions that create an object fail with EEXIST if it exists; only AddVLANs
-// changes it. Deletion of an object that does not exist is not an error.
+// ErrNoLink if a link does not exist. Functions that create an object return an error that matches EEXIST if it exists,
+// unless their comments say otherwise. Deletion of an object that does not exist is not an error.
 //
 // If the kernel can look up one object or filter a list, the package does not dump. The cost of Links, LinkSummaries,
 // Ports, VLANs, Rules and RouteCopies grows with the number of all objects of the namespace. Waits (WaitUp and others)
@@ -54,8 +54,8 @@ var enableExtAck = sync.OnceFunc(func() { nl.EnableErrorMessageReporting = true 
 // Conn is a pair of rtnetlink sockets in one network namespace. Goroutines may share it.
 type Conn struct {
 	mu    sync.Mutex
-	h     *netlink.Handle  // nil after Close, and if Host or reopen failed
-	err   error            // why Host or reopen failed
+	h     *netlink.Handle  // nil after Close, and if Host failed
+	err   error            // error of Host
 	raw   *nl.SocketHandle // for send, because the socket of h is private
 	names sync.Map         // names of the links that were read, by index, for error texts
 }
@@ -74,7 +74,8 @@ func Dial(n *ns.NS) (*Conn, error) {
 	return c, nil
 }
 
-// Host is Dial in the calling thread's namespace. If that fails, each method of the Conn returns the error.
+// Host opens sockets in the calling thread's namespace. If that fails, each method of the returned Conn returns the
+// error.
 func Host() *Conn {
 	c, err := Dial(nil)
 	if err != nil {
@@ -167,8 +168,9 @@ func (c *Conn) useFor(limit time.Duration, call func(h *netlink.Handle) error) e
 	}
 }
 
-// create is use for objects that can exist only once, such as an address of a link. If a repeated call fails with
-// EEXIST, an earlier attempt of the same call created the object and its answer was lost, so create returns nil.
+// create calls the library as use does, for objects that can exist only once, such as an address of a link. If a
+// repeated call fails with EEXIST, an earlier attempt of the same call created the object and its answer was lost, so
+// create returns nil.
 func (c *Conn) create(call func(h *netlink.Handle) error) error {
 	calls := 0
 	return c.use(func(h *netlink.Handle) error {
@@ -181,8 +183,8 @@ func (c *Conn) create(call func(h *netlink.Handle) error) error {
 	})
 }
 
-// once calls the library without repetition. It is for the creation of a link: after a lost answer, EEXIST would not
-// show whether this call or another process created the link.
+// once calls the library without repetition. It is needed to create a link because, after a lost answer, EEXIST would
+// not show whether this call or another process created the link.
 func (c *Conn) once(call func(h *netlink.Handle) error) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

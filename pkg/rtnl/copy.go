@@ -11,9 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// RouteCopy is a route as the kernel reports it, with all attributes, also those that Route does not have. It can be
-// changed, moved to another table, stored in a file and added again without loss. It is immutable: methods such as
-// InTable return a changed copy.
+// RouteCopy is a route as the kernel reports it, with all attributes, including attributes that Route does not have. It
+// can be changed, moved to another table, stored in a file and added again without loss. It is immutable: methods such
+// as InTable return a changed copy.
 //
 // A route with several next hops has the attribute RTA_MULTIPATH, a list of struct rtnexthop, each followed by
 // attributes of its own. A route with one next hop has RTA_OIF and RTA_GATEWAY or RTA_VIA instead.
@@ -34,7 +34,7 @@ const (
 	hopLinkOffset  = 4 // rtnh_ifindex, four bytes
 )
 
-// hopFlags are the flags that a route or a next hop was created with. The other flags are states.
+// hopFlags are the flags with which a route or a next hop can be created. The other flags are states.
 const hopFlags = unix.RTNH_F_ONLINK | unix.RTNH_F_PERVASIVE
 
 // RouteCopies lists the routes of both families in all tables. The cost grows with their number.
@@ -92,8 +92,8 @@ func readCopy(message []byte) (r RouteCopy) {
 	r.Header = nl.DeserializeRtMsg(message).RtMsg
 	r.Header.Flags &= unix.RTM_F_CLONED | hopFlags
 	r.Attrs = readAttrs(message[unix.SizeofRtMsg:])
-	// RTA_NH_ID is left out because the kernel deletes the next hop object with its link. The route also has the hops
-	// that the object stands for.
+	// RTA_NH_ID is omitted because the kernel deletes the next hop object with its link. The route also contains the
+	// object's hops.
 	r = r.without(unix.RTA_CACHEINFO, netlink.RTA_NH_ID)
 	for _, hop := range r.nextHops() {
 		hop[hopFlagsOffset] &= hopFlags
@@ -139,7 +139,7 @@ func (r RouteCopy) with(kind uint16, value []byte) RouteCopy {
 	return r
 }
 
-// Table returns the table that the route is in.
+// Table returns the number of the route's table.
 func (r RouteCopy) Table() uint32 {
 	if table := r.value(unix.RTA_TABLE); table != nil {
 		return number(table)
@@ -233,8 +233,8 @@ func (r RouteCopy) Links() (all []int) {
 	return all
 }
 
-// withHops returns r with only the next hops whose link is wanted. ok is false if there is none. A single next hop is
-// not encoded as a list, so that the route equals what the kernel reports.
+// withHops returns r with only the next hops whose link is wanted. ok is false if no next hop remains. A single next
+// hop is not encoded as a list, so that the route equals the kernel's.
 func (r RouteCopy) withHops(wanted func(link int) bool) (_ RouteCopy, ok bool) {
 	hops := r.nextHops()
 	if hops == nil {
@@ -250,12 +250,12 @@ func (r RouteCopy) withHops(wanted func(link int) bool) (_ RouteCopy, ok bool) {
 	return r.with(unix.RTA_MULTIPATH, slices.Concat(hops...)), true
 }
 
-// HopsThrough returns r with only the next hops through a link. ok is false if there is none.
+// HopsThrough returns r with only the next hops through a link. ok is false if no next hop remains.
 func (r RouteCopy) HopsThrough(link int) (_ RouteCopy, ok bool) {
 	return r.withHops(func(index int) bool { return index == link })
 }
 
-// HopsNotThrough returns r with only the next hops through other links. ok is false if there is none.
+// HopsNotThrough returns r with only the next hops through other links. ok is false if no next hop remains.
 func (r RouteCopy) HopsNotThrough(link int) (_ RouteCopy, ok bool) {
 	return r.withHops(func(index int) bool { return index != link })
 }
@@ -352,8 +352,8 @@ func (c *Conn) AddCopy(r RouteCopy) error {
 	return wrap("route "+r.String(), c.sendCopy(unix.RTM_NEWROUTE, unix.NLM_F_CREATE, r))
 }
 
-// RestoreCopy adds a route that a link had. It is not an error that the route exists, or that the link cannot have it
-// now, because the link is down, or the source or the way to the gateway no longer exists.
+// RestoreCopy adds a route that a link had. It returns nil if the route exists. It also returns nil if the link cannot
+// have the route now, because the link is down, or because the source or the path to the gateway no longer exists.
 func (c *Conn) RestoreCopy(r RouteCopy) error { return ignore(notNow(c.AddCopy(r)), unix.EEXIST) }
 
 // notNow returns nil for the error of a route that a link cannot have in its present state.
@@ -361,8 +361,8 @@ func notNow(err error) error {
 	return ignore(err, unix.ENETDOWN, unix.ENETUNREACH, unix.EHOSTUNREACH, unix.EINVAL, ErrNoLink)
 }
 
-// RestoreShared is RestoreCopy for a route that the link may have shared with other links. If a next hop of another
-// link cannot be restored, the route gets the link's own.
+// RestoreShared restores a route as RestoreCopy does, if the link may have shared the route with other links. If a next
+// hop of another link cannot be restored, the restored route has only the link's own next hops.
 func (c *Conn) RestoreShared(link int, r RouteCopy) error {
 	if _, err := c.Rejoin(link, r); err != nil {
 		return err
@@ -375,8 +375,8 @@ func (c *Conn) RestoreShared(link int, r RouteCopy) error {
 }
 
 // Rejoin prepares the restoration of a route that a link shared with other links: it deletes the route that has only
-// the next hops of the other links. It reports whether the whole route can be restored. It returns false if neither
-// route exists.
+// the next hops of the other links. It returns true if the whole route can be restored or exists, and false if neither
+// that route nor the route through the other links exists.
 func (c *Conn) Rejoin(link int, r RouteCopy) (bool, error) {
 	others, shared := r.HopsNotThrough(link)
 	if !shared {

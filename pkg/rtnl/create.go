@@ -18,11 +18,11 @@ import (
 type NewLink struct {
 	Name   string
 	Kind   string           // "bridge", "veth", "netkit", "macvlan", "ipvlan", "vlan", "vrf", "ifb" or "dummy"
-	Master int              // the link that a macvlan, ipvlan or vlan is on: an index in the Conn's namespace
+	Master int              // link below a macvlan, ipvlan or vlan, as an index in the Conn's namespace
 	MAC    net.HardwareAddr // nil = random, or the master's; without one, a bridge's address changes with its ports
 	MTU    int              // 0 = the kernel's choice, or the master's
 	Group  uint32
-	NS     *ns.NS // namespace of the new link; nil = that of the Conn
+	NS     *ns.NS // namespace of the new link; nil = the Conn's
 
 	Peer     Peer   // the other end of a veth or netkit, with the same MTU
 	Mode     string // of a macvlan or ipvlan
@@ -37,13 +37,13 @@ type NewLink struct {
 type Peer struct {
 	Name string
 	MAC  net.HardwareAddr // nil = random
-	NS   *ns.NS           // nil = that of the Conn
+	NS   *ns.NS           // nil = the Conn's
 }
 
 // AddLink creates a link or both ends of a pair. The link is down, unless it is a VRF. The error matches EEXIST if a
 // name is taken in the namespace of the link or, before Linux 6.15, in the Conn's namespace. It matches EOPNOTSUPP and
-// has code 2 if the kernel lacks the kind. After an error the link may exist, because the kernel's answer may have been
-// lost.
+// has CNI error code 2 if the kernel lacks the kind. After an error the link may exist, because the kernel's answer may
+// have been lost.
 func (c *Conn) AddLink(n NewLink) error {
 	what := fmt.Sprintf("%s %q", n.Kind, n.Name)
 	if n.Peer.Name != "" {

@@ -14,7 +14,7 @@ import (
 // Setting is an offload, the size of a ring or the number of channels. Values are text: "true", "false" or the number.
 type Setting struct {
 	Current string
-	Wanted  string // requested value; only an offload's can differ from Current
+	Wanted  string // requested value; differs from Current only for an offload
 	Max     uint32 // largest number that the driver accepts
 	Fixed   bool   // the offload cannot be changed
 }
@@ -22,8 +22,8 @@ type Setting struct {
 // ethtoolGroup has the message types of a group of settings.
 type ethtoolGroup struct {
 	get, set uint8
-	// numbers has ethtool's names of numeric settings; nil = the group is features. A message has the header as
-	// attribute 1, then the maximum of each setting, then the value of each, in this order.
+	// numbers has ethtool's names of numeric settings; nil = the group is features. The attributes of a message are the
+	// header as attribute 1, the maximum of each setting and then the value of each setting, in the order of numbers.
 	numbers []string
 }
 
@@ -81,7 +81,8 @@ func readFeatures(sets map[uint16][]byte, all map[string]Setting) {
 	}
 }
 
-// SetEthtool requests a value of one setting. The kernel may ignore the request for a feature that depends on others.
+// SetEthtool requests a value of one setting. The kernel may ignore the request for a feature that depends on other
+// features.
 func SetEthtool(index int, group, key, value string) error {
 	g := groupOf(group)
 	n, _ := strconv.ParseUint(value, 10, 32)
@@ -112,7 +113,7 @@ func ethtool(command uint8, index int, attrs ...*nl.RtAttr) ([][]byte, error) {
 	}
 	req := nl.NewNetlinkRequest(int(family.ID), unix.NLM_F_ACK)
 	req.AddData(&nl.Genlmsg{Command: command, Version: 1})
-	header := nl.NewRtAttr(1|unix.NLA_F_NESTED, nil) // of each message
+	header := nl.NewRtAttr(1|unix.NLA_F_NESTED, nil) // each message begins with it
 	header.AddRtAttr(unix.ETHTOOL_A_HEADER_DEV_INDEX, nl.Uint32Attr(uint32(index)))
 	for _, a := range append([]*nl.RtAttr{header}, attrs...) {
 		req.AddData(a)

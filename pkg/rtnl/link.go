@@ -20,8 +20,8 @@ type Link struct {
 	MAC    net.HardwareAddr
 	MTU    int
 	TxQLen int
-	Master int // index of the bridge or VRF that it is a port of; 0 = none
-	Peer   int // index of a pair's other end, or of the link that a macvlan, ipvlan or vlan is on; 0 = none
+	Master int // index of the bridge or VRF to which the link belongs; 0 = none
+	Peer   int // index of a pair's other end, or of the link below a macvlan, ipvlan or vlan; 0 = none
 	PeerNS int // the kernel's number for the namespace of Peer; -1 = this namespace, or no Peer
 	Group  uint32
 	Alias  string
@@ -29,7 +29,7 @@ type Link struct {
 	PermMAC net.HardwareAddr // permanent address of hardware, even if MAC was changed; nil = none
 	Parent  string           // the device of the link, for example a PCI address
 
-	Up       bool   // administratively
+	Up       bool   // administrative state
 	Carrier  bool   // IFF_LOWER_UP
 	Oper     string // RFC 2863: "up", "down", "lowerlayerdown", "unknown", ...
 	Promisc  bool   // as set by an administrator
@@ -40,7 +40,7 @@ type Link struct {
 
 	// Of a tap only.
 	MultiQueue bool
-	UID, GID   uint32 // user and group that may open it without CAP_NET_ADMIN; 0 also if none is set
+	UID, GID   uint32 // user and group that may open the tap without CAP_NET_ADMIN; 0 = root, or not set
 
 	// Of a bridge only.
 	VLANFiltering bool
@@ -126,7 +126,7 @@ func (l Link) IsPairEnd() bool { return l.Kind == "veth" || l.Kind == "netkit" }
 
 // OtherEnd returns the end of a pair in c's namespace. l is the pair's end in the namespace of in. The error matches
 // ErrNoLink if c's namespace has no such end. A container chooses the indexes of its links, so the peer index of l is
-// not enough: the kernel must report that the returned end is connected to the namespace of in.
+// not sufficient: the kernel must report that the returned end is connected to the namespace of in.
 func (c *Conn) OtherEnd(l Link, in *Conn) (Link, error) {
 	if !l.IsPairEnd() || l.Peer == 0 {
 		return Link{}, ErrNoLink
@@ -197,7 +197,8 @@ func (c *Conn) Ports(bridge int) ([]Link, error) {
 	return c.links("ports of "+c.name(bridge), nl.NewRtAttr(unix.IFLA_MASTER, nl.Uint32Attr(uint32(bridge))))
 }
 
-// links lists links. The library's LinkList has no filter, and requests statistics and virtual functions.
+// links lists links. It does not use the library's LinkList, which has no filter and requests statistics and virtual
+// functions.
 func (c *Conn) links(what string, filter ...*nl.RtAttr) ([]Link, error) {
 	filter = append(filter, noStatistics())
 	answers, err := c.send(unix.RTM_GETLINK, unix.NLM_F_DUMP, header(unix.AF_UNSPEC, 0), filter...)
@@ -262,7 +263,7 @@ type LinkChange struct {
 	To *Conn
 }
 
-// SetLink changes a link in one message. The library would send a message for each change.
+// SetLink changes a link in one message. It does not use the library, which sends a message for each change.
 func (c *Conn) SetLink(index int, ch LinkChange) error {
 	msg := header(unix.AF_UNSPEC, index)
 	flags := map[uint32]*bool{unix.IFF_UP: ch.Up, unix.IFF_PROMISC: ch.Promisc, unix.IFF_ALLMULTI: ch.AllMulti}
@@ -316,7 +317,7 @@ func (ch LinkChange) attrs() (attrs []*nl.RtAttr) {
 	return attrs
 }
 
-// DelLink deletes a link. If the link is an end of a pair, the kernel deletes the other end, too.
+// DelLink deletes a link. If the link is an end of a pair, the kernel also deletes the other end.
 func (c *Conn) DelLink(index int) error {
 	err := c.use(func(h *netlink.Handle) error { return h.LinkDel(byIndex(index)) })
 	return c.linkError(index, "delete", ignore(err, unix.ENODEV))
@@ -423,7 +424,7 @@ func readAddr(in netlink.Addr) Addr {
 		Permanent: has(unix.IFA_F_PERMANENT),
 		Tentative: has(unix.IFA_F_TENTATIVE), DADFailed: has(unix.IFA_F_DADFAILED),
 	}
-	if in.Peer != nil { // then the prefix length is the peer's
+	if in.Peer != nil { // the prefix length is the peer's
 		a.Prefix = netip.PrefixFrom(a.Prefix.Addr(), prefixOf(in.Peer).Bits())
 	}
 	return a

@@ -18,7 +18,7 @@ type Route struct {
 	OutIndex int
 	MTU      int    // 0 = the link's
 	AdvMSS   int    // 0 = from the MTU
-	Priority uint32 // metric; 0 = 0 for IPv4, 1024 for IPv6
+	Priority uint32 // metric; 0 = the kernel's default: 0 for IPv4, 1024 for IPv6
 	Table    uint32 // 0 = main
 	// Scope is RT_SCOPE_*, for IPv4 only. 0 is universe, even for a route without a gateway.
 	Scope    int
@@ -45,7 +45,7 @@ func (c *Conn) AddRoute(r Route) error {
 	return wrap("route "+r.String(), c.sendCopy(unix.RTM_NEWROUTE, unix.NLM_F_CREATE, out))
 }
 
-// encode returns the route as a message has it. Zero values are left out.
+// encode returns the route as the content of a message. It omits zero values.
 func (r Route) encode() RouteCopy {
 	dst := r.Dst.Masked()
 	out := RouteCopy{Header: unix.RtMsg{Family: uint8(FamilyOf(dst.Addr())), Dst_len: uint8(dst.Bits()),
@@ -107,9 +107,9 @@ func (c *Conn) RouteTo(addr netip.Addr) (link int, err error) {
 	return found.OutIndex, wrap("route to "+addr.String(), err)
 }
 
-// IsUnreachable reports whether err of a route lookup means that the namespace sends no packet to the address. The
-// namespace has no route, or one of type unreachable, prohibit or blackhole, or lacks the family. A rule of the routing
-// policy may also forbid only the namespace's own packets.
+// IsUnreachable reports whether err of a route lookup means that the namespace sends no packet to the address, because
+// it has no route, has a route of type unreachable, prohibit or blackhole, or lacks the family. It also returns true if
+// a rule of the routing policy forbids only the namespace's own packets.
 func IsUnreachable(err error) bool {
 	return err != nil && ignore(err, unix.ENETUNREACH, unix.EHOSTUNREACH, unix.ENETDOWN, unix.EACCES, unix.EINVAL,
 		unix.EAFNOSUPPORT, unix.EOPNOTSUPP) == nil
@@ -141,8 +141,8 @@ func (c *Conn) RouteEntry(addr netip.Addr) (Route, error) {
 	return found, wrap("route to "+addr.String(), err)
 }
 
-// IsLocal reports whether the namespace itself receives packets for addr that arrive in the VRF. The zero Link means no
-// VRF.
+// IsLocal reports whether the namespace itself receives packets to addr that arrive in the VRF. The zero Link selects
+// no VRF.
 func (c *Conn) IsLocal(addr netip.Addr, vrf Link) (bool, error) {
 	var attrs []*nl.RtAttr
 	if vrf.Index != 0 {
@@ -201,8 +201,8 @@ func (c *Conn) Rules() (rules []Rule, err error) {
 	return wholeList(rules, wrap("list rules", err))
 }
 
-// FreeTable returns the first table from number first that is not the kernel's, not in taken, and not used by a rule or
-// a route.
+// FreeTable returns the lowest table number, at least first, that is not the kernel's, not in taken, and not used by a
+// rule or a route.
 func FreeTable(first uint32, rules []Rule, routes []RouteCopy, taken ...uint32) uint32 {
 	isUsed := func(table uint32) bool {
 		return IsKernelTable(table) || slices.Contains(taken, table) ||

@@ -42,10 +42,10 @@ const (
 type TBF struct {
 	Rate   uint64 // bytes/s
 	Buffer uint32 // time to send a burst at Rate, in ticks of 64 ns
-	Limit  uint32 // length of the queue in bytes; more packets are dropped
+	Limit  uint32 // length of the queue in bytes; further packets are dropped
 	Peak   uint32 // largest rate of a burst in bytes/s; 0 = no limit
-	// Segment is the number of bytes that pass at once at the Peak; longer packets are segmented. Qdisc does not return
-	// it.
+	// Segment is the number of bytes that may pass in one burst at Peak; longer packets are segmented. Qdisc does not
+	// return it.
 	Segment uint32
 }
 
@@ -100,7 +100,7 @@ func lackingKind(err error, modules string) error {
 	return err
 }
 
-// Qdisc returns the qdisc of a link at a parent. The library would list the qdiscs of all links.
+// Qdisc returns the qdisc of a link at a parent. It does not use the library, which lists the qdiscs of all links.
 func (c *Conn) Qdisc(index int, parent uint32) (q Qdisc, err error) {
 	msg := &nl.TcMsg{Ifindex: int32(index), Parent: parent}
 	// Without NLM_F_ECHO, the kernel sends the answer only to subscribers.
@@ -158,8 +158,8 @@ type Exempt struct {
 	To  bool // packets to Net; false = packets from Net
 }
 
-// Redirect redirects all packets at a hook of a link to the link with the index to, which sends them, except the exempt
-// ones. The link must have the qdisc of the hook.
+// Redirect redirects all packets at a hook of a link, except the exempt ones, to the link with the index to, which
+// sends them. The first link must have the qdisc of the hook.
 func (c *Conn) Redirect(index int, hook uint32, to int, exempt ...Exempt) error {
 	f := &netlink.U32{RedirIndex: to, ClassId: netlink.MakeHandle(1, 1), FilterAttrs: redirection(index, hook)}
 	for _, e := range exempt {
@@ -176,8 +176,8 @@ func (c *Conn) addFilter(f netlink.Filter, what string) error {
 	return lackingKind(err, "cls_u32, act_mirred")
 }
 
-// DelRedirect deletes the filters that Redirect added, and no other filters of the link. exempt says whether Redirect
-// was called with an Exempt.
+// DelRedirect deletes the filters that Redirect added, and no other filters of the link. exempt must be true if
+// Redirect was called with an Exempt.
 func (c *Conn) DelRedirect(index int, hook uint32, exempt bool) error {
 	first := redirection(index, hook)
 	filters := []netlink.FilterAttrs{first}
@@ -198,12 +198,13 @@ func (c *Conn) DelRedirect(index int, hook uint32, exempt bool) error {
 	return c.linkError(index, "delete filter", errors.Join(errs...))
 }
 
-// Preferences of filters, relative to the first one. The kernel tries the filters in their order: first the exempt
-// packets of IPv4, then those of IPv6, then the redirection. A redirection without an Exempt has the first preference.
+// Preferences of filters, relative to the first one. The kernel tries the filters in their order: first the filters for
+// exempt IPv4 packets, then the filters for exempt IPv6 packets, then the redirection. A redirection without an Exempt
+// has the first preference.
 const (
 	prefIPv6  = 1  // exempt packets of IPv6
 	prefAfter = 2  // a redirection with exempt packets
-	prefSent  = 10 // ClsactSent, because the kernel lists u32 filters of both hooks together if preferences are equal
+	prefSent  = 10 // ClsactSent; with equal preferences, the kernel would list u32 filters of both hooks together
 )
 
 // redirection returns the attributes of the first filter at a hook of a link, which matches all protocols.
@@ -221,8 +222,8 @@ const (
 	sourceIPv6 = 8
 )
 
-// filter returns a filter that matches the address, with a key for each four bytes. It has no action, so that a packet
-// that matches passes and no later filter is tried.
+// filter returns a filter that matches the address, with a key for each four bytes. It has no action, so that a
+// matching packet passes and the kernel tries no later filter.
 func (e Exempt) filter(index int, hook uint32) *netlink.U32 {
 	attrs := redirection(index, hook)
 	attrs.Protocol = unix.ETH_P_IP
@@ -244,7 +245,7 @@ func (e Exempt) filter(index int, hook uint32) *netlink.U32 {
 	return &netlink.U32{FilterAttrs: attrs, Sel: sel}
 }
 
-// exemptOf returns the Exempt from which the method filter made f. It returns the zero Exempt for any other filter.
+// exemptOf returns the Exempt whose method filter returns f. It returns the zero Exempt for any other filter.
 func exemptOf(f *netlink.U32) (e Exempt) {
 	size, offset := 4, sourceIPv4
 	if f.Protocol == unix.ETH_P_IPV6 {
@@ -270,7 +271,7 @@ func exemptOf(f *netlink.U32) (e Exempt) {
 
 // Redirection is the effect of a filter.
 type Redirection struct {
-	To  int  // index of the link that packets are redirected to; 0 = it is gone, -1 = the filter does not redirect
+	To  int  // index of the link that gets the packets; 0 = it no longer exists, -1 = the filter does not redirect
 	All bool // the filter matches every packet
 	// Exempt has the packets that the filter exempts from a redirection; zero = none.
 	Exempt Exempt
@@ -316,7 +317,7 @@ func redirectOf(f netlink.Filter) Redirection {
 
 // ProbeQdisc returns an error if the kernel lacks a kind of qdisc, "tbf" or "fq_codel". It requests an invalid qdisc at
 // Root of lo: a tbf without options, or an fq_codel without flows. A kernel with the kind refuses the qdisc before it
-// changes lo's present one.
+// changes lo's current qdisc.
 func (c *Conn) ProbeQdisc(kind string) error {
 	const lo = 1
 	msg := &nl.TcMsg{Ifindex: lo, Parent: Root}

@@ -16,9 +16,9 @@ import (
 // ErrDuplicate means that duplicate address detection found another host with the address.
 var ErrDuplicate = errors.New("in use by another host (duplicate address detection failed)")
 
-// WaitUp waits until packets can pass through a link, and returns the link: its operational state is up, or unknown
-// with a carrier, because some drivers do not report a state. When ctx ends, the error of this and of all other waits
-// names what was missing and matches the cause of ctx.
+// WaitUp waits until packets can pass through a link, and returns the link. Packets can pass if its operational state
+// is up, or unknown with a carrier, because some drivers do not report a state. If ctx ends, the error of this and of
+// all other waits names the missing condition and matches the cause of ctx.
 func (c *Conn) WaitUp(ctx context.Context, index int) (l Link, err error) {
 	err = c.wait(ctx, unix.RTNLGRP_LINK, index, func() (string, error) {
 		l, err = c.LinkByIndex(index)
@@ -102,10 +102,10 @@ func (c *Conn) WaitAddrs(ctx context.Context, index int, missing func([]AddrCopy
 	})
 }
 
-// wait calls check now and after each event of the group, until check returns an error or an empty string. A string
-// names what is missing. Group 0 stands for the addresses of both families.
+// wait calls check now and after each event of the group, until check returns an error or an empty string. The string
+// names the missing condition. Group 0 selects the addresses of both families.
 func (c *Conn) wait(ctx context.Context, group uint, index int, check func() (missing string, err error)) error {
-	// Usually nothing is missing. The first check saves the cost of a subscription then.
+	// Usually nothing is missing, and this check saves the cost of a subscription.
 	if missing, err := check(); missing == "" || err != nil {
 		return err
 	}
@@ -120,7 +120,7 @@ func (c *Conn) wait(ctx context.Context, group uint, index int, check func() (mi
 	defer events.Close()
 	defer context.AfterFunc(ctx, func() { events.Close() })()
 	for {
-		// The check follows the subscription, so that each later change is an event.
+		// The check follows the subscription, so that no change between the two is missed.
 		missing, err := check()
 		if missing == "" || err != nil {
 			return err
@@ -135,7 +135,7 @@ func (c *Conn) wait(ctx context.Context, group uint, index int, check func() (mi
 	}
 }
 
-// nextEvent returns when something about the link has changed. It also returns if events were lost, because anything
+// nextEvent returns after an event of the link or of any route. It also returns if events were lost, because the link
 // may have changed.
 func nextEvent(events *nl.NetlinkSocket, index int) error {
 	for {
