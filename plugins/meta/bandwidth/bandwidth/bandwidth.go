@@ -83,7 +83,7 @@ func (c *call) install(end rtnl.Link, want limits, found bool) (ifbs []rtnl.Link
 	if !found {
 		ifbs, err = c.addLimits(end, want)
 	}
-	if found || errors.Is(err, unix.EEXIST) { // an earlier ADD, or the reference plugin, may have left an IFB
+	if found || errors.Is(err, unix.EEXIST) { // an earlier ADD or the reference plugin may have left an IFB
 		ifbs, err = c.replaceLimits(end, want)
 	}
 	if errors.Is(err, unix.EEXIST) {
@@ -142,7 +142,7 @@ func gc(ctx context.Context, req *skel.Request) error {
 	return errors.Join(append(errs, err)...)
 }
 
-// check compares both limits with what ADD left.
+// check compares both limits with the limits that ADD sets.
 func check(_ context.Context, req *skel.Request, cfg config) error {
 	if cfg.isEmpty() {
 		return nil
@@ -164,7 +164,7 @@ func check(_ context.Context, req *skel.Request, cfg config) error {
 	for name, f := range want.each {
 		switch {
 		case f != sent:
-			errs = append(errs, c.verifyRedirect(name, end, rtnl.ClsactReceived, f)) // an ingress qdisc lists the same
+			errs = append(errs, c.verifyRedirect(name, end, rtnl.ClsactReceived, f)) // the same for an ingress qdisc
 		case f.exempt != nil:
 			errs = append(errs, c.verifyRedirect(name, end, rtnl.ClsactSent, f))
 		default:
@@ -174,8 +174,8 @@ func check(_ context.Context, req *skel.Request, cfg config) error {
 	return errors.Join(errs...)
 }
 
-// reapply restores the filters, and redirections to an IFB that exists. The filters end with the interface. reapply
-// does not restore an IFB, because an IFB would outlive the container if DEL of this plugin has already run.
+// reapply restores the filters, and the redirections to existing IFBs. It does not restore an IFB, because the IFB
+// would outlive the container if DEL of this plugin has already run. Filters cannot outlive the interface.
 func reapply(_ context.Context, req *skel.Request, cfg config) error {
 	c := openCall(req)
 	end, err := c.findLink()
@@ -225,8 +225,7 @@ func (c *call) replaceFilter(end rtnl.Link, f *filter) error {
 	return err
 }
 
-// verify returns an error if the TBF of a link differs both from the one of ADD and from the one of the reference
-// plugin.
+// verify returns an error if the TBF of a link is neither the TBF that ADD creates nor the reference plugin's.
 func (c *call) verify(limit string, l rtnl.Link, want *filter) error {
 	q, err := c.conn.Qdisc(l.Index, rtnl.Root)
 	difference := ""
@@ -270,7 +269,7 @@ func (c *call) verifyRedirect(limit string, end rtnl.Link, hook uint32, want *fi
 		return drift(fmt.Sprintf("exempts %v, want %v", exempt, want.exempt))
 	case len(list) == 0:
 		return drift("redirects nothing")
-	case list[0].To <= 0: // later filters see no packet
+	case list[0].To <= 0: // later filters get no packets
 		return drift("redirects to no interface that exists")
 	case !list[0].All:
 		return drift("redirects only some packets")
@@ -333,7 +332,7 @@ func rateText(rate uint64) string {
 	return fmt.Sprintf("%d%sbit", rate, units[0])
 }
 
-// status returns an error if the kernel lacks what the configured limits need.
+// status returns an error if the kernel lacks a qdisc or a kind of link that the configured limits need.
 func status(_ context.Context, _ *skel.Request, cfg config) error {
 	return netplugin.Status("", func(host *rtnl.Conn) error {
 		err := host.ProbeQdisc("tbf")
@@ -349,9 +348,9 @@ func status(_ context.Context, _ *skel.Request, cfg config) error {
 	})
 }
 
-// findLink returns the link of the limits: the host end of the container's interface or, without one, the interface
-// itself, and then sets c.inside. prevResult must name the host end, because a container can choose the indexes of its
-// links and so refer to the host end of another container.
+// findLink returns the link of the limits: the host end of the container's interface or, if it has no host end, the
+// interface itself. In the latter case, it sets c.inside. prevResult must name the host end, because a container can
+// choose the indexes of its links and so refer to the host end of another container.
 func (c *call) findLink() (rtnl.Link, error) {
 	err := c.FindHostEnd()
 	switch {
@@ -370,7 +369,7 @@ func (c *call) findLink() (rtnl.Link, error) {
 	return c.HostEnd, nil
 }
 
-// names reports whether prevResult names a link as an interface of the host.
+// isInResult reports whether prevResult names a link as an interface of the host.
 func (c *call) isInResult(l rtnl.Link) bool {
 	return slices.ContainsFunc(c.Req.PrevResult.Interfaces, func(i cni.Interface) bool {
 		return i.Name == l.Name && i.Sandbox == ""
@@ -381,9 +380,9 @@ func (c *call) isInResult(l rtnl.Link) bool {
 // errors of the kernel.
 func isAbsent(err error) bool { return err != nil && cni.AsError(err).Code != cni.CodeInternal }
 
-// findLimited returns the link whose limits DEL removes: Hawser's host end by its mark, or another program's host
-// end by the container's interface. The zero Link means that there is none. Without CNI_NETNS it does not search for
-// another program's host end, because prevResult may name any link.
+// findLimited returns the link whose limits DEL removes: Hawser's host end by its mark, or another program's host end
+// by the container's interface. It returns the zero Link if there is no such link. Without CNI_NETNS it does not search
+// for another program's host end, because prevResult may name any link.
 func (c *call) findLimited() (rtnl.Link, error) {
 	end, err := netplugin.MarkedHostEnd(c.Host, c.Req.Attachment)
 	if !errors.Is(err, rtnl.ErrNoLink) || c.Req.PrevResult == nil {

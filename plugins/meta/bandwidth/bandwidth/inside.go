@@ -13,13 +13,14 @@ import (
 
 const recordDir = "/run/hawser/bandwidth"
 
-// records returns the store for interfaces without a host end. A record contains the namespace of the limits and, for
-// the node tool, a description of them.
+// records returns the store of records for interfaces without a host end. A record contains the namespace of the limits
+// and, for the node tool, a description of them.
 func records() *statefile.Store[netplugin.NetnsRecord] {
 	return statefile.NewStore[netplugin.NetnsRecord](recordDir, statefile.DefaultWait)
 }
 
-// putRecord writes the record. The rollback of the ADD drops it, unless the interface already had limits (live).
+// putRecord writes the record. The ADD's rollback drops it, unless live is true because the interface already had
+// limits.
 func (c *call) putRecord(ctx context.Context, want limits, live bool) error {
 	var made []string
 	for name, f := range want.each {
@@ -31,7 +32,7 @@ func (c *call) putRecord(ctx context.Context, want limits, live bool) error {
 	return records().Put(ctx, c.NetnsRecord(made...))
 }
 
-// removeInside removes the limits of a record from the container's namespace, if that still exists.
+// removeInside removes the limits of a record from the container's namespace, if the namespace still exists.
 func removeInside(r netplugin.NetnsRecord, finder *ns.Finder) error {
 	return r.Remove(finder, func(conn *rtnl.Conn) error {
 		c := &call{Call: &netplugin.Call{Req: &skel.Request{Attachment: r.Attachment}}, conn: conn, inside: true}
@@ -54,7 +55,7 @@ func listInside() ([]cni.Holding, error) {
 }
 
 // linkFilters returns the filters for the packets that a link sends and receives. A host end sends what the container
-// receives. A tap does, too: it sends to the program that has it open. linkFilters is its own inverse.
+// receives. So does a tap, because it sends to the program that has opened it. linkFilters is its own inverse.
 func (c *call) linkFilters(end rtnl.Link, l limits) (sent, received *filter) {
 	if c.inside && end.Kind != "tun" {
 		return l.egress, l.ingress

@@ -15,7 +15,7 @@ import (
 // ifbNames returns the names that IFBs of an attachment may have:
 //
 //  1. The reference plugin's name, which does not depend on the interface: an IFB for received packets, once it is
-//     marked. With it, the DEL of either implementation finds the IFB of the other one.
+//     marked. The name lets DEL of either implementation find the other's IFB.
 //  2. The attachment's own name: an IFB for received packets until it is marked, and afterwards if an IFB of the
 //     container's other interface on the network has the first name; or an IFB for sent packets.
 //  3. A second name of its own: an IFB for sent packets if the other IFB has the second name.
@@ -43,8 +43,8 @@ func (c *call) mayOwnIFB(l rtnl.Link) bool {
 	return c.ownsIFB(l) || (isUnmarked && slices.Contains(ifbNames(c.Req.Attachment), l.Name))
 }
 
-// limitsSent reports whether an IFB limits the packets that a host end sends. Only the second name is ambiguous; for it
-// the redirections decide.
+// limitsSent reports whether an IFB limits the packets that a host end sends. Only the second name is ambiguous. For
+// this name, the redirections decide.
 func (c *call) limitsSent(ifb rtnl.Link, links []rtnl.Link) bool {
 	a, _ := cni.ParseMark(ifb.Alias)
 	own := ifbNames(a)
@@ -99,8 +99,8 @@ func (c *call) readLimits(end rtnl.Link) (was limits, found bool, err error) {
 	return was, found, nil
 }
 
-// readRedirect returns the filter of the IFB to which a hook redirects, or nil if that is not an IFB of this
-// attachment.
+// readRedirect returns the filter of the IFB to which a hook redirects, or nil if the hook does not redirect to an IFB
+// of this attachment.
 func (c *call) readRedirect(end rtnl.Link, hook uint32) (*filter, error) {
 	list, err := c.conn.Redirects(end.Index, hook)
 	exempt, list := splitExempt(list)
@@ -140,8 +140,8 @@ func (c *call) replaceLimits(end rtnl.Link, l limits) ([]rtnl.Link, error) {
 	return c.addLimits(end, l)
 }
 
-// addLimits adds the filters, with an IFB for received packets, and one for sent packets if some are exempt. The error
-// matches EEXIST if the link already has a qdisc or an IFB exists.
+// addLimits adds the filters, an IFB for received packets, and another IFB for sent packets if some are exempt. The
+// error matches EEXIST if the link already has a qdisc or an IFB exists.
 func (c *call) addLimits(end rtnl.Link, l limits) (ifbs []rtnl.Link, err error) {
 	redirects, sent, addQdisc := c.redirectsFor(end, l)
 	own := ifbNames(c.Req.Attachment)
@@ -219,7 +219,8 @@ func (c *call) ifbs() (ifbs []rtnl.Link, err error) {
 	return ifbs, nil
 }
 
-// restoreRedirect restores the redirection to an existing IFB. A filter of another program is an error, and stays.
+// restoreRedirect restores the redirection to an existing IFB. If another program has a filter there, it returns an
+// error and does not change the filter.
 func (c *call) restoreRedirect(end rtnl.Link, w redirect, ifb rtnl.Link, addQdisc func(int) error) error {
 	if err := c.conn.SetLink(ifb.Index, rtnl.LinkChange{Up: new(true)}); err != nil {
 		return err
@@ -262,9 +263,9 @@ func (c *call) addFilter(link int, f *filter) error {
 	return err
 }
 
-// addIFB creates an IFB with its filter. No other attachment uses its name. The kernel ignores an alias in the request
-// that creates a link, so the group identifies the network until markIFB sets the alias. The group stays, because a
-// request that renames the link could fail after it has reset the group and before it has set the alias.
+// addIFB creates an IFB with its filter. No other attachment may use the name. The kernel ignores an alias in the
+// request that creates a link, so the group identifies the network until markIFB sets the alias. The group stays,
+// because a request that renames the link could fail after it has reset the group and before it has set the alias.
 func (c *call) addIFB(name string, mtu int, f *filter) (ifb rtnl.Link, err error) {
 	err = c.conn.AddLink(rtnl.NewLink{Name: name, Kind: "ifb", MTU: mtu, MAC: f.mac,
 		Group: cni.NetworkHash(c.Req.Network)})
@@ -277,8 +278,9 @@ func (c *call) addIFB(name string, mtu int, f *filter) (ifb rtnl.Link, err error
 	return ifb, c.addFilter(ifb.Index, f)
 }
 
-// markIFB sets the alias of an IFB, brings it up and, if name is not empty, renames it. It keeps the old name if an IFB
-// of the container's other interface has the new one. The error matches EEXIST if an IFB of this attachment has it.
+// markIFB sets the alias of an IFB, brings it up and, if name is not empty, renames it. The IFB keeps its old name if
+// an IFB of another interface of the container has the new name. The error matches EEXIST if another IFB of this
+// attachment has the new name.
 func (c *call) markIFB(ifb rtnl.Link, name string) (rtnl.Link, error) {
 	change := rtnl.LinkChange{Name: name, Alias: new(c.Req.Mark()), Up: new(true)}
 	err := c.conn.SetLink(ifb.Index, change)
@@ -294,8 +296,8 @@ func (c *call) markIFB(ifb rtnl.Link, name string) (rtnl.Link, error) {
 }
 
 // removeLimits removes the filters of the link, if it is not the zero Link, and the IFBs of the attachment. An unmarked
-// IFB, left by the reference plugin or by a killed ADD, may belong to another interface of the container; in that case
-// another host end redirects to it, and it stays.
+// IFB, left by the reference plugin or by a killed ADD, may belong to another interface of the container. In that case,
+// another host end redirects to the IFB, and removeLimits does not delete it.
 func (c *call) removeLimits(end rtnl.Link) error {
 	var errs []error
 	var ours []int
@@ -312,7 +314,7 @@ func (c *call) removeLimits(end rtnl.Link) error {
 		mine := c.ownsIFB(l)
 		if !mine || end.Index == 0 {
 			users, err := c.linksTo(l)
-			if err == nil && end.Index == 0 && len(users) > 0 { // only this link redirects to it
+			if err == nil && end.Index == 0 && len(users) > 0 { // an attachment's IFB has only one user
 				end, err = c.ownEnd(users[0], mine)
 			}
 			if errs = append(errs, err); err != nil {
@@ -331,11 +333,11 @@ func (c *call) removeLimits(end rtnl.Link) error {
 	return errors.Join(errs...)
 }
 
-// ownEnd returns the host end that redirects to an IFB if the IFB is this attachment's, otherwise the zero Link. mine
-// is true if the IFB has the attachment's mark. The name of an unmarked IFB contains the container's ID, but the IFB
-// may belong to another interface of the container. Without a namespace the IFB is treated as the attachment's, unless
+// ownEnd returns end, which redirects to an IFB, if the IFB is this attachment's, and otherwise the zero Link. mine is
+// true if the IFB has the attachment's mark. The name of an unmarked IFB contains the container's ID, but the IFB may
+// belong to another interface of the container. Without a namespace the IFB is treated as the attachment's, unless
 // there is a prevResult that does not name the host end. With a namespace and a prevResult the caller already knows the
-// host end. Before cniVersion 0.4.0 DEL has no prevResult; then the container's interface decides.
+// host end. Before cniVersion 0.4.0, DEL has no prevResult, and the container's interface decides.
 func (c *call) ownEnd(end rtnl.Link, mine bool) (rtnl.Link, error) {
 	if mine {
 		return end, nil
@@ -352,7 +354,7 @@ func (c *call) ownEnd(end rtnl.Link, mine bool) (rtnl.Link, error) {
 	return end, nil
 }
 
-// removeFromLink removes the TBF of a link and its redirections to these IFBs or to a deleted one, so that the
+// removeFromLink removes the TBF of a link and the link's redirections to these IFBs or to a deleted link, so that the
 // container can send again. Filters of other programs stay.
 func (c *call) removeFromLink(end int, ifbs ...int) error {
 	if end == 0 {
@@ -393,8 +395,8 @@ func (c *call) removeFromLink(end int, ifbs ...int) error {
 	return netplugin.IgnoreNoLink(errors.Join(errs...)) // the pair may be deleted concurrently
 }
 
-// linksTo returns the host ends, or the interfaces of the container, that redirect to an IFB, and the host end with the
-// same mark, which a killed ADD may have left without the redirection. It reads all links.
+// linksTo returns the host ends, or the interfaces of the container, that redirect to an IFB. It also returns a host
+// end with the IFB's mark, because a killed ADD may not have added the redirection. It reads all links.
 func (c *call) linksTo(ifb rtnl.Link) (ends []rtnl.Link, err error) {
 	links, err := c.conn.Links()
 	for _, l := range links {
@@ -402,7 +404,7 @@ func (c *call) linksTo(ifb rtnl.Link) (ends []rtnl.Link, err error) {
 			continue
 		}
 		found := ifb.Alias != "" && l.Alias == ifb.Alias
-		// An ingress qdisc lists the same for both.
+		// An ingress qdisc returns the same list for both.
 		for _, hook := range []uint32{rtnl.ClsactReceived, rtnl.ClsactSent} {
 			list, err := c.conn.Redirects(l.Index, hook)
 			if netplugin.IgnoreNoLink(err) != nil {

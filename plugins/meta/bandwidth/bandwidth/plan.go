@@ -10,8 +10,8 @@ import (
 )
 
 const (
-	// unlimitedBurst is the smallest burst, in bits, that runtimes send if the user sets only a rate: 2^31-1 (kubelet),
-	// 2^32-1 (containerd) or 2^35-9 (CRI-O).
+	// unlimitedBurst is the smallest of the bursts, in bits, that runtimes send if the user sets only a rate: 2^31-1
+	// (kubelet), 2^32-1 (containerd) and 2^35-9 (CRI-O).
 	unlimitedBurst = 1<<31 - 1
 	// latency is the longest time that a packet may wait in the queue, in microseconds.
 	latency = 25_000
@@ -21,7 +21,7 @@ const (
 	frameHeader = 14
 )
 
-// filter describes the TBF of one direction and the filters next to it.
+// filter describes the TBF of one direction and the filters that belong to it.
 type filter struct {
 	rtnl.TBF
 	literal rtnl.TBF // the TBF with the literal burst, as the reference creates it
@@ -62,8 +62,9 @@ func (cfg config) plan(mtu int) (l limits, err error) {
 	return l, problems.Err()
 }
 
-// withPeak returns the TBF with a peak rate, whose bucket holds one packet or a millisecond of the rate. It makes the
-// kernel split segments of up to 64 KiB, so that a packet does not wait longer than that for another one.
+// withPeak returns the TBF with a peak rate, whose bucket holds one packet or a millisecond of the rate. The peak rate
+// makes the kernel split segments of up to 64 KiB, so that a packet waits for another one at most as long as one packet
+// or a millisecond of the rate takes.
 func withPeak(t rtnl.TBF, mtu int) rtnl.TBF {
 	const peak, largest = 1_250_000_000, 64 << 10
 	if segment := max(t.Rate/1000, uint64(mtu+frameHeader)); segment < largest {
@@ -78,8 +79,8 @@ func equalTBF(have, want rtnl.TBF) bool {
 	return have == want
 }
 
-// plan returns the filter for a link with this MTU, or nil without a limit. A burst that no packet of this MTU would
-// pass is an error (code 7).
+// plan returns the filter for a link with this MTU, or nil without a limit. It returns an error (code 7) if the burst
+// is so small that no packet of the MTU's length would pass.
 func (l limit) plan(mtu int, literal bool) (*filter, error) {
 	if l.rate == 0 {
 		return nil, nil
@@ -94,7 +95,7 @@ func (l limit) plan(mtu int, literal bool) (*filter, error) {
 		f.warning = fmt.Sprintf("%s: %d is the default of the runtime and would disable the limit; using %d "+
 			`(set "burst": "literal" to use it unchanged)`, l.key, l.burst, 8*burst)
 	case maxPacket(f.TBF) >= packet:
-	case rate < packet: // less than one packet per second is meant to block
+	case rate < packet: // a rate below one packet per second is intended to block
 		f.warning = fmt.Sprintf("%s: %d is less than a packet of %d bytes; only shorter packets pass", l.key, l.burst,
 			packet)
 	default:

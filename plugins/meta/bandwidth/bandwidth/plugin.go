@@ -1,17 +1,16 @@
 // Package bandwidth is the plugin bandwidth: it limits the rate at which a container receives (ingress) and sends
 // (egress). Configured rates are in bits per second and bursts in bits; the kernel and type rtnl.TBF use bytes.
 //
-// A link can shape only the packets that it sends. Usually this link is the host end of a veth pair: what the container
-// receives passes a token bucket filter (TBF) at the host end. What the container sends is what the host end receives,
-// so a tc redirection leads it to an intermediate functional block (IFB), a link whose TBF limits it. If the
-// container's interface has no host end (macvlan, for example), the limits are in the container, with the directions
-// swapped.
+// A link can shape only the packets that it sends. Usually this link is the host end of a veth pair: packets to the
+// container pass a token bucket filter (TBF) at the host end. The host end receives the container's own packets, so a
+// tc redirection sends them to an intermediate functional block (IFB), a link with another TBF. If the container's
+// interface has no host end (macvlan, for example), the limits are in the container, with the directions swapped.
 //
-// Exempt networks need filters in both directions, which only a clsact qdisc offers. In that case both directions are
-// redirected, each to an IFB of its own.
+// Exempt networks need filters in both directions, which only a clsact qdisc offers. In that case, both directions are
+// redirected, each to its own IFB.
 //
-// The owner of a limit is the alias of the host end and of the IFBs. Limits in a container have a record in
-// /run/hawser/bandwidth, because the container could change an alias.
+// The alias of the host end and of the IFBs names the owner of a limit. Limits in a container have a record in
+// /run/hawser/bandwidth instead, because the container could change an alias.
 //
 // README.md describes every key of the configuration.
 package bandwidth
