@@ -27,7 +27,8 @@ func (l allowList) check(settings []setting) error {
 	for _, s := range settings {
 		allowed := false
 		for i := 0; i < len(lines) && !allowed; i++ {
-			// Compiled one by one: an invalid line after the matching one has never been an error.
+			// The lines are compiled one by one, because an invalid line after the matching one has never been an
+			// error.
 			line, err := l.compile(lines[i])
 			if err != nil {
 				return err
@@ -60,7 +61,7 @@ func (l allowList) compile(line string) (*regexp.Regexp, error) {
 	return expr, nil
 }
 
-// read returns the non-empty lines. Without the file, it returns one that matches every key.
+// read returns the non-empty lines. If the file does not exist, it returns one line that matches every key.
 func (l allowList) read() (lines []string, err error) {
 	data, err := os.ReadFile(string(l))
 	if errors.Is(err, fs.ErrNotExist) {

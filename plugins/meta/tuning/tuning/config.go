@@ -35,7 +35,7 @@ type wireConfig struct {
 	} `json:"runtimeConfig"`
 }
 
-// wireEthtool uses ethtool's names. Names of features are those of "ethtool --show-features" since Linux 5.7.
+// wireEthtool uses ethtool's names. Features have the names that "ethtool --show-features" prints since Linux 5.7.
 type wireEthtool struct {
 	Features map[string]*bool `json:"features" help:"offloads by the kernel's names, such as rx-gro (unchanged)"`
 	Rings    struct {
@@ -62,7 +62,7 @@ type wireArgs struct {
 	TxQLen   *int            `json:"txQLen" help:"overrides txQLen" schema:"min=0 max=2147483647"`
 }
 
-// config is the configuration with every value checked.
+// config is the checked configuration.
 type config struct {
 	Sysctls    []setting
 	OnlyCheck  bool    // compare the sysctls instead of writing them
@@ -115,7 +115,7 @@ func parseConfig(req *skel.Request, w wireConfig, problems *cni.Problems) config
 	return c
 }
 
-// parseMAC returns the MAC address of the source with the highest priority, or nil.
+// parseMAC returns the MAC address from the source with the highest priority, or nil.
 func parseMAC(w wireConfig, args string, problems *cni.Problems) net.HardwareAddr {
 	values, err := cni.ParseArgs(args, "MAC")
 	problems.Add(err)
@@ -131,13 +131,13 @@ func parseMAC(w wireConfig, args string, problems *cni.Problems) net.HardwareAdd
 	if fromRuntime := parse(cni.CodeConfig, "runtimeConfig.mac", w.RuntimeConfig.MAC); fromRuntime != nil {
 		mac = fromRuntime
 	}
-	if w.Args.CNI.MAC != nil { // an empty one cancels the others
+	if w.Args.CNI.MAC != nil { // an empty address cancels the others
 		mac = parse(cni.CodeConfig, "args.cni.mac", *w.Args.CNI.MAC)
 	}
 	return mac
 }
 
-// refuse returns the error (code 7) for a value that is refused.
+// refuse returns an error (code 7) that refuses a value.
 func refuse(key, value string, reason any) error {
 	return cni.Errorf(cni.CodeConfig, "%s: %q: %v", key, value, reason)
 }

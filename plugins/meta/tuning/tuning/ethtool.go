@@ -76,7 +76,8 @@ func (d *driver) read(v value) (have rtnl.Setting, known bool, err error) {
 	return have, known, nil
 }
 
-// before returns the present value, in the form that set accepts. A value that the interface cannot have is an error.
+// before returns the present value, in the form that set accepts. It returns an error if the interface cannot have the
+// value of v.
 func (d *driver) before(v value) (string, error) {
 	have, known, err := d.read(v)
 	n, _ := strconv.ParseUint(v.Value, 10, 32) // 0 for a feature
@@ -127,7 +128,7 @@ func (d *driver) set(v value) error {
 
 // device identifies hardware, which outlives its namespace and returns to the host.
 type device struct {
-	Parent string `json:"parent,omitempty"` // for example a PCI address; unknown before Linux 5.14
+	Parent string `json:"parent,omitempty"` // for example a PCI address; empty before Linux 5.14
 	MAC    string `json:"permanentMAC"`
 }
 
@@ -144,14 +145,15 @@ func (d *device) is(l rtnl.Link) bool {
 	return d != nil && has != nil && *d == *has
 }
 
-// restoreDevice restores the ethtool settings of hardware, wherever the device is: in the container under another name,
-// in a namespace without a path, or on the host. A setting that another program has changed since ADD stays.
+// restoreDevice restores the ethtool settings of hardware. The device may be in the container under another name, in a
+// namespace without a path, or on the host. restoreDevice does not restore a setting that another program has changed
+// since ADD.
 func (own change) restoreDevice(finder *ns.Finder) error {
 	if own.Device == nil || len(own.Values) == 0 {
 		return nil
 	}
 	var inside error
-	if container, err := finder.Open("", own.Netns); err == nil { // otherwise: not found
+	if container, err := finder.Open("", own.Netns); err == nil { // after an error, only the host is searched
 		inside = container.Do(own.restoreHere)
 		_ = container.Close()
 	}
@@ -185,8 +187,8 @@ func (own change) restoreHere() error {
 	return errors.Join(errs...)
 }
 
-// undoFormer restores the settings that earlier containers have changed on the device. Their namespaces ended without a
-// DEL, so the present settings are not the original ones.
+// undoFormer restores the settings that earlier containers have changed on the device. It is needed because, without a
+// DEL, the device returns to the host with changed settings when a container's namespace ends.
 func (c container) undoFormer(s *store) {
 	if len(c.cfg.Ethtool) == 0 || !c.ContEnd.IsHardware() {
 		return

@@ -3,10 +3,11 @@
 //
 // ADD reads the present values, records them, and then writes the configured ones in their order. DEL, GC and the
 // rollback of an ADD restore the recorded values. One record in /run/hawser/tuning covers all attachments of a
-// container, because several of them may change the same value: only the first has seen the original, and only the DEL
-// of the last one restores it. The reference plugin keeps a backup file in dataDir instead, which ADD therefore also
-// writes and DEL also reads. Attributes of virtual links end with the namespace; ethtool settings of hardware do not,
-// so the record identifies the device, and DEL and GC find it also after it has returned to the host.
+// container, because several of them may change the same value. Only the first ADD has read the original value, and
+// only the DEL of the last attachment restores it. The reference plugin keeps a backup file in dataDir instead. For
+// compatibility, ADD also writes this file and DEL also reads it. Attributes of virtual links end with the namespace,
+// but ethtool settings of hardware do not. Therefore, the record identifies the device, so that DEL and GC also find it
+// after it has returned to the host.
 //
 // An administrator's allow-list can limit the sysctls that configurations may set.
 //

@@ -24,18 +24,18 @@ type record struct {
 	Changes []change `json:"changes"`
 }
 
-// change contains the values that one attachment has changed, as they were before. If several attachments have changed
-// the same value, each has the original one, and the DEL of the last attachment restores it.
+// change contains the original values of the settings that one attachment has changed. If several attachments have
+// changed a setting, each change has the original value, and the DEL of the last attachment restores it.
 type change struct {
 	cni.Attachment
 	Boot   string      `json:"boot,omitempty"`   // boot ID of the host; empty in records of 0.1.0
-	Netns  ns.Identity `json:"netns"`            // with the interface's MAC address after ADD
+	Netns  ns.Identity `json:"netns"`            // includes the interface's MAC address after ADD
 	Device *device     `json:"device,omitempty"` // the interface, if it is hardware with ethtool settings
 	Values []value     `json:"values"`
 }
 
-// isOver reports whether the change is of another boot, and so of a namespace that has ended, because /run may be on a
-// disk. An unknown boot is not treated as another boot.
+// isOver reports whether the change is from another boot, so that its namespace no longer exists. Such records exist if
+// /run is on a disk. An unknown boot is not treated as another boot.
 func (c change) isOver(boot string) bool { return c.Boot != "" && boot != "" && c.Boot != boot }
 
 // Hash returns the name of the record's file, which depends on the container.
@@ -78,7 +78,7 @@ func (r *record) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// change returns the change of an attachment. If there is none, it adds an empty one.
+// change returns the change of an attachment. It adds an empty change if the record has none.
 func (r *record) change(a cni.Attachment) *change {
 	i := slices.IndexFunc(r.Changes, func(c change) bool { return c.Attachment == a })
 	if i < 0 {
@@ -107,7 +107,7 @@ func (r record) attributes(ifName string, index int) (before []value) {
 	return before
 }
 
-// without returns the change of an attachment and the record without it. own contains only the values that no other
+// without returns the change of an attachment and the record without it. own contains only values that no other
 // attachment has changed.
 func (r record) without(a cni.Attachment) (own change, rest record) {
 	for _, c := range r.Changes {
@@ -137,8 +137,8 @@ func find(values []value, v value) int {
 	return slices.IndexFunc(values, func(o value) bool { return o.Key == v.Key && o.Link == v.Link })
 }
 
-// store contains the records of all attachments with one dataDir, which stay locked until the call ends, and the backup
-// files in dataDir, which are written from the records for the reference plugin.
+// store contains the records of all attachments with one dataDir, and the backup files in dataDir, which are derived
+// from the records for the reference plugin. The records stay locked until the call ends.
 type store struct {
 	*skel.Request
 	records *statefile.Store[record]
@@ -160,8 +160,8 @@ func formerIn(dataDir string) *statefile.Store[record] {
 	return statefile.NewStore[record](filepath.Join(dataDir, ".hawser"), statefile.DefaultWait)
 }
 
-// openStore opens and locks the records of a dataDir, and opens dataDir itself, except for ADD, which creates it only
-// when it has values to record. Other calls work without either directory.
+// openStore opens and locks the records of a dataDir. It also opens dataDir itself, except for ADD, which creates
+// dataDir only when it has values to record. Calls other than ADD work without either directory.
 func openStore(ctx context.Context, req *skel.Request, dataDir string, isADD bool) (*store, error) {
 	records, former := recordsIn(dataDir), formerIn(dataDir)
 	_, noFormer := os.Stat(former.Path)
@@ -188,7 +188,8 @@ func openStore(ctx context.Context, req *skel.Request, dataDir string, isADD boo
 	return s, nil
 }
 
-// openBackups opens dataDir. If it does not exist, openBackups creates it with perm, or with 0 leaves s.backups nil.
+// openBackups opens dataDir. If dataDir does not exist, openBackups creates it with perm or, if perm is 0, does not set
+// s.backups.
 func (s *store) openBackups(dataDir string, perm fs.FileMode) error {
 	backups, err := statefile.Open(dataDir, perm)
 	switch {
@@ -201,8 +202,8 @@ func (s *store) openBackups(dataDir string, perm fs.FileMode) error {
 	return err
 }
 
-// adopt moves the records of an earlier release to their present directory. Records in another than the default
-// directory are not read; adopt only drops the record of the call's container there.
+// adopt moves the records of an earlier release to their present directory. It reads records only from the default
+// directory. From another directory, it only drops the record of the call's container.
 func (s *store) adopt(ctx context.Context, former *statefile.Store[record]) error {
 	if former.Path != formerIn(defaultDataDir).Path {
 		if err := former.Drop(ctx, recordName(s.Attachment)); err != nil {
@@ -222,7 +223,7 @@ func (s *store) adopt(ctx context.Context, former *statefile.Store[record]) erro
 	})
 }
 
-// dataDirOf reads only dataDir, so that another key with a bad value does not make DEL and GC fail.
+// dataDirOf reads only dataDir, so that an invalid value of another key does not make DEL and GC fail.
 func dataDirOf(req *skel.Request) (string, error) {
 	var w struct {
 		DataDir string `json:"dataDir"`
@@ -265,8 +266,8 @@ func list(_ context.Context, req *skel.Request) (all []cni.Holding, err error) {
 }
 
 // put writes the record of an attachment's container and the backup file of its interface, or removes them if the
-// record has no changes. It writes the backup file first, because a retry finds the record, but not a backup file
-// without one.
+// record has no changes. It writes the backup file first, because a retry finds the record, but would not find a backup
+// file without a record.
 func (s *store) put(ctx context.Context, a cni.Attachment, r record) error {
 	if s.backups != nil {
 		if err := s.putBackup(a, r); err != nil {

@@ -33,8 +33,8 @@ func (s *store) putBackup(a cni.Attachment, r record) error {
 	return s.backups.Replace(backupName(a), encodeBackup(before), 0o600)
 }
 
-// backup reads the call's backup file. It returns no values if there is no readable file, or if the file is of an
-// earlier boot, because dataDir may be on a disk.
+// backup reads the call's backup file. It returns no values if there is no readable file, or if the file is from an
+// earlier boot, which is possible if dataDir is on a disk.
 func (s *store) backup() (text []byte, before []value, err error) {
 	if s.backups == nil {
 		return nil, nil, nil

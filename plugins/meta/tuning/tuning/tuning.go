@@ -19,7 +19,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/sysctl"
 )
 
-// container is a call on a thread in the container's namespace. /proc/sys/net shows the namespace of the thread.
+// container is a call on a thread in the container's namespace, so that /proc/sys/net shows this namespace.
 type container struct {
 	*netplugin.Call
 	cfg config
@@ -115,7 +115,7 @@ func reapply(ctx context.Context, req *skel.Request, cfg config) error {
 	})
 }
 
-// gc removes the recorded values of attachments that are not valid and of earlier boots. It restores only those of
+// gc removes the recorded values of attachments that are not valid and of earlier boots. It restores only settings of
 // devices, because the namespaces no longer exist or belong to another attachment.
 func gc(ctx context.Context, req *skel.Request) error {
 	s, err := openExisting(ctx, req)
@@ -185,8 +185,8 @@ func result(req *skel.Request, cfg config) *cni.Result {
 	return res
 }
 
-// change does the work of ADD. It returns an error before any change if the configuration cannot be applied. s is nil
-// if the configuration changes nothing.
+// change implements ADD. If the configuration cannot be applied, it returns an error before any change. s is nil if the
+// configuration changes nothing.
 func (c container) change(ctx context.Context, s *store) error {
 	c.Req.Step("read the values")
 	if err := c.findInterface(); err != nil {
@@ -211,7 +211,7 @@ func (c container) change(ctx context.Context, s *store) error {
 	}
 	c.Req.Step("write the values")
 	c.Req.OnFail("restore the values", func(context.Context) error {
-		err := c.FindInterface() // its present state
+		err := c.FindInterface() // refresh the state of the interface
 		return errors.Join(netplugin.IgnoreNoLink(err), c.Req.NS.Do(func() error { return c.restore(before) }))
 	})
 	return c.write()
@@ -237,7 +237,7 @@ func (c container) write() error {
 			return s.failure(err)
 		}
 	}
-	// One request for each value, so that an error names the value that the kernel refused.
+	// Each value is set by its own request, so that an error names the value that the kernel refused.
 	for _, want := range slices.Concat(c.cfg.Attributes, c.cfg.Ethtool) {
 		if err := c.set(want); err != nil {
 			return cni.Errorf(codeOf(err, cni.CodeInternal), "%w", err)
@@ -288,8 +288,8 @@ func (c container) readValues() (before []value, err error) {
 	return before, nil
 }
 
-// record writes the values from before this ADD to the record, so that DEL finds them even if this call is killed. A
-// value that another attachment has already recorded is kept, because only that one is the original.
+// record writes the values from before this ADD to the record, so that DEL finds them even if this call is killed. If
+// another attachment has already recorded a value, that value is used, because only that value is the original.
 func (c container) record(ctx context.Context, s *store, before []value) error {
 	if err := s.openBackups(c.cfg.DataDir, 0o700); err != nil {
 		return fmt.Errorf("dataDir: %w", err)
@@ -303,11 +303,11 @@ func (c container) record(ctx context.Context, s *store, before []value) error {
 		return err
 	}
 	if len(old.attributes(c.Req.IfName, 0)) > 0 {
-		backup = nil // a copy of the record. Otherwise, it is from an earlier ADD of the reference
+		backup = nil // it is a copy of the record, and not from an earlier ADD of the reference
 	}
 	here := c.NetnsID
 	here.MAC = "" // differs between interfaces
-	// Changes of an earlier container with this ID.
+	// isFormer selects changes of an earlier container with this ID.
 	isFormer := func(one change) bool { return one.isOver(s.boot) || !one.Netns.Is(here) }
 	r := record{slices.DeleteFunc(slices.Clone(old.Changes), isFormer)}
 	known, own := r.values(), r.change(c.Req.Attachment)
@@ -338,7 +338,7 @@ func (c container) record(ctx context.Context, s *store, before []value) error {
 		}
 		return err
 	})
-	// The record first: a backup file without a record would be treated as the reference's.
+	// The record is written first, because a backup file without a record would be treated as the reference's.
 	errs := []error{s.records.Put(ctx, r), s.putBackup(c.Req.Attachment, r)}
 	for _, one := range old.Changes {
 		if one.IfName != c.Req.IfName && isFormer(one) {
@@ -385,8 +385,8 @@ func codeOf(err error, other uint) uint {
 	return other
 }
 
-// restoreIn restores the values of own and those of the reference's backup file, if c is in the namespace in which they
-// were changed.
+// restoreIn restores the values of own and of the reference's backup file, if c is in the namespace in which they were
+// changed.
 func (c container) restoreIn(own change, r record, backup []value) error {
 	if err := netplugin.IgnoreNoLink(c.FindInterface()); err != nil {
 		return err

@@ -108,11 +108,11 @@ var attributes = []string{"mac", "promisc", "mtu", "allmulti", "txQLen"}
 type value struct {
 	Key   string `json:"key"`
 	Value string `json:"value"`
-	Link  int    `json:"link,omitempty"` // index of the interface; 0: of the namespace, or unknown
+	Link  int    `json:"link,omitempty"` // index of the interface; 0: a value of the namespace, or unknown
 	Set   string `json:"set,omitempty"`  // value that ADD wrote; empty: written by 0.1.0 or by the reference
 }
 
-// String formats the value like sysctl(8) or ip(8), followed by the original one.
+// String formats the new value like sysctl(8) or ip(8), followed by the original value.
 func (v value) String() string {
 	between := " = "
 	if v.isAttribute() || v.isEthtool() {
