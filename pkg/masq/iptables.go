@@ -26,18 +26,18 @@ func chainOf(network, containerID string) string {
 	return ipt.ContainerChain(chainPrefix, network, containerID)
 }
 
-// recordDir has a record for each of Hawser's chains in iptables, because the rules of a chain name only the container,
-// and not the interface of an address.
+// recordDir has a record for each of Hawser's chains in iptables. It is needed because the rules of a chain name only
+// the container, and not the interface of an address.
 const recordDir = "/run/hawser/masq"
 
-// record describes the chain of a container on a network, which all its attachments to the network share. A chain
-// without a record belongs to the reference plugins.
+// record describes the chain that all attachments of a container to a network share. A chain without a record belongs
+// to the reference plugins.
 type record struct {
 	Network     string `json:"network"`
 	ContainerID string `json:"containerID"`
 	// Interfaces maps the container's interfaces to their addresses.
 	Interfaces map[string][]netip.Prefix `json:"interfaces"`
-	Special                              // of the last ADD, because the interfaces share the chain
+	Special                              // the last ADD's, because the interfaces share the chain
 }
 
 type store = statefile.Store[record]
@@ -48,7 +48,7 @@ func records() *statefile.Store[record] {
 	return statefile.NewStore[record](recordDir, time.Minute)
 }
 
-// recordOf returns a container's record, or an empty one if there is none.
+// recordOf returns a container's record, or an empty record if the container has none.
 func recordOf(s *store, a cni.Attachment) (record, error) {
 	rec, found, err := s.Get(chainOf(a.Network, a.ContainerID))
 	if !found {
@@ -66,7 +66,7 @@ func (r record) Plausible() bool {
 	return r.Interfaces != nil && !slices.ContainsFunc(slices.Concat(r.addrs(), r.Exclude), bad)
 }
 
-// chain returns the wanted chain. Jumps from the addresses gone are removed.
+// chain returns the wanted chain, without jumps from the addresses in gone.
 func (r record) chain(f nft.Family, gone []netip.Prefix) natChain {
 	c := newNATChain(f, cni.Attachment{Network: r.Network, ContainerID: r.ContainerID}, r.addrs(), gone)
 	c.Special = r.Special
@@ -78,13 +78,12 @@ func (r record) addrs() []netip.Prefix {
 	return slices.Concat(slices.Collect(maps.Values(r.Interfaces))...)
 }
 
-// natChain is the wanted state of the chain that a container has on a network. All of the container's interfaces on the
-// network share the chain.
+// natChain is the wanted state of the chain that all interfaces of a container on a network share.
 type natChain struct {
 	ipt.Chain
 	comment string         // on each rule in the chain and each jump to it
 	keep    []netip.Prefix // addresses with a jump to the chain
-	gone    []netip.Prefix // addresses whose jumps are removed; none = all except those in keep
+	gone    []netip.Prefix // addresses whose jumps are removed; empty = all not in keep
 	Special
 }
 
@@ -108,8 +107,8 @@ func (c natChain) jumps() (out []ipt.Rule) {
 }
 
 // rules returns the rules in the chain. Packets to the prefixes of the addresses and to excluded destinations keep
-// their source. All rules that accept come before the masquerade. The reference plugins add the rule for a second
-// prefix after it, which masquerades the traffic within that prefix.
+// their source. All rules that accept come before the masquerade. The reference plugins add the accepting rule for a
+// second prefix after the masquerade, and so masquerade the traffic within that prefix.
 func (c natChain) rules() (out []ipt.Rule) {
 	for _, p := range slices.Concat(c.keep, ofFamily(c.Family, c.Exclude)) {
 		if r := c.rule(c.Name, "ACCEPT", "-d", p.Masked().String()); !slices.ContainsFunc(out, r.Equal) {
@@ -137,9 +136,9 @@ func (c natChain) rules() (out []ipt.Rule) {
 	return out
 }
 
-// edit sets the rules of the chain, adds the jumps from the addresses in keep and deletes those from the addresses in
-// gone. Other jumps belong to the reference plugins, for another interface of the container. They stay, with their
-// rules in the chain.
+// edit sets the rules of the chain, adds the jumps from the addresses in keep, and deletes the jumps from the addresses
+// in gone. Other jumps to the chain are the reference plugins', for another interface of the container. They stay, with
+// their rules in the chain.
 func (c natChain) edit(e *ipt.Edit) {
 	rules, jumps := c.rules(), c.jumps()
 	isForeign := func(r ipt.Rule) bool { return c.IsJump(r) && !slices.ContainsFunc(jumps, r.Equal) }
@@ -152,8 +151,8 @@ func (c natChain) edit(e *ipt.Edit) {
 	e.Last(jumps...)
 }
 
-// apply applies the wanted state in one variant. It runs a program to read the table only if the variant has the chain,
-// and runs no program for nf_tables if there is no address to keep.
+// apply applies the wanted state in one variant. It runs a program to read the table only if the variant has the chain.
+// If keep is empty, it runs no program for nf_tables.
 func (c natChain) apply(ctx context.Context, nf *nft.Conn, tool ipt.Tool) error {
 	if len(c.keep) == 0 {
 		return c.Remove(ctx, nf, tool.Variant, c.gone)
@@ -171,7 +170,7 @@ func (c natChain) apply(ctx context.Context, nf *nft.Conn, tool ipt.Tool) error 
 }
 
 func addIPTables(ctx context.Context, nf *nft.Conn, c Config) (err error) {
-	for _, f := range nft.Families() { // first, because Del keeps a record while a program is missing
+	for _, f := range nft.Families() { // before the record, which Del keeps while a program is missing
 		if err := ipt.CheckInstalled(f); err != nil && len(ofFamily(f, c.Addrs)) > 0 {
 			return fmt.Errorf("masquerade with iptables: %w", err)
 		}
@@ -186,8 +185,8 @@ func addIPTables(ctx context.Context, nf *nft.Conn, c Config) (err error) {
 	if err != nil {
 		return err
 	}
-	// The record is written before the rules, together with the addresses of an earlier ADD without a DEL. After a kill
-	// in between, it has too many addresses, which is harmless.
+	// The record is written before the rules, and first also has the addresses of an earlier ADD without a DEL. If this
+	// ADD is killed, the record has too many addresses, which is harmless.
 	stale := rec.Interfaces[a.IfName]
 	if c.Restores && len(stale) == 0 {
 		return ErrNoRecord
@@ -218,7 +217,7 @@ func addIPTables(ctx context.Context, nf *nft.Conn, c Config) (err error) {
 }
 
 // delIPTables removes the rules of an interface's recorded addresses, and of c.Addrs, from both variants. If the
-// container has neither a record nor a chain, it does not wait for the lock.
+// container has neither a record nor a chain, delIPTables does not wait for the lock.
 func delIPTables(ctx context.Context, nf *nft.Conn, c Config) error {
 	exists := records().HasFile(chainOf(c.Attachment.Network, c.Attachment.ContainerID))
 	for _, f := range nft.Families() {
@@ -233,8 +232,8 @@ func delIPTables(ctx context.Context, nf *nft.Conn, c Config) error {
 	return records().Locked(ctx, func(s *store) error { return delRecorded(ctx, nf, s, c) })
 }
 
-// delRecorded is delIPTables with the locked records. If a program is missing, it warns and keeps the record, so that a
-// later DEL or GC can remove the rules.
+// delRecorded is delIPTables for a caller that holds the lock of the records. If a program is missing, it warns and
+// keeps the record, so that a later DEL or GC can remove the rules.
 func delRecorded(ctx context.Context, nf *nft.Conn, s *store, c Config) error {
 	rec, err := recordOf(s, c.Attachment)
 	if err != nil {
@@ -246,7 +245,7 @@ func delRecorded(ctx context.Context, nf *nft.Conn, s *store, c Config) error {
 		ch := rec.chain(f, slices.Concat(own, c.Addrs))
 		where, missing := ch.Variants(ctx, nf)
 		if ipt.NotInstalled(missing) && (len(where) > 0 || len(ofFamily(f, own)) == 0) {
-			missing = nil // the missing iptables-legacy has not added the rules
+			missing = nil // the rules were not added with the missing program
 		}
 		err = errors.Join(err, missing)
 		for _, v := range where {
@@ -309,8 +308,8 @@ func gcIPTables(ctx context.Context, nf *nft.Conn, valid cni.Set, s *store) erro
 		errs = append(errs, err)
 		for _, id := range ids {
 			a := cni.Attachment{Network: valid.Network(), ContainerID: id}
-			// The reference plugins' rules do not name the interface, so they stay until the container has no valid
-			// one.
+			// The reference plugins' rules do not name the interface, so they stay while any interface of the container
+			// is valid.
 			if !ours[chainOf(a.Network, id)] && !valid.HasContainer(id) {
 				errs = append(errs, delRecorded(ctx, nf, s, Config{Attachment: a}))
 			}

@@ -11,8 +11,8 @@ import (
 	"github.com/hawser-cni/plugins/pkg/nft"
 )
 
-// List returns the masqueraded addresses of attachments from both backends, including those of the reference plugins.
-// It does not lock.
+// List returns the masqueraded addresses of attachments from both backends, including the reference plugins'
+// attachments. It does not lock.
 func List(ctx context.Context, nf *nft.Conn) ([]cni.Holding, error) {
 	all, err := Config{}.owned().Held(nf, cni.HeldMasquerade, func(it nft.Item) string { return keyAddr(it).String() })
 	chains, chainErr := listIPTables(ctx, nf)
@@ -20,8 +20,8 @@ func List(ctx context.Context, nf *nft.Conn) ([]cni.Holding, error) {
 	return slices.Concat(all, chains, rules), errors.Join(err, chainErr, nft.IfSupported(ruleErr))
 }
 
-// listIPTables returns the addresses in the records, and those of jumps to chains without a record, which belong to the
-// reference plugins.
+// listIPTables returns the addresses in the records, and the addresses of jumps to chains without a record, which are
+// the reference plugins'.
 func listIPTables(ctx context.Context, nf *nft.Conn) (all []cni.Holding, err error) {
 	kept, err := records().List()
 	ours := map[string]bool{} // chains

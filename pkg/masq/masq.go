@@ -1,16 +1,16 @@
-// Package masq masquerades packets of attachments: it translates their source to an address of the host when they leave
-// the attachment's network.
+// Package masq masquerades packets of attachments: it replaces the source of packets that leave the attachment's
+// network with an address of the host.
 //
 // The rule is the same on both backends. A packet is masqueraded if its source is one of the attachment's addresses and
 // its destination is not in the prefix of that address, not multicast and not excluded.
 //
-// On nftables, the default, all attachments share a few rules. An attachment has one map element for each address,
-// whose comment names the owner, and which selects the chain of the address's prefix. On iptables, a container has the
-// chain of the reference plugins, byte for byte, so that either suite can delete the other's rules. Because such a
-// chain names only the container, a record in /run/hawser/masq has the addresses of each interface.
+// On nftables, the default, all attachments share a few rules. An attachment has one map element for each address. The
+// element's comment names the owner, and its verdict selects the chain of the address's prefix. On iptables, a
+// container has the chain of the reference plugins, byte for byte, so that either suite can delete the other's rules.
+// Because such a chain names only the container, a record in /run/hawser/masq has the addresses of each interface.
 //
 // Del and GC find an attachment's rules without its namespace, configuration or result. They remove rules from both
-// backends, including those of the reference plugins.
+// backends, including the reference plugins' rules.
 package masq
 
 import (
@@ -29,18 +29,18 @@ import (
 type Config struct {
 	Attachment cni.Attachment
 	Backend    ipt.Backend
-	// Link is the host's interface that the container's packets come from, or its VRF. Optional for Del, which is then
-	// more expensive.
+	// Link is the host's interface on which the container's packets arrive, or its VRF. It is optional for Del, which
+	// is more expensive without it.
 	Link string
-	// Again has Add first remove earlier rules of the attachment, which may be for another interface.
+	// Again makes Add first remove earlier rules of the attachment, which may be for another interface.
 	Again bool
-	// Addrs lists the container's addresses with their prefix lengths. Optional for Del, as Link is.
+	// Addrs lists the container's addresses with their prefix lengths. Like Link, it is optional for Del.
 	Addrs []netip.Prefix
 	Special
-	// Restores has Add restore rules on iptables only from the record that an earlier Add wrote.
+	// Restores makes Add fail with ErrNoRecord on iptables if no earlier Add wrote a record.
 	Restores bool
 	// Warn reports that another attachment's rules apply to an address. It also reports rules that Del cannot remove
-	// because a program is missing, and that a later Del or GC removes. Without Warn, the latter is an error.
+	// because a program is missing, and that a later Del or GC removes. If Warn is nil, such rules are an error.
 	Warn func(format string, args ...any)
 }
 
@@ -54,7 +54,8 @@ type Special struct {
 	Ports [2]uint16 `json:"ports,omitzero"`
 }
 
-// isSpecial reports whether the rules differ from those of the reference plugins, if these destinations are excluded.
+// isSpecial reports whether the rules differ from the reference plugins' rules. exclude lists the excluded destinations
+// of the family.
 func (s Special) isSpecial(exclude []netip.Prefix) bool {
 	return len(exclude) > 0 || s.RandomFully || s.Ports != [2]uint16{}
 }
@@ -80,7 +81,7 @@ var ErrNoRecord = errors.New("no record of these rules")
 
 // Restore restores the attachments' rules on nftables in one batch, because another program may have flushed them. It
 // returns what was missing, by the attachment's mark. It skips attachments that do not exist. If an attachment ends
-// concurrently, either Restore removes its rules again, or DelAgain in its DEL does.
+// concurrently, either Restore or DelAgain in its DEL removes the restored rules.
 func Restore(ctx context.Context, nf *nft.Conn, all []Config, exists func(mark string) bool) (map[string]error, error) {
 	var wanted []nft.Item
 	isFormer, err := formerMarks(nf, all)
@@ -112,7 +113,7 @@ func Restore(ctx context.Context, nf *nft.Conn, all []Config, exists func(mark s
 }
 
 // deleteUnanswered deletes the flows from the attachments' addresses that have no reply. A flow that began while the
-// rules were missing is never translated, even if its packets are sent again.
+// rules were missing is never translated, even if its packets are retransmitted.
 func deleteUnanswered(all []Config) error {
 	isOurs := map[netip.Addr]bool{}
 	for _, c := range all {
@@ -131,8 +132,8 @@ func deleteUnanswered(all []Config) error {
 	return errors.Join(errs...)
 }
 
-// Del removes the attachment's rules from both backends, including those of the reference plugins. It succeeds if there
-// are none, and continues after a failure.
+// Del removes the attachment's rules, including rules that the reference plugins added, from both backends. It succeeds
+// if the attachment has no rules, and continues after a failure.
 func Del(ctx context.Context, nf *nft.Conn, c Config) error {
 	return errors.Join(
 		nft.IfSupported(delNFTables(ctx, nf, c)),
@@ -158,8 +159,8 @@ func DelAgain(ctx context.Context, nf *nft.Conn, c Config) error {
 }
 
 // Check compares the kernel's rules with the attachment's and the shared ones. Differences have code 101. It also
-// accepts rules of the other backend and of the reference plugins, because the node may have been upgraded while the
-// container ran.
+// accepts rules of the other backend and of the reference plugins, because the backend or the plugins may have been
+// replaced while the container was running.
 func Check(ctx context.Context, nf *nft.Conn, c Config) error {
 	if len(c.Addrs) == 0 {
 		return nil
@@ -176,8 +177,8 @@ func Check(ctx context.Context, nf *nft.Conn, c Config) error {
 	return err
 }
 
-// GC removes the rules of attachments of the set's network that are not in the set, from both backends, including those
-// of the reference plugins.
+// GC removes, from both backends, the rules of attachments on valid's network that are not in valid, including the
+// reference plugins' rules.
 func GC(ctx context.Context, nf *nft.Conn, valid cni.Set) error {
 	return errors.Join(
 		nft.IfSupported(Config{}.owned().Sweep(ctx, nf, valid.Garbage)),

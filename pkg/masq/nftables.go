@@ -18,18 +18,19 @@ import (
 const (
 	baseChain   = "masq_v2"
 	prefixChain = "masq_v1_"
-	// formerChain and the maps of formerMap belong to version 0.1.0. Their keys are addresses without an interface.
+	// formerChain and the maps of formerMap are from version 0.1.0. The keys of these maps are addresses without an
+	// interface.
 	formerChain = "masq_v1"
 )
 
-// addrMap, formerMap and exemptSet return the names of a family's map of addresses, of that map in version 0.1.0, and
+// addrMap returns the name of a family's map of addresses, formerMap its name in version 0.1.0, and exemptSet the name
 // of the set of the administrator's exemptions.
 func addrMap(f nft.Family) string   { return "masq" + f.Digit() + "_v2" }
 func formerMap(f nft.Family) string { return "masq" + f.Digit() + "_v1" }
 func exemptSet(f nft.Family) string { return "masq_exempt" + f.Digit() }
 
-// owned returns the layout of all attachments, and the maps with their elements. An element's key is an address and the
-// interface that its packets come from. Its verdict goes to the chain of the address's prefix.
+// owned returns the layout that all attachments share, and the maps with their elements. An element's key is the
+// interface on which packets arrive and their source address. Its verdict goes to the chain of the address's prefix.
 func (c Config) owned() nft.Owned {
 	o := c.layout(baseChain, addrMap, nft.IIFName)
 	o.Shared = true
@@ -43,8 +44,8 @@ func (c Config) owned() nft.Owned {
 // former returns the layout of version 0.1.0.
 func (c Config) former() nft.Owned { return c.layout(formerChain, formerMap) }
 
-// layout returns a layout with a base chain, at the usual priority of source NAT, and its maps. The key of a map is the
-// fields and an address.
+// layout returns a layout with a base chain, at the usual priority of source NAT, and its maps. A map's key consists of
+// fields and a source address.
 func (c Config) layout(base string, mapOf func(nft.Family) string, fields ...nft.Field) nft.Owned {
 	o := nft.Owned{Chain: c.chainNamed}
 	var exempts, maps []nft.Set
@@ -71,7 +72,7 @@ func (c Config) layout(base string, mapOf func(nft.Family) string, fields ...nft
 }
 
 // chainName returns the name of the chain for an address's prefix. nft does not accept colons in names. All prefixes of
-// a single address share one chain, because each container would have a chain of its own otherwise.
+// a single address share one chain. Otherwise each container would have its own chain.
 func (c Config) chainName(p netip.Prefix) string {
 	name := prefixChain + strings.ReplaceAll(p.Masked().String(), ":", "-")
 	if p.IsSingleIP() {
@@ -84,7 +85,7 @@ func (c Config) chainName(p netip.Prefix) string {
 }
 
 // suffix returns the part of a chain's name that distinguishes chains of one prefix with different rules: a hash of
-// their options. It returns "" for the reference plugins' rules.
+// their options. It returns "" if no option is set.
 func (s Special) suffix(f nft.Family) string {
 	exclude := ofFamily(f, s.Exclude)
 	if !s.isSpecial(exclude) {
@@ -98,8 +99,8 @@ func ofFamily(f nft.Family, all []netip.Prefix) []netip.Prefix {
 }
 
 // chainNamed returns the chain that chainName named. In it, packets to the prefix, to multicast and to excluded
-// destinations keep their source. A chain with other options than c has is returned without rules, because the name has
-// only a hash of its options.
+// destinations keep their source. If the chain's options are not c's, it is returned without rules, because the name
+// contains only a hash of the options.
 func (c Config) chainNamed(name string) (nft.Chain, bool) {
 	text, found := strings.CutPrefix(name, prefixChain)
 	text, suffix, _ := strings.Cut(text, "_")
@@ -151,7 +152,7 @@ func multicast(f nft.Family) string {
 	return "ff00::/8"
 }
 
-// items returns the elements of the attachment's addresses, none if the interface is not known.
+// items returns the elements of the attachment's addresses. It returns nil if the interface is not known.
 func (c Config) items() (out []nft.Item) {
 	if c.Link == "" {
 		return nil
@@ -204,7 +205,7 @@ func keyAddr(it nft.Item) netip.Addr {
 	return addr
 }
 
-// distinct returns the valid prefixes, and only the first of those with the same address.
+// distinct returns the valid prefixes. Of several prefixes with the same address, it returns only the first.
 func distinct(addrs []netip.Prefix) (out []netip.Prefix) {
 	seen := map[netip.Addr]bool{}
 	for _, p := range addrs {
@@ -218,8 +219,8 @@ func distinct(addrs []netip.Prefix) (out []netip.Prefix) {
 
 var errNoLink = errors.New("masquerade: the interface that the packets come from is unknown")
 
-// addNFTables adds the elements. It warns of elements that other attachments already have for the same addresses and
-// interface, and that stay.
+// addNFTables adds the elements. If other attachments have elements for the same addresses and interface, these stay,
+// and addNFTables warns.
 func addNFTables(ctx context.Context, nf *nft.Conn, c Config) error {
 	if c.Link == "" {
 		return errNoLink
@@ -244,8 +245,8 @@ func addNFTables(ctx context.Context, nf *nft.Conn, c Config) error {
 	return err
 }
 
-// delNFTables removes the attachment's elements. It looks them up by interface and address. If one is missing or none
-// is known, it reads all elements of the host.
+// delNFTables removes the attachment's elements. It looks them up by interface and address. If one is missing, or if
+// the keys are not known, it reads all elements of the host.
 func delNFTables(ctx context.Context, nf *nft.Conn, c Config) error {
 	mine, known := c.Attachment.Owns, c.items()
 	found, err := c.owned().Live(nf, slices.Concat(known, c.formerItems()), mine)

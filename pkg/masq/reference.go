@@ -28,8 +28,8 @@ func delReference(ctx context.Context, nf *nft.Conn, a cni.Attachment) error {
 	return removeReference(ctx, nf, func(comment string) bool { return strings.HasPrefix(comment, mark) })
 }
 
-// checkReference verifies that the reference plugins have as many rules in nftables for the attachment as it has
-// addresses.
+// checkReference verifies that the reference plugins' table has a rule for each address of the attachment. It only
+// counts the rules.
 func checkReference(nf *nft.Conn, c Config) error {
 	rules, err := nf.Rules(referenceTable, referenceChain)
 	if err != nil {
@@ -60,8 +60,7 @@ func removeReference(ctx context.Context, nf *nft.Conn, matches func(comment str
 		Rule: func(r nft.LiveRule) bool { return matches(r.Comment) }}.Remove(ctx, nf)
 }
 
-// listReference returns the addresses that the reference plugins masquerade in nftables. The owners are those that the
-// comments name.
+// listReference returns the addresses that the reference plugins masquerade in nftables. The comments name the owners.
 func listReference(nf *nft.Conn) (all []cni.Holding, err error) {
 	rules, err := nf.Rules(referenceTable, referenceChain)
 	for _, r := range rules {
