@@ -197,9 +197,9 @@ func (t *trial) mtu(ctx context.Context) (string, error) {
 	return said, nil
 }
 
-// neighbours tests whether both containers reach each other. A failure is an error only on a bridge that does not
+// neighbors tests whether both containers reach each other. A failure is an error only on a bridge that does not
 // isolate its ports.
-func (t *trial) neighbours(ctx context.Context) (string, error) {
+func (t *trial) neighbors(ctx context.Context) (string, error) {
 	a, b, err := t.made[0], t.made[1], error(nil)
 	for i := 0; i < min(len(a.ips), len(b.ips)) && err == nil; i++ {
 		if err = a.echo(ctx, b.ips[i], smallPacket); err == nil {

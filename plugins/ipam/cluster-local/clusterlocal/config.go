@@ -56,13 +56,13 @@ func (w wirePlace) place() place {
 		cmp.Or(w.DataDir, "/var/lib/cni/cluster-local"), w.Guard, placeKeys{"ipam.space", "ipam.kubeconfig"}}
 }
 
-// hostDirs are directories outside hostTrees that contain a node's own kubeconfig. Their subdirectories may contain
-// files of containers.
+// hostDirs are directories, besides those in hostTrees, that contain a node's own kubeconfig. Their subdirectories
+// may contain files of containers.
 var hostDirs = []string{"/var/lib/kubelet", "/var/lib/k0s", "/var/lib/rancher/k3s/agent", "/var/lib/rancher/rke2/agent",
 	"/var/snap/microk8s/current/credentials"}
 
-// hostTrees are directories below which no container can write. The trees of k3s, RKE2 and microk8s contain the files
-// that other distributions have in /etc/cni.
+// hostTrees are directories below which no container can write. In those of k3s, RKE2 and microk8s are the files that
+// other distributions have in /etc/cni.
 var hostTrees = []string{"/etc/", "/var/lib/rancher/k3s/agent/etc/", "/var/lib/rancher/rke2/agent/etc/",
 	"/var/snap/microk8s/current/args/"}
 
@@ -88,7 +88,7 @@ type config struct {
 	place
 	resolvConf  string // empty: none
 	sets        []ranges.Set
-	asked       []ranges.Asked // requested address for each set; zero: none
+	asked       []ranges.Requested // for each set; the zero value asks for none
 	staticIPs   []cni.IP       // given as they are, without a lease
 	routes      []cni.Route
 	dns         cni.DNS
