@@ -159,7 +159,7 @@ func deleteStalePairs(host *rtnl.Conn, valid cni.Set) error {
 	var errs []error
 	for _, l := range links {
 		unmarked := netplugin.IsUnmarkedHostEnd(l, valid.Network()) && !slices.Contains(keep, l.Name)
-		garbage := l.IsPairEnd() && valid.Garbage(l.Alias)
+		garbage := l.IsPairEnd() && valid.IsGarbage(l.Alias)
 		if unmarked || garbage {
 			errs = append(errs, host.DelLink(l.Index))
 		}

@@ -9,7 +9,8 @@ import (
 	"strings"
 )
 
-// DecodeResult reads a result of its cniVersion, or else of version. No result is code 6, an unknown version code 1.
+// DecodeResult parses a result in the version that it names, or otherwise in version. The error has code 6, or code 1
+// for an unknown version.
 func DecodeResult(data []byte, version string) (*Result, error) {
 	r, err := decodeResult(data, version)
 	if err != nil {
@@ -22,7 +23,7 @@ func DecodeResult(data []byte, version string) (*Result, error) {
 	return r, nil
 }
 
-// decodeResult is DecodeResult with the problem of each key.
+// decodeResult is DecodeResult with a Problem for each invalid value.
 func decodeResult(data []byte, version string) (*Result, error) {
 	var head struct {
 		CNIVersion string `json:"cniVersion"`
@@ -33,7 +34,7 @@ func decodeResult(data []byte, version string) (*Result, error) {
 	version = cmp.Or(head.CNIVersion, version, Oldest)
 	switch {
 	case !Supports(version):
-		reason := "is none of " + strings.Join(versions, ", ")
+		reason := "is not one of " + strings.Join(versions, ", ")
 		return nil, Refuse("cniVersion", version, reason).WithCode(CodeIncompatibleVersion)
 	case version < "0.3.0":
 		var w wire01
@@ -92,7 +93,7 @@ func (w wire01) parse() (*Result, error) {
 	return r, problems.Err()
 }
 
-// parse checks an address of a result; addressKey is how its version calls it.
+// parse parses an address of a result. addressKey is the key of the address, which depends on the version.
 func (w wireIP) parse(addressKey string) (ip IP, err error) {
 	var problems Problems
 	ip.Address, err = ParsePrefix(addressKey, w.Address)
@@ -102,16 +103,16 @@ func (w wireIP) parse(addressKey string) (ip IP, err error) {
 		problems.Add(err)
 	}
 	switch i := w.Interface; {
-	case i == nil || *i == -1: // -1: how some plugins write that the address has no interface
+	case i == nil || *i == -1: // some plugins write -1 if the address has no interface
 	case *i < 0:
-		problems.Add(Refuse("interface", *i, "is no index"))
+		problems.Add(Refuse("interface", *i, "is not an index"))
 	default:
 		ip.Interface = i
 	}
 	return ip, problems.Err()
 }
 
-// ParseRoutes checks the routes of a configuration or a result. Its errors name the key routes.
+// ParseRoutes parses the routes of a configuration or a result. Its errors contain the key routes.
 func ParseRoutes(in []WireRoute) (out []Route, err error) {
 	var problems Problems
 	for n, w := range in {
@@ -122,8 +123,9 @@ func ParseRoutes(in []WireRoute) (out []Route, err error) {
 	return out, problems.Err()
 }
 
-// Encode writes the result in the shape of version; an unknown one is code 1. 0.1.0 and 0.2.0 have the first address of
-// each family, and routes without options; before 1.0.0 interfaces have no MTU, socket path or PCI address.
+// Encode returns the JSON of the result in a version. The error for an unknown version has code 1. In 0.1.0 and 0.2.0,
+// a result has only the first address of each family, and routes have no options. Before 1.0.0, interfaces have no MTU,
+// socket path or PCI address.
 func (r *Result) Encode(version string) ([]byte, error) {
 	switch {
 	case !Supports(version):
@@ -157,7 +159,7 @@ func (r *Result) wire1(version string) wire1 {
 		w.Routes = append(w.Routes, WireRoute{Dst: route.Dst.String(), GW: addrText(route.GW), MTU: route.MTU,
 			AdvMSS: route.AdvMSS, Priority: route.Priority, Table: route.Table, Scope: route.Scope})
 	}
-	if old || !r.DNS.IsZero() { // old versions always print it
+	if old || !r.DNS.IsZero() { // always printed before 1.0.0
 		w.DNS = &r.DNS
 	}
 	return w
@@ -184,7 +186,7 @@ func (r *Result) wire01(version string) wire01 {
 	return w
 }
 
-// encode writes a document indented, without a newline at its end, <, > and & as they are.
+// encode returns the indented JSON of v without a final newline. It does not escape <, > and &.
 func encode(v any) []byte {
 	var b bytes.Buffer
 	enc := json.NewEncoder(&b)

@@ -12,7 +12,8 @@ import (
 	"strings"
 )
 
-// Config has the keys of all plugins (specification, section 1). Runtimes rely on it that case does not matter.
+// Config contains the keys that all plugins have (specification, section 1). Keys are not case-sensitive, because
+// runtimes rely on that.
 type Config struct {
 	CNIVersion string `json:"cniVersion"`
 	Name       string `json:"name"`
@@ -22,12 +23,12 @@ type Config struct {
 	} `json:"ipam"`
 	RawPrevResult       json.RawMessage `json:"prevResult"`
 	RawValidAttachments json.RawMessage `json:"cni.dev/valid-attachments"`
-	RawAttachments      json.RawMessage `json:"cni.dev/attachments"` // older spelling, which libcni sends too
-	RawLog              json.RawMessage `json:"log"`                 // a key of this suite
+	RawAttachments      json.RawMessage `json:"cni.dev/attachments"` // older name, which libcni also sends
+	RawLog              json.RawMessage `json:"log"`                 // a key of Hawser
 }
 
-// Unmarshal reads the JSON of a configuration into a plugin's own struct. Text that is
-// no JSON is code 6. The first value of the wrong type is code 7; all others are read.
+// Unmarshal decodes the JSON of a configuration into a plugin's struct. The error for invalid JSON has code 6. The
+// error for a value of the wrong type has code 7, and names only the first such value; all other values are decoded.
 func Unmarshal(data []byte, v any) error {
 	err := decode(data, v)
 	if err == nil || ProblemsOf(err)[0].Key != "" {
@@ -45,13 +46,13 @@ func decode(data []byte, v any) error {
 		return refuseType(t, data)
 	}
 	if s, ok := errors.AsType[*json.SyntaxError](err); ok {
-		return Errorf(CodeDecode, "no valid JSON at byte %d: %w", s.Offset, err)
+		return Errorf(CodeDecode, "invalid JSON at byte %d: %w", s.Offset, err)
 	}
 	return Errorf(CodeConfig, "%w", err)
 }
 
-// ParseEither reads a key that is of its usual type, for value to point at, or one of a few words: 1500 or "auto". A
-// missing one, and null, are neither.
+// ParseEither decodes the value of a key that is either of its usual type, to which value points, or one of a few
+// words, such as 1500 or "auto". A missing value and null are neither.
 func ParseEither(key string, raw json.RawMessage, value any, words ...string) (word string, err error) {
 	if len(raw) == 0 {
 		return "", nil
@@ -60,7 +61,7 @@ func ParseEither(key string, raw json.RawMessage, value any, words ...string) (w
 		return word, nil
 	}
 	if err = decode(raw, value); err != nil {
-		var shown any // other values than texts may be long
+		var shown any // only a string is shown, because other values can be long
 		if raw[0] == '"' {
 			shown = word
 		}
@@ -69,18 +70,19 @@ func ParseEither(key string, raw json.RawMessage, value any, words ...string) (w
 	return "", err
 }
 
-// refuseType refuses a value of the wrong type. It quotes numbers alone: other values may be secrets.
+// refuseType returns the error for a value of the wrong type. It shows only numbers, because other values can be
+// secrets.
 func refuseType(t *json.UnmarshalTypeError, doc []byte) *Error {
-	key := keyAt(doc, t.Offset)
+	key := keyOfOffset(doc, t.Offset)
 	refuse := func(value any, reason string) *Error {
 		e := Refuse(key, value, reason)
 		e.cause = t
 		return e
 	}
 	if number, ok := strings.CutPrefix(t.Value, "number "); ok {
-		reason := "is no whole number"
+		reason := "is not a whole number"
 		if t.Type.Kind() == reflect.Uint32 {
-			reason = "is no whole number between 0 and 4294967295"
+			reason = "is not a whole number between 0 and 4294967295"
 		}
 		return refuse(json.RawMessage(number), reason)
 	}
@@ -89,17 +91,18 @@ func refuseType(t *json.UnmarshalTypeError, doc []byte) *Error {
 	return refuse(nil, fmt.Sprintf("is a JSON %s, want %s", t.Value, cmp.Or(want[t.Type.Kind()], "a whole number")))
 }
 
-// keyAt is the path of the value that ends or begins at an offset of the document. The decoder's Field has no index.
-func keyAt(doc []byte, offset int64) (key string) {
-	WalkValues(doc, func(path string, at int64) bool {
+// keyOfOffset returns the path of the value that begins or ends at an offset of the document. (The path in the
+// decoder's error lacks the indexes of lists.)
+func keyOfOffset(doc []byte, offset int64) (key string) {
+	WalkValues(doc, func(path string, o int64) bool {
 		key = path
-		return at != offset
+		return o != offset
 	})
 	return key
 }
 
-// WalkValues calls visit for each value of a JSON document, in order, with the value's path, such as "ipam.ranges[0]",
-// and an offset: the end of the value or, for an object or a list, the beginning. It stops when visit returns false.
+// WalkValues calls visit for each value of a JSON document, in order, until visit returns false. path is the path of
+// the value, such as "ipam.ranges[0]". offset is the end of the value or, for an object or a list, the beginning.
 func WalkValues(doc []byte, visit func(path string, offset int64) bool) {
 	d := json.NewDecoder(bytes.NewReader(doc))
 	var walk func(path string) bool
@@ -132,8 +135,8 @@ func WalkValues(doc []byte, visit func(path string, offset int64) bool) {
 	walk("")
 }
 
-// DecodeConfig reads the keys of all plugins. The version, which it does not check, is
-// Oldest when the key is missing. With a value of the wrong type it returns the others.
+// DecodeConfig decodes the keys that all plugins have. It does not check the version, which is Oldest by default. If a
+// value has the wrong type, DecodeConfig also returns the others.
 func DecodeConfig(data []byte) (*Config, error) {
 	c := &Config{}
 	err := Unmarshal(data, c)
@@ -143,7 +146,7 @@ func DecodeConfig(data []byte) (*Config, error) {
 	return c, err
 }
 
-// PrevResult reads prevResult; nil when there is none. Its errors are code 7.
+// PrevResult decodes prevResult. It returns nil if there is none. Its errors have code 7.
 func (c *Config) PrevResult() (*Result, error) {
 	if len(c.RawPrevResult) == 0 || string(c.RawPrevResult) == "null" {
 		return nil, nil
@@ -160,8 +163,8 @@ func (c *Config) PrevResult() (*Result, error) {
 	return nil, problems.Err()
 }
 
-// ValidAttachments reads cni.dev/valid-attachments (specification 1.1, GC). null and []
-// mean that none is valid. Without the key listed is false: nothing is known.
+// ValidAttachments decodes cni.dev/valid-attachments (specification 1.1, GC). null and [] mean that no attachment is
+// valid. listed is false if the key is missing, which means that nothing is known.
 func (c *Config) ValidAttachments() (refs []Attachment, listed bool, err error) {
 	key, raw := "cni.dev/valid-attachments", c.RawValidAttachments
 	if raw == nil {
@@ -191,9 +194,9 @@ func PairsOf(args, key string) string {
 	}), ";")
 }
 
-// ParseArgs reads CNI_ARGS, "KEY=value" pairs separated by semicolons (specification, section 2), and returns the
-// values of the known keys, in any case. A pair without "=" is code 4, as is another key unless IgnoreUnknown is 1 or
-// true. The error does not show values, which may be secrets.
+// ParseArgs parses CNI_ARGS, pairs KEY=value separated by semicolons (specification, section 2), and returns the values
+// of the known keys. Keys are not case-sensitive. The error for a pair without "=", and for another key unless
+// IgnoreUnknown is 1 or true, has code 4. It does not show values, because they can be secrets.
 func ParseArgs(args string, known ...string) (map[string]string, error) {
 	values := map[string]string{}
 	var unknown []string
@@ -203,7 +206,7 @@ func ParseArgs(args string, known ...string) (map[string]string, error) {
 		key = strings.TrimSpace(key)
 		i := slices.IndexFunc(known, func(k string) bool { return strings.EqualFold(k, key) })
 		switch {
-		case key == "" && !ok: // between two semicolons
+		case key == "" && !ok: // nothing between two semicolons
 		case key == "" || !ok:
 			return nil, Errorf(CodeEnvironment, "CNI_ARGS: pair %d is not KEY=value", n+1)
 		case strings.EqualFold(key, "IgnoreUnknown"):

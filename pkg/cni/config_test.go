@@ -58,13 +58,13 @@ var _ = Describe("Config", func() {
 		Expect(cni.AsError(err).Code).To(Equal(code))
 	},
 		Entry("text", "x", cni.CodeDecode,
-			"network configuration: no valid JSON at byte 1: invalid character 'x' looking for beginning of value"),
+			"network configuration: invalid JSON at byte 1: invalid character 'x' looking for beginning of value"),
 		Entry("a cut", `{"name": "n"`, cni.CodeDecode,
-			"network configuration: no valid JSON at byte 12: unexpected end of JSON input"),
+			"network configuration: invalid JSON at byte 12: unexpected end of JSON input"),
 		Entry("two documents", `{} {}`, cni.CodeDecode,
-			"network configuration: no valid JSON at byte 4: invalid character '{' after top-level value"),
+			"network configuration: invalid JSON at byte 4: invalid character '{' after top-level value"),
 		Entry("too deep", strings.Repeat("[", 20000), cni.CodeDecode,
-			"network configuration: no valid JSON at byte 10001: invalid character '[' exceeded max depth"),
+			"network configuration: invalid JSON at byte 10001: invalid character '[' exceeded max depth"),
 		Entry("a list", `[]`, cni.CodeConfig, "network configuration: is a JSON array, want an object"),
 		Entry("a name that is a number", `{"name": 5}`, cni.CodeConfig, "name: is a JSON number, want a string"),
 		Entry("an ipam that is text", `{"ipam": "host-local"}`, cni.CodeConfig,
@@ -101,9 +101,9 @@ var _ = Describe("Config", func() {
 		Entry("string", `{"s": 1}`, "s: is a JSON number, want a string"),
 		Entry("list", `{"l": "x"}`, "l: is a JSON string, want an array"),
 		Entry("list element", `{"l": [1]}`, "l[0]: is a JSON number, want a string"),
-		Entry("integer", `{"i": 1.5}`, "i: 1.5 is no whole number"),
-		Entry("integer too big", `{"i": 70000}`, "i: 70000 is no whole number"),
-		Entry("unsigned", `{"u": -1}`, "u: -1 is no whole number"),
+		Entry("integer", `{"i": 1.5}`, "i: 1.5 is not a whole number"),
+		Entry("integer too big", `{"i": 70000}`, "i: 70000 is not a whole number"),
+		Entry("unsigned", `{"u": -1}`, "u: -1 is not a whole number"),
 		Entry("map", `{"m": []}`, "m: is a JSON array, want an object"),
 		Entry("pointer", `{"p": "x"}`, "p: is a JSON string, want a whole number"),
 		Entry("what reads itself", `{"a": "x"}`, `network configuration: ParseAddr("x"): unable to parse IP`),
@@ -124,7 +124,7 @@ var _ = Describe("Config", func() {
 		Entry("none", ``, "", ""),
 		Entry("a number as text", `"1400"`, "", `mtu: "1400" is a JSON string, want a whole number or one of ["auto"]`),
 		Entry("another type", `true`, "", `mtu: is a JSON bool, want a whole number or one of ["auto"]`),
-		Entry("a fraction", `1.5`, "", `mtu: 1.5 is no whole number or one of ["auto"]`),
+		Entry("a fraction", `1.5`, "", `mtu: 1.5 is not a whole number or one of ["auto"]`),
 	)
 
 	DescribeTable("prevResult", func(doc string, there bool) {
@@ -143,7 +143,7 @@ var _ = Describe("Config", func() {
 
 	It("names what it cannot read of prevResult", func() {
 		_, err := decode(`{"cniVersion": "1.0.0", "prevResult": {"ips": [{"address": "x"}]}}`).PrevResult()
-		Expect(err).To(MatchError(`prevResult.ips[0].address: "x" is no address in CIDR notation`))
+		Expect(err).To(MatchError(`prevResult.ips[0].address: "x" is not an address in CIDR notation`))
 		Expect(cni.AsError(err).Code).To(Equal(cni.CodeConfig))
 	})
 })
@@ -304,7 +304,7 @@ func prefix(s string) netip.Prefix { return netip.MustParsePrefix(s) }
 
 func addr(s string) netip.Addr { return netip.MustParseAddr(s) }
 
-// richResult has every field that a result can have.
+// richResult returns a result with all fields.
 func richResult() *cni.Result {
 	return &cni.Result{
 		Interfaces: []cni.Interface{
@@ -333,7 +333,7 @@ func richResult() *cni.Result {
 	}
 }
 
-// l2Result is that of an attachment without addresses.
+// l2Result returns the result of an attachment without addresses.
 func l2Result() *cni.Result {
 	return &cni.Result{Interfaces: []cni.Interface{
 		{Name: "veth1a2b3c4d", MAC: "0a:58:0a:f4:00:02"},
@@ -344,7 +344,7 @@ func l2Result() *cni.Result {
 type object = map[string]any
 
 var _ = Describe("docs/schema", func() {
-	It("has result.json, of all shapes", func() {
+	It("has result.json with all versions", func() {
 		old := object{"properties": object{"cniVersion": object{"enum": []string{"0.1.0", "0.2.0"}}}}
 		plugintest.ExpectSchema("result", "what ADD prints, and what prevResult is (specification, section 5)", object{
 			"required": []string{"cniVersion"}, "if": old, "then": object{"$ref": "#/$defs/0.1.0"},
@@ -360,19 +360,19 @@ var _ = Describe("docs/schema", func() {
 
 var long = strings.Repeat("n", 300)
 
-// networkOwns tells whether a mark was written in a network, none of whose attachments is valid.
-func networkOwns(network, mark string) bool { return cni.NewSet(network, nil).Garbage(mark) }
+// networkOwns reports whether a mark belongs to a network without valid attachments.
+func networkOwns(network, mark string) bool { return cni.NewSet(network, nil).IsGarbage(mark) }
 
 var _ = Describe("Attachment", func() {
 	a := cni.Attachment{Network: "net1", ContainerID: "c1", IfName: "eth0"}
 
-	It("has a hash that never changes: it is on disk and in the kernel", func() {
+	It("has a hash that never changes, because it is on disks and in the kernel", func() {
 		Expect(a.Hash()).To(Equal("5f3c29da973ec808"))
 		Expect(a.Mark()).To(Equal("5f3c29da973ec808 net1 c1 eth0"))
 		Expect(a.String()).To(Equal(`network "net1", container "c1", interface "eth0"`))
 	})
 
-	It("has a hash of its own", func() {
+	It("has a unique hash", func() {
 		seen := map[string]cni.Attachment{}
 		for _, b := range []cni.Attachment{
 			a, {"net1", "c1", "eth1"}, {"net1", "c2", "eth0"}, {"net2", "c1", "eth0"}, {"c1", "net1", "eth0"},
@@ -389,7 +389,7 @@ var _ = Describe("Attachment", func() {
 		}
 	})
 
-	DescribeTable("its mark fits into a comment, and owner and network are read from it", func(b cni.Attachment) {
+	DescribeTable("has a mark that fits into a comment and identifies owner and network", func(b cni.Attachment) {
 		mark := b.Mark()
 		Expect(len(mark)).To(BeNumerically("<=", 128))
 		Expect(mark).To(MatchRegexp(`^[!-~]+( [!-~]*)*$`))
@@ -407,30 +407,31 @@ var _ = Describe("Attachment", func() {
 		Entry("a network of 64", cni.Attachment{Network: long[:64], ContainerID: strings.Repeat("c", 64),
 			IfName: "eth1"}),
 		Entry("a network of 65", cni.Attachment{Network: long[:65], ContainerID: "c1", IfName: "eth1"}),
-		Entry("all too long", cni.Attachment{Network: long, ContainerID: long, IfName: "eth1234567890ab"}),
+		Entry("parts that are all too long", cni.Attachment{Network: long, ContainerID: long, IfName: "eth1234567890ab"}),
 		Entry("an interface that a comment cannot hold",
 			cni.Attachment{Network: "pod-net", ContainerID: "c1", IfName: "a\"\\\x01é\xff"}),
 	)
 
-	It("tells long networks with the same beginning apart", func() {
+	It("distinguishes long networks with the same beginning", func() {
 		one := cni.Attachment{Network: long + "1", ContainerID: "c", IfName: "e"}
 		Expect(networkOwns(long+"2", one.Mark())).To(BeFalse())
 	})
 
-	DescribeTable("other people's comments belong to nobody", func(mark string) {
+	DescribeTable("does not own comments of other programs", func(mark string) {
 		Expect(a.Owns(mark)).To(BeFalse())
 		Expect(networkOwns("net1", mark)).To(BeFalse())
 	},
-		Entry("nothing", ""), Entry("a text", "my comment"), Entry("the network alone", "net1"),
+		Entry("nothing", ""), Entry("a text", "my comment"), Entry("only the network", "net1"),
 		Entry("no hash", "0123 net1 c1 eth0"), Entry("a hash in upper case", "5EC66F3B7C1F354C net1 c1 eth0"),
 		Entry("a longer hash", "5f3c29da973ec8080 net1 c1 eth0"), Entry("not hexadecimal",
 			"gf3c29da973ec808 net1 c1 eth0"),
 		Entry("another network", "0123456789abcdef net10 c1 eth0"), Entry("no network", "0123456789abcdef"),
-		Entry("the reference's", `name: "net1" id: "c1"`),
-		Entry("the reference's in nftables", "6fd94d501e58f0aa-287fc69eff0574a2, net: net1, if: eth0, id: c1"),
+		Entry("a comment of the reference plugin", `name: "net1" id: "c1"`),
+		Entry("a comment of the reference plugin in nftables",
+			"6fd94d501e58f0aa-287fc69eff0574a2, net: net1, if: eth0, id: c1"),
 	)
 
-	It("numbers networks, never with 0", func() {
+	It("has a network number that is never 0", func() {
 		Expect(cni.NetworkHash("net1")).To(Equal(cni.NetworkHash("net1")))
 		Expect(cni.NetworkHash("net1")).NotTo(Equal(cni.NetworkHash("net2")))
 		for _, n := range []string{"", "a", "b", "c", long} {
@@ -445,38 +446,38 @@ var _ = Describe("Set", func() {
 		return cni.Attachment{Network: network, ContainerID: id, IfName: ifname}
 	}
 
-	It("has what is valid, and garbage is only what its network owns", func() {
+	It("contains the valid attachments, and only other attachments of the network are garbage", func() {
 		s := cni.NewSet("net1", []cni.Attachment{ref("c1", "eth0"), ref("c2", "eth1"), ref("c2", "eth1")})
 		Expect(s.Network()).To(Equal("net1"))
 		Expect(s.Has(at("net1", "c1", "eth0"))).To(BeTrue())
-		Expect(s.Garbage(at("net1", "c1", "eth0").Mark())).To(BeFalse())
+		Expect(s.IsGarbage(at("net1", "c1", "eth0").Mark())).To(BeFalse())
 		for _, gone := range []cni.Attachment{at("net1", "c1", "eth1"), at("net1", "c2", "eth0"),
 			at("net1", "c3", "eth0"), at("net1", long, "eth0")} {
 			Expect(s.Has(gone)).To(BeFalse())
-			Expect(s.Garbage(gone.Mark())).To(BeTrue())
+			Expect(s.IsGarbage(gone.Mark())).To(BeTrue())
 		}
 		foreign := at("net2", "c3", "eth0")
 		Expect(s.Has(foreign)).To(BeFalse())
-		Expect(s.Garbage(foreign.Mark())).To(BeFalse())
+		Expect(s.IsGarbage(foreign.Mark())).To(BeFalse())
 		Expect(s.HasContainer("c2")).To(BeTrue())
 		Expect(s.HasContainer("c3")).To(BeFalse())
 	})
 
-	It("lists what is valid", func() {
+	It("lists the valid attachments", func() {
 		s := cni.NewSet("net1", []cni.Attachment{ref("c1", "eth0"), ref("c2", "eth1")})
 		Expect(s.All()).To(HaveExactElements(at("net1", "c1", "eth0"), at("net1", "c2", "eth1")))
 	})
 
 	It("works for a network with a very long name", func() {
 		s := cni.NewSet(long, []cni.Attachment{ref("c1", "eth0")})
-		Expect(s.Garbage(at(long, "c1", "eth0").Mark())).To(BeFalse())
-		Expect(s.Garbage(at(long, "c2", "eth0").Mark())).To(BeTrue())
-		Expect(s.Garbage(at(long+"x", "c2", "eth0").Mark())).To(BeFalse())
+		Expect(s.IsGarbage(at(long, "c1", "eth0").Mark())).To(BeFalse())
+		Expect(s.IsGarbage(at(long, "c2", "eth0").Mark())).To(BeTrue())
+		Expect(s.IsGarbage(at(long+"x", "c2", "eth0").Mark())).To(BeFalse())
 	})
 
-	It("that nobody filled owns nothing", func() {
+	It("that is empty owns nothing", func() {
 		var s cni.Set
-		Expect(s.Garbage(at("net1", "c1", "eth0").Mark())).To(BeFalse())
+		Expect(s.IsGarbage(at("net1", "c1", "eth0").Mark())).To(BeFalse())
 		Expect(s.Has(at("net1", "c1", "eth0"))).To(BeFalse())
 	})
 })
@@ -511,7 +512,7 @@ var _ = Describe("names", func() {
 	})
 })
 
-var _ = DescribeTable("a MAC address is refused with the reason", func(text, why string) {
+var _ = DescribeTable("refuses a MAC address with the reason", func(text, why string) {
 	_, err := cni.ParseMAC(cni.CodeConfig, "mac", text)
 	Expect(err).To(MatchError(fmt.Sprintf("mac: %q is not a MAC address of an interface: %s", text, why)))
 },
@@ -531,7 +532,7 @@ var _ = DescribeTable("refuses names that cannot be printed", Label("printable-n
 	Entry(nil, "br\u202ex"), Entry(nil, "br\u200b"), Entry(nil, "br\xff"), Entry(nil, "br\n"),
 )
 
-var _ = It("a name of an interface is what the kernel takes and a terminal shows", func() {
+var _ = It("accepts names of interfaces that the kernel accepts and that are printable", func() {
 	for _, name := range []string{"eth0", "é", "a\"b", "eth0.100", "a-very-long-nam"} {
 		Expect(cni.CheckIfName(cni.CodeConfig, "bridge", name)).To(Succeed())
 		Expect(cni.CheckName("master", name)).To(Succeed())
@@ -544,7 +545,7 @@ var _ = It("a name of an interface is what the kernel takes and a terminal shows
 		`device: "` + strings.Repeat("x", 64) + `..." has 256 bytes, more than 255`))
 })
 
-var _ = It("a result with an interface name that cannot be printed is refused", Label("printable-names"), func() {
+var _ = It("refuses a result with an unprintable interface name", Label("printable-names"), func() {
 	const text = `{"cniVersion": "1.0.0", "interfaces": [{"name": "eth0"}, {"name": "a\u001b"}]}`
 	_, err := cni.DecodeResult([]byte(text), "")
 	Expect(err).To(MatchError(`result: interfaces[1].name: "a\x1b" has characters that cannot be printed`))

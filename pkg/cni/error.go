@@ -13,8 +13,8 @@ import (
 	"unicode/utf8"
 )
 
-// Error codes: up to 99 the specification's (section 5), from 100 on this suite's. See
-// docs/errors.md.
+// Error codes. Codes up to 99 are from the specification (section 5), codes from 100 on are Hawser's. docs/errors.md
+// documents them.
 const (
 	CodeIncompatibleVersion uint = 1
 	CodeUnsupportedField    uint = 2
@@ -25,11 +25,11 @@ const (
 	CodeConfig              uint = 7
 	CodeTryAgain            uint = 11
 	CodeUnavailable         uint = 50
-	CodeExists              uint = 100 // the attachment, or an interface of its name, is there already
-	CodeDrift               uint = 101 // CHECK found something other than what ADD made
-	CodeIPAM                uint = 102 // the IPAM plugin's answer cannot be used
-	CodeConflict            uint = 103 // a name or an address is held by something else
-	CodePortTaken           uint = 104 // a port of the host is held by another attachment
+	CodeExists              uint = 100 // the attachment, or an interface with its name, already exists
+	CodeDrift               uint = 101 // CHECK found a difference from what ADD created
+	CodeIPAM                uint = 102 // the answer of the IPAM plugin is invalid
+	CodeConflict            uint = 103 // another owner has a name or an address
+	CodePortTaken           uint = 104 // another attachment has a host port
 	CodeInternal            uint = 999
 )
 
@@ -39,26 +39,26 @@ type Error struct {
 	Msg     string
 	Details string
 
-	problems []Problem // of a configuration
+	problems []Problem // problems in a configuration
 	cause    error
 	isQuoted bool // see IsQuoted
 }
 
-// Errorf returns an Error that is formatted, and wraps its causes, as by fmt.Errorf.
+// Errorf returns an Error with a formatted message. It wraps causes like fmt.Errorf.
 func Errorf(code uint, format string, args ...any) *Error {
 	err := fmt.Errorf(format, args...)
 	return &Error{Code: code, Msg: err.Error(), cause: err}
 }
 
-// Drift is the error of a difference that CHECK finds.
+// Drift returns the error for a difference that CHECK finds.
 func Drift(format string, args ...any) *Error { return Errorf(CodeDrift, format, args...) }
 
-// Lacking gives err, the kernel's answer where it has none of the modules, code 2.
-func Lacking(err error, modules string) *Error {
+// LacksModules returns the error, with code 2, for a kernel that may lack modules. err is the kernel's error.
+func LacksModules(err error, modules string) *Error {
 	return Errorf(CodeUnsupportedField, "%w: not supported by this kernel, which may lack %s", err, modules)
 }
 
-// Error returns the message, and the details when there are any.
+// Error returns the message and the details, if any.
 func (e *Error) Error() string {
 	if e.Details == "" {
 		return e.Msg
@@ -66,15 +66,16 @@ func (e *Error) Error() string {
 	return e.Msg + ": " + e.Details
 }
 
-// IsQuoted reports whether the message has words of another program, such as an IPAM plugin. These words may contain
+// IsQuoted reports whether the message contains text of another program, such as an IPAM plugin. Such text can contain
 // secrets.
 func (e *Error) IsQuoted() bool { return quotes(e) }
 
-// Unwrap returns the cause, nil if there is none.
+// Unwrap returns the cause, or nil.
 func (e *Error) Unwrap() error { return e.cause }
 
-// AsError makes an Error of any error; nil of nil. An Error in err's chain gives its code
-// and details. Without one an error of the file system is CodeIO, any other CodeInternal.
+// AsError converts any error to an Error. If err's tree contains an Error, the result has its code and details.
+// Otherwise the code is CodeIO for an error of the file system, and CodeInternal for any other. AsError returns nil if
+// err is nil.
 func AsError(err error) *Error {
 	if err == nil {
 		return nil
@@ -97,7 +98,7 @@ func AsError(err error) *Error {
 	return out
 }
 
-// quotes reports whether any error in err's tree has words of another program.
+// quotes reports whether any error in err's tree contains text of another program.
 func quotes(err error) bool {
 	switch e := err.(type) {
 	case *Error:
@@ -117,39 +118,39 @@ type wireError struct {
 	Details    string `json:"details,omitempty" help:"more about it"`
 }
 
-// Encode writes the error object, which names the version.
+// Encode returns the JSON of the error object, which contains the version.
 func (e *Error) Encode(version string) []byte {
 	return encode(wireError{CNIVersion: version, Code: e.Code, Msg: e.Msg, Details: e.Details})
 }
 
-// DecodeError reads another plugin's error object. ok is false unless data is JSON with a code or a message.
+// DecodeError decodes another plugin's error object. ok is false if data is not JSON with a code or a message.
 func DecodeError(data []byte) (e *Error, ok bool) {
 	var w wireError
 	if err := json.Unmarshal(data, &w); err != nil {
 		return nil, false
 	}
-	// Code 0 would mean success.
+	// Code 0 would mean success, so it is not kept.
 	e = &Error{Code: cmp.Or(w.Code, CodeInternal), Msg: w.Msg, Details: w.Details, isQuoted: true}
 	return e, w.Code != 0 || w.Msg != ""
 }
 
-// Transient reports whether the kernel was short of memory, buffers or descriptors, or of time. DEL, which takes most
-// other refusals for final, leaves the rest to its repetition then.
+// Transient reports whether the kernel lacked memory, buffers, descriptors or time. DEL treats most other errors as
+// final. After a transient one, it fails, so that the runtime repeats it.
 func Transient(err error) bool {
-	passing := []syscall.Errno{syscall.ENOMEM, syscall.ENOBUFS, syscall.EMFILE, syscall.ENFILE, syscall.EAGAIN,
+	transient := []syscall.Errno{syscall.ENOMEM, syscall.ENOBUFS, syscall.EMFILE, syscall.ENFILE, syscall.EAGAIN,
 		syscall.ETIMEDOUT}
-	return slices.ContainsFunc(passing, func(errno syscall.Errno) bool { return errors.Is(err, errno) })
+	return slices.ContainsFunc(transient, func(errno syscall.Errno) bool { return errors.Is(err, errno) })
 }
 
-// Problem is one thing that is wrong with a configuration.
+// Problem is one invalid value of a configuration.
 type Problem struct {
 	Code       uint
-	Key        string // its path, runtimeConfig.portMappings[0].hostPort; empty for the whole document
-	Reason     string // the value, and what is wrong with it
-	Suggestion string // what to do about it; empty when Reason says so
+	Key        string // path of the value, such as runtimeConfig.portMappings[0].hostPort; empty for the whole document
+	Reason     string // the value, and why it is invalid
+	Suggestion string // how to correct it; empty if this is clear from Reason
 }
 
-// String is the problem in one sentence, as error messages have it.
+// String returns the problem in the form of error messages.
 func (p Problem) String() string {
 	if p.Key == "" {
 		return p.Reason
@@ -157,8 +158,7 @@ func (p Problem) String() string {
 	return p.Key + ": " + p.Reason
 }
 
-// Refuse returns the error for a value that is refused: code 7, and one Problem. A nil
-// value is not shown.
+// Refuse returns the error for an invalid value, with code 7 and one Problem. A nil value is not shown.
 func Refuse(key string, value any, reason string) *Error {
 	switch v := value.(type) {
 	case nil:
@@ -172,18 +172,19 @@ func Refuse(key string, value any, reason string) *Error {
 	return refusal([]Problem{{Code: CodeConfig, Key: key, Reason: reason}})
 }
 
-// Suggest adds what to do about the problem of a Refuse.
+// Suggest adds a suggestion to the error of Refuse.
 func (e *Error) Suggest(format string, args ...any) *Error {
 	e.problems[0].Suggestion = fmt.Sprintf(format, args...)
 	return e
 }
 
-// WithCode gives the problem of a Refuse another code than 7.
+// WithCode replaces the code of the error of Refuse.
 func (e *Error) WithCode(code uint) *Error {
 	e.Code, e.problems[0].Code = code, code
 	return e
 }
 
+// refusal returns the error for several problems. Its message is the first problem; the others are its details.
 func refusal(list []Problem) *Error {
 	first, rest := list[0], list[1:]
 	e := &Error{Code: first.Code, Msg: first.String(), problems: list}
@@ -195,7 +196,7 @@ func refusal(list []Problem) *Error {
 	return e
 }
 
-// ProblemsOf returns the problems that err is made of, or err itself as a problem.
+// ProblemsOf returns the problems of err, or err itself as a problem.
 func ProblemsOf(err error) []Problem {
 	if err == nil {
 		return nil
@@ -207,16 +208,17 @@ func ProblemsOf(err error) []Problem {
 	return []Problem{{Code: e.Code, Reason: e.Error()}}
 }
 
-// problemsMax is how many problems an error names.
+// problemsMax is the largest number of problems in an error.
 const problemsMax = 64
 
-// Problems collects what is wrong with a configuration, at most problemsMax of it.
+// Problems collects problems of a configuration, up to problemsMax.
 type Problems struct{ list []Problem }
 
-// Add takes the problems of err, which may be nil, but no second one of the same value, or of a value inside that.
+// Add adds the problems of err, which may be nil. It ignores a problem of a value if there is already one of the same
+// value or of a value that contains it.
 func (p *Problems) Add(err error) { p.AddIn("", err) }
 
-// AddIn is Add for the part of a configuration at path.
+// AddIn is Add for errors whose keys are relative to path.
 func (p *Problems) AddIn(path string, err error) {
 	for _, new := range ProblemsOf(err) {
 		if len(p.list) == problemsMax {
@@ -225,14 +227,14 @@ func (p *Problems) AddIn(path string, err error) {
 		if new.Key != "" && path != "" {
 			new.Key = path + "." + new.Key
 		}
-		if !slices.ContainsFunc(p.list, func(old Problem) bool { return within(new.Key, old.Key) }) {
+		if !slices.ContainsFunc(p.list, func(old Problem) bool { return isWithin(new.Key, old.Key) }) {
 			p.list = append(p.list, new)
 		}
 	}
 }
 
-// within reports whether key, in any case, is outer or inside of it.
-func within(key, outer string) bool {
+// isWithin reports whether key is outer, or names a value inside of outer's value. Keys are not case-sensitive.
+func isWithin(key, outer string) bool {
 	if outer == "" || len(key) < len(outer) || !strings.EqualFold(key[:len(outer)], outer) {
 		return false
 	}
@@ -240,7 +242,8 @@ func within(key, outer string) bool {
 	return rest == "" || rest[0] == '.' || rest[0] == '['
 }
 
-// Err returns an error with the code and message of the first problem, and the others in its details; or nil.
+// Err returns an error with the code and message of the first problem and the other problems as details, or nil if
+// there are no problems.
 func (p *Problems) Err() error {
 	if len(p.list) == 0 {
 		return nil
@@ -248,7 +251,8 @@ func (p *Problems) Err() error {
 	return refusal(p.list)
 }
 
-// KeyIn is the path of name in the object at key. A misleading or unprintable name is quoted: ["a.b"] or ipam["\x1b"].
+// KeyIn returns the path of a name in the object at key. An ambiguous or unprintable name is quoted, as in ["a.b"] or
+// ipam["\x1b"].
 func KeyIn(key, name string) string {
 	switch {
 	case name == "" || strings.ContainsAny(name, ".[]\"") || strings.ContainsFunc(name, notPrintable):

@@ -1,6 +1,6 @@
 package cni
 
-// The shapes on the wire.
+// JSON forms.
 type (
 	Wire01    = wire01
 	Wire1     = wire1

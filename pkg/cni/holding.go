@@ -5,55 +5,57 @@ import (
 	"time"
 )
 
-// Holding is one thing that belongs to an attachment, as the List handler of the plugin that keeps it says.
+// Holding is one item that a plugin keeps for an attachment, such as an address or a host port. Plugins list their
+// holdings for the tool.
 type Holding struct {
 	Attachment
-	Plugin string      `json:"plugin"` // that keeps it
+	Plugin string      `json:"plugin"` // the plugin that keeps the item
 	Kind   HoldingKind `json:"kind"`
-	// Value is the thing itself, as the kernel's own tools write it: an address, a link, a port and where it leads to.
-	// What its kind says comes first, and what is known of that follows.
+	// Value describes the item in the form of the kernel's own tools. The item of the kind comes first, for example an
+	// address, a link, or a port with its target; other information follows.
 	Value string `json:"value"`
-	// Kept says where it is kept: the path of a file, or an object of the kernel ("nft map inet hawser dnat4").
+	// Kept is the place of the item: the path of a file, or a kernel object ("nft map inet hawser dnat4").
 	Kept      string `json:"kept"`
-	NetnsPath string `json:"netnsPath,omitempty"` // path of the container's namespace, where the plugin knows it
-	// Since is when Kept was written last: when it was made, unless a later call or a renewal changed that.
+	NetnsPath string `json:"netnsPath,omitempty"` // path of the container's namespace; empty if unknown
+	// Since is the time of the last write to Kept. This is its creation, unless a later call or a renewal has changed
+	// it.
 	Since time.Time `json:"since,omitzero"`
-	// Reference says that the reference plugin of this name made it. Network and IfName are empty where that one does
-	// not write them down.
+	// Reference is true if the reference plugin of this name created the item. Network and IfName are empty if the
+	// reference plugin does not record them.
 	Reference bool `json:"reference,omitempty"`
-	// NetnsInode and NetnsCookie are the kernel's numbers of that namespace in this boot; 0: not written down.
+	// NetnsInode and NetnsCookie identify the container's namespace in this boot. 0 means not recorded.
 	NetnsInode, NetnsCookie uint64 `json:"-"`
 	// IsOfEarlierBoot is true if no container of this boot has the holding.
 	IsOfEarlierBoot bool `json:"-"`
-	// Processes is the inode of the PID namespace of the call that made it in this boot; 0 = not written down.
+	// Processes is the inode of the PID namespace of the call that created the item in this boot. 0 means not recorded.
 	Processes uint64 `json:"-"`
 }
 
-// HoldingKind is what a Holding is.
+// HoldingKind is the kind of a Holding.
 type HoldingKind string
 
 // The kinds of holdings.
 const (
-	HeldAddress    HoldingKind = "address"    // that IPAM lent
-	HeldLink       HoldingKind = "interface"  // the container's, without a host end
-	HeldHostEnd    HoldingKind = "host end"   // of a pair
-	HeldDevice     HoldingKind = "device"     // of the host, in the container meanwhile
-	HeldPort       HoldingKind = "host port"  // and where it leads to
-	HeldMasquerade HoldingKind = "masquerade" // of an address
+	HeldAddress    HoldingKind = "address"    // from IPAM
+	HeldLink       HoldingKind = "interface"  // the container's interface, if it has no host end
+	HeldHostEnd    HoldingKind = "host end"   // of the container's pair
+	HeldDevice     HoldingKind = "device"     // device of the host that is in the container
+	HeldPort       HoldingKind = "host port"  // with its target
+	HeldMasquerade HoldingKind = "masquerade" // masquerading of an address
 	HeldAccept     HoldingKind = "firewall"   // addresses and the policy of their network
-	HeldMAC        HoldingKind = "MAC check"  // of the frames that a port sends
-	HeldLimit      HoldingKind = "limit"      // of the bandwidth
+	HeldMAC        HoldingKind = "MAC check"  // of the frames that enter a bridge port
+	HeldLimit      HoldingKind = "limit"      // bandwidth limit
 	HeldRouting    HoldingKind = "routing"    // tables and rules, a VRF
-	HeldSetting    HoldingKind = "setting"    // of the kernel, with what was there before
+	HeldSetting    HoldingKind = "setting"    // kernel setting, with its former value
 )
 
-// IsOf says whether the holding is of the network, as far as it says of which it is.
-func (h Holding) IsOf(network string) bool {
+// BelongsTo reports whether the holding belongs to a network, or its network is not recorded.
+func (h Holding) BelongsTo(network string) bool {
 	return h.Network == "" || h.Network == network || h.Network == networkLabel(network)
 }
 
-// ParseMark is the reverse of Mark. A long network name stays as the mark has it, and what was cut or replaced there
-// stays so. What no attachment can have written is not ok.
+// ParseMark parses the result of Mark. Parts that Mark has shortened or in which it has replaced characters remain so.
+// ok is false if mark cannot be the mark of an attachment.
 func ParseMark(mark string) (a Attachment, ok bool) {
 	hash, rest, _ := strings.Cut(mark, " ")
 	a.Network, rest, _ = strings.Cut(rest, " ")

@@ -7,7 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Result is what ADD made (specification, section 5). DecodeResult reads and Encode writes the shape of any version.
+// Result describes what ADD created (specification, section 5). DecodeResult and Encode convert it from and to the JSON
+// of any version.
 type Result struct {
 	Interfaces []Interface
 	IPs        []IP
@@ -28,22 +29,22 @@ type Interface struct {
 // IP is an address of the attachment.
 type IP struct {
 	Address   netip.Prefix // the address with its subnet's length, host bits kept
-	Gateway   netip.Addr   // the zero Addr = none
-	Interface *int         // index into Result.Interfaces; nil = not said
+	Gateway   netip.Addr   // the zero Addr means none
+	Interface *int         // index into Result.Interfaces; nil means not specified
 }
 
 // Route is a route of the container.
 type Route struct {
 	Dst      netip.Prefix
-	GW       netip.Addr // the zero Addr: the gateway of an address of this family
-	MTU      int        // bytes; 0 = not said, as for all numbers here
+	GW       netip.Addr // the zero Addr means the gateway of an address of this family
+	MTU      int        // bytes; 0 means not specified, as for all numbers here
 	AdvMSS   int        // bytes
 	Priority uint32
 	Table    *uint32
 	Scope    *int // as in rtnetlink: 0 global, 253 link, 254 host
 }
 
-// InMain reports whether the route is in the main table, as it is without a table.
+// InMain reports whether the route is in the main table, which is the default.
 func (r Route) InMain() bool {
 	return r.Table == nil || *r.Table == unix.RT_TABLE_MAIN || *r.Table == unix.RT_TABLE_UNSPEC
 }
@@ -56,7 +57,7 @@ type DNS struct {
 	Options     []string `json:"options,omitempty" help:"resolver options, as in resolv.conf(5)"`
 }
 
-// IsSet reports whether a configuration has any of the keys. An empty list overrides like any other.
+// IsSet reports whether a configuration has any of the keys. An empty list counts, because it overrides other settings.
 func (d DNS) IsSet() bool {
 	return d.Nameservers != nil || d.Domain != "" || d.Search != nil || d.Options != nil
 }
@@ -66,14 +67,14 @@ func (d DNS) IsZero() bool {
 	return len(d.Nameservers) == 0 && d.Domain == "" && len(d.Search) == 0 && len(d.Options) == 0
 }
 
-// Clone returns a copy with interfaces, addresses and routes of its own.
+// Clone returns a copy whose lists of interfaces, addresses and routes can be changed independently.
 func (r *Result) Clone() *Result {
 	c := *r
 	c.Interfaces, c.IPs, c.Routes = slices.Clone(r.Interfaces), slices.Clone(r.IPs), slices.Clone(r.Routes)
 	return &c
 }
 
-// Gateway returns the first gateway of the family; the zero Addr when there is none.
+// Gateway returns the first gateway of an address family, or the zero Addr.
 func (r *Result) Gateway(v4 bool) netip.Addr {
 	for _, ip := range r.IPs {
 		if ip.Gateway.IsValid() && ip.Gateway.Is4() == v4 {
@@ -83,7 +84,7 @@ func (r *Result) Gateway(v4 bool) netip.Addr {
 	return netip.Addr{}
 }
 
-// ContainerInterface returns the container's interface called name: it has a sandbox.
+// ContainerInterface returns the interface with a name that is in the container (it has a sandbox).
 func (r *Result) ContainerInterface(name string) (Interface, bool) {
 	if r == nil {
 		return Interface{}, false
@@ -96,7 +97,7 @@ func (r *Result) ContainerInterface(name string) (Interface, bool) {
 	return Interface{}, false
 }
 
-// ContainerIPs returns the addresses of the container's interface called name, and those that name no interface.
+// ContainerIPs returns the addresses of the container's interface with a name, and the addresses without an interface.
 func (r *Result) ContainerIPs(name string) []IP {
 	if r == nil {
 		return nil

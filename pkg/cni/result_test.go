@@ -18,7 +18,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/nstest"
 )
 
-// each makes one table entry for each version of the specification.
+// each returns a table entry for each version of the specification.
 func each(body any) []any {
 	args := []any{body}
 	for _, v := range cni.Versions() {
@@ -28,21 +28,21 @@ func each(body any) []any {
 }
 
 var _ = Describe("Result", func() {
-	It("knows the seven versions", func() {
+	It("has seven versions", func() {
 		Expect(cni.Versions()).To(Equal([]string{"0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"}))
 	})
 
-	DescribeTable("a rich result is written as each version wants it", each(func(version string) {
+	DescribeTable("is encoded in each version, with all fields", each(func(version string) {
 		out := nstest.Must(richResult().Encode(version))
 		expectGolden("rich-"+version+".json", out)
 	})...)
 
-	DescribeTable("a result without addresses is written as each version wants it", each(func(version string) {
+	DescribeTable("is encoded in each version, without addresses", each(func(version string) {
 		out := nstest.Must(l2Result().Encode(version))
 		expectGolden("l2-"+version+".json", out)
 	})...)
 
-	DescribeTable("what was written reads back the same", each(func(version string) {
+	DescribeTable("is the same after encoding and decoding", each(func(version string) {
 		for _, r := range []*cni.Result{richResult(), l2Result(), {}} {
 			want := asFar(r, version)
 			out := nstest.Must(r.Encode(version))
@@ -53,7 +53,7 @@ var _ = Describe("Result", func() {
 		}
 	})...)
 
-	DescribeTable("what was read in any version is written in any other", each(func(from string) {
+	DescribeTable("is decoded in any version and encoded in any other", each(func(from string) {
 		for _, to := range cni.Versions() {
 			old := nstest.Must(richResult().Encode(from))
 			read := nstest.Must(cni.DecodeResult(old, to))
@@ -63,7 +63,7 @@ var _ = Describe("Result", func() {
 		}
 	})...)
 
-	It("refuses to write a version that nobody released", func() {
+	It("is not encoded in an unknown version", func() {
 		for _, v := range []string{"", "0.3", "0.5.0", "1.2.0", "v1.0.0", "1.0.0 "} {
 			_, err := richResult().Encode(v)
 			Expect(err).To(MatchError(ContainSubstring("%q", v)))
@@ -71,20 +71,20 @@ var _ = Describe("Result", func() {
 		}
 	})
 
-	It("writes a gateway that is IPv4 in IPv6 as IPv4", func() {
+	It("has an IPv4-mapped gateway as IPv4 in its JSON", func() {
 		r := cni.Result{IPs: []cni.IP{{Address: prefix("10.0.0.5/8"), Gateway: addr("::ffff:10.0.0.1")}}}
 		out := nstest.Must(r.Encode(cni.Newest))
 		Expect(string(out)).To(ContainSubstring(`"gateway": "10.0.0.1"`))
 	})
 
-	It("clones with interfaces, addresses and routes of its own", func() {
+	It("has clones that can be changed independently", func() {
 		c := richResult()
 		d := c.Clone()
 		d.Interfaces[0].Name, d.IPs[1].Gateway, d.IPs[0].Interface, d.Routes[1].MTU = "x", netip.Addr{}, nil, 9
 		Expect(c).To(Equal(richResult()))
 	})
 
-	It("tells prefixes and gateways", func() {
+	It("returns prefixes and gateways", func() {
 		r := richResult()
 		Expect(cni.Addresses(r.IPs)).To(HaveExactElements(prefix("10.244.0.5/24"), prefix("fd00::5/64"),
 			prefix("192.0.2.9/32"), prefix("fd01::9/128")))
@@ -96,7 +96,7 @@ var _ = Describe("Result", func() {
 		Expect(late.Gateway(false)).To(Equal(addr("fd01::1")))
 	})
 
-	It("tells what belongs to the container's interface", func() {
+	It("returns the addresses of the container's interface", func() {
 		r := richResult()
 		eth0, ok := r.ContainerInterface("eth0")
 		Expect(ok).To(BeTrue())
@@ -111,7 +111,7 @@ var _ = Describe("Result", func() {
 	})
 })
 
-// asFar is what version has room for.
+// asFar returns the parts of a result that a version can contain.
 func asFar(r *cni.Result, version string) *cni.Result {
 	r = r.Clone()
 	old := strings.HasPrefix(version, "0.")
@@ -142,7 +142,7 @@ func asFar(r *cni.Result, version string) *cni.Result {
 	return out
 }
 
-// The specification's own examples, and what the reference plugins print.
+// Examples of the specification, and results of the reference plugins.
 const (
 	specIPAM = `{"ips": [{"address": "10.1.0.5/16", "gateway": "10.1.0.1"}],
 		"routes": [{"dst": "0.0.0.0/0"}], "dns": {"nameservers": ["10.1.0.1"]}}`
@@ -166,7 +166,7 @@ const (
 )
 
 var _ = Describe("DecodeResult", func() {
-	DescribeTable("reads other people's results", func(doc, version string, want *cni.Result) {
+	DescribeTable("decodes results of other programs", func(doc, version string, want *cni.Result) {
 		got := nstest.Must(cni.DecodeResult([]byte(doc), version))
 		Expect(got).To(Equal(want))
 	},
@@ -194,9 +194,9 @@ var _ = Describe("DecodeResult", func() {
 				{Address: prefix("fd00::3/64")}},
 			Routes: []cni.Route{{Dst: prefix("0.0.0.0/0")}, {Dst: prefix("::/0"), GW: addr("fd00::1")}},
 			DNS:    cni.DNS{Domain: "x.org"}}),
-		Entry("the shape of the given version when it names none",
+		Entry("a result without a version, in the given version",
 			`{"ip4": {"ip": "10.1.2.3/24"}}`, "0.2.0", &cni.Result{IPs: []cni.IP{{Address: prefix("10.1.2.3/24")}}}),
-		Entry("the oldest version when there is none at all",
+		Entry("a result without any version, in the oldest version",
 			`{"ip4": {"ip": "10.1.2.3/24"}}`, "", &cni.Result{IPs: []cni.IP{{Address: prefix("10.1.2.3/24")}}}),
 		Entry("numbers of 32 bits",
 			`{"routes": [{"dst": "10.0.0.0/8", "priority": 4294967295, "table": 4294967295}]}`, "1.0.0",
@@ -211,77 +211,77 @@ var _ = Describe("DecodeResult", func() {
 			`{"ips": [{"address": "10.1.2.3/24", "gateway": "", "interface": null}],
 				"routes": null, "dns": null}`, "1.0.0",
 			&cni.Result{IPs: []cni.IP{{Address: prefix("10.1.2.3/24")}}}),
-		Entry("an index of -1, which is none", `{"ips": [{"address": "10.1.2.3/24", "interface": -1}]}`, "1.0.0",
+		Entry("an index of -1, which means none", `{"ips": [{"address": "10.1.2.3/24", "interface": -1}]}`, "1.0.0",
 			&cni.Result{IPs: []cni.IP{{Address: prefix("10.1.2.3/24")}}}),
-		Entry("IPv4 in IPv6 as the IPv4 it is",
+		Entry("an IPv4-mapped address as IPv4",
 			`{"ips": [{"address": "::ffff:10.1.2.3/120", "gateway": "::ffff:10.1.2.1"}]}`, "1.0.0",
 			&cni.Result{IPs: []cni.IP{{Address: prefix("10.1.2.3/24"), Gateway: addr("10.1.2.1")}}}),
-		Entry("unknown keys are nothing",
+		Entry("unknown keys, which are ignored",
 			`{"cniVersion": "1.1.0", "x": [1], "ips": [{"address": "10.1.2.3/24", "y": {}}]}`, "1.0.0",
 			&cni.Result{IPs: []cni.IP{{Address: prefix("10.1.2.3/24")}}}),
 	)
 
-	DescribeTable("names the key and the value that it cannot read",
+	DescribeTable("returns the key and the value that it cannot decode",
 		func(doc, version string, code uint, message string) {
 			_, err := cni.DecodeResult([]byte(doc), version)
 			Expect(err).To(MatchError(message))
 			Expect(cni.AsError(err).Code).To(Equal(code))
 		},
-		Entry("nothing", ``, "1.0.0", cni.CodeDecode, "result: no valid JSON at byte 0: unexpected end of JSON input"),
+		Entry("nothing", ``, "1.0.0", cni.CodeDecode, "result: invalid JSON at byte 0: unexpected end of JSON input"),
 		Entry("text", `hello`, "1.0.0", cni.CodeDecode,
-			"result: no valid JSON at byte 1: invalid character 'h' looking for beginning of value"),
+			"result: invalid JSON at byte 1: invalid character 'h' looking for beginning of value"),
 		Entry("two documents", `{}{}`, "1.0.0", cni.CodeDecode,
-			"result: no valid JSON at byte 3: invalid character '{' after top-level value"),
+			"result: invalid JSON at byte 3: invalid character '{' after top-level value"),
 		Entry("a list", `[]`, "1.0.0", cni.CodeDecode, "result: is a JSON array, want an object"),
 		Entry("ips of another type", `{"ips": 5}`, "1.0.0", cni.CodeDecode,
 			"result: ips: is a JSON number, want an array"),
 		Entry("a version of another type", `{"cniVersion": 1.0}`, "1.0.0", cni.CodeDecode,
 			"result: cniVersion: is a JSON number, want a string"),
 		Entry("an unknown version", `{"cniVersion": "2.0.0"}`, "1.0.0", cni.CodeIncompatibleVersion,
-			`result: cniVersion: "2.0.0" is none of 0.1.0, 0.2.0, 0.3.0, 0.3.1, 0.4.0, 1.0.0, 1.1.0`),
-		Entry("an unknown version asked for", `{}`, "1.0", cni.CodeIncompatibleVersion,
-			`result: cniVersion: "1.0" is none of 0.1.0, 0.2.0, 0.3.0, 0.3.1, 0.4.0, 1.0.0, 1.1.0`),
+			`result: cniVersion: "2.0.0" is not one of 0.1.0, 0.2.0, 0.3.0, 0.3.1, 0.4.0, 1.0.0, 1.1.0`),
+		Entry("an unknown given version", `{}`, "1.0", cni.CodeIncompatibleVersion,
+			`result: cniVersion: "1.0" is not one of 0.1.0, 0.2.0, 0.3.0, 0.3.1, 0.4.0, 1.0.0, 1.1.0`),
 		Entry("no address", `{"ips": [{"address": "10.0.0.1/8"}, {}]}`, "0.4.0", cni.CodeDecode,
-			`result: ips[1].address: "" is no address in CIDR notation`),
+			`result: ips[1].address: "" is not an address in CIDR notation`),
 		Entry("an address without length", `{"ips": [{"address": "10.0.0.1"}]}`, "1.0.0", cni.CodeDecode,
-			`result: ips[0].address: "10.0.0.1" is no address in CIDR notation`),
+			`result: ips[0].address: "10.0.0.1" is not an address in CIDR notation`),
 		Entry("a length too long", `{"ips": [{"address": "10.0.0.1/33"}]}`, "1.0.0", cni.CodeDecode,
-			`result: ips[0].address: "10.0.0.1/33" is no address in CIDR notation`),
+			`result: ips[0].address: "10.0.0.1/33" is not an address in CIDR notation`),
 		Entry("an address with a zone", `{"ips": [{"address": "fe80::1%eth0/64"}]}`, "1.0.0", cni.CodeDecode,
-			`result: ips[0].address: "fe80::1%eth0/64" is no address in CIDR notation`),
+			`result: ips[0].address: "fe80::1%eth0/64" is not an address in CIDR notation`),
 		Entry("two families in one", `{"ips": [{"address": "::ffff:10.0.0.1/64"}]}`, "1.0.0", cni.CodeDecode,
-			`result: ips[0].address: "::ffff:10.0.0.1/64" is no address in CIDR notation`),
+			`result: ips[0].address: "::ffff:10.0.0.1/64" is not an address in CIDR notation`),
 		Entry("a bad gateway", `{"ips": [{"address": "10.0.0.1/8", "gateway": "10.0.0.1/8"}]}`, "1.0.0",
-			cni.CodeDecode, `result: ips[0].gateway: "10.0.0.1/8" is no IP address`),
+			cni.CodeDecode, `result: ips[0].gateway: "10.0.0.1/8" is not an IP address`),
 		Entry("a gateway with a zone", `{"ips": [{"address": "fd00::1/8", "gateway": "fe80::1%e"}]}`, "1.0.0",
-			cni.CodeDecode, `result: ips[0].gateway: "fe80::1%e" is no IP address`),
+			cni.CodeDecode, `result: ips[0].gateway: "fe80::1%e" is not an IP address`),
 		Entry("a negative index", `{"ips": [{"address": "10.0.0.1/8", "interface": -2}]}`, "1.0.0", cni.CodeDecode,
-			`result: ips[0].interface: -2 is no index`),
+			`result: ips[0].interface: -2 is not an index`),
 		Entry("a bad ip4", `{"ip4": {"ip": "x"}}`, "0.1.0", cni.CodeDecode,
-			`result: ip4.ip: "x" is no address in CIDR notation`),
+			`result: ip4.ip: "x" is not an address in CIDR notation`),
 		Entry("a bad ip6 gateway", `{"ip6": {"ip": "fd00::1/64", "gateway": "x"}}`, "0.1.0", cni.CodeDecode,
-			`result: ip6.gateway: "x" is no IP address`),
+			`result: ip6.gateway: "x" is not an IP address`),
 		Entry("a bad ip6 route", `{"ip6": {"ip": "fd00::1/64", "routes": [{"dst": "x"}]}}`, "0.1.0", cni.CodeDecode,
-			`result: ip6.routes[0].dst: "x" is no address in CIDR notation`),
+			`result: ip6.routes[0].dst: "x" is not an address in CIDR notation`),
 		Entry("a route without destination", `{"routes": [{"gw": "10.0.0.1"}]}`, "1.0.0", cni.CodeDecode,
 			`result: routes[0].dst: missing`),
 		Entry("a bad gw", `{"routes": [{"dst": "10.0.0.0/8", "gw": "me"}]}`, "1.0.0", cni.CodeDecode,
-			`result: routes[0].gw: "me" is no IP address`),
+			`result: routes[0].gw: "me" is not an IP address`),
 		Entry("a negative mtu", `{"routes": [{"dst": "10.0.0.0/8", "mtu": -1}]}`, "1.0.0", cni.CodeDecode,
 			`result: routes[0].mtu: -1 is not between 0 and 2147483647`),
 		Entry("a negative advmss", `{"routes": [{"dst": "10.0.0.0/8", "advmss": -1}]}`, "1.0.0", cni.CodeDecode,
 			`result: routes[0].advmss: -1 is not between 0 and 2147483647`),
 		Entry("a priority of 33 bits", `{"routes": [{"dst": "10.0.0.0/8", "priority": 4294967296}]}`, "1.0.0",
-			cni.CodeDecode, `result: routes[0].priority: 4294967296 is no whole number between 0 and 4294967295`),
+			cni.CodeDecode, `result: routes[0].priority: 4294967296 is not a whole number between 0 and 4294967295`),
 		Entry("a negative table", `{"routes": [{"dst": "10.0.0.0/8", "table": -1}]}`, "1.0.0", cni.CodeDecode,
-			`result: routes[0].table: -1 is no whole number between 0 and 4294967295`),
+			`result: routes[0].table: -1 is not a whole number between 0 and 4294967295`),
 		Entry("a scope of 9 bits", `{"routes": [{"dst": "10.0.0.0/8", "scope": 256}]}`, "1.0.0", cni.CodeDecode,
 			`result: routes[0].scope: 256 is not between 0 and 255`),
 	)
 })
 
 var _ = Describe("Error", func() {
-	DescribeTable("is written in every version", each(func(version string) {
+	DescribeTable("is encoded in every version", each(func(version string) {
 		e := cni.Errorf(cni.CodeConfig, "mtu: %d <too> small & odd", 5)
 		e.Details = "more\nto say"
 		Expect(string(e.Encode(version))).To(Equal(`{
@@ -295,7 +295,7 @@ var _ = Describe("Error", func() {
 		Expect([]any{back.Code, back.Msg, back.Details}).To(Equal([]any{uint(7), e.Msg, e.Details}))
 	})...)
 
-	It("tells another program's words, wrapped and joined, from its own", func() {
+	It("distinguishes text of another program from its own, even if wrapped and joined", func() {
 		back, _ := cni.DecodeError(cni.Errorf(7, "x").Encode("1.0.0"))
 		own := cni.Errorf(11, "y")
 		for _, err := range []error{
@@ -306,7 +306,7 @@ var _ = Describe("Error", func() {
 		Expect(cni.AsError(errors.Join(own, errors.New("z"))).IsQuoted()).To(BeFalse())
 	})
 
-	It("has no details when there is nothing more to say", func() {
+	It("need not have details", func() {
 		Expect(string(cni.Errorf(11, "x").Encode("1.0.0"))).NotTo(ContainSubstring("details"))
 	})
 
@@ -320,7 +320,7 @@ var _ = Describe("Error", func() {
 	})
 
 	inner := &cni.Error{Code: 11, Msg: "busy", Details: "by 17"}
-	DescribeTable("is made of any error", func(err error, want cni.Error) {
+	DescribeTable("is converted from any error", func(err error, want cni.Error) {
 		got := cni.AsError(err)
 		Expect(cni.Error{Code: got.Code, Msg: got.Msg, Details: got.Details}).To(Equal(want))
 		Expect(errors.Is(got, err)).To(BeTrue())
@@ -334,21 +334,21 @@ var _ = Describe("Error", func() {
 			cni.Error{Code: 102, Msg: "answer: busy: by 17"}),
 		Entry("wrapped, without details", fmt.Errorf("lease: %w", &cni.Error{Code: 11, Msg: "busy: "}),
 			cni.Error{Code: 11, Msg: "lease: busy: "}),
-		Entry("a file's", &fs.PathError{Op: "open", Path: "/x", Err: fs.ErrNotExist},
+		Entry("an error of a file", &fs.PathError{Op: "open", Path: "/x", Err: fs.ErrNotExist},
 			cni.Error{Code: 5, Msg: "open /x: file does not exist"}),
 		Entry("any other", errors.New("oops"), cni.Error{Code: 999, Msg: "oops"}),
 	)
 
-	It("is made of no error", func() { Expect(cni.AsError(nil)).To(BeNil()) })
+	It("is nil for nil", func() { Expect(cni.AsError(nil)).To(BeNil()) })
 
-	It("is never code 0, which would mean that nothing went wrong", func() {
+	It("never has code 0, which would mean success", func() {
 		Expect(cni.AsError(&cni.Error{Msg: "x"}).Code).To(Equal(cni.CodeInternal))
 		e, ok := cni.DecodeError([]byte(`{"code": 0, "msg": "x"}`))
 		Expect(ok).To(BeTrue())
 		Expect(e.Code).To(Equal(cni.CodeInternal))
 	})
 
-	DescribeTable("is not read from anything else", func(doc string) {
+	DescribeTable("is not decoded from other documents", func(doc string) {
 		_, ok := cni.DecodeError([]byte(doc))
 		Expect(ok).To(BeFalse())
 	},
@@ -359,7 +359,7 @@ var _ = Describe("Error", func() {
 	)
 })
 
-// keyed is a configuration with a value of each kind.
+// keyed is a configuration with a value of each type.
 type keyed struct {
 	Name  string   `json:"name"`
 	MTU   int      `json:"mtu"`
@@ -388,7 +388,7 @@ func lines(err error) []string {
 }
 
 var _ = Describe("Problems", func() {
-	It("are the first value of the wrong type, with its way, and the rest is read", func() {
+	It("contain the first value of the wrong type with its path, and other values are decoded", func() {
 		wire := keyed{Name: "default"}
 		err := cni.Unmarshal([]byte(`{"names": ["a", "b"], "trunk": [{"id": 1}, {"id": "2"}, {"id": 3}],
 			"MTU": "1400"}`), &wire)
@@ -398,7 +398,7 @@ var _ = Describe("Problems", func() {
 		Expect(*wire.Trunk[2].ID).To(Equal(3))
 	})
 
-	It("make one error: the first one's code and message, the others in its details", func() {
+	It("become one error with code and message of the first, and the others as details", func() {
 		var all cni.Problems
 		Expect(all.Err()).To(Succeed())
 		all.Add(nil)
@@ -422,7 +422,7 @@ var _ = Describe("Problems", func() {
 			cni.CodeConfig, cni.CodeConfig))
 	})
 
-	DescribeTable("of a value count once", func(first, second string, both bool) {
+	DescribeTable("are not repeated for a value", func(first, second string, both bool) {
 		var all cni.Problems
 		all.Add(cni.Refuse(first, 1, "is bad"))
 		all.Add(cni.Refuse(second, 2, "is bad too"))
@@ -430,21 +430,21 @@ var _ = Describe("Problems", func() {
 	},
 		Entry("the same", "ipam.type", "ipam.type", false),
 		Entry("the same in another case", "IPAM.type", "ipam.Type", false),
-		Entry("what is in it", "ipam", "ipam.type", false),
+		Entry("a value inside of it", "ipam", "ipam.type", false),
 		Entry("an element of it", "trunk", "trunk[1].id", false),
-		Entry("what it is in", "trunk[1].id", "trunk[1]", true),
+		Entry("a value that contains it", "trunk[1].id", "trunk[1]", true),
 		Entry("a longer name", "mtu", "mtus", true),
-		Entry("another one", "ipam.a", "ipam.b", true),
+		Entry("another value", "ipam.a", "ipam.b", true),
 		Entry("no key", "", "", true),
 	)
 
-	It("of any other error are that error", func() {
+	It("of any other error consist of this error", func() {
 		Expect(cni.ProblemsOf(nil)).To(BeEmpty())
 		Expect(cni.ProblemsOf(errors.New("x"))).To(Equal([]cni.Problem{{Code: cni.CodeInternal, Reason: "x"}}))
 	})
 })
 
-// FuzzResult: what can be read can be written in every version, and reads back the same.
+// FuzzResult: a decoded result can be encoded in every version, and is the same when it is decoded again.
 func FuzzResult(f *testing.F) {
 	for _, doc := range []string{specIPAM, specBridge, schemaExample, reference03, reference02, `null`,
 		`{"ips":[{"address":"::ffff:1.2.3.4/96"}]}`} {
@@ -477,7 +477,7 @@ func FuzzResult(f *testing.F) {
 	})
 }
 
-// FuzzArgs: a value is never lost, and never in a message.
+// FuzzArgs: no value is lost, and no value is in a message.
 func FuzzArgs(f *testing.F) {
 	for _, s := range []string{"", "IP=10.0.0.5", "IgnoreUnknown=1;K8S_POD_NAME=a=b;;", "ip=x;IP=y", "FOO=BAR",
 		"x;=;IgnoreUnknown=2"} {
@@ -503,7 +503,7 @@ func FuzzArgs(f *testing.F) {
 	})
 }
 
-// FuzzMark: a mark fits, is owned by who wrote it and by its network alone.
+// FuzzMark: a mark is short enough, and only its attachment and its network own it.
 func FuzzMark(f *testing.F) {
 	f.Add("net1", "c1", "eth0", "net2")
 	f.Add(long, long, "a\"b", long+"x")
@@ -518,8 +518,8 @@ func FuzzMark(f *testing.F) {
 		}
 		read, ok := cni.ParseMark(mark)
 		whole := len(mark) < 128 && len(network) <= 64 && !strings.Contains(mark, "?")
-		if !ok || whole && read != a || !(cni.Holding{Attachment: read}).IsOf(network) ||
-			(cni.Holding{Attachment: read}).IsOf(other) != (other == network) {
+		if !ok || whole && read != a || !(cni.Holding{Attachment: read}).BelongsTo(network) ||
+			(cni.Holding{Attachment: read}).BelongsTo(other) != (other == network) {
 			t.Fatalf("%q: read as %+v, %v", mark, read, ok)
 		}
 		if networkOwns(other, mark) != (other == network) {
@@ -528,7 +528,7 @@ func FuzzMark(f *testing.F) {
 	})
 }
 
-// FuzzUnmarshal: an error exactly where the decoder has one, with a code of its own.
+// FuzzUnmarshal: there is an error if and only if the decoder has one, and it has a code.
 func FuzzUnmarshal(f *testing.F) {
 	for _, seed := range []string{`{"mtu":"1","trunk":[{"id":[]},{}]}`, `{"a":[{"id":1,"x":"\u0000"}`, `[1]`,
 		`{"IPAM":{"ranges":[[{"subnet":{}}]]}}`} {
@@ -542,7 +542,7 @@ func FuzzUnmarshal(f *testing.F) {
 	})
 }
 
-// FuzzConfig: whatever is sent is read or refused, and no value of a key that nobody knows is in a message.
+// FuzzConfig: any text is decoded or refused, and no value of an unknown key is in a message.
 func FuzzConfig(f *testing.F) {
 	for _, conf := range []string{
 		`{"cniVersion":"1.1.0","name":"n","type":"t","ipam":{"type":"i"},
@@ -577,7 +577,7 @@ func FuzzConfig(f *testing.F) {
 	})
 }
 
-// FuzzError: what is taken for an error object has a code, and reads back the same.
+// FuzzError: a decoded error object has a code, and is the same when it is decoded again.
 func FuzzError(f *testing.F) {
 	f.Add([]byte(`{"cniVersion":"1.1.0","code":11,"msg":"later","details":"pool"}`))
 	f.Add([]byte(`{"code":0,"msg":"\u0000"}`))

@@ -7,16 +7,16 @@ import (
 	"strings"
 )
 
-// Limits of the values of a configuration. Plugins handle each element of a list, and of some lists each pair of
-// elements.
+// Limits on the values of a configuration. They bound the work of a call, because plugins process each element of a
+// list, and for some lists each pair of elements.
 const (
-	ListMax = 256     // elements of a list or an object; a field's tag `most` replaces it
-	TextMax = 4 << 10 // bytes of a text
-	rawMax  = 64 << 10
+	ListMax = 256      // elements of a list or an object, unless the field has the tag `most`
+	TextMax = 4 << 10  // bytes of a string
+	rawMax  = 64 << 10 // bytes of a value that is not decoded
 )
 
-// CheckSizes refuses values of a decoded configuration or result above the limits, with code 7. The argument must be a
-// struct whose fields have the tag json.
+// CheckSizes returns an error with code 7 for values of a decoded configuration or result that exceed the limits. The
+// argument must be a struct whose fields have the tag json.
 func CheckSizes(wire any) error {
 	var problems Problems
 	checkSize(reflect.ValueOf(wire), "", ListMax, &problems)

@@ -47,7 +47,7 @@ var _ = Describe("the sizes of a configuration", Label("sizes"), func() {
 		Entry("all at the limit", sized{List: make([]string, 256), Nested: [][]inSized{make([]inSized, 256)},
 			Text: long, Map: many(256), Raw: make([]byte, 64<<10), inSized: inSized{make([]string, 2)}}, ""),
 		Entry("a list", &sized{List: make([]string, 257)}, "list: has 257 elements, more than 256"),
-		Entry("of the tag", sized{inSized: inSized{make([]string, 3)}}, "short: has 3 elements, more than 2"),
+		Entry("by the tag", sized{inSized: inSized{make([]string, 3)}}, "short: has 3 elements, more than 2"),
 		Entry("in a list in a list", sized{Nested: [][]inSized{{}, {{}, {make([]string, 3)}}}},
 			"nested[1][1].short: has 3 elements, more than 2"),
 		Entry("behind a pointer", sized{Inner: &inSized{make([]string, 3)}},
@@ -56,16 +56,16 @@ var _ = Describe("the sizes of a configuration", Label("sizes"), func() {
 		Entry("an object", sized{Map: many(257)}, "map: has 257 keys, more than 256"),
 		Entry("a part that is not decoded", sized{Raw: make([]byte, 64<<10+1)},
 			"raw: has 65537 bytes, more than 65536"),
-		Entry("no key of a configuration", sized{Other: make([]string, 1000)}, ""),
+		Entry("a field that is not a key", sized{Other: make([]string, 1000)}, ""),
 	)
 
-	It("are those of a result, too", func() {
+	It("also apply to a result", func() {
 		list := strings.TrimSuffix(strings.Repeat(`{"dst": "10.0.0.0/8"},`, 1025), ",")
 		_, err := cni.DecodeResult([]byte(`{"cniVersion": "1.0.0", "routes": [`+list+`]}`), "")
 		Expect(err).To(MatchError("result: routes: has 1025 elements, more than 1024"))
 	})
 
-	It("are so for the problems that an error names", func() {
+	It("also apply to the problems in an error", func() {
 		var problems cni.Problems
 		for i := range 100 {
 			problems.Add(cni.Refuse(fmt.Sprintf("key%d", i), i, "is bad"))

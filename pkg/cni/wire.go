@@ -9,10 +9,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// wire1 is the shape of a result since 0.3.0. Until 0.4.0 addresses have a version.
+// wire1 is the JSON form of a result since 0.3.0. Until 0.4.0, addresses have a version.
 type wire1 struct {
 	CNIVersion string      `json:"cniVersion" help:"version of the specification" schema:"required enum=0.3.0|0.3.1|0.4.0|1.0.0|1.1.0"`
-	Interfaces []Interface `json:"interfaces,omitempty" help:"what was made, in the container and on the host"`
+	Interfaces []Interface `json:"interfaces,omitempty" help:"created interfaces, in the container and on the host"`
 	IPs        []wireIP    `json:"ips,omitempty" help:"addresses of the container"`
 	Routes     []WireRoute `json:"routes,omitempty" help:"routes of the container" most:"1024"`
 	DNS        *DNS        `json:"dns,omitempty" help:"resolver settings for the container"`
@@ -25,7 +25,7 @@ type wireIP struct {
 	Gateway   string `json:"gateway,omitempty" help:"gateway of the address" schema:"format=address empty"`
 }
 
-// WireRoute is a route as results and configurations spell it.
+// WireRoute is the JSON form of a route in results and configurations.
 type WireRoute struct {
 	Dst      string  `json:"dst" help:"destination, as address/length" schema:"required format=prefix"`
 	GW       string  `json:"gw,omitempty" help:"gateway (default: that of an address)" schema:"format=address empty"`
@@ -36,7 +36,7 @@ type WireRoute struct {
 	Scope    *int    `json:"scope,omitempty" help:"0 global, 253 link, 254 host" schema:"min=0 max=255"`
 }
 
-// wire01 is the shape of 0.1.0 and 0.2.0: one address of each family.
+// wire01 is the JSON form of a result in 0.1.0 and 0.2.0, with one address of each family.
 type wire01 struct {
 	CNIVersion string  `json:"cniVersion" help:"version of the specification" schema:"required enum=0.1.0|0.2.0"`
 	IP4        *wireV4 `json:"ip4,omitempty" help:"the IPv4 address"`
@@ -50,7 +50,7 @@ type wireV4 struct {
 	Routes  []WireRoute `json:"routes,omitempty" help:"routes of the container" most:"1024"`
 }
 
-// parse checks a route of a configuration or a result. Its errors name the route's keys.
+// parse parses a route of a configuration or a result. The keys in its errors are relative to the route.
 func (w WireRoute) parse() (r Route, err error) {
 	var problems Problems
 	r = Route{MTU: w.MTU, AdvMSS: w.AdvMSS, Priority: w.Priority, Table: w.Table, Scope: w.Scope}
@@ -58,7 +58,7 @@ func (w WireRoute) parse() (r Route, err error) {
 	case w.Dst == "":
 		problems.Add(Refuse("dst", nil, "missing").Suggest(`write "dst": "0.0.0.0/0" for the default route`))
 	case w.Dst == "default":
-		problems.Add(Refuse("dst", w.Dst, noPrefix).Suggest(`write "0.0.0.0/0", or "::/0" for IPv6`))
+		problems.Add(Refuse("dst", w.Dst, notPrefix).Suggest(`write "0.0.0.0/0", or "::/0" for IPv6`))
 	default:
 		problems.Add(err)
 	}
@@ -72,7 +72,7 @@ func (w WireRoute) parse() (r Route, err error) {
 	return r, problems.Err()
 }
 
-// InRange refuses the number of a key that is not between two others. Nil is none.
+// InRange returns an error if the number of a key is less than least or greater than most. A nil number is valid.
 func InRange[T int | int64 | uint32](key string, number *T, least, most T) error {
 	if number == nil || (*number >= least && *number <= most) {
 		return nil
@@ -80,21 +80,22 @@ func InRange[T int | int64 | uint32](key string, number *T, least, most T) error
 	return Refuse(key, *number, fmt.Sprintf("is not between %d and %d", least, most))
 }
 
-const noPrefix = "is no address in CIDR notation"
+const notPrefix = "is not an address in CIDR notation"
 
-// ParsePrefix reads a key in CIDR notation and keeps its host bits. An IPv4 address mapped into IPv6 becomes IPv4.
+// ParsePrefix parses the value of a key in CIDR notation and keeps its host bits. It converts an IPv4-mapped IPv6
+// address to IPv4.
 func ParsePrefix(key, text string) (netip.Prefix, error) {
 	p, err := netip.ParsePrefix(text)
 	if p.Addr().Is4In6() {
 		p = netip.PrefixFrom(p.Addr().Unmap(), p.Bits()-96)
 	}
 	if err != nil || !p.IsValid() {
-		return netip.Prefix{}, Refuse(key, text, noPrefix)
+		return netip.Prefix{}, Refuse(key, text, notPrefix)
 	}
 	return p, nil
 }
 
-// LastOf is the last address of a network.
+// LastOf returns the last address of a network.
 func LastOf(p netip.Prefix) netip.Addr {
 	b := p.Masked().Addr().AsSlice()
 	for bit := p.Bits(); bit < len(b)*8; bit++ {
@@ -104,22 +105,22 @@ func LastOf(p netip.Prefix) netip.Addr {
 	return last
 }
 
-// ParseNetworks reads a key with a list of addresses and networks.
+// ParseNetworks parses the value of a key that is a list of addresses and networks.
 func ParseNetworks(key string, texts []string) (all []netip.Prefix, err error) {
 	var problems Problems
 	for i, text := range texts {
-		at := fmt.Sprintf("%s[%d]", key, i)
-		if addr, err := ParseAddr(at, text); err == nil {
+		element := fmt.Sprintf("%s[%d]", key, i)
+		if addr, err := ParseAddr(element, text); err == nil {
 			all = append(all, netip.PrefixFrom(addr, addr.BitLen()))
 			continue
 		}
-		p, err := ParsePrefix(at, text)
+		p, err := ParsePrefix(element, text)
 		switch {
 		case err != nil:
 		case p.Bits() == 0:
-			err = Refuse(at, text, "is every address")
+			err = Refuse(element, text, "contains all addresses")
 		case p != p.Masked():
-			err = Refuse(at, p, "has host bits set, the network is "+p.Masked().String()).
+			err = Refuse(element, p, "has host bits set, the network is "+p.Masked().String()).
 				Suggest("write %q", p.Masked())
 		}
 		problems.Add(err)
@@ -128,16 +129,17 @@ func ParseNetworks(key string, texts []string) (all []netip.Prefix, err error) {
 	return all, problems.Err()
 }
 
-// ParseAddr reads a key, an address without zone. An IPv4 address mapped into IPv6 becomes IPv4.
+// ParseAddr parses the value of a key that is an address without a zone. It converts an IPv4-mapped IPv6 address to
+// IPv4.
 func ParseAddr(key, text string) (netip.Addr, error) {
 	a, err := netip.ParseAddr(text)
 	if err != nil || a.Zone() != "" {
-		return netip.Addr{}, Refuse(key, text, "is no IP address")
+		return netip.Addr{}, Refuse(key, text, "is not an IP address")
 	}
 	return a.Unmap(), nil
 }
 
-// ParseTable reads the number of a routing table, and refuses the kernel's own tables; 0 is none.
+// ParseTable returns the number of a routing table, or 0 if there is none. It refuses the kernel's own tables.
 func ParseTable(problems *Problems, key string, table *int64) uint32 {
 	err := InRange(key, table, 1, math.MaxUint32)
 	if err == nil && table != nil && *table >= unix.RT_TABLE_DEFAULT && *table <= unix.RT_TABLE_LOCAL {
@@ -149,8 +151,8 @@ func ParseTable(problems *Problems, key string, table *int64) uint32 {
 	return uint32(*table)
 }
 
-// ParseMAC reads the MAC address that a key asks for; none in an empty text. One of six
-// bytes must be possible for an interface. A longer one is InfiniBand's.
+// ParseMAC parses the MAC address in a key. It returns nil for an empty text. An address of six bytes must be one that
+// an interface can have. A longer one is for InfiniBand.
 func ParseMAC(code uint, key, text string) (net.HardwareAddr, error) {
 	if text == "" {
 		return nil, nil

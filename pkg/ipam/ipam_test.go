@@ -384,9 +384,9 @@ var _ = Describe("Client", func() {
 		Expect(err).To(MatchError(And(HavePrefix(`IPAM plugin "ipam": `), ContainSubstring(message))))
 		Expect(cni.AsError(err).Code).To(Equal(cni.CodeIPAM))
 	},
-		Entry("nothing", ``, "unexpected end of JSON input"), Entry("text", `hello`, "no valid JSON"), Entry("a cut",
-			`{"ips": [`, "no valid JSON"),
-		Entry("two documents", `{}{}`, "no valid JSON"), Entry("a list", `[]`, "is a JSON array"),
+		Entry("nothing", ``, "unexpected end of JSON input"), Entry("text", `hello`, "invalid JSON"), Entry("a cut",
+			`{"ips": [`, "invalid JSON"),
+		Entry("two documents", `{}{}`, "invalid JSON"), Entry("a list", `[]`, "is a JSON array"),
 		Entry("null", `null`, "no addresses"), Entry("empty", `{}`, "no addresses"), Entry("no addresses",
 			`{"ips": []}`, "no addresses"),
 		Entry("an error object, but status 0", `{"code": 11, "msg": "busy"}`, "no addresses"),

@@ -263,7 +263,7 @@ func (t Tool) addLacking(table string, err error) error {
 	default:
 		return err
 	}
-	return cni.Lacking(err, strings.Join(modules, ", "))
+	return cni.LacksModules(err, strings.Join(modules, ", "))
 }
 
 // extensions returns the modules of the matches and targets that the programs warn of: "Extension comment revision 0

@@ -181,7 +181,7 @@ func Check(ctx context.Context, nf *nft.Conn, c Config) error {
 // reference plugins' rules.
 func GC(ctx context.Context, nf *nft.Conn, valid cni.Set) error {
 	return errors.Join(
-		nft.IfSupported(Config{}.owned().Sweep(ctx, nf, valid.Garbage)),
+		nft.IfSupported(Config{}.owned().Sweep(ctx, nf, valid.IsGarbage)),
 		nft.IfSupported(gcReference(ctx, nf, valid)),
 		records().Locked(ctx, func(s *store) error { return gcIPTables(ctx, nf, valid, s) }),
 	)

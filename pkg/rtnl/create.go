@@ -51,7 +51,7 @@ func (c *Conn) AddLink(n NewLink) error {
 	}
 	err := wrap(what+": create", c.once(func(h *netlink.Handle) error { return h.LinkAdd(n.encode()) }))
 	if errors.Is(err, unix.EOPNOTSUPP) && errors.Is(c.ProbeKind(n.Kind), unix.EOPNOTSUPP) {
-		return cni.Lacking(err, moduleOf(n.Kind))
+		return cni.LacksModules(err, moduleOf(n.Kind))
 	}
 	return err
 }
@@ -141,7 +141,7 @@ func (c *Conn) ProbeKind(kind string) error {
 	_, err := c.send(unix.RTM_NEWLINK, flags, header(unix.AF_UNSPEC, 0), attrs...)
 	err = wrap("kind "+kind, ignore(err, unix.EINVAL))
 	if errors.Is(err, unix.EOPNOTSUPP) {
-		return cni.Lacking(err, moduleOf(kind))
+		return cni.LacksModules(err, moduleOf(kind))
 	}
 	return err
 }

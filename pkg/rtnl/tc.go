@@ -95,7 +95,7 @@ func (c *Conn) addQdisc(q netlink.Qdisc, what, module string) error {
 // lackingKind adds the modules to err if the kernel lacks the kind of a qdisc, a filter or an action.
 func lackingKind(err error, modules string) error {
 	if errors.Is(err, unix.ENOENT) {
-		return cni.Lacking(err, modules)
+		return cni.LacksModules(err, modules)
 	}
 	return err
 }

@@ -202,7 +202,7 @@ var _ = Describe("a call that is refused before the handler runs", func() {
 	},
 		Entry("empty", "ADD", "", cni.CodeDecode, "standard input is empty"),
 		Entry("blank", "DEL", " \n", cni.CodeDecode, "standard input is empty"),
-		Entry("text", "DEL", "hello", cni.CodeDecode, "network configuration: no valid JSON"),
+		Entry("text", "DEL", "hello", cni.CodeDecode, "network configuration: invalid JSON"),
 		Entry("cut", "STATUS", `{"name": "x"`, cni.CodeDecode, "unexpected end of JSON input"),
 		Entry("deep", "ADD", strings.Repeat(`{"a":`, 100000), cni.CodeDecode, "exceeded max depth"),
 		Entry("two documents", "ADD", conf1+conf1, cni.CodeDecode, "after top-level value"),

@@ -470,7 +470,7 @@ var _ = Describe("--check-config", func() {
 		Expect(checked(picky(), conf)).To(Equal(answer{code: 2, stdout: "error: " + want + "\nprobe: not readable\n"}))
 	},
 		Entry("nothing", "", "network configuration: standard input is empty"),
-		Entry("no JSON", `{"name"`, "network configuration: no valid JSON at byte 7: unexpected end of JSON input"),
+		Entry("no JSON", `{"name"`, "network configuration: invalid JSON at byte 7: unexpected end of JSON input"),
 		Entry("no object", "[]", "network configuration: is a JSON array, want an object"),
 		Entry("no list of entries", `{"name": "x", "plugins": {}}`, "plugins: is no list of objects"),
 		Entry("an entry that is none", list("5"), "plugins: is no list of objects"),

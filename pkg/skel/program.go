@@ -77,7 +77,7 @@ func list(ctx context.Context, p Plugin[any], conf []byte) (all []cni.Holding, e
 		all[i].Plugin = p.Name
 	}
 	if req.Network != "" {
-		all = slices.DeleteFunc(all, func(h cni.Holding) bool { return !h.IsOf(req.Network) })
+		all = slices.DeleteFunc(all, func(h cni.Holding) bool { return !h.BelongsTo(req.Network) })
 	}
 	return all, err
 }

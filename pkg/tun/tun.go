@@ -29,7 +29,7 @@ func Probe() error {
 // lacking gives err code 2 if it means that the device does not exist.
 func lacking(err error) error {
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENODEV) || errors.Is(err, unix.ENXIO) {
-		return cni.Lacking(err, "tun")
+		return cni.LacksModules(err, "tun")
 	}
 	return err
 }

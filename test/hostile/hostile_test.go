@@ -408,7 +408,7 @@ var _ = Describe("standard streams that are closed, full or garbage", Label("ker
 				a := n.Try(plugin, Call{Command: "ADD", Netns: p.Netns, Conf: conf(plugin, p)})
 				Expect(a.Code).To(Equal(streams.status), "%s: %s%s", streams.before, a.Stdout, a.Stderr)
 				if streams.status != 0 && !strings.Contains(streams.before, "2>") {
-					Expect(a.Stdout+a.Stderr).To(MatchRegexp(`standard (in|out)put|no valid JSON`), streams.before)
+					Expect(a.Stdout+a.Stderr).To(MatchRegexp(`standard (in|out)put|invalid JSON`), streams.before)
 				}
 				if streams.status == 0 || lends(plugin) {
 					n.Before = ""

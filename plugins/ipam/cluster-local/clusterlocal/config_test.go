@@ -164,7 +164,7 @@ var _ = Describe("under the name whereabouts", Label("cluster-whereabouts"), fun
 		Entry("etcd", `7 ipam.etcd_host: etcd is not supported`,
 			`"range":"10.0.0.0/24","etcd_host":"10.0.0.1:2379"`),
 		Entry("no range", `7 ipam.range: is missing`, `"type":"whereabouts"`),
-		Entry("no network", `7 ipam.range: "x" is no address in CIDR notation`, `"range":"x"`),
+		Entry("no network", `7 ipam.range: "x" is not an address in CIDR notation`, `"range":"x"`),
 		Entry("the last address of IPv4", `7 ipam.range: "255.255.255.255/32" has no address`,
 			`"range":"255.255.255.255/32"`),
 		Entry("the last address of IPv6", `7 ipam.range: "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff/128" has no address`,

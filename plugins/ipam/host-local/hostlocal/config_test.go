@@ -139,17 +139,17 @@ var _ = It("refuses everything that is wrong at once, in the order of the source
 		`7 ipam.statusOnExhaustion: "no" must be "warn" or "fail"`,
 		`7 runtimeConfig.ipRanges[0][0].subnet: is missing`,
 		`7 ipam.ranges[0][0].subnet: 10.1.2.1/24 has host bits set, the network is 10.1.2.0/24`,
-		`7 ipam.ranges[0][1].rangeStart: "x" is no IP address`,
+		`7 ipam.ranges[0][1].rangeStart: "x" is not an IP address`,
 		`7 ipam.ranges[0][1].rangeEnd: 10.1.4.1 is not in the subnet 10.1.3.0/24`,
 		`7 ipam.ranges[0][1].gateway: ::1 is not of the address family of 10.1.3.0/24`,
 		`7 ipam.ranges[1]: is an empty set`,
-		`7 ipam.ranges[2][0].subnet: "5" is no address in CIDR notation`,
+		`7 ipam.ranges[2][0].subnet: "5" is not an address in CIDR notation`,
 		`7 ipam.routes[0].dst: missing`,
-		`7 ipam.routes[0].gw: "y" is no IP address`,
+		`7 ipam.routes[0].gw: "y" is not an IP address`,
 		`7 ipam.routes[1].advmss: -5 is not between 0 and 2147483647`,
-		`4 CNI_ARGS IP: "v" is no IP address`,
-		`7 args.cni.ips[0]: "w" is no IP address`,
-		`7 runtimeConfig.ips[1]: "z" is no IP address`))
+		`4 CNI_ARGS IP: "v" is not an IP address`,
+		`7 args.cni.ips[0]: "w" is not an IP address`,
+		`7 runtimeConfig.ips[1]: "z" is not an IP address`))
 })
 
 var _ = DescribeTable("old versions have room for one address of each family", func(version, ranges string, ok bool) {
@@ -191,7 +191,7 @@ var _ = Describe("addresses asked for", func() {
 		Expect(err).To(MatchError(ContainSubstring(want)))
 		Expect(cni.AsError(err).Code).To(Equal(cni.CodeEnvironment))
 	},
-		Entry("no address", "IP=x", `CNI_ARGS IP: "x" is no IP address`),
+		Entry("no address", "IP=x", `CNI_ARGS IP: "x" is not an IP address`),
 		Entry("unknown key", "IPP=10.1.2.3", "IPP"))
 
 	DescribeTable("are spread over the sets", func(want string, list ...string) {

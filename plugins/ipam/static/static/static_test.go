@@ -153,7 +153,7 @@ var _ = Describe("ADD", func() {
 			"CNI_ARGS IP: the 'ip' field is expected to be in CIDR notation, got: '10.7.0.1'", own, "IP=10.7.0.1"),
 		Entry("a gateway of CNI_ARGS for no address", cni.CodeEnvironment, "CNI_ARGS GATEWAY: 10.7.0.1 is not in",
 			own, "GATEWAY=10.7.0.1"),
-		Entry("an invalid gateway in CNI_ARGS", cni.CodeEnvironment, `CNI_ARGS GATEWAY: "x" is no IP address`, own,
+		Entry("an invalid gateway in CNI_ARGS", cni.CodeEnvironment, `CNI_ARGS GATEWAY: "x" is not an IP address`, own,
 			"GATEWAY=x"),
 		Entry("an unknown key of CNI_ARGS", cni.CodeEnvironment, "CNI_ARGS: unknown keys MAC", own, "MAC=1"),
 		Entry("an address that is listed twice", cni.CodeEnvironment, "CNI_ARGS IP: 10.1.0.5/24 is listed twice", own,

@@ -129,7 +129,7 @@ func (c config) unsupportedVLANs(err error) error {
 	if c.VLAN == 0 {
 		key = fmt.Sprint("vlanTrunk: ", c.Trunk)
 	}
-	return cni.Lacking(fmt.Errorf("%s: %w", key, err), "CONFIG_BRIDGE_VLAN_FILTERING")
+	return cni.LacksModules(fmt.Errorf("%s: %w", key, err), "CONFIG_BRIDGE_VLAN_FILTERING")
 }
 
 // randomMAC returns a locally administered unicast address.

@@ -120,7 +120,7 @@ func deleteSpoofCheck(ctx context.Context, nf *nft.Conn, a cni.Attachment, again
 func collectSpoofChecks(ctx context.Context, nf *nft.Conn, valid cni.Set) error {
 	chain, err := nf.Chain(spoofTable, spoofChain)
 	if chain != nil {
-		err = spoofElements().Sweep(ctx, nf, valid.Garbage)
+		err = spoofElements().Sweep(ctx, nf, valid.IsGarbage)
 	}
 	return spoofError(nft.IfSupported(err))
 }

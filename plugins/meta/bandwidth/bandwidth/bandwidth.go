@@ -126,7 +126,7 @@ func gc(ctx context.Context, req *skel.Request) error {
 	}
 	for _, l := range links {
 		isOrphaned := isUnmarkedIFB(l, req.Network) && !slices.Contains(keep, l.Name)
-		if l.Kind != "ifb" || !(isOrphaned || req.Valid.Garbage(l.Alias)) {
+		if l.Kind != "ifb" || !(isOrphaned || req.Valid.IsGarbage(l.Alias)) {
 			continue
 		}
 		users, err := c.linksTo(l)

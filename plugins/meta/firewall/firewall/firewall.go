@@ -135,7 +135,7 @@ func gc(ctx context.Context, req *skel.Request) error {
 				errs = append(errs, c.removeRecorded(ctx, s, r))
 			}
 		}
-		return errors.Join(append(errs, nft.IfSupported(elements().Sweep(ctx, c.NF, c.Req.Valid.Garbage)),
+		return errors.Join(append(errs, nft.IfSupported(elements().Sweep(ctx, c.NF, c.Req.Valid.IsGarbage)),
 			c.sweepPolicies(ctx), c.removeSharedChains(ctx, s))...)
 	})
 }

@@ -400,7 +400,7 @@ var _ = Describe("the configuration", func() {
 			`runtimeConfig.portMappings[0].hostPort: 70000 is not between 1 and 65535`,
 			`runtimeConfig.portMappings[0].containerPort: 0 is not between 1 and 65535`,
 			`runtimeConfig.portMappings[0].protocol: "icmp" is not tcp, udp or sctp`,
-			`runtimeConfig.portMappings[0].hostIP: "y" is no IP address`,
+			`runtimeConfig.portMappings[0].hostIP: "y" is not an IP address`,
 			`runtimeConfig.portMappings[2].hostPort: missing`,
 			`runtimeConfig.portMappings[2].containerPort: missing`,
 			`runtimeConfig.portMappings[2].protocol: missing`))

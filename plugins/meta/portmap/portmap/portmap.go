@@ -103,7 +103,7 @@ func gc(ctx context.Context, req *skel.Request) error {
 				errs = append(errs, c.removeRecorded(ctx, s, r))
 			}
 		}
-		return errors.Join(append(errs, nft.IfSupported(owned(defaultMarkBit).Sweep(ctx, c.NF, c.Req.Valid.Garbage)),
+		return errors.Join(append(errs, nft.IfSupported(owned(defaultMarkBit).Sweep(ctx, c.NF, c.Req.Valid.IsGarbage)),
 			c.collectReference(ctx, s), nft.IfSupported(c.sweepGuard(ctx, func(string) bool { return true })))...)
 	})
 }

@@ -331,7 +331,7 @@ var _ = DescribeTable("is refused:", func(conf, args string, code uint, msg stri
 		cni.CodeConfig, `args.cni.sysctl["net/core/../../kernel/domainname"]: "1" cannot be set:`+
 			` invalid sysctl key "net/core/../../kernel/domainname": an element is empty, ".", ".." or has a NUL`),
 	Entry("no JSON", `"mtu":`, "", cni.CodeDecode,
-		`network configuration: no valid JSON at byte 8: invalid character '}' looking for beginning of value`),
+		`network configuration: invalid JSON at byte 8: invalid character '}' looking for beginning of value`),
 )
 
 var _ = It("is refused for everything that is wrong with it at once", func() {
