@@ -59,7 +59,7 @@ var _ = Describe("a call that succeeds", func() {
 			"cni.dev/valid-attachments": [], ` + more + `}`
 		called := 0
 		a := r.run(probe(func(q *skel.Request) error { called++; Expect(q.IPAM).To(BeEmpty()); return nil }))
-		Expect(a.stderr).To(And(HavePrefix("probe: ipam.type: "), HaveSuffix("; taken for none\n")))
+		Expect(a.stderr).To(And(HavePrefix("probe: ipam.type: "), HaveSuffix("; ignored\n")))
 		Expect(answer{code: a.code, stdout: a.stdout}).To(Equal(answer{}))
 		Expect(called).To(Equal(1))
 	},
@@ -72,7 +72,7 @@ var _ = Describe("a call that succeeds", func() {
 			r := attach(command)
 			r.conf = fmt.Sprintf(`{"cniVersion": "1.1.0", "name": "net1", "type": "other", "ipam": {"type": %q}}`, ipam)
 			r.run(forbidden()).expectError(cni.CodeConfig,
-				fmt.Sprintf("ipam.type: %q is this plugin itself, which gives no addresses", ipam))
+				fmt.Sprintf("ipam.type: %q is this plugin itself, which does not provide addresses", ipam))
 			it := forbidden()
 			it.IPAM = true // for its own type is what it finds there
 			Expect(r.run(it).stdout).To(ContainSubstring(errHandler.Error()))
@@ -86,7 +86,7 @@ var _ = Describe("a call that succeeds", func() {
 		r.conf = conf1
 		r.run(it).expectError(cni.CodeConfig,
 			"prevResult: missing prevResult from earlier plugin. This plugin must be called as chained plugin: "+
-				"probe works on what another one made")
+				"probe works on the interface of another plugin")
 		r.conf = `{"cniVersion": "1.1.0", "name": "net1", "prevResult": {"cniVersion": "1.1.0"}}`
 		Expect(r.run(it).stdout).To(ContainSubstring(errHandler.Error()))
 		r = attach("DEL")
@@ -218,9 +218,9 @@ var _ = Describe("a call that is refused before the handler runs", func() {
 			`cniVersion: "1.0.0": config version does not allow GC`),
 		Entry("STATUS before it was", "STATUS", `{"cniVersion": "1.0.0", "name": "x"}`, cni.CodeIncompatibleVersion,
 			`cniVersion: "1.0.0": config version does not allow STATUS`),
-		Entry("no name", "ADD", `{}`, cni.CodeConfig, `name: "" is no network name`),
-		Entry("null", "ADD", `null`, cni.CodeConfig, `name: "" is no network name`),
-		Entry("a path as name", "DEL", `{"name": "../x"}`, cni.CodeConfig, `name: "../x" is no network name`),
+		Entry("no name", "ADD", `{}`, cni.CodeConfig, `name: "" is not a network name`),
+		Entry("null", "ADD", `null`, cni.CodeConfig, `name: "" is not a network name`),
+		Entry("a path as name", "DEL", `{"name": "../x"}`, cni.CodeConfig, `name: "../x" is not a network name`),
 		Entry("a bad prevResult", "ADD", `{"name": "x", "cniVersion": "1.0.0", "prevResult": {"ips": 5}}`,
 			cni.CodeConfig, "prevResult.ips: is a JSON number"),
 		Entry("a bad prevResult", "CHECK", `{"name": "x", "cniVersion": "1.0.0", "prevResult": []}`, cni.CodeConfig,
@@ -456,7 +456,7 @@ var _ = Describe("CNI_NETNS", func() {
 		for _, path := range append(noNetns(), ownForms()...) {
 			a := attachTo("DEL", path, conf1).run(probe(unused))
 			Expect(a.stderr).To(And(ContainSubstring("CNI_NETNS: network namespace %q", path),
-				ContainSubstring("taken for gone")))
+				ContainSubstring("treated as a namespace that no longer exists")))
 			Expect(answer{code: a.code, stdout: a.stdout}).To(Equal(answer{}))
 		}
 	})

@@ -16,12 +16,11 @@ import (
 )
 
 const (
-	confMax   = 4 << 20  // limit of a configuration, in bytes
-	formerMax = 64 << 20 // limit in DEL and GC, whose attachments may be from a release without confMax
+	confMax    = 4 << 20  // largest size of a configuration, in bytes
+	lenientMax = 64 << 20 // the same for DEL and GC, because attachments may be from a release without confMax
 )
 
-// checkEnvironment names every variable that command needs and that is missing or
-// invalid (code 4).
+// checkEnvironment returns an error (code 4) with all variables that command needs and that are missing or invalid.
 func (c *call) checkEnvironment(command string) error {
 	var missing, wrong []string
 	need := func(name string, valid func(string) bool) {
@@ -64,7 +63,7 @@ func (c *call) checkEnvironment(command string) error {
 func (c *call) decode(command string) (*Request, error) {
 	most := confMax
 	if lenient(command) {
-		most = formerMax
+		most = lenientMax
 	}
 	data, err := c.readConf(most)
 	if err != nil {
@@ -76,7 +75,7 @@ func (c *call) decode(command string) (*Request, error) {
 		if err := c.checkVersion(conf.CNIVersion, command); err != nil {
 			return nil, err
 		}
-	case cni.ProblemsOf(err)[0].Key == "": // no JSON, or no object
+	case cni.ProblemsOf(err)[0].Key == "": // not a JSON object
 		return nil, err
 	case cni.Supports(conf.CNIVersion):
 		c.version = conf.CNIVersion
@@ -88,17 +87,17 @@ func (c *call) decode(command string) (*Request, error) {
 	return req, problems.Err()
 }
 
-// lenient reports whether a command works with a configuration that ADD refuses.
+// lenient reports whether a command must work with a configuration that ADD refuses.
 func lenient(command string) bool { return command == "DEL" || command == "GC" }
 
-// readConf reads standard input: at most most bytes, and at most for the time of a call.
+// readConf reads standard input, within the time limit of a call. It returns an error for more than most bytes.
 func (c *call) readConf(most int) ([]byte, error) {
 	stdin := c.env.Stdin
 	if f, ok := stdin.(*os.File); ok {
 		stdin = timedFile{f, c.began.Add(cmp.Or(c.env.Limit, callTime))}
 	}
 	var buf bytes.Buffer
-	buf.Grow(8 << 10) // most are shorter, and read at once
+	buf.Grow(8 << 10) // enough for most configurations, so that one read suffices
 	_, err := buf.ReadFrom(io.LimitReader(stdin, int64(most)+1))
 	data := buf.Bytes()
 	switch {
@@ -114,7 +113,7 @@ func (c *call) readConf(most int) ([]byte, error) {
 	return data, nil
 }
 
-// checkVersion refuses a version that we do not speak, or that lacks the command (code 1).
+// checkVersion returns an error (code 1) if version is unknown or does not have the command.
 func (c *call) checkVersion(version, command string) error {
 	if !cni.Supports(version) {
 		supported := "supported: " + strings.Join(cni.Versions(), ", ")
@@ -128,13 +127,13 @@ func (c *call) checkVersion(version, command string) error {
 	if version >= since {
 		return nil
 	}
-	// Scripts know the reference's words.
+	// Scripts search for this text of the reference plugins.
 	return &cni.Error{Code: cni.CodeIncompatibleVersion,
 		Msg:     fmt.Sprintf("cniVersion: %q: config version does not allow %s", version, command),
-		Details: command + " came with " + since}
+		Details: command + " was introduced in " + since}
 }
 
-// request makes a request, and returns all that is wrong with the configuration. DEL and GC do without bad values.
+// request returns the request, and an error with all problems of the configuration. DEL and GC ignore invalid values.
 func (c *call) request(data []byte, conf *cni.Config, command string) (*Request, error) {
 	req := &Request{
 		Attachment: cni.Attachment{Network: conf.Name},
@@ -148,25 +147,25 @@ func (c *call) request(data []byte, conf *cni.Config, command string) (*Request,
 		plugin:     c.plugin.Name,
 		programs:   c.env.Programs,
 		failures:   c.env.Failures,
-		looks:      c.env.Look,
+		isReadOnly: c.env.ReadOnly,
 	}
 	var problems cni.Problems
 	refuse := func(err error) {
 		if !lenient(command) {
 			problems.Add(err)
 		} else if err != nil {
-			req.Warn("%v; taken for none", err)
+			req.Warn("%v; ignored", err)
 		}
 	}
 	refuse(cni.CheckName("name", conf.Name))
 	if !cni.ValidName(conf.Name) {
 		problems.Add(cni.Refuse("name", conf.Name,
-			"is no network name (a letter or digit, then letters, digits, '_', '.', '-')"))
+			"is not a network name (a letter or digit, then letters, digits, '_', '.', '-')"))
 	}
-	// A plugin that is its own IPAM plugin would start itself without end.
+	// A plugin that is its own IPAM plugin would start itself repeatedly without end.
 	if t := req.IPAM; t != "" && !c.plugin.IPAM && (cni.IsPlugin(t, c.plugin.Name) || t == conf.Type) {
 		req.IPAM = ""
-		refuse(cni.Refuse("ipam.type", t, "is this plugin itself, which gives no addresses").
+		refuse(cni.Refuse("ipam.type", t, "is this plugin itself, which does not provide addresses").
 			Suggest("name an IPAM plugin, host-local for example"))
 	}
 	refuse(c.readLogKey(conf.RawLog))
@@ -177,7 +176,7 @@ func (c *call) request(data []byte, conf *cni.Config, command string) (*Request,
 		var listed bool
 		refs, listed, err = conf.ValidAttachments()
 		problems.Add(err)
-		req.Valid, c.noValid = cni.NewSet(req.Network, refs), !listed
+		req.Valid, c.isValidUnknown = cni.NewSet(req.Network, refs), !listed
 	case "ADD", "CHECK", "DEL":
 		req.ContainerID, req.IfName, req.Netns = c.vars["CNI_CONTAINERID"], c.vars["CNI_IFNAME"], c.vars["CNI_NETNS"]
 		req.PrevResult, err = conf.PrevResult()
@@ -193,7 +192,7 @@ func (c *call) request(data []byte, conf *cni.Config, command string) (*Request,
 	return req, problems.Err()
 }
 
-// checkPolicy refuses a tenant's configuration that has values which the administrator's policy does not permit.
+// checkPolicy returns an error if a tenant's configuration has values that the administrator's policy does not permit.
 func (c *call) checkPolicy(conf []byte, command string) error {
 	if c.env.Policy == "" {
 		return nil
@@ -207,10 +206,10 @@ func (c *call) checkPolicy(conf []byte, command string) error {
 		Args: c.vars["CNI_ARGS"]})
 }
 
-// openNetns opens the container's namespace and refuses our own.
+// openNetns opens the container's namespace, which must not be the plugin's own.
 func (c *call) openNetns(command string) error {
 	path := c.req.Netns
-	if c.plugin.IPAM || path == "" { // GC and STATUS have none, DEL may lack it
+	if c.plugin.IPAM || path == "" { // there is none in GC and STATUS, and may be none in DEL
 		return nil
 	}
 	opened, err := ns.Open(path)
@@ -221,16 +220,16 @@ func (c *call) openNetns(command string) error {
 		}
 		_ = opened.Close()
 	}
-	gone := errors.Is(err, ns.ErrNotExist)
+	isMissing := errors.Is(err, ns.ErrNotExist)
 	switch {
-	case command == "DEL" && cni.Transient(err): // a later DEL can remove what is in the container
+	case command == "DEL" && cni.Transient(err): // a repeated DEL can clean up in the container
 		return cni.Errorf(cni.CodeTryAgain, "CNI_NETNS: %w", err)
-	case command == "DEL" && gone:
+	case command == "DEL" && isMissing:
 		return nil
-	case command == "DEL": // the path leads elsewhere by now
-		c.req.Warn("CNI_NETNS: %v; taken for gone", err)
+	case command == "DEL": // something else is at the path now
+		c.req.Warn("CNI_NETNS: %v; treated as a namespace that no longer exists", err)
 		return nil
-	case command == "ADD" && gone && c.req.PrevResult == nil: // nothing was made, so no DEL is needed
+	case command == "ADD" && isMissing && c.req.PrevResult == nil: // nothing was created, so DEL is not needed
 		return cni.Errorf(cni.CodeUnknownContainer, "CNI_NETNS: %w", err)
 	}
 	return cni.Errorf(cni.CodeEnvironment, "CNI_NETNS: %w", err)
@@ -240,8 +239,8 @@ func (c *call) refuseOwn(n *ns.NS) error {
 	if v := c.vars["CNI_NETNS_OVERRIDE"]; v == "1" || strings.EqualFold(v, "true") {
 		return nil
 	}
-	own, err := n.IsCurrent()
-	if err == nil && own {
+	isOwn, err := n.IsCurrent()
+	if err == nil && isOwn {
 		err = fmt.Errorf("network namespace %q: is the plugin's own (CNI_NETNS_OVERRIDE=1 allows it)", n.Path())
 	}
 	return err

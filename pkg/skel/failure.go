@@ -12,38 +12,38 @@ import (
 	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
-// FailureDir has a record of what failed of late: the runtime deletes the sandbox, and with it all that one could look
-// at.
+// FailureDir contains records of recent failures. They are kept because the runtime deletes the sandbox after a
+// failure, and with it everything that an administrator could examine.
 const FailureDir = "/run/hawser/failures"
 
 const (
-	// failuresKept is how many records stay, the newest.
+	// failuresKept is the number of records that are kept, the newest ones.
 	failuresKept = 64
-	// failureText is the limit of a message, of its details and of a path in bytes, and failureName the limit of a
-	// name. Longer texts are cut.
+	// failureText is the largest length in bytes of a message, of its details and of a path, and failureName the
+	// largest length of a name. Longer texts are truncated.
 	failureText, failureName = 4096, 255
 )
 
-// TestID begins the container IDs of "hawser test", whose failures are told at once and not recorded.
+// TestID is the prefix of the container IDs of "hawser test", which reports failures itself, so they are not recorded.
 const TestID = "hawser-test-"
 
-// Failure is an ADD, DEL or CHECK that failed. Network and IfName are empty where they could not be read.
+// Failure is the record of an ADD, DEL or CHECK that failed. Network and IfName are empty if they are not known.
 type Failure struct {
 	cni.Attachment
 	Plugin    string    `json:"plugin"`
 	Command   string    `json:"command"`
-	Pod       string    `json:"pod,omitempty"` // namespace/name, where CNI_ARGS has them
+	Pod       string    `json:"pod,omitempty"` // namespace/name, if CNI_ARGS contains them
 	NetnsPath string    `json:"netnsPath,omitempty"`
-	Time      time.Time `json:"time"`  // of the last one
-	First     time.Time `json:"first"` // of the first one
-	Count     int       `json:"count"` // how often the call failed
+	Time      time.Time `json:"time"`  // of the last failure
+	First     time.Time `json:"first"` // of the first failure
+	Count     int       `json:"count"` // number of failures of this call
 	Code      uint      `json:"code"`
 	Msg       string    `json:"msg"`
 	Details   string    `json:"details,omitempty"`
-	Quoted    bool      `json:"quoted,omitempty"` // Msg has words of another program, such as an IPAM plugin
+	Quoted    bool      `json:"quoted,omitempty"` // Msg contains text of another program, such as an IPAM plugin
 }
 
-// Hash names the file: calls of one plugin with one command for one attachment have one record.
+// Hash returns the name of the file. There is one record for each combination of attachment, plugin and command.
 func (f Failure) Hash() string {
 	return cni.Digest(strings.Join([]string{f.Attachment.Hash(), f.Plugin, f.Command}, " "), 16)
 }
@@ -54,19 +54,19 @@ func (f *Failure) UnmarshalJSON(data []byte) error {
 	return json.Unmarshal(ns.CurrentKeys(data), (*plain)(f))
 }
 
-// Plausible says whether a call of ours can have written the record.
+// Plausible reports whether a plugin can have written the record.
 func (f Failure) Plausible() bool { return f.Plugin != "" && f.Command != "" && f.Count > 0 }
 
-// Failures are the records in dir, which is FailureDir.
+// Failures returns the store of the records in dir, usually FailureDir.
 func Failures(dir string) *statefile.Store[Failure] {
 	return statefile.NewStore[Failure](dir, time.Second)
 }
 
-// remember adds a call that failed to the records. It changes nothing about the call when that fails.
-func (c *call) remember(failed error) {
+// recordFailure writes the record of a failed call. It is best effort: an error is ignored.
+func (c *call) recordFailure(failed error) {
 	command, id := c.vars["CNI_COMMAND"], c.vars["CNI_CONTAINERID"]
-	isKept := cni.ValidName(id) && !strings.HasPrefix(id, TestID)
-	if c.env.Failures == "" || !slices.Contains([]string{"ADD", "DEL", "CHECK"}, command) || !isKept {
+	isRecorded := cni.ValidName(id) && !strings.HasPrefix(id, TestID)
+	if c.env.Failures == "" || !slices.Contains([]string{"ADD", "DEL", "CHECK"}, command) || !isRecorded {
 		return
 	}
 	e := describe(failed)
@@ -79,12 +79,12 @@ func (c *call) remember(failed error) {
 	if c.req != nil {
 		f.Network = c.req.Network
 	}
-	_ = catch(func() error { return keep(Failures(c.env.Failures), f.bounded()) })
+	_ = catch(func() error { return putFailure(Failures(c.env.Failures), f.truncated()) })
 }
 
-// keep puts a record in place of the one of the same calls, and drops the oldest. What a delegate has said in its own
-// record needs no second one.
-func keep(records *statefile.Store[Failure], f Failure) error {
+// putFailure writes a record, which replaces the record of an earlier failure of the same call, and drops the oldest
+// records. It writes no record if a delegate has already recorded the same failure.
+func putFailure(records *statefile.Store[Failure], f Failure) error {
 	ctx := context.Background()
 	s, err := records.Open(ctx)
 	if err != nil {
@@ -95,11 +95,11 @@ func keep(records *statefile.Store[Failure], f Failure) error {
 	if err != nil {
 		return err
 	}
-	said := func(of *Failure) bool { // by a delegate, in this call
-		return of.Attachment == f.Attachment && of.Command == f.Command && of.Plugin != f.Plugin &&
-			!of.Time.Before(f.Time) && strings.Contains(f.Msg, of.Msg)
+	isFromDelegate := func(r *Failure) bool {
+		return r.Attachment == f.Attachment && r.Command == f.Command && r.Plugin != f.Plugin &&
+			!r.Time.Before(f.Time) && strings.Contains(f.Msg, r.Msg)
 	}
-	if slices.ContainsFunc(all, said) {
+	if slices.ContainsFunc(all, isFromDelegate) {
 		return nil
 	}
 	if before, ok, _ := s.Get(f.Hash()); ok {
@@ -114,14 +114,14 @@ func keep(records *statefile.Store[Failure], f Failure) error {
 	slices.SortFunc(all, func(a, b *Failure) int { return b.Time.Compare(a.Time) }) // the newest first
 	var old []string
 	for i, f := range all {
-		if i >= failuresKept || *f != f.bounded() { // an earlier version did not cut all texts
+		if i >= failuresKept || *f != f.truncated() { // an earlier version did not truncate all texts
 			old = append(old, f.Hash())
 		}
 	}
 	return s.Drop(ctx, old...)
 }
 
-// PodOf is the pod that a kubelet's runtime names in CNI_ARGS, namespace/name, or the name of podman's container.
+// PodOf returns the pod in CNI_ARGS as namespace/name, or only a name for podman.
 func PodOf(args string) string {
 	const namespace, name = "K8S_POD_NAMESPACE", "K8S_POD_NAME"
 	pod, err := cni.ParseArgs(args+";IgnoreUnknown=1", namespace, name)
@@ -131,9 +131,9 @@ func PodOf(args string) string {
 	return pod[namespace] + "/" + pod[name]
 }
 
-// bounded returns the failure with texts that are cut to the limits, because texts of a tenant's configuration may have
-// any length.
-func (f Failure) bounded() Failure {
+// truncated returns the failure with texts that are not longer than the limits, because texts in a tenant's
+// configuration can have any length.
+func (f Failure) truncated() Failure {
 	for text, most := range map[*string]int{&f.Network: failureName, &f.ContainerID: failureName,
 		&f.IfName: failureName, &f.Pod: 2 * failureName, &f.NetnsPath: failureText, &f.Msg: failureText,
 		&f.Details: failureText} {

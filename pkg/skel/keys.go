@@ -11,12 +11,14 @@ import (
 	"github.com/hawser-cni/plugins/pkg/cni"
 )
 
+// key is a key that a plugin knows.
 type key struct {
 	name, path string
-	help       string // what it means, and in parentheses what it is when it is missing
-	inner      []key  // of an object, or of the objects in a list
+	help       string // description, with the default in parentheses
+	inner      []key  // keys of the object, or of the objects in the list
 }
 
+// keysOf returns the keys of a struct type, by the tags of its fields.
 func keysOf(t reflect.Type, prefix string) []key {
 	if t == nil || t.Kind() != reflect.Struct || reflect.PointerTo(t).Implements(reflect.TypeFor[json.Unmarshaler]()) {
 		return nil
@@ -33,34 +35,34 @@ func keysOf(t reflect.Type, prefix string) []key {
 			continue
 		}
 		k := key{name: name, path: prefix + name, help: f.Tag.Get("help")}
-		if missing := f.Tag.Get("default"); missing != "" {
-			k.help += " (" + missing + ")"
+		if value := f.Tag.Get("default"); value != "" {
+			k.help += " (" + value + ")"
 		}
-		elem, way := f.Type, k.path
+		elem, elemPath := f.Type, k.path
 		for ; elem.Kind() == reflect.Slice || elem.Kind() == reflect.Pointer; elem = elem.Elem() {
 			if elem.Kind() == reflect.Slice {
-				way += "[]"
+				elemPath += "[]"
 			}
 		}
-		k.inner = keysOf(elem, way+".")
+		k.inner = keysOf(elem, elemPath+".")
 		out = append(out, k)
 	}
 	return out
 }
 
-// protocolKeys are those that the protocol puts into every configuration.
+// protocolKeys are the keys that the protocol permits in every configuration.
 var protocolKeys = []string{"cniVersion", "cniVersions", "name", "type", "args", "capabilities",
 	"runtimeConfig", "prevResult", "ipam", "dns", "ipMasq", "disableCheck", "disableGC", "plugins"}
 
-// unknownKey is a key that the plugin does not know by that spelling.
+// unknownKey is a key that the plugin does not know in this spelling.
 type unknownKey struct {
-	key   string // its path
-	meant string // the path of a known key that is spelt like it; empty where there is none
-	read  bool   // only the case differs: the decoder takes key for meant
+	key      string // path of the key
+	similar  string // path of a known key with a similar spelling, or empty
+	isCaseOf bool   // the keys differ only in case, so the decoder treats key as similar
 }
 
-// unknownKeys returns the keys of the configuration at path that the plugin does not
-// know. Of an IPAM plugin only those inside ipam count: the others are the main plugin's.
+// unknownKeys returns the keys of the configuration at path that the plugin does not know. For an IPAM plugin, it
+// returns only keys in ipam, because the others are for the main plugin.
 func unknownKeys(p Plugin[any], conf []byte, path string) []unknownKey {
 	var object map[string]any
 	if p.Keys == nil || json.Unmarshal(conf, &object) != nil {
@@ -68,7 +70,7 @@ func unknownKeys(p Plugin[any], conf []byte, path string) []unknownKey {
 	}
 	known := keysOf(reflect.TypeOf(p.Keys), "")
 	for i, k := range known {
-		// These have keys for other plugins of the chain, or for the IPAM plugin.
+		// These objects also contain keys for other plugins of the chain, or for the IPAM plugin.
 		shared := []string{"runtimeConfig", "args", "capabilities"}
 		if !p.IPAM {
 			shared = append(shared, "ipam")
@@ -91,10 +93,10 @@ func isKnown(name string, known []key) bool {
 	return slices.ContainsFunc(known, func(k key) bool { return k.name == name })
 }
 
-// unknownMax is how many unknown keys of an object a message names.
+// unknownMax is the largest number of unknown keys of an object that are reported.
 const unknownMax = 64
 
-// unknownIn returns the unknown keys of an object, or of those in a list. Without known keys any may be in it.
+// unknownIn returns the unknown keys of an object, or of the objects in a list. If known is nil, all keys are known.
 func unknownIn(value any, known []key, path string) (found []unknownKey) {
 	if list, ok := value.([]any); ok {
 		for i, elem := range list {
@@ -109,13 +111,13 @@ func unknownIn(value any, known []key, path string) (found []unknownKey) {
 		if len(found) == unknownMax {
 			return found
 		}
-		// $schema is for editors, cni.dev/ is the runtimes'.
+		// $schema is for editors, and keys with the prefix cni.dev/ are for runtimes.
 		if isKnown(name, known) || name == "$schema" || strings.HasPrefix(name, "cni.dev/") {
 			continue
 		}
 		u := unknownKey{key: cni.KeyIn(path, name)}
-		if meant := closest(name, known); meant != "" {
-			u.meant, u.read = cni.KeyIn(path, meant), strings.EqualFold(name, meant)
+		if similar := closest(name, known); similar != "" {
+			u.similar, u.isCaseOf = cni.KeyIn(path, similar), strings.EqualFold(name, similar)
 		}
 		found = append(found, u)
 	}
@@ -125,7 +127,8 @@ func unknownIn(value any, known []key, path string) (found []unknownKey) {
 	return found
 }
 
-// closest finds the known key that name probably is: one that differs by case or, the longer it is, by a typo or two.
+// closest returns the known key that name probably means, or nothing. They may differ in case, and in up to two typos,
+// depending on the length.
 func closest(name string, known []key) string {
 	lower := strings.ToLower(name)
 	for typos := range 3 {
@@ -137,7 +140,7 @@ func closest(name string, known []key) string {
 			case len(k.name) < 6 || len(name) < 6:
 				most = 1
 			}
-			if typos <= most && differs(lower, strings.ToLower(k.name), typos) {
+			if typos <= most && isWithinTypos(lower, strings.ToLower(k.name), typos) {
 				return k.name
 			}
 		}
@@ -145,8 +148,9 @@ func closest(name string, known []key) string {
 	return ""
 }
 
-// differs reports whether at most so many typos make b of a: a letter too many or too few, another one, or two swapped.
-func differs(a, b string, typos int) bool {
+// isWithinTypos reports whether a differs from b by at most a number of typos: an additional or missing letter, a wrong
+// letter, or two exchanged letters.
+func isWithinTypos(a, b string, typos int) bool {
 	for a != "" && b != "" && a[0] == b[0] {
 		a, b = a[1:], b[1:]
 	}
@@ -154,8 +158,8 @@ func differs(a, b string, typos int) bool {
 		return len(a)+len(b) <= typos
 	}
 	typos--
-	if len(a) > 1 && len(b) > 1 && a[0] == b[1] && a[1] == b[0] && differs(a[2:], b[2:], typos) {
+	if len(a) > 1 && len(b) > 1 && a[0] == b[1] && a[1] == b[0] && isWithinTypos(a[2:], b[2:], typos) {
 		return true
 	}
-	return differs(a[1:], b, typos) || differs(a, b[1:], typos) || differs(a[1:], b[1:], typos)
+	return isWithinTypos(a[1:], b, typos) || isWithinTypos(a, b[1:], typos) || isWithinTypos(a[1:], b[1:], typos)
 }

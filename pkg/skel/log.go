@@ -16,17 +16,18 @@ import (
 )
 
 const (
-	// logVar is the variable in which the administrator names the log. It wins over the key.
+	// logVar is the environment variable with the path of the administrator's log. It takes precedence over the key.
 	logVar = "HAWSER_LOG"
-	// LogDir has the logs that configurations name: a tenant must not choose any other file to which root writes.
+	// LogDir contains the logs that configurations name. A tenant must not be able to make root write to another file.
 	LogDir = "/var/log/hawser"
 )
 
-// LogKey is the key of the log. Every plugin embeds it in the struct of its configuration.
+// LogKey is the key of the log. The configuration struct of every plugin embeds it.
 type LogKey struct {
-	Log string `json:"log" help:"file in /var/log/hawser to which every call adds a line, or its spans where it ends in .otlp (none); HAWSER_LOG in the environment wins" schema:"format=name empty"`
+	Log string `json:"log" help:"file in /var/log/hawser to which every call adds a line, or its spans if the name ends in .otlp (none); HAWSER_LOG in the environment takes precedence" schema:"format=name empty"`
 }
 
+// line is a line of the log.
 type line struct {
 	Time        string              `json:"time"`
 	PID         int                 `json:"pid"`
@@ -46,14 +47,14 @@ type line struct {
 	Baggage     string              `json:"baggage,omitempty"`
 }
 
-// readLogKey reads the key log. A bad one is an error even where the variable wins.
+// readLogKey decodes the key log. An invalid value is an error even if the variable takes precedence.
 func (c *call) readLogKey(raw json.RawMessage) error {
 	var name string
 	if len(raw) > 0 && json.Unmarshal(raw, &name) != nil {
-		return cni.Refuse("log", nil, "is no JSON string")
+		return cni.Refuse("log", nil, "is not a JSON string")
 	}
 	if name != "" && !cni.ValidName(name) {
-		return cni.Refuse("log", name, "is no plain file name").
+		return cni.Refuse("log", name, "is not a plain file name").
 			Suggest("write \"hawser.log\" for " + LogDir + "/hawser.log, or set " + logVar +
 				" in the runtime's environment for a file elsewhere")
 	}
@@ -61,10 +62,10 @@ func (c *call) readLogKey(raw json.RawMessage) error {
 	return nil
 }
 
-// logPath is the file of the log, and what opens it. There is none for a call that looks.
+// logPath returns the path of the log and the function that opens it. There is no log if Env.ReadOnly is set.
 func (c *call) logPath() (path string, open func(string) (*os.File, error)) {
 	switch {
-	case c.env.Look:
+	case c.env.ReadOnly:
 	case c.vars[logVar] != "":
 		return c.vars[logVar], openLogOfVariable
 	case c.logName != "":
@@ -73,7 +74,7 @@ func (c *call) logPath() (path string, open func(string) (*os.File, error)) {
 	return "", nil
 }
 
-// log adds the call to the log, if there is one. A call does not fail when that fails.
+// log adds the call to the log, if there is one. A failure does not make the call fail.
 func (c *call) log(err error) {
 	path, open := c.logPath()
 	if path == "" {
@@ -82,44 +83,44 @@ func (c *call) log(err error) {
 	var entry []byte
 	switch {
 	case !strings.HasSuffix(path, spansEnd):
-		entry, _ = json.Marshal(c.line(err)) // texts and numbers cannot fail to encode
+		entry, _ = json.Marshal(c.line(err)) // cannot fail, because it has only texts and numbers
 	case c.tracing() == nil:
 		return
 	default:
 		entry = c.trace.document(c.line(err))
 	}
-	f, failed := open(path)
-	if failed == nil {
+	f, logErr := open(path)
+	if logErr == nil {
 		defer f.Close()
-		_, failed = f.Write(append(entry, '\n')) // in one write: lines of parallel calls stay whole
+		_, logErr = f.Write(append(entry, '\n')) // in one write, so that lines of parallel calls are not mixed
 	}
-	if failed != nil {
-		fmt.Fprintf(c.env.Stderr, "%s: log %q: %v; the call is not in the log\n", c.plugin.Name, path, failed)
+	if logErr != nil {
+		fmt.Fprintf(c.env.Stderr, "%s: log %q: %v; the call is not in the log\n", c.plugin.Name, path, logErr)
 	}
 }
 
 const logFlags = os.O_APPEND | os.O_CREATE | unix.O_NOFOLLOW | unix.O_NONBLOCK | unix.O_CLOEXEC
 
-// openLogOfVariable opens the administrator's log. It follows no symbolic link and takes
-// regular files only: others may be able to write to the directory.
+// openLogOfVariable opens the administrator's log. It accepts only regular files and does not follow symbolic links,
+// because other users may be able to write to the directory.
 func openLogOfVariable(path string) (*os.File, error) {
 	if !filepath.IsAbs(path) || filepath.Clean(path) != path {
-		return nil, errors.New("is no plain absolute path of a file")
+		return nil, errors.New("is not a plain absolute path of a file")
 	}
 	f, err := os.OpenFile(path, os.O_WRONLY|logFlags, 0o600)
 	if err != nil {
 		return nil, err
 	}
 	if st, err := f.Stat(); err != nil || !st.Mode().IsRegular() {
-		return nil, errors.Join(err, errors.New("is no regular file"), f.Close())
+		return nil, errors.Join(err, errors.New("is not a regular file"), f.Close())
 	}
 	return f, nil
 }
 
-// lineStart is how the first line of a log begins.
+// lineStart is the beginning of the first line of a log.
 const lineStart = `{"time":"`
 
-// openLogOfKey opens a log in LogDir, and makes both where they are missing. A file that is no log of ours stays.
+// openLogOfKey opens a log in LogDir, and creates both if necessary. It does not accept a file that is not a log.
 func openLogOfKey(path string) (*os.File, error) {
 	if err := os.Mkdir(LogDir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, err
@@ -130,34 +131,35 @@ func openLogOfKey(path string) (*os.File, error) {
 	}
 	defer dir.Close()
 	var st unix.Stat_t
-	if unix.Fstat(int(dir.Fd()), &st) != nil || !onlyWeWrite(st) {
-		return nil, fmt.Errorf("%s is not ours alone; chown it to root and chmod it to 0700", LogDir)
+	if unix.Fstat(int(dir.Fd()), &st) != nil || !isOnlyOurs(st) {
+		return nil, fmt.Errorf("other users can write to %s; chown it to root and chmod it to 0700", LogDir)
 	}
 	fd, err := unix.Openat(int(dir.Fd()), filepath.Base(path), os.O_RDWR|logFlags, 0o600)
 	if err != nil {
 		return nil, err
 	}
 	f := os.NewFile(uintptr(fd), path)
-	begins := lineStart
+	prefix := lineStart
 	if strings.HasSuffix(path, spansEnd) {
-		begins = spansStart
+		prefix = spansStart
 	}
-	start := make([]byte, len(begins))
-	n, _ := f.ReadAt(start, 0) // a new log is empty; a full disk may have cut the first line short
+	start := make([]byte, len(prefix))
+	n, _ := f.ReadAt(start, 0) // can be shorter: a new log is empty, and a full disk truncates the first line
 	switch {
 	case unix.Fstat(fd, &st) != nil, st.Mode&unix.S_IFMT != unix.S_IFREG, st.Nlink != 1:
-		err = errors.New("is no regular file, or has a second hard link")
-	case !onlyWeWrite(st):
-		err = errors.New("is not ours alone; chown it to root and chmod it to 0600")
-	case !strings.HasPrefix(begins, string(start[:n])):
-		err = errors.New("does not begin as a log does; choose another name")
+		err = errors.New("is not a regular file, or has a second hard link")
+	case !isOnlyOurs(st):
+		err = errors.New("other users can write to it; chown it to root and chmod it to 0600")
+	case !strings.HasPrefix(prefix, string(start[:n])):
+		err = errors.New("does not begin like a log; choose another name")
 	default:
 		return f, nil
 	}
 	return nil, errors.Join(err, f.Close())
 }
 
-func onlyWeWrite(st unix.Stat_t) bool {
+// isOnlyOurs reports whether this user owns the file and no other user can write to it.
+func isOnlyOurs(st unix.Stat_t) bool {
 	return st.Uid == uint32(os.Geteuid()) && st.Mode&0o022 == 0
 }
 
@@ -179,7 +181,7 @@ func (c *call) line(err error) line {
 	}
 	switch {
 	case err != nil:
-		e := describe(err) // without details: they may be another program's words
+		e := describe(err) // without details, which may contain text of another program
 		l.Error = map[string]any{"code": e.Code, "msg": e.Msg}
 		if e.IsQuoted() {
 			l.Error["quoted"] = true

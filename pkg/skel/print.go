@@ -14,19 +14,19 @@ import (
 	"github.com/hawser-cni/plugins/pkg/cni"
 )
 
-// versionTimeout is how long the version is waited for from a caller who sends nothing and keeps the stream open.
+// versionTimeout is the time limit for reading the version. A caller may keep standard input open and send nothing.
 const versionTimeout = 2 * time.Second
 
 // answerVersion answers VERSION, in the version of the input (specification, section 5).
 func (c *call) answerVersion() error {
-	out, _ := json.Marshal(struct { // texts cannot fail to encode
+	out, _ := json.Marshal(struct { // cannot fail
 		CNIVersion        string   `json:"cniVersion"`
 		SupportedVersions []string `json:"supportedVersions"`
 	}{c.askedVersion(), cni.Versions()})
 	return c.print(append(out, '\n'))
 }
 
-// askedVersion reads the cniVersion from standard input; the newest when there is none.
+// askedVersion returns the cniVersion from standard input, or the newest version if there is none.
 func (c *call) askedVersion() string {
 	var in struct {
 		CNIVersion string `json:"cniVersion"`
@@ -35,21 +35,21 @@ func (c *call) askedVersion() string {
 	if f, ok := stdin.(*os.File); ok {
 		stdin = timedFile{f, time.Now().Add(versionTimeout)}
 	}
-	_ = json.NewDecoder(io.LimitReader(stdin, formerMax)).Decode(&in) // what cannot be read has no version
+	_ = json.NewDecoder(io.LimitReader(stdin, lenientMax)).Decode(&in) // invalid input has no version
 	return cmp.Or(in.CNIVersion, cni.Newest)
 }
 
 // timedFile is a file whose Read fails after a deadline.
 type timedFile struct {
 	*os.File
-	until time.Time
+	deadline time.Time
 }
 
-// Read is that of io.Reader.
+// Read implements io.Reader.
 func (b timedFile) Read(p []byte) (int, error) {
 	fds := []unix.PollFd{{Fd: int32(b.Fd()), Events: unix.POLLIN}}
 	for {
-		switch n, err := unix.Poll(fds, int(max(0, time.Until(b.until).Milliseconds()))); {
+		switch n, err := unix.Poll(fds, int(max(0, time.Until(b.deadline).Milliseconds()))); {
 		case n == 0 && err == nil:
 			return 0, os.ErrDeadlineExceeded
 		case !errors.Is(err, unix.EINTR):
@@ -70,20 +70,21 @@ func (c *call) printResult(res *cni.Result) error {
 	return c.print(out)
 }
 
-// print writes a document to standard output, in one write.
+// print writes a document to standard output in one write.
 func (c *call) print(doc []byte) error {
-	if c.isCut {
+	if c.isPartial {
 		return errors.New("standard output cannot be written")
 	}
 	n, err := c.env.Stdout.Write(doc)
 	if err == nil {
 		return nil
 	}
-	c.isCut = n > 0
+	c.isPartial = n > 0
 	return cni.Errorf(cni.CodeIO, "standard output: %w", err)
 }
 
-// fail prints the error object, if need be on standard error, and returns the exit status.
+// fail prints the error object and returns the exit status. If standard output cannot be written, it uses standard
+// error.
 func (c *call) fail(err error) int {
 	out := describe(err).Encode(cmp.Or(c.version, cni.Newest))
 	if c.print(out) != nil {

@@ -613,7 +613,7 @@ var _ = It("answers a call of a plugin that the program does not have", Label("n
 	Expect(p.ProcessState.ExitCode()).To(Equal(1))
 	Expect(p.stdout.String()).To(And(MatchJSON(p.stdout.String()), ContainSubstring(`"cniVersion": "0.4.0"`),
 		ContainSubstring(`"code": 7`),
-		ContainSubstring(`type: \"`+filepath.Base(p.Path)+`\" is no plugin of this file; there are host-local, `)))
+		ContainSubstring(`type: \"`+filepath.Base(p.Path)+`\" is not a plugin of this program, which has `)))
 	p = newProcess("no plugin", "ADD")
 	p.Args = append(p.Args, "install")
 	Expect(p.Run()).To(Succeed(), "it goes on with what a program's own main does")
@@ -627,7 +627,7 @@ var _ = DescribeTable("is the plugin whose name the program's name ends in, afte
 			p.Args[0] = "/opt/cni/bin/" + name
 			p.Stdin = strings.NewReader(`{"cniVersion": "1.1.0", "name": "net", "type": "` + name + `"}`)
 			_ = p.Run()
-			Expect(p.stdout.String()).NotTo(ContainSubstring("is no plugin of this file"), command)
+			Expect(p.stdout.String()).NotTo(ContainSubstring("is not a plugin of this program"), command)
 		}
 		p := newProcess("no plugin", "ADD")
 		p.Args = []string{name, "--version"}
@@ -648,6 +648,6 @@ var _ = It("a program whose name only ends in a plugin's letters is not that plu
 		p.Args[0] = name
 		p.Stdin = strings.NewReader(`{"cniVersion": "1.1.0", "name": "net", "type": "x"}`)
 		Expect(p.Run()).NotTo(Succeed())
-		Expect(p.stdout.String()).To(ContainSubstring("is no plugin of this file"), name)
+		Expect(p.stdout.String()).To(ContainSubstring("is not a plugin of this program"), name)
 	}
 })

@@ -12,26 +12,26 @@ import (
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/policy"
-	_ "github.com/hawser-cni/plugins/pkg/skel/start" // calls wait for others more than they compute
+	_ "github.com/hawser-cni/plugins/pkg/skel/start" // settings of the Go runtime that make short calls faster
 )
 
-// Program is a Plugin of any configuration.
+// Program is a plugin in the list of a program's plugins. Its functions build the Plugin when they are called.
 type Program struct {
 	Name string
 	// Run serves one call and returns the exit status.
 	Run       func(context.Context, Env) int
-	InProcess func() bool // as Plugin has it
-	// List is the plugin's, for a configuration or, with nil, for the places that none chooses.
+	InProcess func() bool // returns Plugin.InProcess
+	// List runs the plugin's List for a configuration or, if conf is nil, for the places that do not depend on one.
 	List func(ctx context.Context, conf []byte) ([]cni.Holding, error)
-	// Restore is the plugin's, for calls as those of CHECK. It leaves out those that cannot be read.
+	// Restore runs the plugin's Restore for calls in the form of CHECK. It skips calls that cannot be decoded.
 	Restore func(context.Context, []Env) map[string]error
-	// CheckConfig returns what --check-config says of a configuration; first = of a list.
+	// CheckConfig returns the findings of --check-config. first is set for the first plugin of a list.
 	CheckConfig func(conf []byte, first bool) []Finding
 	Traits      func() Traits
 }
 
-// ProgramOf lists a plugin. The function plugin is called when the plugin is: the literals of the others are not built,
-// and their pages of the executable are not touched. So the list has the name, too.
+// ProgramOf returns the list entry of a plugin. It takes the name and a function, so that only the plugin that is
+// called is built: building the others would read their pages of the executable.
 func ProgramOf[C any](name string, plugin func() Plugin[C]) Program {
 	return program(name, func() Plugin[any] { return plugin().untyped() })
 }
@@ -54,7 +54,7 @@ func program(name string, plugin func() Plugin[any]) Program {
 	}
 }
 
-// list serves a List outside of a call.
+// list runs a plugin's List without a call.
 func list(ctx context.Context, p Plugin[any], conf []byte) (all []cni.Holding, err error) {
 	if p.List == nil {
 		return nil, nil
@@ -82,12 +82,12 @@ func list(ctx context.Context, p Plugin[any], conf []byte) (all []cni.Holding, e
 	return all, err
 }
 
-// restore serves a Restore outside of a call.
+// restore runs a plugin's Restore without a call.
 func restore(ctx context.Context, p Plugin[any], calls []Env) (missing map[string]error) {
 	if p.Restore == nil {
 		return nil
 	}
-	p.Parse = nil // it reads what it needs
+	p.Parse = nil // Restore decodes what it needs
 	var all []*Request
 	for _, env := range calls {
 		c := &call{plugin: p, env: env, vars: environ(env.Vars)}
@@ -95,20 +95,20 @@ func restore(ctx context.Context, p Plugin[any], calls []Env) (missing map[strin
 			all = append(all, req)
 		}
 	}
-	_ = catch(func() error { // CHECK finds what it did not make
+	_ = catch(func() error { // a panic is ignored, because CHECK finds what is still missing
 		missing = p.Restore(ctx, all)
 		return nil
 	})
 	return missing
 }
 
-// Main runs p in this process, which is no other plugin, and exits: with status 0 on success, 1 after an error.
+// Main runs the only plugin of a program and exits, with status 0 on success and 1 after an error.
 func Main[C any](p Plugin[C]) {
 	serve(func(ctx context.Context, env Env) int { return Run(ctx, p, env) }, nil)
 }
 
-// MainOf is Main for a program that contains all these plugins. The base name of argv[0] selects the plugin, by
-// cni.IsPlugin. If no plugin matches, a runtime gets an error; for other callers MainOf returns.
+// MainOf is Main for a program with several plugins. The base name of argv[0] selects the plugin (cni.IsPlugin). If
+// none matches, a runtime gets an error object, and for other callers MainOf returns.
 func MainOf(all []Program) {
 	name := filepath.Base(os.Args[0])
 	if p, ok := Find(all, name); ok {
@@ -122,7 +122,7 @@ func MainOf(all []Program) {
 		names = append(names, p.Name)
 	}
 	slices.Sort(names)
-	err := cni.Errorf(cni.CodeConfig, "type: %q is no plugin of this file; there are %s", name,
+	err := cni.Errorf(cni.CodeConfig, "type: %q is not a plugin of this program, which has %s", name,
 		strings.Join(names, ", "))
 	c := call{env: Env{Stdin: os.Stdin}}
 	fmt.Println(string(err.Encode(c.askedVersion())))
@@ -137,7 +137,7 @@ func serve(run func(context.Context, Env) int, all []Program) {
 	}))
 }
 
-// Find returns the plugin of a name, by cni.IsPlugin. If several plugins match, it returns the one with the longest
+// Find returns the plugin with a name (cni.IsPlugin). If several plugins match, it returns the one with the longest
 // name.
 func Find(all []Program, name string) (found Program, ok bool) {
 	for _, p := range all {
@@ -148,11 +148,11 @@ func Find(all []Program, name string) (found Program, ok bool) {
 	return found, ok
 }
 
-// InProcess returns the IPAM plugin r.IPAM of this process, when file, which is what CNI_PATH has for it, is the
-// running program (by device and inode). Without ok the file is to be executed. With Env.Look it is one that finds all
-// as it should be.
+// InProcess returns the IPAM plugin r.IPAM if it can run in this process: file, which CNI_PATH provides for it, is the
+// running program. If ok is false, the caller must execute the file. If Env.ReadOnly is set, the returned Program makes
+// no changes and always succeeds.
 func (r *Request) InProcess(file fs.FileInfo) (p Program, ok bool) {
-	if r.looks {
+	if r.isReadOnly {
 		return Program{Run: func(context.Context, Env) int { return 0 }}, true
 	}
 	if p, ok = Find(r.programs, r.IPAM); !ok || !p.InProcess() {
@@ -168,6 +168,6 @@ func (r *Request) InProcess(file fs.FileInfo) (p Program, ok bool) {
 
 // isRunning reports whether a file is the running program, by device and inode.
 func isRunning(file fs.FileInfo) bool {
-	own, err := os.Stat("/proc/self/exe")
-	return err == nil && os.SameFile(own, file)
+	self, err := os.Stat("/proc/self/exe")
+	return err == nil && os.SameFile(self, file)
 }

@@ -14,42 +14,42 @@ import (
 	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
-// Request is one ADD, DEL, CHECK, GC or STATUS. GC and STATUS know only the
-// network, the path and the configuration.
+// Request is one ADD, DEL, CHECK, GC or STATUS. For GC and STATUS, only the network, Path and the configuration are
+// set.
 type Request struct {
 	cni.Attachment
 
-	Netns   string // CNI_NETNS as given; results name it as the sandbox
+	Netns   string // CNI_NETNS; the sandbox in results
 	Args    string // CNI_ARGS
 	Path    string // CNI_PATH
-	Conf    []byte // the configuration, as given
-	Version string // its cniVersion
-	IPAM    string // ipam.type; empty when there is none
+	Conf    []byte // the configuration, unchanged
+	Version string // cniVersion of the configuration
+	IPAM    string // ipam.type; may be empty
 
-	// NS is the container's namespace; nil in DEL when it is gone, and for IPAM plugins.
+	// NS is the container's namespace. It is nil for IPAM plugins, and in DEL if the namespace no longer exists.
 	NS *ns.NS
 
-	// PrevResult is the result of the plugin before us (ADD) or of the whole chain
-	// (CHECK, DEL); nil when there is none or, in DEL, when it cannot be read.
+	// PrevResult is the result of the previous plugin (ADD) or of the whole chain (CHECK, DEL). It is nil if there is
+	// none or, in DEL, if it is invalid.
 	PrevResult *cni.Result
 
-	// Valid holds the attachments that GC must keep.
+	// Valid contains the attachments that GC must keep.
 	Valid cni.Set
 
-	// Env and Stderr are handed on to delegates.
+	// Env and Stderr are passed to delegates.
 	Env    []string
 	Stderr io.Writer
 
-	plugin   string
-	programs []Program // of the running program
-	failures string    // Env's
-	looks    bool      // Env's Look
-	undos    []undo
-	done     []func()
-	warnings []string
-	trace    *trace
+	plugin     string
+	programs   []Program // Env.Programs
+	failures   string    // Env.Failures
+	isReadOnly bool      // Env.ReadOnly
+	undos      []undo
+	done       []func() // see OnDone
+	warnings   []string
+	trace      *trace
 
-	notify func() // asks for signals; nil = that is done, or not wanted
+	notify func() // calls Env.Notify; nil if that has been called, or signals need not end the context
 }
 
 type undo struct {
@@ -57,17 +57,18 @@ type undo struct {
 	do   func(context.Context) error
 }
 
-// NoInterface is the error of a container without CNI_IFNAME. Runtimes search for the text of err, rtnl.ErrNoLink.
+// NoInterface returns the error for a container without CNI_IFNAME. Runtimes search for the text of err,
+// rtnl.ErrNoLink.
 func (r *Request) NoInterface(err error) error {
 	return cni.Errorf(cni.CodeEnvironment, "CNI_IFNAME %q: no such interface in CNI_NETNS %q: %w", r.IfName, r.Netns,
 		err)
 }
 
-// Decode reads the configuration into v. Errors are code 6 or 7 and name the
-// key.
+// Decode decodes the configuration into v. Errors have code 6 or 7 and contain the key.
 func (r *Request) Decode(v any) error { return cni.Unmarshal(r.Conf, v) }
 
-// ConfigOf is the Config whose Parse decodes the configuration over defaults, and parse collects what is wrong with it.
+// ConfigOf returns a Config. Its Parse decodes the configuration into a copy of defaults, and calls parse, which adds
+// all problems to a list.
 func ConfigOf[W, C any](defaults W, parse func(*Request, W, *cni.Problems) C) Config[C] {
 	return Config[C]{defaults, func(req *Request) (c C, err error) {
 		w := defaults
@@ -83,15 +84,15 @@ func ConfigOf[W, C any](defaults W, parse func(*Request, W, *cni.Problems) C) Co
 	}}
 }
 
-// OnFail registers the undo of an effect that ADD is about to have: a failed one may
-// be there. When ADD fails, the last undo runs first, each in limited time of its own.
+// OnFail registers the undo of an effect that ADD is about to have. It must be called before, because a failed
+// operation may still have its effect. If ADD fails, the undos run in reverse order, each with its own time limit.
 func (r *Request) OnFail(what string, do func(context.Context) error) {
 	r.SignalsEndContext()
 	r.undos = append(r.undos, undo{what: what, do: do})
 }
 
-// SignalsEndContext has a signal end the context from now on, and no longer the process. OnFail calls it; an ADD whose
-// undo stands behind its first effect (a pair, a record) calls it before that effect.
+// SignalsEndContext makes signals end the context instead of the process. OnFail calls it. An ADD that registers an
+// undo after its effect (a pair, a record) must call it before the effect.
 func (r *Request) SignalsEndContext() {
 	if r.notify != nil {
 		r.notify()
@@ -99,27 +100,26 @@ func (r *Request) SignalsEndContext() {
 	}
 }
 
-// OnDone registers a function for the end of the call, when the answer is printed and
-// a failed ADD rolled back: it closes sockets that undos need. The last one runs first.
+// OnDone registers a function for the end of the call, after the answer has been printed and a failed ADD rolled back.
+// It can close sockets that undos need. The functions run in reverse order.
 func (r *Request) OnDone(do func()) { r.done = append(r.done, do) }
 
-// Warn writes to standard error, for the administrator, and to the log.
+// Warn writes a warning to standard error and to the log.
 func (r *Request) Warn(format string, args ...any) {
 	r.warnings = append(r.warnings, fmt.Sprintf(format, args...))
 	fmt.Fprintf(r.Stderr, "%s: %s\n", r.plugin, r.warnings[len(r.warnings)-1])
 }
 
-// rollBack runs the undos, in limited time, and returns err with their errors in its
-// details.
+// rollBack runs the undos within limit, and returns err with their errors in its details.
 func (r *Request) rollBack(ctx context.Context, limit time.Duration, err error) error {
 	e := *cni.AsError(err)
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	end := r.trace.within("roll-back")
+	end := r.trace.nest("roll-back")
 	defer end(nil)
 	for _, u := range slices.Backward(r.undos) {
-		step, cancel := context.WithTimeout(ctx, limit*3/4) // the others have time left
-		end := r.trace.within(u.what)
+		step, cancel := context.WithTimeout(ctx, limit*3/4) // leaves time for the other undos
+		end := r.trace.nest(u.what)
 		failed := catch(func() error { return u.do(step) })
 		end(failed)
 		cancel()
@@ -142,7 +142,7 @@ func (r *Request) close() {
 	}
 }
 
-// catch calls fn and makes an error of a panic in it.
+// catch calls fn and returns its error. It converts a panic to an error.
 func catch(fn func() error) (err error) {
 	defer func() {
 		if v := recover(); v != nil {
@@ -153,8 +153,7 @@ func catch(fn func() error) (err error) {
 	return fn()
 }
 
-// describe makes the error object that is printed for err. A lock that somebody held
-// for too long is code 11.
+// describe returns the error object for err. Its code is 11 if another process held a lock for too long.
 func describe(err error) *cni.Error {
 	e := *cni.AsError(err)
 	if e.Code == cni.CodeInternal && errors.Is(err, statefile.ErrBusy) {

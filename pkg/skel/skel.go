@@ -1,6 +1,17 @@
-// Package skel is the shell of every plugin. It alone touches the process's
-// environment, standard streams and exit status (but for the tool's). It decodes a call, runs the plugin's
-// handler, rolls a failed ADD back and prints one answer (specification, sections 2, 5).
+// Package skel runs plugins: it decodes a call, runs the plugin's handler, rolls back a failed ADD and prints one
+// answer (specification, sections 2 and 5). Only skel and the tool use the environment, the standard streams and the
+// exit status of the process.
+//
+// A plugin is a Plugin[C]: a name, a configuration and handlers. C is the type that the plugin's Parse returns, so the
+// handlers of a plugin get its own type. Run serves one call in an Env, which stands for the process; specs pass their
+// own. The handlers get a Request. ADD registers the undo of each effect before the effect (OnFail), because a failed
+// operation may still have had its effect. After an error, a panic, a signal or a failed write of the result, the undos
+// run in reverse order. DEL and GC never parse the configuration with Parse, because they must work with one that ADD
+// refuses.
+//
+// All plugins are in one program. Code that is generic in C would be compiled for each plugin, so Run first converts a
+// Plugin[C] to a Plugin[any] (untyped). A Program is an entry of the list of plugins. It contains functions that build
+// the plugin only when they are called, because building all plugins takes time at each start of the process.
 package skel
 
 import (
@@ -21,39 +32,38 @@ import (
 	"github.com/hawser-cni/plugins/pkg/cni"
 )
 
-// Stamp precedes the version in a program's file, and a semicolon ends the version. An installer finds both without
-// running the program.
+// Stamp precedes the version in a program's file, and a semicolon follows the version. An installer can find the
+// version without running the program.
 const Stamp = "hawser-cni version "
 
 // Reference is the release of the reference plugins whose behavior Hawser matches. No other file names that release:
 // specs import this constant, and scripts/reference.sh reads this line.
 const Reference = "v1.10.0"
 
-// stamp is Stamp, the version and a semicolon. Who builds a release sets all of it, as scripts/build.sh does:
+// stamp is Stamp, the version and a semicolon. The build of a release sets it, as scripts/build.sh does:
 // -ldflags "-X 'github.com/hawser-cni/plugins/pkg/skel.stamp=hawser-cni version 1.2.3;'".
 var stamp = Stamp + "unknown;"
 
-// Version is the version of the running program.
+// Version returns the version of the running program.
 func Version() string { return strings.TrimSuffix(strings.TrimPrefix(stamp, Stamp), ";") }
 
-// Plugin is a plugin's name, configuration and handlers. C is the type into which
-// Parse turns the configuration. A handler that is nil succeeds; none of them prints.
+// Plugin is a plugin's name, configuration and handlers. C is the type that Parse returns. A nil handler succeeds.
+// Handlers do not print.
 type Plugin[C any] struct {
 	Name  string
-	About string // one line for people
+	About string // description in one line
 	Config[C]
 
-	// IPAM plugins are given CNI_NETNS, which is not opened for them: it may be anything.
+	// IPAM is set for an IPAM plugin. For it, CNI_NETNS is not opened, and can be any text.
 	IPAM bool
-	// InProcess is set for an IPAM plugin that needs no process of its own: the plugin that delegates to it may run it
-	// itself, when both are the running program.
+	// InProcess is set for an IPAM plugin that does not need its own process. If it is part of the running program, the
+	// plugin that delegates to it runs it in-process.
 	InProcess bool
 
-	// Chained plugins need the result of a plugin before them in ADD and CHECK.
+	// Chained is set for a plugin that needs the result of a previous plugin in ADD and CHECK.
 	Chained bool
 
-	// Commands serve people or services, by the program's first argument. Each
-	// returns the exit status.
+	// Commands are functions for users and services, by the program's first argument. They return the exit status.
 	Commands map[string]func(Env) int
 
 	Add    func(context.Context, *Request, C) (*cni.Result, error)
@@ -62,34 +72,33 @@ type Plugin[C any] struct {
 	GC     func(context.Context, *Request) error
 	Status func(context.Context, *Request, C) error
 
-	// Reapply makes again what CHECK finds missing of a live attachment, of what ADD cannot make twice. It touches no
+	// Reapply restores what CHECK finds missing of a live attachment and a second ADD could not create. It changes no
 	// interface.
 	Reapply func(context.Context, *Request, C) error
 
-	// Restore makes again, for many live attachments in one batch, what a flush of nftables took of what ADD made. It
-	// returns what was missing, by the mark. What it cannot make is found by CHECK, and left to Reapply.
+	// Restore restores nftables objects of many live attachments in one batch, for example after a flush. It returns a
+	// map from marks to what was missing. CHECK finds what Restore cannot restore, and Reapply handles it.
 	Restore func(context.Context, []*Request) map[string]error
 
-	// List returns what the plugin keeps for attachments, on the host and in namespaces whose paths it knows. It is
-	// told a network and its configuration, or neither: then it looks at the places that no configuration chooses. The
-	// key dataDir alone, also in ipam, chooses one. It takes no lock and changes nothing. What it could read comes
-	// beside an error.
+	// List returns what the plugin keeps for attachments, on the host and in namespaces whose paths it knows. If the
+	// request has a network and its configuration, List returns what belongs to it. Otherwise it reads all places that
+	// do not depend on a configuration. (Only the key dataDir, also in ipam, chooses a place.) List takes no lock and
+	// changes nothing. With an error it also returns what it could read.
 	List func(context.Context, *Request) ([]cni.Holding, error)
 }
 
 // Config is a plugin's configuration.
 type Config[C any] struct {
-	// Keys is a value of the struct that Parse decodes the configuration into.
-	// --help and the hints about misspelled keys are made of its tags.
+	// Keys is a value of the struct into which Parse decodes the configuration. Its tags provide the text of --help and
+	// the hints about misspelled keys.
 	Keys any
 
-	// Parse reads and checks the configuration, and returns all that it refuses.
-	// It looks at nothing but the request. DEL and GC work with a configuration
-	// that ADD refuses: Parse does not run, and they read what they need themselves.
+	// Parse parses the configuration, and returns all problems at once. It uses only the request. Parse is not called
+	// for DEL and GC, which must work with a configuration that ADD refuses, and decode themselves what they need.
 	Parse func(*Request) (C, error)
 }
 
-// Env is the process that a plugin runs in. Tests pass their own.
+// Env is the environment of a call. It stands for the process that a plugin runs in.
 type Env struct {
 	Called string   // base name of argv[0]
 	Args   []string // the command line, without the program's name
@@ -98,31 +107,31 @@ type Env struct {
 	Stdout io.Writer
 	Stderr io.Writer
 
-	// Notify asks for the signals that tell a process to end: from then on they call stop, and no longer end it.
-	// Request.SignalsEndContext calls it: while there is nothing to undo, a signal just ends the process.
+	// Notify makes the signals that end a process call stop instead. Request.SignalsEndContext calls it. Before, while
+	// there is nothing to undo, a signal simply ends the process.
 	Notify func(stop func(cause error))
 
-	// Failures is the directory of the records of calls that failed; empty = none.
+	// Failures is the directory for records of failed calls; empty means that none are written.
 	Failures string
-	// Policy is the path of the administrator's policy for tenants (package policy); empty: no policy.
+	// Policy is the path of the administrator's policy for tenants (package policy); empty means no policy.
 	Policy string
-	// Limit is how long the call may take; 0 = callTime.
+	// Limit is the time limit of the call; 0 means callTime. Only specs set it.
 	Limit time.Duration
-	// Reapply has CHECK make again what is missing; only the tool sets it.
+	// Reapply makes CHECK call the Reapply handler. Only the tool sets it.
 	Reapply bool
-	// Look has CHECK change nothing at all: no IPAM plugin is asked, since it locks its files, and there is no line for
-	// the log. Only the tool sets it.
-	Look bool
-	// Programs are all plugins of the running program.
+	// ReadOnly makes CHECK change nothing at all: the IPAM plugin is not called, because it locks its files, and no
+	// line is added to the log. Only the tool sets it.
+	ReadOnly bool
+	// Programs contains all plugins of the running program.
 	Programs []Program
 }
 
-// callTime is how long a call may take. A roll-back may take 20 seconds more (two ninths): together less than the two
-// minutes after which a kubelet gives up on us.
+// callTime is the time limit of a call. A roll-back has 20 seconds more (two ninths). Together this is less than two
+// minutes, after which a kubelet stops waiting.
 const callTime = 90 * time.Second
 
-// withoutSIGPIPE returns a stream under another number. Go ends a process that writes to 1 or 2 when nobody reads them;
-// for any other number the write returns an error, and ADD is rolled back.
+// withoutSIGPIPE returns a duplicate of a standard stream. If the reader of a pipe has closed it, a write to descriptor
+// 1 or 2 ends a Go process with SIGPIPE. A write to another descriptor returns an error, and ADD is rolled back.
 func withoutSIGPIPE(f *os.File) *os.File {
 	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 3)
 	if err != nil {
@@ -131,7 +140,7 @@ func withoutSIGPIPE(f *os.File) *os.File {
 	return os.NewFile(uintptr(fd), f.Name())
 }
 
-// untyped returns the plugin with a configuration of any type: all plugins of a program share the code below.
+// untyped converts the plugin to one whose configuration has any type, so that all plugins share the code below.
 func (p Plugin[C]) untyped() Plugin[any] {
 	u := Plugin[any]{
 		Name: p.Name, About: p.About, IPAM: p.IPAM, InProcess: p.InProcess, Chained: p.Chained, Commands: p.Commands,
@@ -155,7 +164,7 @@ func untyped[C any](handler func(context.Context, *Request, C) error) func(conte
 }
 
 func typed[C any](c any) (cfg C) {
-	cfg, _ = c.(C) // nil, where there is no Parse, is the zero value
+	cfg, _ = c.(C) // without Parse, c is nil, and cfg the zero value
 	return cfg
 }
 
@@ -164,7 +173,7 @@ func Run[C any](ctx context.Context, p Plugin[C], env Env) int { return run(ctx,
 
 func run(ctx context.Context, p Plugin[any], env Env) int {
 	vars := environ(env.Vars)
-	if done, code := forPeople(p, env, vars); done {
+	if done, code := serveCommandLine(p, env, vars); done {
 		return code
 	}
 	c := &call{plugin: p, env: env, vars: vars, began: time.Now()}
@@ -177,7 +186,7 @@ func run(ctx context.Context, p Plugin[any], env Env) int {
 	code := 0
 	if err != nil {
 		code = c.fail(err)
-		c.remember(err)
+		c.recordFailure(err)
 	}
 	c.log(err)
 	return code
@@ -187,23 +196,23 @@ type call struct {
 	plugin  Plugin[any]
 	env     Env
 	vars    map[string]string
-	version string // of the configuration; empty until it is known to be one
+	version string // version of the configuration; empty until it has been validated
 	req     *Request
-	cfg     any // what the plugin made of its configuration
+	cfg     any // the configuration that Parse returned
 
-	noValid bool        // GC was not told which attachments are valid
-	result  *cni.Result // that was printed
-	isCut   bool        // a part of a document: no second one may follow it
-	began   time.Time
-	logName string // the key log
-	trace   *trace
+	isValidUnknown bool        // GC does not know which attachments are valid
+	result         *cni.Result // the printed result
+	isPartial      bool        // only a part of a document has been printed, so no other one may follow
+	began          time.Time
+	logName        string // value of the key log
+	trace          *trace
 }
 
 func (c *call) serve(ctx context.Context) error {
 	command := c.vars["CNI_COMMAND"]
 	if err := c.checkEnvironment(command); err != nil {
 		if asked := c.askedVersion(); cni.Supports(asked) {
-			c.version = asked // the error names it
+			c.version = asked // for the error object
 		}
 		return err
 	}
@@ -221,7 +230,7 @@ func (c *call) serve(ctx context.Context) error {
 	p := c.plugin
 	if p.Chained && req.PrevResult == nil && slices.Contains([]string{"ADD", "CHECK"}, command) {
 		return cni.Errorf(cni.CodeConfig, "prevResult: missing prevResult from earlier plugin. "+
-			"This plugin must be called as chained plugin: %s works on what another one made", p.Name)
+			"This plugin must be called as chained plugin: %s works on the interface of another plugin", p.Name)
 	}
 	switch {
 	case command == "ADD":
@@ -234,7 +243,7 @@ func (c *call) serve(ctx context.Context) error {
 		return c.handle(ctx, func(ctx context.Context) error { return p.Check(ctx, req, c.cfg) })
 	case command == "STATUS" && p.Status != nil:
 		return c.handle(ctx, func(ctx context.Context) error { return p.Status(ctx, req, c.cfg) })
-	case command == "GC" && c.noValid: // cnitool calls so
+	case command == "GC" && c.isValidUnknown: // cnitool sends no list
 		req.Warn("cni.dev/valid-attachments: missing; nothing is removed")
 	case command == "GC" && p.GC != nil:
 		return c.handle(ctx, func(ctx context.Context) error { return p.GC(ctx, req) })
@@ -248,20 +257,20 @@ func (c *call) handle(ctx context.Context, handler func(context.Context) error) 
 	return stopped(ctx, catch(func() error { return handler(ctx) }))
 }
 
-// add runs the ADD handler and prints its result. After any failure, also a panic or
-// a result that cannot be written, it undoes what the handler did.
+// add runs the ADD handler and prints its result. After a failure, including a panic and a failed write of the result,
+// it rolls back.
 func (c *call) add(ctx context.Context) error {
 	for _, u := range unknownKeys(c.plugin, c.req.Conf, "") {
 		switch {
-		case u.read:
-			c.req.Warn("key %q: did you mean %q? It is read as that", u.key, u.meant)
-		case u.meant != "":
-			c.req.Warn("key %q is unknown and ignored: did you mean %q?", u.key, u.meant)
+		case u.isCaseOf:
+			c.req.Warn("key %q is accepted in spite of its case: did you mean %q?", u.key, u.similar)
+		case u.similar != "":
+			c.req.Warn("key %q is unknown and ignored: did you mean %q?", u.key, u.similar)
 		}
 	}
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
-	// The plugin that called an IPAM plugin gives its leases back.
+	// An IPAM plugin needs no roll-back, because the calling plugin releases its leases.
 	if c.env.Notify != nil && !c.plugin.IPAM {
 		c.req.notify = func() { c.env.Notify(stop) }
 	}
@@ -271,7 +280,7 @@ func (c *call) add(ctx context.Context) error {
 	err := catch(func() error {
 		res, err := c.plugin.Add(timed, c.req, c.cfg)
 		if err == nil && ctx.Err() != nil {
-			err = context.Cause(ctx) // whoever sent the signal does not wait for the result
+			err = context.Cause(ctx) // the sender of the signal does not wait for the result
 		}
 		if err != nil {
 			return err
@@ -285,7 +294,7 @@ func (c *call) add(ctx context.Context) error {
 	return c.req.rollBack(context.WithoutCancel(ctx), limit*2/9, stopped(timed, err))
 }
 
-// stopped makes code 11 of the error of a call that a signal or its deadline ended, unless it has a code of its own.
+// stopped returns err with code 11 if a signal or the deadline has ended ctx and err has no code.
 func stopped(ctx context.Context, err error) error {
 	if ctx.Err() == nil || err == nil || errors.As(err, new(*cni.Error)) {
 		return err
@@ -310,22 +319,23 @@ func environ(vars []string) map[string]string {
 	return m
 }
 
-// WithTwoThirds returns a context with two thirds of ctx's time: steps that wait for locks leave the rest to others.
+// WithTwoThirds returns a context with two thirds of ctx's remaining time, so that a step that waits for a lock leaves
+// time for other steps.
 func WithTwoThirds(ctx context.Context) (context.Context, context.CancelFunc) {
-	at, ok := ctx.Deadline()
+	deadline, ok := ctx.Deadline()
 	if !ok {
 		return ctx, func() {}
 	}
-	return context.WithTimeout(ctx, time.Until(at)*2/3)
+	return context.WithTimeout(ctx, time.Until(deadline)*2/3)
 }
 
-// notify is Env.Notify of a real process. What our caller (nohup, say) ignores stays ignored.
+// notify is Env.Notify of a real process. Signals that the caller ignores (for example nohup) remain ignored.
 func notify(stop func(cause error)) {
-	told := make(chan os.Signal, 1)
+	signals := make(chan os.Signal, 1)
 	for _, sig := range []os.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP} {
 		if !signal.Ignored(sig) {
-			signal.Notify(told, sig)
+			signal.Notify(signals, sig)
 		}
 	}
-	go func() { stop(fmt.Errorf("%s signal received", <-told)) }()
+	go func() { stop(fmt.Errorf("%s signal received", <-signals)) }()
 }

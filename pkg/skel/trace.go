@@ -12,25 +12,25 @@ import (
 	"time"
 )
 
-// spansEnd ends the name of a log that has the spans of each call (OTLP/JSON) in place of a line.
+// spansEnd is the suffix of a log that contains the spans of each call (OTLP/JSON) instead of a line.
 const spansEnd = ".otlp"
 
-// spansStart is how the first line of such a log begins.
+// spansStart is the beginning of the first line of such a log.
 const spansStart = `{"resourceSpans":[`
 
-// remote is the span of the caller (W3C Trace Context, in the variables of OpenTelemetry). Without an ID it has none.
+// remote is the caller's span (W3C Trace Context, in the variables of OpenTelemetry). Its ID is empty if there is none.
 type remote struct {
-	id, span string // of the trace, and of the caller's span
+	id, span string // IDs of the trace and of the caller's span
 	flags    byte
 	state    string
 }
 
-// remoteOf reads TRACEPARENT and TRACESTATE. What is invalid is ignored, TRACESTATE also where TRACEPARENT is.
+// remoteOf parses TRACEPARENT and TRACESTATE. Invalid values are ignored, and without TRACEPARENT also TRACESTATE.
 func remoteOf(vars map[string]string) (r remote) {
 	p := strings.Split(vars["TRACEPARENT"], "-")
 	isHex := func(s string, digits int) bool { return len(s) == digits && strings.Trim(s, "0123456789abcdef") == "" }
 	isID := func(s string, digits int) bool { return isHex(s, digits) && strings.Trim(s, "0") != "" }
-	if len(p) < 4 || !isHex(p[0], 2) || p[0] == "ff" || p[0] == "00" && len(p) > 4 || // later versions may have more
+	if len(p) < 4 || !isHex(p[0], 2) || p[0] == "ff" || p[0] == "00" && len(p) > 4 || // later versions can have more
 		!isID(p[1], 32) || !isID(p[2], 16) || !isHex(p[3], 2) {
 		return remote{}
 	}
@@ -44,17 +44,17 @@ func remoteOf(vars map[string]string) (r remote) {
 	return r
 }
 
-// isPrintable says whether a text is of ASCII's printable characters alone, and no longer than W3C has a header be.
+// isPrintable reports whether a text contains only printable ASCII characters and is not longer than W3C permits.
 func isPrintable(s string) bool {
 	return len(s) <= 8192 && !strings.ContainsFunc(s, func(c rune) bool { return c < ' ' || c > '~' })
 }
 
-// trace has the spans of a call. The methods of nil, which stands for a call that is not traced, do nothing.
+// trace contains the spans of a call. A nil trace stands for a call that is not traced. Its methods do nothing.
 type trace struct {
 	remote
-	spans []*span // the call's own is the first
-	step  *span   // of ADD, under way
-	under *span   // has the delegates that are called
+	spans  []*span // the first is the span of the call itself
+	step   *span   // the current step of ADD
+	parent *span   // parent of the spans of delegates
 }
 
 type span struct {
@@ -64,32 +64,33 @@ type span struct {
 	failed       string
 }
 
-// tracing begins the call's trace, where the log is one of spans, and the caller has not decided against this one.
+// tracing returns the call's trace, and begins it if necessary. It is nil if the log does not contain spans, or if the
+// caller has decided not to sample this call.
 func (c *call) tracing() *trace {
 	path, _ := c.logPath()
 	if c.trace != nil || !strings.HasSuffix(path, spansEnd) {
 		return c.trace
 	}
 	r := remoteOf(c.vars)
-	if r.id != "" && r.flags&1 == 0 { // not sampled
+	if r.id != "" && r.flags&1 == 0 { // the caller does not sample it
 		return nil
 	}
 	if r.id == "" {
 		r = remote{id: newID() + newID(), flags: 1}
 	}
 	c.trace = &trace{remote: r}
-	c.trace.under = c.trace.begin(&span{id: r.span}, c.plugin.Name+" "+c.vars["CNI_COMMAND"], c.began)
+	c.trace.parent = c.trace.begin(&span{id: r.span}, c.plugin.Name+" "+c.vars["CNI_COMMAND"], c.began)
 	return c.trace
 }
 
-// newID is never zero, which is no ID.
+// newID returns a random ID. It is never zero, because that is not a valid ID.
 func newID() string { return fmt.Sprintf("%016x", rand.Uint64()|1) }
 
-func (t *trace) begin(below *span, name string, began time.Time) *span {
+func (t *trace) begin(parent *span, name string, began time.Time) *span {
 	if t == nil {
 		return nil
 	}
-	s := &span{id: newID(), parent: below.id, name: name, began: began}
+	s := &span{id: newID(), parent: parent.id, name: name, began: began}
 	t.spans = append(t.spans, s)
 	return s
 }
@@ -100,32 +101,32 @@ func (t *trace) end(s *span, err error) {
 	}
 	s.ended = time.Now()
 	if err != nil {
-		s.failed = describe(err).Msg // without details, as in the log
+		s.failed = describe(err).Msg // without details, like the log
 	}
 }
 
-// decoded adds the span of what was done until now.
+// decoded adds a span for the work since the beginning of the call.
 func (t *trace) decoded(err error) {
 	if t != nil {
 		t.end(t.begin(t.spans[0], "decode", t.spans[0].began), err)
 	}
 }
 
-// within begins a span that has what is called until its end.
-func (t *trace) within(name string) (end func(error)) {
+// nest begins a span, which is the parent of the spans of delegates until its end.
+func (t *trace) nest(name string) (end func(error)) {
 	if t == nil {
 		return func(error) {}
 	}
-	outer := t.under
-	own := t.begin(outer, name, time.Now())
-	t.under = own
+	outer := t.parent
+	inner := t.begin(outer, name, time.Now())
+	t.parent = inner
 	return func(err error) {
-		t.end(own, err)
-		t.under = outer
+		t.end(inner, err)
+		t.parent = outer
 	}
 }
 
-// Step names what ADD does from here on. In a trace that is a span, until the next step or the end.
+// Step names the step of ADD that begins now. In a trace, the step is a span until the next step or the end of ADD.
 func (r *Request) Step(name string) {
 	if t := r.trace; t != nil {
 		t.endStep(nil)
@@ -140,24 +141,24 @@ func (t *trace) endStep(err error) {
 	}
 }
 
-// Delegate returns the environment of a delegate that is called with command, and what is to be called with its error
-// at its end. In a trace the call is a span, and the delegate's own spans are below it.
+// Delegate returns the environment for calling a delegate with command, and a function that the caller must call with
+// the delegate's error at its end. In a trace, the call is a span and the parent of the delegate's own spans.
 func (r *Request) Delegate(name, command string) (env []string, end func(error)) {
 	var s *span
 	set := []string{"CNI_COMMAND=" + command}
 	if t := r.trace; t != nil {
-		s = t.begin(t.under, "delegate "+name+" "+command, time.Now())
+		s = t.begin(t.parent, "delegate "+name+" "+command, time.Now())
 		set = append(set, fmt.Sprintf("TRACEPARENT=00-%s-%s-%02x", t.id, s.id, t.flags), "TRACESTATE="+t.state)
 	}
 	env = slices.DeleteFunc(slices.Clone(r.Env), func(kv string) bool {
 		key, _, _ := strings.Cut(kv, "=")
-		return slices.ContainsFunc(set, func(own string) bool { return strings.HasPrefix(own, key+"=") })
+		return slices.ContainsFunc(set, func(kv string) bool { return strings.HasPrefix(kv, key+"=") })
 	})
 	return append(env, set...), func(err error) { r.trace.end(s, err) }
 }
 
-// document is the line of OTLP/JSON that has the spans of a call, which l describes. It is put together by hand: that
-// takes a third of encoding/json's time, which looks at each type in a process that needs it once.
+// document returns the line of OTLP/JSON with the spans of a call, which l describes. It does not use encoding/json,
+// which would take three times as long, because it examines each type in a process that encodes the type only once.
 func (t *trace) document(l line) []byte {
 	t.end(t.spans[0], nil)
 	b := fmt.Appendf(nil, spansStart+
@@ -167,7 +168,7 @@ func (t *trace) document(l line) []byte {
 		if i > 0 {
 			b = append(b, ',')
 		}
-		if s.ended.IsZero() { // given up
+		if s.ended.IsZero() { // abandoned
 			s.ended = t.spans[0].ended
 		}
 		b = fmt.Appendf(b, `{"traceId":"%s","name":%s,"spanId":"%s","parentSpanId":"%s","traceState":%s,`+
@@ -188,16 +189,16 @@ func (t *trace) document(l line) []byte {
 	return append(b, "]}]}]}"...)
 }
 
-// quote writes a text as JSON.
+// quote returns a text as JSON.
 func quote(s string) string {
 	if isPrintable(s) && !strings.ContainsAny(s, `"\`) {
 		return `"` + s + `"`
 	}
-	text, _ := json.Marshal(s) // a text cannot fail to encode
+	text, _ := json.Marshal(s) // cannot fail
 	return string(text)
 }
 
-// attributes are pairs of a key and its value. One without a value is left out.
+// attributes returns the OTLP/JSON of attributes, given as pairs of key and value. It omits empty values.
 func attributes(pairs ...any) []byte {
 	var all, values [][]byte
 	add := func(key any, value string, args ...any) {

@@ -155,7 +155,7 @@ var _ = Describe("the trace of a call", Label("traces"), func() {
 		Expect(unix.Rename("/var/log/hawser/x.log", "/var/log/hawser/y.otlp")).To(Succeed())
 		for _, name := range []string{"y.otlp", "y.log"} {
 			keyed.conf = strings.Replace(conf1, "{", `{"log": "`+name+`", `, 1)
-			Expect(keyed.run(works).stderr).To(ContainSubstring("does not begin as"))
+			Expect(keyed.run(works).stderr).To(ContainSubstring("does not begin like a log"))
 		}
 	})
 })

@@ -705,7 +705,7 @@ var _ = Describe("install", Label("install"), func() {
 		out := d.Run(nstest.Program{Path: d.path + "/brigde", Env: []string{"CNI_COMMAND=ADD"}, Stdin: "{}"})
 		Expect(out.Exit).To(Equal(1))
 		Expect(out.Stdout).To(And(MatchJSON(out.Stdout), ContainSubstring(`"code": 7`),
-			ContainSubstring(`\"brigde\" is no plugin of this file; there are bandwidth, bridge,`)))
+			ContainSubstring(`\"brigde\" is not a plugin of this program, which has bandwidth, bridge,`)))
 	})
 
 	It("replaces a plugin that runs, whole: who has opened the old one still reads that", func() {

@@ -88,7 +88,7 @@ var _ = Describe("a plugin under a name that ends in the plugin's", Label("other
 		Expect(m.checks()).To(ConsistOf(And(HaveField("Severity", "error"), HaveField("Key", "plugins[0].type"),
 			HaveField("What", ContainSubstring(`"mybridge" is not a plugin of /opt/cni/bin/mybridge`)))))
 		Expect(m.hawser("doctor").Stdout).To(ContainSubstring(`missing-plugin: ` + listFile +
-			`, network "pods": plugin "mybridge" fails: type: "mybridge" is no plugin of this file; there are b`))
+			`, network "pods": plugin "mybridge" fails: type: "mybridge" is not a plugin of this program, which has b`))
 	})
 
 	It("is another program's where that has the name", func() {

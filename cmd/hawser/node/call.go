@@ -70,8 +70,8 @@ func finished(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 }
 
-// Reapply restores the objects of one plugin that Check finds missing. The plugin restores them from its record, while
-// it holds the lock under which DEL removes that record. The end of ctx does not interrupt it.
+// Reapply restores the objects of one plugin that Check finds missing. The plugin restores them from its record, and
+// holds the lock under which DEL removes that record. The end of ctx does not interrupt it.
 func (n Node) Reapply(ctx context.Context, c Call) error {
 	if c.Reference {
 		return fmt.Errorf("%s: made by the reference plugin, which leaves no record of it; restart the container",
@@ -83,9 +83,9 @@ func (n Node) Reapply(ctx context.Context, c Call) error {
 }
 
 // FirstDrift returns the drift of the list's first plugin if a chained plugin must not be restored because of it, and
-// nil otherwise. The chained plugin must not be restored if the container's interface is incomplete and the host has no
-// route to the container through the container's links, because CHECK would then mistake the uplink for the container's
-// link.
+// nil otherwise. That is so if the container's interface is incomplete and the host has no route to the container
+// through the container's links. CHECK of the chained plugin would then mistake another link, the uplink, for the
+// container's.
 func (n Node) FirstDrift(ctx context.Context, c Call) error {
 	first := Call{"CHECK", c.Attachment, c.List, 0}
 	end := FirstWord(c.HostEnd())
@@ -112,7 +112,7 @@ func isReached(a *Attachment, end string) bool {
 }
 
 // Restore restores flushed rules of live attachments, in one step for all calls of one of Hawser's plugins. It returns
-// errors that name the missing objects, by the attachment's mark.
+// what was missing, by the attachment's mark.
 func (n Node) Restore(ctx context.Context, plugin string, calls []Call) map[string]error {
 	ctx, cancel := finished(ctx)
 	defer cancel()
@@ -124,8 +124,8 @@ func (n Node) Restore(ctx context.Context, plugin string, calls []Call) map[stri
 	return p.Restore(ctx, envs)
 }
 
-// Checks returns the calls of Check for an attachment in libcni's cache. It includes only plugins that Hawser also has,
-// because the effects of other plugins' CHECK are unknown.
+// Checks returns the calls of Check for an attachment in libcni's cache. Only plugins that Hawser or the reference has
+// are included, because the effects of other plugins' CHECK are unknown.
 func (n Node) Checks(a *Attachment) ([]Call, error) {
 	list, err := ParseList(a.Config)
 	if err != nil {
@@ -137,12 +137,12 @@ func (n Node) Checks(a *Attachment) ([]Call, error) {
 
 // Check runs Hawser's CHECK of one plugin in this process. It also knows the objects of the reference plugins. It
 // executes no program and calls no IPAM plugin, so it changes nothing, unlike the reference's CHECK of firewall and
-// dhcp. A failure leaves no record for the command why.
-func (n Node) Check(ctx context.Context, c Call) error { return n.runOwn(ctx, c, skel.Env{Look: true}) }
+// dhcp. A failure leaves no record for why.
+func (n Node) Check(ctx context.Context, c Call) error { return n.runOwn(ctx, c, skel.Env{ReadOnly: true}) }
 
 // Status runs Hawser's STATUS of the first plugin of a list in this process. It changes nothing and leaves no record.
 func (n Node) Status(ctx context.Context, list List) error {
-	return n.runOwn(ctx, Call{"STATUS", &Attachment{}, list, 0}, skel.Env{Look: true})
+	return n.runOwn(ctx, Call{"STATUS", &Attachment{}, list, 0}, skel.Env{ReadOnly: true})
 }
 
 // IsDrift reports whether an error of Check means that objects of the attachment are missing or changed.
@@ -151,8 +151,8 @@ func IsDrift(err error) bool {
 	return ok && e.Code == cni.CodeDrift
 }
 
-// CheckAll runs Check for each call of Checks, and returns an error or nil for each. It checks nothing if the list
-// disables CHECK.
+// CheckAll runs Check for each of Checks and returns an error or nil for each. It checks nothing if the list disables
+// CHECK.
 func (n Node) CheckAll(ctx context.Context, a *Attachment) (found []error, err error) {
 	calls, err := n.Checks(a)
 	for _, c := range calls {
@@ -163,8 +163,8 @@ func (n Node) CheckAll(ctx context.Context, a *Attachment) (found []error, err e
 	return found, err
 }
 
-// Own returns Hawser's plugin for a type. If the type only ends in the plugin's name, the type's program in CNI_PATH
-// must be Hawser's, because other projects also have such names (accelerated-bridge).
+// Own returns Hawser's plugin of a type. If the type only ends in the plugin's name, CNI_PATH must have Hawser's
+// program of that name, because other projects also have such names (accelerated-bridge).
 func (n Node) Own(plugin string) (p skel.Program, ok bool) {
 	p, ok = skel.Find(n.Programs, plugin)
 	if !ok || p.Name == plugin {
@@ -252,8 +252,8 @@ func (c Call) conf() []byte {
 	return c.List.Conf(c.Entry, more)
 }
 
-// Detach calls DEL of a list's plugins for an attachment. This affects no other attachment. Detach returns only errors
-// of plugins that are not Hawser's, because DetachLeft removes the holdings that Hawser's plugins leave.
+// Detach calls DEL of the programs of a list for an attachment. DEL affects no other attachment. DetachLeft removes
+// what they leave, so Detach returns only the errors of plugins that are not Hawser's.
 func (n Node) Detach(ctx context.Context, a *Attachment, list List) (err error) {
 	for i, c := range slices.Backward(list.Calls("DEL", a)) {
 		_, failed := n.Run(ctx, c)
@@ -272,7 +272,7 @@ func (n Node) DetachLeft(ctx context.Context, a *Attachment, list List, left []c
 			continue
 		}
 		entry := Entry{Type: p.Name, Raw: map[string]json.RawMessage{}}
-		for _, e := range list.Plugins { // its keys may choose directories
+		for _, e := range list.Plugins { // its keys choose the directories
 			switch {
 			case e.HasIPAM(p.Name):
 				entry.Raw = e.Raw

@@ -1,19 +1,24 @@
-// Package start has the program that imports it run Go code on one processor, on a stack that is large enough, from its
-// start on: on several processors each answer of the kernel or of another program wakes threads in vain
-// (docs/design.md, "The start of a program"). The runtime initializes this package as one of the first: it needs no
-// other.
+// Package start configures the Go runtime for a short-lived plugin: one processor, and a large stack for the main
+// goroutine. Importing it has this effect. It imports nothing but runtime, so it is one of the first packages that are
+// initialized.
+//
+// A plugin waits more than it computes. With several processors, each answer of the kernel or of another program would
+// also wake other threads, which find nothing to do (docs/design.md, "The start of a program").
 package start
 
 import "runtime"
 
-// Processors is the number of processors that the runtime had chosen, for programs that go on to serve many.
+// Processors is the number of processors that the runtime had chosen. Long-running commands set it again.
 var Processors = runtime.GOMAXPROCS(1)
 
-// A call needs a stack of 32 KiB. It is made at once: else the runtime doubles it four times, and each time copies it
-// and reads the tables of the functions on it, which lie all over the file.
+// A goroutine starts with a stack of a few KiB, and the runtime doubles the stack when a function does not fit. A call
+// needs 32 KiB. It would get there in four steps, and in each step the runtime copies the stack and reads tables about
+// all functions on it, from pages of the executable that are otherwise not needed. grow makes the stack large enough in
+// one step, while it is almost empty. The runtime shrinks a stack only during a garbage collection.
 func init() { grow(nil) }
 
-// grow has a frame of 28 KiB, for which the runtime makes room whether it is used or not.
+// grow has a frame of 28 KiB. The runtime enlarges the stack for it at the call, even if the function returns
+// immediately.
 //
 //go:noinline
 func grow(frame *[28 << 10]byte) {

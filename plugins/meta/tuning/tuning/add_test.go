@@ -254,7 +254,7 @@ var _ = Describe("ADD that fails", func() {
 	It("without prevResult", func() {
 		fails(call{keys: `"mtu":1400`, prev: "none"}, cni.CodeConfig,
 			"prevResult: missing prevResult from earlier plugin. This plugin must be called as chained plugin: "+
-				"tuning works on what another one made")
+				"tuning works on the interface of another plugin")
 	})
 
 	It("without the interface", func() {

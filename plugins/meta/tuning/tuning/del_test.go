@@ -68,7 +68,8 @@ var _ = Describe("DEL", func() {
 
 	It("takes a path that is no namespace for gone", func() {
 		w.add(everything)
-		Expect(w.ok("DEL", call{Call: Call{Netns: "/etc/passwd"}}).Stderr).To(ContainSubstring("taken for gone"))
+		Expect(w.ok("DEL", call{Call: Call{Netns: "/etc/passwd"}}).Stderr).To(
+			ContainSubstring("treated as a namespace that no longer exists"))
 		Expect(w.files()).To(BeEmpty())
 	})
 

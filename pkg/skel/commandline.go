@@ -15,9 +15,9 @@ import (
 	"github.com/hawser-cni/plugins/pkg/cni"
 )
 
-// forPeople serves a person who runs the program by hand: with a known argument, or
-// without any of the protocol's variables. With those set, unknown arguments are ignored.
-func forPeople(p Plugin[any], env Env, vars map[string]string) (done bool, code int) {
+// serveCommandLine serves a user who runs the program in a terminal: with a known argument, or without any variable of
+// the protocol. If such a variable is set, unknown arguments are ignored. done is false if this is a runtime's call.
+func serveCommandLine(p Plugin[any], env Env, vars map[string]string) (done bool, code int) {
 	if len(env.Args) > 0 {
 		if command := p.Commands[env.Args[0]]; command != nil {
 			return true, command(env)
@@ -39,12 +39,12 @@ func forPeople(p Plugin[any], env Env, vars map[string]string) (done bool, code 
 		}
 	}
 	if len(env.Args) > 0 {
-		fmt.Fprintf(env.Stderr, "%s: %q is no option; there are --check-config, --help and --version\n", p.Name,
+		fmt.Fprintf(env.Stderr, "%s: unknown option %q; there are --check-config, --help and --version\n", p.Name,
 			env.Args[0])
 		return true, confUnreadable
 	}
-	// The version is that of the reference plugins that we replace, with our own in its build metadata. nerdctl asks
-	// so whether firewall can isolate networks, and Nomad whether a node's plugins are of this decade.
+	// The version is the version of the replaced reference plugins, with Hawser's in its build metadata. nerdctl reads
+	// it to find out whether firewall can isolate networks, and Nomad compares it with a minimum.
 	fmt.Fprintf(env.Stderr, "CNI %s plugin %s+hawser.%s\n", p.Name, Reference, strings.ReplaceAll(Version(), "+", "."))
 	printHelp(env.Stderr, p)
 	return true, 0
@@ -57,10 +57,10 @@ func printHelp(w io.Writer, p Plugin[any]) {
 CNI_NETNS, CNI_IFNAME, CNI_ARGS and CNI_PATH in its environment and the network
 configuration, a JSON object, on its standard input.
 
-`+p.Name+` --check-config < FILE says all that is wrong with this plugin's part of a
+`+p.Name+` --check-config < FILE reports all problems of this plugin's part of a
 network configuration, or of a list of them. Exit status 0: valid, 1: not valid,
-2: not readable, 3: nothing in it is for this plugin. With --policy FILE it also
-says what a policy for tenants does not permit.
+2: not readable, 3: no entry for this plugin. With --policy FILE it also reports
+what a policy for tenants does not permit.
 `)
 	keys := keysOf(reflect.TypeOf(p.Keys), "")
 	fmt.Fprintf(w, "\nKeys of the configuration:\n")
@@ -83,16 +83,17 @@ const (
 	confGood       = 0
 	confBad        = 1
 	confUnreadable = 2
-	confOther      = 3 // nothing in it is this plugin's
+	confOther      = 3 // no entry for this plugin
 )
 
+// checker is a call of --check-config.
 type checker struct {
 	call
 	status int
 }
 
-// checkConfig serves --check-config: of a configuration, or a list of them, on standard input it prints what ADD would
-// refuse in the entries that are this plugin's, and which of their keys it does not know.
+// checkConfig implements --check-config: it reads a configuration or a list of them from standard input. For this
+// plugin's entries, it prints the values that ADD would refuse, and the unknown keys.
 func checkConfig(p Plugin[any], env Env) int {
 	c := &checker{call: call{plugin: p, env: env, began: time.Now()}, status: confOther}
 	err := c.readPolicyFlag()
@@ -108,13 +109,13 @@ func checkConfig(p Plugin[any], env Env) int {
 		fmt.Fprintf(c.env.Stdout, "error: %v\n", err)
 	}
 	verdicts := []string{confGood: "valid", confBad: "not valid", confUnreadable: "not readable",
-		confOther: "nothing here is for it"}
+		confOther: "no entry for this plugin"}
 	fmt.Fprintf(c.env.Stdout, "%s: %s\n", p.Name, verdicts[c.status])
 	return c.status
 }
 
-// readPolicyFlag reads the arguments after --check-config: none, or --policy and a file. Without --policy the
-// configuration is not checked against any policy, including the node's.
+// readPolicyFlag parses the arguments after --check-config: none, or --policy and a file. Without --policy, the
+// configuration is not checked against a policy, not even against the node's.
 func (c *checker) readPolicyFlag() error {
 	c.env.Policy = ""
 	switch args := c.env.Args[1:]; {
@@ -145,17 +146,17 @@ func (c *checker) file(data []byte) error {
 	}
 	var entries []map[string]json.RawMessage
 	if cni.Unmarshal(file["plugins"], &entries) != nil {
-		return errors.New("plugins: is no list of objects")
+		return errors.New("plugins: is not a list of objects")
 	}
 	version := file["cniVersion"]
-	if version == nil && file["cniVersions"] != nil { // the runtime chooses
+	if version == nil && file["cniVersions"] != nil { // the runtime chooses a version
 		version = json.RawMessage(`"` + cni.Newest + `"`)
 	}
 	for i, entry := range entries {
 		if entry == nil {
 			continue
 		}
-		entry["name"], entry["cniVersion"] = file["name"], version // as runtimes do
+		entry["name"], entry["cniVersion"] = file["name"], version // like a runtime
 		if conf, err := json.Marshal(entry); err == nil {
 			c.entry(fmt.Sprintf("plugins[%d]", i), conf, i == 0)
 		}
@@ -163,14 +164,14 @@ func (c *checker) file(data []byte) error {
 	return nil
 }
 
-// entry checks the configuration at path of the file, if it is this plugin's or its type cannot be read.
+// entry checks the configuration at path of the file, if it is for this plugin or its type is invalid.
 func (c *checker) entry(path string, data []byte, first bool) {
 	conf, err := cni.DecodeConfig(data)
 	if err == nil && !c.isNamed(conf.Type) && !(c.plugin.IPAM && c.isNamed(conf.IPAM.Type)) {
 		return
 	}
-	found, mine := c.findings(path, data, first)
-	if mine && c.status == confOther {
+	found, isOwn := c.findings(path, data, first)
+	if isOwn && c.status == confOther {
 		c.status = confGood
 	}
 	for _, f := range found {
@@ -185,8 +186,9 @@ func (c *checker) entry(path string, data []byte, first bool) {
 	}
 }
 
-// isNamed reports whether a type names this plugin. A longer name counts if the program was called by it, or if its
-// file in CNI_PATH is the running program: other projects' plugins also have names that end in a plugin's name.
+// isNamed reports whether a type names this plugin. A longer name that ends in the plugin's name is accepted only if
+// the program was called by it, or if its file in CNI_PATH is the running program, because other projects' plugins can
+// have such names, too.
 func (c *checker) isNamed(name string) bool {
 	if name == c.plugin.Name || !cni.IsPlugin(name, c.plugin.Name) {
 		return name == c.plugin.Name
@@ -195,22 +197,22 @@ func (c *checker) isNamed(name string) bool {
 		return true
 	}
 	for _, dir := range filepath.SplitList(environ(c.env.Vars)["CNI_PATH"]) {
-		if file, err := os.Stat(filepath.Join(dir, name)); err == nil { // runtimes take the first one
+		if file, err := os.Stat(filepath.Join(dir, name)); err == nil { // runtimes use the first file
 			return isRunning(file)
 		}
 	}
 	return false
 }
 
-// Finding is what --check-config says of a configuration: what ADD refuses, or a warning.
+// Finding is a result of --check-config: a problem for which ADD fails, or a warning.
 type Finding struct {
 	cni.Problem
 	Warning bool
 }
 
-// findings are those of the configuration at path, unless it is another plugin's. first says that it is the first of a
-// list.
-func (c *call) findings(path string, data []byte, first bool) (found []Finding, mine bool) {
+// findings returns the findings for the configuration at path, unless it is for another plugin. first is true for the
+// first plugin of a list.
+func (c *call) findings(path string, data []byte, first bool) (found []Finding, isOwn bool) {
 	conf, err := cni.DecodeConfig(data)
 	isType := cni.IsPlugin(conf.Type, c.plugin.Name)
 	if err == nil && !isType && !(c.plugin.IPAM && cni.IsPlugin(conf.IPAM.Type, c.plugin.Name)) {
@@ -220,7 +222,7 @@ func (c *call) findings(path string, data []byte, first bool) (found []Finding, 
 	problems.AddIn(path, err)
 	if first && c.plugin.Chained && isType {
 		problems.AddIn(path, cni.Refuse("type", conf.Type,
-			"is the first of the list, and needs a plugin before it, which makes the interface"))
+			"is the first of the list, but needs a plugin before it that creates the interface"))
 	}
 	problems.AddIn(path, c.checkVersion(conf.CNIVersion, "ADD"))
 	_, err = c.request(data, conf, "ADD")
@@ -234,25 +236,25 @@ func (c *call) findings(path string, data []byte, first bool) (found []Finding, 
 	var given struct{ CNIVersion string }
 	if json.Unmarshal(data, &given) == nil && given.CNIVersion == "" {
 		warn(cni.KeyIn(path, "cniVersion"),
-			fmt.Sprintf("is missing and taken for %s; some runtimes refuse that", conf.CNIVersion), "")
+			fmt.Sprintf("is missing, so it is %s; some runtimes refuse that", conf.CNIVersion), "")
 	}
 	for _, u := range unknownKeys(c.plugin, data, path) {
 		reason, suggestion := "is unknown and ignored", ""
-		if u.read {
-			reason = "is read in spite of its case"
+		if u.isCaseOf {
+			reason = "is accepted in spite of its case"
 		}
-		if u.meant != "" {
-			suggestion = fmt.Sprintf("did you mean %q?", u.meant)
+		if u.similar != "" {
+			suggestion = fmt.Sprintf("did you mean %q?", u.similar)
 		}
 		warn(u.key, reason, suggestion)
 	}
 	return found, true
 }
 
-// Traits are what matters of a plugin to the list that it is in.
+// Traits are the properties of a plugin that matter for a list of plugins.
 type Traits struct {
 	IPAM, Chained bool
-	Capabilities  []string // of which it reads what the runtime sends
+	Capabilities  []string // capabilities whose data the plugin reads
 }
 
 func traits(p Plugin[any]) Traits {

@@ -80,14 +80,14 @@ var _ = Describe("the keys of a configuration", func() {
 		Entry("two letters, in a long key", `"isGtway": true`,
 			`key "isGtway" is unknown and ignored: did you mean "isGateway"?`),
 		Entry("a letter, in a short key", `"vlam": 5`, `key "vlam" is unknown and ignored: did you mean "vlan"?`),
-		Entry("the case", `"BRIDGE": ""`, `key "BRIDGE": did you mean "bridge"? It is read as that`),
-		Entry("the case, in a very short key", `"MTU": 5`, `key "MTU": did you mean "mtu"? It is read as that`),
+		Entry("the case", `"BRIDGE": ""`, `key "BRIDGE" is accepted in spite of its case: did you mean "bridge"?`),
+		Entry("the case, in a very short key", `"MTU": 5`, `key "MTU" is accepted in spite of its case: did you mean "mtu"?`),
 		Entry("a key of the protocol", `"capabilites": {}`,
 			`key "capabilites" is unknown and ignored: did you mean "capabilities"?`),
 		Entry("in an object", `"dns": {"nameserver": []}`,
 			`key "dns.nameserver" is unknown and ignored: did you mean "dns.nameservers"?`),
 		Entry("in a list", `"vlanTrunk": [{"id": 1}, {"minId": 5}]`,
-			`key "vlanTrunk[1].minId": did you mean "vlanTrunk[1].minID"? It is read as that`),
+			`key "vlanTrunk[1].minId" is accepted in spite of its case: did you mean "vlanTrunk[1].minID"?`),
 	)
 
 	DescribeTable("are not commented on", func(keys string) {
@@ -116,8 +116,8 @@ var _ = Describe("the keys of a configuration", func() {
 		Expect(stderr(ipam,
 			`"bridgee": "", "isGatway": true, "dns": {}, "MTU": 5,
 				"ipam": {"type": "x", "ranges": [[{"subnet": "x"}], [{}, {"subnett": "y", "RangeStart": "z"}]]}`)).
-			To(Equal(`probe: key "ipam.ranges[1][1].RangeStart": ` +
-				`did you mean "ipam.ranges[1][1].rangeStart"? It is read as that` + "\n" +
+			To(Equal(`probe: key "ipam.ranges[1][1].RangeStart" ` +
+				`is accepted in spite of its case: did you mean "ipam.ranges[1][1].rangeStart"?` + "\n" +
 				`probe: key "ipam.ranges[1][1].subnett" is unknown and ignored: ` +
 				`did you mean "ipam.ranges[1][1].subnet"?` + "\n"))
 	})
@@ -336,7 +336,7 @@ var _ = Describe("the log", func() {
 			data := nstest.Must(os.ReadFile("/var/log/hawser/x.log"))
 			if strings.HasPrefix(begun, `{"text`) || begun == "#" || begun == "\n" {
 				Expect(string(data)).To(Equal(begun))
-				Expect(a.stderr).To(ContainSubstring("does not begin as a log does; choose another name"))
+				Expect(a.stderr).To(ContainSubstring("does not begin like a log; choose another name"))
 			} else {
 				Expect(string(data)).To(And(HavePrefix(begun+`{"time":`), HaveSuffix("\n")))
 				Expect(a.stderr).To(BeEmpty())
@@ -354,11 +354,11 @@ var _ = Describe("the log", func() {
 		Expect(a.stderr).To(ContainSubstring("log: " + reason))
 		Expect(lines(file)).To(HaveLen(2), "the administrator sees both")
 	},
-		Entry("an absolute path", `"/etc/ld.so.preload"`, `"/etc/ld.so.preload" is no plain file name`),
-		Entry("the path of the right file", `"/var/log/hawser/x"`, `"/var/log/hawser/x" is no plain file name`),
-		Entry("a relative path", `"../x"`, `"../x" is no plain file name`),
-		Entry("a directory", `".."`, `".." is no plain file name`),
-		Entry("white space", `"a b"`, `"a b" is no plain file name`), Entry("a number", `5`, "is no JSON string"),
+		Entry("an absolute path", `"/etc/ld.so.preload"`, `"/etc/ld.so.preload" is not a plain file name`),
+		Entry("the path of the right file", `"/var/log/hawser/x"`, `"/var/log/hawser/x" is not a plain file name`),
+		Entry("a relative path", `"../x"`, `"../x" is not a plain file name`),
+		Entry("a directory", `".."`, `".." is not a plain file name`),
+		Entry("white space", `"a b"`, `"a b" is not a plain file name`), Entry("a number", `5`, "is not a JSON string"),
 	)
 
 	It("has what somebody else chose in one line, and as no command to a terminal", func() {
@@ -449,7 +449,7 @@ var _ = Describe("--check-config", func() {
 			 "bridge": "none", "isGatway": true, "odd": 1},
 			{"type": "probe", "mtu": "1"}`))
 			Expect(strings.Split(a.stdout, "\n")).To(HaveExactElements(
-				`error: plugins[1].ipam.type: "probe" is this plugin itself, which gives no addresses`,
+				`error: plugins[1].ipam.type: "probe" is this plugin itself, which does not provide addresses`,
 				`    name an IPAM plugin, host-local for example`,
 				`error: plugins[1].vlan: 5000 is too great`,
 				`error: plugins[1].vlanTrunk[1].id: -1 is negative`,
@@ -458,7 +458,7 @@ var _ = Describe("--check-config", func() {
 				`warning: plugins[1].isGatway: is unknown and ignored`,
 				`    did you mean "plugins[1].isGateway"?`,
 				`warning: plugins[1].odd: is unknown and ignored`,
-				`warning: plugins[1].vlanTrunk[0].minId: is read in spite of its case`,
+				`warning: plugins[1].vlanTrunk[0].minId: is accepted in spite of its case`,
 				`    did you mean "plugins[1].vlanTrunk[0].minID"?`,
 				`error: plugins[2].mtu: is a JSON string, want a whole number`,
 				`probe: not valid`,
@@ -472,8 +472,8 @@ var _ = Describe("--check-config", func() {
 		Entry("nothing", "", "network configuration: standard input is empty"),
 		Entry("no JSON", `{"name"`, "network configuration: invalid JSON at byte 7: unexpected end of JSON input"),
 		Entry("no object", "[]", "network configuration: is a JSON array, want an object"),
-		Entry("no list of entries", `{"name": "x", "plugins": {}}`, "plugins: is no list of objects"),
-		Entry("an entry that is none", list("5"), "plugins: is no list of objects"),
+		Entry("no list of entries", `{"name": "x", "plugins": {}}`, "plugins: is not a list of objects"),
+		Entry("an entry that is none", list("5"), "plugins: is not a list of objects"),
 	)
 
 	DescribeTable("exits with 3 when nothing in it is for the plugin", Label("check-config"), func(
@@ -481,7 +481,7 @@ var _ = Describe("--check-config", func() {
 	) {
 		p := picky()
 		p.IPAM = ipam
-		Expect(checked(p, conf)).To(Equal(answer{code: 3, stdout: "probe: nothing here is for it\n"}))
+		Expect(checked(p, conf)).To(Equal(answer{code: 3, stdout: "probe: no entry for this plugin\n"}))
 	},
 		Entry("a list", false, list(`{"type": "other"}, null`)),
 		Entry("an empty list", false, list(``)),
@@ -496,19 +496,19 @@ var _ = Describe("--check-config", func() {
 		p.IPAM = true
 		a := checked(p,
 			list(`{"type": "bridge", "isGatway": true, "ipam": {"type": "probe", "Ranges": [[{"subnett": ""}]]}}`))
-		Expect(a).To(Equal(answer{stdout: "warning: plugins[0].ipam.Ranges: is read in spite of its case\n" +
+		Expect(a).To(Equal(answer{stdout: "warning: plugins[0].ipam.Ranges: is accepted in spite of its case\n" +
 			"    did you mean \"plugins[0].ipam.ranges\"?\nprobe: valid\n"}))
 	})
 
 	DescribeTable("gives the entries the list's name and version", func(keys, want string) {
 		Expect(checked(picky(), `{`+keys+`, "plugins": [`+probeEntry+`]}`).stdout).To(ContainSubstring(want))
 	},
-		Entry("a bad name", `"cniVersion": "1.0.0", "name": "a b"`, `error: plugins[0].name: "a b" is no network name`),
-		Entry("no name", `"cniVersion": "1.0.0"`, `error: plugins[0].name: "" is no network name`),
+		Entry("a bad name", `"cniVersion": "1.0.0", "name": "a b"`, `error: plugins[0].name: "a b" is not a network name`),
+		Entry("no name", `"cniVersion": "1.0.0"`, `error: plugins[0].name: "" is not a network name`),
 		Entry("a version that nobody speaks", `"cniVersion": "7", "name": "x"`,
 			`error: plugins[0].cniVersion: "7" is not supported: incompatible CNI versions`),
 		Entry("several versions", `"cniVersions": ["1.0.0"], "name": "x"`, "probe: valid"),
-		Entry("no version", `"name": "x"`, "warning: plugins[0].cniVersion: is missing and taken for 0.1.0; "+
+		Entry("no version", `"name": "x"`, "warning: plugins[0].cniVersion: is missing, so it is 0.1.0; "+
 			"some runtimes refuse that\nprobe: valid"),
 	)
 
@@ -516,7 +516,7 @@ var _ = Describe("--check-config", func() {
 		p := picky()
 		p.Chained = true
 		Expect(checked(p, list(probeEntry))).To(Equal(answer{code: 1, stdout: `error: plugins[0].type: "probe" is ` +
-			"the first of the list, and needs a plugin before it, which makes the interface\nprobe: not valid\n"}))
+			"the first of the list, but needs a plugin before it that creates the interface\nprobe: not valid\n"}))
 		Expect(checked(p, list(`{"type": "other"}, `+probeEntry)).code).To(BeZero())
 		Expect(checked(p, `{"cniVersion": "0.4.0", "name": "n", "type": "probe"}`).code).To(BeZero())
 	})
@@ -548,7 +548,7 @@ var _ = Describe("--check-config", func() {
 		It("leaves other projects' plugins alone", func() {
 			dir := GinkgoT().TempDir()
 			Expect(os.WriteFile(filepath.Join(dir, "x-probe"), nil, 0o755)).To(Succeed())
-			nothing := answer{code: 3, stdout: "probe: nothing here is for it\n"}
+			nothing := answer{code: 3, stdout: "probe: no entry for this plugin\n"}
 			for _, path := range []string{"", dir} {
 				Expect(named("probe", path, own)).To(Equal(nothing))
 				Expect(named("y-probe", path, inIPAM)).To(Equal(nothing))
@@ -564,7 +564,7 @@ var _ = Describe("--check-config", func() {
 		for _, arg := range []string{"--chek-config", "net.conflist", "--json"} {
 			a := request{args: []string{arg}, conf: list(probeEntry)}.run(picky())
 			Expect(a).To(Equal(answer{code: 2, stderr: fmt.Sprintf(
-				"probe: %q is no option; there are --check-config, --help and --version\n", arg)}))
+				"probe: unknown option %q; there are --check-config, --help and --version\n", arg)}))
 		}
 	})
 
@@ -601,9 +601,9 @@ var _ = Describe("ADD", func() {
 		for _, command := range []string{"ADD", "CHECK"} {
 			r := attach(command)
 			r.conf = conf
-			doc := r.run(picky()).expectError(cni.CodeConfig, HavePrefix(`name: "a b" is no network name`))
+			doc := r.run(picky()).expectError(cni.CodeConfig, HavePrefix(`name: "a b" is not a network name`))
 			Expect(doc["details"]).To(And(
-				HavePrefix(`ipam.type: "probe" is this plugin itself, which gives no addresses; prevResult.ips: `),
+				HavePrefix(`ipam.type: "probe" is this plugin itself, which does not provide addresses; prevResult.ips: `),
 				HaveSuffix(`; mtu: is a JSON string, want a whole number; vlan: 5000 is too great`)))
 		}
 	})
