@@ -344,7 +344,7 @@ var _ = DescribeTable("a link that somebody planted where state is kept", Label(
 	Entry("of a lease, hard", "ln lease /run/shared/ipam/net/10.88.0.2", ""),
 	Entry("of all leases, symbolic",
 		"for i in {2..254}; do ln -s /run/others/lease /run/shared/ipam/net/10.88.0.$i; done",
-		"10.88.0.254: files 253"),
+		"10.88.0.254: 253 leases"),
 	Entry("of the last address, symbolic", "ln -s /run/others/last /run/shared/ipam/net/last_reserved_ip.0", ""),
 	Entry("of the last address, hard", "ln last /run/shared/ipam/net/last_reserved_ip.0", ""),
 	Entry("of the lock of the leases, symbolic, dangling", "ln -s /run/others/new /run/shared/ipam/net/lock",

@@ -155,7 +155,7 @@ func (s subject) expectBad(doc, value any, near string) report {
 	if name := plugintest.Text(value); near != "" && value != nil && !strings.ContainsAny(name, "[{") {
 		shown := strings.ReplaceAll(strings.Trim(name, `"`), `\u001b`, `\x1b`)
 		Expect(string(r)).To(Or(ContainSubstring(shown),
-			MatchRegexp(`: (missing|is (a|no) (JSON|object) )`)), text)
+			MatchRegexp(`: (missing|is (a|no|not an?) (JSON|object) )`)), text)
 	}
 	keys := []string{}
 	for _, line := range r.lines("error") {

@@ -202,7 +202,7 @@ var _ = Describe("useInterfaceNetwork", Label("device-network"), func() {
 	},
 		Entry("sbr", Step{Plugin: "sbr"}),
 		Entry("tuning", Step{Plugin: "tuning", Keys: Object{"mtu": 1400, "mac": "0a:00:00:00:00:17"}}),
-		Entry("vrf", Step{Plugin: "vrf", Keys: Object{"vrfname": "red"}}, "vrf"),
+		Entry("vrf", Label("kernel"), Step{Plugin: "vrf", Keys: Object{"vrfname": "red"}}, "vrf"),
 	)
 
 	It("serves one container after another", func() {
