@@ -16,7 +16,7 @@ import (
 
 // StartIPAM starts the ADD of the IPAM plugin, if the configuration names one. The plugin runs concurrently, and
 // IPAMResult waits for it. This Call must have created the interface before, because the undo releases all addresses of
-// the attachment, which could otherwise be those of a live one.
+// the attachment. If another ADD created the interface, they are in use.
 func (c *Call) StartIPAM(ctx context.Context) error {
 	if c.Req.IPAM == "" {
 		return nil

@@ -57,8 +57,8 @@ type RequiredIPAM struct {
 	Type string `json:"type" help:"IPAM plugin that assigns the addresses; required" schema:"required format=file"`
 }
 
-// Check returns code 7 for a type that is missing or cannot be the name of a plugin. For a missing type, reason says
-// why it is required, and the error suggests example.
+// Check returns code 7 for a type that is missing or cannot be the name of a plugin. For a missing type, the error
+// contains reason, which explains why the type is required, and suggests example.
 func (i RequiredIPAM) Check(reason, example string) error {
 	if i.Type == "" {
 		return cni.Refuse("ipam.type", nil, "missing; "+reason).Suggest(`write "ipam": {"type": %q, ...}`, example)
