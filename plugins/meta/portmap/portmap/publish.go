@@ -24,7 +24,7 @@ type publication struct {
 	replaced    []*record // owners that are gone, whose rules are removed after the attachment's rules are added
 }
 
-// linkPatience is the time that the kernel may take to remove the host ends of containers whose namespaces are gone.
+// linkPatience limits the wait for the kernel to remove the host ends of containers whose namespaces have ended.
 const linkPatience = time.Second
 
 // publish adds the attachment's rules, unless another attachment has one of the host ports.
@@ -176,7 +176,7 @@ func (p *publication) resolveIPTables(ctx context.Context) error {
 	return nft.IfSupported(p.resolveReferenceTables(ctx))
 }
 
-// update checks the owners in nftables, writes the record, and replaces elements of owners that are gone by the
+// update checks the owners in nftables, writes the record, and replaces elements of owners that are gone with the
 // attachment's elements, in one transaction. On the backend iptables, it only adds the guard.
 func (p *publication) update(ctx context.Context) error {
 	r := p.r
@@ -265,7 +265,8 @@ func (p *publication) resolveNFTables(ctx context.Context, tx *nft.Tx, others []
 }
 
 // resolveOwner decides about an owner of wanted ports. If the owner is gone, its ports are taken over. If it is another
-// attachment of the same container, it keeps them, and the record notes them as skipped. Otherwise ADD fails.
+// attachment of the same container, it keeps them, and they become Skipped in the record of this one. Otherwise ADD
+// fails.
 func (p *publication) resolveOwner(ctx context.Context, o *record) error {
 	wanted, held := p.conflicts(p.r.hostPorts(), o.hostPorts())
 	if len(wanted) == 0 {

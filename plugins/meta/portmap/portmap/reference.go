@@ -77,7 +77,7 @@ func (p *publication) resolveReferenceChains(ctx context.Context, known map[stri
 			continue
 		}
 		network, id, _ := ipt.ParseOwner(entry.Option("--comment"))
-		// IPAM assigns an address only once, so a container with an address of the record is gone.
+		// IPAM assigns an address only once, so another container with an address of the record no longer exists.
 		isOurAddr := func(port hostPort) bool {
 			return slices.ContainsFunc(p.r.Addrs, func(a address) bool { return port.To.Addr() == a.Addr.Addr() })
 		}
