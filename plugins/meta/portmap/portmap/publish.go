@@ -265,8 +265,7 @@ func (p *publication) resolveNFTables(ctx context.Context, tx *nft.Tx, others []
 }
 
 // resolveOwner decides about an owner of wanted ports. If the owner is gone, its ports are taken over. If it is another
-// attachment of the same container, it keeps them, and they become Skipped in the record of this one. Otherwise ADD
-// fails.
+// attachment of the same container, it keeps them, and they are added to Skipped in p.r. Otherwise ADD fails.
 func (p *publication) resolveOwner(ctx context.Context, o *record) error {
 	wanted, held := p.conflicts(p.r.hostPorts(), o.hostPorts())
 	if len(wanted) == 0 {
