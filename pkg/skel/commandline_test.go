@@ -603,7 +603,8 @@ var _ = Describe("ADD", func() {
 			r.conf = conf
 			doc := r.run(picky()).expectError(cni.CodeConfig, HavePrefix(`name: "a b" is not a network name`))
 			Expect(doc["details"]).To(And(
-				HavePrefix(`ipam.type: "probe" is this plugin itself, which does not provide addresses; prevResult.ips: `),
+				HavePrefix(`ipam.type: "probe" is this plugin itself, which does not provide addresses; `+
+					`prevResult.ips: `),
 				HaveSuffix(`; mtu: is a JSON string, want a whole number; vlan: 5000 is too great`)))
 		}
 	})
