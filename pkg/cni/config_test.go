@@ -407,7 +407,8 @@ var _ = Describe("Attachment", func() {
 		Entry("a network of 64", cni.Attachment{Network: long[:64], ContainerID: strings.Repeat("c", 64),
 			IfName: "eth1"}),
 		Entry("a network of 65", cni.Attachment{Network: long[:65], ContainerID: "c1", IfName: "eth1"}),
-		Entry("parts that are all too long", cni.Attachment{Network: long, ContainerID: long, IfName: "eth1234567890ab"}),
+		Entry("parts that are all too long",
+			cni.Attachment{Network: long, ContainerID: long, IfName: "eth1234567890ab"}),
 		Entry("an interface that a comment cannot hold",
 			cni.Attachment{Network: "pod-net", ContainerID: "c1", IfName: "a\"\\\x01é\xff"}),
 	)

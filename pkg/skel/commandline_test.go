@@ -81,7 +81,8 @@ var _ = Describe("the keys of a configuration", func() {
 			`key "isGtway" is unknown and ignored: did you mean "isGateway"?`),
 		Entry("a letter, in a short key", `"vlam": 5`, `key "vlam" is unknown and ignored: did you mean "vlan"?`),
 		Entry("the case", `"BRIDGE": ""`, `key "BRIDGE" is accepted in spite of its case: did you mean "bridge"?`),
-		Entry("the case, in a very short key", `"MTU": 5`, `key "MTU" is accepted in spite of its case: did you mean "mtu"?`),
+		Entry("the case, in a very short key", `"MTU": 5`,
+			`key "MTU" is accepted in spite of its case: did you mean "mtu"?`),
 		Entry("a key of the protocol", `"capabilites": {}`,
 			`key "capabilites" is unknown and ignored: did you mean "capabilities"?`),
 		Entry("in an object", `"dns": {"nameserver": []}`,
@@ -503,7 +504,8 @@ var _ = Describe("--check-config", func() {
 	DescribeTable("gives the entries the list's name and version", func(keys, want string) {
 		Expect(checked(picky(), `{`+keys+`, "plugins": [`+probeEntry+`]}`).stdout).To(ContainSubstring(want))
 	},
-		Entry("a bad name", `"cniVersion": "1.0.0", "name": "a b"`, `error: plugins[0].name: "a b" is not a network name`),
+		Entry("a bad name", `"cniVersion": "1.0.0", "name": "a b"`,
+			`error: plugins[0].name: "a b" is not a network name`),
 		Entry("no name", `"cniVersion": "1.0.0"`, `error: plugins[0].name: "" is not a network name`),
 		Entry("a version that nobody speaks", `"cniVersion": "7", "name": "x"`,
 			`error: plugins[0].cniVersion: "7" is not supported: incompatible CNI versions`),

@@ -222,7 +222,8 @@ func Matches(query, pod, container string) bool {
 func complete(h cni.Holding, all map[cni.Attachment]*Attachment) cni.Attachment {
 	found := h.Attachment
 	for key := range all {
-		isOf := key.ContainerID == h.ContainerID && h.BelongsTo(key.Network) && (h.IfName == "" || h.IfName == key.IfName)
+		isOf := key.ContainerID == h.ContainerID && h.BelongsTo(key.Network) &&
+			(h.IfName == "" || h.IfName == key.IfName)
 		if isOf && (found == h.Attachment || key.Network+key.IfName < found.Network+found.IfName) {
 			found = key
 		}
