@@ -118,7 +118,9 @@ func isEntry(name string) bool {
 }
 
 // OpenAt opens a file relative to the directory and returns its descriptor. It repeats a call that a signal interrupts.
-func (d *Dir) OpenAt(name string, flags int, perm fs.FileMode) (int, error) { return openat(d.fd, name, flags, perm) }
+func (d *Dir) OpenAt(name string, flags int, perm fs.FileMode) (int, error) {
+	return openat(d.fd, name, flags, perm)
+}
 
 func openat(dir int, name string, flags int, perm fs.FileMode) (int, error) {
 	return retry(func() (int, error) { return unix.Openat(dir, name, flags|unix.O_CLOEXEC, uint32(perm.Perm())) })

@@ -138,7 +138,9 @@ func (n Node) Checks(a *Attachment) ([]Call, error) {
 // Check runs Hawser's CHECK of one plugin in this process. It also knows the objects of the reference plugins. It
 // executes no program and calls no IPAM plugin, so it changes nothing, unlike the reference's CHECK of firewall and
 // dhcp. A failure leaves no record for why.
-func (n Node) Check(ctx context.Context, c Call) error { return n.runOwn(ctx, c, skel.Env{ReadOnly: true}) }
+func (n Node) Check(ctx context.Context, c Call) error {
+	return n.runOwn(ctx, c, skel.Env{ReadOnly: true})
+}
 
 // Status runs Hawser's STATUS of the first plugin of a list in this process. It changes nothing and leaves no record.
 func (n Node) Status(ctx context.Context, list List) error {
