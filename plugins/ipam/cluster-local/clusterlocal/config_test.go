@@ -48,7 +48,7 @@ var _ = DescribeTable("what is refused", func(want, ipam string) {
 		`"kubeconfig":"/etc/../proc/1/root/k"`),
 	Entry("reclaim", `7 ipam.reclaim: "always" must be "deleted-nodes"`, `"reclaim":"always"`),
 	Entry("statusOnStoreDown", `7 ipam.statusOnStoreDown: "no" must be "ignore"`, `"statusOnStoreDown":"no"`),
-	Entry("exclude", `7 ipam.exclude[0]: "x" is no address`, `"exclude":["x"]`),
+	Entry("exclude", `7 ipam.exclude[0]: "x" is not an address`, `"exclude":["x"]`),
 	Entry("all excluded", `7 ipam.exclude: leaves no address of ipam.ranges[0][0]`, `"exclude":["10.1.2.0/24"]`))
 
 var _ = It("refuses names that are too long for a lease", func() {
@@ -171,7 +171,7 @@ var _ = Describe("under the name whereabouts", Label("cluster-whereabouts"), fun
 			`"range":"ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff/128"`),
 		Entry("a start outside", `7 ipam.range_start: 10.0.1.1 is not in 10.0.0.0/24`,
 			`"range":"10.0.0.0/24","range_start":"10.0.1.1"`),
-		Entry("exclude", `7 ipam.exclude[0]: "x" is no address`, `"range":"10.0.0.0/24","exclude":["x"]`),
+		Entry("exclude", `7 ipam.exclude[0]: "x" is not an address`, `"range":"10.0.0.0/24","exclude":["x"]`),
 		Entry("a gateway of the other family", `7 ipam.gateway: 2001:db8::1 has another address family`,
 			`"range":"10.0.0.0/24","gateway":"2001:db8::1"`),
 		Entry("an invalid object name", `7 ipam.network_name: "a_b" must have`,
