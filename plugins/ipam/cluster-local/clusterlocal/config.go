@@ -89,7 +89,7 @@ type config struct {
 	resolvConf  string // empty: none
 	sets        []ranges.Set
 	asked       []ranges.Requested // for each set; the zero value asks for none
-	staticIPs   []cni.IP       // given as they are, without a lease
+	staticIPs   []cni.IP           // given as they are, without a lease
 	routes      []cni.Route
 	dns         cni.DNS
 	reclaims    bool
