@@ -23,7 +23,7 @@ func TestLicenceOf(t *testing.T) {
 		{nil, "", "no licence"},
 	} {
 		var files []noticeFile
-		for _, name := range c.licences {
+		for _, name := range c.licenses {
 			text, err := assets.ReadLicenseFile("License/" + name + ".txt")
 			if err != nil {
 				t.Fatal(err)
@@ -33,7 +33,7 @@ func TestLicenceOf(t *testing.T) {
 		files = append(files, noticeFile{"NOTICE", "Made by somebody."})
 		got, err := lawyer.licenceOf(files)
 		if got != c.want || (err == nil) != (c.fault == "") || err != nil && !strings.Contains(err.Error(), c.fault) {
-			t.Errorf("%v: got %q and %v, want %q and %q", c.licences, got, err, c.want, c.fault)
+			t.Errorf("%v: got %q and %v, want %q and %q", c.licenses, got, err, c.want, c.fault)
 		}
 	}
 }
