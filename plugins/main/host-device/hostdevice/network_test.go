@@ -186,8 +186,7 @@ var _ = Describe("useInterfaceNetwork", Label("device-network"), func() {
 		Expect(l3(cont)).To(Equal(empty))
 	})
 
-	DescribeTable("passes CHECK, and gives back what there was, in a list with", func(next Step, needs ...string) {
-		nstest.Need(needs...)
+	DescribeTable("passes CHECK, and gives back what there was, in a list with", func(next Step) {
 		w := NewNode()
 		addDevice(w, "d0", mac0)
 		configure(w)
@@ -202,7 +201,6 @@ var _ = Describe("useInterfaceNetwork", Label("device-network"), func() {
 	},
 		Entry("sbr", Step{Plugin: "sbr"}),
 		Entry("tuning", Step{Plugin: "tuning", Keys: Object{"mtu": 1400, "mac": "0a:00:00:00:00:17"}}),
-		Entry("vrf", Label("kernel"), Step{Plugin: "vrf", Keys: Object{"vrfname": "red"}}, "vrf"),
 	)
 
 	It("serves one container after another", func() {
