@@ -3,7 +3,7 @@
 // initialized.
 //
 // A plugin waits more than it computes. With several processors, each answer of the kernel or of another program would
-// also wake other threads, which find nothing to do (docs/design.md, "The start of a program").
+// also wake other threads, which find nothing to do (docs/design.md, "Program start").
 package start
 
 import "runtime"
