@@ -3,7 +3,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-scripts/clients.sh cnitool containerd
+scripts/clients.sh cnitool containerd multus
 CGO_ENABLED=0 GOFLAGS=$(scripts/flags.sh | paste -sd ' ') # as lint.sh
 export CGO_ENABLED GOFLAGS
 find . -name go.mod -not -path './.git/*' -printf '%h\n' | sort | while read -r module; do

@@ -1,6 +1,6 @@
 #!/bin/bash
-# clients.sh PROGRAM...: clients of the plugins that Debian does not have (cnitool, containerd 2, crio,
-# cri-tools, kubelet, nerdctl), built into the user's cache unless they are there. Prints their directories, separated by colons.
+# clients.sh PROGRAM...: clients of the plugins that Debian does not have (buildkit, cnitool, containerd 2, crio,
+# cri-tools, kubelet, multus, nerdctl), built into the user's cache unless they are there. Prints their directories, separated by colons.
 set -euo pipefail
 scripts=$(cd "$(dirname "$0")" && pwd)
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/hawser
@@ -28,6 +28,13 @@ client() {
 }
 
 build_cnitool() { "$scripts/retry.sh" go build -C "$1" -trimpath -o "$2/cnitool" ./cnitool; }
+
+# The plugin only: its daemon needs an API server.
+build_multus() { "$scripts/retry.sh" go build -C "$1" -mod=mod -trimpath -ldflags '-s -w' -o "$2/multus" ./cmd/multus; }
+
+build_buildkit() {
+	"$scripts/retry.sh" go build -C "$1" -trimpath -ldflags '-s -w' -o "$2/" ./cmd/buildkitd ./cmd/buildctl
+}
 
 build_containerd() {
 	"$scripts/retry.sh" go build -C "$1" -trimpath -ldflags '-s -w' -o "$2/" \
@@ -70,6 +77,8 @@ for program; do
 	containerd) client containerd github.com/containerd/containerd/v2 v2.4.2 ;;
 	crio) client crio github.com/cri-o/cri-o v1.34.0 ;;
 	cri-tools) client cri-tools sigs.k8s.io/cri-tools v1.37.0 ;;
+	multus) client multus gopkg.in/k8snetworkplumbingwg/multus-cni.v4 v4.2.4 ;;
+	buildkit) client buildkit github.com/moby/buildkit v0.34.2 ;;
 	nerdctl) client nerdctl github.com/containerd/nerdctl/v2 v2.2.2 ;;
 	kubelet) client kubelet k8s.io/kubernetes v1.37.2 ;;
 	*)

@@ -1,7 +1,7 @@
 #!/bin/bash
 # test-runtimes.sh: the plugins under containerd, podman and buildah from Debian, a containerd 2
-# and cnitool built here, on throw-away hosts in namespaces of their own. Needs root. The first
-# run compiles containerd, which takes minutes. ALL=1 adds what takes longer: CRI-O, nerdctl, a kubelet and
+# and cnitool and multus built here, on throw-away hosts in namespaces of their own. Needs root. The first
+# run compiles containerd, which takes minutes. ALL=1 adds what takes longer: BuildKit, CRI-O, nerdctl, a kubelet and
 # critest, compiled here too; the newest reference plugins under the same clients, and a table of both at the end.
 # TESTFLAGS go to go test; HAWSER_CONTAINERD is a directory with another containerd 2.
 set -euo pipefail
@@ -18,12 +18,12 @@ ARCHS=$(go env GOARCH) VERSION=9.8.7 scripts/image.sh "$work"
 export HAWSER_IMAGE=$work/hawser-9.8.7-oci.tar
 [ -n "${HAWSER_CONTAINERD:-}" ] || HAWSER_CONTAINERD=$(scripts/clients.sh containerd)
 export HAWSER_CONTAINERD
-clients=(cnitool)
+clients=(cnitool multus)
 filter='!all'
 if [ -n "${ALL:-}" ]; then
 	filter=''
 	scripts/deps.sh conmon gcc libc6-dev
-	clients+=(cri-tools crio kubelet nerdctl)
+	clients+=(buildkit cri-tools crio kubelet nerdctl)
 	export HAWSER_TABLE=$work/table
 fi
 built=$(scripts/clients.sh "${clients[@]}")

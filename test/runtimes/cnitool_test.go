@@ -93,7 +93,7 @@ func (c *cnitool) addTwo() (client, server pods.Pod) {
 }
 
 var _ = Describe("cnitool", Label("more-runtimes"), func() {
-	told("cnitool 1.3.0", func(s story, plugins string) {
+	told("cnitool 1.3.1", func(s story, plugins string) {
 		n := network
 		n.IPv6 = true
 		c := newCnitool(plugins, n.Conflist())
@@ -147,7 +147,7 @@ var _ = Describe("cnitool", Label("more-runtimes"), func() {
 		n := network
 		n.Backend = "iptables" // which both know
 		c := newCnitool(nstest.Newest().Dir(), n.Conflist())
-		c.backAndForth("cnitool 1.3.0", "traffic, CHECK, DEL, nothing left", func(change func()) {
+		c.backAndForth("cnitool 1.3.1", "traffic, CHECK, DEL, nothing left", func(change func()) {
 			client, server := c.addTwo()
 			change()
 			c.traffic("8080", "8081").Expect(client, server)

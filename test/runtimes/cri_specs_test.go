@@ -304,7 +304,7 @@ var _ = Describe("critest and crictl", Label("all"), func() {
 
 // validated tells the story of critest and crictl with one runtime.
 func validated(name string, start func(plugins string) runtimeUnderTest) {
-	told("critest, crictl 1.36.0, "+name, func(s story, plugins string) {
+	told("critest, crictl 1.37.0, "+name, func(s story, plugins string) {
 		nstest.NeedProgram("crictl", "critest", "busybox")
 		claimCgroups()
 		r := start(plugins)
