@@ -2,6 +2,8 @@ module github.com/hawser-cni/plugins
 
 go 1.26.8
 
+toolchain go1.26.11
+
 // No goroutine that follows changes of the cgroup: a call is over before one.
 godebug updatemaxprocs=0
 

@@ -4,6 +4,8 @@
 # a message; in CI, only the check for vulnerabilities is. GOVULNDB selects another database.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+# shellcheck source=/dev/null
+. scripts/toolchain.sh
 
 staticcheck=honnef.co/go/tools/cmd/staticcheck@v0.8.2
 misspell=github.com/golangci/misspell/cmd/misspell@v0.8.0

@@ -2,6 +2,8 @@ module github.com/hawser-cni/plugins/scripts/bom
 
 go 1.26.8
 
+toolchain go1.26.11
+
 require (
 	github.com/CycloneDX/cyclonedx-go v0.12.0
 	github.com/google/licenseclassifier/v2 v2.0.0

@@ -2,6 +2,8 @@ module github.com/hawser-cni/plugins/scripts/image
 
 go 1.26.8
 
+toolchain go1.26.11
+
 require github.com/google/go-containerregistry v0.22.1
 
 require (

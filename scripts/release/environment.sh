@@ -2,6 +2,8 @@
 # top of the tree. ARCHS, VERSION, REVISION (the commit) and SOURCE_DATE_EPOCH may be in the environment, as where
 # there is no history.
 # shellcheck shell=bash
+# shellcheck source=/dev/null
+. scripts/toolchain.sh
 export GIT_CEILING_DIRECTORIES=${PWD%/*} # the history of this tree, and not of what it was unpacked in
 VERSION=${VERSION:-$(scripts/version.sh)}
 VERSION=${VERSION#v}

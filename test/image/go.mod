@@ -2,6 +2,8 @@ module github.com/hawser-cni/plugins/test/image
 
 go 1.26.8
 
+toolchain go1.26.11
+
 require (
 	github.com/coreos/butane v0.24.0
 	github.com/klauspost/compress v1.20.4

@@ -2,6 +2,8 @@ module github.com/hawser-cni/plugins/test/release
 
 go 1.26.8
 
+toolchain go1.26.11
+
 require (
 	github.com/in-toto/attestation v1.2.0
 	github.com/onsi/ginkgo/v2 v2.34.0

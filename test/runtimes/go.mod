@@ -2,6 +2,8 @@ module github.com/hawser-cni/plugins/test/runtimes
 
 go 1.26.8
 
+toolchain go1.26.11
+
 replace (
 	github.com/hawser-cni/plugins => ../../
 	github.com/hawser-cni/plugins/test => ../
