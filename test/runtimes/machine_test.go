@@ -285,7 +285,7 @@ func (m *machine) backAndForth(client, ours string, life func(change func())) {
 	pods.ExpectNothingLeft(m.Host)
 }
 
-// docs/runtimes.md has this table.
+// docs/runtimes.md summarizes this table.
 var _ = AfterSuite(func() {
 	path := os.Getenv("HAWSER_TABLE")
 	if path == "" {
