@@ -148,7 +148,7 @@ func (c *Call) RefuseRouter(gateway netip.Prefix, links ...rtnl.Link) error {
 // interface must be up, because some IPAM plugins use it. A device without an interface (t.Index is 0) gets a result
 // but is not configured.
 func (c *Call) AssignAddresses(ctx context.Context, link LinkConfig, t iface.Target) (*cni.Result, error) {
-	c.ipam.OnlyRoutes = len(link.Own) > 0
+	c.ipam.OnlyRoutes = len(link.OwnAddrs) > 0
 	if err := c.StartIPAM(ctx); err != nil {
 		return nil, err
 	}
@@ -182,8 +182,8 @@ func (c *Call) AssignAddresses(ctx context.Context, link LinkConfig, t iface.Tar
 	if t.Index == 0 {
 		return res, nil
 	}
-	for _, own := range link.Own {
-		t.Has = append(t.Has, own.Address.Addr())
+	for _, own := range link.OwnAddrs {
+		t.Existing = append(t.Existing, own.Address.Addr())
 		isAssigned := func(ip cni.IP) bool { return ip.Address.Addr() == own.Address.Addr() }
 		res.IPs = append(slices.DeleteFunc(res.IPs, isAssigned), own)
 	}

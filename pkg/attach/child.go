@@ -253,7 +253,7 @@ func (c *Call) verifyChild() []error {
 	cfg := c.Child
 	l, err := c.Cont.Link(c.Req.IfName)
 	if err != nil {
-		return []error{iface.Drifted(fmt.Errorf("container: %w", err))}
+		return []error{iface.AsDrift(fmt.Errorf("container: %w", err))}
 	}
 	drift := func(format string, args ...any) error {
 		return cni.Drift("interface %q: %s", c.Req.IfName, fmt.Sprintf(format, args...))
@@ -273,7 +273,7 @@ func (c *Call) verifyChild() []error {
 		errs = append(errs, drift("is not the one that ADD made"))
 	}
 	if err := c.verifyMaster(r, l); err != nil {
-		errs = append(errs, iface.Drifted(err))
+		errs = append(errs, iface.AsDrift(err))
 	}
 	if l.Mode != cfg.New.Mode {
 		errs = append(errs, drift("mode is %q instead of %q", l.Mode, cfg.New.Mode))

@@ -75,8 +75,8 @@ type LinkConfig struct {
 	DNS    cni.DNS          // for the result, instead of IPAM's
 	// Fallback has the addresses and routes to use if there is no IPAM plugin; nil = none.
 	Fallback *cni.Result
-	// Own lists addresses that the interface already has. The result lists them after IPAM's.
-	Own []cni.IP
+	// OwnAddrs lists addresses that the interface already has. The result lists them after IPAM's.
+	OwnAddrs []cni.IP
 }
 
 // Parse checks the keys, and the value of the plugin's own key mac (empty for a plugin without that key). The MAC
@@ -147,16 +147,16 @@ func (k MasqKeys) Parse(problems *cni.Problems) Masq {
 	backend, err := ipt.ParseBackend("ipMasqBackend", k.IPMasqBackend)
 	problems.Add(err)
 	m := Masq{Backend: backend, Special: masq.Special{RandomFully: k.RandomFully}}
-	family, err := cni.ParseEither("ipMasq", k.IPMasq, &m.On, "v4", "v6")
+	family, err := cni.ParseEither("ipMasq", k.IPMasq, &m.Enabled, "v4", "v6")
 	problems.Add(err)
 	switch family {
 	case "v4":
-		m.On, m.Only = true, nft.IPv4
+		m.Enabled, m.Family = true, nft.IPv4
 	case "v6":
-		m.On, m.Only = true, nft.IPv6
+		m.Enabled, m.Family = true, nft.IPv6
 	}
 	needsMasq := func(key string, isGiven bool, value any) {
-		if isGiven && !m.On {
+		if isGiven && !m.Enabled {
 			problems.Add(cni.Refuse(key, value, "has no effect without ipMasq").Suggest("leave it out"))
 		}
 	}

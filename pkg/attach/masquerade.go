@@ -19,8 +19,8 @@ import (
 
 // Masq is the configured masquerade.
 type Masq struct {
-	On      bool
-	Only    nft.Family // 0 = both families
+	Enabled bool
+	Family  nft.Family // 0 = both families
 	Backend ipt.Backend
 	Link    string // the host's interface that the container's packets arrive on, or its VRF; empty = the host end
 	masq.Special
@@ -37,7 +37,7 @@ func (m *Masq) setLink(host *rtnl.Conn, hostEnd rtnl.Link) (err error) {
 // config returns the masquerade of an attachment with these addresses.
 func (m Masq) config(a cni.Attachment, ips []cni.IP) masq.Config {
 	addrs := slices.DeleteFunc(cni.Addresses(ips), func(p netip.Prefix) bool {
-		return m.Only != 0 && nft.FamilyOf(p.Addr()) != m.Only
+		return m.Family != 0 && nft.FamilyOf(p.Addr()) != m.Family
 	})
 	return masq.Config{Attachment: a, Backend: m.Backend, Link: m.Link, Addrs: addrs, Special: m.Special}
 }
@@ -55,7 +55,7 @@ func Ingress(host *rtnl.Conn, link rtnl.Link) (string, error) {
 // Masquerade adds rules that replace the source of packets that leave the container's subnets with an address of the
 // host.
 func (c *Call) Masquerade(ctx context.Context, m Masq, res *cni.Result) error {
-	if !m.On {
+	if !m.Enabled {
 		return nil
 	}
 	if err := m.setLink(c.Host, c.HostEnd); err != nil {
@@ -70,7 +70,7 @@ func (c *Call) Masquerade(ctx context.Context, m Masq, res *cni.Result) error {
 
 // VerifyMasquerade returns code 101 if rules of Masquerade are missing.
 func (c *Call) VerifyMasquerade(ctx context.Context, m Masq) error {
-	if !m.On {
+	if !m.Enabled {
 		return nil
 	}
 	if err := m.setLink(c.Host, c.HostEnd); err != nil {
@@ -78,7 +78,7 @@ func (c *Call) VerifyMasquerade(ctx context.Context, m Masq) error {
 	}
 	ips := c.Req.PrevResult.ContainerIPs(c.Req.IfName)
 	if err := masq.Check(ctx, c.NF, m.config(c.Req.Attachment, ips)); err != nil {
-		return iface.Drifted(fmt.Errorf("masquerade: %w", err))
+		return iface.AsDrift(fmt.Errorf("masquerade: %w", err))
 	}
 	return nil
 }
@@ -100,7 +100,7 @@ func (c *Call) Reapply(ctx context.Context, m Masq, master int, forwards bool) e
 			}
 		}
 	}
-	if !m.On {
+	if !m.Enabled {
 		return nil
 	}
 	if err := m.setLink(c.Host, c.HostEnd); err != nil {
@@ -128,7 +128,7 @@ func Restore(ctx context.Context, all []*skel.Request,
 	var wanted []masq.Config
 	for _, req := range all {
 		m, err := parse(host, req)
-		if err != nil || !m.On || m.Backend == ipt.IPTables {
+		if err != nil || !m.Enabled || m.Backend == ipt.IPTables {
 			continue
 		}
 		var end rtnl.Link

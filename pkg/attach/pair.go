@@ -128,7 +128,7 @@ func ipv6Addrs(prefixes []netip.Prefix) (addrs []netip.Addr) {
 // host end that the reference plugin created must be a port of that bridge.
 func (c *Call) FindPair(master int) (err error) {
 	if c.ContEnd, err = c.Cont.Link(c.Req.IfName); err != nil {
-		return iface.Drifted(fmt.Errorf("container: %w", err))
+		return iface.AsDrift(fmt.Errorf("container: %w", err))
 	}
 	c.HostEnd, err = netplugin.MarkedHostEnd(c.Host, c.Req.Attachment)
 	if errors.Is(err, rtnl.ErrNoLink) {

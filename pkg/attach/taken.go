@@ -54,7 +54,7 @@ func (c *Call) refuseHolder(index int, taken netip.Prefix) error {
 	if err != nil {
 		return err
 	}
-	holder, addr, err := c.Holder(link, taken)
+	holder, addr, err := c.FindHolder(link, taken)
 	if err == nil && holder != "" {
 		err = cni.Errorf(cni.CodeConflict, "address %s: %s has it, and the host would no longer reach that "+
 			"container; choose addresses that no other network of the node uses", addr, holder)
@@ -62,10 +62,10 @@ func (c *Call) refuseHolder(index int, taken netip.Prefix) error {
 	return err
 }
 
-// Holder returns a description of the first container of another network that is connected to a link of the host, or to
-// a port of the link if that is a bridge, and has an address in dst. It returns the empty string if it finds no such
-// container. It cannot find a container whose addresses the kernel does not report.
-func (c *Call) Holder(link rtnl.Link, dst netip.Prefix) (holder string, addr netip.Addr, err error) {
+// FindHolder returns a description of the first container of another network that is connected to a link of the host,
+// or to a port of the link if that is a bridge, and has an address in dst. It returns the empty string if it finds no
+// such container. It cannot find a container whose addresses the kernel does not report.
+func (c *Call) FindHolder(link rtnl.Link, dst netip.Prefix) (holder string, addr netip.Addr, err error) {
 	ends := []rtnl.Link{link}
 	if link.IsPairEnd() && link.PeerNS == -1 { // a VLAN gateway, whose other end is a port
 		if peer, err := c.Host.LinkByIndex(link.Peer); err == nil {

@@ -44,7 +44,7 @@ func Del(ctx context.Context, req *skel.Request, bridge string, rules ...removeR
 			for _, remove := range rules {
 				err = errors.Join(err, remove(locks, nf, true))
 			}
-			err = errors.Join(err, masq.DelAgain(locks, nf, masquerade))
+			err = errors.Join(err, masq.DelRestored(locks, nf, masquerade))
 		}
 		// Closing a netfilter socket after a deletion waits for an RCU grace period in the kernel, and so does deleting
 		// a link. In this order, the first wait covers the second.
@@ -234,7 +234,7 @@ func Status(ctx context.Context, req *skel.Request, m Masq, probe func(host *rtn
 			return err
 		}
 	}
-	if m.On {
+	if m.Enabled {
 		nf := nft.New()
 		defer nf.Close()
 		if err := masq.Status(ctx, nf, m.Backend); err != nil {

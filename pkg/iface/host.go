@@ -88,12 +88,12 @@ func readIPv6(link, name string) (string, error) {
 }
 
 // IgnoreRouterAdverts makes a host interface ignore router advertisements, which containers could forge.
-func IgnoreRouterAdverts(link string) error { return turnOff(link, "accept_ra") }
+func IgnoreRouterAdverts(link string) error { return disable(link, "accept_ra") }
 
 // SkipDAD makes a host interface use its link-local address as soon as it is up, without duplicate address detection.
 // The host needs that address for neighbor discovery. No other host on the network may have the interface's MAC
 // address.
-func SkipDAD(link string) error { return turnOff(link, "accept_dad") }
+func SkipDAD(link string) error { return disable(link, "accept_dad") }
 
 // EnableIPv6 turns IPv6 on for a host interface, because the host may have it off by default. It returns an error on a
 // kernel without IPv6.
@@ -110,8 +110,8 @@ func IPv6Remedy(link string) (assignments []string) {
 	return assignments
 }
 
-// turnOff turns a setting of a link off, if the kernel has IPv6.
-func turnOff(link, name string) error {
+// disable turns a setting of a link off, if the kernel has IPv6.
+func disable(link, name string) error {
 	if err := writeConf("ipv6", link, name, "0"); !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}

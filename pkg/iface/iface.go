@@ -37,8 +37,8 @@ type Target struct {
 	NoRouterAdverts bool
 	// NoSubnetRoutes keeps the kernel from adding a route to the subnet of each address.
 	NoSubnetRoutes bool
-	// Has lists addresses that the interface has before Configure.
-	Has []netip.Addr
+	// Existing lists addresses that the interface has before Configure.
+	Existing []netip.Addr
 	// Routes are routes of the plugin that are not in the result. They are added before the result's. OutIndex is
 	// ignored.
 	Routes []rtnl.Route
@@ -73,10 +73,10 @@ func Raise(t Target) error {
 
 // EnableIPv6 enables IPv6 on the interface, with the settings that its addresses need.
 func (t Target) EnableIPv6() error {
-	list := []setting{{link: "lo", name: "disable_ipv6", value: "0", must: true},
-		{name: "disable_ipv6", value: "0", must: true}, {name: "keep_addr_on_down", value: "1"}}
+	list := []setting{{link: "lo", name: "disable_ipv6", value: "0", required: true},
+		{name: "disable_ipv6", value: "0", required: true}, {name: "keep_addr_on_down", value: "1"}}
 	if t.EnableDAD {
-		list = append(list, setting{name: "accept_dad", value: "1", must: true})
+		list = append(list, setting{name: "accept_dad", value: "1", required: true})
 	}
 	return t.write(list)
 }
@@ -91,7 +91,7 @@ func Configure(ctx context.Context, t Target, res *cni.Result) error {
 		}
 	}
 	for _, p := range want.addrs {
-		if slices.Contains(t.Has, p.Addr()) {
+		if slices.Contains(t.Existing, p.Addr()) {
 			continue
 		}
 		a := rtnl.Addr{Prefix: p, NoPrefixRoute: t.NoSubnetRoutes, NoDAD: p.Addr().Is6() && !t.EnableDAD}
@@ -166,7 +166,7 @@ type setting struct {
 	family      string // empty = "ipv6"
 	link        string // empty = the target
 	name, value string
-	must        bool // the result needs it
+	required    bool // the result needs it
 }
 
 // write writes settings in the target's namespace.
@@ -184,7 +184,7 @@ func (t Target) write(list []setting) error {
 // set writes a setting in the calling thread's namespace.
 func (t Target) set(s setting) error {
 	err := writeConf(cmp.Or(s.family, "ipv6"), cmp.Or(s.link, t.Name), s.name, s.value)
-	if s.must {
+	if s.required {
 		return err
 	}
 	return onlyTransient(err)

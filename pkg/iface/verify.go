@@ -19,9 +19,9 @@ func Verify(t Target, res *cni.Result) error {
 	want := wantedFrom(t, res)
 	link, err := t.Conn.Link(t.Name)
 	if err != nil {
-		return Drifted(err)
+		return AsDrift(err)
 	}
-	return Drifted(errors.Join(slices.Concat(
+	return AsDrift(errors.Join(slices.Concat(
 		verifyLink(t, link, want.self),
 		verifyAddrs(t, link, want.addrs),
 		verifyRoutes(t, link, want.routes),
@@ -84,8 +84,8 @@ func verifyRoutes(t Target, link rtnl.Link, want []route) (diffs []error) {
 	return diffs
 }
 
-// Drifted gives an error code 101, the code of drift, unless it has a code.
-func Drifted(err error) error {
+// AsDrift gives an error code 101, the code of drift, unless it has a code.
+func AsDrift(err error) error {
 	if err == nil || errors.As(err, new(*cni.Error)) {
 		return err
 	}

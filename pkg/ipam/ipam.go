@@ -40,8 +40,8 @@ type Client struct {
 	// OnlyRoutes permits an answer to ADD without addresses, for an interface that has its own.
 	OnlyRoutes bool
 
-	file   string                              // path of the plugin; set by Find
-	inside func(context.Context, skel.Env) int // serves calls in this process; nil if the file is executed
+	file  string                              // path of the plugin; set by Find
+	serve func(context.Context, skel.Env) int // serves calls in this process; nil if the file is executed
 }
 
 // CheckType returns an error with code 7 if ipam.type cannot be the name of a plugin.
@@ -70,7 +70,7 @@ func (c *Client) Find() error {
 		case dir == "": // an empty entry does not mean the working directory
 		case err == nil && info.Mode().IsRegular():
 			if p, ok := c.Req.InProcess(info); ok {
-				c.inside = p.Run
+				c.serve = p.Run
 			}
 			c.file = file
 			return nil
@@ -103,9 +103,9 @@ func (c *Client) Start(ctx context.Context, command string) (*Delegate, error) {
 	}
 	var env []string
 	env, d.onEnd = c.Req.Delegate(c.Req.IPAM, command)
-	if c.inside != nil {
-		d.inside = func(ctx context.Context, out *output) int {
-			return c.inside(ctx, skel.Env{Vars: env,
+	if c.serve != nil {
+		d.serve = func(ctx context.Context, out *output) int {
+			return c.serve(ctx, skel.Env{Vars: env,
 				Stdin: bytes.NewReader(c.Req.Conf), Stdout: &out.stdout, Stderr: &out.stderr})
 		}
 		return d, nil
@@ -212,7 +212,7 @@ type Delegate struct {
 	name    string
 	began   time.Time
 	onEnd   func(error)                        // is called with the result of the call
-	inside  func(context.Context, *output) int // nil if the plugin is a process
+	serve   func(context.Context, *output) int // nil if the plugin is a process
 	process *process.Process
 	*output
 }
@@ -234,7 +234,7 @@ func (d *Delegate) Wait(ctx context.Context) (answer []byte, err error) {
 
 // await returns how the call ended; nil means success.
 func (d *Delegate) await(ctx context.Context) error {
-	if d.inside == nil {
+	if d.serve == nil {
 		return d.process.Wait(ctx)
 	}
 	if ctx.Err() != nil {
@@ -249,7 +249,7 @@ func (d *Delegate) await(ctx context.Context) error {
 			}
 			ended <- status
 		}()
-		status = d.inside(ctx, out)
+		status = d.serve(ctx, out)
 	}()
 	select {
 	case status := <-ended:
@@ -280,7 +280,7 @@ func (d *Delegate) failure(ctx context.Context, err error) error {
 		return d.error(cni.CodeTryAgain, fmt.Sprintf("stopped: %v", context.Cause(ctx)), details)
 	case errors.Is(err, syscall.ETXTBSY):
 		return cni.Errorf(cni.CodeTryAgain, "plugin %q: its file is being written: %w", d.name, err)
-	case d.inside == nil && !errors.As(err, new(*process.ExitError)):
+	case d.serve == nil && !errors.As(err, new(*process.ExitError)):
 		return cni.Errorf(cni.CodeIO, "plugin %q: %w", d.name, err)
 	}
 	if details == "" {

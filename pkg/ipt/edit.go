@@ -32,8 +32,8 @@ func (e *Edit) Has(r Rule) bool { return slices.ContainsFunc(e.Rules, r.Equal) }
 // HasChain reports whether the table has the chain.
 func (e *Edit) HasChain(name string) bool { return slices.Contains(e.Chains, name) }
 
-// Make creates missing chains. iptables-restore fails if another program creates one of them concurrently.
-func (e *Edit) Make(chains ...string) {
+// CreateChains creates missing chains. iptables-restore fails if another program creates one of them concurrently.
+func (e *Edit) CreateChains(chains ...string) {
 	for _, name := range chains {
 		if !e.HasChain(name) {
 			e.Lines, e.Chains = append(e.Lines, "-N "+name), append(e.Chains, name)
@@ -41,8 +41,8 @@ func (e *Edit) Make(chains ...string) {
 	}
 }
 
-// First inserts missing rules at the beginning of their chains, in the given order.
-func (e *Edit) First(rules ...Rule) {
+// Prepend inserts missing rules at the beginning of their chains, in the given order.
+func (e *Edit) Prepend(rules ...Rule) {
 	for _, r := range slices.Backward(rules) {
 		if !e.Has(r) {
 			e.Lines, e.Rules = append(e.Lines, "-I "+r.String()), slices.Insert(e.Rules, 0, r)
@@ -50,8 +50,8 @@ func (e *Edit) First(rules ...Rule) {
 	}
 }
 
-// Last appends missing rules to their chains.
-func (e *Edit) Last(rules ...Rule) {
+// Append appends missing rules to their chains.
+func (e *Edit) Append(rules ...Rule) {
 	for _, r := range rules {
 		if !e.Has(r) {
 			e.Lines, e.Rules = append(e.Lines, r.Append()), append(e.Rules, r)
@@ -70,8 +70,8 @@ func (e *Edit) Delete(matches func(Rule) bool) {
 	})
 }
 
-// Fill replaces the chain's rules with these, in this order. It creates the chain if it is missing.
-func (e *Edit) Fill(chain string, rules []Rule) {
+// SetRules replaces the chain's rules with these, in this order. It creates the chain if it is missing.
+func (e *Edit) SetRules(chain string, rules []Rule) {
 	inChain := func(r Rule) bool { return r.Chain == chain }
 	live := slices.DeleteFunc(slices.Clone(e.Rules), func(r Rule) bool { return !inChain(r) })
 	if e.HasChain(chain) && slices.EqualFunc(live, rules, Rule.Equal) {
@@ -260,8 +260,8 @@ func MissingInOrder(live, want []Rule) (out []Rule) {
 	return out
 }
 
-// Without returns the rules that are not among others.
-func Without(rules, others []Rule) (out []Rule) {
+// Subtract returns the rules that are not among others.
+func Subtract(rules, others []Rule) (out []Rule) {
 	for _, r := range rules {
 		if !slices.ContainsFunc(others, r.Equal) {
 			out = append(out, r)

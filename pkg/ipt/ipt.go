@@ -161,9 +161,9 @@ func Ready(nf *nft.Conn) error {
 	return nil
 }
 
-// Instead returns an error of the backend iptables with the reason why nftables was not used. It returns err if that or
-// reason is nil.
-func Instead(err, reason error) error {
+// AsFallback returns an error of the backend iptables with the reason why nftables was not used. It returns err if that
+// or reason is nil.
+func AsFallback(err, reason error) error {
 	if err == nil || reason == nil {
 		return err
 	}
@@ -196,9 +196,9 @@ func (t Tool) Restore(ctx context.Context, table string, lines []string) error {
 	return t.runRestore(ctx, table, lines, false)
 }
 
-// Try parses the lines as Restore does, but does not apply them. It does not wait for a lock, and does not look up
+// Test parses the lines as Restore does, but does not apply them. It does not wait for a lock, and does not look up
 // names.
-func (t Tool) Try(ctx context.Context, table string, lines []string) error {
+func (t Tool) Test(ctx context.Context, table string, lines []string) error {
 	return t.runRestore(ctx, table, lines, true)
 }
 

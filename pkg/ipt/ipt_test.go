@@ -232,8 +232,8 @@ var _ = Describe("a chain", Label("kernel"), func() {
 					defer func() { Expect(nf.Close()).To(Succeed()) }()
 					tool := ipt.Tool{Family: family, Variant: variant}
 					e := &ipt.Edit{}
-					e.Fill("OURS-1", rules("OURS-1"))
-					e.Fill("OURS-2", rules("OURS-2"))
+					e.SetRules("OURS-1", rules("OURS-1"))
+					e.SetRules("OURS-2", rules("OURS-2"))
 					lines := append(e.Lines, jump("OURS-1").Append(), jump("OURS-1").Append())
 					Expect(tool.Restore(ctx, "nat", lines)).To(Succeed())
 					fn(nf, tool)
@@ -297,7 +297,7 @@ var _ = Describe("a chain", Label("kernel"), func() {
 						return tool.Read(ctx, "nat")
 					}, func(e *ipt.Edit) {
 						e.Delete(jump("OURS-2").Equal)
-						e.Last(jump("OURS-2"))
+						e.Append(jump("OURS-2"))
 					})).To(Succeed())
 					Expect(looks).To(Equal(2))
 					Expect(look(tool).Rules).To(ContainElement(jump("OURS-2")))
@@ -339,24 +339,24 @@ var _ = DescribeTable("an edit has the lines of the difference", func(change fun
 	Expect(append([]string{}, e.Lines...)).To(Equal(lines), "what it is to have it has then")
 },
 	Entry("none", func(e *ipt.Edit) {
-		e.Make("X", "Y")
-		e.First(to("X", "DROP"), to("FORWARD", "Y"))
-		e.Last(to("X", "ACCEPT"))
-		e.Fill("X", []ipt.Rule{to("X", "ACCEPT"), to("X", "DROP")})
-		e.Fill("Y", nil)
+		e.CreateChains("X", "Y")
+		e.Prepend(to("X", "DROP"), to("FORWARD", "Y"))
+		e.Append(to("X", "ACCEPT"))
+		e.SetRules("X", []ipt.Rule{to("X", "ACCEPT"), to("X", "DROP")})
+		e.SetRules("Y", nil)
 		e.Remove("Z")
 	}),
-	Entry("missing chains", func(e *ipt.Edit) { e.Make("X", "A", "B") }, "-N A", "-N B"),
-	Entry("rules at the beginning", func(e *ipt.Edit) { e.First(to("X", "A"), to("X", "DROP"), to("X", "B")) },
+	Entry("missing chains", func(e *ipt.Edit) { e.CreateChains("X", "A", "B") }, "-N A", "-N B"),
+	Entry("rules at the beginning", func(e *ipt.Edit) { e.Prepend(to("X", "A"), to("X", "DROP"), to("X", "B")) },
 		"-I X -j B", "-I X -j A"),
-	Entry("rules at the end", func(e *ipt.Edit) { e.Last(to("X", "A"), to("X", "DROP"), to("Y", "B")) },
+	Entry("rules at the end", func(e *ipt.Edit) { e.Append(to("X", "A"), to("X", "DROP"), to("Y", "B")) },
 		"-A X -j A", "-A Y -j B"),
 	Entry("deleted rules", func(e *ipt.Edit) { e.Delete(func(r ipt.Rule) bool { return r.Chain == "X" }) },
 		"-D X -j ACCEPT", "-D X -j DROP"),
 	Entry("the rules of a chain, in another order", func(e *ipt.Edit) {
-		e.Fill("X", []ipt.Rule{to("X", "DROP"), to("X", "ACCEPT")})
+		e.SetRules("X", []ipt.Rule{to("X", "DROP"), to("X", "ACCEPT")})
 	}, ":X - [0:0]", "-A X -j DROP", "-A X -j ACCEPT"),
-	Entry("the rules of a chain that is missing", func(e *ipt.Edit) { e.Fill("Z", []ipt.Rule{to("Z", "DROP")}) },
+	Entry("the rules of a chain that is missing", func(e *ipt.Edit) { e.SetRules("Z", []ipt.Rule{to("Z", "DROP")}) },
 		":Z - [0:0]", "-A Z -j DROP"),
 	Entry("a chain removed with its rules", func(e *ipt.Edit) { e.Remove("X") }, "-F X", "-X X"),
 	Entry("no removal of a chain with a jump to it", func(e *ipt.Edit) { e.Remove("Y") }),
@@ -374,7 +374,7 @@ var _ = Describe("the editor", Label("kernel"), func() {
 		for _, v := range where {
 			tool := ipt.Tool{Family: ours.Family, Variant: v}
 			err = errors.Join(err, tool.Edit(ctx, "filter", func(e *ipt.Edit) {
-				e.Fill(ours.Name, []ipt.Rule{to(ours.Name, "ACCEPT")})
+				e.SetRules(ours.Name, []ipt.Rule{to(ours.Name, "ACCEPT")})
 			}))
 		}
 		return err

@@ -145,10 +145,10 @@ func (c natChain) edit(e *ipt.Edit) {
 	e.Delete(func(r ipt.Rule) bool { return isForeign(r) && !r.IsFrom(c.keep) && r.IsFrom(c.gone) })
 	if slices.ContainsFunc(e.Rules, isForeign) {
 		others := slices.DeleteFunc(slices.Clone(e.Rules), func(r ipt.Rule) bool { return r.Chain != c.Name })
-		rules = append(ipt.Without(others, rules), rules...)
+		rules = append(ipt.Subtract(others, rules), rules...)
 	}
-	e.Fill(c.Name, rules)
-	e.Last(jumps...)
+	e.SetRules(c.Name, rules)
+	e.Append(jumps...)
 }
 
 // apply applies the wanted state in one variant. It runs a program to read the table only if the variant has the chain.
@@ -277,7 +277,7 @@ func checkIPTables(ctx context.Context, nf *nft.Conn, c Config) error {
 			continue
 		}
 		errs = append(errs, ch.Verify(ctx, nf, func(live *ipt.Edit) (diffs []error) {
-			for _, want := range ipt.Without(append(ch.rules(), ch.jumps()...), live.Rules) {
+			for _, want := range ipt.Subtract(append(ch.rules(), ch.jumps()...), live.Rules) {
 				diffs = append(diffs, cni.Drift("iptables chain %q: %w: no rule %q", want.Chain, nft.ErrDrift,
 					want.Append()))
 			}

@@ -14,7 +14,8 @@ import (
 // List returns the masqueraded addresses of attachments from both backends, including the reference plugins'
 // attachments. It does not lock.
 func List(ctx context.Context, nf *nft.Conn) ([]cni.Holding, error) {
-	all, err := Config{}.owned().Held(nf, cni.HeldMasquerade, func(it nft.Item) string { return keyAddr(it).String() })
+	addr := func(it nft.Item) string { return keyAddr(it).String() }
+	all, err := Config{}.owned().Holdings(nf, cni.HeldMasquerade, addr)
 	chains, chainErr := listIPTables(ctx, nf)
 	rules, ruleErr := listReference(nf)
 	return slices.Concat(all, chains, rules), errors.Join(err, chainErr, nft.IfSupported(ruleErr))

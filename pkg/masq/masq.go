@@ -71,7 +71,7 @@ func Add(ctx context.Context, nf *nft.Conn, c Config) error {
 	}
 	err := addNFTables(ctx, nf, c)
 	if c.Backend == ipt.Auto && errors.Is(err, nft.ErrUnsupported) {
-		return ipt.Instead(addIPTables(ctx, nf, c), err)
+		return ipt.AsFallback(addIPTables(ctx, nf, c), err)
 	}
 	return err
 }
@@ -81,7 +81,7 @@ var ErrNoRecord = errors.New("no record of these rules")
 
 // Restore restores the attachments' rules on nftables in one batch, because another program may have flushed them. It
 // returns what was missing, by the attachment's mark. It skips attachments that do not exist. If an attachment ends
-// concurrently, either Restore or DelAgain in its DEL removes the restored rules.
+// concurrently, either Restore or DelRestored in its DEL removes the restored rules.
 func Restore(ctx context.Context, nf *nft.Conn, all []Config, exists func(mark string) bool) (map[string]error, error) {
 	var wanted []nft.Item
 	isFormer, err := formerMarks(nf, all)
@@ -142,9 +142,9 @@ func Del(ctx context.Context, nf *nft.Conn, c Config) error {
 	)
 }
 
-// DelAgain removes rules that Restore added after Del, while the interface still existed. DEL calls it after it has
+// DelRestored removes rules that Restore added after Del, while the interface still existed. DEL calls it after it has
 // deleted the interface. Without such rules, it costs one request to the kernel.
-func DelAgain(ctx context.Context, nf *nft.Conn, c Config) error {
+func DelRestored(ctx context.Context, nf *nft.Conn, c Config) error {
 	find := c.owned().All
 	if known := c.items(); len(known) > 0 {
 		find = func(nf *nft.Conn, matches func(string) bool) ([]nft.Item, error) {

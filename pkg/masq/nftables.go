@@ -233,7 +233,7 @@ func addNFTables(ctx context.Context, nf *nft.Conn, c Config) error {
 	var outranked []nft.Item
 	err := c.owned().Update(ctx, nf, func(tx *nft.Tx) error {
 		err := tx.Put(c.items(), nil)
-		outranked = tx.Outranked
+		outranked = tx.Prevailing
 		return err
 	})
 	for _, it := range outranked {

@@ -103,7 +103,7 @@ func (o Owned) update(c *Conn, change func(*Tx) error) error {
 		if err := tx.dropEmpty(); err != nil {
 			return err
 		}
-		if err := tx.dropUnused(append(tx.dropped, slices.Sorted(maps.Keys(tx.lostRefs))...)...); err != nil {
+		if err := tx.dropUnused(append(tx.dropped, slices.Sorted(maps.Keys(tx.droppedRefs))...)...); err != nil {
 			return err
 		}
 		if err := c.batch(tx.msgs, true); err == nil || attempt == attempts || !transient(err) {

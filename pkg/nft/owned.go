@@ -73,9 +73,9 @@ func (o Owned) All(c *Conn, matches func(mark string) bool) (out []Item, err err
 	return out, nil
 }
 
-// Held returns holdings for the elements of all attachments. value formats an element as nft(8) does. Its cost grows
-// with the number of elements.
-func (o Owned) Held(c *Conn, kind cni.HoldingKind, value func(Item) string) (all []cni.Holding, err error) {
+// Holdings returns holdings for the elements of all attachments. value formats an element as nft(8) does. Its cost
+// grows with the number of elements.
+func (o Owned) Holdings(c *Conn, kind cni.HoldingKind, value func(Item) string) (all []cni.Holding, err error) {
 	items, err := o.All(c, func(string) bool { return true })
 	seen := map[string]bool{} // the first owner of a shared key has both the element and an entry
 	for _, it := range items {
@@ -189,7 +189,7 @@ func (o Owned) chain(name string) (Chain, bool) {
 // repairs all existing chains that o.Chain knows.
 func (tx *Tx) Ensure(chains ...string) error {
 	for _, name := range chains {
-		tx.decided[name] = true
+		tx.handled[name] = true
 	}
 	if !tx.ensured {
 		tx.ensured = true
@@ -343,7 +343,7 @@ func (tx *Tx) delete(set string, e Element) {
 	if key := set + string(e.Key); !tx.deleted[key] {
 		tx.deleted[key] = true
 		tx.Delete(tx.owned.Layout.Table, set, e)
-		tx.lostRefs[e.Goto]++
+		tx.droppedRefs[e.Goto]++
 	}
 }
 
@@ -355,11 +355,11 @@ func (tx *Tx) Drop(chains ...string) { tx.dropped = append(tx.dropped, chains...
 //
 // The kernel counts the uses of a chain: its rules, plus the rules and elements that refer to it. Without the chain's
 // own rules, that is the number of references. The chain is unused if the transaction deletes all of them, as counted
-// in lostRefs. A chain to which another program's rules refer stays, because the kernel counts these too.
+// in droppedRefs. A chain to which another program's rules refer stays, because the kernel counts these too.
 func (tx *Tx) dropUnused(names ...string) error {
 	t := tx.owned.Layout.Table
 	for _, name := range names {
-		if _, isOwned := tx.owned.chain(name); !isOwned || tx.decided[name] {
+		if _, isOwned := tx.owned.chain(name); !isOwned || tx.handled[name] {
 			continue
 		}
 		live, err := tx.Chain(t, name)
@@ -373,13 +373,13 @@ func (tx *Tx) dropUnused(names ...string) error {
 		if err != nil {
 			return err
 		}
-		if references := int(live.use) - len(rules); references > tx.lostRefs[name] {
+		if references := int(live.use) - len(rules); references > tx.droppedRefs[name] {
 			continue
 		}
-		tx.decided[name] = true
+		tx.handled[name] = true
 		tx.deleteChain(t, name)
 		for _, r := range rules {
-			tx.lostRefs[r.Target]++
+			tx.droppedRefs[r.Target]++
 			if err := tx.dropUnused(r.Target); err != nil {
 				return err
 			}

@@ -178,7 +178,7 @@ func (tx *Tx) addOwners(shared, firsts []Item) error {
 	}
 	for i, it := range shared {
 		if firsts[i].Goto != it.Goto {
-			tx.Outranked = append(tx.Outranked, firsts[i])
+			tx.Prevailing = append(tx.Prevailing, firsts[i])
 		}
 	}
 	return nil

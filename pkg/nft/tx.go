@@ -22,8 +22,8 @@ type Tx struct {
 	*Conn
 	// LayoutStaged is true if Ensure staged a missing part of the owned layout.
 	LayoutStaged bool
-	// Outranked lists elements of earlier owners that stay, although Put got items of the same keys with other chains.
-	Outranked []Item
+	// Prevailing lists elements of earlier owners that stay, although Put got items of the same keys with other chains.
+	Prevailing []Item
 
 	msgs    []message
 	owned   Owned
@@ -32,9 +32,9 @@ type Tx struct {
 	deleted map[string]bool // elements whose deletion is staged, by set and key
 
 	// For the deletion of unused chains (dropUnused).
-	decided  map[string]bool // chains that are needed, or whose deletion is staged
-	lostRefs map[string]int  // number of elements and rules with a staged deletion that refer to the chain
-	dropped  []string        // the chains of Drop
+	handled     map[string]bool // chains that are needed, or whose deletion is staged
+	droppedRefs map[string]int  // number of elements and rules with a staged deletion that refer to the chain
+	dropped     []string        // the chains of Drop
 
 	// For the deletion of empty sets (dropEmpty).
 	shrunk      map[string]bool // sets of owners that lose entries
@@ -42,8 +42,8 @@ type Tx struct {
 }
 
 func (o Owned) begin(c *Conn) *Tx {
-	return &Tx{Conn: c, owned: o, seen: map[string]bool{}, decided: map[string]bool{}, deleted: map[string]bool{},
-		lostRefs: map[string]int{}, shrunk: map[string]bool{}}
+	return &Tx{Conn: c, owned: o, seen: map[string]bool{}, handled: map[string]bool{}, deleted: map[string]bool{},
+		droppedRefs: map[string]int{}, shrunk: map[string]bool{}}
 }
 
 // elementsMax is the maximum number of elements in a message. The length field of an attribute has 16 bits, and an

@@ -57,19 +57,19 @@ func (s *search) run() {
 	s.report(statx("/proc/self/ns/net", &s.self))
 	for range maxPasses {
 		before := len(s.tasks)
-		s.report(s.each(s.proc, func(process string) {
-			s.report(s.each(filepath.Join(process, "task"), func(task string) { s.examine(process, task) }))
+		s.report(s.eachNumber(s.proc, func(process string) {
+			s.report(s.eachNumber(filepath.Join(process, "task"), func(task string) { s.examine(process, task) }))
 		}))
 		if s.isStopped || len(s.tasks) == before {
 			return
 		}
 	}
-	s.miss("processes start faster than they can be examined")
+	s.setMissed("processes start faster than they can be examined")
 }
 
-// each calls do for each entry whose name is a number. It keeps the directory open meanwhile, because the directory's
-// own descriptor can be such an entry.
-func (s *search) each(path string, do func(path string)) error {
+// eachNumber calls do for each entry whose name is a number. It keeps the directory open meanwhile, because the
+// directory's own descriptor can be such an entry.
+func (s *search) eachNumber(path string, do func(path string)) error {
 	dir, err := os.Open(path)
 	if err != nil {
 		return err
@@ -93,8 +93,8 @@ func (s *search) report(err error) {
 
 func isGone(err error) bool { return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) }
 
-// miss notes why a namespace may have been missed.
-func (s *search) miss(format string, args ...any) {
+// setMissed notes why a namespace may have been missed.
+func (s *search) setMissed(format string, args ...any) {
 	s.missed = cmp.Or(s.missed, fmt.Errorf(format, args...))
 }
 
@@ -148,7 +148,7 @@ func (s *search) shares(process, task string, kind uintptr) bool {
 func (s *search) yieldDescriptors(task string) {
 	for range maxPasses {
 		isComplete := true
-		s.report(s.each(task+"/fd", func(path string) {
+		s.report(s.eachNumber(task+"/fd", func(path string) {
 			err := s.yieldDescriptor(path)
 			isComplete = isComplete && (err == nil || !isGone(err))
 			s.report(err)
@@ -157,7 +157,7 @@ func (s *search) yieldDescriptors(task string) {
 			return
 		}
 	}
-	s.miss("the descriptors of %s change faster than they can be examined", task)
+	s.setMissed("the descriptors of %s change faster than they can be examined", task)
 }
 
 // yieldDescriptor yields the namespace of a descriptor. It examines the file, because the text of the descriptor's link
@@ -193,7 +193,7 @@ func (s *search) yieldDescriptor(path string) error {
 func (s *search) checkMessages(path string) error {
 	info, err := os.ReadFile(filepath.Join(filepath.Dir(path), "..", "fdinfo", filepath.Base(path)))
 	if _, count, ok := strings.Cut(string(info), "scm_fds: "); ok && !strings.HasPrefix(count, "0\n") {
-		s.miss("%s: descriptors wait in a socket", path)
+		s.setMissed("%s: descriptors wait in a socket", path)
 	}
 	return err
 }
@@ -244,7 +244,7 @@ func (s *search) searchHidden() error {
 			}
 			err := inMountNS(path, s.yieldMounts)
 			if isNew = s.mounts[[2]string{mountNS, "/"}]; !isNew {
-				s.miss("the mounts of %s cannot be read: %w", mountNS, cmp.Or(err, fs.ErrNotExist))
+				s.setMissed("the mounts of %s cannot be read: %w", mountNS, cmp.Or(err, fs.ErrNotExist))
 				return s.missed
 			}
 		}

@@ -166,8 +166,8 @@ func (t *tenant) refuse(key string, value any, reason string) {
 		Suggest("ask the administrator of the node; the policy is %s", t.path))
 }
 
-// unlisted refuses a value that a list of the policy does not have.
-func (t *tenant) unlisted(key string, value any, list string) {
+// refuseUnlisted refuses a value that a list of the policy does not have.
+func (t *tenant) refuseUnlisted(key string, value any, list string) {
 	t.refuse(key, value, "is not permitted by "+list+" of the policy")
 }
 
@@ -177,11 +177,11 @@ func permits(list []string, value string) bool {
 
 func (t *tenant) checkTypes() {
 	if name := text(t.conf["type"]); !permits(t.Types, name) {
-		t.unlisted("type", name, "types")
+		t.refuseUnlisted("type", name, "types")
 	}
 	ipam, _ := t.conf["ipam"].(map[string]any)
 	if name := text(ipam["type"]); name != "" && !permits(t.Types, name) {
-		t.unlisted("ipam.type", name, "types")
+		t.refuseUnlisted("ipam.type", name, "types")
 	}
 }
 
@@ -192,10 +192,10 @@ func (t *tenant) checkLinks() {
 		bridge, named = "cni0", true // the plugin's default
 	}
 	if named && text(bridge) != "" && !permits(t.Bridges, text(bridge)) {
-		t.unlisted("bridge", text(bridge), "bridges")
+		t.refuseUnlisted("bridge", text(bridge), "bridges")
 	}
 	if device := text(t.conf["device"]); device != "" && !permits(t.Masters, device) {
-		t.unlisted("device", device, "masters")
+		t.refuseUnlisted("device", device, "masters")
 	}
 	if t.conf["linkincontainer"] == true {
 		return
@@ -206,7 +206,7 @@ func (t *tenant) checkLinks() {
 	case master == "" && isChild && !permits(t.Masters, master):
 		t.refuse("master", nil, "is missing, and the policy permits only the interfaces in masters")
 	case master != "" && !permits(t.Masters, master):
-		t.unlisted("master", master, "masters")
+		t.refuseUnlisted("master", master, "masters")
 	}
 }
 
@@ -251,8 +251,8 @@ func (t *tenant) checkAddresses(path string, value any) {
 		key := strings.TrimRight(path[strings.LastIndex(path, ".")+1:], "[]0123456789")
 		isAddress := slices.Contains([]string{"address", "addresses", "gateway", "ips", "range", "rangeend",
 			"rangestart", "subnet"}, key)
-		if isAddress && !t.inSubnets(value) {
-			t.unlisted(path, value, "subnets")
+		if isAddress && !t.isInSubnets(value) {
+			t.refuseUnlisted(path, value, "subnets")
 		}
 	}
 }
@@ -262,18 +262,18 @@ func (t *tenant) checkArgs() {
 	for pair := range strings.SplitSeq(t.call.Args, ";") {
 		key, value, _ := strings.Cut(pair, "=")
 		key = strings.ToUpper(strings.TrimSpace(key))
-		if (key == "IP" || key == "GATEWAY") && !t.inSubnets(value) {
-			t.unlisted("CNI_ARGS "+key, value, "subnets")
+		if (key == "IP" || key == "GATEWAY") && !t.isInSubnets(value) {
+			t.refuseUnlisted("CNI_ARGS "+key, value, "subnets")
 		}
 		if key == "MAC" && !slices.Contains(t.AllowKeys, "mac") {
-			t.unlisted("CNI_ARGS MAC", value, "allowKeys")
+			t.refuseUnlisted("CNI_ARGS MAC", value, "allowKeys")
 		}
 	}
 }
 
-// inSubnets reports whether all addresses of a text are in subnets of the policy. The text is "10.1.0.2",
+// isInSubnets reports whether all addresses of a text are in subnets of the policy. The text is "10.1.0.2",
 // "10.1.0.0/24", "10.1.0.2-10.1.0.9/24" or several of these, separated by commas.
-func (t *tenant) inSubnets(text string) bool {
+func (t *tenant) isInSubnets(text string) bool {
 	for part := range strings.FieldsFuncSeq(text, func(r rune) bool { return r == ',' || r == '-' }) {
 		part = strings.TrimSpace(part)
 		if !strings.Contains(part, "/") {
@@ -306,10 +306,10 @@ func (t *tenant) checkPorts() {
 		port := text(m["hostport"])
 		number, err := strconv.Atoi(port)
 		if err != nil || !permitsRange(t.HostPorts, number, number) {
-			t.unlisted(path+".hostPort", json.RawMessage(strconv.Quote(port)), "hostPorts")
+			t.refuseUnlisted(path+".hostPort", json.RawMessage(strconv.Quote(port)), "hostPorts")
 		}
 		if ip := text(m["hostip"]); !permits(t.HostAddresses, ip) {
-			t.unlisted(path+".hostIP", ip, "hostAddresses")
+			t.refuseUnlisted(path+".hostIP", ip, "hostAddresses")
 		}
 	}
 }
@@ -318,7 +318,7 @@ func (t *tenant) checkPorts() {
 func (t *tenant) checkVLANs() {
 	check := func(path string, first, last any) { // the plugin refuses what is not a range
 		if from, to, ok := numberRange(text(first)+"-"+text(last), 4094); ok && !permitsRange(t.VLANs, from, to) {
-			t.unlisted(path, from, "vlans")
+			t.refuseUnlisted(path, from, "vlans")
 		}
 	}
 	check("vlan", t.conf["vlan"], t.conf["vlan"])

@@ -18,7 +18,7 @@ var extensions = []string{".conf", ".conflist", ".json"}
 // trusted returns the names of the administrator's networks, and reports whether the configuration equals an entry of
 // one of them. It skips files that cannot be read, so that their entries are not trusted.
 func (p *Policy) trusted(conf map[string]any) (names []string, isTrusted bool) {
-	own := p.asWritten(conf)
+	own := p.withoutRuntimeKeys(conf)
 	for _, dir := range p.TrustedDirs {
 		files, _ := filepath.Glob(filepath.Join(dir, "*")) // fails only for a bad pattern
 		for _, file := range files {
@@ -37,7 +37,7 @@ func (p *Policy) trusted(conf map[string]any) (names []string, isTrusted bool) {
 			}
 			isEqual := func(e any) bool {
 				entry, ok := e.(map[string]any)
-				return ok && reflect.DeepEqual(p.asWritten(entry), own) && isDeclared(conf, entry)
+				return ok && reflect.DeepEqual(p.withoutRuntimeKeys(entry), own) && isDeclared(conf, entry)
 			}
 			isTrusted = isTrusted || name == text(conf["name"]) && slices.ContainsFunc(entries, isEqual)
 		}
@@ -45,9 +45,9 @@ func (p *Policy) trusted(conf map[string]any) (names []string, isTrusted bool) {
 	return names, isTrusted
 }
 
-// asWritten returns an entry without the keys that a runtime adds. multus adds the keys of a device, which are removed
-// only if allowKeys has them.
-func (p *Policy) asWritten(entry map[string]any) map[string]any {
+// withoutRuntimeKeys returns an entry without the keys that a runtime adds. multus adds the keys of a device, which are
+// removed only if allowKeys has them.
+func (p *Policy) withoutRuntimeKeys(entry map[string]any) map[string]any {
 	out := maps.Clone(entry)
 	maps.DeleteFunc(out, func(key string, _ any) bool {
 		isDevice := key == "deviceID" || key == "pciBusID"

@@ -66,10 +66,10 @@ func (a AddrCopy) IsLinkLocal6() bool {
 	return a.Prefix().Addr().Is6() && a.Prefix().Addr().IsLinkLocalUnicast()
 }
 
-// IsRemade reports whether the kernel itself creates the address when the link is up. That is so for link-local
+// IsAutomatic reports whether the kernel itself creates the address when the link is up. That is so for link-local
 // addresses and addresses from router advertisements. It returns false for link-local addresses before Linux 5.18,
 // because that kernel does not mark them.
-func (a AddrCopy) IsRemade() bool {
+func (a AddrCopy) IsAutomatic() bool {
 	proto := valueOf(a.Attrs, ifaProto)
 	return a.IsAdvertised() || len(proto) == 1 && proto[0] == protoKernel
 }
@@ -96,9 +96,9 @@ func (a AddrCopy) Without(kind uint16) AddrCopy {
 	return a
 }
 
-// After returns the address with the lifetimes that remain after some seconds. ok is false if the address will have
-// expired.
-func (a AddrCopy) After(seconds uint32) (_ AddrCopy, ok bool) {
+// RemainingAfter returns the address with the lifetimes that remain after some seconds. ok is false if the address will
+// have expired.
+func (a AddrCopy) RemainingAfter(seconds uint32) (_ AddrCopy, ok bool) {
 	return a.withLifetimes(func(left uint32) uint32 {
 		if left == forever {
 			return forever

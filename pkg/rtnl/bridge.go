@@ -88,7 +88,7 @@ func (c *Conn) AddVLANs(index int, vlans []VLAN) error {
 
 // DelVLAN removes a VLAN from a bridge's port.
 func (c *Conn) DelVLAN(index int, id uint16) error {
-	err := c.use(func(h *netlink.Handle) error {
+	err := c.retry(func(h *netlink.Handle) error {
 		return h.BridgeVlanDel(byIndex(index), id, false, false, false, false)
 	})
 	return c.linkError(index, "delete VLAN", err)
@@ -97,7 +97,7 @@ func (c *Conn) DelVLAN(index int, id uint16) error {
 // VLANs lists the VLANs of a bridge's port, ordered by ID. The cost grows with the number of all ports, because the
 // kernel cannot filter by port.
 func (c *Conn) VLANs(index int) (vlans []VLAN, err error) {
-	err = c.use(func(h *netlink.Handle) error {
+	err = c.retry(func(h *netlink.Handle) error {
 		all, err := h.BridgeVlanList()
 		vlans = nil
 		for _, v := range all[int32(index)] {

@@ -4,7 +4,7 @@
 // A Conn has two sockets in one network namespace: the handle of vishvananda/netlink, and a socket for messages that
 // the library lacks, or for which it sends or dumps more than necessary. The namespace may be a container's, where an
 // unprivileged process can disturb both: it can change links and routes so often that dumps are interrupted, and it can
-// send messages to the sockets. Therefore, calls are repeated for a limited time (see use), and a function never
+// send messages to the sockets. Therefore, calls are repeated for a limited time (see retry), and a function never
 // returns an incomplete list. Values from a container, such as the peer index of a link, are used only if the kernel
 // confirms them from the host's namespace.
 //
@@ -140,14 +140,14 @@ func (c *Conn) Close() error {
 	return err
 }
 
-// use calls the library. It repeats the call if the list changed while it was read, or if another process, which may be
-// the container's, sent messages to the socket.
-func (c *Conn) use(call func(h *netlink.Handle) error) error { return c.useFor(retryTime, call) }
+// retry calls the library. It repeats the call if the list changed while it was read, or if another process, which may
+// be the container's, sent messages to the socket.
+func (c *Conn) retry(call func(h *netlink.Handle) error) error { return c.retryFor(retryTime, call) }
 
-func (c *Conn) useFor(limit time.Duration, call func(h *netlink.Handle) error) error {
+func (c *Conn) retryFor(limit time.Duration, call func(h *netlink.Handle) error) error {
 	overruns := 0
 	for calls, deadline := 1, time.Now().Add(limit); ; calls++ {
-		err := c.once(call)
+		err := c.callOnce(call)
 		if errors.Is(err, unix.ENOBUFS) {
 			overruns++
 		}
@@ -168,12 +168,12 @@ func (c *Conn) useFor(limit time.Duration, call func(h *netlink.Handle) error) e
 	}
 }
 
-// create calls the library as use does, for objects that can exist only once, such as an address of a link. If a
+// retryCreate calls the library as retry does, for objects that can exist only once, such as an address of a link. If a
 // repeated call fails with EEXIST, an earlier attempt of the same call created the object and its answer was lost, so
-// create returns nil.
-func (c *Conn) create(call func(h *netlink.Handle) error) error {
+// retryCreate returns nil.
+func (c *Conn) retryCreate(call func(h *netlink.Handle) error) error {
 	calls := 0
-	return c.use(func(h *netlink.Handle) error {
+	return c.retry(func(h *netlink.Handle) error {
 		calls++
 		err := call(h)
 		if calls > 1 {
@@ -183,9 +183,9 @@ func (c *Conn) create(call func(h *netlink.Handle) error) error {
 	})
 }
 
-// once calls the library without repetition. It is needed to create a link because, after a lost answer, EEXIST would
-// not show whether this call or another process created the link.
-func (c *Conn) once(call func(h *netlink.Handle) error) error {
+// callOnce calls the library without repetition. It is needed to create a link because, after a lost answer, EEXIST
+// would not show whether this call or another process created the link.
+func (c *Conn) callOnce(call func(h *netlink.Handle) error) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.h == nil {
@@ -209,9 +209,9 @@ func (c *Conn) send(kind, flags int, header nl.NetlinkRequestData, attrs ...*nl.
 	for _, a := range attrs {
 		req.AddData(a)
 	}
-	do := c.use
+	do := c.retry
 	if flags&unix.NLM_F_CREATE != 0 {
-		do = c.create
+		do = c.retryCreate
 	}
 	err = do(func(*netlink.Handle) error {
 		req.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_ROUTE: c.raw}
@@ -247,7 +247,7 @@ func wrap(what string, err error) error {
 
 // netns opens the namespace of the sockets.
 func (c *Conn) netns() (n *ns.NS, err error) {
-	err = c.use(func(*netlink.Handle) (err error) {
+	err = c.retry(func(*netlink.Handle) (err error) {
 		n, err = ns.FromSocket(c.raw.Socket.GetFd())
 		return err
 	})

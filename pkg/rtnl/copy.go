@@ -13,7 +13,7 @@ import (
 
 // RouteCopy is a route as the kernel reports it, with all attributes, including attributes that Route does not have. It
 // can be changed, moved to another table, stored in a file and added again without loss. It is immutable: methods such
-// as InTable return a changed copy.
+// as WithTable return a changed copy.
 //
 // A route with several next hops has the attribute RTA_MULTIPATH, a list of struct rtnexthop, each followed by
 // attributes of its own. A route with one next hop has RTA_OIF and RTA_GATEWAY or RTA_VIA instead.
@@ -155,8 +155,8 @@ func number(value []byte) uint32 {
 	return binary.NativeEndian.Uint32(value)
 }
 
-// InTable returns r in another table.
-func (r RouteCopy) InTable(table uint32) RouteCopy {
+// WithTable returns r in another table.
+func (r RouteCopy) WithTable(table uint32) RouteCopy {
 	r.Header.Table = unix.RT_TABLE_UNSPEC // the attribute has the number
 	return r.with(unix.RTA_TABLE, nl.Uint32Attr(table))
 }
@@ -199,8 +199,8 @@ func (r RouteCopy) nextHops() (hops [][]byte) {
 	return hops
 }
 
-// through returns r with only one next hop of its list.
-func (r RouteCopy) through(hop []byte) RouteCopy {
+// singleHop returns r with only one next hop of its list.
+func (r RouteCopy) singleHop(hop []byte) RouteCopy {
 	r = r.without(unix.RTA_MULTIPATH)
 	r.Header.Flags |= uint32(hop[hopFlagsOffset])
 	r.Attrs = append(r.Attrs, attribute{unix.RTA_OIF, hopLink(hop)})
@@ -217,7 +217,7 @@ func hopLink(hop []byte) []byte { return hop[hopLinkOffset : hopLinkOffset+4] }
 // singleHops returns a route for each next hop of r, with only that next hop.
 func (r RouteCopy) singleHops() (routes []RouteCopy) {
 	for _, hop := range r.nextHops() {
-		routes = append(routes, r.through(hop))
+		routes = append(routes, r.singleHop(hop))
 	}
 	if routes == nil {
 		return []RouteCopy{r}
@@ -245,7 +245,7 @@ func (r RouteCopy) withHops(wanted func(link int) bool) (_ RouteCopy, ok bool) {
 	case 0:
 		return r, false
 	case 1:
-		return r.through(hops[0]), true
+		return r.singleHop(hops[0]), true
 	}
 	return r.with(unix.RTA_MULTIPATH, slices.Concat(hops...)), true
 }
@@ -277,23 +277,23 @@ func (r RouteCopy) MoveTo(link, other int) RouteCopy {
 	return r
 }
 
-// Competes reports whether both routes have the same table, destination, type of service and metric, by which the
+// HasSameKey reports whether both routes have the same table, destination, type of service and metric, by which the
 // kernel chooses between routes.
-func (r RouteCopy) Competes(o RouteCopy) bool {
+func (r RouteCopy) HasSameKey(o RouteCopy) bool {
 	return r.Table() == o.Table() && r.dst() == o.dst() && r.Header.Tos == o.Header.Tos &&
 		number(r.value(unix.RTA_PRIORITY)) == number(o.value(unix.RTA_PRIORITY))
 }
 
 // Equal reports whether the routes are the same, regardless of the order of their attributes.
 func (r RouteCopy) Equal(o RouteCopy) bool {
-	r, o = r.InTable(r.Table()), o.InTable(o.Table())
+	r, o = r.WithTable(r.Table()), o.WithTable(o.Table())
 	return r.Header == o.Header && len(r.Attrs) == len(o.Attrs) &&
 		!slices.ContainsFunc(r.Attrs, func(a attribute) bool { return !bytes.Equal(a.Value, o.value(a.Kind)) })
 }
 
-// ViaGateway returns r with one next hop, through gw on r's first link, or without a gateway if gw is the zero Addr.
+// WithGateway returns r with one next hop, through gw on r's first link, or without a gateway if gw is the zero Addr.
 // The kernel accepts the route if another route reaches gw, or if onLink is set.
-func (r RouteCopy) ViaGateway(gw netip.Addr, onLink bool) RouteCopy {
+func (r RouteCopy) WithGateway(gw netip.Addr, onLink bool) RouteCopy {
 	r = r.singleHops()[0].without(unix.RTA_GATEWAY, unix.RTA_VIA)
 	r.Header.Scope = unix.RT_SCOPE_UNIVERSE // a route of scope link or host cannot have a gateway
 	r.Header.Flags &^= unix.RTNH_F_ONLINK
@@ -333,11 +333,11 @@ func (r RouteCopy) dst() netip.Prefix {
 	if addr := addrOf(r.value(unix.RTA_DST)); addr.IsValid() {
 		return netip.PrefixFrom(addr, int(r.Header.Dst_len))
 	}
-	return allOf(int(r.Header.Family))
+	return defaultDst(int(r.Header.Family))
 }
 
-// allOf returns the prefix 0.0.0.0/0 or ::/0.
-func allOf(family int) netip.Prefix {
+// defaultDst returns the prefix 0.0.0.0/0 or ::/0.
+func defaultDst(family int) netip.Prefix {
 	if family == unix.AF_INET6 {
 		return netip.PrefixFrom(netip.IPv6Unspecified(), 0)
 	}
@@ -354,30 +354,32 @@ func (c *Conn) AddCopy(r RouteCopy) error {
 
 // RestoreCopy adds a route that a link had. It returns nil if the route exists. It also returns nil if the link cannot
 // have the route now, because the link is down, or because the source or the path to the gateway no longer exists.
-func (c *Conn) RestoreCopy(r RouteCopy) error { return ignore(notNow(c.AddCopy(r)), unix.EEXIST) }
+func (c *Conn) RestoreCopy(r RouteCopy) error {
+	return ignore(ignoreInapplicable(c.AddCopy(r)), unix.EEXIST)
+}
 
-// notNow returns nil for the error of a route that a link cannot have in its present state.
-func notNow(err error) error {
+// ignoreInapplicable returns nil for the error of a route that a link cannot have in its present state.
+func ignoreInapplicable(err error) error {
 	return ignore(err, unix.ENETDOWN, unix.ENETUNREACH, unix.EHOSTUNREACH, unix.EINVAL, ErrNoLink)
 }
 
 // RestoreShared restores a route as RestoreCopy does, if the link may have shared the route with other links. If a next
 // hop of another link cannot be restored, the restored route has only the link's own next hops.
 func (c *Conn) RestoreShared(link int, r RouteCopy) error {
-	if _, err := c.Rejoin(link, r); err != nil {
+	if _, err := c.PrepareRestore(link, r); err != nil {
 		return err
 	}
 	err := c.AddCopy(r)
-	if own, _ := r.HopsThrough(link); err != nil && notNow(err) == nil {
+	if own, _ := r.HopsThrough(link); err != nil && ignoreInapplicable(err) == nil {
 		return c.RestoreCopy(own)
 	}
 	return ignore(err, unix.EEXIST)
 }
 
-// Rejoin prepares the restoration of a route that a link shared with other links: it deletes the route that has only
-// the next hops of the other links. It returns true if the whole route can be restored or exists, and false if neither
-// that route nor the route through the other links exists.
-func (c *Conn) Rejoin(link int, r RouteCopy) (bool, error) {
+// PrepareRestore prepares the restoration of a route that a link shared with other links: it deletes the route that has
+// only the next hops of the other links. It returns true if the whole route can be restored or exists, and false if
+// neither that route nor the route through the other links exists.
+func (c *Conn) PrepareRestore(link int, r RouteCopy) (bool, error) {
 	others, shared := r.HopsNotThrough(link)
 	if !shared {
 		return true, nil

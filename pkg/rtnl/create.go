@@ -49,7 +49,7 @@ func (c *Conn) AddLink(n NewLink) error {
 	if n.Peer.Name != "" {
 		what += fmt.Sprintf(" with peer %q", n.Peer.Name)
 	}
-	err := wrap(what+": create", c.once(func(h *netlink.Handle) error { return h.LinkAdd(n.encode()) }))
+	err := wrap(what+": create", c.callOnce(func(h *netlink.Handle) error { return h.LinkAdd(n.encode()) }))
 	if errors.Is(err, unix.EOPNOTSUPP) && errors.Is(c.ProbeKind(n.Kind), unix.EOPNOTSUPP) {
 		return cni.LacksModules(err, moduleOf(n.Kind))
 	}

@@ -52,7 +52,7 @@ var _ = DescribeTable("what a process of the container sends to our sockets is n
 var _ = It("a socket that is disturbed for too long says that another call may succeed", func() {
 	nstest.NewNetns().Do(func() {
 		c := dialAmong(1)
-		err := c.useFor(0, func(h *netlink.Handle) error {
+		err := c.retryFor(0, func(h *netlink.Handle) error {
 			_, err := h.LinkByName("lo")
 			return err
 		})
@@ -82,7 +82,7 @@ var _ = It("a kernel without memory for the request is not asked until the time 
 			runtime.LockOSThread()
 			defer GinkgoRecover()
 			nstest.FailCall(unix.SYS_SENDTO, unix.ENOBUFS)
-			done <- c.useFor(time.Hour, func(h *netlink.Handle) error {
+			done <- c.retryFor(time.Hour, func(h *netlink.Handle) error {
 				_, err := h.LinkByIndex(1)
 				return err
 			})
@@ -113,7 +113,7 @@ var _ = It("a list that changes all the time is read with pauses, and not for ev
 		c := nstest.Must(Dial(nil))
 		DeferCleanup(c.Close)
 		calls := 0
-		err := c.useFor(200*time.Millisecond, func(*netlink.Handle) error {
+		err := c.retryFor(200*time.Millisecond, func(*netlink.Handle) error {
 			calls++
 			return netlink.ErrDumpInterrupted
 		})

@@ -111,7 +111,7 @@ func (c *Conn) LinkByIndex(index int) (Link, error) {
 }
 
 func (c *Conn) getLink(get func(h *netlink.Handle) (netlink.Link, error)) (l Link, err error) {
-	err = c.use(func(h *netlink.Handle) error {
+	err = c.retry(func(h *netlink.Handle) error {
 		found, err := get(h)
 		if err == nil {
 			l = c.decodeLink(found)
@@ -182,7 +182,7 @@ func (c *Conn) ConnectsTo(l Link, in *Conn) (bool, error) {
 	}
 	defer n.Close()
 	id := -1
-	err = c.use(func(h *netlink.Handle) (err error) {
+	err = c.retry(func(h *netlink.Handle) (err error) {
 		id, err = h.GetNetNsIdByFd(n.FD())
 		return err
 	})
@@ -319,7 +319,7 @@ func (ch LinkChange) attrs() (attrs []*nl.RtAttr) {
 
 // DelLink deletes a link. If the link is an end of a pair, the kernel also deletes the other end.
 func (c *Conn) DelLink(index int) error {
-	err := c.use(func(h *netlink.Handle) error { return h.LinkDel(byIndex(index)) })
+	err := c.retry(func(h *netlink.Handle) error { return h.LinkDel(byIndex(index)) })
 	return c.linkError(index, "delete", ignore(err, unix.ENODEV))
 }
 
@@ -343,7 +343,7 @@ type Addr struct {
 
 // Addrs lists the addresses of both families of a link.
 func (c *Conn) Addrs(index int) (addrs []Addr, err error) {
-	err = c.use(func(h *netlink.Handle) error {
+	err = c.retry(func(h *netlink.Handle) error {
 		list, err := h.AddrList(byIndex(index), netlink.FAMILY_ALL)
 		addrs = make([]Addr, len(list))
 		for i, a := range list {
@@ -361,7 +361,7 @@ func (c *Conn) EachAddr(do func(link int, addr netip.Addr)) error {
 	req := nl.NewNetlinkRequest(unix.RTM_GETADDR, unix.NLM_F_DUMP)
 	msg := nl.NewIfAddrmsg(unix.AF_UNSPEC)
 	req.AddData(msg)
-	err := c.use(func(*netlink.Handle) error {
+	err := c.retry(func(*netlink.Handle) error {
 		req.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_ROUTE: c.raw}
 		return req.ExecuteIter(unix.NETLINK_ROUTE, unix.RTM_NEWADDR, func(answer []byte) bool {
 			if addr := localAddr(answer[msg.Len():]); addr.IsValid() {
@@ -408,9 +408,9 @@ func localAddr(attrs []byte) (addr netip.Addr) {
 	return addr
 }
 
-// HasNeighbour reports whether the kernel knows the link-layer address of a neighbor on a link, because the neighbor
+// HasNeighbor reports whether the kernel knows the link-layer address of a neighbor on a link, because the neighbor
 // recently answered ARP or neighbor discovery. It returns false on kernels before 5.0.
-func (c *Conn) HasNeighbour(index int, addr netip.Addr) bool {
+func (c *Conn) HasNeighbor(index int, addr netip.Addr) bool {
 	const known = unix.NUD_REACHABLE | unix.NUD_STALE | unix.NUD_DELAY | unix.NUD_PROBE | unix.NUD_PERMANENT
 	header := &netlink.Ndmsg{Family: uint8(FamilyOf(addr)), Index: uint32(index)}
 	answers, err := c.send(unix.RTM_GETNEIGH, 0, header, nl.NewRtAttr(netlink.NDA_DST, addr.AsSlice()))
@@ -440,13 +440,13 @@ func (c *Conn) AddAddr(index int, a Addr) error {
 	if a.NoPrefixRoute {
 		in.Flags |= unix.IFA_F_NOPREFIXROUTE
 	}
-	err := c.create(func(h *netlink.Handle) error { return h.AddrAdd(byIndex(index), in) })
+	err := c.retryCreate(func(h *netlink.Handle) error { return h.AddrAdd(byIndex(index), in) })
 	return c.linkError(index, fmt.Sprintf("add address %s", a.Prefix), err)
 }
 
 // DelAddr removes an address from a link. It returns nil if the link does not have the address, or does not exist.
 func (c *Conn) DelAddr(index int, p netip.Prefix) error {
-	err := c.use(func(h *netlink.Handle) error {
+	err := c.retry(func(h *netlink.Handle) error {
 		return h.AddrDel(byIndex(index), &netlink.Addr{IPNet: ipNet(p), Broadcast: net.IPv4zero})
 	})
 	return c.linkError(index, fmt.Sprintf("delete address %s", p), ignore(err, unix.EADDRNOTAVAIL, unix.ENODEV))

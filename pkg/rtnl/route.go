@@ -103,7 +103,7 @@ func (c *Conn) Routes(index, family int) (routes []Route, err error) {
 
 // RouteTo returns the index of the link through which the kernel would send packets to addr.
 func (c *Conn) RouteTo(addr netip.Addr) (link int, err error) {
-	found, err := c.lookUp(addr, 0)
+	found, err := c.lookupRoute(addr, 0)
 	return found.OutIndex, wrap("route to "+addr.String(), err)
 }
 
@@ -130,14 +130,14 @@ func (c *Conn) DefaultRouter(is4 bool) (router netip.Addr, link int, err error) 
 	if is4 {
 		unused = netip.AddrFrom4([4]byte{198, 51, 100, 1}) // RFC 5737
 	}
-	found, err := c.lookUp(unused, 0)
+	found, err := c.lookupRoute(unused, 0)
 	return found.GW, found.OutIndex, wrap("default route", ignoreUnreachable(err))
 }
 
 // RouteEntry returns the route that the kernel would take to addr, with Dst, Type and OutIndex. OutIndex is 0 for a
 // route with several next hops.
 func (c *Conn) RouteEntry(addr netip.Addr) (Route, error) {
-	found, err := c.lookUp(addr, unix.RTM_F_FIB_MATCH)
+	found, err := c.lookupRoute(addr, unix.RTM_F_FIB_MATCH)
 	return found, wrap("route to "+addr.String(), err)
 }
 
@@ -148,15 +148,15 @@ func (c *Conn) IsLocal(addr netip.Addr, vrf Link) (bool, error) {
 	if vrf.Index != 0 {
 		attrs = append(attrs, nl.NewRtAttr(unix.RTA_OIF, nl.Uint32Attr(uint32(vrf.Index))))
 	}
-	found, err := c.lookUp(addr, 0, attrs...)
+	found, err := c.lookupRoute(addr, 0, attrs...)
 	// The kernel searches other tables if the VRF has no route to addr.
 	isInVRF := vrf.Index == 0 || found.Table == vrf.Table
 	return found.Type == unix.RTN_LOCAL && isInVRF, wrap("route to "+addr.String(), ignoreUnreachable(err))
 }
 
-// lookUp returns the link, the next hop, the type and the table of the route to addr that the kernel would use. With
-// the flag RTM_F_FIB_MATCH it also returns the route's prefix.
-func (c *Conn) lookUp(addr netip.Addr, flags uint32, attrs ...*nl.RtAttr) (r Route, err error) {
+// lookupRoute returns the link, the next hop, the type and the table of the route to addr that the kernel would use.
+// With the flag RTM_F_FIB_MATCH it also returns the route's prefix.
+func (c *Conn) lookupRoute(addr netip.Addr, flags uint32, attrs ...*nl.RtAttr) (r Route, err error) {
 	header := &nl.RtMsg{RtMsg: unix.RtMsg{Family: uint8(FamilyOf(addr)), Dst_len: uint8(addr.BitLen())}}
 	header.Flags = flags
 	if addr.Is4() { // IPv6 always reports the table, and strict checking refuses the flag
@@ -191,7 +191,7 @@ func (c *Conn) Rules() (rules []Rule, err error) {
 	answers, err := c.send(unix.RTM_GETRULE, unix.NLM_F_DUMP, &nl.RtMsg{}) // struct fib_rule_hdr has the same layout
 	for _, answer := range answers {
 		header, attrs := nl.DeserializeRtMsg(answer), attributes(answer[unix.SizeofRtMsg:])
-		r := Rule{Src: allOf(int(header.Family)), Table: number(attrs[nl.FRA_TABLE]),
+		r := Rule{Src: defaultDst(int(header.Family)), Table: number(attrs[nl.FRA_TABLE]),
 			Priority: number(attrs[nl.FRA_PRIORITY])}
 		if src := addrOf(attrs[nl.FRA_SRC]); src.IsValid() {
 			r.Src = netip.PrefixFrom(src, int(header.Src_len))

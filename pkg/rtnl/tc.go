@@ -88,7 +88,7 @@ func (c *Conn) AddClsact(index int) error {
 }
 
 func (c *Conn) addQdisc(q netlink.Qdisc, what, module string) error {
-	err := c.linkError(q.Attrs().LinkIndex, what, c.create(func(h *netlink.Handle) error { return h.QdiscAdd(q) }))
+	err := c.linkError(q.Attrs().LinkIndex, what, c.retryCreate(func(h *netlink.Handle) error { return h.QdiscAdd(q) }))
 	return lackingKind(err, module)
 }
 
@@ -147,7 +147,7 @@ func readQdisc(answer []byte) (q Qdisc) {
 // exist.
 func (c *Conn) DelQdisc(index int, parent uint32) error {
 	q := &netlink.GenericQdisc{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: index, Parent: parent}}
-	err := c.use(func(h *netlink.Handle) error { return h.QdiscDel(q) })
+	err := c.retry(func(h *netlink.Handle) error { return h.QdiscDel(q) })
 	// EINVAL: the link has only an ingress qdisc, and parent is not Ingress.
 	return c.linkError(index, "delete qdisc", ignore(err, unix.ENOENT, unix.EINVAL, unix.ENODEV))
 }
@@ -172,8 +172,8 @@ func (c *Conn) Redirect(index int, hook uint32, to int, exempt ...Exempt) error 
 }
 
 func (c *Conn) addFilter(f netlink.Filter, what string) error {
-	err := c.linkError(f.Attrs().LinkIndex, what, c.create(func(h *netlink.Handle) error { return h.FilterAdd(f) }))
-	return lackingKind(err, "cls_u32, act_mirred")
+	err := c.retryCreate(func(h *netlink.Handle) error { return h.FilterAdd(f) })
+	return lackingKind(c.linkError(f.Attrs().LinkIndex, what, err), "cls_u32, act_mirred")
 }
 
 // DelRedirect deletes the filters that Redirect added, and no other filters of the link. exempt must be true if
@@ -189,7 +189,7 @@ func (c *Conn) DelRedirect(index int, hook uint32, exempt bool) error {
 	}
 	var errs []error
 	for _, attrs := range filters {
-		err := c.use(func(h *netlink.Handle) error { return h.FilterDel(&netlink.U32{FilterAttrs: attrs}) })
+		err := c.retry(func(h *netlink.Handle) error { return h.FilterDel(&netlink.U32{FilterAttrs: attrs}) })
 		if exempt { // there may be filters for only one family, or not all if Redirect failed
 			err = ignore(err, unix.ENOENT, unix.EINVAL)
 		}
@@ -280,7 +280,7 @@ type Redirection struct {
 // Redirects lists the effects of the filters at a hook of a link, in their order.
 func (c *Conn) Redirects(index int, hook uint32) (list []Redirection, err error) {
 	var filters []netlink.Filter
-	err = c.use(func(h *netlink.Handle) error {
+	err = c.retry(func(h *netlink.Handle) error {
 		filters, err = h.FilterList(byIndex(index), hook)
 		return err
 	})

@@ -85,7 +85,7 @@ func (c *Conn) WaitLocal(ctx context.Context, index int, addrs ...netip.Addr) er
 	link := nl.NewRtAttr(unix.RTA_OIF, nl.Uint32Attr(uint32(index)))
 	return c.wait(ctx, unix.RTNLGRP_IPV6_ROUTE, index, func() (string, error) {
 		for _, a := range addrs {
-			found, err := c.lookUp(a, 0, link)
+			found, err := c.lookupRoute(a, 0, link)
 			if err = ignoreUnreachable(err); err != nil || found.Type != unix.RTN_LOCAL {
 				return fmt.Sprintf("address %s", a), err
 			}

@@ -62,7 +62,7 @@ func (c *call) checkEnvironment(command string) error {
 
 func (c *call) decode(command string) (*Request, error) {
 	most := confMax
-	if lenient(command) {
+	if isLenient(command) {
 		most = lenientMax
 	}
 	data, err := c.readConf(most)
@@ -87,8 +87,8 @@ func (c *call) decode(command string) (*Request, error) {
 	return req, problems.Err()
 }
 
-// lenient reports whether a command must work with a configuration that ADD refuses.
-func lenient(command string) bool { return command == "DEL" || command == "GC" }
+// isLenient reports whether a command must work with a configuration that ADD refuses.
+func isLenient(command string) bool { return command == "DEL" || command == "GC" }
 
 // readConf reads standard input, within the time limit of a call. It returns an error for more than most bytes.
 func (c *call) readConf(most int) ([]byte, error) {
@@ -151,7 +151,7 @@ func (c *call) request(data []byte, conf *cni.Config, command string) (*Request,
 	}
 	var problems cni.Problems
 	refuse := func(err error) {
-		if !lenient(command) {
+		if !isLenient(command) {
 			problems.Add(err)
 		} else if err != nil {
 			req.Warn("%v; ignored", err)
@@ -182,10 +182,10 @@ func (c *call) request(data []byte, conf *cni.Config, command string) (*Request,
 		req.PrevResult, err = conf.PrevResult()
 		refuse(err)
 	}
-	if !lenient(command) {
+	if !isLenient(command) {
 		problems.Add(c.checkPolicy(data, command))
 	}
-	if c.plugin.Parse != nil && !lenient(command) {
+	if c.plugin.Parse != nil && !isLenient(command) {
 		c.cfg, err = c.plugin.Parse(req)
 		problems.Add(err)
 	}

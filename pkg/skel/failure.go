@@ -79,7 +79,7 @@ func (c *call) recordFailure(failed error) {
 	if c.req != nil {
 		f.Network = c.req.Network
 	}
-	_ = catch(func() error { return putFailure(Failures(c.env.Failures), f.truncated()) })
+	_ = recoverPanic(func() error { return putFailure(Failures(c.env.Failures), f.truncated()) })
 }
 
 // putFailure writes a record, which replaces the record of an earlier failure of the same call, and drops the oldest

@@ -69,7 +69,7 @@ func list(ctx context.Context, p Plugin[any], conf []byte) (all []cni.Holding, e
 	}
 	req.Network, req.Version, req.IPAM = c.Name, c.CNIVersion, c.IPAM.Type
 	defer req.close()
-	err = catch(func() error {
+	err = recoverPanic(func() error {
 		all, err = p.List(ctx, req)
 		return err
 	})
@@ -95,7 +95,7 @@ func restore(ctx context.Context, p Plugin[any], calls []Env) (missing map[strin
 			all = append(all, req)
 		}
 	}
-	_ = catch(func() error { // a panic is ignored, because CHECK finds what is still missing
+	_ = recoverPanic(func() error { // a panic is ignored, because CHECK finds what is still missing
 		missing = p.Restore(ctx, all)
 		return nil
 	})

@@ -120,7 +120,7 @@ func (r *Request) rollBack(ctx context.Context, limit time.Duration, err error) 
 	for _, u := range slices.Backward(r.undos) {
 		step, cancel := context.WithTimeout(ctx, limit*3/4) // leaves time for the other undos
 		end := r.trace.nest(u.what)
-		failed := catch(func() error { return u.do(step) })
+		failed := recoverPanic(func() error { return u.do(step) })
 		end(failed)
 		cancel()
 		if failed != nil {
@@ -142,8 +142,8 @@ func (r *Request) close() {
 	}
 }
 
-// catch calls fn and returns its error. It converts a panic to an error.
-func catch(fn func() error) (err error) {
+// recoverPanic calls fn and returns its error. It converts a panic to an error.
+func recoverPanic(fn func() error) (err error) {
 	defer func() {
 		if v := recover(); v != nil {
 			err = &cni.Error{Code: cni.CodeInternal, Msg: fmt.Sprintf("internal error: %v", v),

@@ -177,7 +177,7 @@ func run(ctx context.Context, p Plugin[any], env Env) int {
 		return code
 	}
 	c := &call{plugin: p, env: env, vars: vars, began: time.Now()}
-	err := catch(func() error {
+	err := recoverPanic(func() error {
 		if vars["CNI_COMMAND"] == "VERSION" {
 			return c.answerVersion()
 		}
@@ -254,7 +254,7 @@ func (c *call) serve(ctx context.Context) error {
 func (c *call) handle(ctx context.Context, handler func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, cmp.Or(c.env.Limit, callTime))
 	defer cancel()
-	return stopped(ctx, catch(func() error { return handler(ctx) }))
+	return stopped(ctx, recoverPanic(func() error { return handler(ctx) }))
 }
 
 // add runs the ADD handler and prints its result. After a failure, including a panic and a failed write of the result,
@@ -277,7 +277,7 @@ func (c *call) add(ctx context.Context) error {
 	limit := cmp.Or(c.env.Limit, callTime)
 	timed, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	err := catch(func() error {
+	err := recoverPanic(func() error {
 		res, err := c.plugin.Add(timed, c.req, c.cfg)
 		if err == nil && ctx.Err() != nil {
 			err = context.Cause(ctx) // the sender of the signal does not wait for the result

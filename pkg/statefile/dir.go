@@ -35,8 +35,10 @@ type Dir struct {
 // umask); if perm is 0, the error matches fs.ErrNotExist. Symbolic links in path are followed.
 func Open(path string, perm fs.FileMode) (*Dir, error) { return open(path, perm, 0) }
 
-// OpenOwn is Open for a directory of our own. If a symbolic link is at path, the error is ENOTDIR.
-func OpenOwn(path string, perm fs.FileMode) (*Dir, error) { return open(path, perm, unix.O_NOFOLLOW) }
+// OpenNoFollow is Open for a directory of our own. If a symbolic link is at path, the error is ENOTDIR.
+func OpenNoFollow(path string, perm fs.FileMode) (*Dir, error) {
+	return open(path, perm, unix.O_NOFOLLOW)
+}
 
 func open(path string, perm fs.FileMode, flags int) (*Dir, error) {
 	flags |= unix.O_RDONLY | unix.O_DIRECTORY

@@ -65,13 +65,13 @@ var _ = Describe("a directory", func() {
 
 	It("is not created if no permissions are given", func() {
 		Expect(statefile.Open(path+"/none", 0)).Error().To(MatchError(fs.ErrNotExist))
-		Expect(statefile.OpenOwn(path+"/none", 0)).Error().To(MatchError(fs.ErrNotExist))
+		Expect(statefile.OpenNoFollow(path+"/none", 0)).Error().To(MatchError(fs.ErrNotExist))
 		Expect(entries(path)).To(BeEmpty())
 	})
 
 	It("of our own must not be a symbolic link", func() {
 		Expect(os.Symlink("/etc", path+"/sub")).To(Succeed())
-		Expect(statefile.OpenOwn(path+"/sub", 0o755)).Error().To(
+		Expect(statefile.OpenNoFollow(path+"/sub", 0o755)).Error().To(
 			And(MatchError(unix.ENOTDIR), MatchError(ContainSubstring(path+"/sub"))))
 	})
 

@@ -67,7 +67,7 @@ func (s *Store[T]) OpenExisting(ctx context.Context) (*Store[T], error) {
 // open locks the directory. If it does not exist, open creates it with perm, unless perm is 0.
 func (d *recordDir) open(ctx context.Context, perm fs.FileMode) (opened *recordDir, err error) {
 	opened = &recordDir{Path: d.Path, Wait: d.Wait, isOpen: true}
-	if opened.dir, err = OpenOwn(d.Path, perm); err != nil {
+	if opened.dir, err = OpenNoFollow(d.Path, perm); err != nil {
 		if perm == 0 && IsAbsent(err) {
 			err = nil
 		}
@@ -113,7 +113,7 @@ func (d *recordDir) view(read func(*Dir) error) error {
 	if d.isOpen {
 		return nil
 	}
-	dir, err := OpenOwn(d.Path, 0)
+	dir, err := OpenNoFollow(d.Path, 0)
 	if IsAbsent(err) {
 		return nil
 	}

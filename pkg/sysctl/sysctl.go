@@ -193,8 +193,8 @@ func ports(list string) *[1 << 16]bool {
 	return set
 }
 
-// SinceBoot returns the time since boot, including suspended time. Setting the clock of the system does not change it.
-func SinceBoot() time.Duration {
+// Uptime returns the time since boot, including suspended time. Setting the clock of the system does not change it.
+func Uptime() time.Duration {
 	var t unix.Timespec
 	_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &t) // cannot fail
 	return time.Duration(t.Nano())

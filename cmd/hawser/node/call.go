@@ -89,7 +89,7 @@ func (n Node) Reapply(ctx context.Context, c Call) error {
 func (n Node) FirstDrift(ctx context.Context, c Call) error {
 	first := Call{"CHECK", c.Attachment, c.List, 0}
 	end := FirstWord(c.HostEnd())
-	if c.Entry == 0 || end == "" || !n.Has(first.Plugin()) || isReached(c.Attachment, end) {
+	if c.Entry == 0 || end == "" || !n.HasPlugin(first.Plugin()) || isReached(c.Attachment, end) {
 		return nil
 	}
 	return n.Check(ctx, first)
@@ -120,7 +120,7 @@ func (n Node) Restore(ctx context.Context, plugin string, calls []Call) map[stri
 	for _, c := range calls {
 		envs = append(envs, n.ownEnv(c, skel.Env{Stdout: io.Discard, Stderr: io.Discard}))
 	}
-	p, _ := n.Own(plugin)
+	p, _ := n.Plugin(plugin)
 	return p.Restore(ctx, envs)
 }
 
@@ -132,7 +132,7 @@ func (n Node) Checks(a *Attachment) ([]Call, error) {
 		return nil, fmt.Errorf("%s: %w", a.File, err)
 	}
 	calls := list.ResolveFlannel(a.ContainerID).Calls("CHECK", a)
-	return slices.DeleteFunc(calls, func(c Call) bool { return !n.Has(c.Plugin()) }), nil
+	return slices.DeleteFunc(calls, func(c Call) bool { return !n.HasPlugin(c.Plugin()) }), nil
 }
 
 // Check runs Hawser's CHECK of one plugin in this process. It also knows the objects of the reference plugins. It
@@ -165,9 +165,9 @@ func (n Node) CheckAll(ctx context.Context, a *Attachment) (found []error, err e
 	return found, err
 }
 
-// Own returns Hawser's plugin of a type. If the type only ends in the plugin's name, CNI_PATH must have Hawser's
+// Plugin returns Hawser's plugin of a type. If the type only ends in the plugin's name, CNI_PATH must have Hawser's
 // program of that name, because other projects also have such names (accelerated-bridge).
-func (n Node) Own(plugin string) (p skel.Program, ok bool) {
+func (n Node) Plugin(plugin string) (p skel.Program, ok bool) {
 	p, ok = skel.Find(n.Programs, plugin)
 	if !ok || p.Name == plugin {
 		return p, ok
@@ -178,9 +178,9 @@ func (n Node) Own(plugin string) (p skel.Program, ok bool) {
 	return skel.Program{}, false
 }
 
-// Has reports whether a type is one of Hawser's plugins.
-func (n Node) Has(plugin string) bool {
-	_, ok := n.Own(plugin)
+// HasPlugin reports whether a type is one of Hawser's plugins.
+func (n Node) HasPlugin(plugin string) bool {
+	_, ok := n.Plugin(plugin)
 	return ok
 }
 
@@ -223,7 +223,7 @@ func (a *Attachment) withInterfaces(list List) *Attachment {
 func (n Node) runOwn(ctx context.Context, c Call, env skel.Env) error {
 	var stdout, stderr bytes.Buffer
 	env.Stdout, env.Stderr = &stdout, &stderr
-	if p, _ := n.Own(c.Plugin()); p.Run(ctx, n.ownEnv(c, env)) == 0 {
+	if p, _ := n.Plugin(c.Plugin()); p.Run(ctx, n.ownEnv(c, env)) == 0 {
 		return nil
 	}
 	if e, ok := cni.DecodeError(stdout.Bytes()); ok {
@@ -259,7 +259,7 @@ func (c Call) conf() []byte {
 func (n Node) Detach(ctx context.Context, a *Attachment, list List) (err error) {
 	for i, c := range slices.Backward(list.Calls("DEL", a)) {
 		_, failed := n.Run(ctx, c)
-		if ipam := list.Plugins[i].IPAM.Type; !n.Has(c.Plugin()) || ipam != "" && !n.Has(ipam) {
+		if ipam := list.Plugins[i].IPAM.Type; !n.HasPlugin(c.Plugin()) || ipam != "" && !n.HasPlugin(ipam) {
 			err = errors.Join(err, failed)
 		}
 	}

@@ -159,7 +159,7 @@ func (n Node) Read(ctx context.Context) (out []*Attachment, damaged, err error) 
 	for _, a := range all {
 		a.Damaged = n.damagedFile(a)
 		a.findOrphan(runs[a.ContainerID])
-		a.Reference = a.Reference && (len(a.Holdings) > 0 || !n.isOfOthers(a.Config))
+		a.Reference = a.Reference && (len(a.Holdings) > 0 || !n.isForeign(a.Config))
 		out = append(out, a)
 	}
 	slices.SortFunc(out, func(a, b *Attachment) int {
@@ -202,10 +202,10 @@ func (n Node) usesReference(plugin string) bool {
 	return err == nil && n.IsReference(file)
 }
 
-// isOfOthers reports whether a list has only plugins that are neither Hawser's nor the reference's, and loopback.
-func (n Node) isOfOthers(config []byte) bool {
+// isForeign reports whether a list has only plugins that are neither Hawser's nor the reference's, and loopback.
+func (n Node) isForeign(config []byte) bool {
 	list, err := ParseList(config)
-	isKnown := func(e Entry) bool { return n.Has(e.Type) && !e.Is("loopback") }
+	isKnown := func(e Entry) bool { return n.HasPlugin(e.Type) && !e.Is("loopback") }
 	return err == nil && !slices.ContainsFunc(list.ResolveFlannel("").Plugins, isKnown)
 }
 

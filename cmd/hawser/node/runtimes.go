@@ -24,10 +24,10 @@ import (
 
 // Runtimes has the answers of the node's container runtimes about their containers.
 type Runtimes struct {
-	Asked  []string          // runtimes that answered
-	Silent []string          // runtimes that exist and did not answer, with the reason
-	known  map[string]string // program that listed the container, by the container's ID
-	shared bool              // containerd listed all its containers, including nerdctl's
+	Answered []string          // runtimes that answered
+	Silent   []string          // runtimes that exist and did not answer, with the reason
+	known    map[string]string // program that listed the container, by the container's ID
+	shared   bool              // containerd listed all its containers, including nerdctl's
 }
 
 // sockets returns the sockets on which CRI runtimes usually listen, each with the directories that its runtime keeps
@@ -121,7 +121,7 @@ func (n Node) Runtimes(ctx context.Context) *Runtimes {
 	wg.Wait()
 	all := &Runtimes{known: map[string]string{}}
 	for _, r := range answers {
-		all.Asked, all.Silent = append(all.Asked, r.Asked...), append(all.Silent, r.Silent...)
+		all.Answered, all.Silent = append(all.Answered, r.Answered...), append(all.Silent, r.Silent...)
 		all.shared = all.shared || r.shared
 		maps.Copy(all.known, r.known)
 	}
@@ -153,7 +153,7 @@ func (n Node) querySocket(ctx context.Context, r *Runtimes, socket string) error
 		err = errors.New("crictl: its answer has no list of pods")
 	}
 	if err == nil {
-		r.Asked = append(r.Asked, "crictl "+socket)
+		r.Answered = append(r.Answered, "crictl "+socket)
 		for _, p := range pods.Items {
 			r.known[p.ID] = "crictl"
 		}
@@ -173,7 +173,7 @@ func (n Node) queryPodman(ctx context.Context, r *Runtimes) error {
 	if err != nil {
 		return err
 	}
-	r.Asked = append(r.Asked, "podman")
+	r.Answered = append(r.Answered, "podman")
 	for _, c := range containers {
 		r.known[c.ID] = "podman"
 	}
@@ -196,7 +196,7 @@ func (n Node) queryContainerd(ctx context.Context, r *Runtimes, socket string) e
 		}
 	}
 	r.shared = true
-	r.Asked = append(r.Asked, "ctr "+socket)
+	r.Answered = append(r.Answered, "ctr "+socket)
 	return nil
 }
 
@@ -245,7 +245,7 @@ func (n Node) query(ctx context.Context, answer any, program string, args ...str
 // other programs whose containers no runtime lists use IDs of other forms. A runtime that did not answer may have any
 // container.
 func (r *Runtimes) isAuthoritative(id string) bool {
-	if len(r.Silent) > 0 || len(r.Asked) == 0 {
+	if len(r.Silent) > 0 || len(r.Answered) == 0 {
 		return false
 	}
 	return regexp.MustCompile(`^[0-9a-f]{64}$`).MatchString(id) ||

@@ -177,7 +177,7 @@ func (s location) entry(list node.List, i int) {
 		if plugin[1] == "" {
 			continue
 		}
-		p, isOurs := s.Own(plugin[1])
+		p, isOurs := s.Plugin(plugin[1])
 		file, err := s.Find(plugin[1])
 		if err == nil && !isOurs && isSelf(file) {
 			err = fmt.Errorf("%q is not a plugin of %s, which is this program", plugin[1], file)
@@ -189,7 +189,7 @@ func (s location) entry(list node.List, i int) {
 				file+" is a plugin of the reference, although Hawser is installed in "+dir,
 				kindByID("not-replaced").Advice)
 		}
-		if !isOurs || !s.Has(e.Type) { // other plugins may complete ipam before they call it
+		if !isOurs || !s.HasPlugin(e.Type) { // other plugins may complete ipam before they call it
 			continue
 		}
 		takes = append(takes, p.Traits().Capabilities...)
@@ -213,8 +213,8 @@ func isSelf(file string) bool {
 
 // capabilities compares the capabilities that an entry declares with those that its plugins use.
 func (s location) capabilities(e node.Entry, takes []string) {
-	p, isOurs := s.Own(e.Type)
-	isIPAMOurs := s.Has(cmp.Or(e.IPAM.Type, e.Type))
+	p, isOurs := s.Plugin(e.Type)
+	isIPAMOurs := s.HasPlugin(cmp.Or(e.IPAM.Type, e.Type))
 	for _, name := range slices.Sorted(maps.Keys(e.Capabilities)) {
 		if isOurs && isIPAMOurs && e.Capabilities[name] && !slices.Contains(takes, name) {
 			s.report(doubtful, cni.KeyIn("capabilities", name), "is not used by "+e.Type,
@@ -232,7 +232,7 @@ func (s location) capabilities(e node.Entry, takes []string) {
 // order checks the position of a plugin in the list. loopback may be anywhere, because it works without other plugins.
 func (s location) order(list node.List, i int) {
 	e := list.Plugins[i]
-	p, isOurs := s.Own(e.Type)
+	p, isOurs := s.Plugin(e.Type)
 	if !isOurs || p.Name == "loopback" || p.Traits().Chained {
 		return
 	}
@@ -242,7 +242,7 @@ func (s location) order(list node.List, i int) {
 		return
 	}
 	for _, before := range list.Plugins[:i] {
-		switch other, isOurs := s.Own(before.Type); {
+		switch other, isOurs := s.Plugin(before.Type); {
 		case !isOurs || other.Name == "loopback":
 		case other.Traits().Chained:
 			s.locate(before).report(broken, "type", before.Type+" is before "+e.Type+", which creates the interface",

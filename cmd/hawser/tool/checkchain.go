@@ -31,7 +31,7 @@ func (s location) chain(list node.List) {
 	main := s.nameOf(list.Plugins[0])
 	for i, e := range list.Plugins {
 		name, at := s.nameOf(e), s.locate(e)
-		p, isOurs := s.Own(e.Type)
+		p, isOurs := s.Plugin(e.Type)
 		first, isTwice := seen[name]
 		switch {
 		case name == "tuning":
@@ -69,7 +69,7 @@ func (s location) tuned(e node.Entry, before []node.Entry) {
 
 // nameOf returns the name of Hawser's plugin for an entry's type, or the type if Hawser has no such plugin.
 func (s location) nameOf(e node.Entry) string {
-	if p, isOurs := s.Own(e.Type); isOurs {
+	if p, isOurs := s.Plugin(e.Type); isOurs {
 		return p.Name
 	}
 	return e.Type
@@ -107,7 +107,7 @@ func (s location) tuning(e node.Entry, earlier map[string]string) {
 // addresses finds keys of ipam that make each ADD fail or leave containers without an address.
 func (s location) addresses(e node.Entry) {
 	ipam := map[string]json.RawMessage{}
-	if json.Unmarshal(e.Raw["ipam"], &ipam) == nil && len(ipam) > 0 && e.IPAM.Type == "" && s.Has(e.Type) {
+	if json.Unmarshal(e.Raw["ipam"], &ipam) == nil && len(ipam) > 0 && e.IPAM.Type == "" && s.HasPlugin(e.Type) {
 		s.report(broken, "ipam.type", "is missing, so containers get no address",
 			`write the IPAM plugin, such as "host-local"`)
 	}

@@ -60,15 +60,16 @@ func (r *report) add(name string, v any, err error) {
 	}
 }
 
-// left replaces omitted text.
-const left = "(left out)"
+// omittedText replaces omitted text.
+const omittedText = "(left out)"
 
 // withoutCredentials returns the JSON with only the scheme, host and path of each URL. It treats an @ in a path as the
 // end of a password, because a password may contain a slash.
 func withoutCredentials(data []byte) []byte {
 	const text = `(?:[^\s"\\]|\\.)*` // part of a JSON string, up to a space
-	data = regexp.MustCompile(`([A-Za-z][-+.0-9A-Za-z]*://)`+text+`@`).ReplaceAll(data, []byte("${1}"+left+"@"))
-	return regexp.MustCompile(`([A-Za-z][-+.0-9A-Za-z]*://[^\s"\\?#]*[?#])`+text).ReplaceAll(data, []byte("${1}"+left))
+	password := regexp.MustCompile(`([A-Za-z][-+.0-9A-Za-z]*://)` + text + `@`)
+	query := regexp.MustCompile(`([A-Za-z][-+.0-9A-Za-z]*://[^\s"\\?#]*[?#])` + text)
+	return query.ReplaceAll(password.ReplaceAll(data, []byte("${1}"+omittedText+"@")), []byte("${1}"+omittedText))
 }
 
 // withoutQuotes returns the text of an error without text from other programs, which may contain secrets.
@@ -79,10 +80,10 @@ func withoutQuotes(err error) string {
 		switch e := err.(type) {
 		case *cni.Error:
 			if e.Details != "" {
-				text = strings.ReplaceAll(text, e.Details, left)
+				text = strings.ReplaceAll(text, e.Details, omittedText)
 			}
 			if e.IsQuoted() {
-				text = strings.ReplaceAll(text, e.Msg, left)
+				text = strings.ReplaceAll(text, e.Msg, omittedText)
 			}
 			leave(e.Unwrap())
 		case interface{ Unwrap() error }:
@@ -105,7 +106,7 @@ func diags(ctx context.Context, n node.Node, log string) []byte {
 	kept, err := skel.Failures(n.Failures).List()
 	for i := range kept {
 		if f := &kept[i].Record; f.Quoted {
-			f.Msg = left
+			f.Msg = omittedText
 		}
 		kept[i].Record.Details = ""
 	}
@@ -118,7 +119,7 @@ func diags(ctx context.Context, n node.Node, log string) []byte {
 			data, _ := json.Marshal(e.Raw) // decoded values can be encoded
 			var keys any
 			_ = json.Unmarshal(data, &keys)
-			entries = append(entries, only(strings.Fields(listKeys), keys))
+			entries = append(entries, keepKeys(strings.Fields(listKeys), keys))
 		}
 		shown = append(shown, map[string]any{"file": l.File, "name": l.Name, "cniVersion": l.CNIVersion,
 			"plugins": entries})
@@ -222,12 +223,12 @@ const (
 		"error code msg quoted traceparent"
 )
 
-// only removes all other keys from the objects in a JSON value, and adds the number of removed keys to each object.
-func only(keys []string, value any) any {
+// keepKeys removes all other keys from the objects in a JSON value, and adds the number of removed keys to each object.
+func keepKeys(keys []string, value any) any {
 	switch v := value.(type) {
 	case []any:
 		for i := range v {
-			v[i] = only(keys, v[i])
+			v[i] = keepKeys(keys, v[i])
 		}
 	case map[string]any:
 		others := 0
@@ -237,7 +238,7 @@ func only(keys []string, value any) any {
 				others++
 				continue
 			}
-			v[key] = only(keys, v[key])
+			v[key] = keepKeys(keys, v[key])
 		}
 		if others > 0 {
 			v["other keys"] = others
@@ -258,9 +259,9 @@ func lastLines(log string, most int) (lines []any, err error) {
 		var call map[string]any
 		if json.Unmarshal(line, &call) == nil && call["plugin"] != nil && call["verb"] != nil {
 			if e, ok := call["error"].(map[string]any); ok && e["quoted"] == true {
-				e["msg"] = left
+				e["msg"] = omittedText
 			}
-			lines = append(lines, only(strings.Fields(logKeys), call))
+			lines = append(lines, keepKeys(strings.Fields(logKeys), call))
 		}
 		if len(lines) > 10*most { // a log may not fit into memory
 			cut()

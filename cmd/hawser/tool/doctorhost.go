@@ -154,7 +154,7 @@ func missingModules(f *facts) {
 	seen := map[string]bool{}
 	for _, list := range f.all {
 		for _, plugin := range typesOf(list) {
-			p, _ := f.Own(plugin)
+			p, _ := f.Plugin(plugin)
 			for _, module := range modulesOf(cmp.Or(p.Name, plugin), f.programs[plugin].kind) {
 				isLoaded := strings.Contains("\n"+string(loaded), "\n"+module+" ")
 				if isLoaded || seen[module] || strings.Contains(files, "/"+module+".ko") {
@@ -273,7 +273,7 @@ func drifts(f *facts) {
 // missing describes the drift that CHECK found. For an attachment of the reference plugins it does not name objects
 // that only Hawser's plugins create.
 func missing(c node.Call, err error) string {
-	text := gist(err.Error())
+	text := firstLine(err.Error())
 	switch {
 	case c.Reference && strings.Contains(text, fmt.Sprintf("%q", ownTable())):
 		return c.Plugin() + ": its masquerade is missing"
@@ -327,7 +327,7 @@ func mixedPlugins(f *facts) {
 	for _, plugin := range slices.Sorted(maps.Keys(f.programs)) {
 		installed := f.programs[plugin]
 		p, isKnown := skel.Find(f.Programs, plugin)
-		isOther := !isKnown || plugin != p.Name && installed.kind.isOthers() && installed.kind != reference
+		isOther := !isKnown || plugin != p.Name && installed.kind.isForeign() && installed.kind != reference
 		if installed.err == nil && installed.info != nil && !isOther {
 			origins[installed.String()] = append(origins[installed.String()], plugin)
 		}

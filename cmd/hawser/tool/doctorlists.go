@@ -100,8 +100,8 @@ func refusedLists(f *facts) {
 		}
 		for i, e := range list.Plugins {
 			for _, plugin := range []string{e.Type, e.IPAM.Type} {
-				p, isOurs := f.Own(plugin)
-				if !isOurs || !f.Has(e.Type) { // other plugins may complete ipam before they call it
+				p, isOurs := f.Plugin(plugin)
+				if !isOurs || !f.HasPlugin(e.Type) { // other plugins may complete ipam before they call it
 					continue
 				}
 				found := p.CheckConfig(list.Conf(i, nil), i == 0)

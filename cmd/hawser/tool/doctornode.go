@@ -23,18 +23,19 @@ func notReady(f *facts) {
 		for i, e := range list.Plugins {
 			for _, plugin := range []string{e.Type, e.IPAM.Type} {
 				installed := f.programs[plugin]
+				isListed := f.HasPlugin(plugin) && f.HasPlugin(e.Type)
 				isDHCP := (node.Entry{Type: plugin}).Is("dhcp")
-				if !f.Has(plugin) || !f.Has(e.Type) || installed.err != nil || installed.kind != ours && !isDHCP {
+				if !isListed || installed.err != nil || installed.kind != ours && !isDHCP {
 					continue
 				}
 				entry := node.Entry{Type: plugin, Raw: list.Plugins[i].Raw}
 				alone := node.List{Name: list.Name, CNIVersion: list.CNIVersion, Plugins: []node.Entry{entry}}
 				err := f.Status(f.ctx, alone)
-				if err == nil || seen[err.Error()] || isAboutUs(err) {
+				if err == nil || seen[err.Error()] || isPermission(err) {
 					continue
 				}
 				seen[err.Error()] = true
-				said := f.add("not-ready", "%s: STATUS of %s", titleOf(list), gist(err.Error()))
+				said := f.add("not-ready", "%s: STATUS of %s", titleOf(list), firstLine(err.Error()))
 				if isDHCP {
 					said.Advice = "start the daemon: systemctl enable --now cni-dhcp.socket, or " + installed.path +
 						" daemon"
@@ -44,9 +45,9 @@ func notReady(f *facts) {
 	}
 }
 
-// isAboutUs reports whether an error may be due to the permissions of this process. The runtime may have more
+// isPermission reports whether an error may be due to the permissions of this process. The runtime may have more
 // permissions.
-func isAboutUs(err error) bool {
+func isPermission(err error) bool {
 	return slices.ContainsFunc([]error{unix.EROFS, unix.EACCES, unix.EPERM}, func(e error) bool {
 		return strings.Contains(err.Error(), e.Error())
 	})

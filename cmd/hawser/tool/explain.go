@@ -23,7 +23,7 @@ type explanation struct {
 	What        string             `json:"what"`
 	Attachments []*node.Attachment `json:"attachments"`
 	Links       []hostLink         `json:"links,omitempty"` // the host's interfaces that the attachments need
-	Way         []node.BaseChain   `json:"way,omitempty"`   // the chains of the packet path; nil = not searched
+	Path        []node.BaseChain   `json:"way,omitempty"`   // the chains of the packet path; nil = not searched
 	Stops       []*stop            `json:"stops,omitempty"`
 }
 
@@ -43,7 +43,7 @@ type hostLink struct {
 }
 
 func (l hostLink) String() string {
-	return words(l.Name, l.Kind, l.State, strings.Join(l.Addrs, " "))
+	return joinNonempty(l.Name, l.Kind, l.State, strings.Join(l.Addrs, " "))
 }
 
 func explainCommand(s *session) *cobra.Command {
@@ -193,7 +193,7 @@ func (e *explanation) findLinks(links map[string]hostLink) {
 
 // findPath adds the packet path and the obstacles on it.
 func (e *explanation) findPath(ctx context.Context, n node.Node) error {
-	e.Way = []node.BaseChain{}
+	e.Path = []node.BaseChain{}
 	families, routed, errs := map[bool]bool{}, map[bool]bool{}, []error{} // true = IPv4
 	var own ranges.Set
 	for _, a := range e.Attachments {
@@ -231,7 +231,7 @@ func (e *explanation) findPath(ctx context.Context, n node.Node) error {
 		if b.Family == nft.IPv4 && !families[true] || b.Family == nft.IPv6 && !families[false] {
 			continue
 		}
-		e.Way = append(e.Way, b)
+		e.Path = append(e.Path, b)
 		if verdict, why := b.Verdict(); verdict != "" {
 			e.addStop(verdict, "table %s, chain %s at %s: %s", b.Table, b.Name, b.Hook, why)
 		}
@@ -257,7 +257,7 @@ func (e *explanation) findDrift(ctx context.Context, n node.Node, a *node.Attach
 			if strings.HasPrefix(failed.Error(), "firewall: ") { // packets pass unless another program drops them
 				verdict = node.MayStopIt
 			}
-			e.addStop(verdict, "%s", gist(failed.Error()))
+			e.addStop(verdict, "%s", firstLine(failed.Error()))
 		case failed != nil:
 			err = errors.Join(err, failed)
 		}
@@ -276,7 +276,7 @@ func (e *explanation) print(t table) {
 		line("container", a.ContainerID, "")
 		line("network", a.Network, "")
 		line("interface", a.IfName, a.Netns)
-		line("since", moment(a.Since), "")
+		line("since", formatTime(a.Since), "")
 		line("orphan", a.Orphan, "")
 		if a.File != "" {
 			line("result", strings.Join(a.Addresses(), " "), a.File)
@@ -288,16 +288,16 @@ func (e *explanation) print(t table) {
 	for _, l := range e.Links {
 		t.row(l.String())
 	}
-	if e.Way == nil {
+	if e.Path == nil {
 		return
 	}
 	t.row("packet path")
-	if len(e.Way) == 0 {
+	if len(e.Path) == 0 {
 		t.row("  no chain of nftables or iptables")
 	}
-	for _, b := range e.Way {
+	for _, b := range e.Path {
 		t.row(fmt.Sprintf("  %s %d", b.Hook, b.Priority), fmt.Sprintf("table %s, chain %s", b.Table, b.Name),
-			e.effect(b))
+			e.describeChain(b))
 	}
 	t.row("obstacles")
 	for _, s := range e.Stops {
@@ -308,8 +308,8 @@ func (e *explanation) print(t table) {
 	}
 }
 
-// effect describes what a chain does to the packet.
-func (e *explanation) effect(b node.BaseChain) string {
+// describeChain describes what a chain does to the packet.
+func (e *explanation) describeChain(b node.BaseChain) string {
 	said := []string{fmt.Sprintf("%s, %d rules", b.Type, b.Count), b.Comment}
 	ours := map[string]cni.HoldingKind{"portmap_prerouting": cni.HeldPort, "masq": cni.HeldMasquerade,
 		"firewall_forward": cni.HeldAccept}
@@ -366,15 +366,15 @@ func tree(lists []node.List, all []*node.Attachment, links map[string]hostLink) 
 
 func printTree(t table, networks []*network) {
 	for _, n := range networks {
-		t.row(words(cmp.Or(n.Name, "?"), strings.Join(n.Plugins, ", "), n.File))
+		t.row(joinNonempty(cmp.Or(n.Name, "?"), strings.Join(n.Plugins, ", "), n.File))
 		for i, b := range n.Links {
 			indent := ""
 			if b.Name != "" {
-				t.row(twig(i, len(n.Links)) + b.String())
+				t.row(branchPrefix(i, len(n.Links)) + b.String())
 				indent = map[bool]string{true: "   ", false: "│  "}[i == len(n.Links)-1]
 			}
 			for k, a := range b.Attachments {
-				t.row(indent + twig(k, len(b.Attachments)) + words(nameOf(a.Pod, a.ContainerID),
+				t.row(indent + branchPrefix(k, len(b.Attachments)) + joinNonempty(nameOf(a.Pod, a.ContainerID),
 					cmp.Or(a.IfName, "?"), strings.Join(a.Addresses(), " "), node.FirstWord(a.HostEnd()),
 					strings.Join(a.Held(cni.HeldPort), ", "), a.Orphan))
 			}
@@ -382,14 +382,14 @@ func printTree(t table, networks []*network) {
 	}
 }
 
-// words joins the nonempty texts of a line.
-func words(all ...string) string { return joined("  ", all...) }
+// joinNonempty joins the nonempty texts of a line.
+func joinNonempty(all ...string) string { return joined("  ", all...) }
 
 func joined(by string, all ...string) string {
 	return strings.Join(slices.DeleteFunc(all, func(w string) bool { return w == "" }), by)
 }
 
-func twig(i, n int) string {
+func branchPrefix(i, n int) string {
 	if i == n-1 {
 		return "└─ "
 	}

@@ -27,11 +27,11 @@ const (
 	ours
 	reference
 	foreign
-	unfit // not a regular file
+	irregular // not a regular file
 )
 
-// isOthers reports whether the file is another program's or not a regular file.
-func (k kind) isOthers() bool { return k > ours }
+// isForeign reports whether the file is another program's or not a regular file.
+func (k kind) isForeign() bool { return k > ours }
 
 // file describes the file at a plugin's name.
 type file struct {
@@ -102,7 +102,7 @@ func (r *reader) read(path string) (c content, err error) {
 	if err != nil {
 		return c, err
 	}
-	c.kind, c.version = whose(data)
+	c.kind, c.version = identifyProgram(data)
 	if r != nil {
 		c.isSelf, c.isSettled = bytes.Equal(data, r.program), time.Since(time.Unix(st.Ctim.Unix())) > settled
 		r.seen[id] = c
@@ -140,7 +140,7 @@ func inspect(path, name string, r *reader) (f file, err error) {
 	case err != nil:
 		return f, err
 	case !info.Mode().IsRegular():
-		f.kind = unfit
+		f.kind = irregular
 		return f, nil
 	case info.Size() > 256<<20: // the largest known plugin has less than a tenth of this size
 		return f, nil
@@ -162,9 +162,9 @@ func isReference(path string) bool {
 	return err == nil && f.kind == reference
 }
 
-// rememberOurs returns a function that reports whether a file is a program of Hawser. The function reads a file again
+// cachedIsOurs returns a function that reports whether a file is a program of Hawser. The function reads a file again
 // only after its modification time has changed.
-func rememberOurs() func(path string) bool {
+func cachedIsOurs() func(path string) bool {
 	type state struct {
 		path    string
 		changed time.Time
@@ -185,9 +185,9 @@ func rememberOurs() func(path string) bool {
 	}
 }
 
-// whose returns the origin and version of a program, from Hawser's stamp or from the module information that Go's
-// linker writes.
-func whose(program []byte) (k kind, version string) {
+// identifyProgram returns the origin and version of a program, from Hawser's stamp or from the module information that
+// Go's linker writes.
+func identifyProgram(program []byte) (k kind, version string) {
 	stamp := regexp.MustCompile(skel.Stamp + `([-+.\w]+);`)
 	for _, found := range stamp.FindAllSubmatch(program, -1) {
 		switch text := string(found[1]); {

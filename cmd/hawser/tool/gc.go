@@ -76,7 +76,7 @@ func collect(ctx context.Context, n node.Node, older time.Duration, yes bool) (*
 	if err != nil {
 		return nil, err
 	}
-	source := cmp.Or(strings.Join(s.Asked, ", "), "existing namespaces; no runtime answers")
+	source := cmp.Or(strings.Join(s.Answered, ", "), "existing namespaces; no runtime answers")
 	found := &collection{Source: source, Silent: append([]string{}, s.Silent...), Attachments: []*garbage{},
 		node: n, older: older, damaged: s.Damaged}
 	for _, a := range s.Attachments {

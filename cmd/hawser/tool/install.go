@@ -31,8 +31,8 @@ const (
 
 // The results for names that are not changed.
 const (
-	isThere = "is up to date"
-	leftAll = "left: --keep leaves existing files"
+	isUpToDate = "is up to date"
+	keptAll    = "left: --keep leaves existing files"
 )
 
 type options struct {
@@ -161,7 +161,7 @@ type step struct {
 func (i *install) all(names []string) error {
 	var steps []step
 	var errs []error
-	for _, name := range i.withRecorded(names) {
+	for _, name := range i.addRecorded(names) {
 		f, err := i.inspect(name)
 		if !f.damaged && name != toolName && !slices.Contains(names, name) {
 			continue
@@ -190,7 +190,7 @@ func (i *install) all(names []string) error {
 			failed = fmt.Errorf("%s: %w", i.path(s.name), err)
 			break
 		}
-		steps[n].result, steps[n].changed = done, done != isThere
+		steps[n].result, steps[n].changed = done, done != isUpToDate
 		isMade = isMade || s.name == toolName
 	}
 	if failed == nil && isMade { // before that, other names may still link to the previous file
@@ -206,7 +206,7 @@ func (i *install) all(names []string) error {
 func (i *install) report(steps []step) {
 	for _, s := range steps {
 		last, known := i.last[s.name]
-		isNew := s.changed || !known || s.result != last && s.result != isThere && s.result != leftAll
+		isNew := s.changed || !known || s.result != last && s.result != isUpToDate && s.result != keptAll
 		if s.result != "" && isNew {
 			fmt.Fprintf(i.say, "%s: %s\n", i.path(s.name), s.result)
 		}
@@ -214,9 +214,9 @@ func (i *install) report(steps []step) {
 	}
 }
 
-// withRecorded returns the tool's name, these names, and the other names in the record, because their files may be
+// addRecorded returns the tool's name, these names, and the other names in the record, because their files may be
 // damaged.
-func (i *install) withRecorded(names []string) []string {
+func (i *install) addRecorded(names []string) []string {
 	all := append([]string{toolName}, names...)
 	for _, name := range slices.Sorted(maps.Keys(i.record)) {
 		if !slices.Contains(all, name) {
@@ -229,15 +229,15 @@ func (i *install) withRecorded(names []string) []string {
 // decide returns the reason to leave a name as it is, or "" to install it. An error prevents the whole installation.
 func (i *install) decide(f file) (why string, err error) {
 	switch {
-	case f.kind == unfit:
+	case f.kind == irregular:
 		return "", fmt.Errorf("%s: is not a regular file (%s); move it to another directory", i.path(f.name),
 			f.info.Mode())
-	case f.name == toolName && f.kind.isOthers() && !i.force:
+	case f.name == toolName && f.kind.isForeign() && !i.force:
 		return "", fmt.Errorf("%s: exists and is not a Hawser program; use --force to replace it", i.path(toolName))
 	case f.damaged:
 		return "", nil
 	case f.name != toolName && f.kind != absent && i.keep: // the tool must not be older than its links
-		return leftAll, nil
+		return keptAll, nil
 	case f.kind == reference && i.skipNewer && newer(f.version, skel.Reference):
 		return fmt.Sprintf("left by --skip-newer: the reference plugin %s, newer than %s", f.version,
 			skel.Reference), nil
@@ -256,7 +256,7 @@ func (i *install) decide(f file) (why string, err error) {
 // replaces it.
 func (i *install) link(f file) (string, error) {
 	if i.isDone(f) {
-		return isThere, nil
+		return isUpToDate, nil
 	}
 	if f.name == toolName {
 		return describeInstall(f), i.write(i.path(toolName), i.program, 0o755)
@@ -377,9 +377,9 @@ func (p *place) restore(name string, was origin) (string, error) {
 		return "", err
 	case was.Kept && os.SameFile(f.info, former): // after an installation that was killed before it replaced the file
 		return "as it was before", os.Remove(p.backup(name))
-	case f.kind.isOthers() && was.Kept && former != nil:
+	case f.kind.isForeign() && was.Kept && former != nil:
 		return "left: it is not Hawser's; the former file stays in " + p.backup(name), nil
-	case f.kind.isOthers():
+	case f.kind.isForeign():
 		return "left: it is not Hawser's", nil
 	case was.Kept && former != nil:
 		return "as it was before", os.Rename(p.backup(name), p.path(name))

@@ -26,9 +26,9 @@ const interval = 5 * time.Second
 
 // loop is an installation that is repeated after changes in its directory.
 type loop struct {
-	dir      string
-	once     func(context.Context) error
-	concerns func(name string) bool // reports whether a change of the name in dir requires an installation
+	dir         string
+	installOnce func(context.Context) error
+	isRelevant  func(name string) bool // reports whether a change of the name in dir requires an installation
 }
 
 // run installs once, and again after each change in the directory that concerns the installation, until a signal ends
@@ -41,7 +41,7 @@ func (l loop) run(ctx context.Context, say io.Writer) error {
 	for first := true; ; first = false {
 		w, err := watchDir(l.dir)
 		if err == nil {
-			err = l.once(ctx)
+			err = l.installOnce(ctx)
 		}
 		if err != nil && ctx.Err() == nil && !first && !errors.Is(err, errDeleted) {
 			fmt.Fprintf(say, "%s: %v; retrying after the next change\n", l.dir, err)
@@ -52,7 +52,7 @@ func (l loop) run(ctx context.Context, say io.Writer) error {
 			err = nil
 		}
 		if err == nil && w.events != nil {
-			err = w.wait(ctx, l.concerns)
+			err = w.wait(ctx, l.isRelevant)
 		}
 		_ = w.events.Close()
 		if ctx.Err() != nil {

@@ -38,7 +38,7 @@ func listAttachments(t table, all []*node.Attachment) {
 		}
 		columns := []string{cmp.Or(a.Network, "?"), nameOf(a.Pod, a.ContainerID), cmp.Or(a.IfName, "?"),
 			strings.Join(a.Addresses(), " "), node.FirstWord(a.HostEnd()), strings.Join(a.Held(cni.HeldPort), ", "),
-			strings.Join(more, ", "), moment(a.Since), note}
+			strings.Join(more, ", "), formatTime(a.Since), note}
 		for i, text := range columns {
 			columns[i] = cmp.Or(text, "-")
 		}

@@ -129,7 +129,7 @@ func command(all []skel.Program, env func(string) (string, bool), vars []string)
 		Version: skel.Version(), SilenceErrors: true, SilenceUsage: true,
 	}
 	s, dir := &session{Node: node.Default(all, vars), out: &output{root: root}}, ""
-	s.IsReference, s.IsOurs = isReference, rememberOurs()
+	s.IsReference, s.IsOurs = isReference, cachedIsOurs()
 	root.PersistentPreRunE = func(c *cobra.Command, _ []string) error {
 		// Collect garbage less often, because these commands read from many plugins concurrently and keep the data
 		// until they end. watch is excluded because it runs for a long time, and install because its pod has little

@@ -125,7 +125,7 @@ func (p *place) backup(name string) string { return filepath.Join(p.dir, formerD
 func (p *place) inspect(name string) (file, error) {
 	f, err := inspect(p.path(name), name, p.files)
 	isTools := p.isToolsFile(name) && (name == toolName || p.isToolsFile(toolName) || p.hasTool())
-	if err == nil && f.kind.isOthers() && isTools {
+	if err == nil && f.kind.isForeign() && isTools {
 		f.kind, f.version, f.damaged = ours, "", true
 	}
 	return f, err

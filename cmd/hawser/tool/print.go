@@ -126,8 +126,8 @@ func (s *session) finding(t table, severity, text, advice string) {
 // nameOf returns the pod or, without one, the beginning of the container's ID, as runtimes show it.
 func nameOf(pod, container string) string { return cmp.Or(pod, container[:min(len(container), 13)]) }
 
-// moment formats a time in the node's time zone; empty if the time is unknown.
-func moment(t time.Time) string {
+// formatTime formats a time in the node's time zone; empty if the time is unknown.
+func formatTime(t time.Time) string {
 	if t.IsZero() {
 		return ""
 	}

@@ -39,7 +39,7 @@ func reapplyCommand(s *session) *cobra.Command {
 						what = "failed: " + r.Error
 					}
 					t.line("%s %s %s, %s: %s: %s", r.Network, nameOf(r.Pod, r.ContainerID), r.IfName, r.Plugin, what,
-						gist(r.Missing))
+						firstLine(r.Missing))
 				}
 				if len(repairs) == 0 && err == nil {
 					t.row("Nothing is missing.")
@@ -48,8 +48,8 @@ func reapplyCommand(s *session) *cobra.Command {
 		})
 }
 
-// gist returns the first line of an error of CHECK, and the number of further lines.
-func gist(text string) string {
+// firstLine returns the first line of an error of CHECK, and the number of further lines.
+func firstLine(text string) string {
 	first, rest, isMore := strings.Cut(text, "\n")
 	if isMore {
 		first += fmt.Sprintf(" (and %d more)", strings.Count(rest, "\n")+1)

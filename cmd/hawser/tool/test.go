@@ -62,7 +62,7 @@ func testCommand(s *session) *cobra.Command {
 			if limit < time.Second {
 				return fmt.Errorf("--timeout: %s is too short; pass 1s or more", limit)
 			}
-			list, err := pickList(s.Node, name)
+			list, err := chooseList(s.Node, name)
 			if err != nil {
 				return err
 			}
@@ -87,8 +87,8 @@ func testCommand(s *session) *cobra.Command {
 	return c
 }
 
-// pickList returns the list of a network, the list in a file, or, without a name, the first list, which runtimes use.
-func pickList(n node.Node, name string) (list node.List, err error) {
+// chooseList returns the list of a network, the list in a file, or, without a name, the first list, which runtimes use.
+func chooseList(n node.Node, name string) (list node.List, err error) {
 	lists, err := n.Lists()
 	i := slices.IndexFunc(lists, func(l node.List) bool { return name == "" || l.Name == name })
 	switch {
@@ -135,7 +135,7 @@ func (t *trial) run(ctx context.Context, limit time.Duration) {
 	ctx, cancel = context.WithTimeoutCause(context.WithoutCancel(ctx), limit/3, over)
 	defer cancel()
 	for _, a := range []testStep{
-		{"DEL", 0, (*trial).del}, {"DEL again", 0, (*trial).delAgain}, {"leftovers", 0, (*trial).leftovers},
+		{"DEL", 0, (*trial).del}, {"DEL again", 0, (*trial).delAgain}, {"leftovers", 0, (*trial).findLeftovers},
 	} {
 		t.runStep(ctx, a)
 	}
@@ -217,7 +217,7 @@ func (t *trial) add(ctx context.Context, capabilities map[string]any) (string, e
 }
 
 func (t *trial) addFirst(ctx context.Context) (string, error) {
-	if !slices.ContainsFunc(t.list.Plugins, takesPorts) {
+	if !slices.ContainsFunc(t.list.Plugins, hasPortMappings) {
 		return t.add(ctx, nil)
 	}
 	l, err := net.ListenTCP("tcp", nil)
@@ -233,7 +233,7 @@ func (t *trial) addFirst(ctx context.Context) (string, error) {
 // isLoopback reports whether runtimes use the list for the interface lo.
 func (t *trial) isLoopback() bool { return t.list.Plugins[0].Is("loopback") }
 
-func takesPorts(e node.Entry) bool { return e.Capabilities["portMappings"] }
+func hasPortMappings(e node.Entry) bool { return e.Capabilities["portMappings"] }
 
 func (t *trial) addSecond(ctx context.Context) (string, error) {
 	switch main := t.list.Plugins[0]; {
@@ -292,9 +292,9 @@ func (t *trial) delAgain(ctx context.Context) (string, error) {
 	return t.del(ctx)
 }
 
-// leftovers finds objects that DEL should have removed: holdings, interfaces, and rules for the addresses in the chains
-// of the reference's firewall.
-func (t *trial) leftovers(ctx context.Context) (string, error) {
+// findLeftovers finds objects that DEL should have removed: holdings, interfaces, and rules for the addresses in the
+// chains of the reference's firewall.
+func (t *trial) findLeftovers(ctx context.Context) (string, error) {
 	all, _, err := t.node.Read(ctx) // damaged files are not about these containers
 	var left []string
 	host, nf := rtnl.Host(), nft.New()

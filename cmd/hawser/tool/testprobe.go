@@ -130,7 +130,7 @@ func (t *trial) gateways(ctx context.Context) (string, error) {
 		switch {
 		case err == nil:
 			s.echoes = append(s.echoes, gw)
-		case s.inside.HasNeighbour(s.link.Index, gw):
+		case s.inside.HasNeighbor(s.link.Index, gw):
 			word, err = word+" by ARP or ND only", nil
 		default:
 			err = fmt.Errorf("%w, nor ARP or ND", err)
@@ -240,7 +240,7 @@ func (t *trial) hostPort(ctx context.Context) (string, error) {
 	}
 	_, own := uplink()
 	own = append(own, s.echoes...) // may be addresses of the host
-	noSNAT := func(e node.Entry) bool { return takesPorts(e) && string(e.Raw["snat"]) == "false" }
+	noSNAT := func(e node.Entry) bool { return hasPortMappings(e) && string(e.Raw["snat"]) == "false" }
 	for _, ip := range s.ips {
 		if i := slices.IndexFunc(own, func(a netip.Addr) bool { return a.BitLen() == ip.BitLen() }); i >= 0 {
 			try("host", nil, own[i])

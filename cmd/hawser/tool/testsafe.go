@@ -105,7 +105,7 @@ func (s *safety) network(name string) error {
 		return nil
 	}
 	s.seen = append(s.seen, name)
-	list, err := pickList(s.Node, strings.TrimPrefix(name, "/host")) // multus mounts the host at /host
+	list, err := chooseList(s.Node, strings.TrimPrefix(name, "/host")) // multus mounts the host at /host
 	if err != nil {
 		return nil //nolint:nilerr // a resource of the cluster, which only multus can read
 	}
@@ -125,14 +125,14 @@ func (s *safety) devices(path string, o map[string]any) error {
 		return nil
 	case cni.IsPlugin(plugin, "macvlan") && text(o, "mode") == "passthru": // changes its master's address and mode
 		named = map[string]string{"master": text(o, "master")}
-	case s.Has(plugin) && !cni.IsPlugin(plugin, "host-device"):
+	case s.HasPlugin(plugin) && !cni.IsPlugin(plugin, "host-device"):
 		return nil
 	}
 	for _, key := range slices.Sorted(maps.Keys(named)) {
 		if named[key] == "" && key != "master" {
 			continue
 		}
-		if why := s.use(key, named[key]); why != "" {
+		if why := s.inUse(key, named[key]); why != "" {
 			return fmt.Errorf("%s %q: the device is not given to a test's container: %s; test a copy of the list with "+
 				"an idle device", cni.KeyIn(path, key), named[key], why)
 		}
@@ -140,8 +140,8 @@ func (s *safety) devices(path string, o map[string]any) error {
 	return nil
 }
 
-// use returns why a device is or may be in use; empty if it is idle.
-func (s *safety) use(key, value string) string {
+// inUse returns why a device is or may be in use; empty if it is idle.
+func (s *safety) inUse(key, value string) string {
 	l, err := s.find(key, value)
 	if err != nil {
 		return err.Error()

@@ -45,7 +45,7 @@ func (i *install) findLinks(steps []step) (found []links) {
 	}
 	var targets []string
 	for _, s := range steps {
-		if s.result == "" && s.kind.isOthers() {
+		if s.result == "" && s.kind.isForeign() {
 			targets = append(targets, filepath.Join(to, s.name))
 		}
 	}

@@ -51,8 +51,8 @@ func watchCommand(s *session) *cobra.Command {
 	return c
 }
 
-// cannotHold describes the consequence of a watch without its own table.
-const cannotHold = "connections do not survive a flush of all rules: this needs Linux 5.12, and only one hawser " +
+// noNATWarning describes the consequence of a watch without its own table.
+const noNATWarning = "connections do not survive a flush of all rules: this needs Linux 5.12, and only one hawser " +
 	"watch of a node can do it (restart this one when the other one has ended)"
 
 // reloadTime is the time that a program may need between flushing its rules and loading new ones. It is also the first
@@ -115,8 +115,8 @@ func (w watcher) run(ctx context.Context) error {
 	ctx, end := context.WithCancel(ctx)
 	nat := nft.New()
 	defer nat.Close()
-	if err := holdNAT(nat); err != nil {
-		w.reportError(ctx, "watch", fmt.Errorf("%s: %w", cannotHold, err))
+	if err := keepNAT(nat); err != nil {
+		w.reportError(ctx, "watch", fmt.Errorf("%s: %w", noNATWarning, err))
 	}
 	failed := make(chan error, 1)
 	flushed, deleted, lost := make(chan struct{}, 1), make(chan struct{}, 1), make(chan struct{}, 1)
@@ -221,7 +221,7 @@ func (w watcher) reapply(ctx context.Context) {
 	repairs, err := w.repairer.pass(ctx, "")
 	for _, r := range repairs {
 		if r.Error == "" {
-			w.report("restored", fmt.Sprintf("%s: %s: %s", r.Attachment, r.Plugin, gist(r.Missing)), r)
+			w.report("restored", fmt.Sprintf("%s: %s: %s", r.Attachment, r.Plugin, firstLine(r.Missing)), r)
 		}
 	}
 	w.reportError(ctx, "damaged", w.repairer.damaged)

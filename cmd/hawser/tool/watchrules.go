@@ -9,10 +9,10 @@ import (
 	"github.com/hawser-cni/plugins/pkg/nlattr"
 )
 
-// holdNAT keeps the kernel translating the packets of translated connections while no other table has a rule for them.
+// keepNAT keeps the kernel translating the packets of translated connections while no other table has a rule for them.
 // It creates a table that belongs to the socket of c (nft.AddTemporary), with a chain that registers NAT and a rule
 // whose only effect is to register connection tracking.
-func holdNAT(c *nft.Conn) error {
+func keepNAT(c *nft.Conn) error {
 	return c.AddTemporary(nft.Layout{Table: nft.Table{Family: nft.INet, Name: "hawser_watch"}, Chains: []nft.Chain{{
 		Name: "postrouting", Comment: "connections stay translated while others flush all rules",
 		Hook: &nft.Hook{Type: "nat", Point: nft.Postrouting, Priority: 100}, Rules: []nft.Rule{{nft.CtEstablished()}},

@@ -224,11 +224,11 @@ func advice(f skel.Failure) string {
 func (f failure) print(t table) {
 	times := ""
 	if f.Count > 1 {
-		times = fmt.Sprintf(", %d times since %s", f.Count, moment(f.First))
+		times = fmt.Sprintf(", %d times since %s", f.Count, formatTime(f.First))
 	}
 	for _, line := range [][]string{
 		{"pod:", f.Pod}, {"container:", fmt.Sprintf("%s, interface %s", f.ContainerID, cmp.Or(f.IfName, "?"))},
-		{"network:", f.Network}, {"failed:", fmt.Sprintf("%s at %s%s", f.Command, moment(f.Time), times)},
+		{"network:", f.Network}, {"failed:", fmt.Sprintf("%s at %s%s", f.Command, formatTime(f.Time), times)},
 		{"in:", strings.TrimSuffix(f.Plugin+", "+f.Step, ", ")}, {fmt.Sprintf("code %d:", f.Code), f.Msg},
 		{"details:", f.Details}, {"now:", f.Now}, {"what to do:", f.Advice},
 	} {

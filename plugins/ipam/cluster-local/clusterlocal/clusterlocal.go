@@ -305,7 +305,7 @@ const maxMisses = 64
 
 // allocate reserves the requested address of set n or, without a request, the first free candidate.
 func (a *allocation) allocate(ctx context.Context, n int, set ranges.Set) (netip.Addr, error) {
-	if asked := a.cfg.asked[n]; asked.Addr.IsValid() {
+	if asked := a.cfg.requested[n]; asked.Addr.IsValid() {
 		err := a.reserve(ctx, set, asked.Addr)
 		if errors.Is(err, errTaken) {
 			holder, ok, _ := a.cluster.lease(ctx, nameOf(a.space, asked.Addr))

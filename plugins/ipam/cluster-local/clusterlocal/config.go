@@ -88,7 +88,7 @@ type config struct {
 	place
 	resolvConf  string // empty: none
 	sets        []ranges.Set
-	asked       []ranges.Requested // for each set; the zero value asks for none
+	requested   []ranges.Requested // for each set; the zero value asks for none
 	staticIPs   []cni.IP           // given as they are, without a lease
 	routes      []cni.Route
 	dns         cni.DNS
@@ -173,7 +173,7 @@ func (cfg *config) parseArgs(args string, call ranges.RequestKeys, problems *cni
 	asked, err := call.Requested(values["IP"])
 	problems.Add(err)
 	if problems.Err() == nil && len(cfg.sets) > 0 {
-		cfg.asked, err = ranges.Assign(cfg.sets, asked)
+		cfg.requested, err = ranges.Assign(cfg.sets, asked)
 		problems.Add(err)
 	}
 }

@@ -124,11 +124,11 @@ func (c cluster) guard(ctx context.Context, pools []pool, l lease, subnet netip.
 			if err = c.addEntry(ctx, &pools[i], pools[i].offset(l.Space, addr), e); err == nil {
 				return nil
 			}
-			pools, err = c.afterRace(ctx, n, pools[i], err)
+			pools, err = c.retryPools(ctx, n, pools[i], err)
 		} else if err = c.createPool(ctx, pools, name, subnet.Masked()); err == nil {
 			pools, err = c.pools(ctx)
 		} else {
-			pools, err = c.afterRace(ctx, n, pool{}, err)
+			pools, err = c.retryPools(ctx, n, pool{}, err)
 		}
 		if err != nil {
 			return err
@@ -136,10 +136,10 @@ func (c cluster) guard(ctx context.Context, pools []pool, l lease, subnet netip.
 	}
 }
 
-// afterRace returns the current pools if err means that another node changed pool p since it was read, or created the
+// retryPools returns the current pools if err means that another node changed pool p since it was read, or created the
 // pool. Otherwise it returns err. The API server answers 422 both if the pool changed and if it does not accept the
-// entry. afterRace therefore compares the versions of p.
-func (c cluster) afterRace(ctx context.Context, n int, p pool, err error) ([]pool, error) {
+// entry. retryPools therefore compares the versions of p.
+func (c cluster) retryPools(ctx context.Context, n int, p pool, err error) ([]pool, error) {
 	if !kube.HasReason(err, "AlreadyExists") && (!kube.HasReason(err, "Invalid") || p.Metadata.Name == "") {
 		return nil, err
 	}
@@ -209,7 +209,7 @@ func (c cluster) unguard(ctx context.Context, space string, a cni.Attachment, ad
 		}
 		err = c.change(ctx, p, map[string]any{"op": "remove", "path": "/spec/allocations/" + key})
 		if err != nil {
-			pools, err = c.afterRace(ctx, n, *p, err)
+			pools, err = c.retryPools(ctx, n, *p, err)
 		} else {
 			delete(p.Spec.Allocations, key)
 		}

@@ -180,7 +180,7 @@ func (i *importRun) importLeases(ctx context.Context, p place, c cachedAttachmen
 		fmt.Fprintf(i.env.Stdout, "%s\tnode %q, %s, pod %q\n", name, s.node, attachment, e.Pod)
 		a.cfg.pod = e.Pod
 		if i.yes {
-			if err := a.adopt(ctx, name); err != nil {
+			if err := a.importLease(ctx, name); err != nil {
 				errs = append(errs, fmt.Errorf("%s of %s: %w", addr, attachment, err))
 				continue
 			}
@@ -190,8 +190,8 @@ func (i *importRun) importLeases(ctx context.Context, p place, c cachedAttachmen
 	return errors.Join(errs...)
 }
 
-// adopt creates the lease and adds it to the record. It accepts a lease that an earlier run created.
-func (a *allocation) adopt(ctx context.Context, name string) error {
+// importLease creates the lease and adds it to the record. It accepts a lease that an earlier run created.
+func (a *allocation) importLease(ctx context.Context, name string) error {
 	if a.record.Nonce == "" { // no record exists
 		a.record = record{Attachment: a.req.Attachment, Nonce: rand.Text()}
 		if err := a.createRecord(ctx, a.record); err != nil {

@@ -129,7 +129,7 @@ func (s *session) releaseRecord(ctx context.Context, r record) error {
 	if len(r.Open) > 0 {
 		boot, err := sysctl.BootID()
 		if err == nil {
-			err = s.tombstones().Put(ctx, tombstone{r.Nonce, r.Open, boot, sysctl.SinceBoot()})
+			err = s.tombstones().Put(ctx, tombstone{r.Nonce, r.Open, boot, sysctl.Uptime()})
 		}
 		if err != nil {
 			return err
@@ -160,7 +160,7 @@ func (s *session) sweepTombstones(ctx context.Context) {
 	for _, kept := range late[:min(len(late), tombstonesPerSweep)] {
 		t, age := kept.Record, tombstoneMaxAge // drop an earlier boot's, because GC lists all leases once per boot
 		if t.Boot == boot {
-			age = sysctl.SinceBoot() - t.Since // measured before the requests below
+			age = sysctl.Uptime() - t.Since // measured before the requests below
 		}
 		var err error
 		for _, name := range t.Names {
@@ -180,7 +180,7 @@ func (s *session) removeDamaged(ctx context.Context, a cni.Attachment) error {
 	if !s.records().HasFile(a.Hash()) {
 		return nil
 	}
-	dir, err := statefile.OpenOwn(s.records().Path, 0)
+	dir, err := statefile.OpenNoFollow(s.records().Path, 0)
 	if err != nil {
 		return err
 	}
@@ -206,7 +206,7 @@ func (p place) setMark(ctx context.Context, file, boot string) error {
 	if err != nil {
 		return err
 	}
-	dir, err := statefile.OpenOwn(p.records().Path, 0)
+	dir, err := statefile.OpenNoFollow(p.records().Path, 0)
 	if err == nil {
 		err = errors.Join(dir.Replace(file, []byte(boot), 0o600), dir.Close())
 	}

@@ -121,7 +121,7 @@ func (c *client) run(ctx context.Context) error {
 			c.log.Info("dropped", "reason", err)
 			return errors.Join(err, c.cleanUpOnce())
 		}
-		pause := min(c.progress.wake-sysctl.SinceBoot(), useInterval)
+		pause := min(c.progress.nextTick-sysctl.Uptime(), useInterval)
 		previous := c.lastError
 		c.lastError = ""
 		if err != nil {
@@ -169,15 +169,15 @@ func (c *client) exchange(ctx context.Context) error {
 	}
 	c.record.Client.MAC = l.MAC
 	hadLease := c.progress.lease != nil
-	for end := sysctl.SinceBoot() + exchangeTime; ; {
+	for end := sysctl.Uptime() + exchangeTime; ; {
 		if err := c.protocol.transmit(ctx, l); err != nil {
 			return err
 		}
-		now, isLost := sysctl.SinceBoot(), hadLease && c.progress.lease == nil
+		now, isLost := sysctl.Uptime(), hadLease && c.progress.lease == nil
 		if err := c.publish(l); err != nil || c.progress.state == bound || isLost || now >= end || ctx.Err() != nil {
 			return err
 		}
-		if err := c.protocol.awaitAnswer(ctx, l, min(c.progress.wake, end)-now); err != nil {
+		if err := c.protocol.awaitAnswer(ctx, l, min(c.progress.nextTick, end)-now); err != nil {
 			return err
 		}
 	}
@@ -294,7 +294,7 @@ func (c *client) releaseLease() (recipient string, err error) {
 			return "", err
 		}
 	}
-	if c.progress.lease == nil || sysctl.SinceBoot() >= c.progress.lease.expiry {
+	if c.progress.lease == nil || sysctl.Uptime() >= c.progress.lease.expiry {
 		return "no server", nil
 	}
 	return c.protocol.sendRelease(l)
@@ -357,7 +357,7 @@ func (c *client) checkUse() error {
 	case err == nil:
 		c.log.Info("namespace is no longer at its path", "path", c.record.NetnsPath, "now", c.usePath)
 	case isCertain:
-	case c.progress.lease == nil || sysctl.SinceBoot() >= c.progress.lease.expiry:
+	case c.progress.lease == nil || sysctl.Uptime() >= c.progress.lease.expiry:
 		err = fmt.Errorf("the lease has ended, and as far as processes could be read, %w", errGone)
 	case c.ns == nil:
 		err = errUncertain

@@ -18,7 +18,7 @@ func (m *machine) prepare(_ context.Context, l *link) error {
 }
 
 func (m *machine) transmit(ctx context.Context, l *link) (err error) {
-	if p := m.tick(sysctl.SinceBoot()); p != nil {
+	if p := m.tick(sysctl.Uptime()); p != nil {
 		_, err = l.send(ctx, p)
 	}
 	return err
@@ -27,7 +27,7 @@ func (m *machine) transmit(ctx context.Context, l *link) (err error) {
 func (m *machine) awaitAnswer(ctx context.Context, l *link, wait time.Duration) error {
 	message, err := l.receive(ctx, wait)
 	if message != nil && err == nil {
-		m.receive(sysctl.SinceBoot(), message)
+		m.receive(sysctl.Uptime(), message)
 	}
 	return err
 }

@@ -34,7 +34,7 @@ func (m *machine6) prepare(ctx context.Context, l *link) error {
 }
 
 func (m *machine6) transmit(_ context.Context, l *link) error {
-	now := sysctl.SinceBoot()
+	now := sysctl.Uptime()
 	if !m.tick(now) {
 		return nil
 	}
@@ -54,7 +54,7 @@ func (m *machine6) awaitAnswer(ctx context.Context, l *link, wait time.Duration)
 	if own := m.ra.LinkLocal; isSolicitationFor(b, own) {
 		return l.send6(unix.IPPROTO_ICMPV6, own, allNodes, neighborAdvert(own, l.macFor(own)))
 	}
-	m.receivePacket(sysctl.SinceBoot(), b)
+	m.receivePacket(sysctl.Uptime(), b)
 	return nil
 }
 
@@ -84,13 +84,13 @@ func (m *machine6) sendRelease(l *link) (recipient string, err error) {
 	if lease.Server == nil {
 		return "no server", nil
 	}
-	m.enter(releasing, sysctl.SinceBoot())
+	m.enter(releasing, sysctl.Uptime())
 	for range tries {
-		now := sysctl.SinceBoot()
+		now := sysctl.Uptime()
 		if err := l.send6(unix.IPPROTO_UDP, m.ra.LinkLocal, allServers, m.message(now).encode()); err != nil {
 			return "", err
 		}
-		for end := now + pause; now < end; now = sysctl.SinceBoot() {
+		for end := now + pause; now < end; now = sysctl.Uptime() {
 			if err := m.awaitAnswer(context.Background(), l, end-now); err != nil {
 				return "", err
 			}

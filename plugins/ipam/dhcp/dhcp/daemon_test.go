@@ -374,8 +374,8 @@ var _ = Describe("the daemon", func() {
 		s, d := l.begin(shortLease(600)...)
 		l.configure(c)
 		d.end(syscall.SIGKILL)
-		since := sysctl.SinceBoot()
-		Eventually(sysctl.SinceBoot).Should(BeNumerically(">", since+time.Second))
+		since := sysctl.Uptime()
+		Eventually(sysctl.Uptime).Should(BeNumerically(">", since+time.Second))
 		before := count(s, request)()
 		l.start()
 		Eventually(count(s, request)).Should(BeNumerically(">", before))
@@ -428,12 +428,12 @@ var _ = Describe("the daemon", func() {
 
 	It("does not wait, when it ends, for a client that says nothing", func() {
 		Eventually(func() time.Duration { // a daemon that waits takes callTime each time, a busy machine not
-			d, since := l.start(), sysctl.SinceBoot()
+			d, since := l.start(), sysctl.Uptime()
 			conn := nstest.Must(net.Dial("unix", l.socket))
 			defer conn.Close()
 			l.Succeeds(l.call("STATUS", c)) // which is taken after the other one
 			Expect(d.end(syscall.SIGTERM)).To(BeZero())
-			return sysctl.SinceBoot() - since
+			return sysctl.Uptime() - since
 		}).Should(BeNumerically("<", callTime))
 	})
 
@@ -642,9 +642,9 @@ var _ = DescribeTable("a lease is there at once, and is released while the inter
 			call.Conf = strings.Replace(call.Conf.(string), `"type": "bridge"`, own, 1)
 			return Ran(l.Run(call.Program(l.World, program)))
 		}
-		began := sysctl.SinceBoot()
+		began := sysctl.Uptime()
 		r := run(l.call("ADD", c)).Added()
-		GinkgoWriter.Println("ADD took", sysctl.SinceBoot()-began, "and", count(s, discover)(), "DISCOVER")
+		GinkgoWriter.Println("ADD took", sysctl.Uptime()-began, "and", count(s, discover)(), "DISCOVER")
 		Expect(addrs(c)()).To(Equal([]string{"10.9.0.50/24"}))
 		Expect(run(l.withPrevResult("CHECK", c, r)).Code).To(BeZero())
 		isReleased := func(ended Answer) {

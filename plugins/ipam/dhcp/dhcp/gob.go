@@ -314,7 +314,7 @@ func (r *gobReader) value(id int, v reflect.Value) {
 		r.fail(fmt.Errorf("values are nested more than %d deep", maxGobDepth))
 	case r.values > maxGobValues:
 		r.fail(fmt.Errorf("more than %d values", maxGobValues))
-	case v.IsValid() && !t.fits(id, v):
+	case v.IsValid() && !t.matches(id, v):
 		r.fail(fmt.Errorf("a value of type %d is not a %s", id, v.Type()))
 	case t.Array != nil:
 		r.elements(t.Array.Elem, v)
@@ -334,8 +334,8 @@ func (r *gobReader) value(id int, v reflect.Value) {
 	}
 }
 
-// fits reports whether values of the type with this ID can be read into v.
-func (t gobType) fits(id int, v reflect.Value) bool {
+// matches reports whether values of the type with this ID can be read into v.
+func (t gobType) matches(id int, v reflect.Value) bool {
 	if basic := gobBasic(v.Type()); basic != 0 {
 		return id == basic
 	}

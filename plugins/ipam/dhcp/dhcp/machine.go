@@ -41,11 +41,11 @@ func (i *identity) isFirst() bool { return i.MAC == nil }
 // progress is the common part of the state machines of both address families, which the client also reads. Times are
 // since boot.
 type progress struct {
-	flags flags
-	state state
-	lease *lease        // nil: none
-	wake  time.Duration // when tick must be called next
-	fault error         // why the last answer was refused, no server could be contacted, or the lease was lost
+	flags    flags
+	state    state
+	lease    *lease        // nil: none
+	nextTick time.Duration // when tick must be called next
+	fault    error         // why the last answer was refused, no server could be contacted, or the lease was lost
 
 	started time.Duration // beginning of the current attempt to get or renew a lease
 	tries   int           // transmissions of the current message
@@ -79,7 +79,7 @@ func (m *machine) enter(s state, now time.Duration) {
 		m.offer = nil
 		binary.BigEndian.PutUint32(m.xid[:], rand.Uint32())
 	}
-	m.state, m.tries, m.wake = s, 0, now
+	m.state, m.tries, m.nextTick = s, 0, now
 }
 
 // tick advances the machine to now. It returns the packet that must be sent, or nil.
@@ -98,7 +98,7 @@ func (m *machine) tick(now time.Duration) *packet {
 			m.enter(renewing, now)
 		}
 	}
-	if m.state == bound || now < m.wake {
+	if m.state == bound || now < m.nextTick {
 		return nil
 	}
 	switch {
@@ -108,7 +108,7 @@ func (m *machine) tick(now time.Duration) *packet {
 		m.enterBound()
 		return m.tick(now)
 	}
-	m.wake = now + m.pause(now)
+	m.nextTick = now + m.pause(now)
 	m.tries++
 	if m.state != requesting {
 		m.secs = uint16(min((now-m.started)/time.Second, 1<<16-1))
@@ -120,7 +120,7 @@ func (m *machine) tick(now time.Duration) *packet {
 var errExpired = errors.New("the lease has expired")
 
 // enterBound changes the state to BOUND until the lease must be renewed.
-func (c *progress) enterBound() { c.state, c.wake, c.naks = bound, c.lease.renew, 0 }
+func (c *progress) enterBound() { c.state, c.nextTick, c.naks = bound, c.lease.renew, 0 }
 
 // halfRemaining returns half the time until end, but at least a second unless end is earlier.
 func halfRemaining(now, end time.Duration) time.Duration {
@@ -237,7 +237,7 @@ func (m *machine) receive(now time.Duration, p *dhcpv4.DHCPv4) {
 // backOff delays the next message after a refusal, because a server that refuses everything would otherwise keep the
 // client busy.
 func (c *progress) backOff(now time.Duration) {
-	c.wake = now + min(minPause<<min(c.naks, fastTries), c.flags.maxPause)
+	c.nextTick = now + min(minPause<<min(c.naks, fastTries), c.flags.maxPause)
 	c.naks++
 }
 

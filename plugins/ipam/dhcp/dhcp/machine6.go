@@ -41,7 +41,7 @@ type machine6 struct {
 func (m *machine6) enter(s state, now time.Duration) {
 	binary.BigEndian.PutUint16(m.xid[:], uint16(rand.Uint32()))
 	m.xid[2] = byte(rand.Uint32())
-	m.state, m.tries, m.wake, m.started = s, 0, now, now
+	m.state, m.tries, m.nextTick, m.started = s, 0, now, now
 }
 
 // tick advances the machine to now. It reports whether the message of the current state must be sent.
@@ -58,7 +58,7 @@ func (m *machine6) tick(now time.Duration) bool {
 			m.enter(rebinding, now)
 		}
 	}
-	if now < m.wake {
+	if now < m.nextTick {
 		return false
 	}
 	switch {
@@ -69,7 +69,7 @@ func (m *machine6) tick(now time.Duration) bool {
 	case m.state == requesting && m.tries == maxTries:
 		m.enter(selecting, now)
 	}
-	m.wake = now + m.pause(now)
+	m.nextTick = now + m.pause(now)
 	m.tries++
 	if m.sent == nil {
 		m.sent = map[state]int{}

@@ -45,7 +45,7 @@ func newLife6(way string) *life6 {
 func (l *life6) nextMessage() (state, *message6) {
 	GinkgoHelper()
 	for range 100 {
-		l.now = max(l.now, l.wake)
+		l.now = max(l.now, l.nextTick)
 		if l.tick(l.now) {
 			if l.state == soliciting {
 				return l.state, nil
@@ -366,7 +366,7 @@ var _ = Describe("the machine of IPv6", func() {
 		l.hear6(l.answer6(advertise))
 		l.nextMessage()
 		l.hear6(l.answer6(reply6, func(a *answerOf) { a.status, a.addr = 1, netip.Addr{} }))
-		Expect(l.wake).To(BeNumerically(">", l.now))
+		Expect(l.nextTick).To(BeNumerically(">", l.now))
 	})
 
 	It("renews with its server, and stays bound while only a router answers", Label("ipv6-times"), func() {
@@ -528,10 +528,10 @@ var _ = Describe("the machine of IPv6", func() {
 			Expect(said).To(Equal(soliciting))
 		}
 		left := l.lease.expiry
-		l.now = l.wake
+		l.now = l.nextTick
 		Expect(l.tick(l.now)).To(BeFalse())
 		Expect(l.state).To(Equal(bound))
-		Expect(l.wake - l.now).To(Equal((left - l.now) / 2))
+		Expect(l.nextTick - l.now).To(Equal((left - l.now) / 2))
 	},
 		Entry("the router's", uint16(1000), uint32(86400), uint32(90000), 500*time.Second),
 		Entry("the prefix's", uint16(9000), uint32(300), uint32(600), 300*time.Second),
@@ -651,7 +651,7 @@ func liveOn6(t *testing.T, r record, now time.Duration) {
 	_ = m.lease.String()
 	m.resume(now)
 	for range 16 {
-		now = max(now, m.wake)
+		now = max(now, m.nextTick)
 		if m.tick(now) && m.state != soliciting {
 			m.message(now).encode()
 		}
@@ -672,14 +672,14 @@ func FuzzAnswer6(f *testing.F) {
 			l = newLife6(modeDHCP)
 		}
 		for i := range 12 {
-			l.now = max(l.now, l.wake)
+			l.now = max(l.now, l.nextTick)
 			l.tick(l.now)
 			b := bytes.Clone([][]byte{first, second, third}[i%3])
 			if len(b) > 52 && b[6] == unix.IPPROTO_UDP {
 				copy(b[49:], l.xid[:])
 			}
 			l.receivePacket(l.now, b)
-			if l.wake < l.now {
+			if l.nextTick < l.now {
 				t.Fatal("the machine wants to go back in time")
 			}
 			checkLease6(t, l.lease)

@@ -54,7 +54,7 @@ func (l *life) receiveAnswer(kind dhcpv4.MessageType, more ...dhcpv4.Modifier) {
 // next advances the clock to the machine's next wake-up, and returns the packet that it sends.
 func (l *life) next() *packet {
 	GinkgoHelper()
-	l.now = max(l.now, l.wake)
+	l.now = max(l.now, l.nextTick)
 	return l.tick(l.now)
 }
 
@@ -92,7 +92,7 @@ var _ = Describe("the machine", func() {
 		var pauses []time.Duration
 		for range 22 {
 			Expect(l.next().message.MessageType()).To(Equal(dhcpv4.MessageTypeDiscover))
-			pauses = append(pauses, l.wake-l.now)
+			pauses = append(pauses, l.nextTick-l.now)
 		}
 		for i, want := range []time.Duration{250 * time.Millisecond, 500 * time.Millisecond, time.Second,
 			2 * time.Second, 4 * time.Second, 4 * time.Second} {
@@ -115,7 +115,7 @@ var _ = Describe("the machine", func() {
 		l.receiveAnswer(dhcpv4.MessageTypeAck)
 		Expect(l.lease.prefix().String()).To(Equal("10.9.0.50/24"))
 		Expect(l.tick(l.now)).To(BeNil())
-		Expect(l.wake - l.now).To(Equal(30 * time.Minute))
+		Expect(l.nextTick - l.now).To(Equal(30 * time.Minute))
 	})
 
 	It("begins anew when the server that made an offer is silent", func() {
@@ -387,7 +387,7 @@ func FuzzAnswer(f *testing.F) {
 	f.Fuzz(func(t *testing.T, message []byte, rounds uint8) {
 		l := newLife()
 		for range rounds % 16 {
-			l.now = max(l.now, l.wake)
+			l.now = max(l.now, l.nextTick)
 			if l.tick(l.now) == nil {
 				t.Fatal("nothing is sent when it is time")
 			}
@@ -397,7 +397,7 @@ func FuzzAnswer(f *testing.F) {
 			}
 			p.OpCode, p.TransactionID, p.ClientHWAddr = dhcpv4.OpcodeBootReply, l.xid, ownMAC
 			l.receive(l.now, p)
-			if l.wake < l.now {
+			if l.nextTick < l.now {
 				t.Fatal("the machine wants to go back in time")
 			}
 			checkLease(t, l.lease)
@@ -471,7 +471,7 @@ func FuzzRecord(f *testing.F) {
 			m.enter(rebooting, now)
 		}
 		for range 16 {
-			now = max(now, m.wake)
+			now = max(now, m.nextTick)
 			if p := m.tick(now); p != nil {
 				p.message.ToBytes()
 			}

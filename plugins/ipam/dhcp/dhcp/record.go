@@ -86,7 +86,7 @@ func recordsFor(root, socket string) *statefile.Store[record] {
 func list(context.Context, *skel.Request) (all []cni.Holding, err error) {
 	dirs, _ := filepath.Glob(leaseRoot + "*") // the pattern is valid
 	dirs6, _ := filepath.Glob(lease6Root + "*")
-	boot := time.Now().Add(-sysctl.SinceBoot())
+	boot := time.Now().Add(-sysctl.Uptime())
 	var errs []error
 	for _, dir := range append(dirs, dirs6...) {
 		records := statefile.NewStore[record](dir, statefile.DefaultWait)

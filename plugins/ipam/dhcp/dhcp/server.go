@@ -156,7 +156,7 @@ func (d *daemon) restore() error {
 		}
 		close(c.ready)
 		if c.progress.lease != nil {
-			c.protocol.resume(sysctl.SinceBoot())
+			c.protocol.resume(sysctl.Uptime())
 		}
 		c.start()
 	}
@@ -381,7 +381,7 @@ func (d *daemon) check(a cni.Attachment, call rpcCall) (*cni.Result, error) {
 			return nil, cni.Errorf(cni.CodeDrift, "%s has no %s", a, name)
 		}
 		l := c.applied.Load()
-		if l == nil || sysctl.SinceBoot() >= l.expiry {
+		if l == nil || sysctl.Uptime() >= l.expiry {
 			return nil, cni.Errorf(cni.CodeDrift, "the %s of %s has expired or was refused by the server", name, a)
 		}
 		if !hasInode(c.daemon.hostPrefix+call.Netns, c.record.Netns) {

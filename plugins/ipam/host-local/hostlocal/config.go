@@ -40,7 +40,7 @@ type config struct {
 	dataDir      string
 	resolvConf   string // empty: none
 	sets         []ranges.Set
-	asked        []ranges.Requested // requested address for each set; zero: none
+	requested    []ranges.Requested // requested address for each set; zero: none
 	routes       []cni.Route
 	failWhenFull bool
 	reclaim      bool
@@ -75,7 +75,7 @@ func parseConfig(req *skel.Request, wire wireConfig, problems *cni.Problems) *co
 	asked, err := wire.Requested(values["IP"])
 	problems.Add(err)
 	if problems.Err() == nil && len(cfg.sets) > 0 {
-		cfg.asked, err = ranges.Assign(cfg.sets, asked)
+		cfg.requested, err = ranges.Assign(cfg.sets, asked)
 		problems.Add(err)
 	}
 	return cfg

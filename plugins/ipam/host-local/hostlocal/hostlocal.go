@@ -56,7 +56,7 @@ func check(ctx context.Context, req *skel.Request, cfg *config) error {
 	}
 	var held []netip.Addr
 	if s != nil {
-		held, err = s.heldBy(ownerText(req.ContainerID, req.IfName), req.ContainerID)
+		held, err = s.findLeases(ownerText(req.ContainerID, req.IfName), req.ContainerID)
 		if err = errors.Join(err, s.close()); err != nil {
 			return err
 		}
@@ -174,7 +174,7 @@ func (a *allocation) podKey() string { return a.cfg.pod + "\n" + a.req.IfName }
 // allocate allocates an address from each set. After an error, the rollback releases all of them.
 func allocate(s *leaseDir, req *skel.Request, cfg *config) ([]cni.IP, error) {
 	a := allocation{s, req, cfg, ownerText(req.ContainerID, req.IfName), map[int]bool{}}
-	held, err := s.heldBy(a.owner, req.ContainerID)
+	held, err := s.findLeases(a.owner, req.ContainerID)
 	if err != nil {
 		return nil, err
 	}
@@ -223,7 +223,7 @@ func allocate(s *leaseDir, req *skel.Request, cfg *config) ([]cni.IP, error) {
 // allocateOne reserves an address of set n: the requested address or, without a request, the pod's last address if it
 // is free, or otherwise the first free address after the last assigned one.
 func (a *allocation) allocateOne(n int, set ranges.Set) (netip.Addr, error) {
-	if request := a.cfg.asked[n]; request.Addr.IsValid() {
+	if request := a.cfg.requested[n]; request.Addr.IsValid() {
 		err := a.reserveOrReclaim(request.Addr)
 		if errors.Is(err, errTaken) {
 			owner, _ := a.leaseDir.owner(request.Addr) // reserve has read it without an error
@@ -294,7 +294,7 @@ func (s *leaseDir) firstFree(order iter.Seq[netip.Addr], try func(netip.Addr) er
 	var taken addrSet
 	misses := 0
 	for addr := range order {
-		if taken.has(addr) {
+		if taken.contains(addr) {
 			continue
 		}
 		err := try(addr)
@@ -302,7 +302,7 @@ func (s *leaseDir) firstFree(order iter.Seq[netip.Addr], try func(netip.Addr) er
 			return addr, err
 		}
 		if misses++; misses == maxMisses && s.loadIndex() == nil {
-			if taken, err = s.index.taken(); err != nil {
+			if taken, err = s.index.addresses(); err != nil {
 				return addr, err
 			}
 		}
@@ -324,7 +324,7 @@ func releaseAll(ctx context.Context, dataDir, network string, owners ...string) 
 	if s == nil || err != nil {
 		return err
 	}
-	held, err := s.heldBy(owners...)
+	held, err := s.findLeases(owners...)
 	errs := []error{err}
 	for _, addr := range held {
 		errs = append(errs, s.release(addr))

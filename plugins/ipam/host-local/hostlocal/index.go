@@ -162,14 +162,14 @@ func (s addrSet) add(addr netip.Addr) {
 	s[key][word] |= mask
 }
 
-func (s addrSet) has(addr netip.Addr) bool {
+func (s addrSet) contains(addr netip.Addr) bool {
 	key, word, mask := bit(addr)
 	block := s[key]
 	return block != nil && block[word]&mask != 0
 }
 
-// taken returns the set of all addresses in the index.
-func (x *index) taken() (addrSet, error) {
+// addresses returns the set of all addresses in the index.
+func (x *index) addresses() (addrSet, error) {
 	taken := addrSet{}
 	err := x.scan(func(_ int, entries []byte) {
 		for entry := range slices.Chunk(entries, entrySize) {
@@ -249,7 +249,7 @@ func (s *leaseDir) loadIndex() error {
 	if s.index != nil {
 		return nil
 	}
-	dir, err := statefile.OpenOwn(filepath.Join(s.dataDir, indexDir), 0)
+	dir, err := statefile.OpenNoFollow(filepath.Join(s.dataDir, indexDir), 0)
 	if err != nil {
 		return err
 	}
@@ -306,7 +306,7 @@ func (s *leaseDir) writeIndex() (err error) {
 	if s.index.header, _, err = s.identity(); err != nil {
 		return err
 	}
-	dir, err := statefile.OpenOwn(filepath.Join(s.dataDir, indexDir), 0o700)
+	dir, err := statefile.OpenNoFollow(filepath.Join(s.dataDir, indexDir), 0o700)
 	if err != nil {
 		return err
 	}

@@ -65,7 +65,7 @@ func openLeaseDir(ctx context.Context, dataDir, network string, perm fs.FileMode
 // openUnlocked opens the directory as openLeaseDir does, but without the lock.
 func openUnlocked(dataDir, network string, perm fs.FileMode) (*leaseDir, error) {
 	path := filepath.Join(dataDir, network)
-	dir, err := statefile.OpenOwn(path, perm)
+	dir, err := statefile.OpenNoFollow(path, perm)
 	if err == nil {
 		return &leaseDir{dataDir: dataDir, network: network, dir: dir}, nil
 	}
@@ -143,9 +143,9 @@ func ownerOf(content []byte) string {
 	return string(bytes.TrimSpace(content))
 }
 
-// heldBy returns the addresses of the first of the owners that has any. It uses the index or, if that is not current,
-// the directory.
-func (s *leaseDir) heldBy(owners ...string) ([]netip.Addr, error) {
+// findLeases returns the addresses of the first of the owners that has any. It uses the index or, if that is not
+// current, the directory.
+func (s *leaseDir) findLeases(owners ...string) ([]netip.Addr, error) {
 	if s.loadIndex() == nil {
 		if addrs, err := s.findIndexed(owners); err == nil {
 			return addrs, nil
@@ -157,8 +157,8 @@ func (s *leaseDir) heldBy(owners ...string) ([]netip.Addr, error) {
 	return s.findIndexed(owners)
 }
 
-// findIndexed returns what heldBy returns, from the index. It verifies each lease by reading its file, because a file
-// that is rewritten in place does not change the directory's time. It returns errStale if the index is wrong.
+// findIndexed returns what findLeases returns, from the index. It verifies each lease by reading its file, because a
+// file that is rewritten in place does not change the directory's time. It returns errStale if the index is wrong.
 func (s *leaseDir) findIndexed(owners []string) (addrs []netip.Addr, err error) {
 	found, err := s.index.find(owners...)
 	if err != nil {
@@ -219,8 +219,8 @@ func (s *leaseDir) reserve(addr netip.Addr, owner string) error {
 	return nil
 }
 
-// release removes the lease of an address. In this call, heldBy or a judge must have returned the address, or reserve
-// must have reserved it.
+// release removes the lease of an address. In this call, findLeases or a judge must have returned the address, or
+// reserve must have reserved it.
 func (s *leaseDir) release(addr netip.Addr) error {
 	s.changed = true
 	if err := s.dir.Remove(addr.String()); err != nil {

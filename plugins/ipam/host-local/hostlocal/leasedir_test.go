@@ -31,7 +31,7 @@ func (n network) withLeaseDir(do func(s *leaseDir)) {
 func (n network) lookup(owner string) (held []netip.Addr, walked bool) {
 	GinkgoHelper()
 	n.withLeaseDir(func(s *leaseDir) {
-		held, walked = nstest.Must(s.heldBy(owner)), s.hasWalked()
+		held, walked = nstest.Must(s.findLeases(owner)), s.hasWalked()
 	})
 	return held, walked
 }
@@ -40,7 +40,7 @@ func (n network) lookup(owner string) (held []netip.Addr, walked bool) {
 func (n network) reserve(addr, owner string) {
 	GinkgoHelper()
 	n.withLeaseDir(func(s *leaseDir) {
-		Expect(s.heldBy(owner)).To(BeEmpty())
+		Expect(s.findLeases(owner)).To(BeEmpty())
 		Expect(s.reserve(netip.MustParseAddr(addr), owner)).To(Succeed())
 	})
 }
@@ -67,7 +67,7 @@ var _ = Describe("the index", func() {
 		n = network{dataDir: GinkgoT().TempDir()}
 		n.reserve("10.1.2.2", "c1\r\neth0")
 		n.withLeaseDir(func(s *leaseDir) {
-			Expect(s.heldBy("nobody")).To(BeEmpty())
+			Expect(s.findLeases("nobody")).To(BeEmpty())
 			Expect(s.reserve(netip.MustParseAddr("2001:db8::2"), "c1\r\neth0")).To(Succeed())
 		})
 	})
@@ -76,8 +76,8 @@ var _ = Describe("the index", func() {
 		n.knows("c1\r\neth0", "10.1.2.2", "2001:db8::2")
 		n.reserve("10.1.2.3", "c2\r\neth0")
 		n.withLeaseDir(func(s *leaseDir) {
-			Expect(s.heldBy("c2\r\neth0")).To(HaveLen(1))
-			Expect(s.heldBy("c1\r\neth0")).To(HaveLen(2))
+			Expect(s.findLeases("c2\r\neth0")).To(HaveLen(1))
+			Expect(s.findLeases("c1\r\neth0")).To(HaveLen(2))
 			Expect(s.release(netip.MustParseAddr("10.1.2.2"))).To(Succeed())
 			Expect(s.hasWalked()).To(BeFalse())
 		})
@@ -95,22 +95,22 @@ var _ = Describe("the index", func() {
 				want := maps.Clone(owners)
 				maps.DeleteFunc(want, func(_ netip.Addr, o string) bool { return o != owner })
 				at := fmt.Sprintf("seed %d, step %d", seed, step)
-				Expect(s.heldBy(owner)).To(ConsistOf(slices.Collect(maps.Keys(want))), at)
+				Expect(s.findLeases(owner)).To(ConsistOf(slices.Collect(maps.Keys(want))), at)
 				Expect(s.hasWalked()).To(BeFalse(), at)
 				if owners[addr] == "" {
 					Expect(s.reserve(addr, owner)).To(Succeed())
 					owners[addr] = owner
 				} else {
-					Expect(s.heldBy(owners[addr])).To(ContainElement(addr), at)
+					Expect(s.findLeases(owners[addr])).To(ContainElement(addr), at)
 					Expect(s.release(addr)).To(Succeed())
 					delete(owners, addr)
 				}
-				taken := nstest.Must(s.index.taken())
+				taken := nstest.Must(s.index.addresses())
 				Expect(s.index.count).To(Equal(len(owners)+2), at)
 				for addr := range owners {
-					Expect(taken.has(addr)).To(BeTrue(), at)
+					Expect(taken.contains(addr)).To(BeTrue(), at)
 				}
-				Expect(taken.has(addr)).To(Equal(owners[addr] != ""), at)
+				Expect(taken.contains(addr)).To(Equal(owners[addr] != ""), at)
 			})
 		}
 	})
@@ -181,7 +181,7 @@ var _ = Describe("the index", func() {
 
 	It("is made anew after a kill between the change and the stamp", func() {
 		s := nstest.Must(openLeaseDir(context.Background(), n.dataDir, "net", dirMode))
-		Expect(s.heldBy("nobody")).To(BeEmpty())
+		Expect(s.findLeases("nobody")).To(BeEmpty())
 		Expect(s.reserve(netip.MustParseAddr("10.1.2.5"), "c5")).To(Succeed())
 		Expect(s.lock.Unlock()).To(Succeed()) // as the kernel does for the dead
 		n.mustWalk("c5", "10.1.2.5")
@@ -208,7 +208,7 @@ var _ = Describe("the index", func() {
 		}
 		Expect(os.Truncate(n.path("10.1.2.140"), 0)).To(Succeed()) // not seen in the directory's time
 		n.withLeaseDir(func(s *leaseDir) {
-			Expect(s.heldBy("c4")).To(BeEmpty())
+			Expect(s.findLeases("c4")).To(BeEmpty())
 			Expect(allocateFrom(s, all, "c4")).To(Equal(netip.MustParseAddr("10.1.2.140")))
 			_, err := allocateFrom(s, all, "c5")
 			Expect(err).To(MatchError(errFull))
@@ -218,7 +218,7 @@ var _ = Describe("the index", func() {
 
 // allocateFrom allocates an address of a set for an owner, without reclaiming any.
 func allocateFrom(s *leaseDir, set ranges.Set, owner string) (netip.Addr, error) {
-	cfg := &config{sets: []ranges.Set{set}, asked: make([]ranges.Requested, 1)}
+	cfg := &config{sets: []ranges.Set{set}, requested: make([]ranges.Requested, 1)}
 	return (&allocation{leaseDir: s, cfg: cfg, owner: owner}).allocateOne(0, set)
 }
 
@@ -275,7 +275,7 @@ var _ = Describe("the lease directory", func() {
 		nstest.WithoutDAC(func() {
 			for range 2 { // nor was anything kept of the first look
 				n.withLeaseDir(func(s *leaseDir) {
-					_, err := s.heldBy("c7\r\neth0")
+					_, err := s.findLeases("c7\r\neth0")
 					Expect(err).To(MatchError(unix.EACCES))
 					Expect(s.reserve(netip.MustParseAddr("10.1.2.7"), "c8")).To(MatchError(unix.EACCES))
 					Expect(s.reserve(netip.MustParseAddr("10.1.2.8"), "c8")).To(Succeed())
@@ -329,7 +329,7 @@ var _ = Describe("the lease directory", func() {
 		n.write("10.1.2.9", "c9")
 		Expect(unix.Mount("none", n.dataDir, "", unix.MS_REMOUNT|unix.MS_RDONLY, "")).To(Succeed())
 		s := nstest.Must(openLeaseDir(context.Background(), n.dataDir, "net", 0))
-		Expect(s.heldBy("c9")).To(ConsistOf(addrs("10.1.2.9")))
+		Expect(s.findLeases("c9")).To(ConsistOf(addrs("10.1.2.9")))
 		Expect(s.release(netip.MustParseAddr("10.1.2.9"))).To(MatchError(unix.EROFS))
 		Expect(s.close()).To(Succeed())
 		Expect(n.leases()).To(beLeases("10.1.2.2", "10.1.2.9"))
@@ -341,7 +341,7 @@ var _ = Describe("the lease directory", func() {
 		for i := 0; i < 250 && full == nil; i++ {
 			n.withLeaseDir(func(s *leaseDir) {
 				owner := fmt.Sprint("c", i, "\r\neth0")
-				Expect(s.heldBy(owner)).To(BeEmpty())
+				Expect(s.findLeases(owner)).To(BeEmpty())
 				full = s.reserve(netip.AddrFrom4([4]byte{10, 1, 2, byte(i)}), owner)
 			})
 		}

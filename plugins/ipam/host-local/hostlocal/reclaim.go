@@ -41,7 +41,7 @@ import (
 // For example, a power failure leaves the leases of all pods behind. Their notes name the earlier boot, so when the
 // set is full, ADD releases up to maxReclaims of them, the oldest first, and reserves the first of these addresses.
 //
-// A container with addresses in several sets is released completely (withOtherSets).
+// A container with addresses in several sets is released completely (addOtherSets).
 
 // note is the extended attribute of a lease file that records the namespace and the owner for which the lease was
 // written. The file's text cannot contain the note, because it has the reference plugin's format. A note has at most 64
@@ -112,7 +112,7 @@ func (s *leaseDir) ownerNote(netns, owner string) []byte {
 type judge struct {
 	*leaseDir
 	boot         string
-	booted       time.Time                              // no file of this boot was changed before; zero if unknown
+	bootTime     time.Time                              // no file of this boot was changed before; zero if unknown
 	isOneMachine bool                                   // no other machine can have written the notes
 	mayBeGone    func(ns.Identity) bool                 // quick test of a namespace, certain only if it returns false
 	isGone       func() (func(ns.Identity) bool, error) // certain test; nil: mayBeGone decides
@@ -124,7 +124,7 @@ type judge struct {
 
 func (s *leaseDir) newJudge() (*judge, error) {
 	boot, err := s.bootPrefix()
-	return &judge{leaseDir: s, boot: boot, booted: bootTime(), isOneMachine: isLocal(s.dir),
+	return &judge{leaseDir: s, boot: boot, bootTime: bootTime(), isOneMachine: isLocal(s.dir),
 		goneByCookie: map[uint64]bool{}}, err
 }
 
@@ -137,7 +137,7 @@ func bootTime() time.Time {
 		run.Mask&unix.STATX_BTIME == 0 {
 		return time.Time{}
 	}
-	booted, created := time.Now().Add(-sysctl.SinceBoot()), time.Unix(run.Btime.Sec, int64(run.Btime.Nsec))
+	booted, created := time.Now().Add(-sysctl.Uptime()), time.Unix(run.Btime.Sec, int64(run.Btime.Nsec))
 	if created.Before(booted) {
 		booted = created
 	}
@@ -193,7 +193,7 @@ func (j *judge) isOfEarlierBoot(l *lease) bool {
 	if !j.isOneMachine || !j.readChanged(l) {
 		return false
 	}
-	if !l.hasNote && !l.changed.Before(j.booted) {
+	if !l.hasNote && !l.changed.Before(j.bootTime) {
 		j.withoutNote++
 		return false
 	}
@@ -306,13 +306,13 @@ func (s *leaseDir) findStale(order iter.Seq[netip.Addr], limit int) (stale []lea
 	if j.uncertain != nil {
 		reason = j.uncertain.Error()
 	}
-	return j.withOtherSets(stale[:min(len(stale), limit)]), reason
+	return j.addOtherSets(stale[:min(len(stale), limit)]), reason
 }
 
-// withOtherSets adds the leases that the owners hold in other sets, which may never be full themselves, so that each
+// addOtherSets adds the leases that the owners hold in other sets, which may never be full themselves, so that each
 // container is released completely. These leases come first: if the call is killed halfway, the lease in the full set
 // remains, and a later call continues from it.
-func (j *judge) withOtherSets(stale []lease) (all []lease) {
+func (j *judge) addOtherSets(stale []lease) (all []lease) {
 	if j.index == nil || len(stale) == 0 {
 		return stale
 	}
@@ -347,7 +347,7 @@ func (s *leaseDir) leasesOfEarlierBoots(addrs ...netip.Addr) (stale []lease) {
 			stale = append(stale, l)
 		}
 	}
-	return j.withOtherSets(stale)
+	return j.addOtherSets(stale)
 }
 
 // maxReclaims limits the number of leases of a set that one call releases, so that the call does not take too long.

@@ -283,11 +283,11 @@ var _ = Describe("a full set", Label("reclaim"), func() {
 		n.withLeaseDir(func(s *leaseDir) {
 			j, addr := nstest.Must(s.newJudge()), netip.MustParseAddr("10.1.2.2")
 			isDead := func() bool { _, isDead := j.examine(addr); return isDead }
-			Expect(j.booted).To(BeTemporally("<", time.Now()))
+			Expect(j.bootTime).To(BeTemporally("<", time.Now()))
 			Expect(isDead()).To(BeFalse())
-			j.booted = time.Now().Add(time.Second)
+			j.bootTime = time.Now().Add(time.Second)
 			Expect(isDead()).To(BeTrue())
-			j.booted = time.Time{} // nothing says when it was
+			j.bootTime = time.Time{} // nothing says when it was
 			Expect(isDead()).To(BeFalse())
 		})
 	})

@@ -30,7 +30,7 @@ func slotOf(pod string, set int) (offset int64, owner string) {
 // openSticky opens the table. If it does not exist, openSticky creates it with mode or, if mode is 0, returns an
 // error that matches fs.ErrNotExist.
 func (s *leaseDir) openSticky(mode fs.FileMode) (*os.File, error) {
-	dir, err := statefile.OpenOwn(filepath.Join(s.dataDir, indexDir, stickyDir), mode)
+	dir, err := statefile.OpenNoFollow(filepath.Join(s.dataDir, indexDir, stickyDir), mode)
 	if err != nil {
 		return nil, err
 	}

@@ -184,7 +184,7 @@ func restore(ctx context.Context, all []*skel.Request) map[string]error {
 	bridges := map[string]rtnl.Link{}
 	return attach.Restore(ctx, all, func(host *rtnl.Conn, req *skel.Request) (attach.Masq, error) {
 		cfg, err := Plugin().Parse(req)
-		if err != nil || !cfg.Masq.On {
+		if err != nil || !cfg.Masq.Enabled {
 			return cfg.Masq, err
 		}
 		bridge, ok := bridges[cfg.Bridge]

@@ -63,7 +63,7 @@ func parseConfig(req *skel.Request, w wireConfig, problems *cni.Problems) config
 				c.gatewayName())))
 	}
 	c.Masq = w.MasqKeys.Parse(problems)
-	c.Masq.On = c.Masq.On && hasIPAM
+	c.Masq.Enabled = c.Masq.Enabled && hasIPAM
 	c.Link = w.LinkKeys.Parse(problems, req.Args, "")
 	return c
 }

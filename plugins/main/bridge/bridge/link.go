@@ -210,7 +210,7 @@ func (a *attachment) refuseGateways(plan gatewayPlan, link rtnl.Link) error {
 		if slices.Contains(plan.Add, addr) { // a duplicate
 			continue
 		}
-		holder, _, err := a.call.Holder(link, addr.Masked())
+		holder, _, err := a.call.FindHolder(link, addr.Masked())
 		if err == nil && holder != "" {
 			err = cni.Errorf(cni.CodeConflict, "forceAddress: bridge %q: gateway %s is in use by %s; remove that "+
 				"container first", link.Name, addr, holder)
@@ -274,7 +274,7 @@ func (a *attachment) addGateway(link rtnl.Link, gw netip.Prefix) (usable bool, e
 // bridge. If not, it is the VLAN link on the bridge through which the host routes to the container if there is one,
 // otherwise the bridge.
 func (c config) masqFrom(host *rtnl.Conn, bridge rtnl.Link, ips []cni.IP) (m attach.Masq, err error) {
-	if m = c.Masq; !m.On {
+	if m = c.Masq; !m.Enabled {
 		return m, nil
 	}
 	from := bridge

@@ -129,7 +129,7 @@ func collectSpoofChecks(ctx context.Context, nf *nft.Conn, valid cni.Set) error 
 func listSpoofChecks(nf *nft.Conn) ([]cni.Holding, error) {
 	pairs := spoofElements()
 	pairs.Sets = []string{spoofPairs}
-	all, err := pairs.Held(nf, cni.HeldMAC, func(it nft.Item) string {
+	all, err := pairs.Holdings(nf, cni.HeldMAC, func(it nft.Item) string {
 		size := len(nft.IfNameKey(""))
 		port, _, _ := bytes.Cut(it.Key[:size], []byte{0})
 		return fmt.Sprintf("%q . %s", port, net.HardwareAddr(it.Key[size:size+6]))

@@ -17,7 +17,7 @@ import (
 func (a *attachment) verify(ctx context.Context) []error {
 	var err error
 	if a.bridge, err = findBridge(a.call.Host, a.cfg.Bridge); err != nil {
-		return []error{iface.Drifted(err)}
+		return []error{iface.AsDrift(err)}
 	}
 	if err := a.call.FindPair(a.bridge.Index); err != nil {
 		return []error{err}
@@ -30,7 +30,7 @@ func (a *attachment) verify(ctx context.Context) []error {
 	if err == nil {
 		err = a.call.VerifyMasquerade(ctx, masq)
 	}
-	errs := []error{a.verifyContainer(), iface.Drifted(err)}
+	errs := []error{a.verifyContainer(), iface.AsDrift(err)}
 	if !a.bridge.Up {
 		errs = append(errs, cni.Drift("bridge %q: is down", a.bridge.Name))
 	}
@@ -39,7 +39,7 @@ func (a *attachment) verify(ctx context.Context) []error {
 	}
 	errs = append(errs, a.verifyPort()...)
 	if a.cfg.MacSpoofChk {
-		errs = append(errs, iface.Drifted(a.spoofCheck().verify(a.call.NF)))
+		errs = append(errs, iface.AsDrift(a.spoofCheck().verify(a.call.NF)))
 	}
 	if a.call.Req.IPAM != "" && a.cfg.Gateway {
 		errs = append(errs, a.verifyGateways()...)
@@ -120,7 +120,7 @@ func (a *attachment) verifyMember(end rtnl.Link, want []rtnl.VLAN, keepDefault b
 func (a *attachment) verifyGateways() (errs []error) {
 	link, err := a.call.Host.Link(a.cfg.gatewayName())
 	if err != nil {
-		return []error{iface.Drifted(fmt.Errorf("gateway: %w", err))}
+		return []error{iface.AsDrift(fmt.Errorf("gateway: %w", err))}
 	}
 	have, err := a.call.Host.Addrs(link.Index)
 	if err != nil {

@@ -26,10 +26,10 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 		return nil, err
 	}
 	s.Req.Step("move the device")
-	r, err := take(ctx, s, cfg)
+	r, err := moveIn(ctx, s, cfg)
 	if errors.Is(err, errNoAddress) {
 		waitAddress(ctx, s.Host, cfg.Device)
-		r, err = take(ctx, s, cfg)
+		r, err = moveIn(ctx, s, cfg)
 	}
 	if err != nil {
 		return nil, err
@@ -47,7 +47,7 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 		if err := r.Settings.apply(ctx, s, target, r.Link); err != nil {
 			return nil, err
 		}
-		if cfg.Link.Own, err = r.Settings.ips(s); err != nil {
+		if cfg.Link.OwnAddrs, err = r.Settings.ips(s); err != nil {
 			return nil, err
 		}
 	}
@@ -85,7 +85,7 @@ func del(ctx context.Context, req *skel.Request) error {
 		return attach.Flush(c.Cont, l)
 	}, func() (gone bool, err error) {
 		if err = findErr; err == nil {
-			err = c.bringHome(ctx, r, c.Cont)
+			err = c.moveBack(ctx, r, c.Cont)
 		}
 		if errors.Is(err, rtnl.ErrNoLink) {
 			err = c.records.Drop(ctx, req.Hash()) // a damaged record
@@ -118,10 +118,10 @@ type call struct {
 	records *store
 }
 
-// take finds the device, writes the record and moves the device into the container. It holds the lock of the records,
+// moveIn finds the device, writes the record and moves the device into the container. It holds the lock of the records,
 // because nothing on the host shows that another call is about to move the device. The error matches errNoAddress if
 // the configuration asks for the device's network and the device has no address.
-func take(ctx context.Context, s *attach.Call, cfg config) (*record, error) {
+func moveIn(ctx context.Context, s *attach.Call, cfg config) (*record, error) {
 	d := cfg.Device
 	if err := s.RefuseTakenName(); err != nil {
 		return nil, err
@@ -146,13 +146,13 @@ func take(ctx context.Context, s *attach.Call, cfg config) (*record, error) {
 		if err != nil {
 			return err
 		}
-		return again.bringHome(ctx, r, s.Cont)
+		return again.moveBack(ctx, r, s.Cont)
 	})
 	if err := locked.Put(ctx, *r); err != nil || l.Index == 0 {
 		return r, err
 	}
 	if r.Settings != nil {
-		if err := r.Settings.keepOthers(c.Host, l); err != nil {
+		if err := r.Settings.keepOtherHops(c.Host, l); err != nil {
 			return r, err
 		}
 	}
@@ -182,9 +182,9 @@ func (c call) findFree(ctx context.Context, d selector) (l rtnl.Link, err error)
 	}
 	l, err = d.find(c.Host)
 	for _, r := range all {
-		onHost, concerns := l.Index != 0, r.isMeant(d)
+		onHost, concerns := l.Index != 0, r.isSelectedBy(d)
 		if onHost {
-			concerns = r.isOf(l)
+			concerns = r.isDevice(l)
 		}
 		own := r.Attachment == c.Req.Attachment // it blocks ADD even if it names another device
 		if !own && !concerns {
@@ -195,12 +195,12 @@ func (c call) findFree(ctx context.Context, d selector) (l rtnl.Link, err error)
 				return l, err
 			}
 		}
-		if err := c.bringHome(ctx, r, nil); err != nil {
+		if err := c.moveBack(ctx, r, nil); err != nil {
 			return l, err
 		}
 		// Another interface may still have the device's name. The new record gets the name and the alias of the old
 		// one, because DEL must restore them.
-		if l, err = d.find(c.Host); err == nil && r.isOf(l) {
+		if l, err = d.find(c.Host); err == nil && r.isDevice(l) {
 			l.Name, l.Alias = r.Link.Name, r.Link.Alias
 		}
 	}
@@ -321,7 +321,7 @@ func verify(s *attach.Call, d selector) []error {
 		return []error{err}
 	}
 	errs := []error{iface.Verify(s.Target(), s.Req.PrevResult)}
-	if ok && (!r.isOf(s.ContEnd) || d.Key != "" && !r.isMeant(d)) {
+	if ok && (!r.isDevice(s.ContEnd) || d.Key != "" && !r.isSelectedBy(d)) {
 		errs = append(errs, cni.Drift("interface %q: is not the device %q", s.Req.IfName, d.Value))
 	}
 	if alias := s.ContEnd.Alias; alias == "" || ok && alias != r.Link.Name {
@@ -349,7 +349,7 @@ func collect(ctx context.Context, req *skel.Request) error {
 		}
 		cont, err := netplugin.DialNetns(finder.Open, r.NetnsPath, r.Netns)
 		if err == nil || errors.Is(err, rtnl.ErrNoLink) {
-			err = c.bringHome(ctx, r, cont)
+			err = c.moveBack(ctx, r, cont)
 		}
 		errs = append(errs, err, cont.Close())
 	}
@@ -366,10 +366,10 @@ func findOrHeld(req *skel.Request, host *rtnl.Conn, d selector) error {
 		return findErr
 	}
 	held, err := records().Any(func(r record) bool {
-		if r.isMeant(d) {
+		if r.isSelectedBy(d) {
 			req.Warn("%s: is held by %s", r, r.Attachment)
 		}
-		return r.isMeant(d)
+		return r.isSelectedBy(d)
 	})
 	if held {
 		return nil

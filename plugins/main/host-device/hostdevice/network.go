@@ -43,7 +43,7 @@ type network struct {
 	// Advertised are the prefixes of addresses that come from router advertisements, on the host and in the container.
 	Advertised []netip.Prefix `json:"advertised"`
 
-	leftOut []rtnl.Route // routes for which the container has a route through another interface
+	omitted []rtnl.Route // routes for which the container has a route through another interface
 }
 
 // errNoAddress is the error of an ADD that would leave the container without an address.
@@ -82,9 +82,9 @@ func (c call) readNetwork(l rtnl.Link) (*network, error) {
 		return nil, err
 	}
 	for _, a := range addrs {
-		a, _ = a.After(0)
+		a, _ = a.RemainingAfter(0)
 		switch {
-		case a.IsRemade():
+		case a.IsAutomatic():
 			if a.IsAdvertised() && !a.IsTemporary() && !a.Has(unix.IFA_F_DEPRECATED) {
 				n.Advertised = append(n.Advertised, a.Prefix().Masked())
 			}
@@ -152,13 +152,13 @@ func (c call) planInside(n *network, l rtnl.Link) error {
 	}
 	for _, r := range n.Routes {
 		own, _ := r.HopsThrough(l.Index)
-		if !slices.ContainsFunc(existing, own.Competes) {
+		if !slices.ContainsFunc(existing, own.HasSameKey) {
 			n.InsideRoutes = append(n.InsideRoutes, own)
 			continue
 		}
 		c.Req.Warn("route %s of table %d: the container has a route with this destination and metric through another "+
 			"interface, so that of device %q is left out; chain sbr to route by source address", r, r.Table(), l.Name)
-		n.leftOut = append(n.leftOut, own.Hops()...)
+		n.omitted = append(n.omitted, own.Hops()...)
 	}
 	for _, r := range n.Rules {
 		rule := r.RenameLink(l.Name, c.Req.IfName)
@@ -170,7 +170,7 @@ func (c call) planInside(n *network, l rtnl.Link) error {
 		}
 		refusals, err := c.Host.Refusals(r)
 		for _, refusal := range refusals {
-			if !slices.ContainsFunc(existing, refusal.Competes) {
+			if !slices.ContainsFunc(existing, refusal.HasSameKey) {
 				n.Refusals = append(n.Refusals, refusal)
 			}
 		}
@@ -181,9 +181,9 @@ func (c call) planInside(n *network, l rtnl.Link) error {
 	return nil
 }
 
-// keepOthers replaces the host's IPv4 routes with next hops on the device and on other interfaces by routes with only
-// the latter. The kernel would remove the whole route when the device leaves.
-func (n *network) keepOthers(host *rtnl.Conn, l rtnl.Link) error {
+// keepOtherHops replaces the host's IPv4 routes with next hops on the device and on other interfaces by routes with
+// only the latter. The kernel would remove the whole route when the device leaves.
+func (n *network) keepOtherHops(host *rtnl.Conn, l rtnl.Link) error {
 	for _, r := range n.Routes {
 		others, shared := r.HopsNotThrough(l.Index)
 		if !shared || r.Header.Family != unix.AF_INET {
@@ -255,7 +255,7 @@ func ignoreExists(err error) error {
 func (n *network) addAddrs(conn *rtnl.Conn, link int, isHome, goesOn bool) error {
 	var errs []error
 	for _, a := range n.Addrs {
-		a, ok := a.After(now() - n.Read)
+		a, ok := a.RemainingAfter(now() - n.Read)
 		if !isHome {
 			a = a.Without(unix.IFA_LABEL) // the label begins with the name on the host
 		}
@@ -315,7 +315,7 @@ func (n *network) ips(s *attach.Call) (ips []cni.IP, err error) {
 	if err != nil {
 		return nil, err
 	}
-	routes = append(routes, n.leftOut...)
+	routes = append(routes, n.omitted...)
 	for _, a := range addrs {
 		if isGlobal(a) && !a.IsTemporary() {
 			ips = append(ips, cni.IP{Address: a.Prefix(), Gateway: gateway(a.Prefix(), routes), Interface: new(0)})
@@ -392,9 +392,9 @@ func (n *network) verify(cont *rtnl.Conn) error {
 	}))
 }
 
-// leave removes the rules and routes that the kernel does not remove from the container with the device. cont is nil if
-// the namespace no longer exists.
-func (n *network) leave(cont *rtnl.Conn) error {
+// removeInside removes the rules and routes that the kernel does not remove from the container with the device. cont is
+// nil if the namespace no longer exists.
+func (n *network) removeInside(cont *rtnl.Conn) error {
 	if n == nil || cont == nil {
 		return nil
 	}
@@ -415,7 +415,7 @@ func (r *record) restoreNetwork(ctx context.Context, host *rtnl.Conn, link int) 
 	}
 	isForeign := func(a rtnl.AddrCopy) bool {
 		isOwn := func(o rtnl.AddrCopy) bool { return o.Prefix().Addr() == a.Prefix().Addr() }
-		return isGlobal(a) && !a.IsRemade() && !slices.ContainsFunc(n.Addrs, isOwn)
+		return isGlobal(a) && !a.IsAutomatic() && !slices.ContainsFunc(n.Addrs, isOwn)
 	}
 	if slices.ContainsFunc(have, isForeign) {
 		return nil
@@ -428,7 +428,7 @@ func (r *record) restoreNetwork(ctx context.Context, host *rtnl.Conn, link int) 
 	}
 	awaitSources(ctx, host, link, routes)
 	return errors.Join(addrErr, err, each(routes, func(r rtnl.RouteCopy) error {
-		isOther := func(o rtnl.RouteCopy) bool { return o.Competes(r) && !slices.ContainsFunc(routes, o.Equal) }
+		isOther := func(o rtnl.RouteCopy) bool { return o.HasSameKey(r) && !slices.ContainsFunc(routes, o.Equal) }
 		if slices.ContainsFunc(existing, isOther) {
 			return nil
 		}

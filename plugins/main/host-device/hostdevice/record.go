@@ -64,8 +64,8 @@ func list(context.Context, *skel.Request) ([]cni.Holding, error) {
 	})
 }
 
-// isMeant reports whether a configuration with the selector d names the device.
-func (r *record) isMeant(d selector) bool {
+// isSelectedBy reports whether a configuration with the selector d names the device.
+func (r *record) isSelectedBy(d selector) bool {
 	switch {
 	case d.Value == "":
 		return false
@@ -75,9 +75,10 @@ func (r *record) isMeant(d selector) bool {
 	return d == r.Device || d.Value == r.PCI
 }
 
-// isOf reports whether a link is the device. The permanent address of hardware cannot change. A container can change
-// the name, alias and MAC address of a virtual link, and several links may have the same MAC address, as VLANs do.
-func (r *record) isOf(l rtnl.Link) bool {
+// isDevice reports whether a link is the device. The permanent address of hardware cannot change. A container can
+// change the name, alias and MAC address of a virtual link, and several links may have the same MAC address, as VLANs
+// do.
+func (r *record) isDevice(l rtnl.Link) bool {
 	if l.Kind != r.Link.Kind || l.Parent != r.Link.Parent || !slices.Equal(l.PermMAC, r.Link.PermMAC) {
 		return false
 	}
@@ -104,23 +105,23 @@ func (r *record) find(conn *rtnl.Conn) (l rtnl.Link, err error) {
 	// A container cannot change the link's index, kind, peer or parent device.
 	isKept := r.KeepsIndex && !r.Link.IsHardware() && l.Kind == r.Link.Kind && l.Peer == r.Link.Peer &&
 		l.Parent == r.Link.Parent
-	if err == nil && (isKept || r.isOf(l)) {
+	if err == nil && (isKept || r.isDevice(l)) {
 		return l, nil
 	}
 	links, err := conn.Links()
-	if i := slices.IndexFunc(links, r.isOf); i >= 0 {
+	if i := slices.IndexFunc(links, r.isDevice); i >= 0 {
 		return links[i], nil
 	}
 	return rtnl.Link{}, cmp.Or(err, rtnl.ErrNoLink)
 }
 
-// bringHome moves the device to the host, restores its name, settings and network, and drops the record. If the
+// moveBack moves the device to the host, restores its name, settings and network, and drops the record. If the
 // container's namespace ended, the kernel has moved the device already, and cont is nil. Settings that cannot be
 // restored are an error the first time, so that the runtime repeats the call, and a warning the second time. If another
 // interface has the device's name, the record stays, and a later call only renames the device.
-func (c call) bringHome(ctx context.Context, r *record, cont *rtnl.Conn) error {
-	leaveErr := r.Settings.leave(cont)
-	l, err := r.bring(c.Host, cont)
+func (c call) moveBack(ctx context.Context, r *record, cont *rtnl.Conn) error {
+	leaveErr := r.Settings.removeInside(cont)
+	l, err := r.moveOut(c.Host, cont)
 	if errors.Is(err, rtnl.ErrNoLink) {
 		l, err = r.findHome(c.Host)
 	}
@@ -148,10 +149,10 @@ func (c call) bringHome(ctx context.Context, r *record, cont *rtnl.Conn) error {
 	return c.records.Put(ctx, *r)
 }
 
-// bring moves the device from the container to the host. It renames the device before the move, so that no program on
+// moveOut moves the device from the container to the host. It renames the device before the move, so that no program on
 // the host sees its name in the container. If its own name is taken on the host, the device gets the substitute as its
 // name, and its own name as its alias.
-func (r *record) bring(host, cont *rtnl.Conn) (l rtnl.Link, err error) {
+func (r *record) moveOut(host, cont *rtnl.Conn) (l rtnl.Link, err error) {
 	if l, err = r.find(cont); err != nil {
 		return l, err
 	}
@@ -182,7 +183,7 @@ func (r *record) substitute() string { return fmt.Sprintf("dev%d", r.Link.Index)
 func (r *record) findHome(host *rtnl.Conn) (rtnl.Link, error) {
 	for _, name := range []string{r.Link.Name, r.substitute()} {
 		l, err := host.Link(name)
-		if err == nil && !r.isOf(l) {
+		if err == nil && !r.isDevice(l) {
 			err = rtnl.ErrNoLink
 		}
 		if !errors.Is(err, rtnl.ErrNoLink) {

@@ -29,7 +29,7 @@ func (c call) findReference() (*record, error) {
 	r := &record{Attachment: c.Req.Attachment, Link: c.ContEnd, PCI: c.ContEnd.Parent}
 	r.Link.Name, r.Link.Alias, r.Link.Up = c.ContEnd.Alias, "", false
 	i, _ := c.Req.PrevResult.ContainerInterface(c.Req.IfName)
-	isKnown := r.isMeant(d) || i.MAC != "" && strings.EqualFold(i.MAC, r.Link.MAC.String())
+	isKnown := r.isSelectedBy(d) || i.MAC != "" && strings.EqualFold(i.MAC, r.Link.MAC.String())
 	if !isKnown || !cni.ValidIfName(r.Link.Name) {
 		return nil, rtnl.ErrNoLink
 	}

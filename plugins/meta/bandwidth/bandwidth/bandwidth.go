@@ -129,7 +129,7 @@ func gc(ctx context.Context, req *skel.Request) error {
 		if l.Kind != "ifb" || !(isOrphaned || req.Valid.IsGarbage(l.Alias)) {
 			continue
 		}
-		users, err := c.linksTo(l)
+		users, err := c.findUsers(l)
 		errs = append(errs, err)
 		for _, end := range users {
 			errs = append(errs, c.removeFromLink(end.Index, l.Index))

@@ -76,7 +76,7 @@ func parseConfig(_ *skel.Request, wire wireConfig, problems *cni.Problems) confi
 	return cfg
 }
 
-const goodBurst = "a tenth of the rate is a good burst"
+const burstAdvice = "a tenth of the rate is a good burst"
 
 // parseLimit reads the limit whose two keys begin with prefix.
 func parseLimit(prefix string, rate, burst *int64) (limit, error) {
@@ -88,9 +88,9 @@ func parseLimit(prefix string, rate, burst *int64) (limit, error) {
 	case b < 0:
 		return l, cni.Refuse(l.key, b, "is negative")
 	case b > burstMax:
-		return l, cni.Refuse(l.key, b, "cannot be more than 4GB").Suggest("the unit is bits; %s", goodBurst)
+		return l, cni.Refuse(l.key, b, "cannot be more than 4GB").Suggest("the unit is bits; %s", burstAdvice)
 	case r > 0 && b == 0:
-		return l, cni.Refuse(l.key, nil, "if rate is set, burst must also be set").Suggest(goodBurst)
+		return l, cni.Refuse(l.key, nil, "if rate is set, burst must also be set").Suggest(burstAdvice)
 	case r == 0 && b > 0:
 		return l, cni.Refuse(rateKey, nil, "if burst is set, rate must also be set").Suggest("%s is %d", l.key, b)
 	}

@@ -313,7 +313,7 @@ func (c *call) removeLimits(end rtnl.Link) error {
 		}
 		mine := c.ownsIFB(l)
 		if !mine || end.Index == 0 {
-			users, err := c.linksTo(l)
+			users, err := c.findUsers(l)
 			if err == nil && end.Index == 0 && len(users) > 0 { // an attachment's IFB has only one user
 				end, err = c.ownEnd(users[0], mine)
 			}
@@ -395,9 +395,9 @@ func (c *call) removeFromLink(end int, ifbs ...int) error {
 	return netplugin.IgnoreNoLink(errors.Join(errs...)) // the pair may be deleted concurrently
 }
 
-// linksTo returns the host ends, or the interfaces of the container, that redirect to an IFB. It also returns a host
+// findUsers returns the host ends, or the interfaces of the container, that redirect to an IFB. It also returns a host
 // end with the IFB's mark, because a killed ADD may not have added the redirection. It reads all links.
-func (c *call) linksTo(ifb rtnl.Link) (ends []rtnl.Link, err error) {
+func (c *call) findUsers(ifb rtnl.Link) (ends []rtnl.Link, err error) {
 	links, err := c.conn.Links()
 	for _, l := range links {
 		if l.Kind == "ifb" || !c.inside && !l.IsPairEnd() {

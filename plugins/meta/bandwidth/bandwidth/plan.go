@@ -101,7 +101,7 @@ func (l limit) plan(mtu int, literal bool) (*filter, error) {
 	default:
 		reason := fmt.Sprintf("is less than a packet of %d bytes in whole microseconds of the rate, so that no packet "+
 			"of that length would pass", packet)
-		return nil, cni.Refuse(l.key, l.burst, reason).Suggest("use at least %d bits", 8*leastBurst(rate, packet))
+		return nil, cni.Refuse(l.key, l.burst, reason).Suggest("use at least %d bits", 8*minBurst(rate, packet))
 	}
 	return f, nil
 }
@@ -109,8 +109,8 @@ func (l limit) plan(mtu int, literal bool) (*filter, error) {
 // maxPacket returns the length of the longest packet that passes the TBF, in bytes, as the kernel computes it.
 func maxPacket(t rtnl.TBF) uint64 { return uint64(float64(t.Buffer) * tick * float64(t.Rate) / 1e9) }
 
-// leastBurst returns the smallest burst, in bytes, with which a packet of this length passes.
-func leastBurst(rate, packet uint64) uint64 {
+// minBurst returns the smallest burst, in bytes, with which a packet of this length passes.
+func minBurst(rate, packet uint64) uint64 {
 	needed := math.Ceil(float64(packet) * 1e9 / float64(rate) / tick) // ticks
 	return uint64(math.Ceil(math.Ceil(needed*tick/1000) * float64(rate) / 1e6))
 }

@@ -102,7 +102,7 @@ var _ = Describe("a burst that is less than a packet", func() {
 	})
 
 	DescribeTable("is enough from the named one on, at any rate and MTU", func(rate, least uint64, mtu int) {
-		burst := 8 * leastBurst(rate/8, uint64(mtu+frameHeader))
+		burst := 8 * minBurst(rate/8, uint64(mtu+frameHeader))
 		Expect(burst).To(Equal(least))
 		f := nstest.Must(limit{rate, burst, "ingressBurst"}.plan(mtu, false))
 		Expect(f.warning).To(BeEmpty())

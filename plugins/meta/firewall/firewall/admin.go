@@ -25,7 +25,7 @@ func adminJump(admin string) ipt.Rule { return commentedRule(cniForward, "", adm
 // ensureAdmin adds the rules that send packets through the administrator's chain. A chain that a configuration names
 // comes after the chains that packets already pass, because these may belong to the author of another configuration.
 func ensureAdmin(e *ipt.Edit, admin string) {
-	e.Make(cniForward, admin)
+	e.CreateChains(cniForward, admin)
 	var before []ipt.Rule
 	if admin != defaultAdminChain && !e.Has(adminJump(admin)) {
 		for _, r := range e.Rules {
@@ -35,7 +35,7 @@ func ensureAdmin(e *ipt.Edit, admin string) {
 		}
 		e.Delete(func(r ipt.Rule) bool { return slices.ContainsFunc(before, r.Equal) })
 	}
-	e.First(append(before, adminRules(admin)...)...)
+	e.Prepend(append(before, adminRules(admin)...)...)
 }
 
 // refuseOthersChain refuses a configured chain that belongs to other software, by its name or by rules that jump to it.
@@ -56,8 +56,8 @@ func (c call) refuseOthersChain(ctx context.Context, admin string) error {
 			return err
 		}
 		inNFTables, inLegacy := jumpsInNFTables(admin), jumpsInLegacy(admin)
-		isOthers := func(l nft.LiveRule) bool { return inNFTables(l) && isOthersJump(l.Chain, admin) }
-		isOthersLegacy := func(r ipt.Rule) bool { return inLegacy(r) && isOthersJump(r.Chain, admin) }
+		isOthers := func(l nft.LiveRule) bool { return inNFTables(l) && isForeignJump(l.Chain, admin) }
+		isOthersLegacy := func(r ipt.Rule) bool { return inLegacy(r) && isForeignJump(r.Chain, admin) }
 		if slices.ContainsFunc(live, isOthers) || slices.ContainsFunc(legacy.Rules, isOthersLegacy) {
 			return cni.Refuse("iptablesAdminChainName", admin, "is a chain of other software, whose rules jump to it").
 				Suggest("name a chain of your own")
@@ -70,9 +70,9 @@ func (c call) refuseOthersChain(ctx context.Context, admin string) error {
 var othersChains = []string{"KUBE-", "CNI-", "HAWSER-", "DOCKER", "LIBVIRT_", "ufw", "cali-", "CILIUM_", "FLANNEL-",
 	"WEAVE-", "NETAVARK"}
 
-// isOthersJump reports whether a rule in the chain from that jumps to admin belongs to other software. Administrators
+// isForeignJump reports whether a rule in the chain from that jumps to admin belongs to other software. Administrators
 // add rules to FORWARD and CNI-ADMIN, and Docker leaves the chain DOCKER-USER to them.
-func isOthersJump(from, admin string) bool {
+func isForeignJump(from, admin string) bool {
 	isOthers := func(prefix string) bool { return strings.HasPrefix(admin, prefix) }
 	return from != forwardHook && from != defaultAdminChain ||
 		admin != "DOCKER-USER" && slices.ContainsFunc(othersChains, isOthers)

@@ -75,7 +75,7 @@ func add(ctx context.Context, req *skel.Request, cfg config) (_ *cni.Result, err
 	}
 	if cfg.backend == auto && errors.Is(err, nft.ErrUnsupported) {
 		r.Backend = iptables
-		err = ipt.Instead(c.apply(ctx, s, r), err)
+		err = ipt.AsFallback(c.apply(ctx, s, r), err)
 	}
 	return req.PrevResult, err
 }
@@ -279,7 +279,7 @@ func (c call) addRules(ctx context.Context, r *record, p policy, tools []ipt.Too
 	if r.Backend == iptables {
 		var noteErr error
 		err := editFilters(ctx, tools, func(e *ipt.Edit, f nft.Family) {
-			noteErr = errors.Join(noteErr, c.noteFound(ctx, r, r.presentAddrs(e, f))) // before the rules are written
+			noteErr = errors.Join(noteErr, c.addFound(ctx, r, r.presentAddrs(e, f))) // before the rules are written
 			editAll(e, r, f, p)
 		})
 		return errors.Join(err, noteErr)
@@ -329,7 +329,7 @@ func (c call) removeRecorded(ctx context.Context, s *store, r *record) error {
 }
 
 func (c call) removeRules(ctx context.Context, s *store, r *record) error {
-	remaining, err := r.othersPolicy(s, r.Policy)
+	remaining, err := r.otherPolicies(s, r.Policy)
 	if err != nil {
 		return err
 	}

@@ -140,7 +140,7 @@ func (c call) addFirewalld(ctx context.Context, r *record) (pending bool, err er
 		}
 		return err
 	})
-	err = errors.Join(err, c.noteFound(ctx, r, there))
+	err = errors.Join(err, c.addFound(ctx, r, there))
 	return pending && err != nil, err
 }
 

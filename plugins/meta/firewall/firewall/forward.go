@@ -203,8 +203,8 @@ func (ft *forwardTable) ensureLegacy(ctx context.Context) error {
 func (ft *forwardTable) ensureIn(e *ipt.Edit) {
 	if e.HasChain(forwardHook) || ft.inLegacy {
 		ensureAdmin(e, ft.r.AdminChain)
-		e.Fill(acceptedChain, []ipt.Rule{ft.accept()})
-		e.Last(ipt.NewRule(cniForward, "-j", acceptedChain))
+		e.SetRules(acceptedChain, []ipt.Rule{ft.accept()})
+		e.Append(ipt.NewRule(cniForward, "-j", acceptedChain))
 	}
 }
 

@@ -81,9 +81,9 @@ func editPolicy(e *ipt.Edit, bridge string, p policy) {
 	if p == policyOpen {
 		return
 	}
-	e.Make(stage1, stage2)
-	e.First(append(want, commentedRule(forwardHook, "", anyPolicy, stage1))...)
-	e.Last(commentedRule(stage1, "", anyPolicy, "RETURN"), commentedRule(stage2, "", anyPolicy, "RETURN"))
+	e.CreateChains(stage1, stage2)
+	e.Prepend(append(want, commentedRule(forwardHook, "", anyPolicy, stage1))...)
+	e.Append(commentedRule(stage1, "", anyPolicy, "RETURN"), commentedRule(stage2, "", anyPolicy, "RETURN"))
 }
 
 // iptablesPolicy returns the strictest policy whose rules the table has for the bridge.
@@ -100,7 +100,7 @@ func iptablesPolicy(e *ipt.Edit, bridge string) policy {
 func editAll(e *ipt.Edit, r *record, f nft.Family, p policy) {
 	ensureAdmin(e, r.AdminChain)
 	for _, a := range familyAddrs(f, r.Addrs) {
-		e.Last(addressRules(a)...)
+		e.Append(addressRules(a)...)
 	}
 	if r.Bridge != "" {
 		editPolicy(e, r.Bridge, p)

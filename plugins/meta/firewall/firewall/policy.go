@@ -73,13 +73,13 @@ func (c call) decidePolicy(ctx context.Context, s *store, r *record) (p policy, 
 
 // bridgePolicy returns the strictest policy that the record or another one wants for the record's bridge.
 func (r *record) bridgePolicy(s *store) (policy, error) {
-	others, err := r.othersPolicy(s, policyIsolated)
+	others, err := r.otherPolicies(s, policyIsolated)
 	return stricter(r.Policy, others), err
 }
 
-// othersPolicy returns the strictest policy that other records want for the record's bridge, or limit if that is less
+// otherPolicies returns the strictest policy that other records want for the record's bridge, or limit if that is less
 // strict. It stops reading at the first record that wants limit or a stricter policy.
-func (r *record) othersPolicy(s *store, limit policy) (policy, error) {
+func (r *record) otherPolicies(s *store, limit policy) (policy, error) {
 	p := policyOpen
 	if limit == policyOpen {
 		return policyOpen, nil

@@ -106,9 +106,9 @@ func (r *record) ownAddrs(s *store) ([]netip.Addr, error) {
 	return own, err
 }
 
-// noteFound adds addresses whose rules existed before ADD to Found, except those whose rules another attachment added.
+// addFound adds addresses whose rules existed before ADD to Found, except those whose rules another attachment added.
 // It does nothing outside ADD.
-func (c call) noteFound(ctx context.Context, r *record, there []netip.Addr) error {
+func (c call) addFound(ctx context.Context, r *record, there []netip.Addr) error {
 	if len(there) == 0 || c.adding == nil {
 		return nil
 	}

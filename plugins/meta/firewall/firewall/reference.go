@@ -48,7 +48,7 @@ func (c call) delReferenceRules(ctx context.Context, s *store, r *record) error 
 	if all := c.Req.PrevResult.Interfaces; len(all) > 0 && slices.Contains(links, all[0].Name) {
 		r.Bridge, r.Policy = all[0].Name, policyIsolated
 	}
-	remaining, err := r.othersPolicy(s, r.Policy)
+	remaining, err := r.otherPolicies(s, r.Policy)
 	if err == nil {
 		err = errors.Join(r.releaseFound(ctx, s), c.delIPTables(ctx, s, r, remaining))
 	}

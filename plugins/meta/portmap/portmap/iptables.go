@@ -116,7 +116,7 @@ func (c call) restoreChain(ctx context.Context, s *store, r *record, a address) 
 	rules, entries := rulesOf(chain, append(others, r))
 	return tool.Edit(ctx, natTable, func(e *ipt.Edit) {
 		e.Delete(func(r ipt.Rule) bool { return chain.IsJump(r) && !slices.ContainsFunc(entries, r.Equal) })
-		e.Fill(chain.Name, rules)
+		e.SetRules(chain.Name, rules)
 		r.edit(e, a)
 	})
 }
@@ -150,20 +150,20 @@ func (r *record) quickLines(a address) (lines []string) {
 // the first of its chain.
 func (r *record) edit(e *ipt.Edit, a address) {
 	chains, rules := r.sharedRules()
-	e.Make(chains...)
+	e.CreateChains(chains...)
 	for _, rule := range rules {
 		if rule.Chain == postrouting {
-			e.First(rule)
+			e.Prepend(rule)
 		} else {
-			e.Last(rule)
+			e.Append(rule)
 		}
 	}
 	if e.HasChain(r.chain()) {
-		e.Last(r.chainRules(a)...)
+		e.Append(r.chainRules(a)...)
 	} else {
-		e.Fill(r.chain(), r.chainRules(a))
+		e.SetRules(r.chain(), r.chainRules(a))
 	}
-	e.Last(r.entryRules(a.family())...)
+	e.Append(r.entryRules(a.family())...)
 }
 
 // delChains removes the container's chains from both variants, even if the reference plugin created them. Rules of the
@@ -197,8 +197,8 @@ func (c call) delChain(ctx context.Context, chain ipt.Chain, v ipt.Variant, othe
 	}
 	return ipt.Tool{Family: chain.Family, Variant: v}.Edit(ctx, natTable, func(e *ipt.Edit) {
 		e.Delete(func(r ipt.Rule) bool { return chain.IsJump(r) && !slices.ContainsFunc(entries, r.Equal) })
-		e.Fill(chain.Name, rules)
-		e.Last(entries...)
+		e.SetRules(chain.Name, rules)
+		e.Append(entries...)
 	})
 }
 
@@ -222,7 +222,7 @@ func (c call) verifyIPTables(ctx context.Context, r *record) error {
 func (r *record) missingRules(a address, live []ipt.Rule) []ipt.Rule {
 	// The order in the chain matters: the rule that sets the fwmark must precede the one that translates.
 	_, shared := r.sharedRules()
-	out := append(ipt.Without(shared, live), ipt.MissingInOrder(live, r.chainRules(a))...)
+	out := append(ipt.Subtract(shared, live), ipt.MissingInOrder(live, r.chainRules(a))...)
 	for _, want := range r.entryRules(a.family()) {
 		if !slices.ContainsFunc(live, func(rule ipt.Rule) bool { return isEntry(want, rule) }) {
 			out = append(out, want)
@@ -297,7 +297,7 @@ func (r *record) tryConditions(ctx context.Context) error {
 		for _, rule := range r.entryRules(a.family()) {
 			lines = append(lines, rule.Append())
 		}
-		err = tool.Try(ctx, natTable, lines)
+		err = tool.Test(ctx, natTable, lines)
 		if errors.As(err, new(*process.ExitError)) && !errors.As(err, new(*cni.Error)) {
 			return cni.Errorf(cni.CodeConfig, "%s: %q: refused by iptables: %w", key, conditions, err)
 		}

@@ -80,7 +80,7 @@ func reapply(ctx context.Context, req *skel.Request, _ config) error {
 		if err := netplugin.NotRestored("host ports", reason); err != nil {
 			return err
 		}
-		p := &publication{call: c, store: s, r: &r, saved: true, restores: true}
+		p := &publication{call: c, store: s, r: &r, isRecorded: true, isRestore: true}
 		return p.attempt(ctx)
 	})
 	if err == nil {

@@ -18,8 +18,8 @@ type publication struct {
 	call
 	store       *store
 	r           *record
-	saved       bool      // the record is written, and its removal is registered for a failure
-	restores    bool      // the rules are restored from an existing record
+	isRecorded  bool      // the record is written, and its removal is registered for a failure
+	isRestore   bool      // the rules are restored from an existing record
 	leavingLink int       // host end of the owner that made an attempt fail, if the kernel is about to remove it
 	replaced    []*record // owners that are gone, whose rules are removed after the attachment's rules are added
 }
@@ -68,7 +68,7 @@ func (c call) publishLocked(ctx context.Context, cfg config, r *record) (err err
 		case cfg.backend == auto && r.Backend == nftables && errors.Is(err, nft.ErrUnsupported):
 			r.Backend, unsupported = iptables, err
 		default:
-			return ipt.Instead(err, unsupported)
+			return ipt.AsFallback(err, unsupported)
 		}
 	}
 }
@@ -97,7 +97,7 @@ func (p *publication) attempt(ctx context.Context) error {
 	if r.Backend == iptables {
 		for _, a := range r.chainAddrs() {
 			addChain := p.addChain
-			if p.restores {
+			if p.isRestore {
 				addChain = p.restoreChain
 			}
 			if err := addChain(ctx, p.store, r, a); err != nil {
@@ -122,7 +122,7 @@ func (p *publication) attempt(ctx context.Context) error {
 // overwrites the record, which DEL would need to remove them.
 func (p *publication) resolveOwnRecord(ctx context.Context) error {
 	own, ok, err := p.store.Get(p.r.Hash())
-	if err != nil || !ok || p.saved {
+	if err != nil || !ok || p.isRecorded {
 		return err
 	}
 	exists := cni.Errorf(cni.CodeExists, "host ports: this attachment has them already (%s); DEL removes them",
@@ -140,8 +140,8 @@ func (p *publication) resolveOwnRecord(ctx context.Context) error {
 		p.r.Attachment)
 }
 
-// mayHaveOthers is the beginning of the warning that iptables cannot be checked because a program is missing.
-const mayHaveOthers = `chain "` + hostportDNAT + `" may have rules of other plugins for the same ports`
+// foreignRulesWarning is the beginning of the warning that iptables cannot be checked because a program is missing.
+const foreignRulesWarning = `chain "` + hostportDNAT + `" may have rules of other plugins for the same ports`
 
 // resolveIPTables decides about owners with host ports in iptables, and about the reference plugin's containers on both
 // backends.
@@ -149,7 +149,7 @@ func (p *publication) resolveIPTables(ctx context.Context) error {
 	isUsed := p.r.Backend == iptables
 	for i := 0; i < len(p.r.Addrs) && !isUsed; i++ {
 		where, err := natChain(p.r.Addrs[i].family(), hostportDNAT).Variants(ctx, p.NF)
-		if err := ipt.WarnIfMissing(p.Req.Warn, mayHaveOthers, err); err != nil {
+		if err := ipt.WarnIfMissing(p.Req.Warn, foreignRulesWarning, err); err != nil {
 			return err
 		}
 		isUsed = len(where) > 0
@@ -215,8 +215,8 @@ func (p *publication) update(ctx context.Context) error {
 
 // save writes the record, before the batch is committed, so that DEL finds everything that may exist.
 func (p *publication) save(ctx context.Context) error {
-	if !p.saved {
-		p.saved = true
+	if !p.isRecorded {
+		p.isRecorded = true
 		p.Req.OnFail("remove the host ports", p.remove)
 	}
 	return p.store.Put(ctx, *p.r)

@@ -58,7 +58,7 @@ func (p *publication) resolveReferenceChains(ctx context.Context, known map[stri
 		found, err := natChain(a.family(), "").Rules(ctx, p.NF, func(chain string) bool {
 			return strings.HasPrefix(chain, dnPrefix) && !known[chain]
 		})
-		if err := ipt.WarnIfMissing(p.Req.Warn, mayHaveOthers, err); err != nil {
+		if err := ipt.WarnIfMissing(p.Req.Warn, foreignRulesWarning, err); err != nil {
 			return err
 		}
 		rules = append(rules, found...)

@@ -22,7 +22,7 @@ func (c call) isLocal(addr netip.Addr) bool {
 func (c call) checkTargets(r *record, links []rtnl.Link) error {
 	for i, a := range r.Addrs {
 		addr, link := a.Addr.Addr(), links[i]
-		leadsOut, err := c.leadsOut(link, addr.Is4())
+		leadsOut, err := c.isUplink(link, addr.Is4())
 		if err != nil {
 			return err
 		}
@@ -55,19 +55,19 @@ func (c call) refusedTarget(addr netip.Addr, link rtnl.Link, leadsOut bool) (rea
 	if has, err := c.containerHas(addr); err != nil || !has {
 		return fmt.Sprintf("is not an address of interface %q in the container", c.Req.IfName), err
 	}
-	if leadsOut || c.isBehind(link) {
+	if leadsOut || c.isConnected(link) {
 		return "", nil
 	}
-	if others, err := c.isOthers(link); err != nil || others {
+	if others, err := c.isForeign(link); err != nil || others {
 		return fmt.Sprintf("belongs to another network: the host reaches it through %q", link.Name), err
 	}
 	return "", nil
 }
 
-// isOthers reports whether a link to which the container is not connected belongs to other containers: it is a host
+// isForeign reports whether a link to which the container is not connected belongs to other containers: it is a host
 // end, or a bridge with a host end as a port. A bridge that is joined to another bridge does not count, because the
 // container may be on the other bridge.
-func (c call) isOthers(link rtnl.Link) (bool, error) {
+func (c call) isForeign(link rtnl.Link) (bool, error) {
 	isHostEnd := func(l rtnl.Link) bool { return l.IsPairEnd() && l.PeerNS != -1 }
 	if link.Kind != "bridge" {
 		return isHostEnd(link), nil
@@ -77,10 +77,10 @@ func (c call) isOthers(link rtnl.Link) (bool, error) {
 	return slices.ContainsFunc(ports, isHostEnd) && !isJoined, err
 }
 
-// leadsOut reports whether the link connects the node with other machines, and not with the container. Such a link is
+// isUplink reports whether the link connects the node with other machines, and not with the container. Such a link is
 // hardware, or the link of the default route.
-func (c call) leadsOut(link rtnl.Link, is4 bool) (bool, error) {
-	if link.Index <= loopbackIndex || c.isBehind(link) {
+func (c call) isUplink(link rtnl.Link, is4 bool) (bool, error) {
+	if link.Index <= loopbackIndex || c.isConnected(link) {
 		return false, nil
 	}
 	if link.Kind == "" {
@@ -103,9 +103,9 @@ func (c call) containerHas(addr netip.Addr) (bool, error) {
 	return slices.ContainsFunc(addrs, func(a rtnl.Addr) bool { return a.Prefix.Addr() == addr }), err
 }
 
-// isBehind reports whether the container is connected to the link of the host: the link is its host end, the bridge of
-// its host end, or its interface's parent.
-func (c call) isBehind(link rtnl.Link) bool {
+// isConnected reports whether the container is connected to the link of the host: the link is its host end, the bridge
+// of its host end, or its interface's parent.
+func (c call) isConnected(link rtnl.Link) bool {
 	if c.HostEnd.Index != 0 {
 		return link.Index == c.HostEnd.Index || link.Index == c.HostEnd.Master
 	}

@@ -22,10 +22,10 @@ const (
 
 // address is an address of the interface.
 type address struct {
-	Prefix  netip.Prefix // with its host bits
-	Gateway netip.Addr   // zero: unknown; unspecified: all destinations are on the link
-	Asked   bool         // the gateway is from the configuration
-	Default cni.Route    // the result's default route of this family in the main table; zero: none
+	Prefix       netip.Prefix // with its host bits
+	Gateway      netip.Addr   // zero: unknown; unspecified: all destinations are on the link
+	IsConfigured bool         // the gateway is from the configuration
+	Default      cni.Route    // the result's default route of this family in the main table; zero: none
 }
 
 func (a address) is4() bool { return a.Prefix.Addr().Is4() }
@@ -46,9 +46,9 @@ type routing struct {
 type route struct {
 	rtnl.Route                // with the first of several next hops
 	copy       rtnl.RouteCopy // with all attributes
-	// stays is true if the main table must keep the route, because the kernel can delete it only with the next hops
+	// isKept is true if the main table must keep the route, because the kernel can delete it only with the next hops
 	// of other interfaces.
-	stays bool
+	isKept bool
 }
 
 // mainRoutes returns the interface's unicast routes of the main table. Routes without a gateway come first, because the
@@ -98,7 +98,7 @@ func makePlan(cfg config, addrs []address, here routing) (p plan) {
 	}
 	for _, r := range here.mainRoutes() {
 		isHint := slices.ContainsFunc(p.Hints, func(h rtnl.Route) bool { return h.Dst == r.Dst })
-		if !r.stays && (!cfg.SourceHints || r.Scope != unix.RT_SCOPE_LINK || isHint) {
+		if !r.isKept && (!cfg.SourceHints || r.Scope != unix.RT_SCOPE_LINK || isHint) {
 			p.Moved = append(p.Moved, r.copy)
 		}
 	}
@@ -126,7 +126,7 @@ func (p *plan) addTable(a address, all []address, here routing, table uint32) {
 	reachable := false               // a copied route leads to the gateway
 	def := defaultRoute(a, here.Link, table)
 	for _, r := range here.mainRoutes() {
-		c, isOwn := copyFor(r, a, all, table), isFor(r.Route, a, all)
+		c, isOwn := copyFor(r, a, all, table), needsCopy(r.Route, a, all)
 		switch isDefault := r.Dst == def.Dst && c.Header.Tos == 0; {
 		case isDefault && isOwn:
 			own = append(own, c)
@@ -143,8 +143,8 @@ func (p *plan) addTable(a address, all []address, here routing, table uint32) {
 		own = others[:1] // for its metrics; the gateway is replaced below
 	}
 	for _, c := range own {
-		if a.Asked || isBorrowed {
-			c = c.ViaGateway(def.GW, def.OnLink)
+		if a.IsConfigured || isBorrowed {
+			c = c.WithGateway(def.GW, def.OnLink)
 		}
 		p.Copies = append(p.Copies, c)
 	}
@@ -153,10 +153,10 @@ func (p *plan) addTable(a address, all []address, here routing, table uint32) {
 	}
 }
 
-// isFor reports whether the table of a needs a copy of a route of the main table: the route belongs to a, or it belongs
-// to no address and has the family of a. As in the reference, a route of a family without addresses is copied to every
-// table.
-func isFor(r rtnl.Route, a address, all []address) bool {
+// needsCopy reports whether the table of a needs a copy of a route of the main table: the route belongs to a, or it
+// belongs to no address and has the family of a. As in the reference, a route of a family without addresses is copied
+// to every table.
+func needsCopy(r rtnl.Route, a address, all []address) bool {
 	if slices.ContainsFunc(all, func(o address) bool { return o.owns(r) }) {
 		return a.owns(r)
 	}
@@ -181,7 +181,7 @@ func (a address) owns(r rtnl.Route) bool {
 // copyFor returns the copy of a route for the table of a. A source address that is another address of the interface is
 // replaced or removed.
 func copyFor(r route, a address, all []address, table uint32) rtnl.RouteCopy {
-	c := r.copy.InTable(table)
+	c := r.copy.WithTable(table)
 	if !slices.ContainsFunc(all, func(o address) bool { return o != a && o.Prefix.Addr() == r.Src }) {
 		return c
 	}
@@ -228,7 +228,7 @@ func sourceHints(addrs []address, link int) (hints []rtnl.Route) {
 func addressesOf(cfg config, req *skel.Request) (addrs []address, err error) {
 	for _, ip := range req.PrevResult.ContainerIPs(req.IfName) {
 		a := address{Prefix: ip.Address, Gateway: cfg.Gateways[ip.Address.Addr().Is4()]}
-		if a.Asked = a.Gateway.IsValid(); !a.Asked {
+		if a.IsConfigured = a.Gateway.IsValid(); !a.IsConfigured {
 			a.Gateway = ip.Gateway
 		}
 		for _, r := range slices.Backward(req.PrevResult.Routes) {

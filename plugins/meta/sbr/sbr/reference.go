@@ -33,7 +33,7 @@ func planOfReference(c *netplugin.Call) (p plan, err error) {
 		isOfAddr := slices.ContainsFunc(addrs, func(a rtnl.Addr) bool {
 			return r.Src == address{Prefix: a.Prefix}.host()
 		})
-		switch routes, own := here.inTable(r.Table); {
+		switch routes, own := here.routesOfTable(r.Table); {
 		case !isOfAddr:
 		case table != 0 && r.Table == table:
 			p.Rules = append(p.Rules, r)
@@ -42,7 +42,7 @@ func planOfReference(c *netplugin.Call) (p plan, err error) {
 		}
 	}
 	for _, route := range p.Copies {
-		route = route.InTable(unix.RT_TABLE_MAIN)
+		route = route.WithTable(unix.RT_TABLE_MAIN)
 		if route.Header.Dst_len > 0 && !slices.ContainsFunc(p.Moved, route.Equal) {
 			p.Moved = append(p.Moved, route)
 		}
@@ -61,8 +61,8 @@ func tableOf(req *skel.Request) uint32 {
 	return cni.ParseTable(&cni.Problems{}, "table", w.Table)
 }
 
-// inTable returns the routes of a table. own is true if there are any and all of them use the interface.
-func (f routing) inTable(table uint32) (routes []rtnl.RouteCopy, own bool) {
+// routesOfTable returns the routes of a table. own is true if there are any and all of them use the interface.
+func (f routing) routesOfTable(table uint32) (routes []rtnl.RouteCopy, own bool) {
 	own = true
 	for _, r := range f.Routes {
 		if r.Table() == table {

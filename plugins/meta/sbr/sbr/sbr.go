@@ -95,7 +95,7 @@ func check(ctx context.Context, req *skel.Request, cfg config) error {
 		errs = append(errs, here.checkRule(a, cfg, r.Plan))
 	}
 	for _, want := range slices.Concat(r.Plan.Defaults, r.Plan.Hints) {
-		if !here.has(want) {
+		if !here.hasRoute(want) {
 			errs = append(errs, cni.Drift("table %d: route %s: missing", want.Table, want))
 		}
 	}
@@ -304,14 +304,14 @@ func (f routing) checkRule(a address, cfg config, p plan) error {
 	}
 	a.Default = cni.Route{} // the reference does not copy its metrics
 	want := defaultRoute(a, f.Link, f.Rules[i].Table)
-	if !f.has(want) {
+	if !f.hasRoute(want) {
 		return cni.Drift("table %d: route %s: missing", want.Table, want)
 	}
 	return nil
 }
 
-// has reports whether an equivalent route exists. It does not compare the scope, which IPv6 routes do not have.
-func (f routing) has(want rtnl.Route) bool {
+// hasRoute reports whether an equivalent route exists. It does not compare the scope, which IPv6 routes do not have.
+func (f routing) hasRoute(want rtnl.Route) bool {
 	return slices.ContainsFunc(f.Routes, func(c rtnl.RouteCopy) bool {
 		have := c.Route()
 		return want.Dst == have.Dst && want.GW == have.GW && want.Src == have.Src && want.OutIndex == have.OutIndex &&

@@ -71,7 +71,7 @@ type config struct {
 	DataDir    string
 }
 
-func (c config) empty() bool { return len(c.Sysctls) == 0 && c.leavesInterface() }
+func (c config) isEmpty() bool { return len(c.Sysctls) == 0 && c.leavesInterface() }
 
 func (c config) leavesInterface() bool { return len(c.Attributes) == 0 && len(c.Ethtool) == 0 }
 

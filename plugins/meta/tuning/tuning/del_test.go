@@ -467,7 +467,7 @@ var _ = Describe("what is recorded of another boot", Label("tuning-reboot"), fun
 	It("does not count in a backup file without a record", func() {
 		path, before := w.record(), w.values()
 		w.Do(func() { Expect(os.Remove(path)).To(Succeed()) })
-		booted := time.Now().Add(-sysctl.SinceBoot() - time.Minute)
+		booted := time.Now().Add(-sysctl.Uptime() - time.Minute)
 		Expect(os.Chtimes(w.dir+"/one_eth0.json", booted, booted)).To(Succeed())
 		w.add(`"mtu":1300`)
 		Expect(w.backup()).To(Equal("{\n \"mtu\": 1450\n}"))

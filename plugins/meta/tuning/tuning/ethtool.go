@@ -76,9 +76,9 @@ func (d *driver) read(v value) (have rtnl.Setting, known bool, err error) {
 	return have, known, nil
 }
 
-// before returns the present value, in the form that set accepts. It returns an error if the interface cannot have the
-// value of v.
-func (d *driver) before(v value) (string, error) {
+// currentValue returns the present value, in the form that set accepts. It returns an error if the interface cannot
+// have the value of v.
+func (d *driver) currentValue(v value) (string, error) {
 	have, known, err := d.read(v)
 	n, _ := strconv.ParseUint(v.Value, 10, 32) // 0 for a feature
 	switch {
@@ -140,7 +140,7 @@ func deviceOf(l rtnl.Link) *device {
 	return &device{l.Parent, l.PermMAC.String()}
 }
 
-func (d *device) is(l rtnl.Link) bool {
+func (d *device) matches(l rtnl.Link) bool {
 	has := deviceOf(l)
 	return d != nil && has != nil && *d == *has
 }
@@ -154,21 +154,21 @@ func (own change) restoreDevice(finder *ns.Finder) error {
 	}
 	var inside error
 	if container, err := finder.Open("", own.Netns); err == nil { // after an error, only the host is searched
-		inside = container.Do(own.restoreHere)
+		inside = container.Do(own.restoreInNetns)
 		_ = container.Close()
 	}
-	return errors.Join(inside, own.restoreHere()) // the GC of host-device may have run first
+	return errors.Join(inside, own.restoreInNetns()) // the GC of host-device may have run first
 }
 
-// restoreHere restores the device if it is in the calling thread's namespace.
-func (own change) restoreHere() error {
+// restoreInNetns restores the device if it is in the calling thread's namespace.
+func (own change) restoreInNetns() error {
 	conn, err := rtnl.Dial(nil)
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
 	links, err := conn.Links()
-	i := slices.IndexFunc(links, own.Device.is)
+	i := slices.IndexFunc(links, own.Device.matches)
 	if i < 0 {
 		return err
 	}
@@ -187,9 +187,9 @@ func (own change) restoreHere() error {
 	return errors.Join(errs...)
 }
 
-// undoFormer restores the settings that earlier containers have changed on the device. It is needed because, without a
-// DEL, the device returns to the host with changed settings when a container's namespace ends.
-func (c container) undoFormer(s *store) {
+// restoreFormer restores the settings that earlier containers have changed on the device. It is needed because, without
+// a DEL, the device returns to the host with changed settings when a container's namespace ends.
+func (c container) restoreFormer(s *store) {
 	if len(c.cfg.Ethtool) == 0 || !c.ContEnd.IsHardware() {
 		return
 	}
@@ -197,8 +197,8 @@ func (c container) undoFormer(s *store) {
 	errs := []error{err}
 	for _, r := range all {
 		for _, one := range r.Changes {
-			if one.Device.is(c.ContEnd) && !one.isOver(s.boot) && !one.Netns.Is(c.NetnsID) {
-				errs = append(errs, one.restoreHere())
+			if one.Device.matches(c.ContEnd) && !one.isOfEarlierBoot(s.boot) && !one.Netns.Is(c.NetnsID) {
+				errs = append(errs, one.restoreInNetns())
 			}
 		}
 	}

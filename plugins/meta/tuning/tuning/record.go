@@ -34,9 +34,11 @@ type change struct {
 	Values []value     `json:"values"`
 }
 
-// isOver reports whether the change is from another boot, so that its namespace no longer exists. Such records exist if
-// /run is on a disk. An unknown boot is not treated as another boot.
-func (c change) isOver(boot string) bool { return c.Boot != "" && boot != "" && c.Boot != boot }
+// isOfEarlierBoot reports whether the change is from another boot, so that its namespace no longer exists. Such records
+// exist if /run is on a disk. An unknown boot is not treated as another boot.
+func (c change) isOfEarlierBoot(boot string) bool {
+	return c.Boot != "" && boot != "" && c.Boot != boot
+}
 
 // Hash returns the name of the record's file, which depends on the container.
 func (r record) Hash() string {
@@ -179,7 +181,7 @@ func openStore(ctx context.Context, req *skel.Request, dataDir string, isADD boo
 		err = s.openBackups(dataDir, 0)
 	}
 	if err == nil && noFormer == nil {
-		err = s.adopt(ctx, former)
+		err = s.moveFormer(ctx, former)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("dataDir: %w", err)
@@ -202,9 +204,9 @@ func (s *store) openBackups(dataDir string, perm fs.FileMode) error {
 	return err
 }
 
-// adopt moves the records of an earlier release to their present directory. It reads records only from the default
+// moveFormer moves the records of an earlier release to their present directory. It reads records only from the default
 // directory. From another directory, it only drops the record of the call's container.
-func (s *store) adopt(ctx context.Context, former *statefile.Store[record]) error {
+func (s *store) moveFormer(ctx context.Context, former *statefile.Store[record]) error {
 	if former.Path != formerIn(defaultDataDir).Path {
 		if err := former.Drop(ctx, recordName(s.Attachment)); err != nil {
 			s.Warn("record of an earlier release: %v", err)
@@ -250,7 +252,7 @@ func list(_ context.Context, req *skel.Request) (all []cni.Holding, err error) {
 		records := statefile.NewStore[record](dir, statefile.DefaultWait)
 		held, err := netplugin.Holdings(records, func(r record) (held []cni.Holding) {
 			for _, c := range r.Changes {
-				if c.isOver(boot) {
+				if c.isOfEarlierBoot(boot) {
 					continue
 				}
 				for _, v := range c.Values {

@@ -42,7 +42,7 @@ func (s *store) backup() (text []byte, before []value, err error) {
 	name := backupName(s.Attachment)
 	text, err = s.backups.Read(name)
 	if info, statErr := os.Lstat(s.backups.Path() + "/" + name); err == nil && statErr == nil &&
-		info.ModTime().Before(time.Now().Add(-sysctl.SinceBoot())) {
+		info.ModTime().Before(time.Now().Add(-sysctl.Uptime())) {
 		return text, nil, nil
 	}
 	switch {
@@ -96,10 +96,10 @@ func decodeBackup(data []byte) (before []value, err error) {
 	return before, nil
 }
 
-// isReferences reports whether DEL should restore a backup file that has no record: the interface must have the MAC
+// isFromReference reports whether DEL should restore a backup file that has no record: the interface must have the MAC
 // address in prevResult. If prevResult has none, the configuration must set every value of the file, and the interface
 // must have the configured values.
-func (c container) isReferences(backup []value) bool {
+func (c container) isFromReference(backup []value) bool {
 	if c.ContEnd.Index == 0 {
 		return false
 	}
@@ -110,7 +110,7 @@ func (c container) isReferences(backup []value) bool {
 	if err != nil {
 		return false
 	}
-	differs := func(want value) bool { return !want.isOf(c.ContEnd) }
+	differs := func(want value) bool { return !want.matches(c.ContEnd) }
 	isUnset := func(v value) bool { return find(cfg.Attributes, v) < 0 }
 	return !slices.ContainsFunc(cfg.Attributes, differs) && !slices.ContainsFunc(backup, isUnset)
 }

@@ -29,7 +29,7 @@ func (allowed allowList) add(ctx context.Context, req *skel.Request, cfg config)
 	if err := allowed.check(cfg.Sysctls); err != nil {
 		return nil, err
 	}
-	if cfg.empty() {
+	if cfg.isEmpty() {
 		return req.PrevResult, nil
 	}
 	var s *store
@@ -56,7 +56,7 @@ func del(ctx context.Context, req *skel.Request) error {
 		return err
 	}
 	own, rest := r.without(r.owner(req.Attachment))
-	if own.isOver(s.boot) {
+	if own.isOfEarlierBoot(s.boot) {
 		own.Values = nil
 	}
 	_, backup, err := s.backup()
@@ -76,7 +76,7 @@ func del(ctx context.Context, req *skel.Request) error {
 }
 
 func check(_ context.Context, req *skel.Request, cfg config) error {
-	if cfg.empty() {
+	if cfg.isEmpty() {
 		return nil
 	}
 	return netplugin.InContainer(req, func(c *netplugin.Call) error { return container{c, cfg}.verify() })
@@ -99,7 +99,7 @@ func reapply(ctx context.Context, req *skel.Request, cfg config) error {
 		switch {
 		case len(own.Values) == 0:
 			return netplugin.NotRestored("settings", netplugin.ErrNoRecord)
-		case own.isOver(s.boot) || !own.Netns.Is(c.NetnsID):
+		case own.isOfEarlierBoot(s.boot) || !own.Netns.Is(c.NetnsID):
 			return netplugin.NotRestored("settings", netplugin.ErrStale)
 		}
 		if cfg.leavesInterface() {
@@ -130,18 +130,18 @@ func gc(ctx context.Context, req *skel.Request) error {
 	var finder ns.Finder
 	for _, r := range all {
 		for _, one := range r.Changes {
-			if req.Valid.Excludes(one.Attachment) || one.isOver(s.boot) {
-				errs = append(errs, s.forget(ctx, one, r, &finder))
+			if req.Valid.Excludes(one.Attachment) || one.isOfEarlierBoot(s.boot) {
+				errs = append(errs, s.dropChange(ctx, one, r, &finder))
 			}
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// forget removes a change from a record and restores the device that it names.
-func (s *store) forget(ctx context.Context, one change, r *record, finder *ns.Finder) error {
+// dropChange removes a change from a record and restores the device that it names.
+func (s *store) dropChange(ctx context.Context, one change, r *record, finder *ns.Finder) error {
 	own, rest := r.without(one.Attachment)
-	if !one.isOver(s.boot) {
+	if !one.isOfEarlierBoot(s.boot) {
 		err := own.restoreDevice(finder)
 		if cni.Transient(err) {
 			return err
@@ -201,7 +201,7 @@ func (c container) change(ctx context.Context, s *store) error {
 	if s == nil {
 		return nil
 	}
-	c.undoFormer(s)
+	c.restoreFormer(s)
 	before, err := c.readValues()
 	if err == nil && len(before) > 0 {
 		err = c.record(ctx, s, before)
@@ -279,7 +279,7 @@ func (c container) readValues() (before []value, err error) {
 	}
 	known := driver{link: c.ContEnd}
 	for _, want := range c.cfg.Ethtool {
-		have, err := known.before(want)
+		have, err := known.currentValue(want)
 		if err != nil {
 			return nil, err
 		}
@@ -308,7 +308,7 @@ func (c container) record(ctx context.Context, s *store, before []value) error {
 	here := c.NetnsID
 	here.MAC = "" // differs between interfaces
 	// isFormer selects changes of an earlier container with this ID.
-	isFormer := func(one change) bool { return one.isOver(s.boot) || !one.Netns.Is(here) }
+	isFormer := func(one change) bool { return one.isOfEarlierBoot(s.boot) || !one.Netns.Is(here) }
 	r := record{slices.DeleteFunc(slices.Clone(old.Changes), isFormer)}
 	known, own := r.values(), r.change(c.Req.Attachment)
 	for _, v := range slices.Concat(backup, before) {
@@ -360,7 +360,7 @@ func (c container) set(v value) error {
 		}
 		return key.Write(v.Value)
 	}
-	if v.isOf(c.ContEnd) {
+	if v.matches(c.ContEnd) {
 		return nil
 	}
 	change, err := v.change()
@@ -391,7 +391,7 @@ func (c container) restoreIn(own change, r record, backup []value) error {
 	if err := netplugin.IgnoreNoLink(c.FindInterface()); err != nil {
 		return err
 	}
-	if len(r.attributes(c.Req.IfName, c.ContEnd.Index)) > 0 || !c.isReferences(backup) {
+	if len(r.attributes(c.Req.IfName, c.ContEnd.Index)) > 0 || !c.isFromReference(backup) {
 		backup = nil
 	}
 	known := c.NetnsID.Cookie != 0 || c.NetnsID.MAC != "" // the inode number may have been reused
@@ -440,7 +440,7 @@ func (c container) verify() error {
 		errs = append(errs, c.VerifyInterface())
 	}
 	for _, want := range c.cfg.Attributes {
-		if c.ContEnd.Index != 0 && !want.isOf(c.ContEnd) {
+		if c.ContEnd.Index != 0 && !want.matches(c.ContEnd) {
 			errs = append(errs, cni.Drift("interface %q: %s is not %s", c.Req.IfName, want.Key, want.Value))
 		}
 	}

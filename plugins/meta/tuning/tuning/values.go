@@ -138,8 +138,8 @@ func attributeOf(l rtnl.Link, name string) string {
 	return strconv.Itoa(l.TxQLen)
 }
 
-// isOf reports whether a link has the value.
-func (v value) isOf(l rtnl.Link) bool { return strings.EqualFold(attributeOf(l, v.Key), v.Value) }
+// matches reports whether a link has the value.
+func (v value) matches(l rtnl.Link) bool { return strings.EqualFold(attributeOf(l, v.Key), v.Value) }
 
 // change returns the change of a link that sets the attribute.
 func (v value) change() (ch rtnl.LinkChange, err error) {

@@ -134,7 +134,7 @@ func leave(ctx context.Context, conn *rtnl.Conn, r record, vrf rtnl.Link) error 
 	}
 	var errs []error
 	for _, route := range r.Routes {
-		whole, err := conn.Rejoin(r.Link, route)
+		whole, err := conn.PrepareRestore(r.Link, route)
 		if !whole { // the next hops of other interfaces are gone, with another VRF perhaps
 			route, _ = route.HopsThrough(r.Link)
 		}

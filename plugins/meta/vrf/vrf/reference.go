@@ -43,7 +43,7 @@ func restoreReference(ctx context.Context, req *skel.Request) error {
 	}
 	for _, route := range here.routesToMove(link.Index) {
 		if route.Table() == vrf.Table && route.Header.Protocol != unix.RTPROT_KERNEL {
-			r.Routes = append(r.Routes, route.InTable(unix.RT_TABLE_MAIN))
+			r.Routes = append(r.Routes, route.WithTable(unix.RT_TABLE_MAIN))
 		}
 	}
 	return restore(ctx, c.Cont, r)

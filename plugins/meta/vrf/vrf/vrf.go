@@ -172,7 +172,7 @@ func join(ctx context.Context, conn *rtnl.Conn, r record, vrf rtnl.Link) error {
 	}
 	for _, route := range r.Routes {
 		if route.Table() == unix.RT_TABLE_MAIN {
-			route, _ = route.InTable(vrf.Table).HopsThrough(r.Link)
+			route, _ = route.WithTable(vrf.Table).HopsThrough(r.Link)
 		}
 		err := conn.AddCopy(route)
 		if errors.Is(err, unix.EINVAL) && route.Table() != vrf.Table {
