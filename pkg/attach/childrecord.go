@@ -2,7 +2,6 @@ package attach
 
 import (
 	"cmp"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -34,12 +33,6 @@ type childRecord struct {
 	Master      int         `json:"master,omitempty"`      // index
 	InContainer bool        `json:"inContainer,omitempty"` // the master is in the container
 	Link        int         `json:"link,omitempty"`        // index; 0 until the link has been created
-}
-
-// UnmarshalJSON also reads the keys of earlier versions.
-func (r *childRecord) UnmarshalJSON(data []byte) error {
-	type plain childRecord
-	return json.Unmarshal(ns.CurrentKeys(data), (*plain)(r))
 }
 
 // Plausible reports whether an ADD can have written the record.

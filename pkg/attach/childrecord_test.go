@@ -6,6 +6,7 @@ import (
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/ns"
+	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
 // TestFormerRecord reads a record that 0.1.0 or 0.2.0-dev wrote. The package plugintest has this as a spec, and cannot
@@ -19,7 +20,7 @@ func TestFormerRecord(t *testing.T) {
 		NetnsPath: "/run/netns/c1", Netns: ns.Identity{Cookie: 7, Device: 4, Inode: 9}, Kind: "macvlan", Link: 2}
 	for _, text := range []string{former, current} {
 		var record childRecord
-		if err := json.Unmarshal([]byte(text), &record); err != nil || record != want {
+		if err := statefile.Decode([]byte(text), &record); err != nil || record != want {
 			t.Errorf("%s: %+v, %v", text, record, err)
 		}
 	}

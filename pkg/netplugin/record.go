@@ -1,7 +1,6 @@
 package netplugin
 
 import (
-	"encoding/json"
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/ns"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
@@ -21,12 +20,6 @@ type NetnsRecord struct {
 func (c *Call) NetnsRecord(made ...string) NetnsRecord {
 	return NetnsRecord{Attachment: c.Req.Attachment, NetnsPath: c.Req.Netns, Netns: c.NetnsID, Link: c.ContEnd.Index,
 		Made: made}
-}
-
-// UnmarshalJSON also reads the keys of earlier versions.
-func (r *NetnsRecord) UnmarshalJSON(data []byte) error {
-	type plain NetnsRecord
-	return json.Unmarshal(ns.CurrentKeys(data), (*plain)(r))
 }
 
 // Plausible reports whether an ADD can have written the record.

@@ -2,13 +2,11 @@ package skel
 
 import (
 	"context"
-	"encoding/json"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
-	"github.com/hawser-cni/plugins/pkg/ns"
 	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
@@ -46,12 +44,6 @@ type Failure struct {
 // Hash returns the name of the file. There is one record for each combination of attachment, plugin and command.
 func (f Failure) Hash() string {
 	return cni.Digest(strings.Join([]string{f.Attachment.Hash(), f.Plugin, f.Command}, " "), 16)
-}
-
-// UnmarshalJSON also reads the key of earlier versions for the path of the namespace.
-func (f *Failure) UnmarshalJSON(data []byte) error {
-	type plain Failure
-	return json.Unmarshal(ns.CurrentKeys(data), (*plain)(f))
 }
 
 // Plausible reports whether a plugin can have written the record.

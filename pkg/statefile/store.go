@@ -151,7 +151,7 @@ func (d *Dir) readRecord(name string, record Record) (ok bool, err error) {
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, ErrIrregular) {
 		return false, nil
 	}
-	return err == nil && json.Unmarshal(data, record) == nil && record.Hash() == name && record.Plausible(), err
+	return err == nil && Decode(data, record) == nil && record.Hash() == name && record.Plausible(), err
 }
 
 // each calls visit with each record, in a variable from create, in the order of their names, until visit returns false.

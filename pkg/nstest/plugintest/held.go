@@ -17,6 +17,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/nstest"
 	"github.com/hawser-cni/plugins/pkg/skel"
+	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
 // Holdings returns the plugin's List for a configuration or, for "", without one. It checks that List changes nothing,
@@ -114,7 +115,7 @@ func ExpectFormerRecord[T any](former, current string) {
 		GinkgoHelper()
 		keys = strings.ReplaceAll(keys, "ID", `{"cookie": 7, "device": 4, "inode": 4026532000}`)
 		text := `{"network": "net", "containerID": "c1", "ifname": "eth0", ` + keys + `}`
-		Expect(json.Unmarshal([]byte(text), to)).To(Succeed())
+		Expect(statefile.Decode([]byte(text), to)).To(Succeed())
 	}
 	var have, want T
 	decode(former, &have)

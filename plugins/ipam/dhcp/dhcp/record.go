@@ -38,12 +38,6 @@ type record struct {
 	FormerRoutes []placement `json:"routes,omitempty"`
 }
 
-// UnmarshalJSON also reads the keys of earlier versions.
-func (r *record) UnmarshalJSON(data []byte) error {
-	type plain record
-	return json.Unmarshal(ns.CurrentKeys(data), (*plain)(r))
-}
-
 // Plausible reports whether a daemon can have written the record.
 func (r record) Plausible() bool { return r.Index > 0 && r.NetnsPath != "" }
 

@@ -3,7 +3,6 @@ package hostdevice
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -34,12 +33,6 @@ type record struct {
 	// KeepsIndex is true if the device keeps its index in the container, because no link there had it.
 	KeepsIndex bool     `json:"keepsIndex,omitempty"`
 	Settings   *network `json:"settings,omitempty"` // nil without the key useInterfaceNetwork
-}
-
-// UnmarshalJSON also reads the keys of earlier versions.
-func (r *record) UnmarshalJSON(data []byte) error {
-	type plain record
-	return json.Unmarshal(ns.CurrentKeys(data), (*plain)(r))
 }
 
 type store = statefile.Store[record]

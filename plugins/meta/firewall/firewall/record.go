@@ -46,11 +46,11 @@ type record struct {
 	Found []netip.Addr `json:"found,omitempty"`
 }
 
-// UnmarshalJSON also reads records of earlier versions, which have other keys and may lack the bit.
+// UnmarshalJSON also reads records of earlier versions, which may lack the bit.
 func (r *record) UnmarshalJSON(data []byte) error {
 	type plain record
 	r.Bit = defaultBit
-	return json.Unmarshal(ns.CurrentKeys(data), (*plain)(r))
+	return json.Unmarshal(data, (*plain)(r))
 }
 
 type store = statefile.Store[record]

@@ -6,6 +6,7 @@ import (
 
 	"github.com/hawser-cni/plugins/pkg/ns"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
+	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
 // location identifies the namespace and the host end of an attachment. If its location is gone, an attachment no longer
@@ -20,7 +21,7 @@ type location struct {
 // UnmarshalJSON also reads the layout of earlier versions, in which the keys of the identity were next to the others.
 func (l *location) UnmarshalJSON(data []byte) error {
 	type plain location
-	err := json.Unmarshal(ns.CurrentKeys(data), (*plain)(l))
+	err := statefile.Decode(data, (*plain)(l))
 	if l.Netns == (ns.Identity{}) && err == nil {
 		err = json.Unmarshal(data, &struct {
 			Cookie, Device, Inode *uint64

@@ -2,7 +2,6 @@ package tcredirecttap
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -28,14 +27,6 @@ const (
 type record struct {
 	netplugin.NetnsRecord
 	Tap int `json:"tap"` // index of the tap, because the container may rename it
-}
-
-// UnmarshalJSON decodes both parts of the record. Without it, record would have the method of NetnsRecord only.
-func (r *record) UnmarshalJSON(data []byte) error {
-	tap := struct {
-		Tap *int `json:"tap"`
-	}{&r.Tap}
-	return errors.Join(r.NetnsRecord.UnmarshalJSON(data), json.Unmarshal(data, &tap))
 }
 
 // Plausible reports whether an ADD can have written the record.

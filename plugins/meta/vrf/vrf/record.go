@@ -2,7 +2,6 @@ package vrf
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 
@@ -49,12 +48,6 @@ func list(context.Context, *skel.Request) ([]cni.Holding, error) {
 		}
 		return netplugin.WithNetns(r.NetnsPath, r.Netns, h)
 	})
-}
-
-// UnmarshalJSON also reads the keys of earlier versions.
-func (r *record) UnmarshalJSON(data []byte) error {
-	type plain record
-	return json.Unmarshal(ns.CurrentKeys(data), (*plain)(r))
 }
 
 // Plausible reports whether an ADD can have written the record. DEL creates routes from it, so another record is not

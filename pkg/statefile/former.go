@@ -1,0 +1,36 @@
+package statefile
+
+import (
+	"bytes"
+	"encoding/json"
+)
+
+// Decode decodes the JSON of a record, as a Store does. It also reads the keys that earlier versions had for a
+// namespace; the next write has the current keys.
+func Decode(data []byte, record any) error { return json.Unmarshal(currentKeys(data), record) }
+
+// currentKeys returns a record with the path of its namespace at "netnsPath" and the identity at "netns". In earlier
+// versions, "netns" or "path" was the path, and "netns", "identity" or "ns" the identity.
+func currentKeys(record []byte) []byte {
+	isFormer := func(key string) bool { return bytes.Contains(record, []byte(key)) }
+	var values map[string]json.RawMessage
+	if isFormer(`"netnsPath"`) || !isFormer(`"netns":`) && !isFormer(`"path":`) || json.Unmarshal(record, &values) != nil {
+		return record
+	}
+	if former := values["netns"]; bytes.HasPrefix(former, []byte(`"`)) {
+		values["netnsPath"] = former
+		delete(values, "netns")
+	} else if former, ok := values["path"]; ok {
+		values["netnsPath"] = former
+	}
+	for _, key := range []string{"identity", "ns"} {
+		if former, ok := values[key]; ok {
+			values["netns"] = former
+		}
+	}
+	current, err := json.Marshal(values)
+	if err != nil {
+		return record
+	}
+	return current
+}
