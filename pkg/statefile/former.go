@@ -14,7 +14,8 @@ func Decode(data []byte, record any) error { return json.Unmarshal(currentKeys(d
 func currentKeys(record []byte) []byte {
 	isFormer := func(key string) bool { return bytes.Contains(record, []byte(key)) }
 	var values map[string]json.RawMessage
-	if isFormer(`"netnsPath"`) || !isFormer(`"netns":`) && !isFormer(`"path":`) || json.Unmarshal(record, &values) != nil {
+	if isFormer(`"netnsPath"`) || !isFormer(`"netns":`) && !isFormer(`"path":`) ||
+		json.Unmarshal(record, &values) != nil {
 		return record
 	}
 	if former := values["netns"]; bytes.HasPrefix(former, []byte(`"`)) {
