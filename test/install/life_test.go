@@ -287,6 +287,8 @@ var _ = Describe("install --loop", Label("install-loop"), func() {
 		Eventually(time.Now).Should(BeTemporally(">", settled))
 		pass()
 		pass()
+		settled = time.Now().Add(time.Second)
+		Eventually(time.Now).Should(BeTemporally(">", settled))
 		before, size := read(), len(self())
 		for range 50 {
 			d.fill(map[string]string{"another": wrapper})
