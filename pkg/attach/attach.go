@@ -40,8 +40,8 @@ type Call struct {
 	Child  ChildConfig // zero if the plugin does not create a child
 	Master rtnl.Link   // the child's master; zero if it has none
 
-	// again is true if CreatePair found the host end of a container that was started again without a DEL.
-	again bool
+	// isRestarted is true if CreatePair found the host end of a container that was started again without a DEL.
+	isRestarted bool
 
 	ipam   *ipam.Client
 	adding *ipam.Delegate // the IPAM plugin's ADD in progress; nil before StartIPAM and after IPAMResult

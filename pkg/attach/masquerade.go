@@ -26,20 +26,22 @@ type Masq struct {
 	masq.Special
 }
 
-// setLink sets m.Link to the host end or its VRF, unless the plugin has set it.
-func (m *Masq) setLink(host *rtnl.Conn, hostEnd rtnl.Link) (err error) {
+// config returns the masquerade of an attachment with these addresses. If the plugin has not set m.Link, that is the
+// host end or its VRF.
+func (m Masq) config(host *rtnl.Conn, hostEnd rtnl.Link, a cni.Attachment, ips []cni.IP) (c masq.Config, err error) {
 	if m.Link == "" {
 		m.Link, err = Ingress(host, hostEnd)
 	}
-	return err
-}
-
-// config returns the masquerade of an attachment with these addresses.
-func (m Masq) config(a cni.Attachment, ips []cni.IP) masq.Config {
 	addrs := slices.DeleteFunc(cni.Addresses(ips), func(p netip.Prefix) bool {
 		return m.Family != 0 && nft.FamilyOf(p.Addr()) != m.Family
 	})
-	return masq.Config{Attachment: a, Backend: m.Backend, Link: m.Link, Addrs: addrs, Special: m.Special}
+	return masq.Config{Attachment: a, Backend: m.Backend, Link: m.Link, Addrs: addrs, Special: m.Special}, err
+}
+
+func (c *Call) masqConfig(m Masq, ips []cni.IP) (masq.Config, error) {
+	rules, err := m.config(c.Host, c.HostEnd, c.Req.Attachment, ips)
+	rules.Warn = c.Req.Warn
+	return rules, err
 }
 
 // Ingress returns the name of the interface that rules after the routing decision see as the input interface of packets
@@ -58,13 +60,17 @@ func (c *Call) Masquerade(ctx context.Context, m Masq, res *cni.Result) error {
 	if !m.Enabled {
 		return nil
 	}
-	if err := m.setLink(c.Host, c.HostEnd); err != nil {
+	rules, err := c.masqConfig(m, res.IPs)
+	if err != nil {
 		return err
 	}
-	rules := m.config(c.Req.Attachment, res.IPs)
-	rules.Warn, rules.Again = c.Req.Warn, c.again
 	c.Req.Step("masquerade")
 	c.Req.OnFail("remove the masquerade", func(ctx context.Context) error { return masq.Del(ctx, c.NF, rules) })
+	if c.isRestarted {
+		if err := masq.DelElements(ctx, c.NF, masq.Config{Attachment: c.Req.Attachment}); err != nil {
+			return err
+		}
+	}
 	return masq.Add(ctx, c.NF, rules)
 }
 
@@ -73,11 +79,11 @@ func (c *Call) VerifyMasquerade(ctx context.Context, m Masq) error {
 	if !m.Enabled {
 		return nil
 	}
-	if err := m.setLink(c.Host, c.HostEnd); err != nil {
+	rules, err := c.masqConfig(m, c.Req.PrevResult.ContainerIPs(c.Req.IfName))
+	if err != nil {
 		return err
 	}
-	ips := c.Req.PrevResult.ContainerIPs(c.Req.IfName)
-	if err := masq.Check(ctx, c.NF, m.config(c.Req.Attachment, ips)); err != nil {
+	if err := masq.Check(ctx, c.NF, rules); err != nil {
 		return iface.AsDrift(fmt.Errorf("masquerade: %w", err))
 	}
 	return nil
@@ -103,12 +109,11 @@ func (c *Call) Reapply(ctx context.Context, m Masq, master int, forwards bool) e
 	if !m.Enabled {
 		return nil
 	}
-	if err := m.setLink(c.Host, c.HostEnd); err != nil {
+	rules, err := c.masqConfig(m, ips)
+	if err != nil {
 		return err
 	}
-	rules := m.config(c.Req.Attachment, ips)
-	rules.Warn, rules.Restores = c.Req.Warn, true
-	err := masq.Add(ctx, c.NF, rules)
+	err = masq.Reapply(ctx, c.NF, rules)
 	if errors.Is(err, masq.ErrNoRecord) {
 		return netplugin.NotRestored("masquerade", netplugin.ErrNoRecord)
 	}
@@ -135,8 +140,12 @@ func Restore(ctx context.Context, all []*skel.Request,
 		if m.Link == "" {
 			end, err = netplugin.MarkedHostEnd(host, req.Attachment)
 		}
-		if err == nil && m.setLink(host, end) == nil {
-			wanted = append(wanted, m.config(req.Attachment, req.PrevResult.ContainerIPs(req.IfName)))
+		if err != nil {
+			continue
+		}
+		c, err := m.config(host, end, req.Attachment, req.PrevResult.ContainerIPs(req.IfName))
+		if err == nil {
+			wanted = append(wanted, c)
 		}
 	}
 	// The error is dropped, because CHECK finds whatever was not restored.

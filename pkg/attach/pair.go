@@ -33,7 +33,7 @@ func (c *Call) CreatePair(ctx context.Context, link LinkConfig) (err error) {
 			c.HostEnd, err = c.Host.Link(name)
 		}
 		if err == nil {
-			c.again = name != names[0]
+			c.isRestarted = name != names[0]
 			c.Req.OnFail("delete the interface", func(context.Context) error {
 				return c.Host.DelLink(c.HostEnd.Index)
 			})

@@ -16,7 +16,10 @@ func (c *Call) RefuseTaken(addr netip.Addr) error {
 	route, err := c.Host.RouteEntry(addr)
 	isHosts := route.Type != unix.RTN_UNICAST           // the host's own address, for example
 	if err != nil || isHosts || route.Dst.Bits() == 0 { // other hosts are behind the default route
-		return ignoreUnreachable(err)
+		if rtnl.IsUnreachable(err) {
+			return nil
+		}
+		return err
 	}
 	return c.refuseHolder(route.OutIndex, netip.PrefixFrom(addr, addr.BitLen()))
 }
@@ -92,12 +95,4 @@ func (c *Call) FindHolder(link rtnl.Link, dst netip.Prefix) (holder string, addr
 		}
 	}
 	return "", addr, nil
-}
-
-// ignoreUnreachable returns nil if rtnl.IsUnreachable(err), and err otherwise.
-func ignoreUnreachable(err error) error {
-	if rtnl.IsUnreachable(err) {
-		return nil
-	}
-	return err
 }

@@ -44,7 +44,7 @@ func Del(ctx context.Context, req *skel.Request, bridge string, rules ...removeR
 			for _, remove := range rules {
 				err = errors.Join(err, remove(locks, nf, true))
 			}
-			err = errors.Join(err, masq.DelRestored(locks, nf, masquerade))
+			err = errors.Join(err, masq.DelElements(locks, nf, masquerade))
 		}
 		// Closing a netfilter socket after a deletion waits for an RCU grace period in the kernel, and so does deleting
 		// a link. In this order, the first wait covers the second.

@@ -169,7 +169,7 @@ func (c natChain) apply(ctx context.Context, nf *nft.Conn, tool ipt.Tool) error 
 	}, c.edit)
 }
 
-func addIPTables(ctx context.Context, nf *nft.Conn, c Config) (err error) {
+func addIPTables(ctx context.Context, nf *nft.Conn, c Config, isReapply bool) (err error) {
 	for _, f := range nft.Families() { // before the record, which Del keeps while a program is missing
 		if err := ipt.CheckInstalled(f); err != nil && len(ofFamily(f, c.Addrs)) > 0 {
 			return fmt.Errorf("masquerade with iptables: %w", err)
@@ -188,7 +188,7 @@ func addIPTables(ctx context.Context, nf *nft.Conn, c Config) (err error) {
 	// The record is written before the rules, and first also has the addresses of an earlier ADD without a DEL. If this
 	// ADD is killed, the record has too many addresses, which is harmless.
 	stale := rec.Interfaces[a.IfName]
-	if c.Restores && len(stale) == 0 {
+	if isReapply && len(stale) == 0 {
 		return ErrNoRecord
 	}
 	rec.Interfaces[a.IfName] = distinct(slices.Concat(c.Addrs, stale))

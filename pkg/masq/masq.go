@@ -32,13 +32,9 @@ type Config struct {
 	// Link is the host's interface on which the container's packets arrive, or its VRF. It is optional for Del, which
 	// is more expensive without it.
 	Link string
-	// Again makes Add first remove earlier rules of the attachment, which may be for another interface.
-	Again bool
 	// Addrs lists the container's addresses with their prefix lengths. Like Link, it is optional for Del.
 	Addrs []netip.Prefix
 	Special
-	// Restores makes Add fail with ErrNoRecord on iptables if no earlier Add wrote a record.
-	Restores bool
 	// Warn reports that another attachment's rules apply to an address. It also reports rules that Del cannot remove
 	// because a program is missing, and that a later Del or GC removes. If Warn is nil, such rules are an error.
 	Warn func(format string, args ...any)
@@ -62,26 +58,31 @@ func (s Special) isSpecial(exclude []netip.Prefix) bool {
 
 // Add adds the attachment's rules. It is idempotent, and after a failure Del removes the rules. If another attachment
 // has rules for an address on the same interface, they apply until that attachment ends.
-func Add(ctx context.Context, nf *nft.Conn, c Config) error {
+func Add(ctx context.Context, nf *nft.Conn, c Config) error { return c.add(ctx, nf, false) }
+
+// Reapply is Add for an attachment that has rules. On iptables, it returns ErrNoRecord if there is no record of them.
+func Reapply(ctx context.Context, nf *nft.Conn, c Config) error { return c.add(ctx, nf, true) }
+
+func (c Config) add(ctx context.Context, nf *nft.Conn, isReapply bool) error {
 	if len(c.Addrs) == 0 {
 		return nil
 	}
 	if c.Backend == ipt.IPTables {
-		return addIPTables(ctx, nf, c)
+		return addIPTables(ctx, nf, c, isReapply)
 	}
 	err := addNFTables(ctx, nf, c)
 	if c.Backend == ipt.Auto && errors.Is(err, nft.ErrUnsupported) {
-		return ipt.AsFallback(addIPTables(ctx, nf, c), err)
+		return ipt.AsFallback(addIPTables(ctx, nf, c, isReapply), err)
 	}
 	return err
 }
 
-// ErrNoRecord is returned by Add if Config.Restores is set and there is no record of the rules on iptables.
+// ErrNoRecord is returned by Reapply if there is no record of the rules on iptables.
 var ErrNoRecord = errors.New("no record of these rules")
 
 // Restore restores the attachments' rules on nftables in one batch, because another program may have flushed them. It
 // returns what was missing, by the attachment's mark. It skips attachments that do not exist. If an attachment ends
-// concurrently, either Restore or DelRestored in its DEL removes the restored rules.
+// concurrently, either Restore or DelElements in its DEL removes the restored rules.
 func Restore(ctx context.Context, nf *nft.Conn, all []Config, exists func(mark string) bool) (map[string]error, error) {
 	var wanted []nft.Item
 	isFormer, err := formerMarks(nf, all)
@@ -142,16 +143,16 @@ func Del(ctx context.Context, nf *nft.Conn, c Config) error {
 	)
 }
 
-// DelRestored removes rules that Restore added after Del, while the interface still existed. DEL calls it after it has
-// deleted the interface. Without such rules, it costs one request to the kernel.
-func DelRestored(ctx context.Context, nf *nft.Conn, c Config) error {
-	find := c.owned().All
+// DelElements removes only the rules on nftables. DEL calls it after it has deleted the interface, because a concurrent
+// Restore may have added rules after Del. If Link and Addrs are known and there are no such rules, it costs one request
+// to the kernel.
+func DelElements(ctx context.Context, nf *nft.Conn, c Config) (err error) {
+	var found []nft.Item
 	if known := c.items(); len(known) > 0 {
-		find = func(nf *nft.Conn, matches func(string) bool) ([]nft.Item, error) {
-			return c.owned().Live(nf, known, matches)
-		}
+		found, err = c.owned().Live(nf, known, c.Attachment.Owns)
+	} else {
+		found, err = c.owned().All(nf, c.Attachment.Owns)
 	}
-	found, err := find(nf, c.Attachment.Owns)
 	if err == nil {
 		err = c.owned().Remove(ctx, nf, found, c.Attachment.Owns)
 	}

@@ -225,11 +225,6 @@ func addNFTables(ctx context.Context, nf *nft.Conn, c Config) error {
 	if c.Link == "" {
 		return errNoLink
 	}
-	if c.Again {
-		if err := c.owned().Sweep(ctx, nf, c.Attachment.Owns); err != nil {
-			return err
-		}
-	}
 	var outranked []nft.Item
 	err := c.owned().Update(ctx, nf, func(tx *nft.Tx) error {
 		err := tx.Put(c.items(), nil)

@@ -77,7 +77,7 @@ var _ = Describe("a restore of flushed rules", Label("tool-ending"), func() {
 			_, err := masq.Restore(ctx, nf, []masq.Config{ended, lives}, func(string) bool { return true })
 			Expect(err).NotTo(HaveOccurred())
 			Expect(rules()).To(ContainSubstring(" ended "))
-			Expect(masq.DelRestored(ctx, nf, c)).To(Succeed())
+			Expect(masq.DelElements(ctx, nf, c)).To(Succeed())
 			Expect(rules()).To(restored)
 		})
 	}, Entry("with the addresses", true), Entry("without", false))
