@@ -1,6 +1,7 @@
 #!/bin/bash
 # build.sh [DIR [PROGRAM...]]: into DIR (bin/) every plugin below plugins/ as a program of its own, all of them but
-# cluster-local as one, hawser, and in DIR/one that one under the name of each; or these programs alone. They are static
+# cluster-local as one, hawser, and in DIR/one that one under the name of each; or only these programs, such as
+# cmd/cni-conformance, which is for authors of plugins and in no release archive. They are static
 # and stripped.
 # GOARCH and VERSION are taken from the environment.
 set -euo pipefail

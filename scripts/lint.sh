@@ -44,6 +44,7 @@ else
 fi
 
 scripts/build.sh "$work/plugins"
+scripts/build.sh "$work/plugins" cmd/cni-conformance
 rm -r "$work/plugins/one" # the same once more
 echo "lint: licenses of what is linked"
 if (cd scripts/bom && go build -o "$work/bom" .) 2>"$work/log"; then

@@ -34,7 +34,7 @@ cd "$work/$source"
 
 docs=$work/docs
 mkdir "$docs"
-cp -r --parents ./*.md LICENSE deploy docs cmd/hawser/README.md plugins/*/*/README.md "$docs"
+cp -r --parents ./*.md LICENSE deploy docs cmd/*/README.md plugins/*/*/README.md "$docs"
 
 for arch in $ARCHS; do
 	name=hawser-cni-linux-$arch-v$VERSION

@@ -1,0 +1,200 @@
+package conformance
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	own       = "/run/cni-conformance" // the suite's directory in a case's namespaces
+	netnsDir  = "/run/netns"
+	caseLimit = 3 * time.Minute
+	callLimit = time.Minute
+)
+
+// job is the input of a case's process.
+type job struct {
+	Subject subject
+	Info    info
+	Spec    string
+	Case    string // empty: probe the subject
+}
+
+// status of a case.
+type status string
+
+const (
+	passed  status = "ok"
+	failed  status = "failed"
+	skipped status = "skipped"
+	broken  status = "cannot run"
+)
+
+// outcome is the output of a case's process.
+type outcome struct {
+	Status status
+	Detail string
+	Calls  []string // the calls of the case, if it failed
+	Info   info
+	Took   time.Duration
+}
+
+// runJob runs a case in a process with namespaces of its own.
+func runJob(ctx context.Context, j job, stderr *os.File) outcome {
+	begin := time.Now()
+	ctx, stop := context.WithTimeout(ctx, caseLimit)
+	defer stop()
+	input, err := json.Marshal(j)
+	if err != nil {
+		return outcome{Status: broken, Detail: err.Error()}
+	}
+	cmd := exec.CommandContext(ctx, "/proc/self/exe", caseFlag)
+	var out bytes.Buffer
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(input), &out, stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: unix.SIGKILL,
+		Cloneflags: unix.CLONE_NEWNS | unix.CLONE_NEWNET | unix.CLONE_NEWPID | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS}
+	if uid := os.Geteuid(); uid != 0 {
+		cmd.SysProcAttr.Cloneflags |= unix.CLONE_NEWUSER
+		cmd.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{HostID: uid, Size: 1}}
+		cmd.SysProcAttr.GidMappings = []syscall.SysProcIDMap{{HostID: os.Getegid(), Size: 1}}
+	}
+	err = cmd.Run()
+	o := outcome{Status: broken}
+	switch {
+	case ctx.Err() != nil:
+		o.Status, o.Detail = failed, "the case did not end within "+caseLimit.String()
+	case cmd.ProcessState == nil:
+		o.Detail = "namespaces: " + err.Error() + "; run as root, or allow user namespaces"
+	case err != nil:
+		o.Detail = "the case's process: " + err.Error()
+	default:
+		if err := json.Unmarshal(out.Bytes(), &o); err != nil {
+			o.Detail = "the case's process: " + err.Error()
+		}
+	}
+	o.Took = time.Since(begin)
+	return o
+}
+
+// serveCase is the main function of a case's process.
+func serveCase(stdin, stdout, stderr *os.File) error {
+	var j job
+	if err := json.NewDecoder(stdin).Decode(&j); err != nil {
+		return err
+	}
+	path, err := enter(j.Subject.Options)
+	o := outcome{Status: broken}
+	if err == nil {
+		err = prepareHost(j.Subject.Options, path, stderr)
+	}
+	if err != nil {
+		o.Detail = err.Error()
+	} else {
+		w := &world{job: j, path: path}
+		o = w.serve()
+	}
+	return json.NewEncoder(stdout).Encode(o)
+}
+
+// enter gives the new mount namespace its own /proc, /sys and directories in memory, and makes all else read-only. It
+// returns the paths at which the directories with plugins are visible now.
+func enter(o options) (path []string, err error) {
+	if err := mount("none", "/", "", unix.MS_REC|unix.MS_PRIVATE); err != nil {
+		return nil, err
+	}
+	var dirs []*os.File
+	for _, dir := range o.Path {
+		if f, err := os.OpenFile(dir, unix.O_PATH|unix.O_DIRECTORY, 0); err == nil {
+			defer f.Close()
+			dirs = append(dirs, f)
+		}
+	}
+	readOnly := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY}
+	if err := unix.MountSetattr(unix.AT_FDCWD, "/", unix.AT_RECURSIVE, &readOnly); err != nil {
+		return nil, fmt.Errorf("make the machine's files read-only (Linux 5.12): %w", err)
+	}
+	if err := mount("proc", "/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC); err != nil {
+		return nil, err
+	}
+	// If a container engine masks parts of /sys, the kernel refuses a new one, and the machine's is visible, read-only.
+	_ = mount("sysfs", "/sys", "sysfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC)
+	for _, dir := range o.inMemory() {
+		if err := mount("tmpfs", dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV); err != nil {
+			return nil, err
+		}
+	}
+	for _, dir := range []string{"/run/lock", netnsDir, own + "/calls", own + "/delegate"} {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return nil, err
+		}
+	}
+	for i, f := range dirs {
+		dir := fmt.Sprintf("%s/path/%d", own, i)
+		err := os.MkdirAll(dir, 0o755)
+		if err == nil {
+			err = mount(fmt.Sprintf("/proc/self/fd/%d", f.Fd()), dir, "", unix.MS_BIND|unix.MS_REC)
+		}
+		if err != nil {
+			return nil, err
+		}
+		path = append(path, dir)
+	}
+	return path, nil
+}
+
+// inMemory returns the directories that are in memory during a case, as far as they exist.
+func (o options) inMemory() (dirs []string) {
+	for _, dir := range append([]string{"/run", "/var/lib", "/var/log", "/tmp"}, o.Writable...) {
+		if st, err := os.Stat(dir); err == nil && st.IsDir() {
+			dirs = append(dirs, dir)
+		}
+	}
+	return dirs
+}
+
+func mount(source, target, kind string, flags uintptr) error {
+	if err := unix.Mount(source, target, kind, flags, ""); err != nil {
+		return fmt.Errorf("mount %s on %s: %w", source, target, err)
+	}
+	return nil
+}
+
+// prepareHost sets lo up and runs the setup commands.
+func prepareHost(o options, path []string, stderr *os.File) error {
+	if _, err := exec.LookPath("ip"); err != nil {
+		return errors.New("the program ip (iproute2) is missing")
+	}
+	if _, err := command("", "ip", "link", "set", "lo", "up"); err != nil {
+		return err
+	}
+	if o.Setup == "" {
+		return nil
+	}
+	cmd := exec.Command("sh", "-ec", "export CNI_PATH="+strings.Join(path, ":")+"\n"+o.Setup)
+	cmd.Stdout, cmd.Stderr = stderr, stderr
+	if err := cmd.Run(); err != nil {
+		return fmt.Errorf("--setup: %w", err)
+	}
+	return nil
+}
+
+// command runs a program and returns its standard output.
+func command(stdin, name string, args ...string) (string, error) {
+	cmd := exec.Command(name, args...)
+	var stdout, stderr bytes.Buffer
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(stdin), &stdout, &stderr
+	if err := cmd.Run(); err != nil {
+		return "", fmt.Errorf("%s %s: %w: %s", name, strings.Join(args, " "), err, strings.TrimSpace(stderr.String()))
+	}
+	return stdout.String(), nil
+}
