@@ -1,7 +1,7 @@
 #!/bin/bash
 # packages.sh ARCH ONE NOTICES DOCS DIST: the Debian and the RPM package of an architecture into
-# DIST, with the one file and its links in ONE, the notices and the documentation in DOCS. VERSION and
-# SOURCE_DATE_EPOCH are taken from the environment.
+# DIST, with the one file and its links in ONE, the notices, the documentation in DOCS, and the man pages of
+# DOCS. VERSION and SOURCE_DATE_EPOCH are taken from the environment.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 
@@ -10,11 +10,24 @@ export PACKAGE_ARCH=$1 ONE=$2 NOTICES=$3 DOCS=$4
 # ARMv7 with floating point, as release.sh builds it: armhf and armv7hl.
 [ "$PACKAGE_ARCH" != arm ] || PACKAGE_ARCH=arm7
 cd "$here/../.."
-config=$(mktemp)
-trap 'rm -f "$config"' EXIT
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+config=$work/nfpm.yaml
 cp scripts/release/nfpm.yaml "$config"
+plugins=()
 for link in "$ONE"/*; do
-	[ ! -L "$link" ] || echo "  - {src: $(readlink "$link"), dst: /opt/cni/bin/${link##*/}, type: symlink}" >>"$config"
+	[ -L "$link" ] || continue
+	echo "  - {src: $(readlink "$link"), dst: /opt/cni/bin/${link##*/}, type: symlink}" >>"$config"
+	plugins+=("${link##*/}")
+done
+mkdir "$work/man"
+docs=$(realpath "$DOCS")
+date=$(date -ud "@$SOURCE_DATE_EPOCH" +%F)
+(cd scripts/man && CGO_ENABLED=0 GOFLAGS='' go run . -docs "$docs" -version "$VERSION" -date "$date" "$work/man" "${plugins[@]}")
+for page in "$work"/man/*; do
+	[ -f "$page" ] || continue # without documentation
+	gzip -9n "$page"
+	echo "  - {src: $page.gz, dst: /usr/share/man/man8/${page##*/}.gz, file_info: {mode: 0644}}" >>"$config"
 done
 for packager in deb rpm; do
 	out=$(CGO_ENABLED=0 go run "$nfpm" package -f "$config" -p "$packager" -t "$5" 2>&1) || { echo "$out" >&2; exit 1; }

@@ -286,6 +286,28 @@ var _ = Describe("make release", Ordered, ContinueOnFailure, func() {
 			one(dist, "*.rpm")))).To(ContainElements(strings.Fields(shipped)))
 	})
 
+	It("has a man page of the tool and of each plugin in the packages", func() {
+		deb := GinkgoT().TempDir()
+		run(deb, nil, "dpkg-deb", "-x", one(dist, "*.deb"), deb)
+		man, want := deb+"/usr/share/man/man8", []string{"hawser.8.gz"}
+		for _, plugin := range plugins() {
+			want = append(want, "hawser-"+plugin+".8.gz")
+		}
+		Expect(names(man)).To(ConsistOf(want))
+		listed := run(dist, nil, "rpm", "-qpl", one(dist, "*.rpm"))
+		for _, name := range want {
+			Expect(listed).To(ContainSubstring("/usr/share/man/man8/" + name + "\n"))
+			Expect(contents(man+"/"+name)[:8]).To(Equal("\x1f\x8b\x08\x00\x00\x00\x00\x00"), "no name and no time")
+			run(man, nil, "gunzip", name)
+			page := strings.TrimSuffix(name, ".gz")
+			out, err := try(man, nil, "mandoc", "-Tlint", "-W", "warning", page)
+			Expect(out, err).To(BeEmpty())
+			text := run(man, nil, "mandoc", "-Tutf8", "-O", "width=80", page)
+			Expect(text).To(ContainSubstring("hawser 9.8.7"))
+			Expect(text).NotTo(Or(ContainSubstring("]("), ContainSubstring("../"), ContainSubstring("mermaid")), page)
+		}
+	})
+
 	It("lists everything that is linked, in the SBOM and with its licence in the notices", func() {
 		_, files := unpack(one(dist, "hawser-cni-linux-*.tgz"))
 		var sbom struct {
