@@ -28,7 +28,7 @@ func references(text string) (all []ref) {
 
 // TestContract finds each file and label that the pages about promises name.
 func TestContract(t *testing.T) {
-	for _, name := range []string{"docs/contract.md", "docs/reliability.md"} {
+	for _, name := range []string{"docs/contract.md", "docs/reliability.md", "SECURITY.md"} {
 		page := read(t, name)
 		all := references(page)
 		if lines := strings.Count(page, ".go`:"); len(all) != lines || lines == 0 {
