@@ -58,8 +58,8 @@ var _ = Describe("an IPAM plugin of the running program", Label("ipam-in-process
 			return &cni.Result{IPs: []cni.IP{{Address: netip.MustParsePrefix("10.1.0.2/24")}}}, nil
 		}
 	})
-	inside := func() skel.Program {
-		p := skel.Plugin[struct{}]{Name: "ipam", IPAM: true, InProcess: true,
+	plugin := func() skel.Plugin[struct{}] {
+		return skel.Plugin[struct{}]{Name: "ipam", IPAM: true, InProcess: true,
 			Config: skel.Config[struct{}]{Keys: struct{}{}},
 			Add: func(ctx context.Context, req *skel.Request, _ struct{}) (*cni.Result, error) {
 				calls = append(calls, "ADD "+string(req.Conf)+" "+req.Args)
@@ -70,8 +70,8 @@ var _ = Describe("an IPAM plugin of the running program", Label("ipam-in-process
 				calls = append(calls, "DEL "+req.ContainerID)
 				return nil
 			}}
-		return skel.ProgramOf(p.Name, func() skel.Plugin[struct{}] { return p })
 	}
+	inside := func() skel.Program { return skel.ProgramOf("ipam", plugin) }
 	runConf := func(conf string, p skel.Plugin[struct{}], programs ...skel.Program) (code int, out, stderr string) {
 		var stdout, errs bytes.Buffer
 		code = skel.Run(context.Background(), p, skel.Env{
@@ -253,7 +253,13 @@ var _ = Describe("an IPAM plugin of the running program", Label("ipam-in-process
 			return nil
 		}, inside),
 		Entry("the plugin needs a process of its own", os.Symlink,
-			other(func(p *skel.Program) { p.InProcess = func() bool { return false } })),
+			func() skel.Program {
+				return skel.ProgramOf("ipam", func() skel.Plugin[struct{}] {
+					p := plugin()
+					p.InProcess = false
+					return p
+				})
+			}),
 		Entry("the program does not have the plugin", os.Symlink, other(func(p *skel.Program) { p.Name = "another" })),
 	)
 })

@@ -69,10 +69,7 @@ func (c *Client) Find() error {
 		switch {
 		case dir == "": // an empty entry does not mean the working directory
 		case err == nil && info.Mode().IsRegular():
-			if p, ok := c.Req.InProcess(info); ok {
-				c.serve = p.Run
-			}
-			c.file = file
+			c.file, c.serve = file, c.Req.InProcess(info)
 			return nil
 		case err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ENOTDIR):
 			failed = err

@@ -250,21 +250,3 @@ func (c *call) findings(path string, data []byte, first bool) (found []Finding, 
 	}
 	return found, true
 }
-
-// Traits are the properties of a plugin that matter for a list of plugins.
-type Traits struct {
-	IPAM, Chained bool
-	Capabilities  []string // capabilities whose data the plugin reads
-}
-
-func traits(p Plugin[any]) Traits {
-	t := Traits{IPAM: p.IPAM, Chained: p.Chained}
-	for _, k := range keysOf(reflect.TypeOf(p.Keys), "") {
-		for _, inner := range k.inner {
-			if k.name == "runtimeConfig" {
-				t.Capabilities = append(t.Capabilities, inner.name)
-			}
-		}
-	}
-	return t
-}

@@ -15,6 +15,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/nstest"
 	"github.com/hawser-cni/plugins/pkg/skel"
+	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
 var _ = Describe("what failed", Label("failures"), func() {
@@ -111,7 +112,7 @@ var _ = Describe("what failed", Label("failures"), func() {
 
 	It("is read from a record of an earlier version", func() {
 		var f skel.Failure
-		Expect(json.Unmarshal([]byte(`{"plugin": "probe", "netns": "/run/netns/c1"}`), &f)).To(Succeed())
+		Expect(statefile.Decode([]byte(`{"plugin": "probe", "netns": "/run/netns/c1"}`), &f)).To(Succeed())
 		Expect(f).To(Equal(skel.Failure{Plugin: "probe", NetnsPath: "/run/netns/c1"}))
 		Expect(json.Marshal(f)).To(ContainSubstring(`"netnsPath":"/run/netns/c1"`))
 	})

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -15,51 +16,30 @@ import (
 	_ "github.com/hawser-cni/plugins/pkg/skel/start" // settings of the Go runtime that make short calls faster
 )
 
-// Program is a plugin in the list of a program's plugins. Its functions build the Plugin when they are called.
+// Program is a plugin in the list of a program's plugins. Run and the methods build the Plugin when they are called:
+// building all plugins would read their pages of the executable at each start.
 type Program struct {
-	Name string
-	// Run serves one call and returns the exit status.
-	Run       func(context.Context, Env) int
-	InProcess func() bool // returns Plugin.InProcess
-	// List runs the plugin's List for a configuration or, if conf is nil, for the places that do not depend on one.
-	List func(ctx context.Context, conf []byte) ([]cni.Holding, error)
-	// Restore runs the plugin's Restore for calls in the form of CHECK. It skips calls that cannot be decoded.
-	Restore func(context.Context, []Env) map[string]error
-	// CheckConfig returns the findings of --check-config. first is set for the first plugin of a list.
-	CheckConfig func(conf []byte, first bool) []Finding
-	Traits      func() Traits
+	Name   string
+	Run    func(context.Context, Env) int // serves one call and returns the exit status
+	plugin func() Plugin[any]
 }
 
-// ProgramOf returns the list entry of a plugin. It takes the name and a function, so that only the plugin that is
-// called is built: building the others would read their pages of the executable.
+// ProgramOf returns the list entry of a plugin with this name.
 func ProgramOf[C any](name string, plugin func() Plugin[C]) Program {
-	return program(name, func() Plugin[any] { return plugin().untyped() })
+	return programOf(name, func() Plugin[any] { return plugin().Untyped() })
 }
 
-func program(name string, plugin func() Plugin[any]) Program {
-	return Program{
-		Name:      name,
-		Run:       func(ctx context.Context, env Env) int { return run(ctx, plugin(), env) },
-		InProcess: func() bool { p := plugin(); return p.IPAM && p.InProcess },
-		List: func(ctx context.Context, conf []byte) ([]cni.Holding, error) {
-			return list(ctx, plugin(), conf)
-		},
-		Restore: func(ctx context.Context, calls []Env) map[string]error { return restore(ctx, plugin(), calls) },
-		CheckConfig: func(conf []byte, first bool) []Finding {
-			c := call{plugin: plugin(), env: Env{Stderr: io.Discard}}
-			found, _ := c.findings("", conf, first)
-			return found
-		},
-		Traits: func() Traits { return traits(plugin()) },
-	}
+func programOf(name string, plugin func() Plugin[any]) Program {
+	return Program{name, func(ctx context.Context, env Env) int { return run(ctx, plugin(), env) }, plugin}
 }
 
-// list runs a plugin's List without a call.
-func list(ctx context.Context, p Plugin[any], conf []byte) (all []cni.Holding, err error) {
-	if p.List == nil {
+// List runs the plugin's List for a configuration or, if conf is nil, for the places that do not depend on one.
+func (p Program) List(ctx context.Context, conf []byte) (all []cni.Holding, err error) {
+	plugin := p.plugin()
+	if plugin.List == nil {
 		return nil, nil
 	}
-	req := &Request{Conf: conf, Stderr: io.Discard, plugin: p.Name}
+	req := &Request{Conf: conf, Stderr: io.Discard, plugin: plugin.Name}
 	if conf == nil {
 		req.Conf = []byte("{}")
 	}
@@ -70,11 +50,11 @@ func list(ctx context.Context, p Plugin[any], conf []byte) (all []cni.Holding, e
 	req.Network, req.Version, req.IPAM = c.Name, c.CNIVersion, c.IPAM.Type
 	defer req.close()
 	err = recoverPanic(func() error {
-		all, err = p.List(ctx, req)
+		all, err = plugin.List(ctx, req)
 		return err
 	})
 	for i := range all {
-		all[i].Plugin = p.Name
+		all[i].Plugin = plugin.Name
 	}
 	if req.Network != "" {
 		all = slices.DeleteFunc(all, func(h cni.Holding) bool { return !h.BelongsTo(req.Network) })
@@ -82,24 +62,52 @@ func list(ctx context.Context, p Plugin[any], conf []byte) (all []cni.Holding, e
 	return all, err
 }
 
-// restore runs a plugin's Restore without a call.
-func restore(ctx context.Context, p Plugin[any], calls []Env) (missing map[string]error) {
-	if p.Restore == nil {
+// Restore runs the plugin's Restore for calls in the form of CHECK. It skips calls that cannot be decoded.
+func (p Program) Restore(ctx context.Context, calls []Env) (missing map[string]error) {
+	plugin := p.plugin()
+	if plugin.Restore == nil {
 		return nil
 	}
-	p.Parse = nil // Restore decodes what it needs
+	plugin.Parse = nil // Restore decodes what it needs
 	var all []*Request
 	for _, env := range calls {
-		c := &call{plugin: p, env: env, vars: environ(env.Vars)}
+		c := &call{plugin: plugin, env: env, vars: environ(env.Vars)}
 		if req, err := c.decode("CHECK"); err == nil && req.PrevResult != nil {
 			all = append(all, req)
 		}
 	}
 	_ = recoverPanic(func() error { // a panic is ignored, because CHECK finds what is still missing
-		missing = p.Restore(ctx, all)
+		missing = plugin.Restore(ctx, all)
 		return nil
 	})
 	return missing
+}
+
+// CheckConfig returns the findings of --check-config. first is true for the first plugin of a list.
+func (p Program) CheckConfig(conf []byte, first bool) []Finding {
+	c := call{plugin: p.plugin(), env: Env{Stderr: io.Discard}}
+	found, _ := c.findings("", conf, first)
+	return found
+}
+
+// Traits are the properties of a plugin that matter for a list of plugins.
+type Traits struct {
+	IPAM, Chained bool
+	Capabilities  []string // capabilities whose data the plugin reads
+}
+
+// Traits returns the plugin's traits.
+func (p Program) Traits() Traits {
+	plugin := p.plugin()
+	t := Traits{IPAM: plugin.IPAM, Chained: plugin.Chained}
+	for _, k := range keysOf(reflect.TypeOf(plugin.Keys), "") {
+		for _, inner := range k.inner {
+			if k.name == "runtimeConfig" {
+				t.Capabilities = append(t.Capabilities, inner.name)
+			}
+		}
+	}
+	return t
 }
 
 // Main runs the only plugin of a program and exits, with status 0 on success and 1 after an error.
@@ -148,22 +156,24 @@ func Find(all []Program, name string) (found Program, ok bool) {
 	return found, ok
 }
 
-// InProcess returns the IPAM plugin r.IPAM if it can run in this process: file, which CNI_PATH provides for it, is the
-// running program. If ok is false, the caller must execute the file. If Env.ReadOnly is set, the returned Program makes
-// no changes and always succeeds.
-func (r *Request) InProcess(file fs.FileInfo) (p Program, ok bool) {
+// InProcess returns a function that runs the IPAM plugin r.IPAM in this process. It returns nil if the caller must
+// execute file, which CNI_PATH provides for the plugin. Only a plugin whose file is the running program can run
+// in-process. If Env.ReadOnly is set, the function does nothing and succeeds.
+func (r *Request) InProcess(file fs.FileInfo) (run func(context.Context, Env) int) {
 	if r.isReadOnly {
-		return Program{Run: func(context.Context, Env) int { return 0 }}, true
+		return func(context.Context, Env) int { return 0 }
 	}
-	if p, ok = Find(r.programs, r.IPAM); !ok || !p.InProcess() {
-		return p, false
+	p, ok := Find(r.programs, r.IPAM)
+	if !ok {
+		return nil
 	}
-	run := p.Run
-	p.Run = func(ctx context.Context, env Env) int {
+	if plugin := p.plugin(); !plugin.IPAM || !plugin.InProcess || !isRunning(file) {
+		return nil
+	}
+	return func(ctx context.Context, env Env) int {
 		env.Failures, env.Policy = r.failures, "" // the calling plugin has checked the policy
-		return run(ctx, env)
+		return p.Run(ctx, env)
 	}
-	return p, isRunning(file)
 }
 
 // isRunning reports whether a file is the running program, by device and inode.

@@ -10,8 +10,8 @@
 // refuses.
 //
 // All plugins are in one program. Code that is generic in C would be compiled for each plugin, so Run first converts a
-// Plugin[C] to a Plugin[any] (untyped). A Program is an entry of the list of plugins. It contains functions that build
-// the plugin only when they are called, because building all plugins takes time at each start of the process.
+// Plugin[C] to a Plugin[any] (Untyped). A Program is an entry of the list of plugins, and builds its plugin only when a
+// method is called, because building all plugins takes time at each start of the process.
 package skel
 
 import (
@@ -140,8 +140,8 @@ func withoutSIGPIPE(f *os.File) *os.File {
 	return os.NewFile(uintptr(fd), f.Name())
 }
 
-// untyped converts the plugin to one whose configuration has any type, so that all plugins share the code below.
-func (p Plugin[C]) untyped() Plugin[any] {
+// Untyped converts the plugin to one whose configuration has any type, so that all plugins share the code below.
+func (p Plugin[C]) Untyped() Plugin[any] {
 	u := Plugin[any]{
 		Name: p.Name, About: p.About, IPAM: p.IPAM, InProcess: p.InProcess, Chained: p.Chained, Commands: p.Commands,
 		Config: Config[any]{Keys: p.Keys}, Del: p.Del, GC: p.GC, List: p.List, Restore: p.Restore,
@@ -169,7 +169,7 @@ func typed[C any](c any) (cfg C) {
 }
 
 // Run serves one call in env and returns the exit status.
-func Run[C any](ctx context.Context, p Plugin[C], env Env) int { return run(ctx, p.untyped(), env) }
+func Run[C any](ctx context.Context, p Plugin[C], env Env) int { return run(ctx, p.Untyped(), env) }
 
 func run(ctx context.Context, p Plugin[any], env Env) int {
 	vars := environ(env.Vars)

@@ -347,19 +347,22 @@ func (n Node) separateProgram(lists []List) skel.Program {
 			file = found
 		}
 	}
-	return skel.Program{Name: separate, List: func(ctx context.Context, conf []byte) ([]cni.Holding, error) {
-		return n.listSeparate(ctx, file, conf)
-	}}
+	list := func(ctx context.Context, req *skel.Request) ([]cni.Holding, error) {
+		return n.listSeparate(ctx, file, req)
+	}
+	return skel.ProgramOf(separate, func() skel.Plugin[any] { return skel.Plugin[any]{Name: separate, List: list} })
 }
 
 // listSeparate executes the separate plugin, which lists its records without a query to the API server. It returns
 // nothing if the node has no such program, or no records at the default place.
-func (n Node) listSeparate(ctx context.Context, file string, conf []byte) (held []cni.Holding, err error) {
-	if _, absent := os.Stat(separateDir); file == "" || conf == nil && absent != nil {
+func (n Node) listSeparate(ctx context.Context, file string, req *skel.Request) (held []cni.Holding, err error) {
+	if _, absent := os.Stat(separateDir); file == "" || req.Network == "" && absent != nil {
 		return nil, nil // most nodes do not have it
 	}
 	var stdout, stderr bytes.Buffer
-	err = process.Command{Path: file, Args: []string{"list"}, Stdin: conf, Stdout: &stdout, Stderr: &stderr}.Run(ctx)
+	err = process.Command{
+		Path: file, Args: []string{"list"}, Stdin: req.Conf, Stdout: &stdout, Stderr: &stderr,
+	}.Run(ctx)
 	if err != nil {
 		return nil, &cni.Error{Msg: fmt.Sprintf("%s list: %v", file, err), Details: strings.TrimSpace(stderr.String())}
 	}

@@ -15,7 +15,6 @@ import (
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 
-	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/nstest"
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
@@ -53,7 +52,7 @@ const Refusal = `cat >/dev/null; echo '{"cniVersion":"1.1.0","code":11,"msg":"la
 // other name, "whereabouts", is that of a plugin that is known to need no interface.
 func NewWorld[C any](p skel.Plugin[C]) *World {
 	GinkgoHelper()
-	w := &World{Host: nstest.NewHost(), Dir: GinkgoT().TempDir(), Plugin: Any(p)}
+	w := &World{Host: nstest.NewHost(), Dir: GinkgoT().TempDir(), Plugin: p.Untyped()}
 	w.Script("fake", `d=${0%/*}; echo "$CNI_COMMAND $CNI_CONTAINERID $CNI_IFNAME" >>"$d/calls"
 for f in "$d/on.$CNI_COMMAND.$CNI_CONTAINERID" "$d/on.$CNI_COMMAND"; do [ ! -e "$f" ] || { . "$f"; exit; }; done
 cat >/dev/null`)
@@ -69,44 +68,18 @@ func (w *World) InProcess() {
 	self := nstest.Must(os.Executable())
 	for _, name := range []string{"fake", "whereabouts"} {
 		Expect(os.Symlink(self, filepath.Join(w.insideDir(), name))).To(Succeed())
-		w.inside = append(w.inside, skel.Program{Name: name, InProcess: func() bool { return true },
-			Run: func(ctx context.Context, env skel.Env) int {
-				cmd := exec.CommandContext(ctx, filepath.Join(w.Dir, name))
-				cmd.Env, cmd.Stdin, cmd.Stdout, cmd.Stderr = env.Vars, env.Stdin, env.Stdout, env.Stderr
-				_ = cmd.Run()
-				return cmd.ProcessState.ExitCode()
-			}})
+		p := skel.ProgramOf(name, func() skel.Plugin[any] { return skel.Plugin[any]{IPAM: true, InProcess: true} })
+		p.Run = func(ctx context.Context, env skel.Env) int {
+			cmd := exec.CommandContext(ctx, filepath.Join(w.Dir, name))
+			cmd.Env, cmd.Stdin, cmd.Stdout, cmd.Stderr = env.Vars, env.Stdin, env.Stdout, env.Stderr
+			_ = cmd.Run()
+			return cmd.ProcessState.ExitCode()
+		}
+		w.inside = append(w.inside, p)
 	}
 }
 
 func (w *World) insideDir() string { return filepath.Join(w.Dir, "inside") }
-
-// Any returns p without the type of its configuration.
-func Any[C any](p skel.Plugin[C]) skel.Plugin[any] {
-	untyped := func(h func(context.Context, *skel.Request, C) error) func(context.Context, *skel.Request, any) error {
-		if h == nil {
-			return nil
-		}
-		return func(ctx context.Context, r *skel.Request, c any) error {
-			cfg, _ := c.(C) // nil without Parse
-			return h(ctx, r, cfg)
-		}
-	}
-	return skel.Plugin[any]{
-		Name: p.Name, About: p.About, IPAM: p.IPAM, Chained: p.Chained, Commands: p.Commands,
-		Config: skel.Config[any]{Keys: p.Keys, Parse: func(r *skel.Request) (any, error) {
-			if p.Parse == nil {
-				return nil, nil
-			}
-			return p.Parse(r)
-		}},
-		Add: func(ctx context.Context, r *skel.Request, c any) (*cni.Result, error) {
-			cfg, _ := c.(C)
-			return p.Add(ctx, r, cfg)
-		},
-		Del: p.Del, Check: untyped(p.Check), GC: p.GC, Status: untyped(p.Status), List: p.List,
-	}
-}
 
 // Script writes a plugin that consists of shell commands.
 func (w *World) Script(name, body string) {

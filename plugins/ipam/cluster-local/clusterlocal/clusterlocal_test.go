@@ -81,7 +81,7 @@ func (n node) vars(command, id string) []string {
 
 func (n node) call(command, id string, more ...Object) Answer {
 	GinkgoHelper()
-	return n.serveAs(Any(Plugin()), command, id, more...)
+	return n.serveAs(Plugin().Untyped(), command, id, more...)
 }
 
 func (n node) serveAs(p skel.Plugin[any], command, id string, more ...Object) Answer {

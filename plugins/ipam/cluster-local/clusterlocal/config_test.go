@@ -208,7 +208,7 @@ var _ = Describe("under the name whereabouts", Label("cluster-whereabouts"), fun
 		n.ipam = Object{"type": "whereabouts", "range": "10.30.0.0/29",
 			"kubernetes": Object{"kubeconfig": n.kubeconfig}}
 		run := func(command string, more ...Object) Answer {
-			return n.serveAs(Any(Whereabouts()), command, "one", more...)
+			return n.serveAs(Whereabouts().Untyped(), command, "one", more...)
 		}
 		r := run("ADD").Added()
 		Expect(addressesOf(r)).To(HaveLen(1))

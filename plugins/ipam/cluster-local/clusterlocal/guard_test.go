@@ -174,7 +174,7 @@ var _ = Describe("the guard", Label("cluster-guard"), func() {
 // exec8 makes a call for another interface than eth0.
 func (n node) exec8(command, id, ifname string, more Object) Answer {
 	var out, errs bytes.Buffer
-	code := skel.Run(GinkgoT().Context(), Any(Plugin()), skel.Env{Limit: n.limit, Stdout: &out, Stderr: &errs,
+	code := skel.Run(GinkgoT().Context(), Plugin().Untyped(), skel.Env{Limit: n.limit, Stdout: &out, Stderr: &errs,
 		Vars:  append(n.vars(command, id), "CNI_IFNAME="+ifname),
 		Stdin: strings.NewReader(Text(Merge(n.conf(), more)))})
 	return Answer{Code: code, Stdout: out.String(), Stderr: errs.String()}

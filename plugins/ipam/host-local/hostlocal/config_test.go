@@ -397,7 +397,7 @@ func FuzzConfig(f *testing.F) {
 // FuzzCall serves fuzzed calls.
 func FuzzCall(f *testing.F) {
 	Fuzz{
-		Plugin: Any(Plugin()),
+		Plugin: Plugin().Untyped(),
 		Confs: []string{
 			`{"cniVersion":"1.1.0","name":"net","ipam":{"type":"host-local","dataDir":"/run/leases",
 				"ranges":[[{"subnet":"10.1.0.0/29"}],[{"subnet":"fd00::/64"}]],

@@ -232,7 +232,7 @@ var _ = Describe("static", func() {
 // FuzzCall serves fuzzed calls.
 func FuzzCall(f *testing.F) {
 	Fuzz{
-		Plugin: Any(Plugin()),
+		Plugin: Plugin().Untyped(),
 		Confs: []string{
 			`{"cniVersion":"1.1.0","name":"net","ipam":{"type":"static","addresses":[{"address":"10.1.0.5/24",
 				"gateway":"10.1.0.1"},{"address":"fd00::5/64"}],"routes":[{"dst":"0.0.0.0/0"}],

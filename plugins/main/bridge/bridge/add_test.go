@@ -677,7 +677,7 @@ var _ = Describe("traffic", func() {
 	})
 })
 
-var _ = AutoMTU(Any(Plugin()), l3(Object{"isDefaultGateway": true}), "", func(w *World, far *nstest.Host) string {
+var _ = AutoMTU(Plugin().Untyped(), l3(Object{"isDefaultGateway": true}), "", func(w *World, far *nstest.Host) string {
 	w.SetSysctl("net/ipv4/ip_forward", "1")
 	far.IP("addr flush dev far0", "addr add 10.7.0.1/24 dev far0", "route add default via 10.7.0.2")
 	w.IP("addr add 10.7.0.2/24 dev up0")

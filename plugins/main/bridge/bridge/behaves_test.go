@@ -23,7 +23,7 @@ func everything(more ...Object) Object {
 func prepare(w *World) { w.SetSysctl("net/ipv6/conf/default/accept_dad", "0") } // no wait for link-local addresses
 
 var _ = Behaves(Fixture{
-	Plugin:        Any(Plugin()),
+	Plugin:        Plugin().Untyped(),
 	Conf:          everything(),
 	Reference:     l3(Object{"cniVersion": "1.0.0", "isGateway": true, "ipMasq": true, "macspoofchk": true}),
 	HostEnd:       1,

@@ -282,7 +282,7 @@ func FuzzCall(f *testing.F) {
 		`{"name":"eth0","mac":"02:00:00:00:00:01","sandbox":"` + FuzzNetns + `"}],"ips":[{"address":"10.1.0.2/24",
 			"gateway":"10.1.0.1","interface":2}]}`
 	Fuzz{
-		Plugin: Any(Plugin()),
+		Plugin: Plugin().Untyped(),
 		Confs: []string{
 			`{"cniVersion":"1.1.0","name":"net","type":"bridge","bridge":"br","isDefaultGateway":true,"ipMasq":true,
 				"mtu":1400,"hairpinMode":true,` +

@@ -33,7 +33,7 @@ var _ = Describe("configuration", func() {
 	})
 })
 
-var _ = LackOfKind(Any(Plugin()), "dummy", "dummy", conf())
+var _ = LackOfKind(Plugin().Untyped(), "dummy", "dummy", conf())
 
 var _ = Describe("a dummy", Label("kernel"), func() {
 	var w *World
@@ -100,4 +100,4 @@ var _ = Describe("a dummy", Label("kernel"), func() {
 	})
 })
 
-var _ = AutoMTU(Any(Plugin()), conf(), "dummy", nil)
+var _ = AutoMTU(Plugin().Untyped(), conf(), "dummy", nil)

@@ -774,7 +774,7 @@ func FuzzRecord(f *testing.F) {
 	const record = `{"network":"net","containerID":"one","ifname":"eth0","netns":"` + FuzzNetns +
 		`","identity":IDENTITY,`
 	Fuzz{
-		Plugin: Any(Plugin()), Chained: true,
+		Plugin: Plugin().Untyped(), Chained: true,
 		Confs: []string{`{"cniVersion":"1.1.0","name":"net","type":"host-device","device":"d0",` +
 			`"cni.dev/valid-attachments":[],"prevResult":{"cniVersion":"1.1.0","interfaces":[{"name":"eth0",` +
 			`"sandbox":"` + FuzzNetns + `"}]}}`},

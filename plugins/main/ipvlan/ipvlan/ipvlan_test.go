@@ -48,7 +48,7 @@ var _ = Describe("configuration", func() {
 	})
 })
 
-var _ = LackOfKind(Any(Plugin()), "ipvlan", "ipvlan", conf())
+var _ = LackOfKind(Plugin().Untyped(), "ipvlan", "ipvlan", conf())
 
 var _ = Describe("an ipvlan", Label("kernel"), func() {
 	var w *World
@@ -193,4 +193,4 @@ var _ = Describe("an ipvlan", Label("kernel"), func() {
 	}
 })
 
-var _ = AutoMTU(Any(Plugin()), conf(), "ipvlan", func(*World, *nstest.Host) string { return "10.1.0.1" })
+var _ = AutoMTU(Plugin().Untyped(), conf(), "ipvlan", func(*World, *nstest.Host) string { return "10.1.0.1" })

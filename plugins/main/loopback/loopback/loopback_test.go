@@ -181,7 +181,7 @@ var _ = It("has its schema in docs/schema", func() { ExpectPluginSchema(Plugin()
 // FuzzCall makes up whole calls.
 func FuzzCall(f *testing.F) {
 	Fuzz{
-		Plugin: Any(Plugin()),
+		Plugin: Plugin().Untyped(),
 		Confs: []string{
 			`{"cniVersion":"1.1.0","name":"lo","type":"loopback","cni.dev/valid-attachments":[]}`,
 			`{"cniVersion":"0.3.1","name":"lo","prevResult":{"ips":[{"version":"4","address":"127.0.0.1/8"}]}}`,

@@ -43,7 +43,7 @@ func newWorld() (*World, *nstest.Host) {
 }
 
 var _ = Behaves(Fixture{
-	Plugin:        Any(Plugin()),
+	Plugin:        Plugin().Untyped(),
 	AlsoInProcess: true,
 	Conf:          conf(Object{"mtu": 1400}),
 	Reference:     conf(Object{"cniVersion": "1.0.0"}),
@@ -149,7 +149,7 @@ var _ = Describe("ADD", Label("kernel"), func() {
 			}
 			return c, err
 		}
-		w.Plugin = Any(p)
+		w.Plugin = p.Untyped()
 		cont := nstest.NewNetns()
 		w.Fails(Call{Command: "ADD", Netns: cont.Path, Conf: conf()}, cni.CodeInternal)
 		Expect(Names(cont, "")).To(ConsistOf("eth0", "x0"))
@@ -473,4 +473,4 @@ var _ = Describe("what is in the container", Label("kernel"), func() {
 	})
 })
 
-var _ = AutoMTU(Any(Plugin()), conf(), "macvlan", func(*World, *nstest.Host) string { return "10.1.0.1" })
+var _ = AutoMTU(Plugin().Untyped(), conf(), "macvlan", func(*World, *nstest.Host) string { return "10.1.0.1" })

@@ -77,7 +77,7 @@ func routes(h *nstest.Host, family string, dev ...string) []string {
 }
 
 var _ = Behaves(Fixture{
-	Plugin:        Any(Plugin()),
+	Plugin:        Plugin().Untyped(),
 	AlsoInProcess: true,
 	Conf:          everything(),
 	Reference:     conf(Object{"cniVersion": "1.0.0", "ipMasq": true}),
@@ -416,7 +416,7 @@ func FuzzCall(f *testing.F) {
 		`{"name":"eth0","mac":"02:00:00:00:00:01","sandbox":"` + FuzzNetns + `"}],"ips":[{"address":"10.1.0.2/24",
 			"gateway":"10.1.0.1","interface":1}]}`
 	Fuzz{
-		Plugin: Any(Plugin()),
+		Plugin: Plugin().Untyped(),
 		Confs: []string{
 			`{"cniVersion":"1.1.0","name":"net","type":"ptp","ipMasq":true,"mtu":1400,"ipam":{"type":"fake"},
 				"dns":{"nameservers":["10.1.0.1"]},` +
@@ -685,7 +685,7 @@ func (w writer) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-var _ = AutoMTU(Any(Plugin()), conf(), "", func(w *World, far *nstest.Host) string {
+var _ = AutoMTU(Plugin().Untyped(), conf(), "", func(w *World, far *nstest.Host) string {
 	w.SetSysctl("net/ipv4/ip_forward", "1")
 	far.IP("addr flush dev far0", "addr add 10.7.0.1/24 dev far0", "route add default via 10.7.0.2")
 	w.IP("addr add 10.7.0.2/24 dev up0")

@@ -32,7 +32,7 @@ func conf(more ...Object) Object {
 }
 
 var _ = Behaves(Fixture{
-	Plugin:        Any(Plugin()),
+	Plugin:        Plugin().Untyped(),
 	Conf:          conf(Object{"mtu": 1400, "owner": 107, "group": 108, "multiQueue": true}),
 	Reference:     conf(Object{"cniVersion": "1.0.0", "owner": 107, "group": 108}),
 	NoHostEnd:     true,
@@ -264,4 +264,4 @@ var _ = Describe("ADD", func() {
 	})
 })
 
-var _ = AutoMTU(Any(Plugin()), conf(), "tap", nil)
+var _ = AutoMTU(Plugin().Untyped(), conf(), "tap", nil)

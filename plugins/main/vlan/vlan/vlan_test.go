@@ -44,7 +44,7 @@ var _ = Describe("configuration", func() {
 	})
 })
 
-var _ = LackOfKind(Any(Plugin()), "vlan", "8021q", conf())
+var _ = LackOfKind(Plugin().Untyped(), "vlan", "8021q", conf())
 
 var _ = Describe("a VLAN", Label("kernel"), func() {
 	var w *World
@@ -148,7 +148,7 @@ var _ = Describe("a VLAN", Label("kernel"), func() {
 	})
 })
 
-var _ = AutoMTU(Any(Plugin()), conf(), "8021q", func(_ *World, far *nstest.Host) string {
+var _ = AutoMTU(Plugin().Untyped(), conf(), "8021q", func(_ *World, far *nstest.Host) string {
 	IP(far, "link add link far0 name far5 type vlan id 5")
 	far.IP("link set far5 up", "addr add 10.1.0.9/24 dev far5", "route change 10.1.0.0/24 dev far5 src 10.1.0.9")
 	return "10.1.0.9"

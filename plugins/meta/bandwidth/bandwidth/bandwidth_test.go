@@ -32,7 +32,7 @@ var _ = It("has its schema in docs/schema", func() { ExpectPluginSchema(Plugin()
 // FuzzCall generates whole calls.
 func FuzzCall(f *testing.F) {
 	Fuzz{
-		Plugin: Any(Plugin()), Chained: true,
+		Plugin: Plugin().Untyped(), Chained: true,
 		Confs: []string{
 			`{"cniVersion":"1.1.0","name":"net","ingressRate":8000000,"ingressBurst":800000,"egressRate":16000000,` +
 				`"egressBurst":1600000,"cni.dev/valid-attachments":[],` + FuzzPrev + `}`,

@@ -395,7 +395,7 @@ var _ = It("has its schema in docs/schema", func() { ExpectPluginSchema(Plugin()
 
 // FuzzCall runs generated calls.
 func FuzzCall(f *testing.F) {
-	Fuzz{Plugin: Any(Plugin()), Chained: true, Confs: []string{
+	Fuzz{Plugin: Plugin().Untyped(), Chained: true, Confs: []string{
 		`{"cniVersion":"1.1.0","name":"net","type":"firewall","backend":"nftables","cni.dev/valid-attachments":[],` +
 			FuzzPrev + `}`,
 		`{"cniVersion":"1.0.0","name":"net","ingressPolicy":"isolated","acceptPublished":false,` + FuzzPrev + `}`,
@@ -410,7 +410,7 @@ func FuzzCall(f *testing.F) {
 func FuzzFiles(f *testing.F) {
 	conf := `{"cniVersion":"1.1.0","name":"net","cni.dev/valid-attachments":[{"containerID":"one","ifname":"eth0"}],` +
 		FuzzPrev + `}`
-	Fuzz{Plugin: Any(Plugin()), Chained: true, Confs: []string{conf}}.RunFiles(f, recordDir, ``, `{}`, `null`,
+	Fuzz{Plugin: Plugin().Untyped(), Chained: true, Confs: []string{conf}}.RunFiles(f, recordDir, ``, `{}`, `null`,
 		`{"network":"net","containerID":"one","ifname":"eth0","backend":"nftables","addrs":["10.1.0.2"],`+
 			`"adminChain":"CNI-ADMIN","policy":"isolated","bridge":"peer0","port":2,"setFlag":true}`,
 		`{"network":"net","containerID":"one","ifname":"eth0","backend":"x","addrs":["fe80::1%a",""],`+

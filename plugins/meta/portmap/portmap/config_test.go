@@ -469,7 +469,7 @@ var _ = It("has its schema in docs/schema", func() {
 // FuzzCall runs generated calls.
 func FuzzCall(f *testing.F) {
 	Fuzz{
-		Plugin: Any(Plugin()), Chained: true,
+		Plugin: Plugin().Untyped(), Chained: true,
 		Confs: []string{
 			`{"cniVersion":"1.1.0","name":"net","type":"portmap","snat":true,"masqAll":false,` +
 				`"markMasqBit":5,"cni.dev/valid-attachments":[],` +
@@ -495,7 +495,7 @@ func FuzzFiles(f *testing.F) {
 		`"ifname":"eth0"}],` +
 		`"runtimeConfig":{"portMappings":[{"hostPort":8080,"containerPort":80,"protocol":"tcp"}]},` +
 		FuzzPrev + `}`
-	Fuzz{Plugin: Any(Plugin()), Chained: true, Confs: []string{conf}}.RunFiles(f, "/run/hawser/portmap", ``, `{}`,
+	Fuzz{Plugin: Plugin().Untyped(), Chained: true, Confs: []string{conf}}.RunFiles(f, "/run/hawser/portmap", ``, `{}`,
 		`null`,
 		`{"network":"net","containerID":"one","ifname":"eth0","owner":{"netns":"/nowhere"},`+
 			`"backend":"nftables",`+

@@ -144,7 +144,7 @@ const fuzzPrev = `"prevResult":{"cniVersion":"1.1.0","interfaces":[{"name":"eth0
 // FuzzCall generates whole calls.
 func FuzzCall(f *testing.F) {
 	Fuzz{
-		Plugin: Any(Plugin()), Chained: true,
+		Plugin: Plugin().Untyped(), Chained: true,
 		Confs: []string{
 			`{"cniVersion":"1.1.0","name":"net","type":"sbr","gateways":["10.1.0.9","fd01::9"],"addSourceHints":true,` +
 				`"cni.dev/valid-attachments":[],` + fuzzPrev + `}`,
@@ -158,7 +158,7 @@ func FuzzCall(f *testing.F) {
 // FuzzFiles damages the records.
 func FuzzFiles(f *testing.F) {
 	Fuzz{
-		Plugin: Any(Plugin()), Chained: true,
+		Plugin: Plugin().Untyped(), Chained: true,
 		Confs: []string{`{"cniVersion":"1.1.0","name":"net","cni.dev/valid-attachments":` +
 			`[{"containerID":"one","ifname":"eth0"}],` + fuzzPrev + `}`},
 	}.RunFiles(f, recordDir, ``, `[]`, `{"network":"net","containerID":"one","ifname":"eth0","plan":{"rules":[{"src":`+

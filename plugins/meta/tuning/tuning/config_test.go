@@ -471,7 +471,7 @@ func FuzzCall(f *testing.F) {
 		`"02:00:00:00:00:01","mtu":1500,"sandbox":"` +
 		FuzzNetns + `"}],"ips":[{"address":"10.1.0.2/24","interface":1}],"dns":{}}`
 	Fuzz{
-		Plugin: Any(plugin(allowList("/run/allowlist.conf"))), Chained: true,
+		Plugin: plugin(allowList("/run/allowlist.conf")).Untyped(), Chained: true,
 		Confs: []string{
 			`{"cniVersion":"1.1.0","name":"net","type":"tuning","dataDir":"/run/tuning","sysctl":` +
 				`{"net.ipv4.conf.IFNAME.arp_notify":"1","net/core/somaxconn":"500"},` +
@@ -491,7 +491,7 @@ func FuzzCall(f *testing.F) {
 func FuzzFiles(f *testing.F) {
 	const original = `{"mac":"02:00:00:00:00:01","promisc":false,"mtu":1500,"allmulti":false,"txQLen":1000}`
 	Fuzz{
-		Plugin: Any(plugin(allowList("/run/allowlist.conf"))), Chained: true,
+		Plugin: plugin(allowList("/run/allowlist.conf")).Untyped(), Chained: true,
 		Confs: []string{`{"cniVersion":"1.1.0","name":"net","dataDir":"/run/tuning","mtu":1400,"mac":` +
 			`"02:00:00:00:00:02","sysctl":{"net.core.somaxconn":"500"},` +
 			`"cni.dev/valid-attachments":[{"containerID":"one","ifname":"eth0"}],"prevResult":{"cniVersion":"1.1.0",` +

@@ -608,7 +608,7 @@ const fuzzPrev = `"prevResult":{"cniVersion":"1.1.0","interfaces":[{"name":"eth0
 // FuzzCall generates whole calls.
 func FuzzCall(f *testing.F) {
 	Fuzz{
-		Plugin: Any(Plugin()), Chained: true,
+		Plugin: Plugin().Untyped(), Chained: true,
 		Confs: []string{
 			`{"cniVersion":"1.1.0","name":"net","type":"vrf","vrfname":"red","table":7,` +
 				`"cni.dev/valid-attachments":[],` + fuzzPrev + `}`,
@@ -622,7 +622,7 @@ func FuzzCall(f *testing.F) {
 // FuzzRecord generates the record of a container.
 func FuzzRecord(f *testing.F) {
 	Fuzz{
-		Plugin: Any(Plugin()), Chained: true,
+		Plugin: Plugin().Untyped(), Chained: true,
 		Confs: []string{`{"cniVersion":"1.1.0","name":"net","type":"vrf","vrfname":"red","table":7,` +
 			`"cni.dev/valid-attachments":[],` + fuzzPrev + `}`},
 	}.RunRecord(f, recordDir, `{"network":"net","containerID":"one","ifname":"eth0","path":"`+FuzzNetns+`",`+
