@@ -32,6 +32,7 @@ type wireConfig struct {
 // config is the configuration with every value checked.
 type config struct {
 	Device     selector
+	UnusedID   string // runtimeConfig.deviceID, if another key names the device
 	UseNetwork bool
 	Link       attach.LinkConfig
 	DAD        bool
@@ -63,7 +64,11 @@ func parseConfig(_ *skel.Request, w wireConfig, problems *cni.Problems) config {
 	device, err := w.device()
 	problems.Add(err)
 	problems.Add(w.IPAM.Check())
-	return config{Device: device, UseNetwork: w.UseNetwork, Link: attach.LinkConfig{DNS: w.DNS}, DAD: w.EnableDAD}
+	cfg := config{Device: device, UseNetwork: w.UseNetwork, Link: attach.LinkConfig{DNS: w.DNS}, DAD: w.EnableDAD}
+	if device.Key != byID {
+		cfg.UnusedID = w.RuntimeConfig.DeviceID
+	}
+	return cfg
 }
 
 // device returns the configured selector. It returns code 7 if there are several, or none and the runtime will not name

@@ -58,6 +58,7 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	res.Interfaces[0].Name, res.Interfaces[0].PCIID = s.Req.IfName, r.PCI
 	if r.Settings != nil {
 		res.Routes = append(res.Routes, r.Settings.routes(s.Req.Version)...)
+		warnHidden(s.Req, res.IPs)
 	}
 	if target.Index == 0 || len(res.IPs) == 0 {
 		return res, nil
@@ -227,14 +228,20 @@ func (r *record) refuseHeld(by cni.Attachment) error {
 	return cni.Errorf(cni.CodeConflict, "%s: is held by %s", r, r.Attachment)
 }
 
-// prepare completes the record, and warns about default routes that the host loses. It takes the device out of its bond
-// or team.
+// prepare completes the record, and warns about a device ID that names another device and about default routes that the
+// host loses. It takes the device out of its bond or team.
 func (c call) prepare(r *record, cfg config) (err error) {
 	if r.Link.Index == 0 {
 		if cfg.UseNetwork {
 			return cni.Refuse("useInterfaceNetwork", true, fmt.Sprintf("%s has a userspace driver and no interface", r))
 		}
 		return nil
+	}
+	if cfg.UnusedID != "" {
+		other, err := selector{byID, cfg.UnusedID}.find(c.Host)
+		if err != nil || other.Index != r.Link.Index {
+			c.Req.Warn("runtimeConfig.deviceID: %q is ignored, because %q names the device", cfg.UnusedID, r.Device.Key)
+		}
 	}
 	if cfg.UseNetwork {
 		if r.Settings, err = c.readNetwork(r.Link); err != nil {

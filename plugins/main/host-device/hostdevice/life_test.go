@@ -713,6 +713,22 @@ var _ = Describe("a device that is meant by its place in /sys", Label("device-me
 		}
 	})
 
+	It("is another one than the device ID of the runtime, which ADD says", func() {
+		w := newWorld()
+		addDevice(w, "d1", "02:00:00:00:00:d1")
+		withSys(w, pci+"net/d1", pci+"driver -> ../drivers/ixgbevf")
+		for _, unused := range []string{vf, "0000:ff:00.0"} {
+			a := Call{Command: "ADD", IfName: "net1", Netns: nstest.NewNetns().Path,
+				Conf: conf(both(id(unused), Object{"device": "d0"}))}
+			answer := w.Call(a)
+			Expect(answer.Stderr).To(ContainSubstring(
+				`runtimeConfig.deviceID: %q is ignored, because "device" names the device`, unused))
+			Expect(answer.Added().Interfaces[0].MAC).To(Equal(mac0))
+			a.Command = "DEL"
+			w.Succeeds(a)
+		}
+	})
+
 	DescribeTable("is refused", func(says string, keys Object) {
 		w := newWorld()
 		addDevice(w, "d1", mac0)

@@ -14,6 +14,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/iface"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
+	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
 const (
@@ -322,6 +323,19 @@ func (n *network) ips(s *attach.Call) (ips []cni.IP, err error) {
 		}
 	}
 	return ips, nil
+}
+
+// warnHidden warns about addresses that are not in the result: before version 0.3.0 it has one address of each family.
+func warnHidden(req *skel.Request, ips []cni.IP) {
+	hasFamily := map[bool]bool{}
+	for _, ip := range ips {
+		is4 := ip.Address.Addr().Is4()
+		if req.Version < "0.3.0" && hasFamily[is4] {
+			req.Warn("address %s: is not in the result, because version %s has one address of each family",
+				ip.Address, req.Version)
+		}
+		hasFamily[is4] = true
+	}
 }
 
 // gateway returns the next hop of the default route that packets from an address take: one in its subnet; otherwise one

@@ -1,6 +1,8 @@
 package hostdevice
 
 import (
+	"os"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -62,6 +64,38 @@ func configure(w *World) {
 // uses is a configuration with the key, and without IPAM.
 func uses(more ...Object) Object {
 	return conf(append([]Object{{"ipam": nil, "useInterfaceNetwork": true}}, more...)...)
+}
+
+// newLAN is a host whose d0 gets its addresses from a router: by radvd, and by the DHCP client of busybox.
+func newLAN() (w *World, router *nstest.Host) {
+	GinkgoHelper()
+	w, router = newWorld(), nstest.NewNetns()
+	IP(w.Host, "link set d0p netns %s", router.Name)
+	router.SetSysctl("net/ipv6/conf/all/forwarding", "1")
+	router.IP("link set lo up", "link set d0p up", "addr add 10.0.0.1/24 dev d0p",
+		"addr add 2001:db8:5::1/64 dev d0p nodad")
+	for name, text := range map[string]string{
+		"radvd.conf": "interface d0p { AdvSendAdvert on; MinRtrAdvInterval 3; MaxRtrAdvInterval 4; " +
+			"prefix 2001:db8:5::/64 { }; };",
+		"udhcpc.sh": `#!/bin/sh
+case $1 in
+bound | renew)
+	ip addr replace "$ip/$mask" dev "$interface" valid_lft "$lease" preferred_lft "$lease"
+	ip route replace default via "$router" dev "$interface" proto dhcp metric 50
+	;;
+esac
+`} {
+		Expect(os.WriteFile(filepath.Join(w.Dir, name), []byte(text), 0o700)).To(Succeed())
+	}
+	router.Start(nstest.Program{Path: "radvd", Args: []string{"-n", "-C", w.Dir + "/radvd.conf", "-m", "stderr",
+		"-p", w.Dir + "/radvd.pid"}})
+	router.Start(nstest.Program{Path: "dnsmasq", Args: []string{"--no-daemon", "--conf-file=/dev/null", "--port=0",
+		"--interface=d0p", "--bind-interfaces", "--user=root", "--group=root", "--pid-file=", "--log-dhcp",
+		"--log-facility=" + w.Dir + "/leases.log", "--no-ping", "--dhcp-leasefile=" + w.Dir + "/leases",
+		"--dhcp-range=10.0.0.50,10.0.0.59,2m", "--dhcp-option=3,10.0.0.1", "--dhcp-authoritative"}})
+	w.Start(nstest.Program{Path: "busybox", Args: []string{"udhcpc", "-f", "-i", "d0", "-s", w.Dir + "/udhcpc.sh",
+		"-p", w.Dir + "/udhcpc.pid", "-t", "10", "-T", "1"}})
+	return w, router
 }
 
 // l3 is what a namespace has above its links.
@@ -186,7 +220,8 @@ var _ = Describe("useInterfaceNetwork", Label("device-network"), func() {
 		Expect(l3(cont)).To(Equal(empty))
 	})
 
-	DescribeTable("passes CHECK, and gives back what there was, in a list with", func(next Step) {
+	DescribeTable("passes CHECK, and gives back what there was, in a list with", func(next Step, needs ...string) {
+		nstest.Need(needs...)
 		w := NewNode()
 		addDevice(w, "d0", mac0)
 		configure(w)
@@ -201,6 +236,7 @@ var _ = Describe("useInterfaceNetwork", Label("device-network"), func() {
 	},
 		Entry("sbr", Step{Plugin: "sbr"}),
 		Entry("tuning", Step{Plugin: "tuning", Keys: Object{"mtu": 1400, "mac": "0a:00:00:00:00:17"}}),
+		Entry("vrf", Label("kernel"), Step{Plugin: "vrf", Keys: Object{"vrfname": "red"}}, "vrf"),
 	)
 
 	It("serves one container after another", func() {
@@ -336,6 +372,56 @@ var _ = Describe("useInterfaceNetwork", Label("device-network"), func() {
 		w.Succeeds(a.As("DEL"))
 		Eventually(func() string { return IP(w.Host, "-6 addr show d0") }, 10*time.Second).Should(
 			ContainSubstring("2001:db8:5:"))
+	})
+
+	It("serves a host whose device radvd and a DHCP client configure", func() {
+		nstest.NeedProgram("radvd", "dnsmasq", "busybox")
+		w, router := newLAN()
+		state := func() string { return IP(w.Host, "addr show d0") + IP(w.Host, "route") }
+		Eventually(state, 20*time.Second).Should(And(MatchRegexp(`inet 10.0.0.5\d/24.* dynamic`),
+			ContainSubstring("inet6 2001:db8:5:"), ContainSubstring("default via 10.0.0.1 dev d0 proto dhcp")))
+		before := l3(w.Host)
+		for range 2 {
+			a := attached(w, uses())
+			Expect(a.Result.IPs).To(HaveLen(2))
+			Expect(a.Result.IPs[0].Gateway).To(Equal("10.0.0.1"))
+			Expect(IP(a.Host, "-4 addr show net1")).To(ContainSubstring("valid_lft forever"))
+			for _, router := range []string{"10.0.0.1", "2001:db8:5::1"} {
+				ping := nstest.Program{Path: "ping", Args: []string{"-c1", "-W10", router}}
+				Expect(a.Host.Run(ping).Exit).To(BeZero(), router)
+			}
+			w.Succeeds(a.As("CHECK"))
+			w.Succeeds(a.As("DEL"))
+			Eventually(func() string { return l3(w.Host) }, 20*time.Second).Should(Equal(before))
+			Expect(IP(w.Host, "-4 addr show d0")).To(MatchRegexp(`valid_lft \d+sec`))
+		}
+		w.Cmd("sh", "-c", "kill -USR1 $(cat "+w.Dir+"/udhcpc.pid)") // renew
+		Eventually(func() string { return router.Cmd("cat", w.Dir+"/leases.log") }, 10*time.Second).Should(
+			MatchRegexp(`(?s)DHCPACK.*DHCPACK`))
+		Expect(l3(w.Host)).To(Equal(before))
+	})
+
+	It("leaves the device to the host's own configuration after a reboot", func() {
+		w := configured()
+		a := attached(w, uses())
+		// After a reboot there are no records and no namespaces. The host's network manager configures the device.
+		IP(a.Host, "link set net1 netns %s", w.Host.Name)
+		w.Host.IP("link set net1 name d0", "link set d0 up", "addr add 10.0.0.77/24 dev d0",
+			"route add default via 10.0.0.254 dev d0")
+		w.Cmd("ip", "link", "set", "d0", "alias", "")
+		w.Cmd("rm", "-rf", "/run/hawser")
+		before := l3(w.Host) + links(w)
+		old := a.As("DEL")
+		old.Netns = "/run/netns/before-the-reboot"
+		w.Succeeds(old)
+		w.Succeeds(Call{Command: "GC", Conf: uses(Object{"cni.dev/valid-attachments": []Object{}})})
+		Expect(l3(w.Host) + links(w)).To(Equal(before))
+		a = w.AttachIn(nstest.NewNetns(), Call{ID: "two", IfName: "net1", Conf: uses()})
+		Expect(IP(a.Host, "-4 addr show net1")).To(ContainSubstring("10.0.0.77/24"))
+		w.Succeeds(old)
+		w.Succeeds(a.As("CHECK"))
+		w.Succeeds(a.As("DEL"))
+		Eventually(func() string { return l3(w.Host) + links(w) }).Should(Equal(before))
 	})
 
 	DescribeTable("is missed by CHECK:", func(says string, commands ...string) {
