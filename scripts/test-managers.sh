@@ -1,14 +1,15 @@
 #!/bin/bash
 # test-managers.sh: pods come and go on a host that Debian's udev, NetworkManager and systemd-networkd manage, each as
 # it is installed and as docs/kernels.md says to configure it: in namespaces, on a copy of this machine's root (root).
+# A pod borrows an interface that a manager configures from a router (useInterfaceNetwork of host-device).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 programs=${XDG_CACHE_HOME:-$HOME/.cache}/hawser/managers
 
 # unpacked has systemd, udev and NetworkManager unpacked, not installed, with the libraries of theirs that this machine lacks.
 unpacked() (
+	scripts/deps.sh dbus-daemon dnsmasq-base iproute2 iputils-ping jq radvd
 	[ ! -d "$programs" ] || return 0
-	scripts/deps.sh dbus-daemon iproute2 iputils-ping jq
 	rm -rf "$programs.tmp"
 	mkdir -p "$programs.tmp/debs"
 	local retry=$PWD/scripts/retry.sh
@@ -106,6 +107,65 @@ pods() {
 	echo "== $step: as it is to be"
 }
 
+# router: another machine, which configures the interface nic of this one by DHCP and by advertisements.
+router() {
+	cat >/etc/cni/net.d/30-nic.conflist <<-END
+		{"cniVersion": "1.0.0", "name": "nic", "plugins": [{"type": "host-device", "device": "nic",
+		 "useInterfaceNetwork": true}]}
+	END
+	cat >/etc/radvd.conf <<-END
+		interface port { AdvSendAdvert on; MinRtrAdvInterval 3; MaxRtrAdvInterval 4; prefix fd00:90::/64 { }; };
+	END
+	ip netns add router
+	ip link add nic type veth peer name port netns router
+	ip netns exec router sh -ec '
+		ip link set lo up
+		ip link set port up
+		ip addr add 10.90.0.1/24 dev port
+		ip addr add fd00:90::1/64 dev port nodad
+		sysctl -qw net.ipv6.conf.all.forwarding=1
+		dnsmasq --conf-file=/dev/null --port=0 --interface=port --bind-interfaces --user=root --group=root --no-ping \
+			--pid-file=/run/dnsmasq.pid --dhcp-leasefile=/run/dnsmasq.leases --dhcp-authoritative \
+			--dhcp-range=10.90.0.50,10.90.0.59,2m --dhcp-option=3,10.90.0.1
+		radvd -C /etc/radvd.conf -m none -p /run/radvd.pid'
+}
+
+# configured WHEN: the manager has given nic an address of each family and the default route.
+configured() {
+	timeout 60 sh -c 'until ip -4 addr show nic | grep -q "10\.90\.0\.5" && ip -6 addr show nic | grep -q "fd00:90::" &&
+		ip route | grep -q "default via 10.90.0.1 dev nic"; do sleep 0.1; done' || fail "nic is not configured $1"
+}
+
+# shape prints what does not change with time of nic's addresses and IPv4 routes.
+shape() {
+	ip -j addr show nic | jq -cS '[.[0].addr_info[] | select(.scope == "global") |
+		{local, prefixlen, noprefixroute, temporary}] | sort_by(.local)'
+	ip route show dev nic | sed 's/ *$//' | sort
+}
+
+# borrowed MANAGER: pods have nic in turn, with what the manager gave it, and the manager has it back.
+borrowed() {
+	local before pod
+	step="useInterfaceNetwork, $1"
+	ip link set nic up
+	configured "at first"
+	before=$(shape)
+	for pod in four five; do
+		attach nic "$pod"
+		[ "$(jq -r '.ips[0].gateway' "/run/$pod")" = 10.90.0.1 ] || fail "no gateway: $(<"/run/$pod")"
+		ip netns exec "$pod" ping -q -c 1 -W 10 10.90.0.1 >/dev/null || fail "the router does not answer"
+		ip netns exec "$pod" ping -q -c 1 -W 10 fd00:90::1 >/dev/null || fail "the router does not answer over IPv6"
+		sleep 3 # in which the manager might want it
+		cnitool check nic "/run/netns/$pod" || fail "CHECK"
+		detach nic "$pod"
+		configured "after the pod"
+		sleep 3
+		timeout 30 sh -c "until [ \"\$($0 shape)\" = '$before' ]; do sleep 0.5; done" ||
+			fail "nic is not as before: $before; $(shape)"
+	done
+	echo "== $step: as it is to be"
+}
+
 inside() {
 	export PATH=$1:${1%/one}:$2:$PATH CNI_PATH=$1 NETCONFPATH=/etc/cni/net.d
 	[ -s /etc/machine-id ] || tr -d - </proc/sys/kernel/random/uuid >/etc/machine-id
@@ -129,10 +189,28 @@ inside() {
 	udevadm control --reload
 	pods stay "udev, with 10-containers.link"
 	dbus-daemon --system --fork
-	printf '[main]\nplugins=keyfile\nauth-polkit=false\n' >/etc/NetworkManager/NetworkManager.conf
+	# NetworkManager leaves other links of this kind alone.
+	printf '[main]\nplugins=keyfile\nauth-polkit=false\n[device-nic]\nmatch-device=interface-name:nic\nmanaged=1\n' \
+		>/etc/NetworkManager/NetworkManager.conf
+	mkdir -p /etc/NetworkManager/system-connections
+	(umask 077 && cat >/etc/NetworkManager/system-connections/nic.nmconnection) <<-END
+		[connection]
+		id=nic
+		uuid=$(</proc/sys/kernel/random/uuid)
+		type=ethernet
+		interface-name=nic
+		[ipv4]
+		method=auto
+		[ipv6]
+		method=auto
+	END
 	NetworkManager
 	pods stay "NetworkManager"
+	router
+	borrowed "NetworkManager"
 	kill "$(</run/NetworkManager/NetworkManager.pid)"
+	ip link set nic down # so that networkd finds it as after a boot
+	ip addr flush dev nic
 	getent passwd systemd-network >/dev/null || useradd -r systemd-network
 	chown -R systemd-network: /run/systemd/netif
 	printf '[Match]\nName=*\n[Network]\nDHCP=yes\n' >/etc/systemd/network/20-all.network
@@ -143,6 +221,7 @@ inside() {
 	wait $! || true
 	networkd
 	pods stay "systemd-networkd, with 10-containers.network"
+	borrowed "systemd-networkd"
 }
 networkd() {
 	/lib/systemd/systemd-networkd 2>/run/networkd.log &
@@ -150,7 +229,7 @@ networkd() {
 }
 
 case ${1:-} in
-enter | inside) "$@" ;;
+enter | inside | shape) "$@" ;;
 *)
 	scripts/build.sh
 	unpacked
