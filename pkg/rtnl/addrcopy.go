@@ -96,6 +96,14 @@ func (a AddrCopy) Without(kind uint16) AddrCopy {
 	return a
 }
 
+// WithoutDAD returns the address with the flag nodad: the kernel adds it without duplicate address detection.
+func (a AddrCopy) WithoutDAD() AddrCopy {
+	flags := number(valueOf(a.Attrs, unix.IFA_FLAGS)) | unix.IFA_F_NODAD
+	a = a.Without(unix.IFA_FLAGS)
+	a.Attrs = append(a.Attrs, attribute{unix.IFA_FLAGS, nl.Uint32Attr(flags)})
+	return a
+}
+
 // RemainingAfter returns the address with the lifetimes that remain after some seconds. ok is false if the address will
 // have expired.
 func (a AddrCopy) RemainingAfter(seconds uint32) (_ AddrCopy, ok bool) {

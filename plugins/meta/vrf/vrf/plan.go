@@ -15,6 +15,7 @@ type snapshot struct {
 	Links  []rtnl.Link
 	Rules  []rtnl.Rule
 	Routes []rtnl.RouteCopy // of all links and tables
+	Addrs  []rtnl.AddrCopy  // of the interface
 }
 
 // linkNamed returns the link of that name, or the zero Link.
@@ -64,12 +65,17 @@ func (s snapshot) chooseVRF(cfg config, link rtnl.Link) (rtnl.Link, error) {
 }
 
 // routesToMove returns the routes of a link that ADD must recreate, in the order in which the kernel accepts them. It
-// omits routes that the kernel creates itself and those that routers will announce again.
+// omits routes that the kernel creates itself and those that routers will announce again. The kernel does not create
+// the route to the subnet of an address with the flag noprefixroute, which network managers use.
 func (s snapshot) routesToMove(link int) (routes []rtnl.RouteCopy) {
 	restored := []uint8{unix.RTPROT_KERNEL, unix.RTPROT_RA, unix.RTPROT_REDIRECT}
 	for _, r := range s.Routes {
+		isSubnet := func(a rtnl.AddrCopy) bool {
+			return a.Has(unix.IFA_F_NOPREFIXROUTE) && a.Subnet() == r.Route().Dst
+		}
 		_, isOurs := r.HopsThrough(link)
-		comesBack := r.Table() == unix.RT_TABLE_MAIN && slices.Contains(restored, r.Header.Protocol)
+		comesBack := r.Table() == unix.RT_TABLE_MAIN && slices.Contains(restored, r.Header.Protocol) &&
+			(r.Header.Protocol != unix.RTPROT_KERNEL || !slices.ContainsFunc(s.Addrs, isSubnet))
 		if isOurs && !comesBack && r.Table() != unix.RT_TABLE_LOCAL {
 			routes = append(routes, r)
 		}

@@ -34,6 +34,8 @@ type record struct {
 	Made      bool             `json:"made"`   // this ADD created the VRF; it may have been killed before it set the alias
 	Link      int              `json:"link"`   // index of the interface
 	Routes    []rtnl.RouteCopy `json:"routes"` // in the order in which the kernel accepts them
+
+	addrs []rtnl.AddrCopy // the interface's addresses before its master changes; not stored
 }
 
 // list returns the VRF of each record, with its table if the namespace can be read.
@@ -119,7 +121,10 @@ func leave(ctx context.Context, conn *rtnl.Conn, r record, vrf rtnl.Link) error 
 	case err != nil:
 		return err
 	case link.Master == vrf.Index:
-		if err := setMaster(ctx, conn, r.Link, 0); err != nil {
+		if r.addrs, err = conn.AddrCopies(r.Link); err == nil {
+			err = setMaster(ctx, conn, r, 0)
+		}
+		if err != nil {
 			return err
 		}
 	case link.Master != 0: // another program has changed its master

@@ -32,6 +32,9 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	if here.Rules, err = c.Cont.Rules(); err == nil {
 		here.Routes, err = c.Cont.RouteCopies()
 	}
+	if err == nil {
+		here.Addrs, err = c.Cont.AddrCopies(link.Index)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -41,7 +44,7 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	}
 	r := record{
 		Attachment: req.Attachment, NetnsPath: req.Netns, Netns: c.NetnsID, VRF: vrf.Name, Made: vrf.Index == 0,
-		Link: link.Index, Routes: here.routesToMove(link.Index),
+		Link: link.Index, Routes: here.routesToMove(link.Index), addrs: here.Addrs,
 	}
 	req.Step("move the interface into the VRF")
 	req.OnFail("take the interface out of the VRF", func(ctx context.Context) error {
@@ -167,7 +170,7 @@ func join(ctx context.Context, conn *rtnl.Conn, r record, vrf rtnl.Link) error {
 			return err
 		}
 	}
-	if err := setMaster(ctx, conn, r.Link, vrf.Index); err != nil {
+	if err := setMaster(ctx, conn, r, vrf.Index); err != nil {
 		return err
 	}
 	for _, route := range r.Routes {
@@ -191,41 +194,39 @@ const addressWait = 5 * time.Second
 
 // setMaster makes the interface a member of a VRF, or with 0 removes it from its VRF. The kernel sets the interface
 // down and up again: it deletes all routes except its own, and deletes IPv6 addresses or repeats duplicate address
-// detection. setMaster restores the addresses that were usable before.
-func setMaster(ctx context.Context, conn *rtnl.Conn, link, master int) error {
-	before, err := conn.Addrs(link)
-	if err != nil {
+// detection. setMaster restores r.addrs that were usable, except those that routers announce again.
+func setMaster(ctx context.Context, conn *rtnl.Conn, r record, master int) error {
+	if err := conn.SetLink(r.Link, rtnl.LinkChange{Master: &master}); err != nil {
 		return err
 	}
-	if err := conn.SetLink(link, rtnl.LinkChange{Master: &master}); err != nil {
-		return err
-	}
-	after, err := conn.Addrs(link)
+	after, err := conn.AddrCopies(r.Link)
 	if err != nil {
 		return err
 	}
 	var global []netip.Addr
-	for _, a := range before {
-		if a.Prefix.Addr().Is4() || !a.Permanent || a.Tentative || a.DADFailed {
+	for _, a := range slices.Backward(r.addrs) { // the kernel lists the newest address first
+		a, isValid := a.RemainingAfter(0)
+		isUsable := isValid && !a.Has(unix.IFA_F_TENTATIVE) && !a.Has(unix.IFA_F_DADFAILED)
+		if a.Header.Family == unix.AF_INET || a.IsAdvertised() || !isUsable {
 			continue
 		}
-		if !a.Prefix.Addr().IsLinkLocalUnicast() {
-			global = append(global, a.Prefix.Addr())
+		if !a.IsLinkLocal6() {
+			global = append(global, a.Prefix().Addr())
 		}
-		if slices.ContainsFunc(after, func(b rtnl.Addr) bool { return b.Prefix == a.Prefix && !b.Tentative }) {
+		isKept := func(b rtnl.AddrCopy) bool { return b.Prefix() == a.Prefix() && !b.Has(unix.IFA_F_TENTATIVE) }
+		if slices.ContainsFunc(after, isKept) {
 			continue
 		}
-		if err := conn.DelAddr(link, a.Prefix); err != nil {
+		if err := conn.DelAddr(r.Link, a.Prefix()); err != nil {
 			return err
 		}
-		a.NoDAD = true
-		if err := conn.AddAddr(link, a); err != nil && !errors.Is(err, unix.EEXIST) {
+		if err := conn.AddAddrCopy(r.Link, a.WithoutDAD()); err != nil {
 			return err
 		}
 	}
 	ctx, cancel := context.WithTimeout(ctx, addressWait)
 	defer cancel()
-	_ = conn.WaitLocal(ctx, link, global...) // best effort: join reports the route whose address is missing
+	_ = conn.WaitLocal(ctx, r.Link, global...) // best effort: join reports the route whose address is missing
 	return nil
 }
 

@@ -2,6 +2,7 @@ package vrf
 
 import (
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -167,7 +168,7 @@ var _ = Describe("ADD", Label("kernel"), func() {
 
 		before := w.cont.Snapshot()
 		Expect(w.Fails(w.call("ADD", nil), cni.CodeExists)).To(
-			ContainSubstring(`"net1": is a member of vrf "red" already`))
+			ContainSubstring(`"net1": is already a member of vrf "red"`))
 		Expect(w.cont.Snapshot()).To(Equal(before))
 		Expect(w.Records(recordDir)).To(HaveLen(1))
 		w.del(nil)
@@ -192,6 +193,32 @@ var _ = Describe("ADD", Label("kernel"), func() {
 			w.del(nil)
 			Expect(Show(w.cont, "net1").Addrs()).To(ConsistOf("10.2.0.2/24", "fd02::2/64", "fd02::3/64"))
 		}
+	})
+
+	It("keeps the metric, peer, lifetimes and flags of IPv6 addresses, and their order", Label("vrf-ipv6"), func() {
+		for _, a := range []string{"fd03::2/64 metric 77", "fd04::2 peer fd04::3/128", "fd06::2/64 preferred_lft 0",
+			"fd05::2/64 valid_lft 30000 preferred_lft 20000", "fd07::2/64 noprefixroute"} {
+			IP(w.cont, "addr add %s dev net1 nodad", a)
+		}
+		IP(w.cont, "route add fd07::/64 dev net1 proto kernel metric 100") // as NetworkManager does
+		w.usable("net1")
+		seconds := regexp.MustCompile(`\d+sec`)
+		// state returns the addresses, and the routes of a table, with lifetimes as "Nsec".
+		state := func(table string) []string {
+			lines := strings.Split(IP(w.cont, "-6 addr show dev net1 scope global"), "\n")[1:] // without the master
+			lines = append(lines, slices.Sorted(slices.Values(w.routes(table, "net1")))...)
+			for i := range lines {
+				lines[i] = seconds.ReplaceAllLiteralString(lines[i], "Nsec")
+			}
+			return lines
+		}
+		before := state("main")
+		Expect(before).To(ContainElements(ContainSubstring("metric 77 scope global"),
+			ContainSubstring("valid_lft Nsec"), "fd07::/64 dev net1 proto kernel metric 100"))
+		w.add(nil)
+		Expect(state("1")).To(Equal(before))
+		w.del(nil)
+		Expect(state("main")).To(Equal(before))
 	})
 
 	It("moves every route of the interface; DEL, and an ADD that fails, bring them back", Label("vrf-routes"), func() {
