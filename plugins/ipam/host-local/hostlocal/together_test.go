@@ -226,6 +226,34 @@ func besideReference(ref nstest.Reference) {
 			n.succeeds("DEL", "one", "three")
 			Expect(n.leases()).To(BeEmpty())
 		})
+
+		It("its GC removes reservations, and without a list all leases; ours removes neither", func() {
+			for i, keeps := range []bool{true, false} {
+				n := newNetwork(slash24)
+				n.add("one")
+				n.write("10.1.2.50", "reserved for the printer")
+				for _, valid := range []network{n.withKeys(`"cni.dev/valid-attachments": [{"containerID": "one",
+					"ifname": "eth0"}]`), n} {
+					before := n.leases()
+					Expect(programs(n)[i](valid.call("GC", "")).Code).To(BeZero())
+					if keeps {
+						Expect(n.leases()).To(Equal(before))
+						continue
+					}
+					Expect(n.leases()).To(HaveLen(len(before) - 1))
+				}
+			}
+		})
+
+		It("its DEL keeps the lease of a gateway outside the subnet; ours removes it", func() {
+			n := newNetwork(`"ranges": [[{"subnet": "10.1.2.0/24", "gateway": "169.254.1.1"}]]`)
+			n.version = "1.0.0"
+			n.add("one")
+			Expect(n.Reference(ref, n.call("DEL", "one")).Code).NotTo(BeZero())
+			Expect(n.leases()).To(HaveLen(1))
+			n.succeeds("DEL", "one")
+			Expect(n.leases()).To(BeEmpty())
+		})
 	}
 
 	It("shares the lock", func() {

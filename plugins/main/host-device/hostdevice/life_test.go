@@ -631,6 +631,15 @@ func describeMade(ref nstest.Reference) {
 			}
 		})
 
+		It("is left to DEL by GC, because it has no record", func() {
+			w := newWorld()
+			a := made(w)
+			w.Succeeds(Call{Command: "GC", Conf: conf(Object{"cni.dev/valid-attachments": []Object{}})})
+			Expect(Names(a.Host, "")).To(ConsistOf("net1"))
+			w.Succeeds(a.As("DEL"))
+			Expect(Names(w.Host, "")).To(ConsistOf("d0", "d0p"))
+		})
+
 		It("can be the end of what ours made", Label("device-reference"), func() {
 			w := newWorld()
 			a := attached(w, conf(Object{"cniVersion": "1.0.0"}))

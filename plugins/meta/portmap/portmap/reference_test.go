@@ -344,6 +344,19 @@ var _ = Describe("host ports of the newest reference plugin in nftables", Label(
 		Expect(rules()).NotTo(ContainSubstring("9000"))
 	})
 
+	It("masquerade with masqAll all packets to the container, and ours those to host ports", func() {
+		IP(w.out, "route add 10.1.0.0/24 via 192.0.2.1")
+		c.serve(81)
+		direct := func() string { return ask(w.out, "tcp", c.addr(false)+":81", patience()) }
+		masqAll := Object{"masqAll": true}
+		c.reference(nstest.Newest(), "ADD", nft, masqAll, mapped)
+		Expect(direct()).To(Equal("10.1.0.1"))
+		c.reference(nstest.Newest(), "DEL", nft, masqAll, mapped)
+		c.add(nft, masqAll, mapped)
+		Expect(direct()).To(Equal("192.0.2.2"))
+		Expect(w.reach(8080)).To(Equal("10.1.0.1"))
+	})
+
 	It("are left to DEL by GC, since they name no network", Label("portmap-reference"), func() {
 		c.reference(nstest.Newest(), "ADD", nft, mapped)
 		w.gc("net1")
