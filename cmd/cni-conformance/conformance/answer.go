@@ -81,8 +81,24 @@ func FormatError(version string, result map[string]any) error {
 	return nil
 }
 
-// form describes an object: its keys, and the checks of their values. A key that ends in "!" is required.
-type form map[string]func(v any) error
+// form has the keys of an object, and the kind of each value: that of scalarFits, another form, or a list of a form. A
+// key that ends in "!" is required.
+type form map[string]any
+
+// forms is a list of objects of a form.
+type forms form
+
+// The forms of the specification.
+var (
+	errorForm  = form{"code!": "code", "msg!": "name", "details": "text"}
+	dnsForm    = form{"nameservers": "texts", "domain": "text", "search": "texts", "options": "texts"}
+	oldIPForm  = form{"ip!": "prefix", "gateway": "address"}
+	oldForm    = form{"ip4": oldIPForm, "ip6": oldIPForm, "dns": dnsForm, "ips": "absent"}
+	ipForm     = forms{"address!": "prefix", "gateway": "address", "interface": "number"}
+	routeForm  = forms{"dst!": "prefix", "gw": "address", "mtu": "number", "priority": "number", "table": "number"}
+	linkForm   = forms{"name!": "name", "mac": "MAC address", "mtu": "number", "sandbox": "text", "socketPath": "text"}
+	resultForm = form{"interfaces": linkForm, "ips": ipForm, "routes": routeForm, "dns": dnsForm}
+)
 
 func (f form) check(name string, v any) error {
 	o, ok := v.(object)
@@ -94,105 +110,62 @@ func (f form) check(name string, v any) error {
 		if o[bare] == nil && !required {
 			continue
 		}
-		if err := f[key](o[bare]); err != nil {
-			return fmt.Errorf("%s: %s is %v: %w", name, bare, o[bare], err)
-		}
-	}
-	return nil
-}
-
-// The forms of the specification.
-var (
-	errorForm  = form{"code!": isCode, "msg!": isFilled, "details": isText}
-	dnsForm    = form{"nameservers": isTexts, "domain": isText, "search": isTexts, "options": isTexts}
-	oldIPForm  = form{"ip!": isPrefix, "gateway": isAddress}
-	oldForm    = form{"ip4": oldIPForm.is, "ip6": oldIPForm.is, "dns": dnsForm.is, "ips": isAbsent}
-	ipForm     = form{"address!": isPrefix, "gateway": isAddress, "interface": isNumber}
-	routeForm  = form{"dst!": isPrefix, "gw": isAddress, "mtu": isNumber, "priority": isNumber, "table": isNumber}
-	linkForm   = form{"name!": isFilled, "mac": isMAC, "mtu": isNumber, "sandbox": isText, "socketPath": isText}
-	resultForm = form{"interfaces": linkForm.each, "ips": ipForm.each, "routes": routeForm.each, "dns": dnsForm.is}
-)
-
-func (f form) is(v any) error { return f.check("it", v) }
-
-func (f form) each(v any) error {
-	all, ok := v.([]any)
-	if !ok {
-		return errors.New("it is not a list")
-	}
-	for i, e := range all {
-		if err := f.check(fmt.Sprintf("element %d", i), e); err != nil {
+		if err := fits(f[key], name+"."+bare, o[bare]); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func isAbsent(any) error { return errors.New("this version has no such key") }
-
-func isText(v any) error {
-	if _, ok := v.(string); !ok {
-		return errors.New("it is not a text")
-	}
-	return nil
-}
-
-func isFilled(v any) error {
-	if v == "" {
-		return errors.New("it is empty")
-	}
-	return isText(v)
-}
-
-func isTexts(v any) error {
-	all, ok := v.([]any)
-	if !ok {
-		return errors.New("it is not a list")
-	}
-	for _, e := range all {
-		if err := isText(e); err != nil {
-			return err
+// fits checks a value of a form.
+func fits(kind any, name string, v any) error {
+	switch kind := kind.(type) {
+	case form:
+		return kind.check(name, v)
+	case forms:
+		all, ok := v.([]any)
+		if !ok {
+			return fmt.Errorf("%s is %v, not a list", name, v)
+		}
+		for i, e := range all {
+			if err := form(kind).check(fmt.Sprintf("%s[%d]", name, i), e); err != nil {
+				return err
+			}
+		}
+	case string:
+		if !scalarFits(kind, v) {
+			return fmt.Errorf("%s is %v, not of the kind %q", name, v, kind)
 		}
 	}
 	return nil
 }
 
-func isNumber(v any) error {
-	if n, ok := v.(float64); !ok || n < 0 || n != float64(uint64(n)) {
-		return errors.New("it is not a number from 0")
+// scalarFits reports whether a value has a kind. Addresses may be empty, except for a prefix.
+func scalarFits(kind string, v any) bool {
+	s, isText := v.(string)
+	n, isNumber := v.(float64)
+	var err error
+	switch kind {
+	case "text":
+		return isText
+	case "name":
+		return s != ""
+	case "number", "code":
+		return isNumber && n >= 0 && n == float64(uint64(n)) && (n > 0 || kind == "number")
+	case "prefix":
+		_, err = netip.ParsePrefix(s)
+		return err == nil
+	case "texts":
+		all, ok := v.([]any)
+		return ok && !slices.ContainsFunc(all, func(e any) bool { return !scalarFits("text", e) })
+	case "address":
+		_, err = netip.ParseAddr(s)
+	case "MAC address":
+		_, err = net.ParseMAC(s)
+	default: // "absent": this version has no such key
+		return false
 	}
-	return nil
-}
-
-func isCode(v any) error {
-	if v == 0.0 {
-		return errors.New("0 is not an error")
-	}
-	return isNumber(v)
-}
-
-func isPrefix(v any) error {
-	s, _ := v.(string)
-	_, err := netip.ParsePrefix(s)
-	return err
-}
-
-func isAddress(v any) error {
-	if v == "" {
-		return nil
-	}
-	s, _ := v.(string)
-	_, err := netip.ParseAddr(s)
-	return err
-}
-
-func isMAC(v any) error {
-	if v == "" {
-		return nil
-	}
-	s, _ := v.(string)
-	_, err := net.ParseMAC(s)
-	return err
+	return isText && (s == "" || err == nil)
 }
 
 // objects returns a list of objects, or nil if the key is absent.

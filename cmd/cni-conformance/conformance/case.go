@@ -31,7 +31,6 @@ package conformance
 import (
 	_ "embed"
 	"regexp"
-	"slices"
 	"strings"
 )
 
@@ -104,7 +103,7 @@ func (c Case) cite(spec string) (found Cite, ok bool) {
 
 // selected returns the cases for a subject and a version whose names match.
 func selected(k Kinds, spec string, focus, skip *regexp.Regexp) (list []Case) {
-	for _, c := range Cases() {
+	for _, c := range cases {
 		_, applies := c.cite(spec)
 		if applies && c.For&k != 0 && focus.MatchString(c.Name) && (skip == nil || !skip.MatchString(c.Name)) {
 			list = append(list, c)
@@ -113,124 +112,101 @@ func selected(k Kinds, spec string, focus, skip *regexp.Regexp) (list []Case) {
 	return list
 }
 
-// Cases returns all cases in the order of the report.
-func Cases() []Case {
-	return slices.Concat(protocolCases(), attachmentCases(), delegateCases(), listCases())
-}
-
-// protocolCases are the cases about versions, errors, environment and configuration.
-func protocolCases() []Case {
-	return []Case{
-		{"version/supported", Plugins, versionSupported},
-		{"version/echo", Plugins, versionEcho},
-		{"version/environment", Plugins, versionEnvironment},
-		{"version/without-input", Plugins, versionWithoutInput},
-		{"version/results", Plugins, versionResults},
-		{"version/unsupported", Plugins, versionUnsupported},
-		{"error/exit-status", Plugins, errorStatus},
-		{"error/object", Plugins, errorObjectOf},
-		{"error/version", Plugins, errorVersion},
-		{"error/undecodable", Plugins, errorUndecodable},
-		{"error/reserved-codes", Plugins, errorReserved},
-		{"environment/required", Plugins, environmentRequired},
-		{"environment/names", Plugins, environmentNames},
-		{"environment/command", Plugins, environmentCommand},
-		{"environment/container-id", Plugins, environmentContainerID},
-		{"environment/interface-name", Interface, environmentInterfaceName},
-		{"environment/args", Plugins, func(w *world) { w.withArgs("IgnoreUnknown=1;CONFORMANCE=1") }},
-		{"environment/unknown-args", Plugins, func(w *world) { w.withArgs("FOO=BAR;ABC=123") }},
-		{"config/name", Plugins, configName},
-		{"config/unknown-keys", Plugins, configUnknownKeys},
-		{"config/reserved-keys", Plugins, configReservedKeys},
-		{"config/bad-values", Plugins, configBadValues},
-	}
-}
-
-// attachmentCases are the cases about the life of an attachment.
-func attachmentCases() []Case {
-	return []Case{
-		{"add/output", Plugins, addOutput},
-		{"add/format", Plugins, addFormat},
-		{"add/interface-name", Interface, addInterfaceName},
-		{"add/existing-interface", Interface, addExistingInterface},
-		{"add/existing-unharmed", Interface, addExistingUnharmed},
-		{"add/interfaces-listed", Interface, addInterfacesListed},
-		{"add/sandbox", Interface, addSandbox},
-		{"add/interfaces-exist", Interface | Chained, addInterfacesExist},
-		{"add/addresses-exist", Interface | Chained, addAddressesExist},
-		{"add/addresses-listed", Interface | Chained, addAddressesListed},
-		{"add/routes-exist", Interface | Chained, addRoutesExist},
-		{"add/prev-result", Chained, addPrevResult},
-		{"add/ipam-abbreviated", IPAM, addIPAMAbbreviated},
-		{"add/ipam-addresses", IPAM, addIPAMAddresses},
-		{"add/two-interfaces", Interface, addTwoInterfaces},
-		{"add/capabilities", Plugins, addCapabilities},
-		{"del/output", Plugins, func(w *world) { w.silent("DEL", w.attach("one")) }},
-		{"del/interface", Interface, delInterface},
-		{"del/container", Interface | Chained, delContainer},
-		{"del/host", Plugins, func(w *world) { w.delLeaves("link", "address", "route", "rule") }},
-		{"del/packet-filter", Plugins, func(w *world) { w.delLeaves("nftables", "iptables", "qdisc") }},
-		{"del/files", Plugins, func(w *world) { w.delLeaves("file") }},
-		{"del/processes", Plugins, func(w *world) { w.delLeaves("process") }},
-		{"del/twice", Plugins, delTwice},
-		{"del/never-added", Plugins, func(w *world) { w.succeeds("DEL", w.container("one")) }},
-		{"del/interface-missing", Interface | Chained, delInterfaceMissing},
-		{"del/without-prev-result", Plugins, func(w *world) { w.delWith(keys(object{"prevResult": nil})) }},
-		{"del/without-netns", Plugins, func(w *world) { w.delWith(set("CNI_NETNS", "-")) }},
-		{"del/netns-gone", Plugins, delNetnsGone},
-		{"del/after-failed-add", Plugins, delAfterFailedAdd},
-		{"del/others", Plugins, delOthers},
-		{"check/after-add", Plugins, func(w *world) { w.succeeds("CHECK", w.attach("one")) }},
-		{"check/output", Plugins, func(w *world) { w.silent("CHECK", w.attach("one")) }},
-		{"check/changes-nothing", Plugins, checkChangesNothing},
-		{"check/later-plugin", Interface | Chained, checkLaterPlugin},
-		{"check/interface-missing", Interface, checkInterfaceMissing},
-		{"check/address-missing", Interface, checkAddressMissing},
-		{"check/route-missing", Interface, checkRouteMissing},
-		{"check/interface-down", Interface, checkInterfaceDown},
-		{"check/rules-missing", Interface | Chained, checkRulesMissing},
-		{"gc/succeeds", Plugins, func(w *world) { w.gc(); w.gc(w.attach("one")) }},
-		{"gc/output", Plugins, func(w *world) { w.silent("GC", nil, validAttachments(w.attach("one"))) }},
-		{"gc/keeps-valid", Plugins, gcKeepsValid},
-		{"gc/removes-stale", Plugins, gcRemovesStale},
-		{"gc/other-network", Plugins, gcOtherNetwork},
-		{"status/ready", Plugins, func(w *world) { w.succeeds("STATUS", nil) }},
-		{"status/output", Plugins, func(w *world) { w.silent("STATUS", nil) }},
-		{"load/concurrent", Plugins, loadConcurrent},
-		{"load/killed-add", Plugins, loadKilledAdd},
-		{"load/killed-del", Plugins, loadKilledDel},
-	}
-}
-
-// delegateCases are the cases about plugins that delegate to an IPAM plugin.
-func delegateCases() []Case {
-	return []Case{
-		{"delegate/environment", Delegating, delegateEnvironment},
-		{"delegate/configuration", Delegating, delegateConfiguration},
-		{"delegate/stderr", Delegating, delegateStderr},
-		{"delegate/add", Delegating, func(w *world) { w.delegates("ADD") }},
-		{"delegate/del", Delegating, func(w *world) { w.delegates("DEL") }},
-		{"delegate/check", Delegating, func(w *world) { w.delegates("CHECK") }},
-		{"delegate/gc", Delegating, func(w *world) { w.delegates("GC") }},
-		{"delegate/status", Delegating, func(w *world) { w.delegates("STATUS") }},
-		{"delegate/add-error", Delegating, func(w *world) { w.delegateError("ADD") }},
-		{"delegate/del-error", Delegating, func(w *world) { w.delegateError("DEL") }},
-		{"delegate/check-error", Delegating, func(w *world) { w.delegateError("CHECK") }},
-		{"delegate/gc-error", Delegating, func(w *world) { w.delegateError("GC") }},
-		{"delegate/status-error", Delegating, func(w *world) { w.delegateError("STATUS") }},
-		{"delegate/del-after-failed-add", Delegating, delegateDelAfterFailedAdd},
-		{"delegate/failed-add-leaves-nothing", Delegating, delegateFailedAdd},
-	}
-}
-
-// listCases are the cases about a list, as a runtime executes it.
-func listCases() []Case {
-	return []Case{
-		{"list/add", List, listAdd},
-		{"list/check", List, func(w *world) { w.listEach("CHECK", w.listAttach("one")) }},
-		{"list/del", List, listDel},
-		{"list/del-without-prev-result", List, listDelWithoutPrevResult},
-		{"list/del-after-partial-add", List, listPartial},
-		{"list/gc", List, listGC},
-	}
+// cases are all cases in the order of the report.
+var cases = []Case{
+	{"version/supported", Plugins, versionSupported},
+	{"version/echo", Plugins, versionEcho},
+	{"version/environment", Plugins, versionEnvironment},
+	{"version/without-input", Plugins, versionWithoutInput},
+	{"version/results", Plugins, versionResults},
+	{"version/unsupported", Plugins, versionUnsupported},
+	{"error/exit-status", Plugins, errorStatus},
+	{"error/object", Plugins, errorObjectOf},
+	{"error/version", Plugins, errorVersion},
+	{"error/undecodable", Plugins, errorUndecodable},
+	{"error/reserved-codes", Plugins, errorReserved},
+	{"environment/required", Plugins, environmentRequired},
+	{"environment/names", Plugins, environmentNames},
+	{"environment/command", Plugins, environmentCommand},
+	{"environment/container-id", Plugins, environmentContainerID},
+	{"environment/interface-name", Interface, environmentInterfaceName},
+	{"environment/args", Plugins, func(w *world) { w.withArgs("IgnoreUnknown=1;CONFORMANCE=1") }},
+	{"environment/unknown-args", Plugins, func(w *world) { w.withArgs("FOO=BAR;ABC=123") }},
+	{"config/name", Plugins, configName},
+	{"config/unknown-keys", Plugins, configUnknownKeys},
+	{"config/reserved-keys", Plugins, configReservedKeys},
+	{"config/bad-values", Plugins, configBadValues},
+	{"add/output", Plugins, addOutput},
+	{"add/format", Plugins, addFormat},
+	{"add/interface-name", Interface, addInterfaceName},
+	{"add/existing-interface", Interface, addExistingInterface},
+	{"add/existing-unharmed", Interface, addExistingUnharmed},
+	{"add/interfaces-listed", Interface, addInterfacesListed},
+	{"add/sandbox", Interface, addSandbox},
+	{"add/interfaces-exist", Interface | Chained, addInterfacesExist},
+	{"add/addresses-exist", Interface | Chained, addAddressesExist},
+	{"add/addresses-listed", Interface | Chained, addAddressesListed},
+	{"add/routes-exist", Interface | Chained, addRoutesExist},
+	{"add/prev-result", Chained, addPrevResult},
+	{"add/ipam-abbreviated", IPAM, addIPAMAbbreviated},
+	{"add/ipam-addresses", IPAM, addIPAMAddresses},
+	{"add/two-interfaces", Interface, addTwoInterfaces},
+	{"add/capabilities", Plugins, addCapabilities},
+	{"del/output", Plugins, func(w *world) { w.silent("DEL", w.attach("one")) }},
+	{"del/interface", Interface, delInterface},
+	{"del/container", Interface | Chained, delContainer},
+	{"del/host", Plugins, func(w *world) { w.delLeaves("link", "address", "route", "rule") }},
+	{"del/packet-filter", Plugins, func(w *world) { w.delLeaves("nftables", "iptables", "qdisc") }},
+	{"del/files", Plugins, func(w *world) { w.delLeaves("file") }},
+	{"del/processes", Plugins, func(w *world) { w.delLeaves("process") }},
+	{"del/twice", Plugins, delTwice},
+	{"del/never-added", Plugins, func(w *world) { w.succeeds("DEL", w.container("one")) }},
+	{"del/interface-missing", Interface | Chained, delInterfaceMissing},
+	{"del/without-prev-result", Plugins, func(w *world) { w.delWith(keys(object{"prevResult": nil})) }},
+	{"del/without-netns", Plugins, func(w *world) { w.delWith(set("CNI_NETNS", "-")) }},
+	{"del/netns-gone", Plugins, delNetnsGone},
+	{"del/after-failed-add", Plugins, delAfterFailedAdd},
+	{"del/others", Plugins, delOthers},
+	{"check/after-add", Plugins, func(w *world) { w.succeeds("CHECK", w.attach("one")) }},
+	{"check/output", Plugins, func(w *world) { w.silent("CHECK", w.attach("one")) }},
+	{"check/changes-nothing", Plugins, checkChangesNothing},
+	{"check/later-route", Interface | Chained, checkLaterRoute},
+	{"check/later-interface", Interface | Chained, checkLaterInterface},
+	{"check/interface-missing", Interface, checkInterfaceMissing},
+	{"check/address-missing", Interface, checkAddressMissing},
+	{"check/route-missing", Interface, checkRouteMissing},
+	{"check/interface-down", Interface, checkInterfaceDown},
+	{"check/rules-missing", Interface | Chained, checkRulesMissing},
+	{"gc/succeeds", Plugins, func(w *world) { w.gc(); w.gc(w.attach("one")) }},
+	{"gc/output", Plugins, func(w *world) { w.silent("GC", nil, validAttachments(w.attach("one"))) }},
+	{"gc/keeps-valid", Plugins, gcKeepsValid},
+	{"gc/removes-stale", Plugins, gcRemovesStale},
+	{"gc/other-network", Plugins, gcOtherNetwork},
+	{"status/ready", Plugins, func(w *world) { w.succeeds("STATUS", nil) }},
+	{"status/output", Plugins, func(w *world) { w.silent("STATUS", nil) }},
+	{"load/concurrent", Plugins, loadConcurrent},
+	{"load/killed-add", Plugins, loadKilledAdd},
+	{"load/killed-del", Plugins, loadKilledDel},
+	{"delegate/environment", Delegating, delegateEnvironment},
+	{"delegate/configuration", Delegating, delegateConfiguration},
+	{"delegate/type", Delegating, delegateType},
+	{"delegate/stderr", Delegating, delegateStderr},
+	{"delegate/add", Delegating, func(w *world) { w.delegates("ADD") }},
+	{"delegate/del", Delegating, func(w *world) { w.delegates("DEL") }},
+	{"delegate/check", Delegating, func(w *world) { w.delegates("CHECK") }},
+	{"delegate/gc", Delegating, func(w *world) { w.delegates("GC") }},
+	{"delegate/status", Delegating, func(w *world) { w.delegates("STATUS") }},
+	{"delegate/add-error", Delegating, func(w *world) { w.delegateError("ADD") }},
+	{"delegate/del-error", Delegating, func(w *world) { w.delegateError("DEL") }},
+	{"delegate/check-error", Delegating, func(w *world) { w.delegateError("CHECK") }},
+	{"delegate/gc-error", Delegating, func(w *world) { w.delegateError("GC") }},
+	{"delegate/status-error", Delegating, func(w *world) { w.delegateError("STATUS") }},
+	{"delegate/del-after-failed-add", Delegating, delegateDelAfterFailedAdd},
+	{"delegate/failed-add-leaves-nothing", Delegating, delegateFailedAdd},
+	{"list/add", List, listAdd},
+	{"list/check", List, func(w *world) { w.listEach("CHECK", w.listAttach("one")) }},
+	{"list/del", List, listDel},
+	{"list/del-without-prev-result", List, listDelWithoutPrevResult},
+	{"list/del-after-partial-add", List, listPartial},
+	{"list/gc", List, listGC},
 }

@@ -7,33 +7,38 @@ import (
 
 func checkChangesNothing(w *world) {
 	a := w.attach("one")
-	host, inside := w.hostState(), w.netState(a.id)
+	before := w.bothStates(a)
 	w.succeeds("CHECK", a)
-	diff := append(host.diff(w.hostState()), inside.diff(w.netState(a.id))...)
-	w.expect(len(diff) == 0, "CHECK changed:\n    %s", strings.Join(diff, "\n    "))
+	w.same(before, w.bothStates(a), "CHECK changed something")
 }
 
-// checkLaterPlugin does what a later plugin of a chain may do: it adds an interface with an address, and a route by the
-// gateway of the first address, and reports them.
-func checkLaterPlugin(w *world) {
+// checkLaterRoute does what a later plugin may do: it adds a route by the gateway of the first address, and reports it.
+func checkLaterRoute(w *world) {
+	a := w.attach("one")
+	for _, ip := range list(a.result, "ips") {
+		if gw := text(ip, "gateway"); strings.Contains(gw, ".") {
+			w.ip(a.id, "route add 203.0.113.0/24 via "+gw+" dev "+a.ifName)
+			routes := append(anyList(a.result["routes"]), object{"dst": "203.0.113.0/24", "gw": gw})
+			a.result = clone(a.result, object{"routes": routes})
+			w.succeeds("CHECK", a)
+			return
+		}
+	}
+	w.skip("the result has no gateway")
+}
+
+// checkLaterInterface adds an interface with an address, as a later plugin may do, and reports them.
+func checkLaterInterface(w *world) {
 	a := w.attach("one")
 	w.ip(a.id, "link add later0 address 02:ca:fe:03:00:01 type veth peer name later1",
 		"addr add 198.51.100.1/32 dev later0", "link set later0 up")
-	interfaces, ips := anyList(a.result["interfaces"]), anyList(a.result["ips"])
+	interfaces := anyList(a.result["interfaces"])
 	ip := object{"address": "198.51.100.1/32", "interface": len(interfaces)}
 	if w.Spec < "1.0.0" {
 		ip["version"] = "4"
 	}
-	more := object{"ips": append(ips, ip), "interfaces": append(interfaces, object{"name": "later0",
-		"mac": "02:ca:fe:03:00:01", "sandbox": a.netns})}
-	for _, ip := range list(a.result, "ips") {
-		if gw := text(ip, "gateway"); strings.Contains(gw, ".") {
-			w.ip(a.id, "route add 203.0.113.0/24 via "+gw+" dev "+a.ifName)
-			more["routes"] = append(anyList(a.result["routes"]), object{"dst": "203.0.113.0/24", "gw": gw})
-			break
-		}
-	}
-	a.result = clone(a.result, more)
+	a.result = clone(a.result, object{"ips": append(anyList(a.result["ips"]), ip), "interfaces": append(interfaces,
+		object{"name": "later0", "mac": "02:ca:fe:03:00:01", "sandbox": a.netns})})
 	w.succeeds("CHECK", a)
 }
 
@@ -87,8 +92,9 @@ func checkInterfaceDown(w *world) {
 }
 
 func checkRulesMissing(w *world) {
+	a := w.container("one")
 	before := w.rules().only("nftables", "iptables")
-	a := w.attach("one")
+	w.added(a, w.capabilities())
 	if len(before.diff(w.rules().only("nftables", "iptables"))) == 0 {
 		w.skip("ADD created no rules of the packet filter")
 	}
@@ -99,5 +105,5 @@ func checkRulesMissing(w *world) {
 			_, _ = command("", family+"tables-legacy", "-t", table, "-F")
 		}
 	}
-	w.fails("CHECK", a)
+	w.fails("CHECK", a, w.capabilities())
 }

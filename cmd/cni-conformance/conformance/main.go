@@ -217,7 +217,7 @@ func writeReport(path string, report func(io.Writer) error) error {
 }
 
 func printCases(out io.Writer, spec string) {
-	for _, c := range Cases() {
+	for _, c := range cases {
 		for _, v := range specs {
 			if cite, ok := c.cite(v); ok && (spec == "" || spec == v) {
 				fmt.Fprintf(out, "%-32s %s %-6s %s: %s\n", c.Name, v, cite.Word, cite.Section, cite.Text)

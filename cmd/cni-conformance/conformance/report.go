@@ -35,7 +35,7 @@ func (r *report) add(c Case, o outcome) {
 	r.results = append(r.results, one)
 	switch {
 	case o.Status == failed:
-		fmt.Fprintf(r.out, "  %-6s failed   %s\n%s", cite.Word, c.Name, one.explanation("    "))
+		fmt.Fprintf(r.out, "  %-6s failed   %s\n%s", cite.Word, c.Name, one.explanation("    ", r.verbose))
 	case o.Status == skipped:
 		fmt.Fprintf(r.out, "  %-6s skipped  %s: %s\n", cite.Word, c.Name, o.Detail)
 	case r.verbose:
@@ -43,15 +43,14 @@ func (r *report) add(c Case, o outcome) {
 	}
 }
 
-// explanation returns what the specification says, what happened, and the calls.
-func (r result) explanation(indent string) string {
+// explanation returns what the specification says, what happened, and the last call or the last calls.
+func (r result) explanation(indent string, all bool) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "CNI %s, %s: %q\n%s\n", r.spec, r.cite.Section, r.cite.Text, r.Detail)
-	if len(r.Calls) > 0 {
-		b.WriteString("calls:\n")
-	}
-	for _, call := range r.Calls {
-		b.WriteString("  " + strings.ReplaceAll(call, "\n", "\n  ") + "\n")
+	for i, call := range r.Calls {
+		if all || i == len(r.Calls)-1 {
+			b.WriteString("call: " + strings.ReplaceAll(call, "\n", "\n  ") + "\n")
+		}
 	}
 	fmt.Fprintf(&b, "repeat it with --focus '^%s$'\n", r.Name)
 	return indent + strings.ReplaceAll(strings.TrimSpace(b.String()), "\n", "\n"+indent) + "\n"
@@ -91,7 +90,7 @@ func (r *report) tap(out io.Writer) error {
 		}
 		b.WriteString(line + "\n")
 		if one.Status == failed {
-			b.WriteString("  ---\n  message: |\n" + one.explanation("    ") + "  ...\n")
+			b.WriteString("  ---\n  message: |\n" + one.explanation("    ", true) + "  ...\n")
 		}
 	}
 	_, err := io.WriteString(out, b.String())
@@ -137,10 +136,10 @@ func (r *report) junit(out io.Writer) error {
 		c.Time = fmt.Sprintf("%.3f", one.Took.Seconds())
 		switch {
 		case one.Status == failed && one.cite.Word == Must:
-			c.Failure = &junitMessage{"MUST", one.explanation("")}
+			c.Failure = &junitMessage{"MUST", one.explanation("", true)}
 			s.Failures++
 		case one.Status == failed:
-			c.Skipped = &junitMessage{string(one.cite.Word) + " failed", one.explanation("")}
+			c.Skipped = &junitMessage{string(one.cite.Word) + " failed", one.explanation("", true)}
 			s.Skipped++
 		case one.Status == skipped:
 			c.Skipped = &junitMessage{Message: one.Detail}

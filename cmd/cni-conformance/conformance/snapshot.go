@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 )
 
 // snapshot is the state of a host or a container: lines with a section's name first. Values that change by themselves
@@ -208,8 +209,31 @@ func (w *world) warmHost() snapshot {
 	return w.hostState()
 }
 
-// same checks that the host is as it was.
-func (w *world) same(before snapshot, when string) {
-	diff := before.diff(w.hostState())
-	w.expect(len(diff) == 0, "%s, the host differs from before ADD:\n    %s", when, strings.Join(diff, "\n    "))
+// same checks that two states are equal.
+func (w *world) same(before, now snapshot, what string) {
+	diff := before.diff(now)
+	w.expect(len(diff) == 0, "%s:\n    %s", what, strings.Join(diff, "\n    "))
+}
+
+// settles checks that the host becomes as it was; the kernel needs time to remove a namespace and its links.
+func (w *world) settles(before snapshot, when string) {
+	const limit = 5 * time.Second
+	now := w.hostState()
+	for end := time.Now().Add(limit); len(before.diff(now)) > 0 && time.Now().Before(end); now = w.hostState() {
+		<-time.After(limit / 50)
+	}
+	w.same(before, now, when+", the host differs from before ADD")
+}
+
+// bothStates returns the states of the host and of a container.
+func (w *world) bothStates(a *attachment) snapshot {
+	return slices.Concat(w.hostState(), w.netState(a.id).in(a.id))
+}
+
+// in returns the lines with the name of their namespace.
+func (s snapshot) in(netns string) (named snapshot) {
+	for _, line := range s {
+		named = append(named, line+", in "+netns)
+	}
+	return named
 }

@@ -70,7 +70,7 @@ func (w *world) serve() (o outcome) {
 		o.Info = w.probe()
 		return o
 	}
-	for _, c := range Cases() {
+	for _, c := range cases {
 		if c.Name == w.Case {
 			c.run(w)
 			return o
@@ -82,6 +82,7 @@ func (w *world) serve() (o outcome) {
 // attachment is a container with the calls of its life.
 type attachment struct {
 	id, ifName, netns string
+	made              string // host end of the interface that the suite created
 
 	plugin object // the configuration from which those of the calls are derived
 	prev   object // the result of the preceding plugin
@@ -103,6 +104,7 @@ func (w *world) container(id string) *attachment {
 		return a
 	}
 	if len(w.Subject.Before) == 0 {
+		a.made = fmt.Sprintf("made%d", w.n)
 		a.prev = w.makeInterface(a, w.n)
 	}
 	for _, conf := range w.Subject.Before {
@@ -115,7 +117,7 @@ func (w *world) container(id string) *attachment {
 
 // makeInterface creates a veth pair with addresses, and returns the result of the plugin that could have done it.
 func (w *world) makeInterface(a *attachment, n int) object {
-	end := fmt.Sprintf("made%d", n)
+	end := a.made
 	hostMAC, mac := fmt.Sprintf("02:ca:fe:01:00:%02x", n), fmt.Sprintf("02:ca:fe:02:00:%02x", n)
 	four, six := fmt.Sprintf("10.213.0.%d/24", n+1), fmt.Sprintf("fd13:213::%x/64", n+1)
 	w.ip("", fmt.Sprintf("link add %s address %s type veth peer name %s address %s netns %s", end, hostMAC, a.ifName,
@@ -123,10 +125,6 @@ func (w *world) makeInterface(a *attachment, n int) object {
 	w.ip(a.id, "link set lo up", "link set "+a.ifName+" up", "addr add "+four+" dev "+a.ifName,
 		"addr add "+six+" nodad dev "+a.ifName, "route add default via 10.213.0.1",
 		"route add default via fd13:213::1 dev "+a.ifName)
-	if w.Spec < "0.3.0" {
-		return object{"cniVersion": w.Spec, "ip4": object{"ip": four, "gateway": "10.213.0.1"},
-			"ip6": object{"ip": six, "gateway": "fd13:213::1"}, "dns": object{}}
-	}
 	ip4 := object{"address": four, "gateway": "10.213.0.1", "interface": 1.0}
 	ip6 := object{"address": six, "gateway": "fd13:213::1", "interface": 1.0}
 	if w.Spec < "1.0.0" {
@@ -171,6 +169,15 @@ func set(name, value string) func(*call) {
 // keys returns a change of keys of the configuration; the value nil removes a key.
 func keys(o object) func(*call) { return func(c *call) { c.conf = clone(c.conf, o) } }
 
+// capabilities returns a change of a call that passes values for the declared capabilities.
+func (w *world) capabilities() func(*call) {
+	args := capabilityArgs(w.Subject.Plugins[0])
+	if len(args) == 0 {
+		return keys(nil)
+	}
+	return keys(object{"runtimeConfig": args})
+}
+
 // answer is the answer of a plugin.
 type answer struct {
 	command        string
@@ -179,13 +186,24 @@ type answer struct {
 }
 
 func (a answer) String() string {
-	return fmt.Sprintf("%s: exit status %d, standard output %q, standard error %q", a.command, a.exit, short(a.stdout),
-		short(a.stderr))
+	s := fmt.Sprintf("%s: exit status %d", a.command, a.exit)
+	o, err := decodeOne(a.stdout)
+	switch {
+	case err == nil && o["msg"] != nil:
+		s += fmt.Sprintf(", error with code %v: %v", o["code"], text(o, "msg")+" "+text(o, "details"))
+	case a.stdout != "":
+		s += ", standard output: " + short(a.stdout)
+	}
+	if a.stderr != "" {
+		s += ", standard error: " + short(a.stderr)
+	}
+	return s
 }
 
+// short returns a text as one line of limited length.
 func short(s string) string {
-	const most = 1500
-	if s = strings.TrimSpace(s); len(s) > most {
+	const most = 600
+	if s = strings.Join(strings.Fields(s), " "); len(s) > most {
 		return s[:most] + "..."
 	}
 	return s
@@ -254,8 +272,8 @@ func (w *world) exec(c call) (answer, error) {
 		a.exit = 128 + int(ws.Signal())
 	}
 	w.mu.Lock()
-	w.log = append(w.log, fmt.Sprintf("%s %s, configuration %s\n  %s", strings.Join(cmd.Env[:len(cmd.Env)-1], " "),
-		c.program, stdin, a))
+	w.log = append(w.log, fmt.Sprintf("%s %s <<<'%s'\n  %s", strings.Join(cmd.Env[:len(cmd.Env)-1], " "), c.program,
+		stdin, a))
 	w.mu.Unlock()
 	if ctx.Err() != nil {
 		return a, fmt.Errorf("%s of %s did not end within %v", a.command, c.program, callLimit)
@@ -336,6 +354,9 @@ func (w *world) unmake(a *attachment) {
 		b := *a
 		b.plugin = conf
 		w.succeeds("DEL", &b)
+	}
+	if a.made != "" && a.netns != "" { // the kernel removes it some time after the namespace
+		w.ip("", "link del "+a.made)
 	}
 	if a.netns != "" {
 		w.ip("", "netns del "+a.id)
