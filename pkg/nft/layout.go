@@ -110,6 +110,9 @@ type Chain struct {
 	Hook    *Hook // nil for a chain that is reached only by jumps
 	Rules   []Rule
 	Comment string
+	// Former lists chains of earlier layouts, base chains first. EnsureLayout deletes them in the batch that creates
+	// the chain. Until then, Verify accepts them in its place.
+	Former []Chain
 }
 
 // The hooks of the families ip, ip6, inet and bridge that the plugins use.

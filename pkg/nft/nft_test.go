@@ -263,6 +263,20 @@ var _ = Describe("a layout", Label("kernel"), func() {
 		})
 	})
 
+	It("replaces the chains of an earlier layout in one batch, and accepts them until then", func() {
+		now := sample()
+		guard := &now.Chains[3]
+		guard.Name, guard.Former = "guard_v2", []nft.Chain{*guard}
+		Expect(update(host, ensure)).To(Succeed())
+		with(host, func(c *nft.Conn) { Expect(c.Verify(now)).To(Succeed()) })
+		host.Cmd("nft", "flush", "chain", "inet", "spec", "guard_v1")
+		with(host, func(c *nft.Conn) { Expect(c.Verify(now)).To(MatchError(ContainSubstring("guard_v2"))) })
+		Expect(update(host, func(tx *nft.Tx) error { return tx.EnsureLayout(now) })).To(Succeed())
+		Expect(host.Cmd("nft", "list", "chains")).
+			To(And(ContainSubstring("guard_v2"), Not(ContainSubstring("guard_v1"))))
+		with(host, func(c *nft.Conn) { Expect(c.Verify(now)).To(Succeed()) })
+	})
+
 	It("detects a base chain that was created again at another hook", func() {
 		Expect(update(host, ensure)).To(Succeed())
 		host.Cmd("nft", "flush", "chain", "inet", "spec", "guard_v1")

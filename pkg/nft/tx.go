@@ -30,6 +30,7 @@ type Tx struct {
 	ensured bool            // Ensure has handled the owned layout
 	seen    map[string]bool // chains that Ensure has handled
 	deleted map[string]bool // elements whose deletion is staged, by set and key
+	removed map[string]bool // chains whose deletion is staged, by table and name
 
 	// For the deletion of unused chains (dropUnused).
 	handled     map[string]bool // chains that are needed, or whose deletion is staged
@@ -43,7 +44,7 @@ type Tx struct {
 
 func (o Owned) begin(c *Conn) *Tx {
 	return &Tx{Conn: c, owned: o, seen: map[string]bool{}, handled: map[string]bool{}, deleted: map[string]bool{},
-		droppedRefs: map[string]int{}, shrunk: map[string]bool{}}
+		removed: map[string]bool{}, droppedRefs: map[string]int{}, shrunk: map[string]bool{}}
 }
 
 // elementsMax is the maximum number of elements in a message. The length field of an attribute has 16 bits, and an
@@ -69,6 +70,11 @@ func (tx *Tx) Delete(t Table, set string, elems ...Element) {
 
 // deleteChain stages the deletion of a chain with its rules. All references to the chain must be deleted first.
 func (tx *Tx) deleteChain(t Table, chain string) {
+	id := t.String() + " " + chain
+	if tx.removed[id] {
+		return
+	}
+	tx.removed[id] = true
 	tx.msgs = append(tx.msgs, t.chainMessage(unix.NFT_MSG_DELCHAIN, "delete", chain))
 }
 
@@ -132,6 +138,9 @@ func (tx *Tx) EnsureLayout(l Layout) error {
 		}
 		if existing == nil {
 			tx.msgs = append(tx.msgs, newChain(l.Table, chain))
+			if err := tx.deleteFormer(l.Table, chain); err != nil {
+				return err
+			}
 		}
 		for _, r := range live {
 			if slices.ContainsFunc(want, r.hasExprs) {
@@ -140,6 +149,20 @@ func (tx *Tx) EnsureLayout(l Layout) error {
 		}
 		for _, r := range chain.Rules {
 			tx.AddRule(l.Table, chain.Name, r)
+		}
+	}
+	return nil
+}
+
+// deleteFormer stages the deletion of the former chains of a chain.
+func (tx *Tx) deleteFormer(t Table, chain Chain) error {
+	for _, former := range chain.Former {
+		live, err := tx.Chain(t, former.Name)
+		if err != nil {
+			return err
+		}
+		if live != nil {
+			tx.deleteChain(t, former.Name)
 		}
 	}
 	return nil
@@ -156,6 +179,9 @@ func (c *Conn) Verify(l Layout) error {
 		live, err := c.Chain(l.Table, chain.Name)
 		if err != nil {
 			return err
+		}
+		if live == nil && len(chain.Former) > 0 && c.Verify(Layout{Table: l.Table, Chains: chain.Former}) == nil {
+			continue
 		}
 		if live == nil {
 			differs("the chain is missing")

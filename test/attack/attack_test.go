@@ -634,7 +634,7 @@ var _ = Describe("packets to 127.0.0.0/8 (CVE-2020-8558)", Label("kernel", "loop
 			}
 			Expect(n.Sysctl("net/ipv4/conf/cni0/route_localnet")).To(Equal("1"))
 			Expect(refusedAll()).To(BeTrue())
-			n.Cmd("nft", "flush", "chain", "inet", "hawser", "portmap_guard_v1")
+			n.Cmd("nft", "flush", "chain", "inet", "hawser", "portmap_guard_v2")
 			Eventually(refusedAll).Should(BeFalse(), "or the spec shows nothing")
 		})
 	}

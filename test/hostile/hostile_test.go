@@ -231,7 +231,7 @@ var _ = DescribeTable("somebody flushes the rules of all between ADD and the res
 		reached(n, p, outside, "8080")
 	}
 	if flush == flushIPTables {
-		Expect(n.Cmd("nft", "list", "chain", "inet", "hawser", "portmap_guard_v1")).To(ContainSubstring("drop"),
+		Expect(n.Cmd("nft", "list", "chain", "inet", "hawser", "portmap_guard_v2")).To(ContainSubstring("drop"),
 			"containers are kept from the host's loopback")
 	}
 	// The next one puts back what all share.

@@ -250,7 +250,9 @@ func (f *facts) gatherRules() (err error) {
 	if f.chains, err = nf.Chains(nft.Table{}); err != nil {
 		return err
 	}
-	isGuard := func(c nft.LiveChain) bool { return c.Table == ownTable() && c.Name == "portmap_guard_v1" }
+	isGuard := func(c nft.LiveChain) bool {
+		return c.Table == ownTable() && strings.HasPrefix(c.Name, "portmap_guard_")
+	}
 	if slices.ContainsFunc(f.chains, isGuard) {
 		set, err := nf.Elements(ownTable(), "portmap_localnet_v1")
 		f.addError(err)

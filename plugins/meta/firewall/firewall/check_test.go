@@ -41,7 +41,7 @@ var _ = Describe("CHECK", Label("kernel"), func() {
 			Entry("another owner's element", "nft 'delete element inet hawser firewall4_v1 { 10.1.0.2 }; "+
 				`add element inet hawser firewall4_v1 { 10.1.0.2 comment "0123456789abcdef net9 other eth0" }'`,
 				"net9 other"),
-			Entry("shared rules flushed", "nft flush chain inet hawser firewall_policy_v1", "firewall_policy_v1"),
+			Entry("shared rules flushed", "nft flush chain inet hawser firewall_policy_v2", "firewall_policy_v2"),
 			Entry("no policy", "nft flush set inet hawser firewall_policed_v1",
 				"ingress policy is open, not isolated"),
 			Entry("a weaker policy", `nft add element inet hawser firewall_same_v1 '{ "br1" . "br1" }'`,

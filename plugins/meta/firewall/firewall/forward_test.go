@@ -149,7 +149,7 @@ var _ = Describe("nftables", Label("kernel"), func() {
 		w.Cmd("iptables", "-F")
 		w.Cmd("iptables", "-X")
 		w.Cmd("nft", "flush", "table", "inet", "hawser")
-		Expect(a.drifts()).To(And(ContainSubstring("FORWARD"), ContainSubstring("firewall_forward12_v1")))
+		Expect(a.drifts()).To(And(ContainSubstring("FORWARD"), ContainSubstring("firewall_forward12_v2")))
 		b.add()
 		Expect(w.Cmd("iptables", "-S")).To(Equal(skeleton("CNI-ADMIN")))
 		b.check()
@@ -585,7 +585,7 @@ var _ = Describe("the bit of the fwmark", Label("kernel"), func() {
 		old.add()
 		w.Cmd("sh", "-ec", `rules=$(iptables-save) rules6=$(ip6tables-save)
 			old=$(nft list table inet hawser |
-				sed -E 's/(forward|accept|clear)12_v1/\1_v1/; s/forward priority 300/postrouting priority 300/')
+				sed -E 's/(forward|clear)12_v2/\1_v1/; s/forward priority 300/postrouting priority 300/')
 			sed -i 's/,"markAcceptBit":12//' `+recordDir+`/*.json
 			nft delete table inet hawser; echo "$old" | nft -f -
 			echo "$rules" | iptables-restore; echo "$rules6" | ip6tables-restore # as the programs make the rules`)

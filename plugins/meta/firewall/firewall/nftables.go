@@ -1,6 +1,7 @@
 package firewall
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -19,10 +20,11 @@ import (
 var table = nft.Table{Family: nft.INet, Name: nft.TableName}
 
 const (
-	chainPrefix = "firewall_" // of all chains of this plugin
-	policyChain = chainPrefix + "policy_v1"
-	policedSet  = "firewall_policed_v1"
-	sameSet     = "firewall_same_v1"
+	chainPrefix  = "firewall_" // of all chains of this plugin
+	policyChain  = chainPrefix + "policy_v2"
+	formerPolicy = chainPrefix + "policy_v1"
+	policedSet   = "firewall_policed_v1"
+	sameSet      = "firewall_same_v1"
 
 	// defaultBit is the default fwmark bit of accepted packets. portmap uses bit 13, kube-proxy bits 14 and 15, and
 	// other network software the bits from 16.
@@ -34,8 +36,8 @@ const (
 
 func fwmarkOf(bit int) uint32 { return 1 << bit }
 
-// bitChain returns the name of a chain that sets or clears this fwmark bit. The role is "forward", "accept" or "clear".
-func bitChain(role string, bit int) string { return fmt.Sprintf("%s%s%d_v1", chainPrefix, role, bit) }
+// bitChain returns the name of a chain that sets or clears this fwmark bit. The role is "forward" or "clear".
+func bitChain(role string, bit int) string { return fmt.Sprintf("%s%s%d_v2", chainPrefix, role, bit) }
 
 // addrSet and publishedSet return the names of the sets of all containers' addresses, and of the addresses with
 // acceptPublished.
@@ -43,38 +45,87 @@ func addrSet(f nft.Family) string      { return "firewall" + f.Digit() + "_v1" }
 func publishedSet(f nft.Family) string { return "firewall" + f.Digit() + "_published_v1" }
 
 // layout returns the layout that all attachments share. An accept here is not final, because chains of other tables
-// also see the packet, so accepted packets get the fwmark bit. The first chain in hook forward clears the bit before it
-// sets it, so that in FORWARD of iptables, at priority 0, only accepted packets have it. The second chain in the hook
-// clears it on all packets.
+// also see the packet, so accepted packets get the fwmark bit. The first chain in hook forward sets the bit on accepted
+// packets and clears it on all others, so that in FORWARD of iptables, at priority 0, only accepted packets have it.
+// The second chain in the hook clears it on all packets.
+//
+// Each forwarded packet of the host passes these chains. A packet that a container sends meets one rule with one lookup
+// in the first chain, and an answer to it two, because the first rule that accepts a packet ends the chain.
 func layout(bit int) nft.Layout {
-	name, fwmark, accept := []nft.Type{nft.IfName}, fwmarkOf(bit), bitChain("accept", bit)
-	l := nft.Layout{Table: table, Sets: []nft.Set{
-		{Name: policedSet, Key: name, Comment: "bridges that are kept apart"},
-		{Name: sameSet, Key: append(name, nft.IfName), Comment: "bridges whose own containers reach each other"},
-	}}
-	policed := nft.Rule{nft.InSet(policedSet, nft.IIFName), nft.InSet(policedSet, nft.OIFName), nft.Jump(policyChain)}
-	withoutBit := nft.Rule{nft.FwmarkHas(fwmark), nft.FwmarkWithout(fwmark)}
-	forward := []nft.Rule{withoutBit, policed}
+	l := nft.Layout{Table: table, Sets: policySets()}
+	fwmark := fwmarkOf(bit)
+	var sent, answers, published []nft.Rule
 	for _, f := range nft.Families() {
 		l.Sets = append(l.Sets,
 			nft.Set{Name: addrSet(f), Key: []nft.Type{f.Addr()}, Comment: "containers"},
 			nft.Set{Name: publishedSet(f), Key: []nft.Type{f.Addr()}, Comment: "containers, for host ports"})
-		forward = append(forward,
-			nft.Rule{nft.InSet(addrSet(f), f.Saddr()), nft.Goto(accept)},
-			nft.Rule{nft.InSet(addrSet(f), f.Daddr()), nft.CtEstablished(), nft.Goto(accept)},
-			nft.Rule{nft.InSet(publishedSet(f), f.Daddr()), nft.CtTranslated(), nft.Goto(accept)})
+		withBit := nft.Rule{nft.FwmarkWith(fwmark), nft.Accept()}
+		sent = append(sent, append(nft.Rule{nft.InSet(addrSet(f), f.Saddr())}, withBit...))
+		answers = append(answers,
+			append(nft.Rule{nft.InSet(addrSet(f), f.Daddr()), nft.CtEstablished()}, withBit...))
+		published = append(published,
+			append(nft.Rule{nft.InSet(publishedSet(f), f.Daddr()), nft.CtTranslated()}, withBit...))
 	}
+	former := formerChains(bit)
 	l.Chains = []nft.Chain{
-		{Name: policyChain, Comment: "between bridges with an ingress policy", Rules: []nft.Rule{
-			{nft.InSet(sameSet, nft.IIFName, nft.OIFName), nft.Return()}, {nft.Drop()}}},
-		{Name: accept, Rules: []nft.Rule{{nft.FwmarkWith(fwmark)}}},
 		{Name: bitChain("forward", bit), Comment: "what containers send, its answers, and their host ports",
-			Hook: &nft.Hook{Type: "filter", Point: nft.Forward, Priority: forwardPriority}, Rules: forward},
+			Hook:   &nft.Hook{Type: "filter", Point: nft.Forward, Priority: forwardPriority},
+			Rules:  append(slices.Concat(sent, answers, published), withoutBit(fwmark)),
+			Former: former[1:]},
 		{Name: bitChain("clear", bit), Comment: "the fwmark bit leaves nobody",
-			Hook:  &nft.Hook{Type: "filter", Point: nft.Forward, Priority: clearPriority},
-			Rules: []nft.Rule{withoutBit}},
+			Hook:   &nft.Hook{Type: "filter", Point: nft.Forward, Priority: clearPriority},
+			Rules:  []nft.Rule{{nft.FwmarkWithout(fwmark)}},
+			Former: former[:1]},
 	}
 	return l
+}
+
+// withoutBit returns a rule that clears the bits of the fwmark if they are set.
+func withoutBit(fwmark uint32) nft.Rule {
+	return nft.Rule{nft.FwmarkHas(fwmark), nft.FwmarkWithout(fwmark)}
+}
+
+func policySets() []nft.Set {
+	return []nft.Set{
+		{Name: policedSet, Key: []nft.Type{nft.IfName}, Comment: "bridges that are kept apart"},
+		{Name: sameSet, Key: []nft.Type{nft.IfName, nft.IfName},
+			Comment: "bridges whose own containers reach each other"},
+	}
+}
+
+// policyLayout returns the chain that drops packets between bridges with a policy, of all connections. It exists only
+// while there is such a bridge, because each forwarded packet of the host passes it.
+func policyLayout() nft.Layout {
+	return nft.Layout{Table: table, Sets: policySets(), Chains: []nft.Chain{{
+		Name: policyChain, Comment: "between bridges with an ingress policy",
+		Hook: &nft.Hook{Type: "filter", Point: nft.Forward, Priority: forwardPriority},
+		Rules: []nft.Rule{{nft.InSet(policedSet, nft.IIFName), nft.InSet(policedSet, nft.OIFName),
+			nft.NotInSet(sameSet, nft.IIFName, nft.OIFName), nft.Drop()}},
+	}}}
+}
+
+// formerChains returns the chains of the first layout. The chain that clears the bit is the first one.
+func formerChains(bit int) []nft.Chain {
+	name := func(role string) string { return fmt.Sprintf("%s%s%d_v1", chainPrefix, role, bit) }
+	fwmark, accept := fwmarkOf(bit), nft.Goto(name("accept"))
+	forward := []nft.Rule{withoutBit(fwmark),
+		{nft.InSet(policedSet, nft.IIFName), nft.InSet(policedSet, nft.OIFName), nft.Jump(formerPolicy)}}
+	for _, f := range nft.Families() {
+		forward = append(forward,
+			nft.Rule{nft.InSet(addrSet(f), f.Saddr()), accept},
+			nft.Rule{nft.InSet(addrSet(f), f.Daddr()), nft.CtEstablished(), accept},
+			nft.Rule{nft.InSet(publishedSet(f), f.Daddr()), nft.CtTranslated(), accept})
+	}
+	hook := func(priority int32) *nft.Hook {
+		return &nft.Hook{Type: "filter", Point: nft.Forward, Priority: priority}
+	}
+	return []nft.Chain{
+		{Name: name("clear"), Hook: hook(clearPriority), Rules: []nft.Rule{withoutBit(fwmark)}},
+		{Name: name("forward"), Hook: hook(forwardPriority), Rules: forward},
+		{Name: name("accept"), Rules: []nft.Rule{{nft.FwmarkWith(fwmark)}}},
+		{Name: formerPolicy, Rules: []nft.Rule{
+			{nft.InSet(sameSet, nft.IIFName, nft.OIFName), nft.Return()}, {nft.Drop()}}},
+	}
 }
 
 func isOurs(chain string) bool { return strings.HasPrefix(chain, chainPrefix) }
@@ -120,7 +171,8 @@ func (c call) addNFTables(ctx context.Context, r *record, p policy) error {
 	var tables []*forwardTable
 	own := owned(r.Bit)
 	isForOtherBit := func(name string) bool {
-		return isOurs(name) && !slices.ContainsFunc(own.Layout.Chains, func(c nft.Chain) bool { return c.Name == name })
+		isNamed := func(c nft.Chain) bool { return c.Name == name }
+		return isOurs(name) && name != policyChain && !slices.ContainsFunc(own.Layout.Chains, isNamed)
 	}
 	update := func(withForward bool) error {
 		return own.Update(ctx, c.NF, func(tx *nft.Tx) (err error) {
@@ -181,8 +233,8 @@ func (c call) keepUnpublished(ctx context.Context, r *record, others []nft.Item)
 	return nil
 }
 
-// restore restores elements and shared chains from the records, but neither policies nor rules in FORWARD. Like DEL, it
-// holds the lock of the records.
+// restore restores elements and shared chains from the records, but neither lost policies nor rules in FORWARD. Like
+// DEL, it holds the lock of the records.
 func restore(ctx context.Context, all []*skel.Request) map[string]error {
 	nf := nft.New()
 	defer nf.Close()
@@ -194,6 +246,13 @@ func restore(ctx context.Context, all []*skel.Request) map[string]error {
 			if err == nil && r.restorable(ok, req) == nil && r.Backend == nftables {
 				byBit[r.Bit] = append(byBit[r.Bit], r.items()...)
 			}
+		}
+		if len(byBit) == 0 {
+			return nil
+		}
+		// Restore replaces the first layout, which has a chain for policies.
+		if err := nf.Update(ctx, ensurePolicyChain); err != nil {
+			return err
 		}
 		for bit, items := range byBit {
 			some, _ := owned(bit).Restore(ctx, nf, items, netplugin.AttachedFunc(all))
@@ -249,10 +308,14 @@ func (c call) warnOfDrops(bit int) error {
 }
 
 // stagePolicy stages a bridge's policy in nftables: elements without an owner, because they belong to all attachments
-// on the bridge.
+// on the bridge, and the chain that uses them. Without a bridge, it stages only the chain, and only if the layout is
+// created, because the first layout had another chain for policies.
 func stagePolicy(tx *nft.Tx, bridge string, p policy) error {
-	if bridge == "" {
+	if bridge == "" && !tx.LayoutStaged {
 		return nil
+	}
+	if bridge == "" {
+		return ensurePolicyChain(tx)
 	}
 	name := nft.IfNameKey(bridge)
 	items := []nft.Item{{Set: policedSet, Element: nft.Element{Key: name}},
@@ -265,7 +328,27 @@ func stagePolicy(tx *nft.Tx, bridge string, p policy) error {
 		wanted = 2
 	}
 	anyOwner := func(string) bool { return true }
-	return errors.Join(tx.Put(items[:wanted], nil), tx.Remove(items[wanted:], anyOwner))
+	if err := errors.Join(tx.Put(items[:wanted], nil), tx.Remove(items[wanted:], anyOwner)); err != nil {
+		return err
+	}
+	live, err := tx.Elements(table, policedSet)
+	isOther := func(e nft.Element) bool { return !bytes.Equal(e.Key, name) }
+	if err != nil {
+		return err
+	}
+	if wanted > 0 || slices.ContainsFunc(live, isOther) {
+		return tx.EnsureLayout(policyLayout())
+	}
+	return tx.DeleteChains(table, func(chain string) bool { return chain == policyChain })
+}
+
+// ensurePolicyChain stages the chain for policies if a bridge has one.
+func ensurePolicyChain(tx *nft.Tx) error {
+	live, err := tx.Elements(table, policedSet)
+	if err != nil || len(live) == 0 {
+		return err
+	}
+	return tx.EnsureLayout(policyLayout())
 }
 
 // nftablesPolicy returns the policy that nftables has for the bridge.
@@ -292,6 +375,12 @@ func (c call) verifyNFTables(ctx context.Context, r *record) error {
 	}
 	if !p.isAtLeast(r.Policy) {
 		diffs = append(diffs, cni.Drift("bridge %q: ingress policy is %s, not %s", r.Bridge, p, r.Policy))
+	}
+	if r.Policy != policyOpen {
+		former, err := c.NF.Chain(table, formerPolicy)
+		if diffs = append(diffs, err); former == nil { // with the first layout, owned has compared it
+			diffs = append(diffs, c.NF.Verify(policyLayout()))
+		}
 	}
 	tables, err := c.forwardTables(ctx, r, false)
 	diffs = append(diffs, err)

@@ -61,7 +61,7 @@ var _ = Describe("CHECK", Label("kernel"), func() {
 			Entry("no masquerade", `nft delete element inet hawser portmap4_via_v1 '{ tcp . 8080 }'`,
 				`portmap4_via_v1\", 0.0.0.0:8080/tcp: ruleset differs: no element`),
 			Entry("flushed rules", `nft flush table inet hawser`, `portmap_prerouting_v1`, `portmap_output_v1`,
-				`portmap_snat13_v1`, `portmap_guard_v1`, `portmap4_masq_v1_13_10.1.0.0/24`),
+				`portmap_snat13_v1`, `portmap_guard_v2`, `portmap4_masq_v1_13_10.1.0.0/24`),
 			Entry("a rule that is gone", `nft flush chain inet hawser portmap_output_v1`,
 				`rule \"ip6 daddr ::1 return\" is missing`),
 			Entry("route_localnet off", `echo 0 >/proc/sys/net/ipv4/conf/br1/route_localnet`,
@@ -84,6 +84,23 @@ var _ = Describe("CHECK", Label("kernel"), func() {
 			Expect(c.fails("ADD", cni.CodePortTaken, mapped)).To(ContainSubstring(`held by "mine"`))
 			Expect(w.rules()).To(Equal(before))
 			Expect(before).To(ContainSubstring("mine"))
+		})
+
+		It("accepts the guard of the first layout, and the next ADD replaces it", func() {
+			w, c := newContainer()
+			c.add(mapped)
+			w.Cmd("sh", "-ec", `nft -f - <<-END
+				delete chain inet hawser portmap_guard_v2
+				add chain inet hawser portmap_guard_v1 { type filter hook prerouting priority raw; }
+				add rule inet hawser portmap_guard_v1 iifname @portmap_localnet_v1 ip daddr 127.0.0.0/8 drop
+				add rule inet hawser portmap_guard_v1 iifname @portmap_localnet_v1 ip saddr 127.0.0.0/8 drop
+				END`)
+			c.check(mapped)
+			w.Cmd("nft", "flush", "chain", "inet", "hawser", "portmap_guard_v1")
+			Expect(c.call("CHECK", mapped).Msg).To(ContainSubstring("portmap_guard_v2"))
+			w.container(1, 3).add(ports("8090:80"))
+			Expect(w.rules()).NotTo(ContainSubstring("portmap_guard_v1"))
+			c.check(mapped)
 		})
 
 		It("notices other conditions", func() {

@@ -141,7 +141,8 @@ var table = nft.Table{Family: nft.INet, Name: nft.TableName}
 const (
 	preroutingChain = "portmap_prerouting_v1"
 	outputChain     = "portmap_output_v1"
-	guardChain      = "portmap_guard_v1"
+	guardChain      = "portmap_guard_v2"
+	formerGuard     = "portmap_guard_v1"
 	localnetSet     = "portmap_localnet_v1"
 
 	// dnatPriority is after the usual -100, so that kube-proxy's services always take precedence over host ports.
@@ -231,18 +232,19 @@ func chainsOf(f nft.Family) []nft.Chain {
 }
 
 // guardLayout returns the guard: rules that drop packets from containers to and from 127.0.0.0/8. With route_localnet,
-// which host ports of 127.0.0.1 need, containers could otherwise reach services on the host's loopback.
+// which host ports of 127.0.0.1 need, containers could otherwise reach services on the host's loopback. Every packet
+// passes the guard, so its rules compare the addresses before they look up the interface.
 func guardLayout() nft.Layout {
+	hook := &nft.Hook{Type: "filter", Point: nft.Prerouting, Priority: rawPriority}
 	in := nft.InSet(localnetSet, nft.IIFName)
+	to, from := nft.InPrefix(nft.IPDaddr, loopback4()), nft.InPrefix(nft.IPSaddr, loopback4())
 	return nft.Layout{
 		Table: table,
 		Sets:  []nft.Set{{Name: localnetSet, Key: []nft.Type{nft.IfName}, Comment: "interfaces with route_localnet"}},
 		Chains: []nft.Chain{{Name: guardChain, Comment: "nothing from or to 127.0.0.0/8 comes from containers",
-			Hook: &nft.Hook{Type: "filter", Point: nft.Prerouting, Priority: rawPriority},
-			Rules: []nft.Rule{
-				{in, nft.InPrefix(nft.IPDaddr, loopback4()), nft.Drop()},
-				{in, nft.InPrefix(nft.IPSaddr, loopback4()), nft.Drop()},
-			}}},
+			Hook: hook, Rules: []nft.Rule{{to, in, nft.Drop()}, {from, in, nft.Drop()}},
+			Former: []nft.Chain{{Name: formerGuard, Hook: hook,
+				Rules: []nft.Rule{{in, to, nft.Drop()}, {in, from, nft.Drop()}}}}}},
 	}
 }
 
