@@ -277,6 +277,23 @@ var _ = Describe("a layout", Label("kernel"), func() {
 		with(host, func(c *nft.Conn) { Expect(c.Verify(now)).To(Succeed()) })
 	})
 
+	It("keeps the chain of an earlier layout to which other rules jump", func() {
+		now := sample()
+		guard := &now.Chains[3]
+		former := nft.Chain{Name: "used_v1"}
+		guard.Name, guard.Former = "guard_v2", []nft.Chain{*guard, former}
+		Expect(update(host, ensure)).To(Succeed())
+		host.Cmd("nft", "add chain inet spec used_v1; add chain inet spec other; "+
+			"add rule inet spec guard_v1 jump used_v1; add rule inet spec other jump used_v1")
+		replace := func(tx *nft.Tx) error { return tx.EnsureLayout(now) }
+		Expect(update(host, replace)).To(Succeed())
+		Expect(host.Cmd("nft", "list", "chains")).
+			To(And(ContainSubstring("used_v1"), Not(ContainSubstring("guard_v1"))))
+		host.Cmd("nft", "delete chain inet spec other; delete chain inet spec guard_v2")
+		Expect(update(host, replace)).To(Succeed())
+		Expect(host.Cmd("nft", "list", "chains")).NotTo(ContainSubstring("used_v1"))
+	})
+
 	It("detects a base chain that was created again at another hook", func() {
 		Expect(update(host, ensure)).To(Succeed())
 		host.Cmd("nft", "flush", "chain", "inet", "spec", "guard_v1")

@@ -30,7 +30,7 @@ type Tx struct {
 	ensured bool            // Ensure has handled the owned layout
 	seen    map[string]bool // chains that Ensure has handled
 	deleted map[string]bool // elements whose deletion is staged, by set and key
-	removed map[string]bool // chains whose deletion is staged, by table and name
+	removed map[string]bool // chains whose deletion is staged, by chainID
 
 	// For the deletion of unused chains (dropUnused).
 	handled     map[string]bool // chains that are needed, or whose deletion is staged
@@ -70,13 +70,13 @@ func (tx *Tx) Delete(t Table, set string, elems ...Element) {
 
 // deleteChain stages the deletion of a chain with its rules. All references to the chain must be deleted first.
 func (tx *Tx) deleteChain(t Table, chain string) {
-	id := t.String() + " " + chain
-	if tx.removed[id] {
-		return
+	if id := chainID(t, chain); !tx.removed[id] {
+		tx.removed[id] = true
+		tx.msgs = append(tx.msgs, t.chainMessage(unix.NFT_MSG_DELCHAIN, "delete", chain))
 	}
-	tx.removed[id] = true
-	tx.msgs = append(tx.msgs, t.chainMessage(unix.NFT_MSG_DELCHAIN, "delete", chain))
 }
+
+func chainID(t Table, chain string) string { return t.String() + " " + chain }
 
 // AddRule stages a rule at the end of the chain.
 func (tx *Tx) AddRule(t Table, chain string, r Rule) { tx.msgs = append(tx.msgs, newRule(t, chain, r)) }
@@ -154,14 +154,23 @@ func (tx *Tx) EnsureLayout(l Layout) error {
 	return nil
 }
 
-// deleteFormer stages the deletion of the former chains of a chain.
+// deleteFormer stages the deletion of the former chains of a chain. A former chain stays if rules of other chains, for
+// example of an even older layout, jump to it.
 func (tx *Tx) deleteFormer(t Table, chain Chain) error {
 	for _, former := range chain.Former {
 		live, err := tx.Chain(t, former.Name)
 		if err != nil {
 			return err
 		}
-		if live != nil {
+		if live == nil {
+			continue
+		}
+		rules, err := tx.Rules(t, "")
+		if err != nil {
+			return err
+		}
+		isJump := func(r LiveRule) bool { return r.Target == former.Name && !tx.removed[chainID(t, r.Chain)] }
+		if !slices.ContainsFunc(rules, isJump) {
 			tx.deleteChain(t, former.Name)
 		}
 	}

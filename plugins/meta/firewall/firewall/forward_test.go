@@ -583,16 +583,17 @@ var _ = Describe("the bit of the fwmark", Label("kernel"), func() {
 		w.forward("DROP")
 		old, next := w.container(1, 2), w.container(1, 3)
 		old.add()
+		w.nft("%s", firstLayout)
 		w.Cmd("sh", "-ec", `rules=$(iptables-save) rules6=$(ip6tables-save)
 			old=$(nft list table inet hawser |
-				sed -E 's/(forward|clear)12_v2/\1_v1/; s/forward priority 300/postrouting priority 300/')
+				sed -E 's/(forward|accept|clear)12_v1/\1_v1/; s/forward priority 300/postrouting priority 300/')
 			sed -i 's/,"markAcceptBit":12//' `+recordDir+`/*.json
 			nft delete table inet hawser; echo "$old" | nft -f -
 			echo "$rules" | iptables-restore; echo "$rules6" | ip6tables-restore # as the programs make the rules`)
 		before := w.filter()
 		next.add()
 		Expect(w.Cmd("nft", "list", "table", "inet", "hawser")).
-			NotTo(MatchRegexp("(forward|accept|clear)_v1|postrouting"))
+			NotTo(MatchRegexp("(forward|accept|clear|policy)_v1|postrouting"))
 		Expect(w.filter()).To(Equal(before))
 		old.check()
 		w.out.Serve("tcp", "[::]:80")

@@ -55,6 +55,12 @@ var _ = Describe("the first layout of table inet hawser", Label("kernel"), func(
 				w.nft("delete chain inet hawser firewall_policy_v2")
 			}
 			old.check(keys)
+			if p != policyOpen {
+				w.nft("flush chain inet hawser firewall_policy_v1")
+				Expect(old.drifts(keys)).To(ContainSubstring("firewall_policy_v2"))
+				w.nft("add rule inet hawser firewall_policy_v1 iifname . oifname @firewall_same_v1 return; " +
+					"add rule inet hawser firewall_policy_v1 drop")
+			}
 			w.out.Serve("tcp", "[::]:80")
 			holds := func() {
 				GinkgoHelper()

@@ -377,10 +377,9 @@ func (c call) verifyNFTables(ctx context.Context, r *record) error {
 		diffs = append(diffs, cni.Drift("bridge %q: ingress policy is %s, not %s", r.Bridge, p, r.Policy))
 	}
 	if r.Policy != policyOpen {
-		former, err := c.NF.Chain(table, formerPolicy)
-		if diffs = append(diffs, err); former == nil { // with the first layout, owned has compared it
-			diffs = append(diffs, c.NF.Verify(policyLayout()))
-		}
+		l := policyLayout()
+		l.Chains[0].Former = formerChains(r.Bit)[1:]
+		diffs = append(diffs, c.NF.Verify(l))
 	}
 	tables, err := c.forwardTables(ctx, r, false)
 	diffs = append(diffs, err)
