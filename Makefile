@@ -13,7 +13,7 @@ test-managers: ; @scripts/test-managers.sh  #: pods on a host that udev, Network
 test-machines: ; @scripts/test-machines.sh  #: make test-all on three Debian machines that are prepared differently (root; hours)
 test-release: ; @scripts/test-release.sh  #: install, release and image, from copies of this tree
 reliability: ; @scripts/reliability.sh  #: every kill and error, load, chains, losses of power, with figures (root; some hours)
-lint:    ; @scripts/lint.sh     #: gofmt, vet, staticcheck, shellcheck, licences, vulnerabilities
+lint:    ; @scripts/lint.sh     #: gofmt, vet, staticcheck, prose, shellcheck, licenses, vulnerabilities
 fuzz:    ; @scripts/fuzz.sh     #: each fuzz target for FUZZTIME (30s), some at a time
 bench:   ; @scripts/bench.sh    #: against the reference, newest and Debian's, call by call (root); QUICK=1, BENCH=regexp, BEFORE=DIR
 schema:  ; @scripts/schema.sh   #: write docs/schema from the types that the plugins decode into

@@ -1,7 +1,8 @@
 #!/bin/bash
-# lint.sh: gofmt -s, go vet and staticcheck in every module; spelling of documents and comments; shellcheck of all scripts;
-# licenses and known vulnerabilities of linked modules. A check whose program or data cannot be downloaded is skipped with
-# a message; in CI, only the check for vulnerabilities is. GOVULNDB selects another database.
+# lint.sh: gofmt -s, go vet and staticcheck in every module; the width, spelling and style of documents and comments
+# (scripts/mdwrap, scripts/prose); shellcheck of all scripts; licenses and known vulnerabilities of linked modules. A check
+# whose program or data cannot be downloaded is skipped with a message; in CI, only the check for vulnerabilities is.
+# GOVULNDB selects another database.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source=/dev/null
@@ -9,6 +10,7 @@ cd "$(dirname "$0")/.."
 
 staticcheck=honnef.co/go/tools/cmd/staticcheck@v0.8.2
 misspell=github.com/golangci/misspell/cmd/misspell@v0.8.0
+vale=github.com/vale-cli/vale/v3/cmd/vale@v3.21.0
 CGO_ENABLED=0 GOFLAGS=$(scripts/flags.sh | paste -sd ' ') # what the tests have compiled is not compiled again
 export CGO_ENABLED GOFLAGS
 work=$(mktemp -d)
@@ -24,6 +26,19 @@ if GOBIN=$work scripts/retry.sh go install "$misspell" 2>"$work/log"; then
 	git ls-files -z '*.go' | xargs -0 "$work/misspell" -locale US -i ageing -source go -error
 else
 	without "$misspell" "spelling was not checked"
+	[ -z "${CI:-}" ]
+fi
+go build -o "$work/mdwrap" ./scripts/mdwrap
+if ! git ls-files -z '*.md' | xargs -0 "$work/mdwrap" >"$work/pages"; then
+	echo "lint: go run ./scripts/mdwrap -w $(paste -sd ' ' "$work/pages")" >&2
+	exit 1
+fi
+scripts/deps.sh g++ # vale has parsers in C and C++
+if GOBIN=$work CGO_ENABLED=1 scripts/retry.sh go install "$vale" 2>"$work/log"; then
+	git ls-files -z '*.md' '*.go' ':!*_test.go' |
+		xargs -0 "$work/vale" --config scripts/prose/vale.ini --output line --no-wrap
+else
+	without "$vale" "style was not checked"
 	[ -z "${CI:-}" ]
 fi
 find . -name go.mod -not -path './.git/*' -printf '%h\n' | sort | while read -r module; do

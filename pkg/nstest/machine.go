@@ -66,7 +66,7 @@ const protocols = "ip 0 IP\nicmp 1 ICMP\nigmp 2 IGMP\nipencap 4 IP-ENCAP\ntcp 6 
 // namedIDs is the first user or group ID without a name. Packages of Debian get lower ones as they are installed.
 const namedIDs = 1000
 
-// accounts returns a file of accounts in which each ID below namedIDs has a name, and no other ID except nobody's.
+// accounts returns a file of accounts in which each ID below namedIDs has a name, and of the others only 65534.
 // Names from packages stay, because the packages' programs need them. So a spec that expects a number although a
 // program prints a name fails on every machine, not only on those where a package uses that number.
 func accounts(file, format string) string {

@@ -17,8 +17,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
-// layer has the program alone, as a file of root that everybody may run. It is compressed by zstd, which is a tenth
-// smaller than gzip. Containerd reads that since 1.5, podman since 1.6.2, CRI-O since 1.17, Docker since 23.
+// layer returns a layer with only the program, which belongs to root and is executable for all users. zstd makes it a
+// tenth smaller than gzip; containerd supports it since 1.5, podman since 1.6.2, CRI-O since 1.17, Docker since 23.
 func (m maker) layer(program string) (v1.Layer, error) {
 	content, err := os.ReadFile(program)
 	if err != nil {

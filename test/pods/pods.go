@@ -130,9 +130,9 @@ type Traffic struct {
 	Published     string // a port, TCP and UDP, on all addresses of the host
 	OnUplink      string // a port, TCP, on HostAddr and HostAddr6 alone; none when empty
 	// SeesNeighbours: through a published port the server sees a neighbour's own
-	// address, as on nftables where nobody answers past the host (ptp).
+	// address, as on nftables where all answers pass the host (ptp).
 	SeesNeighbours bool
-	// Say is told of each conversation; nil: nobody is.
+	// Say receives a line for each conversation, unless it is nil.
 	Say func(line string)
 }
 
@@ -142,7 +142,7 @@ const (
 	HostAddr6 = "2001:db8::1"
 )
 
-// family is the addresses that everybody has in one of the two.
+// family has the addresses of all parties in one of the two families.
 type family struct{ gateway, host, outside, loopback string }
 
 var (

@@ -108,7 +108,7 @@ func compose(command uint8, conf []byte, key, value string) fuzzCall {
 	return c
 }
 
-// hide puts a secret into each object, under a key that nobody reads.
+// hide puts a secret into each object, under an unknown key.
 func hide(object Object) {
 	for key, v := range object {
 		allRead := strings.EqualFold(key, "sysctl") || strings.EqualFold(key, "capabilities")

@@ -109,7 +109,7 @@ func Run(c Command) (*Record, error) {
 	return r, err
 }
 
-// collect returns a pipe's writing end, and where all that was written appears when everybody has closed it.
+// collect returns the writing end of a pipe, and a channel that receives all output when no process has that end open.
 func collect() (*os.File, <-chan string, error) {
 	r, w, err := os.Pipe()
 	if err != nil {
