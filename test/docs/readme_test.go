@@ -148,6 +148,13 @@ var _ = It("docs/configuration.md has each key that all configurations have, and
 	expectRows(keyRows(root("docs", "configuration.md")), keys)
 })
 
+// Patterns of Markdown: code blocks, links, and words.
+var (
+	fenced = regexp.MustCompile("(?ms)^ *```.*?^ *```\n")
+	linked = regexp.MustCompile(`(\])\([^)]*\)`)
+	words  = regexp.MustCompile(`\S*\w\S*`)
+)
+
 // sections that a manual page has, in this order; there may be more.
 var sections = []string{"Name", "Synopsis", "Description", "Keys", "Commands", "On the host", "Examples", "Errors",
 	"Differences", "See also"}
@@ -194,6 +201,13 @@ var _ = Describe("README.md", func() {
 			Expect(have).To(Equal(sections))
 			Expect(text).To(HavePrefix("# " + plugin + "\n\n## Name\n\n" + plugin + " - "))
 			Expect(text).To(ContainSubstring("docs/configuration.md)"))
+			prose := linked.ReplaceAllString(fenced.ReplaceAllString(text, ""), "$1")
+			Expect(len(words.FindAllString(prose, -1))).To(BeNumerically("<=", 1500), "words without examples")
+			Expect(len(words.FindAllString(text, -1))).To(BeNumerically(">=", 400), "words")
+			Expect(strings.Count(text, "\n```json\n")).To(BeNumerically(">=", 3), "examples")
+			if slices.Contains([]string{"bridge", "ptp", "macvlan", "portmap", "firewall"}, plugin) {
+				Expect(text).To(ContainSubstring("\n```mermaid\n"), "packet path")
+			}
 		})
 
 		It("of "+plugin+" explains each code that it lists as docs/errors.md has it", func() {
