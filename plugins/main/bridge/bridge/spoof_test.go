@@ -145,7 +145,7 @@ var _ = Describe("VLANs", Label("kernel"), func() {
 	},
 		Entry("a missing VLAN", "bridge vlan del vid 7 dev PORT", "vlan 7 is missing"),
 		Entry("another VLAN of the port's own", "bridge vlan add vid 100 dev PORT", "vlan 100 is missing"),
-		Entry("one VLAN more", "bridge vlan add vid 8 dev PORT", "vlan 8 is there"),
+		Entry("one VLAN more", "bridge vlan add vid 8 dev PORT", "vlan 8 is unexpected"),
 		Entry("the gateway down", "ip link set br.100 down", "br.100"),
 		Entry("the gateway gone", "ip link del br.100", "br.100"),
 		Entry("the gateway's address gone", "ip addr del 10.1.0.1/24 dev br.100", "10.1.0.1/24"),
