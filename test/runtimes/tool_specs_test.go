@@ -116,7 +116,7 @@ func (t tooled) expectTool() {
 	reasons, exit := hawser[[]struct{ Pod, Command, Plugin, Msg, Now string }](t, "why", unlucky)
 	Expect(exit).To(BeZero())
 	Expect(reasons).To(ContainElement(And(HaveField("Command", "ADD"), HaveField("Plugin", "bridge"),
-		HaveField("Msg", ContainSubstring(`no plugin "host-local"`)), HaveField("Now", "nothing of it is left"))))
+		HaveField("Msg", ContainSubstring(`no plugin "host-local"`)), HaveField("Now", "it has no holdings"))))
 
 	By("gc: the runtime is asked, and what it knows is kept")
 	before := t.state()
