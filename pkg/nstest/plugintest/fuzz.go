@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -304,6 +305,11 @@ func (w *fuzzWorld) reset() {
 	if _, err := w.cont.Link("eth0"); err != nil {
 		w.must(w.cont.AddLink(rtnl.NewLink{Kind: "veth", Name: "eth0", MAC: []byte{2, 0, 0, 0, 0, 1},
 			Peer: rtnl.Peer{Name: "peer0"}}))
+		eth0, err := w.cont.Link("eth0")
+		w.must(err)
+		for _, addr := range []string{"10.1.0.2/24", "fd00:1::2/64"} { // of FuzzPrev
+			w.must(w.cont.AddAddr(eth0.Index, rtnl.Addr{Prefix: netip.MustParsePrefix(addr)}))
+		}
 	}
 }
 

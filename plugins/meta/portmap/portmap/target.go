@@ -49,13 +49,11 @@ func (c call) refusedTarget(addr netip.Addr, link rtnl.Link, leadsOut bool) (rea
 		return "is not an address that a container can have", nil
 	case link.Index == loopbackIndex:
 		return "is an address of the host", nil
-	case link.Index == 0: // the host has no route to it, so no packet goes there
-		return "", nil
 	}
 	if has, err := c.containerHas(addr); err != nil || !has {
 		return fmt.Sprintf("is not an address of interface %q in the container", c.Req.IfName), err
 	}
-	if leadsOut || c.isConnected(link) {
+	if leadsOut || link.Index == 0 || c.isConnected(link) { // Index is 0 if the host has no route to the address
 		return "", nil
 	}
 	if others, err := c.isForeign(link); err != nil || others {

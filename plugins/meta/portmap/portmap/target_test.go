@@ -36,6 +36,8 @@ var _ = Describe("the target address of a host port", Label("kernel", "port-targ
 			Entry("the bridge's", 1, "10.1.0.1/24", "", "is an address of the host"),
 			Entry("not the container's", 1, "8.8.8.8/32", "",
 				`is not an address of interface "eth0" in the container`),
+			Entry("not the container's, and without a route", 1, "fd00:99::9/64", "",
+				`is not an address of interface "eth0" in the container`),
 			Entry("another container's", 1, "10.1.0.2/24", "",
 				`is not an address of interface "eth0" in the container`),
 			Entry("the address of a container of another network", 2, "10.1.0.2/32", "10.1.0.2/32",
