@@ -64,11 +64,15 @@ type Call struct {
 }
 
 // Load reads a policy. It returns nil, which permits everything, if the file does not exist. With owned it returns an
-// error if a user other than root can write the file.
+// error if a user other than root can write the file. A symbolic link to a missing file is an error, not a missing
+// policy.
 func Load(path string, owned bool) (*Policy, error) {
-	f, err := os.Open(path)
+	f, err := os.OpenFile(path, unix.O_NOFOLLOW, 0)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
+	}
+	if errors.Is(err, unix.ELOOP) {
+		f, err = os.Open(path)
 	}
 	if err != nil {
 		return nil, cni.Errorf(cni.CodeIO, "policy: %w", err)

@@ -215,6 +215,18 @@ var _ = Describe("the policy for tenants", Label("tenant-policy"), func() {
 			`allowKeys: "mtu" is not a key`),
 	)
 
+	It("refuses every call where the file is a link to a missing one, and reads a file behind a link", func() {
+		dir := GinkgoT().TempDir()
+		link, file := filepath.Join(dir, "policy.json"), filepath.Join(dir, "file")
+		Expect(os.Symlink(file, link)).To(Succeed())
+		_, err := policy.Load(link, true)
+		Expect(cni.AsError(err).Code).To(Equal(cni.CodeIO))
+		Expect(os.WriteFile(file, []byte(`{"types":["bridge"]}`), 0o600)).To(Succeed())
+		p, err := policy.Load(link, true)
+		Expect(err).NotTo(HaveOccurred())
+		Expect(p.Types).To(Equal([]string{"bridge"}))
+	})
+
 	It("permits everything if there is no file", func() {
 		p, err := policy.Load("/nowhere/policy.json", true)
 		Expect(err).NotTo(HaveOccurred())
