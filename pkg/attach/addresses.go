@@ -177,6 +177,13 @@ func (c *Call) AssignAddresses(ctx context.Context, link LinkConfig, t iface.Tar
 		if err := c.RefuseHostAddresses(res, uplink, false); err != nil {
 			return nil, err
 		}
+		if c.Child.TakesPackets && !c.Child.isMasterInside() {
+			for _, ip := range res.IPs {
+				if err := c.RefuseTaken(ip.Address.Addr()); err != nil {
+					return nil, err
+				}
+			}
+		}
 	}
 	res.Interfaces = c.Interfaces()
 	if t.Index == 0 {

@@ -25,9 +25,11 @@ const vlanKind = "vlan"
 type ChildConfig struct {
 	New        rtnl.NewLink // the kind, and the fields that only this kind has
 	SharesMode bool         // all children of a master have the same New.Mode
-	Link       LinkConfig
-	Master     *MasterKeys // nil = it has no master
-	DAD        bool        // duplicate address detection, because other hosts are on the network
+	// TakesPackets means that the child receives all packets for its addresses that arrive on its master.
+	TakesPackets bool
+	Link         LinkConfig
+	Master       *MasterKeys // nil = it has no master
+	DAD          bool        // duplicate address detection, because other hosts are on the network
 
 	// Make creates the link in the container, down and in the group of the network, under a name that may be temporary.
 	// The error matches EEXIST if the name is taken. MakeLink is the implementation for all kinds that rtnetlink can

@@ -82,7 +82,8 @@ func (c *Call) FindHolder(link rtnl.Link, dst netip.Prefix) (holder string, addr
 	}
 	for _, end := range ends {
 		owner, isOurs := cni.ParseMark(end.Alias)
-		if !end.IsPairEnd() || end.PeerNS == -1 || end.PeerNS == c.HostEnd.PeerNS || owner.Network == c.Req.Network {
+		isOwn := c.HostEnd.Index != 0 && end.PeerNS == c.HostEnd.PeerNS || owner.Network == c.Req.Network
+		if !end.IsPairEnd() || end.PeerNS == -1 || isOwn {
 			continue
 		}
 		addrs, err := c.Host.PeerAddrs(end, rtnl.FamilyOf(dst.Addr()))

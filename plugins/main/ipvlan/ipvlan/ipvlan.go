@@ -42,6 +42,8 @@ func parseConfig(_ *skel.Request, w wireConfig, problems *cni.Problems) attach.C
 		Link:       attach.LinkKeys{MTUKeys: w.MTUKeys, DNS: w.DNS}.Parse(problems, "", ""),
 		DAD:        w.EnableDAD && mode == layer2, // the other modes have no neighbor discovery
 		Make:       attach.MakeLink,
+
+		TakesPackets: true,
 	}
 }
 
