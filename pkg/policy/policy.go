@@ -91,7 +91,7 @@ func Load(path string, owned bool) (*Policy, error) {
 			path)
 	}
 	if p.TrustedDirs == nil {
-		p.TrustedDirs = []string{"/etc/cni/net.d"}
+		p.TrustedDirs = defaultDirs()
 	}
 	return p, p.check()
 }
@@ -134,12 +134,13 @@ func (p *Policy) Check(conf []byte, call Call) error {
 	if err := decodeNumbers(conf, &written); err != nil {
 		return nil // the plugin refuses it
 	}
-	names, trusted := p.trusted(written)
-	if isForged := call.First && written["prevResult"] != nil; trusted && !isForged {
+	admins := p.networks(written)
+	isTrusted := slices.ContainsFunc(admins, func(n Network) bool { return n.IsOwn })
+	if isForged := call.First && written["prevResult"] != nil; isTrusted && !isForged {
 		return nil
 	}
 	t := &tenant{Policy: p, call: call, conf: foldKeys(written).(map[string]any)}
-	if name := text(t.conf["name"]); slices.Contains(names, name) {
+	if name := text(t.conf["name"]); slices.ContainsFunc(admins, func(n Network) bool { return n.Name == name }) {
 		t.refuse("name", name, "is the name of one of the administrator's networks")
 	}
 	t.checkTypes()
@@ -191,12 +192,8 @@ func (t *tenant) checkTypes() {
 
 // checkLinks checks the interfaces of the host that the configuration names, or that the plugin uses by default.
 func (t *tenant) checkLinks() {
-	bridge, named := t.conf["bridge"]
-	if t.call.Plugin == "bridge" && text(bridge) == "" {
-		bridge, named = "cni0", true // the plugin's default
-	}
-	if named && text(bridge) != "" && !permits(t.Bridges, text(bridge)) {
-		t.refuseUnlisted("bridge", text(bridge), "bridges")
+	if bridge := bridgeOf(t.conf, t.call.Plugin); bridge != "" && !permits(t.Bridges, bridge) {
+		t.refuseUnlisted("bridge", bridge, "bridges")
 	}
 	if device := text(t.conf["device"]); device != "" && !permits(t.Masters, device) {
 		t.refuseUnlisted("device", device, "masters")

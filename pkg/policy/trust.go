@@ -1,6 +1,8 @@
 package policy
 
 import (
+	"cmp"
+	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
@@ -15,9 +17,35 @@ import (
 // extensions are those of the files that runtimes read.
 var extensions = []string{".conf", ".conflist", ".json"}
 
-// trusted returns the names of the administrator's networks, and reports whether the configuration equals an entry of
-// one of them. It skips files that cannot be read, so that their entries are not trusted.
-func (p *Policy) trusted(conf map[string]any) (names []string, isTrusted bool) {
+// Network is a network in the administrator's directories.
+type Network struct {
+	Name    string
+	Bridges []string // that its entries name, also with the VLAN, such as cni0.5
+	IsOwn   bool     // whether the configuration of the call equals one of its entries
+}
+
+// NetworksFor returns the administrator's networks. The directories are those of the policy at path, or the default
+// ones without a policy.
+func NetworksFor(path string, conf []byte) ([]Network, error) {
+	p, err := Load(path, true)
+	if p == nil {
+		p = &Policy{TrustedDirs: defaultDirs()}
+	}
+	var written map[string]any
+	if err == nil {
+		err = decodeNumbers(conf, &written)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return p.networks(written), nil
+}
+
+func defaultDirs() []string { return []string{"/etc/cni/net.d"} }
+
+// networks returns the administrator's networks. It skips files that cannot be read, so that their entries are not
+// trusted.
+func (p *Policy) networks(conf map[string]any) (networks []Network) {
 	own := p.withoutRuntimeKeys(conf)
 	for _, dir := range p.TrustedDirs {
 		files, _ := filepath.Glob(filepath.Join(dir, "*")) // fails only for a bad pattern
@@ -29,20 +57,35 @@ func (p *Policy) trusted(conf map[string]any) (names []string, isTrusted bool) {
 			if data, err := os.ReadFile(file); err != nil || decodeNumbers(data, &list) != nil {
 				continue
 			}
-			name := text(list["name"])
-			names = append(names, name)
+			n := Network{Name: text(list["name"])}
 			entries, _ := list["plugins"].([]any)
 			if entries == nil {
 				entries = []any{list}
 			}
-			isEqual := func(e any) bool {
-				entry, ok := e.(map[string]any)
-				return ok && reflect.DeepEqual(p.withoutRuntimeKeys(entry), own) && isDeclared(conf, entry)
+			for _, e := range entries {
+				entry, _ := e.(map[string]any)
+				bridge := bridgeOf(entry, text(entry["type"]))
+				n.Bridges = append(n.Bridges, bridge, fmt.Sprintf("%s.%v", bridge, entry["vlan"]))
+				n.IsOwn = n.IsOwn || n.Name == text(conf["name"]) && isDeclared(conf, entry) &&
+					reflect.DeepEqual(p.withoutRuntimeKeys(entry), own)
 			}
-			isTrusted = isTrusted || name == text(conf["name"]) && slices.ContainsFunc(entries, isEqual)
+			networks = append(networks, n)
 		}
 	}
-	return names, isTrusted
+	return networks
+}
+
+// bridgeOf returns the bridge that a plugin's configuration names or uses by default, or "".
+func bridgeOf(entry map[string]any, plugin string) string {
+	if plugin == "flannel" {
+		entry, _ = entry["delegate"].(map[string]any)
+		plugin = cmp.Or(text(entry["type"]), "bridge")
+	}
+	name := text(entry["bridge"])
+	if name == "" && plugin == "bridge" {
+		return "cni0"
+	}
+	return name
 }
 
 // withoutRuntimeKeys returns an entry without the keys that a runtime adds. multus adds the keys of a device, which are

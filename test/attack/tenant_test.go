@@ -1,8 +1,10 @@
 package attack_test
 
 import (
+	"encoding/json"
 	"fmt"
 	"strings"
+	"time"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -224,5 +226,164 @@ var _ = Describe("a gateway in the subnet of the host's router", Label("kernel",
 			"name": "lan", "type": "bridge", "bridge": "brx", "isGateway": true, "forceAddress": false, "ipam": Object{
 				"type": "static", "addresses": []Object{{"address": "192.0.2.9/24", "gateway": "192.0.2.1"}}}}})
 		Expect(a.Code).To(BeZero(), a.Stdout)
+	})
+})
+
+var _ = Describe("a policy for a bridge that another network uses", Label("kernel", "shared-bridge"), func() {
+	var n *World
+	var a, b, tenant *Pod
+	const bridge = "cni0"
+	// tenants is the tenant's list. Its bridge has a policy, and is the victims' unless more says otherwise.
+	tenants := func(backend, policy string, more Object) List {
+		first := Merge(Object{"bridge": bridge, "ipam": static("10.88.0.77/24", "")}, more)
+		return List{{Plugin: "bridge", Keys: first},
+			{Plugin: "firewall", Keys: Object{"backend": backend, "ingressPolicy": policy}}}
+	}
+	cluster := Usual("").Only("bridge")
+	talk := func() error {
+		_, err := a.AskWithin(nstest.Patience(time.Second), "tcp", b.Addr()+":81")
+		return err
+	}
+	// administers writes a list of the administrator.
+	administers := func(name string, entries List) {
+		GinkgoHelper()
+		conf := Object{"cniVersion": "1.0.0", "name": name}
+		var plugins []Object
+		for _, e := range entries {
+			plugins = append(plugins, Merge(e.Keys, Object{"type": e.Plugin}))
+		}
+		conf["plugins"] = plugins
+		text := string(nstest.Must(json.Marshal(conf)))
+		n.Cmd("sh", "-ec", "mount -t tmpfs -o mode=755 tmpfs /etc; mkdir -p /etc/cni/net.d; "+
+			"cat >/etc/cni/net.d/"+name+".conflist <<'END'\n"+text+"\nEND\n")
+	}
+	BeforeEach(func() {
+		nstest.Need("iptables")
+		n = NewNode()
+		a, b, tenant = NewPod("a"), NewPod("b"), NewPod("tenant")
+		a.Network, b.Network, tenant.Network = "cluster", "cluster", "tenant"
+	})
+	attached := func() {
+		GinkgoHelper()
+		n.Up(a, cluster)
+		n.Up(b, cluster)
+		b.Serve("tcp", b.Addr()+":81")
+		Expect(talk()).To(Succeed())
+	}
+	refused := func(list List, holder string) {
+		GinkgoHelper()
+		said := n.Chain("ADD", tenant, list).Failed(103)
+		Expect(said).To(ContainSubstring(`bridge "cni0" also connects ` + holder))
+		Expect(said).To(ContainSubstring("which the policy would cut off"))
+		n.Must("DEL", tenant, list)
+	}
+
+	for _, backend := range []string{"nftables", "iptables"} {
+		for _, policy := range []string{"isolated", "same-bridge"} {
+			It("is refused, and the network's containers still reach each other: "+policy+", "+backend, func() {
+				attached()
+				before := n.Snapshot("nftables", "iptables-legacy")
+				refused(tenants(backend, policy, nil), `network "cluster", container "a"`)
+				Expect(n.Snapshot("nftables", "iptables-legacy")).To(Equal(before))
+				Expect(talk()).To(Succeed())
+			})
+		}
+	}
+
+	It("cuts them off with the reference", Label("slow"), func() {
+		n.Spoiled = true
+		n.SetBridgeNF(true)
+		attached()
+		theirs := referenceOn(n)
+		theirs.Chain("ADD", tenant, tenants("iptables", "isolated", nil))
+		Expect(talk()).NotTo(Succeed())
+	})
+
+	It("is refused before the containers of the administrator's network come", func() {
+		administers("cluster", cluster)
+		n.IP("link add cni0 type bridge")
+		refused(tenants("", "isolated", nil), `network "cluster" of the administrator`)
+	})
+
+	It("is refused for a network that only has the name of the administrator's", func() {
+		attached()
+		administers("cluster", cluster.With("bridge", Object{"bridge": "bry"}))
+		tenant.Network = "cluster"
+		refused(tenants("", "isolated", nil), `network "cluster", container "a"`)
+	})
+
+	DescribeTable("is refused in a VLAN", func(vlan int) {
+		nstest.Need("vlan_filtering")
+		n.Up(a, cluster.With("bridge", Object{"vlan": 6}))
+		refused(tenants("", "isolated", Object{"vlan": vlan}), `network "cluster", container "a"`)
+	},
+		Entry("if the network is in it", 6),
+		Entry("if the address is of the network's subnet", 5),
+	)
+
+	DescribeTable("is the administrator's choice against networks of others", func(first ...Step) {
+		attached()
+		own := tenants("", "isolated", nil)
+		administers("tenant", append(first, own[len(own)-1]))
+		n.Up(tenant, own)
+		n.Must("DEL", tenant, own)
+	},
+		Entry("for the bridge plugin", Step{Plugin: "bridge"}),
+		Entry("for flannel's delegate", Step{Plugin: "flannel"}),
+	)
+
+	DescribeTable("is served where it cuts nobody off", func(feature string, own Object, policy string, more Object) {
+		if feature != "" {
+			nstest.Need(feature)
+		}
+		list := cluster.With("bridge", own)
+		if policy != "" {
+			list = append(list, Step{Plugin: "firewall", Keys: Object{"ingressPolicy": policy}})
+		}
+		n.Up(a, list)
+		theirs := tenants("", "isolated", more)
+		n.Up(tenant, theirs)
+		n.Must("DEL", tenant, theirs)
+		n.Must("DEL", a, list)
+	},
+		Entry("in another VLAN", "vlan_filtering", Object{"vlan": 6}, "",
+			Object{"vlan": 5, "isGateway": true, "ipam": static("10.99.0.5/24", "10.99.0.1")}),
+		Entry("on another bridge", "", Object{}, "", Object{"bridge": "brx"}),
+		Entry("if the bridge has the policy", "", Object{}, "isolated", Object{}),
+	)
+})
+
+var _ = Describe("an ipvlan with the address of another network's container", Label("kernel", "taken-address"), func() {
+	var n *World
+	var v, tenant *Pod
+	var router *nstest.Host
+	isReached := func() error {
+		_, err := router.AskWithin(nstest.Patience(time.Second), "tcp", v.Addr()+":81")
+		return err
+	}
+	attack := List{{Plugin: "ipvlan", Keys: Object{"master": "ext", "ipam": static("10.88.0.2/24", "")}}}
+	BeforeEach(func() {
+		nstest.Need("ipvlan")
+		n, v, tenant = NewNode(), NewPod("victim"), NewPod("tenant")
+		v.Network, tenant.Network = "cluster", "tenant"
+		router = nstest.NewOutside(n.Host)
+		router.IP("route add 10.88.0.0/24 via 192.0.2.1")
+		n.IP("route add default via 192.0.2.2")
+		n.Up(v, Usual("").Only("bridge").With("bridge", Object{"ipMasq": false}))
+		v.Serve("tcp", v.Addr()+":81")
+		Expect(isReached()).To(Succeed())
+	})
+
+	It("is refused, and the container stays reachable from outside", func() {
+		Expect(n.Chain("ADD", tenant, attack).Failed(103)).To(ContainSubstring(
+			`address 10.88.0.2: network "cluster", container "victim"`))
+		Expect(isReached()).To(Succeed())
+		n.Must("DEL", tenant, attack)
+	})
+
+	It("receives the container's packets with the reference", Label("slow"), func() {
+		n.Spoiled = true
+		referenceOn(n).Chain("ADD", tenant, attack)
+		Expect(isReached()).NotTo(Succeed())
 	})
 })

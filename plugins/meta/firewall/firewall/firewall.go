@@ -46,7 +46,11 @@ func add(ctx context.Context, req *skel.Request, cfg config) (_ *cni.Result, err
 	}
 	defer func() { err = errors.Join(err, s.Close()) }()
 	c.adding = s
-	if err := c.removeStale(ctx, s, r); err != nil {
+	err = c.removeStale(ctx, s, r)
+	if err == nil {
+		err = c.refuseCutOff(s, r)
+	}
+	if err != nil {
 		return nil, err
 	}
 	c.Req.Step("add the firewall rules")

@@ -3,11 +3,15 @@ package firewall
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 
+	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/ipt"
 	"github.com/hawser-cni/plugins/pkg/nft"
+	tenants "github.com/hawser-cni/plugins/pkg/policy"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
@@ -69,6 +73,71 @@ func (c call) decidePolicy(ctx context.Context, s *store, r *record) (p policy, 
 		return p, nil
 	}
 	return p, c.isolatePorts(ctx, s, r)
+}
+
+// refuseCutOff returns code 103 if the policy is stricter than the bridge's and would cut off containers of another
+// network: the bridge is the administrator's, or another network has a port of it. The administrator's own
+// configurations are not refused on the bridges that they name.
+func (c call) refuseCutOff(s *store, r *record) error {
+	if r.Policy == policyOpen {
+		return nil
+	}
+	p, err := policyOpen, error(nil)
+	if r.Backend != iptables {
+		p, err = c.nftablesPolicy(r.Bridge)
+	}
+	if err == nil && !p.isAtLeast(r.Policy) {
+		p, err = r.otherPolicies(s, r.Policy)
+	}
+	if err != nil || p.isAtLeast(r.Policy) {
+		return err
+	}
+	admins, err := tenants.NetworksFor(tenants.File, c.Req.Conf)
+	if err != nil {
+		return err
+	}
+	holder, isImpostor := "", false
+	for _, n := range admins {
+		switch hasBridge := slices.Contains(n.Bridges, r.Bridge); {
+		case hasBridge && n.IsOwn:
+			return nil
+		case hasBridge:
+			holder = fmt.Sprintf("network %q of the administrator", n.Name)
+		}
+		isImpostor = isImpostor || n.Name == r.Network
+	}
+	if holder == "" {
+		holder, err = c.findNeighbor(r, isImpostor)
+	}
+	if err != nil || holder == "" {
+		return err
+	}
+	return cni.Errorf(cni.CodeConflict, "ingressPolicy: %q: bridge %q also connects %s, which the policy would cut "+
+		"off; use another bridge", r.Policy, r.Bridge, holder)
+}
+
+// findNeighbor returns a description of a container of another network to which a policy of the record's bridge would
+// apply, or "". A policy of an interface such as cni0.5 applies to the ports in VLAN 5, another one to all ports. An
+// impostor only has the name of its network, so containers of that network count too.
+func (c call) findNeighbor(r *record, isImpostor bool) (holder string, err error) {
+	bridge, err := c.Host.LinkByIndex(c.HostEnd.Master)
+	if err != nil {
+		return "", err
+	}
+	ports, err := c.Host.Ports(bridge.Index)
+	number, isVLAN := strings.CutPrefix(r.Bridge, bridge.Name+".")
+	for _, port := range ports {
+		owner, isOurs := cni.ParseMark(port.Alias)
+		if !isOurs || port.Index == c.HostEnd.Index || owner.Network == r.Network && !isImpostor {
+			continue
+		}
+		vlans, err := c.Host.VLANs(port.Index)
+		isIn := func(v rtnl.VLAN) bool { return strconv.Itoa(int(v.ID)) == number }
+		if err != nil || !isVLAN || slices.ContainsFunc(vlans, isIn) {
+			return owner.String(), err
+		}
+	}
+	return "", err
 }
 
 // bridgePolicy returns the strictest policy that the record or another one wants for the record's bridge.
