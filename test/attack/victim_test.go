@@ -26,8 +26,8 @@ type download struct {
 	err      error
 }
 
-// startDownload has a server send to a client, about 500 segments a second. address is the server's address as the
-// client uses it.
+// startDownload has a server send to a client, about 500 segments a second on a fast machine. address is the server's
+// address as the client uses it.
 func startDownload(server *nstest.Host, listen string, client *nstest.Host, address string) *download {
 	GinkgoHelper()
 	d := &download{arrived: make(chan struct{}, 1)}
@@ -45,7 +45,7 @@ func startDownload(server *nstest.Host, listen string, client *nstest.Host, addr
 	DeferCleanup(func() { _ = errors.Join(from.Close(), to.Close()) })
 	d.from = from.(*net.TCPConn)
 	go func() {
-		for tick := time.NewTicker(2 * time.Millisecond); ; <-tick.C {
+		for tick := time.NewTicker(nstest.Patience(2 * time.Millisecond)); ; <-tick.C {
 			if _, err := d.from.Write(make([]byte, 1000)); err != nil {
 				return
 			}
@@ -74,7 +74,7 @@ func startDownload(server *nstest.Host, listen string, client *nstest.Host, addr
 // receiver had twice was only late.
 func (d *download) goesOn() error {
 	before, _ := d.state()
-	timeout := time.After(nstest.Patience(1500 * time.Millisecond))
+	timeout := time.After(nstest.Patience(5 * time.Second))
 	for now := before; now < before+3000; {
 		select {
 		case <-d.arrived:
@@ -147,13 +147,15 @@ const (
 	noNext   = "the next container of the network is refused"
 )
 
+// soon is longer than any answer takes under load, before nstest.Patience.
+const soon = 5 * time.Second
+
 // foreignPort is a host port that only an attack can open.
 const foreignPort = 9090
 
 // harm lists what an attack did to the victim and to the node, the gravest first. An empty list means nothing.
 func (v *neighbor) harm() (list []string) {
 	GinkgoHelper()
-	const soon = time.Second
 	ask := func(from *nstest.Host, address string) func() error {
 		return func() error {
 			_, err := from.AskWithin(nstest.Patience(soon), "tcp", address)
@@ -206,7 +208,7 @@ func (v *neighbor) dial(port int) func() error {
 		v.router.Do(func() {
 			var conn net.Conn
 			address := fmt.Sprintf("192.0.2.1:%d", port)
-			if conn, err = net.DialTimeout("tcp", address, nstest.Patience(time.Second)); err == nil {
+			if conn, err = net.DialTimeout("tcp", address, nstest.Patience(soon)); err == nil {
 				err = conn.Close()
 			}
 		})
