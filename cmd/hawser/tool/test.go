@@ -114,34 +114,39 @@ type testStep struct {
 	do    func(*trial, context.Context) (string, error)
 }
 
-// run performs all steps, for at most three quarters of the limit and until a signal arrives. It then detaches the
-// containers, for at most a third of the limit. Each DEL has its own limit, so that a plugin that hangs leaves time for
-// the others.
+// run performs all steps.
 func (t *trial) run(ctx context.Context, limit time.Duration) {
-	over := fmt.Errorf("timed out (--timeout %s)", limit)
-	ctx, stop := signal.NotifyContext(ctx, syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGPIPE)
-	defer stop()
-	ctx, cancel := context.WithTimeoutCause(ctx, limit*3/4, over)
-	defer cancel()
-	t.OK = true
-	for _, a := range []testStep{
+	t.runSteps(ctx, limit, []testStep{
 		{"ADD", 0, (*trial).addFirst}, {"CHECK", 1, (*trial).check}, {"gateway", 1, (*trial).gateways},
 		{"DNS", 1, (*trial).dns}, {"MTU", 1, (*trial).mtu}, {"second ADD", 1, (*trial).addSecond},
 		{"neighbor", 2, (*trial).neighbors}, {"host port", 1, (*trial).hostPort},
-	} {
-		t.runStep(ctx, a)
-	}
-	t.OK, t.delTime = t.OK && ctx.Err() == nil, limit/10
-	ctx, cancel = context.WithTimeoutCause(context.WithoutCancel(ctx), limit/3, over)
-	defer cancel()
-	for _, a := range []testStep{
+	}, []testStep{
 		{"DEL", 0, (*trial).del}, {"DEL again", 0, (*trial).delAgain}, {"leftovers", 0, (*trial).findLeftovers},
-	} {
-		t.runStep(ctx, a)
-	}
+	})
 	for _, s := range t.made {
 		_ = s.inside.Close()
 		_ = s.netns.Close()
+	}
+}
+
+// runSteps performs the steps of attach, for at most two thirds of the limit and until a signal arrives, and then the
+// steps of detach in the rest of the limit. Each DEL has its own limit, so that a plugin that hangs leaves time for the
+// others.
+func (t *trial) runSteps(ctx context.Context, limit time.Duration, attach, detach []testStep) {
+	over := fmt.Errorf("timed out (--timeout %s)", limit)
+	all, cancelAll := context.WithTimeoutCause(context.WithoutCancel(ctx), limit, over)
+	defer cancelAll()
+	ctx, stop := signal.NotifyContext(ctx, syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGPIPE)
+	defer stop()
+	ctx, cancel := context.WithTimeoutCause(ctx, limit*2/3, over)
+	defer cancel()
+	t.OK = true
+	for _, a := range attach {
+		t.runStep(ctx, a)
+	}
+	t.OK, t.delTime = t.OK && ctx.Err() == nil, limit/10
+	for _, a := range detach {
+		t.runStep(all, a)
 	}
 }
 

@@ -2,6 +2,9 @@ package tool
 
 import (
 	"context"
+	"testing"
+	"testing/synctest"
+	"time"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -17,3 +20,18 @@ var _ = Describe("a step of hawser test", Label("tool-test"), func() {
 		Expect(t.Steps).To(ConsistOf(And(HaveField("Status", "failed"), HaveField("Why", "panic: oops"))))
 	})
 })
+
+// TestTimeLimit runs on a synthetic clock. Each step ends when its context does.
+func TestTimeLimit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		waits := []testStep{{"waits", 0, func(_ *trial, ctx context.Context) (string, error) {
+			<-ctx.Done()
+			return "", nil
+		}}}
+		began, limit := time.Now(), 30*time.Second
+		(&trial{}).runSteps(t.Context(), limit, waits, waits)
+		if took := time.Since(began); took != limit {
+			t.Errorf("hawser test takes %s of %s", took, limit)
+		}
+	})
+}
