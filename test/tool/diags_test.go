@@ -122,6 +122,7 @@ var _ = Describe("hawser diags", Label("tool-diags"), func() {
 			}
 			out := m.hawser("diags", file, "--log", "/etc/cni/net.d/log")
 			Expect(out.Exit).To(BeZero(), out.Stderr)
+			Expect(out.Stdout).To(HaveSuffix("\nSome facts could not be read; errors.json in it has the reasons.\n"))
 			files := unpacked(m, file)
 			for name, text := range files {
 				Expect(text).NotTo(ContainSubstring(secret), name)

@@ -60,6 +60,17 @@ var _ = Describe("hawser metrics", Label("tool-metrics"), func() {
 		Expect(m.says("check")).NotTo(ContainSubstring("overlaps"))
 	})
 
+	It("treats nothing as free or orphaned that it cannot read", func() {
+		m := newMachine(ours(), usual)
+		m.up(newPod("c1", "web-0"))
+		m.Cmd("sh", "-ec", "rm -r /var/lib/cni/results /run/hawser/firewall; echo x >/var/lib/cni/results\n"+
+			"nft flush ruleset; touch -d '2 minutes ago' /var/lib/cni/networks/pods/10.*")
+		Expect(m.hawser("ls", "--orphans").Stdout).NotTo(ContainSubstring("10.88.0.2"))
+		out := m.hawser("metrics")
+		Expect([]any{out.Exit, out.Stderr}).To(ConsistOf(1, ContainSubstring("/var/lib/cni/results")))
+		Expect(out.Stdout).NotTo(ContainSubstring("hawser_addresses_free{"))
+	})
+
 	It("calls CHECK when it is asked to", func() {
 		m := newMachine(ours(), usual)
 		m.up(newPod("c1", "web-0", hostPort(8080, 80)))

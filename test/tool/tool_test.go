@@ -204,6 +204,16 @@ var _ = Describe("hawser", Label("tool-ls"), func() {
 		}
 	})
 
+	It("says when it needs root", func() {
+		m := newMachine(ours(), usual)
+		m.Cmd("cp", nstest.Build("hawser"), "/run/tool")
+		for user, says := range map[string]string{"65534": "\nhawser: this command needs root\n", "0": ""} {
+			out := m.Run(nstest.Program{Path: "setpriv", Args: []string{"--reuid", user, "--clear-groups",
+				"/run/tool", "gc"}})
+			Expect(out.Stderr).To(HaveSuffix(says))
+		}
+	})
+
 	It("fails when its output cannot be written", func() {
 		m := newMachine(ours(), usual)
 		for _, command := range []string{"ls", "explain", "doctor", "gc", "test", "reapply", "check", "ls --json"} {

@@ -146,6 +146,9 @@ func readFile(file string, parse func([]byte) error) error {
 func unmarshal(data []byte, v any) error {
 	err := cni.Unmarshal(data, v)
 	if syntax, ok := errors.AsType[*json.SyntaxError](err); ok {
+		if bytes.HasPrefix(data, []byte("\xef\xbb\xbf")) {
+			return fmt.Errorf("%w: the file begins with a byte order mark", syntax)
+		}
 		return fmt.Errorf("%w (line %d)", syntax, 1+bytes.Count(data[:syntax.Offset], []byte("\n")))
 	}
 	return err

@@ -158,7 +158,7 @@ func (n Node) Read(ctx context.Context) (out []*Attachment, damaged, err error) 
 	}
 	for _, a := range all {
 		a.Damaged = n.damagedFile(a)
-		a.findOrphan(runs[a.ContainerID])
+		a.findOrphan(runs[a.ContainerID] || err != nil)
 		a.Reference = a.Reference && (len(a.Holdings) > 0 || !n.isForeign(a.Config))
 		out = append(out, a)
 	}
@@ -248,7 +248,7 @@ func (a *Attachment) add(h cni.Holding) {
 const addTime = time.Minute
 
 // findOrphan sets Orphan if the attachment's container no longer exists. isRemembered is true if libcni's cache has any
-// attachment of the container, because multus may keep this one in a cache of its own.
+// attachment of the container, because multus may keep this one in a cache of its own, or if the cache cannot be read.
 func (a *Attachment) findOrphan(isRemembered bool) {
 	switch {
 	case a.Damaged != "": // unknown
@@ -327,16 +327,16 @@ func (n Node) Holdings(ctx context.Context, lists []List) ([]cni.Holding, error)
 	return all, errors.Join(errs...)
 }
 
-// separate is the plugin that is never part of this program, because it needs TLS. separateDir is the default directory
+// Separate is the plugin that is never part of this program, because it needs TLS. separateDir is the default directory
 // of its records.
-const separate, separateDir = "cluster-local", "/var/lib/cni/cluster-local"
+const Separate, separateDir = "cluster-local", "/var/lib/cni/cluster-local"
 
 // separateProgram returns the separate plugin. Its file has the plugin's name or a name that a list uses for it.
 func (n Node) separateProgram(lists []List) skel.Program {
-	names := []string{separate}
+	names := []string{Separate}
 	for _, list := range lists {
 		for _, e := range list.Plugins {
-			if e.HasIPAM(separate) {
+			if e.HasIPAM(Separate) {
 				names = append(names, e.IPAM.Type)
 			}
 		}
@@ -350,7 +350,7 @@ func (n Node) separateProgram(lists []List) skel.Program {
 	list := func(ctx context.Context, req *skel.Request) ([]cni.Holding, error) {
 		return n.listSeparate(ctx, file, req)
 	}
-	return skel.ProgramOf(separate, func() skel.Plugin[any] { return skel.Plugin[any]{Name: separate, List: list} })
+	return skel.ProgramOf(Separate, func() skel.Plugin[any] { return skel.Plugin[any]{Name: Separate, List: list} })
 }
 
 // listSeparate executes the separate plugin, which lists its records without a query to the API server. It returns

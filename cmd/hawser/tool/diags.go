@@ -30,16 +30,19 @@ func diagsCommand(s *session) *cobra.Command {
 			if name == "" {
 				name = "hawser-diags-" + time.Now().UTC().Format("20060102T150405Z") + ".tar"
 			}
-			tar := diags(s.ctx, s.Node, log)
+			r := diags(s.ctx, s.Node, log)
 			f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 			if err != nil {
 				return err
 			}
-			if _, err := f.Write(tar); err != nil {
+			if _, err := f.Write(r.tar.Bytes()); err != nil {
 				return errors.Join(err, f.Close(), os.Remove(name))
 			}
 			return errors.Join(f.Close(), s.show(map[string]string{"file": name}, func(t table) {
 				t.line("%s: read it before you send it: it has names of pods, addresses and messages", name)
+				if len(r.failed) > 0 {
+					t.line("Some facts could not be read; errors.json in it has the reasons.")
+				}
 			}))
 		})
 	c.Flags().StringVar(&log, "log", "", "a log `path`, as in HAWSER_LOG of the runtime's environment")
@@ -98,8 +101,8 @@ func withoutQuotes(err error) string {
 	return text
 }
 
-func diags(ctx context.Context, n node.Node, log string) []byte {
-	var r report
+func diags(ctx context.Context, n node.Node, log string) *report {
+	r := &report{}
 	r.add("versions", versions(n), nil)
 	all, err := n.Attachments(ctx)
 	r.add("ls", all, err)
@@ -139,7 +142,8 @@ func diags(ctx context.Context, n node.Node, log string) []byte {
 	lines, err := lastLines(log, 200)
 	r.add("log", lines, err)
 	r.add("errors", r.failed, nil)
-	return append(r.tar.Bytes(), make([]byte, 2*block)...)
+	r.tar.Write(make([]byte, 2*block))
+	return r
 }
 
 // addLinks adds the host's interfaces, addresses, routes and rules. It omits aliases that are not marks of Hawser.

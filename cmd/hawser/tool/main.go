@@ -21,6 +21,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/signal"
 	"runtime"
@@ -60,7 +61,11 @@ func Main(all []skel.Program) {
 		if s.json && !s.out.written {
 			_ = s.show(map[string]string{"error": err.Error()}, nil) // standard error also has the message
 		}
-		fmt.Fprintln(root.ErrOrStderr(), "hawser: "+strings.ReplaceAll(err.Error(), "\n", "\nhawser: "))
+		text := err.Error()
+		if errors.Is(err, fs.ErrPermission) && os.Geteuid() != 0 {
+			text += "\nthis command needs root"
+		}
+		fmt.Fprintln(root.ErrOrStderr(), "hawser: "+strings.ReplaceAll(text, "\n", "\nhawser: "))
 	}
 	os.Exit(int(status))
 }

@@ -126,8 +126,8 @@ func (m metrics) text() []byte {
 
 func measure(ctx context.Context, n node.Node, check bool, log string) (metrics, error) {
 	m := metrics{}
-	all, err := n.Attachments(ctx)
-	errs := []error{err}
+	all, damaged, unread := n.Read(ctx)
+	errs := []error{damaged, unread}
 	m.add("hawser_leases_without_container", 0)
 	m.add("hawser_host_ports", 0)
 	for _, a := range all {
@@ -147,6 +147,9 @@ func measure(ctx context.Context, n node.Node, check bool, log string) (metrics,
 	}
 	lists, err := n.Lists()
 	errs = append(errs, err)
+	if unread != nil {
+		lists = nil // unread leases are not free addresses
+	}
 	for _, l := range lists {
 		for i, u := range l.ResolveFlannel("").Usage(all) {
 			labels := []string{"network", l.Name, "set", strconv.Itoa(i)}
