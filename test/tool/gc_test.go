@@ -177,6 +177,32 @@ var _ = Describe("hawser gc", Label("tool-gc"), func() {
 		Entry("of ours", ours, "10.101.10"),
 		Entry("of the reference", Label("slow"), func() string { return nstest.Newest().Dir() }, "10.101.11"))
 
+	It("asks podman if its storage, at the default place or another, exists", func() {
+		nstest.NeedProgram("podman") // without it, the node has no /etc/containers
+		g := newGCNode(ours(), "10.101.16")
+		g.program("podman", `echo '[{"Id": "`+lives+`"}]'`)
+		g.up(newPod(lives, "web-0"))
+		g.up(newPod(gone, "web-1"))
+		g.Cmd("sh", "-ec", `mount -t tmpfs none /etc/containers
+			printf '[storage]\n  graphroot = "/run/data/storage"\n' >/etc/containers/storage.conf`)
+		c, _ := g.gc(now...)
+		Expect(c.Source).NotTo(ContainSubstring("podman"))
+		for _, root := range []string{"/run/data/storage", "/var/lib/containers/storage"} {
+			g.Cmd("mkdir", "-p", root)
+			c, _ = g.gc(now...)
+			Expect(c.Source).To(ContainSubstring("podman"), root)
+			Expect(c.Attachments).To(ConsistOf(
+				And(HaveField("ContainerID", lives), HaveField("Kept", "podman knows the container")),
+				And(HaveField("ContainerID", gone), HaveField("Why", ContainSubstring("no runtime knows")))), root)
+			g.Cmd("rmdir", root)
+		}
+		g.Cmd("mkdir", "-p", "/run/data/storage")
+		g.program("podman", "exit 1")
+		c, _ = g.gc(append(now, "--yes")...)
+		Expect(c.Silent).To(ConsistOf(HavePrefix("podman: ")))
+		Expect(c.Attachments).To(HaveEach(HaveField("Done", false)))
+	})
+
 	It("asks the runtimes once for what it removes within a second", func() { // a thousand pods took minutes
 		g := newGCNode(ours(), "10.101.8")
 		g.runtime()
