@@ -69,8 +69,10 @@ func wrongs() []wrong {
 		{strings.Replace(usual, `"cniVersion": "1.0.0",`, "", 1), "warning", "cniVersion", "is missing"},
 		{strings.Replace(usual, `"name"`, `"cniVersions": ["1.0.0", "1.9.0"], "name"`, 1), "warning", "cniVersions[1]",
 			`Hawser's plugins do not know version "1.9.0"`},
-		{strings.Replace(usual, `"plugins"`, `"Plugins"`, 1), "error", "Plugins", "case matters here"},
-		{strings.Replace(usual, `"name"`, `"disableGC": "no", "name"`, 1), "error", "disableGC", "neither true nor"},
+		{strings.Replace(usual, `"plugins"`, `"Plugins"`, 1), "error", "Plugins",
+			"is ignored by runtimes, because case matters here"},
+		{strings.Replace(usual, `"name"`, `"disableGC": "no", "name"`, 1), "error", "disableGC",
+			"is neither true nor false"},
 
 		{strings.Replace(usual, `"ipMasq"`, `"mtu": 7, "ipMasq"`, 1), "error", "plugins[0].mtu", "7 is "},
 		{strings.Replace(usual, "10.88.0.0/24", "10.88.0.1/24", 1), "error", "plugins[0].ipam.ranges[0][0].subnet",
@@ -79,7 +81,7 @@ func wrongs() []wrong {
 
 		{listOf(portmapEntry), "error", "plugins[0].type", "is the first of the list"},
 		{listOf(`{"type": "loopback"}`, portmapEntry, bridgeEntry), "error", "plugins[1].type",
-			"portmap is before bridge"},
+			"portmap is before bridge, which creates the interface"},
 		{listOf(bridgeEntry, `{"type": "ptp", "ipam": {"type": "static", "addresses": [{"address": "10.1.0.2/24"}]}}`),
 			"error", "plugins[1].type", "ptp creates an interface, but bridge has already created it"},
 		{listOf(bridgeEntry, `{"type": "static", "ipam": {"type": "static"}}`), "error", "plugins[1].type",
@@ -137,6 +139,30 @@ var _ = Describe("hawser check", Label("tool-check"), func() {
 		Expect(os.Remove(root + "/etc/crio/crio.conf.d/10.conf")).To(Succeed())
 		file("/etc/containerd/config.toml", "disabled_plugins = [\"cri\"]\n")
 		Expect(missing()).To(Equal("nothing is wrong\n"), "Docker's")
+	})
+
+	It("says what to do about a list", func() {
+		m := newMachine(ours(), usual)
+		ptp := `{"type": "ptp", "ipam": {"type": "static", "addresses": [{"address": "10.1.0.2/24"}]}}`
+		for _, w := range []struct{ list, advice string }{
+			{`{"hello": "world"}`, "write a list of plugins, or move the file to another directory"},
+			{usual[:60], "correct the file: no runtime can use the list"},
+			{strings.Replace(usual, `"name"`, `"cniVersions": ["1.9.0"], "name"`, 1), "use versions of 0.1.0, "},
+			{strings.Replace(usual, `"pods"`, `"p s"`, 1), "start with a letter or digit and continue with letters, " +
+				"digits, '_', '.' and '-'"},
+			{strings.Replace(usual, `"name"`, `"disableGC": "no", "name"`, 1), "write true or false"},
+			{listOf(`{"type": "loopback"}`, portmapEntry, bridgeEntry), "move it after bridge"},
+			{listOf(bridgeEntry, ptp), "write a list for each"},
+			{listOf(bridgeEntry, `{"type": "static", "ipam": {"type": "static"}}`),
+				"write it as ipam.type of a plugin that creates one"},
+			{listOf(bridgeEntry, `{"type": "portmap", "capabilities": {"portmappings": true, "portMappings": true}}`),
+				"declare it in the entry of the plugin that uses it; case matters"},
+			{`{"name": "m", "type": "multus", "delegates": {}}`, "write a list of networks"},
+			{`{"name": "m", "type": "multus", "clusterNetwork": "/host/etc/none"}`, "write the list of that network"},
+		} {
+			m.write(listFile, w.list)
+			Expect(m.checks()).To(ContainElement(HaveField("Advice", HavePrefix(w.advice))))
+		}
 	})
 
 	It("compares the lists of a directory", func() {
@@ -219,7 +245,7 @@ var _ = Describe("hawser check", Label("tool-check"), func() {
 		m.Cmd("sh", "-ec", "mkdir /run/bin; touch /run/bin/bridge /run/bin/firewall; chmod 755 /run/bin/bridge")
 		inNone := func(key, plugin string) complaint {
 			return complaint{"error", listFile, key, fmt.Sprintf("plugin %q is not in /run/bin", plugin),
-				"install it (hawser install), or correct the name"}
+				"install it: hawser install --to /run/bin, or correct the name"}
 		}
 		Expect(m.checks("--path", "/run/bin")).To(ConsistOf(
 			inNone("plugins[0].ipam.type", "host-local"), inNone("plugins[1].type", "portmap"),

@@ -37,6 +37,7 @@ func (m *machine) finds() (all []finding) {
 // fault is what is wrong on a node that worked. It is made when the node has an attached pod, and undone.
 type fault struct {
 	id, severity, says string
+	advises            string // the advice, or a part of it
 	make, mend         string // commands
 	thread             string // where users met it
 	only               string // on nodes with ours, or the reference's
@@ -100,24 +101,54 @@ func faults() []fault {
 	remove := "rm /etc/cni/net.d/20-more.conflist"
 	return []fault{
 		{thread: "containerd/containerd#12130", id: "missing-plugin", says: `plugin "firewall" is not in`,
-			make: without("firewall"), mend: "umount /opt/cni/bin"},
+			advises: "install it: hawser install --to /opt/cni/bin, or remove it from the list; without it DEL fails",
+			make:    without("firewall"), mend: "umount /opt/cni/bin"},
 		{thread: "flannel-io/flannel#890", id: "missing-plugin", says: `plugin "portmap" is not in`,
 			make: without("portmap"), mend: "umount /opt/cni/bin"},
-		{id: "missing-plugin", says: `plugin "host-lokal" is not in`, make: edit("host-local", "host-lokal"),
-			mend: restore},
-		{id: "bad-file", says: "10-pods.conflist: unexpected end of JSON", make: "head -c 40 /run/good >" + listFile,
+		{id: "missing-plugin", says: `network "pods" in libcni's cache: plugin "portmap" is not in`,
+			make: second("more", "10.99.0.0/24") + "; rm " + listFile + "\n" + without("portmap"),
+			mend: restore + "; " + remove + "; umount /opt/cni/bin"},
+		{id: "missing-plugin", says: `plugin "host-lokal" is not in`,
+			advises: "install it with its own project's installer, because Hawser does not have it, or remove",
+			make:    edit("host-local", "host-lokal"),
+			mend:    restore},
+		{id: "bad-file", says: "10-pods.conflist: unexpected end of JSON",
+			advises: "correct the file; hawser check names the key", make: "head -c 40 /run/good >" + listFile,
 			mend: restore},
 		{id: "bad-file", says: `plugins[2].type "" is not a valid plugin name`, mend: restore,
 			make: edit(`{"type": "firewall"}`, "{}")},
-		{id: "no-list", says: "no usable network list in /etc/cni/net.d", make: "rm " + listFile, mend: restore},
-		{thread: "flannel-io/flannel#890", id: "no-subnet", says: "stat /run/flannel/subnet.env: no such file",
-			list: flannel, before: beFlannel, only: "ours", make: "mv /run/flannel/subnet.env /run/",
+		{id: "bad-file",
+			says: "invalid character 'ï' looking for beginning of value: the file begins with a byte order mark",
+			make: `printf '\357\273\277' >` + listFile + "; cat /run/good >>" + listFile, mend: restore},
+		{id: "bad-file", says: `name "p s" does not consist of letters, digits, dots`, mend: restore,
+			make: edit(`"pods"`, `"p s"`)},
+		{id: "bad-file", says: "/var/lib/cni/results/pods-c2-eth0: unexpected end of JSON",
+			advises: "delete its container " +
+				"and then this file, and run hawser gc --yes", make: ": >/var/lib/cni/results/pods-c2-eth0",
+			mend: "rm /var/lib/cni/results/pods-c2-eth0"},
+		{id: "no-list", says: "no usable network list in /etc/cni/net.d",
+			advises: "write a list, or find out why the network's installer wrote none; kubelet is not ready",
+			make:    "rm " + listFile, mend: restore},
+		{thread: "flannel-io/flannel#890", id: "no-subnet",
+			says:    "flannel reads the node's subnet from a file: stat /run/flannel/subnet.env: no such file",
+			advises: "find out why flanneld is not running or has no subnet (its log; podCIDR of the node)",
+			list:    flannel, before: beFlannel, only: "ours", make: "mv /run/flannel/subnet.env /run/",
 			mend: "mv /run/subnet.env /run/flannel/"},
 		{id: "name-twice", severity: "warning", says: "10-pods.conflist has the same name",
 			make: second("pods", "10.99.0.0/24"), mend: remove},
 		{id: "unknown-version", says: `cniVersion "7.0.0" is not supported by /opt/cni/bin/bridge`,
-			make: edit(`"1.0.0"`, `"7.0.0"`), mend: restore},
-		{thread: "kubernetes/kubernetes#108121", id: "full-range", says: "2 of 2 addresses of 10.88.0.0/24 are leased",
+			advises: `write cniVersion "1.1.0", which all plugins of the list support, or install newer plugins`,
+			make:    edit(`"1.0.0"`, `"7.0.0"`), mend: restore},
+		{id: "unknown-version",
+			says:    `cniVersion "1.0.0" is not supported by /opt/cni/bin/firewall, which supports 0.2.1`,
+			advises: "install newer plugins: no version is supported by all plugins of the list",
+			make: without("firewall") + `
+			  printf '#!/bin/sh\necho "{\"cniVersion\": \"0.2.1\", \"supportedVersions\": [\"0.2.1\"]}"\n' \
+			    >/run/bin/firewall
+			  chmod 755 /run/bin/firewall`, mend: "umount /opt/cni/bin"},
+		{thread: "kubernetes/kubernetes#108121", id: "full-range",
+			says:    "2 of 2 addresses of 10.88.0.0/24 are leased",
+			advises: "hawser ls pods lists the owners; release stale leases (hawser gc --yes), or add a range",
 			make: edit(`/24"`, `/24", "rangeStart": "10.88.0.2", "rangeEnd": "10.88.0.3"`) + `
 			  cp /var/lib/cni/networks/pods/10.88.0.2 /var/lib/cni/networks/pods/10.88.0.3`,
 			mend: restore + "; rm /var/lib/cni/networks/pods/10.88.0.3"},
@@ -129,24 +160,33 @@ func faults() []fault {
 			  cd /var/lib/cni/networks/pods; for i in 3 4 5 6 7 8 9 10; do cp 10.88.0.2 10.88.0.$i; done`,
 			mend: "cp /run/good " + listFile + "; cd /var/lib/cni/networks/pods; rm 10.88.0.[3-9] 10.88.0.10"},
 		{id: "overlapping-ranges", says: `10.88.0.128/25 overlaps a range of`,
-			make: second("more", "10.88.0.128/25"), mend: remove},
+			advises: "use a different subnet for each network: two containers get the same address",
+			make:    second("more", "10.88.0.128/25"), mend: remove},
 		{id: "overlapping-route", says: `on "up0", which overlaps 10.88.0.0/24`,
-			make: uplink("10.88.0.77/28"), mend: "ip link del up0"},
+			advises: "use another subnet for the network: packets to its containers go elsewhere",
+			make:    uplink("10.88.0.77/28"), mend: "ip link del up0"},
 		{id: "covered-route", severity: "warning", says: `the host has 10.80.0.0/12 on "up0"`,
-			make: uplink("10.81.0.1/12"), mend: "ip link del up0"},
+			advises: "use another subnet for the network if hosts behind that route are needed",
+			make:    uplink("10.81.0.1/12"), mend: "ip link del up0"},
 		{id: "lost-lease", says: "no lease exists for 10.88.0.2 of pod shop/web-0",
-			make: "mv /var/lib/cni/networks/pods/10.* /run/",
-			mend: "mv /run/10.* /var/lib/cni/networks/pods/"},
-		{id: "forwarding-off", says: "net.ipv4.ip_forward is 0, and pod shop/web-0",
-			make: "sysctl -qw net.ipv4.ip_forward=0",
-			mend: "sysctl -qw net.ipv4.ip_forward=1"},
+			advises: "replace these containers: another container may get the same address",
+			make:    "mv /var/lib/cni/networks/pods/10.* /run/",
+			mend:    "mv /run/10.* /var/lib/cni/networks/pods/"},
+		{id: "forwarding-off", says: `net.ipv4.ip_forward is 0, and pod shop/web-0 on "pods" needs the host to route`,
+			advises: "sysctl -w net.ipv4.ip_forward=1, and remove what sets it to 0, such as a file in /etc/sysctl.d",
+			make:    "sysctl -qw net.ipv4.ip_forward=0",
+			mend:    "sysctl -qw net.ipv4.ip_forward=1"},
 		{id: "forwarding-off", says: "net.ipv4.conf.cni0.forwarding is 0, and pod shop/web-0",
-			make: "sysctl -qw net.ipv4.conf.cni0.forwarding=0", mend: "sysctl -qw net.ipv4.conf.cni0.forwarding=1"},
+			advises: "sysctl -w net.ipv4.conf.cni0.forwarding=1", make: "sysctl -qw net.ipv4.conf.cni0.forwarding=0",
+			mend: "sysctl -qw net.ipv4.conf.cni0.forwarding=1"},
 		{id: "drop-policy", says: "chain inet site forward of nf_tables drops packets and has no rule that accepts",
+			only:    "ours",
+			advises: "accept the containers: nft insert rule inet site forward meta mark and 0x1000 == 0x1000",
 			make: `nft add table inet site
 			  nft add chain inet site forward '{ type filter hook forward priority 10 ; policy drop ; }'`,
 			mend: "nft insert rule inet site forward meta mark and 0x1000 == 0x1000 accept"},
 		{id: "drop-policy", says: "rule 1 of chain inet site user of nf_tables drops all packets of containers of",
+			advises: "remove the rule, or insert a rule before it that accepts containers",
 			make: `nft add table inet site; nft add chain inet site user '{ type filter hook forward priority 5 ; }'
 			  nft add rule inet site user iifname cni0 counter drop`,
 			mend: `nft insert rule inet site user iifname cni0 accept
@@ -158,8 +198,10 @@ func faults() []fault {
 			mend: "iptables-legacy -t raw -F PREROUTING"},
 		{id: "drop-policy", need: []string{"iptables"}, list: open,
 			says: "chain ip filter FORWARD of nf_tables drops packets and has no rule that accepts packets of",
+			advises: "add the plugin firewall to the list, or accept the containers: iptables -I FORWARD -s " +
+				"10.88.0.0/24 -j ACCEPT; iptables -I FORWARD -d 10.88.0.0/24 -j ACCEPT",
 			make: "iptables -A FORWARD -j REJECT --reject-with icmp-host-prohibited",
-			mend: "iptables -I FORWARD -i cni0 -j ACCEPT"},
+			mend: "iptables -I FORWARD -s 10.88.0.0/24 -j ACCEPT; iptables -I FORWARD -d 10.88.0.0/24 -j ACCEPT"},
 		{id: "drop-policy", need: []string{"iptables-legacy"}, list: open, only: "ours",
 			says: "chain ip filter FORWARD of iptables-legacy drops packets and has no rule that accepts packets of",
 			make: "iptables-legacy -A FORWARD -j REJECT --reject-with icmp-host-prohibited",
@@ -173,6 +215,22 @@ func faults() []fault {
 			  iptables -A FORWARD -i docker0 ! -o docker0 -j ACCEPT
 			  iptables -A FORWARD -i docker0 -o docker0 -j ACCEPT`,
 			mend: "iptables -P FORWARD ACCEPT; iptables -F FORWARD; ip link del docker0"},
+		{id: "drop-policy", list: open,
+			says: "chain inet site forward of nf_tables drops packets and has no rule that",
+			advises: "nft insert rule inet site forward ip saddr 10.88.0.0/24 accept; nft insert rule inet site " +
+				"forward ip daddr 10.88.0.0/24 accept",
+			make: `nft add table inet site
+			  nft add chain inet site forward '{ type filter hook forward priority 10 ; policy drop ; }'`,
+			mend: "nft insert rule inet site forward ip saddr 10.88.0.0/24 accept"},
+		{id: "drop-policy", list: open, need: []string{"iptables"},
+			says: "chain ip filter FORWARD of nf_tables drops packets and has no rule that accepts packets of",
+			make: "iptables -P FORWARD DROP; iptables -N CNI-FORWARD; iptables -A FORWARD -j CNI-FORWARD",
+			mend: "iptables -A CNI-FORWARD -s 10.88.0.0/24 -j ACCEPT"},
+		{id: "drop-policy", only: "reference", says: "chain inet site forward of nf_tables drops packets and has",
+			make: `nft add table inet site
+			  nft add chain inet site forward '{ type filter hook forward priority 10 ; policy drop ; }'
+			  nft add rule inet site forward meta mark and 0x1000 == 0x1000 counter`,
+			mend: "nft insert rule inet site forward iifname cni0 accept"},
 		{id: "drop-policy", severity: "warning",
 			says: "drops packets and has rules that accept some packets, but may not accept those of",
 			make: `nft add table inet site; nft add chain inet site user; nft add chain inet site cni
@@ -180,10 +238,13 @@ func faults() []fault {
 			  nft add rule inet site forward jump user; nft add rule inet site user meta l4proto icmp accept`,
 			mend: "nft add rule inet site user goto cni; nft add rule inet site cni iifname cni0 accept"},
 		{id: "drop-policy", says: "chain ip filter FORWARD of iptables-legacy drops", only: "reference",
-			need: []string{"iptables-legacy"}, make: "iptables-legacy -P FORWARD DROP",
+			advises: "accept the containers: iptables-legacy -I FORWARD -s 10.88.0.0/24 -j ACCEPT; iptables-legacy -I",
+			need:    []string{"iptables-legacy"}, make: "iptables-legacy -P FORWARD DROP",
 			mend: `iptables-legacy -N site; iptables-legacy -A FORWARD -j site
 			  iptables-legacy -A site -s 10.88.0.0/24 -j ACCEPT`},
-		{id: "missing-module", says: `plugin "macvlan" needs the kernel module macvlan, which is neither loaded nor in`,
+		{id: "missing-module",
+			says:    `plugin "macvlan" needs the kernel module macvlan, which is neither loaded nor in`,
+			advises: "install the kernel's package of extra modules, or remove the plugin from the list",
 			make: second("more", "10.99.0.0/24") + `
 			  sed -i 's/"bridge", "bridge": "cni1"/"macvlan"/' /etc/cni/net.d/20*
 			  mkdir -p /lib/modules; mount -t tmpfs none /lib/modules; mkdir /lib/modules/$(uname -r)
@@ -196,6 +257,7 @@ func faults() []fault {
 			  echo 'kernel/bridge.ko: kernel/veth.ko.xz kernel/nf-tables.ko' >/lib/modules/$(uname -r)/modules.dep`,
 			mend: "umount /lib/modules"},
 		{id: "leftover", severity: "warning", says: `left by containers that no longer exist: host port`,
+			advises: "hawser ls --orphans gives the reason; hawser gc --yes removes it",
 			make: `iptables -t nat -N CNI-DN-0123456789abcdef01234
 			  iptables -t nat -A CNI-DN-0123456789abcdef01234 -p tcp --dport 99 -j DNAT --to-destination 10.88.0.99:80
 			  iptables -t nat -N CNI-HOSTPORT-DNAT || true
@@ -212,9 +274,15 @@ func faults() []fault {
 			make: "nft add table ip nat; nft add chain ip nat KUBE-SERVICES\n" +
 				"sysctl -qw net.bridge.bridge-nf-call-iptables=0",
 			mend: "sysctl -qw net.bridge.bridge-nf-call-iptables=1"},
+		{id: "bridge-nf", severity: "warning", says: "services with pods on this node hang",
+			need: []string{"br_netfilter", "iptables-legacy"}, only: "ours",
+			make: `iptables-legacy -t nat -N KUBE-SERVICES; iptables-legacy -t nat -A PREROUTING -j KUBE-SERVICES
+			  sysctl -qw net.bridge.bridge-nf-call-iptables=0`,
+			mend: "sysctl -qw net.bridge.bridge-nf-call-iptables=1"},
 		{id: "ipvs", severity: "warning", says: "take precedence over services of the same port",
-			make: "ip link add kube-ipvs0 type bridge; " + edit(`"portmap"`, `"portmap", "backend": "nftables"`),
-			mend: "ip link del kube-ipvs0"},
+			advises: "remove backend from portmap's entry: with kube-proxy's ipvs, portmap then uses iptables",
+			make:    "ip link add kube-ipvs0 type bridge; " + edit(`"portmap"`, `"portmap", "backend": "nftables"`),
+			mend:    "ip link del kube-ipvs0"},
 		{thread: "rancher/rke2#10469", id: "drift", says: `of pod shop/web-0 on "pods"`,
 			only: "reference", need: []string{"iptables"}, ports: []map[string]any{hostPort(443, 80)},
 			before: "iptables -N KUBE-FIREWALL; iptables -A KUBE-FIREWALL ! -s 127.0.0.0/8 -d 127.0.0.0/8 -j DROP",
@@ -224,79 +292,111 @@ func faults() []fault {
 		{id: "drift", says: "of pod shop/web-0", only: "ours",
 			make: "nft list ruleset >/run/rules; nft flush ruleset", mend: "nft -f /run/rules"},
 		{thread: "systemd/systemd#21185", id: "changed-mac", severity: "warning",
-			says: "cni0 has MAC address 02:00:00:00:00:77, but had ",
+			says: `when it became the gateway of pod shop/web-0 on "pods"`, advises: "ip link set dev cni0 address ",
 			make: "cat /sys/class/net/cni0/address >/run/mac; ip link set cni0 address 02:00:00:00:00:77",
 			mend: "ip link set cni0 address $(cat /run/mac)"},
 		{id: "refused-list", only: "ours", says: "bridge: plugins[0].mtu: 7 is",
-			make: edit(`"ipMasq"`, `"mtu": 7, "ipMasq"`), mend: restore},
+			advises: "correct the value; hawser check " + listFile + " lists all refused values",
+			make:    edit(`"ipMasq"`, `"mtu": 7, "ipMasq"`), mend: restore},
 		{id: "refused-later", severity: "warning", only: "reference", says: "bridge: plugins[0].mtu: 7 is",
-			make: edit(`"ipMasq"`, `"mtu": 7, "ipMasq"`), mend: restore},
+			advises: "correct the value before you install Hawser; hawser check " + listFile + " lists all such values",
+			make:    edit(`"ipMasq"`, `"mtu": 7, "ipMasq"`), mend: restore},
 		{id: "missing-guard", only: "ours", says: "no rule protects the host's loopback, on cni0",
 			ports: []map[string]any{hostPort(443, 80)}, make: "nft list ruleset >/run/rules; nft flush ruleset",
 			mend: "nft -f /run/rules"},
 		{id: "unguarded-loopback", severity: "warning", only: "reference",
-			says: "no rule protects the host's loopback, on cni0",
-			make: "sysctl -qw net.ipv4.conf.cni0.route_localnet=1",
+			says:    "no rule protects the host's loopback, on cni0",
+			advises: "install Hawser's portmap, or drop packets to 127.0.0.0/8 (CVE-2020-8558)",
+			make:    "sysctl -qw net.ipv4.conf.cni0.route_localnet=1",
 			mend: `nft add table ip site; nft add chain ip site in '{ type filter hook prerouting priority -300 ; }'
 			  nft add rule ip site in iif != lo ip daddr 127.0.0.0/8 drop`},
 		{id: "mixed-plugins", severity: "warning", only: "ours",
-			says: "portmap: the reference plugin, " + skel.Reference,
-			make: "mount --bind REFERENCE/portmap /opt/cni/bin/portmap",
-			mend: "umount /opt/cni/bin/portmap"},
+			says:    "the plugins have several origins: bridge, firewall, host-local: Hawser's plugin",
+			advises: "install all plugins from one place: hawser install --to /opt/cni/bin",
+			make:    "mount --bind REFERENCE/portmap /opt/cni/bin/portmap",
+			mend:    "umount /opt/cni/bin/portmap"},
 		{id: "not-replaced", severity: "warning", only: "reference",
 			says: "Hawser is installed in /opt/cni/bin, but lists use the reference's bridge, firewall, host-local, " +
 				"portmap (the reference plugin, " + skel.Reference + ")",
+			advises: "hawser install --to /opt/cni/bin replaces them; hawser uninstall --to /opt/cni/bin removes " +
+				"Hawser",
 			make: `mkdir /run/bin; cp /opt/cni/bin/* TOOL /run/bin/; mount --bind /run/bin /opt/cni/bin`,
 			mend: "umount /opt/cni/bin"},
 		{thread: "containers/podman#3842", id: "drift", says: "of pod shop/web-0", only: "reference",
 			make: "iptables-save >/run/rules; iptables -t nat -F", mend: "iptables-restore </run/rules"},
 		{id: "orphan-lease", severity: "warning", only: "reference",
-			says: "host-local never leases again: /var/lib/cni/networks/pods/10.88.0.3",
-			make: ": >/var/lib/cni/networks/pods/10.88.0.3",
-			mend: "find /var/lib/cni/networks/pods -name '*[.:]*' -empty -delete"},
+			says:    "host-local never leases again: /var/lib/cni/networks/pods/10.88.0.3",
+			advises: "while no container starts, run: find /var/lib/cni/networks/pods -name '*[.:]*' -empty -delete",
+			make:    ": >/var/lib/cni/networks/pods/10.88.0.3",
+			mend:    "find /var/lib/cni/networks/pods -name '*[.:]*' -empty -delete"},
 		{id: "missing-plugin", says: `plugin "firewall" fails: no such file`, make: without("firewall") + `
 			  printf '#!/bin/sh\necho "{\"code\": 100, \"msg\": \"no such file\"}"; exit 1\n' >/run/bin/firewall
 			  chmod 755 /run/bin/firewall`, mend: "umount /opt/cni/bin"},
 		{id: "bad-file", says: `plugins[2].type is missing, but there is a key "type:"`,
-			make: edit(`{"type": "firewall"}`, `{"type:": "firewall"}`), mend: restore},
+			advises: `did you mean "type"?`,
+			make:    edit(`{"type": "firewall"}`, `{"type:": "firewall"}`), mend: restore},
 		{id: "list-conflict", says: "plugins[0].ipam.type is missing, so containers get no address",
-			make: edit(`"type": "host-local", "ranges"`, `"ranges"`), mend: restore},
-		{id: "list-conflict", says: "capabilities is ignored here", mend: restore,
+			advises: `write the IPAM plugin, such as "host-local"`,
+			make:    edit(`"type": "host-local", "ranges"`, `"ranges"`), mend: restore},
+		{id: "list-conflict", says: "capabilities is ignored here: runtimes read it from the entries of the plugins",
+			advises: "move it into the entry of the plugin that uses it", mend: restore,
 			make: edit(`"name": "pods"`, `"capabilities": {"portMappings": true}, "name": "pods"`)},
-		{id: "list-conflict", says: "plugins[0].ipam.ranges[0][0].gateway 10.99.0.1 is not in the subnet 10.88.0.0/24",
+		{id: "list-conflict",
+			says: "plugins[0].ipam.ranges[0][0].gateway 10.99.0.1 is not in the subnet 10.88.0.0/24",
 			make: edit(`10.88.0.0/24"`, `10.88.0.0/24", "gateway": "10.99.0.1"`), mend: restore},
 		{id: "list-conflict", says: "range set 0 has no address except gateways",
-			make: edit(`10.88.0.0/24"`, `10.88.0.0/24", "rangeEnd": "10.88.0.1"`), mend: restore},
-		{id: "list-conflict", severity: "warning", says: "plugins[3].type portmap is also plugins[1]",
+			advises: "enlarge the range, or set another gateway",
+			make:    edit(`10.88.0.0/24"`, `10.88.0.0/24", "rangeEnd": "10.88.0.1"`), mend: restore},
+		{id: "list-conflict", severity: "warning",
+			says: "plugins[3].type portmap is also plugins[1]; both change the " +
+				"same interface", advises: "merge the two entries",
 			make: edit(`{"type": "firewall"}`, `{"type": "firewall"}, {"type": "portmap", "runtimeConfig": {}}`),
 			mend: restore},
 		{id: "list-conflict", says: "tuning changes the MAC address, but macspoofchk of bridge",
-			only: "ours", mend: restore, make: edit(`"ipMasq"`, `"macspoofchk": true, "ipMasq"`) + "; " +
+			advises: `set the address with "capabilities": {"mac": true} of bridge`, only: "ours", mend: restore,
+			make: edit(`"ipMasq"`, `"macspoofchk": true, "ipMasq"`) + "; " +
 				edit(`{"type": "firewall"}`, `{"type": "firewall"}, {"type": "tuning", "mac": "02:00:00:00:00:01"}`)},
 		{id: "list-conflict", severity: "warning", says: "is 1, but an earlier tuning sets it to 0", mend: restore,
 			make: edit(`{"type": "firewall"}`, `{"type": "tuning", "sysctl": {"net.core.somaxconn": "0"}}, `+
 				`{"type": "tuning", "sysctl": {"net.core.somaxconn": "1"}}`)},
 		{id: "list-conflict", severity: "warning", says: "host ports do not reach a macvlan", mend: remove,
+			advises: "remove portmap, or use bridge or ptp",
 			make: uplink("192.0.2.1/24") + "; " + second("more", "10.99.0.0/24") + `
 			  sed -i 's/"bridge", "bridge": "cni1"/"macvlan", "master": "up0"/
 			  s/}}]}/}}, {"type": "portmap", "capabilities": {"portMappings": true}}]}/' /etc/cni/net.d/20*`},
-		{id: "list-conflict", severity: "warning", says: "mtu is set after tc-redirect-tap has copied", only: "ours",
-			make: edit(`{"type": "firewall"}`, `{"type": "tc-redirect-tap"}, {"type": "tuning", "mtu": 1400}`),
-			mend: restore},
+		{id: "list-conflict", severity: "warning",
+			says: "mtu is set after tc-redirect-tap has copied the former MTU to the tap", only: "ours",
+			advises: "move tuning before tc-redirect-tap",
+			make:    edit(`{"type": "firewall"}`, `{"type": "tc-redirect-tap"}, {"type": "tuning", "mtu": 1400}`),
+			mend:    restore},
 		{id: "ipv6-disabled", says: "has an IPv6 range, but net.ipv6.conf.default.disable_ipv6 is 1",
+			advises: "sysctl -w net.ipv6.conf.default.disable_ipv6=0, also in /etc/sysctl.d, or remove the IPv6 range",
 			make: second("more", "fd00:99::/64") + `; sed -i 's/"cni1"/"cni1", "isGateway": true/' /etc/cni/net.d/20*
 			  sysctl -qw net.ipv6.conf.default.disable_ipv6=1`,
 			mend: remove + "; sysctl -qw net.ipv6.conf.default.disable_ipv6=0"},
-		{id: "not-ready", says: "STATUS of dhcp: ", make: second("more", "10.99.0.0/24") + `
+		{id: "ipv6-disabled", says: "it has an IPv6 range, but the kernel has no IPv6",
+			advises: "remove the IPv6 range, or boot without ipv6.disable=1",
+			make: second("more", "fd00:99::/64") + `; sed -i 's/"cni1"/"cni1", "isGateway": true/' /etc/cni/net.d/20*
+			  mount -t tmpfs none /proc/sys/net/ipv6`,
+			mend: remove + "; umount /proc/sys/net/ipv6"},
+		{id: "not-ready", says: `network "pods": STATUS of host-local: `, only: "ours",
+			advises: "remove the cause that the message names: each ADD fails",
+			make:    edit(`"type": "host-local"`, `"type": "host-local", "resolvConf": "/run/none"`), mend: restore},
+		{id: "not-ready", says: `network "more": STATUS of dhcp: `,
+			advises: "start the daemon: systemctl enable --now " +
+				"cni-dhcp.socket, or /opt/cni/bin/dhcp daemon", make: second("more", "10.99.0.0/24") + `
 			  sed -i 's/"host-local", "subnet": "10.99.0.0.24"/"dhcp"/' /etc/cni/net.d/20*`, mend: remove},
 		{id: "vlan-uplink", severity: "warning", need: []string{"vlan_filtering"},
-			says: "no uplink of cni0 (up0) has VLAN 7, so",
+			says:    "no uplink of cni0 (up0) has VLAN 7, so containers reach only each other",
+			advises: "bridge vlan add dev up0 vid 7",
 			make: edit(`"ipMasq"`, `"vlan": 7, "ipMasq"`) + `
 			  ip link add up0 type veth peer name switch0; ip link set up0 master cni0 up
 			  ip link set cni0 type bridge vlan_filtering 1`,
 			mend: "bridge vlan add dev up0 vid 7"},
 		{id: "other-default-route", severity: "warning", says: `leads to net1 of network "more", not to eth0`,
-			list: strings.NewReplacer("1.0.0", "1.1.0", `"0.0.0.0/0"`, `"0.0.0.0/0", "priority": 200`).Replace(usual),
+			advises: `remove the default route from the list of "more", or raise its priority (metric)`,
+			list: strings.NewReplacer("1.0.0", "1.1.0", `"0.0.0.0/0"`, `"0.0.0.0/0", "priority": 200`).
+				Replace(usual),
 			make: `cd /var/lib/cni/results
 			  config='{"name": "more", "disableCheck": true, "plugins": [{"type": "bridge"}]}'
 			  sed 's/"ifName":"eth0"/"ifName":"net1"/; s/"networkName":"pods"/"networkName":"more"/
@@ -305,7 +405,9 @@ func faults() []fault {
 			  for command in "link add net1 type bridge" "link set net1 up" "addr add 10.77.7.2/24 dev net1" \
 			    "route add default via 10.77.7.1 metric 100"; do sh /run/inside ip $command; done`,
 			mend: "sh /run/inside ip route del default via 10.77.7.1; rm /var/lib/cni/results/more-c1-net1"},
-		{id: "other-directory", severity: "warning", says: "reads its lists from /run/net.d",
+		{id: "other-directory", severity: "warning",
+			says:    "a runtime is configured to read its lists from /run/net.d, but",
+			advises: "run hawser doctor --conf /run/net.d",
 			make: `mkdir -p /etc/containerd /run/net.d; cp ` + listFile + ` /run/net.d
 			  printf 'imports = ["more.toml"]\n' >/etc/containerd/config.toml
 			  printf '[plugins.cri.cni]\nconf_dir = "/run/net.d"\nbin_dir = "/opt/cni/bin"\n' \
@@ -336,9 +438,10 @@ func (f fault) breaks(plugins string) {
 	if f.severity == "" {
 		f.severity = "error"
 	}
-	first, _, _ := strings.Cut(m.hawser("doctor").Stdout, "\n")
-	Expect(first).To(And(HavePrefix(f.severity+" "+f.id+": "), ContainSubstring(f.says)))
-	Expect(m.finds()[0].Advice).NotTo(BeEmpty())
+	lines := strings.Split(m.hawser("doctor").Stdout, "\n")
+	Expect(lines[0]).To(And(HavePrefix(f.severity+" "+f.id+": "), ContainSubstring(f.says)))
+	Expect(lines[1]).To(And(MatchRegexp("^    [a-z]"), ContainSubstring(f.advises),
+		Not(MatchRegexp(`%|\b(NAME|DIR|FILE|MAC|SETTING)\b`))))
 	m.Cmd("sh", "-ec", f.mend)
 	Expect(m.hawser("doctor").Stdout).To(Equal("nothing is wrong\n"))
 }
@@ -425,6 +528,8 @@ var _ = Describe("hawser doctor", Label("tool-doctor"), func() {
 			HaveField("Advice", ContainSubstring("restart the container")))))
 		Expect(m.hawser("why", "web-1").Stderr).To(ContainSubstring("drift: CHECK of pod shop/web-1"))
 		Expect(m.hawser("why", "web-0").Stderr).To(HaveSuffix("hawser: none\n"))
+		m.up(newPod("c3", "web-2")).Cmd("ip", "addr", "flush", "dev", "eth0")
+		Expect(m.finds()).To(HaveExactElements(HaveField("What", HaveSuffix("; also of shop/web-2"))))
 		reference := newMachine(nstest.Newest().Dir(), usual)
 		reference.up(newPod("c1", "web-0", hostPort(8080, 80)))
 		reference.Cmd("sh", "-ec", "nft flush ruleset; nft add table ip filter; "+
@@ -433,7 +538,8 @@ var _ = Describe("hawser doctor", Label("tool-doctor"), func() {
 		Expect(found).To(HaveExactElements(HaveField("ID", "drift"), HaveField("ID", "drift"), HaveField("ID", "drift"),
 			HaveField("ID", "unguarded-loopback")))
 		Expect(found[0]).To(And(HaveField("What", HaveSuffix("bridge: its masquerade is missing")),
-			HaveField("Advice", HavePrefix("restart the container"))))
+			HaveField("Advice", "restart the container: hawser reapply cannot restore objects of the reference's "+
+				"bridge")))
 		Expect(found[1]).To(HaveField("What", HaveSuffix("portmap: its host ports are missing")))
 	})
 
@@ -454,7 +560,8 @@ var _ = Describe("hawser doctor", Label("tool-doctor"), func() {
 			{id: "lost-lease", says: "no lease exists for 10.88.0.2 of pod shop/web-0",
 				make: "mv /var/lib/cni/networks/pods/10.* /run/", mend: "mv /run/10.* /var/lib/cni/networks/pods/"},
 			{id: "forwarding-off", says: "net.ipv4.conf.cni0.forwarding is 0",
-				make: "sysctl -qw net.ipv4.conf.cni0.forwarding=0", mend: "sysctl -qw net.ipv4.conf.cni0.forwarding=1"},
+				make: "sysctl -qw net.ipv4.conf.cni0.forwarding=0",
+				mend: "sysctl -qw net.ipv4.conf.cni0.forwarding=1"},
 			{id: "drop-policy", says: "FORWARD of nf_tables drops packets and has no rule that accepts packets of",
 				make: "iptables -P FORWARD DROP", mend: "iptables -A FORWARD -s 10.80.0.0/12 -j ACCEPT"},
 		} {
@@ -476,8 +583,19 @@ var _ = Describe("hawser doctor", Label("tool-doctor"), func() {
 			chmod 644 /run/bin/portmap; cp /opt/cni/bin/firewall /opt/cni/bin/host-local /run/bin
 			mount --bind /run/bin /opt/cni/bin`)
 		Expect(m.finds()).To(ConsistOf(
-			HaveField("What", ContainSubstring(`plugin "bridge" does not answer VERSION`)),
+			HaveField("What", ContainSubstring(`plugin "bridge" does not answer VERSION: `)),
 			HaveField("What", ContainSubstring(`portmap`))))
+	})
+
+	It("finds a kernel that cannot create the interfaces of the reference's plugin", func() {
+		m := newMachine(nstest.Newest().Dir(), `{"cniVersion": "1.0.0", "name": "pods", "plugins": [{"type": "vlan",
+			"master": "up0", "vlanId": 7, "ipam": {"type": "host-local", "subnet": "10.88.0.0/24"}}]}`)
+		m.Cmd("sh", "-ec", "ip link add up0 type veth peer name switch0")
+		found := BeEmpty()
+		if m.Run(nstest.Program{Path: "ip", Args: strings.Fields("link add link up0 type vlan id 8")}).Exit != 0 {
+			found = ConsistOf(And(HaveField("ID", "not-ready"), HaveField("What", ContainSubstring(": kind vlan: "))))
+		}
+		Expect(m.finds()).To(found)
 	})
 
 	It("finds the directories of k3s", func() {

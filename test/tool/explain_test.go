@@ -78,7 +78,8 @@ var _ = Describe("hawser explain", Label("tool-explain"), func() {
 			for _, what := range []string{"8081", "8080/udp", "10.88.0.99", "nobody", "eth7"} {
 				out := m.hawser("explain", what)
 				Expect([]any{out.Exit, out.Stdout}).To(Equal([]any{1, ""}))
-				Expect(out.Stderr).To(ContainSubstring(`is called "` + what + `"`))
+				Expect(out.Stderr).To(ContainSubstring(`no attachment or interface is called "` + what +
+					`"; give the ID, pod or address of a container, a host port`))
 			}
 		})
 
@@ -125,9 +126,11 @@ var _ = Describe("hawser explain", Label("tool-explain"), func() {
 		for _, what := range []string{"8080", "10.88.0.2"} {
 			e := explains(m, what)
 			Expect(stops(e, "stops it")).To(ConsistOf(ContainSubstring("net.ipv4.ip_forward"),
-				ContainSubstring("chain closed"), ContainSubstring("chain wall")))
-			Expect(stops(e, "may stop it")).To(ConsistOf(HavePrefix("firewall: "), ContainSubstring("chain half"),
-				ContainSubstring("chain late")))
+				"table inet x, chain closed at forward: its policy is drop, and it has no rules",
+				"table inet x, chain wall at prerouting: its first rule drops every packet"))
+			Expect(stops(e, "may stop it")).To(ConsistOf(HavePrefix("firewall: "),
+				"table inet x, chain half at forward: its policy is drop, unless one of its rules accepts the packet",
+				"table inet x, chain late at postrouting: its rule 2 drops every packet that no earlier rule accepts"))
 		}
 	})
 

@@ -48,6 +48,9 @@ func healthyNodes() []healthy {
 			ports: []map[string]any{hostPort(8080, 80)}},
 		{what: "IPv4 only, and the loopback that containerd attaches", list: usual, ask: "8080",
 			before: "sysctl -qw net.ipv6.conf.all.forwarding=0", ports: []map[string]any{hostPort(8080, 80)}},
+		{what: "IPv6 only, with a policy of IPv4 that drops", ask: "web-0", need: "iptables",
+			list:   strings.NewReplacer("10.88.0.0/24", "fd00:88::/64", "0.0.0.0/0", "::/0").Replace(open),
+			before: "iptables -P FORWARD DROP"},
 		{what: "two networks", list: usual, before: second("more", "10.99.0.0/24"), ask: "web-0"},
 		{what: "CRI-O", list: strings.Replace(usual, "1.0.0", "0.4.0", 1), ask: "web-0",
 			before: "mv " + listFile + " /etc/cni/net.d/100-crio-bridge.conflist; echo '" +

@@ -224,7 +224,8 @@ var _ = Describe("hawser why", Label("tool-why"), func() {
 		m.Cmd("cp", listFile, "/run/good")
 		Expect(m.add(newPod("c2c2", "web-1", hostPort(8080, 80)))).NotTo(Succeed())
 		m.Cmd("sh", "-ec", edit("firewall", "firewal"))
-		Expect(asks[[]failure](m, "why", "web-1")[0].Doctor).To(ConsistOf(HavePrefix(`missing-plugin: `)))
+		Expect(asks[[]failure](m, "why", "web-1")[0]).To(And(HaveField("Doctor", ConsistOf(HavePrefix(
+			`missing-plugin: `))), HaveField("Now", "holdings of it are left: no runtime has a record of it")))
 		m.Cmd("cp", "/run/good", listFile)
 		again := m.up(newPod("c3c3", "web-1"))
 		Expect(asks[[]failure](m, "why", "web-1")).To(HaveExactElements(And(HaveField("Doctor", BeEmpty()),
@@ -254,19 +255,21 @@ var _ = Describe("hawser why", Label("tool-why"), func() {
 			GinkgoHelper()
 			out := m.hawser("why", of)
 			Expect([]any{out.Exit, out.Stdout}).To(Equal([]any{1, ""}))
-			Expect(out.Stderr).To(And(HavePrefix("hawser: no failed call for"), HaveSuffix(what+"\n")))
+			Expect(out.Stderr).To(And(HavePrefix("hawser: no failed call for"), ContainSubstring(
+				"\nhawser: other projects' plugins and missing programs leave no records\n"), HaveSuffix(what+"\n")))
 		}
 		says("web-0", "hawser: libcni has a record of pod shop/web-0 on \"pods\": the container is attached\n"+
 			"hawser: current findings of doctor that may be the reason:\nhawser: none")
 		m.Cmd("sh", "-ec", "cp "+listFile+" /run/good; "+without("portmap"))
 		Expect(m.add(newPod("c2c2", "web-1"))).NotTo(Succeed())
 		const missing = `hawser: missing-plugin: /etc/cni/net.d/10-pods.conflist, network "pods": ` +
-			`plugin "portmap" is not in /opt/cni/bin:/usr/lib/cni:/usr/libexec/cni; install it (hawser install) ` +
-			"or remove it from the list; without it DEL fails"
+			`plugin "portmap" is not in /opt/cni/bin:/usr/lib/cni:/usr/libexec/cni; install it: hawser install --to ` +
+			"/opt/cni/bin, or remove it from the list; without it DEL fails"
 		says("web-1", "may be the reason:\n"+missing)
 		m.Cmd("sh", "-ec", "umount /opt/cni/bin; mkdir -p /var/lib/cni/networks/more; "+
 			`printf 'x\r\neth0' >/var/lib/cni/networks/more/10.99.0.2`)
-		says("last", "are leased; hawser ls lists the owners; release stale leases (hawser gc --yes), or add a range")
+		says("last", "are leased; hawser ls more lists the owners; release stale leases (hawser gc --yes), or add a "+
+			"range")
 		says("c1c1", "may be the reason:\nhawser: none")
 	})
 

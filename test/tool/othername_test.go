@@ -82,6 +82,31 @@ var _ = Describe("a plugin under a name that ends in the plugin's", Label("other
 		Expect(m.hawser("doctor").Stdout).To(ContainSubstring("10.88.0.128/25 overlaps a range of"))
 	})
 
+	It("is cluster-local, which is a program of its own", func() {
+		const lan = "site-cluster-local"
+		dir := links("bridge", "portmap", "firewall")
+		Expect(os.Symlink(nstest.Build(nstest.Apart), filepath.Join(dir, lan))).To(Succeed())
+		m := newMachine(dir, strings.Replace(usual, "host-local", lan, 1))
+		a := cni.Attachment{Network: "pods", ContainerID: "c1", IfName: "eth0"}
+		for _, command := range []string{"check", "doctor"} {
+			Expect(m.says(command)).To(Equal("nothing is wrong\n"))
+		}
+		m.Cmd("mkdir", "-p", "/var/lib/cni/cluster-local/default")
+		m.write("/var/lib/cni/cluster-local/default/"+a.Hash()+".json", `{"network": "pods", "containerID": "c1",
+			"ifname": "eth0", "nonce": "N", "held": ["default.10.30.0.7"]}`)
+		Expect(m.says("ls")).To(ContainSubstring("10.30.0.7"))
+		m.Cmd("rm", "-r", "/var/lib/cni/cluster-local")
+		m.Cmd("sh", "-ec", `cp "$1" /opt/cni/bin/new; mv /opt/cni/bin/new /opt/cni/bin/portmap`, "sh",
+			filepath.Join(nstest.Newest().Dir(), "portmap"))
+		Expect(m.finds()).To(ConsistOf(And(HaveField("ID", "mixed-plugins"), HaveField("What", And(
+			ContainSubstring("bridge, firewall: Hawser's plugin"), Not(ContainSubstring(lan)))))))
+		m.Cmd("rm", "/opt/cni/bin/"+lan)
+		const advice = "copy cluster-local from its own archive (hawser-cluster-local-linux-...) to /opt/cni/bin/" + lan
+		Expect(m.finds()[0]).To(And(HaveField("ID", "missing-plugin"), HaveField("Advice", HavePrefix(advice))))
+		Expect(m.checks()).To(ContainElement(And(HaveField("Key", "plugins[0].ipam.type"),
+			HaveField("Advice", advice+", or correct the name"))))
+	})
+
 	It("is found not to be one when the name ends in no plugin's", func() {
 		list := strings.Replace(renamed(), "buildkit-cni-bridge", "mybridge", 1)
 		m := newMachine(links(append(all, "mybridge")...), list)

@@ -186,8 +186,6 @@ func (b BaseChain) Verdict() (verdict, why string) {
 		return MayStopIt, fmt.Sprintf("its rule %d drops every packet that no earlier rule accepts", b.DropsAt)
 	case b.Drops && b.Count == 0:
 		return StopsIt, "its policy is drop, and it has no rules"
-	case b.Drops && b.Accepts:
-		return MayStopIt, "its policy is drop; firewall accepts its containers' packets there, in " + CNIForward
 	case b.Drops:
 		return MayStopIt, "its policy is drop, unless one of its rules accepts the packet"
 	}

@@ -183,11 +183,11 @@ func (s location) entry(list node.List, i int) {
 			err = fmt.Errorf("%q is not a plugin of %s, which is this program", plugin[1], file)
 		}
 		if err != nil {
-			s.locate(e).report(broken, plugin[0], err.Error(), "install it (hawser install), or correct the name")
+			s.locate(e).report(broken, plugin[0], err.Error(), howToInstall(s.Node, plugin[1])+", or correct the name")
 		} else if dir := installedDir(s.Node); dir != "" && s.IsReference(file) {
 			s.locate(e).report(doubtful, plugin[0],
 				file+" is a plugin of the reference, although Hawser is installed in "+dir,
-				kindByID("not-replaced").Advice)
+				fmt.Sprintf(kindByID("not-replaced").Advice, dir))
 		}
 		if !isOurs || !s.HasPlugin(e.Type) { // other plugins may complete ipam before they call it
 			continue

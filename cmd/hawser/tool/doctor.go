@@ -38,41 +38,44 @@ const (
 	doubtful = "warning" // it works now, but not permanently or not for all containers
 )
 
-// kinds are in the order in which doctor prints findings: the most severe and most frequent ones first.
+const ownersAdvice = "hawser ls %s lists the owners; release stale leases (hawser gc --yes), or add a range"
+
+// kinds are in the order in which doctor prints findings: the most severe and most frequent ones first. advise replaces
+// the verbs of an advice.
 var kinds = []findingKind{
-	{"missing-plugin", broken, "install it (hawser install) or remove it from the list; without it DEL fails"},
-	{"bad-file", broken, "correct the list (hawser check); end the container of a damaged record and delete it"},
-	{"no-list", broken, "write a list, or find out why the network's own installer did not; the node is not ready"},
+	{"missing-plugin", broken, "%s, or remove it from the list; without it DEL fails"},
+	{"bad-file", broken, "correct the file; hawser check names the key"},
+	{"no-list", broken, "write a list, or find out why the network's installer wrote none; kubelet is not ready"},
 	{"no-subnet", broken, "find out why flanneld is not running or has no subnet (its log; podCIDR of the node)"},
-	{"unknown-version", broken, "use a cniVersion that all plugins of the list support, or install newer plugins"},
-	{"refused-list", broken, "correct the value; PLUGIN --check-config < FILE lists all refused values"},
-	{"list-conflict", broken, "correct the list"},
-	{"ipv6-disabled", broken, "enable IPv6 on the host, or remove the IPv6 range"},
-	{"not-ready", broken, "ADD fails until then; the message names the cause"},
-	{"full-range", broken, "hawser ls lists the owners; release stale leases (hawser gc --yes), or add a range"},
+	{"unknown-version", broken, "install newer plugins: no version is supported by all plugins of the list"},
+	{"refused-list", broken, "correct the value; hawser check %s lists all refused values"},
+	{"list-conflict", broken, ""}, // checker has the advice
+	{"ipv6-disabled", broken, "sysctl -w %s, also in /etc/sysctl.d, or remove the IPv6 range"},
+	{"not-ready", broken, "remove the cause that the message names: each ADD fails"},
+	{"full-range", broken, ownersAdvice},
 	{"overlapping-ranges", broken, "use a different subnet for each network: two containers get the same address"},
 	{"overlapping-route", broken, "use another subnet for the network: packets to its containers go elsewhere"},
 	{"lost-lease", broken, "replace these containers: another container may get the same address"},
-	{"forwarding-off", broken, "set it to 1, and remove the setting from /etc/sysctl.d"},
-	{"drop-policy", broken, "add the plugin firewall to the list, or to the chain a rule that accepts containers"},
+	{"forwarding-off", broken, "sysctl -w %s=1, and remove what sets it to 0, such as a file in /etc/sysctl.d"},
+	{"drop-policy", broken, "remove the rule, or insert a rule before it that accepts containers"},
 	{"missing-module", broken, "install the kernel's package of extra modules, or remove the plugin from the list"},
-	{"missing-guard", broken, "run hawser reapply, find out what flushes rules: containers reach the host's 127.0.0.1"},
+	{"missing-guard", broken, "run hawser reapply, and find out what flushes rules: containers reach 127.0.0.1"},
 	{"drift", broken, "run hawser reapply, and find out what removes it (hawser watch restores it automatically)"},
-	{"changed-mac", doubtful, "restore it (ip link set dev NAME address MAC), and set MACAddressPolicy=none for udev"},
+	{"changed-mac", doubtful, "ip link set dev %s address %s, and set MACAddressPolicy=none for udev"},
 	{"orphan-lease", doubtful, "hawser ls --orphans gives the reason; hawser gc --yes removes it"},
 	{"leftover", doubtful, "hawser ls --orphans gives the reason; hawser gc --yes removes it"},
-	{"nearly-full-range", doubtful, "add a range to the set, or release stale leases (hawser gc --yes)"},
+	{"nearly-full-range", doubtful, ownersAdvice},
 	{"name-twice", doubtful, "rename or remove one of them: runtimes differ in which one they use"},
 	{"covered-route", doubtful, "use another subnet for the network if hosts behind that route are needed"},
-	{"vlan-uplink", doubtful, "add the VLAN to the uplink (bridge vlan add)"},
-	{"other-default-route", doubtful, "remove the default route from the list of the other network"},
-	{"other-directory", doubtful, "pass --conf"},
+	{"vlan-uplink", doubtful, "bridge vlan add dev %s vid %d"},
+	{"other-default-route", doubtful, "remove the default route from the list of %q, or raise its priority (metric)"},
+	{"other-directory", doubtful, "run hawser doctor --conf %s"},
 	{"bridge-nf", doubtful, "modprobe br_netfilter; sysctl -w net.bridge.bridge-nf-call-iptables=1"},
 	{"firewalld", doubtful, "add the plugin firewall to the list; after a reload of firewalld run hawser reapply"},
 	{"ipvs", doubtful, "remove backend from portmap's entry: with kube-proxy's ipvs, portmap then uses iptables"},
-	{"refused-later", doubtful, "correct the value before you install Hawser; the installed plugin may accept it"},
-	{"mixed-plugins", doubtful, "install all plugins from one place: hawser install"},
-	{"not-replaced", doubtful, "hawser install replaces the reference's plugins; hawser uninstall removes Hawser"},
+	{"refused-later", doubtful, "correct the value before you install Hawser; hawser check %s lists all such values"},
+	{"mixed-plugins", doubtful, "install all plugins from one place: hawser install --to %s"},
+	{"not-replaced", doubtful, "hawser install --to %[1]s replaces them; hawser uninstall --to %[1]s removes Hawser"},
 	{"unguarded-loopback", doubtful, "install Hawser's portmap, or drop packets to 127.0.0.0/8 (CVE-2020-8558)"},
 }
 
@@ -142,6 +145,9 @@ func (f *facts) add(id, format string, args ...any) *finding {
 	f.found = append(f.found, said)
 	return said
 }
+
+// advise fills in the verbs of the advice.
+func (f *finding) advise(args ...any) { f.Advice = fmt.Sprintf(f.Advice, args...) }
 
 // kindByID returns the kind with an ID.
 func kindByID(id string) findingKind {

@@ -101,8 +101,8 @@ func forwardingOff(f *facts) {
 		own, _ := ownBridge(list)
 		link := cmp.Or(own, node.FirstWord(a.HostEnd()))
 		if isOff[true] == "" && !seen[link] && readSetting("ipv4/conf/"+link+"/forwarding") == "0" {
-			f.add("forwarding-off", "net.ipv4.conf.%s.forwarding is 0, and %s needs the host to route", link,
-				describe(a))
+			key := "net.ipv4.conf." + link + ".forwarding"
+			f.add("forwarding-off", "%s is 0, and %s needs the host to route", key, describe(a)).advise(key)
 		}
 		seen[link] = true
 		for _, text := range a.Addresses() {
@@ -111,7 +111,7 @@ func forwardingOff(f *facts) {
 			if key == "" || !addr.IsValid() {
 				continue
 			}
-			f.add("forwarding-off", "%s is 0, and %s needs the host to route", key, describe(a))
+			f.add("forwarding-off", "%s is 0, and %s needs the host to route", key, describe(a)).advise(key)
 			delete(isOff, addr.Is4())
 		}
 	}
@@ -203,7 +203,7 @@ func changedMACs(f *facts) {
 				continue
 			}
 			f.add("changed-mac", "%s has MAC address %s, but had %s when it became the gateway of %s",
-				i.Name, now, i.MAC, describe(a))
+				i.Name, now, i.MAC, describe(a)).advise(i.Name, i.MAC)
 			delete(links, i.Name)
 		}
 	}
@@ -260,7 +260,7 @@ func drifts(f *facts) {
 				others[key] = append(others[key], nameOf(a.Pod, a.ContainerID))
 			default:
 				first[key] = f.add("drift", "CHECK of %s: %s", describe(a), missing(c, err))
-				first[key].Advice = driftAdvice(c)
+				first[key].Advice = driftAdvice(c.Reference, c.List.Plugins[c.Entry])
 			}
 		}
 		looks++
@@ -284,11 +284,11 @@ func missing(c node.Call, err error) string {
 }
 
 // driftAdvice returns advice that depends on whether reapply can restore the plugin's objects: see node.Reapply.
-func driftAdvice(c node.Call) string {
+func driftAdvice(isReference bool, e node.Entry) string {
 	switch {
-	case c.Reference:
-		return "restart the container: hawser reapply cannot restore objects of the reference's " + c.Plugin()
-	case c.Is("portmap", "firewall", "tuning", "bandwidth"):
+	case isReference:
+		return "restart the container: hawser reapply cannot restore objects of the reference's " + e.Type
+	case slices.ContainsFunc([]string{"portmap", "firewall", "tuning", "bandwidth"}, e.Is):
 		return kindByID("drift").Advice
 	}
 	return "hawser reapply restores rules and forwarding; for a link, an address or a route, restart the container"
@@ -298,7 +298,11 @@ func driftAdvice(c node.Call) string {
 func otherSoftware(f *facts) {
 	has := func(is func(nft.LiveChain) bool) bool { return slices.ContainsFunc(f.chains, is) }
 	hasFirewalld := has(isFirewalld)
-	hasServices := has(func(c nft.LiveChain) bool { return c.Name == "KUBE-SERVICES" || c.Table.Name == "kube-proxy" })
+	const services = "KUBE-SERVICES" // kube-proxy's chain, also with iptables-legacy
+	hasServices := has(func(c nft.LiveChain) bool { return c.Name == services || c.Table.Name == "kube-proxy" }) ||
+		slices.ContainsFunc(f.hooked, func(b node.BaseChain) bool {
+			return slices.ContainsFunc(b.Rules, func(r node.RuleSummary) bool { return r.Target == services })
+		})
 	hasIPVS := slices.ContainsFunc(f.links, func(l rtnl.Link) bool { return l.Name == "kube-ipvs0" })
 	bridged := readSetting("bridge/bridge-nf-call-iptables")
 	for _, list := range f.lists {
@@ -340,7 +344,8 @@ func mixedPlugins(f *facts) {
 	for _, origin := range slices.Sorted(maps.Keys(origins)) {
 		texts = append(texts, strings.Join(origins[origin], ", ")+": "+origin)
 	}
-	f.add("mixed-plugins", "the plugins have several origins: %s", strings.Join(texts, "; "))
+	to := filepath.Dir(f.programs[origins[slices.Sorted(maps.Keys(origins))[0]][0]].path)
+	f.add("mixed-plugins", "the plugins have several origins: %s", strings.Join(texts, "; ")).advise(to)
 }
 
 // notReplaced adds a finding if lists use plugins of the reference although Hawser is installed on the node.
@@ -359,11 +364,12 @@ func notReplaced(f *facts) {
 	}
 	if names != nil && dir != "" {
 		f.add("not-replaced", "Hawser is installed in %s, but lists use the reference's %s (%s)", dir,
-			strings.Join(names, ", "), version)
+			strings.Join(names, ", "), version).advise(dir)
 	}
 	if others != nil && dir != "" {
 		f.add("not-replaced", "Hawser is installed in %s, but %s are other programs", dir, strings.Join(others, ", ")).
-			Advice = "hawser install --force replaces them; hawser uninstall removes Hawser"
+			Advice = fmt.Sprintf("hawser install --force --to %[1]s replaces them; hawser uninstall --to %[1]s "+
+			"removes Hawser", dir)
 	}
 }
 

@@ -1,8 +1,10 @@
 package tool
 
 import (
+	"cmp"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -32,15 +34,31 @@ func missingPlugins(f *facts) {
 				continue
 			}
 			seen[plugin] = true
-			f.add("missing-plugin", "%s: %v", titleOf(list), err)
+			f.add("missing-plugin", "%s: %v", titleOf(list), err).advise(howToInstall(f.Node, plugin))
 		}
 	}
+}
+
+// howToInstall returns advice for a missing plugin.
+func howToInstall(n node.Node, plugin string) string {
+	to := cmp.Or(append(filepath.SplitList(n.Path), "DIR")...)
+	if _, isOurs := skel.Find(n.Programs, plugin); isOurs {
+		return "install it: hawser install --to " + to
+	}
+	if cni.IsPlugin(plugin, node.Separate) {
+		return "copy cluster-local from its own archive (hawser-cluster-local-linux-...) to " +
+			filepath.Join(to, plugin)
+	}
+	return "install it with its own project's installer, because Hawser does not have it"
 }
 
 // badLists finds lists that no runtime can use, and names that several lists have.
 func badLists(f *facts) {
 	for _, err := range f.damaged {
-		f.add("bad-file", "%v", err)
+		said := f.add("bad-file", "%v", err)
+		if record, _, _ := strings.Cut(err.Error(), ": "); strings.HasPrefix(record, f.CacheDir+"/") {
+			said.Advice = "delete its container and then this file, and run hawser gc --yes"
+		}
 	}
 	if len(f.lists) == 0 && len(f.problems) == 0 {
 		f.add("no-list", "no usable network list in %s", f.ConfDir)
@@ -85,8 +103,18 @@ func unknownVersions(f *facts) {
 			if list.CNIVersion == "" || len(known) == 0 || slices.Contains(known, list.CNIVersion) {
 				continue
 			}
-			f.add("unknown-version", "%s: cniVersion %q is not supported by %s, which supports %s", titleOf(list),
-				list.CNIVersion, f.programs[plugin].path, strings.Join(known, ", "))
+			said := f.add("unknown-version", "%s: cniVersion %q is not supported by %s, which supports %s",
+				titleOf(list), list.CNIVersion, f.programs[plugin].path, strings.Join(known, ", "))
+			lacks := func(v string) bool {
+				return slices.ContainsFunc(typesOf(list), func(other string) bool {
+					versions := f.programs[other].versions
+					return len(versions) > 0 && !slices.Contains(versions, v)
+				})
+			}
+			if common := slices.DeleteFunc(slices.Sorted(slices.Values(known)), lacks); len(common) > 0 {
+				said.Advice = fmt.Sprintf("write cniVersion %q, which all plugins of the list support, or install "+
+					"newer plugins", common[len(common)-1])
+			}
 			break
 		}
 	}
@@ -108,7 +136,7 @@ func refusedLists(f *facts) {
 				if k := slices.IndexFunc(found, func(f skel.Finding) bool { return !f.Warning }); k >= 0 {
 					id := map[bool]string{true: "refused-list", false: "refused-later"}[f.programs[plugin].kind == ours]
 					key := location{key: e.Key}.path(found[k].Key)
-					f.add(id, "%s: %s: %s: %s", titleOf(list), plugin, key, found[k].Reason)
+					f.add(id, "%s: %s: %s: %s", titleOf(list), plugin, key, found[k].Reason).advise(list.File)
 				}
 			}
 		}
@@ -143,6 +171,7 @@ func fullRanges(f *facts) {
 			}
 			said := f.add(id, "%s: %.0f of %.0f addresses of %s are leased", titleOf(list), u.Used, u.Size,
 				subnetsOf(u.Set))
+			said.advise(list.Name)
 			isOf := func(a *node.Attachment) bool { return a.Network == list.Name && a.Orphan == "" }
 			if u.Size == 1 && slices.ContainsFunc(f.attached, isOf) {
 				said.Severity = doubtful // the set is intended for one container
@@ -161,10 +190,12 @@ func subnetsOf(set ranges.Set) string {
 
 // overlaps finds ranges that two networks share, and ranges that the host routes elsewhere.
 func overlaps(f *facts) {
+	all := make([]ranges.Set, len(f.lists))
 	for i, list := range f.lists {
-		for _, r := range slices.Concat(list.RangeSets()...) {
-			for _, other := range f.lists[:i] {
-				if other.Name != list.Name && slices.ContainsFunc(slices.Concat(other.RangeSets()...), r.Overlaps) {
+		all[i] = slices.Concat(list.RangeSets()...)
+		for _, r := range all[i] {
+			for k, other := range f.lists[:i] {
+				if other.Name != list.Name && slices.ContainsFunc(all[k], r.Overlaps) {
 					f.add("overlapping-ranges", "%s: %s overlaps a range of %s", titleOf(list), r.Subnet,
 						titleOf(other))
 				}

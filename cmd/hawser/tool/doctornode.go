@@ -16,22 +16,24 @@ import (
 )
 
 // notReady finds plugins whose STATUS fails, so that each ADD would fail. It runs Hawser's STATUS in this process. If a
-// reference plugin is installed, it does so only for dhcp, because Hawser's dhcp contacts the daemon of either project.
+// reference plugin is installed, only a kernel without the plugin's kind of interface is reported, and a DHCP daemon
+// that does not answer, because both plugins need the same.
 func notReady(f *facts) {
 	seen := map[string]bool{}
 	for _, list := range f.lists {
 		for i, e := range list.Plugins {
 			for _, plugin := range []string{e.Type, e.IPAM.Type} {
 				installed := f.programs[plugin]
-				isListed := f.HasPlugin(plugin) && f.HasPlugin(e.Type)
-				isDHCP := (node.Entry{Type: plugin}).Is("dhcp")
-				if !isListed || installed.err != nil || installed.kind != ours && !isDHCP {
+				isOther := installed.kind != ours && installed.kind != reference
+				if !f.HasPlugin(plugin) || !f.HasPlugin(e.Type) || installed.err != nil || isOther {
 					continue
 				}
+				isDHCP := (node.Entry{Type: plugin}).Is("dhcp")
 				entry := node.Entry{Type: plugin, Raw: list.Plugins[i].Raw}
 				alone := node.List{Name: list.Name, CNIVersion: list.CNIVersion, Plugins: []node.Entry{entry}}
 				err := f.Status(f.ctx, alone)
-				if err == nil || seen[err.Error()] || isPermission(err) {
+				isOnlyOurs := installed.kind != ours && !isDHCP && !strings.Contains(fmt.Sprint(err), lacksKind)
+				if err == nil || seen[err.Error()] || isPermission(err) || isOnlyOurs {
 					continue
 				}
 				seen[err.Error()] = true
@@ -44,6 +46,9 @@ func notReady(f *facts) {
 		}
 	}
 }
+
+// lacksKind is the beginning of an error about a kind of interface that the kernel cannot create.
+const lacksKind = ": kind "
 
 // isPermission reports whether an error may be due to the permissions of this process. The runtime may have more
 // permissions.
@@ -82,7 +87,7 @@ func ipv6Disabled(f *facts) {
 			}
 		}
 		f.add("ipv6-disabled", "%s: it has an IPv6 range, but net.ipv6.conf.%s.disable_ipv6 is 1", titleOf(list),
-			at).Advice = "sysctl -w " + strings.Join(settings, " ") + ", also in /etc/sysctl.d"
+			at).advise(strings.Join(settings, " "))
 	}
 }
 
@@ -111,9 +116,8 @@ func vlanUplinks(f *facts) {
 			hasVLAN = hasVLAN || err != nil || slices.ContainsFunc(vlans, has)
 		}
 		if uplinks != nil && !hasVLAN {
-			said := f.add("vlan-uplink", "%s: no uplink of %s (%s) has VLAN %d, so containers reach only each other",
-				titleOf(list), name, summarize(uplinks), vlan)
-			said.Advice = fmt.Sprintf("bridge vlan add dev %s vid %d", uplinks[0], vlan)
+			f.add("vlan-uplink", "%s: no uplink of %s (%s) has VLAN %d, so containers reach only each other",
+				titleOf(list), name, summarize(uplinks), vlan).advise(uplinks[0], vlan)
 		}
 	}
 }
@@ -138,10 +142,8 @@ func otherDefaults(f *facts) {
 			if k < 0 {
 				continue
 			}
-			said := f.add("other-default-route", "the default route of %s leads to %s of network %q, not to eth0",
-				describe(first), link, others[k].Network)
-			said.Advice = fmt.Sprintf("remove the default route from the list of %q, or raise its priority (metric)",
-				others[k].Network)
+			f.add("other-default-route", "the default route of %s leads to %s of network %q, not to eth0",
+				describe(first), link, others[k].Network).advise(others[k].Network)
 		}
 	}
 }
@@ -176,12 +178,13 @@ func defaultLink(netns string, is4 bool) (string, error) {
 	return link.Name, err
 }
 
-// otherDirectories finds directories from which the node's runtimes read lists, besides the one that doctor reads.
+// otherDirectories finds directories with lists that a runtime's configuration names, other than the one that doctor
+// reads.
 func otherDirectories(f *facts) {
 	for _, dir := range node.ConfiguredLists() {
-		if files, _ := node.ListFiles(dir); dir != f.ConfDir && len(files) > 0 {
-			f.add("other-directory", "a runtime reads its lists from %s, but these findings are about %s", dir,
-				f.ConfDir).Advice = "run hawser doctor --conf " + dir
+		if files, _ := node.ListFiles(dir); !sameFile(dir, f.ConfDir) && len(files) > 0 {
+			f.add("other-directory", "a runtime is configured to read its lists from %s, but these findings are "+
+				"about %s", dir, f.ConfDir).advise(dir)
 		}
 	}
 }

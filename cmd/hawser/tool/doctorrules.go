@@ -14,32 +14,27 @@ import (
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
-// acceptBit returns the fwmark that the plugin firewall sets on accepted packets, as the bytes with which rules compare
-// it.
-func (f *facts) acceptBit() string {
+// acceptMark returns the fwmark that the list's firewall sets on accepted packets. Only Hawser's firewall does so.
+func acceptMark(list node.List) uint32 {
 	bit := uint32(12)
-	for _, list := range f.lists {
-		for _, e := range list.Plugins {
-			_ = json.Unmarshal(e.Raw["markAcceptBit"], &bit)
-		}
+	for _, e := range list.Plugins {
+		_ = json.Unmarshal(e.Raw["markAcceptBit"], &bit)
 	}
-	return string(binary.NativeEndian.AppendUint32(nil, 1<<(bit&31)))
+	return 1 << (bit & 31)
 }
 
 // dropPolicies finds chains that drop packets unless a rule accepts them, and have no rule that accepts packets of a
-// list's containers. It omits IPv6 chains if the list has no IPv6 range, and all chains if the list has no range.
+// list's containers.
 func dropPolicies(f *facts) {
 	for _, d := range f.hooked {
 		if f.noRules || d.Hook != "forward" || !d.Drops && d.DropsAt == 0 || strings.HasSuffix(d.Table, " firewalld") {
 			continue
 		}
 		for _, list := range f.lists {
-			of := func(r ranges.Range) bool { return d.Family != nft.IPv6 || r.Subnet.Addr().Is6() }
-			hasRange := slices.ContainsFunc(slices.Concat(list.RangeSets()...), of)
-			if !isRouted(list) || !hasRange || f.isFirewallsChain(d, list) {
+			if len(routedRanges(d, list)) == 0 || f.isFirewallsChain(d, list) {
 				continue
 			}
-			if accepted, doubt := f.accepted(d, list); !accepted {
+			if accepted, doubt := f.matcherOf(list).accepts(d); !accepted {
 				f.addDropPolicy(d, list, doubt)
 				break
 			}
@@ -47,17 +42,28 @@ func dropPolicies(f *facts) {
 	}
 }
 
+// routedRanges returns the list's ranges whose packets the host routes through a chain. A chain of one address family
+// has no packets of the other.
+func routedRanges(d node.BaseChain, list node.List) (own []ranges.Range) {
+	for _, r := range slices.Concat(list.RangeSets()...) {
+		isOf := d.Family == nft.INet || (d.Family == nft.IPv6) == r.Subnet.Addr().Is6()
+		if isRouted(list) && isOf {
+			own = append(own, r)
+		}
+	}
+	return own
+}
+
 // dropRules finds rules of other programs that drop all packets of a list's bridge or range.
 func dropRules(f *facts) {
 	for _, d := range f.hooked {
 		for _, list := range f.lists {
 			place, isCertain := d.FirstDrop(f.selects(list))
-			if !isCertain || d.IsOurs() || !isRouted(list) {
+			if !isCertain || d.IsOurs() || len(routedRanges(d, list)) == 0 {
 				continue
 			}
-			said := f.add("drop-policy", "rule %d of %s drops all packets of containers of %s", place, chainOf(d),
+			f.add("drop-policy", "rule %d of %s drops all packets of containers of %s", place, chainOf(d),
 				titleOf(list))
-			said.Advice = "remove the rule, or insert a rule before it that accepts containers"
 		}
 	}
 }
@@ -80,9 +86,31 @@ func (f *facts) addDropPolicy(d node.BaseChain, list node.List, doubt bool) {
 	if doubt {
 		said.Severity = doubtful
 	}
-	if uses(list, "firewall") {
-		said.Advice = "add a rule that accepts containers to the chain: firewall in the list does not change it"
+	said.Advice = "accept the containers: " + f.acceptCommands(d, list)
+	if !uses(list, "firewall") && d.Name == "FORWARD" {
+		said.Advice = "add the plugin firewall to the list, or " + said.Advice
 	}
+}
+
+// acceptCommands returns commands that insert rules into a chain so that it accepts packets of the list's containers.
+func (f *facts) acceptCommands(d node.BaseChain, list node.List) string {
+	table, isLegacy := strings.CutPrefix(d.Table, "legacy ")
+	if m := f.matcherOf(list); m.mark != 0 && !isLegacy {
+		return fmt.Sprintf("nft insert rule %s %s meta mark and %#x == %#[3]x accept", table, d.Name, m.mark)
+	}
+	var commands []string
+	for _, r := range routedRanges(d, list) {
+		family := nft.FamilyOf(r.Subnet.Addr()).String()
+		for _, end := range []string{"s", "d"} {
+			command := fmt.Sprintf("nft insert rule %s %s %s %saddr %s accept", table, d.Name, family, end, r.Subnet)
+			if table == family+" filter" && d.Name == "FORWARD" {
+				command = fmt.Sprintf("%stables%s -I FORWARD -%s %s -j ACCEPT", family,
+					map[bool]string{true: "-legacy"}[isLegacy], end, r.Subnet)
+			}
+			commands = append(commands, command)
+		}
+	}
+	return strings.Join(commands, "; ")
 }
 
 // isFirewallsChain reports whether the plugin firewall is responsible for the missing rule: either its first ADD will
@@ -112,6 +140,14 @@ func names(r node.RuleSummary, link string, index int, all ranges.Set) bool {
 		slices.ContainsFunc(r.Networks, isAround) || index != 0 && slices.Contains(r.Indexes, index)
 }
 
+// matcher decides about rules whether packets of one network or container pass them.
+type matcher struct {
+	isOwn      func(node.RuleSummary) bool // the rule names its bridge, or a network that contains its addresses
+	isOther    func(link string) bool      // the host's link is another one's
+	isAccepted bool                        // the plugin firewall accepts its packets in CNI-FORWARD
+	mark       uint32                      // the fwmark of its packets; 0 = none
+}
+
 // selects returns a function that reports whether a rule names the list's bridge or a network that contains one of its
 // ranges.
 func (f *facts) selects(list node.List) func(node.RuleSummary) bool {
@@ -125,17 +161,28 @@ func (f *facts) selects(list node.List) func(node.RuleSummary) bool {
 	return func(r node.RuleSummary) bool { return names(r, own, index, all) }
 }
 
-// accepted evaluates the rules of a chain, up to a rule that drops every packet, and the rules of the chains to which
-// they jump. accepted is true if a rule jumps to CNI-FORWARD, compares the mark of the plugin firewall, accepts every
-// packet, or accepts packets and names the list's bridge or a network that contains a range. doubt is true if only
-// other rules may accept packets. Rules for other interfaces are ignored.
-func (f *facts) accepted(d node.BaseChain, list node.List) (accepted, doubt bool) {
+// matcherOf returns the matcher of a list.
+func (f *facts) matcherOf(list node.List) matcher {
 	own, _ := ownBridge(list)
-	isOwn, bit := f.selects(list), f.acceptBit()
 	isOther := func(name string) bool {
 		is := func(l rtnl.Link) bool { return l.Name == name && !l.IsPairEnd() }
 		return name != own && slices.ContainsFunc(f.links, is)
 	}
+	m := matcher{f.selects(list), isOther, uses(list, "firewall"), 0}
+	if slices.ContainsFunc(list.Plugins, func(e node.Entry) bool {
+		return e.Is("firewall") && f.programs[e.Type].kind == ours
+	}) {
+		m.mark = acceptMark(list)
+	}
+	return m
+}
+
+// accepts evaluates the rules of a chain, up to a rule that drops every packet, and the rules of the chains to which
+// they jump. accepted is true if a rule accepts packets and is an own rule or has no condition, or if the plugin
+// firewall accepts the packets in CNI-FORWARD or by their mark. doubt is true if only other rules may accept packets.
+// Rules for other interfaces are ignored.
+func (m matcher) accepts(d node.BaseChain) (accepted, doubt bool) {
+	bit := string(binary.NativeEndian.AppendUint32(nil, m.mark))
 	chains, isForAll, passed := []string{d.Name}, map[string]bool{d.Name: true}, 0
 	for i := 0; i < len(chains); i++ {
 		for _, r := range d.Rules {
@@ -148,16 +195,16 @@ func (f *facts) accepted(d node.BaseChain, list node.List) (accepted, doubt bool
 			switch {
 			case i == 0 && d.DropsAt > 0 && passed >= d.DropsAt:
 				continue
-			case slices.ContainsFunc(r.Links, isOther):
+			case slices.ContainsFunc(r.Links, m.isOther):
 				continue
-			case r.Target == node.CNIForward, slices.Contains(r.Compared, bit), r.MayAccept && isOwn(r),
-				r.MayAccept && r.Unconditional && isForAll[r.Chain]:
+			case m.isAccepted && r.Target == node.CNIForward, m.mark != 0 && slices.Contains(r.Compared, bit),
+				r.MayAccept && m.isOwn(r), r.MayAccept && r.Unconditional && isForAll[r.Chain]:
 				return true, false
 			}
 			doubt = doubt || r.MayAccept
 			if r.Target != "" && !slices.Contains(chains, r.Target) {
 				chains = append(chains, r.Target)
-				isForAll[r.Target] = r.Unconditional && isForAll[r.Chain]
+				isForAll[r.Target] = (r.Unconditional || m.isOwn(r)) && isForAll[r.Chain]
 			}
 		}
 	}

@@ -140,7 +140,7 @@ func (s *session) explain(what string, all []*node.Attachment, links map[string]
 		if slices.ContainsFunc(e.Links, func(l hostLink) bool { return l.Name == what }) {
 			return e, nil // an interface has no single packet path
 		}
-		return e, e.findPath(s.ctx, s.Node)
+		return e, e.findPath(s.ctx, s.Node, links)
 	}
 	if l, ok := links[what]; ok {
 		e.Links = []hostLink{l}
@@ -192,10 +192,11 @@ func (e *explanation) findLinks(links map[string]hostLink) {
 }
 
 // findPath adds the packet path and the obstacles on it.
-func (e *explanation) findPath(ctx context.Context, n node.Node) error {
+func (e *explanation) findPath(ctx context.Context, n node.Node, links map[string]hostLink) error {
 	e.Path = []node.BaseChain{}
 	families, routed, errs := map[bool]bool{}, map[bool]bool{}, []error{} // true = IPv4
 	var own ranges.Set
+	var m matcher
 	for _, a := range e.Attachments {
 		if a.Orphan != "" {
 			e.addStop(node.StopsIt, "container %s: %s", nameOf("", a.ContainerID), a.Orphan)
@@ -204,6 +205,10 @@ func (e *explanation) findPath(ctx context.Context, n node.Node) error {
 			errs = append(errs, e.findDrift(ctx, n, a))
 		}
 		list, _ := listOf(n, a) // Attachments has returned its error
+		if uses(list, "firewall") && !a.Reference {
+			m.mark = acceptMark(list)
+		}
+		m.isAccepted = m.isAccepted || uses(list, "firewall")
 		for _, text := range a.Addresses() {
 			if addr, err := netip.ParseAddr(text); err == nil {
 				families[addr.Is4()] = true
@@ -223,28 +228,38 @@ func (e *explanation) findPath(ctx context.Context, n node.Node) error {
 			e.addStop(node.StopsIt, "%s is 0, so the host does not forward packets", key)
 		}
 	}
-	isMeant := func(r node.RuleSummary) bool {
+	m.isOwn = func(r node.RuleSummary) bool {
 		return slices.ContainsFunc(e.Links, func(l hostLink) bool { return names(r, l.Name, 0, own) })
 	}
+	m.isOther = func(name string) bool {
+		isOwn := func(l hostLink) bool { return l.Name == name }
+		return links[name].Name != "" && links[name].Kind != "veth" && !slices.ContainsFunc(e.Links, isOwn)
+	}
 	chains, err := node.BaseChains(ctx)
+	e.findChains(chains, families, m)
+	slices.SortFunc(e.Stops, func(a, b *stop) int { // certain obstacles first
+		return cmp.Or(strings.Compare(b.Verdict, a.Verdict), strings.Compare(a.Why, b.Why))
+	})
+	return errors.Join(append(errs, err)...)
+}
+
+// findChains adds the chains of the address families, and those that drop packets. families is true for IPv4.
+func (e *explanation) findChains(chains []node.BaseChain, families map[bool]bool, m matcher) {
 	for _, b := range chains {
 		if b.Family == nft.IPv4 && !families[true] || b.Family == nft.IPv6 && !families[false] {
 			continue
 		}
 		e.Path = append(e.Path, b)
-		if verdict, why := b.Verdict(); verdict != "" {
+		verdict, why := b.Verdict()
+		if accepted, _ := m.accepts(b); verdict == node.StopsIt || verdict == node.MayStopIt && !accepted {
 			e.addStop(verdict, "table %s, chain %s at %s: %s", b.Table, b.Name, b.Hook, why)
 		}
-		if place, isCertain := b.FirstDrop(isMeant); place > 0 {
+		if place, isCertain := b.FirstDrop(m.isOwn); place > 0 {
 			verdict := map[bool]string{true: node.StopsIt, false: node.MayStopIt}[isCertain]
 			e.addStop(verdict, "table %s, chain %s at %s: its rule %d drops packets of this interface or network",
 				b.Table, b.Name, b.Hook, place)
 		}
 	}
-	slices.SortFunc(e.Stops, func(a, b *stop) int { // certain obstacles first
-		return cmp.Or(strings.Compare(b.Verdict, a.Verdict), strings.Compare(a.Why, b.Why))
-	})
-	return errors.Join(append(errs, err)...)
 }
 
 // findDrift adds the findings of CHECK for an attachment.

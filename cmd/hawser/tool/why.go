@@ -72,7 +72,8 @@ func why(ctx context.Context, n node.Node, of string) (found []failure, err erro
 		if is == "" {
 			is = cmp.Or(strings.Join(f.unreadLines(), "; "), "it has no holdings")
 		}
-		found = append(found, failure{Failure: *r, Step: position(n, *r), Now: is, Advice: advice(*r)})
+		step, file := position(n, *r)
+		found = append(found, failure{Failure: *r, Step: step, Now: is, Advice: advice(*r, file)})
 		if strings.HasPrefix(is, attachedLater) {
 			found[len(found)-1].Advice = ""
 		}
@@ -128,20 +129,20 @@ func (f *facts) unreadLines() (lines []string) {
 	return lines
 }
 
-// position returns the position of the plugin in the network's list.
-func position(n node.Node, f skel.Failure) string {
+// position returns the position of the plugin in the network's list, and the list's file.
+func position(n node.Node, f skel.Failure) (step, file string) {
 	lists, _ := n.Lists()
 	list := node.FindList(lists, f.Network).ResolveFlannel("")
 	for i, e := range list.Plugins {
 		at := fmt.Sprintf("plugin %d of %d in %s", i+1, len(list.Plugins), list.File)
 		if e.Is(f.Plugin) {
-			return at
+			return at, list.File
 		}
 		if e.HasIPAM(f.Plugin) {
-			return "IPAM of " + at
+			return "IPAM of " + at, list.File
 		}
 	}
-	return ""
+	return "", list.File
 }
 
 const attachedLater = "the container is attached: a later call succeeded"
@@ -166,7 +167,8 @@ func stateOf(f skel.Failure, attached []*node.Attachment) string {
 	return joined("; ", again, left)
 }
 
-// cause selects failures by code, plugin and message, and has the advice for them.
+// cause selects failures by code, plugin and message, and has the advice for them. In the advice, FILE is the file of
+// the network list. OBJECT is the object that the message names first; without one, the command with it is omitted.
 type cause struct {
 	code         uint
 	plugin, text string // text is part of the message; empty = any plugin, or any message
@@ -182,43 +184,42 @@ var causes = []cause{
 	{cni.CodeTryAgain, "", "", "the runtime tries again; if it fails again, remove the cause in the message"},
 	{cni.CodeConflict, "", "IPv6 is off", "enable IPv6 with the command in the message, also in /etc/sysctl.d"},
 	{cni.CodeConflict, "", "the host has it", "exclude the host's address from the range (ipam.exclude)"},
-	{cni.CodeConflict, "", "", "find the owner of the name or address: hawser explain NAME|ADDRESS"},
+	{cni.CodeConflict, "", "", "release the name or address, or choose another one: hawser explain OBJECT"},
 	{cni.CodeConfig, "", "runtimeConfig.", "the runtime sent the value: correct the pod's annotation or the command"},
 	{cni.CodeConfig, "", "args.", "the runtime sent the value: correct the pod's annotation or the command"},
-	{cni.CodeConfig, "", "", "correct the named key of the network list: hawser check"},
+	{cni.CodeConfig, "", "", "correct the named key of the network list: hawser check FILE"},
 	{cni.CodeEnvironment, "", "CNI_ARGS", "the runtime sent the value: correct the pod's annotation or the command"},
-	{cni.CodeEnvironment, "", "CNI_PATH", "install the missing plugin (hawser install): hawser check"},
+	{cni.CodeEnvironment, "", "CNI_PATH", "install the missing plugin, or correct its name: hawser check FILE"},
 	{cni.CodeEnvironment, "", "", "the runtime's call is wrong, see the message; read the runtime's log"},
 	{cni.CodeIncompatibleVersion, "", "", "use a cniVersion in the network list that every plugin of it supports"},
 	{cni.CodeUnsupportedField, "", "", "the kernel or the interface cannot do it: remove the key, or load the module"},
-	{cni.CodeUnknownContainer, "", "", "the container had ended already; the runtime tries again with a new one"},
+	{cni.CodeUnknownContainer, "", "", "the container had ended; if not, the runtime passed a wrong path, see its log"},
 	{cni.CodeIO, "", "", "check that file system (full, read-only), or install the program"},
-	{cni.CodeDecode, "", "", "the network list is not valid JSON: hawser check"},
+	{cni.CodeDecode, "", "", "the network list is not valid JSON: hawser check FILE"},
 	{cni.CodeUnavailable, "", "", "the node lacks something that the plugin needs: hawser doctor"},
-	{cni.CodeExists, "", "", "a container with this ID is attached; the runtime must delete it first"},
-	{cni.CodeDrift, "", "", "another program changed what ADD had made: hawser reapply"},
+	{cni.CodeExists, "", "", "the runtime must call DEL first, or attach the interface under another name"},
 	{cni.CodeIPAM, "", "", "check the IPAM plugin's configuration and version"},
-	{cni.CodePortTaken, "", "", "another container has the host port: hawser explain PORT"},
+	{cni.CodePortTaken, "", "", "another container has the host port: hawser explain OBJECT"},
 }
 
-// advice returns what to do about a failure, by its cause, with the names in the message filled in.
-func advice(f skel.Failure) string {
+// advice returns what to do about a failure, by its cause.
+func advice(f skel.Failure, file string) string {
+	if f.Code == cni.CodeDrift {
+		return driftAdvice(false, node.Entry{Type: f.Plugin})
+	}
 	i := slices.IndexFunc(causes, func(c cause) bool {
 		return c.code == f.Code && (c.plugin == "" || c.plugin == f.Plugin) && strings.Contains(f.Msg, c.text)
 	})
 	if i < 0 {
 		return ""
 	}
-	port := regexp.MustCompile(`:(\d+/\w+)`).FindStringSubmatch(f.Msg)
-	if f.Code == cni.CodePortTaken && port != nil {
-		return strings.Replace(causes[i].advice, "PORT", port[1], 1)
+	text := causes[i].advice
+	object := regexp.MustCompile(`^(?:gateway|address|bridge|master:?) "?([^" ]+?)"?: |IP address (\S+) is|:(\d+/\w+)`)
+	if name := object.FindStringSubmatch(f.Msg); name != nil {
+		text = strings.Replace(text, "OBJECT", strings.Join(name[1:], ""), 1)
 	}
-	object := regexp.MustCompile(`^(?:gateway|address|interface|bridge|master:?) "?([^" ]+?)"?:`)
-	name := object.FindStringSubmatch(f.Msg)
-	if name != nil {
-		return strings.Replace(causes[i].advice, "NAME|ADDRESS", name[1], 1)
-	}
-	return causes[i].advice
+	text = strings.Replace(text, " FILE", strings.TrimRight(" "+file, " "), 1)
+	return strings.TrimSuffix(text, ": hawser explain OBJECT")
 }
 
 func (f failure) print(t table) {
