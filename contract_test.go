@@ -16,12 +16,14 @@ import (
 // ref is a reference of a page to the specs with a label in a file.
 type ref struct{ file, label string }
 
-var refs = regexp.MustCompile("`([^`]+\\.go)`(?:, `[^`]+`)*: `([^`]+)`")
+var refs = regexp.MustCompile("((?:`[^`]+\\.go`, )*`[^`]+\\.go`): `([^`]+)`")
 
-// references returns the references in text.
+// references returns the references in text, which names one label for one or more files.
 func references(text string) (all []ref) {
-	for _, m := range refs.FindAllStringSubmatch(text, -1) {
-		all = append(all, ref{m[1], m[2]})
+	for _, m := range refs.FindAllStringSubmatch(strings.Join(strings.Fields(text), " "), -1) {
+		for file := range strings.SplitSeq(m[1], ", ") {
+			all = append(all, ref{strings.Trim(file, "`"), m[2]})
+		}
 	}
 	return all
 }
@@ -31,8 +33,8 @@ func TestContract(t *testing.T) {
 	for _, name := range []string{"docs/contract.md", "docs/reliability.md", "SECURITY.md"} {
 		page := read(t, name)
 		all := references(page)
-		if lines := strings.Count(page, ".go`:"); len(all) != lines || lines == 0 {
-			t.Errorf("%s: %d of %d labels can be read", name, len(all), lines)
+		if files := strings.Count(page, ".go`:") + strings.Count(page, ".go`,"); len(all) != files || files == 0 {
+			t.Errorf("%s: the labels of %d of %d files can be read", name, len(all), files)
 		}
 		for _, r := range all {
 			if _, found := labels(t, r.file)[r.label]; !found {
@@ -46,33 +48,23 @@ func TestContract(t *testing.T) {
 // exempt: they need a runtime, an API server or a release, and have their own make targets. With -v it lists the specs.
 func TestContractQuick(t *testing.T) {
 	left := leftOut(t)
-	promise, kept, exempt := "", []string(nil), true
-	end := func() {
-		if len(kept) == 0 && !exempt {
-			t.Errorf("docs/contract.md: no spec in make test keeps the promise %q", promise)
-		}
-		t.Logf("%s: %s", promise, strings.Join(kept, ", "))
-	}
-	for line := range strings.Lines(read(t, "docs/contract.md")) {
-		all := references(line)
-		if len(all) == 0 {
-			continue
-		}
-		if cell := strings.TrimSpace(strings.Split(line, "|")[1]); cell != "" {
-			if promise != "" {
-				end()
-			}
-			promise, kept, exempt = cell, nil, true
-		}
-		for _, r := range all {
+	for _, item := range strings.Split(read(t, "docs/contract.md"), "\n- ")[1:] {
+		promise := strings.Join(strings.Fields(item), " ")
+		kept, exempt := []string(nil), true
+		for _, r := range references(item) {
 			own := hasOwnModule(r.file)
 			exempt = exempt && own
 			if !own && !slices.Contains(left, path.Dir(r.file)) && labels(t, r.file)[r.label] {
 				kept = append(kept, r.file+" "+r.label)
 			}
 		}
+		if len(references(item)) == 0 {
+			t.Errorf("docs/contract.md: no spec is named for the promise %q", promise)
+		} else if len(kept) == 0 && !exempt {
+			t.Errorf("docs/contract.md: no spec in make test keeps the promise %q", promise)
+		}
+		t.Logf("%s: %s", promise, strings.Join(kept, ", "))
 	}
-	end()
 }
 
 // TestContractReader shows that a promise whose specs are all slow is noticed.

@@ -297,7 +297,7 @@ var _ = Describe("make release", Ordered, ContinueOnFailure, func() {
 		listed := run(dist, nil, "rpm", "-qpl", one(dist, "*.rpm"))
 		for _, name := range want {
 			Expect(listed).To(ContainSubstring("/usr/share/man/man8/" + name + "\n"))
-			Expect(contents(man+"/"+name)[:8]).To(Equal("\x1f\x8b\x08\x00\x00\x00\x00\x00"), "no name and no time")
+			Expect(contents(man + "/" + name)[:8]).To(Equal("\x1f\x8b\x08\x00\x00\x00\x00\x00"), "no name and no time")
 			run(man, nil, "gunzip", name)
 			page := strings.TrimSuffix(name, ".gz")
 			out, err := try(man, nil, "mandoc", "-Tlint", "-W", "warning", page)
