@@ -5,6 +5,11 @@
 # each; QUICK=1 takes two minutes. The whole table goes into dist/performance.txt, too. A run of everything, of a
 # quarter of an hour, also writes the aims, some rows, starts and sizes into docs/performance.md. HAWSER_BIN is a
 # directory with our plugins, and one/ in it one with them as one program.
+#
+# The data path follows: what containers get from the first peer's networks and from ours, at several numbers of
+# containers. Its table goes into dist/datapath.txt, and a run of everything writes the page's part and its plot.
+# PARTS=calls and PARTS=paths run one of the two; with PARTS=paths, BENCH is a regexp of the figures, BENCH_TIME the
+# time of each figure and round (200ms), N the rounds (9).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -40,16 +45,25 @@ for program in "$plugins"/*; do # those that both have
 	[ ! -f "$program" ] || [ ! -f "$first/$name" ] || strip -o "$work/stripped/$name" "$first/$name"
 done
 [ ! -d "$plugins/one" ] || args+=(-one "$plugins/one")
-args+=(-ours "$plugins" -stripped "$work/stripped" -empty "$work/empty" -work "$work/disk" -time "${BENCH_TIME:-2s}"
+args+=(-ours "$plugins" -stripped "$work/stripped" -empty "$work/empty" -work "$work/disk"
 	-fact "$(sed -n 's/^model name.*: //p' /proc/cpuinfo | head -n 1), $(nproc) processors, $(awk '/^MemTotal/ { printf "%d", $2 / 1048576 }' /proc/meminfo) GiB of memory"
 	-fact "Linux $(uname -r); leases on $(stat -fc %T "$work/disk"); compiled by $(go env GOVERSION); $(iptables --version)"
-	-fact "hawser $(scripts/version.sh)")
-[ -z "${N:-}" ] || args+=(-n "$N")
+	-fact "hawser $(scripts/version.sh)" -rows "${BENCH:-}")
+calls=(-time "${BENCH_TIME:-2s}" -table dist/performance.txt) paths=(-copies 1 -table dist/datapath.txt)
+[ -z "${N:-}" ] || { calls+=(-n "$N"); paths+=(-path-n "$N"); }
 if [ -n "${QUICK:-}" ]; then
-	args+=(-quick -time "${BENCH_TIME:-5s}" -n "${N:-30}")
+	calls+=(-quick -time "${BENCH_TIME:-5s}" -n "${N:-30}")
 elif [ -z "${BENCH:-}" ]; then
-	args+=(-page docs/performance.md -compress "xz -9" -compress "zstd -19" -compress "gzip -9")
+	calls+=(-page docs/performance.md -compress "xz -9" -compress "zstd -19" -compress "gzip -9")
+	paths+=(-page docs/performance.md)
 fi
 mkdir -p dist
-"$work/bench" -ginkgo.label-filter=rows -ginkgo.succinct -ginkgo.no-color -ginkgo.timeout=4h \
-	"${args[@]}" -rows "${BENCH:-}" -table dist/performance.txt
+run() { # run LABEL FLAG...
+	"$work/bench" -ginkgo.label-filter="$1" -ginkgo.succinct -ginkgo.no-color -ginkgo.timeout=4h "${args[@]}" "${@:2}"
+}
+[ "${PARTS:-calls}" != calls ] || run rows "${calls[@]}"
+[ -n "${PARTS:-}${QUICK:-}${BENCH:-}" ] || run paths "${paths[@]}"
+if [ "${PARTS:-}" = paths ]; then
+	[ -z "${BENCH_TIME:-}" ] || paths+=(-path-time "$BENCH_TIME")
+	run paths "${paths[@]}"
+fi

@@ -52,6 +52,9 @@ type options struct {
 	page   string        // the file to write
 	table  string        // the file for the whole table
 	packs  []string      // command lines of programs that compress
+	// pathTime is how long each figure of the data path is measured, in each of so many rounds.
+	pathTime       time.Duration
+	pathRoundCount int
 	// stripped is a directory of the first peer's programs without symbols, for the sizes.
 	stripped string
 }
@@ -78,6 +81,8 @@ func init() {
 	flag.IntVar(&given.rounds, "n", 100, "at most so many rounds of a scenario")
 	flag.BoolVar(&given.quick, "quick", false, "leave out what takes long")
 	flag.IntVar(&given.copies, "copies", 8, "of each program, for the rounds in turn")
+	flag.DurationVar(&given.pathTime, "path-time", 200*time.Millisecond, "for each figure of the data path and round")
+	flag.IntVar(&given.pathRoundCount, "path-n", 9, "rounds of the data path")
 	flag.StringVar(&given.page, "page", "", "`file` in which the generated part is replaced")
 	flag.StringVar(&given.table, "table", os.DevNull, "`file` for what is printed")
 	flag.StringVar(&given.stripped, "stripped", "", "`directory` of the first peer's programs, stripped, for the sizes")
@@ -193,6 +198,31 @@ var _ = Describe("a run", func() {
 			Expect(string(written)).To(MatchRegexp(`(?m)^` + line))
 		}
 	})
+})
+
+var _ = It("a run of the data path prints each figure, and leaves the host alone", func() {
+	dir, h := GinkgoT().TempDir(), nstest.NewHost()
+	nstest.Need("nft", "nft-inet-nat")
+	h.Cmd("mkdir", dir+"/ours")
+	for _, name := range nstest.Plugins() {
+		h.Cmd("cp", nstest.Build(name), dir+"/ours")
+	}
+	before := h.Snapshot()
+	out := h.Run(nstest.Program{Path: "/proc/self/exe", Env: []string{"NSTEST_STAGE="}, Args: []string{
+		"-ginkgo.label-filter", "paths", "-ours", dir + "/ours", "-peer", "other=" + dir + "/ours", "-copies", "1",
+		"-work", dir, "-path-n", "2", "-path-time", "5ms", "-table", dir + "/table",
+		"-rows", "^bridge, 1 container|^bridge, IPv6|^ptp"}})
+	Expect(out.Exit).To(BeZero(), out.Stdout+out.Stderr)
+	Expect(h.Snapshot()).To(Equal(before))
+	table := string(nstest.Must(os.ReadFile(dir + "/table")))
+	Expect(table).NotTo(MatchRegexp("n/a|not measured .* yes"))
+	const figures = `([0-9.,]+ +){3}([0-9.]+ \([0-9.]+ to [0-9.]+\) *|- \(- to -\) *){3}$` // - of too few bytes
+	for _, k := range figureKinds() {
+		Expect(table).To(MatchRegexp(`(?m)^bridge, 1 container +` + regexp.QuoteMeta(k.name) + ` +` + figures))
+	}
+	for _, network := range []string{"bridge, IPv6", "ptp"} {
+		Expect(table).To(MatchRegexp(`(?m)^` + network + `, 100 containers +` + portPackets + ` +` + figures))
+	}
 })
 
 var _ = It("what takes long is measured with the first peer and ours before alone", func() {

@@ -33,6 +33,7 @@ type bench struct {
 	forms      []*plugins // ours: a program each and, if they are measured, as one
 	others     []*plugins // the peers, in the order of the tables
 	rows       []*row
+	paths      []*pathRow // of the data path
 	sizes      []size
 	emptyStart *plugins
 }
@@ -170,6 +171,9 @@ func (b *bench) rowsOf(sc *scenario, sides []*side, forms int) (rows []*row) {
 			inParallel: sc.parallel > 0}
 		for i, s := range sides {
 			r.sides[i].name, r.sides[i].na = s.name, kernel
+			if sc.others > 0 && i < forms-1 {
+				r.sides[i].na = "takes long" // the other form does the same
+			}
 			if kernel == "" && i >= forms {
 				r.sides[i].na = lacks(s.plugins, i == forms, sc, verb)
 			}

@@ -79,7 +79,7 @@ func (r *report) callTable() table {
 			continue
 		}
 		t.rows = append(t.rows, slices.Concat([]string{row.scenario + ": " + row.verb}, r.compared(row), []string{
-			fmt.Sprint(len(row.sides[0].wall)),
+			fmt.Sprint(len(row.sides[row.forms-1].wall)),
 			row.each(func(s *sample) string { return figure(median(s.wall)) }),
 			row.each(func(s *sample) string { return figure(quantile(s.wall, 0.99)) }),
 			row.each(func(s *sample) string { return figure(median(s.cpu)) }),
@@ -246,12 +246,7 @@ const (
 
 // writePage replaces the generated part of a page.
 func (r *report) writePage(path string) {
-	page := nstest.Must(os.ReadFile(path))
-	head, rest, ok := strings.Cut(string(page), pageBegin)
-	_, tail, ended := strings.Cut(rest, pageEnd)
-	Expect(ok && ended).To(BeTrue(), "%s: no lines %q and %q", path, pageBegin, pageEnd)
 	var s strings.Builder
-	s.WriteString(head + pageBegin)
 	for _, fact := range r.about() {
 		s.WriteString("- " + fact + "\n")
 	}
@@ -259,8 +254,16 @@ func (r *report) writePage(path string) {
 	fmt.Fprintf(&s, "### Calls\n%s\n", r.askedTable().markdown())
 	fmt.Fprintf(&s, "### Start\n%s\n", r.startTable().markdown())
 	fmt.Fprintf(&s, "### Size\n%s\n", r.sizeTable().markdown())
-	s.WriteString(pageEnd + tail)
-	Expect(os.WriteFile(path, []byte(s.String()), 0o644)).To(Succeed())
+	replacePart(path, pageBegin, s.String())
+}
+
+// replacePart replaces the part of a page from the line begin to pageEnd.
+func replacePart(path, begin, text string) {
+	page := nstest.Must(os.ReadFile(path))
+	head, rest, ok := strings.Cut(string(page), begin)
+	_, tail, ended := strings.Cut(rest, pageEnd)
+	Expect(ok && ended).To(BeTrue(), "%s: no lines %q and %q", path, begin, pageEnd)
+	Expect(os.WriteFile(path, []byte(head+begin+text+pageEnd+tail), 0o644)).To(Succeed())
 }
 
 // quantile is the value below which a part of the values lies, between neighbors in proportion; NaN of none.

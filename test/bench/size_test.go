@@ -111,29 +111,9 @@ func (r *report) sizeTable() table {
 	return t
 }
 
-// ofTheirs is the size of our programs over that of the first of the others, if both have all.
-func ofTheirs(b *bench, form int) float64 {
-	if len(b.sizes) == 0 {
-		return math.NaN()
-	}
-	ours, theirs := b.sizes[form], b.sizes[len(b.sizes)-1]
-	if theirs.files != len(pluginNames())-1 { // the reference has no tc-redirect-tap
-		return math.NaN()
-	}
-	return float64(ours.plain) / float64(theirs.plain)
-}
-
 func mebibytes(b *bench, form int) float64 {
 	if len(b.sizes) == 0 {
 		return math.NaN()
 	}
 	return float64(b.sizes[form].plain) / (1 << 20)
-}
-
-// packedMegabytes is the size by the first of the programs that compress.
-func packedMegabytes(b *bench, form int) float64 {
-	if len(b.sizes) == 0 || len(b.packs) == 0 {
-		return math.NaN()
-	}
-	return float64(b.sizes[form].packed[0]) / 1e6
 }
