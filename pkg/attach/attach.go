@@ -52,7 +52,7 @@ type Call struct {
 func Open(req *skel.Request) (*Call, error) {
 	client := &ipam.Client{Req: req}
 	if req.IPAM != "" {
-		if err := client.Find(); err != nil {
+		if err := client.FindPlugin(); err != nil {
 			return nil, err
 		}
 	}

@@ -243,7 +243,7 @@ func gcChildren(ctx context.Context, req *skel.Request) error {
 		locks, cancel := skel.WithTwoThirds(ctx)
 		defer cancel()
 		return childRecords().Collect(locks, stale, func(r childRecord) error {
-			found := r.find(finder.Open)
+			found := r.findLink(finder.Open)
 			defer found.close()
 			return r.deleteLink(found)
 		})

@@ -66,7 +66,7 @@ func findChild(req *skel.Request, kind string) *foundLink {
 	if record, _, f.err = childRecords().Get(req.Hash()); f.err != nil {
 		return f
 	}
-	recorded := record.find(new(ns.Finder).Open) // rtnl.ErrNoLink if there is no record, because its path is empty
+	recorded := record.findLink(new(ns.Finder).Open) // rtnl.ErrNoLink if there is no record, because its path is empty
 	if !errors.Is(recorded.err, rtnl.ErrNoLink) {
 		f.close()
 		return recorded
@@ -76,9 +76,9 @@ func findChild(req *skel.Request, kind string) *foundLink {
 	return f
 }
 
-// find opens the record's namespace and finds the link in it. The result's err is rtnl.ErrNoLink if the namespace or
-// the link does not exist. The caller must close the result.
-func (r childRecord) find(open netplugin.Opener) *foundLink {
+// findLink opens the record's namespace and finds the link in it. The result's err is rtnl.ErrNoLink if the namespace
+// or the link does not exist. The caller must close the result.
+func (r childRecord) findLink(open netplugin.Opener) *foundLink {
 	cont, err := netplugin.DialNetns(open, r.NetnsPath, r.Netns)
 	found := &foundLink{cont: cont, conn: cont, err: err}
 	if err == nil {
@@ -89,7 +89,7 @@ func (r childRecord) find(open netplugin.Opener) *foundLink {
 
 // liveLink returns the link of the record, or rtnl.ErrNoLink if the namespace has no path any more or has no such link.
 func (r childRecord) liveLink() (rtnl.Link, error) {
-	found := r.find(ns.OpenAs)
+	found := r.findLink(ns.OpenAs)
 	found.close()
 	return found.link, found.err
 }

@@ -53,9 +53,9 @@ func CheckType(name string) error {
 		Suggest("name a program in CNI_PATH, host-local for example")
 }
 
-// Find searches CNI_PATH for the plugin, the first regular file with its name. It does so only once. The error has code
-// 7 if the name is not a plain file name, and code 4 if there is no such plugin.
-func (c *Client) Find() error {
+// FindPlugin searches CNI_PATH for the plugin, the first regular file with its name. It does so only once. The error
+// has code 7 if the name is not a plain file name, and code 4 if there is no such plugin.
+func (c *Client) FindPlugin() error {
 	if c.file != "" {
 		return nil
 	}
@@ -91,7 +91,7 @@ func (c *Client) Find() error {
 // details if it fails without an error object; code 11 if the time is up or the plugin's file is being written; and
 // code 5 if the file cannot be started.
 func (c *Client) Start(ctx context.Context, command string) (*Delegate, error) {
-	if err := c.Find(); err != nil {
+	if err := c.FindPlugin(); err != nil {
 		return nil, err
 	}
 	d := &Delegate{name: c.Req.IPAM, began: time.Now(), output: &output{stderr: lastBytes{copy: c.Req.Stderr}}}
@@ -195,7 +195,7 @@ func (c *Client) Status(ctx context.Context) error {
 	if err := CheckType(c.Req.IPAM); err != nil {
 		return err
 	}
-	if err := c.Find(); err != nil {
+	if err := c.FindPlugin(); err != nil {
 		return cni.Errorf(cni.CodeUnavailable, "%w", err)
 	}
 	return c.Run(ctx, "STATUS")

@@ -101,7 +101,7 @@ var _ = Describe("Find", func() {
 
 	find := func(path, name string) (string, error) {
 		c := ipam.Client{Req: &skel.Request{IPAM: name, Path: path}}
-		err := c.Find()
+		err := c.FindPlugin()
 		return c.File(), err
 	}
 

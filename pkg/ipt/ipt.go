@@ -83,10 +83,10 @@ type Tool struct {
 	restore string // path of iptables-restore, if Find has found it
 }
 
-// Find returns the programs that are called iptables or ip6tables. Their variant is the administrator's choice. Find
+// FindTool returns the programs that are called iptables or ip6tables. Their variant is the administrator's choice. It
 // runs a program only if the name of the file that the links point to does not show the variant. The error matches
 // process.ErrNotFound if a program is missing.
-func Find(ctx context.Context, f nft.Family) (Tool, error) {
+func FindTool(ctx context.Context, f nft.Family) (Tool, error) {
 	t := Tool{Family: f, name: programName(f)}
 	var err error
 	if t.restore, err = t.path(ctx, "-restore"); err != nil {
@@ -124,7 +124,7 @@ func (t Tool) path(ctx context.Context, suffix string) (string, error) {
 	}
 	path, err := process.LookPath(programName(t.Family) + "-" + string(t.Variant) + suffix)
 	if err != nil {
-		if plain, plainErr := Find(ctx, t.Family); plainErr == nil && plain.Variant == t.Variant {
+		if plain, plainErr := FindTool(ctx, t.Family); plainErr == nil && plain.Variant == t.Variant {
 			return plain.path(ctx, suffix)
 		}
 	}

@@ -138,11 +138,11 @@ var _ = Describe("the programs", Label("kernel"), func() {
 		}
 		path := os.Getenv("PATH")
 		GinkgoT().Setenv("PATH", dir+":"+path)
-		tool := nstest.Must(ipt.Find(ctx, nft.IPv4))
+		tool := nstest.Must(ipt.FindTool(ctx, nft.IPv4))
 		Expect(tool.Variant).To(Equal(ipt.NFT))
 
 		GinkgoT().Setenv("PATH", GinkgoT().TempDir())
-		Expect(ipt.Find(ctx, nft.IPv6)).Error().To(
+		Expect(ipt.FindTool(ctx, nft.IPv6)).Error().To(
 			And(MatchError(process.ErrNotFound), MatchError(ContainSubstring("ip6tables-restore"))))
 		Expect(ipt.Tool{Family: nft.IPv4, Variant: ipt.Legacy}.Restore(ctx, "nat", nil)).
 			To(MatchError(ContainSubstring("iptables-legacy-restore")))

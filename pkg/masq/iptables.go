@@ -202,7 +202,7 @@ func addIPTables(ctx context.Context, nf *nft.Conn, c Config, isReapply bool) (e
 		if len(ch.gone) == 0 {
 			continue
 		}
-		tool, err := ipt.Find(ctx, f)
+		tool, err := ipt.FindTool(ctx, f)
 		if err == nil {
 			err = ch.apply(ctx, nf, tool)
 		}

@@ -202,7 +202,7 @@ func Assign(sets []Set, requested []Requested) ([]Requested, error) {
 		refuse := func(format string, args ...any) error {
 			return cni.Refuse(a.Key, a.Addr, fmt.Sprintf(format, args...)).WithCode(a.Code)
 		}
-		i := slices.IndexFunc(sets, func(s Set) bool { _, ok := s.Find(a.Addr); return ok })
+		i := slices.IndexFunc(sets, func(s Set) bool { _, ok := s.RangeOf(a.Addr); return ok })
 		switch {
 		case i < 0:
 			return nil, refuse("is in none of the ranges (%s): failed to allocate all requested IPs: %s",

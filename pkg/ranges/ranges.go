@@ -63,8 +63,8 @@ type Set []Range
 
 func (s Set) String() string { return Join(s, ",") }
 
-// Find returns the range that contains an address.
-func (s Set) Find(addr netip.Addr) (Range, bool) {
+// RangeOf returns the range that contains an address.
+func (s Set) RangeOf(addr netip.Addr) (Range, bool) {
 	i := slices.IndexFunc(s, func(r Range) bool { return r.Contains(addr) })
 	if i < 0 {
 		return Range{}, false
@@ -149,7 +149,7 @@ func Verify(sets []Set, result *cni.Result, held []netip.Addr) error {
 	var lost []netip.Addr
 	for _, ip := range result.IPs {
 		addr := ip.Address.Addr().Unmap()
-		isOurs := slices.ContainsFunc(sets, func(s Set) bool { _, ok := s.Find(addr); return ok })
+		isOurs := slices.ContainsFunc(sets, func(s Set) bool { _, ok := s.RangeOf(addr); return ok })
 		if isOurs && !slices.Contains(held, addr) {
 			lost = append(lost, addr)
 		}

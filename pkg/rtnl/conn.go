@@ -64,9 +64,9 @@ type Conn struct {
 func Dial(n *ns.NS) (*Conn, error) {
 	enableExtAck()
 	c := &Conn{}
-	dial := c.open
+	dial := c.openSockets
 	if n != nil { // the library's NewHandleAt may leave the thread in that namespace
-		dial = func() error { return n.Do(c.open) }
+		dial = func() error { return n.Do(c.openSockets) }
 	}
 	if err := dial(); err != nil {
 		return nil, fmt.Errorf("rtnetlink: %w", err)
@@ -84,8 +84,8 @@ func Host() *Conn {
 	return c
 }
 
-// open opens the sockets in the calling thread's namespace.
-func (c *Conn) open() error {
+// openSockets opens the sockets in the calling thread's namespace.
+func (c *Conn) openSockets() error {
 	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
 		ns.TakeDescriptor()
@@ -121,7 +121,7 @@ func (c *Conn) reopen() error {
 	defer n.Close()
 	_ = errors.Join(c.h.Close(), c.raw.Close())
 	c.h = nil
-	c.err = n.Do(c.open)
+	c.err = n.Do(c.openSockets)
 	return c.err
 }
 

@@ -119,7 +119,7 @@ func Main[C any](p Plugin[C]) {
 // none matches, a runtime gets an error object, and for other callers MainOf returns.
 func MainOf(all []Program) {
 	name := filepath.Base(os.Args[0])
-	if p, ok := Find(all, name); ok {
+	if p, ok := FindProgram(all, name); ok {
 		serve(p.Run, all)
 	}
 	if os.Getenv("CNI_COMMAND") == "" || len(os.Args) > 1 {
@@ -145,9 +145,9 @@ func serve(run func(context.Context, Env) int, all []Program) {
 	}))
 }
 
-// Find returns the plugin with a name (cni.IsPlugin). If several plugins match, it returns the one with the longest
-// name.
-func Find(all []Program, name string) (found Program, ok bool) {
+// FindProgram returns the plugin with a name (cni.IsPlugin). If several plugins match, it returns the one with the
+// longest name.
+func FindProgram(all []Program, name string) (found Program, ok bool) {
 	for _, p := range all {
 		if cni.IsPlugin(name, p.Name) && len(p.Name) > len(found.Name) {
 			found, ok = p, true
@@ -163,7 +163,7 @@ func (r *Request) InProcess(file fs.FileInfo) (run func(context.Context, Env) in
 	if r.isReadOnly {
 		return func(context.Context, Env) int { return 0 }
 	}
-	p, ok := Find(r.programs, r.IPAM)
+	p, ok := FindProgram(r.programs, r.IPAM)
 	if !ok {
 		return nil
 	}

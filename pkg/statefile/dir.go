@@ -106,8 +106,8 @@ func (d *Dir) fail(op, name string, err error) error {
 	return &fs.PathError{Op: op, Path: d.join(name), Err: err}
 }
 
-// open opens an entry of the directory. It does not follow a symbolic link.
-func (d *Dir) open(name string, flags int, perm fs.FileMode) (int, error) {
+// openFile opens an entry of the directory. It does not follow a symbolic link.
+func (d *Dir) openFile(name string, flags int, perm fs.FileMode) (int, error) {
 	if !isEntry(name) {
 		return -1, fs.ErrInvalid
 	}
@@ -165,9 +165,9 @@ func (d *Dir) write(name string, data []byte, perm fs.FileMode) (tmp string, err
 	}
 	tmp = temporary(name)
 	const flags = unix.O_WRONLY | unix.O_CREAT | unix.O_EXCL
-	fd, err := d.open(tmp, flags, perm)
+	fd, err := d.openFile(tmp, flags, perm)
 	if err == unix.EEXIST && unix.Unlinkat(d.fd, tmp, 0) == nil {
-		fd, err = d.open(tmp, flags, perm)
+		fd, err = d.openFile(tmp, flags, perm)
 	}
 	if err != nil {
 		return "", err
@@ -229,8 +229,8 @@ func (d *Dir) Read(name string) ([]byte, error) {
 }
 
 func (d *Dir) read(name string) ([]byte, error) {
-	fd, err := d.open(name, unix.O_RDONLY|unix.O_NONBLOCK, 0) // a FIFO would block the open
-	if err == unix.ELOOP || err == unix.ENXIO {               // a symbolic link; a socket or a device
+	fd, err := d.openFile(name, unix.O_RDONLY|unix.O_NONBLOCK, 0) // a FIFO would block the open
+	if err == unix.ELOOP || err == unix.ENXIO {                   // a symbolic link; a socket or a device
 		return nil, fmt.Errorf("%w: %w", ErrIrregular, err)
 	}
 	if err != nil {

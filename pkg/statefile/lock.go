@@ -50,7 +50,7 @@ func LockFile(ctx context.Context, path string, perm fs.FileMode) (*Lock, error)
 // LockFile locks a file, which it creates with perm if necessary. It waits for the lock until wait has passed or ctx
 // ends. After wait or the deadline of ctx, the error matches ErrBusy; if ctx was canceled, it wraps ctx.Err().
 func (d *Dir) LockFile(ctx context.Context, name string, perm fs.FileMode, wait time.Duration) (*Lock, error) {
-	fd, err := d.open(name, unix.O_RDONLY|unix.O_CREAT|unix.O_NONBLOCK, perm)
+	fd, err := d.openFile(name, unix.O_RDONLY|unix.O_CREAT|unix.O_NONBLOCK, perm)
 	if err != nil {
 		return nil, d.fail("lock", name, err)
 	}
@@ -66,7 +66,7 @@ func LockByte(ctx context.Context, path string, offset uint64, object string) (*
 		return nil, err
 	}
 	defer dir.Close()
-	fd, err := dir.open(filepath.Base(path), unix.O_RDWR|unix.O_CREAT|unix.O_NONBLOCK, 0o600)
+	fd, err := dir.openFile(filepath.Base(path), unix.O_RDWR|unix.O_CREAT|unix.O_NONBLOCK, 0o600)
 	if err != nil {
 		return nil, dir.fail("lock", filepath.Base(path), err)
 	}

@@ -108,7 +108,7 @@ func (k Key) Write(value string) error {
 	if errors.Is(err, ErrInvalidKey) || (err == nil && Equal(have, value)) {
 		return err
 	}
-	f, err := open(k.Path(), unix.O_WRONLY) // some values cannot be read
+	f, err := openKey(k.Path(), unix.O_WRONLY) // some values cannot be read
 	if err == nil {
 		_, err = f.WriteString(value + "\n")
 		err = errors.Join(err, f.Close())
@@ -125,7 +125,7 @@ func LinkAttribute(link, name string) (string, error) {
 }
 
 func read(path string) (string, error) {
-	f, err := open(path, unix.O_RDONLY)
+	f, err := openKey(path, unix.O_RDONLY)
 	if err != nil {
 		return "", err
 	}
@@ -134,9 +134,9 @@ func read(path string) (string, error) {
 	return strings.TrimSuffix(string(data), "\n"), err
 }
 
-// open is os.OpenFile without Go's poller. Files below /proc/sys and /sys can be polled, so os.OpenFile would register
-// each of them with the poller, whose thread would wake up for it.
-func open(path string, flags int) (*os.File, error) {
+// openKey is os.OpenFile without Go's poller. Files below /proc/sys and /sys can be polled, so os.OpenFile would
+// register each of them with the poller, whose thread would wake up for it.
+func openKey(path string, flags int) (*os.File, error) {
 	fd, err := -1, error(unix.EINTR)
 	for err == unix.EINTR {
 		fd, err = unix.Open(path, flags|unix.O_CLOEXEC, 0)

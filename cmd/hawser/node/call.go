@@ -168,7 +168,7 @@ func (n Node) CheckAll(ctx context.Context, a *Attachment) (found []error, err e
 // Plugin returns Hawser's plugin of a type. If the type only ends in the plugin's name, CNI_PATH must have Hawser's
 // program of that name, because other projects also have such names (accelerated-bridge).
 func (n Node) Plugin(plugin string) (p skel.Program, ok bool) {
-	p, ok = skel.Find(n.Programs, plugin)
+	p, ok = skel.FindProgram(n.Programs, plugin)
 	if !ok || p.Name == plugin {
 		return p, ok
 	}

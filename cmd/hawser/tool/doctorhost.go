@@ -330,7 +330,7 @@ func mixedPlugins(f *facts) {
 	origins := map[string][]string{}
 	for _, plugin := range slices.Sorted(maps.Keys(f.programs)) {
 		installed := f.programs[plugin]
-		p, isKnown := skel.Find(f.Programs, plugin)
+		p, isKnown := skel.FindProgram(f.Programs, plugin)
 		isOther := !isKnown || plugin != p.Name && installed.kind.isForeign() && installed.kind != reference
 		if installed.err == nil && installed.info != nil && !isOther {
 			origins[installed.String()] = append(origins[installed.String()], plugin)

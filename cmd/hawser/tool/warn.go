@@ -62,7 +62,7 @@ func (i *install) findLinks(steps []step) (found []links) {
 		l := links{dir: dir}
 		entries, _ := os.ReadDir(dir)
 		for _, e := range entries {
-			_, isPlugin := skel.Find(i.programs, e.Name())
+			_, isPlugin := skel.FindProgram(i.programs, e.Name())
 			isStep := dir == to && slices.ContainsFunc(steps, func(s step) bool { return s.name == e.Name() })
 			switch path := filepath.Join(dir, e.Name()); {
 			case isStep || e.Type() != os.ModeSymlink || !slices.Contains(targets, targetOf(path)):

@@ -38,8 +38,8 @@ type metadata struct {
 	Created time.Time `json:"creationTimestamp,omitzero"`
 }
 
-// lease returns the lease that o stores.
-func (o object) lease() lease {
+// decodeLease returns the lease that o stores.
+func (o object) decodeLease() lease {
 	l := o.Spec
 	l.name, l.uid, l.created = o.Metadata.Name, o.Metadata.UID, o.Metadata.Created
 	return l
@@ -77,7 +77,7 @@ func (c cluster) reserve(ctx context.Context, l *lease) (lost bool, err error) {
 		if !lost {
 			return false, errTaken
 		}
-		switch holder, ok, err := c.lease(ctx, l.name); {
+		switch holder, ok, err := c.getLease(ctx, l.name); {
 		case err != nil:
 			return lost, err
 		case ok && holder.Nonce == l.Nonce:
@@ -92,14 +92,14 @@ func (c cluster) reserve(ctx context.Context, l *lease) (lost bool, err error) {
 	}
 }
 
-// lease returns the lease with a name. ok is false if it does not exist.
-func (c cluster) lease(ctx context.Context, name string) (l lease, ok bool, err error) {
+// getLease returns the lease with a name. ok is false if it does not exist.
+func (c cluster) getLease(ctx context.Context, name string) (l lease, ok bool, err error) {
 	var o object
 	_, err = c.api.Do(ctx, kube.Request{Method: "GET", Path: leasePath(name), Accept: o.decode(name)})
 	if kube.IsNotFound(err, name) {
 		return lease{}, false, nil
 	}
-	return o.lease(), err == nil, explain(err)
+	return o.decodeLease(), err == nil, explain(err)
 }
 
 // release deletes the lease with this name and nonce. It returns nil if no lease has the name, or if the lease has
@@ -116,7 +116,7 @@ func (c cluster) release(ctx context.Context, l lease) error {
 				return refused
 			}
 		}
-		current, ok, err := c.lease(ctx, l.name)
+		current, ok, err := c.getLease(ctx, l.name)
 		switch {
 		case err != nil || !ok || current.Nonce != l.Nonce:
 			return err
@@ -161,7 +161,7 @@ func (c cluster) list(ctx context.Context, space, node string) (all []lease, now
 	}
 	objects, now, err := listAll[object](ctx, c, url.URL{Path: addresses, RawQuery: query.Encode()}, kind+"List")
 	for _, o := range objects {
-		all = append(all, o.lease())
+		all = append(all, o.decodeLease())
 	}
 	return all, now, explain(err)
 }

@@ -117,7 +117,7 @@ func add(ctx context.Context, req *skel.Request, cfg *config) (*cni.Result, erro
 		if err != nil {
 			return nil, err
 		}
-		r, _ := set.Find(addr)
+		r, _ := set.RangeOf(addr)
 		ips = append(ips, cni.IP{Address: netip.PrefixFrom(addr, r.Subnet.Bits()), Gateway: r.Gateway})
 	}
 	if err := a.updateRecord(ctx, a.record); err != nil {
@@ -167,7 +167,7 @@ func (s *session) releaseUnrecorded(ctx context.Context, req *skel.Request) erro
 	errs := []error{s.unguard(ctx, req.Attachment, addrs)}
 	for _, addr := range addrs {
 		name := nameOf(s.space, addr)
-		l, ok, err := s.cluster.lease(ctx, name)
+		l, ok, err := s.cluster.getLease(ctx, name)
 		if err == nil && ok && l.Node == s.node && l.attachment() == req.Attachment {
 			err = s.cluster.release(ctx, l)
 		}
@@ -201,7 +201,7 @@ func check(ctx context.Context, req *skel.Request, cfg *config) error {
 	}
 	var addrs []netip.Addr
 	for _, name := range r.Held {
-		l, ok, err := s.cluster.lease(ctx, name)
+		l, ok, err := s.cluster.getLease(ctx, name)
 		addr, _ := addressOf(name)
 		switch {
 		case err != nil:
@@ -308,7 +308,7 @@ func (a *allocation) allocate(ctx context.Context, n int, set ranges.Set) (netip
 	if asked := a.cfg.requested[n]; asked.Addr.IsValid() {
 		err := a.reserve(ctx, set, asked.Addr)
 		if errors.Is(err, errTaken) {
-			holder, ok, _ := a.cluster.lease(ctx, nameOf(a.space, asked.Addr))
+			holder, ok, _ := a.cluster.getLease(ctx, nameOf(a.space, asked.Addr))
 			owner := holder.String()
 			if e, isAllocated := findEntry(a.pools, a.space, asked.Addr); isAllocated && !ok {
 				owner = fmt.Sprintf("a container that uses whereabouts, pod %q", e.Pod)
@@ -354,7 +354,7 @@ func (a *allocation) allocateReclaimed(ctx context.Context, n int, all []lease, 
 	set := a.cfg.sets[n]
 	held := slices.DeleteFunc(slices.Clone(all), func(l lease) bool {
 		addr, _ := addressOf(l.name)
-		_, isInSet := set.Find(addr)
+		_, isInSet := set.RangeOf(addr)
 		return !isInSet
 	})
 	reason := `"reclaim" is "never"`
@@ -410,7 +410,7 @@ func (a *allocation) reserve(ctx context.Context, set ranges.Set, addr netip.Add
 	if err != nil || a.guard == "" {
 		return err
 	}
-	r, _ := set.Find(addr)
+	r, _ := set.RangeOf(addr)
 	if err = a.cluster.guard(ctx, a.pools, l, r.Subnet); errors.Is(err, errTaken) {
 		if err := a.cluster.release(ctx, l); err != nil {
 			return err

@@ -78,7 +78,7 @@ var _ = DescribeTable("candidates are all addresses of a set, each once, and no 
 	set ranges.Set) {
 	seen := map[netip.Addr]bool{}
 	for a := range candidates(set, "seed") {
-		_, ok := set.Find(a)
+		_, ok := set.RangeOf(a)
 		Expect(ok).To(BeTrue(), a.String())
 		Expect(set.IsGateway(a)).To(BeFalse())
 		Expect(seen).NotTo(HaveKey(a))
@@ -247,7 +247,7 @@ func FuzzCandidates(f *testing.F) {
 		}
 		seen := map[netip.Addr]bool{}
 		for a := range candidates(set, seed) {
-			if _, ok := set.Find(a); !ok || set.IsGateway(a) || seen[a] {
+			if _, ok := set.RangeOf(a); !ok || set.IsGateway(a) || seen[a] {
 				t.Fatalf("%s of %s", a, set)
 			}
 			if seen[a] = true; len(seen) == 300 {

@@ -122,8 +122,8 @@ func (i *importRun) importAttachment(ctx context.Context, c cachedAttachment) er
 	return nil
 }
 
-// session returns the session for a place, with whereabouts' pools. All attachments of the place share it.
-func (i *importRun) session(ctx context.Context, p place) (*session, error) {
+// newSession returns the session for a place, with whereabouts' pools. All attachments of the place share it.
+func (i *importRun) newSession(ctx context.Context, p place) (*session, error) {
 	if !isSpace(p.space) {
 		return nil, cni.Refuse(p.keys.space, p.space, "is not a valid name of a space")
 	}
@@ -146,7 +146,7 @@ func (i *importRun) session(ctx context.Context, p place) (*session, error) {
 
 // importLeases creates missing leases for the attachment's addresses, and the attachment's record if it is missing.
 func (i *importRun) importLeases(ctx context.Context, p place, c cachedAttachment, result *cni.Result) error {
-	s, err := i.session(ctx, p)
+	s, err := i.newSession(ctx, p)
 	if err != nil {
 		return err
 	}
@@ -201,7 +201,7 @@ func (a *allocation) importLease(ctx context.Context, name string) error {
 	addr, _ := addressOf(name)
 	l, err := a.request(ctx, addr)
 	if errors.Is(err, errTaken) {
-		holder, _, err := a.cluster.lease(ctx, name)
+		holder, _, err := a.cluster.getLease(ctx, name)
 		if err != nil {
 			return err
 		}

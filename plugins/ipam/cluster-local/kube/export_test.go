@@ -1,4 +1,4 @@
 package kube
 
 // OpenOnce is Open without retries.
-var OpenOnce = open
+var OpenOnce = newClient

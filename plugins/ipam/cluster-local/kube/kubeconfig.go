@@ -81,7 +81,7 @@ func Open(ctx context.Context, path string) (c *Client, err error) {
 	timed, cancel := context.WithTimeout(ctx, openTime)
 	defer cancel()
 	for {
-		c, err = open(path)
+		c, err = newClient(path)
 		if err == nil || errors.Is(err, fs.ErrNotExist) || cni.AsError(err).Code == cni.CodeUnsupportedField ||
 			!wait(timed, firstWait) {
 			return c, err
@@ -89,7 +89,7 @@ func Open(ctx context.Context, path string) (c *Client, err error) {
 	}
 }
 
-func open(path string) (*Client, error) {
+func newClient(path string) (*Client, error) {
 	broken := func(format string, args ...any) error {
 		return cni.Errorf(cni.CodeIO, "kubeconfig %s: %w", path, fmt.Errorf(format, args...))
 	}

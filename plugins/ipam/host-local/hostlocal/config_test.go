@@ -344,7 +344,7 @@ var _ = It("tries every address of a set once, and no gateway", func() {
 		want := map[netip.Addr]bool{}
 		for i := range 512 {
 			a := netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)})
-			if _, ok := s.Find(a); ok && !s.IsGateway(a) {
+			if _, ok := s.RangeOf(a); ok && !s.IsGateway(a) {
 				want[a] = true
 			}
 		}
@@ -383,7 +383,7 @@ func FuzzConfig(f *testing.F) {
 		for _, set := range cfg.sets {
 			seen := map[netip.Addr]bool{}
 			for a := range set.Candidates(last) {
-				if _, ok := set.Find(a); !ok || set.IsGateway(a) || seen[a] {
+				if _, ok := set.RangeOf(a); !ok || set.IsGateway(a) || seen[a] {
 					t.Fatalf("%s after %s: %s", set, last, a)
 				}
 				if seen[a] = true; len(seen) == 1000 {

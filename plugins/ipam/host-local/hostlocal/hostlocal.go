@@ -201,7 +201,7 @@ func allocate(s *leaseDir, req *skel.Request, cfg *config) ([]cni.IP, error) {
 		if err != nil {
 			return nil, err
 		}
-		r, _ := set.Find(addr)
+		r, _ := set.RangeOf(addr)
 		ips[i] = cni.IP{Address: netip.PrefixFrom(addr, r.Subnet.Bits()), Gateway: r.Gateway}
 	}
 	for i, ip := range ips {
@@ -234,7 +234,7 @@ func (a *allocation) allocateOne(n int, set ranges.Set) (netip.Addr, error) {
 	}
 	if a.cfg.pod != "" {
 		addr := a.stickyAddress(a.podKey(), n)
-		if _, ok := set.Find(addr); ok && !set.IsGateway(addr) {
+		if _, ok := set.RangeOf(addr); ok && !set.IsGateway(addr) {
 			if err := a.reserveOrReclaim(addr); !errors.Is(err, errTaken) {
 				a.isSticky[n] = true
 				return addr, err

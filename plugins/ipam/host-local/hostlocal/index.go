@@ -125,8 +125,8 @@ func (x *index) scan(visit func(first int, entries []byte)) error {
 	return nil
 }
 
-// find returns the addresses of each owner. They can include addresses of other owners with the same hash.
-func (x *index) find(owners ...string) ([][]netip.Addr, error) {
+// addressesOf returns the addresses of each owner. They can include addresses of other owners with the same hash.
+func (x *index) addressesOf(owners ...string) ([][]netip.Addr, error) {
 	hashes := make([]uint64, len(owners))
 	for n, owner := range owners {
 		hashes[n] = ownerHash(owner)
@@ -184,7 +184,7 @@ func (x *index) usage(set ranges.Set) (files, owners int) {
 	seen := map[uint64]bool{}
 	_ = x.scan(func(_ int, entries []byte) { // cannot fail in memory
 		for entry := range slices.Chunk(entries, entrySize) {
-			if _, ok := set.Find(entryAddr(entry)); ok {
+			if _, ok := set.RangeOf(entryAddr(entry)); ok {
 				files++
 				seen[entryHash(entry)] = true
 			}

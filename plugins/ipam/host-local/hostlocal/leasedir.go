@@ -160,7 +160,7 @@ func (s *leaseDir) findLeases(owners ...string) ([]netip.Addr, error) {
 // findIndexed returns what findLeases returns, from the index. It verifies each lease by reading its file, because a
 // file that is rewritten in place does not change the directory's time. It returns errStale if the index is wrong.
 func (s *leaseDir) findIndexed(owners []string) (addrs []netip.Addr, err error) {
-	found, err := s.index.find(owners...)
+	found, err := s.index.addressesOf(owners...)
 	if err != nil {
 		return nil, err
 	}
@@ -219,7 +219,7 @@ func (s *leaseDir) reserve(addr netip.Addr, owner string) error {
 	return nil
 }
 
-// release removes the lease of an address. In this call, findLeases or a judge must have returned the address, or
+// release removes the lease of an address. In this call, findLeases or a reclaimer must have returned the address, or
 // reserve must have reserved it.
 func (s *leaseDir) release(addr netip.Addr) error {
 	s.changed = true
@@ -282,13 +282,13 @@ func (s *leaseDir) list() (all []cni.Holding, err error) {
 	names, err := s.dir.Names()
 	errs := []error{err}
 	boot, _ := s.bootPrefix()
-	judge := sync.OnceValues(s.newJudge) // rarely needed, because most leases have a note
+	newReclaimer := sync.OnceValues(s.newReclaimer) // rarely needed, because most leases have a note
 	isOfEarlierBoot := func(addr netip.Addr) bool {
-		j, err := judge()
+		r, err := newReclaimer()
 		if err != nil {
 			return false
 		}
-		_, isStale := j.examine(addr)
+		_, isStale := r.examine(addr)
 		return isStale
 	}
 	for _, name := range slices.Sorted(slices.Values(names)) {

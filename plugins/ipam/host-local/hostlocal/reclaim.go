@@ -108,8 +108,8 @@ func (s *leaseDir) ownerNote(netns, owner string) []byte {
 	return []byte(note{boot, id, pidNS.Ino, ownerHash32(owner)}.String())
 }
 
-// judge decides which leases are stale.
-type judge struct {
+// reclaimer decides which leases are stale.
+type reclaimer struct {
 	*leaseDir
 	boot         string
 	bootTime     time.Time                              // no file of this boot was changed before; zero if unknown
@@ -122,9 +122,9 @@ type judge struct {
 	withoutNote  int                                    // leases without a note that may be from this boot
 }
 
-func (s *leaseDir) newJudge() (*judge, error) {
+func (s *leaseDir) newReclaimer() (*reclaimer, error) {
 	boot, err := s.bootPrefix()
-	return &judge{leaseDir: s, boot: boot, bootTime: bootTime(), isOneMachine: isLocal(s.dir),
+	return &reclaimer{leaseDir: s, boot: boot, bootTime: bootTime(), isOneMachine: isLocal(s.dir),
 		goneByCookie: map[uint64]bool{}}, err
 }
 
@@ -164,7 +164,7 @@ func earliestPin(t time.Time, dir string) time.Time {
 	return t
 }
 
-// lease is a lease that a judge has examined.
+// lease is a lease that a reclaimer has examined.
 type lease struct {
 	addr         netip.Addr
 	owner        string
@@ -177,58 +177,58 @@ type lease struct {
 }
 
 // examine reads a lease and reports whether it is stale.
-func (j *judge) examine(addr netip.Addr) (l lease, isStale bool) {
+func (r *reclaimer) examine(addr netip.Addr) (l lease, isStale bool) {
 	l = lease{addr: addr, reason: "it is from an earlier boot"}
-	l.note, l.hasNote = parseNote(readNote(j.dir, addr.String()))
-	l.isOfThisBoot = l.hasNote && l.note.boot == j.boot
+	l.note, l.hasNote = parseNote(readNote(r.dir, addr.String()))
+	l.isOfThisBoot = l.hasNote && l.note.boot == r.boot
 	if l.isOfThisBoot {
 		l.reason = "its network namespace no longer exists"
-		return l, j.isNetnsGone(l.note.netns) && j.readChanged(&l) && j.isContainerLease(&l) && !j.hasHostEnd(l)
+		return l, r.isNetnsGone(l.note.netns) && r.readChanged(&l) && r.isContainerLease(&l) && !r.hasHostEnd(l)
 	}
-	return l, j.isOfEarlierBoot(&l) && j.isContainerLease(&l)
+	return l, r.isOfEarlierBoot(&l) && r.isContainerLease(&l)
 }
 
 // isOfEarlierBoot reports whether a lease without a note of this boot is certainly from an earlier boot.
-func (j *judge) isOfEarlierBoot(l *lease) bool {
-	if !j.isOneMachine || !j.readChanged(l) {
+func (r *reclaimer) isOfEarlierBoot(l *lease) bool {
+	if !r.isOneMachine || !r.readChanged(l) {
 		return false
 	}
-	if !l.hasNote && !l.changed.Before(j.bootTime) {
-		j.withoutNote++
+	if !l.hasNote && !l.changed.Before(r.bootTime) {
+		r.withoutNote++
 		return false
 	}
 	return true
 }
 
 // readChanged sets l.changed. It returns false if the file no longer exists.
-func (j *judge) readChanged(l *lease) bool {
+func (r *reclaimer) readChanged(l *lease) bool {
 	var err error
-	l.changed, err = changeTime(j.dir, l.addr.String())
+	l.changed, err = changeTime(r.dir, l.addr.String())
 	return err == nil
 }
 
 // isNetnsGone reports whether a namespace of this boot no longer exists. It examines each namespace once, because a
 // namespace can have many leases.
-func (j *judge) isNetnsGone(id ns.Identity) (isGone bool) {
-	isGone, isKnown := j.goneByCookie[id.Cookie]
-	if isKnown || j.mayBeGone == nil {
+func (r *reclaimer) isNetnsGone(id ns.Identity) (isGone bool) {
+	isGone, isKnown := r.goneByCookie[id.Cookie]
+	if isKnown || r.mayBeGone == nil {
 		return isGone
 	}
-	isGone = j.mayBeGone(id)
-	if isGone && j.isGone != nil {
-		isCertain, err := j.isGone()
-		j.uncertain = cmp.Or(j.uncertain, err)
+	isGone = r.mayBeGone(id)
+	if isGone && r.isGone != nil {
+		isCertain, err := r.isGone()
+		r.uncertain = cmp.Or(r.uncertain, err)
 		isGone = isCertain != nil && isCertain(id)
 	}
-	j.goneByCookie[id.Cookie] = isGone
+	r.goneByCookie[id.Cookie] = isGone
 	return isGone
 }
 
 // isContainerLease sets l.owner. It reports whether the owner is a container in the format of the plugins, and matches
 // the owner in the note.
-func (j *judge) isContainerLease(l *lease) bool {
+func (r *reclaimer) isContainerLease(l *lease) bool {
 	var err error
-	if l.owner, err = j.owner(l.addr); err != nil || l.hasNote && l.note.owner != ownerHash32(l.owner) {
+	if l.owner, err = r.owner(l.addr); err != nil || l.hasNote && l.note.owner != ownerHash32(l.owner) {
 		return false
 	}
 	_, _, ok := parseOwner(l.owner)
@@ -238,22 +238,22 @@ func (j *judge) isContainerLease(l *lease) bool {
 // hasHostEnd reports whether the host end of the container's pair exists. The kernel removes a host end only together
 // with its peer, so an existing host end protects the lease even if an unknown process holds the namespace, or while
 // the kernel is still removing the namespace. hasHostEnd returns true if the host's links cannot be listed.
-func (j *judge) hasHostEnd(l lease) bool {
-	if j.hostEnds == nil {
-		j.hostEnds = map[string]bool{}
+func (r *reclaimer) hasHostEnd(l lease) bool {
+	if r.hostEnds == nil {
+		r.hostEnds = map[string]bool{}
 		host := rtnl.Host()
 		defer host.Close()
 		links, err := host.LinkSummaries()
-		j.uncertain = cmp.Or(j.uncertain, err)
+		r.uncertain = cmp.Or(r.uncertain, err)
 		for _, l := range links {
 			if hash, _, _ := strings.Cut(l.Alias, " "); l.IsPairEnd() { // an IFB of bandwidth outlives the container
-				j.hostEnds[hash] = true
+				r.hostEnds[hash] = true
 			}
 		}
 	}
-	a := cni.Attachment{Network: j.network}
+	a := cni.Attachment{Network: r.network}
 	a.ContainerID, a.IfName, _ = parseOwner(l.owner)
-	return j.uncertain != nil || j.hostEnds[a.Hash()]
+	return r.uncertain != nil || r.hostEnds[a.Hash()]
 }
 
 // minJudged is the number of leases that are examined to find the oldest ones. In a larger set, the search ends when
@@ -263,13 +263,13 @@ const minJudged = 4096
 // mayReclaim reports whether at least one of the leases may be stale. Before Linux 6.18 it does not read processes,
 // because a runtime calls STATUS repeatedly, and reading many processes takes long.
 func (s *leaseDir) mayReclaim(order iter.Seq[netip.Addr]) bool {
-	j, err := s.newJudge()
+	r, err := s.newReclaimer()
 	if err != nil {
 		return false
 	}
-	j.mayBeGone, j.uncertain = ns.MayBeGone()
+	r.mayBeGone, r.uncertain = ns.MayBeGone()
 	for addr := range order {
-		if _, isStale := j.examine(addr); isStale {
+		if _, isStale := r.examine(addr); isStale {
 			return true
 		}
 	}
@@ -279,15 +279,15 @@ func (s *leaseDir) mayReclaim(order iter.Seq[netip.Addr]) bool {
 // findStale returns at most limit stale leases, and the leases of their owners in other sets. Leases from earlier boots
 // come before others, and older leases before newer ones. reason explains why the other leases are not stale.
 func (s *leaseDir) findStale(order iter.Seq[netip.Addr], limit int) (stale []lease, reason string) {
-	j, err := s.newJudge()
+	r, err := s.newReclaimer()
 	if err != nil {
 		return nil, err.Error()
 	}
-	j.mayBeGone, j.uncertain = ns.MayBeGone()
-	j.isGone = sync.OnceValues(ns.Gone)
+	r.mayBeGone, r.uncertain = ns.MayBeGone()
+	r.isGone = sync.OnceValues(ns.Gone)
 	judged := 0
 	for addr := range order {
-		if l, isStale := j.examine(addr); isStale {
+		if l, isStale := r.examine(addr); isStale {
 			stale = append(stale, l)
 		}
 		if judged++; judged >= minJudged && len(stale) >= limit {
@@ -302,34 +302,34 @@ func (s *leaseDir) findStale(order iter.Seq[netip.Addr], limit int) (stale []lea
 		return b.isOfThisBoot
 	})
 	reason = fmt.Sprintf("no lease is known to be stale (%d were written without an owner note, for example by the "+
-		"reference plugin)", j.withoutNote)
-	if j.uncertain != nil {
-		reason = j.uncertain.Error()
+		"reference plugin)", r.withoutNote)
+	if r.uncertain != nil {
+		reason = r.uncertain.Error()
 	}
-	return j.addOtherSets(stale[:min(len(stale), limit)]), reason
+	return r.addOtherSets(stale[:min(len(stale), limit)]), reason
 }
 
 // addOtherSets adds the leases that the owners hold in other sets, which may never be full themselves, so that each
 // container is released completely. These leases come first: if the call is killed halfway, the lease in the full set
 // remains, and a later call continues from it.
-func (j *judge) addOtherSets(stale []lease) (all []lease) {
-	if j.index == nil || len(stale) == 0 {
+func (r *reclaimer) addOtherSets(stale []lease) (all []lease) {
+	if r.index == nil || len(stale) == 0 {
 		return stale
 	}
 	owners, seen := make([]string, len(stale)), map[netip.Addr]bool{}
 	for i, l := range stale {
 		owners[i], seen[l.addr] = l.owner, true
 	}
-	addrs, err := j.index.find(owners...)
+	addrs, err := r.index.addressesOf(owners...)
 	if err != nil {
-		j.dropIndex()
+		r.dropIndex()
 	}
 	for i, owner := range owners {
 		for _, addr := range addrs[i] {
 			if seen[addr] {
 				continue
 			}
-			if l, isStale := j.examine(addr); isStale && l.owner == owner {
+			if l, isStale := r.examine(addr); isStale && l.owner == owner {
 				l.isOtherSet = true
 				all = append(all, l)
 			}
@@ -341,13 +341,13 @@ func (j *judge) addOtherSets(stale []lease) (all []lease) {
 // leasesOfEarlierBoots returns the leases of the addresses whose notes name an earlier boot, and the other leases of
 // their owners.
 func (s *leaseDir) leasesOfEarlierBoots(addrs ...netip.Addr) (stale []lease) {
-	j, err := s.newJudge()
+	r, err := s.newReclaimer()
 	for _, addr := range addrs {
-		if l, isStale := j.examine(addr); err == nil && isStale && l.hasNote {
+		if l, isStale := r.examine(addr); err == nil && isStale && l.hasNote {
 			stale = append(stale, l)
 		}
 	}
-	return j.addOtherSets(stale)
+	return r.addOtherSets(stale)
 }
 
 // maxReclaims limits the number of leases of a set that one call releases, so that the call does not take too long.

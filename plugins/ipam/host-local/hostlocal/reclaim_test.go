@@ -206,7 +206,7 @@ var _ = Describe("a full set", Label("reclaim"), func() {
 		n.addIn("old", live.Path)
 		n.changeNote("10.1.2.2", 0, "0123456789abcdef")
 		n.withLeaseDir(func(s *leaseDir) {
-			j := nstest.Must(s.newJudge())
+			j := nstest.Must(s.newReclaimer())
 			addr := netip.MustParseAddr("10.1.2.2")
 			for _, isOne := range []bool{true, false} {
 				j.isOneMachine = isOne
@@ -281,7 +281,7 @@ var _ = Describe("a full set", Label("reclaim"), func() {
 	It("takes what has no note where its file is older than this boot for certain", func() {
 		n.add("unnoted")
 		n.withLeaseDir(func(s *leaseDir) {
-			j, addr := nstest.Must(s.newJudge()), netip.MustParseAddr("10.1.2.2")
+			j, addr := nstest.Must(s.newReclaimer()), netip.MustParseAddr("10.1.2.2")
 			isDead := func() bool { _, isDead := j.examine(addr); return isDead }
 			Expect(j.bootTime).To(BeTemporally("<", time.Now()))
 			Expect(isDead()).To(BeFalse())

@@ -16,10 +16,10 @@ import (
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
-// find returns the device's link in the host's namespace. It refuses lo, and links of other attachments. The link is
-// zero if a userspace driver has the device. The error matches rtnl.ErrNoLink if the device's interface is in another
-// namespace, or if the device is not found.
-func (d selector) find(host *rtnl.Conn) (l rtnl.Link, err error) {
+// findDevice returns the device's link in the host's namespace. It refuses lo, and links of other attachments. The link
+// is zero if a userspace driver has the device. The error matches rtnl.ErrNoLink if the device's interface is in
+// another namespace, or if the device is not found.
+func (d selector) findDevice(host *rtnl.Conn) (l rtnl.Link, err error) {
 	switch {
 	case d.Key == byName:
 		l, err = host.LinkByAnyName(d.Value)

@@ -74,12 +74,12 @@ func del(ctx context.Context, req *skel.Request) error {
 	if err != nil {
 		return err
 	}
-	r, findErr := c.findDevice()
+	r, findErr := c.findRecord()
 	return attach.DelInterface(ctx, req, func() error {
 		if findErr != nil {
 			return findErr
 		}
-		l, err := r.find(c.Cont)
+		l, err := r.findDevice(c.Cont)
 		if err != nil {
 			return err
 		}
@@ -181,7 +181,7 @@ func (c call) findFree(ctx context.Context, d selector) (l rtnl.Link, err error)
 	if err != nil {
 		return l, err
 	}
-	l, err = d.find(c.Host)
+	l, err = d.findDevice(c.Host)
 	for _, r := range all {
 		onHost, concerns := l.Index != 0, r.isSelectedBy(d)
 		if onHost {
@@ -201,7 +201,7 @@ func (c call) findFree(ctx context.Context, d selector) (l rtnl.Link, err error)
 		}
 		// Another interface may still have the device's name. The new record gets the name and the alias of the old
 		// one, because DEL must restore them.
-		if l, err = d.find(c.Host); err == nil && r.isDevice(l) {
+		if l, err = d.findDevice(c.Host); err == nil && r.isDevice(l) {
 			l.Name, l.Alias = r.Link.Name, r.Link.Alias
 		}
 	}
@@ -216,7 +216,7 @@ func (c call) findFree(ctx context.Context, d selector) (l rtnl.Link, err error)
 func (r *record) refuseHeld(by cni.Attachment) error {
 	cont, err := netplugin.DialNetns(ns.OpenAs, r.NetnsPath, r.Netns)
 	if err == nil && r.Link.Index != 0 {
-		_, err = r.find(cont)
+		_, err = r.findDevice(cont)
 	}
 	_ = cont.Close()
 	if errors.Is(err, rtnl.ErrNoLink) {
@@ -238,7 +238,7 @@ func (c call) prepare(r *record, cfg config) (err error) {
 		return nil
 	}
 	if cfg.UnusedID != "" {
-		other, err := selector{byID, cfg.UnusedID}.find(c.Host)
+		other, err := selector{byID, cfg.UnusedID}.findDevice(c.Host)
 		if err != nil || other.Index != r.Link.Index {
 			c.Req.Warn("runtimeConfig.deviceID: %q is ignored, because %q names the device", cfg.UnusedID, r.Device.Key)
 		}
@@ -304,9 +304,9 @@ func lock(ctx context.Context, c *netplugin.Call) (call, error) {
 	return call{c, locked}, err
 }
 
-// findDevice returns the attachment's record, or one for a device that the reference plugin moved, and opens Cont. The
+// findRecord returns the attachment's record, or one for a device that the reference plugin moved, and opens Cont. The
 // error matches rtnl.ErrNoLink if there is no device.
-func (c call) findDevice() (*record, error) {
+func (c call) findRecord() (*record, error) {
 	r, ok, err := c.records.Get(c.Req.Hash())
 	if err != nil {
 		return nil, err
@@ -368,7 +368,7 @@ func findOrHeld(req *skel.Request, host *rtnl.Conn, d selector) error {
 	if d.Key == "" { // the runtime names the device in ADD
 		return nil
 	}
-	_, findErr := d.find(host)
+	_, findErr := d.findDevice(host)
 	if !errors.Is(findErr, rtnl.ErrNoLink) {
 		return findErr
 	}

@@ -55,7 +55,7 @@ var errNoAddress = &cni.Error{Code: cni.CodeTryAgain,
 func waitAddress(ctx context.Context, host *rtnl.Conn, d selector) {
 	ctx, cancel := context.WithTimeout(ctx, addressTimeout)
 	defer cancel()
-	if l, err := d.find(host); err == nil {
+	if l, err := d.findDevice(host); err == nil {
 		_ = host.WaitAddrs(ctx, l.Index, func(addrs []rtnl.AddrCopy) string { // best effort: ADD reads them again
 			if slices.ContainsFunc(addrs, isGlobal) {
 				return ""

@@ -85,9 +85,9 @@ func (r *record) isDevice(l rtnl.Link) bool {
 	return sameIndex && l.Name == r.IfName
 }
 
-// find finds the device in a namespace, under any name. conn is nil if the namespace no longer exists. The error
+// findDevice finds the device in a namespace, under any name. conn is nil if the namespace no longer exists. The error
 // matches rtnl.ErrNoLink if the device is not there.
-func (r *record) find(conn *rtnl.Conn) (l rtnl.Link, err error) {
+func (r *record) findDevice(conn *rtnl.Conn) (l rtnl.Link, err error) {
 	if conn == nil || r.Link.Index == 0 {
 		return l, rtnl.ErrNoLink
 	}
@@ -146,7 +146,7 @@ func (c call) moveBack(ctx context.Context, r *record, cont *rtnl.Conn) error {
 // the host sees its name in the container. If its own name is taken on the host, the device gets the substitute as its
 // name, and its own name as its alias.
 func (r *record) moveOut(host, cont *rtnl.Conn) (l rtnl.Link, err error) {
-	if l, err = r.find(cont); err != nil {
+	if l, err = r.findDevice(cont); err != nil {
 		return l, err
 	}
 	if err := cont.SetLink(l.Index, rtnl.LinkChange{Up: new(false)}); err != nil {
@@ -186,7 +186,7 @@ func (r *record) findHome(host *rtnl.Conn) (rtnl.Link, error) {
 	if r.Link.Kind != "" {
 		return rtnl.Link{}, rtnl.ErrNoLink
 	}
-	return r.find(host)
+	return r.findDevice(host)
 }
 
 // rename restores the name and alias of the device on the host. The error matches EEXIST if another interface has the

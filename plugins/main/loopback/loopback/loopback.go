@@ -17,7 +17,7 @@ const ifName = "lo"
 type wireConfig struct{ skel.LogKey }
 
 func add(_ context.Context, req *skel.Request, _ struct{}) (*cni.Result, error) {
-	conn, lo, err := open(req)
+	conn, lo, err := openLink(req)
 	if err != nil {
 		return nil, err
 	}
@@ -39,7 +39,7 @@ func del(_ context.Context, req *skel.Request) error {
 	if req.NS == nil {
 		return nil
 	}
-	conn, lo, err := open(req)
+	conn, lo, err := openLink(req)
 	if err != nil {
 		return err
 	}
@@ -50,7 +50,7 @@ func del(_ context.Context, req *skel.Request) error {
 }
 
 func check(_ context.Context, req *skel.Request, _ struct{}) error {
-	conn, lo, err := open(req)
+	conn, lo, err := openLink(req)
 	if err != nil {
 		return err
 	}
@@ -74,8 +74,8 @@ func check(_ context.Context, req *skel.Request, _ struct{}) error {
 	return errors.Join(missing...)
 }
 
-// open returns a socket in the container's namespace, which is closed when the call ends, and lo.
-func open(req *skel.Request) (*rtnl.Conn, rtnl.Link, error) {
+// openLink returns a socket in the container's namespace, which is closed when the call ends, and lo.
+func openLink(req *skel.Request) (*rtnl.Conn, rtnl.Link, error) {
 	conn, err := rtnl.Dial(req.NS)
 	if err != nil {
 		return nil, rtnl.Link{}, fmt.Errorf("namespace %q: %w", req.Netns, err)

@@ -38,7 +38,7 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	if err != nil {
 		return nil, err
 	}
-	want, err := cfg.plan(end.MTU)
+	want, err := cfg.limits(end.MTU)
 	if err == nil {
 		err = c.checkSupported(end, want)
 	}
@@ -155,7 +155,7 @@ func check(_ context.Context, req *skel.Request, cfg config) error {
 	if err != nil {
 		return err
 	}
-	want, err := cfg.plan(end.MTU)
+	want, err := cfg.limits(end.MTU)
 	if err != nil {
 		return err
 	}
@@ -182,7 +182,7 @@ func reapply(_ context.Context, req *skel.Request, cfg config) error {
 	if err != nil {
 		return err
 	}
-	want, err := cfg.plan(end.MTU)
+	want, err := cfg.limits(end.MTU)
 	if err != nil {
 		return err
 	}

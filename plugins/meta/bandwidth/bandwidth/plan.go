@@ -44,12 +44,12 @@ func (l limits) each(yield func(string, *filter) bool) {
 	}
 }
 
-// plan returns the filters for a link with this MTU.
-func (cfg config) plan(mtu int) (l limits, err error) {
+// limits returns the filters for a link with this MTU.
+func (cfg config) limits(mtu int) (l limits, err error) {
 	var problems cni.Problems
-	l.ingress, err = cfg.ingress.plan(mtu, cfg.literal)
+	l.ingress, err = cfg.ingress.filter(mtu, cfg.literal)
 	problems.Add(err)
-	l.egress, err = cfg.egress.plan(mtu, cfg.literal)
+	l.egress, err = cfg.egress.filter(mtu, cfg.literal)
 	problems.Add(err)
 	for _, f := range l.each {
 		for _, p := range cfg.exempt {
@@ -79,9 +79,9 @@ func equalTBF(have, want rtnl.TBF) bool {
 	return have == want
 }
 
-// plan returns the filter for a link with this MTU, or nil without a limit. It returns an error (code 7) if the burst
+// filter returns the filter for a link with this MTU, or nil without a limit. It returns an error (code 7) if the burst
 // is so small that no packet of the MTU's length would pass.
-func (l limit) plan(mtu int, literal bool) (*filter, error) {
+func (l limit) filter(mtu int, literal bool) (*filter, error) {
 	if l.rate == 0 {
 		return nil, nil
 	}

@@ -47,7 +47,7 @@ var _ = It("refuses both directions at once", func() {
 const mtu = 1500
 
 var _ = DescribeTable("the reference's numbers", Label("bandwidth-numbers"), func(rate, burst uint64, want rtnl.TBF) {
-	f := nstest.Must(limit{rate, burst, "ingressBurst"}.plan(mtu, true))
+	f := nstest.Must(limit{rate, burst, "ingressBurst"}.filter(mtu, true))
 	Expect(f.TBF).To(Equal(want))
 },
 	// A tick is 64 ns.
@@ -68,7 +68,7 @@ var _ = DescribeTable("the reference's numbers", Label("bandwidth-numbers"), fun
 )
 
 var _ = DescribeTable("a burst that nobody chose is replaced", func(rate, burst uint64, bytes int) {
-	f := nstest.Must(limit{rate, burst, "egressBurst"}.plan(mtu, false))
+	f := nstest.Must(limit{rate, burst, "egressBurst"}.filter(mtu, false))
 	Expect(f.TBF).To(Equal(newTBF(rate/8, uint64(bytes))))
 	Expect(f.literal).To(Equal(newTBF(rate/8, burst/8)))
 	Expect(f.warning).To(HavePrefix("egressBurst: "))
@@ -79,7 +79,7 @@ var _ = DescribeTable("a burst that nobody chose is replaced", func(rate, burst 
 )
 
 var _ = It("a burst that somebody may have chosen is taken", func() {
-	f := nstest.Must(limit{20_000_000, 1<<31 - 2, "egressBurst"}.plan(mtu, false))
+	f := nstest.Must(limit{20_000_000, 1<<31 - 2, "egressBurst"}.filter(mtu, false))
 	Expect(f.TBF).To(Equal(f.literal))
 	Expect(f.warning).To(BeEmpty())
 })
@@ -87,7 +87,7 @@ var _ = It("a burst that somebody may have chosen is taken", func() {
 var _ = Describe("a burst that is less than a packet", func() {
 	It("is refused, and the error names the smallest one", func() {
 		_, err := config{ingress: limit{8_000_000, 12_104, "ingressBurst"},
-			egress: limit{8_000_000, 80, "runtimeConfig.bandwidth.egressBurst"}}.plan(mtu)
+			egress: limit{8_000_000, 80, "runtimeConfig.bandwidth.egressBurst"}}.limits(mtu)
 		const why = " is less than a packet of 1514 bytes in whole microseconds of the rate, " +
 			"so that no packet of that length would pass"
 		Expect(err).To(MatchError("ingressBurst: 12104" + why + ": runtimeConfig.bandwidth.egressBurst: 80" + why))
@@ -96,7 +96,7 @@ var _ = Describe("a burst that is less than a packet", func() {
 	})
 
 	It("is accepted if the rate is less than a packet per second", func() {
-		f := nstest.Must(limit{8000, 80, "ingressBurst"}.plan(mtu, false))
+		f := nstest.Must(limit{8000, 80, "ingressBurst"}.filter(mtu, false))
 		Expect(f.TBF).To(Equal(rtnl.TBF{Rate: 1000, Buffer: 10_000_000 / 64, Limit: 35}))
 		Expect(f.warning).To(ContainSubstring("only shorter packets pass"))
 	})
@@ -104,9 +104,9 @@ var _ = Describe("a burst that is less than a packet", func() {
 	DescribeTable("is enough from the named one on, at any rate and MTU", func(rate, least uint64, mtu int) {
 		burst := 8 * minBurst(rate/8, uint64(mtu+frameHeader))
 		Expect(burst).To(Equal(least))
-		f := nstest.Must(limit{rate, burst, "ingressBurst"}.plan(mtu, false))
+		f := nstest.Must(limit{rate, burst, "ingressBurst"}.filter(mtu, false))
 		Expect(f.warning).To(BeEmpty())
-		Expect(limit{rate, burst - 8, "ingressBurst"}.plan(mtu, false)).Error().To(HaveOccurred())
+		Expect(limit{rate, burst - 8, "ingressBurst"}.filter(mtu, false)).Error().To(HaveOccurred())
 	},
 		Entry("8 Mbit/s", uint64(8_000_000), uint64(12_120), 1500),
 		Entry("100 Mbit/s", uint64(100_000_000), uint64(12_200), 1500),

@@ -71,7 +71,7 @@ func (ft *forwardTable) findForward(ctx context.Context, wanted bool) (err error
 	if err != nil || ft.inNFT || !wanted {
 		return err
 	}
-	tool, missing := ipt.Find(ctx, ft.family)
+	tool, missing := ipt.FindTool(ctx, ft.family)
 	ft.inLegacy = missing == nil && tool.Variant == ipt.Legacy
 	ft.inNFT = !ft.inLegacy
 	return nil

@@ -119,7 +119,7 @@ func (r *record) findTools(ctx context.Context, s *store) ([]ipt.Tool, error) {
 	families, err := r.editedFamilies(s)
 	var tools []ipt.Tool
 	for _, f := range families {
-		tool, missing := ipt.Find(ctx, f)
+		tool, missing := ipt.FindTool(ctx, f)
 		if missing != nil {
 			return nil, fmt.Errorf("firewall with iptables: %w", missing)
 		}

@@ -75,7 +75,7 @@ func chainSharers(s *store, r *record) ([]*record, error) {
 
 // addChain adds the reference plugin's rules for an address, with one run of iptables-restore.
 func (c call) addChain(ctx context.Context, s *store, r *record, a address) error {
-	tool, err := ipt.Find(ctx, a.family())
+	tool, err := ipt.FindTool(ctx, a.family())
 	if err != nil {
 		return err
 	}
@@ -104,7 +104,7 @@ func (c call) addChain(ctx context.Context, s *store, r *record, a address) erro
 // restoreChain restores the rules for an address from the record. One run of iptables-restore replaces the container's
 // chain.
 func (c call) restoreChain(ctx context.Context, s *store, r *record, a address) error {
-	tool, err := ipt.Find(ctx, a.family())
+	tool, err := ipt.FindTool(ctx, a.family())
 	if err != nil {
 		return err
 	}
@@ -289,7 +289,7 @@ func (r *record) tryConditions(ctx context.Context) error {
 		if len(conditions) == 0 {
 			continue
 		}
-		tool, err := ipt.Find(ctx, a.family())
+		tool, err := ipt.FindTool(ctx, a.family())
 		if err != nil {
 			return fmt.Errorf("host ports with iptables: %w", err)
 		}

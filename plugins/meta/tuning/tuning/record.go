@@ -120,7 +120,7 @@ func (r record) without(a cni.Attachment) (own change, rest record) {
 		}
 	}
 	shared := rest.values()
-	own.Values = slices.DeleteFunc(slices.Clone(own.Values), func(v value) bool { return find(shared, v) >= 0 })
+	own.Values = slices.DeleteFunc(slices.Clone(own.Values), func(v value) bool { return indexOfValue(shared, v) >= 0 })
 	return own, rest
 }
 
@@ -134,8 +134,8 @@ func (r record) owner(a cni.Attachment) cni.Attachment {
 	return a
 }
 
-// find returns the index of the value with the key and link of v, or -1.
-func find(values []value, v value) int {
+// indexOfValue returns the index of the value with the key and link of v, or -1.
+func indexOfValue(values []value, v value) int {
 	return slices.IndexFunc(values, func(o value) bool { return o.Key == v.Key && o.Link == v.Link })
 }
 

@@ -111,6 +111,6 @@ func (c container) isFromReference(backup []value) bool {
 		return false
 	}
 	differs := func(want value) bool { return !want.matches(c.ContEnd) }
-	isUnset := func(v value) bool { return find(cfg.Attributes, v) < 0 }
+	isUnset := func(v value) bool { return indexOfValue(cfg.Attributes, v) < 0 }
 	return !slices.ContainsFunc(cfg.Attributes, differs) && !slices.ContainsFunc(backup, isUnset)
 }

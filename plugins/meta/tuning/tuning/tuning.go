@@ -204,7 +204,7 @@ func (c container) change(ctx context.Context, s *store) error {
 	c.restoreFormer(s)
 	before, err := c.readValues()
 	if err == nil && len(before) > 0 {
-		err = c.record(ctx, s, before)
+		err = c.writeRecord(ctx, s, before)
 	}
 	if err != nil {
 		return err
@@ -288,9 +288,10 @@ func (c container) readValues() (before []value, err error) {
 	return before, nil
 }
 
-// record writes the values from before this ADD to the record, so that DEL finds them even if this call is killed. If
-// another attachment has already recorded a value, that value is used, because only that value is the original.
-func (c container) record(ctx context.Context, s *store, before []value) error {
+// writeRecord writes the values from before this ADD to the record, so that DEL finds them even if this call is
+// killed. If another attachment has already recorded a value, that value is used, because only that value is the
+// original.
+func (c container) writeRecord(ctx context.Context, s *store, before []value) error {
 	if err := s.openBackups(c.cfg.DataDir, 0o700); err != nil {
 		return fmt.Errorf("dataDir: %w", err)
 	}
@@ -315,10 +316,10 @@ func (c container) record(ctx context.Context, s *store, before []value) error {
 		if v.isAttribute() {
 			v.Link = c.ContEnd.Index
 		}
-		if i := find(known, v); i >= 0 {
+		if i := indexOfValue(known, v); i >= 0 {
 			v.Value = known[i].Value
 		}
-		if i := find(own.Values, v); i < 0 {
+		if i := indexOfValue(own.Values, v); i < 0 {
 			own.Values = append(own.Values, v)
 		} else {
 			own.Values[i].Set = v.Set
@@ -328,7 +329,7 @@ func (c container) record(ctx context.Context, s *store, before []value) error {
 	if len(c.cfg.Ethtool) > 0 {
 		own.Device = deviceOf(c.ContEnd)
 	}
-	if i := find(c.cfg.Attributes, value{Key: "mac"}); i >= 0 {
+	if i := indexOfValue(c.cfg.Attributes, value{Key: "mac"}); i >= 0 {
 		own.Netns.MAC = c.cfg.Attributes[i].Value
 	}
 	c.Req.OnFail("restore the backup file", func(ctx context.Context) error {
