@@ -42,7 +42,7 @@ func missingPlugins(f *facts) {
 // howToInstall returns advice for a missing plugin.
 func howToInstall(n node.Node, plugin string) string {
 	to := cmp.Or(append(filepath.SplitList(n.Path), "DIR")...)
-	if _, isOurs := skel.Find(n.Programs, plugin); isOurs {
+	if _, isOurs := skel.FindProgram(n.Programs, plugin); isOurs {
 		return "install it: hawser install --to " + to
 	}
 	if cni.IsPlugin(plugin, node.Separate) {
