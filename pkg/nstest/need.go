@@ -38,7 +38,7 @@ func Build(plugin string) string {
 
 func build(plugin string) (string, error) {
 	ginkgo.GinkgoHelper()
-	if dir := os.Getenv("HAWSER_BIN"); dir != "" {
+	if dir := os.Getenv("HAWSER_BIN"); dir != "" && plugin != "cni-conformance" {
 		path := filepath.Join(dir, plugin)
 		_, err := os.Stat(path)
 		if err != nil && plugin == "hawser" { // the directory has plugins alone, all of them this program
@@ -53,7 +53,7 @@ func build(plugin string) (string, error) {
 		return path, nil
 	}
 	sources, _ := filepath.Glob(filepath.Join(Root(), "plugins", "*", plugin))
-	if plugin == "hawser" {
+	if plugin == "hawser" || plugin == "cni-conformance" {
 		sources = []string{filepath.Join(Root(), "cmd", plugin)}
 	}
 	if len(sources) != 1 {

@@ -1,7 +1,6 @@
 package conformance
 
 import (
-	"slices"
 	"strings"
 )
 
@@ -83,8 +82,7 @@ func checkRouteMissing(w *world) {
 
 func checkInterfaceDown(w *world) {
 	a := w.attach("one")
-	l := w.link(a, a.ifName)
-	if !slices.Contains(anyList(l["flags"]), any("UP")) {
+	if !isUp(w.link(a, a.ifName)) {
 		w.skip("the interface is not up after ADD")
 	}
 	w.ip(a.id, "link set "+a.ifName+" down")

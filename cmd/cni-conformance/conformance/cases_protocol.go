@@ -38,7 +38,7 @@ func versionEcho(w *world) {
 }
 
 func versionEnvironment(w *world) {
-	w.version(func(c *call) { c.vars = map[string]string{"CNI_COMMAND": "VERSION"} })
+	w.version(func(c *call) { c.vars, c.bare = map[string]string{"CNI_COMMAND": "VERSION"}, true })
 }
 
 func versionWithoutInput(w *world) { w.version(raw("")) }

@@ -54,8 +54,8 @@ func (w *world) netState(netns string) (s snapshot) {
 		if text(info, "info_kind") == "bridge" { // it follows the ports
 			mac = ""
 		}
-		s = append(s, fmt.Sprintf("link %s %s mac %s mtu %v master %v", text(l, "ifname"), text(info, "info_kind"), mac,
-			l["mtu"], l["master"]))
+		s = append(s, fmt.Sprintf("link %s %s mac %s mtu %v master %v up %t", text(l, "ifname"), text(info, "info_kind"),
+			mac, l["mtu"], l["master"], isUp(l)))
 	}
 	for _, l := range w.listing(netns, "addr") {
 		for _, a := range list(l, "addr_info") {
@@ -76,6 +76,8 @@ func (w *world) netState(netns string) (s snapshot) {
 	}
 	return s
 }
+
+func isUp(link object) bool { return slices.Contains(anyList(link["flags"]), any("UP")) }
 
 func prefixOf(a object) string { return fmt.Sprintf("%v/%v", a["local"], a["prefixlen"]) }
 
@@ -211,16 +213,20 @@ func (w *world) warmHost() snapshot {
 
 // same checks that two states are equal.
 func (w *world) same(before, now snapshot, what string) {
+	const most = 12
 	diff := before.diff(now)
+	if n := len(diff); n > most {
+		diff = append(diff[:most:most], fmt.Sprintf("and %d more lines", n-most))
+	}
 	w.expect(len(diff) == 0, "%s:\n    %s", what, strings.Join(diff, "\n    "))
 }
 
 // settles checks that the host becomes as it was; the kernel needs time to remove a namespace and its links.
 func (w *world) settles(before snapshot, when string) {
-	const limit = 5 * time.Second
+	const limit = 30 * time.Second
 	now := w.hostState()
 	for end := time.Now().Add(limit); len(before.diff(now)) > 0 && time.Now().Before(end); now = w.hostState() {
-		<-time.After(limit / 50)
+		<-time.After(100 * time.Millisecond)
 	}
 	w.same(before, now, when+", the host differs from before ADD")
 }

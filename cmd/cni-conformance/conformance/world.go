@@ -151,8 +151,9 @@ type call struct {
 	program string
 	vars    map[string]string
 	conf    object
-	raw     string // instead of conf
-	path    []string
+	raw     string        // instead of conf
+	path    []string      // CNI_PATH
+	bare    bool          // without CNI_PATH
 	kill    time.Duration // after this time; 0 means never
 }
 
@@ -250,7 +251,10 @@ func (w *world) exec(c call) (answer, error) {
 	ctx, stop := context.WithTimeout(context.Background(), callLimit)
 	defer stop()
 	cmd := exec.CommandContext(ctx, program)
-	cmd.Env = []string{"PATH=" + defaultPath, "CNI_PATH=" + strings.Join(c.path, ":")}
+	cmd.Env = []string{"PATH=" + defaultPath}
+	if !c.bare {
+		cmd.Env = append(cmd.Env, "CNI_PATH="+strings.Join(c.path, ":"))
+	}
 	for name, value := range c.vars {
 		cmd.Env = append(cmd.Env, name+"="+value)
 	}
@@ -343,8 +347,8 @@ func (w *world) failsWith(command string, a *attachment, changes ...func(*call))
 }
 
 // finish detaches an attachment and what its container had before.
-func (w *world) finish(a *attachment) {
-	w.succeeds("DEL", a)
+func (w *world) finish(a *attachment, changes ...func(*call)) {
+	w.succeeds("DEL", a, changes...)
 	w.unmake(a)
 }
 
@@ -392,8 +396,7 @@ func (w *world) probe() info {
 		i.Present = kind == Interface && w.link(a, a.ifName) != nil
 		ans := w.call("ADD", a)
 		i.Took = time.Since(begin)
-		result, err := decodeOne(ans.stdout)
-		if ans.exit != 0 || err != nil {
+		if ans.exit != 0 {
 			problems = append(problems, fmt.Sprintf("as %v plugin: %v", kind, ans))
 			_ = w.call("DEL", a)
 			continue
@@ -402,7 +405,7 @@ func (w *world) probe() info {
 			kind |= Delegating
 		}
 		i.Kind = kind
-		a.result = result
+		a.result, _ = decodeOne(ans.stdout) // a case reports what is wrong with it
 		b := w.container("probe-two")
 		i.Many = w.call("ADD", b).exit == 0
 		return i

@@ -1,0 +1,266 @@
+// Package conformance_test runs cni-conformance: correct plugins pass, and each case fails on its broken plugin.
+package conformance_test
+
+import (
+	"cmp"
+	"encoding/xml"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/hawser-cni/plugins/pkg/nstest"
+)
+
+func TestMain(m *testing.M) { nstest.Main(m) }
+
+func TestConformance(t *testing.T) { nstest.RunSpecs(t, "conformance") }
+
+// firewall needs a version with prevResult; its rules are for the addresses of prevResult.
+const (
+	bridge = `{"cniVersion": "1.1.0", "name": "net", "type": "bridge", "isGateway": true, "ipMasq": true,
+		"capabilities": {"mac": true}, "ipam": {"type": "host-local", "subnet": "10.1.0.0/16",
+		"routes": [{"dst": "0.0.0.0/0"}]}, "dns": {"nameservers": ["10.1.0.1"]}}`
+	firewall = `{"cniVersion": "1.1.0", "name": "net", "type": "firewall"}`
+	list     = `{"cniVersion": "1.1.0", "name": "net", "plugins": [{"type": "bridge", "isGateway": true,
+		"ipam": {"type": "host-local", "subnet": "10.1.0.0/16"}}, {"type": "tuning", "mtu": 1400}]}`
+)
+
+// configs are the subjects of the broken plugins, and faulty the plugin of a list that is broken.
+var (
+	configs = map[string]string{"bridge": bridge, "firewall": firewall, "host-local": bridge, "list": list}
+	faulty  = map[string]string{"list": "tuning"}
+)
+
+// suite is a run of cni-conformance.
+type suite struct {
+	dir  string // has the configuration and the reports
+	path string // directories with plugins
+}
+
+// plugins returns a suite with the built plugins.
+func plugins() suite {
+	GinkgoHelper()
+	return suite{GinkgoT().TempDir(), filepath.Dir(nstest.Build("bridge"))}
+}
+
+// run tests a subject and returns the exit status and the report. Eight attachments suffice for the concurrency case.
+func (s suite) run(subject string, more ...string) (exit int, report string) {
+	GinkgoHelper()
+	file := filepath.Join(s.dir, "conf")
+	Expect(os.WriteFile(file, []byte(cmp.Or(configs[subject], bridge)), 0o644)).To(Succeed())
+	args := []string{"--path", s.path, "--parallel", "8", "--jobs", "2", "--ignore", "/run/hawser", "--plugin", subject,
+		"--config", file}
+	if subject == "list" {
+		args = append(args[:len(args)-4], "--list", file)
+	}
+	out, err := exec.Command(nstest.Build("cni-conformance"), append(args, more...)...).CombinedOutput()
+	if _, isExit := err.(*exec.ExitError); err != nil && !isExit { //nolint:errorlint // not wrapped
+		Expect(err).NotTo(HaveOccurred())
+	}
+	if err != nil {
+		exit = err.(*exec.ExitError).ExitCode() //nolint:errorlint,forcetypeassert // as above
+	}
+	return exit, string(out)
+}
+
+var _ = Describe("correct plugins", Label("conformance"), func() {
+	for _, subject := range []string{"bridge", "firewall", "host-local", "list"} {
+		only := Label() // make test tries one
+		if subject != "bridge" {
+			only = Label("slow")
+		}
+		It(subject+" passes", only, func() {
+			nstest.Build("host-local")
+			nstest.Build("tuning")
+			exit, report := plugins().run(subject, "--strict", "--skip", "unknown-args") // which Hawser rejects
+			Expect(exit).To(BeZero(), report)
+			Expect(report).To(ContainSubstring(" 0 failed"))
+		})
+	}
+
+	It("passes without root, if the kernel allows user namespaces", func() {
+		s := plugins()
+		Expect(os.WriteFile(filepath.Join(s.dir, "conf"), []byte(bridge), 0o644)).To(Succeed())
+		Expect(os.Chmod(s.dir, 0o755)).To(Succeed())
+		cmd := exec.Command("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups",
+			nstest.Build("cni-conformance"), "--path", s.path, "--plugin", "bridge", "--config",
+			filepath.Join(s.dir, "conf"), "--focus", "^add/|^del/host")
+		out, err := cmd.CombinedOutput()
+		if strings.Contains(string(out), "run as root, or allow user namespaces") || strings.Contains(string(out),
+			"permission denied") || strings.Contains(string(out), "failed to execute") {
+			Skip("the kernel or the directory's mode does not allow it: " + string(out))
+		}
+		Expect(err).NotTo(HaveOccurred(), string(out))
+	})
+
+	It("the example of the man page passes, also each SHOULD", func() {
+		dir := filepath.Join(nstest.Root(), "cmd/cni-conformance/example")
+		out, err := exec.Command(nstest.Build("cni-conformance"), "--path", dir, "--plugin", "pair", "--config",
+			filepath.Join(dir, "pair.json"), "--parallel", "8", "--jobs", "2", "--strict").CombinedOutput()
+		Expect(err).NotTo(HaveOccurred(), string(out))
+		text, err := os.ReadFile(filepath.Join(dir, "pair"))
+		Expect(err).NotTo(HaveOccurred())
+		Expect(strings.Count(string(text), "\n")).To(BeNumerically("<=", 32))
+	})
+})
+
+// names returns the names of all cases.
+func names() []string {
+	GinkgoHelper()
+	out, err := exec.Command(nstest.Build("cni-conformance"), "--cases").Output()
+	Expect(err).NotTo(HaveOccurred())
+	var all []string
+	for _, m := range regexp.MustCompile(`(?m)^\S+`).FindAllString(string(out), -1) {
+		all = append(all, m)
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
+var _ = Describe("broken plugins", Label("broken"), func() {
+	It("exist for each case", func() {
+		Expect(slices.Sorted(maps.Keys(broken))).To(Equal(names()))
+	})
+
+	It("fail the case", func() {
+		for _, name := range []string{"bridge", "host-local", "tuning", "firewall", "cni-conformance"} {
+			nstest.Build(name)
+		}
+		free := make(chan struct{}, 2*runtime.NumCPU())
+		var all sync.WaitGroup
+		var mu sync.Mutex
+		var wrong []string
+		for name, f := range broken {
+			s := plugins()
+			free <- struct{}{}
+			all.Go(func() {
+				defer GinkgoRecover()
+				defer func() { <-free }()
+				if problem := s.breaks(name, f); problem != "" {
+					mu.Lock()
+					wrong = append(wrong, problem)
+					mu.Unlock()
+				}
+			})
+		}
+		all.Wait()
+		Expect(wrong).To(BeEmpty(), "%d of %d", len(wrong), len(broken))
+	})
+})
+
+// breaks runs a case on its broken plugin, and returns what is wrong unless the case fails.
+func (s suite) breaks(name string, f fault) string {
+	plugin := f.subject
+	if faulty[plugin] != "" {
+		plugin = faulty[plugin]
+	}
+	dir := filepath.Join(s.dir, "broken")
+	Expect(os.Mkdir(dir, 0o755)).To(Succeed())
+	script := preamble + f.code + "\nplugin\n"
+	Expect(os.WriteFile(filepath.Join(dir, plugin), []byte(script), 0o755)).To(Succeed())
+	s.path = dir + ":" + s.path
+	spec := "1.1.0"
+	if name == "version/without-input" {
+		spec = "0.4.0" // newer versions have an input
+	}
+	exit, report := s.run(f.subject, "--spec", spec, "--focus", "^"+name+"$")
+	m := regexp.MustCompile(`(MUST|SHOULD|MAY) +failed +` + name + "\n").FindStringSubmatch(report)
+	switch {
+	case m == nil:
+		return fmt.Sprintf("%s does not fail: exit status %d\n%s", name, exit, report)
+	case exit != map[bool]int{true: 1}[m[1] == "MUST"]:
+		return fmt.Sprintf("%s: exit status %d\n%s", name, exit, report)
+	}
+	return ""
+}
+
+var _ = Describe("reports", Label("reports"), func() {
+	It("has the failed MUST and the failed SHOULD in TAP and JUnit XML", func() {
+		s := plugins()
+		s.path = filepath.Join(s.dir, "broken") + ":" + s.path
+		Expect(os.Mkdir(filepath.Join(s.dir, "broken"), 0o755)).To(Succeed())
+		script := preamble + `is DEL && { [ "$CNI_CONTAINERID" = warm ] || exit 1; }` + "\nplugin\n"
+		Expect(os.WriteFile(filepath.Join(s.dir, "broken", "bridge"), []byte(script), 0o755)).To(Succeed())
+		tap, junit := filepath.Join(s.dir, "tap"), filepath.Join(s.dir, "junit")
+		exit, report := s.run("bridge", "--focus", "^(del/twice|del/output|add/output|del/others)$", "--tap", tap,
+			"--junit", junit)
+		Expect(exit).To(Equal(1), report)
+		Expect(report).To(ContainSubstring("4 cases: 1 passed, 0 skipped, 3 failed: 1 MUST, 2 SHOULD, 0 MAY"))
+		text, err := os.ReadFile(tap)
+		Expect(err).NotTo(HaveOccurred())
+		Expect(string(text)).To(HavePrefix("TAP version 14\n1..4\nok 1 - bridge: add/output\n"))
+		Expect(string(text)).To(MatchRegexp(`(?m)^not ok 2 - bridge: del/output # TODO SHOULD\n  ---\n  message: \|`))
+		Expect(string(text)).To(MatchRegexp(`(?m)^not ok 3 - bridge: del/twice$`))
+		text, err = os.ReadFile(junit)
+		Expect(err).NotTo(HaveOccurred())
+		var suites struct {
+			Suites []struct {
+				Tests    int `xml:"tests,attr"`
+				Failures int `xml:"failures,attr"`
+				Skipped  int `xml:"skipped,attr"`
+			} `xml:"testsuite"`
+		}
+		Expect(xml.Unmarshal(text, &suites)).To(Succeed())
+		Expect(suites.Suites).To(HaveLen(1))
+		Expect(suites.Suites[0].Tests).To(Equal(4))
+		Expect(suites.Suites[0].Failures).To(Equal(1))
+		Expect(suites.Suites[0].Skipped).To(Equal(2))
+	})
+
+	It("explains wrong usage, a missing plugin and a configuration that does not work", func() {
+		s := plugins()
+		for _, c := range []struct{ text, subject, flag, value string }{
+			{"no executable none in", "none", "--spec", "1.1.0"},
+			{"choose one of 0.4.0, 1.0.0, 1.1.0", "bridge", "--spec", "2.0.0"},
+			{"ADD with the configuration fails: as interface plugin: ADD: exit status 1", "bridge", "--setup",
+				"ip link add cni0 type veth peer name cni1"},
+		} {
+			exit, report := s.run(c.subject, c.flag, c.value)
+			Expect(exit).To(Equal(2), report)
+			Expect(report).To(ContainSubstring(c.text))
+		}
+	})
+})
+
+// quotes are the citations of the suite; text is compared without markup and punctuation, which quotations lack.
+var markup = regexp.MustCompile("(?m)^\\s*[-*] |\\[|\\]\\([^)]*\\)|[`*_\"“”',\\\\]")
+
+func plain(text string) string {
+	return strings.ToLower(strings.Join(strings.Fields(markup.ReplaceAllString(text, "")), " "))
+}
+
+var _ = It("quotes the specification word for word, and MUST only where it says so", Label("quotes"), func() {
+	cmd := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "github.com/containernetworking/cni")
+	cmd.Env = append(os.Environ(), "GOFLAGS=-mod=mod", "GOPROXY=off")
+	out, err := cmd.Output()
+	Expect(err).NotTo(HaveOccurred())
+	text, err := os.ReadFile(filepath.Join(strings.TrimSpace(string(out)), "SPEC.md"))
+	Expect(err).NotTo(HaveOccurred())
+	spec := plain(string(text))
+	cases, err := exec.Command(nstest.Build("cni-conformance"), "--cases", "--spec", "1.1.0").Output()
+	Expect(err).NotTo(HaveOccurred())
+	for line := range strings.Lines(string(cases)) {
+		m := regexp.MustCompile(`^(\S+) +1\.1\.0 (MUST|SHOULD|MAY) +[^"]*: "(.*)"\n$`).FindStringSubmatch(line)
+		Expect(m).NotTo(BeNil(), line)
+		if m[2] == "MUST" {
+			Expect(m[3]).To(MatchRegexp(`(?i)\b(must|required)\b`), m[1])
+		}
+		rest := spec
+		for part := range strings.SplitSeq(m[3], " ... ") {
+			_, after, found := strings.Cut(rest, plain(part))
+			Expect(found).To(BeTrue(), "%s: the specification has no %q", m[1], part)
+			rest = after
+		}
+	}
+})
