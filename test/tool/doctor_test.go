@@ -353,7 +353,7 @@ func faults() []fault {
 			make: edit(`{"type": "firewall"}`, `{"type": "firewall"}, {"type": "portmap", "runtimeConfig": {}}`),
 			mend: restore},
 		{id: "list-conflict", says: "tuning changes the MAC address, but macspoofchk of bridge",
-			advises: `set the address with "capabilities": {"mac": true} of bridge`, only: "ours", mend: restore,
+			advises: `set the address with "capabilities": {"mac": true} of bridge`, mend: restore,
 			make: edit(`"ipMasq"`, `"macspoofchk": true, "ipMasq"`) + "; " +
 				edit(`{"type": "firewall"}`, `{"type": "firewall"}, {"type": "tuning", "mac": "02:00:00:00:00:01"}`)},
 		{id: "list-conflict", severity: "warning", says: "is 1, but an earlier tuning sets it to 0", mend: restore,

@@ -122,41 +122,50 @@ var _ = Describe("hawser test", Label("tool-test"), func() {
 		Entry("of ours: ptp", all, pointToPoint, one()),
 		Entry("of the reference: ptp", Label("slow"), reference, pointToPoint, one()))
 
-	DescribeTable("says which step fails", func(change func(tester), step, says string) {
-		for _, plugins := range []func() string{all, reference} {
-			t := newTester(plugins(), usual)
-			t.test()
-			was := t.state()
-			change(t)
-			Expect(t.test()).To(And(HaveKeyWithValue(step, HavePrefix(says)), HaveKeyWithValue("leftovers", "ok")))
-			t.Cmd("sh", "-c", "nft delete table inet admin; nft delete table bridge admin; true")
-			Expect(t.state()).To(Equal(was))
-		}
-	},
-		Entry("a gateway that does not answer", func(t tester) {
+	type change struct {
+		what       string
+		do         func(tester)
+		step, says string
+	}
+	changes := []change{
+		{"a gateway that does not answer", func(t tester) {
 			const subnet = `"subnet": "10.88.0.0/24"`
 			t.Cmd("sh", "-c", edit(subnet, subnet+`, "rangeStart": "10.88.0.2", "gateway": "10.88.0.99"`)+
 				";"+edit(`"isGateway": true, `, "")+";"+edit("portMappings", "none"))
-		}, "gateway", "failed: 10.88.0.99 does not answer ICMP echo, nor ARP or ND"),
-		Entry("a plugin that is missing", func(t tester) {
+		}, "gateway", "failed: 10.88.0.99 does not answer ICMP echo, nor ARP or ND"},
+		{"a plugin that is missing", func(t tester) {
 			t.Cmd("sh", "-c", edit(`"type": "firewall"`, `"type": "firewell"`))
-		}, "ADD", `failed: plugin "firewell" is not in `),
-		Entry("a bridge that drops", func(t tester) {
+		}, "ADD", `failed: plugin "firewell" is not in `},
+		{"a bridge that drops", func(t tester) {
 			t.Cmd("nft", "add table bridge admin; "+
 				"add chain bridge admin no { type filter hook forward priority 0; policy drop; }")
-		}, "neighbor", "failed: the containers do not reach each other: 10.88.0."),
-		Entry("packets that are too large", func(t tester) {
+		}, "neighbor", "failed: the containers do not reach each other: 10.88.0."},
+		{"packets that are too large", func(t tester) {
 			t.Cmd("nft", `add table inet admin; add chain inet admin no { type filter hook input priority 0; };
 				add rule inet admin no meta length > 1400 drop`)
-		}, "MTU", "failed: 10.88.0.1 does not answer ICMP echo in packets of 1500 bytes, the interface's MTU"),
-		Entry("a host port that is dropped", func(t tester) {
+		}, "MTU", "failed: 10.88.0.1 does not answer ICMP echo in packets of 1500 bytes, the interface's MTU"},
+		{"a host port that is dropped", func(t tester) {
 			t.Cmd("nft", `add table inet admin; add chain inet admin no { type filter hook output priority 0; };
 				add rule inet admin no tcp dport 80 drop`)
-		}, "host port", "failed: dial tcp 192.0.2.1:"),
-		Entry("addresses that two containers have", func(t tester) {
+		}, "host port", "failed: dial tcp 192.0.2.1:"},
+		{"addresses that two containers have", func(t tester) {
 			t.wrap("host-local", `echo '{"cniVersion": "1.0.0", "ips": [{"address": "10.88.0.7/24"}]}'`)
-		}, "second ADD", "failed: both containers have 10.88.0.7"),
-	)
+		}, "second ADD", "failed: both containers have 10.88.0.7"},
+	}
+	DescribeTable("says which step fails, and leaves nothing", func(plugins func() string) {
+		t := newTester(plugins(), usual)
+		t.test()
+		was := t.state()
+		for _, c := range changes {
+			c.do(t)
+			Expect(t.test()).To(And(HaveKeyWithValue(c.step, HavePrefix(c.says)),
+				HaveKeyWithValue("leftovers", "ok")), c.what)
+			t.write(listFile, usual)
+			_ = os.Rename(filepath.Join(t.plugins, "host-local.real"), filepath.Join(t.plugins, "host-local"))
+			t.Cmd("sh", "-c", "nft delete table inet admin; nft delete table bridge admin; true")
+			Expect(t.state()).To(Equal(was), c.what)
+		}
+	}, Entry("of ours", all), Entry("of the reference", reference))
 
 	It("names what DEL leaves", func() {
 		for _, plugins := range []func() string{all, reference} {
@@ -274,7 +283,8 @@ var _ = Describe("hawser test", Label("tool-test"), func() {
 	})
 
 	It("tries a gateway with a link-local address", func() {
-		t := newTester(all(), strings.Replace(dual, `"dst": "::/0"`, `"dst": "::/0", "gw": "fe80::77"`, 1))
+		t := newTester(all(), strings.NewReplacer(`"dst": "::/0"`, `"dst": "::/0", "gw": "fe80::77"`, "nameservers",
+			"search").Replace(dual))
 		Expect(t.test()).To(HaveKeyWithValue("gateway", ContainSubstring("fe80::77 does not answer")))
 		t.IP("addr add fe80::77/64 dev cni0 nodad")
 		Expect(t.test()).To(HaveKeyWithValue("gateway", "ok: 10.88.0.1, fe80::77"))
