@@ -317,10 +317,8 @@ var _ = Describe("hawser test", Label("tool-test"), func() {
 	}
 	const pool = `"ipam": {"type": "host-local", "subnet": "10.88.0.0/24"}`
 
-	DescribeTable("refuses, and changes nothing, what a live container, the host or the network may have:", func(
-		list, key, why string,
-	) {
-		t := newTester(all(), list)
+	It("refuses, and changes nothing, what a live container, the host or the network may have", func() {
+		t := newTester(all(), usual)
 		t.IP("link add cold type veth peer name p0", "addr add 10.9.9.9/24 dev cold",
 			"link add port type veth peer name p1", "link add br0 type bridge", "link set port master br0",
 			"link add warm type veth peer name p2",
@@ -328,45 +326,48 @@ var _ = Describe("hawser test", Label("tool-test"), func() {
 		t.SetSysctl("net/ipv6/conf/warm/disable_ipv6", "1")
 		t.write("/etc/cni/net.d/20-others.conflist", strings.Replace(usual, "pods", "others", 1))
 		was := t.state()
-		for _, args := range [][]string{{}, {"pods"}, {"/etc/cni/net.d/10-pods.conflist"}} {
-			out := t.hawser(append([]string{"test"}, args...)...)
-			Expect(out.Exit).To(Equal(1))
-			Expect(out.Stdout).To(BeEmpty())
-			Expect(out.Stderr).To(And(HavePrefix("hawser: /etc/cni/net.d/10-pods.conflist: "+key),
-				ContainSubstring(why), ContainSubstring("; test a copy of the list ")))
-			Expect(t.state()).To(Equal(was))
-		}
-	},
-		Entry("addresses of static", list(`"ipam": {"type": "static", "addresses": [{"address": "10.88.0.2/24"}]}`),
-			"plugins[0].ipam.addresses: ", "fixed addresses"),
-		Entry("its addresses in args", list(`"args": {"cni": {"ips": ["10.88.0.2/24"]}}, "ipam": {"type": "static"}`),
-			"plugins[0].args.cni.ips: ", "fixed addresses"),
-		Entry("in runtimeConfig", list(`"runtimeConfig": {"ips": ["10.88.0.2/24"]}, "ipam": {"type": "static"}`),
-			"plugins[0].runtimeConfig.ips: ", "fixed addresses"),
-		Entry("a MAC address in args", list(`"args": {"cni": {"mac": "02:00:00:00:00:01"}}, `+pool),
-			`plugins[0].args.cni.mac "02:00:00:00:00:01": `, "fixed MAC address"),
-		Entry("of tuning", strings.Replace(list(pool), `]}`, `, {"type": "tuning", "MAC": "02:00:00:00:00:01"}]}`, 1),
-			`plugins[1].MAC "02:00:00:00:00:01": `, "fixed MAC address"),
-		Entry("a client identifier of dhcp", list(`"ipam": {"type": "dhcp", "provide": [
+		for _, w := range []struct{ what, list, key, why string }{
+			{"addresses of static", list(`"ipam": {"type": "static", "addresses": [{"address": "10.88.0.2/24"}]}`),
+				"plugins[0].ipam.addresses: ", "fixed addresses"},
+			{"its addresses in args", list(`"args": {"cni": {"ips": ["10.88.0.2/24"]}}, "ipam": {"type": "static"}`),
+				"plugins[0].args.cni.ips: ", "fixed addresses"},
+			{"in runtimeConfig", list(`"runtimeConfig": {"ips": ["10.88.0.2/24"]}, "ipam": {"type": "static"}`),
+				"plugins[0].runtimeConfig.ips: ", "fixed addresses"},
+			{"a MAC address in args", list(`"args": {"cni": {"mac": "02:00:00:00:00:01"}}, ` + pool),
+				`plugins[0].args.cni.mac "02:00:00:00:00:01": `, "fixed MAC address"},
+			{"of tuning", strings.Replace(list(pool), `]}`, `, {"type": "tuning", "MAC": "02:00:00:00:00:01"}]}`, 1),
+				`plugins[1].MAC "02:00:00:00:00:01": `, "fixed MAC address"},
+			{"a client identifier of dhcp", list(`"ipam": {"type": "dhcp", "provide": [
 			{"option": "dhcp-client-identifier", "value": "web"}]}`), "plugins[0].ipam.provide[0]: ",
-			"fixed client identifier"),
-		Entry("the uplink", hostDevice(`"device": "ext"`), `plugins[0].device "ext": `, "ext has address 192.0.2.1/24"),
-		Entry("a device that is down and has an address", hostDevice(`"device": "cold", `+pool),
-			`plugins[0].device "cold": `, "cold has address 10.9.9.9/24"),
-		Entry("a port", hostDevice(`"device": "port"`), `plugins[0].device "port": `, "is a port of another interface"),
-		Entry("one that is up, by its MAC address", hostDevice(`"hwaddr": "02:00:00:00:0e:0e"`), `plugins[0].hwaddr`,
-			"warm is up"),
-		Entry("one that is elsewhere", hostDevice(`"pciBusID": "ffff:ff:1f.7"`), `plugins[0].pciBusID`,
-			"may be in use elsewhere"),
-		Entry("one of another project's plugin", strings.Replace(hostDevice(`"deviceID": "ffff:ff:1f.7"`),
-			"host-device", "sriov", 1), `plugins[0].deviceID`, "may be in use elsewhere"),
-		Entry("the master of macvlan's passthru", passthru(`"master": "ext", `), `plugins[0].master "ext": `,
-			"ext has address"),
-		Entry("the default route's", passthru(""), `plugins[0].master "": `, "ext has address"),
-		Entry("of a plugin by a longer name", strings.Replace(hostDevice(`"device": "ext"`), "host-device",
-			"my-host-device", 1), `plugins[0].device "ext": `, "ext has address"),
-		Entry("of a list in multus", `{"cniVersion": "1.0.0", "name": "pods", "type": "multus", "delegates": [`+
-			hostDevice(`"device": "ext"`)+`]}`, `delegates[0].plugins[0].device "ext": `, "ext has address"))
+				"fixed client identifier"},
+			{"the uplink", hostDevice(`"device": "ext"`), `plugins[0].device "ext": `, "ext has address 192.0.2.1/24"},
+			{"a device that is down and has an address", hostDevice(`"device": "cold", ` + pool),
+				`plugins[0].device "cold": `, "cold has address 10.9.9.9/24"},
+			{"a port", hostDevice(`"device": "port"`), `plugins[0].device "port": `, "is a port of another interface"},
+			{"one that is up, by its MAC address", hostDevice(`"hwaddr": "02:00:00:00:0e:0e"`), `plugins[0].hwaddr`,
+				"warm is up"},
+			{"one that is elsewhere", hostDevice(`"pciBusID": "ffff:ff:1f.7"`), `plugins[0].pciBusID`,
+				"may be in use elsewhere"},
+			{"one of another project's plugin", strings.Replace(hostDevice(`"deviceID": "ffff:ff:1f.7"`),
+				"host-device", "sriov", 1), `plugins[0].deviceID`, "may be in use elsewhere"},
+			{"the master of macvlan's passthru", passthru(`"master": "ext", `), `plugins[0].master "ext": `,
+				"ext has address"},
+			{"the default route's", passthru(""), `plugins[0].master "": `, "ext has address"},
+			{"of a plugin by a longer name", strings.Replace(hostDevice(`"device": "ext"`), "host-device",
+				"my-host-device", 1), `plugins[0].device "ext": `, "ext has address"},
+			{"of a list in multus", `{"cniVersion": "1.0.0", "name": "pods", "type": "multus", "delegates": [` +
+				hostDevice(`"device": "ext"`) + `]}`, `delegates[0].plugins[0].device "ext": `, "ext has address"},
+		} {
+			t.write(listFile, w.list)
+			for _, args := range [][]string{{}, {"pods"}, {listFile}} {
+				out := t.hawser(append([]string{"test"}, args...)...)
+				Expect([]any{out.Exit, out.Stdout}).To(Equal([]any{1, ""}), w.what)
+				Expect(out.Stderr).To(And(HavePrefix("hawser: "+listFile+": "+w.key), ContainSubstring(w.why),
+					ContainSubstring("; test a copy of the list ")), w.what)
+			}
+			Expect(t.state()).To(Equal(was), w.what)
+		}
+	})
 
 	It("refuses a device with another interface on it", Label("kernel"), func() {
 		nstest.Need("8021q")
