@@ -66,8 +66,8 @@ var _ = It("a command that only reads works without write access", Label("tool-r
 	Expect(m.add(late)).To(HaveOccurred())
 	for _, lose := range []string{"true", "nft flush ruleset"} {
 		m.Cmd("sh", "-c", lose)
-		for _, command := range []string{"ls", "ls --orphans", "why web-1", "explain 8080", "explain", "doctor", "check",
-			"gc", "metrics", "metrics --check"} {
+		for _, command := range []string{"ls", "ls --orphans", "why web-1", "explain 8080", "explain", "doctor",
+			"check", "gc", "metrics", "metrics --check"} {
 			m.onlyLooks(strings.Fields(command)...)
 		}
 	}
