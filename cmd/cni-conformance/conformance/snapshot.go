@@ -54,8 +54,8 @@ func (w *world) netState(netns string) (s snapshot) {
 		if text(info, "info_kind") == "bridge" { // it follows the ports
 			mac = ""
 		}
-		s = append(s, fmt.Sprintf("link %s %s mac %s mtu %v master %v up %t", text(l, "ifname"), text(info, "info_kind"),
-			mac, l["mtu"], l["master"], isUp(l)))
+		s = append(s, fmt.Sprintf("link %s %s mac %s mtu %v master %v up %t", text(l, "ifname"),
+			text(info, "info_kind"), mac, l["mtu"], l["master"], isUp(l)))
 	}
 	for _, l := range w.listing(netns, "addr") {
 		for _, a := range list(l, "addr_info") {
