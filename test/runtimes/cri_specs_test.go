@@ -3,6 +3,7 @@ package runtimes_test
 import (
 	"archive/tar"
 	"bytes"
+	"context"
 	"crypto/sha256"
 	"encoding/json"
 	"fmt"
@@ -16,6 +17,8 @@ import (
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
+	"google.golang.org/grpc/metadata"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/hawser-cni/plugins/pkg/nstest"
 	"github.com/hawser-cni/plugins/test/pods"
@@ -196,6 +199,29 @@ func underContainerd(name string, dir func() string) {
 }
 
 var _ = Describe("the node of containerd 2", func() {
+	It("passes its trace to ADD and DEL of each plugin, and none to STATUS", Label("runtimes"), func() {
+		m := newMachine("")
+		log := filepath.Join(m.dir, "calls.log")
+		// containerd traces, although its spans reach no collector.
+		GinkgoT().Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector.example:4318")
+		GinkgoT().Setenv("HAWSER_LOG", log)
+		c := newContainerd(m, built(), network.Conflist())
+		const trace = "0af7651916cd43dd8448eb211c80319c"
+		ctx := metadata.AppendToOutgoingContext(context.Background(), "traceparent", "00-"+trace+"-b7ad6b7169203331-01")
+		pod := nstest.Must(c.RunPodSandbox(ctx, &cri.RunPodSandboxRequest{Config: c.sandbox("pod")}))
+		nstest.Must(c.StopPodSandbox(ctx, &cri.StopPodSandboxRequest{PodSandboxId: pod.PodSandboxId}))
+		c.end(pod.PodSandboxId)
+		parents := map[string][]string{}
+		for line := range strings.Lines(string(nstest.Must(os.ReadFile(log)))) {
+			var call struct{ Verb, TraceParent string }
+			Expect(json.Unmarshal([]byte(line), &call)).To(Succeed())
+			parents[call.Verb] = append(parents[call.Verb], call.TraceParent)
+		}
+		Expect(parents["ADD"]).To(And(Not(BeEmpty()), HaveEach(HavePrefix("00-"+trace+"-"))))
+		Expect(parents["DEL"]).To(ContainElement(HavePrefix("00-" + trace + "-")))
+		Expect(parents["STATUS"]).To(And(Not(BeEmpty()), HaveEach(BeEmpty())))
+	})
+
 	It("is not ready while a range is full or a bridge's name taken, and says why", func() {
 		n := network
 		n.Last = "10.88.0.2"
