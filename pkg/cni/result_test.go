@@ -245,36 +245,20 @@ var _ = Describe("DecodeResult", func() {
 			`result: ips[1].address: "" is not an address in CIDR notation`),
 		Entry("an address without length", `{"ips": [{"address": "10.0.0.1"}]}`, "1.0.0", cni.CodeDecode,
 			`result: ips[0].address: "10.0.0.1" is not an address in CIDR notation`),
-		Entry("a length too long", `{"ips": [{"address": "10.0.0.1/33"}]}`, "1.0.0", cni.CodeDecode,
-			`result: ips[0].address: "10.0.0.1/33" is not an address in CIDR notation`),
-		Entry("an address with a zone", `{"ips": [{"address": "fe80::1%eth0/64"}]}`, "1.0.0", cni.CodeDecode,
-			`result: ips[0].address: "fe80::1%eth0/64" is not an address in CIDR notation`),
-		Entry("two families in one", `{"ips": [{"address": "::ffff:10.0.0.1/64"}]}`, "1.0.0", cni.CodeDecode,
-			`result: ips[0].address: "::ffff:10.0.0.1/64" is not an address in CIDR notation`),
 		Entry("a bad gateway", `{"ips": [{"address": "10.0.0.1/8", "gateway": "10.0.0.1/8"}]}`, "1.0.0",
 			cni.CodeDecode, `result: ips[0].gateway: "10.0.0.1/8" is not an IP address`),
-		Entry("a gateway with a zone", `{"ips": [{"address": "fd00::1/8", "gateway": "fe80::1%e"}]}`, "1.0.0",
-			cni.CodeDecode, `result: ips[0].gateway: "fe80::1%e" is not an IP address`),
 		Entry("a negative index", `{"ips": [{"address": "10.0.0.1/8", "interface": -2}]}`, "1.0.0", cni.CodeDecode,
 			`result: ips[0].interface: -2 is not an index`),
 		Entry("a bad ip4", `{"ip4": {"ip": "x"}}`, "0.1.0", cni.CodeDecode,
 			`result: ip4.ip: "x" is not an address in CIDR notation`),
-		Entry("a bad ip6 gateway", `{"ip6": {"ip": "fd00::1/64", "gateway": "x"}}`, "0.1.0", cni.CodeDecode,
-			`result: ip6.gateway: "x" is not an IP address`),
-		Entry("a bad ip6 route", `{"ip6": {"ip": "fd00::1/64", "routes": [{"dst": "x"}]}}`, "0.1.0", cni.CodeDecode,
-			`result: ip6.routes[0].dst: "x" is not an address in CIDR notation`),
 		Entry("a route without destination", `{"routes": [{"gw": "10.0.0.1"}]}`, "1.0.0", cni.CodeDecode,
 			`result: routes[0].dst: missing`),
 		Entry("a bad gw", `{"routes": [{"dst": "10.0.0.0/8", "gw": "me"}]}`, "1.0.0", cni.CodeDecode,
 			`result: routes[0].gw: "me" is not an IP address`),
 		Entry("a negative mtu", `{"routes": [{"dst": "10.0.0.0/8", "mtu": -1}]}`, "1.0.0", cni.CodeDecode,
 			`result: routes[0].mtu: -1 is not between 0 and 2147483647`),
-		Entry("a negative advmss", `{"routes": [{"dst": "10.0.0.0/8", "advmss": -1}]}`, "1.0.0", cni.CodeDecode,
-			`result: routes[0].advmss: -1 is not between 0 and 2147483647`),
 		Entry("a priority of 33 bits", `{"routes": [{"dst": "10.0.0.0/8", "priority": 4294967296}]}`, "1.0.0",
 			cni.CodeDecode, `result: routes[0].priority: 4294967296 is not a whole number between 0 and 4294967295`),
-		Entry("a negative table", `{"routes": [{"dst": "10.0.0.0/8", "table": -1}]}`, "1.0.0", cni.CodeDecode,
-			`result: routes[0].table: -1 is not a whole number between 0 and 4294967295`),
 		Entry("a scope of 9 bits", `{"routes": [{"dst": "10.0.0.0/8", "scope": 256}]}`, "1.0.0", cni.CodeDecode,
 			`result: routes[0].scope: 256 is not between 0 and 255`),
 	)
@@ -573,23 +557,6 @@ func FuzzConfig(f *testing.F) {
 				t.Fatal(err)
 			}
 			e.Encode("1.1.0")
-		}
-	})
-}
-
-// FuzzError: a decoded error object has a code, and is the same when it is decoded again.
-func FuzzError(f *testing.F) {
-	f.Add([]byte(`{"cniVersion":"1.1.0","code":11,"msg":"later","details":"pool"}`))
-	f.Add([]byte(`{"code":0,"msg":"\u0000"}`))
-	f.Add([]byte(`{"code":-1}`))
-	f.Fuzz(func(t *testing.T, data []byte) {
-		e, ok := cni.DecodeError(data)
-		if !ok {
-			return
-		}
-		again, ok := cni.DecodeError(e.Encode("1.1.0"))
-		if !ok || e.Code == 0 || again.Code != e.Code || again.Msg != e.Msg || again.Details != e.Details {
-			t.Fatalf("%q: %+v, %+v", data, e, again)
 		}
 	})
 }

@@ -32,19 +32,3 @@ func FuzzRule(f *testing.F) {
 		}
 	})
 }
-
-// FuzzComment parses any text as a comment of the reference plugins' rules.
-func FuzzComment(f *testing.F) {
-	f.Add(OwnerComment("", "net", "one"))
-	f.Add(`name: "a" id: "`)
-	f.Add("name: `a\nb` id: \"\\x00\"")
-	f.Fuzz(func(t *testing.T, comment string) {
-		network, id, ok := ParseOwner(comment)
-		if !ok || len(OwnerComment("", network, id)) == commentMax { // which may have been cut
-			return
-		}
-		if n, i, ok := ParseOwner(OwnerComment("", network, id)); !ok || n != network || i != id {
-			t.Fatalf("%q: %q, %q; %q, %q", comment, network, id, n, i)
-		}
-	})
-}

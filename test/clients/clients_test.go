@@ -193,19 +193,6 @@ func underLibrary(library string) {
 		d.must("del", many...)
 	})
 
-	It("is content with CHECK where tuning sets the MAC address and the MTU, until they are changed", more, func() {
-		d := newNode(library, pods.Network{Version: "1.1.0", Tuning: `, "mac": "02:00:00:00:00:aa", "mtu": 1400`})
-		p := newPod("one")
-		addrs := d.must("add check", p).Addrs
-		one := pods.At(p.Netns, addrs["one"]...)
-		one.ExpectUp()
-		Expect(one.Cmd("ip", "link", "show", "eth0")).To(And(ContainSubstring("02:00:00:00:00:aa"),
-			ContainSubstring("mtu 1400")))
-		one.Cmd("ip", "link", "set", "eth0", "mtu", "1300")
-		Expect(d.do("check", p).Error).To(ContainSubstring("1300"))
-		d.must("del", p)
-	})
-
 	DescribeTable("takes over pods of the reference plugins: CHECK, GC, traffic, DEL", Label("upgrade"), more, func(
 		ref nstest.Reference, ptp bool,
 	) {
@@ -259,22 +246,6 @@ func underLibrary(library string) {
 		d.must("add check del", many...)
 	})
 
-	It("hears from STATUS that a range is full, or a bridge's name taken, and when that is over", more, func() {
-		d := newNode(library, pods.Network{Version: "1.1.0", Last: "10.88.0.2"})
-		one := newPod("one")
-		d.must("status add", one)
-		Expect(d.do("status").Error).To(ContainSubstring("10.88.0.2"))
-		d.must("del status", one)
-
-		d.Cmd("ip", "link", "del", "cni0")
-		d.Cmd("ip", "link", "add", "cni0", "type", "veth", "peer", "name", "other")
-		before := d.Snapshot()
-		Expect(d.do("status").Error).To(ContainSubstring(`bridge "cni0"`))
-		Expect(d.do("add", one).Error).To(ContainSubstring(`bridge "cni0"`))
-		Expect(d.Snapshot()).To(Equal(before))
-		d.Cmd("ip", "link", "del", "cni0")
-		d.must("status")
-	})
 }
 
 // takeovers are one under each library, which calls whatever it finds, and all under libcni.

@@ -27,7 +27,6 @@ type Network struct {
 	Versions string // list of cniVersions, as JSON; for libraries that know it
 	Backend  string // "nftables" or "iptables"; none when empty
 	Last     string // last address of a short range, and STATUS fails when it is full
-	Tuning   string // more keys of tuning, each with a comma before it
 	IPv6     bool   // beside IPv4
 	PTP      bool   // ptp instead of bridge
 }
@@ -68,9 +67,9 @@ func (n Network) Conflist() string {
     "statusOnExhaustion": %[8]q}},
   {"type": "portmap", "capabilities": {"portMappings": true}, "snat": true%[9]s},
   {"type": "firewall"%[9]s},
-  {"type": "tuning", "sysctl": {"net.core.somaxconn": %[10]q}%[11]s}
+  {"type": "tuning", "sysctl": {"net.core.somaxconn": %[10]q}}
 ]}
-`, version, versions, main, masq, route, end, subnet, full, backend, SysctlValue, n.Tuning)
+`, version, versions, main, masq, route, end, subnet, full, backend, SysctlValue)
 }
 
 // Pod is a container that runs: its network namespace and its addresses.

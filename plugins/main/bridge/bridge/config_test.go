@@ -54,40 +54,16 @@ var _ = Describe("configuration", func() {
 		Expect(c.gatewayName()).To(Equal("abcdefghijk.100"))
 	})
 
-	const envMAC, cniMAC, rtMAC = "02:00:00:00:00:01", "02:00:00:00:00:02", "02:00:00:00:00:03"
-	DescribeTable("MAC address", func(keys, args, want string) {
-		c := nstest.Must(parse(keys, args))
-		Expect(c.Link.MAC.String()).To(Equal(want))
-	},
-		Entry("from nowhere", ``, "", ""),
-		Entry("from CNI_ARGS", ``, "IgnoreUnknown=1;K8S_POD_NAME=a;MAC="+envMAC, envMAC),
-		Entry("from args.cni, which wins over CNI_ARGS", `"args":{"cni":{"mac":"`+cniMAC+`"}}`, "MAC="+envMAC, cniMAC),
-		Entry("from runtimeConfig, which wins over all",
-			`"args":{"cni":{"mac":"`+cniMAC+`"}},"RuntimeConfig":{"mac":"`+rtMAC+`"}`, "MAC="+envMAC, rtMAC),
-		Entry("from runtimeConfig, whatever CNI_ARGS have", `"runtimeConfig":{"mac":"`+rtMAC+`"}`, "MAC=bad", rtMAC),
-		Entry("an empty one is none", `"runtimeConfig":{"mac":""}`, "MAC="+envMAC, envMAC),
-		Entry("in capitals", `"runtimeConfig":{"mac":"0A-00-00-00-00-0B"}`, "", "0a:00:00:00:00:0b"),
-	)
-
 	DescribeTable("a MAC address that is bad is refused, also beside a stronger one", func(args, rt string,
 		want ...string) {
 		_, err := parse(`"args":{"cni":{"mac":"`+args+`"}},"runtimeConfig":{"mac":"`+rt+`"}`, "")
 		Expect(err).To(MatchError(HavePrefix(want[0])))
 		Expect(cni.ProblemsOf(err)).To(HaveLen(len(want)))
 	},
-		Entry(nil, "01:00:00:00:00:00", rtMAC, `args.cni.mac: "01:00:00:00:00:00" is not a MAC address`),
+		Entry(nil, "01:00:00:00:00:00", "02:00:00:00:00:03", `args.cni.mac: "01:00:00:00:00:00" is not a MAC address`),
 		Entry(nil, "bad", "worse", `runtimeConfig.mac: "worse" is not a MAC address`, "and the other"),
 	)
 
-	DescribeTable("CNI_ARGS are refused with code 4", func(args, want string) {
-		_, err := parse("", args)
-		Expect(err).To(MatchError(ContainSubstring(want)))
-		Expect(cni.AsError(err).Code).To(Equal(cni.CodeEnvironment))
-	},
-		Entry("MAC", "MAC=zz", `CNI_ARGS MAC: "zz"`),
-		Entry("an unknown key", "IP=10.0.0.1", "IP"),
-		Entry("no pair", "MAC", "KEY=value"),
-	)
 })
 
 // planned is what a plan makes of a lease: the result as JSON without blanks, and the gateways.

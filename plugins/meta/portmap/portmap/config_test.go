@@ -507,21 +507,6 @@ func FuzzFiles(f *testing.F) {
 			`"yielded":[{"proto":6}]}`)
 }
 
-// FuzzNames reads anything as the names and comments by which rules of ours and of others are known.
-func FuzzNames(f *testing.F) {
-	f.Add("portmap4_masq_v1_13_10.1.0.0/24")
-	f.Add(ipt.OwnerComment(entryPrefix, "net", "one"))
-	f.Add(`dnat name: "a`)
-	f.Fuzz(func(t *testing.T, name string) {
-		if chain, ok := chainNamed(name); ok && chain.Name != name {
-			t.Fatalf("%q: %+v", name, chain)
-		}
-		if network, id, ok := ipt.ParseOwner(name); ok {
-			ipt.ContainerChain(dnPrefix, network, id)
-		}
-	})
-}
-
 // FuzzRecord decodes any bytes as a record, and derives the input of the backends: each line must be a single line.
 func FuzzRecord(f *testing.F) {
 	for _, part := range []string{`"options":{"snat":true,"markBit":13}`,
