@@ -129,10 +129,10 @@ func addAddressesExist(w *world) {
 	}
 }
 
-// addresses returns the global addresses of an interface.
+// addresses returns the addresses of an interface, except link-local ones.
 func (w *world) addresses(a *attachment, name string) (all []string) {
 	for _, addr := range list(w.link(a, name), "addr_info") {
-		if text(addr, "scope") == "global" {
+		if text(addr, "scope") != "link" {
 			all = append(all, prefixOf(addr))
 		}
 	}

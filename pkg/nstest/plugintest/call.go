@@ -17,6 +17,7 @@ import (
 	"github.com/onsi/gomega"
 	"golang.org/x/sys/unix"
 
+	"github.com/hawser-cni/plugins/cmd/cni-conformance/conformance"
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/nstest"
 	"github.com/hawser-cni/plugins/pkg/skel"
@@ -257,39 +258,32 @@ func (w *World) Ends(a Attached, links ...string) {
 	gomega.Expect(Names(a.Host, "")).To(gomega.ConsistOf(links))
 }
 
-// Verdict checks the conditions for every answer: exit status 0 with a result (ADD, VERSION) or without output, or 1
-// with an error object; one JSON document; no panic.
+// Verdict checks the conditions for every answer: those of the specification, and exit status 1 with an error object
+// that has a known version; no panic.
 func (a Answer) Verdict(command string) error {
 	if strings.Contains(a.Stdout+a.Stderr, "goroutine ") {
 		return errors.New("a panic")
 	}
-	if a.Code == 0 && command != "ADD" && command != "VERSION" {
-		if a.Stdout != "" {
-			return errors.New("something on standard output")
-		}
+	if err := conformance.Verdict(command, a.Code, a.Stdout); err != nil {
+		return err
+	}
+	if a.Stdout == "" {
 		return nil
 	}
-	var version struct{ CNIVersion string }
-	d := json.NewDecoder(strings.NewReader(a.Stdout))
-	if err := d.Decode(&version); err != nil {
-		return fmt.Errorf("standard output: %w", err)
+	var answer Object
+	if err := json.Unmarshal([]byte(a.Stdout), &answer); err != nil {
+		return err
 	}
-	if err := d.Decode(new(any)); !errors.Is(err, io.EOF) {
-		return fmt.Errorf("more than one document: %v", err)
-	}
+	version, _ := answer["cniVersion"].(string)
 	switch {
 	case a.Code > 1:
 		return fmt.Errorf("exit status %d", a.Code)
 	case command == "VERSION" && a.Code == 0:
 		return nil // it repeats the version that it was asked in
-	case !slices.Contains(cni.Versions(), version.CNIVersion):
-		return fmt.Errorf("cniVersion %q", version.CNIVersion)
+	case !slices.Contains(cni.Versions(), version):
+		return fmt.Errorf("cniVersion %q", version)
 	case a.Code == 0:
-		_, err := cni.DecodeResult([]byte(a.Stdout), "")
-		return err
-	}
-	if e, ok := cni.DecodeError([]byte(a.Stdout)); !ok || e.Msg == "" {
-		return errors.New("no error object")
+		return conformance.FormatError(version, answer)
 	}
 	return nil
 }
