@@ -125,13 +125,22 @@ var _ = Describe("hawser explain", Label("tool-explain"), func() {
 		m.Cmd("sysctl", "-qw", "net.ipv4.ip_forward=0")
 		for _, what := range []string{"8080", "10.88.0.2"} {
 			e := explains(m, what)
-			Expect(stops(e, "stops it")).To(ConsistOf(ContainSubstring("net.ipv4.ip_forward"),
+			Expect(stops(e, "stops it")).To(ConsistOf(
+				"bridge: sysctl net.ipv4.ip_forward: is 0, so the host does not forward what containers send",
 				"table inet x, chain closed at forward: its policy is drop, and it has no rules",
 				"table inet x, chain wall at prerouting: its first rule drops every packet"))
 			Expect(stops(e, "may stop it")).To(ConsistOf(HavePrefix("firewall: "),
 				"table inet x, chain half at forward: its policy is drop, unless one of its rules accepts the packet",
 				"table inet x, chain late at postrouting: its rule 2 drops every packet that no earlier rule accepts"))
 		}
+	})
+
+	It("reads settings of the host where CHECK is disabled", func() {
+		m := newMachine(ours(), strings.Replace(usual, `"plugins"`, `"disableCheck": true, "plugins"`, 1))
+		m.up(newPod("c1", "web-0"))
+		m.Cmd("sysctl", "-qw", "net.ipv4.ip_forward=0")
+		Expect(stops(explains(m, "10.88.0.2"), "stops it")).To(ConsistOf(
+			"net.ipv4.ip_forward is 0, so the host does not forward packets"))
 	})
 
 	It("says that the owner of a port, or its host end, is gone", func() {
