@@ -67,7 +67,7 @@ func (c *Conn) dial() error {
 	}
 	s, err := nl.Subscribe(unix.NETLINK_NETFILTER) // no groups: it only opens a socket
 	if err != nil {
-		ns.TakeDescriptor()
+		ns.TakeDescriptor() // the library may close this number a second time
 		return unsupported(fmt.Errorf("netfilter socket: %w", err), err, "nfnetlink")
 	}
 	_ = unix.SetsockoptInt(s.GetFd(), unix.SOL_NETLINK, unix.NETLINK_CAP_ACK, 1)
@@ -103,7 +103,7 @@ func (o Owned) update(c *Conn, change func(*Tx) error) error {
 		if err := tx.dropEmpty(); err != nil {
 			return err
 		}
-		if err := tx.dropUnused(append(tx.dropped, slices.Sorted(maps.Keys(tx.droppedRefs))...)...); err != nil {
+		if err := tx.dropUnused(append(tx.unusedChains, slices.Sorted(maps.Keys(tx.droppedRefs))...)...); err != nil {
 			return err
 		}
 		if err := c.batch(tx.msgs, true); err == nil || attempt == attempts || !transient(err) {

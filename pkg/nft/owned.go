@@ -189,10 +189,10 @@ func (o Owned) chain(name string) (Chain, bool) {
 // repairs all existing chains that o.Chain knows.
 func (tx *Tx) Ensure(chains ...string) error {
 	for _, name := range chains {
-		tx.handled[name] = true
+		tx.neededChains[name] = true
 	}
-	if !tx.ensured {
-		tx.ensured = true
+	if !tx.isEnsured {
+		tx.isEnsured = true
 		before := len(tx.msgs)
 		if err := tx.EnsureLayout(tx.owned.Layout); err != nil {
 			return err
@@ -208,7 +208,7 @@ func (tx *Tx) Ensure(chains ...string) error {
 			tx.checkFormer = true
 		}
 	}
-	return tx.EnsureLayout(tx.owned.layout(chains, tx.seen))
+	return tx.EnsureLayout(tx.owned.layout(chains, tx.ensuredChains))
 }
 
 // Put stages items, with the layout and the chains that they need. An element that exists and is identical stays.
@@ -259,7 +259,7 @@ func (tx *Tx) stage(items []Item, found map[string]Element) {
 	added := map[string][]Element{}
 	for _, it := range items {
 		old, exists := found[it.Set+string(it.Key)]
-		if exists && !tx.deleted[it.Set+string(it.Key)] {
+		if exists && !tx.deletedElems[it.Set+string(it.Key)] {
 			if difference(it, &old) == "" {
 				continue
 			}
@@ -340,15 +340,15 @@ func (tx *Tx) Remove(items []Item, matches func(mark string) bool) error {
 }
 
 func (tx *Tx) delete(set string, e Element) {
-	if key := set + string(e.Key); !tx.deleted[key] {
-		tx.deleted[key] = true
+	if key := set + string(e.Key); !tx.deletedElems[key] {
+		tx.deletedElems[key] = true
 		tx.Delete(tx.owned.Layout.Table, set, e)
 		tx.droppedRefs[e.Goto]++
 	}
 }
 
 // Drop names chains that Update deletes if nothing refers to them, in addition to chains that lose their elements.
-func (tx *Tx) Drop(chains ...string) { tx.dropped = append(tx.dropped, chains...) }
+func (tx *Tx) Drop(chains ...string) { tx.unusedChains = append(tx.unusedChains, chains...) }
 
 // dropUnused stages the deletion of those named chains that nothing refers to any more. If their rules held the last
 // references to other chains of o.Chain, it also deletes those.
@@ -359,7 +359,7 @@ func (tx *Tx) Drop(chains ...string) { tx.dropped = append(tx.dropped, chains...
 func (tx *Tx) dropUnused(names ...string) error {
 	t := tx.owned.Layout.Table
 	for _, name := range names {
-		if _, isOwned := tx.owned.chain(name); !isOwned || tx.handled[name] {
+		if _, isOwned := tx.owned.chain(name); !isOwned || tx.neededChains[name] || tx.deletedChains[chainID(t, name)] {
 			continue
 		}
 		live, err := tx.Chain(t, name)
@@ -376,7 +376,6 @@ func (tx *Tx) dropUnused(names ...string) error {
 		if references := int(live.use) - len(rules); references > tx.droppedRefs[name] {
 			continue
 		}
-		tx.handled[name] = true
 		tx.deleteChain(t, name)
 		for _, r := range rules {
 			tx.droppedRefs[r.Target]++

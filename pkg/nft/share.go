@@ -196,13 +196,13 @@ func (tx *Tx) removeOwners(items []Item, matches func(mark string) bool) error {
 	hadEntry := map[string]bool{} // by set and key of the entry
 	for i, it := range all {
 		e := live[i]
-		if e == nil || !matches(e.Comment) || tx.deleted[it.Set+string(e.Key)] {
+		if e == nil || !matches(e.Comment) || tx.deletedElems[it.Set+string(e.Key)] {
 			continue
 		}
 		tx.delete(it.Set, *e)
 		tx.checkFormer = tx.checkFormer || slices.Contains(tx.owned.Former, it.Set)
 		if isOwnersSet(it.Set) {
-			hadEntry[it.Set+string(e.Key)], tx.shrunk[it.Set] = true, true
+			hadEntry[it.Set+string(e.Key)], tx.shrunkSets[it.Set] = true, true
 			continue
 		}
 		if entry := it.ownerEntry(); !hadEntry[entry.Set+string(entry.Key)] {
@@ -235,7 +235,7 @@ func (tx *Tx) nextOwner(it Item, matches func(mark string) bool) (*Element, erro
 // dropEmpty stages the deletion of sets of owners that lose their last entry, and of the former layout if it loses its
 // last element.
 func (tx *Tx) dropEmpty() error {
-	for _, set := range slices.Sorted(maps.Keys(tx.shrunk)) {
+	for _, set := range slices.Sorted(maps.Keys(tx.shrunkSets)) {
 		if err := tx.dropIfEmpty([]string{set}, nil); err != nil {
 			return err
 		}
@@ -256,7 +256,7 @@ func (tx *Tx) dropIfEmpty(sets, chains []string) error {
 	t := tx.owned.Layout.Table
 	for _, set := range sets {
 		elements, err := tx.Elements(t, set)
-		stays := func(e Element) bool { return !tx.deleted[set+string(e.Key)] }
+		stays := func(e Element) bool { return !tx.deletedElems[set+string(e.Key)] }
 		if err != nil || slices.ContainsFunc(elements, stays) {
 			return err
 		}

@@ -25,26 +25,27 @@ type Tx struct {
 	// Prevailing lists elements of earlier owners that stay, although Put got items of the same keys with other chains.
 	Prevailing []Item
 
-	msgs    []message
-	owned   Owned
-	ensured bool            // Ensure has handled the owned layout
-	seen    map[string]bool // chains that Ensure has handled
-	deleted map[string]bool // elements whose deletion is staged, by set and key
-	removed map[string]bool // chains whose deletion is staged, by chainID
+	msgs          []message
+	owned         Owned
+	isEnsured     bool            // Ensure has handled the owned layout
+	ensuredChains map[string]bool // chains that Ensure has handled
+	deletedElems  map[string]bool // elements whose deletion is staged, by set and key
+	deletedChains map[string]bool // chains whose deletion is staged, by chainID
 
 	// For the deletion of unused chains (dropUnused).
-	handled     map[string]bool // chains that are needed, or whose deletion is staged
-	droppedRefs map[string]int  // number of elements and rules with a staged deletion that refer to the chain
-	dropped     []string        // the chains of Drop
+	neededChains map[string]bool // chains that Ensure named
+	droppedRefs  map[string]int  // number of elements and rules with a staged deletion that refer to the chain
+	unusedChains []string        // the chains of Drop
 
 	// For the deletion of empty sets (dropEmpty).
-	shrunk      map[string]bool // sets of owners that lose entries
+	shrunkSets  map[string]bool // sets of owners that lose entries
 	checkFormer bool            // the former layout may have lost its last element
 }
 
 func (o Owned) begin(c *Conn) *Tx {
-	return &Tx{Conn: c, owned: o, seen: map[string]bool{}, handled: map[string]bool{}, deleted: map[string]bool{},
-		removed: map[string]bool{}, droppedRefs: map[string]int{}, shrunk: map[string]bool{}}
+	return &Tx{Conn: c, owned: o, ensuredChains: map[string]bool{}, neededChains: map[string]bool{},
+		deletedElems: map[string]bool{}, deletedChains: map[string]bool{}, droppedRefs: map[string]int{},
+		shrunkSets: map[string]bool{}}
 }
 
 // elementsMax is the maximum number of elements in a message. The length field of an attribute has 16 bits, and an
@@ -70,8 +71,8 @@ func (tx *Tx) Delete(t Table, set string, elems ...Element) {
 
 // deleteChain stages the deletion of a chain with its rules. All references to the chain must be deleted first.
 func (tx *Tx) deleteChain(t Table, chain string) {
-	if id := chainID(t, chain); !tx.removed[id] {
-		tx.removed[id] = true
+	if id := chainID(t, chain); !tx.deletedChains[id] {
+		tx.deletedChains[id] = true
 		tx.msgs = append(tx.msgs, t.chainMessage(unix.NFT_MSG_DELCHAIN, "delete", chain))
 	}
 }
@@ -112,7 +113,7 @@ func (tx *Tx) DeleteRule(t Table, chain string, handle uint64) {
 // its remaining rules are deleted and all are added in order. Rules of other programs stay. If several processes create
 // a chain concurrently, one batch succeeds and the other Updates start again.
 func (tx *Tx) EnsureLayout(l Layout) error {
-	hasSets := false
+	hasStagedSets := false
 	for _, chain := range l.Chains {
 		want := chain.compile(l.Table.Family)
 		live, err := tx.Rules(l.Table, chain.Name)
@@ -129,8 +130,8 @@ func (tx *Tx) EnsureLayout(l Layout) error {
 		if existing != nil && len(want) == 0 {
 			continue
 		}
-		if !hasSets {
-			hasSets = true
+		if !hasStagedSets {
+			hasStagedSets = true
 			tx.msgs = append(tx.msgs, newTable(l.Table)) // no effect if it exists; the same holds for sets
 			for _, s := range l.Sets {
 				tx.msgs = append(tx.msgs, newSet(l.Table, s, uint32(len(tx.msgs)))) // an ID that is unique in the batch
@@ -169,7 +170,7 @@ func (tx *Tx) deleteFormer(t Table, chain Chain) error {
 		if err != nil {
 			return err
 		}
-		isJump := func(r LiveRule) bool { return r.Target == former.Name && !tx.removed[chainID(t, r.Chain)] }
+		isJump := func(r LiveRule) bool { return r.Target == former.Name && !tx.deletedChains[chainID(t, r.Chain)] }
 		if !slices.ContainsFunc(rules, isJump) {
 			tx.deleteChain(t, former.Name)
 		}

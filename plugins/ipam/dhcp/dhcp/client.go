@@ -309,7 +309,7 @@ func (c *client) openNetns() error {
 	if c.ns != nil && hasInode(c.usePath, c.record.Netns) {
 		return nil
 	}
-	isIdentified := c.record.Index != 0 // record.NS is set
+	isIdentified := c.record.Index != 0 // record.Netns is set
 	c.usePath = c.daemon.hostPrefix + c.record.NetnsPath
 	if isIdentified && !hasInode(c.usePath, c.record.Netns) {
 		if err := c.checkUse(); err != nil {
@@ -367,15 +367,15 @@ func (c *client) checkUse() error {
 	return err
 }
 
-// await waits for the client's first lease and returns nil. If the client or ctx ends first, it returns the client.
-func (c *client) await(ctx context.Context) *client {
+// await waits for the client's first lease. It returns false if the client or ctx ends first.
+func (c *client) await(ctx context.Context) (hasLease bool) {
 	select {
 	case <-c.ready:
-		return nil
+		return true
 	case <-c.done:
 	case <-ctx.Done():
 	}
-	return c
+	return false
 }
 
 // failure returns the error for a client that got no lease and was ended with endErr. ctxErr is the cause if the ADD

@@ -42,11 +42,11 @@ func (m *machine) resume(now time.Duration) {
 
 func (m *machine) sendRelease(l *link) (string, error) {
 	p := m.releasePacket()
-	at, err := l.send(context.Background(), p) // it takes less than a second
-	if err == nil && at == nil {
+	hop, err := l.send(context.Background(), p) // it takes less than a second
+	if err == nil && hop == nil {
 		err = fmt.Errorf("no MAC address known for %s; sent to the broadcast address", cmp.Or(p.nextHop, p.dst))
 	}
-	return at.String(), err
+	return hop.String(), err
 }
 
 func (m *machine) noAnswer() string { return "no DHCP server answered" }

@@ -141,20 +141,20 @@ func (d unicastConn) WriteTo(b []byte, _ net.Addr) (int, error) {
 }
 
 // send sends a packet to the MAC address of its next hop and returns that address. It resolves the address each time
-// because it may change. If p has no next hop, or the next hop does not answer, send broadcasts the packet and at is
+// because it may change. If p has no next hop, or the next hop does not answer, send broadcasts the packet and hop is
 // nil.
-func (l *link) send(ctx context.Context, p *packet) (at net.HardwareAddr, err error) {
+func (l *link) send(ctx context.Context, p *packet) (hop net.HardwareAddr, err error) {
 	to := nclient4.BroadcastMac
 	if p.nextHop.IsValid() && len(l.MAC) == len(to) {
 		mac := l.MAC
 		if l.Master != 0 { // a bridge port: a virtual machine behind it has the lease's addresses
 			mac = p.message.ClientHWAddr
 		}
-		if at, err = l.resolveMAC(ctx, mac, p.src, p.nextHop); err != nil {
+		if hop, err = l.resolveMAC(ctx, mac, p.src, p.nextHop); err != nil {
 			return nil, err
 		}
-		if at != nil {
-			to = at
+		if hop != nil {
+			to = hop
 		}
 	}
 	from := net.UDPAddrFromAddrPort(netip.AddrPortFrom(p.src, clientPort))
@@ -163,7 +163,7 @@ func (l *link) send(ctx context.Context, p *packet) (at net.HardwareAddr, err er
 	if _, err := conn.WriteTo(p.message.ToBytes(), server); err != nil {
 		return nil, fmt.Errorf("send a %s: %w", p.message.MessageType(), err)
 	}
-	return at, nil
+	return hop, nil
 }
 
 // readPacket returns the next packet, or nil if none arrives within wait.

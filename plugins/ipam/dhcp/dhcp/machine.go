@@ -53,7 +53,7 @@ type progress struct {
 }
 
 // machine is the state machine of an IPv4 lease (RFC 2131, section 4.4). It has no clock and no socket: tick returns
-// the packet that must be sent now, wake is the latest time for the next tick, and receive processes a message.
+// the packet that must be sent now, nextTick is the latest time for the next tick, and receive processes a message.
 type machine struct {
 	id *identity
 	*progress
@@ -120,7 +120,7 @@ func (m *machine) tick(now time.Duration) *packet {
 var errExpired = errors.New("the lease has expired")
 
 // enterBound changes the state to BOUND until the lease must be renewed.
-func (c *progress) enterBound() { c.state, c.nextTick, c.naks = bound, c.lease.renew, 0 }
+func (p *progress) enterBound() { p.state, p.nextTick, p.naks = bound, p.lease.renew, 0 }
 
 // halfRemaining returns half the time until end, but at least a second unless end is earlier.
 func halfRemaining(now, end time.Duration) time.Duration {
@@ -129,16 +129,16 @@ func halfRemaining(now, end time.Duration) time.Duration {
 
 // pause returns how long to wait for an answer: half the remaining time for renewals, otherwise a time that grows
 // with each transmission and is random within 10 %.
-func (c *progress) pause(now time.Duration) time.Duration {
-	switch c.state {
+func (p *progress) pause(now time.Duration) time.Duration {
+	switch p.state {
 	case renewing:
-		return halfRemaining(now, c.lease.rebind)
+		return halfRemaining(now, p.lease.rebind)
 	case rebinding:
-		return halfRemaining(now, c.lease.expiry)
+		return halfRemaining(now, p.lease.expiry)
 	}
-	pause := min(minPause<<min(c.tries, fastTries), c.flags.timeout)
-	if c.tries > fastTries {
-		pause = c.flags.maxPause
+	pause := min(minPause<<min(p.tries, fastTries), p.flags.timeout)
+	if p.tries > fastTries {
+		pause = p.flags.maxPause
 	}
 	pause = max(pause, minPause)
 	return pause*9/10 + rand.N(pause/5)
@@ -236,9 +236,9 @@ func (m *machine) receive(now time.Duration, p *dhcpv4.DHCPv4) {
 
 // backOff delays the next message after a refusal, because a server that refuses everything would otherwise keep the
 // client busy.
-func (c *progress) backOff(now time.Duration) {
-	c.nextTick = now + min(minPause<<min(c.naks, fastTries), c.flags.maxPause)
-	c.naks++
+func (p *progress) backOff(now time.Duration) {
+	p.nextTick = now + min(minPause<<min(p.naks, fastTries), p.flags.maxPause)
+	p.naks++
 }
 
 // isExpected reports whether p comes from a server to which the current REQUEST was sent.

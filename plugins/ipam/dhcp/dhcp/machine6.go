@@ -94,7 +94,7 @@ func (m *machine6) expire(now time.Duration) {
 		m.fault = errExpired
 		m.enter(soliciting, now)
 	case m.state == bound:
-		m.enterBound() // wake was the end of the removed address
+		m.enterBound() // nextTick was the end of the removed address
 	}
 }
 

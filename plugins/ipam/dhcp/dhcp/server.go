@@ -287,18 +287,24 @@ func (d *daemon) allocate(ctx context.Context, a cni.Attachment, call rpcCall) (
 			started = append(started, c)
 		}
 	}
-	results := make(chan *client, len(all)) // nil for a client with a lease
+	failed := make(chan *client, len(all)) // nil for a client with a lease
 	for _, c := range all {
-		go func() { results <- c.await(ctx) }()
+		go func() {
+			if c.await(ctx) {
+				failed <- nil
+			} else {
+				failed <- c
+			}
+		}()
 	}
-	res := &cni.Result{}
 	for range all {
-		if c := <-results; c != nil {
+		if c := <-failed; c != nil {
 			ctxErr := context.Cause(ctx)
 			cancel()
 			return nil, c.failure(ctxErr, endAll(started))
 		}
 	}
+	res := &cni.Result{}
 	for _, c := range all {
 		mergeResult(res, c.applied.Load().result(c.record.Client.options))
 	}

@@ -19,8 +19,8 @@ import (
 // call is a call in progress.
 type call struct {
 	*netplugin.Call
-	conn   *rtnl.Conn // namespace of the limits: Host or Cont
-	inside bool       // the limits are in the container, because its interface has no host end
+	conn     *rtnl.Conn // namespace of the limits: Host or Cont
+	isInside bool       // the limits are in the container, because its interface has no host end
 }
 
 // openCall opens a call that works on the host.
@@ -50,18 +50,18 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 			req.Warn("%s", f.warning)
 		}
 	}
-	was, found, err := c.readLimits(end)
+	former, found, err := c.readLimits(end)
 	if err != nil {
 		return nil, err
 	}
-	if c.inside {
-		if err := c.putRecord(ctx, want, was != limits{}); err != nil {
+	if c.isInside {
+		if err := c.putRecord(ctx, want, former != limits{}); err != nil {
 			return nil, err
 		}
 	}
 	req.Step("set the limits")
 	req.OnFail("restore the limits", func(context.Context) error {
-		_, err := c.replaceLimits(end, was)
+		_, err := c.replaceLimits(end, former)
 		return err
 	})
 	ifbs, err := c.install(end, want, found)
@@ -70,7 +70,7 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	}
 	res := req.PrevResult.Clone()
 	for _, ifb := range ifbs {
-		if !c.inside { // a runtime may treat an IFB in the container as one of its interfaces
+		if !c.isInside { // a runtime may treat an IFB in the container as one of its interfaces
 			res.Interfaces = append(res.Interfaces, iface.Describe(ifb))
 		}
 	}
@@ -99,7 +99,7 @@ func del(ctx context.Context, req *skel.Request) error {
 	if err != nil {
 		return err
 	}
-	if end.Index != 0 && !c.inside {
+	if end.Index != 0 && !c.isInside {
 		return c.removeLimits(end)
 	}
 	// CNI_NETNS may now be the namespace of another container. The record has the namespace of this one.
@@ -255,7 +255,7 @@ func (c *call) verify(limit string, l rtnl.Link, want *filter) error {
 func (c *call) verifyRedirect(limit string, end rtnl.Link, hook uint32, want *filter) error {
 	drift := func(what string) error {
 		side := "host "
-		if c.inside {
+		if c.isInside {
 			side = ""
 		}
 		return cni.Drift("%s limit: %sinterface %q: %s", limit, side, end.Name, what)
@@ -349,7 +349,7 @@ func status(_ context.Context, _ *skel.Request, cfg config) error {
 }
 
 // findLink returns the link of the limits: the host end of the container's interface or, if it has no host end, the
-// interface itself. In the latter case, it sets c.inside. prevResult must name the host end, because a container can
+// interface itself. In the latter case, it sets c.isInside. prevResult must name the host end, because a container can
 // choose the indexes of its links and so refer to the host end of another container.
 func (c *call) findLink() (rtnl.Link, error) {
 	err := c.FindHostEnd()
@@ -357,7 +357,7 @@ func (c *call) findLink() (rtnl.Link, error) {
 	case c.ContEnd.Index == 0:
 		return rtnl.Link{}, err
 	case !c.ContEnd.IsPairEnd():
-		c.conn, c.inside = c.Cont, true
+		c.conn, c.isInside = c.Cont, true
 		return c.ContEnd, nil
 	case err != nil && !errors.Is(err, rtnl.ErrNoLink):
 		return rtnl.Link{}, err

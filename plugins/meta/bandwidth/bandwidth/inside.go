@@ -19,14 +19,13 @@ func records() *statefile.Store[netplugin.NetnsRecord] {
 	return statefile.NewStore[netplugin.NetnsRecord](recordDir, statefile.DefaultWait)
 }
 
-// putRecord writes the record. The ADD's rollback drops it, unless live is true because the interface already had
-// limits.
-func (c *call) putRecord(ctx context.Context, want limits, live bool) error {
+// putRecord writes the record. The ADD's roll-back drops it, unless the interface already had limits.
+func (c *call) putRecord(ctx context.Context, want limits, hadLimits bool) error {
 	var made []string
 	for name, f := range want.each {
 		made = append(made, limitText(name, f.Rate, c.Req.IfName))
 	}
-	if !live {
+	if !hadLimits {
 		c.Req.OnFail("drop the record", func(ctx context.Context) error { return records().Drop(ctx, c.Req.Hash()) })
 	}
 	return records().Put(ctx, c.NetnsRecord(made...))
@@ -35,7 +34,7 @@ func (c *call) putRecord(ctx context.Context, want limits, live bool) error {
 // removeInside removes the limits of a record from the container's namespace, if the namespace still exists.
 func removeInside(r netplugin.NetnsRecord, finder *ns.Finder) error {
 	return r.Remove(finder, func(conn *rtnl.Conn) error {
-		c := &call{Call: &netplugin.Call{Req: &skel.Request{Attachment: r.Attachment}}, conn: conn, inside: true}
+		c := &call{Call: &netplugin.Call{Req: &skel.Request{Attachment: r.Attachment}}, conn: conn, isInside: true}
 		end, err := conn.LinkByIndex(r.Link)
 		if netplugin.IgnoreNoLink(err) != nil {
 			return err
@@ -57,7 +56,7 @@ func listInside() ([]cni.Holding, error) {
 // linkFilters returns the filters for the packets that a link sends and receives. A host end sends what the container
 // receives. So does a tap, because it sends to the program that has opened it. linkFilters is its own inverse.
 func (c *call) linkFilters(end rtnl.Link, l limits) (sent, received *filter) {
-	if c.inside && end.Kind != "tun" {
+	if c.isInside && end.Kind != "tun" {
 		return l.egress, l.ingress
 	}
 	return l.ingress, l.egress

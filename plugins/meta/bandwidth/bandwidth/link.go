@@ -69,7 +69,7 @@ func (c *call) ingressHooks(end int) (hooks []uint32, err error) {
 
 // readLimits reads the limits that an earlier ADD, or the reference plugin, has left. found is true if the link has a
 // TBF, an ingress qdisc (even without a limit), or a clsact qdisc with a limit.
-func (c *call) readLimits(end rtnl.Link) (was limits, found bool, err error) {
+func (c *call) readLimits(end rtnl.Link) (former limits, found bool, err error) {
 	var sent, received *filter
 	root, err := c.conn.Qdisc(end.Index, rtnl.Root)
 	if err == nil && root.IsTBF() {
@@ -77,16 +77,16 @@ func (c *call) readLimits(end rtnl.Link) (was limits, found bool, err error) {
 		sent, err = c.readFilter(end, root)
 	}
 	if err != nil {
-		return was, found, err
+		return former, found, err
 	}
 	hooks, err := c.ingressHooks(end.Index)
 	if err != nil {
-		return was, found, err
+		return former, found, err
 	}
 	for _, hook := range hooks {
 		f, err := c.readRedirect(end, hook)
 		if err != nil {
-			return was, found, err
+			return former, found, err
 		}
 		if hook != rtnl.ClsactSent {
 			received = f
@@ -95,8 +95,8 @@ func (c *call) readLimits(end rtnl.Link) (was limits, found bool, err error) {
 		}
 	}
 	found = found || len(hooks) == 1 || sent != nil || received != nil
-	was.ingress, was.egress = c.linkFilters(end, limits{sent, received}) // the inverse of linkFilters
-	return was, found, nil
+	former.ingress, former.egress = c.linkFilters(end, limits{sent, received}) // the inverse of linkFilters
+	return former, found, nil
 }
 
 // readRedirect returns the filter of the IFB to which a hook redirects, or nil if the hook does not redirect to an IFB
@@ -295,9 +295,10 @@ func (c *call) markIFB(ifb rtnl.Link, name string) (rtnl.Link, error) {
 	return ifb, c.conn.SetLink(ifb.Index, change)
 }
 
-// removeLimits removes the filters of the link, if it is not the zero Link, and the IFBs of the attachment. An unmarked
-// IFB, left by the reference plugin or by a killed ADD, may belong to another interface of the container. In that case,
-// another host end redirects to the IFB, and removeLimits does not delete it.
+// removeLimits removes the filters of the link and the IFBs of the attachment. If the link is the zero Link, the link
+// that redirects to an IFB of the attachment takes its place. An unmarked IFB, left by the reference plugin or by a
+// killed ADD, may belong to another interface of the container. In that case, another host end redirects to the IFB,
+// and removeLimits does not delete it.
 func (c *call) removeLimits(end rtnl.Link) error {
 	var errs []error
 	var ours []int
@@ -311,16 +312,16 @@ func (c *call) removeLimits(end rtnl.Link) error {
 		if !c.mayOwnIFB(l) {
 			continue
 		}
-		mine := c.ownsIFB(l)
-		if !mine || end.Index == 0 {
+		isOwn := c.ownsIFB(l)
+		if !isOwn || end.Index == 0 {
 			users, err := c.findUsers(l)
 			if err == nil && end.Index == 0 && len(users) > 0 { // an attachment's IFB has only one user
-				end, err = c.ownEnd(users[0], mine)
+				end, err = c.ownEnd(users[0], isOwn)
 			}
 			if errs = append(errs, err); err != nil {
 				continue
 			}
-			if !mine && slices.ContainsFunc(users, func(u rtnl.Link) bool { return u.Index != end.Index }) {
+			if !isOwn && slices.ContainsFunc(users, func(u rtnl.Link) bool { return u.Index != end.Index }) {
 				continue
 			}
 		}
@@ -333,13 +334,16 @@ func (c *call) removeLimits(end rtnl.Link) error {
 	return errors.Join(errs...)
 }
 
-// ownEnd returns end, which redirects to an IFB, if the IFB is this attachment's, and otherwise the zero Link. mine is
-// true if the IFB has the attachment's mark. The name of an unmarked IFB contains the container's ID, but the IFB may
-// belong to another interface of the container. Without a namespace the IFB is treated as the attachment's, unless
-// there is a prevResult that does not name the host end. With a namespace and a prevResult the caller already knows the
-// host end. Before cniVersion 0.4.0, DEL has no prevResult, and the container's interface decides.
-func (c *call) ownEnd(end rtnl.Link, mine bool) (rtnl.Link, error) {
-	if mine {
+// ownEnd returns end, which redirects to an IFB, if the IFB is this attachment's, and otherwise the zero Link. isOwn is
+// true if ownsIFB is. Otherwise, the name of the IFB contains the container's ID, but the IFB may belong to another
+// interface of the container. Then the following decides:
+//
+//   - No namespace and no prevResult: the IFB is treated as the attachment's.
+//   - No namespace, but a prevResult: the IFB is the attachment's if prevResult names end.
+//   - A namespace and a prevResult: the caller already knows the host end, and end is another one.
+//   - A namespace, but no prevResult, as before cniVersion 0.4.0: the container's interface decides.
+func (c *call) ownEnd(end rtnl.Link, isOwn bool) (rtnl.Link, error) {
+	if isOwn {
 		return end, nil
 	}
 	if c.Req.NS == nil && (c.Req.PrevResult == nil || c.isInResult(end)) {
@@ -368,8 +372,8 @@ func (c *call) removeFromLink(end int, ifbs ...int) error {
 	hooks, err := c.ingressHooks(end)
 	errs = append(errs, err)
 	isOurs := func(r rtnl.Redirection) bool { return r.To == 0 || slices.Contains(ifbs, r.To) }
-	var ours []uint32 // hooks whose first redirection is ours
-	all, others, hasExempt := 0, 0, false
+	var ours []uint32                     // hooks whose first redirection is ours
+	all, others, hasExempt := 0, 0, false // entries of all programs and of others; whether ours exempt networks
 	for _, hook := range hooks {
 		list, err := c.conn.Redirects(end, hook)
 		if err != nil {
@@ -400,7 +404,7 @@ func (c *call) removeFromLink(end int, ifbs ...int) error {
 func (c *call) findUsers(ifb rtnl.Link) (ends []rtnl.Link, err error) {
 	links, err := c.conn.Links()
 	for _, l := range links {
-		if l.Kind == "ifb" || !c.inside && !l.IsPairEnd() {
+		if l.Kind == "ifb" || !c.isInside && !l.IsPairEnd() {
 			continue
 		}
 		found := ifb.Alias != "" && l.Alias == ifb.Alias
