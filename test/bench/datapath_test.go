@@ -286,7 +286,7 @@ type template struct {
 // an identifier.
 func (h *pathHost) template() template {
 	GinkgoHelper()
-	words := []string{h.address(h.peer, false).String(), strconv.Itoa(templatePort), "[0-9a-f]{16,}"}
+	words := []string{regexp.QuoteMeta(h.address(h.peer, false).String()), strconv.Itoa(templatePort), "[0-9a-f]{16,}"}
 	if h.crowd.ipv6 {
 		words = append(words, h.address(h.peer, true).String())
 	}

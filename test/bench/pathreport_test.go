@@ -236,7 +236,7 @@ func (r *report) panel(s *strings.Builder, x float64, title, figure string) {
 	for i, row := range rows {
 		at, y := at(i, 0)
 		fmt.Fprintf(s, `<text x="%.1f" y="%g" text-anchor="middle">%s</text>`+"\n", at, y+20,
-			grouped(float64(row.crowd.size)))
+			fmt.Sprint(row.crowd.size))
 	}
 	fmt.Fprintf(s, `<text x="%g" y="%g" text-anchor="middle">containers</text>`+"\n", x+left+width/2, top+height+40)
 	for n, side := range []int{0, besideIPTables, besideNFTables} {
