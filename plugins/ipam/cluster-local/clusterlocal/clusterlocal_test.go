@@ -56,6 +56,20 @@ func (s *server) node(name, ranges string) node {
 		network: "net", ipam: Object{"ranges": json.RawMessage(ranges)}, limit: nstest.Patience(20 * time.Second)}
 }
 
+// newNode returns a server with a node whose network has five addresses.
+func newNode() (*server, node) {
+	GinkgoHelper()
+	s := newServer()
+	return s, s.node("node-a", ranges8)
+}
+
+// newNodes returns a server with two nodes of such a network.
+func newNodes() (s *server, a, b node) {
+	GinkgoHelper()
+	s, a = newNode()
+	return s, a, s.node("node-b", ranges8)
+}
+
 // withKeys returns the node with more keys in ipam.
 func (n node) withKeys(ipam Object) node {
 	n.ipam = Merge(n.ipam, ipam)
@@ -214,8 +228,7 @@ var _ = Describe("ADD", Label("cluster-add"), func() {
 	})
 
 	It("gives the address that is asked for, or says who has it", func() {
-		s := newServer()
-		a, b := s.node("node-a", ranges8), s.node("node-b", ranges8)
+		_, a, b := newNodes()
 		a.args = "IP=10.30.0.5;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0"
 		Expect(a.add("one")).To(Equal("10.30.0.5"))
 		b.more = Object{"runtimeConfig": Object{"ips": []string{"10.30.0.5/29"}}}
@@ -295,8 +308,7 @@ var _ = Describe("ADD", Label("cluster-add"), func() {
 
 var _ = Describe("DEL", Label("cluster-del"), func() {
 	It("succeeds without a request when nothing is known", func() {
-		s := newServer()
-		n := s.node("node-a", ranges8)
+		s, n := newNode()
 		n.kubeconfig = "/nowhere"
 		n.succeeds("DEL", "one")
 		n.withKeys(Object{"space": "UPPER/.."}).succeeds("DEL", "one")
@@ -305,8 +317,7 @@ var _ = Describe("DEL", Label("cluster-del"), func() {
 	})
 
 	It("fails while the store is down, and succeeds when it is repeated", func() {
-		s := newServer()
-		n := s.node("node-a", ranges8)
+		s, n := newNode()
 		n.add("one")
 		s.set(failFirst(1000, "DELETE", drop))
 		says := n.withTimeout(300*time.Millisecond).fails(cni.CodeTryAgain, "DEL", "one")
@@ -319,8 +330,7 @@ var _ = Describe("DEL", Label("cluster-del"), func() {
 	})
 
 	It("goes by prevResult without a record, and takes nothing of others", func() {
-		s := newServer()
-		a, b := s.node("node-a", ranges8), s.node("node-b", ranges8)
+		s, a, b := newNodes()
 		r := a.call("ADD", "one").Added()
 		prev := Object{"prevResult": json.RawMessage(r.Text)}
 		b.succeeds("DEL", "one", prev)
@@ -333,8 +343,7 @@ var _ = Describe("DEL", Label("cluster-del"), func() {
 
 	DescribeTable("asks once, and looks only where it does not know which lease is its own",
 		func(change func(s *server, n node, name string), requests string) {
-			s := newServer()
-			n := s.node("node-a", ranges8)
+			s, n := newNode()
 			addr := n.add("one")
 			s.requests()
 			change(s, n, "default."+addr)
@@ -358,8 +367,7 @@ var _ = Describe("DEL", Label("cluster-del"), func() {
 		}, "GET DELETE"))
 
 	It("says what an admission says that refuses, and does not ask again and again", func() {
-		s := newServer()
-		n := s.node("node-a", ranges8)
+		s, n := newNode()
 		n.add("one")
 		s.requests()
 		s.set(failFirst(1000, "DELETE", func(w http.ResponseWriter, _ *http.Request, _ func()) {
@@ -371,8 +379,7 @@ var _ = Describe("DEL", Label("cluster-del"), func() {
 	})
 
 	It("leaves an address that another attachment has since reserved", func() {
-		s := newServer()
-		n := s.node("node-a", ranges8)
+		s, n := newNode()
 		addr := n.add("one")
 		delete(s.leases, "default."+addr)
 		s.addLease("default", addr, "node-b", 0)
@@ -383,8 +390,7 @@ var _ = Describe("DEL", Label("cluster-del"), func() {
 	})
 
 	It("does without a record that is damaged, whose lease the next GC finds", func() {
-		s := newServer()
-		n := s.node("node-a", ranges8)
+		s, n := newNode()
 		n.succeeds("GC", "", valid())
 		n.add("one")
 		file := nstest.Must(filepath.Glob(n.dataDir + "/default/*.json"))[0]
@@ -398,8 +404,7 @@ var _ = Describe("DEL", Label("cluster-del"), func() {
 
 var _ = Describe("requests", Label("cluster-requests"), func() {
 	It("are repeated while the server is busy, after as long as it says", func() {
-		s := newServer()
-		n := s.node("node-a", ranges8)
+		s, n := newNode()
 		busy := func(w http.ResponseWriter, r *http.Request, _ func()) {
 			w.Header().Set("Retry-After", "1")
 			refuse(w, http.StatusTooManyRequests, "TooManyRequests", "", "too many requests")
@@ -415,8 +420,7 @@ var _ = Describe("requests", Label("cluster-requests"), func() {
 	})
 
 	It("whose answer is lost are told by the nonce", func() {
-		s := newServer()
-		n := s.node("node-a", ranges8)
+		s, n := newNode()
 		s.set(failFirst(1, "POST", swallow))
 		addr := n.add("one")
 		Expect(s.leaseNames()).To(Equal([]string{"default." + addr}))
@@ -428,8 +432,7 @@ var _ = Describe("requests", Label("cluster-requests"), func() {
 	})
 
 	It("that are carried out after DEL are found by later calls", Label("cluster-late"), func() {
-		s := newServer()
-		n := s.node("node-a", ranges8)
+		s, n := newNode()
 		var late func()
 		s.set(failFirst(1, "POST", func(w http.ResponseWriter, r *http.Request, _ func()) {
 			body := new(bytes.Buffer)
@@ -467,8 +470,7 @@ var _ = Describe("requests", Label("cluster-requests"), func() {
 	})
 
 	It("are looked for in turn, and not for ever", Label("cluster-late"), func() {
-		s := newServer()
-		n := s.node("node-a", ranges8)
+		s, n := newNode()
 		p := place{space: "default", dataDir: n.dataDir}
 		boot := nstest.Must(sysctl.BootID())
 		for i, addr := range []string{"10.30.0.2", "10.30.0.3", "10.30.0.4", "10.30.0.5"} {
@@ -499,8 +501,7 @@ var _ = Describe("requests", Label("cluster-requests"), func() {
 	})
 
 	DescribeTable("whose answers are garbage are code 11, and nothing is left", func(code int, text string) {
-		s := newServer()
-		n := s.node("node-a", ranges8)
+		s, n := newNode()
 		for _, method := range []string{"POST", "GET", "DELETE"} {
 			s.set(failFirst(1000, method, says(code, text)))
 			c := n.withTimeout(100 * time.Millisecond)
@@ -539,8 +540,7 @@ var _ = Describe("requests", Label("cluster-requests"), func() {
 		Entry("more than a number can be", "99999999999999999999"))
 
 	DescribeTable("that no API server answers are sent three times", func(answer http.HandlerFunc, want ...string) {
-		s := newServer()
-		n := s.node("node-a", ranges8)
+		s, n := newNode()
 		s.set(failFirst(1000, "POST", func(w http.ResponseWriter, r *http.Request, _ func()) { answer(w, r) }))
 		for _, text := range want {
 			Expect(n.fails(cni.CodeTryAgain, "ADD", "one")).To(And(ContainSubstring(text),
@@ -613,8 +613,7 @@ var _ = Describe("requests", Label("cluster-requests"), func() {
 	})
 
 	It("of a user that the server refuses are code 5, with its name", func() {
-		s := newServer()
-		n := s.node("node-a", ranges8)
+		s, n := newNode()
 		n.kubeconfig = s.kubeconfig("somebody")
 		Expect(n.fails(cni.CodeIO, "ADD", "one")).To(And(ContainSubstring(`refuses the user "u"`),
 			ContainSubstring(n.kubeconfig), ContainSubstring("401")))
@@ -627,8 +626,7 @@ var _ = Describe("requests", Label("cluster-requests"), func() {
 	})
 
 	It("of objects that the server does not know say what to apply", func() {
-		s := newServer()
-		n := s.node("node-a", ranges8)
+		s, n := newNode()
 		s.set(failFirst(1, "POST", says(404, "404 page not found\n")))
 		Expect(n.fails(cni.CodeTryAgain, "ADD", "one")).To(ContainSubstring("crd.yaml"))
 		n.add("one")
@@ -649,8 +647,7 @@ var _ = It("says of a kubeconfig with exec that it is not supported", Label("clu
 })
 
 var _ = It("reads no kubeconfig that a container may have written, in any call", Label("cluster-kubeconfig"), func() {
-	s := newServer()
-	n := s.node("node-a", ranges8)
+	s, n := newNode()
 	n.add("one")
 	s.requests()
 	n.kubeconfig = hostFile("/var/lib/kubelet/pods/1", s.config("node-a"))
@@ -661,8 +658,7 @@ var _ = It("reads no kubeconfig that a container may have written, in any call",
 })
 
 var _ = It("reads a kubeconfig that is being written", Label("cluster-kubeconfig"), func() {
-	s := newServer()
-	n := s.node("node-a", ranges8)
+	s, n := newNode()
 	Expect(os.WriteFile(n.kubeconfig, []byte("apiVersion: v1\n"), 0o600)).To(Succeed())
 	whole := time.AfterFunc(100*time.Millisecond, func() {
 		_ = os.WriteFile(n.kubeconfig, []byte(s.config("node-a")), 0o600)
@@ -673,8 +669,7 @@ var _ = It("reads a kubeconfig that is being written", Label("cluster-kubeconfig
 
 var _ = Describe("CHECK", func() {
 	It("misses a lease that was deleted, and one that prevResult has", func() {
-		s := newServer()
-		n := s.node("node-a", ranges8)
+		s, n := newNode()
 		Expect(n.fails(cni.CodeDrift, "CHECK", "one")).To(ContainSubstring("no address is reserved"))
 		addr := n.add("one")
 		prev := `{"cniVersion":"1.1.0","ips":[{"address":"10.30.0.2/29"},{"address":"10.30.0.3/29"}]}`
@@ -687,8 +682,7 @@ var _ = Describe("CHECK", func() {
 
 var _ = Describe("GC", Label("cluster-gc"), func() {
 	It("releases what is not valid, and nothing of other nodes or networks", func() {
-		s := newServer()
-		a, b := s.node("node-a", ranges8), s.node("node-b", ranges8)
+		s, a, b := newNodes()
 		other := a
 		other.network = "other"
 		keep, others, elsewhere := a.add("keep"), b.add("gone"), other.add("gone")
@@ -701,8 +695,7 @@ var _ = Describe("GC", Label("cluster-gc"), func() {
 	})
 
 	It("finds once in a boot what the node holds without a record", func() {
-		s := newServer()
-		n := s.node("node-a", ranges8)
+		s, n := newNode()
 		keep := n.add("keep")
 		n.add("gone")
 		Expect(os.RemoveAll(n.dataDir)).To(Succeed())
@@ -712,8 +705,7 @@ var _ = Describe("GC", Label("cluster-gc"), func() {
 })
 
 var _ = It("lists what its records name, without a request", Label("cluster-list"), func() {
-	s := newServer()
-	n := s.node("node-a", ranges8)
+	s, n := newNode()
 	addr := n.add("one")
 	other := n.withKeys(Object{"space": "shop"})
 	Expect(other.add("one")).NotTo(BeEmpty())
@@ -740,8 +732,7 @@ var _ = It("lists what its records name, without a request", Label("cluster-list
 
 var _ = Describe("STATUS", Label("cluster-status"), func() {
 	It("contacts the API server only if configured", func() {
-		s := newServer()
-		n := s.node("node-a", ranges8)
+		s, n := newNode()
 		n.succeeds("STATUS", "")
 		Expect(s.requests()).To(BeEmpty())
 		s.Close()

@@ -203,8 +203,7 @@ var _ = Describe("under the name whereabouts", Label("cluster-whereabouts"), fun
 		Entry("that is a secret is not quoted", "/etc/ssl/shadow", "is not JSON with these keys"))
 
 	It("every verb is served", func() {
-		s := newServer()
-		n := s.node("node-a", ranges8)
+		s, n := newNode()
 		n.ipam = Object{"type": "whereabouts", "range": "10.30.0.0/29",
 			"kubernetes": Object{"kubeconfig": n.kubeconfig}}
 		run := func(command string, more ...Object) Answer {

@@ -52,6 +52,13 @@ func newLAN() *lan {
 	return l
 }
 
+// newClient returns a network with a container on it.
+func newClient() (*lan, *nstest.Host) {
+	GinkgoHelper()
+	l := newLAN()
+	return l, l.container()
+}
+
 // container returns a new container with eth0 on the network.
 func (l *lan) container() *nstest.Host {
 	GinkgoHelper()
@@ -346,10 +353,7 @@ func waitingDaemon(ctx context.Context) (*daemon, *statefile.Store[record]) {
 var _ = Describe("the daemon", func() {
 	var l *lan
 	var c *nstest.Host
-	BeforeEach(func() {
-		l = newLAN()
-		c = l.container()
-	})
+	BeforeEach(func() { l, c = newClient() })
 
 	DescribeTable("leaves the leases to the next one, which renews and releases them", Label("daemon-upgrade"), func(
 		signal syscall.Signal,
@@ -585,10 +589,7 @@ var _ = Describe("the daemon", func() {
 var _ = Describe("beside the reference", func() {
 	var l *lan
 	var c *nstest.Host
-	BeforeEach(func() {
-		l = newLAN()
-		c = l.container()
-	})
+	BeforeEach(func() { l, c = newClient() })
 
 	It("its plugin is served", Label("dhcp-reference"), func() {
 		s, _ := l.begin()

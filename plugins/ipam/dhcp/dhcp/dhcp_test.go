@@ -70,10 +70,7 @@ func linkOf(c *nstest.Host) *link {
 var _ = Describe("a lease", func() {
 	var l *lan
 	var c *nstest.Host
-	BeforeEach(func() {
-		l = newLAN()
-		c = l.container()
-	})
+	BeforeEach(func() { l, c = newClient() })
 
 	It("is acquired, checked and released, each once", Label("lease"), func() {
 		s, d := l.begin()
@@ -674,10 +671,7 @@ var _ = Describe("a change", func() {
 var _ = Describe("without a daemon", func() {
 	var l *lan
 	var c *nstest.Host
-	BeforeEach(func() {
-		l = newLAN()
-		c = l.container()
-	})
+	BeforeEach(func() { l, c = newClient() })
 
 	It("ADD, CHECK, STATUS say so; DEL and GC succeed, and no later daemon has the leases", Label("no-daemon"), func() {
 		s, other := l.serve(), l.container()

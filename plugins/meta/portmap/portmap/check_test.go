@@ -381,6 +381,11 @@ var _ = Describe("the layout in nftables", Label("kernel"), func() {
 		c.check(ports("8080:80", "192.0.2.1:8081:81", "[::]:53:5353/udp", "0.0.0.0:54:53/udp", "9:9/sctp"))
 	})
 
+	const mapped = `@portmap4_v1
+elements = { tcp . 8080 comment "OWNER" : 10.1.0.2 . 80 }
+@portmap4_at_v1
+elements = { tcp . 127.0.0.1 . 81 comment "OWNER" : 10.1.0.2 . 81 }
+`
 	DescribeTable("follows the options", func(config Object, want string) {
 		w, c := newContainer()
 		c.ips = c.ips[:1]
@@ -393,16 +398,8 @@ var _ = Describe("the layout in nftables", Label("kernel"), func() {
 		c.del(all...)
 		Expect(parts(w.Cmd("nft", "list", "ruleset"))).To(Equal("\n"))
 	},
-		Entry("snat off", Object{"snat": false}, `@portmap4_v1
-elements = { tcp . 8080 comment "OWNER" : 10.1.0.2 . 80 }
-@portmap4_at_v1
-elements = { tcp . 127.0.0.1 . 81 comment "OWNER" : 10.1.0.2 . 81 }
-`),
-		Entry("masqAll", Object{"masqAll": true}, `@portmap4_v1
-elements = { tcp . 8080 comment "OWNER" : 10.1.0.2 . 80 }
-@portmap4_at_v1
-elements = { tcp . 127.0.0.1 . 81 comment "OWNER" : 10.1.0.2 . 81 }
-@portmap4_via_v1
+		Entry("snat off", Object{"snat": false}, mapped),
+		Entry("masqAll", Object{"masqAll": true}, mapped+`@portmap4_via_v1
 elements = { tcp . 8080 comment "OWNER" : goto portmap4_masq_v1_13_all }
 @portmap4_at_via_v1
 elements = { tcp . 127.0.0.1 . 81 comment "OWNER" : goto portmap4_masq_v1_13_all }
@@ -413,11 +410,7 @@ meta mark set meta mark | 0x00002000
 goto portmap4_dnat_v1
 }
 `),
-		Entry("another bit", Object{"markMasqBit": 31}, `@portmap4_v1
-elements = { tcp . 8080 comment "OWNER" : 10.1.0.2 . 80 }
-@portmap4_at_v1
-elements = { tcp . 127.0.0.1 . 81 comment "OWNER" : 10.1.0.2 . 81 }
-@portmap4_via_v1
+		Entry("another bit", Object{"markMasqBit": 31}, mapped+`@portmap4_via_v1
 elements = { tcp . 8080 comment "OWNER" : goto portmap4_masq_v1_31_10.1.0.0/24 }
 @portmap4_at_via_v1
 elements = { tcp . 127.0.0.1 . 81 comment "OWNER" : goto portmap4_masq_v1_31_10.1.0.0/24 }
@@ -429,11 +422,8 @@ ip saddr 127.0.0.0/8 meta mark set meta mark | 0x80000000
 goto portmap4_dnat_v1
 }
 `),
-		Entry("conditions", Object{"conditionsV4": []string{"ip", "saddr", "!=", "203.0.113.0/24"}}, `@portmap4_v1
-elements = { tcp . 8080 comment "OWNER" : 10.1.0.2 . 80 }
-@portmap4_at_v1
-elements = { tcp . 127.0.0.1 . 81 comment "OWNER" : 10.1.0.2 . 81 }
-@portmap4_via_v1
+		Entry("conditions", Object{"conditionsV4": []string{"ip", "saddr", "!=", "203.0.113.0/24"}},
+			mapped+`@portmap4_via_v1
 elements = { tcp . 8080 comment "OWNER" : goto portmap4_conditions_v1_HASH }
 @portmap4_at_via_v1
 elements = { tcp . 127.0.0.1 . 81 comment "OWNER" : goto portmap4_conditions_v1_HASH }

@@ -166,8 +166,7 @@ var _ = Describe("ADD", func() {
 		w.add(`"sysctl":{"net.core.somaxconn":"79"}`)
 		Expect(w.backup()).To(Equal("{\n \"mtu\": 1500,\n \"txQLen\": 1000\n}"))
 		w.del("")
-		Expect(w.values()).To(HavePrefix(untouched + "\nnet/core/somaxconn=4096"))
-		Expect(w.files()).To(BeEmpty())
+		w.expectRestored()
 	})
 
 	It("forgets a former life of the container", func() {

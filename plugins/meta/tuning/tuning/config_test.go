@@ -194,6 +194,13 @@ func (w *world) editRecord(change func(text string) string) {
 	w.Do(func() { put(path, change(string(nstest.Must(os.ReadFile(path))))) })
 }
 
+// expectRestored expects the values from before ADD, and no files.
+func (w *world) expectRestored() {
+	GinkgoHelper()
+	Expect(w.values()).To(HavePrefix(untouched + "\nnet/core/somaxconn=4096"))
+	Expect(w.files()).To(BeEmpty())
+}
+
 // backup returns the content of eth0's backup file.
 func (w *world) backup() string {
 	GinkgoHelper()

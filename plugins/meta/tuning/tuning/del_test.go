@@ -118,8 +118,7 @@ var _ = Describe("DEL", func() {
 		}
 		exec("ADD", everything)
 		exec("DEL", "")
-		Expect(w.values()).To(HavePrefix(untouched + "\nnet/core/somaxconn=4096"))
-		Expect(w.files()).To(BeEmpty())
+		w.expectRestored()
 
 		By("leaving another one alone that got its inode")
 		exec("ADD", everything)
@@ -141,8 +140,7 @@ var _ = Describe("DEL", func() {
 	It("restores what was added under the network's former name", func() {
 		w.add(everything)
 		w.ok("DEL", call{network: "renamed", prev: "none"})
-		Expect(w.values()).To(HavePrefix(untouched + "\nnet/core/somaxconn=4096"))
-		Expect(w.files()).To(BeEmpty())
+		w.expectRestored()
 	})
 
 	It("of a network that none of two attachments has leaves both alone", func() {
@@ -216,8 +214,7 @@ var _ = Describe("DEL", func() {
 				return replace(replace(text, `"4096"`, `"1"`), `"77"`, `"77","unknown":"x"`)
 			})
 			w.del("")
-			Expect(w.values()).To(HavePrefix(untouched + "\nnet/core/somaxconn=4096"))
-			Expect(w.files()).To(BeEmpty())
+			w.expectRestored()
 			w.del("")
 			By("without a record of its own")
 			w.add(keys)
@@ -233,8 +230,7 @@ var _ = Describe("DEL", func() {
 			w.add(keys)
 			Expect(os.RemoveAll(w.dir)).To(Succeed())
 			w.del("")
-			Expect(w.values()).To(HavePrefix(untouched + "\nnet/core/somaxconn=4096"))
-			Expect(w.files()).To(BeEmpty())
+			w.expectRestored()
 			Expect(w.dir).NotTo(BeADirectory())
 		})
 
@@ -260,8 +256,7 @@ var _ = Describe("DEL", func() {
 			Expect(w.values()).To(HavePrefix(untouched+"\nnet/core/somaxconn=77"), "net2 has changed it, too")
 			Expect(w.files()).To(ConsistOf(HavePrefix("record/")))
 			w.ok("DEL", call{network: "net2", prev: "none"})
-			Expect(w.values()).To(HavePrefix(untouched + "\nnet/core/somaxconn=4096"))
-			Expect(w.files()).To(BeEmpty())
+			w.expectRestored()
 		})
 	})
 
@@ -373,8 +368,7 @@ var _ = Describe("two attachments", func() {
 		all("ADD")
 		Expect(w.backup()).To(Equal("{\n \"mtu\": 1500,\n \"txQLen\": 1000\n}"))
 		all("DEL")
-		Expect(w.values()).To(HavePrefix(untouched + "\nnet/core/somaxconn=4096"))
-		Expect(w.files()).To(BeEmpty())
+		w.expectRestored()
 	})
 })
 
