@@ -1,0 +1,90 @@
+#!/bin/bash
+# reference-suite.sh [PLUGIN...]: the reference's own tests of plugins, bridge and host-device if none is named, with
+# Hawser's programs in place of the functions that they test. It prints each case that fails with Hawser and passes with
+# the reference's program. docs/compat.md and docs/differences.md have the reasons. Needs root; FOCUS is a regular
+# expression that selects cases. For VLANs and dummy devices: scripts/test-vm.sh scripts/reference-suite.sh.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+[ $# -gt 0 ] || set -- bridge host-device
+theirs=$(scripts/reference.sh)
+[ -d "$theirs" ] || exit 1
+version=${theirs##*reference-}
+[ -x bin/one/bridge ] || scripts/build.sh
+cache=${XDG_CACHE_HOME:-$HOME/.cache}/hawser/suite-$version
+export GOFLAGS=-mod=mod GOWORK=off CGO_ENABLED=0
+
+# shim replaces the commands of the plugin $1 in the directory $2.
+shim() {
+	find "$2" -maxdepth 1 -name '*.go' ! -name '*_test.go' -exec \
+		sed -i -E 's/^func cmd(Add|Del|Check|Status)\(/func unused\1(/' {} +
+	cat >"$2/shim.go" <<-END
+		package main
+
+		import (
+			"bytes"
+			"encoding/json"
+			"fmt"
+			"os"
+			"os/exec"
+
+			"github.com/containernetworking/cni/pkg/skel"
+			"github.com/containernetworking/cni/pkg/types"
+		)
+
+		func run(command string, args *skel.CmdArgs) error {
+			var out bytes.Buffer
+			dir := os.Getenv("PLUGINS")
+			cmd := exec.Command(dir + "/$1")
+			cmd.Env = append(os.Environ(), "CNI_COMMAND="+command, "CNI_CONTAINERID="+args.ContainerID, "CNI_NETNS="+args.Netns,
+				"CNI_IFNAME="+args.IfName, "CNI_ARGS="+args.Args, "CNI_PATH="+dir)
+			cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(args.StdinData), &out, os.Stderr
+			err := cmd.Run()
+			if err == nil {
+				_, err = os.Stdout.Write(out.Bytes())
+				return err
+			}
+			e := &types.Error{}
+			if json.Unmarshal(out.Bytes(), e) == nil && e.Msg != "" {
+				return e
+			}
+			return fmt.Errorf("%w: %s", err, out.String())
+		}
+
+		func cmdAdd(args *skel.CmdArgs) error    { return run("ADD", args) }
+		func cmdDel(args *skel.CmdArgs) error    { return run("DEL", args) }
+		func cmdCheck(args *skel.CmdArgs) error  { return run("CHECK", args) }
+		func cmdStatus(args *skel.CmdArgs) error { return run("STATUS", args) }
+	END
+}
+
+# failed PLUGIN DIRECTORY: the cases that fail with the programs in the directory, sorted.
+failed() {
+	# shellcheck disable=SC2016 # for the inner shell
+	PLUGINS=$2 PATH=$2:$PATH unshare -n -m bash -euc '
+		mkdir -p /var/lib/cni
+		mount -t tmpfs tmpfs /run
+		mount -t tmpfs tmpfs /var/lib/cni
+		ip link set lo up
+		cd "$0"
+		exec ./suite.test -ginkgo.no-color -ginkgo.focus "$1"' "$cache/$1" "${FOCUS:-}" 2>&1 |
+		sed -n 's/^ *\[FAIL\] //p' | sort -u
+}
+
+for plugin; do
+	if [ ! -d "$cache/$plugin" ]; then
+		work=$(mktemp -d)
+		trap 'rm -rf "$work"' EXIT
+		source=$(scripts/retry.sh go mod download -json "github.com/containernetworking/plugins@$version" |
+			sed -n 's/^\t"Dir": "\(.*\)",$/\1/p')
+		cp -r "$source" "$work/source"
+		chmod -R u+w "$work/source"
+		dir=$(echo "$work"/source/plugins/*/"$plugin")
+		shim "$plugin" "$dir"
+		scripts/retry.sh go test -C "$dir" -c -vet=off -o suite.test .
+		mkdir -p "$cache"
+		mv -T "$dir" "$cache/$plugin"
+		rm -rf "$work"
+	fi
+	echo "== $plugin"
+	comm -13 <(failed "$plugin" "$theirs") <(failed "$plugin" "$PWD/bin/one")
+done
