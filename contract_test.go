@@ -44,8 +44,9 @@ func TestContract(t *testing.T) {
 	}
 }
 
-// TestContractQuick: make test keeps each promise by at least one spec. Only the suites with a module of their own are
-// exempt: they need a runtime, an API server or a release, and have their own make targets. With -v it lists the specs.
+// TestContractQuick verifies that make test runs at least one spec of each promise. Only the suites with a module of
+// their own are exempt: they need a runtime, an API server or a release, and have their own make targets. With -v it
+// lists the specs.
 func TestContractQuick(t *testing.T) {
 	left := leftOut(t)
 	for _, item := range strings.Split(read(t, "docs/contract.md"), "\n- ")[1:] {
@@ -67,7 +68,7 @@ func TestContractQuick(t *testing.T) {
 	}
 }
 
-// TestContractReader shows that a promise whose specs are all slow is noticed.
+// TestContractReader verifies that TestContractQuick finds a promise whose specs are all slow.
 func TestContractReader(t *testing.T) {
 	file := path.Join(t.TempDir(), "a_test.go")
 	source := `package a
@@ -137,7 +138,8 @@ func labels(t *testing.T, file string) map[string]bool {
 
 var nodes = []string{"Describe", "DescribeTable", "DescribeTableSubtree", "Context", "When", "It", "Entry"}
 
-// collect adds the labels below node, which is in containers with the labels outer, and reports whether it has specs.
+// collect adds the labels below node and reports whether it has specs. outer has the labels of the enclosing
+// containers.
 func collect(node ast.Node, outer []string, found map[string]bool) (specs bool) {
 	ast.Inspect(node, func(n ast.Node) bool {
 		call, ok := n.(*ast.CallExpr)
@@ -145,7 +147,7 @@ func collect(node ast.Node, outer []string, found map[string]bool) (specs bool) 
 			return true
 		}
 		if c, ok := node.(*ast.CallExpr); ok && slices.Contains(c.Args, ast.Expr(call)) && own(call) != nil {
-			return false // in outer already
+			return false // already in outer
 		}
 		if name, ok := call.Fun.(*ast.Ident); !ok || !slices.Contains(nodes, name.Name) {
 			add(own(call), found) // of a Label that is the value of a variable
@@ -166,7 +168,7 @@ func collect(node ast.Node, outer []string, found map[string]bool) (specs bool) 
 	return specs
 }
 
-// own returns the texts of a call of Label.
+// own returns the arguments of a call of Label.
 func own(call *ast.CallExpr) (texts []string) {
 	if name, ok := call.Fun.(*ast.Ident); !ok || name.Name != "Label" {
 		return nil
@@ -180,7 +182,7 @@ func own(call *ast.CallExpr) (texts []string) {
 	return texts
 }
 
-// add notes labels of one spec.
+// add adds the labels of one spec.
 func add(texts []string, found map[string]bool) {
 	quick := !slices.Contains(texts, "slow")
 	for _, text := range texts {

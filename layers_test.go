@@ -1,6 +1,5 @@
-// The tests of this directory keep the promises that the design makes about the
-// source itself: which package imports which, who speaks to the outside, how long
-// a function is. They need no download and no tool but go.
+// The tests of this directory check the rules that docs/design.md has for the source: which package imports which,
+// which packages use the process's streams, and how long a function may be. They need only git and go, and no download.
 package plugins_test
 
 import (
@@ -18,7 +17,7 @@ import (
 
 const module = "github.com/hawser-cni/plugins"
 
-// floors of the packages: one imports only what is on a lower floor.
+// floors contains the floor of each package. A package imports only packages on lower floors.
 var floors = map[string]int{
 	"pkg/cni": 0, "pkg/nlattr": 0, "pkg/ns": 0, "pkg/sysctl": 0, "pkg/statefile": 0, "pkg/process": 0,
 	"pkg/rtnl": 1, "pkg/nft": 1, "pkg/policy": 1, "pkg/ranges": 1, "pkg/tun": 1,
@@ -30,14 +29,14 @@ var floors = map[string]int{
 
 const (
 	pluginFloor = 6
-	harness     = "pkg/nstest" // imported by tests alone
+	harness     = "pkg/nstest" // imported only by tests
 	conformance = "cmd/cni-conformance/conformance"
 	maxLines    = 60
 	maxParams   = 4
 	maxColumns  = 120 // a tab has four
 )
 
-// homes are the only packages whose code imports a library (or what is below it, unless that has its own).
+// homes maps each library, and the packages below it without an entry of their own, to the packages that may import it.
 var homes = map[string][]string{
 	"github.com/vishvananda/netlink":    {"pkg/rtnl"},
 	"github.com/vishvananda/netlink/nl": {"pkg/rtnl", "pkg/nft"},
@@ -60,7 +59,7 @@ var homes = map[string][]string{
 	"go.yaml.in/yaml":                   {"plugins/ipam/cluster-local/kube"},
 }
 
-// outward are the names by which a program speaks to whoever started it.
+// outward lists the names through which a program communicates with its caller.
 var outward = map[string][]string{
 	"os":  {"Stdin", "Stdout", "Stderr", "Exit", "Args", "Getenv", "LookupEnv", "Environ", "ExpandEnv"},
 	"fmt": {"Print", "Printf", "Println", "Scan", "Scanf", "Scanln"},
@@ -76,7 +75,7 @@ type source struct {
 	names map[string]string // of the imported packages -> their paths
 }
 
-// isTest says whether the file is no part of the plugins: a test, or a tool.
+// isTest reports whether the file is not part of the plugins: it is a test, or a script.
 func (s source) isTest() bool {
 	return strings.HasSuffix(s.path, "_test.go") || within(s.dir, "test") || within(s.dir, "scripts")
 }
@@ -103,7 +102,7 @@ func parse(name, content string) (source, error) {
 	return s, nil
 }
 
-// rules look at one file and say what is wrong with it.
+// rules check one file and return its faults.
 var rules = map[string]func(s source) []string{
 	"floors":      checkFloors,
 	"homes":       checkHomes,
@@ -146,7 +145,7 @@ func checkFloors(s source) (faults []string) {
 	if !known && (isPlugin || within(s.dir, "cmd")) {
 		own, known = pluginFloor, true
 	}
-	// A program is its plugin's package, and the list of plugins all of them.
+	// A program imports its plugin's package, and the list of plugins imports all of them.
 	program := path.Base(s.path) == "main.go" && (isPlugin || within(s.dir, "cmd")) || s.dir == "plugins"
 	if within(s.dir, "pkg") && !known && !within(s.dir, harness) {
 		faults = append(faults, s.path+": package "+s.dir+" has no floor")
@@ -164,9 +163,9 @@ func checkFloors(s source) (faults []string) {
 		case imported == "plugins" && within(s.dir, "cmd"), program && within(imported, s.dir):
 		case isPkg && floor < own && within(s.dir, path.Dir(imported)): // a package of the plugin's own
 		case within(imported, "plugins"):
-			faults = append(faults, s.at(i)+"nothing imports a plugin")
+			faults = append(faults, s.at(i)+"a package must not import a plugin")
 		case within(imported, harness):
-			faults = append(faults, s.at(i)+harness+" is for tests")
+			faults = append(faults, s.at(i)+harness+" must only be imported by tests")
 		case !isPkg || floor >= own:
 			faults = append(faults, s.at(i)+s.dir+" imports "+imported+", which is not below it")
 		}
@@ -194,7 +193,7 @@ func checkHomes(s source) (faults []string) {
 }
 
 func checkPrinter(s source) (faults []string) {
-	// The tool has its own streams and status, in its main.go.
+	// In main.go, the tool uses the streams and the exit status itself.
 	isTool := within(s.dir, "cmd") && path.Base(s.path) == "main.go"
 	if s.isTest() || s.dir == "pkg/skel" || within(s.dir, harness) || isTool {
 		return nil
@@ -236,9 +235,8 @@ func checkState(s source) (faults []string) {
 	return faults
 }
 
-// isConstant reports whether a package variable is one only for want of constants
-// of its type: an error, a table, a compiled expression, a function that runs once,
-// the version that the linker sets, an embedded file.
+// isConstant reports whether a package variable is used like a constant, of a type that has no constants: an error, a
+// table, a compiled expression, a function that runs once, the version that the linker sets, or an embedded file.
 func isConstant(s source, v *ast.ValueSpec) bool {
 	if s.dir == "pkg/skel" && v.Names[0].Name == "stamp" || s.dir == conformance && v.Names[0].Name == "citations" {
 		return true
@@ -269,7 +267,7 @@ func isConstant(s source, v *ast.ValueSpec) bool {
 	return true
 }
 
-// checkSleep forbids sleep everywhere, and tickers, which are for polling, to the plugins.
+// checkSleep forbids Sleep, and in product code also tickers, because they are for polling.
 func checkSleep(s source) (faults []string) {
 	forbidden := []string{"Sleep"}
 	if !s.isTest() && !within(s.dir, harness) {
@@ -278,7 +276,7 @@ func checkSleep(s source) (faults []string) {
 	ast.Inspect(s.file, func(n ast.Node) bool {
 		if sel, ok := n.(*ast.SelectorExpr); ok && slices.Contains(forbidden, sel.Sel.Name) {
 			if x, ok := sel.X.(*ast.Ident); ok && s.names[x.Name] == "time" {
-				faults = append(faults, s.at(n)+"nothing waits by time."+sel.Sel.Name)
+				faults = append(faults, s.at(n)+"waits with time."+sel.Sel.Name)
 			}
 		}
 		return true
@@ -302,7 +300,7 @@ func checkSize(s source) (faults []string) {
 	return faults
 }
 
-// checkWidth leaves out the tags of fields, which Go cannot break.
+// checkWidth does not check field tags, because Go cannot break them.
 func checkWidth(s source) (faults []string) {
 	tags := map[int]bool{}
 	ast.Inspect(s.file, func(n ast.Node) bool {
@@ -320,7 +318,7 @@ func checkWidth(s source) (faults []string) {
 	return faults
 }
 
-// TestRules shows that each rule sees what it is there for, and only that.
+// TestRules verifies that each rule reports the faults it is for, and no others.
 func TestRules(t *testing.T) {
 	for _, c := range []struct {
 		rule, path, body string

@@ -15,8 +15,8 @@ import (
 	"unicode/utf8"
 )
 
-// tracked lists the files of the tree: those that git knows or would add, or all
-// of them where there is no history.
+// tracked returns the files of the tree: in a git repository, the tracked files and the untracked files that git does
+// not ignore; otherwise all files.
 func tracked(t *testing.T) []string {
 	t.Helper()
 	top, err := exec.Command("git", "rev-parse", "--show-prefix").Output()
@@ -60,7 +60,7 @@ func TestPluginShape(t *testing.T) {
 		}
 		keys := name + "/config.go"
 		if !slices.Contains(files, dir+"/"+keys) {
-			keys = code // of a plugin of a hundred lines
+			keys = code // short plugins have no config.go
 		}
 		content, _ := os.ReadFile(dir + "/" + keys)
 		if !bytes.Contains(content, []byte("\ntype wireConfig struct")) {
@@ -69,7 +69,7 @@ func TestPluginShape(t *testing.T) {
 	}
 }
 
-// TestSkipsAreSeen: outside nstest.Main a spec skips in silence.
+// TestSkipsAreSeen verifies that packages whose specs may skip use nstest.Main, which reports skipped specs.
 func TestSkipsAreSeen(t *testing.T) {
 	skips, watched := map[string]bool{}, map[string]bool{}
 	for _, name := range tracked(t) {
@@ -94,7 +94,7 @@ func TestSkipsAreSeen(t *testing.T) {
 	}
 }
 
-// mains are the directories of all programs but cluster-local, which speaks to an API server.
+// mains returns the directories of all programs except cluster-local, which needs TLS for the API server.
 func mains(t *testing.T) (dirs []string) {
 	for _, name := range tracked(t) {
 		dir := path.Dir(name)
@@ -122,7 +122,7 @@ func TestPluginDependencies(t *testing.T) {
 	}
 }
 
-// What a library costs at the start is paid by those who need it.
+// Only programs that use a library may pay for it at their start.
 func TestPluginsWithoutIPTables(t *testing.T) {
 	for _, plugin := range []string{"main/loopback", "ipam/host-local", "ipam/static", "meta/sbr", "meta/tuning"} {
 		out, err := exec.Command("go", "list", "-deps", "./plugins/"+plugin).Output()
@@ -159,13 +159,13 @@ func TestScripts(t *testing.T) {
 	}
 }
 
-// foreign are words that come from a machine on which the tree was worked on.
+// foreign lists words that may only come from a developer's machine.
 var foreign = regexp.MustCompile(`(?:^|[^\w.-])/(?:work|root|home/\w+|tmp/plan)/`)
 
-// hosts that the tree may name in an address.
+// hosts lists the hosts that addresses in the tree may contain.
 var hosts = []string{"github.com", "www.cni.dev", "keepachangelog.com", "semver.org", "www.apache.org",
 	"man7.org", "wiki.nftables.org", "docs.kernel.org", "json-schema.org", "git.kernel.org", "datatracker.ietf.org",
-	"pkg.go.dev", "go.dev", "www.w3.org", "slsa.dev"} // the names of what is in an SVG and in provenance
+	"pkg.go.dev", "go.dev", "www.w3.org", "slsa.dev"} // names in SVG files and in provenance
 
 var address = regexp.MustCompile(`https?://([\w.-]+)`)
 
@@ -183,18 +183,19 @@ func TestWords(t *testing.T) {
 
 func foreignWords(content string) (faults []string) {
 	for _, word := range foreign.FindAllString(content, -1) {
-		faults = append(faults, "a path of somebody's machine: "+word)
+		faults = append(faults, "a path of a developer's machine: "+word)
 	}
 	for _, m := range address.FindAllStringSubmatch(content, -1) {
 		example := strings.HasPrefix(m[1], "example.") || strings.HasSuffix(m[1], ".example")
 		if !slices.Contains(hosts, m[1]) && !example {
-			faults = append(faults, "an address that is not the product's: "+m[0])
+			faults = append(faults, "an address with a host that is not in hosts: "+m[0])
 		}
 	}
 	return faults
 }
 
-// TestReferenceVersion: only skel.Reference names the release of the reference plugins that Hawser matches.
+// TestReferenceVersion verifies that only skel.Reference names the release of the reference plugins that Hawser
+// matches.
 func TestReferenceVersion(t *testing.T) {
 	const home = "pkg/skel/skel.go"
 	source, err := os.ReadFile(home)

@@ -1,5 +1,5 @@
-// Package plugins is the list of all plugins but cluster-local, for programs that are several of them. A distributor
-// leaves some out or adds one in a main of his own, as docs/install.md shows.
+// Package plugins lists all plugins except cluster-local, for programs that contain several plugins. A distributor can
+// write a main function with another list (docs/install.md).
 package plugins
 
 import (
@@ -25,7 +25,7 @@ import (
 	"github.com/hawser-cni/plugins/plugins/meta/vrf/vrf"
 )
 
-// All returns the plugins, each by the name of its program.
+// All returns the plugins with the names of their programs.
 func All() []skel.Program {
 	return []skel.Program{
 		skel.ProgramOf("dhcp", dhcp.Plugin),

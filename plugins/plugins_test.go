@@ -16,7 +16,7 @@ func TestAll(t *testing.T) {
 	var programs, listed []string
 	mains, _ := filepath.Glob("*/*/main.go")
 	for _, main := range mains {
-		if filepath.Base(filepath.Dir(main)) == "cluster-local" { // it speaks TLS: a program of its own
+		if filepath.Base(filepath.Dir(main)) == "cluster-local" { // a separate program, because it needs TLS
 			continue
 		}
 		programs = append(programs, filepath.Base(filepath.Dir(main)))

@@ -112,9 +112,9 @@ func (k LinkKeys) Parse(problems *cni.Problems, cniArgs, mac string) LinkConfig 
 	return l
 }
 
-// mtuMin6 is the smallest MTU of a link that carries IPv6, in bytes (RFC 8200, section 5). The kernel disables IPv6 on
+// MTUMin6 is the smallest MTU of a link that carries IPv6, in bytes (RFC 8200, section 5). The kernel disables IPv6 on
 // a link with a smaller MTU.
-const mtuMin6 = 1280
+const MTUMin6 = 1280
 
 // Result returns a copy of IPAM's answer in which the addresses belong to interface number index and the DNS is the
 // configured one. It returns code 7 if the MTU is too small for an IPv6 address.
@@ -122,9 +122,9 @@ func (l LinkConfig) Result(answer *cni.Result, index int) (*cni.Result, error) {
 	res := answer.Clone()
 	for i := range res.IPs {
 		res.IPs[i].Interface = new(index)
-		if addr := res.IPs[i].Address; l.MTU != 0 && l.MTU < mtuMin6 && addr.Addr().Is6() {
+		if addr := res.IPs[i].Address; l.MTU != 0 && l.MTU < MTUMin6 && addr.Addr().Is6() {
 			return nil, cni.Errorf(cni.CodeConfig, "mtu: %d is too small for IPv6 (%d), which address %s needs",
-				l.MTU, mtuMin6, addr)
+				l.MTU, MTUMin6, addr)
 		}
 	}
 	if l.DNS.IsSet() {

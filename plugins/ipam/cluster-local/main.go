@@ -1,4 +1,4 @@
-// Command cluster-local is the plugin of package clusterlocal as a program of its own. Under the name whereabouts it
+// Command cluster-local is the program of the plugin in package clusterlocal. Under the name whereabouts it
 // reads the configuration of that plugin. README.md is the manual.
 package main
 

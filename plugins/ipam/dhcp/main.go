@@ -1,4 +1,4 @@
-// Command dhcp is the plugin of package dhcp as a program of its own. README.md is the manual.
+// Command dhcp is the program of the plugin in package dhcp. README.md is the manual.
 package main
 
 import (

@@ -1,4 +1,4 @@
-// Command host-local is the plugin of package hostlocal as a program of its own. README.md is the manual.
+// Command host-local is the program of the plugin in package hostlocal. README.md is the manual.
 package main
 
 import (

@@ -1,4 +1,4 @@
-// Command static is the plugin of package static as a program of its own. README.md is the manual.
+// Command static is the program of the plugin in package static. README.md is the manual.
 package main
 
 import (

@@ -1,4 +1,4 @@
-// Command bridge is the plugin of package bridge as a program of its own. README.md is the manual.
+// Command bridge is the program of the plugin in package bridge. README.md is the manual.
 package main
 
 import (

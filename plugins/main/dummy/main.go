@@ -1,4 +1,4 @@
-// Command dummy is the plugin of package dummy as a program of its own. README.md is the manual.
+// Command dummy is the program of the plugin in package dummy. README.md is the manual.
 package main
 
 import (

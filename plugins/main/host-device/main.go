@@ -1,4 +1,4 @@
-// Command host-device is the plugin of package hostdevice as a program of its own. README.md is the manual.
+// Command host-device is the program of the plugin in package hostdevice. README.md is the manual.
 package main
 
 import (

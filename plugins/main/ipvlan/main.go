@@ -1,4 +1,4 @@
-// Command ipvlan is the plugin of package ipvlan as a program of its own. README.md is the manual.
+// Command ipvlan is the program of the plugin in package ipvlan. README.md is the manual.
 package main
 
 import (

@@ -1,4 +1,4 @@
-// Command loopback is the plugin of package loopback as a program of its own. README.md is the manual.
+// Command loopback is the program of the plugin in package loopback. README.md is the manual.
 package main
 
 import (

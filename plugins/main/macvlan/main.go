@@ -1,4 +1,4 @@
-// Command macvlan is the plugin of package macvlan as a program of its own. README.md is the manual.
+// Command macvlan is the program of the plugin in package macvlan. README.md is the manual.
 package main
 
 import (

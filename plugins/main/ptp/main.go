@@ -1,4 +1,4 @@
-// Command ptp is the plugin of package ptp as a program of its own. README.md is the manual.
+// Command ptp is the program of the plugin in package ptp. README.md is the manual.
 package main
 
 import (

@@ -1,4 +1,4 @@
-// Command tap is the plugin of package tap as a program of its own. README.md is the manual.
+// Command tap is the program of the plugin in package tap. README.md is the manual.
 package main
 
 import (

@@ -1,4 +1,4 @@
-// Command vlan is the plugin of package vlan as a program of its own. README.md is the manual.
+// Command vlan is the program of the plugin in package vlan. README.md is the manual.
 package main
 
 import (

@@ -1,4 +1,4 @@
-// Command bandwidth is the plugin of package bandwidth as a program of its own. README.md is the manual.
+// Command bandwidth is the program of the plugin in package bandwidth. README.md is the manual.
 package main
 
 import (

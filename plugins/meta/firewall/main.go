@@ -1,4 +1,4 @@
-// Command firewall is the plugin of package firewall as a program of its own. README.md is the manual.
+// Command firewall is the program of the plugin in package firewall. README.md is the manual.
 package main
 
 import (

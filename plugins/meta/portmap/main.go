@@ -1,4 +1,4 @@
-// Command portmap is the plugin of package portmap as a program of its own. README.md is the manual.
+// Command portmap is the program of the plugin in package portmap. README.md is the manual.
 package main
 
 import (

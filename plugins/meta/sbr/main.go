@@ -1,4 +1,4 @@
-// Command sbr is the plugin of package sbr as a program of its own. README.md is the manual.
+// Command sbr is the program of the plugin in package sbr. README.md is the manual.
 package main
 
 import (

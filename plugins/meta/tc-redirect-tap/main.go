@@ -1,4 +1,4 @@
-// Command tc-redirect-tap is the plugin of package tcredirecttap as a program of its own. README.md is the manual.
+// Command tc-redirect-tap is the program of the plugin in package tcredirecttap. README.md is the manual.
 package main
 
 import (

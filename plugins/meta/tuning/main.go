@@ -1,4 +1,4 @@
-// Command tuning is the plugin of package tuning as a program of its own. README.md is the manual.
+// Command tuning is the program of the plugin in package tuning. README.md is the manual.
 package main
 
 import (

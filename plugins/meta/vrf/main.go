@@ -1,4 +1,4 @@
-// Command vrf is the plugin of package vrf as a program of its own. README.md is the manual.
+// Command vrf is the program of the plugin in package vrf. README.md is the manual.
 package main
 
 import (

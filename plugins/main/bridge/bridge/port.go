@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/hawser-cni/plugins/pkg/attach"
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/netplugin"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
@@ -78,19 +79,16 @@ func (a *attachment) keepMTU(end *rtnl.Link) error {
 	return a.call.Host.SetLink(end.Index, rtnl.LinkChange{MTU: largest})
 }
 
-// mtuMinIPv6 is the smallest MTU with which a link has IPv6 (RFC 8200, section 5), in bytes.
-const mtuMinIPv6 = 1280
-
-// raiseMTU raises the MTU of a bridge to mtuMinIPv6 when an interface with at least this MTU becomes a port. Otherwise
+// raiseMTU raises the MTU of a bridge to MTUMin6 when an interface with at least this MTU becomes a port. Otherwise
 // a first container with a smaller MTU would keep all later containers on the bridge from having IPv6.
 func (a *attachment) raiseMTU(mtu int) error {
-	if mtu < mtuMinIPv6 || a.bridge.MTU >= mtuMinIPv6 {
+	if mtu < attach.MTUMin6 || a.bridge.MTU >= attach.MTUMin6 {
 		return nil
 	}
 	ports, err := a.call.Host.Ports(a.bridge.Index)
 	for _, p := range ports {
-		if p.MTU < mtuMinIPv6 {
-			raised := a.call.Host.SetLink(p.Index, rtnl.LinkChange{MTU: mtuMinIPv6})
+		if p.MTU < attach.MTUMin6 {
+			raised := a.call.Host.SetLink(p.Index, rtnl.LinkChange{MTU: attach.MTUMin6})
 			err = errors.Join(err, netplugin.IgnoreNoLink(raised))
 		}
 	}
