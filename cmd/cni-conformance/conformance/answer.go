@@ -168,26 +168,19 @@ func scalarFits(kind string, v any) bool {
 	return isText && (s == "" || err == nil)
 }
 
-// objects returns a list of objects, or nil if the key is absent.
-func objects(o object, key string) (list []object, err error) {
-	values, ok := o[key].([]any)
-	if o[key] != nil && !ok {
-		return nil, fmt.Errorf("%s is not a list", key)
-	}
-	for _, v := range values {
-		e, ok := v.(object)
-		if !ok {
-			return nil, fmt.Errorf("%s has %v, which is not an object", key, v)
+// list returns the objects of a list; it is empty if the key is absent or has another type.
+func list(o object, key string) (found []object) {
+	for _, v := range anyList(o[key]) {
+		if e, ok := v.(object); ok {
+			found = append(found, e)
 		}
-		list = append(list, e)
 	}
-	return list, nil
+	return found
 }
 
-// list is objects for a result whose format is known to be right.
-func list(o object, key string) []object {
-	found, _ := objects(o, key)
-	return found
+func anyList(v any) []any {
+	list, _ := v.([]any)
+	return list
 }
 
 func text(o object, key string) string {

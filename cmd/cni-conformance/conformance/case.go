@@ -44,10 +44,9 @@ const (
 	May    Word = "MAY"
 )
 
-// Cite is a citation of the specification, valid from a version on until another Cite of the same case.
+// Cite is a citation of the specification.
 type Cite struct {
-	From    string // version of the specification
-	Word    Word   // empty: the specification no longer says this
+	Word    Word // empty: the specification no longer says this
 	Section string
 	Text    string
 }
@@ -95,7 +94,7 @@ func (c Case) cite(spec string) (found Cite, ok bool) {
 	for line := range strings.Lines(citations) {
 		f := strings.Split(strings.TrimSuffix(line, "\n"), "\t")
 		if f[0] == c.Name && f[1] <= spec { // the versions are ordered like their texts
-			found = Cite{f[1], Word(f[2]), f[3], f[4]}
+			found = Cite{Word(f[2]), f[3], f[4]}
 		}
 	}
 	return found, found.Word != "" && found.Word != "-"

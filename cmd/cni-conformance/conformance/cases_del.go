@@ -1,6 +1,7 @@
 package conformance
 
 import (
+	"encoding/json"
 	"slices"
 	"strings"
 )
@@ -94,4 +95,104 @@ func delOthers(w *world) {
 	w.succeeds("DEL", b)
 	w.same(before, w.netState(a.id), "DEL of another container changed this one")
 	w.succeeds("CHECK", a)
+}
+
+// observed attaches a container with the observer, and returns what a command needs.
+func (w *world) observed(command string) (a *attachment, changes []func(*call)) {
+	delegate := w.observe()
+	changes = []func(*call){delegate}
+	switch command {
+	case "ADD":
+		return w.container("one"), changes
+	case "STATUS":
+		return nil, changes
+	}
+	a = w.attach("one", delegate)
+	if command == "GC" {
+		return nil, append(changes, validAttachments(a))
+	}
+	return a, changes
+}
+
+func (w *world) delegates(command string) {
+	a, changes := w.observed(command)
+	w.delegations()
+	w.succeeds(command, a, changes...)
+	got := w.commands()
+	w.expect(slices.Contains(got, command), "%s does not call the IPAM plugin with it; calls: %v", command, got)
+}
+
+func (w *world) delegateError(command string) {
+	a, changes := w.observed(command)
+	w.failDelegate(command)
+	w.fails(command, a, changes...)
+}
+
+// observation is the IPAM plugin's ADD, and the environment and the configuration that the plugin received.
+func (w *world) observation() (d delegation, vars map[string]string, conf object) {
+	a, changes := w.observed("ADD")
+	changes = append(changes, set("CNI_ARGS", "IgnoreUnknown=1"), set("CNI_CONFORMANCE", "a variable of the runtime"),
+		keys(object{"conformanceUnknownKey": object{"b": "2", "a": []any{1.0, nil}}}),
+		func(c *call) {
+			vars, conf = c.vars, c.conf
+			vars["CNI_PATH"] = strings.Join(c.path, ":")
+		})
+	w.succeeds("ADD", a, changes...)
+	for _, d := range w.delegations() {
+		if d.command == "ADD" {
+			return d, vars, conf
+		}
+	}
+	w.fail("ADD does not call the IPAM plugin")
+	return delegation{}, nil, nil
+}
+
+func delegateEnvironment(w *world) {
+	d, vars, _ := w.observation()
+	for name, value := range vars {
+		w.expect(d.env[name] == value, "the IPAM plugin received %s=%q, not %q", name, d.env[name], value)
+	}
+}
+
+func delegateConfiguration(w *world) {
+	d, _, conf := w.observation()
+	got, _ := json.Marshal(d.conf)
+	want, _ := json.Marshal(clone(conf, nil))
+	w.expect(string(got) == string(want), "the IPAM plugin received\n    %s\n  and the plugin\n    %s", got, want)
+}
+
+// delegateType puts a program where a name with a slash leads, and checks that the plugin does not run it.
+func delegateType(w *world) {
+	delegate := w.observe()
+	ipam, _ := w.Subject.Plugins[0]["ipam"].(object)
+	bad := clone(ipam, object{"type": "../delegate/" + text(ipam, "type")})
+	ans := w.call("ADD", w.container("one"), delegate, keys(object{"ipam": bad}))
+	w.expect(ans.exit != 0 && len(w.delegations()) == 0, "ADD ran the IPAM plugin %v: %v", bad["type"], ans)
+}
+
+func delegateStderr(w *world) {
+	a, changes := w.observed("ADD")
+	ans := w.succeeds("ADD", a, changes...)
+	w.expect(strings.Contains(ans.stderr, "conformance-delegate-stderr"),
+		"the plugin's standard error lacks that of the IPAM plugin")
+}
+
+func delegateDelAfterFailedAdd(w *world) {
+	a, changes := w.observed("ADD")
+	w.failDelegate("ADD")
+	w.fails("ADD", a, changes...)
+	got := w.commands()
+	w.expect(slices.Contains(got, "DEL"), "after its failed ADD, the IPAM plugin was not called with DEL: %v", got)
+}
+
+func delegateFailedAdd(w *world) {
+	w.finish(w.attach("warm"))
+	a, changes := w.observed("ADD")
+	state := func() snapshot {
+		return w.bothStates(a).only("link", "address", "route", "rule", "nftables", "iptables")
+	}
+	before := state()
+	w.failDelegate("ADD")
+	w.fails("ADD", a, changes...)
+	w.same(before, state(), "a failed ADD left something")
 }

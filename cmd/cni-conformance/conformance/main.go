@@ -94,6 +94,8 @@ func parse(args []string) (settings, error) {
 		return s, errors.New("pass either --list FILE or --plugin NAME and --config FILE")
 	case s.kind != "" && s.list != "":
 		return s, errors.New("--kind is for --plugin")
+	case s.kind != "" && !slices.Contains([]string{"interface", "chained", "ipam"}, s.kind):
+		return s, fmt.Errorf("--kind %q: choose interface, chained or ipam", s.kind)
 	case s.Parallel < 1 || s.Parallel > 250 || s.jobs < 1:
 		return s, errors.New("--parallel is 1 to 250, and --jobs at least 1")
 	}
@@ -159,15 +161,9 @@ func (s settings) subjects() ([]subject, error) {
 		return loadList(s.list, s.options)
 	}
 	one, err := loadPlugin(s.plugin, s.config, s.options)
-	if s.kind != "" && err == nil {
-		one.Kind = 0
-		for kind, name := range kindNames {
-			if name == s.kind && kind != List {
-				one.Kind = kind
-			}
-		}
-		if one.Kind == 0 {
-			err = fmt.Errorf("--kind %q: choose interface, chained or ipam", s.kind)
+	for kind, name := range kindNames {
+		if name == s.kind {
+			one.Kind = kind
 		}
 	}
 	return []subject{one}, err

@@ -156,13 +156,18 @@ func (w *world) files() (s snapshot) {
 				if d.IsDir() {
 					return fs.SkipDir
 				}
-			default:
-				s = append(s, "file "+path+" "+d.Type().String())
+			case !d.IsDir() || isEmpty(path):
+				s = append(s, "file "+path)
 			}
 			return nil
 		})
 	}
 	return s
+}
+
+func isEmpty(dir string) bool {
+	entries, err := os.ReadDir(dir)
+	return err == nil && len(entries) == 0
 }
 
 // processes lists the names of the processes in the case's PID namespace, without zombies.
@@ -179,13 +184,17 @@ func processes() (s snapshot) {
 	return s
 }
 
-// link returns a link of a container by its name, or nil.
-func (w *world) link(a *attachment, name string) object {
-	netns := ""
-	if a != nil {
-		netns = a.id
+// namespace returns the name for ip(8): that of a container, or nothing for the host.
+func (a *attachment) namespace() string {
+	if a == nil {
+		return ""
 	}
-	for _, l := range w.listing(netns, "-d", "addr") {
+	return a.id
+}
+
+// link returns a link of a container or, if a is nil, of the host; nil if it does not exist.
+func (w *world) link(a *attachment, name string) object {
+	for _, l := range w.listing(a.namespace(), "-d", "addr") {
 		if l["ifname"] == name {
 			return l
 		}
@@ -195,11 +204,7 @@ func (w *world) link(a *attachment, name string) object {
 
 // links returns the names of the links of a container or, if a is nil, of the host.
 func (w *world) links(a *attachment) (names []string) {
-	netns := ""
-	if a != nil {
-		netns = a.id
-	}
-	for _, l := range w.listing(netns, "link") {
+	for _, l := range w.listing(a.namespace(), "link") {
 		names = append(names, text(l, "ifname"))
 	}
 	return names
@@ -223,7 +228,7 @@ func (w *world) same(before, now snapshot, what string) {
 
 // settles checks that the host becomes as it was; the kernel needs time to remove a namespace and its links.
 func (w *world) settles(before snapshot, when string) {
-	const limit = 30 * time.Second
+	const limit = 20 * time.Second
 	now := w.hostState()
 	for end := time.Now().Add(limit); len(before.diff(now)) > 0 && time.Now().Before(end); now = w.hostState() {
 		<-time.After(100 * time.Millisecond)

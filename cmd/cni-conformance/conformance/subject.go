@@ -37,6 +37,7 @@ type info struct {
 	Kind      Kinds
 	Supported []string      // versions
 	Many      bool          // the configuration allows two attachments at a time
+	Fixed     bool          // the configuration gives all attachments the same addresses
 	Took      time.Duration // of an ADD
 	Present   bool          // the interface exists before ADD, as lo does
 }
@@ -51,11 +52,9 @@ func loadPlugin(name, file string, o options) (subject, error) {
 		return subject{}, fmt.Errorf("%s is a list of plugins; pass it with --list", file)
 	}
 	s := subject{Name: name, Network: text(conf, "name"), Options: o}
-	ipam, _ := conf["ipam"].(object)
-	switch {
-	case ipam != nil && text(ipam, "type") == name && text(conf, "type") != name:
+	if ipamType(conf) == name && text(conf, "type") != name {
 		s.Kind = IPAM
-	default:
+	} else {
 		conf["type"] = name
 	}
 	s.Plugins = []object{conf}
@@ -68,9 +67,9 @@ func loadList(file string, o options) ([]subject, error) {
 	if err != nil {
 		return nil, err
 	}
-	plugins, err := objects(conf, "plugins")
-	if err != nil || len(plugins) == 0 {
-		return nil, errors.Join(err, fmt.Errorf("%s has no plugins; pass a plugin's configuration with --config", file))
+	plugins := list(conf, "plugins")
+	if len(plugins) == 0 {
+		return nil, fmt.Errorf("%s has no plugins; pass a plugin's configuration with --config", file)
 	}
 	var all []subject
 	for i, p := range plugins {

@@ -406,8 +406,10 @@ func (w *world) probe() info {
 		}
 		i.Kind = kind
 		a.result, _ = decodeOne(ans.stdout) // a case reports what is wrong with it
-		b := w.container("probe-two")
-		i.Many = w.call("ADD", b).exit == 0
+		second := w.call("ADD", w.container("probe-two"))
+		i.Many = second.exit == 0
+		b, _ := decodeOne(second.stdout)
+		i.Fixed = len(lacking(a.result, b, "ips", "address")) == 0
 		return i
 	}
 	panic(verdict{broken, "ADD with the configuration fails: " + strings.Join(problems, "; ")})
@@ -423,11 +425,6 @@ func (w *world) probeList() info {
 		})
 	}
 	return i
-}
-
-func anyList(v any) []any {
-	list, _ := v.([]any)
-	return list
 }
 
 // newest returns the newest version of the specification that a plugin supports, or otherwise the configured one.
