@@ -147,7 +147,8 @@ func (w *world) distinct(all []*attachment) {
 		}
 	}
 	for _, address := range slices.Sorted(maps.Keys(owners)) {
-		w.expect(w.Info.Fixed || len(owners[address]) == 1, "the containers %v have the same address %s", owners[address], address)
+		ids := owners[address]
+		w.expect(w.Info.Fixed || len(ids) == 1, "the containers %v have the same address %s", ids, address)
 	}
 }
 
