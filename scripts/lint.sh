@@ -34,7 +34,7 @@ if ! git ls-files -z '*.md' | xargs -0 "$work/mdwrap" >"$work/pages"; then
 	exit 1
 fi
 scripts/deps.sh g++ # vale has parsers in C and C++
-if GOBIN=$work CGO_ENABLED=1 scripts/retry.sh go install "$vale" 2>"$work/log"; then
+if GOBIN=$work GOFLAGS="" CGO_ENABLED=1 scripts/retry.sh go install "$vale" 2>"$work/log"; then
 	git ls-files -z '*.md' '*.go' ':!*_test.go' |
 		xargs -0 "$work/vale" --config scripts/prose/vale.ini --output line --no-wrap
 else
