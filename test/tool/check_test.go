@@ -261,6 +261,10 @@ var _ = Describe("hawser check", Label("tool-check"), func() {
 				HaveSuffix(" is a plugin of the reference, although Hawser is installed in /run/bin"))))
 		}
 		Expect(all).To(HaveLen(4))
+		m.Cmd("sh", "-ec", "echo '#!/bin/sh' >/run/bin/firewall; chmod 755 /run/bin/firewall")
+		Expect(m.checks("--path", "/run/bin:/opt/cni/bin")).To(ContainElement(complaint{"warning", listFile,
+			"plugins[2].type", "/run/bin/firewall is another program, although Hawser is installed in /run/bin",
+			"hawser install --force --to /run/bin replaces them; hawser uninstall --to /run/bin removes Hawser"}))
 	})
 
 	It("does not take an empty directory for the working directory", func() {

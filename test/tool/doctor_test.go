@@ -115,7 +115,10 @@ func faults() []fault {
 		{id: "bad-file", says: "10-pods.conflist: unexpected end of JSON",
 			advises: "correct the file; hawser check names the key", make: "head -c 40 /run/good >" + listFile,
 			mend: restore},
-		{id: "bad-file", says: `network "pods": the list has no entry`, mend: restore,
+		{id: "bad-file",
+			says: `network "pods": plugins has no plugin, and the file has no type: it is not a ` +
+				"network list",
+			advises: "write a list of plugins, or move the file to another directory", mend: restore,
 			make: `echo '{"cniVersion": "1.0.0", "name": "pods", "plugins": []}' >` + listFile},
 		{id: "bad-file", says: `plugins[2].type "" is not a valid plugin name`, mend: restore,
 			advises: "write the name of a plugin's program",
@@ -123,7 +126,7 @@ func faults() []fault {
 		{id: "bad-file",
 			says: "invalid character 'ï' looking for beginning of value: the file begins with a byte order mark",
 			make: `printf '\357\273\277' >` + listFile + "; cat /run/good >>" + listFile, mend: restore},
-		{id: "bad-file", says: `name "p s" does not consist of letters, digits, dots`, mend: restore,
+		{id: "bad-file", says: `network "p s": name "p s" is not a valid network name`, mend: restore,
 			make: edit(`"pods"`, `"p s"`)},
 		{id: "bad-file", says: "/var/lib/cni/results/pods-c2-eth0: unexpected end of JSON",
 			advises: "delete its container " +
@@ -137,7 +140,7 @@ func faults() []fault {
 			advises: "find out why flanneld is not running or has no subnet (its log; podCIDR of the node)",
 			list:    flannel, before: beFlannel, only: "ours", make: "mv /run/flannel/subnet.env /run/",
 			mend: "mv /run/subnet.env /run/flannel/"},
-		{id: "name-twice", severity: "warning", says: "10-pods.conflist has the same name",
+		{id: "name-twice", severity: "warning", says: `name "pods" is also the name of the network in ` + listFile,
 			make: second("pods", "10.99.0.0/24"), mend: remove},
 		{id: "unknown-version", says: `cniVersion "7.0.0" is not supported by /opt/cni/bin/bridge`,
 			advises: `write cniVersion "1.1.0", which all plugins of the list support, or install newer plugins`,
@@ -162,8 +165,8 @@ func faults() []fault {
 			make: edit(`/24"`, `/24", "rangeStart": "10.88.0.2", "rangeEnd": "10.88.0.11"`) + `
 			  cd /var/lib/cni/networks/pods; for i in 3 4 5 6 7 8 9 10; do cp 10.88.0.2 10.88.0.$i; done`,
 			mend: "cp /run/good " + listFile + "; cd /var/lib/cni/networks/pods; rm 10.88.0.[3-9] 10.88.0.10"},
-		{id: "overlapping-ranges", says: `10.88.0.128/25 overlaps a range of`,
-			advises: "use a different subnet for each network: two containers get the same address",
+		{id: "overlapping-ranges", says: `10.88.0.128/25 overlaps 10.88.0.0/24 of network "pods" in /etc/cni`,
+			advises: "use different subnets: otherwise two containers get the same address",
 			make:    second("more", "10.88.0.128/25"), mend: remove},
 		{id: "overlapping-route", says: `on "up0", which overlaps 10.88.0.0/24`,
 			advises: "use another subnet for the network: packets to its containers go elsewhere",
@@ -269,7 +272,7 @@ func faults() []fault {
 			mend: `iptables -t nat -F CNI-HOSTPORT-DNAT; iptables -t nat -F CNI-DN-0123456789abcdef01234
 			  iptables -t nat -X CNI-DN-0123456789abcdef01234`, need: []string{"iptables"}},
 		{thread: "firewalld/firewalld#779", id: "firewalld", severity: "warning",
-			says: "firewalld runs, and the list has no plugin firewall, which would put the "+
+			says: "firewalld runs, and the list has no plugin firewall, which would put the " +
 				"containers into its trusted zone",
 			make: "nft add table inet firewalld; nft add chain inet firewalld filter_FORWARD; " +
 				edit(`, *$`, ",") + "; " + edit(`  {"type": "firewall"}`, `  {"type": "tuning"}`), mend: restore},
@@ -327,6 +330,15 @@ func faults() []fault {
 			advises: "hawser install --to /opt/cni/bin replaces them; hawser uninstall --to /opt/cni/bin removes " +
 				"Hawser",
 			make: `mkdir /run/bin; cp /opt/cni/bin/* TOOL /run/bin/; mount --bind /run/bin /opt/cni/bin`,
+			mend: "umount /opt/cni/bin"},
+		{id: "not-replaced", severity: "warning",
+			says: "Hawser is installed in /opt/cni/bin, but bridge, firewall, host-local, portmap are other " +
+				"programs",
+			advises: "hawser install --force --to /opt/cni/bin replaces them; hawser uninstall --to /opt/cni/bin",
+			make: `mkdir /run/all /run/bin; mount --bind /opt/cni/bin /run/all; cp TOOL /run/bin/
+			  for plugin in bridge portmap firewall host-local; do
+			    printf '#!/bin/sh\nexec /run/all/'$plugin >/run/bin/$plugin; chmod 755 /run/bin/$plugin
+			  done; mount --bind /run/bin /opt/cni/bin`,
 			mend: "umount /opt/cni/bin"},
 		{thread: "containers/podman#3842", id: "drift", says: "of pod shop/web-0", only: "reference",
 			make: "iptables-save >/run/rules; iptables -t nat -F", mend: "iptables-restore </run/rules"},
@@ -448,6 +460,7 @@ func (f fault) breaks(plugins string) {
 		f.severity = "error"
 	}
 	lines := strings.Split(m.hawser("doctor").Stdout, "\n")
+	AddReportEntry("doctor's first line", lines[0], ReportEntryVisibilityNever)
 	Expect(lines[0]).To(And(HavePrefix(f.severity+" "+f.id+": "), ContainSubstring(f.says)))
 	Expect(lines[1]).To(And(MatchRegexp("^    [a-z]"), ContainSubstring(f.advises),
 		Not(MatchRegexp(`%|\b(NAME|DIR|FILE|MAC|SETTING)\b`))))

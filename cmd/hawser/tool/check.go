@@ -117,20 +117,42 @@ func (c *checker) file(file string) error {
 		s.report(broken, p.Key, p.Reason, "correct the file: no runtime can use the list")
 		return nil
 	}
-	if other := c.files[list.Name]; other != "" {
-		s.report(doubtful, "name", fmt.Sprintf("%q is also the name of the network in %s", list.Name, other),
-			"rename or remove one of them: runtimes differ in which one they use")
-	}
-	c.files[list.Name] = file
+	s.unique(list.Name)
 	s.list(list)
 	return nil
 }
 
-// list checks a list.
-func (s location) list(list node.List) {
+// unique reports a name that an earlier list has.
+func (s location) unique(name string) {
+	if other := s.files[name]; other != "" {
+		s.report(doubtful, "name", fmt.Sprintf("%q is also the name of the network in %s", name, other),
+			"rename or remove one of them: runtimes differ in which one they use")
+	}
+	s.files[name] = s.file
+}
+
+// shape reports a list that no runtime can use: it has no plugin, no valid name, or an entry without a type.
+func (s location) shape(list node.List) {
 	if len(list.Plugins) == 0 {
 		s.report(broken, "plugins", "has no plugin, and the file has no type: it is not a network list",
 			"write a list of plugins, or move the file to another directory")
+		return
+	}
+	if !cni.ValidName(list.Name) {
+		s.report(broken, "name", fmt.Sprintf("%q is not a valid network name", list.Name),
+			"start with a letter or digit and continue with letters, digits, '_', '.' and '-'")
+	}
+	for _, e := range list.Plugins {
+		if !cni.ValidType(e.Type) {
+			s.locate(e).noType(e)
+		}
+	}
+}
+
+// list checks a list.
+func (s location) list(list node.List) {
+	s.shape(list)
+	if len(list.Plugins) == 0 {
 		return
 	}
 	var versions []string
@@ -139,10 +161,6 @@ func (s location) list(list node.List) {
 		s.report(doubtful, fmt.Sprintf("cniVersions[%d]", i),
 			fmt.Sprintf("Hawser's plugins do not know version %q", versions[i]),
 			"use versions of "+strings.Join(cni.Versions(), ", "))
-	}
-	if !cni.ValidName(list.Name) {
-		s.report(broken, "name", fmt.Sprintf("%q is not a valid network name", list.Name),
-			"start with a letter or digit and continue with letters, digits, '_', '.' and '-'")
 	}
 	booleans := []string{"disableCheck", "disableGC", "loadOnlyInlinedPlugins"}
 	known := append(booleans, "name", "cniVersion", "cniVersions", "plugins")
@@ -159,7 +177,6 @@ func (s location) list(list node.List) {
 	}
 	for i, e := range list.Plugins {
 		if !cni.ValidType(e.Type) {
-			s.locate(e).noType(e)
 			continue
 		}
 		s.entry(list, i)
@@ -186,8 +203,10 @@ func (s location) entry(list node.List, i int) {
 			s.locate(e).report(broken, plugin[0], err.Error(), howToInstall(s.Node, plugin[1])+", or correct the name")
 		} else if dir := installedDir(s.Node); dir != "" && s.IsReference(file) {
 			s.locate(e).report(doubtful, plugin[0],
-				file+" is a plugin of the reference, although Hawser is installed in "+dir,
-				fmt.Sprintf(kindByID("not-replaced").Advice, dir))
+				file+" is a plugin of the reference, although Hawser is installed in "+dir, howToReplace("", dir))
+		} else if dir != "" && p.Name == plugin[1] && !s.IsOurs(file) {
+			s.locate(e).report(doubtful, plugin[0], file+" is another program, although Hawser is installed in "+dir,
+				howToReplace(" --force", dir))
 		}
 		if !isOurs || !s.HasPlugin(e.Type) { // other plugins may complete ipam before they call it
 			continue

@@ -41,7 +41,7 @@ const (
 const ownersAdvice = "hawser ls %s lists the owners; release stale leases (hawser gc --yes), or add a range"
 
 // kinds are in the order in which doctor prints findings: the most severe and most frequent ones first. advise replaces
-// the verbs of an advice.
+// the verbs of an advice. The checker of lists has the advice of a kind without one.
 var kinds = []findingKind{
 	{"missing-plugin", broken, "%s, or remove it from the list; without it DEL fails"},
 	{"bad-file", broken, "correct the file; hawser check names the key"},
@@ -49,11 +49,11 @@ var kinds = []findingKind{
 	{"no-subnet", broken, "find out why flanneld is not running or has no subnet (its log; podCIDR of the node)"},
 	{"unknown-version", broken, "install newer plugins: no version is supported by all plugins of the list"},
 	{"refused-list", broken, "correct the value; hawser check %s lists all refused values"},
-	{"list-conflict", broken, ""}, // checker has the advice
+	{"list-conflict", broken, ""},
 	{"ipv6-disabled", broken, "sysctl -w %s, also in /etc/sysctl.d, or remove the IPv6 range"},
 	{"not-ready", broken, "remove the cause that the message names: each ADD fails"},
 	{"full-range", broken, ownersAdvice},
-	{"overlapping-ranges", broken, "use a different subnet for each network: two containers get the same address"},
+	{"overlapping-ranges", broken, ""},
 	{"overlapping-route", broken, "use another subnet for the network: packets to its containers go elsewhere"},
 	{"lost-lease", broken, "replace these containers: another container may get the same address"},
 	{"forwarding-off", broken, "sysctl -w %s=1, and remove what sets it to 0, such as a file in /etc/sysctl.d"},
@@ -65,7 +65,7 @@ var kinds = []findingKind{
 	{"orphan-lease", doubtful, "hawser ls --orphans gives the reason; hawser gc --yes removes it"},
 	{"leftover", doubtful, "hawser ls --orphans gives the reason; hawser gc --yes removes it"},
 	{"nearly-full-range", doubtful, ownersAdvice},
-	{"name-twice", doubtful, "rename or remove one of them: runtimes differ in which one they use"},
+	{"name-twice", doubtful, ""},
 	{"covered-route", doubtful, "use another subnet for the network if hosts behind that route are needed"},
 	{"vlan-uplink", doubtful, "bridge vlan add dev %s vid %d"},
 	{"other-default-route", doubtful, "remove the default route from the list of %q, or raise its priority (metric)"},
@@ -75,7 +75,7 @@ var kinds = []findingKind{
 	{"ipvs", doubtful, "remove backend from portmap's entry: with kube-proxy's ipvs, portmap then uses iptables"},
 	{"refused-later", doubtful, "correct the value before you install Hawser; hawser check %s lists all such values"},
 	{"mixed-plugins", doubtful, "install all plugins from one place: hawser install --to %s"},
-	{"not-replaced", doubtful, "hawser install --to %[1]s replaces them; hawser uninstall --to %[1]s removes Hawser"},
+	{"not-replaced", doubtful, "hawser install%s --to %s replaces them; hawser uninstall --to %[2]s removes Hawser"},
 	{"unguarded-loopback", doubtful, "install Hawser's portmap, or drop packets to 127.0.0.0/8 (CVE-2020-8558)"},
 }
 
@@ -170,7 +170,7 @@ func (f *facts) addAll(id, format string, names []string) {
 // the findings of drifts.
 func (f *facts) findings() []*finding {
 	for _, find := range []func(*facts){
-		missingPlugins, badLists, noSubnets, unknownVersions, refusedLists, conflicts, fullRanges, overlaps, lostLeases,
+		missingPlugins, badLists, noSubnets, unknownVersions, refusedLists, fullRanges, overlaps, lostLeases,
 		forwardingOff, ipv6Disabled, notReady, vlanUplinks, otherDefaults, otherDirectories, orphans, drifts,
 		dropPolicies, dropRules, missingModules, changedMACs, guards, otherSoftware, mixedPlugins,
 	} {

@@ -364,13 +364,17 @@ func notReplaced(f *facts) {
 	}
 	if names != nil && dir != "" {
 		f.add("not-replaced", "Hawser is installed in %s, but lists use the reference's %s (%s)", dir,
-			strings.Join(names, ", "), version).advise(dir)
+			strings.Join(names, ", "), version).advise("", dir)
 	}
 	if others != nil && dir != "" {
-		f.add("not-replaced", "Hawser is installed in %s, but %s are other programs", dir, strings.Join(others, ", ")).
-			Advice = fmt.Sprintf("hawser install --force --to %[1]s replaces them; hawser uninstall --to %[1]s "+
-			"removes Hawser", dir)
+		f.add("not-replaced", "Hawser is installed in %s, but %s are other programs", dir,
+			strings.Join(others, ", ")).advise(" --force", dir)
 	}
+}
+
+// howToReplace returns advice for other programs in the place of Hawser's plugins. option is one of install.
+func howToReplace(option, dir string) string {
+	return fmt.Sprintf(kindByID("not-replaced").Advice, option, dir)
 }
 
 // installedDir returns the first directory of the node's plugin path that contains Hawser's tool, or "".

@@ -52,7 +52,8 @@ func howToInstall(n node.Node, plugin string) string {
 	return "install it with its own project's installer, because Hawser does not have it"
 }
 
-// badLists finds lists that no runtime can use, and names that several lists have.
+// badLists finds lists that no runtime can use, names and ranges that several lists have, and entries of a list that
+// are valid individually, but together make ADD fail or have no effect.
 func badLists(f *facts) {
 	for _, err := range f.damaged {
 		said := f.add("bad-file", "%v", err)
@@ -63,25 +64,31 @@ func badLists(f *facts) {
 	if len(f.lists) == 0 && len(f.problems) == 0 {
 		f.add("no-list", "no usable network list in %s", f.ConfDir)
 	}
-	files := map[string]string{}
+	c := &checker{Node: f.Node, files: map[string]string{}}
 	for _, list := range f.lists {
-		noType := func(e node.Entry) bool { return !cni.ValidType(e.Type) }
-		switch {
-		case !cni.ValidName(list.Name):
-			f.add("bad-file", "%s: name %q does not consist of letters, digits, dots, dashes and underscores",
-				list.File, list.Name)
-		case len(list.Plugins) == 0:
-			f.add("bad-file", "%s: the list has no entry", titleOf(list))
-		case slices.ContainsFunc(list.Plugins, noType):
-			c := &checker{}
-			e := list.Plugins[slices.IndexFunc(list.Plugins, noType)]
-			c.locate(e).noType(e)
-			f.add("bad-file", "%s: %s %s", titleOf(list), c.found[0].Key, c.found[0].What).Advice = c.found[0].Advice
-		case files[list.Name] != "":
-			f.add("name-twice", "%s: %s has the same name", titleOf(list), files[list.Name])
+		s := location{c, list.File, ""}
+		s.shape(list)
+		f.addChecked("bad-file", list, c)
+		s.unique(list.Name)
+		f.addChecked("name-twice", list, c)
+		for _, e := range list.Plugins {
+			s.locate(e).overlaps(list.Name, e)
 		}
-		files[list.Name] = list.File
+		f.addChecked("overlapping-ranges", list, c)
+		if len(list.Plugins) > 0 {
+			s.combination(list)
+		}
+		f.addChecked("list-conflict", list, c)
 	}
+}
+
+// addChecked adds what the checker has found in a list.
+func (f *facts) addChecked(id string, list node.List, c *checker) {
+	for _, p := range c.found {
+		said := f.add(id, "%s: %s %s", titleOf(list), p.Key, p.What)
+		said.Severity, said.Advice = p.Severity, p.Advice
+	}
+	c.found = nil
 }
 
 // noSubnets finds missing subnet files of flannel. Without such a file, each ADD fails.
@@ -143,21 +150,6 @@ func refusedLists(f *facts) {
 	}
 }
 
-// conflicts finds entries of a list that are valid individually, but together make ADD fail or have no effect.
-func conflicts(f *facts) {
-	for _, list := range f.lists {
-		if len(list.Plugins) == 0 {
-			continue
-		}
-		c := &checker{Node: f.Node}
-		location{c, list.File, ""}.combination(list)
-		for _, p := range c.found {
-			said := f.add("list-conflict", "%s: %s %s", titleOf(list), p.Key, p.What)
-			said.Severity, said.Advice = p.Severity, p.Advice
-		}
-	}
-}
-
 // fullRanges finds range sets of which at least nine tenths are leased.
 func fullRanges(f *facts) {
 	for _, list := range f.lists {
@@ -188,18 +180,10 @@ func subnetsOf(set ranges.Set) string {
 	return strings.Join(slices.Compact(names), " ")
 }
 
-// overlaps finds ranges that two networks share, and ranges that the host routes elsewhere.
+// overlaps finds ranges that the host routes elsewhere.
 func overlaps(f *facts) {
-	all := make([]ranges.Set, len(f.lists))
-	for i, list := range f.lists {
-		all[i] = slices.Concat(list.RangeSets()...)
-		for _, r := range all[i] {
-			for k, other := range f.lists[:i] {
-				if other.Name != list.Name && slices.ContainsFunc(all[k], r.Overlaps) {
-					f.add("overlapping-ranges", "%s: %s overlaps a range of %s", titleOf(list), r.Subnet,
-						titleOf(other))
-				}
-			}
+	for _, list := range f.lists {
+		for _, r := range slices.Concat(list.RangeSets()...) {
 			f.routedElsewhere(list, r)
 		}
 	}
