@@ -92,7 +92,7 @@ esac
 	router.Start(nstest.Program{Path: "dnsmasq", Args: []string{"--no-daemon", "--conf-file=/dev/null", "--port=0",
 		"--interface=d0p", "--bind-interfaces", "--user=root", "--group=root", "--pid-file=", "--log-dhcp",
 		"--log-facility=" + w.Dir + "/leases.log", "--no-ping", "--dhcp-leasefile=" + w.Dir + "/leases",
-		"--dhcp-range=10.0.0.50,10.0.0.59,2m", "--dhcp-option=3,10.0.0.1", "--dhcp-authoritative"}})
+		"--dhcp-range=10.0.0.50,10.0.0.59,1h", "--dhcp-option=3,10.0.0.1", "--dhcp-authoritative"}})
 	w.Start(nstest.Program{Path: "busybox", Args: []string{"udhcpc", "-f", "-i", "d0", "-s", w.Dir + "/udhcpc.sh",
 		"-p", w.Dir + "/udhcpc.pid", "-t", "10", "-T", "1"}})
 	return w, router
@@ -186,7 +186,7 @@ var _ = Describe("useInterfaceNetwork", Label("device-network"), func() {
 		inside := nstest.NewNetns()
 		a := attached(w, uses())
 		end(w, a)
-		Eventually(func() []string { return strings.Split(l3(w.Host), "\n") }, 5*time.Second).Should(
+		Eventually(func() []string { return strings.Split(l3(w.Host), "\n") }).Should(
 			ConsistOf(strings.Split(before, "\n")))
 		Expect(l3(a.Host)).To(Equal(l3(inside)))
 		Expect(links(w)).To(ContainSubstring("d0"))
@@ -231,7 +231,7 @@ var _ = Describe("useInterfaceNetwork", Label("device-network"), func() {
 		pod := w.Up(NewPod("one"), list)
 		w.Must("CHECK", pod, list)
 		w.Must("DEL", pod, list)
-		Eventually(func() []string { return strings.Split(l3(w.Host), "\n") }, 5*time.Second).Should(
+		Eventually(func() []string { return strings.Split(l3(w.Host), "\n") }).Should(
 			ConsistOf(strings.Split(before, "\n")))
 	},
 		Entry("sbr", Step{Plugin: "sbr"}),
@@ -248,7 +248,7 @@ var _ = Describe("useInterfaceNetwork", Label("device-network"), func() {
 			w.Succeeds(a.As("CHECK"))
 			w.Succeeds(a.As("DEL"))
 		}
-		Eventually(func() []string { return strings.Split(l3(w.Host), "\n") }, 5*time.Second).Should(
+		Eventually(func() []string { return strings.Split(l3(w.Host), "\n") }).Should(
 			ConsistOf(strings.Split(before, "\n")))
 	})
 
@@ -257,7 +257,7 @@ var _ = Describe("useInterfaceNetwork", Label("device-network"), func() {
 		IP(w.Host, "addr add 10.0.0.5/24 dev d0")
 		IP(w.Host, "addr add 2001:db8::5/64 nodad valid_lft 2 preferred_lft 2 dev d0")
 		a := attached(w, uses())
-		Eventually(func() string { return IP(a.Host, "addr show net1") }, 5*time.Second).ShouldNot(
+		Eventually(func() string { return IP(a.Host, "addr show net1") }).ShouldNot(
 			ContainSubstring("2001:db8::5"))
 		w.Succeeds(a.As("DEL"))
 		Expect(Show(w.Host, "d0").Addrs()).To(And(ContainElement("10.0.0.5/24"), Not(ContainElement(
@@ -279,7 +279,7 @@ var _ = Describe("useInterfaceNetwork", Label("device-network"), func() {
 		}
 		w.Succeeds(a.As("DEL"))
 		Expect(Show(w.Host, "d0").Flags).To(ContainElement("UP"))
-		Eventually(func() []string { return strings.Split(l3(w.Host), "\n") }, 5*time.Second).Should(
+		Eventually(func() []string { return strings.Split(l3(w.Host), "\n") }).Should(
 			ConsistOf(strings.Split(before, "\n")))
 	},
 		Entry("and restores what is missing", true),
@@ -363,14 +363,14 @@ var _ = Describe("useInterfaceNetwork", Label("device-network"), func() {
 				}
 			}
 		}()
-		Eventually(func() string { return IP(w.Host, "-6 addr show d0") }, 10*time.Second).Should(
+		Eventually(func() string { return IP(w.Host, "-6 addr show d0") }).Should(
 			ContainSubstring("2001:db8:5:"))
 		a := attached(w, uses())
 		Expect(a.Result.IPs).To(HaveLen(1))
 		Expect(a.Result.IPs[0].Address).To(HavePrefix("2001:db8:5:"))
 		w.Succeeds(a.As("CHECK"))
 		w.Succeeds(a.As("DEL"))
-		Eventually(func() string { return IP(w.Host, "-6 addr show d0") }, 10*time.Second).Should(
+		Eventually(func() string { return IP(w.Host, "-6 addr show d0") }).Should(
 			ContainSubstring("2001:db8:5:"))
 	})
 
@@ -378,7 +378,7 @@ var _ = Describe("useInterfaceNetwork", Label("device-network"), func() {
 		nstest.NeedProgram("radvd", "dnsmasq", "busybox")
 		w, router := newLAN()
 		state := func() string { return IP(w.Host, "addr show d0") + IP(w.Host, "route") }
-		Eventually(state, 20*time.Second).Should(And(MatchRegexp(`inet 10.0.0.5\d/24.* dynamic`),
+		Eventually(state).Should(And(MatchRegexp(`inet 10.0.0.5\d/24.* dynamic`),
 			ContainSubstring("inet6 2001:db8:5:"), ContainSubstring("default via 10.0.0.1 dev d0 proto dhcp")))
 		before := l3(w.Host)
 		for range 2 {
@@ -392,11 +392,11 @@ var _ = Describe("useInterfaceNetwork", Label("device-network"), func() {
 			}
 			w.Succeeds(a.As("CHECK"))
 			w.Succeeds(a.As("DEL"))
-			Eventually(func() string { return l3(w.Host) }, 20*time.Second).Should(Equal(before))
+			Eventually(func() string { return l3(w.Host) }).Should(Equal(before))
 			Expect(IP(w.Host, "-4 addr show d0")).To(MatchRegexp(`valid_lft \d+sec`))
 		}
 		w.Cmd("sh", "-c", "kill -USR1 $(cat "+w.Dir+"/udhcpc.pid)") // renew
-		Eventually(func() string { return router.Cmd("cat", w.Dir+"/leases.log") }, 10*time.Second).Should(
+		Eventually(func() string { return router.Cmd("cat", w.Dir+"/leases.log") }).Should(
 			MatchRegexp(`(?s)DHCPACK.*DHCPACK`))
 		Expect(l3(w.Host)).To(Equal(before))
 	})
