@@ -241,7 +241,7 @@ func (d *demo) expectNothingLeft(before []string) {
 			fmt.Println("   + " + line)
 		}
 	}
-	Eventually(func() []string { return plugintest.Left(d.host) }).Should(BeEmpty())
+	Eventually(func() []string { return plugintest.Leftovers(d.host) }).Should(BeEmpty())
 	title("without that: before and after compared")
 	drop := dropShared
 	if d.hasFirewall() {

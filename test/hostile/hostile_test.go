@@ -243,7 +243,7 @@ var _ = DescribeTable("somebody flushes the rules of all between ADD and the res
 		n.Must("DEL", q, entries)
 		n.Must("DEL", q, entries)
 	}
-	Expect(Left(n.Host)).To(BeEmpty())
+	Expect(Leftovers(n.Host)).To(BeEmpty())
 	Expect(n.Sysctl("net/ipv4/conf/cni0/route_localnet")).To(Equal("0"), "and nothing would guard it")
 },
 	Entry("with nftables: nft flush ruleset", "nftables", "nft flush ruleset", false),

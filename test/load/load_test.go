@@ -421,7 +421,7 @@ var _ = Describe("a node that is upgraded and downgraded", Label("kernel", "upgr
 		}
 		AddReportEntry("mixed", fmt.Sprintf("seed %d: %v", GinkgoRandomSeed(), m.counts))
 		records := MatchRegexp(`^/run/hawser/.*\.json$`)
-		Expect(Left(m.Host)).NotTo(ContainElement(Not(records)))
+		Expect(Leftovers(m.Host)).NotTo(ContainElement(Not(records)))
 		// The reference's DEL does not know what else we keep; our GC ends it. route_localnet stays
 		// as the reference has set it, and nothing of ours holds on to it.
 		m.Other = nil

@@ -137,7 +137,7 @@ func confList(name string, list List) *network {
 // rest is all that containers could have left.
 func (l *long) rest() string {
 	GinkgoHelper()
-	return l.Snapshot() + strings.Join(Left(l.Host), "\n") + l.Cmd("ls", cache+"/results")
+	return l.Snapshot() + strings.Join(Leftovers(l.Host), "\n") + l.Cmd("ls", cache+"/results")
 }
 
 // run has the runtimes bring up and take away containers until there were so many, with a GC after each thousand,

@@ -221,13 +221,13 @@ func (w Traffic) ExpectDropped(pod Pod) {
 // ExpectNothingLeft looks for anything of a pod: links, leases, rules, records.
 func ExpectNothingLeft(host *nstest.Host) {
 	ginkgo.GinkgoHelper()
-	gomega.Expect(plugintest.Left(host)).To(gomega.BeEmpty())
+	gomega.Expect(plugintest.Leftovers(host)).To(gomega.BeEmpty())
 }
 
 // ExpectGone does so but for our records, which the reference does not know.
 func ExpectGone(host *nstest.Host) {
 	ginkgo.GinkgoHelper()
-	gomega.Expect(slices.DeleteFunc(plugintest.Left(host), func(line string) bool {
+	gomega.Expect(slices.DeleteFunc(plugintest.Leftovers(host), func(line string) bool {
 		return strings.HasPrefix(line, "/run/")
 	})).To(gomega.BeEmpty())
 }

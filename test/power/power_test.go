@@ -68,7 +68,7 @@ var _ = It("the same pods come up, each with an address, and no two with one", L
 	}
 	n.work(func(_ *rand.Rand, p *pod) { n.take(p) })
 	Expect(n.look(true)).To(Equal("0 leases, 0 backups"))
-	Expect(Left(n.Host)).To(BeEmpty())
+	Expect(Leftovers(n.Host)).To(BeEmpty())
 })
 
 // node is the host. Its disk is what it was before the boot.

@@ -96,7 +96,7 @@ func (f Fixture) behaves() {
 	Describe("ADD", func() { f.life().dns() })
 	Describe("DEL", func() {
 		l := f.life()
-		l.delForms()
+		l.delVariants()
 		l.delAlways()
 		l.delOthers()
 		l.delOne()
@@ -251,8 +251,8 @@ func without(keys ...string) func(*Call) {
 	}
 }
 
-// Saying returns a change of a configuration's keys; the value nil removes a key.
-func Saying(keys Object) func(*Call) {
+// WithKeys returns a change of a configuration's keys; the value nil removes a key.
+func WithKeys(keys Object) func(*Call) {
 	return func(c *Call) { c.Conf = Merge(c.Conf.(Object), keys) }
 }
 
@@ -266,23 +266,23 @@ func both(changes ...func(*Call)) func(*Call) {
 
 func at(path string) func(*Call) { return func(c *Call) { c.Netns = path } }
 
-// Inside returns a function that runs ip(8) in the container.
-func Inside(commands ...string) func(*World, Attached) {
+// ContainerIP returns a function that runs ip(8) in the container.
+func ContainerIP(commands ...string) func(*World, Attached) {
 	return func(_ *World, a Attached) {
 		a.IP(commands...)
 	}
 }
 
-// Powerless runs the built plugin without the right to change a link.
-func (w *World) Powerless(c Call) Answer {
+// ExecUnprivileged runs the built plugin without the right to change a link.
+func (w *World) ExecUnprivileged(c Call) Answer {
 	GinkgoHelper()
 	nstest.NeedProgram("setpriv")
 	p := c.Program(w, "setpriv", "--bounding-set", "-all", "--inh-caps", "-all", nstest.Build(w.Plugin.Name))
 	return Ran(w.Run(p))
 }
 
-// Owned creates a table that only the nft process that created it may change.
-func (w *World) Owned(table string) {
+// LockTable creates a table that only the nft process that created it may change.
+func (w *World) LockTable(table string) {
 	GinkgoHelper()
 	// One process, so that killing it ends everything.
 	script := `mkfifo "$0/in"; exec 3<>"$0/in"; echo "add table $1 { flags owner; }" >&3; exec nft -i <&3`

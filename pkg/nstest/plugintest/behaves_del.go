@@ -21,10 +21,10 @@ import (
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
-// forms returns the variants of DEL: the information that the call has, and what happened to the attachment before.
-func (l *life) forms() map[string]DelVariant {
-	prev := func(v any) DelVariant { return DelVariant{Call: Saying(Object{"prevResult": v})} }
-	forms := map[string]DelVariant{
+// variants returns the variants of DEL: the information that the call has, and what happened to the attachment before.
+func (l *life) variants() map[string]DelVariant {
+	prev := func(v any) DelVariant { return DelVariant{Call: WithKeys(Object{"prevResult": v})} }
+	variants := map[string]DelVariant{
 		"with all that a runtime knows":                 {},
 		"without prevResult":                            {Call: without("prevResult")},
 		"with prevResult null":                          prev(json.RawMessage("null")),
@@ -37,18 +37,19 @@ func (l *life) forms() map[string]DelVariant {
 		"with a path to no namespace":                   {Call: at("/proc/version")},
 		"with a path to another kind of namespace":      {Call: at("/proc/self/ns/mnt")},
 		"with the path of the host's own namespace":     {Call: at("/proc/thread-self/ns/net")},
-		"with keys that have invalid values":            {Call: Saying(l.f.InvalidKeys)},
-		"with keys that contradict ADD's":               {Call: Saying(l.f.ContraryKeys)},
+		"with keys that have invalid values":            {Call: WithKeys(l.f.InvalidKeys)},
+		"with keys that contradict ADD's":               {Call: WithKeys(l.f.ContraryKeys)},
 		"with CNI_ARGS that make no sense":              {Call: func(c *Call) { c.Args = "MAC=zz;nonsense" }},
 		"when the namespace is gone":                    {Before: func(_ *World, a Attached) { a.Unpin() }},
-		"when the interface is gone":                    {Before: Inside("link del eth0")},
+		"when the interface is gone":                    {Before: ContainerIP("link del eth0")},
 		"when the interface is renamed": {
-			Before: Inside("link set eth0 down", "link set eth0 name moved")},
-		"when the container took another MAC address": {Before: Inside("link set eth0 address 02:00:00:00:00:77")},
-		"when the container took other addresses": {Before: Inside("addr flush dev eth0",
+			Before: ContainerIP("link set eth0 down", "link set eth0 name moved")},
+		"when the container took another MAC address": {Before: ContainerIP("link set eth0 address 02:00:00:00:00:77")},
+		"when the container took other addresses": {Before: ContainerIP("addr flush dev eth0",
 			"addr add 10.1.0.77/24 dev eth0")},
 		"when the interface is renamed and another has it": {
-			Before: Inside("link set eth0 down", "link set eth0 name moved", "link add eth0 type veth peer name x"),
+			Before: ContainerIP("link set eth0 down", "link set eth0 name moved",
+				"link add eth0 type veth peer name x"),
 			Leaves: []string{"eth0", "x"}},
 		"with a prevResult whose indexes make no sense": prev(Object{"cniVersion": "1.0.0",
 			"ips": []Object{{"address": "10.1.0.3/24", "interface": 7},
@@ -56,10 +57,10 @@ func (l *life) forms() map[string]DelVariant {
 	}
 	for where, loses := range Elsewhere() {
 		before := func(_ *World, a Attached) { loses(a.Host) }
-		forms["when "+where] = DelVariant{Call: at("/run/netns/gone"), Before: before}
+		variants["when "+where] = DelVariant{Call: at("/run/netns/gone"), Before: before}
 	}
-	maps.Copy(forms, l.f.DelVariants)
-	return forms
+	maps.Copy(variants, l.f.DelVariants)
+	return variants
 }
 
 // Elsewhere returns the ways in which a namespace stays alive without its path. Path then refers to it. Before Linux
@@ -113,11 +114,11 @@ func PathsElsewhere() (entries []TableEntry) {
 	return entries
 }
 
-func (l *life) delForms() {
+func (l *life) delVariants() {
 	l.alive()
-	forms := l.forms()
-	for _, name := range slices.Sorted(maps.Keys(forms)) {
-		f := forms[name]
+	variants := l.variants()
+	for _, name := range slices.Sorted(maps.Keys(variants)) {
+		f := variants[name]
 		It("leaves nothing behind "+name, Label("del"), func() {
 			a := l.attach("one", 3)
 			if f.Before != nil {
@@ -174,7 +175,7 @@ func (l *life) delAlways() {
 	It("needs no program but the delegate", Label("del"), func() {
 		c := l.attach("one", 3).As("DEL")
 		ipam := Object{"ipam": Object{"type": "host-local", "subnet": "10.1.0.0/24"}}
-		both(at(""), without("prevResult"), Saying(ipam))(&c)
+		both(at(""), without("prevResult"), WithKeys(ipam))(&c)
 		c.Path = strings.TrimSuffix(nstest.Build("host-local"), "/host-local")
 		program := c.Program(l.World, nstest.Build(l.Plugin.Name))
 		program.Env = append(program.Env, "PATH=")
@@ -294,7 +295,7 @@ func (l *life) delIPAM() {
 	) {
 		a := l.attach("one", 3, Object{"ipam": Object{"type": ipam}})
 		l.Calls()
-		Expect(l.Powerless(a.As("DEL")).Failed(cni.CodeInternal)).To(
+		Expect(l.ExecUnprivileged(a.As("DEL")).Failed(cni.CodeInternal)).To(
 			And(ContainSubstring("not asked to release"), ContainSubstring(l.hostEnd(a))))
 		Expect(l.Calls()).To(BeEmpty())
 		l.Succeeds(a.As("DEL"))
@@ -363,11 +364,12 @@ func early() map[string]Failure {
 		"CNI_NETNS is no namespace": {Change: at("/proc/version"), Code: cni.CodeEnvironment, Message: "CNI_NETNS"},
 		"CNI_NETNS is the host's": {Change: at("/proc/thread-self/ns/net"), Code: cni.CodeEnvironment,
 			Message: "CNI_NETNS"},
-		"the configuration is bad": {Change: Saying(Object{"mtu": 5}), Code: cni.CodeConfig, Message: "mtu: 5"},
-		"IPAM's name is a path": {Change: Saying(Object{"ipam": Object{"type": "../fake"}}), Code: cni.CodeConfig,
+		"the configuration is bad": {Change: WithKeys(Object{"mtu": 5}), Code: cni.CodeConfig, Message: "mtu: 5"},
+		"IPAM's name is a path": {Change: WithKeys(Object{"ipam": Object{"type": "../fake"}}), Code: cni.CodeConfig,
 			Message: `"../fake"`},
-		"the IPAM plugin is not there": {Change: Saying(Object{"ipam": Object{"type": "nowhere"}, "bridge": "unmade"}),
-			Code: cni.CodeEnvironment, Message: `no plugin "nowhere"`},
+		"the IPAM plugin is not there": {
+			Change: WithKeys(Object{"ipam": Object{"type": "nowhere"}, "bridge": "unmade"}),
+			Code:   cni.CodeEnvironment, Message: `no plugin "nowhere"`},
 		"the interface is there": {
 			Prepare: func(_ *World, cont *nstest.Host) { IP(cont, "link add eth0 type veth peer name x") },
 			Code:    cni.CodeExists, Message: `"eth0"`},
@@ -413,7 +415,7 @@ func late() map[string]Failure {
 		"IPAM refuses, with its code": end(Refusal, 11, "later\npool"),
 		"the masquerade's table is another's": {Prepare: func(w *World, _ *nstest.Host) {
 			w.Cmd("nft", "delete", "table", "inet", "hawser")
-			w.Owned("inet hawser")
+			w.LockTable("inet hawser")
 		}, Code: cni.CodeInternal, Message: "not permitted", IPAMAdded: true, NeedsPair: true},
 		"IPAM hangs until the call's deadline": hanging(),
 		"IPAM refuses, and its DEL too": {Prepare: func(w *World, _ *nstest.Host) {

@@ -109,7 +109,8 @@ func (l *life) check() {
 			Expect(l.Fails(c, code)).To(ContainSubstring(says))
 		}
 		fails(without("prevResult"), cni.CodeConfig, "prevResult")
-		fails(Saying(Object{"prevResult": Object{"cniVersion": "1.0.0", "ips": []Object{{"address": "10.1.0.2/24"}}}}),
+		addresses := Object{"cniVersion": "1.0.0", "ips": []Object{{"address": "10.1.0.2/24"}}}
+		fails(WithKeys(Object{"prevResult": addresses}),
 			cni.CodeDrift, `prevResult: has no interface "eth0"`)
 		fails(at("/run/netns/gone"), cni.CodeEnvironment, "CNI_NETNS")
 	})
@@ -230,7 +231,7 @@ func (l *life) gcMore() {
 	It("does not ask IPAM while an interface cannot be deleted", func() {
 		a := l.attach("one", 2)
 		l.Calls()
-		Expect(l.Powerless(l.valid([]Object{})).Failed(cni.CodeInternal)).To(ContainSubstring(l.hostEnd(a)))
+		Expect(l.ExecUnprivileged(l.valid([]Object{})).Failed(cni.CodeInternal)).To(ContainSubstring(l.hostEnd(a)))
 		Expect(l.Calls()).To(BeEmpty())
 		l.Succeeds(l.valid([]Object{}))
 		Expect(l.Calls()).To(Equal([]string{"GC one eth0"}))
@@ -280,7 +281,7 @@ func (l *life) status() {
 		Expect(l.Fails(call(Object{"ipMasqBackend": backend, "macspoofchk": nil}), cni.CodeUnavailable)).To(
 			And(ContainSubstring("ipMasq"), ContainSubstring(says)))
 	},
-		Entry("the table is another's", func() { l.Owned("inet hawser") }, "nftables", "not permitted"),
+		Entry("the table is another's", func() { l.LockTable("inet hawser") }, "nftables", "not permitted"),
 		Entry("no lock for nftables", func() { l.Cmd("mount", "-o", "remount,bind,ro", "/run") }, "nftables",
 			"write in /run: read-only file system"),
 		Entry("no lock for iptables", func() { l.Cmd("mount", "-o", "remount,bind,ro", "/run") }, "iptables",
@@ -314,21 +315,21 @@ func (l *life) reference(ref nstest.Reference) {
 }
 
 func (l *life) removed(attach func(id string, n int) Attached) {
-	forms := map[string]DelVariant{
+	variants := map[string]DelVariant{
 		"with prevResult":            {},
 		"without prevResult":         {Call: without("prevResult")},
 		"without CNI_NETNS":          {Call: at("")},
 		"when the namespace is gone": {Before: func(_ *World, a Attached) { a.Unpin() }},
 		"when the namespace is gone, without prevResult": {Before: func(_ *World, a Attached) { a.Unpin() },
 			Call: without("prevResult")},
-		"when the interface is renamed": {Before: Inside("link set eth0 down", "link set eth0 name moved")},
+		"when the interface is renamed": {Before: ContainerIP("link set eth0 down", "link set eth0 name moved")},
 	}
 	if l.f.NoHostEnd { // nothing but its name tells what the reference made
-		delete(forms, "without CNI_NETNS")
-		delete(forms, "when the interface is renamed")
+		delete(variants, "without CNI_NETNS")
+		delete(variants, "when the interface is renamed")
 	}
-	for _, name := range slices.Sorted(maps.Keys(forms)) {
-		f := forms[name]
+	for _, name := range slices.Sorted(maps.Keys(variants)) {
+		f := variants[name]
 		It("is removed by DEL, and nothing else is, "+name, Label("reference-left"), func() {
 			state := func() string { return l.Snapshot("links", "addresses", "routes", "nftables") }
 			other := attach("other", 2)

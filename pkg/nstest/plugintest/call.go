@@ -155,13 +155,13 @@ func (w *World) Fails(c Call, code uint) string {
 // Failed is Fails for an answer.
 func (a Answer) Failed(code uint) string {
 	ginkgo.GinkgoHelper()
-	got, says := a.Error()
+	got, message := a.Error()
 	gomega.Expect(got).To(gomega.Equal(code), a.Stdout)
-	return says
+	return message
 }
 
 // Error returns the code of the only error object, and its message and details, one line each.
-func (a Answer) Error() (code uint, says string) {
+func (a Answer) Error() (code uint, message string) {
 	ginkgo.GinkgoHelper()
 	var e struct {
 		CNIVersion, Msg, Details string

@@ -301,7 +301,7 @@ func (w *World) end() {
 	for _, d := range w.attached.lists {
 		w.Must("DEL", &d.pod, d.list)
 	}
-	gomega.Eventually(func() []string { return Left(w.Host) }).Should(gomega.BeEmpty(), "left on the host")
+	gomega.Eventually(func() []string { return Leftovers(w.Host) }).Should(gomega.BeEmpty(), "left on the host")
 }
 
 var (
@@ -313,8 +313,8 @@ var (
 		`|/networks/\.hawser/[^/]+$|/last_reserved_ip\.`)
 )
 
-// Left returns the remains of attachments on a host: links, rules, leases, records.
-func Left(h *nstest.Host) (left []string) {
+// Leftovers returns the remains of attachments on a host: links, rules, leases, records.
+func Leftovers(h *nstest.Host) (left []string) {
 	ginkgo.GinkgoHelper()
 	for line := range strings.Lines(h.Snapshot("links", "nftables", "iptables-legacy")) {
 		if ofOne.MatchString(line) {

@@ -48,7 +48,7 @@ var _ = Behaves(Fixture{
 		"the bridge has another address": {Prepare: Lends("10.2.0.3/24"), Code: cni.CodeConflict,
 			Message: "10.1.0.1/24", IPAMAdded: true},
 		"the bridge has the address": {Prepare: Lends("10.1.0.1/24"),
-			Change: Saying(Object{"isGateway": false, "isDefaultGateway": false, "ipMasq": false}),
+			Change: WithKeys(Object{"isGateway": false, "isDefaultGateway": false, "ipMasq": false}),
 			Code:   cni.CodeConflict, Message: "address 10.1.0.1", IPAMAdded: true},
 		"the address is another one's gateway": {Prepare: Lends("10.1.0.7/24 10.1.0.9", "10.1.0.9/24 10.1.0.7"),
 			Code: cni.CodeIPAM, Message: "10.1.0.7/24 both to the container and as a gateway", IPAMAdded: true},
@@ -56,7 +56,7 @@ var _ = Behaves(Fixture{
 			IPAMAdded: true},
 		"macspoofchk's table is another's": {Prepare: func(w *World, _ *nstest.Host) {
 			w.Cmd("nft", "delete", "table", "bridge", "hawser")
-			w.Owned("bridge hawser")
+			w.LockTable("bridge hawser")
 		}, Code: cni.CodeInternal, Message: "not permitted", IPAMAdded: true},
 	},
 	Drifts: map[string]Drift{
@@ -225,7 +225,7 @@ var _ = Describe("STATUS", func() {
 	})
 
 	It("is code 50 where macspoofchk cannot be made", func() {
-		w.Owned("bridge hawser")
+		w.LockTable("bridge hawser")
 		Expect(w.Fails(status(conf(Object{"macspoofchk": true})),
 			cni.CodeUnavailable)).To(ContainSubstring("macspoofchk"))
 		w.Cmd("mount", "-o", "remount,bind,ro", "/run")

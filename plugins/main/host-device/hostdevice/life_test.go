@@ -199,16 +199,16 @@ var _ = Describe("DEL", func() {
 	}
 	forms := map[string]form{
 		"with all that a runtime knows":         {},
-		"without prevResult":                    {call: Saying(Object{"prevResult": nil})},
-		"with a prevResult that cannot be read": {call: Saying(Object{"prevResult": 5})},
+		"without prevResult":                    {call: WithKeys(Object{"prevResult": nil})},
+		"with a prevResult that cannot be read": {call: WithKeys(Object{"prevResult": 5})},
 		"without CNI_NETNS":                     {call: func(c *Call) { c.Netns = "" }},
 		"with a path that leads nowhere":        {call: func(c *Call) { c.Netns = "/run/netns/gone" }},
 		"with a path to no namespace":           {call: func(c *Call) { c.Netns = "/proc/version" }},
 		"with the host's namespace":             {call: func(c *Call) { c.Netns = "/proc/thread-self/ns/net" }},
-		"without a key":                         {call: Saying(Object{"device": nil})},
-		"with keys that make no sense": {call: Saying(Object{"device": "x/y", "hwaddr": 5, "pciBusID": "zz",
+		"without a key":                         {call: WithKeys(Object{"device": nil})},
+		"with keys that make no sense": {call: WithKeys(Object{"device": "x/y", "hwaddr": 5, "pciBusID": "zz",
 			"enabledad": 7})},
-		"with the key of another device":           {call: Saying(Object{"device": "d0p"})},
+		"with the key of another device":           {call: WithKeys(Object{"device": "d0p"})},
 		"when the container renamed it":            {before: []string{"link set net1 down", "link set net1 name eth9"}},
 		"when the container took its name":         {before: []string{"link add d0 type veth peer name x"}},
 		"when the container gave it another alias": {before: []string{"link set net1 alias d0p"}},
@@ -538,7 +538,7 @@ var _ = Describe("CHECK", func() {
 			IP(a.Host, "%s", words)
 		}
 		c := a.As("CHECK")
-		Saying(keys)(&c)
+		WithKeys(keys)(&c)
 		Expect(w.Fails(c, cni.CodeDrift)).To(ContainSubstring(says))
 	},
 		Entry("another device's name", "d9", Object{"device": "d9"}),
@@ -623,7 +623,7 @@ func describeMade(ref nstest.Reference) {
 				a := made(w)
 				w.Succeeds(a.As("CHECK"))
 				c := a.As("DEL")
-				Saying(keys)(&c)
+				WithKeys(keys)(&c)
 				w.Succeeds(c)
 				Expect(Names(w.Host, "")).To(ConsistOf("d0", "d0p"))
 				Expect(Show(w.Host, "d0").Ifalias).To(BeEmpty())
