@@ -26,6 +26,7 @@ var broken = map[string]fault{
 	"version/without-input": {"bridge", `is VERSION && [ -z "$conf" ] && exit 1`},
 	"version/results": {"bridge",
 		`is ADD && edit 'if .cniVersion == "0.3.1" then .cniVersion = "0.3.0" else . end'`},
+	"version/formats":     {"bridge", `is ADD && edit 'if .ip4 then .ips = [] else . end'`},
 	"version/unsupported": {"bridge", `editError '.code = 7'`},
 
 	"error/exit-status":    {"bridge", `plugin; exit 0`},

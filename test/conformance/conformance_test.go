@@ -4,6 +4,7 @@ package conformance_test
 import (
 	"cmp"
 	"encoding/xml"
+	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -65,13 +66,12 @@ func (s suite) run(subject string, more ...string) (exit int, report string) {
 		args = append(args[:len(args)-4], "--list", file)
 	}
 	out, err := exec.Command(nstest.Build("cni-conformance"), append(args, more...)...).CombinedOutput()
-	if _, isExit := err.(*exec.ExitError); err != nil && !isExit { //nolint:errorlint // not wrapped
-		Expect(err).NotTo(HaveOccurred())
+	var failed *exec.ExitError
+	if errors.As(err, &failed) {
+		return failed.ExitCode(), string(out)
 	}
-	if err != nil {
-		exit = err.(*exec.ExitError).ExitCode() //nolint:errorlint,forcetypeassert // as above
-	}
-	return exit, string(out)
+	Expect(err).NotTo(HaveOccurred())
+	return 0, string(out)
 }
 
 var _ = Describe("correct plugins", Label("conformance"), func() {
@@ -120,10 +120,7 @@ func names() []string {
 	GinkgoHelper()
 	out, err := exec.Command(nstest.Build("cni-conformance"), "--cases").Output()
 	Expect(err).NotTo(HaveOccurred())
-	var all []string
-	for _, m := range regexp.MustCompile(`(?m)^\S+`).FindAllString(string(out), -1) {
-		all = append(all, m)
-	}
+	all := regexp.MustCompile(`(?m)^\S+`).FindAllString(string(out), -1)
 	slices.Sort(all)
 	return slices.Compact(all)
 }

@@ -55,9 +55,8 @@ func Verdict(command string, exit int, stdout string) error {
 
 // FormatError checks the types and values of the keys of an ADD result that has the form of a version.
 func FormatError(version string, result map[string]any) error {
-	// Versions before 0.3.0 did not have the key in results.
-	if got := result["cniVersion"]; got != version && (version >= "0.3.0" || got != nil) {
-		return fmt.Errorf("cniVersion is %v, not %q", got, version)
+	if err := sameVersion(version, result); err != nil {
+		return err
 	}
 	if version < "0.3.0" {
 		return oldForm.check("result", result)

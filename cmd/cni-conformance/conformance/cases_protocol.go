@@ -43,18 +43,27 @@ func versionEnvironment(w *world) {
 
 func versionWithoutInput(w *world) { w.version(raw("")) }
 
-func versionResults(w *world) {
+// eachVersion attaches a container with each version that the plugin supports, and checks the result.
+func (w *world) eachVersion(check func(version string, result object) error) {
 	for _, v := range w.Info.Supported {
 		if v < "0.3.0" && w.Info.Kind&Chained != 0 {
 			continue // no version without prevResult has chains
 		}
 		w.Spec = v
 		a := w.attach("v" + strings.ReplaceAll(v, ".", "-"))
-		if err := FormatError(v, a.result); err != nil {
+		if err := check(v, a.result); err != nil {
 			w.fail("the result for version %s: %v", v, err)
 		}
 		w.finish(a)
 	}
+}
+
+// sameVersion checks the version of a result. Results before 0.3.0 did not need it.
+func sameVersion(version string, result object) error {
+	if got := result["cniVersion"]; got != version && (version >= "0.3.0" || got != nil) {
+		return fmt.Errorf("cniVersion is %v, not %q", got, version)
+	}
+	return nil
 }
 
 func versionUnsupported(w *world) {

@@ -19,7 +19,8 @@ type snapshot []string
 // diff returns the lines that only one of the snapshots has.
 func (s snapshot) diff(now snapshot) (lines []string) {
 	for _, line := range s {
-		if !slices.Contains(now, line) {
+		hasFiles := func(l string) bool { return strings.HasPrefix(l, line+"/") } // an empty directory before
+		if !slices.Contains(now, line) && !slices.ContainsFunc(now, hasFiles) {
 			lines = append(lines, "missing: "+line)
 		}
 	}
