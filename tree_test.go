@@ -288,6 +288,19 @@ func TestReferenceVersions(t *testing.T) {
 	}
 }
 
+// TestSuites finds each directory of test/ that has tests in the table of test/README.md.
+func TestSuites(t *testing.T) {
+	page := read(t, "test/README.md")
+	for _, name := range tracked(t) {
+		suite, file := path.Split(name)
+		suite = strings.TrimSuffix(suite, "/")
+		if path.Dir(suite) == "test" && strings.HasSuffix(file, "_test.go") &&
+			!regexp.MustCompile("(?m)^\\| .*`"+regexp.QuoteMeta(suite)+"`.* \\|").MatchString(page) {
+			t.Errorf("test/README.md: no row of %s, which has %s", suite, file)
+		}
+	}
+}
+
 // TestMarkdownWidth keeps prose in Markdown at 100 columns. Tables, code, comments and lines without a blank to break
 // at are exempt.
 func TestMarkdownWidth(t *testing.T) {
