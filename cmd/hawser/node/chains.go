@@ -25,7 +25,6 @@ type BaseChain struct {
 	Count    int           `json:"rules"`
 	Drops    bool          `json:"drops,omitempty"`   // the policy is drop
 	DropsAt  int           `json:"dropsAt,omitempty"` // number of the first rule that drops every packet, from 1; 0 = none
-	Accepts  bool          `json:"accepts,omitempty"` // it has firewall's rule that accepts packets of containers
 	Family   nft.Family    `json:"-"`
 	Rules    []RuleSummary `json:"-"` // for legacy tables and forward chains that drop, also other chains' rules
 }
@@ -145,7 +144,6 @@ func (b BaseChain) withRules(rules []RuleSummary) BaseChain {
 			continue
 		}
 		b.Count++
-		b.Accepts = b.Accepts || r.Target == CNIForward
 		if b.DropsAt == 0 && endsAll(r) {
 			b.DropsAt = b.Count
 		}
