@@ -29,7 +29,7 @@ func ProgramOf[C any](name string, plugin func() Plugin[C]) Program {
 	return programOf(name, func() Plugin[any] { return plugin().Untyped() })
 }
 
-func programOf(name string, plugin func() Plugin[any]) Program {
+func programOf(name string, plugin func() Plugin[any]) Program { // not generic, so that it is compiled once
 	return Program{name, func(ctx context.Context, env Env) int { return run(ctx, plugin(), env) }, plugin}
 }
 

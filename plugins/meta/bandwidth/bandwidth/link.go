@@ -171,7 +171,7 @@ func (c *call) addLimits(end rtnl.Link, l limits) (ifbs []rtnl.Link, err error) 
 	}
 	for i, ifb := range ifbs {
 		if err == nil {
-			err = c.conn.Redirect(end.Index, redirects[i].hook, ifb.Index, redirects[i].exempt...)
+			err = c.conn.Redirect(end.Index, redirects[i].hook, ifb.Index, redirects[i].filter.exempt...)
 		}
 	}
 	if err == nil && sent != nil {
@@ -182,7 +182,7 @@ func (c *call) addLimits(end rtnl.Link, l limits) (ifbs []rtnl.Link, err error) 
 
 // redirect is a redirection to an IFB that has the filter.
 type redirect struct {
-	*filter
+	filter *filter
 	hook   uint32
 	marked string // name of the IFB once it is marked; "": unchanged
 }
@@ -231,7 +231,7 @@ func (c *call) restoreRedirect(end rtnl.Link, w redirect, ifb rtnl.Link, addQdis
 		if len(rest) == 0 || rest[0].To != 0 && rest[0].To != ifb.Index {
 			return cni.Errorf(cni.CodeConflict, "interface %q: has a filter of another program; remove it", end.Name)
 		}
-		err = c.conn.DelRedirect(end.Index, w.hook, w.exempt != nil)
+		err = c.conn.DelRedirect(end.Index, w.hook, w.filter.exempt != nil)
 	}
 	if err != nil {
 		return err
@@ -241,7 +241,7 @@ func (c *call) restoreRedirect(end rtnl.Link, w redirect, ifb rtnl.Link, addQdis
 		err = addQdisc(end.Index)
 	}
 	if err == nil {
-		err = c.conn.Redirect(end.Index, w.hook, ifb.Index, w.exempt...)
+		err = c.conn.Redirect(end.Index, w.hook, ifb.Index, w.filter.exempt...)
 	}
 	if _, gone := c.conn.LinkByIndex(ifb.Index); errors.Is(gone, rtnl.ErrNoLink) { // a concurrent DEL removed it
 		return errors.Join(gone, c.removeFromLink(end.Index))

@@ -132,9 +132,10 @@ func records() *statefile.Store[record] {
 // reverts the plan, and CHECK verifies it.
 type record struct {
 	cni.Attachment
-	Netns ns.Identity `json:"netns"`
-	Link  int         `json:"link"` // index of the interface
-	Plan  plan        `json:"plan"`
+	NetnsPath string      `json:"netnsPath"` // CNI_NETNS; empty in records of 0.1.0
+	Netns     ns.Identity `json:"netns"`
+	Link      int         `json:"link"` // index of the interface
+	Plan      plan        `json:"plan"`
 }
 
 // list returns the rules of each record.
@@ -143,7 +144,7 @@ func list(context.Context, *skel.Request) ([]cni.Holding, error) {
 		for _, rule := range r.Plan.Rules {
 			held = append(held, cni.Holding{Attachment: r.Attachment, Kind: cni.HeldRouting, Value: rule.String()})
 		}
-		return netplugin.WithNetns("", r.Netns, held...)
+		return netplugin.WithNetns(r.NetnsPath, r.Netns, held...)
 	})
 }
 
@@ -178,7 +179,7 @@ func readRouting(c *netplugin.Call) (here routing, err error) {
 // newRecord returns a record without a plan for this attachment. An old record of an interface that no longer exists is
 // replaced, and its rules are removed. An old record of this interface is an error (code 100).
 func newRecord(c *netplugin.Call) (record, error) {
-	r := record{Attachment: c.Req.Attachment, Netns: c.NetnsID, Link: c.ContEnd.Index}
+	r := record{Attachment: c.Req.Attachment, NetnsPath: c.Req.Netns, Netns: c.NetnsID, Link: c.ContEnd.Index}
 	old, ok, err := records().Get(c.Req.Hash())
 	if err != nil || !ok || !old.Netns.Is(r.Netns) {
 		return r, err

@@ -153,7 +153,8 @@ func (own change) restoreDevice(finder *ns.Finder) error {
 		return nil
 	}
 	var inside error
-	if container, err := finder.Open("", own.Netns); err == nil { // after an error, only the host is searched
+	container, err := finder.Open(own.NetnsPath, own.Netns)
+	if err == nil { // otherwise, only the host is searched
 		inside = container.Do(own.restoreInNetns)
 		_ = container.Close()
 	}

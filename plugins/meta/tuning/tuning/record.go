@@ -28,10 +28,11 @@ type record struct {
 // changed a setting, each change has the original value, and the DEL of the last attachment restores it.
 type change struct {
 	cni.Attachment
-	Boot   string      `json:"boot,omitempty"`   // boot ID of the host; empty in records of 0.1.0
-	Netns  ns.Identity `json:"netns"`            // includes the interface's MAC address after ADD
-	Device *device     `json:"device,omitempty"` // the interface, if it is hardware with ethtool settings
-	Values []value     `json:"values"`
+	Boot      string      `json:"boot,omitempty"`   // boot ID of the host; empty in records of 0.1.0
+	NetnsPath string      `json:"netnsPath"`        // CNI_NETNS; empty in records of 0.1.0
+	Netns     ns.Identity `json:"netns"`            // includes the interface's MAC address after ADD
+	Device    *device     `json:"device,omitempty"` // the interface, if it is hardware with ethtool settings
+	Values    []value     `json:"values"`
 }
 
 // isOfEarlierBoot reports whether the change is from another boot, so that its namespace no longer exists. Such records
@@ -142,9 +143,9 @@ func indexOfValue(values []value, v value) int {
 // store contains the records of all attachments with one dataDir, and the backup files in dataDir, which are derived
 // from the records for the reference plugin. The records stay locked until the call ends.
 type store struct {
-	*skel.Request
+	req     *skel.Request
 	records *statefile.Store[record]
-	backups *statefile.Dir // nil if dataDir does not exist; ADD opens it in record
+	backups *statefile.Dir // nil if dataDir does not exist; ADD opens it in writeRecord
 	boot    string         // ID of this boot; empty: unknown
 }
 
@@ -171,7 +172,7 @@ func openStore(ctx context.Context, req *skel.Request, dataDir string, isADD boo
 	if isADD || noFormer == nil {
 		open = records.Open
 	}
-	s := &store{Request: req}
+	s := &store{req: req}
 	var err error
 	if s.records, err = open(ctx); err != nil {
 		return nil, fmt.Errorf("saved values: %w", err)
@@ -197,7 +198,7 @@ func (s *store) openBackups(dataDir string, perm fs.FileMode) error {
 	switch {
 	case err == nil:
 		s.backups = backups
-		s.OnDone(func() { _ = backups.Close() })
+		s.req.OnDone(func() { _ = backups.Close() })
 	case perm == 0 && statefile.IsAbsent(err):
 		return nil
 	}
@@ -208,8 +209,8 @@ func (s *store) openBackups(dataDir string, perm fs.FileMode) error {
 // directory. From another directory, it only drops the record of the call's container.
 func (s *store) moveFormer(ctx context.Context, former *statefile.Store[record]) error {
 	if former.Path != formerIn(defaultDataDir).Path {
-		if err := former.Drop(ctx, recordName(s.Attachment)); err != nil {
-			s.Warn("record of an earlier release: %v", err)
+		if err := former.Drop(ctx, recordName(s.req.Attachment)); err != nil {
+			s.req.Warn("record of an earlier release: %v", err)
 		}
 		return nil
 	}
@@ -257,7 +258,7 @@ func list(_ context.Context, req *skel.Request) (all []cni.Holding, err error) {
 				}
 				for _, v := range c.Values {
 					h := cni.Holding{Attachment: c.Attachment, Kind: cni.HeldSetting, Value: v.String()}
-					held = append(held, netplugin.WithNetns("", c.Netns, h)...)
+					held = append(held, netplugin.WithNetns(c.NetnsPath, c.Netns, h)...)
 				}
 			}
 			return held

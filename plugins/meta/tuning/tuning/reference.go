@@ -39,7 +39,7 @@ func (s *store) backup() (text []byte, before []value, err error) {
 	if s.backups == nil {
 		return nil, nil, nil
 	}
-	name := backupName(s.Attachment)
+	name := backupName(s.req.Attachment)
 	text, err = s.backups.Read(name)
 	if info, statErr := os.Lstat(s.backups.Path() + "/" + name); err == nil && statErr == nil &&
 		info.ModTime().Before(time.Now().Add(-sysctl.Uptime())) {
@@ -54,7 +54,7 @@ func (s *store) backup() (text []byte, before []value, err error) {
 		before, err = decodeBackup(text)
 	}
 	if err != nil {
-		s.Warn("backup %s/%s: %v", s.backups.Path(), name, err)
+		s.req.Warn("backup %s/%s: %v", s.backups.Path(), name, err)
 	}
 	return text, before, nil
 }

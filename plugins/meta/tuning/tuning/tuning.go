@@ -147,7 +147,7 @@ func (s *store) dropChange(ctx context.Context, one change, r *record, finder *n
 			return err
 		}
 		if err != nil {
-			s.Warn("%s: not all is restored: %v", one.Attachment, err)
+			s.req.Warn("%s: not all is restored: %v", one.Attachment, err)
 		}
 	}
 	*r = rest
@@ -325,7 +325,7 @@ func (c container) writeRecord(ctx context.Context, s *store, before []value) er
 			own.Values[i].Set = v.Set
 		}
 	}
-	own.Boot, own.Netns = s.boot, c.NetnsID
+	own.Boot, own.NetnsPath, own.Netns = s.boot, c.Req.Netns, c.NetnsID
 	if len(c.cfg.Ethtool) > 0 {
 		own.Device = deviceOf(c.ContEnd)
 	}
