@@ -129,8 +129,13 @@ func (c *Call) hostHasAddress(link rtnl.Link, is4 bool) (bool, error) {
 // RefuseRouter returns code 103 for a gateway address with which the host could no longer reach the router of its own
 // default route: the router's own address, or an address whose subnet contains the router while the host has no more
 // specific route to the router. A gateway is not refused if the host reaches the router through one of links.
-// Link-local addresses are not checked, because each link has its own.
+// Link-local addresses are not checked, because each link has its own. A subnet that is larger than all private ones is
+// refused too, because it takes the packets of the default route.
 func (c *Call) RefuseRouter(gateway netip.Prefix, links ...rtnl.Link) error {
+	if shortest := map[bool]int{true: 8, false: 7}[gateway.Addr().Is4()]; gateway.Bits() < shortest { // 10/8, fc00::/7
+		return cni.Errorf(cni.CodeConflict, "gateway %s: the subnet has fewer than %d bits, and takes packets of the "+
+			"host's default route; choose a smaller subnet", gateway, shortest)
+	}
 	router, via, err := c.Host.DefaultRouter(gateway.Addr().Is4())
 	isBehind := slices.ContainsFunc(links, func(l rtnl.Link) bool { return l.Index == via })
 	if err != nil || isBehind || !router.IsValid() || router.IsLinkLocalUnicast() || !gateway.Contains(router) {

@@ -27,6 +27,7 @@ type ChildConfig struct {
 	SharesMode bool         // all children of a master have the same New.Mode
 	// TakesPackets means that the child receives all packets for its addresses that arrive on its master.
 	TakesPackets bool
+	TakesMaster  bool // the child receives all packets that arrive on its master; the host receives none
 	Link         LinkConfig
 	Master       *MasterKeys // nil = it has no master
 	DAD          bool        // duplicate address detection, because other hosts are on the network

@@ -105,7 +105,8 @@ func findLink(conn *rtnl.Conn, master string) (rtnl.Link, error) {
 }
 
 // refuseMaster refuses a master that is lo, on which the kernel creates no link, a link of the host that belongs to
-// another container, and a master with a smaller MTU than the child's.
+// another container, a bridge whose packets the child would take from containers, and a master with a smaller MTU than
+// the child's.
 func (cfg ChildConfig) refuseMaster(host *rtnl.Conn, master rtnl.Link) error {
 	const lo = 1 // the index of lo in each namespace
 	if master.Index == lo {
@@ -121,6 +122,9 @@ func (cfg ChildConfig) refuseMaster(host *rtnl.Conn, master rtnl.Link) error {
 				return err
 			}
 		}
+		if err := cfg.refuseTakeover(host, master); err != nil {
+			return err
+		}
 	}
 	if cfg.Link.MTU > master.MTU {
 		return cni.Refuse("mtu", cfg.Link.MTU,
@@ -128,6 +132,20 @@ func (cfg ChildConfig) refuseMaster(host *rtnl.Conn, master rtnl.Link) error {
 				cfg.Link.MTU, master.MTU))
 	}
 	return nil
+}
+
+// refuseTakeover returns code 103 if the child would take the packets of a bridge that connects containers.
+func (cfg ChildConfig) refuseTakeover(host *rtnl.Conn, master rtnl.Link) error {
+	if !cfg.TakesMaster || master.Kind != "bridge" {
+		return nil
+	}
+	ports, err := host.Ports(master.Index)
+	i := slices.IndexFunc(ports, func(p rtnl.Link) bool { return p.IsPairEnd() && p.PeerNS != -1 })
+	if err != nil || i < 0 {
+		return err
+	}
+	return cni.Errorf(cni.CodeConflict, "master: %q: the bridge connects a container by port %q, and the host would "+
+		"receive nothing from it; use another mode", master.Name, ports[i].Name)
 }
 
 // probeMaster returns why no child could be created on the configured master. It checks only a master on the host.

@@ -10,8 +10,9 @@ import (
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
-// RefuseTaken returns code 103 if a live container of another network has the address. The host would send packets for
-// the address to a link of this attachment, and no longer reach that container.
+// RefuseTaken returns code 103 if the host's router or a live container of another network has the address, or if the
+// address is in the subnet of a bridge with such a container, because the bridge's next container may get it. The host
+// would send packets for the address to a link of this attachment.
 func (c *Call) RefuseTaken(addr netip.Addr) error {
 	route, err := c.Host.RouteEntry(addr)
 	isHosts := route.Type != unix.RTN_UNICAST           // the host's own address, for example
@@ -21,7 +22,19 @@ func (c *Call) RefuseTaken(addr netip.Addr) error {
 		}
 		return err
 	}
-	return c.refuseHolder(route.OutIndex, netip.PrefixFrom(addr, addr.BitLen()))
+	router, _, err := c.Host.DefaultRouter(addr.Is4())
+	if err != nil {
+		return err
+	}
+	if router == addr {
+		return cni.Errorf(cni.CodeConflict, "address %s: the host's own router has it; choose addresses that the "+
+			"node's network does not use", addr)
+	}
+	taken := netip.PrefixFrom(addr, addr.BitLen())
+	if route.GW.IsValid() {
+		route.Dst = taken
+	}
+	return c.refuseHolder(route.OutIndex, taken, route.Dst)
 }
 
 // RefuseGateway is RefuseTaken for a gateway address that a bridge or a VLAN gateway does not have yet. With the
@@ -40,10 +53,11 @@ func (c *Call) RefuseGateway(gateway netip.Prefix, links ...rtnl.Link) error {
 				continue
 			}
 			taken := netip.PrefixFrom(gateway.Addr(), gateway.Addr().BitLen())
+			subnet := taken
 			if dst.Bits() < gateway.Bits() {
-				taken = gateway.Masked()
+				taken, subnet = gateway.Masked(), dst
 			}
-			if err := c.refuseHolder(index, taken); err != nil {
+			if err := c.refuseHolder(index, taken, subnet); err != nil {
 				return err
 			}
 		}
@@ -51,16 +65,24 @@ func (c *Call) RefuseGateway(gateway netip.Prefix, links ...rtnl.Link) error {
 	return nil
 }
 
-// refuseHolder returns code 103 if a container of another network behind a link of the host has an address in taken.
-func (c *Call) refuseHolder(index int, taken netip.Prefix) error {
+// refuseHolder returns code 103 if a container of another network behind a link of the host has an address in taken. If
+// the link is a bridge, an address in its subnet is sufficient.
+func (c *Call) refuseHolder(index int, taken, subnet netip.Prefix) error {
 	link, err := c.Host.LinkByIndex(index)
 	if err != nil {
 		return err
 	}
 	holder, addr, err := c.FindHolder(link, taken)
 	if err == nil && holder != "" {
-		err = cni.Errorf(cni.CodeConflict, "address %s: %s has it, and the host would no longer reach that "+
+		return cni.Errorf(cni.CodeConflict, "address %s: %s has it, and the host would no longer reach that "+
 			"container; choose addresses that no other network of the node uses", addr, holder)
+	}
+	if isBridge := link.Kind == "bridge" || link.IsPairEnd() && link.PeerNS == -1; err != nil || !isBridge {
+		return err
+	}
+	if holder, _, err = c.FindHolder(link, subnet); err == nil && holder != "" {
+		err = cni.Errorf(cni.CodeConflict, "address %s: is in subnet %s of %s, and the host would not reach a next "+
+			"container with it; choose addresses that no other network of the node uses", taken, subnet, holder)
 	}
 	return err
 }

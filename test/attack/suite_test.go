@@ -1,6 +1,8 @@
 package attack_test
 
 import (
+	"slices"
+
 	"strings"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -69,6 +71,8 @@ var attacks = []attack{
 	{"the victim's address as the gateway of a point to point link", "ptp", func(v *neighbor, _ *Pod) Object {
 		return Object{"ipam": static("10.88.0.77/24", v.Addr())}
 	}, 103, cutOff},
+	{"the address of the network's next container, by a point to point link", "ptp",
+		fixed(Object{"ipam": static("10.88.0.3/24", "10.88.0.77")}), 103, nextOff},
 	{"a bridge with a part of the victim's subnet", "bridge", fixed(Object{"bridge": "brx", "isGateway": true,
 		"ipam": static("10.88.0.14/28", "10.88.0.13")}), 103, cutOff},
 	{"a bridge with a part of the victim's subnet and its gateway", "bridge", fixed(Object{"bridge": "brx",
@@ -101,6 +105,8 @@ var attacks = []attack{
 	{"the victim's host end, as the master of a VLAN", "vlan", func(v *neighbor, _ *Pod) Object {
 		return Object{"master": v.hostEnd(), "vlanId": 5}
 	}, 103, ""},
+	{"the victim's bridge, as a master that receives nothing more", "macvlan",
+		fixed(Object{"master": "cni0", "mode": "passthru"}), 103, cutOff},
 	{"the victim's bridge, as a device", "host-device", fixed(Object{"device": "cni0"}), 7, ""},
 	{"the victim's bridge, with a small MTU", "bridge", fixed(Object{"bridge": "cni0", "mtu": 1000}), 0, noIPv6},
 	{"the victim's bridge, promiscuous and in a VLAN", "bridge", fixed(Object{"bridge": "cni0", "promiscMode": true,
@@ -183,11 +189,9 @@ func (a attack) run(w *World, v *neighbor) (code uint, harm []string) {
 		if harm = v.harm(); len(harm) > 0 {
 			break
 		}
-		if command == "ADD" && a.plugin == "portmap" {
-			next := NewPod("next")
-			next.Network = v.Network
-			if next := v.node.Chain("ADD", next, v.list.Port(nextPort)); next.Code != 0 {
-				return code, []string{noNext}
+		if command == "ADD" && slices.Contains([]string{"portmap", "ptp"}, a.plugin) {
+			if harm = v.nextHarm(); len(harm) > 0 {
+				break
 			}
 		}
 	}

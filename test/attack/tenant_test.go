@@ -388,3 +388,46 @@ var _ = Describe("an ipvlan with the address of another network's container", La
 		Expect(isReached()).NotTo(Succeed())
 	})
 })
+
+var _ = Describe("addresses of the node's networks", Label("kernel", "node-subnet"), func() {
+	var n *World
+	BeforeEach(func() {
+		n = NewNode()
+		n.Spoiled = true // a refused ADD leaves the bridge
+		nstest.NewOutside(n.Host)
+		// An uplink that is not a pair, like a network card.
+		n.IP("addr del 192.0.2.1/24 dev ext", "link add uplink link ext up type macvlan mode bridge",
+			"addr add 192.0.2.1/24 dev uplink", "route add default via 192.0.2.2 dev uplink metric 100")
+		v := NewPod("victim")
+		v.Network = "cluster"
+		n.Up(v, Usual("").Only("bridge"))
+	})
+	DescribeTable("are refused with ptp", func(address, gateway, message string) {
+		before := n.Snapshot("addresses", "routes")
+		a := n.Invoke("ptp", Call{Command: "ADD", ID: "tenant", Netns: NewPod("tenant").Netns, Conf: Object{
+			"cniVersion": "1.0.0", "name": "other", "type": "ptp", "ipam": static(address, gateway)}})
+		Expect(a.Failed(103)).To(ContainSubstring(message))
+		Expect(n.Snapshot("addresses", "routes")).To(Equal(before))
+	},
+		Entry("the router's", "192.0.2.2/32", "10.99.0.1", "address 192.0.2.2: the host's own router"),
+		Entry("a free one of a bridge's subnet", "10.88.0.9/32", "10.99.0.1",
+			`address 10.88.0.9/32: is in subnet 10.88.0.0/24 of network "cluster", container "victim"`),
+		Entry("a free one of a bridge's subnet, as the gateway", "10.99.0.9/32", "10.88.0.9",
+			`address 10.88.0.9/32: is in subnet 10.88.0.0/24 of network "cluster", container "victim"`),
+	)
+
+	DescribeTable("are refused as the gateway of another bridge", func(address, gateway, message string) {
+		routes := n.Snapshot("routes")
+		a := n.Invoke("bridge", Call{Command: "ADD", ID: "tenant", Netns: NewPod("tenant").Netns, Conf: Object{
+			"cniVersion": "1.0.0", "name": "other", "type": "bridge", "bridge": "brx", "isGateway": true,
+			"ipam": static(address, gateway)}})
+		Expect(a.Failed(103)).To(ContainSubstring(message))
+		n.Run(nstest.Program{Path: "ip", Args: []string{"link", "del", "brx"}})
+		Expect(n.Snapshot("routes")).To(Equal(routes))
+	},
+		Entry("a free part of a bridge's subnet", "10.88.0.66/28", "10.88.0.65",
+			`address 10.88.0.64/28: is in subnet 10.88.0.0/24 of network "cluster", container "victim"`),
+		Entry("half of all addresses", "10.99.0.5/1", "10.99.0.1", "takes packets of the host's default route"),
+		Entry("all global addresses of IPv6", "2001:db8:9::5/3", "2001:db8:9::1", "takes packets of the host"),
+	)
+})

@@ -41,7 +41,8 @@ func parseConfig(req *skel.Request, w wireConfig, problems *cni.Problems) attach
 	}
 	problems.Add(w.IPAM.Check())
 	return attach.ChildConfig{New: rtnl.NewLink{Kind: kind, Mode: mode, QueueLen: w.BCQueueLen}, Master: &w.MasterKeys,
-		Link: w.LinkKeys.Parse(problems, req.Args, w.MAC), DAD: w.EnableDAD, Make: makeMacvlan}
+		Link: w.LinkKeys.Parse(problems, req.Args, w.MAC), DAD: w.EnableDAD, Make: makeMacvlan,
+		TakesMaster: mode == passthru}
 }
 
 // makeMacvlan creates the macvlan. It refuses the master's MAC address, and sets the MAC address of a passthru
