@@ -91,7 +91,11 @@ var _ = Describe("hawser on a healthy node", Label("tool-healthy"), func() {
 	}
 	table := []any{}
 	for _, h := range healthyNodes() {
-		table = append(table, Entry(h.what, h))
+		labels := Label()
+		if h.need != "" {
+			labels = Label("kernel")
+		}
+		table = append(table, Entry(h.what, labels, h))
 	}
 	for name, plugins := range map[string]func() string{"ours": ours, "the reference's": reference} {
 		It("keeps a container whose processes outlive the path of its namespace, with plugins of "+name, func() {

@@ -205,6 +205,8 @@ var _ = Describe("hawser", Label("tool-ls"), func() {
 	})
 
 	It("says when it needs root", func() {
+		nstest.Need("realroot") // another user exists
+		nstest.NeedProgram("setpriv")
 		m := newMachine(ours(), usual)
 		m.Cmd("cp", nstest.Build("hawser"), "/run/tool")
 		for user, says := range map[string]string{"65534": "\nhawser: this command needs root\n", "0": ""} {
