@@ -224,6 +224,18 @@ var _ = Describe("README.md", func() {
 		})
 	}
 
+	It("of the tool has at most 400 words for each command", func() {
+		_, commands, _ := strings.Cut(read(root("cmd", "hawser", "README.md")), "\n## Commands\n")
+		commands, _, _ = strings.Cut(commands, "\n## ")
+		all := strings.Split(commands, "\n### ")[1:]
+		Expect(len(all)).To(BeNumerically(">", 10))
+		for _, command := range all {
+			prose := linked.ReplaceAllString(fenced.ReplaceAllString(command, ""), "$1")
+			name, _, _ := strings.Cut(command, "\n")
+			Expect(len(words.FindAllString(prose, -1))).To(BeNumerically("<=", 400), name)
+		}
+	})
+
 	It("shows what --check-config prints", func() {
 		net := examples("README.md")[0]
 		net.entries()[0]["mtu"], net.entries()[0]["isGatway"] = 70000, true
