@@ -71,7 +71,8 @@ func delNetnsGone(w *world) {
 	w.succeeds("DEL", a)
 	a.netns = "" // it exists no longer
 	w.unmake(a)
-	w.settles(before, "after DEL of a container whose namespace is gone")
+	state := func() snapshot { return append(w.hostState(), before...) } // a virtual device goes with its namespace
+	w.settlesTo(before, state, "after DEL of a container whose namespace is gone")
 }
 
 func delAfterFailedAdd(w *world) {

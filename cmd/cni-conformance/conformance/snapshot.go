@@ -229,9 +229,14 @@ func (w *world) same(before, now snapshot, what string) {
 
 // settles checks that the host becomes as it was; the kernel needs time to remove a namespace and its links.
 func (w *world) settles(before snapshot, when string) {
+	w.settlesTo(before, w.hostState, when)
+}
+
+// settlesTo is settles for some of the host's state.
+func (w *world) settlesTo(before snapshot, state func() snapshot, when string) {
 	const limit = 20 * time.Second
-	now := w.hostState()
-	for end := time.Now().Add(limit); len(before.diff(now)) > 0 && time.Now().Before(end); now = w.hostState() {
+	now := state()
+	for end := time.Now().Add(limit); len(before.diff(now)) > 0 && time.Now().Before(end); now = state() {
 		<-time.After(100 * time.Millisecond)
 	}
 	w.same(before, now, when+", the host differs from before ADD")

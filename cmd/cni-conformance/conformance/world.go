@@ -371,16 +371,10 @@ func (w *world) unmake(a *attachment) {
 func (w *world) probe() info {
 	i := info{Kind: w.Subject.Kind}
 	if i.Kind == List {
-		return w.probeList()
+		i.Supported = w.supported(w.Subject.Plugins)
+		return i
 	}
-	ans := w.call("VERSION", nil)
-	if o, err := decodeOne(ans.stdout); err == nil {
-		for _, v := range anyList(o["supportedVersions"]) {
-			if s, ok := v.(string); ok && slices.Contains(versions, s) {
-				i.Supported = append(i.Supported, s)
-			}
-		}
-	}
+	i.Supported = w.supported(append(slices.Clone(w.Subject.Before), w.Subject.Plugins...))
 	if w.Spec == "" {
 		w.Spec = newest(i.Supported, text(w.Subject.Plugins[0], "cniVersion"))
 	}
@@ -415,16 +409,16 @@ func (w *world) probe() info {
 	panic(verdict{broken, "ADD with the configuration fails: " + strings.Join(problems, "; ")})
 }
 
-func (w *world) probeList() info {
-	i := info{Kind: List, Supported: versions}
-	for _, conf := range w.Subject.Plugins {
-		ans := w.call("VERSION", &attachment{plugin: conf})
-		o, _ := decodeOne(ans.stdout)
-		i.Supported = slices.DeleteFunc(slices.Clone(i.Supported), func(v string) bool {
+// supported returns the versions that all these plugins support.
+func (w *world) supported(plugins []object) []string {
+	all := slices.Clone(versions)
+	for _, conf := range plugins {
+		o, _ := decodeOne(w.call("VERSION", &attachment{plugin: conf}).stdout)
+		all = slices.DeleteFunc(all, func(v string) bool {
 			return !slices.Contains(anyList(o["supportedVersions"]), any(v))
 		})
 	}
-	return i
+	return all
 }
 
 // newest returns the newest version of the specification that a plugin supports, or otherwise the configured one.
