@@ -9,6 +9,27 @@ import (
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
+const (
+	defaultZone = "trusted"
+
+	// defaultBit is the default fwmark bit of accepted packets. portmap uses bit 13, kube-proxy bits 14 and 15, and
+	// other network software the bits from 16.
+	defaultBit = 12
+)
+
+// The chains of the reference plugin in table filter, and one of this plugin: acceptedChain accepts packets that have
+// the fwmark bit. The rules in acceptedChain, and the jump to it, need no comment, because the chain's name shows their
+// owner.
+const (
+	filterTable       = "filter"
+	forwardHook       = "FORWARD"
+	cniForward        = "CNI-FORWARD"
+	defaultAdminChain = "CNI-ADMIN"
+	acceptedChain     = "HAWSER-ACCEPTED"
+	stage1            = "CNI-ISOLATION-STAGE-1"
+	stage2            = "CNI-ISOLATION-STAGE-2"
+)
+
 // wireConfig is the configuration as the JSON has it.
 type wireConfig struct {
 	skel.LogKey

@@ -16,14 +16,6 @@ import (
 	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
-// call is a plugin call in progress.
-type call struct {
-	*netplugin.Call
-	adding *store // the locked records during ADD, otherwise nil
-}
-
-func newCall(req *skel.Request) call { return call{Call: netplugin.OpenHost(req)} }
-
 func add(ctx context.Context, req *skel.Request, cfg config) (_ *cni.Result, err error) {
 	c := newCall(req)
 	r, err := c.newRecord(cfg)
@@ -239,21 +231,6 @@ func (c call) chooseBackend(ctx context.Context, cfg config) backend {
 		c.Req.Warn("cannot determine whether firewalld is running; using backend nftables: %v", err)
 	}
 	return nftables
-}
-
-// hostBit returns the fwmark bit that attachments on the backend nftables use, or wanted if there are none. All of them
-// must use the same bit, because the chains exist for one bit only: addNFTables deletes the chains for another bit.
-// Policies on the backend firewalld are in the same chains. anyRecord is the method Any of a statefile.Store, locked or
-// not.
-func hostBit(anyRecord func(func(record) bool) (bool, error), wanted int) (bit int, err error) {
-	bit = wanted
-	_, err = anyRecord(func(o record) bool {
-		if o.Backend == nftables {
-			bit = o.Bit
-		}
-		return o.Backend == nftables
-	})
-	return bit, err
 }
 
 // apply writes the record, which DEL needs to remove the rules, and then adds the rules in the record's backend.

@@ -20,8 +20,6 @@ const (
 	firewalldPath  = "/org/fedoraproject/FirewallD1"
 	firewalldZones = firewalldName + ".zone"
 
-	defaultZone = "trusted"
-
 	// busWait is the timeout for all requests of a call to firewalld.
 	busWait = 5 * time.Second
 

@@ -13,19 +13,6 @@ import (
 	"github.com/hawser-cni/plugins/pkg/nft"
 )
 
-// The chains of the reference plugin in table filter, and one of this plugin: acceptedChain accepts packets that have
-// the fwmark bit. The rules in acceptedChain, and the jump to it, need no comment, because the chain's name shows their
-// owner.
-const (
-	filterTable       = "filter"
-	forwardHook       = "FORWARD"
-	cniForward        = "CNI-FORWARD"
-	defaultAdminChain = "CNI-ADMIN"
-	acceptedChain     = "HAWSER-ACCEPTED"
-	stage1            = "CNI-ISOLATION-STAGE-1"
-	stage2            = "CNI-ISOLATION-STAGE-2"
-)
-
 // commentedRule returns a rule with one of the reference plugin's comments.
 func commentedRule(chain, match, text, target string) ipt.Rule {
 	return ipt.NewRule(chain,

@@ -26,10 +26,6 @@ const (
 	policedSet   = "firewall_policed_v1"
 	sameSet      = "firewall_same_v1"
 
-	// defaultBit is the default fwmark bit of accepted packets. portmap uses bit 13, kube-proxy bits 14 and 15, and
-	// other network software the bits from 16.
-	defaultBit = 12
-
 	forwardPriority = -1  // before FORWARD of iptables, which has priority 0
 	clearPriority   = 300 // after all filters, and before postrouting, where fwmarks are saved in connmarks
 )

@@ -17,7 +17,9 @@
 // finds the backend and the options that ADD used. reference.go removes rules of attachments that the reference plugin
 // added.
 //
-// README.md documents every key.
+// Most files use only the files before them, in this order: config.go, record.go, policy.go (whose rule the others
+// apply), iptables.go, nftables.go, bridge.go, isolation.go, admin.go and forward.go (chains of other programs that the
+// rules need), firewalld.go, reference.go and firewall.go (the verbs). README.md documents every key.
 package firewall
 
 import "github.com/hawser-cni/plugins/pkg/skel"

@@ -18,6 +18,14 @@ import (
 	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
+// call is a plugin call in progress.
+type call struct {
+	*netplugin.Call
+	adding *store // the locked records during ADD, otherwise nil
+}
+
+func newCall(req *skel.Request) call { return call{Call: netplugin.OpenHost(req)} }
+
 const recordDir = "/run/hawser/firewall"
 
 // record describes the rules of an attachment. DEL and CHECK derive the rules from it.
@@ -164,4 +172,19 @@ func addressesOf(prev *cni.Result, ifName string) []netip.Addr {
 		}
 	}
 	return out
+}
+
+// hostBit returns the fwmark bit that attachments on the backend nftables use, or wanted if there are none. All of them
+// must use the same bit, because the chains exist for one bit only: addNFTables deletes the chains for another bit.
+// Policies on the backend firewalld are in the same chains. anyRecord is the method Any of a statefile.Store, locked or
+// not.
+func hostBit(anyRecord func(func(record) bool) (bool, error), wanted int) (bit int, err error) {
+	bit = wanted
+	_, err = anyRecord(func(o record) bool {
+		if o.Backend == nftables {
+			bit = o.Bit
+		}
+		return o.Backend == nftables
+	})
+	return bit, err
 }
