@@ -183,7 +183,7 @@ var _ = Describe("hawser test", Label("tool-test"), func() {
 		t.test()
 		was := t.state()
 		t.wrap("firewall", `sleep 60`)
-		began, limit := time.Now(), nstest.Patience(8*time.Second)
+		began, limit := time.Now(), nstest.Patience(10*time.Second)
 		over := "timed out (--timeout " + limit.String() + ")"
 		Expect(t.test("--timeout", limit.String())).To(And(
 			HaveKeyWithValue("ADD", ContainSubstring("firewall: "+over+": signal: killed")),

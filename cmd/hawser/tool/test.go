@@ -130,12 +130,10 @@ func (t *trial) run(ctx context.Context, limit time.Duration) {
 }
 
 // runSteps performs the steps of attach, for at most two thirds of the limit and until a signal arrives, and then the
-// steps of detach in the rest of the limit. Each DEL has its own limit, so that a plugin that hangs leaves time for the
+// steps of detach, for at most a third. Each DEL has its own limit, so that a plugin that hangs leaves time for the
 // others.
 func (t *trial) runSteps(ctx context.Context, limit time.Duration, attach, detach []testStep) {
 	over := fmt.Errorf("timed out (--timeout %s)", limit)
-	all, cancelAll := context.WithTimeoutCause(context.WithoutCancel(ctx), limit, over)
-	defer cancelAll()
 	ctx, stop := signal.NotifyContext(ctx, syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGPIPE)
 	defer stop()
 	ctx, cancel := context.WithTimeoutCause(ctx, limit*2/3, over)
@@ -145,8 +143,10 @@ func (t *trial) runSteps(ctx context.Context, limit time.Duration, attach, detac
 		t.runStep(ctx, a)
 	}
 	t.OK, t.delTime = t.OK && ctx.Err() == nil, limit/10
+	ctx, cancel = context.WithTimeoutCause(context.WithoutCancel(ctx), limit/3, over)
+	defer cancel()
 	for _, a := range detach {
-		t.runStep(all, a)
+		t.runStep(ctx, a)
 	}
 }
 

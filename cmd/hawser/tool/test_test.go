@@ -2,6 +2,8 @@ package tool
 
 import (
 	"context"
+	"os/signal"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -23,6 +25,8 @@ var _ = Describe("a step of hawser test", Label("tool-test"), func() {
 
 // TestTimeLimit runs on a synthetic clock. Each step ends when its context does.
 func TestTimeLimit(t *testing.T) {
+	_, stop := signal.NotifyContext(t.Context(), syscall.SIGUSR1) // os/signal cannot begin in a bubble
+	defer stop()
 	synctest.Test(t, func(t *testing.T) {
 		waits := []testStep{{"waits", 0, func(_ *trial, ctx context.Context) (string, error) {
 			<-ctx.Done()
