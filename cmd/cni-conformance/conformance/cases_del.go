@@ -65,14 +65,18 @@ func (w *world) delWith(less func(*call)) {
 }
 
 func delNetnsGone(w *world) {
-	before := w.warmHost()
-	a := w.attach("one")
+	w.finish(w.attach("warm"))
+	a := w.container("one")
+	before := w.hostState()
+	w.added(a)
 	w.ip("", "netns del "+a.id)
 	w.succeeds("DEL", a)
-	a.netns = "" // it exists no longer
-	w.unmake(a)
-	state := func() snapshot { return append(w.hostState(), before...) } // a virtual device goes with its namespace
-	w.settlesTo(before, state, "after DEL of a container whose namespace is gone")
+	w.leavesNothing(before, "after DEL of a container whose namespace is gone")
+}
+
+// leavesNothing is settles for a container whose namespace is gone, with its devices and those of preceding plugins.
+func (w *world) leavesNothing(before snapshot, when string) {
+	w.settlesTo(before, func() snapshot { return append(w.hostState(), before...) }, when)
 }
 
 func delAfterFailedAdd(w *world) {
