@@ -37,6 +37,23 @@ func (c *Call) RefuseTaken(addr netip.Addr) error {
 	return c.refuseHolder(route.OutIndex, taken, route.Dst)
 }
 
+// RefuseNeighbors returns code 103 if a live container of another network on the same bridge has one of the result's
+// addresses. The neighbors would send its packets to this attachment as soon as the address is announced. A container
+// that has exchanged no packets with the host is not found.
+func (c *Call) RefuseNeighbors(res *cni.Result, bridge rtnl.Link) error {
+	for _, ip := range res.IPs {
+		addr := ip.Address.Addr()
+		if !c.Host.HasNeighbor(bridge.Index, addr) { // this saves reading the addresses of all ports
+			continue
+		}
+		taken := netip.PrefixFrom(addr, addr.BitLen())
+		if err := c.refuseHolder(bridge.Index, taken, taken); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // RefuseGateway is RefuseTaken for a gateway address that a bridge or a VLAN gateway does not have yet. With the
 // address, the host also gets a route to its subnet, which takes precedence over routes to larger subnets. Routes
 // through links are not checked; links are the bridge and the VLAN gateway.

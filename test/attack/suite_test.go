@@ -82,6 +82,8 @@ var attacks = []attack{
 	}, 103, cutOff},
 	{"a bridge with the victim's subnet", "bridge", fixed(Object{"bridge": "brx", "isGateway": true, "ipMasq": true,
 		"ipam": static("10.88.0.77/24", "10.88.0.1")}), 0, ""},
+	{"the victim's address, on the same bridge", "bridge",
+		fixed(Object{"bridge": "cni0", "ipam": static("10.88.0.2/24", "")}), 103, ""},
 	{"the gateway's address", "bridge", fixed(Object{"bridge": "cni0", "ipam": static("10.88.0.1/24", "")}), 103, ""},
 	{"another address for the gateway", "bridge", fixed(Object{"bridge": "cni0", "isGateway": true,
 		"ipam": static("10.99.0.5/24", "10.99.0.1")}), 103, ""},

@@ -70,6 +70,9 @@ func (a *attachment) configure(ctx context.Context, res *cni.Result, gateways []
 	if err := a.call.RefuseHostAddresses(res, a.bridge, a.cfg.Gateway); err != nil {
 		return err
 	}
+	if err := a.call.RefuseNeighbors(res, a.bridge); err != nil {
+		return err
+	}
 	res.Interfaces = a.interfaces(a.bridge) // for iface.Configure, which finds the container's addresses by them
 	a.call.Req.Step("prepare the gateway")
 	gateway, err := a.prepareGateway(ctx, gateways)

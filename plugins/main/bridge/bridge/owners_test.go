@@ -100,6 +100,8 @@ var _ = Describe("the masquerade of a live container", Label("live-owners", "ker
 
 			It("stays when GC removes another owner of its address", func() {
 				pod := w.Attach("pod", w.pods, addr)
+				forget := func() { w.IP("neigh flush dev br") } // ADD refuses the address of a known neighbor
+				forget()
 				tenant := w.Attach("tenant", Merge(w.pods, Object{"name": "tenant"}), addr)
 				valid := func(name string, ids ...string) Call {
 					list := []Object{}
@@ -113,6 +115,7 @@ var _ = Describe("the masquerade of a live container", Label("live-owners", "ker
 				w.isMasqueraded(pod)
 				w.Succeeds(pod.As("CHECK"))
 				w.Succeeds(tenant.As("DEL"))
+				forget()
 				next := w.Attach("next", Merge(w.pods, Object{"name": "next"}), addr)
 				w.Succeeds(valid("net"))
 				w.isMasqueraded(next)
