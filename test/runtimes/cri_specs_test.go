@@ -122,9 +122,9 @@ func underContainerd(name string, dir func() string) {
 	})
 
 	It("sets the MAC address that tuning is told", func() {
-		n := network
-		n.Tuning = `, "mac": "02:00:00:00:00:aa"`
-		c := newContainerd(newMachine(""), dir(), n.Conflist())
+		const tuning = `"type": "tuning", `
+		list := strings.Replace(network.Conflist(), tuning, tuning+`"mac": "02:00:00:00:00:aa", `, 1)
+		c := newContainerd(newMachine(""), dir(), list)
 		id, pod := c.start("pod")
 		Expect(pod.Cmd("ip", "-br", "link", "show", "eth0")).To(ContainSubstring("02:00:00:00:00:aa"))
 		c.end(id)
