@@ -117,7 +117,10 @@ func (s location) addresses(e node.Entry) {
 		for _, r := range set {
 			size += r.Size()
 			isDefault := slices.ContainsFunc(routes, func(is4 bool) bool { return is4 == r.Gateway.Is4() })
-			if isDefault && r.Gateway.IsValid() && !r.Subnet.Contains(r.Gateway) {
+			// ptp adds a route to the gateway, and the route to a link-local one is that of the interface.
+			isReached := r.Subnet.Contains(r.Gateway) || r.Gateway.Is6() && r.Gateway.IsLinkLocalUnicast() ||
+				s.nameOf(e) == "ptp"
+			if isDefault && r.Gateway.IsValid() && !isReached {
 				s.report(broken, r.Key+".gateway", fmt.Sprintf("%s is not in the subnet %s, so no default route can "+
 					"go through it", r.Gateway, r.Subnet), "write a gateway in the subnet, or remove the default route")
 			}
