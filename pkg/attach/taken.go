@@ -1,6 +1,7 @@
 package attach
 
 import (
+	"errors"
 	"net/netip"
 	"slices"
 
@@ -83,9 +84,16 @@ func (c *Call) RefuseGateway(gateway netip.Prefix, links ...rtnl.Link) error {
 }
 
 // refuseHolder returns code 103 if a container of another network behind a link of the host has an address in taken. If
-// the link is a bridge, an address in its subnet is sufficient.
+// the link is a bridge, an address in its subnet is sufficient. No container is behind link 0, which a route through
+// several routers has, or behind a link that has disappeared.
 func (c *Call) refuseHolder(index int, taken, subnet netip.Prefix) error {
+	if index == 0 {
+		return nil
+	}
 	link, err := c.Host.LinkByIndex(index)
+	if errors.Is(err, rtnl.ErrNoLink) {
+		return nil
+	}
 	if err != nil {
 		return err
 	}

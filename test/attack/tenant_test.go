@@ -389,6 +389,31 @@ var _ = Describe("an ipvlan with the address of another network's container", La
 	})
 })
 
+var _ = DescribeTable("an address behind several routers is given out", Label("kernel", "several-routers"),
+	func(plugin, address, gateway string, commands ...string) {
+		if plugin == "ipvlan" {
+			nstest.Need("ipvlan")
+		}
+		n, p := NewNode(), NewPod("pod")
+		nstest.NewOutside(n.Host)
+		n.IP(commands...)
+		list := List{{Plugin: plugin, Keys: Object{"ipam": static(address, gateway)}}}
+		if plugin == "ipvlan" {
+			list[0].Keys["master"] = "ext"
+		}
+		n.Up(p, list)
+		n.Must("DEL", p, list)
+	},
+	Entry("by ptp", "ptp", "10.1.0.5/24", "10.1.0.1",
+		"route add 10.0.0.0/8 nexthop via 192.0.2.2 nexthop via 192.0.2.3"),
+	Entry("by ptp, in IPv6", "ptp", "2001:db8:9::5/64", "2001:db8:9::1",
+		"route add 2001:db8:9::/48 nexthop via 2001:db8::2 nexthop via 2001:db8::3"),
+	Entry("by ptp, with a nexthop object", "ptp", "10.1.0.5/24", "10.1.0.1", "nexthop add id 1 via 192.0.2.2 dev ext",
+		"nexthop add id 2 via 192.0.2.3 dev ext", "nexthop add id 3 group 1/2", "route add 10.0.0.0/8 nhid 3"),
+	Entry("by ipvlan", "ipvlan", "10.1.0.5/24", "",
+		"route add 10.0.0.0/8 nexthop via 192.0.2.2 nexthop via 192.0.2.3"),
+)
+
 var _ = Describe("addresses of the node's networks", Label("kernel", "node-subnet"), func() {
 	var n *World
 	BeforeEach(func() {
