@@ -377,12 +377,26 @@ func faults() []fault {
 			advises: `set the address with "capabilities": {"mac": true} of bridge`, mend: restore,
 			make: edit(`"ipMasq"`, `"macspoofchk": true, "ipMasq"`) + "; " +
 				edit(`{"type": "firewall"}`, `{"type": "firewall"}, {"type": "tuning", "mac": "02:00:00:00:00:01"}`)},
+		{id: "list-conflict", severity: "warning",
+			says: "tuning sets the MAC address that a pod asks for, but macspoofchk of bridge drops packets from any " +
+				"other than the first one",
+			advises: `set the address with "capabilities": {"mac": true} of bridge`,
+			make: edit(`"ipMasq"`, `"macspoofchk": true, "ipMasq"`) + "; " +
+				edit(`{"type": "firewall"}`, `{"type": "firewall"}, {"type": "tuning", "capabilities": {"mac": true}}`),
+			mend: edit(`"macspoofchk"`, `"capabilities": {"mac": true}, "macspoofchk"`)},
 		{id: "list-conflict", severity: "warning", says: "is 1, but an earlier tuning sets it to 0", mend: restore,
 			make: edit(`{"type": "firewall"}`, `{"type": "tuning", "sysctl": {"net.core.somaxconn": "0"}}, `+
 				`{"type": "tuning", "sysctl": {"net.core.somaxconn": "1"}}`)},
 		{id: "list-conflict", severity: "warning", says: "host ports do not reach a macvlan", mend: remove,
 			advises: "remove portmap, or use bridge or ptp",
 			make: uplink("192.0.2.1/24") + "; " + second("more", "10.99.0.0/24") + `
+			  sed -i 's/"bridge", "bridge": "cni1"/"macvlan", "master": "up0"/
+			  s/}}]}/}}, {"type": "portmap", "capabilities": {"portMappings": true}}]}/' /etc/cni/net.d/20*`},
+		{id: "list-conflict", severity: "warning", need: []string{"macvlan"},
+			says: "because the host cannot reach an interface on its own up0",
+			mend: "ip link add shim0 link up0 type macvlan mode bridge",
+			make: uplink("192.0.2.1/24") + "; " + second("more", "10.99.0.0/24") + `
+			  ip link add up1 type bridge; ip link add shim link up1 type macvlan mode bridge
 			  sed -i 's/"bridge", "bridge": "cni1"/"macvlan", "master": "up0"/
 			  s/}}]}/}}, {"type": "portmap", "capabilities": {"portMappings": true}}]}/' /etc/cni/net.d/20*`},
 		{id: "list-conflict", severity: "warning",

@@ -11,6 +11,7 @@ import (
 
 	"github.com/hawser-cni/plugins/cmd/hawser/node"
 	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
 // combination finds keys and entries that are valid individually, but together make ADD fail or have no effect.
@@ -40,7 +41,7 @@ func (s location) chain(list node.List) {
 		case isTwice && isOurs && p.Traits().Chained:
 			at.report(doubtful, "type", fmt.Sprintf("%s is also plugins[%d]; both change the same interface", e.Type,
 				first), "merge the two entries")
-		case name == "portmap" && (main == "macvlan" || main == "ipvlan"):
+		case name == "portmap" && (main == "macvlan" || main == "ipvlan") && !hasSibling(main, list.Plugins[0]):
 			at.report(doubtful, "type", fmt.Sprintf("host ports do not reach a %s, because the host cannot reach an "+
 				"interface on its own %s", main, cmp.Or(rawText(list.Plugins[0].Raw["master"]), "uplink")),
 				"remove portmap, or use bridge or ptp")
@@ -51,15 +52,32 @@ func (s location) chain(list node.List) {
 	}
 }
 
+// hasSibling reports whether the host has an interface of the kind on the master of an entry. The host reaches
+// containers through it.
+func hasSibling(kind string, e node.Entry) bool {
+	host := rtnl.Host()
+	defer host.Close()
+	links, _ := host.Links() // without an answer, the complaint is right on most hosts
+	master := rawText(e.Raw["master"])
+	return slices.ContainsFunc(links, func(l rtnl.Link) bool {
+		isMaster := func(m rtnl.Link) bool { return m.Index == l.Peer && (m.Name == master || master == "") }
+		return l.Kind == kind && l.PeerNS < 0 && slices.ContainsFunc(links, isMaster)
+	})
+}
+
 // tuned finds settings of a tuning entry that break earlier entries, which have already used the former MAC address or
 // MTU.
 func (s location) tuned(e node.Entry, before []node.Entry) {
-	setsMAC := rawText(e.Raw["mac"]) != "" || e.Capabilities["mac"]
 	for _, b := range before {
-		switch name := s.nameOf(b); {
-		case name == "bridge" && setsMAC && string(b.Raw["macspoofchk"]) == "true":
-			s.report(broken, "type", "tuning changes the MAC address, but macspoofchk of "+b.Type+" drops packets "+
-				"from any other than the first one", `set the address with "capabilities": {"mac": true} of `+b.Type)
+		const drops = ", but macspoofchk of %s drops packets from any other than the first one"
+		advice := `set the address with "capabilities": {"mac": true} of ` + b.Type
+		name := s.nameOf(b)
+		switch isLimited := name == "bridge" && string(b.Raw["macspoofchk"]) == "true"; {
+		case isLimited && rawText(e.Raw["mac"]) != "":
+			s.report(broken, "type", fmt.Sprintf("tuning changes the MAC address"+drops, b.Type), advice)
+		case isLimited && e.Capabilities["mac"] && !b.Capabilities["mac"]:
+			s.report(doubtful, "type", fmt.Sprintf("tuning sets the MAC address that a pod asks for"+drops, b.Type),
+				advice)
 		case name == "tc-redirect-tap" && e.Raw["mtu"] != nil:
 			s.report(doubtful, "mtu", "is set after "+b.Type+" has copied the former MTU to the tap",
 				"move tuning before "+b.Type)
