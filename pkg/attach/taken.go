@@ -11,9 +11,9 @@ import (
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
-// RefuseTaken returns code 103 if the host's router or a live container of another network has the address, or if the
-// address is in the subnet of a bridge with such a container, because the bridge's next container may get it. The host
-// would send packets for the address to a link of this attachment.
+// RefuseTaken returns code 103 if the host's router or a live container of another network has the address. The host
+// would send packets for the address to a link of this attachment. A free address is not refused, because networks may
+// divide a subnet by their ranges.
 func (c *Call) RefuseTaken(addr netip.Addr) error {
 	route, err := c.Host.RouteEntry(addr)
 	isHosts := route.Type != unix.RTN_UNICAST           // the host's own address, for example
@@ -31,11 +31,7 @@ func (c *Call) RefuseTaken(addr netip.Addr) error {
 		return cni.Errorf(cni.CodeConflict, "address %s: the host's own router has it; choose addresses that the "+
 			"node's network does not use", addr)
 	}
-	taken := netip.PrefixFrom(addr, addr.BitLen())
-	if route.GW.IsValid() {
-		route.Dst = taken
-	}
-	return c.refuseHolder(route.OutIndex, taken, route.Dst)
+	return c.refuseHolder(route.OutIndex, netip.PrefixFrom(addr, addr.BitLen()))
 }
 
 // RefuseNeighbors returns code 103 if a live container of another network on the same bridge has one of the result's
@@ -47,8 +43,7 @@ func (c *Call) RefuseNeighbors(res *cni.Result, bridge rtnl.Link) error {
 		if !c.Host.HasNeighbor(bridge.Index, addr) { // this saves reading the addresses of all ports
 			continue
 		}
-		taken := netip.PrefixFrom(addr, addr.BitLen())
-		if err := c.refuseHolder(bridge.Index, taken, taken); err != nil {
+		if err := c.refuseHolder(bridge.Index, netip.PrefixFrom(addr, addr.BitLen())); err != nil {
 			return err
 		}
 	}
@@ -56,8 +51,9 @@ func (c *Call) RefuseNeighbors(res *cni.Result, bridge rtnl.Link) error {
 }
 
 // RefuseGateway is RefuseTaken for a gateway address that a bridge or a VLAN gateway does not have yet. With the
-// address, the host also gets a route to its subnet, which takes precedence over routes to larger subnets. Routes
-// through links are not checked; links are the bridge and the VLAN gateway.
+// address, the host also gets a route to its subnet, which takes precedence over routes to larger subnets. So it is
+// also refused if its subnet is a part of the subnet of a bridge with containers of another network. Routes through
+// links are not checked; links are the bridge and the VLAN gateway.
 func (c *Call) RefuseGateway(gateway netip.Prefix, links ...rtnl.Link) error {
 	routes, err := c.Host.RouteCopies()
 	if err != nil {
@@ -71,11 +67,14 @@ func (c *Call) RefuseGateway(gateway netip.Prefix, links ...rtnl.Link) error {
 				continue
 			}
 			taken := netip.PrefixFrom(gateway.Addr(), gateway.Addr().BitLen())
-			subnet := taken
 			if dst.Bits() < gateway.Bits() {
-				taken, subnet = gateway.Masked(), dst
+				taken = gateway.Masked()
 			}
-			if err := c.refuseHolder(index, taken, subnet); err != nil {
+			err := c.refuseHolder(index, taken)
+			if err == nil && dst.Bits() < gateway.Bits() {
+				err = c.refusePart(index, taken, dst)
+			}
+			if err != nil {
 				return err
 			}
 		}
@@ -83,33 +82,41 @@ func (c *Call) RefuseGateway(gateway netip.Prefix, links ...rtnl.Link) error {
 	return nil
 }
 
-// refuseHolder returns code 103 if a container of another network behind a link of the host has an address in taken. If
-// the link is a bridge, an address in its subnet is sufficient. No container is behind link 0, which a route through
-// several routers has, or behind a link that has disappeared.
-func (c *Call) refuseHolder(index int, taken, subnet netip.Prefix) error {
+// refuseHolder returns code 103 if a container of another network behind a link of the host has an address in taken. No
+// container is behind link 0, which a route through several routers has, or behind a link that has disappeared.
+func (c *Call) refuseHolder(index int, taken netip.Prefix) error {
+	holder, addr, _, err := c.holderBehind(index, taken)
+	if err != nil || holder == "" {
+		return err
+	}
+	return cni.Errorf(cni.CodeConflict, "address %s: %s has it, and the host would no longer reach that container; "+
+		"choose addresses that no other network of the node uses", addr, holder)
+}
+
+// refusePart returns code 103 if a bridge has a container of another network in a subnet of which part is a part.
+func (c *Call) refusePart(index int, part, subnet netip.Prefix) error {
+	holder, _, isBridge, err := c.holderBehind(index, subnet)
+	if err != nil || holder == "" || !isBridge {
+		return err
+	}
+	return cni.Errorf(cni.CodeConflict, "address %s: is in subnet %s of %s, and the host would not reach containers "+
+		"of that network with such addresses; choose addresses that no other network of the node uses", part, subnet,
+		holder)
+}
+
+// holderBehind is FindHolder for a link's index. It also reports whether the link is a bridge or its VLAN gateway.
+func (c *Call) holderBehind(index int, dst netip.Prefix) (holder string, addr netip.Addr, isBridge bool, err error) {
 	if index == 0 {
-		return nil
+		return "", addr, false, nil
 	}
 	link, err := c.Host.LinkByIndex(index)
 	if errors.Is(err, rtnl.ErrNoLink) {
-		return nil
+		return "", addr, false, nil
 	}
-	if err != nil {
-		return err
+	if err == nil {
+		holder, addr, err = c.FindHolder(link, dst)
 	}
-	holder, addr, err := c.FindHolder(link, taken)
-	if err == nil && holder != "" {
-		return cni.Errorf(cni.CodeConflict, "address %s: %s has it, and the host would no longer reach that "+
-			"container; choose addresses that no other network of the node uses", addr, holder)
-	}
-	if isBridge := link.Kind == "bridge" || link.IsPairEnd() && link.PeerNS == -1; err != nil || !isBridge {
-		return err
-	}
-	if holder, _, err = c.FindHolder(link, subnet); err == nil && holder != "" {
-		err = cni.Errorf(cni.CodeConflict, "address %s: is in subnet %s of %s, and the host would not reach a next "+
-			"container with it; choose addresses that no other network of the node uses", taken, subnet, holder)
-	}
-	return err
+	return holder, addr, link.Kind == "bridge" || link.IsPairEnd() && link.PeerNS == -1, err
 }
 
 // FindHolder returns a description of the first container of another network that is connected to a link of the host,

@@ -1,8 +1,6 @@
 package attack_test
 
 import (
-	"slices"
-
 	"strings"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -71,8 +69,6 @@ var attacks = []attack{
 	{"the victim's address as the gateway of a point to point link", "ptp", func(v *neighbor, _ *Pod) Object {
 		return Object{"ipam": static("10.88.0.77/24", v.Addr())}
 	}, 103, cutOff},
-	{"the address of the network's next container, by a point to point link", "ptp",
-		fixed(Object{"ipam": static("10.88.0.3/24", "10.88.0.77")}), 103, nextOff},
 	{"a bridge with a part of the victim's subnet", "bridge", fixed(Object{"bridge": "brx", "isGateway": true,
 		"ipam": static("10.88.0.14/28", "10.88.0.13")}), 103, cutOff},
 	{"a bridge with a part of the victim's subnet and its gateway", "bridge", fixed(Object{"bridge": "brx",
@@ -191,7 +187,7 @@ func (a attack) run(w *World, v *neighbor) (code uint, harm []string) {
 		if harm = v.harm(); len(harm) > 0 {
 			break
 		}
-		if command == "ADD" && slices.Contains([]string{"portmap", "ptp"}, a.plugin) {
+		if command == "ADD" && a.plugin == "portmap" {
 			if harm = v.nextHarm(); len(harm) > 0 {
 				break
 			}

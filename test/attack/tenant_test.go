@@ -414,6 +414,13 @@ var _ = DescribeTable("an address behind several routers is given out", Label("k
 		"route add 10.0.0.0/8 nexthop via 192.0.2.2 nexthop via 192.0.2.3"),
 )
 
+// divided is a list with a plugin whose network uses a part of the addresses of 10.87.0.0/24.
+func divided(plugin string, from, to int) List {
+	addr := func(host int) string { return fmt.Sprintf("10.87.0.%d", host) }
+	return List{{Plugin: plugin, Keys: Object{"bridge": "brd", "isGateway": true, "ipam": Object{"type": "host-local",
+		"subnet": "10.87.0.0/24", "rangeStart": addr(from), "rangeEnd": addr(to), "gateway": addr(1)}}}}
+}
+
 var _ = Describe("addresses of the node's networks", Label("kernel", "node-subnet"), func() {
 	var n *World
 	BeforeEach(func() {
@@ -435,10 +442,24 @@ var _ = Describe("addresses of the node's networks", Label("kernel", "node-subne
 		Expect(n.Snapshot("addresses", "routes")).To(Equal(before))
 	},
 		Entry("the router's", "192.0.2.2/32", "10.99.0.1", "address 192.0.2.2: the host's own router"),
-		Entry("a free one of a bridge's subnet", "10.88.0.9/32", "10.99.0.1",
-			`address 10.88.0.9/32: is in subnet 10.88.0.0/24 of network "cluster", container "victim"`),
-		Entry("a free one of a bridge's subnet, as the gateway", "10.99.0.9/32", "10.88.0.9",
-			`address 10.88.0.9/32: is in subnet 10.88.0.0/24 of network "cluster", container "victim"`),
+		Entry("a container's", "10.88.0.2/32", "10.99.0.1", `address 10.88.0.2: network "cluster", container "victim"`),
+		Entry("a container's, as the gateway", "10.99.0.9/32", "10.88.0.2",
+			`address 10.88.0.2: network "cluster", container "victim"`),
+	)
+
+	DescribeTable("may be divided with ptp by ranges", func(first, second List) {
+		a, b, next := NewPod("a"), NewPod("b"), NewPod("next")
+		a.Network, b.Network, next.Network = "first", "second", "first"
+		n.Up(a, first)
+		n.Up(b, second)
+		n.Up(next, first)
+		for _, p := range []*Pod{a, b, next} {
+			p.Serve("tcp", p.Addr()+":81")
+			Expect(n.AskWithin(nstest.Patience(soon), "tcp", p.Addr()+":81")).Error().NotTo(HaveOccurred())
+		}
+	},
+		Entry("after a bridge", divided("bridge", 10, 99), divided("ptp", 100, 199)),
+		Entry("before a bridge", divided("ptp", 100, 199), divided("bridge", 10, 99)),
 	)
 
 	DescribeTable("are refused as the gateway of another bridge", func(address, gateway, message string) {
