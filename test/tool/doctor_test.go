@@ -227,27 +227,38 @@ func faults() []fault {
 				"forward ip daddr 10.88.0.0/24 accept",
 			make: `nft add table inet site
 			  nft add chain inet site forward '{ type filter hook forward priority 10 ; policy drop ; }'`,
-			mend: "nft insert rule inet site forward ip saddr 10.88.0.0/24 accept"},
+			mend: "nft insert rule inet site forward ip saddr 10.88.0.0/24 accept; nft insert rule inet site forward " +
+				"ip daddr 10.88.0.0/24 accept"},
 		{id: "drop-policy", list: open, need: []string{"iptables"},
 			says: "chain ip filter FORWARD of nf_tables drops packets and has no rule that accepts packets of",
 			make: "iptables -P FORWARD DROP; iptables -N CNI-FORWARD; iptables -A FORWARD -j CNI-FORWARD",
-			mend: "iptables -A CNI-FORWARD -s 10.88.0.0/24 -j ACCEPT"},
+			mend: "iptables -A CNI-FORWARD -s 10.88.0.0/24 -j ACCEPT; iptables -A CNI-FORWARD -d 10.88.0.0/24 " +
+				"-j ACCEPT"},
 		{id: "drop-policy", only: "reference", says: "chain inet site forward of nf_tables drops packets and has",
 			make: `nft add table inet site
 			  nft add chain inet site forward '{ type filter hook forward priority 10 ; policy drop ; }'
 			  nft add rule inet site forward meta mark and 0x1000 == 0x1000 counter`,
-			mend: "nft insert rule inet site forward iifname cni0 accept"},
+			mend: "nft insert rule inet site forward iifname cni0 accept; nft insert rule inet site forward ct state " +
+				"established accept"},
 		{id: "drop-policy", severity: "warning",
 			says: "drops packets and has rules that accept some packets, but may not accept those of",
 			make: `nft add table inet site; nft add chain inet site user; nft add chain inet site cni
 			  nft add chain inet site forward '{ type filter hook forward priority 10 ; policy drop ; }'
 			  nft add rule inet site forward jump user; nft add rule inet site user meta l4proto icmp accept`,
 			mend: "nft add rule inet site user goto cni; nft add rule inet site cni iifname cni0 accept"},
+		{id: "drop-policy", severity: "warning", list: open,
+			says: "but may not accept those of containers of /etc/cni",
+			advises: "nft insert rule inet site forward ip saddr 10.88.0.0/24 accept; nft insert rule inet site " +
+				"forward ip daddr 10.88.0.0/24 accept",
+			make: `nft add table inet site; nft add chain inet site cni; nft add rule inet site cni accept
+			  nft add chain inet site forward '{ type filter hook forward priority 10 ; policy drop ; }'
+			  nft add rule inet site forward iifname lo accept; nft add rule inet site forward iifname cni0 jump cni`,
+			mend: "nft add rule inet site forward oifname cni0 jump cni"},
 		{id: "drop-policy", says: "chain ip filter FORWARD of iptables-legacy drops", only: "reference",
 			advises: "accept the containers: iptables-legacy -I FORWARD -s 10.88.0.0/24 -j ACCEPT; iptables-legacy -I",
 			need:    []string{"iptables-legacy"}, make: "iptables-legacy -P FORWARD DROP",
 			mend: `iptables-legacy -N site; iptables-legacy -A FORWARD -j site
-			  iptables-legacy -A site -s 10.88.0.0/24 -j ACCEPT`},
+			  iptables-legacy -A site -s 10.88.0.0/24 -j ACCEPT; iptables-legacy -A site -d 10.88.0.0/24 -j ACCEPT`},
 		{id: "missing-module",
 			says:    `plugin "macvlan" needs the kernel module macvlan, which is neither loaded nor in`,
 			advises: "install the kernel's package of extra modules, or remove the plugin from the list",
@@ -525,12 +536,14 @@ var _ = Describe("hawser doctor", Label("tool-doctor"), func() {
 				Expect(m.hawser("doctor").Stdout).To(Equal("nothing is wrong\n"), rule)
 			}
 		}
-		accepts("nft add table inet site; iptables -N user; iptables -P FORWARD DROP; iptables -A FORWARD -j user",
+		accepts(`nft add table inet site; iptables -N user; iptables -P FORWARD DROP; iptables -A FORWARD -j user
+			iptables -A FORWARD -m conntrack --ctstate ESTABLISHED -j ACCEPT`,
 			"iptables -A user -s 10.88.0.0/16 -j ACCEPT", "iptables -A user -s 10.0.0.0/8 -j ACCEPT",
 			"iptables -A user -i cni+ -j ACCEPT", "iptables -A user -j ACCEPT")
 		accepts(`iptables -P FORWARD ACCEPT; nft add set inet site inside '{ type ifname; elements = { cni0, eth7 }; }'
 			nft add chain inet site forward '{ type filter hook forward priority 0; policy drop; }'
-			nft flush chain inet site user; nft add rule inet site forward jump user`,
+			nft flush chain inet site user; nft add rule inet site forward jump user
+			nft add rule inet site forward ct state established accept`,
 			`nft add rule inet site user iifname '{ "cni0", "eth7" }' accept`,
 			`nft add rule inet site user iifname @inside accept`, `nft add rule inet site user iif cni0 accept`,
 			`nft add rule inet site user iifname vmap '{ "cni0" : accept, "eth7" : drop }'`,
@@ -599,7 +612,8 @@ var _ = Describe("hawser doctor", Label("tool-doctor"), func() {
 				make: "sysctl -qw net.ipv4.conf.cni0.forwarding=0",
 				mend: "sysctl -qw net.ipv4.conf.cni0.forwarding=1"},
 			{id: "drop-policy", says: "FORWARD of nf_tables drops packets and has no rule that accepts packets of",
-				make: "iptables -P FORWARD DROP", mend: "iptables -A FORWARD -s 10.80.0.0/12 -j ACCEPT"},
+				make: "iptables -P FORWARD DROP", mend: "iptables -A FORWARD -s 10.80.0.0/12 -j ACCEPT; " +
+					"iptables -A FORWARD -d 10.80.0.0/12 -j ACCEPT"},
 		} {
 			Expect(m.says("doctor")).To(Equal("nothing is wrong\n"))
 			m.Cmd("sh", "-ec", f.make)

@@ -135,6 +135,18 @@ var _ = Describe("hawser explain", Label("tool-explain"), func() {
 		}
 	})
 
+	It("does not take a rule that accepts what the container sends for one that accepts the answers", func() {
+		m := newMachine(ours(), open)
+		m.up(newPod("c1", "web-0"))
+		m.Cmd("sh", "-ec", `nft add table inet site
+		nft add chain inet site forward '{ type filter hook forward priority 10 ; policy drop ; }'
+		nft add rule inet site forward iifname cni0 accept`)
+		Expect(stops(explains(m, "web-0"), "may stop it")).To(ConsistOf("table inet site, chain forward at forward: " +
+			"its policy is drop, unless one of its rules accepts the packet"))
+		m.Cmd("nft", "add", "rule", "inet", "site", "forward", "oifname", "cni0", "accept")
+		Expect(m.says("explain", "web-0")).To(ContainSubstring("none found"))
+	})
+
 	It("reads settings of the host where CHECK is disabled", func() {
 		m := newMachine(ours(), strings.Replace(usual, `"plugins"`, `"disableCheck": true, "plugins"`, 1))
 		m.up(newPod("c1", "web-0"))

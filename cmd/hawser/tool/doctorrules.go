@@ -178,12 +178,13 @@ func (f *facts) matcherOf(list node.List) matcher {
 }
 
 // accepts evaluates the rules of a chain, up to a rule that drops every packet, and the rules of the chains to which
-// they jump. accepted is true if a rule accepts packets and is an own rule or has no condition, or if the plugin
-// firewall accepts the packets in CNI-FORWARD or by their mark. doubt is true if only other rules may accept packets.
-// Rules for other interfaces are ignored.
+// they jump. accepted is true if a rule has no condition, if the plugin firewall accepts the packets in CNI-FORWARD or
+// by their mark, or if an own rule and another one accept packets: a single own rule may accept only what containers
+// send, without the answers. doubt is true if some rules may accept packets. Rules for other interfaces are ignored.
 func (m matcher) accepts(d node.BaseChain) (accepted, doubt bool) {
 	bit := string(binary.NativeEndian.AppendUint32(nil, m.mark))
-	chains, isForAll, passed := []string{d.Name}, map[string]bool{d.Name: true}, 0
+	chains, hasOwn, accepting, passed := []string{d.Name}, false, 0, 0
+	ways := map[string]int{d.Name: 2} // own rules that jump to the chain; 2 = all packets pass it
 	for i := 0; i < len(chains); i++ {
 		for _, r := range d.Rules {
 			if r.Chain != chains[i] {
@@ -197,18 +198,24 @@ func (m matcher) accepts(d node.BaseChain) (accepted, doubt bool) {
 				continue
 			case slices.ContainsFunc(r.Links, m.isOther):
 				continue
-			case m.isAccepted && r.Target == node.CNIForward, m.mark != 0 && slices.Contains(r.Compared, bit),
-				r.MayAccept && m.isOwn(r), r.MayAccept && r.Unconditional && isForAll[r.Chain]:
+			case m.isAccepted && r.Target == node.CNIForward, m.mark != 0 && slices.Contains(r.Compared, bit):
 				return true, false
+			case r.MayAccept && r.Unconditional && ways[r.Chain] > 0:
+				hasOwn, accepting = true, accepting+ways[r.Chain]
+			case r.MayAccept:
+				hasOwn, accepting = hasOwn || m.isOwn(r), accepting+1
 			}
-			doubt = doubt || r.MayAccept
+			if r.Unconditional {
+				ways[r.Target] += ways[r.Chain]
+			} else if ways[r.Chain] > 0 && m.isOwn(r) {
+				ways[r.Target]++
+			}
 			if r.Target != "" && !slices.Contains(chains, r.Target) {
 				chains = append(chains, r.Target)
-				isForAll[r.Target] = (r.Unconditional || m.isOwn(r)) && isForAll[r.Chain]
 			}
 		}
 	}
-	return false, doubt
+	return hasOwn && accepting > 1, accepting > 0
 }
 
 // isLoopbackGuarded reports whether a rule of another program drops or rejects packets to 127.0.0.0/8, as a kubelet's
