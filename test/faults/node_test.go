@@ -103,6 +103,10 @@ func (l *lesson) empty() *node {
 	if l.plugin() == "dhcp" {
 		n.lend()
 	}
+	if l.Other != nil {
+		n.administer(nil)
+		n.administer(l.Other)
+	}
 	return n
 }
 
@@ -191,6 +195,17 @@ func (n *node) program(command, id, prev string) nstest.Program {
 		"CNI_COMMAND=" + command, "CNI_CONTAINERID=" + id, "CNI_IFNAME=" + cmp.Or(n.IfName, "eth0"),
 		"CNI_NETNS=" + n.conts[id].Path, "CNI_PATH=" + n.bin, "CNI_ARGS=",
 	}}
+}
+
+// administer writes the list of a network into the administrator's directory, so that its policy counts on the bridge.
+func (n *node) administer(more object) {
+	list := plugintest.Merge(object{"cniVersion": "1.1.0", "name": "pods"}, object{"plugins": []object{n.Below,
+		plugintest.Merge(n.Conf, more)}})
+	if name := more["name"]; name != nil {
+		list["name"] = name
+	}
+	n.host.Cmd("sh", "-ec", `mountpoint -q /etc || mount -t tmpfs -o mode=755 tmpfs /etc; mkdir -p /etc/cni/net.d
+printf %s "$1" >"/etc/cni/net.d/$0.conflist"`, list["name"].(string), plugintest.Text(list))
 }
 
 func (n *node) conf(conf, more object) string {
