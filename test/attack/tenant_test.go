@@ -273,7 +273,8 @@ var _ = Describe("a policy for a bridge that another network uses", Label("kerne
 		GinkgoHelper()
 		said := n.Chain("ADD", tenant, list).Failed(103)
 		Expect(said).To(ContainSubstring("also connects " + holder))
-		Expect(said).To(ContainSubstring("which the policy would cut off"))
+		Expect(said).To(ContainSubstring("which the policy would restrict; use another bridge, or a list in"))
+		Expect(said).To(ContainSubstring("trustedDirs in /etc/cni/hawser/policy.json"))
 		n.Must("DEL", tenant, list)
 	}
 
@@ -331,6 +332,19 @@ var _ = Describe("a policy for a bridge that another network uses", Label("kerne
 		Entry("for the bridge plugin", Step{Plugin: "bridge"}),
 		Entry("for flannel's delegate", Step{Plugin: "flannel"}),
 	)
+
+	It("is the administrator's choice in a directory that the policy for tenants names", func() {
+		attached()
+		own := tenants("", "same-bridge", nil)
+		administers("tenant", own)
+		n.Cmd("mv", "/etc/cni/net.d", "/etc/lists")
+		refused(own, `network "cluster", container "a"`)
+		n.Cmd("sh", "-ec", "mkdir -p /etc/cni/hawser; "+
+			`echo '{"trustedDirs": ["/etc/lists"]}' >/etc/cni/hawser/policy.json`)
+		tenant.Result = nil
+		n.Up(tenant, own)
+		n.Must("DEL", tenant, own)
+	})
 
 	DescribeTable("is served where it cuts nobody off", func(feature string, own Object, policy string, more Object) {
 		if feature != "" {

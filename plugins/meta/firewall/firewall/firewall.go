@@ -40,7 +40,7 @@ func add(ctx context.Context, req *skel.Request, cfg config) (_ *cni.Result, err
 	c.adding = s
 	err = c.removeStale(ctx, s, r)
 	if err == nil {
-		err = c.refuseCutOff(s, r)
+		err = c.refuseStricter(s, r)
 	}
 	if err != nil {
 		return nil, err

@@ -75,10 +75,10 @@ func (c call) decidePolicy(ctx context.Context, s *store, r *record) (p policy, 
 	return p, c.isolatePorts(ctx, s, r)
 }
 
-// refuseCutOff returns code 103 if the policy is stricter than the bridge's and would cut off containers of another
+// refuseStricter returns code 103 if the policy is stricter than the bridge's and would restrict containers of another
 // network: the bridge is the administrator's, or another network has a port of it. The administrator's own
 // configurations are not refused on the bridges that they name.
-func (c call) refuseCutOff(s *store, r *record) error {
+func (c call) refuseStricter(s *store, r *record) error {
 	if r.Policy == policyOpen {
 		return nil
 	}
@@ -112,8 +112,9 @@ func (c call) refuseCutOff(s *store, r *record) error {
 	if err != nil || holder == "" {
 		return err
 	}
-	return cni.Errorf(cni.CodeConflict, "ingressPolicy: %q: bridge %q also connects %s, which the policy would cut "+
-		"off; use another bridge", r.Policy, r.Bridge, holder)
+	return cni.Errorf(cni.CodeConflict, "ingressPolicy: %q: bridge %q also connects %s, which the policy would "+
+		"restrict; use another bridge, or a list in a directory of the administrator (trustedDirs in %s, by default "+
+		"/etc/cni/net.d)", r.Policy, r.Bridge, holder, tenants.File)
 }
 
 // findNeighbor returns a description of a container of another network to which a policy of the record's bridge would
