@@ -191,6 +191,23 @@ func faults() []fault {
 			make: `nft add table inet site
 			  nft add chain inet site forward '{ type filter hook forward priority 10 ; policy drop ; }'`,
 			mend: "nft insert rule inet site forward meta mark and 0x1000 == 0x1000 accept"},
+		{id: "drop-policy", need: []string{"iptables"}, only: "ours",
+			says:    "chain inet site hall of nf_tables drops packets and has no rule that accepts packets",
+			list:    strings.Replace(usual, `{"type": "firewall"}`, `{"type": "firewall", "backend": "iptables"}`, 1),
+			advises: "accept the containers: nft insert rule inet site hall ip saddr 10.88.0.0/24 accept; nft insert",
+			make: `nft add table inet site
+			  nft add chain inet site hall '{ type filter hook forward priority 10 ; policy drop ; }'`,
+			mend: "nft insert rule inet site hall ip saddr 10.88.0.0/24 accept; nft insert rule inet site hall " +
+				"ip daddr 10.88.0.0/24 accept"},
+		{id: "drop-policy", need: []string{"iptables"}, only: "ours",
+			says:    "chain inet site past of nf_tables drops packets and has no rule that accepts packets",
+			list:    strings.Replace(usual, `{"type": "firewall"}`, `{"type": "firewall", "backend": "iptables"}`, 1),
+			advises: "accept the containers: nft insert rule inet site past ip saddr 10.88.0.0/24 accept; nft insert",
+			make: edit(`, "backend": "iptables"`, "") + `; nft add table inet site
+			  nft add chain inet site past '{ type filter hook forward priority 10 ; policy drop ; }'
+			  nft insert rule inet site past meta mark and 0x1000 == 0x1000 counter`,
+			mend: "nft insert rule inet site past ip saddr 10.88.0.0/24 accept; nft insert rule inet site past " +
+				"ip daddr 10.88.0.0/24 accept"},
 		{id: "drop-policy", says: "rule 1 of chain inet site user of nf_tables drops all packets of containers of",
 			advises: "remove the rule, or insert a rule before it that accepts containers",
 			make: `nft add table inet site; nft add chain inet site user '{ type filter hook forward priority 5 ; }'

@@ -9,16 +9,27 @@ import (
 	"strings"
 
 	"github.com/hawser-cni/plugins/cmd/hawser/node"
+	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/nft"
 	"github.com/hawser-cni/plugins/pkg/ranges"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
-// acceptMark returns the fwmark that the list's firewall sets on accepted packets. Only Hawser's firewall does so.
-func acceptMark(list node.List) uint32 {
-	bit := uint32(12)
+// acceptMark returns the fwmark that Hawser's firewall sets on accepted packets of a list's containers. It returns 0 if
+// the list has another backend than nftables, or if one of the containers was accepted by another one.
+func acceptMark(list node.List, attached []*node.Attachment) uint32 {
+	bit, isMarked := uint32(12), true
 	for _, e := range list.Plugins {
 		_ = json.Unmarshal(e.Raw["markAcceptBit"], &bit)
+		backend := rawText(e.Raw["backend"])
+		isMarked = isMarked && (!e.Is("firewall") || backend == "" || backend == "nftables")
+	}
+	for _, a := range attached {
+		isOther := func(value string) bool { return !strings.Contains(value, " nftables ") }
+		isMarked = isMarked && (a.Network != list.Name || !slices.ContainsFunc(a.Held(cni.HeldAccept), isOther))
+	}
+	if !isMarked {
+		return 0
 	}
 	return 1 << (bit & 31)
 }
@@ -172,7 +183,7 @@ func (f *facts) matcherOf(list node.List) matcher {
 	if slices.ContainsFunc(list.Plugins, func(e node.Entry) bool {
 		return e.Is("firewall") && f.programs[e.Type].kind == ours
 	}) {
-		m.mark = acceptMark(list)
+		m.mark = acceptMark(list, f.attached)
 	}
 	return m
 }

@@ -206,7 +206,7 @@ func (e *explanation) findPath(ctx context.Context, n node.Node, links map[strin
 		}
 		list, _ := listOf(n, a) // Attachments has returned its error
 		if uses(list, "firewall") && !a.Reference {
-			m.mark = acceptMark(list)
+			m.mark = acceptMark(list, e.Attachments)
 		}
 		m.isAccepted = m.isAccepted || uses(list, "firewall")
 		for _, text := range a.Addresses() {
