@@ -184,6 +184,12 @@ var causes = []cause{
 	{cni.CodeTryAgain, "", "", "the runtime tries again; if it fails again, remove the cause in the message"},
 	{cni.CodeConflict, "", "IPv6 is off", "enable IPv6 with the command in the message, also in /etc/sysctl.d"},
 	{cni.CodeConflict, "", "the host has it", "exclude the host's address from the range (ipam.exclude)"},
+	{cni.CodeConflict, "", "the subnet has fewer than", "write a smaller subnet for the network"},
+	{cni.CodeConflict, "", "the host's own router", "write a subnet that the node's network does not use"},
+	{cni.CodeConflict, "", ": is in subnet", "write a subnet that no other network of the node uses"},
+	{cni.CodeConflict, "", "use another mode", "write another mode than passthru, or another master"},
+	{cni.CodeConflict, "", "a passthru must be", "write another mode than passthru, or another master"},
+	{cni.CodeConflict, "", "ingressPolicy: ", "write another bridge or another ingressPolicy"},
 	{cni.CodeConflict, "", "", "release the name or address, or choose another one: hawser explain OBJECT"},
 	{cni.CodeConfig, "", "runtimeConfig.", "the runtime sent the value: correct the pod's annotation or the command"},
 	{cni.CodeConfig, "", "args.", "the runtime sent the value: correct the pod's annotation or the command"},
@@ -214,7 +220,8 @@ func advice(f skel.Failure, file string) string {
 		return ""
 	}
 	text := causes[i].advice
-	object := regexp.MustCompile(`^(?:gateway|address|bridge|master:?) "?([^" ]+?)"?: |IP address (\S+) is|:(\d+/\w+)`)
+	object := regexp.MustCompile(`^(?:gateway|address|bridge|master:?) "?([^"/ ]+?)(?:/\d+)?"?: |` +
+		`IP address (\S+) is|:(\d+/\w+)`)
 	if name := object.FindStringSubmatch(f.Msg); name != nil {
 		text = strings.Replace(text, "OBJECT", strings.Join(name[1:], ""), 1)
 	}
