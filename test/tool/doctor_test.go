@@ -643,6 +643,23 @@ var _ = Describe("hawser doctor", Label("tool-doctor"), func() {
 			ContainSubstring(`bridge: link "eth0": address 10.88.0.2/24: missing`))))
 	})
 
+	It("advises an installation that replaces the programs of other origins", func() {
+		m := newMachine(ours(), usual)
+		m.up(newPod("c1", "web-0"))
+		advises := func(advice string) {
+			GinkgoHelper()
+			out := m.hawser("doctor", "--path", "/run/first:/opt/cni/bin").Stdout
+			Expect(out).To(ContainSubstring("\n    install all plugins from one place: " + advice + "\n"))
+			m.says(strings.Fields(advice)[1:]...)
+			Expect(m.says("doctor", "--path", "/run/first:/opt/cni/bin")).To(Equal("nothing is wrong\n"))
+		}
+		m.Cmd("sh", "-ec", `mkdir /run/first; cp "$1/bridge" "$1/host-local" /run/first`, "sh", reference())
+		advises("hawser install --to /run/first")
+		m.Cmd("sh", "-ec", `rm /run/first/portmap
+			printf '#!/bin/sh\nexec /opt/cni/bin/portmap\n' >/run/first/portmap; chmod 755 /run/first/portmap`)
+		advises("hawser install --force --to /run/first")
+	})
+
 	It("names programs that cannot run", func() {
 		m := newMachine(ours(), usual)
 		m.Cmd("sh", "-ec", `mkdir /run/bin; echo x >/run/bin/bridge; chmod 755 /run/bin/bridge

@@ -74,7 +74,7 @@ var kinds = []findingKind{
 	{"firewalld", doubtful, "add the plugin firewall to the list; after a reload of firewalld run hawser reapply"},
 	{"ipvs", doubtful, "remove backend from portmap's entry: with kube-proxy's ipvs, portmap then uses iptables"},
 	{"refused-later", doubtful, "correct the value before you install Hawser; hawser check %s lists all such values"},
-	{"mixed-plugins", doubtful, "install all plugins from one place: hawser install --to %s"},
+	{"mixed-plugins", doubtful, "install all plugins from one place: hawser install%s --to %s"},
 	{"not-replaced", doubtful, "hawser install%s --to %s replaces them; hawser uninstall --to %[2]s removes Hawser"},
 	{"unguarded-loopback", doubtful, "install Hawser's portmap, or drop packets to 127.0.0.0/8 (CVE-2020-8558)"},
 }

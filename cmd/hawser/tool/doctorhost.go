@@ -341,11 +341,22 @@ func mixedPlugins(f *facts) {
 		return
 	}
 	var texts []string
+	var option string
+	var replaced program // the first one that is not Hawser's; without such, the first one
 	for _, origin := range slices.Sorted(maps.Keys(origins)) {
 		texts = append(texts, strings.Join(origins[origin], ", ")+": "+origin)
+		for _, plugin := range origins[origin] {
+			p := f.programs[plugin]
+			if replaced.path == "" || replaced.kind == ours && p.kind != ours {
+				replaced = p
+			}
+			if p.kind == foreign {
+				option = " --force"
+			}
+		}
 	}
-	to := filepath.Dir(f.programs[origins[slices.Sorted(maps.Keys(origins))[0]][0]].path)
-	f.add("mixed-plugins", "the plugins have several origins: %s", strings.Join(texts, "; ")).advise(to)
+	f.add("mixed-plugins", "the plugins have several origins: %s", strings.Join(texts, "; ")).
+		advise(option, filepath.Dir(replaced.path))
 }
 
 // notReplaced adds a finding if lists use plugins of the reference although Hawser is installed on the node.
