@@ -444,6 +444,8 @@ mount -t tmpfs tmpfs /run
 mkdir -p /run/netns
 ! cat /proc/net/ip_tables_names 2>/dev/null || { echo can be read; exit 1; }
 ip netns add pod
+ip link add host type veth peer name eth0 netns pod
+ip -n pod address add 10.1.0.2/24 dev eth0
 export CNI_CONTAINERID=one CNI_NETNS=/run/netns/pod CNI_IFNAME=eth0
 net='{"cniVersion":"1.0.0","name":"net","type":"portmap",
 "runtimeConfig":{"portMappings":[{"hostPort":8080,"containerPort":80,"protocol":"tcp"}]},
