@@ -21,7 +21,7 @@ type attack struct {
 }
 
 // either stands between the harms of which an attack does one or the other.
-const either = " or "
+const either = "; or "
 
 func static(address, gateway string) Object {
 	a := Object{"address": address}

@@ -104,8 +104,7 @@ func (l *lesson) empty() *node {
 		n.lend()
 	}
 	if l.Other != nil {
-		n.administer(nil)
-		n.administer(l.Other)
+		n.administer()
 	}
 	return n
 }
@@ -197,15 +196,16 @@ func (n *node) program(command, id, prev string) nstest.Program {
 	}}
 }
 
-// administer writes the list of a network into the administrator's directory, so that its policy counts on the bridge.
-func (n *node) administer(more object) {
-	list := plugintest.Merge(object{"cniVersion": "1.1.0", "name": "pods"}, object{"plugins": []object{n.Below,
-		plugintest.Merge(n.Conf, more)}})
-	if name := more["name"]; name != nil {
-		list["name"] = name
+// administer writes the lists of both networks into the administrator's directory, so that their policies count on the
+// bridge that they share.
+func (n *node) administer() {
+	write := "mount -t tmpfs -o mode=755 tmpfs /etc/cni; mkdir /etc/cni/net.d"
+	for i, more := range []object{nil, n.Other} {
+		list := plugintest.Merge(object{"cniVersion": "1.1.0", "name": cmp.Or[any](more["name"], "pods")},
+			object{"plugins": []object{n.Below, plugintest.Merge(n.Conf, more)}})
+		write += fmt.Sprintf("\ncat >/etc/cni/net.d/%d.conflist <<'END'\n%s\nEND", i, plugintest.Text(list))
 	}
-	n.host.Cmd("sh", "-ec", `mountpoint -q /etc || mount -t tmpfs -o mode=755 tmpfs /etc; mkdir -p /etc/cni/net.d
-printf %s "$1" >"/etc/cni/net.d/$0.conflist"`, list["name"].(string), plugintest.Text(list))
+	n.host.Cmd("sh", "-ec", write)
 }
 
 func (n *node) conf(conf, more object) string {
