@@ -187,7 +187,9 @@ func openStore(ctx context.Context, req *skel.Request, dataDir string, isADD boo
 	if err != nil {
 		return nil, fmt.Errorf("dataDir: %w", err)
 	}
-	s.boot, _ = sysctl.BootID()
+	if s.boot, err = sysctl.BootID(); err != nil && isADD { // the other calls treat the boot as unknown
+		return nil, fmt.Errorf("saved values: %w", err)
+	}
 	return s, nil
 }
 
