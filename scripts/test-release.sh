@@ -3,6 +3,8 @@
 # plugins for every architecture, and the manifests of deploy/. TESTFLAGS go to go test.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+# shellcheck source=/dev/null
+. scripts/toolchain.sh # as release.sh
 
 scripts/deps.sh dpkg dpkg-dev git make mandoc openssh-client rpm squashfs-tools systemd
 [ -t 1 ] || export GINKGO_NO_COLOR=TRUE
