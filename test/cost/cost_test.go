@@ -372,10 +372,11 @@ func bridge(subnets []string, more ...Object) Object {
 	return Merge(Object{"bridge": "cni0", "isDefaultGateway": true}, ipam(subnets), Merge(more...))
 }
 
-// ptp has subnets of its own, because ADD reads the addresses of all containers of a bridge whose subnet it uses.
+// apart are the subnets of ptp and ipvlan, whose ADD lists the ports of a bridge with the same subnet.
+var apart = []string{"10.89.0.0/16", "fd00:89::/64"}
+
 func ptp(subnets []string, more ...Object) Object {
-	own := []string{"10.89.0.0/16", "fd00:89::/64"}
-	return Merge(ipam(own[:len(subnets)]), Merge(more...))
+	return Merge(ipam(apart[:len(subnets)]), Merge(more...))
 }
 
 func onUplink(subnets []string, more ...Object) Object {
