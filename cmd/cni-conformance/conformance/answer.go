@@ -80,8 +80,8 @@ func FormatError(version string, result map[string]any) error {
 	return nil
 }
 
-// form has the keys of an object, and the kind of each value: that of scalarFits, another form, or a list of a form. A
-// key that ends in "!" is required.
+// form describes an object: its keys, and for each key a kind that scalarFits knows, another form, or a list of a form.
+// A key that ends in "!" is required.
 type form map[string]any
 
 // forms is a list of objects of a form.

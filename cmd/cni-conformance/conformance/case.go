@@ -13,7 +13,8 @@
 //
 // Each case runs in a process of its own, which is PID 1 of new network, mount, PID, IPC and UTS namespaces, and of a
 // user namespace unless the caller is root. All mounts are read-only there, except directories in memory: /run,
-// /var/lib, /tmp and those of --writable. A plugin cannot change the machine, and each file that it leaves is visible.
+// /var/lib, /tmp and the directories of --writable. A plugin cannot change the machine, and each file that it leaves is
+// visible.
 // If the kernel refuses the namespaces, the program says so and does not run any case.
 //
 // A snapshot of a case's host lists links, addresses, routes, rules, qdiscs, nftables, iptables, files and processes.

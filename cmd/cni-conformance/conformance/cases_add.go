@@ -184,8 +184,8 @@ func (w *world) hasRoute(a *attachment, r object) bool {
 	return false
 }
 
-// lacking returns what a list of the former result has and that of the result lacks.
-func lacking(former, result object, key, name string) (missing []string) {
+// droppedItems returns the items of a list that former has and result does not have. Items are compared by name.
+func droppedItems(former, result object, key, name string) (missing []string) {
 	for _, f := range list(former, key) {
 		if !slices.ContainsFunc(list(result, key), func(r object) bool { return r[name] == f[name] }) {
 			missing = append(missing, fmt.Sprintf("%s: %v", key, f[name]))
@@ -197,8 +197,8 @@ func lacking(former, result object, key, name string) (missing []string) {
 func addPrevResult(w *world) {
 	a := w.attach("one")
 	w.expect(a.result["cniVersion"] == w.Spec, "the result's cniVersion is %v", a.result["cniVersion"])
-	missing := slices.Concat(lacking(a.prev, a.result, "interfaces", "name"),
-		lacking(a.prev, a.result, "ips", "address"), lacking(a.prev, a.result, "routes", "dst"))
+	missing := slices.Concat(droppedItems(a.prev, a.result, "interfaces", "name"),
+		droppedItems(a.prev, a.result, "ips", "address"), droppedItems(a.prev, a.result, "routes", "dst"))
 	w.expect(len(missing) == 0, "the result lacks what prevResult has: %v", missing)
 	prev, _ := a.prev["dns"].(object)
 	dns, _ := a.result["dns"].(object)
@@ -242,7 +242,7 @@ func addCapabilities(w *world) {
 	w.noError(FormatError(w.Spec, a.result))
 	if mac := text(args, "mac"); mac != "" && w.Info.Kind&IPAM == 0 {
 		got := text(w.link(a, a.ifName), "address")
-		w.expect(got == mac, "the MAC address is %s, not that of runtimeConfig, %s", got, mac)
+		w.expect(got == mac, "the MAC address is %s, but runtimeConfig has %s", got, mac)
 	}
 	if w.Spec >= "0.4.0" {
 		w.succeeds("CHECK", a, w.capabilities())

@@ -38,8 +38,8 @@ func listAdd(w *world) {
 		a.plugin, a.prev = conf, former
 		result := w.added(a)
 		if former != nil {
-			missing := lacking(former, result, "interfaces", "name")
-			missing = append(missing, lacking(former, result, "ips", "address")...)
+			missing := droppedItems(former, result, "interfaces", "name")
+			missing = append(missing, droppedItems(former, result, "ips", "address")...)
 			w.expect(len(missing) == 0, "the result of %v lacks what its prevResult has: %v", conf["type"], missing)
 		}
 		former = result

@@ -74,7 +74,8 @@ func delNetnsGone(w *world) {
 	w.leavesNothing(before, "after DEL of a container whose namespace is gone")
 }
 
-// leavesNothing is settles for a container whose namespace is gone, with its devices and those of preceding plugins.
+// leavesNothing checks that the host gets nothing in addition to the snapshot. Lines of the snapshot may be missing,
+// because devices inside a namespace disappear with it, including devices of preceding plugins.
 func (w *world) leavesNothing(before snapshot, when string) {
 	w.settlesTo(before, func() snapshot { return append(w.hostState(), before...) }, when)
 }
@@ -179,7 +180,7 @@ func delegateStderr(w *world) {
 	a, changes := w.observed("ADD")
 	ans := w.succeeds("ADD", a, changes...)
 	w.expect(strings.Contains(ans.stderr, "conformance-delegate-stderr"),
-		"the plugin's standard error lacks that of the IPAM plugin")
+		"the plugin's standard error does not contain the IPAM plugin's")
 }
 
 func delegateDelAfterFailedAdd(w *world) {

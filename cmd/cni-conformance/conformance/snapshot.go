@@ -185,7 +185,7 @@ func processes() (s snapshot) {
 	return s
 }
 
-// namespace returns the name for ip(8): that of a container, or nothing for the host.
+// namespace returns the name of the container's namespace for ip(8), or "" for the host.
 func (a *attachment) namespace() string {
 	if a == nil {
 		return ""
@@ -227,12 +227,13 @@ func (w *world) same(before, now snapshot, what string) {
 	w.expect(len(diff) == 0, "%s:\n    %s", what, strings.Join(diff, "\n    "))
 }
 
-// settles checks that the host becomes as it was; the kernel needs time to remove a namespace and its links.
+// settles checks that the host returns to its state before. It waits, because the kernel removes a namespace and its
+// links in the background.
 func (w *world) settles(before snapshot, when string) {
 	w.settlesTo(before, w.hostState, when)
 }
 
-// settlesTo is settles for some of the host's state.
+// settlesTo is settles for the part of the host's state that state returns.
 func (w *world) settlesTo(before snapshot, state func() snapshot, when string) {
 	const limit = 20 * time.Second
 	now := state()

@@ -17,7 +17,7 @@ type subject struct {
 	Kind    Kinds
 	Name    string   // of the executable, or of the list
 	Network string   // the configuration's name
-	Plugins []object // one, or those of a list
+	Plugins []object // the configuration of one plugin, or the entries of a list
 	Before  []object // the plugins that precede this one in its list
 	Options options
 }

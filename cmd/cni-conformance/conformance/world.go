@@ -84,7 +84,7 @@ type attachment struct {
 	id, ifName, netns string
 	made              string // host end of the interface that the suite created
 
-	plugin object // the configuration from which those of the calls are derived
+	plugin object // configuration of the subject; each call derives its own from it
 	prev   object // the result of the preceding plugin
 	result object // of ADD
 }
@@ -403,7 +403,7 @@ func (w *world) probe() info {
 		second := w.call("ADD", w.container("probe-two"))
 		i.Many = second.exit == 0
 		b, _ := decodeOne(second.stdout)
-		i.Fixed = len(lacking(a.result, b, "ips", "address")) == 0
+		i.Fixed = len(droppedItems(a.result, b, "ips", "address")) == 0
 		return i
 	}
 	panic(verdict{broken, "ADD with the configuration fails: " + strings.Join(problems, "; ")})

@@ -135,7 +135,7 @@ func (s location) addresses(e node.Entry) {
 		for _, r := range set {
 			size += r.Size()
 			isDefault := slices.ContainsFunc(routes, func(is4 bool) bool { return is4 == r.Gateway.Is4() })
-			// ptp adds a route to the gateway, and the route to a link-local one is that of the interface.
+			// ptp adds a route to the gateway. A link-local gateway is reached through the interface itself.
 			isReached := r.Subnet.Contains(r.Gateway) || r.Gateway.Is6() && r.Gateway.IsLinkLocalUnicast() ||
 				s.nameOf(e) == "ptp"
 			if isDefault && r.Gateway.IsValid() && !isReached {
