@@ -51,9 +51,14 @@ func (w way) socket(kind int) (int, error) {
 	if err != nil {
 		return -1, fmt.Errorf("socket: %w", err)
 	}
-	limit := unix.NsecToTimeval(silence.Nanoseconds())
-	return fd, errors.Join(unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &limit),
-		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &limit))
+	return fd, nil
+}
+
+// limit ends each call on the socket after silence. A signal of the Go runtime interrupts such a call with EINTR.
+func limit(fd int) error {
+	t := unix.NsecToTimeval(silence.Nanoseconds())
+	return errors.Join(unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &t),
+		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &t))
 }
 
 func sockaddr(addr netip.Addr, port uint16) unix.Sockaddr {
@@ -76,7 +81,7 @@ func (w way) listen(kind int) (fd int, err error) {
 		if fd, err = w.socket(kind); err != nil {
 			return
 		}
-		err = errors.Join(unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1),
+		err = errors.Join(limit(fd), unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1),
 			unix.Bind(fd, sockaddr(all, port)))
 		if err == nil && kind == unix.SOCK_STREAM {
 			err = unix.Listen(fd, 4096)
@@ -85,7 +90,8 @@ func (w way) listen(kind int) (fd int, err error) {
 	return fd, err
 }
 
-// connect opens a client's socket on the calling thread.
+// connect opens a client's socket on the calling thread. The kernel restarts an interrupted connect only on a socket
+// without a limit, so the limit follows.
 func (w way) connect(kind int) (int, error) {
 	port := w.tcp[0]
 	if kind == unix.SOCK_DGRAM {
@@ -93,7 +99,8 @@ func (w way) connect(kind int) (int, error) {
 	}
 	fd, err := w.socket(kind)
 	if err == nil {
-		err = unix.Connect(fd, sockaddr(w.target, port))
+		_ = unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_SYNCNT, 1) // three seconds; not for UDP
+		err = errors.Join(unix.Connect(fd, sockaddr(w.target, port)), limit(fd))
 	}
 	if err != nil {
 		_ = unix.Close(fd)
@@ -214,7 +221,7 @@ func (w way) packets(d time.Duration) (perSecond, micros float64, err error) {
 		began, cpu := time.Now(), threadTime()
 		for isOver := lasting(d); !isOver(); {
 			for range 64 {
-				if _, err := unix.Write(fd, packet); err != nil {
+				if err := retried(unix.Write, fd, packet); err != nil {
 					return fmt.Errorf("send to %s: %w", w.target, err)
 				}
 				n++
@@ -231,6 +238,14 @@ func threadTime() time.Duration {
 	var t unix.Timespec
 	_ = unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &t)
 	return time.Duration(t.Nano())
+}
+
+// retried repeats a read or write that a signal interrupts.
+func retried(call func(int, []byte) (int, error), fd int, buf []byte) (err error) {
+	for err = unix.EINTR; errors.Is(err, unix.EINTR); {
+		_, err = call(fd, buf)
+	}
+	return err
 }
 
 // roundTrips returns the times in microseconds in which small UDP packets were answered, one after the other.
@@ -253,9 +268,9 @@ func (w way) roundTrips(d time.Duration) (micros []float64, err error) {
 		buf := make([]byte, 64)
 		for isOver := lasting(d); !isOver(); {
 			began := time.Now()
-			_, err := unix.Write(fd, buf)
+			err := retried(unix.Write, fd, buf)
 			if err == nil {
-				_, err = unix.Read(fd, buf)
+				err = retried(unix.Read, fd, buf)
 			}
 			if err != nil {
 				return fmt.Errorf("round trip to %s: %w", w.target, err)
