@@ -159,15 +159,19 @@ var (
 var sections = []string{"Name", "Synopsis", "Description", "Keys", "Commands", "On the host", "Examples", "Errors",
 	"Differences", "See also"}
 
-// shared returns the rows for keys of a plugin that its page leaves to another page: resolver settings have the same
-// meaning in all main plugins, and cluster-local has the ranges of host-local.
+// shared returns the rows for keys of a plugin that its page leaves to another page: resolver settings and ipam.type
+// have the same meaning in all plugins, cluster-local has the ranges of host-local, and static its routes.
 func shared(plugin string, own []keyDoc, rows []row) (rest []row) {
 	GinkgoHelper()
 	other := slices.DeleteFunc(keyRows(root("docs", "configuration.md")), func(r row) bool {
-		return !strings.HasPrefix(r.key, "dns")
+		return !strings.HasPrefix(r.key, "dns") && r.key != "ipam.type"
 	})
-	if plugin == "cluster-local" {
-		other = append(other, keyRows(root("plugins", "ipam", "host-local", "README.md"))...)
+	if hostLocal := keyRows(root("plugins", "ipam", "host-local", "README.md")); plugin == "cluster-local" {
+		other = append(other, hostLocal...)
+	} else if plugin == "static" {
+		other = append(other, slices.DeleteFunc(hostLocal, func(r row) bool {
+			return !strings.HasPrefix(r.key, "ipam.routes[].")
+		})...)
 	}
 	for _, r := range other {
 		isOwn := slices.Contains(paths(own), r.key)
