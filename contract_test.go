@@ -6,6 +6,7 @@ import (
 	"go/token"
 	"os"
 	"path"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
@@ -13,58 +14,115 @@ import (
 	"testing"
 )
 
-// ref is a reference of a page to the specs with a label in a file.
-type ref struct{ file, label string }
+// ref is a reference of a page to the specs with a label in a file or a package.
+type ref struct{ place, label string }
 
-var refs = regexp.MustCompile("((?:`[^`]+\\.go`, )*`[^`]+\\.go`): `([^`]+)`")
+const placePattern = "`(?:cmd|pkg|plugins|test)/[^`]+`"
 
-// references returns the references in text, which names one label for one or more files.
-func references(text string) (all []ref) {
-	for _, m := range refs.FindAllStringSubmatch(strings.Join(strings.Fields(text), " "), -1) {
-		for file := range strings.SplitSeq(m[1], ", ") {
-			all = append(all, ref{strings.Trim(file, "`"), m[2]})
+var (
+	refs        = regexp.MustCompile("((?:" + placePattern + ", )*" + placePattern + "): `([^`]+)`")
+	places      = regexp.MustCompile(placePattern + "[:,]")
+	packageLine = regexp.MustCompile("(?m)^Specs: (" + placePattern + ")$")
+	promises    = regexp.MustCompile(`\(([^()]+)\)`)
+	label       = regexp.MustCompile("^`([a-z0-9-]+)`$")
+)
+
+// references returns the references in text, which names one label for one or more files or packages. In parentheses,
+// a label without a package belongs to home.
+func references(text, home string) (all []ref) {
+	text = strings.Join(strings.Fields(text), " ")
+	for _, m := range refs.FindAllStringSubmatch(text, -1) {
+		for name := range strings.SplitSeq(m[1], ", ") {
+			all = append(all, ref{strings.Trim(name, "`"), m[2]})
+		}
+	}
+	for _, m := range promises.FindAllStringSubmatch(text, -1) {
+		for part := range strings.SplitSeq(m[1], "; ") {
+			if own := label.FindStringSubmatch(part); own != nil && home != "" {
+				all = append(all, ref{home, own[1]})
+			}
 		}
 	}
 	return all
 }
 
-// TestContract finds each file and label that the pages about promises name.
+// section is a part of a page below a heading, with the package whose labels it names without a package.
+type section struct{ text, home string }
+
+func sections(page string) (all []section) {
+	for text := range strings.SplitSeq(page, "\n## ") {
+		s := section{text: text}
+		if m := packageLine.FindStringSubmatch(text); m != nil {
+			s.home = strings.Trim(m[1], "`")
+		}
+		all = append(all, s)
+	}
+	return all
+}
+
+// TestContract finds each place and label that the pages about promises name.
 func TestContract(t *testing.T) {
 	for _, name := range []string{"docs/contract.md", "docs/reliability.md", "SECURITY.md"} {
 		page := read(t, name)
-		all := references(page)
-		if files := strings.Count(page, ".go`:") + strings.Count(page, ".go`,"); len(all) != files || files == 0 {
-			t.Errorf("%s: the labels of %d of %d files can be read", name, len(all), files)
+		all := references(page, "")
+		if named := len(places.FindAllString(page, -1)); len(all) != named || named == 0 {
+			t.Errorf("%s: the labels of %d of %d files and packages can be read", name, len(all), named)
+		}
+		for _, s := range sections(page) {
+			all = append(all, references(s.text, s.home)...)
 		}
 		for _, r := range all {
-			if _, found := labels(t, r.file)[r.label]; !found {
-				t.Errorf("%s: %s: no label %q", name, r.file, r.label)
+			if _, found := labels(t, r.place)[r.label]; !found {
+				t.Errorf("%s: %s: no label %q", name, r.place, r.label)
 			}
 		}
 	}
 }
 
-// TestContractQuick verifies that make test runs at least one spec of each promise. Only the suites with a module of
-// their own are exempt: they need a runtime, an API server or a release, and have their own make targets. With -v it
-// lists the specs.
+// TestContractQuick verifies that make test runs at least one spec of each promise, which is the text before
+// parentheses with labels. Only the suites with a module of their own are exempt: they need a runtime, an API server
+// or a release, and have their own make targets. With -v it lists the specs.
 func TestContractQuick(t *testing.T) {
 	left := leftOut(t)
-	for _, item := range strings.Split(read(t, "docs/contract.md"), "\n- ")[1:] {
-		promise := strings.Join(strings.Fields(item), " ")
-		kept, exempt := []string(nil), true
-		for _, r := range references(item) {
-			own := hasOwnModule(r.file)
-			exempt = exempt && own
-			if !own && !slices.Contains(left, path.Dir(r.file)) && labels(t, r.file)[r.label] {
-				kept = append(kept, r.file+" "+r.label)
+	for _, s := range sections(read(t, "docs/contract.md")) {
+		for _, item := range strings.Split(s.text, "\n- ")[1:] {
+			if len(references(item, s.home)) == 0 {
+				t.Errorf("docs/contract.md: no spec is named for the promise %q", item)
+			}
+			for _, m := range promises.FindAllString(item, -1) {
+				if all := references(m, s.home); len(all) > 0 {
+					testQuick(t, left, all)
+				}
 			}
 		}
-		if len(references(item)) == 0 {
-			t.Errorf("docs/contract.md: no spec is named for the promise %q", promise)
-		} else if len(kept) == 0 && !exempt {
-			t.Errorf("docs/contract.md: no spec in make test keeps the promise %q", promise)
+	}
+}
+
+// testQuick verifies that make test runs a spec of one of the references of a promise.
+func testQuick(t *testing.T, left []string, all []ref) {
+	t.Helper()
+	kept, exempt := []ref(nil), true
+	for _, r := range all {
+		own := hasOwnModule(r.place)
+		exempt = exempt && own
+		if !own && !slices.Contains(left, dirOf(r.place)) && labels(t, r.place)[r.label] {
+			kept = append(kept, r)
 		}
-		t.Logf("%s: %s", promise, strings.Join(kept, ", "))
+	}
+	if len(kept) == 0 && !exempt {
+		t.Errorf("docs/contract.md: no spec in make test keeps the promise of %v", all)
+	}
+	t.Log(kept)
+}
+
+func TestReferences(t *testing.T) {
+	text := "A promise (`one`; `pkg/a`,\n  `test/b/b_test.go`: `two`), a remark (not `three`), (`test/c`: `four`)."
+	explicit := []ref{{"pkg/a", "two"}, {"test/b/b_test.go", "two"}, {"test/c", "four"}}
+	if got := references(text, ""); !slices.Equal(got, explicit) {
+		t.Error(got)
+	}
+	if got := references(text, "pkg/home"); !slices.Equal(got, append(explicit, ref{"pkg/home", "one"})) {
+		t.Error(got)
 	}
 }
 
@@ -90,9 +148,17 @@ func TestContractReader(t *testing.T) {
 	}
 }
 
-// hasOwnModule reports whether a file belongs to a module other than the root's and test/.
-func hasOwnModule(file string) bool {
-	for dir := path.Dir(file); dir != "." && dir != "test"; dir = path.Dir(dir) {
+// dirOf returns the directory of a file or a package.
+func dirOf(place string) string {
+	if strings.HasSuffix(place, ".go") {
+		return path.Dir(place)
+	}
+	return place
+}
+
+// hasOwnModule reports whether a place belongs to a module other than the root's and test/.
+func hasOwnModule(place string) bool {
+	for dir := dirOf(place); dir != "." && dir != "test"; dir = path.Dir(dir) {
 		if _, err := os.Stat(dir + "/go.mod"); err == nil {
 			return true
 		}
@@ -119,20 +185,27 @@ func leftOut(t *testing.T) []string {
 
 var parsed = map[string]map[string]bool{}
 
-// labels returns the labels of the specs in a file, and for each whether a spec has it that is not labeled "slow".
-func labels(t *testing.T, file string) map[string]bool {
+// labels returns the labels of the specs in a file or a package, and for each whether a spec has it that is not labeled
+// "slow".
+func labels(t *testing.T, place string) map[string]bool {
 	t.Helper()
-	if found, ok := parsed[file]; ok {
+	if found, ok := parsed[place]; ok {
 		return found
 	}
-	tree, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.SkipObjectResolution)
-	if err != nil {
-		t.Error(err)
-		return nil
+	files := []string{place}
+	if dirOf(place) == place {
+		files, _ = filepath.Glob(place + "/*.go")
 	}
 	found := map[string]bool{}
-	collect(tree, nil, found)
-	parsed[file] = found
+	for _, file := range files {
+		tree, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.SkipObjectResolution)
+		if err != nil {
+			t.Error(err)
+			continue
+		}
+		collect(tree, nil, found)
+	}
+	parsed[place] = found
 	return found
 }
 
