@@ -16,8 +16,8 @@ import (
 	"github.com/hawser-cni/plugins/pkg/nstest"
 )
 
-// remedies say what to do where a feature does not work on a kernel as it is, and where a machine lacks what a row
-// is called.
+// remedies has the remedy for a feature that does not work on an unchanged kernel, and for a machine that lacks the
+// module, program or parameter that a row names.
 var remedies = map[string]string{
 	"bridge, vlan":        "a kernel with `CONFIG_BRIDGE_VLAN_FILTERING`",
 	"ptp, netkit":         "Linux 6.7 with `CONFIG_NETKIT`, as Debian's 6.12 has it; or the `deviceType` veth",
@@ -27,17 +27,17 @@ var remedies = map[string]string{
 	"vrf":                 "the module `vrf`",
 	"bandwidth, fq_codel": "the module `sch_fq_codel`",
 
-	"nf_tables":      "load it; or install the legacy programs of iptables: without a backend the plugins take these",
-	"nft_masq":       "load it; or leave the backend out: then the plugins take iptables",
-	"nft_nat":        "load it; or leave the backend out: then the plugins take iptables",
-	"nft_fib":        "load it (with `nft_fib_inet`); or leave the backend out: then the plugins take iptables",
-	"xt_":            "load the modules named; or take nftables, as the plugins do where no backend is named",
+	"nf_tables":      "load it; or install iptables-legacy, which the plugins use if no backend is named",
+	"nft_masq":       "load it; or omit the backend, so that the plugins use iptables",
+	"nft_nat":        "load it; or omit the backend, so that the plugins use iptables",
+	"nft_fib":        "load it (with `nft_fib_inet`); or omit the backend, so that the plugins use iptables",
+	"xt_":            "load the modules named; or use nftables, the default",
 	"ip_tables":      "load it; or use the iptables of nf_tables, or nftables",
 	"sch_tbf":        "load it",
 	"ifb":            "load it, or limit only what the container receives",
-	"veth":           "load it: after an update of the kernel modules are gone until the next boot",
-	"no-iptables":    "install iptables; or take nftables, as the plugins do where no backend is named",
-	"ipv6.disable=1": "give containers IPv4 addresses alone; or turn IPv6 off by sysctl instead",
+	"veth":           "load it; after a kernel update, modules are missing until the next boot",
+	"no-iptables":    "install iptables; or use nftables, the default",
+	"ipv6.disable=1": "give containers only IPv4 addresses; or disable IPv6 by sysctl instead",
 }
 
 // result is what docs/kernels has of one row.
@@ -100,7 +100,9 @@ func page(all []result) string {
 		fmt.Fprintf(&b, " %s |", r.version)
 	}
 	b.WriteString(" where it is missing |\n|" + strings.Repeat(" --- |", len(stock)+2) + "\n")
-	for _, feature := range stock[len(stock)-1].features {
+	everywhere, others := partition(stock)
+	fmt.Fprintf(&b, "| %s |%s  |\n", strings.Join(everywhere, "; "), strings.Repeat(" yes |", len(stock)))
+	for _, feature := range others {
 		fmt.Fprintf(&b, "| %s |", feature)
 		remedy := ""
 		for _, r := range stock {
@@ -133,6 +135,19 @@ func page(all []result) string {
 			strings.Join(red, "<br>"), remedy)
 	}
 	return b.String()
+}
+
+// partition returns the features that work on each kernel, and the others.
+func partition(stock []result) (everywhere, others []string) {
+	for _, feature := range stock[len(stock)-1].features {
+		works := func(r result) bool { return r.cells[feature] == "yes" }
+		if slices.IndexFunc(stock, func(r result) bool { return !works(r) }) < 0 {
+			everywhere = append(everywhere, feature)
+		} else {
+			others = append(others, feature)
+		}
+	}
+	return everywhere, others
 }
 
 func remedyOf(what string) string {
