@@ -1,7 +1,7 @@
 package conformance_test
 
 // preamble begins each broken plugin, which stands before the correct plugin in CNI_PATH. The suite has the directories
-// of --path at /run/cni-conformance/path, and names a container's namespace after the container.
+// of --path at /run/cni-conformance/path. The first container is c1, and each namespace has its container's name.
 const preamble = `#!/bin/sh
 conf=$(cat)
 plugin() { printf '%s' "$conf" | "/run/cni-conformance/path/1/${0##*/}"; }
@@ -84,7 +84,7 @@ var broken = map[string]fault{
 	"del/without-netns":       {"bridge", `is DEL && [ -z "$CNI_NETNS" ] && exit 1`},
 	"del/netns-gone":          {"bridge", `is DEL && [ ! -e "$CNI_NETNS" ] && exit 1`},
 	"del/after-failed-add":    {"bridge", `is ADD && { answer; [ "$rc" = 0 ] || : >"$mark"; finish; }`},
-	"del/others":              {"bridge", `is DEL && ip -n one link set eth0 mtu 1300`},
+	"del/others":              {"bridge", `is DEL && ip -n c1 link set eth0 mtu 1300`},
 
 	"check/after-add":         {"bridge", `is CHECK && exit 1`},
 	"check/output":            {"bridge", `is CHECK && echo '{}' && exit`},
@@ -99,7 +99,7 @@ var broken = map[string]fault{
 
 	"gc/succeeds":      {"bridge", `is GC && exit 1`},
 	"gc/output":        {"bridge", `is GC && { plugin; echo '{}'; exit; }`},
-	"gc/keeps-valid":   {"bridge", `is GC && ip -n one link del eth0`},
+	"gc/keeps-valid":   {"bridge", `is GC && ip -n c1 link del eth0`},
 	"gc/removes-stale": {"bridge", `is GC && exit 0`},
 	"gc/other-network": {"bridge", `is GC && editConf '.name = "net"'`},
 	"status/ready":     {"bridge", `is STATUS && exit 1`},

@@ -60,7 +60,7 @@ func (s suite) run(subject string, more ...string) (exit int, report string) {
 	GinkgoHelper()
 	file := filepath.Join(s.dir, "conf")
 	Expect(os.WriteFile(file, []byte(cmp.Or(configs[subject], bridge)), 0o644)).To(Succeed())
-	args := []string{"--path", s.path, "--parallel", "8", "--jobs", "2", "--ignore", "/run/hawser", "--plugin", subject,
+	args := []string{"--path", s.path, "--parallel", "8", "--ignore", "^/run/hawser/", "--plugin", subject,
 		"--config", file}
 	if subject == "list" {
 		args = append(args[:len(args)-4], "--list", file)
@@ -83,7 +83,7 @@ var _ = Describe("correct plugins", Label("conformance"), func() {
 		It(subject+" passes", only, func() {
 			nstest.Build("host-local")
 			nstest.Build("tuning")
-			exit, report := plugins().run(subject, "--strict", "--skip", "unknown-args") // which Hawser rejects
+			exit, report := plugins().run(subject, "--skip", "unknown-args") // which Hawser rejects
 			Expect(exit).To(BeZero(), report)
 			Expect(report).To(ContainSubstring(" 0 failed"))
 		})
@@ -115,8 +115,9 @@ var _ = Describe("correct plugins", Label("conformance"), func() {
 	It("the example of the man page passes, also each SHOULD", func() {
 		dir := filepath.Join(nstest.Root(), "cmd/cni-conformance/example")
 		out, err := exec.Command(nstest.Build("cni-conformance"), "--path", dir, "--plugin", "pair", "--config",
-			filepath.Join(dir, "pair.json"), "--parallel", "8", "--jobs", "2", "--strict").CombinedOutput()
+			filepath.Join(dir, "pair.json"), "--parallel", "8").CombinedOutput()
 		Expect(err).NotTo(HaveOccurred(), string(out))
+		Expect(string(out)).To(ContainSubstring(" 0 MUST, 0 SHOULD"))
 		text, err := os.ReadFile(filepath.Join(dir, "pair"))
 		Expect(err).NotTo(HaveOccurred())
 		Expect(strings.Count(string(text), "\n")).To(BeNumerically("<=", 32))
@@ -195,7 +196,7 @@ var _ = Describe("reports", Label("reports"), func() {
 		s := plugins()
 		s.path = filepath.Join(s.dir, "broken") + ":" + s.path
 		Expect(os.Mkdir(filepath.Join(s.dir, "broken"), 0o755)).To(Succeed())
-		script := preamble + `is DEL && { [ "$CNI_CONTAINERID" = warm ] || exit 1; }` + "\nplugin\n"
+		script := preamble + "is DEL && exit 1\nplugin\n"
 		Expect(os.WriteFile(filepath.Join(s.dir, "broken", "bridge"), []byte(script), 0o755)).To(Succeed())
 		tap, junit := filepath.Join(s.dir, "tap"), filepath.Join(s.dir, "junit")
 		exit, report := s.run("bridge", "--focus", "^(del/twice|del/output|add/output|del/others)$", "--tap", tap,

@@ -8,7 +8,6 @@ import (
 	"maps"
 	"net"
 	"net/netip"
-	"slices"
 	"strings"
 )
 
@@ -17,16 +16,16 @@ type object = map[string]any
 
 // decodeOne decodes text that is exactly one JSON object.
 func decodeOne(text string) (object, error) {
+	if strings.TrimSpace(text) == "" {
+		return nil, errors.New("standard output is empty, not a JSON object")
+	}
 	d := json.NewDecoder(strings.NewReader(text))
 	var o object
-	if err := d.Decode(&o); err != nil {
-		return nil, fmt.Errorf("standard output is not a JSON object: %w", err)
-	}
-	if o == nil {
-		return nil, errors.New("standard output is null")
+	if err := d.Decode(&o); err != nil || o == nil {
+		return nil, fmt.Errorf("standard output is not a JSON object: %s", short(text))
 	}
 	if err := d.Decode(new(any)); !errors.Is(err, io.EOF) {
-		return nil, errors.New("standard output has more than one JSON document")
+		return nil, fmt.Errorf("standard output has more than one JSON document: %s", short(text))
 	}
 	return o, nil
 }
@@ -36,135 +35,109 @@ func decodeOne(text string) (object, error) {
 func Verdict(command string, exit int, stdout string) error {
 	if exit == 0 && command != "ADD" && command != "VERSION" {
 		if stdout != "" {
-			return errors.New("a successful " + command + " has something on standard output")
+			return fmt.Errorf("a successful %s has something on standard output: %s", command, short(stdout))
 		}
 		return nil
 	}
 	o, err := decodeOne(stdout)
-	if err != nil {
+	switch {
+	case err != nil:
 		return err
-	}
-	if exit != 0 {
-		return errorForm.check("error", o)
-	}
-	if _, ok := o["code"]; ok && command == "ADD" {
+	case exit == 0 && command == "ADD" && o["code"] != nil:
 		return errors.New("exit status 0 with an error object")
+	case exit == 0:
+		return nil
+	}
+	var form struct {
+		Code         uint
+		Msg, Details string
+	}
+	if err := decodeForm(o, &form); err != nil {
+		return fmt.Errorf("the error object: %w", err)
+	}
+	if form.Code == 0 || form.Msg == "" {
+		return fmt.Errorf("the error object has code %d and msg %q; both are required", form.Code, form.Msg)
 	}
 	return nil
 }
 
 // FormatError checks the types and values of the keys of an ADD result that has the form of a version.
 func FormatError(version string, result map[string]any) error {
-	if err := sameVersion(version, result); err != nil {
+	var r resultForm
+	if err := errors.Join(sameVersion(version, result), decodeForm(result, &r)); err != nil {
 		return err
 	}
 	if version < "0.3.0" {
-		return oldForm.check("result", result)
-	}
-	if err := resultForm.check("result", result); err != nil {
-		return err
-	}
-	interfaces := len(list(result, "interfaces"))
-	for _, ip := range list(result, "ips") {
-		if index, ok := ip["interface"].(float64); ok && int(index) >= interfaces {
-			return fmt.Errorf("ips: interface %v is not an index into the %d interfaces", index, interfaces)
+		if r.IPs != nil {
+			return fmt.Errorf("version %s has no ips, but ip4 and ip6", version)
 		}
-		want := "6"
-		if strings.Contains(text(ip, "address"), ".") {
-			want = "4"
-		}
-		if version < "1.0.0" && ip["version"] != want {
-			return fmt.Errorf("ips: version of %v is %v, not %q", ip["address"], ip["version"], want)
-		}
-	}
-	return nil
-}
-
-// form describes an object: its keys, and for each key a kind that scalarFits knows, another form, or a list of a form.
-// A key that ends in "!" is required.
-type form map[string]any
-
-// forms is a list of objects of a form.
-type forms form
-
-// The forms of the specification.
-var (
-	errorForm  = form{"code!": "code", "msg!": "name", "details": "text"}
-	dnsForm    = form{"nameservers": "texts", "domain": "text", "search": "texts", "options": "texts"}
-	oldIPForm  = form{"ip!": "prefix", "gateway": "address"}
-	oldForm    = form{"ip4": oldIPForm, "ip6": oldIPForm, "dns": dnsForm, "ips": "absent"}
-	ipForm     = forms{"address!": "prefix", "gateway": "address", "interface": "number"}
-	routeForm  = forms{"dst!": "prefix", "gw": "address", "mtu": "number", "priority": "number", "table": "number"}
-	linkForm   = forms{"name!": "name", "mac": "MAC address", "mtu": "number", "sandbox": "text", "socketPath": "text"}
-	resultForm = form{"interfaces": linkForm, "ips": ipForm, "routes": routeForm, "dns": dnsForm}
-)
-
-func (f form) check(name string, v any) error {
-	o, ok := v.(object)
-	if !ok {
-		return fmt.Errorf("%s is %v, not an object", name, v)
-	}
-	for _, key := range slices.Sorted(maps.Keys(f)) {
-		bare, required := strings.CutSuffix(key, "!")
-		if o[bare] == nil && !required {
-			continue
-		}
-		if err := fits(f[key], name+"."+bare, o[bare]); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// fits checks a value of a form.
-func fits(kind any, name string, v any) error {
-	switch kind := kind.(type) {
-	case form:
-		return kind.check(name, v)
-	case forms:
-		all, ok := v.([]any)
-		if !ok {
-			return fmt.Errorf("%s is %v, not a list", name, v)
-		}
-		for i, e := range all {
-			if err := form(kind).check(fmt.Sprintf("%s[%d]", name, i), e); err != nil {
-				return err
+		for _, key := range []string{"ip4", "ip6"} {
+			if o, isThere := result[key].(object); isThere && text(o, "ip") == "" {
+				return fmt.Errorf("%s has no ip", key)
 			}
 		}
-	case string:
-		if !scalarFits(kind, v) {
-			return fmt.Errorf("%s is %v, not of the kind %q", name, v, kind)
+		return nil
+	}
+	for key, required := range map[string]string{"interfaces": "name", "ips": "address", "routes": "dst"} {
+		for i, o := range list(result, key) {
+			if text(o, required) == "" {
+				return fmt.Errorf("%s[%d] has no %s", key, i, required)
+			}
+		}
+	}
+	for i, l := range r.Interfaces {
+		if _, err := net.ParseMAC(l.Mac); err != nil && l.Mac != "" {
+			return fmt.Errorf("interfaces[%d]: %w", i, err)
+		}
+	}
+	for i, ip := range r.IPs {
+		if ip.Interface != nil && *ip.Interface >= uint(len(r.Interfaces)) {
+			return fmt.Errorf("ips[%d]: interface %d is not an index into the %d interfaces", i, *ip.Interface,
+				len(r.Interfaces))
+		}
+		want := map[bool]string{true: "4", false: "6"}[ip.Address.Addr().Is4()]
+		if version < "1.0.0" && ip.Version != want {
+			return fmt.Errorf("ips[%d]: version of %v is %q, not %q", i, ip.Address, ip.Version, want)
 		}
 	}
 	return nil
 }
 
-// scalarFits reports whether a value has a kind. Addresses may be empty, except for a prefix.
-func scalarFits(kind string, v any) bool {
-	s, isText := v.(string)
-	n, isNumber := v.(float64)
-	var err error
-	switch kind {
-	case "text":
-		return isText
-	case "name":
-		return s != ""
-	case "number", "code":
-		return isNumber && n >= 0 && n == float64(uint64(n)) && (n > 0 || kind == "number")
-	case "prefix":
-		_, err = netip.ParsePrefix(s)
-		return err == nil
-	case "texts":
-		all, ok := v.([]any)
-		return ok && !slices.ContainsFunc(all, func(e any) bool { return !scalarFits("text", e) })
-	case "address":
-		_, err = netip.ParseAddr(s)
-	case "MAC address":
-		_, err = net.ParseMAC(s)
-	default: // "absent": this version has no such key
-		return false
+// resultForm is the form of an ADD result. Decoding into it checks the types and values of the keys that are present.
+type resultForm struct {
+	Interfaces []struct {
+		Name, Mac, Sandbox, SocketPath string
+		MTU                            uint
 	}
-	return isText && (s == "" || err == nil)
+	IPs []struct {
+		Version   string // before 1.0.0
+		Address   netip.Prefix
+		Gateway   netip.Addr
+		Interface *uint
+	}
+	Routes []struct {
+		Dst                  netip.Prefix
+		GW                   netip.Addr
+		MTU, Priority, Table uint
+	}
+	DNS struct {
+		Nameservers, Search, Options []string
+		Domain                       string
+	}
+	IP4, IP6 struct { // before 0.3.0
+		IP      netip.Prefix
+		Gateway netip.Addr
+	}
+}
+
+// decodeForm decodes an object into a form, and names the key of a wrong type.
+func decodeForm(o object, form any) error {
+	err := json.Unmarshal(encode(o), form)
+	var wrong *json.UnmarshalTypeError
+	if errors.As(err, &wrong) {
+		return fmt.Errorf("%s has the wrong type: JSON %s", wrong.Field, wrong.Value)
+	}
+	return err
 }
 
 // list returns the objects of a list; it is empty if the key is absent or has another type.
@@ -187,14 +160,19 @@ func text(o object, key string) string {
 	return s
 }
 
+// encode returns the JSON text of a value that came from JSON.
+func encode(v any) []byte {
+	data, err := json.Marshal(v)
+	if err != nil {
+		panic(err)
+	}
+	return data
+}
+
 // clone returns a deep copy with additional keys; the value nil removes a key.
 func clone(o object, more object) object {
-	data, err := json.Marshal(o)
 	out := object{}
-	if err == nil {
-		err = json.Unmarshal(data, &out)
-	}
-	if err != nil { // not reached: o comes from JSON
+	if err := json.Unmarshal(encode(o), &out); err != nil {
 		panic(err)
 	}
 	maps.Copy(out, more)

@@ -1,35 +1,22 @@
 // Package conformance tests any CNI plugin against the CNI specification, versions 0.4.0, 1.0.0 and 1.1.0. It knows
 // nothing about Hawser: it runs executables with environment variables and JSON, and reads the kernel's state.
 //
-// A [Case] is a value: a name, the kinds of plugins for which it makes sense, a function, and citations. A citation is
-// a section, the specification's word (MUST, SHOULD or MAY) and its text. Citations are in citations.tsv, because the
-// word may differ between versions of the specification. Only MUST decides the exit status. Where the text leaves room,
-// the case is a SHOULD.
+// A subject is a plugin with one working configuration, or a list of plugins. Everything else is derived from the
+// configuration: other versions, bad values, capability arguments and chains. A chained plugin gets a prevResult for an
+// interface that the suite creates, or the result of the preceding plugins of its list.
 //
-// A subject is a plugin with one working configuration, written by the plugin's author. Everything else is derived
-// from the configuration: other versions, bad values, capability arguments, and chains. An interface plugin creates an
-// interface. A chained plugin gets a prevResult for an interface that the suite creates itself, or the result of the
-// preceding plugins of its list. An IPAM plugin is called without an interface. A list is a subject, too.
+// Each case runs in a process of its own, in new namespaces with read-only mounts, so that a plugin cannot change the
+// machine. Directories in memory show each file that it leaves. A snapshot lists the state of the host or of a
+// container. A case about leftovers attaches and detaches one container first, because shared objects such as a bridge
+// may stay.
 //
-// Each case runs in a process of its own, which is PID 1 of new network, mount, PID, IPC and UTS namespaces, and of a
-// user namespace unless the caller is root. All mounts are read-only there, except directories in memory: /run,
-// /var/lib, /tmp and the directories of --writable. A plugin cannot change the machine, and each file that it leaves is
-// visible.
-// If the kernel refuses the namespaces, the program says so and does not run any case.
-//
-// A snapshot of a case's host lists links, addresses, routes, rules, qdiscs, nftables, iptables, files and processes.
-// A case about cleaning up attaches and detaches one container first, because shared objects such as a bridge may
-// stay. It then compares the snapshots before ADD and after DEL of another container.
-//
-// The delegate of an interface plugin is observed by a script with the IPAM plugin's name in the first directory of
-// CNI_PATH. It records its environment and configuration, and then runs the real IPAM plugin or fails, as the case
-// demands.
-//
-// A case reports a failure with the calls that it made. The reports are text, TAP 14 and JUnit XML. A failed SHOULD is
-// a TODO in TAP and skipped in JUnit, so that it is visible and does not break a build.
+// A new case needs a line in the table cases, its citations in citations.tsv, and a plugin that fails it in
+// test/conformance/broken_test.go. Its function calls methods of world, such as expect or succeeds, which end the case
+// if it fails.
 package conformance
 
 import (
+	"cmp"
 	_ "embed"
 	"regexp"
 	"strings"
@@ -38,7 +25,8 @@ import (
 // Word is a key word of the specification, as in RFC 2119.
 type Word string
 
-// The words, strongest first.
+// The words, strongest first. Only a failed MUST decides the exit status. A case for which the text leaves room is a
+// SHOULD.
 const (
 	Must   Word = "MUST"
 	Should Word = "SHOULD"
@@ -47,7 +35,7 @@ const (
 
 // Cite is a citation of the specification.
 type Cite struct {
-	Word    Word // empty: the specification no longer says this
+	Word    Word
 	Section string
 	Text    string
 }
@@ -55,26 +43,27 @@ type Cite struct {
 // Kinds is a set of kinds of subjects.
 type Kinds int
 
-// The kinds of subjects.
+// The kinds of subjects. Creating and Delegating are properties of some interface plugins.
 const (
 	Interface Kinds = 1 << iota
 	Chained
 	IPAM
 	List
-	Delegating // an interface plugin whose configuration names an IPAM plugin
+	Creating   // the interface does not exist before ADD, unlike lo
+	Delegating // the configuration names an IPAM plugin
 
 	Plugins = Interface | Chained | IPAM
 )
 
-// kindNames are the values of --kind.
-var kindNames = map[Kinds]string{Interface: "interface", Chained: "chained", IPAM: "ipam", List: "list"}
-
-func (k Kinds) String() string { return kindNames[k&^Delegating] }
+func (k Kinds) String() string {
+	names := map[Kinds]string{Interface: "interface plugin", Chained: "chained plugin", IPAM: "IPAM plugin"}
+	return cmp.Or(names[k&Plugins], "list")
+}
 
 // Case is a test of one statement of the specification.
 type Case struct {
 	Name string // group/name
-	For  Kinds
+	For  Kinds  // the subjects for which it makes sense
 	run  func(w *world)
 }
 
@@ -101,11 +90,11 @@ func (c Case) cite(spec string) (found Cite, ok bool) {
 	return found, found.Word != "" && found.Word != "-"
 }
 
-// selected returns the cases for a subject and a version whose names match.
+// selected returns the cases for a subject and a version whose names match focus and not skip.
 func selected(k Kinds, spec string, focus, skip *regexp.Regexp) (list []Case) {
 	for _, c := range cases {
 		_, applies := c.cite(spec)
-		if applies && c.For&k != 0 && focus.MatchString(c.Name) && (skip == nil || !skip.MatchString(c.Name)) {
+		if applies && c.For&k != 0 && focus.MatchString(c.Name) && !skip.MatchString(c.Name) {
 			list = append(list, c)
 		}
 	}
@@ -117,31 +106,33 @@ var cases = []Case{
 	{"version/supported", Plugins, versionSupported},
 	{"version/echo", Plugins, versionEcho},
 	{"version/environment", Plugins, versionEnvironment},
-	{"version/without-input", Plugins, versionWithoutInput},
-	{"version/results", Plugins, func(w *world) { w.eachVersion(sameVersion) }},
-	{"version/formats", Plugins, func(w *world) { w.eachVersion(FormatError) }},
-	{"version/unsupported", Plugins, versionUnsupported},
-	{"error/exit-status", Plugins, errorStatus},
-	{"error/object", Plugins, errorObjectOf},
+	{"version/without-input", Plugins, func(w *world) { w.version(raw("")) }},
+	{"version/results", Plugins, eachVersion(sameVersion)},
+	{"version/formats", Plugins, eachVersion(FormatError)},
+	{"version/unsupported", Plugins, refusesWith(1, keys(object{"cniVersion": "99.0.0"}))},
+	{"error/exit-status", Plugins, refuses(raw("{"), raw(`"text"`), raw(""))},
+	{"error/object", Plugins, errorObject},
 	{"error/version", Plugins, errorVersion},
-	{"error/undecodable", Plugins, errorUndecodable},
+	{"error/undecodable", Plugins, refusesWith(6, raw("{"))},
 	{"error/reserved-codes", Plugins, errorReserved},
-	{"environment/required", Plugins, environmentRequired},
+	{"environment/required", Plugins, refuses(unset("CNI_CONTAINERID"), unset("CNI_IFNAME"), unset("CNI_NETNS"))},
 	{"environment/names", Plugins, environmentNames},
-	{"environment/command", Plugins, environmentCommand},
+	{"environment/command", Plugins, func(w *world) { w.fails("FROBNICATE", w.container()) }},
 	{"environment/container-id", Plugins, environmentContainerID},
-	{"environment/interface-name", Interface, environmentInterfaceName},
-	{"environment/args", Plugins, func(w *world) { w.withArgs("IgnoreUnknown=1;CONFORMANCE=1") }},
-	{"environment/unknown-args", Plugins, func(w *world) { w.withArgs("FOO=BAR;ABC=123") }},
-	{"config/name", Plugins, configName},
-	{"config/unknown-keys", Plugins, configUnknownKeys},
+	{"environment/interface-name", Creating, refuses(set("CNI_IFNAME", "an-interface-name-that-is-too-long"),
+		set("CNI_IFNAME", "sla/sh"), set("CNI_IFNAME", "with space"))},
+	{"environment/args", Plugins, accepts(set("CNI_ARGS", "IgnoreUnknown=1;CONFORMANCE=1"))},
+	{"environment/unknown-args", Plugins, accepts(set("CNI_ARGS", "FOO=BAR;ABC=123"))},
+	{"config/name", Plugins, refuses(keys(object{"name": "../escaped"}), keys(object{"name": "sla/sh"}),
+		keys(object{"name": "-minus"}))},
+	{"config/unknown-keys", Plugins, accepts(keys(object{"conformanceUnknownKey": object{"a": []any{1, "b", nil}}}))},
 	{"config/reserved-keys", Plugins, configReservedKeys},
 	{"config/bad-values", Plugins, configBadValues},
-	{"add/output", Plugins, addOutput},
-	{"add/format", Plugins, addFormat},
-	{"add/interface-name", Interface, addInterfaceName},
-	{"add/existing-interface", Interface, addExistingInterface},
-	{"add/existing-unharmed", Interface, addExistingUnharmed},
+	{"add/output", Plugins, output("ADD")},
+	{"add/format", Plugins, func(w *world) { w.noError(FormatError(w.Spec, w.attach().result)) }},
+	{"add/interface-name", Creating, addInterfaceName},
+	{"add/existing-interface", Creating, func(w *world) { w.fails("ADD", w.occupied()) }},
+	{"add/existing-unharmed", Creating, addExistingUnharmed},
 	{"add/interfaces-listed", Interface, addInterfacesListed},
 	{"add/sandbox", Interface, addSandbox},
 	{"add/interfaces-exist", Interface | Chained, addInterfacesExist},
@@ -151,63 +142,63 @@ var cases = []Case{
 	{"add/prev-result", Chained, addPrevResult},
 	{"add/ipam-abbreviated", IPAM, addIPAMAbbreviated},
 	{"add/ipam-addresses", IPAM, addIPAMAddresses},
-	{"add/two-interfaces", Interface, addTwoInterfaces},
+	{"add/two-interfaces", Creating, addTwoInterfaces},
 	{"add/capabilities", Plugins, addCapabilities},
-	{"del/output", Plugins, func(w *world) { w.silent("DEL", w.attach("one")) }},
-	{"del/interface", Interface, delInterface},
+	{"del/output", Plugins, output("DEL")},
+	{"del/interface", Creating, delInterface},
 	{"del/container", Interface | Chained, delContainer},
-	{"del/host", Plugins, func(w *world) { w.delLeaves("link", "address", "route", "rule") }},
-	{"del/packet-filter", Plugins, func(w *world) { w.delLeaves("nftables", "iptables", "qdisc") }},
-	{"del/files", Plugins, func(w *world) { w.delLeaves("file") }},
-	{"del/processes", Plugins, func(w *world) { w.delLeaves("process") }},
-	{"del/twice", Plugins, delTwice},
-	{"del/never-added", Plugins, func(w *world) { w.succeeds("DEL", w.container("one")) }},
-	{"del/interface-missing", Interface | Chained, delInterfaceMissing},
-	{"del/without-prev-result", Plugins, func(w *world) { w.delWith(keys(object{"prevResult": nil})) }},
-	{"del/without-netns", Plugins, func(w *world) { w.delWith(set("CNI_NETNS", "-")) }},
+	{"del/host", Plugins, delLeaves("link", "address", "route", "rule")},
+	{"del/packet-filter", Plugins, delLeaves("nftables", "iptables", "qdisc")},
+	{"del/files", Plugins, delLeaves("file")},
+	{"del/processes", Plugins, delLeaves("process")},
+	{"del/twice", Plugins, succeedsAfter(detach, "DEL")},
+	{"del/never-added", Plugins, func(w *world) { w.succeeds("DEL", w.container()) }},
+	{"del/interface-missing", Creating | Chained, succeedsAfter(removeInterface, "DEL")},
+	{"del/without-prev-result", Plugins, delWith(keys(object{"prevResult": nil}))},
+	{"del/without-netns", Plugins, delWith(unset("CNI_NETNS"))},
 	{"del/netns-gone", Plugins, delNetnsGone},
 	{"del/after-failed-add", Plugins, delAfterFailedAdd},
 	{"del/others", Plugins, delOthers},
-	{"check/after-add", Plugins, func(w *world) { w.succeeds("CHECK", w.attach("one")) }},
-	{"check/output", Plugins, func(w *world) { w.silent("CHECK", w.attach("one")) }},
+	{"check/after-add", Plugins, succeeds("CHECK")},
+	{"check/output", Plugins, output("CHECK")},
 	{"check/changes-nothing", Plugins, checkChangesNothing},
-	{"check/later-route", Interface | Chained, checkLaterRoute},
-	{"check/later-interface", Interface | Chained, checkLaterInterface},
-	{"check/interface-missing", Interface, checkInterfaceMissing},
-	{"check/address-missing", Interface, checkAddressMissing},
-	{"check/route-missing", Interface, checkRouteMissing},
-	{"check/interface-down", Interface, checkInterfaceDown},
+	{"check/later-route", Interface | Chained, succeedsAfter(addRoute, "CHECK")},
+	{"check/later-interface", Interface | Chained, succeedsAfter(addInterface, "CHECK")},
+	{"check/interface-missing", Creating, checkFailsAfter(removeInterface)},
+	{"check/address-missing", Interface, checkFailsAfter(removeAddresses)},
+	{"check/route-missing", Interface, checkFailsAfter(removeRoute)},
+	{"check/interface-down", Interface, checkFailsAfter(setDown)},
 	{"check/rules-missing", Interface | Chained, checkRulesMissing},
-	{"gc/succeeds", Plugins, func(w *world) { w.gc(); w.gc(w.attach("one")) }},
-	{"gc/output", Plugins, func(w *world) { w.silent("GC", nil, validAttachments(w.attach("one"))) }},
+	{"gc/succeeds", Plugins, func(w *world) { w.gc(); w.gc(w.attach()) }},
+	{"gc/output", Plugins, output("GC")},
 	{"gc/keeps-valid", Plugins, gcKeepsValid},
 	{"gc/removes-stale", Plugins, gcRemovesStale},
 	{"gc/other-network", Plugins, gcOtherNetwork},
-	{"status/ready", Plugins, func(w *world) { w.succeeds("STATUS", nil) }},
-	{"status/output", Plugins, func(w *world) { w.silent("STATUS", nil) }},
+	{"status/ready", Plugins, succeeds("STATUS")},
+	{"status/output", Plugins, output("STATUS")},
 	{"load/concurrent", Plugins, loadConcurrent},
-	{"load/killed-add", Plugins, loadKilledAdd},
-	{"load/killed-del", Plugins, loadKilledDel},
+	{"load/killed-add", Plugins, killed("ADD")},
+	{"load/killed-del", Plugins, killed("DEL")},
 	{"delegate/environment", Delegating, delegateEnvironment},
 	{"delegate/configuration", Delegating, delegateConfiguration},
 	{"delegate/type", Delegating, delegateType},
 	{"delegate/stderr", Delegating, delegateStderr},
-	{"delegate/add", Delegating, func(w *world) { w.delegates("ADD") }},
-	{"delegate/del", Delegating, func(w *world) { w.delegates("DEL") }},
-	{"delegate/check", Delegating, func(w *world) { w.delegates("CHECK") }},
-	{"delegate/gc", Delegating, func(w *world) { w.delegates("GC") }},
-	{"delegate/status", Delegating, func(w *world) { w.delegates("STATUS") }},
-	{"delegate/add-error", Delegating, func(w *world) { w.delegateError("ADD") }},
-	{"delegate/del-error", Delegating, func(w *world) { w.delegateError("DEL") }},
-	{"delegate/check-error", Delegating, func(w *world) { w.delegateError("CHECK") }},
-	{"delegate/gc-error", Delegating, func(w *world) { w.delegateError("GC") }},
-	{"delegate/status-error", Delegating, func(w *world) { w.delegateError("STATUS") }},
+	{"delegate/add", Delegating, delegates("ADD")},
+	{"delegate/del", Delegating, delegates("DEL")},
+	{"delegate/check", Delegating, delegates("CHECK")},
+	{"delegate/gc", Delegating, delegates("GC")},
+	{"delegate/status", Delegating, delegates("STATUS")},
+	{"delegate/add-error", Delegating, delegateError("ADD")},
+	{"delegate/del-error", Delegating, delegateError("DEL")},
+	{"delegate/check-error", Delegating, delegateError("CHECK")},
+	{"delegate/gc-error", Delegating, delegateError("GC")},
+	{"delegate/status-error", Delegating, delegateError("STATUS")},
 	{"delegate/del-after-failed-add", Delegating, delegateDelAfterFailedAdd},
 	{"delegate/failed-add-leaves-nothing", Delegating, delegateFailedAdd},
 	{"list/add", List, listAdd},
-	{"list/check", List, func(w *world) { w.listEach("CHECK", w.listAttach("one")) }},
-	{"list/del", List, listDel},
-	{"list/del-without-prev-result", List, listDelWithoutPrevResult},
-	{"list/del-after-partial-add", List, listPartial},
+	{"list/check", List, func(w *world) { w.listEach("CHECK", w.listAttach()) }},
+	{"list/del", List, listLeavesNothing(listDelTwice)},
+	{"list/del-without-prev-result", List, listLeavesNothing(listDelWithoutPrevResult)},
+	{"list/del-after-partial-add", List, listLeavesNothing(listPartial)},
 	{"list/gc", List, listGC},
 }

@@ -7,148 +7,113 @@ import (
 	"strings"
 )
 
-func addOutput(w *world) {
-	a := w.container("one")
-	ans := w.call("ADD", a)
-	w.expect(ans.exit == 0, "ADD failed: %v", ans)
-	w.noError(Verdict("ADD", ans.exit, ans.stdout))
-}
-
-func addFormat(w *world) {
-	w.noError(FormatError(w.Spec, w.attach("one").result))
-}
-
 func addInterfaceName(w *world) {
-	if w.Info.Present {
-		w.skip("the plugin does not create an interface")
-	}
-	for i, name := range []string{w.Subject.Options.IfName, "cnf7"} {
-		a := w.container(fmt.Sprintf("c%d", i))
+	for _, name := range []string{w.Subject.Options.IfName, "cnf7"} {
+		a := w.container()
 		a.ifName = name
 		w.added(a)
-		w.expect(slices.Contains(w.links(a), name), "after ADD with CNI_IFNAME=%s, the container's links are %v", name,
-			w.links(a))
+		w.expect(w.link(a, name) != nil, "ADD with CNI_IFNAME=%s did not create %s in the container", name, name)
 		w.succeeds("DEL", a)
 	}
 }
 
 // occupied creates a container that has an interface of the requested name.
 func (w *world) occupied() *attachment {
-	if w.Info.Present {
-		w.skip("the plugin does not create an interface")
-	}
-	a := w.container("one")
+	a := w.container()
 	w.ip(a.id, "link add "+a.ifName+" type veth peer name other0", "addr add 192.0.2.77/32 dev "+a.ifName,
 		"link set "+a.ifName+" up")
 	return a
 }
 
-func addExistingInterface(w *world) { w.fails("ADD", w.occupied()) }
-
 func addExistingUnharmed(w *world) {
 	a := w.occupied()
-	before := w.netState(a.id)
-	w.call("ADD", a)
-	w.same(before, w.netState(a.id), "ADD changed the container's own interface")
+	state := func() snapshot { return w.netState(a.id) }
+	w.unchanged(state, "ADD changed the container's own interface", func() { w.call("ADD", a) })
 }
 
 func addInterfacesListed(w *world) {
-	a := w.container("one")
-	host, inside := w.links(nil), w.links(a)
+	a := w.container()
+	named := func(name string, isInside bool) string {
+		return name + map[bool]string{true: " in the container", false: " on the host"}[isInside]
+	}
+	links := func() (all []string) {
+		for _, netns := range []string{a.id, ""} {
+			for _, l := range w.listing(netns, "link") {
+				all = append(all, named(text(l, "ifname"), netns != ""))
+			}
+		}
+		return all
+	}
+	expected := links()
 	w.added(a)
-	reported := func(name string, isInside bool) bool {
-		return slices.ContainsFunc(list(a.result, "interfaces"), func(i object) bool {
-			return text(i, "name") == name && (text(i, "sandbox") != "") == isInside
-		})
+	for _, i := range list(a.result, "interfaces") {
+		expected = append(expected, named(text(i, "name"), text(i, "sandbox") != ""))
 	}
-	for _, name := range w.links(a) {
-		w.expect(slices.Contains(inside, name) || reported(name, true),
-			"the result's interfaces lack %s, which ADD created in the container", name)
-	}
-	for _, name := range w.links(nil) {
-		w.expect(slices.Contains(host, name) || reported(name, false),
-			"the result's interfaces lack %s, which ADD created on the host", name)
+	for _, l := range links() {
+		w.expect(slices.Contains(expected, l), "ADD created %s, which the result's interfaces lack", l)
 	}
 }
 
 func addSandbox(w *world) {
-	a := w.attach("one")
-	for _, i := range list(a.result, "interfaces") {
-		if text(i, "name") == a.ifName && text(i, "sandbox") != "" {
-			w.expect(w.Spec < "1.0.0" || text(i, "sandbox") == a.netns, "sandbox of %s is %q, not %q", a.ifName,
-				text(i, "sandbox"), a.netns)
-			return
-		}
-	}
-	w.fail("no interface %s with a sandbox in the result", a.ifName)
+	a := w.attach()
+	ok := slices.ContainsFunc(list(a.result, "interfaces"), func(i object) bool {
+		return i["name"] == a.ifName && text(i, "sandbox") != "" && (w.Spec < "1.0.0" || i["sandbox"] == a.netns)
+	})
+	w.expect(ok, "the result's interfaces have no %s with the sandbox %s", a.ifName, a.netns)
 }
 
-// place returns the container for an interface of a result, or nil for the host. Other places are unknown.
-func (a *attachment) place(i object) (at *attachment, known bool) {
+// reported returns the link of an interface of a result. It is known if it is on the host or in the container.
+func (w *world) reported(a *attachment, i object) (link object, known bool) {
 	switch text(i, "sandbox") {
 	case "":
-		return nil, true
+		return w.link(&attachment{}, text(i, "name")), true
 	case a.netns:
-		return a, true
+		return w.link(a, text(i, "name")), true
 	}
 	return nil, false
 }
 
 func addInterfacesExist(w *world) {
-	a := w.attach("one")
+	a := w.attach()
 	for _, i := range list(a.result, "interfaces") {
-		at, known := a.place(i)
+		l, known := w.reported(a, i)
 		if !known {
 			continue
 		}
-		l := w.link(at, text(i, "name"))
-		w.expect(l != nil, "no interface %s, which the result has with sandbox %q", text(i, "name"), text(i, "sandbox"))
-		mac := text(i, "mac")
-		isRight := mac == "" || strings.EqualFold(mac, text(l, "address"))
-		w.expect(isRight, "%v has the MAC address %v, and %s in the result", i["name"], l["address"], mac)
-		isRight = i["mtu"] == nil || i["mtu"] == 0.0 || i["mtu"] == l["mtu"]
-		w.expect(isRight, "the MTU of %s is %v, and %v in the result", text(i, "name"), l["mtu"], i["mtu"])
+		name, mac := text(i, "name"), text(i, "mac")
+		w.expect(l != nil, "no interface %s, which the result has with sandbox %q", name, text(i, "sandbox"))
+		const message = "%s has the %s %v, and %v in the result"
+		w.expect(mac == "" || strings.EqualFold(mac, text(l, "address")), message, name, "MAC", l["address"], mac)
+		w.expect(i["mtu"] == nil || i["mtu"] == 0.0 || i["mtu"] == l["mtu"], message, name, "MTU", l["mtu"], i["mtu"])
 	}
 }
 
 func addAddressesExist(w *world) {
-	a := w.attach("one")
+	a := w.attach()
 	interfaces := list(a.result, "interfaces")
 	for _, ip := range list(a.result, "ips") {
 		index, ok := ip["interface"].(float64)
 		if !ok || int(index) >= len(interfaces) {
 			continue
 		}
-		at, known := a.place(interfaces[int(index)])
-		name := text(interfaces[int(index)], "name")
-		if known {
-			found := w.addresses(at, name)
-			isThere := slices.Contains(found, text(ip, "address"))
-			w.expect(isThere, "%s has the addresses %v, and %v in the result", name, found, ip["address"])
+		if l, known := w.reported(a, interfaces[int(index)]); known {
+			found := addresses(l)
+			w.expect(slices.Contains(found, text(ip, "address")), "%v has the addresses %v, and %v in the result",
+				interfaces[int(index)]["name"], found, ip["address"])
 		}
 	}
-}
-
-// addresses returns the addresses of an interface, except link-local ones.
-func (w *world) addresses(a *attachment, name string) (all []string) {
-	for _, addr := range list(w.link(a, name), "addr_info") {
-		if text(addr, "scope") != "link" {
-			all = append(all, prefixOf(addr))
-		}
-	}
-	return all
 }
 
 func addAddressesListed(w *world) {
-	a := w.attach("one")
-	for _, address := range w.addresses(a, a.ifName) {
+	a := w.attach()
+	for _, address := range addresses(w.link(a, a.ifName)) {
 		isListed := slices.ContainsFunc(list(a.result, "ips"), func(ip object) bool { return ip["address"] == address })
 		w.expect(isListed, "%s has the address %s, which the result's ips lack", a.ifName, address)
 	}
 }
 
 func addRoutesExist(w *world) {
-	a := w.attach("one")
+	a := w.attach()
 	for _, r := range list(a.result, "routes") {
 		w.expect(w.hasRoute(a, r), "the container has no route to %s, which the result has; its routes: %v",
 			text(r, "dst"), w.netState(a.id).only("route"))
@@ -161,27 +126,17 @@ func (w *world) hasRoute(a *attachment, r object) bool {
 	if err != nil {
 		return false
 	}
-	for _, found := range w.routes(a.id) {
-		dst := text(found, "dst")
-		switch {
-		case dst == "default" && want.Bits() == 0:
-			gw, _ := netip.ParseAddr(text(found, "gateway"))
-			if gw.IsValid() && gw.Is4() != want.Addr().Is4() {
-				continue
-			}
-		default:
-			if !strings.Contains(dst, "/") {
-				dst += map[bool]string{true: "/128", false: "/32"}[strings.Contains(dst, ":")]
-			}
-			if p, err := netip.ParsePrefix(dst); err != nil || p != want.Masked() {
-				continue
-			}
-		}
-		if gw := text(r, "gw"); gw == "" || gw == text(found, "gateway") {
-			return true
-		}
+	family, host := "-6", "/128"
+	if want.Addr().Is4() {
+		family, host = "-4", "/32"
 	}
-	return false
+	dst := strings.TrimSuffix(want.Masked().String(), host) // as ip(8) prints it
+	if want.Bits() == 0 {
+		dst = "default"
+	}
+	return slices.ContainsFunc(w.listing(a.id, family, "route", "show", "table", "all"), func(found object) bool {
+		return found["dst"] == dst && (text(r, "gw") == "" || found["gateway"] == r["gw"])
+	})
 }
 
 // droppedItems returns the items of a list that former has and result does not have. Items are compared by name.
@@ -195,7 +150,7 @@ func droppedItems(former, result object, key, name string) (missing []string) {
 }
 
 func addPrevResult(w *world) {
-	a := w.attach("one")
+	a := w.attach()
 	w.expect(a.result["cniVersion"] == w.Spec, "the result's cniVersion is %v", a.result["cniVersion"])
 	missing := slices.Concat(droppedItems(a.prev, a.result, "interfaces", "name"),
 		droppedItems(a.prev, a.result, "ips", "address"), droppedItems(a.prev, a.result, "routes", "dst"))
@@ -206,7 +161,7 @@ func addPrevResult(w *world) {
 }
 
 func addIPAMAbbreviated(w *world) {
-	a := w.attach("one")
+	a := w.attach()
 	w.expect(a.result["interfaces"] == nil, "the result has interfaces")
 	for _, ip := range list(a.result, "ips") {
 		w.expect(ip["interface"] == nil, "the address %v has an interface", ip["address"])
@@ -214,23 +169,17 @@ func addIPAMAbbreviated(w *world) {
 }
 
 func addIPAMAddresses(w *world) {
-	a := w.attach("one")
-	w.expect(len(list(a.result, "ips")) > 0, "the result has no ips")
+	w.expect(len(list(w.attach().result, "ips")) > 0, "the result has no ips")
 }
 
 func addTwoInterfaces(w *world) {
-	if !w.Info.Many || w.Info.Present {
-		w.skip("the configuration allows one attachment at a time")
-	}
-	a := w.attach("one")
+	w.needMany()
+	a := w.attach()
 	b := &attachment{id: a.id, ifName: "cnf7", netns: a.netns, plugin: a.plugin}
 	w.added(b)
 	w.succeeds("DEL", b)
-	left := w.links(a)
-	w.expect(slices.Contains(left, a.ifName), "DEL of cnf7 removed %s", a.ifName)
-	if w.Spec >= "0.4.0" {
-		w.succeeds("CHECK", a)
-	}
+	w.expect(w.link(a, a.ifName) != nil, "DEL of cnf7 removed %s", a.ifName)
+	w.succeeds("CHECK", a)
 }
 
 func addCapabilities(w *world) {
@@ -238,14 +187,12 @@ func addCapabilities(w *world) {
 	if len(args) == 0 {
 		w.skip("the configuration declares no capability for which the suite has a value")
 	}
-	a := w.attach("one", w.capabilities())
+	a := w.attach(w.capabilities())
 	w.noError(FormatError(w.Spec, a.result))
 	if mac := text(args, "mac"); mac != "" && w.Info.Kind&IPAM == 0 {
 		got := text(w.link(a, a.ifName), "address")
 		w.expect(got == mac, "the MAC address is %s, but runtimeConfig has %s", got, mac)
 	}
-	if w.Spec >= "0.4.0" {
-		w.succeeds("CHECK", a, w.capabilities())
-	}
+	w.succeeds("CHECK", a, w.capabilities())
 	w.succeeds("DEL", a, w.capabilities())
 }

@@ -1,204 +1,205 @@
 package conformance
 
 import (
-	"encoding/json"
 	"slices"
 	"strings"
 )
 
-func delInterface(w *world) {
-	if w.Info.Present {
-		w.skip("the plugin does not create an interface")
+// succeedsAfter returns a case in which a command succeeds after a change of the container.
+func succeedsAfter(change func(*world, *attachment), command string) func(*world) {
+	return func(w *world) {
+		a := w.attach()
+		change(w, a)
+		w.succeeds(command, a)
 	}
-	a := w.attach("one")
+}
+
+func detach(w *world, a *attachment) { w.succeeds("DEL", a) }
+
+func removeInterface(w *world, a *attachment) { w.ip(a.id, "link del "+a.ifName) }
+
+func delInterface(w *world) {
+	a := w.attach()
 	w.succeeds("DEL", a)
-	w.expect(!slices.Contains(w.links(a), a.ifName), "after DEL, the container still has %s", a.ifName)
+	w.expect(w.link(a, a.ifName) == nil, "after DEL, the container still has %s", a.ifName)
 }
 
 func delContainer(w *world) {
-	w.finish(w.attach("warm"))
-	a := w.container("one")
+	w.finish(w.attach())
+	a := w.container()
 	state := func() snapshot { // without lo, which the plugin may set up
-		return slices.DeleteFunc(w.netState(a.id), func(line string) bool {
-			return strings.HasPrefix(line, "link lo ") || strings.Contains(line, " dev lo ") ||
-				strings.HasSuffix(line, " on lo")
+		isLo := func(line string) bool { return strings.Contains(line+" ", " dev lo ") }
+		return slices.DeleteFunc(w.netState(a.id), isLo)
+	}
+	w.unchanged(state, "after DEL, the container differs from before ADD", func() {
+		w.added(a)
+		w.succeeds("DEL", a)
+	})
+}
+
+// delLeaves returns a case in which DEL leaves nothing in sections of the host's state.
+func delLeaves(sections ...string) func(*world) {
+	return func(w *world) {
+		w.finish(w.attach(w.capabilities()), w.capabilities())
+		a := w.container()
+		state := func() snapshot { return w.hostState().only(sections...) }
+		w.unchanged(state, "after DEL, the host differs from before ADD", func() {
+			w.added(a, w.capabilities())
+			w.succeeds("DEL", a, w.capabilities())
 		})
 	}
-	before := state()
-	w.added(a)
-	w.succeeds("DEL", a)
-	w.same(before, state(), "after DEL, the container differs from before ADD")
 }
 
-// delLeaves checks that DEL leaves nothing in sections of the host's state.
-func (w *world) delLeaves(sections ...string) {
-	w.finish(w.attach("warm", w.capabilities()), w.capabilities())
-	a := w.container("one")
-	before := w.hostState().only(sections...)
-	w.added(a, w.capabilities())
-	w.succeeds("DEL", a, w.capabilities())
-	w.same(before, w.hostState().only(sections...), "after DEL, the host differs from before ADD")
-}
-
-func delTwice(w *world) {
-	a := w.attach("one")
-	w.succeeds("DEL", a)
-	w.succeeds("DEL", a)
-}
-
-func delInterfaceMissing(w *world) {
-	a := w.attach("one")
-	if w.Info.Present {
-		w.skip("the interface cannot be removed")
+// delWith returns a case in which a DEL with less information succeeds and leaves nothing.
+func delWith(less change) func(*world) {
+	return func(w *world) {
+		before := w.warmHost()
+		a := w.attach()
+		w.succeeds("DEL", a, less)
+		w.unmake(a)
+		w.settles(before, "after DEL")
 	}
-	w.ip(a.id, "link del "+a.ifName)
-	w.succeeds("DEL", a)
-}
-
-// delWith checks that a DEL with less information succeeds and leaves nothing.
-func (w *world) delWith(less func(*call)) {
-	before := w.warmHost()
-	a := w.attach("one")
-	w.succeeds("DEL", a, less)
-	w.unmake(a)
-	w.settles(before, "after DEL")
 }
 
 func delNetnsGone(w *world) {
-	w.finish(w.attach("warm"))
-	a := w.container("one")
+	w.finish(w.attach())
+	a := w.container()
 	before := w.hostState()
 	w.added(a)
 	w.ip("", "netns del "+a.id)
 	w.succeeds("DEL", a)
-	w.leavesNothing(before, "after DEL of a container whose namespace is gone")
-}
-
-// leavesNothing checks that the host gets nothing in addition to the snapshot. Lines of the snapshot may be missing,
-// because devices inside a namespace disappear with it, including devices of preceding plugins.
-func (w *world) leavesNothing(before snapshot, when string) {
-	w.settlesTo(before, func() snapshot { return append(w.hostState(), before...) }, when)
+	// Devices inside a namespace disappear with it, including devices of preceding plugins.
+	w.settles(before, "after DEL of a container whose namespace is gone", before...)
 }
 
 func delAfterFailedAdd(w *world) {
 	before := w.warmHost()
-	a := w.container("one")
+	a := w.container()
+	failing := set("CNI_IFNAME", "an-interface-name-that-is-too-long")
 	if w.Info.Kind&Delegating != 0 {
-		delegate := w.observe()
+		failing = w.observe()
 		w.failDelegate("ADD")
-		w.fails("ADD", a, delegate)
-	} else {
-		w.fails("ADD", a, set("CNI_IFNAME", "an-interface-name-that-is-too-long"))
 	}
+	w.fails("ADD", a, failing)
 	w.finish(a)
 	w.settles(before, "after a failed ADD and DEL")
 }
 
 func delOthers(w *world) {
-	a := w.attach("one")
-	b := w.second("two")
-	before := w.netState(a.id)
-	w.succeeds("DEL", b)
-	w.same(before, w.netState(a.id), "DEL of another container changed this one")
+	w.needMany()
+	a, b := w.attach(), w.attach()
+	state := func() snapshot { return w.netState(a.id) }
+	w.unchanged(state, "DEL of another container changed this one", func() { w.succeeds("DEL", b) })
 	w.succeeds("CHECK", a)
 }
 
-// observed attaches a container with the observer, and returns what a command needs.
-func (w *world) observed(command string) (a *attachment, changes []func(*call)) {
-	delegate := w.observe()
-	changes = []func(*call){delegate}
-	switch command {
-	case "ADD":
-		return w.container("one"), changes
-	case "STATUS":
-		return nil, changes
-	}
-	a = w.attach("one", delegate)
-	if command == "GC" {
-		return nil, append(changes, validAttachments(a))
-	}
-	return a, changes
+func checkChangesNothing(w *world) {
+	a := w.attach()
+	w.unchanged(w.bothStates(a), "CHECK changed something", func() { w.succeeds("CHECK", a) })
 }
 
-func (w *world) delegates(command string) {
-	a, changes := w.observed(command)
-	w.delegations()
-	w.succeeds(command, a, changes...)
-	got := w.commands()
-	w.expect(slices.Contains(got, command), "%s does not call the IPAM plugin with it; calls: %v", command, got)
-}
-
-func (w *world) delegateError(command string) {
-	a, changes := w.observed(command)
-	w.failDelegate(command)
-	w.fails(command, a, changes...)
-}
-
-// observation is the IPAM plugin's ADD, and the environment and the configuration that the plugin received.
-func (w *world) observation() (d delegation, vars map[string]string, conf object) {
-	a, changes := w.observed("ADD")
-	changes = append(changes, set("CNI_ARGS", "IgnoreUnknown=1"), set("CNI_CONFORMANCE", "a variable of the runtime"),
-		keys(object{"conformanceUnknownKey": object{"b": "2", "a": []any{1.0, nil}}}),
-		func(c *call) {
-			vars, conf = c.vars, c.conf
-			vars["CNI_PATH"] = strings.Join(c.path, ":")
-		})
-	w.succeeds("ADD", a, changes...)
-	for _, d := range w.delegations() {
-		if d.command == "ADD" {
-			return d, vars, conf
+// addRoute does what a later plugin may do: it adds a route by the gateway of the first address, and reports it.
+func addRoute(w *world, a *attachment) {
+	for _, ip := range list(a.result, "ips") {
+		if gw := text(ip, "gateway"); strings.Contains(gw, ".") {
+			w.ip(a.id, "route add 203.0.113.0/24 via "+gw+" dev "+a.ifName+" onlink")
+			routes := append(anyList(a.result["routes"]), object{"dst": "203.0.113.0/24", "gw": gw})
+			a.result = clone(a.result, object{"routes": routes})
+			return
 		}
 	}
-	w.fail("ADD does not call the IPAM plugin")
-	return delegation{}, nil, nil
+	w.skip("the result has no gateway")
 }
 
-func delegateEnvironment(w *world) {
-	d, vars, _ := w.observation()
-	for name, value := range vars {
-		w.expect(d.env[name] == value, "the IPAM plugin received %s=%q, not %q", name, d.env[name], value)
+// addInterface adds an interface with an address, as a later plugin may do, and reports them.
+func addInterface(w *world, a *attachment) {
+	w.ip(a.id, "link add later0 address 02:ca:fe:03:00:01 type veth peer name later1",
+		"addr add 198.51.100.1/32 dev later0", "link set later0 up")
+	interfaces := anyList(a.result["interfaces"])
+	ip := object{"address": "198.51.100.1/32", "interface": len(interfaces)}
+	if w.Spec < "1.0.0" {
+		ip["version"] = "4"
+	}
+	a.result = clone(a.result, object{"ips": append(anyList(a.result["ips"]), ip), "interfaces": append(interfaces,
+		object{"name": "later0", "mac": "02:ca:fe:03:00:01", "sandbox": a.netns})})
+}
+
+// checkFailsAfter returns a case in which CHECK fails after a change of the container.
+func checkFailsAfter(change func(*world, *attachment)) func(*world) {
+	return func(w *world) {
+		a := w.attach()
+		change(w, a)
+		w.fails("CHECK", a)
 	}
 }
 
-func delegateConfiguration(w *world) {
-	d, _, conf := w.observation()
-	got, _ := json.Marshal(d.conf)
-	want, _ := json.Marshal(clone(conf, nil))
-	w.expect(string(got) == string(want), "the IPAM plugin received\n    %s\n  and the plugin\n    %s", got, want)
+func removeAddresses(w *world, a *attachment) {
+	if len(addresses(w.link(a, a.ifName))) == 0 {
+		w.skip("the interface has no address")
+	}
+	w.ip(a.id, "addr flush dev "+a.ifName)
 }
 
-// delegateType puts a program where a name with a slash leads, and checks that the plugin does not run it.
-func delegateType(w *world) {
-	delegate := w.observe()
-	ipam, _ := w.Subject.Plugins[0]["ipam"].(object)
-	bad := clone(ipam, object{"type": "../delegate/" + text(ipam, "type")})
-	ans := w.call("ADD", w.container("one"), delegate, keys(object{"ipam": bad}))
-	w.expect(ans.exit != 0 && len(w.delegations()) == 0, "ADD ran the IPAM plugin %v: %v", bad["type"], ans)
+func removeRoute(w *world, a *attachment) {
+	for _, r := range list(a.result, "routes") {
+		family := map[bool]string{true: "-6", false: "-4"}[strings.Contains(text(r, "dst"), ":")]
+		if _, err := command("", "ip", family, "-n", a.id, "route", "del", text(r, "dst")); err == nil {
+			return
+		}
+	}
+	w.skip("the result has no route of the main table")
 }
 
-func delegateStderr(w *world) {
-	a, changes := w.observed("ADD")
-	ans := w.succeeds("ADD", a, changes...)
-	w.expect(strings.Contains(ans.stderr, "conformance-delegate-stderr"),
-		"the plugin's standard error does not contain the IPAM plugin's")
+func setDown(w *world, a *attachment) {
+	if !isUp(w.link(a, a.ifName)) {
+		w.skip("the interface is not up after ADD")
+	}
+	w.ip(a.id, "link set "+a.ifName+" down")
 }
 
-func delegateDelAfterFailedAdd(w *world) {
-	a, changes := w.observed("ADD")
-	w.failDelegate("ADD")
-	w.fails("ADD", a, changes...)
-	got := w.commands()
-	w.expect(slices.Contains(got, "DEL"), "after its failed ADD, the IPAM plugin was not called with DEL: %v", got)
+func checkRulesMissing(w *world) {
+	a := w.container()
+	before := w.rules().only("nftables", "iptables")
+	w.added(a, w.capabilities())
+	if len(before.diff(w.rules().only("nftables", "iptables"))) == 0 {
+		w.skip("ADD created no rules of the packet filter")
+	}
+	_, err := command("", "sh", "-ec", `nft flush ruleset
+		for t in filter nat mangle; do iptables-legacy -t $t -F || :; ip6tables-legacy -t $t -F || :; done`)
+	w.noError(err)
+	w.fails("CHECK", a, w.capabilities())
 }
 
-func delegateFailedAdd(w *world) {
-	w.finish(w.attach("warm"))
-	a, changes := w.observed("ADD")
+func gcKeepsValid(w *world) {
+	all := []*attachment{w.attach()}
+	if w.Info.Many {
+		all = append(all, w.attach())
+	}
+	w.unchanged(w.bothStates(all[0]), "GC changed valid attachments", func() { w.gc(all...) })
+	for _, a := range all {
+		w.succeeds("CHECK", a)
+	}
+}
+
+func gcRemovesStale(w *world) {
+	w.needMany()
+	w.finish(w.attach())
+	a, b := w.attach(), w.container()
+	before := w.hostState()
+	w.added(b)
+	w.ip("", "netns del "+b.id) // GC may assume this
+	w.gc(a)
+	w.settles(before, "after GC of a stale attachment", before...)
+	w.succeeds("CHECK", a)
+}
+
+func gcOtherNetwork(w *world) {
+	a := w.attach()
 	state := func() snapshot {
-		return w.bothStates(a).only("link", "address", "route", "rule", "nftables", "iptables")
+		return slices.DeleteFunc(w.bothStates(a)(), func(line string) bool { return strings.Contains(line, "-other") })
 	}
-	before := state()
-	w.failDelegate("ADD")
-	w.fails("ADD", a, changes...)
-	w.same(before, state(), "a failed ADD left something")
+	w.unchanged(state, "GC of another network changed something", func() {
+		w.succeeds("GC", nil, valid(), keys(object{"name": w.Subject.Network + "-other"}))
+	})
+	w.succeeds("CHECK", a)
 }

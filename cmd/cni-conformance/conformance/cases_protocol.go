@@ -8,18 +8,13 @@ import (
 )
 
 // version calls VERSION and returns the object.
-func (w *world) version(changes ...func(*call)) object {
-	ans := w.call("VERSION", nil, append([]func(*call){input(object{"cniVersion": w.Spec})}, changes...)...)
-	w.expect(ans.exit == 0, "VERSION failed: %v", ans)
-	o, err := decodeOne(ans.stdout)
-	w.noError(err)
-	return o
+func (w *world) version(changes ...change) object {
+	changes = append([]change{input(object{"cniVersion": w.Spec})}, changes...)
+	return w.decode(w.succeeds("VERSION", nil, changes...))
 }
 
-// input returns a change of the whole configuration.
-func input(o object) func(*call) { return func(c *call) { c.conf = o } }
-
-func raw(text string) func(*call) { return func(c *call) { c.raw, c.conf = text, nil } }
+// input replaces the whole configuration.
+func input(o object) change { return func(c *call) { c.conf = o } }
 
 func versionSupported(w *world) {
 	o := w.version()
@@ -38,23 +33,23 @@ func versionEcho(w *world) {
 }
 
 func versionEnvironment(w *world) {
-	w.version(func(c *call) { c.vars, c.bare = map[string]string{"CNI_COMMAND": "VERSION"}, true })
+	w.version(func(c *call) { c.vars = map[string]string{"CNI_COMMAND": "VERSION"} })
 }
 
-func versionWithoutInput(w *world) { w.version(raw("")) }
-
 // eachVersion attaches a container with each version that the plugin supports, and checks the result.
-func (w *world) eachVersion(check func(version string, result object) error) {
-	for _, v := range w.Info.Supported {
-		if v < "0.3.0" && w.Info.Kind&Chained != 0 {
-			continue // no version without prevResult has chains
+func eachVersion(check func(version string, result object) error) func(*world) {
+	return func(w *world) {
+		for _, v := range w.Info.Supported {
+			if v < "0.3.0" && w.Info.Kind&Chained != 0 {
+				continue // no version without prevResult has chains
+			}
+			w.Spec = v
+			a := w.attach()
+			if err := check(v, a.result); err != nil {
+				w.fail("the result for version %s: %v", v, err)
+			}
+			w.finish(a)
 		}
-		w.Spec = v
-		a := w.attach("v" + strings.ReplaceAll(v, ".", "-"))
-		if err := check(v, a.result); err != nil {
-			w.fail("the result for version %s: %v", v, err)
-		}
-		w.finish(a)
 	}
 }
 
@@ -66,65 +61,73 @@ func sameVersion(version string, result object) error {
 	return nil
 }
 
-func versionUnsupported(w *world) {
-	o := w.failsWith("ADD", w.container("one"), keys(object{"cniVersion": "99.0.0"}))
-	w.expect(o["code"] == 1.0, "cniVersion 99.0.0 is code %v, not 1", o["code"])
-}
-
-func errorStatus(w *world) {
-	for _, text := range []string{"{", `"text"`, ""} {
-		w.fails("ADD", w.container(fmt.Sprintf("c%d", len(text))), raw(text))
+// succeeds returns a case in which a command succeeds.
+func succeeds(command string) func(*world) {
+	return func(w *world) {
+		a, changes := w.ready(command)
+		w.succeeds(command, a, changes...)
 	}
 }
 
-func errorObjectOf(w *world) {
-	w.failsWith("ADD", w.container("one"), raw("{"))
-	w.failsWith("ADD", w.container("two"), set("CNI_CONTAINERID", "-"))
+// output returns a case in which a command succeeds with the right form of output.
+func output(command string) func(*world) {
+	return func(w *world) {
+		a, changes := w.ready(command)
+		ans := w.succeeds(command, a, changes...)
+		w.noError(Verdict(command, ans.exit, ans.stdout))
+	}
+}
+
+// accepts returns a case in which ADD and DEL succeed with a change.
+func accepts(c change) func(*world) {
+	return func(w *world) { w.finish(w.attach(c), c) }
+}
+
+// refuses returns a case in which ADD fails with each of the changes.
+func refuses(changes ...change) func(*world) {
+	return func(w *world) {
+		for _, c := range changes {
+			w.fails("ADD", w.container(), c)
+		}
+	}
+}
+
+// refusesWith returns a case in which ADD fails with a code.
+func refusesWith(code float64, c change) func(*world) {
+	return func(w *world) {
+		o := w.failsWith(w.container(), c)
+		w.expect(o["code"] == code, "the error %q has code %v, not %v", text(o, "msg"), o["code"], code)
+	}
+}
+
+func errorObject(w *world) {
+	w.failsWith(w.container(), raw("{"))
+	w.failsWith(w.container(), unset("CNI_CONTAINERID"))
 }
 
 func errorVersion(w *world) {
-	o := w.failsWith("ADD", w.container("one"), set("CNI_IFNAME", "-"))
-	got := text(o, "cniVersion") // any version in 0.4.0
+	got := text(w.failsWith(w.container(), unset("CNI_IFNAME")), "cniVersion") // any version in 0.4.0
 	w.expect(got == w.Spec || got != "" && w.Spec < "1.0.0", "the error's cniVersion is %q, not %s", got, w.Spec)
 }
 
-func errorUndecodable(w *world) {
-	o := w.failsWith("ADD", w.container("one"), raw("{"))
-	w.expect(o["code"] == 6.0, "the code is %v, not 6", o["code"])
-}
-
-// reserved are the codes below 100 that the specification defines.
-var reserved = []float64{1, 2, 3, 4, 5, 6, 7, 11, 50, 51}
-
 func errorReserved(w *world) {
-	a := w.container("one")
-	for name, change := range map[string]func(*call){"undecodable configuration": raw("{"), "no CNI_CONTAINERID": set(
-		"CNI_CONTAINERID", "-"), "cniVersion 99.0.0": keys(object{"cniVersion": "99.0.0"}),
+	defined := []float64{1, 2, 3, 4, 5, 6, 7, 11, 50, 51}
+	for problem, c := range map[string]change{"undecodable configuration": raw("{"),
+		"no CNI_CONTAINERID": unset("CNI_CONTAINERID"), "cniVersion 99.0.0": keys(object{"cniVersion": "99.0.0"}),
 		"CNI_NETNS of no namespace": set("CNI_NETNS", "/run/netns/none")} {
-		ans := w.call("ADD", a, change)
+		a := w.container()
+		ans := w.call("ADD", a, c)
 		if ans.exit == 0 { // another case's fault
-			w.succeeds("DEL", a)
 			continue
 		}
-		o, err := decodeOne(ans.stdout)
-		w.noError(err)
-		code, _ := o["code"].(float64)
-		w.expect(code >= 100 || slices.Contains(reserved, code), "%s: code %v is reserved, and not defined", name, code)
-	}
-}
-
-// required are the variables that ADD needs.
-var required = []string{"CNI_CONTAINERID", "CNI_IFNAME", "CNI_NETNS"}
-
-func environmentRequired(w *world) {
-	for _, name := range required {
-		w.fails("ADD", w.container(strings.ToLower(strings.TrimPrefix(name, "CNI_"))), set(name, "-"))
+		code, _ := w.decode(ans)["code"].(float64)
+		w.expect(code >= 100 || slices.Contains(defined, code), "%s: code %v is reserved", problem, code)
 	}
 }
 
 func environmentNames(w *world) {
-	for i, name := range required {
-		ans := w.call("ADD", w.container(fmt.Sprintf("c%d", i)), set(name, "-"))
+	for _, name := range []string{"CNI_CONTAINERID", "CNI_IFNAME", "CNI_NETNS"} {
+		ans := w.call("ADD", w.container(), unset(name))
 		o, err := decodeOne(ans.stdout)
 		if ans.exit == 0 || err != nil || o["code"] != 4.0 {
 			continue
@@ -134,41 +137,14 @@ func environmentNames(w *world) {
 	}
 }
 
-func environmentCommand(w *world) { w.fails("FROBNICATE", w.container("one")) }
-
 func environmentContainerID(w *world) {
-	before := w.files()
-	for i, id := range []string{"", "../../escaped", "-minus", "with space"} {
-		a := w.container(fmt.Sprintf("c%d", i))
-		w.fails("ADD", a, set("CNI_CONTAINERID", id))
+	escaped := func() snapshot {
+		return slices.DeleteFunc(w.files(), func(line string) bool { return !strings.Contains(line, "escaped") })
 	}
-	for _, line := range before.diff(w.files()) {
-		w.expect(!strings.Contains(line, "escaped"), "%s", line)
-	}
-}
-
-func environmentInterfaceName(w *world) {
-	if w.Info.Present {
-		w.skip("the plugin does not create an interface")
-	}
-	for i, name := range []string{"an-interface-name-that-is-too-long", "sla/sh", "with space"} {
-		a := w.container(fmt.Sprintf("c%d", i))
-		a.ifName = name
-		w.fails("ADD", a)
-	}
-}
-
-// withArgs attaches and detaches a container with CNI_ARGS.
-func (w *world) withArgs(args string) { w.finish(w.attach("one", set("CNI_ARGS", args))) }
-
-func configName(w *world) {
-	for i, name := range []string{"../escaped", "sla/sh", "-minus"} {
-		w.fails("ADD", w.container(fmt.Sprintf("c%d", i)), keys(object{"name": name}))
-	}
-}
-
-func configUnknownKeys(w *world) {
-	w.finish(w.attach("one", keys(object{"conformanceUnknownKey": object{"a": []any{1, "b", nil}}})))
+	w.unchanged(escaped, "ADD created files outside of its directory", func() {
+		refuses(set("CNI_CONTAINERID", ""), set("CNI_CONTAINERID", "../../escaped"), set("CNI_CONTAINERID", "-minus"),
+			set("CNI_CONTAINERID", "with space"))(w)
+	})
 }
 
 func configReservedKeys(w *world) {
@@ -177,7 +153,7 @@ func configReservedKeys(w *world) {
 		more["runtimeConfig"] = object{}
 		more["cni.dev/conformance"] = []any{"a"}
 	}
-	w.finish(w.attach("one", keys(more)))
+	accepts(keys(more))(w)
 }
 
 // configBadValues gives each key of the author's configuration a value of another type. The plugin may ignore the key,
@@ -185,7 +161,7 @@ func configReservedKeys(w *world) {
 func configBadValues(w *world) {
 	before := w.warmHost()
 	conf := w.Subject.Plugins[0]
-	for i, key := range slices.Sorted(maps.Keys(conf)) {
+	for _, key := range slices.Sorted(maps.Keys(conf)) {
 		if slices.Contains([]string{"cniVersion", "name", "type", "capabilities"}, key) {
 			continue
 		}
@@ -193,7 +169,7 @@ func configBadValues(w *world) {
 		if _, isObject := conf[key].(object); isObject {
 			bad = "conformance bad"
 		}
-		a := w.container(fmt.Sprintf("c%d", i))
+		a := w.container()
 		ans := w.call("ADD", a, keys(object{key: bad}))
 		w.expect(ans.exit < 100, "with a bad value of %s: %v", key, ans)
 		if err := Verdict("ADD", ans.exit, ans.stdout); err != nil {

@@ -1,157 +1,128 @@
 package conformance
 
 import (
+	"bytes"
 	"encoding/xml"
 	"fmt"
 	"io"
+	"os"
 	"strings"
+	"text/template"
 )
 
 // report collects the results of all subjects, and prints them as text while they arrive.
 type report struct {
-	out     io.Writer
-	verbose bool
-	job     job // of the current subject
-	results []result
+	out    io.Writer
+	Suites []suite
+	Total  int
+	count  map[string]int // cases of each status, and failed cases of each word
+}
+
+// suite has the results of a subject.
+type suite struct {
+	Name, Spec        string
+	Failures, Skipped int // as JUnit counts them
+	Results           []result
 }
 
 // result is the outcome of a case with a subject.
 type result struct {
 	Case
-	cite    Cite
-	subject string
-	spec    string
+	Cite
 	outcome
+	Number int // from 1
+	Spec   string
 }
 
 func (r *report) begin(j job) {
-	r.job = j
-	fmt.Fprintf(r.out, "%s (%v plugin), CNI %s\n", j.Subject.Name, j.Info.Kind, j.Spec)
+	r.Suites = append(r.Suites, suite{Name: j.Subject.Name, Spec: j.Spec})
+	fmt.Fprintf(r.out, "%s (%v), CNI %s\n", j.Subject.Name, j.Info.Kind, j.Spec)
 }
 
 func (r *report) add(c Case, o outcome) {
-	cite, _ := c.cite(r.job.Spec)
-	one := result{Case: c, cite: cite, subject: r.job.Subject.Name, spec: r.job.Spec, outcome: o}
-	r.results = append(r.results, one)
-	switch {
-	case o.Status == failed:
-		fmt.Fprintf(r.out, "  %-6s failed   %s\n%s", cite.Word, c.Name, one.explanation("    ", r.verbose))
-	case o.Status == skipped:
+	s := &r.Suites[len(r.Suites)-1]
+	cite, _ := c.cite(s.Spec)
+	r.Total++
+	one := result{c, cite, o, r.Total, s.Spec}
+	s.Results = append(s.Results, one)
+	r.count[string(o.Status)]++
+	switch o.Status {
+	case failed:
+		r.count[string(cite.Word)]++
+		fmt.Fprintf(r.out, "  %-6s failed   %s\n%s\n", cite.Word, c.Name, one.Explain("    ", 1))
+	case skipped:
 		fmt.Fprintf(r.out, "  %-6s skipped  %s: %s\n", cite.Word, c.Name, o.Detail)
-	case r.verbose:
-		fmt.Fprintf(r.out, "  %-6s ok       %s\n", cite.Word, c.Name)
+	}
+	switch {
+	case o.Status == failed && cite.Word == Must:
+		s.Failures++
+	case o.Status != passed:
+		s.Skipped++
 	}
 }
 
-// explanation returns what the specification says, what happened, and the last call or the last calls.
-func (r result) explanation(indent string, all bool) string {
+// Explain returns what the specification says, what happened, and some of the last calls.
+func (r result) Explain(indent string, calls int) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "CNI %s, %s: %q\n%s\n", r.spec, r.cite.Section, r.cite.Text, r.Detail)
-	for i, call := range r.Calls {
-		if all || i == len(r.Calls)-1 {
-			b.WriteString("call: " + strings.ReplaceAll(call, "\n", "\n  ") + "\n")
-		}
+	fmt.Fprintf(&b, "CNI %s, %s: %q\n%s\n", r.Spec, r.Section, r.Text, r.Detail)
+	for _, call := range r.Calls[max(0, len(r.Calls)-calls):] {
+		b.WriteString("call: " + strings.ReplaceAll(call, "\n", "\n  ") + "\n")
 	}
-	fmt.Fprintf(&b, "repeat it with --focus '^%s$'\n", r.Name)
-	return indent + strings.ReplaceAll(strings.TrimSpace(b.String()), "\n", "\n"+indent) + "\n"
+	fmt.Fprintf(&b, "repeat it with --focus '^%s$'", r.Name)
+	return indent + strings.ReplaceAll(b.String(), "\n", "\n"+indent)
 }
 
-// end prints the sums, and returns the numbers of failed MUST and SHOULD.
-func (r *report) end() (musts, shoulds int) {
-	count := map[status]int{}
-	for _, one := range r.results {
-		count[one.Status]++
-		switch {
-		case one.Status != failed:
-		case one.cite.Word == Must:
-			musts++
-		case one.cite.Word == Should:
-			shoulds++
-		}
+// end prints the sums, and returns the number of failed MUST.
+func (r *report) end() (musts int) {
+	musts = r.count[string(Must)]
+	fmt.Fprintf(r.out, "%d cases: %d passed, %d skipped, %d failed: %d MUST, %d SHOULD, %d MAY\n", r.Total,
+		r.count[string(passed)], r.count[string(skipped)], r.count[string(failed)], musts, r.count[string(Should)],
+		r.count[string(May)])
+	return musts
+}
+
+// write writes the report to a file, unless the path is empty.
+func (r *report) write(path string, form *template.Template) error {
+	if path == "" {
+		return nil
 	}
-	fmt.Fprintf(r.out, "%d cases: %d passed, %d skipped, %d failed: %d MUST, %d SHOULD, %d MAY\n", len(r.results),
-		count[passed], count[skipped], count[failed], musts, shoulds, count[failed]-musts-shoulds)
-	return musts, shoulds
-}
-
-// tap writes TAP version 14. A failed SHOULD or MAY is a TODO, which does not fail a run.
-func (r *report) tap(out io.Writer) error {
-	var b strings.Builder
-	fmt.Fprintf(&b, "TAP version 14\n1..%d\n", len(r.results))
-	for i, one := range r.results {
-		line := fmt.Sprintf("ok %d - %s: %s", i+1, one.subject, one.Name)
-		switch {
-		case one.Status == skipped:
-			line += " # SKIP " + strings.ReplaceAll(one.Detail, "\n", " ")
-		case one.Status == failed && one.cite.Word != Must:
-			line = "not " + line + " # TODO " + string(one.cite.Word)
-		case one.Status == failed:
-			line = "not " + line
-		}
-		b.WriteString(line + "\n")
-		if one.Status == failed {
-			b.WriteString("  ---\n  message: |\n" + one.explanation("    ", true) + "  ...\n")
-		}
-	}
-	_, err := io.WriteString(out, b.String())
-	return err
-}
-
-type junitSuites struct {
-	XMLName xml.Name     `xml:"testsuites"`
-	Suites  []junitSuite `xml:"testsuite"`
-}
-
-type junitSuite struct {
-	Name     string      `xml:"name,attr"`
-	Tests    int         `xml:"tests,attr"`
-	Failures int         `xml:"failures,attr"`
-	Skipped  int         `xml:"skipped,attr"`
-	Cases    []junitCase `xml:"testcase"`
-}
-
-type junitCase struct {
-	Class   string        `xml:"classname,attr"`
-	Name    string        `xml:"name,attr"`
-	Time    string        `xml:"time,attr"`
-	Failure *junitMessage `xml:"failure"`
-	Skipped *junitMessage `xml:"skipped"`
-}
-
-type junitMessage struct {
-	Message string `xml:"message,attr"`
-	Text    string `xml:",chardata"`
-}
-
-// junit writes JUnit XML. A failed SHOULD or MAY is skipped with its message, which does not fail a run.
-func (r *report) junit(out io.Writer) error {
-	var all junitSuites
-	for _, one := range r.results {
-		name := one.subject + " " + one.spec
-		if n := len(all.Suites); n == 0 || all.Suites[n-1].Name != name {
-			all.Suites = append(all.Suites, junitSuite{Name: name})
-		}
-		s := &all.Suites[len(all.Suites)-1]
-		c := junitCase{Class: "cni-conformance." + one.subject, Name: one.Name}
-		c.Time = fmt.Sprintf("%.3f", one.Took.Seconds())
-		switch {
-		case one.Status == failed && one.cite.Word == Must:
-			c.Failure = &junitMessage{"MUST", one.explanation("", true)}
-			s.Failures++
-		case one.Status == failed:
-			c.Skipped = &junitMessage{string(one.cite.Word) + " failed", one.explanation("", true)}
-			s.Skipped++
-		case one.Status == skipped:
-			c.Skipped = &junitMessage{Message: one.Detail}
-			s.Skipped++
-		}
-		s.Tests++
-		s.Cases = append(s.Cases, c)
-	}
-	data, err := xml.MarshalIndent(all, "", "  ")
-	if err != nil {
+	var b bytes.Buffer
+	if err := form.Execute(&b, r); err != nil {
 		return err
 	}
-	_, err = io.WriteString(out, xml.Header+string(data)+"\n")
-	return err
+	return os.WriteFile(path, b.Bytes(), 0o644)
+}
+
+// tap is TAP version 14. A failed SHOULD or MAY is a TODO, which does not fail a run.
+var tap = template.Must(template.New("tap").Parse(`TAP version 14
+1..{{.Total}}
+{{range $suite := .Suites}}{{range .Results -}}
+{{if eq .Status "failed"}}not {{end}}ok {{.Number}} - {{$suite.Name}}: {{.Name}}
+{{- if eq .Status "skipped"}} # SKIP {{.Detail}}{{end}}
+{{- if eq .Status "failed"}}{{if ne .Word "MUST"}} # TODO {{.Word}}{{end}}
+  ---
+  message: |
+{{.Explain "    " 3}}
+  ...{{end}}
+{{end}}{{end}}`))
+
+// junit is JUnit XML. A failed SHOULD or MAY is skipped with its message, which does not fail a run.
+var junit = template.Must(template.New("junit").Funcs(template.FuncMap{"xml": escapeXML}).Parse(
+	xml.Header + `<testsuites>
+{{range $suite := .Suites -}}
+<testsuite name="{{xml .Name}} {{.Spec}}" tests="{{len .Results}}" failures="{{.Failures}}" skipped="{{.Skipped}}">
+{{range .Results -}}
+<testcase classname="cni-conformance.{{xml $suite.Name}}" name="{{.Name}}" time="{{printf "%.3f" .Took.Seconds}}">
+{{- if eq .Status "skipped"}}<skipped message="{{xml .Detail}}"/>
+{{- else if eq .Status "ok"}}
+{{- else if eq .Word "MUST"}}<failure message="MUST">{{xml (.Explain "" 3)}}</failure>
+{{- else}}<skipped message="{{.Word}} failed">{{xml (.Explain "" 3)}}</skipped>{{end}}</testcase>
+{{end}}</testsuite>
+{{end}}</testsuites>
+`))
+
+func escapeXML(text string) (string, error) {
+	var b strings.Builder
+	err := xml.EscapeText(&b, []byte(text))
+	return b.String(), err
 }

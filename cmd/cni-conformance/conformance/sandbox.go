@@ -54,13 +54,9 @@ func runJob(ctx context.Context, j job, stderr *os.File) outcome {
 	begin := time.Now()
 	ctx, stop := context.WithTimeout(ctx, caseLimit)
 	defer stop()
-	input, err := json.Marshal(j)
-	if err != nil {
-		return outcome{Status: broken, Detail: err.Error()}
-	}
 	cmd := exec.CommandContext(ctx, "/proc/self/exe", caseFlag)
 	var out bytes.Buffer
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(input), &out, stderr
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(encode(j)), &out, stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: unix.SIGKILL,
 		Cloneflags: unix.CLONE_NEWNS | unix.CLONE_NEWNET | unix.CLONE_NEWPID | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS}
 	if uid := os.Geteuid(); uid != 0 {
@@ -68,19 +64,18 @@ func runJob(ctx context.Context, j job, stderr *os.File) outcome {
 		cmd.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{HostID: uid, Size: 1}}
 		cmd.SysProcAttr.GidMappings = []syscall.SysProcIDMap{{HostID: os.Getegid(), Size: 1}}
 	}
-	err = cmd.Run()
-	o := outcome{Status: broken}
+	var o outcome
+	err := cmd.Run()
+	if err == nil {
+		err = json.Unmarshal(out.Bytes(), &o)
+	}
 	switch {
 	case ctx.Err() != nil:
-		o.Status, o.Detail = failed, "the case did not end within "+caseLimit.String()
-	case cmd.ProcessState == nil:
-		o.Detail = "namespaces: " + err.Error() + "; run as root, or allow user namespaces"
+		o = outcome{Status: failed, Detail: "the case did not end within " + caseLimit.String()}
+	case err != nil && cmd.ProcessState == nil:
+		o = outcome{Status: broken, Detail: "namespaces: " + err.Error() + "; run as root, or allow user namespaces"}
 	case err != nil:
-		o.Detail = "the case's process: " + err.Error()
-	default:
-		if err := json.Unmarshal(out.Bytes(), &o); err != nil {
-			o.Detail = "the case's process: " + err.Error()
-		}
+		o = outcome{Status: broken, Detail: "the case's process: " + err.Error()}
 	}
 	o.Took = time.Since(begin)
 	return o
@@ -92,28 +87,25 @@ func serveCase(stdin, stdout, stderr *os.File) error {
 	if err := json.NewDecoder(stdin).Decode(&j); err != nil {
 		return err
 	}
-	path, err := enter(j.Subject.Options)
-	o := outcome{Status: broken}
+	path, err := enter(j.Subject.Options.Path)
 	if err == nil {
-		err = prepareHost(j.Subject.Options, path, stderr)
+		err = prepareHost(j.Subject.Options.Setup, path, stderr)
 	}
 	if err != nil {
-		o.Detail = err.Error()
-	} else {
-		w := &world{job: j, path: path}
-		o = w.serve()
+		return json.NewEncoder(stdout).Encode(outcome{Status: broken, Detail: err.Error()})
 	}
-	return json.NewEncoder(stdout).Encode(o)
+	w := &world{job: j, path: path}
+	return json.NewEncoder(stdout).Encode(w.serve())
 }
 
 // enter gives the new mount namespace its own /proc, /sys and directories in memory, and makes all else read-only. It
 // returns the paths at which the directories with plugins are visible now.
-func enter(o options) (path []string, err error) {
+func enter(plugins []string) (path []string, err error) {
 	if err := mount("none", "/", "", unix.MS_REC|unix.MS_PRIVATE); err != nil {
 		return nil, err
 	}
 	var dirs []*os.File
-	for _, dir := range o.Path {
+	for _, dir := range plugins {
 		if f, err := os.OpenFile(dir, unix.O_PATH|unix.O_DIRECTORY, 0); err == nil {
 			defer f.Close()
 			dirs = append(dirs, f)
@@ -128,35 +120,29 @@ func enter(o options) (path []string, err error) {
 	}
 	// If a container engine masks parts of /sys, the kernel refuses a new one, and the machine's is visible, read-only.
 	_ = mount("sysfs", "/sys", "sysfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC)
-	for _, dir := range o.inMemory() {
-		if err := mount("tmpfs", dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV); err != nil {
+	for _, dir := range []string{"/run", "/var/lib", "/var/log", "/tmp"} {
+		err := mount("tmpfs", dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV)
+		if err != nil && !errors.Is(err, unix.ENOENT) {
 			return nil, err
 		}
 	}
 	for _, dir := range []string{"/run/lock", netnsDir, own + "/calls", own + "/delegate"} {
-		if err := os.MkdirAll(dir, 0o755); err != nil {
-			return nil, err
-		}
+		err = errors.Join(err, os.MkdirAll(dir, 0o755))
 	}
 	for i, f := range dirs {
-		dir := fmt.Sprintf("%s/path/%d", own, i)
-		err := os.MkdirAll(dir, 0o755)
-		if err == nil {
-			err = mount(fmt.Sprintf("/proc/self/fd/%d", f.Fd()), dir, "", unix.MS_BIND|unix.MS_REC)
-		}
-		if err != nil {
-			return nil, err
-		}
-		path = append(path, dir)
+		path = append(path, fmt.Sprintf("%s/path/%d", own, i))
+		err = errors.Join(err, os.MkdirAll(path[i], 0o755),
+			mount(fmt.Sprintf("/proc/self/fd/%d", f.Fd()), path[i], "", unix.MS_BIND|unix.MS_REC))
 	}
-	return path, nil
+	return path, err
 }
 
-// inMemory returns the directories that are in memory during a case, as far as they exist.
-func (o options) inMemory() (dirs []string) {
-	for _, dir := range append([]string{"/run", "/var/lib", "/var/log", "/tmp"}, o.Writable...) {
-		if st, err := os.Stat(dir); err == nil && st.IsDir() {
-			dirs = append(dirs, dir)
+// inMemory returns the directories in memory, including those that the setup commands mounted.
+func inMemory() (dirs []string) {
+	mounts, _ := os.ReadFile("/proc/mounts")
+	for line := range strings.Lines(string(mounts)) {
+		if f := strings.Fields(line); f[2] == "tmpfs" && strings.HasPrefix(f[3], "rw") {
+			dirs = append(dirs, f[1])
 		}
 	}
 	return dirs
@@ -170,17 +156,11 @@ func mount(source, target, kind string, flags uintptr) error {
 }
 
 // prepareHost sets lo up and runs the setup commands.
-func prepareHost(o options, path []string, stderr *os.File) error {
-	if _, err := exec.LookPath("ip"); err != nil {
-		return errors.New("the program ip (iproute2) is missing")
-	}
+func prepareHost(setup string, path []string, stderr *os.File) error {
 	if _, err := command("", "ip", "link", "set", "lo", "up"); err != nil {
-		return err
+		return fmt.Errorf("the suite needs iproute2: %w", err)
 	}
-	if o.Setup == "" {
-		return nil
-	}
-	cmd := exec.Command("sh", "-ec", "export CNI_PATH="+strings.Join(path, ":")+"\n"+o.Setup)
+	cmd := exec.Command("sh", "-ec", "export CNI_PATH="+strings.Join(path, ":")+"\n"+setup)
 	cmd.Stdout, cmd.Stderr = stderr, stderr
 	if err := cmd.Run(); err != nil {
 		return fmt.Errorf("--setup: %w", err)

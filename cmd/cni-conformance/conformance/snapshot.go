@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -33,13 +32,11 @@ func (s snapshot) diff(now snapshot) (lines []string) {
 }
 
 // only returns the lines of some sections.
-func (s snapshot) only(sections ...string) (some snapshot) {
-	for _, line := range s {
-		if slices.ContainsFunc(sections, func(name string) bool { return strings.HasPrefix(line, name+" ") }) {
-			some = append(some, line)
-		}
-	}
-	return some
+func (s snapshot) only(sections ...string) snapshot {
+	return slices.DeleteFunc(slices.Clone(s), func(line string) bool {
+		section, _, _ := strings.Cut(line, " ")
+		return !slices.Contains(sections, section)
+	})
 }
 
 // hostState returns the state of the host, with files and processes.
@@ -47,53 +44,55 @@ func (w *world) hostState() snapshot {
 	return slices.Concat(w.netState(""), w.rules(), w.files(), processes())
 }
 
+// bothStates returns a function for the states of the host and of a container.
+func (w *world) bothStates(a *attachment) func() snapshot {
+	return func() snapshot {
+		all := w.hostState()
+		for _, line := range w.netState(a.id) {
+			all = append(all, line+", in "+a.id)
+		}
+		return all
+	}
+}
+
 // netState returns the links, addresses, routes and rules of a namespace.
 func (w *world) netState(netns string) (s snapshot) {
-	for _, l := range w.listing(netns, "-d", "link") {
-		info, _ := l["linkinfo"].(object)
-		mac := text(l, "address")
-		if text(info, "info_kind") == "bridge" { // it follows the ports
-			mac = ""
+	add := func(section string, o object, keys ...string) {
+		for _, key := range keys {
+			if o[key] != nil {
+				section += fmt.Sprintf(" %s %v", key, o[key])
+			}
 		}
-		s = append(s, fmt.Sprintf("link %s %s mac %s mtu %v master %v up %t", text(l, "ifname"),
-			text(info, "info_kind"), mac, l["mtu"], l["master"], isUp(l)))
+		s = append(s, section)
 	}
-	for _, l := range w.listing(netns, "addr") {
+	for _, l := range w.listing(netns, "-d", "addr") {
+		info, _ := l["linkinfo"].(object)
+		l["dev"], l["kind"], l["up"] = l["ifname"], info["info_kind"], isUp(l)
+		if l["kind"] == "bridge" { // it follows the ports
+			delete(l, "address")
+		}
+		add("link", l, "dev", "kind", "address", "mtu", "master", "up")
 		for _, a := range list(l, "addr_info") {
-			if text(a, "scope") != "link" {
-				s = append(s, fmt.Sprintf("address %s on %s", prefixOf(a), text(l, "ifname")))
+			if a["dev"] = l["dev"]; text(a, "scope") != "link" {
+				add("address", a, "local", "prefixlen", "dev")
 			}
 		}
 	}
-	for _, r := range w.routes(netns) {
-		s = append(s, fmt.Sprintf("route %v via %v dev %v table %v type %v", r["dst"], r["gateway"], r["dev"],
-			r["table"], r["type"]))
-	}
 	for _, family := range []string{"-4", "-6"} {
+		for _, r := range w.listing(netns, family, "-d", "route", "show", "table", "all") {
+			isAddress := r["type"] != "unicast" || strings.HasPrefix(text(r, "dst"), "fe80:") // from the kernel
+			if family == "-4" || !isAddress {
+				add("route", r, "dst", "gateway", "dev", "table", "type")
+			}
+		}
 		for _, r := range w.listing(netns, family, "rule") {
-			s = append(s, fmt.Sprintf("rule %s %v: from %v/%v to %v iif %v fwmark %v table %v", family, r["priority"],
-				r["src"], r["srclen"], r["dst"], r["iif"], r["fwmark"], r["table"]))
+			add("rule "+family, r, "priority", "src", "srclen", "dst", "iif", "fwmark", "table")
 		}
 	}
 	return s
 }
 
 func isUp(link object) bool { return slices.Contains(anyList(link["flags"]), any("UP")) }
-
-func prefixOf(a object) string { return fmt.Sprintf("%v/%v", a["local"], a["prefixlen"]) }
-
-// routes returns the routes of all tables without those that the kernel adds for addresses and links of IPv6.
-func (w *world) routes(netns string) (all []object) {
-	for _, family := range []string{"-4", "-6"} {
-		for _, r := range w.listing(netns, family, "-d", "route", "show", "table", "all") {
-			byKernel := r["type"] != "unicast" || strings.HasPrefix(text(r, "dst"), "fe80:")
-			if family == "-4" || !byKernel {
-				all = append(all, r)
-			}
-		}
-	}
-	return all
-}
 
 // listing returns the output of ip(8) as objects.
 func (w *world) listing(netns string, args ...string) (all []object) {
@@ -113,12 +112,9 @@ func (w *world) listing(netns string, args ...string) (all []object) {
 // rules returns the queueing disciplines and the packet filter.
 func (w *world) rules() (s snapshot) {
 	add := func(section, name string, args ...string) {
-		if _, err := exec.LookPath(name); err != nil {
-			return
-		}
 		out, err := command("", name, args...)
 		if err != nil {
-			return // the kernel or the namespace lacks it
+			return // the machine, the kernel or the namespace lacks it
 		}
 		chain := ""
 		for line := range strings.Lines(out) {
@@ -144,20 +140,13 @@ func (w *world) rules() (s snapshot) {
 
 // files lists what is below the directories in memory.
 func (w *world) files() (s snapshot) {
-	for _, dir := range w.Subject.Options.inMemory() {
-		_ = filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
-			switch {
-			case err != nil:
-			case path == own || path == netnsDir:
+	for _, dir := range inMemory() {
+		_ = filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
+			if path == own || path == netnsDir {
 				return fs.SkipDir
-			case slices.ContainsFunc(w.Subject.Options.Ignore, func(pattern string) bool {
-				ok, _ := filepath.Match(pattern, path)
-				return ok
-			}):
-				if d.IsDir() {
-					return fs.SkipDir
-				}
-			case !d.IsDir() || isEmpty(path):
+			}
+			entries, _ := os.ReadDir(path) // none in a file
+			if err == nil && len(entries) == 0 && !w.Subject.Options.Ignore.MatchString(path) {
 				s = append(s, "file "+path)
 			}
 			return nil
@@ -166,36 +155,22 @@ func (w *world) files() (s snapshot) {
 	return s
 }
 
-func isEmpty(dir string) bool {
-	entries, err := os.ReadDir(dir)
-	return err == nil && len(entries) == 0
-}
-
 // processes lists the names of the processes in the case's PID namespace, without zombies.
 func processes() (s snapshot) {
 	stats, _ := filepath.Glob("/proc/[0-9]*/stat")
 	for _, path := range stats {
-		data, err := os.ReadFile(path)
-		_, after, ok := strings.Cut(string(data), ") ")
-		if err == nil && ok && !strings.HasPrefix(after, "Z") && path != "/proc/1/stat" {
-			before, _, _ := strings.Cut(string(data), ") ")
-			s = append(s, "process "+before+")")
+		data, _ := os.ReadFile(path)
+		name, state, ok := strings.Cut(string(data), ") ")
+		if ok && !strings.HasPrefix(state, "Z") && path != "/proc/1/stat" {
+			s = append(s, "process "+name+")")
 		}
 	}
 	return s
 }
 
-// namespace returns the name of the container's namespace for ip(8), or "" for the host.
-func (a *attachment) namespace() string {
-	if a == nil {
-		return ""
-	}
-	return a.id
-}
-
-// link returns a link of a container or, if a is nil, of the host; nil if it does not exist.
+// link returns a link of a container, or of the host if a has no ID; nil if it does not exist.
 func (w *world) link(a *attachment, name string) object {
-	for _, l := range w.listing(a.namespace(), "-d", "addr") {
+	for _, l := range w.listing(a.id, "-d", "addr") {
 		if l["ifname"] == name {
 			return l
 		}
@@ -203,18 +178,27 @@ func (w *world) link(a *attachment, name string) object {
 	return nil
 }
 
-// links returns the names of the links of a container or, if a is nil, of the host.
-func (w *world) links(a *attachment) (names []string) {
-	for _, l := range w.listing(a.namespace(), "link") {
-		names = append(names, text(l, "ifname"))
+// addresses returns the addresses of a link, except link-local ones.
+func addresses(link object) (all []string) {
+	for _, addr := range list(link, "addr_info") {
+		if text(addr, "scope") != "link" {
+			all = append(all, fmt.Sprintf("%v/%v", addr["local"], addr["prefixlen"]))
+		}
 	}
-	return names
+	return all
 }
 
 // warmHost attaches and detaches a container, so that what may stay exists, and returns the host's state.
 func (w *world) warmHost() snapshot {
-	w.finish(w.attach("warm"))
+	w.finish(w.attach())
 	return w.hostState()
+}
+
+// unchanged checks that do does not change a state.
+func (w *world) unchanged(state func() snapshot, what string, do func()) {
+	before := state()
+	do()
+	w.same(before, state(), what)
 }
 
 // same checks that two states are equal.
@@ -227,31 +211,14 @@ func (w *world) same(before, now snapshot, what string) {
 	w.expect(len(diff) == 0, "%s:\n    %s", what, strings.Join(diff, "\n    "))
 }
 
-// settles checks that the host returns to its state before. It waits, because the kernel removes a namespace and its
-// links in the background.
-func (w *world) settles(before snapshot, when string) {
-	w.settlesTo(before, w.hostState, when)
-}
-
-// settlesTo is settles for the part of the host's state that state returns.
-func (w *world) settlesTo(before snapshot, state func() snapshot, when string) {
+// settles checks that the host returns to its state before; the optional lines may be missing. It waits, because the
+// kernel removes a namespace and its links in the background.
+func (w *world) settles(before snapshot, when string, optional ...string) {
 	const limit = 20 * time.Second
+	state := func() snapshot { return append(w.hostState(), optional...) }
 	now := state()
 	for end := time.Now().Add(limit); len(before.diff(now)) > 0 && time.Now().Before(end); now = state() {
 		<-time.After(100 * time.Millisecond)
 	}
 	w.same(before, now, when+", the host differs from before ADD")
-}
-
-// bothStates returns the states of the host and of a container.
-func (w *world) bothStates(a *attachment) snapshot {
-	return slices.Concat(w.hostState(), w.netState(a.id).in(a.id))
-}
-
-// in returns the lines with the name of their namespace.
-func (s snapshot) in(netns string) (named snapshot) {
-	for _, line := range s {
-		named = append(named, line+", in "+netns)
-	}
-	return named
 }

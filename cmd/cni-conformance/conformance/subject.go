@@ -1,13 +1,13 @@
 package conformance
 
 import (
+	"cmp"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
-	"slices"
+	"regexp"
 	"strings"
 	"time"
 )
@@ -26,71 +26,25 @@ type subject struct {
 type options struct {
 	Path     []string // directories with plugins
 	IfName   string
-	Setup    string   // shell commands that prepare a host
-	Writable []string // more directories in memory
-	Ignore   []string // patterns of files that are not leftovers
-	Parallel int      // attachments of the concurrency cases
+	Setup    string         // shell commands that prepare a host
+	Ignore   *regexp.Regexp // files that are not leftovers
+	Parallel int            // attachments of the concurrency case
 }
 
 // info is what the probe found out about a subject.
 type info struct {
 	Kind      Kinds
+	Spec      string        // the version of the specification to test
 	Supported []string      // versions
 	Many      bool          // the configuration allows two attachments at a time
 	Fixed     bool          // the configuration gives all attachments the same addresses
 	Took      time.Duration // of an ADD
-	Present   bool          // the interface exists before ADD, as lo does
 }
 
-// loadPlugin reads the configuration of one plugin.
-func loadPlugin(name, file string, o options) (subject, error) {
-	conf, err := loadJSON(file)
-	if err != nil {
-		return subject{}, err
-	}
-	if conf["plugins"] != nil {
-		return subject{}, fmt.Errorf("%s is a list of plugins; pass it with --list", file)
-	}
-	s := subject{Name: name, Network: text(conf, "name"), Options: o}
-	if ipamType(conf) == name && text(conf, "type") != name {
-		s.Kind = IPAM
-	} else {
-		conf["type"] = name
-	}
-	s.Plugins = []object{conf}
-	return s, s.check()
-}
-
-// loadList reads a list. It returns each plugin as a subject, and the list itself if it has several plugins.
-func loadList(file string, o options) ([]subject, error) {
-	conf, err := loadJSON(file)
-	if err != nil {
-		return nil, err
-	}
-	plugins := list(conf, "plugins")
-	if len(plugins) == 0 {
-		return nil, fmt.Errorf("%s has no plugins; pass a plugin's configuration with --config", file)
-	}
-	var all []subject
-	for i, p := range plugins {
-		s := subject{Name: text(p, "type"), Network: text(conf, "name"), Plugins: []object{p}, Before: plugins[:i],
-			Options: o}
-		if i > 0 {
-			s.Kind = Chained
-		}
-		all = append(all, s)
-	}
-	if len(plugins) > 1 {
-		all = append(all, subject{Kind: List, Name: text(conf, "name"), Network: text(conf, "name"), Plugins: plugins,
-			Options: o})
-	}
-	for _, s := range all {
-		err = errors.Join(err, s.check())
-	}
-	return all, err
-}
-
-func loadJSON(file string) (object, error) {
+// load reads the configuration of one plugin, or a list. It returns each plugin as a subject, and the list itself if it
+// has several plugins.
+func load(o settings) (all []subject, err error) {
+	file := cmp.Or(o.list, o.config)
 	data, err := os.ReadFile(file)
 	if err != nil {
 		return nil, err
@@ -99,27 +53,36 @@ func loadJSON(file string) (object, error) {
 	if err := json.Unmarshal(data, &conf); err != nil {
 		return nil, fmt.Errorf("%s: %w", file, err)
 	}
-	return conf, nil
-}
-
-func (s subject) check() error {
-	if s.Network == "" {
-		return errors.New("the configuration has no name")
+	name, plugins := text(conf, "name"), list(conf, "plugins")
+	isIPAM := ipamType(conf) == o.plugin && text(conf, "type") != o.plugin
+	switch {
+	case name == "":
+		return nil, fmt.Errorf("%s has no name", file)
+	case o.list == "" && plugins != nil:
+		return nil, fmt.Errorf("%s is a list of plugins; pass it with --list", file)
+	case o.list != "" && plugins == nil:
+		return nil, fmt.Errorf("%s has no plugins; pass a plugin's configuration with --config", file)
+	case o.list == "" && isIPAM:
+		_, err := find(o.Path, o.plugin)
+		return []subject{{Kind: IPAM, Name: o.plugin, Network: name, Plugins: []object{conf}, Options: o.options}}, err
+	case o.list == "":
+		plugins = []object{clone(conf, object{"type": o.plugin})}
 	}
-	for _, p := range append(slices.Clone(s.Before), s.Plugins...) {
-		if _, err := find(s.Options.Path, s.program(p)); err != nil {
-			return err
+	for i, p := range plugins {
+		s := subject{Name: text(p, "type"), Network: name, Plugins: plugins[i : i+1], Before: plugins[:i]}
+		s.Options = o.options
+		if i > 0 {
+			s.Kind = Chained
+		}
+		all = append(all, s)
+		if _, err := find(o.Path, s.Name); err != nil {
+			return nil, err
 		}
 	}
-	return nil
-}
-
-// program returns the name of the executable for a configuration.
-func (s subject) program(conf object) string {
-	if s.Kind == IPAM {
-		return s.Name
+	if len(plugins) > 1 {
+		all = append(all, subject{Kind: List, Name: name, Network: name, Plugins: plugins, Options: o.options})
 	}
-	return text(conf, "type")
+	return all, nil
 }
 
 // find returns the path of an executable.
@@ -140,11 +103,6 @@ func find(dirs []string, name string) (string, error) {
 func ipamType(conf object) string {
 	ipam, _ := conf["ipam"].(object)
 	return text(ipam, "type")
-}
-
-// request derives the configuration of a call from a plugin's configuration.
-func (s subject) request(conf object, version string) object {
-	return clone(conf, object{"cniVersion": version, "name": s.Network, "capabilities": nil})
 }
 
 // capabilityArgs returns values for the capabilities that a configuration declares, by CONVENTIONS.md. The suite cannot

@@ -1,0 +1,191 @@
+package conformance
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// call is a call of a plugin.
+type call struct {
+	program string            // path of the executable
+	vars    map[string]string // environment variables, except PATH
+	conf    object
+	raw     string        // standard input if conf is nil
+	kill    time.Duration // SIGKILL after this time; 0 means never
+}
+
+// change is a change of a call.
+type change func(*call)
+
+func set(name, value string) change { return func(c *call) { c.vars[name] = value } }
+
+func unset(name string) change { return func(c *call) { delete(c.vars, name) } }
+
+// keys sets keys of the configuration; the value nil removes a key.
+func keys(o object) change { return func(c *call) { c.conf = clone(c.conf, o) } }
+
+// raw replaces the configuration by a text.
+func raw(text string) change { return func(c *call) { c.raw, c.conf = text, nil } }
+
+func kill(after time.Duration) change { return func(c *call) { c.kill = after } }
+
+// valid sets the attachments that GC must keep.
+func valid(attachments ...*attachment) change {
+	all := []any{}
+	for _, a := range attachments {
+		all = append(all, object{"containerID": a.id, "ifname": a.ifName})
+	}
+	return keys(object{"cni.dev/valid-attachments": all})
+}
+
+// capabilities passes values for the capabilities that the configuration declares.
+func (w *world) capabilities() change {
+	args := capabilityArgs(w.Subject.Plugins[0])
+	if len(args) == 0 {
+		return keys(nil)
+	}
+	return keys(object{"runtimeConfig": args})
+}
+
+// answer is the answer of a plugin.
+type answer struct {
+	command        string
+	exit           int // 128 and more: killed by a signal
+	stdout, stderr string
+}
+
+func (a answer) String() string {
+	s := fmt.Sprintf("%s: exit status %d", a.command, a.exit)
+	o, err := decodeOne(a.stdout)
+	switch {
+	case err == nil && o["msg"] != nil:
+		s += fmt.Sprintf(", error with code %v: %v %v", o["code"], text(o, "msg"), text(o, "details"))
+	case a.stdout != "":
+		s += ", standard output: " + short(a.stdout)
+	}
+	if a.stderr != "" {
+		s += ", standard error: " + short(a.stderr)
+	}
+	return s
+}
+
+// short returns a text as one line of limited length.
+func short(s string) string {
+	const most = 600
+	if s = strings.Join(strings.Fields(s), " "); len(s) > most {
+		return s[:most] + "..."
+	}
+	return s
+}
+
+// call calls the plugin for an attachment, or without one if a is nil.
+func (w *world) call(command string, a *attachment, changes ...change) answer {
+	if a == nil {
+		a = &attachment{plugin: w.Subject.Plugins[0]}
+	}
+	name := text(a.plugin, "type")
+	if w.Subject.Kind == IPAM {
+		name = w.Subject.Name
+	}
+	program, err := find(w.path, name)
+	w.noError(err)
+	c := call{program: program}
+	c.conf = clone(a.plugin, object{"cniVersion": w.Spec, "name": w.Subject.Network, "capabilities": nil})
+	c.vars = map[string]string{"CNI_COMMAND": command, "CNI_PATH": strings.Join(w.path, ":")}
+	if a.id != "" {
+		c.vars["CNI_CONTAINERID"], c.vars["CNI_IFNAME"], c.vars["CNI_NETNS"] = a.id, a.ifName, a.netns
+	}
+	if a.prev != nil {
+		c.conf["prevResult"] = a.prev
+	}
+	if a.result != nil && command != "ADD" {
+		c.conf["prevResult"] = a.result
+	}
+	for _, change := range changes {
+		change(&c)
+	}
+	return w.exec(c)
+}
+
+// exec runs a plugin in a process group of its own, and logs the call.
+func (w *world) exec(c call) answer {
+	stdin := []byte(c.raw)
+	if c.conf != nil {
+		stdin = encode(c.conf)
+	}
+	var env []string
+	for _, name := range slices.Sorted(maps.Keys(c.vars)) {
+		env = append(env, name+"="+c.vars[name])
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	defer stop()
+	cmd := exec.CommandContext(ctx, c.program)
+	cmd.Env = append(slices.Clone(env), "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
+	var stdout, stderr bytes.Buffer
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(stdin), &stdout, &stderr
+	cmd.SysProcAttr, cmd.WaitDelay = &syscall.SysProcAttr{Setpgid: true}, 5*time.Second
+	cmd.Cancel = func() error { return unix.Kill(-cmd.Process.Pid, unix.SIGKILL) }
+	w.noError(cmd.Start())
+	defer time.AfterFunc(cmp.Or(c.kill, callLimit), stop).Stop()
+	err := cmd.Wait()
+	a := answer{c.vars["CNI_COMMAND"], cmd.ProcessState.ExitCode(), stdout.String(), stderr.String()}
+	if ws := cmd.ProcessState.Sys().(syscall.WaitStatus); ws.Signaled() {
+		a.exit = 128 + int(ws.Signal())
+	}
+	entry := fmt.Sprintf("%s %s <<<'%s'\n  %s", strings.Join(env, " "), filepath.Base(c.program), stdin, a)
+	w.mu.Lock()
+	w.log = append(w.log, entry)
+	w.mu.Unlock()
+	w.expect(c.kill > 0 || ctx.Err() == nil, "%s did not end within %v", a.command, callLimit)
+	w.expect(!errors.Is(err, exec.ErrWaitDelay), "after %s, a process of the plugin holds its output open", a.command)
+	return a
+}
+
+// succeeds checks that a command succeeds.
+func (w *world) succeeds(command string, a *attachment, changes ...change) answer {
+	ans := w.call(command, a, changes...)
+	w.expect(ans.exit == 0, "%s failed: %v", command, ans)
+	return ans
+}
+
+// added serves an ADD that must succeed, and returns its result.
+func (w *world) added(a *attachment, changes ...change) object {
+	a.result = w.decode(w.succeeds("ADD", a, changes...))
+	return a.result
+}
+
+// fails checks that a command fails, but not by a signal.
+func (w *world) fails(command string, a *attachment, changes ...change) answer {
+	ans := w.call(command, a, changes...)
+	w.expect(ans.exit != 0, "%s succeeded, but must fail: %v", command, ans)
+	w.expect(ans.exit < 128, "a signal ended %s: %v", command, ans)
+	return ans
+}
+
+// failsWith checks that ADD fails with an error object, and returns the object.
+func (w *world) failsWith(a *attachment, changes ...change) object {
+	ans := w.fails("ADD", a, changes...)
+	w.noError(Verdict("ADD", ans.exit, ans.stdout))
+	return w.decode(ans)
+}
+
+func (w *world) decode(ans answer) object {
+	o, err := decodeOne(ans.stdout)
+	w.noError(err)
+	return o
+}
+
+// gc calls GC with these attachments as the valid ones.
+func (w *world) gc(attachments ...*attachment) { w.succeeds("GC", nil, valid(attachments...)) }

@@ -1,0 +1,117 @@
+package conformance
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// script observes the IPAM plugin in its place.
+const script = `#!/bin/sh
+call=` + own + `/calls/$CNI_COMMAND.$$
+cat /proc/$$/environ >$call.env
+cat >$call.conf
+echo conformance-delegate-stderr >&2
+if [ -e ` + own + `/fail.$CNI_COMMAND ]; then
+	echo '{"cniVersion":"1.0.0","code":111,"msg":"the delegate fails as the case demands"}'
+	exit 1
+fi
+exec %s <$call.conf
+`
+
+// observe puts the script before the IPAM plugin; it returns the change of calls that makes plugins find it.
+func (w *world) observe() change {
+	name := ipamType(w.Subject.Plugins[0])
+	program, err := find(w.path, name)
+	w.noError(err)
+	w.noError(os.WriteFile(own+"/delegate/"+name, fmt.Appendf(nil, script, program), 0o755))
+	return func(c *call) { c.vars["CNI_PATH"] = own + "/delegate:" + c.vars["CNI_PATH"] }
+}
+
+// failDelegate lets the delegate fail a command.
+func (w *world) failDelegate(command string) {
+	w.noError(os.WriteFile(own+"/fail."+command, nil, 0o644))
+}
+
+// observed returns the environments ("env") or the configurations ("conf") of the delegate's calls with a command.
+func (w *world) observed(command, part string) (all []string) {
+	files, _ := filepath.Glob(own + "/calls/" + command + ".*." + part)
+	for _, file := range files {
+		data, err := os.ReadFile(file)
+		w.noError(err)
+		all = append(all, string(data))
+	}
+	return all
+}
+
+// delegates returns a case in which a command calls the IPAM plugin with it.
+func delegates(command string) func(*world) {
+	return func(w *world) {
+		a, changes := w.ready(command, w.observe())
+		w.succeeds(command, a, changes...)
+		w.expect(len(w.observed(command, "conf")) > 0, "%s does not call the IPAM plugin with it", command)
+	}
+}
+
+// delegateError returns a case in which a command fails because the IPAM plugin fails.
+func delegateError(command string) func(*world) {
+	return func(w *world) {
+		a, changes := w.ready(command, w.observe())
+		w.failDelegate(command)
+		w.fails(command, a, changes...)
+	}
+}
+
+// observedAdd attaches a container with values that the delegate must receive, and returns the plugin's call.
+func (w *world) observedAdd() (c call) {
+	w.attach(w.observe(), set("CNI_ARGS", "IgnoreUnknown=1"), set("CNI_CONFORMANCE", "a variable of the runtime"),
+		keys(object{"conformanceUnknownKey": object{"b": "2", "a": []any{1.0, nil}}}), func(last *call) { c = *last })
+	w.expect(len(w.observed("ADD", "conf")) > 0, "ADD does not call the IPAM plugin")
+	return c
+}
+
+func delegateEnvironment(w *world) {
+	c := w.observedAdd()
+	env := strings.Split(w.observed("ADD", "env")[0], "\x00")
+	for name, value := range c.vars {
+		w.expect(slices.Contains(env, name+"="+value), "the IPAM plugin did not receive %s=%s", name, value)
+	}
+}
+
+func delegateConfiguration(w *world) {
+	want := string(encode(w.observedAdd().conf))
+	got := w.observed("ADD", "conf")[0]
+	o, _ := decodeOne(got)
+	w.expect(string(encode(o)) == want, "the IPAM plugin received\n    %s\n  and the plugin\n    %s", got, want)
+}
+
+// delegateType puts a program where a name with a slash leads, and checks that the plugin does not run it.
+func delegateType(w *world) {
+	ipam, _ := w.Subject.Plugins[0]["ipam"].(object)
+	bad := clone(ipam, object{"type": "../delegate/" + text(ipam, "type")})
+	ans := w.call("ADD", w.container(), w.observe(), keys(object{"ipam": bad}))
+	w.expect(ans.exit != 0 && len(w.observed("ADD", "conf")) == 0, "ADD ran the IPAM plugin %v: %v", bad["type"], ans)
+}
+
+func delegateStderr(w *world) {
+	ans := w.succeeds("ADD", w.container(), w.observe())
+	w.expect(strings.Contains(ans.stderr, "conformance-delegate-stderr"),
+		"the plugin's standard error does not contain the IPAM plugin's")
+}
+
+func delegateDelAfterFailedAdd(w *world) {
+	delegateError("ADD")(w)
+	w.expect(len(w.observed("DEL", "conf")) > 0, "after its failed ADD, the IPAM plugin was not called with DEL")
+}
+
+func delegateFailedAdd(w *world) {
+	w.finish(w.attach())
+	a := w.container()
+	state := func() snapshot {
+		return w.bothStates(a)().only("link", "address", "route", "rule", "nftables", "iptables")
+	}
+	w.failDelegate("ADD")
+	w.unchanged(state, "a failed ADD left something", func() { w.fails("ADD", a, w.observe()) })
+}

@@ -1,0 +1,149 @@
+package conformance
+
+import (
+	"cmp"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"time"
+)
+
+// allAtOnce calls do for all attachments simultaneously.
+func (w *world) allAtOnce(all []*attachment, do func(a *attachment)) {
+	failures := make([]any, len(all))
+	var group sync.WaitGroup
+	for i, a := range all {
+		group.Go(func() {
+			defer func() { failures[i] = recover() }()
+			do(a)
+		})
+	}
+	group.Wait()
+	failures = slices.DeleteFunc(failures, func(f any) bool { return f == nil })
+	if len(failures) > 0 {
+		w.fail("%d of %d simultaneous calls failed: %s", len(failures), len(all), failures[0].(outcome).Detail)
+	}
+}
+
+func loadConcurrent(w *world) {
+	w.needMany()
+	before := w.warmHost()
+	all := make([]*attachment, w.Subject.Options.Parallel)
+	for i := range all {
+		all[i] = w.container()
+	}
+	w.allAtOnce(all, func(a *attachment) { w.added(a) })
+	w.distinct(all)
+	w.allAtOnce(all, func(a *attachment) { w.succeeds("DEL", a) })
+	for _, a := range all {
+		w.unmake(a)
+	}
+	w.settles(before, "after simultaneous attachments")
+}
+
+// distinct checks that no two attachments have the same address, unless the configuration itself has the addresses.
+func (w *world) distinct(all []*attachment) {
+	owners := map[string]string{}
+	for _, a := range all {
+		for _, ip := range list(a.result, "ips") {
+			address := text(ip, "address")
+			owner := cmp.Or(owners[address], a.id)
+			w.expect(w.Info.Fixed || owner == a.id, "%s and %s have the same address %s", owner, a.id, address)
+			owners[address] = owner
+		}
+	}
+}
+
+// killed returns a case that kills a command at random moments, one in each of several equal parts of the time that an
+// ADD takes.
+func killed(command string) func(*world) {
+	const kills = 8
+	return func(w *world) {
+		before := w.warmHost()
+		for i := range kills {
+			a := w.container()
+			if command == "DEL" {
+				w.added(a)
+			}
+			after := time.Duration((float64(i) + rand.Float64()) / kills * float64(w.Info.Took))
+			ans := w.call(command, a, kill(after))
+			if command == "ADD" && ans.exit == 0 {
+				a.result, _ = decodeOne(ans.stdout)
+			}
+			w.finish(a)
+			w.settles(before, fmt.Sprintf("after %s was killed after %v, and DEL", command, after))
+		}
+	}
+}
+
+// listAttach attaches a container to the list.
+func (w *world) listAttach() *attachment {
+	a := w.container()
+	for _, conf := range w.Subject.Plugins {
+		a.plugin = conf
+		a.prev = w.added(a)
+	}
+	return a
+}
+
+// listEach calls a command of each plugin, DEL in reverse order, with the final result.
+func (w *world) listEach(command string, a *attachment, changes ...change) {
+	all := slices.Clone(w.Subject.Plugins)
+	if command == "DEL" {
+		slices.Reverse(all)
+	}
+	for _, conf := range all {
+		a.plugin = conf
+		w.succeeds(command, a, changes...)
+	}
+}
+
+func listAdd(w *world) {
+	a := w.container()
+	for _, conf := range w.Subject.Plugins {
+		a.plugin, a.prev = conf, a.result
+		w.added(a)
+		missing := append(droppedItems(a.prev, a.result, "interfaces", "name"),
+			droppedItems(a.prev, a.result, "ips", "address")...)
+		w.expect(len(missing) == 0, "the result of %v lacks what its prevResult has: %v", conf["type"], missing)
+	}
+}
+
+// listLeavesNothing returns a case in which do attaches and detaches a container, and the host returns to its state
+// before.
+func listLeavesNothing(do func(w *world)) func(*world) {
+	return func(w *world) {
+		a := w.listAttach()
+		w.listEach("DEL", a)
+		w.ip("", "netns del "+a.id)
+		before := w.hostState()
+		do(w)
+		w.settles(before, "after DEL of the list")
+	}
+}
+
+func listDelTwice(w *world) {
+	a := w.listAttach()
+	w.listEach("DEL", a)
+	w.listEach("DEL", a)
+}
+
+func listDelWithoutPrevResult(w *world) {
+	a := w.listAttach()
+	w.ip("", "netns del "+a.id)
+	w.listEach("DEL", a, keys(object{"prevResult": nil}), unset("CNI_NETNS"))
+}
+
+// listPartial is an ADD of which only the first plugin was called.
+func listPartial(w *world) { w.listEach("DEL", w.attach()) }
+
+func listGC(w *world) {
+	a := w.listAttach()
+	w.unchanged(w.bothStates(a), "GC changed a valid attachment", func() {
+		for _, conf := range w.Subject.Plugins {
+			w.succeeds("GC", &attachment{plugin: conf}, valid(a))
+		}
+	})
+	w.listEach("CHECK", a)
+}
