@@ -134,10 +134,13 @@ func (p *Policy) Check(conf []byte, call Call) error {
 	if err := decodeNumbers(conf, &written); err != nil {
 		return nil // the plugin refuses it
 	}
-	admins := p.networks(written)
+	admins, unread := p.networks(written)
 	isTrusted := slices.ContainsFunc(admins, func(n Network) bool { return n.IsOwn })
 	if isForged := call.First && written["prevResult"] != nil; isTrusted && !isForged {
 		return nil
+	}
+	if _, ok := errors.AsType[*fs.PathError](unread); ok {
+		return cni.Errorf(cni.CodeIO, "policy %s: networks of the administrator: %w", p.path, unread)
 	}
 	t := &tenant{Policy: p, call: call, conf: foldKeys(written).(map[string]any)}
 	if name := text(t.conf["name"]); slices.ContainsFunc(admins, func(n Network) bool { return n.Name == name }) {
@@ -155,6 +158,9 @@ func (p *Policy) Check(conf []byte, call Call) error {
 	t.checkArgs()
 	t.checkPorts()
 	t.checkVLANs()
+	if unread != nil && t.problems.Err() != nil {
+		t.problems.Add(cni.Errorf(cni.CodeConfig, "networks of the administrator: %w", unread))
+	}
 	return t.problems.Err()
 }
 

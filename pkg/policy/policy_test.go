@@ -45,6 +45,11 @@ func refused(p *policy.Policy, plugin, conf string) (list []string) {
 		Expect(problem.Code).To(Equal(cni.CodeConfig))
 		list = append(list, problem.String())
 	}
+	if len(list) > 0 && !strings.HasSuffix(list[len(list)-1], "which value applies is not defined") {
+		Expect(list[len(list)-1]).To(MatchRegexp(
+			`^networks of the administrator: /.*/net\.d/20-broken\.conf: not valid JSON: unexpected EOF$`))
+		list = list[:len(list)-1]
+	}
 	return list
 }
 
@@ -152,6 +157,34 @@ var _ = Describe("the policy for tenants", Label("tenant-policy"), func() {
 		Expect(refused(p, "bridge", `"cniVersion":"1.0.0","name":"other",`+bridge)).NotTo(BeEmpty())
 	})
 
+	It("trusts an entry whatever other files have, and fails where none is trusted and a file cannot be read", func() {
+		p := rules("")
+		dir := p.TrustedDirs[0]
+		trusted := `{"cniVersion":"1.0.0","name":"pods","type":"bridge","bridge":"cni0",
+			"ipam":{"type":"host-local","subnet":"10.88.0.0/16"}}`
+		check := func(conf string) error { return p.Check([]byte(conf), policy.Call{Plugin: "bridge", First: true}) }
+		Expect(os.Mkdir(filepath.Join(dir, "30-directory.conf"), 0o755)).To(Succeed())
+		Expect(os.Symlink("40-missing", filepath.Join(dir, "40-link.conf"))).To(Succeed())
+		p.TrustedDirs = append(p.TrustedDirs, "/nowhere")
+		Expect(check("{" + tenant + "}")).To(Succeed())
+
+		link := filepath.Join(dir, "50-loop.json")
+		Expect(os.Symlink("50-loop.json", link)).To(Succeed())
+		Expect(check(trusted)).To(Succeed())
+		fails := func(what string) {
+			GinkgoHelper()
+			err := check("{" + tenant + "}")
+			Expect(cni.AsError(err).Code).To(Equal(cni.CodeIO))
+			Expect(err).To(MatchError(And(ContainSubstring("networks of the administrator: "), ContainSubstring(what),
+				ContainSubstring("20-broken.conf: not valid JSON"))))
+		}
+		fails("open " + link + ": too many levels of symbolic links")
+		Expect(os.Remove(link)).To(Succeed())
+		p.TrustedDirs = append(p.TrustedDirs, "/proc/version")
+		Expect(check(trusted)).To(Succeed())
+		fails("/proc/version: not a directory")
+	})
+
 	It("permits a key that allowKeys has, and every value of a list with an asterisk", func() {
 		p := rules(`,"allowKeys":["dataDir"]`)
 		Expect(refused(p, "bridge", tenant+`,"ipam":{"type":"host-local","dataDir":"/x"}`)).To(BeEmpty())
@@ -186,10 +219,10 @@ var _ = Describe("the policy for tenants", Label("tenant-policy"), func() {
 			return p.Check([]byte("{"+tenant+"}"), policy.Call{Plugin: "bridge", Args: args})
 		}
 		Expect(check(rules(""), "IgnoreUnknown=1;ip=10.88.0.2")).To(
-			MatchError(`CNI_ARGS IP: "10.88.0.2" is not permitted by subnets of the policy`))
+			MatchError(HavePrefix(`CNI_ARGS IP: "10.88.0.2" is not permitted by subnets of the policy`)))
 		const mac = "MAC=02:00:00:00:00:01"
 		Expect(check(rules(""), mac)).To(
-			MatchError(`CNI_ARGS MAC: "02:00:00:00:00:01" is not permitted by allowKeys of the policy`))
+			MatchError(HavePrefix(`CNI_ARGS MAC: "02:00:00:00:00:01" is not permitted by allowKeys of the policy`)))
 		Expect(check(rules(`,"allowKeys":["mac"]`), mac)).To(Succeed())
 	})
 

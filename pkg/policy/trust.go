@@ -2,7 +2,9 @@ package policy
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
@@ -25,8 +27,9 @@ type Network struct {
 }
 
 // NetworksFor returns the administrator's networks. The directories are those of the policy at path, or the default
-// ones without a policy.
-func NetworksFor(path string, conf []byte) ([]Network, error) {
+// ones without a policy. unread describes the files that are missing in networks, because they cannot be read or are
+// not valid JSON. It contains an fs.PathError if a file cannot be read. err is an error of the policy itself.
+func NetworksFor(path string, conf []byte) (networks []Network, unread, err error) {
 	p, err := Load(path, true)
 	if p == nil {
 		p = &Policy{TrustedDirs: defaultDirs()}
@@ -35,26 +38,36 @@ func NetworksFor(path string, conf []byte) ([]Network, error) {
 	if err == nil {
 		err = decodeNumbers(conf, &written)
 	}
-	if err != nil {
-		return nil, err
+	if err == nil {
+		networks, unread = p.networks(written)
 	}
-	return p.networks(written), nil
+	return networks, unread, err
 }
 
 func defaultDirs() []string { return []string{"/etc/cni/net.d"} }
 
-// networks returns the administrator's networks. It skips files that cannot be read, so that their entries are not
-// trusted.
-func (p *Policy) networks(conf map[string]any) (networks []Network) {
+// networks returns the administrator's networks for NetworksFor. Missing directories and files are not errors.
+func (p *Policy) networks(conf map[string]any) (networks []Network, unread error) {
 	own := p.withoutRuntimeKeys(conf)
+	report := func(err error) {
+		switch {
+		case err == nil || errors.Is(err, fs.ErrNotExist):
+		case unread == nil:
+			unread = err
+		default:
+			unread = fmt.Errorf("%w; %w", unread, err)
+		}
+	}
 	for _, dir := range p.TrustedDirs {
-		files, _ := filepath.Glob(filepath.Join(dir, "*")) // fails only for a bad pattern
+		files, err := os.ReadDir(dir)
+		report(err)
 		for _, file := range files {
-			if !slices.Contains(extensions, filepath.Ext(file)) {
+			if !slices.Contains(extensions, filepath.Ext(file.Name())) || file.IsDir() {
 				continue
 			}
-			var list map[string]any
-			if data, err := os.ReadFile(file); err != nil || decodeNumbers(data, &list) != nil {
+			list, err := readList(filepath.Join(dir, file.Name()))
+			if err != nil {
+				report(err)
 				continue
 			}
 			n := Network{Name: text(list["name"])}
@@ -72,7 +85,18 @@ func (p *Policy) networks(conf map[string]any) (networks []Network) {
 			networks = append(networks, n)
 		}
 	}
-	return networks
+	return networks, unread
+}
+
+func readList(file string) (list map[string]any, err error) {
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return nil, err
+	}
+	if err = decodeNumbers(data, &list); err != nil {
+		return nil, fmt.Errorf("%s: not valid JSON: %w", file, err)
+	}
+	return list, nil
 }
 
 // bridgeOf returns the bridge that a plugin's configuration names or uses by default, or "".

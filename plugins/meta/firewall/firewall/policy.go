@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"slices"
 	"strconv"
 	"strings"
@@ -77,7 +78,8 @@ func (c call) decidePolicy(ctx context.Context, s *store, r *record) (p policy, 
 
 // refuseStricter returns code 103 if the policy is stricter than the bridge's and would restrict containers of another
 // network: the bridge is the administrator's, or another network has a port of it. The administrator's own
-// configurations are not refused on the bridges that they name.
+// configurations are not refused on the bridges that they name. Where none of the networks that can be read is the
+// call's own, a file that cannot be read is an error.
 func (c call) refuseStricter(s *store, r *record) error {
 	if r.Policy == policyOpen {
 		return nil
@@ -92,7 +94,7 @@ func (c call) refuseStricter(s *store, r *record) error {
 	if err != nil || p.isAtLeast(r.Policy) {
 		return err
 	}
-	admins, err := tenants.NetworksFor(tenants.File, c.Req.Conf)
+	admins, unread, err := tenants.NetworksFor(tenants.File, c.Req.Conf)
 	if err != nil {
 		return err
 	}
@@ -106,15 +108,22 @@ func (c call) refuseStricter(s *store, r *record) error {
 		}
 		isImpostor = isImpostor || n.Name == r.Network
 	}
+	if _, ok := errors.AsType[*fs.PathError](unread); ok {
+		return cni.Errorf(cni.CodeIO, "ingressPolicy: %q: networks of the administrator: %w", r.Policy, unread)
+	}
 	if holder == "" {
 		holder, err = c.findNeighbor(r, isImpostor)
 	}
 	if err != nil || holder == "" {
 		return err
 	}
+	skipped := ""
+	if unread != nil {
+		skipped = "; " + unread.Error()
+	}
 	return cni.Errorf(cni.CodeConflict, "ingressPolicy: %q: bridge %q also connects %s, which the policy would "+
 		"restrict; use another bridge, or a list in a directory of the administrator (trustedDirs in %s, by default "+
-		"/etc/cni/net.d)", r.Policy, r.Bridge, holder, tenants.File)
+		"/etc/cni/net.d)%s", r.Policy, r.Bridge, holder, tenants.File, skipped)
 }
 
 // findNeighbor returns a description of a container of another network to which a policy of the record's bridge would
