@@ -191,6 +191,24 @@ func namesModprobe(token string) bool {
 		long == "--mo" || long == "--mod" || strings.HasPrefix(token, "--modp")
 }
 
+// isStatement reports whether a token belongs to a statement of nft that changes packets or sets, adds a set to the
+// table, or refers to another set or chain. An at sign also begins raw payload expressions, such as @th,16,16.
+func isStatement(token string) bool {
+	_, rest, hasAt := strings.Cut(token, "@")
+	headers := []string{"ll,", "nh,", "th,", "ih,"}
+	for ; hasAt; _, rest, hasAt = strings.Cut(rest, "@") {
+		if !slices.ContainsFunc(headers, func(h string) bool { return strings.HasPrefix(rest, h) }) {
+			return true
+		}
+	}
+	for word := range strings.FieldsFuncSeq(token, func(r rune) bool { return !unicode.IsLetter(r) }) {
+		if slices.Contains([]string{"set", "vmap", "meter", "flow"}, word) {
+			return true
+		}
+	}
+	return false
+}
+
 const (
 	conditionMax = 1 << 14 // bytes of all conditions of a family
 	rulesMax     = 256     // rules in iptables for one port
@@ -219,6 +237,8 @@ func checkTokens(key string, tokens []string) error {
 			problems.Add(cni.Refuse(where, t, "has a control character"))
 		case syntaxOf(tokens) == nftables && strings.ContainsAny(t, ";#"):
 			problems.Add(cni.Refuse(where, t, "would end the condition"))
+		case syntaxOf(tokens) == nftables && isStatement(t):
+			problems.Add(cni.Refuse(where, t, "is not a match: it names or changes more than the network's ports"))
 		case syntaxOf(tokens) == iptables && namesModprobe(t):
 			problems.Add(cni.Refuse(where, t, "is not a match: it names a program that iptables runs"))
 		}

@@ -393,6 +393,31 @@ var _ = Describe("conditions", Label("kernel"), func() {
 		a.check(config, ports("8080:80"))
 	})
 
+	It("change no packets, sets or chains, also not another container's port", Label("conditions-matches"), func() {
+		w, a, b := newContainers()
+		b.serve(80)
+		config := Object{"backend": "nftables"}
+		b.add(config, ports("8082:80"))
+		before := w.rules()
+		for _, text := range []string{
+			"tcp dport set 8082 delete @portmap4_v1 { meta l4proto . tcp dport : 10.1.0.3 . 80 }",
+			"tcp dport 8080add @portmap4_v1 { meta l4proto . tcp dport : ip saddr . tcp sport }",
+			"ip saddr @firewall4_v1", "ip saddr vmap { 0.0.0.0/0 : goto portmap4_dnat_v1 }", "udp dport set 53",
+			"meter portmap6_v2 { ip saddr limit rate 1/second }", "flow table x { ip saddr counter }",
+		} {
+			o := a.call("ADD", config, Object{"conditionsV4": strings.Fields(text)}, ports("8080:80"))
+			Expect(o.Code).To(Equal(cni.CodeConfig), text)
+			Expect(o.Msg).To(MatchRegexp(`^conditionsV4\[\d\]: ".*" is not a match`), text)
+		}
+		Expect(w.rules()).To(Equal(before))
+		Expect(w.reach(8082)).To(Equal("192.0.2.2"))
+		raw := Object{"conditionsV4": strings.Fields("@th,16,16 8080 ip saddr 192.0.2.0/24")}
+		a.serve(80)
+		a.add(config, raw, ports("8080:80"))
+		Expect(w.reach(8080)).To(Equal("192.0.2.2"))
+		a.del(raw)
+	})
+
 	It("are restored by reapply", Label("conditions-restored"), func() {
 		w, a := newContainer()
 		a.serve(80)
