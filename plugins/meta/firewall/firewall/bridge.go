@@ -1,8 +1,10 @@
 package firewall
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 
@@ -49,6 +51,24 @@ func (c call) findBridge(r *record, hostEnd rtnl.Link) error {
 		return c.noteFlag(r)
 	}
 	return nil
+}
+
+// readContainer returns the addresses of the container's interface, and the names of its host end and of the bridge of
+// the host end. Missing links have no addresses and no names.
+func (c call) readContainer() (have []netip.Addr, links []string, err error) {
+	err = netplugin.IgnoreNoLink(c.FindHostEnd())
+	var addrs []rtnl.Addr
+	if err == nil && c.ContEnd.Index != 0 {
+		addrs, err = c.Cont.Addrs(c.ContEnd.Index)
+	}
+	for _, a := range addrs {
+		have = append(have, a.Prefix.Addr())
+	}
+	if err != nil || c.HostEnd.Index == 0 {
+		return have, nil, netplugin.IgnoreNoLink(err)
+	}
+	bridge, err := c.Host.LinkByIndex(cmp.Or(c.HostEnd.Master, c.HostEnd.Index))
+	return have, []string{c.HostEnd.Name, bridge.Name}, netplugin.IgnoreNoLink(err)
 }
 
 // explainUnreachable decides about an address for which RouteTo returned the error unreachable. It returns nil if

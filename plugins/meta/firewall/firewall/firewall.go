@@ -47,11 +47,11 @@ func add(ctx context.Context, req *skel.Request, cfg config) (_ *cni.Result, err
 	}
 	c.Req.Step("add the firewall rules")
 	c.Req.OnFail("remove the firewall rules", func(ctx context.Context) error { return c.remove(ctx, false) })
-	r.Backend = c.chooseBackend(ctx, cfg)
-	if r.Backend != iptables {
-		if r.Bit, err = hostBit(s.Any, cfg.Bit); err != nil {
-			return nil, err
-		}
+	if r.Backend, err = c.chooseBackend(ctx, cfg, r); err == nil && r.Backend != iptables {
+		r.Bit, err = hostBit(s.Any, cfg.Bit)
+	}
+	if err != nil {
+		return nil, err
 	}
 	if r.Bit != cfg.Bit && r.Backend == nftables {
 		c.Req.Warn("markAcceptBit: %d is not used while containers live that have %d", cfg.Bit, r.Bit)
@@ -214,23 +214,35 @@ func (c call) removeStale(ctx context.Context, s *store, r *record) error {
 	return err
 }
 
-// chooseBackend returns the configured backend. By default it returns firewalld if that is running, otherwise nftables.
-func (c call) chooseBackend(ctx context.Context, cfg config) backend {
+// chooseBackend returns the configured backend. By default it returns firewalld if that is running and may have the
+// record's addresses as sources, otherwise nftables.
+func (c call) chooseBackend(ctx context.Context, cfg config, r *record) (backend, error) {
+	if cfg.backend == firewalld {
+		return firewalld, c.checkSources(r)
+	}
 	if cfg.backend != auto {
-		return cfg.backend
+		return cfg.backend, nil
 	}
 	if isSilent() {
 		c.Req.Warn("firewalld: no answer within the last %s; using backend nftables", silenceTime)
-		return nftables
+		return nftables, nil
 	}
 	err := checkFirewalld(ctx)
-	if err == nil {
-		return firewalld
+	if errors.Is(err, errNoFirewalld) {
+		return nftables, nil
 	}
-	if !errors.Is(err, errNoFirewalld) {
+	if err != nil {
 		c.Req.Warn("cannot determine whether firewalld is running; using backend nftables: %v", err)
+		return nftables, nil
 	}
-	return nftables
+	if err = c.checkSources(r); err == nil {
+		return firewalld, nil
+	}
+	if cni.AsError(err).Code != cni.CodeConfig {
+		return firewalld, err
+	}
+	c.Req.Warn("backend firewalld: %v; using backend nftables", err)
+	return nftables, nil
 }
 
 // apply writes the record, which DEL needs to remove the rules, and then adds the rules in the record's backend.

@@ -13,6 +13,7 @@ import (
 	"github.com/godbus/dbus/v5"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
 const (
@@ -121,6 +122,41 @@ func ignoring(codes ...string) func(netip.Addr, *dbus.Call) error {
 		}
 		return fmt.Errorf("%w: %s", errDenied, text)
 	}
+}
+
+// checkSources returns code 7 if an address must not become a source of a zone, because zones also apply to packets
+// from other machines and containers: the container's interface does not have the address, or the host has a route to
+// it through a link to which the container is not connected. The default route does not count, because the host has no
+// other one to a network without a gateway. checkSources does not trust prevResult, because the author of a
+// configuration may write it.
+func (c call) checkSources(r *record) error {
+	have, links, err := c.readContainer()
+	if err != nil {
+		return err
+	}
+	for _, a := range r.Addrs {
+		if !slices.Contains(have, a) {
+			return cni.Refuse("prevResult.ips", a.String(),
+				fmt.Sprintf("is not an address of interface %q in the container", c.Req.IfName))
+		}
+		route, err := c.Host.RouteEntry(a)
+		if rtnl.IsUnreachable(err) || err == nil && route.Dst.Bits() == 0 {
+			continue
+		}
+		var link rtnl.Link
+		if err == nil && route.OutIndex != 0 {
+			link, err = c.Host.LinkByIndex(route.OutIndex)
+		}
+		if err != nil {
+			return err
+		}
+		isConnected := func(name string) bool { return link.Name == name || strings.HasPrefix(link.Name, name+".") }
+		if !slices.ContainsFunc(links, isConnected) {
+			return cni.Refuse("prevResult.ips", a.String(), fmt.Sprintf("belongs to another network: the host reaches "+
+				"it through %q, to which the container is not connected", link.Name))
+		}
+	}
+	return nil
 }
 
 // addFirewalld adds the attachment's addresses as sources of the zone. Like the reference plugin, it adds them to the

@@ -151,6 +151,12 @@ func (f *fakeFirewalld) stops() {
 	f.sources = nil
 }
 
+// takes gives the container the addresses of another one, in its prevResult as well.
+func (c *container) takes(other *container) {
+	c.prev["ips"] = other.prev["ips"]
+	c.IP("addr add "+other.addrs[0]+"/24 dev eth0", "addr add "+other.addrs[1]+"/64 dev eth0 nodad")
+}
+
 var _ = Describe("firewalld", func() {
 	var w *world
 	var c *container
@@ -199,10 +205,48 @@ var _ = Describe("firewalld", func() {
 	It("keeps an address that the next container has", func() {
 		c.add()
 		next := w.container(1, 3)
-		next.prev["ips"] = c.prev["ips"]
+		next.takes(c)
 		next.add()
 		c.del()
 		next.check()
+	})
+
+	It("has no address that is another container's or another machine's", Label("firewalld-sources"), func() {
+		victim := w.container(1, 3)
+		victim.add(Object{"backend": "nftables"})
+		refuses := func(address, reason string) {
+			GinkgoHelper()
+			tenant := Object{"firewalldZone": "work", "prevResult": Merge(c.prev,
+				Object{"ips": []Object{{"address": address, "interface": 2}}})}
+			Expect(w.Fails(c.as("ADD", asked, tenant), 7)).To(ContainSubstring(reason))
+			Expect(w.Warns(c.as("ADD", tenant))).To(And(ContainSubstring(reason),
+				ContainSubstring("using backend nftables")))
+			Expect(f.have()).To(BeEmpty())
+			c.check(tenant)
+			c.del(tenant)
+		}
+		refuses(victim.addrs[0]+"/24", `"10.1.0.3" is not an address of interface "eth0" in the container`)
+		c.IP("addr add 192.0.2.66/32 dev eth0")
+		refuses("192.0.2.66/32", `"192.0.2.66" belongs to another network: the host reaches it through "`)
+		c.IP("addr add 192.0.2.1/32 dev eth0")
+		refuses("192.0.2.1/32", `"192.0.2.1" belongs to another network: the host reaches it through "`)
+	})
+
+	It("has the address of a network without a gateway, or with a VLAN gateway", Label("firewalld-sources"), func() {
+		w.IP("route add default via 192.0.2.2")
+		keys := func(address string) Object {
+			return Object{"prevResult": Merge(c.prev, Object{"ips": []Object{{"address": address, "interface": 2}}})}
+		}
+		c.IP("addr add 10.99.0.5/24 dev eth0")
+		c.add(asked, keys("10.99.0.5/24"))
+		Expect(f.have()).To(ConsistOf("trusted 10.99.0.5/32"))
+		c.del(keys("10.99.0.5/24"))
+		w.IP("link add br1.7 type veth peer name port7", "link set port7 master br1 up", "link set br1.7 up",
+			"addr add 10.7.0.1/24 dev br1.7")
+		c.IP("addr add 10.7.0.5/24 dev eth0")
+		c.add(asked, keys("10.7.0.5/24"))
+		Expect(f.have()).To(ConsistOf("trusted 10.7.0.5/32"))
+		c.del(keys("10.7.0.5/24"))
 	})
 
 	It("refuses a zone that it does not know, or an address of another one, and nothing is left", func() {
@@ -244,7 +288,7 @@ var _ = Describe("firewalld", func() {
 
 		By("but not an address that a container of ours has by now")
 		other := w.container(1, 3)
-		other.prev["ips"] = c.prev["ips"]
+		other.takes(c)
 		other.add(keys)
 		c.del(keys)
 		other.check(keys)

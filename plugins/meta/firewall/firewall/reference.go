@@ -10,7 +10,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/ipt"
-	"github.com/hawser-cni/plugins/pkg/netplugin"
 	"github.com/hawser-cni/plugins/pkg/nft"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
@@ -59,31 +58,19 @@ func (c call) delReferenceRules(ctx context.Context, s *store, r *record) error 
 // because they may belong to a live container. Without the namespace, it removes all addresses. It returns the names of
 // the interface's host end and of the bridge of the host end.
 func (c call) confirmAddrs(r *record) (links []string, err error) {
-	var have []rtnl.Addr
+	var have []netip.Addr
 	if c.Req.NS != nil {
-		err = c.FindHostEnd()
-		if c.ContEnd.Index != 0 {
-			var listErr error
-			have, listErr = c.Cont.Addrs(c.ContEnd.Index)
-			err = errors.Join(netplugin.IgnoreNoLink(err), listErr)
+		if have, links, err = c.readContainer(); err != nil {
+			return nil, err
 		}
 	}
-	if err = netplugin.IgnoreNoLink(err); err != nil {
-		return nil, err
-	}
 	claimed := r.Addrs
-	r.Addrs = slices.DeleteFunc(slices.Clone(claimed), func(a netip.Addr) bool {
-		return !slices.ContainsFunc(have, func(h rtnl.Addr) bool { return h.Prefix.Addr() == a })
-	})
+	r.Addrs = slices.DeleteFunc(slices.Clone(claimed), func(a netip.Addr) bool { return !slices.Contains(have, a) })
 	if len(r.Addrs) < len(claimed) {
 		c.Req.Warn("%s for addresses in prevResult stay: interface %q of the container does not have them", othersRules,
 			c.Req.IfName)
 	}
-	if c.HostEnd.Index == 0 {
-		return nil, nil
-	}
-	bridge, err := c.Host.LinkByIndex(cmp.Or(c.HostEnd.Master, c.HostEnd.Index))
-	return []string{c.HostEnd.Name, bridge.Name}, netplugin.IgnoreNoLink(err)
+	return links, nil
 }
 
 // othersRules names the rules in warnings about them.
