@@ -134,10 +134,14 @@ func (cfg ChildConfig) refuseMaster(host *rtnl.Conn, master rtnl.Link) error {
 	return nil
 }
 
-// refuseTakeover returns code 103 if the child would take the packets of a bridge that connects containers.
+// refuseTakeover returns code 103 if the child would take the packets of a bridge that connects containers, or of a
+// VLAN gateway.
 func (cfg ChildConfig) refuseTakeover(host *rtnl.Conn, master rtnl.Link) error {
-	if !cfg.TakesMaster || master.Kind != "bridge" {
+	if !cfg.TakesMaster {
 		return nil
+	}
+	if master.Kind != "bridge" {
+		return netplugin.RefuseVLANGateway(host, "master", master)
 	}
 	ports, err := host.Ports(master.Index)
 	i := slices.IndexFunc(ports, func(p rtnl.Link) bool { return p.IsPairEnd() && p.PeerNS != -1 })

@@ -71,6 +71,33 @@ func RefuseOwned(key string, l rtnl.Link) error {
 	return nil
 }
 
+// RefuseVLANGateway returns code 103 if a link of the host is one end of a VLAN gateway: a pair on the host of which
+// one end is a port of a bridge, and the other one is called <bridge>.<vlan>.
+func RefuseVLANGateway(host *rtnl.Conn, key string, l rtnl.Link) error {
+	if !l.IsPairEnd() || l.PeerNS != -1 {
+		return nil
+	}
+	peer, err := host.LinkByIndex(l.Peer)
+	if err != nil {
+		return IgnoreNoLink(err)
+	}
+	for _, pair := range [][2]rtnl.Link{{l, peer}, {peer, l}} {
+		gateway, port := pair[0], pair[1]
+		if port.Master == 0 {
+			continue
+		}
+		bridge, err := host.LinkByIndex(port.Master)
+		if err != nil {
+			return IgnoreNoLink(err)
+		}
+		if strings.HasPrefix(gateway.Name, bridge.Name+".") {
+			return cni.Errorf(cni.CodeConflict, "%s: %q: belongs to the VLAN gateway %q of bridge %q", key, l.Name,
+				gateway.Name, bridge.Name)
+		}
+	}
+	return nil
+}
+
 // RefuseForeign returns code 103 if a link of the host is the host end of a container that another network plugin
 // attached: its other end is in another network namespace, and it is a port, or the host has a route to the other end's
 // address alone. The host's own router does not count: the link is then an uplink.

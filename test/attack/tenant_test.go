@@ -137,6 +137,36 @@ var _ = Describe("a configuration that names another container's link", Label("k
 	)
 })
 
+var _ = Describe("a VLAN gateway", Label("kernel", "owned-link"), func() {
+	DescribeTable("stays on the host", func(plugin string, keys Object, link string) {
+		n, tenant := NewNode(), NewPod("tenant")
+		n.IP("link add cni0 type bridge", "link set cni0 up", "link add cni0.7 type veth peer name port7",
+			"link set port7 master cni0 up", "link set cni0.7 up")
+		before := n.Snapshot("links")
+		a := n.Invoke(plugin, Call{Command: "ADD", ID: "tenant", Netns: tenant.Netns,
+			Conf: Merge(Object{"cniVersion": "1.0.0", "name": "other", "type": plugin}, keys)})
+		Expect(a.Failed(103)).To(ContainSubstring(
+			`"` + link + `": belongs to the VLAN gateway "cni0.7" of bridge "cni0"`))
+		Expect(n.Snapshot("links")).To(Equal(before))
+	},
+		Entry("host-device", "host-device", Object{"device": "cni0.7"}, "cni0.7"),
+		Entry("host-device, its port", "host-device", Object{"device": "port7"}, "port7"),
+		Entry("macvlan, passthru", "macvlan", Object{"master": "cni0.7", "mode": "passthru"}, "cni0.7"),
+	)
+
+	It("is not a bridge that a tenant has given its name", func() {
+		nstest.Need("vlan_filtering")
+		n, tenant, v := NewNode(), NewPod("tenant"), NewPod("victim")
+		n.Spoiled = true // the bridges stay
+		tenant.Network = "tenant"
+		n.Up(tenant, List{{Plugin: "bridge", Keys: Object{"bridge": "cni0.7", "ipam": static("10.99.0.5/24", "")}}})
+		vlan := Usual("").Only("bridge").With("bridge", Object{"vlan": 7})
+		Expect(n.Chain("ADD", v, vlan).Failed(103)).To(ContainSubstring(
+			`gateway of vlan 7: the name "cni0.7" is taken by a bridge`))
+		n.Must("DEL", v, vlan)
+	})
+})
+
 var _ = Describe("a host end of another network plugin", Label("kernel", "owned-link"), func() {
 	DescribeTable("is refused, and its container stays connected", func(plugin string, keys Object, port bool) {
 		n, tenant := NewNode(), NewPod("tenant")
@@ -321,6 +351,29 @@ var _ = Describe("a policy for a bridge that another network uses", Label("kerne
 		Entry("if the network is in it", 6),
 		Entry("if the address is of the network's subnet", 5),
 	)
+
+	It("is the administrator's choice only if the list can be read, and the error names the file otherwise", func() {
+		attached()
+		own := tenants("", "isolated", nil)
+		administers("tenant", own)
+		n.Cmd("sh", "-ec", "cd /etc/cni/net.d; echo '{' >0-broken.conf; ln -s 1-loop.conf 1-loop.conf")
+		n.Up(tenant, own)
+		n.Must("DEL", tenant, own)
+
+		const file = "/etc/cni/net.d/tenant.conflist"
+		n.Cmd("sh", "-ec", "rm /etc/cni/net.d/?-*; mv "+file+" /etc/whole; ln -s tenant.conflist "+file)
+		tenant.Result = nil
+		Expect(n.Chain("ADD", tenant, own).Failed(5)).To(ContainSubstring(
+			`ingressPolicy: "isolated": networks of the administrator: open ` + file + ": too many levels"))
+		n.Must("DEL", tenant, own)
+		n.Cmd("sh", "-ec", "rm "+file+"; head -c 20 /etc/whole >"+file)
+		Expect(n.Chain("ADD", tenant, own).Failed(103)).To(ContainSubstring(
+			`container "a", interface "eth0", which the policy would restrict; use another bridge, or a list in ` +
+				"a directory of the administrator (trustedDirs in " +
+				"/etc/cni/hawser/policy.json, by default /etc/cni/net.d); " + file +
+				": not valid JSON: unexpected EOF"))
+		n.Must("DEL", tenant, own)
+	})
 
 	DescribeTable("is the administrator's choice against networks of others", func(first ...Step) {
 		attached()

@@ -299,7 +299,8 @@ func (c config) masqFrom(host *rtnl.Conn, bridge rtnl.Link, ips []cni.IP) (m att
 
 // ensureVLANGateway finds or creates the VLAN gateway: a veth pair called <bridge>.<vlan> whose other end is a port of
 // the bridge. Both ends are brought up last, so that a gateway that is down is incomplete, and is completed here. A
-// link of that name that is not a pair of this host belongs to the administrator, and is only brought up.
+// link of that name that is not a pair of this host belongs to the administrator, and is only brought up. A bridge of
+// that name is refused, because another network may have created it.
 func (a *attachment) ensureVLANGateway(ctx context.Context) (rtnl.Link, error) {
 	name := a.cfg.gatewayName()
 	gw, err := a.call.Host.Link(name)
@@ -311,6 +312,9 @@ func (a *attachment) ensureVLANGateway(ctx context.Context) (rtnl.Link, error) {
 		if err == nil || errors.Is(err, unix.EEXIST) { // EEXIST: a concurrent ADD created it
 			gw, err = a.call.Host.Link(name)
 		}
+	}
+	if err == nil && gw.Kind == "bridge" {
+		err = cni.Errorf(cni.CodeConflict, "gateway of vlan %d: the name %q is taken by a bridge", a.cfg.VLAN, name)
 	}
 	if err != nil || gw.Up {
 		return gw, err

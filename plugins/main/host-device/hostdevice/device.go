@@ -16,7 +16,8 @@ import (
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
-// findDevice returns the device's link in the host's namespace. It refuses lo, and links of other attachments. The link
+// findDevice returns the device's link in the host's namespace. It refuses lo, links of other attachments, and
+// VLAN gateways. The link
 // is zero if a userspace driver has the device. The error matches rtnl.ErrNoLink if the device's interface is in
 // another namespace, or if the device is not found.
 func (d selector) findDevice(host *rtnl.Conn) (l rtnl.Link, err error) {
@@ -36,7 +37,8 @@ func (d selector) findDevice(host *rtnl.Conn) (l rtnl.Link, err error) {
 		err = cni.Refuse(d.Key, d.Value, "is the loopback interface, which cannot move")
 	}
 	if err == nil {
-		err = cmp.Or(netplugin.RefuseOwned(d.Key, l), netplugin.RefuseForeign(host, d.Key, l))
+		err = cmp.Or(netplugin.RefuseOwned(d.Key, l), netplugin.RefuseForeign(host, d.Key, l),
+			netplugin.RefuseVLANGateway(host, d.Key, l))
 	}
 	return l, err
 }
