@@ -10,20 +10,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// AddrCopy is an address of a link with all attributes that the kernel reports. It can be stored in a file and added to
-// another link.
+// AddrCopy is an address of a link with all attributes that the kernel reports. It can be stored and added elsewhere.
 type AddrCopy struct {
 	Header unix.IfAddrmsg `json:"header"`
 	Attrs  []attribute    `json:"attrs"` // IFA_*
 }
 
 const (
-	ifaProto    = 11 // IFA_PROTO, since Linux 5.18
-	protoRA     = 2  // IFAPROT_KERNEL_RA
-	protoKernel = 3  // IFAPROT_KERNEL_LL
-
-	// forever is the lifetime of an address that does not expire, in seconds.
-	forever = 1<<32 - 1
+	ifaProto    = 11        // IFA_PROTO, since Linux 5.18
+	protoRA     = 2         // IFAPROT_KERNEL_RA
+	protoKernel = 3         // IFAPROT_KERNEL_LL
+	forever     = 1<<32 - 1 // lifetime of an address that does not expire, in seconds
 	// addedFlags are the flags with which an address can be created. The other flags are states.
 	addedFlags = unix.IFA_F_NODAD | unix.IFA_F_OPTIMISTIC | unix.IFA_F_HOMEADDRESS | unix.IFA_F_MANAGETEMPADDR |
 		unix.IFA_F_NOPREFIXROUTE | unix.IFA_F_MCAUTOJOIN
@@ -55,8 +52,7 @@ func (a AddrCopy) Prefix() netip.Prefix {
 	return netip.PrefixFrom(addr, int(a.Header.Prefixlen))
 }
 
-// Subnet returns the subnet to which the kernel adds a route: the peer's subnet if the address has a peer, otherwise
-// the address's own.
+// Subnet returns the subnet to which the kernel adds a route: the peer's subnet if there is a peer, otherwise its own.
 func (a AddrCopy) Subnet() netip.Prefix {
 	return netip.PrefixFrom(addrOf(valueOf(a.Attrs, unix.IFA_ADDRESS)), int(a.Header.Prefixlen)).Masked()
 }
@@ -104,8 +100,7 @@ func (a AddrCopy) WithoutDAD() AddrCopy {
 	return a
 }
 
-// RemainingAfter returns the address with the lifetimes that remain after some seconds. ok is false if the address will
-// have expired.
+// RemainingAfter returns the address with the lifetimes that remain after some seconds. ok is false if none remains.
 func (a AddrCopy) RemainingAfter(seconds uint32) (_ AddrCopy, ok bool) {
 	return a.withLifetimes(func(left uint32) uint32 {
 		if left == forever {
@@ -155,8 +150,7 @@ func (c *Conn) AddAddrCopy(index int, a AddrCopy) error {
 }
 
 // RuleCopies lists the rules of both families in their order. A message about a rule has the same layout as a message
-// about a route, so that a RouteCopy can also be a rule. RuleCopies returns no rules on a kernel without routing
-// policy.
+// about a route, so that a RouteCopy can also be a rule. Without routing policy, there are none.
 func (c *Conn) RuleCopies() (rules []RouteCopy, err error) {
 	const inverted, padding = 2, 18 // FIB_RULE_INVERT, FRA_PAD
 	answers, err := c.send(unix.RTM_GETRULE, unix.NLM_F_DUMP, &nl.RtMsg{})

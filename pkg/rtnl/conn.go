@@ -74,8 +74,7 @@ func Dial(n *ns.NS) (*Conn, error) {
 	return c, nil
 }
 
-// Host opens sockets in the calling thread's namespace. If that fails, each method of the returned Conn returns the
-// error.
+// Host opens sockets in the calling thread's namespace. If that fails, each method of the Conn returns the error.
 func Host() *Conn {
 	c, err := Dial(nil)
 	if err != nil {
@@ -221,7 +220,6 @@ func (c *Conn) send(kind, flags int, header nl.NetlinkRequestData, attrs ...*nl.
 	return answers, err
 }
 
-// header returns the header of a message about a link.
 func header(family, index int) *nl.IfInfomsg {
 	msg := nl.NewIfInfomsg(family)
 	msg.Index = int32(index)
@@ -233,8 +231,7 @@ func (c *Conn) linkError(index int, what string, err error) error {
 	return wrap(fmt.Sprintf("link %s: %s", c.name(index), what), err)
 }
 
-// wrap adds what to err. It replaces the errors by which the library and the kernel report a missing link with
-// ErrNoLink.
+// wrap adds what to err. The library's and the kernel's errors for a missing link become ErrNoLink.
 func wrap(what string, err error) error {
 	if errors.As(err, &netlink.LinkNotFoundError{}) || errors.Is(err, unix.ENODEV) {
 		err = ErrNoLink

@@ -92,8 +92,7 @@ func readCopy(message []byte) (r RouteCopy) {
 	r.Header = nl.DeserializeRtMsg(message).RtMsg
 	r.Header.Flags &= unix.RTM_F_CLONED | hopFlags
 	r.Attrs = readAttrs(message[unix.SizeofRtMsg:])
-	// RTA_NH_ID is omitted because the kernel deletes the next hop object with its link. The route also contains the
-	// object's hops.
+	// RTA_NH_ID is omitted because the kernel deletes the object with its link. The route also has the object's hops.
 	r = r.without(unix.RTA_CACHEINFO, netlink.RTA_NH_ID)
 	for _, hop := range r.nextHops() {
 		hop[hopFlagsOffset] &= hopFlags
@@ -101,7 +100,6 @@ func readCopy(message []byte) (r RouteCopy) {
 	return r
 }
 
-// readAttrs decodes the attributes of a message of the kernel.
 func readAttrs(b []byte) (list []attribute) {
 	attrs, _ := nl.ParseRouteAttr(b) // the kernel's are well-formed
 	for _, a := range attrs {
@@ -121,7 +119,6 @@ func valueOf(attrs []attribute, kind uint16) []byte {
 
 func (r RouteCopy) value(kind uint16) []byte { return valueOf(r.Attrs, kind) }
 
-// without returns r without the attributes of these kinds.
 func (r RouteCopy) without(kinds ...uint16) RouteCopy {
 	r.Attrs = without(r.Attrs, kinds...)
 	return r
@@ -132,7 +129,6 @@ func without(attrs []attribute, kinds ...uint16) []attribute {
 	return slices.DeleteFunc(slices.Clone(attrs), isListed)
 }
 
-// with returns r with an attribute set to value.
 func (r RouteCopy) with(kind uint16, value []byte) RouteCopy {
 	r = r.without(kind)
 	r.Attrs = append(r.Attrs, attribute{kind, value})
@@ -204,10 +200,7 @@ func (r RouteCopy) singleHop(hop []byte) RouteCopy {
 	r = r.without(unix.RTA_MULTIPATH)
 	r.Header.Flags |= uint32(hop[hopFlagsOffset])
 	r.Attrs = append(r.Attrs, attribute{unix.RTA_OIF, hopLink(hop)})
-	attrs, _ := nl.ParseRouteAttr(hop[unix.SizeofRtNexthop:binary.NativeEndian.Uint16(hop)])
-	for _, a := range attrs {
-		r.Attrs = append(r.Attrs, attribute{a.Attr.Type, a.Value})
-	}
+	r.Attrs = append(r.Attrs, readAttrs(hop[unix.SizeofRtNexthop:binary.NativeEndian.Uint16(hop)])...)
 	return r
 }
 
@@ -284,6 +277,19 @@ func (r RouteCopy) HasSameKey(o RouteCopy) bool {
 		number(r.value(unix.RTA_PRIORITY)) == number(o.value(unix.RTA_PRIORITY))
 }
 
+// IsAutomatic reports whether the kernel creates the route of a link with these addresses, or takes it from a router.
+// The kernel creates no route to the subnet of an address with the flag noprefixroute, which network managers use.
+func (r RouteCopy) IsAutomatic(addrs []AddrCopy) bool {
+	isSubnet := func(a AddrCopy) bool { return a.Has(unix.IFA_F_NOPREFIXROUTE) && a.Subnet() == r.dst() }
+	switch r.Header.Protocol {
+	case unix.RTPROT_RA, unix.RTPROT_REDIRECT:
+		return true
+	case unix.RTPROT_KERNEL:
+		return !slices.ContainsFunc(addrs, isSubnet)
+	}
+	return false
+}
+
 // Equal reports whether the routes are the same, regardless of the order of their attributes.
 func (r RouteCopy) Equal(o RouteCopy) bool {
 	r, o = r.WithTable(r.Table()), o.WithTable(o.Table())
@@ -336,7 +342,6 @@ func (r RouteCopy) dst() netip.Prefix {
 	return defaultDst(int(r.Header.Family))
 }
 
-// defaultDst returns the prefix 0.0.0.0/0 or ::/0.
 func defaultDst(family int) netip.Prefix {
 	if family == unix.AF_INET6 {
 		return netip.PrefixFrom(netip.IPv6Unspecified(), 0)

@@ -24,13 +24,12 @@ type NewLink struct {
 	Group  uint32
 	NS     *ns.NS // namespace of the new link; nil = the Conn's
 
-	Peer     Peer   // the other end of a veth or netkit, with the same MTU
-	Mode     string // of a macvlan or ipvlan
-	QueueLen uint32 // of a macvlan, for broadcasts; 0 = the kernel's choice
-	VLAN     int    // of a vlan
-	Table    uint32 // of a VRF: the table of its routes
-	// VLANFiltering of a bridge has no effect on a kernel that was built without it.
-	VLANFiltering bool
+	Peer          Peer   // the other end of a veth or netkit, with the same MTU
+	Mode          string // of a macvlan or ipvlan
+	QueueLen      uint32 // of a macvlan, for broadcasts; 0 = the kernel's choice
+	VLAN          int    // of a vlan
+	Table         uint32 // of a VRF: the table of its routes
+	VLANFiltering bool   // of a bridge; no effect on a kernel that was built without it
 }
 
 // Peer is the other end of a new pair.
@@ -42,8 +41,7 @@ type Peer struct {
 
 // AddLink creates a link or both ends of a pair. The link is down, unless it is a VRF. The error matches EEXIST if a
 // name is taken in the namespace of the link or, before Linux 6.15, in the Conn's namespace. It matches EOPNOTSUPP and
-// has CNI error code 2 if the kernel lacks the kind. After an error the link may exist, because the kernel's answer may
-// have been lost.
+// has CNI error code 2 if the kernel lacks the kind. After an error the link may exist, if the answer was lost.
 func (c *Conn) AddLink(n NewLink) error {
 	what := fmt.Sprintf("%s %q", n.Kind, n.Name)
 	if n.Peer.Name != "" {
@@ -56,7 +54,6 @@ func (c *Conn) AddLink(n NewLink) error {
 	return err
 }
 
-// moduleOf returns the name of the kernel module for a kind of link.
 func moduleOf(kind string) string {
 	if kind == "vlan" {
 		return "8021q"
@@ -64,7 +61,6 @@ func moduleOf(kind string) string {
 	return kind
 }
 
-// encode returns the library's type for the link.
 func (n NewLink) encode() netlink.Link {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.ParentIndex, attrs.MTU, attrs.HardwareAddr = n.Name, n.Master, n.MTU, n.MAC

@@ -81,8 +81,7 @@ func readFeatures(sets map[uint16][]byte, all map[string]Setting) {
 	}
 }
 
-// SetEthtool requests a value of one setting. The kernel may ignore the request for a feature that depends on other
-// features.
+// SetEthtool requests a value of one setting. The kernel may ignore it for a feature that depends on others.
 func SetEthtool(index int, group, key, value string) error {
 	g := groupOf(group)
 	n, _ := strconv.ParseUint(value, 10, 32)

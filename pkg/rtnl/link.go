@@ -10,6 +10,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/pkg/nlattr"
 )
 
 // Link is a network interface as the kernel reports it.
@@ -197,8 +199,7 @@ func (c *Conn) Ports(bridge int) ([]Link, error) {
 	return c.links("ports of "+c.name(bridge), nl.NewRtAttr(unix.IFLA_MASTER, nl.Uint32Attr(uint32(bridge))))
 }
 
-// links lists links. It does not use the library's LinkList, which has no filter and requests statistics and virtual
-// functions.
+// links lists links. The library's LinkList has no filter and requests statistics and virtual functions.
 func (c *Conn) links(what string, filter ...*nl.RtAttr) ([]Link, error) {
 	filter = append(filter, noStatistics())
 	answers, err := c.send(unix.RTM_GETLINK, unix.NLM_F_DUMP, header(unix.AF_UNSPEC, 0), filter...)
@@ -330,10 +331,9 @@ func byIndex(index int) netlink.Link {
 
 // Addr is an address of a link.
 type Addr struct {
-	Prefix netip.Prefix // the address with its prefix length
-	NoDAD  bool         // skip duplicate address detection (IPv6)
-	// NoPrefixRoute keeps the kernel from adding a route to Prefix.
-	NoPrefixRoute bool
+	Prefix        netip.Prefix // the address with its prefix length
+	NoDAD         bool         // skip duplicate address detection (IPv6)
+	NoPrefixRoute bool         // keeps the kernel from adding a route to Prefix
 
 	// AddAddr ignores the fields below.
 	Permanent bool // the address does not expire
@@ -355,8 +355,7 @@ func (c *Conn) Addrs(index int) (addrs []Addr, err error) {
 }
 
 // EachAddr calls do for each address of the namespace, with the index of its link. If the list changes while it is
-// read, do may be called more than once for an address. EachAddr does not keep the list, which a container can make
-// long.
+// read, do may be called more than once for an address. It keeps no list, which a container can make long.
 func (c *Conn) EachAddr(do func(link int, addr netip.Addr)) error {
 	req := nl.NewNetlinkRequest(unix.RTM_GETADDR, unix.NLM_F_DUMP)
 	msg := nl.NewIfAddrmsg(unix.AF_UNSPEC)
@@ -393,19 +392,11 @@ func (c *Conn) PeerAddrs(l Link, family int) (addrs []netip.Addr, err error) {
 }
 
 // localAddr returns the address in the attributes of a message: IFA_LOCAL or, if that is missing, IFA_ADDRESS.
-func localAddr(attrs []byte) (addr netip.Addr) {
-	for len(attrs) >= unix.SizeofRtAttr {
-		size := int(binary.NativeEndian.Uint16(attrs))
-		if size < unix.SizeofRtAttr || size > len(attrs) {
-			break
-		}
-		switch kind := binary.NativeEndian.Uint16(attrs[2:]); {
-		case kind == unix.IFA_LOCAL, kind == unix.IFA_ADDRESS && !addr.IsValid():
-			addr, _ = netip.AddrFromSlice(attrs[unix.SizeofRtAttr:size])
-		}
-		attrs = attrs[min((size+unix.RTA_ALIGNTO-1)&^(unix.RTA_ALIGNTO-1), len(attrs)):]
+func localAddr(attrs []byte) netip.Addr {
+	if local := addrOf(nlattr.Get(attrs, unix.IFA_LOCAL)); local.IsValid() {
+		return local
 	}
-	return addr
+	return addrOf(nlattr.Get(attrs, unix.IFA_ADDRESS))
 }
 
 // HasNeighbor reports whether the kernel knows the link-layer address of a neighbor on a link, because the neighbor

@@ -20,11 +20,10 @@ type Route struct {
 	AdvMSS   int    // 0 = from the MTU
 	Priority uint32 // metric; 0 = the kernel's default: 0 for IPv4, 1024 for IPv6
 	Table    uint32 // 0 = main
-	// Scope is RT_SCOPE_*, for IPv4 only. 0 is universe, even for a route without a gateway.
-	Scope    int
-	Type     int  // RTN_*; 0 = unicast
-	Protocol int  // RTPROT_*, the origin of the route; 0 = RTPROT_BOOT
-	OnLink   bool // no other route needs to reach the gateway
+	Scope    int    // RT_SCOPE_*, for IPv4 only. 0 is universe, even for a route without a gateway
+	Type     int    // RTN_*; 0 = unicast
+	Protocol int    // RTPROT_*, the origin of the route; 0 = RTPROT_BOOT
+	OnLink   bool   // no other route needs to reach the gateway
 }
 
 // String returns the destination and the gateway, for messages.
@@ -115,7 +114,6 @@ func IsUnreachable(err error) bool {
 		unix.EAFNOSUPPORT, unix.EOPNOTSUPP) == nil
 }
 
-// ignoreUnreachable returns nil if IsUnreachable(err), and err otherwise.
 func ignoreUnreachable(err error) error {
 	if IsUnreachable(err) {
 		return nil
@@ -141,8 +139,7 @@ func (c *Conn) RouteEntry(addr netip.Addr) (Route, error) {
 	return found, wrap("route to "+addr.String(), err)
 }
 
-// IsLocal reports whether the namespace itself receives packets to addr that arrive in the VRF. The zero Link selects
-// no VRF.
+// IsLocal reports whether the namespace itself receives packets to addr that arrive in the VRF, if any.
 func (c *Conn) IsLocal(addr netip.Addr, vrf Link) (bool, error) {
 	var attrs []*nl.RtAttr
 	if vrf.Index != 0 {
@@ -185,8 +182,7 @@ type Rule struct {
 // String returns the rule in the notation of ip(8), for messages.
 func (r Rule) String() string { return fmt.Sprintf("from %s lookup %d", r.Src, r.Table) }
 
-// Rules lists the rules of both families in their order. The error matches EOPNOTSUPP if the kernel has no routing
-// policy.
+// Rules lists the rules of both families in their order. Without routing policy, the error is EOPNOTSUPP.
 func (c *Conn) Rules() (rules []Rule, err error) {
 	answers, err := c.send(unix.RTM_GETRULE, unix.NLM_F_DUMP, &nl.RtMsg{}) // struct fib_rule_hdr has the same layout
 	for _, answer := range answers {
@@ -201,8 +197,7 @@ func (c *Conn) Rules() (rules []Rule, err error) {
 	return wholeList(rules, wrap("list rules", err))
 }
 
-// FreeTable returns the lowest table number, at least first, that is not the kernel's, not in taken, and not used by a
-// rule or a route.
+// FreeTable returns the lowest table number, at least first, that neither the kernel, taken, a rule nor a route uses.
 func FreeTable(first uint32, rules []Rule, routes []RouteCopy, taken ...uint32) uint32 {
 	isUsed := func(table uint32) bool {
 		return IsKernelTable(table) || slices.Contains(taken, table) ||

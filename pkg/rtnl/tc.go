@@ -44,8 +44,7 @@ type TBF struct {
 	Buffer uint32 // time to send a burst at Rate, in ticks of 64 ns
 	Limit  uint32 // length of the queue in bytes; further packets are dropped
 	Peak   uint32 // largest rate of a burst in bytes/s; 0 = no limit
-	// Segment is the number of bytes that may pass in one burst at Peak; longer packets are segmented. Qdisc does not
-	// return it.
+	// Segment is the number of bytes that may pass in one burst at Peak; Qdisc does not return it.
 	Segment uint32
 }
 
@@ -73,15 +72,13 @@ func (c *Conn) AddLeaf(index int, kind string) error {
 		Handle: leafHandle, Parent: Leaf}}, "add "+kind, "sch_"+kind)
 }
 
-// AddIngress adds an ingress qdisc, for Redirect at Received. The error matches EEXIST if the link has a qdisc at
-// Ingress.
+// AddIngress adds an ingress qdisc, for Redirect at Received. It fails with EEXIST if the link has a qdisc there.
 func (c *Conn) AddIngress(index int) error {
 	return c.addQdisc(&netlink.Ingress{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: index, Handle: ingressHandle,
 		Parent: Ingress}}, "add ingress qdisc", "sch_ingress")
 }
 
-// AddClsact adds a clsact qdisc, for Redirect at ClsactReceived and ClsactSent. The error matches EEXIST if the link
-// has a qdisc at Ingress.
+// AddClsact adds a clsact qdisc, for Redirect at ClsactReceived and ClsactSent. It fails with EEXIST like AddIngress.
 func (c *Conn) AddClsact(index int) error {
 	return c.addQdisc(&netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: index, Handle: ingressHandle,
 		Parent: Ingress}}, "add clsact qdisc", "sch_ingress")
@@ -124,7 +121,6 @@ func (c *Conn) TBFs() (map[int]TBF, error) {
 	return all, wrap("qdiscs", err)
 }
 
-// readQdisc decodes the kernel's message about a qdisc.
 func readQdisc(answer []byte) (q Qdisc) {
 	msg := nl.DeserializeTcMsg(answer)
 	if msg.Handle == 0 { // the kernel's default
@@ -143,8 +139,7 @@ func readQdisc(answer []byte) (q Qdisc) {
 	return q
 }
 
-// DelQdisc deletes the qdisc of a link at a parent, with its filters. It returns nil if the qdisc or the link does not
-// exist.
+// DelQdisc deletes the qdisc of a link at a parent, with its filters. It returns nil if there is none, or no link.
 func (c *Conn) DelQdisc(index int, parent uint32) error {
 	q := &netlink.GenericQdisc{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: index, Parent: parent}}
 	err := c.retry(func(h *netlink.Handle) error { return h.QdiscDel(q) })
@@ -271,10 +266,9 @@ func exemptOf(f *netlink.U32) (e Exempt) {
 
 // Redirection is the effect of a filter.
 type Redirection struct {
-	To  int  // index of the link that gets the packets; 0 = it no longer exists, -1 = the filter does not redirect
-	All bool // the filter matches every packet
-	// Exempt has the packets that the filter exempts from a redirection; zero = none.
-	Exempt Exempt
+	To     int    // index of the link that gets the packets; 0 = it no longer exists, -1 = the filter does not redirect
+	All    bool   // the filter matches every packet
+	Exempt Exempt // packets that the filter exempts from a redirection; zero = none
 }
 
 // Redirects lists the effects of the filters at a hook of a link, in their order.

@@ -135,8 +135,7 @@ func (c *Conn) wait(ctx context.Context, group uint, index int, check func() (mi
 	}
 }
 
-// nextEvent returns after an event of the link or of any route. It also returns if events were lost, because the link
-// may have changed.
+// nextEvent returns after an event of the link or of any route. It also returns if events were lost.
 func nextEvent(events *nl.NetlinkSocket, index int) error {
 	for {
 		messages, _, err := events.Receive()

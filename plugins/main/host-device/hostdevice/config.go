@@ -10,7 +10,6 @@ import (
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
-// wireConfig is the configuration as the JSON has it.
 type wireConfig struct {
 	skel.LogKey
 	Device     string `json:"device" help:"name of the interface, or an alternative name of it" schema:"format=link empty"`
@@ -29,7 +28,6 @@ type wireConfig struct {
 	} `json:"runtimeConfig"`
 }
 
-// config is the configuration with every value checked.
 type config struct {
 	Device     selector
 	UnusedID   string // runtimeConfig.deviceID, if another key names the device
@@ -59,7 +57,6 @@ func pciAddress(id string) string {
 
 func isAuxiliary(id string) bool { return regexp.MustCompile(`^\w[\w.-]*$`).MatchString(id) }
 
-// parseConfig checks the configuration. An invalid value is code 7.
 func parseConfig(_ *skel.Request, w wireConfig, problems *cni.Problems) config {
 	device, err := w.device()
 	problems.Add(err)

@@ -86,12 +86,10 @@ func (d selector) findPath(host *rtnl.Conn) (l rtnl.Link, err error) {
 	return d.interfaceOf(host, path)
 }
 
-// userspace lists the drivers whose devices have no interface, because a program in the container drives the device
-// (DPDK).
+// userspace lists the drivers of devices without an interface, which a program in the container drives (DPDK).
 var userspace = []string{"vfio-pci", "uio_pci_generic", "igb_uio"}
 
-// findPCI finds the interface of a PCI device, or of its virtio device. The link is zero if a userspace driver has the
-// device.
+// findPCI finds the interface of a PCI device or its virtio device. The link is zero if a userspace driver has it.
 func (d selector) findPCI(host *rtnl.Conn) (rtnl.Link, error) {
 	path := filepath.Join("/sys/bus/pci/devices", d.Value)
 	if _, err := os.Lstat(path); err != nil {

@@ -157,8 +157,7 @@ func moveIn(ctx context.Context, s *attach.Call, cfg config) (*record, error) {
 			return r, err
 		}
 	}
-	// One message, so that a call that is killed leaves the device either unchanged or with the alias by which the
-	// reference plugin finds it.
+	// One message, so that a killed call leaves the device unchanged, or with the reference plugin's alias.
 	err = c.Host.SetLink(l.Index, rtnl.LinkChange{To: c.Cont, Name: c.Req.IfName, Alias: &l.Name})
 	if errors.Is(err, unix.EINVAL) {
 		return r, cni.Refuse(d.Key, d.Value, fmt.Sprintf("is interface %q, which cannot move to a namespace: %v",

@@ -18,8 +18,7 @@ import (
 )
 
 const (
-	// addressTimeout is how long ADD waits for an address of a device that has none, for example because a DEL has just
-	// brought it home.
+	// addressTimeout is how long ADD waits for a device's address, for example after a DEL has just brought it home.
 	addressTimeout = 5 * time.Second
 	// routerTimeout is how long a router advertisement may take. Routers answer solicitations within 3.5 seconds
 	// (RFC 4861, section 6.2.6), and the kernel repeats a lost solicitation after 4.
@@ -35,8 +34,7 @@ type network struct {
 	Addrs  []rtnl.AddrCopy  `json:"addrs"`
 	Routes []rtnl.RouteCopy `json:"routes"` // in an order that the kernel accepts
 	Rules  []rtnl.RouteCopy `json:"rules"`
-	// InsideRoutes and InsideRules are added by ADD in the container. The routes refer to the device by its index on
-	// the host.
+	// InsideRoutes and InsideRules are added by ADD in the container. The routes have the device's index on the host.
 	InsideRoutes []rtnl.RouteCopy `json:"insideRoutes"`
 	InsideRules  []rtnl.RouteCopy `json:"insideRules"`
 	// Refusals are routes without a device that ADD adds in the container, such as unreachable ones.
@@ -127,17 +125,11 @@ func isIn(rule rtnl.RouteCopy) func(rtnl.RouteCopy) bool {
 	return func(r rtnl.RouteCopy) bool { return r.Header.Family == rule.Header.Family && r.Table() == rule.Table() }
 }
 
-// isRemade reports whether the kernel or a router recreates a route of the device. The kernel recreates the route to
-// the subnet of an address unless the address has the flag noprefixroute. With this flag, a network manager added the
-// route.
+// isRemade reports whether the kernel or a router recreates a route of the device, which has these addresses.
 func isRemade(r rtnl.RouteCopy, addrs []rtnl.AddrCopy) bool {
 	dst := r.Route().Dst
-	if r.Table() == unix.RT_TABLE_LOCAL || dst.Addr().Is6() && dst.Bits() > 0 && dst.Addr().IsLinkLocalUnicast() {
-		return true
-	}
-	isSubnet := func(a rtnl.AddrCopy) bool { return a.Has(unix.IFA_F_NOPREFIXROUTE) && a.Subnet() == dst }
-	return r.Header.Protocol == unix.RTPROT_RA || r.Header.Protocol == unix.RTPROT_REDIRECT ||
-		r.Header.Protocol == unix.RTPROT_KERNEL && !slices.ContainsFunc(addrs, isSubnet)
+	isLinkLocal := dst.Addr().Is6() && dst.Bits() > 0 && dst.Addr().IsLinkLocalUnicast()
+	return isLinkLocal || r.Table() == unix.RT_TABLE_LOCAL || r.IsAutomatic(addrs)
 }
 
 // planInside decides which routes and rules the container gets. It omits those that the container already has, because
@@ -227,7 +219,7 @@ func (n *network) apply(ctx context.Context, s *attach.Call, t iface.Target, l r
 			s.Req.Warn("route %s of table %d: the container does not have its source %s", r, r.Table(), src)
 			err = t.Conn.AddCopy(r.WithSource(netip.Addr{}))
 		}
-		if err := ignoreExists(err); err != nil {
+		if err != nil && !errors.Is(err, unix.EEXIST) {
 			return fmt.Errorf("useInterfaceNetwork: table %d: %w", r.Table(), err)
 		}
 	}
@@ -241,13 +233,6 @@ func each(list []rtnl.RouteCopy, do func(rtnl.RouteCopy) error) error {
 		errs = append(errs, do(r))
 	}
 	return errors.Join(errs...)
-}
-
-func ignoreExists(err error) error {
-	if errors.Is(err, unix.EEXIST) {
-		return nil
-	}
-	return err
 }
 
 // addAddrs adds the addresses that have not expired since they were read. In the container IPv4 addresses do not
@@ -275,8 +260,7 @@ func (n *network) addAddrs(conn *rtnl.Conn, link int, isHome, goesOn bool) error
 	return errors.Join(errs...)
 }
 
-// waitAdvertised waits for the addresses that come with router advertisements. It only warns if they do not come and
-// the interface has other addresses.
+// waitAdvertised waits for the addresses that come with router advertisements. If there are others, it only warns.
 func (n *network) waitAdvertised(ctx context.Context, s *attach.Call, link int) error {
 	if len(n.Advertised) == 0 {
 		return nil
@@ -450,8 +434,7 @@ func (r *record) restoreNetwork(ctx context.Context, host *rtnl.Conn, link int) 
 	}), each(n.Rules, host.AddRuleCopy))
 }
 
-// awaitSources waits for duplicate address detection of the sources of routes, because the kernel refuses tentative
-// ones.
+// awaitSources waits for duplicate address detection of routes' sources, because the kernel refuses tentative ones.
 func awaitSources(ctx context.Context, host *rtnl.Conn, link int, routes []rtnl.RouteCopy) {
 	ctx, cancel := context.WithTimeout(ctx, homeDADTimeout)
 	defer cancel()
@@ -466,8 +449,7 @@ func awaitSources(ctx context.Context, host *rtnl.Conn, link int, routes []rtnl.
 	})
 }
 
-// isPlausible reports whether an ADD can have written the network. It is checked because DEL restores the network on
-// the host.
+// isPlausible reports whether an ADD can have written the network. DEL restores it on the host.
 func (n *network) isPlausible(link int) bool {
 	if n == nil {
 		return true

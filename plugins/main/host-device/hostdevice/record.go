@@ -20,8 +20,7 @@ import (
 
 const recordDir = "/run/hawser/host-device"
 
-// record describes an attachment's device: how it is on the host, and which namespace has it. It is written before the
-// device moves.
+// record describes an attachment's device: how it is on the host, and which namespace has it. ADD writes it first.
 type record struct {
 	cni.Attachment
 	NetnsPath string      `json:"netnsPath"` // of the container; empty once only the name is left to restore

@@ -64,18 +64,11 @@ func (s snapshot) chooseVRF(cfg config, link rtnl.Link) (rtnl.Link, error) {
 	return vrf, nil
 }
 
-// routesToMove returns the routes of a link that ADD must recreate, in the order in which the kernel accepts them. It
-// omits routes that the kernel creates itself and those that routers will announce again. The kernel does not create
-// the route to the subnet of an address with the flag noprefixroute, which network managers use.
+// routesToMove returns the routes of a link that ADD must recreate, in the order in which the kernel accepts them.
 func (s snapshot) routesToMove(link int) (routes []rtnl.RouteCopy) {
-	restored := []uint8{unix.RTPROT_KERNEL, unix.RTPROT_RA, unix.RTPROT_REDIRECT}
 	for _, r := range s.Routes {
-		isSubnet := func(a rtnl.AddrCopy) bool {
-			return a.Has(unix.IFA_F_NOPREFIXROUTE) && a.Subnet() == r.Route().Dst
-		}
 		_, isOurs := r.HopsThrough(link)
-		comesBack := r.Table() == unix.RT_TABLE_MAIN && slices.Contains(restored, r.Header.Protocol) &&
-			(r.Header.Protocol != unix.RTPROT_KERNEL || !slices.ContainsFunc(s.Addrs, isSubnet))
+		comesBack := r.Table() == unix.RT_TABLE_MAIN && r.IsAutomatic(s.Addrs)
 		if isOurs && !comesBack && r.Table() != unix.RT_TABLE_LOCAL {
 			routes = append(routes, r)
 		}

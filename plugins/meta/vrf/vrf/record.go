@@ -17,8 +17,7 @@ import (
 
 const (
 	recordDir = "/run/hawser/vrf"
-	// vrfAlias marks a VRF that an ADD created.
-	vrfAlias = "hawser vrf"
+	vrfAlias  = "hawser vrf" // marks a VRF that an ADD created
 )
 
 func records() *statefile.Store[record] {
@@ -52,8 +51,7 @@ func list(context.Context, *skel.Request) ([]cni.Holding, error) {
 	})
 }
 
-// Plausible reports whether an ADD can have written the record. DEL creates routes from it, so another record is not
-// used.
+// Plausible reports whether an ADD can have written the record. DEL creates routes from it.
 func (r record) Plausible() bool {
 	for _, route := range r.Routes {
 		_, isOurs := route.HopsThrough(r.Link)

@@ -10,8 +10,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
-// restoreReference reverts an ADD of the reference plugin. Unlike the reference's DEL, it also restores the routes of
-// the main table.
+// restoreReference reverts an ADD of the reference plugin. Unlike its DEL, it also restores the main table's routes.
 func restoreReference(ctx context.Context, req *skel.Request) error {
 	var w struct {
 		VRFName string `json:"vrfname"`

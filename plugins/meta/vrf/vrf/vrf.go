@@ -16,6 +16,33 @@ import (
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
+type wireConfig struct {
+	skel.LogKey
+
+	VRFName string `json:"vrfname" help:"name of the VRF in the container; created if it does not exist" schema:"required format=ifname"`
+	Table   *int64 `json:"table" help:"routing table of the VRF (the first unused one in the container)" schema:"min=1 max=4294967295 zero"`
+}
+
+type config struct {
+	VRF   string
+	Table uint32 // 0: the first unused one
+}
+
+func parseConfig(req *skel.Request, w wireConfig, problems *cni.Problems) config {
+	switch name := w.VRFName; {
+	case name == "":
+		problems.Add(cni.Refuse("vrfname", nil, "missing").Suggest("name the VRF, such as \"blue\""))
+	case name == req.IfName:
+		problems.Add(cni.Refuse("vrfname", name, "is the container's interface itself"))
+	default:
+		problems.Add(cni.CheckIfName(cni.CodeConfig, "vrfname", name))
+	}
+	if w.Table != nil && *w.Table == 0 { // the reference treats 0 as absent
+		w.Table = nil
+	}
+	return config{VRF: w.VRFName, Table: cni.ParseTable(problems, "table", w.Table)}
+}
+
 func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error) {
 	c, err := netplugin.OpenLocked(ctx, req)
 	if err != nil {
@@ -66,8 +93,7 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	return req.PrevResult, join(ctx, c.Cont, r, vrf)
 }
 
-// del reverts the ADD by its record, in the recorded namespace. Without a record, it reverts an ADD of the reference
-// plugin.
+// del reverts the ADD by its record, in the recorded namespace, or without one an ADD of the reference plugin.
 func del(ctx context.Context, req *skel.Request) error {
 	r, ok, err := records().Get(req.Hash())
 	switch {
@@ -136,7 +162,6 @@ func gc(ctx context.Context, req *skel.Request) error {
 	return records().Collect(ctx, stale, func(r record) error { return restoreIn(ctx, &finder, r) })
 }
 
-// status returns an error if the kernel does not support VRFs, or if records cannot be written.
 func status(context.Context, *skel.Request, config) error {
 	return netplugin.Status(recordDir, func(host *rtnl.Conn) error { return host.ProbeKind("vrf") })
 }
@@ -189,8 +214,7 @@ func join(ctx context.Context, conn *rtnl.Conn, r record, vrf rtnl.Link) error {
 	return nil
 }
 
-// addressWait limits the wait for IPv6 addresses, which usually takes milliseconds.
-const addressWait = 5 * time.Second
+const addressWait = 5 * time.Second // limits the wait for IPv6 addresses, which usually takes milliseconds
 
 // setMaster makes the interface a member of a VRF, or with 0 removes it from its VRF. The kernel sets the interface
 // down and up again: it deletes all routes except its own, and deletes IPv6 addresses or repeats duplicate address
