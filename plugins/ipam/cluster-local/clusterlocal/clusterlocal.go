@@ -78,7 +78,6 @@ func (s *session) checkNode(ctx context.Context) error {
 	return s.setMark(ctx, nodeMarkFile(s.node), boot)
 }
 
-// add allocates an address from each set.
 func add(ctx context.Context, req *skel.Request, cfg *config) (*cni.Result, error) {
 	if len(cfg.sets)+len(cfg.staticIPs) == 0 {
 		return nil, cni.Errorf(cni.CodeConfig, "runtimeConfig.ipRanges: no ranges to assign addresses from")
@@ -94,22 +93,24 @@ func add(ctx context.Context, req *skel.Request, cfg *config) (*cni.Result, erro
 	defer cancel()
 	a := &allocation{session: session{place: cfg.place}, req: req, cfg: cfg,
 		record: record{Attachment: req.Attachment, Nonce: rand.Text()}}
-	if err := a.connect(ctx); err != nil {
+	if err := a.session.connect(ctx); err != nil {
 		return nil, err
 	}
-	if err := a.checkNode(ctx); err != nil {
+	if err := a.session.checkNode(ctx); err != nil {
 		return nil, err
 	}
-	if a.guard != "" {
+	if a.session.guard != "" {
 		var err error
-		if a.pools, err = a.cluster.pools(ctx); err != nil {
+		if a.session.pools, err = a.session.cluster.pools(ctx); err != nil {
 			return nil, err
 		}
 	}
-	if err := a.createRecord(ctx, a.record); err != nil {
+	if err := a.session.createRecord(ctx, a.record); err != nil {
 		return nil, err
 	}
-	req.OnFail("release the addresses", func(ctx context.Context) error { return a.releaseRecord(ctx, a.record) })
+	req.OnFail("release the addresses", func(ctx context.Context) error {
+		return a.session.releaseRecord(ctx, a.record)
+	})
 	req.Step("reserve addresses")
 	var ips []cni.IP
 	for i, set := range cfg.sets {
@@ -120,11 +121,11 @@ func add(ctx context.Context, req *skel.Request, cfg *config) (*cni.Result, erro
 		r, _ := set.RangeOf(addr)
 		ips = append(ips, cni.IP{Address: netip.PrefixFrom(addr, r.Subnet.Bits()), Gateway: r.Gateway})
 	}
-	if err := a.updateRecord(ctx, a.record); err != nil {
+	if err := a.session.updateRecord(ctx, a.record); err != nil {
 		return nil, err
 	}
 	req.Step("release late leases")
-	a.sweepTombstones(ctx)
+	a.session.sweepTombstones(ctx)
 	return &cni.Result{IPs: append(ips, cfg.staticIPs...), Routes: cfg.routes, DNS: dns}, nil
 }
 
@@ -184,7 +185,6 @@ func (s *session) unguard(ctx context.Context, a cni.Attachment, addrs []netip.A
 	return s.cluster.unguard(ctx, s.space, a, addrs)
 }
 
-// check verifies that the leases in the attachment's record exist and match the addresses of prevResult.
 func check(ctx context.Context, req *skel.Request, cfg *config) error {
 	ctx, cancel := skel.WithTwoThirds(ctx)
 	defer cancel()
@@ -260,8 +260,7 @@ func gc(ctx context.Context, req *skel.Request, p place) error {
 	return s.setMark(ctx, gcMarkFile(req.Network), boot)
 }
 
-// probeTime limits how long STATUS waits for the API server.
-const probeTime = 2 * time.Second
+const probeTime = 2 * time.Second // limits how long STATUS waits for the API server
 
 // status checks whether ADD could begin. It contacts the API server only if statusOnStoreDown requests that: runtimes
 // call STATUS every few seconds, and an error makes the node not ready, which also affects containers that already have
@@ -294,23 +293,22 @@ func status(ctx context.Context, req *skel.Request, cfg *config) error {
 
 // allocation is the state of an ADD or of one attachment's import.
 type allocation struct {
-	session
-	req    *skel.Request
-	cfg    *config
-	record record
+	session session
+	req     *skel.Request
+	cfg     *config
+	record  record
 }
 
-// maxMisses is the number of taken addresses that are tried before all leases are listed.
-const maxMisses = 64
+const maxMisses = 64 // number of taken addresses that are tried before all leases are listed
 
 // allocate reserves the requested address of set n or, without a request, the first free candidate.
 func (a *allocation) allocate(ctx context.Context, n int, set ranges.Set) (netip.Addr, error) {
 	if asked := a.cfg.requested[n]; asked.Addr.IsValid() {
 		err := a.reserve(ctx, set, asked.Addr)
 		if errors.Is(err, errTaken) {
-			holder, ok, _ := a.cluster.getLease(ctx, nameOf(a.space, asked.Addr))
+			holder, ok, _ := a.session.cluster.getLease(ctx, nameOf(a.session.space, asked.Addr))
 			owner := holder.String()
-			if e, isAllocated := findEntry(a.pools, a.space, asked.Addr); isAllocated && !ok {
+			if e, isAllocated := findEntry(a.session.pools, a.session.space, asked.Addr); isAllocated && !ok {
 				owner = fmt.Sprintf("a container that uses whereabouts, pod %q", e.Pod)
 			}
 			err = cni.Errorf(cni.CodeConflict, "%s: requested IP address %s is not available in range set %s: "+
@@ -329,7 +327,7 @@ func (a *allocation) allocate(ctx context.Context, n int, set ranges.Set) (netip
 			break
 		}
 	}
-	all, now, err := a.cluster.list(ctx, a.space, "")
+	all, now, err := a.session.cluster.list(ctx, a.session.space, "")
 	if err != nil {
 		return netip.Addr{}, err
 	}
@@ -338,7 +336,7 @@ func (a *allocation) allocate(ctx context.Context, n int, set ranges.Set) (netip
 		taken[l.name] = true
 	}
 	for addr := range order {
-		if taken[nameOf(a.space, addr)] {
+		if taken[nameOf(a.session.space, addr)] {
 			continue
 		}
 		if err := a.reserve(ctx, set, addr); !errors.Is(err, errTaken) {
@@ -367,8 +365,8 @@ func (a *allocation) allocateReclaimed(ctx context.Context, n int, all []lease, 
 			}
 		}
 	}
-	if a.guard != "" {
-		reason += "; others are allocated by " + a.guard
+	if a.session.guard != "" {
+		reason += "; others are allocated by " + a.session.guard
 	}
 	return netip.Addr{}, cni.Errorf(cni.CodeTryAgain, "no IP addresses available in range set %d (%s): %d of its %s "+
 		"are held, %s; kubectl get addresses lists the owners", n, set, len(held), setSize(set), reason)
@@ -377,8 +375,8 @@ func (a *allocation) allocateReclaimed(ctx context.Context, n int, all []lease, 
 // reclaim releases leases of deleted nodes, at most maxReclaims, and returns their addresses. reason contains the
 // number of such leases, and explains why others were not found or not released.
 func (a *allocation) reclaim(ctx context.Context, held []lease, now time.Time) (free []netip.Addr, reason string) {
-	foreign := slices.DeleteFunc(slices.Clone(held), func(l lease) bool { return l.Node == a.node })
-	orphaned, skipped, err := a.cluster.orphanedLeases(ctx, foreign, now, maxNodeLookups)
+	foreign := slices.DeleteFunc(slices.Clone(held), func(l lease) bool { return l.Node == a.session.node })
+	orphaned, skipped, err := a.session.cluster.orphanedLeases(ctx, foreign, now, maxNodeLookups)
 	reason = fmt.Sprintf("%d belong to deleted nodes", len(orphaned))
 	if skipped > 0 {
 		reason += fmt.Sprintf(", and %d nodes were not looked up; run cluster-local reclaim to check all", skipped)
@@ -387,7 +385,7 @@ func (a *allocation) reclaim(ctx context.Context, held []lease, now time.Time) (
 		orphaned = nil
 	}
 	for _, l := range orphaned[:min(len(orphaned), maxReclaims)] {
-		if err = a.cluster.release(ctx, l); err != nil {
+		if err = a.session.cluster.release(ctx, l); err != nil {
 			break
 		}
 		a.req.Warn("reclaimed %s from %s because its node is deleted", l.name, l)
@@ -403,16 +401,16 @@ func (a *allocation) reclaim(ctx context.Context, held []lease, now time.Time) (
 // reserve creates a lease for addr and, with a guard, an entry in whereabouts' pool. It returns errTaken if the lease
 // or the entry already exists.
 func (a *allocation) reserve(ctx context.Context, set ranges.Set, addr netip.Addr) error {
-	if _, isAllocated := findEntry(a.pools, a.space, addr); isAllocated {
+	if _, isAllocated := findEntry(a.session.pools, a.session.space, addr); isAllocated {
 		return errTaken
 	}
 	l, err := a.request(ctx, addr)
-	if err != nil || a.guard == "" {
+	if err != nil || a.session.guard == "" {
 		return err
 	}
 	r, _ := set.RangeOf(addr)
-	if err = a.cluster.guard(ctx, a.pools, l, r.Subnet); errors.Is(err, errTaken) {
-		if err := a.cluster.release(ctx, l); err != nil {
+	if err = a.session.cluster.guard(ctx, a.session.pools, l, r.Subnet); errors.Is(err, errTaken) {
+		if err := a.session.cluster.release(ctx, l); err != nil {
 			return err
 		}
 		a.record.removeLease(l.name)
@@ -423,14 +421,15 @@ func (a *allocation) reserve(ctx context.Context, set ranges.Set, addr netip.Add
 // request creates a lease for addr. It first adds the name to the record's open names and writes the record. It
 // updates a.record with the outcome, which the next write of the record saves.
 func (a *allocation) request(ctx context.Context, addr netip.Addr) (lease, error) {
-	l := lease{name: nameOf(a.space, addr), Space: a.space, Node: a.node, Network: a.req.Network,
-		Container: a.req.ContainerID, IfName: a.req.IfName, Pod: a.cfg.pod, PodUID: a.cfg.podUID, Nonce: a.record.Nonce}
+	l := lease{name: nameOf(a.session.space, addr), Space: a.session.space, Node: a.session.node,
+		Network: a.req.Network, Container: a.req.ContainerID, IfName: a.req.IfName,
+		Pod: a.cfg.pod, PodUID: a.cfg.podUID, Nonce: a.record.Nonce}
 	before := a.record.Open
 	a.record.Open = append(slices.Clone(before), l.name)
-	if err := a.updateRecord(ctx, a.record); err != nil {
+	if err := a.session.updateRecord(ctx, a.record); err != nil {
 		return l, err
 	}
-	lost, err := a.cluster.reserve(ctx, &l)
+	lost, err := a.session.cluster.reserve(ctx, &l)
 	if err == nil {
 		a.record.addLease(l)
 	}

@@ -11,7 +11,6 @@ import (
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
-// wireConfig is the part of a network configuration that cluster-local reads.
 type wireConfig struct {
 	skel.LogKey
 
@@ -83,7 +82,6 @@ func (p place) checkKubeconfig() error {
 		", nor a file in "+strings.Join(hostDirs, ", ")+"; a container may have written a file elsewhere")
 }
 
-// config is the checked configuration for ADD, CHECK and STATUS.
 type config struct {
 	place
 	resolvConf  string // empty: none
@@ -100,11 +98,9 @@ type config struct {
 // isSpace reports whether a name can be part of an object's name.
 func isSpace(name string) bool { return isName(name, "-", 63) }
 
-// isNode reports whether a name is valid for a node.
 func isNode(name string) bool { return isName(name, "-.", 253) }
 
-// isName reports whether a name consists of lower-case letters, digits and, except at its ends, the characters of
-// inner.
+// isName reports whether a name consists of lower-case letters, digits and, inside, the characters of inner.
 func isName(name, inner string, maxLen int) bool {
 	const ends = "abcdefghijklmnopqrstuvwxyz0123456789"
 	isOf := func(text, set string) bool { return strings.Trim(text, set) == "" }
@@ -114,8 +110,7 @@ func isName(name, inner string, maxLen int) bool {
 // The keys of CNI_ARGS with which Kubernetes' runtimes identify a pod.
 const podSpace, podName, podUID = "K8S_POD_NAMESPACE", "K8S_POD_NAME", "K8S_POD_UID"
 
-// parseConfig checks the configuration. The returned sets are empty only if capabilities.ipRanges announces that the
-// runtime sends them.
+// parseConfig returns empty sets only if capabilities.ipRanges announces that the runtime sends them.
 func parseConfig(req *skel.Request, wire wireConfig, problems *cni.Problems) *config {
 	cfg := &config{place: wire.IPAM.place(), resolvConf: wire.IPAM.ResolvConf,
 		reclaims: wire.IPAM.Reclaim != "never", onStoreDown: wire.IPAM.OnDown}
@@ -155,8 +150,7 @@ func (cfg *config) checkPlace(req *skel.Request, problems *cni.Problems) {
 	}
 }
 
-// nameMax is the maximum length of a name in a lease.
-const nameMax = 253
+const nameMax = 253 // maximum length of a name in a lease
 
 // parseArgs reads the pod and the requested addresses of the call.
 func (cfg *config) parseArgs(args string, call ranges.RequestKeys, problems *cni.Problems) {

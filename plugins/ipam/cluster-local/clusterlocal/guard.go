@@ -29,7 +29,6 @@ type pool struct {
 	}
 }
 
-// poolEntry is an allocation in a pool.
 type poolEntry struct {
 	Container string `json:"id"`
 	Pod       string `json:"podref"`
@@ -58,8 +57,7 @@ func poolName(space, subnet string) string {
 	return name
 }
 
-// offset returns the key of an address in the pool. It returns "" if the pool belongs to another space or does not
-// contain the address.
+// offset returns the key of an address in the pool. It returns "" if the pool is not of this space or address.
 func (p pool) offset(space string, addr netip.Addr) string {
 	subnet, err := netip.ParsePrefix(p.Spec.Range)
 	if err != nil || !subnet.Contains(addr) || p.Metadata.Name != poolName(space, p.Spec.Range) {
@@ -68,7 +66,6 @@ func (p pool) offset(space string, addr netip.Addr) string {
 	return new(big.Int).Sub(addrNumber(addr), addrNumber(subnet.Addr())).String()
 }
 
-// address returns the address for a key of the pool.
 func (p pool) address(key string) (addr netip.Addr, ok bool) {
 	subnet, err := netip.ParsePrefix(p.Spec.Range)
 	n, isNumber := new(big.Int).SetString(key, 10)
@@ -93,7 +90,6 @@ func findEntry(pools []pool, space string, addr netip.Addr) (e poolEntry, ok boo
 	return e, false
 }
 
-// pools returns all pools of whereabouts.
 func (c cluster) pools(ctx context.Context) ([]pool, error) {
 	list := url.URL{Path: poolsPath + "/ippools", RawQuery: fmt.Sprint("limit=", poolPageSize)}
 	all, _, err := listAll[pool](ctx, c, list, "IPPoolList")
@@ -166,7 +162,6 @@ func (c cluster) createPool(ctx context.Context, pools []pool, name string, subn
 	return err
 }
 
-// addEntry adds an entry to the pool.
 func (c cluster) addEntry(ctx context.Context, p *pool, key string, e poolEntry) error {
 	path, value := "/spec/allocations", any(map[string]poolEntry{key: e})
 	if p.Spec.Allocations != nil {
@@ -175,8 +170,7 @@ func (c cluster) addEntry(ctx context.Context, p *pool, key string, e poolEntry)
 	return c.change(ctx, p, map[string]any{"op": "add", "path": path, "value": value})
 }
 
-// change applies one operation to the pool, unless the pool has changed since it was read. It stores the new version in
-// p.
+// change applies one operation to the pool, unless it has changed since it was read, and stores the new version in p.
 func (c cluster) change(ctx context.Context, p *pool, operation map[string]any) error {
 	var changed pool
 	_, err := c.api.Do(ctx, kube.Request{Method: "PATCH", Type: "application/json-patch+json",
@@ -220,8 +214,7 @@ func (c cluster) unguard(ctx context.Context, space string, a cni.Attachment, ad
 	return err
 }
 
-// attachmentEntry returns the pool and the key of an entry of the attachment in a space. The pool is nil if there is no
-// entry.
+// attachmentEntry returns the pool and the key of an entry of the attachment in a space, or a nil pool.
 func attachmentEntry(pools []pool, space string, a cni.Attachment, addrs []netip.Addr) (*pool, string) {
 	for i, p := range pools {
 		for _, key := range slices.Sorted(maps.Keys(p.Spec.Allocations)) {

@@ -40,8 +40,7 @@ func importCommand(env skel.Env) int {
 		outcome = "were imported"
 	}
 	fmt.Fprintf(env.Stdout, "%d addresses that whereabouts allocated to containers of this node %s; %d had been "+
-		"imported before\n",
-		run.imported, outcome, run.present)
+		"imported before\n", run.imported, outcome, run.present)
 	if err != nil {
 		fmt.Fprintf(env.Stderr, "cluster-local: %v\n", err)
 		return 1
@@ -49,7 +48,6 @@ func importCommand(env skel.Env) int {
 	return 0
 }
 
-// importRun is one run of the import command.
 type importRun struct {
 	env                     skel.Env
 	kubeconfig, node, cache string
@@ -194,23 +192,23 @@ func (i *importRun) importLeases(ctx context.Context, p place, c cachedAttachmen
 func (a *allocation) importLease(ctx context.Context, name string) error {
 	if a.record.Nonce == "" { // no record exists
 		a.record = record{Attachment: a.req.Attachment, Nonce: rand.Text()}
-		if err := a.createRecord(ctx, a.record); err != nil {
+		if err := a.session.createRecord(ctx, a.record); err != nil {
 			return err
 		}
 	}
 	addr, _ := addressOf(name)
 	l, err := a.request(ctx, addr)
 	if errors.Is(err, errTaken) {
-		holder, _, err := a.cluster.getLease(ctx, name)
+		holder, _, err := a.session.cluster.getLease(ctx, name)
 		if err != nil {
 			return err
 		}
 		if holder.Nonce != l.Nonce {
-			return errors.Join(fmt.Errorf("%w for %s", errTaken, holder), a.updateRecord(ctx, a.record))
+			return errors.Join(fmt.Errorf("%w for %s", errTaken, holder), a.session.updateRecord(ctx, a.record))
 		}
 		a.record.addLease(holder)
 	} else if err != nil {
 		return err
 	}
-	return a.updateRecord(ctx, a.record)
+	return a.session.updateRecord(ctx, a.record)
 }

@@ -80,8 +80,7 @@ func parseFlags(flags *flag.FlagSet, env skel.Env) bool {
 	return true
 }
 
-// reclaimTime limits the duration of reclaim and import.
-const reclaimTime = 5 * time.Minute
+const reclaimTime = 5 * time.Minute // limits the duration of reclaim and import
 
 func reclaimAll(env skel.Env, p place, yes bool) error {
 	if !isSpace(p.space) {

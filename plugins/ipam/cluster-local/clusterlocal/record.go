@@ -2,7 +2,11 @@ package clusterlocal
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
+	"fmt"
+	"io"
+	"io/fs"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -11,6 +15,7 @@ import (
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/ranges"
+	"github.com/hawser-cni/plugins/pkg/skel"
 	"github.com/hawser-cni/plugins/pkg/statefile"
 	"github.com/hawser-cni/plugins/pkg/sysctl"
 )
@@ -34,7 +39,6 @@ func (r *record) addLease(l lease) {
 	r.UIDs[l.name] = l.uid
 }
 
-// removeLease removes a lease that addLease added.
 func (r *record) removeLease(name string) {
 	r.Held = slices.DeleteFunc(r.Held, func(n string) bool { return n == name })
 	delete(r.UIDs, name)
@@ -101,8 +105,7 @@ func (s *session) createRecord(ctx context.Context, r record) (err error) {
 	return dir.Put(ctx, r)
 }
 
-// updateRecord replaces the record of an ADD. It returns an error if DEL has removed the record since, or if another
-// ADD has replaced it.
+// updateRecord replaces the record of an ADD. It fails if DEL or another ADD has changed the record since.
 func (s *session) updateRecord(ctx context.Context, r record) error {
 	return s.records().Locked(ctx, func(dir *statefile.Store[record]) error {
 		current, ok, err := dir.Get(r.Hash())
@@ -213,7 +216,6 @@ func (p place) setMark(ctx context.Context, file, boot string) error {
 	return errors.Join(err, lock.Close())
 }
 
-// addressesText returns the addresses of leases, for messages.
 func addressesText(names []string) string {
 	if len(names) == 0 {
 		return "no address yet"
@@ -221,11 +223,57 @@ func addressesText(names []string) string {
 	return ranges.Join(leaseAddrs(names), ", ")
 }
 
-// leaseAddrs returns the addresses of leases.
 func leaseAddrs(names []string) (all []netip.Addr) {
 	for _, n := range names {
 		addr, _ := addressOf(n)
 		all = append(all, addr)
 	}
 	return all
+}
+
+// list returns the addresses in all records of all spaces in dataDir. It does not contact the API server.
+func list(_ context.Context, req *skel.Request) (all []cni.Holding, err error) {
+	p, err := parsePlace(req)
+	if err != nil {
+		return nil, err
+	}
+	spaces, err := os.ReadDir(p.dataDir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	errs := []error{err}
+	for _, space := range spaces {
+		p.space = space.Name()
+		kept, err := p.records().List()
+		errs = append(errs, err)
+		for _, k := range kept {
+			for i, addr := range leaseAddrs(k.Record.names()) {
+				h := cni.Holding{Attachment: k.Record.Attachment, Kind: cni.HeldAddress, Kept: k.Path, Since: k.Written,
+					Value: addr.String() + " of " + p.space}
+				if !slices.Contains(k.Record.Held, k.Record.names()[i]) {
+					h.Value += ", requested"
+				}
+				all = append(all, h)
+			}
+		}
+	}
+	return all, errors.Join(errs...)
+}
+
+// listCommand implements "cluster-local list", which the tool hawser runs because it does not contain this plugin.
+// The command prints what list returns for the configuration on standard input, or for no configuration.
+func listCommand(env skel.Env) int {
+	conf, err := io.ReadAll(env.Stdin)
+	if len(conf) == 0 {
+		conf = nil
+	}
+	var all []cni.Holding
+	if err == nil {
+		all, err = skel.ProgramOf("cluster-local", Plugin).List(context.Background(), conf)
+	}
+	if err = errors.Join(err, json.NewEncoder(env.Stdout).Encode(all)); err != nil {
+		fmt.Fprintf(env.Stderr, "%v\n", err)
+		return 1
+	}
+	return 0
 }

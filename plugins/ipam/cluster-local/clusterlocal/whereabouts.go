@@ -154,7 +154,6 @@ func parseWhereabouts(req *skel.Request) (*config, error) {
 	return cfg, problems.Err()
 }
 
-// sets returns a set for each range.
 func (w wireWhereaboutsIPAM) sets() (sets []ranges.Set, err error) {
 	var problems cni.Problems
 	add := func(path string, wire wireWhereaboutsRange) {
@@ -189,8 +188,7 @@ func (w wireWhereaboutsIPAM) sets() (sets []ranges.Set, err error) {
 	return sets, problems.Err()
 }
 
-// setGateway sets the gateway of the ranges whose subnet contains it or, if there are no such ranges, of all ranges of
-// its family.
+// setGateway sets the gateway of the ranges whose subnet contains it or, if there are none, of all of its family.
 func setGateway(sets []ranges.Set, gateway netip.Addr) error {
 	for _, matches := range []func(netip.Prefix) bool{
 		func(p netip.Prefix) bool { return p.Contains(gateway) },

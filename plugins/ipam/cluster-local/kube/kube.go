@@ -132,8 +132,7 @@ func Pause(ctx context.Context, n int, err error) error {
 	return nil
 }
 
-// pauseAfter returns how long to wait after attempt n. Half of the time is random, so that clients that were refused
-// together do not retry together.
+// pauseAfter returns how long to wait after attempt n. Half of it is random, so that clients do not retry together.
 func pauseAfter(n int) time.Duration {
 	pause := maxWait
 	if n < 7 {
@@ -142,8 +141,7 @@ func pauseAfter(n int) time.Duration {
 	return pause/2 + rand.N(pause/2)
 }
 
-// wait waits for d and returns true. If ctx ends first, it returns false, and does so immediately if ctx's deadline
-// is earlier.
+// wait waits for d and returns true, or false if ctx ends first: immediately if its deadline is earlier.
 func wait(ctx context.Context, d time.Duration) bool {
 	if end, ok := ctx.Deadline(); ok && time.Until(end) <= d {
 		return false

@@ -71,8 +71,7 @@ type Client struct {
 	http  *http.Transport
 }
 
-// openTime is how long Open retries a kubeconfig that exists but is invalid, because some programs rewrite it in
-// place.
+// openTime is how long Open retries an invalid kubeconfig, because some programs rewrite it in place.
 const openTime = time.Second
 
 // Open returns a client for the current context of a kubeconfig. It reads the files that the kubeconfig names. Errors
@@ -198,11 +197,9 @@ func (c *Client) credentials(cl cluster, u user) (*tls.Config, error) {
 	return conf, nil
 }
 
-// nodeUserPrefix precedes the node's name in the user name of a kubelet.
-const nodeUserPrefix = "system:node:"
+const nodeUserPrefix = "system:node:" // precedes the node's name in the user name of a kubelet
 
-// readPEM returns the value that the kubeconfig contains in base64, or otherwise the content of file. It returns nil
-// if both are empty.
+// readPEM returns the value that the kubeconfig contains in base64, or the content of file, or nil if both are empty.
 func (c *Client) readPEM(key, data, file string) ([]byte, error) {
 	if data != "" {
 		out, err := base64.StdEncoding.DecodeString(data)
