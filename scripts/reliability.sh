@@ -13,7 +13,7 @@ log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 failed=0
 cd test
-for package in faults load chains install; do
+for package in faults load lifecycle install; do
 	go test -count=1 -timeout 8h "./$package" -ginkgo.timeout 8h -ginkgo.seed "$RANDOM" -ginkgo.v -ginkgo.no-color -v >"$log" 2>&1 || { failed=1; cat "$log"; }
 	echo "== $package"
 	# What the specs report: a line with a seed, and those about the programs' memory.

@@ -29,7 +29,7 @@ export TESTFLAGS
 [ -t 1 ] || export GINKGO_NO_COLOR=TRUE
 failed=0
 # Suites whose promises other suites also keep, or that keep none; contract_test.go reads this line.
-slow=(test/{bench,chains,hostile})
+slow=(test/bench)
 packages=("${@/#/$PWD/}")
 [ $# = 0 ] && for module in . test; do
 	mapfile -t -O ${#packages[@]} packages < <(cd "$module" &&
@@ -55,8 +55,8 @@ echo "== go test"
 # shellcheck disable=SC2016 # expanded by the inner bash
 {
 	printf "$PWD/%s\n" plugins/meta/{portmap/portmap,firewall/firewall} \
-		test/{faults,tool,clients,load,lifecycle,install,chains} plugins/main/{bridge/bridge,macvlan/macvlan,ptp/ptp} \
-		test/{attack,docs,hostile,cost} plugins/ipam/dhcp/dhcp | grep -xFf <(printf '%s\n' "${packages[@]}") || true
+		test/{faults,tool,clients,load,lifecycle,install} plugins/main/{bridge/bridge,macvlan/macvlan,ptp/ptp} \
+		test/{attack,docs,cost} plugins/ipam/dhcp/dhcp | grep -xFf <(printf '%s\n' "${packages[@]}") || true
 	printf '%s\n' "${packages[@]}"
 } | awk '!seen[$0]++' | xargs -d '\n' -n 1 -P $((3 * $(nproc))) bash -c 'package "$1"' test || failed=1
 

@@ -1,5 +1,4 @@
-// The specs of this directory run the plugins, as programs, on hosts on which things are not as they should be.
-package hostile_test
+package faults_test
 
 import (
 	"fmt"
@@ -9,7 +8,6 @@ import (
 	"slices"
 	"strings"
 	"sync/atomic"
-	"testing"
 	"time"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -19,10 +17,6 @@ import (
 	"github.com/hawser-cni/plugins/pkg/nstest"
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
 )
-
-func TestMain(m *testing.M) { nstest.Main(m) }
-
-func TestHostile(t *testing.T) { nstest.RunSpecs(t, "the plugins in a hostile environment") }
 
 // hold has another program hold a lock, until the spec ends or release is called.
 func hold(n *World, lock string) (release func()) {
@@ -34,7 +28,7 @@ func hold(n *World, lock string) (release func()) {
 	return func() { Expect(holder.Process.Kill()).To(Succeed()) }
 }
 
-var _ = Describe("a lock that another program holds", Label("kernel", "held-lock"), func() {
+var _ = Describe("a lock that another program holds", Label("slow", "kernel", "held-lock"), func() {
 	It("is not even looked at when it is the xtables lock and the rules are in nftables", func() {
 		n := NewNode()
 		n.Must("DEL", n.Up(NewPod("first"), Usual("")), Usual(""))
@@ -109,7 +103,7 @@ func links(n *World, probe string) int {
 	return Show(n.Host, probe).Index
 }
 
-var _ = Describe("links and namespaces that come and go all the time", Label("kernel", "churn"), func() {
+var _ = Describe("links and namespaces that come and go all the time", Label("slow", "kernel", "churn"), func() {
 	It("make none of 500 ADDs and DELs fail, and none of them slow", func() {
 		const workers, pods = 4, 250
 		list := Usual("").Only("bridge")
@@ -144,7 +138,7 @@ var _ = Describe("links and namespaces that come and go all the time", Label("ke
 	})
 })
 
-var _ = Describe("a host without iptables and nft, with an empty PATH", Label("kernel", "no-programs"), func() {
+var _ = Describe("a host without iptables and nft, with an empty PATH", Label("slow", "kernel", "no-programs"), func() {
 	It("is served in full", func() {
 		nstest.Need("nft-inet-nat")
 		n := NewNode()
@@ -213,7 +207,7 @@ var kinds = map[string]struct{ backend, variant string }{
 	"nftables": {"", "nft"}, "iptables over nf_tables": {"iptables", "nft"}, "legacy iptables": {"iptables", "legacy"},
 }
 
-var _ = DescribeTable("somebody flushes the rules of all between ADD and the rest", Label("kernel", "reload"), func(
+var _ = DescribeTable("somebody flushes all rules between ADD and the rest", Label("slow", "kernel", "reload"), func(
 	kind, flush string, works bool,
 ) {
 	k := kinds[kind]
@@ -264,7 +258,7 @@ const flushIPTables = `for p in iptables ip6tables; do
 	for t in raw mangle nat filter; do $p -t $t -F; $p -t $t -X; done
 done`
 
-var _ = DescribeTable("the clock jumps between calls, so that files are of other times", Label("kernel", "clock"), func(
+var _ = DescribeTable("the clock jumps, so that files are of other times", Label("slow", "kernel", "clock"), func(
 	to string,
 ) {
 	n := NewNode()
@@ -292,7 +286,7 @@ var _ = DescribeTable("the clock jumps between calls, so that files are of other
 	Entry("to when we write times that the kernel does not", "1985-10-26 01:21:00"),
 )
 
-var _ = DescribeTable("the umask that we are started with", Label("kernel", "modes"), func(umask string) {
+var _ = DescribeTable("the umask that we are started with", Label("slow", "kernel", "modes"), func(umask string) {
 	n := NewNode()
 	n.Before = "umask " + umask
 	entries := Usual("iptables")
@@ -314,7 +308,7 @@ var _ = DescribeTable("the umask that we are started with", Label("kernel", "mod
 	Entry("0", "0"), Entry("022", "022"), Entry("077", "077"),
 )
 
-var _ = Describe("a thousand open descriptors", Label("kernel", "descriptors"), func() {
+var _ = Describe("a thousand open descriptors", Label("slow", "kernel", "descriptors"), func() {
 	It("are handed on to no program that we run", func() {
 		nstest.Need("iptables")
 		n := NewNode()
@@ -340,7 +334,7 @@ var _ = Describe("a thousand open descriptors", Label("kernel", "descriptors"), 
 	})
 })
 
-var _ = Describe("standard streams that are closed, full or garbage", Label("kernel", "streams"), func() {
+var _ = Describe("standard streams that are closed, full or garbage", Label("slow", "kernel", "streams"), func() {
 	// These come first in a list, the others after them.
 	first := []string{"bridge", "dhcp", "dummy", "host-device", "host-local", "ipvlan", "loopback", "macvlan", "ptp",
 		"static", "tap", "vlan"}
@@ -460,7 +454,7 @@ for program in iptables-legacy-save ip6tables-legacy-save; do
 done
 PATH=/run:$PATH each`
 
-var _ = Describe("a container of LXC as host", Label("kernel"), func() {
+var _ = Describe("a container of LXC as host", Label("slow", "kernel"), func() {
 	It("has its ports published, though its root may not read which x_tables there are", Label("lxc"), func() {
 		nstest.Need("nft-inet-nat", "iptables-legacy")
 		portmap := nstest.Must(os.Open(nstest.Build("portmap")))

@@ -1,4 +1,4 @@
-package chains_test
+package lifecycle_test
 
 import (
 	"cmp"
@@ -11,7 +11,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"testing"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -37,7 +36,7 @@ func seeds() (list []uint64) {
 	return list
 }
 
-var _ = Describe("a chain of plugins that was drawn by lot", Label("kernel", "chain"), func() {
+var _ = Describe("a chain of plugins that was drawn by lot", Label("kernel", "chain", "slow"), func() {
 	for _, seed := range seeds() {
 		It(fmt.Sprintf("with HAWSER_CHAIN=%d", seed), func() {
 			nstest.Need("nft", "nft-inet-nat", "nft-bridge", "iptables", "ifb", "tbf", "macvlan", "tap")
@@ -233,10 +232,6 @@ func outcome(text string) string {
 	}
 	return b.String()
 }
-
-func TestMain(m *testing.M) { nstest.Main(m) }
-
-func TestChains(t *testing.T) { nstest.RunSpecs(t, "chains: lists that nobody thought of") }
 
 // chain is a list that was drawn, for each of two containers: what only one can
 // have (a host port, a device, an address) differs.
