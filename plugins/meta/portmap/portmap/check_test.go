@@ -160,19 +160,6 @@ var _ = Describe("CHECK", Label("kernel"), func() {
 			Expect(c.call("CHECK", four...).Msg).To(ContainSubstring("ip6 table nat: rule"))
 		})
 
-		It("names a program that is missing", func() {
-			for _, k := range kinds[1:] {
-				nstest.UseVariant(k.variant)
-				w := newWorld()
-				c := w.container(1, 2)
-				c.add(k.config, mapped)
-				nstest.WithoutPrograms(func() {
-					Expect(c.fails("CHECK", cni.CodeIO, k.config, mapped)).
-						To(ContainSubstring(`program "iptables-` + k.variant))
-				})
-			}
-		})
-
 		DescribeTable("notices", func(command string, want ...string) {
 			nstest.UseVariant("nft")
 			changed(kinds[1], command, want...)

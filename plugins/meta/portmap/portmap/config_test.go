@@ -405,15 +405,6 @@ var _ = Describe("the configuration", func() {
 			`runtimeConfig.portMappings[2].containerPort: missing`,
 			`runtimeConfig.portMappings[2].protocol: missing`))
 	})
-
-	It("keeps everything in a record", func() {
-		st := sample(nil)
-		st.Mappings = append(st.Mappings, mapping{132, netip.MustParseAddr("::1"), 5, 6})
-		data := nstest.Must(json.Marshal(st))
-		back := &record{}
-		Expect(json.Unmarshal(data, back)).To(Succeed())
-		Expect(back).To(Equal(st))
-	})
 })
 
 // sample is an attachment of network "pnet" with a port of each kind.
@@ -431,32 +422,6 @@ func sample(change func(*record)) *record {
 	}
 	return st
 }
-
-var _ = Describe("forwards", func() {
-	It("are the places of the host in the container's families", func() {
-		var got []string
-		for _, f := range sample(nil).hostPorts() {
-			got = append(got, fmt.Sprintf("%s to %s", f, f.To))
-		}
-		Expect(got).To(Equal([]string{
-			"0.0.0.0:8080/tcp to 10.1.0.2:80", "192.0.2.1:8081/tcp to 10.1.0.2:81", "0.0.0.0:54/udp to 10.1.0.2:53",
-			"[::]:8080/tcp to [fd00:1::2]:80", "[::]:53/udp to [fd00:1::2]:5353"}))
-	})
-
-	It("leave out the family that the container lacks", func() {
-		st := sample(func(s *record) { s.Addrs = s.Addrs[1:] })
-		Expect(st.hostPorts()).To(HaveLen(2))
-	})
-
-	It("are forwarded to the first address of each family of the container's interface", func() {
-		one := 1
-		var ips []cni.IP
-		for _, p := range []string{"fd00:1::2/64", "10.1.0.2/24", "10.1.0.9/24", "fd00:1::9/64"} {
-			ips = append(ips, cni.IP{Address: netip.MustParsePrefix(p), Interface: &one})
-		}
-		Expect(addressesOf(ips)).To(Equal(sample(nil).Addrs))
-	})
-})
 
 var _ = It("has its schema in docs/schema", func() {
 	ExpectPluginSchema(Plugin(),

@@ -142,31 +142,6 @@ var _ = Describe("ADD", Label("kernel"), func() {
 		Expect(o.stderr).NotTo(MatchRegexp("8082|8083"))
 	})
 
-	It("points at keys that are misspelt", func() {
-		w := newWorld()
-		o := w.container(1, 2).call("ADD", Object{"markMasqBits": 7})
-		Expect(o.stderr).To(ContainSubstring(`did you mean "markMasqBit"?`))
-	})
-
-	It("repairs the shared rules if they were flushed", func() {
-		w := newWorld()
-		a, b, c := w.container(1, 2), w.container(2, 2), w.container(1, 3)
-		a.serve(80)
-		b.serve(80)
-		c.serve(80)
-		a.add(ports("8080:80"))
-		b.add(ports("8081:80"))
-		w.Cmd("nft", "flush", "table", "inet", "hawser")
-		Expect(w.reach(8080)).To(Equal(refused))
-		c.add(ports("8082:80"))
-		for i := range 3 {
-			Expect(w.reach(8080 + i)).To(Equal("192.0.2.2"))
-		}
-		Expect(ask(b.Host, "tcp", "192.0.2.1:8081", soon(500))).NotTo(Equal("10.2.0.2"))
-		a.check(ports("8080:80"))
-		b.check(ports("8081:80"))
-	})
-
 	It("masquerades everything with masqAll, nothing without snat", func() {
 		for _, k := range kinds {
 			nstest.UseVariant(k.variant)

@@ -99,36 +99,6 @@ func besideReference(ref nstest.Reference, k kind) {
 		c.check(k.config, mapped)
 	})
 
-	It("our DEL removes its rules, with the default backend and no other configuration", func() {
-		c.reference(ref, "ADD", k.config, mapped)
-		c.reference(ref, "DEL", k.config, mapped)
-		empty := w.saved()
-		other := w.container(1, 3)
-		for _, config := range []Object{{}, {"prevResult": nil}, {"backend": "iptables"}} {
-			c.reference(ref, "ADD", k.config, mapped)
-			c.del(config)
-			Expect(w.saved()).To(Equal(empty))
-		}
-		other.reference(ref, "ADD", k.config, ports("7000:80"))
-		both := w.saved()
-		c.reference(ref, "ADD", k.config, mapped)
-		c.del()
-		Expect(w.saved()).To(Equal(both))
-	})
-
-	It("our GC removes its rules for stale containers of the network", func() {
-		other := w.container(1, 3)
-		other.reference(ref, "ADD", k.config, ports("7000:80"))
-		foreign := w.container(1, 4)
-		foreign.network = "net2"
-		foreign.reference(ref, "ADD", k.config, ports("7001:80"))
-		before := w.saved()
-		c.reference(ref, "ADD", k.config, mapped)
-		c.vanish()
-		w.gc("net1", "c1-3/eth0")
-		Expect(w.saved()).To(Equal(before))
-	})
-
 	if ref != nstest.Newest() {
 		return
 	}

@@ -3,6 +3,7 @@ package portmap
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -117,11 +118,6 @@ var _ = Describe("DEL", Label("kernel"), func() {
 			b.add(k.config, ports("7000:70"))
 		})
 
-		It("needs no record when only part of them was lost", func() {
-			w.Cmd("sh", "-c", "rm /run/hawser/portmap/"+ownerHash(a)+".json")
-			a.del(ports(all...))
-		})
-
 		It("needs no programs, where the kernel has the rules in nf_tables", Label("portmap-del"), func() {
 			if k.variant != "legacy" {
 				nstest.WithoutPrograms(func() { a.del() })
@@ -130,24 +126,6 @@ var _ = Describe("DEL", Label("kernel"), func() {
 			nstest.WithoutPrograms(func() {
 				Expect(a.w.Warns(a.as("DEL"))).To(ContainSubstring("executable file not found"))
 			})
-			a.del()
-		})
-
-		It("comes back after others changed the rules", func() {
-			if k.name == "nftables" {
-				w.Cmd("nft", "delete", "element", "inet", "hawser", "portmap4_v1", "{ tcp . 8080 }")
-				w.Cmd("nft", "delete", "element", "inet", "hawser", "portmap6_via_v1", "{ udp . 53 }")
-			} else {
-				chain := a.chain()
-				w.Cmd("iptables", "-t", "nat", "-F", chain)
-				w.Cmd("ip6tables", "-t", "nat", "-F", "CNI-HOSTPORT-DNAT")
-				before = w.rules()
-				a.del()
-				b.del()
-				b.add(k.config, ports("7000:70"))
-				before = w.rules()
-				return
-			}
 			a.del()
 		})
 	})
@@ -344,13 +322,6 @@ var _ = Describe("a former owner's rules", Label("kernel"), func() {
 	})
 })
 
-// readOnlyProc makes the sysctls of the host unwritable.
-func readOnlyProc(w *world) {
-	GinkgoHelper()
-	w.Cmd("mount", "--bind", "/proc/sys", "/proc/sys")
-	w.Cmd("mount", "-o", "remount,ro,bind", "/proc/sys")
-}
-
 // onlyIPv4 runs fn with no programs but iptables.
 func onlyIPv4(variant string, fn func()) {
 	GinkgoHelper()
@@ -393,29 +364,6 @@ var _ = Describe("an ADD that fails", Label("kernel"), func() {
 		It("at the configuration touches nothing", func() { fails(nil, "portMappings[0].hostPort", ports("0:80")) })
 		It("without an address changes nothing", func() {
 			fails(nil, "has no address of interface", Object{"prevResult": Object{"cniVersion": "1.1.0"}})
-		})
-		It("at the sysctl removes the rules", func() { fails(readOnlyProc, "read-only file system") })
-
-		It("at the result removes everything", func() {
-			w, c, before := settled(k)
-			call := c.as("ADD", k.config, ports(all...))
-			call.Stdout = BrokenPipe{}
-			Expect(w.Call(call).Code).To(Equal(1))
-			Expect(w.rules()).To(Equal(before))
-			Expect(w.Files("/run/hawser/portmap")).NotTo(ContainSubstring(".json"))
-		})
-
-		It("at its record touches nothing", func() {
-			w := newWorld()
-			w.Cmd("sh", "-ec", "mkdir /run/hawser; echo >/run/hawser/portmap")
-			c := w.container(1, 2)
-			before := w.rules()
-			o := c.call("ADD", k.config, ports(all...))
-			Expect(o.exit).To(Equal(1))
-			Expect(o.Msg).To(ContainSubstring("/run/hawser/portmap"))
-			Expect(w.rules()).To(Equal(before))
-			o = w.status(k.config)
-			Expect(o.Code).To(Equal(cni.CodeUnavailable), o.text())
 		})
 	})
 
@@ -460,16 +408,6 @@ var _ = Describe("an ADD that fails", Label("kernel"), func() {
 			Expect(w.Files("/run/hawser/portmap")).NotTo(ContainSubstring(".json"))
 		})
 
-		It("without a writable /run on "+k.name+" fails, and so does STATUS", func() {
-			nstest.UseVariant(k.variant)
-			w, c := newContainer()
-			Expect(w.status(k.config).text()).To(Equal("exit 0  "))
-			w.Cmd("mount", "-o", "remount,ro", "/run")
-			for _, o := range []outcome{c.call("ADD", k.config, ports("8080:80")), w.status(k.config)} {
-				Expect(o.Msg).To(ContainSubstring("read-only file system"))
-			}
-		})
-
 		It("at a condition that "+k.name+" does not understand removes the rest", func() {
 			nstest.UseVariant(k.variant)
 			w, c, before := settled(k)
@@ -481,23 +419,6 @@ var _ = Describe("an ADD that fails", Label("kernel"), func() {
 })
 
 var _ = Describe("STATUS", Label("kernel"), func() {
-	It("is content without programs on a kernel with nftables", func() {
-		w := newWorld()
-		nstest.WithoutPrograms(func() { Expect(w.status().text()).To(Equal("exit 0  ")) })
-		Expect(w.Cmd("nft", "list", "ruleset")).To(BeEmpty())
-		Expect(w.status(Object{"backend": "iptables"}).text()).To(Equal("exit 0  "))
-		Expect(w.status(Object{"backend": "none"}).Code).To(Equal(cni.CodeConfig))
-	})
-
-	It("names a fault of the directory and one of the kernel together", func() {
-		w := newWorld()
-		w.Cmd("sh", "-ec", "mkdir -p /run/hawser; echo >/run/hawser/portmap")
-		o := w.run(Call{Command: "STATUS", Conf: conf(Object{"backend": "nftables"}),
-			Before: nstest.RefuseNetfilterSockets})
-		Expect(o.Code).To(Equal(cni.CodeUnavailable), o.text())
-		Expect(o.Msg).To(And(ContainSubstring("/run/hawser/portmap"), ContainSubstring("not supported")))
-	})
-
 	It("fails if the kernel has no nf_tables and iptables needs them", Label("status-variant"), func() {
 		w := newWorld()
 		call := Call{Command: "STATUS", Conf: conf(), Before: nstest.RefuseNetfilterSockets}
@@ -584,3 +505,48 @@ var _ = Describe("a kernel without nf_tables", Label("kernel"), func() {
 		Expect(w.Cmd("nft", "list", "ruleset")).To(BeEmpty())
 	})
 })
+
+var _ = Describe("List", Label("kernel"), func() {
+	DescribeTable("has the host ports until DEL, and changes nothing", func(backend string) {
+		nstest.NeedBackend(backend)
+		w := NewWorld(Plugin())
+		n := 1
+		w.ExpectHeld(func(id, network string) (Call, []string) {
+			n++
+			published := ports(fmt.Sprintf("808%d:80", n), fmt.Sprintf("10.1.0.1:5%d:53/udp", n))
+			a := w.AttachBehind(id, network, Merge(Object{"backend": backend}, published), Addrs(n)[0],
+				fmt.Sprintf("fd00::%d/64", n))
+			return a.As("DEL"), []string{
+				fmt.Sprintf("host port: 0.0.0.0:808%d/tcp to 10.1.0.%d:80", n, n),
+				fmt.Sprintf("host port: [::]:808%d/tcp to [fd00::%d]:80", n, n),
+				fmt.Sprintf("host port: 10.1.0.1:5%d/udp to 10.1.0.%d:53", n, n)}
+		})
+	}, Entry(nil, "nftables"), Entry(nil, "iptables"))
+
+	for _, ref := range nstest.QuickReferences() {
+		DescribeTable("has what "+ref.Name+" made", func(backend, want string) {
+			nstest.NeedBackend(backend)
+			w, c := newContainer()
+			keys := Merge(ports("8080:80", "192.0.2.1:53:5353/udp"), Object{"backend": backend})
+			c.reference(ref, "ADD", keys)
+			if ref == nstest.Debian() && backend == "nftables" {
+				want = "net1 c1-2  "
+			}
+			Expect(Held(w.Holdings(""))).To(ConsistOf(
+				want+"host port: 0.0.0.0:8080/tcp to 10.1.0.2:80 (reference)",
+				want+"host port: [::]:8080/tcp to [fd00:1::2]:80 (reference)",
+				want+"host port: 192.0.2.1:53/udp to 10.1.0.2:5353 (reference)"))
+			c.reference(ref, "DEL", keys)
+			Expect(w.Holdings("")).To(BeEmpty())
+		},
+			Entry("with iptables", "iptables", "net1 c1-2  "),
+			Entry("with nftables", "nftables", " c1-2  "),
+		)
+	}
+})
+
+var _ = DescribeTable("reads records of earlier versions, and writes current ones",
+	ExpectFormerRecord[location],
+	Entry("0.1.0 and 0.2.0-dev",
+		`"netns": "/run/netns/c1", "cookie": 7, "device": 4, "inode": 4026532000, "mac": "02:00:00:00:00:01"`,
+		`"netnsPath": "/run/netns/c1", "netns": ID, "mac": "02:00:00:00:00:01"`))

@@ -1,13 +1,10 @@
 package portmap
 
 import (
-	"time"
-
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
-	"github.com/hawser-cni/plugins/pkg/nstest"
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
 )
 
@@ -56,22 +53,6 @@ var _ = Describe("the target address of a host port", Label("kernel", "port-targ
 			c.check(k.config, ports("8080:80"))
 			c.del()
 		})
-
-		It("needs no check after the translation: the kernel drops what is sent to the loopback", func() {
-			w, c := newContainer()
-			c.add(k.config, ports("8080:80"))
-			w.Serve("tcp4", "127.0.0.1:80")
-			w.Cmd("nft", `table ip other { chain c { type nat hook prerouting priority -98
-				tcp dport 9090 dnat to 127.0.0.1:80; }; }`)
-			ask := func() error {
-				_, err := w.out.AskWithin(nstest.Patience(time.Second), "tcp", "192.0.2.1:9090")
-				return err
-			}
-			Expect(ask()).NotTo(Succeed())
-			w.SetSysctl("net/ipv4/conf/ext/route_localnet", "1")
-			Eventually(ask).Should(Succeed(), "or the spec shows nothing")
-			c.del()
-		})
 	})
 })
 
@@ -92,14 +73,6 @@ var _ = Describe("a hostIP that the host does not have", Label("kernel", "foreig
 			Expect(b.fails("ADD", cni.CodePortTaken, k.config, ports("8080:80"))).To(ContainSubstring(
 				"held on 203.0.113.7 by"))
 			a.check(k.config, foreign)
-			a.del()
-		})
-
-		It("is a conflict for the same address", func() {
-			_, a, b := newContainers()
-			foreign := ports("203.0.113.7:8080:80")
-			Expect(a.call("ADD", k.config, foreign).exit).To(BeZero())
-			Expect(b.call("ADD", k.config, foreign).Code).To(Equal(cni.CodePortTaken))
 			a.del()
 		})
 	})
