@@ -188,15 +188,6 @@ var _ = Describe("a policy that changes", Label("kernel"), func() {
 		})
 	})
 
-	It("is the stricter one where two networks share a bridge", func() {
-		_, a, b := newContainers()
-		b.call.Conf = Merge(b.call.Conf.(Object), Object{"name": "other"})
-		a.add(isolated)
-		b.add(same)
-		a.check(isolated)
-		b.check(same)
-	})
-
 	eachKind(func(k kind) {
 		It("ends with its network if two share a bridge, and the other network's policy remains", func() {
 			w := newWorld(1, 2)
@@ -241,26 +232,6 @@ var _ = Describe("a policy that changes", Label("kernel"), func() {
 			b.check(same)
 			c.check(same)
 		})
-
-		It("changes with a container without IPv6 for both families, on iptables-"+variant, func() {
-			nstest.UseVariant(variant)
-			w := newWorld(1)
-			isolated, same := Merge(kinds()[2].config, isolated), Merge(kinds()[2].config, same)
-			dual, a := w.container(1, 2), w.container(1, 3)
-			a.prev["ips"] = a.prev["ips"].([]Object)[:1]
-			dual.add(same)
-			before := w.filter()
-			a.add(isolated)
-			Expect(w.Cmd("ip6tables", "-S")).To(ContainSubstring("(ingressPolicy: isolated)"))
-			dual.check(same)
-			a.del()
-			Expect(w.filter()).To(Equal(before))
-			call := a.as("ADD", isolated)
-			call.Stdout = BrokenPipe{}
-			Expect(w.Call(call).Code).To(Equal(1))
-			dual.check(same)
-			Expect(w.filter()).To(Equal(before))
-		})
 	}
 
 	It("ends with a container without IPv6 on a host without ip6tables", func() {
@@ -276,15 +247,6 @@ var _ = Describe("a policy that changes", Label("kernel"), func() {
 		})
 		Expect(w.filter()).NotTo(ContainSubstring("(ingressPolicy: isolated)"))
 		Expect(w.Files(recordDir)).NotTo(ContainSubstring(hashOf(a)))
-	})
-
-	It("is not kept for containers of another backend", func() {
-		w, a, b := newContainers()
-		a.add(isolated)
-		b.add(Object{"ingressPolicy": "isolated", "backend": "iptables"})
-		a.del()
-		b.del()
-		Expect(w.set("firewall_policed_v1") + w.filter()).NotTo(ContainSubstring("br1"))
 	})
 
 	It("keeps the flag that the bridge plugin set", func() {
@@ -448,13 +410,6 @@ var _ = Describe("STATUS", Label("kernel"), func() {
 		Expect(w.Fails(refused(status(w)), 50)).To(ContainSubstring("xtables-nft-multi needs nf_tables"))
 		w.Cmd("sh", "-c", "rm -rf /run/hawser; touch /run/hawser")
 		w.Fails(status(w), 50)
-	})
-
-	It("names a fault of the directory and one of the kernel together", func() {
-		w := newWorld()
-		w.Cmd("sh", "-c", "mkdir -p /run/hawser; touch "+recordDir)
-		Expect(w.Fails(refused(status(w, Object{"backend": "nftables"})), 50)).
-			To(And(ContainSubstring("not supported"), ContainSubstring(recordDir)))
 	})
 })
 

@@ -1,6 +1,7 @@
 package firewall
 
 import (
+	"fmt"
 	"strings"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -108,15 +109,6 @@ var _ = Describe("DEL", Label("kernel"), func() {
 				Expect(w.state()).To(Equal(before))
 				stays.check(k.config)
 			})
-
-			It("of an ended container keeps the rules of a successor with its address", Label("firewall-del"), func() {
-				next := w.container(1, 4)
-				c.add(k.config)
-				next.prev["ips"] = c.prev["ips"]
-				next.add(k.config)
-				c.del()
-				next.check(k.config)
-			})
 		})
 
 		Context("of an isolated container", Ordered, func() {
@@ -152,13 +144,6 @@ var _ = Describe("DEL", Label("kernel"), func() {
 				c.add(k.config, keys)
 				c.del()
 				Expect(w.state()).To(Equal(before))
-			})
-
-			It("comes after everything was flushed", func() {
-				c.add(k.config, keys)
-				w.Cmd("nft", "flush", "ruleset")
-				w.Cmd("iptables", "-F")
-				c.del()
 			})
 		})
 
@@ -353,18 +338,6 @@ var _ = Describe("an ADD that fails", Label("kernel"), func() {
 				again.check(k.config)
 				Expect(w.state()).NotTo(ContainSubstring("10.1.0.3"))
 			})
-
-			It("before Linux 5.14 also replaces them if the new namespace has the same inode", func() {
-				once, again := w.container(1, 5), w.container(1, 6)
-				again.call.ID = once.call.ID
-				w.ExecWithoutCookie(once.as("ADD", k.config)).Added()
-				w.ExecWithoutCookie(once.as("ADD", k.config)).Failed(100)
-				w.ReuseInode(recordDir, once.Host, again.Host)
-				w.ExecWithoutCookie(again.as("ADD", k.config)).Added()
-				again.check(k.config)
-				Expect(w.state()).NotTo(ContainSubstring("10.1.0.5"))
-				again.del()
-			})
 		})
 	})
 })
@@ -398,3 +371,25 @@ var _ = Describe("calls at once", Label("kernel"), func() {
 		})
 	})
 })
+
+var _ = It("is listed until DEL, and the list changes nothing", Label("kernel"), func() {
+	nstest.Need("nft")
+	w := NewWorld(Plugin())
+	n := 1
+	w.ExpectHeld(func(id, network string) (Call, []string) {
+		n++
+		keys := Object{"backend": "nftables", "ingressPolicy": "same-bridge"}
+		a := w.AttachBehind(id, network, keys, Addrs(n)...)
+		return a.As("DEL"), []string{fmt.Sprintf(
+			"firewall: 10.1.0.%d 2001:db8:1::%d nftables policy same-bridge dev br-%s", n, n, network)}
+	})
+})
+
+var _ = DescribeTable("reads records of earlier versions, and writes current ones",
+	ExpectFormerRecord[record],
+	Entry("0.1.0",
+		`"netns": ID, "backend": "nftables", "addrs": ["10.1.0.2"], "policy": "open"`,
+		`"netnsPath": "", "netns": ID, "backend": "nftables", "addrs": ["10.1.0.2"], "policy": "open"`),
+	Entry("0.2.0-dev",
+		`"path": "/run/netns/c1", "netns": ID, "backend": "nftables", "addrs": []`,
+		`"netnsPath": "/run/netns/c1", "netns": ID, "backend": "nftables", "addrs": []`))

@@ -202,15 +202,6 @@ var _ = Describe("firewalld", func() {
 		Expect(c.drifts()).To(ContainSubstring("is not running"))
 	})
 
-	It("keeps an address that the next container has", func() {
-		c.add()
-		next := w.container(1, 3)
-		next.takes(c)
-		next.add()
-		c.del()
-		next.check()
-	})
-
 	It("has no address that is another container's or another machine's", Label("firewalld-sources"), func() {
 		victim := w.container(1, 3)
 		victim.add(Object{"backend": "nftables"})

@@ -1,7 +1,6 @@
 package firewall
 
 import (
-	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
@@ -175,15 +174,6 @@ var _ = Describe("nftables", Label("kernel"), func() {
 		Expect(reaches(w.out, "192.0.2.1:"+hostPort, false)).To(BeFalse())
 		Expect(reaches(c.Host, "192.0.2.2:80", true)).To(BeTrue())
 	})
-
-	It("clears the fwmark bit on all packets after it", func() {
-		w, c := newContainer()
-		c.add()
-		w.Cmd("nft", "add table inet t; add chain inet t c { type filter hook postrouting priority 301; };"+
-			"add rule inet t c meta mark & 0x1000 == 0x1000 drop")
-		w.out.Serve("tcp", "192.0.2.2:80")
-		Expect(reaches(c.Host, "192.0.2.2:80", true)).To(BeTrue())
-	})
 })
 
 const families = "iptables iptables-restore iptables-save ip6tables ip6tables-restore ip6tables-save"
@@ -253,25 +243,6 @@ var _ = Describe("the result", Ordered, func() {
 		w, c = newContainer()
 	})
 	AfterEach(func() { c.del() })
-
-	for _, version := range []string{"0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"} {
-		It("is prevResult in version "+version, func() {
-			prev := Merge(c.prev, Object{"cniVersion": version, "dns": Object{"nameservers": []string{"192.0.2.53"}}})
-			if version < "1" {
-				for i, ip := range prev["ips"].([]Object) {
-					ip["version"] = []string{"4", "6"}[i]
-				}
-			} else {
-				for _, ip := range prev["ips"].([]Object) {
-					delete(ip, "version")
-				}
-			}
-			var got Object
-			out := w.Add(c.as("ADD", Object{"cniVersion": version, "prevResult": prev})).Text
-			Expect(json.Unmarshal([]byte(out), &got)).To(Succeed())
-			Expect(Text(got)).To(MatchJSON(Text(prev)))
-		})
-	}
 
 	It("of a container without addresses is returned, and nothing is created", func() {
 		before := w.untouched()
@@ -390,15 +361,6 @@ var _ = Describe("where FORWARD did not exist yet", Label("kernel"), func() {
 		d.add()
 		Expect(w.Cmd("iptables", "-S")).To(Equal(before))
 		Expect(w.Cmd("ip6tables", "-S")).To(Equal(before))
-	})
-
-	It("it is created in a table without it", func() {
-		w := newWorld(1)
-		w.Cmd("iptables", "-A", "INPUT", "-p", "tcp", "--dport", "25", "-j", "DROP")
-		w.container(1, 2).add()
-		w.forward("DROP")
-		Expect(w.Cmd("iptables", "-S")).To(And(ContainSubstring("-A INPUT -p tcp"),
-			ContainSubstring("-A HAWSER-ACCEPTED -m mark --mark 0x1000/0x1000 -j ACCEPT")))
 	})
 
 	It("it is created next to an administrator's chains, as the programs do", func() {

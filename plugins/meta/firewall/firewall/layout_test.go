@@ -79,14 +79,6 @@ var _ = Describe("the first layout of table inet hawser", Label("kernel"), func(
 			Expect(chains()).NotTo(ContainSubstring("firewall_"))
 		})
 	}
-
-	It("is reported by CHECK if it has lost rules", func() {
-		nstest.UseVariant("nft")
-		w, c := newContainer()
-		c.add()
-		w.nft("%s flush chain inet hawser firewall_accept12_v1", firstLayout)
-		Expect(c.drifts()).To(ContainSubstring("firewall_forward12_v2"))
-	})
 })
 
 var _ = It("the chain for policies exists only while a bridge has a policy", Label("kernel"), func() {
