@@ -374,21 +374,6 @@ var _ = Describe("the daemon", func() {
 		Entry("at SIGKILL, with its socket", syscall.SIGKILL),
 	)
 
-	It("asks for a lease anew, by INIT-REBOOT, when it comes back after the time of its renewal", func() {
-		s, d := l.begin(shortLease(600)...)
-		l.configure(c)
-		d.end(syscall.SIGKILL)
-		since := sysctl.Uptime()
-		Eventually(sysctl.Uptime).Should(BeNumerically(">", since+time.Second))
-		before := count(s, request)()
-		l.start()
-		Eventually(count(s, request)).Should(BeNumerically(">", before))
-		again := s.messages(request)[before]
-		Expect(again.RequestedIPAddress().String()).To(Equal("10.9.0.50"))
-		Expect(again.Options).NotTo(HaveKey(uint8(54)))
-		Expect(again.src.String()).To(Equal("0.0.0.0"))
-	})
-
 	It("forgets, when it comes back, the leases of containers that are gone", func() {
 		_, d := l.begin()
 		l.Add(l.call("ADD", c))

@@ -380,17 +380,6 @@ var _ = Describe("a lease", func() {
 		Expect(routes("main")()).NotTo(ContainElement(ContainSubstring("default")))
 	})
 
-	It("ends with a NAK, and a new one is taken", func() {
-		s, _ := l.begin(shortLease(60)...)
-		l.configure(c)
-		By("which is asked for under the MAC address that the interface has by then")
-		c.Cmd("ip", "link", "set", "eth0", "address", "02:00:00:00:00:09")
-		refuse(s)
-		Eventually(addrs(c)).Should(Equal([]string{"10.9.0.51/24"}))
-		asked := s.messages(discover)
-		Expect(asked[len(asked)-1].ClientHWAddr.String()).To(Equal("02:00:00:00:00:09"))
-	})
-
 	It("is dropped when the namespace goes, and nothing of the daemon keeps that", Label("namespace-let-go"), func() {
 		s, d := l.begin() // for an hour: no renewal is needed to see it
 		l.Add(l.call("ADD", c))
@@ -453,18 +442,6 @@ var _ = Describe("a lease", func() {
 		Entry("by one daemon", false),
 		Entry("by the next daemon, which finds it again", Label("slow"), true),
 	)
-
-	It("is given back when the only process in the namespace ends, whose path CNI_NETNS is", func() {
-		s, _ := l.begin() // for an hour: no renewal is needed to see it
-		inside := c.Start(nstest.Program{Path: "sleep", Args: []string{"1000"}})
-		c.Unpin()
-		l.Add(l.withPath(fmt.Sprintf("/proc/%d/ns/net", inside.Process.Pid), "ADD", c))
-		killed := sysctl.Uptime()
-		Expect(inside.Process.Kill()).To(Succeed())
-		Eventually(count(s, release)).Should(Equal(1))
-		Eventually(l.serverPorts).ShouldNot(ContainSubstring("port1"))
-		Expect(sysctl.Uptime() - killed).To(BeNumerically("<", useInterval/2))
-	})
 
 	It("is given back when the only process in the namespace ends, which has lost its path before", func() {
 		s, d := l.begin() // for an hour: no renewal is needed to see it

@@ -240,13 +240,6 @@ var _ = It("reads resolv.conf", func() {
 	}))
 })
 
-var _ = DescribeTable("DEL and GC need only the data directory", func(conf, want string) {
-	Expect(nstest.Must(parseDataDir(&skel.Request{Conf: []byte(conf)}))).To(Equal(want))
-},
-	Entry("the default", `{"ipam":{}}`, "/var/lib/cni/networks"),
-	Entry("beside nonsense",
-		`{"ipam":{"dataDir":"/x","ranges":[[{"subnet":7}]],"routes":"no"},"runtimeConfig":3,"args":[]}`, "/x"))
-
 // newRange parses a range of the form "subnet[ start-end][ gw gateway]".
 func newRange(text string) ranges.Range {
 	f := strings.Fields(text)
@@ -329,29 +322,6 @@ var _ = DescribeTable("the order of a set", func(s ranges.Set, last, want string
 	Entry("at the top of IPv6", set("ffff:ffff:ffff:ffff:ffff:ffff:ffff:fffc/126"),
 		"ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff",
 		"ffff:ffff:ffff:ffff:ffff:ffff:ffff:fffe-ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"))
-
-var _ = It("tries every address of a set once, and no gateway", func() {
-	random, seed := dice()
-	for range 500 {
-		s := set(fmt.Sprintf("10.0.0.0/28 10.0.0.%d-10.0.0.%d gw 10.0.0.%d",
-			random.IntN(6), 6+random.IntN(10), random.IntN(16)),
-			fmt.Sprintf("10.0.1.0/29 gw 10.0.%d.%d", random.IntN(2), random.IntN(8)))
-		want := map[netip.Addr]bool{}
-		for i := range 512 {
-			a := netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)})
-			if _, ok := s.RangeOf(a); ok && !s.IsGateway(a) {
-				want[a] = true
-			}
-		}
-		last := netip.AddrFrom4([4]byte{10, 0, byte(random.IntN(2)), byte(random.IntN(16))})
-		seen := map[netip.Addr]bool{}
-		for a := range s.Candidates(last) {
-			Expect(seen).NotTo(HaveKey(a))
-			seen[a] = true
-		}
-		Expect(seen).To(Equal(want), "seed %d: %s after %s", seed, s, last)
-	}
-})
 
 // FuzzConfig searches for accepted configurations with a range that yields an address outside itself or its gateway.
 func FuzzConfig(f *testing.F) {

@@ -299,16 +299,6 @@ var _ = Describe("ADD", func() {
 		Expect(os.ReadFile(n.path("last_reserved_ip.0"))).To(BeEquivalentTo("10.1.2.5"))
 	})
 
-	It("gives back what it took when its answer cannot be written", func() {
-		n := newNetwork(slash24)
-		full := nstest.Must(os.OpenFile("/dev/full", os.O_WRONLY, 0))
-		defer full.Close()
-		c := n.call("ADD", "c1")
-		c.Stdout = full
-		Expect(n.Call(c).Code).NotTo(BeZero())
-		Expect(n.leases()).To(BeEmpty())
-	})
-
 	DescribeTable("with addresses asked for", func(args, keys, want string, code uint) {
 		n := newNetwork(`"ranges": [[{"subnet": "10.1.2.0/24"}], [{"subnet": "2001:db8::/64"}]]`)
 		n.write("10.1.2.66", "a\r\neth7")
@@ -330,11 +320,6 @@ var _ = Describe("ADD", func() {
 		Entry("in runtimeConfig, for both sets", "", `"runtimeConfig": {"ips": ["2001:DB8::00cc", "10.1.2.44/24"]}`,
 			"10.1.2.44 2001:db8::cc", uint(0)),
 		Entry("in args", "", `"args": {"cni": {"ips": ["2001:db8::99"]}}`, "10.1.2.2 2001:db8::99", uint(0)),
-		Entry("the gateway", "", `"args": {"cni": {"ips": ["10.1.2.1"]}}`,
-			"args.cni.ips[0]: 10.1.2.1 is a gateway of range set 0 (10.1.2.1-10.1.2.254)", cni.CodeConfig),
-		Entry("outside", "IP=10.9.9.9", "", "CNI_ARGS IP: 10.9.9.9 is in none of the ranges "+
-			"(10.1.2.1-10.1.2.254, 2001:db8::1-2001:db8::ffff:ffff:ffff:ffff): "+
-			"failed to allocate all requested IPs: 10.9.9.9", cni.CodeEnvironment),
 		Entry("a container's", "IP=10.1.2.66", "",
 			"CNI_ARGS IP: requested IP address 10.1.2.66 is not available in range set 10.1.2.1-10.1.2.254: "+
 				`is reserved already for container "a", interface "eth7"`, cni.CodeConflict),
@@ -402,16 +387,6 @@ var _ = Describe("DEL", func() {
 		Expect(n.leases()).To(beLeases("10.1.2.6", "10.1.2.8", "10.1.2.9"))
 		n.succeeds("DEL", "c1")
 		Expect(n.leases()).To(beLeases("10.1.2.6"))
-	})
-
-	It("follows no link out of the data directory", func() {
-		outside := GinkgoT().TempDir()
-		Expect(os.WriteFile(filepath.Join(outside, "10.1.2.2"), []byte("c1\r\neth0"), 0o600)).To(Succeed())
-		n := newNetwork(slash24)
-		Expect(os.MkdirAll(n.dataDir, 0o755)).To(Succeed())
-		Expect(os.Symlink(outside, n.dir())).To(Succeed())
-		Expect(n.fails("DEL", "c1", cni.CodeIO)).To(ContainSubstring(n.dir()))
-		Expect(filepath.Join(outside, "10.1.2.2")).To(BeARegularFile())
 	})
 })
 
@@ -483,20 +458,6 @@ var _ = Describe("GC", func() {
 		n.withKeys(`"cni.dev/valid-attachments": null`).succeeds("GC", "")
 		Expect(n.leases()).To(BeEmpty())
 	})
-
-	It("recovers half of a hundred", func() {
-		n := newNetwork(slash24)
-		var valid, want []string
-		for i := range 100 {
-			address, id := fmt.Sprintf("10.1.2.%d", i+2), fmt.Sprint("c", i)
-			n.write(address, id+"\r\neth0")
-			if i%2 == 0 {
-				valid, want = append(valid, id), append(want, address)
-			}
-		}
-		n.gc(valid...)
-		Expect(n.leases()).To(beLeases(want...))
-	})
 })
 
 var _ = Describe("STATUS", func() {
@@ -552,5 +513,29 @@ var _ = Describe("STATUS", func() {
 		n.fails("STATUS", "", cni.CodeUnavailable)
 		Expect(n.fails("ADD", "c1", cni.CodeIO)).To(ContainSubstring("/dev/null"))
 		n.succeeds("DEL", "c1") // there is no directory, and so no address
+	})
+})
+
+var _ = Describe("List", func() {
+	It("has the leases until DEL, and changes nothing", func() {
+		n := networkIn("/var/lib/cni/networks", slash24)
+		n.ExpectHeld(func(id, network string) (Call, []string) {
+			c := n.call("ADD", id)
+			c.Conf = strings.Replace(c.Conf.(string), `"net"`, `"`+network+`"`, 1)
+			return c, []string{"address: " + addresses(n.Add(c))[0]}
+		})
+	})
+
+	It("includes leases of a configured directory, with and without an owner", func() {
+		n := newNetwork(slash24)
+		Expect(n.add("one")).To(Equal([]string{"10.1.2.2"}))
+		for name, content := range map[string]string{"10.1.2.7": "old", "10.1.2.8": "for a printer", "10.1.2.9": "\x00",
+			"010.1.2.10": "x", "notes": "y"} {
+			Expect(os.WriteFile(n.path(name), []byte(content), 0o600)).To(Succeed())
+		}
+		Expect(os.Mkdir(n.path("10.1.2.11"), 0o700)).To(Succeed())
+		Expect(Held(n.Holdings(n.call("ADD", "").Conf.(string)))).To(ConsistOf("net one eth0 address: 10.1.2.2",
+			"net old  address: 10.1.2.7", "net   address: 10.1.2.9"))
+		Expect(n.Holdings("")).To(BeEmpty())
 	})
 })

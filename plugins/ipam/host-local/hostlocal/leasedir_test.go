@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"io/fs"
 	"maps"
 	"net/netip"
 	"os"
@@ -17,6 +18,7 @@ import (
 
 	"github.com/hawser-cni/plugins/pkg/nstest"
 	"github.com/hawser-cni/plugins/pkg/ranges"
+	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
 // withLeaseDir opens the lease directory of a network for one call.
@@ -308,53 +310,6 @@ var _ = Describe("the lease directory", func() {
 			Expect(s.lastAddress(5)).To(Equal(netip.Addr{}))
 		})
 	})
-
-	It("does not follow a planted link when it writes the sticky table", func() {
-		outside := filepath.Join(GinkgoT().TempDir(), "outside")
-		Expect(os.WriteFile(outside, []byte("10.1.2.9"), 0o600)).To(Succeed())
-		n.write("lock", "")
-		Expect(os.Symlink(outside, n.path("last_reserved_ip.0"))).To(Succeed())
-		Expect(os.Link(outside, n.path("last_reserved_ip.1"))).To(Succeed())
-		n.withLeaseDir(func(s *leaseDir) {
-			for i := range 2 {
-				Expect(s.setLastAddress(i, netip.MustParseAddr("10.1.2.8"))).To(Succeed())
-			}
-		})
-		Expect(os.ReadFile(outside)).To(BeEquivalentTo("10.1.2.9"))
-	})
-
-	It("can be looked at where nothing can be written", func() {
-		n.dataDir = tmpfs(0, "")
-		n.reserve("10.1.2.2", "c1")
-		n.write("10.1.2.9", "c9")
-		Expect(unix.Mount("none", n.dataDir, "", unix.MS_REMOUNT|unix.MS_RDONLY, "")).To(Succeed())
-		s := nstest.Must(openLeaseDir(context.Background(), n.dataDir, "net", 0))
-		Expect(s.findLeases("c9")).To(ConsistOf(addrs("10.1.2.9")))
-		Expect(s.release(netip.MustParseAddr("10.1.2.9"))).To(MatchError(unix.EROFS))
-		Expect(s.close()).To(Succeed())
-		Expect(n.leases()).To(beLeases("10.1.2.2", "10.1.2.9"))
-	})
-
-	It("has a full disk: an error, and nothing that is half there", func() {
-		n.dataDir = tmpfs(0, "size=256k")
-		var full error
-		for i := 0; i < 250 && full == nil; i++ {
-			n.withLeaseDir(func(s *leaseDir) {
-				owner := fmt.Sprint("c", i, "\r\neth0")
-				Expect(s.findLeases(owner)).To(BeEmpty())
-				full = s.reserve(netip.AddrFrom4([4]byte{10, 1, 2, byte(i)}), owner)
-			})
-		}
-		Expect(full).To(MatchError(unix.ENOSPC))
-		for name, content := range n.leases() {
-			Expect(bytes.TrimSpace([]byte(content))).NotTo(BeEmpty(), name)
-		}
-		held, _ := n.lookup("c3\r\neth0")
-		Expect(held).To(HaveLen(1))
-		n.withLeaseDir(func(s *leaseDir) { Expect(s.release(held[0])).To(Succeed()) })
-		held, _ = n.lookup("c3\r\neth0")
-		Expect(held).To(BeEmpty())
-	})
 })
 
 var _ = It("finds no store, or one, while another call makes the first one", Label("slow"), func() {
@@ -378,4 +333,61 @@ var _ = It("finds no store, or one, while another call makes the first one", Lab
 			Expect(s.close()).To(Succeed())
 		}
 	}
+})
+
+var _ = Describe("a file of the lease directory", func() {
+	var path string
+	var dir *statefile.Dir
+	openDir := func(in string) {
+		GinkgoHelper()
+		path = in
+		dir = nstest.Must(statefile.Open(path, 0))
+		DeferCleanup(dir.Close)
+	}
+	BeforeEach(func() { openDir(GinkgoT().TempDir()) })
+	names := func() (names []string) {
+		GinkgoHelper()
+		for _, e := range nstest.Must(os.ReadDir(path)) {
+			names = append(names, e.Name())
+		}
+		return names
+	}
+
+	It("is created once, and had no other name before", func() {
+		Expect(os.MkdirAll(path+"/.10.1.2.2.tmp/full", 0o755)).To(Succeed())
+		Expect(createFile(dir, "10.1.2.2", []byte("c1\r\neth0"), nil)).To(Succeed())
+		Expect(os.ReadFile(path + "/10.1.2.2")).To(BeEquivalentTo("c1\r\neth0"))
+		Expect(nstest.Must(os.Lstat(path + "/10.1.2.2")).Mode()).To(Equal(fs.FileMode(0o600)))
+
+		Expect(createFile(dir, "10.1.2.2", []byte("other"), nil)).To(
+			And(MatchError(fs.ErrExist), MatchError(ContainSubstring("create "+path+"/10.1.2.2"))))
+		Expect(os.ReadFile(path + "/10.1.2.2")).To(BeEquivalentTo("c1\r\neth0"))
+		Expect(names()).To(Equal([]string{".10.1.2.2.tmp", "10.1.2.2"}))
+	})
+
+	It("is changed in place", func() {
+		Expect(createFile(dir, "f", []byte("abcdef"), nil)).To(Succeed())
+		f := nstest.Must(openInPlace(dir, "f"))
+		defer f.Close()
+		_, err := f.WriteAt([]byte("XY"), 2)
+		Expect(err).NotTo(HaveOccurred())
+		Expect(os.ReadFile(path + "/f")).To(BeEquivalentTo("abXYef"))
+	})
+
+	It("leaves nothing behind on a full file system", func() {
+		openDir(tmpfs(0, "size=64k"))
+		Expect(createFile(dir, "new", bytes.Repeat([]byte("x"), 128<<10), nil)).To(MatchError(unix.ENOSPC))
+		Expect(names()).To(BeEmpty())
+	})
+
+	It("overwrites the directory's modification time when it is created or removed, not when it is written", func() {
+		stamp := stampTime(7)
+		modTime := func() time.Time { return nstest.Must(os.Stat(path)).ModTime() }
+		Expect(createFile(dir, "f", nil, nil)).To(Succeed())
+		Expect(os.Chtimes(path, time.Time{}, stamp)).To(Succeed())
+		Expect(os.WriteFile(filepath.Join(path, "f"), []byte("x"), 0o600)).To(Succeed())
+		Expect(modTime()).To(BeTemporally("==", stamp))
+		Expect(dir.Remove("f")).To(Succeed())
+		Expect(modTime()).NotTo(BeTemporally("==", stamp))
+	})
 })

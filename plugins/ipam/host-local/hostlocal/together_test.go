@@ -369,16 +369,6 @@ var _ = Describe("killed at any point", func() {
 		}
 		Expect(n.leases()).To(BeEmpty())
 	})
-
-	It("no address is given twice, and GC recovers each", func() {
-		seed := uint64(GinkgoRandomSeed()) + 1
-		n := newNetwork(two)
-		told := kill(n, seed)
-		verify(n, told, seed)
-		n.gc(slices.Collect(maps.Keys(told))...)
-		Expect(n.leases()).To(HaveLen(2 * len(told)))
-		verify(n, told, seed)
-	})
 })
 
 var _ = Describe("what a call costs", func() {
