@@ -76,16 +76,6 @@ var _ = Behaves(Fixture{
 	},
 })
 
-var _ = Describe("a failing ADD", func() {
-	It("leaves the bridge, which is shared", func() {
-		w := newWorld()
-		w.On("ADD", Refusal)
-		w.Fails(Call{Command: "ADD", Netns: nstest.NewNetns().Path, Conf: everything()}, 11)
-		Expect(Names(w.Host, "")).To(Equal([]string{"br"}))
-		Expect(w.Snapshot("nftables")).NotTo(ContainSubstring("elements"))
-	})
-})
-
 var _ = Describe("DEL", func() {
 	It("works where the programs of legacy iptables are gone, and says what stays until they are back", func() {
 		nstest.UseVariant("legacy")
@@ -102,63 +92,11 @@ var _ = Describe("DEL", func() {
 		w.Succeeds(c)
 		Expect(w.Cmd("iptables-legacy", "-t", "nat", "-S")).NotTo(ContainSubstring("10.1.0.3"))
 	})
-
-	It("does not touch another port that has the host end's name by now", func() {
-		w := newWorld()
-		a := w.Attach("one", everything(), "10.1.0.3/24")
-		IP(a.Host, "link del eth0")
-		IP(w.Host, "link add %s type veth peer name other", hostEnd(a.Result))
-		IP(w.Host, "link set %s master br", hostEnd(a.Result))
-		for _, path := range []string{"", a.Path} {
-			c := a.As("DEL")
-			c.Netns = path
-			w.Succeeds(c)
-		}
-		Expect(Names(w.Host, "")).To(ContainElements(hostEnd(a.Result), "other"))
-	})
 })
 
 var _ = Describe("CHECK", func() {
 	var w *world
 	BeforeEach(func() { w = newWorld() })
-
-	It("passes right after ADD, for each configuration", func() {
-		for i, c := range []Object{
-			conf(), conf(Object{"disableContainerInterface": true}), conf(Object{"macspoofchk": true,
-				"hairpinMode": true}),
-			conf(Object{"promiscMode": true, "bridge": "promisc"}), l3(), l3(Object{"isGateway": true}),
-			l3(Object{"mtu": 1400}),
-		} {
-			a := w.Attach(fmt.Sprint("c", i), c, fmt.Sprintf("10.1.0.%d/24", 10+i), fmt.Sprintf("2001:db8:1::%d/64",
-				10+i))
-			w.Succeeds(a.As("CHECK"))
-			w.Succeeds(a.As("DEL"))
-		}
-	})
-
-	DescribeTable("finds one missing element of", func(family, in, which string) {
-		a := w.Attach("one", everything(), "10.1.0.2/24", "2001:db8:1::2/64")
-		w.Attach("two", everything(), "10.1.0.3/24", "2001:db8:1::3/64")
-		n := 0
-		for _, set := range w.sets(family) {
-			for _, element := range set.elements {
-				if !strings.Contains(set.name, in) || !strings.Contains(element, strings.ReplaceAll(which, "PORT",
-					hostEnd(a.Result))) {
-					continue
-				}
-				n++
-				w.Cmd("nft", "delete", "element", family, "hawser", set.name, "{ "+element+" }")
-				w.Fails(a.As("CHECK"), cni.CodeDrift)
-				break
-			}
-		}
-		Expect(n).To(Equal(1))
-	},
-		Entry("the masquerade", "inet", "", "10.1.0.2"),
-		Entry("the IPv6 masquerade", "inet", "", "2001:db8:1::2"),
-		Entry("macspoofchk, its port", "bridge", "ports", "PORT"),
-		Entry("macspoofchk, its pair of port and address", "bridge", "pairs", "PORT"),
-	)
 
 	It("finds a bridge that is not promiscuous any more", func() {
 		a := w.Attach("one", conf(Object{"promiscMode": true}))
@@ -275,56 +213,6 @@ var _ = Describe("at the same time", func() {
 		Expect(w.Snapshot("nftables")).NotTo(ContainSubstring("elements"))
 	})
 })
-
-// nftSet is a set or map of our table and its keys as nft(8) takes them.
-type nftSet struct {
-	name     string
-	elements []string
-}
-
-// sets lists the sets and maps of the table hawser of a family.
-func (w *world) sets(family string) []nftSet {
-	GinkgoHelper()
-	var ruleset struct {
-		Nftables []map[string]struct {
-			Name string
-			Elem []any
-		}
-	}
-	w.JSON(&ruleset, "nft", "-j", "list", "table", family, "hawser")
-	var out []nftSet
-	for _, o := range ruleset.Nftables {
-		for _, kind := range []string{"set", "map"} {
-			if s, ok := o[kind]; ok {
-				set := nftSet{name: s.Name}
-				for _, e := range s.Elem {
-					if pair, ok := e.([]any); ok { // of a map: key and value
-						e = pair[0]
-					}
-					set.elements = append(set.elements, key(e))
-				}
-				out = append(out, set)
-			}
-		}
-	}
-	return out
-}
-
-// key renders an element's key: bare, with attributes, or concatenated.
-func key(e any) string {
-	o, ok := e.(Object)
-	if !ok {
-		return fmt.Sprint(e)
-	}
-	if elem, ok := o["elem"].(Object); ok {
-		return key(elem["val"])
-	}
-	var parts []string
-	for _, p := range o["concat"].([]any) {
-		parts = append(parts, key(p))
-	}
-	return strings.Join(parts, " . ")
-}
 
 var _ = Describe("the lock of legacy iptables, held by a program that hangs,", Label("kernel"), func() {
 	var w *world

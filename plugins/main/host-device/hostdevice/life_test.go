@@ -96,30 +96,10 @@ var _ = Describe("ADD", func() {
 		w.Succeeds(a.As("CHECK"))
 	})
 
-	It("announces the addresses to the neighbours", func() {
-		w := newWorld()
-		w.SetSysctl("net/ipv4/conf/d0p/arp_accept", "1")
-		IP(w.Host, "addr add 10.1.0.1/24 dev d0p")
-		attached(w, conf())
-		Eventually(func() string { return IP(w.Host, "neigh show 10.1.0.2") }).Should(
-			ContainSubstring(mac0))
-	})
-
 	It("works without IPAM, and under the name that the device has", func() {
 		w := newWorld()
 		a := w.AttachIn(nstest.NewNetns(), Call{IfName: "d0", Conf: conf(Object{"ipam": nil})})
 		Expect(Show(a.Host, "d0").Flags).To(ContainElement("UP"))
-	})
-
-	It("waits for duplicate address detection unless told not to", func() {
-		w := newWorld()
-		a := attached(w, conf(Object{"enabledad": nil}))
-		for _, ip := range Show(a.Host, "net1").AddrInfo {
-			Expect(ip.Tentative && ip.Scope == "global").To(BeFalse())
-		}
-		w = newWorld()
-		IP(w.Host, "link set d0p down")
-		attached(w, conf(Object{"enabledad": nil})) // without carrier there is nothing to wait for
 	})
 
 	It("refuses a device that a container has, naming that, and takes it after its end", Label("device-owner"), func() {
@@ -616,20 +596,6 @@ func describeMade(ref nstest.Reference) {
 			call := Call{Command: "ADD", Netns: cont.Path, IfName: "net1", Conf: conf(Object{"cniVersion": "1.0.0"})}
 			return Attached{Host: cont, Call: call, Result: w.Reference(ref, call).Added()}
 		}
-
-		It("passes CHECK, and is brought home by DEL", func() {
-			for _, keys := range []Object{nil, {"prevResult": nil}, {"device": nil}} {
-				w := newWorld()
-				a := made(w)
-				w.Succeeds(a.As("CHECK"))
-				c := a.As("DEL")
-				WithKeys(keys)(&c)
-				w.Succeeds(c)
-				Expect(Names(w.Host, "")).To(ConsistOf("d0", "d0p"))
-				Expect(Show(w.Host, "d0").Ifalias).To(BeEmpty())
-				w.Succeeds(c)
-			}
-		})
 
 		It("is left to DEL by GC, because it has no record", func() {
 			w := newWorld()

@@ -93,8 +93,7 @@ var _ = It("has its schema in docs/schema", func() { ExpectPluginSchema(Plugin()
 
 var _ = Describe("ADD", Label("kernel"), func() {
 	var w *World
-	var far *nstest.Host
-	BeforeEach(func() { w, far = newWorld() })
+	BeforeEach(func() { w, _ = newWorld() })
 
 	// details are what ip(8) says of the container's interface.
 	details := func(a Attached) string { return IP(a.Host, "-d link show eth0") }
@@ -227,30 +226,12 @@ var _ = Describe("ADD", Label("kernel"), func() {
 		w.Ends(a)
 	})
 
-	It("gives the container the gateway's routes with all that they say", func() {
-		w.Lend(`{"cniVersion":"1.1.0","ips":[{"address":"10.1.0.2/24","gateway":"10.1.0.1"}],
-			"routes":[{"dst":"0.0.0.0/0","mtu":1300,"advmss":1200,"priority":7}]}`)
-		a := w.Attach("one", conf())
-		Expect(IP(a.Host, "route show default")).To(And(ContainSubstring("mtu 1300"), ContainSubstring("advmss 1200"),
-			ContainSubstring("metric 7")))
-	})
-
 	It("shows IPAM the interface, up", func() {
 		w.On("ADD", `nsenter --net="$CNI_NETNS" ip link show dev "$CNI_IFNAME" >"$d/seen"; cat >/dev/null; cat <<'E'
 `+Lease("10.1.0.2/24")+"\nE")
 		a := w.Attach("one", conf())
 		Expect(w.Cmd("cat", w.Dir+"/seen")).To(MatchRegexp(`eth0@.*[<,]UP[,>]`))
 		w.Succeeds(a.As("DEL"))
-	})
-
-	It("tells the neighbours where the address is now", func() {
-		IP(far, "neigh replace 10.1.0.2 lladdr 02:00:00:00:00:99 dev far0 nud stale")
-		IP(far, "neigh replace 2001:db8:1::2 lladdr 02:00:00:00:00:99 dev far0 nud stale")
-		a := w.Attach("one", conf(), Addrs(2)...)
-		for _, addr := range []string{"10.1.0.2", "2001:db8:1::2"} {
-			Eventually(func() string { return IP(far, "neigh show %s", addr) }).
-				Should(ContainSubstring(Show(a.Host, "eth0").Address))
-		}
 	})
 })
 

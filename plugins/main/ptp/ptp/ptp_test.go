@@ -156,14 +156,6 @@ var _ = Describe("CHECK", func() {
 		w.Succeeds(a.As("CHECK"))
 	})
 
-	It("does not mind what others add to the host end", func() {
-		a := w.Attach("one", everything(), Addrs(2)...)
-		for _, words := range []string{"addr add 192.0.2.9/24 dev ", "route add 10.77.0.0/16 dev "} {
-			IP(w.Host, "%s", words+hostEnd(a.Result))
-			w.Succeeds(a.As("CHECK"))
-		}
-	})
-
 	It("takes the result of a chain, with the MAC and MTU and interfaces of later plugins", func() {
 		a := w.Attach("one", conf(), Addrs(2)...)
 		a.Host.IP("link set eth0 address 02:00:00:00:00:77", "link set eth0 mtu 1350")
@@ -558,13 +550,6 @@ var _ = Describe("ADD", func() {
 		}
 	})
 
-	It("gives the container IPv6 also where the host has it off by default", func() {
-		w.SetSysctl("net/ipv6/conf/default/disable_ipv6", "1")
-		a := w.Attach("one", conf(), Addrs(2)...)
-		Expect(alive(a)).To(BeTrue())
-		w.Succeeds(a.As("CHECK"))
-	})
-
 	It("lets the host forward, for the families that it is the gateway of", func() {
 		forwarding := func() string {
 			return w.Sysctl("net/ipv4/ip_forward") + w.Sysctl("net/ipv6/conf/all/forwarding")
@@ -576,74 +561,6 @@ var _ = Describe("ADD", func() {
 		Expect(forwarding()).To(Equal("11"))
 		Expect(w.Sysctl("net/ipv6/conf/" + hostEnd(a.Result) + "/accept_ra")).To(Equal("0"))
 	})
-
-	It("routes as IPAM says, with all fields", func() {
-		w.Lend(`{"cniVersion":"1.0.0","ips":[{"address":"10.1.0.2/24","gateway":"10.1.0.1"},
-			{"address":"2001:db8:1::2/64","gateway":"2001:db8:1::1"}],"routes":[
-			{"dst":"0.0.0.0/0"},{"dst":"::/0"},{"dst":"10.8.0.0/16","gw":"10.1.0.1"},
-			{"dst":"10.9.0.0/16","mtu":1300,"advmss":1200,"priority":50,"table":70000},
-			{"dst":"2001:db8:9::/48","mtu":1300,"advmss":1200,"priority":50,"table":7},
-			{"dst":"10.7.0.0/16","scope":253}]}`)
-		a := w.Attach("one", conf())
-		Expect(routes(a.Host, "-4")).To(ContainElements(
-			"default via 10.1.0.1 dev eth0 scope global",
-			"10.8.0.0/16 via 10.1.0.1 dev eth0 scope global",
-			"10.9.0.0/16 via 10.1.0.1 dev eth0 table 70000 scope global metric 50 mtu 1300 advmss 1200",
-			"10.7.0.0/16 dev eth0 scope link"))
-		Expect(routes(a.Host, "-6")).To(ContainElements(
-			"default via 2001:db8:1::1 dev eth0 scope global metric 1024",
-			"2001:db8:9::/48 via 2001:db8:1::1 dev eth0 table 7 scope global metric 50 mtu 1300 advmss 1200"))
-		Expect(a.Result.Routes).To(ConsistOf(
-			Object{"dst": "0.0.0.0/0"}, Object{"dst": "::/0"}, Object{"dst": "10.8.0.0/16", "gw": "10.1.0.1"},
-			Object{"dst": "10.7.0.0/16", "scope": 253.},
-			Object{"dst": "10.9.0.0/16", "mtu": 1300., "advmss": 1200., "priority": 50., "table": 70000.},
-			Object{"dst": "2001:db8:9::/48", "mtu": 1300., "advmss": 1200., "priority": 50., "table": 7.}))
-		w.Succeeds(a.As("CHECK"))
-	})
-
-	It("connects containers through the host, each by its own address", func() {
-		a, b := w.Attach("one", everything(), Addrs(2)...), w.Attach("two", everything(), Addrs(3)...)
-		b.Host.Serve("tcp", "10.1.0.3:80")
-		b.Host.Serve("tcp", "[2001:db8:1::3]:80")
-		Expect(a.Ask("tcp", "10.1.0.3:80")).To(HavePrefix("10.1.0.2:"))
-		Expect(a.Ask("tcp", "[2001:db8:1::3]:80")).To(HavePrefix("[2001:db8:1::2]:"))
-	})
-
-	DescribeTable("gives what leaves the subnet the host's address with ipMasq", func(backend any, single bool) {
-		if backend == "iptables" {
-			nstest.Need("iptables")
-		}
-		out := nstest.NewOutside(w.Host)
-		out.Serve("tcp", "192.0.2.2:80")
-		out.Serve("tcp", "[2001:db8::2]:80")
-		lease := `{"cniVersion":"1.0.0","ips":[{"address":"10.1.0.N/24","gateway":"10.1.0.1"},
-			{"address":"fd00:1::N/64","gateway":"fd00:1::1"}],
-			"routes":[{"dst":"0.0.0.0/0"},{"dst":"::/0"}]}`
-		if single {
-			lease = strings.NewReplacer("/24", "/32", "/64", "/128").Replace(lease)
-		}
-		w.Lend(strings.ReplaceAll(lease, "N", "2"), "one")
-		w.Lend(strings.ReplaceAll(lease, "N", "3"), "two")
-		c := everything(Object{"ipMasqBackend": backend})
-		a, b := w.Attach("one", c), w.Attach("two", c)
-		for _, each := range []Attached{a, b} {
-			Expect(each.Ask("tcp", "192.0.2.2:80")).To(HavePrefix("192.0.2.1:"))
-			Expect(each.Ask("tcp", "[2001:db8::2]:80")).To(HavePrefix("[2001:db8::1]:"))
-		}
-		w.Succeeds(a.As("CHECK"))
-		w.Succeeds(a.As("DEL"))
-		Expect(b.Ask("tcp", "192.0.2.2:80")).To(HavePrefix("192.0.2.1:"))
-		Expect(b.Ask("tcp", "[2001:db8::2]:80")).To(HavePrefix("[2001:db8::1]:"))
-		w.Succeeds(b.As("DEL"))
-		Expect(w.Snapshot("nftables")).NotTo(Or(ContainSubstring("10.1.0."), ContainSubstring("elements")))
-		Expect(w.Snapshot("iptables-legacy")).NotTo(ContainSubstring("10.1.0."))
-	},
-		Entry("by default", nil, false),
-		Entry("by default, of single addresses", nil, true),
-		Entry("on nftables", "nftables", false),
-		Entry("on iptables", "iptables", false),
-		Entry("on iptables, of single addresses", "iptables", true),
-	)
 
 	DescribeTable("masquerades what the keys say", Label("masq-keys"), func(keys Object, v4, v6 string) {
 		out := nstest.NewOutside(w.Host)
@@ -664,17 +581,6 @@ var _ = Describe("ADD", func() {
 		Entry("only IPv6", Object{"ipMasq": "v6"}, "10.1.0.2", "2001:db8::1"),
 		Entry("not these destinations", Object{"ipMasq": true, "masqRandomFully": true,
 			"masqExclude": []string{"192.0.2.0/24", "198.51.100.7"}}, "10.1.0.2", "2001:db8::1"))
-
-	It("leaves the container its address without ipMasq", func() {
-		out := nstest.NewOutside(w.Host)
-		out.Serve("tcp", "192.0.2.2:80")
-		IP(out, "route add 10.1.0.0/24 via 192.0.2.1")
-		w.Lend(`{"cniVersion":"1.0.0","ips":[{"address":"10.1.0.2/24","gateway":"10.1.0.1"}],
-			"routes":[{"dst":"0.0.0.0/0"}]}`)
-		a := w.Attach("one", conf())
-		Expect(a.Ask("tcp", "192.0.2.2:80")).To(HavePrefix("10.1.0.2:"))
-		Expect(w.Snapshot("nftables")).NotTo(ContainSubstring("hawser"))
-	})
 })
 
 // writer is called with what is written.

@@ -144,16 +144,6 @@ var _ = Describe("ADD", func() {
 		Expect(w.Run(p).Exit).To(BeZero())
 	})
 
-	It("has IPv6 addresses usable at once", func() {
-		w.LendAddrs("one", Addrs(2)...)
-		cont.SetSysctl("net/ipv6/conf/default/dad_transmits", "60") // one a second
-		w.Add(Call{ID: "one", Netns: cont.Path, Conf: conf()})
-		Expect(Show(cont, "eth0").Addrs()).To(ConsistOf("10.1.0.2/24", "2001:db8:1::2/64"))
-		for _, a := range Show(cont, "eth0").AddrInfo {
-			Expect(a.Tentative).To(BeFalse(), a.Local)
-		}
-	})
-
 	It("of the reference plugin passes CHECK while no program has opened it", func() {
 		w.LendAddrs("one", Addrs(2)...)
 		c := Call{Command: "ADD", ID: "one", Netns: cont.Path, Conf: conf(Object{"cniVersion": "1.0.0"})}
