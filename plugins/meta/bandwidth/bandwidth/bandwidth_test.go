@@ -3,7 +3,6 @@ package bandwidth
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"fmt"
 	"regexp"
 	"slices"
@@ -144,13 +143,6 @@ func (w *world) alias(name string) string {
 	return Show(w.Host, name).Ifalias
 }
 
-// object parses JSON text.
-func object(text string) (o Object) {
-	GinkgoHelper()
-	Expect(json.Unmarshal([]byte(text), &o)).To(Succeed())
-	return o
-}
-
 const (
 	ingressTC = `qdisc tbf 1: root rate 8Mbit burst 100000b lat 25ms
 `
@@ -206,21 +198,6 @@ var _ = Describe("ADD", Label("kernel"), func() {
 			HaveSuffix("rate 16bit burst 1b lat 0us\n")))
 		w.Succeeds(w.call("CHECK", `"ingressRate": 8, "ingressBurst": 8, "egressRate": 16, "egressBurst": 8`))
 	})
-
-	DescribeTable("returns prevResult with the IFB, in the asked version", func(version string) {
-		c := w.call("ADD", out)
-		c.Conf = strings.ReplaceAll(c.Conf.(string), "1.1.0", version)
-		result := object(w.Add(c).Text)
-		ifb := result["interfaces"].([]any)[2].(Object)
-		Expect(ifb["name"]).To(Equal(refName))
-		Expect(result["cniVersion"]).To(Equal(version))
-		prev := object(c.Conf.(string))["prevResult"].(Object)
-		result["interfaces"] = result["interfaces"].([]any)[:2]
-		delete(result, "dns")
-		Expect(result).To(Equal(prev))
-	},
-		Entry("0.3.0", "0.3.0"), Entry("0.3.1", "0.3.1"), Entry("0.4.0", "0.4.0"), Entry("1.0.0", "1.0.0"),
-		Entry("1.1.0", "1.1.0"))
 
 	It("works again, with other limits, and after a DEL that left the pair", Label("bandwidth-del"), func() {
 		w.Add(w.call("ADD", both))
@@ -306,16 +283,6 @@ var _ = Describe("ADD", Label("kernel"), func() {
 			"tc qdisc add dev host-eth0 ingress; tc filter add dev host-eth0 ingress protocol ip "+
 				"u32 match u32 0 0 flowid 1:5"),
 	)
-
-	It("leaves nothing when nobody takes the result", func() {
-		before := w.state()
-		c := w.call("ADD", both)
-		c.Stdout = BrokenPipe{}
-		a := w.Call(c)
-		Expect(a.Code).To(Equal(1))
-		Expect(a.Stderr).NotTo(ContainSubstring("roll-back"))
-		Expect(w.state()).To(Equal(before))
-	})
 
 	DescribeTable("refuses a chain that it cannot serve", func(prepare, ifName, prev string, code uint, want string) {
 		if prepare != "" {
@@ -512,16 +479,6 @@ var _ = Describe("an IFB without mark", Label("kernel"), func() {
 		Entry("with a namespace that is gone", func(c *Call) { c.Netns = "/run/netns/gone" }),
 	)
 
-	It("of the reference goes with a DEL without the namespace, whose prevResult names the host end", func() {
-		before := w.state()
-		w.Reference(nstest.Newest(), w.call("ADD", both)).Added()
-		c := w.call("DEL", both)
-		c.Netns = ""
-		w.Succeeds(c)
-		Expect(w.state()).To(Equal(before))
-		Expect(w.talks()).To(BeTrue())
-	})
-
 	It("of another interface stays with the DEL of an old list", func() {
 		w.wire("eth1", 2)
 		w.Reference(nstest.Newest(), w.callFor("eth1", "ADD", both)).Added()
@@ -530,16 +487,6 @@ var _ = Describe("an IFB without mark", Label("kernel"), func() {
 			Expect(Names(w.Host, "ifb")).To(ConsistOf(refName))
 			w.Succeeds(w.callFor("eth1", "CHECK", both))
 		}
-	})
-
-	It("of another interface stays", func() {
-		w.wire("eth1", 2)
-		w.Reference(nstest.Newest(), w.callFor("eth1", "ADD", both)).Added()
-		w.Add(w.call("ADD", both))
-		Expect(Names(w.Host, "ifb")).To(ConsistOf(refName, "bwp"+hash("eth0")))
-		w.Succeeds(w.call("DEL"))
-		Expect(Names(w.Host, "ifb")).To(ConsistOf(refName))
-		Expect(Ping(w.cont, "10.2.0.1")).To(BeTrue())
 	})
 
 	It("that a killed ADD left goes with DEL, and with GC", func() {
@@ -732,3 +679,23 @@ var _ = Describe("CHECK", Label("kernel"), func() {
 		Expect(w.tc("host-eth0")).To(ContainSubstring("rate 20Mbit burst 512Mb lat 25ms"))
 	})
 })
+
+var _ = It("is listed until DEL, and the list changes nothing", Label("kernel"), func() {
+	nstest.Need("tbf", "ifb")
+	w := NewWorld(Plugin())
+	n := 1
+	w.ExpectHeld(func(id, network string) (Call, []string) {
+		n++
+		a := w.AttachBehind(id, network, Object{"ingressRate": 8000000, "ingressBurst": 800000,
+			"egressRate": 16500000, "egressBurst": 1600000}, Addrs(n)...)
+		return a.As("DEL"), []string{
+			"limit: ingress rate 8Mbit dev " + a.Result.Interfaces[1].Name,
+			"limit: egress rate 16500Kbit dev " + a.Result.Interfaces[3].Name}
+	})
+})
+
+var _ = DescribeTable("reads records of earlier versions, and writes current ones",
+	ExpectFormerRecord[netplugin.NetnsRecord],
+	Entry("0.2.0-dev",
+		`"path": "/run/netns/c1", "netns": ID, "link": 2, "made": ["ifb0"]`,
+		`"netnsPath": "/run/netns/c1", "netns": ID, "link": 2, "made": ["ifb0"]`))

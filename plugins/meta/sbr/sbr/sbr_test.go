@@ -197,15 +197,6 @@ var _ = Describe("ADD", func() {
 		Expect(w.rules()).To(ConsistOf("10.9.0.1 100", "10.2.0.2 101", "fd02::2 103"))
 	})
 
-	It("gives two addresses of one subnet its route, each with its own source", func() {
-		w := newWorld("10.2.0.40/24", "10.2.0.41/24")
-		w.add(nil, "10.2.0.40/24 10.2.0.1", "10.2.0.41/24 10.2.0.1")
-		for i, addr := range []string{"10.2.0.40", "10.2.0.41"} {
-			Expect(w.routes(table(100 + i))).To(ConsistOf("default via 10.2.0.1 dev eth1",
-				"10.2.0.0/24 dev eth1 proto kernel scope link src "+addr))
-		}
-	})
-
 	It("gives addresses of two subnets their own routes, and each the shared ones", Label("sbr-sources"), func() {
 		w := newWorld("10.2.0.2/24", "10.3.0.2/24")
 		w.cont.IP("route add 10.20.0.0/16 via 10.2.0.9", "route add 10.30.0.0/16 via 10.3.0.9 metric 7",
@@ -220,17 +211,6 @@ var _ = Describe("ADD", func() {
 			"10.3.0.0/24 dev eth1 proto kernel scope link src 10.3.0.2",
 			"10.30.0.0/16 via 10.3.0.9 dev eth1 metric 7")...))
 		Expect(w.routes("main")).To(HaveLen(2))
-	})
-
-	It("moves the default route that the interface has, of several next hops each", func() {
-		w := newWorld("10.2.0.2/24", "fd02::2/64")
-		IP(w.cont, "route replace default via 10.2.0.1")
-		IP(w.cont, "-6 route add fd09::/16 nexthop via fd02::8 nexthop via fd02::9")
-		w.add(nil, v4, v6)
-		Expect(w.routes("100")).To(ConsistOf("default via 10.2.0.1 dev eth1", HavePrefix("10.2.0.0/24 ")))
-		Expect(w.routes("101")).To(ContainElements("fd09::/16 metric 1024",
-			"nexthop via fd02::8 dev eth1 weight 1", "nexthop via fd02::9 dev eth1 weight 1"))
-		Expect(w.routes("main")).To(ConsistOf(HavePrefix("10.1.0.0/24 ")))
 	})
 
 	It("copies all that a route says", Label("routes-whole"), func() {
@@ -425,24 +405,6 @@ var _ = Describe("ADD", func() {
 		Expect(w.rules()).To(BeEmpty())
 	})
 
-	It("before Linux 5.14 is not refused where the kernel gave the inode to the container's next namespace", func() {
-		w := newWorld("10.2.0.2/24")
-		old := w.cont
-		add := func() Answer { return w.ExecWithoutCookie(w.call("ADD", nil, v4)) }
-		add().Added()
-		add().Failed(cni.CodeExists)
-		w.cont = newWorld("10.2.0.2/24").cont
-		before := w.cont.Snapshot()
-		w.ReuseInode(recordDir, old, w.cont)
-		missing := w.ExecWithoutCookie(w.call("CHECK", nil, v4)).Failed(cni.CodeDrift)
-		Expect(missing).To(ContainSubstring("rule from 10.2.0.2"))
-		add().Added()
-		Expect(w.rules()).To(HaveLen(1))
-		Expect(w.ExecWithoutCookie(w.call("CHECK", nil, v4)).Code).To(BeZero())
-		Expect(w.ExecWithoutCookie(w.call("DEL", nil, v4)).Code).To(BeZero())
-		Expect(w.cont.Snapshot()).To(Equal(before))
-	})
-
 	It("of eight interfaces at once gives each a table", Label("sbr-parallel"), func() {
 		w := newWorld("10.2.0.2/24")
 		var calls []Call
@@ -479,12 +441,6 @@ var _ = Describe("ADD", func() {
 			"interfaces": []Object{{"name": "eth1"}}, "ips": []Object{{"address": "10.2.0.2/24", "interface": 0}}}}, 7,
 			`prevResult: no address of the interface "eth1"`),
 	)
-
-	It("names a missing interface", func() {
-		w := newWorld("10.2.0.2/24")
-		IP(w.cont, "link del eth1")
-		Expect(w.Fails(w.call("ADD", nil, v4), cni.CodeEnvironment)).To(ContainSubstring(`no such interface`))
-	})
 
 	It("names an interface that is down", Label("sbr-add-fails"), func() {
 		w := newWorld("10.2.0.2/24")
@@ -733,4 +689,19 @@ var _ = Describe("beside the reference plugin", func() {
 			Entry("where everything is on the link", "10.2.0.2/24 0.0.0.0"),
 		)
 	}
+})
+
+var _ = It("is listed until DEL, and the list changes nothing", Label("kernel"), func() {
+	w := NewWorld(Plugin())
+	n := 1
+	w.ExpectHeld(func(id, network string) (Call, []string) {
+		n++
+		a := w.AttachBehind(id, network, nil, Addrs(n)...)
+		for _, h := range w.Holdings(a.As("DEL").Stdin()) {
+			Expect(h.NetnsPath).To(Equal(a.As("DEL").Netns))
+		}
+		return a.As("DEL"), []string{
+			fmt.Sprintf("routing: from 10.1.0.%d/32 lookup 100", n),
+			fmt.Sprintf("routing: from 2001:db8:1::%d/128 lookup 101", n)}
+	})
 })

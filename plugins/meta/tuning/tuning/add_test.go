@@ -1,12 +1,9 @@
 package tuning
 
 import (
-	"context"
 	"fmt"
 	"os"
-	"strings"
 	"syscall"
-	"time"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -28,19 +25,6 @@ var _ = Describe("ADD", func() {
 		Expect(w.cont.Sysctl("net/ipv4/ip_local_port_range")).To(Equal("40000\t50000"))
 		Expect(w.Sysctl("net/core/somaxconn")).NotTo(Equal("77"))
 	})
-
-	DescribeTable("changes one attribute alone", func(keys, want string) {
-		w.add(keys)
-		Expect(state(w.cont, "eth0")).To(Equal(want))
-	},
-		Entry("mac", `"mac":"02:00:00:00:00:02"`, otherMAC+" mtu 1500 txqlen 1000"),
-		Entry("promisc", `"promisc":true`, untouched+" promisc"),
-		Entry("mtu", `"mtu":1400`, firstMAC+" mtu 1400 txqlen 1000"),
-		Entry("allmulti", `"allmulti":true`, untouched+" allmulti"),
-		Entry("txQLen", `"txQLen":0`, firstMAC+" mtu 1500 txqlen 0"),
-		Entry("what is so already",
-			`"mac":"02:00:00:00:00:01","mtu":1500,"allmulti":false,"txQLen":1000,"promisc":false`, untouched),
-	)
 
 	Describe("that only checks sysctls", Label("sysctl-check"), func() {
 		const conf = `"sysctlMode":"check","sysctl":{"net.core.somaxconn":"77","net.ipv4.conf.IFNAME.arp_filter":"1",` +
@@ -100,23 +84,6 @@ var _ = Describe("ADD", func() {
 		w.add(`"allmulti":false`)
 		Expect(state(w.cont, "eth0")).To(Equal(untouched))
 	})
-
-	It("serves an interface with a dot in its name", func() {
-		w.link(w.cont, "net.5")
-		w.ok("ADD", call{Call: Call{IfName: "net.5"},
-			keys: `"sysctl":{"net.ipv4.conf.IFNAME.arp_filter":"1"},"mtu":1400`})
-		Expect(w.cont.Sysctl("net/ipv4/conf/net.5/arp_filter")).To(Equal("1"))
-		Expect(state(w.cont, "net.5")).To(ContainSubstring("mtu 1400"))
-	})
-
-	DescribeTable("writes sysctls in their order", func(all, first, second string) {
-		w.cont.SetSysctl("net/ipv4/conf/all/forwarding", all)
-		// The key with "all" overwrites the value of each interface; only a later key of an interface lasts.
-		w.add(fmt.Sprintf(`"sysctl":{"net.ipv4.conf.%s.forwarding":"1","net.ipv4.conf.%s.forwarding":"0"}`,
-			first, second))
-		Expect(w.cont.Sysctl("net/ipv4/conf/eth0/forwarding")).To(Equal("0"))
-	},
-		Entry("the interface's last", "0", "all", "IFNAME"), Entry("all's last", "1", "IFNAME", "all"))
 
 	It("writes a sysctl that can only be written", func() {
 		w.add(`"sysctl":{"net.ipv4.route.flush":"1"}`)
@@ -268,21 +235,6 @@ var _ = Describe("ADD that fails", func() {
 				` which allows ["^net\\.core\\.somaxconn$"]`, w.allow))
 	})
 
-	It("with a container ID that makes no file name", func() {
-		c := call{Call: Call{ID: strings.Repeat("c", 250)}, keys: `"mtu":1400`}
-		w.run("ADD", c).Failed(cni.CodeEnvironment)
-		w.ok("DEL", c)
-	})
-
-	It("in its turn, saying who has the lock", func() {
-		held, _ := w.lock()
-		DeferCleanup(held.Unlock)
-		ctx, cancel := context.WithTimeout(context.Background(), time.Millisecond)
-		defer cancel()
-		Expect(w.run("ADD", call{Call: Call{Ctx: ctx}, keys: `"mtu":1400`}).Failed(cni.CodeTryAgain)).
-			To(ContainSubstring("saved values: lock " + w.records() + "/lock: held by process"))
-	})
-
 	DescribeTable("half-way", Label("tuning-restores"), func(keys string, msg string) {
 		fails(call{keys: keys}, cni.CodeConfig, msg)
 	},
@@ -377,11 +329,6 @@ var _ = Describe("STATUS", func() {
 		checks := `"sysctlMode":"check","sysctl":{"net.core.somaxconn":"77"},"dataDir":"/run/lock"`
 		Expect(status(checks)).To(Equal(Answer{}), "nothing is kept")
 	})
-
-	It("is not well where dataDir is a file", func() {
-		put(w.dir+"/x", "")
-		status(`"mtu":1400,"dataDir":"` + w.dir + `/x"`).Failed(cni.CodeUnavailable)
-	})
 })
 
 var _ = Describe("CHECK", func() {
@@ -399,17 +346,6 @@ var _ = Describe("CHECK", func() {
 		Expect(check(everything)).To(Equal(Answer{}))
 		Expect(check(replace(everything, "40000 50000", " 40000\\t50000 \\n"))).To(Equal(Answer{}))
 		Expect(check(`"mac":"02-00-00-00-00-02"`)).To(Equal(Answer{}))
-	})
-
-	It("does not mind the case of a MAC address", func() {
-		IP(w.cont, "link set eth0 address 02:aa:bb:cc:dd:ee")
-		Expect(check(`"mac":"02:AA:BB:CC:DD:EE"`)).To(Equal(Answer{}))
-	})
-
-	It("knows a list of ports as the kernel writes it", func() {
-		keys := `"sysctl":{"net.ipv4.ip_local_reserved_ports":"81,80,443"}`
-		w.add(keys)
-		Expect(check(keys)).To(Equal(Answer{}))
 	})
 
 	DescribeTable("finds", func(msg string, change string) {

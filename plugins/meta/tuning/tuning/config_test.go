@@ -361,26 +361,6 @@ func FuzzConfig(f *testing.F) {
 
 var _ = It("has its schema in docs/schema", func() { ExpectPluginSchema(plugin(allowList(""))) })
 
-var _ = DescribeTable("is not a backup file:", func(text string) {
-	Expect(decodeBackup([]byte(text))).Error().To(HaveOccurred())
-},
-	Entry("nothing", ""), Entry("half of it", "{\n \"mtu\": 15"), Entry("NULs", "\x00\x00"),
-	Entry("a number that is none", `{"mtu":"x"}`), Entry("a number below zero", `{"txQLen":-1}`),
-	Entry("a MAC address that is none", `{"mac":"x"}`), Entry("a list", `[]`),
-)
-
-var _ = DescribeTable("a backup", func(text string, want ...value) {
-	Expect(decodeBackup([]byte(text))).To(Equal(want))
-	Expect(string(encodeBackup(want))).To(Equal(text))
-},
-	Entry("of everything", "{\n \"mac\": \"02:00:00:00:00:01\",\n \"promisc\": false,\n \"mtu\": 1500,\n"+
-		" \"allmulti\": true,\n \"txQLen\": 1000\n}",
-		value{Key: "mac", Value: "02:00:00:00:00:01"}, value{Key: "promisc", Value: "false"},
-		value{Key: "mtu", Value: "1500"}, value{Key: "allmulti", Value: "true"}, value{Key: "txQLen", Value: "1000"}),
-	Entry("of some", "{\n \"mtu\": 1500,\n \"txQLen\": 0\n}",
-		value{Key: "mtu", Value: "1500"}, value{Key: "txQLen", Value: "0"}),
-)
-
 var _ = Describe("the allow-list", func() {
 	write := func(text string) allowList {
 		GinkgoHelper()
@@ -424,13 +404,6 @@ var _ = Describe("the allow-list", func() {
 		Entry("a line break around an anchored line", "^net\\.core\\.x$", "net.core.y\nnet.core.x"),
 		Entry("what a comment does not mean", "# net.core.y", "net.core.x"),
 	)
-
-	It("names what is allowed", func() {
-		l := write("^net\\.core\\.y$\n^net\\.core\\.z$")
-		Expect(l.check(settings("net.core.x"))).To(MatchError(
-			`sysctl["net.core.x"]: "1": not allowed by ` + string(l) +
-				`, which allows ["^net\\.core\\.y$" "^net\\.core\\.z$"]`))
-	})
 
 	It("that is not there allows everything", func() {
 		l := allowList(filepath.Join(GinkgoT().TempDir(), "absent", "allowlist.conf"))

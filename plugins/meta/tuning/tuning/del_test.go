@@ -66,13 +66,6 @@ var _ = Describe("DEL", func() {
 		Entry("with a path that never was", "/nowhere/at/all", false),
 	)
 
-	It("takes a path that is no namespace for gone", func() {
-		w.add(everything)
-		Expect(w.ok("DEL", call{Call: Call{Netns: "/etc/passwd"}}).Stderr).To(
-			ContainSubstring("treated as a namespace that no longer exists"))
-		Expect(w.files()).To(BeEmpty())
-	})
-
 	It("without the interface restores the sysctls that are still there", func() {
 		w.add(everything)
 		IP(w.cont, "link del eth0")
@@ -521,16 +514,6 @@ var _ = Describe("the program", func() {
 		Entry(nil, "0.3.1"), Entry(nil, "0.4.0"), Entry(nil, "1.0.0"), Entry(nil, "1.1.0"),
 	)
 
-	It("writes nothing that is right already where nothing can be written", func() {
-		w.cont.SetSysctl("net/core/somaxconn", "77")
-		w.Cmd("mount", "--bind", "/proc/sys", "/proc/sys")
-		w.Cmd("mount", "-o", "remount,bind,ro", "/proc/sys")
-		Expect(w.exec("ADD", call{keys: `"sysctl":{"net.core.somaxconn":"77"}`}).Code).To(BeZero())
-		Expect(w.exec("ADD", call{keys: `"mtu":1400,"sysctl":{"net.core.somaxconn":"78"}`}).Failed(cni.CodeIO)).
-			To(HavePrefix(`sysctl["net.core.somaxconn"]: sysctl net.core.somaxconn: write "78": read-only file system`))
-		Expect(state(w.cont, "eth0")).To(Equal(untouched))
-	})
-
 	It("reads the administrator's allow-list", func() {
 		w.Cmd("mount", "-t", "tmpfs", "tmpfs", "/etc")
 		Expect(w.exec("ADD", call{keys: everything}).Code).To(BeZero())
@@ -539,12 +522,6 @@ var _ = Describe("the program", func() {
 		Expect(w.exec("ADD", call{keys: `"sysctl":{"net.core.somaxconn":"78"}`}).Code).To(BeZero())
 		Expect(w.exec("ADD", call{keys: everything}).Failed(cni.CodeConfig)).
 			To(ContainSubstring("not allowed by /etc/cni/tuning/allowlist.conf"))
-	})
-
-	It("names the container's namespace that is gone", func() {
-		gone := Call{Netns: "/nowhere"}
-		w.exec("ADD", call{Call: gone, prev: "none", keys: `"mtu":1400`}).Failed(cni.CodeUnknownContainer)
-		w.exec("ADD", call{Call: gone, keys: `"mtu":1400`}).Failed(cni.CodeEnvironment)
 	})
 })
 
@@ -594,20 +571,6 @@ func besideReference(ref nstest.Reference) {
 		Expect(add(ours)).To(Equal(theirs))
 	})
 
-	DescribeTable("restores what the reference changed", func(withPrev bool) {
-		add(reference)
-		prev := "none"
-		if withPrev {
-			prev = tuned()
-		}
-		del(ours, prev)
-		Expect(state(w.cont, "eth0")).To(Equal(untouched))
-		Expect(w.files()).To(BeEmpty())
-		del(reference, "none")
-	},
-		Entry("with prevResult", true), Entry("without", false),
-	)
-
 	It("restores what the reference changed after it had removed ours with another interface", func() {
 		add(ours)
 		del(reference, "none")
@@ -618,11 +581,6 @@ func besideReference(ref nstest.Reference) {
 		del(ours, tuned())
 		Expect(state(w.cont, "eth0")).To(Equal(firstMAC + " mtu 1450 txqlen 1000"))
 		Expect(w.files()).To(BeEmpty())
-	})
-
-	It("checks what the reference changed", func() {
-		add(reference)
-		Expect(ours("CHECK", call{version: "1.0.0", keys: keys, prev: tuned()})).To(Equal(Answer{}))
 	})
 
 	It("leaves what the reference restores", func() {
@@ -644,11 +602,19 @@ func besideReference(ref nstest.Reference) {
 		del(ours, tuned())
 		Expect(w.values()).To(HavePrefix(untouched + "\nnet/core/somaxconn=4096"))
 	})
-
-	It("forgets what the reference left of a container that is gone", func() {
-		add(reference)
-		w.cont.Unpin()
-		del(ours, "none")
-		Expect(w.files()).To(BeEmpty())
-	})
 }
+
+var _ = It("is listed until DEL, and the list changes nothing", func() {
+	w := NewWorld(Plugin())
+	n := 1
+	w.ExpectHeld(func(id, network string) (Call, []string) {
+		n++
+		a := w.AttachBehind(id, network, Object{"mtu": 1400, "promisc": true,
+			"sysctl": Object{"net.ipv4.conf.IFNAME.arp_filter": "1"}}, Addrs(n)...)
+		for _, h := range w.Holdings(a.As("DEL").Stdin()) {
+			Expect(h.NetnsPath).To(Equal(a.As("DEL").Netns))
+		}
+		return a.As("DEL"), []string{"setting: mtu 1400 (was 1500)", "setting: promisc true (was false)",
+			"setting: net.ipv4.conf.eth0.arp_filter = 1 (was 0)"}
+	})
+})

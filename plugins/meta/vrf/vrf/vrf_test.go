@@ -534,40 +534,6 @@ var _ = Describe("CHECK", Label("kernel"), func() {
 	})
 })
 
-var _ = Describe("beside the reference plugin", Label("kernel"), func() {
-	for _, ref := range nstest.QuickReferences() {
-		It("of "+ref.Name+" each removes what the other made", func() {
-			nstest.Need("vrf")
-			for _, by := range []string{"ours", "theirs"} {
-				w := newWorld()
-				IP(w.cont, "route add 10.51.0.0/16 via 10.2.0.1")
-				before := w.cont.Snapshot()
-				call := w.call("ADD", Object{"cniVersion": "1.0.0"})
-				call.Conf.(Object)["prevResult"].(Object)["cniVersion"] = "1.0.0"
-				del, check := call, call
-				del.Command, check.Command = "DEL", "CHECK"
-				if by == "ours" {
-					w.Exec(call).Added()
-					Expect(w.Reference(ref, check).Code).To(BeZero())
-					Expect(w.Reference(ref, del).Code).To(BeZero())
-					Expect(w.vrfs()).To(BeEmpty())
-					continue
-				}
-				w.Reference(ref, call).Added()
-				Expect(w.vrfs()).To(Equal([]string{"red 1 net1"}))
-				Expect(w.Exec(check)).To(Equal(Answer{}))
-				Expect(w.Exec(del)).To(Equal(Answer{}))
-				if ref == nstest.Debian() { // whose ADD loses routes
-					Expect(w.vrfs()).To(BeEmpty())
-					continue
-				}
-				w.usable("net1")
-				Expect(w.cont.Snapshot()).To(Equal(before))
-			}
-		})
-	}
-})
-
 // These specs need no VRF support in the kernel.
 var _ = Describe("a call", func() {
 	DescribeTable("is refused, and changes nothing", func(keys Object, code int, message string) {
@@ -580,12 +546,6 @@ var _ = Describe("a call", func() {
 			`vrfname: "net1" is the container's interface itself`),
 		Entry("without prevResult", Object{"prevResult": nil}, 7, "prevResult: missing"),
 	)
-
-	It("names an interface that is not there", func() {
-		w := newWorld()
-		IP(w.cont, "link del net1")
-		Expect(w.Fails(w.call("ADD", nil), cni.CodeEnvironment)).To(ContainSubstring(`"net1": no such interface`))
-	})
 
 	It("on a kernel without VRFs is refused, and STATUS says so", Label("no-vrf"), func() {
 		w := newWorld()
@@ -658,3 +618,20 @@ func FuzzRecord(f *testing.F) {
 		`{"kind":4,"value":"AgAAAA=="}]},{"header":{"Family":10},`+
 		`"attrs":[{"kind":9,"value":"EAAAAAIAAAA="},{"kind":15,"value":"/w=="}]}]}`)
 }
+
+var _ = It("is listed until DEL, and the list changes nothing", Label("kernel"), func() {
+	nstest.Need("vrf")
+	w := NewWorld(Plugin())
+	n := 1
+	w.ExpectHeld(func(id, network string) (Call, []string) {
+		n++
+		a := w.AttachBehind(id, network, Object{"vrfname": "red", "table": 10 + n}, Addrs(n)...)
+		return a.As("DEL"), []string{fmt.Sprintf("routing: vrf red table %d", 10+n)}
+	})
+})
+
+var _ = DescribeTable("reads records of earlier versions, and writes current ones",
+	ExpectFormerRecord[record],
+	Entry("0.1.0 and 0.2.0-dev",
+		`"path": "/run/netns/c1", "netns": ID, "vrf": "red", "made": true, "link": 2, "routes": []`,
+		`"netnsPath": "/run/netns/c1", "netns": ID, "vrf": "red", "made": true, "link": 2, "routes": []`))
