@@ -78,13 +78,6 @@ var _ = Describe("masquerade with iptables", Label("kernel"), func() {
 			}
 		})
 
-		It("repeats an ADD without a second copy", func() {
-			Expect(add(host(), one)).To(Succeed())
-			before := natRules(host())
-			Expect(add(host(), one)).To(Succeed())
-			Expect(natRules(host())).To(Equal(before))
-		})
-
 		It("also removes the rules of an ADD without a DEL if the next ADD has other addresses", func() {
 			before := natRules(host())
 			again := config(ipt.IPTables, "c1", "eth0", "10.1.0.9/24", "fd01::2/64")

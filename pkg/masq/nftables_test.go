@@ -430,20 +430,6 @@ var _ = Describe("masquerade with nftables", Label("kernel"), func() {
 		Expect(rulesOf(host)).NotTo(ContainSubstring("masq_v1_"))
 	})
 
-	It("adds one copy of each rule in four concurrent first calls", func() {
-		for range 10 {
-			host.Cmd("nft", "flush", "ruleset")
-			errs := make([]error, 4)
-			nstest.AtOnce(len(errs), func(i int) {
-				errs[i] = add(host, config(ipt.Auto, fmt.Sprintf("c%d", i), "eth0",
-					fmt.Sprintf("10.1.0.%d/24", i+2)))
-			})
-			Expect(errors.Join(errs...)).To(Succeed())
-			Expect(rules(host)).To(Equal(4 + 3))
-			Eventually(elements).WithArguments(host).Should(Equal(4))
-		}
-	})
-
 	DescribeTable("detects changes, and the next attachment repairs the shared part",
 		func(change string, repaired bool) {
 			other := config(ipt.Auto, "c2", "eth0", "10.5.0.2/24")

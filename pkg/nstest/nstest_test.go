@@ -102,14 +102,6 @@ var _ = Describe("Main", func() {
 })
 
 var _ = Describe("Host", func() {
-	It("is a namespace of its own, pinned by name", func() {
-		a, b := nstest.NewHost(), nstest.NewHost()
-		Expect(inode(a.Path)).NotTo(Equal(inode(b.Path)))
-		a.Do(func() { Expect(inode("/proc/thread-self/ns/net")).To(Equal(inode(a.Path))) })
-		Expect(inode("/proc/thread-self/ns/net")).NotTo(Equal(inode(a.Path)))
-		Expect(b.Cmd("ip", "netns", "identify")).To(Equal(b.Name + "\n"))
-	})
-
 	It("has the kernel's settings, whatever the machine's namespace has", func() {
 		h := nstest.NewNetns()
 		settings := func() string {
@@ -129,16 +121,6 @@ var _ = Describe("Host", func() {
 		Expect(settings()).To(Equal(before))
 	})
 
-	It("has lo up in a machine, and down in what a runtime makes", func() {
-		up := func(h *nstest.Host) []string {
-			var links []struct{ Flags []string }
-			h.JSON(&links, "ip", "-j", "link", "show", "lo")
-			return links[0].Flags
-		}
-		Expect(up(nstest.NewHost())).To(ContainElement("UP"))
-		Expect(up(nstest.NewNetns())).NotTo(ContainElement("UP"))
-	})
-
 	It("has an own /run, /var/lib and /sys, and the pins of all others", func() {
 		early := nstest.NewNetns()
 		a, b := nstest.NewHost(), nstest.NewHost()
@@ -156,28 +138,6 @@ var _ = Describe("Host", func() {
 	It("keeps the working directory", func() {
 		wd := nstest.Must(os.Getwd())
 		Expect(nstest.NewHost().Cmd("pwd")).To(Equal(wd + "\n"))
-	})
-
-	It("is gone at the end of the spec", func() {
-		var path string
-		DeferCleanup(func() { Expect(path).NotTo(BeAnExistingFile()) })
-		path = nstest.NewNetns().Path
-		Expect(path).To(BeAnExistingFile())
-	})
-
-	It("can be unpinned, twice", func() {
-		n := nstest.NewNetns()
-		n.Unpin()
-		Expect(n.Path).NotTo(BeAnExistingFile())
-		n.Unpin()
-	})
-
-	It("passes a failed assertion on", func() {
-		h := nstest.NewHost()
-		Expect(InterceptGomegaFailures(func() {
-			h.Do(func() { Expect(1).To(Equal(2)) })
-		})).To(HaveLen(1))
-		Expect(func() { h.Do(func() { panic("boom") }) }).To(PanicWith("boom"))
 	})
 
 	It("does not wait for what a program leaves behind", func() {

@@ -311,13 +311,6 @@ var _ = Describe("install", Label("install"), func() {
 		Expect(d.try([]string{"HAWSER_FORCE=true"}, "install", "--force").Stderr).To(BeEmpty())
 	})
 
-	It("takes only its own options from the environment", func() {
-		d := newDir(nil)
-		out := d.try([]string{"HAWSER_HELP=x", "HAWSER_VERSION=1.2.3"}, "install", "--only", "tap")
-		Expect(out.Exit).To(BeZero(), out.Stderr)
-		Expect(d.names()).To(ConsistOf("hawser", "tap"))
-	})
-
 	It("refuses values of the environment by their names", func() {
 		d := newDir(nil)
 		out := d.try([]string{"HAWSER_LOOP=sometimes"}, "install")
@@ -696,30 +689,6 @@ var _ = Describe("install", Label("install"), func() {
 		out = d.Run(nstest.Program{Path: d.path + "/hawser", Args: []string{"uninstall", "--to", d.path}})
 		Expect(out.Exit).To(BeZero(), out.Stderr)
 		Expect(d.state()).To(BeEmpty())
-	})
-
-	It("answers a runtime that takes it for a plugin with an error", func() {
-		d := newDir(nil)
-		d.install("--only", "bridge")
-		d.Do(func() { Expect(os.Symlink("hawser", d.path+"/brigde")).To(Succeed()) })
-		out := d.Run(nstest.Program{Path: d.path + "/brigde", Env: []string{"CNI_COMMAND=ADD"}, Stdin: "{}"})
-		Expect(out.Exit).To(Equal(1))
-		Expect(out.Stdout).To(And(MatchJSON(out.Stdout), ContainSubstring(`"code": 7`),
-			ContainSubstring(`\"brigde\" is not a plugin of this program, which has bandwidth, bridge,`)))
-	})
-
-	It("replaces a plugin that runs, whole: who has opened the old one still reads that", func() {
-		d := newDir(nil)
-		d.fill(map[string]string{"loopback": string(nstest.Must(os.ReadFile(tool()))) + "\n"})
-		cmd := exec.Command(d.path + "/loopback")
-		cmd.Env = []string{"CNI_COMMAND=ADD", "CNI_CONTAINERID=a", "CNI_NETNS=/proc/self/ns/net", "CNI_IFNAME=lo"}
-		stdin := nstest.Must(cmd.StdinPipe())
-		d.Do(func() { Expect(cmd.Start()).To(Succeed()) })
-		d.install("--only", "loopback")
-		Expect(d.state()["loopback"]).To(Equal("-rwxr-xr-x ours"))
-		Expect(stdin.Close()).To(Succeed())
-		Expect(cmd.Wait()).NotTo(Succeed(), "it has no configuration")
-		Expect(cmd.ProcessState.ExitCode()).To(Equal(1))
 	})
 })
 

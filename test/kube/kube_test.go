@@ -320,16 +320,6 @@ var _ = Describe("cluster-local", Ordered, ContinueOnFailure, Label("cluster-rea
 		Expect(there.leases()).To(BeEmpty())
 	})
 
-	It("keeps nothing of the first set when the second is full", func() {
-		n := newNode("node-a", object{"ranges": json.RawMessage(
-			`[[{"subnet": "10.30.0.0/24"}], [{"subnet": "2001:db8::/126"}]]`)})
-		for _, id := range []string{"one", "two"} {
-			Expect(n.call("ADD", id, nil).IPs).To(HaveLen(2))
-		}
-		Expect(n.call("ADD", "three", nil).Msg).To(ContainSubstring("range set 1"))
-		Expect(there.leases()).To(HaveLen(4))
-	})
-
 	It("has what it answered after etcd was killed, and leaves nothing after DEL", func() {
 		ipam := object{"ranges": json.RawMessage(dual)}
 		nodes := [2]node{newNode("node-a", ipam), newNode("node-b", ipam)}
@@ -361,25 +351,5 @@ var _ = Describe("cluster-local", Ordered, ContinueOnFailure, Label("cluster-rea
 			Expect(a.Text).To(BeEmpty())
 		}
 		Expect(there.leases()).To(BeEmpty())
-	})
-
-	It("leaves nothing when the program is killed at any moment", func() {
-		n := newNode("node-a", object{"ranges": json.RawMessage(dual)})
-		unanswered := 0
-		for after := range 40 {
-			cmd, wait := n.start("ADD", "one", nil)
-			killed := time.AfterFunc(time.Duration(after)*time.Millisecond, func() { _ = cmd.Process.Kill() })
-			if wait().IPs == nil {
-				unanswered++
-			}
-			killed.Stop()
-			n.succeeds("DEL", "one", nil)
-		}
-		AddReportEntry("without an answer", unanswered)
-		Expect(unanswered).To(BeNumerically(">", 0))
-		Eventually(func() []string { // without requests that were carried out after DEL
-			n.succeeds("DEL", "none", nil)
-			return there.leases()
-		}).WithTimeout(nstest.Patience(time.Minute)).Should(BeEmpty())
 	})
 })

@@ -496,19 +496,6 @@ var _ = Describe("make install", func() {
 		Expect(os.Readlink(dest + "/bridge")).To(Equal("hawser"))
 	})
 
-	It("replaces plugins by whole files: who has opened the old one still reads that", func() {
-		Expect(os.MkdirAll(dest, 0o755)).To(Succeed())
-		Expect(os.WriteFile(dest+"/bridge", []byte("the old one"), 0o755)).To(Succeed())
-		old, err := os.Open(dest + "/bridge")
-		Expect(err).NotTo(HaveOccurred())
-		defer old.Close()
-		env = append(env, "SEPARATE=1")
-		install()
-		Expect(io.ReadAll(old)).To(BeEquivalentTo("the old one"))
-		Expect(names(dest)).To(Equal(plugins()))
-		Expect(contents(dest + "/bridge")).To(Equal(contents("../../bin/bridge")))
-	})
-
 	It("leaves nothing half-written when it cannot go on", func() {
 		Expect(os.MkdirAll(dest+"/loopback/of-somebody", 0o755)).To(Succeed())
 		out, err := try("../..", env, "make", "install")

@@ -739,14 +739,6 @@ var _ = Describe("hawser doctor", Label("tool-doctor"), func() {
 			HaveField("What", HaveSuffix("on cni0")))))
 	})
 
-	It("changes nothing", func() {
-		m := newMachine(ours(), usual)
-		m.up(newPod("c1", "web-0", hostPort(8080, 80)))
-		before := m.Snapshot() + m.Files("/run", "/var/lib", "/etc/cni")
-		Expect(m.finds()).To(BeEmpty())
-		Expect(m.Snapshot() + m.Files("/run", "/var/lib", "/etc/cni")).To(Equal(before))
-	})
-
 	It("has a section of docs/doctor.md, and a fault above, for each finding", func() {
 		page, err := os.ReadFile(nstest.Root() + "/docs/doctor.md")
 		Expect(err).NotTo(HaveOccurred())

@@ -190,13 +190,4 @@ var _ = Describe("hawser explain", Label("tool-explain"), func() {
 		Expect(stops(explains(m, "8080"), "may stop it")).To(ContainElement(
 			ContainSubstring("table legacy ip filter, chain FORWARD")))
 	})
-
-	It("changes nothing", func() {
-		m := newMachine(ours(), usual)
-		m.up(newPod("c1", "web-0", hostPort(8080, 80)))
-		before := m.Snapshot() + m.Files("/run", "/var/lib", "/etc/cni")
-		m.says("explain")
-		m.says("explain", "8080")
-		Expect(m.Snapshot() + m.Files("/run", "/var/lib", "/etc/cni")).To(Equal(before))
-	})
 })

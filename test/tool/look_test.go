@@ -154,17 +154,6 @@ var _ = Describe("hawser ls", Label("tool-ls"), func() {
 		Expect(m.Cmd("nft", "list", "ruleset")).NotTo(ContainSubstring("8080"))
 	})
 
-	It("changes nothing, and makes nothing on a node without containers", func() {
-		m := newMachine(ours(), usual)
-		bare := m.Snapshot() + m.Files("/run", "/var/lib", "/etc/cni")
-		Expect(asks[[]attachment](m, "ls")).To(BeEmpty())
-		Expect(m.Snapshot() + m.Files("/run", "/var/lib", "/etc/cni")).To(Equal(bare))
-		m.up(newPod("c1", "web-0", hostPort(8080, 80)))
-		attached := m.Snapshot() + m.Files("/run", "/var/lib", "/etc/cni")
-		m.says("ls")
-		Expect(m.Snapshot() + m.Files("/run", "/var/lib", "/etc/cni")).To(Equal(attached))
-	})
-
 	It("lists what it can read, and fails, where a file is damaged", func() {
 		m := newMachine(ours(), usual)
 		m.up(newPod("c1", "web-0"))

@@ -34,15 +34,6 @@ func words(p *trace.Program) (all []string) {
 }
 
 var _ = Describe("a traced command", func() {
-	It("runs as it would", func() {
-		r := sh(nstest.NewHost(), "cat; echo problem >&2; exit 7")
-		Expect(r.Stdout).To(Equal("given\n"))
-		Expect(r.Stderr).To(Equal("problem\n"))
-		Expect(r.Exit).To(Equal(7))
-		Expect(sh(nstest.NewHost(), "kill -9 $$").Exit).To(Equal(128 + 9))
-		Expect(sh(nstest.NewHost(), "trap 'echo caught' USR1; kill -USR1 $$").Stdout).To(Equal("caught\n"))
-	})
-
 	It("has its programs counted, each for itself", func() {
 		r := sh(nstest.NewHost(), "(true; exec uname) & wait; env sh -c 'echo a; uname'")
 		Expect(r.Names()).To(Equal([]string{"sh", "uname", "env", "sh", "uname"}))
