@@ -3,21 +3,38 @@ package kube_test
 
 import (
 	"bytes"
+	"context"
 	"crypto"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/rsa"
 	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/base64"
 	"encoding/json"
+	"encoding/pem"
 	"fmt"
 	"io"
+	"math/big"
 	"net"
 	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
+	"github.com/google/cel-go/cel"
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 	"sigs.k8s.io/yaml"
@@ -353,3 +370,277 @@ var _ = Describe("cluster-local", Ordered, ContinueOnFailure, Label("cluster-rea
 		Expect(there.leases()).To(BeEmpty())
 	})
 })
+
+// authority signs the certificates of kubelets.
+type authority struct {
+	file string // has its own certificate
+	cert *x509.Certificate
+	key  crypto.Signer
+}
+
+func newAuthority(file string) authority {
+	GinkgoHelper()
+	a := authority{file: file, key: nstest.Must(ecdsaKey())}
+	a.cert = &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "kubelets"}, IsCA: true,
+		BasicConstraintsValid: true, NotAfter: time.Now().Add(time.Hour)}
+	Expect(os.WriteFile(file, a.sign(a.cert, a.key), 0o600)).To(Succeed())
+	return a
+}
+
+func (a authority) sign(cert *x509.Certificate, key crypto.Signer) []byte {
+	GinkgoHelper()
+	der := nstest.Must(x509.CreateCertificate(rand.Reader, cert, a.cert, key.Public(), a.key))
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
+}
+
+// certify makes what a kubeconfig says of the user who is this node's kubelet.
+func (a authority) certify(node string, key crypto.Signer) string {
+	GinkgoHelper()
+	cert := a.sign(&x509.Certificate{SerialNumber: big.NewInt(2), NotAfter: a.cert.NotAfter,
+		Subject:     pkix.Name{CommonName: "system:node:" + node, Organization: []string{"system:nodes"}},
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}, key)
+	secret := pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: nstest.Must(x509.MarshalPKCS8PrivateKey(key))})
+	text := base64.StdEncoding.EncodeToString
+	return fmt.Sprintf("client-certificate-data: %s, client-key-data: %s", text(cert), text(secret))
+}
+
+func ecdsaKey() (crypto.Signer, error) { return ecdsa.GenerateKey(elliptic.P256(), rand.Reader) }
+func rsaKey() (crypto.Signer, error)   { return rsa.GenerateKey(rand.Reader, 2048) }
+
+// killAt runs the command until its system call of this number, from 1, counting those of all threads, and kills it
+// before the kernel carries that out. It returns false when the program ended before.
+func killAt(cmd *exec.Cmd, number int) (isKilled bool) {
+	GinkgoHelper()
+	const (
+		syscallStop = syscall.SIGTRAP | 0x80
+		exitKill    = 0x100000   // PTRACE_O_EXITKILL
+		noThread    = 0x20000000 // __WNOTHREAD: children of other threads are others' to wait for
+	)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Ptrace: true}
+	cmd.Stdout = nil // nobody copies: Wait is not called
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread() // the tracer is a thread, and its children are waited for by it alone
+		done <- func() error {
+			if err := cmd.Start(); err != nil {
+				return err
+			}
+			var ws syscall.WaitStatus
+			pid := cmd.Process.Pid
+			if _, err := syscall.Wait4(pid, &ws, 0, nil); err != nil {
+				return err
+			}
+			err := syscall.PtraceSetOptions(pid, syscall.PTRACE_O_TRACESYSGOOD|syscall.PTRACE_O_TRACECLONE|
+				exitKill)
+			if err != nil {
+				return err
+			}
+			inside := map[int]bool{} // threads in a system call
+			for at := pid; ; {
+				_ = syscall.PtraceSyscall(at, pass(ws))
+				if at, err = syscall.Wait4(-1, &ws, syscall.WALL|noThread, nil); err != nil {
+					return fmt.Errorf("wait: %w", err)
+				}
+				switch {
+				case (ws.Exited() || ws.Signaled()) && at == pid:
+					return nil
+				case ws.Exited() || ws.Signaled():
+					delete(inside, at)
+				case ws.Stopped() && ws.StopSignal() == syscallStop:
+					if inside[at] = !inside[at]; inside[at] {
+						if number--; number == 0 {
+							isKilled = true
+							_ = syscall.Kill(pid, syscall.SIGKILL)
+						}
+					}
+				}
+			}
+		}()
+	}()
+	Expect(<-done).To(Succeed())
+	return isKilled
+}
+
+// pass is the signal that a thread was stopped for, unless ptrace made the stop.
+func pass(ws syscall.WaitStatus) int {
+	if s := ws.StopSignal(); ws.Stopped() && s != syscall.SIGTRAP && s != syscall.SIGTRAP|0x80 && s != syscall.SIGSTOP {
+		return int(s)
+	}
+	return 0
+}
+
+var _ = Describe("the program, killed at any system call", Ordered, Label("cluster-kill"), func() {
+	BeforeAll(start)
+
+	DescribeTable("leaves nothing after DEL:", func(command string) {
+		n := newNode("node-a", object{"ranges": json.RawMessage(dual)})
+		tried := 0
+		for number, isKilled := 1, true; isKilled; number += 3 {
+			if command == "DEL" {
+				Expect(n.call("ADD", "one", nil).IPs).To(HaveLen(2))
+			}
+			isKilled = killAt(n.command(command, "one", nil), number)
+			n.succeeds("DEL", "one", nil)
+			tried++
+		}
+		AddReportEntry("kills", tried-1)
+		Expect(tried).To(BeNumerically(">", 50))
+		Eventually(func() []string { // without requests that were carried out after DEL
+			n.succeeds("DEL", "none", nil)
+			return there.leases()
+		}).WithTimeout(nstest.Patience(time.Minute)).Should(BeEmpty())
+	}, Entry("ADD", "ADD"), Entry("DEL", "DEL"))
+})
+
+// proxied is a node between which and the API server something goes wrong with each request.
+func proxied(name string, fault func(w http.ResponseWriter, r *http.Request, serve http.Handler)) node {
+	GinkgoHelper()
+	proxy := httputil.NewSingleHostReverseProxy(nstest.Must(url.Parse(there.url)))
+	proxy.Transport = &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}
+	proxy.ErrorLog = nil
+	s := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { fault(w, r, proxy) }))
+	DeferCleanup(s.CloseClientConnections)
+	n := newNode(name, object{"ranges": json.RawMessage(dual)})
+	text := string(nstest.Must(os.ReadFile(n.kubeconfig)))
+	text = strings.ReplaceAll(text, there.url, s.URL)
+	text = strings.ReplaceAll(text, fmt.Sprintf("certificate-authority: %q", there.dir+"/certs/apiserver.crt"),
+		"insecure-skip-tls-verify: true")
+	Expect(os.WriteFile(n.kubeconfig, []byte(text), 0o600)).To(Succeed())
+	return n
+}
+
+var _ = Describe("a proxy before the API server", Ordered, Label("cluster-proxy"), func() {
+	BeforeAll(start)
+
+	It("that swallows every third answer neither gives an address twice nor leaves one", func() {
+		var count atomic.Int64
+		swallow := func(_ http.ResponseWriter, r *http.Request, serve http.Handler) {
+			serve.ServeHTTP(httptest.NewRecorder(), r) // carried out, and nobody hears of it
+			panic(http.ErrAbortHandler)
+		}
+		fault := func(w http.ResponseWriter, r *http.Request, serve http.Handler) {
+			if count.Add(1)%3 == 0 {
+				swallow(w, r, serve)
+			}
+			serve.ServeHTTP(w, r)
+		}
+		nodes := [2]node{proxied("node-a", fault), proxied("node-b", fault)}
+		seen := map[string]bool{}
+		for _, a := range all(nodes, "ADD", 30) {
+			Expect(a.IPs).To(HaveLen(2), a.Text)
+			for _, ip := range a.IPs {
+				Expect(seen).NotTo(HaveKey(ip.Address))
+				seen[ip.Address] = true
+			}
+		}
+		Expect(there.leases()).To(HaveLen(60))
+		for _, a := range all(nodes, "DEL", 30) {
+			Expect(a.Text).To(BeEmpty())
+		}
+		Expect(there.leases()).To(BeEmpty())
+	})
+
+	It("that carries a POST out seconds after DEL leaves nothing once the node has made another call", func() {
+		held, released, late := make(chan struct{}), make(chan struct{}), make(chan struct{})
+		var isFirst atomic.Bool
+		n := proxied("node-c", func(w http.ResponseWriter, r *http.Request, serve http.Handler) {
+			if r.Method == "POST" && isFirst.CompareAndSwap(false, true) {
+				body := nstest.Must(io.ReadAll(r.Body)) // now: the connection ends
+				again := r.Clone(context.WithoutCancel(r.Context()))
+				again.Body = io.NopCloser(bytes.NewReader(body))
+				close(held)
+				<-released
+				serve.ServeHTTP(httptest.NewRecorder(), again)
+				close(late)
+				return
+			}
+			serve.ServeHTTP(w, r)
+		})
+		cmd, wait := n.start("ADD", "one", nil)
+		Eventually(held).WithTimeout(nstest.Patience(time.Minute)).Should(BeClosed())
+		Expect(cmd.Process.Kill()).To(Succeed())
+		wait()
+		n.succeeds("DEL", "one", nil)
+		Expect(there.leases()).To(BeEmpty())
+		close(released)
+		Eventually(late).WithTimeout(nstest.Patience(time.Minute)).Should(BeClosed())
+		Expect(there.leases()).To(HaveLen(1), "the request was carried out after DEL")
+		n.succeeds("DEL", "other", nil)
+		Expect(there.leases()).To(BeEmpty())
+	})
+})
+
+// policy is what is evaluated of deploy/cluster-local/policy.yaml.
+type policy struct {
+	Spec struct {
+		MatchConditions []struct{ Expression string }
+		Variables       []struct{ Name, Expression string }
+		Validations     []struct{ Expression, MessageExpression string }
+	}
+}
+
+// decide does as the API server does with the policy and a request.
+func (p policy) decide(request, oldObject, new object) (denied string) {
+	GinkgoHelper()
+	env := nstest.Must(cel.NewEnv(cel.Variable("request", cel.DynType), cel.Variable("object", cel.DynType),
+		cel.Variable("oldObject", cel.DynType), cel.Variable("variables", cel.DynType)))
+	variables := object{}
+	value := func(expression string) any {
+		GinkgoHelper()
+		tree, issues := env.Compile(expression)
+		Expect(issues.Err()).NotTo(HaveOccurred(), expression)
+		out, _, err := nstest.Must(env.Program(tree)).Eval(object{"request": request, "oldObject": oldObject,
+			"object": new, "variables": variables})
+		Expect(err).NotTo(HaveOccurred(), expression)
+		return out.Value()
+	}
+	for _, c := range p.Spec.MatchConditions {
+		if value(c.Expression) == false {
+			return ""
+		}
+	}
+	for _, v := range p.Spec.Variables {
+		variables[v.Name] = value(v.Expression)
+	}
+	for _, v := range p.Spec.Validations {
+		if value(v.Expression) != true {
+			return value(v.MessageExpression).(string)
+		}
+	}
+	return ""
+}
+
+var _ = DescribeTable("the policy", Label("cluster-policy"), func(user object, operation, node, want string) {
+	manifest, _, _ := strings.Cut(string(nstest.Must(os.ReadFile("../../deploy/cluster-local/policy.yaml"))), "\n---\n")
+	var p policy
+	Expect(yaml.Unmarshal([]byte(manifest), &p)).To(Succeed())
+	Expect(p.Spec.Validations).To(HaveLen(1))
+	lease := object{"spec": object{"node": node}}
+	if operation == "DELETE" {
+		Expect(p.decide(object{"operation": operation, "userInfo": user}, lease, nil)).To(Equal(want))
+		return
+	}
+	Expect(p.decide(object{"operation": operation, "userInfo": user}, nil, lease)).To(Equal(want))
+},
+	Entry("has a kubelet make its own", kubelet, "CREATE", "node-a", ""),
+	Entry("has a kubelet delete its own", kubelet, "DELETE", "node-a", ""),
+	Entry("has a kubelet make no other's", kubelet, "CREATE", "node-b",
+		"system:node:node-a makes and deletes no leases of node node-b"),
+	Entry("has a kubelet delete no other's", kubelet, "DELETE", "node-b",
+		"system:node:node-a makes and deletes no leases of node node-b"),
+	Entry("has a token of a node's pod make its own", token, "CREATE", "node-a", ""),
+	Entry("has a token of a node's pod delete no other's", token, "DELETE", "node-b",
+		"system:node:node-a makes and deletes no leases of node node-b"),
+	Entry("has a token of no pod make none", object{"username": token["username"], "groups": token["groups"]}, "CREATE",
+		"node-a", "a token of no node makes and deletes no leases of node node-a"),
+	Entry("says nothing of a CronJob's token", object{"username": "system:serviceaccount:kube-system:reclaim",
+		"groups": token["groups"], "extra": token["extra"]}, "DELETE", "node-b", ""),
+	Entry("says nothing of people", object{"username": "admin", "groups": []string{"system:masters"}}, "DELETE",
+		"node-b", ""))
+
+var (
+	kubelet = object{"username": "system:node:node-a", "groups": []string{"system:nodes", "system:authenticated"}}
+	token   = object{"username": "system:serviceaccount:kube-system:hawser-cluster-local",
+		"groups": []string{"system:serviceaccounts"},
+		"extra":  object{"authentication.kubernetes.io/node-name": []string{"node-a"}}}
+)

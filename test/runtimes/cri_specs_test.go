@@ -101,36 +101,6 @@ func underContainerd(name string, dir func() string) {
 		Entry("ptp, IPv4 and IPv6", true, true),
 	)
 
-	It("has 20 pods at once, up and down", func() {
-		c := newContainerd(newMachine(""), dir(), network.Conflist())
-		const many = 20
-		ids := make([]string, many)
-		nstest.AtOnce(many, func(i int) {
-			var err error
-			ids[i], err = c.run(fmt.Sprint("pod", i), tcp(int32(9000+i), 80))
-			Expect(err).NotTo(HaveOccurred())
-		})
-		taken := map[string]bool{}
-		for _, id := range ids {
-			pod := c.find(id)
-			pod.ExpectUp()
-			taken[pod.Addr] = true
-		}
-		Expect(taken).To(HaveLen(many))
-		nstest.AtOnce(many, func(i int) { c.end(ids[i]) })
-		pods.ExpectNothingLeft(c.Host)
-	})
-
-	It("sets the MAC address that tuning is told", func() {
-		const tuning = `"type": "tuning", `
-		list := strings.Replace(network.Conflist(), tuning, tuning+`"mac": "02:00:00:00:00:aa", `, 1)
-		c := newContainerd(newMachine(""), dir(), list)
-		id, pod := c.start("pod")
-		Expect(pod.Cmd("ip", "-br", "link", "show", "eth0")).To(ContainSubstring("02:00:00:00:00:aa"))
-		c.end(id)
-		pods.ExpectNothingLeft(c.Host)
-	})
-
 	It("attaches pods to two networks at the same time, each with the host ports", func() {
 		c := newContainerd(newMachine(""), dir(), network.Conflist())
 		second := strings.NewReplacer(`"pods"`, `"second"`, "cni0", "cni1", "10.88.0.",

@@ -141,18 +141,6 @@ var _ = Describe("podman", func() {
 		pods.ExpectNothingLeft(p.Host)
 	})
 
-	It("has 20 containers at once, up and down", func() {
-		p := newPodman(newMachine(""), pods.Network{Version: "0.4.0"}.Conflist())
-		const many = 20
-		nstest.AtOnce(many, func(i int) {
-			p.must("run", "-d", "--name", fmt.Sprint("c", i), "--cgroup-parent", p.cgroup,
-				"--network", "pods", "-p", fmt.Sprintf("%d:80", 9000+i), image)
-		})
-		Expect(pods.Leases(p.Host)).To(HaveLen(many))
-		nstest.AtOnce(many, func(i int) { p.must("rm", "-f", "-t", "0", fmt.Sprint("c", i)) })
-		pods.ExpectNothingLeft(p.Host)
-	})
-
 	It("starts containers from before a reboot again, with their ports and the addresses that they asked for", func() {
 		p := newPodman(newMachine(""), pods.Network{Version: "0.4.0"}.Conflist())
 		p.container("client", "--network", "pods")

@@ -5,10 +5,13 @@ package tool_test
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -246,4 +249,177 @@ var _ = Describe("hawser", Label("tool-ls"), func() {
 		Expect(m.hawser("__complete", "why", "").Stdout).To(Equal(":4\n"))
 		Expect(m.hawser("__complete", "check", "").Stdout).To(Equal(":0\n"))
 	})
+})
+
+// raw is what no terminal may get: an escape sequence, one of C1, and characters that change the direction of a text.
+const raw = "\x1b[31m\u009b1m\u202eX"
+
+// isRaw tells such characters.
+func isRaw(r rune) bool { return r != '\n' && !strconv.IsPrint(r) }
+
+var _ = Describe("what the tool prints", Label("tool-quote"), func() {
+	// hostile is a node on which everything that others choose has such characters.
+	hostile := func() *machine {
+		GinkgoHelper()
+		bin := GinkgoT().TempDir()
+		for _, name := range []string{"bridge", "portmap", "firewall", "host-local"} {
+			file := nstest.Must(os.ReadFile(filepath.Join(ours(), name)))
+			Expect(os.WriteFile(filepath.Join(bin, name), file, 0o755)).To(Succeed())
+		}
+		m := newMachine(bin, strings.ReplaceAll(usual, "10.88.0", "10.101.30"))
+		p := m.up(newPod("c1", "web"+raw, hostPort(8080, 80)))
+		m.up(newPod("c2", "gone"+raw)).Unpin()
+		m.Cmd("ip", "link", "set", "cni0", "name", "b\x1b[31mX")
+		m.Cmd("nft", "add table inet admin; "+
+			"add chain inet admin no { type filter hook forward priority 5; policy drop; comment \"\x1b[31mX\"; }")
+		quoted, _ := json.Marshal("said " + raw)
+		m.write("/etc/cni/net.d/20-"+"x\x1b[31mX"+".conflist", `{"cniVersion": "1.0.0", "name": `+string(quoted)+`}`)
+		m.write("/etc/cni/net.d/30.conflist", "{"+raw)
+		m.write("/var/lib/cni/results/damaged"+raw, "{")
+		plugin := "#!/bin/sh\nprintf '%s' '" + `{"cniVersion": "1.0.0", "code": 7, "msg": ` + string(quoted) +
+			"}'; exit 1\n"
+		Expect(os.WriteFile(filepath.Join(bin, "portmap"), []byte(plugin), 0o755)).To(Succeed())
+		m.Do(func() { Expect(os.MkdirAll("/var/log/hawser", 0o755)).To(Succeed()) })
+		m.write("/var/log/hawser/x", `{"plugin": `+string(quoted)+`, "verb": `+string(quoted)+`, "ms": 1}`)
+		p.Cmd("ip", "link", "set", "eth0", "down")
+		Expect(m.add(newPod("c3", "new"+raw))).NotTo(Succeed())
+		return m
+	}
+
+	It("quotes text of other programs, and JSON stays JSON", func() {
+		m := hostile()
+		seen := ""
+		for _, line := range []string{"ls", "why last", "why c3", "why nobody" + raw, "explain", "explain 8080",
+			"explain c1", "doctor", "check", "gc --older 0s", "gc --older 0s --yes", "reapply", "metrics",
+			"metrics --check", "test",
+			"test " + raw, "trace 8081 --for 10ms", raw, "ls --" + raw, "ls --conf /" + raw} {
+			out := m.hawser(strings.Split(line, " ")...)
+			seen += out.Stdout + out.Stderr
+			at := strings.IndexFunc(out.Stdout+out.Stderr, isRaw)
+			Expect(at).To(Equal(-1), "%s: %q", line, out.Stdout+out.Stderr)
+			asJSON := m.hawser(append(strings.Split(line, " "), "--json")...)
+			Expect(strings.IndexFunc(asJSON.Stdout+asJSON.Stderr, isRaw)).To(Equal(-1), "%s: %q", line, asJSON)
+			if asJSON.Stdout != "" {
+				Expect(json.Valid([]byte(asJSON.Stdout))).To(BeTrue(), "%s: %s", line, asJSON.Stdout)
+			}
+		}
+		Expect(seen).To(ContainSubstring(`web\u001b[31m\u009b1m\u202eX`))
+		Expect(m.hawser("metrics").Stdout).To(ContainSubstring(`plugin="said \\u001b[31m`))
+	})
+
+	It("keeps the text of other programs in JSON", func() {
+		m := newMachine(ours(), usual)
+		m.up(newPod("c1", "web"+raw+"\U000e0001"))
+		Expect(asks[[]struct{ Pod string }](m, "ls")).To(ConsistOf(HaveField("Pod", "shop/web"+raw+"\U000e0001")))
+	})
+})
+
+// The session of docs/troubleshooting.md is one of this node: web-1 wants the host port of web-0, and another program
+// flushes the rules.
+var _ = It("prints what docs/troubleshooting.md shows", Label("tool-readme"), func() {
+	m := newMachine(ours(), usual)
+	m.up(newPod("c0ffee01", "web-0", hostPort(8080, 80)))
+	late := newPod("c0ffee02", "web-1", hostPort(8080, 80))
+	Expect(m.add(late)).To(HaveOccurred())
+	Expect(m.del(late)).To(Succeed())
+	page := string(nstest.Must(os.ReadFile(nstest.Root() + "/docs/troubleshooting.md")))
+	_, session, _ := strings.Cut(page, "```console\n")
+	session, _, _ = strings.Cut(session, "```\n")
+	var shown strings.Builder
+	for _, line := range strings.Split(session, "\n") {
+		command, isCommand := strings.CutPrefix(line, "# ")
+		if !isCommand {
+			continue
+		}
+		shown.WriteString(line + "\n")
+		out := m.Run(nstest.Program{Path: "/bin/sh", Args: []string{"-c", command},
+			Env: append(os.Environ(), "PATH="+binDir()+":"+os.Getenv("PATH"))})
+		Expect(out.Stderr).To(BeEmpty())
+		shown.WriteString(out.Stdout)
+	}
+	same := func(text string) string {
+		text = regexp.MustCompile(`\d{4}-\d\d-\d\d[T ][0-9:.+Z]+`).ReplaceAllString(text, "DATE")
+		text = regexp.MustCompile(`veth[0-9a-f]{8}`).ReplaceAllString(text, "VETH")
+		return regexp.MustCompile(`[ \t]+`).ReplaceAllString(text, " ")
+	}
+	Expect(same(shown.String())).To(Equal(same(session)), shown.String())
+})
+
+func binDir() string { return strings.TrimSuffix(nstest.Build("hawser"), "/hawser") }
+
+// readOnly makes the calling thread, and what it starts, unable to change a file system: each call that would is
+// refused. What reaches the kernel by netlink is compared instead.
+func readOnly() {
+	GinkgoHelper()
+	for _, mode := range []uint32{unix.O_WRONLY, unix.O_RDWR} {
+		nstest.FailCall(unix.SYS_OPENAT, unix.EROFS, nstest.Arg{Number: 2, Value: mode, Mask: unix.O_ACCMODE})
+	}
+	nstest.FailCall(unix.SYS_OPENAT, unix.EROFS, nstest.Arg{Number: 2, Value: unix.O_CREAT, Mask: unix.O_CREAT})
+	for _, call := range []uint32{unix.SYS_OPENAT2, unix.SYS_UNLINKAT, unix.SYS_RENAMEAT, unix.SYS_RENAMEAT2,
+		unix.SYS_MKDIRAT, unix.SYS_LINKAT, unix.SYS_SYMLINKAT, unix.SYS_FCHMOD, unix.SYS_FCHMODAT, unix.SYS_FCHOWN,
+		unix.SYS_FCHOWNAT, unix.SYS_UTIMENSAT, unix.SYS_TRUNCATE, unix.SYS_FTRUNCATE, unix.SYS_SETXATTR,
+		unix.SYS_FSETXATTR, unix.SYS_MKNODAT, unix.SYS_MOUNT, unix.SYS_UMOUNT2, unix.SYS_FALLOCATE} {
+		nstest.FailCall(call, unix.EROFS)
+	}
+}
+
+// changesNothing runs the tool, and compares what the kernel and the node's directories have.
+func (m *machine) changesNothing(args ...string) nstest.Output {
+	GinkgoHelper()
+	before := m.Snapshot() + m.Files("/run", "/var/lib", "/etc/cni")
+	out := m.hawser(args...)
+	Expect(m.Snapshot() + m.Files("/run", "/var/lib", "/etc/cni")).To(Equal(before))
+	return out
+}
+
+// onlyLooks runs the tool where it cannot write, too.
+func (m *machine) onlyLooks(args ...string) {
+	GinkgoHelper()
+	before := m.Snapshot() + m.Files("/run", "/var/lib", "/etc/cni")
+	free := m.changesNothing(args...)
+	c := exec.Command(nstest.Build("hawser"), args...)
+	c.Stdin = strings.NewReader("")
+	var stdout, stderr strings.Builder
+	c.Stdout, c.Stderr = &stdout, &stderr
+	m.Do(func() {
+		readOnly()
+		if err := c.Run(); err != nil {
+			exit, isExit := errors.AsType[*exec.ExitError](err)
+			Expect(isExit).To(BeTrue(), "%v", err)
+			Expect(exit.ExitCode()).To(Equal(free.Exit), stderr.String())
+		}
+	})
+	Expect(stderr.String()).To(Equal(free.Stderr))
+	Expect(stdout.String()).To(Equal(free.Stdout))
+	Expect(m.Snapshot() + m.Files("/run", "/var/lib", "/etc/cni")).To(Equal(before))
+}
+
+var _ = It("a command that only reads works without write access", Label("tool-read-only", "slow"), func() {
+	m := newMachine(ours(), usual)
+	m.up(newPod("c0ffee01", "web-0", hostPort(8080, 80)))
+	late := newPod("c0ffee02", "web-1", hostPort(8080, 80))
+	Expect(m.add(late)).To(HaveOccurred())
+	for _, lose := range []string{"true", "nft flush ruleset"} {
+		m.Cmd("sh", "-c", lose)
+		for _, command := range []string{"ls", "ls --orphans", "why web-1", "explain 8080", "explain", "doctor",
+			"check", "gc", "metrics", "metrics --check"} {
+			m.onlyLooks(strings.Fields(command)...)
+		}
+	}
+})
+
+// There it runs iptables, for which os/exec opens /dev/null.
+var _ = It("it changes nothing on a node of the reference either", Label("tool-read-only", "slow"), func() {
+	nstest.Need("iptables")
+	tuned := strings.Replace(usual, `{"type": "firewall"}`, `{"type": "firewall"}, {"type": "tuning", "mtu": 1400},
+		{"type": "bandwidth", "ingressRate": 8000000, "ingressBurst": 8000000}, {"type": "sbr"}`, 1)
+	m := newMachine(nstest.Newest().Dir(), tuned)
+	m.up(newPod("c0ffee01", "web-0", hostPort(8080, 80)))
+	for _, lose := range []string{"true", "iptables -F; iptables -t nat -F; iptables -X; iptables -t nat -X",
+		"nft flush ruleset"} {
+		m.Cmd("sh", "-c", lose)
+		for _, command := range []string{"ls", "explain", "doctor", "gc", "metrics --check"} {
+			m.changesNothing(strings.Fields(command)...)
+		}
+	}
 })
