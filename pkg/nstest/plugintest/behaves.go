@@ -22,9 +22,13 @@ type Fixture struct {
 	Conf Object
 	// Reference is a configuration for the reference plugin, of version 1.0.0.
 	Reference Object
-	// AlsoInProcess runs all specs a second time with IPAM in the plugin's process.
+	// AlsoInProcess runs all specs a second time with IPAM in the plugin's process, which pkg/ipam decides alike for
+	// all plugins: one plugin is enough.
 	AlsoInProcess bool
 	inProcess     bool
+	// Shared means that the plugin attaches with the same code as another one that has a fixture: make test runs only
+	// the specs that the fixture adds, make test-all all.
+	Shared bool
 	// HostEnd is the index of the host end in the result's interfaces.
 	HostEnd int
 	// NoHostEnd means that the attachment has neither a host end nor a masquerade.
@@ -84,7 +88,12 @@ func OnHost(commands string, messages ...string) Drift {
 // Behaves registers the specs of the life of an attachment that each main plugin passes: all variants of DEL, all
 // failures of ADD, CHECK, GC, STATUS, and attachments of the reference plugins.
 func Behaves(f Fixture) bool {
-	f.behaves()
+	var labels Labels
+	if f.Shared {
+		labels = Label("slow")
+	}
+	f.adds()
+	Describe("as each main plugin:", labels, f.behaves)
 	if f.AlsoInProcess {
 		f.inProcess = true
 		Describe("with IPAM in process:", Label("slow"), f.behaves)
@@ -92,11 +101,18 @@ func Behaves(f Fixture) bool {
 	return true
 }
 
+// adds registers the specs of what the fixture adds to those of each main plugin.
+func (f Fixture) adds() {
+	Describe("DEL", func() { f.life().delVariants(f.DelVariants) })
+	Describe("a failing ADD leaves the host and the container as they were", func() { f.life().failures(f.Failures) })
+	Describe("CHECK", func() { f.life().drifts(f.Drifts) })
+}
+
 func (f Fixture) behaves() {
 	Describe("ADD", func() { f.life().dns() })
 	Describe("DEL", func() {
 		l := f.life()
-		l.delVariants()
+		l.delVariants(l.variants())
 		l.delAlways()
 		l.delOthers()
 		l.delOne()
@@ -105,14 +121,14 @@ func (f Fixture) behaves() {
 	})
 	Describe("a failing ADD leaves the host and the container as they were", Label("add-fails"), func() {
 		l := f.life()
-		l.failures()
+		l.failures(l.commonFailures())
 		l.stopped()
 		l.second()
 		l.together()
 	})
 	Describe("CHECK", func() {
 		l := f.life()
-		l.drifts()
+		l.drifts(drifts())
 		l.check()
 	})
 	Describe("GC", func() {

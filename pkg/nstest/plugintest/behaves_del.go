@@ -59,7 +59,6 @@ func (l *life) variants() map[string]DelVariant {
 		before := func(_ *World, a Attached) { loses(a.Host) }
 		variants["when "+where] = DelVariant{Call: at("/run/netns/gone"), Before: before}
 	}
-	maps.Copy(variants, l.f.DelVariants)
 	return variants
 }
 
@@ -114,9 +113,8 @@ func PathsElsewhere() (entries []TableEntry) {
 	return entries
 }
 
-func (l *life) delVariants() {
+func (l *life) delVariants(variants map[string]DelVariant) {
 	l.alive()
-	variants := l.variants()
 	for _, name := range slices.Sorted(maps.Keys(variants)) {
 		f := variants[name]
 		It("leaves nothing behind "+name, Label("del"), func() {
@@ -468,14 +466,18 @@ func hostAddresses() map[string]Failure {
 	}
 }
 
-func (l *life) failures() {
-	l.alive()
+// commonFailures returns the failures that ADD of each main plugin can have.
+func (l *life) commonFailures() map[string]Failure {
 	all := early()
 	maps.Copy(all, late())
 	if !l.f.NoNeighbor {
 		maps.Copy(all, hostAddresses())
 	}
-	maps.Copy(all, l.f.Failures)
+	return all
+}
+
+func (l *life) failures(all map[string]Failure) {
+	l.alive()
 	for _, name := range slices.Sorted(maps.Keys(all)) {
 		f := all[name]
 		if f.NeedsPair && l.f.NoHostEnd {

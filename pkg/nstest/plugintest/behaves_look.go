@@ -54,9 +54,7 @@ func drifts() map[string]Drift {
 	}
 }
 
-func (l *life) drifts() {
-	all := drifts()
-	maps.Copy(all, l.f.Drifts)
+func (l *life) drifts(all map[string]Drift) {
 	for _, name := range slices.Sorted(maps.Keys(all)) {
 		d := all[name]
 		if d.Host != "" && l.f.NoHostEnd {

@@ -43,16 +43,15 @@ func newWorld() (*World, *nstest.Host) {
 }
 
 var _ = Behaves(Fixture{
-	Plugin:        Plugin().Untyped(),
-	AlsoInProcess: true,
-	Conf:          conf(Object{"mtu": 1400}),
-	Reference:     conf(Object{"cniVersion": "1.0.0"}),
-	NoHostEnd:     true,
-	Links:         []string{"up0"},
-	Prepare:       func(w *World) { lan(w) },
-	ListEntries:   func(Attached) []string { return []string{"interface: eth0@up0 type macvlan"} },
-	InvalidKeys:   Object{"mtu": "x", "mode": 9, "master": 5, "dns": 5, "bcqueuelen": -1, "linkInContainer": "no"},
-	ContraryKeys:  Object{"mode": "private", "mtu": 9000, "master": "nowhere"},
+	Plugin:       Plugin().Untyped(),
+	Conf:         conf(Object{"mtu": 1400}),
+	Reference:    conf(Object{"cniVersion": "1.0.0"}),
+	NoHostEnd:    true,
+	Links:        []string{"up0"},
+	Prepare:      func(w *World) { lan(w) },
+	ListEntries:  func(Attached) []string { return []string{"interface: eth0@up0 type macvlan"} },
+	InvalidKeys:  Object{"mtu": "x", "mode": 9, "master": 5, "dns": 5, "bcqueuelen": -1, "linkInContainer": "no"},
+	ContraryKeys: Object{"mode": "private", "mtu": 9000, "master": "nowhere"},
 	Drifts: map[string]Drift{
 		"another mode": InContainer("ip link set eth0 type macvlan mode vepa", `"eth0"`,
 			`mode is "vepa" instead of "bridge"`),

@@ -77,14 +77,14 @@ func routes(h *nstest.Host, family string, dev ...string) []string {
 }
 
 var _ = Behaves(Fixture{
-	Plugin:        Plugin().Untyped(),
-	AlsoInProcess: true,
-	Conf:          everything(),
-	Reference:     conf(Object{"cniVersion": "1.0.0", "ipMasq": true}),
-	HostEnd:       0,
-	ListEntries:   func(a Attached) []string { return []string{"host end: " + a.Result.Interfaces[0].Name} },
-	InvalidKeys:   Object{"mtu": "x", "ipMasq": 9, "ipMasqBackend": "x", "dns": 5},
-	ContraryKeys:  Object{"ipMasq": false, "ipMasqBackend": "iptables", "mtu": 1300},
+	Plugin:       Plugin().Untyped(),
+	Shared:       true,
+	Conf:         everything(),
+	Reference:    conf(Object{"cniVersion": "1.0.0", "ipMasq": true}),
+	HostEnd:      0,
+	ListEntries:  func(a Attached) []string { return []string{"host end: " + a.Result.Interfaces[0].Name} },
+	InvalidKeys:  Object{"mtu": "x", "ipMasq": 9, "ipMasqBackend": "x", "dns": 5},
+	ContraryKeys: Object{"ipMasq": false, "ipMasqBackend": "iptables", "mtu": 1300},
 	Failures: map[string]Failure{
 		"there is no ipam": {Change: func(c *Call) { c.Conf = everything(Object{"ipam": nil}) }, Code: cni.CodeConfig,
 			Message: "ipam.type"},

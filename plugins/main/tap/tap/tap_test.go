@@ -32,15 +32,15 @@ func conf(more ...Object) Object {
 }
 
 var _ = Behaves(Fixture{
-	Plugin:        Plugin().Untyped(),
-	Conf:          conf(Object{"mtu": 1400, "owner": 107, "group": 108, "multiQueue": true}),
-	Reference:     conf(Object{"cniVersion": "1.0.0", "owner": 107, "group": 108}),
-	NoHostEnd:     true,
-	NoNeighbor:    true,
-	AlsoInProcess: true,
-	ListEntries:   func(Attached) []string { return []string{"interface: eth0 type tun"} },
-	InvalidKeys:   Object{"mtu": "x", "owner": -1, "group": "x", "bridge": 5, "dns": 5, "multiQueue": 7},
-	ContraryKeys:  Object{"owner": 1, "group": nil, "mtu": 1300, "bridge": "br9", "multiQueue": false},
+	Plugin:       Plugin().Untyped(),
+	Conf:         conf(Object{"mtu": 1400, "owner": 107, "group": 108, "multiQueue": true}),
+	Reference:    conf(Object{"cniVersion": "1.0.0", "owner": 107, "group": 108}),
+	NoHostEnd:    true,
+	NoNeighbor:   true,
+	Shared:       true,
+	ListEntries:  func(Attached) []string { return []string{"interface: eth0 type tun"} },
+	InvalidKeys:  Object{"mtu": "x", "owner": -1, "group": "x", "bridge": 5, "dns": 5, "multiQueue": 7},
+	ContraryKeys: Object{"owner": 1, "group": nil, "mtu": 1300, "bridge": "br9", "multiQueue": false},
 	Drifts: map[string]Drift{
 		"an interface of another kind": InContainer("ip link del eth0;ip link add eth0 type veth peer name x", `"eth0"`,
 			`"veth"`),
