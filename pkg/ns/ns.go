@@ -98,7 +98,7 @@ func pathError(err error) error {
 }
 
 // current opens the calling thread's namespace with a socket. netns.Get would open a file below /proc, which costs
-// milliseconds when the process ends (docs/design.md, "Threads and /proc").
+// milliseconds when the process ends (docs/design.md, "Netlink").
 func current() (netns.NsHandle, error) {
 	sock, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
