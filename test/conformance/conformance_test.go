@@ -212,16 +212,16 @@ var _ = Describe("reports", Label("reports"), func() {
 		Expect(err).NotTo(HaveOccurred())
 		var suites struct {
 			Suites []struct {
-				Tests    int `xml:"tests,attr"`
-				Failures int `xml:"failures,attr"`
-				Skipped  int `xml:"skipped,attr"`
+				Tests    int        `xml:"tests,attr"`
+				Failures []struct{} `xml:"testcase>failure"`
+				Skipped  []struct{} `xml:"testcase>skipped"`
 			} `xml:"testsuite"`
 		}
 		Expect(xml.Unmarshal(text, &suites)).To(Succeed())
 		Expect(suites.Suites).To(HaveLen(1))
 		Expect(suites.Suites[0].Tests).To(Equal(4))
-		Expect(suites.Suites[0].Failures).To(Equal(1))
-		Expect(suites.Suites[0].Skipped).To(Equal(2))
+		Expect(suites.Suites[0].Failures).To(HaveLen(1))
+		Expect(suites.Suites[0].Skipped).To(HaveLen(2))
 	})
 
 	It("explains wrong usage, a missing plugin and a configuration that does not work", func() {

@@ -16,16 +16,16 @@ type object = map[string]any
 
 // decodeOne decodes text that is exactly one JSON object.
 func decodeOne(text string) (object, error) {
-	if strings.TrimSpace(text) == "" {
-		return nil, errors.New("standard output is empty, not a JSON object")
-	}
 	d := json.NewDecoder(strings.NewReader(text))
 	var o object
-	if err := d.Decode(&o); err != nil || o == nil {
-		return nil, fmt.Errorf("standard output is not a JSON object: %s", short(text))
+	switch err := d.Decode(&o); {
+	case errors.Is(err, io.EOF):
+		return nil, errors.New("standard output is empty, not a JSON object")
+	case err != nil || o == nil:
+		return nil, errors.New("standard output is not a JSON object; logs belong on standard error")
 	}
 	if err := d.Decode(new(any)); !errors.Is(err, io.EOF) {
-		return nil, fmt.Errorf("standard output has more than one JSON document: %s", short(text))
+		return nil, errors.New("standard output has more than one JSON object; logs belong on standard error")
 	}
 	return o, nil
 }
@@ -35,7 +35,7 @@ func decodeOne(text string) (object, error) {
 func Verdict(command string, exit int, stdout string) error {
 	if exit == 0 && command != "ADD" && command != "VERSION" {
 		if stdout != "" {
-			return fmt.Errorf("a successful %s has something on standard output: %s", command, short(stdout))
+			return fmt.Errorf("a successful %s has something on standard output", command)
 		}
 		return nil
 	}
@@ -78,26 +78,27 @@ func FormatError(version string, result map[string]any) error {
 		}
 		return nil
 	}
-	for key, required := range map[string]string{"interfaces": "name", "ips": "address", "routes": "dst"} {
-		for i, o := range list(result, key) {
-			if text(o, required) == "" {
-				return fmt.Errorf("%s[%d] has no %s", key, i, required)
-			}
+	for i, l := range r.Interfaces {
+		if _, err := net.ParseMAC(l.Mac); l.Name == "" || l.Mac != "" && err != nil {
+			return fmt.Errorf("interfaces[%d] has the name %q and mac %q; the name is required", i, l.Name, l.Mac)
 		}
 	}
-	for i, l := range r.Interfaces {
-		if _, err := net.ParseMAC(l.Mac); err != nil && l.Mac != "" {
-			return fmt.Errorf("interfaces[%d]: %w", i, err)
+	for key, name := range map[string]string{"ips": "address", "routes": "dst"} {
+		for i, o := range list(result, key) {
+			if _, err := netip.ParsePrefix(text(o, name)); err != nil {
+				const message = "%s[%d].%s is %v, not an address with a prefix length, such as 10.1.0.2/24"
+				return fmt.Errorf(message, key, i, name, o[name])
+			}
 		}
 	}
 	for i, ip := range r.IPs {
 		if ip.Interface != nil && *ip.Interface >= uint(len(r.Interfaces)) {
-			return fmt.Errorf("ips[%d]: interface %d is not an index into the %d interfaces", i, *ip.Interface,
+			return fmt.Errorf("ips[%d].interface is %d, not an index into the %d interfaces", i, *ip.Interface,
 				len(r.Interfaces))
 		}
-		want := map[bool]string{true: "4", false: "6"}[ip.Address.Addr().Is4()]
+		want := map[bool]string{true: "4", false: "6"}[strings.Contains(ip.Address, ".")]
 		if version < "1.0.0" && ip.Version != want {
-			return fmt.Errorf("ips[%d]: version of %v is %q, not %q", i, ip.Address, ip.Version, want)
+			return fmt.Errorf("ips[%d].version of %s is %q, not %q", i, ip.Address, ip.Version, want)
 		}
 	}
 	return nil
@@ -110,13 +111,11 @@ type resultForm struct {
 		MTU                            uint
 	}
 	IPs []struct {
-		Version   string // before 1.0.0
-		Address   netip.Prefix
-		Gateway   netip.Addr
-		Interface *uint
+		Address, Version string // the version only before 1.0.0
+		Gateway          netip.Addr
+		Interface        *uint
 	}
 	Routes []struct {
-		Dst                  netip.Prefix
 		GW                   netip.Addr
 		MTU, Priority, Table uint
 	}

@@ -24,20 +24,29 @@ type call struct {
 	conf    object
 	raw     string        // standard input if conf is nil
 	kill    time.Duration // SIGKILL after this time; 0 means never
+	what    string        // the changes, as words of a report
 }
 
 // change is a change of a call.
 type change func(*call)
 
-func set(name, value string) change { return func(c *call) { c.vars[name] = value } }
+func set(name, value string) change {
+	return func(c *call) { c.vars[name], c.what = value, fmt.Sprintf("%s with %s=%q", c.what, name, value) }
+}
 
-func unset(name string) change { return func(c *call) { delete(c.vars, name) } }
+func unset(name string) change {
+	return func(c *call) { delete(c.vars, name); c.what += " without " + name }
+}
 
 // keys sets keys of the configuration; the value nil removes a key.
-func keys(o object) change { return func(c *call) { c.conf = clone(c.conf, o) } }
+func keys(o object) change {
+	return func(c *call) { c.conf, c.what = clone(c.conf, o), fmt.Sprintf("%s with %s", c.what, encode(o)) }
+}
 
 // raw replaces the configuration by a text.
-func raw(text string) change { return func(c *call) { c.raw, c.conf = text, nil } }
+func raw(text string) change {
+	return func(c *call) { c.raw, c.conf, c.what = text, nil, fmt.Sprintf("%s with the input %q", c.what, text) }
+}
 
 func kill(after time.Duration) change { return func(c *call) { c.kill = after } }
 
@@ -47,14 +56,14 @@ func valid(attachments ...*attachment) change {
 	for _, a := range attachments {
 		all = append(all, object{"containerID": a.id, "ifname": a.ifName})
 	}
-	return keys(object{"cni.dev/valid-attachments": all})
+	return func(c *call) { c.conf["cni.dev/valid-attachments"] = all }
 }
 
 // capabilities passes values for the capabilities that the configuration declares.
 func (w *world) capabilities() change {
 	args := capabilityArgs(w.Subject.Plugins[0])
 	if len(args) == 0 {
-		return keys(nil)
+		return func(*call) {}
 	}
 	return keys(object{"runtimeConfig": args})
 }
@@ -71,7 +80,7 @@ func (a answer) String() string {
 	o, err := decodeOne(a.stdout)
 	switch {
 	case err == nil && o["msg"] != nil:
-		s += fmt.Sprintf(", error with code %v: %v %v", o["code"], text(o, "msg"), text(o, "details"))
+		s += strings.TrimSpace(fmt.Sprintf(", error with code %v: %v %v", o["code"], o["msg"], text(o, "details")))
 	case a.stdout != "":
 		s += ", standard output: " + short(a.stdout)
 	}
@@ -81,11 +90,11 @@ func (a answer) String() string {
 	return s
 }
 
-// short returns a text as one line of limited length.
+// short returns a text as one line, without the middle of a long one.
 func short(s string) string {
-	const most = 600
-	if s = strings.Join(strings.Fields(s), " "); len(s) > most {
-		return s[:most] + "..."
+	const begin, end = 200, 400
+	if s = strings.Join(strings.Fields(s), " "); len(s) > begin+end {
+		return s[:begin] + " ... " + s[len(s)-end:]
 	}
 	return s
 }
@@ -140,11 +149,11 @@ func (w *world) exec(c call) answer {
 	w.noError(cmd.Start())
 	defer time.AfterFunc(cmp.Or(c.kill, callLimit), stop).Stop()
 	err := cmd.Wait()
-	a := answer{c.vars["CNI_COMMAND"], cmd.ProcessState.ExitCode(), stdout.String(), stderr.String()}
+	a := answer{c.vars["CNI_COMMAND"] + c.what, cmd.ProcessState.ExitCode(), stdout.String(), stderr.String()}
 	if ws := cmd.ProcessState.Sys().(syscall.WaitStatus); ws.Signaled() {
 		a.exit = 128 + int(ws.Signal())
 	}
-	entry := fmt.Sprintf("%s %s <<<'%s'\n  %s", strings.Join(env, " "), filepath.Base(c.program), stdin, a)
+	entry := fmt.Sprintf("%s %s <<<'%s'\n%s", strings.Join(env, " "), filepath.Base(c.program), stdin, a)
 	w.mu.Lock()
 	w.log = append(w.log, entry)
 	w.mu.Unlock()
@@ -156,7 +165,7 @@ func (w *world) exec(c call) answer {
 // succeeds checks that a command succeeds.
 func (w *world) succeeds(command string, a *attachment, changes ...change) answer {
 	ans := w.call(command, a, changes...)
-	w.expect(ans.exit == 0, "%s failed: %v", command, ans)
+	w.expect(ans.exit == 0, "expected success: %v", ans)
 	return ans
 }
 
@@ -169,8 +178,7 @@ func (w *world) added(a *attachment, changes ...change) object {
 // fails checks that a command fails, but not by a signal.
 func (w *world) fails(command string, a *attachment, changes ...change) answer {
 	ans := w.call(command, a, changes...)
-	w.expect(ans.exit != 0, "%s succeeded, but must fail: %v", command, ans)
-	w.expect(ans.exit < 128, "a signal ended %s: %v", command, ans)
+	w.expect(ans.exit > 0 && ans.exit < 128, "expected a failure with exit status 1 to 127: %v", ans)
 	return ans
 }
 

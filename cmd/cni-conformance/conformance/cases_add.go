@@ -115,28 +115,23 @@ func addAddressesListed(w *world) {
 func addRoutesExist(w *world) {
 	a := w.attach()
 	for _, r := range list(a.result, "routes") {
-		w.expect(w.hasRoute(a, r), "the container has no route to %s, which the result has; its routes: %v",
-			text(r, "dst"), w.netState(a.id).only("route"))
+		want, err := netip.ParsePrefix(text(r, "dst"))
+		w.noError(err)
+		family, host := "-6", "/128"
+		if want.Addr().Is4() {
+			family, host = "-4", "/32"
+		}
+		dst := strings.TrimSuffix(want.Masked().String(), host) // as ip(8) prints it
+		if want.Bits() == 0 {
+			dst = "default"
+		}
+		all := w.listing(a.id, family, "route", "show", "table", "all")
+		isThere := slices.ContainsFunc(all, func(found object) bool {
+			return found["dst"] == dst && (text(r, "gw") == "" || found["gateway"] == r["gw"])
+		})
+		w.expect(isThere, "the result has a route to %v by %q, which the container lacks; its routes: %s", want,
+			text(r, "gw"), encode(all))
 	}
-}
-
-// hasRoute reports whether a container has a route with the destination and the gateway of a result's route.
-func (w *world) hasRoute(a *attachment, r object) bool {
-	want, err := netip.ParsePrefix(text(r, "dst"))
-	if err != nil {
-		return false
-	}
-	family, host := "-6", "/128"
-	if want.Addr().Is4() {
-		family, host = "-4", "/32"
-	}
-	dst := strings.TrimSuffix(want.Masked().String(), host) // as ip(8) prints it
-	if want.Bits() == 0 {
-		dst = "default"
-	}
-	return slices.ContainsFunc(w.listing(a.id, family, "route", "show", "table", "all"), func(found object) bool {
-		return found["dst"] == dst && (text(r, "gw") == "" || found["gateway"] == r["gw"])
-	})
 }
 
 // droppedItems returns the items of a list that former has and result does not have. Items are compared by name.

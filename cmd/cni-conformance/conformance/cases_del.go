@@ -6,17 +6,25 @@ import (
 )
 
 // succeedsAfter returns a case in which a command succeeds after a change of the container.
-func succeedsAfter(change func(*world, *attachment), command string) func(*world) {
+func succeedsAfter(event event, command string) func(*world) {
 	return func(w *world) {
 		a := w.attach()
-		change(w, a)
-		w.succeeds(command, a)
+		w.succeeds(command, a, after(event(w, a)))
 	}
 }
 
-func detach(w *world, a *attachment) { w.succeeds("DEL", a) }
+// event changes an attached container, and returns what it did.
+type event func(*world, *attachment) string
 
-func removeInterface(w *world, a *attachment) { w.ip(a.id, "link del "+a.ifName) }
+// after describes what happened before a call.
+func after(what string) change { return func(c *call) { c.what += " after " + what } }
+
+func detach(w *world, a *attachment) string {
+	w.succeeds("DEL", a)
+	return "another DEL"
+}
+
+func removeInterface(w *world, a *attachment) string { return w.ip(a.id, "link del "+a.ifName) }
 
 func delInterface(w *world) {
 	a := w.attach()
@@ -99,22 +107,19 @@ func checkChangesNothing(w *world) {
 }
 
 // addRoute does what a later plugin may do: it adds a route by the gateway of the first address, and reports it.
-func addRoute(w *world, a *attachment) {
+func addRoute(w *world, a *attachment) string {
 	for _, ip := range list(a.result, "ips") {
 		if gw := text(ip, "gateway"); strings.Contains(gw, ".") {
-			w.ip(a.id, "route add 203.0.113.0/24 via "+gw+" dev "+a.ifName+" onlink")
 			routes := append(anyList(a.result["routes"]), object{"dst": "203.0.113.0/24", "gw": gw})
 			a.result = clone(a.result, object{"routes": routes})
-			return
+			return w.ip(a.id, "route add 203.0.113.0/24 via "+gw+" dev "+a.ifName+" onlink")
 		}
 	}
-	w.skip("the result has no gateway")
+	return w.skip("the result has no gateway")
 }
 
 // addInterface adds an interface with an address, as a later plugin may do, and reports them.
-func addInterface(w *world, a *attachment) {
-	w.ip(a.id, "link add later0 address 02:ca:fe:03:00:01 type veth peer name later1",
-		"addr add 198.51.100.1/32 dev later0", "link set later0 up")
+func addInterface(w *world, a *attachment) string {
 	interfaces := anyList(a.result["interfaces"])
 	ip := object{"address": "198.51.100.1/32", "interface": len(interfaces)}
 	if w.Spec < "1.0.0" {
@@ -122,39 +127,40 @@ func addInterface(w *world, a *attachment) {
 	}
 	a.result = clone(a.result, object{"ips": append(anyList(a.result["ips"]), ip), "interfaces": append(interfaces,
 		object{"name": "later0", "mac": "02:ca:fe:03:00:01", "sandbox": a.netns})})
+	return w.ip(a.id, "link add later0 address 02:ca:fe:03:00:01 type veth peer name later1",
+		"addr add 198.51.100.1/32 dev later0", "link set later0 up")
 }
 
 // checkFailsAfter returns a case in which CHECK fails after a change of the container.
-func checkFailsAfter(change func(*world, *attachment)) func(*world) {
+func checkFailsAfter(event event) func(*world) {
 	return func(w *world) {
 		a := w.attach()
-		change(w, a)
-		w.fails("CHECK", a)
+		w.fails("CHECK", a, after(event(w, a)))
 	}
 }
 
-func removeAddresses(w *world, a *attachment) {
+func removeAddresses(w *world, a *attachment) string {
 	if len(addresses(w.link(a, a.ifName))) == 0 {
 		w.skip("the interface has no address")
 	}
-	w.ip(a.id, "addr flush dev "+a.ifName)
+	return w.ip(a.id, "addr flush dev "+a.ifName)
 }
 
-func removeRoute(w *world, a *attachment) {
+func removeRoute(w *world, a *attachment) string {
 	for _, r := range list(a.result, "routes") {
 		family := map[bool]string{true: "-6", false: "-4"}[strings.Contains(text(r, "dst"), ":")]
 		if _, err := command("", "ip", family, "-n", a.id, "route", "del", text(r, "dst")); err == nil {
-			return
+			return "ip route del " + text(r, "dst")
 		}
 	}
-	w.skip("the result has no route of the main table")
+	return w.skip("the result has no route of the main table")
 }
 
-func setDown(w *world, a *attachment) {
+func setDown(w *world, a *attachment) string {
 	if !isUp(w.link(a, a.ifName)) {
 		w.skip("the interface is not up after ADD")
 	}
-	w.ip(a.id, "link set "+a.ifName+" down")
+	return w.ip(a.id, "link set "+a.ifName+" down")
 }
 
 func checkRulesMissing(w *world) {

@@ -56,7 +56,7 @@ func eachVersion(check func(version string, result object) error) func(*world) {
 // sameVersion checks the version of a result. Results before 0.3.0 did not need it.
 func sameVersion(version string, result object) error {
 	if got := result["cniVersion"]; got != version && (version >= "0.3.0" || got != nil) {
-		return fmt.Errorf("cniVersion is %v, not %q", got, version)
+		return fmt.Errorf("cniVersion is %v, not %s", got, version)
 	}
 	return nil
 }
@@ -83,12 +83,14 @@ func accepts(c change) func(*world) {
 	return func(w *world) { w.finish(w.attach(c), c) }
 }
 
-// refuses returns a case in which ADD fails with each of the changes.
+// refuses returns a case in which ADD fails with each of the changes. A value with "../escaped" must not become a file.
 func refuses(changes ...change) func(*world) {
 	return func(w *world) {
 		for _, c := range changes {
 			w.fails("ADD", w.container(), c)
 		}
+		i := slices.IndexFunc(w.files(), func(line string) bool { return strings.Contains(line, "escaped") })
+		w.expect(i < 0, "a failed ADD created a file outside of the plugin's directory")
 	}
 }
 
@@ -112,39 +114,24 @@ func errorVersion(w *world) {
 
 func errorReserved(w *world) {
 	defined := []float64{1, 2, 3, 4, 5, 6, 7, 11, 50, 51}
-	for problem, c := range map[string]change{"undecodable configuration": raw("{"),
-		"no CNI_CONTAINERID": unset("CNI_CONTAINERID"), "cniVersion 99.0.0": keys(object{"cniVersion": "99.0.0"}),
-		"CNI_NETNS of no namespace": set("CNI_NETNS", "/run/netns/none")} {
-		a := w.container()
-		ans := w.call("ADD", a, c)
+	for _, c := range []change{raw("{"), unset("CNI_CONTAINERID"), keys(object{"cniVersion": "99.0.0"}),
+		set("CNI_NETNS", "/run/netns/none")} {
+		ans := w.call("ADD", w.container(), c)
 		if ans.exit == 0 { // another case's fault
 			continue
 		}
 		code, _ := w.decode(ans)["code"].(float64)
-		w.expect(code >= 100 || slices.Contains(defined, code), "%s: code %v is reserved", problem, code)
+		w.expect(code >= 100 || slices.Contains(defined, code), "code %v is reserved: %v", code, ans)
 	}
 }
 
 func environmentNames(w *world) {
 	for _, name := range []string{"CNI_CONTAINERID", "CNI_IFNAME", "CNI_NETNS"} {
 		ans := w.call("ADD", w.container(), unset(name))
-		o, err := decodeOne(ans.stdout)
-		if ans.exit == 0 || err != nil || o["code"] != 4.0 {
-			continue
+		if o, _ := decodeOne(ans.stdout); ans.exit != 0 && o["code"] == 4.0 {
+			w.expect(strings.Contains(ans.stdout, name), "the error of code 4 does not name %s", name)
 		}
-		isNamed := strings.Contains(text(o, "msg")+text(o, "details"), name)
-		w.expect(isNamed, "the error of code 4 does not name %s", name)
 	}
-}
-
-func environmentContainerID(w *world) {
-	escaped := func() snapshot {
-		return slices.DeleteFunc(w.files(), func(line string) bool { return !strings.Contains(line, "escaped") })
-	}
-	w.unchanged(escaped, "ADD created files outside of its directory", func() {
-		refuses(set("CNI_CONTAINERID", ""), set("CNI_CONTAINERID", "../../escaped"), set("CNI_CONTAINERID", "-minus"),
-			set("CNI_CONTAINERID", "with space"))(w)
-	})
 }
 
 func configReservedKeys(w *world) {
@@ -171,10 +158,8 @@ func configBadValues(w *world) {
 		}
 		a := w.container()
 		ans := w.call("ADD", a, keys(object{key: bad}))
-		w.expect(ans.exit < 100, "with a bad value of %s: %v", key, ans)
-		if err := Verdict("ADD", ans.exit, ans.stdout); err != nil {
-			w.fail("with a bad value of %s: %v", key, err)
-		}
+		w.expect(ans.exit < 100, "%v", ans)
+		w.noError(Verdict("ADD", ans.exit, ans.stdout))
 		if ans.exit == 0 {
 			a.result, _ = decodeOne(ans.stdout)
 		}

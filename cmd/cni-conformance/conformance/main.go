@@ -103,7 +103,7 @@ func run(ctx context.Context, args []string) (musts int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	r := report{out: os.Stdout, count: map[string]int{}}
+	r := report{out: os.Stdout, count: map[string]int{}, first: map[string]string{}}
 	for _, subject := range subjects {
 		j := job{Subject: subject, Spec: s.spec}
 		probe := runJob(ctx, j, os.Stderr)

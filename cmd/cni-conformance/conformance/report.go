@@ -15,14 +15,14 @@ type report struct {
 	out    io.Writer
 	Suites []suite
 	Total  int
-	count  map[string]int // cases of each status, and failed cases of each word
+	count  map[string]int    // cases of each status, and failed cases of each word
+	first  map[string]string // the first case of each problem
 }
 
 // suite has the results of a subject.
 type suite struct {
-	Name, Spec        string
-	Failures, Skipped int // as JUnit counts them
-	Results           []result
+	Name, Spec string
+	Results    []result
 }
 
 // result is the outcome of a case with a subject.
@@ -49,27 +49,35 @@ func (r *report) add(c Case, o outcome) {
 	switch o.Status {
 	case failed:
 		r.count[string(cite.Word)]++
-		fmt.Fprintf(r.out, "  %-6s failed   %s\n%s\n", cite.Word, c.Name, one.Explain("    ", 1))
+		fmt.Fprintf(r.out, "  %-6s failed   %s\n", cite.Word, c.Name)
+		if problem := one.problem(1); r.first[problem] == "" {
+			r.first[problem] = c.Name
+			fmt.Fprintln(r.out, one.Explain("    ", 1))
+		} else {
+			fmt.Fprintf(r.out, "    the same call and answer as in %s\n", r.first[problem])
+		}
 	case skipped:
 		fmt.Fprintf(r.out, "  %-6s skipped  %s: %s\n", cite.Word, c.Name, o.Detail)
-	}
-	switch {
-	case o.Status == failed && cite.Word == Must:
-		s.Failures++
-	case o.Status != passed:
-		s.Skipped++
 	}
 }
 
 // Explain returns what the specification says, what happened, and some of the last calls.
 func (r result) Explain(indent string, calls int) string {
-	var b strings.Builder
-	fmt.Fprintf(&b, "CNI %s, %s: %q\n%s\n", r.Spec, r.Section, r.Text, r.Detail)
+	text := fmt.Sprintf("CNI %s, %s: %q\n%s", r.Spec, r.Section, r.Text, r.problem(calls))
+	return indent + strings.ReplaceAll(text, "\n", "\n"+indent)
+}
+
+// problem returns what happened, and some of the last calls. It does not repeat an answer.
+func (r result) problem(calls int) string {
+	text := r.Detail
 	for _, call := range r.Calls[max(0, len(r.Calls)-calls):] {
-		b.WriteString("call: " + strings.ReplaceAll(call, "\n", "\n  ") + "\n")
+		request, answer, _ := strings.Cut(call, "\n")
+		text += "\ncall: " + request
+		if !strings.Contains(r.Detail, answer) {
+			text += "\n  " + answer
+		}
 	}
-	fmt.Fprintf(&b, "repeat it with --focus '^%s$'", r.Name)
-	return indent + strings.ReplaceAll(b.String(), "\n", "\n"+indent)
+	return text
 }
 
 // end prints the sums, and returns the number of failed MUST.
@@ -78,6 +86,9 @@ func (r *report) end() (musts int) {
 	fmt.Fprintf(r.out, "%d cases: %d passed, %d skipped, %d failed: %d MUST, %d SHOULD, %d MAY\n", r.Total,
 		r.count[string(passed)], r.count[string(skipped)], r.count[string(failed)], musts, r.count[string(Should)],
 		r.count[string(May)])
+	if r.count[string(failed)] > 0 {
+		fmt.Fprintln(r.out, "repeat a case with --focus '^NAME$'")
+	}
 	return musts
 }
 
@@ -110,7 +121,7 @@ var tap = template.Must(template.New("tap").Parse(`TAP version 14
 var junit = template.Must(template.New("junit").Funcs(template.FuncMap{"xml": escapeXML}).Parse(
 	xml.Header + `<testsuites>
 {{range $suite := .Suites -}}
-<testsuite name="{{xml .Name}} {{.Spec}}" tests="{{len .Results}}" failures="{{.Failures}}" skipped="{{.Skipped}}">
+<testsuite name="{{xml .Name}} {{.Spec}}" tests="{{len .Results}}">
 {{range .Results -}}
 <testcase classname="cni-conformance.{{xml $suite.Name}}" name="{{.Name}}" time="{{printf "%.3f" .Took.Seconds}}">
 {{- if eq .Status "skipped"}}<skipped message="{{xml .Detail}}"/>

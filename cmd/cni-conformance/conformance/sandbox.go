@@ -157,13 +157,10 @@ func mount(source, target, kind string, flags uintptr) error {
 
 // prepareHost sets lo up and runs the setup commands.
 func prepareHost(setup string, path []string, stderr *os.File) error {
-	if _, err := command("", "ip", "link", "set", "lo", "up"); err != nil {
-		return fmt.Errorf("the suite needs iproute2: %w", err)
-	}
-	cmd := exec.Command("sh", "-ec", "export CNI_PATH="+strings.Join(path, ":")+"\n"+setup)
+	cmd := exec.Command("sh", "-ec", "ip link set lo up\nexport CNI_PATH="+strings.Join(path, ":")+"\n"+setup)
 	cmd.Stdout, cmd.Stderr = stderr, stderr
 	if err := cmd.Run(); err != nil {
-		return fmt.Errorf("--setup: %w", err)
+		return fmt.Errorf("prepare the host with iproute2 and --setup: %w", err)
 	}
 	return nil
 }

@@ -25,7 +25,8 @@ func (w *world) fail(format string, args ...any) {
 	panic(outcome{Status: failed, Detail: fmt.Sprintf(format, args...)})
 }
 
-func (w *world) skip(why string) { panic(outcome{Status: skipped, Detail: why}) }
+// skip ends the case. It returns nothing; its type lets callers return it.
+func (w *world) skip(why string) string { panic(outcome{Status: skipped, Detail: why}) }
 
 // expect fails the case unless ok.
 func (w *world) expect(ok bool, format string, args ...any) {
@@ -71,16 +72,13 @@ type attachment struct {
 	result object // of ADD
 }
 
-// container creates a container, c1 for the first one. For a chained plugin it has an interface already.
+// container creates a container, c1 for the first one. For a chained or an IPAM plugin it has an interface already.
 func (w *world) container() *attachment {
 	w.n++
 	a := &attachment{id: fmt.Sprintf("c%d", w.n), ifName: w.Subject.Options.IfName, plugin: w.Subject.Plugins[0]}
 	a.netns = filepath.Join(netnsDir, a.id)
 	w.ip("", "netns add "+a.id)
-	if w.Info.Kind&Chained == 0 {
-		return a
-	}
-	if len(w.Subject.Before) == 0 {
+	if w.Info.Kind&(Chained|IPAM) != 0 && len(w.Subject.Before) == 0 {
 		w.makeInterface(a)
 	}
 	for _, conf := range w.Subject.Before {
@@ -91,16 +89,20 @@ func (w *world) container() *attachment {
 	return a
 }
 
-// makeInterface creates a veth pair with addresses, and the result of the plugin that could have done it.
+// makeInterface creates a veth pair. For a chained plugin it has addresses, and a.prev is the result of a plugin that
+// could have created it.
 func (w *world) makeInterface(a *attachment) {
 	a.made = fmt.Sprintf("made%d", w.n)
 	hostMAC, mac := fmt.Sprintf("02:ca:fe:01:00:%02x", w.n), fmt.Sprintf("02:ca:fe:02:00:%02x", w.n)
 	four, six := fmt.Sprintf("10.213.0.%d/24", w.n+1), fmt.Sprintf("fd13:213::%x/64", w.n+1)
 	w.ip("", fmt.Sprintf("link add %s address %s type veth peer name %s address %s netns %s", a.made, hostMAC, a.ifName,
 		mac, a.id), "link set "+a.made+" up")
-	w.ip(a.id, "link set lo up", "link set "+a.ifName+" up", "addr add "+four+" dev "+a.ifName,
-		"addr add "+six+" nodad dev "+a.ifName, "route add default via 10.213.0.1",
-		"route add default via fd13:213::1 dev "+a.ifName)
+	w.ip(a.id, "link set lo up", "link set "+a.ifName+" up")
+	if w.Info.Kind&IPAM != 0 {
+		return
+	}
+	w.ip(a.id, "addr add "+four+" dev "+a.ifName, "addr add "+six+" nodad dev "+a.ifName,
+		"route add default via 10.213.0.1", "route add default via fd13:213::1 dev "+a.ifName)
 	ip4 := object{"address": four, "gateway": "10.213.0.1", "interface": 1.0}
 	ip6 := object{"address": six, "gateway": "fd13:213::1", "interface": 1.0}
 	if w.Spec < "1.0.0" {
@@ -112,14 +114,15 @@ func (w *world) makeInterface(a *attachment) {
 		"dns":    object{"nameservers": []any{"10.213.0.1"}}}
 }
 
-// ip runs commands of ip(8) on the host, or in a namespace.
-func (w *world) ip(netns string, commands ...string) {
+// ip runs commands of ip(8) on the host, or in a namespace, and returns them as text.
+func (w *world) ip(netns string, commands ...string) string {
 	args := []string{"-batch", "-"}
 	if netns != "" {
 		args = append([]string{"-n", netns}, args...)
 	}
 	_, err := command(strings.Join(commands, "\n")+"\n", "ip", args...)
 	w.noError(err)
+	return "ip " + strings.Join(commands, ", ip ")
 }
 
 // attach creates a container and attaches it.
@@ -208,21 +211,20 @@ func (w *world) try(kind Kinds) (problem string) {
 	begin := time.Now()
 	ans := w.call("ADD", a)
 	w.Info.Took = time.Since(begin)
-	a.result, _ = decodeOne(ans.stdout) // a case reports what is wrong with it
-	switch {
+	switch isThere := kind != Interface || w.link(a, a.ifName) != nil; {
 	case ans.exit != 0:
-		problem = ans.String()
-	case kind == Interface && w.link(a, a.ifName) == nil:
-		problem = "ADD succeeded, but the container has no interface " + a.ifName + ", the value of CNI_IFNAME"
-	default:
-		second := w.call("ADD", w.container())
-		other, _ := decodeOne(second.stdout)
-		w.Info.Many = second.exit == 0
-		w.Info.Fixed = len(droppedItems(a.result, other, "ips", "address")) == 0
-		return ""
+		w.call("DEL", a)
+		return ans.String()
+	case !isThere:
+		w.call("DEL", a)
+		return "ADD succeeded, but the container has no interface " + a.ifName + ", the value of CNI_IFNAME"
 	}
-	w.call("DEL", a)
-	return problem
+	a.result, _ = decodeOne(ans.stdout) // a case reports what is wrong with it
+	second := w.call("ADD", w.container())
+	other, _ := decodeOne(second.stdout)
+	w.Info.Many = second.exit == 0
+	w.Info.Fixed = len(droppedItems(a.result, other, "ips", "address")) == 0
+	return ""
 }
 
 // supported returns the versions that the subject's plugins and the preceding ones support.
