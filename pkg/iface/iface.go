@@ -146,11 +146,15 @@ func Announce(c *rtnl.Conn, link rtnl.Link) error {
 }
 
 // addRoute adds a route. It returns nil if the same route exists, because IPAM may list a route twice, or one that the
-// kernel added for an address.
+// kernel added for an address. It returns code 7 for a gateway that the interface does not reach.
 func addRoute(c *rtnl.Conn, index int, r route) error {
 	r.OutIndex = index
 	err := c.AddRoute(r.Route)
-	if !errors.Is(err, unix.EEXIST) {
+	switch {
+	case r.GW.IsValid() && (errors.Is(err, unix.ENETUNREACH) || errors.Is(err, unix.EHOSTUNREACH)):
+		return cni.Errorf(cni.CodeConfig, "ipam: gateway %s of route %s is in no subnet of the interface; correct the "+
+			"gateway, or add a route to it", r.GW, r.Dst)
+	case !errors.Is(err, unix.EEXIST):
 		return err
 	}
 	have, listErr := c.Routes(index, r.family())

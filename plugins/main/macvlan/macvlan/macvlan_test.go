@@ -225,6 +225,17 @@ var _ = Describe("ADD", Label("kernel"), func() {
 		w.Ends(a)
 	})
 
+	It("refuses a gateway outside the subnet, unless a route leads to it", func() {
+		w.Lend(`{"cniVersion":"1.1.0","ips":[{"address":"10.1.0.2/24","gateway":"10.9.0.1"}],
+			"routes":[{"dst":"0.0.0.0/0"}]}`)
+		add := Call{Command: "ADD", ID: "two", Netns: nstest.NewNetns().Path, Conf: conf()}
+		Expect(w.Fails(add, cni.CodeConfig)).To(HavePrefix(
+			"ipam: gateway 10.9.0.1 of route 0.0.0.0/0 is in no subnet of the interface"))
+		w.Lend(`{"cniVersion":"1.1.0","ips":[{"address":"10.1.0.2/24","gateway":"10.9.0.1"}],
+			"routes":[{"dst":"10.9.0.1/32","scope":253},{"dst":"0.0.0.0/0"}]}`)
+		Expect(IP(w.Attach("one", conf()).Host, "route show default")).To(ContainSubstring("via 10.9.0.1"))
+	})
+
 	It("shows IPAM the interface, up", func() {
 		w.On("ADD", `nsenter --net="$CNI_NETNS" ip link show dev "$CNI_IFNAME" >"$d/seen"; cat >/dev/null; cat <<'E'
 `+Lease("10.1.0.2/24")+"\nE")
