@@ -218,7 +218,9 @@ func TestReferenceVersion(t *testing.T) {
 }
 
 var (
-	namedReference  = regexp.MustCompile(`(?im)^.*reference\w*\W{0,4}= *"?v?\d+\.\d+\.\d+.*$`)
+	namedReference = regexp.MustCompile(`(?im)^.*reference\w*\W{0,4}= *"?v?\d+\.\d+\.\d+.*$`)
+	// constantVersion is any constant that has the form of a release. The former release has one of its own.
+	constantVersion = regexp.MustCompile(`^\s*(const |var )?\w+\s*:?= *"v\d+\.\d+\.\d+"$`)
 	quotedReference = regexp.MustCompile("CNI \\w+ plugin (v\\d+\\.\\d+\\.\\d+)|`(v\\d+\\.\\d+\\.\\d+)\\+hawser")
 )
 
@@ -235,7 +237,9 @@ func referenceVersions(name, content, version string) (faults []string) {
 	default:
 		for _, line := range strings.Split(content, "\n") {
 			isConstant := line == `const Reference = "`+version+`"` && name == "pkg/skel/skel.go"
-			if !isConstant && (strings.Contains(line, version) || namedReference.MatchString(line)) {
+			isProduct := path.Ext(name) == ".go" && !strings.HasSuffix(name, "_test.go") && name != "pkg/nstest/need.go"
+			isOther := isProduct && constantVersion.MatchString(line)
+			if !isConstant && (isOther || strings.Contains(line, version) || namedReference.MatchString(line)) {
 				faults = append(faults, "a second version of the reference: "+strings.TrimSpace(line))
 			}
 		}
@@ -274,6 +278,8 @@ func TestReferenceVersions(t *testing.T) {
 	}{
 		{"pkg/skel/skel.go", "const R" + `eference = "v1.2.3"`, 0},
 		{"pkg/nstest/need.go", "const R" + `eference = "v1.2.3"`, 1},
+		{"pkg/x/x.go", "const matched = " + `"v1.2.4"`, 1},
+		{"pkg/x/x.go", "	matched := " + `"v1.2.4"`, 1},
 		{"scripts/x.sh", "version=v1.2.3", 1},
 		{"scripts/x.sh", "r" + "eference=1.2.4", 1},
 		{"test/x/x_test.go", "r" + `eference := "v1.2.4"`, 1},
