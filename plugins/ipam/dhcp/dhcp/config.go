@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"slices"
+	"sort"
 	"strconv"
 	"time"
 
@@ -126,7 +127,8 @@ func parseConfig(conf []byte, args string) (*config, error) {
 	if cfg.DNS {
 		cfg.Request = append(cfg.Request, 6, 15, 119) // name servers, domain, search list
 	}
-	slices.Sort(cfg.Request) // RFC 3442 requires 121 before 3, but servers accept any order
+	// RFC 3442 requires 121 before 3, but servers accept any order.
+	sort.Slice(cfg.Request, func(i, j int) bool { return cfg.Request[i] < cfg.Request[j] })
 	cfg.Request = slices.Compact(cfg.Request)
 	for i, p := range wire.IPAM.Provide {
 		key := fmt.Sprintf("ipam.provide[%d].", i)

@@ -3,6 +3,7 @@ package bridge
 import (
 	"fmt"
 	"slices"
+	"sort"
 
 	"github.com/hawser-cni/plugins/pkg/attach"
 	"github.com/hawser-cni/plugins/pkg/cni"
@@ -117,7 +118,7 @@ func parseVLANs(problems *cni.Problems, w wireConfig) (trunk []uint16) {
 			trunk = append(trunk, uint16(id))
 		}
 	}
-	slices.Sort(trunk)
+	sort.Slice(trunk, func(i, j int) bool { return trunk[i] < trunk[j] })
 	return slices.Compact(trunk)
 }
 
