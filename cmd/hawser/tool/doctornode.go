@@ -103,23 +103,34 @@ func vlanUplinks(f *facts) {
 		}
 		var vlan uint16
 		_ = json.Unmarshal(list.Plugins[0].Raw["vlan"], &vlan) // bridge refuses other types
-		var uplinks []string
-		hasVLAN := vlan == 0
+		uplinks, hasVLAN := uplinksOf(f.links, f.links[i], int(vlan))
 		for _, l := range f.links {
-			if l.Master != f.links[i].Index || l.IsPairEnd() && strings.HasPrefix(l.Name, "veth") {
-				continue
+			if !hasVLAN && slices.Contains(uplinks, l.Name) {
+				vlans, err := host.VLANs(l.Index)
+				f.addError(err)
+				hasVLAN = err != nil || slices.ContainsFunc(vlans, func(v rtnl.VLAN) bool { return v.ID == vlan })
 			}
-			vlans, err := host.VLANs(l.Index)
-			f.addError(err)
-			uplinks = append(uplinks, l.Name)
-			has := func(v rtnl.VLAN) bool { return v.ID == vlan }
-			hasVLAN = hasVLAN || err != nil || slices.ContainsFunc(vlans, has)
 		}
 		if uplinks != nil && !hasVLAN {
 			f.add("vlan-uplink", "%s: no uplink of %s (%s) has VLAN %d, so containers reach only each other",
 				titleOf(list), name, summarize(uplinks), vlan).advise(uplinks[0], vlan)
 		}
 	}
+}
+
+// uplinksOf returns the ports by which a bridge may reach other machines: not pair ends of containers, and not the
+// interfaces of virtual machines. isReached is true if the containers of the VLAN need no uplink, because they have no
+// VLAN or the host has an interface in it.
+func uplinksOf(links []rtnl.Link, bridge rtnl.Link, vlan int) (uplinks []string, isReached bool) {
+	isReached = vlan == 0
+	for _, l := range links {
+		isContainers := l.IsPairEnd() && strings.HasPrefix(l.Name, "veth") || l.Kind == "tun" || l.Kind == "dummy"
+		if l.Master == bridge.Index && !isContainers {
+			uplinks = append(uplinks, l.Name)
+		}
+		isReached = isReached || l.Kind == "vlan" && l.Peer == bridge.Index && l.VLAN == vlan
+	}
+	return uplinks, isReached
 }
 
 // otherDefaults finds containers whose packets leave through a network other than eth0's, because the other network's
