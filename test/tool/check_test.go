@@ -312,8 +312,8 @@ var _ = Describe("hawser check", Label("tool-check"), func() {
 
 	It("names a file or directory that has no list, and goes on with the others", func() {
 		m := newMachine(ours(), usual)
-		for where, says := range map[string]string{"/etc/cni": "/etc/cni has no network list: no file ends in ",
-			"/run/none": "open /run/none: no such file or directory"} {
+		for where, says := range map[string]string{"/etc/cni": "/etc/cni has no network list: no file ends in " +
+			".conflist, .conf or .json", "/run/none": "open /run/none: no such file or directory"} {
 			out := m.hawser("check", where)
 			Expect(out.Exit).To(Equal(1))
 			Expect(out.Stderr).To(HavePrefix("hawser: " + says))

@@ -11,6 +11,7 @@ import (
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
+	"github.com/onsi/gomega/types"
 
 	"github.com/hawser-cni/plugins/pkg/nstest"
 	"github.com/hawser-cni/plugins/pkg/skel"
@@ -36,8 +37,8 @@ func (m *machine) finds() (all []finding) {
 
 // fault is what is wrong on a node that worked. It is made when the node has an attached pod, and undone.
 type fault struct {
-	id, severity, says string
-	advises            string // the advice, or a part of it
+	id, severity, says string // says is a part of the finding, or parts that " ... " separates
+	advises            string // the advice, or parts of it
 	make, mend         string // commands
 	thread             string // where users met it
 	only               string // on nodes with ours, or the reference's
@@ -262,15 +263,31 @@ func faults() []fault {
 			make: `nft add table inet site; nft add chain inet site user; nft add chain inet site cni
 			  nft add chain inet site forward '{ type filter hook forward priority 10 ; policy drop ; }'
 			  nft add rule inet site forward jump user; nft add rule inet site user meta l4proto icmp accept`,
-			mend: "nft add rule inet site user goto cni; nft add rule inet site cni iifname cni0 accept"},
-		{id: "drop-policy", severity: "warning", list: open,
-			says: "but may not accept those of containers of /etc/cni",
-			advises: "nft insert rule inet site forward ip saddr 10.88.0.0/24 accept; nft insert rule inet site " +
-				"forward ip daddr 10.88.0.0/24 accept",
+			mend: "nft add rule inet site user goto cni; nft add rule inet site cni iifname cni0 accept; " +
+				"nft add rule inet site cni ct state established,related accept"},
+		{id: "drop-policy", list: open,
+			says:    "drops packets and has no rule that accepts packets to containers of /etc/cni",
+			advises: "    accept the containers: nft insert rule inet site forward ip daddr 10.88.0.0/24 accept",
 			make: `nft add table inet site; nft add chain inet site cni; nft add rule inet site cni accept
 			  nft add chain inet site forward '{ type filter hook forward priority 10 ; policy drop ; }'
 			  nft add rule inet site forward iifname lo accept; nft add rule inet site forward iifname cni0 jump cni`,
 			mend: "nft add rule inet site forward oifname cni0 jump cni"},
+		{id: "drop-policy", list: open, need: []string{"iptables"},
+			says: "chain ip mangle FORWARD of nf_tables drops packets and has no rule that accepts packets from " +
+				"containers",
+			advises: "    accept the containers: iptables -t mangle -I FORWARD -s 10.88.0.0/24 -j ACCEPT",
+			make: `iptables -t mangle -P FORWARD DROP
+			  iptables -t mangle -A FORWARD -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT`,
+			mend: "iptables -t mangle -I FORWARD -s 10.88.0.0/24 -j ACCEPT"},
+		{id: "drop-policy", list: open,
+			says: "rule 2 of chain inet site inner of nf_tables drops all packets of containers of",
+			make: `nft add table inet site; nft add chain inet site inner
+			  nft add chain inet site forward '{ type filter hook forward priority 10 ; policy drop ; }'
+			  nft add rule inet site forward ct state vmap '{ established : accept, related : accept }'
+			  nft add rule inet site forward iifname vmap '{ "cni0" : goto inner, "e9" : drop }'
+			  nft add rule inet site inner iifname lo accept
+			  nft add rule inet site inner ip saddr 10.0.0.0/8 reject; nft add rule inet site inner accept`,
+			mend: "nft insert rule inet site inner iifname cni0 accept"},
 		{id: "drop-policy", says: "chain ip filter FORWARD of iptables-legacy drops", only: "reference",
 			advises: "accept the containers: iptables-legacy -I FORWARD -s 10.88.0.0/24 -j ACCEPT; iptables-legacy -I",
 			need:    []string{"iptables-legacy"}, make: "iptables-legacy -P FORWARD DROP",
@@ -302,9 +319,12 @@ func faults() []fault {
 		{thread: "firewalld/firewalld#779", id: "firewalld", severity: "warning",
 			says: "firewalld runs, and the list has no plugin firewall, which would put the " +
 				"containers into its trusted zone",
+			advises: "add the plugin firewall to the list; after a reload of firewalld run hawser reapply",
 			make: "nft add table inet firewalld; nft add chain inet firewalld filter_FORWARD; " +
 				edit(`, *$`, ",") + "; " + edit(`  {"type": "firewall"}`, `  {"type": "tuning"}`), mend: restore},
-		{id: "bridge-nf", severity: "warning", says: "services with pods on this node hang",
+		{id: "bridge-nf", severity: "warning",
+			says: "packets between containers of the bridge bypass kube-proxy, so connections to services with pods " +
+				"on this node hang: net.bridge.bridge-nf-call-iptables is \"0\"",
 			advises: "modprobe br_netfilter; sysctl -w net.bridge.bridge-nf-call-iptables=1",
 			need:    []string{"br_netfilter"},
 			make: "nft add table ip nat; nft add chain ip nat KUBE-SERVICES\n" +
@@ -315,7 +335,9 @@ func faults() []fault {
 			make: `iptables-legacy -t nat -N KUBE-SERVICES; iptables-legacy -t nat -A PREROUTING -j KUBE-SERVICES
 			  sysctl -qw net.bridge.bridge-nf-call-iptables=0`,
 			mend: "sysctl -qw net.bridge.bridge-nf-call-iptables=1"},
-		{id: "ipvs", severity: "warning", says: "take precedence over services of the same port",
+		{id: "ipvs", severity: "warning",
+			says: "with kube-proxy's ipvs, host ports of portmap's nftables backend take precedence over services of " +
+				"the same port",
 			advises: "remove backend from portmap's entry: with kube-proxy's ipvs, portmap then uses iptables",
 			make:    "ip link add kube-ipvs0 type bridge; " + edit(`"portmap"`, `"portmap", "backend": "nftables"`),
 			mend:    "ip link del kube-ipvs0"},
@@ -328,8 +350,9 @@ func faults() []fault {
 		{id: "drift", says: "of pod shop/web-0", only: "ours",
 			make: "nft list ruleset >/run/rules; nft flush ruleset", mend: "nft -f /run/rules"},
 		{thread: "systemd/systemd#21185", id: "changed-mac", severity: "warning",
-			says:    `when it became the gateway of pod shop/web-0 on "pods"`,
-			advises: ", and set MACAddressPolicy=none for udev",
+			says: `cni0 has MAC address 02:00:00:00:00:77, but had ... when it became the gateway of pod shop/web-0 ` +
+				`on "pods"`,
+			advises: "ip link set dev cni0 address ... , and set MACAddressPolicy=none for udev",
 			make:    "cat /sys/class/net/cni0/address >/run/mac; ip link set cni0 address 02:00:00:00:00:77",
 			mend:    "ip link set cni0 address $(cat /run/mac)"},
 		{id: "refused-list", only: "ours", says: "bridge: plugins[0].mtu: 7 is",
@@ -338,8 +361,10 @@ func faults() []fault {
 		{id: "refused-later", severity: "warning", only: "reference", says: "bridge: plugins[0].mtu: 7 is",
 			advises: "correct the value before you install Hawser; hawser check " + listFile + " lists all such values",
 			make:    edit(`"ipMasq"`, `"mtu": 7, "ipMasq"`), mend: restore},
-		{id: "missing-guard", only: "ours", says: "no rule protects the host's loopback, on cni0",
-			ports: []map[string]any{hostPort(443, 80)}, make: "nft list ruleset >/run/rules; nft flush ruleset",
+		{id: "missing-guard", only: "ours",
+			says:    "route_localnet is 1, and no rule protects the host's loopback, on cni0",
+			advises: "run hawser reapply, and find out what flushes rules: containers reach 127.0.0.1",
+			ports:   []map[string]any{hostPort(443, 80)}, make: "nft list ruleset >/run/rules; nft flush ruleset",
 			mend: "nft -f /run/rules"},
 		{id: "unguarded-loopback", severity: "warning", only: "reference",
 			says:    "no rule protects the host's loopback, on cni0",
@@ -432,7 +457,7 @@ func faults() []fault {
 			advises: "move tuning before tc-redirect-tap",
 			make:    edit(`{"type": "firewall"}`, `{"type": "tc-redirect-tap"}, {"type": "tuning", "mtu": 1400}`),
 			mend:    restore},
-		{id: "ipv6-disabled", says: "has an IPv6 range, but net.ipv6.conf.default.disable_ipv6 is 1",
+		{id: "ipv6-disabled", says: "it has an IPv6 range, but net.ipv6.conf.default.disable_ipv6 is 1",
 			advises: "sysctl -w net.ipv6.conf.default.disable_ipv6=0, also in /etc/sysctl.d, or remove the IPv6 range",
 			make: second("more", "fd00:99::/64") + `; sed -i 's/"cni1"/"cni1", "isGateway": true/' /etc/cni/net.d/20*
 			  sysctl -qw net.ipv6.conf.default.disable_ipv6=1`,
@@ -456,7 +481,8 @@ func faults() []fault {
 			  ip link add up0 type veth peer name switch0; ip link set up0 master cni0 up
 			  ip link set cni0 type bridge vlan_filtering 1`,
 			mend: "bridge vlan add dev up0 vid 7"},
-		{id: "other-default-route", severity: "warning", says: `leads to net1 of network "more", not to eth0`,
+		{id: "other-default-route", severity: "warning",
+			says:    `the default route of pod shop/web-0 on "pods" leads to net1 of network "more", not to eth0`,
 			advises: `remove the default route from the list of "more", or raise its priority (metric)`,
 			list: strings.NewReplacer("1.0.0", "1.1.0", `"0.0.0.0/0"`, `"0.0.0.0/0", "priority": 200`).
 				Replace(usual),
@@ -469,7 +495,8 @@ func faults() []fault {
 			    "route add default via 10.77.7.1 metric 100"; do sh /run/inside ip $command; done`,
 			mend: "sh /run/inside ip route del default via 10.77.7.1; rm /var/lib/cni/results/more-c1-net1"},
 		{id: "other-directory", severity: "warning",
-			says:    "a runtime is configured to read its lists from /run/net.d, but",
+			says: "a runtime is configured to read its lists from /run/net.d, but these findings are about " +
+				"/etc/cni/net.d",
 			advises: "run hawser doctor --conf /run/net.d",
 			make: `mkdir -p /etc/containerd /run/net.d; cp ` + listFile + ` /run/net.d
 			  printf 'imports = ["more.toml"]\n' >/etc/containerd/config.toml
@@ -482,6 +509,11 @@ func faults() []fault {
 			  touch -d '2 minutes ago' /var/lib/cni/networks/pods/10.88.0.9`,
 			mend: "rm /var/lib/cni/networks/pods/10.88.0.9"},
 	}
+}
+
+// hasParts matches a text that has all parts, which " ... " separates, in their order.
+func hasParts(parts string) types.GomegaMatcher {
+	return MatchRegexp(strings.ReplaceAll(regexp.QuoteMeta(parts), ` \.\.\. `, ".*"))
 }
 
 // breaks makes the fault on a node with these plugins, and mends it.
@@ -503,8 +535,8 @@ func (f fault) breaks(plugins string) {
 	}
 	lines := strings.Split(m.hawser("doctor").Stdout, "\n")
 	AddReportEntry("doctor's first line", lines[0], ReportEntryVisibilityNever)
-	Expect(lines[0]).To(And(HavePrefix(f.severity+" "+f.id+": "), ContainSubstring(f.says)))
-	Expect(lines[1]).To(And(MatchRegexp("^    [a-z]"), ContainSubstring(f.advises),
+	Expect(lines[0]).To(And(HavePrefix(f.severity+" "+f.id+": "), hasParts(f.says)))
+	Expect(lines[1]).To(And(MatchRegexp("^    [a-z]"), hasParts(f.advises),
 		Not(MatchRegexp(`%|\b(NAME|DIR|FILE|MAC|SETTING)\b`))))
 	m.Cmd("sh", "-ec", f.mend)
 	Expect(m.hawser("doctor").Stdout).To(Equal("nothing is wrong\n"))
@@ -553,6 +585,8 @@ var _ = Describe("hawser doctor", Label("tool-doctor"), func() {
 				Expect(m.hawser("doctor").Stdout).To(Equal("nothing is wrong\n"), rule)
 			}
 		}
+		m.Cmd("sh", "-ec", `ip link add e0 type veth peer name switch0; ip link set e0 up; ip link set switch0 up
+			ip addr add 192.0.2.77/24 dev e0; ip route replace default dev e0`)
 		accepts(`nft add table inet site; iptables -N user; iptables -P FORWARD DROP; iptables -A FORWARD -j user
 			iptables -A FORWARD -m conntrack --ctstate ESTABLISHED -j ACCEPT`,
 			"iptables -A user -s 10.88.0.0/16 -j ACCEPT", "iptables -A user -s 10.0.0.0/8 -j ACCEPT",
@@ -565,7 +599,9 @@ var _ = Describe("hawser doctor", Label("tool-doctor"), func() {
 			`nft add rule inet site user iifname @inside accept`, `nft add rule inet site user iif cni0 accept`,
 			`nft add rule inet site user iifname vmap '{ "cni0" : accept, "eth7" : drop }'`,
 			`nft add rule inet site user iifname 'cni*' accept`,
-			`nft add rule inet site user ip saddr 10.80.0.0/12 accept`)
+			`nft add rule inet site user ip saddr 10.80.0.0/12 accept`,
+			`nft add rule inet site user oifname "e0" accept`, `nft add rule inet site user iifname != "e0" accept`,
+			`nft add rule inet site user ip daddr != 10.0.0.0/8 accept`)
 		m.Cmd("sh", "-ec", `nft flush chain inet site user
 			nft add rule inet site user iifname vmap '{ "cni0" : drop }'`)
 		finds("drop-policy")
@@ -574,6 +610,21 @@ var _ = Describe("hawser doctor", Label("tool-doctor"), func() {
 		finds("firewalld")
 		m.Cmd("nft", "add", "rule", "inet", "firewalld", "zones", "iifname", "cni0", "accept")
 		finds("")
+	})
+
+	It("knows the fwmark of firewall in any form, and only where it is set", func() {
+		m := newMachine(ours(), usual)
+		m.up(newPod("c1", "web-0"))
+		m.Cmd("sh", "-ec", `nft add table inet site
+			nft add chain inet site forward '{ type filter hook forward priority 0; policy drop; }'
+			nft add rule inet site forward meta mark and 0x1000 != 0 accept`)
+		Expect(m.hawser("doctor").Stdout).To(Equal("nothing is wrong\n"))
+		Expect(m.says("explain", "web-0")).To(ContainSubstring("none found"))
+		m.Cmd("sh", "-ec", `nft delete table inet site; nft add table inet site
+			nft add chain inet site forward '{ type filter hook forward priority -5; policy drop; }'
+			nft add rule inet site forward meta mark and 0x1000 != 0 accept`)
+		Expect(m.finds()).To(ConsistOf(And(HaveField("Severity", "warning"), HaveField("Advice",
+			HavePrefix("accept the containers: nft insert rule inet site forward ip saddr 10.88.0.0/24 accept")))))
 	})
 
 	It("complains of no guard of iptables-legacy, and of no lease that nobody can lend", func() {
@@ -591,7 +642,8 @@ var _ = Describe("hawser doctor", Label("tool-doctor"), func() {
 		m.up(newPod("c1", "web-0"))
 		m.up(newPod("c2", "web-1")).Cmd("ip", "addr", "flush", "dev", "eth0")
 		Expect(m.finds()).To(HaveExactElements(And(HaveField("What", ContainSubstring("web-1")),
-			HaveField("Advice", ContainSubstring("restart the container")))))
+			HaveField("Advice", "hawser reapply restores rules and forwarding; for a link, an address or a route, "+
+				"restart the container"))))
 		Expect(m.hawser("why", "web-1").Stderr).To(ContainSubstring("drift: CHECK of pod shop/web-1"))
 		Expect(m.hawser("why", "web-0").Stderr).To(HaveSuffix("hawser: none\n"))
 		m.up(newPod("c3", "web-2")).Cmd("ip", "addr", "flush", "dev", "eth0")

@@ -79,7 +79,8 @@ var _ = Describe("hawser explain", Label("tool-explain"), func() {
 				out := m.hawser("explain", what)
 				Expect([]any{out.Exit, out.Stdout}).To(Equal([]any{1, ""}))
 				Expect(out.Stderr).To(ContainSubstring(`no attachment or interface is called "` + what +
-					`"; give the ID, pod or address of a container, a host port`))
+					`"; give the ID, pod or address of a container, a host port (8080, 8080/udp, 10.0.0.1:8080) or ` +
+					"an interface of the host"))
 			}
 		})
 
@@ -115,6 +116,7 @@ var _ = Describe("hawser explain", Label("tool-explain"), func() {
 		m.write("/etc/cni/net.d/x.nft", "add table inet x\nadd table ip6 y\n"+
 			fmt.Sprintf(base, "closed", "forward", 5, "drop")+
 			fmt.Sprintf(base, "half", "forward", 6, "drop")+"add rule inet x half iifname lo accept\n"+
+			fmt.Sprintf(base, "doubt", "forward", 6, "drop")+"add rule inet x doubt meta l4proto tcp accept\n"+
 			fmt.Sprintf(base, "wall", "prerouting", 7, "accept")+"add rule inet x wall counter drop\n"+
 			fmt.Sprintf(base, "late", "postrouting", 8, "accept")+
 			"add rule inet x late iifname lo accept\nadd rule inet x late counter drop\n"+
@@ -128,10 +130,11 @@ var _ = Describe("hawser explain", Label("tool-explain"), func() {
 			Expect(stops(e, "stops it")).To(ConsistOf(
 				"bridge: sysctl net.ipv4.ip_forward: is 0, so the host does not forward what containers send",
 				"table inet x, chain closed at forward: its policy is drop, and it has no rules",
+				"table inet x, chain half at forward: its policy is drop, and none of its rules accepts the packet",
+				"table inet x, chain late at postrouting: its rule 2 drops every packet that no earlier rule accepts",
 				"table inet x, chain wall at prerouting: its first rule drops every packet"))
 			Expect(stops(e, "may stop it")).To(ConsistOf(HavePrefix("firewall: "),
-				"table inet x, chain half at forward: its policy is drop, unless one of its rules accepts the packet",
-				"table inet x, chain late at postrouting: its rule 2 drops every packet that no earlier rule accepts"))
+				"table inet x, chain doubt at forward: its policy is drop, unless one of its rules accepts the packet"))
 		}
 	})
 
@@ -141,10 +144,31 @@ var _ = Describe("hawser explain", Label("tool-explain"), func() {
 		m.Cmd("sh", "-ec", `nft add table inet site
 		nft add chain inet site forward '{ type filter hook forward priority 10 ; policy drop ; }'
 		nft add rule inet site forward iifname cni0 accept`)
-		Expect(stops(explains(m, "web-0"), "may stop it")).To(ConsistOf("table inet site, chain forward at forward: " +
-			"its policy is drop, unless one of its rules accepts the packet"))
-		m.Cmd("nft", "add", "rule", "inet", "site", "forward", "oifname", "cni0", "accept")
+		const drops = "table inet site, chain forward at forward: its policy is drop, and none of its rules accepts " +
+			"the packet"
+		Expect(stops(explains(m, "web-0"), "stops it")).To(ConsistOf(drops))
+		m.Cmd("nft", "add rule inet site forward iifname cni0 ip saddr 10.88.0.0/24 accept")
+		Expect(stops(explains(m, "web-0"), "stops it")).To(ConsistOf(drops))
+		m.Cmd("nft", "add", "rule", "inet", "site", "forward", "ct", "state", "established", "accept")
 		Expect(m.says("explain", "web-0")).To(ContainSubstring("none found"))
+	})
+
+	It("says what stops new connections to a host port, and takes the index of a bridge for the bridge", func() {
+		m := newMachine(ours(), open)
+		m.up(newPod("c1", "web-0", hostPort(8080, 80)))
+		m.Cmd("sh", "-ec", `nft add table inet site; nft add chain inet site inner
+		nft add chain inet site forward '{ type filter hook forward priority 10 ; policy drop ; }'
+		nft add rule inet site forward iif cni0 accept; nft add rule inet site forward ct state established accept`)
+		Expect(m.says("explain", "web-0")).To(ContainSubstring("none found"))
+		Expect(stops(explains(m, "8080"), "stops it")).To(ConsistOf("table inet site, chain forward at forward: its " +
+			"policy is drop, and none of its rules accepts the packet"))
+		m.Cmd("sh", "-ec", `nft add rule inet site forward oifname cni0 jump inner
+		nft add rule inet site inner ip daddr 10.88.0.0/24 drop`)
+		Expect(stops(explains(m, "8080"), "stops it")).To(ConsistOf("table inet site, chain forward at forward: " +
+			"rule 1 of its chain inner drops packets of this interface or network"))
+		m.Cmd("nft", "add", "rule", "inet", "site", "forward", "oif", "cni0", "accept")
+		m.Cmd("nft", "flush", "chain", "inet", "site", "inner")
+		Expect(m.says("explain", "8080")).To(ContainSubstring("none found"))
 	})
 
 	It("reads settings of the host where CHECK is disabled", func() {
@@ -186,7 +210,7 @@ var _ = Describe("hawser explain", Label("tool-explain"), func() {
 		}
 		Expect(stops(explains(m, "8080"), "stops it")).To(ContainElement(
 			ContainSubstring("table legacy ip filter, chain FORWARD")))
-		m.Cmd("iptables-legacy", "-A", "FORWARD", "-i", "lo", "-j", "ACCEPT")
+		m.Cmd("iptables-legacy", "-A", "FORWARD", "-p", "tcp", "-j", "ACCEPT")
 		Expect(stops(explains(m, "8080"), "may stop it")).To(ContainElement(
 			ContainSubstring("table legacy ip filter, chain FORWARD")))
 	})

@@ -22,6 +22,7 @@ type healthy struct {
 	ports  []map[string]any
 	need   string // a feature of the kernel
 	isOurs bool   // the reference refuses the list
+	more   string // the file of a second list, with which the pod is attached, too
 }
 
 // loopbackList is the network that containerd attaches to each pod.
@@ -43,6 +44,8 @@ func healthyNodes() []healthy {
 	const (
 		uplink = "ip link add up0 type veth peer name switch0; ip link set up0 up; ip link set switch0 up"
 		off    = "sysctl -qw net.ipv4.ip_forward=0"
+
+		forwardDrops = "nft add chain ip site forward '{ type filter hook forward priority 0; policy drop; }'"
 	)
 	return []healthy{
 		{what: "macvlan with ip_forward 0", list: over(`{"type": "macvlan", "master": "up0"}`), before: uplink,
@@ -59,7 +62,8 @@ func healthyNodes() []healthy {
 		{what: "IPv6 only, with a policy of IPv4 that drops", ask: "web-0", need: "iptables",
 			list:   strings.NewReplacer("10.88.0.0/24", "fd00:88::/64", "0.0.0.0/0", "::/0").Replace(open),
 			before: "iptables -P FORWARD DROP"},
-		{what: "two networks", list: usual, before: second("more", "10.99.0.0/24"), ask: "web-0"},
+		{what: "two networks", list: usual, before: second("more", "10.99.0.0/24"), ask: "web-0",
+			more: "/etc/cni/net.d/20-more.conflist"},
 		{what: "CRI-O", list: strings.Replace(usual, "1.0.0", "0.4.0", 1), ask: "web-0",
 			before: "mv " + listFile + " /etc/cni/net.d/100-crio-bridge.conflist; echo '" +
 				strings.Replace(loopbackList, "cni-", "", 1) + "' >/etc/cni/net.d/200-loopback.conflist"},
@@ -69,6 +73,10 @@ func healthyNodes() []healthy {
 			list: gateway("fd00:88::/64", "fe80::1", over(`{"type": "bridge", "isGateway": true}`))},
 		{isOurs: true, what: "ptp with a gateway outside the subnet", ask: "web-0",
 			list: gateway("10.88.0.0/24", "169.254.1.1", over(`{"type": "ptp"}`))},
+		{what: "macvlan with a FORWARD chain that drops", list: over(`{"type": "macvlan", "master": "up0"}`),
+			before: uplink, after: forwardDrops, ask: "web-0", need: "macvlan"},
+		{what: "host-device with a FORWARD chain that drops", list: over(`{"type": "host-device", "device": "up0"}`),
+			before: uplink, after: forwardDrops, ask: "web-0"},
 		{what: "a pod that is starting", list: usual, ask: "web-0",
 			after: `printf 'c9\r\neth0' >/var/lib/cni/networks/pods/10.88.0.9`},
 	}
@@ -90,6 +98,15 @@ var _ = Describe("hawser on a healthy node", Label("tool-healthy"), func() {
 			lo.IfName, lo.CapabilityArgs = "lo", nil
 			list := nstest.Must(libcni.NetworkConfFromBytes([]byte(loopbackList)))
 			m.Do(func() { _, _ = m.cni.AddNetworkList(context.Background(), list, &lo) })
+			if h.more != "" {
+				net1 := *p.rt
+				net1.IfName, net1.CapabilityArgs = "net1", nil
+				m.Do(func() {
+					second := nstest.Must(libcni.NetworkConfFromFile(h.more))
+					_ = nstest.Must(m.cni.AddNetworkList(context.Background(), second, &net1))
+				})
+				Expect(m.says("ls")).To(MatchRegexp(`more +shop/web-0 +net1 +10\.99\.`))
+			}
 			m.Cmd("sh", "-ec", h.after)
 			out := m.hawser("doctor")
 			Expect([]any{out.Stdout, out.Exit}).To(Equal([]any{"nothing is wrong\n", 0}))
@@ -100,7 +117,8 @@ var _ = Describe("hawser on a healthy node", Label("tool-healthy"), func() {
 			Expect(explained).NotTo(ContainSubstring("cni-loopback"))
 			Expect(m.says("ls")).NotTo(ContainSubstring("cni-loopback"))
 			Expect(m.says("ls", "--loopback")).To(ContainSubstring("cni-loopback"))
-			Expect(m.says("metrics", "--check")).NotTo(MatchRegexp(`hawser_check_drift.*[1-9]\n`))
+			Expect(m.says("metrics", "--check")).To(And(ContainSubstring("\nhawser_check_drift{"),
+				Not(MatchRegexp(`hawser_check_drift.*[1-9]\n`))))
 		}
 	}
 	table, ofOurs := []any{}, []any{}

@@ -244,7 +244,8 @@ var _ = Describe("hawser why", Label("tool-why"), func() {
 			GinkgoHelper()
 			out := m.hawser("why", of)
 			Expect([]any{out.Exit, out.Stdout}).To(Equal([]any{1, ""}))
-			Expect(out.Stderr).To(And(HavePrefix("hawser: no failed call for"), ContainSubstring(
+			Expect(out.Stderr).To(And(HavePrefix(
+				`hawser: no failed call for "`+of+`" is recorded in /`), ContainSubstring(
 				"\nhawser: other projects' plugins and missing programs leave no records\n"), HaveSuffix(what+"\n")))
 		}
 		says("web-0", "hawser: libcni has a record of pod shop/web-0 on \"pods\": the container is attached\n"+

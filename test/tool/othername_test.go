@@ -111,7 +111,8 @@ var _ = Describe("a plugin under a name that ends in the plugin's", Label("other
 		list := strings.Replace(renamed(), "buildkit-cni-bridge", "mybridge", 1)
 		m := newMachine(links(append(all, "mybridge")...), list)
 		Expect(m.checks()).To(ConsistOf(And(HaveField("Severity", "error"), HaveField("Key", "plugins[0].type"),
-			HaveField("What", ContainSubstring(`"mybridge" is not a plugin of /opt/cni/bin/mybridge`)))))
+			HaveField("What", ContainSubstring(`"mybridge" is not a plugin of /opt/cni/bin/mybridge, which is this `+
+				"program")))))
 		Expect(m.hawser("doctor").Stdout).To(ContainSubstring(`missing-plugin: ` + listFile +
 			`, network "pods": plugin "mybridge" fails: type: "mybridge" is not a plugin of this program, which has b`))
 	})

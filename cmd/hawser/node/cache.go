@@ -26,13 +26,13 @@ type Cached struct {
 
 // results returns the directories of libcni's cache that have a file for each attachment: libcni's own, multus' for the
 // networks that it attaches, and cri-dockerd's.
-func (n Node) results() []string {
+func (n *Node) results() []string {
 	return []string{n.CacheDir + "/results", n.CacheDir + "/multus/results", n.CacheDir + "/cache/results"}
 }
 
 // Cached returns the attachments in libcni's cache, in the order of their files. damaged has the errors of files that
 // cannot be decoded.
-func (n Node) Cached() (all []*Attachment, damaged, err error) {
+func (n *Node) Cached() (all []*Attachment, damaged, err error) {
 	var errs []error
 	for _, dir := range n.results() {
 		entries, err := os.ReadDir(dir)
@@ -90,7 +90,7 @@ func readCached(file string) (*Attachment, error) {
 
 // damagedFile returns the attachment's file in libcni's cache if the file exists but could not be read, and ""
 // otherwise.
-func (n Node) damagedFile(a *Attachment) string {
+func (n *Node) damagedFile(a *Attachment) string {
 	if a.File != "" {
 		return ""
 	}

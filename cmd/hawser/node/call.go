@@ -47,7 +47,7 @@ func (c Call) Is(plugins ...string) bool {
 
 // Run executes the plugin in CNI_PATH and returns its standard output. Signals of the terminal do not reach the plugin.
 // If the plugin wrote an error object, Run returns it as a *cni.Error, with the plugin's name before the message.
-func (n Node) Run(ctx context.Context, c Call) (json.RawMessage, error) {
+func (n *Node) Run(ctx context.Context, c Call) (json.RawMessage, error) {
 	file, err := n.Find(c.Plugin())
 	if err != nil {
 		return nil, err
@@ -72,7 +72,7 @@ func finished(ctx context.Context) (context.Context, context.CancelFunc) {
 
 // Reapply restores the objects of one plugin that Check finds missing. The plugin restores them from its record, and
 // holds the lock under which DEL removes that record. The end of ctx does not interrupt it.
-func (n Node) Reapply(ctx context.Context, c Call) error {
+func (n *Node) Reapply(ctx context.Context, c Call) error {
 	if c.Reference {
 		return fmt.Errorf("%s: made by the reference plugin, which leaves no record of it; restart the container",
 			c.Plugin())
@@ -86,7 +86,7 @@ func (n Node) Reapply(ctx context.Context, c Call) error {
 // nil otherwise. That is so if the container's interface is incomplete and the host has no route to the container
 // through the container's links. CHECK of the chained plugin would then mistake another link, the uplink, for the
 // container's.
-func (n Node) FirstDrift(ctx context.Context, c Call) error {
+func (n *Node) FirstDrift(ctx context.Context, c Call) error {
 	first := Call{"CHECK", c.Attachment, c.List, 0}
 	end := FirstWord(c.HostEnd())
 	if c.Entry == 0 || end == "" || !n.HasPlugin(first.Plugin()) || isReached(c.Attachment, end) {
@@ -113,7 +113,7 @@ func isReached(a *Attachment, end string) bool {
 
 // Restore restores flushed rules of live attachments, in one step for all calls of one of Hawser's plugins. It returns
 // what was missing, by the attachment's mark.
-func (n Node) Restore(ctx context.Context, plugin string, calls []Call) map[string]error {
+func (n *Node) Restore(ctx context.Context, plugin string, calls []Call) map[string]error {
 	ctx, cancel := finished(ctx)
 	defer cancel()
 	var envs []skel.Env
@@ -126,7 +126,7 @@ func (n Node) Restore(ctx context.Context, plugin string, calls []Call) map[stri
 
 // Checks returns the calls of Check for an attachment in libcni's cache. Only plugins that Hawser or the reference has
 // are included, because the effects of other plugins' CHECK are unknown.
-func (n Node) Checks(a *Attachment) ([]Call, error) {
+func (n *Node) Checks(a *Attachment) ([]Call, error) {
 	list, err := ParseList(a.Config)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", a.File, err)
@@ -138,12 +138,12 @@ func (n Node) Checks(a *Attachment) ([]Call, error) {
 // Check runs Hawser's CHECK of one plugin in this process. It also knows the objects of the reference plugins. It
 // executes no program and calls no IPAM plugin, so it changes nothing, unlike the reference's CHECK of firewall and
 // dhcp. A failure leaves no record for why.
-func (n Node) Check(ctx context.Context, c Call) error {
+func (n *Node) Check(ctx context.Context, c Call) error {
 	return n.runOwn(ctx, c, skel.Env{ReadOnly: true})
 }
 
 // Status runs Hawser's STATUS of the first plugin of a list in this process. It changes nothing and leaves no record.
-func (n Node) Status(ctx context.Context, list List) error {
+func (n *Node) Status(ctx context.Context, list List) error {
 	return n.runOwn(ctx, Call{"STATUS", &Attachment{}, list, 0}, skel.Env{ReadOnly: true})
 }
 
@@ -155,7 +155,7 @@ func IsDrift(err error) bool {
 
 // CheckAll runs Check for each of Checks and returns an error or nil for each. It checks nothing if the list disables
 // CHECK.
-func (n Node) CheckAll(ctx context.Context, a *Attachment) (found []error, err error) {
+func (n *Node) CheckAll(ctx context.Context, a *Attachment) (found []error, err error) {
 	calls, err := n.Checks(a)
 	for _, c := range calls {
 		if !c.List.NoCheck {
@@ -167,7 +167,7 @@ func (n Node) CheckAll(ctx context.Context, a *Attachment) (found []error, err e
 
 // Plugin returns Hawser's plugin of a type. If the type only ends in the plugin's name, CNI_PATH must have Hawser's
 // program of that name, because other projects also have such names (accelerated-bridge).
-func (n Node) Plugin(plugin string) (p skel.Program, ok bool) {
+func (n *Node) Plugin(plugin string) (p skel.Program, ok bool) {
 	p, ok = skel.FindProgram(n.Programs, plugin)
 	if !ok || p.Name == plugin {
 		return p, ok
@@ -179,14 +179,14 @@ func (n Node) Plugin(plugin string) (p skel.Program, ok bool) {
 }
 
 // HasPlugin reports whether a type is one of Hawser's plugins.
-func (n Node) HasPlugin(plugin string) bool {
+func (n *Node) HasPlugin(plugin string) bool {
 	_, ok := n.Plugin(plugin)
 	return ok
 }
 
 // ownEnv completes env for a call in this process. The list's version is raised to the first one that has the command,
 // because CHECK is also needed for older lists.
-func (n Node) ownEnv(c Call, env skel.Env) skel.Env {
+func (n *Node) ownEnv(c Call, env skel.Env) skel.Env {
 	c.Attachment = c.withInterfaces(c.List)
 	c.List.CNIVersion = max(c.List.CNIVersion, cni.Since(c.Command))
 	env.Vars, env.Stdin, env.Programs = c.environment(n), bytes.NewReader(c.conf()), n.Programs
@@ -220,7 +220,7 @@ func (a *Attachment) withInterfaces(list List) *Attachment {
 }
 
 // runOwn calls one of Hawser's plugins in this process.
-func (n Node) runOwn(ctx context.Context, c Call, env skel.Env) error {
+func (n *Node) runOwn(ctx context.Context, c Call, env skel.Env) error {
 	var stdout, stderr bytes.Buffer
 	env.Stdout, env.Stderr = &stdout, &stderr
 	if p, _ := n.Plugin(c.Plugin()); p.Run(ctx, n.ownEnv(c, env)) == 0 {
@@ -232,7 +232,7 @@ func (n Node) runOwn(ctx context.Context, c Call, env skel.Env) error {
 	return fmt.Errorf("%s: %s", c.Plugin(), stderr.String())
 }
 
-func (c Call) environment(n Node) []string {
+func (c Call) environment(n *Node) []string {
 	env := slices.DeleteFunc(slices.Clone(n.Env), func(kv string) bool { return strings.HasPrefix(kv, "CNI_") })
 	return append(env, "CNI_COMMAND="+c.Command, "CNI_CONTAINERID="+c.ContainerID, "CNI_NETNS="+c.Netns,
 		"CNI_IFNAME="+c.IfName, "CNI_ARGS="+c.args(), "CNI_PATH="+n.Path)
@@ -256,7 +256,7 @@ func (c Call) conf() []byte {
 
 // Detach calls DEL of the programs of a list for an attachment. DEL affects no other attachment. DetachLeft removes
 // what they leave, so Detach returns only the errors of plugins that are not Hawser's.
-func (n Node) Detach(ctx context.Context, a *Attachment, list List) (err error) {
+func (n *Node) Detach(ctx context.Context, a *Attachment, list List) (err error) {
 	for i, c := range slices.Backward(list.Calls("DEL", a)) {
 		_, failed := n.Run(ctx, c)
 		if ipam := list.Plugins[i].IPAM.Type; !n.HasPlugin(c.Plugin()) || ipam != "" && !n.HasPlugin(ipam) {
@@ -268,7 +268,7 @@ func (n Node) Detach(ctx context.Context, a *Attachment, list List) (err error) 
 
 // DetachLeft removes the holdings that are left after Detach, or that belong to no plugin of the list, by DEL of
 // Hawser's own plugins, with IPAM last.
-func (n Node) DetachLeft(ctx context.Context, a *Attachment, list List, left []cni.Holding) (err error) {
+func (n *Node) DetachLeft(ctx context.Context, a *Attachment, list List, left []cni.Holding) (err error) {
 	for _, p := range slices.Backward(n.Programs) {
 		if !slices.ContainsFunc(left, func(h cni.Holding) bool { return h.Plugin == p.Name }) {
 			continue

@@ -51,7 +51,7 @@ func (e Entry) HasIPAM(plugin string) bool { return cni.IsPlugin(e.IPAM.Type, pl
 
 // Lists returns the network lists of the node, in the order in which runtimes read them: by the names of their files.
 // With an error it returns the lists that could be read.
-func (n Node) Lists() (lists []List, err error) {
+func (n *Node) Lists() (lists []List, err error) {
 	files, err := ListFiles(n.ConfDir)
 	errs := []error{err}
 	for _, file := range files {

@@ -49,8 +49,8 @@ type Node struct {
 
 // Default returns the node with the directories that runtimes use by default. If the usual directory has no list, the
 // node has the directory of lists that a CRI runtime's configuration names, or otherwise the directories of k3s.
-func Default(programs []skel.Program, env []string) Node {
-	n := Node{
+func Default(programs []skel.Program, env []string) *Node {
+	n := &Node{
 		ConfDir: "/etc/cni/net.d", Path: configuredPath(),
 		CacheDir: "/var/lib/cni", Failures: skel.FailureDir, Env: env, Programs: programs,
 	}
@@ -72,7 +72,7 @@ func Default(programs []skel.Program, env []string) Node {
 }
 
 // Find returns the first file of a plugin in Path, as runtimes do. An empty directory in Path is ignored.
-func (n Node) Find(plugin string) (string, error) {
+func (n *Node) Find(plugin string) (string, error) {
 	if !cni.ValidType(plugin) {
 		return "", fmt.Errorf("type %q is not a valid plugin name", plugin)
 	}
@@ -121,14 +121,14 @@ func (a *Attachment) MarshalJSON() ([]byte, error) {
 
 // Attachments returns the attachments in libcni's cache and those for which a plugin has a holding, sorted by network,
 // container and interface. With an error it returns the attachments that could be read.
-func (n Node) Attachments(ctx context.Context) ([]*Attachment, error) {
+func (n *Node) Attachments(ctx context.Context) ([]*Attachment, error) {
 	all, damaged, err := n.Read(ctx)
 	return all, errors.Join(damaged, err)
 }
 
 // Read returns the same attachments as Attachments. It returns the errors of single files (lists and libcni's records)
 // separately, as damaged.
-func (n Node) Read(ctx context.Context) (out []*Attachment, damaged, err error) {
+func (n *Node) Read(ctx context.Context) (out []*Attachment, damaged, err error) {
 	cached, damaged, err := n.Cached()
 	lists, bad := n.Lists()
 	held, failed := n.Holdings(ctx, append(lists, CachedLists(cached)...))
@@ -197,13 +197,13 @@ func (a *Attachment) attachedAt() time.Time {
 	return a.lastWritten()
 }
 
-func (n Node) usesReference(plugin string) bool {
+func (n *Node) usesReference(plugin string) bool {
 	file, err := n.Find(plugin)
 	return err == nil && n.IsReference(file)
 }
 
 // isForeign reports whether a list has only plugins that are neither Hawser's nor the reference's, and loopback.
-func (n Node) isForeign(config []byte) bool {
+func (n *Node) isForeign(config []byte) bool {
 	list, err := ParseList(config)
 	isKnown := func(e Entry) bool { return n.HasPlugin(e.Type) && !e.Is("loopback") }
 	return err == nil && !slices.ContainsFunc(list.ResolveFlannel("").Plugins, isKnown)
@@ -278,7 +278,7 @@ func (a *Attachment) IsUnchanged() bool {
 
 // Holdings returns the holdings of all plugins, at the default places and at those that the lists configure. It calls
 // all plugins concurrently.
-func (n Node) Holdings(ctx context.Context, lists []List) ([]cni.Holding, error) {
+func (n *Node) Holdings(ctx context.Context, lists []List) ([]cni.Holding, error) {
 	type answer struct {
 		held []cni.Holding
 		err  error
@@ -332,7 +332,7 @@ func (n Node) Holdings(ctx context.Context, lists []List) ([]cni.Holding, error)
 const Separate, separateDir = "cluster-local", "/var/lib/cni/cluster-local"
 
 // separateProgram returns the separate plugin. Its file has the plugin's name or a name that a list uses for it.
-func (n Node) separateProgram(lists []List) skel.Program {
+func (n *Node) separateProgram(lists []List) skel.Program {
 	names := []string{Separate}
 	for _, list := range lists {
 		for _, e := range list.Plugins {
@@ -355,7 +355,7 @@ func (n Node) separateProgram(lists []List) skel.Program {
 
 // listSeparate executes the separate plugin, which lists its records without a query to the API server. It returns
 // nothing if the node has no such program, or no records at the default place.
-func (n Node) listSeparate(ctx context.Context, file string, req *skel.Request) (held []cni.Holding, err error) {
+func (n *Node) listSeparate(ctx context.Context, file string, req *skel.Request) (held []cni.Holding, err error) {
 	if _, absent := os.Stat(separateDir); file == "" || req.Network == "" && absent != nil {
 		return nil, nil // most nodes do not have it
 	}

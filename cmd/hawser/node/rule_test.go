@@ -2,7 +2,7 @@ package node
 
 import (
 	"bytes"
-	"reflect"
+	"net/netip"
 	"slices"
 	"testing"
 
@@ -27,11 +27,19 @@ func droppedPacketsFrom(name string) []byte {
 }
 
 func TestReadRule(t *testing.T) {
-	got := readRule(nft.LiveRule{Chain: "forward", Exprs: droppedPacketsFrom("eth0")}).RuleSummary
-	want := RuleSummary{Chain: "forward", Drops: true, MatchesOne: true, Links: []string{"eth0"},
-		Compared: []string{"eth0\x00"}}
-	if !reflect.DeepEqual(got, want) {
-		t.Errorf("got %+v, want %+v", got, want)
+	rule := nft.LiveRule{Chain: "forward", Exprs: droppedPacketsFrom("eth0")}
+	rules, err := readRule(rule, 1, nil)
+	if err != nil || len(rules) != 1 || !rules[0].Drops || rules[0].Chain != "forward" {
+		t.Fatalf("got %+v, %v", rules, err)
+	}
+	p := &Packet{Links: []Link{{Name: "eth0", Index: 2}}, Range: netip.MustParsePrefix("10.88.0.0/24")}
+	d := (&BaseChain{Name: "forward", Rules: rules}).Decide(p)
+	if !d.Drops || !d.IsCertain || d.Rule == nil {
+		t.Errorf("packets from eth0: got %+v", d)
+	}
+	p.ToContainer = true
+	if d := (&BaseChain{Name: "forward", Rules: rules}).Decide(p); d.Drops {
+		t.Errorf("packets to eth0: got %+v", d)
 	}
 }
 
@@ -40,6 +48,8 @@ func FuzzReadRule(f *testing.F) {
 	f.Add(droppedPacketsFrom("eth0"))
 	f.Add(bytes.TrimRight(droppedPacketsFrom("eth0"), "\x00"))
 	f.Fuzz(func(_ *testing.T, data []byte) {
-		readRule(nft.LiveRule{Exprs: data})
+		_, _ = readRule(nft.LiveRule{Exprs: data}, 1, func(string) ([]nft.Element, error) {
+			return []nft.Element{{Key: data, Accepts: true}}, nil
+		})
 	})
 }

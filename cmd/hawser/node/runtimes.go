@@ -90,7 +90,7 @@ func rootOnly(path string) error {
 const askTime = 10 * time.Second
 
 // Runtimes queries all runtimes of the node concurrently, with their own programs.
-func (n Node) Runtimes(ctx context.Context) *Runtimes {
+func (n *Node) Runtimes(ctx context.Context) *Runtimes {
 	var answers []*Runtimes
 	var wg sync.WaitGroup
 	query := func(name string, do func(r *Runtimes) error) {
@@ -143,7 +143,7 @@ func hasStorage() bool {
 
 // querySocket queries a CRI runtime for its pods, and containerd for its containers. The answer about containers is
 // sufficient if crictl is not installed or containerd does not serve CRI.
-func (n Node) querySocket(ctx context.Context, r *Runtimes, socket string) error {
+func (n *Node) querySocket(ctx context.Context, r *Runtimes, socket string) error {
 	if err := rootOnly(socket); err != nil {
 		return err
 	}
@@ -167,7 +167,7 @@ func (n Node) querySocket(ctx context.Context, r *Runtimes, socket string) error
 	return errors.Join(err, n.queryContainerd(ctx, r, socket))
 }
 
-func (n Node) queryPodman(ctx context.Context, r *Runtimes) error {
+func (n *Node) queryPodman(ctx context.Context, r *Runtimes) error {
 	var containers []struct{ ID string }
 	err := n.query(ctx, &containers, "podman", "ps", "-a", "--no-trunc", "--format", "json")
 	if err != nil {
@@ -182,7 +182,7 @@ func (n Node) queryPodman(ctx context.Context, r *Runtimes) error {
 
 // queryContainerd queries the containers of all of containerd's namespaces. nerdctl's container IDs in CNI have the
 // form NAMESPACE-ID.
-func (n Node) queryContainerd(ctx context.Context, r *Runtimes, socket string) error {
+func (n *Node) queryContainerd(ctx context.Context, r *Runtimes, socket string) error {
 	var namespaces, ids []string
 	if err := n.query(ctx, &namespaces, "ctr", "--address", socket, "namespaces", "ls", "-q"); err != nil {
 		return err
@@ -219,7 +219,7 @@ func findProgram(program string, args []string) (string, []string, error) {
 }
 
 // query executes a program and decodes its output, as words into a *[]string, as JSON into other types.
-func (n Node) query(ctx context.Context, answer any, program string, args ...string) error {
+func (n *Node) query(ctx context.Context, answer any, program string, args ...string) error {
 	file, args, err := findProgram(program, args)
 	if err != nil {
 		return err

@@ -59,7 +59,7 @@ type mark struct {
 // was created after a query, but Classify keeps an attachment that was written after the survey began. With an error it
 // returns no Survey, because attachments that could not be read must be kept. The Survey also searches namespaces for
 // the marks of former attachments.
-func (n Node) Survey(ctx context.Context, former ...*Attachment) (s *Survey, err error) {
+func (n *Node) Survey(ctx context.Context, former ...*Attachment) (s *Survey, err error) {
 	s = &Survey{host: map[string]bool{}, isGone: sync.OnceValues(ns.Gone)}
 	s.inside = sync.OnceValues(func() (*inside, error) { return s.readNamespaces(former) })
 	var now unix.Timespec

@@ -29,7 +29,7 @@ type problem struct {
 
 // checker collects the problems of network lists.
 type checker struct {
-	node.Node
+	*node.Node
 	found  []problem
 	files  map[string]string // the file of each network
 	ranges []usedRange
@@ -196,7 +196,7 @@ func (s location) entry(list node.List, i int) {
 		}
 		p, isOurs := s.Plugin(plugin[1])
 		file, err := s.Find(plugin[1])
-		if err == nil && !isOurs && isSelf(file) {
+		if err == nil && !isOurs && sameFile("/proc/self/exe", file) {
 			err = fmt.Errorf("%q is not a plugin of %s, which is this program", plugin[1], file)
 		}
 		if err != nil {
@@ -221,13 +221,6 @@ func (s location) entry(list node.List, i int) {
 		}
 	}
 	s.locate(e).capabilities(e, takes)
-}
-
-// isSelf reports whether a file is the running program, possibly under another name.
-func isSelf(file string) bool {
-	own, err := os.Stat("/proc/self/exe")
-	info, failed := os.Stat(file)
-	return err == nil && failed == nil && os.SameFile(own, info)
 }
 
 // capabilities compares the capabilities that an entry declares with those that its plugins use.

@@ -9,6 +9,7 @@ import (
 	"os"
 	"regexp"
 	"slices"
+	"sort"
 	"strings"
 	"time"
 
@@ -101,7 +102,7 @@ func withoutQuotes(err error) string {
 	return text
 }
 
-func diags(ctx context.Context, n node.Node, log string) *report {
+func diags(ctx context.Context, n *node.Node, log string) *report {
 	r := &report{}
 	r.add("versions", versions(n), nil)
 	all, err := n.Attachments(ctx)
@@ -172,7 +173,7 @@ func (r *report) addLinks() {
 }
 
 // versions returns the versions of the kernel and of the programs, and the loaded modules.
-func versions(n node.Node) map[string]any {
+func versions(n *node.Node) map[string]any {
 	var u unix.Utsname
 	_ = unix.Uname(&u) // it cannot fail
 	var modules []string
@@ -195,22 +196,12 @@ func versions(n node.Node) map[string]any {
 // tableOf returns Hawser's table in the JSON format of the program nft, or null if nft is not installed or fails.
 func tableOf(ctx context.Context, family nft.Family) json.RawMessage {
 	path, err := process.LookPath("nft")
-	var out limited
+	var out bytes.Buffer
 	list := []string{"-j", "list", "table", family.String(), nft.TableName}
 	if err != nil || (process.Command{Path: path, Args: list, Stdout: &out}).Run(ctx) != nil {
 		return json.RawMessage("null")
 	}
 	return out.Bytes()
-}
-
-// limited is a buffer that refuses more than 64 MiB. A table with 100,000 elements has 20 MiB.
-type limited struct{ bytes.Buffer }
-
-func (l *limited) Write(data []byte) (int, error) {
-	if l.Len()+len(data) > 64<<20 {
-		return 0, errors.New("is larger than 64 MiB")
-	}
-	return l.Buffer.Write(data)
 }
 
 // The keys whose values diags includes: listKeys in network lists, and logKeys in log lines.
@@ -254,9 +245,8 @@ func keepKeys(keys []string, value any) any {
 // lastLines returns the newest lines of all logs, sorted by time. most limits their number.
 func lastLines(log string, most int) (lines []any, err error) {
 	cut := func() {
-		slices.SortStableFunc(lines, func(a, b any) int {
-			return strings.Compare(fmt.Sprint(a.(map[string]any)["time"]), fmt.Sprint(b.(map[string]any)["time"]))
-		})
+		timeOf := func(i int) string { return fmt.Sprint(lines[i].(map[string]any)["time"]) }
+		sort.SliceStable(lines, func(i, j int) bool { return timeOf(i) < timeOf(j) })
 		lines = slices.Delete(lines, 0, max(0, len(lines)-most))
 	}
 	err = eachLogLine(log, func(line []byte) {

@@ -86,7 +86,7 @@ func (e exitStatus) Error() string { return "" }
 
 // facts are the state of the node from which findings are derived.
 type facts struct {
-	node.Node
+	*node.Node
 	ctx      context.Context
 	query    string      // a pod or container, for findings about it only; empty = all
 	lists    []node.List // lists in ConfDir
@@ -95,9 +95,10 @@ type facts struct {
 	programs map[string]program
 	attached []*node.Attachment
 	links    []rtnl.Link
+	uplink   node.Link               // the link of the default route; its name is empty if there is none
 	routes   map[string][]rtnl.Route // by link name; host ends of containers are omitted
 	chains   []nft.LiveChain
-	hooked   []node.BaseChain
+	hooked   []*node.BaseChain
 	zones    []node.RuleSummary // rules of firewalld
 	guarded  []string           // links from which portmap's guard protects 127.0.0.0/8
 	problems []error            // facts that could not be read
@@ -166,13 +167,13 @@ func (f *facts) addAll(id, format string, names []string) {
 	}
 }
 
-// findings returns the findings, errors first, in the order of their kinds. drifts runs before dropPolicies, which uses
-// the findings of drifts.
+// findings returns the findings, errors first, in the order of their kinds. drifts runs before drops, which uses the
+// findings of drifts.
 func (f *facts) findings() []*finding {
 	for _, find := range []func(*facts){
 		missingPlugins, badLists, noSubnets, unknownVersions, refusedLists, fullRanges, overlaps, lostLeases,
 		forwardingOff, ipv6Disabled, notReady, vlanUplinks, otherDefaults, otherDirectories, orphans, drifts,
-		dropPolicies, dropRules, missingModules, changedMACs, guards, otherSoftware, mixedPlugins,
+		drops, missingModules, changedMACs, guards, otherSoftware, mixedPlugins,
 	} {
 		find(f)
 	}
@@ -188,7 +189,7 @@ func (f *facts) findings() []*finding {
 }
 
 // gather reads the facts from the node, once.
-func gather(ctx context.Context, n node.Node) *facts {
+func gather(ctx context.Context, n *node.Node) *facts {
 	f := &facts{Node: n, ctx: ctx, programs: map[string]program{}, routes: map[string][]rtnl.Route{}}
 	var err error
 	f.lists, err = n.Lists()
@@ -205,6 +206,8 @@ func gather(ctx context.Context, n node.Node) *facts {
 		}
 	}
 	f.addError(f.gatherLinks())
+	up, _ := uplink()
+	f.uplink = node.Link{Name: up.Name, Index: up.Index}
 	unread := len(f.problems)
 	f.addError(nft.IfSupported(f.gatherRules()))
 	f.noRules = len(f.problems) > unread
@@ -299,7 +302,7 @@ func uses(list node.List, plugin string) bool {
 }
 
 // findProgram executes a plugin's file with VERSION, as runtimes do, to get the versions that it supports.
-func findProgram(ctx context.Context, n node.Node, plugin string) (p program) {
+func findProgram(ctx context.Context, n *node.Node, plugin string) (p program) {
 	if p.path, p.err = n.Find(plugin); p.err != nil {
 		return p
 	}

@@ -300,13 +300,15 @@ func otherSoftware(f *facts) {
 	hasFirewalld := has(isFirewalld)
 	const services = "KUBE-SERVICES" // kube-proxy's chain, also with iptables-legacy
 	hasServices := has(func(c nft.LiveChain) bool { return c.Name == services || c.Table.Name == "kube-proxy" }) ||
-		slices.ContainsFunc(f.hooked, func(b node.BaseChain) bool {
+		slices.ContainsFunc(f.hooked, func(b *node.BaseChain) bool {
 			return slices.ContainsFunc(b.Rules, func(r node.RuleSummary) bool { return r.Target == services })
 		})
 	hasIPVS := slices.ContainsFunc(f.links, func(l rtnl.Link) bool { return l.Name == "kube-ipvs0" })
 	bridged := readSetting("bridge/bridge-nf-call-iptables")
 	for _, list := range f.lists {
-		isInZone := slices.ContainsFunc(f.zones, f.selects(list)) // assigned by an administrator
+		isInZone := slices.ContainsFunc(f.packets(&node.BaseChain{Family: nft.INet}, list), func(p *node.Packet) bool {
+			return slices.ContainsFunc(f.zones, func(r node.RuleSummary) bool { return r.Names(p) })
+		}) // an administrator has assigned the containers
 		if hasFirewalld && isRouted(list) && !uses(list, "firewall") && !isInZone {
 			f.add("firewalld", "%s: firewalld runs, and the list has no plugin firewall, which would put the "+
 				"containers into its trusted zone", titleOf(list))
@@ -389,7 +391,7 @@ func howToReplace(option, dir string) string {
 }
 
 // installedDir returns the first directory of the node's plugin path that contains Hawser's tool, or "".
-func installedDir(n node.Node) string {
+func installedDir(n *node.Node) string {
 	for _, dir := range filepath.SplitList(n.Path) {
 		if dir != "" && n.IsOurs(filepath.Join(dir, toolName)) {
 			return dir

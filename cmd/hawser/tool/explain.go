@@ -14,7 +14,6 @@ import (
 	"github.com/hawser-cni/plugins/cmd/hawser/node"
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/nft"
-	"github.com/hawser-cni/plugins/pkg/ranges"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
@@ -23,8 +22,9 @@ type explanation struct {
 	What        string             `json:"what"`
 	Attachments []*node.Attachment `json:"attachments"`
 	Links       []hostLink         `json:"links,omitempty"` // the host's interfaces that the attachments need
-	Path        []node.BaseChain   `json:"way,omitempty"`   // the chains of the packet path; nil = not searched
+	Path        []*node.BaseChain  `json:"way,omitempty"`   // the chains of the packet path; nil = not searched
 	Stops       []*stop            `json:"stops,omitempty"`
+	isPort      bool               // the attachments were found by a host port
 }
 
 // stop is an obstacle on the packet path.
@@ -40,6 +40,7 @@ type hostLink struct {
 	Master string   `json:"master,omitempty"`
 	State  string   `json:"state"` // "up", "down", or "missing"
 	Addrs  []string `json:"addresses,omitempty"`
+	index  int
 }
 
 func (l hostLink) String() string {
@@ -79,7 +80,7 @@ func hostLinks() (map[string]hostLink, error) {
 	}
 	all, errs := map[string]hostLink{}, []error{err}
 	for _, l := range links {
-		h := hostLink{Name: l.Name, Kind: l.Kind, Master: names[l.Master], State: "down"}
+		h := hostLink{Name: l.Name, Kind: l.Kind, Master: names[l.Master], State: "down", index: l.Index}
 		if l.Up {
 			h.State = "up"
 		}
@@ -127,7 +128,7 @@ func (s *session) explain(what string, all []*node.Attachment, links map[string]
 		func(a *node.Attachment) bool { return node.FirstWord(a.HostEnd()) == what || parent(a, links) == what },
 		func(a *node.Attachment) bool { return node.Matches(what, a.Pod, a.ContainerID) },
 	}
-	for _, matches := range readings {
+	for i, matches := range readings {
 		for _, a := range all {
 			if matches(a) {
 				e.Attachments = append(e.Attachments, a)
@@ -136,6 +137,7 @@ func (s *session) explain(what string, all []*node.Attachment, links map[string]
 		if len(e.Attachments) == 0 {
 			continue
 		}
+		e.isPort = i == 1
 		e.findLinks(links)
 		if slices.ContainsFunc(e.Links, func(l hostLink) bool { return l.Name == what }) {
 			return e, nil // an interface has no single packet path
@@ -192,11 +194,10 @@ func (e *explanation) findLinks(links map[string]hostLink) {
 }
 
 // findPath adds the packet path and the obstacles on it.
-func (e *explanation) findPath(ctx context.Context, n node.Node, links map[string]hostLink) error {
-	e.Path = []node.BaseChain{}
-	families, routed, errs := map[bool]bool{}, map[bool]bool{}, []error{} // true = IPv4
-	var own ranges.Set
-	var m matcher
+func (e *explanation) findPath(ctx context.Context, n *node.Node, links map[string]hostLink) error {
+	e.Path = []*node.BaseChain{}
+	routed, errs := map[bool]bool{}, []error{} // true = IPv4
+	var packets []*node.Packet
 	for _, a := range e.Attachments {
 		if a.Orphan != "" {
 			e.addStop(node.StopsIt, "container %s: %s", nameOf("", a.ContainerID), a.Orphan)
@@ -205,15 +206,16 @@ func (e *explanation) findPath(ctx context.Context, n node.Node, links map[strin
 			errs = append(errs, e.findDrift(ctx, n, a))
 		}
 		list, _ := listOf(n, a) // Attachments has returned its error
-		if uses(list, "firewall") && !a.Reference {
-			m.mark = acceptMark(list, e.Attachments)
-		}
-		m.isAccepted = m.isAccepted || uses(list, "firewall")
+		list = list.ResolveFlannel(a.ContainerID)
+		isOthers := len(list.Plugins) == 0 || !n.HasPlugin(list.Plugins[0].Type)
+		p := e.packetOf(a, list, links)
 		for _, text := range a.Addresses() {
-			if addr, err := netip.ParseAddr(text); err == nil {
-				families[addr.Is4()] = true
-				routed[addr.Is4()] = routed[addr.Is4()] || isRouted(list.ResolveFlannel(a.ContainerID))
-				own = append(own, ranges.Range{Subnet: netip.PrefixFrom(addr, addr.BitLen())})
+			addr, err := netip.ParseAddr(text)
+			if err == nil && (isRouted(list) || isOthers) { // otherwise, packets do not pass the host's chains
+				packet := p
+				packet.Range = netip.PrefixFrom(addr, addr.BitLen())
+				packets = append(packets, &packet)
+				routed[addr.Is4()] = routed[addr.Is4()] || !isOthers
 			}
 		}
 	}
@@ -228,42 +230,73 @@ func (e *explanation) findPath(ctx context.Context, n node.Node, links map[strin
 			e.addStop(node.StopsIt, "%s is 0, so the host does not forward packets", key)
 		}
 	}
-	m.isOwn = func(r node.RuleSummary) bool {
-		return slices.ContainsFunc(e.Links, func(l hostLink) bool { return names(r, l.Name, 0, own) })
-	}
-	m.isOther = func(name string) bool {
-		isOwn := func(l hostLink) bool { return l.Name == name }
-		return links[name].Name != "" && links[name].Kind != "veth" && !slices.ContainsFunc(e.Links, isOwn)
-	}
 	chains, err := node.BaseChains(ctx)
-	e.findChains(chains, families, m)
+	for _, b := range chains {
+		e.addChain(b, packets)
+	}
 	slices.SortFunc(e.Stops, func(a, b *stop) int { // certain obstacles first
 		return cmp.Or(strings.Compare(b.Verdict, a.Verdict), strings.Compare(a.Why, b.Why))
 	})
 	return errors.Join(append(errs, err)...)
 }
 
-// findChains adds the chains of the address families, and those that drop packets. families is true for IPv4.
-func (e *explanation) findChains(chains []node.BaseChain, families map[bool]bool, m matcher) {
-	for _, b := range chains {
-		if b.Family == nft.IPv4 && !families[true] || b.Family == nft.IPv6 && !families[false] {
+// packetOf returns the packets that an attachment sends, without addresses.
+func (e *explanation) packetOf(a *node.Attachment, list node.List, links map[string]hostLink) node.Packet {
+	up, _ := uplink()
+	p := node.Packet{Uplink: node.Link{Name: up.Name, Index: up.Index}, IsAccepted: uses(list, "firewall")}
+	own := cmp.Or(parent(a, links), node.FirstWord(a.HostEnd()))
+	for _, l := range links {
+		link := node.Link{Name: l.Name, Index: l.index}
+		if l.Name == own {
+			p.Links = []node.Link{link}
+		}
+		if isInner(l.Name, l.Kind) {
+			p.Inner = append(p.Inner, link)
+		}
+	}
+	if !a.Reference {
+		p.Mark = acceptMark(list, e.Attachments)
+	}
+	return p
+}
+
+// addChain adds a chain that some of the packets pass, and the reason why it drops them. A connection to a container
+// is only considered if the question is about a port, or if a rule names the container.
+func (e *explanation) addChain(b *node.BaseChain, packets []*node.Packet) {
+	isPassed := false
+	var verdict, why string
+	for _, sent := range packets {
+		if b.Family != nft.INet && b.Family != nft.FamilyOf(sent.Range.Addr()) {
 			continue
 		}
+		isPassed = true
+		answer, opening := *sent, *sent
+		answer.ToContainer, answer.IsAnswer, opening.ToContainer = true, true, true
+		directions := []*node.Packet{sent}
+		switch {
+		case b.Hook == "prerouting": // before their destination is translated
+		case e.isPort:
+			directions = append(directions, &answer, &opening)
+		default:
+			directions = append(directions, &answer)
+			if d := b.Decide(&opening); d.Drops && d.Rule != nil && !d.Rule.IsUnconditional() {
+				verdict, why = node.MayStopIt, b.Explain(d)
+			}
+		}
+		if found, reason := b.Obstacle(directions); found != "" && verdict != node.StopsIt {
+			verdict, why = found, reason
+		}
+	}
+	if isPassed {
 		e.Path = append(e.Path, b)
-		verdict, why := b.Verdict()
-		if accepted, _ := m.accepts(b); verdict == node.StopsIt || verdict == node.MayStopIt && !accepted {
-			e.addStop(verdict, "table %s, chain %s at %s: %s", b.Table, b.Name, b.Hook, why)
-		}
-		if place, isCertain := b.FirstDrop(m.isOwn); place > 0 {
-			verdict := map[bool]string{true: node.StopsIt, false: node.MayStopIt}[isCertain]
-			e.addStop(verdict, "table %s, chain %s at %s: its rule %d drops packets of this interface or network",
-				b.Table, b.Name, b.Hook, place)
-		}
+	}
+	if verdict != "" {
+		e.addStop(verdict, "table %s, chain %s at %s: %s", b.Table, b.Name, b.Hook, why)
 	}
 }
 
 // findDrift adds the findings of CHECK for an attachment.
-func (e *explanation) findDrift(ctx context.Context, n node.Node, a *node.Attachment) error {
+func (e *explanation) findDrift(ctx context.Context, n *node.Node, a *node.Attachment) error {
 	found, err := n.CheckAll(ctx, a)
 	for _, failed := range found {
 		switch {
@@ -324,7 +357,7 @@ func (e *explanation) print(t table) {
 }
 
 // describeChain describes what a chain does to the packet.
-func (e *explanation) describeChain(b node.BaseChain) string {
+func (e *explanation) describeChain(b *node.BaseChain) string {
 	said := []string{fmt.Sprintf("%s, %d rules", b.Type, b.Count), b.Comment}
 	ours := map[string]cni.HoldingKind{"portmap_prerouting": cni.HeldPort, "masq": cni.HeldMasquerade,
 		"firewall_forward": cni.HeldAccept}

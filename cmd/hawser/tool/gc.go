@@ -22,7 +22,7 @@ type collection struct {
 	Silent      []string   `json:"silent"`
 	Attachments []*garbage `json:"attachments"`
 
-	node    node.Node
+	node    *node.Node
 	older   time.Duration // minimum age of garbage
 	damaged error         // errors of single files
 }
@@ -68,7 +68,7 @@ func withDamaged(damaged, err error) error {
 	return fmt.Errorf("%w%w", damaged, exitStatus(0))
 }
 
-func collect(ctx context.Context, n node.Node, older time.Duration, yes bool) (*collection, error) {
+func collect(ctx context.Context, n *node.Node, older time.Duration, yes bool) (*collection, error) {
 	s, err := n.Survey(ctx)
 	if err == nil {
 		err = s.CheckPIDs()
@@ -164,7 +164,7 @@ func (c *collection) each(ctx context.Context, do func(g *garbage, a *node.Attac
 }
 
 // listOf returns the list in libcni's record, or the node's list of the network.
-func listOf(n node.Node, a *node.Attachment) (node.List, error) {
+func listOf(n *node.Node, a *node.Attachment) (node.List, error) {
 	if a.File != "" {
 		return node.ParseList(a.Config)
 	}

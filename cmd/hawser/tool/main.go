@@ -72,7 +72,7 @@ func Main(all []skel.Program) {
 
 // session is one run of a command that reads the node. ctx is set when the command runs.
 type session struct {
-	node.Node
+	*node.Node
 	ctx  context.Context
 	out  *output
 	json bool

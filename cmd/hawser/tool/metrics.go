@@ -124,7 +124,7 @@ func (m metrics) text() []byte {
 	return b.Bytes()
 }
 
-func measure(ctx context.Context, n node.Node, check bool, log string) (metrics, error) {
+func measure(ctx context.Context, n *node.Node, check bool, log string) (metrics, error) {
 	m := metrics{}
 	all, damaged, unread := n.Read(ctx)
 	errs := []error{damaged, unread}

@@ -59,7 +59,7 @@ func firstLine(text string) string {
 
 // repairer restores missing objects. It keeps the failed repairs for the next pass.
 type repairer struct {
-	node.Node
+	*node.Node
 	failed  map[string]failedRepair // of the last pass, by attachment and plugin
 	damaged error                   // errors of single files in the last pass
 }

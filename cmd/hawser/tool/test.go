@@ -40,7 +40,7 @@ type trial struct {
 	OK      bool         `json:"ok"`
 	Steps   []stepResult `json:"steps"`
 
-	node     node.Node
+	node     *node.Node
 	list     node.List
 	out      io.Writer        // receives a line per step; nil = no output
 	port     int              // host port of the first container; 0 = no plugin forwards ports
@@ -88,7 +88,7 @@ func testCommand(s *session) *cobra.Command {
 }
 
 // chooseList returns the list of a network, the list in a file, or, without a name, the first list, which runtimes use.
-func chooseList(n node.Node, name string) (list node.List, err error) {
+func chooseList(n *node.Node, name string) (list node.List, err error) {
 	lists, err := n.Lists()
 	i := slices.IndexFunc(lists, func(l node.List) bool { return name == "" || l.Name == name })
 	switch {

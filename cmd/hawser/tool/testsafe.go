@@ -22,13 +22,13 @@ import (
 // the list as written, including nested lists (multus) and other projects' entries. It ignores the case of keys, as the
 // reference does.
 type safety struct {
-	node.Node
+	*node.Node
 	host *rtnl.Conn
 	seen []string // networks whose lists were read
 }
 
 // checkSafety returns the reason why a test must not attach a container with the list, or nil if the test may do so.
-func checkSafety(n node.Node, list node.List) error {
+func checkSafety(n *node.Node, list node.List) error {
 	s := safety{Node: n, host: rtnl.Host()}
 	defer s.host.Close()
 	return s.list(list)

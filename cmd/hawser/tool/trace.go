@@ -20,20 +20,6 @@ import (
 	"github.com/hawser-cni/plugins/pkg/nft"
 )
 
-// traceStep is a step of a packet, as trace prints it.
-type traceStep struct {
-	Packet      int    `json:"packet"` // number of the packet, from 1
-	Proto       string `json:"proto,omitempty"`
-	Source      string `json:"source,omitempty"` // current source of the packet; empty = not reported by the kernel
-	Destination string `json:"destination,omitempty"`
-	In          string `json:"in,omitempty"` // incoming interface
-	Out         string `json:"out,omitempty"`
-	Table       string `json:"table"`
-	Chain       string `json:"chain"`
-	Rule        uint64 `json:"rule,omitempty"` // handle, as nft -a prints it; 0 = end of the chain
-	Verdict     string `json:"verdict"`
-}
-
 func traceCommand(s *session) *cobra.Command {
 	var limit time.Duration
 	var maxPackets int
@@ -52,7 +38,7 @@ func traceCommand(s *session) *cobra.Command {
 			defer done()
 			ctx, cancel := context.WithTimeout(ctx, limit)
 			defer cancel()
-			t := tracer{out: s.out, maxPackets: maxPackets, numbers: map[uint32]int{}}
+			t := tracer{out: s.out, maxPackets: maxPackets, numbers: map[uint64]int{}}
 			if s.json {
 				t.out = io.Discard
 			}
@@ -116,8 +102,6 @@ func (e endpoint) match(address func(nft.Family) nft.Field, port nft.Field) (rul
 // traceRules returns rules that match packets to an endpoint, from another endpoint if it is given. For an address
 // without a port, they match both directions unless from is given.
 func traceRules(to, from, protocol string) ([]nft.Rule, error) {
-	numbers := map[string][]byte{"tcp": {unix.IPPROTO_TCP}, "udp": {unix.IPPROTO_UDP}, "sctp": {unix.IPPROTO_SCTP},
-		"icmp": {unix.IPPROTO_ICMP}, "icmpv6": {unix.IPPROTO_ICMPV6}}
 	dst, err := parseEndpoint(to)
 	var src endpoint
 	if err == nil && from != "" {
@@ -127,7 +111,7 @@ func traceRules(to, from, protocol string) ([]nft.Rule, error) {
 	switch {
 	case err != nil:
 		return nil, err
-	case protocol != "" && numbers[protocol] == nil:
+	case protocol != "" && protocols[protocol] == 0:
 		return nil, fmt.Errorf("--protocol: %q is not one of tcp, udp, sctp, icmp and icmpv6", protocol)
 	case hasPort && strings.HasPrefix(protocol, "icmp"):
 		return nil, fmt.Errorf("--protocol: %s has no ports", protocol)
@@ -138,17 +122,17 @@ func traceRules(to, from, protocol string) ([]nft.Rule, error) {
 	if !hasPort && from == "" {
 		ways = append(ways, dst.match(nft.Family.Saddr, nft.THSport))
 	}
-	protocols := []string{protocol}
+	names := []string{protocol}
 	switch {
 	case protocol == "" && !hasPort:
 		return ways, nil
 	case protocol == "":
-		protocols = []string{"tcp", "udp"}
+		names = []string{"tcp", "udp"}
 	}
 	var rules []nft.Rule
 	for _, way := range ways {
-		for _, name := range protocols {
-			rules = append(rules, append(nft.Rule{nft.FieldIs(nft.L4Proto, numbers[name])}, way...))
+		for _, name := range names {
+			rules = append(rules, append(nft.Rule{nft.FieldIs(nft.L4Proto, []byte{protocols[name]})}, way...))
 		}
 	}
 	return rules, nil
@@ -158,34 +142,25 @@ func traceRules(to, from, protocol string) ([]nft.Rule, error) {
 type tracer struct {
 	out        io.Writer
 	maxPackets int
-	numbers    map[uint32]int // number of each packet, by the kernel's ID
+	numbers    map[uint64]int // number of each packet, by the kernel's ID
 	steps      []traceStep
 }
 
 // step adds a step. It returns false, which ends the trace, for the first packet beyond maxPackets.
-func (t *tracer) step(s packetStep) bool {
-	n, known := t.numbers[s.Packet]
+func (t *tracer) step(s traceStep) bool {
+	n, known := t.numbers[s.id]
 	if !known {
 		if len(t.numbers) == t.maxPackets {
 			return false
 		}
 		n = len(t.numbers) + 1
-		t.numbers[s.Packet] = n
+		t.numbers[s.id] = n
 	}
-	if s.Table == traceTable() {
-		return true
+	if s.Table != traceTable().String() {
+		s.Packet = n
+		t.steps = append(t.steps, s)
+		s.print(t.out)
 	}
-	step := traceStep{
-		Packet: n, In: linkName(s.IIF), Out: linkName(s.OIF), Table: s.Table.String(), Chain: s.Chain, Rule: s.Handle,
-		Verdict: s.Verdict,
-	}
-	if s.Destination.IsValid() {
-		step.Proto = map[byte]string{unix.IPPROTO_TCP: "tcp", unix.IPPROTO_UDP: "udp", unix.IPPROTO_SCTP: "sctp",
-			unix.IPPROTO_ICMP: "icmp", unix.IPPROTO_ICMPV6: "icmpv6"}[s.Proto]
-		step.Source, step.Destination = s.Source.String(), s.Destination.String()
-	}
-	t.steps = append(t.steps, step)
-	step.print(t.out)
 	return true
 }
 
@@ -225,15 +200,4 @@ func (t *tracer) summarize(of string, limit time.Duration) error {
 		fmt.Fprintln(t.out, "no rule dropped a packet")
 	}
 	return nil
-}
-
-func linkName(index int) string {
-	if index == 0 {
-		return ""
-	}
-	link, err := net.InterfaceByIndex(index)
-	if err != nil {
-		return fmt.Sprintf("#%d", index)
-	}
-	return link.Name
 }

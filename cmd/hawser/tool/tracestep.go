@@ -1,9 +1,11 @@
 package tool
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"fmt"
+	"net"
 	"net/netip"
 
 	"golang.org/x/sys/unix"
@@ -12,28 +14,34 @@ import (
 	"github.com/hawser-cni/plugins/pkg/nlattr"
 )
 
-// packetStep describes what a rule, or the end of a base chain, does with a traced packet.
-type packetStep struct {
-	Packet  uint32 // an ID that the kernel assigns to each packet
-	Table   nft.Table
-	Chain   string
-	Handle  uint64 // of the rule; 0 = end of the chain
-	Verdict string // as nft(8) writes it: "accept", "drop", "jump x"
-	IIF     int    // index of the input interface; 0 = the packet was sent by the host itself
-	OIF     int    // index of the output interface; 0 = not decided yet
+// traceStep describes what a rule, or the end of a base chain, does with a traced packet. The kernel reports the
+// packet's header only in some steps.
+type traceStep struct {
+	Packet      int    `json:"packet"` // number of the packet, from 1
+	Proto       string `json:"proto,omitempty"`
+	Source      string `json:"source,omitempty"` // current source of the packet; empty = not reported by the kernel
+	Destination string `json:"destination,omitempty"`
+	In          string `json:"in,omitempty"` // incoming interface; empty = the packet was sent by the host itself
+	Out         string `json:"out,omitempty"`
+	Table       string `json:"table"`
+	Chain       string `json:"chain"`
+	Rule        uint64 `json:"rule,omitempty"` // handle, as nft -a prints it; 0 = end of the chain
+	Verdict     string `json:"verdict"`        // as nft(8) writes it: "accept", "drop", "jump x"
 
-	// The packet at this point; zero if the kernel has reported it in an earlier step.
-	Proto               byte
-	Source, Destination netip.AddrPort
+	id uint64 // that the kernel assigns to the packet
 }
 
 // traceTable returns the table whose rules mark packets for tracing.
 func traceTable() nft.Table { return nft.Table{Family: nft.INet, Name: "hawser_trace"} }
 
+// protocols are the protocols that trace knows by name.
+var protocols = map[string]byte{"tcp": unix.IPPROTO_TCP, "udp": unix.IPPROTO_UDP, "sctp": unix.IPPROTO_SCTP,
+	"icmp": unix.IPPROTO_ICMP, "icmpv6": unix.IPPROTO_ICMPV6}
+
 // tracePackets marks packets that match one of the rules, at most 20 per second and rule, at the beginning of
 // prerouting and output. It passes each step of these packets through all rules of the network namespace to handle,
 // until handle returns false or ctx ends. The kernel deletes the marking rules with the socket (nft.AddTemporary).
-func tracePackets(ctx context.Context, rules []nft.Rule, handle func(packetStep) (more bool)) error {
+func tracePackets(ctx context.Context, rules []nft.Rule, handle func(traceStep) (more bool)) error {
 	const priority = -450 // before all other chains: raw is -300
 	const rate = 20       // packets per second
 	var marking []nft.Rule
@@ -53,62 +61,67 @@ func tracePackets(ctx context.Context, rules []nft.Rule, handle func(packetStep)
 	})
 }
 
-func decodeStep(e nft.Event) packetStep {
+func decodeStep(e nft.Event) traceStep {
 	b := e.Attrs
-	s := packetStep{
-		Packet: uint32(nlattr.GetNumber(b, unix.NFTA_TRACE_ID)),
-		Table:  nft.Table{Family: e.Family, Name: nlattr.GetString(b, unix.NFTA_TRACE_TABLE)},
-		Chain:  nlattr.GetString(b, unix.NFTA_TRACE_CHAIN),
-		Handle: nlattr.GetNumber(b, unix.NFTA_TRACE_RULE_HANDLE),
-		IIF:    int(nlattr.GetNumber(b, unix.NFTA_TRACE_IIF)),
-		OIF:    int(nlattr.GetNumber(b, unix.NFTA_TRACE_OIF)),
+	number := func(path ...uint16) uint64 { return nlattr.GetNumber(b, path...) }
+	s := traceStep{
+		id:    number(unix.NFTA_TRACE_ID),
+		Table: nft.Table{Family: e.Family, Name: nlattr.GetString(b, unix.NFTA_TRACE_TABLE)}.String(),
+		Chain: nlattr.GetString(b, unix.NFTA_TRACE_CHAIN),
+		Rule:  number(unix.NFTA_TRACE_RULE_HANDLE),
+		In:    linkName(int(number(unix.NFTA_TRACE_IIF))),
+		Out:   linkName(int(number(unix.NFTA_TRACE_OIF))),
 	}
-	verdict, policy := nlattr.Get(b, unix.NFTA_TRACE_VERDICT), nlattr.Get(b, unix.NFTA_TRACE_POLICY)
-	code := nlattr.Get(verdict, unix.NFTA_VERDICT_CODE)
+	code := nlattr.Get(b, unix.NFTA_TRACE_VERDICT, unix.NFTA_VERDICT_CODE)
 	if code == nil {
-		code = policy
+		code = nlattr.Get(b, unix.NFTA_TRACE_POLICY)
 	}
 	if len(code) == 4 {
-		chain := nlattr.GetString(verdict, unix.NFTA_VERDICT_CHAIN)
+		chain := nlattr.GetString(b, unix.NFTA_TRACE_VERDICT, unix.NFTA_VERDICT_CHAIN)
 		s.Verdict = verdictText(int32(binary.BigEndian.Uint32(code)), chain)
 	}
 	s.decodeHeaders(nlattr.Get(b, unix.NFTA_TRACE_NETWORK_HEADER), nlattr.Get(b, unix.NFTA_TRACE_TRANSPORT_HEADER))
 	return s
 }
 
-func (s *packetStep) decodeHeaders(network, transport []byte) {
+func (s *traceStep) decodeHeaders(network, transport []byte) {
 	var from, to netip.Addr
+	var proto byte
 	switch {
 	case len(network) >= 20 && network[0]>>4 == 4:
-		s.Proto = network[9]
+		proto = network[9]
 		from, to = netip.AddrFrom4([4]byte(network[12:])), netip.AddrFrom4([4]byte(network[16:]))
 	case len(network) >= 40 && network[0]>>4 == 6:
-		s.Proto = network[6]
+		proto = network[6]
 		from, to = netip.AddrFrom16([16]byte(network[8:])), netip.AddrFrom16([16]byte(network[24:]))
 	default:
 		return
 	}
 	var ports [2]uint16
-	if len(transport) >= 4 && (s.Proto == unix.IPPROTO_TCP || s.Proto == unix.IPPROTO_UDP) {
+	if len(transport) >= 4 && (proto == unix.IPPROTO_TCP || proto == unix.IPPROTO_UDP) {
 		ports = [2]uint16{binary.BigEndian.Uint16(transport), binary.BigEndian.Uint16(transport[2:])}
 	}
-	s.Source, s.Destination = netip.AddrPortFrom(from, ports[0]), netip.AddrPortFrom(to, ports[1])
+	s.Source, s.Destination = netip.AddrPortFrom(from, ports[0]).String(), netip.AddrPortFrom(to, ports[1]).String()
+	for name, number := range protocols {
+		if number == proto {
+			s.Proto = name
+		}
+	}
+}
+
+func linkName(index int) string {
+	if index == 0 {
+		return ""
+	}
+	link, err := net.InterfaceByIndex(index)
+	if err != nil {
+		return fmt.Sprintf("#%d", index)
+	}
+	return link.Name
 }
 
 func verdictText(code int32, chain string) string {
-	switch code {
-	case 0: // NF_DROP
-		return "drop"
-	case 1: // NF_ACCEPT
-		return "accept"
-	case unix.NFT_CONTINUE:
-		return "continue"
-	case unix.NFT_RETURN:
-		return "return"
-	case unix.NFT_JUMP:
-		return "jump " + chain
-	case unix.NFT_GOTO:
-		return "goto " + chain
-	}
-	return fmt.Sprintf("verdict %d", code)
+	text := map[int32]string{0: "drop", 1: "accept", unix.NFT_CONTINUE: "continue", unix.NFT_RETURN: "return",
+		unix.NFT_JUMP: "jump " + chain, unix.NFT_GOTO: "goto " + chain}[code]
+	return cmp.Or(text, fmt.Sprintf("verdict %d", code))
 }

@@ -45,7 +45,7 @@ func whyCommand(s *session) *cobra.Command {
 
 // why returns the failures of a pod (namespace/name or name) or container (its ID or the beginning of one), the newest
 // first. For "last", it returns the failures of the container that failed last.
-func why(ctx context.Context, n node.Node, of string) (found []failure, err error) {
+func why(ctx context.Context, n *node.Node, of string) (found []failure, err error) {
 	var all []*skel.Failure // pointers, because sorting the values would add 16 kB to the program
 	kept, err := skel.Failures(n.Failures).List()
 	if err != nil {
@@ -86,7 +86,7 @@ func why(ctx context.Context, n node.Node, of string) (found []failure, err erro
 
 // withoutRecord returns an error that describes the known state of a pod without a failure record: the runtime's
 // attachments, and current findings of doctor that may be the reason.
-func withoutRecord(ctx context.Context, n node.Node, of string) error {
+func withoutRecord(ctx context.Context, n *node.Node, of string) error {
 	f := gather(ctx, n)
 	lines := []string{fmt.Sprintf("no failed call for %q is recorded in %s", of, n.Failures),
 		"other projects' plugins and missing programs leave no records"}
@@ -130,7 +130,7 @@ func (f *facts) unreadLines() (lines []string) {
 }
 
 // position returns the position of the plugin in the network's list, and the list's file.
-func position(n node.Node, f skel.Failure) (step, file string) {
+func position(n *node.Node, f skel.Failure) (step, file string) {
 	lists, _ := n.Lists()
 	list := node.FindList(lists, f.Network).ResolveFlannel("")
 	for i, e := range list.Plugins {
@@ -200,6 +200,7 @@ var causes = []cause{
 	{cni.CodeIncompatibleVersion, "", "", "use a cniVersion in the network list that every plugin of it supports"},
 	{cni.CodeUnsupportedField, "", "", "the kernel or the interface cannot do it: remove the key, or load the module"},
 	{cni.CodeUnknownContainer, "", "", "the container had ended; if not, the runtime passed a wrong path, see its log"},
+	{cni.CodeIO, "", "policy ", "correct the administrator's file that the message names"},
 	{cni.CodeIO, "", "", "check that file system (full, read-only), or install the program"},
 	{cni.CodeDecode, "", "", "the network list is not valid JSON: hawser check FILE"},
 	{cni.CodeUnavailable, "", "", "the node lacks something that the plugin needs: hawser doctor"},

@@ -1,0 +1,297 @@
+package node
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Packet describes the packets of a network or a container in one direction.
+type Packet struct {
+	Links       []Link       // the host's interfaces to the containers; nil = unknown
+	Uplink      Link         // the host's interface on the other side; its name is empty if it is unknown
+	Inner       []Link       // interfaces that are not on the other side: lo and other networks' bridges
+	Range       netip.Prefix // contains the containers' addresses
+	ToContainer bool
+	IsAnswer    bool   // belongs to a connection that exists
+	Mark        uint32 // bits of the fwmark that firewall sets (see IsMarked); the other bits are unknown
+	IsAccepted  bool   // the plugin firewall accepts the packets in CNIForward
+}
+
+// Link is an interface of the host.
+type Link struct {
+	Name  string
+	Index int // 0 = unknown
+}
+
+// match is the share of the packets that a rule applies to.
+type match int
+
+const (
+	never   match = iota
+	unknown       // it depends on facts that are not evaluated
+	usually       // to the packets of an ordinary connection through the uplink
+	always
+)
+
+func (m match) invert() match {
+	switch m {
+	case never:
+		return always
+	case always:
+		return never
+	}
+	return unknown
+}
+
+func matchIf(ok bool) match {
+	if ok {
+		return always
+	}
+	return never
+}
+
+// field is a field of a packet.
+type field int
+
+const (
+	otherField field = iota
+	inLink
+	outLink
+	source
+	destination
+	family  // as in AF_INET
+	fwmark  // of the packet
+	ctState // of its connection
+)
+
+// condition compares a field of a packet with values. It is true if the field has one of them.
+type condition struct {
+	field      field
+	isInverted bool // it is true if the field has none of the values
+	values     []value
+}
+
+// value is a value of a field; only the members for the field's type are set.
+type value struct {
+	link         string // the name of an interface, or the beginning of one and "*"
+	number, mask uint32 // the index of an interface, or the masked bits of another field
+	network      netip.Prefix
+}
+
+// Bits of ctState.
+const (
+	ctEstablished = 1 << 1
+	ctNew         = 1 << 3
+)
+
+// match reports how many of the packets meet the condition. A condition about the state of connections is never always
+// met, because a connection has several states.
+func (c condition) match(p *Packet) match {
+	switch c.field {
+	case inLink, outLink:
+		return c.matchLink(p, (c.field == inLink) != p.ToContainer)
+	case source, destination:
+		return c.matchAddr(p, (c.field == source) != p.ToContainer)
+	case family:
+		if p.Range.Addr().Is4() {
+			return c.matchNumber(unix.AF_INET)
+		}
+		return c.matchNumber(unix.AF_INET6)
+	case fwmark:
+		if slices.ContainsFunc(c.values, func(v value) bool { return v.mask&^p.Mark != 0 }) {
+			return unknown
+		}
+		return c.matchNumber(p.Mark)
+	case ctState:
+		state := uint32(ctNew)
+		if p.IsAnswer {
+			state = ctEstablished
+		}
+		return min(c.matchNumber(state), usually)
+	}
+	return unknown
+}
+
+func (c condition) matchNumber(known uint32) match {
+	has := func(v value) bool { return known&v.mask == v.number }
+	return matchIf(slices.ContainsFunc(c.values, has) != c.isInverted)
+}
+
+// matchLink matches the interface to the containers, or the one on the other side.
+func (c condition) matchLink(p *Packet, isOwn bool) match {
+	if !isOwn {
+		isInner := func(v value) bool { return slices.ContainsFunc(append(p.Inner, p.Links...), v.names) }
+		isOther := func(v value) bool { return !isInner(v) }
+		switch {
+		case slices.ContainsFunc(c.values, func(v value) bool { return v.names(p.Uplink) }) != c.isInverted:
+			return usually
+		case !c.isInverted && !slices.ContainsFunc(c.values, isOther):
+			return never
+		}
+		return unknown
+	}
+	named := 0
+	for _, l := range p.Links {
+		if slices.ContainsFunc(c.values, func(v value) bool { return v.names(l) }) {
+			named++
+		}
+	}
+	switch {
+	case p.Links == nil || named > 0 && named < len(p.Links):
+		return unknown
+	case c.isInverted:
+		return matchIf(named == 0)
+	}
+	return matchIf(named > 0)
+}
+
+func (v value) names(l Link) bool {
+	begin, isMore := strings.CutSuffix(v.link, "*")
+	isNamed := v.link != "" && (l.Name == v.link || isMore && strings.HasPrefix(l.Name, begin))
+	return l.Name != "" && (isNamed || v.link == "" && l.Index != 0 && v.number == uint32(l.Index))
+}
+
+// matchAddr matches the addresses of the containers, or those on the other side.
+func (c condition) matchAddr(p *Packet, isOwn bool) match {
+	is := func(test func(netip.Prefix) bool) bool {
+		return slices.ContainsFunc(c.values, func(v value) bool { return test(v.network) })
+	}
+	addr := p.Range.Addr()
+	contains := func(n netip.Prefix) bool { return n.Bits() <= p.Range.Bits() && n.Contains(addr) }
+	m := unknown
+	switch {
+	case is(func(n netip.Prefix) bool { return n.Addr().Is4() != addr.Is4() }):
+		return never
+	case is(func(n netip.Prefix) bool { return n.Bits() == 0 }), isOwn && is(contains):
+		m = always
+	case isOwn && !is(p.Range.Overlaps):
+		m = never
+	case !isOwn && c.isInverted: // the networks of such rules are local
+		return usually
+	}
+	if c.isInverted {
+		return m.invert()
+	}
+	return m
+}
+
+// match reports how many of the packets the rule applies to.
+func (r *RuleSummary) match(p *Packet) match {
+	m := always
+	for _, c := range r.conditions {
+		m = min(m, c.match(p))
+	}
+	return m
+}
+
+// IsUnconditional reports whether the rule applies to every packet.
+func (r *RuleSummary) IsUnconditional() bool { return len(r.conditions) == 0 }
+
+// Names reports whether the rule names the containers' interfaces, or a network that contains their addresses.
+func (r *RuleSummary) Names(p *Packet) bool {
+	return slices.ContainsFunc(r.conditions, func(c condition) bool {
+		return c.field >= inLink && c.field <= destination && !c.isInverted && c.match(p) == always
+	})
+}
+
+// DropsTo reports whether the rule drops packets to a network.
+func (r *RuleSummary) DropsTo(network netip.Prefix) bool {
+	return r.Drops && slices.ContainsFunc(r.conditions, func(c condition) bool {
+		return c.field == destination && !c.isInverted && slices.Contains(c.values, value{network: network})
+	})
+}
+
+// Decision is what a base chain does with packets.
+type Decision struct {
+	Drops     bool         // it drops them
+	Rule      *RuleSummary // the rule that drops them; nil = the policy
+	IsCertain bool         // no earlier rule may accept them
+}
+
+// Decide evaluates the rules of the chain, and of the chains to which they jump, for packets. Packets of ordinary
+// connections must be accepted, and all packets must be dropped, for a decision.
+func (b *BaseChain) Decide(p *Packet) Decision {
+	seen := *p
+	if !b.IsMarked() {
+		seen.Mark = 0
+	}
+	accepted, rule := b.decide(b.Name, &seen)
+	return Decision{accepted < usually && (rule != nil || b.Drops), rule, accepted == never}
+}
+
+// IsMarked reports whether firewall, whose chain has priority -1, has marked the packets that it accepts before they
+// pass this chain.
+func (b *BaseChain) IsMarked() bool { return b.Hook == "forward" && b.Priority >= 0 }
+
+// decide evaluates the rules of one chain. It returns the share of packets that they accept, and the rule that drops
+// the others, or nil.
+func (b *BaseChain) decide(chain string, p *Packet) (accepted match, dropping *RuleSummary) {
+	if b.isPartial && chain != b.Name {
+		return unknown, nil
+	}
+	for i := range b.Rules {
+		r := &b.Rules[i]
+		m := r.match(p)
+		if r.Chain != chain || m == never {
+			continue
+		}
+		switch {
+		case r.Accepts, r.Target == CNIForward && p.IsAccepted:
+			accepted = max(accepted, m)
+		case r.Drops && m == always:
+			return accepted, r
+		case r.Returns && m == always:
+			return accepted, nil
+		case r.Target != "":
+			inner, rule := b.decide(r.Target, p)
+			accepted = max(accepted, min(inner, m))
+			if rule != nil && m == always {
+				return accepted, rule
+			}
+		}
+		if accepted >= usually {
+			return accepted, nil
+		}
+	}
+	return accepted, nil
+}
+
+// Obstacle returns whether and why the chain drops packets. It returns "" if the chain lets all of them pass.
+func (b *BaseChain) Obstacle(packets []*Packet) (verdict, why string) {
+	for _, p := range packets {
+		d := b.Decide(p)
+		if !d.Drops || verdict != "" && !d.IsCertain {
+			continue
+		}
+		why = b.Explain(d)
+		if verdict = MayStopIt; d.IsCertain {
+			return StopsIt, why
+		}
+	}
+	return verdict, why
+}
+
+// Explain returns the reason of a decision to drop packets.
+func (b *BaseChain) Explain(d Decision) string {
+	r := d.Rule
+	switch {
+	case r == nil && b.Count == 0:
+		return "its policy is drop, and it has no rules"
+	case r == nil && d.IsCertain:
+		return "its policy is drop, and none of its rules accepts the packet"
+	case r == nil:
+		return "its policy is drop, unless one of its rules accepts the packet"
+	case r.Chain != b.Name:
+		return fmt.Sprintf("rule %d of its chain %s drops packets of this interface or network", r.Number,
+			r.Chain)
+	case !r.IsUnconditional():
+		return fmt.Sprintf("its rule %d drops packets of this interface or network", r.Number)
+	case r.Number == 1:
+		return "its first rule drops every packet"
+	}
+	return fmt.Sprintf("its rule %d drops every packet that no earlier rule accepts", r.Number)
+}
