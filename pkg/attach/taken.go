@@ -4,10 +4,13 @@ import (
 	"errors"
 	"net/netip"
 	"slices"
+	"strconv"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/netplugin"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
@@ -34,16 +37,17 @@ func (c *Call) RefuseTaken(addr netip.Addr) error {
 	return c.refuseHolder(route.OutIndex, netip.PrefixFrom(addr, addr.BitLen()))
 }
 
-// RefuseNeighbors returns code 103 if a live container of another network on the same bridge has one of the result's
-// addresses. The neighbors would send its packets to this attachment as soon as the address is announced. A container
-// that has exchanged no packets with the host is not found.
-func (c *Call) RefuseNeighbors(res *cni.Result, bridge rtnl.Link) error {
+// RefuseNeighbors returns code 103 if a live container of another network on the same bridge, or in the same VLAN of it,
+// has one of the result's addresses. link is the bridge or the VLAN gateway. The neighbors would send its packets to
+// this attachment as soon as the address is announced. A container that has exchanged no packets with the host is not
+// found.
+func (c *Call) RefuseNeighbors(res *cni.Result, link rtnl.Link) error {
 	for _, ip := range res.IPs {
 		addr := ip.Address.Addr()
-		if !c.Host.HasNeighbor(bridge.Index, addr) { // this saves reading the addresses of all ports
+		if !c.Host.HasNeighbor(link.Index, addr) { // this saves reading the addresses of all ports
 			continue
 		}
-		if err := c.refuseHolder(bridge.Index, netip.PrefixFrom(addr, addr.BitLen())); err != nil {
+		if err := c.refuseHolder(link.Index, netip.PrefixFrom(addr, addr.BitLen())); err != nil {
 			return err
 		}
 	}
@@ -120,13 +124,15 @@ func (c *Call) holderBehind(index int, dst netip.Prefix) (holder string, addr ne
 }
 
 // FindHolder returns a description of the first container of another network that is connected to a link of the host,
-// or to a port of the link if that is a bridge, and has an address in dst. It returns the empty string if it finds no
-// such container. It cannot find a container whose addresses the kernel does not report.
+// or to a port of the link if that is a bridge, and has an address in dst. For a VLAN gateway, only ports in its VLAN
+// count. FindHolder returns the empty string if it finds no such container. It cannot find a container whose addresses
+// the kernel does not report.
 func (c *Call) FindHolder(link rtnl.Link, dst netip.Prefix) (holder string, addr netip.Addr, err error) {
-	ends := []rtnl.Link{link}
+	ends, vlan := []rtnl.Link{link}, ""
 	if link.IsPairEnd() && link.PeerNS == -1 { // a VLAN gateway, whose other end is a port
-		if peer, err := c.Host.LinkByIndex(link.Peer); err == nil {
-			link.Kind, link.Index = "bridge", peer.Master
+		vlan = link.Name[strings.LastIndex(link.Name, ".")+1:]
+		if link, err = c.bridgeOf(link); err != nil {
+			return "", addr, err
 		}
 	}
 	if link.Kind == "bridge" {
@@ -141,7 +147,15 @@ func (c *Call) FindHolder(link rtnl.Link, dst netip.Prefix) (holder string, addr
 			continue
 		}
 		addrs, err := c.Host.PeerAddrs(end, rtnl.FamilyOf(dst.Addr()))
-		if i := slices.IndexFunc(addrs, dst.Contains); err == nil && i >= 0 {
+		i := slices.IndexFunc(addrs, dst.Contains)
+		if err != nil || i < 0 {
+			continue
+		}
+		isIn, err := c.isInVLAN(end, link, vlan)
+		if err != nil {
+			return "", addr, err
+		}
+		if isIn {
 			holder = "the container behind " + end.Name
 			if isOurs {
 				holder = owner.String()
@@ -150,4 +164,23 @@ func (c *Call) FindHolder(link rtnl.Link, dst netip.Prefix) (holder string, addr
 		}
 	}
 	return "", addr, nil
+}
+
+// bridgeOf returns the bridge of which the other end of a pair is a port, or the zero Link if it is not a port.
+func (c *Call) bridgeOf(end rtnl.Link) (bridge rtnl.Link, err error) {
+	peer, err := c.Host.LinkByIndex(end.Peer)
+	if err == nil && peer.Master != 0 {
+		bridge, err = c.Host.LinkByIndex(peer.Master)
+	}
+	return bridge, netplugin.IgnoreNoLink(err)
+}
+
+// isInVLAN reports whether a port of a bridge is in a VLAN. All ports are in each VLAN of a bridge that does not filter
+// VLANs, and in a vlan that is not a number.
+func (c *Call) isInVLAN(port, bridge rtnl.Link, vlan string) (bool, error) {
+	if _, err := strconv.Atoi(vlan); err != nil || !bridge.VLANFiltering {
+		return true, nil
+	}
+	vlans, err := c.Host.VLANs(port.Index)
+	return slices.ContainsFunc(vlans, func(v rtnl.VLAN) bool { return strconv.Itoa(int(v.ID)) == vlan }), err
 }

@@ -154,6 +154,41 @@ var _ = Describe("a VLAN gateway", Label("kernel", "owned-link"), func() {
 		Entry("macvlan, passthru", "macvlan", Object{"master": "cni0.7", "mode": "passthru"}, "cni0.7"),
 	)
 
+	Describe("of another network", func() {
+		var n *World
+		var v, tenant *Pod
+		BeforeEach(func() {
+			nstest.Need("vlan_filtering")
+			n, v, tenant = NewNode(), NewPod("victim"), NewPod("tenant")
+			n.Spoiled = true // the gateways stay
+			v.Network, tenant.Network = "cluster", "tenant"
+			n.Up(v, Usual("").Only("bridge").With("bridge", Object{"vlan": 7}))
+			Expect(Ping(n.Host, v.Addr())).To(BeTrue())
+		})
+		DescribeTable("keeps its addresses and its containers theirs", func(keys Object, reason string) {
+			list := List{{Plugin: "bridge", Keys: Merge(Object{"bridge": "cni0", "vlan": 7}, keys)}}
+			before := n.Snapshot("addresses")
+			Expect(n.Chain("ADD", tenant, list).Failed(103)).To(ContainSubstring(reason))
+			Expect(n.Snapshot("addresses")).To(Equal(before))
+			n.Must("DEL", tenant, list)
+			Expect(Ping(n.Host, v.Addr())).To(BeTrue())
+		},
+			Entry("by force",
+				Object{"isGateway": true, "forceAddress": true, "ipam": static("10.99.0.5/24", "10.99.0.1")},
+				`is in use by network "cluster", container "victim"`),
+			Entry("the address of a container", Object{"ipam": static("10.88.0.2/24", "")},
+				`address 10.88.0.2: network "cluster", container "victim"`),
+		)
+
+		It("does not keep its addresses from another VLAN", func() {
+			list := List{{Plugin: "bridge", Keys: Object{"bridge": "cni0", "vlan": 8,
+				"ipam": static("10.88.0.2/24", "")}}}
+			n.Up(tenant, list)
+			Expect(Ping(n.Host, v.Addr())).To(BeTrue())
+			n.Must("DEL", tenant, list)
+		})
+	})
+
 	It("is not a bridge that a tenant has given its name", func() {
 		nstest.Need("vlan_filtering")
 		n, tenant, v := NewNode(), NewPod("tenant"), NewPod("victim")

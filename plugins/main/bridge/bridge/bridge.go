@@ -70,7 +70,7 @@ func (a *attachment) configure(ctx context.Context, res *cni.Result, gateways []
 	if err := a.call.RefuseHostAddresses(res, a.bridge, a.cfg.Gateway); err != nil {
 		return err
 	}
-	if err := a.call.RefuseNeighbors(res, a.bridge); err != nil {
+	if err := a.refuseNeighbors(res); err != nil {
 		return err
 	}
 	res.Interfaces = a.interfaces(a.bridge) // for iface.Configure, which finds the container's addresses by them
@@ -99,6 +99,18 @@ func (a *attachment) configure(ctx context.Context, res *cni.Result, gateways []
 	}
 	res.Interfaces = a.interfaces(gateway.Link)
 	return nil
+}
+
+// refuseNeighbors refuses addresses that the host knows from neighbors on the bridge or, in a VLAN, on its gateway.
+func (a *attachment) refuseNeighbors(res *cni.Result) (err error) {
+	link := a.bridge
+	if a.cfg.VLAN != 0 && len(res.IPs) > 0 {
+		link, err = a.call.Host.Link(a.cfg.gatewayName())
+	}
+	if err == nil {
+		err = a.call.RefuseNeighbors(res, link)
+	}
+	return netplugin.IgnoreNoLink(err)
 }
 
 // raise brings the container's interface up. On a layer 2 network, it leaves the sysctls of the interface as they are.
