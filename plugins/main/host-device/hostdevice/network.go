@@ -20,6 +20,9 @@ import (
 const (
 	// addressTimeout is how long ADD waits for a device's address, for example after a DEL has just brought it home.
 	addressTimeout = 5 * time.Second
+	// settleTime is how long the network of such a device must stay the same after it got an address: a network manager
+	// adds routes and rules after the address.
+	settleTime = time.Second
 	// routerTimeout is how long a router advertisement may take. Routers answer solicitations within 3.5 seconds
 	// (RFC 4861, section 6.2.6), and the kernel repeats a lost solicitation after 4.
 	routerTimeout = 10 * time.Second
@@ -49,17 +52,34 @@ type network struct {
 var errNoAddress = &cni.Error{Code: cni.CodeTryAgain,
 	Msg: "useInterfaceNetwork: the device has no address on the host; wait until the host has configured it"}
 
-// waitAddress waits until a device has an address, or for addressTimeout.
+// waitAddress waits until a device has an address and its network does not change any more, or for addressTimeout.
 func waitAddress(ctx context.Context, host *rtnl.Conn, d selector) {
 	ctx, cancel := context.WithTimeout(ctx, addressTimeout)
 	defer cancel()
-	if l, err := d.findDevice(host); err == nil {
-		_ = host.WaitAddrs(ctx, l.Index, func(addrs []rtnl.AddrCopy) string { // best effort: ADD reads them again
-			if slices.ContainsFunc(addrs, isGlobal) {
-				return ""
-			}
-			return "an address"
-		})
+	l, err := d.findDevice(host)
+	if err != nil {
+		return
+	}
+	err = host.WaitAddrs(ctx, l.Index, func(addrs []rtnl.AddrCopy) string { // best effort: ADD reads them again
+		if slices.ContainsFunc(addrs, isGlobal) {
+			return ""
+		}
+		return "an address"
+	})
+	for before := -1; err == nil; {
+		addrs, _ := host.AddrCopies(l.Index)
+		routes, _ := host.LinkRoutes(l.Index)
+		rules, _ := host.RuleCopies()
+		now := len(addrs) + len(routes) + len(rules)
+		if now == before {
+			return
+		}
+		before = now
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(settleTime):
+		}
 	}
 }
 

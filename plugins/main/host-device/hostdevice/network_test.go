@@ -349,6 +349,19 @@ var _ = Describe("useInterfaceNetwork", Label("device-network"), func() {
 		Expect(w.Add(add).IPs).To(HaveLen(1))
 	})
 
+	It("waits for the routes that a network manager adds after the address", func() {
+		w := newWorld()
+		add := Call{Command: "ADD", Netns: nstest.NewNetns().Path, IfName: "net1", Conf: uses()}
+		defer time.AfterFunc(time.Second, func() {
+			defer GinkgoRecover()
+			w.Cmd("sh", "-ec", `ip addr add 10.0.0.5/24 dev d0; sleep 0.2
+				ip route add default via 10.0.0.254 dev d0; ip rule add from 10.0.0.5 lookup main`)
+		}).Stop()
+		added := w.Add(add)
+		Expect(added.Routes).To(ContainElement(HaveKeyWithValue("gw", "10.0.0.254")))
+		Expect(added.IPs).To(ConsistOf(HaveField("Gateway", "10.0.0.254")))
+	})
+
 	It("waits for the addresses of router advertisements", func() {
 		w := newWorld()
 		stop := make(chan struct{})
