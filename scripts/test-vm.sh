@@ -55,6 +55,7 @@ if [ -n "${KERNEL:-}" ]; then
 	exit $rc
 fi
 POWER_PODS=8 POWER_SEED=1 scripts/vm/power.sh
+scripts/vm/reboot.sh
 tests=$(mktemp -d)
 trap 'rm -rf "$tests"' EXIT
 # Compiled here, where the processor is a real one.
