@@ -437,6 +437,11 @@ func faults() []fault {
 			make: edit(`"ipMasq"`, `"macspoofchk": true, "ipMasq"`) + "; " +
 				edit(`{"type": "firewall"}`, `{"type": "firewall"}, {"type": "tuning", "capabilities": {"mac": true}}`),
 			mend: edit(`"macspoofchk"`, `"capabilities": {"mac": true}, "macspoofchk"`)},
+		{id: "list-conflict", severity: "warning",
+			says: "mac is 02:00:00:00:00:bb, but an earlier tuning sets it to 02:00:00:00:00:aa",
+			make: edit(`{"type": "firewall"}`, `{"type": "tuning", "mac": "02:00:00:00:00:aa"}, `+
+				`{"type": "tuning", "mac": "02:00:00:00:00:BB"}`),
+			mend: edit("00:BB", "00:AA")},
 		{id: "list-conflict", severity: "warning", says: "is 1, but an earlier tuning sets it to 0", mend: restore,
 			make: edit(`{"type": "firewall"}`, `{"type": "tuning", "sysctl": {"net.core.somaxconn": "0"}}, `+
 				`{"type": "tuning", "sysctl": {"net.core.somaxconn": "1"}}`)},

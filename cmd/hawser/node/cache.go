@@ -121,7 +121,6 @@ func (c Cached) decodeResult() (result *cni.Result, isOld bool) {
 	return &cni.Result{}, false
 }
 
-// args returns the value of CNI_ARGS.
 func (c Cached) args() string {
 	var args []string
 	for _, arg := range c.Args {

@@ -219,7 +219,6 @@ func (a *Attachment) withInterfaces(list List) *Attachment {
 	return &completed
 }
 
-// runOwn calls one of Hawser's plugins in this process.
 func (n *Node) runOwn(ctx context.Context, c Call, env skel.Env) error {
 	var stdout, stderr bytes.Buffer
 	env.Stdout, env.Stderr = &stdout, &stderr

@@ -115,7 +115,6 @@ func legacyChains(family nft.Family, table string, edit *ipt.Edit) (all []*BaseC
 	return all
 }
 
-// dropsAll reports whether a rule drops or rejects every packet.
 func dropsAll(r RuleSummary) bool { return r.Drops && r.IsUnconditional() }
 
 // withRules returns the chain with its rules and the facts that follow from them.

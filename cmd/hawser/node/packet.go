@@ -124,7 +124,7 @@ func (c condition) matchNumber(known uint32) match {
 // matchLink matches the interface to the containers, or the one on the other side.
 func (c condition) matchLink(p *Packet, isOwn bool) match {
 	if !isOwn {
-		isInner := func(v value) bool { return slices.ContainsFunc(append(p.Inner, p.Links...), v.names) }
+		isInner := func(v value) bool { return slices.ContainsFunc(slices.Concat(p.Inner, p.Links), v.names) }
 		isOther := func(v value) bool { return !isInner(v) }
 		switch {
 		case slices.ContainsFunc(c.values, func(v value) bool { return v.names(p.Uplink) }) != c.isInverted:

@@ -83,7 +83,6 @@ type ruleReader struct {
 	err       error
 }
 
-// read adds one expression to the summary.
 func (r *ruleReader) read(name string, data []byte) {
 	switch name {
 	case "counter", "log":
@@ -129,7 +128,6 @@ func (r *ruleReader) read(name string, data []byte) {
 	}
 }
 
-// metaField returns the field that the expression meta loads.
 func metaField(key uint64) field {
 	return map[uint64]field{unix.NFT_META_IIFNAME: inLink, unix.NFT_META_IIF: inLink, unix.NFT_META_OIFNAME: outLink,
 		unix.NFT_META_OIF: outLink, unix.NFT_META_NFPROTO: family, unix.NFT_META_MARK: fwmark}[key]
@@ -187,7 +185,6 @@ func (r *ruleReader) addCondition(isInverted bool, keys ...[]byte) {
 	r.isPending = false
 }
 
-// condition returns the condition that the loaded field has one of the values.
 func (r *ruleReader) condition(isInverted bool, keys ...[]byte) condition {
 	c := condition{field: r.field, isInverted: isInverted}
 	for _, key := range keys {
@@ -200,7 +197,6 @@ func (r *ruleReader) condition(isInverted bool, keys ...[]byte) condition {
 	return c
 }
 
-// value decodes a value of the loaded field.
 func (r *ruleReader) value(key []byte) (v value, isKnown bool) {
 	switch {
 	case r.field == otherField:
@@ -275,7 +271,6 @@ func stateCondition(bits uint32, isInverted bool) condition {
 	return condition{field: ctState, isInverted: !isInverted, values: []value{{mask: bits}}}
 }
 
-// readLegacyRule returns the summary of a rule of iptables-legacy.
 func readLegacyRule(r ipt.Rule, number int, isChain func(string) bool) RuleSummary {
 	target := r.Option("-j") + r.Option("-g")
 	m := RuleSummary{Chain: r.Chain, Number: number, Accepts: target == "ACCEPT" || target == queue,
@@ -306,7 +301,6 @@ func readLegacyRule(r ipt.Rule, number int, isChain func(string) bool) RuleSumma
 	return m
 }
 
-// legacyCondition returns the condition of an option of iptables.
 func legacyCondition(option, text string, isInverted bool) condition {
 	c := condition{isInverted: isInverted}
 	switch option {

@@ -345,7 +345,6 @@ func dirsIn(text []byte, keys string) (dirs []string) {
 	return dirs
 }
 
-// stringsIn returns the strings of a value in TOML.
 func stringsIn(value []byte) (all []string) {
 	for _, m := range regexp.MustCompile(`["']([^"']+)["']`).FindAllSubmatch(value, -1) {
 		all = append(all, string(m[1]))

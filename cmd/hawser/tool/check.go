@@ -83,7 +83,6 @@ func (s location) report(severity, key, what, advice string) {
 	}
 }
 
-// locate returns the location of an entry.
 func (c *checker) locate(e node.Entry) location { return location{c, e.File, e.Key} }
 
 // read checks a file or all lists of a directory. It returns the errors of files that cannot be read.
@@ -149,7 +148,6 @@ func (s location) shape(list node.List) {
 	}
 }
 
-// list checks a list.
 func (s location) list(list node.List) {
 	s.shape(list)
 	if len(list.Plugins) == 0 {

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"net"
 	"net/netip"
 	"slices"
 	"strings"
@@ -111,6 +112,9 @@ func (s location) tuning(e node.Entry, earlier map[string]string) {
 		if e.Raw[key] != nil {
 			settings[key] = string(e.Raw[key])
 		}
+	}
+	if mac, err := net.ParseMAC(rawText(e.Raw["mac"])); err == nil {
+		settings["mac"] = mac.String()
 	}
 	for _, key := range slices.Sorted(maps.Keys(settings)) {
 		value := settings[key]

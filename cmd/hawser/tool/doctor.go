@@ -150,7 +150,6 @@ func (f *facts) add(id, format string, args ...any) *finding {
 // advise fills in the verbs of the advice.
 func (f *finding) advise(args ...any) { f.Advice = fmt.Sprintf(f.Advice, args...) }
 
-// kindByID returns the kind with an ID.
 func kindByID(id string) findingKind {
 	return kinds[slices.IndexFunc(kinds, func(k findingKind) bool { return k.ID == id })]
 }
@@ -296,7 +295,6 @@ func typesOf(list node.List) (types []string) {
 	return types
 }
 
-// uses reports whether a list names the plugin.
 func uses(list node.List, plugin string) bool {
 	return slices.ContainsFunc(typesOf(list), func(name string) bool { return cni.IsPlugin(name, plugin) })
 }

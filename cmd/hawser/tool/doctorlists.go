@@ -39,7 +39,6 @@ func missingPlugins(f *facts) {
 	}
 }
 
-// howToInstall returns advice for a missing plugin.
 func howToInstall(n *node.Node, plugin string) string {
 	to := cmp.Or(append(filepath.SplitList(n.Path), "DIR")...)
 	if _, isOurs := skel.FindProgram(n.Programs, plugin); isOurs {

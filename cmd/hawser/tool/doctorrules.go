@@ -96,7 +96,6 @@ func (f *facts) packets(d *node.BaseChain, list node.List) (all []*node.Packet) 
 	return all
 }
 
-// addLinks adds the host's interfaces to a list's packets.
 func (f *facts) addLinks(p *node.Packet, list node.List) {
 	own, _ := ownBridge(list)
 	ends := []string{own}

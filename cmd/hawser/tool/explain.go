@@ -165,7 +165,6 @@ func isPort(value, what string) bool {
 		have.Addr().IsUnspecified() && have.Addr().Is4() == want.addr.Is4()
 }
 
-// addStop adds an obstacle.
 func (e *explanation) addStop(verdict, format string, args ...any) {
 	e.Stops = append(e.Stops, &stop{verdict, fmt.Sprintf(format, args...)})
 }
@@ -193,7 +192,6 @@ func (e *explanation) findLinks(links map[string]hostLink) {
 	}
 }
 
-// findPath adds the packet path and the obstacles on it.
 func (e *explanation) findPath(ctx context.Context, n *node.Node, links map[string]hostLink) error {
 	e.Path = []*node.BaseChain{}
 	routed, errs := map[bool]bool{}, []error{} // true = IPv4
@@ -295,7 +293,6 @@ func (e *explanation) addChain(b *node.BaseChain, packets []*node.Packet) {
 	}
 }
 
-// findDrift adds the findings of CHECK for an attachment.
 func (e *explanation) findDrift(ctx context.Context, n *node.Node, a *node.Attachment) error {
 	found, err := n.CheckAll(ctx, a)
 	for _, failed := range found {
@@ -356,7 +353,6 @@ func (e *explanation) print(t table) {
 	}
 }
 
-// describeChain describes what a chain does to the packet.
 func (e *explanation) describeChain(b *node.BaseChain) string {
 	said := []string{fmt.Sprintf("%s, %d rules", b.Type, b.Count), b.Comment}
 	ours := map[string]cni.HoldingKind{"portmap_prerouting": cni.HeldPort, "masq": cni.HeldMasquerade,
@@ -430,7 +426,6 @@ func printTree(t table, networks []*network) {
 	}
 }
 
-// joinNonempty joins the nonempty texts of a line.
 func joinNonempty(all ...string) string { return joined("  ", all...) }
 
 func joined(by string, all ...string) string {

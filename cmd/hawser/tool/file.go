@@ -156,7 +156,6 @@ func inspect(path, name string, r *reader) (f file, err error) {
 	return f, nil
 }
 
-// isReference reports whether a file is a program of the reference project.
 func isReference(path string) bool {
 	f, err := inspect(path, "", nil)
 	return err == nil && f.kind == reference

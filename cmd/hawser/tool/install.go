@@ -277,7 +277,6 @@ func (i *install) link(f file) (string, error) {
 	return describeInstall(f), i.write(i.path(f.name), i.program, 0o755)
 }
 
-// describeInstall returns the result of a name that was installed.
 func describeInstall(f file) string {
 	switch {
 	case f.kind == absent:
@@ -306,7 +305,6 @@ func (i *install) isDone(f file) bool {
 // isCurrent reports whether write would create an identical file.
 func isCurrent(f file) bool { return f.isSelf && f.info.Mode().Perm() == 0o755 }
 
-// sameFile reports whether two names are the same file.
 func sameFile(a, b string) bool {
 	x, err := os.Stat(a)
 	y, failed := os.Stat(b)

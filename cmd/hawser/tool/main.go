@@ -193,7 +193,6 @@ func refuseUnknown(root *cobra.Command) {
 	}
 }
 
-// fromEnvironment sets flags that are not given from the environment.
 func fromEnvironment(flags *pflag.FlagSet, env func(string) (string, bool), warn io.Writer) (err error) {
 	flags.VisitAll(func(f *pflag.Flag) {
 		name := "HAWSER_" + strings.ToUpper(strings.ReplaceAll(f.Name, "-", "_"))

@@ -57,7 +57,6 @@ func checkMetricsFile(file string) error {
 // metrics are samples by the metric's name and the labels.
 type metrics map[string]map[string]float64
 
-// write replaces the file in one step.
 func (m metrics) write(file string) error {
 	dir, err := statefile.Open(filepath.Dir(file), 0)
 	if err != nil {
@@ -69,18 +68,16 @@ func (m metrics) write(file string) error {
 // metric is a metric that the tool can write.
 type metric struct{ name, kind, help string }
 
-func allMetrics() []metric {
-	return []metric{
-		{"hawser_addresses_used", "gauge", "Addresses that host-local leased from a range set."},
-		{"hawser_addresses_free", "gauge", "Free addresses of a range set."},
-		{"hawser_leases_without_container", "gauge", "Addresses leased to containers that no longer exist."},
-		{"hawser_attachments", "gauge", "Attachments of containers to a network."},
-		{"hawser_host_ports", "gauge", "Host ports that are forwarded to containers."},
-		{"hawser_failures_total", "counter", "Failed calls that are on record."},
-		{"hawser_failure_last_timestamp_seconds", "gauge", "Time of the last such failure."},
-		{"hawser_check_drift", "gauge", "Attachments for which CHECK finds something missing or changed."},
-		{"hawser_call_duration_seconds", "histogram", "Durations of the calls in the logs."},
-	}
+var allMetrics = []metric{
+	{"hawser_addresses_used", "gauge", "Addresses that host-local leased from a range set."},
+	{"hawser_addresses_free", "gauge", "Free addresses of a range set."},
+	{"hawser_leases_without_container", "gauge", "Addresses leased to containers that no longer exist."},
+	{"hawser_attachments", "gauge", "Attachments of containers to a network."},
+	{"hawser_host_ports", "gauge", "Host ports that are forwarded to containers."},
+	{"hawser_failures_total", "counter", "Failed calls that are on record."},
+	{"hawser_failure_last_timestamp_seconds", "gauge", "Time of the last such failure."},
+	{"hawser_check_drift", "gauge", "Attachments for which CHECK finds something missing or changed."},
+	{"hawser_call_duration_seconds", "histogram", "Durations of the calls in the logs."},
 }
 
 // add adds value to a sample, and creates it if necessary. Labels are alternating names and values.
@@ -106,7 +103,7 @@ func labelled(labels []string) string {
 // text returns the metrics in the exposition format, version 0.0.4.
 func (m metrics) text() []byte {
 	var b bytes.Buffer
-	for _, what := range allMetrics() {
+	for _, what := range allMetrics {
 		begun := false
 		for _, suffix := range []string{"", "_bucket", "_sum", "_count"} {
 			var lines []string

@@ -145,7 +145,6 @@ func (p *place) isToolsFile(name string) bool {
 		now.Ino == made.Inode && uint64(now.Dev) == made.Device
 }
 
-// recordTool records the identity of the installed file.
 func (p *place) recordTool() error {
 	if p.isToolsFile(toolName) {
 		return nil

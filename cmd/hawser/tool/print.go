@@ -91,7 +91,6 @@ func (t table) row(cells ...string) {
 	fmt.Fprintln(t, strings.Join(cells, "\t"))
 }
 
-// line writes a line without columns.
 func (t table) line(format string, args ...any) { t.row(fmt.Sprintf(format, args...)) }
 
 // plain returns text from another program as a cell. All lines after the first are indented.
@@ -114,7 +113,6 @@ func (s *session) colour() {
 	}
 }
 
-// finding prints a finding and its advice.
 func (s *session) finding(t table, severity, text, advice string) {
 	s.colour()
 	fmt.Fprintf(t, "%s %s\n", severity, oneLine(text))

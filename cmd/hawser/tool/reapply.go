@@ -120,7 +120,6 @@ func (p *repairer) pass(ctx context.Context, query string) ([]repair, error) {
 	return repairs, errors.Join(append(errs, context.Cause(ctx))...)
 }
 
-// jobs returns a job for each plugin of the selected attachments.
 func (p *repairer) jobs(ctx context.Context, query string) (jobs []*job, err error) {
 	all, damaged, err := p.Read(ctx)
 	p.damaged = damaged
@@ -142,7 +141,6 @@ func (p *repairer) jobs(ctx context.Context, query string) (jobs []*job, err err
 	return jobs, errors.Join(errs...)
 }
 
-// addRepair adds a repair to the job.
 func (j *job) addRepair(what string) {
 	a := j.call.Attachment
 	j.repair = &repair{Attachment: a.Attachment, Pod: a.Pod, Plugin: j.call.Plugin(), Missing: what}

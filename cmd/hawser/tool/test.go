@@ -114,7 +114,6 @@ type testStep struct {
 	do    func(*trial, context.Context) (string, error)
 }
 
-// run performs all steps.
 func (t *trial) run(ctx context.Context, limit time.Duration) {
 	t.runSteps(ctx, limit, []testStep{
 		{"ADD", 0, (*trial).addFirst}, {"CHECK", 1, (*trial).check}, {"gateway", 1, (*trial).gateways},

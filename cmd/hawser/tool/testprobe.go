@@ -114,7 +114,6 @@ func (s *testContainer) echo(ctx context.Context, to netip.Addr, size int) error
 	return fmt.Errorf("%s does not answer ICMP echo", to)
 }
 
-// gateways tests the gateways of the result's routes.
 func (t *trial) gateways(ctx context.Context) (string, error) {
 	s, n, asked := t.made[0], outcomes{}, []netip.Addr{}
 	for _, r := range s.Routes {
@@ -255,7 +254,6 @@ func (t *trial) hostPort(ctx context.Context) (string, error) {
 	return n.result("the host has no address to test")
 }
 
-// answer sends a word to each client.
 func answer(l net.Listener, word string) {
 	for {
 		conn, err := l.Accept()

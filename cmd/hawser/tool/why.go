@@ -121,7 +121,6 @@ func (f *facts) reasons(networks []string) (lines []string) {
 	return append(lines, f.unreadLines()...)
 }
 
-// unreadLines returns a line for each fact that could not be read.
 func (f *facts) unreadLines() (lines []string) {
 	for _, err := range f.problems {
 		lines = append(lines, oneLine("could not be read: "+err.Error()))
@@ -200,7 +199,7 @@ var causes = []cause{
 	{cni.CodeIncompatibleVersion, "", "", "use a cniVersion in the network list that every plugin of it supports"},
 	{cni.CodeUnsupportedField, "", "", "the kernel or the interface cannot do it: remove the key, or load the module"},
 	{cni.CodeUnknownContainer, "", "", "the container had ended; if not, the runtime passed a wrong path, see its log"},
-	{cni.CodeIO, "", "policy ", "correct the administrator's file that the message names"},
+	{cni.CodeIO, "", "policy", "correct the administrator's file that the message names"},
 	{cni.CodeIO, "", "", "check that file system (full, read-only), or install the program"},
 	{cni.CodeDecode, "", "", "the network list is not valid JSON: hawser check FILE"},
 	{cni.CodeUnavailable, "", "", "the node lacks something that the plugin needs: hawser doctor"},
@@ -209,7 +208,6 @@ var causes = []cause{
 	{cni.CodePortTaken, "", "", "another container has the host port: hawser explain OBJECT"},
 }
 
-// advice returns what to do about a failure, by its cause.
 func advice(f skel.Failure, file string) string {
 	if f.Code == cni.CodeDrift {
 		return driftAdvice(false, node.Entry{Type: f.Plugin})
