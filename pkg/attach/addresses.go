@@ -149,9 +149,8 @@ func (c *Call) RefuseRouter(gateway netip.Prefix, links ...rtnl.Link) error {
 		"no longer reach it; choose a subnet that the node does not use", gateway, router)
 }
 
-// AssignAddresses runs the IPAM plugin, if there is one, and configures the container's interface with the result. The
-// interface must be up, because some IPAM plugins use it. A device without an interface (t.Index is 0) gets a result
-// but is not configured.
+// AssignAddresses runs the IPAM plugin, if there is one, and configures the container's interface with the result. It
+// must be up, because some IPAM plugins use it. A device without an interface (t.Index is 0) gets only a result.
 func (c *Call) AssignAddresses(ctx context.Context, link LinkConfig, t iface.Target) (*cni.Result, error) {
 	c.ipam.OnlyRoutes = len(link.OwnAddrs) > 0
 	if err := c.StartIPAM(ctx); err != nil {

@@ -37,11 +37,9 @@ const (
 // Call is an ADD, a CHECK or a Reapply of a main plugin in progress.
 type Call struct {
 	*netplugin.Call
-	Child  ChildConfig // zero if the plugin does not create a child
-	Master rtnl.Link   // the child's master; zero if it has none
-
-	// isRestarted is true if CreatePair found the host end of a container that was started again without a DEL.
-	isRestarted bool
+	Child       ChildConfig // zero if the plugin does not create a child
+	Master      rtnl.Link   // the child's master; zero if it has none
+	isRestarted bool        // true if CreatePair found the host end of a container that was started again without a DEL
 
 	ipam   *ipam.Client
 	adding *ipam.Delegate // the IPAM plugin's ADD in progress; nil before StartIPAM and after IPAMResult

@@ -17,30 +17,25 @@ import (
 	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
-// vlanKind is the kind of a VLAN link. A master has at most one link of this kind for each VLAN.
-const vlanKind = "vlan"
+const vlanKind = "vlan" // kind of a VLAN link. A master has at most one link of this kind for each VLAN
 
 // ChildConfig describes the child that a plugin creates. The alias of the link is its owner's mark, and a record
 // contains the namespace of the link.
 type ChildConfig struct {
-	New        rtnl.NewLink // the kind, and the fields that only this kind has
-	SharesMode bool         // all children of a master have the same New.Mode
-	// TakesPackets means that the child receives all packets for its addresses that arrive on its master.
-	TakesPackets bool
-	TakesMaster  bool // the child receives all packets that arrive on its master; the host receives none
+	New          rtnl.NewLink // the kind, and the fields that only this kind has
+	SharesMode   bool         // all children of a master have the same New.Mode
+	TakesPackets bool         // the child receives all packets for its addresses that arrive on its master
+	TakesMaster  bool         // the child receives all packets that arrive on its master; the host receives none
 	Link         LinkConfig
 	Master       *MasterKeys // nil = it has no master
 	DAD          bool        // duplicate address detection, because other hosts are on the network
 
-	// Make creates the link in the container, down and in the group of the network, under a name that may be temporary.
-	// The error matches EEXIST if the name is taken. MakeLink is the implementation for all kinds that rtnetlink can
-	// create.
+	// Make creates the link in the container, down and in the group of the network, under a name that may be
+	// temporary. The error matches EEXIST if the name is taken. MakeLink does this for rtnetlink's kinds.
 	Make func(ctx context.Context, c *Call, name string) error
-	// Probe returns why the kernel cannot create the link. If Probe is nil, STATUS uses rtnl.Conn.ProbeKind and checks
-	// the master.
-	Probe func() error
-	// Verify returns drift that only this kind of child can have. It may be nil.
-	Verify func(c *Call, l rtnl.Link) []string
+	// Probe returns why no link can be created. Without it, STATUS uses rtnl.Conn.ProbeKind and checks the master.
+	Probe  func() error
+	Verify func(c *Call, l rtnl.Link) []string // returns drift that only this kind of child can have. It may be nil
 }
 
 // ChildPlugin adds all verbs to a plugin that creates children of one kind.
@@ -209,7 +204,6 @@ func (c *Call) raiseChild() error {
 	return err
 }
 
-// announceChild makes the kernel announce the addresses to the neighbors on the master's network.
 func (c *Call) announceChild(res *cni.Result) error {
 	if len(res.IPs) == 0 || c.Master.Index == 0 {
 		return nil
@@ -251,7 +245,6 @@ func gcChildren(ctx context.Context, req *skel.Request) error {
 	})
 }
 
-// verifyChild compares the link with what AddChild created.
 func (c *Call) verifyChild() []error {
 	cfg := c.Child
 	l, err := c.Cont.Link(c.Req.IfName)
@@ -269,8 +262,7 @@ func (c *Call) verifyChild() []error {
 		return []error{err}
 	}
 	var errs []error
-	// The container may have removed the alias. Without a record, the link may be the reference plugin's, which has no
-	// alias.
+	// The container may have removed the alias, and the reference plugin's link, without a record, has none.
 	isOwn := c.Req.Owns(l.Alias) || recorded && r.Link == l.Index || !recorded && l.Alias == ""
 	if !isOwn {
 		errs = append(errs, drift("is not the one that ADD made"))

@@ -116,8 +116,7 @@ func (r childRecord) locate(cont *rtnl.Conn) (rtnl.Link, error) {
 	return rtnl.Link{}, cmp.Or(err, fmt.Errorf("interface of %s: %w", r.Attachment, rtnl.ErrNoLink))
 }
 
-// owns reports whether the attachment owns l: by its mark or, if an ADD was killed before it wrote the mark, by its
-// group and name.
+// owns reports whether the attachment owns l: by its mark or, before ADD writes the mark, by its group and name.
 func (r childRecord) owns(l rtnl.Link) bool {
 	if l.Kind != r.Kind {
 		return false
@@ -131,7 +130,6 @@ func (r childRecord) owns(l rtnl.Link) bool {
 // temporaryName returns the name that a link has until it can get its final one.
 func temporaryName(a cni.Attachment) string { return iface.HostNames(a)[0] }
 
-// deleteLink deletes the link of found, if there is one.
 func (r childRecord) deleteLink(found *foundLink) error {
 	if _, err := found.delete(); err != nil {
 		return fmt.Errorf("interface of %s: %w", r.Attachment, err)
@@ -196,4 +194,35 @@ func (r childRecord) findSibling(records *statefile.Store[childRecord],
 		}
 	}
 	return nil, err
+}
+
+func listChildren(kind string) ([]cni.Holding, error) {
+	host := rtnl.Host()
+	defer host.Close()
+	var masters map[int]string // names by index; nil until a child has a master on the host
+	var linkErr error
+	all, err := netplugin.Holdings(childRecords(), func(r childRecord) []cni.Holding {
+		if r.Kind != kind {
+			return nil
+		}
+		isOnHost := r.Master != 0 && !r.InContainer
+		if isOnHost && masters == nil {
+			masters = map[int]string{}
+			links, err := host.LinkSummaries()
+			for _, l := range links {
+				masters[l.Index] = l.Name
+			}
+			linkErr = err
+		}
+		h := cni.Holding{Attachment: r.Attachment, Kind: cni.HeldLink, Value: r.IfName}
+		if master := masters[r.Master]; isOnHost && master != "" {
+			h.Value += "@" + master
+		}
+		h.Value += " type " + kind
+		if r.VLAN != 0 {
+			h.Value += fmt.Sprintf(" id %d", r.VLAN)
+		}
+		return netplugin.WithNetns(r.NetnsPath, r.Netns, h)
+	})
+	return all, errors.Join(err, linkErr)
 }

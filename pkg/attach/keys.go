@@ -68,15 +68,13 @@ func (i RequiredIPAM) Check(reason, example string) error {
 
 // LinkConfig describes the interface that ADD creates.
 type LinkConfig struct {
-	Netkit bool             // the pair is of kind netkit instead of veth
-	MTU    int              // bytes; 0 = the kernel's choice, or Auto is not resolved yet
-	Auto   *string          // link whose MTU is used, empty = the default routes'; nil = MTU is not "auto"
-	MAC    net.HardwareAddr // of the container's interface; nil = random
-	DNS    cni.DNS          // for the result, instead of IPAM's
-	// Fallback has the addresses and routes to use if there is no IPAM plugin; nil = none.
-	Fallback *cni.Result
-	// OwnAddrs lists addresses that the interface already has. The result lists them after IPAM's.
-	OwnAddrs []cni.IP
+	Netkit   bool             // the pair is of kind netkit instead of veth
+	MTU      int              // bytes; 0 = the kernel's choice, or Auto is not resolved yet
+	Auto     *string          // link whose MTU is used, empty = the default routes'; nil = MTU is not "auto"
+	MAC      net.HardwareAddr // of the container's interface; nil = random
+	DNS      cni.DNS          // for the result, instead of IPAM's
+	Fallback *cni.Result      // addresses and routes to use if there is no IPAM plugin; nil = none
+	OwnAddrs []cni.IP         // addresses that the interface already has. The result lists them after IPAM's
 }
 
 // Parse checks the keys, and the value of the plugin's own key mac (empty for a plugin without that key). The MAC

@@ -26,8 +26,7 @@ type Masq struct {
 	masq.Special
 }
 
-// config returns the masquerade of an attachment with these addresses. If the plugin has not set m.Link, that is the
-// host end or its VRF.
+// config returns the masquerade of an attachment with these addresses. An empty m.Link is the host end or its VRF.
 func (m Masq) config(host *rtnl.Conn, hostEnd rtnl.Link, a cni.Attachment, ips []cni.IP) (c masq.Config, err error) {
 	if m.Link == "" {
 		m.Link, err = Ingress(host, hostEnd)
@@ -54,8 +53,7 @@ func Ingress(host *rtnl.Conn, link rtnl.Link) (string, error) {
 	return vrf.Name, err
 }
 
-// Masquerade adds rules that replace the source of packets that leave the container's subnets with an address of the
-// host.
+// Masquerade adds rules that give packets that leave the container's subnets an address of the host as their source.
 func (c *Call) Masquerade(ctx context.Context, m Masq, res *cni.Result) error {
 	if !m.Enabled {
 		return nil

@@ -39,7 +39,6 @@ func (c *Call) findMaster() error {
 	return c.Child.refuseMaster(c.Host, c.Master)
 }
 
-// masterConn returns the socket in the master's namespace.
 func (c *Call) masterConn() *rtnl.Conn {
 	if c.Child.isMasterInside() {
 		return c.Cont
@@ -47,7 +46,6 @@ func (c *Call) masterConn() *rtnl.Conn {
 	return c.Host
 }
 
-// isMasterInside reports whether the master is an interface of the container.
 func (cfg ChildConfig) isMasterInside() bool { return cfg.Master != nil && cfg.Master.LinkInContainer }
 
 // masterName returns the master's name in the key or in prevResult, or the empty string if neither has one. If
@@ -104,9 +102,8 @@ func findLink(conn *rtnl.Conn, master string) (rtnl.Link, error) {
 	return l, err
 }
 
-// refuseMaster refuses a master that is lo, on which the kernel creates no link, a link of the host that belongs to
-// another container, a bridge whose packets the child would take from containers, and a master with a smaller MTU than
-// the child's.
+// refuseMaster refuses a master that is lo, on which the kernel creates no link, another container's link, a bridge
+// whose packets the child would take from containers, and a master with a smaller MTU than the child's.
 func (cfg ChildConfig) refuseMaster(host *rtnl.Conn, master rtnl.Link) error {
 	const lo = 1 // the index of lo in each namespace
 	if master.Index == lo {
@@ -168,8 +165,7 @@ func (cfg ChildConfig) probeMaster(host *rtnl.Conn) error {
 }
 
 // upperDevice returns the kind and name of the bridge or bond that receives all frames of the link. A link with such a
-// device cannot have a macvlan or ipvlan. upperDevice returns the empty string if no such device exists or if it cannot
-// be read.
+// device cannot have a macvlan or ipvlan. The result is empty if there is none, or if it cannot be read.
 func upperDevice(conn *rtnl.Conn, l rtnl.Link) string {
 	if l.Master == 0 {
 		return ""
@@ -181,8 +177,7 @@ func upperDevice(conn *rtnl.Conn, l rtnl.Link) string {
 	return strings.TrimSpace(fmt.Sprintf("%s %q", m.Kind, m.Name))
 }
 
-// verifyMaster compares the link that the child is on with the configured master or, without that key, with the master
-// in the record.
+// verifyMaster compares the link that the child is on with the configured master or, without one, the recorded master.
 func (c *Call) verifyMaster(r childRecord, l rtnl.Link) (err error) {
 	cfg, conn := c.Child, c.masterConn()
 	if cfg.Master == nil {

@@ -51,8 +51,7 @@ func (l *LinkConfig) ResolveMTU(host *rtnl.Conn) error {
 	return nil
 }
 
-// mtuLinks returns the links that an MTU is taken from: the link called name or, if name is empty, the links of the
-// default routes.
+// mtuLinks returns the link called name or, if name is empty, the links of the default routes.
 func mtuLinks(host *rtnl.Conn, name string) (all []rtnl.Link, err error) {
 	if name != "" {
 		l, err := host.Link(name)
@@ -105,9 +104,8 @@ func (c *Call) resolveChildMTU() error {
 	return nil
 }
 
-// ExpectMTU sets the MTU that CHECK expects if the configured MTU is "auto". resolve sets l.MTU to the present value;
-// it is ResolveMTU or a function that calls it. If the links of mtuLinks no longer exist, CHECK expects the MTU that
-// ADD reported.
+// ExpectMTU sets the MTU that CHECK expects if the configured MTU is "auto". resolve sets l.MTU to the present value.
+// If the links of mtuLinks no longer exist, CHECK expects the MTU that ADD reported.
 func (c *Call) ExpectMTU(l *LinkConfig, resolve func() error) error {
 	if l.Auto == nil {
 		return nil

@@ -11,7 +11,9 @@ import (
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/iface"
+	"github.com/hawser-cni/plugins/pkg/masq"
 	"github.com/hawser-cni/plugins/pkg/netplugin"
+	"github.com/hawser-cni/plugins/pkg/nft"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
@@ -145,8 +147,7 @@ func (c *Call) FindPair(master int) (err error) {
 	return nil
 }
 
-// deleteStalePairs deletes the host ends on the network whose attachment is not valid. Its cost grows with the number
-// of links on the host.
+// deleteStalePairs deletes the host ends on the network whose attachment is not valid. It lists all links of the host.
 func deleteStalePairs(host *rtnl.Conn, valid cni.Set) error {
 	links, err := host.Links()
 	if err != nil {
@@ -165,4 +166,46 @@ func deleteStalePairs(host *rtnl.Conn, valid cni.Set) error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// ListPairs lists host ends and the masquerades of their attachments: the host ends that are ports of a bridge if
+// onBridge is true, otherwise all others. Masquerades without a host end, and the reference plugins' masquerades, do
+// not show which plugin created them. ListPairs lists them if onBridge is true.
+func ListPairs(ctx context.Context, onBridge bool) ([]cni.Holding, error) {
+	host, nf := rtnl.Host(), nft.New()
+	defer func() { _ = errors.Join(host.Close(), nf.Close()) }()
+	links, err := host.LinkSummaries()
+	bridges := map[int]string{}
+	for _, l := range links {
+		if l.Kind == "bridge" {
+			bridges[l.Index] = l.Name
+		}
+	}
+	var all []cni.Holding
+	isListed := map[cni.Attachment]bool{} // false for attachments of the other plugin
+	for _, l := range links {
+		a, ok := cni.ParseMark(l.Alias)
+		if !ok || !l.IsPairEnd() {
+			continue
+		}
+		bridge, isPort := bridges[l.Master]
+		if isListed[a] = isPort == onBridge; !isListed[a] {
+			continue
+		}
+		h := cni.Holding{Attachment: a, Kind: cni.HeldHostEnd, Value: l.Name, Kept: "alias of " + l.Name}
+		if isPort {
+			h.Value += " master " + bridge
+		}
+		all = append(all, h)
+	}
+	if !onBridge && len(all) == 0 {
+		return nil, err
+	}
+	masquerades, masqErr := masq.List(ctx, nf)
+	for _, h := range masquerades {
+		if listed, hasEnd := isListed[h.Attachment]; listed || !hasEnd && onBridge {
+			all = append(all, h)
+		}
+	}
+	return all, errors.Join(err, masqErr)
 }

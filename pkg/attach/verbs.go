@@ -61,8 +61,7 @@ func vlanGateway(prev *cni.Result) string {
 	return prev.Interfaces[len(prev.Interfaces)-1].Name
 }
 
-// DelInterface calls removeLink, which deletes the container's interface, and has the IPAM plugin release the
-// addresses.
+// DelInterface calls removeLink, which deletes the interface, and has the IPAM plugin release the addresses.
 //
 // The addresses are released after removeLink, and only if it reports that the interface no longer exists, because no
 // container may get an address to which another interface answers. An IPAM plugin that needs the interface releases
@@ -105,8 +104,7 @@ type foundLink struct {
 	err  error      // rtnl.ErrNoLink if no link belongs to the attachment; another error if the search failed
 }
 
-// findPair finds an end of the attachment's pair: Hawser's host end by its mark, or an end of the reference plugin's
-// pair.
+// findPair finds an end of the attachment's pair: Hawser's by the mark, or the reference plugin's.
 func findPair(req *skel.Request, bridge string) *foundLink {
 	f := &foundLink{req: req, host: rtnl.Host()}
 	f.conn = f.host

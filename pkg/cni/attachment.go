@@ -20,10 +20,8 @@ type Attachment struct {
 }
 
 const (
-	// hashLen is the number of hexadecimal digits of a hash, which has 64 bits.
-	hashLen = 16
-	// markMax is the length of the longest comment that nft(8) can parse, in bytes.
-	markMax = 128
+	hashLen = 16  // number of hexadecimal digits of a hash, which has 64 bits
+	markMax = 128 // length of the longest comment that nft(8) can parse, in bytes
 	// networkMax is the length of the longest network name that a mark contains completely, in bytes. GC compares the
 	// name, so it must never be cut off at markMax.
 	networkMax = 64
@@ -133,8 +131,7 @@ func (s Set) IsGarbage(mark string) bool {
 	return isHash(hash) && label != "" && label == networkLabel(s.network) && !s.hashes[hash]
 }
 
-// Exists returns the error of an ADD whose attachment or interface already exists. Other programs search for its last
-// words.
+// Exists returns the error of an ADD whose attachment or interface already exists. Programs search for its last words.
 func (a Attachment) Exists(what string) *Error {
 	return Errorf(CodeExists, "%s (%s): container veth name %q already exists", what, a, a.IfName)
 }
@@ -171,8 +168,7 @@ func CheckIfName(code uint, key, name string) error {
 	return nil
 }
 
-// nameMax is the longest name, in bytes, that file systems and the kernel accept.
-const nameMax = 255
+const nameMax = 255 // longest name, in bytes, that file systems and the kernel accept
 
 // CheckName returns an error if a name of any kind is too long or has unprintable characters.
 func CheckName(key, name string) error {

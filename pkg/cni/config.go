@@ -12,8 +12,7 @@ import (
 	"strings"
 )
 
-// Config contains the keys that all plugins have (specification, section 1). Keys are not case-sensitive, because
-// runtimes rely on that.
+// Config contains the keys that all plugins have (specification, section 1). Their case does not matter.
 type Config struct {
 	CNIVersion string `json:"cniVersion"`
 	Name       string `json:"name"`

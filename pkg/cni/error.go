@@ -13,8 +13,7 @@ import (
 	"unicode/utf8"
 )
 
-// Error codes. Codes up to 99 are from the specification (section 5), codes from 100 on are Hawser's. docs/errors.md
-// documents them.
+// Error codes. Codes up to 99 are the specification's (section 5), others Hawser's (docs/errors.md).
 const (
 	CodeIncompatibleVersion uint = 1
 	CodeUnsupportedField    uint = 2
@@ -66,16 +65,14 @@ func (e *Error) Error() string {
 	return e.Msg + ": " + e.Details
 }
 
-// IsQuoted reports whether the message contains text of another program, such as an IPAM plugin. Such text can contain
-// secrets.
+// IsQuoted reports whether the message contains text of another program, which can contain secrets.
 func (e *Error) IsQuoted() bool { return quotes(e) }
 
 // Unwrap returns the cause, or nil.
 func (e *Error) Unwrap() error { return e.cause }
 
 // AsError converts any error to an Error. If err's tree contains an Error, the result has its code and details.
-// Otherwise the code is CodeIO for an error of the file system, and CodeInternal for any other. AsError returns nil if
-// err is nil.
+// Otherwise the code is CodeIO for an error of the file system, and CodeInternal for any other. nil stays nil.
 func AsError(err error) *Error {
 	if err == nil {
 		return nil
@@ -208,8 +205,7 @@ func ProblemsOf(err error) []Problem {
 	return []Problem{{Code: e.Code, Reason: e.Error()}}
 }
 
-// problemsMax is the largest number of problems in an error.
-const problemsMax = 64
+const problemsMax = 64 // largest number of problems in an error
 
 // Problems collects problems of a configuration, up to problemsMax.
 type Problems struct{ list []Problem }
@@ -242,8 +238,7 @@ func isWithin(key, outer string) bool {
 	return rest == "" || rest[0] == '.' || rest[0] == '['
 }
 
-// Err returns an error with the code and message of the first problem and the other problems as details, or nil if
-// there are no problems.
+// Err returns an error with the first problem's code and message and the others as details, or nil without problems.
 func (p *Problems) Err() error {
 	if len(p.list) == 0 {
 		return nil

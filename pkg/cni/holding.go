@@ -5,8 +5,7 @@ import (
 	"time"
 )
 
-// Holding is one item that a plugin keeps for an attachment, such as an address or a host port. Plugins list their
-// holdings for the tool.
+// Holding is one item that a plugin keeps for an attachment, such as an address or a host port, for the tool.
 type Holding struct {
 	Attachment
 	Plugin string      `json:"plugin"` // the plugin that keeps the item
@@ -17,16 +16,13 @@ type Holding struct {
 	// Kept is the place of the item: the path of a file, or a kernel object ("nft map inet hawser dnat4").
 	Kept      string `json:"kept"`
 	NetnsPath string `json:"netnsPath,omitempty"` // path of the container's namespace; empty if unknown
-	// Since is the time of the last write to Kept. This is its creation, unless a later call or a renewal has changed
-	// it.
+	// Since is the time of the last write to Kept. Later calls and renewals change it.
 	Since time.Time `json:"since,omitzero"`
-	// Reference is true if the reference plugin of this name created the item. Network and IfName are empty if the
-	// reference plugin does not record them.
+	// Reference is true if the reference plugin of this name created the item. It may not record Network and IfName.
 	Reference bool `json:"reference,omitempty"`
 	// NetnsInode and NetnsCookie identify the container's namespace in this boot. 0 means not recorded.
 	NetnsInode, NetnsCookie uint64 `json:"-"`
-	// IsOfEarlierBoot is true if no container of this boot has the holding.
-	IsOfEarlierBoot bool `json:"-"`
+	IsOfEarlierBoot         bool   `json:"-"` // true if no container of this boot has the holding
 	// Processes is the inode of the PID namespace of the call that created the item in this boot. 0 means not recorded.
 	Processes uint64 `json:"-"`
 }

@@ -7,8 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Result describes what ADD created (specification, section 5). DecodeResult and Encode convert it from and to the JSON
-// of any version.
+// Result describes what ADD created (specification, section 5), in the form of any version.
 type Result struct {
 	Interfaces []Interface
 	IPs        []IP

@@ -82,8 +82,7 @@ func InRange[T int | int64 | uint32](key string, number *T, least, most T) error
 
 const notPrefix = "is not an address in CIDR notation"
 
-// ParsePrefix parses the value of a key in CIDR notation and keeps its host bits. It converts an IPv4-mapped IPv6
-// address to IPv4.
+// ParsePrefix parses the value of a key in CIDR notation and keeps its host bits. An IPv4-mapped address becomes IPv4.
 func ParsePrefix(key, text string) (netip.Prefix, error) {
 	p, err := netip.ParsePrefix(text)
 	if p.Addr().Is4In6() {
@@ -129,8 +128,7 @@ func ParseNetworks(key string, texts []string) (all []netip.Prefix, err error) {
 	return all, problems.Err()
 }
 
-// ParseAddr parses the value of a key that is an address without a zone. It converts an IPv4-mapped IPv6 address to
-// IPv4.
+// ParseAddr parses the value of a key that is an address without a zone. IPv4-mapped IPv6 addresses become IPv4.
 func ParseAddr(key, text string) (netip.Addr, error) {
 	a, err := netip.ParseAddr(text)
 	if err != nil || a.Zone() != "" {

@@ -35,12 +35,9 @@ type Target struct {
 	EnableDAD bool
 	// NoRouterAdverts makes the container ignore router advertisements. If the host is the router, they are forged.
 	NoRouterAdverts bool
-	// NoSubnetRoutes keeps the kernel from adding a route to the subnet of each address.
-	NoSubnetRoutes bool
-	// Existing lists addresses that the interface has before Configure.
-	Existing []netip.Addr
-	// Routes are routes of the plugin that are not in the result. They are added before the result's. OutIndex is
-	// ignored.
+	NoSubnetRoutes  bool         // keeps the kernel from adding a route to the subnet of each address
+	Existing        []netip.Addr // addresses that the interface has before Configure
+	// Routes are routes of the plugin that are not in the result. They precede the result's. OutIndex is ignored.
 	Routes []rtnl.Route
 }
 
@@ -115,8 +112,7 @@ func Configure(ctx context.Context, t Target, res *cni.Result) error {
 	return t.restoreDelay()
 }
 
-// WaitDAD waits for duplicate address detection. Without a carrier it returns immediately, because detection would not
-// end.
+// WaitDAD waits for duplicate address detection. Without a carrier it returns immediately.
 func (t Target) WaitDAD(ctx context.Context) error {
 	link, err := t.Conn.LinkByIndex(t.Index)
 	if err != nil || !link.Carrier {
@@ -173,7 +169,6 @@ type setting struct {
 	required    bool // the result needs it
 }
 
-// write writes settings in the target's namespace.
 func (t Target) write(list []setting) error {
 	return t.NS.Do(func() error {
 		for _, s := range list {
@@ -194,7 +189,6 @@ func (t Target) set(s setting) error {
 	return onlyTransient(err)
 }
 
-// onlyTransient returns err if it is transient, and nil otherwise.
 func onlyTransient(err error) error {
 	if cni.Transient(err) {
 		return err

@@ -177,7 +177,6 @@ func (r route) verify(have []rtnl.Route) error {
 	return errors.New("missing")
 }
 
-// differences describes the values of the kernel's route that differ from the wanted ones.
 func (r route) differences(have rtnl.Route) (d []string) {
 	compare := func(name string, isWanted bool, want, have any) {
 		if isWanted && want != have {

@@ -36,9 +36,8 @@ const (
 
 // Client calls the IPAM plugin that the configuration of a request names.
 type Client struct {
-	Req *skel.Request
-	// OnlyRoutes permits an answer to ADD without addresses, for an interface that has its own.
-	OnlyRoutes bool
+	Req        *skel.Request
+	OnlyRoutes bool // permits an answer to ADD without addresses, for an interface that has its own
 
 	file  string                              // path of the plugin; set by Find
 	serve func(context.Context, skel.Env) int // serves calls in this process; nil if the file is executed
@@ -83,9 +82,8 @@ func (c *Client) FindPlugin() error {
 	return cni.Errorf(cni.CodeEnvironment, "CNI_PATH: no plugin %q in %q: %w", c.Req.IPAM, c.Req.Path, absent)
 }
 
-// Start starts the plugin for command, with the configuration on its standard input, and returns immediately. The
-// caller must call Delegate.Wait, Result or Release in the same goroutine. A plugin that this process serves runs in
-// Wait.
+// Start starts the plugin for command, with the configuration on its standard input, and returns. The caller must call
+// Delegate.Wait, Result or Release in the same goroutine. A plugin that this process serves runs in Wait.
 //
 // Start and Wait return the plugin's own error object with its code; code 999 with the plugin's standard error as
 // details if it fails without an error object; code 11 if the time is up or the plugin's file is being written; and
@@ -151,8 +149,7 @@ func (c *Client) Result(ctx context.Context, adding *Delegate) (*cni.Result, err
 	return c.decode(out)
 }
 
-// Release releases the addresses during a roll-back. If adding is not nil, it is an ADD that may still run, and Release
-// ends it first.
+// Release releases the addresses during a roll-back. It first ends adding, an ADD that may still run, if not nil.
 func (c *Client) Release(ctx context.Context, adding *Delegate) error {
 	if adding != nil {
 		ended, cancel := context.WithCancel(ctx)
@@ -263,7 +260,6 @@ func (d *Delegate) await(ctx context.Context) error {
 	return context.Cause(ctx)
 }
 
-// failure returns the error of a call that failed with err.
 func (d *Delegate) failure(ctx context.Context, err error) error {
 	if e, ok := cni.DecodeError(d.stdout.buf); ok {
 		return e

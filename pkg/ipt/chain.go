@@ -18,8 +18,7 @@ type Chain struct {
 	From        string // the shared chain with jumps to it, for IsJump, Remove and Rules
 }
 
-// commentMax is the maximum length of a comment, in bytes.
-const commentMax = 255
+const commentMax = 255 // maximum length of a comment, in bytes
 
 // ContainerChain returns the reference plugin's chain name for a container on a network: the plugin's prefix and a
 // hash. The name does not depend on the interface, so all of the container's interfaces on the network share the chain.
@@ -37,7 +36,6 @@ func OwnerComment(prefix, network, containerID string) string {
 	return c
 }
 
-// nftTable returns the table in nf_tables.
 func (c Chain) nftTable() nft.Table { return nft.Table{Family: c.Family, Name: c.Table} }
 
 // Variants returns the variants that have the chain. It reads nf_tables over netlink, and runs a program only if the

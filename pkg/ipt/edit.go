@@ -100,8 +100,7 @@ func (e *Edit) Remove(chain string) {
 }
 
 // Edit reads a table, calls change, and applies the changes by one run of iptables-restore: all or none. It starts
-// again if that fails, because other programs may have changed the same rules. Without changes, it does not run
-// iptables-restore.
+// again if that fails, because other programs may have changed the same rules. Without changes, it runs nothing.
 func (t Tool) Edit(ctx context.Context, table string, change func(*Edit)) error {
 	return t.EditFrom(ctx, table, func() (*Edit, error) { return t.Read(ctx, table) }, change)
 }
@@ -181,7 +180,6 @@ func (t Tool) save(ctx context.Context, table string) ([]string, error) {
 	return strings.Split(out.String(), "\n"), err
 }
 
-// parseTable parses the output of iptables -S or iptables-save.
 func parseTable(lines []string) *Edit {
 	e := &Edit{}
 	for _, line := range lines {
@@ -227,8 +225,7 @@ func (r Rule) String() string {
 	return b.String()
 }
 
-// Option returns the argument after the named option, for example "-j" or "--comment", and "" if there is no such
-// option.
+// Option returns the argument after the named option, for example "-j", or "" without such an option.
 func (r Rule) Option(name string) string {
 	i := slices.Index(r.Args, name)
 	if i < 0 || i+1 == len(r.Args) {
@@ -237,8 +234,7 @@ func (r Rule) Option(name string) string {
 	return r.Args[i+1]
 }
 
-// Equal reports whether two rules have the same arguments, in any order, because versions of iptables print them in
-// different orders.
+// Equal reports whether two rules have the same arguments, in any order, which depends on the version of iptables.
 func (r Rule) Equal(o Rule) bool {
 	if r.Chain != o.Chain || len(r.Args) != len(o.Args) {
 		return false
@@ -247,8 +243,7 @@ func (r Rule) Equal(o Rule) bool {
 	return slices.Equal(a, b)
 }
 
-// MissingInOrder returns the wanted rules that are missing among the live rules in this order. Other rules may be in
-// between.
+// MissingInOrder returns the wanted rules that are missing among the live rules in this order. Others may intervene.
 func MissingInOrder(live, want []Rule) (out []Rule) {
 	for _, w := range want {
 		if i := slices.IndexFunc(live, w.Equal); i >= 0 {
@@ -299,8 +294,7 @@ func split(line string) (out []string) {
 	return out
 }
 
-// chainNameMax is the maximum length of a chain name in iptables, in bytes.
-const chainNameMax = 28
+const chainNameMax = 28 // maximum length of a chain name in iptables, in bytes
 
 // targets lists the targets of iptables and its usual extensions. Chains cannot have these names, because a rule with
 // such a name does not jump to a chain.

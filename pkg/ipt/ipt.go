@@ -6,8 +6,7 @@
 //
 // There are two variants of the programs, for nf_tables and for the older x_tables ("legacy"). A host may have both,
 // with rules in each. A Tool is one variant for one family. A Chain can be in either variant; its methods read
-// nf_tables over netlink, which is cheaper than a program, and run a program of the legacy variant only if the kernel
-// has the legacy table.
+// nf_tables over netlink, which is cheaper than a program, and run a legacy program only if the kernel has the table.
 //
 // Names and comments of chains are those of the reference plugins (reference.go), so that either suite can remove the
 // other's rules.
@@ -53,7 +52,6 @@ func ParseBackend(key string, value *string) (Backend, error) {
 	return b, nil
 }
 
-// programName returns the name of a family's program.
 func programName(f nft.Family) string { return f.String() + "tables" }
 
 // Variant is one of the two implementations of iptables.
@@ -66,12 +64,9 @@ const (
 )
 
 const (
-	// lockFile is the lock of the legacy programs. Those for nf_tables do not take a lock.
-	lockFile = "/run/xtables.lock"
-	// exitBusy is the exit status of the programs if another process holds the lock (RESOURCE_PROBLEM).
-	exitBusy = 4
-	// attempts is the number of times that an edit is tried if other programs change the same rules.
-	attempts = 3
+	lockFile = "/run/xtables.lock" // lock of the legacy programs. Those for nf_tables do not take a lock
+	exitBusy = 4                   // exit status of the programs if another process holds the lock (RESOURCE_PROBLEM)
+	attempts = 3                   // number of times that an edit is tried if other programs change the same rules
 )
 
 // Tool represents the programs of one family and variant.
@@ -170,8 +165,7 @@ func AsFallback(err, reason error) error {
 	return fmt.Errorf("%w (instead of nftables: %w)", err, reason)
 }
 
-// NotInstalled reports whether missing programs are the only cause of an error. Of joined errors, each must have this
-// cause.
+// NotInstalled reports whether missing programs are the only cause of an error. Each of joined errors must have it.
 func NotInstalled(err error) bool {
 	if joined, ok := err.(interface{ Unwrap() []error }); ok {
 		return !slices.ContainsFunc(joined.Unwrap(), func(e error) bool { return !NotInstalled(e) })
@@ -179,8 +173,7 @@ func NotInstalled(err error) bool {
 	return err == process.ErrNotFound || err != nil && NotInstalled(errors.Unwrap(err))
 }
 
-// WarnIfMissing returns err. If a missing program is its only cause, WarnIfMissing warns of it instead and returns nil.
-// The warning begins with what.
+// WarnIfMissing returns err. If a missing program is its only cause, it warns of it, after what, and returns nil.
 func WarnIfMissing(warn func(format string, args ...any), what string, err error) error {
 	if !NotInstalled(err) {
 		return err
@@ -196,8 +189,7 @@ func (t Tool) Restore(ctx context.Context, table string, lines []string) error {
 	return t.runRestore(ctx, table, lines, false)
 }
 
-// Test parses the lines as Restore does, but does not apply them. It does not wait for a lock, and does not look up
-// names.
+// Test parses the lines as Restore does, but does not apply them. It neither waits for a lock nor looks up names.
 func (t Tool) Test(ctx context.Context, table string, lines []string) error {
 	return t.runRestore(ctx, table, lines, true)
 }
@@ -240,8 +232,7 @@ func (t Tool) runRestore(ctx context.Context, table string, lines []string, isTr
 	return t.addLacking(table, err)
 }
 
-// addLacking returns err with code 2 and the names of kernel modules, if the text of the error shows that the kernel
-// lacks them.
+// addLacking returns err with code 2 and kernel modules, if the text of the error shows that the kernel lacks them.
 func (t Tool) addLacking(table string, err error) error {
 	if err == nil {
 		return nil

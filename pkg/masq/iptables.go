@@ -18,8 +18,7 @@ import (
 const (
 	nat         = "nat"
 	postrouting = "POSTROUTING"
-	// chainPrefix is the prefix of the reference plugins' chains for masquerade.
-	chainPrefix = "CNI-"
+	chainPrefix = "CNI-" // prefix of the reference plugins' chains for masquerade
 )
 
 func chainOf(network, containerID string) string {
@@ -33,20 +32,16 @@ const recordDir = "/run/hawser/masq"
 // record describes the chain that all attachments of a container to a network share. A chain without a record belongs
 // to the reference plugins.
 type record struct {
-	Network     string `json:"network"`
-	ContainerID string `json:"containerID"`
-	// Interfaces maps the container's interfaces to their addresses.
-	Interfaces map[string][]netip.Prefix `json:"interfaces"`
-	Special                              // the last ADD's, because the interfaces share the chain
+	Network     string                    `json:"network"`
+	ContainerID string                    `json:"containerID"`
+	Interfaces  map[string][]netip.Prefix `json:"interfaces"` // addresses of each of the container's interfaces
+	Special                               // the last ADD's, because the interfaces share the chain
 }
 
 type store = statefile.Store[record]
 
-// records returns the records of all chains. The timeout of their lock is long, because the holder may run iptables,
-// which waits for the xtables lock.
-func records() *statefile.Store[record] {
-	return statefile.NewStore[record](recordDir, time.Minute)
-}
+// records returns the records of all chains. Their lock's timeout is long, because the holder may run iptables.
+func records() *statefile.Store[record] { return statefile.NewStore[record](recordDir, time.Minute) }
 
 // recordOf returns a container's record, or an empty record if the container has none.
 func recordOf(s *store, a cni.Attachment) (record, error) {
@@ -73,7 +68,6 @@ func (r record) chain(f nft.Family, gone []netip.Prefix) natChain {
 	return c
 }
 
-// addrs returns the addresses of all interfaces.
 func (r record) addrs() []netip.Prefix {
 	return slices.Concat(slices.Collect(maps.Values(r.Interfaces))...)
 }
@@ -97,7 +91,6 @@ func (c natChain) rule(chain, target string, match ...string) ipt.Rule {
 	return ipt.NewRule(chain, append(match, "-m", "comment", "--comment", c.comment, "-j", target)...)
 }
 
-// jumps returns the jumps to the chain, one for each address.
 func (c natChain) jumps() (out []ipt.Rule) {
 	for _, p := range c.keep {
 		single := netip.PrefixFrom(p.Addr(), p.Addr().BitLen())
@@ -308,8 +301,7 @@ func gcIPTables(ctx context.Context, nf *nft.Conn, valid cni.Set, s *store) erro
 		errs = append(errs, err)
 		for _, id := range ids {
 			a := cni.Attachment{Network: valid.Network(), ContainerID: id}
-			// The reference plugins' rules do not name the interface, so they stay while any interface of the container
-			// is valid.
+			// The reference plugins' rules name no interface, so they stay while one of the container is valid.
 			if !ours[chainOf(a.Network, id)] && !valid.HasContainer(id) {
 				errs = append(errs, delRecorded(ctx, nf, s, Config{Attachment: a}))
 			}

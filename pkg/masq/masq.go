@@ -17,6 +17,8 @@ import (
 	"context"
 	"errors"
 	"net/netip"
+	"slices"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -31,9 +33,8 @@ type Config struct {
 	Backend    ipt.Backend
 	// Link is the host's interface on which the container's packets arrive, or its VRF. It is optional for Del, which
 	// is more expensive without it.
-	Link string
-	// Addrs lists the container's addresses with their prefix lengths. Like Link, it is optional for Del.
-	Addrs []netip.Prefix
+	Link  string
+	Addrs []netip.Prefix // container's addresses with their prefix lengths. Like Link, it is optional for Del
 	Special
 	// Warn reports that another attachment's rules apply to an address. It also reports rules that Del cannot remove
 	// because a program is missing, and that a later Del or GC removes. If Warn is nil, such rules are an error.
@@ -42,12 +43,9 @@ type Config struct {
 
 // Special has options that the reference plugins do not have. Del does not need them.
 type Special struct {
-	// Exclude lists destinations, of either family, that are not masqueraded.
-	Exclude []netip.Prefix `json:"exclude,omitempty"`
-	// RandomFully randomizes source ports.
-	RandomFully bool `json:"randomFully,omitempty"`
-	// Ports has the first and the last source port for TCP and UDP; zero = any ports.
-	Ports [2]uint16 `json:"ports,omitzero"`
+	Exclude     []netip.Prefix `json:"exclude,omitempty"`     // destinations, of either family, that are not masqueraded
+	RandomFully bool           `json:"randomFully,omitempty"` // randomizes source ports
+	Ports       [2]uint16      `json:"ports,omitzero"`        // first and the last source port for TCP and UDP; zero = any ports
 }
 
 // isSpecial reports whether the rules differ from the reference plugins' rules. exclude lists the excluded destinations
@@ -201,4 +199,47 @@ func Status(_ context.Context, nf *nft.Conn, b ipt.Backend) error {
 		return errors.Join(err, other)
 	}
 	return nil
+}
+
+// List returns the masqueraded addresses of attachments from both backends, including the reference plugins'
+// attachments. It does not lock.
+func List(ctx context.Context, nf *nft.Conn) ([]cni.Holding, error) {
+	addr := func(it nft.Item) string { return keyAddr(it).String() }
+	all, err := Config{}.owned().Holdings(nf, cni.HeldMasquerade, addr)
+	chains, chainErr := listIPTables(ctx, nf)
+	rules, ruleErr := listReference(nf)
+	return slices.Concat(all, chains, rules), errors.Join(err, chainErr, nft.IfSupported(ruleErr))
+}
+
+// listIPTables returns the addresses in records, and of jumps to chains without one, which are the reference plugins'.
+func listIPTables(ctx context.Context, nf *nft.Conn) (all []cni.Holding, err error) {
+	kept, err := records().List()
+	ours := map[string]bool{} // chains
+	for _, k := range kept {
+		ours[k.Record.Hash()] = true
+		for ifName, addrs := range k.Record.Interfaces {
+			for _, p := range addrs {
+				all = append(all, cni.Holding{Kind: cni.HeldMasquerade, Value: p.Addr().String(), Kept: k.Path,
+					Since: k.Written, Attachment: cni.Attachment{Network: k.Record.Network,
+						ContainerID: k.Record.ContainerID, IfName: ifName}})
+			}
+		}
+	}
+	errs := []error{err}
+	for _, f := range nft.Families() {
+		rules, err := newNATChain(f, cni.Attachment{}, nil, nil).Rules(ctx, nf, func(chain string) bool {
+			return ipt.IsContainerChain(chainPrefix, chain) && !ours[chain]
+		})
+		errs = append(errs, err)
+		for _, r := range rules {
+			network, id, ok := ipt.ParseOwner(r.Option("--comment"))
+			if from := r.Option("-s"); ok && r.Chain == postrouting {
+				all = append(all, cni.Holding{Kind: cni.HeldMasquerade, Reference: true,
+					Value:      strings.TrimSuffix(strings.TrimSuffix(from, "/32"), "/128"),
+					Kept:       "iptables chain " + nat + " " + r.Option("-j"),
+					Attachment: cni.Attachment{Network: network, ContainerID: id}})
+			}
+		}
+	}
+	return all, errors.Join(errs...)
 }

@@ -18,8 +18,7 @@ import (
 const (
 	baseChain   = "masq_v2"
 	prefixChain = "masq_v1_"
-	// formerChain and the maps of formerMap are from version 0.1.0. The keys of these maps are addresses without an
-	// interface.
+	// formerChain and the maps of formerMap are from version 0.1.0. Their keys have no interface.
 	formerChain = "masq_v1"
 )
 
@@ -219,8 +218,7 @@ func distinct(addrs []netip.Prefix) (out []netip.Prefix) {
 
 var errNoLink = errors.New("masquerade: the interface that the packets come from is unknown")
 
-// addNFTables adds the elements. If other attachments have elements for the same addresses and interface, these stay,
-// and addNFTables warns.
+// addNFTables adds the elements. Other attachments' elements for the same addresses stay, with a warning.
 func addNFTables(ctx context.Context, nf *nft.Conn, c Config) error {
 	if c.Link == "" {
 		return errNoLink

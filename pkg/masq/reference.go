@@ -28,8 +28,7 @@ func delReference(ctx context.Context, nf *nft.Conn, a cni.Attachment) error {
 	return removeReference(ctx, nf, func(comment string) bool { return strings.HasPrefix(comment, mark) })
 }
 
-// checkReference verifies that the reference plugins' table has a rule for each address of the attachment. It only
-// counts the rules.
+// checkReference verifies that the reference plugins' table has as many rules for the attachment as it has addresses.
 func checkReference(nf *nft.Conn, c Config) error {
 	rules, err := nf.Rules(referenceTable, referenceChain)
 	if err != nil {

@@ -62,8 +62,7 @@ func HostEndInResult(host, cont *rtnl.Conn, prev *cni.Result, isCandidate func(r
 	return rtnl.Link{}, rtnl.ErrNoLink
 }
 
-// RefuseOwned returns code 103 if a link of the host belongs to an attachment. key is the configuration's key that
-// names the link.
+// RefuseOwned returns code 103 if a link of the host belongs to an attachment. key is the key that names the link.
 func RefuseOwned(key string, l rtnl.Link) error {
 	if owner, ok := cni.ParseMark(l.Alias); ok {
 		return cni.Errorf(cni.CodeConflict, "%s: %q: belongs to %s", key, l.Name, owner)

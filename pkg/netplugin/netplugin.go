@@ -8,8 +8,7 @@
 //
 // A path or a name in a request may have come to mean something else since ADD. So each namespace has an identity, and
 // a host end is identified by its alias, or because the kernel reports that it is connected to the container's
-// namespace. Functions that search return an error that matches rtnl.ErrNoLink if the link or its namespace does not
-// exist.
+// namespace. Searches return an error that matches rtnl.ErrNoLink if the link or its namespace does not exist.
 //
 // The package also decides whether an attachment's rules may be restored (VerifyAttached), and has the record of
 // plugins that leave something in the container's namespace (NetnsRecord).
@@ -104,8 +103,7 @@ func LockNetns(ctx context.Context, n *ns.NS) (*statefile.Lock, error) {
 }
 
 // FindInterface finds the container's interface, ContEnd, and adds its MAC address to NetnsID: kernels without cookies
-// tell namespaces apart by it. It opens Cont first unless Cont is open. The error matches rtnl.ErrNoLink if there is no
-// such interface.
+// tell namespaces apart by it. It opens Cont first unless Cont is open. A missing interface is rtnl.ErrNoLink.
 func (c *Call) FindInterface() error {
 	if c.Cont == nil {
 		if err := c.OpenCont(); err != nil {
@@ -151,8 +149,7 @@ func IgnoreNoLink(err error) error {
 // for calls that must find the namespace even if it lost its path.
 type Opener func(path string, id ns.Identity) (*ns.NS, error)
 
-// DialNetns opens a socket in the namespace that a record names. The error matches rtnl.ErrNoLink if the namespace does
-// not exist.
+// DialNetns opens a socket in the namespace that a record names. A missing namespace is rtnl.ErrNoLink.
 func DialNetns(open Opener, path string, id ns.Identity) (*rtnl.Conn, error) {
 	n, err := open(path, id)
 	if errors.Is(err, ns.ErrNotExist) {
@@ -192,8 +189,7 @@ func DialContainer(req *skel.Request) (*rtnl.Conn, error) {
 	return rtnl.Dial(n)
 }
 
-// Status returns code 50 if ADD could not write records in dir, or if probe returns an error. dir is empty for a plugin
-// without records.
+// Status returns code 50 if ADD could not write records in dir, if not empty, or if probe returns an error.
 func Status(dir string, probe func(host *rtnl.Conn) error) error {
 	host := rtnl.Host()
 	defer host.Close()

@@ -43,8 +43,7 @@ func WithNetns(path string, id ns.Identity, held ...cni.Holding) []cni.Holding {
 	return held
 }
 
-// Holdings lists the holdings of all records. holdingsOf returns the holdings of one record; Holdings adds the record's
-// path and time.
+// Holdings lists the holdings of all records. holdingsOf returns those of one record; Holdings adds its path and time.
 func Holdings[T statefile.Record](records *statefile.Store[T], holdingsOf func(T) []cni.Holding) ([]cni.Holding,
 	error) {
 	var all []cni.Holding

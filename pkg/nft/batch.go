@@ -41,8 +41,7 @@ func (c *Conn) batch(msgs []message, commit bool) error {
 	return failed
 }
 
-// refusal returns an error that names the operation at place. 0 is the batch itself, which a kernel without nf_tables
-// refuses.
+// refusal returns an error that names the operation at place. 0 is the batch itself, refused without nf_tables.
 func refusal(msgs []message, place int, cause error) error {
 	m := message{table: msgs[0].table, what: "commit"}
 	if errors.Is(cause, unix.EOPNOTSUPP) {
@@ -126,8 +125,7 @@ func answerError(m syscall.NetlinkMessage) error {
 	return errno
 }
 
-// query requests single objects, many per datagram. It returns the attributes of each object, or nil for an object that
-// does not exist.
+// query requests single objects, many per datagram. It returns the attributes of each, or nil if there is none.
 func (c *Conn) query(msgs ...message) ([][]byte, error) {
 	const chunk = 64 // the answers must fit into the receive buffer
 	if err := c.dial(); err != nil {
@@ -154,8 +152,7 @@ func (c *Conn) query(msgs ...message) ([][]byte, error) {
 	return out, nil
 }
 
-// list returns all objects that the request selects. In each, the first byte is the family, and the attributes begin at
-// nfgenmsgSize.
+// list returns all objects that the request selects. Each begins with the family; attributes begin at nfgenmsgSize.
 func (c *Conn) list(m message) ([][]byte, error) {
 	if err := c.dial(); err != nil {
 		return nil, err
@@ -170,8 +167,7 @@ func (c *Conn) list(m message) ([][]byte, error) {
 	return slices.DeleteFunc(answers, func(a []byte) bool { return len(a) < nfgenmsgSize }), nil
 }
 
-// isAbsent reports whether an error means that the object does not exist. ERANGE is the kernel's answer to a name that
-// is too long.
+// isAbsent reports whether an error means that the object does not exist. ERANGE answers a name that is too long.
 func isAbsent(err error) bool { return isOneOf(err, unix.ENOENT, unix.ERANGE) }
 
 // execute sends one request through the library, which repeats a list up to ten times if it changed concurrently.

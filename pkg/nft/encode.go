@@ -35,8 +35,7 @@ type message struct {
 	modules string // kernel modules that the operation needs; empty = none
 }
 
-// message returns a message about the table or an object in it. In all kinds of messages, the first attribute is the
-// table's name.
+// message returns a message about the table or an object in it. The first attribute is always the table's name.
 func (t Table) message(kind uint16, what string, attrs ...[]byte) message {
 	var name []byte
 	if t.Name != "" {
@@ -107,8 +106,7 @@ func newRule(t Table, chain string, r Rule) message {
 	return m
 }
 
-// core is the main module of nftables.
-const core = "nf_tables"
+const core = "nf_tables" // main module of nftables
 
 // modulesOf returns the modules of expressions. The basic expressions are part of nf_tables itself.
 func modulesOf(exprs [][]byte) string {
@@ -228,8 +226,7 @@ func decodeElements(data []byte) (out []Element) {
 	return out
 }
 
-// Types of nft's user data (libnftnl/udata.h), which the kernel stores without reading it. An item has a type, a length
-// and a value.
+// Types of nft's user data (libnftnl/udata.h), which the kernel only stores. An item has a type, a length and a value.
 const (
 	udataComment      = 0 // of all objects except sets
 	udataKeyByteOrder = 0 // of a set

@@ -48,7 +48,6 @@ func (f Family) Saddr() Field { return byFamily(f, IPSaddr, IP6Saddr) }
 // Daddr returns the field of the destination address.
 func (f Family) Daddr() Field { return byFamily(f, IPDaddr, IP6Daddr) }
 
-// byFamily returns v4 or v6.
 func byFamily[T any](f Family, v4, v6 T) T {
 	if f == IPv6 {
 		return v6
@@ -62,14 +61,12 @@ type Table struct {
 	Name   string
 }
 
-// TableName is the name of the plugins' shared table, in any family. Names in the table end in the version of their
-// layout.
+// TableName is the plugins' shared table, in any family. Names in it end in the version of their layout.
 const TableName = "hawser"
 
 func (t Table) String() string { return t.Family.String() + " " + t.Name }
 
-// Layout is the part of a table that all attachments share. Ensure creates it and Verify compares it. It has no
-// elements.
+// Layout is the part of a table that all attachments share. Ensure creates and Verify compares it, without elements.
 type Layout struct {
 	Table  Table
 	Sets   []Set
@@ -130,8 +127,7 @@ type Hook struct {
 	Priority int32
 }
 
-// Key returns the key or data of an element with these fields. If there are several, each is padded to whole 32-bit
-// registers.
+// Key returns the key or data of an element with these fields. Several are each padded to whole 32-bit registers.
 func Key(fields ...[]byte) []byte {
 	if len(fields) == 1 {
 		return fields[0]

@@ -18,8 +18,7 @@ type Event struct {
 	Attrs  []byte // see package nlattr
 }
 
-// EventsLost is the Type of an event that reports that the kernel dropped messages, because the socket's buffer was
-// full.
+// EventsLost is the Type of an event that reports dropped messages, because the socket's buffer was full.
 const EventsLost = 0xff
 
 // Listen subscribes to a multicast group of nftables (unix.NFNLGRP_NFTRACE, for example), calls ready, and passes

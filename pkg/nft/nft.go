@@ -112,8 +112,7 @@ func (o Owned) update(c *Conn, change func(*Tx) error) error {
 	}
 }
 
-// transient reports whether an error can mean that another program changed the same objects concurrently, or that an
-// answer of the kernel was lost.
+// transient reports whether another program may have changed the same objects concurrently, or an answer was lost.
 func transient(err error) bool {
 	return isOneOf(err, unix.ENOENT, unix.EEXIST, unix.EBUSY, unix.EINTR, unix.EAGAIN, unix.ERESTART, unix.ENOBUFS,
 		nl.ErrDumpInterrupted)

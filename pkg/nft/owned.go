@@ -28,13 +28,10 @@ type Owned struct {
 	// Chain returns the chain with this name, if elements of verdict maps go to such chains. A chain is created with
 	// the first reference to it and deleted with the last one. A chain without rules is not repaired. Chain is nil if
 	// no element goes to a chain.
-	Chain func(name string) (c Chain, ok bool)
-	// Shared permits several owners of one key (share.go).
-	Shared bool
-	// Former lists sets of earlier layouts, which have elements of attachments from that time.
-	Former []string
-	// FormerChains lists chains of earlier layouts, which are deleted once Former has no elements.
-	FormerChains []string
+	Chain        func(name string) (c Chain, ok bool)
+	Shared       bool     // a key may have several owners (share.go)
+	Former       []string // sets of earlier layouts, which have elements of attachments from that time
+	FormerChains []string // chains of earlier layouts, which are deleted once Former has no elements
 }
 
 // Live returns the items that the kernel has with a matching mark. If keys are shared, an item can be an entry in the
@@ -114,8 +111,7 @@ func (o Owned) Sweep(ctx context.Context, c *Conn, matches func(mark string) boo
 	return o.Remove(ctx, c, found, matches)
 }
 
-// Verify compares the kernel's state with items, the layout and the chains that items go to. Differences match
-// ErrDrift.
+// Verify compares the kernel's state with items, their chains and the layout. Differences match ErrDrift.
 func (o Owned) Verify(c *Conn, items []Item) error {
 	live, err := o.liveElements(c, items)
 	if err != nil {

@@ -40,8 +40,7 @@ func (c *Conn) Chain(t Table, name string) (*LiveChain, error) {
 	return &chain, nil
 }
 
-// Chains returns all chains of the table. The zero Table selects all tables. Its cost grows with the number of chains
-// in the family.
+// Chains returns all chains of the table. The zero Table selects all. Its cost grows with the family's chains.
 func (c *Conn) Chains(t Table) ([]LiveChain, error) {
 	replies, err := c.list(t.message(unix.NFT_MSG_GETCHAIN, ""))
 	var out []LiveChain
@@ -54,8 +53,7 @@ func (c *Conn) Chains(t Table) ([]LiveChain, error) {
 	return out, err
 }
 
-// Rules returns the rules of the chain, in order. An empty name selects all chains. A chain that does not exist has no
-// rules.
+// Rules returns the rules of the chain, in order. An empty name selects all chains. A missing chain has none.
 func (c *Conn) Rules(t Table, chain string) ([]LiveRule, error) {
 	m := t.message(unix.NFT_MSG_GETRULE, "")
 	if chain != "" {
@@ -98,8 +96,7 @@ func (c *Conn) get(t Table, items []Item) ([]*Element, error) {
 	return out, nil
 }
 
-// Elements returns all elements of the set. A set that does not exist has none. Its cost grows with the number of
-// elements.
+// Elements returns all elements of the set, none if it does not exist. Its cost grows with their number.
 //
 // The kernel lists a set in parts. If the set grows concurrently, the list can repeat one element and omit another.
 // Elements reads the set again after a repeated key or a change of the ruleset, with pauses that grow by a millisecond.

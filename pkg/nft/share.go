@@ -24,8 +24,7 @@ import (
 // When A leaves, its entry is deleted, and the element becomes B's: it is replaced by the data and the comment of B's
 // entry. The element is deleted with its last owner, and the set of owners with its last entry.
 
-// ownersInfix is part of the name of each set of owners, but not of other sets' names.
-const ownersInfix = "_owners_v"
+const ownersInfix = "_owners_v" // part of the name of each set of owners, but not of other sets' names
 
 // ownersName returns the name of the set of owners for a set: "x_owners_v1" for "x_v1".
 func ownersName(set string) string {
@@ -147,8 +146,7 @@ func splitShared(items []Item, found map[string]Element) (own, shared, firsts []
 	return own, shared, firsts
 }
 
-// addOwners stages entries in the sets of owners: for the shared items, and for firsts, the elements that have their
-// keys.
+// addOwners stages entries in the sets of owners: for the shared items, and for firsts, which have their keys.
 func (tx *Tx) addOwners(shared, firsts []Item) error {
 	if len(shared) == 0 {
 		return nil
@@ -232,8 +230,7 @@ func (tx *Tx) nextOwner(it Item, matches func(mark string) bool) (*Element, erro
 	return nil, err
 }
 
-// dropEmpty stages the deletion of sets of owners that lose their last entry, and of the former layout if it loses its
-// last element.
+// dropEmpty stages the deletion of sets of owners without entries, and of the former layout without elements.
 func (tx *Tx) dropEmpty() error {
 	for _, set := range slices.Sorted(maps.Keys(tx.shrunkSets)) {
 		if err := tx.dropIfEmpty([]string{set}, nil); err != nil {
@@ -250,8 +247,7 @@ func (tx *Tx) dropEmpty() error {
 	return tx.dropIfEmpty(sets, tx.owned.FormerChains)
 }
 
-// dropIfEmpty stages the deletion of the sets, and of the chains whose rules use them, unless one of the sets keeps an
-// element.
+// dropIfEmpty stages the deletion of the sets, and of the chains that use them, unless a set keeps an element.
 func (tx *Tx) dropIfEmpty(sets, chains []string) error {
 	t := tx.owned.Layout.Table
 	for _, set := range sets {

@@ -42,8 +42,7 @@ var (
 	THDport    = Field{"th dport", 0, 0, unix.NFT_PAYLOAD_TRANSPORT_HEADER, 2, 2}
 )
 
-// InPrefix matches packets whose address field is in the prefix. Like nft, it compares a prefix of whole bytes without
-// a mask.
+// InPrefix matches packets whose address field is in the prefix. Like nft, it compares whole bytes without a mask.
 func InPrefix(f Field, p netip.Prefix) Stmt {
 	p = p.Masked()
 	s := Stmt{text: f.text + " " + p.String(), proto: f.proto}
@@ -228,14 +227,10 @@ func FwmarkHas(bits uint32) Stmt {
 }
 
 // FwmarkWith sets the bits in the packet's fwmark and keeps the others.
-func FwmarkWith(bits uint32) Stmt {
-	return setFwmark(fmt.Sprintf("| 0x%08x", bits), ^bits, bits)
-}
+func FwmarkWith(bits uint32) Stmt { return setFwmark(fmt.Sprintf("| 0x%08x", bits), ^bits, bits) }
 
 // FwmarkWithout clears the bits in the packet's fwmark and keeps the others.
-func FwmarkWithout(bits uint32) Stmt {
-	return setFwmark(fmt.Sprintf("& 0x%08x", ^bits), ^bits, 0)
-}
+func FwmarkWithout(bits uint32) Stmt { return setFwmark(fmt.Sprintf("& 0x%08x", ^bits), ^bits, 0) }
 
 func setFwmark(text string, mask, xor uint32) Stmt {
 	return Stmt{text: "meta mark set meta mark " + text,
@@ -279,8 +274,7 @@ func (r Rule) String() string {
 	return strings.Join(text, " ")
 }
 
-// compile returns the rule's expressions. In the family inet, a match of the network protocol precedes fields that
-// require one.
+// compile returns the rule's expressions. In the family inet, fields may need a preceding match of the protocol.
 func (r Rule) compile(family Family) (out [][]byte) {
 	var proto byte
 	for _, s := range r {
@@ -293,8 +287,7 @@ func (r Rule) compile(family Family) (out [][]byte) {
 	return out
 }
 
-// reg1 is the first register.
-const reg1 = unix.NFT_REG_1
+const reg1 = unix.NFT_REG_1 // first register
 
 // expression encodes an expression of the kernel. attrs must include options with the value 0, so that a live rule with
 // another value does not compare equal.

@@ -16,12 +16,10 @@ import (
 	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
-// Tx is a transaction. Reads return the kernel's current state, without staged changes. Changes are staged in order,
-// for one batch.
+// Tx is a transaction. Reads ignore staged changes. Changes are staged in order, for one batch.
 type Tx struct {
 	*Conn
-	// LayoutStaged is true if Ensure staged a missing part of the owned layout.
-	LayoutStaged bool
+	LayoutStaged bool // true if Ensure staged a missing part of the owned layout
 	// Prevailing lists elements of earlier owners that stay, although Put got items of the same keys with other chains.
 	Prevailing []Item
 
@@ -216,8 +214,7 @@ func drift(t Table, object, what string) error {
 }
 
 // Probe returns nil if Update could create the layout: the lock's directory is writable, and the kernel has the layout
-// or accepts it in a batch that is not committed. The error matches ErrUnsupported if the kernel does not support the
-// layout.
+// or accepts it in a batch that is not committed. The error matches ErrUnsupported if the kernel lacks something.
 func (c *Conn) Probe(l Layout) error {
 	if err := statefile.Writable(filepath.Dir(LockPath)); err != nil {
 		return err
@@ -242,8 +239,7 @@ func (chain Chain) compile(family Family) [][][]byte {
 	return out
 }
 
-// missingRule returns the index of the first wanted rule that is missing among the live rules in this order, or
-// len(want).
+// missingRule returns the index of the first wanted rule that the live rules lack in this order, or len(want).
 func missingRule(want [][][]byte, live []LiveRule) int {
 	i := 0
 	for _, r := range live {
@@ -254,8 +250,7 @@ func missingRule(want [][][]byte, live []LiveRule) int {
 	return i
 }
 
-// Removal selects rules that are not part of a Layout, such as the reference plugins', and chains to which only these
-// rules jump.
+// Removal selects rules outside of Layouts, such as the reference plugins', and chains to which only these jump.
 type Removal struct {
 	Table Table
 	Chain string              // the chain with the rules; empty = all chains of the table

@@ -70,8 +70,7 @@ func Get(list []byte, path ...uint16) []byte {
 // GetString returns the zero-terminated string at a path, as described at Get.
 func GetString(list []byte, path ...uint16) string { return Text(Get(list, path...)) }
 
-// GetNumber returns the number in network byte order, of any size, at a path, as described at Get. It returns 0 if the
-// path does not exist.
+// GetNumber returns the number in network byte order, of any size, at a path, as described at Get, or 0.
 func GetNumber(list []byte, path ...uint16) (n uint64) {
 	for _, b := range Get(list, path...) {
 		n = n<<8 | uint64(b)

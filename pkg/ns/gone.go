@@ -43,8 +43,7 @@ func openHandle(id Identity) (fd int, err error) {
 
 // Gone returns a function that reports whether a namespace of this boot, which has a cookie, certainly no longer
 // exists: no process is in it, and no descriptor or mount refers to it. Since Linux 6.18, the kernel answers this. On
-// older kernels, Gone searches all processes. It returns an error if a process may be hidden, because nothing is
-// certain then.
+// older kernels, Gone searches all processes. It fails if a process may be hidden.
 func Gone() (isGone func(Identity) bool, err error) {
 	if isGone, err = kernelTest(); err == nil {
 		return isGone, nil
@@ -165,8 +164,7 @@ func processTest(proc string) (isGone func(Identity) bool, err error) {
 	return absentIn(used), nil
 }
 
-// isReused reports whether the namespace at path is another one with the same inode. No two existing namespaces have
-// the same inode.
+// isReused reports whether the namespace at path is another one with the same inode. No two have it simultaneously.
 func isReused(path string, id Identity) bool {
 	n, err := Open(path)
 	if err != nil {

@@ -64,8 +64,7 @@ func Open(path string) (*NS, error) {
 	return n, nil
 }
 
-// New creates a namespace. Its path is a descriptor of this process, so that nothing of it remains when the process
-// ends.
+// New creates a namespace whose path is a descriptor of this process, so that nothing remains when the process ends.
 func New() (*NS, error) {
 	n := &NS{path: "new", h: netns.None()}
 	unshare := func() error { return unix.Unshare(unix.CLONE_NEWNET) }
@@ -180,9 +179,7 @@ func (n *NS) Close() error {
 	return nil
 }
 
-func (n *NS) wrap(err error) error {
-	return fmt.Errorf("network namespace %q: %w", n.path, err)
-}
+func (n *NS) wrap(err error) error { return fmt.Errorf("network namespace %q: %w", n.path, err) }
 
 // Identity distinguishes a namespace from all others of this boot, including later ones.
 type Identity struct {
@@ -249,9 +246,7 @@ func (n *NS) handleIdentity() (Identity, error) {
 
 // Do runs fn in the namespace, on a thread of its own. Goroutines that fn starts do not run in the namespace. A panic
 // of fn continues in the caller.
-func (n *NS) Do(fn func() error) error {
-	return n.do(func() error { return netns.Set(n.h) }, fn)
-}
+func (n *NS) Do(fn func() error) error { return n.do(func() error { return netns.Set(n.h) }, fn) }
 
 func (n *NS) do(enter, fn func() error) (err error) {
 	panicked := make(chan any)
@@ -284,3 +279,9 @@ func (n *NS) runOnThread(enter, fn func() error) error {
 	}
 	return fn()
 }
+
+// TakeDescriptor opens a descriptor and never closes it. Call it after vishvananda/netlink has failed to open a socket:
+// the library has closed the socket's descriptor, and closes the same number again when the socket's os.File is garbage
+// collected. Another file could have this number by then. TakeDescriptor occupies it, because the kernel assigns the
+// lowest free number.
+func TakeDescriptor() { _, _ = unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0) }

@@ -48,8 +48,7 @@ type search struct {
 	missed   error              // the first reason why the search may have missed a namespace
 }
 
-// maxPasses limits the number of passes over something that changes during each pass.
-const maxPasses = 16
+const maxPasses = 16 // limit of passes over something that changes during each pass
 
 // run examines tasks until a pass finds no new one. A task that ends can have passed its namespace to a new task only.
 func (s *search) run() {
@@ -98,8 +97,7 @@ func (s *search) setMissed(format string, args ...any) {
 	s.missed = cmp.Or(s.missed, fmt.Errorf(format, args...))
 }
 
-// examine yields the uses by one task. Threads normally share mounts and descriptors with the leader, so these are
-// examined once.
+// examine yields the uses by one task. Mounts and descriptors that threads share with the leader are examined once.
 func (s *search) examine(process, task string) {
 	if s.tasks[task] {
 		return
@@ -288,8 +286,7 @@ func statx(path string, st *unix.Statx_t) error {
 	return nil
 }
 
-// OpenAs opens the namespace at path if it has the identity. Otherwise, also if something else is at the path, the
-// error matches ErrNotExist.
+// OpenAs opens the namespace at path if it has the identity. Otherwise, the error matches ErrNotExist.
 func OpenAs(path string, id Identity) (*NS, error) {
 	n, err := Open(path)
 	if errors.Is(err, ErrNotNetns) {
@@ -356,8 +353,7 @@ func (f *Finder) Open(path string, id Identity) (n *NS, err error) {
 	return nil, err
 }
 
-// search opens a namespace at a use by a process. If there is none, the error is the reason why the search may have
-// missed one, or nil.
+// search opens a namespace at a use by a process. Without one, the error is why the search may have missed it, or nil.
 func (f *Finder) search(id Identity) (*NS, error) {
 	if !f.hasSearched {
 		f.hasSearched = true

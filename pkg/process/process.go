@@ -34,14 +34,13 @@ const outputWait = time.Second
 
 // Command describes how to run a program.
 type Command struct {
-	Path  string   // path of the file, which is not searched in PATH
-	Name  string   // argv[0]; empty means Path
-	Args  []string // without the program's name
-	Env   []string // KEY=value; nil means the environment of this process
-	Stdin []byte
-	Files []*os.File // descriptors 3 and higher of the program
-	// OwnGroup gives the program a process group of its own, so that it does not receive the signal of Ctrl-C.
-	OwnGroup bool
+	Path     string   // path of the file, which is not searched in PATH
+	Name     string   // argv[0]; empty means Path
+	Args     []string // without the program's name
+	Env      []string // KEY=value; nil means the environment of this process
+	Stdin    []byte
+	Files    []*os.File // descriptors 3 and higher of the program
+	OwnGroup bool       // the program is in its own process group, so that Ctrl-C does not signal it
 	// Stdout and Stderr receive the program's output while it runs; nil discards it. After one of them returns an
 	// error, the program can no longer write to it.
 	Stdout, Stderr io.Writer
@@ -50,8 +49,7 @@ type Command struct {
 // ExitError is the error of a program that ended without success.
 type ExitError = exec.ExitError
 
-// Run runs the program to its end, and kills it when the context ends. If this process ends, the kernel kills the
-// program.
+// Run runs the program to its end, and kills it when the context or this process ends.
 //
 // The error is an *fs.PathError with the kernel's errno if the file cannot be run, the context's cause if the context
 // has ended the program, an *ExitError if the program failed, or an error of Stdout or Stderr.

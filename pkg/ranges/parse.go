@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
 // Wire is the JSON form of a range.
@@ -78,7 +79,6 @@ func (p *setParser) add(path string, sets [][]Wire) {
 	}
 }
 
-// addRange adds a range to the last set.
 func (p *setParser) addRange(path string, w Wire) {
 	r, err := w.Parse(path)
 	if err != nil {
@@ -164,8 +164,7 @@ type Requested struct {
 	Code uint   // code of an error about it: CodeConfig or CodeEnvironment
 }
 
-// Requested returns the addresses that are requested with any key, each of them once. ip is the value of IP in
-// CNI_ARGS.
+// Requested returns the addresses that any key requests, each once. ip is the value of IP in CNI_ARGS.
 func (k *RequestKeys) Requested(ip string) ([]Requested, error) {
 	var problems cni.Problems
 	var list []Requested
@@ -216,4 +215,36 @@ func Assign(sets []Set, requested []Requested) ([]Requested, error) {
 		bySet[i] = a
 	}
 	return bySet, nil
+}
+
+// ReadDNS parses a file in the format of resolv.conf(5). Without a path it returns nothing.
+func ReadDNS(path string) (cni.DNS, error) {
+	if path == "" {
+		return cni.DNS{}, nil
+	}
+	text, err := statefile.ReadRegular(path)
+	if err != nil {
+		return cni.DNS{}, fmt.Errorf("ipam.resolvConf: %w", err)
+	}
+	return parseDNS(string(text)), nil
+}
+
+func parseDNS(text string) (dns cni.DNS) {
+	for line := range strings.Lines(text) {
+		f := strings.Fields(line)
+		if len(f) < 2 || f[0][0] == '#' || f[0][0] == ';' {
+			continue
+		}
+		switch f[0] {
+		case "nameserver":
+			dns.Nameservers = append(dns.Nameservers, f[1])
+		case "domain":
+			dns.Domain = f[1]
+		case "search":
+			dns.Search = append(dns.Search, f[1:]...)
+		case "options":
+			dns.Options = append(dns.Options, f[1:]...)
+		}
+	}
+	return dns
 }

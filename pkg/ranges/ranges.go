@@ -25,8 +25,7 @@ type Range struct {
 	Key         string     // key in the configuration
 }
 
-// New returns the default range of a subnet: all addresses except the network address and, in IPv4, the broadcast
-// address.
+// New returns the default range of a subnet: all but the network address and, in IPv4, the broadcast address.
 func New(key string, subnet netip.Prefix) Range {
 	first, last := subnet.Addr().Next(), cni.LastOf(subnet)
 	if last.Is4() {

@@ -210,8 +210,7 @@ type Finding struct {
 	Warning bool
 }
 
-// findings returns the findings for the configuration at path, unless it is for another plugin. first is true for the
-// first plugin of a list.
+// findings returns the findings for the configuration at path if it is for this plugin, which may be first in a list.
 func (c *call) findings(path string, data []byte, first bool) (found []Finding, isOwn bool) {
 	conf, err := cni.DecodeConfig(data)
 	isType := cni.IsPlugin(conf.Type, c.plugin.Name)

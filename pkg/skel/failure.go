@@ -15,8 +15,7 @@ import (
 const FailureDir = "/run/hawser/failures"
 
 const (
-	// failuresKept is the number of records that are kept, the newest ones.
-	failuresKept = 64
+	failuresKept = 64 // number of records that are kept, the newest ones
 	// failureText is the largest length in bytes of a message, of its details and of a path, and failureName the
 	// largest length of a name. Longer texts are truncated.
 	failureText, failureName = 4096, 255

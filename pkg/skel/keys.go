@@ -11,7 +11,6 @@ import (
 	"github.com/hawser-cni/plugins/pkg/cni"
 )
 
-// key is a key that a plugin knows.
 type key struct {
 	name, path string
 	help       string // description, with the default in parentheses
@@ -93,8 +92,7 @@ func isKnown(name string, known []key) bool {
 	return slices.ContainsFunc(known, func(k key) bool { return k.name == name })
 }
 
-// unknownMax is the largest number of unknown keys of an object that are reported.
-const unknownMax = 64
+const unknownMax = 64 // largest number of unknown keys of an object that are reported
 
 // unknownIn returns the unknown keys of an object, or of the objects in a list. If known is nil, all keys are known.
 func unknownIn(value any, known []key, path string) (found []unknownKey) {
@@ -127,8 +125,7 @@ func unknownIn(value any, known []key, path string) (found []unknownKey) {
 	return found
 }
 
-// closest returns the known key that name probably means, or nothing. They may differ in case, and in up to two typos,
-// depending on the length.
+// closest returns the known key that name probably means, or nothing. They may differ in case and in up to two typos.
 func closest(name string, known []key) string {
 	lower := strings.ToLower(name)
 	for typos := range 3 {

@@ -27,7 +27,6 @@ type LogKey struct {
 	Log string `json:"log" help:"file in /var/log/hawser to which every call adds a line, or its spans if the name ends in .otlp (none); HAWSER_LOG in the environment takes precedence" schema:"format=name empty"`
 }
 
-// line is a line of the log.
 type line struct {
 	Time        string              `json:"time"`
 	PID         int                 `json:"pid"`
@@ -117,8 +116,7 @@ func openLogOfVariable(path string) (*os.File, error) {
 	return f, nil
 }
 
-// lineStart is the beginning of the first line of a log.
-const lineStart = `{"time":"`
+const lineStart = `{"time":"` // beginning of the first line of a log
 
 // openLogOfKey opens a log in LogDir, and creates both if necessary. It does not accept a file that is not a log.
 func openLogOfKey(path string) (*os.File, error) {
@@ -159,9 +157,7 @@ func openLogOfKey(path string) (*os.File, error) {
 }
 
 // isOnlyOurs reports whether this user owns the file and no other user can write to it.
-func isOnlyOurs(st unix.Stat_t) bool {
-	return st.Uid == uint32(os.Geteuid()) && st.Mode&0o022 == 0
-}
+func isOnlyOurs(st unix.Stat_t) bool { return st.Uid == uint32(os.Geteuid()) && st.Mode&0o022 == 0 }
 
 func (c *call) line(err error) line {
 	l := line{

@@ -83,8 +83,7 @@ func (c *call) print(doc []byte) error {
 	return cni.Errorf(cni.CodeIO, "standard output: %w", err)
 }
 
-// fail prints the error object and returns the exit status. If standard output cannot be written, it uses standard
-// error.
+// fail prints the error object, on standard error as a last resort, and returns the exit status.
 func (c *call) fail(err error) int {
 	out := describe(err).Encode(cmp.Or(c.version, cni.Newest))
 	if c.print(out) != nil {

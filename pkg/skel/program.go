@@ -145,8 +145,7 @@ func serve(run func(context.Context, Env) int, all []Program) {
 	}))
 }
 
-// FindProgram returns the plugin with a name (cni.IsPlugin). If several plugins match, it returns the one with the
-// longest name.
+// FindProgram returns the plugin with a name (cni.IsPlugin), of several the one with the longest name.
 func FindProgram(all []Program, name string) (found Program, ok bool) {
 	for _, p := range all {
 		if cni.IsPlugin(name, p.Name) && len(p.Name) > len(found.Name) {

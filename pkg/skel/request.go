@@ -14,8 +14,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
-// Request is one ADD, DEL, CHECK, GC or STATUS. For GC and STATUS, only the network, Path and the configuration are
-// set.
+// Request is one ADD, DEL, CHECK, GC or STATUS. GC and STATUS set only network, Path and configuration.
 type Request struct {
 	cni.Attachment
 
@@ -25,16 +24,12 @@ type Request struct {
 	Conf    []byte // the configuration, unchanged
 	Version string // cniVersion of the configuration
 	IPAM    string // ipam.type; may be empty
-
-	// NS is the container's namespace. It is nil for IPAM plugins, and in DEL if the namespace no longer exists.
-	NS *ns.NS
+	NS      *ns.NS // container's namespace. It is nil for IPAM plugins, and in DEL if the namespace no longer exists
 
 	// PrevResult is the result of the previous plugin (ADD) or of the whole chain (CHECK, DEL). It is nil if there is
 	// none or, in DEL, if it is invalid.
 	PrevResult *cni.Result
-
-	// Valid contains the attachments that GC must keep.
-	Valid cni.Set
+	Valid      cni.Set // attachments that GC must keep
 
 	// Env and Stderr are passed to delegates.
 	Env    []string
@@ -57,8 +52,7 @@ type undo struct {
 	do   func(context.Context) error
 }
 
-// NoInterface returns the error for a container without CNI_IFNAME. Runtimes search for the text of err,
-// rtnl.ErrNoLink.
+// NoInterface returns the error for a container without CNI_IFNAME. Runtimes search for rtnl.ErrNoLink's text.
 func (r *Request) NoInterface(err error) error {
 	return cni.Errorf(cni.CodeEnvironment, "CNI_IFNAME %q: no such interface in CNI_NETNS %q: %w", r.IfName, r.Netns,
 		err)

@@ -53,15 +53,11 @@ type Plugin[C any] struct {
 	Name  string
 	About string // description in one line
 	Config[C]
-
-	// IPAM is set for an IPAM plugin. For it, CNI_NETNS is not opened, and can be any text.
-	IPAM bool
+	IPAM bool // set for an IPAM plugin. For it, CNI_NETNS is not opened, and can be any text
 	// InProcess is set for an IPAM plugin that does not need its own process. If it is part of the running program, the
 	// plugin that delegates to it runs it in-process.
 	InProcess bool
-
-	// Chained is set for a plugin that needs the result of a previous plugin in ADD and CHECK.
-	Chained bool
+	Chained   bool // set for a plugin that needs the result of a previous plugin in ADD and CHECK
 
 	// Commands are functions for users and services, by the program's first argument. They return the exit status.
 	Commands map[string]func(Env) int
@@ -72,8 +68,7 @@ type Plugin[C any] struct {
 	GC     func(context.Context, *Request) error
 	Status func(context.Context, *Request, C) error
 
-	// Reapply restores what CHECK finds missing of a live attachment and a second ADD could not create. It changes no
-	// interface.
+	// Reapply restores what CHECK finds missing and a second ADD could not create. It changes no interface.
 	Reapply func(context.Context, *Request, C) error
 
 	// Restore restores nftables objects of many live attachments in one batch, for example after a flush. It returns a
@@ -109,21 +104,15 @@ type Env struct {
 
 	// Notify makes the signals that end a process call stop instead. Request.SignalsEndContext calls it. Before, while
 	// there is nothing to undo, a signal simply ends the process.
-	Notify func(stop func(cause error))
-
-	// Failures is the directory for records of failed calls; empty means that none are written.
-	Failures string
-	// Policy is the path of the administrator's policy for tenants (package policy); empty means no policy.
-	Policy string
-	// Limit is the time limit of the call; 0 means callTime. Only specs set it.
-	Limit time.Duration
-	// Reapply makes CHECK call the Reapply handler. Only the tool sets it.
-	Reapply bool
+	Notify   func(stop func(cause error))
+	Failures string        // directory for records of failed calls; empty means that none are written
+	Policy   string        // path of the administrator's policy for tenants (package policy); empty means no policy
+	Limit    time.Duration // time limit of the call; 0 means callTime. Only specs set it
+	Reapply  bool          // makes CHECK call the Reapply handler. Only the tool sets it
 	// ReadOnly makes CHECK change nothing at all: the IPAM plugin is not called, because it locks its files, and no
 	// line is added to the log. Only the tool sets it.
 	ReadOnly bool
-	// Programs contains all plugins of the running program.
-	Programs []Program
+	Programs []Program // all plugins of the running program
 }
 
 // callTime is the time limit of a call. A roll-back has 20 seconds more (two ninths). Together this is less than two
@@ -257,8 +246,7 @@ func (c *call) handle(ctx context.Context, handler func(context.Context) error) 
 	return stopped(ctx, recoverPanic(func() error { return handler(ctx) }))
 }
 
-// add runs the ADD handler and prints its result. After a failure, including a panic and a failed write of the result,
-// it rolls back.
+// add runs the ADD handler and prints its result. After a failure, also a panic or a failed write, it rolls back.
 func (c *call) add(ctx context.Context) error {
 	for _, u := range unknownKeys(c.plugin, c.req.Conf, "") {
 		switch {

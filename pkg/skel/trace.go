@@ -12,11 +12,9 @@ import (
 	"time"
 )
 
-// spansEnd is the suffix of a log that contains the spans of each call (OTLP/JSON) instead of a line.
-const spansEnd = ".otlp"
+const spansEnd = ".otlp" // suffix of a log that contains the spans of each call (OTLP/JSON) instead of a line
 
-// spansStart is the beginning of the first line of such a log.
-const spansStart = `{"resourceSpans":[`
+const spansStart = `{"resourceSpans":[` // beginning of the first line of such a log
 
 // remote is the caller's span (W3C Trace Context, in the variables of OpenTelemetry). Its ID is empty if there is none.
 type remote struct {
@@ -189,7 +187,6 @@ func (t *trace) document(l line) []byte {
 	return append(b, "]}]}]}"...)
 }
 
-// quote returns a text as JSON.
 func quote(s string) string {
 	if isPrintable(s) && !strings.ContainsAny(s, `"\`) {
 		return `"` + s + `"`

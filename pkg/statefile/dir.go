@@ -55,8 +55,7 @@ func open(path string, perm fs.FileMode, flags int) (*Dir, error) {
 	return &Dir{fd: fd, path: path}, nil
 }
 
-// IsAbsent reports whether an error of Open with perm 0 means that there is no directory at the path. There may be a
-// file.
+// IsAbsent reports whether an error of Open with perm 0 means that no directory is at the path; a file may be.
 func IsAbsent(err error) bool { return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) }
 
 // Path returns the path that d was opened with, for messages.
@@ -137,8 +136,7 @@ func retry(call func() (int, error)) (int, error) {
 	}
 }
 
-// maxSize is the size of the largest file that is read. State files are much smaller.
-const maxSize = 16 << 20
+const maxSize = 16 << 20 // size of the largest file that is read. State files are much smaller
 
 // lacksUnnamed reports whether an error means that the file system does not support unnamed files (O_TMPFILE).
 func lacksUnnamed(err error) bool {
@@ -210,8 +208,7 @@ func (d *Dir) Remove(name string) error {
 	return d.fail("remove", name, err)
 }
 
-// Discard removes a file and the temporary file that a killed Replace may have left of it. The caller must hold the
-// lock of all writers.
+// Discard removes a file and the temporary file that a killed Replace may have left of it. The caller holds the lock.
 func (d *Dir) Discard(name string) error {
 	if err := d.Remove(name); err != nil {
 		return err

@@ -24,8 +24,7 @@ type Lock struct {
 	target target
 }
 
-// target is a file or byte that can be locked. set has the arguments of flock. busy returns the error for a lock that
-// another process holds.
+// target is a file or byte that can be locked. set has the arguments of flock. busy returns the error for a held lock.
 type target struct {
 	set  func(fd, how int) error
 	busy func() error
@@ -102,8 +101,7 @@ func wholeFile(path string) target {
 // DefaultWait is the usual time limit for waiting for a lock.
 const DefaultWait = 30 * time.Second
 
-// LockFD is LockFile for the open file fd, which the caller still has to close. path is for messages, and to find the
-// holder.
+// LockFD is LockFile for the open file fd, which the caller still has to close. path is for errors.
 func LockFD(ctx context.Context, fd int, path string) (*Lock, error) {
 	own, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {

@@ -104,8 +104,7 @@ func (d *recordDir) locked(ctx context.Context, perm fs.FileMode, work func(open
 	return work(opened)
 }
 
-// view calls read with the directory: the open one, or one that it opens without the lock. If the directory does not
-// exist, view does nothing.
+// view calls read with the directory: the open one, or one that it opens without the lock, if it exists.
 func (d *recordDir) view(read func(*Dir) error) error {
 	if d.dir != nil {
 		return read(d.dir)

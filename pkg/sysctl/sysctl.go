@@ -35,7 +35,6 @@ type Key struct {
 // Net returns the key with these path elements below net, as in Net("ipv4", "conf", "eth0.100", "arp_notify").
 func Net(parts ...string) Key { return Key{parts} }
 
-// validate returns ErrInvalidKey if the key is invalid.
 func (k Key) validate() error {
 	for _, p := range k.parts {
 		if p == "" || p == "." || p == ".." || strings.ContainsAny(p, "/\x00") {
@@ -66,9 +65,7 @@ func Parse(s string) (Key, error) {
 	return k, nil
 }
 
-func swapSeparators(s string) string {
-	return strings.NewReplacer(".", "/", "/", ".").Replace(s)
-}
+func swapSeparators(s string) string { return strings.NewReplacer(".", "/", "/", ".").Replace(s) }
 
 // Replace returns the key with value instead of the first occurrence of placeholder. A dot in value is not a separator.
 // If value would lead out of the path element, the error is ErrInvalidKey.
@@ -101,8 +98,7 @@ func (k Key) Read() (string, error) {
 	return value, k.failure("read", err)
 }
 
-// Write sets the value, unless the current value is Equal. A read-only /proc/sys therefore causes no error if nothing
-// has to be changed.
+// Write sets the value, unless the current value is Equal. A read-only /proc/sys is an error only if they differ.
 func (k Key) Write(value string) error {
 	have, err := k.Read()
 	if errors.Is(err, ErrInvalidKey) || (err == nil && Equal(have, value)) {

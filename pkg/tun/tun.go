@@ -1,5 +1,4 @@
-// Package tun creates tap devices through /dev/net/tun, the kernel's control device, because rtnetlink cannot create
-// them.
+// Package tun creates tap devices through /dev/net/tun, because rtnetlink cannot create them.
 //
 // Open the control device in the namespace of the tap, then Create the tap, set its owner, and Keep it. Until Keep, the
 // kernel deletes the tap when the file is closed, so that nothing is left if the process is killed.
@@ -51,8 +50,7 @@ func Open(n *ns.NS) (f *os.File, err error) {
 	return f, err
 }
 
-// Create creates a tap, or opens an existing one, and returns its name. If name is empty, the kernel chooses it. flags
-// are IFF_*.
+// Create creates or opens a tap and returns its name. The kernel names it if name is empty. flags are IFF_*.
 func Create(f *os.File, name string, flags uint16) (string, error) {
 	req, err := unix.NewIfreq(name)
 	if err != nil {

@@ -17,8 +17,7 @@ var Processors = runtime.GOMAXPROCS(1)
 // one step, while it is almost empty. The runtime shrinks a stack only during a garbage collection.
 func init() { grow(nil) }
 
-// grow has a frame of 28 KiB. The runtime enlarges the stack for it at the call, even if the function returns
-// immediately.
+// grow has a frame of 28 KiB. The runtime enlarges the stack at the call.
 //
 //go:noinline
 func grow(frame *[28 << 10]byte) {

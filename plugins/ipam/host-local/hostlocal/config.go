@@ -9,7 +9,6 @@ import (
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
-// wireConfig is the part of a network configuration that host-local reads.
 type wireConfig struct {
 	skel.LogKey
 
@@ -35,7 +34,6 @@ type wireIPAM struct {
 
 const defaultDataDir = "/var/lib/cni/networks"
 
-// config is the checked configuration for ADD, CHECK and STATUS.
 type config struct {
 	dataDir      string
 	resolvConf   string // empty: none
@@ -47,8 +45,7 @@ type config struct {
 	pod          string // pod that gets its last addresses again; empty: none
 }
 
-// parseConfig checks the configuration. The returned sets are empty only if capabilities.ipRanges announces that the
-// runtime sends them.
+// parseConfig returns empty sets only if capabilities.ipRanges announces that the runtime sends them.
 func parseConfig(req *skel.Request, wire wireConfig, problems *cni.Problems) *config {
 	cfg := &config{
 		dataDir: cmp.Or(wire.IPAM.DataDir, defaultDataDir), resolvConf: wire.IPAM.ResolvConf,

@@ -16,7 +16,6 @@ import (
 	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
-// add allocates an address from each set.
 func add(ctx context.Context, req *skel.Request, cfg *config) (result *cni.Result, err error) {
 	if len(cfg.sets) == 0 {
 		return nil, cni.Errorf(cni.CodeConfig, "runtimeConfig.ipRanges: no ranges to assign addresses from")
@@ -47,8 +46,7 @@ func del(ctx context.Context, req *skel.Request) error {
 	return releaseAll(ctx, dataDir, req.Network, ownerText(req.ContainerID, req.IfName), req.ContainerID)
 }
 
-// check verifies that the attachment holds addresses, and that they match the addresses of prevResult that are in the
-// ranges.
+// check verifies that the attachment holds addresses, which match those of prevResult in the ranges.
 func check(ctx context.Context, req *skel.Request, cfg *config) error {
 	s, err := openLeaseDir(ctx, cfg.dataDir, req.Network, 0)
 	if err != nil {
@@ -285,11 +283,9 @@ func (a *allocation) reserveOrReclaim(addr netip.Addr) error {
 
 var errFull = errors.New("no IP addresses available in range set")
 
-// maxMisses is the number of taken addresses that are tried before all taken addresses are read from the index.
-const maxMisses = 16
+const maxMisses = 16 // number of taken addresses that are tried before all taken addresses are read from the index
 
-// firstFree returns the first address for which try does not return errTaken, and the result of try. It returns errFull
-// if no address is free.
+// firstFree returns the first address for which try does not return errTaken, and the result of try, or errFull.
 func (s *leaseDir) firstFree(order iter.Seq[netip.Addr], try func(netip.Addr) error) (netip.Addr, error) {
 	var taken addrSet
 	misses := 0

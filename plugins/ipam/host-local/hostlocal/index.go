@@ -63,8 +63,7 @@ const (
 	scanBatch = 8 << 10
 )
 
-// openIndex opens an index. It returns errStale if the index does not belong to a directory with this identity and
-// modification time.
+// openIndex opens an index. It returns errStale if the directory has another identity or modification time.
 func openIndex(file *os.File, identity []byte, modTime time.Time) (*index, error) {
 	x := &index{file: file, header: identity, positions: map[netip.Addr]int{}}
 	data := make([]byte, len(identity)+16)
@@ -91,7 +90,6 @@ func openIndex(file *os.File, identity []byte, modTime time.Time) (*index, error
 // offset returns where an entry begins in the file.
 func (x *index) offset(i int) int64 { return int64(len(x.header) + 16 + i*entrySize) }
 
-// read fills entries, beginning with entry number i.
 func (x *index) read(entries []byte, i int) error {
 	if x.file == nil {
 		copy(entries, x.memory[i*entrySize:])
@@ -193,7 +191,6 @@ func (x *index) usage(set ranges.Set) (files, owners int) {
 	return files, len(seen)
 }
 
-// add appends an entry.
 func (x *index) add(addr netip.Addr, owner string) error {
 	if err := x.write(appendEntry(nil, addr, owner), x.count); err != nil {
 		return err
@@ -320,8 +317,7 @@ func (x *index) encodeHeader() []byte {
 	return binary.LittleEndian.AppendUint64(b, uint64(x.count))
 }
 
-// stampCount is the number of stamps before they repeat.
-const stampCount = 1 << 29
+const stampCount = 1 << 29 // number of stamps before they repeat
 
 // stampTime returns the time that represents a stamp: a whole second, which every file system can store, between 1980
 // and 1997.

@@ -49,8 +49,7 @@ const (
 	leaseMode = 0o600
 )
 
-// openLeaseDir opens and locks a network's directory. If it does not exist, openLeaseDir creates it with perm or, if
-// perm is 0, returns nil.
+// openLeaseDir opens and locks a network's directory. It creates a missing one with perm or, if perm is 0, returns nil.
 func openLeaseDir(ctx context.Context, dataDir, network string, perm fs.FileMode) (*leaseDir, error) {
 	s, err := openUnlocked(dataDir, network, perm)
 	if s == nil || err != nil {
@@ -122,8 +121,7 @@ func parseOwner(text string) (containerID, ifName string, ok bool) {
 // irregularOwner is the owner of an entry that is not a regular file. No container can have this ID.
 const irregularOwner = "(not a regular file)"
 
-// owner returns the owner of an address, or "" if the address has no owner. A file of blanks or NULs has no owner,
-// because its writer was killed.
+// owner returns the owner of an address, or "". A file of blanks or NULs has none, because its writer was killed.
 func (s *leaseDir) owner(addr netip.Addr) (string, error) {
 	content, err := s.dir.Read(addr.String())
 	switch {
@@ -143,8 +141,7 @@ func ownerOf(content []byte) string {
 	return string(bytes.TrimSpace(content))
 }
 
-// findLeases returns the addresses of the first of the owners that has any. It uses the index or, if that is not
-// current, the directory.
+// findLeases returns the addresses of the first of the owners that has any, from a current index or the directory.
 func (s *leaseDir) findLeases(owners ...string) ([]netip.Addr, error) {
 	if s.loadIndex() == nil {
 		if addrs, err := s.findIndexed(owners); err == nil {
@@ -183,8 +180,7 @@ func (s *leaseDir) findIndexed(owners []string) (addrs []netip.Addr, err error) 
 	return addrs, nil
 }
 
-// errTaken is the error for an address that has an owner.
-var errTaken = errors.New("is reserved already")
+var errTaken = errors.New("is reserved already") // error for an address that has an owner
 
 // verifyFree returns errTaken if the address has an owner.
 func (s *leaseDir) verifyFree(addr netip.Addr) error {

@@ -13,8 +13,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
-// Notes are in an extended attribute of the lease file. Only root can read and write trusted attributes. tmpfs supports
-// them on all kernels.
+// Notes are in a trusted attribute of the lease file, which only root can access and tmpfs supports on all kernels.
 const (
 	noteAttr = "trusted.hawser"
 	noteMax  = 64 // bytes

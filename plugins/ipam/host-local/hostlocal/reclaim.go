@@ -224,8 +224,7 @@ func (r *reclaimer) isNetnsGone(id ns.Identity) (isGone bool) {
 	return isGone
 }
 
-// isContainerLease sets l.owner. It reports whether the owner is a container in the format of the plugins, and matches
-// the owner in the note.
+// isContainerLease sets l.owner. It reports whether that is a container in the plugins' format and equals the note's.
 func (r *reclaimer) isContainerLease(l *lease) bool {
 	var err error
 	if l.owner, err = r.owner(l.addr); err != nil || l.hasNote && l.note.owner != ownerHash32(l.owner) {
@@ -338,8 +337,7 @@ func (r *reclaimer) addOtherSets(stale []lease) (all []lease) {
 	return append(all, stale...)
 }
 
-// leasesOfEarlierBoots returns the leases of the addresses whose notes name an earlier boot, and the other leases of
-// their owners.
+// leasesOfEarlierBoots returns the leases whose notes name an earlier boot, and their owners' other leases.
 func (s *leaseDir) leasesOfEarlierBoots(addrs ...netip.Addr) (stale []lease) {
 	r, err := s.newReclaimer()
 	for _, addr := range addrs {
@@ -377,8 +375,7 @@ func (s *leaseDir) releaseStale(req *skel.Request, leases []lease) error {
 	return nil
 }
 
-// podText describes the pod of an owner, for messages. It returns "" if libcni's cache does not have the CNI_ARGS of
-// the owner's ADD.
+// podText describes the pod of an owner, for messages. "" means that libcni's cache lacks its CNI_ARGS.
 func podText(network, owner string) string {
 	id, ifName, _ := parseOwner(owner)
 	if !cni.ValidName(id) || !cni.ValidIfName(ifName) {

@@ -11,7 +11,6 @@ import (
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
-// wireConfig is the part of a network configuration that static reads.
 type wireConfig struct {
 	skel.LogKey
 
@@ -40,7 +39,6 @@ type wireAddress struct {
 	Parsed json.RawMessage `json:"Address" schema:"-"` // ignored; programs that encode the reference plugin's struct write it
 }
 
-// config is the checked configuration for ADD and CHECK.
 type config struct {
 	ips      []cni.IP
 	routes   []cni.Route
@@ -136,13 +134,10 @@ func (wire *wireConfig) sources(args string) (list []source, err error) {
 	return list, problems.Err()
 }
 
-// maxAddresses limits the addresses of the configuration and CNI_ARGS together.
-const maxAddresses = 64
+const maxAddresses = 64 // limits the addresses of the configuration and CNI_ARGS together
 
-// notCIDR is the format of the reference plugin's message.
-const notCIDR = "%s in CIDR notation, got: '%s'"
+const notCIDR = "%s in CIDR notation, got: '%s'" // format of the reference plugin's message
 
-// parse parses an entry of ipam.addresses.
 func (w wireAddress) parse(key string) (source, error) {
 	s := source{key: key + ".address", code: cni.CodeConfig}
 	var problems cni.Problems

@@ -22,8 +22,7 @@ func add(_ context.Context, req *skel.Request, cfg config) (*cni.Result, error) 
 	return &cni.Result{IPs: cfg.ips, Routes: cfg.routes, DNS: cfg.dns}, nil
 }
 
-// check verifies that prevResult has each configured address. If an address is configured without a gateway,
-// prevResult may have any.
+// check verifies that prevResult has each configured address, with any gateway if none is configured.
 func check(_ context.Context, req *skel.Request, cfg config) error {
 	if req.PrevResult == nil {
 		return cni.Refuse("prevResult", nil, "is missing; CHECK compares it with the configuration")

@@ -124,15 +124,13 @@ func (a *attachment) raise() error {
 	return a.call.Cont.SetLink(a.call.ContEnd.Index, rtnl.LinkChange{Up: new(true)})
 }
 
-// target returns the container's interface for package iface.
 func (a *attachment) target() iface.Target {
 	t := a.call.Target()
 	t.EnableDAD, t.NoRouterAdverts = a.cfg.EnableDAD, a.cfg.Gateway
 	return t
 }
 
-// announce waits until the port forwards packets and the IPv6 addresses are usable, and makes the kernel announce the
-// container's addresses.
+// announce waits until the port forwards packets and IPv6 addresses are usable, and then announces them.
 func (a *attachment) announce(ctx context.Context, res *cni.Result, gw attach.Gateway) error {
 	if a.cfg.DisableContainerInterface {
 		return nil

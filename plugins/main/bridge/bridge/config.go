@@ -15,7 +15,6 @@ const (
 	vlanMax       = 4094
 )
 
-// wireConfig is the configuration as the JSON has it.
 type wireConfig struct {
 	skel.LogKey
 
@@ -43,7 +42,6 @@ type wireTrunk struct {
 	MaxID *int `json:"maxID" help:"last VLAN of a range; with minID" schema:"min=1 max=4094"`
 }
 
-// config is the configuration with every value checked.
 type config struct {
 	wireConfig
 	Link    attach.LinkConfig
@@ -52,7 +50,6 @@ type config struct {
 	Trunk   []uint16 // VLANs of vlanTrunk, sorted and without duplicates
 }
 
-// parseConfig checks the configuration. An invalid value is code 7, or code 4 in CNI_ARGS.
 func parseConfig(req *skel.Request, w wireConfig, problems *cni.Problems) config {
 	c := config{wireConfig: w, Gateway: w.IsGateway || w.IsDefaultGateway}
 	hasIPAM := w.IPAM.Type != ""

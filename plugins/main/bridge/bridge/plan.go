@@ -8,8 +8,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
-// containerIndex is the index of the container's interface in the result, after the bridge and the host end.
-const containerIndex = 2
+const containerIndex = 2 // index of the container's interface in the result, after the bridge and the host end
 
 // makePlan decides which addresses, gateways and routes an attachment gets. It returns a result without interfaces, and
 // the gateway addresses that the bridge or the VLAN gateway must have.
@@ -59,8 +58,7 @@ func fillGateway(ip *cni.IP) error {
 	return nil
 }
 
-// addDefaultRoute adds a default route of a family. If IPAM gave a default route without a gateway, it sets the
-// gateway.
+// addDefaultRoute adds a default route of a family. If IPAM gave one without a gateway, it sets the gateway.
 func addDefaultRoute(res *cni.Result, v4 bool) {
 	gw := res.Gateway(v4)
 	if !gw.IsValid() {

@@ -41,8 +41,7 @@ func (a *attachment) setUpPort(ctx context.Context) error {
 	return a.call.Host.SetLink(a.call.HostEnd.Index, rtnl.LinkChange{Up: new(true)})
 }
 
-// keepMTU keeps the bridge's MTU when an interface with a smaller MTU becomes a port, as long as other ports use the
-// bridge's MTU.
+// keepMTU keeps the bridge's MTU when an interface with a smaller MTU becomes a port, if other ports use the bridge's.
 //
 // Linux lowers the MTU of a bridge to the smallest MTU of its ports, and removes the bridge's IPv6 addresses if that is
 // less than 1280 bytes. So keepMTU raises the MTU of the new port's host end to the largest MTU that any container
@@ -131,8 +130,7 @@ func (a *attachment) setVLANs(end rtnl.Link, vlans []rtnl.VLAN, keepDefault bool
 	return a.call.Host.AddVLANs(end.Index, vlans)
 }
 
-// portVLANs returns the VLANs of a port: vlan untagged (0 for none) and trunk tagged. A trunk without vlan has VLAN 1
-// untagged.
+// portVLANs returns a port's VLANs: vlan untagged (0: none), trunk tagged. A trunk without vlan has VLAN 1 untagged.
 func portVLANs(vlan int, trunk []uint16) (out []rtnl.VLAN) {
 	native := uint16(vlan)
 	if native == 0 && len(trunk) > 0 {

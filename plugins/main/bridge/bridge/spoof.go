@@ -52,7 +52,6 @@ func spoofElements() nft.Owned {
 	}}
 }
 
-// items returns the elements of the check.
 func (s spoofCheck) items() []nft.Item {
 	port, mark := nft.IfNameKey(s.Port), s.Attachment.Mark()
 	return []nft.Item{

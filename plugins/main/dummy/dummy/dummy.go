@@ -9,7 +9,6 @@ import (
 
 const kind = "dummy"
 
-// wireConfig is the configuration as the JSON has it.
 type wireConfig struct {
 	skel.LogKey
 	MAC  string              `json:"mac" help:"MAC address; the other three sources take precedence" schema:"format=mac empty"`
@@ -17,7 +16,6 @@ type wireConfig struct {
 	attach.LinkKeys
 }
 
-// parseConfig returns the dummy to create. An invalid value is code 7, or code 4 in CNI_ARGS.
 func parseConfig(req *skel.Request, w wireConfig, problems *cni.Problems) attach.ChildConfig {
 	problems.Add(w.IPAM.Check("dummy interface requires an IPAM configuration", "static"))
 	return attach.ChildConfig{New: rtnl.NewLink{Kind: kind}, Make: attach.MakeLink,

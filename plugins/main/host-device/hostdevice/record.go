@@ -206,8 +206,7 @@ func (r *record) rename(ctx context.Context, host *rtnl.Conn, l rtnl.Link) error
 		return err
 	}
 	err = host.SetLink(l.Index, named)
-	return errors.Join(err, host.SetLink(l.Index, rtnl.LinkChange{Up: &l.Up}),
-		r.restoreNetwork(ctx, host, l.Index))
+	return errors.Join(err, host.SetLink(l.Index, rtnl.LinkChange{Up: &l.Up}), r.restoreNetwork(ctx, host, l.Index))
 }
 
 // restore restores the settings and the network of the device on the host.

@@ -16,7 +16,6 @@ const (
 	layer2 = "l2"
 )
 
-// wireConfig is the configuration as the JSON has it.
 type wireConfig struct {
 	skel.LogKey
 	attach.MasterKeys
@@ -27,7 +26,6 @@ type wireConfig struct {
 	IPAM      attach.IPAM `json:"ipam" help:"the IPAM plugin's part (none: the addresses of the previous result)"`
 }
 
-// parseConfig returns the ipvlan to create. An invalid value is code 7.
 func parseConfig(_ *skel.Request, w wireConfig, problems *cni.Problems) attach.ChildConfig {
 	problems.Add(cni.CheckName("master", w.Master))
 	mode := cmp.Or(w.Mode, layer2)

@@ -90,8 +90,7 @@ func setUp(conn *rtnl.Conn, lo rtnl.Link, up bool, mark string) error {
 	return conn.SetLink(lo.Index, rtnl.LinkChange{Up: &up, Alias: &mark})
 }
 
-// result returns lo with its first loopback address of each family. lo may have other addresses, for example of
-// services, which are not reported.
+// result returns lo with its first loopback address of each family. Others, for example of services, are not reported.
 func result(conn *rtnl.Conn, lo rtnl.Link, sandbox string) (*cni.Result, error) {
 	addrs, err := conn.Addrs(lo.Index)
 	if err != nil {

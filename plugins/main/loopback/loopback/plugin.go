@@ -16,7 +16,6 @@ func Plugin() skel.Plugin[struct{}] {
 		Add:    add,
 		Del:    del,
 		Check:  check,
-		// There is no GC, because nothing is stored on the host, and no STATUS, because an ADD needs nothing on the
-		// host.
+		// There is no GC and no STATUS, because nothing is stored or needed on the host.
 	}
 }

@@ -20,7 +20,6 @@ const (
 	passthru = "passthru"
 )
 
-// wireConfig is the configuration as the JSON has it.
 type wireConfig struct {
 	skel.LogKey
 	attach.MasterKeys
@@ -32,7 +31,6 @@ type wireConfig struct {
 	attach.LinkKeys
 }
 
-// parseConfig returns the macvlan to create. An invalid value is code 7, or code 4 in CNI_ARGS.
 func parseConfig(req *skel.Request, w wireConfig, problems *cni.Problems) attach.ChildConfig {
 	problems.Add(cni.CheckName("master", w.Master))
 	mode := cmp.Or(w.Mode, "bridge")
@@ -45,8 +43,7 @@ func parseConfig(req *skel.Request, w wireConfig, problems *cni.Problems) attach
 		TakesMaster: mode == passthru}
 }
 
-// makeMacvlan creates the macvlan. It refuses the master's MAC address, and sets the MAC address of a passthru
-// afterwards.
+// makeMacvlan creates the macvlan. It refuses the master's MAC address, and sets a passthru's afterwards.
 func makeMacvlan(ctx context.Context, c *attach.Call, name string) error {
 	mode, mac := c.Child.New.Mode, c.Child.Link.MAC
 	if mode != passthru && mac != nil && slices.Equal(mac, c.Master.MAC) {

@@ -11,8 +11,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
-// containerIndex is the index of the container's interface in the result, after the host end.
-const containerIndex = 1
+const containerIndex = 1 // index of the container's interface in the result, after the host end
 
 // plan lists what ADD configures.
 type plan struct {
@@ -22,8 +21,7 @@ type plan struct {
 	HostRoutes []rtnl.Route   // routes of the host to the container
 }
 
-// makePlan derives the plan from IPAM's answer. It returns an error if the answer cannot be configured on a
-// point-to-point link.
+// makePlan derives the plan from IPAM's answer, or returns why a point-to-point link cannot have it.
 func makePlan(cfg config, answer *cni.Result) (p plan, err error) {
 	if p.Result, err = cfg.Link.Result(answer, containerIndex); err != nil {
 		return p, err
@@ -66,5 +64,4 @@ func checkGateway(ip cni.IP, all []cni.IP) error {
 	return nil
 }
 
-// single returns the prefix that contains only a.
 func single(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }

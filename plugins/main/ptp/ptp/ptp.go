@@ -17,6 +17,30 @@ import (
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
+type wireConfig struct {
+	skel.LogKey
+	attach.MasqKeys
+	DeviceType string              `json:"deviceType" help:"kind of the pair: veth or netkit" default:"veth" schema:"enum=veth|netkit"`
+	IPAM       attach.RequiredIPAM `json:"ipam" help:"the IPAM plugin's part; required" schema:"required"`
+	attach.LinkKeys
+}
+
+type config struct {
+	Link attach.LinkConfig
+	Masq attach.Masq
+}
+
+func parseConfig(req *skel.Request, w wireConfig, problems *cni.Problems) config {
+	problems.Add(w.IPAM.Check("ptp needs an IPAM plugin", "host-local"))
+	c := config{Masq: w.MasqKeys.Parse(problems),
+		Link: w.LinkKeys.Parse(problems, cni.PairsOf(req.Args, "MAC"), "")}
+	c.Link.Netkit = w.DeviceType == "netkit"
+	if !c.Link.Netkit && w.DeviceType != "veth" {
+		problems.Add(cni.Refuse("deviceType", w.DeviceType, `is neither "veth" nor "netkit"`))
+	}
+	return c
+}
+
 func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error) {
 	c, err := attach.Open(req)
 	if err != nil {
@@ -156,8 +180,7 @@ func target(c *attach.Call, routes []rtnl.Route) iface.Target {
 	return t
 }
 
-// routeToContainer adds the gateway addresses to the host end, enables forwarding, and adds the host's routes to the
-// container's addresses.
+// routeToContainer adds the gateway addresses to the host end, enables forwarding, and adds the host's routes.
 func routeToContainer(c *attach.Call, p plan) error {
 	for _, gw := range p.Gateways {
 		if err := c.Host.AddAddr(c.HostEnd.Index, rtnl.Addr{Prefix: gw, NoDAD: gw.Addr().Is6()}); err != nil {
@@ -200,8 +223,7 @@ func verify(ctx context.Context, c *attach.Call, cfg config) []error {
 func verifyHost(c *attach.Call, cfg config, p plan) []error {
 	var errs []error
 	drift := func(format string, args ...any) {
-		errs = append(errs, cni.Drift("host interface %q: %s", c.HostEnd.Name, fmt.Sprintf(format,
-			args...)))
+		errs = append(errs, cni.Drift("host interface %q: %s", c.HostEnd.Name, fmt.Sprintf(format, args...)))
 	}
 	if !c.HostEnd.Up {
 		drift("is down")

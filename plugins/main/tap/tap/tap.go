@@ -19,6 +19,34 @@ import (
 	"github.com/hawser-cni/plugins/pkg/tun"
 )
 
+const mtuMax = 65521 // largest MTU of a tap, in bytes
+
+type wireConfig struct {
+	skel.LogKey
+	MultiQueue bool    `json:"multiQueue" help:"allow up to 256 queues; the program that opens the device must also request them" default:"false"`
+	MAC        string  `json:"mac" help:"MAC address; the other three sources take precedence" schema:"format=mac empty"`
+	Owner      *uint32 `json:"owner" help:"user ID that may open the device without CAP_NET_ADMIN (any)"`
+	Group      *uint32 `json:"group" help:"group ID that may open the device without CAP_NET_ADMIN (any)"`
+	SELinux    string  `json:"selinuxContext" help:"SELinux label of the device (the runtime's)"`
+	Bridge     string  `json:"bridge" help:"bridge in the container that the device becomes a port of (none)" schema:"format=ifname empty"`
+	attach.IPAMKeys
+	attach.LinkKeys
+}
+
+func parseConfig(req *skel.Request, w wireConfig, problems *cni.Problems) attach.ChildConfig {
+	if w.Bridge != "" {
+		problems.Add(cni.CheckIfName(cni.CodeConfig, "bridge", w.Bridge))
+	}
+	problems.Add(cni.CheckName("selinuxContext", w.SELinux))
+	problems.Add(w.IPAM.Check())
+	link := w.LinkKeys.Parse(problems, req.Args, w.MAC)
+	if link.MTU > mtuMax {
+		problems.Add(cni.Refuse("mtu", link.MTU, fmt.Sprintf("is above %d, the maximum of a tap", mtuMax)))
+	}
+	return attach.ChildConfig{New: rtnl.NewLink{Kind: kind}, Link: link,
+		Make: w.makeTap, Probe: w.probe, Verify: w.verify}
+}
+
 const kind = "tun" // the kernel's kind of both tun and tap devices
 
 // probe returns why this host cannot create the tap.
@@ -95,7 +123,6 @@ func (w wireConfig) create(ctx context.Context, f *os.File, name string) error {
 	return err
 }
 
-// allow allows the owner and the group to open the tap.
 func (w wireConfig) allow(f *os.File) error {
 	if w.Owner != nil {
 		if err := tun.SetOwner(f, *w.Owner); err != nil {
@@ -130,8 +157,7 @@ func (w wireConfig) verify(c *attach.Call, l rtnl.Link) (differences []string) {
 	return differences
 }
 
-// createCommand is the command of the process that creates a labeled tap, see the package comment.
-const createCommand = "create-tap"
+const createCommand = "create-tap" // command of the process that creates a labeled tap, see the package comment
 
 // checkLabel refuses a label on a host without SELinux.
 func (w wireConfig) checkLabel() error {

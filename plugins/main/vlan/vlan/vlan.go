@@ -14,7 +14,6 @@ const (
 	vlanMax = 4094
 )
 
-// wireConfig is the configuration as the JSON has it.
 type wireConfig struct {
 	skel.LogKey
 	Master          string  `json:"master" help:"interface that the VLAN is on; required" schema:"required format=link"`
@@ -26,7 +25,6 @@ type wireConfig struct {
 	attach.IPAMKeys
 }
 
-// parseConfig returns the VLAN interface to create. An invalid value is code 7.
 func parseConfig(req *skel.Request, w wireConfig, problems *cni.Problems) attach.ChildConfig {
 	if w.Master == "" {
 		problems.Add(cni.Refuse("master", nil, "missing; a VLAN is on an interface").

@@ -16,14 +16,12 @@ import (
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
-// call is a call in progress.
 type call struct {
 	*netplugin.Call
 	conn     *rtnl.Conn // namespace of the limits: Host or Cont
 	isInside bool       // the limits are in the container, because its interface has no host end
 }
 
-// openCall opens a call that works on the host.
 func openCall(req *skel.Request) *call {
 	c := netplugin.OpenHost(req)
 	return &call{Call: c, conn: c.Host}
@@ -77,8 +75,7 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	return res, nil
 }
 
-// install adds the limits. If limits were found, or an IFB of an earlier ADD still exists, it replaces them. It returns
-// the IFBs.
+// install adds the limits. It replaces limits that were found, or an earlier ADD's IFB. It returns the IFBs.
 func (c *call) install(end rtnl.Link, want limits, found bool) (ifbs []rtnl.Link, err error) {
 	if !found {
 		ifbs, err = c.addLimits(end, want)
@@ -296,8 +293,7 @@ func splitExempt(list []rtnl.Redirection) (exempt []rtnl.Exempt, rest []rtnl.Red
 	return exempt, list
 }
 
-// list returns the limits of marked host ends, of IFBs and in containers. It omits host ends without a mark, because
-// their owner is unknown.
+// list returns the limits of marked host ends, of IFBs and in containers. Unmarked host ends have no known owner.
 func list(_ context.Context, req *skel.Request) (all []cni.Holding, err error) {
 	c := openCall(req)
 	links, err := c.Host.LinkSummaries()

@@ -9,7 +9,6 @@ import (
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
-// wireConfig is the configuration as written.
 type wireConfig struct {
 	skel.LogKey
 	wireLimits
@@ -29,7 +28,6 @@ type wireLimits struct {
 	EgressBurst  *int64 `json:"egressBurst" schema:"min=0 max=34359738359" help:"burst that may exceed egressRate, in bits"`
 }
 
-// config is the configuration with every value checked.
 type config struct {
 	ingress, egress limit
 	literal         bool           // a burst that means "unlimited" is used unchanged
@@ -45,13 +43,10 @@ type limit struct {
 	key         string // configuration key of the burst
 }
 
-// codel is the kind of the qdisc that keeps queues short.
-const codel = "fq_codel"
+const codel = "fq_codel" // kind of the qdisc that keeps queues short
 
-// burstMax is the largest burst, in bits, that fits the kernel's counter of bytes.
-const burstMax = 8*(1<<32-1) - 1
+const burstMax = 8*(1<<32-1) - 1 // largest burst, in bits, that fits the kernel's counter of bytes
 
-// parseConfig adds a problem (code 7) for each invalid value.
 func parseConfig(_ *skel.Request, wire wireConfig, problems *cni.Problems) config {
 	cfg := config{literal: wire.Burst == "literal", codel: wire.Queue == codel}
 	if b := wire.Burst; b != "" && b != "sane" && b != "literal" {

@@ -31,7 +31,6 @@ func (c *call) putRecord(ctx context.Context, want limits, hadLimits bool) error
 	return records().Put(ctx, c.NetnsRecord(made...))
 }
 
-// removeInside removes the limits of a record from the container's namespace, if the namespace still exists.
 func removeInside(r netplugin.NetnsRecord, finder *ns.Finder) error {
 	return r.Remove(finder, func(conn *rtnl.Conn) error {
 		c := &call{Call: &netplugin.Call{Req: &skel.Request{Attachment: r.Attachment}}, conn: conn, isInside: true}

@@ -99,8 +99,7 @@ func (c *call) readLimits(end rtnl.Link) (former limits, found bool, err error) 
 	return former, found, nil
 }
 
-// readRedirect returns the filter of the IFB to which a hook redirects, or nil if the hook does not redirect to an IFB
-// of this attachment.
+// readRedirect returns the filter of this attachment's IFB to which a hook redirects, or nil.
 func (c *call) readRedirect(end rtnl.Link, hook uint32) (*filter, error) {
 	list, err := c.conn.Redirects(end.Index, hook)
 	exempt, list := splitExempt(list)
@@ -219,8 +218,7 @@ func (c *call) ifbs() (ifbs []rtnl.Link, err error) {
 	return ifbs, nil
 }
 
-// restoreRedirect restores the redirection to an existing IFB. If another program has a filter there, it returns an
-// error and does not change the filter.
+// restoreRedirect restores the redirection to an existing IFB. Another program's filter there is an error.
 func (c *call) restoreRedirect(end rtnl.Link, w redirect, ifb rtnl.Link, addQdisc func(int) error) error {
 	if err := c.conn.SetLink(ifb.Index, rtnl.LinkChange{Up: new(true)}); err != nil {
 		return err

@@ -13,12 +13,9 @@ const (
 	// unlimitedBurst is the smallest of the bursts, in bits, that runtimes send if the user sets only a rate: 2^31-1
 	// (kubelet), 2^32-1 (containerd) and 2^35-9 (CRI-O).
 	unlimitedBurst = 1<<31 - 1
-	// latency is the longest time that a packet may wait in the queue, in microseconds.
-	latency = 25_000
-	// tick is the kernel's unit of packet time, in nanoseconds.
-	tick = 64
-	// frameHeader is the length of the Ethernet header, in bytes, which the MTU does not include.
-	frameHeader = 14
+	latency        = 25_000 // longest time that a packet may wait in the queue, in microseconds
+	tick           = 64     // kernel's unit of packet time, in nanoseconds
+	frameHeader    = 14     // length of the Ethernet header, in bytes, which the MTU does not include
 )
 
 // filter describes the TBF of one direction and the filters that belong to it.
@@ -115,13 +112,11 @@ func minBurst(rate, packet uint64) uint64 {
 	return uint64(math.Ceil(math.Ceil(needed*tick/1000) * float64(rate) / 1e6))
 }
 
-// newTBF returns the TBF of a rate and a burst in bytes. It rounds as the reference does, and limits each value to what
-// the kernel accepts.
+// newTBF returns the TBF of a rate and a burst in bytes. It rounds as the reference does, within the kernel's limits.
 func newTBF(rate, burst uint64) rtnl.TBF {
 	micros := math.Floor(clamp(float64(burst) * 1e6 / float64(rate)))
 	return rtnl.TBF{Rate: rate, Buffer: uint32(clamp(micros * 1000 / tick)),
 		Limit: uint32(clamp(math.Floor(float64(rate)*latency/1e6) + float64(burst)))}
 }
 
-// clamp limits n to the range of the kernel's values.
 func clamp(n float64) float64 { return min(n, math.MaxUint32) }

@@ -8,7 +8,6 @@ import (
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
-// wireConfig is the configuration as written.
 type wireConfig struct {
 	skel.LogKey
 
@@ -17,14 +16,12 @@ type wireConfig struct {
 	AddSourceHints bool     `json:"addSourceHints" help:"keep the subnet routes in the main table, with the address as their source"`
 }
 
-// config is the configuration with every value checked.
 type config struct {
 	Table       uint32              // 0: a new table for each address
 	Gateways    map[bool]netip.Addr // configured gateways; the key is true for IPv4
 	SourceHints bool
 }
 
-// parseConfig adds a problem (code 7) for each invalid value.
 func parseConfig(_ *skel.Request, w wireConfig, problems *cni.Problems) config {
 	c := config{SourceHints: w.AddSourceHints, Gateways: map[bool]netip.Addr{},
 		Table: cni.ParseTable(problems, "table", w.Table)}

@@ -14,13 +14,10 @@ import (
 )
 
 const (
-	// firstTable is the lowest number of a new table, as in the reference.
-	firstTable = 100
-	// defaultMetric is the metric that the kernel assigns to an IPv6 route without one.
-	defaultMetric = 1024
+	firstTable    = 100  // lowest number of a new table, as in the reference
+	defaultMetric = 1024 // metric that the kernel assigns to an IPv6 route without one
 )
 
-// address is an address of the interface.
 type address struct {
 	Prefix       netip.Prefix // with its host bits
 	Gateway      netip.Addr   // zero: unknown; unspecified: all destinations are on the link
@@ -46,8 +43,7 @@ type routing struct {
 type route struct {
 	rtnl.Route                // with the first of several next hops
 	copy       rtnl.RouteCopy // with all attributes
-	// isKept is true if the main table must keep the route, because the kernel can delete it only with the next hops
-	// of other interfaces.
+	// isKept is true if the kernel could delete the route from the main table only with other interfaces' next hops.
 	isKept bool
 }
 
@@ -178,8 +174,7 @@ func (a address) owns(r rtnl.Route) bool {
 	return a.Prefix.Bits() <= r.Dst.Bits() && a.Prefix.Contains(r.Dst.Addr())
 }
 
-// copyFor returns the copy of a route for the table of a. A source address that is another address of the interface is
-// replaced or removed.
+// copyFor returns the copy of a route for the table of a. A source that is another address is replaced or removed.
 func copyFor(r route, a address, all []address, table uint32) rtnl.RouteCopy {
 	c := r.copy.WithTable(table)
 	if !slices.ContainsFunc(all, func(o address) bool { return o != a && o.Prefix.Addr() == r.Src }) {
@@ -204,8 +199,7 @@ func defaultRoute(a address, link int, table uint32) rtnl.Route {
 	return r
 }
 
-// sourceHints returns routes to the subnets for the main table. They give a source address to packets that have none
-// yet.
+// sourceHints returns routes to the subnets for the main table. They give packets a source address.
 func sourceHints(addrs []address, link int) (hints []rtnl.Route) {
 	for _, a := range addrs {
 		// Only the protocol distinguishes it from the kernel's own route.

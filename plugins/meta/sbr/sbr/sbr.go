@@ -138,7 +138,6 @@ type record struct {
 	Plan      plan        `json:"plan"`
 }
 
-// list returns the rules of each record.
 func list(context.Context, *skel.Request) ([]cni.Holding, error) {
 	return netplugin.Holdings(records(), func(r record) (held []cni.Holding) {
 		for _, rule := range r.Plan.Rules {
@@ -167,7 +166,6 @@ func (r record) Plausible() bool {
 		!slices.ContainsFunc(r.Plan.Hints, func(h rtnl.Route) bool { return !own(h) || h.Table != unix.RT_TABLE_MAIN })
 }
 
-// readRouting reads the rules and routes of the container's namespace.
 func readRouting(c *netplugin.Call) (here routing, err error) {
 	here.Link = c.ContEnd.Index
 	if here.Rules, err = c.Cont.Rules(); err == nil {
@@ -191,8 +189,7 @@ func newRecord(c *netplugin.Call) (record, error) {
 	return r, restore(c.Cont, plan{Rules: old.Plan.Rules})
 }
 
-// sourceWait exceeds the duration of duplicate address detection.
-const sourceWait = 5 * time.Second
+const sourceWait = 5 * time.Second // exceeds the duration of duplicate address detection
 
 // awaitSources waits until the source addresses of the hints are usable, because the kernel refuses a tentative address
 // as the source of a route.
@@ -206,8 +203,7 @@ func awaitSources(ctx context.Context, conn *rtnl.Conn, p plan) {
 	}
 }
 
-// apply creates each table before its rule, and removes routes from the main table last, so that each address has a
-// route at all times.
+// apply creates each table before its rule, and empties the main table last, so that each address always has a route.
 func apply(conn *rtnl.Conn, p plan) error {
 	addRoute := func(r rtnl.Route) error { return tableError(r.Table, conn.AddRoute(r)) }
 	err := forEach(p.Copies, func(c rtnl.RouteCopy) error { return tableError(c.Table(), conn.AddCopy(c)) })
@@ -290,8 +286,7 @@ func tryEach[T any](list []T, do func(T) error) error {
 	return errors.Join(errs...)
 }
 
-// checkRule returns an error if the address has no rule. Without a plan, the rule may use any table that contains the
-// address's default route.
+// checkRule returns an error if the address has no rule. Without a plan, any table with its default route will do.
 func (f routing) checkRule(a address, cfg config, p plan) error {
 	inPlan := func(r rtnl.Rule) bool { return len(p.Rules) == 0 || slices.Contains(p.Rules, r) }
 	i := slices.IndexFunc(f.Rules, func(r rtnl.Rule) bool {

@@ -10,7 +10,6 @@ import (
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
-// wireConfig is the configuration as written.
 type wireConfig struct {
 	skel.LogKey
 	Name string  `json:"tap_name" help:"name of the tap (tap0, or the next free name)" schema:"format=ifname empty"`
@@ -19,7 +18,6 @@ type wireConfig struct {
 	IPs  string  `json:"vm_ips" default:"all" schema:"enum=all|first empty" help:"addresses of the virtual machine's interface in the result"`
 }
 
-// config is the configuration with every value checked.
 type config struct {
 	name     string // "": the kernel chooses
 	uid, gid uint32

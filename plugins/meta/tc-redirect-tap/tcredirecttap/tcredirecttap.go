@@ -97,8 +97,7 @@ func checkFree(c *netplugin.Call) error {
 	if err != nil || q.Kind == "" {
 		return err
 	}
-	return cni.Errorf(cni.CodeConflict, "interface %q: has the ingress qdisc %q; remove it",
-		c.Req.IfName, q.Kind)
+	return cni.Errorf(cni.CodeConflict, "interface %q: has the ingress qdisc %q; remove it", c.Req.IfName, q.Kind)
 }
 
 // create creates the tap with the owner, the group and the MTU that it needs. The kernel deletes the tap when f is
@@ -154,8 +153,7 @@ func result(req *skel.Request, cfg config, tap, link rtnl.Link) *cni.Result {
 	return res
 }
 
-// addresses returns all addresses, or with first only the first IPv4 address, or the first one if there is no IPv4
-// address.
+// addresses returns all addresses or, with first, only the first IPv4 address, or the first if there is none.
 func addresses(ips []cni.IP, first bool) []cni.IP {
 	if !first || len(ips) == 0 {
 		return ips
@@ -177,8 +175,7 @@ func tapOf(conn *rtnl.Conn, r record) (rtnl.Link, error) {
 	return tap, netplugin.IgnoreNoLink(err)
 }
 
-// remove deletes the tap of a record. It first removes the redirection to it, so that the interface receives packets
-// again.
+// remove deletes the tap of a record. It first removes the redirection, so that the interface receives packets.
 func remove(conn *rtnl.Conn, r record) error {
 	tap, err := tapOf(conn, r)
 	if err != nil {
@@ -305,12 +302,10 @@ func gc(ctx context.Context, req *skel.Request) error {
 	return records().Collect(ctx, stale, func(r record) error { return removeInside(r, &finder) })
 }
 
-// status returns an error if this host cannot create a tap, or if records cannot be written.
 func status(context.Context, *skel.Request, config) error {
 	return netplugin.Status(recordDir, func(*rtnl.Conn) error { return tun.Probe() })
 }
 
-// list returns the tap of each record.
 func list(context.Context, *skel.Request) ([]cni.Holding, error) {
 	return netplugin.Holdings(records(), func(r record) []cni.Holding {
 		return netplugin.WithNetns(r.NetnsPath, r.Netns,
