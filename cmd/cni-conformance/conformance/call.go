@@ -24,28 +24,28 @@ type call struct {
 	conf    object
 	raw     string        // standard input if conf is nil
 	kill    time.Duration // SIGKILL after this time; 0 means never
-	what    string        // the changes, as words of a report
+	note    string        // the changes in words, for the report
 }
 
 // change is a change of a call.
 type change func(*call)
 
 func set(name, value string) change {
-	return func(c *call) { c.vars[name], c.what = value, fmt.Sprintf("%s with %s=%q", c.what, name, value) }
+	return func(c *call) { c.vars[name], c.note = value, fmt.Sprintf("%s with %s=%q", c.note, name, value) }
 }
 
 func unset(name string) change {
-	return func(c *call) { delete(c.vars, name); c.what += " without " + name }
+	return func(c *call) { delete(c.vars, name); c.note += " without " + name }
 }
 
 // keys sets keys of the configuration; the value nil removes a key.
 func keys(o object) change {
-	return func(c *call) { c.conf, c.what = clone(c.conf, o), fmt.Sprintf("%s with %s", c.what, encode(o)) }
+	return func(c *call) { c.conf, c.note = clone(c.conf, o), fmt.Sprintf("%s with %s", c.note, encode(o)) }
 }
 
 // raw replaces the configuration by a text.
 func raw(text string) change {
-	return func(c *call) { c.raw, c.conf, c.what = text, nil, fmt.Sprintf("%s with the input %q", c.what, text) }
+	return func(c *call) { c.raw, c.conf, c.note = text, nil, fmt.Sprintf("%s with the input %q", c.note, text) }
 }
 
 func kill(after time.Duration) change { return func(c *call) { c.kill = after } }
@@ -147,9 +147,9 @@ func (w *world) exec(c call) answer {
 	cmd.SysProcAttr, cmd.WaitDelay = &syscall.SysProcAttr{Setpgid: true}, 5*time.Second
 	cmd.Cancel = func() error { return unix.Kill(-cmd.Process.Pid, unix.SIGKILL) }
 	w.noError(cmd.Start())
-	defer time.AfterFunc(cmp.Or(c.kill, callLimit), stop).Stop()
+	defer time.AfterFunc(cmp.Or(c.kill, w.limit()), stop).Stop()
 	err := cmd.Wait()
-	a := answer{c.vars["CNI_COMMAND"] + c.what, cmd.ProcessState.ExitCode(), stdout.String(), stderr.String()}
+	a := answer{c.vars["CNI_COMMAND"] + c.note, cmd.ProcessState.ExitCode(), stdout.String(), stderr.String()}
 	if ws := cmd.ProcessState.Sys().(syscall.WaitStatus); ws.Signaled() {
 		a.exit = 128 + int(ws.Signal())
 	}
@@ -157,7 +157,7 @@ func (w *world) exec(c call) answer {
 	w.mu.Lock()
 	w.log = append(w.log, entry)
 	w.mu.Unlock()
-	w.expect(c.kill > 0 || ctx.Err() == nil, "%s did not end within %v", a.command, callLimit)
+	w.expect(c.kill > 0 || ctx.Err() == nil, "%s did not end within %v", a.command, w.limit())
 	w.expect(!errors.Is(err, exec.ErrWaitDelay), "after %s, a process of the plugin holds its output open", a.command)
 	return a
 }

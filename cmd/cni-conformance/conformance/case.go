@@ -11,8 +11,8 @@
 // may stay.
 //
 // A new case needs a line in the table cases, its citations in citations.tsv, and a plugin that fails it in
-// test/conformance/broken_test.go. Its function calls methods of world, such as expect or succeeds, which end the case
-// if it fails.
+// test/conformance/broken_test.go. Helpers such as refuses and succeedsAfter return the function of a case. Other
+// functions call methods of world, such as attach and expect, which end the case if it fails.
 package conformance
 
 import (
@@ -25,8 +25,7 @@ import (
 // Word is a key word of the specification, as in RFC 2119.
 type Word string
 
-// The words, strongest first. Only a failed MUST decides the exit status. A case for which the text leaves room is a
-// SHOULD.
+// The words. Only a failed MUST decides the exit status. If the text leaves room, the case is a SHOULD.
 const (
 	Must   Word = "MUST"
 	Should Word = "SHOULD"

@@ -13,11 +13,11 @@ func succeedsAfter(event event, command string) func(*world) {
 	}
 }
 
-// event changes an attached container, and returns what it did.
+// event changes an attached container, and returns a description.
 type event func(*world, *attachment) string
 
-// after describes what happened before a call.
-func after(what string) change { return func(c *call) { c.what += " after " + what } }
+// after notes an event before a call.
+func after(event string) change { return func(c *call) { c.note += " after " + event } }
 
 func detach(w *world, a *attachment) string {
 	w.succeeds("DEL", a)
@@ -35,10 +35,7 @@ func delInterface(w *world) {
 func delContainer(w *world) {
 	w.finish(w.attach())
 	a := w.container()
-	state := func() snapshot { // without lo, which the plugin may set up
-		isLo := func(line string) bool { return strings.Contains(line+" ", " dev lo ") }
-		return slices.DeleteFunc(w.netState(a.id), isLo)
-	}
+	state := func() snapshot { return w.netState(a.id).about("lo", false) } // the plugin may set up lo
 	w.unchanged(state, "after DEL, the container differs from before ADD", func() {
 		w.added(a)
 		w.succeeds("DEL", a)
@@ -106,7 +103,7 @@ func checkChangesNothing(w *world) {
 	w.unchanged(w.bothStates(a), "CHECK changed something", func() { w.succeeds("CHECK", a) })
 }
 
-// addRoute does what a later plugin may do: it adds a route by the gateway of the first address, and reports it.
+// addRoute adds a route by the gateway of the first address and reports it, as a later plugin may do.
 func addRoute(w *world, a *attachment) string {
 	for _, ip := range list(a.result, "ips") {
 		if gw := text(ip, "gateway"); strings.Contains(gw, ".") {

@@ -61,13 +61,13 @@ func (r *report) add(c Case, o outcome) {
 	}
 }
 
-// Explain returns what the specification says, what happened, and some of the last calls.
+// Explain returns the citation, the problem, and some of the last calls.
 func (r result) Explain(indent string, calls int) string {
 	text := fmt.Sprintf("CNI %s, %s: %q\n%s", r.Spec, r.Section, r.Text, r.problem(calls))
 	return indent + strings.ReplaceAll(text, "\n", "\n"+indent)
 }
 
-// problem returns what happened, and some of the last calls. It does not repeat an answer.
+// problem returns the detail and some of the last calls, without an answer that the detail already has.
 func (r result) problem(calls int) string {
 	text := r.Detail
 	for _, call := range r.Calls[max(0, len(r.Calls)-calls):] {
@@ -82,14 +82,13 @@ func (r result) problem(calls int) string {
 
 // end prints the sums, and returns the number of failed MUST.
 func (r *report) end() (musts int) {
-	musts = r.count[string(Must)]
-	fmt.Fprintf(r.out, "%d cases: %d passed, %d skipped, %d failed: %d MUST, %d SHOULD, %d MAY\n", r.Total,
-		r.count[string(passed)], r.count[string(skipped)], r.count[string(failed)], musts, r.count[string(Should)],
-		r.count[string(May)])
-	if r.count[string(failed)] > 0 {
+	n := func(key any) int { return r.count[fmt.Sprint(key)] }
+	fmt.Fprintf(r.out, "%d cases: %d passed, %d skipped, %d failed: %d MUST, %d SHOULD, %d MAY\n", r.Total, n(passed),
+		n(skipped), n(failed), n(Must), n(Should), n(May))
+	if n(failed) > 0 {
 		fmt.Fprintln(r.out, "repeat a case with --focus '^NAME$'")
 	}
-	return musts
+	return n(Must)
 }
 
 // write writes the report to a file, unless the path is empty.

@@ -16,10 +16,8 @@ import (
 )
 
 const (
-	own       = "/run/cni-conformance" // the suite's directory in a case's namespaces
-	netnsDir  = "/run/netns"
-	caseLimit = 3 * time.Minute
-	callLimit = time.Minute
+	own      = "/run/cni-conformance" // the suite's directory in a case's namespaces
+	netnsDir = "/run/netns"
 )
 
 // job is the input of a case's process.
@@ -29,6 +27,9 @@ type job struct {
 	Spec    string
 	Case    string // empty: probe the subject
 }
+
+// limit returns the time limit of a call. On a busy machine an ADD of the probe takes longer, too.
+func (j job) limit() time.Duration { return max(time.Minute, 100*j.Info.Took) }
 
 // status of a case.
 type status string
@@ -52,7 +53,8 @@ type outcome struct {
 // runJob runs a case in a process with namespaces of its own.
 func runJob(ctx context.Context, j job, stderr *os.File) outcome {
 	begin := time.Now()
-	ctx, stop := context.WithTimeout(ctx, caseLimit)
+	limit := 3 * j.limit()
+	ctx, stop := context.WithTimeout(ctx, limit)
 	defer stop()
 	cmd := exec.CommandContext(ctx, "/proc/self/exe", caseFlag)
 	var out bytes.Buffer
@@ -71,7 +73,7 @@ func runJob(ctx context.Context, j job, stderr *os.File) outcome {
 	}
 	switch {
 	case ctx.Err() != nil:
-		o = outcome{Status: failed, Detail: "the case did not end within " + caseLimit.String()}
+		o = outcome{Status: failed, Detail: fmt.Sprintf("the case did not end within %v", limit)}
 	case err != nil && cmd.ProcessState == nil:
 		o = outcome{Status: broken, Detail: "namespaces: " + err.Error() + "; run as root, or allow user namespaces"}
 	case err != nil:

@@ -39,6 +39,13 @@ func (s snapshot) only(sections ...string) snapshot {
 	})
 }
 
+// about returns the lines about a device, or the lines about other devices.
+func (s snapshot) about(dev string, isAbout bool) snapshot {
+	return slices.DeleteFunc(slices.Clone(s), func(line string) bool {
+		return strings.Contains(line+" ", " dev "+dev+" ") != isAbout
+	})
+}
+
 // hostState returns the state of the host, with files and processes.
 func (w *world) hostState() snapshot {
 	return slices.Concat(w.netState(""), w.rules(), w.files(), processes())
@@ -138,7 +145,7 @@ func (w *world) rules() (s snapshot) {
 	return s
 }
 
-// files lists what is below the directories in memory.
+// files lists the files and the empty directories in memory.
 func (w *world) files() (s snapshot) {
 	for _, dir := range inMemory() {
 		_ = filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
@@ -188,7 +195,7 @@ func addresses(link object) (all []string) {
 	return all
 }
 
-// warmHost attaches and detaches a container, so that what may stay exists, and returns the host's state.
+// warmHost attaches and detaches a container, so that shared objects exist, and returns the host's state.
 func (w *world) warmHost() snapshot {
 	w.finish(w.attach())
 	return w.hostState()

@@ -31,7 +31,7 @@ type options struct {
 	Parallel int            // attachments of the concurrency case
 }
 
-// info is what the probe found out about a subject.
+// info has the results of the probe.
 type info struct {
 	Kind      Kinds
 	Spec      string        // the version of the specification to test

@@ -25,7 +25,7 @@ func (w *world) fail(format string, args ...any) {
 	panic(outcome{Status: failed, Detail: fmt.Sprintf(format, args...)})
 }
 
-// skip ends the case. It returns nothing; its type lets callers return it.
+// skip ends the case. Its type lets an event return it.
 func (w *world) skip(why string) string { panic(outcome{Status: skipped, Detail: why}) }
 
 // expect fails the case unless ok.
@@ -139,7 +139,7 @@ func (w *world) needMany() {
 	}
 }
 
-// finish detaches an attachment and what its container had before.
+// finish detaches an attachment and removes its container.
 func (w *world) finish(a *attachment, changes ...change) {
 	w.succeeds("DEL", a, changes...)
 	w.unmake(a)
@@ -158,7 +158,7 @@ func (w *world) unmake(a *attachment) {
 	w.ip("", "netns del "+a.id)
 }
 
-// ready prepares what a command needs: a container for ADD, an attached one for DEL, CHECK and GC.
+// ready prepares the call of a command. DEL, CHECK and GC get an attached container.
 func (w *world) ready(command string, changes ...change) (*attachment, []change) {
 	switch command {
 	case "ADD":
@@ -176,8 +176,8 @@ func (w *world) ready(command string, changes ...change) (*attachment, []change)
 // probe finds out the kind of plugin, its versions, and whether the configuration works.
 func (w *world) probe() info {
 	w.Info = info{Kind: w.Subject.Kind, Supported: w.supported()}
-	configured := text(w.Subject.Plugins[0], "cniVersion")
-	w.Spec = cmp.Or(w.Spec, newest(w.Info.Supported), newest([]string{configured}), specs[0])
+	configured := newest([]string{text(w.Subject.Plugins[0], "cniVersion")})
+	w.Spec = cmp.Or(w.Spec, newest(w.Info.Supported), configured, specs[0])
 	w.Info.Spec = w.Spec
 	guesses := []Kinds{w.Subject.Kind}
 	switch w.Subject.Kind {
@@ -197,8 +197,7 @@ func (w *world) probe() info {
 	panic(outcome{Status: broken, Detail: "ADD with the configuration fails: " + strings.Join(problems, "; ")})
 }
 
-// try attaches two containers with a plugin of this kind, and completes the information. It returns a problem if the
-// plugin does not work so.
+// try attaches two containers and completes the information, or returns why the plugin is not of this kind.
 func (w *world) try(kind Kinds) (problem string) {
 	w.Info.Kind = kind
 	a := w.container()
@@ -219,7 +218,7 @@ func (w *world) try(kind Kinds) (problem string) {
 		w.call("DEL", a)
 		return "ADD succeeded, but the container has no interface " + a.ifName + ", the value of CNI_IFNAME"
 	}
-	a.result, _ = decodeOne(ans.stdout) // a case reports what is wrong with it
+	a.result, _ = decodeOne(ans.stdout) // a case reports a bad result
 	second := w.call("ADD", w.container())
 	other, _ := decodeOne(second.stdout)
 	w.Info.Many = second.exit == 0
