@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"text/tabwriter"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -159,17 +158,7 @@ func aimCells(text string, value float64, met bool, at string) []string {
 }
 
 func (r *report) printPaths(w io.Writer) {
-	for _, fact := range r.about() {
-		_, _ = fmt.Fprintln(w, fact)
-	}
-	for _, t := range []table{r.pathTable(), r.pathAimTable()} {
-		_, _ = fmt.Fprintln(w)
-		out := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-		for _, cells := range append([][]string{t.head}, t.rows...) {
-			_, _ = fmt.Fprintln(out, strings.Join(cells, "\t"))
-		}
-		_ = out.Flush()
-	}
+	r.printTables(w, r.pathTable(), r.pathAimTable())
 	for _, row := range r.paths {
 		for i, why := range row.why {
 			if why != "" {

@@ -208,10 +208,18 @@ func (r *report) about() []string {
 }
 
 func (r *report) print(w io.Writer) {
+	r.printTables(w, r.callTable(), r.parallelTable(), r.startTable(), r.sizeTable(), r.aimTable())
+	for _, line := range r.troubles() {
+		_, _ = fmt.Fprintln(w, line)
+	}
+}
+
+// printTables prints what the run was, and the tables that have rows.
+func (r *report) printTables(w io.Writer, tables ...table) {
 	for _, fact := range r.about() {
 		_, _ = fmt.Fprintln(w, fact)
 	}
-	for _, t := range []table{r.callTable(), r.parallelTable(), r.startTable(), r.sizeTable(), r.aimTable()} {
+	for _, t := range tables {
 		if len(t.rows) == 0 {
 			continue
 		}
@@ -221,9 +229,6 @@ func (r *report) print(w io.Writer) {
 			_, _ = fmt.Fprintln(out, strings.Join(cells, "\t"))
 		}
 		_ = out.Flush()
-	}
-	for _, line := range r.troubles() {
-		_, _ = fmt.Fprintln(w, line)
 	}
 }
 

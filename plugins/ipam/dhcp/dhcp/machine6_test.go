@@ -616,11 +616,6 @@ var _ = Describe("the machine of IPv6", func() {
 		}),
 	)
 
-	It("joins resolver settings, each once, with the first domain", func() {
-		both := cni.DNS{Nameservers: []string{"::1", "::2"}, Domain: "b"}
-		Expect(mergeDNS(cni.DNS{Nameservers: []string{"::1"}}, both)).To(Equal(both))
-	})
-
 	DescribeTable("tells routers the MAC address", func(master int, own, want string) {
 		l := link{Link: rtnl.Link{MAC: ownMAC, Master: master}}
 		Expect(l.macFor(netip.MustParseAddr(own)).String()).To(Equal(want))
