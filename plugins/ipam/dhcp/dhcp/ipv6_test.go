@@ -28,6 +28,9 @@ func newLAN6() *lan {
 	l.server.IP("link add port0 type veth peer name far0", "link set far0 up", "link set port0 up master br0",
 		"link set br0 down", "link set br0 address 02:00:00:00:00:02 addrgenmode eui64", "link set br0 up",
 		"addr add 2001:db8::1/64 dev br0 nodad", "link set lo up", "addr add 2001:db8:1::1/128 dev lo")
+	for _, name := range []string{"br0", "far0"} { // the kernel sees a carrier some time after it is there
+		Eventually(func() string { return Show(l.server, name).Operstate }).Should(Equal("UP"))
+	}
 	return l
 }
 
