@@ -118,6 +118,9 @@ func ignoring(codes ...string) func(netip.Addr, *dbus.Call) error {
 		text, _, _ := strings.Cut(answer.Err.Error(), "\n") // the rest can be 15 kB of JSON, from nftables
 		code, _, isCoded := strings.Cut(text, ":")
 		if isCoded && strings.Trim(code, "ABCDEFGHIJKLMNOPQRSTUVWXYZ_") == "" { // firewalld's own error code
+			if code == "COMMAND_FAILED" {
+				text += "; restart firewalld if its rules were flushed"
+			}
 			return errors.New(text)
 		}
 		return fmt.Errorf("%w: %s", errDenied, text)
