@@ -39,27 +39,10 @@ type client struct {
 	cleanUpOnce  func() error          // cleanUp, on the first call
 }
 
-// protocol drives a state machine over an open link. machine and machine6 implement it.
-type protocol interface {
-	// prepare prepares an exchange.
-	prepare(ctx context.Context, l *link) error
-	// transmit sends the message that is due, if any.
-	transmit(ctx context.Context, l *link) error
-	// awaitAnswer waits for a packet and processes it.
-	awaitAnswer(ctx context.Context, l *link, wait time.Duration) error
-	// resume continues with the lease of a former daemon.
-	resume(now time.Duration)
-	// sendRelease sends a release and returns its recipient, for the log.
-	sendRelease(l *link) (recipient string, err error)
-	// noAnswer describes the servers or routers that did not answer, for errors.
-	noAnswer() string
-}
-
 const (
 	// exchangeTime limits an exchange. The next exchange verifies again that the namespace is used.
-	exchangeTime = 4 * time.Second
-	// useInterval is how often a client with nothing to send verifies that the namespace is used.
-	useInterval   = time.Minute
+	exchangeTime  = 4 * time.Second
+	useInterval   = time.Minute      // how often a client with nothing to send verifies that the namespace is used
 	maxRetryPause = 10 * time.Second // longest pause after a failed exchange
 )
 
@@ -97,7 +80,6 @@ func (c *client) end() error {
 	return c.cleanUpOnce()
 }
 
-// isReady reports whether the client has had a lease.
 func (c *client) isReady() bool {
 	select {
 	case <-c.ready:
@@ -107,8 +89,7 @@ func (c *client) isReady() bool {
 	}
 }
 
-// run acquires a lease and renews it until ctx ends or the container no longer exists. Before the first lease, it also
-// ends after an error.
+// run acquires a lease and renews it until ctx or the container ends, or, before the first lease, after an error.
 func (c *client) run(ctx context.Context) error {
 	for ctx.Err() == nil {
 		err := c.exchange(ctx)
@@ -250,7 +231,6 @@ func (c *client) publish(l *link) (err error) {
 	return c.writeRecord()
 }
 
-// writeRecord writes the client's record.
 func (c *client) writeRecord() error {
 	c.daemon.recordMu.Lock()
 	defer c.daemon.recordMu.Unlock()
@@ -349,8 +329,7 @@ func (c *client) checkUse() error {
 	isCertain := err == nil || errors.Is(err, errGone)
 	if !isCertain && !c.isUncertain {
 		c.log.Warn("namespace may be used by a process that cannot be read; keeping the lease while the server "+
-			"renews it",
-			"path", c.record.NetnsPath, "error", err)
+			"renews it", "path", c.record.NetnsPath, "error", err)
 	}
 	c.isUncertain = !isCertain
 	switch {
@@ -378,8 +357,7 @@ func (c *client) await(ctx context.Context) (hasLease bool) {
 	return false
 }
 
-// failure returns the error for a client that got no lease and was ended with endErr. ctxErr is the cause if the ADD
-// ended first.
+// failure returns the error of a client that got no lease and ended with endErr. ctxErr is set if the ADD ended first.
 func (c *client) failure(ctxErr, endErr error) error {
 	if ctxErr == nil {
 		return cni.Errorf(cni.CodeTryAgain, "%w", errors.Join(c.err, endErr))

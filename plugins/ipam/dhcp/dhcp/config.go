@@ -16,7 +16,6 @@ import (
 
 const defaultSocket = "/run/cni/dhcp.sock"
 
-// wireConfig is the part of a network configuration that dhcp reads.
 type wireConfig struct {
 	skel.LogKey
 
@@ -45,7 +44,6 @@ type wireRequest struct {
 	SkipDefault bool   `json:"skipDefault" help:"ask for no subnet-mask and routers but those listed, where options are listed" default:"false"`
 }
 
-// config is the checked configuration.
 type config struct {
 	socket string
 	ipv4   bool
@@ -83,8 +81,7 @@ const (
 
 func (o options) isV6() bool { return o.IPv6 != "" }
 
-// parseConfig parses and checks a configuration. The daemon also calls it, because calls contain the configuration
-// unchanged.
+// parseConfig parses and checks a configuration. The daemon also calls it, with the plugin's configuration.
 func parseConfig(conf []byte, args string) (*config, error) {
 	var wire wireConfig
 	if err := cni.Unmarshal(conf, &wire); err != nil {

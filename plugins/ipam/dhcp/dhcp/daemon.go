@@ -49,7 +49,6 @@ func (d *daemon) client(a cni.Attachment, isV6 bool) *client {
 	return d.clients[clientKey{a.Hash(), isV6}]
 }
 
-// recordsOf returns the records of an address family.
 func (d *daemon) recordsOf(isV6 bool) *statefile.Store[record] {
 	if isV6 {
 		return d.records6

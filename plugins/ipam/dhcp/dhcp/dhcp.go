@@ -20,12 +20,10 @@ import (
 
 const (
 	// answerTime limits calls for which the daemon needs no server: the greeting, CHECK and STATUS.
-	answerTime = 5 * time.Second
-	// releaseTime limits the release of leases, in DEL and GC.
-	releaseTime = 30 * time.Second
+	answerTime  = 5 * time.Second
+	releaseTime = 30 * time.Second // limits the release of leases, in DEL and GC
 )
 
-// add requests a lease from the daemon.
 func add(ctx context.Context, req *skel.Request, cfg *config) (*cni.Result, error) {
 	call := newCall(req)
 	call.Exclusive = true
@@ -113,7 +111,6 @@ func status(ctx context.Context, _ *skel.Request, cfg *config) error {
 	return nil
 }
 
-// newCall returns the arguments of a call for req.
 func newCall(req *skel.Request) rpcCall {
 	netns := req.Netns
 	if abs, err := filepath.Abs(netns); netns != "" && err == nil { // the daemon's working directory differs

@@ -73,13 +73,11 @@ type gobList struct {
 	Elem, Len int
 }
 
-// gobMap describes a map.
 type gobMap struct {
 	Type      gobName
 	Key, Elem int
 }
 
-// gobStruct describes a struct.
 type gobStruct struct {
 	Type   gobName
 	Fields []gobName
@@ -353,7 +351,6 @@ func (t gobType) isValid() bool {
 	return set == 1
 }
 
-// elements reads a slice or an array.
 func (r *gobReader) elements(id int, v reflect.Value) {
 	n := r.uint()
 	for i := 0; uint64(i) < n && r.err == nil; i++ {
@@ -367,7 +364,6 @@ func (r *gobReader) elements(id int, v reflect.Value) {
 	}
 }
 
-// fields reads a struct.
 func (r *gobReader) fields(fields []gobName, v reflect.Value) {
 	for distance := r.uint(); distance > 0; distance = r.uint() {
 		if distance > uint64(len(fields)) {

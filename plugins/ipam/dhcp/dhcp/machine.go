@@ -38,8 +38,7 @@ type identity struct {
 // isFirst reports whether there was no exchange yet, which means that an ADD has just begun.
 func (i *identity) isFirst() bool { return i.MAC == nil }
 
-// progress is the common part of the state machines of both address families, which the client also reads. Times are
-// since boot.
+// progress is the common part of both families' state machines, which the client also reads. Times are since boot.
 type progress struct {
 	flags    flags
 	state    state
@@ -116,8 +115,7 @@ func (m *machine) tick(now time.Duration) *packet {
 	return m.packet()
 }
 
-// errExpired is the fault of a client whose lease was not renewed in time.
-var errExpired = errors.New("the lease has expired")
+var errExpired = errors.New("the lease has expired") // fault of a client whose lease was not renewed in time
 
 // enterBound changes the state to BOUND until the lease must be renewed.
 func (p *progress) enterBound() { p.state, p.nextTick, p.naks = bound, p.lease.renew, 0 }
@@ -175,7 +173,6 @@ func (m *machine) packet() *packet {
 	return p
 }
 
-// releasePacket returns the DHCPRELEASE for the lease.
 func (m *machine) releasePacket() *packet {
 	l := m.lease
 	id := m.id.ID
@@ -234,8 +231,7 @@ func (m *machine) receive(now time.Duration, p *dhcpv4.DHCPv4) {
 	}
 }
 
-// backOff delays the next message after a refusal, because a server that refuses everything would otherwise keep the
-// client busy.
+// backOff delays the next message after a refusal, so that a server that always refuses does not keep the client busy.
 func (p *progress) backOff(now time.Duration) {
 	p.nextTick = now + min(minPause<<min(p.naks, fastTries), p.flags.maxPause)
 	p.naks++
@@ -256,8 +252,7 @@ func (m *machine) isExpected(p *dhcpv4.DHCPv4) bool {
 	return false
 }
 
-// clientID returns the client identifier that the reference plugin also uses, so that servers recognize the container
-// with either plugin.
+// clientID returns the reference plugin's client identifier, so that servers know the container with either plugin.
 func clientID(a cni.Attachment) []byte {
 	id := a.ContainerID + "/" + a.Network + "/" + a.IfName
 	return append([]byte{0}, id[:min(len(id), 254)]...)

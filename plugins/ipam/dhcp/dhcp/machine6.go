@@ -276,7 +276,6 @@ func duidOf(a cni.Attachment) []byte {
 // iaidOf returns the IAID of an attachment, which differs for each interface of a container.
 func iaidOf(a cni.Attachment) [4]byte { return [4]byte(hexBytes(a.Hash()[:8])) }
 
-// hexBytes decodes a hash.
 func hexBytes(hash string) []byte {
 	b, err := hex.DecodeString(hash)
 	if err != nil {

@@ -26,8 +26,7 @@ func isGone(err error) bool {
 		errors.Is(err, rtnl.ErrNoLink)
 }
 
-// hasInode reports whether a path refers to a file with the device and inode of a namespace. An inode can be reused
-// after the namespace has ended.
+// hasInode reports whether a path refers to a file with the device and inode of a namespace. Inodes are reused.
 func hasInode(path string, id ns.Identity) bool {
 	var st unix.Stat_t
 	err := unix.Stat(path, &st)

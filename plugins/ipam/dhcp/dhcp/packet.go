@@ -53,12 +53,10 @@ func prefix(n net.IPNet) netip.Prefix {
 	return netip.PrefixFrom(addrOf(n.IP), bits)
 }
 
-// isHostAddr reports whether a host can have the address.
 func isHostAddr(a netip.Addr) bool {
 	return a.Is4() && !a.IsUnspecified() && !a.IsLoopback() && !a.IsMulticast() && a.As4()[0] < 240
 }
 
-// isDomain reports whether name is a domain name.
 func isDomain(name string) bool {
 	const allowed = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_."
 	return name != "" && len(name) < 255 && strings.Trim(name, allowed) == ""

@@ -55,7 +55,6 @@ const (
 	maxHops               = 255 // hop limit of a packet that no router has forwarded
 )
 
-// message6 is a DHCPv6 message.
 type message6 struct {
 	kind           kind6
 	xid            [3]byte
@@ -74,10 +73,8 @@ type message6 struct {
 	search           []string
 }
 
-// noBinding is the status code of a server that does not know the lease.
-const noBinding = 3
+const noBinding = 3 // status code of a server that does not know the lease
 
-// option6 appends an option.
 func option6(b []byte, code uint16, value ...byte) []byte {
 	b = binary.BigEndian.AppendUint16(b, code)
 	b = binary.BigEndian.AppendUint16(b, uint16(len(value)))
@@ -105,7 +102,6 @@ func (m *message6) encode() []byte {
 
 var errShort = errors.New("the message is truncated")
 
-// options6 calls do for each option.
 func options6(b []byte, do func(code uint16, value []byte) error) error {
 	for len(b) > 0 {
 		if len(b) < 4 {
@@ -211,11 +207,8 @@ func domains(b []byte) (names []string) {
 }
 
 // isHostAddr6 reports whether a container can have the address in addition to its link-local address.
-func isHostAddr6(a netip.Addr) bool {
-	return a.Is6() && !a.Is4In6() && a.IsGlobalUnicast()
-}
+func isHostAddr6(a netip.Addr) bool { return a.Is6() && !a.Is4In6() && a.IsGlobalUnicast() }
 
-// advert is a router advertisement.
 type advert struct {
 	router      netip.Addr
 	isDefault   bool          // the router is a default router
@@ -225,7 +218,6 @@ type advert struct {
 	search      []string
 }
 
-// prefix6 is a prefix of the link.
 type prefix6 struct {
 	netip.Prefix
 	onLink, autonomous bool
@@ -292,7 +284,6 @@ func (a *advert) readOption(kind byte, option []byte) {
 	}
 }
 
-// routerSolicit returns a router solicitation.
 func routerSolicit(mac net.HardwareAddr) []byte {
 	b := []byte{routerSolicitation, 0, 0, 0, 0, 0, 0, 0}
 	if len(mac) == 6 {
@@ -378,8 +369,7 @@ const (
 	allNodes   = "ff02::1"
 )
 
-// filter6 accepts DHCPv6 messages to a client, router advertisements and neighbor solicitations, if they have no
-// extension headers.
+// filter6 accepts DHCPv6 messages to a client, router advertisements and neighbor solicitations, without extensions.
 var filter6 = []bpf.Instruction{
 	bpf.LoadAbsolute{Off: 6, Size: 1},
 	bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.IPPROTO_ICMPV6, SkipTrue: 3},

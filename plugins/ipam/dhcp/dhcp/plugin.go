@@ -24,10 +24,10 @@
 // start of every plugin of the one program by 0.25 ms.
 //
 // Each file builds on the files before it, in this order: config.go (keys and options), packet.go and packet6.go
-// (messages), lease.go and lease6.go (what a server granted), machine.go and machine6.go (when to send which
-// message), record.go (leases on disk), netns.go, link.go, link6.go and routes.go (a container's namespace and
-// interface), daemon.go (what all clients share), client.go, client4.go and client6.go (one lease), gob.go and rpc.go
-// (calls through the socket), server.go (the daemon) and dhcp.go (the plugin). README.md documents every key.
+// (messages), lease.go (what a server granted), machine.go and machine6.go (when to send which message), record.go
+// (leases on disk), netns.go, link.go and routes.go (a container's namespace and interface), protocol.go (a machine
+// over a link), daemon.go (what all clients share), client.go (one lease), gob.go and rpc.go (calls through the
+// socket), server.go (the daemon) and dhcp.go (the plugin). README.md documents every key.
 package dhcp
 
 import "github.com/hawser-cni/plugins/pkg/skel"

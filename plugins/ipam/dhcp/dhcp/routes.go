@@ -12,11 +12,9 @@ import (
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
-// kernelMetric6 is the metric of the routes that the kernel adds for IPv6 addresses.
-const kernelMetric6 = 256
+const kernelMetric6 = 256 // metric of the routes that the kernel adds for IPv6 addresses
 
-// routes returns the routes of a result: first those to the addresses' subnets, which the kernel adds, then the
-// others.
+// routes returns the routes of a result: first the kernel's, to the addresses' subnets, then the others.
 func (l *link) routes(res *cni.Result) (routes []rtnl.Route) {
 	for _, ip := range res.IPs {
 		r := rtnl.Route{Dst: ip.Address.Masked(), Src: ip.Address.Addr(), OutIndex: l.Index,

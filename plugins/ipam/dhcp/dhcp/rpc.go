@@ -27,8 +27,7 @@ const (
 	methodStatus   = "DHCP.Status"
 )
 
-// noMethod begins the error that net/rpc returns for an unknown method.
-const noMethod = "rpc: can't find method "
+const noMethod = "rpc: can't find method " // begins the error that net/rpc returns for an unknown method
 
 // rpcHead precedes a call and its answer.
 type rpcHead struct {
@@ -39,7 +38,6 @@ type rpcHead struct {
 	Code          uint   // only in Hawser
 }
 
-// rpcCall has the arguments of a call.
 type rpcCall struct {
 	ContainerID, Netns, IfName, Args string
 	StdinData                        []byte
@@ -103,7 +101,6 @@ func readGreeting(conn io.Reader, greeting string) error {
 	return err
 }
 
-// roundTrip makes a call and waits for the answer.
 func roundTrip(conn io.ReadWriter, method string, c rpcCall) (*cni.Result, error) {
 	if err := writeGob(conn, rpcHead{ServiceMethod: method}, c); err != nil {
 		return nil, err
@@ -127,8 +124,7 @@ func roundTrip(conn io.ReadWriter, method string, c rpcCall) (*cni.Result, error
 	return res.decode(), err
 }
 
-// receipt confirms that the plugin has the answer to an exclusive call. Without a receipt, the daemon releases the
-// lease.
+// receipt confirms that the plugin has the answer to an exclusive call; without it, the daemon releases the lease.
 var receipt = []byte{1}
 
 // readCall reads a call, in the daemon.

@@ -24,8 +24,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/sysctl"
 )
 
-// runDaemon implements "dhcp daemon". It ends at a signal and does not release leases, because the next daemon
-// continues them.
+// runDaemon implements "dhcp daemon". It ends at a signal, and the next daemon continues its leases.
 func runDaemon(env skel.Env) int {
 	runtime.GOMAXPROCS(start.Processors)
 	f, err := parseFlags(env)
@@ -163,8 +162,7 @@ func (d *daemon) restore() error {
 	return errors.Join(err, err6)
 }
 
-// handle reads a call, carries it out and writes the answer. If the plugin does not confirm the receipt of a new
-// lease, handle releases the lease.
+// handle reads a call, carries it out and writes the answer. It releases a new lease whose receipt is not confirmed.
 func (d *daemon) handle(conn *net.UnixConn) {
 	defer signal(d.fdClosed)
 	defer conn.Close()
@@ -216,8 +214,7 @@ func (d *daemon) handle(conn *net.UnixConn) {
 	}
 }
 
-// checkPeer refuses calls of other users' processes than root's, because a socket from systemd may have any
-// permissions.
+// checkPeer refuses other users' calls than root's, because a socket from systemd may have any permissions.
 func checkPeer(conn *net.UnixConn) error {
 	raw, err := conn.SyscallConn()
 	if err != nil {
@@ -233,7 +230,6 @@ func checkPeer(conn *net.UnixConn) error {
 	return err
 }
 
-// dispatch carries out a call.
 func (d *daemon) dispatch(ctx context.Context, method string, c rpcCall) (*cni.Result, error) {
 	conf, err := cni.DecodeConfig(c.StdinData)
 	if err != nil && method != methodStatus { // STATUS sends no configuration
@@ -311,14 +307,12 @@ func (d *daemon) allocate(ctx context.Context, a cni.Attachment, call rpcCall) (
 	return res, nil
 }
 
-// mergeResult adds the result of another address family to res.
 func mergeResult(res, added *cni.Result) {
 	res.IPs, res.Routes = append(res.IPs, added.IPs...), append(res.Routes, added.Routes...)
 	res.DNS = mergeDNS(res.DNS, added.DNS)
 }
 
-// endAll ends clients, at most maxParallel at a time, because each may wait for a server and then has three
-// descriptors.
+// endAll ends clients, at most maxParallel at a time, because each has three descriptors while it waits for a server.
 func endAll(clients []*client) error {
 	const maxParallel = 32
 	errs, slots := make([]error, len(clients)), make(chan struct{}, maxParallel)

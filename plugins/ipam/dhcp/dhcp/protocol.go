@@ -1,6 +1,7 @@
 package dhcp
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,6 +11,56 @@ import (
 
 	"github.com/hawser-cni/plugins/pkg/sysctl"
 )
+
+// protocol drives a state machine over an open link. machine and machine6 implement it.
+type protocol interface {
+	prepare(ctx context.Context, l *link) error                         // before an exchange
+	transmit(ctx context.Context, l *link) error                        // sends the message that is due, if any
+	awaitAnswer(ctx context.Context, l *link, wait time.Duration) error // also processes the answer
+	resume(now time.Duration)                                           // continues a former daemon's lease
+	sendRelease(l *link) (recipient string, err error)                  // the recipient is for the log
+	noAnswer() string                                                   // who did not answer: servers or routers
+}
+
+func (m *machine) prepare(_ context.Context, l *link) error {
+	// ipvlan links share a MAC address. Until a link has its IP address, it receives only broadcasts.
+	m.id.Broadcast = m.flags.broadcast || l.Kind == "ipvlan"
+	return nil
+}
+
+func (m *machine) transmit(ctx context.Context, l *link) (err error) {
+	if p := m.tick(sysctl.Uptime()); p != nil {
+		_, err = l.send(ctx, p)
+	}
+	return err
+}
+
+func (m *machine) awaitAnswer(ctx context.Context, l *link, wait time.Duration) error {
+	message, err := l.receive(ctx, wait)
+	if message != nil && err == nil {
+		m.receive(sysctl.Uptime(), message)
+	}
+	return err
+}
+
+func (m *machine) resume(now time.Duration) {
+	if now >= m.lease.renew {
+		m.enter(rebooting, now)
+	} else {
+		m.enterBound()
+	}
+}
+
+func (m *machine) sendRelease(l *link) (string, error) {
+	p := m.releasePacket()
+	hop, err := l.send(context.Background(), p) // it takes less than a second
+	if err == nil && hop == nil {
+		err = fmt.Errorf("no MAC address known for %s; sent to the broadcast address", cmp.Or(p.nextHop, p.dst))
+	}
+	return hop.String(), err
+}
+
+func (m *machine) noAnswer() string { return "no DHCP server answered" }
 
 // prepare finds the link-local address unless an earlier exchange or the record has it. In an ADD, it also stops the
 // kernel from using router advertisements and removes the addresses and routes that the kernel has taken from them.
