@@ -57,20 +57,20 @@ func parse(args []string) (s settings, err error) {
 	s.Ignore = new(regexp.Regexp)
 	var path string
 	f := flag.NewFlagSet("cni-conformance", flag.ContinueOnError)
-	f.StringVar(&path, "path", cmp.Or(os.Getenv("CNI_PATH"), "/opt/cni/bin"), "directories with plugins")
-	f.StringVar(&s.list, "list", "", "test the plugins of a list (.conflist) and the list itself")
-	f.StringVar(&s.plugin, "plugin", "", "test the plugin with this name; needs --config")
-	f.StringVar(&s.config, "config", "", "a working configuration of the plugin")
-	f.StringVar(&s.spec, "spec", "", "version of the specification: "+strings.Join(specs, ", ")+
+	f.StringVar(&path, "path", cmp.Or(os.Getenv("CNI_PATH"), "/opt/cni/bin"), "`DIRS` with plugins")
+	f.StringVar(&s.list, "list", "", "test the plugins of the list in `FILE` and the list itself")
+	f.StringVar(&s.plugin, "plugin", "", "test the plugin `NAME`; needs --config")
+	f.StringVar(&s.config, "config", "", "`FILE` with a working configuration of the plugin")
+	f.StringVar(&s.spec, "spec", "", "`VERSION` of the specification: "+strings.Join(specs, ", ")+
 		" (default: the newest that\nthe plugin supports)")
-	f.TextVar(&s.focus, "focus", regexp.MustCompile(""), "run only the cases whose names match a regular expression")
-	f.TextVar(&s.skip, "skip", never, "do not run the cases whose names match a regular expression")
-	f.StringVar(&s.Setup, "setup", "", "shell commands that prepare the host of each case")
-	f.StringVar(&s.IfName, "ifname", "eth0", "CNI_IFNAME")
-	f.TextVar(s.Ignore, "ignore", never, "files that are not leftovers, such as logs: a regular expression")
-	f.IntVar(&s.Parallel, "parallel", 64, "attachments of the concurrency case; lower it for a small address range")
-	f.StringVar(&s.tap, "tap", "", "write a TAP report to a file")
-	f.StringVar(&s.junit, "junit", "", "write a JUnit report to a file")
+	f.TextVar(&s.focus, "focus", regexp.MustCompile(""), "run only the cases whose names match `REGEXP`")
+	f.TextVar(&s.skip, "skip", never, "do not run the cases whose names match `REGEXP`")
+	f.StringVar(&s.Setup, "setup", "", "shell `COMMANDS` that prepare the host of each case")
+	f.StringVar(&s.IfName, "ifname", "eth0", "`NAME` in CNI_IFNAME")
+	f.TextVar(s.Ignore, "ignore", never, "files whose paths match `REGEXP` are not leftovers")
+	f.IntVar(&s.Parallel, "parallel", 64, "`N` attachments of the concurrency case; lower it for a small address range")
+	f.StringVar(&s.tap, "tap", "", "write a TAP report to `FILE`")
+	f.StringVar(&s.junit, "junit", "", "write a JUnit report to `FILE`")
 	f.BoolVar(&s.cases, "cases", false, "print the cases and their citations")
 	if err := f.Parse(args); err != nil {
 		return s, err
