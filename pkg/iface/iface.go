@@ -112,7 +112,7 @@ func Configure(ctx context.Context, t Target, res *cni.Result) error {
 	return t.restoreDelay()
 }
 
-// WaitDAD waits for duplicate address detection. Without a carrier it returns immediately.
+// WaitDAD waits for duplicate address detection, which would not end without a carrier: it then returns immediately.
 func (t Target) WaitDAD(ctx context.Context) error {
 	link, err := t.Conn.LinkByIndex(t.Index)
 	if err != nil || !link.Carrier {

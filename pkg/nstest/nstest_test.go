@@ -7,17 +7,9 @@ import (
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
-	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/nstest"
 )
-
-func inode(path string) uint64 {
-	GinkgoHelper()
-	var st unix.Stat_t
-	Expect(unix.Stat(path, &st)).To(Succeed(), path)
-	return st.Ino
-}
 
 var _ = Describe("Main", func() {
 	It("runs the tests away from the machine's namespaces, with an own /proc and an empty /run", func() {

@@ -133,8 +133,6 @@ func same(route string) OmegaMatcher {
 	return WithTransform(words, ConsistOf(words(route)))
 }
 
-func table(n int) string { return fmt.Sprint(n) }
-
 var _ = It("has its schema in docs/schema", func() { ExpectPluginSchema(Plugin()) })
 
 // fuzzPrev is a result without gateways, because eth0 of the container has no address from which one is reachable.
