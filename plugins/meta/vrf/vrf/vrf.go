@@ -146,7 +146,8 @@ func check(_ context.Context, req *skel.Request, cfg config) error {
 			table = *want.Table
 		}
 		isThere := func(have rtnl.Route) bool {
-			return have.Table == table && have.Dst == want.Dst.Masked() && (!want.GW.IsValid() || have.GW == want.GW)
+			isInTable := have.Table == table || want.InMain() && have.Table == unix.RT_TABLE_MAIN // from a later plugin
+			return isInTable && have.Dst == want.Dst.Masked() && (!want.GW.IsValid() || have.GW == want.GW)
 		}
 		if !slices.ContainsFunc(routes, isThere) {
 			errs = append(errs, cni.Drift("table %d: route %s: missing", table, want.Dst))

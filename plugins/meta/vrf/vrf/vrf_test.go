@@ -515,6 +515,9 @@ var _ = Describe("CHECK", Label("kernel"), func() {
 		IP(w.cont, "route add 10.52.0.0/16 dev net1 table 200")
 		w.add(keys)
 		w.Succeeds(w.call("CHECK", keys))
+		IP(w.cont, "route add 10.53.0.0/16 via 10.2.0.1 dev net1") // as a later plugin of the list
+		w.Succeeds(w.call("CHECK", Merge(keys, Object{"prevResult": Object{"cniVersion": "1.1.0",
+			"routes": []Object{{"dst": "10.51.0.0/16"}, {"dst": "10.53.0.0/16", "gw": "10.2.0.1"}}}})))
 		for _, change := range []struct{ commands, message string }{
 			{"route del 10.51.0.0/16 table 7", "table 7: route 10.51.0.0/16: missing"},
 			{"route del 10.52.0.0/16 table 200", "table 200: route 10.52.0.0/16: missing"},
