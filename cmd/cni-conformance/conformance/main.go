@@ -21,8 +21,7 @@ import (
 // caseFlag is the argument of a case's process.
 const caseFlag = "--run-case"
 
-// Main runs the program and ends the process: with status 1 if a MUST failed, and with 2 after wrong usage or if the
-// cases cannot run.
+// Main runs the program. Its status is 1 if a MUST failed, and 2 after wrong usage or if the cases cannot run.
 func Main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, unix.SIGTERM)
 	defer stop()

@@ -11,8 +11,7 @@ import (
 	"time"
 )
 
-// snapshot is the state of a host or a container: lines with a section's name first. Values that change by themselves
-// are absent.
+// snapshot has a line for each object of a host or a container, its section first, without values that change.
 type snapshot []string
 
 // diff returns the lines that only one of the snapshots has.
@@ -93,7 +92,9 @@ func (w *world) netState(netns string) (s snapshot) {
 			}
 		}
 		for _, r := range w.listing(netns, family, "rule") {
-			add("rule "+family, r, "priority", "src", "srclen", "dst", "iif", "fwmark", "table")
+			if _, isByKernel := r["l3mdev"]; !isByKernel { // for the first VRF, for ever
+				add("rule "+family, r, "priority", "src", "srclen", "dst", "iif", "fwmark", "table")
+			}
 		}
 	}
 	return s
