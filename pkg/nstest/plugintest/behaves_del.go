@@ -406,7 +406,7 @@ func late() map[string]Failure {
 		"IPAM's gateway is of another family": lease(cni.CodeIPAM, "10.1.0.3/24", "10.1.0.3/24 2001:db8:1::1"),
 		"the kernel refuses an address": lease(cni.CodeInternal, "ff05::3/64", Addrs(3)[0],
 			"ff05::3/64 2001:db8:1::1"),
-		"the kernel refuses a route of IPAM": {Prepare: Answers(routed + `"gw":"10.77.0.1"}]}`), Code: cni.CodeInternal,
+		"the kernel refuses a route of IPAM": {Prepare: Answers(routed + `"gw":"10.77.0.1"}]}`), Code: cni.CodeConfig,
 			Message: "10.9.0.0/16", IPAMAdded: true},
 		"IPAM is killed":              end("echo dying >&2; kill -9 $$", cni.CodeInternal, "dying"),
 		"IPAM fails without a word":   end("exit 3", cni.CodeInternal, "fake"),
