@@ -11,8 +11,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/nft"
 )
 
-// adminOverrides is the reference plugin's comment on rules that jump to administrators' chains.
-const adminOverrides = "admin overrides"
+const adminOverrides = "admin overrides" // reference plugin's comment on rules that jump to administrators' chains
 
 // adminRules returns the jumps from FORWARD to CNI-FORWARD and from there to the administrator's chain. Each must be
 // the first rule of its chain.

@@ -30,7 +30,6 @@ const (
 	stage2            = "CNI-ISOLATION-STAGE-2"
 )
 
-// wireConfig is the configuration as the JSON has it.
 type wireConfig struct {
 	skel.LogKey
 
@@ -52,7 +51,6 @@ const (
 	firewalld backend = "firewalld"
 )
 
-// config is the configuration with every value checked.
 type config struct {
 	backend backend // requested
 	options
@@ -67,7 +65,6 @@ type options struct {
 	Policy     policy `json:"policy"`
 }
 
-// parseConfig checks the configuration. An invalid value is code 7.
 func parseConfig(_ *skel.Request, w wireConfig, problems *cni.Problems) config {
 	c := config{backend(w.Backend), options{
 		AdminChain: cmp.Or(w.AdminChain, defaultAdminChain), Zone: cmp.Or(w.Zone, defaultZone),

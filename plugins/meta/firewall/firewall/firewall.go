@@ -76,9 +76,7 @@ func add(ctx context.Context, req *skel.Request, cfg config) (_ *cni.Result, err
 	return req.PrevResult, err
 }
 
-func del(ctx context.Context, req *skel.Request) error {
-	return newCall(req).remove(ctx, true)
-}
+func del(ctx context.Context, req *skel.Request) error { return newCall(req).remove(ctx, true) }
 
 func check(ctx context.Context, req *skel.Request, cfg config) error {
 	c := newCall(req)
@@ -89,8 +87,7 @@ func check(ctx context.Context, req *skel.Request, cfg config) error {
 	return c.verify(ctx, want)
 }
 
-// reapply restores the rules of the attachment's record, unless DEL has begun. Like DEL, it holds the lock of the
-// records.
+// reapply restores the rules of the attachment's record, unless DEL has begun, under the records' lock like DEL.
 func reapply(ctx context.Context, req *skel.Request, _ config) error {
 	c := newCall(req)
 	return records().Locked(ctx, func(s *store) error {
@@ -136,14 +133,12 @@ func gc(ctx context.Context, req *skel.Request) error {
 	})
 }
 
-// status returns an error if ADD would fail.
 func status(ctx context.Context, req *skel.Request, cfg config) error {
 	c := call{Call: &netplugin.Call{Req: req, NF: nft.New()}} // no rtnetlink socket is needed
 	defer c.NF.Close()
 	return netplugin.Unavailable("firewall rules: ", statefile.Writable(recordDir), c.probe(ctx, cfg))
 }
 
-// probe returns an error if the backend cannot be used.
 func (c call) probe(ctx context.Context, cfg config) error {
 	switch {
 	case cfg.backend == firewalld && cfg.Policy == policyOpen:
@@ -286,8 +281,7 @@ func (c call) addRules(ctx context.Context, r *record, p policy, tools []ipt.Too
 	return err
 }
 
-// remove removes the attachment's rules in every backend. withReference includes the rules that the reference plugin
-// added for it.
+// remove removes the attachment's rules in every backend; withReference includes those of the reference plugin.
 func (c call) remove(ctx context.Context, withReference bool) error {
 	return records().Locked(ctx, func(s *store) error {
 		r, ok, err := s.Get(c.Req.Hash())

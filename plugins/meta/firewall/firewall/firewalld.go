@@ -20,9 +20,7 @@ const (
 	firewalldName  = "org.fedoraproject.FirewallD1"
 	firewalldPath  = "/org/fedoraproject/FirewallD1"
 	firewalldZones = firewalldName + ".zone"
-
-	// busWait is the timeout for all requests of a call to firewalld.
-	busWait = 5 * time.Second
+	busWait        = 5 * time.Second // timeout for all requests of a call to firewalld
 
 	// The modification time of silenceFile is the time when firewalld last failed to answer within busWait. For
 	// silenceTime after that, calls wait for silentWait only, because they hold the lock of the records.
@@ -40,14 +38,11 @@ func isSilent() bool {
 // errNoFirewalld reports that firewalld is not running, so that its runtime configuration does not exist either.
 var errNoFirewalld = errors.New("firewalld is not running: no owner of " + firewalldName + " on the system bus")
 
-// errNoAnswer reports that firewalld, or the bus, did not answer in time.
-var errNoAnswer = errors.New("no answer")
+var errNoAnswer = errors.New("no answer") // firewalld, or the bus, did not answer in time
 
-// errDenied reports that the bus or polkit denied the call, and would deny it again.
-var errDenied = errors.New("denied")
+var errDenied = errors.New("denied") // the bus or polkit denied the call, and would deny it again
 
-// isUnusable reports whether an error means that firewalld cannot be used at all. It returns false for errors with
-// firewalld's own codes.
+// isUnusable reports whether an error means that firewalld cannot be used at all, unlike errors with its own codes.
 func isUnusable(err error) bool {
 	return errors.Is(err, errNoFirewalld) || errors.Is(err, errNoAnswer) || errors.Is(err, errDenied)
 }
@@ -102,12 +97,10 @@ func callFirewalld(
 	return errors.Join(errs...)
 }
 
-// checkFirewalld returns an error if firewalld is not running. It passes a record without addresses, so that
-// callFirewalld calls no method.
+// checkFirewalld returns an error if firewalld is not running. Without addresses, callFirewalld calls no method.
 func checkFirewalld(ctx context.Context) error { return callFirewalld(ctx, &record{}, "", nil) }
 
-// ignoring returns a function that returns the first line of the answer's error, or nil if firewalld refused the
-// request with one of the codes.
+// ignoring returns a function that returns the first line of an answer's error, or nil if it is one of the codes.
 func ignoring(codes ...string) func(netip.Addr, *dbus.Call) error {
 	return func(_ netip.Addr, answer *dbus.Call) error {
 		refused := dbus.Error{}
@@ -198,7 +191,6 @@ func delFirewalld(ctx context.Context, s *store, r *record) error {
 	return err
 }
 
-// verifyFirewalld verifies that the addresses are sources of the zone.
 func verifyFirewalld(ctx context.Context, r *record) error {
 	var diffs []error
 	err := callFirewalld(ctx, r, "querySource", func(a netip.Addr, answer *dbus.Call) error {

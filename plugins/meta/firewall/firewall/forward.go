@@ -83,8 +83,7 @@ func (ft *forwardTable) accept() ipt.Rule {
 	return ipt.NewRule(acceptedChain, "-m", "mark", "--mark", fwmark, "-j", "ACCEPT")
 }
 
-// rules returns all wanted rules in order. The rules with a comment come first in their chains, because they send
-// packets through the administrator's chain.
+// rules returns all wanted rules in order. Rules with a comment lead to the administrator's chain, so they come first.
 func (ft *forwardTable) rules() []ipt.Rule {
 	return append([]ipt.Rule{ft.accept(), ipt.NewRule(cniForward, "-j", acceptedChain)}, adminRules(ft.r.AdminChain)...)
 }
@@ -169,8 +168,7 @@ func (ft *forwardTable) inNFTables(r ipt.Rule) nft.Rule {
 	return append(out, nft.Jump(r.Option("-j")))
 }
 
-// probe returns an error if the kernel does not support the matches of the rules. It tries them in a batch that is not
-// committed.
+// probe returns an error if the kernel lacks the rules' matches, which it tries in a batch that is not committed.
 func (ft *forwardTable) probe() error {
 	probe := nft.Chain{Name: "probe"}
 	for _, r := range ft.rules() {
@@ -208,7 +206,6 @@ func (ft *forwardTable) ensureIn(e *ipt.Edit) {
 	}
 }
 
-// verify compares the rules in both variants with the wanted ones.
 func (ft *forwardTable) verify(ctx context.Context) error {
 	rules, stale, err := ft.missing()
 	if err != nil {

@@ -42,8 +42,7 @@ func addressRules(a netip.Addr) []ipt.Rule {
 // anyPolicy is the reference plugin's comment on rules that same-bridge and isolated have in common.
 const anyPolicy = "rules (ingressPolicy: same-bridge|isolated)"
 
-// bridgeRules returns the reference plugin's rules for the policy of a bridge, in the order of their chains. The policy
-// open has none.
+// bridgeRules returns the reference plugin's rules for a bridge's policy, in the order of their chains: none for open.
 func bridgeRules(bridge string, p policy) []ipt.Rule {
 	own := "rules (ingressPolicy: " + string(p) + ")"
 	isolation := []ipt.Rule{
@@ -59,8 +58,7 @@ func bridgeRules(bridge string, p policy) []ipt.Rule {
 	return nil
 }
 
-// editPolicy sets a bridge's policy in iptables: it adds the rules of the policy, and deletes the rules of other
-// policies.
+// editPolicy sets a bridge's policy in iptables: it adds the policy's rules, and deletes those of others.
 func editPolicy(e *ipt.Edit, bridge string, p policy) {
 	want := bridgeRules(bridge, p)
 	all := slices.Concat(bridgeRules(bridge, policySameBridge), bridgeRules(bridge, policyIsolated))

@@ -15,20 +15,16 @@ import (
 // are also isolated.
 
 // isolatePorts isolates the network's other ports on the bridge if the record's container is the network's first
-// isolated one there. If another container is isolated and this one is not, isolatePorts records that ADD must isolate
-// its port.
+// isolated one there. If only another container is isolated, it records that ADD must isolate this one's port.
 func (c call) isolatePorts(ctx context.Context, s *store, r *record) error {
 	hasIsolated, err := s.Any(func(o record) bool { return r.isNeighbor(o) && o.Policy == policyIsolated })
-	if err != nil {
+	isFirst := r.Policy == policyIsolated && !hasIsolated
+	switch {
+	case err != nil:
 		return err
-	}
-	if r.Policy == policyIsolated {
-		if hasIsolated {
-			return nil
-		}
+	case isFirst:
 		return c.setNeighborFlags(ctx, s, r)
-	}
-	if !hasIsolated {
+	case r.Policy == policyIsolated || !hasIsolated:
 		return nil
 	}
 	if err := c.noteFlag(r); err != nil {

@@ -35,8 +35,7 @@ func fwmarkOf(bit int) uint32 { return 1 << bit }
 // bitChain returns the name of a chain that sets or clears this fwmark bit. The role is "forward" or "clear".
 func bitChain(role string, bit int) string { return fmt.Sprintf("%s%s%d_v2", chainPrefix, role, bit) }
 
-// addrSet and publishedSet return the names of the sets of all containers' addresses, and of the addresses with
-// acceptPublished.
+// addrSet and publishedSet name the sets of all containers' addresses, and of those with acceptPublished.
 func addrSet(f nft.Family) string      { return "firewall" + f.Digit() + "_v1" }
 func publishedSet(f nft.Family) string { return "firewall" + f.Digit() + "_published_v1" }
 
@@ -143,7 +142,6 @@ func elements() nft.Owned {
 	return o
 }
 
-// items returns the attachment's elements.
 func (r *record) items() []nft.Item {
 	var out []nft.Item
 	if r.Backend == firewalld {
@@ -361,8 +359,7 @@ func (c call) nftablesPolicy(bridge string) (policy, error) {
 	return policyIsolated, err
 }
 
-// verifyNFTables compares the kernel's state with the attachment's elements, the shared layout, the policy and the
-// rules in FORWARD.
+// verifyNFTables compares the kernel's state with the attachment's elements, layout, policy and rules in FORWARD.
 func (c call) verifyNFTables(ctx context.Context, r *record) error {
 	diffs := []error{owned(r.Bit).Verify(c.NF, r.items())}
 	p, err := c.nftablesPolicy(r.Bridge)

@@ -18,7 +18,6 @@ import (
 	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
-// call is a plugin call in progress.
 type call struct {
 	*netplugin.Call
 	adding *store // the locked records during ADD, otherwise nil
@@ -38,9 +37,7 @@ type record struct {
 	Variant   ipt.Variant  `json:"variant,omitempty"` // of iptables
 	Addrs     []netip.Addr `json:"addrs"`
 	options                // Bit is the bit that ADD chose
-
-	// Ending is true once a DEL has begun, so that reapply restores nothing.
-	Ending bool `json:"ending,omitempty"`
+	Ending    bool         `json:"ending,omitempty"` // true once a DEL has begun, so that reapply restores nothing
 
 	// Pending is true if firewalld may have the addresses as sources of the zone although it is not the backend.
 	Pending bool `json:"pending,omitempty"`
@@ -65,9 +62,7 @@ type store = statefile.Store[record]
 
 // records returns the records of all attachments. A call holds their lock until it ends. Other calls wait for the lock
 // for up to a minute, because the holder may run iptables, which waits for the xtables lock.
-func records() *statefile.Store[record] {
-	return statefile.NewStore[record](recordDir, time.Minute)
-}
+func records() *statefile.Store[record] { return statefile.NewStore[record](recordDir, time.Minute) }
 
 // Plausible reports whether an ADD can have written the record. A file can be damaged, and rules are derived from it.
 func (r record) Plausible() bool {
@@ -79,8 +74,7 @@ func (r record) Plausible() bool {
 		r.Bit >= 0 && r.Bit < 32 && ipt.IsChainName(r.AdminChain) && slices.Contains(policies(), r.Policy)
 }
 
-// restorable returns nil if the rules of the record may be restored, otherwise the reason. found reports whether the
-// record exists.
+// restorable returns nil if the record is found and its rules may be restored, otherwise the reason.
 func (r *record) restorable(found bool, req *skel.Request) error {
 	return netplugin.Restorable(found, r.Ending, slices.Equal(r.Addrs, addressesOf(req.PrevResult, req.IfName)))
 }
@@ -149,12 +143,10 @@ func (r *record) releaseFound(ctx context.Context, s *store) error {
 	return err
 }
 
-// familyAddrs returns the addresses of one family.
 func familyAddrs(f nft.Family, addrs []netip.Addr) []netip.Addr {
 	return slices.DeleteFunc(slices.Clone(addrs), func(a netip.Addr) bool { return nft.FamilyOf(a) != f })
 }
 
-// families returns the families of the record's addresses.
 func (r *record) families() []nft.Family {
 	return slices.DeleteFunc(nft.Families(), func(f nft.Family) bool { return len(familyAddrs(f, r.Addrs)) == 0 })
 }
@@ -174,10 +166,9 @@ func addressesOf(prev *cni.Result, ifName string) []netip.Addr {
 	return out
 }
 
-// hostBit returns the fwmark bit that attachments on the backend nftables use, or wanted if there are none. All of them
-// must use the same bit, because the chains exist for one bit only: addNFTables deletes the chains for another bit.
-// Policies on the backend firewalld are in the same chains. anyRecord is the method Any of a statefile.Store, locked or
-// not.
+// hostBit returns the fwmark bit that attachments on the backend nftables use, or wanted if there are none. All of
+// them must use the same bit, because the chains exist for one bit only: addNFTables deletes the chains for another
+// bit. Policies on the backend firewalld are in the same chains. anyRecord is Any of a statefile.Store.
 func hostBit(anyRecord func(func(record) bool) (bool, error), wanted int) (bit int, err error) {
 	bit = wanted
 	_, err = anyRecord(func(o record) bool {

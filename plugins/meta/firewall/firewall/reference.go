@@ -73,8 +73,7 @@ func (c call) confirmAddrs(r *record) (links []string, err error) {
 	return links, nil
 }
 
-// othersRules names the rules in warnings about them.
-const othersRules = "rules of other plugins"
+const othersRules = "rules of other plugins" // in warnings
 
 // delReferenceSources removes the addresses in prevResult that the record does not have from the configured zone.
 func (c call) delReferenceSources(ctx context.Context, s *store, had *record) {
@@ -102,8 +101,7 @@ func (c call) delReferenceSources(ctx context.Context, s *store, had *record) {
 	}
 }
 
-// namesInRules returns the addresses and interfaces that rules of a chain match, in either variant. They are in the
-// form of nf_tables keys.
+// namesInRules returns the addresses and interfaces that rules of a chain match, in either variant, as nf_tables keys.
 func (c call) namesInRules(ctx context.Context, f nft.Family, chain string) (map[string]bool, error) {
 	live, err := c.NF.Rules(filter(f), chain)
 	if err := nft.IfSupported(err); err != nil {

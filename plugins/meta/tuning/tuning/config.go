@@ -3,10 +3,15 @@ package tuning
 import (
 	"cmp"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
 	"math"
 	"net"
+	"os"
+	"regexp"
 	"slices"
+	"strings"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/skel"
@@ -14,7 +19,6 @@ import (
 
 const defaultDataDir = "/run/cni/tuning"
 
-// wireConfig is the configuration as written.
 type wireConfig struct {
 	skel.LogKey
 
@@ -62,7 +66,6 @@ type wireArgs struct {
 	TxQLen   *int            `json:"txQLen" help:"overrides txQLen" schema:"min=0 max=2147483647"`
 }
 
-// config is the checked configuration.
 type config struct {
 	Sysctls    []setting
 	OnlyCheck  bool    // compare the sysctls instead of writing them
@@ -140,4 +143,70 @@ func parseMAC(w wireConfig, args string, problems *cni.Problems) net.HardwareAdd
 // refuse returns an error (code 7) that refuses a value.
 func refuse(key, value string, reason any) error {
 	return cni.Errorf(cni.CodeConfig, "%s: %q: %v", key, value, reason)
+}
+
+// allowList is the path of the administrator's list of sysctls that may be written. Each non-empty line is a regular
+// expression for keys as the configuration spells them. If the file does not exist, all keys may be written.
+type allowList string
+
+// check returns an error (code 7) for the first setting that no line allows.
+func (l allowList) check(settings []setting) error {
+	if len(settings) == 0 {
+		return nil
+	}
+	lines, err := l.read()
+	if err != nil {
+		return err
+	}
+	for _, s := range settings {
+		allowed := false
+		for i := 0; i < len(lines) && !allowed; i++ {
+			// An invalid line after the matching one has never been an error, so the lines are compiled one by one.
+			line, err := l.compile(lines[i])
+			if err != nil {
+				return err
+			}
+			allowed = line.MatchString(s.Raw)
+		}
+		if !allowed {
+			return refuse(s.name(), s.Value, fmt.Sprintf("not allowed by %s, which allows %q", l, lines))
+		}
+	}
+	return nil
+}
+
+// verify returns an error for each line that is not a regular expression.
+func (l allowList) verify() error {
+	lines, err := l.read()
+	errs := []error{err}
+	for _, line := range lines {
+		_, err := l.compile(line)
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+func (l allowList) compile(line string) (*regexp.Regexp, error) {
+	expr, err := regexp.Compile(line)
+	if err != nil {
+		return nil, cni.Errorf(cni.CodeConfig, "%s: line %q: %w", l, line, err)
+	}
+	return expr, nil
+}
+
+// read returns the non-empty lines. If the file does not exist, it returns one line that matches every key.
+func (l allowList) read() (lines []string, err error) {
+	data, err := os.ReadFile(string(l))
+	if errors.Is(err, fs.ErrNotExist) {
+		return []string{""}, nil // matches every key
+	}
+	if err != nil {
+		return nil, fmt.Errorf("allow-list: %w", err)
+	}
+	for line := range strings.Lines(string(data)) {
+		if line = strings.TrimSpace(line); line != "" {
+			lines = append(lines, line)
+		}
+	}
+	return lines, nil
 }

@@ -76,8 +76,7 @@ func (d *driver) read(v value) (have rtnl.Setting, known bool, err error) {
 	return have, known, nil
 }
 
-// currentValue returns the present value, in the form that set accepts. It returns an error if the interface cannot
-// have the value of v.
+// currentValue returns the present value, in the form that set accepts. It fails if the interface cannot have v.
 func (d *driver) currentValue(v value) (string, error) {
 	have, known, err := d.read(v)
 	n, _ := strconv.ParseUint(v.Value, 10, 32) // 0 for a feature
@@ -112,8 +111,7 @@ func (d *driver) similar(v value) string {
 	return "; similar features: " + strings.Join(names, ", ")
 }
 
-// set writes a value, unless the interface already has it. For a feature it compares the requested state, not the
-// active one.
+// set writes a value, unless the interface already has it. It compares a feature's requested, not its active state.
 func (d *driver) set(v value) error {
 	have, _, err := d.read(v)
 	if err != nil || have.Wanted == v.Value {

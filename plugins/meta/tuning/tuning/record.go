@@ -54,8 +54,7 @@ func (r record) Plausible() bool { return true }
 
 func recordName(a cni.Attachment) string { return cni.Attachment{ContainerID: a.ContainerID}.Hash() }
 
-// UnmarshalJSON also reads the layout of 0.1.0, a single list of values, each with the attachments that have changed
-// it.
+// UnmarshalJSON also reads the layout of 0.1.0: values, each with the attachments that have changed it.
 func (r *record) UnmarshalJSON(data []byte) error {
 	var file struct {
 		Changes []change          `json:"changes"`
@@ -90,7 +89,6 @@ func (r *record) change(a cni.Attachment) *change {
 	return &r.Changes[i]
 }
 
-// values returns the values of all attachments.
 func (r record) values() (all []value) {
 	for _, c := range r.Changes {
 		all = append(all, c.Values...)
@@ -110,8 +108,7 @@ func (r record) attributes(ifName string, index int) (before []value) {
 	return before
 }
 
-// without returns the change of an attachment and the record without it. own contains only values that no other
-// attachment has changed.
+// without returns the change of an attachment and the record without it. own has only values that no other changed.
 func (r record) without(a cni.Attachment) (own change, rest record) {
 	for _, c := range r.Changes {
 		if c.Attachment == a {
@@ -193,8 +190,7 @@ func openStore(ctx context.Context, req *skel.Request, dataDir string, isADD boo
 	return s, nil
 }
 
-// openBackups opens dataDir. If dataDir does not exist, openBackups creates it with perm or, if perm is 0, does not set
-// s.backups.
+// openBackups opens dataDir. A missing dataDir is created with perm or, if perm is 0, ignored.
 func (s *store) openBackups(dataDir string, perm fs.FileMode) error {
 	backups, err := statefile.Open(dataDir, perm)
 	switch {
@@ -228,22 +224,15 @@ func (s *store) moveFormer(ctx context.Context, former *statefile.Store[record])
 	})
 }
 
-// dataDirOf reads only dataDir, so that an invalid value of another key does not make DEL and GC fail.
-func dataDirOf(req *skel.Request) (string, error) {
+// openExisting opens the store for DEL and GC. It reads only dataDir, because other keys may be invalid.
+func openExisting(ctx context.Context, req *skel.Request) (*store, error) {
 	var w struct {
 		DataDir string `json:"dataDir"`
 	}
-	err := req.Decode(&w)
-	return cmp.Or(w.DataDir, defaultDataDir), err
-}
-
-// openExisting opens the store for DEL and GC.
-func openExisting(ctx context.Context, req *skel.Request) (*store, error) {
-	dir, err := dataDirOf(req)
-	if err != nil {
+	if err := req.Decode(&w); err != nil {
 		return nil, err
 	}
-	return openStore(ctx, req, dir, false)
+	return openStore(ctx, req, cmp.Or(w.DataDir, defaultDataDir), false)
 }
 
 // list returns the changed settings with their former values, for each dataDir.

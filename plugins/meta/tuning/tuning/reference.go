@@ -17,14 +17,12 @@ import (
 	"github.com/hawser-cni/plugins/pkg/sysctl"
 )
 
-// nameMax is the maximum length of a file name, in bytes.
-const nameMax = 255
+const nameMax = 255 // maximum length of a file name, in bytes
 
 // backupName returns the reference's name for the backup file of an interface.
 func backupName(a cni.Attachment) string { return a.ContainerID + "_" + a.IfName + ".json" }
 
-// putBackup writes the backup file of an interface from the record, so that the reference's DEL restores the recorded
-// values.
+// putBackup writes an interface's backup file from the record, so that the reference's DEL restores the values.
 func (s *store) putBackup(a cni.Attachment, r record) error {
 	before := r.attributes(a.IfName, 0)
 	if len(before) == 0 {
@@ -78,7 +76,6 @@ func encodeBackup(before []value) []byte {
 	return []byte("{\n" + strings.Join(lines, ",\n") + "\n}")
 }
 
-// decodeBackup parses the content of a backup file.
 func decodeBackup(data []byte) (before []value, err error) {
 	var file map[string]json.RawMessage
 	if err := json.Unmarshal(data, &file); err != nil {

@@ -82,8 +82,7 @@ func check(_ context.Context, req *skel.Request, cfg config) error {
 	return netplugin.InContainer(req, func(c *netplugin.Call) error { return container{c, cfg}.verify() })
 }
 
-// reapply writes the configured values if the attachment has a record, under the lock under which DEL removes the
-// record.
+// reapply writes the configured values if the attachment has a record, under the lock under which DEL removes it.
 func reapply(ctx context.Context, req *skel.Request, cfg config) error {
 	s, err := openStore(ctx, req, cfg.DataDir, false)
 	if err != nil {
@@ -154,8 +153,7 @@ func (s *store) dropChange(ctx context.Context, one change, r *record, finder *n
 	return s.put(ctx, one.Attachment, rest)
 }
 
-// status returns an error if the allow-list is broken or forbids a configured sysctl, or if records or backup files
-// cannot be written.
+// status returns an error if the allow-list is broken or forbids a sysctl, or if records or backups cannot be written.
 func (allowed allowList) status(_ context.Context, _ *skel.Request, cfg config) error {
 	err := cmp.Or(allowed.verify(), allowed.check(cfg.Sysctls))
 	if cfg.changes() {
@@ -185,8 +183,7 @@ func result(req *skel.Request, cfg config) *cni.Result {
 	return res
 }
 
-// change implements ADD. If the configuration cannot be applied, it returns an error before any change. s is nil if the
-// configuration changes nothing.
+// change implements ADD. A configuration that cannot be applied fails before any change. s is nil without changes.
 func (c container) change(ctx context.Context, s *store) error {
 	c.Req.Step("read the values")
 	if err := c.findInterface(); err != nil {
@@ -230,7 +227,6 @@ func (c container) findInterface() error {
 	return err
 }
 
-// write writes the configured values to sysctls, attributes and the driver.
 func (c container) write() error {
 	for _, s := range c.cfg.Sysctls {
 		if err := s.Key.Write(s.Value); err != nil {
@@ -386,8 +382,7 @@ func codeOf(err error, other uint) uint {
 	return other
 }
 
-// restoreIn restores the values of own and of the reference's backup file, if c is in the namespace in which they were
-// changed.
+// restoreIn restores the values of own and of the reference's backup file, if c is in their namespace.
 func (c container) restoreIn(own change, r record, backup []value) error {
 	if err := netplugin.IgnoreNoLink(c.FindInterface()); err != nil {
 		return err
@@ -402,8 +397,7 @@ func (c container) restoreIn(own change, r record, backup []value) error {
 	return c.restore(backup)
 }
 
-// restore writes the values in reverse order. It skips values of an interface that no longer exists, continues after an
-// error and returns all of them.
+// restore writes the values in reverse order. It skips missing interfaces and continues after errors.
 func (c container) restore(before []value) error {
 	var errs []error
 	for _, v := range slices.Backward(before) {
@@ -433,8 +427,7 @@ func (c container) compare(code uint) error {
 	return errors.Join(errs...)
 }
 
-// verify returns an error that names each difference from the configuration. It ignores values that the configuration
-// does not set.
+// verify returns an error that names each difference from the configuration, and ignores other values.
 func (c container) verify() error {
 	errs := []error{c.compare(cni.CodeDrift)}
 	if !c.cfg.leavesInterface() {

@@ -15,8 +15,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/sysctl"
 )
 
-// placeholder stands for the name of the interface in the key of a sysctl.
-const placeholder = "IFNAME"
+const placeholder = "IFNAME" // stands for the name of the interface in the key of a sysctl
 
 // setting is a sysctl with its configured value.
 type setting struct {
@@ -26,7 +25,6 @@ type setting struct {
 	Value  string
 }
 
-// name returns the name of the sysctl in messages.
 func (s setting) name() string { return fmt.Sprintf("%s[%q]", s.Source, s.Raw) }
 
 // failure wraps an error of reading or writing the sysctl.
@@ -34,8 +32,7 @@ func (s setting) failure(err error) error {
 	return cni.Errorf(codeOf(err, cni.CodeIO), "%s: %w", s.name(), err)
 }
 
-// parseSysctls returns the sysctls of both lists in the order of writing. A key of args.cni.sysctl replaces the same
-// key of sysctl.
+// parseSysctls returns the sysctls of both lists in the order of writing. args.cni.sysctl replaces keys of sysctl.
 func parseSysctls(w wireConfig, ifName string, problems *cni.Problems) []setting {
 	settings := parseSettings("sysctl", w.Sysctl, ifName, problems)
 	for _, s := range parseSettings("args.cni.sysctl", w.Args.CNI.Sysctl, ifName, problems) {
@@ -86,7 +83,6 @@ func parseSettings(source string, raw json.RawMessage, ifName string, problems *
 	return settings
 }
 
-// refuseType returns the error for a value that is not a string.
 func refuseType(s setting, value json.RawMessage) error {
 	refused := cni.Refuse(s.name(), value, "is not a string")
 	if strings.ContainsRune("-0123456789", rune(value[0])) {
@@ -100,8 +96,7 @@ func indexOf(settings []setting, key sysctl.Key) int {
 	return slices.IndexFunc(settings, func(s setting) bool { return s.Key.Path() == key.Path() })
 }
 
-// attributes lists the attributes of an interface in the order in which the reference changes them and writes them to
-// its backup file.
+// attributes lists an interface's attributes in the order in which the reference changes and saves them.
 var attributes = []string{"mac", "promisc", "mtu", "allmulti", "txQLen"}
 
 // value is the value of a sysctl, an attribute or an ethtool setting, as text.
@@ -123,7 +118,6 @@ func (v value) String() string {
 
 func (v value) isAttribute() bool { return slices.Contains(attributes, v.Key) }
 
-// attributeOf returns an attribute of a link as text.
 func attributeOf(l rtnl.Link, name string) string {
 	switch name {
 	case "mac":
