@@ -15,7 +15,6 @@ import (
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
-// wireConfig is the configuration as the JSON has it.
 type wireConfig struct {
 	skel.LogKey
 
@@ -44,7 +43,6 @@ const (
 	iptables = ipt.IPTables
 )
 
-// config is the configuration with every value checked.
 type config struct {
 	backend  ipt.Backend // requested, or required by other keys
 	options  options
@@ -120,7 +118,6 @@ func (p proto) String() string {
 
 const defaultMarkBit = 13
 
-// parseConfig checks the configuration. An invalid value is code 7.
 func parseConfig(_ *skel.Request, w wireConfig, problems *cni.Problems) config {
 	c := config{options: options{SNAT: w.SNAT == nil || *w.SNAT, MasqAll: w.MasqAll, MarkBit: defaultMarkBit,
 		ConditionsV4: slices.Concat(w.ConditionsV4), ConditionsV6: slices.Concat(w.ConditionsV6)}} // nil for []

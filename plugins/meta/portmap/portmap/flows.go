@@ -10,11 +10,9 @@ import (
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
-// loopbackIndex is the index of lo in every namespace. The kernel's routes to the host's own addresses use it.
-const loopbackIndex = 1
+const loopbackIndex = 1 // index of lo in every namespace. The kernel's routes to the host's own addresses use it
 
-// flushPasses is the maximum number of passes of flushAdded. A flow that is recreated after the last pass stays.
-const flushPasses = 5
+const flushPasses = 5 // maximum number of passes of flushAdded. A flow that is recreated after the last pass stays
 
 // flushAdded deletes the UDP flows to the records' host ports that are older than the rules, so that their next packet
 // is translated. It deletes only flows to the host itself.

@@ -26,7 +26,6 @@ func (p hostPort) holding(a cni.Attachment) cni.Holding {
 	return cni.Holding{Attachment: a, Kind: cni.HeldPort, Value: fmt.Sprintf("%s to %s", p, p.To)}
 }
 
-// unspecified returns the address that stands for all addresses of a family.
 func unspecified(f nft.Family) netip.Addr {
 	if f == nft.IPv4 {
 		return netip.IPv4Unspecified()
@@ -86,7 +85,6 @@ func (r *record) portsTo(a address) (out []hostPort) {
 	return out
 }
 
-// publishedAddrs returns the container's addresses with a host port.
 func (r *record) publishedAddrs() []address {
 	return slices.DeleteFunc(slices.Clone(r.Addrs), func(a address) bool { return len(r.portsTo(a)) == 0 })
 }

@@ -34,15 +34,13 @@ const (
 	multiportMax = 15 // maximum number of ports in the match multiport
 )
 
-// entryPrefix begins the comments of jumps to containers' chains.
-const entryPrefix = "dnat "
+const entryPrefix = "dnat " // begins the comments of jumps to containers' chains
 
 // natChain identifies a chain in table nat: CNI-HOSTPORT-DNAT, or a chain that it jumps to.
 func natChain(f nft.Family, name string) ipt.Chain {
 	return ipt.Chain{Family: f, Table: natTable, Name: name, From: hostportDNAT}
 }
 
-// chain returns the name of the container's chain.
 func (r *record) chain() string { return ipt.ContainerChain(dnPrefix, r.Network, r.ContainerID) }
 
 // chainAddrs returns the addresses with a chain: all addresses, as for the reference plugin, unless ports are skipped.
@@ -53,8 +51,7 @@ func (r *record) chainAddrs() []address {
 	return r.publishedAddrs()
 }
 
-// variants returns the variants that have the chain. Without the program for iptables-legacy, it assumes that this
-// variant does not have it.
+// variants returns the variants that have the chain. Without its program, iptables-legacy is assumed to lack it.
 func (c call) variants(ctx context.Context, chain ipt.Chain) ([]ipt.Variant, error) {
 	where, err := chain.Variants(ctx, c.NF)
 	if ipt.NotInstalled(err) {
@@ -146,8 +143,7 @@ func (r *record) quickLines(a address) (lines []string) {
 	return append(lines, e.Lines...)
 }
 
-// edit adds the rules of the container's chain for an address, and the shared rules. The rule in POSTROUTING becomes
-// the first of its chain.
+// edit adds an address's rules in the container's chain, and the shared rules: in POSTROUTING as the first.
 func (r *record) edit(e *ipt.Edit, a address) {
 	chains, rules := r.sharedRules()
 	e.CreateChains(chains...)
@@ -217,8 +213,7 @@ func (c call) verifyIPTables(ctx context.Context, r *record) error {
 	return errors.Join(diffs...)
 }
 
-// missingRules returns the rules that are not among the live ones: the attachment's rules, and the shared rules that it
-// needs.
+// missingRules returns the attachment's rules, and the shared rules that it needs, that are not among the live ones.
 func (r *record) missingRules(a address, live []ipt.Rule) []ipt.Rule {
 	// The order in the chain matters: the rule that sets the fwmark must precede the one that translates.
 	_, shared := r.sharedRules()
@@ -308,8 +303,7 @@ func (r *record) tryConditions(ctx context.Context) error {
 	return nil
 }
 
-// tryTime is the timeout for parsing conditions.
-const tryTime = 10 * time.Second
+const tryTime = 10 * time.Second // timeout for parsing conditions
 
 // chainRules returns the rules in the container's chain: for each port, the rules that set the fwmark, and then the
 // rule that translates.

@@ -50,7 +50,6 @@ func stageGuard(tx *nft.Tx, s *store, r *record) error {
 	return err
 }
 
-// guardItem returns the element of the record's link in the guard.
 func (r *record) guardItem() nft.Item {
 	return nft.Item{Set: localnetSet, Name: fmt.Sprintf("interface %q", r.Localnet),
 		Owner: r.Mark(), Element: nft.Element{Key: nft.IfNameKey(r.Localnet), Comment: guardComment + r.LocalnetWas}}
@@ -96,8 +95,7 @@ func (c call) sweepGuard(ctx context.Context, isNamed func(string) bool) error {
 	return err
 }
 
-// verifyLocalnet verifies that host ports of 127.0.0.1 work, and that the guard exists. The reference plugin has no
-// guard.
+// verifyLocalnet verifies that host ports of 127.0.0.1 work and, unless the reference plugin added them, are guarded.
 func (c call) verifyLocalnet(link string, hasGuard bool) error {
 	if link == "" {
 		return nil

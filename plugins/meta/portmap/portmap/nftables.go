@@ -19,8 +19,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
-// nftProgram is used only to parse conditions, which are written in its language.
-const nftProgram = "nft"
+const nftProgram = "nft" // used only to parse conditions, which are written in its language
 
 // compileConditions runs nft(8) to add the rules with the attachment's conditions. Until then, packets to its host
 // ports are not translated. Because nft parses text of a configuration, no lock is held while it runs, and it cannot
@@ -135,8 +134,7 @@ func restore(ctx context.Context, all []*skel.Request) map[string]error {
 	return missing
 }
 
-// table is the table that all plugins share.
-var table = nft.Table{Family: nft.INet, Name: nft.TableName}
+var table = nft.Table{Family: nft.INet, Name: nft.TableName} // table that all plugins share
 
 const (
 	preroutingChain = "portmap_prerouting_v1"
@@ -144,11 +142,9 @@ const (
 	guardChain      = "portmap_guard_v2"
 	formerGuard     = "portmap_guard_v1"
 	localnetSet     = "portmap_localnet_v1"
-
-	// dnatPriority is after the usual -100, so that kube-proxy's services always take precedence over host ports.
-	dnatPriority = -99
-	snatPriority = 100
-	rawPriority  = -300
+	dnatPriority    = -99 // after the usual -100, so that kube-proxy's services always take precedence over host ports
+	snatPriority    = 100
+	rawPriority     = -300
 )
 
 // The maps and chains of a family. layoutName returns their full names.
@@ -185,8 +181,7 @@ func sharedLayout(bit int) nft.Layout {
 	guard := guardLayout()
 	l.Sets = append(l.Sets, guard.Sets...)
 	l.Chains = append(l.Chains, guard.Chains...)
-	// No packet to a container can have the source ::1, so packets to ::1 are not translated. The host serves or
-	// refuses the connection.
+	// No packet to a container can have the source ::1, so packets to ::1 are not translated. The host answers.
 	loopback6 := nft.Rule{nft.InPrefix(nft.IP6Daddr, netip.PrefixFrom(netip.IPv6Loopback(), 128)), nft.Return()}
 	l.Chains = append(l.Chains,
 		nft.Chain{Name: preroutingChain, Comment: "host ports of what arrives",
@@ -333,8 +328,7 @@ func (r *record) conditionScript(a address) string {
 		r.afterConditions(a))
 }
 
-// items returns the attachment's elements. On the backend iptables, they are not added, but used to find other owners
-// of the ports in nftables.
+// items returns the attachment's elements. On the backend iptables, they only serve to find other owners of the ports.
 func (r *record) items() (out []nft.Item) {
 	for _, a := range r.Addrs {
 		via := cmp.Or(r.conditionChain(a.family()), r.masqChain(a)) // the chain that packets pass first
@@ -361,8 +355,7 @@ func (r *record) conflictItems() (out []nft.Item) {
 	return out
 }
 
-// item returns a host port's element in a map. kind is anyMap or anyVia. For a host port of a single address, the map
-// is atMap or atVia.
+// item returns a host port's element in a map. kind is anyMap or anyVia; single addresses use atMap or atVia.
 func (p hostPort) item(kind string, e nft.Element) nft.Item {
 	proto, port := []byte{byte(p.Proto)}, binary.BigEndian.AppendUint16(nil, p.Port)
 	e.Key = nft.Key(proto, port)

@@ -5,7 +5,7 @@
 // containers, to the container's address and port.
 //
 // A host port has one owner. If another live attachment has the port, ADD fails with the owner's name. ADD takes over
-// ports of owners that are gone (location.go). Before any rule changes, publish.go finds all owners under the lock of
+// ports of owners that are gone (record.go). Before any rule changes, publish.go finds all owners under the lock of
 // the records: on both backends, and of the reference plugin.
 //
 // On nftables, a host port is an element of maps that all attachments share. On iptables, a container has the chains of

@@ -20,7 +20,6 @@ import (
 	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
-// call is a plugin call in progress.
 type call struct{ *netplugin.Call }
 
 func newCall(req *skel.Request) call { return call{netplugin.OpenHost(req)} }
@@ -49,9 +48,7 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	return req.PrevResult, flushAdded(c.Host, r)
 }
 
-func del(ctx context.Context, req *skel.Request) error {
-	return newCall(req).remove(ctx)
-}
+func del(ctx context.Context, req *skel.Request) error { return newCall(req).remove(ctx) }
 
 func check(ctx context.Context, req *skel.Request, cfg config) error {
 	if len(cfg.mappings) == 0 {
@@ -92,7 +89,6 @@ func reapply(ctx context.Context, req *skel.Request, _ config) error {
 	return flushAdded(c.Host, &r)
 }
 
-// gc removes the rules of the network's stale attachments.
 func gc(ctx context.Context, req *skel.Request) error {
 	c := newCall(req)
 	return records().Locked(ctx, func(s *store) error {
@@ -124,12 +120,10 @@ func list(ctx context.Context, _ *skel.Request) ([]cni.Holding, error) {
 	return append(all, others...), errors.Join(err, otherErr)
 }
 
-// status returns an error if ADD would fail.
 func status(_ context.Context, req *skel.Request, cfg config) error {
 	return netplugin.Unavailable("host ports: ", statefile.Writable(recordDir), newCall(req).probe(cfg))
 }
 
-// probe returns an error if the backend cannot be used.
 func (c call) probe(cfg config) error {
 	b, err := c.chooseBackend(cfg)
 	if err != nil {
@@ -243,8 +237,7 @@ func (c call) newRecord(cfg config) (*record, []rtnl.Link, error) {
 	return r, links, nil
 }
 
-// setLocation sets the location of the attachment in the record. A missing host end is not an error, because not every
-// interface has one.
+// setLocation sets the attachment's location in the record. Not every interface has a host end.
 func (c call) setLocation(r *record) error {
 	err := c.FindHostEnd()
 	netns := c.NetnsID

@@ -15,7 +15,7 @@ import (
 
 // publication is the part of ADD, or of reapply, that holds the lock of the records.
 type publication struct {
-	call
+	call        call
 	store       *store
 	r           *record
 	isRecorded  bool      // the record is written, and its removal is registered for a failure
@@ -96,9 +96,9 @@ func (p *publication) attempt(ctx context.Context) error {
 	}
 	if r.Backend == iptables {
 		for _, a := range r.chainAddrs() {
-			addChain := p.addChain
+			addChain := p.call.addChain
 			if p.isRestore {
-				addChain = p.restoreChain
+				addChain = p.call.restoreChain
 			}
 			if err := addChain(ctx, p.store, r, a); err != nil {
 				return fmt.Errorf("host ports with iptables: %w", err)
@@ -111,7 +111,7 @@ func (p *publication) attempt(ctx context.Context) error {
 		}
 	}
 	for _, o := range p.replaced {
-		if err := p.removeRules(ctx, p.store, o); err != nil {
+		if err := p.call.removeRules(ctx, p.store, o); err != nil {
 			return err
 		}
 	}
@@ -130,7 +130,7 @@ func (p *publication) resolveOwnRecord(ctx context.Context) error {
 	if err := p.refuseUnlessGone(ctx, &own, exists); err != nil {
 		return err
 	}
-	if err := p.removeRules(ctx, p.store, &own); err != nil {
+	if err := p.call.removeRules(ctx, p.store, &own); err != nil {
 		return err
 	}
 	if _, isKept, err := p.store.Get(p.r.Hash()); err != nil || !isKept {
@@ -143,13 +143,12 @@ func (p *publication) resolveOwnRecord(ctx context.Context) error {
 // foreignRulesWarning is the beginning of the warning that iptables cannot be checked because a program is missing.
 const foreignRulesWarning = `chain "` + hostportDNAT + `" may have rules of other plugins for the same ports`
 
-// resolveIPTables decides about owners with host ports in iptables, and about the reference plugin's containers on both
-// backends.
+// resolveIPTables decides about owners in iptables, and about the reference plugin's containers on both backends.
 func (p *publication) resolveIPTables(ctx context.Context) error {
 	isUsed := p.r.Backend == iptables
 	for i := 0; i < len(p.r.Addrs) && !isUsed; i++ {
-		where, err := natChain(p.r.Addrs[i].family(), hostportDNAT).Variants(ctx, p.NF)
-		if err := ipt.WarnIfMissing(p.Req.Warn, foreignRulesWarning, err); err != nil {
+		where, err := natChain(p.r.Addrs[i].family(), hostportDNAT).Variants(ctx, p.call.NF)
+		if err := ipt.WarnIfMissing(p.call.Req.Warn, foreignRulesWarning, err); err != nil {
 			return err
 		}
 		isUsed = len(where) > 0
@@ -180,7 +179,7 @@ func (p *publication) resolveIPTables(ctx context.Context) error {
 // attachment's elements, in one transaction. On the backend iptables, it only adds the guard.
 func (p *publication) update(ctx context.Context) error {
 	r := p.r
-	err := owned(r.Options.MarkBit).Update(ctx, p.NF, func(tx *nft.Tx) error {
+	err := owned(r.Options.MarkBit).Update(ctx, p.call.NF, func(tx *nft.Tx) error {
 		return tx.Put(slices.Concat(r.items(), r.conflictItems()), func(others []nft.Item) ([]nft.Item, error) {
 			err := p.resolveNFTables(ctx, tx, others)
 			switch {
@@ -204,8 +203,8 @@ func (p *publication) update(ctx context.Context) error {
 	})
 	if r.Backend == iptables && errors.Is(err, nft.ErrUnsupported) {
 		if r.Localnet != "" {
-			p.Req.Warn("host ports of 127.0.0.1 do not work: the kernel has no nf_tables, which must protect the " +
-				"host's loopback")
+			p.call.Req.Warn("host ports of 127.0.0.1 do not work: the kernel has no nf_tables, which must protect " +
+				"the host's loopback")
 			r.Localnet = ""
 		}
 		return p.save(ctx)
@@ -217,7 +216,7 @@ func (p *publication) update(ctx context.Context) error {
 func (p *publication) save(ctx context.Context) error {
 	if !p.isRecorded {
 		p.isRecorded = true
-		p.Req.OnFail("remove the host ports", p.remove)
+		p.call.Req.OnFail("remove the host ports", p.call.remove)
 	}
 	return p.store.Put(ctx, *p.r)
 }
@@ -242,7 +241,7 @@ func (p *publication) resolveNFTables(ctx context.Context, tx *nft.Tx, others []
 		if seen[hash] {
 			continue
 		}
-		wanted, _ := p.conflicts(p.r.hostPorts(), []hostPort{elementPort(it)})
+		wanted, _ := p.call.conflicts(p.r.hostPorts(), []hostPort{elementPort(it)})
 		if len(wanted) == 0 {
 			continue
 		}
@@ -267,7 +266,7 @@ func (p *publication) resolveNFTables(ctx context.Context, tx *nft.Tx, others []
 // resolveOwner decides about an owner of wanted ports. If the owner is gone, its ports are taken over. If it is another
 // attachment of the same container, it keeps them, and they are added to Skipped in p.r. Otherwise ADD fails.
 func (p *publication) resolveOwner(ctx context.Context, o *record) error {
-	wanted, held := p.conflicts(p.r.hostPorts(), o.hostPorts())
+	wanted, held := p.call.conflicts(p.r.hostPorts(), o.hostPorts())
 	if len(wanted) == 0 {
 		return nil
 	}
@@ -280,7 +279,7 @@ func (p *publication) resolveOwner(ctx context.Context, o *record) error {
 		return err
 	}
 	for _, port := range wanted {
-		p.Req.Warn("host port %s: left to %s, which is the same container", port, o.Attachment)
+		p.call.Req.Warn("host port %s: left to %s, which is the same container", port, o.Attachment)
 	}
 	p.r.Skipped = append(p.r.Skipped, wanted...)
 	p.r.trimLocalnet()
@@ -291,7 +290,7 @@ func (p *publication) resolveOwner(ctx context.Context, o *record) error {
 // has begun, or the reference plugin's DEL removed its chain. The reference plugin's DEL does not remove Hawser's
 // record.
 func (p *publication) refuseUnlessGone(ctx context.Context, o *record, refusal error) error {
-	state, err := o.Location.state(p.Host)
+	state, err := o.Location.state(p.call.Host)
 	switch {
 	case o.Ending: // the owner's DEL failed
 		return nil
@@ -303,7 +302,7 @@ func (p *publication) refuseUnlessGone(ctx context.Context, o *record, refusal e
 	case o.Backend == nftables:
 		return refusal
 	}
-	removed, err := p.chainRemoved(ctx, o)
+	removed, err := p.call.chainRemoved(ctx, o)
 	if err != nil || removed {
 		return err
 	}

@@ -1,6 +1,8 @@
 package portmap
 
 import (
+	"encoding/json"
+	"errors"
 	"net/netip"
 	"slices"
 	"time"
@@ -9,6 +11,8 @@ import (
 	"github.com/hawser-cni/plugins/pkg/ipt"
 	"github.com/hawser-cni/plugins/pkg/netplugin"
 	"github.com/hawser-cni/plugins/pkg/nft"
+	"github.com/hawser-cni/plugins/pkg/ns"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
 	"github.com/hawser-cni/plugins/pkg/skel"
 	"github.com/hawser-cni/plugins/pkg/statefile"
 )
@@ -19,9 +23,7 @@ type store = statefile.Store[record]
 
 // records returns the records of all attachments. A call holds their lock until it ends. Other calls wait for the lock
 // for up to a minute, because the holder may run iptables, which waits for the xtables lock.
-func records() *statefile.Store[record] {
-	return statefile.NewStore[record](recordDir, time.Minute)
-}
+func records() *statefile.Store[record] { return statefile.NewStore[record](recordDir, time.Minute) }
 
 // record describes the rules of an attachment. DEL, CHECK and GC derive the rules from it.
 type record struct {
@@ -35,12 +37,9 @@ type record struct {
 	Addrs    []address `json:"addrs"` // at most one per family
 	// Ending is true once a DEL has begun, so that reapply restores nothing, and other attachments can claim the ports.
 	Ending bool `json:"ending,omitempty"`
-	// Skipped lists host ports that another attachment of the container has, because runtimes send a container's ports
-	// for each of its networks.
-	Skipped []hostPort `json:"yielded,omitempty"`
-
-	// Localnet is the link whose route_localnet the host ports need; empty = none.
-	Localnet string `json:"localnet,omitempty"`
+	// Skipped lists host ports that another of the container's attachments has: runtimes send them for each network.
+	Skipped  []hostPort `json:"yielded,omitempty"`
+	Localnet string     `json:"localnet,omitempty"` // link whose route_localnet the host ports need; empty = none
 	// LocalnetWas is the value of route_localnet before the link's first user. The guard has it too, but other programs
 	// can flush the guard.
 	LocalnetWas string `json:"localnetWas,omitempty"`
@@ -63,8 +62,7 @@ func (r record) Plausible() bool {
 // isPlain reports whether an address has the form that rules need.
 func isPlain(addr netip.Addr) bool { return addr.Zone() == "" && !addr.Is4In6() }
 
-// restorable returns nil if the rules of the record may be restored, otherwise the reason. found reports whether the
-// record exists.
+// restorable returns nil if the record is found and its rules may be restored, otherwise the reason.
 func (r *record) restorable(found bool, req *skel.Request) error {
 	want := addressesOf(req.PrevResult.ContainerIPs(req.IfName))
 	isSame := slices.EqualFunc(r.Addrs, want, func(a, b address) bool { return a.Addr == b.Addr })
@@ -97,4 +95,70 @@ func addressesOf(ips []cni.IP) (out []address) {
 // also be the same, because runtimes can use a container ID twice.
 func (r *record) sharesContainer(other *record) bool {
 	return r.ContainerID == other.ContainerID && r.Network != other.Network && r.Location.Netns.Is(other.Location.Netns)
+}
+
+// location identifies an attachment's namespace and host end. Without them, it no longer owns its host ports.
+type location struct {
+	NetnsPath string      `json:"netnsPath"` // the path
+	Netns     ns.Identity `json:"netns"`
+	Link      int         `json:"link,omitempty"` // index of the host end; 0 = none
+	MAC       string      `json:"mac,omitempty"`  // of the host end
+}
+
+// UnmarshalJSON also reads the layout of earlier versions, in which the keys of the identity were next to the others.
+func (l *location) UnmarshalJSON(data []byte) error {
+	type plain location
+	err := statefile.Decode(data, (*plain)(l))
+	if l.Netns == (ns.Identity{}) && err == nil {
+		err = json.Unmarshal(data, &struct {
+			Cookie, Device, Inode *uint64
+		}{&l.Netns.Cookie, &l.Netns.Device, &l.Netns.Inode})
+	}
+	return err
+}
+
+// ownerState is the state of an owner's location.
+type ownerState int
+
+const (
+	ownerPresent ownerState = iota
+	ownerLeaving            // the namespace is gone, and the kernel is about to remove the host end
+	ownerGone
+)
+
+// state returns the state of the location:
+//
+//	namespace at the path  host end       state
+//	the owner's            any            present
+//	unknown                any            present
+//	none                   none recorded  present, because the path may be in another mount namespace
+//	another one            none recorded  gone
+//	none or another one    removed        gone
+//	none or another one    exists         leaving
+//
+// The kernel removes a host end some time after the last process has left the namespace.
+func (l location) state(host *rtnl.Conn) (ownerState, error) {
+	netns, err := ns.Open(l.NetnsPath)
+	if err == nil {
+		id, err := netns.Identity()
+		_ = netns.Close()
+		if err != nil || id.Is(l.Netns) {
+			return ownerPresent, err
+		}
+		if l.Link == 0 {
+			return ownerGone, nil
+		}
+	} else if isMissing := errors.Is(err, ns.ErrNotExist) || errors.Is(err, ns.ErrNotNetns); !isMissing || l.Link == 0 {
+		return ownerPresent, nil
+	}
+	end, err := host.LinkByIndex(l.Link)
+	switch {
+	case errors.Is(err, rtnl.ErrNoLink):
+		return ownerGone, nil
+	case err != nil:
+		return ownerPresent, err
+	case end.MAC.String() != l.MAC: // another link has the index now
+		return ownerGone, nil
+	}
+	return ownerLeaving, nil
 }

@@ -50,15 +50,14 @@ func (r *record) isMentionedBy(rule nft.LiveRule) bool {
 	return slices.ContainsFunc(r.Addrs, func(a address) bool { return rule.Mentions(nft.AddrKey(a.Addr.Addr())) })
 }
 
-// resolveReferenceChains decides about the reference plugin's containers in iptables. These are the containers whose
-// chains are not in known.
+// resolveReferenceChains decides about the reference plugin's containers in iptables. Their chains are not in known.
 func (p *publication) resolveReferenceChains(ctx context.Context, known map[string]bool) error {
 	var rules []ipt.Rule
 	for _, a := range p.r.Addrs {
-		found, err := natChain(a.family(), "").Rules(ctx, p.NF, func(chain string) bool {
+		found, err := natChain(a.family(), "").Rules(ctx, p.call.NF, func(chain string) bool {
 			return strings.HasPrefix(chain, dnPrefix) && !known[chain]
 		})
-		if err := ipt.WarnIfMissing(p.Req.Warn, foreignRulesWarning, err); err != nil {
+		if err := ipt.WarnIfMissing(p.call.Req.Warn, foreignRulesWarning, err); err != nil {
 			return err
 		}
 		rules = append(rules, found...)
@@ -72,7 +71,7 @@ func (p *publication) resolveReferenceChains(ctx context.Context, known map[stri
 	for _, entry := range rules {
 		ports := inChain[entry.Option("-j")]
 		delete(inChain, entry.Option("-j")) // several entries can jump to one chain
-		wanted, _ := p.conflicts(p.r.hostPorts(), ports)
+		wanted, _ := p.call.conflicts(p.r.hostPorts(), ports)
 		if len(wanted) == 0 {
 			continue
 		}
@@ -94,14 +93,14 @@ func (p *publication) resolveReferenceChains(ctx context.Context, known map[stri
 // resolveReferenceTables decides about the reference plugin's containers in nftables.
 func (p *publication) resolveReferenceTables(ctx context.Context) error {
 	for _, a := range p.r.Addrs {
-		rules, err := p.NF.Rules(referenceTable(a.family()), "")
+		rules, err := p.call.NF.Rules(referenceTable(a.family()), "")
 		if err != nil {
 			return err
 		}
 		ports := p.r.portsTo(a)
 		for _, rule := range rules {
 			held, ok := nftHostPort(a.family(), rule)
-			wanted, _ := p.conflicts(ports, []hostPort{held})
+			wanted, _ := p.call.conflicts(ports, []hostPort{held})
 			if !ok || len(wanted) == 0 {
 				continue
 			}

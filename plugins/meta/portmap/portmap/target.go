@@ -9,7 +9,6 @@ import (
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
-// isLocal reports whether the host has the address.
 func (c call) isLocal(addr netip.Addr) bool {
 	index, err := c.Host.RouteTo(addr)
 	return err == nil && index == loopbackIndex
