@@ -18,6 +18,7 @@ import (
 	"maps"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -64,11 +65,11 @@ type Call struct {
 }
 
 // Load reads a policy. It returns nil, which permits everything, if the file does not exist. With owned it returns an
-// error if a user other than root can write the file. A symbolic link to a missing file is an error, not a missing
-// policy.
+// error if a user other than root can write the file. A file or directory that is a symbolic link to nothing is an
+// error, not a missing policy.
 func Load(path string, owned bool) (*Policy, error) {
 	f, err := os.OpenFile(path, unix.O_NOFOLLOW, 0)
-	if errors.Is(err, fs.ErrNotExist) {
+	if dir := filepath.Dir(path); errors.Is(err, fs.ErrNotExist) && !dangles(dir) {
 		return nil, nil
 	}
 	if errors.Is(err, unix.ELOOP) {
@@ -94,6 +95,15 @@ func Load(path string, owned bool) (*Policy, error) {
 		p.TrustedDirs = defaultDirs()
 	}
 	return p, p.check()
+}
+
+// dangles reports whether the path is a symbolic link to nothing.
+func dangles(path string) bool {
+	if _, err := os.Readlink(path); err != nil {
+		return false // no link
+	}
+	_, err := os.Stat(path)
+	return err != nil
 }
 
 // check returns an error for entries that would match nothing.

@@ -260,6 +260,13 @@ var _ = Describe("the policy for tenants", Label("tenant-policy"), func() {
 		Expect(p.Types).To(Equal([]string{"bridge"}))
 	})
 
+	It("refuses every call where the directory is a link to a missing one", func() {
+		link := filepath.Join(GinkgoT().TempDir(), "hawser")
+		Expect(os.Symlink("/nowhere", link)).To(Succeed())
+		_, err := policy.Load(filepath.Join(link, "policy.json"), true)
+		Expect(cni.AsError(err).Code).To(Equal(cni.CodeIO))
+	})
+
 	It("permits everything if there is no file", func() {
 		p, err := policy.Load("/nowhere/policy.json", true)
 		Expect(err).NotTo(HaveOccurred())
