@@ -236,6 +236,18 @@ var _ = Describe("an update", Label("kernel"), func() {
 		})
 	})
 
+	It("lists the elements of a set in which an interval begins where another one ends", func() {
+		host.Cmd("nft", `add table inet spec
+			add set inet spec names { type ifname; flags interval; elements = { "cni*", "cnj*" }; }`)
+		with(host, func(c *nft.Conn) {
+			var ends []bool
+			for _, e := range nstest.Must(c.Elements(table, "names")) {
+				ends = append(ends, e.IsEnd)
+			}
+			Expect(ends).To(ContainElements(false, false, true, true))
+		})
+	})
+
 	It("never overwrites an element: the whole batch fails, and names what was refused", func() {
 		Expect(update(host, func(tx *nft.Tx) error {
 			err := ensure(tx)

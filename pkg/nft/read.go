@@ -109,12 +109,18 @@ func (c *Conn) Elements(t Table, set string) ([]Element, error) {
 		}
 		parts, err := c.list(m)
 		var out []Element
-		whole, seen := true, map[string]bool{}
+		// An interval may begin where another one ends.
+		type boundary struct {
+			key   string
+			isEnd bool
+		}
+		whole, seen := true, map[boundary]bool{}
 		for _, part := range parts {
 			whole = whole && bytes.Equal(generation(part), generation(parts[0]))
 			for _, e := range decodeElements(part[nfgenmsgSize:]) {
-				whole = whole && !seen[string(e.Key)]
-				seen[string(e.Key)] = true
+				key := boundary{string(e.Key), e.IsEnd}
+				whole = whole && !seen[key]
+				seen[key] = true
 				out = append(out, e)
 			}
 		}

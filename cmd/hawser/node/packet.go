@@ -228,11 +228,12 @@ func (b *BaseChain) Decide(p *Packet) Decision {
 func (b *BaseChain) IsMarked() bool { return b.Hook == "forward" && b.Priority >= 0 }
 
 // decide evaluates the rules of one chain. It returns the share of packets that they accept, and the rule that drops
-// the others, or nil.
+// the others, or nil. If some packets may leave the chain before that rule, the share is at least unknown.
 func (b *BaseChain) decide(chain string, p *Packet) (accepted match, dropping *RuleSummary) {
 	if b.isPartial && chain != b.Name {
 		return unknown, nil
 	}
+	left := never
 	for i := range b.Rules {
 		r := &b.Rules[i]
 		m := r.match(p)
@@ -243,18 +244,19 @@ func (b *BaseChain) decide(chain string, p *Packet) (accepted match, dropping *R
 		case r.Accepts, r.Target == CNIForward && p.IsAccepted:
 			accepted = max(accepted, m)
 		case r.Drops && m == always:
-			return accepted, r
-		case r.Returns && m == always:
-			return accepted, nil
+			return max(accepted, left), r
 		case r.Target != "":
 			inner, rule := b.decide(r.Target, p)
 			accepted = max(accepted, min(inner, m))
 			if rule != nil && m == always {
-				return accepted, rule
+				return max(accepted, left), rule
 			}
 		}
-		if accepted >= usually {
+		if accepted >= usually || r.Returns && m >= usually {
 			return accepted, nil
+		}
+		if r.Returns {
+			left = m
 		}
 	}
 	return accepted, nil

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"net"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -22,7 +23,7 @@ type RuleSummary struct {
 	Target     string // the chain that the rule jumps or goes to; empty = none
 	Drops      bool   // the rule drops or rejects packets
 	Accepts    bool   // the rule accepts packets, or another program decides about them
-	Returns    bool   // the rule ends its chain
+	Returns    bool   // the rule ends its chain, also after a Target that does not decide
 	conditions []condition
 }
 
@@ -114,7 +115,7 @@ func (r *ruleReader) read(name string, data []byte) {
 				r.Drops = true
 			case verdictAccept:
 				r.Accepts = true
-			case unix.NFT_RETURN:
+			case unix.NFT_RETURN, unix.NFT_GOTO:
 				r.Returns = true
 			}
 		}
@@ -125,8 +126,12 @@ func (r *ruleReader) read(name string, data []byte) {
 	default:
 		r.Accepts = r.Accepts || name == "queue"
 		r.conditions = append(r.conditions, condition{})
+		r.field, r.isPending = otherField, slices.Contains(loaders, name)
 	}
 }
+
+// loaders are the expressions that load a field that is not evaluated, or change it.
+var loaders = []string{"byteorder", "exthdr", "fib", "hash", "numgen", "osf", "rt", "socket", "tunnel", "xfrm"}
 
 func metaField(key uint64) field {
 	return map[uint64]field{unix.NFT_META_IIFNAME: inLink, unix.NFT_META_IIF: inLink, unix.NFT_META_OIFNAME: outLink,
@@ -152,7 +157,7 @@ func (r *ruleReader) compare(data []byte) {
 }
 
 // lookUp adds the condition that the loaded field is in a set, or a branch for each element of a verdict map. It only
-// reads sets of interfaces and states.
+// evaluates sets of interfaces and states without intervals.
 func (r *ruleReader) lookUp(data []byte) {
 	register := nlattr.Get(data, unix.NFTA_LOOKUP_DREG)
 	isMap := register != nil && nlattr.GetNumber(register) == unix.NFT_REG_VERDICT
@@ -160,8 +165,9 @@ func (r *ruleReader) lookUp(data []byte) {
 	var elements []nft.Element
 	if isRead {
 		elements, r.err = r.elements(nlattr.GetString(data, unix.NFTA_LOOKUP_SET))
-	} else {
-		r.field = otherField
+	}
+	if !isRead || slices.ContainsFunc(elements, func(e nft.Element) bool { return e.IsEnd }) {
+		r.field, isRead = otherField, false
 	}
 	if !isRead || !isMap {
 		r.Accepts = r.Accepts || isMap
@@ -274,7 +280,7 @@ func stateCondition(bits uint32, isInverted bool) condition {
 func readLegacyRule(r ipt.Rule, number int, isChain func(string) bool) RuleSummary {
 	target := r.Option("-j") + r.Option("-g")
 	m := RuleSummary{Chain: r.Chain, Number: number, Accepts: target == "ACCEPT" || target == queue,
-		Drops: target == "DROP" || target == "REJECT", Returns: target == "RETURN"}
+		Drops: target == "DROP" || target == "REJECT", Returns: target == "RETURN" || r.Option("-g") != ""}
 	if target == queue {
 		m.conditions = append(m.conditions, condition{})
 	}

@@ -12,18 +12,26 @@ import (
 	"github.com/hawser-cni/plugins/pkg/nlattr"
 )
 
+func expr(name string, attrs ...[]byte) []byte {
+	return nlattr.Nest(unix.NFTA_LIST_ELEM, nlattr.String(unix.NFTA_EXPR_NAME, name),
+		nlattr.Nest(unix.NFTA_EXPR_DATA, attrs...))
+}
+
+func loadInput() []byte { return expr("meta", nlattr.Net32(unix.NFTA_META_KEY, unix.NFT_META_IIFNAME)) }
+
+func equals(value []byte) []byte {
+	return expr("cmp", nlattr.Net32(unix.NFTA_CMP_OP, unix.NFT_CMP_EQ),
+		nlattr.Nest(unix.NFTA_CMP_DATA, nlattr.Bytes(unix.NFTA_DATA_VALUE, value)))
+}
+
+func verdict(code int32) []byte {
+	return expr("immediate", nlattr.Nest(unix.NFTA_IMMEDIATE_DATA,
+		nlattr.Nest(unix.NFTA_DATA_VERDICT, nlattr.Net32(unix.NFTA_VERDICT_CODE, uint32(code)))))
+}
+
 // droppedPacketsFrom returns the expressions of the rule "iifname NAME drop".
 func droppedPacketsFrom(name string) []byte {
-	expr := func(name string, attrs ...[]byte) []byte {
-		return nlattr.Nest(unix.NFTA_LIST_ELEM, nlattr.String(unix.NFTA_EXPR_NAME, name),
-			nlattr.Nest(unix.NFTA_EXPR_DATA, attrs...))
-	}
-	return slices.Concat(
-		expr("meta", nlattr.Net32(unix.NFTA_META_KEY, unix.NFT_META_IIFNAME)),
-		expr("cmp", nlattr.Net32(unix.NFTA_CMP_OP, unix.NFT_CMP_EQ),
-			nlattr.Nest(unix.NFTA_CMP_DATA, nlattr.String(unix.NFTA_DATA_VALUE, name))),
-		expr("immediate", nlattr.Nest(unix.NFTA_IMMEDIATE_DATA,
-			nlattr.Nest(unix.NFTA_DATA_VERDICT, nlattr.Net32(unix.NFTA_VERDICT_CODE, verdictDrop)))))
+	return slices.Concat(loadInput(), equals(append([]byte(name), 0)), verdict(verdictDrop))
 }
 
 func TestReadRule(t *testing.T) {
@@ -40,6 +48,43 @@ func TestReadRule(t *testing.T) {
 	p.ToContainer = true
 	if d := (&BaseChain{Name: "forward", Rules: rules}).Decide(p); d.Drops {
 		t.Errorf("packets to eth0: got %+v", d)
+	}
+}
+
+// TestDecideUncertain evaluates chains that drop what a rule of an unknown effect does not accept: no drop is certain.
+func TestDecideUncertain(t *testing.T) {
+	wildcard := func(string) ([]nft.Element, error) { // the elements of the set { "cni*" }
+		key := func(name string) []byte { return append([]byte(name), make([]byte, unix.IFNAMSIZ-len(name))...) }
+		return []nft.Element{{Key: key("cni")}, {Key: key("cnj"), IsEnd: true}}, nil
+	}
+	fromCNI := slices.Concat(loadInput(), equals([]byte("cni0\x00")))
+	for text, exprs := range map[string][]byte{
+		`iifname "cni0" fib daddr type unicast accept`: slices.Concat(fromCNI, expr("fib"),
+			equals([]byte{1, 0, 0, 0}), verdict(verdictAccept)),
+		`iifname { "cni*" } accept`: slices.Concat(loadInput(),
+			expr("lookup", nlattr.String(unix.NFTA_LOOKUP_SET, "__set0")), verdict(verdictAccept)),
+		`tcp dport 80 return`:     slices.Concat(expr("payload"), equals([]byte{0, 80}), verdict(unix.NFT_RETURN)),
+		`tcp dport 80 goto empty`: slices.Concat(expr("payload"), equals([]byte{0, 80}), verdict(unix.NFT_GOTO)),
+	} {
+		rules, err := readRule(nft.LiveRule{Chain: "forward", Exprs: exprs}, 1, wildcard)
+		rules = append(rules, RuleSummary{Chain: "forward", Number: 2, Drops: true})
+		p := &Packet{Links: []Link{{Name: "cni0", Index: 2}}, Range: netip.MustParsePrefix("10.88.0.0/24")}
+		if d := (&BaseChain{Name: "forward", Rules: rules}).Decide(p); err != nil || !d.Drops || d.IsCertain {
+			t.Errorf("%s: got %+v, %v", text, d, err)
+		}
+	}
+}
+
+// TestDecideReturn evaluates a chain that ordinary packets leave before a rule drops the others.
+func TestDecideReturn(t *testing.T) {
+	rules := []RuleSummary{
+		{Chain: "forward", Number: 1, Returns: true,
+			conditions: []condition{{field: outLink, values: []value{{link: "eth0"}}}}},
+		{Chain: "forward", Number: 2, Drops: true},
+	}
+	p := &Packet{Uplink: Link{Name: "eth0", Index: 1}, Range: netip.MustParsePrefix("10.88.0.0/24")}
+	if d := (&BaseChain{Name: "forward", Rules: rules}).Decide(p); d.Drops {
+		t.Errorf("got %+v", d)
 	}
 }
 
