@@ -198,9 +198,15 @@ func isStatement(token string) bool {
 			return true
 		}
 	}
-	for word := range strings.FieldsFuncSeq(token, func(r rune) bool { return !unicode.IsLetter(r) }) {
-		if slices.Contains([]string{"set", "vmap", "meter", "flow"}, word) {
-			return true
+	isSeparator := func(r rune) bool {
+		return r > unicode.MaxASCII || !unicode.IsLetter(r) && !unicode.IsDigit(r) && !strings.ContainsRune("/-_.", r)
+	}
+	for word := range strings.FieldsFuncSeq(token, isSeparator) {
+		for _, keyword := range []string{"set", "vmap", "meter", "flow", "reset", "tproxy"} {
+			number, isLast := strings.CutSuffix(word, keyword) // nft separates a keyword from a number before it
+			if isLast && strings.Trim(number, "0123456789abcdefABCDEF/-_.") == "" {
+				return true
+			}
 		}
 	}
 	return false

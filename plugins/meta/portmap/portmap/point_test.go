@@ -379,6 +379,8 @@ var _ = Describe("conditions", Label("kernel"), func() {
 			"tcp dport 8080add @portmap4_v1 { meta l4proto . tcp dport : ip saddr . tcp sport }",
 			"ip saddr @firewall4_v1", "ip saddr vmap { 0.0.0.0/0 : goto portmap4_dnat_v1 }", "udp dport set 53",
 			"meter portmap6_v2 { ip saddr limit rate 1/second }", "flow table x { ip saddr counter }",
+			"ether saddr 00:11:22:aa:bb:ccmeter x { ip saddr limit rate 1/second }", "reset tcp option mptcp",
+			"meta nfproto ipv4 meta l4proto tcp tproxy ip to :5000",
 		} {
 			o := a.call("ADD", config, Object{"conditionsV4": strings.Fields(text)}, ports("8080:80"))
 			Expect(o.Code).To(Equal(cni.CodeConfig), text)
@@ -386,7 +388,7 @@ var _ = Describe("conditions", Label("kernel"), func() {
 		}
 		Expect(w.rules()).To(Equal(before))
 		Expect(w.reach(8082)).To(Equal("192.0.2.2"))
-		raw := Object{"conditionsV4": strings.Fields("@th,16,16 8080 ip saddr 192.0.2.0/24")}
+		raw := Object{"conditionsV4": strings.Fields("@th,16,16 8080 iifname != eth-set iifname != flow0 ip saddr 192.0.2.0/24")}
 		a.serve(80)
 		a.add(config, raw, ports("8080:80"))
 		Expect(w.reach(8080)).To(Equal("192.0.2.2"))
