@@ -3,6 +3,7 @@ package netplugin
 import (
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -89,7 +90,8 @@ func RefuseVLANGateway(host *rtnl.Conn, key string, l rtnl.Link) error {
 		if err != nil {
 			return IgnoreNoLink(err)
 		}
-		if strings.HasPrefix(gateway.Name, bridge.Name+".") {
+		vlan, isGateway := strings.CutPrefix(gateway.Name, bridge.Name+".")
+		if _, err := strconv.ParseUint(vlan, 10, 12); isGateway && err == nil {
 			return cni.Errorf(cni.CodeConflict, "%s: %q: belongs to the VLAN gateway %q of bridge %q", key, l.Name,
 				gateway.Name, bridge.Name)
 		}

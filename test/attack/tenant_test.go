@@ -154,6 +154,14 @@ var _ = Describe("a VLAN gateway", Label("kernel", "owned-link"), func() {
 		Entry("macvlan, passthru", "macvlan", Object{"master": "cni0.7", "mode": "passthru"}, "cni0.7"),
 	)
 
+	It("is not every pair whose name begins with the bridge's", func() {
+		n, pod := NewNode(), NewPod("pod")
+		n.IP("link add cni0 type bridge", "link add cni0.vm type veth peer name port7", "link set port7 master cni0")
+		list := List{{Plugin: "host-device", Keys: Object{"device": "cni0.vm"}}}
+		n.Up(pod, list)
+		n.Must("DEL", pod, list)
+	})
+
 	Describe("of another network", func() {
 		var n *World
 		var v, tenant *Pod
