@@ -388,7 +388,8 @@ var _ = Describe("conditions", Label("kernel"), func() {
 		}
 		Expect(w.rules()).To(Equal(before))
 		Expect(w.reach(8082)).To(Equal("192.0.2.2"))
-		raw := Object{"conditionsV4": strings.Fields("@th,16,16 8080 iifname != eth-set iifname != flow0 ip saddr 192.0.2.0/24")}
+		raw := Object{"conditionsV4": strings.Fields(
+			"@th,16,16 8080 iifname != eth-set iifname != flow0 ip saddr 192.0.2.0/24")}
 		a.serve(80)
 		a.add(config, raw, ports("8080:80"))
 		Expect(w.reach(8080)).To(Equal("192.0.2.2"))
