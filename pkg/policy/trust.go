@@ -46,12 +46,13 @@ func NetworksFor(path string, conf []byte) (networks []Network, unread, err erro
 
 func defaultDirs() []string { return []string{"/etc/cni/net.d"} }
 
-// networks returns the administrator's networks for NetworksFor. Missing directories and files are not errors.
+// networks returns the administrator's networks for NetworksFor. Missing directories and files are not errors. Without
+// root's rights on the host, forbidden ones are none either, because their networks are in another network namespace.
 func (p *Policy) networks(conf map[string]any) (networks []Network, unread error) {
 	own := p.withoutRuntimeKeys(conf)
 	report := func(err error) {
 		switch {
-		case err == nil || errors.Is(err, fs.ErrNotExist):
+		case err == nil || errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) && isRootless():
 		case unread == nil:
 			unread = err
 		default:
@@ -86,6 +87,12 @@ func (p *Policy) networks(conf map[string]any) (networks []Network, unread error
 		}
 	}
 	return networks, unread
+}
+
+// isRootless reports whether the process is in a user namespace, in which an ordinary user of the host may be root.
+func isRootless() bool {
+	ids, err := os.ReadFile("/proc/self/uid_map")
+	return err == nil && !slices.Equal(strings.Fields(string(ids)), []string{"0", "0", "4294967295"})
 }
 
 func readList(file string) (list map[string]any, err error) {
