@@ -79,7 +79,7 @@ type soak struct {
 	processes map[string]*exec.Cmd
 	started   atomic.Int32
 
-	restartFirewalld func()
+	restartFirewalld func(meanwhile func())
 
 	mu     sync.Mutex
 	counts map[string]int
@@ -109,6 +109,10 @@ func newSoak(during time.Duration) *soak {
 		processes: map[string]*exec.Cmd{"watch": watch, "dhcp daemon": daemon}}
 	first, _ := c.start("first", tcp(9999, 80)) // what pods share is there from now on
 	c.end(first)
+	restart(func() { // and what they share where firewalld does not run
+		second, _ := c.start("second", tcp(9999, 80))
+		c.end(second)
+	})
 	s.live.id, s.live.Pod = c.start("live", tcp(8080, 80), tcp(8081, 81))
 	s.stream = newStream(s.live.Host, m.outside, "192.0.2.1:8081")
 	return s
@@ -127,9 +131,9 @@ func (m *machine) soakList() string {
 	return strings.Replace(n.Conflist(), tuning, limits+"},\n  "+tuning, 1)
 }
 
-// runFirewalld starts firewalld on a host, on a bus of its own, and returns a function that restarts it. The bridge of
-// the DHCP server is trusted.
-func runFirewalld(h *nstest.Host) (restart func()) {
+// runFirewalld starts firewalld on a host, on a bus of its own, and returns a function that restarts it and does
+// something while it does not run. The bridge of the DHCP server is trusted.
+func runFirewalld(h *nstest.Host) (restart func(meanwhile func())) {
 	GinkgoHelper()
 	nstest.NeedProgram("firewalld", "firewall-cmd", "dbus-daemon")
 	bus := exec.Command("dbus-daemon", "--session", "--print-address", "--nofork", "--nopidfile")
@@ -140,19 +144,20 @@ func runFirewalld(h *nstest.Host) (restart func()) {
 	GinkgoT().Setenv("DBUS_SYSTEM_BUS_ADDRESS", strings.TrimSpace(address))
 	var running *exec.Cmd
 	config := GinkgoT().TempDir()
-	restart = func() {
+	restart = func(meanwhile func()) {
 		GinkgoHelper()
 		if running != nil {
 			Expect(running.Process.Signal(unix.SIGTERM)).To(Succeed())
 			_ = running.Wait()
 		}
+		meanwhile()
 		running = h.Start(nstest.Program{Path: "firewalld", Args: []string{"--nofork", "--nopid", "--log-target",
 			"console", "--system-config", config}})
 		Eventually(func() int {
 			return h.Run(nstest.Program{Path: "firewall-cmd", Args: []string{"--state"}}).Exit
 		}).Should(BeZero())
 	}
-	restart()
+	restart(func() {})
 	h.Cmd("firewall-cmd", "--permanent", "--zone=trusted", "--add-interface=cni1")
 	h.Cmd("firewall-cmd", "--reload")
 	return restart
@@ -301,7 +306,7 @@ func (s *soak) faults(after func()) {
 		"rules flushed":         s.flush,
 		"rules flushed again":   s.flush,
 		"firewalld reloaded":    func() { s.Cmd("firewall-cmd", "--reload") },
-		"firewalld restarted":   s.restartFirewalld,
+		"firewalld restarted":   func() { s.restartFirewalld(func() {}) },
 		"disk full": func() {
 			s.Cmd("sh", "-c", "! cat /dev/zero >/var/lib/cni/full 2>&1")
 			<-time.After(time.Minute)
@@ -356,7 +361,7 @@ func (s *soak) flush() {
 	GinkgoHelper()
 	s.Cmd("nft", "flush", "ruleset")
 	s.answers("flush")
-	s.restartFirewalld()
+	s.restartFirewalld(func() {})
 }
 
 // killPlugin kills the plugin that it sees first, at a random moment of its run.
@@ -416,16 +421,17 @@ func (s *soak) say(when string) {
 	GinkgoHelper()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	fmt.Printf("== %s %s: %d pods, %v; KiB of memory: %v; longest wait on the connection: %s\n",
+	fmt.Printf("== %s %s: %d pods, %v; KiB of memory: %v; longest wait on the connection: %s, broken: %t\n",
 		time.Now().Format(time.TimeOnly), when, s.started.Load(), s.counts, s.memory(),
-		time.Duration(s.stream.pause.Load()).Round(time.Millisecond))
+		time.Duration(s.stream.pause.Load()).Round(time.Millisecond), s.stream.err.Load() != nil)
 }
 
-// settled is the node with the pod that stays only: sorted lines, without the table of watch. Firewalld has its rules.
+// settled is the node as sorted lines: its links, addresses, routes and sysctls, and the rules, elements and files of
+// each attachment. Chains and sets without elements are no part, because a flush removes them until a pod needs them.
 func (s *soak) settled() []string {
 	GinkgoHelper()
-	own := regexp.MustCompile(`(?ms)^table inet hawser_watch .*?^\}\n+`)
-	return slices.Sorted(strings.Lines(own.ReplaceAllString(s.state(), "")))
+	node := s.Snapshot("links", "addresses", "routes", "rules", "sysctls") + s.Files("/var/lib/cni/results")
+	return slices.Sorted(slices.Values(append(strings.SplitAfter(node, "\n"), Leftovers(s.Host)...)))
 }
 
 // compare returns the lines of the node that are new, and those that no longer exist, once nothing changes any more: gc
