@@ -1,6 +1,7 @@
 package rtnl
 
 import (
+	"cmp"
 	"encoding/binary"
 	"fmt"
 	"net"
@@ -175,6 +176,25 @@ func (c *Conn) ConnectsTo(l Link, in *Conn) (bool, error) {
 	if !l.IsPairEnd() {
 		return false, nil
 	}
+	return c.hasPeerIn(l, in)
+}
+
+// LinkBelow returns the link below l, such as a macvlan's, if it is in the namespace of in. l is in c's namespace. The
+// error matches ErrNoLink if there is none.
+func (c *Conn) LinkBelow(l Link, in *Conn) (Link, error) {
+	isIn := false
+	var err error
+	if l.Peer != 0 && !l.IsPairEnd() {
+		isIn, err = c.hasPeerIn(l, in)
+	}
+	if err != nil || !isIn {
+		return Link{}, cmp.Or(err, ErrNoLink)
+	}
+	return in.LinkByIndex(l.Peer)
+}
+
+// hasPeerIn reports whether l's Peer is a link in the namespace of in.
+func (c *Conn) hasPeerIn(l Link, in *Conn) (bool, error) {
 	if in == c {
 		return l.PeerNS == -1, nil
 	}

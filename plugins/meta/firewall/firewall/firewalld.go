@@ -13,6 +13,7 @@ import (
 	"github.com/godbus/dbus/v5"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/netplugin"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
@@ -122,11 +123,17 @@ func ignoring(codes ...string) func(netip.Addr, *dbus.Call) error {
 
 // checkSources returns code 7 if an address must not become a source of a zone, because zones also apply to packets
 // from other machines and containers: the container's interface does not have the address, or the host has a route to
-// it through a link to which the container is not connected. The default route does not count, because the host has no
-// other one to a network without a gateway. checkSources does not trust prevResult, because the author of a
-// configuration may write it.
+// it through a link other than those to which the container is connected: its host end or bridge, or the link below its
+// interface, and VLANs and others above these.
+// The default route does not count, because the host has no other one to a network without a gateway. checkSources does
+// not trust prevResult, because the author of a configuration may write it.
 func (c call) checkSources(r *record) error {
 	have, links, err := c.readContainer()
+	if err == nil && len(links) == 0 && len(have) > 0 { // a macvlan or ipvlan
+		var below rtnl.Link
+		below, err = c.Cont.LinkBelow(c.ContEnd, c.Host)
+		links, err = []string{below.Name}, netplugin.IgnoreNoLink(err)
+	}
 	if err != nil {
 		return err
 	}
@@ -146,7 +153,13 @@ func (c call) checkSources(r *record) error {
 		if err != nil {
 			return err
 		}
-		isConnected := func(name string) bool { return link.Name == name || strings.HasPrefix(link.Name, name+".") }
+		below, err := c.Host.LinkBelow(link, c.Host)
+		if netplugin.IgnoreNoLink(err) != nil {
+			return err
+		}
+		isConnected := func(name string) bool {
+			return link.Name == name || below.Name == name || strings.HasPrefix(link.Name, name+".")
+		}
 		if !slices.ContainsFunc(links, isConnected) {
 			return cni.Refuse("prevResult.ips", a.String(), fmt.Sprintf("belongs to another network: the host reaches "+
 				"it through %q, to which the container is not connected", link.Name))

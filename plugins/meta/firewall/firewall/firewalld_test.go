@@ -240,6 +240,26 @@ var _ = Describe("firewalld", func() {
 		c.del(keys("10.7.0.5/24"))
 	})
 
+	It("has the address of a macvlan, which the host reaches through the same link or one above it",
+		Label("firewalld-sources"), func() {
+			w.IP("link add up0 type veth peer name out0", "link set up0 up", "link set out0 up",
+				"addr add 10.66.0.1/24 dev up0")
+			c.IP("link del eth0")
+			w.IP("link add link up0 name mv0 type macvlan", "link set mv0 name eth0 netns "+c.Name)
+			c.IP("link set eth0 up", "addr add 10.66.0.5/24 dev eth0")
+			keys := Object{"prevResult": Object{"cniVersion": "1.0.0", "interfaces": []Object{{"name": "eth0",
+				"sandbox": c.Path}}, "ips": []Object{{"address": "10.66.0.5/24", "interface": 0}}}}
+			c.add(asked, keys)
+			Expect(f.have()).To(ConsistOf("trusted 10.66.0.5/32"))
+			c.del(keys)
+			w.IP("link add link up0 name shim0 type macvlan", "link set shim0 up", "route add 10.66.0.5 dev shim0")
+			c.add(asked, keys)
+			Expect(f.have()).To(ConsistOf("trusted 10.66.0.5/32"))
+			w.IP("route replace 10.66.0.5 dev br1")
+			c.del(keys)
+			Expect(w.Fails(c.as("ADD", asked, keys), 7)).To(ContainSubstring("belongs to another network"))
+		})
+
 	It("refuses a zone that it does not know, or an address of another one, and nothing is left", func() {
 		Expect(w.Fails(c.as("ADD", Object{"firewalldZone": "none"}), 999)).To(ContainSubstring("INVALID_ZONE"))
 		Expect(w.Files(recordDir)).NotTo(ContainSubstring(".json"))
