@@ -367,6 +367,7 @@ func (n *node) state() state {
 	add("host", n.host.Cmd("tc", "qdisc", "show"))
 	add("host", files(n.host))
 	add("container", n.conts[victim].Snapshot(ofContainer...))
+	add("container", n.conts[victim].Cmd("tc", "qdisc", "show"))
 	add("container", sysctls(n.conts[victim]))
 	slices.Sort(s)
 	return s

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -186,8 +187,10 @@ func remove(conn *rtnl.Conn, r record) error {
 	if q.Kind == "ingress" {
 		list, err := conn.Redirects(r.Link, rtnl.Received)
 		errs = append(errs, err)
-		// The qdisc is empty if the ADD was killed. The target is 0 if the tap no longer exists.
-		if err == nil && (len(list) == 0 || len(list) == 1 && (list[0].To == tap.Index || list[0].To == 0)) {
+		// There is no filter if the ADD was killed, and more than one if the kernel's answer was lost and the filter
+		// was added again. The target is 0 if the tap no longer exists.
+		isForeign := func(r rtnl.Redirection) bool { return r.To != tap.Index && r.To != 0 }
+		if err == nil && !slices.ContainsFunc(list, isForeign) {
 			errs = append(errs, conn.DelQdisc(r.Link, rtnl.Ingress))
 		}
 	}
