@@ -149,7 +149,7 @@ func addRoute(c *rtnl.Conn, index int, r route) error {
 	switch {
 	case r.GW.IsValid() && (errors.Is(err, unix.ENETUNREACH) || errors.Is(err, unix.EHOSTUNREACH)):
 		return cni.Errorf(cni.CodeConfig, "ipam: gateway %s of route %s is in no subnet of the interface; correct the "+
-			"gateway, or add a route to it", r.GW, r.Dst)
+			"gateway, or add an on-link route to it", r.GW, r.Dst)
 	case !errors.Is(err, unix.EEXIST):
 		return err
 	}

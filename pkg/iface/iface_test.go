@@ -169,8 +169,8 @@ var _ = Describe("Raise and Configure", func() {
 			MatchError(HavePrefix(`link "eth0": add address 10.1.2.3/24: file exists`))))
 
 		err := c.configure(withRoutes(result(), via("0.0.0.0/0", "192.0.2.1")))
-		Expect(err).To(MatchError(unix.ENETUNREACH))
-		Expect(err).To(MatchError(HavePrefix("route 0.0.0.0/0 via 192.0.2.1: network is unreachable")))
+		Expect(cni.AsError(err).Code).To(Equal(cni.CodeConfig))
+		Expect(err).To(MatchError(HavePrefix("ipam: gateway 192.0.2.1 of route 0.0.0.0/0 is in no subnet")))
 	})
 
 	DescribeTable("makes routes as the result has them", func(want []string, routes ...cni.Route) {

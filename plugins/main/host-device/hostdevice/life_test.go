@@ -460,7 +460,7 @@ var _ = Describe("a failing ADD", func() {
 		Entry("IPAM gives no addresses", cni.CodeIPAM, func(w *World, _ *nstest.Host) {
 			w.Lend(`{"cniVersion":"1.0.0"}`, "one")
 		}),
-		Entry("a route cannot be made", cni.CodeInternal, func(w *World, _ *nstest.Host) {
+		Entry("a route cannot be made", cni.CodeConfig, func(w *World, _ *nstest.Host) {
 			w.Lend(`{"cniVersion":"1.0.0","ips":[{"address":"10.1.0.2/24"}],
 				"routes":[{"dst":"10.9.0.0/16","gw":"192.0.2.1"}]}`, "one")
 		}),
