@@ -30,9 +30,9 @@ func decodeOne(text string) (object, error) {
 	return o, nil
 }
 
-// Verdict checks the form of an answer to a command: with exit status 0 one result object (ADD, VERSION) or nothing,
-// otherwise one error object, whose cniVersion may be missing.
-func Verdict(command string, exit int, stdout string) error {
+// CheckOutput checks the standard output of a command. With exit status 0 it must be one result object after ADD and
+// VERSION, and empty after other commands. Otherwise it must be one error object, whose cniVersion may be missing.
+func CheckOutput(command string, exit int, stdout string) error {
 	if exit == 0 && command != "ADD" && command != "VERSION" {
 		if stdout != "" {
 			return fmt.Errorf("a successful %s has something on standard output", command)
@@ -61,8 +61,8 @@ func Verdict(command string, exit int, stdout string) error {
 	return nil
 }
 
-// FormatError checks the types and values of the keys of an ADD result that has the form of a version.
-func FormatError(version string, result map[string]any) error {
+// CheckResult checks the types and values of the keys of an ADD result that has the form of a version.
+func CheckResult(version string, result map[string]any) error {
 	var r resultForm
 	if err := errors.Join(sameVersion(version, result), decodeForm(result, &r)); err != nil {
 		return err

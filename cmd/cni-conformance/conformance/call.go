@@ -50,8 +50,8 @@ func raw(text string) change {
 
 func kill(after time.Duration) change { return func(c *call) { c.kill = after } }
 
-// valid sets the attachments that GC must keep.
-func valid(attachments ...*attachment) change {
+// validAttachments sets the attachments that GC must keep.
+func validAttachments(attachments ...*attachment) change {
 	all := []any{}
 	for _, a := range attachments {
 		all = append(all, object{"containerID": a.id, "ifname": a.ifName})
@@ -169,8 +169,8 @@ func (w *world) succeeds(command string, a *attachment, changes ...change) answe
 	return ans
 }
 
-// added serves an ADD that must succeed, and returns its result.
-func (w *world) added(a *attachment, changes ...change) object {
+// add serves an ADD that must succeed, and returns its result.
+func (w *world) add(a *attachment, changes ...change) object {
 	a.result = w.decode(w.succeeds("ADD", a, changes...))
 	return a.result
 }
@@ -182,10 +182,10 @@ func (w *world) fails(command string, a *attachment, changes ...change) answer {
 	return ans
 }
 
-// failsWith checks that ADD fails with an error object, and returns the object.
-func (w *world) failsWith(a *attachment, changes ...change) object {
+// addError checks that ADD fails with an error object, and returns the object.
+func (w *world) addError(a *attachment, changes ...change) object {
 	ans := w.fails("ADD", a, changes...)
-	w.noError(Verdict("ADD", ans.exit, ans.stdout))
+	w.noError(CheckOutput("ADD", ans.exit, ans.stdout))
 	return w.decode(ans)
 }
 
@@ -196,4 +196,4 @@ func (w *world) decode(ans answer) object {
 }
 
 // gc calls GC with these attachments as the valid ones.
-func (w *world) gc(attachments ...*attachment) { w.succeeds("GC", nil, valid(attachments...)) }
+func (w *world) gc(all ...*attachment) { w.succeeds("GC", nil, validAttachments(all...)) }

@@ -22,19 +22,19 @@ import (
 	"strings"
 )
 
-// Word is a key word of the specification, as in RFC 2119.
-type Word string
+// Level is a key word of the specification, as in RFC 2119.
+type Level string
 
 // The words. Only a failed MUST decides the exit status. If the text leaves room, the case is a SHOULD.
 const (
-	Must   Word = "MUST"
-	Should Word = "SHOULD"
-	May    Word = "MAY"
+	Must   Level = "MUST"
+	Should Level = "SHOULD"
+	May    Level = "MAY"
 )
 
 // Cite is a citation of the specification.
 type Cite struct {
-	Word    Word
+	Level   Level
 	Section string
 	Text    string
 }
@@ -61,9 +61,9 @@ func (k Kinds) String() string {
 
 // Case is a test of one statement of the specification.
 type Case struct {
-	Name string // group/name
-	For  Kinds  // the subjects for which it makes sense
-	run  func(w *world)
+	Name  string // group/name
+	Kinds Kinds  // the subjects for which it makes sense
+	run   func(w *world)
 }
 
 // specs are the versions of the specification for which cases exist, and versions all that a configuration may have.
@@ -83,17 +83,17 @@ func (c Case) cite(spec string) (found Cite, ok bool) {
 	for line := range strings.Lines(citations) {
 		f := strings.Split(strings.TrimSuffix(line, "\n"), "\t")
 		if f[0] == c.Name && f[1] <= spec { // the versions are ordered like their texts
-			found = Cite{Word(f[2]), f[3], f[4]}
+			found = Cite{Level(f[2]), f[3], f[4]}
 		}
 	}
-	return found, found.Word != "" && found.Word != "-"
+	return found, found.Level != "" && found.Level != "-"
 }
 
 // selected returns the cases for a subject and a version whose names match focus and not skip.
 func selected(k Kinds, spec string, focus, skip *regexp.Regexp) (list []Case) {
 	for _, c := range cases {
 		_, applies := c.cite(spec)
-		if applies && c.For&k != 0 && focus.MatchString(c.Name) && !skip.MatchString(c.Name) {
+		if applies && c.Kinds&k != 0 && focus.MatchString(c.Name) && !skip.MatchString(c.Name) {
 			list = append(list, c)
 		}
 	}
@@ -107,7 +107,7 @@ var cases = []Case{
 	{"version/environment", Plugins, versionEnvironment},
 	{"version/without-input", Plugins, func(w *world) { w.version(raw("")) }},
 	{"version/results", Plugins, eachVersion(sameVersion)},
-	{"version/formats", Plugins, eachVersion(FormatError)},
+	{"version/formats", Plugins, eachVersion(CheckResult)},
 	{"version/unsupported", Plugins, refusesWith(1, keys(object{"cniVersion": "99.0.0"}))},
 	{"error/exit-status", Plugins, refuses(raw("{"), raw(`"text"`), raw(""))},
 	{"error/object", Plugins, errorObject},
@@ -129,9 +129,9 @@ var cases = []Case{
 	{"config/reserved-keys", Plugins, configReservedKeys},
 	{"config/bad-values", Plugins, configBadValues},
 	{"add/output", Plugins, output("ADD")},
-	{"add/format", Plugins, func(w *world) { w.noError(FormatError(w.Spec, w.attach().result)) }},
+	{"add/format", Plugins, func(w *world) { w.noError(CheckResult(w.Spec, w.attach().result)) }},
 	{"add/interface-name", Creating, addInterfaceName},
-	{"add/existing-interface", Creating, func(w *world) { w.fails("ADD", w.occupied()) }},
+	{"add/existing-interface", Creating, func(w *world) { w.fails("ADD", w.occupiedContainer()) }},
 	{"add/existing-unharmed", Creating, addExistingUnharmed},
 	{"add/interfaces-listed", Interface, addInterfacesListed},
 	{"add/sandbox", Interface, addSandbox},
@@ -147,10 +147,10 @@ var cases = []Case{
 	{"del/output", Plugins, output("DEL")},
 	{"del/interface", Creating, delInterface},
 	{"del/container", Interface | Chained, delContainer},
-	{"del/host", Plugins, delLeaves("link", "address", "route", "rule")},
-	{"del/packet-filter", Plugins, delLeaves("nftables", "iptables", "qdisc")},
-	{"del/files", Plugins, delLeaves("file")},
-	{"del/processes", Plugins, delLeaves("process")},
+	{"del/host", Plugins, delRestores("link", "address", "route", "rule")},
+	{"del/packet-filter", Plugins, delRestores("nftables", "iptables", "qdisc")},
+	{"del/files", Plugins, delRestores("file")},
+	{"del/processes", Plugins, delRestores("process")},
 	{"del/twice", Plugins, succeedsAfter(detach, "DEL")},
 	{"del/never-added", Plugins, func(w *world) { w.succeeds("DEL", w.container()) }},
 	{"del/interface-missing", Creating | Chained, succeedsAfter(removeInterface, "DEL")},
@@ -177,8 +177,8 @@ var cases = []Case{
 	{"status/ready", Plugins, succeeds("STATUS")},
 	{"status/output", Plugins, output("STATUS")},
 	{"load/concurrent", Plugins, loadConcurrent},
-	{"load/killed-add", Plugins, killed("ADD")},
-	{"load/killed-del", Plugins, killed("DEL")},
+	{"load/killed-add", Plugins, cleansUpAfterKill("ADD")},
+	{"load/killed-del", Plugins, cleansUpAfterKill("DEL")},
 	{"delegate/environment", Delegating, delegateEnvironment},
 	{"delegate/configuration", Delegating, delegateConfiguration},
 	{"delegate/type", Delegating, delegateType},
@@ -199,6 +199,6 @@ var cases = []Case{
 	{"list/check", List, func(w *world) { w.listEach("CHECK", w.listAttach()) }},
 	{"list/del", List, listLeavesNothing(listDelTwice)},
 	{"list/del-without-prev-result", List, listLeavesNothing(listDelWithoutPrevResult)},
-	{"list/del-after-partial-add", List, listLeavesNothing(listPartial)},
+	{"list/del-after-partial-add", List, listLeavesNothing(listDelAfterPartialAdd)},
 	{"list/gc", List, listGC},
 }

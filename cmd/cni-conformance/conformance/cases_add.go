@@ -11,14 +11,14 @@ func addInterfaceName(w *world) {
 	for _, name := range []string{w.Subject.Options.IfName, "cnf7"} {
 		a := w.container()
 		a.ifName = name
-		w.added(a)
+		w.add(a)
 		w.expect(w.link(a, name) != nil, "ADD with CNI_IFNAME=%s did not create %s in the container", name, name)
 		w.succeeds("DEL", a)
 	}
 }
 
-// occupied creates a container that has an interface of the requested name.
-func (w *world) occupied() *attachment {
+// occupiedContainer creates a container that has an interface of the requested name.
+func (w *world) occupiedContainer() *attachment {
 	a := w.container()
 	w.ip(a.id, "link add "+a.ifName+" type veth peer name other0", "addr add 192.0.2.77/32 dev "+a.ifName,
 		"link set "+a.ifName+" up")
@@ -26,7 +26,7 @@ func (w *world) occupied() *attachment {
 }
 
 func addExistingUnharmed(w *world) {
-	a := w.occupied()
+	a := w.occupiedContainer()
 	state := func() snapshot { return w.netState(a.id).about(a.ifName, true) }
 	w.unchanged(state, "ADD changed the container's own interface", func() { w.call("ADD", a) })
 }
@@ -45,7 +45,7 @@ func addInterfacesListed(w *world) {
 		return all
 	}
 	expected := links()
-	w.added(a)
+	w.add(a)
 	for _, i := range list(a.result, "interfaces") {
 		expected = append(expected, named(text(i, "name"), text(i, "sandbox") != ""))
 	}
@@ -167,10 +167,10 @@ func addIPAMAddresses(w *world) {
 }
 
 func addTwoInterfaces(w *world) {
-	w.needMany()
+	w.needManyAttachments()
 	a := w.attach()
 	b := &attachment{id: a.id, ifName: "cnf7", netns: a.netns, plugin: a.plugin}
-	w.added(b)
+	w.add(b)
 	w.succeeds("DEL", b)
 	w.expect(w.link(a, a.ifName) != nil, "DEL of cnf7 removed %s", a.ifName)
 	w.succeeds("CHECK", a)
@@ -182,7 +182,7 @@ func addCapabilities(w *world) {
 		w.skip("the configuration declares no capability for which the suite has a value")
 	}
 	a := w.attach(w.capabilities())
-	w.noError(FormatError(w.Spec, a.result))
+	w.noError(CheckResult(w.Spec, a.result))
 	if mac := text(args, "mac"); mac != "" && w.Info.Kind&IPAM == 0 {
 		got := text(w.link(a, a.ifName), "address")
 		w.expect(got == mac, "the MAC address is %s, but runtimeConfig has %s", got, mac)

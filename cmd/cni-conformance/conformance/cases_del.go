@@ -37,19 +37,19 @@ func delContainer(w *world) {
 	a := w.container()
 	state := func() snapshot { return w.netState(a.id).about("lo", false) } // the plugin may set up lo
 	w.unchanged(state, "after DEL, the container differs from before ADD", func() {
-		w.added(a)
+		w.add(a)
 		w.succeeds("DEL", a)
 	})
 }
 
-// delLeaves returns a case in which DEL leaves nothing in sections of the host's state.
-func delLeaves(sections ...string) func(*world) {
+// delRestores returns a case in which DEL leaves nothing in sections of the host's state.
+func delRestores(sections ...string) func(*world) {
 	return func(w *world) {
 		w.finish(w.attach(w.capabilities()), w.capabilities())
 		a := w.container()
 		state := func() snapshot { return w.hostState().only(sections...) }
 		w.unchanged(state, "after DEL, the host differs from before ADD", func() {
-			w.added(a, w.capabilities())
+			w.add(a, w.capabilities())
 			w.succeeds("DEL", a, w.capabilities())
 		})
 	}
@@ -61,7 +61,7 @@ func delWith(less change) func(*world) {
 		before := w.warmHost()
 		a := w.attach()
 		w.succeeds("DEL", a, less)
-		w.unmake(a)
+		w.removeContainer(a)
 		w.settles(before, "after DEL")
 	}
 }
@@ -70,7 +70,7 @@ func delNetnsGone(w *world) {
 	w.finish(w.attach())
 	a := w.container()
 	before := w.hostState()
-	w.added(a)
+	w.add(a)
 	w.ip("", "netns del "+a.id)
 	w.succeeds("DEL", a)
 	// Devices inside a namespace disappear with it, including devices of preceding plugins.
@@ -91,7 +91,7 @@ func delAfterFailedAdd(w *world) {
 }
 
 func delOthers(w *world) {
-	w.needMany()
+	w.needManyAttachments()
 	a, b := w.attach(), w.attach()
 	state := func() snapshot { return w.netState(a.id) }
 	w.unchanged(state, "DEL of another container changed this one", func() { w.succeeds("DEL", b) })
@@ -163,7 +163,7 @@ func setDown(w *world, a *attachment) string {
 func checkRulesMissing(w *world) {
 	a := w.container()
 	before := w.rules().only("nftables", "iptables")
-	w.added(a, w.capabilities())
+	w.add(a, w.capabilities())
 	if len(before.diff(w.rules().only("nftables", "iptables"))) == 0 {
 		w.skip("ADD created no rules of the packet filter")
 	}
@@ -175,7 +175,7 @@ func checkRulesMissing(w *world) {
 
 func gcKeepsValid(w *world) {
 	all := []*attachment{w.attach()}
-	if w.Info.Many {
+	if w.Info.ManyAttachments {
 		all = append(all, w.attach())
 	}
 	w.unchanged(w.bothStates(all[0]), "GC changed valid attachments", func() { w.gc(all...) })
@@ -185,11 +185,11 @@ func gcKeepsValid(w *world) {
 }
 
 func gcRemovesStale(w *world) {
-	w.needMany()
+	w.needManyAttachments()
 	w.finish(w.attach())
 	a, b := w.attach(), w.container()
 	before := w.hostState()
-	w.added(b)
+	w.add(b)
 	w.ip("", "netns del "+b.id) // GC may assume this
 	w.gc(a)
 	w.settles(before, "after GC of a stale attachment", before...)
@@ -202,7 +202,7 @@ func gcOtherNetwork(w *world) {
 		return slices.DeleteFunc(w.bothStates(a)(), func(line string) bool { return strings.Contains(line, "-other") })
 	}
 	w.unchanged(state, "GC of another network changed something", func() {
-		w.succeeds("GC", nil, valid(), keys(object{"name": w.Subject.Network + "-other"}))
+		w.succeeds("GC", nil, validAttachments(), keys(object{"name": w.Subject.Network + "-other"}))
 	})
 	w.succeeds("CHECK", a)
 }

@@ -10,11 +10,11 @@ import (
 
 // script observes the IPAM plugin in its place.
 const script = `#!/bin/sh
-call=` + own + `/calls/$CNI_COMMAND.$$
+call=` + suiteDir + `/calls/$CNI_COMMAND.$$
 cat /proc/$$/environ >$call.env
 cat >$call.conf
 echo conformance-delegate-stderr >&2
-if [ -e ` + own + `/fail.$CNI_COMMAND ]; then
+if [ -e ` + suiteDir + `/fail.$CNI_COMMAND ]; then
 	echo '{"cniVersion":"1.0.0","code":111,"msg":"the delegate fails as the case demands"}'
 	exit 1
 fi
@@ -26,18 +26,18 @@ func (w *world) observe() change {
 	name := ipamType(w.Subject.Plugins[0])
 	program, err := find(w.path, name)
 	w.noError(err)
-	w.noError(os.WriteFile(own+"/delegate/"+name, fmt.Appendf(nil, script, program), 0o755))
-	return func(c *call) { c.vars["CNI_PATH"] = own + "/delegate:" + c.vars["CNI_PATH"] }
+	w.noError(os.WriteFile(suiteDir+"/delegate/"+name, fmt.Appendf(nil, script, program), 0o755))
+	return func(c *call) { c.vars["CNI_PATH"] = suiteDir + "/delegate:" + c.vars["CNI_PATH"] }
 }
 
 // failDelegate lets the delegate fail a command.
 func (w *world) failDelegate(command string) {
-	w.noError(os.WriteFile(own+"/fail."+command, nil, 0o644))
+	w.noError(os.WriteFile(suiteDir+"/fail."+command, nil, 0o644))
 }
 
 // observed returns the environments ("env") or the configurations ("conf") of the delegate's calls with a command.
 func (w *world) observed(command, part string) (all []string) {
-	files, _ := filepath.Glob(own + "/calls/" + command + ".*." + part)
+	files, _ := filepath.Glob(suiteDir + "/calls/" + command + ".*." + part)
 	for _, file := range files {
 		data, err := os.ReadFile(file)
 		w.noError(err)
@@ -49,7 +49,7 @@ func (w *world) observed(command, part string) (all []string) {
 // delegates returns a case in which a command calls the IPAM plugin with it.
 func delegates(command string) func(*world) {
 	return func(w *world) {
-		a, changes := w.ready(command, w.observe())
+		a, changes := w.prepare(command, w.observe())
 		w.succeeds(command, a, changes...)
 		w.expect(len(w.observed(command, "conf")) > 0, "%s does not call the IPAM plugin with it", command)
 	}
@@ -58,7 +58,7 @@ func delegates(command string) func(*world) {
 // delegateError returns a case in which a command fails because the IPAM plugin fails.
 func delegateError(command string) func(*world) {
 	return func(w *world) {
-		a, changes := w.ready(command, w.observe())
+		a, changes := w.prepare(command, w.observe())
 		w.failDelegate(command)
 		w.fails(command, a, changes...)
 	}

@@ -64,7 +64,7 @@ func sameVersion(version string, result object) error {
 // succeeds returns a case in which a command succeeds.
 func succeeds(command string) func(*world) {
 	return func(w *world) {
-		a, changes := w.ready(command)
+		a, changes := w.prepare(command)
 		w.succeeds(command, a, changes...)
 	}
 }
@@ -72,9 +72,9 @@ func succeeds(command string) func(*world) {
 // output returns a case in which a command succeeds with the right form of output.
 func output(command string) func(*world) {
 	return func(w *world) {
-		a, changes := w.ready(command)
+		a, changes := w.prepare(command)
 		ans := w.succeeds(command, a, changes...)
-		w.noError(Verdict(command, ans.exit, ans.stdout))
+		w.noError(CheckOutput(command, ans.exit, ans.stdout))
 	}
 }
 
@@ -97,18 +97,18 @@ func refuses(changes ...change) func(*world) {
 // refusesWith returns a case in which ADD fails with a code.
 func refusesWith(code float64, c change) func(*world) {
 	return func(w *world) {
-		o := w.failsWith(w.container(), c)
+		o := w.addError(w.container(), c)
 		w.expect(o["code"] == code, "the error %q has code %v, not %v", text(o, "msg"), o["code"], code)
 	}
 }
 
 func errorObject(w *world) {
-	w.failsWith(w.container(), raw("{"))
-	w.failsWith(w.container(), unset("CNI_CONTAINERID"))
+	w.addError(w.container(), raw("{"))
+	w.addError(w.container(), unset("CNI_CONTAINERID"))
 }
 
 func errorVersion(w *world) {
-	got := text(w.failsWith(w.container(), unset("CNI_IFNAME")), "cniVersion") // any version in 0.4.0
+	got := text(w.addError(w.container(), unset("CNI_IFNAME")), "cniVersion") // any version in 0.4.0
 	w.expect(got == w.Spec || got != "" && w.Spec < "1.0.0", "the error's cniVersion is %q, not %s", got, w.Spec)
 }
 
@@ -159,7 +159,7 @@ func configBadValues(w *world) {
 		a := w.container()
 		ans := w.call("ADD", a, keys(object{key: bad}))
 		w.expect(ans.exit < 100, "%v", ans)
-		w.noError(Verdict("ADD", ans.exit, ans.stdout))
+		w.noError(CheckOutput("ADD", ans.exit, ans.stdout))
 		if ans.exit == 0 {
 			a.result, _ = decodeOne(ans.stdout)
 		}

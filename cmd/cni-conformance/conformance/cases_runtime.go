@@ -27,7 +27,7 @@ func (w *world) allAtOnce(all []*attachment, do func(a *attachment)) {
 }
 
 func loadConcurrent(w *world) {
-	w.needMany()
+	w.needManyAttachments()
 	before := w.warmHost()
 	w.finish(w.attach())
 	isClean := len(before.diff(w.hostState())) == 0 // otherwise del/host and similar cases fail
@@ -35,11 +35,11 @@ func loadConcurrent(w *world) {
 	for i := range all {
 		all[i] = w.container()
 	}
-	w.allAtOnce(all, func(a *attachment) { w.added(a) })
+	w.allAtOnce(all, func(a *attachment) { w.add(a) })
 	w.distinct(all)
 	w.allAtOnce(all, func(a *attachment) { w.succeeds("DEL", a) })
 	for _, a := range all {
-		w.unmake(a)
+		w.removeContainer(a)
 	}
 	if isClean {
 		w.settles(before, "after simultaneous attachments")
@@ -53,23 +53,23 @@ func (w *world) distinct(all []*attachment) {
 		for _, ip := range list(a.result, "ips") {
 			address := text(ip, "address")
 			owner := cmp.Or(owners[address], a.id)
-			w.expect(w.Info.Fixed || owner == a.id, "%s and %s have the same address %s", owner, a.id, address)
+			w.expect(w.Info.FixedAddresses || owner == a.id, "%s and %s have the same address %s", owner, a.id, address)
 			owners[address] = owner
 		}
 	}
 }
 
-// killed returns a case that kills a command at random moments, spread over the duration of an ADD.
-func killed(command string) func(*world) {
+// cleansUpAfterKill returns a case that kills a command at random moments, spread over the duration of an ADD.
+func cleansUpAfterKill(command string) func(*world) {
 	const kills = 8
 	return func(w *world) {
 		before := w.warmHost()
 		for i := range kills {
 			a := w.container()
 			if command == "DEL" {
-				w.added(a)
+				w.add(a)
 			}
-			after := time.Duration((float64(i) + rand.Float64()) / kills * float64(w.Info.Took))
+			after := time.Duration((float64(i) + rand.Float64()) / kills * float64(w.Info.AddTime))
 			ans := w.call(command, a, kill(after))
 			if command == "ADD" && ans.exit == 0 {
 				a.result, _ = decodeOne(ans.stdout)
@@ -85,7 +85,7 @@ func (w *world) listAttach() *attachment {
 	a := w.container()
 	for _, conf := range w.Subject.Plugins {
 		a.plugin = conf
-		a.prev = w.added(a)
+		a.prev = w.add(a)
 	}
 	return a
 }
@@ -106,7 +106,7 @@ func listAdd(w *world) {
 	a := w.container()
 	for _, conf := range w.Subject.Plugins {
 		a.plugin, a.prev = conf, a.result
-		w.added(a)
+		w.add(a)
 		missing := append(droppedItems(a.prev, a.result, "interfaces", "name"),
 			droppedItems(a.prev, a.result, "ips", "address")...)
 		w.expect(len(missing) == 0, "the result of %v lacks what its prevResult has: %v", conf["type"], missing)
@@ -137,14 +137,14 @@ func listDelWithoutPrevResult(w *world) {
 	w.listEach("DEL", a, keys(object{"prevResult": nil}), unset("CNI_NETNS"))
 }
 
-// listPartial is an ADD of which only the first plugin was called.
-func listPartial(w *world) { w.listEach("DEL", w.attach()) }
+// listDelAfterPartialAdd is an ADD of which only the first plugin was called.
+func listDelAfterPartialAdd(w *world) { w.listEach("DEL", w.attach()) }
 
 func listGC(w *world) {
 	a := w.listAttach()
 	w.unchanged(w.bothStates(a), "GC changed a valid attachment", func() {
 		for _, conf := range w.Subject.Plugins {
-			w.succeeds("GC", &attachment{plugin: conf}, valid(a))
+			w.succeeds("GC", &attachment{plugin: conf}, validAttachments(a))
 		}
 	})
 	w.listEach("CHECK", a)

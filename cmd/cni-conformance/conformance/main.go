@@ -148,7 +148,7 @@ func printCases(out io.Writer, spec string) {
 	for _, c := range cases {
 		for _, v := range specs {
 			if cite, ok := c.cite(v); ok && (spec == "" || spec == v) {
-				fmt.Fprintf(out, "%-32s %s %-6s %s: \"%s\"\n", c.Name, v, cite.Word, cite.Section, cite.Text)
+				fmt.Fprintf(out, "%-32s %s %-6s %s: \"%s\"\n", c.Name, v, cite.Level, cite.Section, cite.Text)
 			}
 		}
 	}

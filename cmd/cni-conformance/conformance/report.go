@@ -48,8 +48,8 @@ func (r *report) add(c Case, o outcome) {
 	r.count[string(o.Status)]++
 	switch o.Status {
 	case failed:
-		r.count[string(cite.Word)]++
-		fmt.Fprintf(r.out, "  %-6s failed   %s\n", cite.Word, c.Name)
+		r.count[string(cite.Level)]++
+		fmt.Fprintf(r.out, "  %-6s failed   %s\n", cite.Level, c.Name)
 		if problem := one.problem(1); r.first[problem] == "" {
 			r.first[problem] = c.Name
 			fmt.Fprintln(r.out, one.Explain("    ", 1))
@@ -57,7 +57,7 @@ func (r *report) add(c Case, o outcome) {
 			fmt.Fprintf(r.out, "    the same call and answer as in %s\n", r.first[problem])
 		}
 	case skipped:
-		fmt.Fprintf(r.out, "  %-6s skipped  %s: %s\n", cite.Word, c.Name, o.Detail)
+		fmt.Fprintf(r.out, "  %-6s skipped  %s: %s\n", cite.Level, c.Name, o.Detail)
 	}
 }
 
@@ -109,7 +109,7 @@ var tap = template.Must(template.New("tap").Parse(`TAP version 14
 {{range $suite := .Suites}}{{range .Results -}}
 {{if eq .Status "failed"}}not {{end}}ok {{.Number}} - {{$suite.Name}}: {{.Name}}
 {{- if eq .Status "skipped"}} # SKIP {{.Detail}}{{end}}
-{{- if eq .Status "failed"}}{{if ne .Word "MUST"}} # TODO {{.Word}}{{end}}
+{{- if eq .Status "failed"}}{{if ne .Level "MUST"}} # TODO {{.Level}}{{end}}
   ---
   message: |
 {{.Explain "    " 3}}
@@ -125,8 +125,8 @@ var junit = template.Must(template.New("junit").Funcs(template.FuncMap{"xml": es
 <testcase classname="cni-conformance.{{xml $suite.Name}}" name="{{.Name}}" time="{{printf "%.3f" .Took.Seconds}}">
 {{- if eq .Status "skipped"}}<skipped message="{{xml .Detail}}"/>
 {{- else if eq .Status "ok"}}
-{{- else if eq .Word "MUST"}}<failure message="MUST">{{xml (.Explain "" 3)}}</failure>
-{{- else}}<skipped message="{{.Word}} failed">{{xml (.Explain "" 3)}}</skipped>{{end}}</testcase>
+{{- else if eq .Level "MUST"}}<failure message="MUST">{{xml (.Explain "" 3)}}</failure>
+{{- else}}<skipped message="{{.Level}} failed">{{xml (.Explain "" 3)}}</skipped>{{end}}</testcase>
 {{end}}</testsuite>
 {{end}}</testsuites>
 `))

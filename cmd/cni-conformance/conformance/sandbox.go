@@ -16,7 +16,7 @@ import (
 )
 
 const (
-	own      = "/run/cni-conformance" // the suite's directory in a case's namespaces
+	suiteDir = "/run/cni-conformance" // the suite's directory in a case's namespaces
 	netnsDir = "/run/netns"
 )
 
@@ -29,7 +29,7 @@ type job struct {
 }
 
 // limit returns the time limit of a call. On a busy machine an ADD of the probe takes longer, too.
-func (j job) limit() time.Duration { return max(time.Minute, 100*j.Info.Took) }
+func (j job) limit() time.Duration { return max(time.Minute, 100*j.Info.AddTime) }
 
 // status of a case.
 type status string
@@ -97,7 +97,7 @@ func serveCase(stdin, stdout, stderr *os.File) error {
 		return json.NewEncoder(stdout).Encode(outcome{Status: broken, Detail: err.Error()})
 	}
 	w := &world{job: j, path: path}
-	return json.NewEncoder(stdout).Encode(w.serve())
+	return json.NewEncoder(stdout).Encode(w.runCase())
 }
 
 // enter gives the new mount namespace its own /proc, /sys and directories in memory, and makes all else read-only. It
@@ -128,19 +128,19 @@ func enter(plugins []string) (path []string, err error) {
 			return nil, err
 		}
 	}
-	for _, dir := range []string{"/run/lock", netnsDir, own + "/calls", own + "/delegate"} {
+	for _, dir := range []string{"/run/lock", netnsDir, suiteDir + "/calls", suiteDir + "/delegate"} {
 		err = errors.Join(err, os.MkdirAll(dir, 0o755))
 	}
 	for i, f := range dirs {
-		path = append(path, fmt.Sprintf("%s/path/%d", own, i))
+		path = append(path, fmt.Sprintf("%s/path/%d", suiteDir, i))
 		err = errors.Join(err, os.MkdirAll(path[i], 0o755),
 			mount(fmt.Sprintf("/proc/self/fd/%d", f.Fd()), path[i], "", unix.MS_BIND|unix.MS_REC))
 	}
 	return path, err
 }
 
-// inMemory returns the directories in memory, including those that the setup commands mounted.
-func inMemory() (dirs []string) {
+// tmpfsDirs returns the directories in memory, including those that the setup commands mounted.
+func tmpfsDirs() (dirs []string) {
 	mounts, _ := os.ReadFile("/proc/mounts")
 	for line := range strings.Lines(string(mounts)) {
 		if f := strings.Fields(line); f[2] == "tmpfs" && strings.HasPrefix(f[3], "rw") {

@@ -148,9 +148,9 @@ func (w *world) rules() (s snapshot) {
 
 // files lists the files and the empty directories in memory.
 func (w *world) files() (s snapshot) {
-	for _, dir := range inMemory() {
+	for _, dir := range tmpfsDirs() {
 		_ = filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
-			if path == own || path == netnsDir {
+			if path == suiteDir || path == netnsDir {
 				return fs.SkipDir
 			}
 			entries, _ := os.ReadDir(path) // none in a file

@@ -33,12 +33,12 @@ type options struct {
 
 // info has the results of the probe.
 type info struct {
-	Kind      Kinds
-	Spec      string        // the version of the specification to test
-	Supported []string      // versions
-	Many      bool          // the configuration allows two attachments at a time
-	Fixed     bool          // the configuration gives all attachments the same addresses
-	Took      time.Duration // of an ADD
+	Kind            Kinds
+	Spec            string        // the version of the specification to test
+	Supported       []string      // versions
+	ManyAttachments bool          // the configuration allows two attachments at a time
+	FixedAddresses  bool          // the configuration gives all attachments the same addresses
+	AddTime         time.Duration // of an ADD
 }
 
 // load reads the configuration of one plugin, or a list. It returns each plugin as a subject, and the list itself if it

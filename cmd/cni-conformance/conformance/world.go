@@ -41,8 +41,8 @@ func (w *world) noError(err error) {
 	}
 }
 
-// serve runs the case and returns its outcome.
-func (w *world) serve() (o outcome) {
+// runCase runs the case and returns its outcome.
+func (w *world) runCase() (o outcome) {
 	defer func() {
 		switch end := recover().(type) {
 		case nil:
@@ -65,7 +65,7 @@ func (w *world) serve() (o outcome) {
 // attachment is a container with the calls of its life.
 type attachment struct {
 	id, ifName, netns string
-	made              string // host end of the interface that the suite created
+	hostEnd           string // host end of the interface that the suite created
 
 	plugin object // configuration of the subject; each call derives its own from it
 	prev   object // the result of the preceding plugin
@@ -79,24 +79,24 @@ func (w *world) container() *attachment {
 	a.netns = filepath.Join(netnsDir, a.id)
 	w.ip("", "netns add "+a.id)
 	if w.Info.Kind&(Chained|IPAM) != 0 && len(w.Subject.Before) == 0 {
-		w.makeInterface(a)
+		w.createInterface(a)
 	}
 	for _, conf := range w.Subject.Before {
 		b := *a
 		b.plugin = conf
-		a.prev = w.added(&b)
+		a.prev = w.add(&b)
 	}
 	return a
 }
 
-// makeInterface creates a veth pair. For a chained plugin it has addresses, and a.prev is the result of a plugin that
+// createInterface creates a veth pair. For a chained plugin it has addresses, and a.prev is the result of a plugin that
 // could have created it.
-func (w *world) makeInterface(a *attachment) {
-	a.made = fmt.Sprintf("made%d", w.n)
+func (w *world) createInterface(a *attachment) {
+	a.hostEnd = fmt.Sprintf("made%d", w.n)
 	hostMAC, mac := fmt.Sprintf("02:ca:fe:01:00:%02x", w.n), fmt.Sprintf("02:ca:fe:02:00:%02x", w.n)
 	four, six := fmt.Sprintf("10.213.0.%d/24", w.n+1), fmt.Sprintf("fd13:213::%x/64", w.n+1)
-	w.ip("", fmt.Sprintf("link add %s address %s type veth peer name %s address %s netns %s", a.made, hostMAC, a.ifName,
-		mac, a.id), "link set "+a.made+" up")
+	w.ip("", fmt.Sprintf("link add %s address %s type veth peer name %s address %s netns %s", a.hostEnd, hostMAC,
+		a.ifName, mac, a.id), "link set "+a.hostEnd+" up")
 	w.ip(a.id, "link set lo up", "link set "+a.ifName+" up")
 	if w.Info.Kind&IPAM != 0 {
 		return
@@ -108,7 +108,7 @@ func (w *world) makeInterface(a *attachment) {
 	if w.Spec < "1.0.0" {
 		ip4["version"], ip6["version"] = "4", "6"
 	}
-	a.prev = object{"cniVersion": w.Spec, "interfaces": []any{object{"name": a.made, "mac": hostMAC},
+	a.prev = object{"cniVersion": w.Spec, "interfaces": []any{object{"name": a.hostEnd, "mac": hostMAC},
 		object{"name": a.ifName, "mac": mac, "sandbox": a.netns}}, "ips": []any{ip4, ip6},
 		"routes": []any{object{"dst": "0.0.0.0/0", "gw": "10.213.0.1"}, object{"dst": "::/0", "gw": "fd13:213::1"}},
 		"dns":    object{"nameservers": []any{"10.213.0.1"}}}
@@ -128,13 +128,13 @@ func (w *world) ip(netns string, commands ...string) string {
 // attach creates a container and attaches it.
 func (w *world) attach(changes ...change) *attachment {
 	a := w.container()
-	w.added(a, changes...)
+	w.add(a, changes...)
 	return a
 }
 
-// needMany skips the case unless the configuration allows several attachments.
-func (w *world) needMany() {
-	if !w.Info.Many {
+// needManyAttachments skips the case unless the configuration allows several attachments.
+func (w *world) needManyAttachments() {
+	if !w.Info.ManyAttachments {
 		w.skip("the configuration allows one attachment at a time")
 	}
 }
@@ -142,24 +142,24 @@ func (w *world) needMany() {
 // finish detaches an attachment and removes its container.
 func (w *world) finish(a *attachment, changes ...change) {
 	w.succeeds("DEL", a, changes...)
-	w.unmake(a)
+	w.removeContainer(a)
 }
 
-// unmake removes a container, after the DEL of the preceding plugins.
-func (w *world) unmake(a *attachment) {
+// removeContainer removes a container, after the DEL of the preceding plugins.
+func (w *world) removeContainer(a *attachment) {
 	for _, conf := range slices.Backward(w.Subject.Before) {
 		b := *a
 		b.plugin = conf
 		w.succeeds("DEL", &b)
 	}
-	if a.made != "" { // the kernel removes it some time after the namespace
-		w.ip("", "link del "+a.made)
+	if a.hostEnd != "" { // the kernel removes it some time after the namespace
+		w.ip("", "link del "+a.hostEnd)
 	}
 	w.ip("", "netns del "+a.id)
 }
 
-// ready prepares the call of a command. DEL, CHECK and GC get an attached container.
-func (w *world) ready(command string, changes ...change) (*attachment, []change) {
+// prepare prepares the call of a command. DEL, CHECK and GC get an attached container.
+func (w *world) prepare(command string, changes ...change) (*attachment, []change) {
 	switch command {
 	case "ADD":
 		return w.container(), changes
@@ -168,7 +168,7 @@ func (w *world) ready(command string, changes ...change) (*attachment, []change)
 	}
 	a := w.attach(changes...)
 	if command == "GC" {
-		return nil, append(changes, valid(a))
+		return nil, append(changes, validAttachments(a))
 	}
 	return a, changes
 }
@@ -188,7 +188,7 @@ func (w *world) probe() info {
 	}
 	var problems []string
 	for _, kind := range guesses {
-		problem := w.try(kind)
+		problem := w.tryKind(kind)
 		if problem == "" {
 			return w.Info
 		}
@@ -197,8 +197,8 @@ func (w *world) probe() info {
 	panic(outcome{Status: broken, Detail: "ADD with the configuration fails: " + strings.Join(problems, "; ")})
 }
 
-// try attaches two containers and completes the information, or returns why the plugin is not of this kind.
-func (w *world) try(kind Kinds) (problem string) {
+// tryKind attaches two containers and completes the information, or returns why the plugin is not of this kind.
+func (w *world) tryKind(kind Kinds) (problem string) {
 	w.Info.Kind = kind
 	a := w.container()
 	if kind == Interface && w.link(a, a.ifName) == nil {
@@ -209,7 +209,7 @@ func (w *world) try(kind Kinds) (problem string) {
 	}
 	begin := time.Now()
 	ans := w.call("ADD", a)
-	w.Info.Took = time.Since(begin)
+	w.Info.AddTime = time.Since(begin)
 	switch isThere := kind != Interface || w.link(a, a.ifName) != nil; {
 	case ans.exit != 0:
 		w.call("DEL", a)
@@ -221,8 +221,8 @@ func (w *world) try(kind Kinds) (problem string) {
 	a.result, _ = decodeOne(ans.stdout) // a case reports a bad result
 	second := w.call("ADD", w.container())
 	other, _ := decodeOne(second.stdout)
-	w.Info.Many = second.exit == 0
-	w.Info.Fixed = len(droppedItems(a.result, other, "ips", "address")) == 0
+	w.Info.ManyAttachments = second.exit == 0
+	w.Info.FixedAddresses = len(droppedItems(a.result, other, "ips", "address")) == 0
 	return ""
 }
 

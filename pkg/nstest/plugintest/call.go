@@ -264,7 +264,7 @@ func (a Answer) Verdict(command string) error {
 	if strings.Contains(a.Stdout+a.Stderr, "goroutine ") {
 		return errors.New("a panic")
 	}
-	if err := conformance.Verdict(command, a.Code, a.Stdout); err != nil {
+	if err := conformance.CheckOutput(command, a.Code, a.Stdout); err != nil {
 		return err
 	}
 	if a.Stdout == "" {
@@ -283,7 +283,7 @@ func (a Answer) Verdict(command string) error {
 	case !slices.Contains(cni.Versions(), version):
 		return fmt.Errorf("cniVersion %q", version)
 	case a.Code == 0:
-		return conformance.FormatError(version, answer)
+		return conformance.CheckResult(version, answer)
 	}
 	return nil
 }
