@@ -35,7 +35,7 @@ func decodeOne(text string) (object, error) {
 func CheckOutput(command string, exit int, stdout string) error {
 	if exit == 0 && command != "ADD" && command != "VERSION" {
 		if stdout != "" {
-			return fmt.Errorf("a successful %s has something on standard output", command)
+			return fmt.Errorf("a successful %s must print nothing on standard output", command)
 		}
 		return nil
 	}
@@ -44,7 +44,7 @@ func CheckOutput(command string, exit int, stdout string) error {
 	case err != nil:
 		return err
 	case exit == 0 && command == "ADD" && o["code"] != nil:
-		return errors.New("exit status 0 with an error object")
+		return errors.New("exit status 0 with an error object, which needs another status")
 	case exit == 0:
 		return nil
 	}
@@ -61,7 +61,7 @@ func CheckOutput(command string, exit int, stdout string) error {
 	return nil
 }
 
-// CheckResult checks the types and values of the keys of an ADD result that has the form of a version.
+// CheckResult checks the cniVersion of an ADD result, and the types and values of its keys in the form of that version.
 func CheckResult(version string, result map[string]any) error {
 	var r resultForm
 	if err := errors.Join(sameVersion(version, result), decodeForm(result, &r)); err != nil {
@@ -69,18 +69,18 @@ func CheckResult(version string, result map[string]any) error {
 	}
 	if version < "0.3.0" {
 		if r.IPs != nil {
-			return fmt.Errorf("version %s has no ips, but ip4 and ip6", version)
+			return fmt.Errorf("a result of version %s has the keys ip4 and ip6, not ips", version)
 		}
 		for _, key := range []string{"ip4", "ip6"} {
 			if o, isThere := result[key].(object); isThere && text(o, "ip") == "" {
-				return fmt.Errorf("%s has no ip", key)
+				return fmt.Errorf("the key %s has no ip", key)
 			}
 		}
 		return nil
 	}
 	for i, l := range r.Interfaces {
 		if _, err := net.ParseMAC(l.Mac); l.Name == "" || l.Mac != "" && err != nil {
-			return fmt.Errorf("interfaces[%d] has the name %q and mac %q; the name is required", i, l.Name, l.Mac)
+			return fmt.Errorf("interfaces[%d] has name %q and mac %q: missing name or wrong mac", i, l.Name, l.Mac)
 		}
 	}
 	for key, name := range map[string]string{"ips": "address", "routes": "dst"} {
@@ -93,8 +93,7 @@ func CheckResult(version string, result map[string]any) error {
 	}
 	for i, ip := range r.IPs {
 		if ip.Interface != nil && *ip.Interface >= uint(len(r.Interfaces)) {
-			return fmt.Errorf("ips[%d].interface is %d, not an index into the %d interfaces", i, *ip.Interface,
-				len(r.Interfaces))
+			return fmt.Errorf("ips[%d].interface is %d, but interfaces has %d", i, *ip.Interface, len(r.Interfaces))
 		}
 		want := map[bool]string{true: "4", false: "6"}[strings.Contains(ip.Address, ".")]
 		if version < "1.0.0" && ip.Version != want {
@@ -129,17 +128,20 @@ type resultForm struct {
 	}
 }
 
-// decodeForm decodes an object into a form, and names the key of a wrong type.
+// decodeForm decodes an object into a form. Its error names a key of a wrong type, or the value of a wrong address.
 func decodeForm(o object, form any) error {
 	err := json.Unmarshal(encode(o), form)
 	var wrong *json.UnmarshalTypeError
-	if errors.As(err, &wrong) {
-		return fmt.Errorf("%s has the wrong type: JSON %s", wrong.Field, wrong.Value)
+	switch {
+	case errors.As(err, &wrong):
+		return fmt.Errorf("the key %s must not be a JSON %s", wrong.Field, wrong.Value)
+	case err != nil:
+		return fmt.Errorf("an ip, gateway or gw is wrong: %w", err)
 	}
-	return err
+	return nil
 }
 
-// list returns the objects of a list; it is empty if the key is absent or has another type.
+// list returns the objects of the list at key, or nil if the key is absent or has another type.
 func list(o object, key string) (found []object) {
 	for _, v := range anyList(o[key]) {
 		if e, ok := v.(object); ok {
@@ -159,7 +161,7 @@ func text(o object, key string) string {
 	return s
 }
 
-// encode returns the JSON text of a value that came from JSON.
+// encode returns the JSON text of a value, which must have one.
 func encode(v any) []byte {
 	data, err := json.Marshal(v)
 	if err != nil {

@@ -17,17 +17,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// call is a call of a plugin.
+// call is a call of a plugin, before it is executed.
 type call struct {
 	program string            // path of the executable
 	vars    map[string]string // environment variables, except PATH
 	conf    object
 	raw     string        // standard input if conf is nil
 	kill    time.Duration // SIGKILL after this time; 0 means never
-	note    string        // the changes in words, for the report
+	note    string        // description of the changes, which follows the command in the report
 }
 
-// change is a change of a call.
+// change alters a call, and may describe this in its note.
 type change func(*call)
 
 func set(name, value string) change {
@@ -43,10 +43,13 @@ func keys(o object) change {
 	return func(c *call) { c.conf, c.note = clone(c.conf, o), fmt.Sprintf("%s with %s", c.note, encode(o)) }
 }
 
-// raw replaces the configuration by a text.
+// raw replaces the configuration with a text, which need not be JSON.
 func raw(text string) change {
 	return func(c *call) { c.raw, c.conf, c.note = text, nil, fmt.Sprintf("%s with the input %q", c.note, text) }
 }
+
+// input replaces the configuration with another one.
+func input(o object) change { return func(c *call) { c.conf = o } }
 
 func kill(after time.Duration) change { return func(c *call) { c.kill = after } }
 
@@ -59,7 +62,7 @@ func validAttachments(attachments ...*attachment) change {
 	return func(c *call) { c.conf["cni.dev/valid-attachments"] = all }
 }
 
-// capabilities passes values for the capabilities that the configuration declares.
+// capabilities returns a change that passes values for the capabilities that the configuration declares.
 func (w *world) capabilities() change {
 	args := capabilityArgs(w.Subject.Plugins[0])
 	if len(args) == 0 {
@@ -70,8 +73,8 @@ func (w *world) capabilities() change {
 
 // answer is the answer of a plugin.
 type answer struct {
-	command        string
-	exit           int // 128 and more: killed by a signal
+	command        string // with the note of the call
+	exit           int    // exit status, or 128 plus the signal that killed the plugin
 	stdout, stderr string
 }
 
@@ -90,7 +93,7 @@ func (a answer) String() string {
 	return s
 }
 
-// short returns a text as one line, without the middle of a long one.
+// short returns a text as one line, and omits the middle of a long text.
 func short(s string) string {
 	const begin, end = 200, 400
 	if s = strings.Join(strings.Fields(s), " "); len(s) > begin+end {
@@ -99,7 +102,8 @@ func short(s string) string {
 	return s
 }
 
-// call calls the plugin for an attachment, or without one if a is nil.
+// call calls the plugin for an attachment, or without one if a is nil. Its prevResult is the attachment's result, or
+// for ADD that of the preceding plugin. A call derives its configuration as a runtime does, before the changes apply.
 func (w *world) call(command string, a *attachment, changes ...change) answer {
 	if a == nil {
 		a = &attachment{plugin: w.Subject.Plugins[0]}
@@ -128,7 +132,8 @@ func (w *world) call(command string, a *attachment, changes ...change) answer {
 	return w.exec(c)
 }
 
-// exec runs a plugin in a process group of its own, and logs the call.
+// exec runs a plugin in a process group of its own, and logs the call. It fails the case if the plugin exceeds the
+// limit, or if a process that the plugin started keeps the output open.
 func (w *world) exec(c call) answer {
 	stdin := []byte(c.raw)
 	if c.conf != nil {
@@ -157,8 +162,8 @@ func (w *world) exec(c call) answer {
 	w.mu.Lock()
 	w.log = append(w.log, entry)
 	w.mu.Unlock()
-	w.expect(c.kill > 0 || ctx.Err() == nil, "%s did not end within %v", a.command, w.limit())
-	w.expect(!errors.Is(err, exec.ErrWaitDelay), "after %s, a process of the plugin holds its output open", a.command)
+	w.expect(c.kill > 0 || ctx.Err() == nil, "%s did not end within %v and was killed", a.command, w.limit())
+	w.expect(!errors.Is(err, exec.ErrWaitDelay), "%s left a process that holds its output open", a.command)
 	return a
 }
 
@@ -169,20 +174,20 @@ func (w *world) succeeds(command string, a *attachment, changes ...change) answe
 	return ans
 }
 
-// add serves an ADD that must succeed, and returns its result.
+// add calls ADD, which must succeed, and returns the result.
 func (w *world) add(a *attachment, changes ...change) object {
 	a.result = w.decode(w.succeeds("ADD", a, changes...))
 	return a.result
 }
 
-// fails checks that a command fails, but not by a signal.
+// fails checks that a command fails with an exit status of its own, not by a signal.
 func (w *world) fails(command string, a *attachment, changes ...change) answer {
 	ans := w.call(command, a, changes...)
 	w.expect(ans.exit > 0 && ans.exit < 128, "expected a failure with exit status 1 to 127: %v", ans)
 	return ans
 }
 
-// addError checks that ADD fails with an error object, and returns the object.
+// addError checks that ADD fails with an error object, and returns the error object.
 func (w *world) addError(a *attachment, changes ...change) object {
 	ans := w.fails("ADD", a, changes...)
 	w.noError(CheckOutput("ADD", ans.exit, ans.stdout))
@@ -195,5 +200,5 @@ func (w *world) decode(ans answer) object {
 	return o
 }
 
-// gc calls GC with these attachments as the valid ones.
+// gc calls GC, which must succeed, with these valid attachments.
 func (w *world) gc(all ...*attachment) { w.succeeds("GC", nil, validAttachments(all...)) }

@@ -1,18 +1,23 @@
-// Package conformance tests any CNI plugin against the CNI specification, versions 0.4.0, 1.0.0 and 1.1.0. It knows
-// nothing about Hawser: it runs executables with environment variables and JSON, and reads the kernel's state.
+// Package conformance tests any CNI plugin against the CNI specification, versions 0.4.0, 1.0.0 and 1.1.0. It does not
+// depend on Hawser: it runs executables with environment variables and JSON, and reads the kernel's state.
 //
-// A subject is a plugin with one working configuration, or a list of plugins. Everything else is derived from the
-// configuration: other versions, bad values, capability arguments and chains. A chained plugin gets a prevResult for an
-// interface that the suite creates, or the result of the preceding plugins of its list.
+// A subject is a plugin with one working configuration, or a list of plugins. The suite derives all other
+// configurations from this one: other versions, bad values, capability arguments and chains. A chained plugin gets a
+// prevResult for an interface that the suite creates, or the result of the preceding plugins of its list.
 //
-// Each case runs in a process of its own, in new namespaces with read-only mounts, so that a plugin cannot change the
-// machine. Directories in memory show each file that it leaves. A snapshot lists the state of the host or of a
-// container. A case about leftovers attaches and detaches one container first, because shared objects such as a bridge
-// may stay.
+// A job is one case with one subject. It runs in a child process with new namespaces, which are the host that the
+// plugin sees. The machine's files are read-only there, and directories in memory show each file that the plugin
+// leaves. The first job of a subject is the probe. It finds out the kind, the versions, and whether ADD works.
 //
-// A new case needs a line in the table cases, its citations in citations.tsv, and a plugin that fails it in
-// test/conformance/broken_test.go. Helpers such as refuses and succeedsAfter return the function of a case. Other
-// functions call methods of world, such as attach and expect, which end the case if it fails.
+// A case is a function of a world. Methods of world call the plugin and end the case if an expectation fails: attach
+// creates a container and calls ADD, fails expects an error, unchanged and settles compare snapshots of the host or a
+// container. A change alters one call, as set and keys do; an event alters the container between two calls. A case
+// about leftovers first attaches and detaches one container, because a plugin may keep shared objects such as a bridge.
+//
+// A new case needs:
+//   - a row in the table cases; its function is in a file cases_*.go, or a helper such as refuses returns it
+//   - rows in citations.tsv, which decide for which versions it runs and whether it is a MUST, a SHOULD or a MAY
+//   - a plugin that fails it, in test/conformance/broken_test.go
 package conformance
 
 import (
@@ -22,27 +27,22 @@ import (
 	"strings"
 )
 
-// Level is a key word of the specification, as in RFC 2119.
+// Level is a requirement level, as in RFC 2119.
 type Level string
 
-// The words. Only a failed MUST decides the exit status. If the text leaves room, the case is a SHOULD.
-const (
-	Must   Level = "MUST"
-	Should Level = "SHOULD"
-	May    Level = "MAY"
-)
+// Only a failed MUST makes the exit status 1. A case is a SHOULD if its text can also be read in another way.
+const Must, Should, May Level = "MUST", "SHOULD", "MAY"
 
 // Cite is a citation of the specification.
 type Cite struct {
-	Level   Level
-	Section string
-	Text    string
+	Level         Level
+	Section, Text string
 }
 
 // Kinds is a set of kinds of subjects.
 type Kinds int
 
-// The kinds of subjects. Creating and Delegating are properties of some interface plugins.
+// A subject is of one of the first four kinds. An interface plugin can also be Creating and Delegating.
 const (
 	Interface Kinds = 1 << iota
 	Chained
@@ -50,8 +50,7 @@ const (
 	List
 	Creating   // the interface does not exist before ADD, unlike lo
 	Delegating // the configuration names an IPAM plugin
-
-	Plugins = Interface | Chained | IPAM
+	Plugins    = Interface | Chained | IPAM
 )
 
 func (k Kinds) String() string {
@@ -62,27 +61,27 @@ func (k Kinds) String() string {
 // Case is a test of one statement of the specification.
 type Case struct {
 	Name  string // group/name
-	Kinds Kinds  // the subjects for which it makes sense
+	Kinds Kinds  // the case runs for subjects of any of these kinds
 	run   func(w *world)
 }
 
-// specs are the versions of the specification for which cases exist, and versions all that a configuration may have.
 var (
-	specs    = []string{"0.4.0", "1.0.0", "1.1.0"}
-	versions = []string{"0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"}
+	specs       = []string{"0.4.0", "1.0.0", "1.1.0"} // versions that the cases cite
+	cniVersions = []string{"0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"}
 )
 
-// citations has a line for each citation: the case, the first version, the word ("-": the specification no longer says
-// this), the section, and the text.
+// citations has a line for each citation, with tabs between the case, the first version that has the text, the level
+// ("-" if that version dropped the statement), the section, and the text word for word, with " ... " for omissions. The
+// lines of a case are in the order of the versions.
 //
 //go:embed citations.tsv
 var citations string
 
-// cite returns the citation for a version, or false if that version has no such statement.
+// cite returns the citation for a version, from the case's last line that is not newer. ok is false if it has none.
 func (c Case) cite(spec string) (found Cite, ok bool) {
 	for line := range strings.Lines(citations) {
 		f := strings.Split(strings.TrimSuffix(line, "\n"), "\t")
-		if f[0] == c.Name && f[1] <= spec { // the versions are ordered like their texts
+		if f[0] == c.Name && f[1] <= spec { // these versions compare as strings
 			found = Cite{Level(f[2]), f[3], f[4]}
 		}
 	}
@@ -100,7 +99,7 @@ func selected(k Kinds, spec string, focus, skip *regexp.Regexp) (list []Case) {
 	return list
 }
 
-// cases are all cases in the order of the report.
+// cases lists all cases in the order of the report.
 var cases = []Case{
 	{"version/supported", Plugins, versionSupported},
 	{"version/echo", Plugins, versionEcho},

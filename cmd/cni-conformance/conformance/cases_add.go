@@ -17,7 +17,7 @@ func addInterfaceName(w *world) {
 	}
 }
 
-// occupiedContainer creates a container that has an interface of the requested name.
+// occupiedContainer creates a container in which an interface already has the name in CNI_IFNAME.
 func (w *world) occupiedContainer() *attachment {
 	a := w.container()
 	w.ip(a.id, "link add "+a.ifName+" type veth peer name other0", "addr add 192.0.2.77/32 dev "+a.ifName,
@@ -28,18 +28,16 @@ func (w *world) occupiedContainer() *attachment {
 func addExistingUnharmed(w *world) {
 	a := w.occupiedContainer()
 	state := func() snapshot { return w.netState(a.id).about(a.ifName, true) }
-	w.unchanged(state, "ADD changed the container's own interface", func() { w.call("ADD", a) })
+	w.unchanged(state, "ADD changed an interface that the container already had", func() { w.call("ADD", a) })
 }
 
 func addInterfacesListed(w *world) {
 	a := w.container()
-	named := func(name string, isInside bool) string {
-		return name + map[bool]string{true: " in the container", false: " on the host"}[isInside]
-	}
+	place := map[bool]string{true: " in the container", false: " on the host"}
 	links := func() (all []string) {
 		for _, netns := range []string{a.id, ""} {
 			for _, l := range w.listing(netns, "link") {
-				all = append(all, named(text(l, "ifname"), netns != ""))
+				all = append(all, text(l, "ifname")+place[netns != ""])
 			}
 		}
 		return all
@@ -47,10 +45,10 @@ func addInterfacesListed(w *world) {
 	expected := links()
 	w.add(a)
 	for _, i := range list(a.result, "interfaces") {
-		expected = append(expected, named(text(i, "name"), text(i, "sandbox") != ""))
+		expected = append(expected, text(i, "name")+place[text(i, "sandbox") != ""])
 	}
 	for _, l := range links() {
-		w.expect(slices.Contains(expected, l), "ADD created %s, which the result's interfaces lack", l)
+		w.expect(slices.Contains(expected, l), "ADD created %s, which is not in the result's interfaces", l)
 	}
 }
 
@@ -62,7 +60,8 @@ func addSandbox(w *world) {
 	w.expect(ok, "the result's interfaces have no %s with the sandbox %s", a.ifName, a.netns)
 }
 
-// reported returns the link of an interface of a result. It is known if it is on the host or in the container.
+// reported returns the link of an interface of a result, or nil if it does not exist. known is false if its sandbox is
+// neither the host nor the container.
 func (w *world) reported(a *attachment, i object) (link object, known bool) {
 	switch text(i, "sandbox") {
 	case "":
@@ -81,8 +80,8 @@ func addInterfacesExist(w *world) {
 			continue
 		}
 		name, mac := text(i, "name"), text(i, "mac")
-		w.expect(l != nil, "no interface %s, which the result has with sandbox %q", name, text(i, "sandbox"))
-		const message = "%s has the %s %v, and %v in the result"
+		w.expect(l != nil, "%s, which the result has with sandbox %q, does not exist", name, text(i, "sandbox"))
+		const message = "the interface %s has the %s %v, but in the result it has %v"
 		w.expect(mac == "" || strings.EqualFold(mac, text(l, "address")), message, name, "MAC", l["address"], mac)
 		w.expect(i["mtu"] == nil || i["mtu"] == 0.0 || i["mtu"] == l["mtu"], message, name, "MTU", l["mtu"], i["mtu"])
 	}
@@ -98,8 +97,8 @@ func addAddressesExist(w *world) {
 		}
 		if l, known := w.reported(a, interfaces[int(index)]); known {
 			found := addresses(l)
-			w.expect(slices.Contains(found, text(ip, "address")), "%v has the addresses %v, and %v in the result",
-				interfaces[int(index)]["name"], found, ip["address"])
+			w.expect(slices.Contains(found, text(ip, "address")), "the result has the address %v on %v, which has %v",
+				ip["address"], interfaces[int(index)]["name"], found)
 		}
 	}
 }
@@ -108,7 +107,7 @@ func addAddressesListed(w *world) {
 	a := w.attach()
 	for _, address := range addresses(w.link(a, a.ifName)) {
 		isListed := slices.ContainsFunc(list(a.result, "ips"), func(ip object) bool { return ip["address"] == address })
-		w.expect(isListed, "%s has the address %s, which the result's ips lack", a.ifName, address)
+		w.expect(isListed, "%s has the address %s, which is not in the result's ips", a.ifName, address)
 	}
 }
 
@@ -129,12 +128,12 @@ func addRoutesExist(w *world) {
 		isThere := slices.ContainsFunc(all, func(found object) bool {
 			return found["dst"] == dst && (text(r, "gw") == "" || found["gateway"] == r["gw"])
 		})
-		w.expect(isThere, "the result has a route to %v by %q, which the container lacks; its routes: %s", want,
+		w.expect(isThere, "the result has a route to %v with gw %q, which the container lacks; its routes: %s", want,
 			text(r, "gw"), encode(all))
 	}
 }
 
-// droppedItems returns the items of a list that former has and result does not have. Items are compared by name.
+// droppedItems returns the items of the list at key that only former has. Items are compared by their key name.
 func droppedItems(former, result object, key, name string) (missing []string) {
 	for _, f := range list(former, key) {
 		if !slices.ContainsFunc(list(result, key), func(r object) bool { return r[name] == f[name] }) {
@@ -148,7 +147,7 @@ func addPrevResult(w *world) {
 	a := w.attach()
 	missing := slices.Concat(droppedItems(a.prev, a.result, "interfaces", "name"),
 		droppedItems(a.prev, a.result, "ips", "address"), droppedItems(a.prev, a.result, "routes", "dst"))
-	w.expect(len(missing) == 0, "the result lacks what prevResult has: %v", missing)
+	w.expect(len(missing) == 0, "the result lacks items of prevResult: %v", missing)
 	prev, _ := a.prev["dns"].(object)
 	dns, _ := a.result["dns"].(object)
 	w.expect(len(prev) == 0 || len(dns) > 0, "the result lacks the dns of prevResult")
@@ -156,9 +155,9 @@ func addPrevResult(w *world) {
 
 func addIPAMAbbreviated(w *world) {
 	a := w.attach()
-	w.expect(a.result["interfaces"] == nil, "the result has interfaces")
+	w.expect(a.result["interfaces"] == nil, "an IPAM plugin's result must not have interfaces")
 	for _, ip := range list(a.result, "ips") {
-		w.expect(ip["interface"] == nil, "the address %v has an interface", ip["address"])
+		w.expect(ip["interface"] == nil, "an IPAM plugin's ips must not have an interface; %v has", ip["address"])
 	}
 }
 
@@ -185,7 +184,7 @@ func addCapabilities(w *world) {
 	w.noError(CheckResult(w.Spec, a.result))
 	if mac := text(args, "mac"); mac != "" && w.Info.Kind&IPAM == 0 {
 		got := text(w.link(a, a.ifName), "address")
-		w.expect(got == mac, "the MAC address is %s, but runtimeConfig has %s", got, mac)
+		w.expect(got == mac, "the MAC address is %s, but runtimeConfig.mac is %s", got, mac)
 	}
 	w.succeeds("CHECK", a, w.capabilities())
 	w.succeeds("DEL", a, w.capabilities())

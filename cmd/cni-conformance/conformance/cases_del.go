@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// succeedsAfter returns a case in which a command succeeds after a change of the container.
+// succeedsAfter returns a case in which a command succeeds after an event.
 func succeedsAfter(event event, command string) func(*world) {
 	return func(w *world) {
 		a := w.attach()
@@ -13,10 +13,10 @@ func succeedsAfter(event event, command string) func(*world) {
 	}
 }
 
-// event changes an attached container, and returns a description.
+// event alters an attached container, and returns a description for the report, such as the commands that it ran.
 type event func(*world, *attachment) string
 
-// after notes an event before a call.
+// after returns a change that only describes an event, for the report.
 func after(event string) change { return func(c *call) { c.note += " after " + event } }
 
 func detach(w *world, a *attachment) string {
@@ -42,7 +42,7 @@ func delContainer(w *world) {
 	})
 }
 
-// delRestores returns a case in which DEL leaves nothing in sections of the host's state.
+// delRestores returns a case in which these sections of the host's state are the same before ADD and after DEL.
 func delRestores(sections ...string) func(*world) {
 	return func(w *world) {
 		w.finish(w.attach(w.capabilities()), w.capabilities())
@@ -55,12 +55,12 @@ func delRestores(sections ...string) func(*world) {
 	}
 }
 
-// delWith returns a case in which a DEL with less information succeeds and leaves nothing.
-func delWith(less change) func(*world) {
+// delWith returns a case in which a DEL with a change succeeds and leaves nothing.
+func delWith(c change) func(*world) {
 	return func(w *world) {
 		before := w.warmHost()
 		a := w.attach()
-		w.succeeds("DEL", a, less)
+		w.succeeds("DEL", a, c)
 		w.removeContainer(a)
 		w.settles(before, "after DEL")
 	}
@@ -73,8 +73,8 @@ func delNetnsGone(w *world) {
 	w.add(a)
 	w.ip("", "netns del "+a.id)
 	w.succeeds("DEL", a)
-	// Devices inside a namespace disappear with it, including devices of preceding plugins.
-	w.settles(before, "after DEL of a container whose namespace is gone", before...)
+	// All earlier lines are optional, because devices of preceding plugins disappear with the namespace.
+	w.settles(before, "after DEL of a container whose namespace no longer exists", before...)
 }
 
 func delAfterFailedAdd(w *world) {
@@ -103,7 +103,7 @@ func checkChangesNothing(w *world) {
 	w.unchanged(w.bothStates(a), "CHECK changed something", func() { w.succeeds("CHECK", a) })
 }
 
-// addRoute adds a route by the gateway of the first address and reports it, as a later plugin may do.
+// addRoute adds a route through the first IPv4 gateway, and adds it to the result, as a later plugin may do.
 func addRoute(w *world, a *attachment) string {
 	for _, ip := range list(a.result, "ips") {
 		if gw := text(ip, "gateway"); strings.Contains(gw, ".") {
@@ -112,10 +112,10 @@ func addRoute(w *world, a *attachment) string {
 			return w.ip(a.id, "route add 203.0.113.0/24 via "+gw+" dev "+a.ifName+" onlink")
 		}
 	}
-	return w.skip("the result has no gateway")
+	return w.skip("the result has no IPv4 gateway")
 }
 
-// addInterface adds an interface with an address, as a later plugin may do, and reports them.
+// addInterface adds an interface with an address, and adds both to the result, as a later plugin may do.
 func addInterface(w *world, a *attachment) string {
 	interfaces := anyList(a.result["interfaces"])
 	ip := object{"address": "198.51.100.1/32", "interface": len(interfaces)}
@@ -128,7 +128,7 @@ func addInterface(w *world, a *attachment) string {
 		"addr add 198.51.100.1/32 dev later0", "link set later0 up")
 }
 
-// checkFailsAfter returns a case in which CHECK fails after a change of the container.
+// checkFailsAfter returns a case in which CHECK fails after an event.
 func checkFailsAfter(event event) func(*world) {
 	return func(w *world) {
 		a := w.attach()
@@ -150,7 +150,7 @@ func removeRoute(w *world, a *attachment) string {
 			return "ip route del " + text(r, "dst")
 		}
 	}
-	return w.skip("the result has no route of the main table")
+	return w.skip("the main table has no route of the result")
 }
 
 func setDown(w *world, a *attachment) string {
@@ -165,7 +165,7 @@ func checkRulesMissing(w *world) {
 	before := w.rules().only("nftables", "iptables")
 	w.add(a, w.capabilities())
 	if len(before.diff(w.rules().only("nftables", "iptables"))) == 0 {
-		w.skip("ADD created no rules of the packet filter")
+		w.skip("ADD created no nftables or iptables rules")
 	}
 	_, err := command("", "sh", "-ec", `nft flush ruleset
 		for t in filter nat mangle; do iptables-legacy -t $t -F || :; ip6tables-legacy -t $t -F || :; done`)
@@ -190,7 +190,7 @@ func gcRemovesStale(w *world) {
 	a, b := w.attach(), w.container()
 	before := w.hostState()
 	w.add(b)
-	w.ip("", "netns del "+b.id) // GC may assume this
+	w.ip("", "netns del "+b.id) // a plugin may remove only attachments without a namespace
 	w.gc(a)
 	w.settles(before, "after GC of a stale attachment", before...)
 	w.succeeds("CHECK", a)
@@ -198,7 +198,7 @@ func gcRemovesStale(w *world) {
 
 func gcOtherNetwork(w *world) {
 	a := w.attach()
-	state := func() snapshot {
+	state := func() snapshot { // GC may create files for the other network, such as a lock
 		return slices.DeleteFunc(w.bothStates(a)(), func(line string) bool { return strings.Contains(line, "-other") })
 	}
 	w.unchanged(state, "GC of another network changed something", func() {

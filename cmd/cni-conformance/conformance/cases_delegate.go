@@ -8,8 +8,9 @@ import (
 	"strings"
 )
 
-// script observes the IPAM plugin in its place.
-const script = `#!/bin/sh
+// observer is a script in the place of the IPAM plugin. It records the call, fails if the file fail.COMMAND exists, and
+// otherwise executes the IPAM plugin.
+const observer = `#!/bin/sh
 call=` + suiteDir + `/calls/$CNI_COMMAND.$$
 cat /proc/$$/environ >$call.env
 cat >$call.conf
@@ -21,21 +22,21 @@ fi
 exec %s <$call.conf
 `
 
-// observe puts the script before the IPAM plugin; it returns the change of calls that makes plugins find it.
+// observe writes the observer, and returns the change that makes plugins find it before the IPAM plugin.
 func (w *world) observe() change {
 	name := ipamType(w.Subject.Plugins[0])
 	program, err := find(w.path, name)
 	w.noError(err)
-	w.noError(os.WriteFile(suiteDir+"/delegate/"+name, fmt.Appendf(nil, script, program), 0o755))
+	w.noError(os.WriteFile(suiteDir+"/delegate/"+name, fmt.Appendf(nil, observer, program), 0o755))
 	return func(c *call) { c.vars["CNI_PATH"] = suiteDir + "/delegate:" + c.vars["CNI_PATH"] }
 }
 
-// failDelegate lets the delegate fail a command.
+// failDelegate makes the observer fail when it is called with a command.
 func (w *world) failDelegate(command string) {
 	w.noError(os.WriteFile(suiteDir+"/fail."+command, nil, 0o644))
 }
 
-// observed returns the environments ("env") or the configurations ("conf") of the delegate's calls with a command.
+// observed returns the environments (part "env") or inputs (part "conf") of the IPAM plugin's calls with a command.
 func (w *world) observed(command, part string) (all []string) {
 	files, _ := filepath.Glob(suiteDir + "/calls/" + command + ".*." + part)
 	for _, file := range files {
@@ -46,16 +47,16 @@ func (w *world) observed(command, part string) (all []string) {
 	return all
 }
 
-// delegates returns a case in which a command calls the IPAM plugin with it.
+// delegates returns a case in which the plugin calls the IPAM plugin with the same command.
 func delegates(command string) func(*world) {
 	return func(w *world) {
 		a, changes := w.prepare(command, w.observe())
 		w.succeeds(command, a, changes...)
-		w.expect(len(w.observed(command, "conf")) > 0, "%s does not call the IPAM plugin with it", command)
+		w.expect(len(w.observed(command, "conf")) > 0, "the IPAM plugin was not called with CNI_COMMAND=%s", command)
 	}
 }
 
-// delegateError returns a case in which a command fails because the IPAM plugin fails.
+// delegateError returns a case in which a command fails if the IPAM plugin fails.
 func delegateError(command string) func(*world) {
 	return func(w *world) {
 		a, changes := w.prepare(command, w.observe())
@@ -64,11 +65,11 @@ func delegateError(command string) func(*world) {
 	}
 }
 
-// observedAdd attaches a container with values that the delegate must receive, and returns the plugin's call.
+// observedAdd calls ADD with values that the IPAM plugin must receive, and returns the plugin's own call.
 func (w *world) observedAdd() (c call) {
 	w.attach(w.observe(), set("CNI_ARGS", "IgnoreUnknown=1"), set("CNI_CONFORMANCE", "a variable of the runtime"),
 		keys(object{"conformanceUnknownKey": object{"b": "2", "a": []any{1.0, nil}}}), func(last *call) { c = *last })
-	w.expect(len(w.observed("ADD", "conf")) > 0, "ADD does not call the IPAM plugin")
+	w.expect(len(w.observed("ADD", "conf")) > 0, "ADD did not call the IPAM plugin")
 	return c
 }
 
@@ -84,21 +85,22 @@ func delegateConfiguration(w *world) {
 	want := string(encode(w.observedAdd().conf))
 	got := w.observed("ADD", "conf")[0]
 	o, _ := decodeOne(got)
-	w.expect(string(encode(o)) == want, "the IPAM plugin received\n    %s\n  and the plugin\n    %s", got, want)
+	w.expect(string(encode(o)) == want, "the IPAM plugin received\n    %s\n  but the plugin\n    %s", got, want)
 }
 
-// delegateType puts a program where a name with a slash leads, and checks that the plugin does not run it.
+// delegateType checks that the plugin does not run an IPAM plugin whose type has slashes, although the path exists.
 func delegateType(w *world) {
 	ipam, _ := w.Subject.Plugins[0]["ipam"].(object)
 	bad := clone(ipam, object{"type": "../delegate/" + text(ipam, "type")})
 	ans := w.call("ADD", w.container(), w.observe(), keys(object{"ipam": bad}))
-	w.expect(ans.exit != 0 && len(w.observed("ADD", "conf")) == 0, "ADD ran the IPAM plugin %v: %v", bad["type"], ans)
+	ran := len(w.observed("ADD", "conf")) > 0
+	w.expect(ans.exit != 0 && !ran, "ADD accepts the path %v as ipam.type: %v", bad["type"], ans)
 }
 
 func delegateStderr(w *world) {
 	ans := w.succeeds("ADD", w.container(), w.observe())
-	w.expect(strings.Contains(ans.stderr, "conformance-delegate-stderr"),
-		"the plugin's standard error does not contain the IPAM plugin's")
+	const message = "the plugin's standard error lacks what the IPAM plugin wrote to its own"
+	w.expect(strings.Contains(ans.stderr, "conformance-delegate-stderr"), message)
 }
 
 func delegateDelAfterFailedAdd(w *world) {
@@ -113,5 +115,5 @@ func delegateFailedAdd(w *world) {
 		return w.bothStates(a)().only("link", "address", "route", "rule", "nftables", "iptables")
 	}
 	w.failDelegate("ADD")
-	w.unchanged(state, "a failed ADD left something", func() { w.fails("ADD", a, w.observe()) })
+	w.unchanged(state, "ADD left something after the IPAM plugin failed", func() { w.fails("ADD", a, w.observe()) })
 }

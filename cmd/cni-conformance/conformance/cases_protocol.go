@@ -7,21 +7,17 @@ import (
 	"strings"
 )
 
-// version calls VERSION and returns the object.
+// version calls VERSION, which must succeed, and returns the answer.
 func (w *world) version(changes ...change) object {
 	changes = append([]change{input(object{"cniVersion": w.Spec})}, changes...)
 	return w.decode(w.succeeds("VERSION", nil, changes...))
 }
 
-// input replaces the whole configuration.
-func input(o object) change { return func(c *call) { c.conf = o } }
-
 func versionSupported(w *world) {
 	o := w.version()
 	supported, ok := o["supportedVersions"].([]any)
 	w.expect(ok && len(supported) > 0, "supportedVersions is %v, not a list of versions", o["supportedVersions"])
-	w.expect(slices.Contains(supported, any(w.Spec)), "supportedVersions %v has no %s, the version of the call",
-		supported, w.Spec)
+	w.expect(slices.Contains(supported, any(w.Spec)), "supportedVersions %v lacks cniVersion %s", supported, w.Spec)
 	w.expect(text(o, "cniVersion") != "", "cniVersion is %v, not a version", o["cniVersion"])
 }
 
@@ -36,24 +32,24 @@ func versionEnvironment(w *world) {
 	w.version(func(c *call) { c.vars = map[string]string{"CNI_COMMAND": "VERSION"} })
 }
 
-// eachVersion attaches a container with each version that the plugin supports, and checks the result.
+// eachVersion returns a case that attaches a container with each version that the plugin supports, and checks the
+// result.
 func eachVersion(check func(version string, result object) error) func(*world) {
 	return func(w *world) {
 		for _, v := range w.Info.Supported {
 			if v < "0.3.0" && w.Info.Kind&Chained != 0 {
-				continue // no version without prevResult has chains
+				continue // a chain needs prevResult, which versions before 0.3.0 do not have
 			}
 			w.Spec = v
 			a := w.attach()
-			if err := check(v, a.result); err != nil {
-				w.fail("the result for version %s: %v", v, err)
-			}
+			err := check(v, a.result)
+			w.expect(err == nil, "the result for version %s: %v", v, err)
 			w.finish(a)
 		}
 	}
 }
 
-// sameVersion checks the version of a result. Results before 0.3.0 did not need it.
+// sameVersion checks the cniVersion of a result. It may be absent before 0.3.0.
 func sameVersion(version string, result object) error {
 	if got := result["cniVersion"]; got != version && (version >= "0.3.0" || got != nil) {
 		return fmt.Errorf("cniVersion is %v, not %s", got, version)
@@ -69,7 +65,7 @@ func succeeds(command string) func(*world) {
 	}
 }
 
-// output returns a case in which a command succeeds with the right form of output.
+// output returns a case in which a command succeeds and its standard output has the right form.
 func output(command string) func(*world) {
 	return func(w *world) {
 		a, changes := w.prepare(command)
@@ -83,7 +79,8 @@ func accepts(c change) func(*world) {
 	return func(w *world) { w.finish(w.attach(c), c) }
 }
 
-// refuses returns a case in which ADD fails with each of the changes. A value with "../escaped" must not become a file.
+// refuses returns a case in which ADD fails with each of the changes. For a change with the value "../escaped", it also
+// checks that no file has this name.
 func refuses(changes ...change) func(*world) {
 	return func(w *world) {
 		for _, c := range changes {
@@ -94,7 +91,7 @@ func refuses(changes ...change) func(*world) {
 	}
 }
 
-// refusesWith returns a case in which ADD fails with a code.
+// refusesWith returns a case in which ADD with a change fails, and its error has this code.
 func refusesWith(code float64, c change) func(*world) {
 	return func(w *world) {
 		o := w.addError(w.container(), c)
@@ -108,7 +105,7 @@ func errorObject(w *world) {
 }
 
 func errorVersion(w *world) {
-	got := text(w.addError(w.container(), unset("CNI_IFNAME")), "cniVersion") // any version in 0.4.0
+	got := text(w.addError(w.container(), unset("CNI_IFNAME")), "cniVersion") // 0.4.0 allows any version
 	w.expect(got == w.Spec || got != "" && w.Spec < "1.0.0", "the error's cniVersion is %q, not %s", got, w.Spec)
 }
 
@@ -117,7 +114,7 @@ func errorReserved(w *world) {
 	for _, c := range []change{raw("{"), unset("CNI_CONTAINERID"), keys(object{"cniVersion": "99.0.0"}),
 		set("CNI_NETNS", "/run/netns/none")} {
 		ans := w.call("ADD", w.container(), c)
-		if ans.exit == 0 { // another case's fault
+		if ans.exit == 0 { // other cases report this
 			continue
 		}
 		code, _ := w.decode(ans)["code"].(float64)
@@ -129,7 +126,7 @@ func environmentNames(w *world) {
 	for _, name := range []string{"CNI_CONTAINERID", "CNI_IFNAME", "CNI_NETNS"} {
 		ans := w.call("ADD", w.container(), unset(name))
 		if o, _ := decodeOne(ans.stdout); ans.exit != 0 && o["code"] == 4.0 {
-			w.expect(strings.Contains(ans.stdout, name), "the error of code 4 does not name %s", name)
+			w.expect(strings.Contains(ans.stdout, name), "%s is missing; the error with code 4 does not name it", name)
 		}
 	}
 }
@@ -143,8 +140,8 @@ func configReservedKeys(w *world) {
 	accepts(keys(more))(w)
 }
 
-// configBadValues gives each key of the author's configuration a value of another type. The plugin may ignore the key,
-// so ADD may succeed; it must not crash, mix results and errors, or leave something that DEL does not remove.
+// configBadValues replaces the value of each key of the configuration with one of another type. The plugin may ignore a
+// key, so ADD may succeed. It must not crash or print a wrong form of output, and DEL must remove what it leaves.
 func configBadValues(w *world) {
 	before := w.warmHost()
 	conf := w.Subject.Plugins[0]
@@ -158,7 +155,7 @@ func configBadValues(w *world) {
 		}
 		a := w.container()
 		ans := w.call("ADD", a, keys(object{key: bad}))
-		w.expect(ans.exit < 100, "%v", ans)
+		w.expect(ans.exit < 100, "expected success, or a failure with exit status 1 to 99: %v", ans)
 		w.noError(CheckOutput("ADD", ans.exit, ans.stdout))
 		if ans.exit == 0 {
 			a.result, _ = decodeOne(ans.stdout)

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// allAtOnce calls do for all attachments simultaneously.
+// allAtOnce calls do for all attachments simultaneously, and fails the case if one of them fails it.
 func (w *world) allAtOnce(all []*attachment, do func(a *attachment)) {
 	failures := make([]any, len(all))
 	var group sync.WaitGroup
@@ -46,20 +46,20 @@ func loadConcurrent(w *world) {
 	}
 }
 
-// distinct checks that no two attachments have the same address, unless the configuration itself has the addresses.
+// distinct checks that no two attachments have the same address, unless the configuration has fixed addresses.
 func (w *world) distinct(all []*attachment) {
 	owners := map[string]string{}
 	for _, a := range all {
 		for _, ip := range list(a.result, "ips") {
 			address := text(ip, "address")
 			owner := cmp.Or(owners[address], a.id)
-			w.expect(w.Info.FixedAddresses || owner == a.id, "%s and %s have the same address %s", owner, a.id, address)
+			w.expect(w.Info.FixedAddresses || owner == a.id, "%s and %s got the same address %s", owner, a.id, address)
 			owners[address] = owner
 		}
 	}
 }
 
-// cleansUpAfterKill returns a case that kills a command at random moments, spread over the duration of an ADD.
+// cleansUpAfterKill returns a case in which DEL leaves nothing after a command was killed, at random moments of an ADD.
 func cleansUpAfterKill(command string) func(*world) {
 	const kills = 8
 	return func(w *world) {
@@ -80,7 +80,7 @@ func cleansUpAfterKill(command string) func(*world) {
 	}
 }
 
-// listAttach attaches a container to the list.
+// listAttach creates a container and calls ADD of each plugin of the list.
 func (w *world) listAttach() *attachment {
 	a := w.container()
 	for _, conf := range w.Subject.Plugins {
@@ -90,7 +90,7 @@ func (w *world) listAttach() *attachment {
 	return a
 }
 
-// listEach calls a command of each plugin, DEL in reverse order, with the final result.
+// listEach calls a command of each plugin with the last plugin's result, and DEL in reverse order.
 func (w *world) listEach(command string, a *attachment, changes ...change) {
 	all := slices.Clone(w.Subject.Plugins)
 	if command == "DEL" {
@@ -113,7 +113,7 @@ func listAdd(w *world) {
 	}
 }
 
-// listLeavesNothing returns a case in which do, which attaches and detaches a container, leaves nothing on the host.
+// listLeavesNothing returns a case in which do, which attaches a container and detaches it, leaves nothing on the host.
 func listLeavesNothing(do func(w *world)) func(*world) {
 	return func(w *world) {
 		a := w.listAttach()
@@ -137,7 +137,7 @@ func listDelWithoutPrevResult(w *world) {
 	w.listEach("DEL", a, keys(object{"prevResult": nil}), unset("CNI_NETNS"))
 }
 
-// listDelAfterPartialAdd is an ADD of which only the first plugin was called.
+// listDelAfterPartialAdd calls ADD of the first plugin only, and DEL of all.
 func listDelAfterPartialAdd(w *world) { w.listEach("DEL", w.attach()) }
 
 func listGC(w *world) {

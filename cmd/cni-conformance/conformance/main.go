@@ -18,10 +18,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// caseFlag is the argument of a case's process.
+// caseFlag makes the program run the job that it reads from standard input. The program calls itself with it.
 const caseFlag = "--run-case"
 
-// Main runs the program. Its status is 1 if a MUST failed, and 2 after wrong usage or if the cases cannot run.
+// Main runs the program. The exit status is 1 if a MUST failed, and 2 for wrong usage or if the cases cannot run.
 func Main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, unix.SIGTERM)
 	defer stop()
@@ -48,29 +48,31 @@ type settings struct {
 	list, plugin, config, spec string
 	focus, skip                regexp.Regexp
 	tap, junit                 string
-	cases                      bool
+	cases                      bool // only print the cases
 }
 
 func parse(args []string) (s settings, err error) {
+	const usage = "Usage: cni-conformance (--plugin NAME --config FILE | --list FILE | --cases) [OPTION...]"
 	never := regexp.MustCompile("^$")
 	s.Ignore = new(regexp.Regexp)
 	var path string
 	f := flag.NewFlagSet("cni-conformance", flag.ContinueOnError)
-	f.StringVar(&path, "path", cmp.Or(os.Getenv("CNI_PATH"), "/opt/cni/bin"), "`DIRS` with plugins")
-	f.StringVar(&s.list, "list", "", "test the plugins of the list in `FILE` and the list itself")
+	f.Usage = func() { fmt.Fprintln(f.Output(), usage); f.PrintDefaults() }
+	f.StringVar(&path, "path", cmp.Or(os.Getenv("CNI_PATH"), "/opt/cni/bin"), "`DIRS` with plugins, as in PATH")
+	f.StringVar(&s.list, "list", "", "test each plugin of the list in `FILE`, and the list itself")
 	f.StringVar(&s.plugin, "plugin", "", "test the plugin `NAME`; needs --config")
-	f.StringVar(&s.config, "config", "", "`FILE` with a working configuration of the plugin")
+	f.StringVar(&s.config, "config", "", "`FILE` with a working configuration of the plugin, one JSON object")
 	f.StringVar(&s.spec, "spec", "", "`VERSION` of the specification: "+strings.Join(specs, ", ")+
 		" (default: the newest that\nthe plugin supports)")
 	f.TextVar(&s.focus, "focus", regexp.MustCompile(""), "run only the cases whose names match `REGEXP`")
 	f.TextVar(&s.skip, "skip", never, "do not run the cases whose names match `REGEXP`")
 	f.StringVar(&s.Setup, "setup", "", "shell `COMMANDS` that prepare the host of each case")
 	f.StringVar(&s.IfName, "ifname", "eth0", "`NAME` in CNI_IFNAME")
-	f.TextVar(s.Ignore, "ignore", never, "files whose paths match `REGEXP` are not leftovers")
+	f.TextVar(s.Ignore, "ignore", never, "files that may stay after DEL, such as logs: paths that match `REGEXP`")
 	f.IntVar(&s.Parallel, "parallel", 64, "`N` attachments of the concurrency case; lower it for a small address range")
 	f.StringVar(&s.tap, "tap", "", "write a TAP report to `FILE`")
 	f.StringVar(&s.junit, "junit", "", "write a JUnit report to `FILE`")
-	f.BoolVar(&s.cases, "cases", false, "print the cases and their citations")
+	f.BoolVar(&s.cases, "cases", false, "only print the cases and their citations")
 	if err := f.Parse(args); err != nil {
 		return s, err
 	}
@@ -81,14 +83,14 @@ func parse(args []string) (s settings, err error) {
 	case s.spec != "" && !slices.Contains(specs, s.spec):
 		return s, fmt.Errorf("--spec %q: choose one of %s", s.spec, strings.Join(specs, ", "))
 	case !s.cases && ((s.list == "") == (s.plugin == "") || (s.plugin == "") != (s.config == "")):
-		return s, errors.New("pass either --list FILE or --plugin NAME and --config FILE")
+		return s, errors.New("pass either --list FILE, or --plugin NAME with --config FILE")
 	case s.Parallel < 1 || s.Parallel > 250:
-		return s, errors.New("--parallel is 1 to 250")
+		return s, fmt.Errorf("--parallel %d: choose 1 to 250", s.Parallel)
 	}
 	return s, nil
 }
 
-// run returns the number of failed MUST.
+// run loads the subjects, probes each one and runs its cases. It returns the number of failed MUSTs.
 func run(ctx context.Context, args []string) (musts int, err error) {
 	s, err := parse(args)
 	if err != nil {
@@ -121,12 +123,12 @@ func run(ctx context.Context, args []string) (musts int, err error) {
 		}
 	}
 	if r.Total == 0 {
-		return 0, errors.New("no case was selected")
+		return 0, errors.New("no case was selected; --cases prints the names for --focus and --skip")
 	}
 	return r.end(), errors.Join(r.write(s.tap, tap), r.write(s.junit, junit))
 }
 
-// runAll runs two cases for each processor at a time, and returns the outcomes in the order of the cases.
+// runAll runs the cases, two for each processor simultaneously, and returns the outcomes in the order of the cases.
 func runAll(ctx context.Context, j job, cases []Case) []outcome {
 	outcomes := make([]outcome, len(cases))
 	free := make(chan struct{}, 2*runtime.GOMAXPROCS(0))

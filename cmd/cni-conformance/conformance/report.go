@@ -16,7 +16,7 @@ type report struct {
 	Suites []suite
 	Total  int
 	count  map[string]int    // cases of each status, and failed cases of each word
-	first  map[string]string // the first case of each problem
+	first  map[string]string // the first case with each problem
 }
 
 // suite has the results of a subject.
@@ -61,13 +61,13 @@ func (r *report) add(c Case, o outcome) {
 	}
 }
 
-// Explain returns the citation, the problem, and some of the last calls.
+// Explain returns the citation, the problem, and up to calls of the last calls, as indented lines.
 func (r result) Explain(indent string, calls int) string {
 	text := fmt.Sprintf("CNI %s, %s: %q\n%s", r.Spec, r.Section, r.Text, r.problem(calls))
 	return indent + strings.ReplaceAll(text, "\n", "\n"+indent)
 }
 
-// problem returns the detail and some of the last calls, without an answer that the detail already has.
+// problem returns the detail and up to calls of the last calls. It omits answers that are part of the detail.
 func (r result) problem(calls int) string {
 	text := r.Detail
 	for _, call := range r.Calls[max(0, len(r.Calls)-calls):] {
@@ -80,7 +80,7 @@ func (r result) problem(calls int) string {
 	return text
 }
 
-// end prints the sums, and returns the number of failed MUST.
+// end prints the sums, and returns the number of failed MUSTs.
 func (r *report) end() (musts int) {
 	n := func(key any) int { return r.count[fmt.Sprint(key)] }
 	fmt.Fprintf(r.out, "%d cases: %d passed, %d skipped, %d failed: %d MUST, %d SHOULD, %d MAY\n", r.Total, n(passed),
@@ -91,7 +91,7 @@ func (r *report) end() (musts int) {
 	return n(Must)
 }
 
-// write writes the report to a file, unless the path is empty.
+// write writes the report to a file in the form of TAP or JUnit XML, unless the path is empty.
 func (r *report) write(path string, form *template.Template) error {
 	if path == "" {
 		return nil

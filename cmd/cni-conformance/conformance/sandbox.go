@@ -2,6 +2,7 @@ package conformance
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -16,41 +17,36 @@ import (
 )
 
 const (
-	suiteDir = "/run/cni-conformance" // the suite's directory in a case's namespaces
+	suiteDir = "/run/cni-conformance" // in the namespaces of a job
 	netnsDir = "/run/netns"
 )
 
-// job is the input of a case's process.
+// job is a case with a subject: the input of a child process.
 type job struct {
 	Subject subject
 	Info    info
 	Spec    string
-	Case    string // empty: probe the subject
+	Case    string // name of the case; empty for the probe
 }
 
-// limit returns the time limit of a call. On a busy machine an ADD of the probe takes longer, too.
+// limit returns the time limit of a call, which follows the duration of the probe's ADD on this machine.
 func (j job) limit() time.Duration { return max(time.Minute, 100*j.Info.AddTime) }
 
 // status of a case.
 type status string
 
-const (
-	passed  status = "ok"
-	failed  status = "failed"
-	skipped status = "skipped"
-	broken  status = "cannot run"
-)
+const passed, failed, skipped, broken status = "ok", "failed", "skipped", "cannot run"
 
-// outcome is the output of a case's process.
+// outcome is the outcome of a job: the output of its process.
 type outcome struct {
 	Status status
 	Detail string
-	Calls  []string // the calls of the case, if it failed
-	Info   info
+	Calls  []string // the last three calls, if the case failed
+	Info   info     // of the probe
 	Took   time.Duration
 }
 
-// runJob runs a case in a process with namespaces of its own.
+// runJob runs a job in a child process with new namespaces.
 func runJob(ctx context.Context, j job, stderr *os.File) outcome {
 	begin := time.Now()
 	limit := 3 * j.limit()
@@ -73,17 +69,17 @@ func runJob(ctx context.Context, j job, stderr *os.File) outcome {
 	}
 	switch {
 	case ctx.Err() != nil:
-		o = outcome{Status: failed, Detail: fmt.Sprintf("the case did not end within %v", limit)}
+		o = outcome{Status: failed, Detail: fmt.Sprintf("%s did not end within %v", cmp.Or(j.Case, "the probe"), limit)}
 	case err != nil && cmd.ProcessState == nil:
 		o = outcome{Status: broken, Detail: "namespaces: " + err.Error() + "; run as root, or allow user namespaces"}
 	case err != nil:
-		o = outcome{Status: broken, Detail: "the case's process: " + err.Error()}
+		o = outcome{Status: broken, Detail: "the process of the case failed: " + err.Error()}
 	}
 	o.Took = time.Since(begin)
 	return o
 }
 
-// serveCase is the main function of a case's process.
+// serveCase is the main function of the child process.
 func serveCase(stdin, stdout, stderr *os.File) error {
 	var j job
 	if err := json.NewDecoder(stdin).Decode(&j); err != nil {
@@ -96,12 +92,11 @@ func serveCase(stdin, stdout, stderr *os.File) error {
 	if err != nil {
 		return json.NewEncoder(stdout).Encode(outcome{Status: broken, Detail: err.Error()})
 	}
-	w := &world{job: j, path: path}
-	return json.NewEncoder(stdout).Encode(w.runCase())
+	return json.NewEncoder(stdout).Encode((&world{job: j, path: path}).runCase())
 }
 
-// enter gives the new mount namespace its own /proc, /sys and directories in memory, and makes all else read-only. It
-// returns the paths at which the directories with plugins are visible now.
+// enter mounts /proc, /sys and directories in memory in the new mount namespace, and makes everything else read-only.
+// It returns the paths at which the directories with plugins are visible afterwards.
 func enter(plugins []string) (path []string, err error) {
 	if err := mount("none", "/", "", unix.MS_REC|unix.MS_PRIVATE); err != nil {
 		return nil, err
@@ -115,12 +110,13 @@ func enter(plugins []string) (path []string, err error) {
 	}
 	readOnly := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY}
 	if err := unix.MountSetattr(unix.AT_FDCWD, "/", unix.AT_RECURSIVE, &readOnly); err != nil {
-		return nil, fmt.Errorf("make the machine's files read-only (Linux 5.12): %w", err)
+		return nil, fmt.Errorf("make the machine's files read-only, which needs Linux 5.12: %w", err)
 	}
 	if err := mount("proc", "/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC); err != nil {
 		return nil, err
 	}
-	// If a container engine masks parts of /sys, the kernel refuses a new one, and the machine's is visible, read-only.
+	// If a container engine masks parts of /sys, the kernel refuses to mount it. The machine's /sys then stays,
+	// read-only.
 	_ = mount("sysfs", "/sys", "sysfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC)
 	for _, dir := range []string{"/run", "/var/lib", "/var/log", "/tmp"} {
 		err := mount("tmpfs", dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV)
@@ -139,7 +135,7 @@ func enter(plugins []string) (path []string, err error) {
 	return path, err
 }
 
-// tmpfsDirs returns the directories in memory, including those that the setup commands mounted.
+// tmpfsDirs returns the directories in memory, also if the setup commands mounted them.
 func tmpfsDirs() (dirs []string) {
 	mounts, _ := os.ReadFile("/proc/mounts")
 	for line := range strings.Lines(string(mounts)) {
@@ -162,7 +158,7 @@ func prepareHost(setup string, path []string, stderr *os.File) error {
 	cmd := exec.Command("sh", "-ec", "ip link set lo up\nexport CNI_PATH="+strings.Join(path, ":")+"\n"+setup)
 	cmd.Stdout, cmd.Stderr = stderr, stderr
 	if err := cmd.Run(); err != nil {
-		return fmt.Errorf("prepare the host with iproute2 and --setup: %w", err)
+		return fmt.Errorf("prepare the host of a case with ip (iproute2) and the commands of --setup: %w", err)
 	}
 	return nil
 }

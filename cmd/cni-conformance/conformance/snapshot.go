@@ -11,13 +11,14 @@ import (
 	"time"
 )
 
-// snapshot has a line for each object of a host or a container, its section first, without values that change.
+// snapshot has a line for each object of a host or a container. A line begins with its section: link, address, route,
+// rule, nftables, iptables, qdisc, file or process. It omits values that change by themselves.
 type snapshot []string
 
-// diff returns the lines that only one of the snapshots has.
+// diff returns the lines that only one of the snapshots has, those of s as missing and those of now as left.
 func (s snapshot) diff(now snapshot) (lines []string) {
 	for _, line := range s {
-		hasFiles := func(l string) bool { return strings.HasPrefix(l, line+"/") } // an empty directory before
+		hasFiles := func(l string) bool { return strings.HasPrefix(l, line+"/") } // line was an empty directory
 		if !slices.Contains(now, line) && !slices.ContainsFunc(now, hasFiles) {
 			lines = append(lines, "missing: "+line)
 		}
@@ -30,7 +31,7 @@ func (s snapshot) diff(now snapshot) (lines []string) {
 	return lines
 }
 
-// only returns the lines of some sections.
+// only returns the lines of these sections.
 func (s snapshot) only(sections ...string) snapshot {
 	return slices.DeleteFunc(slices.Clone(s), func(line string) bool {
 		section, _, _ := strings.Cut(line, " ")
@@ -38,7 +39,7 @@ func (s snapshot) only(sections ...string) snapshot {
 	})
 }
 
-// about returns the lines about a device, or the lines about other devices.
+// about returns the lines about a device, or if isAbout is false all other lines.
 func (s snapshot) about(dev string, isAbout bool) snapshot {
 	return slices.DeleteFunc(slices.Clone(s), func(line string) bool {
 		return strings.Contains(line+" ", " dev "+dev+" ") != isAbout
@@ -50,7 +51,7 @@ func (w *world) hostState() snapshot {
 	return slices.Concat(w.netState(""), w.rules(), w.files(), processes())
 }
 
-// bothStates returns a function for the states of the host and of a container.
+// bothStates returns a function that returns the states of the host and of a container.
 func (w *world) bothStates(a *attachment) func() snapshot {
 	return func() snapshot {
 		all := w.hostState()
@@ -74,7 +75,7 @@ func (w *world) netState(netns string) (s snapshot) {
 	for _, l := range w.listing(netns, "-d", "addr") {
 		info, _ := l["linkinfo"].(object)
 		l["dev"], l["kind"], l["up"] = l["ifname"], info["info_kind"], isUp(l)
-		if l["kind"] == "bridge" { // it follows the ports
+		if l["kind"] == "bridge" { // its address changes with its ports
 			delete(l, "address")
 		}
 		add("link", l, "dev", "kind", "address", "mtu", "master", "up")
@@ -86,13 +87,13 @@ func (w *world) netState(netns string) (s snapshot) {
 	}
 	for _, family := range []string{"-4", "-6"} {
 		for _, r := range w.listing(netns, family, "-d", "route", "show", "table", "all") {
-			isAddress := r["type"] != "unicast" || strings.HasPrefix(text(r, "dst"), "fe80:") // from the kernel
-			if family == "-4" || !isAddress {
+			isByKernel := r["type"] != "unicast" || strings.HasPrefix(text(r, "dst"), "fe80:") // of an address
+			if family == "-4" || !isByKernel {
 				add("route", r, "dst", "gateway", "dev", "table", "type")
 			}
 		}
 		for _, r := range w.listing(netns, family, "rule") {
-			if _, isByKernel := r["l3mdev"]; !isByKernel { // for the first VRF, for ever
+			if _, isByKernel := r["l3mdev"]; !isByKernel { // created with the first VRF, never removed
 				add("rule "+family, r, "priority", "src", "srclen", "dst", "iif", "fwmark", "table")
 			}
 		}
@@ -122,12 +123,12 @@ func (w *world) rules() (s snapshot) {
 	add := func(section, name string, args ...string) {
 		out, err := command("", name, args...)
 		if err != nil {
-			return // the machine, the kernel or the namespace lacks it
+			return // the program or the kernel's support is missing
 		}
 		chain := ""
 		for line := range strings.Lines(out) {
 			line = strings.TrimSpace(line)
-			if strings.HasSuffix(line, "{") { // the same rule of two chains is two lines
+			if strings.HasSuffix(line, "{") { // part of each line, because two chains may have equal rules
 				chain = line
 			}
 			if line != "" && line != "}" && !strings.HasPrefix(line, "#") && !strings.HasPrefix(line, "qdisc noqueue") {
@@ -146,14 +147,14 @@ func (w *world) rules() (s snapshot) {
 	return s
 }
 
-// files lists the files and the empty directories in memory.
+// files lists the files and the empty directories on each tmpfs.
 func (w *world) files() (s snapshot) {
 	for _, dir := range tmpfsDirs() {
 		_ = filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
 			if path == suiteDir || path == netnsDir {
 				return fs.SkipDir
 			}
-			entries, _ := os.ReadDir(path) // none in a file
+			entries, _ := os.ReadDir(path) // a file has none
 			if err == nil && len(entries) == 0 && !w.Subject.Options.Ignore.MatchString(path) {
 				s = append(s, "file "+path)
 			}
@@ -202,30 +203,29 @@ func (w *world) warmHost() snapshot {
 	return w.hostState()
 }
 
-// unchanged checks that do does not change a state.
-func (w *world) unchanged(state func() snapshot, what string, do func()) {
+// unchanged calls do, and fails the case with the message if state then returns another snapshot than before.
+func (w *world) unchanged(state func() snapshot, message string, do func()) {
 	before := state()
 	do()
-	w.same(before, state(), what)
+	w.same(before, state(), message)
 }
 
-// same checks that two states are equal.
-func (w *world) same(before, now snapshot, what string) {
+// same checks that two snapshots are equal.
+func (w *world) same(before, now snapshot, message string) {
 	const most = 12
 	diff := before.diff(now)
 	if n := len(diff); n > most {
 		diff = append(diff[:most:most], fmt.Sprintf("and %d more lines", n-most))
 	}
-	w.expect(len(diff) == 0, "%s:\n    %s", what, strings.Join(diff, "\n    "))
+	w.expect(len(diff) == 0, "%s:\n    %s", message, strings.Join(diff, "\n    "))
 }
 
-// settles checks that the host returns to its state before; the optional lines may be missing. It waits, because the
-// kernel removes a namespace and its links in the background.
+// settles waits until the host is in its state before again, and fails the case after 20 seconds. It waits because the
+// kernel removes a namespace and its links in the background. Optional lines may be missing.
 func (w *world) settles(before snapshot, when string, optional ...string) {
-	const limit = 20 * time.Second
 	state := func() snapshot { return append(w.hostState(), optional...) }
 	now := state()
-	for end := time.Now().Add(limit); len(before.diff(now)) > 0 && time.Now().Before(end); now = state() {
+	for end := time.Now().Add(20 * time.Second); len(before.diff(now)) > 0 && time.Now().Before(end); now = state() {
 		<-time.After(100 * time.Millisecond)
 	}
 	w.same(before, now, when+", the host differs from before ADD")

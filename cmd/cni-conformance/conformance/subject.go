@@ -14,10 +14,10 @@ import (
 
 // subject is a plugin or a list under test.
 type subject struct {
-	Kind    Kinds
+	Kind    Kinds    // 0 if the probe must find out whether the plugin is an interface or a chained plugin
 	Name    string   // of the executable, or of the list
 	Network string   // the configuration's name
-	Plugins []object // the configuration of one plugin, or the entries of a list
+	Plugins []object // the configuration of one plugin, or of each plugin of the list
 	Before  []object // the plugins that precede this one in its list
 	Options options
 }
@@ -26,19 +26,19 @@ type subject struct {
 type options struct {
 	Path     []string // directories with plugins
 	IfName   string
-	Setup    string         // shell commands that prepare a host
-	Ignore   *regexp.Regexp // files that are not leftovers
+	Setup    string         // shell commands that prepare the host of a case
+	Ignore   *regexp.Regexp // matches the paths of files that are not leftovers
 	Parallel int            // attachments of the concurrency case
 }
 
-// info has the results of the probe.
+// info is the result of the probe.
 type info struct {
 	Kind            Kinds
 	Spec            string        // the version of the specification to test
-	Supported       []string      // versions
-	ManyAttachments bool          // the configuration allows two attachments at a time
+	Supported       []string      // values of cniVersion
+	ManyAttachments bool          // the configuration allows two attachments or more at a time
 	FixedAddresses  bool          // the configuration gives all attachments the same addresses
-	AddTime         time.Duration // of an ADD
+	AddTime         time.Duration // duration of ADD
 }
 
 // load reads the configuration of one plugin, or a list. It returns each plugin as a subject, and the list itself if it
@@ -54,14 +54,14 @@ func load(o settings) (all []subject, err error) {
 		return nil, fmt.Errorf("%s: %w", file, err)
 	}
 	name, plugins := text(conf, "name"), list(conf, "plugins")
-	isIPAM := ipamType(conf) == o.plugin && text(conf, "type") != o.plugin
+	isIPAM := ipamType(conf) == o.plugin && text(conf, "type") != o.plugin // conf is its caller's
 	switch {
 	case name == "":
-		return nil, fmt.Errorf("%s has no name", file)
+		return nil, fmt.Errorf("%s has no key name", file)
 	case o.list == "" && plugins != nil:
 		return nil, fmt.Errorf("%s is a list of plugins; pass it with --list", file)
 	case o.list != "" && plugins == nil:
-		return nil, fmt.Errorf("%s has no plugins; pass a plugin's configuration with --config", file)
+		return nil, fmt.Errorf("%s has no key plugins; pass the configuration of one plugin with --config", file)
 	case o.list == "" && isIPAM:
 		_, err := find(o.Path, o.plugin)
 		return []subject{{Kind: IPAM, Name: o.plugin, Network: name, Plugins: []object{conf}, Options: o.options}}, err
@@ -69,8 +69,8 @@ func load(o settings) (all []subject, err error) {
 		plugins = []object{clone(conf, object{"type": o.plugin})}
 	}
 	for i, p := range plugins {
-		s := subject{Name: text(p, "type"), Network: name, Plugins: plugins[i : i+1], Before: plugins[:i]}
-		s.Options = o.options
+		s := subject{Name: text(p, "type"), Network: name, Plugins: plugins[i : i+1], Before: plugins[:i],
+			Options: o.options}
 		if i > 0 {
 			s.Kind = Chained
 		}
@@ -85,10 +85,10 @@ func load(o settings) (all []subject, err error) {
 	return all, nil
 }
 
-// find returns the path of an executable.
+// find returns the path of a plugin's executable.
 func find(dirs []string, name string) (string, error) {
 	if name == "" || strings.Contains(name, "/") {
-		return "", fmt.Errorf("%q is not the name of a plugin", name)
+		return "", fmt.Errorf("%q is not the name of a plugin, which is not empty and has no slash", name)
 	}
 	for _, dir := range dirs {
 		path := filepath.Join(dir, name)
@@ -105,8 +105,8 @@ func ipamType(conf object) string {
 	return text(ipam, "type")
 }
 
-// capabilityArgs returns values for the capabilities that a configuration declares, by CONVENTIONS.md. The suite cannot
-// know addresses that suit the plugin, so ips and ipRanges are absent.
+// capabilityArgs returns values for the capabilities that a configuration declares, in the forms of the specification's
+// CONVENTIONS.md. It has no ips and ipRanges, because the suite does not know which addresses the plugin accepts.
 func capabilityArgs(conf object) object {
 	known := object{
 		"mac":          "02:ca:fe:00:00:01",

@@ -10,22 +10,21 @@ import (
 	"time"
 )
 
-// world is the host of a case, in the process's namespaces.
+// world is the environment of a running case: its job, and a host, which is the namespaces of the process.
 type world struct {
 	job
 	path []string // CNI_PATH
-
-	mu  sync.Mutex
-	log []string // calls
-	n   int      // containers so far
+	mu   sync.Mutex
+	log  []string // each call with its answer; mu guards it
+	n    int      // number of containers so far
 }
 
-// fail ends the case, from any depth.
+// fail ends the case as failed: it panics, and runCase recovers.
 func (w *world) fail(format string, args ...any) {
 	panic(outcome{Status: failed, Detail: fmt.Sprintf(format, args...)})
 }
 
-// skip ends the case. Its type lets an event return it.
+// skip ends the case as skipped. It never returns; it has a result so that an event can end with "return w.skip(...)".
 func (w *world) skip(why string) string { panic(outcome{Status: skipped, Detail: why}) }
 
 // expect fails the case unless ok.
@@ -35,13 +34,9 @@ func (w *world) expect(ok bool, format string, args ...any) {
 	}
 }
 
-func (w *world) noError(err error) {
-	if err != nil {
-		w.fail("%v", err)
-	}
-}
+func (w *world) noError(err error) { w.expect(err == nil, "%v", err) }
 
-// runCase runs the case and returns its outcome.
+// runCase runs the case of the job, or the probe, and returns its outcome.
 func (w *world) runCase() (o outcome) {
 	defer func() {
 		switch end := recover().(type) {
@@ -62,17 +57,17 @@ func (w *world) runCase() (o outcome) {
 	return outcome{Status: passed}
 }
 
-// attachment is a container with the calls of its life.
+// attachment is a container and the parameters of the calls that attach it.
 type attachment struct {
-	id, ifName, netns string
-	hostEnd           string // host end of the interface that the suite created
-
-	plugin object // configuration of the subject; each call derives its own from it
-	prev   object // the result of the preceding plugin
-	result object // of ADD
+	id, ifName, netns string // CNI_CONTAINERID, CNI_IFNAME and CNI_NETNS
+	hostEnd           string // host end of the veth pair that the suite created, if any
+	plugin            object // configuration of the plugin; each call derives its own from it
+	prev              object // prevResult of ADD: the result of the preceding plugin
+	result            object // result of ADD, the prevResult of later calls
 }
 
-// container creates a container, c1 for the first one. For a chained or an IPAM plugin it has an interface already.
+// container creates a container: c1, c2 and so on. For a chained or an IPAM plugin, the suite or the preceding plugins
+// of the list have created its interface.
 func (w *world) container() *attachment {
 	w.n++
 	a := &attachment{id: fmt.Sprintf("c%d", w.n), ifName: w.Subject.Options.IfName, plugin: w.Subject.Plugins[0]}
@@ -89,8 +84,8 @@ func (w *world) container() *attachment {
 	return a
 }
 
-// createInterface creates a veth pair. For a chained plugin it has addresses, and a.prev is the result of a plugin that
-// could have created it.
+// createInterface creates a veth pair. For a chained plugin it also adds addresses and routes, and sets a.prev to the
+// result that an interface plugin would have returned.
 func (w *world) createInterface(a *attachment) {
 	a.hostEnd = fmt.Sprintf("made%d", w.n)
 	hostMAC, mac := fmt.Sprintf("02:ca:fe:01:00:%02x", w.n), fmt.Sprintf("02:ca:fe:02:00:%02x", w.n)
@@ -114,7 +109,7 @@ func (w *world) createInterface(a *attachment) {
 		"dns":    object{"nameservers": []any{"10.213.0.1"}}}
 }
 
-// ip runs commands of ip(8) on the host, or in a namespace, and returns them as text.
+// ip runs commands of ip(8) on the host, or in a namespace, and returns the commands as text, for the note of a call.
 func (w *world) ip(netns string, commands ...string) string {
 	args := []string{"-batch", "-"}
 	if netns != "" {
@@ -132,7 +127,7 @@ func (w *world) attach(changes ...change) *attachment {
 	return a
 }
 
-// needManyAttachments skips the case unless the configuration allows several attachments.
+// needManyAttachments skips the case if the configuration does not allow several attachments.
 func (w *world) needManyAttachments() {
 	if !w.Info.ManyAttachments {
 		w.skip("the configuration allows one attachment at a time")
@@ -145,7 +140,7 @@ func (w *world) finish(a *attachment, changes ...change) {
 	w.removeContainer(a)
 }
 
-// removeContainer removes a container, after the DEL of the preceding plugins.
+// removeContainer removes a container, after it has called DEL of the preceding plugins.
 func (w *world) removeContainer(a *attachment) {
 	for _, conf := range slices.Backward(w.Subject.Before) {
 		b := *a
@@ -158,7 +153,8 @@ func (w *world) removeContainer(a *attachment) {
 	w.ip("", "netns del "+a.id)
 }
 
-// prepare prepares the call of a command. DEL, CHECK and GC get an attached container.
+// prepare returns the arguments for a valid call of a command: a new container for ADD, an attached one for DEL and
+// CHECK, and nil for STATUS and GC. The valid attachments of GC have an attached container.
 func (w *world) prepare(command string, changes ...change) (*attachment, []change) {
 	switch command {
 	case "ADD":
@@ -173,7 +169,7 @@ func (w *world) prepare(command string, changes ...change) (*attachment, []chang
 	return a, changes
 }
 
-// probe finds out the kind of plugin, its versions, and whether the configuration works.
+// probe finds out the kind of the plugin, its versions, and whether the configuration works.
 func (w *world) probe() info {
 	w.Info = info{Kind: w.Subject.Kind, Supported: w.supported()}
 	configured := newest([]string{text(w.Subject.Plugins[0], "cniVersion")})
@@ -197,7 +193,8 @@ func (w *world) probe() info {
 	panic(outcome{Status: broken, Detail: "ADD with the configuration fails: " + strings.Join(problems, "; ")})
 }
 
-// tryKind attaches two containers and completes the information, or returns why the plugin is not of this kind.
+// tryKind attaches two containers as for a plugin of this kind, and completes w.Info. It returns why ADD does not work,
+// or an empty string.
 func (w *world) tryKind(kind Kinds) (problem string) {
 	w.Info.Kind = kind
 	a := w.container()
@@ -228,7 +225,7 @@ func (w *world) tryKind(kind Kinds) (problem string) {
 
 // supported returns the versions that the subject's plugins and the preceding ones support.
 func (w *world) supported() []string {
-	all := slices.Clone(versions)
+	all := slices.Clone(cniVersions)
 	for _, conf := range slices.Concat(w.Subject.Before, w.Subject.Plugins) {
 		o, _ := decodeOne(w.call("VERSION", &attachment{plugin: conf}).stdout)
 		all = slices.DeleteFunc(all, func(v string) bool {
@@ -238,10 +235,10 @@ func (w *world) supported() []string {
 	return all
 }
 
-// newest returns the newest of these versions for which cases exist, or nothing.
-func newest(of []string) (newest string) {
+// newest returns the newest of the supported versions that the cases cite, or an empty string.
+func newest(supported []string) (newest string) {
 	for _, v := range specs {
-		if slices.Contains(of, v) {
+		if slices.Contains(supported, v) {
 			newest = v
 		}
 	}
