@@ -1,23 +1,34 @@
 package conformance_test
 
-// preamble begins each broken plugin, which stands before the correct plugin in CNI_PATH. The suite has the directories
-// of --path at /run/cni-conformance/path. The first container is c1, and each namespace has its container's name.
+// preamble begins the script of each broken plugin, which precedes the correct plugin in CNI_PATH. The directory of the
+// script is /run/cni-conformance/path/0, and that of the correct plugin /run/cni-conformance/path/1. The containers are
+// c1, c2 and so on, and a container's namespace has the same name. Scripts use these functions:
+//
+//	plugin            executes the correct plugin with the configuration in $conf
+//	is COMMAND        succeeds if CNI_COMMAND is COMMAND
+//	answer            executes the correct plugin, and sets out and rc to its output and exit status
+//	finish            prints $out and exits with $rc
+//	edit FILTER       executes the correct plugin, applies the jq filter to a result, and exits
+//	editError FILTER  does the same to an error object
+//	editConf FILTER   applies the jq filter to the configuration
+//
+// The file or directory $mark is for what a script must remember about a container.
 const preamble = `#!/bin/sh
 conf=$(cat)
 plugin() { printf '%s' "$conf" | "/run/cni-conformance/path/1/${0##*/}"; }
 is() { [ "$CNI_COMMAND" = "$1" ]; }
 answer() { out=$(plugin); rc=$?; }
 finish() { printf '%s' "$out"; exit "$rc"; }
-edit() { answer; [ "$rc" != 0 ] || out=$(printf '%s' "$out" | jq "$1"); finish; } # changes a result
+edit() { answer; [ "$rc" != 0 ] || out=$(printf '%s' "$out" | jq "$1"); finish; }
 editError() { answer; [ "$rc" = 0 ] || out=$(printf '%s' "$out" | jq "$1"); finish; }
 editConf() { conf=$(printf '%s' "$conf" | jq "$1"); }
 mark=/run/mark-$CNI_CONTAINERID
 `
 
-// fault is a broken plugin: the correct plugin with a fault.
+// fault is a broken plugin: shell code that runs before the correct plugin, or instead of it if the code exits.
 type fault struct{ subject, code string }
 
-// broken has a plugin for each case, which must fail on it.
+// broken has for each case a broken plugin, with which the case must fail.
 var broken = map[string]fault{
 	"version/supported": {"bridge",
 		`is VERSION && echo '{"cniVersion":"1.1.0","supportedVersions":["0.4.0"]}' && exit`},

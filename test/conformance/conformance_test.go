@@ -1,4 +1,4 @@
-// Package conformance_test runs cni-conformance: correct plugins pass, and each case fails on its broken plugin.
+// Package conformance_test runs cni-conformance: correct plugins pass each case, and a broken plugin fails each case.
 package conformance_test
 
 import (
@@ -27,7 +27,7 @@ func TestMain(m *testing.M) { nstest.Main(m) }
 
 func TestConformance(t *testing.T) { nstest.RunSpecs(t, "conformance") }
 
-// firewall needs a version with prevResult; its rules are for the addresses of prevResult.
+// The configurations of the subjects. firewall is a chained plugin, whose rules are for the addresses in prevResult.
 const (
 	bridge = `{"cniVersion": "1.1.0", "name": "net", "type": "bridge", "isGateway": true, "ipMasq": true,
 		"capabilities": {"mac": true}, "ipam": {"type": "host-local", "subnet": "10.1.0.0/16",
@@ -37,7 +37,7 @@ const (
 		"ipam": {"type": "host-local", "subnet": "10.1.0.0/16"}}, {"type": "tuning", "mtu": 1400}]}`
 )
 
-// configs are the subjects of the broken plugins, and faulty the plugin of a list that is broken.
+// configs has the configuration of each subject. faulty has the name of the broken plugin if the subject is a list.
 var (
 	configs = map[string]string{"bridge": bridge, "firewall": firewall, "host-local": bridge, "list": list}
 	faulty  = map[string]string{"list": "tuning"}
@@ -49,8 +49,8 @@ type suite struct {
 	path string // directories with plugins
 }
 
-// plugins returns a suite with the built plugins.
-func plugins() suite {
+// newSuite returns a suite that finds the built plugins.
+func newSuite() suite {
 	GinkgoHelper()
 	return suite{GinkgoT().TempDir(), filepath.Dir(nstest.Build("bridge"))}
 }
@@ -76,21 +76,21 @@ func (s suite) run(subject string, more ...string) (exit int, report string) {
 
 var _ = Describe("correct plugins", Label("conformance"), func() {
 	for _, subject := range []string{"bridge", "firewall", "host-local", "list"} {
-		only := Label() // make test tries one
-		if subject != "bridge" {
-			only = Label("slow")
+		label := Label()
+		if subject != "bridge" { // make test runs bridge only
+			label = Label("slow")
 		}
-		It(subject+" passes", only, func() {
+		It(subject+" passes", label, func() {
 			nstest.Build("host-local")
 			nstest.Build("tuning")
-			exit, report := plugins().run(subject, "--skip", "unknown-args") // which Hawser rejects
+			exit, report := newSuite().run(subject, "--skip", "unknown-args") // Hawser rejects unknown CNI_ARGS
 			Expect(exit).To(BeZero(), report)
 			Expect(report).To(ContainSubstring(" 0 failed"))
 		})
 	}
 
 	It("passes without root, if the kernel allows user namespaces", func() {
-		s := plugins()
+		s := newSuite()
 		Expect(os.WriteFile(filepath.Join(s.dir, "conf"), []byte(bridge), 0o644)).To(Succeed())
 		out, err := exec.Command("unshare", "--user", "--map-user=1000", "--map-group=1000",
 			nstest.Build("cni-conformance"), "--path", s.path, "--plugin", "bridge", "--config",
@@ -103,7 +103,7 @@ var _ = Describe("correct plugins", Label("conformance"), func() {
 	})
 
 	It("says so if the kernel refuses the namespaces", func() {
-		s := plugins()
+		s := newSuite()
 		Expect(os.WriteFile(filepath.Join(s.dir, "conf"), []byte(bridge), 0o644)).To(Succeed())
 		out, err := exec.Command("unshare", "--user", "--map-root-user", "sh", "-c",
 			`echo 0 >/proc/sys/user/max_net_namespaces; "$0" --path "$1" --plugin bridge --config "$2"; echo "exit $?"`,
@@ -148,7 +148,7 @@ var _ = Describe("broken plugins", Label("broken"), func() {
 		var mu sync.Mutex
 		var wrong []string
 		for name, f := range broken {
-			s := plugins()
+			s := newSuite()
 			free <- struct{}{}
 			all.Go(func() {
 				defer GinkgoRecover()
@@ -165,7 +165,8 @@ var _ = Describe("broken plugins", Label("broken"), func() {
 	})
 })
 
-// breaks runs a case on its broken plugin, and returns what is wrong unless the case fails.
+// breaks runs a case with its broken plugin. It returns a description of the problem if the case does not fail, or if
+// the exit status is not that of a failed MUST, SHOULD or MAY.
 func (s suite) breaks(name string, f fault) string {
 	plugin := f.subject
 	if faulty[plugin] != "" {
@@ -178,22 +179,22 @@ func (s suite) breaks(name string, f fault) string {
 	s.path = dir + ":" + s.path
 	spec := "1.1.0"
 	if name == "version/without-input" {
-		spec = "0.4.0" // newer versions have an input
+		spec = "0.4.0" // newer versions require an input
 	}
 	exit, report := s.run(f.subject, "--spec", spec, "--focus", "^"+name+"$")
 	m := regexp.MustCompile(`(MUST|SHOULD|MAY) +failed +` + name + "\n").FindStringSubmatch(report)
 	switch {
 	case m == nil:
 		return fmt.Sprintf("%s does not fail: exit status %d\n%s", name, exit, report)
-	case exit != map[bool]int{true: 1}[m[1] == "MUST"]:
+	case exit != map[bool]int{true: 1, false: 0}[m[1] == "MUST"]:
 		return fmt.Sprintf("%s: exit status %d\n%s", name, exit, report)
 	}
 	return ""
 }
 
 var _ = Describe("reports", Label("reports"), func() {
-	It("has the failed MUST and the failed SHOULD in TAP and JUnit XML", func() {
-		s := plugins()
+	It("have the failed MUST and the failed SHOULD in TAP and JUnit XML", func() {
+		s := newSuite()
 		s.path = filepath.Join(s.dir, "broken") + ":" + s.path
 		Expect(os.Mkdir(filepath.Join(s.dir, "broken"), 0o755)).To(Succeed())
 		script := preamble + "is DEL && exit 1\nplugin\n"
@@ -224,8 +225,8 @@ var _ = Describe("reports", Label("reports"), func() {
 		Expect(suites.Suites[0].Skipped).To(HaveLen(2))
 	})
 
-	It("explains wrong usage, a missing plugin and a configuration that does not work", func() {
-		s := plugins()
+	It("explain wrong usage, a missing plugin and a configuration that does not work", func() {
+		s := newSuite()
 		for _, c := range []struct{ text, subject, flag, value string }{
 			{"no executable none in", "none", "--spec", "1.1.0"},
 			{"choose one of 0.4.0, 1.0.0, 1.1.0", "bridge", "--spec", "2.0.0"},
@@ -239,7 +240,7 @@ var _ = Describe("reports", Label("reports"), func() {
 	})
 })
 
-// quotes are the citations of the suite; text is compared without markup and punctuation, which quotations lack.
+// markup matches the markup and punctuation of the specification, which plain removes because citations lack it.
 var markup = regexp.MustCompile("(?m)^\\s*[-*] |\\[|\\]\\([^)]*\\)|[`*_\"“”',\\\\]")
 
 func plain(text string) string {
