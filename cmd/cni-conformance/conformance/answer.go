@@ -134,7 +134,7 @@ func decodeForm(o object, form any) error {
 	var wrong *json.UnmarshalTypeError
 	switch {
 	case errors.As(err, &wrong):
-		return fmt.Errorf("the key %s must not be a JSON %s", wrong.Field, wrong.Value)
+		return fmt.Errorf("%s has the wrong type: a JSON %s", wrong.Field, wrong.Value)
 	case err != nil:
 		return fmt.Errorf("an ip, gateway or gw is wrong: %w", err)
 	}
