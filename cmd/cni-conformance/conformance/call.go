@@ -132,8 +132,7 @@ func (w *world) call(command string, a *attachment, changes ...change) answer {
 	return w.exec(c)
 }
 
-// exec runs a plugin in a process group of its own, and logs the call. It fails the case if the plugin exceeds the
-// limit, or if a process that the plugin started keeps the output open.
+// exec runs a plugin in a new process group, and logs the call. All its processes must end or close the output in time.
 func (w *world) exec(c call) answer {
 	stdin := []byte(c.raw)
 	if c.conf != nil {

@@ -70,9 +70,8 @@ var (
 	cniVersions = []string{"0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"}
 )
 
-// citations has a line for each citation, with tabs between the case, the first version that has the text, the level
-// ("-" if that version dropped the statement), the section, and the text word for word, with " ... " for omissions. The
-// lines of a case are in the order of the versions.
+// citations has a line for each citation, old versions first: the case, the first version that has the text, the level
+// ("-" if that version dropped the statement), the section, and the text word for word, with " ... " for omissions.
 //
 //go:embed citations.tsv
 var citations string

@@ -32,8 +32,7 @@ func versionEnvironment(w *world) {
 	w.version(func(c *call) { c.vars = map[string]string{"CNI_COMMAND": "VERSION"} })
 }
 
-// eachVersion returns a case that attaches a container with each version that the plugin supports, and checks the
-// result.
+// eachVersion returns a case that checks the result of ADD with each version that the plugin supports.
 func eachVersion(check func(version string, result object) error) func(*world) {
 	return func(w *world) {
 		for _, v := range w.Info.Supported {
@@ -79,8 +78,7 @@ func accepts(c change) func(*world) {
 	return func(w *world) { w.finish(w.attach(c), c) }
 }
 
-// refuses returns a case in which ADD fails with each of the changes. For a change with the value "../escaped", it also
-// checks that no file has this name.
+// refuses returns a case in which ADD fails with each change, and "../escaped" in a change does not become a file.
 func refuses(changes ...change) func(*world) {
 	return func(w *world) {
 		for _, c := range changes {

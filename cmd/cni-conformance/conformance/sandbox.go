@@ -115,8 +115,7 @@ func enter(plugins []string) (path []string, err error) {
 	if err := mount("proc", "/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC); err != nil {
 		return nil, err
 	}
-	// If a container engine masks parts of /sys, the kernel refuses to mount it. The machine's /sys then stays,
-	// read-only.
+	// The kernel refuses a new /sys if a container engine masks parts of it. The machine's /sys then stays, read-only.
 	_ = mount("sysfs", "/sys", "sysfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC)
 	for _, dir := range []string{"/run", "/var/lib", "/var/log", "/tmp"} {
 		err := mount("tmpfs", dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV)

@@ -66,8 +66,7 @@ type attachment struct {
 	result            object // result of ADD, the prevResult of later calls
 }
 
-// container creates a container: c1, c2 and so on. For a chained or an IPAM plugin, the suite or the preceding plugins
-// of the list have created its interface.
+// container creates a container: c1, c2 and so on. A chained or an IPAM plugin finds an interface in it.
 func (w *world) container() *attachment {
 	w.n++
 	a := &attachment{id: fmt.Sprintf("c%d", w.n), ifName: w.Subject.Options.IfName, plugin: w.Subject.Plugins[0]}
@@ -193,8 +192,7 @@ func (w *world) probe() info {
 	panic(outcome{Status: broken, Detail: "ADD with the configuration fails: " + strings.Join(problems, "; ")})
 }
 
-// tryKind attaches two containers as for a plugin of this kind, and completes w.Info. It returns why ADD does not work,
-// or an empty string.
+// tryKind attaches two containers as for this kind, and completes w.Info. It returns why ADD does not work, if so.
 func (w *world) tryKind(kind Kinds) (problem string) {
 	w.Info.Kind = kind
 	a := w.container()
