@@ -16,6 +16,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"unicode/utf8"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -165,6 +166,15 @@ var _ = Describe("broken plugins", Label("broken"), func() {
 	})
 })
 
+// write writes a plugin that has a fault, and returns its directory.
+func (s suite) write(plugin, code string) string {
+	dir := filepath.Join(s.dir, "broken")
+	Expect(os.Mkdir(dir, 0o755)).To(Succeed())
+	script := preamble + code + "\nplugin\n"
+	Expect(os.WriteFile(filepath.Join(dir, plugin), []byte(script), 0o755)).To(Succeed())
+	return dir
+}
+
 // breaks runs a case with its broken plugin. It returns a description of the problem if the case does not fail, or if
 // the exit status is not that of a failed MUST, SHOULD or MAY.
 func (s suite) breaks(name string, f fault) string {
@@ -172,11 +182,7 @@ func (s suite) breaks(name string, f fault) string {
 	if faulty[plugin] != "" {
 		plugin = faulty[plugin]
 	}
-	dir := filepath.Join(s.dir, "broken")
-	Expect(os.Mkdir(dir, 0o755)).To(Succeed())
-	script := preamble + f.code + "\nplugin\n"
-	Expect(os.WriteFile(filepath.Join(dir, plugin), []byte(script), 0o755)).To(Succeed())
-	s.path = dir + ":" + s.path
+	s.path = s.write(plugin, f.code) + ":" + s.path
 	spec := "1.1.0"
 	if name == "version/without-input" {
 		spec = "0.4.0" // newer versions require an input
@@ -192,13 +198,67 @@ func (s suite) breaks(name string, f fault) string {
 	return ""
 }
 
+// hostile plugins break the suite's own work, and unusual ones are correct: the specification allows what they do.
+var _ = Describe("hostile and unusual plugins", Label("hostile"), func() {
+	for what, c := range map[string]struct{ code, focus, report string }{
+		"a negative index": {`is ADD && edit '.ips[0].interface = -1'`, "^add/(format|addresses-exist)$", "1 failed: 1 MUST"},
+		"an address that is an object": {`is ADD && edit '.ips[0].address = {}'`, "^add/format$",
+			"IPs.Address has the wrong type"},
+		"50 MB of output": {`is CHECK && { yes | head -c 50000000; exit; }`, "^check/output$", "standard output: y y y"},
+		"a message of 2 MB": {`is CHECK && { printf '{"code": 7, "msg": "'; yes | head -c 900000 | tr '\n' ' '; echo '"}'; exit 1; }`,
+			"^check/output$", "error with code 7: y y y"},
+		"the same rule for each ADD": {
+			`is ADD && { nft add table ip left; nft add chain ip left c; nft add rule ip left c accept; }`,
+			"^del/packet-filter$", "left: nftables chain c { accept"},
+		"exit status 255 for errors": {`plugin || exit 255; exit`, "^error/|^environment/(command|required)$", " 0 failed"},
+		"unknown keys are errors": {`case $conf in *conformanceUnknownKey*) exit 1 ;; esac`, "^delegate/environment$",
+			" 0 failed"},
+		"no need of CNI_CONTAINERID": {
+			`is ADD && [ -z "$CNI_CONTAINERID" ] && export CNI_CONTAINERID=c0`, "^error/object$", " 0 failed"},
+	} {
+		It("has "+what, func() {
+			s := plugins()
+			s.path = s.write("bridge", c.code) + ":" + s.path
+			tap, junit := filepath.Join(s.dir, "tap"), filepath.Join(s.dir, "junit")
+			_, report := s.run("bridge", "--focus", c.focus, "--tap", tap, "--junit", junit)
+			Expect(report).To(ContainSubstring(c.report))
+			Expect(len(report)).To(BeNumerically("<", 10_000))
+		})
+	}
+
+	It("writes no control characters", func() {
+		s := plugins()
+		s.path = s.write("bridge", `is CHECK && { printf '\377\000\033[2J' >&2
+			printf '{"code": 7, "msg": "a\\u0000b\\u001b[31m\\r- \\uffff"}'; exit 1; }`) + ":" + s.path
+		tap, junit := filepath.Join(s.dir, "tap"), filepath.Join(s.dir, "junit")
+		exit, report := s.run("bridge", "--focus", "^check/after-add$", "--tap", tap, "--junit", junit)
+		Expect(exit).To(Equal(1), report)
+		for _, file := range []string{tap, junit} {
+			text, err := os.ReadFile(file)
+			Expect(err).NotTo(HaveOccurred())
+			report += string(text)
+		}
+		Expect(utf8.ValidString(report)).To(BeTrue())
+		Expect(report).To(MatchRegexp(`a.b.\[31m`))
+		Expect(report).NotTo(MatchRegexp(`[\x00-\x09\x0b-\x1f\x7f]|\x{ffff}`))
+	})
+
+	It("a list with disableCheck is not called with CHECK", func() {
+		s := plugins()
+		nstest.Build("host-local")
+		nstest.Build("tuning")
+		configs["list"] = strings.Replace(list, `"name"`, `"disableCheck": true, "name"`, 1)
+		DeferCleanup(func() { configs["list"] = list })
+		exit, report := s.run("list", "--focus", "^check/after-add$|^list/")
+		Expect(exit).To(BeZero(), report)
+		Expect(report).To(ContainSubstring("check/after-add: the list disables CHECK"))
+	})
+})
+
 var _ = Describe("reports", Label("reports"), func() {
 	It("have the failed MUST and the failed SHOULD in TAP and JUnit XML", func() {
 		s := newSuite()
-		s.path = filepath.Join(s.dir, "broken") + ":" + s.path
-		Expect(os.Mkdir(filepath.Join(s.dir, "broken"), 0o755)).To(Succeed())
-		script := preamble + "is DEL && exit 1\nplugin\n"
-		Expect(os.WriteFile(filepath.Join(s.dir, "broken", "bridge"), []byte(script), 0o755)).To(Succeed())
+		s.path = s.write("bridge", "is DEL && exit 1") + ":" + s.path
 		tap, junit := filepath.Join(s.dir, "tap"), filepath.Join(s.dir, "junit")
 		exit, report := s.run("bridge", "--focus", "^(del/twice|del/output|add/output|del/others)$", "--tap", tap,
 			"--junit", junit)

@@ -33,10 +33,9 @@ func decodeOne(text string) (object, error) {
 // CheckOutput checks the standard output of a command. With exit status 0 it must be one result object after ADD and
 // VERSION, and empty after other commands. Otherwise it must be one error object, whose cniVersion may be missing.
 func CheckOutput(command string, exit int, stdout string) error {
-	if exit == 0 && command != "ADD" && command != "VERSION" {
-		if stdout != "" {
-			return fmt.Errorf("a successful %s must print nothing on standard output", command)
-		}
+	if exit == 0 && command != "ADD" && command != "VERSION" && stdout != "" {
+		return fmt.Errorf("a successful %s must print nothing on standard output", command)
+	} else if exit == 0 && command != "ADD" && command != "VERSION" {
 		return nil
 	}
 	o, err := decodeOne(stdout)
@@ -158,6 +157,16 @@ func anyList(v any) []any {
 
 func text(o object, key string) string {
 	s, _ := o[key].(string)
+	return s
+}
+
+// canonical returns an address or prefix as the kernel's tools print it.
+func canonical(s string) string {
+	if p, err := netip.ParsePrefix(s); err == nil {
+		return p.String()
+	} else if a, err := netip.ParseAddr(s); err == nil {
+		return a.String()
+	}
 	return s
 }
 

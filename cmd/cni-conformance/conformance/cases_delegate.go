@@ -16,7 +16,7 @@ cat /proc/$$/environ >$call.env
 cat >$call.conf
 echo conformance-delegate-stderr >&2
 if [ -e ` + suiteDir + `/fail.$CNI_COMMAND ]; then
-	echo '{"cniVersion":"1.0.0","code":111,"msg":"the delegate fails as the case demands"}'
+	echo '{"cniVersion":"%s","code":111,"msg":"the delegate fails as the case demands"}'
 	exit 1
 fi
 exec %s <$call.conf
@@ -27,7 +27,7 @@ func (w *world) observe() change {
 	name := ipamType(w.Subject.Plugins[0])
 	program, err := find(w.path, name)
 	w.noError(err)
-	w.noError(os.WriteFile(suiteDir+"/delegate/"+name, fmt.Appendf(nil, observer, program), 0o755))
+	w.noError(os.WriteFile(suiteDir+"/delegate/"+name, fmt.Appendf(nil, observer, w.Spec, program), 0o755))
 	return func(c *call) { c.vars["CNI_PATH"] = suiteDir + "/delegate:" + c.vars["CNI_PATH"] }
 }
 
@@ -66,15 +66,14 @@ func delegateError(command string) func(*world) {
 }
 
 // observedAdd calls ADD with values that the IPAM plugin must receive, and returns the plugin's own call.
-func (w *world) observedAdd() (c call) {
-	w.attach(w.observe(), set("CNI_ARGS", "IgnoreUnknown=1"), set("CNI_CONFORMANCE", "a variable of the runtime"),
-		keys(object{"conformanceUnknownKey": object{"b": "2", "a": []any{1.0, nil}}}), func(last *call) { c = *last })
+func (w *world) observedAdd(changes ...change) (c call) {
+	w.attach(append(changes, w.observe(), func(last *call) { c = *last })...)
 	w.expect(len(w.observed("ADD", "conf")) > 0, "ADD did not call the IPAM plugin")
 	return c
 }
 
 func delegateEnvironment(w *world) {
-	c := w.observedAdd()
+	c := w.observedAdd(set("CNI_ARGS", "IgnoreUnknown=1"), set("CNI_CONFORMANCE", "a variable of the runtime"))
 	env := strings.Split(w.observed("ADD", "env")[0], "\x00")
 	for name, value := range c.vars {
 		w.expect(slices.Contains(env, name+"="+value), "the IPAM plugin did not receive %s=%s", name, value)
@@ -82,7 +81,8 @@ func delegateEnvironment(w *world) {
 }
 
 func delegateConfiguration(w *world) {
-	want := string(encode(w.observedAdd().conf))
+	more := object{"conformanceUnknownKey": object{"b": "2", "a": []any{1.0, nil}}}
+	want := string(encode(w.observedAdd(keys(more)).conf))
 	got := w.observed("ADD", "conf")[0]
 	o, _ := decodeOne(got)
 	w.expect(string(encode(o)) == want, "the IPAM plugin received\n    %s\n  but the plugin\n    %s", got, want)

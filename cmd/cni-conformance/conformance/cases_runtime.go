@@ -137,9 +137,6 @@ func listDelWithoutPrevResult(w *world) {
 	w.listEach("DEL", a, keys(object{"prevResult": nil}), unset("CNI_NETNS"))
 }
 
-// listDelAfterPartialAdd calls ADD of the first plugin only, and DEL of all.
-func listDelAfterPartialAdd(w *world) { w.listEach("DEL", w.attach()) }
-
 func listGC(w *world) {
 	a := w.listAttach()
 	w.unchanged(w.bothStates(a), "GC changed a valid attachment", func() {

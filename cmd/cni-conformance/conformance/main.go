@@ -109,8 +109,7 @@ func run(ctx context.Context, args []string) (musts int, err error) {
 		j := job{Subject: subject, Spec: s.spec}
 		probe := runJob(ctx, j, os.Stderr)
 		if probe.Status != passed {
-			reason := append([]string{probe.Detail}, probe.Calls...)
-			return 0, fmt.Errorf("%s: %s", subject.Name, strings.Join(reason, "\n"))
+			return 0, fmt.Errorf("%s: %s\n%s", subject.Name, probe.Detail, strings.Join(probe.Calls, "\n"))
 		}
 		j.Info, j.Spec = probe.Info, probe.Info.Spec
 		cases := selected(j.Info.Kind, j.Spec, &s.focus, &s.skip)
@@ -136,9 +135,7 @@ func runAll(ctx context.Context, j job, cases []Case) []outcome {
 	for i, c := range cases {
 		free <- struct{}{}
 		all.Go(func() {
-			j := j
-			j.Case = c.Name
-			outcomes[i] = runJob(ctx, j, os.Stderr)
+			outcomes[i] = runJob(ctx, job{j.Subject, j.Info, j.Spec, c.Name}, os.Stderr)
 			<-free
 		})
 	}

@@ -8,9 +8,10 @@ import (
 	"os"
 	"strings"
 	"text/template"
+	"unicode"
 )
 
-// report collects the results of all subjects, and prints them as text while they arrive.
+// report collects the results of all subjects, and prints those of a subject as text when all its cases have ended.
 type report struct {
 	out    io.Writer
 	Suites []suite
@@ -117,22 +118,25 @@ var tap = template.Must(template.New("tap").Parse(`TAP version 14
 {{end}}{{end}}`))
 
 // junit is JUnit XML. A failed SHOULD or MAY is skipped with its message, which does not fail a run.
-var junit = template.Must(template.New("junit").Funcs(template.FuncMap{"xml": escapeXML}).Parse(
-	xml.Header + `<testsuites>
+var junit = template.Must(template.New("junit").Parse(xml.Header + `<testsuites>
 {{range $suite := .Suites -}}
-<testsuite name="{{xml .Name}} {{.Spec}}" tests="{{len .Results}}">
+<testsuite name="{{html .Name}} {{.Spec}}" tests="{{len .Results}}">
 {{range .Results -}}
-<testcase classname="cni-conformance.{{xml $suite.Name}}" name="{{.Name}}" time="{{printf "%.3f" .Took.Seconds}}">
-{{- if eq .Status "skipped"}}<skipped message="{{xml .Detail}}"/>
+<testcase classname="cni-conformance.{{html $suite.Name}}" name="{{.Name}}" time="{{printf "%.3f" .Took.Seconds}}">
+{{- if eq .Status "skipped"}}<skipped message="{{html .Detail}}"/>
 {{- else if eq .Status "ok"}}
-{{- else if eq .Level "MUST"}}<failure message="MUST">{{xml (.Explain "" 3)}}</failure>
-{{- else}}<skipped message="{{.Level}} failed">{{xml (.Explain "" 3)}}</skipped>{{end}}</testcase>
+{{- else if eq .Level "MUST"}}<failure message="MUST">{{html (.Explain "" 3)}}</failure>
+{{- else}}<skipped message="{{.Level}} failed">{{html (.Explain "" 3)}}</skipped>{{end}}</testcase>
 {{end}}</testsuite>
 {{end}}</testsuites>
 `))
 
-func escapeXML(text string) (string, error) {
-	var b strings.Builder
-	err := xml.EscapeText(&b, []byte(text))
-	return b.String(), err
+// printable returns the beginning of a text without characters that terminals, TAP and XML do not allow.
+func printable(text string) string {
+	return strings.Map(func(r rune) rune {
+		if r == '\n' || unicode.IsPrint(r) {
+			return r
+		}
+		return unicode.ReplacementChar
+	}, fmt.Sprintf("%.16384s", text))
 }

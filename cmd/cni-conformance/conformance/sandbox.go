@@ -75,7 +75,7 @@ func runJob(ctx context.Context, j job, stderr *os.File) outcome {
 	case err != nil:
 		o = outcome{Status: broken, Detail: "the process of the case failed: " + err.Error()}
 	}
-	o.Took = time.Since(begin)
+	o.Detail, o.Took = printable(o.Detail), time.Since(begin)
 	return o
 }
 

@@ -1,6 +1,7 @@
 package conformance
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io/fs"
@@ -17,16 +18,17 @@ type snapshot []string
 
 // diff returns the lines that only one of the snapshots has, those of s as missing and those of now as left.
 func (s snapshot) diff(now snapshot) (lines []string) {
+	left := slices.Clone(now)
 	for _, line := range s {
 		hasFiles := func(l string) bool { return strings.HasPrefix(l, line+"/") } // line was an empty directory
-		if !slices.Contains(now, line) && !slices.ContainsFunc(now, hasFiles) {
+		if i := slices.Index(left, line); i >= 0 {
+			left = slices.Delete(left, i, i+1)
+		} else if !slices.ContainsFunc(now, hasFiles) {
 			lines = append(lines, "missing: "+line)
 		}
 	}
-	for _, line := range now {
-		if !slices.Contains(s, line) {
-			lines = append(lines, "left: "+line)
-		}
+	for _, line := range left {
+		lines = append(lines, "left: "+line)
 	}
 	return lines
 }
@@ -111,10 +113,7 @@ func (w *world) listing(netns string, args ...string) (all []object) {
 	}
 	out, err := command("", "ip", args...)
 	w.noError(err)
-	if strings.TrimSpace(out) == "" {
-		return nil
-	}
-	w.noError(json.Unmarshal([]byte(out), &all))
+	w.noError(json.Unmarshal([]byte(cmp.Or(strings.TrimSpace(out), "[]")), &all))
 	return slices.DeleteFunc(all, func(o object) bool { return len(o) == 0 })
 }
 
@@ -128,6 +127,9 @@ func (w *world) rules() (s snapshot) {
 		chain := ""
 		for line := range strings.Lines(out) {
 			line = strings.TrimSpace(line)
+			if strings.HasPrefix(line, ":") { // a chain, which has counters
+				line, _, _ = strings.Cut(line, " [")
+			}
 			if strings.HasSuffix(line, "{") { // part of each line, because two chains may have equal rules
 				chain = line
 			}
@@ -207,26 +209,26 @@ func (w *world) warmHost() snapshot {
 func (w *world) unchanged(state func() snapshot, message string, do func()) {
 	before := state()
 	do()
-	w.same(before, state(), message)
+	w.settle(message, func() []string { return before.diff(state()) })
 }
 
-// same checks that two snapshots are equal.
-func (w *world) same(before, now snapshot, message string) {
-	const most = 12
-	diff := before.diff(now)
-	if n := len(diff); n > most {
-		diff = append(diff[:most:most], fmt.Sprintf("and %d more lines", n-most))
-	}
-	w.expect(len(diff) == 0, "%s:\n    %s", message, strings.Join(diff, "\n    "))
-}
-
-// settles waits until the host is in its state before again, and fails the case after 20 seconds. It waits because the
-// kernel removes a namespace and its links in the background. Optional lines may be missing.
+// settles checks that the host returns to its state before. Optional lines may be missing.
 func (w *world) settles(before snapshot, when string, optional ...string) {
-	state := func() snapshot { return append(w.hostState(), optional...) }
-	now := state()
-	for end := time.Now().Add(20 * time.Second); len(before.diff(now)) > 0 && time.Now().Before(end); now = state() {
+	w.settle(when+", the host differs from before ADD", func() []string {
+		return slices.DeleteFunc(before.diff(w.hostState()), func(line string) bool {
+			return slices.Contains(optional, strings.TrimPrefix(line, "missing: "))
+		})
+	})
+}
+
+// settle waits 20 seconds until there is no difference: the kernel removes links, and processes end, in the background.
+func (w *world) settle(message string, diff func() []string) {
+	lines := diff()
+	for end := time.Now().Add(20 * time.Second); len(lines) > 0 && time.Now().Before(end); lines = diff() {
 		<-time.After(100 * time.Millisecond)
 	}
-	w.same(before, now, when+", the host differs from before ADD")
+	if n := len(lines); n > 12 {
+		lines = append(lines[:12:12], fmt.Sprintf("and %d more lines", n-12))
+	}
+	w.expect(len(lines) == 0, "%s:\n    %s", message, strings.Join(lines, "\n    "))
 }

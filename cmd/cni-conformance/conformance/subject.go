@@ -19,6 +19,7 @@ type subject struct {
 	Network string   // the configuration's name
 	Plugins []object // the configuration of one plugin, or of each plugin of the list
 	Before  []object // the plugins that precede this one in its list
+	Refused []string // commands that the list does not allow
 	Options options
 }
 
@@ -29,6 +30,7 @@ type options struct {
 	Setup    string         // shell commands that prepare the host of a case
 	Ignore   *regexp.Regexp // matches the paths of files that are not leftovers
 	Parallel int            // attachments of the concurrency case
+	Disabled object         // commands that a runtime must not call: disableCheck and disableGC of the list
 }
 
 // info is the result of the probe.
@@ -41,8 +43,7 @@ type info struct {
 	AddTime         time.Duration // duration of ADD
 }
 
-// load reads the configuration of one plugin, or a list. It returns each plugin as a subject, and the list itself if it
-// has several plugins.
+// load reads a configuration. It returns each plugin as a subject, and also a list that has several plugins.
 func load(o settings) (all []subject, err error) {
 	file := cmp.Or(o.list, o.config)
 	data, err := os.ReadFile(file)
@@ -55,13 +56,12 @@ func load(o settings) (all []subject, err error) {
 	}
 	name, plugins := text(conf, "name"), list(conf, "plugins")
 	isIPAM := ipamType(conf) == o.plugin && text(conf, "type") != o.plugin // conf is its caller's
+	o.Disabled = object{"CHECK": conf["disableCheck"], "GC": conf["disableGC"]}
 	switch {
-	case name == "":
-		return nil, fmt.Errorf("%s has no key name", file)
-	case o.list == "" && plugins != nil:
-		return nil, fmt.Errorf("%s is a list of plugins; pass it with --list", file)
-	case o.list != "" && plugins == nil:
-		return nil, fmt.Errorf("%s has no key plugins; pass the configuration of one plugin with --config", file)
+	case !regexp.MustCompile(`^[[:alnum:]][[:alnum:]_.-]*$`).MatchString(name):
+		return nil, fmt.Errorf("%s has the name %q, which the specification does not allow", file, name)
+	case (o.list == "") != (plugins == nil):
+		return nil, fmt.Errorf("%s: pass a list of plugins with --list, and another file with --config", file)
 	case o.list == "" && isIPAM:
 		_, err := find(o.Path, o.plugin)
 		return []subject{{Kind: IPAM, Name: o.plugin, Network: name, Plugins: []object{conf}, Options: o.options}}, err
@@ -105,8 +105,7 @@ func ipamType(conf object) string {
 	return text(ipam, "type")
 }
 
-// capabilityArgs returns values for the capabilities that a configuration declares, in the forms of the specification's
-// CONVENTIONS.md. It has no ips and ipRanges, because the suite does not know which addresses the plugin accepts.
+// capabilityArgs returns values for declared capabilities of CONVENTIONS.md, except addresses, which may not suit.
 func capabilityArgs(conf object) object {
 	known := object{
 		"mac":          "02:ca:fe:00:00:01",
