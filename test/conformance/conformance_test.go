@@ -201,23 +201,28 @@ func (s suite) breaks(name string, f fault) string {
 // hostile plugins break the suite's own work, and unusual ones are correct: the specification allows what they do.
 var _ = Describe("hostile and unusual plugins", Label("hostile"), func() {
 	for what, c := range map[string]struct{ code, focus, report string }{
-		"a negative index": {`is ADD && edit '.ips[0].interface = -1'`, "^add/(format|addresses-exist)$", "1 failed: 1 MUST"},
+		"a negative index": {`is ADD && edit '.ips[0].interface = -1'`, "^add/(format|addresses-exist)$",
+			"1 failed: 1 MUST"},
 		"an address that is an object": {`is ADD && edit '.ips[0].address = {}'`, "^add/format$",
 			"IPs.Address has the wrong type"},
-		"50 MB of output": {`is CHECK && { yes | head -c 50000000; exit; }`, "^check/output$", "standard output: y y y"},
-		"a message of 2 MB": {`is CHECK && { printf '{"code": 7, "msg": "'; yes | head -c 900000 | tr '\n' ' '; echo '"}'; exit 1; }`,
+		"50 MB of output": {
+			`is CHECK && { yes | head -c 50000000; exit; }`, "^check/output$", "standard output: y y y"},
+		"a message of 900 kB": {`is CHECK && { printf '{"code": 7, "msg": "'
+				yes | head -c 900000 | tr '\n' ' '; echo '"}'; exit 1; }`,
 			"^check/output$", "error with code 7: y y y"},
 		"the same rule for each ADD": {
 			`is ADD && { nft add table ip left; nft add chain ip left c; nft add rule ip left c accept; }`,
 			"^del/packet-filter$", "left: nftables chain c { accept"},
-		"exit status 255 for errors": {`plugin || exit 255; exit`, "^error/|^environment/(command|required)$", " 0 failed"},
+		"exit status 255 for errors": {`plugin || exit 255; exit`, "^error/|^environment/(command|required)$",
+			" 0 failed"},
 		"unknown keys are errors": {`case $conf in *conformanceUnknownKey*) exit 1 ;; esac`, "^delegate/environment$",
 			" 0 failed"},
 		"no need of CNI_CONTAINERID": {
 			`is ADD && [ -z "$CNI_CONTAINERID" ] && export CNI_CONTAINERID=c0`, "^error/object$", " 0 failed"},
 	} {
 		It("has "+what, func() {
-			s := plugins()
+			s := newSuite()
+			nstest.Build("host-local")
 			s.path = s.write("bridge", c.code) + ":" + s.path
 			tap, junit := filepath.Join(s.dir, "tap"), filepath.Join(s.dir, "junit")
 			_, report := s.run("bridge", "--focus", c.focus, "--tap", tap, "--junit", junit)
@@ -227,7 +232,7 @@ var _ = Describe("hostile and unusual plugins", Label("hostile"), func() {
 	}
 
 	It("writes no control characters", func() {
-		s := plugins()
+		s := newSuite()
 		s.path = s.write("bridge", `is CHECK && { printf '\377\000\033[2J' >&2
 			printf '{"code": 7, "msg": "a\\u0000b\\u001b[31m\\r- \\uffff"}'; exit 1; }`) + ":" + s.path
 		tap, junit := filepath.Join(s.dir, "tap"), filepath.Join(s.dir, "junit")
@@ -244,7 +249,7 @@ var _ = Describe("hostile and unusual plugins", Label("hostile"), func() {
 	})
 
 	It("a list with disableCheck is not called with CHECK", func() {
-		s := plugins()
+		s := newSuite()
 		nstest.Build("host-local")
 		nstest.Build("tuning")
 		configs["list"] = strings.Replace(list, `"name"`, `"disableCheck": true, "name"`, 1)
