@@ -109,7 +109,7 @@ func run(ctx context.Context, args []string) (musts int, err error) {
 		j := job{Subject: subject, Spec: s.spec}
 		probe := runJob(ctx, j, os.Stderr)
 		if probe.Status != passed {
-			return 0, fmt.Errorf("%s: %s\n%s", subject.Name, probe.Detail, strings.Join(probe.Calls, "\n"))
+			return 0, errors.New(strings.Join(slices.Insert(probe.Calls, 0, subject.Name+": "+probe.Detail), "\n"))
 		}
 		j.Info, j.Spec = probe.Info, probe.Info.Spec
 		cases := selected(j.Info.Kind, j.Spec, &s.focus, &s.skip)
