@@ -369,7 +369,7 @@ func (w *World) ExpectNothingLeft(conf Object) {
 	GinkgoHelper()
 	for answer, code := range map[string]uint{Refusal: cni.CodeTryAgain, "cat >/dev/null; echo {}": cni.CodeIPAM,
 		"cat >/dev/null; cat <<'E'\n" + `{"cniVersion":"1.1.0","ips":[{"address":"10.1.0.2/24"}],
-			"routes":[{"dst":"10.9.0.0/16","gw":"10.77.0.1"}]}` + "\nE": cni.CodeInternal} {
+			"routes":[{"dst":"10.9.0.0/16","gw":"10.77.0.1"}]}` + "\nE": cni.CodeConfig} {
 		w.On("ADD", answer, "two")
 		cont := nstest.NewNetns()
 		w.Fails(Call{Command: "ADD", ID: "two", Netns: cont.Path, Conf: conf}, code)
