@@ -42,7 +42,7 @@ boot() {
 	timeout --foreground -k 5 "${VM_TIMEOUT:-1500}" qemu-system-x86_64 -accel "${VM_ACCEL:-tcg,thread=multi}" -cpu Nehalem \
 		-smp "${VM_CPUS:-2}" -m "${VM_MEM:-2048}" -M q35 -nodefaults -no-user-config -display none -no-reboot \
 		-kernel "$kernel/vmlinux" -initrd "$work/initrd.cpio" \
-		-append "console=ttyS0 quiet loglevel=4 panic=-1 mitigations=off nokaslr tsc=reliable clocksource=hpet no_timer_check ${VM_APPEND:-}" \
+		-append "console=ttyS0 quiet loglevel=4 panic=-1 mitigations=off nokaslr tsc=reliable no_timer_check ${VM_APPEND:-}" \
 		-chardev "file,id=console,path=$work/console" -serial chardev:console \
 		-device virtio-serial-pci -chardev file,id=out,path=/dev/stdout,append=on -device virtserialport,chardev=out,name=out \
 		-virtfs local,path=/,mount_tag=host,security_model=none,readonly=on,multidevs=remap \
