@@ -33,7 +33,7 @@ if [ -n "${KERNEL:-}" ]; then
 	export VM_CPUS=1 VM_SUITE=$suite VM_TIMEOUT=${VM_TIMEOUT:-7200}
 	read -ra rows <<<"${ROWS:-stock}"
 	rc=0
-	# A busy machine disturbs the guest's calibration of the TSC; once, its clock ran 47 times too fast.
+	# A busy machine disturbs the guest's calibration of the TSC, and the guest's clock then runs many times too fast.
 	boot() {
 		[ $# = 0 ] || VM_APPEND="clocksource=hpet ${VM_APPEND:-}" scripts/vm/run.sh scripts/vm/kernels.sh \
 			"$work/kernels.test" "$@" >>"$work/out" || rc=1

@@ -91,10 +91,12 @@ func readIPv6(link, name string) (string, error) {
 func IgnoreRouterAdverts(link string) error { return disable(link, "accept_ra") }
 
 // SkipDAD makes a host interface use its link-local address as soon as it is up, without duplicate address detection.
-// The host needs that address for neighbor discovery. No other host may have its MAC address.
+// The host needs that address for neighbor discovery. No other host may have the
+// interface's MAC address.
 func SkipDAD(link string) error { return disable(link, "accept_dad") }
 
-// EnableIPv6 turns IPv6 on for a host interface, because the host may have it off by default. It fails without IPv6.
+// EnableIPv6 turns IPv6 on for a host interface, because the host may have it off by default. It returns an
+// error on a kernel without IPv6.
 func EnableIPv6(link string) error { return writeConf("ipv6", link, "disable_ipv6", "0") }
 
 // IPv6Remedy returns the arguments of sysctl(8) that turn IPv6 on for a host interface, and for interfaces that are

@@ -112,7 +112,8 @@ func Configure(ctx context.Context, t Target, res *cni.Result) error {
 	return t.restoreDelay()
 }
 
-// WaitDAD waits for duplicate address detection, which would not end without a carrier: it then returns immediately.
+// WaitDAD waits for duplicate address detection. Without a carrier, detection does not end, and WaitDAD returns
+// immediately.
 func (t Target) WaitDAD(ctx context.Context) error {
 	link, err := t.Conn.LinkByIndex(t.Index)
 	if err != nil || !link.Carrier {

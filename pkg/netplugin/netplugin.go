@@ -8,7 +8,8 @@
 //
 // A path or a name in a request may have come to mean something else since ADD. So each namespace has an identity, and
 // a host end is identified by its alias, or because the kernel reports that it is connected to the container's
-// namespace. Searches return an error that matches rtnl.ErrNoLink if the link or its namespace does not exist.
+// namespace. Functions that search return an error that matches rtnl.ErrNoLink if the link or its namespace does not
+// exist.
 //
 // The package also decides whether an attachment's rules may be restored (VerifyAttached), and has the record of
 // plugins that leave something in the container's namespace (NetnsRecord).
@@ -103,7 +104,8 @@ func LockNetns(ctx context.Context, n *ns.NS) (*statefile.Lock, error) {
 }
 
 // FindInterface finds the container's interface, ContEnd, and adds its MAC address to NetnsID: kernels without cookies
-// tell namespaces apart by it. It opens Cont first unless Cont is open. A missing interface is rtnl.ErrNoLink.
+// tell namespaces apart by it. It opens Cont first unless Cont is open. The error matches
+// rtnl.ErrNoLink if there is no such interface.
 func (c *Call) FindInterface() error {
 	if c.Cont == nil {
 		if err := c.OpenCont(); err != nil {
@@ -149,7 +151,8 @@ func IgnoreNoLink(err error) error {
 // for calls that must find the namespace even if it lost its path.
 type Opener func(path string, id ns.Identity) (*ns.NS, error)
 
-// DialNetns opens a socket in the namespace that a record names. A missing namespace is rtnl.ErrNoLink.
+// DialNetns opens a socket in the namespace that a record names. The error matches rtnl.ErrNoLink if the namespace does
+// not exist.
 func DialNetns(open Opener, path string, id ns.Identity) (*rtnl.Conn, error) {
 	n, err := open(path, id)
 	if errors.Is(err, ns.ErrNotExist) {
@@ -189,7 +192,8 @@ func DialContainer(req *skel.Request) (*rtnl.Conn, error) {
 	return rtnl.Dial(n)
 }
 
-// Status returns code 50 if ADD could not write records in dir, if not empty, or if probe returns an error.
+// Status returns code 50 if probe returns an error, or if ADD could not write records in dir. An empty dir means that
+// the plugin has no records.
 func Status(dir string, probe func(host *rtnl.Conn) error) error {
 	host := rtnl.Host()
 	defer host.Close()

@@ -41,7 +41,8 @@ func (c *Conn) batch(msgs []message, commit bool) error {
 	return failed
 }
 
-// refusal returns an error that names the operation at place. 0 is the batch itself, refused without nf_tables.
+// refusal returns an error that names the operation at place. 0 is the batch itself, which a kernel without nf_tables
+// refuses.
 func refusal(msgs []message, place int, cause error) error {
 	m := message{table: msgs[0].table, what: "commit"}
 	if errors.Is(cause, unix.EOPNOTSUPP) {
@@ -167,7 +168,8 @@ func (c *Conn) list(m message) ([][]byte, error) {
 	return slices.DeleteFunc(answers, func(a []byte) bool { return len(a) < nfgenmsgSize }), nil
 }
 
-// isAbsent reports whether an error means that the object does not exist. ERANGE answers a name that is too long.
+// isAbsent reports whether an error means that the object does not exist. ERANGE means that the name
+// is too long.
 func isAbsent(err error) bool { return isOneOf(err, unix.ENOENT, unix.ERANGE) }
 
 // execute sends one request through the library, which repeats a list up to ten times if it changed concurrently.

@@ -66,7 +66,8 @@ const TableName = "hawser"
 
 func (t Table) String() string { return t.Family.String() + " " + t.Name }
 
-// Layout is the part of a table that all attachments share. Ensure creates and Verify compares it, without elements.
+// Layout is the part of a table that all attachments share. It has no elements. Ensure creates it, and Verify compares
+// it.
 type Layout struct {
 	Table  Table
 	Sets   []Set

@@ -283,3 +283,17 @@ func lines(s string) []string {
 	}
 	return strings.Split(s, "\n")
 }
+
+// Missing returns the lines of a that are not in b, each as often as it is missing.
+func Missing(a, b []string) (lines []string) {
+	counts := map[string]int{}
+	for _, line := range b {
+		counts[line]++
+	}
+	for _, line := range a {
+		if counts[line]--; counts[line] < 0 {
+			lines = append(lines, line)
+		}
+	}
+	return lines
+}

@@ -69,7 +69,7 @@ type Call struct {
 // error, not a missing policy.
 func Load(path string, owned bool) (*Policy, error) {
 	f, err := os.OpenFile(path, unix.O_NOFOLLOW, 0)
-	if dir := filepath.Dir(path); errors.Is(err, fs.ErrNotExist) && !dangles(dir) {
+	if errors.Is(err, fs.ErrNotExist) && !dangles(filepath.Dir(path)) {
 		return nil, nil
 	}
 	if errors.Is(err, unix.ELOOP) {

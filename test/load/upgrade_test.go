@@ -1,11 +1,8 @@
 package load_test
 
 import (
-	"bytes"
 	"context"
 	"fmt"
-	"io"
-	"net"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -51,7 +48,7 @@ type upgraded struct {
 	cni      *libcni.CNIConfig
 	networks []*libcni.NetworkConfigList
 	live     []*attachment
-	streams  []*stream
+	streams  []*nstest.Stream
 	calls    atomic.Int64
 	began    time.Time
 }
@@ -131,7 +128,8 @@ func (u *upgraded) run() {
 	}
 	u.works("attached")
 	for _, a := range u.live[:connected] {
-		u.streams = append(u.streams, newStream(a, u.outside))
+		u.streams = append(u.streams, nstest.OpenStream(a.Host, u.outside,
+			fmt.Sprint("192.0.2.1:", a.port+20000), 10*time.Millisecond))
 	}
 	u.say(fmt.Sprint(len(u.live), " attachments of ", u.name))
 
@@ -158,7 +156,7 @@ func (u *upgraded) run() {
 	u.expectFormer()
 	u.works("downgraded")
 	for i, s := range u.streams {
-		Expect(s.err.Load()).To(BeNil(), u.live[i].rt.ContainerID)
+		Expect(s.Err()).NotTo(HaveOccurred(), u.live[i].rt.ContainerID)
 	}
 	u.say("downgraded")
 	u.each(u.live, func(a *attachment) { u.must("DEL", a) })
@@ -188,25 +186,11 @@ func (u *upgraded) expectAsBefore(before []string) {
 	Expect(commands).NotTo(BeEmpty())
 	u.Cmd("sh", "-ec", commands[1])
 	after := u.state()
-	Expect(difference(after, before)).To(BeEmpty(), "left")
-	Expect(difference(before, after)).To(BeEmpty(), "lost")
+	Expect(nstest.Missing(after, before)).To(BeEmpty(), "left")
+	Expect(nstest.Missing(before, after)).To(BeEmpty(), "lost")
 }
 
 func (u *upgraded) isHawser() bool { return strings.HasPrefix(u.name, "hawser") }
-
-// difference returns the lines of a that are not in b, each as often as it is missing.
-func difference(a, b []string) (more []string) {
-	counts := map[string]int{}
-	for _, line := range b {
-		counts[line]++
-	}
-	for _, line := range a {
-		if counts[line]--; counts[line] < 0 {
-			more = append(more, line)
-		}
-	}
-	return more
-}
 
 var unimportant = regexp.MustCompile(`(?m)^.*(/lock|/\.hawser/.*|last_reserved_ip.*|/failures/.*)\n`)
 
@@ -298,49 +282,12 @@ func (u *upgraded) say(what string) {
 	pause := time.Duration(0)
 	broken := 0
 	for _, s := range u.streams {
-		pause = max(pause, time.Duration(s.pause.Load()))
-		if s.err.Load() != nil {
+		pause = max(pause, s.Longest())
+		if s.Err() != nil {
 			broken++
 		}
 	}
 	fmt.Printf("== %s: %s: %s; %d calls so far; %d connections, %d broken, longest wait %s; %s\n",
 		time.Now().Format(time.TimeOnly), u.name, what, u.calls.Load(), len(u.streams), broken,
 		pause.Round(time.Millisecond), time.Since(u.began).Round(time.Second))
-}
-
-// stream is a connection on which something is sent back and forth all the time.
-type stream struct {
-	pause atomic.Int64 // the longest time until an answer came, in nanoseconds
-	err   atomic.Pointer[error]
-}
-
-// newStream connects a client to port 81 of a pod, through its host port.
-func newStream(a *attachment, client *nstest.Host) *stream {
-	GinkgoHelper()
-	var listener net.Listener
-	a.Do(func() { listener = nstest.Must(net.Listen("tcp4", ":81")) })
-	DeferCleanup(listener.Close)
-	go func() {
-		if conn, err := listener.Accept(); err == nil {
-			_, _ = io.Copy(conn, conn)
-		}
-	}()
-	var conn net.Conn
-	client.Do(func() { conn = nstest.Must(net.Dial("tcp4", fmt.Sprint("192.0.2.1:", a.port+20000))) })
-	DeferCleanup(conn.Close)
-	s := &stream{}
-	go func() {
-		var err error
-		sent, got := bytes.Repeat([]byte("x"), 512), make([]byte, 512)
-		for ; err == nil; <-time.After(10 * time.Millisecond) {
-			began := time.Now()
-			_, err = conn.Write(sent)
-			if err == nil {
-				_, err = io.ReadFull(conn, got)
-			}
-			s.pause.Store(max(s.pause.Load(), int64(time.Since(began))))
-		}
-		s.err.Store(&err)
-	}()
-	return s
 }

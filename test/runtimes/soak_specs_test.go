@@ -1,13 +1,10 @@
 package runtimes_test
 
 import (
-	"bufio"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"math/rand/v2"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -58,7 +55,7 @@ var _ = Describe("a node on which everything fails now and then", Label("soak"),
 			strings.Join(lost, ""))
 		Expect(left).To(BeEmpty(), "left")
 		Expect(lost).To(BeEmpty(), "lost")
-		Expect(s.stream.err.Load()).To(BeNil(), "the connection")
+		Expect(s.stream.Err()).NotTo(HaveOccurred(), "the connection")
 		Expect(s.counts["unexplained"]).To(BeZero())
 		now := s.memory()
 		for name, size := range memory {
@@ -75,7 +72,7 @@ type soak struct {
 	*daemon
 	until     time.Time
 	live      sandboxed // stays
-	stream    *stream
+	stream    *nstest.Stream
 	processes map[string]*exec.Cmd
 	started   atomic.Int32
 
@@ -114,7 +111,7 @@ func newSoak(during time.Duration) *soak {
 		c.end(second)
 	})
 	s.live.id, s.live.Pod = c.start("live", tcp(8080, 80), tcp(8081, 81))
-	s.stream = newStream(s.live.Host, m.outside, "192.0.2.1:8081")
+	s.stream = nstest.OpenStream(s.live.Host, m.outside, "192.0.2.1:8081", 100*time.Millisecond)
 	return s
 }
 
@@ -135,13 +132,8 @@ func (m *machine) soakList() string {
 // something while it does not run. The bridge of the DHCP server is trusted.
 func runFirewalld(h *nstest.Host) (restart func(meanwhile func())) {
 	GinkgoHelper()
-	nstest.NeedProgram("firewalld", "firewall-cmd", "dbus-daemon")
-	bus := exec.Command("dbus-daemon", "--session", "--print-address", "--nofork", "--nopidfile")
-	out := nstest.Must(bus.StdoutPipe())
-	Expect(bus.Start()).To(Succeed())
-	DeferCleanup(func() { _ = bus.Process.Kill(); _ = bus.Wait() })
-	address := nstest.Must(bufio.NewReader(out).ReadString('\n'))
-	GinkgoT().Setenv("DBUS_SYSTEM_BUS_ADDRESS", strings.TrimSpace(address))
+	nstest.NeedProgram("firewalld", "firewall-cmd")
+	nstest.StartBus()
 	var running *exec.Cmd
 	config := GinkgoT().TempDir()
 	restart = func(meanwhile func()) {
@@ -161,42 +153,6 @@ func runFirewalld(h *nstest.Host) (restart func(meanwhile func())) {
 	h.Cmd("firewall-cmd", "--permanent", "--zone=trusted", "--add-interface=cni1")
 	h.Cmd("firewall-cmd", "--reload")
 	return restart
-}
-
-// stream is a connection on which something is sent back and forth all the time.
-type stream struct {
-	pause atomic.Int64 // the longest time until an answer came, in nanoseconds
-	err   atomic.Pointer[error]
-}
-
-// newStream connects a client to a server in a pod, by an address that forwards to the pod's port 81.
-func newStream(pod, client *nstest.Host, address string) *stream {
-	GinkgoHelper()
-	var listener net.Listener
-	pod.Do(func() { listener = nstest.Must(net.Listen("tcp", ":81")) })
-	DeferCleanup(listener.Close)
-	go func() {
-		if conn, err := listener.Accept(); err == nil {
-			_, _ = io.Copy(conn, conn)
-		}
-	}()
-	var conn net.Conn
-	client.Do(func() { conn = nstest.Must(net.DialTimeout("tcp", address, 10*time.Second)) })
-	DeferCleanup(conn.Close)
-	s := &stream{}
-	go func() {
-		var err error
-		for block := make([]byte, 64); err == nil; <-time.After(100 * time.Millisecond) {
-			began := time.Now()
-			_, err = conn.Write(block)
-			if err == nil {
-				_, err = io.ReadFull(conn, block)
-			}
-			s.pause.Store(max(s.pause.Load(), int64(time.Since(began))))
-		}
-		s.err.Store(&err)
-	}()
-	return s
 }
 
 // during runs do while pods come and go, and returns when all pods have ended.
@@ -423,7 +379,7 @@ func (s *soak) say(when string) {
 	defer s.mu.Unlock()
 	fmt.Printf("== %s %s: %d pods, %v; KiB of memory: %v; longest wait on the connection: %s, broken: %t\n",
 		time.Now().Format(time.TimeOnly), when, s.started.Load(), s.counts, s.memory(),
-		time.Duration(s.stream.pause.Load()).Round(time.Millisecond), s.stream.err.Load() != nil)
+		s.stream.Longest().Round(time.Millisecond), s.stream.Err() != nil)
 }
 
 // settled is the node as sorted lines: its links, addresses, routes and sysctls, and the rules, elements and files of
@@ -441,25 +397,11 @@ func (s *soak) compare(before []string) (left, lost []string) {
 	s.Cmd("firewall-cmd", "--reload")
 	for range 30 {
 		now := s.settled()
-		left, lost = without(now, before), without(before, now)
+		left, lost = nstest.Missing(now, before), nstest.Missing(before, now)
 		if len(left)+len(lost) == 0 {
 			break
 		}
 		<-time.After(10 * time.Second)
 	}
 	return left, lost
-}
-
-// without returns the lines of a that are not in b, each as often as it is missing.
-func without(a, b []string) (more []string) {
-	counts := map[string]int{}
-	for _, line := range b {
-		counts[line]++
-	}
-	for _, line := range a {
-		if counts[line]--; counts[line] < 0 {
-			more = append(more, line)
-		}
-	}
-	return more
 }

@@ -1,10 +1,7 @@
 package tool_test
 
 import (
-	"bufio"
-	"os/exec"
 	"path/filepath"
-	"strings"
 	"time"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -16,13 +13,8 @@ import (
 // runFirewalld starts the distribution's firewalld on the node, on a bus of its own.
 func (m *machine) runFirewalld(backend string) {
 	GinkgoHelper()
-	nstest.NeedProgram("firewalld", "firewall-cmd", "dbus-daemon")
-	bus := exec.Command("dbus-daemon", "--session", "--print-address", "--nofork", "--nopidfile")
-	out := nstest.Must(bus.StdoutPipe())
-	Expect(bus.Start()).To(Succeed())
-	DeferCleanup(func() { _ = bus.Process.Kill(); _ = bus.Wait() })
-	address := nstest.Must(bufio.NewReader(out).ReadString('\n'))
-	GinkgoT().Setenv("DBUS_SYSTEM_BUS_ADDRESS", strings.TrimSpace(address))
+	nstest.NeedProgram("firewalld", "firewall-cmd")
+	nstest.StartBus()
 	dir := GinkgoT().TempDir()
 	m.write(filepath.Join(dir, "firewalld.conf"), "FirewallBackend="+backend+"\n")
 	m.Start(nstest.Program{Path: "firewalld", Args: []string{"--nofork", "--nopid", "--log-target", "console",

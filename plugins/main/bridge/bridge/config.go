@@ -115,6 +115,7 @@ func parseVLANs(problems *cni.Problems, w wireConfig) (trunk []uint16) {
 			trunk = append(trunk, uint16(id))
 		}
 	}
+	// slices.Sort would add more to the program.
 	sort.Slice(trunk, func(i, j int) bool { return trunk[i] < trunk[j] })
 	return slices.Compact(trunk)
 }

@@ -87,7 +87,8 @@ func check(ctx context.Context, req *skel.Request, cfg config) error {
 	return c.verify(ctx, want)
 }
 
-// reapply restores the rules of the attachment's record, unless DEL has begun, under the records' lock like DEL.
+// reapply restores the rules of the attachment's record, unless DEL has begun. Like DEL, it holds the lock of the
+// records.
 func reapply(ctx context.Context, req *skel.Request, _ config) error {
 	c := newCall(req)
 	return records().Locked(ctx, func(s *store) error {

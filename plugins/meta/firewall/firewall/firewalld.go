@@ -122,17 +122,19 @@ func ignoring(codes ...string) func(netip.Addr, *dbus.Call) error {
 }
 
 // checkSources returns code 7 if an address must not become a source of a zone, because zones also apply to packets
-// from other machines and containers: the container's interface does not have the address, or the host has a route to
-// it through a link other than those to which the container is connected: its host end or bridge, or the link below its
-// interface, and VLANs and others above these.
-// The default route does not count, because the host has no other one to a network without a gateway. checkSources does
-// not trust prevResult, because the author of a configuration may write it.
+// from other machines and containers. The container's interface must have the address, and the host must not have a
+// route to it through a link to which the container is not connected. The container is connected to its host end, to
+// the bridge of its host end or to the link below its interface, and to links above these, such as a VLAN. The default
+// route does not count, because the host has no other one to a network without a gateway. checkSources does not trust
+// prevResult, because the author of a configuration may write it.
 func (c call) checkSources(r *record) error {
 	have, links, err := c.readContainer()
 	if err == nil && len(links) == 0 && len(have) > 0 { // a macvlan or ipvlan
 		var below rtnl.Link
-		below, err = c.Cont.LinkBelow(c.ContEnd, c.Host)
-		links, err = []string{below.Name}, netplugin.IgnoreNoLink(err)
+		if below, err = c.Cont.LinkBelow(c.ContEnd, c.Host); err == nil {
+			links = []string{below.Name}
+		}
+		err = netplugin.IgnoreNoLink(err)
 	}
 	if err != nil {
 		return err

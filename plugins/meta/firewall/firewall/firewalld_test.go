@@ -258,6 +258,12 @@ var _ = Describe("firewalld", func() {
 			w.IP("route replace 10.66.0.5 dev br1")
 			c.del(keys)
 			Expect(w.Fails(c.as("ADD", asked, keys), 7)).To(ContainSubstring("belongs to another network"))
+
+			By("but not one of a macvlan on a link that the host does not have")
+			c.IP("link del eth0", "link add in0 type veth peer name in1", "link add link in0 name eth0 type macvlan",
+				"link set eth0 up", "addr add 10.66.0.5/24 dev eth0")
+			Expect(w.Fails(c.as("ADD", asked, keys), 7)).To(ContainSubstring("belongs to another network"))
+			Expect(f.have()).To(BeEmpty())
 		})
 
 	It("refuses a zone that it does not know, or an address of another one, and nothing is left", func() {

@@ -143,7 +143,8 @@ func (r *record) quickLines(a address) (lines []string) {
 	return append(lines, e.Lines...)
 }
 
-// edit adds an address's rules in the container's chain, and the shared rules: in POSTROUTING as the first.
+// edit adds the rules of the container's chain for an address, and the shared rules. The rule in POSTROUTING becomes
+// the first of its chain.
 func (r *record) edit(e *ipt.Edit, a address) {
 	chains, rules := r.sharedRules()
 	e.CreateChains(chains...)
@@ -213,7 +214,7 @@ func (c call) verifyIPTables(ctx context.Context, r *record) error {
 	return errors.Join(diffs...)
 }
 
-// missingRules returns the attachment's rules, and the shared rules that it needs, that are not among the live ones.
+// missingRules returns the rules that the attachment needs, its own and the shared ones, and that are not in live.
 func (r *record) missingRules(a address, live []ipt.Rule) []ipt.Rule {
 	// The order in the chain matters: the rule that sets the fwmark must precede the one that translates.
 	_, shared := r.sharedRules()
