@@ -127,7 +127,7 @@ func (u *upgraded) run() {
 		a.Serve("tcp4", ":80")
 	}
 	u.works("attached")
-	for _, a := range u.live[:connected] {
+	for _, a := range u.live[:min(connected, len(u.live))] {
 		u.streams = append(u.streams, nstest.OpenStream(a.Host, u.outside,
 			fmt.Sprint("192.0.2.1:", a.port+20000), 10*time.Millisecond))
 	}
