@@ -577,10 +577,10 @@ var _ = DescribeTable("an attachment that excludes destinations and chooses port
 		Expect(seenPort(w.b, 40001, server)).To(Equal(40001))
 		ports := []int{seenPort(w.a, 40002, server), seenPort(w.a, 40003, server)}
 		Expect(ports).To(HaveEach(And(BeNumerically(">=", 50000), BeNumerically("<=", 50999))))
-		c.Ports = [2]uint16{50007, 50007}
+		c.Ports = [2]uint16{51007, 51007} // outside the range before, whose ports are still in use
 		Expect(add(w.host, c)).To(Succeed())
 		checkAll(w.host, c, plain)
-		Expect(seenPort(w.a, 40004, server)).To(Equal(50007))
+		Expect(seenPort(w.a, 40004, server)).To(Equal(51007))
 		c.Ports = [2]uint16{}
 		Expect(add(w.host, c)).To(Succeed())
 		ports = []int{seenPort(w.a, 40002, server), seenPort(w.a, 40003, server)}
