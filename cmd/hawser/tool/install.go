@@ -196,10 +196,12 @@ func (i *install) all(names []string) error {
 	if failed == nil && isMade { // before that, other names may still link to the previous file
 		failed = i.recordTool()
 	}
+	// A reader of the report may change the directory at once.
+	err := cmp.Or(errors.Join(failed, i.sync()), i.requireMain(names))
 	i.report(steps)
 	i.warnNewer(steps)
 	i.warnLinks(links)
-	return cmp.Or(errors.Join(failed, i.sync()), i.requireMain(names))
+	return err
 }
 
 // report prints the result of each name. In a loop, it only prints changes after the first time.
