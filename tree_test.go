@@ -132,15 +132,38 @@ func TestPluginsWithoutIPTables(t *testing.T) {
 	}
 }
 
-func TestChartVersion(t *testing.T) {
-	version, err := os.ReadFile("VERSION")
-	if err != nil {
-		t.Fatal(err)
+// namedRelease matches the names of files and images of a release.
+var namedRelease = regexp.MustCompile(`(?:hawser[\w:.-]*?|s/VERSION/)(\d+\.\d+\.\d+)`)
+
+// TestVersion finds the version of the file VERSION in all other files that name it. While a release is developed, its
+// pages may still name the former one.
+func TestVersion(t *testing.T) {
+	version := strings.TrimSuffix(read(t, "VERSION"), "\n")
+	release, _, isDeveloped := strings.Cut(version, "-")
+	if isDeveloped && version != release+"-dev" {
+		t.Errorf("VERSION: %s is neither a release nor a development version", version)
 	}
-	release, _, _ := strings.Cut(strings.TrimSpace(string(version)), "-")
-	chart, _ := os.ReadFile("deploy/chart/Chart.yaml")
-	if !strings.Contains(string(chart), "\nversion: "+release+"\nappVersion: "+release+"\n") {
+	if !strings.Contains(read(t, "deploy/chart/Chart.yaml"), "\nversion: "+release+"\nappVersion: "+release+"\n") {
 		t.Errorf("deploy/chart/Chart.yaml: version and appVersion are not VERSION's %s", release)
+	}
+	first := regexp.MustCompile(`(?m)^## .*$`).FindString(read(t, "CHANGELOG.md"))
+	section := `^## ` + regexp.QuoteMeta(release) + ` - \d{4}-\d\d-\d\d$`
+	if isDeveloped {
+		section = `^## \[Unreleased\], to be ` + regexp.QuoteMeta(release) + `$`
+	}
+	if !regexp.MustCompile(section).MatchString(first) {
+		t.Errorf("CHANGELOG.md: the first section is %q, and VERSION is %s", first, version)
+	}
+	for _, page := range []string{"README.md", "docs/install.md", "docs/compat.md"} {
+		names := namedRelease.FindAllStringSubmatch(read(t, page), -1)
+		if len(names) == 0 {
+			t.Errorf("%s names no release", page)
+		}
+		for _, name := range names {
+			if !isDeveloped && name[1] != release {
+				t.Errorf("%s: %s is not of release %s", page, name[0], release)
+			}
+		}
 	}
 }
 

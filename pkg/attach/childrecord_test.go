@@ -9,7 +9,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/statefile"
 )
 
-// TestFormerRecord reads a record that 0.1.0 or 0.2.0-dev wrote. The package plugintest has this as a spec, and cannot
+// TestFormerRecord reads a record of a version before 0.2.0. The package plugintest has this as a spec, and cannot
 // be used here, because it imports this package.
 func TestFormerRecord(t *testing.T) {
 	const former = `{"network":"net","containerID":"c1","ifname":"eth0","netns":"/run/netns/c1",` +

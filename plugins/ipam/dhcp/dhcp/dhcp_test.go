@@ -792,6 +792,6 @@ var _ = It("is listed until DEL, without the daemon too, and the list changes no
 
 var _ = DescribeTable("reads records of earlier versions, and writes current ones",
 	ExpectFormerRecord[record],
-	Entry("0.1.0 and 0.2.0-dev",
+	Entry("before 0.2.0",
 		`"netns": "/run/netns/c1", "ns": ID, "index": 2, "client": {}`,
 		`"netnsPath": "/run/netns/c1", "netns": ID, "index": 2, "client": {}`))

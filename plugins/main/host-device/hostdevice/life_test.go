@@ -793,6 +793,6 @@ var _ = It("is listed until DEL, and the list changes nothing", func() {
 
 var _ = DescribeTable("reads records of earlier versions, and writes current ones",
 	ExpectFormerRecord[record],
-	Entry("0.1.0 and 0.2.0-dev",
+	Entry("before 0.2.0",
 		`"netns": "/run/netns/c1", "identity": ID, "device": {"key": "device", "value": "d0"}, "link": {"Index": 2}`,
 		`"netnsPath": "/run/netns/c1", "netns": ID, "device": {"key": "device", "value": "d0"}, "link": {"Index": 2}`))

@@ -696,6 +696,6 @@ var _ = It("is listed until DEL, and the list changes nothing", Label("kernel"),
 
 var _ = DescribeTable("reads records of earlier versions, and writes current ones",
 	ExpectFormerRecord[netplugin.NetnsRecord],
-	Entry("0.2.0-dev",
+	Entry("before 0.2.0",
 		`"path": "/run/netns/c1", "netns": ID, "link": 2, "made": ["ifb0"]`,
 		`"netnsPath": "/run/netns/c1", "netns": ID, "link": 2, "made": ["ifb0"]`))

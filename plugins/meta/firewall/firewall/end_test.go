@@ -390,6 +390,6 @@ var _ = DescribeTable("reads records of earlier versions, and writes current one
 	Entry("0.1.0",
 		`"netns": ID, "backend": "nftables", "addrs": ["10.1.0.2"], "policy": "open"`,
 		`"netnsPath": "", "netns": ID, "backend": "nftables", "addrs": ["10.1.0.2"], "policy": "open"`),
-	Entry("0.2.0-dev",
+	Entry("before 0.2.0",
 		`"path": "/run/netns/c1", "netns": ID, "backend": "nftables", "addrs": []`,
 		`"netnsPath": "/run/netns/c1", "netns": ID, "backend": "nftables", "addrs": []`))

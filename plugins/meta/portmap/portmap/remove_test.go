@@ -547,6 +547,6 @@ var _ = Describe("List", Label("kernel"), func() {
 
 var _ = DescribeTable("reads records of earlier versions, and writes current ones",
 	ExpectFormerRecord[location],
-	Entry("0.1.0 and 0.2.0-dev",
+	Entry("before 0.2.0",
 		`"netns": "/run/netns/c1", "cookie": 7, "device": 4, "inode": 4026532000, "mac": "02:00:00:00:00:01"`,
 		`"netnsPath": "/run/netns/c1", "netns": ID, "mac": "02:00:00:00:00:01"`))

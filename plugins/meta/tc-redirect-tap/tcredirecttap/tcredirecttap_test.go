@@ -374,6 +374,6 @@ var _ = It("STATUS is content where taps can be made", func() {
 
 var _ = DescribeTable("reads records of earlier versions, and writes current ones",
 	ExpectFormerRecord[record],
-	Entry("0.2.0-dev",
+	Entry("before 0.2.0",
 		`"path": "/run/netns/c1", "netns": ID, "link": 2, "made": ["tap0"], "tap": 3`,
 		`"netnsPath": "/run/netns/c1", "netns": ID, "link": 2, "made": ["tap0"], "tap": 3`))

@@ -635,6 +635,6 @@ var _ = It("is listed until DEL, and the list changes nothing", Label("kernel"),
 
 var _ = DescribeTable("reads records of earlier versions, and writes current ones",
 	ExpectFormerRecord[record],
-	Entry("0.1.0 and 0.2.0-dev",
+	Entry("before 0.2.0",
 		`"path": "/run/netns/c1", "netns": ID, "vrf": "red", "made": true, "link": 2, "routes": []`,
 		`"netnsPath": "/run/netns/c1", "netns": ID, "vrf": "red", "made": true, "link": 2, "routes": []`))
