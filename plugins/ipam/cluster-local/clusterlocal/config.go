@@ -23,7 +23,7 @@ type wireIPAM struct {
 	ranges.Wire
 	Ranges     [][]ranges.Wire `json:"ranges" help:"sets of ranges; a container gets one address of each set"`
 	Routes     []cni.WireRoute `json:"routes" help:"routes, copied to the result" most:"1024"`
-	ResolvConf string          `json:"resolvConf" help:"a file as resolv.conf(5), for the dns of the result"`
+	ResolvConf string          `json:"resolvConf" help:"file in the format of resolv.conf(5) that sets the dns of the result"`
 	Exclude    []string        `json:"exclude" help:"addresses and networks that are never assigned" each:"format=network"`
 
 	wirePlace

@@ -25,23 +25,23 @@ type wireConfig struct {
 type wireIPAM struct {
 	Type     string        `json:"type" help:"dhcp"`
 	Socket   string        `json:"daemonSocketPath" help:"socket of the daemon" default:"/run/cni/dhcp.sock" schema:"format=path empty"`
-	Provide  []wireProvide `json:"provide" help:"options that the server is told"`
-	Request  []wireRequest `json:"request" help:"options that the server is asked for, beside the usual ones"`
+	Provide  []wireProvide `json:"provide" help:"options to send to the server"`
+	Request  []wireRequest `json:"request" help:"options to request in addition to the default ones"`
 	Priority uint32        `json:"priority" help:"metric of the routes"`
-	IPv4     *bool         `json:"ipv4" help:"ask for an IPv4 address" default:"true"`
-	IPv6     string        `json:"ipv6" help:"where an IPv6 address comes from" schema:"enum=dhcp|slaac empty"`
-	DNS      *bool         `json:"dns" help:"ask for resolver settings, and return them" default:"true"`
+	IPv4     *bool         `json:"ipv4" help:"request an IPv4 address" default:"true"`
+	IPv6     string        `json:"ipv6" help:"source of the IPv6 address" schema:"enum=dhcp|slaac empty"`
+	DNS      *bool         `json:"dns" help:"request and return resolver settings" default:"true"`
 }
 
 type wireProvide struct {
 	Option  string `json:"option" help:"name or number of the option" schema:"required format=dhcpoption"`
-	Value   string `json:"value" help:"its value, as text of at most 255 bytes"`
-	FromArg string `json:"fromArg" help:"key of CNI_ARGS that has the value, if it is there"`
+	Value   string `json:"value" help:"value of the option, as text of at most 255 bytes"`
+	FromArg string `json:"fromArg" help:"key of CNI_ARGS whose value, if any, replaces value"`
 }
 
 type wireRequest struct {
-	Option      string `json:"option" help:"name or number of the option, where one is asked for" schema:"format=dhcpoption empty"`
-	SkipDefault bool   `json:"skipDefault" help:"ask for no subnet-mask and routers but those listed, where options are listed" default:"false"`
+	Option      string `json:"option" help:"name or number of the option" schema:"format=dhcpoption empty"`
+	SkipDefault bool   `json:"skipDefault" help:"do not request subnet-mask and routers by default, if options are listed" default:"false"`
 }
 
 type config struct {
@@ -182,12 +182,12 @@ func parseFlags(env skel.Env) (f flags, err error) {
 	set := flag.NewFlagSet("dhcp daemon", flag.ContinueOnError)
 	set.SetOutput(env.Stderr)
 	set.StringVar(&f.socket, "socketpath", defaultSocket, "socket on which plugins are served")
-	set.StringVar(&f.hostPrefix, "hostprefix", "", "put before the paths of socket, leases and namespaces")
-	set.StringVar(&f.pidFile, "pidfile", "", "absolute path of a file that gets the process ID")
-	set.BoolVar(&f.broadcast, "broadcast", false, "ask servers to answer by broadcast (for ipvlan they always are)")
+	set.StringVar(&f.hostPrefix, "hostprefix", "", "prefix of the paths of the socket, the leases and the namespaces")
+	set.StringVar(&f.pidFile, "pidfile", "", "absolute path of the file to which the process ID is written")
+	set.BoolVar(&f.broadcast, "broadcast", false, "ask servers to answer by broadcast (always done for ipvlan)")
 	set.DurationVar(&f.timeout, "timeout", 4*time.Second, "longest pause between two packets of an ADD")
 	set.DurationVar(&f.maxPause, "resendmax", 62*time.Second, "longest pause when no ADD waits")
-	set.DurationVar(&f.addTime, "resendtimeout", time.Minute, "how long an ADD may wait for a server")
+	set.DurationVar(&f.addTime, "resendtimeout", time.Minute, "longest time that an ADD waits for a server")
 	err = set.Parse(env.Args[1:])
 	f.socket = cmp.Or(f.socket, defaultSocket)
 	return f, err

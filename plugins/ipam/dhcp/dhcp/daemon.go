@@ -56,7 +56,6 @@ func (d *daemon) recordsOf(isV6 bool) *statefile.Store[record] {
 	return d.records4
 }
 
-// dropRecord removes a record, if it exists.
 func (d *daemon) dropRecord(a cni.Attachment, isV6 bool) error {
 	d.recordMu.Lock()
 	defer d.recordMu.Unlock()

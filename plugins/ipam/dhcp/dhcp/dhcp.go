@@ -44,8 +44,7 @@ func add(ctx context.Context, req *skel.Request, cfg *config) (*cni.Result, erro
 	return res, nil
 }
 
-// del makes the daemon release the lease. If no daemon runs, it removes the record, so that the next daemon does not
-// continue the lease.
+// del makes the daemon release the lease. Without a daemon, it removes the record, so that no later daemon renews it.
 func del(ctx context.Context, req *skel.Request) error {
 	return endLeases(ctx, req, methodRelease, func(records *statefile.Store[record]) error {
 		return records.Drop(ctx, req.Attachment.Hash())
@@ -130,17 +129,17 @@ func callDaemon(ctx context.Context, socket, method string, c rpcCall) (*cni.Res
 		return nil, e
 	}
 	defer conn.Close()
-	greeting, cancel := context.WithTimeout(ctx, answerTime)
+	greetingCtx, cancel := context.WithTimeout(ctx, answerTime)
 	defer cancel()
-	end, _ := greeting.Deadline()
-	_ = conn.SetDeadline(end) // if this fails, so do the reads and writes below
+	deadline, _ := greetingCtx.Deadline()
+	_ = conn.SetDeadline(deadline) // if this fails, so do the reads and writes below
 	var res *cni.Result
 	if _, err = io.WriteString(conn, connectRequest); err == nil {
 		err = readGreeting(conn, connectResponse)
 	}
 	if err == nil { // the daemon is responsive, so it gets the rest of the time
-		end, _ = ctx.Deadline()
-		_ = conn.SetDeadline(end)
+		deadline, _ = ctx.Deadline()
+		_ = conn.SetDeadline(deadline)
 		res, err = roundTrip(conn, method, c)
 	}
 	if err != nil && !errors.As(err, new(*cni.Error)) {

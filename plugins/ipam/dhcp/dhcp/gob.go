@@ -47,9 +47,9 @@ const (
 const (
 	maxCall     = 16 << 20 // bytes read from one stream
 	maxGobDepth = 1000     // nested values
-	// maxGobValues limits the values that are stored of a stream, because an empty value is one byte in the stream
-	// and a hundred in memory. The largest result, of a DHCP answer of 64 KiB with routes of five bytes, has seven
-	// values for each route.
+	// maxGobValues limits the values that are decoded from a stream, because an empty value takes one byte in the
+	// stream and a hundred in memory. The largest result comes from a DHCP answer of 64 KiB with routes of five bytes,
+	// and has seven values for each route.
 	maxGobValues = 1 << 18
 )
 
@@ -143,7 +143,6 @@ func writeGob(w io.Writer, values ...any) error {
 	return err
 }
 
-// appendMessage appends a message with a value.
 func appendMessage(b []byte, id int, v any) []byte {
 	message := appendValue(appendInt(nil, int64(id)), reflect.ValueOf(v))
 	return append(appendUint(b, uint64(len(message))), message...)
@@ -215,7 +214,7 @@ type gobReader struct {
 	message *bytes.Buffer // unread part of the current message
 	types   gobTypes
 	depth   int // nesting of the current value
-	values  int // stored values
+	values  int // decoded values
 	err     error
 }
 
@@ -264,7 +263,6 @@ func (r *gobReader) typeID() int {
 	return 0
 }
 
-// nextMessage reads the next message from the stream.
 func (r *gobReader) nextMessage() {
 	n, err := readUint(r.in)
 	r.fail(err)

@@ -233,8 +233,8 @@ func (l *lease6) result(o options) *cni.Result {
 		}
 	}
 	if l.IsDefault {
-		all := netip.PrefixFrom(netip.IPv6Unspecified(), 0)
-		res.Routes = append(res.Routes, cni.Route{Dst: all, GW: l.Router, Priority: o.Priority})
+		anyDst := netip.PrefixFrom(netip.IPv6Unspecified(), 0)
+		res.Routes = append(res.Routes, cni.Route{Dst: anyDst, GW: l.Router, Priority: o.Priority})
 	}
 	if o.DNS {
 		res.DNS = l.DNS
@@ -244,15 +244,15 @@ func (l *lease6) result(o options) *cni.Result {
 
 // mergeDNS returns the settings of a, followed by the settings of b that a lacks.
 func mergeDNS(a, b cni.DNS) cni.DNS {
-	add := func(to, from []string) []string {
-		for _, s := range from {
-			if !slices.Contains(to, s) {
-				to = append(to, s)
+	merge := func(dst, src []string) []string {
+		for _, s := range src {
+			if !slices.Contains(dst, s) {
+				dst = append(dst, s)
 			}
 		}
-		return to
+		return dst
 	}
-	a.Nameservers, a.Search = add(a.Nameservers, b.Nameservers), add(a.Search, b.Search)
+	a.Nameservers, a.Search = merge(a.Nameservers, b.Nameservers), merge(a.Search, b.Search)
 	a.Domain = cmp.Or(a.Domain, b.Domain)
 	return a
 }

@@ -81,9 +81,9 @@ func (l *link) bringUp(ctx context.Context) error {
 	if err := l.conn.SetLink(l.Index, rtnl.LinkChange{Up: new(true)}); err != nil {
 		return err
 	}
-	now, err := l.conn.WaitUp(ctx, l.Index)
+	current, err := l.conn.WaitUp(ctx, l.Index)
 	if ctx.Err() != nil {
-		return fmt.Errorf("interface %q does not come up; its state is %s", now.Name, now.Oper)
+		return fmt.Errorf("interface %q does not come up; its state is %s", current.Name, current.Oper)
 	}
 	return err
 }
@@ -133,19 +133,19 @@ func receiveAllProtocols(sock *linklayer.Conn, index int) error {
 // unicastConn is a packet socket that sends all packets to one MAC address.
 type unicastConn struct {
 	net.PacketConn
-	to net.HardwareAddr
+	dst net.HardwareAddr
 }
 
-func (d unicastConn) WriteTo(b []byte, _ net.Addr) (int, error) {
-	return d.PacketConn.WriteTo(b, &linklayer.Addr{HardwareAddr: d.to})
+func (c unicastConn) WriteTo(b []byte, _ net.Addr) (int, error) {
+	return c.PacketConn.WriteTo(b, &linklayer.Addr{HardwareAddr: c.dst})
 }
 
 // send sends a packet to the MAC address of its next hop and returns that address. It resolves the address each time
 // because it may change. If p has no next hop, or the next hop does not answer, send broadcasts the packet and hop is
 // nil.
 func (l *link) send(ctx context.Context, p *packet) (hop net.HardwareAddr, err error) {
-	to := nclient4.BroadcastMac
-	if p.nextHop.IsValid() && len(l.MAC) == len(to) {
+	dst := nclient4.BroadcastMac
+	if p.nextHop.IsValid() && len(l.MAC) == len(dst) {
 		mac := l.MAC
 		if l.Master != 0 { // a bridge port: a virtual machine behind it has the lease's addresses
 			mac = p.message.ClientHWAddr
@@ -154,11 +154,11 @@ func (l *link) send(ctx context.Context, p *packet) (hop net.HardwareAddr, err e
 			return nil, err
 		}
 		if hop != nil {
-			to = hop
+			dst = hop
 		}
 	}
-	from := net.UDPAddrFromAddrPort(netip.AddrPortFrom(p.src, clientPort))
-	conn := nclient4.NewBroadcastUDPConn(unicastConn{l.sock, to}, from)
+	client := net.UDPAddrFromAddrPort(netip.AddrPortFrom(p.src, clientPort))
+	conn := nclient4.NewBroadcastUDPConn(unicastConn{l.sock, dst}, client)
 	server := net.UDPAddrFromAddrPort(netip.AddrPortFrom(p.dst, serverPort))
 	if _, err := conn.WriteTo(p.message.ToBytes(), server); err != nil {
 		return nil, fmt.Errorf("send a %s: %w", p.message.MessageType(), err)
@@ -189,14 +189,14 @@ func (l *link) receive(ctx context.Context, wait time.Duration) (*dhcpv4.DHCPv4,
 	return message, err
 }
 
-// resolveMAC returns the MAC address of addr on the link, by ARP (RFC 826), or nil if nothing answers. The request is
-// sent from the addresses from and src, which the interface may have lost.
-func (l *link) resolveMAC(ctx context.Context, from net.HardwareAddr, src, addr netip.Addr) (net.HardwareAddr, error) {
+// resolveMAC returns the MAC address of addr on the link, by ARP (RFC 826), or nil if nothing answers. The sender of
+// the request is mac and src, which the interface may have lost.
+func (l *link) resolveMAC(ctx context.Context, mac net.HardwareAddr, src, addr netip.Addr) (net.HardwareAddr, error) {
 	const tries, pause, length = 3, 200 * time.Millisecond, 28
-	const answer, operation, senderMAC, senderIP = 2, 6, 8, 14
-	filter := []bpf.Instruction{ // accepts answers from addr
+	const reply, operation, senderMAC, senderIP = 2, 6, 8, 14
+	filter := []bpf.Instruction{ // accepts replies from addr
 		bpf.LoadAbsolute{Off: operation, Size: 2},
-		bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: answer, SkipTrue: 3},
+		bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: reply, SkipTrue: 3},
 		bpf.LoadAbsolute{Off: senderIP, Size: 4},
 		bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: binary.BigEndian.Uint32(addr.AsSlice()), SkipTrue: 1},
 		bpf.RetConstant{Val: length},
@@ -212,9 +212,9 @@ func (l *link) resolveMAC(ctx context.Context, from net.HardwareAddr, src, addr 
 	}
 	defer sock.Close()
 	head := []byte{0, 1, 8, 0, 6, 4, 0, 1} // Ethernet, IPv4, the lengths of their addresses, request
-	question := slices.Concat(head, from, src.AsSlice(), make([]byte, 6), addr.AsSlice())
+	request := slices.Concat(head, mac, src.AsSlice(), make([]byte, 6), addr.AsSlice())
 	for range tries {
-		if _, err := sock.WriteTo(question, &linklayer.Addr{HardwareAddr: nclient4.BroadcastMac}); err != nil {
+		if _, err := sock.WriteTo(request, &linklayer.Addr{HardwareAddr: nclient4.BroadcastMac}); err != nil {
 			return nil, fmt.Errorf("send an ARP request for %s: %w", addr, err)
 		}
 		b, err := readPacket(ctx, sock, pause)

@@ -32,9 +32,9 @@ type machine6 struct {
 	ifName string
 	dns    cni.DNS // from the last advertisement
 
-	xid   [3]byte
-	offer *message6     // in state REQUESTING: the selected server and address
-	sent  map[state]int // transmissions in each state
+	xid           [3]byte
+	offer         *message6     // in state REQUESTING: the selected server and address
+	transmissions map[state]int // in each state
 }
 
 // enter changes the state. Answers to earlier messages are ignored from now on.
@@ -64,17 +64,17 @@ func (m *machine6) tick(now time.Duration) bool {
 	switch {
 	case m.state == soliciting && m.lease != nil && m.tries == maxTries: // the last advertisement stays valid
 		m.ra.Refresh = now + halfRemaining(now, m.lease.expiry)
-		m.routerDone(now)
+		m.finishSoliciting(now)
 		return m.tick(now)
 	case m.state == requesting && m.tries == maxTries:
 		m.enter(selecting, now)
 	}
 	m.nextTick = now + m.pause(now)
 	m.tries++
-	if m.sent == nil {
-		m.sent = map[state]int{}
+	if m.transmissions == nil {
+		m.transmissions = map[state]int{}
 	}
-	m.sent[m.state]++
+	m.transmissions[m.state]++
 	return true
 }
 
@@ -98,8 +98,8 @@ func (m *machine6) expire(now time.Duration) {
 	}
 }
 
-// routerDone continues after SOLICITING, with DHCPv6 or with the existing lease and the router's new configuration.
-func (m *machine6) routerDone(now time.Duration) {
+// finishSoliciting ends SOLICITING. It continues with DHCPv6, or with the lease and the router's new configuration.
+func (m *machine6) finishSoliciting(now time.Duration) {
 	if m.lease == nil { // only with DHCPv6
 		m.enter(selecting, now)
 		return
@@ -156,16 +156,16 @@ func (m *machine6) receiveAdvert(now time.Duration, a *advert) {
 	}
 	if m.id.IPv6 == modeDHCP {
 		m.ra, m.dns, m.fault = ra, dns, nil
-		m.routerDone(now)
+		m.finishSoliciting(now)
 		return
 	}
 	l := lease6{raState: ra, Addrs: m.slaacAddrs(now, a), DNS: dns}
-	newest := newLease6(l, now)
-	if newest == nil {
+	next := newLease6(l, now)
+	if next == nil {
 		m.fault = fmt.Errorf("router %s advertises no autonomous prefix of 64 bits", a.router)
 		return
 	}
-	m.ra, m.lease, m.fault = ra, newest, nil
+	m.ra, m.lease, m.fault = ra, next, nil
 	m.enterBound()
 }
 

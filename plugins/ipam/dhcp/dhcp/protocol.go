@@ -53,7 +53,7 @@ func (m *machine) resume(now time.Duration) {
 
 func (m *machine) sendRelease(l *link) (string, error) {
 	p := m.releasePacket()
-	hop, err := l.send(context.Background(), p) // it takes less than a second
+	hop, err := l.send(context.Background(), p) // resolving the hop takes less than a second
 	if err == nil && hop == nil {
 		err = fmt.Errorf("no MAC address known for %s; sent to the broadcast address", cmp.Or(p.nextHop, p.dst))
 	}
@@ -102,8 +102,8 @@ func (m *machine6) awaitAnswer(ctx context.Context, l *link, wait time.Duration)
 	}
 	// The kernel does not answer if the interface lost the address when its MAC address was changed, or if a virtual
 	// machine without the address uses the interface.
-	if own := m.ra.LinkLocal; isSolicitationFor(b, own) {
-		return l.send6(unix.IPPROTO_ICMPV6, own, allNodes, neighborAdvert(own, l.macFor(own)))
+	if addr := m.ra.LinkLocal; isSolicitationFor(b, addr) {
+		return l.send6(unix.IPPROTO_ICMPV6, addr, allNodes, neighborAdvert(addr, l.macFor(addr)))
 	}
 	m.receivePacket(sysctl.Uptime(), b)
 	return nil
@@ -154,8 +154,8 @@ func (m *machine6) sendRelease(l *link) (recipient string, err error) {
 }
 
 func (m *machine6) noAnswer() string {
-	if n := m.sent[selecting]; n > 0 {
+	if n := m.transmissions[selecting]; n > 0 {
 		return fmt.Sprintf("no DHCPv6 server answered %d Solicit messages", n)
 	}
-	return fmt.Sprintf("no router answered %d router solicitations", m.sent[soliciting])
+	return fmt.Sprintf("no router answered %d router solicitations", m.transmissions[soliciting])
 }

@@ -42,9 +42,9 @@ func (l *link) findRoutes(res *cni.Result) (found []placement, err error) {
 	existing, err := l.conn.Routes(l.Index, rtnl.FamilyOf(res.IPs[0].Address.Addr()))
 	for _, r := range l.routes(res) {
 		p := placement{Dst: r.Dst}
-		for _, t := range existing {
-			if t.Type == unix.RTN_UNICAST && t.Dst == r.Dst && t.GW == r.GW {
-				p.Routes = append(p.Routes, t)
+		for _, e := range existing {
+			if e.Type == unix.RTN_UNICAST && e.Dst == r.Dst && e.GW == r.GW {
+				p.Routes = append(p.Routes, e)
 			}
 		}
 		found = append(found, p)
@@ -86,8 +86,8 @@ func placeRoutes(routes []rtnl.Route, former []placement) (want []rtnl.Route) {
 			continue
 		}
 		model := slices.IndexFunc(former[1:], exists) + 1 // 0: the subnet's route
-		for _, b := range former[model].Routes {
-			r.Table = b.Table
+		for _, m := range former[model].Routes {
+			r.Table = m.Table
 			want = append(want, r)
 		}
 	}
@@ -125,11 +125,11 @@ func (l *link) apply(former []placement, formerRes, newRes *cni.Result) error {
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	old := kernelRoutes // in the main table, even if the subnet's route belongs elsewhere
+	obsolete := kernelRoutes // in the main table, even if the subnet's route belongs elsewhere
 	for _, p := range former {
-		old = append(old, p.Routes...)
+		obsolete = append(obsolete, p.Routes...)
 	}
-	for _, r := range old {
+	for _, r := range obsolete {
 		isSame := func(w rtnl.Route) bool { // compares what the kernel compares
 			return w.Dst == r.Dst && w.GW == r.GW && w.Table == r.Table && w.Priority == r.Priority
 		}

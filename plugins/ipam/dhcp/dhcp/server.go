@@ -181,10 +181,10 @@ func (d *daemon) handle(conn *net.UnixConn) {
 	ctx, cancel := context.WithCancel(d.ctx)
 	defer cancel()
 	_ = conn.SetDeadline(time.Time{})
-	received := make(chan error, 1)
+	receiptErr := make(chan error, 1)
 	go func() {
 		_, err := conn.Read(make([]byte, len(receipt))) // returns when the plugin confirms the answer or ends
-		received <- err
+		receiptErr <- err
 		cancel()
 	}()
 	res, err := d.dispatch(ctx, head.ServiceMethod, c)
@@ -201,9 +201,9 @@ func (d *daemon) handle(conn *net.UnixConn) {
 	isNew := c.Exclusive && err == nil // otherwise the lease may be older than the call
 	if isNew && sendErr == nil {
 		// A stopped plugin may continue at any time, so only the daemon's end limits the wait.
-		limit := context.AfterFunc(d.ctx, func() { _ = conn.SetReadDeadline(time.Now().Add(callTime)) })
-		sendErr = <-received
-		limit()
+		stopLimit := context.AfterFunc(d.ctx, func() { _ = conn.SetReadDeadline(time.Now().Add(callTime)) })
+		sendErr = <-receiptErr
+		stopLimit()
 	}
 	if sendErr == nil {
 		return
@@ -214,17 +214,17 @@ func (d *daemon) handle(conn *net.UnixConn) {
 	}
 }
 
-// checkPeer refuses other users' calls than root's, because a socket from systemd may have any permissions.
+// checkPeer refuses the calls of users other than root, because a socket from systemd may have any permissions.
 func checkPeer(conn *net.UnixConn) error {
 	raw, err := conn.SyscallConn()
 	if err != nil {
 		return err
 	}
 	var peer *unix.Ucred
-	closed := raw.Control(func(fd uintptr) {
+	controlErr := raw.Control(func(fd uintptr) {
 		peer, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
 	})
-	if err = errors.Join(closed, err); err == nil && peer.Uid != 0 {
+	if err = errors.Join(controlErr, err); err == nil && peer.Uid != 0 {
 		err = fmt.Errorf("process %d belongs to user %d; only root may call the daemon", peer.Pid, peer.Uid)
 	}
 	return err
@@ -283,18 +283,18 @@ func (d *daemon) allocate(ctx context.Context, a cni.Attachment, call rpcCall) (
 			started = append(started, c)
 		}
 	}
-	failed := make(chan *client, len(all)) // nil for a client with a lease
+	failures := make(chan *client, len(all)) // gets each client that has no lease, and nil for the others
 	for _, c := range all {
 		go func() {
 			if c.await(ctx) {
-				failed <- nil
+				failures <- nil
 			} else {
-				failed <- c
+				failures <- c
 			}
 		}()
 	}
 	for range all {
-		if c := <-failed; c != nil {
+		if c := <-failures; c != nil {
 			ctxErr := context.Cause(ctx)
 			cancel()
 			return nil, c.failure(ctxErr, endAll(started))
@@ -334,8 +334,8 @@ func (d *daemon) findOrStart(a cni.Attachment, call rpcCall, o options) (c *clie
 	id := identity{ID: clientID(a), options: o}
 	if o.isV6() {
 		id.ID = duidOf(a)
-	} else if own, ok := o.Provide[dhcpv4.OptionClientIdentifier.Code()]; ok {
-		id.ID = own
+	} else if provided, ok := o.Provide[dhcpv4.OptionClientIdentifier.Code()]; ok {
+		id.ID = provided
 	}
 	for {
 		d.mu.Lock()

@@ -22,14 +22,14 @@ type wireIPAM struct {
 	Ranges     [][]ranges.Wire `json:"ranges" help:"sets of ranges; a container gets one address of each set"`
 	Routes     []cni.WireRoute `json:"routes" help:"routes, copied to the result" most:"1024"`
 	DataDir    string          `json:"dataDir" help:"directory of the leases" default:"/var/lib/cni/networks"`
-	ResolvConf string          `json:"resolvConf" help:"a file as resolv.conf(5), for the dns of the result"`
+	ResolvConf string          `json:"resolvConf" help:"file in the format of resolv.conf(5) that sets the dns of the result"`
 
 	Exclude []string `json:"exclude" help:"addresses and networks that are never assigned" each:"format=network"`
-	Sticky  bool     `json:"sticky" help:"give a pod the address that it had, while that is free" default:"false"`
+	Sticky  bool     `json:"sticky" help:"assign a pod its last address again if it is free" default:"false"`
 
-	Reclaim *bool `json:"reclaim" help:"take back leases of containers that are gone for certain when a set is full" default:"true"`
+	Reclaim *bool `json:"reclaim" help:"if a set is full, reclaim leases whose containers certainly no longer exist" default:"true"`
 
-	OnFull string `json:"statusOnExhaustion" default:"warn" schema:"enum=warn|fail empty" help:"STATUS of a full range"`
+	OnFull string `json:"statusOnExhaustion" default:"warn" schema:"enum=warn|fail empty" help:"result of STATUS if a range is full"`
 }
 
 const defaultDataDir = "/var/lib/cni/networks"
@@ -62,17 +62,17 @@ func parseConfig(req *skel.Request, wire wireConfig, problems *cni.Problems) *co
 	if wire.IPAM.Sticky {
 		known = append(known, podSpace, podName)
 	}
-	values, wrongArgs := cni.ParseArgs(req.Args, known...)
+	values, argsErr := cni.ParseArgs(req.Args, known...)
 	if name := values[podName]; name != "" {
 		cfg.pod = values[podSpace] + "/" + name
 	}
 	cfg.routes, err = cni.ParseRoutes(wire.IPAM.Routes)
 	problems.AddIn("ipam", err)
-	problems.Add(wrongArgs)
-	asked, err := wire.Requested(values["IP"])
+	problems.Add(argsErr)
+	requests, err := wire.Requested(values["IP"])
 	problems.Add(err)
 	if problems.Err() == nil && len(cfg.sets) > 0 {
-		cfg.requested, err = ranges.Assign(cfg.sets, asked)
+		cfg.requested, err = ranges.Assign(cfg.sets, requests)
 		problems.Add(err)
 	}
 	return cfg

@@ -47,10 +47,10 @@ import (
 type index struct {
 	file      *os.File // nil: this call has read the directory, and leaseDir.close will write the entries
 	memory    []byte   // the entries if file is nil
-	header    []byte   // identity
+	identity  []byte   // beginning of the header
 	stamp     uint64
 	count     int
-	positions map[netip.Addr]int // numbers of the entries that find returned or add appended
+	positions map[netip.Addr]int // numbers of the entries that addressesOf found or add appended
 }
 
 const (
@@ -65,7 +65,7 @@ const (
 
 // openIndex opens an index. It returns errStale if the directory has another identity or modification time.
 func openIndex(file *os.File, identity []byte, modTime time.Time) (*index, error) {
-	x := &index{file: file, header: identity, positions: map[netip.Addr]int{}}
+	x := &index{file: file, identity: identity, positions: map[netip.Addr]int{}}
 	data := make([]byte, len(identity)+16)
 	if _, err := file.ReadAt(data, 0); err != nil {
 		return nil, err
@@ -88,7 +88,7 @@ func openIndex(file *os.File, identity []byte, modTime time.Time) (*index, error
 }
 
 // offset returns where an entry begins in the file.
-func (x *index) offset(i int) int64 { return int64(len(x.header) + 16 + i*entrySize) }
+func (x *index) offset(i int) int64 { return int64(len(x.identity) + 16 + i*entrySize) }
 
 func (x *index) read(entries []byte, i int) error {
 	if x.file == nil {
@@ -200,10 +200,10 @@ func (x *index) add(addr netip.Addr, owner string) error {
 	return nil
 }
 
-// remove removes an entry that find returned or add appended.
+// remove removes an entry that addressesOf found or add appended.
 func (x *index) remove(addr netip.Addr) error {
-	i, seen := x.positions[addr]
-	if !seen {
+	i, isKnown := x.positions[addr]
+	if !isKnown {
 		return errStale
 	}
 	last := make([]byte, entrySize)
@@ -300,7 +300,7 @@ func (s *leaseDir) stampIndex() error {
 
 // writeIndex writes the index from memory to a new file.
 func (s *leaseDir) writeIndex() (err error) {
-	if s.index.header, _, err = s.identity(); err != nil {
+	if s.index.identity, _, err = s.identity(); err != nil {
 		return err
 	}
 	dir, err := statefile.OpenNoFollow(filepath.Join(s.dataDir, indexDir), 0o700)
@@ -313,12 +313,11 @@ func (s *leaseDir) writeIndex() (err error) {
 }
 
 func (x *index) encodeHeader() []byte {
-	b := binary.LittleEndian.AppendUint64(slices.Clone(x.header), x.stamp)
+	b := binary.LittleEndian.AppendUint64(slices.Clone(x.identity), x.stamp)
 	return binary.LittleEndian.AppendUint64(b, uint64(x.count))
 }
 
 const stampCount = 1 << 29 // number of stamps before they repeat
 
-// stampTime returns the time that represents a stamp: a whole second, which every file system can store, between 1980
-// and 1997.
+// stampTime returns the time that represents a stamp: a second between 1980 and 1997. Every file system can store it.
 func stampTime(stamp uint64) time.Time { return time.Unix(315532800+int64(stamp%stampCount), 0) }

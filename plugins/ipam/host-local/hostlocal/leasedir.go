@@ -68,11 +68,11 @@ func openUnlocked(dataDir, network string, perm fs.FileMode) (*leaseDir, error) 
 	if err == nil {
 		return &leaseDir{dataDir: dataDir, network: network, dir: dir}, nil
 	}
-	absent := err
+	pathErr := err
 	if errors.Is(err, unix.ENOTDIR) { // path, or one of its parents, is not a directory
-		_, absent = os.Lstat(path)
+		_, pathErr = os.Lstat(path)
 	}
-	if perm == 0 && (statefile.IsAbsent(absent) || errors.Is(absent, unix.ENAMETOOLONG)) {
+	if perm == 0 && (statefile.IsAbsent(pathErr) || errors.Is(pathErr, unix.ENAMETOOLONG)) {
 		return nil, nil
 	}
 	return nil, fmt.Errorf("ipam.dataDir: %w", err)
@@ -192,8 +192,7 @@ func (s *leaseDir) verifyFree(addr netip.Addr) error {
 }
 
 // reserve creates the lease file of an address, completely or not at all. If the address has an owner, the error
-// matches errTaken. A file without an owner is replaced, because a plugin that is still writing it would hold the
-// lock.
+// matches errTaken. A file without an owner is replaced, because its writer no longer holds the lock.
 func (s *leaseDir) reserve(addr netip.Addr, owner string) error {
 	name := addr.String()
 	create := func() error { return createFile(s.dir, name, []byte(owner), s.note) }
@@ -326,7 +325,6 @@ func (s *leaseDir) lastAddress(set int) netip.Addr {
 	return addr
 }
 
-// setLastAddress stores the address that was assigned last from a set.
 func (s *leaseDir) setLastAddress(set int, addr netip.Addr) error {
 	name, text := lastFile+strconv.Itoa(set), []byte(addr.String())
 	// A text of the same length is written in place: a kill does not interrupt such a small write, and ext4 need not

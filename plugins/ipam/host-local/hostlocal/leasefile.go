@@ -25,11 +25,11 @@ func createFile(d *statefile.Dir, name string, data, note []byte) error {
 	err := linkUnnamed(d, name, data, note)
 	switch err {
 	case unix.EOPNOTSUPP, unix.EISDIR, unix.EINVAL: // the file system has no unnamed files
-		complete := "." + name + ".tmp" // if the call is killed, Dir.Sweep removes it
-		if err := d.Replace(complete, data, leaseMode); err != nil {
+		tmp := "." + name + ".tmp" // if the call is killed, Dir.Sweep removes it
+		if err := d.Replace(tmp, data, leaseMode); err != nil {
 			return err
 		}
-		err = errors.Join(unix.Linkat(d.FD(), complete, d.FD(), name, 0), d.Remove(complete))
+		err = errors.Join(unix.Linkat(d.FD(), tmp, d.FD(), name, 0), d.Remove(tmp))
 	}
 	return fileError(d, "create", name, err)
 }

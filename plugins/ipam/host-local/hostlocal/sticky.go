@@ -21,9 +21,9 @@ const (
 	slots     = 1 << 14
 )
 
-// slotOf returns the offset of the slot for a pod and a set, and the owner that its entry must have.
-func slotOf(pod string, set int) (offset int64, owner string) {
-	owner = fmt.Sprintf("%s\n%d", pod, set)
+// slotOf returns the offset of the slot for a pod's interface and a set, and the owner that its entry must have.
+func slotOf(podKey string, set int) (offset int64, owner string) {
+	owner = fmt.Sprintf("%s\n%d", podKey, set)
 	return int64(ownerHash(owner)%slots) * entrySize, owner
 }
 
@@ -44,29 +44,28 @@ func (s *leaseDir) openSticky(mode fs.FileMode) (*os.File, error) {
 }
 
 // stickyAddress returns the last address of the pod in a set, or the zero Addr if it is unknown.
-func (s *leaseDir) stickyAddress(pod string, set int) (addr netip.Addr) {
+func (s *leaseDir) stickyAddress(podKey string, set int) (addr netip.Addr) {
 	f, err := s.openSticky(0)
 	if err != nil {
 		return addr
 	}
 	defer f.Close()
 	entry := make([]byte, entrySize)
-	offset, owner := slotOf(pod, set)
+	offset, owner := slotOf(podKey, set)
 	if _, err := f.ReadAt(entry, offset); err != nil || entryHash(entry) != ownerHash(owner) {
 		return addr
 	}
 	return entryAddr(entry)
 }
 
-// setSticky stores the pod's current addresses.
-func (s *leaseDir) setSticky(pod string, ips []cni.IP) error {
+func (s *leaseDir) setSticky(podKey string, ips []cni.IP) error {
 	f, err := s.openSticky(0o700)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
 	for set, ip := range ips {
-		offset, owner := slotOf(pod, set)
+		offset, owner := slotOf(podKey, set)
 		if _, err := f.WriteAt(appendEntry(nil, ip.Address.Addr(), owner), offset); err != nil {
 			return err
 		}
