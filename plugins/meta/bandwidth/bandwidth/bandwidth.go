@@ -75,12 +75,12 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	return res, nil
 }
 
-// install adds the limits. It replaces limits that were found, or an earlier ADD's IFB. It returns the IFBs.
+// install adds the limits and returns the IFBs. It replaces limits that were found, and IFBs of an earlier ADD.
 func (c *call) install(end rtnl.Link, want limits, found bool) (ifbs []rtnl.Link, err error) {
 	if !found {
 		ifbs, err = c.addLimits(end, want)
 	}
-	if found || errors.Is(err, unix.EEXIST) { // an earlier ADD or the reference plugin may have left an IFB
+	if found || errors.Is(err, unix.EEXIST) { // the reference plugin may also have left an IFB
 		ifbs, err = c.replaceLimits(end, want)
 	}
 	if errors.Is(err, unix.EEXIST) {
@@ -158,14 +158,14 @@ func check(_ context.Context, req *skel.Request, cfg config) error {
 	}
 	sent, _ := c.linkFilters(end, want)
 	var errs []error
-	for name, f := range want.each {
+	for direction, f := range want.each {
 		switch {
 		case f != sent:
-			errs = append(errs, c.verifyRedirect(name, end, rtnl.ClsactReceived, f)) // the same for an ingress qdisc
+			errs = append(errs, c.verifyRedirect(direction, end, rtnl.ClsactReceived, f)) // or an ingress qdisc
 		case f.exempt != nil:
-			errs = append(errs, c.verifyRedirect(name, end, rtnl.ClsactSent, f))
+			errs = append(errs, c.verifyRedirect(direction, end, rtnl.ClsactSent, f))
 		default:
-			errs = append(errs, c.verify(name, end, f))
+			errs = append(errs, c.verify(direction, end, f))
 		}
 	}
 	return errors.Join(errs...)
@@ -186,31 +186,31 @@ func reapply(_ context.Context, req *skel.Request, cfg config) error {
 	redirects, _, addQdisc := c.redirectsFor(end, want)
 	ifbs, err := c.ifbs()
 	errs := []error{err}
-	for name, f := range want.each {
+	for direction, f := range want.each {
 		link := end
-		i := slices.IndexFunc(redirects, func(w redirect) bool { return w.filter == f })
+		i := slices.IndexFunc(redirects, func(r redirect) bool { return r.filter == f })
 		switch {
 		case i < 0:
-		case c.verifyRedirect(name, end, redirects[i].hook, f) == nil:
+		case c.verifyRedirect(direction, end, redirects[i].hook, f) == nil:
 			continue
 		case len(ifbs) != len(redirects):
-			errs = append(errs, fmt.Errorf("%s limit: not restored: an IFB is missing; restart the container", name))
+			errs = append(errs, fmt.Errorf("%s limit: not restored: an IFB is missing; restart the container",
+				direction))
 			continue
 		default:
 			link = ifbs[i]
 			if err := c.restoreRedirect(end, redirects[i], link, addQdisc); err != nil {
-				errs = append(errs, fmt.Errorf("%s limit: not restored: %w", name, err))
+				errs = append(errs, fmt.Errorf("%s limit: not restored: %w", direction, err))
 				continue
 			}
 		}
-		if c.verify(name, link, f) != nil {
+		if c.verify(direction, link, f) != nil {
 			errs = append(errs, c.replaceFilter(link, f))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// replaceFilter replaces the TBF of a link.
 func (c *call) replaceFilter(end rtnl.Link, f *filter) error {
 	q, err := c.conn.Qdisc(end.Index, rtnl.Root)
 	if err == nil && q.IsTBF() {
@@ -223,7 +223,7 @@ func (c *call) replaceFilter(end rtnl.Link, f *filter) error {
 }
 
 // verify returns an error if the TBF of a link is neither the TBF that ADD creates nor the reference plugin's.
-func (c *call) verify(limit string, l rtnl.Link, want *filter) error {
+func (c *call) verify(direction string, l rtnl.Link, want *filter) error {
 	q, err := c.conn.Qdisc(l.Index, rtnl.Root)
 	difference := ""
 	switch {
@@ -244,18 +244,18 @@ func (c *call) verify(limit string, l rtnl.Link, want *filter) error {
 	default:
 		return nil
 	}
-	return cni.Drift("%s limit: interface %q: %s", limit, l.Name, difference)
+	return cni.Drift("%s limit: interface %q: %s", direction, l.Name, difference)
 }
 
 // verifyRedirect verifies that a hook of a link redirects all packets that are not exempt to an IFB of this attachment,
 // and that the IFB has the filter.
-func (c *call) verifyRedirect(limit string, end rtnl.Link, hook uint32, want *filter) error {
-	drift := func(what string) error {
+func (c *call) verifyRedirect(direction string, end rtnl.Link, hook uint32, want *filter) error {
+	drift := func(difference string) error {
 		side := "host "
 		if c.isInside {
 			side = ""
 		}
-		return cni.Drift("%s limit: %sinterface %q: %s", limit, side, end.Name, what)
+		return cni.Drift("%s limit: %sinterface %q: %s", direction, side, end.Name, difference)
 	}
 	list, err := c.conn.Redirects(end.Index, hook)
 	exempt, list := splitExempt(list)
@@ -282,7 +282,7 @@ func (c *call) verifyRedirect(limit string, end rtnl.Link, hook uint32, want *fi
 	case !ifb.Up:
 		return drift("redirects to " + ifb.Name + ", which is down")
 	}
-	return c.verify(limit, ifb, want)
+	return c.verify(direction, ifb, want)
 }
 
 // splitExempt splits the leading exempt entries from the rest.
@@ -300,12 +300,12 @@ func list(_ context.Context, req *skel.Request) (all []cni.Holding, err error) {
 	filters, filterErr := c.Host.TBFs()
 	for _, l := range links {
 		a, ok := cni.ParseMark(l.Alias)
-		t, limited := filters[l.Index]
+		t, hasTBF := filters[l.Index]
 		direction := "ingress"
 		if l.Kind == "ifb" && !c.limitsSent(l, links) {
 			direction = "egress"
 		}
-		if ok && (l.Kind == "ifb" || l.IsPairEnd() && limited) {
+		if ok && (l.Kind == "ifb" || l.IsPairEnd() && hasTBF) {
 			all = append(all, cni.Holding{Attachment: a, Kind: cni.HeldLimit, Kept: "alias of " + l.Name,
 				Value: limitText(direction, t.Rate, l.Name)})
 		}
@@ -336,8 +336,8 @@ func status(_ context.Context, _ *skel.Request, cfg config) error {
 			err = errors.Join(err, host.ProbeKind("ifb"))
 		}
 		if cfg.codel {
-			if lack := host.ProbeQdisc(codel); lack != nil {
-				err = errors.Join(err, fmt.Errorf("queue: %w", lack))
+			if codelErr := host.ProbeQdisc(codel); codelErr != nil {
+				err = errors.Join(err, fmt.Errorf("queue: %w", codelErr))
 			}
 		}
 		return err
@@ -392,4 +392,14 @@ func (c *call) findLimited() (rtnl.Link, error) {
 		return rtnl.Link{}, nil // the pair no longer exists
 	}
 	return end, err
+}
+
+// checkSupported returns an error if the link cannot be limited.
+func (c *call) checkSupported(end rtnl.Link, want limits) error {
+	if end.Kind == "ipvlan" && end.Mode == "l3s" && want.ingress != nil {
+		return cni.Refuse("ingressRate", 8*want.ingress.Rate,
+			"is not possible: packets to an ipvlan of mode l3s do not pass its qdiscs").
+			Suggest("use mode l2 or l3").WithCode(cni.CodeUnsupportedField)
+	}
+	return nil
 }

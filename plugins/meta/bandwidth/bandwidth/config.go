@@ -60,9 +60,9 @@ func parseConfig(_ *skel.Request, wire wireConfig, problems *cni.Problems) confi
 	is6 := func(p netip.Prefix) bool { return p.Addr().Is6() }
 	is4 := func(p netip.Prefix) bool { return p.Addr().Is4() }
 	cfg.exempt = slices.Concat(slices.DeleteFunc(slices.Clone(exempt), is6), slices.DeleteFunc(exempt, is4))
-	own, w, prefix := wire.wireLimits, wire.RuntimeConfig.Bandwidth, "runtimeConfig.bandwidth."
-	if own != (wireLimits{}) { // an explicit 0 also overrides the runtime's values
-		w, prefix = own, ""
+	w, prefix := wire.wireLimits, ""
+	if w == (wireLimits{}) { // an explicit 0 also overrides the runtime's values
+		w, prefix = wire.RuntimeConfig.Bandwidth, "runtimeConfig.bandwidth."
 	}
 	cfg.ingress, err = parseLimit(prefix+"ingress", w.IngressRate, w.IngressBurst)
 	problems.Add(err)

@@ -21,14 +21,14 @@ func records() *statefile.Store[netplugin.NetnsRecord] {
 
 // putRecord writes the record. The ADD's roll-back drops it, unless the interface already had limits.
 func (c *call) putRecord(ctx context.Context, want limits, hadLimits bool) error {
-	var made []string
+	var texts []string
 	for name, f := range want.each {
-		made = append(made, limitText(name, f.Rate, c.Req.IfName))
+		texts = append(texts, limitText(name, f.Rate, c.Req.IfName))
 	}
 	if !hadLimits {
 		c.Req.OnFail("drop the record", func(ctx context.Context) error { return records().Drop(ctx, c.Req.Hash()) })
 	}
-	return records().Put(ctx, c.NetnsRecord(made...))
+	return records().Put(ctx, c.NetnsRecord(texts...))
 }
 
 func removeInside(r netplugin.NetnsRecord, finder *ns.Finder) error {
@@ -50,23 +50,4 @@ func listInside() ([]cni.Holding, error) {
 		}
 		return netplugin.WithNetns(r.NetnsPath, r.Netns, all...)
 	})
-}
-
-// linkFilters returns the filters for the packets that a link sends and receives. A host end sends what the container
-// receives. So does a tap, because it sends to the program that has opened it. linkFilters is its own inverse.
-func (c *call) linkFilters(end rtnl.Link, l limits) (sent, received *filter) {
-	if c.isInside && end.Kind != "tun" {
-		return l.egress, l.ingress
-	}
-	return l.ingress, l.egress
-}
-
-// checkSupported returns an error if the link cannot be limited.
-func (c *call) checkSupported(end rtnl.Link, want limits) error {
-	if end.Kind == "ipvlan" && end.Mode == "l3s" && want.ingress != nil {
-		return cni.Refuse("ingressRate", 8*want.ingress.Rate,
-			"is not possible: packets to an ipvlan of mode l3s do not pass its qdiscs").
-			Suggest("use mode l2 or l3").WithCode(cni.CodeUnsupportedField)
-	}
-	return nil
 }

@@ -55,7 +55,16 @@ func (c *call) limitsSent(ifb rtnl.Link, links []rtnl.Link) bool {
 	return ifb.Name == own[2] || ifb.Name == own[1] && !slices.ContainsFunc(links, redirects)
 }
 
-// ingressHooks returns the hooks of the qdisc that the link has at Ingress.
+// linkFilters returns the filters for the packets that a link sends and receives. A host end sends what the container
+// receives. So does a tap, because it sends to the program that has opened it. linkFilters is its own inverse.
+func (c *call) linkFilters(end rtnl.Link, l limits) (sent, received *filter) {
+	if c.isInside && end.Kind != "tun" {
+		return l.egress, l.ingress
+	}
+	return l.ingress, l.egress
+}
+
+// ingressHooks returns the hooks of the link's ingress or clsact qdisc, or none if it has neither.
 func (c *call) ingressHooks(end int) (hooks []uint32, err error) {
 	q, err := c.conn.Qdisc(end, rtnl.Ingress)
 	switch q.Kind {
@@ -131,7 +140,6 @@ func (c *call) readFilter(l rtnl.Link, q rtnl.Qdisc) (*filter, error) {
 	return f, err
 }
 
-// replaceLimits removes the limits of the link and adds new ones.
 func (c *call) replaceLimits(end rtnl.Link, l limits) ([]rtnl.Link, error) {
 	if err := c.removeLimits(end); err != nil {
 		return nil, err
@@ -144,14 +152,14 @@ func (c *call) replaceLimits(end rtnl.Link, l limits) ([]rtnl.Link, error) {
 func (c *call) addLimits(end rtnl.Link, l limits) (ifbs []rtnl.Link, err error) {
 	redirects, sent, addQdisc := c.redirectsFor(end, l)
 	own := ifbNames(c.Req.Attachment)
-	for _, w := range redirects {
+	for _, r := range redirects {
 		name := own[1]
 		if len(ifbs) > 0 && ifbs[0].Name == name {
 			name = own[2]
 		}
-		ifb, err := c.addIFB(name, end.MTU, w.filter)
+		ifb, err := c.addIFB(name, end.MTU, r.filter)
 		if err == nil {
-			ifb, err = c.markIFB(ifb, w.marked)
+			ifb, err = c.markIFB(ifb, r.finalName)
 		}
 		if err != nil {
 			return ifbs, err
@@ -181,9 +189,9 @@ func (c *call) addLimits(end rtnl.Link, l limits) (ifbs []rtnl.Link, err error) 
 
 // redirect is a redirection to an IFB that has the filter.
 type redirect struct {
-	filter *filter
-	hook   uint32
-	marked string // name of the IFB once it is marked; "": unchanged
+	filter    *filter
+	hook      uint32
+	finalName string // name of the IFB once it is marked; "": unchanged
 }
 
 // redirectsFor returns the redirections of the limits, the filter of the link itself (or nil), and the function that
@@ -219,30 +227,30 @@ func (c *call) ifbs() (ifbs []rtnl.Link, err error) {
 }
 
 // restoreRedirect restores the redirection to an existing IFB. Another program's filter there is an error.
-func (c *call) restoreRedirect(end rtnl.Link, w redirect, ifb rtnl.Link, addQdisc func(int) error) error {
+func (c *call) restoreRedirect(end rtnl.Link, want redirect, ifb rtnl.Link, addQdisc func(int) error) error {
 	if err := c.conn.SetLink(ifb.Index, rtnl.LinkChange{Up: new(true)}); err != nil {
 		return err
 	}
-	list, err := c.conn.Redirects(end.Index, w.hook)
+	list, err := c.conn.Redirects(end.Index, want.hook)
 	_, rest := splitExempt(list)
 	if err == nil && len(list) > 0 {
 		if len(rest) == 0 || rest[0].To != 0 && rest[0].To != ifb.Index {
 			return cni.Errorf(cni.CodeConflict, "interface %q: has a filter of another program; remove it", end.Name)
 		}
-		err = c.conn.DelRedirect(end.Index, w.hook, w.filter.exempt != nil)
+		err = c.conn.DelRedirect(end.Index, want.hook, want.filter.exempt != nil)
 	}
 	if err != nil {
 		return err
 	}
 	hooks, err := c.ingressHooks(end.Index)
-	if err == nil && !slices.Contains(hooks, w.hook) {
+	if err == nil && !slices.Contains(hooks, want.hook) {
 		err = addQdisc(end.Index)
 	}
 	if err == nil {
-		err = c.conn.Redirect(end.Index, w.hook, ifb.Index, w.filter.exempt...)
+		err = c.conn.Redirect(end.Index, want.hook, ifb.Index, want.filter.exempt...)
 	}
-	if _, gone := c.conn.LinkByIndex(ifb.Index); errors.Is(gone, rtnl.ErrNoLink) { // a concurrent DEL removed it
-		return errors.Join(gone, c.removeFromLink(end.Index))
+	if _, linkErr := c.conn.LinkByIndex(ifb.Index); errors.Is(linkErr, rtnl.ErrNoLink) { // a concurrent DEL removed it
+		return errors.Join(linkErr, c.removeFromLink(end.Index))
 	}
 	return err
 }
@@ -286,7 +294,7 @@ func (c *call) markIFB(ifb rtnl.Link, name string) (rtnl.Link, error) {
 		ifb.Name = cmp.Or(name, ifb.Name)
 		return ifb, err
 	}
-	if other, lookErr := c.conn.Link(name); lookErr == nil && c.ownsIFB(other) {
+	if other, linkErr := c.conn.Link(name); linkErr == nil && c.ownsIFB(other) {
 		return ifb, err
 	}
 	change.Name = ""
@@ -333,8 +341,8 @@ func (c *call) removeLimits(end rtnl.Link) error {
 }
 
 // ownEnd returns end, which redirects to an IFB, if the IFB is this attachment's, and otherwise the zero Link. isOwn is
-// true if ownsIFB is. Otherwise, the name of the IFB contains the container's ID, but the IFB may belong to another
-// interface of the container. Then the following decides:
+// the result of ownsIFB. If it is false, the name of the IFB is that of the container, but the IFB may belong to
+// another interface of the container. In that case, the following decides:
 //
 //   - No namespace and no prevResult: the IFB is treated as the attachment's.
 //   - No namespace, but a prevResult: the IFB is the attachment's if prevResult names end.
@@ -370,8 +378,9 @@ func (c *call) removeFromLink(end int, ifbs ...int) error {
 	hooks, err := c.ingressHooks(end)
 	errs = append(errs, err)
 	isOurs := func(r rtnl.Redirection) bool { return r.To == 0 || slices.Contains(ifbs, r.To) }
-	var ours []uint32                     // hooks whose first redirection is ours
-	all, others, hasExempt := 0, 0, false // entries of all programs and of others; whether ours exempt networks
+	var ours []uint32   // hooks whose first redirection is ours
+	var all, others int // numbers of entries: of all programs, and of programs other than ours
+	hasExempt := false  // our hooks exempt networks
 	for _, hook := range hooks {
 		list, err := c.conn.Redirects(end, hook)
 		if err != nil {

@@ -59,9 +59,8 @@ func (cfg config) limits(mtu int) (l limits, err error) {
 	return l, problems.Err()
 }
 
-// withPeak returns the TBF with a peak rate, whose bucket holds one packet or a millisecond of the rate. The peak rate
-// makes the kernel split segments of up to 64 KiB, so that a packet waits for another one at most as long as one packet
-// or a millisecond of the rate takes.
+// withPeak returns the TBF with a peak rate. The bucket of the peak rate holds what passes in a millisecond at the
+// TBF's rate, but at least one packet of the MTU. The kernel splits longer segments, so no packet waits for 64 KiB.
 func withPeak(t rtnl.TBF, mtu int) rtnl.TBF {
 	const peak, largest = 1_250_000_000, 64 << 10
 	if segment := max(t.Rate/1000, uint64(mtu+frameHeader)); segment < largest {
@@ -96,8 +95,8 @@ func (l limit) filter(mtu int, literal bool) (*filter, error) {
 		f.warning = fmt.Sprintf("%s: %d is less than a packet of %d bytes; only shorter packets pass", l.key, l.burst,
 			packet)
 	default:
-		reason := fmt.Sprintf("is less than a packet of %d bytes in whole microseconds of the rate, so that no packet "+
-			"of that length would pass", packet)
+		reason := fmt.Sprintf("is too small: the kernel rounds it to whole microseconds of the rate, so that no "+
+			"packet of %d bytes would pass", packet)
 		return nil, cni.Refuse(l.key, l.burst, reason).Suggest("use at least %d bits", 8*minBurst(rate, packet))
 	}
 	return f, nil

@@ -49,13 +49,13 @@ type route struct {
 
 // mainRoutes returns the interface's unicast routes of the main table. Routes without a gateway come first, because the
 // kernel accepts a gateway only if it has a route to it.
-func (f routing) mainRoutes() (routes []route) {
-	for _, whole := range f.Routes {
-		own, ok := whole.HopsThrough(f.Link)
+func (s routing) mainRoutes() (routes []route) {
+	for _, whole := range s.Routes {
+		own, ok := whole.HopsThrough(s.Link)
 		if !ok || whole.Table() != unix.RT_TABLE_MAIN || whole.Header.Type != unix.RTN_UNICAST {
 			continue
 		}
-		_, shared := whole.HopsNotThrough(f.Link)
+		_, shared := whole.HopsNotThrough(s.Link)
 		routes = append(routes, route{own.Route(), own, shared && whole.Header.Family == unix.AF_INET})
 	}
 	sort.SliceStable(routes, func(i, j int) bool { return rtnl.GatewaysLast(routes[i].copy, routes[j].copy) < 0 })
@@ -72,17 +72,17 @@ type plan struct {
 }
 
 // makePlan assigns a table to each address and decides which routes it contains.
-func makePlan(cfg config, addrs []address, here routing) (p plan) {
-	table, next := uint32(firstTable), here.priorities()
+func makePlan(cfg config, addrs []address, state routing) (p plan) {
+	table, next := uint32(firstTable), state.priorities()
 	for _, a := range addrs {
 		if next[a.is4()] > 0 {
 			next[a.is4()]--
 		}
 		rule := rtnl.Rule{Src: a.host(), Table: cfg.Table, Priority: next[a.is4()]}
 		if cfg.Table == 0 {
-			rule.Table = rtnl.FreeTable(table, here.Rules, here.Routes)
+			rule.Table = rtnl.FreeTable(table, state.Rules, state.Routes)
 			table = rule.Table + 1
-			p.addTable(a, addrs, here, rule.Table)
+			p.addTable(a, addrs, state, rule.Table)
 		}
 		p.Rules = append(p.Rules, rule)
 	}
@@ -90,9 +90,9 @@ func makePlan(cfg config, addrs []address, here routing) (p plan) {
 		return p
 	}
 	if cfg.SourceHints {
-		p.Hints = sourceHints(addrs, here.Link)
+		p.Hints = sourceHints(addrs, state.Link)
 	}
-	for _, r := range here.mainRoutes() {
+	for _, r := range state.mainRoutes() {
 		isHint := slices.ContainsFunc(p.Hints, func(h rtnl.Route) bool { return h.Dst == r.Dst })
 		if !r.isKept && (!cfg.SourceHints || r.Scope != unix.RT_SCOPE_LINK || isHint) {
 			p.Moved = append(p.Moved, r.copy)
@@ -103,9 +103,9 @@ func makePlan(cfg config, addrs []address, here routing) (p plan) {
 
 // priorities returns the priority of the second rule of each family; the key is true for IPv4. Like the kernel, which
 // inserts a rule without a priority just before the second one, makePlan counts down from it.
-func (f routing) priorities() map[bool]uint32 {
+func (s routing) priorities() map[bool]uint32 {
 	second, seen := map[bool]uint32{}, map[bool]int{}
-	for _, r := range f.Rules {
+	for _, r := range s.Rules {
 		is4 := r.Src.Addr().Is4()
 		if seen[is4]++; seen[is4] == 2 {
 			second[is4] = r.Priority
@@ -115,13 +115,14 @@ func (f routing) priorities() map[bool]uint32 {
 }
 
 // addTable plans the table of an address. It contains copies of the main table's routes that belong to this address or
-// to no address, and a default route. The default route is, in this order, a copy of the address's own in the main
-// table, a copy of another address's with the gateway replaced, or a new one with the metrics of the result's.
-func (p *plan) addTable(a address, all []address, here routing, table uint32) {
+// to no address, and a default route. The default route is the first of these that exists: a copy of the
+// address's own default route in the main table; a copy of another address's, with the gateway replaced; a new route
+// with the metrics of the result's default route.
+func (p *plan) addTable(a address, all []address, state routing, table uint32) {
 	var own, others []rtnl.RouteCopy // default routes of this address and of others
-	reachable := false               // a copied route leads to the gateway
-	def := defaultRoute(a, here.Link, table)
-	for _, r := range here.mainRoutes() {
+	isReachable := false             // a copied route reaches the gateway
+	def := defaultRoute(a, state.Link, table)
+	for _, r := range state.mainRoutes() {
 		c, isOwn := copyFor(r, a, all, table), needsCopy(r.Route, a, all)
 		switch isDefault := r.Dst == def.Dst && c.Header.Tos == 0; {
 		case isDefault && isOwn:
@@ -130,10 +131,10 @@ func (p *plan) addTable(a address, all []address, here routing, table uint32) {
 			others = append(others, c)
 		case isOwn:
 			p.Copies = append(p.Copies, c)
-			reachable = reachable || !c.HasGateway() && r.Dst.Contains(a.Gateway)
+			isReachable = isReachable || !c.HasGateway() && r.Dst.Contains(a.Gateway)
 		}
 	}
-	def.OnLink = def.GW.IsValid() && !reachable
+	def.OnLink = def.GW.IsValid() && !isReachable
 	isBorrowed := len(own) == 0 && a.Gateway.IsValid()
 	if isBorrowed && len(others) > 0 {
 		own = others[:1] // for its metrics; the gateway is replaced below
@@ -217,8 +218,9 @@ func sourceHints(addrs []address, link int) (hints []rtnl.Route) {
 	return hints
 }
 
-// addressesOf returns the interface's addresses in prevResult. The gateway of each is, in this order, that of the
-// configuration, of the address, or of a default route of its family. Without addresses, the error has code 7.
+// addressesOf returns the interface's addresses in prevResult. The gateway of an address is the configured one,
+// otherwise the address's gateway in prevResult, otherwise that of the default route of its family. Without addresses,
+// the error has code 7.
 func addressesOf(cfg config, req *skel.Request) (addrs []address, err error) {
 	for _, ip := range req.PrevResult.ContainerIPs(req.IfName) {
 		a := address{Prefix: ip.Address, Gateway: cfg.Gateways[ip.Address.Addr().Is4()]}
@@ -246,8 +248,7 @@ func isDefault(r cni.Route, is4 bool) bool {
 	return r.Dst.Bits() == 0 && r.Dst.Addr().Is4() == is4 && r.InMain()
 }
 
-// withGateways returns a copy of the result whose default routes have the configured gateways, because later plugins of
-// the chain check them.
+// withGateways returns a copy of the result whose default routes have the configured gateways, for later plugins.
 func (cfg config) withGateways(res *cni.Result) *cni.Result {
 	res = res.Clone()
 	for i, r := range res.Routes {

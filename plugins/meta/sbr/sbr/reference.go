@@ -17,27 +17,27 @@ import (
 // reference plugin has changed nothing, and the plan is empty.
 func planOfReference(c *netplugin.Call) (p plan, err error) {
 	isOfLink := func(r record) bool { return r.Netns.Is(c.NetnsID) && r.Link == c.ContEnd.Index }
-	if taken, err := records().Any(isOfLink); err != nil || taken {
+	if isRecorded, err := records().Any(isOfLink); err != nil || isRecorded {
 		return p, err
 	}
-	here, err := readRouting(c)
+	state, err := readRouting(c)
 	if err != nil {
 		return p, err
 	}
-	addrs, err := c.Cont.Addrs(here.Link)
+	addrs, err := c.Cont.Addrs(state.Link)
 	if err != nil {
 		return p, err
 	}
 	table := tableOf(c.Req)
-	for _, r := range here.Rules {
+	for _, r := range state.Rules {
 		isOfAddr := slices.ContainsFunc(addrs, func(a rtnl.Addr) bool {
 			return r.Src == address{Prefix: a.Prefix}.host()
 		})
-		switch routes, own := here.routesOfTable(r.Table); {
+		switch routes, isOwn := state.routesOfTable(r.Table); {
 		case !isOfAddr:
 		case table != 0 && r.Table == table:
 			p.Rules = append(p.Rules, r)
-		case table == 0 && own && r.Table >= firstTable && !rtnl.IsKernelTable(r.Table):
+		case table == 0 && isOwn && r.Table >= firstTable && !rtnl.IsKernelTable(r.Table):
 			p.Rules, p.Copies = append(p.Rules, r), append(p.Copies, routes...)
 		}
 	}
@@ -61,14 +61,14 @@ func tableOf(req *skel.Request) uint32 {
 	return cni.ParseTable(&cni.Problems{}, "table", w.Table)
 }
 
-// routesOfTable returns the routes of a table. own is true if there are any and all of them use the interface.
-func (f routing) routesOfTable(table uint32) (routes []rtnl.RouteCopy, own bool) {
-	own = true
-	for _, r := range f.Routes {
+// routesOfTable returns the routes of a table. isOwn is true if there are any and all of them use the interface.
+func (s routing) routesOfTable(table uint32) (routes []rtnl.RouteCopy, isOwn bool) {
+	isOwn = true
+	for _, r := range s.Routes {
 		if r.Table() == table {
-			_, other := r.HopsNotThrough(f.Link)
-			routes, own = append(routes, r), own && !other
+			_, other := r.HopsNotThrough(s.Link)
+			routes, isOwn = append(routes, r), isOwn && !other
 		}
 	}
-	return routes, own && routes != nil
+	return routes, isOwn && routes != nil
 }

@@ -29,7 +29,7 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	if err := c.FindInterface(); err != nil {
 		return nil, err
 	}
-	here, err := readRouting(c)
+	state, err := readRouting(c)
 	if err != nil {
 		return nil, err
 	}
@@ -37,7 +37,7 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	if err != nil {
 		return nil, err
 	}
-	r.Plan = makePlan(cfg, addrs, here)
+	r.Plan = makePlan(cfg, addrs, state)
 	req.Step("create rules and routes")
 	req.OnFail("restore the routes", func(ctx context.Context) error {
 		if err := restore(c.Cont, r.Plan); err != nil {
@@ -83,7 +83,7 @@ func check(ctx context.Context, req *skel.Request, cfg config) error {
 	if err := c.VerifyInterface(); err != nil {
 		return err
 	}
-	here, err := readRouting(c)
+	state, err := readRouting(c)
 	if err != nil {
 		return err
 	}
@@ -92,15 +92,15 @@ func check(ctx context.Context, req *skel.Request, cfg config) error {
 	}
 	var errs []error
 	for _, a := range addrs {
-		errs = append(errs, here.checkRule(a, cfg, r.Plan))
+		errs = append(errs, state.checkRule(a, cfg, r.Plan))
 	}
 	for _, want := range slices.Concat(r.Plan.Defaults, r.Plan.Hints) {
-		if !here.hasRoute(want) {
+		if !state.hasRoute(want) {
 			errs = append(errs, cni.Drift("table %d: route %s: missing", want.Table, want))
 		}
 	}
 	for _, want := range r.Plan.Copies {
-		if !slices.ContainsFunc(here.Routes, want.Equal) {
+		if !slices.ContainsFunc(state.Routes, want.Equal) {
 			errs = append(errs, cni.Drift("table %d: route %s: missing", want.Table(), want))
 		}
 	}
@@ -157,21 +157,23 @@ func (r record) Plausible() bool {
 		}
 		tables[rule.Table] = true
 	}
-	foreign := func(c rtnl.RouteCopy) bool { return !tables[c.Table()] }
-	own := func(route rtnl.Route) bool { return route.Dst.IsValid() && route.OutIndex == r.Link }
-	outside := func(c rtnl.RouteCopy) bool { return c.Table() != unix.RT_TABLE_MAIN }
-	return !slices.ContainsFunc(r.Plan.Copies, foreign) &&
-		!slices.ContainsFunc(r.Plan.Moved, outside) &&
-		!slices.ContainsFunc(r.Plan.Defaults, func(d rtnl.Route) bool { return !own(d) || !tables[d.Table] }) &&
-		!slices.ContainsFunc(r.Plan.Hints, func(h rtnl.Route) bool { return !own(h) || h.Table != unix.RT_TABLE_MAIN })
+	isForeign := func(c rtnl.RouteCopy) bool { return !tables[c.Table()] }
+	isOwn := func(route rtnl.Route) bool { return route.Dst.IsValid() && route.OutIndex == r.Link }
+	isOutsideMain := func(c rtnl.RouteCopy) bool { return c.Table() != unix.RT_TABLE_MAIN }
+	isForeignDefault := func(d rtnl.Route) bool { return !isOwn(d) || !tables[d.Table] }
+	isForeignHint := func(h rtnl.Route) bool { return !isOwn(h) || h.Table != unix.RT_TABLE_MAIN }
+	return !slices.ContainsFunc(r.Plan.Copies, isForeign) &&
+		!slices.ContainsFunc(r.Plan.Moved, isOutsideMain) &&
+		!slices.ContainsFunc(r.Plan.Defaults, isForeignDefault) &&
+		!slices.ContainsFunc(r.Plan.Hints, isForeignHint)
 }
 
-func readRouting(c *netplugin.Call) (here routing, err error) {
-	here.Link = c.ContEnd.Index
-	if here.Rules, err = c.Cont.Rules(); err == nil {
-		here.Routes, err = c.Cont.RouteCopies()
+func readRouting(c *netplugin.Call) (state routing, err error) {
+	state.Link = c.ContEnd.Index
+	if state.Rules, err = c.Cont.Rules(); err == nil {
+		state.Routes, err = c.Cont.RouteCopies()
 	}
-	return here, err
+	return state, err
 }
 
 // newRecord returns a record without a plan for this attachment. An old record of an interface that no longer exists is
@@ -191,8 +193,7 @@ func newRecord(c *netplugin.Call) (record, error) {
 
 const sourceWait = 5 * time.Second // exceeds the duration of duplicate address detection
 
-// awaitSources waits until the source addresses of the hints are usable, because the kernel refuses a tentative address
-// as the source of a route.
+// awaitSources waits until the sources of the hints are usable, because the kernel refuses tentative addresses.
 func awaitSources(ctx context.Context, conn *rtnl.Conn, p plan) {
 	ctx, cancel := context.WithTimeout(ctx, sourceWait)
 	defer cancel()
@@ -224,8 +225,8 @@ func apply(conn *rtnl.Conn, p plan) error {
 
 // forEach calls do for each element until an error occurs. It ignores EEXIST.
 func forEach[T any](list []T, do func(T) error) error {
-	for _, one := range list {
-		if err := do(one); err != nil && !errors.Is(err, unix.EEXIST) {
+	for _, e := range list {
+		if err := do(e); err != nil && !errors.Is(err, unix.EEXIST) {
 			return err
 		}
 	}
@@ -278,8 +279,8 @@ func restore(conn *rtnl.Conn, p plan) error {
 // tryEach calls do for each element and joins the errors. It ignores rtnl.ErrNoLink.
 func tryEach[T any](list []T, do func(T) error) error {
 	var errs []error
-	for _, one := range list {
-		if err := do(one); !errors.Is(err, rtnl.ErrNoLink) {
+	for _, e := range list {
+		if err := do(e); !errors.Is(err, rtnl.ErrNoLink) {
 			errs = append(errs, err)
 		}
 	}
@@ -287,9 +288,9 @@ func tryEach[T any](list []T, do func(T) error) error {
 }
 
 // checkRule returns an error if the address has no rule. Without a plan, any table with its default route will do.
-func (f routing) checkRule(a address, cfg config, p plan) error {
+func (s routing) checkRule(a address, cfg config, p plan) error {
 	inPlan := func(r rtnl.Rule) bool { return len(p.Rules) == 0 || slices.Contains(p.Rules, r) }
-	i := slices.IndexFunc(f.Rules, func(r rtnl.Rule) bool {
+	i := slices.IndexFunc(s.Rules, func(r rtnl.Rule) bool {
 		return r.Src == a.host() && inPlan(r) && (cfg.Table == 0 || r.Table == cfg.Table)
 	})
 	if i < 0 {
@@ -299,16 +300,16 @@ func (f routing) checkRule(a address, cfg config, p plan) error {
 		return nil
 	}
 	a.Default = cni.Route{} // the reference does not copy its metrics
-	want := defaultRoute(a, f.Link, f.Rules[i].Table)
-	if !f.hasRoute(want) {
+	want := defaultRoute(a, s.Link, s.Rules[i].Table)
+	if !s.hasRoute(want) {
 		return cni.Drift("table %d: route %s: missing", want.Table, want)
 	}
 	return nil
 }
 
 // hasRoute reports whether an equivalent route exists. It does not compare the scope, which IPv6 routes do not have.
-func (f routing) hasRoute(want rtnl.Route) bool {
-	return slices.ContainsFunc(f.Routes, func(c rtnl.RouteCopy) bool {
+func (s routing) hasRoute(want rtnl.Route) bool {
+	return slices.ContainsFunc(s.Routes, func(c rtnl.RouteCopy) bool {
 		have := c.Route()
 		return want.Dst == have.Dst && want.GW == have.GW && want.Src == have.Src && want.OutIndex == have.OutIndex &&
 			want.Priority == have.Priority && want.Table == have.Table

@@ -52,22 +52,22 @@ func parseConfig(req *skel.Request, w wireConfig, problems *cni.Problems) config
 		problems.Add(cni.CheckIfName(code, nameKey, cfg.name))
 	}
 	ids := []struct {
-		key, arg string
-		own, to  *uint32
+		key, arg           string
+		configured, target *uint32
 	}{{"uid", argUID, w.UID, &cfg.uid}, {"gid", argGID, w.GID, &cfg.gid}}
 	for _, id := range ids {
-		if id.own != nil {
-			*id.to = *id.own
+		if id.configured != nil {
+			*id.target = *id.configured
 		}
 		n, err := strconv.ParseUint(cmp.Or(args[id.arg], "0"), 10, 32)
 		switch {
-		case *id.to == math.MaxUint32:
-			problems.Add(cni.Refuse(id.key, *id.to, "is not a valid ID"))
+		case *id.target == math.MaxUint32:
+			problems.Add(cni.Refuse(id.key, *id.target, "is not a valid ID"))
 		case err != nil || n == math.MaxUint32:
 			problems.Add(cni.Refuse("CNI_ARGS: "+id.arg, args[id.arg], "is not a valid ID").
 				WithCode(cni.CodeEnvironment))
 		case args[id.arg] != "":
-			*id.to = uint32(n)
+			*id.target = uint32(n)
 		}
 	}
 	return cfg

@@ -102,8 +102,8 @@ func checkFree(c *netplugin.Call) error {
 }
 
 // create creates the tap with the owner, the group and the MTU that it needs. The kernel deletes the tap when f is
-// closed, until tun.Keep makes it persistent. The program that opens it sets its own flags; without IFF_MULTI_QUEUE,
-// which Firecracker does not use.
+// closed, until tun.Keep makes it persistent. The tap has no IFF_MULTI_QUEUE, because Firecracker does not use it. The
+// program that opens the tap sets the other flags itself.
 func create(c *netplugin.Call, f *os.File, cfg config) (tap rtnl.Link, err error) {
 	const flags = unix.IFF_TAP | unix.IFF_NO_PI | unix.IFF_VNET_HDR | unix.IFF_TUN_EXCL
 	name, err := tun.Create(f, cfg.name, flags)
@@ -143,10 +143,10 @@ func connect(conn *rtnl.Conn, tap, link rtnl.Link) error {
 // the name of the tap, the container ID as its sandbox, and the MAC address and addresses of the container's interface.
 func result(req *skel.Request, cfg config, tap, link rtnl.Link) *cni.Result {
 	res := req.PrevResult.Clone()
-	described := iface.Describe(tap)
-	described.Sandbox = req.Netns
+	tapEntry := iface.Describe(tap)
+	tapEntry.Sandbox = req.Netns
 	vm := cni.Interface{Name: tap.Name, MAC: link.MAC.String(), Sandbox: req.ContainerID}
-	res.Interfaces = append(res.Interfaces, described, vm)
+	res.Interfaces = append(res.Interfaces, tapEntry, vm)
 	for _, ip := range addresses(req.PrevResult.ContainerIPs(req.IfName), cfg.first) {
 		ip.Interface = new(len(res.Interfaces) - 1)
 		res.IPs = append(res.IPs, ip)
@@ -154,7 +154,7 @@ func result(req *skel.Request, cfg config, tap, link rtnl.Link) *cni.Result {
 	return res
 }
 
-// addresses returns all addresses or, with first, only the first IPv4 address, or the first if there is none.
+// addresses returns ips or, if first is true, only the first IPv4 address, or the first address if there is no IPv4.
 func addresses(ips []cni.IP, first bool) []cni.IP {
 	if !first || len(ips) == 0 {
 		return ips
@@ -233,7 +233,7 @@ func removeForeign(req *skel.Request) error {
 	if err != nil || tap.Kind != kind {
 		return err
 	}
-	if back, err := redirectTarget(c.Cont, tap); err != nil || back.Index != c.ContEnd.Index {
+	if reverse, err := redirectTarget(c.Cont, tap); err != nil || reverse.Index != c.ContEnd.Index {
 		return err
 	}
 	return remove(c.Cont, record{c.NetnsRecord(tap.Name), tap.Index})
@@ -245,8 +245,8 @@ func redirectTarget(conn *rtnl.Conn, l rtnl.Link) (rtnl.Link, error) {
 	if err != nil || len(list) == 0 || list[0].To <= 0 || !list[0].All {
 		return rtnl.Link{}, err
 	}
-	to, err := conn.LinkByIndex(list[0].To)
-	return to, netplugin.IgnoreNoLink(err)
+	target, err := conn.LinkByIndex(list[0].To)
+	return target, netplugin.IgnoreNoLink(err)
 }
 
 // check compares the tap and both redirections with what ADD left.
@@ -268,9 +268,9 @@ func check(_ context.Context, req *skel.Request, cfg config) error {
 		return err
 	}
 	var errs []error
-	compare := func(what string, is, want any) {
-		if is != want {
-			errs = append(errs, cni.Drift("tap %q: %s is %v instead of %v", name, what, is, want))
+	compare := func(what string, have, want any) {
+		if have != want {
+			errs = append(errs, cni.Drift("tap %q: %s is %v instead of %v", name, what, have, want))
 		}
 	}
 	compare("up", tap.Up, true)
@@ -278,8 +278,8 @@ func check(_ context.Context, req *skel.Request, cfg config) error {
 	compare("group", tap.GID, cfg.gid)
 	compare("MTU", tap.MTU, c.ContEnd.MTU)
 	for _, l := range [][2]rtnl.Link{{tap, c.ContEnd}, {c.ContEnd, tap}} {
-		to, err := redirectTarget(c.Cont, l[0])
-		if err == nil && to.Index != l[1].Index {
+		target, err := redirectTarget(c.Cont, l[0])
+		if err == nil && target.Index != l[1].Index {
 			err = cni.Drift("interface %q: does not redirect all received packets to %q", l[0].Name, l[1].Name)
 		}
 		errs = append(errs, err)

@@ -74,15 +74,14 @@ type config struct {
 	DataDir    string
 }
 
-func (c config) isEmpty() bool { return len(c.Sysctls) == 0 && c.leavesInterface() }
+func (c config) isEmpty() bool { return len(c.Sysctls) == 0 && !c.setsInterface() }
 
-func (c config) leavesInterface() bool { return len(c.Attributes) == 0 && len(c.Ethtool) == 0 }
+func (c config) setsInterface() bool { return len(c.Attributes) > 0 || len(c.Ethtool) > 0 }
 
-// changes reports whether ADD may change anything, and must therefore record values.
-func (c config) changes() bool { return !c.leavesInterface() || len(c.Sysctls) > 0 && !c.OnlyCheck }
+// hasWrites reports whether ADD writes values, and must therefore record the original ones.
+func (c config) hasWrites() bool { return c.setsInterface() || len(c.Sysctls) > 0 && !c.OnlyCheck }
 
-// parseConfig adds a problem for each invalid value: code 7, or 4 for CNI_ARGS. In STATUS, IFNAME stays in the keys of
-// sysctls.
+// parseConfig adds a problem for each invalid value: code 7, or 4 for CNI_ARGS. STATUS keeps IFNAME in keys of sysctls.
 func parseConfig(req *skel.Request, w wireConfig, problems *cni.Problems) config {
 	c := config{DataDir: cmp.Or(w.DataDir, defaultDataDir), OnlyCheck: w.Mode == "check"}
 	if !slices.Contains([]string{"", "write", "check"}, w.Mode) {
@@ -97,23 +96,23 @@ func parseConfig(req *skel.Request, w wireConfig, problems *cni.Problems) config
 	c.Sysctls = parseSysctls(w, req.IfName, problems)
 	c.Ethtool = w.Ethtool.values()
 
-	want := func(key string, to any) {
-		c.Attributes = append(c.Attributes, value{Key: key, Value: fmt.Sprint(to)})
+	add := func(key string, v any) {
+		c.Attributes = append(c.Attributes, value{Key: key, Value: fmt.Sprint(v)})
 	}
 	if mac != nil {
-		want("mac", mac)
+		add("mac", mac)
 	}
 	if *cmp.Or(args.Promisc, &w.Promisc) {
-		want("promisc", true)
+		add("promisc", true)
 	}
 	if mtu := *cmp.Or(args.MTU, &w.MTU); mtu != 0 {
-		want("mtu", mtu)
+		add("mtu", mtu)
 	}
 	if on := cmp.Or(args.AllMulti, w.AllMulti); on != nil {
-		want("allmulti", *on)
+		add("allmulti", *on)
 	}
 	if length := cmp.Or(args.TxQLen, w.TxQLen); length != nil {
-		want("txQLen", *length)
+		add("txQLen", *length)
 	}
 	return c
 }

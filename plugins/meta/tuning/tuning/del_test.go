@@ -195,7 +195,7 @@ var _ = Describe("DEL", func() {
 			GinkgoHelper()
 			path := w.record()
 			w.Do(func() {
-				former := formerIn(w.dir).Path + "/" + filepath.Base(path)
+				former := formerRecords(w.dir).Path + "/" + filepath.Base(path)
 				put(former, change(string(nstest.Must(os.ReadFile(path)))))
 			})
 		}

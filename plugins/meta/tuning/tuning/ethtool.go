@@ -28,25 +28,25 @@ func (v value) groupAndKey() (group, key string) {
 
 // values returns the configured settings, numbers first, because the available features may depend on them.
 func (w wireEthtool) values() (all []value) {
-	want := func(group, key string, to any) {
-		all = append(all, value{Key: ethtoolKey + group + "." + key, Value: fmt.Sprint(to)})
+	add := func(group, key string, v any) {
+		all = append(all, value{Key: ethtoolKey + group + "." + key, Value: fmt.Sprint(v)})
 	}
-	number := func(group, key string, n *uint32) {
+	addNumber := func(group, key string, n *uint32) {
 		if n != nil {
-			want(group, key, *n)
+			add(group, key, *n)
 		}
 	}
-	number("rings", "rx", w.Rings.RX)
-	number("rings", "rx-mini", w.Rings.RXMini)
-	number("rings", "rx-jumbo", w.Rings.RXJumbo)
-	number("rings", "tx", w.Rings.TX)
-	number("channels", "rx", w.Channels.RX)
-	number("channels", "tx", w.Channels.TX)
-	number("channels", "other", w.Channels.Other)
-	number("channels", "combined", w.Channels.Combined)
+	addNumber("rings", "rx", w.Rings.RX)
+	addNumber("rings", "rx-mini", w.Rings.RXMini)
+	addNumber("rings", "rx-jumbo", w.Rings.RXJumbo)
+	addNumber("rings", "tx", w.Rings.TX)
+	addNumber("channels", "rx", w.Channels.RX)
+	addNumber("channels", "tx", w.Channels.TX)
+	addNumber("channels", "other", w.Channels.Other)
+	addNumber("channels", "combined", w.Channels.Combined)
 	for _, name := range slices.Sorted(maps.Keys(w.Features)) {
 		if on := w.Features[name]; on != nil {
-			want("features", name, *on)
+			add("features", name, *on)
 		}
 	}
 	return all
@@ -139,46 +139,46 @@ func deviceOf(l rtnl.Link) *device {
 }
 
 func (d *device) matches(l rtnl.Link) bool {
-	has := deviceOf(l)
-	return d != nil && has != nil && *d == *has
+	other := deviceOf(l)
+	return d != nil && other != nil && *d == *other
 }
 
 // restoreDevice restores the ethtool settings of hardware. The device may be in the container under another name, in a
 // namespace without a path, or on the host. restoreDevice does not restore a setting that another program has changed
 // since ADD.
-func (own change) restoreDevice(finder *ns.Finder) error {
-	if own.Device == nil || len(own.Values) == 0 {
+func (c change) restoreDevice(finder *ns.Finder) error {
+	if c.Device == nil || len(c.Values) == 0 {
 		return nil
 	}
-	var inside error
-	container, err := finder.Open(own.NetnsPath, own.Netns)
+	var insideErr error
+	netns, err := finder.Open(c.NetnsPath, c.Netns)
 	if err == nil { // otherwise, only the host is searched
-		inside = container.Do(own.restoreInNetns)
-		_ = container.Close()
+		insideErr = netns.Do(c.restoreInNetns)
+		_ = netns.Close()
 	}
-	return errors.Join(inside, own.restoreInNetns()) // the GC of host-device may have run first
+	return errors.Join(insideErr, c.restoreInNetns()) // the GC of host-device may have run first
 }
 
 // restoreInNetns restores the device if it is in the calling thread's namespace.
-func (own change) restoreInNetns() error {
+func (c change) restoreInNetns() error {
 	conn, err := rtnl.Dial(nil)
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
 	links, err := conn.Links()
-	i := slices.IndexFunc(links, own.Device.matches)
+	i := slices.IndexFunc(links, c.Device.matches)
 	if i < 0 {
 		return err
 	}
 	d := driver{link: links[i]}
 	var errs []error
-	for _, v := range slices.Backward(own.Values) {
+	for _, v := range slices.Backward(c.Values) {
 		if !v.isEthtool() {
 			continue
 		}
 		have, _, err := d.read(v)
-		if err == nil && have.Wanted == v.Set {
+		if err == nil && have.Wanted == v.NewValue {
 			err = d.set(v)
 		}
 		errs = append(errs, err)
@@ -195,14 +195,14 @@ func (c container) restoreFormer(s *store) {
 	all, err := s.records.All()
 	errs := []error{err}
 	for _, r := range all {
-		for _, one := range r.Changes {
-			if one.Device.matches(c.ContEnd) && !one.isOfEarlierBoot(s.boot) && !one.Netns.Is(c.NetnsID) {
-				errs = append(errs, one.restoreInNetns())
+		for _, ch := range r.Changes {
+			if ch.Device.matches(c.ContEnd) && !ch.isOfEarlierBoot(s.boot) && !ch.Netns.Is(c.NetnsID) {
+				errs = append(errs, ch.restoreInNetns())
 			}
 		}
 	}
 	if err := errors.Join(errs...); err != nil {
-		c.Req.Warn("not all is restored: %v", err)
+		c.Req.Warn("some values are not restored: %v", err)
 	}
 }
 

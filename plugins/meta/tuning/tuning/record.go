@@ -73,8 +73,8 @@ func (r *record) UnmarshalJSON(data []byte) error {
 		for _, a := range v.For {
 			netns := file.Netns
 			netns.MAC = file.MACs[a.IfName]
-			one := r.change(a)
-			*one = change{Attachment: a, Netns: netns, Values: append(one.Values, v.value)}
+			ch := r.change(a)
+			*ch = change{Attachment: a, Netns: netns, Values: append(ch.Values, v.value)}
 		}
 	}
 	return nil
@@ -97,18 +97,18 @@ func (r record) values() (all []value) {
 }
 
 // attributes returns the recorded attributes of an interface. Index 0 selects any interface of that name.
-func (r record) attributes(ifName string, index int) (before []value) {
+func (r record) attributes(ifName string, index int) (originals []value) {
 	for _, c := range r.Changes {
 		for _, v := range c.Values {
 			if c.IfName == ifName && v.isAttribute() && (index == 0 || index == v.Link) {
-				before = append(before, v)
+				originals = append(originals, v)
 			}
 		}
 	}
-	return before
+	return originals
 }
 
-// without returns the change of an attachment and the record without it. own has only values that no other changed.
+// without returns the change of an attachment and the record without it. own lacks values that others changed too.
 func (r record) without(a cni.Attachment) (own change, rest record) {
 	for _, c := range r.Changes {
 		if c.Attachment == a {
@@ -154,19 +154,20 @@ func recordsIn(dataDir string) *statefile.Store[record] {
 	return statefile.NewStore[record](recordRoot+cni.Digest(filepath.Clean(dataDir), 16), statefile.DefaultWait)
 }
 
-// formerIn returns the records of releases that kept them in dataDir. Only records in the default directory are used,
-// because only root can write to it.
-func formerIn(dataDir string) *statefile.Store[record] {
+// formerRecords returns the records of releases that kept them in dataDir. Only records in the default directory are
+// used, because only root can write to it.
+func formerRecords(dataDir string) *statefile.Store[record] {
 	return statefile.NewStore[record](filepath.Join(dataDir, ".hawser"), statefile.DefaultWait)
 }
 
 // openStore opens and locks the records of a dataDir. It also opens dataDir itself, except for ADD, which creates
 // dataDir only when it has values to record. Calls other than ADD work without either directory.
 func openStore(ctx context.Context, req *skel.Request, dataDir string, isADD bool) (*store, error) {
-	records, former := recordsIn(dataDir), formerIn(dataDir)
-	_, noFormer := os.Stat(former.Path)
+	records, former := recordsIn(dataDir), formerRecords(dataDir)
+	_, statErr := os.Stat(former.Path)
+	hasFormer := statErr == nil
 	open := records.OpenExisting
-	if isADD || noFormer == nil {
+	if isADD || hasFormer {
 		open = records.Open
 	}
 	s := &store{req: req}
@@ -178,7 +179,7 @@ func openStore(ctx context.Context, req *skel.Request, dataDir string, isADD boo
 	if !isADD {
 		err = s.openBackups(dataDir, 0)
 	}
-	if err == nil && noFormer == nil {
+	if err == nil && hasFormer {
 		err = s.moveFormer(ctx, former)
 	}
 	if err != nil {
@@ -206,7 +207,7 @@ func (s *store) openBackups(dataDir string, perm fs.FileMode) error {
 // moveFormer moves the records of an earlier release to their present directory. It reads records only from the default
 // directory. From another directory, it only drops the record of the call's container.
 func (s *store) moveFormer(ctx context.Context, former *statefile.Store[record]) error {
-	if former.Path != formerIn(defaultDataDir).Path {
+	if former.Path != formerRecords(defaultDataDir).Path {
 		if err := former.Drop(ctx, recordName(s.req.Attachment)); err != nil {
 			s.req.Warn("record of an earlier release: %v", err)
 		}
@@ -215,9 +216,9 @@ func (s *store) moveFormer(ctx context.Context, former *statefile.Store[record])
 	all := func(record) bool { return true }
 	return former.Collect(ctx, all, func(old record) error {
 		r, _, err := s.records.Get(old.Hash())
-		for _, one := range old.Changes {
-			if c := r.change(one.Attachment); c.Values == nil {
-				*c = one
+		for _, ch := range old.Changes {
+			if c := r.change(ch.Attachment); c.Values == nil {
+				*c = ch
 			}
 		}
 		return errors.Join(err, s.records.Put(ctx, r))
@@ -240,7 +241,7 @@ func list(_ context.Context, req *skel.Request) (all []cni.Holding, err error) {
 	boot, _ := sysctl.BootID()
 	dirs, _ := filepath.Glob(recordRoot + "*") // the pattern is valid
 	var errs []error
-	for _, dir := range append(dirs, formerIn(defaultDataDir).Path) {
+	for _, dir := range append(dirs, formerRecords(defaultDataDir).Path) {
 		records := statefile.NewStore[record](dir, statefile.DefaultWait)
 		held, err := netplugin.Holdings(records, func(r record) (held []cni.Holding) {
 			for _, c := range r.Changes {

@@ -24,16 +24,16 @@ func backupName(a cni.Attachment) string { return a.ContainerID + "_" + a.IfName
 
 // putBackup writes an interface's backup file from the record, so that the reference's DEL restores the values.
 func (s *store) putBackup(a cni.Attachment, r record) error {
-	before := r.attributes(a.IfName, 0)
-	if len(before) == 0 {
+	originals := r.attributes(a.IfName, 0)
+	if len(originals) == 0 {
 		return s.backups.Discard(backupName(a))
 	}
-	return s.backups.Replace(backupName(a), encodeBackup(before), 0o600)
+	return s.backups.Replace(backupName(a), encodeBackup(originals), 0o600)
 }
 
 // backup reads the call's backup file. It returns no values if there is no readable file, or if the file is from an
 // earlier boot, which is possible if dataDir is on a disk.
-func (s *store) backup() (text []byte, before []value, err error) {
+func (s *store) backup() (text []byte, originals []value, err error) {
 	if s.backups == nil {
 		return nil, nil, nil
 	}
@@ -49,19 +49,19 @@ func (s *store) backup() (text []byte, before []value, err error) {
 	case err != nil && !errors.Is(err, statefile.ErrIrregular):
 		return nil, nil, err
 	case err == nil:
-		before, err = decodeBackup(text)
+		originals, err = decodeBackup(text)
 	}
 	if err != nil {
 		s.req.Warn("backup %s/%s: %v", s.backups.Path(), name, err)
 	}
-	return text, before, nil
+	return text, originals, nil
 }
 
 // encodeBackup returns the content of a backup file, byte for byte as the reference writes it. If the interface was
 // recreated, it contains the last value of each attribute.
-func encodeBackup(before []value) []byte {
+func encodeBackup(originals []value) []byte {
 	texts := map[string]string{}
-	for _, v := range before {
+	for _, v := range originals {
 		texts[v.Key] = v.Value
 		if v.Key == "mac" {
 			texts[v.Key] = strconv.Quote(v.Value)
@@ -76,7 +76,7 @@ func encodeBackup(before []value) []byte {
 	return []byte("{\n" + strings.Join(lines, ",\n") + "\n}")
 }
 
-func decodeBackup(data []byte) (before []value, err error) {
+func decodeBackup(data []byte) (originals []value, err error) {
 	var file map[string]json.RawMessage
 	if err := json.Unmarshal(data, &file); err != nil {
 		return nil, fmt.Errorf("not a backup file: %w", err)
@@ -84,13 +84,13 @@ func decodeBackup(data []byte) (before []value, err error) {
 	for _, name := range attributes {
 		if raw, ok := file[name]; ok {
 			v := value{Key: name, Value: strings.Trim(string(raw), `"`)}
-			if _, err := v.change(); err != nil {
+			if _, err := v.linkChange(); err != nil {
 				return nil, fmt.Errorf("not a backup file: %s: %w", name, err)
 			}
-			before = append(before, v)
+			originals = append(originals, v)
 		}
 	}
-	return before, nil
+	return originals, nil
 }
 
 // isFromReference reports whether DEL should restore a backup file that has no record: the interface must have the MAC

@@ -33,14 +33,14 @@ func (allowed allowList) add(ctx context.Context, req *skel.Request, cfg config)
 		return req.PrevResult, nil
 	}
 	var s *store
-	if cfg.changes() {
+	if cfg.hasWrites() {
 		var err error
 		if s, err = openStore(ctx, req, cfg.DataDir, true); err != nil {
 			return nil, err
 		}
 	}
 	return result(req, cfg), netplugin.InContainer(req, func(call *netplugin.Call) error {
-		return container{call, cfg}.change(ctx, s)
+		return container{call, cfg}.apply(ctx, s)
 	})
 }
 
@@ -70,7 +70,7 @@ func del(ctx context.Context, req *skel.Request) error {
 		return err // a retry needs the record
 	}
 	if err != nil {
-		req.Warn("not all is restored: %v", err)
+		req.Warn("some values are not restored: %v", err)
 	}
 	return s.put(ctx, req.Attachment, rest)
 }
@@ -101,7 +101,7 @@ func reapply(ctx context.Context, req *skel.Request, cfg config) error {
 		case own.isOfEarlierBoot(s.boot) || !own.Netns.Is(c.NetnsID):
 			return netplugin.NotRestored("settings", netplugin.ErrStale)
 		}
-		if cfg.leavesInterface() {
+		if !cfg.setsInterface() {
 			err = netplugin.IgnoreNoLink(err)
 		}
 		if cfg.OnlyCheck {
@@ -128,9 +128,9 @@ func gc(ctx context.Context, req *skel.Request) error {
 	}
 	var finder ns.Finder
 	for _, r := range all {
-		for _, one := range r.Changes {
-			if req.Valid.Excludes(one.Attachment) || one.isOfEarlierBoot(s.boot) {
-				errs = append(errs, s.dropChange(ctx, one, r, &finder))
+		for _, ch := range r.Changes {
+			if req.Valid.Excludes(ch.Attachment) || ch.isOfEarlierBoot(s.boot) {
+				errs = append(errs, s.dropChange(ctx, ch, r, &finder))
 			}
 		}
 	}
@@ -138,30 +138,30 @@ func gc(ctx context.Context, req *skel.Request) error {
 }
 
 // dropChange removes a change from a record and restores the device that it names.
-func (s *store) dropChange(ctx context.Context, one change, r *record, finder *ns.Finder) error {
-	own, rest := r.without(one.Attachment)
-	if !one.isOfEarlierBoot(s.boot) {
+func (s *store) dropChange(ctx context.Context, ch change, r *record, finder *ns.Finder) error {
+	own, rest := r.without(ch.Attachment)
+	if !ch.isOfEarlierBoot(s.boot) {
 		err := own.restoreDevice(finder)
 		if cni.Transient(err) {
 			return err
 		}
 		if err != nil {
-			s.req.Warn("%s: not all is restored: %v", one.Attachment, err)
+			s.req.Warn("%s: some values are not restored: %v", ch.Attachment, err)
 		}
 	}
 	*r = rest
-	return s.put(ctx, one.Attachment, rest)
+	return s.put(ctx, ch.Attachment, rest)
 }
 
 // status returns an error if the allow-list is broken or forbids a sysctl, or if records or backups cannot be written.
 func (allowed allowList) status(_ context.Context, _ *skel.Request, cfg config) error {
 	err := cmp.Or(allowed.verify(), allowed.check(cfg.Sysctls))
-	if cfg.changes() {
-		if unwritable := statefile.Writable(cfg.DataDir); unwritable != nil {
-			err = errors.Join(err, cni.Errorf(cni.CodeIO, "dataDir: %w", unwritable))
+	if cfg.hasWrites() {
+		if dirErr := statefile.Writable(cfg.DataDir); dirErr != nil {
+			err = errors.Join(err, cni.Errorf(cni.CodeIO, "dataDir: %w", dirErr))
 		}
-		if unwritable := statefile.Writable(recordRoot); unwritable != nil {
-			err = errors.Join(err, cni.Errorf(cni.CodeIO, "saved values: %w", unwritable))
+		if dirErr := statefile.Writable(recordRoot); dirErr != nil {
+			err = errors.Join(err, cni.Errorf(cni.CodeIO, "saved values: %w", dirErr))
 		}
 	}
 	return netplugin.Unavailable("", err)
@@ -183,14 +183,14 @@ func result(req *skel.Request, cfg config) *cni.Result {
 	return res
 }
 
-// change implements ADD. A configuration that cannot be applied fails before any change. s is nil without changes.
-func (c container) change(ctx context.Context, s *store) error {
+// apply implements ADD. A configuration that cannot be applied fails before any change. s is nil without changes.
+func (c container) apply(ctx context.Context, s *store) error {
 	c.Req.Step("read the values")
 	if err := c.findInterface(); err != nil {
 		return err
 	}
 	if c.cfg.OnlyCheck {
-		if err := c.compare(cni.CodeConfig); err != nil {
+		if err := c.compareSysctls(cni.CodeConfig); err != nil {
 			return fmt.Errorf("sysctlMode \"check\" writes no sysctl: %w", err)
 		}
 		c.cfg.Sysctls = nil
@@ -199,9 +199,9 @@ func (c container) change(ctx context.Context, s *store) error {
 		return nil
 	}
 	c.restoreFormer(s)
-	before, err := c.readValues()
-	if err == nil && len(before) > 0 {
-		err = c.writeRecord(ctx, s, before)
+	originals, err := c.readValues()
+	if err == nil && len(originals) > 0 {
+		err = c.writeRecord(ctx, s, originals)
 	}
 	if err != nil {
 		return err
@@ -209,7 +209,7 @@ func (c container) change(ctx context.Context, s *store) error {
 	c.Req.Step("write the values")
 	c.Req.OnFail("restore the values", func(context.Context) error {
 		err := c.FindInterface() // refresh the state of the interface
-		return errors.Join(netplugin.IgnoreNoLink(err), c.Req.NS.Do(func() error { return c.restore(before) }))
+		return errors.Join(netplugin.IgnoreNoLink(err), c.Req.NS.Do(func() error { return c.restore(originals) }))
 	})
 	return c.write()
 }
@@ -217,7 +217,7 @@ func (c container) change(ctx context.Context, s *store) error {
 // findInterface finds the container's interface, which may be missing if the configuration sets only sysctls.
 func (c container) findInterface() error {
 	err := c.FindInterface()
-	if c.cfg.leavesInterface() {
+	if !c.cfg.setsInterface() {
 		err = netplugin.IgnoreNoLink(err)
 	}
 	if name := backupName(c.Req.Attachment); err == nil && len(name) > nameMax {
@@ -247,16 +247,16 @@ func (c container) write() error {
 
 // readValues returns the present values of everything that the configuration changes, except write-only sysctls. A
 // missing sysctl, attribute or setting is an error.
-func (c container) readValues() (before []value, err error) {
+func (c container) readValues() (originals []value, err error) {
 	for _, s := range c.cfg.Sysctls {
 		text, err := s.Key.Read()
 		switch {
 		case err == nil:
-			v := value{Key: s.Key.String(), Value: text, Set: s.Value}
+			v := value{Key: s.Key.String(), Value: text, NewValue: s.Value}
 			if s.Key.Has(c.Req.IfName) {
 				v.Link = c.ContEnd.Index
 			}
-			before = append(before, v)
+			originals = append(originals, v)
 		case errors.Is(err, fs.ErrNotExist):
 			return nil, refuse(s.name(), s.Value, "no such sysctl in the container's network namespace")
 		case errors.Is(err, unix.EISDIR):
@@ -271,7 +271,7 @@ func (c container) readValues() (before []value, err error) {
 			reason := fmt.Sprintf("an address of %q has %d bytes", c.Req.IfName, len(c.ContEnd.MAC))
 			return nil, refuse("mac", want.Value, reason)
 		}
-		before = append(before, value{want.Key, have, c.ContEnd.Index, want.Value})
+		originals = append(originals, value{want.Key, have, c.ContEnd.Index, want.Value})
 	}
 	known := driver{link: c.ContEnd}
 	for _, want := range c.cfg.Ethtool {
@@ -279,15 +279,15 @@ func (c container) readValues() (before []value, err error) {
 		if err != nil {
 			return nil, err
 		}
-		before = append(before, value{want.Key, have, c.ContEnd.Index, want.Value})
+		originals = append(originals, value{want.Key, have, c.ContEnd.Index, want.Value})
 	}
-	return before, nil
+	return originals, nil
 }
 
 // writeRecord writes the values from before this ADD to the record, so that DEL finds them even if this call is
 // killed. If another attachment has already recorded a value, that value is used, because only that value is the
 // original.
-func (c container) writeRecord(ctx context.Context, s *store, before []value) error {
+func (c container) writeRecord(ctx context.Context, s *store, originals []value) error {
 	if err := s.openBackups(c.cfg.DataDir, 0o700); err != nil {
 		return fmt.Errorf("dataDir: %w", err)
 	}
@@ -302,13 +302,13 @@ func (c container) writeRecord(ctx context.Context, s *store, before []value) er
 	if len(old.attributes(c.Req.IfName, 0)) > 0 {
 		backup = nil // it is a copy of the record, and not from an earlier ADD of the reference
 	}
-	here := c.NetnsID
-	here.MAC = "" // differs between interfaces
+	netns := c.NetnsID
+	netns.MAC = "" // differs between interfaces
 	// isFormer selects changes of an earlier container with this ID.
-	isFormer := func(one change) bool { return one.isOfEarlierBoot(s.boot) || !one.Netns.Is(here) }
+	isFormer := func(ch change) bool { return ch.isOfEarlierBoot(s.boot) || !ch.Netns.Is(netns) }
 	r := record{slices.DeleteFunc(slices.Clone(old.Changes), isFormer)}
 	known, own := r.values(), r.change(c.Req.Attachment)
-	for _, v := range slices.Concat(backup, before) {
+	for _, v := range slices.Concat(backup, originals) {
 		if v.isAttribute() {
 			v.Link = c.ContEnd.Index
 		}
@@ -318,7 +318,7 @@ func (c container) writeRecord(ctx context.Context, s *store, before []value) er
 		if i := indexOfValue(own.Values, v); i < 0 {
 			own.Values = append(own.Values, v)
 		} else {
-			own.Values[i].Set = v.Set
+			own.Values[i].NewValue = v.NewValue
 		}
 	}
 	own.Boot, own.NetnsPath, own.Netns = s.boot, c.Req.Netns, c.NetnsID
@@ -337,9 +337,9 @@ func (c container) writeRecord(ctx context.Context, s *store, before []value) er
 	})
 	// The record is written first, because a backup file without a record would be treated as the reference's.
 	errs := []error{s.records.Put(ctx, r), s.putBackup(c.Req.Attachment, r)}
-	for _, one := range old.Changes {
-		if one.IfName != c.Req.IfName && isFormer(one) {
-			errs = append(errs, s.putBackup(one.Attachment, r))
+	for _, ch := range old.Changes {
+		if ch.IfName != c.Req.IfName && isFormer(ch) {
+			errs = append(errs, s.putBackup(ch.Attachment, r))
 		}
 	}
 	return errors.Join(errs...)
@@ -360,9 +360,9 @@ func (c container) set(v value) error {
 	if v.matches(c.ContEnd) {
 		return nil
 	}
-	change, err := v.change()
+	ch, err := v.linkChange()
 	if err == nil {
-		err = c.Cont.SetLink(c.ContEnd.Index, change)
+		err = c.Cont.SetLink(c.ContEnd.Index, ch)
 	}
 	if err != nil {
 		return fmt.Errorf("%s: %s: %w", v.Key, v.Value, err)
@@ -390,17 +390,17 @@ func (c container) restoreIn(own change, r record, backup []value) error {
 	if len(r.attributes(c.Req.IfName, c.ContEnd.Index)) > 0 || !c.isFromReference(backup) {
 		backup = nil
 	}
-	known := c.NetnsID.Cookie != 0 || c.NetnsID.MAC != "" // the inode number may have been reused
-	if known && own.Netns.Is(c.NetnsID) {
+	isCertain := c.NetnsID.Cookie != 0 || c.NetnsID.MAC != "" // an inode number alone may have been reused
+	if isCertain && own.Netns.Is(c.NetnsID) {
 		backup = append(backup, own.Values...)
 	}
 	return c.restore(backup)
 }
 
 // restore writes the values in reverse order. It skips missing interfaces and continues after errors.
-func (c container) restore(before []value) error {
+func (c container) restore(originals []value) error {
 	var errs []error
-	for _, v := range slices.Backward(before) {
+	for _, v := range slices.Backward(originals) {
 		if v.Link != 0 && v.Link != c.ContEnd.Index {
 			continue
 		}
@@ -411,8 +411,8 @@ func (c container) restore(before []value) error {
 	return errors.Join(errs...)
 }
 
-// compare returns an error with this code that names each sysctl whose value differs from the configuration.
-func (c container) compare(code uint) error {
+// compareSysctls returns an error with this code that names each sysctl whose value differs from the configuration.
+func (c container) compareSysctls(code uint) error {
 	var errs []error
 	for _, s := range c.cfg.Sysctls {
 		text, err := s.Key.Read()
@@ -429,8 +429,8 @@ func (c container) compare(code uint) error {
 
 // verify returns an error that names each difference from the configuration, and ignores other values.
 func (c container) verify() error {
-	errs := []error{c.compare(cni.CodeDrift)}
-	if !c.cfg.leavesInterface() {
+	errs := []error{c.compareSysctls(cni.CodeDrift)}
+	if c.cfg.setsInterface() {
 		errs = append(errs, c.VerifyInterface())
 	}
 	for _, want := range c.cfg.Attributes {

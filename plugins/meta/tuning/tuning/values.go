@@ -84,11 +84,11 @@ func parseSettings(source string, raw json.RawMessage, ifName string, problems *
 }
 
 func refuseType(s setting, value json.RawMessage) error {
-	refused := cni.Refuse(s.name(), value, "is not a string")
+	e := cni.Refuse(s.name(), value, "is not a string")
 	if strings.ContainsRune("-0123456789", rune(value[0])) {
-		refused.Suggest("write %q", value)
+		e.Suggest("write %q", value)
 	}
-	return refused
+	return e
 }
 
 // indexOf returns the index of the setting with this key, in any spelling, or -1.
@@ -101,19 +101,19 @@ var attributes = []string{"mac", "promisc", "mtu", "allmulti", "txQLen"}
 
 // value is the value of a sysctl, an attribute or an ethtool setting, as text.
 type value struct {
-	Key   string `json:"key"`
-	Value string `json:"value"`
-	Link  int    `json:"link,omitempty"` // index of the interface; 0: a value of the namespace, or unknown
-	Set   string `json:"set,omitempty"`  // value that ADD wrote; empty: written by 0.1.0 or by the reference
+	Key      string `json:"key"`
+	Value    string `json:"value"`          // in a record: the original value
+	Link     int    `json:"link,omitempty"` // index of the interface; 0: a value of the namespace, or unknown
+	NewValue string `json:"set,omitempty"`  // value that ADD wrote; empty: written by 0.1.0 or by the reference
 }
 
 // String formats the new value like sysctl(8) or ip(8), followed by the original value.
 func (v value) String() string {
-	between := " = "
+	separator := " = "
 	if v.isAttribute() || v.isEthtool() {
-		between = " "
+		separator = " "
 	}
-	return v.Key + between + cmp.Or(v.Set, "?") + " (was " + v.Value + ")"
+	return v.Key + separator + cmp.Or(v.NewValue, "?") + " (was " + v.Value + ")"
 }
 
 func (v value) isAttribute() bool { return slices.Contains(attributes, v.Key) }
@@ -135,22 +135,22 @@ func attributeOf(l rtnl.Link, name string) string {
 // matches reports whether a link has the value.
 func (v value) matches(l rtnl.Link) bool { return strings.EqualFold(attributeOf(l, v.Key), v.Value) }
 
-// change returns the change of a link that sets the attribute.
-func (v value) change() (ch rtnl.LinkChange, err error) {
-	on, notBool := strconv.ParseBool(v.Value)
-	n, notNumber := strconv.ParseUint(v.Value, 10, 31)
+// linkChange returns the change of a link that sets the attribute.
+func (v value) linkChange() (ch rtnl.LinkChange, err error) {
+	on, boolErr := strconv.ParseBool(v.Value)
+	n, numberErr := strconv.ParseUint(v.Value, 10, 31)
 	number := int(n)
 	switch v.Key {
 	case "mac":
 		ch.MAC, err = net.ParseMAC(v.Value)
 	case "promisc":
-		ch.Promisc, err = &on, notBool
+		ch.Promisc, err = &on, boolErr
 	case "mtu":
-		ch.MTU, err = number, notNumber
+		ch.MTU, err = number, numberErr
 	case "allmulti":
-		ch.AllMulti, err = &on, notBool
+		ch.AllMulti, err = &on, boolErr
 	default:
-		ch.TxQLen, err = &number, notNumber
+		ch.TxQLen, err = &number, numberErr
 	}
 	return ch, err
 }

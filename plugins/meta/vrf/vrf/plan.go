@@ -10,7 +10,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
-// snapshot is the state of the container's namespace that ADD decides by.
+// snapshot is the state of the container's namespace on which ADD bases its decisions.
 type snapshot struct {
 	Links  []rtnl.Link
 	Rules  []rtnl.Rule
@@ -18,8 +18,8 @@ type snapshot struct {
 	Addrs  []rtnl.AddrCopy  // of the interface
 }
 
-// linkNamed returns the link of that name, or the zero Link.
-func (s snapshot) linkNamed(name string) rtnl.Link {
+// linkByName returns the link of that name, or the zero Link.
+func (s snapshot) linkByName(name string) rtnl.Link {
 	return s.firstLink(func(l rtnl.Link) bool { return l.Name == name })
 }
 
@@ -33,7 +33,7 @@ func (s snapshot) firstLink(matches func(rtnl.Link) bool) rtnl.Link {
 
 // chooseVRF returns the VRF that the interface will join. A VRF that ADD must create has no index yet.
 func (s snapshot) chooseVRF(cfg config, link rtnl.Link) (rtnl.Link, error) {
-	vrf := s.linkNamed(cfg.VRF)
+	vrf := s.linkByName(cfg.VRF)
 	switch isNew := vrf.Index == 0; {
 	case !isNew && vrf.Kind != "vrf":
 		return vrf, cni.Errorf(cni.CodeConflict, "vrfname: %q is an interface of kind %q in the container, not a VRF",
@@ -67,9 +67,9 @@ func (s snapshot) chooseVRF(cfg config, link rtnl.Link) (rtnl.Link, error) {
 // routesToMove returns the routes of a link that ADD must recreate, in the order in which the kernel accepts them.
 func (s snapshot) routesToMove(link int) (routes []rtnl.RouteCopy) {
 	for _, r := range s.Routes {
-		_, isOurs := r.HopsThrough(link)
-		comesBack := r.Table() == unix.RT_TABLE_MAIN && r.IsAutomatic(s.Addrs)
-		if isOurs && !comesBack && r.Table() != unix.RT_TABLE_LOCAL {
+		_, usesLink := r.HopsThrough(link)
+		isRecreated := r.Table() == unix.RT_TABLE_MAIN && r.IsAutomatic(s.Addrs)
+		if usesLink && !isRecreated && r.Table() != unix.RT_TABLE_LOCAL {
 			routes = append(routes, r)
 		}
 	}

@@ -27,12 +27,12 @@ func records() *statefile.Store[record] {
 // record contains the routes of the interface before ADD, and the namespace. ADD writes it before the first change.
 type record struct {
 	cni.Attachment
-	NetnsPath string           `json:"netnsPath"` // CNI_NETNS
-	Netns     ns.Identity      `json:"netns"`
-	VRF       string           `json:"vrf"`
-	Made      bool             `json:"made"`   // this ADD created the VRF; it may have been killed before it set the alias
-	Link      int              `json:"link"`   // index of the interface
-	Routes    []rtnl.RouteCopy `json:"routes"` // in the order in which the kernel accepts them
+	NetnsPath  string           `json:"netnsPath"` // CNI_NETNS
+	Netns      ns.Identity      `json:"netns"`
+	VRF        string           `json:"vrf"`
+	CreatedVRF bool             `json:"made"`   // this ADD created the VRF; it may have been killed before it set the alias
+	Link       int              `json:"link"`   // index of the interface
+	Routes     []rtnl.RouteCopy `json:"routes"` // in the order in which the kernel accepts them
 
 	addrs []rtnl.AddrCopy // the interface's addresses before its master changes; not stored
 }
@@ -54,9 +54,9 @@ func list(context.Context, *skel.Request) ([]cni.Holding, error) {
 // Plausible reports whether an ADD can have written the record. DEL creates routes from it.
 func (r record) Plausible() bool {
 	for _, route := range r.Routes {
-		_, isOurs := route.HopsThrough(r.Link)
+		_, usesLink := route.HopsThrough(r.Link)
 		isIP := route.Header.Family == unix.AF_INET || route.Header.Family == unix.AF_INET6
-		if !isOurs || !isIP || route.Table() == unix.RT_TABLE_LOCAL {
+		if !usesLink || !isIP || route.Table() == unix.RT_TABLE_LOCAL {
 			return false
 		}
 	}
@@ -73,11 +73,11 @@ func restoreIn(ctx context.Context, finder *ns.Finder, r record) error {
 		return err
 	}
 	defer n.Close()
-	held, err := netplugin.LockNetns(ctx, n)
+	lock, err := netplugin.LockNetns(ctx, n)
 	if err != nil {
 		return err
 	}
-	defer held.Unlock()
+	defer lock.Unlock()
 	conn, err := rtnl.Dial(n)
 	if err != nil {
 		return err
@@ -99,7 +99,7 @@ func restore(ctx context.Context, conn *rtnl.Conn, r record) error {
 	if err := leave(ctx, conn, r, vrf); err != nil {
 		return err
 	}
-	isUnmarked := vrf.Alias == "" && r.Made // its ADD was killed before it set the alias
+	isUnmarked := vrf.Alias == "" && r.CreatedVRF // its ADD was killed before it set the alias
 	if vrf.Alias != vrfAlias && !isUnmarked {
 		return nil
 	}
@@ -131,7 +131,7 @@ func leave(ctx context.Context, conn *rtnl.Conn, r record, vrf rtnl.Link) error 
 	var errs []error
 	for _, route := range r.Routes {
 		whole, err := conn.PrepareRestore(r.Link, route)
-		if !whole { // the next hops of other interfaces are gone, with another VRF perhaps
+		if !whole { // the next hops through other interfaces no longer exist
 			route, _ = route.HopsThrough(r.Link)
 		}
 		if err == nil {

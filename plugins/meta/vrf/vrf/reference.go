@@ -23,24 +23,25 @@ func restoreReference(ctx context.Context, req *skel.Request) error {
 	if err != nil {
 		return err
 	}
-	here, err := readLinks(c.Cont)
+	links, err := c.Cont.Links()
 	if err != nil {
 		return err
 	}
-	link, vrf := here.linkNamed(req.IfName), here.linkNamed(w.VRFName)
+	state := snapshot{Links: links}
+	link, vrf := state.linkByName(req.IfName), state.linkByName(w.VRFName)
 	isOfLink := func(r record) bool { return r.Netns.Is(c.NetnsID) && r.Link == link.Index }
-	if taken, err := records().Any(isOfLink); err != nil || taken || vrf.Kind != "vrf" {
+	if isRecorded, err := records().Any(isOfLink); err != nil || isRecorded || vrf.Kind != "vrf" {
 		return err
 	}
 	i, ok := req.PrevResult.ContainerInterface(req.IfName)
 	if link.Index != 0 && ok && i.MAC != "" && !strings.EqualFold(i.MAC, link.MAC.String()) {
 		return nil // CNI_NETNS is now the namespace of another container
 	}
-	r := record{VRF: vrf.Name, Made: true, Link: link.Index}
-	if here.Routes, err = c.Cont.RouteCopies(); err != nil {
+	r := record{VRF: vrf.Name, CreatedVRF: true, Link: link.Index}
+	if state.Routes, err = c.Cont.RouteCopies(); err != nil {
 		return err
 	}
-	for _, route := range here.routesToMove(link.Index) {
+	for _, route := range state.routesToMove(link.Index) {
 		if route.Table() == vrf.Table && route.Header.Protocol != unix.RTPROT_KERNEL {
 			r.Routes = append(r.Routes, route.WithTable(unix.RT_TABLE_MAIN))
 		}

@@ -48,30 +48,31 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	if err != nil {
 		return nil, err
 	}
-	here, err := readLinks(c.Cont)
+	links, err := c.Cont.Links()
 	if err != nil {
 		return nil, err
 	}
-	link := here.linkNamed(req.IfName)
+	state := snapshot{Links: links}
+	link := state.linkByName(req.IfName)
 	if link.Index == 0 {
 		return nil, req.NoInterface(rtnl.ErrNoLink)
 	}
-	if here.Rules, err = c.Cont.Rules(); err == nil {
-		here.Routes, err = c.Cont.RouteCopies()
+	if state.Rules, err = c.Cont.Rules(); err == nil {
+		state.Routes, err = c.Cont.RouteCopies()
 	}
 	if err == nil {
-		here.Addrs, err = c.Cont.AddrCopies(link.Index)
+		state.Addrs, err = c.Cont.AddrCopies(link.Index)
 	}
 	if err != nil {
 		return nil, err
 	}
-	vrf, err := here.chooseVRF(cfg, link)
+	vrf, err := state.chooseVRF(cfg, link)
 	if err != nil {
 		return nil, err
 	}
 	r := record{
-		Attachment: req.Attachment, NetnsPath: req.Netns, Netns: c.NetnsID, VRF: vrf.Name, Made: vrf.Index == 0,
-		Link: link.Index, Routes: here.routesToMove(link.Index), addrs: here.Addrs,
+		Attachment: req.Attachment, NetnsPath: req.Netns, Netns: c.NetnsID, VRF: vrf.Name, CreatedVRF: vrf.Index == 0,
+		Link: link.Index, Routes: state.routesToMove(link.Index), addrs: state.Addrs,
 	}
 	req.Step("move the interface into the VRF")
 	req.OnFail("take the interface out of the VRF", func(ctx context.Context) error {
@@ -86,7 +87,7 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	if vrf.Index == 0 {
 		if vrf, err = create(c.Cont, vrf); err != nil {
 			// The undo reads r. It must not delete a VRF that another process has created concurrently.
-			r.Made = !errors.Is(err, unix.EEXIST)
+			r.CreatedVRF = !errors.Is(err, unix.EEXIST)
 			return nil, err
 		}
 	}
@@ -115,11 +116,12 @@ func check(_ context.Context, req *skel.Request, cfg config) error {
 	if err := c.OpenCont(); err != nil {
 		return err
 	}
-	here, err := readLinks(c.Cont)
+	links, err := c.Cont.Links()
 	if err != nil {
 		return err
 	}
-	link, vrf := here.linkNamed(req.IfName), here.linkNamed(cfg.VRF)
+	state := snapshot{Links: links}
+	link, vrf := state.linkByName(req.IfName), state.linkByName(cfg.VRF)
 	switch {
 	case link.Index == 0:
 		return cni.Drift("interface %q: is missing", req.IfName)
@@ -145,11 +147,11 @@ func check(_ context.Context, req *skel.Request, cfg config) error {
 		if !want.InMain() {
 			table = *want.Table
 		}
-		isThere := func(have rtnl.Route) bool {
+		exists := func(have rtnl.Route) bool {
 			isInTable := have.Table == table || want.InMain() && have.Table == unix.RT_TABLE_MAIN // from a later plugin
 			return isInTable && have.Dst == want.Dst.Masked() && (!want.GW.IsValid() || have.GW == want.GW)
 		}
-		if !slices.ContainsFunc(routes, isThere) {
+		if !slices.ContainsFunc(routes, exists) {
 			errs = append(errs, cni.Drift("table %d: route %s: missing", table, want.Dst))
 		}
 	}
@@ -224,7 +226,7 @@ func setMaster(ctx context.Context, conn *rtnl.Conn, r record, master int) error
 	if err := conn.SetLink(r.Link, rtnl.LinkChange{Master: &master}); err != nil {
 		return err
 	}
-	after, err := conn.AddrCopies(r.Link)
+	current, err := conn.AddrCopies(r.Link)
 	if err != nil {
 		return err
 	}
@@ -239,7 +241,7 @@ func setMaster(ctx context.Context, conn *rtnl.Conn, r record, master int) error
 			global = append(global, a.Prefix().Addr())
 		}
 		isKept := func(b rtnl.AddrCopy) bool { return b.Prefix() == a.Prefix() && !b.Has(unix.IFA_F_TENTATIVE) }
-		if slices.ContainsFunc(after, isKept) {
+		if slices.ContainsFunc(current, isKept) {
 			continue
 		}
 		if err := conn.DelAddr(r.Link, a.Prefix()); err != nil {
@@ -253,10 +255,4 @@ func setMaster(ctx context.Context, conn *rtnl.Conn, r record, master int) error
 	defer cancel()
 	_ = conn.WaitLocal(ctx, r.Link, global...) // best effort: join reports the route whose address is missing
 	return nil
-}
-
-// readLinks returns a snapshot with only the links.
-func readLinks(conn *rtnl.Conn) (here snapshot, err error) {
-	here.Links, err = conn.Links()
-	return here, err
 }
