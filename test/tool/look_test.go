@@ -112,7 +112,7 @@ var _ = Describe("hawser ls", Label("tool-ls"), func() {
 		all := asks[[]attachment](m, "ls")
 		Expect(all).To(HaveEach(HaveField("Reference", true)))
 		Expect(m.says("ls")).To(MatchRegexp(
-			`pods +shop/web-0 +eth0 +10\.88\.0\.2 +veth\w+ .*made by the reference plugins`))
+			`pods +shop/web-0 +eth0 +10\.88\.0\.2 +veth\w+ .*created by the reference plugins`))
 	})
 
 	It("finds what nobody needs any more, and says why", func() {

@@ -29,7 +29,7 @@ type wireConfig struct {
 	VLANTrunk                 []wireTrunk `json:"vlanTrunk" help:"VLANs that the port carries tagged" each:"set" most:"4094"`
 	PreserveDefaultVLAN       bool        `json:"preserveDefaultVlan" help:"keep the bridge's default VLAN on a port with vlan or vlanTrunk" default:"false"`
 	MacSpoofChk               bool        `json:"macspoofchk" help:"drop frames that do not carry the container's MAC address" default:"false"`
-	EnableDAD                 bool        `json:"enabledad" help:"make the kernel detect duplicate IPv6 addresses, and wait for that" default:"false"`
+	EnableDAD                 bool        `json:"enabledad" help:"detect duplicate IPv6 addresses, and wait for the result" default:"false"`
 	DisableContainerInterface bool        `json:"disableContainerInterface" help:"leave the container's interface down; not with ipam" default:"false"`
 	PortIsolation             bool        `json:"portIsolation" help:"isolate the port from the bridge's other isolated ports" default:"false"`
 	attach.IPAMKeys

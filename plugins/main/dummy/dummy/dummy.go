@@ -11,7 +11,7 @@ const kind = "dummy"
 
 type wireConfig struct {
 	skel.LogKey
-	MAC  string              `json:"mac" help:"MAC address; the other three sources take precedence" schema:"format=mac empty"`
+	MAC  string              `json:"mac" help:"MAC address; CNI_ARGS, runtimeConfig and args.cni override it" schema:"format=mac empty"`
 	IPAM attach.RequiredIPAM `json:"ipam" help:"the IPAM plugin's part; required" schema:"required"`
 	attach.LinkKeys
 }

@@ -14,7 +14,7 @@ import (
 func Plugin() skel.Plugin[attach.ChildConfig] {
 	return attach.ChildPlugin(skel.Plugin[attach.ChildConfig]{
 		Name:   "dummy",
-		About:  "gives containers an interface that leads nowhere, with addresses",
+		About:  "gives containers an interface with addresses that is connected to no network",
 		Config: skel.ConfigOf(wireConfig{}, parseConfig),
 	}, kind)
 }

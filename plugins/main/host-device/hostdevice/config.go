@@ -12,19 +12,19 @@ import (
 
 type wireConfig struct {
 	skel.LogKey
-	Device     string `json:"device" help:"name of the interface, or an alternative name of it" schema:"format=link empty"`
-	HWAddr     string `json:"hwaddr" help:"its MAC address" schema:"format=hwaddr empty"`
-	KernelPath string `json:"kernelpath" help:"directory of its device below /sys/devices" schema:"format=sysdevice empty"`
-	PCIBusID   string `json:"pciBusID" help:"PCI address of its device" schema:"format=pci empty"`
-	EnableDAD  bool   `json:"enabledad" help:"make the kernel detect duplicate IPv6 addresses, and wait for that (true)"`
-	UseNetwork bool   `json:"useInterfaceNetwork" help:"give the container the device's addresses, routes and rules of the host, and give them back" default:"false"`
+	Device     string `json:"device" help:"name or alternative name of the interface" schema:"format=link empty"`
+	HWAddr     string `json:"hwaddr" help:"MAC address of the interface" schema:"format=hwaddr empty"`
+	KernelPath string `json:"kernelpath" help:"directory of the interface's device below /sys/devices" schema:"format=sysdevice empty"`
+	PCIBusID   string `json:"pciBusID" help:"PCI address of the interface's device" schema:"format=pci empty"`
+	EnableDAD  bool   `json:"enabledad" help:"detect duplicate IPv6 addresses, and wait for the result (true)"`
+	UseNetwork bool   `json:"useInterfaceNetwork" help:"configure the device in the container with its addresses, routes and rules of the host; DEL restores them on the host" default:"false"`
 	attach.IPAMKeys
 	DNS          cni.DNS `json:"dns" help:"resolver settings for the result, instead of IPAM's"`
 	Capabilities struct {
-		DeviceID bool `json:"deviceID" help:"the runtime will name the device: a configuration without a key is no error" default:"false"`
+		DeviceID bool `json:"deviceID" help:"the runtime selects the device, so no other key is required" default:"false"`
 	} `json:"capabilities"`
 	RuntimeConfig struct {
-		DeviceID string `json:"deviceID" help:"PCI address or auxiliary device (capability deviceID); wins over pciBusID" schema:"format=device empty"`
+		DeviceID string `json:"deviceID" help:"PCI address or auxiliary device (capability deviceID); overrides pciBusID" schema:"format=device empty"`
 	} `json:"runtimeConfig"`
 }
 
@@ -90,12 +90,12 @@ func (w wireConfig) device() (d selector, err error) {
 		}
 	}
 	if d.Key == "" && !w.Capabilities.DeviceID {
-		problems.Add(missing())
+		problems.Add(missingSelector())
 	}
 	return d, problems.Err()
 }
 
-func missing() error {
+func missingSelector() error {
 	return cni.Refuse(byName, nil, `missing; specify either "device", "hwaddr", "kernelpath" or "pciBusID"`)
 }
 

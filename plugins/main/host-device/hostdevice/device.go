@@ -42,8 +42,8 @@ func (d selector) findDevice(host *rtnl.Conn) (l rtnl.Link, err error) {
 	return l, err
 }
 
-// absent returns err with the selector. It replaces fs.ErrNotExist by rtnl.ErrNoLink.
-func (d selector) absent(err error) error {
+// wrap adds the selector to an error. It replaces fs.ErrNotExist by rtnl.ErrNoLink.
+func (d selector) wrap(err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		err = rtnl.ErrNoLink
 	}
@@ -65,7 +65,7 @@ func (d selector) findMAC(host *rtnl.Conn) (found rtnl.Link, err error) {
 	}
 	switch len(names) {
 	case 0:
-		return found, d.absent(rtnl.ErrNoLink)
+		return found, d.wrap(rtnl.ErrNoLink)
 	case 1:
 		return found, nil
 	}
@@ -77,28 +77,28 @@ func (d selector) findMAC(host *rtnl.Conn) (found rtnl.Link, err error) {
 func (d selector) findPath(host *rtnl.Conn) (l rtnl.Link, err error) {
 	path, err := filepath.EvalSymlinks(d.Value)
 	if err != nil {
-		return l, d.absent(err)
+		return l, d.wrap(err)
 	}
 	if !strings.HasPrefix(path, devicesDir) {
-		return l, cni.Refuse(d.Key, d.Value, "leads to "+path+", which is not below "+devicesDir)
+		return l, cni.Refuse(d.Key, d.Value, "points to "+path+", which is not below "+devicesDir)
 	}
 	return d.interfaceOf(host, path)
 }
 
-// userspace lists the drivers of devices without an interface, which a program in the container drives (DPDK).
-var userspace = []string{"vfio-pci", "uio_pci_generic", "igb_uio"}
+// userspaceDrivers lists the drivers of devices without an interface, which a program in the container drives (DPDK).
+var userspaceDrivers = []string{"vfio-pci", "uio_pci_generic", "igb_uio"}
 
 // findPCI finds the interface of a PCI device or its virtio device. The link is zero if a userspace driver has it.
 func (d selector) findPCI(host *rtnl.Conn) (rtnl.Link, error) {
 	path := filepath.Join("/sys/bus/pci/devices", d.Value)
 	if _, err := os.Lstat(path); err != nil {
-		return rtnl.Link{}, d.absent(err)
+		return rtnl.Link{}, d.wrap(err)
 	}
 	driver, err := os.Readlink(filepath.Join(path, "driver"))
 	if err != nil {
 		return rtnl.Link{}, cni.Refuse(d.Key, d.Value, "this device has no driver")
 	}
-	if slices.Contains(userspace, filepath.Base(driver)) {
+	if slices.Contains(userspaceDrivers, filepath.Base(driver)) {
 		return rtnl.Link{}, nil
 	}
 	virtio, _ := filepath.Glob(path + "/virtio*") // the pattern is valid
@@ -110,11 +110,11 @@ func (d selector) interfaceOf(host *rtnl.Conn, dirs ...string) (rtnl.Link, error
 	for _, dir := range dirs {
 		list, err := os.ReadDir(filepath.Join(dir, "net"))
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return rtnl.Link{}, d.absent(err)
+			return rtnl.Link{}, d.wrap(err)
 		}
 		if len(list) > 0 {
 			return host.Link(list[0].Name())
 		}
 	}
-	return rtnl.Link{}, d.absent(rtnl.ErrNoLink)
+	return rtnl.Link{}, d.wrap(rtnl.ErrNoLink)
 }

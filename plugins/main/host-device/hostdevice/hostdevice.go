@@ -19,7 +19,7 @@ import (
 
 func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error) {
 	if cfg.Device.Key == "" {
-		return nil, missing()
+		return nil, missingSelector()
 	}
 	s, err := attach.Open(req)
 	if err != nil {
@@ -68,9 +68,9 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 }
 
 func del(ctx context.Context, req *skel.Request) error {
-	locks, cancel := skel.WithTwoThirds(ctx)
+	lockCtx, cancel := skel.WithTwoThirds(ctx)
 	defer cancel()
-	c, err := lock(locks, netplugin.OpenHost(req))
+	c, err := lock(lockCtx, netplugin.OpenHost(req))
 	if err != nil {
 		return err
 	}
@@ -89,7 +89,7 @@ func del(ctx context.Context, req *skel.Request) error {
 			err = c.moveBack(ctx, r, c.Cont)
 		}
 		if errors.Is(err, rtnl.ErrNoLink) {
-			err = c.records.Drop(ctx, req.Hash()) // a damaged record
+			err = c.records.Drop(ctx, req.Hash()) // a damaged record, which findRecord does not return
 		}
 		return err == nil, err
 	})
@@ -106,7 +106,7 @@ func gc(ctx context.Context, req *skel.Request) error {
 
 // status returns code 50 if ADD would not find the device, and IPAM's answer otherwise.
 func status(ctx context.Context, req *skel.Request, cfg config) error {
-	probe := func(host *rtnl.Conn) error { return findOrHeld(req, host, cfg.Device) }
+	probe := func(host *rtnl.Conn) error { return verifyExists(req, host, cfg.Device) }
 	if err := netplugin.Status(recordDir, probe); err != nil {
 		return err
 	}
@@ -143,11 +143,11 @@ func moveIn(ctx context.Context, s *attach.Call, cfg config) (*record, error) {
 		return nil, err
 	}
 	c.Req.OnFail("bring the device home", func(ctx context.Context) error {
-		again, err := lock(ctx, s.Call)
+		c, err := lock(ctx, s.Call)
 		if err != nil {
 			return err
 		}
-		return again.moveBack(ctx, r, s.Cont)
+		return c.moveBack(ctx, r, s.Cont)
 	})
 	if err := locked.Put(ctx, *r); err != nil || l.Index == 0 {
 		return r, err
@@ -182,15 +182,15 @@ func (c call) findFree(ctx context.Context, d selector) (l rtnl.Link, err error)
 	}
 	l, err = d.findDevice(c.Host)
 	for _, r := range all {
-		onHost, concerns := l.Index != 0, r.isSelectedBy(d)
-		if onHost {
-			concerns = r.isDevice(l)
+		isOnHost, isSameDevice := l.Index != 0, r.isSelectedBy(d)
+		if isOnHost {
+			isSameDevice = r.isDevice(l)
 		}
-		own := r.Attachment == c.Req.Attachment // it blocks ADD even if it names another device
-		if !own && !concerns {
+		isOwn := r.Attachment == c.Req.Attachment // such a record prevents ADD even if it names another device
+		if !isOwn && !isSameDevice {
 			continue
 		}
-		if own || !onHost {
+		if isOwn || !isOnHost {
 			if err := r.refuseHeld(c.Req.Attachment); err != nil {
 				return l, err
 			}
@@ -211,8 +211,8 @@ func (c call) findFree(ctx context.Context, d selector) (l rtnl.Link, err error)
 }
 
 // refuseHeld returns an error if the container of the record still has the device: code 100 if the record belongs to
-// the attachment by, otherwise code 103.
-func (r *record) refuseHeld(by cni.Attachment) error {
+// attachment a, otherwise code 103.
+func (r *record) refuseHeld(a cni.Attachment) error {
 	cont, err := netplugin.DialNetns(ns.OpenAs, r.NetnsPath, r.Netns)
 	if err == nil && r.Link.Index != 0 {
 		_, err = r.findDevice(cont)
@@ -221,8 +221,8 @@ func (r *record) refuseHeld(by cni.Attachment) error {
 	if errors.Is(err, rtnl.ErrNoLink) {
 		return nil
 	}
-	if by == r.Attachment {
-		return by.Exists(fmt.Sprintf("%s: this attachment has it already", r))
+	if a == r.Attachment {
+		return a.Exists(fmt.Sprintf("%s: this attachment has it already", r))
 	}
 	return cni.Errorf(cni.CodeConflict, "%s: is held by %s", r, r.Attachment)
 }
@@ -362,8 +362,8 @@ func collect(ctx context.Context, req *skel.Request) error {
 	return errors.Join(errs...)
 }
 
-// findOrHeld returns an error if neither the host nor a container has the device. It warns if a container has it.
-func findOrHeld(req *skel.Request, host *rtnl.Conn, d selector) error {
+// verifyExists returns an error if neither the host nor a container has the device. It warns if a container has it.
+func verifyExists(req *skel.Request, host *rtnl.Conn, d selector) error {
 	if d.Key == "" { // the runtime names the device in ADD
 		return nil
 	}

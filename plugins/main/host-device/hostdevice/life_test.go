@@ -260,7 +260,7 @@ var _ = Describe("DEL", func() {
 		index := Show(w.Host, "d0").Index
 		a := attached(w, conf())
 		IP(w.Host, "link add d0 type veth peer name other")
-		Expect(w.Warns(a.As("DEL"))).To(ContainSubstring(`came home as "dev`))
+		Expect(w.Warns(a.As("DEL"))).To(ContainSubstring(`is back on the host as "dev`))
 		var l Link
 		for _, name := range Names(w.Host, "") {
 			if strings.HasPrefix(name, "dev") {
@@ -314,7 +314,7 @@ var _ = Describe("DEL", func() {
 		It("lets it have what an administrator gives it meanwhile", func() {
 			w.Host.IP("link set "+lost+" mtu 1300", "addr add 192.0.2.1/24 dev "+lost)
 			for _, c := range []Call{a.As("DEL"), collect} {
-				Expect(w.Call(c).Stderr).To(ContainSubstring(`came home as "` + lost))
+				Expect(w.Call(c).Stderr).To(ContainSubstring(`is back on the host as "` + lost))
 				Expect(Show(w.Host, lost).MTU).To(Equal(1300))
 				Expect(Show(w.Host, lost).Addrs()).To(ContainElement("192.0.2.1/24"))
 			}

@@ -33,7 +33,7 @@ const (
 // network is the network configuration of a device (key useInterfaceNetwork). The kernel removes addresses and routes
 // from a device that moves, so the record has the network before ADD changes anything.
 type network struct {
-	Read   uint32           `json:"read"` // time of reading, in seconds since the boot
+	ReadAt uint32           `json:"read"` // time of reading, in seconds since the boot
 	Addrs  []rtnl.AddrCopy  `json:"addrs"`
 	Routes []rtnl.RouteCopy `json:"routes"` // in an order that the kernel accepts
 	Rules  []rtnl.RouteCopy `json:"rules"`
@@ -66,15 +66,15 @@ func waitAddress(ctx context.Context, host *rtnl.Conn, d selector) {
 		}
 		return "an address"
 	})
-	for before := -1; err == nil; {
+	for previous := -1; err == nil; {
 		addrs, _ := host.AddrCopies(l.Index)
 		routes, _ := host.LinkRoutes(l.Index)
 		rules, _ := host.RuleCopies()
-		now := len(addrs) + len(routes) + len(rules)
-		if now == before {
+		count := len(addrs) + len(routes) + len(rules)
+		if count == previous {
 			return
 		}
-		before = now
+		previous = count
 		select {
 		case <-ctx.Done():
 			return
@@ -95,7 +95,7 @@ func now() uint32 {
 
 // readNetwork reads the network of the device l, and decides what the container gets.
 func (c call) readNetwork(l rtnl.Link) (*network, error) {
-	n := &network{Read: now()}
+	n := &network{ReadAt: now()}
 	addrs, err := c.Host.AddrCopies(l.Index)
 	if err != nil {
 		return nil, err
@@ -122,7 +122,7 @@ func (c call) readNetwork(l rtnl.Link) (*network, error) {
 	}
 	for _, viaGateway := range []bool{false, true} { // the kernel needs the route to a gateway first
 		for _, r := range routes {
-			if r.HasGateway() == viaGateway && !isRemade(r, addrs) {
+			if r.HasGateway() == viaGateway && !isRecreated(r, addrs) {
 				n.Routes = append(n.Routes, r)
 			}
 		}
@@ -145,8 +145,8 @@ func isIn(rule rtnl.RouteCopy) func(rtnl.RouteCopy) bool {
 	return func(r rtnl.RouteCopy) bool { return r.Header.Family == rule.Header.Family && r.Table() == rule.Table() }
 }
 
-// isRemade reports whether the kernel or a router recreates a route of the device, which has these addresses.
-func isRemade(r rtnl.RouteCopy, addrs []rtnl.AddrCopy) bool {
+// isRecreated reports whether the kernel or a router recreates a route of the device, which has these addresses.
+func isRecreated(r rtnl.RouteCopy, addrs []rtnl.AddrCopy) bool {
 	dst := r.Route().Dst
 	isLinkLocal := dst.Addr().Is6() && dst.Bits() > 0 && dst.Addr().IsLinkLocalUnicast()
 	return isLinkLocal || r.Table() == unix.RT_TABLE_LOCAL || r.IsAutomatic(addrs)
@@ -170,7 +170,7 @@ func (c call) planInside(n *network, l rtnl.Link) error {
 			continue
 		}
 		c.Req.Warn("route %s of table %d: the container has a route with this destination and metric through another "+
-			"interface, so that of device %q is left out; chain sbr to route by source address", r, r.Table(), l.Name)
+			"interface; the route of device %q is omitted; chain sbr to route by source address", r, r.Table(), l.Name)
 		n.omitted = append(n.omitted, own.Hops()...)
 	}
 	for _, r := range n.Rules {
@@ -213,7 +213,7 @@ func (n *network) keepOtherHops(host *rtnl.Conn, l rtnl.Link) error {
 	return nil
 }
 
-// apply gives the container's interface, which is up, the network of the device. l is the device as it was on the host.
+// apply configures the container's interface, which is up, with the device's network. l is the device on the host.
 func (n *network) apply(ctx context.Context, s *attach.Call, t iface.Target, l rtnl.Link) error {
 	isIPv6 := func(a rtnl.AddrCopy) bool { return a.Header.Family == unix.AF_INET6 }
 	if len(n.Advertised) > 0 || slices.ContainsFunc(n.Addrs, isIPv6) {
@@ -236,7 +236,8 @@ func (n *network) apply(ctx context.Context, s *attach.Call, t iface.Target, l r
 		r = r.MoveTo(l.Index, t.Index)
 		err := t.Conn.AddCopy(r)
 		if src := r.Route().Src; errors.Is(err, unix.EINVAL) && src.IsValid() {
-			s.Req.Warn("route %s of table %d: the container does not have its source %s", r, r.Table(), src)
+			s.Req.Warn("route %s of table %d: added without its source %s, which the container lacks", r,
+				r.Table(), src)
 			err = t.Conn.AddCopy(r.WithSource(netip.Addr{}))
 		}
 		if err != nil && !errors.Is(err, unix.EEXIST) {
@@ -257,22 +258,22 @@ func each(list []rtnl.RouteCopy, do func(rtnl.RouteCopy) error) error {
 
 // addAddrs adds the addresses that have not expired since they were read. In the container IPv4 addresses do not
 // expire, because no DHCP client renews their leases. addAddrs stops at the first error, because a later IPv4 address
-// of the subnet would become the primary one. If goesOn is set, it continues.
-func (n *network) addAddrs(conn *rtnl.Conn, link int, isHome, goesOn bool) error {
+// of the subnet would become the primary one. If continueOnError is set, it continues.
+func (n *network) addAddrs(conn *rtnl.Conn, link int, isHost, continueOnError bool) error {
 	var errs []error
 	for _, a := range n.Addrs {
-		a, ok := a.RemainingAfter(now() - n.Read)
-		if !isHome {
+		a, ok := a.RemainingAfter(now() - n.ReadAt)
+		if !isHost {
 			a = a.Without(unix.IFA_LABEL) // the label begins with the name on the host
 		}
-		if !isHome && a.Header.Family == unix.AF_INET {
+		if !isHost && a.Header.Family == unix.AF_INET {
 			a, ok = a.Permanent(), true
 		}
 		if !ok {
 			continue
 		}
 		err := conn.AddAddrCopy(link, a)
-		if err != nil && !goesOn {
+		if err != nil && !continueOnError {
 			return err
 		}
 		errs = append(errs, err)
@@ -280,7 +281,7 @@ func (n *network) addAddrs(conn *rtnl.Conn, link int, isHome, goesOn bool) error
 	return errors.Join(errs...)
 }
 
-// waitAdvertised waits for the addresses that come with router advertisements. If there are others, it only warns.
+// waitAdvertised waits for the addresses from router advertisements. If the device has others, it only warns.
 func (n *network) waitAdvertised(ctx context.Context, s *attach.Call, link int) error {
 	if len(n.Advertised) == 0 {
 		return nil
@@ -309,8 +310,8 @@ func (n *network) waitAdvertised(ctx context.Context, s *attach.Call, link int) 
 	return nil
 }
 
-// ips returns the addresses of the container's interface, as a result has them. The gateway of an address is the next
-// hop of a default route of the device.
+// ips returns the addresses of the container's interface, as a result contains them. The gateway of an address is the
+// next hop of a default route of the device.
 func (n *network) ips(s *attach.Call) (ips []cni.IP, err error) {
 	addrs, err := s.Cont.AddrCopies(s.ContEnd.Index)
 	if err != nil {
@@ -342,8 +343,8 @@ func warnHidden(req *skel.Request, ips []cni.IP) {
 	}
 }
 
-// gateway returns the next hop of the default route that packets from an address take: one in its subnet; otherwise one
-// that is link-local or, for a single address, any one of its family.
+// gateway returns the next hop of the default route for packets from an address: preferably a next hop in its subnet,
+// otherwise a link-local one. For a single address (/32 or /128), it is any next hop of its family.
 func gateway(p netip.Prefix, routes []rtnl.Route) netip.Addr {
 	find := func(fits func(gw netip.Addr) bool) netip.Addr {
 		i := slices.IndexFunc(routes, func(r rtnl.Route) bool {
@@ -360,9 +361,9 @@ func gateway(p netip.Prefix, routes []rtnl.Route) netip.Addr {
 	return find(func(gw netip.Addr) bool { return p.IsSingleIP() || gw.IsLinkLocalUnicast() })
 }
 
-// routes returns the routes that the container got, as a result has them. Before version 1.1.0 a result has neither
-// tables nor scopes. Other plugins would mistake routes of other tables for routes of the main table, and routes to the
-// link for routes through the default gateway, so both are omitted.
+// routes returns the routes that the container got, as a result contains them. Before version 1.1.0 a result has
+// neither tables nor scopes. Other plugins would mistake routes of other tables for routes of the main table, and
+// routes to the link for routes through the default gateway, so both are omitted.
 func (n *network) routes(version string) (list []cni.Route) {
 	for _, r := range n.InsideRoutes {
 		for _, hop := range r.Hops() {
@@ -427,7 +428,7 @@ func (r *record) restoreNetwork(ctx context.Context, host *rtnl.Conn, link int) 
 	if n == nil {
 		return nil
 	}
-	have, err := host.AddrCopies(link)
+	current, err := host.AddrCopies(link)
 	if err != nil {
 		return err
 	}
@@ -435,7 +436,7 @@ func (r *record) restoreNetwork(ctx context.Context, host *rtnl.Conn, link int) 
 		isOwn := func(o rtnl.AddrCopy) bool { return o.Prefix().Addr() == a.Prefix().Addr() }
 		return isGlobal(a) && !a.IsAutomatic() && !slices.ContainsFunc(n.Addrs, isOwn)
 	}
-	if slices.ContainsFunc(have, isForeign) {
+	if slices.ContainsFunc(current, isForeign) {
 		return nil
 	}
 	addrErr := n.addAddrs(host, link, true, r.Failed)

@@ -112,27 +112,27 @@ func (r *record) findDevice(conn *rtnl.Conn) (l rtnl.Link, err error) {
 // restored are an error the first time, so that the runtime repeats the call, and a warning the second time. If another
 // interface has the device's name, the record stays, and a later call only renames the device.
 func (c call) moveBack(ctx context.Context, r *record, cont *rtnl.Conn) error {
-	leaveErr := r.Settings.removeInside(cont)
+	insideErr := r.Settings.removeInside(cont)
 	l, err := r.moveOut(c.Host, cont)
 	if errors.Is(err, rtnl.ErrNoLink) {
 		l, err = r.findHome(c.Host)
 	}
 	if errors.Is(err, rtnl.ErrNoLink) {
-		return errors.Join(leaveErr, c.records.Drop(ctx, r.Hash()))
+		return errors.Join(insideErr, c.records.Drop(ctx, r.Hash()))
 	}
 	if err != nil {
 		return err
 	}
 	nameErr := r.rename(ctx, c.Host, l)
 	if r.NetnsPath != "" { // otherwise only its name is missing
-		err = errors.Join(leaveErr, r.restore(ctx, c.Host, l))
+		err = errors.Join(insideErr, r.restore(ctx, c.Host, l))
 	}
 	if err != nil && !r.Failed {
 		r.Failed = true
 		return errors.Join(fmt.Errorf("%s: %w", r, err), c.records.Put(ctx, *r))
 	}
 	if err = errors.Join(nameErr, err); err != nil {
-		c.Req.Warn("%s: came home as %q: %v", r, l.Name, err)
+		c.Req.Warn("%s: is back on the host as %q: %v", r, l.Name, err)
 	}
 	if nameErr == nil {
 		return c.records.Drop(ctx, r.Hash())
@@ -151,8 +151,7 @@ func (r *record) moveOut(host, cont *rtnl.Conn) (l rtnl.Link, err error) {
 	if err := cont.SetLink(l.Index, rtnl.LinkChange{Up: new(false)}); err != nil {
 		return l, err
 	}
-	own, other := rtnl.Link{Name: r.Link.Name, Alias: r.Link.Alias}, rtnl.Link{Name: r.substitute(), Alias: r.Link.Name}
-	for _, home := range []rtnl.Link{own, other} {
+	for _, home := range []rtnl.Link{r.Link, {Name: r.substitute(), Alias: r.Link.Name}} {
 		err = cont.SetLink(l.Index, rtnl.LinkChange{Name: home.Name})
 		if err == nil {
 			err = cont.SetLink(l.Index, rtnl.LinkChange{To: host, Alias: &home.Alias})
@@ -167,8 +166,7 @@ func (r *record) moveOut(host, cont *rtnl.Conn) (l rtnl.Link, err error) {
 	return l, err
 }
 
-// substitute returns the name for a device whose own name is taken on the host. When a namespace ends, the kernel uses
-// the same name.
+// substitute returns the name for a device whose own name is taken. The kernel uses it when a namespace ends.
 func (r *record) substitute() string { return fmt.Sprintf("dev%d", r.Link.Index) }
 
 // findHome finds the device on the host, under its name or the substitute. It finds hardware under any name.
@@ -197,15 +195,15 @@ func (r *record) rename(ctx context.Context, host *rtnl.Conn, l rtnl.Link) error
 	if _, err := host.Link(r.Link.Name); !errors.Is(err, rtnl.ErrNoLink) {
 		return cmp.Or(err, error(unix.EEXIST))
 	}
-	named := rtnl.LinkChange{Name: r.Link.Name, Alias: &r.Link.Alias}
-	err := host.SetLink(l.Index, named)
+	change := rtnl.LinkChange{Name: r.Link.Name, Alias: &r.Link.Alias}
+	err := host.SetLink(l.Index, change)
 	if !errors.Is(err, unix.EBUSY) {
 		return err
 	}
 	if err := host.SetLink(l.Index, rtnl.LinkChange{Up: new(false)}); err != nil {
 		return err
 	}
-	err = host.SetLink(l.Index, named)
+	err = host.SetLink(l.Index, change)
 	return errors.Join(err, host.SetLink(l.Index, rtnl.LinkChange{Up: &l.Up}), r.restoreNetwork(ctx, host, l.Index))
 }
 

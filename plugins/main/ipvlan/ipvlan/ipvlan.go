@@ -21,7 +21,7 @@ type wireConfig struct {
 	attach.MasterKeys
 	Mode string `json:"mode" help:"mode of all ipvlans on the master: l2, l3 or l3s" default:"l2" schema:"enum=l2|l3|l3s empty"`
 	attach.MTUKeys
-	EnableDAD bool        `json:"enabledad" help:"make the kernel detect duplicate IPv6 addresses in mode l2, and wait for that (true)"`
+	EnableDAD bool        `json:"enabledad" help:"detect duplicate IPv6 addresses in mode l2, and wait for the result (true)"`
 	DNS       cni.DNS     `json:"dns" help:"resolver settings for the result, instead of IPAM's"`
 	IPAM      attach.IPAM `json:"ipam" help:"the IPAM plugin's part (none: the addresses of the previous result)"`
 }
@@ -30,7 +30,7 @@ func parseConfig(_ *skel.Request, w wireConfig, problems *cni.Problems) attach.C
 	problems.Add(cni.CheckName("master", w.Master))
 	mode := cmp.Or(w.Mode, layer2)
 	if !slices.Contains([]string{layer2, "l3", "l3s"}, mode) {
-		problems.Add(cni.Refuse("mode", mode, `is none of "l2", "l3" and "l3s"`))
+		problems.Add(cni.Refuse("mode", mode, `is not "l2", "l3" or "l3s"`))
 	}
 	problems.Add(w.IPAM.Check())
 	return attach.ChildConfig{
@@ -45,7 +45,7 @@ func parseConfig(_ *skel.Request, w wireConfig, problems *cni.Problems) attach.C
 	}
 }
 
-// add is AddChild with the addresses of prevResult if there is no IPAM plugin.
+// add calls AddChild. Without an IPAM plugin, the interface gets the addresses of prevResult.
 func add(ctx context.Context, req *skel.Request, c attach.ChildConfig) (*cni.Result, error) {
 	if prev := req.PrevResult; prev != nil && len(prev.IPs) > 0 {
 		c.Link.Fallback = &cni.Result{IPs: prev.IPs, Routes: prev.Routes}
@@ -54,7 +54,7 @@ func add(ctx context.Context, req *skel.Request, c attach.ChildConfig) (*cni.Res
 	case req.IPAM == "" && c.Link.Fallback == nil:
 		return nil, cni.Refuse("ipam.type", nil, "missing, and prevResult has no addresses")
 	case cni.IsPlugin(req.IPAM, "dhcp"):
-		req.Warn("ipam.type: %q: all on master have one MAC address, so the server must tell them apart by client ID",
+		req.Warn("ipam.type: %q: the interfaces of a master share a MAC address, so the server must use client IDs",
 			req.IPAM)
 	}
 	return attach.AddChild(ctx, req, c)

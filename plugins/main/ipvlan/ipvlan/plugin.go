@@ -14,7 +14,7 @@ import (
 func Plugin() skel.Plugin[attach.ChildConfig] {
 	p := attach.ChildPlugin(skel.Plugin[attach.ChildConfig]{
 		Name:   "ipvlan",
-		About:  "attaches containers to the network of a host interface, with that one's MAC address",
+		About:  "attaches containers to the network of a host interface, with its MAC address",
 		Config: skel.ConfigOf(wireConfig{EnableDAD: true}, parseConfig),
 	}, kind)
 	p.Add = add

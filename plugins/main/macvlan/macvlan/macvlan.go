@@ -24,9 +24,9 @@ type wireConfig struct {
 	skel.LogKey
 	attach.MasterKeys
 	Mode       string `json:"mode" help:"how macvlans on one master communicate: bridge, private, vepa or passthru" default:"bridge" schema:"enum=bridge|private|vepa|passthru empty"`
-	MAC        string `json:"mac" help:"MAC address; the other three sources take precedence" schema:"format=mac empty"`
+	MAC        string `json:"mac" help:"MAC address; CNI_ARGS, runtimeConfig and args.cni override it" schema:"format=mac empty"`
 	BCQueueLen uint32 `json:"bcqueuelen" help:"length of the master's queue for broadcasts; the largest value of its macvlans applies (the kernel's)"`
-	EnableDAD  bool   `json:"enabledad" help:"make the kernel detect duplicate IPv6 addresses, and wait for that (true)"`
+	EnableDAD  bool   `json:"enabledad" help:"detect duplicate IPv6 addresses, and wait for the result (true)"`
 	attach.IPAMKeys
 	attach.LinkKeys
 }
@@ -35,7 +35,7 @@ func parseConfig(req *skel.Request, w wireConfig, problems *cni.Problems) attach
 	problems.Add(cni.CheckName("master", w.Master))
 	mode := cmp.Or(w.Mode, "bridge")
 	if !slices.Contains([]string{"bridge", "private", "vepa", passthru}, mode) {
-		problems.Add(cni.Refuse("mode", mode, `is none of "bridge", "private", "vepa" and "passthru"`))
+		problems.Add(cni.Refuse("mode", mode, `is not "bridge", "private", "vepa" or "passthru"`))
 	}
 	problems.Add(w.IPAM.Check())
 	return attach.ChildConfig{New: rtnl.NewLink{Kind: kind, Mode: mode, QueueLen: w.BCQueueLen}, Master: &w.MasterKeys,
@@ -43,11 +43,11 @@ func parseConfig(req *skel.Request, w wireConfig, problems *cni.Problems) attach
 		TakesMaster: mode == passthru}
 }
 
-// makeMacvlan creates the macvlan. It refuses the master's MAC address, and sets a passthru's afterwards.
+// makeMacvlan creates the macvlan. It refuses the master's MAC address, and sets the address of a passthru afterwards.
 func makeMacvlan(ctx context.Context, c *attach.Call, name string) error {
 	mode, mac := c.Child.New.Mode, c.Child.Link.MAC
 	if mode != passthru && mac != nil && slices.Equal(mac, c.Master.MAC) {
-		return cni.Refuse("mac", mac.String(), fmt.Sprintf("is that of master %q", c.Master.Name))
+		return cni.Refuse("mac", mac.String(), fmt.Sprintf("is the MAC address of master %q", c.Master.Name))
 	}
 	err := attach.MakeLink(ctx, c, name)
 	switch {

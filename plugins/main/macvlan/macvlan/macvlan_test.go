@@ -410,7 +410,7 @@ var _ = Describe("what is in the container", Label("kernel"), func() {
 		w.Cmd("sh", "-c", "rm /run/hawser/links/*.json")
 		again := a.As("ADD")
 		again.Conf = conf(Object{"mac": Show(w.Host, "up0").Address})
-		Expect(w.Fails(again, cni.CodeConfig)).To(ContainSubstring("is that of master"))
+		Expect(w.Fails(again, cni.CodeConfig)).To(ContainSubstring("is the MAC address of master"))
 		w.Succeeds(a.As("CHECK"))
 	})
 

@@ -21,7 +21,7 @@ type plan struct {
 	HostRoutes []rtnl.Route   // routes of the host to the container
 }
 
-// makePlan derives the plan from IPAM's answer, or returns why a point-to-point link cannot have it.
+// makePlan derives the plan from IPAM's answer. It returns an error if a point-to-point link cannot use the answer.
 func makePlan(cfg config, answer *cni.Result) (p plan, err error) {
 	if p.Result, err = cfg.Link.Result(answer, containerIndex); err != nil {
 		return p, err
@@ -31,7 +31,7 @@ func makePlan(cfg config, answer *cni.Result) (p plan, err error) {
 		if err := checkGateway(ip, answer.IPs); err != nil {
 			return p, cni.Errorf(cni.CodeIPAM, "address %s: %w", ip.Address, err)
 		}
-		gw, addr, subnet := single(ip.Gateway), single(ip.Address.Addr()), ip.Address.Masked()
+		gw, addr, subnet := hostPrefix(ip.Gateway), hostPrefix(ip.Address.Addr()), ip.Address.Masked()
 		if !known[gw] {
 			p.Gateways = append(p.Gateways, gw)
 			p.ContRoutes = append(p.ContRoutes, rtnl.Route{Dst: gw, Src: ip.Address.Addr(), Scope: unix.RT_SCOPE_LINK})
@@ -64,4 +64,4 @@ func checkGateway(ip cni.IP, all []cni.IP) error {
 	return nil
 }
 
-func single(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
+func hostPrefix(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }

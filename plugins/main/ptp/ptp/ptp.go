@@ -215,8 +215,8 @@ func verify(ctx context.Context, c *attach.Call, cfg config) []error {
 	if err := c.ExpectMTU(&cfg.Link, func() error { return cfg.Link.ResolveMTU(c.Host) }); err != nil {
 		return []error{err}
 	}
-	inside := iface.Verify(target(c, p.ContRoutes), c.Req.PrevResult)
-	return append([]error{inside, c.VerifyMasquerade(ctx, cfg.Masq)}, verifyHost(c, cfg, p)...)
+	insideErr := iface.Verify(target(c, p.ContRoutes), c.Req.PrevResult)
+	return append([]error{insideErr, c.VerifyMasquerade(ctx, cfg.Masq)}, verifyHost(c, cfg, p)...)
 }
 
 // verifyHost compares the host with what raiseHostEnd and routeToContainer configured.
@@ -264,7 +264,7 @@ func wantedMTU(c *attach.Call, cfg config) int {
 	return cfg.Link.MTU
 }
 
-// isHostRoute reports whether have is the host's route want.
+// isHostRoute reports whether have, a route of the kernel, is the route want of a plan.
 func isHostRoute(have, want rtnl.Route) bool {
 	return have.Dst == want.Dst && have.Type == unix.RTN_UNICAST && have.Table == unix.RT_TABLE_MAIN &&
 		!have.GW.IsValid()

@@ -3,7 +3,7 @@
 //
 // ADD creates a persistent device, allows a user or a group to open it, and can make it a port of a bridge in the
 // container. An IPAM plugin assigns the addresses and routes. Package attach implements the verbs (ChildPlugin), and
-// package tun speaks to /dev/net/tun.
+// package tun uses /dev/net/tun.
 //
 // A tap with the key selinuxContext is created by a second process, because a tap has the SELinux label of the process
 // that creates it, and a process gets another label only when it executes a program. So the plugin executes itself with

@@ -24,7 +24,7 @@ const mtuMax = 65521 // largest MTU of a tap, in bytes
 type wireConfig struct {
 	skel.LogKey
 	MultiQueue bool    `json:"multiQueue" help:"allow up to 256 queues; the program that opens the device must also request them" default:"false"`
-	MAC        string  `json:"mac" help:"MAC address; the other three sources take precedence" schema:"format=mac empty"`
+	MAC        string  `json:"mac" help:"MAC address; CNI_ARGS, runtimeConfig and args.cni override it" schema:"format=mac empty"`
 	Owner      *uint32 `json:"owner" help:"user ID that may open the device without CAP_NET_ADMIN (any)"`
 	Group      *uint32 `json:"group" help:"group ID that may open the device without CAP_NET_ADMIN (any)"`
 	SELinux    string  `json:"selinuxContext" help:"SELinux label of the device (the runtime's)"`
@@ -74,7 +74,7 @@ func (w wireConfig) makeTap(ctx context.Context, c *attach.Call, name string) er
 	if err := w.create(ctx, f, name); err != nil {
 		return err
 	}
-	if err := w.allow(f); err != nil {
+	if err := w.setOwner(f); err != nil {
 		return err
 	}
 	l, err := c.Cont.Link(name)
@@ -123,7 +123,7 @@ func (w wireConfig) create(ctx context.Context, f *os.File, name string) error {
 	return err
 }
 
-func (w wireConfig) allow(f *os.File) error {
+func (w wireConfig) setOwner(f *os.File) error {
 	if w.Owner != nil {
 		if err := tun.SetOwner(f, *w.Owner); err != nil {
 			return cni.Refuse("owner", *w.Owner, err.Error())
@@ -180,8 +180,8 @@ func (w wireConfig) createLabelled(ctx context.Context, f *os.File, name string,
 	}
 	defer func() { _ = setExecLabel("") }()
 	err := runCreateCommand(ctx, process.Command{Path: "/proc/self/exe", Files: []*os.File{f}}, name, flags)
-	var started *os.PathError
-	if errors.As(err, &started) && errors.Is(err, unix.EACCES) {
+	var pathErr *os.PathError
+	if errors.As(err, &pathErr) && errors.Is(err, unix.EACCES) {
 		return cni.Refuse("selinuxContext", w.SELinux,
 			"is not allowed for this program by the host's policy: "+err.Error())
 	}
@@ -201,20 +201,20 @@ func setExecLabel(label string) error {
 
 // runCreateCommand runs createTap in another process, whose exit status is the errno.
 func runCreateCommand(ctx context.Context, cmd process.Command, name string, flags uint16) error {
-	cmd.Name = "tap" // one file may be all plugins
+	cmd.Name = "tap" // the program selects the plugin by argv[0]
 	cmd.Args = []string{createCommand, name, strconv.Itoa(int(flags))}
 	err := cmd.Run(ctx)
-	var ended *process.ExitError
-	if errors.As(err, &ended) && ended.ExitCode() > 0 {
-		return os.NewSyscallError("TUNSETIFF", unix.Errno(ended.ExitCode()))
+	var exitErr *process.ExitError
+	if errors.As(err, &exitErr) && exitErr.ExitCode() > 0 {
+		return os.NewSyscallError("TUNSETIFF", unix.Errno(exitErr.ExitCode()))
 	}
 	return err
 }
 
-// createTap is createCommand: it creates a tap through descriptor 3 and returns the errno.
+// createTap implements createCommand: it creates a tap through descriptor 3 and returns the errno.
 func createTap(env skel.Env) int {
 	if len(env.Args) != 3 {
-		fmt.Fprintf(env.Stderr, "tap: %s is for the plugin itself\n", createCommand)
+		fmt.Fprintf(env.Stderr, "tap: %s is an internal command of the plugin\n", createCommand)
 		return int(unix.EINVAL)
 	}
 	flags, _ := strconv.ParseUint(env.Args[2], 10, 16)

@@ -16,10 +16,10 @@ const (
 
 type wireConfig struct {
 	skel.LogKey
-	Master          string  `json:"master" help:"interface that the VLAN is on; required" schema:"required format=link"`
+	Master          string  `json:"master" help:"interface that carries the VLAN; required" schema:"required format=link"`
 	LinkInContainer bool    `json:"linkInContainer" help:"the master is an interface of the container" default:"false"`
 	VLANID          *int    `json:"vlanId" help:"the VLAN, 1 to 4094 (0: priority-tagged frames)" schema:"min=0 max=4094"`
-	EnableDAD       bool    `json:"enabledad" help:"make the kernel detect duplicate IPv6 addresses, and wait for that (true)"`
+	EnableDAD       bool    `json:"enabledad" help:"detect duplicate IPv6 addresses, and wait for the result (true)"`
 	DNS             cni.DNS `json:"dns" help:"resolver settings for the result, instead of IPAM's"`
 	attach.MTUKeys
 	attach.IPAMKeys
@@ -27,7 +27,7 @@ type wireConfig struct {
 
 func parseConfig(req *skel.Request, w wireConfig, problems *cni.Problems) attach.ChildConfig {
 	if w.Master == "" {
-		problems.Add(cni.Refuse("master", nil, "missing; a VLAN is on an interface").
+		problems.Add(cni.Refuse("master", nil, "missing; a VLAN needs an interface").
 			Suggest(`write "master": "eth0"`))
 	}
 	problems.Add(cni.CheckName("master", w.Master))
