@@ -12,6 +12,58 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// Gone returns a function that reports whether a namespace of this boot, which has a cookie, certainly no longer
+// exists: no process is in it, and no descriptor or mount refers to it. Since Linux 6.18, the kernel answers this. On
+// older kernels, Gone searches all processes. It fails if a process may be hidden.
+func Gone() (isGone func(Identity) bool, err error) {
+	if isGone, err = kernelTest(); err == nil {
+		return isGone, nil
+	}
+	if err := checkVisible(); err != nil {
+		return nil, err
+	}
+	return processTest("/proc")
+}
+
+// MayBeGone returns a function that reports whether a namespace of this boot may no longer exist. The function asks the
+// kernel or, before Linux 6.18, reports whether no runtime has pinned the namespace. Its cost therefore does not depend
+// on the number of processes. MayBeGone returns an error in the same cases as Gone.
+func MayBeGone() (mayBeGone func(Identity) bool, err error) {
+	if mayBeGone, err = kernelTest(); err == nil {
+		return mayBeGone, nil
+	}
+	if err := checkVisible(); err != nil {
+		return nil, err
+	}
+	return pinTest(Pins)
+}
+
+// kernelTest implements Gone for Linux 6.18 and later. A kernel that cannot open namespaces by their cookies, or does
+// not permit it, may return ESTALE for every namespace, so kernelTest first opens the thread's own namespace.
+func kernelTest() (isGone func(Identity) bool, err error) {
+	h, err := current()
+	if err != nil {
+		return nil, err
+	}
+	home := &NS{path: "of this thread", h: h}
+	defer home.Close()
+	id, err := home.handleIdentity()
+	if err != nil {
+		return nil, err
+	}
+	fd, err := openHandle(id)
+	if err != nil {
+		return nil, home.wrap(err)
+	}
+	return func(id Identity) bool {
+		fd, err := openHandle(id)
+		if err == nil {
+			_ = unix.Close(fd)
+		}
+		return id.Cookie != 0 && errors.Is(err, unix.ESTALE)
+	}, unix.Close(fd)
+}
+
 // The file handle of a namespace (Linux 6.18) consists of the namespace's number, kind and inode. The number of a
 // network namespace is its cookie.
 const (
@@ -41,84 +93,35 @@ func openHandle(id Identity) (fd int, err error) {
 	return fd, err
 }
 
-// Gone returns a function that reports whether a namespace of this boot, which has a cookie, certainly no longer
-// exists: no process is in it, and no descriptor or mount refers to it. Since Linux 6.18, the kernel answers this. On
-// older kernels, Gone searches all processes. It fails if a process may be hidden.
-func Gone() (isGone func(Identity) bool, err error) {
-	if isGone, err = kernelTest(); err == nil {
-		return isGone, nil
-	}
-	if err := checkVisible(); err != nil {
-		return nil, err
-	}
-	return processTest("/proc")
-}
-
-// MayBeGone returns a function that reports whether a namespace of this boot may no longer exist. The function asks the
-// kernel or, before Linux 6.18, reports whether no runtime has pinned the namespace. Its cost therefore does not depend
-// on the number of processes. MayBeGone returns an error in the same cases as Gone.
-func MayBeGone() (mayBeGone func(Identity) bool, err error) {
-	if mayBeGone, err = kernelTest(); err == nil {
-		return mayBeGone, nil
-	}
-	if err := checkVisible(); err != nil {
-		return nil, err
-	}
-	return pinTest(Pins)
-}
-
-// Pins is the directory in which runtimes mount namespaces.
-const Pins = "/run/netns"
-
-// pinTest returns a function that reports whether no file in dir is a mount of a namespace.
-func pinTest(dir string) (mayBeGone func(Identity) bool, err error) {
-	entries, err := os.ReadDir(dir)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, err
-	}
-	pinned := map[uint64]string{}
-	for _, e := range entries {
-		var st unix.Statx_t
-		path := filepath.Join(dir, e.Name())
-		if statx(path, &st) == nil {
-			pinned[st.Ino] = path
+// processTest implements Gone for earlier kernels: it searches the uses of namespaces by the processes of a proc file
+// system. It searches twice, because one search can miss a namespace that one process passes to another at that moment.
+func processTest(proc string) (isGone func(Identity) bool, err error) {
+	used := map[uint64]string{}
+	for range 2 {
+		s := search{proc: proc, descriptors: true, yield: func(use Use, useErr error) bool {
+			if useErr == nil {
+				used[use.Inode] = use.Path
+			}
+			err = useErr
+			return useErr == nil
+		}}
+		s.run()
+		if err = cmp.Or(err, s.searchHidden()); err != nil {
+			return nil, err
 		}
 	}
-	return absentIn(pinned), nil
+	return absenceTest(used), nil
 }
 
-// absentIn returns a function that reports whether a namespace is not in paths, a map from inodes to paths.
-func absentIn(paths map[uint64]string) func(Identity) bool {
-	return func(id Identity) bool {
-		path, isFound := paths[id.Inode]
-		return id.Cookie != 0 && (!isFound || isReused(path, id))
-	}
-}
-
-// kernelTest is Gone for Linux 6.18 and later. A kernel that cannot open namespaces by their cookies, or does not
-// permit it, may return ESTALE for every namespace, so kernelTest first opens the thread's own namespace.
-func kernelTest() (isGone func(Identity) bool, err error) {
-	h, err := current()
+// isReused reports whether the namespace at path is another one with the same inode. No two have it simultaneously.
+func isReused(path string, id Identity) bool {
+	n, err := Open(path)
 	if err != nil {
-		return nil, err
+		return false
 	}
-	home := &NS{path: "of this thread", h: h}
-	defer home.Close()
-	id, err := home.handleIdentity()
-	if err != nil {
-		return nil, err
-	}
-	fd, err := openHandle(id)
-	if err != nil {
-		return nil, home.wrap(err)
-	}
-	return func(id Identity) bool {
-		fd, err := openHandle(id)
-		if err == nil {
-			_ = unix.Close(fd)
-		}
-		return id.Cookie != 0 && errors.Is(err, unix.ESTALE)
-	}, unix.Close(fd)
+	defer n.Close()
+	actual, err := n.Identity()
+	return err == nil && actual.Inode == id.Inode && actual.Cookie != 0 && actual.Cookie != id.Cookie
 }
 
 // InitialPIDs is the inode of the initial PID namespace, in which all processes are visible (PROC_PID_INIT_INO).
@@ -144,33 +147,30 @@ func checkVisible() error {
 	return nil
 }
 
-// processTest is Gone for earlier kernels: it searches the uses of namespaces by the processes of a proc file system.
-// It searches twice, because one search can miss a namespace that one process passes to another at that moment.
-func processTest(proc string) (isGone func(Identity) bool, err error) {
-	used := map[uint64]string{}
-	for range 2 {
-		s := search{proc: proc, descriptors: true, yield: func(use Use, failed error) bool {
-			if failed == nil {
-				used[use.Inode] = use.Path
-			}
-			err = failed
-			return failed == nil
-		}}
-		s.run()
-		if missed := s.searchHidden(); cmp.Or(err, missed) != nil {
-			return nil, cmp.Or(err, missed)
+// Pins is the directory in which runtimes mount namespaces.
+const Pins = "/run/netns"
+
+// pinTest returns a function that reports whether no file in dir is a mount of a namespace.
+func pinTest(dir string) (mayBeGone func(Identity) bool, err error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	pinned := map[uint64]string{}
+	for _, e := range entries {
+		var st unix.Statx_t
+		path := filepath.Join(dir, e.Name())
+		if statx(path, &st) == nil {
+			pinned[st.Ino] = path
 		}
 	}
-	return absentIn(used), nil
+	return absenceTest(pinned), nil
 }
 
-// isReused reports whether the namespace at path is another one with the same inode. No two have it simultaneously.
-func isReused(path string, id Identity) bool {
-	n, err := Open(path)
-	if err != nil {
-		return false
+// absenceTest returns a function that reports whether a namespace is not in paths, a map from inodes to paths.
+func absenceTest(paths map[uint64]string) func(Identity) bool {
+	return func(id Identity) bool {
+		path, isFound := paths[id.Inode]
+		return id.Cookie != 0 && (!isFound || isReused(path, id))
 	}
-	defer n.Close()
-	now, err := n.Identity()
-	return err == nil && now.Inode == id.Inode && now.Cookie != 0 && now.Cookie != id.Cookie
 }

@@ -4,8 +4,7 @@
 // thread of its own, so that no other goroutine ever runs there.
 //
 // An Identity distinguishes a namespace from all others of this boot. Since Linux 5.14 it contains the kernel's cookie,
-// which is never reused. A path or an inode is not enough: a path can be mounted over, and a new namespace can get the
-// inode of a former one.
+// which is never reused. A path or an inode is not enough: a path can be mounted over, and an inode can be reused.
 //
 // A namespace can lose its path and still be in use: by a process, a descriptor, a mount or a socket. A Finder opens it
 // anyway, and Gone proves that a namespace no longer exists. Since Linux 6.18 the kernel answers both by cookie
@@ -216,7 +215,7 @@ func (n *NS) Identity() (Identity, error) {
 	return id, err
 }
 
-// IdentityInside is Identity for a caller whose thread is in the namespace.
+// IdentityInside returns the same as Identity. The calling thread must be in the namespace.
 func (n *NS) IdentityInside() (Identity, error) {
 	id, err := n.handleIdentity()
 	if err != nil || id.Cookie != 0 {
@@ -249,12 +248,12 @@ func (n *NS) handleIdentity() (Identity, error) {
 func (n *NS) Do(fn func() error) error { return n.do(func() error { return netns.Set(n.h) }, fn) }
 
 func (n *NS) do(enter, fn func() error) (err error) {
-	panicked := make(chan any)
+	panicValue := make(chan any)
 	go func() {
-		defer func() { panicked <- recover() }()
+		defer func() { panicValue <- recover() }()
 		err = n.runOnThread(enter, fn)
 	}()
-	if value := <-panicked; value != nil {
+	if value := <-panicValue; value != nil {
 		panic(value)
 	}
 	return err

@@ -34,6 +34,95 @@ func Uses(proc string, descriptors bool) iter.Seq2[Use, error] {
 	}
 }
 
+// OpenAs opens the namespace at path if it has the identity. Otherwise, the error matches ErrNotExist.
+func OpenAs(path string, id Identity) (*NS, error) {
+	n, err := Open(path)
+	if errors.Is(err, ErrNotNetns) {
+		return nil, (&NS{path: path}).wrap(ErrNotExist)
+	}
+	if err != nil {
+		return nil, err
+	}
+	actual, err := n.Identity()
+	if err == nil && !actual.Is(id) {
+		err = n.wrap(ErrNotExist)
+	}
+	if err != nil {
+		return nil, errors.Join(err, n.Close())
+	}
+	return n, nil
+}
+
+// HasProcess reports whether a thread that is visible in /proc is in the namespace.
+func (n *NS) HasProcess() bool {
+	var st unix.Stat_t
+	if err := unix.Fstat(n.FD(), &st); err != nil {
+		return false
+	}
+	for use, err := range Uses("/proc", false) {
+		if err == nil && use.Inode == st.Ino && !use.IsMount {
+			return true
+		}
+	}
+	return false
+}
+
+// Finder opens namespaces that may have lost their paths. It searches all processes at most once, if necessary.
+type Finder struct {
+	Alternative string // path that is tried second, for example CNI_NETNS
+	uses        []Use
+	searchErr   error // the first error of the search
+	hasSearched bool
+}
+
+// Open opens the namespace of an identity: at path, at the alternative path, by its cookie (Linux 6.18), or at a use by
+// a process. The error matches ErrNotExist only if every process could be examined. An identity without a cookie is
+// opened only at the two paths, because a later namespace can have the same inode.
+func (f *Finder) Open(path string, id Identity) (n *NS, err error) {
+	for _, path := range []string{path, f.Alternative} {
+		if n, err = OpenAs(path, id); !errors.Is(err, ErrNotExist) {
+			return n, err
+		}
+	}
+	if id.Cookie == 0 {
+		return nil, err
+	}
+	if isGone, handleErr := kernelTest(); handleErr == nil {
+		if fd, err := openHandle(id); err == nil {
+			return &NS{path: path, h: netns.NsHandle(fd)}, nil
+		}
+		if isGone(id) {
+			return nil, err
+		}
+	}
+	if n, searchErr := f.search(id); n != nil || searchErr != nil {
+		return n, searchErr
+	}
+	return nil, err
+}
+
+// search opens a namespace at a use by a process. Without one, the error is why the search may have missed it, or nil.
+func (f *Finder) search(id Identity) (*NS, error) {
+	if !f.hasSearched {
+		f.hasSearched = true
+		for use, err := range Uses("/proc", true) {
+			if err == nil {
+				f.uses = append(f.uses, use)
+			}
+			f.searchErr = cmp.Or(f.searchErr, err)
+		}
+	}
+	for _, use := range f.uses {
+		if use.Inode != id.Inode {
+			continue
+		}
+		if n, err := OpenAs(use.Path, id); !errors.Is(err, ErrNotExist) {
+			return n, err
+		}
+	}
+	return nil, f.searchErr
+}
+
 // search examines all tasks once. A task is a thread; the main thread is the leader of the process.
 type search struct {
 	proc        string
@@ -50,7 +139,8 @@ type search struct {
 
 const maxPasses = 16 // limit of passes over something that changes during each pass
 
-// run examines tasks until a pass finds no new one. A task that ends can have passed its namespace to a new task only.
+// run examines tasks until a pass finds no new one. A task that ended during a pass can have passed its namespace
+// only to a new task.
 func (s *search) run() {
 	s.tasks, s.mounts, s.mountNSs = map[string]bool{}, map[[2]string]bool{}, map[string]string{}
 	s.report(statx("/proc/self/ns/net", &s.self))
@@ -66,8 +156,8 @@ func (s *search) run() {
 	s.setMissed("processes start faster than they can be examined")
 }
 
-// eachNumber calls do for each entry whose name is a number. It keeps the directory open meanwhile, because the
-// directory's own descriptor can be such an entry.
+// eachNumber calls do for each entry whose name is a number. It keeps the directory open while do runs, because
+// the directory's own descriptor can be such an entry.
 func (s *search) eachNumber(path string, do func(path string)) error {
 	dir, err := os.Open(path)
 	if err != nil {
@@ -230,9 +320,9 @@ func (s *search) yieldMounts(task string) {
 	}
 }
 
-// searchHidden examines the mount namespaces of which no task has shown the root, by entering them. Either they have no
-// process (snapd keeps such ones), or only processes with another root (chroot). It returns the reason why the whole
-// search may have missed a namespace, or nil.
+// searchHidden examines the mount namespaces whose root no task has shown, by entering them. Either they have no
+// process (snapd keeps such namespaces), or only processes with another root (chroot). It returns the reason why the
+// whole search may have missed a namespace, or nil.
 func (s *search) searchHidden() error {
 	for isNew := true; isNew; {
 		isNew = false
@@ -284,93 +374,4 @@ func statx(path string, st *unix.Statx_t) error {
 		return &fs.PathError{Op: "statx", Path: path, Err: err}
 	}
 	return nil
-}
-
-// OpenAs opens the namespace at path if it has the identity. Otherwise, the error matches ErrNotExist.
-func OpenAs(path string, id Identity) (*NS, error) {
-	n, err := Open(path)
-	if errors.Is(err, ErrNotNetns) {
-		return nil, (&NS{path: path}).wrap(ErrNotExist)
-	}
-	if err != nil {
-		return nil, err
-	}
-	now, err := n.Identity()
-	if err == nil && !now.Is(id) {
-		err = n.wrap(ErrNotExist)
-	}
-	if err != nil {
-		return nil, errors.Join(err, n.Close())
-	}
-	return n, nil
-}
-
-// HasProcess reports whether a thread that is visible in /proc is in the namespace.
-func (n *NS) HasProcess() bool {
-	var st unix.Stat_t
-	if err := unix.Fstat(n.FD(), &st); err != nil {
-		return false
-	}
-	for use, err := range Uses("/proc", false) {
-		if err == nil && use.Inode == st.Ino && !use.IsMount {
-			return true
-		}
-	}
-	return false
-}
-
-// Finder opens namespaces that may have lost their paths. It searches all processes at most once, if necessary.
-type Finder struct {
-	Alternative string // path that is tried second, for example CNI_NETNS
-	uses        []Use
-	searchErr   error // the first error of the search
-	hasSearched bool
-}
-
-// Open opens the namespace of an identity: at path, at the alternative path, by its cookie (Linux 6.18), or at a use by
-// a process. The error matches ErrNotExist only if every process could be examined. An identity without a cookie is
-// opened only at the two paths, because a later namespace can have the same inode.
-func (f *Finder) Open(path string, id Identity) (n *NS, err error) {
-	for _, path := range []string{path, f.Alternative} {
-		if n, err = OpenAs(path, id); !errors.Is(err, ErrNotExist) {
-			return n, err
-		}
-	}
-	if id.Cookie == 0 {
-		return nil, err
-	}
-	if isGone, handleErr := kernelTest(); handleErr == nil {
-		if fd, err := openHandle(id); err == nil {
-			return &NS{path: path, h: netns.NsHandle(fd)}, nil
-		}
-		if isGone(id) {
-			return nil, err
-		}
-	}
-	if n, searchErr := f.search(id); n != nil || searchErr != nil {
-		return n, searchErr
-	}
-	return nil, err
-}
-
-// search opens a namespace at a use by a process. Without one, the error is why the search may have missed it, or nil.
-func (f *Finder) search(id Identity) (*NS, error) {
-	if !f.hasSearched {
-		f.hasSearched = true
-		for use, err := range Uses("/proc", true) {
-			if err == nil {
-				f.uses = append(f.uses, use)
-			}
-			f.searchErr = cmp.Or(f.searchErr, err)
-		}
-	}
-	for _, use := range f.uses {
-		if use.Inode != id.Inode {
-			continue
-		}
-		if n, err := OpenAs(use.Path, id); !errors.Is(err, ErrNotExist) {
-			return n, err
-		}
-	}
-	return nil, f.searchErr
 }

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// RunNameless is Run for a program that receives text from a configuration. The program cannot look up names of hosts,
+// RunNameless runs a program that receives text from a configuration, like Run. It cannot look up names of hosts,
 // services, users and groups, so it never waits for a name server. It does not see /run, where the sockets of name
 // services and the lock of iptables are.
 func (c Command) RunNameless(ctx context.Context) error {
@@ -32,7 +32,7 @@ func (c Command) RunNameless(ctx context.Context) error {
 		runtime.LockOSThread() // never unlocked, so the thread ends with the goroutine
 		err := unix.Setns(int(netns.Fd()), unix.CLONE_NEWNET)
 		if err = errors.Join(err, hideNames()); err == nil {
-			if _, hidden := os.Stat(c.Path); hidden != nil { // on NixOS, programs are below /run
+			if _, statErr := os.Stat(c.Path); statErr != nil { // on NixOS, programs are below /run
 				c.Name, c.Path = cmp.Or(c.Name, c.Path), fmt.Sprintf("/proc/self/fd/%d", 3+len(c.Files))
 				c.Files = append(slices.Clone(c.Files), program)
 			}

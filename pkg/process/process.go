@@ -1,6 +1,6 @@
 // Package process runs other programs with os/exec: IPAM plugins, and tools such as iptables.
 //
-// A Command describes a program. Run runs it to its end. Start and Wait let the caller do something else meanwhile. The
+// A Command describes a program. Run runs it to its end. Start and Wait let the caller do other work while it runs. The
 // kernel kills the program when this process ends, and Wait kills it when the context ends, so that no program outlives
 // the call that started it.
 //
@@ -93,8 +93,8 @@ func setCloseOnExec() {
 	if unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC) == nil {
 		return
 	}
-	open, _ := os.ReadDir("/proc/self/fd") // Linux before 5.11
-	for _, file := range open {
+	files, _ := os.ReadDir("/proc/self/fd") // Linux before 5.11
+	for _, file := range files {
 		if fd, err := strconv.Atoi(file.Name()); err == nil && fd > 2 {
 			unix.CloseOnExec(fd)
 		}
@@ -119,8 +119,8 @@ func (p *Process) Wait(ctx context.Context) error {
 	defer runtime.UnlockOSThread()
 	stop := context.AfterFunc(ctx, func() { _ = p.cmd.Process.Kill() })
 	err := p.cmd.Wait()
-	switch inTime := stop(); {
-	case !inTime && err != nil:
+	switch isKilled := !stop(); {
+	case isKilled && err != nil:
 		return fmt.Errorf("%w: %v", context.Cause(ctx), err)
 	case errors.Is(err, exec.ErrWaitDelay): // only children of the program still have its output open
 		return nil

@@ -2,6 +2,7 @@ package rtnl
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/binary"
 	"fmt"
 	"net/netip"
@@ -45,10 +46,7 @@ func isIP(family uint8) bool { return family == unix.AF_INET || family == unix.A
 
 // Prefix returns the address with its prefix length, which is the length of the peer's prefix if there is a peer.
 func (a AddrCopy) Prefix() netip.Prefix {
-	addr := addrOf(valueOf(a.Attrs, unix.IFA_LOCAL))
-	if !addr.IsValid() {
-		addr = addrOf(valueOf(a.Attrs, unix.IFA_ADDRESS))
-	}
+	addr := cmp.Or(addrOf(valueOf(a.Attrs, unix.IFA_LOCAL)), addrOf(valueOf(a.Attrs, unix.IFA_ADDRESS)))
 	return netip.PrefixFrom(addr, int(a.Header.Prefixlen))
 }
 

@@ -167,9 +167,8 @@ func (c *Conn) retryFor(limit time.Duration, call func(h *netlink.Handle) error)
 	}
 }
 
-// retryCreate calls the library as retry does, for objects that can exist only once, such as an address of a link. If a
-// repeated call fails with EEXIST, an earlier attempt of the same call created the object and its answer was lost, so
-// retryCreate returns nil.
+// retryCreate calls the library as retry does, for objects that can exist only once, such as an address of a link. It
+// ignores EEXIST in a repetition, because the first call created the object and its answer was lost.
 func (c *Conn) retryCreate(call func(h *netlink.Handle) error) error {
 	calls := 0
 	return c.retry(func(h *netlink.Handle) error {

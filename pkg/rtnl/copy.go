@@ -226,14 +226,14 @@ func (r RouteCopy) Links() (all []int) {
 	return all
 }
 
-// withHops returns r with only the next hops whose link is wanted. ok is false if no next hop remains. A single next
-// hop is not encoded as a list, so that the route equals the kernel's.
-func (r RouteCopy) withHops(wanted func(link int) bool) (_ RouteCopy, ok bool) {
+// withHops returns r with only the next hops for whose link isWanted returns true. ok is false if no next hop remains.
+// A single next hop is not encoded as a list, so that the route equals the kernel's.
+func (r RouteCopy) withHops(isWanted func(link int) bool) (_ RouteCopy, ok bool) {
 	hops := r.nextHops()
 	if hops == nil {
-		return r, wanted(int(number(r.value(unix.RTA_OIF))))
+		return r, isWanted(int(number(r.value(unix.RTA_OIF))))
 	}
-	hops = slices.DeleteFunc(hops, func(hop []byte) bool { return !wanted(int(number(hopLink(hop)))) })
+	hops = slices.DeleteFunc(hops, func(hop []byte) bool { return !isWanted(int(number(hopLink(hop)))) })
 	switch len(hops) {
 	case 0:
 		return r, false
@@ -255,16 +255,16 @@ func (r RouteCopy) HopsNotThrough(link int) (_ RouteCopy, ok bool) {
 
 // MoveTo returns r with the next hops through link moved to the link other.
 func (r RouteCopy) MoveTo(link, other int) RouteCopy {
-	moved := nl.Uint32Attr(uint32(other))
+	target := nl.Uint32Attr(uint32(other))
 	if number(r.value(unix.RTA_OIF)) == uint32(link) {
-		r = r.with(unix.RTA_OIF, moved)
+		r = r.with(unix.RTA_OIF, target)
 	}
 	if r.value(unix.RTA_MULTIPATH) != nil {
 		r = r.with(unix.RTA_MULTIPATH, slices.Clone(r.value(unix.RTA_MULTIPATH)))
 	}
 	for _, hop := range r.nextHops() {
 		if number(hopLink(hop)) == uint32(link) {
-			copy(hopLink(hop), moved)
+			copy(hopLink(hop), target)
 		}
 	}
 	return r

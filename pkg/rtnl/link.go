@@ -57,8 +57,8 @@ type Link struct {
 func (l Link) IsHardware() bool { return l.PermMAC != nil && l.Kind == "" }
 
 // decodeLink returns the link, and stores its name for error texts.
-func (c *Conn) decodeLink(in netlink.Link) Link {
-	a := in.Attrs()
+func (c *Conn) decodeLink(n netlink.Link) Link {
+	a := n.Attrs()
 	l := Link{
 		Index: a.Index, Name: a.Name, MAC: a.HardwareAddr, MTU: a.MTU, TxQLen: a.TxQLen,
 		Master: a.MasterIndex, Peer: a.ParentIndex, PeerNS: a.NetNsID, Group: a.Group, Alias: a.Alias,
@@ -67,26 +67,26 @@ func (c *Conn) decodeLink(in netlink.Link) Link {
 		Oper:    strings.ReplaceAll(a.OperState.String(), "-", ""), // as ip(8) writes it
 		Promisc: a.RawFlags&unix.IFF_PROMISC != 0, AllMulti: a.RawFlags&unix.IFF_ALLMULTI != 0,
 	}
-	l.Kind = in.Type()
-	switch in := in.(type) {
+	l.Kind = n.Type()
+	switch n := n.(type) {
 	case *netlink.Device:
 		l.Kind = "" // the library calls it "device"
 	case *netlink.Bridge:
-		l.VLANFiltering = in.VlanFiltering != nil && *in.VlanFiltering
-		if in.VlanDefaultPVID != nil {
-			l.DefaultPVID = *in.VlanDefaultPVID
+		l.VLANFiltering = n.VlanFiltering != nil && *n.VlanFiltering
+		if n.VlanDefaultPVID != nil {
+			l.DefaultPVID = *n.VlanDefaultPVID
 		}
 	case *netlink.Macvlan:
-		l.Mode = macvlanModes()[in.Mode]
+		l.Mode = macvlanModes()[n.Mode]
 	case *netlink.IPVlan:
-		l.Mode = ipvlanModes()[in.Mode]
+		l.Mode = ipvlanModes()[n.Mode]
 	case *netlink.Vlan:
-		l.VLAN = in.VlanId
+		l.VLAN = n.VlanId
 	case *netlink.Tuntap:
 		l.Kind = "tun" // the library calls it "tuntap"
-		l.MultiQueue, l.UID, l.GID = in.Flags&netlink.TUNTAP_MULTI_QUEUE != 0, in.Owner, in.Group
+		l.MultiQueue, l.UID, l.GID = n.Flags&netlink.TUNTAP_MULTI_QUEUE != 0, n.Owner, n.Group
 	case *netlink.Vrf:
-		l.Table = in.Table
+		l.Table = n.Table
 	}
 	c.names.Store(l.Index, l.Name)
 	return l
@@ -127,10 +127,10 @@ func (c *Conn) getLink(get func(h *netlink.Handle) (netlink.Link, error)) (l Lin
 // IsPairEnd reports whether the link is an end of a pair.
 func (l Link) IsPairEnd() bool { return l.Kind == "veth" || l.Kind == "netkit" }
 
-// OtherEnd returns the end of a pair in c's namespace. l is the pair's end in the namespace of in. The error matches
+// OtherEnd returns the end of a pair in c's namespace. l is the pair's end in the namespace of other. The error matches
 // ErrNoLink if c's namespace has no such end. A container chooses the indexes of its links, so the peer index of l is
-// not sufficient: the kernel must report that the returned end is connected to the namespace of in.
-func (c *Conn) OtherEnd(l Link, in *Conn) (Link, error) {
+// not sufficient: the kernel must report that the returned end is connected to the namespace of other.
+func (c *Conn) OtherEnd(l Link, other *Conn) (Link, error) {
 	if !l.IsPairEnd() || l.Peer == 0 {
 		return Link{}, ErrNoLink
 	}
@@ -138,7 +138,7 @@ func (c *Conn) OtherEnd(l Link, in *Conn) (Link, error) {
 	if err != nil {
 		return Link{}, err
 	}
-	connected, err := c.ConnectsTo(end, in)
+	connected, err := c.ConnectsTo(end, other)
 	if err == nil && (!connected || end.Kind != l.Kind || end.Peer != l.Index) {
 		err = ErrNoLink
 	}
@@ -171,34 +171,34 @@ func (c *Conn) Peer(l Link) (Link, error) {
 	return Link{Index: a.Index, Name: a.Name, Kind: found.Type(), MTU: a.MTU}, nil
 }
 
-// ConnectsTo reports whether l, a link in c's namespace, is an end of a pair whose other end is in the namespace of in.
-func (c *Conn) ConnectsTo(l Link, in *Conn) (bool, error) {
+// ConnectsTo reports whether l, a link in c's namespace, is an end of a pair whose peer is in the namespace of other.
+func (c *Conn) ConnectsTo(l Link, other *Conn) (bool, error) {
 	if !l.IsPairEnd() {
 		return false, nil
 	}
-	return c.hasPeerIn(l, in)
+	return c.hasPeerIn(l, other)
 }
 
-// LinkBelow returns the link below l, such as a macvlan's, if it is in the namespace of in. l is in c's namespace. The
-// error matches ErrNoLink if there is none.
-func (c *Conn) LinkBelow(l Link, in *Conn) (Link, error) {
-	isIn := false
+// LinkBelow returns the link below l, such as a macvlan's, if it is in the namespace of other. l is in c's namespace.
+// The error matches ErrNoLink if there is none.
+func (c *Conn) LinkBelow(l Link, other *Conn) (Link, error) {
+	hasLink := false
 	var err error
 	if l.Peer != 0 && !l.IsPairEnd() {
-		isIn, err = c.hasPeerIn(l, in)
+		hasLink, err = c.hasPeerIn(l, other)
 	}
-	if err != nil || !isIn {
+	if err != nil || !hasLink {
 		return Link{}, cmp.Or(err, ErrNoLink)
 	}
-	return in.LinkByIndex(l.Peer)
+	return other.LinkByIndex(l.Peer)
 }
 
-// hasPeerIn reports whether l's Peer is a link in the namespace of in.
-func (c *Conn) hasPeerIn(l Link, in *Conn) (bool, error) {
-	if in == c {
+// hasPeerIn reports whether l's Peer is a link in the namespace of other.
+func (c *Conn) hasPeerIn(l Link, other *Conn) (bool, error) {
+	if other == c {
 		return l.PeerNS == -1, nil
 	}
-	n, err := in.netns()
+	n, err := other.netns()
 	if err != nil {
 		return false, err
 	}
@@ -413,10 +413,7 @@ func (c *Conn) PeerAddrs(l Link, family int) (addrs []netip.Addr, err error) {
 
 // localAddr returns the address in the attributes of a message: IFA_LOCAL or, if that is missing, IFA_ADDRESS.
 func localAddr(attrs []byte) netip.Addr {
-	if local := addrOf(nlattr.Get(attrs, unix.IFA_LOCAL)); local.IsValid() {
-		return local
-	}
-	return addrOf(nlattr.Get(attrs, unix.IFA_ADDRESS))
+	return cmp.Or(addrOf(nlattr.Get(attrs, unix.IFA_LOCAL)), addrOf(nlattr.Get(attrs, unix.IFA_ADDRESS)))
 }
 
 // HasNeighbor reports whether the kernel knows the link-layer address of a neighbor on a link, because the neighbor
@@ -428,15 +425,15 @@ func (c *Conn) HasNeighbor(index int, addr netip.Addr) bool {
 	return err == nil && len(answers) > 0 && binary.NativeEndian.Uint16(answers[0][8:])&known != 0
 }
 
-func readAddr(in netlink.Addr) Addr {
-	has := func(flag int) bool { return in.Flags&flag != 0 }
+func readAddr(n netlink.Addr) Addr {
+	has := func(flag int) bool { return n.Flags&flag != 0 }
 	a := Addr{
-		Prefix: prefixOf(in.IPNet), NoDAD: has(unix.IFA_F_NODAD), NoPrefixRoute: has(unix.IFA_F_NOPREFIXROUTE),
+		Prefix: prefixOf(n.IPNet), NoDAD: has(unix.IFA_F_NODAD), NoPrefixRoute: has(unix.IFA_F_NOPREFIXROUTE),
 		Permanent: has(unix.IFA_F_PERMANENT),
 		Tentative: has(unix.IFA_F_TENTATIVE), DADFailed: has(unix.IFA_F_DADFAILED),
 	}
-	if in.Peer != nil { // the prefix length is the peer's
-		a.Prefix = netip.PrefixFrom(a.Prefix.Addr(), prefixOf(in.Peer).Bits())
+	if n.Peer != nil { // the prefix length is the peer's
+		a.Prefix = netip.PrefixFrom(a.Prefix.Addr(), prefixOf(n.Peer).Bits())
 	}
 	return a
 }
@@ -444,14 +441,14 @@ func readAddr(in netlink.Addr) Addr {
 // AddAddr adds an address to a link. The broadcast address is the last address of the subnet. The error matches EEXIST
 // if the link has the address.
 func (c *Conn) AddAddr(index int, a Addr) error {
-	in := &netlink.Addr{IPNet: ipNet(a.Prefix)}
+	n := &netlink.Addr{IPNet: ipNet(a.Prefix)}
 	if a.NoDAD {
-		in.Flags |= unix.IFA_F_NODAD
+		n.Flags |= unix.IFA_F_NODAD
 	}
 	if a.NoPrefixRoute {
-		in.Flags |= unix.IFA_F_NOPREFIXROUTE
+		n.Flags |= unix.IFA_F_NOPREFIXROUTE
 	}
-	err := c.retryCreate(func(h *netlink.Handle) error { return h.AddrAdd(byIndex(index), in) })
+	err := c.retryCreate(func(h *netlink.Handle) error { return h.AddrAdd(byIndex(index), n) })
 	return c.linkError(index, fmt.Sprintf("add address %s", a.Prefix), err)
 }
 

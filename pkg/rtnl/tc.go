@@ -86,11 +86,11 @@ func (c *Conn) AddClsact(index int) error {
 
 func (c *Conn) addQdisc(q netlink.Qdisc, what, module string) error {
 	err := c.linkError(q.Attrs().LinkIndex, what, c.retryCreate(func(h *netlink.Handle) error { return h.QdiscAdd(q) }))
-	return lackingKind(err, module)
+	return withModules(err, module)
 }
 
-// lackingKind adds the modules to err if the kernel lacks the kind of a qdisc, a filter or an action.
-func lackingKind(err error, modules string) error {
+// withModules adds the modules to err if the kernel lacks the kind of a qdisc, a filter or an action.
+func withModules(err error, modules string) error {
 	if errors.Is(err, unix.ENOENT) {
 		return cni.LacksModules(err, modules)
 	}
@@ -158,7 +158,7 @@ type Exempt struct {
 func (c *Conn) Redirect(index int, hook uint32, to int, exempt ...Exempt) error {
 	f := &netlink.U32{RedirIndex: to, ClassId: netlink.MakeHandle(1, 1), FilterAttrs: redirection(index, hook)}
 	for _, e := range exempt {
-		f.Priority = redirection(index, hook).Priority + prefAfter
+		f.Priority = redirection(index, hook).Priority + prefRedirect
 		if err := c.addFilter(e.filter(index, hook), "exempt "+e.Net.String()); err != nil {
 			return err
 		}
@@ -168,7 +168,7 @@ func (c *Conn) Redirect(index int, hook uint32, to int, exempt ...Exempt) error 
 
 func (c *Conn) addFilter(f netlink.Filter, what string) error {
 	err := c.retryCreate(func(h *netlink.Handle) error { return h.FilterAdd(f) })
-	return lackingKind(c.linkError(f.Attrs().LinkIndex, what, err), "cls_u32, act_mirred")
+	return withModules(c.linkError(f.Attrs().LinkIndex, what, err), "cls_u32, act_mirred")
 }
 
 // DelRedirect deletes the filters that Redirect added, and no other filters of the link. exempt must be true if
@@ -177,10 +177,11 @@ func (c *Conn) DelRedirect(index int, hook uint32, exempt bool) error {
 	first := redirection(index, hook)
 	filters := []netlink.FilterAttrs{first}
 	if exempt {
-		ip4, ip6, after := first, first, first
+		ip4, ip6, redirect := first, first, first
 		ip4.Protocol = unix.ETH_P_IP
-		ip6.Protocol, ip6.Priority, after.Priority = unix.ETH_P_IPV6, first.Priority+prefIPv6, first.Priority+prefAfter
-		filters = []netlink.FilterAttrs{after, ip4, ip6}
+		ip6.Protocol, ip6.Priority = unix.ETH_P_IPV6, first.Priority+prefIPv6
+		redirect.Priority = first.Priority + prefRedirect
+		filters = []netlink.FilterAttrs{redirect, ip4, ip6}
 	}
 	var errs []error
 	for _, attrs := range filters {
@@ -197,9 +198,9 @@ func (c *Conn) DelRedirect(index int, hook uint32, exempt bool) error {
 // exempt IPv4 packets, then the filters for exempt IPv6 packets, then the redirection. A redirection without an Exempt
 // has the first preference.
 const (
-	prefIPv6  = 1  // exempt packets of IPv6
-	prefAfter = 2  // a redirection with exempt packets
-	prefSent  = 10 // ClsactSent; with equal preferences, the kernel would list u32 filters of both hooks together
+	prefIPv6     = 1  // exempt packets of IPv6
+	prefRedirect = 2  // a redirection with exempt packets
+	prefSent     = 10 // ClsactSent; with equal preferences, the kernel would list u32 filters of both hooks together
 )
 
 // redirection returns the attributes of the first filter at a hook of a link, which matches all protocols.
@@ -325,5 +326,5 @@ func (c *Conn) ProbeQdisc(kind string) error {
 	flags := unix.NLM_F_ACK | unix.NLM_F_CREATE | unix.NLM_F_REPLACE | unix.NLM_F_EXCL
 	_, err := c.send(unix.RTM_NEWQDISC, flags, msg, attrs...)
 	err = wrap("kind "+kind, ignore(err, unix.EINVAL, unix.EEXIST)) // EEXIST: lo has one of that kind
-	return lackingKind(err, "sch_"+kind)
+	return withModules(err, "sch_"+kind)
 }
