@@ -1,5 +1,5 @@
-// Command hawser is all plugins in one file: under the name of a plugin it is that plugin, under any other name the
-// tool that says what is attached on a node and what is wrong with it, puts that right, and installs the file.
+// Command hawser contains all plugins in one program. Called by the name of a plugin, it acts as that plugin. Called by
+// any other name, it is the tool that lists, diagnoses and repairs a node's attachments, and installs the program.
 package main
 
 import (

@@ -13,8 +13,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
-// Cached is libcni's record of an attachment, which a runtime needs for CHECK and DEL. All fields are zero if libcni
-// has no record.
+// Cached is libcni's record of an attachment, which a runtime needs for CHECK and DEL. It is zero without a record.
 type Cached struct {
 	File         string
 	Written      time.Time // modification time of File
@@ -30,8 +29,7 @@ func (n *Node) results() []string {
 	return []string{n.CacheDir + "/results", n.CacheDir + "/multus/results", n.CacheDir + "/cache/results"}
 }
 
-// Cached returns the attachments in libcni's cache, in the order of their files. damaged has the errors of files that
-// cannot be decoded.
+// Cached returns the attachments in libcni's cache, in the order of their files. damaged has the decoding errors.
 func (n *Node) Cached() (all []*Attachment, damaged, err error) {
 	var errs []error
 	for _, dir := range n.results() {
@@ -88,8 +86,7 @@ func readCached(file string) (*Attachment, error) {
 	return a, nil
 }
 
-// damagedFile returns the attachment's file in libcni's cache if the file exists but could not be read, and ""
-// otherwise.
+// damagedFile returns the attachment's file in libcni's cache if it could not be read, and "" otherwise.
 func (n *Node) damagedFile(a *Attachment) string {
 	if a.File != "" {
 		return ""

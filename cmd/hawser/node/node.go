@@ -1,5 +1,4 @@
-// Package node collects the facts about a node that the commands of hawser evaluate, and makes the calls of plugins
-// that they need.
+// Package node collects the facts about a node that the commands of hawser evaluate, and calls plugins for them.
 //
 // An Attachment joins two sources: libcni's cache, in which runtimes keep the list and the result of each ADD (Cached),
 // and the holdings that each plugin lists, for example leases and rules. A List is a network list as runtimes read it.
@@ -55,8 +54,7 @@ func Default(programs []skel.Program, env []string) *Node {
 		CacheDir: "/var/lib/cni", Failures: skel.FailureDir, Env: env, Programs: programs,
 	}
 	const k3s = "/var/lib/rancher/k3s/"
-	usual, _ := ListFiles(n.ConfDir)
-	if len(usual) > 0 {
+	if lists, _ := ListFiles(n.ConfDir); len(lists) > 0 {
 		return n
 	}
 	for _, dir := range ConfiguredLists() {
@@ -106,17 +104,17 @@ type Attachment struct {
 	Damaged string `json:"-"`
 	// Orphan is the reason why no container needs the holdings; empty if a container may need them.
 	Orphan string `json:"orphan,omitempty"`
-	// Shown and ShownEnd are the addresses and the host end in JSON. Only MarshalJSON sets them.
-	Shown    []string `json:"addresses,omitempty"`
-	ShownEnd string   `json:"hostEnd,omitempty"`
+	// JSONAddresses and JSONHostEnd are the addresses and the host end in JSON. Only MarshalJSON sets them.
+	JSONAddresses []string `json:"addresses,omitempty"`
+	JSONHostEnd   string   `json:"hostEnd,omitempty"`
 }
 
 // MarshalJSON adds the addresses and the host end, which are computed from the holdings and the result.
 func (a *Attachment) MarshalJSON() ([]byte, error) {
 	type plain Attachment
-	shown := plain(*a)
-	shown.Shown, shown.ShownEnd = a.Addresses(), FirstWord(a.HostEnd())
-	return json.Marshal(shown)
+	out := plain(*a)
+	out.JSONAddresses, out.JSONHostEnd = a.Addresses(), FirstWord(a.HostEnd())
+	return json.Marshal(out)
 }
 
 // Attachments returns the attachments in libcni's cache and those for which a plugin has a holding, sorted by network,
@@ -130,11 +128,11 @@ func (n *Node) Attachments(ctx context.Context) ([]*Attachment, error) {
 // separately, as damaged.
 func (n *Node) Read(ctx context.Context) (out []*Attachment, damaged, err error) {
 	cached, damaged, err := n.Cached()
-	lists, bad := n.Lists()
-	held, failed := n.Holdings(ctx, append(lists, CachedLists(cached)...))
-	all, runs := map[cni.Attachment]*Attachment{}, map[string]bool{}
+	lists, listErr := n.Lists()
+	holdings, holdingsErr := n.Holdings(ctx, append(lists, CachedLists(cached)...))
+	all, isCached := map[cni.Attachment]*Attachment{}, map[string]bool{}
 	for _, a := range cached {
-		all[a.Attachment], runs[a.ContainerID] = a, true
+		all[a.Attachment], isCached[a.ContainerID] = a, true
 	}
 	get := func(key cni.Attachment) *Attachment {
 		if all[key] == nil {
@@ -142,23 +140,23 @@ func (n *Node) Read(ctx context.Context) (out []*Attachment, damaged, err error)
 		}
 		return all[key]
 	}
-	var partly []cni.Holding
-	for _, h := range held {
+	var incomplete []cni.Holding
+	for _, h := range holdings {
 		if h.ContainerID == "" && !n.usesReference(h.Plugin) {
 			continue // Hawser's host-local leases an unowned address again
 		}
 		if h.IfName == "" || h.Network == "" {
-			partly = append(partly, h)
+			incomplete = append(incomplete, h)
 			continue
 		}
 		get(h.Attachment).add(h)
 	}
-	for _, h := range partly {
+	for _, h := range incomplete {
 		get(complete(h, all)).add(h)
 	}
 	for _, a := range all {
 		a.Damaged = n.damagedFile(a)
-		a.findOrphan(runs[a.ContainerID] || err != nil)
+		a.findOrphan(isCached[a.ContainerID] || err != nil)
 		a.Reference = a.Reference && (len(a.Holdings) > 0 || !n.isForeign(a.Config))
 		out = append(out, a)
 	}
@@ -167,7 +165,7 @@ func (n *Node) Read(ctx context.Context) (out []*Attachment, damaged, err error)
 	})
 	markReplaced(out)
 	markUnpinned(out)
-	return out, errors.Join(damaged, bad), errors.Join(err, failed)
+	return out, errors.Join(damaged, listErr), errors.Join(err, holdingsErr)
 }
 
 // markReplaced marks an attachment as an orphan if its namespace path now belongs to another container, which attached
@@ -176,14 +174,14 @@ func markReplaced(all []*Attachment) {
 	last := map[[2]string]*Attachment{}
 	for _, a := range all {
 		key := [2]string{a.Netns, a.IfName}
-		if b := last[key]; b == nil || a.attachedAt().After(b.attachedAt()) {
+		if other := last[key]; other == nil || a.attachedAt().After(other.attachedAt()) {
 			last[key] = a
 		}
 	}
 	for _, a := range all {
-		b := last[[2]string{a.Netns, a.IfName}]
-		if a.Netns != "" && a.ContainerID != b.ContainerID && a.Damaged == "" && a.Orphan == "" {
-			a.Orphan = fmt.Sprintf("its namespace %s now belongs to container %.13s", a.Netns, b.ContainerID)
+		latest := last[[2]string{a.Netns, a.IfName}]
+		if a.Netns != "" && a.ContainerID != latest.ContainerID && a.Damaged == "" && a.Orphan == "" {
+			a.Orphan = fmt.Sprintf("its namespace %s now belongs to container %.13s", a.Netns, latest.ContainerID)
 			a.Netns = ""
 		}
 	}
@@ -222,9 +220,9 @@ func Matches(query, pod, container string) bool {
 func complete(h cni.Holding, all map[cni.Attachment]*Attachment) cni.Attachment {
 	found := h.Attachment
 	for key := range all {
-		isOf := key.ContainerID == h.ContainerID && h.BelongsTo(key.Network) &&
+		isMatch := key.ContainerID == h.ContainerID && h.BelongsTo(key.Network) &&
 			(h.IfName == "" || h.IfName == key.IfName)
-		if isOf && (found == h.Attachment || key.Network+key.IfName < found.Network+found.IfName) {
+		if isMatch && (found == h.Attachment || key.Network+key.IfName < found.Network+found.IfName) {
 			found = key
 		}
 	}
@@ -261,51 +259,49 @@ func (a *Attachment) findOrphan(isRemembered bool) {
 	}
 }
 
-func isGone(netns string) bool {
-	opened, err := ns.Open(netns)
+func isGone(path string) bool {
+	netns, err := ns.Open(path)
 	if err == nil {
-		_ = opened.Close()
+		_ = netns.Close()
 	}
 	return errors.Is(err, ns.ErrNotExist) || errors.Is(err, ns.ErrNotNetns)
 }
 
-// IsUnchanged reports whether libcni's record of the attachment is still the one that was read, and the namespace still
-// exists.
+// IsUnchanged reports whether libcni's record of the attachment was not written since, and the namespace still exists.
 func (a *Attachment) IsUnchanged() bool {
 	info, err := os.Stat(a.File)
 	return err == nil && info.ModTime().Equal(a.Written) && !isGone(a.Netns)
 }
 
-// Holdings returns the holdings of all plugins, at the default places and at those that the lists configure. It calls
-// all plugins concurrently.
+// Holdings calls all plugins in parallel for their holdings, in the default and the configured directories.
 func (n *Node) Holdings(ctx context.Context, lists []List) ([]cni.Holding, error) {
 	type answer struct {
-		held []cni.Holding
-		err  error
+		holdings []cni.Holding
+		err      error
 	}
 	var answers []*answer
 	var wg sync.WaitGroup
-	ask := func(p skel.Program, conf []byte) {
+	query := func(p skel.Program, conf []byte) {
 		a := &answer{}
 		answers = append(answers, a)
 		wg.Go(func() {
-			if a.held, a.err = p.List(ctx, conf); a.err != nil {
+			if a.holdings, a.err = p.List(ctx, conf); a.err != nil {
 				a.err = fmt.Errorf("%s: %w", p.Name, a.err)
 			}
 		})
 	}
 	for _, p := range append(slices.Clip(n.Programs), n.separateProgram(lists)) {
-		ask(p, nil)
-		asked := map[string]bool{}
+		query(p, nil)
+		isQueried := map[string]bool{}
 		for _, list := range lists {
 			for i, e := range list.Plugins {
 				if !e.Is(p.Name) && !e.HasIPAM(p.Name) {
 					continue
 				}
 				conf := list.Conf(i, nil)
-				if choosesPlace(conf) && !asked[string(conf)] {
-					asked[string(conf)] = true
-					ask(p, conf)
+				if hasDataDir(conf) && !isQueried[string(conf)] {
+					isQueried[string(conf)] = true
+					query(p, conf)
 				}
 			}
 		}
@@ -316,7 +312,7 @@ func (n *Node) Holdings(ctx context.Context, lists []List) ([]cni.Holding, error
 	seen := map[cni.Holding]bool{}
 	for _, a := range answers {
 		errs = append(errs, a.err)
-		for _, h := range a.held {
+		for _, h := range a.holdings {
 			key := cni.Holding{Attachment: h.Attachment, Plugin: h.Plugin, Kind: h.Kind, Value: h.Value, Kept: h.Kept}
 			if !seen[key] {
 				seen[key] = true
@@ -327,8 +323,7 @@ func (n *Node) Holdings(ctx context.Context, lists []List) ([]cni.Holding, error
 	return all, errors.Join(errs...)
 }
 
-// Separate is the plugin that is never part of this program, because it needs TLS. separateDir is the default directory
-// of its records.
+// Separate is the plugin that is not part of this program, because it needs TLS. Its records are in separateDir.
 const Separate, separateDir = "cluster-local", "/var/lib/cni/cluster-local"
 
 // separateProgram returns the separate plugin. Its file has the plugin's name or a name that a list uses for it.
@@ -356,7 +351,7 @@ func (n *Node) separateProgram(lists []List) skel.Program {
 // listSeparate executes the separate plugin, which lists its records without a query to the API server. It returns
 // nothing if the node has no such program, or no records at the default place.
 func (n *Node) listSeparate(ctx context.Context, file string, req *skel.Request) (held []cni.Holding, err error) {
-	if _, absent := os.Stat(separateDir); file == "" || req.Network == "" && absent != nil {
+	if _, statErr := os.Stat(separateDir); file == "" || req.Network == "" && statErr != nil {
 		return nil, nil // most nodes do not have it
 	}
 	var stdout, stderr bytes.Buffer
@@ -372,8 +367,8 @@ func (n *Node) listSeparate(ctx context.Context, file string, req *skel.Request)
 	return held, nil
 }
 
-// choosesPlace reports whether a configuration may choose the directory of a plugin's records.
-func choosesPlace(conf []byte) bool { return bytes.Contains(bytes.ToLower(conf), []byte(`"datadir"`)) }
+// hasDataDir reports whether a configuration may set the directory of a plugin's records.
+func hasDataDir(conf []byte) bool { return bytes.Contains(bytes.ToLower(conf), []byte(`"datadir"`)) }
 
 // Held returns the values of the holdings of a kind.
 func (a *Attachment) Held(kind cni.HoldingKind) (values []string) {
@@ -392,26 +387,26 @@ func (a *Attachment) Ports() []string {
 	if len(values) > 0 {
 		return values
 	}
-	var asked []struct {
+	var mappings []struct {
 		HostPort, ContainerPort uint16
 		Protocol                string
 		HostIP                  netip.Addr
 	}
 	raw, _ := json.Marshal(a.Capabilities["portMappings"]) // decoded values can be encoded
-	_ = json.Unmarshal(raw, &asked)                        // other values are no mappings
-	for _, m := range asked {
+	_ = json.Unmarshal(raw, &mappings)                     // other values are not mappings
+	for _, m := range mappings {
 		for _, text := range a.Addresses() {
-			to, err := netip.ParseAddr(text)
-			at := netip.IPv4Unspecified()
-			if to.Is6() {
-				at = netip.IPv6Unspecified()
+			contIP, err := netip.ParseAddr(text)
+			hostIP := netip.IPv4Unspecified()
+			if contIP.Is6() {
+				hostIP = netip.IPv6Unspecified()
 			}
 			if m.HostIP.IsValid() {
-				at = m.HostIP
+				hostIP = m.HostIP
 			}
-			if err == nil && at.Is4() == to.Is4() {
-				values = append(values, fmt.Sprintf("%s/%s to %s", netip.AddrPortFrom(at, m.HostPort),
-					cmp.Or(m.Protocol, "tcp"), netip.AddrPortFrom(to, m.ContainerPort)))
+			if err == nil && hostIP.Is4() == contIP.Is4() {
+				values = append(values, fmt.Sprintf("%s/%s to %s", netip.AddrPortFrom(hostIP, m.HostPort),
+					cmp.Or(m.Protocol, "tcp"), netip.AddrPortFrom(contIP, m.ContainerPort)))
 			}
 		}
 	}
@@ -437,8 +432,7 @@ func (a *Attachment) IsLive() bool {
 	return a.File != "" && a.Netns != "" && a.Orphan == "" && !a.isUnpinned
 }
 
-// IsLoopback reports whether the attachment is a container's loopback interface, which runtimes attach to every
-// container.
+// IsLoopback reports whether the attachment is a loopback interface, which runtimes attach to every container.
 func (a *Attachment) IsLoopback() bool { return a.IfName == "lo" }
 
 // HostEnd returns the name of the host end of the container's pair, which a space and details may follow. It returns ""

@@ -26,75 +26,19 @@ import (
 type Runtimes struct {
 	Answered []string          // runtimes that answered
 	Silent   []string          // runtimes that exist and did not answer, with the reason
-	known    map[string]string // program that listed the container, by the container's ID
-	shared   bool              // containerd listed all its containers, including nerdctl's
+	listedBy map[string]string // program that listed the container, by the container's ID
+	hasCtr   bool              // containerd listed all its containers, including nerdctl's
 }
 
-// sockets returns the sockets on which CRI runtimes usually listen, each with the directories that its runtime keeps
-// while it is stopped. After them, it returns other sockets with these file names on which a process is listening. Any
-// user can create such a socket, so it omits other sockets that rootOnly refuses.
-func sockets() [][]string {
-	const k0s, microk8s = "/var/lib/k0s/containerd", "/var/snap/microk8s/common/var/lib/containerd"
-	const k3s, rke2 = "/var/lib/rancher/k3s/agent/containerd", "/var/lib/rancher/rke2/agent/containerd"
-	all := [][]string{{"/run/containerd/containerd.sock", "/var/lib/containerd"},
-		{"/run/k0s/containerd.sock", k0s}, {"/var/snap/microk8s/common/run/containerd.sock", microk8s},
-		{"/run/k3s/containerd/containerd.sock", k3s, rke2}, {"/run/crio/crio.sock", "/var/lib/crio"},
-		{"/run/cri-dockerd.sock", "/var/lib/cri-dockerd"}}
-	const listens = "00010000" // flag of a listening socket in this file
-	bound, _ := os.ReadFile("/proc/net/unix")
-	for line := range strings.Lines(string(bound)) {
-		words := strings.Fields(line)
-		if len(words) < 8 || words[3] != listens || !filepath.IsAbs(words[7]) {
-			continue
-		}
-		switch filepath.Base(words[7]) {
-		case "containerd.sock", "crio.sock", "cri-dockerd.sock":
-			path, err := filepath.EvalSymlinks(words[7])
-			isKnown := slices.ContainsFunc(all, func(paths []string) bool { return paths[0] == path })
-			if err == nil && !isKnown && rootOnly(path) == nil {
-				all = append(all, []string{path})
-			}
-		}
-	}
-	return all
-}
-
-// rootOnly returns an error unless root owns the file and all directories above it, and only root can replace root's
-// files in them. Other users may write to a directory with the sticky bit, such as /tmp, because they cannot replace
-// root's files there. The owner of the root directory is treated as root, because root has another user ID in a user
-// namespace, and this owner can replace all files anyway.
-func rootOnly(path string) error {
-	path, err := filepath.EvalSymlinks(path)
-	var top, st unix.Stat_t
-	if err = cmp.Or(err, unix.Stat("/", &top)); err != nil {
-		return err
-	}
-	for at := path; ; at = filepath.Dir(at) {
-		if err := unix.Lstat(at, &st); err != nil {
-			return &fs.PathError{Op: "stat", Path: at, Err: err}
-		}
-		isWritable := st.Mode&unix.S_IWOTH != 0 || st.Mode&unix.S_IWGRP != 0 && st.Gid != 0
-		isOpen := at != path && isWritable && st.Mode&unix.S_ISVTX == 0
-		switch {
-		case st.Uid != 0 && st.Uid != top.Uid:
-			return fmt.Errorf("not trusted: %s belongs to user %d", at, st.Uid)
-		case isOpen:
-			return fmt.Errorf("not trusted: %s can be written to by other users than root", at)
-		case at == "/":
-			return nil
-		}
-	}
-}
-
-// askTime is the time limit for a runtime's answer.
-const askTime = 10 * time.Second
+// queryTimeout is the time limit for a runtime's answer.
+const queryTimeout = 10 * time.Second
 
 // Runtimes queries all runtimes of the node concurrently, with their own programs.
 func (n *Node) Runtimes(ctx context.Context) *Runtimes {
 	var answers []*Runtimes
 	var wg sync.WaitGroup
 	query := func(name string, do func(r *Runtimes) error) {
-		r := &Runtimes{known: map[string]string{}}
+		r := &Runtimes{listedBy: map[string]string{}}
 		answers = append(answers, r)
 		wg.Go(func() {
 			if err := do(r); err != nil {
@@ -119,13 +63,69 @@ func (n *Node) Runtimes(ctx context.Context) *Runtimes {
 		query("podman", func(r *Runtimes) error { return n.queryPodman(ctx, r) })
 	}
 	wg.Wait()
-	all := &Runtimes{known: map[string]string{}}
+	all := &Runtimes{listedBy: map[string]string{}}
 	for _, r := range answers {
 		all.Answered, all.Silent = append(all.Answered, r.Answered...), append(all.Silent, r.Silent...)
-		all.shared = all.shared || r.shared
-		maps.Copy(all.known, r.known)
+		all.hasCtr = all.hasCtr || r.hasCtr
+		maps.Copy(all.listedBy, r.listedBy)
 	}
 	return all
+}
+
+// sockets returns the sockets on which CRI runtimes usually listen, each with the directories that its runtime keeps
+// while it is stopped. After them, it returns other sockets with these file names on which a process is listening. Any
+// user can create such a socket, so it omits other sockets that verifyOwner refuses.
+func sockets() [][]string {
+	const k0s, microk8s = "/var/lib/k0s/containerd", "/var/snap/microk8s/common/var/lib/containerd"
+	const k3s, rke2 = "/var/lib/rancher/k3s/agent/containerd", "/var/lib/rancher/rke2/agent/containerd"
+	all := [][]string{{"/run/containerd/containerd.sock", "/var/lib/containerd"},
+		{"/run/k0s/containerd.sock", k0s}, {"/var/snap/microk8s/common/run/containerd.sock", microk8s},
+		{"/run/k3s/containerd/containerd.sock", k3s, rke2}, {"/run/crio/crio.sock", "/var/lib/crio"},
+		{"/run/cri-dockerd.sock", "/var/lib/cri-dockerd"}}
+	const listens = "00010000" // flag of a listening socket in this file
+	bound, _ := os.ReadFile("/proc/net/unix")
+	for line := range strings.Lines(string(bound)) {
+		words := strings.Fields(line)
+		if len(words) < 8 || words[3] != listens || !filepath.IsAbs(words[7]) {
+			continue
+		}
+		switch filepath.Base(words[7]) {
+		case "containerd.sock", "crio.sock", "cri-dockerd.sock":
+			path, err := filepath.EvalSymlinks(words[7])
+			isKnown := slices.ContainsFunc(all, func(paths []string) bool { return paths[0] == path })
+			if err == nil && !isKnown && verifyOwner(path) == nil {
+				all = append(all, []string{path})
+			}
+		}
+	}
+	return all
+}
+
+// rootOnly returns an error unless root owns the file and all directories above it, and only root can replace root's
+// files in them. Other users may write to a directory with the sticky bit, such as /tmp, because they cannot replace
+// root's files there. The owner of the root directory is treated as root, because root has another user ID in a user
+// namespace, and this owner can replace all files anyway.
+func verifyOwner(path string) error {
+	path, err := filepath.EvalSymlinks(path)
+	var rootDir, st unix.Stat_t
+	if err = cmp.Or(err, unix.Stat("/", &rootDir)); err != nil {
+		return err
+	}
+	for p := path; ; p = filepath.Dir(p) {
+		if err := unix.Lstat(p, &st); err != nil {
+			return &fs.PathError{Op: "stat", Path: p, Err: err}
+		}
+		isWritable := st.Mode&unix.S_IWOTH != 0 || st.Mode&unix.S_IWGRP != 0 && st.Gid != 0
+		isReplaceable := p != path && isWritable && st.Mode&unix.S_ISVTX == 0
+		switch {
+		case st.Uid != 0 && st.Uid != rootDir.Uid:
+			return fmt.Errorf("not trusted: %s belongs to user %d", p, st.Uid)
+		case isReplaceable:
+			return fmt.Errorf("not trusted: %s can be written to by users other than root", p)
+		case p == "/":
+			return nil
+		}
+	}
 }
 
 // hasStorage reports whether podman has storage at its default place or where its configuration puts it.
@@ -144,7 +144,7 @@ func hasStorage() bool {
 // querySocket queries a CRI runtime for its pods, and containerd for its containers. The answer about containers is
 // sufficient if crictl is not installed or containerd does not serve CRI.
 func (n *Node) querySocket(ctx context.Context, r *Runtimes, socket string) error {
-	if err := rootOnly(socket); err != nil {
+	if err := verifyOwner(socket); err != nil {
 		return err
 	}
 	var pods struct{ Items []struct{ ID string } }
@@ -155,7 +155,7 @@ func (n *Node) querySocket(ctx context.Context, r *Runtimes, socket string) erro
 	if err == nil {
 		r.Answered = append(r.Answered, "crictl "+socket)
 		for _, p := range pods.Items {
-			r.known[p.ID] = "crictl"
+			r.listedBy[p.ID] = "crictl"
 		}
 	}
 	if !strings.HasSuffix(socket, "containerd.sock") {
@@ -175,28 +175,51 @@ func (n *Node) queryPodman(ctx context.Context, r *Runtimes) error {
 	}
 	r.Answered = append(r.Answered, "podman")
 	for _, c := range containers {
-		r.known[c.ID] = "podman"
+		r.listedBy[c.ID] = "podman"
 	}
 	return nil
 }
 
-// queryContainerd queries the containers of all of containerd's namespaces. nerdctl's container IDs in CNI have the
-// form NAMESPACE-ID.
+// queryContainerd queries all of containerd's namespaces. nerdctl's container IDs in CNI have the form NAMESPACE-ID.
 func (n *Node) queryContainerd(ctx context.Context, r *Runtimes, socket string) error {
 	var namespaces, ids []string
 	if err := n.query(ctx, &namespaces, "ctr", "--address", socket, "namespaces", "ls", "-q"); err != nil {
 		return err
 	}
-	for _, space := range namespaces {
-		if err := n.query(ctx, &ids, "ctr", "--address", socket, "-n", space, "containers", "ls", "-q"); err != nil {
+	for _, namespace := range namespaces {
+		err := n.query(ctx, &ids, "ctr", "--address", socket, "-n", namespace, "containers", "ls", "-q")
+		if err != nil {
 			return err
 		}
 		for _, id := range ids {
-			r.known[id], r.known[space+"-"+id] = "ctr", "ctr"
+			r.listedBy[id], r.listedBy[namespace+"-"+id] = "ctr", "ctr"
 		}
 	}
-	r.shared = true
+	r.hasCtr = true
 	r.Answered = append(r.Answered, "ctr "+socket)
+	return nil
+}
+
+// query executes a program and decodes its output, as words into a *[]string, as JSON into other types.
+func (n *Node) query(ctx context.Context, answer any, program string, args ...string) error {
+	file, args, err := findProgram(program, args)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, queryTimeout)
+	defer cancel()
+	var stdout, stderr bytes.Buffer
+	err = process.Command{Path: file, Args: args, Env: n.Env, Stdout: &stdout, Stderr: &stderr}.Run(ctx)
+	if err != nil {
+		return fmt.Errorf("%s: %w: %s", program, err, strings.TrimSpace(stderr.String()))
+	}
+	if words, ok := answer.(*[]string); ok {
+		*words = strings.Fields(stdout.String())
+		return nil
+	}
+	if err := json.Unmarshal(stdout.Bytes(), answer); err != nil {
+		return fmt.Errorf("%s: %w", program, err)
+	}
 	return nil
 }
 
@@ -218,29 +241,6 @@ func findProgram(program string, args []string) (string, []string, error) {
 	return "", nil, err
 }
 
-// query executes a program and decodes its output, as words into a *[]string, as JSON into other types.
-func (n *Node) query(ctx context.Context, answer any, program string, args ...string) error {
-	file, args, err := findProgram(program, args)
-	if err != nil {
-		return err
-	}
-	ctx, cancel := context.WithTimeout(ctx, askTime)
-	defer cancel()
-	var stdout, stderr bytes.Buffer
-	err = process.Command{Path: file, Args: args, Env: n.Env, Stdout: &stdout, Stderr: &stderr}.Run(ctx)
-	if err != nil {
-		return fmt.Errorf("%s: %w: %s", program, err, strings.TrimSpace(stderr.String()))
-	}
-	if words, ok := answer.(*[]string); ok {
-		*words = strings.Fields(stdout.String())
-		return nil
-	}
-	if err := json.Unmarshal(stdout.Bytes(), answer); err != nil {
-		return fmt.Errorf("%s: %w", program, err)
-	}
-	return nil
-}
-
 // isAuthoritative reports whether the answers include each live container with an ID of this form. Nomad, BuildKit and
 // other programs whose containers no runtime lists use IDs of other forms. A runtime that did not answer may have any
 // container.
@@ -249,7 +249,7 @@ func (r *Runtimes) isAuthoritative(id string) bool {
 		return false
 	}
 	return regexp.MustCompile(`^[0-9a-f]{64}$`).MatchString(id) ||
-		r.shared && regexp.MustCompile(`-[0-9a-f]{64}$`).MatchString(id)
+		r.hasCtr && regexp.MustCompile(`-[0-9a-f]{64}$`).MatchString(id)
 }
 
 // usualPath has the directories into which packages and runtimes install plugins.
@@ -311,11 +311,11 @@ func configuredPath() string {
 		if len(c.text) == 0 {
 			continue
 		}
-		named := dirsIn(c.text, "bin_dirs?|plugin_dirs")
-		if named == nil {
-			named = filepath.SplitList(c.path)
+		configured := dirsIn(c.text, "bin_dirs?|plugin_dirs")
+		if configured == nil {
+			configured = filepath.SplitList(c.path)
 		}
-		for _, dir := range named { // in the runtime's search order
+		for _, dir := range configured { // in the runtime's search order
 			if !slices.Contains(dirs, dir) {
 				dirs = append(dirs, dir)
 			}

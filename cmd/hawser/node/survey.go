@@ -24,31 +24,30 @@ type Survey struct {
 	Attachments []*Attachment
 	Damaged     error // errors of single files; the attachments of these files must be kept
 	*Runtimes
-	spaces map[uint64]space // namespaces that processes use or have mounted, by inode
-	host   map[string]bool  // names of the host's links
-	own    uint64           // inode of the host's namespace
-	began  time.Time        // before the first query, by the clock that file times use
-	// inside reads the namespaces, and isGone finds out which namespaces no longer exist. Each runs at most once, and
-	// only if an attachment may be garbage.
-	inside func() (*inside, error)
-	isGone func() (func(ns.Identity) bool, error)
+	namespaces map[uint64]namespace // namespaces that processes use or have mounted, by inode
+	hostLinks  map[string]bool      // names of the host's links
+	hostInode  uint64               // inode of the host's namespace
+	start      time.Time            // before the first query, by the clock that file times use
+	// contents reads the namespaces, and goneTest returns ns.Gone's test. Each runs at most once, and only if an
+	// attachment may be garbage.
+	contents func() (*contents, error)
+	goneTest func() (func(ns.Identity) bool, error)
 }
 
-// space is a network namespace.
-type space struct {
+// namespace is a network namespace.
+type namespace struct {
 	path   string // path to the namespace
 	isUsed bool   // a process is in it or has it open
 }
 
-// inside represents the contents of the namespaces that containers may use.
-type inside struct {
-	has    map[mark]uint64     // inode of the namespace that has the mark; 0 = not found
+// contents represents the contents of the namespaces that containers may use.
+type contents struct {
+	marks  map[mark]uint64     // inode of the namespace that has the mark; 0 = not found
 	active map[uint64]bool     // namespaces that processes use and in which a link is up
 	owners map[uint64][]string // IDs of the containers that are known to be in each namespace
 }
 
-// mark identifies an attachment in a namespace: the interface with an address or, if no address is known, with a MAC
-// address.
+// mark identifies an attachment in a namespace by its interface and an address or, without one, a MAC address.
 type mark struct {
 	link string
 	addr netip.Addr
@@ -60,17 +59,17 @@ type mark struct {
 // returns no Survey, because attachments that could not be read must be kept. The Survey also searches namespaces for
 // the marks of former attachments.
 func (n *Node) Survey(ctx context.Context, former ...*Attachment) (s *Survey, err error) {
-	s = &Survey{host: map[string]bool{}, isGone: sync.OnceValues(ns.Gone)}
-	s.inside = sync.OnceValues(func() (*inside, error) { return s.readNamespaces(former) })
+	s = &Survey{hostLinks: map[string]bool{}, goneTest: sync.OnceValues(ns.Gone)}
+	s.contents = sync.OnceValues(func() (*contents, error) { return s.readNamespaces(former) })
 	var now unix.Timespec
-	var own unix.Stat_t
-	err = errors.Join(unix.ClockGettime(unix.CLOCK_REALTIME_COARSE, &now), unix.Stat("/proc/self/ns/net", &own))
+	var self unix.Stat_t
+	err = errors.Join(unix.ClockGettime(unix.CLOCK_REALTIME_COARSE, &now), unix.Stat("/proc/self/ns/net", &self))
 	if err != nil {
 		return nil, err
 	}
-	s.began, s.own = time.Unix(now.Unix()), own.Ino
+	s.start, s.hostInode = time.Unix(now.Unix()), self.Ino
 	s.Runtimes = n.Runtimes(ctx)
-	if s.spaces, err = spaces(); err != nil {
+	if s.namespaces, err = findNamespaces(); err != nil {
 		return nil, err
 	}
 	host := rtnl.Host()
@@ -80,7 +79,7 @@ func (n *Node) Survey(ctx context.Context, former ...*Attachment) (s *Survey, er
 		return nil, err
 	}
 	for _, l := range links {
-		s.host[l.Name] = true
+		s.hostLinks[l.Name] = true
 	}
 	if s.Attachments, s.Damaged, err = n.Read(ctx); err != nil {
 		return nil, err
@@ -92,31 +91,31 @@ func (n *Node) Survey(ctx context.Context, former ...*Attachment) (s *Survey, er
 // namespace. A whole node may be in a PID namespace (kind, LXC). CheckPIDs recognizes this by an ADD that ran in the
 // PID namespace, or by a container's process in it.
 func (s *Survey) CheckPIDs() error {
-	var here unix.Stat_t
-	if err := unix.Stat("/proc/self/ns/pid", &here); err != nil {
+	var pidNS unix.Stat_t
+	if err := unix.Stat("/proc/self/ns/pid", &pidNS); err != nil {
 		return err
 	}
-	isOf := func(a *Attachment) bool {
+	isEvidence := func(a *Attachment) bool {
 		inode, err := s.namespaceOf(a)
-		return err == nil && s.spaces[inode].isUsed && inode != s.own ||
-			slices.ContainsFunc(a.Holdings, func(h cni.Holding) bool { return h.Processes == here.Ino })
+		return err == nil && s.namespaces[inode].isUsed && inode != s.hostInode ||
+			slices.ContainsFunc(a.Holdings, func(h cni.Holding) bool { return h.Processes == pidNS.Ino })
 	}
-	if here.Ino == ns.InitialPIDs || len(s.Attachments) == 0 || slices.ContainsFunc(s.Attachments, isOf) {
+	if pidNS.Ino == ns.InitialPIDs || len(s.Attachments) == 0 || slices.ContainsFunc(s.Attachments, isEvidence) {
 		return nil
 	}
 	return fmt.Errorf("the PID namespace pid:[%d] of this process does not show the processes of containers: run it "+
-		"in that of the node (hostPID: true, podman run --pid host, nsenter --target 1 --pid)", here.Ino)
+		"in that of the node (hostPID: true, podman run --pid host, nsenter --target 1 --pid)", pidNS.Ino)
 }
 
-// spaces returns all network namespaces that processes are in, have open or have mounted.
-func spaces() (found map[uint64]space, err error) {
-	found = map[uint64]space{}
-	for use, failed := range ns.Uses("/proc", true) {
-		if err = cmp.Or(err, failed); failed != nil {
+// findNamespaces returns all network namespaces that processes are in, have open or have mounted.
+func findNamespaces() (found map[uint64]namespace, err error) {
+	found = map[uint64]namespace{}
+	for use, useErr := range ns.Uses("/proc", true) {
+		if err = cmp.Or(err, useErr); useErr != nil {
 			continue
 		}
 		if known := found[use.Inode]; known.path == "" || !use.IsMount {
-			found[use.Inode] = space{use.Path, known.isUsed || !use.IsMount}
+			found[use.Inode] = namespace{use.Path, known.isUsed || !use.IsMount}
 		}
 	}
 	return found, err
@@ -124,42 +123,42 @@ func spaces() (found map[uint64]space, err error) {
 
 // readNamespaces reads all namespaces except the host's and the namespaces that unprivileged users created. No runtime
 // attaches the latter, and a user can create thousands of them.
-func (s *Survey) readNamespaces(former []*Attachment) (*inside, error) {
-	in := &inside{has: map[mark]uint64{}, active: map[uint64]bool{}, owners: map[uint64][]string{}}
+func (s *Survey) readNamespaces(former []*Attachment) (*contents, error) {
+	found := &contents{marks: map[mark]uint64{}, active: map[uint64]bool{}, owners: map[uint64][]string{}}
 	for _, a := range slices.Concat(s.Attachments, former) {
 		for _, m := range append(a.marks(), a.macMark()) {
-			in.has[m] = 0
+			found.marks[m] = 0
 		}
 	}
-	for inode, at := range s.spaces {
-		if err := s.readNamespace(in, inode, at); err != nil {
+	for inode, n := range s.namespaces {
+		if err := s.readNamespace(found, inode, n); err != nil {
 			return nil, err
 		}
 	}
 	for _, a := range s.Attachments {
 		inode := s.recordedNetns(a)
 		for _, m := range a.marks() {
-			inode = cmp.Or(inode, in.has[m])
+			inode = cmp.Or(inode, found.marks[m])
 		}
-		in.owners[inode] = append(in.owners[inode], a.ContainerID)
+		found.owners[inode] = append(found.owners[inode], a.ContainerID)
 	}
-	return in, nil
+	return found, nil
 }
 
 // readNamespace adds the marks of a namespace, and whether a link is up in it. A used namespace that is no longer at
 // its path is treated as active, because another process may use it after the process in the path has exited.
-func (s *Survey) readNamespace(in *inside, inode uint64, at space) error {
-	if inode == s.own {
+func (s *Survey) readNamespace(found *contents, inode uint64, n namespace) error {
+	if inode == s.hostInode {
 		return nil
 	}
-	netns, err := ns.Open(at.path)
+	netns, err := ns.Open(n.path)
 	if err != nil {
-		in.active[inode] = at.isUsed
+		found.active[inode] = n.isUsed
 		return nil
 	}
 	defer netns.Close()
 	if id, err := netns.Identity(); err != nil || id.Inode != inode {
-		in.active[inode] = at.isUsed
+		found.active[inode] = n.isUsed
 		return err
 	}
 	if netns.IsUnprivileged() {
@@ -173,17 +172,17 @@ func (s *Survey) readNamespace(in *inside, inode uint64, at space) error {
 	const loopback = 1 // index of lo in each namespace
 	links, err := c.Links()
 	names := map[int]string{}
-	note := func(m mark) {
-		if _, isWanted := in.has[m]; isWanted {
-			in.has[m] = inode
+	record := func(m mark) {
+		if _, isWanted := found.marks[m]; isWanted {
+			found.marks[m] = inode
 		}
 	}
 	for _, l := range links {
 		names[l.Index] = l.Name
-		in.active[inode] = in.active[inode] || at.isUsed && l.Up && l.Index != loopback
-		note(mark{link: l.Name, mac: l.MAC.String()})
+		found.active[inode] = found.active[inode] || n.isUsed && l.Up && l.Index != loopback
+		record(mark{link: l.Name, mac: l.MAC.String()})
 	}
-	return errors.Join(err, c.EachAddr(func(link int, addr netip.Addr) { note(mark{link: names[link], addr: addr}) }))
+	return errors.Join(err, c.EachAddr(func(link int, addr netip.Addr) { record(mark{link: names[link], addr: addr}) }))
 }
 
 // marks returns the marks by which the attachment can be found in a namespace.
@@ -225,7 +224,7 @@ func (s *Survey) recordedNetns(a *Attachment) (inode uint64) {
 		}
 	}
 	for _, id := range a.identities() {
-		if !s.spaces[inode].isUsed && s.exists(id) {
+		if !s.namespaces[inode].isUsed && s.exists(id) {
 			inode = id.Inode
 		}
 	}
@@ -234,17 +233,17 @@ func (s *Survey) recordedNetns(a *Attachment) (inode uint64) {
 
 // exists reports whether the survey has the namespace. It returns true if the namespace cannot be opened or compared.
 func (s *Survey) exists(id ns.Identity) bool {
-	at, isFound := s.spaces[id.Inode]
+	n, isFound := s.namespaces[id.Inode]
 	if !isFound {
 		return false
 	}
-	netns, err := ns.Open(at.path)
+	netns, err := ns.Open(n.path)
 	if err != nil {
 		return true
 	}
 	defer netns.Close()
-	now, err := netns.Identity()
-	return err != nil || now.Inode != id.Inode || now.Cookie == 0 || id.Cookie == 0 || now.Cookie == id.Cookie
+	actual, err := netns.Identity()
+	return err != nil || actual.Inode != id.Inode || actual.Cookie == 0 || id.Cookie == 0 || actual.Cookie == id.Cookie
 }
 
 // namespaceOf returns the inode of the existing namespace that is recorded for the attachment or has one of its marks;
@@ -253,12 +252,12 @@ func (s *Survey) namespaceOf(a *Attachment) (inode uint64, err error) {
 	if inode = s.recordedNetns(a); inode != 0 {
 		return inode, nil
 	}
-	in, err := s.inside()
+	found, err := s.contents()
 	if err != nil {
 		return 0, err
 	}
 	for _, m := range a.marks() {
-		inode = cmp.Or(inode, in.has[m])
+		inode = cmp.Or(inode, found.marks[m])
 	}
 	return inode, nil
 }
@@ -266,13 +265,13 @@ func (s *Survey) namespaceOf(a *Attachment) (inode uint64, err error) {
 // unclaimedNetns returns the inode of a namespace that may be the attachment's although no record names it: processes
 // use it, a link in it is up, and no other container is known to be in it. It returns 0 if no namespace qualifies.
 func (s *Survey) unclaimedNetns(a *Attachment) (uint64, error) {
-	in, err := s.inside()
+	found, err := s.contents()
 	if err != nil {
 		return 0, err
 	}
-	isOthers := func(id string) bool { return id != a.ContainerID }
-	for inode, isActive := range in.active {
-		if isActive && !slices.ContainsFunc(in.owners[inode], isOthers) {
+	isOther := func(id string) bool { return id != a.ContainerID }
+	for inode, isActive := range found.active {
+		if isActive && !slices.ContainsFunc(found.owners[inode], isOther) {
 			return inode, nil
 		}
 	}
@@ -294,35 +293,36 @@ const noRuntime = "no runtime knows its container, and no process uses its names
 
 // Classify returns the reason why an attachment is garbage or, with an empty garbage, the reason why it must be kept. A
 // file in libcni's cache or a mounted namespace is not evidence of a live container, because both may outlive the
-// container. A missing path is not evidence that the namespace no longer exists.
-func (s *Survey) Classify(a *Attachment, older time.Duration) (garbage, kept string) {
-	isThere := s.host[FirstWord(a.HostEnd())]
-	age := s.began.Sub(a.lastWritten())
-	knows := s.known[a.ContainerID]
+// container. A missing path is not evidence that the namespace no longer exists. An attachment that was written
+// less than minAge before the survey is kept.
+func (s *Survey) Classify(a *Attachment, minAge time.Duration) (garbage, kept string) {
+	hasHostEnd := s.hostLinks[FirstWord(a.HostEnd())]
+	age := s.start.Sub(a.lastWritten())
+	program := s.listedBy[a.ContainerID]
 	switch {
 	case a.Network == "" || a.IfName == "":
 		return "", "its network or interface is not recorded"
 	case a.Damaged != "":
 		return "", a.Damaged + " cannot be read; remove it when the container no longer exists"
-	case knows != "":
-		return "", knows + " knows the container"
-	case a.lastWritten().IsZero() && isThere:
+	case program != "":
+		return "", program + " knows the container"
+	case a.lastWritten().IsZero() && hasHostEnd:
 		return "", fmt.Sprintf("its host end %s exists, and its age is unknown", a.HostEnd())
-	case age <= older:
-		return "", fmt.Sprintf("something of it was written less than %s ago: its ADD may be in progress", older)
+	case age <= minAge:
+		return "", fmt.Sprintf("something of it was written less than %s ago: its ADD may be in progress", minAge)
 	}
 	inode, err := s.namespaceOf(a)
 	isRecorded := len(a.identities()) > 0
 	switch {
 	case err != nil:
 		return "", "its namespace cannot be searched for: " + err.Error()
-	case s.spaces[inode].isUsed:
+	case s.namespaces[inode].isUsed:
 		return "", fmt.Sprintf("a process uses its namespace net:[%d]", inode)
 	case s.isAuthoritative(a.ContainerID) && (inode != 0 || isRecorded):
 		return noRuntime, ""
 	case inode != 0:
 		return "", "its namespace exists, and no runtime that would know the container answers"
-	case isThere:
+	case hasHostEnd:
 		return "", fmt.Sprintf("its host end %s exists, so its namespace exists", a.HostEnd())
 	case isRecorded:
 		return s.classifyRecorded(a)
@@ -332,7 +332,7 @@ func (s *Survey) Classify(a *Attachment, older time.Duration) (garbage, kept str
 
 // classifyRecorded decides by the recorded identity of the namespace, as host-local does before it reclaims an address.
 func (s *Survey) classifyRecorded(a *Attachment) (garbage, kept string) {
-	isGone, err := s.isGone()
+	isGone, err := s.goneTest()
 	switch {
 	case err != nil:
 		return "", "it is unknown whether its namespace exists: " + err.Error()
@@ -343,9 +343,9 @@ func (s *Survey) classifyRecorded(a *Attachment) (garbage, kept string) {
 }
 
 // classifyUnrecorded decides about an attachment whose path and addresses are in no namespace, and whose namespace no
-// plugin recorded, for example because the reference plugins made it. The container may have changed its addresses, so
-// another namespace may be its own. That does not matter if the interface had a host end, because a host end is removed
-// together with its peer.
+// plugin recorded, for example because the reference plugins created it. The container may have changed its addresses,
+// so another namespace may be its own. That does not matter if the interface had a host end, because a host end is
+// removed together with its peer.
 func (s *Survey) classifyUnrecorded(a *Attachment) (garbage, kept string) {
 	if a.HostEnd() == "" && !slices.ContainsFunc(a.Holdings, func(h cni.Holding) bool { return h.IsOfEarlierBoot }) {
 		other, err := s.unclaimedNetns(a)
@@ -375,13 +375,13 @@ func markUnpinned(all []*Attachment) {
 	if !slices.ContainsFunc(all, isUnpinned) {
 		return
 	}
-	used, err := spaces()
-	var own unix.Stat_t
-	if err != nil || unix.Stat("/proc/self/ns/net", &own) != nil {
+	used, err := findNamespaces()
+	var self unix.Stat_t
+	if err != nil || unix.Stat("/proc/self/ns/net", &self) != nil {
 		return
 	}
-	s := &Survey{Attachments: all, spaces: used, own: own.Ino}
-	s.inside = sync.OnceValues(func() (*inside, error) { return s.readNamespaces(nil) })
+	s := &Survey{Attachments: all, namespaces: used, hostInode: self.Ino}
+	s.contents = sync.OnceValues(func() (*contents, error) { return s.readNamespaces(nil) })
 	for _, a := range all {
 		if isUnpinned(a) && s.isUsed(a) {
 			a.Orphan, a.isUnpinned = "", true
@@ -393,11 +393,11 @@ func markUnpinned(all []*Attachment) {
 // that has its interface, by name and MAC address.
 func (s *Survey) isUsed(a *Attachment) bool {
 	if len(a.identities()) > 0 {
-		return s.spaces[s.recordedNetns(a)].isUsed
+		return s.namespaces[s.recordedNetns(a)].isUsed
 	}
-	in, err := s.inside()
+	found, err := s.contents()
 	m := a.macMark()
-	return err == nil && m.mac != "" && s.spaces[in.has[m]].isUsed
+	return err == nil && m.mac != "" && s.namespaces[found.marks[m]].isUsed
 }
 
 // FirstWord returns the beginning of a text, up to the first space.

@@ -40,8 +40,8 @@ func diagsCommand(s *session) *cobra.Command {
 				return errors.Join(err, f.Close(), os.Remove(name))
 			}
 			return errors.Join(f.Close(), s.show(map[string]string{"file": name}, func(t table) {
-				t.line("%s: read it before you send it: it has names of pods, addresses and messages", name)
-				if len(r.failed) > 0 {
+				t.line("%s: read it before you send it: it contains names of pods, addresses and messages", name)
+				if len(r.failures) > 0 {
 					t.line("Some facts could not be read; errors.json in it has the reasons.")
 				}
 			}))
@@ -50,56 +50,10 @@ func diagsCommand(s *session) *cobra.Command {
 	return c
 }
 
-// report is a tar of the collected files. failed becomes errors.json.
+// report is a tar of the collected files. failures becomes errors.json.
 type report struct {
-	tar    bytes.Buffer
-	failed []string
-}
-
-func (r *report) add(name string, v any, err error) {
-	data, bad := json.MarshalIndent(v, "", "  ")
-	r.pack(name+".json", withoutCredentials(data))
-	if err = errors.Join(err, bad); err != nil {
-		r.failed = append(r.failed, name+": "+withoutQuotes(err))
-	}
-}
-
-// omittedText replaces omitted text.
-const omittedText = "(left out)"
-
-// withoutCredentials returns the JSON with only the scheme, host and path of each URL. It treats an @ in a path as the
-// end of a password, because a password may contain a slash.
-func withoutCredentials(data []byte) []byte {
-	const text = `(?:[^\s"\\]|\\.)*` // part of a JSON string, up to a space
-	password := regexp.MustCompile(`([A-Za-z][-+.0-9A-Za-z]*://)` + text + `@`)
-	query := regexp.MustCompile(`([A-Za-z][-+.0-9A-Za-z]*://[^\s"\\?#]*[?#])` + text)
-	return query.ReplaceAll(password.ReplaceAll(data, []byte("${1}"+omittedText+"@")), []byte("${1}"+omittedText))
-}
-
-// withoutQuotes returns the text of an error without text from other programs, which may contain secrets.
-func withoutQuotes(err error) string {
-	text := err.Error()
-	var leave func(error)
-	leave = func(err error) {
-		switch e := err.(type) {
-		case *cni.Error:
-			if e.Details != "" {
-				text = strings.ReplaceAll(text, e.Details, omittedText)
-			}
-			if e.IsQuoted() {
-				text = strings.ReplaceAll(text, e.Msg, omittedText)
-			}
-			leave(e.Unwrap())
-		case interface{ Unwrap() error }:
-			leave(e.Unwrap())
-		case interface{ Unwrap() []error }:
-			for _, err := range e.Unwrap() {
-				leave(err)
-			}
-		}
-	}
-	leave(err)
-	return text
+	tar      bytes.Buffer
+	failures []string
 }
 
 func diags(ctx context.Context, n *node.Node, log string) *report {
@@ -107,14 +61,14 @@ func diags(ctx context.Context, n *node.Node, log string) *report {
 	r.add("versions", versions(n), nil)
 	all, err := n.Attachments(ctx)
 	r.add("ls", all, err)
-	kept, err := skel.Failures(n.Failures).List()
-	for i := range kept {
-		if f := &kept[i].Record; f.Quoted {
+	records, err := skel.Failures(n.Failures).List()
+	for i := range records {
+		if f := &records[i].Record; f.Quoted {
 			f.Msg = omittedText
 		}
-		kept[i].Record.Details = ""
+		records[i].Record.Details = ""
 	}
-	r.add("failures", kept, err)
+	r.add("failures", records, err)
 	lists, err := n.Lists()
 	var shown []any
 	for _, l := range lists {
@@ -142,7 +96,7 @@ func diags(ctx context.Context, n *node.Node, log string) *report {
 	r.addLinks()
 	lines, err := lastLines(log, 200)
 	r.add("log", lines, err)
-	r.add("errors", r.failed, nil)
+	r.add("errors", r.failures, nil)
 	r.tar.Write(make([]byte, 2*block))
 	return r
 }
@@ -157,8 +111,8 @@ func (r *report) addLinks() {
 		if _, ok := cni.ParseMark(l.Alias); !ok {
 			links[i].Alias = ""
 		}
-		of, bad := host.Addrs(l.Index)
-		addrs[l.Name], err = of, errors.Join(err, bad)
+		list, addrErr := host.Addrs(l.Index)
+		addrs[l.Name], err = list, errors.Join(err, addrErr)
 	}
 	r.add("link", links, err)
 	r.add("addr", addrs, nil)
@@ -242,12 +196,12 @@ func keepKeys(keys []string, value any) any {
 	return value
 }
 
-// lastLines returns the newest lines of all logs, sorted by time. most limits their number.
-func lastLines(log string, most int) (lines []any, err error) {
-	cut := func() {
+// lastLines returns the newest lines of all logs, sorted by time, at most limit.
+func lastLines(log string, limit int) (lines []any, err error) {
+	trim := func() {
 		timeOf := func(i int) string { return fmt.Sprint(lines[i].(map[string]any)["time"]) }
 		sort.SliceStable(lines, func(i, j int) bool { return timeOf(i) < timeOf(j) })
-		lines = slices.Delete(lines, 0, max(0, len(lines)-most))
+		lines = slices.Delete(lines, 0, max(0, len(lines)-limit))
 	}
 	err = eachLogLine(log, func(line []byte) {
 		var call map[string]any
@@ -257,12 +211,58 @@ func lastLines(log string, most int) (lines []any, err error) {
 			}
 			lines = append(lines, keepKeys(strings.Fields(logKeys), call))
 		}
-		if len(lines) > 10*most { // a log may not fit into memory
-			cut()
+		if len(lines) > 10*limit { // a log may not fit into memory
+			trim()
 		}
 	})
-	cut()
+	trim()
 	return lines, err
+}
+
+func (r *report) add(name string, v any, err error) {
+	data, jsonErr := json.MarshalIndent(v, "", "  ")
+	r.pack(name+".json", redactURLs(data))
+	if err = errors.Join(err, jsonErr); err != nil {
+		r.failures = append(r.failures, name+": "+redactError(err))
+	}
+}
+
+// omittedText replaces omitted text.
+const omittedText = "(left out)"
+
+// redactURLs returns the JSON with only the scheme, host and path of each URL. It treats an @ in a path as the
+// end of a password, because a password may contain a slash.
+func redactURLs(data []byte) []byte {
+	const text = `(?:[^\s"\\]|\\.)*` // part of a JSON string, up to a space
+	password := regexp.MustCompile(`([A-Za-z][-+.0-9A-Za-z]*://)` + text + `@`)
+	query := regexp.MustCompile(`([A-Za-z][-+.0-9A-Za-z]*://[^\s"\\?#]*[?#])` + text)
+	return query.ReplaceAll(password.ReplaceAll(data, []byte("${1}"+omittedText+"@")), []byte("${1}"+omittedText))
+}
+
+// redactError returns the text of an error without text from other programs, which may contain secrets.
+func redactError(err error) string {
+	text := err.Error()
+	var redact func(error)
+	redact = func(err error) {
+		switch e := err.(type) {
+		case *cni.Error:
+			if e.Details != "" {
+				text = strings.ReplaceAll(text, e.Details, omittedText)
+			}
+			if e.IsQuoted() {
+				text = strings.ReplaceAll(text, e.Msg, omittedText)
+			}
+			redact(e.Unwrap())
+		case interface{ Unwrap() error }:
+			redact(e.Unwrap())
+		case interface{ Unwrap() []error }:
+			for _, err := range e.Unwrap() {
+				redact(err)
+			}
+		}
+	}
+	redact(err)
+	return text
 }
 
 // block is the size of a tar's blocks. Two empty blocks end a tar.

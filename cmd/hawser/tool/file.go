@@ -55,59 +55,32 @@ func (f file) String() string {
 	return "another program"
 }
 
-// reader determines which project a program file belongs to. It caches the answer until the file changes, so that a
-// loop reads only changed files, and a file with several hard links only once. A nil reader caches nothing.
-type reader struct {
-	program []byte // the running program
-	seen    map[identity]content
+func isReference(path string) bool {
+	f, err := inspect(path, "", nil)
+	return err == nil && f.kind == reference
 }
 
-// identity differs after each change of a file, unless two changes get the same file time (see settled).
-type identity struct {
-	device, inode   uint64
-	size            int64
-	changed, status unix.Timespec
-}
-
-// content describes the content of a file.
-type content struct {
-	kind      kind
-	version   string
-	isSelf    bool
-	isSettled bool
-}
-
-// settled is the age of a change after which another change certainly gets a different file time, because kernels'
-// clocks for file times have a finer resolution.
-const settled = 100 * time.Millisecond
-
-// begin forgets files that may have changed again within the same clock tick, and files beyond the 256th. Each pass
-// over all names begins with it.
-func (r *reader) begin() {
-	maps.DeleteFunc(r.seen, func(_ identity, c content) bool { return !c.isSettled || len(r.seen) > 256 })
-}
-
-func (r *reader) read(path string) (c content, err error) {
-	var st unix.Stat_t
-	if err := unix.Stat(path, &st); err != nil {
-		return c, err
+// cachedIsOurs returns a function that reports whether a file is a program of Hawser. The function reads a file again
+// only after its modification time has changed.
+func cachedIsOurs() func(path string) bool {
+	type state struct {
+		path    string
+		modTime time.Time
 	}
-	id := identity{uint64(st.Dev), st.Ino, st.Size, st.Mtim, st.Ctim}
-	if r != nil {
-		if c, isSeen := r.seen[id]; isSeen {
-			return c, nil
+	var known sync.Map
+	return func(path string) bool {
+		info, err := os.Stat(path)
+		if err != nil {
+			return false
 		}
+		s := state{path, info.ModTime()}
+		if isOurs, ok := known.Load(s); ok {
+			return isOurs.(bool)
+		}
+		f, err := inspect(path, "", nil)
+		known.Store(s, err == nil && f.kind == ours)
+		return err == nil && f.kind == ours
 	}
-	data, err := os.ReadFile(path) // only the answer is cached, because an installing pod has little memory
-	if err != nil {
-		return c, err
-	}
-	c.kind, c.version = identifyProgram(data)
-	if r != nil {
-		c.isSelf, c.isSettled = bytes.Equal(data, r.program), time.Since(time.Unix(st.Ctim.Unix())) > settled
-		r.seen[id] = c
-	}
-	return c, nil
 }
 
 // inspect determines from the content of a file which project's program it is. It does not execute the file, because
@@ -156,36 +129,62 @@ func inspect(path, name string, r *reader) (f file, err error) {
 	return f, nil
 }
 
-func isReference(path string) bool {
-	f, err := inspect(path, "", nil)
-	return err == nil && f.kind == reference
+// reader determines which project a program file belongs to. It caches the answer until the file changes, so that a
+// loop reads only changed files, and a file with several hard links only once. A nil reader caches nothing.
+type reader struct {
+	program []byte // the running program
+	seen    map[identity]content
 }
 
-// cachedIsOurs returns a function that reports whether a file is a program of Hawser. The function reads a file again
-// only after its modification time has changed.
-func cachedIsOurs() func(path string) bool {
-	type state struct {
-		path    string
-		changed time.Time
-	}
-	var known sync.Map
-	return func(path string) bool {
-		info, err := os.Stat(path)
-		if err != nil {
-			return false
-		}
-		s := state{path, info.ModTime()}
-		if isOurs, ok := known.Load(s); ok {
-			return isOurs.(bool)
-		}
-		f, err := inspect(path, "", nil)
-		known.Store(s, err == nil && f.kind == ours)
-		return err == nil && f.kind == ours
-	}
+// identity differs after each change of a file, unless two changes get the same file time (see settleTime).
+type identity struct {
+	device, inode uint64
+	size          int64
+	mtime, ctime  unix.Timespec
 }
 
-// identifyProgram returns the origin and version of a program, from Hawser's stamp or from the module information that
-// Go's linker writes.
+// content describes the content of a file.
+type content struct {
+	kind      kind
+	version   string
+	isSelf    bool
+	isSettled bool
+}
+
+// settleTime is the age of a change after which another change certainly gets a different file time, because kernels'
+// clocks for file times have a finer resolution.
+const settleTime = 100 * time.Millisecond
+
+// begin forgets files that may have changed again within the same clock tick, and files beyond the 256th. Each pass
+// over all names begins with it.
+func (r *reader) begin() {
+	maps.DeleteFunc(r.seen, func(_ identity, c content) bool { return !c.isSettled || len(r.seen) > 256 })
+}
+
+func (r *reader) read(path string) (c content, err error) {
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil {
+		return c, err
+	}
+	id := identity{uint64(st.Dev), st.Ino, st.Size, st.Mtim, st.Ctim}
+	if r != nil {
+		if c, isSeen := r.seen[id]; isSeen {
+			return c, nil
+		}
+	}
+	data, err := os.ReadFile(path) // only the answer is cached, because an installing pod has little memory
+	if err != nil {
+		return c, err
+	}
+	c.kind, c.version = identifyProgram(data)
+	if r != nil {
+		c.isSelf, c.isSettled = bytes.Equal(data, r.program), time.Since(time.Unix(st.Ctim.Unix())) > settleTime
+		r.seen[id] = c
+	}
+	return c, nil
+}
+
+// identifyProgram returns the origin and version of a program, from Hawser's stamp or from Go's module information.
 func identifyProgram(program []byte) (k kind, version string) {
 	stamp := regexp.MustCompile(skel.Stamp + `([-+.\w]+);`)
 	for _, found := range stamp.FindAllSubmatch(program, -1) {
@@ -200,16 +199,16 @@ func identifyProgram(program []byte) (k kind, version string) {
 		return ours, ""
 	}
 	const module = "github.com/containernetworking/plugins" // k3s's multi-plugin program has exactly this path
-	_, about, ok := bytes.Cut(program, []byte("path\t"+module))
+	_, info, ok := bytes.Cut(program, []byte("path\t"+module))
 	if !ok { // microk8s builds its program from a file in the reference's tree
-		_, about, ok = bytes.Cut(program, []byte("dep\t"+module+"\t(devel)"))
+		_, info, ok = bytes.Cut(program, []byte("dep\t"+module+"\t(devel)"))
 	}
 	if !ok {
 		return foreign, ""
 	}
-	about = about[:min(len(about), 16<<10)]
-	said := regexp.MustCompile(`buildversion\.BuildVersion=(v[-+.\w]+)|\nmod\t` + module + `\t(v[-+.\w]+)`)
-	if found := said.FindSubmatch(about); found != nil {
+	info = info[:min(len(info), 16<<10)]
+	pattern := regexp.MustCompile(`buildversion\.BuildVersion=(v[-+.\w]+)|\nmod\t` + module + `\t(v[-+.\w]+)`)
+	if found := pattern.FindSubmatch(info); found != nil {
 		version = string(append(found[1], found[2]...))
 	}
 	return reference, version
@@ -217,7 +216,7 @@ func identifyProgram(program []byte) (k kind, version string) {
 
 // newer reports whether version a is newer than b. Versions have the forms X.Y.Z, X.Y.Z+3.gCOMMIT (three commits
 // later), X.Y.Z+go1.26.9 (rebuilt with that Go), and X.Y.Z+go1.26.9.3.gCOMMIT. A valid version is newer than an invalid
-// or missing one.
+// one.
 func newer(a, b string) bool {
 	a, b = "v"+strings.TrimPrefix(a, "v"), "v"+strings.TrimPrefix(b, "v")
 	if !semver.IsValid(a) || !semver.IsValid(b) {
@@ -230,8 +229,8 @@ func newer(a, b string) bool {
 
 // buildOf returns the Go version of a rebuild, and the number of commits since the tag.
 func buildOf(version string) (toolchain string, commits int) {
-	said := regexp.MustCompile(`^(?:\+go(\d+\.\d+(?:\.\d+)?))?(?:[+.](\d+)\.g)?`)
-	parts := said.FindStringSubmatch(semver.Build(version))
+	pattern := regexp.MustCompile(`^(?:\+go(\d+\.\d+(?:\.\d+)?))?(?:[+.](\d+)\.g)?`)
+	parts := pattern.FindStringSubmatch(semver.Build(version))
 	commits, _ = strconv.Atoi(parts[2]) // 0 without commits
 	return "v" + parts[1], commits
 }

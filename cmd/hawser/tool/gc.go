@@ -23,7 +23,7 @@ type collection struct {
 	Attachments []*garbage `json:"attachments"`
 
 	node    *node.Node
-	older   time.Duration // minimum age of garbage
+	minAge  time.Duration // minimum age of garbage
 	damaged error         // errors of single files
 }
 
@@ -36,9 +36,9 @@ type garbage struct {
 	Done  bool   `json:"done"`
 	Error string `json:"error,omitempty"`
 
-	was  *node.Attachment // its state before the removal
-	list node.List        // the list for its removal
-	err  error            // why holdings may be left
+	former *node.Attachment // its state before the removal
+	list   node.List        // the list for its removal
+	err    error            // why holdings may be left
 }
 
 func gcCommand(s *session) *cobra.Command {
@@ -78,7 +78,7 @@ func collect(ctx context.Context, n *node.Node, older time.Duration, yes bool) (
 	}
 	source := cmp.Or(strings.Join(s.Answered, ", "), "existing namespaces; no runtime answers")
 	found := &collection{Source: source, Silent: append([]string{}, s.Silent...), Attachments: []*garbage{},
-		node: n, older: older, damaged: s.Damaged}
+		node: n, minAge: older, damaged: s.Damaged}
 	for _, a := range s.Attachments {
 		g := &garbage{Attachment: a.Attachment, Pod: a.Pod}
 		g.Why, g.Kept = s.Classify(a, older)
@@ -96,7 +96,7 @@ func (c *collection) remove(ctx context.Context) error {
 		if a == nil { // detached since it was listed
 			return
 		}
-		g.was = a
+		g.former = a
 		if g.list, g.err = listOf(c.node, a); g.err == nil {
 			g.err = c.node.Detach(ctx, a, g.list)
 		}
@@ -105,14 +105,14 @@ func (c *collection) remove(ctx context.Context) error {
 		return err
 	}
 	err = c.each(ctx, func(g *garbage, a *node.Attachment) {
-		if g.was == nil {
+		if g.former == nil {
 			return
 		}
 		if a != nil {
-			g.err = errors.Join(g.err, c.node.DetachLeft(ctx, g.was, g.list, a.Holdings))
+			g.err = errors.Join(g.err, c.node.DetachLeft(ctx, g.former, g.list, a.Holdings))
 		}
-		if g.err == nil && g.was.File != "" { // libcni's record
-			g.err = os.Remove(g.was.File)
+		if g.err == nil && g.former.File != "" { // libcni's record
+			g.err = os.Remove(g.former.File)
 		}
 		g.Done = g.err == nil
 	})
@@ -129,34 +129,34 @@ func (c *collection) remove(ctx context.Context) error {
 // the survey every second, because containers start and end.
 func (c *collection) each(ctx context.Context, do func(g *garbage, a *node.Attachment)) error {
 	var s *node.Survey
-	var end time.Time
+	var surveyEnd time.Time
 	var former []*node.Attachment
 	for _, g := range c.Attachments {
-		if g.was != nil {
-			former = append(former, g.was)
+		if g.former != nil {
+			former = append(former, g.former)
 		}
 	}
 	for _, g := range c.Attachments {
 		if g.Why == "" {
 			continue
 		}
-		if time.Now().After(end) {
+		if time.Now().After(surveyEnd) {
 			var err error
 			if s, err = c.node.Survey(ctx, former...); err != nil {
 				return err
 			}
-			end = time.Now().Add(time.Second)
+			surveyEnd = time.Now().Add(time.Second)
 		}
 		k := slices.IndexFunc(s.Attachments, func(a *node.Attachment) bool { return a.Attachment == g.Attachment })
 		if k < 0 {
 			do(g, nil)
 			continue
 		}
-		known := *s.Attachments[k]
-		if g.was != nil { // its former holdings identify its namespace
-			known.Holdings = slices.Concat(known.Holdings, g.was.Holdings)
+		merged := *s.Attachments[k]
+		if g.former != nil { // its former holdings identify its namespace
+			merged.Holdings = slices.Concat(merged.Holdings, g.former.Holdings)
 		}
-		if g.Why, g.Kept = s.Classify(&known, c.older); g.Why != "" {
+		if g.Why, g.Kept = s.Classify(&merged, c.minAge); g.Why != "" {
 			do(g, s.Attachments[k])
 		}
 	}

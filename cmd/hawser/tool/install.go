@@ -36,7 +36,7 @@ const (
 )
 
 type options struct {
-	to, links         string
+	destDir, links    string
 	only, skip        []string
 	keep, force, loop bool
 	skipNewer         bool
@@ -44,7 +44,7 @@ type options struct {
 }
 
 func installCommand(
-	programs []skel.Program, names []string, env func(string) (string, bool), say *output,
+	programs []skel.Program, names []string, env func(string) (string, bool), out *output,
 ) *cobra.Command {
 	var o options
 	c := &cobra.Command{
@@ -55,11 +55,11 @@ func installCommand(
 				return err
 			}
 			o.searchPath, _ = env("PATH")
-			return cmp.Or(o.run(c.Context(), programs, chosen, say), say.err)
+			return cmp.Or(o.run(c.Context(), programs, chosen, out), out.err)
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&o.to, "to", "", "the `directory` in which runtimes search for plugins, such as /opt/cni/bin")
+	f.StringVar(&o.destDir, "to", "", "the `directory` in which runtimes search for plugins, such as /opt/cni/bin")
 	f.StringSliceVar(&o.only, "only", nil, "only these `plugins`, separated by commas")
 	f.StringSliceVar(&o.skip, "skip", nil, "all plugins except these `plugins`")
 	f.StringVar(&o.links, "links", hard, "how the file gets a plugin's name: hard, symbolic or copy")
@@ -79,10 +79,9 @@ func noArguments(_ *cobra.Command, args []string) error {
 	return nil
 }
 
-// choose checks the options and returns the selected plugins. SKIP_CNI_BINARIES and UPDATE_CNI_BINARIES are variables
-// of Rancher's image.
+// choose checks the options and returns the selected plugins. The variables *_CNI_BINARIES are Rancher's.
 func (o *options) choose(names []string, env func(string) (string, bool)) ([]string, error) {
-	if o.to == "" {
+	if o.destDir == "" {
 		return nil, errors.New("--to is missing; pass the directory of the runtime's plugins, such as /opt/cni/bin")
 	}
 	if !slices.Contains([]string{hard, symbolic, byCopy}, o.links) {
@@ -111,42 +110,42 @@ func (o *options) choose(names []string, env func(string) (string, bool)) ([]str
 	}), nil
 }
 
-func (o *options) run(ctx context.Context, programs []skel.Program, names []string, say io.Writer) error {
+func (o *options) run(ctx context.Context, programs []skel.Program, names []string, out io.Writer) error {
 	program, err := os.ReadFile("/proc/self/exe")
 	if err != nil {
 		return err
 	}
 	last, files := map[string]string{}, &reader{program, map[identity]content{}}
-	once := func(ctx context.Context) error {
-		if err := os.MkdirAll(o.to, 0o755); err != nil {
+	installOnce := func(ctx context.Context) error {
+		if err := os.MkdirAll(o.destDir, 0o755); err != nil {
 			return err
 		}
 		files.begin()
-		p := &place{dir: o.to, files: files}
-		if err := p.open(ctx, programs, say); err != nil {
+		p := &pluginDir{dir: o.destDir, files: files}
+		if err := p.open(ctx, programs, out); err != nil {
 			return err
 		}
 		defer p.close()
-		i := install{options: *o, place: p, programs: programs, program: program, say: say, last: last}
+		i := install{options: *o, pluginDir: p, programs: programs, program: program, out: out, last: last}
 		return i.all(names)
 	}
 	if o.loop {
-		concerns := func(name string) bool {
+		isRelevant := func(name string) bool {
 			_, isKnown := last[name]
-			return isKnown || sameFile(filepath.Join(o.to, name), filepath.Join(o.to, toolName))
+			return isKnown || sameFile(filepath.Join(o.destDir, name), filepath.Join(o.destDir, toolName))
 		}
-		return loop{o.to, once, concerns}.run(ctx, say)
+		return loop{o.destDir, installOnce, isRelevant}.run(ctx, out)
 	}
-	return once(ctx)
+	return installOnce(ctx)
 }
 
 // install is one installation.
 type install struct {
 	options
-	*place
+	*pluginDir
 	programs []skel.Program // all plugins of this program
 	program  []byte
-	say      io.Writer
+	out      io.Writer
 	last     map[string]string // the last reported result of each name, for --loop
 }
 
@@ -166,12 +165,12 @@ func (i *install) all(names []string) error {
 		if !f.damaged && name != toolName && !slices.Contains(names, name) {
 			continue
 		}
-		why := ""
+		reason := ""
 		if err == nil {
-			why, err = i.decide(f)
+			reason, err = i.decide(f)
 		}
 		errs = append(errs, err)
-		steps = append(steps, step{file: f, result: why})
+		steps = append(steps, step{file: f, result: reason})
 	}
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("nothing was installed:\n%w", err)
@@ -179,25 +178,25 @@ func (i *install) all(names []string) error {
 	if err := i.saveOriginals(steps); err != nil {
 		return err
 	}
-	var failed error
-	isMade, links := false, i.findLinks(steps)
+	var firstErr error
+	isToolNew, links := false, i.findLinks(steps)
 	for n, s := range steps {
 		if s.result != "" {
 			continue
 		}
 		done, err := i.link(s.file)
 		if err != nil {
-			failed = fmt.Errorf("%s: %w", i.path(s.name), err)
+			firstErr = fmt.Errorf("%s: %w", i.path(s.name), err)
 			break
 		}
 		steps[n].result, steps[n].changed = done, done != isUpToDate
-		isMade = isMade || s.name == toolName
+		isToolNew = isToolNew || s.name == toolName
 	}
-	if failed == nil && isMade { // before that, other names may still link to the previous file
-		failed = i.recordTool()
+	if firstErr == nil && isToolNew { // before that, other names may still link to the previous file
+		firstErr = i.recordTool()
 	}
-	// A reader of the report may change the directory at once.
-	err := cmp.Or(errors.Join(failed, i.sync()), i.requireMain(names))
+	// A reader of the report may change the directory immediately.
+	err := cmp.Or(errors.Join(firstErr, i.sync()), i.requireMain(names))
 	i.report(steps)
 	i.warnNewer(steps)
 	i.warnLinks(links)
@@ -210,14 +209,13 @@ func (i *install) report(steps []step) {
 		last, known := i.last[s.name]
 		isNew := s.changed || !known || s.result != last && s.result != isUpToDate && s.result != keptAll
 		if s.result != "" && isNew {
-			fmt.Fprintf(i.say, "%s: %s\n", i.path(s.name), s.result)
+			fmt.Fprintf(i.out, "%s: %s\n", i.path(s.name), s.result)
 		}
 		i.last[s.name] = s.result
 	}
 }
 
-// addRecorded returns the tool's name, these names, and the other names in the record, because their files may be
-// damaged.
+// addRecorded adds the tool's name and the other names in the record, because their files may be damaged.
 func (i *install) addRecorded(names []string) []string {
 	all := append([]string{toolName}, names...)
 	for _, name := range slices.Sorted(maps.Keys(i.record)) {
@@ -229,7 +227,7 @@ func (i *install) addRecorded(names []string) []string {
 }
 
 // decide returns the reason to leave a name as it is, or "" to install it. An error prevents the whole installation.
-func (i *install) decide(f file) (why string, err error) {
+func (i *install) decide(f file) (reason string, err error) {
 	switch {
 	case f.kind == irregular:
 		return "", fmt.Errorf("%s: is not a regular file (%s); move it to another directory", i.path(f.name),
@@ -254,8 +252,7 @@ func (i *install) decide(f file) (why string, err error) {
 	return "", nil
 }
 
-// link installs the program under a name and returns the result. A former file stays complete until the new one
-// replaces it.
+// link installs the program under a name and returns the result. A former file stays complete until it is replaced.
 func (i *install) link(f file) (string, error) {
 	if i.isDone(f) {
 		return isUpToDate, nil
@@ -272,7 +269,7 @@ func (i *install) link(f file) (string, error) {
 		if !cannotLink(err) {
 			return describeInstall(f), err
 		}
-		fmt.Fprintf(i.say, "%s: hard links are not possible (%v); making copies\n", i.to, err)
+		fmt.Fprintf(i.out, "%s: hard links are not possible (%v); making copies\n", i.destDir, err)
 		i.links = byCopy
 		return i.link(f)
 	}
@@ -308,12 +305,12 @@ func (i *install) isDone(f file) bool {
 func isCurrent(f file) bool { return f.isSelf && f.info.Mode().Perm() == 0o755 }
 
 func sameFile(a, b string) bool {
-	x, err := os.Stat(a)
-	y, failed := os.Stat(b)
-	return err == nil && failed == nil && os.SameFile(x, y)
+	x, _ := os.Stat(a) // nil, which is not the same file, after an error
+	y, _ := os.Stat(b)
+	return os.SameFile(x, y)
 }
 
-func uninstallCommand(programs []skel.Program, say *output) *cobra.Command {
+func uninstallCommand(programs []skel.Program, out *output) *cobra.Command {
 	var dir string
 	c := &cobra.Command{
 		Use: "uninstall --to DIR", Short: "Restore the files that install replaced in DIR", Args: noArguments,
@@ -321,18 +318,18 @@ func uninstallCommand(programs []skel.Program, say *output) *cobra.Command {
 			if dir == "" {
 				return errors.New("--to is missing; pass the directory of the installation")
 			}
-			return cmp.Or(uninstall(c.Context(), dir, programs, say), say.err)
+			return cmp.Or(uninstall(c.Context(), dir, programs, out), out.err)
 		},
 	}
 	c.Flags().StringVar(&dir, "to", "", "the `directory` of the installation")
 	return c
 }
 
-func uninstall(ctx context.Context, dir string, programs []skel.Program, say io.Writer) error {
-	p := &place{dir: dir}
-	err := p.open(ctx, programs, say)
+func uninstall(ctx context.Context, dir string, programs []skel.Program, out io.Writer) error {
+	p := &pluginDir{dir: dir}
+	err := p.open(ctx, programs, out)
 	if errors.Is(err, fs.ErrNotExist) {
-		fmt.Fprintf(say, "%s: nothing is installed\n", dir)
+		fmt.Fprintf(out, "%s: nothing is installed\n", dir)
 		return nil
 	}
 	if err != nil {
@@ -340,25 +337,25 @@ func uninstall(ctx context.Context, dir string, programs []skel.Program, say io.
 	}
 	defer p.close()
 	if !exists(p.path(formerDir)) && !exists(p.path(partName)) {
-		fmt.Fprintf(say, "%s: nothing is installed\n", dir)
+		fmt.Fprintf(out, "%s: nothing is installed\n", dir)
 		return nil
 	}
 	// Links point to the tool's file, so it is removed last.
 	names := slices.Sorted(maps.Keys(p.record))
 	names = append(slices.DeleteFunc(names, func(name string) bool { return name == toolName }), toolName)
 	for _, name := range names {
-		was, taken := p.record[name]
-		if !taken {
+		former, isRecorded := p.record[name]
+		if !isRecorded {
 			continue
 		}
-		done, err := p.restore(name, was)
+		done, err := p.restore(name, former)
 		if err != nil {
 			return err // it has the path
 		}
-		fmt.Fprintf(say, "%s: %s\n", p.path(name), done)
+		fmt.Fprintf(out, "%s: %s\n", p.path(name), done)
 	}
 	// Names whose former file was not restored stay in the record.
-	maps.DeleteFunc(p.record, func(name string, was origin) bool { return !was.Kept || !exists(p.backup(name)) })
+	maps.DeleteFunc(p.record, func(name string, former origin) bool { return !former.Kept || !exists(p.backup(name)) })
 	if err := errors.Join(p.sync(), ignoreAbsent(os.Remove(p.path(partName)))); err != nil {
 		return err
 	}
@@ -369,21 +366,21 @@ func uninstall(ctx context.Context, dir string, programs []skel.Program, say io.
 }
 
 // restore replaces Hawser's file with the former file in one step, or removes it if there was no former file.
-func (p *place) restore(name string, was origin) (string, error) {
+func (p *pluginDir) restore(name string, former origin) (string, error) {
 	f, err := p.inspect(name)
-	former, _ := os.Lstat(p.backup(name))
+	backup, _ := os.Lstat(p.backup(name))
 	switch {
 	case err != nil:
 		return "", err
-	case was.Kept && os.SameFile(f.info, former): // after an installation that was killed before it replaced the file
+	case former.Kept && os.SameFile(f.info, backup): // an installation was killed before it replaced the file
 		return "as it was before", os.Remove(p.backup(name))
-	case f.kind.isForeign() && was.Kept && former != nil:
+	case f.kind.isForeign() && former.Kept && backup != nil:
 		return "left: it is not Hawser's; the former file stays in " + p.backup(name), nil
 	case f.kind.isForeign():
 		return "left: it is not Hawser's", nil
-	case was.Kept && former != nil:
+	case former.Kept && backup != nil:
 		return "as it was before", os.Rename(p.backup(name), p.path(name))
-	case was.Kept:
+	case former.Kept:
 		return "as it was before", nil // restored by an uninstallation that was interrupted
 	}
 	return "removed", ignoreAbsent(os.Remove(p.path(name)))

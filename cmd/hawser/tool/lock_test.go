@@ -26,7 +26,7 @@ var _ = DescribeTable("a directory that another installation has", Label("locks"
 	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
 	defer cancel()
 	var said bytes.Buffer
-	c, _ := command([]skel.Program{{Name: "bridge"}}, func(string) (string, bool) { return "", false }, nil)
+	c, _ := rootCommand([]skel.Program{{Name: "bridge"}}, func(string) (string, bool) { return "", false }, nil)
 	c.SetOut(&said)
 	c.SetArgs([]string{verb, "--to", dir})
 	failed := make(chan error, 1)

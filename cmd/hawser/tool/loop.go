@@ -17,8 +17,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// watched are the events after which a name may refer to another file or to changed content.
-const watched = unix.IN_CREATE | unix.IN_MOVED_TO | unix.IN_MOVED_FROM | unix.IN_DELETE | unix.IN_CLOSE_WRITE |
+// watchedEvents are the events after which a name may refer to another file or to changed content.
+const watchedEvents = unix.IN_CREATE | unix.IN_MOVED_TO | unix.IN_MOVED_FROM | unix.IN_DELETE | unix.IN_CLOSE_WRITE |
 	unix.IN_ATTRIB | unix.IN_DELETE_SELF | unix.IN_MOVE_SELF
 
 // interval is the time between checks of the path, because some changes cause no event.
@@ -35,7 +35,7 @@ type loop struct {
 // the process. The installation's own changes also trigger another installation, which finds everything in place and
 // changes nothing. A directory that is mounted into a container stays mounted when the host deletes it. run then
 // returns an error, so that the container is started again with the directory that is now at the path.
-func (l loop) run(ctx context.Context, say io.Writer) error {
+func (l loop) run(ctx context.Context, out io.Writer) error {
 	ctx, done := signal.NotifyContext(ctx, syscall.SIGTERM, syscall.SIGINT, syscall.SIGPIPE)
 	defer done()
 	for first := true; ; first = false {
@@ -44,7 +44,7 @@ func (l loop) run(ctx context.Context, say io.Writer) error {
 			err = l.installOnce(ctx)
 		}
 		if err != nil && ctx.Err() == nil && !first && !errors.Is(err, errDeleted) {
-			fmt.Fprintf(say, "%s: %v; retrying after the next change\n", l.dir, err)
+			fmt.Fprintf(out, "%s: %v; retrying after the next change\n", l.dir, err)
 			select { // the failed installation may have caused events itself
 			case <-ctx.Done():
 			case <-time.After(interval):
@@ -85,7 +85,7 @@ func watchDir(dir string) (w dirWatch, err error) {
 	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
 	if err == nil {
 		w.events = os.NewFile(uintptr(fd), "inotify")
-		_, err = unix.InotifyAddWatch(fd, dir, watched|unix.IN_ONLYDIR)
+		_, err = unix.InotifyAddWatch(fd, dir, watchedEvents|unix.IN_ONLYDIR)
 	}
 	if err != nil {
 		return w, fmt.Errorf("%s: inotify: %w", dir, err)
@@ -93,30 +93,29 @@ func watchDir(dir string) (w dirWatch, err error) {
 	return w, nil
 }
 
-// wait returns nil after an event for a name that concerns accepts, or when the watched directory is no longer at its
-// path or was deleted.
-func (w dirWatch) wait(ctx context.Context, concerns func(name string) bool) error {
+// wait returns nil after an event for a name for which isRelevant returns true, or when the watched directory is no
+// longer at its path or was deleted.
+func (w dirWatch) wait(ctx context.Context, isRelevant func(name string) bool) error {
 	stop := context.AfterFunc(ctx, func() { _ = w.events.Close() })
 	defer stop()
 	buffer := make([]byte, 64<<10)
 	for {
 		_ = w.events.SetReadDeadline(time.Now().Add(interval)) // inotify supports deadlines
 		n, err := w.events.Read(buffer)
-		if err == nil && slices.ContainsFunc(eventNames(buffer[:n]), concerns) {
+		if err == nil && slices.ContainsFunc(eventNames(buffer[:n]), isRelevant) {
 			return nil
 		}
 		if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
 			return fmt.Errorf("inotify: %w", err)
 		}
-		var now unix.Stat_t
-		if unix.Stat(w.dir, &now) != nil || now.Nlink == 0 || now.Dev != w.stat.Dev || now.Ino != w.stat.Ino {
+		var st unix.Stat_t
+		if unix.Stat(w.dir, &st) != nil || st.Nlink == 0 || st.Dev != w.stat.Dev || st.Ino != w.stat.Ino {
 			return nil
 		}
 	}
 }
 
-// eventNames returns the file name of each inotify event, and toolName for events of the directory itself and for lost
-// events.
+// eventNames returns the file name of each inotify event, or toolName for lost events and events of the directory.
 func eventNames(events []byte) (names []string) {
 	for len(events) >= unix.SizeofInotifyEvent {
 		end := unix.SizeofInotifyEvent + int(binary.NativeEndian.Uint32(events[12:]))

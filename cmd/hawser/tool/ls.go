@@ -34,7 +34,7 @@ func listAttachments(t table, all []*node.Attachment) {
 		more := append(a.Held(cni.HeldLimit), append(a.Held(cni.HeldAccept), a.Held(cni.HeldRouting)...)...)
 		note := a.Orphan
 		if note == "" && a.Reference {
-			note = "made by the reference plugins"
+			note = "created by the reference plugins"
 		}
 		columns := []string{cmp.Or(a.Network, "?"), nameOf(a.Pod, a.ContainerID), cmp.Or(a.IfName, "?"),
 			strings.Join(a.Addresses(), " "), node.FirstWord(a.HostEnd()), strings.Join(a.Held(cni.HeldPort), ", "),

@@ -42,11 +42,11 @@ import (
 // Main runs one of the plugins or, if none was called, the tool. It does not return.
 func Main(all []skel.Program) {
 	skel.MainOf(all)
-	root, s := command(all, os.LookupEnv, os.Environ())
+	root, s := rootCommand(all, os.LookupEnv, os.Environ())
 	root.SetArgs(os.Args[1:])
 	root.SetIn(os.Stdin)
-	root.SetOut(&printer{to: os.Stdout})
-	root.SetErr(&printer{to: os.Stderr})
+	root.SetOut(&printer{file: os.Stdout})
+	root.SetErr(&printer{file: os.Stderr})
 	// With a handler for SIGPIPE, a write to a pipe without a reader fails instead of ending the command halfway. The
 	// programs that the tool runs do not inherit a handler; they would inherit an ignored signal.
 	signal.Notify(make(chan os.Signal, 1), unix.SIGPIPE)
@@ -121,9 +121,9 @@ func (s *session) command(usage, short string, run func(arg string) error) *cobr
 // Therefore, they are not taken from the environment of a shell or a pod, which outlives the call.
 var permissions = []string{"yes", "force"}
 
-// command returns the command line. An option that is not given is taken from the environment, for example --to from
-// HAWSER_TO, unless it is one of permissions.
-func command(all []skel.Program, env func(string) (string, bool), vars []string) (*cobra.Command, *session) {
+// rootCommand returns the command line. An option that is not given is taken from the environment, for example --to
+// from HAWSER_TO, unless it is one of permissions.
+func rootCommand(all []skel.Program, env func(string) (string, bool), vars []string) (*cobra.Command, *session) {
 	var names []string
 	for _, p := range all {
 		names = append(names, p.Name)
@@ -137,13 +137,12 @@ func command(all []skel.Program, env func(string) (string, bool), vars []string)
 	s.IsReference, s.IsOurs = isReference, cachedIsOurs()
 	root.PersistentPreRunE = func(c *cobra.Command, _ []string) error {
 		// Collect garbage less often, because these commands read from many plugins concurrently and keep the data
-		// until they end. watch is excluded because it runs for a long time, and install because its pod has little
-		// memory.
+		// until they end. watch is excluded because it runs permanently, and install because its pod has little memory.
 		if c.Flags().Lookup("root") != nil && c.Name() != "watch" {
 			runtime.GOMAXPROCS(start.Processors)
 			debug.SetGCPercent(400)
 		}
-		if err := fromEnvironment(c.Flags(), env, c.ErrOrStderr()); err != nil || dir == "" {
+		if err := setFromEnvironment(c.Flags(), env, c.ErrOrStderr()); err != nil || dir == "" {
 			return err
 		}
 		if err := errors.Join(unix.Chroot(dir), os.Chdir("/")); err != nil {
@@ -193,7 +192,7 @@ func refuseUnknown(root *cobra.Command) {
 	}
 }
 
-func fromEnvironment(flags *pflag.FlagSet, env func(string) (string, bool), warn io.Writer) (err error) {
+func setFromEnvironment(flags *pflag.FlagSet, env func(string) (string, bool), warn io.Writer) (err error) {
 	flags.VisitAll(func(f *pflag.Flag) {
 		name := "HAWSER_" + strings.ToUpper(strings.ReplaceAll(f.Name, "-", "_"))
 		value, ok := env(name)
@@ -202,8 +201,8 @@ func fromEnvironment(flags *pflag.FlagSet, env func(string) (string, bool), warn
 		case slices.Contains(permissions, f.Name):
 			fmt.Fprintf(warn, "hawser: %s: ignored; pass --%s\n", name, f.Name)
 		default:
-			if bad := flags.Set(f.Name, value); bad != nil {
-				err = errors.Join(err, fmt.Errorf("%s: %w", name, bad))
+			if setErr := flags.Set(f.Name, value); setErr != nil {
+				err = errors.Join(err, fmt.Errorf("%s: %w", name, setErr))
 			}
 		}
 	})

@@ -35,8 +35,8 @@ func metricsCommand(s *session) *cobra.Command {
 		case s.json:
 			return errors.Join(s.show(m, nil), err)
 		case file == "":
-			_, bad := s.out.Write(m.text())
-			return errors.Join(err, bad)
+			_, writeErr := s.out.Write(m.text())
+			return errors.Join(err, writeErr)
 		}
 		return errors.Join(err, m.write(file))
 	})
@@ -57,74 +57,10 @@ func checkMetricsFile(file string) error {
 // metrics are samples by the metric's name and the labels.
 type metrics map[string]map[string]float64
 
-func (m metrics) write(file string) error {
-	dir, err := statefile.Open(filepath.Dir(file), 0)
-	if err != nil {
-		return err
-	}
-	return errors.Join(dir.Replace(filepath.Base(file), m.text(), 0o644), dir.Close())
-}
-
-// metric is a metric that the tool can write.
-type metric struct{ name, kind, help string }
-
-var allMetrics = []metric{
-	{"hawser_addresses_used", "gauge", "Addresses that host-local leased from a range set."},
-	{"hawser_addresses_free", "gauge", "Free addresses of a range set."},
-	{"hawser_leases_without_container", "gauge", "Addresses leased to containers that no longer exist."},
-	{"hawser_attachments", "gauge", "Attachments of containers to a network."},
-	{"hawser_host_ports", "gauge", "Host ports that are forwarded to containers."},
-	{"hawser_failures_total", "counter", "Failed calls that are on record."},
-	{"hawser_failure_last_timestamp_seconds", "gauge", "Time of the last such failure."},
-	{"hawser_check_drift", "gauge", "Attachments for which CHECK finds something missing or changed."},
-	{"hawser_call_duration_seconds", "histogram", "Durations of the calls in the logs."},
-}
-
-// add adds value to a sample, and creates it if necessary. Labels are alternating names and values.
-func (m metrics) add(name string, value float64, labels ...string) {
-	if m[name] == nil {
-		m[name] = map[string]float64{}
-	}
-	m[name][labelled(labels)] += value
-}
-
-func labelled(labels []string) string {
-	escape := strings.NewReplacer(`\`, `\\`, `"`, `\"`, "\n", `\n`)
-	var words []string
-	for i := 0; i < len(labels); i += 2 {
-		words = append(words, labels[i]+`="`+escape.Replace(quote(labels[i+1]))+`"`)
-	}
-	if len(words) == 0 {
-		return ""
-	}
-	return "{" + strings.Join(words, ",") + "}"
-}
-
-// text returns the metrics in the exposition format, version 0.0.4.
-func (m metrics) text() []byte {
-	var b bytes.Buffer
-	for _, what := range allMetrics {
-		begun := false
-		for _, suffix := range []string{"", "_bucket", "_sum", "_count"} {
-			var lines []string
-			for labels, value := range m[what.name+suffix] {
-				lines = append(lines, what.name+suffix+labels+" "+strconv.FormatFloat(value, 'g', -1, 64)+"\n")
-			}
-			slices.Sort(lines)
-			if len(lines) > 0 && !begun {
-				begun = true
-				fmt.Fprintf(&b, "# HELP %s %s\n# TYPE %[1]s %[3]s\n", what.name, what.help, what.kind)
-			}
-			b.WriteString(strings.Join(lines, ""))
-		}
-	}
-	return b.Bytes()
-}
-
 func measure(ctx context.Context, n *node.Node, check bool, log string) (metrics, error) {
 	m := metrics{}
-	all, damaged, unread := n.Read(ctx)
-	errs := []error{damaged, unread}
+	all, damaged, readErr := n.Read(ctx)
+	errs := []error{damaged, readErr}
 	m.add("hawser_leases_without_container", 0)
 	m.add("hawser_host_ports", 0)
 	for _, a := range all {
@@ -137,14 +73,16 @@ func measure(ctx context.Context, n *node.Node, check bool, log string) (metrics
 			found, err := n.CheckAll(ctx, a)
 			errs = append(errs, err)
 			if len(found) > 0 {
-				drifts := slices.ContainsFunc(found, node.IsDrift)
-				m.add("hawser_check_drift", map[bool]float64{true: 1}[drifts], "network", a.Network)
+				m.add("hawser_check_drift", 0, "network", a.Network)
+				if slices.ContainsFunc(found, node.IsDrift) {
+					m.add("hawser_check_drift", 1, "network", a.Network)
+				}
 			}
 		}
 	}
 	lists, err := n.Lists()
 	errs = append(errs, err)
-	if unread != nil {
+	if readErr != nil {
 		lists = nil // unread leases are not free addresses
 	}
 	for _, l := range lists {
@@ -154,15 +92,15 @@ func measure(ctx context.Context, n *node.Node, check bool, log string) (metrics
 			m.add("hawser_addresses_free", u.Size-u.Used, labels...)
 		}
 	}
-	kept, err := skel.Failures(n.Failures).List()
+	records, err := skel.Failures(n.Failures).List()
 	errs = append(errs, err)
 	const last = "hawser_failure_last_timestamp_seconds"
-	for _, k := range kept {
-		f := k.Record
+	for _, r := range records {
+		f := r.Record
 		labels := []string{"plugin", f.Plugin, "command", f.Command, "code", fmt.Sprint(f.Code)}
 		m.add("hawser_failures_total", float64(f.Count), labels...)
 		m.add(last, 0, labels...)
-		m[last][labelled(labels)] = max(m[last][labelled(labels)], float64(f.Time.Unix()))
+		m[last][formatLabels(labels)] = max(m[last][formatLabels(labels)], float64(f.Time.Unix()))
 	}
 	return m, errors.Join(append(errs, eachLogLine(log, m.duration))...)
 }
@@ -213,4 +151,68 @@ func (m metrics) duration(line []byte) {
 		}
 		m.add(name+"_bucket", below, append(labels, "le", limit)...)
 	}
+}
+
+// add adds value to a sample, and creates it if necessary. Labels are alternating names and values.
+func (m metrics) add(name string, value float64, labels ...string) {
+	if m[name] == nil {
+		m[name] = map[string]float64{}
+	}
+	m[name][formatLabels(labels)] += value
+}
+
+func formatLabels(labels []string) string {
+	escape := strings.NewReplacer(`\`, `\\`, `"`, `\"`, "\n", `\n`)
+	var words []string
+	for i := 0; i < len(labels); i += 2 {
+		words = append(words, labels[i]+`="`+escape.Replace(quote(labels[i+1]))+`"`)
+	}
+	if len(words) == 0 {
+		return ""
+	}
+	return "{" + strings.Join(words, ",") + "}"
+}
+
+func (m metrics) write(file string) error {
+	dir, err := statefile.Open(filepath.Dir(file), 0)
+	if err != nil {
+		return err
+	}
+	return errors.Join(dir.Replace(filepath.Base(file), m.text(), 0o644), dir.Close())
+}
+
+// metric is a metric that the tool can write.
+type metric struct{ name, kind, help string }
+
+var allMetrics = []metric{
+	{"hawser_addresses_used", "gauge", "Addresses that host-local leased from a range set."},
+	{"hawser_addresses_free", "gauge", "Free addresses of a range set."},
+	{"hawser_leases_without_container", "gauge", "Addresses leased to containers that no longer exist."},
+	{"hawser_attachments", "gauge", "Attachments of containers to a network."},
+	{"hawser_host_ports", "gauge", "Host ports that are forwarded to containers."},
+	{"hawser_failures_total", "counter", "Failed calls that are on record."},
+	{"hawser_failure_last_timestamp_seconds", "gauge", "Time of the last such failure."},
+	{"hawser_check_drift", "gauge", "Attachments for which CHECK finds something missing or changed."},
+	{"hawser_call_duration_seconds", "histogram", "Durations of the calls in the logs."},
+}
+
+// text returns the metrics in the exposition format, version 0.0.4.
+func (m metrics) text() []byte {
+	var b bytes.Buffer
+	for _, metric := range allMetrics {
+		hasHelp := false
+		for _, suffix := range []string{"", "_bucket", "_sum", "_count"} {
+			var lines []string
+			for labels, value := range m[metric.name+suffix] {
+				lines = append(lines, metric.name+suffix+labels+" "+strconv.FormatFloat(value, 'g', -1, 64)+"\n")
+			}
+			slices.Sort(lines)
+			if len(lines) > 0 && !hasHelp {
+				hasHelp = true
+				fmt.Fprintf(&b, "# HELP %s %s\n# TYPE %[1]s %[3]s\n", metric.name, metric.help, metric.kind)
+			}
+			b.WriteString(strings.Join(lines, ""))
+		}
+	}
+	return b.Bytes()
 }

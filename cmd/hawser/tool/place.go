@@ -28,11 +28,11 @@ const (
 	recordName = "installed.json"
 )
 
-// place is a locked directory of plugins.
+// pluginDir is a locked directory of plugins.
 //
 // Changes are made in an order that lets the next call continue after an interruption at any point: first a former file
 // gets a second name in formerDir, then the record gets the name, then the new file replaces the former one.
-type place struct {
+type pluginDir struct {
 	dir    string
 	file   *os.File
 	lock   *statefile.Lock
@@ -50,7 +50,7 @@ type origin struct {
 
 // open locks the directory and reads the record. It waits for at most 30 seconds while another installation holds the
 // lock. It restores and reports a damaged record, so that the damage does not block installation or uninstallation.
-func (p *place) open(ctx context.Context, programs []skel.Program, say io.Writer) (err error) {
+func (p *pluginDir) open(ctx context.Context, programs []skel.Program, out io.Writer) (err error) {
 	if p.file, err = os.Open(p.dir); err != nil {
 		return err
 	}
@@ -67,7 +67,7 @@ func (p *place) open(ctx context.Context, programs []skel.Program, say io.Writer
 		return err
 	}
 	if damage != nil {
-		fmt.Fprintf(say, "%s: damaged: %v; restored from the files in the directory\n", p.backup(recordName), damage)
+		fmt.Fprintf(out, "%s: damaged: %v; restored from the files in the directory\n", p.backup(recordName), damage)
 	}
 	return nil
 }
@@ -75,7 +75,7 @@ func (p *place) open(ctx context.Context, programs []skel.Program, say io.Writer
 // readRecord reads the record. It restores a missing record from the former files in formerDir. Former files without a
 // record exist only if an installation was killed or an administrator removed the record. A damaged record was written
 // after names were replaced, so the restored record also gets the names that have the tool's file but no former file.
-func (p *place) readRecord(programs []skel.Program) (damage, err error) {
+func (p *pluginDir) readRecord(programs []skel.Program) (damage, err error) {
 	p.record = map[string]origin{}
 	data, err := os.ReadFile(p.backup(recordName))
 	isMissing := errors.Is(err, fs.ErrNotExist)
@@ -108,24 +108,24 @@ func (p *place) readRecord(programs []skel.Program) (damage, err error) {
 }
 
 // isTool reports whether a name is a link to the tool's file or a copy of that file.
-func (p *place) isTool(name string) bool {
+func (p *pluginDir) isTool(name string) bool {
 	a, err := os.ReadFile(p.path(name))
-	b, failed := os.ReadFile(p.path(toolName))
-	return err == nil && failed == nil && bytes.Equal(a, b)
+	b, toolErr := os.ReadFile(p.path(toolName))
+	return err == nil && toolErr == nil && bytes.Equal(a, b)
 }
 
-func (p *place) close() { _ = errors.Join(p.lock.Unlock(), p.file.Close()) }
+func (p *pluginDir) close() { _ = errors.Join(p.lock.Unlock(), p.file.Close()) }
 
-func (p *place) path(name string) string { return filepath.Join(p.dir, name) }
+func (p *pluginDir) path(name string) string { return filepath.Join(p.dir, name) }
 
-func (p *place) backup(name string) string { return filepath.Join(p.dir, formerDir, name) }
+func (p *pluginDir) backup(name string) string { return filepath.Join(p.dir, formerDir, name) }
 
 // inspect returns the origin of a name's file. The installed file is still treated as Hawser's after another program
 // has written into it, through one of its names or a link.
-func (p *place) inspect(name string) (file, error) {
+func (p *pluginDir) inspect(name string) (file, error) {
 	f, err := inspect(p.path(name), name, p.files)
-	isTools := p.isToolsFile(name) && (name == toolName || p.isToolsFile(toolName) || p.hasTool())
-	if err == nil && f.kind.isForeign() && isTools {
+	isDamaged := p.isRecordedTool(name) && (name == toolName || p.isRecordedTool(toolName) || p.hasTool())
+	if err == nil && f.kind.isForeign() && isDamaged {
 		f.kind, f.version, f.damaged = ours, "", true
 	}
 	return f, err
@@ -133,43 +133,43 @@ func (p *place) inspect(name string) (file, error) {
 
 // hasTool reports whether the tool's file is Hawser's. After a repair that was killed, the tool's file is Hawser's
 // although the files of other names may not be.
-func (p *place) hasTool() bool {
+func (p *pluginDir) hasTool() bool {
 	f, err := inspect(p.path(toolName), toolName, p.files)
 	return err == nil && f.kind == ours
 }
 
-// isToolsFile reports whether a name points to the file that the last installation made, whatever its content is.
-func (p *place) isToolsFile(name string) bool {
-	made, now := p.record[toolName], unix.Stat_t{}
-	return made.Inode != 0 && unix.Stat(p.path(name), &now) == nil &&
-		now.Ino == made.Inode && uint64(now.Dev) == made.Device
+// isRecordedTool reports whether a name points to the file that the last installation created, with any content.
+func (p *pluginDir) isRecordedTool(name string) bool {
+	recorded, st := p.record[toolName], unix.Stat_t{}
+	return recorded.Inode != 0 && unix.Stat(p.path(name), &st) == nil &&
+		st.Ino == recorded.Inode && uint64(st.Dev) == recorded.Device
 }
 
-func (p *place) recordTool() error {
-	if p.isToolsFile(toolName) {
+func (p *pluginDir) recordTool() error {
+	if p.isRecordedTool(toolName) {
 		return nil
 	}
-	var made unix.Stat_t
-	if err := unix.Stat(p.path(toolName), &made); err != nil {
+	var st unix.Stat_t
+	if err := unix.Stat(p.path(toolName), &st); err != nil {
 		return err
 	}
-	p.record[toolName] = origin{p.record[toolName].Kept, uint64(made.Dev), made.Ino}
+	p.record[toolName] = origin{p.record[toolName].Kept, uint64(st.Dev), st.Ino}
 	return p.save()
 }
 
 // saveOriginals saves the files that will be replaced, and records their names.
-func (p *place) saveOriginals(steps []step) error {
-	changed := false
+func (p *pluginDir) saveOriginals(steps []step) error {
+	isChanged := false
 	for _, s := range steps {
 		if s.result != "" {
 			continue
 		}
 		f := s.file
-		was, known := p.record[f.name]
-		if was.Kept && !exists(p.backup(f.name)) { // restored by an uninstallation that was interrupted
-			known = false
+		former, isRecorded := p.record[f.name]
+		if former.Kept && !exists(p.backup(f.name)) { // restored by an uninstallation that was interrupted
+			isRecorded = false
 		}
-		if known && (f.kind == ours || f.kind == absent) {
+		if isRecorded && (f.kind == ours || f.kind == absent) {
 			continue
 		}
 		if err := os.Mkdir(p.path(formerDir), 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
@@ -178,15 +178,15 @@ func (p *place) saveOriginals(steps []step) error {
 		if err := p.backUp(f); err != nil {
 			return fmt.Errorf("keep %s: %w", p.path(f.name), err)
 		}
-		p.record[f.name], changed = origin{Kept: f.kind != absent}, true
+		p.record[f.name], isChanged = origin{Kept: f.kind != absent}, true
 	}
-	if !changed {
+	if !isChanged {
 		return nil
 	}
 	return p.save()
 }
 
-func (p *place) save() error {
+func (p *pluginDir) save() error {
 	data, err := json.MarshalIndent(p.record, "", "  ")
 	if err != nil {
 		return err
@@ -195,7 +195,7 @@ func (p *place) save() error {
 }
 
 // backUp gives a file a second name in formerDir, or copies it if hard links are not possible.
-func (p *place) backUp(f file) error {
+func (p *pluginDir) backUp(f file) error {
 	if f.kind == absent {
 		return ignoreAbsent(os.Remove(p.backup(f.name))) // left by an installation that was killed
 	}
@@ -215,7 +215,7 @@ func (p *place) backUp(f file) error {
 
 // write creates a complete file that is synced to the disk before it gets its name. pkg/statefile does not sync,
 // because its files need not survive a power failure. A plugin must.
-func (p *place) write(path string, data []byte, mode fs.FileMode) error {
+func (p *pluginDir) write(path string, data []byte, mode fs.FileMode) error {
 	return p.swap(path, func(temporary string) error {
 		f, err := os.OpenFile(temporary, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
 		if err != nil {
@@ -227,7 +227,7 @@ func (p *place) write(path string, data []byte, mode fs.FileMode) error {
 }
 
 // swap creates a file under the temporary name and renames it to path.
-func (p *place) swap(path string, create func(string) error) error {
+func (p *pluginDir) swap(path string, create func(string) error) error {
 	temporary := p.path(partName)
 	err := ignoreAbsent(os.Remove(temporary))
 	if err == nil {
@@ -240,7 +240,7 @@ func (p *place) swap(path string, create func(string) error) error {
 	return errors.Join(err, ignoreAbsent(os.Remove(temporary)))
 }
 
-func (p *place) sync() error { return p.file.Sync() }
+func (p *pluginDir) sync() error { return p.file.Sync() }
 
 func syncDir(dir string) error {
 	f, err := os.Open(dir)

@@ -22,7 +22,7 @@ import (
 // printer is the writer of all output and all errors of the tool. Any part of a text may come from another program or a
 // tenant, so the printer quotes everything. Each call of Write must contain only complete characters.
 type printer struct {
-	to      *os.File
+	file    *os.File
 	colours map[string]string // escape sequences of severities at the beginning of a line
 }
 
@@ -31,7 +31,7 @@ func (p *printer) Write(data []byte) (n int, err error) {
 	for severity, colour := range p.colours {
 		text = strings.ReplaceAll(text, "\n"+severity+" ", "\n"+colour+severity+"\x1b[0m ")
 	}
-	if n, err = io.WriteString(p.to, text[1:]); err == nil {
+	if n, err = io.WriteString(p.file, text[1:]); err == nil {
 		n = len(data)
 	}
 	return min(n, len(data)), err
@@ -101,14 +101,14 @@ func plain(text string) string {
 // oneLine returns text from another program on one line.
 func oneLine(text string) string { return strings.ReplaceAll(plain(text), "\n\t", "; ") }
 
-// color makes the printer color severities if standard output is a terminal and NO_COLOR is not set.
+// colour makes the printer colour severities if standard output is a terminal and NO_COLOR is not set.
 func (s *session) colour() {
 	p, isPrinter := s.out.root.OutOrStdout().(*printer)
 	forbids := func(v string) bool { return strings.HasPrefix(v, "NO_COLOR=") && v != "NO_COLOR=" }
 	if !isPrinter || slices.ContainsFunc(s.Env, forbids) {
 		return
 	}
-	if _, err := unix.IoctlGetTermios(int(p.to.Fd()), unix.TCGETS); err == nil {
+	if _, err := unix.IoctlGetTermios(int(p.file.Fd()), unix.TCGETS); err == nil {
 		p.colours = map[string]string{broken: "\x1b[31m", doubtful: "\x1b[33m"}
 	}
 }

@@ -74,14 +74,14 @@ type failedRepair struct {
 // maxBackoff is the longest pause between attempts of a failed repair.
 const maxBackoff = time.Hour
 
-// blocked begins the reason of a repair that was not attempted.
-const blocked = "left unchanged until the interface is complete: "
+// blockedPrefix begins the reason of a repair that was not attempted.
+const blockedPrefix = "left unchanged until the interface is complete: "
 
 // job is a plugin of an attachment in one pass.
 type job struct {
 	call node.Call
 	*repair
-	isWhole   bool // Check found nothing missing
+	isIntact  bool // Check found nothing missing
 	isDone    bool // it was checked, and repaired if necessary
 	isDelayed bool // the next attempt is not yet due
 }
@@ -105,10 +105,11 @@ func (p *repairer) pass(ctx context.Context, query string) ([]repair, error) {
 	failed := map[string]failedRepair{}
 	for _, j := range jobs {
 		isNew := true
-		if now := p.verify(ctx, j); now.missing != "" {
-			before := p.failed[j.String()]
-			failed[j.String()], isNew = now, now.missing != before.missing || now.reason != before.reason
-			if j.Error = now.reason; isNew {
+		if current := p.verify(ctx, j); current.missing != "" {
+			previous := p.failed[j.String()]
+			isNew = current.missing != previous.missing || current.reason != previous.reason
+			failed[j.String()] = current
+			if j.Error = current.reason; isNew {
 				errs = append(errs, fmt.Errorf("%s: %s", j.Attachment, j.Error))
 			}
 		}
@@ -146,8 +147,7 @@ func (j *job) addRepair(what string) {
 	j.repair = &repair{Attachment: a.Attachment, Pod: a.Pod, Plugin: j.call.Plugin(), Missing: what}
 }
 
-// restore restores flushed rules of all jobs in one step for each plugin, host ports first. Other drifts are left to
-// Check and Reapply.
+// restore restores flushed rules of all jobs in one step for each plugin, host ports first. It ignores other drifts.
 func (p *repairer) restore(ctx context.Context, jobs []*job) {
 	for _, plugin := range []string{"portmap", "bridge", "ptp", "firewall"} {
 		var calls []node.Call
@@ -178,7 +178,7 @@ func (p *repairer) repair(ctx context.Context, j *job, canWait bool) {
 	}
 	err := p.Check(ctx, j.call)
 	j.isDone = true
-	if j.isWhole = err == nil; err == nil || ctx.Err() != nil || !j.call.IsUnchanged() {
+	if j.isIntact = err == nil; err == nil || ctx.Err() != nil || !j.call.IsUnchanged() {
 		return
 	}
 	drift := p.FirstDrift(ctx, j.call)
@@ -187,12 +187,13 @@ func (p *repairer) repair(ctx context.Context, j *job, canWait bool) {
 		return
 	}
 	j.addRepair(err.Error())
-	before := p.failed[j.String()]
+	previous := p.failed[j.String()]
 	switch {
-	case before.missing == j.Missing && time.Now().Before(before.due) && !strings.HasPrefix(before.reason, blocked):
-		j.Error, j.isDelayed = before.reason, true
+	case previous.missing == j.Missing && time.Now().Before(previous.due) &&
+		!strings.HasPrefix(previous.reason, blockedPrefix):
+		j.Error, j.isDelayed = previous.reason, true
 	case drift != nil:
-		j.Error = blocked + drift.Error()
+		j.Error = blockedPrefix + drift.Error()
 	case !node.IsDrift(err):
 		j.Error = "CHECK failed: " + err.Error()
 	default:
@@ -204,24 +205,24 @@ func (p *repairer) repair(ctx context.Context, j *job, canWait bool) {
 
 // verify checks a repaired job again. It returns the failed repair, which is empty if nothing is missing any more.
 func (p *repairer) verify(ctx context.Context, j *job) failedRepair {
-	before, now := p.failed[j.String()], failedRepair{missing: j.Missing, reason: j.Error}
+	previous, current := p.failed[j.String()], failedRepair{missing: j.Missing, reason: j.Error}
 	switch {
-	case j.isWhole:
+	case j.isIntact:
 		return failedRepair{}
 	case j.isDelayed:
-		return before
-	case now.reason == "":
+		return previous
+	case current.reason == "":
 		err := p.Check(context.WithoutCancel(ctx), j.call)
 		if err == nil || !j.call.IsUnchanged() {
 			return failedRepair{}
 		}
-		now = failedRepair{missing: err.Error(), reason: "it was restored, but CHECK still fails: " + err.Error()}
+		current = failedRepair{missing: err.Error(), reason: "it was restored, but CHECK still fails: " + err.Error()}
 	}
-	if now.missing == before.missing {
-		now.backoff = before.backoff
+	if current.missing == previous.missing {
+		current.backoff = previous.backoff
 	}
-	now.due = time.Now().Add(now.backoff.next(maxBackoff))
-	return now
+	current.due = time.Now().Add(current.backoff.next(maxBackoff))
+	return current
 }
 
 // due returns the earliest time at which a failed repair is due; zero if none failed.

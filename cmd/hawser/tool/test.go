@@ -40,14 +40,14 @@ type trial struct {
 	OK      bool         `json:"ok"`
 	Steps   []stepResult `json:"steps"`
 
-	node     *node.Node
-	list     node.List
-	out      io.Writer        // receives a line per step; nil = no output
-	port     int              // host port of the first container; 0 = no plugin forwards ports
-	made     []*testContainer // the containers for which ADD was called
-	attached int              // number of containers for which ADD succeeded
-	delTime  time.Duration    // limit for each DEL
-	detached bool             // all DELs succeeded
+	node       *node.Node
+	list       node.List
+	out        io.Writer        // receives a line per step; nil = no output
+	port       int              // host port of the first container; 0 = no plugin forwards ports
+	containers []*testContainer // the containers for which ADD was called
+	attached   int              // number of containers for which ADD succeeded
+	delTime    time.Duration    // limit for each DEL
+	isDetached bool             // all DELs succeeded
 }
 
 // skipped is the reason why a step was skipped.
@@ -122,8 +122,8 @@ func (t *trial) run(ctx context.Context, limit time.Duration) {
 	}, []testStep{
 		{"DEL", 0, (*trial).del}, {"DEL again", 0, (*trial).delAgain}, {"leftovers", 0, (*trial).findLeftovers},
 	})
-	for _, s := range t.made {
-		_ = s.inside.Close()
+	for _, s := range t.containers {
+		_ = s.conn.Close()
 		_ = s.netns.Close()
 	}
 }
@@ -132,17 +132,17 @@ func (t *trial) run(ctx context.Context, limit time.Duration) {
 // steps of detach, for at most a third. Each DEL has its own limit, so that a plugin that hangs leaves time for the
 // others.
 func (t *trial) runSteps(ctx context.Context, limit time.Duration, attach, detach []testStep) {
-	over := fmt.Errorf("timed out (--timeout %s)", limit)
+	timeoutErr := fmt.Errorf("timed out (--timeout %s)", limit)
 	ctx, stop := signal.NotifyContext(ctx, syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGPIPE)
 	defer stop()
-	ctx, cancel := context.WithTimeoutCause(ctx, limit*2/3, over)
+	ctx, cancel := context.WithTimeoutCause(ctx, limit*2/3, timeoutErr)
 	defer cancel()
 	t.OK = true
 	for _, a := range attach {
 		t.runStep(ctx, a)
 	}
 	t.OK, t.delTime = t.OK && ctx.Err() == nil, limit/10
-	ctx, cancel = context.WithTimeoutCause(context.WithoutCancel(ctx), limit/3, over)
+	ctx, cancel = context.WithTimeoutCause(context.WithoutCancel(ctx), limit/3, timeoutErr)
 	defer cancel()
 	for _, a := range detach {
 		t.runStep(ctx, a)
@@ -150,8 +150,8 @@ func (t *trial) runSteps(ctx context.Context, limit time.Duration, attach, detac
 }
 
 // runStep performs a step. A panic is treated as an error of the step, so that the containers are still detached.
-func (t *trial) runStep(ctx context.Context, a testStep) {
-	s, err, began := stepResult{Step: a.name, Status: "ok"}, error(nil), time.Now()
+func (t *trial) runStep(ctx context.Context, step testStep) {
+	s, err, start := stepResult{Step: step.name, Status: "ok"}, error(nil), time.Now()
 	func() {
 		defer func() {
 			if p := recover(); p != nil {
@@ -161,15 +161,15 @@ func (t *trial) runStep(ctx context.Context, a testStep) {
 		switch {
 		case ctx.Err() != nil:
 			err = skipped(context.Cause(ctx).Error())
-		case t.attached < a.needs:
+		case t.attached < step.needs:
 			err = skipped("ADD did not succeed")
 		default:
-			s.Why, err = a.do(t, ctx)
+			s.Why, err = step.do(t, ctx)
 		}
 	}()
-	s.Seconds = time.Since(began).Round(time.Millisecond).Seconds()
-	if why, ok := err.(skipped); ok {
-		s.Status, s.Why = "skipped", string(why)
+	s.Seconds = time.Since(start).Round(time.Millisecond).Seconds()
+	if reason, ok := err.(skipped); ok {
+		s.Status, s.Why = "skipped", string(reason)
 	} else if err != nil {
 		s.Status, s.Why, t.OK = "failed", err.Error(), false
 	}
@@ -186,7 +186,7 @@ func (t *trial) add(ctx context.Context, capabilities map[string]any) (string, e
 	if err != nil {
 		return "", err
 	}
-	inside, err := rtnl.Dial(netns)
+	conn, err := rtnl.Dial(netns)
 	if err != nil {
 		_ = netns.Close()
 		return "", err
@@ -196,10 +196,10 @@ func (t *trial) add(ctx context.Context, capabilities map[string]any) (string, e
 	if t.isLoopback() {
 		name = "lo"
 	}
-	s := &testContainer{netns: netns, inside: inside, Result: &cni.Result{}, Attachment: node.Attachment{
+	s := &testContainer{netns: netns, conn: conn, Result: &cni.Result{}, Attachment: node.Attachment{
 		Attachment: cni.Attachment{Network: t.Network, ContainerID: id, IfName: name}, Netns: netns.Path(),
 		Cached: node.Cached{Args: [][2]string{{"IgnoreUnknown", "1"}}, Capabilities: capabilities}}}
-	t.made = append(t.made, s)
+	t.containers = append(t.containers, s)
 	for _, c := range t.list.Calls("ADD", &s.Attachment) {
 		if s.RawResult, err = t.node.Run(ctx, c); err != nil {
 			return "", err
@@ -210,7 +210,7 @@ func (t *trial) add(ctx context.Context, capabilities map[string]any) (string, e
 		return "", err
 	}
 	s.Result = result
-	if s.link, err = inside.Link(s.IfName); err != nil {
+	if s.link, err = conn.Link(s.IfName); err != nil {
 		return "", err
 	}
 	for _, ip := range s.ContainerIPs(s.IfName) {
@@ -246,16 +246,16 @@ func (t *trial) addSecond(ctx context.Context) (string, error) {
 	case main.Is("host-device"):
 		return "", skipped("host-device has only one device")
 	}
-	said, err := t.add(ctx, nil)
+	addrs, err := t.add(ctx, nil)
 	if err != nil {
 		return "", err
 	}
-	for _, ip := range t.made[1].ips {
-		if slices.Contains(t.made[0].ips, ip) {
+	for _, ip := range t.containers[1].ips {
+		if slices.Contains(t.containers[0].ips, ip) {
 			return "", fmt.Errorf("both containers have %s", ip)
 		}
 	}
-	return said, nil
+	return addrs, nil
 }
 
 func (t *trial) check(ctx context.Context) (string, error) {
@@ -265,7 +265,7 @@ func (t *trial) check(ctx context.Context) (string, error) {
 	case semver.Compare("v"+t.list.CNIVersion, "v0.4.0") < 0:
 		return "", skipped("cniVersion is older than 0.4.0")
 	}
-	for _, c := range t.list.Calls("CHECK", &t.made[0].Attachment) {
+	for _, c := range t.list.Calls("CHECK", &t.containers[0].Attachment) {
 		if _, err := t.node.Run(ctx, c); err != nil {
 			return "", err
 		}
@@ -275,22 +275,22 @@ func (t *trial) check(ctx context.Context) (string, error) {
 
 func (t *trial) del(ctx context.Context) (string, error) {
 	var errs []error
-	for _, s := range t.made {
+	for _, s := range t.containers {
 		for _, c := range slices.Backward(t.list.Calls("DEL", &s.Attachment)) {
-			over := fmt.Errorf("timed out after %s", t.delTime)
-			limited, cancel := context.WithTimeoutCause(ctx, t.delTime, over)
-			_, err := t.node.Run(limited, c)
+			timeoutErr := fmt.Errorf("timed out after %s", t.delTime)
+			delCtx, cancel := context.WithTimeoutCause(ctx, t.delTime, timeoutErr)
+			_, err := t.node.Run(delCtx, c)
 			cancel()
 			errs = append(errs, err)
 		}
 	}
 	err := errors.Join(errs...)
-	t.detached = err == nil
+	t.isDetached = err == nil
 	return "", err
 }
 
 func (t *trial) delAgain(ctx context.Context) (string, error) {
-	if !t.detached {
+	if !t.isDetached {
 		return "", skipped("DEL did not succeed")
 	}
 	return t.del(ctx)
@@ -300,36 +300,36 @@ func (t *trial) delAgain(ctx context.Context) (string, error) {
 // chains of the reference's firewall.
 func (t *trial) findLeftovers(ctx context.Context) (string, error) {
 	all, _, err := t.node.Read(ctx) // damaged files are not about these containers
-	var left []string
+	var leftovers []string
 	host, nf := rtnl.Host(), nft.New()
 	defer host.Close()
 	defer nf.Close()
-	for _, s := range t.made {
+	for _, s := range t.containers {
 		for _, a := range all {
 			for i := range a.Holdings {
 				if h := &a.Holdings[i]; h.ContainerID == s.ContainerID {
-					left = append(left, fmt.Sprintf("%s %s (%s)", h.Kind, h.Value, h.Kept))
+					leftovers = append(leftovers, fmt.Sprintf("%s %s (%s)", h.Kind, h.Value, h.Kept))
 				}
 			}
 		}
-		if _, err := s.inside.Link(s.IfName); err == nil && !t.isLoopback() {
-			left = append(left, "interface "+s.IfName+" of the container")
+		if _, err := s.conn.Link(s.IfName); err == nil && !t.isLoopback() {
+			leftovers = append(leftovers, "interface "+s.IfName+" of the container")
 		}
 		for _, i := range s.Interfaces {
 			if link, err := host.Link(i.Name); i.Sandbox == "" && err == nil && link.IsPairEnd() {
-				left = append(left, "host end "+i.Name)
+				leftovers = append(leftovers, "host end "+i.Name)
 			}
 		}
 		for _, ip := range s.ips {
 			table := nft.Table{Family: nft.FamilyOf(ip), Name: "filter"}
 			rules, _ := nf.Rules(table, node.CNIForward)
 			if slices.ContainsFunc(rules, func(r nft.LiveRule) bool { return r.Mentions(ip.AsSlice()) }) {
-				left = append(left, fmt.Sprintf("rule for %s in %s, chain %s", ip, table, node.CNIForward))
+				leftovers = append(leftovers, fmt.Sprintf("rule for %s in %s, chain %s", ip, table, node.CNIForward))
 			}
 		}
 	}
-	if left != nil {
-		err = errors.New(strings.Join(left, ", "))
+	if leftovers != nil {
+		err = errors.New(strings.Join(leftovers, ", "))
 	}
 	return "", err
 }

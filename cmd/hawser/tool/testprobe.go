@@ -34,7 +34,7 @@ type testContainer struct {
 	node.Attachment
 	*cni.Result // the result of ADD
 	netns       *ns.NS
-	inside      *rtnl.Conn
+	conn        *rtnl.Conn
 	ips         []netip.Addr
 	link        rtnl.Link    // the attached interface
 	echoes      []netip.Addr // gateways that answer ICMP
@@ -43,21 +43,21 @@ type testContainer struct {
 // outcomes are the positive and negative outcomes of a step.
 type outcomes struct{ good, bad []string }
 
-func (n *outcomes) add(word string, err error) {
+func (o *outcomes) add(word string, err error) {
 	if err == nil {
-		n.good = append(n.good, word)
+		o.good = append(o.good, word)
 	} else {
-		n.bad = append(n.bad, err.Error())
+		o.bad = append(o.bad, err.Error())
 	}
 }
 
 // result returns the result of the step, which was skipped if it has no outcome.
-func (n *outcomes) result(nothing string) (string, error) {
+func (o *outcomes) result(nothing string) (string, error) {
 	switch {
-	case n.bad != nil:
-		return "", errors.New(strings.Join(n.bad, ", "))
-	case n.good != nil:
-		return strings.Join(n.good, ", "), nil
+	case o.bad != nil:
+		return "", errors.New(strings.Join(o.bad, ", "))
+	case o.good != nil:
+		return strings.Join(o.good, ", "), nil
 	}
 	return "", skipped(nothing)
 }
@@ -73,8 +73,8 @@ func (s *testContainer) dial(ctx context.Context, network, address string) (conn
 		err = connect()
 	} else {
 		dialer.Control = func(_, _ string, c syscall.RawConn) (err error) {
-			bad := c.Control(func(fd uintptr) { err = unix.BindToDevice(int(fd), s.IfName) })
-			return errors.Join(bad, err)
+			controlErr := c.Control(func(fd uintptr) { err = unix.BindToDevice(int(fd), s.IfName) })
+			return errors.Join(controlErr, err)
 		}
 		err = s.netns.Do(connect)
 	}
@@ -87,19 +87,19 @@ func (s *testContainer) dial(ctx context.Context, network, address string) (conn
 // echo sends ICMP echo requests of a size, including the IP header, until the address answers. All fields except the
 // type are 0: the socket only receives packets from the address, and the length identifies the answer. The kernel
 // writes the checksum of ICMPv6, and does not fragment a packet that fits the interface.
-func (s *testContainer) echo(ctx context.Context, to netip.Addr, size int) error {
+func (s *testContainer) echo(ctx context.Context, addr netip.Addr, size int) error {
 	network, header, reply, request := "ip4:1", 20, byte(0), []byte{8, 0, 0xf7, 0xff}
-	if to.Is6() {
+	if addr.Is6() {
 		network, header, reply, request = "ip6:58", 40, 129, []byte{128}
 	}
-	conn, err := s.dial(ctx, network, to.String())
+	conn, err := s.dial(ctx, network, addr.String())
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
 	packet, buf := make([]byte, size-header), make([]byte, size)
 	copy(packet, request)
-	for end := time.Now().Add(echoTime); ctx.Err() == nil && time.Now().Before(end); {
+	for deadline := time.Now().Add(echoTime); ctx.Err() == nil && time.Now().Before(deadline); {
 		_ = conn.SetDeadline(time.Now().Add(replyTime / 4))
 		_, err := conn.Write(packet)
 		for n := 0; err == nil; {
@@ -111,51 +111,51 @@ func (s *testContainer) echo(ctx context.Context, to netip.Addr, size int) error
 			return err
 		}
 	}
-	return fmt.Errorf("%s does not answer ICMP echo", to)
+	return fmt.Errorf("%s does not answer ICMP echo", addr)
 }
 
 func (t *trial) gateways(ctx context.Context) (string, error) {
-	s, n, asked := t.made[0], outcomes{}, []netip.Addr{}
+	s, o, tested := t.containers[0], outcomes{}, []netip.Addr{}
 	for _, r := range s.Routes {
 		gw := r.GW
 		if !gw.IsValid() {
 			gw = s.Gateway(r.Dst.Addr().Is4())
 		}
-		if !gw.IsValid() || gw.IsUnspecified() || slices.Contains(asked, gw) {
+		if !gw.IsValid() || gw.IsUnspecified() || slices.Contains(tested, gw) {
 			continue
 		}
-		asked = append(asked, gw)
+		tested = append(tested, gw)
 		word, err := gw.String(), s.echo(ctx, gw, smallPacket)
 		switch {
 		case err == nil:
 			s.echoes = append(s.echoes, gw)
-		case s.inside.HasNeighbor(s.link.Index, gw):
+		case s.conn.HasNeighbor(s.link.Index, gw):
 			word, err = word+" by ARP or ND only", nil
 		default:
 			err = fmt.Errorf("%w, nor ARP or ND", err)
 		}
-		n.add(word, err)
+		o.add(word, err)
 	}
-	return n.result("no route of the result has a gateway")
+	return o.result("no route of the result has a gateway")
 }
 
 // dns asks each DNS server in the result for the root's name servers. A server that does not answer causes only a
 // warning, because it may be on another machine that is down.
 func (t *trial) dns(ctx context.Context) (string, error) {
-	var n outcomes
-	for _, server := range t.made[0].DNS.Nameservers {
+	var o outcomes
+	for _, server := range t.containers[0].DNS.Nameservers {
 		word := server + " answers"
-		conn, err := t.made[0].dial(ctx, "udp", net.JoinHostPort(server, "53"))
+		conn, err := t.containers[0].dial(ctx, "udp", net.JoinHostPort(server, "53"))
 		if err == nil {
 			_, _ = conn.Write([]byte{2: 1, 5: 1, 14: 2, 16: 1}) // Read returns the error
-			if _, silent := conn.Read(make([]byte, 512)); silent != nil {
+			if _, readErr := conn.Read(make([]byte, 512)); readErr != nil {
 				word = "warning: " + server + " does not answer"
 			}
 			_ = conn.Close()
 		}
-		n.add(word, err)
+		o.add(word, err)
 	}
-	return n.result("the result has no DNS server")
+	return o.result("the result has no DNS server")
 }
 
 // uplink returns the host's link with the default route, and the link's addresses. It returns zero values if there is
@@ -180,26 +180,25 @@ func uplink() (link rtnl.Link, addrs []netip.Addr) {
 }
 
 func (t *trial) mtu(ctx context.Context) (string, error) {
-	s := t.made[0]
-	said := strconv.Itoa(s.link.MTU)
+	s := t.containers[0]
+	text := strconv.Itoa(s.link.MTU)
 	if up, _ := uplink(); up.MTU != 0 && up.MTU < s.link.MTU {
-		said += ", warning: the host's " + up.Name + " has " + strconv.Itoa(up.MTU)
+		text += ", warning: the host's " + up.Name + " has " + strconv.Itoa(up.MTU)
 	}
 	if len(s.echoes) == 0 {
-		said += ", not tested: no gateway answers ICMP echo"
+		text += ", not tested: no gateway answers ICMP echo"
 	}
 	for _, gw := range s.echoes {
 		if err := s.echo(ctx, gw, s.link.MTU); err != nil {
 			return "", fmt.Errorf("%w in packets of %d bytes, the interface's MTU", err, s.link.MTU)
 		}
 	}
-	return said, nil
+	return text, nil
 }
 
-// neighbors tests whether both containers reach each other. A failure is an error only on a bridge that does not
-// isolate its ports.
+// neighbors tests whether the containers reach each other. They must do so only on a bridge without port isolation.
 func (t *trial) neighbors(ctx context.Context) (string, error) {
-	a, b, err := t.made[0], t.made[1], error(nil)
+	a, b, err := t.containers[0], t.containers[1], error(nil)
 	for i := 0; i < min(len(a.ips), len(b.ips)) && err == nil; i++ {
 		if err = a.echo(ctx, b.ips[i], smallPacket); err == nil {
 			err = b.echo(ctx, a.ips[i], smallPacket)
@@ -219,7 +218,7 @@ func (t *trial) neighbors(ctx context.Context) (string, error) {
 
 // hostPort connects to the first container through the host's addresses, from the host and from the second container.
 func (t *trial) hostPort(ctx context.Context) (string, error) {
-	s, n := t.made[0], outcomes{}
+	s, o := t.containers[0], outcomes{}
 	if t.port == 0 {
 		return "", skipped("no plugin of the list uses portMappings")
 	}
@@ -233,25 +232,25 @@ func (t *trial) hostPort(ctx context.Context) (string, error) {
 	}
 	defer listener.Close()
 	go answer(listener, s.ContainerID)
-	try := func(client string, from *testContainer, addr netip.Addr) {
-		to := netip.AddrPortFrom(addr, uint16(t.port)).String()
-		n.add(client+" by "+to, expectAnswer(ctx, from, to, s.ContainerID))
+	test := func(client string, dialer *testContainer, addr netip.Addr) {
+		address := netip.AddrPortFrom(addr, uint16(t.port)).String()
+		o.add(client+" by "+address, expectAnswer(ctx, dialer, address, s.ContainerID))
 	}
-	_, own := uplink()
-	own = append(own, s.echoes...) // may be addresses of the host
+	_, hostAddrs := uplink()
+	hostAddrs = append(hostAddrs, s.echoes...) // may be addresses of the host
 	noSNAT := func(e node.Entry) bool { return hasPortMappings(e) && string(e.Raw["snat"]) == "false" }
 	for _, ip := range s.ips {
-		if i := slices.IndexFunc(own, func(a netip.Addr) bool { return a.BitLen() == ip.BitLen() }); i >= 0 {
-			try("host", nil, own[i])
+		if i := slices.IndexFunc(hostAddrs, func(a netip.Addr) bool { return a.BitLen() == ip.BitLen() }); i >= 0 {
+			test("host", nil, hostAddrs[i])
 			if t.attached > 1 {
-				try("neighbor", t.made[1], own[i])
+				test("neighbor", t.containers[1], hostAddrs[i])
 			}
 		}
 		if ip.Is4() && !slices.ContainsFunc(t.list.Plugins, noSNAT) {
-			try("host", nil, netip.AddrFrom4([4]byte{127, 0, 0, 1}))
+			test("host", nil, netip.AddrFrom4([4]byte{127, 0, 0, 1}))
 		}
 	}
-	return n.result("the host has no address to test")
+	return o.result("the host has no address to test")
 }
 
 func answer(l net.Listener, word string) {
@@ -266,15 +265,15 @@ func answer(l net.Listener, word string) {
 }
 
 // expectAnswer returns an error unless the server at an address sends the word.
-func expectAnswer(ctx context.Context, from *testContainer, to, word string) error {
-	conn, err := from.dial(ctx, "tcp", to)
+func expectAnswer(ctx context.Context, client *testContainer, address, word string) error {
+	conn, err := client.dial(ctx, "tcp", address)
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
-	said := make([]byte, len(word))
-	if _, err := io.ReadFull(conn, said); err != nil || string(said) != word {
-		return fmt.Errorf("another server answers at %s", to)
+	answer := make([]byte, len(word))
+	if _, err := io.ReadFull(conn, answer); err != nil || string(answer) != word {
+		return fmt.Errorf("another server answers at %s", address)
 	}
 	return nil
 }

@@ -79,12 +79,12 @@ func (s *safety) value(path, key string, value any) error {
 				"copy of the list with host-local", path)
 		}
 		for i, element := range v {
-			at := fmt.Sprintf("%s[%d]", path, i)
+			elementPath := fmt.Sprintf("%s[%d]", path, i)
 			if o, ok := element.(map[string]any); ok && key == "provide" && isIdentity(o) {
 				return fmt.Errorf("%s: a fixed client identifier, whose lease may be in use, is not given to a test's "+
-					"container; test a copy of the list without it", at)
+					"container; test a copy of the list without it", elementPath)
 			}
-			if err := s.value(at, key, element); err != nil {
+			if err := s.value(elementPath, key, element); err != nil {
 				return err
 			}
 		}
@@ -92,8 +92,7 @@ func (s *safety) value(path, key string, value any) error {
 	return nil
 }
 
-// isIdentity reports whether an element of dhcp's provide is a fixed client identifier, by which a server knows its
-// clients.
+// isIdentity reports whether an element of dhcp's provide is a client identifier, by which servers know clients.
 func isIdentity(o map[string]any) bool {
 	option := fmt.Sprint(o["option"])
 	return text(o, "value") != "" && (option == "61" || option == "dhcp-client-identifier")
@@ -116,43 +115,43 @@ func (s *safety) network(name string) error {
 func (s *safety) devices(path string, o map[string]any) error {
 	plugin := text(o, "type")
 	runtime, _ := o["runtimeConfig"].(map[string]any)
-	named := map[string]string{"runtimeConfig.deviceID": text(runtime, "deviceID")}
+	values := map[string]string{"runtimeConfig.deviceID": text(runtime, "deviceID")}
 	for _, key := range []string{"device", "hwaddr", "kernelpath", "pciBusID", "deviceID"} {
-		named[key] = text(o, key)
+		values[key] = text(o, key)
 	}
 	switch {
 	case plugin == "":
 		return nil
 	case cni.IsPlugin(plugin, "macvlan") && text(o, "mode") == "passthru": // changes its master's address and mode
-		named = map[string]string{"master": text(o, "master")}
+		values = map[string]string{"master": text(o, "master")}
 	case s.HasPlugin(plugin) && !cni.IsPlugin(plugin, "host-device"):
 		return nil
 	}
-	for _, key := range slices.Sorted(maps.Keys(named)) {
-		if named[key] == "" && key != "master" {
+	for _, key := range slices.Sorted(maps.Keys(values)) {
+		if values[key] == "" && key != "master" {
 			continue
 		}
-		if why := s.inUse(key, named[key]); why != "" {
+		if reason := s.useOf(key, values[key]); reason != "" {
 			return fmt.Errorf("%s %q: the device is not given to a test's container: %s; test a copy of the list with "+
-				"an idle device", cni.KeyIn(path, key), named[key], why)
+				"an idle device", cni.KeyIn(path, key), values[key], reason)
 		}
 	}
 	return nil
 }
 
-// inUse returns why a device is or may be in use; empty if it is idle.
-func (s *safety) inUse(key, value string) string {
+// useOf returns why a device is or may be in use; empty if it is idle.
+func (s *safety) useOf(key, value string) string {
 	l, err := s.find(key, value)
 	if err != nil {
 		return err.Error()
 	}
-	addrs, bad := s.host.Addrs(l.Index)
-	routes, failed := s.host.Routes(l.Index, unix.AF_UNSPEC)
-	links, unread := s.host.Links()
-	switch on := slices.IndexFunc(links, func(other rtnl.Link) bool {
+	addrs, addrErr := s.host.Addrs(l.Index)
+	routes, routeErr := s.host.Routes(l.Index, unix.AF_UNSPEC)
+	links, linkErr := s.host.Links()
+	switch upper := slices.IndexFunc(links, func(other rtnl.Link) bool {
 		return other.Peer == l.Index && other.PeerNS < 0 && other.Kind != "veth" || other.Master == l.Index
 	}); {
-	case bad != nil || failed != nil || unread != nil:
+	case addrErr != nil || routeErr != nil || linkErr != nil:
 		return "it is unknown whether it is in use"
 	case len(addrs) > 0:
 		return fmt.Sprintf("%s has address %s", l.Name, addrs[0].Prefix)
@@ -160,8 +159,8 @@ func (s *safety) inUse(key, value string) string {
 		return fmt.Sprintf("%s has route %s", l.Name, routes[0])
 	case l.Master != 0:
 		return l.Name + " is a port of another interface"
-	case on >= 0:
-		return links[on].Name + " is on " + l.Name
+	case upper >= 0:
+		return links[upper].Name + " is on " + l.Name
 	case l.Up:
 		return l.Name + " is up"
 	}

@@ -25,17 +25,17 @@ import (
 func traceCommand(s *session) *cobra.Command {
 	var limit time.Duration
 	var maxPackets int
-	var from, protocol string
+	var source, protocol string
 	c := s.command("trace PORT|ADDRESS[:PORT]", "Show how nftables rules handle packets to a port or an address",
-		func(to string) error {
-			rules, err := traceRules(to, from, protocol)
+		func(destination string) error {
+			rules, err := traceRules(destination, source, protocol)
 			if err != nil {
 				return err
 			}
 			if limit <= 0 || maxPackets <= 0 {
 				return errors.New("--for and --packets must be more than 0")
 			}
-			began := time.Now()
+			start := time.Now()
 			ctx, done := signal.NotifyContext(s.ctx, syscall.SIGTERM, syscall.SIGINT)
 			defer done()
 			ctx, cancel := context.WithTimeout(ctx, limit)
@@ -54,10 +54,10 @@ func traceCommand(s *session) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return t.summarize(to, min(limit, time.Since(began).Round(time.Millisecond)))
+			return t.summarize(destination, min(limit, time.Since(start).Round(time.Millisecond)))
 		})
 	c.Flags().DurationVar(&limit, "for", 10*time.Second, "the time limit")
-	c.Flags().StringVar(&from, "from", "", "the source: an `address`, a port or ADDRESS:PORT")
+	c.Flags().StringVar(&source, "from", "", "the source: an `address`, a port or ADDRESS:PORT")
 	c.Flags().StringVar(&protocol, "protocol", "", "tcp, udp, sctp, icmp or icmpv6 (any; tcp and udp with a port)")
 	c.Flags().IntVar(&maxPackets, "packets", 5, "the number of packets to follow")
 	return c
@@ -101,13 +101,13 @@ func (e endpoint) match(address func(nft.Family) nft.Field, port nft.Field) (rul
 	return rule
 }
 
-// traceRules returns rules that match packets to an endpoint, from another endpoint if it is given. For an address
-// without a port, they match both directions unless from is given.
-func traceRules(to, from, protocol string) ([]nft.Rule, error) {
-	dst, err := parseEndpoint(to)
+// traceRules returns rules that match packets to an endpoint, from another endpoint if source is not empty. For an
+// address without a port, they match both directions unless source is given.
+func traceRules(destination, source, protocol string) ([]nft.Rule, error) {
+	dst, err := parseEndpoint(destination)
 	var src endpoint
-	if err == nil && from != "" {
-		src, err = parseEndpoint(from)
+	if err == nil && source != "" {
+		src, err = parseEndpoint(source)
 	}
 	hasPort := dst.port != 0 || src.port != 0
 	switch {
@@ -118,23 +118,23 @@ func traceRules(to, from, protocol string) ([]nft.Rule, error) {
 	case hasPort && strings.HasPrefix(protocol, "icmp"):
 		return nil, fmt.Errorf("--protocol: %s has no ports", protocol)
 	case dst.addr.IsValid() && src.addr.IsValid() && dst.addr.Is4() != src.addr.Is4():
-		return nil, fmt.Errorf("%s and %s are of different address families", from, to)
+		return nil, fmt.Errorf("%s and %s are of different address families", source, destination)
 	}
-	ways := []nft.Rule{append(dst.match(nft.Family.Daddr, nft.THDport), src.match(nft.Family.Saddr, nft.THSport)...)}
-	if !hasPort && from == "" {
-		ways = append(ways, dst.match(nft.Family.Saddr, nft.THSport))
+	matches := []nft.Rule{append(dst.match(nft.Family.Daddr, nft.THDport), src.match(nft.Family.Saddr, nft.THSport)...)}
+	if !hasPort && source == "" {
+		matches = append(matches, dst.match(nft.Family.Saddr, nft.THSport))
 	}
 	names := []string{protocol}
 	switch {
 	case protocol == "" && !hasPort:
-		return ways, nil
+		return matches, nil
 	case protocol == "":
 		names = []string{"tcp", "udp"}
 	}
 	var rules []nft.Rule
-	for _, way := range ways {
+	for _, match := range matches {
 		for _, name := range names {
-			rules = append(rules, append(nft.Rule{nft.FieldIs(nft.L4Proto, []byte{protocols[name]})}, way...))
+			rules = append(rules, append(nft.Rule{nft.FieldIs(nft.L4Proto, []byte{protocols[name]})}, match...))
 		}
 	}
 	return rules, nil
@@ -176,18 +176,18 @@ func (s traceStep) print(out io.Writer) {
 		}
 		fmt.Fprintln(out)
 	}
-	at := "end of the chain"
+	position := "end of the chain"
 	if s.Rule != 0 {
-		at = fmt.Sprintf("rule %d", s.Rule)
+		position = fmt.Sprintf("rule %d", s.Rule)
 	}
 	fmt.Fprintf(out, "packet %d:   %s, chain %s, %s: %s\n",
-		s.Packet, plain(s.Table), plain(s.Chain), at, plain(s.Verdict))
+		s.Packet, plain(s.Table), plain(s.Chain), position, plain(s.Verdict))
 }
 
-func (t *tracer) summarize(of string, limit time.Duration) error {
+func (t *tracer) summarize(destination string, limit time.Duration) error {
 	if len(t.steps) == 0 {
 		const text = "no packet to %s reached a rule within %s: no packet arrived, or only iptables-legacy has rules"
-		return fmt.Errorf(text, of, limit)
+		return fmt.Errorf(text, destination, limit)
 	}
 	dropped := false
 	for _, s := range t.steps {
@@ -274,15 +274,15 @@ func decodeStep(e nft.Event) traceStep {
 }
 
 func (s *traceStep) decodeHeaders(network, transport []byte) {
-	var from, to netip.Addr
+	var src, dst netip.Addr
 	var proto byte
 	switch {
 	case len(network) >= 20 && network[0]>>4 == 4:
 		proto = network[9]
-		from, to = netip.AddrFrom4([4]byte(network[12:])), netip.AddrFrom4([4]byte(network[16:]))
+		src, dst = netip.AddrFrom4([4]byte(network[12:])), netip.AddrFrom4([4]byte(network[16:]))
 	case len(network) >= 40 && network[0]>>4 == 6:
 		proto = network[6]
-		from, to = netip.AddrFrom16([16]byte(network[8:])), netip.AddrFrom16([16]byte(network[24:]))
+		src, dst = netip.AddrFrom16([16]byte(network[8:])), netip.AddrFrom16([16]byte(network[24:]))
 	default:
 		return
 	}
@@ -290,7 +290,7 @@ func (s *traceStep) decodeHeaders(network, transport []byte) {
 	if len(transport) >= 4 && (proto == unix.IPPROTO_TCP || proto == unix.IPPROTO_UDP) {
 		ports = [2]uint16{binary.BigEndian.Uint16(transport), binary.BigEndian.Uint16(transport[2:])}
 	}
-	s.Source, s.Destination = netip.AddrPortFrom(from, ports[0]).String(), netip.AddrPortFrom(to, ports[1]).String()
+	s.Source, s.Destination = netip.AddrPortFrom(src, ports[0]).String(), netip.AddrPortFrom(dst, ports[1]).String()
 	for name, number := range protocols {
 		if number == proto {
 			s.Proto = name

@@ -23,8 +23,8 @@ func (i *install) warnNewer(steps []step) {
 		}
 	}
 	if names != nil {
-		fmt.Fprintf(i.say, "%s: warning: replaced plugins of the reference %s, newer than %s, which Hawser matches: "+
-			"%s; --skip-newer leaves them\n", i.to, strings.Join(versions, ", "), skel.Reference,
+		fmt.Fprintf(i.out, "%s: warning: replaced plugins of the reference %s, newer than %s, which Hawser matches: "+
+			"%s; --skip-newer leaves them\n", i.destDir, strings.Join(versions, ", "), skel.Reference,
 			strings.Join(names, ", "))
 	}
 }
@@ -39,21 +39,22 @@ type links struct {
 // findLinks searches the directories of PATH, the usual plugin directories, and the directories next to the
 // installation for links to other programs' files that will be replaced. nerdctl's full archive has such links in bin.
 func (i *install) findLinks(steps []step) (found []links) {
-	to, err := filepath.EvalSymlinks(i.to)
+	destDir, err := filepath.EvalSymlinks(i.destDir)
 	if err != nil {
 		return nil
 	}
 	var targets []string
 	for _, s := range steps {
 		if s.result == "" && s.kind.isForeign() {
-			targets = append(targets, filepath.Join(to, s.name))
+			targets = append(targets, filepath.Join(destDir, s.name))
 		}
 	}
 	if targets == nil {
 		return nil
 	}
 	dirs := append(filepath.SplitList(i.searchPath), "/opt/cni/bin", "/usr/libexec/cni", "/usr/lib/cni",
-		"/usr/local/libexec/cni", "/usr/local/lib/cni", to, filepath.Join(to, "../bin"), filepath.Join(to, "../../bin"))
+		"/usr/local/libexec/cni", "/usr/local/lib/cni", destDir, filepath.Join(destDir, "../bin"),
+		filepath.Join(destDir, "../../bin"))
 	for n, dir := range dirs {
 		dirs[n], _ = filepath.EvalSymlinks(dir) // "" for a directory that does not exist
 	}
@@ -63,7 +64,7 @@ func (i *install) findLinks(steps []step) (found []links) {
 		entries, _ := os.ReadDir(dir)
 		for _, e := range entries {
 			_, isPlugin := skel.FindProgram(i.programs, e.Name())
-			isStep := dir == to && slices.ContainsFunc(steps, func(s step) bool { return s.name == e.Name() })
+			isStep := dir == destDir && slices.ContainsFunc(steps, func(s step) bool { return s.name == e.Name() })
 			switch path := filepath.Join(dir, e.Name()); {
 			case isStep || e.Type() != os.ModeSymlink || !slices.Contains(targets, targetOf(path)):
 			case isPlugin:
@@ -91,14 +92,14 @@ func targetOf(link string) string {
 }
 
 func (i *install) warnLinks(found []links) {
-	say := func(dir string, names []string, what string) {
+	warn := func(dir string, names []string, what string) {
 		if names != nil {
-			fmt.Fprintf(i.say, "%s: warning: links to replaced plugins %s: %s\n", dir, what, strings.Join(names, ", "))
+			fmt.Fprintf(i.out, "%s: warning: links to replaced plugins %s: %s\n", dir, what, strings.Join(names, ", "))
 		}
 	}
 	for _, l := range found {
-		say(l.dir, l.runs, "run Hawser now")
-		say(l.dir, l.fail, "fail now, because their names do not end in a plugin's")
+		warn(l.dir, l.runs, "run Hawser now")
+		warn(l.dir, l.fail, "fail now, because their names do not end in a plugin's")
 	}
 }
 
@@ -119,5 +120,5 @@ func (i *install) requireMain(names []string) error {
 		return nil
 	}
 	return fmt.Errorf("%s: no main plugin of Hawser is in place, so that runtimes run the plugins that were left; "+
-		"install without --keep and --skip-newer, or use --force", i.to)
+		"install without --keep and --skip-newer, or use --force", i.destDir)
 }

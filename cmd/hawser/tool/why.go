@@ -27,8 +27,8 @@ type failure struct {
 
 func whyCommand(s *session) *cobra.Command {
 	return s.command("why POD|ID|last", "Explain why a pod or a container has no network, even after it ended",
-		func(of string) error {
-			found, err := why(s.ctx, s.Node, of)
+		func(query string) error {
+			found, err := why(s.ctx, s.Node, query)
 			if err != nil {
 				return err
 			}
@@ -45,60 +45,60 @@ func whyCommand(s *session) *cobra.Command {
 
 // why returns the failures of a pod (namespace/name or name) or container (its ID or the beginning of one), the newest
 // first. For "last", it returns the failures of the container that failed last.
-func why(ctx context.Context, n *node.Node, of string) (found []failure, err error) {
+func why(ctx context.Context, n *node.Node, query string) (found []failure, err error) {
 	var all []*skel.Failure // pointers, because sorting the values would add 16 kB to the program
-	kept, err := skel.Failures(n.Failures).List()
+	records, err := skel.Failures(n.Failures).List()
 	if err != nil {
 		return nil, err
 	}
-	for i := range kept {
-		all = append(all, &kept[i].Record)
+	for i := range records {
+		all = append(all, &records[i].Record)
 	}
 	slices.SortFunc(all, func(a, b *skel.Failure) int { return b.Time.Compare(a.Time) })
 	all = slices.DeleteFunc(all, func(f *skel.Failure) bool {
-		return of != "last" && !node.Matches(of, f.Pod, f.ContainerID)
+		return query != "last" && !node.Matches(query, f.Pod, f.ContainerID)
 	})
 	if len(all) == 0 {
-		return nil, withoutRecord(ctx, n, of)
+		return nil, noRecordError(ctx, n, query)
 	}
-	if of == "last" {
-		of = all[0].ContainerID
-		all = slices.DeleteFunc(all, func(f *skel.Failure) bool { return f.ContainerID != of })
+	if query == "last" {
+		query = all[0].ContainerID
+		all = slices.DeleteFunc(all, func(f *skel.Failure) bool { return f.ContainerID != query })
 	}
 	f := gather(ctx, n)
 	var networks []string
 	for _, r := range all {
-		is := stateOf(*r, f.attached)
-		if is == "" {
-			is = cmp.Or(strings.Join(f.unreadLines(), "; "), "it has no holdings")
+		state := stateOf(*r, f.attached)
+		if state == "" {
+			state = cmp.Or(strings.Join(f.unreadLines(), "; "), "it has no holdings")
 		}
 		step, file := position(n, *r)
-		found = append(found, failure{Failure: *r, Step: step, Now: is, Advice: advice(*r, file)})
-		if strings.HasPrefix(is, attachedLater) {
+		found = append(found, failure{Failure: *r, Step: step, Now: state, Advice: advice(*r, file)})
+		if strings.HasPrefix(state, attachedLater) {
 			found[len(found)-1].Advice = ""
 		}
 		networks = append(networks, r.Network)
 	}
-	f.query = cmp.Or(all[0].Pod, of)
+	f.query = cmp.Or(all[0].Pod, query)
 	found[0].Doctor = f.reasons(networks)
 	return found, nil
 }
 
 // withoutRecord returns an error that describes the known state of a pod without a failure record: the runtime's
 // attachments, and current findings of doctor that may be the reason.
-func withoutRecord(ctx context.Context, n *node.Node, of string) error {
+func noRecordError(ctx context.Context, n *node.Node, query string) error {
 	f := gather(ctx, n)
-	lines := []string{fmt.Sprintf("no failed call for %q is recorded in %s", of, n.Failures),
+	lines := []string{fmt.Sprintf("no failed call for %q is recorded in %s", query, n.Failures),
 		"other projects' plugins and missing programs leave no records"}
 	var networks []string
 	for _, a := range f.attached {
-		if a.File != "" && node.Matches(of, a.Pod, a.ContainerID) {
+		if a.File != "" && node.Matches(query, a.Pod, a.ContainerID) {
 			networks = append(networks, a.Network)
 			lines = append(lines, plain("libcni has a record of "+describe(a)+": "+cmp.Or(a.Orphan,
 				"the container is attached")))
 		}
 	}
-	f.query = of
+	f.query = query
 	reasons := f.reasons(networks)
 	if len(reasons) == 0 {
 		reasons = []string{"none"}
@@ -111,10 +111,10 @@ func withoutRecord(ctx context.Context, n *node.Node, of string) error {
 // omits findings about other networks.
 func (f *facts) reasons(networks []string) (lines []string) {
 	for _, found := range f.findings() {
-		is := func(network string) bool { return strings.Contains(found.What, fmt.Sprintf("%q", network)) }
-		isOfOthers := strings.Contains(found.What, `network "`) && !slices.ContainsFunc(networks, is)
+		names := func(network string) bool { return strings.Contains(found.What, fmt.Sprintf("%q", network)) }
+		isOther := strings.Contains(found.What, `network "`) && !slices.ContainsFunc(networks, names)
 		isReason := found.Severity == broken || found.ID == "full-range"
-		if isReason && (len(networks) == 0 || !isOfOthers) {
+		if isReason && (len(networks) == 0 || !isOther) {
 			lines = append(lines, oneLine(found.ID+": "+found.What+"; "+found.Advice))
 		}
 	}
@@ -133,12 +133,12 @@ func position(n *node.Node, f skel.Failure) (step, file string) {
 	lists, _ := n.Lists()
 	list := node.FindList(lists, f.Network).ResolveFlannel("")
 	for i, e := range list.Plugins {
-		at := fmt.Sprintf("plugin %d of %d in %s", i+1, len(list.Plugins), list.File)
+		text := fmt.Sprintf("plugin %d of %d in %s", i+1, len(list.Plugins), list.File)
 		if e.Is(f.Plugin) {
-			return at, list.File
+			return text, list.File
 		}
 		if e.HasIPAM(f.Plugin) {
-			return "IPAM of " + at, list.File
+			return "IPAM of " + text, list.File
 		}
 	}
 	return "", list.File
@@ -149,21 +149,21 @@ const attachedLater = "the container is attached: a later call succeeded"
 // stateOf describes whether the attachment of a failed call, or another attachment of its pod to the same network,
 // exists now. It returns "" if neither exists.
 func stateOf(f skel.Failure, attached []*node.Attachment) string {
-	var left, again string
+	var leftover, later string
 	for _, a := range attached {
-		isPods := f.Pod != "" && a.Pod == f.Pod && a.Network == f.Network && a.IfName == f.IfName
+		isSamePod := f.Pod != "" && a.Pod == f.Pod && a.Network == f.Network && a.IfName == f.IfName
 		switch isLater := f.Command == "ADD" && !a.Written.Before(f.Time); {
 		case a.Attachment == f.Attachment && (a.Orphan != "" || a.File == ""):
-			left = "holdings of it are left: " + cmp.Or(a.Orphan, "no runtime has a record of it")
+			leftover = "holdings of it are left: " + cmp.Or(a.Orphan, "no runtime has a record of it")
 		case a.Attachment == f.Attachment && isLater:
 			return attachedLater
 		case a.Attachment == f.Attachment:
 			return "the container is attached"
-		case isPods && a.IsLive() && isLater:
-			again = attachedLater + ", as container " + nameOf("", a.ContainerID)
+		case isSamePod && a.IsLive() && isLater:
+			later = attachedLater + ", as container " + nameOf("", a.ContainerID)
 		}
 	}
-	return joined("; ", again, left)
+	return joined("; ", later, leftover)
 }
 
 // cause selects failures by code, plugin and message, and has the advice for them. In the advice, FILE is the file of
