@@ -1,7 +1,7 @@
 // Vex completes the OpenVEX document that govulncheck writes: who says so, of which product and which
 // packages of its SBOM, and what its user can do.
 //
-//	govulncheck -format openvex ... | vex -product PURL -author NAME
+//	govulncheck -format openvex ... | vex -product PURL -author NAME -database ADDRESS
 package main
 
 import (
@@ -31,6 +31,7 @@ func run(args []string, stdin io.Reader, stdout io.Writer) error {
 	flags := flag.NewFlagSet("vex", flag.ContinueOnError)
 	product := flags.String("product", "", "package URL of what was looked at")
 	author := flags.String("author", "", "of the document")
+	database := flags.String("database", "", "that was used")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
@@ -43,6 +44,7 @@ func run(args []string, stdin io.Reader, stdout io.Writer) error {
 		return err
 	}
 	doc.Author = *author
+	doc.Tooling += " with " + *database
 	if doc.Statements == nil {
 		doc.Statements = []vex.Statement{}
 	}
