@@ -279,9 +279,9 @@ type LinkChange struct {
 	Promisc  *bool
 	AllMulti *bool
 	Name     string
-	// To is a socket in the namespace that the link moves to before all other changes. The error matches EEXIST if the
+	// Netns is a socket in the namespace that the link moves to before all other changes. The error matches EEXIST if the
 	// link's present name is taken there. If only Name is taken there, the link has moved in spite of the error.
-	To *Conn
+	Netns *Conn
 }
 
 // SetLink changes a link in one message. It does not use the library, which sends a message for each change.
@@ -297,8 +297,8 @@ func (c *Conn) SetLink(index int, ch LinkChange) error {
 		}
 	}
 	attrs := ch.attrs()
-	if ch.To != nil {
-		n, err := ch.To.netns()
+	if ch.Netns != nil {
+		n, err := ch.Netns.netns()
 		if err != nil {
 			return c.linkError(index, "move", err)
 		}

@@ -149,8 +149,8 @@ func (c *Conn) DelQdisc(index int, parent uint32) error {
 
 // Exempt selects packets that Redirect does not redirect.
 type Exempt struct {
-	Net netip.Prefix
-	To  bool // packets to Net; false = packets from Net
+	Net   netip.Prefix
+	IsDst bool // Net is the destination; false = the source
 }
 
 // Redirect redirects all packets at a hook of a link, except the exempt ones, to the link with the index to, which
@@ -228,7 +228,7 @@ func (e Exempt) filter(index int, hook uint32) *netlink.U32 {
 		attrs.Protocol, offset = unix.ETH_P_IPV6, sourceIPv6
 		attrs.Priority += prefIPv6
 	}
-	if e.To {
+	if e.IsDst {
 		offset += len(addr)
 	}
 	sel := &netlink.TcU32Sel{Flags: netlink.TC_U32_TERMINAL}
@@ -257,7 +257,7 @@ func exemptOf(f *netlink.U32) (e Exempt) {
 	}
 	ip, _ := netip.AddrFromSlice(addr)
 	bits, _ := net.IPMask(mask).Size()
-	e = Exempt{Net: netip.PrefixFrom(ip, bits), To: int(f.Sel.Keys[0].Off) == offset+size}
+	e = Exempt{Net: netip.PrefixFrom(ip, bits), IsDst: int(f.Sel.Keys[0].Off) == offset+size}
 	expected := e.filter(f.LinkIndex, f.Parent)
 	if expected.Protocol != f.Protocol || !slices.Equal(expected.Sel.Keys, f.Sel.Keys) {
 		return Exempt{}
@@ -267,7 +267,7 @@ func exemptOf(f *netlink.U32) (e Exempt) {
 
 // Redirection is the effect of a filter.
 type Redirection struct {
-	To     int    // index of the link that gets the packets; 0 = it no longer exists, -1 = the filter does not redirect
+	Target int    // index of the link that gets the packets; 0 = it no longer exists, -1 = the filter does not redirect
 	All    bool   // the filter matches every packet
 	Exempt Exempt // packets that the filter exempts from a redirection; zero = none
 }
@@ -288,7 +288,7 @@ func (c *Conn) Redirects(index int, hook uint32) (list []Redirection, err error)
 // redirectOf returns the effect of a filter. It redirects if all its actions are the same redirection, because the
 // reference plugin's filter has that action twice.
 func redirectOf(f netlink.Filter) Redirection {
-	other := Redirection{To: -1}
+	other := Redirection{Target: -1}
 	u32, ok := f.(*netlink.U32)
 	if !ok {
 		return other
@@ -300,10 +300,10 @@ func redirectOf(f netlink.Filter) Redirection {
 	r := other
 	for i, a := range u32.Actions {
 		mirred, ok := a.(*netlink.MirredAction)
-		if !ok || mirred.MirredAction != netlink.TCA_EGRESS_REDIR || (i > 0 && mirred.Ifindex != r.To) {
+		if !ok || mirred.MirredAction != netlink.TCA_EGRESS_REDIR || (i > 0 && mirred.Ifindex != r.Target) {
 			return other
 		}
-		r.To = mirred.Ifindex
+		r.Target = mirred.Ifindex
 	}
 	isSelective := func(k netlink.TcU32Key) bool { return k.Mask != 0 }
 	r.All = u32.Protocol == unix.ETH_P_ALL && u32.Sel != nil && !slices.ContainsFunc(u32.Sel.Keys, isSelective)

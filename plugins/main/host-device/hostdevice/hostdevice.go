@@ -158,7 +158,7 @@ func moveIn(ctx context.Context, s *attach.Call, cfg config) (*record, error) {
 		}
 	}
 	// One message, so that a killed call leaves the device unchanged, or with the reference plugin's alias.
-	err = c.Host.SetLink(l.Index, rtnl.LinkChange{To: c.Cont, Name: c.Req.IfName, Alias: &l.Name})
+	err = c.Host.SetLink(l.Index, rtnl.LinkChange{Netns: c.Cont, Name: c.Req.IfName, Alias: &l.Name})
 	if errors.Is(err, unix.EINVAL) {
 		return r, cni.Refuse(d.Key, d.Value, fmt.Sprintf("is interface %q, which cannot move to a namespace: %v",
 			l.Name, err))

@@ -154,7 +154,7 @@ func (r *record) moveOut(host, cont *rtnl.Conn) (l rtnl.Link, err error) {
 	for _, home := range []rtnl.Link{r.Link, {Name: r.substitute(), Alias: r.Link.Name}} {
 		err = cont.SetLink(l.Index, rtnl.LinkChange{Name: home.Name})
 		if err == nil {
-			err = cont.SetLink(l.Index, rtnl.LinkChange{To: host, Alias: &home.Alias})
+			err = cont.SetLink(l.Index, rtnl.LinkChange{Netns: host, Alias: &home.Alias})
 		}
 		if err == nil {
 			return host.Link(home.Name)

@@ -266,12 +266,12 @@ func (c *call) verifyRedirect(direction string, end rtnl.Link, hook uint32, want
 		return drift(fmt.Sprintf("exempts %v, want %v", exempt, want.exempt))
 	case len(list) == 0:
 		return drift("redirects nothing")
-	case list[0].To <= 0: // later filters get no packets
+	case list[0].Target <= 0: // later filters get no packets
 		return drift("redirects to no interface that exists")
 	case !list[0].All:
 		return drift("redirects only some packets")
 	}
-	ifb, err := c.conn.LinkByIndex(list[0].To)
+	ifb, err := c.conn.LinkByIndex(list[0].Target)
 	switch {
 	case errors.Is(err, rtnl.ErrNoLink):
 		return drift("redirects to an interface that no longer exists")

@@ -50,7 +50,7 @@ func (c *call) limitsSent(ifb rtnl.Link, links []rtnl.Link) bool {
 	own := ifbNames(a)
 	redirects := func(l rtnl.Link) bool {
 		list, _ := c.conn.Redirects(l.Index, rtnl.ClsactReceived) // an ingress qdisc lists the same
-		return slices.ContainsFunc(list, func(r rtnl.Redirection) bool { return r.To == ifb.Index })
+		return slices.ContainsFunc(list, func(r rtnl.Redirection) bool { return r.Target == ifb.Index })
 	}
 	return ifb.Name == own[2] || ifb.Name == own[1] && !slices.ContainsFunc(links, redirects)
 }
@@ -112,10 +112,10 @@ func (c *call) readLimits(end rtnl.Link) (former limits, found bool, err error) 
 func (c *call) readRedirect(end rtnl.Link, hook uint32) (*filter, error) {
 	list, err := c.conn.Redirects(end.Index, hook)
 	exempt, list := splitExempt(list)
-	if err != nil || len(list) == 0 || list[0].To <= 0 {
+	if err != nil || len(list) == 0 || list[0].Target <= 0 {
 		return nil, err
 	}
-	ifb, err := c.conn.LinkByIndex(list[0].To)
+	ifb, err := c.conn.LinkByIndex(list[0].Target)
 	if err != nil || !c.mayOwnIFB(ifb) {
 		return nil, err
 	}
@@ -234,7 +234,7 @@ func (c *call) restoreRedirect(end rtnl.Link, want redirect, ifb rtnl.Link, addQ
 	list, err := c.conn.Redirects(end.Index, want.hook)
 	_, rest := splitExempt(list)
 	if err == nil && len(list) > 0 {
-		if len(rest) == 0 || rest[0].To != 0 && rest[0].To != ifb.Index {
+		if len(rest) == 0 || rest[0].Target != 0 && rest[0].Target != ifb.Index {
 			return cni.Errorf(cni.CodeConflict, "interface %q: has a filter of another program; remove it", end.Name)
 		}
 		err = c.conn.DelRedirect(end.Index, want.hook, want.filter.exempt != nil)
@@ -377,7 +377,7 @@ func (c *call) removeFromLink(end int, ifbs ...int) error {
 	}
 	hooks, err := c.ingressHooks(end)
 	errs = append(errs, err)
-	isOurs := func(r rtnl.Redirection) bool { return r.To == 0 || slices.Contains(ifbs, r.To) }
+	isOurs := func(r rtnl.Redirection) bool { return r.Target == 0 || slices.Contains(ifbs, r.Target) }
 	var ours []uint32   // hooks whose first redirection is ours
 	var all, others int // numbers of entries: of all programs, and of programs other than ours
 	hasExempt := false  // our hooks exempt networks
@@ -421,7 +421,7 @@ func (c *call) findUsers(ifb rtnl.Link) (ends []rtnl.Link, err error) {
 			if netplugin.IgnoreNoLink(err) != nil {
 				return nil, err
 			}
-			found = found || slices.ContainsFunc(list, func(r rtnl.Redirection) bool { return r.To == ifb.Index })
+			found = found || slices.ContainsFunc(list, func(r rtnl.Redirection) bool { return r.Target == ifb.Index })
 		}
 		if found {
 			ends = append(ends, l)

@@ -50,7 +50,7 @@ func (cfg config) limits(mtu int) (l limits, err error) {
 	problems.Add(err)
 	for _, f := range l.each {
 		for _, p := range cfg.exempt {
-			f.exempt = append(f.exempt, rtnl.Exempt{Net: p, To: f == l.egress})
+			f.exempt = append(f.exempt, rtnl.Exempt{Net: p, IsDst: f == l.egress})
 		}
 		if f.codel = cfg.codel; f.codel {
 			f.TBF, f.literal = withPeak(f.TBF, mtu), withPeak(f.literal, mtu)

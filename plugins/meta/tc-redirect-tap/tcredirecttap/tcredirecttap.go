@@ -189,7 +189,7 @@ func remove(conn *rtnl.Conn, r record) error {
 		errs = append(errs, err)
 		// There is no filter if the ADD was killed, and more than one if the kernel's answer was lost and the filter
 		// was added again. The target is 0 if the tap no longer exists.
-		isForeign := func(r rtnl.Redirection) bool { return r.To != tap.Index && r.To != 0 }
+		isForeign := func(r rtnl.Redirection) bool { return r.Target != tap.Index && r.Target != 0 }
 		if err == nil && !slices.ContainsFunc(list, isForeign) {
 			errs = append(errs, conn.DelQdisc(r.Link, rtnl.Ingress))
 		}
@@ -242,10 +242,10 @@ func removeForeign(req *skel.Request) error {
 // redirectTarget returns the link to which l redirects all packets that it receives, or the zero Link.
 func redirectTarget(conn *rtnl.Conn, l rtnl.Link) (rtnl.Link, error) {
 	list, err := conn.Redirects(l.Index, rtnl.Received)
-	if err != nil || len(list) == 0 || list[0].To <= 0 || !list[0].All {
+	if err != nil || len(list) == 0 || list[0].Target <= 0 || !list[0].All {
 		return rtnl.Link{}, err
 	}
-	target, err := conn.LinkByIndex(list[0].To)
+	target, err := conn.LinkByIndex(list[0].Target)
 	return target, netplugin.IgnoreNoLink(err)
 }
 
