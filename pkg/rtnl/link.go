@@ -279,8 +279,8 @@ type LinkChange struct {
 	Promisc  *bool
 	AllMulti *bool
 	Name     string
-	// Netns is a socket in the namespace that the link moves to before all other changes. The error matches EEXIST if the
-	// link's present name is taken there. If only Name is taken there, the link has moved in spite of the error.
+	// Netns is a socket in the namespace that the link moves to before all other changes. The error matches EEXIST if
+	// the link's present name is taken there. If only Name is taken there, the link has moved in spite of the error.
 	Netns *Conn
 }
 

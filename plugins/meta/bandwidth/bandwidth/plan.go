@@ -95,8 +95,8 @@ func (l limit) filter(mtu int, literal bool) (*filter, error) {
 		f.warning = fmt.Sprintf("%s: %d is less than a packet of %d bytes; only shorter packets pass", l.key, l.burst,
 			packet)
 	default:
-		reason := fmt.Sprintf("is too small: the kernel rounds it to whole microseconds of the rate, so that no "+
-			"packet of %d bytes would pass", packet)
+		reason := fmt.Sprintf("is less than a packet of %d bytes after the kernel rounds it to whole microseconds of "+
+			"the rate; no such packet would pass", packet)
 		return nil, cni.Refuse(l.key, l.burst, reason).Suggest("use at least %d bits", 8*minBurst(rate, packet))
 	}
 	return f, nil

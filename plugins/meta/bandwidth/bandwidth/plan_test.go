@@ -88,8 +88,8 @@ var _ = Describe("a burst that is less than a packet", func() {
 	It("is refused, and the error names the smallest one", func() {
 		_, err := config{ingress: limit{8_000_000, 12_104, "ingressBurst"},
 			egress: limit{8_000_000, 80, "runtimeConfig.bandwidth.egressBurst"}}.limits(mtu)
-		const why = " is too small: the kernel rounds it to whole microseconds of the rate, " +
-			"so that no packet of 1514 bytes would pass"
+		const why = " is less than a packet of 1514 bytes after the kernel rounds it to whole microseconds of " +
+			"the rate; no such packet would pass"
 		Expect(err).To(MatchError("ingressBurst: 12104" + why + ": runtimeConfig.bandwidth.egressBurst: 80" + why))
 		Expect(cni.AsError(err).Code).To(Equal(cni.CodeConfig))
 		Expect(cni.ProblemsOf(err)[0].Suggestion).To(Equal("use at least 12120 bits"))
