@@ -21,14 +21,14 @@ var (
 	ErrStale    = errors.New("its record is for another namespace or has other addresses")
 )
 
-// Restorable returns nil if the rules of an attachment's record may be restored, otherwise the reason: found reports
-// whether the record exists, ending whether a DEL has begun, and isSame whether the container has the addresses of the
-// record.
-func Restorable(found, ending, isSame bool) error {
+// Restorable returns nil if the rules of an attachment's record may be restored, otherwise the reason: hasRecord
+// reports whether the record exists, isEnding whether a DEL has begun, and isSame whether the container has the
+// addresses of the record.
+func Restorable(hasRecord, isEnding, isSame bool) error {
 	switch {
-	case !found:
+	case !hasRecord:
 		return ErrNoRecord
-	case ending:
+	case isEnding:
 		return ErrEnding
 	case !isSame:
 		return ErrStale
@@ -56,20 +56,20 @@ func VerifyAttached(req *skel.Request) error {
 	if err != nil {
 		return fmt.Errorf("interface %q: %w", req.IfName, err)
 	}
-	live, err := cont.Addrs(end.Index)
+	addrs, err := cont.Addrs(end.Index)
 	if err != nil {
 		return err
 	}
-	live = slices.DeleteFunc(live, func(a rtnl.Addr) bool { return a.Prefix.Addr().IsLinkLocalUnicast() })
+	addrs = slices.DeleteFunc(addrs, func(a rtnl.Addr) bool { return a.Prefix.Addr().IsLinkLocalUnicast() })
 	i, _ := req.PrevResult.ContainerInterface(req.IfName)
 	isSame := i.MAC != "" && strings.EqualFold(i.MAC, end.MAC.String())
-	if len(live) == 0 && isSame && end.Alias != EndingAlias {
+	if len(addrs) == 0 && isSame && end.Alias != EndingAlias {
 		return nil
 	}
 	for _, ip := range req.PrevResult.ContainerIPs(req.IfName) {
 		isLive := func(a rtnl.Addr) bool { return a.Prefix.Addr() == ip.Address.Addr() }
 		switch {
-		case slices.ContainsFunc(live, isLive):
+		case slices.ContainsFunc(addrs, isLive):
 		case end.Alias == EndingAlias:
 			return ErrEnding
 		default:

@@ -100,15 +100,15 @@ func RefuseVLANGateway(host *rtnl.Conn, key string, l rtnl.Link) error {
 }
 
 // RefuseForeign returns code 103 if a link of the host is the host end of a container that another network plugin
-// attached: its other end is in another network namespace, and it is a port, or the host has a route to the other end's
-// address alone. The host's own router does not count: the link is then an uplink.
+// attached: its other end is in another network namespace, and it is a port, or the host has a route to only the
+// address of the other end. If the host's router has that address, the link is an uplink and is accepted.
 func RefuseForeign(host *rtnl.Conn, key string, l rtnl.Link) error {
 	if !l.IsPairEnd() || l.PeerNS == -1 {
 		return nil
 	}
-	refused := cni.Errorf(cni.CodeConflict, "%s: %q: connects a container of another network plugin", key, l.Name)
+	refusal := cni.Errorf(cni.CodeConflict, "%s: %q: connects a container of another network plugin", key, l.Name)
 	if l.Master != 0 {
-		return refused
+		return refusal
 	}
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
 		addrs, err := host.PeerAddrs(l, family)
@@ -124,7 +124,7 @@ func RefuseForeign(host *rtnl.Conn, key string, l rtnl.Link) error {
 				continue
 			}
 			if router, _, err := host.DefaultRouter(a.Is4()); err != nil || router != a {
-				return refused
+				return refusal
 			}
 		}
 	}

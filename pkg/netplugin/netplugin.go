@@ -1,18 +1,18 @@
-// Package netplugin is what all plugins that work on interfaces have in common, main plugins and chained plugins alike.
-// (IPAM plugins need no more than package skel.)
+// Package netplugin implements what all plugins that work on interfaces need: main plugins and chained plugins. IPAM
+// plugins use only package skel.
 //
 // A Call is one call of a plugin in progress: the runtime's request, sockets in the namespace of the host, in that of
 // the container or in both, and the links that the plugin works on. ContEnd is the container's interface. HostEnd is
 // the other end of its pair; an interface such as a macvlan has none. The sockets stay open until the call and its
 // roll-back have ended, so that undos can use them.
 //
-// A path or a name in a request may have come to mean something else since ADD. So each namespace has an identity, and
-// a host end is identified by its alias, or because the kernel reports that it is connected to the container's
+// A path or a name in a request may refer to another object than during ADD. Therefore, each namespace has an identity,
+// and a host end is identified by its alias, or because the kernel reports that it is connected to the container's
 // namespace. Functions that search return an error that matches rtnl.ErrNoLink if the link or its namespace does not
 // exist.
 //
-// The package also decides whether an attachment's rules may be restored (VerifyAttached), and has the record of
-// plugins that leave something in the container's namespace (NetnsRecord).
+// The package also decides whether an attachment's rules may be restored (VerifyAttached), and defines the
+// record of plugins that create objects in the container's namespace (NetnsRecord).
 package netplugin
 
 import (
@@ -66,7 +66,7 @@ func InContainer(req *skel.Request, work func(*Call) error) error {
 	})
 }
 
-// openInside is OpenCont for a thread in the container's namespace.
+// openInside implements OpenCont. The calling thread must be in the container's namespace.
 func (c *Call) openInside() (err error) {
 	if c.NetnsID, err = c.Req.NS.IdentityInside(); err == nil {
 		c.Cont, err = rtnl.Dial(nil)
@@ -81,11 +81,11 @@ func (c *Call) openInside() (err error) {
 // OpenLocked begins a call that changes the container's namespace: it opens Cont and holds the namespace's lock until
 // the call ends. Other calls with OpenLocked in that namespace wait.
 func OpenLocked(ctx context.Context, req *skel.Request) (*Call, error) {
-	held, err := LockNetns(ctx, req.NS)
+	lock, err := LockNetns(ctx, req.NS)
 	if err != nil {
 		return nil, err
 	}
-	req.OnDone(func() { _ = held.Unlock() })
+	req.OnDone(func() { _ = lock.Unlock() })
 	c := &Call{Req: req}
 	return c, c.OpenCont()
 }
@@ -103,9 +103,9 @@ func LockNetns(ctx context.Context, n *ns.NS) (*statefile.Lock, error) {
 	return statefile.LockByte(ctx, netnsLock, st.Ino, n.Path()) // each namespace has its own inode
 }
 
-// FindInterface finds the container's interface, ContEnd, and adds its MAC address to NetnsID: kernels without cookies
-// tell namespaces apart by it. It opens Cont first unless Cont is open. The error matches
-// rtnl.ErrNoLink if there is no such interface.
+// FindInterface finds the container's interface, ContEnd. It opens Cont unless Cont is open. It adds the MAC address to
+// NetnsID, which distinguishes namespaces on kernels without cookies. The error matches rtnl.ErrNoLink if there is no
+// such interface.
 func (c *Call) FindInterface() error {
 	if c.Cont == nil {
 		if err := c.OpenCont(); err != nil {
@@ -120,7 +120,7 @@ func (c *Call) FindInterface() error {
 	return err
 }
 
-// VerifyInterface is FindInterface for CHECK: a missing interface is drift.
+// VerifyInterface calls FindInterface for CHECK. A missing interface is drift.
 func (c *Call) VerifyInterface() error {
 	err := c.FindInterface()
 	if errors.Is(err, rtnl.ErrNoLink) {

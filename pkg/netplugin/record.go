@@ -13,17 +13,17 @@ type NetnsRecord struct {
 	NetnsPath string      `json:"netnsPath"` // CNI_NETNS
 	Netns     ns.Identity `json:"netns"`
 	Link      int         `json:"link"` // index of the interface
-	Made      []string    `json:"made"` // in a notation of the plugin
+	Objects   []string    `json:"made"` // descriptions of what ADD created, in a notation of the plugin
 }
 
 // NetnsRecord returns the record of this attachment. FindInterface must have succeeded.
-func (c *Call) NetnsRecord(made ...string) NetnsRecord {
+func (c *Call) NetnsRecord(objects ...string) NetnsRecord {
 	return NetnsRecord{Attachment: c.Req.Attachment, NetnsPath: c.Req.Netns, Netns: c.NetnsID, Link: c.ContEnd.Index,
-		Made: made}
+		Objects: objects}
 }
 
 // Plausible reports whether an ADD can have written the record.
-func (r NetnsRecord) Plausible() bool { return r.Link > 0 && len(r.Made) > 0 }
+func (r NetnsRecord) Plausible() bool { return r.Link > 0 && len(r.Objects) > 0 }
 
 // Remove calls remove with a socket in the record's namespace. It returns nil if the namespace no longer exists.
 func (r NetnsRecord) Remove(finder *ns.Finder, remove func(*rtnl.Conn) error) error {
@@ -36,21 +36,21 @@ func (r NetnsRecord) Remove(finder *ns.Finder, remove func(*rtnl.Conn) error) er
 }
 
 // WithNetns returns the holdings of a record, with the container's namespace set in each.
-func WithNetns(path string, id ns.Identity, held ...cni.Holding) []cni.Holding {
-	for i := range held {
-		held[i].NetnsPath, held[i].NetnsInode, held[i].NetnsCookie = path, id.Inode, id.Cookie
+func WithNetns(path string, id ns.Identity, holdings ...cni.Holding) []cni.Holding {
+	for i := range holdings {
+		holdings[i].NetnsPath, holdings[i].NetnsInode, holdings[i].NetnsCookie = path, id.Inode, id.Cookie
 	}
-	return held
+	return holdings
 }
 
 // Holdings lists the holdings of all records. holdingsOf returns those of one record; Holdings adds its path and time.
 func Holdings[T statefile.Record](records *statefile.Store[T], holdingsOf func(T) []cni.Holding) ([]cni.Holding,
 	error) {
 	var all []cni.Holding
-	kept, err := records.List()
-	for _, k := range kept {
-		for _, h := range holdingsOf(k.Record) {
-			h.Kept, h.Since = k.Path, k.Written
+	list, err := records.List()
+	for _, r := range list {
+		for _, h := range holdingsOf(r.Record) {
+			h.Kept, h.Since = r.Path, r.Written
 			all = append(all, h)
 		}
 	}

@@ -45,7 +45,7 @@ func removeInside(r netplugin.NetnsRecord, finder *ns.Finder) error {
 // listInside returns the limits of all records.
 func listInside() ([]cni.Holding, error) {
 	return netplugin.Holdings(records(), func(r netplugin.NetnsRecord) (all []cni.Holding) {
-		for _, l := range r.Made {
+		for _, l := range r.Objects {
 			all = append(all, cni.Holding{Attachment: r.Attachment, Kind: cni.HeldLimit, Value: l})
 		}
 		return netplugin.WithNetns(r.NetnsPath, r.Netns, all...)

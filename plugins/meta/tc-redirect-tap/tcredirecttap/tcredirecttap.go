@@ -24,7 +24,7 @@ const (
 	kind      = "tun" // the kernel's kind of a tap
 )
 
-// record is the record of an attachment. Its Made contains the name of the tap.
+// record is the record of an attachment. Its Objects contain the name of the tap.
 type record struct {
 	netplugin.NetnsRecord
 	Tap int `json:"tap"` // index of the tap, because the container may rename it
@@ -312,6 +312,6 @@ func status(context.Context, *skel.Request, config) error {
 func list(context.Context, *skel.Request) ([]cni.Holding, error) {
 	return netplugin.Holdings(records(), func(r record) []cni.Holding {
 		return netplugin.WithNetns(r.NetnsPath, r.Netns,
-			cni.Holding{Attachment: r.Attachment, Kind: cni.HeldLink, Value: r.Made[0] + " type tun"})
+			cni.Holding{Attachment: r.Attachment, Kind: cni.HeldLink, Value: r.Objects[0] + " type tun"})
 	})
 }
