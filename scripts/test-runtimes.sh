@@ -7,7 +7,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-scripts/deps.sh buildah busybox-static containerd containernetworking-plugins iproute2 nftables podman procps runc \
+scripts/deps.sh buildah busybox-static containerd containernetworking-plugins curl iproute2 nftables podman procps runc \
 	slirp4netns uidmap util-linux
 scripts/reference.sh >/dev/null
 scripts/build.sh

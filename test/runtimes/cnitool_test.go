@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -142,6 +143,24 @@ var _ = Describe("cnitool", Label("more-runtimes"), func() {
 		})
 		s.step("nothing is left", func() { pods.ExpectNothingLeft(c.Host) })
 	})
+})
+
+var _ = It("cnitool attaches a namespace by the commands of docs/runtimes.md", Label("more-runtimes"), func() {
+	nstest.NeedProgram("busybox")
+	nstest.NeedProgram("curl")
+	c := newCnitool("", network.Conflist())
+	page := func(name ...string) string {
+		return string(nstest.Must(os.ReadFile(filepath.Join(append([]string{nstest.Root()}, name...)...))))
+	}
+	conflist := regexp.MustCompile("(?s)```json\n(.*?)```").FindStringSubmatch(page("README.md"))
+	commands := regexp.MustCompile(`(?m)^    go install \S+/cnitool@.*\n((?:    .*\n)+)`).
+		FindStringSubmatch(page("docs", "runtimes.md"))
+	Expect(append(conflist, commands...)).To(HaveLen(4))
+	c.Cmd("sh", "-ec", `mount -t tmpfs tmpfs /etc; mount -t tmpfs tmpfs /opt; mkdir -p /etc/cni/net.d /opt/cni
+		printf %s "$1" >/etc/cni/net.d/10-net.conflist; ln -s "$2" /opt/cni/bin`, "-", conflist[1], c.plugins)
+	Expect(c.Cmd("bash", "-ec", commands[1])).To(ContainSubstring("404 Not Found"), "the server has no page")
+	c.Cmd("ip", "netns", "del", "web")
+	pods.ExpectNothingLeft(c.Host)
 })
 
 // second is a network that multus attaches as net1.
