@@ -21,7 +21,8 @@ type proof struct{ pattern, by, reason string }
 // proofs has an entry for each line. The first part of by is a directory or a file, the second a text in it.
 var proofs = []proof{
 	{`^README.md: \./hawser install`, "test/install: by the command of README.md", ""},
-	{`^(README|docs/install).md: (podman (load|run) |uninstall --to)`, "test/runtimes: by the commands of README.md", ""},
+	{`^(README|docs/install).md: (podman (load|run) |uninstall --to)`,
+		"test/runtimes: by the commands of README.md", ""},
 	{`^(README|docs/install).md: mkdir -p /opt/cni/bin( +#|$)`, "test/runtimes: by the commands of README.md", ""},
 	{`^README.md: (dpkg|rpm) --install`, "test/release: README.md's lines install the packages", ""},
 	{`^README.md: .*/hawser check`, "test/docs: checks the network of README.md", ""},
@@ -47,23 +48,27 @@ var proofs = []proof{
 	{`^docs/runtimes.md: (\[crio|network_dir|plugin_dirs)`, "test/runtimes: plugin_dirs = [", ""},
 	{`^docs/runtimes.md: (\[network\]|network_backend|cni_plugin_dirs|network_config_dir)`,
 		"test/runtimes: cni_plugin_dirs = [", ""},
-	{`^docs/runtimes.md: (go install|ip netns|export|cnitool|curl)`, "test/runtimes: by the commands of docs/runtimes.md", ""},
+	{`^docs/runtimes.md: (go install|ip netns|export|cnitool|curl)`,
+		"test/runtimes: by the commands of docs/runtimes.md", ""},
 	{`^docs/tenants.md: `, "test/docs: copies and tries configurations", ""},
 	{`^docs/troubleshooting.md: `, "test/tool: prints what docs/troubleshooting.md shows", ""},
 	{`^docs/cluster-local.md: `, "", "needs a cluster; test/kube applies the same files"},
 	{`^plugins/ipam/cluster-local/README.md: `, "", "needs a cluster"},
-	{`^plugins/ipam/dhcp/README.md: (systemctl|dhcp daemon|\[-timeout)`, "", "a synopsis, with the unit of the packages"},
+	{`^plugins/ipam/dhcp/README.md: (systemctl|dhcp daemon|\[-timeout)`,
+		"", "a synopsis, with the unit of the packages"},
 	{`^plugins/ipam/host-local/README.md: echo`, "test/docs: reserves an address", ""},
 	{`^plugins/main/loopback/README.md: CNI_COMMAND`, "test/docs: brings up lo", ""},
 	{`^plugins/main/macvlan/README.md: ip `, "test/docs: reaches a container of macvlan", ""},
 	{`^plugins/main/ptp/README.md: 10\.1\.0`, "plugins/main/ptp/ptp: scope link", ""},
 	{`^plugins/meta/(portmap|firewall)/README.md: (\$ nft|elements)`, "docs/frozen/host.txt: firewall4_v1", ""},
-	{`^plugins/meta/firewall/README.md: -A `, "plugins/meta/firewall/firewall: CNI firewall plugin admin overrides", ""},
+	{`^plugins/meta/firewall/README.md: -A `,
+		"plugins/meta/firewall/firewall: CNI firewall plugin admin overrides", ""},
 	{`^plugins/meta/bandwidth/README.md: bwp`, "plugins/meta/bandwidth/bandwidth: bwp", ""},
 	{`^cmd/hawser/README.md: (HAWSER_TO=\S+ )?\S*hawser `, "test/docs: are the options of the tool", ""},
 	{`^cmd/hawser/README.md: \[--loop\]`, "test/docs: are the options of the tool", ""},
 	{`^cmd/cni-conformance/README.md: `, "test/conformance: cmd/cni-conformance/example", ""},
-	{`^(CONTRIBUTING|test/README|docs/(performance|kernels|releasing)).md: `, "", "contributors run these on each change"},
+	{`^(CONTRIBUTING|test/README|docs/(performance|kernels|releasing)).md: `,
+		"", "contributors run these on each change"},
 }
 
 // commandPages are the pages whose commands are compared.
@@ -95,21 +100,22 @@ func commandLines(page string) (lines []string) {
 	return slices.DeleteFunc(lines, func(line string) bool { return line == "" })
 }
 
-// block returns the commands of a page from the line that begins with first to the next line that is not code.
+// block returns the commands of a page from the line that begins with first to the end of its block of code.
 func block(page, first string) string {
 	GinkgoHelper()
-	pattern := `(?m)^( {4})?` + regexp.QuoteMeta(first) + `.*\n(?:(?: {4}|[^\n` + "`" + `]).*\n)*`
-	found := regexp.MustCompile(pattern).FindString(read(root(page)))
-	Expect(found).NotTo(BeEmpty(), "%s: %s", page, first)
 	var lines []string
-	for line := range strings.Lines(found) {
-		code, isCode := strings.CutPrefix(line, "    ")
-		if strings.HasPrefix(found, "    ") && !isCode {
+	for line := range strings.Lines(read(root(page))) {
+		trimmed := strings.TrimSpace(line)
+		isEnd := trimmed == "" || strings.HasPrefix(trimmed, "```")
+		if len(lines) > 0 && isEnd {
 			break
 		}
-		lines = append(lines, code)
+		if len(lines) > 0 || strings.HasPrefix(trimmed, first) {
+			lines = append(lines, trimmed)
+		}
 	}
-	return strings.Join(lines, "")
+	Expect(lines).NotTo(BeEmpty(), "%s: %s", page, first)
+	return strings.Join(lines, "\n")
 }
 
 var _ = Describe("the commands of the pages", Label("examples"), func() {
@@ -137,7 +143,8 @@ var _ = Describe("the commands of the pages", Label("examples"), func() {
 	It("checks the network of README.md", func() {
 		node := newShell()
 		node.write("/etc/cni/net.d/10-net.conflist", examples("README.md")[0].text)
-		Expect(node.sh(block("README.md", "/opt/cni/bin/hawser check ") + "\n")).To(Equal("nothing is wrong\n"))
+		check, _, _ := strings.Cut(block("README.md", "/opt/cni/bin/hawser check "), "\n")
+		Expect(node.sh(check)).To(Equal("nothing is wrong\n"))
 		Expect(node.sh(block("docs/configuration.md", "for plugin in "))).NotTo(ContainSubstring("not valid"))
 	})
 
@@ -183,8 +190,10 @@ var _ = Describe("the commands of the pages", Label("examples"), func() {
 		conf := examples(page)[0].doc
 		node.sh("mkdir -p /var/lib/cni; mount -t tmpfs tmpfs /var/lib/cni; mkdir -p /var/lib/cni/networks/pods")
 		node.sh(block(page, "echo printer"))
-		call := plugintest.Call{Command: "ADD", Netns: plugintest.NewPod("one").Netns, Args: "IP=10.1.0.99", Conf: conf}
+		call := plugintest.Call{Command: "ADD", Netns: plugintest.NewPod("one").Netns, Conf: conf,
+			Args: "IgnoreUnknown=1;IP=10.1.0.99"}
 		Expect(node.Invoke("bridge", call).Failed(103)).To(ContainSubstring("10.1.0.99"))
+		node.sh("rm /var/lib/cni/networks/pods/10.1.0.99")
 	})
 
 	It("brings up lo", func() {
@@ -200,11 +209,13 @@ var _ = Describe("the commands of the pages", Label("examples"), func() {
 		page, node := "plugins/main/macvlan/README.md", newShell()
 		plugintest.Uplink(node.Host)
 		pod := plugintest.NewPod("one")
-		answer := node.Invoke("macvlan", plugintest.Call{Command: "ADD", Netns: pod.Netns, Conf: examples(page)[0].doc})
-		Expect(answer.Stdout).To(ContainSubstring("10.1.0.2/16"))
+		call := plugintest.Call{Command: "ADD", Netns: pod.Netns, Conf: examples(page)[0].doc}
+		Expect(node.Invoke("macvlan", call).Stdout).To(ContainSubstring("10.1.0.2/16"))
 		node.sh(block(page, "ip link add hostlan"))
 		pod.Serve("tcp", "10.1.0.2:80")
 		Eventually(func() (string, error) { return node.Ask("tcp", "10.1.0.2:80") }).Should(HavePrefix("10.1.255.254:"))
+		call.Command = "DEL"
+		Expect(node.Invoke("macvlan", call).Code).To(BeZero())
 	})
 })
 
