@@ -22,14 +22,14 @@ import (
 // printer is the writer of all output and all errors of the tool. Any part of a text may come from another program or a
 // tenant, so the printer quotes everything. Each call of Write must contain only complete characters.
 type printer struct {
-	file    *os.File
-	colours map[string]string // escape sequences of severities at the beginning of a line
+	file   *os.File
+	colors map[string]string // escape sequences of severities at the beginning of a line
 }
 
 func (p *printer) Write(data []byte) (n int, err error) {
 	text := "\n" + quote(string(data))
-	for severity, colour := range p.colours {
-		text = strings.ReplaceAll(text, "\n"+severity+" ", "\n"+colour+severity+"\x1b[0m ")
+	for severity, color := range p.colors {
+		text = strings.ReplaceAll(text, "\n"+severity+" ", "\n"+color+severity+"\x1b[0m ")
 	}
 	if n, err = io.WriteString(p.file, text[1:]); err == nil {
 		n = len(data)
@@ -101,20 +101,20 @@ func plain(text string) string {
 // oneLine returns text from another program on one line.
 func oneLine(text string) string { return strings.ReplaceAll(plain(text), "\n\t", "; ") }
 
-// colour makes the printer colour severities if standard output is a terminal and NO_COLOR is not set.
-func (s *session) colour() {
+// color makes the printer color severities if standard output is a terminal and NO_COLOR is not set.
+func (s *session) color() {
 	p, isPrinter := s.out.root.OutOrStdout().(*printer)
 	forbids := func(v string) bool { return strings.HasPrefix(v, "NO_COLOR=") && v != "NO_COLOR=" }
 	if !isPrinter || slices.ContainsFunc(s.Env, forbids) {
 		return
 	}
 	if _, err := unix.IoctlGetTermios(int(p.file.Fd()), unix.TCGETS); err == nil {
-		p.colours = map[string]string{broken: "\x1b[31m", doubtful: "\x1b[33m"}
+		p.colors = map[string]string{broken: "\x1b[31m", doubtful: "\x1b[33m"}
 	}
 }
 
 func (s *session) finding(t table, severity, text, advice string) {
-	s.colour()
+	s.color()
 	fmt.Fprintf(t, "%s %s\n", severity, oneLine(text))
 	if advice != "" {
 		fmt.Fprintf(t, "    %s\n", oneLine(advice))
