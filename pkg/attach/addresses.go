@@ -14,28 +14,82 @@ import (
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
+// AssignAddresses runs the IPAM plugin, if there is one, and configures the container's interface with the result. The
+// interface must be up, because some IPAM plugins use it. For a device without an interface, t.Index is 0, and
+// AssignAddresses only returns the result.
+func (c *Call) AssignAddresses(ctx context.Context, link LinkConfig, t iface.Target) (*cni.Result, error) {
+	c.ipam.OnlyRoutes = len(link.OwnAddrs) > 0
+	if err := c.StartIPAM(ctx); err != nil {
+		return nil, err
+	}
+	answer, err := c.IPAMResult(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if c.Req.IPAM == "" && link.Fallback != nil {
+		answer = link.Fallback
+	}
+	res, err := link.Result(answer, 0)
+	if err != nil {
+		return nil, err
+	}
+	for _, ip := range res.IPs {
+		if gw := ip.Gateway; gw.IsValid() && gw.Is4() != ip.Address.Addr().Is4() {
+			return nil, cni.Errorf(cni.CodeIPAM, "IPAM gave address %s and gateway %s of the other family", ip.Address,
+				gw)
+		}
+	}
+	if c.Child.New.Kind == "" || c.Child.Master != nil { // packets of a child without a master stay in the container
+		uplink := c.Master
+		if c.Child.isMasterInside() {
+			uplink.Master = 0
+		}
+		if err := c.RefuseHostAddresses(res, uplink, false); err != nil {
+			return nil, err
+		}
+		if c.Child.TakesPackets && !c.Child.isMasterInside() {
+			for _, ip := range res.IPs {
+				if err := c.RefuseUsedAddress(ip.Address.Addr()); err != nil {
+					return nil, err
+				}
+			}
+		}
+	}
+	res.Interfaces = c.Interfaces()
+	if t.Index == 0 {
+		return res, nil
+	}
+	for _, own := range link.OwnAddrs {
+		t.Existing = append(t.Existing, own.Address.Addr())
+		isAssigned := func(ip cni.IP) bool { return ip.Address.Addr() == own.Address.Addr() }
+		res.IPs = append(slices.DeleteFunc(res.IPs, isAssigned), own)
+	}
+	c.Req.Step("configure the interface")
+	return res, iface.Configure(ctx, t, res)
+}
+
 // StartIPAM starts the ADD of the IPAM plugin, if the configuration names one. The plugin runs concurrently, and
-// IPAMResult waits for it. This Call must have created the interface before, because the undo releases all addresses of
-// the attachment. If another ADD created the interface, they are in use.
+// IPAMResult waits for it. The interface must exist and be this Call's, because the undo releases all addresses of the
+// attachment, which are in use if another ADD created the interface.
 func (c *Call) StartIPAM(ctx context.Context) error {
 	if c.Req.IPAM == "" {
 		return nil
 	}
 	var err error
-	if c.adding, err = c.ipam.Start(ctx, "ADD"); err != nil {
+	if c.ipamAdd, err = c.ipam.Start(ctx, "ADD"); err != nil {
 		return err
 	}
 	c.Req.OnFail("release the addresses", func(ctx context.Context) error {
 		if err := c.removeAddresses(); err != nil {
 			return fmt.Errorf("%w: %w", notReleased(c.ipam), err)
 		}
-		return c.ipam.Release(ctx, c.adding)
+		return c.ipam.Release(ctx, c.ipamAdd)
 	})
 	return nil
 }
 
-// removeAddresses makes sure that no interface answers to the addresses that are about to be released. It deletes the
-// pair. If IPAM's DEL needs the interface, or if the interface is not a pair, it removes only the addresses.
+// removeAddresses deletes the pair, so that no interface answers to the addresses that are released next. If IPAM's DEL
+// needs the interface, or if the interface is not a pair, it removes only the addresses.
 func (c *Call) removeAddresses() error {
 	switch {
 	case c.ContEnd.Index == 0: // a device with a userspace driver has no interface
@@ -48,13 +102,13 @@ func (c *Call) removeAddresses() error {
 
 // IPAMResult waits for the result of the IPAM plugin. It returns an empty result if there is no IPAM plugin.
 func (c *Call) IPAMResult(ctx context.Context) (*cni.Result, error) {
-	if c.adding == nil {
+	if c.ipamAdd == nil {
 		return &cni.Result{}, nil
 	}
 	c.Req.Step("wait for IPAM")
-	adding := c.adding
-	c.adding = nil
-	answer, err := c.ipam.Result(ctx, adding)
+	ipamAdd := c.ipamAdd
+	c.ipamAdd = nil
+	answer, err := c.ipam.Result(ctx, ipamAdd)
 	if err != nil {
 		return nil, err
 	}
@@ -100,13 +154,13 @@ func (c *Call) RefuseHostAddresses(res *cni.Result, link rtnl.Link, isRouter boo
 		if !local {
 			continue
 		}
-		isShared := isRouter || addr.IsLoopback()
-		if !isShared {
-			if isShared, err = c.hostHasAddress(link, addr.Is4()); err != nil {
+		isConflict := isRouter || addr.IsLoopback()
+		if !isConflict {
+			if isConflict, err = c.hostHasAddress(link, addr.Is4()); err != nil {
 				return err
 			}
 		}
-		if isShared {
+		if isConflict {
 			return cni.Errorf(cni.CodeConflict,
 				"address %s: the host has it; exclude it from the addresses that IPAM assigns", addr)
 		}
@@ -126,19 +180,23 @@ func (c *Call) hostHasAddress(link rtnl.Link, is4 bool) (bool, error) {
 	}), err
 }
 
-// RefuseRouter returns code 103 for a gateway address with which the host could no longer reach the router of its own
-// default route: the router's own address, or an address whose subnet contains the router while the host has no more
-// specific route to the router. A gateway is not refused if the host reaches the router through one of links.
-// Link-local addresses are not checked, because each link has its own. A subnet that is larger than all private ones is
-// refused too, because it takes the packets of the default route.
+// RefuseRouter returns code 103 for a gateway address with which the host would lose the router of its default route:
+// the router's own address, or an address whose subnet contains the router, unless the host has a more specific route
+// to the router or reaches it through one of links. A link-local router is not checked, because each link has its own
+// link-local addresses. A subnet that is larger than the largest private one is also refused, because its route would
+// take packets of the default route.
 func (c *Call) RefuseRouter(gateway netip.Prefix, links ...rtnl.Link) error {
-	if shortest := map[bool]int{true: 8, false: 7}[gateway.Addr().Is4()]; gateway.Bits() < shortest { // 10/8, fc00::/7
+	shortest := 7 // fc00::/7
+	if gateway.Addr().Is4() {
+		shortest = 8 // 10.0.0.0/8
+	}
+	if gateway.Bits() < shortest {
 		return cni.Errorf(cni.CodeConflict, "gateway %s: the subnet has fewer than %d bits, and takes packets of the "+
 			"host's default route; choose a smaller subnet", gateway, shortest)
 	}
-	router, via, err := c.Host.DefaultRouter(gateway.Addr().Is4())
-	isBehind := slices.ContainsFunc(links, func(l rtnl.Link) bool { return l.Index == via })
-	if err != nil || isBehind || !router.IsValid() || router.IsLinkLocalUnicast() || !gateway.Contains(router) {
+	router, index, err := c.Host.DefaultRouter(gateway.Addr().Is4())
+	isOwnLink := slices.ContainsFunc(links, func(l rtnl.Link) bool { return l.Index == index })
+	if err != nil || isOwnLink || !router.IsValid() || router.IsLinkLocalUnicast() || !gateway.Contains(router) {
 		return err
 	}
 	route, err := c.Host.RouteEntry(router)
@@ -149,60 +207,7 @@ func (c *Call) RefuseRouter(gateway netip.Prefix, links ...rtnl.Link) error {
 		"no longer reach it; choose a subnet that the node does not use", gateway, router)
 }
 
-// AssignAddresses runs the IPAM plugin, if there is one, and configures the container's interface with the result. It
-// must be up, because some IPAM plugins use it. A device without an interface (t.Index is 0) gets only a result.
-func (c *Call) AssignAddresses(ctx context.Context, link LinkConfig, t iface.Target) (*cni.Result, error) {
-	c.ipam.OnlyRoutes = len(link.OwnAddrs) > 0
-	if err := c.StartIPAM(ctx); err != nil {
-		return nil, err
-	}
-	answer, err := c.IPAMResult(ctx)
-	if err != nil {
-		return nil, err
-	}
-	if c.Req.IPAM == "" && link.Fallback != nil {
-		answer = link.Fallback
-	}
-	res, err := link.Result(answer, 0)
-	if err != nil {
-		return nil, err
-	}
-	for _, ip := range res.IPs {
-		if gw := ip.Gateway; gw.IsValid() && gw.Is4() != ip.Address.Addr().Is4() {
-			return nil, cni.Errorf(cni.CodeIPAM, "IPAM gave address %s and gateway %s of the other family", ip.Address,
-				gw)
-		}
-	}
-	if c.Child.New.Kind == "" || c.Child.Master != nil { // packets of a child without a master stay in the container
-		uplink := c.Master
-		if c.Child.isMasterInside() {
-			uplink.Master = 0
-		}
-		if err := c.RefuseHostAddresses(res, uplink, false); err != nil {
-			return nil, err
-		}
-		if c.Child.TakesPackets && !c.Child.isMasterInside() {
-			for _, ip := range res.IPs {
-				if err := c.RefuseTaken(ip.Address.Addr()); err != nil {
-					return nil, err
-				}
-			}
-		}
-	}
-	res.Interfaces = c.Interfaces()
-	if t.Index == 0 {
-		return res, nil
-	}
-	for _, own := range link.OwnAddrs {
-		t.Existing = append(t.Existing, own.Address.Addr())
-		isAssigned := func(ip cni.IP) bool { return ip.Address.Addr() == own.Address.Addr() }
-		res.IPs = append(slices.DeleteFunc(res.IPs, isAssigned), own)
-	}
-	c.Req.Step("configure the interface")
-	return res, iface.Configure(ctx, t, res)
-}
-
-// Flush removes the addresses from a container's interface, except the link-local ones, which the kernel assigned.
+// Flush removes the addresses from a container's interface, except the link-local addresses, which are the kernel's.
 func Flush(cont *rtnl.Conn, end rtnl.Link) error {
 	addrs, err := cont.Addrs(end.Index)
 	errs := []error{err}

@@ -29,9 +29,9 @@ import (
 )
 
 const (
-	upTimeout      = 5 * time.Second // for a pair to pass packets; a millisecond is usual
-	addressTimeout = 2 * time.Second // for an IPv6 address to become usable
-	endTimeout     = time.Second     // for the kernel to delete the pair of a namespace that has ended
+	upTimeout      = 5 * time.Second // wait until a pair passes packets; usually a millisecond
+	addressTimeout = 2 * time.Second // wait until an IPv6 address is usable
+	endTimeout     = time.Second     // wait until the kernel has deleted the pair of a namespace that has ended
 )
 
 // Call is an ADD, a CHECK or a Reapply of a main plugin in progress.
@@ -41,12 +41,12 @@ type Call struct {
 	Master      rtnl.Link   // the child's master; zero if it has none
 	isRestarted bool        // true if CreatePair found the host end of a container that was started again without a DEL
 
-	ipam   *ipam.Client
-	adding *ipam.Delegate // the IPAM plugin's ADD in progress; nil before StartIPAM and after IPAMResult
+	ipam    *ipam.Client
+	ipamAdd *ipam.Delegate // the IPAM plugin's ADD in progress; nil before StartIPAM and after IPAMResult
 }
 
-// Open opens the sockets to the host and the container, which stay open until the call and its rollback have ended. It
-// returns an error if the IPAM plugin that the configuration names does not exist.
+// Open opens the sockets to the host and the container, which stay open until the call and its roll-back have ended. It
+// returns an error if the configured IPAM plugin does not exist.
 func Open(req *skel.Request) (*Call, error) {
 	client := &ipam.Client{Req: req}
 	if req.IPAM != "" {
@@ -73,8 +73,8 @@ func (c *Call) Interfaces() []cni.Interface {
 	return []cni.Interface{iface.Describe(c.HostEnd), cont}
 }
 
-// RefuseTakenName returns code 100 if the container already has an interface with the name in CNI_IFNAME.
-func (c *Call) RefuseTakenName() error {
+// RefuseExisting returns code 100 if the container already has an interface with the name in CNI_IFNAME.
+func (c *Call) RefuseExisting() error {
 	_, err := c.Cont.Link(c.Req.IfName)
 	if err == nil {
 		return c.Req.Exists(fmt.Sprintf("interface %q: exists already in the container", c.Req.IfName))
@@ -82,8 +82,8 @@ func (c *Call) RefuseTakenName() error {
 	return netplugin.IgnoreNoLink(err)
 }
 
-// Tolerate turns the error of an optional step into a warning. It returns a transient error unchanged, because the step
-// may succeed a moment later.
+// Tolerate prints the error of an optional step as a warning and returns nil. It returns a transient error unchanged,
+// because the step may succeed a moment later.
 func (c *Call) Tolerate(err error) error {
 	if err == nil || cni.Transient(err) {
 		return err

@@ -24,18 +24,18 @@ const vlanKind = "vlan" // kind of a VLAN link. A master has at most one link of
 type ChildConfig struct {
 	New          rtnl.NewLink // the kind, and the fields that only this kind has
 	SharesMode   bool         // all children of a master have the same New.Mode
-	TakesPackets bool         // the child receives all packets for its addresses that arrive on its master
-	TakesMaster  bool         // the child receives all packets that arrive on its master; the host receives none
+	TakesPackets bool         // of the packets that arrive on the master, the child receives those for its addresses
+	TakesMaster  bool         // the child receives all packets that arrive on the master; the host receives none
 	Link         LinkConfig
-	Master       *MasterKeys // nil = it has no master
+	Master       *MasterKeys // nil = the child has no master
 	DAD          bool        // duplicate address detection, because other hosts are on the network
 
 	// Make creates the link in the container, down and in the group of the network, under a name that may be
 	// temporary. The error matches EEXIST if the name is taken. MakeLink does this for rtnetlink's kinds.
 	Make func(ctx context.Context, c *Call, name string) error
-	// Probe returns why no link can be created. Without it, STATUS uses rtnl.Conn.ProbeKind and checks the master.
+	// Probe returns an error if no link can be created. If it is nil, STATUS uses ProbeKind and checks the master.
 	Probe  func() error
-	Verify func(c *Call, l rtnl.Link) []string // returns drift that only this kind of child can have. It may be nil
+	Verify func(c *Call, l rtnl.Link) []string // returns drift that only this kind of child can have; may be nil
 }
 
 // ChildPlugin adds all verbs to a plugin that creates children of one kind.
@@ -52,26 +52,6 @@ func ChildPlugin(p skel.Plugin[ChildConfig], kind string) skel.Plugin[ChildConfi
 	p.List = func(context.Context, *skel.Request) ([]cni.Holding, error) { return listChildren(kind) }
 	p.Status = statusChild
 	return p
-}
-
-func statusChild(ctx context.Context, req *skel.Request, cfg ChildConfig) error {
-	if cfg.Probe == nil {
-		return Status(ctx, req, Masq{}, cfg.probeKind)
-	}
-	if err := netplugin.Unavailable("", statefile.Writable(childDir), cfg.Probe()); err != nil {
-		return err
-	}
-	var probe func(*rtnl.Conn) error // nil saves the socket
-	if cfg.Link.Auto != nil {
-		probe = cfg.Link.ResolveMTU
-	}
-	return Status(ctx, req, Masq{}, probe)
-}
-
-// probeKind returns why an ADD could not create the child with rtnetlink.
-func (cfg ChildConfig) probeKind(host *rtnl.Conn) error {
-	return errors.Join(statefile.Writable(childDir), cfg.probeMaster(host), cfg.Link.ResolveMTU(host),
-		host.ProbeKind(cfg.New.Kind))
 }
 
 // AddChild implements ADD for a ChildPlugin.
@@ -113,17 +93,17 @@ func (c *Call) createChild(ctx context.Context) (err error) {
 	}
 	defer func() { err = errors.Join(err, records.Close()) }()
 	r := c.newChildRecord()
-	if err := c.refuseRecorded(records, r); err != nil {
+	if err := c.checkRecords(records, r); err != nil {
 		return err
 	}
-	c.Req.SignalsEndContext()
+	c.Req.CatchSignals()
 	if err := records.Put(ctx, r); err != nil {
 		return err
 	}
 	c.Req.OnFail("delete the interface", func(ctx context.Context) error { return c.undoChild(ctx, r) })
 	err = c.makeChild(ctx)
 	if errors.Is(err, unix.EEXIST) && r.Kind == vlanKind {
-		return c.refuseTakenVLAN(records, r, err)
+		return c.vlanConflict(records, r, err)
 	}
 	if err != nil {
 		return err
@@ -145,7 +125,7 @@ func (c *Call) makeChild(ctx context.Context) error {
 	name := c.Req.IfName
 	err := c.Child.Make(ctx, c, name)
 	if errors.Is(err, unix.EEXIST) {
-		if err := c.RefuseTakenName(); err != nil {
+		if err := c.RefuseExisting(); err != nil {
 			return err
 		}
 		name = temporaryName(c.Req.Attachment)
@@ -177,9 +157,9 @@ func MakeLink(_ context.Context, c *Call, name string) error {
 
 // undoChild deletes the link and the record of an ADD that failed.
 //
-// If ContEnd is set, this ADD created the link. Otherwise the kernel may have created it although its answer was lost;
-// such a link has no mark yet. If ContEnd is not set and the link has the mark, it belongs to a live attachment whose
-// record was lost, and is kept.
+// If ContEnd is set, this ADD created the link. If it is not, the kernel may have created the link although its answer
+// was lost; such a link has no mark yet. A link with the mark then belongs to a live attachment whose record was lost,
+// and is kept.
 func (c *Call) undoChild(ctx context.Context, r childRecord) error {
 	l, err := r.locate(c.Cont)
 	if c.ContEnd.Index != 0 || l.Alias == "" {
@@ -217,30 +197,30 @@ func (c *Call) announceChild(res *cni.Result) error {
 
 // delChild deletes whatever exists of an attachment with a child.
 func delChild(ctx context.Context, req *skel.Request, kind string) error {
-	locks, cancel := skel.WithTwoThirds(ctx)
+	lockCtx, cancel := skel.WithTwoThirds(ctx)
 	defer cancel()
 	child := findChild(req, kind)
 	defer child.close()
-	return DelInterface(ctx, req, child.flush, func() (gone bool, err error) {
+	return DelInterface(ctx, req, child.flush, func() (isDeleted bool, err error) {
 		// After any error the link may exist, for example in a namespace that exists but cannot be entered.
 		if _, err := child.delete(); err != nil {
 			return false, fmt.Errorf("interface %q: %w", req.IfName, err)
 		}
-		return true, childRecords().Drop(locks, req.Hash())
+		return true, childRecords().Drop(lockCtx, req.Hash())
 	})
 }
 
 // gcChildren deletes the children of attachments on the network that are not valid.
 func gcChildren(ctx context.Context, req *skel.Request) error {
-	stale := func(r childRecord) bool { return req.Valid.Excludes(r.Attachment) }
+	isStale := func(r childRecord) bool { return req.Valid.Excludes(r.Attachment) }
 	var finder ns.Finder
 	return GCInterfaces(ctx, req, func() error {
-		locks, cancel := skel.WithTwoThirds(ctx)
+		lockCtx, cancel := skel.WithTwoThirds(ctx)
 		defer cancel()
-		return childRecords().Collect(locks, stale, func(r childRecord) error {
-			found := r.findLink(finder.Open)
-			defer found.close()
-			return r.deleteLink(found)
+		return childRecords().Collect(lockCtx, isStale, func(r childRecord) error {
+			child := r.findLink(finder.Open)
+			defer child.close()
+			return r.deleteLink(child)
 		})
 	})
 }
@@ -257,15 +237,15 @@ func (c *Call) verifyChild() []error {
 	if l.Kind != cfg.New.Kind {
 		return []error{drift("is of kind %q instead of %q", l.Kind, cfg.New.Kind)}
 	}
-	r, recorded, err := childRecords().Get(c.Req.Hash())
+	r, hasRecord, err := childRecords().Get(c.Req.Hash())
 	if err != nil {
 		return []error{err}
 	}
 	var errs []error
-	// The container may have removed the alias, and the reference plugin's link, without a record, has none.
-	isOwn := c.Req.Owns(l.Alias) || recorded && r.Link == l.Index || !recorded && l.Alias == ""
+	// The container may have removed the alias. The reference plugin's link has no alias and no record.
+	isOwn := c.Req.Owns(l.Alias) || hasRecord && r.Link == l.Index || !hasRecord && l.Alias == ""
 	if !isOwn {
-		errs = append(errs, drift("is not the one that ADD made"))
+		errs = append(errs, drift("is not the one that ADD created"))
 	}
 	if err := c.verifyMaster(r, l); err != nil {
 		errs = append(errs, iface.AsDrift(err))
@@ -284,9 +264,29 @@ func (c *Call) verifyChild() []error {
 	errs = append(errs, c.ExpectMTU(&c.Child.Link, c.resolveChildMTU))
 	want := c.Req.PrevResult.Clone()
 	for i := range want.Interfaces {
-		if cfg.Link.MTU == 0 && cfg.Link.Auto == nil { // the MTU is the master's, which may change
+		if cfg.Link.MTU == 0 && cfg.Link.AutoFrom == nil { // the MTU is the master's, which may change
 			want.Interfaces[i].MTU = 0
 		}
 	}
 	return append(errs, iface.Verify(c.Target(), want))
+}
+
+func statusChild(ctx context.Context, req *skel.Request, cfg ChildConfig) error {
+	if cfg.Probe == nil {
+		return Status(ctx, req, Masq{}, cfg.probeKind)
+	}
+	if err := netplugin.Unavailable("", statefile.Writable(childDir), cfg.Probe()); err != nil {
+		return err
+	}
+	var probe func(*rtnl.Conn) error // nil saves the socket
+	if cfg.Link.AutoFrom != nil {
+		probe = cfg.Link.ResolveMTU
+	}
+	return Status(ctx, req, Masq{}, probe)
+}
+
+// probeKind returns an error if ADD could not create the child with rtnetlink.
+func (cfg ChildConfig) probeKind(host *rtnl.Conn) error {
+	return errors.Join(statefile.Writable(childDir), cfg.probeMaster(host), cfg.Link.ResolveMTU(host),
+		host.ProbeKind(cfg.New.Kind))
 }

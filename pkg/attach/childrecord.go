@@ -21,8 +21,7 @@ func childRecords() *statefile.Store[childRecord] {
 	return statefile.NewStore[childRecord](childDir, statefile.DefaultWait)
 }
 
-// childRecord records in which namespace the child of an attachment is, for GC and for a DEL without CNI_NETNS. It is
-// written before the link is created.
+// childRecord records an attachment's child, for GC and for a DEL without CNI_NETNS, before the link is created.
 type childRecord struct {
 	cni.Attachment
 	NetnsPath   string      `json:"netnsPath"` // CNI_NETNS
@@ -66,12 +65,12 @@ func findChild(req *skel.Request, kind string) *foundLink {
 	if record, _, f.err = childRecords().Get(req.Hash()); f.err != nil {
 		return f
 	}
-	recorded := record.findLink(new(ns.Finder).Open) // rtnl.ErrNoLink if there is no record, because its path is empty
-	if !errors.Is(recorded.err, rtnl.ErrNoLink) {
+	inRecord := record.findLink(new(ns.Finder).Open) // rtnl.ErrNoLink if there is no record, because its path is empty
+	if !errors.Is(inRecord.err, rtnl.ErrNoLink) {
 		f.close()
-		return recorded
+		return inRecord
 	}
-	recorded.close()
+	inRecord.close()
 	f.err = f.findReferenceChild(kind)
 	return f
 }
@@ -80,18 +79,19 @@ func findChild(req *skel.Request, kind string) *foundLink {
 // or the link does not exist. The caller must close the result.
 func (r childRecord) findLink(open netplugin.Opener) *foundLink {
 	cont, err := netplugin.DialNetns(open, r.NetnsPath, r.Netns)
-	found := &foundLink{cont: cont, conn: cont, err: err}
+	f := &foundLink{cont: cont, conn: cont, err: err}
 	if err == nil {
-		found.link, found.err = r.locate(cont)
+		f.link, f.err = r.locate(cont)
 	}
-	return found
+	return f
 }
 
-// liveLink returns the link of the record, or rtnl.ErrNoLink if the namespace has no path any more or has no such link.
+// liveLink returns the link of the record. It returns rtnl.ErrNoLink if the path no longer leads to the namespace, or
+// the namespace has no such link.
 func (r childRecord) liveLink() (rtnl.Link, error) {
-	found := r.findLink(ns.OpenAs)
-	found.close()
-	return found.link, found.err
+	f := r.findLink(ns.OpenAs)
+	f.close()
+	return f.link, f.err
 }
 
 // locate finds the link in the container's namespace: by its owner, because the container may have renamed it, or by
@@ -127,18 +127,18 @@ func (r childRecord) owns(l rtnl.Link) bool {
 	return l.Group == cni.NetworkHash(r.Network) && (l.Name == r.IfName || l.Name == temporaryName(r.Attachment))
 }
 
-// temporaryName returns the name that a link has until it can get its final one.
+// temporaryName returns the name of a link for which the final name is not possible yet (makeChild).
 func temporaryName(a cni.Attachment) string { return iface.HostNames(a)[0] }
 
-func (r childRecord) deleteLink(found *foundLink) error {
-	if _, err := found.delete(); err != nil {
+func (r childRecord) deleteLink(f *foundLink) error {
+	if _, err := f.delete(); err != nil {
 		return fmt.Errorf("interface of %s: %w", r.Attachment, err)
 	}
 	return nil
 }
 
-// refuseRecorded returns code 100 if the attachment exists, and code 103 if the master's children have another mode.
-func (c *Call) refuseRecorded(records *statefile.Store[childRecord], r childRecord) error {
+// checkRecords returns code 100 if the attachment exists, and code 103 if the master's children have another mode.
+func (c *Call) checkRecords(records *statefile.Store[childRecord], r childRecord) error {
 	old, _, err := records.Get(c.Req.Hash())
 	if err != nil {
 		return err
@@ -157,14 +157,14 @@ func (c *Call) refuseRecorded(records *statefile.Store[childRecord], r childReco
 	if err != nil || sibling == nil {
 		return err
 	}
-	return cni.Errorf(cni.CodeConflict, "mode: %q: all that is on master %q has one mode, %q (%s)", r.Mode,
-		c.Master.Name, sibling.Mode, sibling.Attachment)
+	return cni.Errorf(cni.CodeConflict, "mode: %q: all interfaces on master %q must have the same mode, which is %q "+
+		"(%s)", r.Mode, c.Master.Name, sibling.Mode, sibling.Attachment)
 }
 
-// refuseTakenVLAN returns code 103 with err as its cause, the kernel's error for a VLAN that exists on the master. It
-// names the owner of the VLAN: a link in the master's namespace or another attachment or, if neither is found, an
-// interface in another namespace.
-func (c *Call) refuseTakenVLAN(records *statefile.Store[childRecord], r childRecord, err error) error {
+// vlanConflict returns code 103 with the cause err, the kernel's error for a VLAN that exists on the master. It names
+// the owner of the VLAN: a link in the master's namespace or another attachment or, if neither is found, an interface
+// in another namespace.
+func (c *Call) vlanConflict(records *statefile.Store[childRecord], r childRecord, err error) error {
 	owner := "an interface in another namespace"
 	isSameVLAN := func(sibling *childRecord) bool { return sibling.VLAN == r.VLAN }
 	if sibling, err := r.findSibling(records, isSameVLAN); err == nil && sibling != nil {

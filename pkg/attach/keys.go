@@ -69,12 +69,12 @@ func (i RequiredIPAM) Check(reason, example string) error {
 // LinkConfig describes the interface that ADD creates.
 type LinkConfig struct {
 	Netkit   bool             // the pair is of kind netkit instead of veth
-	MTU      int              // bytes; 0 = the kernel's choice, or Auto is not resolved yet
-	Auto     *string          // link whose MTU is used, empty = the default routes'; nil = MTU is not "auto"
+	MTU      int              // bytes; 0 = the kernel's choice, or "auto" before ResolveMTU
+	AutoFrom *string          // key mtuFrom, for the MTU "auto"; nil = the MTU is not "auto"
 	MAC      net.HardwareAddr // of the container's interface; nil = random
 	DNS      cni.DNS          // for the result, instead of IPAM's
 	Fallback *cni.Result      // addresses and routes to use if there is no IPAM plugin; nil = none
-	OwnAddrs []cni.IP         // addresses that the interface already has. The result lists them after IPAM's
+	OwnAddrs []cni.IP         // addresses that the interface already has; the result lists them after IPAM's
 }
 
 // Parse checks the keys, and the value of the plugin's own key mac (empty for a plugin without that key). The MAC
@@ -82,7 +82,7 @@ type LinkConfig struct {
 // 4 in CNI_ARGS. MAC in CNI_ARGS is not checked if another key overrides it.
 func (k LinkKeys) Parse(problems *cni.Problems, cniArgs, mac string) LinkConfig {
 	l := LinkConfig{DNS: k.DNS}
-	l.MTU, l.Auto = k.MTUKeys.parse(problems)
+	l.MTU, l.AutoFrom = k.MTUKeys.parse(problems)
 	args, err := cni.ParseArgs(cniArgs, "MAC")
 	problems.Add(err)
 	if k.RuntimeConfig.MAC != "" || k.Args.CNI.MAC != "" {
@@ -153,8 +153,8 @@ func (k MasqKeys) Parse(problems *cni.Problems) Masq {
 	case "v6":
 		m.Enabled, m.Family = true, nft.IPv6
 	}
-	needsMasq := func(key string, isGiven bool, value any) {
-		if isGiven && !m.Enabled {
+	needsMasq := func(key string, isSet bool, value any) {
+		if isSet && !m.Enabled {
 			problems.Add(cni.Refuse(key, value, "has no effect without ipMasq").Suggest("leave it out"))
 		}
 	}

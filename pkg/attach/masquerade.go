@@ -22,7 +22,7 @@ type Masq struct {
 	Enabled bool
 	Family  nft.Family // 0 = both families
 	Backend ipt.Backend
-	Link    string // the host's interface that the container's packets arrive on, or its VRF; empty = the host end
+	Link    string // the host's interface where the container's packets arrive, or its VRF; empty = the host end
 	masq.Special
 }
 
@@ -53,7 +53,7 @@ func Ingress(host *rtnl.Conn, link rtnl.Link) (string, error) {
 	return vrf.Name, err
 }
 
-// Masquerade adds rules that give packets that leave the container's subnets an address of the host as their source.
+// Masquerade adds rules that replace the source of packets that leave the container's subnets by the host's address.
 func (c *Call) Masquerade(ctx context.Context, m Masq, res *cni.Result) error {
 	if !m.Enabled {
 		return nil
@@ -87,9 +87,9 @@ func (c *Call) VerifyMasquerade(ctx context.Context, m Masq) error {
 	return nil
 }
 
-// Reapply restores the masquerade of a pair and, if forwards is true, forwarding on the host for the address families
+// Reapply restores the masquerade of a pair and, if isGateway is true, forwarding on the host for the address families
 // that have a gateway. For master, see FindPair.
-func (c *Call) Reapply(ctx context.Context, m Masq, master int, forwards bool) error {
+func (c *Call) Reapply(ctx context.Context, m Masq, master int, isGateway bool) error {
 	if err := c.FindPair(master); err != nil {
 		return err
 	}
@@ -98,7 +98,7 @@ func (c *Call) Reapply(ctx context.Context, m Masq, master int, forwards bool) e
 	}
 	ips := c.Req.PrevResult.ContainerIPs(c.Req.IfName)
 	for _, ip := range ips {
-		if forwards && ip.Gateway.IsValid() {
+		if isGateway && ip.Gateway.IsValid() {
 			if err := iface.EnableForwarding(ip.Address.Addr().Is4()); err != nil {
 				return err
 			}

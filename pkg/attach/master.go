@@ -55,12 +55,12 @@ func (cfg ChildConfig) masterName(prev *cni.Result) (string, error) {
 	if cfg.Master.Master != "" || prev == nil {
 		return cfg.Master.Master, nil
 	}
-	needsNoSandbox := cfg.isMasterInside() && len(prev.Interfaces) == 1
+	ignoresSandbox := cfg.isMasterInside() && len(prev.Interfaces) == 1
 	var all, names []string
 	for _, i := range prev.Interfaces {
 		all = append(all, i.Name)
-		isRightSide := (i.Sandbox != "") == cfg.isMasterInside()
-		if i.Name != "" && (needsNoSandbox || isRightSide) {
+		isMasterSide := (i.Sandbox != "") == cfg.isMasterInside()
+		if i.Name != "" && (ignoresSandbox || isMasterSide) {
 			names = append(names, i.Name)
 		}
 	}
@@ -149,7 +149,7 @@ func (cfg ChildConfig) refuseTakeover(host *rtnl.Conn, master rtnl.Link) error {
 		"receive nothing from it; use another mode", master.Name, ports[i].Name)
 }
 
-// probeMaster returns why no child could be created on the configured master. It checks only a master on the host.
+// probeMaster returns an error if no child could be created on the configured master, if that is on the host.
 func (cfg ChildConfig) probeMaster(host *rtnl.Conn) error {
 	if cfg.Master == nil || cfg.Master.Master == "" || cfg.Master.LinkInContainer {
 		return nil
@@ -165,7 +165,7 @@ func (cfg ChildConfig) probeMaster(host *rtnl.Conn) error {
 }
 
 // upperDevice returns the kind and name of the bridge or bond that receives all frames of the link. A link with such a
-// device cannot have a macvlan or ipvlan. The result is empty if there is none, or if it cannot be read.
+// device cannot have a macvlan or ipvlan. The result is empty if the link has no such device, or if it cannot be read.
 func upperDevice(conn *rtnl.Conn, l rtnl.Link) string {
 	if l.Master == 0 {
 		return ""
@@ -198,7 +198,7 @@ func (c *Call) verifyMaster(r childRecord, l rtnl.Link) (err error) {
 	if isSameKind && cfg.New.Kind != vlanKind { // the kernel creates a macvlan of a macvlan on the master of the latter
 		want = c.Master.Peer
 	}
-	// PeerNS is -1 if the link that the child is on is in the child's own namespace.
+	// PeerNS is -1 if the child's master is in the child's own namespace.
 	isWrongSide := !isSameKind && (l.PeerNS >= 0) == cfg.isMasterInside()
 	if l.Peer != want || isWrongSide {
 		return fmt.Errorf("interface %q: is not on master %q (#%d) but on #%d", c.Req.IfName, c.Master.Name, want,

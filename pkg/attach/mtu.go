@@ -13,8 +13,8 @@ import (
 // Smallest and largest MTU of a veth, in bytes.
 const mtuMin, mtuMax = 68, 65535
 
-// parse checks the keys. It returns LinkConfig's MTU and Auto.
-func (k MTUKeys) parse(problems *cni.Problems) (mtu int, auto *string) {
+// parse checks the keys. It returns LinkConfig's MTU and AutoFrom.
+func (k MTUKeys) parse(problems *cni.Problems) (mtu int, autoFrom *string) {
 	word, err := cni.ParseEither("mtu", k.MTU, &mtu, "auto")
 	problems.Add(err)
 	if mtu != 0 && (mtu < mtuMin || mtu > mtuMax) {
@@ -23,7 +23,7 @@ func (k MTUKeys) parse(problems *cni.Problems) (mtu int, auto *string) {
 	}
 	switch {
 	case word != "":
-		auto = &k.MTUFrom
+		autoFrom = &k.MTUFrom
 	case k.MTUFrom != "":
 		problems.Add(cni.Refuse("mtuFrom", k.MTUFrom, "has no effect without \"mtu\": \"auto\"").
 			Suggest(`write "mtu": "auto", or leave it out`))
@@ -31,16 +31,16 @@ func (k MTUKeys) parse(problems *cni.Problems) (mtu int, auto *string) {
 	if k.MTUFrom != "" {
 		problems.Add(cni.CheckIfName(cni.CodeConfig, "mtuFrom", k.MTUFrom))
 	}
-	return mtu, auto
+	return mtu, autoFrom
 }
 
 // ResolveMTU sets l.MTU if the configured MTU is "auto": to the smallest MTU of the links that mtuLinks returns. It
 // returns code 7 if there is no such link.
 func (l *LinkConfig) ResolveMTU(host *rtnl.Conn) error {
-	if l.Auto == nil {
+	if l.AutoFrom == nil {
 		return nil
 	}
-	links, err := mtuLinks(host, *l.Auto)
+	links, err := mtuLinks(host, *l.AutoFrom)
 	if err != nil {
 		return err
 	}
@@ -93,7 +93,7 @@ func defaultRoutes(conn *rtnl.Conn) (found []rtnl.RouteCopy, err error) {
 // is smaller by the VLAN tag, because MACsec encrypts the tag with the payload.
 func (c *Call) resolveChildMTU() error {
 	link, master := &c.Child.Link, c.Master
-	if err := link.ResolveMTU(c.Host); err != nil || link.Auto == nil || master.Index == 0 {
+	if err := link.ResolveMTU(c.Host); err != nil || link.AutoFrom == nil || master.Index == 0 {
 		return err
 	}
 	const tag = 4 // bytes
@@ -104,10 +104,10 @@ func (c *Call) resolveChildMTU() error {
 	return nil
 }
 
-// ExpectMTU sets the MTU that CHECK expects if the configured MTU is "auto". resolve sets l.MTU to the present value.
+// ExpectMTU sets the MTU that CHECK expects if the configured MTU is "auto". resolve sets l.MTU to the current value.
 // If the links of mtuLinks no longer exist, CHECK expects the MTU that ADD reported.
 func (c *Call) ExpectMTU(l *LinkConfig, resolve func() error) error {
-	if l.Auto == nil {
+	if l.AutoFrom == nil {
 		return nil
 	}
 	if err := resolve(); err != nil {

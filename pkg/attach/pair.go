@@ -28,7 +28,7 @@ func (c *Call) CreatePair(ctx context.Context, link LinkConfig) (err error) {
 	}
 	names := iface.HostNames(c.Req.Attachment)
 	c.Req.Step("make the pair")
-	c.Req.SignalsEndContext()
+	c.Req.CatchSignals()
 	for _, name := range names {
 		pair.Name = name
 		if err = c.Host.AddLink(pair); err == nil {
@@ -44,7 +44,7 @@ func (c *Call) CreatePair(ctx context.Context, link LinkConfig) (err error) {
 		}
 		if !errors.Is(err, unix.EEXIST) {
 			// The kernel may have created the pair although its answer was lost.
-			if l, lost := c.Host.Link(name); lost == nil && netplugin.IsUnmarkedHostEnd(l, c.Req.Network) {
+			if l, linkErr := c.Host.Link(name); linkErr == nil && netplugin.IsUnmarkedHostEnd(l, c.Req.Network) {
 				err = errors.Join(err, c.Host.DelLink(l.Index))
 			}
 			return err
@@ -61,7 +61,7 @@ func (c *Call) CreatePair(ctx context.Context, link LinkConfig) (err error) {
 // container's namespace has ended, the kernel deletes the pair a moment later. refuseExistingPair waits for that and
 // returns nil, and CreatePair uses the next name.
 func (c *Call) refuseExistingPair(ctx context.Context) error {
-	if err := c.RefuseTakenName(); err != nil {
+	if err := c.RefuseExisting(); err != nil {
 		return err
 	}
 	hostEnd, err := netplugin.MarkedHostEnd(c.Host, c.Req.Attachment)
@@ -159,19 +159,19 @@ func deleteStalePairs(host *rtnl.Conn, valid cni.Set) error {
 	}
 	var errs []error
 	for _, l := range links {
-		unmarked := netplugin.IsUnmarkedHostEnd(l, valid.Network()) && !slices.Contains(keep, l.Name)
-		garbage := l.IsPairEnd() && valid.IsGarbage(l.Alias)
-		if unmarked || garbage {
+		isUnmarked := netplugin.IsUnmarkedHostEnd(l, valid.Network()) && !slices.Contains(keep, l.Name)
+		isGarbage := l.IsPairEnd() && valid.IsGarbage(l.Alias)
+		if isUnmarked || isGarbage {
 			errs = append(errs, host.DelLink(l.Index))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// ListPairs lists host ends and the masquerades of their attachments: the host ends that are ports of a bridge if
-// onBridge is true, otherwise all others. Masquerades without a host end, and the reference plugins' masquerades, do
-// not show which plugin created them. ListPairs lists them if onBridge is true.
-func ListPairs(ctx context.Context, onBridge bool) ([]cni.Holding, error) {
+// ListPairs lists host ends and the masquerades of their attachments. If ports is true, it lists the host ends that are
+// ports of a bridge, otherwise the other host ends. Masquerades without a host end, and the reference plugins', do not
+// show which plugin created them, and are listed if ports is true.
+func ListPairs(ctx context.Context, ports bool) ([]cni.Holding, error) {
 	host, nf := rtnl.Host(), nft.New()
 	defer func() { _ = errors.Join(host.Close(), nf.Close()) }()
 	links, err := host.LinkSummaries()
@@ -189,7 +189,8 @@ func ListPairs(ctx context.Context, onBridge bool) ([]cni.Holding, error) {
 			continue
 		}
 		bridge, isPort := bridges[l.Master]
-		if isListed[a] = isPort == onBridge; !isListed[a] {
+		isListed[a] = isPort == ports
+		if !isListed[a] {
 			continue
 		}
 		h := cni.Holding{Attachment: a, Kind: cni.HeldHostEnd, Value: l.Name, Kept: "alias of " + l.Name}
@@ -198,12 +199,12 @@ func ListPairs(ctx context.Context, onBridge bool) ([]cni.Holding, error) {
 		}
 		all = append(all, h)
 	}
-	if !onBridge && len(all) == 0 {
+	if !ports && len(all) == 0 {
 		return nil, err
 	}
 	masquerades, masqErr := masq.List(ctx, nf)
 	for _, h := range masquerades {
-		if listed, hasEnd := isListed[h.Attachment]; listed || !hasEnd && onBridge {
+		if isOwn, hasEnd := isListed[h.Attachment]; isOwn || !hasEnd && ports {
 			all = append(all, h)
 		}
 	}

@@ -22,7 +22,7 @@ func (f *foundLink) findReference(bridge string) (err error) {
 	}
 	if f.req.NS != nil {
 		end, err := f.cont.Link(f.req.IfName)
-		if err == nil && changedMAC(f.req, end) {
+		if err == nil && hasOtherMAC(f.req, end) {
 			err = rtnl.ErrNoLink // CNI_NETNS is another container's namespace now
 		}
 		if err == nil {
@@ -65,7 +65,7 @@ func (f *foundLink) findReferenceChild(kind string) error {
 		return rtnl.ErrNoLink
 	}
 	l, err := f.cont.Link(f.req.IfName)
-	if err == nil && (l.Kind != kind || l.Alias != "" || l.Group != 0 || changedMAC(f.req, l)) {
+	if err == nil && (l.Kind != kind || l.Alias != "" || l.Group != 0 || hasOtherMAC(f.req, l)) {
 		err = rtnl.ErrNoLink
 	}
 	f.link = l

@@ -27,28 +27,28 @@ func Del(ctx context.Context, req *skel.Request, bridge string, rules ...removeR
 	pair := findPair(req, bridge)
 	defer pair.close()
 	nf := nft.New()
-	locks, cancel := skel.WithTwoThirds(ctx) // steps that wait for locks must leave time for the other steps
+	lockCtx, cancel := skel.WithTwoThirds(ctx) // steps that wait for locks must leave time for the other steps
 	defer cancel()
 	var errs []error
 	for _, remove := range rules {
-		errs = append(errs, remove(locks, nf, false))
+		errs = append(errs, remove(lockCtx, nf, false))
 	}
 	masquerade := masq.Config{
 		Attachment: req.Attachment, Link: cmp.Or(vlanGateway(req.PrevResult), bridge, pair.link.Name),
 		Addrs: cni.Addresses(req.PrevResult.ContainerIPs(req.IfName)), Warn: req.Warn,
 	}
-	errs = append(errs, masq.Del(locks, nf, masquerade))
+	errs = append(errs, masq.Del(lockCtx, nf, masquerade))
 	return errors.Join(append(errs, DelInterface(ctx, req, pair.flush, func() (bool, error) {
-		gone, err := pair.delete()
-		if gone { // reapply restores nothing from now on
+		isDeleted, err := pair.delete()
+		if isDeleted { // from now on, Reapply restores nothing
 			for _, remove := range rules {
-				err = errors.Join(err, remove(locks, nf, true))
+				err = errors.Join(err, remove(lockCtx, nf, true))
 			}
-			err = errors.Join(err, masq.DelElements(locks, nf, masquerade))
+			err = errors.Join(err, masq.DelElements(lockCtx, nf, masquerade))
 		}
-		// Closing a netfilter socket after a deletion waits for an RCU grace period in the kernel, and so does deleting
-		// a link. In this order, the first wait covers the second.
-		return gone, errors.Join(err, nf.Close())
+		// The deletion of a link, and the close of a netfilter socket after a deletion, each wait for an RCU grace
+		// period in the kernel. In this order, the first wait covers the second.
+		return isDeleted, errors.Join(err, nf.Close())
 	}))...)
 }
 
@@ -65,23 +65,23 @@ func vlanGateway(prev *cni.Result) string {
 //
 // The addresses are released after removeLink, and only if it reports that the interface no longer exists, because no
 // container may get an address to which another interface answers. An IPAM plugin that needs the interface releases
-// them before removeLink instead. For that, flush must have removed the addresses from the interface; without CNI_NETNS
-// it is enough that the IPAM plugin removes them itself.
+// them before removeLink, if flush has removed the addresses from the interface. Without CNI_NETNS, flush cannot; it is
+// then enough that the IPAM plugin itself removes them.
 func DelInterface(ctx context.Context, req *skel.Request, flush func() error, removeLink func() (bool, error)) error {
 	client := &ipam.Client{Req: req}
 	var errs []error
-	released := req.IPAM != "" && client.NeedsInterface() &&
+	isReleased := req.IPAM != "" && client.NeedsInterface() &&
 		(flush() == nil || req.NS == nil && client.ClearsInterface())
-	if released {
-		most, cancel := skel.WithTwoThirds(ctx) // leave time for removeLink
-		errs = append(errs, client.Run(most, "DEL"))
+	if isReleased {
+		ipamCtx, cancel := skel.WithTwoThirds(ctx) // leaves time for removeLink
+		errs = append(errs, client.Run(ipamCtx, "DEL"))
 		cancel()
 	}
-	gone, err := removeLink()
+	isDeleted, err := removeLink()
 	errs = append(errs, err)
 	switch {
-	case released || req.IPAM == "":
-	case gone:
+	case isReleased || req.IPAM == "":
+	case isDeleted:
 		errs = append(errs, client.Run(ctx, "DEL"))
 	default:
 		errs = append(errs, notReleased(client))
@@ -115,10 +115,10 @@ func findPair(req *skel.Request, bridge string) *foundLink {
 	return f
 }
 
-// delete deletes the link. gone is true if no interface answers to the addresses any more. It is also true if the
-// search failed with an error that is not transient: no later DEL would find the link either, and the addresses would
-// never be released.
-func (f *foundLink) delete() (gone bool, err error) {
+// delete deletes the link. isDeleted is true if no interface answers to the addresses any more. It is also true if the
+// search failed with an error that is not transient, because no later DEL would find the link either, and the addresses
+// would never be released.
+func (f *foundLink) delete() (isDeleted bool, err error) {
 	if errors.Is(f.err, rtnl.ErrNoLink) {
 		return true, nil
 	}
@@ -160,8 +160,8 @@ func (f *foundLink) flush() error {
 
 func (f *foundLink) close() { _ = errors.Join(f.host.Close(), f.cont.Close()) }
 
-// changedMAC reports whether prevResult has another MAC address for the container's interface.
-func changedMAC(req *skel.Request, end rtnl.Link) bool {
+// hasOtherMAC reports whether prevResult has another MAC address for the container's interface.
+func hasOtherMAC(req *skel.Request, end rtnl.Link) bool {
 	i, ok := req.PrevResult.ContainerInterface(req.IfName)
 	return ok && i.MAC != "" && !strings.EqualFold(i.MAC, end.MAC.String())
 }
@@ -182,10 +182,10 @@ func Check(ctx context.Context, req *skel.Request, verify func(*Call) []error) e
 	if req.IPAM == "" {
 		return errors.Join(verify(c)...)
 	}
-	checking, err := c.ipam.Start(ctx, "CHECK")
+	ipamCheck, err := c.ipam.Start(ctx, "CHECK")
 	errs := verify(c)
 	if err == nil {
-		_, err = checking.Wait(ctx)
+		_, err = ipamCheck.Wait(ctx)
 	}
 	return errors.Join(append(errs, err)...)
 }
@@ -193,13 +193,13 @@ func Check(ctx context.Context, req *skel.Request, verify func(*Call) []error) e
 // GC deletes whatever exists of attachments with a pair that are on the network and not valid.
 func GC(ctx context.Context, req *skel.Request, rules ...removeRules) error {
 	c := netplugin.OpenHost(req)
-	locks, cancel := skel.WithTwoThirds(ctx)
+	lockCtx, cancel := skel.WithTwoThirds(ctx)
 	defer cancel()
 	var errs []error
 	for _, remove := range rules {
-		errs = append(errs, remove(locks, c.NF, false))
+		errs = append(errs, remove(lockCtx, c.NF, false))
 	}
-	errs = append(errs, masq.GC(locks, c.NF, req.Valid))
+	errs = append(errs, masq.GC(lockCtx, c.NF, req.Valid))
 	err := GCInterfaces(ctx, req, func() error {
 		err := deleteStalePairs(c.Host, req.Valid)
 		errs = append(errs, c.NF.Close())
@@ -210,13 +210,13 @@ func GC(ctx context.Context, req *skel.Request, rules ...removeRules) error {
 
 // GCInterfaces calls removeLinks, which deletes the interfaces of attachments that are not valid, and then has the IPAM
 // plugin release their addresses. If removeLinks fails, the addresses are kept, because an interface may still answer
-// to one. dhcp runs before removeLinks: it removes the addresses and informs its server through the interfaces.
+// to one. dhcp runs before removeLinks: it removes the addresses, and informs its server through the interfaces.
 func GCInterfaces(ctx context.Context, req *skel.Request, removeLinks func() error) error {
 	client := &ipam.Client{Req: req}
 	if client.ClearsInterface() {
-		most, cancel := skel.WithTwoThirds(ctx)
+		ipamCtx, cancel := skel.WithTwoThirds(ctx)
 		defer cancel()
-		return errors.Join(client.Run(most, "GC"), removeLinks())
+		return errors.Join(client.Run(ipamCtx, "GC"), removeLinks())
 	}
 	if err := removeLinks(); err != nil || req.IPAM == "" {
 		return err
@@ -224,8 +224,8 @@ func GCInterfaces(ctx context.Context, req *skel.Request, removeLinks func() err
 	return client.Run(ctx, "GC")
 }
 
-// Status returns code 50 if probe reports why an ADD would fail on this host, or if an ADD could not masquerade.
-// Otherwise it returns the STATUS of the IPAM plugin. probe may be nil.
+// Status returns code 50 if probe returns an error, because ADD would fail on this host, or if ADD could not
+// masquerade. Otherwise it returns the STATUS of the IPAM plugin. probe may be nil.
 func Status(ctx context.Context, req *skel.Request, m Masq, probe func(host *rtnl.Conn) error) error {
 	if probe != nil {
 		if err := netplugin.Status("", probe); err != nil {

@@ -15,8 +15,8 @@ import (
 	"github.com/hawser-cni/plugins/pkg/cni"
 )
 
-// serveCommandLine serves a user who runs the program in a terminal: with a known argument, or without any variable of
-// the protocol. If such a variable is set, unknown arguments are ignored. done is false if this is a runtime's call.
+// serveCommandLine serves a call with a known argument, or without any variable of the protocol, which is a user's. It
+// ignores unknown arguments if such a variable is set. done is false for a runtime's call.
 func serveCommandLine(p Plugin[any], env Env, vars map[string]string) (done bool, code int) {
 	if len(env.Args) > 0 {
 		if command := p.Commands[env.Args[0]]; command != nil {
@@ -43,8 +43,8 @@ func serveCommandLine(p Plugin[any], env Env, vars map[string]string) (done bool
 			env.Args[0])
 		return true, confUnreadable
 	}
-	// The version is the version of the replaced reference plugins, with Hawser's in its build metadata. nerdctl reads
-	// it to find out whether firewall can isolate networks, and Nomad compares it with a minimum.
+	// The line has the version of the reference plugins, with Hawser's version as its build metadata. nerdctl reads it
+	// to find out whether firewall can isolate networks, and Nomad compares it with a minimum.
 	fmt.Fprintf(env.Stderr, "CNI %s plugin %s+hawser.%s\n", p.Name, Reference, strings.ReplaceAll(Version(), "+", "."))
 	printHelp(env.Stderr, p)
 	return true, 0
@@ -80,10 +80,10 @@ func printKeys(w io.Writer, keys []key) {
 
 // Exit statuses of --check-config, and of a wrong command line.
 const (
-	confGood       = 0
-	confBad        = 1
+	confValid      = 0
+	confInvalid    = 1
 	confUnreadable = 2
-	confOther      = 3 // no entry for this plugin
+	confNoEntry    = 3
 )
 
 // checker is a call of --check-config.
@@ -92,36 +92,37 @@ type checker struct {
 	status int
 }
 
-// checkConfig implements --check-config: it reads a configuration or a list of them from standard input. For this
-// plugin's entries, it prints the values that ADD would refuse, and the unknown keys.
+// checkConfig implements --check-config: it reads the configuration of a plugin, or a list of plugins, from standard
+// input. For this plugin's entries, it prints the values that ADD would refuse, and the unknown keys.
 func checkConfig(p Plugin[any], env Env) int {
-	c := &checker{call: call{plugin: p, env: env, began: time.Now()}, status: confOther}
+	c := &checker{call: call{plugin: p, env: env, start: time.Now()}, status: confNoEntry}
 	err := c.readPolicyFlag()
 	var data []byte
 	if err == nil {
 		data, err = c.readConf(confMax)
 	}
 	if err == nil {
-		err = c.file(data)
+		err = c.checkFile(data)
 	}
 	if err != nil {
 		c.status = confUnreadable
 		fmt.Fprintf(c.env.Stdout, "error: %v\n", err)
 	}
-	verdicts := []string{confGood: "valid", confBad: "not valid", confUnreadable: "not readable",
-		confOther: "no entry for this plugin"}
+	verdicts := []string{confValid: "valid", confInvalid: "not valid", confUnreadable: "not readable",
+		confNoEntry: "no entry for this plugin"}
 	fmt.Fprintf(c.env.Stdout, "%s: %s\n", p.Name, verdicts[c.status])
 	return c.status
 }
 
-// readPolicyFlag parses the arguments after --check-config: none, or --policy and a file. Without --policy, the
-// configuration is not checked against a policy, not even against the node's.
+// readPolicyFlag parses the arguments after --check-config: none, or --policy and a file. Without --policy, no policy
+// is checked, not even the node's.
 func (c *checker) readPolicyFlag() error {
 	c.env.Policy = ""
 	switch args := c.env.Args[1:]; {
 	case len(args) == 0:
 	case len(args) == 2 && args[0] == "--policy":
-		if c.env.Policy = args[1]; !isFile(args[1]) {
+		c.env.Policy = args[1]
+		if st, err := os.Stat(args[1]); err != nil || !st.Mode().IsRegular() {
 			return fmt.Errorf("--policy %q: no such file", args[1])
 		}
 	default:
@@ -130,18 +131,13 @@ func (c *checker) readPolicyFlag() error {
 	return nil
 }
 
-func isFile(path string) bool {
-	st, err := os.Stat(path)
-	return err == nil && st.Mode().IsRegular()
-}
-
-func (c *checker) file(data []byte) error {
+func (c *checker) checkFile(data []byte) error {
 	var file map[string]json.RawMessage
 	if err := cni.Unmarshal(data, &file); err != nil {
 		return err
 	}
 	if file["plugins"] == nil {
-		c.entry("", data, false)
+		c.checkEntry("", data, false)
 		return nil
 	}
 	var entries []map[string]json.RawMessage
@@ -158,26 +154,26 @@ func (c *checker) file(data []byte) error {
 		}
 		entry["name"], entry["cniVersion"] = file["name"], version // like a runtime
 		if conf, err := json.Marshal(entry); err == nil {
-			c.entry(fmt.Sprintf("plugins[%d]", i), conf, i == 0)
+			c.checkEntry(fmt.Sprintf("plugins[%d]", i), conf, i == 0)
 		}
 	}
 	return nil
 }
 
-// entry checks the configuration at path of the file, if it is for this plugin or its type is invalid.
-func (c *checker) entry(path string, data []byte, first bool) {
+// checkEntry prints the findings for the configuration at path, if it is for this plugin or cannot be decoded.
+func (c *checker) checkEntry(path string, data []byte, first bool) {
 	conf, err := cni.DecodeConfig(data)
-	if err == nil && !c.isNamed(conf.Type) && !(c.plugin.IPAM && c.isNamed(conf.IPAM.Type)) {
+	if err == nil && !c.isThisPlugin(conf.Type) && !(c.plugin.IPAM && c.isThisPlugin(conf.IPAM.Type)) {
 		return
 	}
 	found, isOwn := c.findings(path, data, first)
-	if isOwn && c.status == confOther {
-		c.status = confGood
+	if isOwn && c.status == confNoEntry {
+		c.status = confValid
 	}
 	for _, f := range found {
 		level := "warning"
 		if !f.Warning {
-			level, c.status = "error", confBad
+			level, c.status = "error", confInvalid
 		}
 		fmt.Fprintf(c.env.Stdout, "%s: %s\n", level, f.Problem)
 		if f.Suggestion != "" {
@@ -186,10 +182,9 @@ func (c *checker) entry(path string, data []byte, first bool) {
 	}
 }
 
-// isNamed reports whether a type names this plugin. A longer name that ends in the plugin's name is accepted only if
-// the program was called by it, or if its file in CNI_PATH is the running program, because other projects' plugins can
-// have such names, too.
-func (c *checker) isNamed(name string) bool {
+// isThisPlugin reports whether a type names this plugin. A longer name that ends in the plugin's name can be another
+// project's. It is accepted only if the program was called by it, or if its file in CNI_PATH is the running program.
+func (c *checker) isThisPlugin(name string) bool {
 	if name == c.plugin.Name || !cni.IsPlugin(name, c.plugin.Name) {
 		return name == c.plugin.Name
 	}
@@ -210,21 +205,22 @@ type Finding struct {
 	Warning bool
 }
 
-// findings returns the findings for the configuration at path if it is for this plugin, which may be first in a list.
+// findings returns the findings for the configuration at path of a file. first is true for the first entry of a list.
+// isOwn is false, and there are no findings, for another plugin's configuration.
 func (c *call) findings(path string, data []byte, first bool) (found []Finding, isOwn bool) {
 	conf, err := cni.DecodeConfig(data)
-	isType := cni.IsPlugin(conf.Type, c.plugin.Name)
-	if err == nil && !isType && !(c.plugin.IPAM && cni.IsPlugin(conf.IPAM.Type, c.plugin.Name)) {
+	isMain := cni.IsPlugin(conf.Type, c.plugin.Name)
+	if err == nil && !isMain && !(c.plugin.IPAM && cni.IsPlugin(conf.IPAM.Type, c.plugin.Name)) {
 		return nil, false
 	}
 	var problems cni.Problems
 	problems.AddIn(path, err)
-	if first && c.plugin.Chained && isType {
+	if first && c.plugin.Chained && isMain {
 		problems.AddIn(path, cni.Refuse("type", conf.Type,
 			"is the first of the list, but needs a plugin before it that creates the interface"))
 	}
 	problems.AddIn(path, c.checkVersion(conf.CNIVersion, "ADD"))
-	_, err = c.request(data, conf, "ADD")
+	_, err = c.newRequest(data, conf, "ADD")
 	problems.AddIn(path, err)
 	for _, p := range cni.ProblemsOf(problems.Err()) {
 		found = append(found, Finding{Problem: p})
@@ -232,14 +228,14 @@ func (c *call) findings(path string, data []byte, first bool) (found []Finding, 
 	warn := func(key, reason, suggestion string) {
 		found = append(found, Finding{cni.Problem{Key: key, Reason: reason, Suggestion: suggestion}, true})
 	}
-	var given struct{ CNIVersion string }
-	if json.Unmarshal(data, &given) == nil && given.CNIVersion == "" {
+	var raw struct{ CNIVersion string } // conf has the default instead
+	if json.Unmarshal(data, &raw) == nil && raw.CNIVersion == "" {
 		warn(cni.KeyIn(path, "cniVersion"),
 			fmt.Sprintf("is missing, so it is %s; some runtimes refuse that", conf.CNIVersion), "")
 	}
 	for _, u := range unknownKeys(c.plugin, data, path) {
 		reason, suggestion := "is unknown and ignored", ""
-		if u.isCaseOf {
+		if u.isCaseVariant {
 			reason = "is accepted in spite of its case"
 		}
 		if u.similar != "" {

@@ -17,7 +17,7 @@ import (
 
 const (
 	confMax    = 4 << 20  // largest size of a configuration, in bytes
-	lenientMax = 64 << 20 // the same for DEL and GC, because attachments may be from a release without confMax
+	lenientMax = 64 << 20 // the same for DEL and GC, because an earlier release may have accepted the configuration
 )
 
 // checkEnvironment returns an error (code 4) with all variables that command needs and that are missing or invalid.
@@ -60,12 +60,13 @@ func (c *call) checkEnvironment(command string) error {
 	return cni.Errorf(cni.CodeEnvironment, "environment variables %s", strings.Join(parts, "; "))
 }
 
+// decode reads the configuration and returns the request. With an error in the configuration's values, it returns both.
 func (c *call) decode(command string) (*Request, error) {
-	most := confMax
+	limit := confMax
 	if isLenient(command) {
-		most = lenientMax
+		limit = lenientMax
 	}
-	data, err := c.readConf(most)
+	data, err := c.readConf(limit)
 	if err != nil {
 		return nil, err
 	}
@@ -82,7 +83,7 @@ func (c *call) decode(command string) (*Request, error) {
 	}
 	var problems cni.Problems
 	problems.Add(err)
-	req, err := c.request(data, conf, command)
+	req, err := c.newRequest(data, conf, command)
 	problems.Add(err)
 	return req, problems.Err()
 }
@@ -90,23 +91,23 @@ func (c *call) decode(command string) (*Request, error) {
 // isLenient reports whether a command must work with a configuration that ADD refuses.
 func isLenient(command string) bool { return command == "DEL" || command == "GC" }
 
-// readConf reads standard input, within the time limit of a call. It returns an error for more than most bytes.
-func (c *call) readConf(most int) ([]byte, error) {
+// readConf reads standard input, within the time limit of a call. It returns an error for more than limit bytes.
+func (c *call) readConf(limit int) ([]byte, error) {
 	stdin := c.env.Stdin
 	if f, ok := stdin.(*os.File); ok {
-		stdin = timedFile{f, c.began.Add(cmp.Or(c.env.Limit, callTime))}
+		stdin = timedFile{f, c.start.Add(cmp.Or(c.env.Limit, callTime))}
 	}
 	var buf bytes.Buffer
 	buf.Grow(8 << 10) // enough for most configurations, so that one read suffices
-	_, err := buf.ReadFrom(io.LimitReader(stdin, int64(most)+1))
+	_, err := buf.ReadFrom(io.LimitReader(stdin, int64(limit)+1))
 	data := buf.Bytes()
 	switch {
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		return nil, cni.Errorf(cni.CodeTryAgain, "network configuration: standard input does not end: %w", err)
 	case err != nil:
 		return nil, cni.Errorf(cni.CodeIO, "network configuration: read standard input: %w", err)
-	case len(data) > most:
-		return nil, cni.Errorf(cni.CodeConfig, "network configuration: longer than %d bytes", most)
+	case len(data) > limit:
+		return nil, cni.Errorf(cni.CodeConfig, "network configuration: longer than %d bytes", limit)
 	case len(bytes.TrimSpace(data)) == 0:
 		return nil, cni.Errorf(cni.CodeDecode, "network configuration: standard input is empty")
 	}
@@ -133,8 +134,8 @@ func (c *call) checkVersion(version, command string) error {
 		Details: command + " was introduced in " + since}
 }
 
-// request returns the request, and an error with all problems of the configuration. DEL and GC ignore invalid values.
-func (c *call) request(data []byte, conf *cni.Config, command string) (*Request, error) {
+// newRequest returns the request, and an error with all problems of the configuration. DEL and GC only warn.
+func (c *call) newRequest(data []byte, conf *cni.Config, command string) (*Request, error) {
 	req := &Request{
 		Attachment: cni.Attachment{Network: conf.Name},
 		Args:       c.vars["CNI_ARGS"],
@@ -150,37 +151,37 @@ func (c *call) request(data []byte, conf *cni.Config, command string) (*Request,
 		isReadOnly: c.env.ReadOnly,
 	}
 	var problems cni.Problems
-	refuse := func(err error) {
+	report := func(err error) {
 		if !isLenient(command) {
 			problems.Add(err)
 		} else if err != nil {
 			req.Warn("%v; ignored", err)
 		}
 	}
-	refuse(cni.CheckName("name", conf.Name))
+	report(cni.CheckName("name", conf.Name))
 	if !cni.ValidName(conf.Name) {
 		problems.Add(cni.Refuse("name", conf.Name,
 			"is not a network name (a letter or digit, then letters, digits, '_', '.', '-')"))
 	}
-	// A plugin that is its own IPAM plugin would start itself repeatedly without end.
+	// A plugin that is its own IPAM plugin would start itself without end.
 	if t := req.IPAM; t != "" && !c.plugin.IPAM && (cni.IsPlugin(t, c.plugin.Name) || t == conf.Type) {
 		req.IPAM = ""
-		refuse(cni.Refuse("ipam.type", t, "is this plugin itself, which does not provide addresses").
+		report(cni.Refuse("ipam.type", t, "is this plugin itself, which does not provide addresses").
 			Suggest("name an IPAM plugin, host-local for example"))
 	}
-	refuse(c.readLogKey(conf.RawLog))
+	report(c.readLogKey(conf.RawLog))
 	var err error
 	switch command {
 	case "GC":
 		var refs []cni.Attachment
-		var listed bool
-		refs, listed, err = conf.ValidAttachments()
+		var hasList bool
+		refs, hasList, err = conf.ValidAttachments()
 		problems.Add(err)
-		req.Valid, c.isValidUnknown = cni.NewSet(req.Network, refs), !listed
+		req.Valid, c.lacksValidList = cni.NewSet(req.Network, refs), !hasList
 	case "ADD", "CHECK", "DEL":
 		req.ContainerID, req.IfName, req.Netns = c.vars["CNI_CONTAINERID"], c.vars["CNI_IFNAME"], c.vars["CNI_NETNS"]
 		req.PrevResult, err = conf.PrevResult()
-		refuse(err)
+		report(err)
 	}
 	if !isLenient(command) {
 		problems.Add(c.checkPolicy(data, command))
@@ -209,16 +210,16 @@ func (c *call) checkPolicy(conf []byte, command string) error {
 // openNetns opens the container's namespace, which must not be the plugin's own.
 func (c *call) openNetns(command string) error {
 	path := c.req.Netns
-	if c.plugin.IPAM || path == "" { // there is none in GC and STATUS, and may be none in DEL
+	if c.plugin.IPAM || path == "" { // GC and STATUS have no path, and DEL may have none
 		return nil
 	}
-	opened, err := ns.Open(path)
+	n, err := ns.Open(path)
 	if err == nil {
-		if err = c.refuseOwn(opened); err == nil {
-			c.req.NS = opened
+		if err = c.refuseOwnNetns(n); err == nil {
+			c.req.NS = n
 			return nil
 		}
-		_ = opened.Close()
+		_ = n.Close()
 	}
 	isMissing := errors.Is(err, ns.ErrNotExist)
 	switch {
@@ -226,7 +227,7 @@ func (c *call) openNetns(command string) error {
 		return cni.Errorf(cni.CodeTryAgain, "CNI_NETNS: %w", err)
 	case command == "DEL" && isMissing:
 		return nil
-	case command == "DEL": // something else is at the path now
+	case command == "DEL": // the path leads to another file now
 		c.req.Warn("CNI_NETNS: %v; treated as a namespace that no longer exists", err)
 		return nil
 	case command == "ADD" && isMissing && c.req.PrevResult == nil: // nothing was created, so DEL is not needed
@@ -235,7 +236,7 @@ func (c *call) openNetns(command string) error {
 	return cni.Errorf(cni.CodeEnvironment, "CNI_NETNS: %w", err)
 }
 
-func (c *call) refuseOwn(n *ns.NS) error {
+func (c *call) refuseOwnNetns(n *ns.NS) error {
 	if v := c.vars["CNI_NETNS_OVERRIDE"]; v == "1" || strings.EqualFold(v, "true") {
 		return nil
 	}

@@ -15,14 +15,13 @@ import (
 const FailureDir = "/run/hawser/failures"
 
 const (
-	failuresKept = 64 // number of records that are kept, the newest ones
-	// failureText is the largest length in bytes of a message, of its details and of a path, and failureName the
-	// largest length of a name. Longer texts are truncated.
-	failureText, failureName = 4096, 255
+	failuresMax    = 64   // number of records; the oldest are removed
+	failureTextMax = 4096 // bytes of a message, of its details and of a path, which are truncated
+	failureNameMax = 255  // the same of a name
 )
 
-// TestID is the prefix of the container IDs of "hawser test", which reports failures itself, so they are not recorded.
-const TestID = "hawser-test-"
+// TestIDPrefix begins the container IDs of "hawser test", which reports failures itself. They are not recorded.
+const TestIDPrefix = "hawser-test-"
 
 // Failure is the record of an ADD, DEL or CHECK that failed. Network and IfName are empty if they are not known.
 type Failure struct {
@@ -53,18 +52,18 @@ func Failures(dir string) *statefile.Store[Failure] {
 	return statefile.NewStore[Failure](dir, time.Second)
 }
 
-// recordFailure writes the record of a failed call. It is best effort: an error is ignored.
-func (c *call) recordFailure(failed error) {
+// recordFailure writes the record of a call that failed with this error. It is best effort: its own errors are ignored.
+func (c *call) recordFailure(err error) {
 	command, id := c.vars["CNI_COMMAND"], c.vars["CNI_CONTAINERID"]
-	isRecorded := cni.ValidName(id) && !strings.HasPrefix(id, TestID)
+	isRecorded := cni.ValidName(id) && !strings.HasPrefix(id, TestIDPrefix)
 	if c.env.Failures == "" || !slices.Contains([]string{"ADD", "DEL", "CHECK"}, command) || !isRecorded {
 		return
 	}
-	e := describe(failed)
+	e := errorObject(err)
 	f := Failure{
 		Attachment: cni.Attachment{ContainerID: id, IfName: c.vars["CNI_IFNAME"]},
 		Plugin:     c.plugin.Name, Command: command, Pod: PodOf(c.vars["CNI_ARGS"]), NetnsPath: c.vars["CNI_NETNS"],
-		Time: c.began, First: c.began, Count: 1,
+		Time: c.start, First: c.start, Count: 1,
 		Code: e.Code, Msg: e.Msg, Details: e.Details, Quoted: e.IsQuoted(),
 	}
 	if c.req != nil {
@@ -73,8 +72,8 @@ func (c *call) recordFailure(failed error) {
 	_ = recoverPanic(func() error { return putFailure(Failures(c.env.Failures), f.truncated()) })
 }
 
-// putFailure writes a record, which replaces the record of an earlier failure of the same call, and drops the oldest
-// records. It writes no record if a delegate has already recorded the same failure.
+// putFailure writes a record, which replaces the record of an earlier failure of the same call, and removes the oldest
+// records. It does nothing if a delegate has already recorded the same failure.
 func putFailure(records *statefile.Store[Failure], f Failure) error {
 	ctx := context.Background()
 	s, err := records.Open(ctx)
@@ -93,8 +92,8 @@ func putFailure(records *statefile.Store[Failure], f Failure) error {
 	if slices.ContainsFunc(all, isFromDelegate) {
 		return nil
 	}
-	if before, ok, _ := s.Get(f.Hash()); ok {
-		f.First, f.Count = before.First, before.Count+1
+	if previous, ok, _ := s.Get(f.Hash()); ok {
+		f.First, f.Count = previous.First, previous.Count+1
 	}
 	if err := s.Put(ctx, f); err != nil {
 		return err
@@ -105,7 +104,7 @@ func putFailure(records *statefile.Store[Failure], f Failure) error {
 	slices.SortFunc(all, func(a, b *Failure) int { return b.Time.Compare(a.Time) }) // the newest first
 	var old []string
 	for i, f := range all {
-		if i >= failuresKept || *f != f.truncated() { // an earlier version did not truncate all texts
+		if i >= failuresMax || *f != f.truncated() { // an earlier version did not truncate all texts
 			old = append(old, f.Hash())
 		}
 	}
@@ -122,13 +121,12 @@ func PodOf(args string) string {
 	return pod[namespace] + "/" + pod[name]
 }
 
-// truncated returns the failure with texts that are not longer than the limits, because texts in a tenant's
-// configuration can have any length.
+// truncated returns the failure with truncated texts. Texts of a tenant's configuration can have any length.
 func (f Failure) truncated() Failure {
-	for text, most := range map[*string]int{&f.Network: failureName, &f.ContainerID: failureName,
-		&f.IfName: failureName, &f.Pod: 2 * failureName, &f.NetnsPath: failureText, &f.Msg: failureText,
-		&f.Details: failureText} {
-		*text = strings.ToValidUTF8((*text)[:min(len(*text), most)], "")
+	for text, limit := range map[*string]int{&f.Network: failureNameMax, &f.ContainerID: failureNameMax,
+		&f.IfName: failureNameMax, &f.Pod: 2 * failureNameMax, &f.NetnsPath: failureTextMax, &f.Msg: failureTextMax,
+		&f.Details: failureTextMax} {
+		*text = strings.ToValidUTF8((*text)[:min(len(*text), limit)], "")
 	}
 	return f
 }

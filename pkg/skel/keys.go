@@ -55,9 +55,9 @@ var protocolKeys = []string{"cniVersion", "cniVersions", "name", "type", "args",
 
 // unknownKey is a key that the plugin does not know in this spelling.
 type unknownKey struct {
-	key      string // path of the key
-	similar  string // path of a known key with a similar spelling, or empty
-	isCaseOf bool   // the keys differ only in case, so the decoder treats key as similar
+	key           string // path of the key
+	similar       string // path of a known key with a similar spelling, or empty
+	isCaseVariant bool   // the two keys differ only in case, so the decoder accepts key
 }
 
 // unknownKeys returns the keys of the configuration at path that the plugin does not know. For an IPAM plugin, it
@@ -85,7 +85,7 @@ func unknownKeys(p Plugin[any], conf []byte, path string) []unknownKey {
 			known = append(known, key{name: name})
 		}
 	}
-	return unknownIn(object, known, path)
+	return findUnknown(object, known, path)
 }
 
 func isKnown(name string, known []key) bool {
@@ -94,11 +94,11 @@ func isKnown(name string, known []key) bool {
 
 const unknownMax = 64 // largest number of unknown keys of an object that are reported
 
-// unknownIn returns the unknown keys of an object, or of the objects in a list. If known is nil, all keys are known.
-func unknownIn(value any, known []key, path string) (found []unknownKey) {
+// findUnknown returns the unknown keys of an object, or of the objects in a list. If known is nil, all keys are known.
+func findUnknown(value any, known []key, path string) (found []unknownKey) {
 	if list, ok := value.([]any); ok {
 		for i, elem := range list {
-			found = append(found, unknownIn(elem, known, fmt.Sprintf("%s[%d]", path, i))...)
+			found = append(found, findUnknown(elem, known, fmt.Sprintf("%s[%d]", path, i))...)
 		}
 	}
 	object, ok := value.(map[string]any)
@@ -115,29 +115,29 @@ func unknownIn(value any, known []key, path string) (found []unknownKey) {
 		}
 		u := unknownKey{key: cni.KeyIn(path, name)}
 		if similar := closest(name, known); similar != "" {
-			u.similar, u.isCaseOf = cni.KeyIn(path, similar), strings.EqualFold(name, similar)
+			u.similar, u.isCaseVariant = cni.KeyIn(path, similar), strings.EqualFold(name, similar)
 		}
 		found = append(found, u)
 	}
 	for _, k := range known {
-		found = append(found, unknownIn(object[k.name], k.inner, cni.KeyIn(path, k.name))...)
+		found = append(found, findUnknown(object[k.name], k.inner, cni.KeyIn(path, k.name))...)
 	}
 	return found
 }
 
-// closest returns the known key that name probably means, or nothing. They may differ in case and in up to two typos.
+// closest returns the known key that is most similar to name, or "". Case and up to two typos may differ.
 func closest(name string, known []key) string {
 	lower := strings.ToLower(name)
 	for typos := range 3 {
 		for _, k := range known {
-			most := 2
+			limit := 2
 			switch {
 			case len(k.name) < 4:
-				most = 0
+				limit = 0
 			case len(k.name) < 6 || len(name) < 6:
-				most = 1
+				limit = 1
 			}
-			if typos <= most && isWithinTypos(lower, strings.ToLower(k.name), typos) {
+			if typos <= limit && isWithinTypos(lower, strings.ToLower(k.name), typos) {
 				return k.name
 			}
 		}

@@ -16,17 +16,18 @@ import (
 )
 
 const (
-	// logVar is the environment variable with the path of the administrator's log. It takes precedence over the key.
+	// logVar is the environment variable with the path of the administrator's log. It takes precedence over LogKey.
 	logVar = "HAWSER_LOG"
-	// LogDir contains the logs that configurations name. A tenant must not be able to make root write to another file.
+	// LogDir is the only directory for logs of LogKey, because a tenant must not make root write to other files.
 	LogDir = "/var/log/hawser"
 )
 
-// LogKey is the key of the log. The configuration struct of every plugin embeds it.
+// LogKey is the key log, which the configuration struct of every plugin embeds.
 type LogKey struct {
 	Log string `json:"log" help:"file in /var/log/hawser to which every call adds a line, or its spans if the name ends in .otlp (none); HAWSER_LOG in the environment takes precedence" schema:"format=name empty"`
 }
 
+// line is the JSON of a line of the log.
 type line struct {
 	Time        string              `json:"time"`
 	PID         int                 `json:"pid"`
@@ -81,9 +82,9 @@ func (c *call) log(err error) {
 	}
 	var entry []byte
 	switch {
-	case !strings.HasSuffix(path, spansEnd):
+	case !strings.HasSuffix(path, otlpSuffix):
 		entry, _ = json.Marshal(c.line(err)) // cannot fail, because it has only texts and numbers
-	case c.tracing() == nil:
+	case c.startTrace() == nil: // the caller does not sample this call
 		return
 	default:
 		entry = c.trace.document(c.line(err))
@@ -116,9 +117,9 @@ func openLogOfVariable(path string) (*os.File, error) {
 	return f, nil
 }
 
-const lineStart = `{"time":"` // beginning of the first line of a log
+const lineStart = `{"time":"` // beginning of a log of JSON lines
 
-// openLogOfKey opens a log in LogDir, and creates both if necessary. It does not accept a file that is not a log.
+// openLogOfKey opens a log in LogDir, and creates both if necessary. It refuses a file that is not a log.
 func openLogOfKey(path string) (*os.File, error) {
 	if err := os.Mkdir(LogDir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, err
@@ -138,8 +139,8 @@ func openLogOfKey(path string) (*os.File, error) {
 	}
 	f := os.NewFile(uintptr(fd), path)
 	prefix := lineStart
-	if strings.HasSuffix(path, spansEnd) {
-		prefix = spansStart
+	if strings.HasSuffix(path, otlpSuffix) {
+		prefix = otlpStart
 	}
 	start := make([]byte, len(prefix))
 	n, _ := f.ReadAt(start, 0) // can be shorter: a new log is empty, and a full disk truncates the first line
@@ -161,12 +162,12 @@ func isOnlyOurs(st unix.Stat_t) bool { return st.Uid == uint32(os.Geteuid()) && 
 
 func (c *call) line(err error) line {
 	l := line{
-		Time: c.began.UTC().Format("2006-01-02T15:04:05.000Z07:00"), PID: os.Getpid(),
+		Time: c.start.UTC().Format("2006-01-02T15:04:05.000Z07:00"), PID: os.Getpid(),
 		Plugin: c.plugin.Name, Version: Version(), Verb: c.vars["CNI_COMMAND"], CNIVersion: c.version,
 		ContainerID: c.vars["CNI_CONTAINERID"], IfName: c.vars["CNI_IFNAME"],
-		MS: float64(time.Since(c.began).Microseconds()) / 1000,
+		MS: float64(time.Since(c.start).Microseconds()) / 1000,
 	}
-	if r := remoteOf(c.vars); r.id != "" {
+	if r := parseTraceParent(c.vars); r.traceID != "" {
 		l.TraceParent, l.TraceState = c.vars["TRACEPARENT"], r.state
 	}
 	if baggage := c.vars["BAGGAGE"]; isPrintable(baggage) {
@@ -177,7 +178,7 @@ func (c *call) line(err error) line {
 	}
 	switch {
 	case err != nil:
-		e := describe(err) // without details, which may contain text of another program
+		e := errorObject(err) // without details, which may contain text of another program
 		l.Error = map[string]any{"code": e.Code, "msg": e.Msg}
 		if e.IsQuoted() {
 			l.Error["quoted"] = true

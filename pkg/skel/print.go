@@ -22,12 +22,12 @@ func (c *call) answerVersion() error {
 	out, _ := json.Marshal(struct { // cannot fail
 		CNIVersion        string   `json:"cniVersion"`
 		SupportedVersions []string `json:"supportedVersions"`
-	}{c.askedVersion(), cni.Versions()})
+	}{c.readVersion(), cni.Versions()})
 	return c.print(append(out, '\n'))
 }
 
-// askedVersion returns the cniVersion from standard input, or the newest version if there is none.
-func (c *call) askedVersion() string {
+// readVersion returns the cniVersion of the configuration on standard input, or the newest version if it has none.
+func (c *call) readVersion() string {
 	var in struct {
 		CNIVersion string `json:"cniVersion"`
 	}
@@ -46,14 +46,14 @@ type timedFile struct {
 }
 
 // Read implements io.Reader.
-func (b timedFile) Read(p []byte) (int, error) {
-	fds := []unix.PollFd{{Fd: int32(b.Fd()), Events: unix.POLLIN}}
+func (f timedFile) Read(p []byte) (int, error) {
+	fds := []unix.PollFd{{Fd: int32(f.Fd()), Events: unix.POLLIN}}
 	for {
-		switch n, err := unix.Poll(fds, int(max(0, time.Until(b.deadline).Milliseconds()))); {
+		switch n, err := unix.Poll(fds, int(max(0, time.Until(f.deadline).Milliseconds()))); {
 		case n == 0 && err == nil:
 			return 0, os.ErrDeadlineExceeded
 		case !errors.Is(err, unix.EINTR):
-			return b.File.Read(p)
+			return f.File.Read(p)
 		}
 	}
 }
@@ -83,9 +83,9 @@ func (c *call) print(doc []byte) error {
 	return cni.Errorf(cni.CodeIO, "standard output: %w", err)
 }
 
-// fail prints the error object, on standard error as a last resort, and returns the exit status.
+// fail prints the error object, on standard error if standard output fails, and returns the exit status.
 func (c *call) fail(err error) int {
-	out := describe(err).Encode(cmp.Or(c.version, cni.Newest))
+	out := errorObject(err).Encode(cmp.Or(c.version, cni.Newest))
 	if c.print(out) != nil {
 		fmt.Fprintf(c.env.Stderr, "%s: %s\n", c.plugin.Name, out)
 	}

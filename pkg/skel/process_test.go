@@ -247,7 +247,7 @@ func processPlugin(mode string) skel.Plugin[any] {
 		Name: "probe", About: "does nothing", IPAM: mode == "lend",
 		Add: func(ctx context.Context, r *skel.Request, _ any) (*cni.Result, error) {
 			if mode == "late" {
-				r.SignalsEndContext()
+				r.CatchSignals()
 				_ = ended(ctx, r)
 			}
 			if mode != "bare" {

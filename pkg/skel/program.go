@@ -6,18 +6,21 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/policy"
 	_ "github.com/hawser-cni/plugins/pkg/skel/start" // settings of the Go runtime that make short calls faster
 )
 
-// Program is a plugin in the list of a program's plugins. Run and the methods build the Plugin when they are called:
-// building all plugins would read their pages of the executable at each start.
+// Program is an entry of the list of a program's plugins. Run and the methods build the Plugin when they are called.
 type Program struct {
 	Name   string
 	Run    func(context.Context, Env) int // serves one call and returns the exit status
@@ -33,7 +36,73 @@ func programOf(name string, plugin func() Plugin[any]) Program { // not generic,
 	return Program{name, func(ctx context.Context, env Env) int { return run(ctx, plugin(), env) }, plugin}
 }
 
-// List runs the plugin's List for a configuration or, if conf is nil, for the places that do not depend on one.
+// Main runs the only plugin of a program and exits, with status 0 on success and 1 after an error.
+func Main[C any](p Plugin[C]) {
+	serve(func(ctx context.Context, env Env) int { return Run(ctx, p, env) }, nil)
+}
+
+// MainOf is Main for a program with several plugins. The base name of argv[0] selects the plugin (FindProgram). If none
+// matches, MainOf prints an error object and exits, if a runtime is the caller; otherwise it returns.
+func MainOf(all []Program) {
+	name := filepath.Base(os.Args[0])
+	if p, ok := FindProgram(all, name); ok {
+		serve(p.Run, all)
+	}
+	if os.Getenv("CNI_COMMAND") == "" || len(os.Args) > 1 {
+		return
+	}
+	var names []string
+	for _, p := range all {
+		names = append(names, p.Name)
+	}
+	slices.Sort(names)
+	err := cni.Errorf(cni.CodeConfig, "type: %q is not a plugin of this program, which has %s", name,
+		strings.Join(names, ", "))
+	c := call{env: Env{Stdin: os.Stdin}}
+	fmt.Println(string(err.Encode(c.readVersion())))
+	os.Exit(1)
+}
+
+// FindProgram returns the plugin with a name (cni.IsPlugin). If several match, it returns the longest match.
+func FindProgram(all []Program, name string) (found Program, ok bool) {
+	for _, p := range all {
+		if cni.IsPlugin(name, p.Name) && len(p.Name) > len(found.Name) {
+			found, ok = p, true
+		}
+	}
+	return found, ok
+}
+
+func serve(run func(context.Context, Env) int, all []Program) {
+	os.Exit(run(context.Background(), Env{
+		Called: filepath.Base(os.Args[0]), Args: os.Args[1:], Vars: os.Environ(),
+		Stdin: os.Stdin, Stdout: withoutSIGPIPE(os.Stdout), Stderr: withoutSIGPIPE(os.Stderr),
+		Notify: notify, Programs: all, Failures: FailureDir, Policy: policy.File,
+	}))
+}
+
+// withoutSIGPIPE returns a duplicate of a standard stream. If the reader of a pipe has closed it, a write to descriptor
+// 1 or 2 ends a Go process with SIGPIPE. A write to another descriptor returns an error, and ADD is rolled back.
+func withoutSIGPIPE(f *os.File) *os.File {
+	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 3)
+	if err != nil {
+		return f
+	}
+	return os.NewFile(uintptr(fd), f.Name())
+}
+
+// notify is Env.Notify of a real process. Signals that the caller ignores (for example nohup) remain ignored.
+func notify(stop func(cause error)) {
+	signals := make(chan os.Signal, 1)
+	for _, sig := range []os.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP} {
+		if !signal.Ignored(sig) {
+			signal.Notify(signals, sig)
+		}
+	}
+	go func() { stop(fmt.Errorf("%s signal received", <-signals)) }()
+}
+
+// List runs the plugin's List for a configuration or, if conf is nil, for the default directories.
 func (p Program) List(ctx context.Context, conf []byte) (all []cni.Holding, err error) {
 	plugin := p.plugin()
 	if plugin.List == nil {
@@ -62,7 +131,7 @@ func (p Program) List(ctx context.Context, conf []byte) (all []cni.Holding, err 
 	return all, err
 }
 
-// Restore runs the plugin's Restore for calls in the form of CHECK. It skips calls that cannot be decoded.
+// Restore runs the plugin's Restore. Each of calls is the environment of a CHECK; those that are invalid are skipped.
 func (p Program) Restore(ctx context.Context, calls []Env) (missing map[string]error) {
 	plugin := p.plugin()
 	if plugin.Restore == nil {
@@ -83,7 +152,7 @@ func (p Program) Restore(ctx context.Context, calls []Env) (missing map[string]e
 	return missing
 }
 
-// CheckConfig returns the findings of --check-config. first is true for the first plugin of a list.
+// CheckConfig returns the findings of --check-config for an entry of a list of plugins, which can be its first.
 func (p Program) CheckConfig(conf []byte, first bool) []Finding {
 	c := call{plugin: p.plugin(), env: Env{Stderr: io.Discard}}
 	found, _ := c.findings("", conf, first)
@@ -108,51 +177,6 @@ func (p Program) Traits() Traits {
 		}
 	}
 	return t
-}
-
-// Main runs the only plugin of a program and exits, with status 0 on success and 1 after an error.
-func Main[C any](p Plugin[C]) {
-	serve(func(ctx context.Context, env Env) int { return Run(ctx, p, env) }, nil)
-}
-
-// MainOf is Main for a program with several plugins. The base name of argv[0] selects the plugin (cni.IsPlugin). If
-// none matches, a runtime gets an error object, and for other callers MainOf returns.
-func MainOf(all []Program) {
-	name := filepath.Base(os.Args[0])
-	if p, ok := FindProgram(all, name); ok {
-		serve(p.Run, all)
-	}
-	if os.Getenv("CNI_COMMAND") == "" || len(os.Args) > 1 {
-		return
-	}
-	var names []string
-	for _, p := range all {
-		names = append(names, p.Name)
-	}
-	slices.Sort(names)
-	err := cni.Errorf(cni.CodeConfig, "type: %q is not a plugin of this program, which has %s", name,
-		strings.Join(names, ", "))
-	c := call{env: Env{Stdin: os.Stdin}}
-	fmt.Println(string(err.Encode(c.askedVersion())))
-	os.Exit(1)
-}
-
-func serve(run func(context.Context, Env) int, all []Program) {
-	os.Exit(run(context.Background(), Env{
-		Called: filepath.Base(os.Args[0]), Args: os.Args[1:], Vars: os.Environ(),
-		Stdin: os.Stdin, Stdout: withoutSIGPIPE(os.Stdout), Stderr: withoutSIGPIPE(os.Stderr),
-		Notify: notify, Programs: all, Failures: FailureDir, Policy: policy.File,
-	}))
-}
-
-// FindProgram returns the plugin with a name (cni.IsPlugin), of several the one with the longest name.
-func FindProgram(all []Program, name string) (found Program, ok bool) {
-	for _, p := range all {
-		if cni.IsPlugin(name, p.Name) && len(p.Name) > len(found.Name) {
-			found, ok = p, true
-		}
-	}
-	return found, ok
 }
 
 // InProcess returns a function that runs the IPAM plugin r.IPAM in this process. It returns nil if the caller must

@@ -18,13 +18,13 @@ import (
 type Request struct {
 	cni.Attachment
 
-	Netns   string // CNI_NETNS; the sandbox in results
+	Netns   string // CNI_NETNS; value of "sandbox" in results
 	Args    string // CNI_ARGS
 	Path    string // CNI_PATH
 	Conf    []byte // the configuration, unchanged
 	Version string // cniVersion of the configuration
 	IPAM    string // ipam.type; may be empty
-	NS      *ns.NS // container's namespace. It is nil for IPAM plugins, and in DEL if the namespace no longer exists
+	NS      *ns.NS // the container's namespace; nil for IPAM plugins, and in DEL if it no longer exists
 
 	// PrevResult is the result of the previous plugin (ADD) or of the whole chain (CHECK, DEL). It is nil if there is
 	// none or, in DEL, if it is invalid.
@@ -40,11 +40,11 @@ type Request struct {
 	failures   string    // Env.Failures
 	isReadOnly bool      // Env.ReadOnly
 	undos      []undo
-	done       []func() // see OnDone
+	cleanups   []func() // see OnDone
 	warnings   []string
 	trace      *trace
 
-	notify func() // calls Env.Notify; nil if that has been called, or signals need not end the context
+	notify func() // calls Env.Notify; nil after the call, and if signals may end the process
 }
 
 type undo struct {
@@ -52,17 +52,11 @@ type undo struct {
 	do   func(context.Context) error
 }
 
-// NoInterface returns the error for a container without CNI_IFNAME. Runtimes search for rtnl.ErrNoLink's text.
-func (r *Request) NoInterface(err error) error {
-	return cni.Errorf(cni.CodeEnvironment, "CNI_IFNAME %q: no such interface in CNI_NETNS %q: %w", r.IfName, r.Netns,
-		err)
-}
-
 // Decode decodes the configuration into v. Errors have code 6 or 7 and contain the key.
 func (r *Request) Decode(v any) error { return cni.Unmarshal(r.Conf, v) }
 
-// ConfigOf returns a Config. Its Parse decodes the configuration into a copy of defaults, and calls parse, which adds
-// all problems to a list.
+// ConfigOf returns the Config of a plugin with the JSON keys W and the checked values C. Its Parse decodes the
+// configuration into a copy of defaults. parse converts the copy to a C and adds all problems to the list.
 func ConfigOf[W, C any](defaults W, parse func(*Request, W, *cni.Problems) C) Config[C] {
 	return Config[C]{defaults, func(req *Request) (c C, err error) {
 		w := defaults
@@ -78,16 +72,16 @@ func ConfigOf[W, C any](defaults W, parse func(*Request, W, *cni.Problems) C) Co
 	}}
 }
 
-// OnFail registers the undo of an effect that ADD is about to have. It must be called before, because a failed
-// operation may still have its effect. If ADD fails, the undos run in reverse order, each with its own time limit.
+// OnFail registers the undo of ADD's next effect. It must be called before the effect, because a failed operation may
+// still have its effect. If ADD fails, the undos run in reverse order, each with its own time limit.
 func (r *Request) OnFail(what string, do func(context.Context) error) {
-	r.SignalsEndContext()
+	r.CatchSignals()
 	r.undos = append(r.undos, undo{what: what, do: do})
 }
 
-// SignalsEndContext makes signals end the context instead of the process. OnFail calls it. An ADD that registers an
-// undo after its effect (a pair, a record) must call it before the effect.
-func (r *Request) SignalsEndContext() {
+// CatchSignals makes signals end the context instead of the process. OnFail calls it. An ADD that registers an undo
+// after its effect (a pair, a record) must call it before the effect.
+func (r *Request) CatchSignals() {
 	if r.notify != nil {
 		r.notify()
 		r.notify = nil
@@ -96,7 +90,14 @@ func (r *Request) SignalsEndContext() {
 
 // OnDone registers a function for the end of the call, after the answer has been printed and a failed ADD rolled back.
 // It can close sockets that undos need. The functions run in reverse order.
-func (r *Request) OnDone(do func()) { r.done = append(r.done, do) }
+func (r *Request) OnDone(do func()) { r.cleanups = append(r.cleanups, do) }
+
+// NoInterface returns the error (code 4) for a container without the interface CNI_IFNAME. err must match
+// rtnl.ErrNoLink, because runtimes search for its text.
+func (r *Request) NoInterface(err error) error {
+	return cni.Errorf(cni.CodeEnvironment, "CNI_IFNAME %q: no such interface in CNI_NETNS %q: %w", r.IfName, r.Netns,
+		err)
+}
 
 // Warn writes a warning to standard error and to the log.
 func (r *Request) Warn(format string, args ...any) {
@@ -128,8 +129,8 @@ func (r *Request) rollBack(ctx context.Context, limit time.Duration, err error) 
 }
 
 func (r *Request) close() {
-	for _, done := range slices.Backward(r.done) {
-		done()
+	for _, cleanup := range slices.Backward(r.cleanups) {
+		cleanup()
 	}
 	if r.NS != nil {
 		_ = r.NS.Close()
@@ -147,8 +148,8 @@ func recoverPanic(fn func() error) (err error) {
 	return fn()
 }
 
-// describe returns the error object for err. Its code is 11 if another process held a lock for too long.
-func describe(err error) *cni.Error {
+// errorObject returns the error object for err. Its code is 11 if another process held a lock for too long.
+func errorObject(err error) *cni.Error {
 	e := *cni.AsError(err)
 	if e.Code == cni.CodeInternal && errors.Is(err, statefile.ErrBusy) {
 		e.Code = cni.CodeTryAgain

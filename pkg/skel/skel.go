@@ -18,16 +18,10 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"io"
-	"os"
-	"os/signal"
 	"slices"
 	"strings"
-	"syscall"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
 )
@@ -53,13 +47,13 @@ type Plugin[C any] struct {
 	Name  string
 	About string // description in one line
 	Config[C]
-	IPAM bool // set for an IPAM plugin. For it, CNI_NETNS is not opened, and can be any text
+	IPAM bool // set for an IPAM plugin, for which skel does not open CNI_NETNS
 	// InProcess is set for an IPAM plugin that does not need its own process. If it is part of the running program, the
 	// plugin that delegates to it runs it in-process.
 	InProcess bool
 	Chained   bool // set for a plugin that needs the result of a previous plugin in ADD and CHECK
 
-	// Commands are functions for users and services, by the program's first argument. They return the exit status.
+	// Commands has functions by the first argument, such as dhcp's daemon. They return the exit status.
 	Commands map[string]func(Env) int
 
 	Add    func(context.Context, *Request, C) (*cni.Result, error)
@@ -68,17 +62,16 @@ type Plugin[C any] struct {
 	GC     func(context.Context, *Request) error
 	Status func(context.Context, *Request, C) error
 
-	// Reapply restores what CHECK finds missing and a second ADD could not create. It changes no interface.
+	// Reapply restores lost objects of a live attachment, for which a second ADD would fail. It changes no interface.
 	Reapply func(context.Context, *Request, C) error
 
 	// Restore restores nftables objects of many live attachments in one batch, for example after a flush. It returns a
 	// map from marks to what was missing. CHECK finds what Restore cannot restore, and Reapply handles it.
 	Restore func(context.Context, []*Request) map[string]error
 
-	// List returns what the plugin keeps for attachments, on the host and in namespaces whose paths it knows. If the
-	// request has a network and its configuration, List returns what belongs to it. Otherwise it reads all places that
-	// do not depend on a configuration. (Only the key dataDir, also in ipam, chooses a place.) List takes no lock and
-	// changes nothing. With an error it also returns what it could read.
+	// List returns holdings on the host and in namespaces whose paths the plugin knows, of the request's network or,
+	// without a network, of all networks in the default directories. (Only the key dataDir, also in ipam, names another
+	// directory.) List takes no lock and changes nothing. With an error, it also returns what it could read.
 	List func(context.Context, *Request) ([]cni.Holding, error)
 }
 
@@ -102,8 +95,8 @@ type Env struct {
 	Stdout io.Writer
 	Stderr io.Writer
 
-	// Notify makes the signals that end a process call stop instead. Request.SignalsEndContext calls it. Before, while
-	// there is nothing to undo, a signal simply ends the process.
+	// Notify installs stop as the handler of SIGTERM, SIGINT and SIGHUP. Request.CatchSignals calls it. Until then,
+	// while there is nothing to undo, these signals end the process.
 	Notify   func(stop func(cause error))
 	Failures string        // directory for records of failed calls; empty means that none are written
 	Policy   string        // path of the administrator's policy for tenants (package policy); empty means no policy
@@ -115,21 +108,14 @@ type Env struct {
 	Programs []Program // all plugins of the running program
 }
 
-// callTime is the time limit of a call. A roll-back has 20 seconds more (two ninths). Together this is less than two
-// minutes, after which a kubelet stops waiting.
+// callTime is the time limit of a call. The roll-back has another two ninths, 20 seconds. Together this is less than
+// two minutes, after which a kubelet gives up.
 const callTime = 90 * time.Second
 
-// withoutSIGPIPE returns a duplicate of a standard stream. If the reader of a pipe has closed it, a write to descriptor
-// 1 or 2 ends a Go process with SIGPIPE. A write to another descriptor returns an error, and ADD is rolled back.
-func withoutSIGPIPE(f *os.File) *os.File {
-	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 3)
-	if err != nil {
-		return f
-	}
-	return os.NewFile(uintptr(fd), f.Name())
-}
+// Run serves one call in env and returns the exit status.
+func Run[C any](ctx context.Context, p Plugin[C], env Env) int { return run(ctx, p.Untyped(), env) }
 
-// Untyped converts the plugin to one whose configuration has any type, so that all plugins share the code below.
+// Untyped returns the plugin without the type of its configuration, so that all plugins share the code below.
 func (p Plugin[C]) Untyped() Plugin[any] {
 	u := Plugin[any]{
 		Name: p.Name, About: p.About, IPAM: p.IPAM, InProcess: p.InProcess, Chained: p.Chained, Commands: p.Commands,
@@ -157,15 +143,12 @@ func typed[C any](c any) (cfg C) {
 	return cfg
 }
 
-// Run serves one call in env and returns the exit status.
-func Run[C any](ctx context.Context, p Plugin[C], env Env) int { return run(ctx, p.Untyped(), env) }
-
 func run(ctx context.Context, p Plugin[any], env Env) int {
 	vars := environ(env.Vars)
 	if done, code := serveCommandLine(p, env, vars); done {
 		return code
 	}
-	c := &call{plugin: p, env: env, vars: vars, began: time.Now()}
+	c := &call{plugin: p, env: env, vars: vars, start: time.Now()}
 	err := recoverPanic(func() error {
 		if vars["CNI_COMMAND"] == "VERSION" {
 			return c.answerVersion()
@@ -185,14 +168,14 @@ type call struct {
 	plugin  Plugin[any]
 	env     Env
 	vars    map[string]string
-	version string // version of the configuration; empty until it has been validated
+	version string // cniVersion of the configuration; empty until it has been validated
 	req     *Request
 	cfg     any // the configuration that Parse returned
 
-	isValidUnknown bool        // GC does not know which attachments are valid
+	lacksValidList bool        // the configuration of GC has no list of valid attachments
 	result         *cni.Result // the printed result
-	isPartial      bool        // only a part of a document has been printed, so no other one may follow
-	began          time.Time
+	isPartial      bool        // part of a document was printed, so no other document may follow
+	start          time.Time
 	logName        string // value of the key log
 	trace          *trace
 }
@@ -200,14 +183,14 @@ type call struct {
 func (c *call) serve(ctx context.Context) error {
 	command := c.vars["CNI_COMMAND"]
 	if err := c.checkEnvironment(command); err != nil {
-		if asked := c.askedVersion(); cni.Supports(asked) {
-			c.version = asked // for the error object
+		if version := c.readVersion(); cni.Supports(version) {
+			c.version = version // for the error object
 		}
 		return err
 	}
 	req, err := c.decode(command)
 	c.req = req
-	c.tracing().decoded(err)
+	c.startTrace().addDecodeSpan(err)
 	if err != nil {
 		return err
 	}
@@ -232,7 +215,7 @@ func (c *call) serve(ctx context.Context) error {
 		return c.handle(ctx, func(ctx context.Context) error { return p.Check(ctx, req, c.cfg) })
 	case command == "STATUS" && p.Status != nil:
 		return c.handle(ctx, func(ctx context.Context) error { return p.Status(ctx, req, c.cfg) })
-	case command == "GC" && c.isValidUnknown: // cnitool sends no list
+	case command == "GC" && c.lacksValidList: // cnitool sends none
 		req.Warn("cni.dev/valid-attachments: missing; nothing is removed")
 	case command == "GC" && p.GC != nil:
 		return c.handle(ctx, func(ctx context.Context) error { return p.GC(ctx, req) })
@@ -243,14 +226,14 @@ func (c *call) serve(ctx context.Context) error {
 func (c *call) handle(ctx context.Context, handler func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, cmp.Or(c.env.Limit, callTime))
 	defer cancel()
-	return stopped(ctx, recoverPanic(func() error { return handler(ctx) }))
+	return interruptError(ctx, recoverPanic(func() error { return handler(ctx) }))
 }
 
 // add runs the ADD handler and prints its result. After a failure, also a panic or a failed write, it rolls back.
 func (c *call) add(ctx context.Context) error {
 	for _, u := range unknownKeys(c.plugin, c.req.Conf, "") {
 		switch {
-		case u.isCaseOf:
+		case u.isCaseVariant:
 			c.req.Warn("key %q is accepted in spite of its case: did you mean %q?", u.key, u.similar)
 		case u.similar != "":
 			c.req.Warn("key %q is unknown and ignored: did you mean %q?", u.key, u.similar)
@@ -258,7 +241,7 @@ func (c *call) add(ctx context.Context) error {
 	}
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
-	// An IPAM plugin needs no roll-back, because the calling plugin releases its leases.
+	// An IPAM plugin may be killed without roll-back, because the calling plugin releases its leases.
 	if c.env.Notify != nil && !c.plugin.IPAM {
 		c.req.notify = func() { c.env.Notify(stop) }
 	}
@@ -279,11 +262,11 @@ func (c *call) add(ctx context.Context) error {
 	if err == nil {
 		return nil
 	}
-	return c.req.rollBack(context.WithoutCancel(ctx), limit*2/9, stopped(timed, err))
+	return c.req.rollBack(context.WithoutCancel(ctx), limit*2/9, interruptError(timed, err))
 }
 
-// stopped returns err with code 11 if a signal or the deadline has ended ctx and err has no code.
-func stopped(ctx context.Context, err error) error {
+// interruptError returns err with code 11 if a signal or the deadline has ended ctx and err has no code.
+func interruptError(ctx context.Context, err error) error {
 	if ctx.Err() == nil || err == nil || errors.As(err, new(*cni.Error)) {
 		return err
 	}
@@ -315,15 +298,4 @@ func WithTwoThirds(ctx context.Context) (context.Context, context.CancelFunc) {
 		return ctx, func() {}
 	}
 	return context.WithTimeout(ctx, time.Until(deadline)*2/3)
-}
-
-// notify is Env.Notify of a real process. Signals that the caller ignores (for example nohup) remain ignored.
-func notify(stop func(cause error)) {
-	signals := make(chan os.Signal, 1)
-	for _, sig := range []os.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP} {
-		if !signal.Ignored(sig) {
-			signal.Notify(signals, sig)
-		}
-	}
-	go func() { stop(fmt.Errorf("%s signal received", <-signals)) }()
 }

@@ -12,28 +12,30 @@ import (
 	"time"
 )
 
-const spansEnd = ".otlp" // suffix of a log that contains the spans of each call (OTLP/JSON) instead of a line
+const (
+	otlpSuffix = ".otlp"              // suffix of the name of a log with the spans of each call (OTLP/JSON)
+	otlpStart  = `{"resourceSpans":[` // beginning of such a log
+)
 
-const spansStart = `{"resourceSpans":[` // beginning of the first line of such a log
-
-// remote is the caller's span (W3C Trace Context, in the variables of OpenTelemetry). Its ID is empty if there is none.
-type remote struct {
-	id, span string // IDs of the trace and of the caller's span
-	flags    byte
-	state    string
+// remoteSpan is the caller's span (W3C Trace Context, in OpenTelemetry's variables). Without one, traceID is empty.
+type remoteSpan struct {
+	traceID, spanID string
+	flags           byte
+	state           string
 }
 
-// remoteOf parses TRACEPARENT and TRACESTATE. Invalid values are ignored, and without TRACEPARENT also TRACESTATE.
-func remoteOf(vars map[string]string) (r remote) {
+// parseTraceParent returns the span that TRACEPARENT and TRACESTATE describe. It ignores an invalid variable, and
+// TRACESTATE without a valid TRACEPARENT.
+func parseTraceParent(vars map[string]string) (r remoteSpan) {
 	p := strings.Split(vars["TRACEPARENT"], "-")
 	isHex := func(s string, digits int) bool { return len(s) == digits && strings.Trim(s, "0123456789abcdef") == "" }
 	isID := func(s string, digits int) bool { return isHex(s, digits) && strings.Trim(s, "0") != "" }
-	if len(p) < 4 || !isHex(p[0], 2) || p[0] == "ff" || p[0] == "00" && len(p) > 4 || // later versions can have more
+	if len(p) < 4 || !isHex(p[0], 2) || p[0] == "ff" || p[0] == "00" && len(p) > 4 || // version 00 has exactly 4
 		!isID(p[1], 32) || !isID(p[2], 16) || !isHex(p[3], 2) {
-		return remote{}
+		return remoteSpan{}
 	}
 	flags, _ := strconv.ParseUint(p[3], 16, 8)
-	r = remote{id: p[1], span: p[2], flags: byte(flags)}
+	r = remoteSpan{traceID: p[1], spanID: p[2], flags: byte(flags)}
 	members := strings.Split(vars["TRACESTATE"], ",")
 	isBad := func(m string) bool { return strings.TrimSpace(m) != "" && strings.Index(m, "=") < 1 }
 	if state := vars["TRACESTATE"]; isPrintable(state) && len(members) <= 32 && !slices.ContainsFunc(members, isBad) {
@@ -47,48 +49,49 @@ func isPrintable(s string) bool {
 	return len(s) <= 8192 && !strings.ContainsFunc(s, func(c rune) bool { return c < ' ' || c > '~' })
 }
 
-// trace contains the spans of a call. A nil trace stands for a call that is not traced. Its methods do nothing.
+// trace contains the spans of a call. It is nil for a call without a trace; the methods of a nil trace do nothing.
 type trace struct {
-	remote
+	remoteSpan
 	spans  []*span // the first is the span of the call itself
 	step   *span   // the current step of ADD
 	parent *span   // parent of the spans of delegates
 }
 
 type span struct {
-	id, parent   string
-	name         string
-	began, ended time.Time
-	failed       string
+	id, parent string
+	name       string
+	start, end time.Time
+	errMsg     string // empty if it succeeded
 }
 
-// tracing returns the call's trace, and begins it if necessary. It is nil if the log does not contain spans, or if the
-// caller has decided not to sample this call.
-func (c *call) tracing() *trace {
+// startTrace returns the call's trace, and starts it if necessary. It returns nil if the log is not for spans, or if
+// the caller does not sample this call.
+func (c *call) startTrace() *trace {
 	path, _ := c.logPath()
-	if c.trace != nil || !strings.HasSuffix(path, spansEnd) {
+	if c.trace != nil || !strings.HasSuffix(path, otlpSuffix) {
 		return c.trace
 	}
-	r := remoteOf(c.vars)
-	if r.id != "" && r.flags&1 == 0 { // the caller does not sample it
+	const sampled = 1 << 0
+	r := parseTraceParent(c.vars)
+	if r.traceID != "" && r.flags&sampled == 0 {
 		return nil
 	}
-	if r.id == "" {
-		r = remote{id: newID() + newID(), flags: 1}
+	if r.traceID == "" {
+		r = remoteSpan{traceID: newID() + newID(), flags: sampled}
 	}
-	c.trace = &trace{remote: r}
-	c.trace.parent = c.trace.begin(&span{id: r.span}, c.plugin.Name+" "+c.vars["CNI_COMMAND"], c.began)
+	c.trace = &trace{remoteSpan: r}
+	c.trace.parent = c.trace.begin(&span{id: r.spanID}, c.plugin.Name+" "+c.vars["CNI_COMMAND"], c.start)
 	return c.trace
 }
 
 // newID returns a random ID. It is never zero, because that is not a valid ID.
 func newID() string { return fmt.Sprintf("%016x", rand.Uint64()|1) }
 
-func (t *trace) begin(parent *span, name string, began time.Time) *span {
+func (t *trace) begin(parent *span, name string, start time.Time) *span {
 	if t == nil {
 		return nil
 	}
-	s := &span{id: newID(), parent: parent.id, name: name, began: began}
+	s := &span{id: newID(), parent: parent.id, name: name, start: start}
 	t.spans = append(t.spans, s)
 	return s
 }
@@ -97,20 +100,20 @@ func (t *trace) end(s *span, err error) {
 	if t == nil || s == nil {
 		return
 	}
-	s.ended = time.Now()
+	s.end = time.Now()
 	if err != nil {
-		s.failed = describe(err).Msg // without details, like the log
+		s.errMsg = errorObject(err).Msg // without details, like the log
 	}
 }
 
-// decoded adds a span for the work since the beginning of the call.
-func (t *trace) decoded(err error) {
+// addDecodeSpan adds a span for the work since the beginning of the call.
+func (t *trace) addDecodeSpan(err error) {
 	if t != nil {
-		t.end(t.begin(t.spans[0], "decode", t.spans[0].began), err)
+		t.end(t.begin(t.spans[0], "decode", t.spans[0].start), err)
 	}
 }
 
-// nest begins a span, which is the parent of the spans of delegates until its end.
+// nest begins a span, which is the parent of delegates' spans until end is called.
 func (t *trace) nest(name string) (end func(error)) {
 	if t == nil {
 		return func(error) {}
@@ -146,7 +149,7 @@ func (r *Request) Delegate(name, command string) (env []string, end func(error))
 	set := []string{"CNI_COMMAND=" + command}
 	if t := r.trace; t != nil {
 		s = t.begin(t.parent, "delegate "+name+" "+command, time.Now())
-		set = append(set, fmt.Sprintf("TRACEPARENT=00-%s-%s-%02x", t.id, s.id, t.flags), "TRACESTATE="+t.state)
+		set = append(set, fmt.Sprintf("TRACEPARENT=00-%s-%s-%02x", t.traceID, s.id, t.flags), "TRACESTATE="+t.state)
 	}
 	env = slices.DeleteFunc(slices.Clone(r.Env), func(kv string) bool {
 		key, _, _ := strings.Cut(kv, "=")
@@ -155,32 +158,32 @@ func (r *Request) Delegate(name, command string) (env []string, end func(error))
 	return append(env, set...), func(err error) { r.trace.end(s, err) }
 }
 
-// document returns the line of OTLP/JSON with the spans of a call, which l describes. It does not use encoding/json,
-// which would take three times as long, because it examines each type in a process that encodes the type only once.
+// document returns the line of OTLP/JSON with the spans of the call that l describes. encoding/json would take three
+// times as long, because its preparation of a type pays off only in a process that encodes many values of the type.
 func (t *trace) document(l line) []byte {
 	t.end(t.spans[0], nil)
-	b := fmt.Appendf(nil, spansStart+
+	b := fmt.Appendf(nil, otlpStart+
 		`{"resource":{"attributes":[%s]},"scopeSpans":[{"scope":{"name":"hawser"},"spans":[`,
 		attributes("service.name", "hawser", "service.version", l.Version, "process.pid", uint(os.Getpid())))
 	for i, s := range t.spans {
 		if i > 0 {
 			b = append(b, ',')
 		}
-		if s.ended.IsZero() { // abandoned
-			s.ended = t.spans[0].ended
+		if s.end.IsZero() { // its end was not reported
+			s.end = t.spans[0].end
 		}
 		b = fmt.Appendf(b, `{"traceId":"%s","name":%s,"spanId":"%s","parentSpanId":"%s","traceState":%s,`+
 			`"flags":%d,"kind":1,"startTimeUnixNano":"%d","endTimeUnixNano":"%d"`,
-			t.id, quote(s.name), s.id, s.parent, quote(t.state), t.flags, s.began.UnixNano(), s.ended.UnixNano())
+			t.traceID, quote(s.name), s.id, s.parent, quote(t.state), t.flags, s.start.UnixNano(), s.end.UnixNano())
 		if i == 0 {
 			b = fmt.Appendf(b, `,"attributes":[%s]`, attributes("cni.plugin", l.Plugin, "cni.verb", l.Verb,
 				"cni.version", l.CNIVersion, "cni.network", l.Network, "container.id", l.ContainerID,
 				"cni.ifname", l.IfName, "cni.interfaces", l.Result["interfaces"], "cni.ips", l.Result["ips"],
 				"cni.warnings", l.Warnings, "cni.code", l.Error["code"]))
-			s.failed, _ = l.Error["msg"].(string)
+			s.errMsg, _ = l.Error["msg"].(string)
 		}
-		if s.failed != "" {
-			b = fmt.Appendf(b, `,"status":{"code":2,"message":%s}`, quote(s.failed))
+		if s.errMsg != "" {
+			b = fmt.Appendf(b, `,"status":{"code":2,"message":%s}`, quote(s.errMsg))
 		}
 		b = append(b, '}')
 	}
@@ -197,7 +200,7 @@ func quote(s string) string {
 
 // attributes returns the OTLP/JSON of attributes, given as pairs of key and value. It omits empty values.
 func attributes(pairs ...any) []byte {
-	var all, values [][]byte
+	var all [][]byte
 	add := func(key any, value string, args ...any) {
 		all = append(all, fmt.Appendf(nil, `{"key":"%s","value":{`+value+`}}`, append([]any{key}, args...)...))
 	}
@@ -210,13 +213,13 @@ func attributes(pairs ...any) []byte {
 		case uint:
 			add(pair[0], `"intValue":"%d"`, v)
 		case []string:
+			var values [][]byte
 			for _, s := range v {
 				values = append(values, fmt.Appendf(nil, `{"stringValue":%s}`, quote(s)))
 			}
 			if v != nil {
 				add(pair[0], `"arrayValue":{"values":[%s]}`, bytes.Join(values, []byte(",")))
 			}
-			values = nil
 		}
 	}
 	return bytes.Join(all, []byte(","))

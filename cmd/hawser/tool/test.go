@@ -191,7 +191,7 @@ func (t *trial) add(ctx context.Context, capabilities map[string]any) (string, e
 		_ = netns.Close()
 		return "", err
 	}
-	id := skel.TestID + strconv.FormatInt(time.Now().UnixNano(), 36)
+	id := skel.TestIDPrefix + strconv.FormatInt(time.Now().UnixNano(), 36)
 	name := "eth0"
 	if t.isLoopback() {
 		name = "lo"

@@ -8,7 +8,7 @@ package start
 
 import "runtime"
 
-// Processors is the number of processors that the runtime had chosen. Long-running commands set it again.
+// Processors is the number of processors that the runtime had chosen. Long-running commands restore it.
 var Processors = runtime.GOMAXPROCS(1)
 
 // A goroutine starts with a stack of a few KiB, and the runtime doubles the stack when a function does not fit. A call

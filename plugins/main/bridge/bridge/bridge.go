@@ -83,7 +83,7 @@ func (a *attachment) configure(ctx context.Context, res *cni.Result, gateways []
 	if err := iface.Configure(ctx, a.target(), res); err != nil {
 		return err
 	}
-	masq, err := a.cfg.masqFrom(a.call.Host, gateway.Link, res.IPs)
+	masq, err := a.cfg.masqConfig(a.call.Host, gateway.Link, res.IPs)
 	if err != nil {
 		return err
 	}
@@ -153,7 +153,7 @@ func (a *attachment) interfaces(gateway rtnl.Link) []cni.Interface {
 
 func del(ctx context.Context, req *skel.Request) error {
 	w := wireConfig{Bridge: defaultBridge}
-	if err := req.Decode(&w); err != nil { // an invalid key does not keep the others from being decoded
+	if err := req.Decode(&w); err != nil { // the valid keys are decoded nevertheless
 		req.Warn("%v", err)
 	}
 	return attach.Del(ctx, req, w.Bridge, func(ctx context.Context, nf *nft.Conn, again bool) error {
@@ -177,7 +177,7 @@ func reapply(ctx context.Context, req *skel.Request, cfg config) error {
 	if a.bridge, err = findBridge(call.Host, cfg.Bridge); err != nil {
 		return err
 	}
-	masq, err := cfg.masqFrom(call.Host, a.bridge, req.PrevResult.ContainerIPs(req.IfName))
+	masq, err := cfg.masqConfig(call.Host, a.bridge, req.PrevResult.ContainerIPs(req.IfName))
 	if err != nil {
 		return err
 	}
@@ -207,7 +207,7 @@ func restore(ctx context.Context, all []*skel.Request) map[string]error {
 			}
 			bridges[cfg.Bridge] = bridge
 		}
-		return cfg.masqFrom(host, bridge, req.PrevResult.ContainerIPs(req.IfName))
+		return cfg.masqConfig(host, bridge, req.PrevResult.ContainerIPs(req.IfName))
 	})
 }
 
@@ -226,8 +226,8 @@ func list(ctx context.Context, _ *skel.Request) ([]cni.Holding, error) {
 	return append(all, checks...), errors.Join(err, checkErr)
 }
 
-// status returns code 50 if an ADD would fail: because a link that is not a bridge has the bridge's name, the kernel
-// lacks something, or IPAM reports an error.
+// status returns code 50 if ADD would fail because a link that is not a bridge has the bridge's name, because the
+// kernel lacks a feature, or because IPAM reports an error.
 func status(ctx context.Context, req *skel.Request, cfg config) error {
 	return attach.Status(ctx, req, cfg.Masq, func(host *rtnl.Conn) error {
 		_, err := findBridge(host, cfg.Bridge)

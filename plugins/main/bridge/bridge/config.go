@@ -74,8 +74,8 @@ func (c config) gatewayName() string {
 	return fmt.Sprintf("%s.%d", c.Bridge, c.VLAN)
 }
 
-// filtersVLANs reports whether the bridge must filter VLANs.
-func (c config) filtersVLANs() bool { return c.VLAN != 0 || c.VLANTrunk != nil }
+// needsVLANFilter reports whether the bridge must filter VLANs.
+func (c config) needsVLANFilter() bool { return c.VLAN != 0 || c.VLANTrunk != nil }
 
 // checkKeys checks the names of the bridge and of the IPAM plugin, and refuses keys that contradict each other.
 func checkKeys(problems *cni.Problems, w wireConfig) {
@@ -115,7 +115,7 @@ func parseVLANs(problems *cni.Problems, w wireConfig) (trunk []uint16) {
 			trunk = append(trunk, uint16(id))
 		}
 	}
-	// slices.Sort would add more to the program.
+	// slices.Sort would make the program larger.
 	sort.Slice(trunk, func(i, j int) bool { return trunk[i] < trunk[j] })
 	return slices.Compact(trunk)
 }

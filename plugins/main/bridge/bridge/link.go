@@ -46,7 +46,7 @@ func (a *attachment) prepareBridge() error {
 		a.call.Req.Warn("bridge %q: has MTU %d instead of the configured %d; an existing bridge is not changed",
 			cfg.Bridge, br.MTU, cfg.Link.MTU)
 	}
-	if cfg.filtersVLANs() && !br.VLANFiltering {
+	if cfg.needsVLANFilter() && !br.VLANFiltering {
 		a.call.Req.Warn("bridge %q: does not filter VLANs, so vlan and vlanTrunk have no effect "+
 			"(ip link set %s type bridge vlan_filtering 1)", cfg.Bridge, cfg.Bridge)
 	}
@@ -69,13 +69,13 @@ func (a *attachment) prepareBridge() error {
 	if br.Up {
 		return nil
 	}
-	// The bridge is brought up last, so that a bridge that is down is new or incomplete. Without an uplink, no other
-	// host can have its link-local address, so that duplicate address detection is not needed.
-	uplink, err := a.hasUplink()
+	// The bridge is brought up last, so that a bridge that is down is new or incomplete. Without an uplink, duplicate
+	// address detection is not needed, because no other host can have the bridge's link-local address.
+	hasUplink, err := a.hasUplink()
 	if err != nil {
 		return err
 	}
-	if !uplink {
+	if !hasUplink {
 		if err := a.call.Tolerate(iface.SkipDAD(br.Name)); err != nil {
 			return err
 		}
@@ -91,8 +91,8 @@ func (a *attachment) ignoreRouterAdverts() error {
 		if err != nil || !accepts {
 			return err
 		}
-		uplink, err := a.hasUplink()
-		if err != nil || uplink {
+		hasUplink, err := a.hasUplink()
+		if err != nil || hasUplink {
 			return err
 		}
 	}
@@ -102,27 +102,24 @@ func (a *attachment) ignoreRouterAdverts() error {
 // hasUplink reports whether the bridge may be connected to other hosts, that is, whether any port is not a veth.
 func (a *attachment) hasUplink() (bool, error) {
 	ports, err := a.call.Host.Ports(a.bridge.Index)
-	if err != nil {
-		return false, err
-	}
-	return slices.ContainsFunc(ports, func(l rtnl.Link) bool { return l.Kind != "veth" }), nil
+	return slices.ContainsFunc(ports, func(l rtnl.Link) bool { return l.Kind != "veth" }), err
 }
 
 // createBridge creates the bridge, or returns the one that a concurrent ADD created.
 func (a *attachment) createBridge() (rtnl.Link, error) {
 	err := a.call.Host.AddLink(rtnl.NewLink{
-		Kind: "bridge", Name: a.cfg.Bridge, MTU: a.cfg.Link.MTU, VLANFiltering: a.cfg.filtersVLANs(),
+		Kind: "bridge", Name: a.cfg.Bridge, MTU: a.cfg.Link.MTU, VLANFiltering: a.cfg.needsVLANFilter(),
 		MAC: randomMAC(), // otherwise the address changes with the ports, see pinMAC
 	})
 	if err != nil && !errors.Is(err, unix.EEXIST) {
-		return rtnl.Link{}, a.cfg.unsupportedVLANs(err)
+		return rtnl.Link{}, a.cfg.vlanError(err)
 	}
 	return findBridge(a.call.Host, a.cfg.Bridge)
 }
 
-// unsupportedVLANs returns code 2 if err means that the kernel has no VLAN filtering, and err otherwise.
-func (c config) unsupportedVLANs(err error) error {
-	if !c.filtersVLANs() || !errors.Is(err, unix.EOPNOTSUPP) || cni.AsError(err).Code == cni.CodeUnsupportedField {
+// vlanError returns code 2 if err means that the kernel has no VLAN filtering, and err otherwise.
+func (c config) vlanError(err error) error {
+	if !c.needsVLANFilter() || !errors.Is(err, unix.EOPNOTSUPP) || cni.AsError(err).Code == cni.CodeUnsupportedField {
 		return err
 	}
 	key := fmt.Sprint("vlan: ", c.VLAN)
@@ -184,8 +181,8 @@ func (a *attachment) prepareGateway(ctx context.Context, want []netip.Prefix) (g
 			gw.Addrs = append(gw.Addrs, addr)
 		}
 	}
-	if plan.DetectDAD {
-		if err := a.detectDuplicate(ctx, gw.Link); err != nil {
+	if plan.AwaitsDAD {
+		if err := a.waitGatewayDAD(ctx, gw.Link); err != nil {
 			return gw, err
 		}
 	}
@@ -222,12 +219,12 @@ func (a *attachment) refuseGateways(plan gatewayPlan, link rtnl.Link) error {
 	return nil
 }
 
-// pinMAC sets the MAC address of a gateway interface to its present address, unless it was set before. Linux gives a
+// pinMAC sets the MAC address of a gateway interface to its current address, unless it was set before. Linux gives a
 // bridge whose address was not set the lowest address of its ports, and changes it when that port is removed.
 // Containers would then lose their gateway until their neighbor entries expire. A bridge that has lost all its ports
 // has the zero address, and gets a random one.
 func (a *attachment) pinMAC(l rtnl.Link) error {
-	if set, err := iface.IsMACSet(l); set && err == nil || len(l.MAC) == 0 {
+	if isSet, err := iface.IsMACSet(l); isSet && err == nil || len(l.MAC) == 0 {
 		return nil
 	}
 	if bytes.Equal(l.MAC, make(net.HardwareAddr, len(l.MAC))) {
@@ -236,9 +233,9 @@ func (a *attachment) pinMAC(l rtnl.Link) error {
 	return a.call.Host.SetLink(l.Index, rtnl.LinkChange{MAC: l.MAC})
 }
 
-// detectDuplicate waits for the duplicate address detection of gateway addresses for which it failed before. If it
-// takes longer than gatewayTimeout, the result is ignored.
-func (a *attachment) detectDuplicate(ctx context.Context, link rtnl.Link) error {
+// waitGatewayDAD waits for the duplicate address detection of gateway addresses for which an earlier detection failed.
+// If it takes longer than gatewayTimeout, the result is ignored.
+func (a *attachment) waitGatewayDAD(ctx context.Context, link rtnl.Link) error {
 	ctx, cancel := context.WithTimeout(ctx, gatewayTimeout)
 	defer cancel()
 	if err := a.call.Host.WaitDAD(ctx, link.Index); errors.Is(err, rtnl.ErrDuplicate) {
@@ -251,11 +248,11 @@ func (a *attachment) detectDuplicate(ctx context.Context, link rtnl.Link) error 
 // uplink, detection is not needed, because only containers are on the network, and their leases are exclusive.
 func (a *attachment) addGateway(link rtnl.Link, gw netip.Prefix) (usable bool, err error) {
 	if gw.Addr().Is6() {
-		uplink, err := a.hasUplink()
+		hasUplink, err := a.hasUplink()
 		if err != nil {
 			return false, err
 		}
-		usable = !uplink
+		usable = !hasUplink
 	}
 	err = a.call.Host.AddAddr(link.Index, rtnl.Addr{Prefix: gw, NoDAD: usable})
 	switch {
@@ -267,34 +264,6 @@ func (a *attachment) addGateway(link rtnl.Link, gw netip.Prefix) (usable bool, e
 			"%w", link.Name, gw, remedy, err)
 	}
 	return usable, err
-}
-
-// masqFrom returns the configured masquerade with Link set to the interface on which the container's packets arrive, or
-// its VRF. If the bridge is configured as a gateway, that interface is the VLAN gateway if there is one, otherwise the
-// bridge. If not, it is the VLAN link on the bridge through which the host routes to the container if there is one,
-// otherwise the bridge.
-func (c config) masqFrom(host *rtnl.Conn, bridge rtnl.Link, ips []cni.IP) (m attach.Masq, err error) {
-	if m = c.Masq; !m.Enabled {
-		return m, nil
-	}
-	from := bridge
-	switch {
-	case c.Gateway && bridge.Name != c.gatewayName():
-		if from, err = host.Link(c.gatewayName()); errors.Is(err, rtnl.ErrNoLink) {
-			from, err = bridge, nil
-		}
-	case !c.Gateway && len(ips) > 0:
-		if index, err := host.RouteTo(ips[0].Address.Addr()); err == nil && index != bridge.Index {
-			link, err := host.LinkByIndex(index)
-			if err == nil && (link.Peer == bridge.Index || strings.HasPrefix(link.Name, bridge.Name+".")) {
-				from = link
-			}
-		}
-	}
-	if err == nil {
-		m.Link, err = attach.Ingress(host, from)
-	}
-	return m, err
 }
 
 // ensureVLANGateway finds or creates the VLAN gateway: a veth pair called <bridge>.<vlan> whose other end is a port of
@@ -356,4 +325,31 @@ func (a *attachment) completeVLANGateway(ctx context.Context, gw, end rtnl.Link)
 	defer cancel()
 	_, err = a.call.Host.WaitUp(ctx, end.Index)
 	return err
+}
+
+// masqConfig returns the configured masquerade with Link set to the interface on which the container's packets arrive,
+// or its VRF. If the bridge is configured as a gateway, that interface is the VLAN gateway. Otherwise it is the VLAN
+// link on the bridge through which the host routes to the container. If there is no such link, it is the bridge.
+func (c config) masqConfig(host *rtnl.Conn, bridge rtnl.Link, ips []cni.IP) (m attach.Masq, err error) {
+	if m = c.Masq; !m.Enabled {
+		return m, nil
+	}
+	ingress := bridge
+	switch {
+	case c.Gateway && bridge.Name != c.gatewayName():
+		if ingress, err = host.Link(c.gatewayName()); errors.Is(err, rtnl.ErrNoLink) {
+			ingress, err = bridge, nil
+		}
+	case !c.Gateway && len(ips) > 0:
+		if index, err := host.RouteTo(ips[0].Address.Addr()); err == nil && index != bridge.Index {
+			link, err := host.LinkByIndex(index)
+			if err == nil && (link.Peer == bridge.Index || strings.HasPrefix(link.Name, bridge.Name+".")) {
+				ingress = link
+			}
+		}
+	}
+	if err == nil {
+		m.Link, err = attach.Ingress(host, ingress)
+	}
+	return m, err
 }

@@ -40,7 +40,7 @@ func makePlan(cfg config, answer *cni.Result) (res *cni.Result, gateways []netip
 	return res, gateways, nil
 }
 
-// fillGateway sets the gateway of an address if IPAM gave none: to the first address of the subnet.
+// fillGateway sets the gateway of an address without one to the first address of the subnet.
 func fillGateway(ip *cni.IP) error {
 	gw := ip.Gateway
 	if !gw.IsValid() {
@@ -58,7 +58,7 @@ func fillGateway(ip *cni.IP) error {
 	return nil
 }
 
-// addDefaultRoute adds a default route of a family. If IPAM gave one without a gateway, it sets the gateway.
+// addDefaultRoute adds a default route of a family, or sets the gateway of IPAM's default routes without a gateway.
 func addDefaultRoute(res *cni.Result, v4 bool) {
 	gw := res.Gateway(v4)
 	if !gw.IsValid() {
@@ -81,12 +81,12 @@ func addDefaultRoute(res *cni.Result, v4 bool) {
 }
 
 // gatewayPlan lists the changes that make a link the gateway. A gateway address for which the kernel detected a
-// duplicate is removed and added again, because the host that had it may no longer exist.
+// duplicate is removed and added again, because the other host with the address may no longer exist.
 type gatewayPlan struct {
 	Remove    []netip.Prefix // addresses of the link that conflict with a gateway address, or are duplicates
 	Add       []netip.Prefix // gateway addresses that the link lacks, or that are duplicates
 	Usable    []netip.Prefix // IPv6 gateway addresses that the link has and that are not tentative
-	DetectDAD bool           // Add has a duplicate, so that the new detection must be waited for
+	AwaitsDAD bool           // ADD waits for the new detection, because Add has a duplicate
 }
 
 // planGateways compares the addresses of a link with the gateway addresses that it must have.
@@ -98,13 +98,13 @@ func planGateways(cfg config, link string, have []rtnl.Addr, want []netip.Prefix
 		case i < 0:
 			p.Add, missing = append(p.Add, gw), append(missing, gw)
 		case have[i].DADFailed:
-			p.Remove, p.Add, p.DetectDAD = append(p.Remove, gw), append(p.Add, gw), true
+			p.Remove, p.Add, p.AwaitsDAD = append(p.Remove, gw), append(p.Add, gw), true
 		case gw.Addr().Is6() && !have[i].Tentative:
 			p.Usable = append(p.Usable, gw)
 		}
 	}
 	for _, h := range have {
-		i := slices.IndexFunc(missing, func(gw netip.Prefix) bool { return conflicts(h.Prefix, gw) })
+		i := slices.IndexFunc(missing, func(gw netip.Prefix) bool { return isConflict(h.Prefix, gw) })
 		if i < 0 || slices.Contains(want, h.Prefix) {
 			continue
 		}
@@ -118,12 +118,11 @@ func planGateways(cfg config, link string, have []rtnl.Addr, want []netip.Prefix
 	return p, nil
 }
 
-// conflicts reports whether a link's address have conflicts with the new gateway address gw of the same family. Every
-// other IPv4 address does, and every IPv6 address whose subnet overlaps, except the link-local address that each
-// interface has.
-func conflicts(have, gw netip.Prefix) bool {
-	if have.Addr().Is4() || gw.Addr().Is4() {
-		return have.Addr().Is4() && gw.Addr().Is4()
+// isConflict reports whether an address of a link conflicts with a new gateway address: any two IPv4 addresses do, and
+// two IPv6 addresses whose subnets overlap, unless the link's address is its link-local address.
+func isConflict(addr, gw netip.Prefix) bool {
+	if addr.Addr().Is4() || gw.Addr().Is4() {
+		return addr.Addr().Is4() && gw.Addr().Is4()
 	}
-	return !have.Addr().IsLinkLocalUnicast() && have.Overlaps(gw)
+	return !addr.Addr().IsLinkLocalUnicast() && addr.Overlaps(gw)
 }

@@ -28,7 +28,7 @@ func (a *attachment) setUpPort(ctx context.Context) error {
 	}
 	vlans := portVLANs(a.cfg.VLAN, a.cfg.Trunk)
 	if err := a.setVLANs(a.call.HostEnd, vlans, a.cfg.PreserveDefaultVLAN); err != nil {
-		return a.cfg.unsupportedVLANs(err)
+		return a.cfg.vlanError(err)
 	}
 	if a.cfg.MacSpoofChk {
 		a.call.Req.OnFail("remove the MAC spoof check", func(ctx context.Context) error {
@@ -41,12 +41,12 @@ func (a *attachment) setUpPort(ctx context.Context) error {
 	return a.call.Host.SetLink(a.call.HostEnd.Index, rtnl.LinkChange{Up: new(true)})
 }
 
-// keepMTU keeps the bridge's MTU when an interface with a smaller MTU becomes a port, if other ports use the bridge's.
+// keepMTU keeps a new port with a smaller MTU from lowering the bridge's MTU while other ports use it.
 //
 // Linux lowers the MTU of a bridge to the smallest MTU of its ports, and removes the bridge's IPv6 addresses if that is
 // less than 1280 bytes. So keepMTU raises the MTU of the new port's host end to the largest MTU that any container
-// uses. If no container uses the bridge's present MTU any more, the ports whose MTU an earlier ADD raised are lowered
-// to the largest MTU in use, and the kernel lowers the bridge's MTU.
+// uses. If no container uses the bridge's MTU any more, keepMTU lowers the ports whose MTU an earlier ADD raised to the
+// largest MTU in use, and the kernel lowers the bridge's MTU.
 func (a *attachment) keepMTU(end *rtnl.Link) error {
 	if end.MTU >= a.bridge.MTU {
 		return a.raiseMTU(end.MTU)
@@ -58,7 +58,7 @@ func (a *attachment) keepMTU(end *rtnl.Link) error {
 	largest := end.MTU
 	for _, p := range ports {
 		if largest = max(largest, a.usedMTU(p)); largest >= a.bridge.MTU {
-			largest, ports = a.bridge.MTU, nil
+			largest, ports = a.bridge.MTU, nil // no port is lowered
 			break
 		}
 	}
@@ -78,8 +78,8 @@ func (a *attachment) keepMTU(end *rtnl.Link) error {
 	return a.call.Host.SetLink(end.Index, rtnl.LinkChange{MTU: largest})
 }
 
-// raiseMTU raises the MTU of a bridge to MTUMin6 when an interface with at least this MTU becomes a port. Otherwise
-// a first container with a smaller MTU would keep all later containers on the bridge from having IPv6.
+// raiseMTU raises the MTU of a bridge to MTUMin6 when an interface with at least this MTU becomes a port. Without it, a
+// first container with a smaller MTU would prevent IPv6 for all later containers on the bridge.
 func (a *attachment) raiseMTU(mtu int) error {
 	if mtu < attach.MTUMin6 || a.bridge.MTU >= attach.MTUMin6 {
 		return nil
@@ -87,8 +87,8 @@ func (a *attachment) raiseMTU(mtu int) error {
 	ports, err := a.call.Host.Ports(a.bridge.Index)
 	for _, p := range ports {
 		if p.MTU < attach.MTUMin6 {
-			raised := a.call.Host.SetLink(p.Index, rtnl.LinkChange{MTU: attach.MTUMin6})
-			err = errors.Join(err, netplugin.IgnoreNoLink(raised))
+			setErr := a.call.Host.SetLink(p.Index, rtnl.LinkChange{MTU: attach.MTUMin6})
+			err = errors.Join(err, netplugin.IgnoreNoLink(setErr))
 		}
 	}
 	if err != nil {

@@ -61,8 +61,8 @@ func (s spoofCheck) items() []nft.Item {
 	}
 }
 
-// add adds the elements of the check. If the sets already have elements for the port, add replaces them: they belong to
-// an earlier host end with that name, or to an ADD of this attachment that was killed.
+// add adds the elements of the check. If the sets already have elements for the port, add replaces them, because they
+// belong to an earlier host end with that name, or to an ADD of this attachment that was killed.
 func (s spoofCheck) add(ctx context.Context, nf *nft.Conn) error {
 	everyMark := func(string) bool { return true }
 	err := spoofElements().Update(ctx, nf, func(tx *nft.Tx) error {
@@ -73,8 +73,8 @@ func (s spoofCheck) add(ctx context.Context, nf *nft.Conn) error {
 		if err != nil {
 			return err
 		}
-		otherPort := func(it nft.Item) bool { return !bytes.HasPrefix(it.Key, nft.IfNameKey(s.Port)) }
-		return errors.Join(tx.Remove(slices.DeleteFunc(old, otherPort), everyMark), tx.Put(s.items(), nil))
+		isOtherPort := func(it nft.Item) bool { return !bytes.HasPrefix(it.Key, nft.IfNameKey(s.Port)) }
+		return errors.Join(tx.Remove(slices.DeleteFunc(old, isOtherPort), everyMark), tx.Put(s.items(), nil))
 	})
 	if errors.Is(err, nft.ErrUnsupported) {
 		return cni.Errorf(cni.CodeUnsupportedField, "macspoofchk: true: %w", err)
@@ -82,8 +82,8 @@ func (s spoofCheck) add(ctx context.Context, nf *nft.Conn) error {
 	return spoofError(err)
 }
 
-// verify returns an error if an element of the port or the shared rule is missing. A complete check of the reference
-// plugin is sufficient, because the reference plugin may have been replaced while the container was running.
+// verify returns an error if an element of the port or the shared rule is missing. It accepts a complete check of the
+// reference plugin, which may have been replaced while the container was running.
 func (s spoofCheck) verify(nf *nft.Conn) error {
 	err := spoofElements().Verify(nf, s.items())
 	if err != nil && isReferenceComplete(nf, s.Attachment) {
@@ -93,8 +93,7 @@ func (s spoofCheck) verify(nf *nft.Conn) error {
 }
 
 // deleteSpoofCheck removes Hawser's check of the attachment and, unless again is set, the reference plugin's. It first
-// reads only the elements for the possible names of the host end. That is enough for most containers, which have no
-// check.
+// reads only the elements for the possible names of the host end, because most containers have no check.
 func deleteSpoofCheck(ctx context.Context, nf *nft.Conn, a cni.Attachment, again bool) error {
 	var ports []nft.Item
 	for _, name := range iface.HostNames(a) {

@@ -26,7 +26,7 @@ func (a *attachment) verify(ctx context.Context) []error {
 	if err := a.call.ExpectMTU(link, func() error { return link.ResolveMTU(a.call.Host) }); err != nil {
 		return []error{err}
 	}
-	masq, err := a.cfg.masqFrom(a.call.Host, a.bridge, a.call.Req.PrevResult.ContainerIPs(a.call.Req.IfName))
+	masq, err := a.cfg.masqConfig(a.call.Host, a.bridge, a.call.Req.PrevResult.ContainerIPs(a.call.Req.IfName))
 	if err == nil {
 		err = a.call.VerifyMasquerade(ctx, masq)
 	}
@@ -83,7 +83,6 @@ func (a *attachment) verifyPort() []error {
 	return errs
 }
 
-// drift returns code 101 for a port.
 func (a *attachment) drift(end rtnl.Link, format string, args ...any) error {
 	return cni.Drift("port %q of bridge %q: %s", end.Name, a.cfg.Bridge, fmt.Sprintf(format, args...))
 }

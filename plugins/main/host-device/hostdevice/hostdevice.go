@@ -124,7 +124,7 @@ type call struct {
 // the configuration asks for the device's network and the device has no address.
 func moveIn(ctx context.Context, s *attach.Call, cfg config) (*record, error) {
 	d := cfg.Device
-	if err := s.RefuseTakenName(); err != nil {
+	if err := s.RefuseExisting(); err != nil {
 		return nil, err
 	}
 	locked, err := records().Open(ctx)

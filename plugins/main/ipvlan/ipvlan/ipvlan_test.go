@@ -108,7 +108,7 @@ var _ = Describe("an ipvlan", Label("kernel"), func() {
 	It("refuses another mode than that of all ipvlans on the master", Label("ipvlan-mode"), func() {
 		a := w.Attach("one", conf(Object{"mode": "l3s"}), "10.1.0.2/24")
 		Expect(w.Refused(conf(), cni.CodeConflict)).To(And(
-			HavePrefix(`mode: "l2": all that is on master "up0" has one mode, "l3s"`),
+			HavePrefix(`mode: "l2": all interfaces on master "up0" must have the same mode, which is "l3s"`),
 			ContainSubstring(`container "one"`)))
 		Expect(details(a)).To(ContainSubstring("mode l3s"))
 		w.Succeeds(a.As("CHECK"))

@@ -434,7 +434,7 @@ var _ = Describe("what is in the container", Label("kernel"), func() {
 				a.Host.Name, mac)
 			a.Host.IP("link set eth0 up", "addr add 10.1.0.2/24 dev eth0")
 			says := w.Fails(a.As("CHECK"), cni.CodeDrift)
-			Expect(says).To(ContainSubstring("is not the one that ADD made"))
+			Expect(says).To(ContainSubstring("is not the one that ADD created"))
 			Expect(strings.Contains(says, `not on master "up0"`)).To(Equal(master != "up0"))
 		}
 	})

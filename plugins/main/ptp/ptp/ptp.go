@@ -145,12 +145,12 @@ func refuseAddresses(c *attach.Call, p plan) error {
 		return err
 	}
 	for _, gw := range p.Gateways {
-		if err := errors.Join(c.RefuseRouter(gw), c.RefuseTaken(gw.Addr())); err != nil {
+		if err := errors.Join(c.RefuseRouter(gw), c.RefuseUsedAddress(gw.Addr())); err != nil {
 			return err
 		}
 	}
 	for _, r := range p.HostRoutes {
-		if err := c.RefuseTaken(r.Dst.Addr()); err != nil {
+		if err := c.RefuseUsedAddress(r.Dst.Addr()); err != nil {
 			return err
 		}
 	}

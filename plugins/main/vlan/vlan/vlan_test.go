@@ -143,7 +143,7 @@ var _ = Describe("a VLAN", Label("kernel"), func() {
 			master, id, _ := strings.Cut(change, " ")
 			IP(w.Host, "link add link %s name eth0 netns %s type vlan %s", master, a.Host.Name, id)
 			Expect(w.Fails(a.As("CHECK"), cni.CodeDrift)).To(And(ContainSubstring(says),
-				ContainSubstring("is not the one that ADD made"), ContainSubstring("10.5.0.2/24")))
+				ContainSubstring("is not the one that ADD created"), ContainSubstring("10.5.0.2/24")))
 		}
 	})
 })

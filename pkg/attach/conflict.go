@@ -14,13 +14,13 @@ import (
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
-// RefuseTaken returns code 103 if the host's router or a live container of another network has the address. The host
-// would send packets for the address to a link of this attachment. A free address is not refused, because networks may
-// divide a subnet by their ranges.
-func (c *Call) RefuseTaken(addr netip.Addr) error {
+// RefuseUsedAddress returns code 103 if the host's router or a live container of another network has the address. The
+// host would send their packets to a link of this attachment. An unused address is not refused, even in the subnet of
+// another network, because networks may divide a subnet by their ranges.
+func (c *Call) RefuseUsedAddress(addr netip.Addr) error {
 	route, err := c.Host.RouteEntry(addr)
-	isHosts := route.Type != unix.RTN_UNICAST           // the host's own address, for example
-	if err != nil || isHosts || route.Dst.Bits() == 0 { // other hosts are behind the default route
+	isUnicast := route.Type == unix.RTN_UNICAST            // false for the host's own address, for example
+	if err != nil || !isUnicast || route.Dst.Bits() == 0 { // other hosts are behind the default route
 		if rtnl.IsUnreachable(err) {
 			return nil
 		}
@@ -54,10 +54,9 @@ func (c *Call) RefuseNeighbors(res *cni.Result, link rtnl.Link) error {
 	return nil
 }
 
-// RefuseGateway is RefuseTaken for a gateway address that a bridge or a VLAN gateway does not have yet. With the
-// address, the host also gets a route to its subnet, which takes precedence over routes to larger subnets. So it is
-// also refused if its subnet is a part of the subnet of a bridge with containers of another network. Routes through
-// links are not checked; links are the bridge and the VLAN gateway.
+// RefuseGateway is RefuseUsedAddress for a new gateway address of a bridge or a VLAN gateway, which are links. With the
+// address, the host also gets a route to its subnet, which takes precedence over routes to larger subnets. So the
+// address is also refused if its subnet is a part of the subnet of another bridge with containers of another network.
 func (c *Call) RefuseGateway(gateway netip.Prefix, links ...rtnl.Link) error {
 	routes, err := c.Host.RouteCopies()
 	if err != nil {
@@ -70,13 +69,13 @@ func (c *Call) RefuseGateway(gateway netip.Prefix, links ...rtnl.Link) error {
 			if isOwn || index <= 1 || dst.Bits() == 0 || !dst.Contains(gateway.Addr()) {
 				continue
 			}
-			taken := netip.PrefixFrom(gateway.Addr(), gateway.Addr().BitLen())
+			prefix := netip.PrefixFrom(gateway.Addr(), gateway.Addr().BitLen())
 			if dst.Bits() < gateway.Bits() {
-				taken = gateway.Masked()
+				prefix = gateway.Masked()
 			}
-			err := c.refuseHolder(index, taken)
+			err := c.refuseHolder(index, prefix)
 			if err == nil && dst.Bits() < gateway.Bits() {
-				err = c.refusePart(index, taken, dst)
+				err = c.refuseInnerSubnet(index, prefix, dst)
 			}
 			if err != nil {
 				return err
@@ -86,10 +85,9 @@ func (c *Call) RefuseGateway(gateway netip.Prefix, links ...rtnl.Link) error {
 	return nil
 }
 
-// refuseHolder returns code 103 if a container of another network behind a link of the host has an address in taken. No
-// container is behind link 0, which a route through several routers has, or behind a link that has disappeared.
-func (c *Call) refuseHolder(index int, taken netip.Prefix) error {
-	holder, addr, _, err := c.holderBehind(index, taken)
+// refuseHolder returns code 103 if a container of another network on this link of the host has an address in prefix.
+func (c *Call) refuseHolder(index int, prefix netip.Prefix) error {
+	holder, addr, _, err := c.findHolder(index, prefix)
 	if err != nil || holder == "" {
 		return err
 	}
@@ -97,19 +95,20 @@ func (c *Call) refuseHolder(index int, taken netip.Prefix) error {
 		"choose addresses that no other network of the node uses", addr, holder)
 }
 
-// refusePart returns code 103 if a bridge has a container of another network in a subnet of which part is a part.
-func (c *Call) refusePart(index int, part, subnet netip.Prefix) error {
-	holder, _, isBridge, err := c.holderBehind(index, subnet)
+// refuseInnerSubnet returns code 103 if a bridge has a container of another network in subnet, which contains inner.
+func (c *Call) refuseInnerSubnet(index int, inner, subnet netip.Prefix) error {
+	holder, _, isBridge, err := c.findHolder(index, subnet)
 	if err != nil || holder == "" || !isBridge {
 		return err
 	}
 	return cni.Errorf(cni.CodeConflict, "address %s: is in subnet %s of %s, and the host would not reach containers "+
-		"of that network with such addresses; choose addresses that no other network of the node uses", part, subnet,
+		"of that network with such addresses; choose addresses that no other network of the node uses", inner, subnet,
 		holder)
 }
 
-// holderBehind is FindHolder for a link's index. It also reports whether the link is a bridge or its VLAN gateway.
-func (c *Call) holderBehind(index int, dst netip.Prefix) (holder string, addr netip.Addr, isBridge bool, err error) {
+// findHolder is FindHolder for a link's index. It also reports whether the link is a bridge or its VLAN gateway. There
+// is no holder for index 0, which a route through several routers has, and for a link that no longer exists.
+func (c *Call) findHolder(index int, dst netip.Prefix) (holder string, addr netip.Addr, isBridge bool, err error) {
 	if index == 0 {
 		return "", addr, false, nil
 	}
@@ -141,7 +140,7 @@ func (c *Call) FindHolder(link rtnl.Link, dst netip.Prefix) (holder string, addr
 		}
 	}
 	for _, end := range ends {
-		owner, isOurs := cni.ParseMark(end.Alias)
+		owner, hasMark := cni.ParseMark(end.Alias)
 		isOwn := c.HostEnd.Index != 0 && end.PeerNS == c.HostEnd.PeerNS || owner.Network == c.Req.Network
 		if !end.IsPairEnd() || end.PeerNS == -1 || isOwn {
 			continue
@@ -157,7 +156,7 @@ func (c *Call) FindHolder(link rtnl.Link, dst netip.Prefix) (holder string, addr
 		}
 		if isIn {
 			holder = "the container behind " + end.Name
-			if isOurs {
+			if hasMark {
 				holder = owner.String()
 			}
 			return holder, addrs[i], nil
