@@ -25,8 +25,8 @@ func chainOf(network, containerID string) string {
 	return ipt.ContainerChain(chainPrefix, network, containerID)
 }
 
-// recordDir has a record for each of Hawser's chains in iptables. It is needed because the rules of a chain name only
-// the container, and not the interface of an address.
+// recordDir has a record for each of Hawser's chains in iptables, because the rules of a chain name only the container,
+// and not the interface of an address.
 const recordDir = "/run/hawser/masq"
 
 // record describes the chain that all attachments of a container to a network share. A chain without a record belongs
@@ -35,18 +35,18 @@ type record struct {
 	Network     string                    `json:"network"`
 	ContainerID string                    `json:"containerID"`
 	Interfaces  map[string][]netip.Prefix `json:"interfaces"` // addresses of each of the container's interfaces
-	Special                               // the last ADD's, because the interfaces share the chain
+	Special                               // of the last ADD, because the interfaces share the chain
 }
 
 type store = statefile.Store[record]
 
-// records returns the records of all chains. Their lock's timeout is long, because the holder may run iptables.
+// records returns the records of all chains. The timeout of their lock is long, because the holder may run iptables.
 func records() *statefile.Store[record] { return statefile.NewStore[record](recordDir, time.Minute) }
 
 // recordOf returns a container's record, or an empty record if the container has none.
 func recordOf(s *store, a cni.Attachment) (record, error) {
-	rec, found, err := s.Get(chainOf(a.Network, a.ContainerID))
-	if !found {
+	rec, exists, err := s.Get(chainOf(a.Network, a.ContainerID))
+	if !exists {
 		rec = record{Network: a.Network, ContainerID: a.ContainerID, Interfaces: map[string][]netip.Prefix{}}
 	}
 	return rec, err
@@ -57,13 +57,13 @@ func (r record) Hash() string { return chainOf(r.Network, r.ContainerID) }
 
 // Plausible reports whether an ADD can have written the record. A file can be damaged, and rules are derived from it.
 func (r record) Plausible() bool {
-	bad := func(p netip.Prefix) bool { return !p.IsValid() || p.Addr().Is4In6() }
-	return r.Interfaces != nil && !slices.ContainsFunc(slices.Concat(r.addrs(), r.Exclude), bad)
+	isInvalid := func(p netip.Prefix) bool { return !p.IsValid() || p.Addr().Is4In6() }
+	return r.Interfaces != nil && !slices.ContainsFunc(slices.Concat(r.addrs(), r.Exclude), isInvalid)
 }
 
-// chain returns the wanted chain, without jumps from the addresses in gone.
-func (r record) chain(f nft.Family, gone []netip.Prefix) natChain {
-	c := newNATChain(f, cni.Attachment{Network: r.Network, ContainerID: r.ContainerID}, r.addrs(), gone)
+// chain returns the wanted chain, which has jumps from the record's addresses and none from other addresses in drop.
+func (r record) chain(f nft.Family, drop []netip.Prefix) natChain {
+	c := newNATChain(f, cni.Attachment{Network: r.Network, ContainerID: r.ContainerID}, r.addrs(), drop)
 	c.Special = r.Special
 	return c
 }
@@ -77,14 +77,14 @@ type natChain struct {
 	ipt.Chain
 	comment string         // on each rule in the chain and each jump to it
 	keep    []netip.Prefix // addresses with a jump to the chain
-	gone    []netip.Prefix // addresses whose jumps are removed; empty = all not in keep
+	drop    []netip.Prefix // addresses whose jumps are removed, unless they are in keep; empty = all others
 	Special
 }
 
-func newNATChain(f nft.Family, a cni.Attachment, keep, gone []netip.Prefix) natChain {
+func newNATChain(f nft.Family, a cni.Attachment, keep, drop []netip.Prefix) natChain {
 	ch := ipt.Chain{Family: f, Table: nat, Name: chainOf(a.Network, a.ContainerID), From: postrouting}
 	return natChain{Chain: ch, comment: ipt.OwnerComment("", a.Network, a.ContainerID),
-		keep: ofFamily(f, distinct(keep)), gone: ofFamily(f, distinct(gone))}
+		keep: ofFamily(f, distinct(keep)), drop: ofFamily(f, distinct(drop))}
 }
 
 func (c natChain) rule(chain, target string, match ...string) ipt.Rule {
@@ -130,12 +130,12 @@ func (c natChain) rules() (out []ipt.Rule) {
 }
 
 // edit sets the rules of the chain, adds the jumps from the addresses in keep, and deletes the jumps from the addresses
-// in gone. Other jumps to the chain are the reference plugins', for another interface of the container. They stay, with
+// in drop. Other jumps to the chain are the reference plugins', for another interface of the container. They stay, with
 // their rules in the chain.
 func (c natChain) edit(e *ipt.Edit) {
 	rules, jumps := c.rules(), c.jumps()
 	isForeign := func(r ipt.Rule) bool { return c.IsJump(r) && !slices.ContainsFunc(jumps, r.Equal) }
-	e.Delete(func(r ipt.Rule) bool { return isForeign(r) && !r.IsFrom(c.keep) && r.IsFrom(c.gone) })
+	e.Delete(func(r ipt.Rule) bool { return isForeign(r) && !r.IsFrom(c.keep) && r.IsFrom(c.drop) })
 	if slices.ContainsFunc(e.Rules, isForeign) {
 		others := slices.DeleteFunc(slices.Clone(e.Rules), func(r ipt.Rule) bool { return r.Chain != c.Name })
 		rules = append(ipt.Subtract(others, rules), rules...)
@@ -145,14 +145,14 @@ func (c natChain) edit(e *ipt.Edit) {
 }
 
 // apply applies the wanted state in one variant. It runs a program to read the table only if the variant has the chain.
-// If keep is empty, it runs no program for nf_tables.
+// For the variant nf_tables, it runs no program if keep is empty.
 func (c natChain) apply(ctx context.Context, nf *nft.Conn, tool ipt.Tool) error {
 	if len(c.keep) == 0 {
-		return c.Remove(ctx, nf, tool.Variant, c.gone)
+		return c.Remove(ctx, nf, tool.Variant, c.drop)
 	}
 	return tool.EditFrom(ctx, nat, func() (*ipt.Edit, error) {
-		where, err := c.Variants(ctx, nf)
-		if slices.Contains(where, tool.Variant) {
+		variants, err := c.Variants(ctx, nf)
+		if slices.Contains(variants, tool.Variant) {
 			return tool.Read(ctx, nat)
 		}
 		if ipt.NotInstalled(err) {
@@ -163,7 +163,7 @@ func (c natChain) apply(ctx context.Context, nf *nft.Conn, tool ipt.Tool) error 
 }
 
 func addIPTables(ctx context.Context, nf *nft.Conn, c Config, isReapply bool) (err error) {
-	for _, f := range nft.Families() { // before the record, which Del keeps while a program is missing
+	for _, f := range nft.Families() { // first, because Del would keep the record while a program is missing
 		if err := ipt.CheckInstalled(f); err != nil && len(ofFamily(f, c.Addrs)) > 0 {
 			return fmt.Errorf("masquerade with iptables: %w", err)
 		}
@@ -178,8 +178,8 @@ func addIPTables(ctx context.Context, nf *nft.Conn, c Config, isReapply bool) (e
 	if err != nil {
 		return err
 	}
-	// The record is written before the rules, and first also has the addresses of an earlier ADD without a DEL. If this
-	// ADD is killed, the record has too many addresses, which is harmless.
+	// The record is written before the rules. Until the rules for the addresses of an earlier ADD without a DEL have
+	// been removed, it also has these addresses. If this ADD is killed, they stay in the record, which is harmless.
 	stale := rec.Interfaces[a.IfName]
 	if isReapply && len(stale) == 0 {
 		return ErrNoRecord
@@ -192,7 +192,7 @@ func addIPTables(ctx context.Context, nf *nft.Conn, c Config, isReapply bool) (e
 	rec.Interfaces[a.IfName] = distinct(c.Addrs)
 	for _, f := range nft.Families() {
 		ch := rec.chain(f, slices.Concat(stale, rec.addrs()))
-		if len(ch.gone) == 0 {
+		if len(ch.drop) == 0 {
 			continue
 		}
 		tool, err := ipt.FindTool(ctx, f)
@@ -215,19 +215,19 @@ func delIPTables(ctx context.Context, nf *nft.Conn, c Config) error {
 	exists := records().HasFile(chainOf(c.Attachment.Network, c.Attachment.ContainerID))
 	for _, f := range nft.Families() {
 		if !exists {
-			where, err := newNATChain(f, c.Attachment, nil, nil).Variants(ctx, nf)
-			exists = len(where) > 0 || err != nil && !ipt.NotInstalled(err)
+			variants, err := newNATChain(f, c.Attachment, nil, nil).Variants(ctx, nf)
+			exists = len(variants) > 0 || err != nil && !ipt.NotInstalled(err)
 		}
 	}
 	if !exists {
 		return nil
 	}
-	return records().Locked(ctx, func(s *store) error { return delRecorded(ctx, nf, s, c) })
+	return records().Locked(ctx, func(s *store) error { return delLocked(ctx, nf, s, c) })
 }
 
-// delRecorded is delIPTables for a caller that holds the lock of the records. If a program is missing, it warns and
-// keeps the record, so that a later DEL or GC can remove the rules.
-func delRecorded(ctx context.Context, nf *nft.Conn, s *store, c Config) error {
+// delLocked is delIPTables for a caller that holds the lock of the records. If a program is missing, it warns and keeps
+// the record, so that a later DEL or GC can remove the rules.
+func delLocked(ctx context.Context, nf *nft.Conn, s *store, c Config) error {
 	rec, err := recordOf(s, c.Attachment)
 	if err != nil {
 		return err
@@ -236,12 +236,12 @@ func delRecorded(ctx context.Context, nf *nft.Conn, s *store, c Config) error {
 	delete(rec.Interfaces, c.Attachment.IfName)
 	for _, f := range nft.Families() {
 		ch := rec.chain(f, slices.Concat(own, c.Addrs))
-		where, missing := ch.Variants(ctx, nf)
-		if ipt.NotInstalled(missing) && (len(where) > 0 || len(ofFamily(f, own)) == 0) {
-			missing = nil // the rules were not added with the missing program
+		variants, variantsErr := ch.Variants(ctx, nf)
+		if ipt.NotInstalled(variantsErr) && (len(variants) > 0 || len(ofFamily(f, own)) == 0) {
+			variantsErr = nil // the rules were not added with the missing program
 		}
-		err = errors.Join(err, missing)
-		for _, v := range where {
+		err = errors.Join(err, variantsErr)
+		for _, v := range variants {
 			err = errors.Join(err, ch.apply(ctx, nf, ipt.Tool{Family: f, Variant: v}))
 		}
 		if errors.Is(err, statefile.ErrBusy) {
@@ -286,13 +286,13 @@ func gcIPTables(ctx context.Context, nf *nft.Conn, valid cni.Set, s *store) erro
 		return err
 	}
 	var errs []error
-	ours := map[string]bool{} // chains
+	hasRecord := map[string]bool{} // by chain
 	for _, rec := range all {
 		a := cni.Attachment{Network: rec.Network, ContainerID: rec.ContainerID}
-		ours[rec.Hash()] = true
+		hasRecord[rec.Hash()] = true
 		for a.IfName = range rec.Interfaces {
 			if valid.Excludes(a) {
-				errs = append(errs, delRecorded(ctx, nf, s, Config{Attachment: a}))
+				errs = append(errs, delLocked(ctx, nf, s, Config{Attachment: a}))
 			}
 		}
 	}
@@ -301,9 +301,9 @@ func gcIPTables(ctx context.Context, nf *nft.Conn, valid cni.Set, s *store) erro
 		errs = append(errs, err)
 		for _, id := range ids {
 			a := cni.Attachment{Network: valid.Network(), ContainerID: id}
-			// The reference plugins' rules name no interface, so they stay while one of the container is valid.
-			if !ours[chainOf(a.Network, id)] && !valid.HasContainer(id) {
-				errs = append(errs, delRecorded(ctx, nf, s, Config{Attachment: a}))
+			// The reference plugins' rules name no interface. They stay while any interface of the container is valid.
+			if !hasRecord[chainOf(a.Network, id)] && !valid.HasContainer(id) {
+				errs = append(errs, delLocked(ctx, nf, s, Config{Attachment: a}))
 			}
 		}
 	}

@@ -31,13 +31,13 @@ import (
 type Config struct {
 	Attachment cni.Attachment
 	Backend    ipt.Backend
-	// Link is the host's interface on which the container's packets arrive, or its VRF. It is optional for Del, which
-	// is more expensive without it.
+	// Link is the host's interface on which the container's packets arrive, or its VRF. Addrs has the container's
+	// addresses with their prefix lengths. Both are optional for Del, which is more expensive without them.
 	Link  string
-	Addrs []netip.Prefix // container's addresses with their prefix lengths. Like Link, it is optional for Del
+	Addrs []netip.Prefix
 	Special
-	// Warn reports that another attachment's rules apply to an address. It also reports rules that Del cannot remove
-	// because a program is missing, and that a later Del or GC removes. If Warn is nil, such rules are an error.
+	// Warn reports that another attachment's rules apply to an address. It also reports that Del cannot remove rules
+	// because a program is missing; a later Del or GC removes them. If Warn is nil, that is an error.
 	Warn func(format string, args ...any)
 }
 
@@ -45,11 +45,11 @@ type Config struct {
 type Special struct {
 	Exclude     []netip.Prefix `json:"exclude,omitempty"`     // destinations, of either family, that are not masqueraded
 	RandomFully bool           `json:"randomFully,omitempty"` // randomizes source ports
-	Ports       [2]uint16      `json:"ports,omitzero"`        // first and the last source port for TCP and UDP; zero = any ports
+	Ports       [2]uint16      `json:"ports,omitzero"`        // first and last source port for TCP and UDP; zero = any
 }
 
-// isSpecial reports whether the rules differ from the reference plugins' rules. exclude lists the excluded destinations
-// of the family.
+// isSpecial reports whether the rules of a family differ from the reference plugins' rules. exclude has the excluded
+// destinations of the family.
 func (s Special) isSpecial(exclude []netip.Prefix) bool {
 	return len(exclude) > 0 || s.RandomFully || s.Ports != [2]uint16{}
 }
@@ -97,7 +97,7 @@ func Restore(ctx context.Context, nf *nft.Conn, all []Config, exists func(mark s
 		}
 	}
 	o := Config{}.owned()
-	o.Chain = func(name string) (nft.Chain, bool) { return configs[name].chainNamed(name) }
+	o.Chain = func(name string) (nft.Chain, bool) { return configs[name].chainByName(name) }
 	missing, err := o.Restore(ctx, nf, wanted, exists)
 	for mark := range missing {
 		if !exists(mark) {
@@ -114,13 +114,13 @@ func Restore(ctx context.Context, nf *nft.Conn, all []Config, exists func(mark s
 // deleteUnanswered deletes the flows from the attachments' addresses that have no reply. A flow that began while the
 // rules were missing is never translated, even if its packets are retransmitted.
 func deleteUnanswered(all []Config) error {
-	isOurs := map[netip.Addr]bool{}
+	isContainer := map[netip.Addr]bool{}
 	for _, c := range all {
 		for _, p := range c.Addrs {
-			isOurs[p.Addr()] = true
+			isContainer[p.Addr()] = true
 		}
 	}
-	isUnanswered := func(f nft.Flow) bool { return !f.Replied && isOurs[f.Source.Addr()] }
+	isUnanswered := func(f nft.Flow) bool { return !f.Replied && isContainer[f.Source.Addr()] }
 	var errs []error
 	for _, f := range nft.Families() {
 		for _, proto := range []uint8{unix.IPPROTO_TCP, unix.IPPROTO_UDP} {
@@ -146,8 +146,8 @@ func Del(ctx context.Context, nf *nft.Conn, c Config) error {
 // to the kernel.
 func DelElements(ctx context.Context, nf *nft.Conn, c Config) (err error) {
 	var found []nft.Item
-	if known := c.items(); len(known) > 0 {
-		found, err = c.owned().Live(nf, known, c.Attachment.Owns)
+	if items := c.items(); len(items) > 0 {
+		found, err = c.owned().Live(nf, items, c.Attachment.Owns)
 	} else {
 		found, err = c.owned().All(nf, c.Attachment.Owns)
 	}
@@ -157,20 +157,20 @@ func DelElements(ctx context.Context, nf *nft.Conn, c Config) (err error) {
 	return nft.IfSupported(err)
 }
 
-// Check compares the kernel's rules with the attachment's and the shared ones. Differences have code 101. It also
-// accepts rules of the other backend and of the reference plugins, because the backend or the plugins may have been
-// replaced while the container was running.
+// Check compares the kernel's rules with the attachment's rules and the shared rules. Differences have code 101. It
+// also accepts rules of the other backend and of the reference plugins, because the backend or the plugins may have
+// been replaced while the container was running.
 func Check(ctx context.Context, nf *nft.Conn, c Config) error {
 	if len(c.Addrs) == 0 {
 		return nil
 	}
 	check := func() error { return checkNFTables(nf, c) }
-	other := func() error { return checkIPTables(ctx, nf, c) }
+	checkOther := func() error { return checkIPTables(ctx, nf, c) }
 	if c.Backend == ipt.IPTables {
-		check, other = other, check
+		check, checkOther = checkOther, check
 	}
 	err := check()
-	if err == nil || other() == nil || !c.isSpecial(c.Exclude) && checkReference(nf, c) == nil {
+	if err == nil || checkOther() == nil || !c.isSpecial(c.Exclude) && checkReference(nf, c) == nil {
 		return nil
 	}
 	return err
@@ -195,14 +195,13 @@ func Status(_ context.Context, nf *nft.Conn, b ipt.Backend) error {
 	if b != ipt.Auto || !errors.Is(err, nft.ErrUnsupported) {
 		return err
 	}
-	if other := statusIPTables(nf); other != nil {
-		return errors.Join(err, other)
+	if iptErr := statusIPTables(nf); iptErr != nil {
+		return errors.Join(err, iptErr)
 	}
 	return nil
 }
 
-// List returns the masqueraded addresses of attachments from both backends, including the reference plugins'
-// attachments. It does not lock.
+// List returns the masqueraded addresses from both backends, including the reference plugins'. It does not lock.
 func List(ctx context.Context, nf *nft.Conn) ([]cni.Holding, error) {
 	addr := func(it nft.Item) string { return keyAddr(it).String() }
 	all, err := Config{}.owned().Holdings(nf, cni.HeldMasquerade, addr)
@@ -211,31 +210,32 @@ func List(ctx context.Context, nf *nft.Conn) ([]cni.Holding, error) {
 	return slices.Concat(all, chains, rules), errors.Join(err, chainErr, nft.IfSupported(ruleErr))
 }
 
-// listIPTables returns the addresses in records, and of jumps to chains without one, which are the reference plugins'.
+// listIPTables returns the addresses in records, and the source addresses of jumps to chains without a record, which
+// are the reference plugins'.
 func listIPTables(ctx context.Context, nf *nft.Conn) (all []cni.Holding, err error) {
-	kept, err := records().List()
-	ours := map[string]bool{} // chains
-	for _, k := range kept {
-		ours[k.Record.Hash()] = true
-		for ifName, addrs := range k.Record.Interfaces {
+	files, err := records().List()
+	hasRecord := map[string]bool{} // by chain
+	for _, file := range files {
+		hasRecord[file.Record.Hash()] = true
+		for ifName, addrs := range file.Record.Interfaces {
 			for _, p := range addrs {
-				all = append(all, cni.Holding{Kind: cni.HeldMasquerade, Value: p.Addr().String(), Kept: k.Path,
-					Since: k.Written, Attachment: cni.Attachment{Network: k.Record.Network,
-						ContainerID: k.Record.ContainerID, IfName: ifName}})
+				all = append(all, cni.Holding{Kind: cni.HeldMasquerade, Value: p.Addr().String(), Kept: file.Path,
+					Since: file.Written, Attachment: cni.Attachment{Network: file.Record.Network,
+						ContainerID: file.Record.ContainerID, IfName: ifName}})
 			}
 		}
 	}
 	errs := []error{err}
 	for _, f := range nft.Families() {
 		rules, err := newNATChain(f, cni.Attachment{}, nil, nil).Rules(ctx, nf, func(chain string) bool {
-			return ipt.IsContainerChain(chainPrefix, chain) && !ours[chain]
+			return ipt.IsContainerChain(chainPrefix, chain) && !hasRecord[chain]
 		})
 		errs = append(errs, err)
 		for _, r := range rules {
 			network, id, ok := ipt.ParseOwner(r.Option("--comment"))
-			if from := r.Option("-s"); ok && r.Chain == postrouting {
+			if source := r.Option("-s"); ok && r.Chain == postrouting {
 				all = append(all, cni.Holding{Kind: cni.HeldMasquerade, Reference: true,
-					Value:      strings.TrimSuffix(strings.TrimSuffix(from, "/32"), "/128"),
+					Value:      strings.TrimSuffix(strings.TrimSuffix(source, "/32"), "/128"),
 					Kept:       "iptables chain " + nat + " " + r.Option("-j"),
 					Attachment: cni.Attachment{Network: network, ContainerID: id}})
 			}

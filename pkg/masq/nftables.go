@@ -18,12 +18,61 @@ import (
 const (
 	baseChain   = "masq_v2"
 	prefixChain = "masq_v1_"
-	// formerChain and the maps of formerMap are from version 0.1.0. Their keys have no interface.
+	// formerChain is the base chain of version 0.1.0, in whose maps (formerMap) the keys have no interface.
 	formerChain = "masq_v1"
 )
 
-// addrMap returns the name of a family's map of addresses, formerMap its name in version 0.1.0, and exemptSet the name
-// of the set of the administrator's exemptions.
+var errNoLink = errors.New("masquerade: the interface on which the container's packets arrive is unknown")
+
+// addNFTables adds the elements. Other attachments' elements for the same addresses stay, with a warning.
+func addNFTables(ctx context.Context, nf *nft.Conn, c Config) error {
+	if c.Link == "" {
+		return errNoLink
+	}
+	var prevailing []nft.Item
+	err := c.owned().Update(ctx, nf, func(tx *nft.Tx) error {
+		err := tx.Put(c.items(), nil)
+		prevailing = tx.Prevailing
+		return err
+	})
+	for _, it := range prevailing {
+		if err == nil && c.Warn != nil {
+			c.Warn("masquerade of address %s: the rules of %q apply until that attachment ends", keyAddr(it),
+				it.Comment)
+		}
+	}
+	return err
+}
+
+// delNFTables removes the attachment's elements. It looks them up by interface and address. If one is missing, or if
+// the keys are not known, it reads all elements of the host.
+func delNFTables(ctx context.Context, nf *nft.Conn, c Config) error {
+	isOwn := c.Attachment.Owns
+	found, err := c.owned().Live(nf, slices.Concat(c.items(), c.formerItems()), isOwn)
+	if err == nil && (len(found) == 0 || len(found) < len(distinct(c.Addrs))) {
+		found, err = c.owned().All(nf, isOwn)
+	}
+	if err != nil {
+		return err
+	}
+	return c.owned().Remove(ctx, nf, found, isOwn)
+}
+
+// checkNFTables compares the kernel's state with the elements and the shared layout. It also accepts elements of
+// version 0.1.0.
+func checkNFTables(nf *nft.Conn, c Config) error {
+	if c.Link == "" {
+		return errNoLink
+	}
+	err := c.owned().Verify(nf, c.items())
+	if errors.Is(err, nft.ErrDrift) && c.former().Verify(nf, c.formerItems()) == nil {
+		return nil
+	}
+	return err
+}
+
+// addrMap returns the name of a family's map of addresses, formerMap that map's name in version 0.1.0, and exemptSet
+// the name of the set of the administrator's exemptions.
 func addrMap(f nft.Family) string   { return "masq" + f.Digit() + "_v2" }
 func formerMap(f nft.Family) string { return "masq" + f.Digit() + "_v1" }
 func exemptSet(f nft.Family) string { return "masq_exempt" + f.Digit() }
@@ -46,7 +95,7 @@ func (c Config) former() nft.Owned { return c.layout(formerChain, formerMap) }
 // layout returns a layout with a base chain, at the usual priority of source NAT, and its maps. A map's key consists of
 // fields and a source address.
 func (c Config) layout(base string, mapOf func(nft.Family) string, fields ...nft.Field) nft.Owned {
-	o := nft.Owned{Chain: c.chainNamed}
+	o := nft.Owned{Chain: c.chainByName}
 	var exempts, maps []nft.Set
 	var returns, jumps []nft.Rule
 	for _, f := range nft.Families() {
@@ -71,7 +120,7 @@ func (c Config) layout(base string, mapOf func(nft.Family) string, fields ...nft
 }
 
 // chainName returns the name of the chain for an address's prefix. nft does not accept colons in names. All prefixes of
-// a single address share one chain. Otherwise each container would have its own chain.
+// a single address share one chain, because otherwise each container would have its own.
 func (c Config) chainName(p netip.Prefix) string {
 	name := prefixChain + strings.ReplaceAll(p.Masked().String(), ":", "-")
 	if p.IsSingleIP() {
@@ -83,8 +132,8 @@ func (c Config) chainName(p netip.Prefix) string {
 	return name
 }
 
-// suffix returns the part of a chain's name that distinguishes chains of one prefix with different rules: a hash of
-// their options. It returns "" if no option is set.
+// suffix returns a hash of the options, which distinguishes the names of a prefix's chains with different options. It
+// returns "" if no option is set.
 func (s Special) suffix(f nft.Family) string {
 	exclude := ofFamily(f, s.Exclude)
 	if !s.isSpecial(exclude) {
@@ -97,10 +146,10 @@ func ofFamily(f nft.Family, all []netip.Prefix) []netip.Prefix {
 	return slices.DeleteFunc(slices.Clone(all), func(p netip.Prefix) bool { return nft.FamilyOf(p.Addr()) != f })
 }
 
-// chainNamed returns the chain that chainName named. In it, packets to the prefix, to multicast and to excluded
-// destinations keep their source. If the chain's options are not c's, it is returned without rules, because the name
-// contains only a hash of the options.
-func (c Config) chainNamed(name string) (nft.Chain, bool) {
+// chainByName returns the chain with a name from chainName. In the chain, packets to the prefix, to multicast and to
+// excluded destinations keep their source. A chain with other options than c's is returned without rules, because its
+// name contains only a hash of the options.
+func (c Config) chainByName(name string) (nft.Chain, bool) {
 	text, found := strings.CutPrefix(name, prefixChain)
 	text, suffix, _ := strings.Cut(text, "_")
 	p, err := netip.ParsePrefix(strings.ReplaceAll(text, "-", ":"))
@@ -137,9 +186,9 @@ func (c Config) chainNamed(name string) (nft.Chain, bool) {
 // masquerades returns the last rules of a chain with options.
 func (s Special) masquerades() (out []nft.Rule) {
 	if s.Ports != [2]uint16{} {
-		to := nft.MasqueradeTo(s.Ports, s.RandomFully)
-		out = append(out, nft.Rule{nft.IsProtocol(unix.IPPROTO_TCP, "tcp"), to},
-			nft.Rule{nft.IsProtocol(unix.IPPROTO_UDP, "udp"), to})
+		masquerade := nft.MasqueradeTo(s.Ports, s.RandomFully)
+		out = append(out, nft.Rule{nft.IsProtocol(unix.IPPROTO_TCP, "tcp"), masquerade},
+			nft.Rule{nft.IsProtocol(unix.IPPROTO_UDP, "udp"), masquerade})
 	}
 	return append(out, nft.Rule{nft.MasqueradeTo([2]uint16{}, s.RandomFully)})
 }
@@ -214,53 +263,4 @@ func distinct(addrs []netip.Prefix) (out []netip.Prefix) {
 		}
 	}
 	return out
-}
-
-var errNoLink = errors.New("masquerade: the interface that the packets come from is unknown")
-
-// addNFTables adds the elements. Other attachments' elements for the same addresses stay, with a warning.
-func addNFTables(ctx context.Context, nf *nft.Conn, c Config) error {
-	if c.Link == "" {
-		return errNoLink
-	}
-	var outranked []nft.Item
-	err := c.owned().Update(ctx, nf, func(tx *nft.Tx) error {
-		err := tx.Put(c.items(), nil)
-		outranked = tx.Prevailing
-		return err
-	})
-	for _, it := range outranked {
-		if err == nil && c.Warn != nil {
-			c.Warn("masquerade of address %s: other rules, of %q, hold until that attachment ends", keyAddr(it),
-				it.Comment)
-		}
-	}
-	return err
-}
-
-// delNFTables removes the attachment's elements. It looks them up by interface and address. If one is missing, or if
-// the keys are not known, it reads all elements of the host.
-func delNFTables(ctx context.Context, nf *nft.Conn, c Config) error {
-	mine, known := c.Attachment.Owns, c.items()
-	found, err := c.owned().Live(nf, slices.Concat(known, c.formerItems()), mine)
-	if err == nil && (len(found) == 0 || len(found) < len(distinct(c.Addrs))) {
-		found, err = c.owned().All(nf, mine)
-	}
-	if err != nil {
-		return err
-	}
-	return c.owned().Remove(ctx, nf, found, mine)
-}
-
-// checkNFTables compares the kernel's state with the elements and the shared layout. It also accepts elements of
-// version 0.1.0.
-func checkNFTables(nf *nft.Conn, c Config) error {
-	if c.Link == "" {
-		return errNoLink
-	}
-	err := c.owned().Verify(nf, c.items())
-	if errors.Is(err, nft.ErrDrift) && c.former().Verify(nf, c.formerItems()) == nil {
-		return nil
-	}
-	return err
 }

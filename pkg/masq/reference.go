@@ -12,8 +12,8 @@ import (
 )
 
 // referenceTable is the reference plugins' table in nftables. It has one rule for each address. The rule's comment
-// names the owner: "<16 hex of the network>-<16 hex of interface and container>, net: N, if: I, id: C", cut at 128
-// bytes.
+// names the owner: "<hash of the network>-<hash of interface and container>, net: N, if: I, id: C". The hashes have 16
+// hexadecimal digits, and the comment is truncated to 128 bytes.
 var referenceTable = nft.Table{Family: nft.INet, Name: "cni_plugins_masquerade"}
 
 const referenceChain = "masq_checks"
@@ -65,10 +65,10 @@ func listReference(nf *nft.Conn) (all []cni.Holding, err error) {
 	for _, r := range rules {
 		_, owner, _ := strings.Cut(r.Comment, ", net: ")
 		network, rest, _ := strings.Cut(owner, ", if: ")
-		ifName, id, whole := strings.Cut(rest, ", id: ")
-		from := append(r.Compared(net.IPv4len), r.Compared(net.IPv6len)...)
-		if whole && len(from) > 0 { // the first value is the source
-			addr, _ := netip.AddrFromSlice(from[0])
+		ifName, id, isComplete := strings.Cut(rest, ", id: ")
+		addrs := append(r.ComparedValues(net.IPv4len), r.ComparedValues(net.IPv6len)...)
+		if isComplete && len(addrs) > 0 {
+			addr, _ := netip.AddrFromSlice(addrs[0]) // the source
 			all = append(all, cni.Holding{Kind: cni.HeldMasquerade, Value: addr.String(), Reference: true,
 				Kept:       "nft chain " + referenceTable.String() + " " + referenceChain,
 				Attachment: cni.Attachment{Network: network, ContainerID: id, IfName: ifName}})

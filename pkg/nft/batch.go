@@ -14,7 +14,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/nlattr"
 )
 
-// batch sends the messages as one batch. Unless commit is set, the batch has no end message, so that the kernel checks
+// batch sends the messages as one batch. If commit is false, the batch has no end message, so that the kernel checks
 // all messages and applies none.
 func (c *Conn) batch(msgs []message, commit bool) error {
 	if len(msgs) == 0 {
@@ -28,40 +28,40 @@ func (c *Conn) batch(msgs []message, commit bool) error {
 	if commit {
 		all = append(all, message{typ: unix.NFNL_MSG_BATCH_END})
 	}
-	var failed error
-	err := c.exchange(all, func(place int, answer syscall.NetlinkMessage) (last bool) {
-		if cause := answerError(answer); cause != nil && failed == nil {
-			failed = refusal(msgs, place, cause)
+	var refusal error
+	err := c.exchange(all, func(index int, answer syscall.NetlinkMessage) (last bool) {
+		if cause := answerError(answer); cause != nil && refusal == nil {
+			refusal = batchError(msgs, index, cause)
 		}
-		return place == 0 || place == len(msgs) // the batch itself, or its last operation
+		return index == 0 || index == len(msgs) // the batch itself, or its last operation
 	})
-	if failed == nil && err != nil {
+	if refusal == nil && err != nil {
 		return fmt.Errorf("nftables table %q: %w", msgs[0].table, err)
 	}
-	return failed
+	return refusal
 }
 
-// refusal returns an error that names the operation at place. 0 is the batch itself, which a kernel without nf_tables
+// batchError returns the error of msgs[index-1]. Index 0 is the begin message, which a kernel without nf_tables
 // refuses.
-func refusal(msgs []message, place int, cause error) error {
+func batchError(msgs []message, index int, cause error) error {
 	m := message{table: msgs[0].table, what: "commit"}
 	if errors.Is(cause, unix.EOPNOTSUPP) {
 		m.modules = core
 	}
-	if place >= 1 && place <= len(msgs) {
-		m = msgs[place-1]
+	if index >= 1 && index <= len(msgs) {
+		m = msgs[index-1]
 	}
 	err := fmt.Errorf("nftables table %q: %s: %w", m.table, m.what, cause)
 	if m.modules == "" {
 		return err
 	}
-	return unsupported(err, cause, m.modules)
+	return addUnsupportedIf(err, cause, m.modules)
 }
 
-// exchange sends messages in one datagram, which the library does not support. It passes each answer with the place of
+// exchange sends messages in one datagram, which the library does not support. It passes each answer with the index of
 // its message to handle until handle returns true. The kernel answers before the send call returns, so a missing answer
 // is an error.
-func (c *Conn) exchange(msgs []message, handle func(place int, answer syscall.NetlinkMessage) (last bool)) error {
+func (c *Conn) exchange(msgs []message, handle func(index int, answer syscall.NetlinkMessage) (last bool)) error {
 	var out []byte
 	first := c.sock.Seq + 1
 	for _, m := range msgs {
@@ -87,8 +87,8 @@ func (c *Conn) exchange(msgs []message, handle func(place int, answer syscall.Ne
 			return err
 		}
 		for _, a := range answers {
-			place := int(a.Header.Seq - first) // outside of msgs: a late answer to an earlier request
-			if place >= 0 && place < len(msgs) && handle(place, a) {
+			index := int(a.Header.Seq - first) // outside of msgs: a late answer to an earlier request
+			if index >= 0 && index < len(msgs) && handle(index, a) {
 				return nil
 			}
 		}
@@ -109,8 +109,8 @@ func (c *Conn) send(out []byte) error {
 	return unix.Sendto(fd, out, 0, kernel)
 }
 
-// answerError returns the error in a message, with the kernel's explanation if there is one; nil if the message is not
-// an error. The library's function for this is private.
+// answerError returns the error in a message, with the kernel's explanation, or nil if the message is not an error. The
+// library's function for this is private.
 func answerError(m syscall.NetlinkMessage) error {
 	if m.Header.Type != unix.NLMSG_ERROR || len(m.Data) < 4+unix.SizeofNlMsghdr {
 		return nil
@@ -126,7 +126,7 @@ func answerError(m syscall.NetlinkMessage) error {
 	return errno
 }
 
-// query requests single objects, many per datagram. It returns the attributes of each, or nil if there is none.
+// query requests single objects, many per datagram. It returns the attributes of each, or nil for a missing object.
 func (c *Conn) query(msgs ...message) ([][]byte, error) {
 	const chunk = 64 // the answers must fit into the receive buffer
 	if err := c.dial(); err != nil {
@@ -135,25 +135,26 @@ func (c *Conn) query(msgs ...message) ([][]byte, error) {
 	var out [][]byte
 	for part := range slices.Chunk(msgs, chunk) {
 		found := make([][]byte, len(part))
-		var failed error
-		err := c.exchange(part, func(place int, answer syscall.NetlinkMessage) (last bool) {
+		var refusal error
+		err := c.exchange(part, func(index int, answer syscall.NetlinkMessage) (last bool) {
 			err := answerError(answer)
 			if err == nil {
-				found[place] = slices.Clone(answer.Data[min(nfgenmsgSize, len(answer.Data)):])
+				found[index] = slices.Clone(answer.Data[min(nfgenmsgSize, len(answer.Data)):])
 			} else if !isAbsent(err) {
-				failed = cmp.Or(failed, err)
+				refusal = cmp.Or(refusal, err)
 			}
-			return place == len(part)-1
+			return index == len(part)-1
 		})
-		if err = cmp.Or(failed, err); err != nil {
-			return nil, c.readFailure(part[0], err)
+		if err = cmp.Or(refusal, err); err != nil {
+			return nil, c.readError(part[0], err)
 		}
 		out = append(out, found...)
 	}
 	return out, nil
 }
 
-// list returns all objects that the request selects. Each begins with the family; attributes begin at nfgenmsgSize.
+// list returns all objects that the request selects. The first byte of each is the family, and the attributes begin at
+// nfgenmsgSize. If the table or set does not exist, there are none.
 func (c *Conn) list(m message) ([][]byte, error) {
 	if err := c.dial(); err != nil {
 		return nil, err
@@ -163,13 +164,12 @@ func (c *Conn) list(m message) ([][]byte, error) {
 	case isAbsent(err):
 		return nil, nil
 	case err != nil:
-		return nil, c.readFailure(m, err)
+		return nil, c.readError(m, err)
 	}
 	return slices.DeleteFunc(answers, func(a []byte) bool { return len(a) < nfgenmsgSize }), nil
 }
 
-// isAbsent reports whether an error means that the object does not exist. ERANGE means that the name
-// is too long.
+// isAbsent reports whether an error means that the object does not exist. With ERANGE, its name is too long to exist.
 func isAbsent(err error) bool { return isOneOf(err, unix.ENOENT, unix.ERANGE) }
 
 // execute sends one request through the library, which repeats a list up to ten times if it changed concurrently.
@@ -183,15 +183,15 @@ func (c *Conn) execute(m message, flags uint16) ([][]byte, error) {
 	return answers, err
 }
 
-// readFailure returns an error that names the table. It adds ErrUnsupported if the kernel has no nf_tables, which it
+// readError returns an error that names the table. It adds ErrUnsupported if the kernel has no nf_tables, which it
 // detects by a request that is always valid.
-func (c *Conn) readFailure(m message, cause error) error {
+func (c *Conn) readError(m message, cause error) error {
 	err := fmt.Errorf("nftables table %q: %w", m.table, cause)
 	if !errors.Is(cause, unix.EINVAL) {
 		return err
 	}
-	if _, none := c.execute(m.table.message(unix.NFT_MSG_GETGEN, ""), 0); errors.Is(none, unix.EINVAL) {
-		return lacking(err, core)
+	if _, probeErr := c.execute(m.table.message(unix.NFT_MSG_GETGEN, ""), 0); errors.Is(probeErr, unix.EINVAL) {
+		return addUnsupported(err, core)
 	}
 	return err
 }

@@ -12,12 +12,12 @@ import (
 	"github.com/hawser-cni/plugins/pkg/nlattr"
 )
 
-// Flow is an entry of the kernel's connection tracking. It keeps the translation of its first packet, even after the
-// rule was deleted. A UDP entry does not expire as long as packets arrive, so an outdated one must be deleted.
+// Flow is an entry of the kernel's connection tracking. It keeps the translation of its first packet even after the
+// rule has been deleted. A UDP entry does not expire as long as packets arrive, so a stale one must be deleted.
 type Flow struct {
 	Source, Destination netip.AddrPort // of the first packet, before translation
-	ReplySource         netip.AddrPort // source of the replies; differs from Destination if that is translated
-	Replied             bool           // there was a reply
+	ReplySource         netip.AddrPort // source of replies; differs from Destination if the destination is translated
+	Replied             bool           // true if there was a reply
 	id                  []byte         // attributes that identify the entry
 }
 
@@ -44,7 +44,8 @@ func DeleteFlows(family Family, proto uint8, match func(Flow) bool) (int, error)
 	var failed []error
 	for _, a := range answers {
 		f, p := decodeFlow(a[min(nfgenmsgSize, len(a)):])
-		if p != proto || !f.Destination.IsValid() || !f.ReplySource.IsValid() || !match(f) { // before 5.8: no filter
+		// A kernel before 5.8 ignores the filter, so the protocol is compared again.
+		if p != proto || !f.Destination.IsValid() || !f.ReplySource.IsValid() || !match(f) {
 			continue
 		}
 		_, err := c.execute(flowMessage(family, nl.IPCTNL_MSG_CT_DELETE, f.id), unix.NLM_F_ACK)

@@ -48,19 +48,19 @@ func (t Table) message(kind uint16, what string, attrs ...[]byte) message {
 const nfgenmsgSize = 4
 
 func (m message) request(flags uint16) *nl.NetlinkRequest {
-	res := uint16(0)
+	resID := uint16(0) // of struct nfgenmsg
 	if m.typ == unix.NFNL_MSG_BATCH_BEGIN || m.typ == unix.NFNL_MSG_BATCH_END {
-		res = unix.NFNL_SUBSYS_NFTABLES
+		resID = unix.NFNL_SUBSYS_NFTABLES
 	}
 	req := &nl.NetlinkRequest{NlMsghdr: unix.NlMsghdr{Type: m.typ, Flags: unix.NLM_F_REQUEST | m.flags | flags}}
-	req.AddRawData(binary.BigEndian.AppendUint16([]byte{byte(m.table.Family), unix.NFNETLINK_V0}, res))
+	req.AddRawData(binary.BigEndian.AppendUint16([]byte{byte(m.table.Family), unix.NFNETLINK_V0}, resID))
 	req.AddRawData(m.body)
 	return req
 }
 
 func newTable(t Table) message {
 	m := t.message(unix.NFT_MSG_NEWTABLE, "add table")
-	if t.Family != IPv4 && t.Family != IPv6 { // tables of these families are iptables', without a comment
+	if t.Family != IPv4 && t.Family != IPv6 { // tables in these families belong to iptables-nft and have no comment
 		m.body = append(m.body, nlattr.Bytes(attrTableUserdata, udataText(udataComment, "Hawser CNI plugins"))...)
 	}
 	m.flags, m.modules = unix.NLM_F_CREATE, core

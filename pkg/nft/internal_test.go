@@ -38,7 +38,7 @@ func SendUnanswered(c *Conn) error {
 
 var _ = DescribeTable("an error for an unsupported object names a module that may be missing", Label("kernel-lacks"),
 	func(m message, module string) {
-		err := refusal([]message{m}, 1, unix.ENOENT)
+		err := batchError([]message{m}, 1, unix.ENOENT)
 		Expect(err).To(MatchError(ErrUnsupported))
 		Expect(err).To(MatchError(HaveSuffix(", which may lack " + module)))
 		Expect(cni.AsError(err).Code).To(Equal(cni.CodeUnsupportedField))

@@ -61,13 +61,12 @@ type Table struct {
 	Name   string
 }
 
-// TableName is the plugins' shared table, in any family. Names in it end in the version of their layout.
+// TableName is the plugins' shared table, in any family. The names of its objects end in the version of their layout.
 const TableName = "hawser"
 
 func (t Table) String() string { return t.Family.String() + " " + t.Name }
 
-// Layout is the part of a table that all attachments share. It has no elements. Ensure creates it, and Verify compares
-// it.
+// Layout is the part of a table that all attachments share. It has no elements.
 type Layout struct {
 	Table  Table
 	Sets   []Set
@@ -128,7 +127,7 @@ type Hook struct {
 	Priority int32
 }
 
-// Key returns the key or data of an element with these fields. Several are each padded to whole 32-bit registers.
+// Key returns the key or data of an element with these fields. Several fields are padded to 32-bit registers.
 func Key(fields ...[]byte) []byte {
 	if len(fields) == 1 {
 		return fields[0]

@@ -26,7 +26,7 @@ const EventsLost = 0xff
 func Listen(ctx context.Context, group uint, ready func() error, handle func(Event) (more bool)) error {
 	events, err := nl.Subscribe(unix.NETLINK_NETFILTER, group)
 	if err != nil {
-		return unsupported(fmt.Errorf("netfilter socket: %w", err), err, "nfnetlink")
+		return addUnsupportedIf(fmt.Errorf("netfilter socket: %w", err), err, "nfnetlink")
 	}
 	defer events.Close()
 	defer context.AfterFunc(ctx, func() { events.Close() })()

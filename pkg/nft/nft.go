@@ -1,7 +1,7 @@
 // Package nft reads and changes nftables over netlink, without the nft program.
 //
 // A Layout is the part of a table that all attachments share: sets, chains and rules. An Element of a set or map
-// belongs to one attachment; its comment is the owner's mark. Owned is a layout together with its owned elements.
+// belongs to one attachment; its comment is the owner's mark. Owned describes a layout together with its elements.
 //
 // All changes are made by Update. It takes a lock that all plugins of the host share, and calls a function that reads
 // the kernel's state and stages changes in a transaction, Tx. It then commits them as one batch, which the kernel
@@ -33,8 +33,8 @@ import (
 const LockPath = "/run/hawser/nft.lock"
 
 const (
-	answerTime = 10 // timeout in seconds for an answer of the kernel, which normally comes immediately
-	attempts   = 5  // of an Update, if programs without the lock change the same objects
+	answerTimeout = 10 // seconds; the kernel normally answers immediately
+	attemptsMax   = 5  // attempts of an Update, which fail if programs without the lock change the same objects
 )
 
 var (
@@ -68,11 +68,11 @@ func (c *Conn) dial() error {
 	s, err := nl.Subscribe(unix.NETLINK_NETFILTER) // no groups: it only opens a socket
 	if err != nil {
 		ns.TakeDescriptor() // the library may close this number a second time
-		return unsupported(fmt.Errorf("netfilter socket: %w", err), err, "nfnetlink")
+		return addUnsupportedIf(fmt.Errorf("netfilter socket: %w", err), err, "nfnetlink")
 	}
 	_ = unix.SetsockoptInt(s.GetFd(), unix.SOL_NETLINK, unix.NETLINK_CAP_ACK, 1)
 	_ = s.SetExtAck(true)
-	_ = s.SetReceiveTimeout(&unix.Timeval{Sec: answerTime})
+	_ = s.SetReceiveTimeout(&unix.Timeval{Sec: answerTimeout})
 	c.sock = &nl.SocketHandle{Socket: s}
 	return nil
 }
@@ -84,8 +84,8 @@ func (c *Conn) Update(ctx context.Context, change func(*Tx) error) error {
 	return Owned{}.Update(ctx, c, change)
 }
 
-// Update is Conn.Update for changes of owned elements. The same batch deletes each chain of o.Chain that loses its last
-// reference, and the chains to which only deleted chains jumped.
+// Update is Conn.Update for changes of owned elements. In the same batch, it deletes chains of o.Chain that lose their
+// last reference, also by the deletion of another chain.
 func (o Owned) Update(ctx context.Context, c *Conn, change func(*Tx) error) error {
 	lock, err := statefile.LockFile(ctx, LockPath, 0o600)
 	if err != nil {
@@ -106,14 +106,14 @@ func (o Owned) update(c *Conn, change func(*Tx) error) error {
 		if err := tx.dropUnused(append(tx.unusedChains, slices.Sorted(maps.Keys(tx.droppedRefs))...)...); err != nil {
 			return err
 		}
-		if err := c.batch(tx.msgs, true); err == nil || attempt == attempts || !transient(err) {
+		if err := c.batch(tx.msgs, true); err == nil || attempt == attemptsMax || !isTransient(err) {
 			return err
 		}
 	}
 }
 
-// transient reports whether another program may have changed the same objects concurrently, or an answer was lost.
-func transient(err error) bool {
+// isTransient reports whether another program may have changed the same objects concurrently, or an answer was lost.
+func isTransient(err error) bool {
 	return isOneOf(err, unix.ENOENT, unix.EEXIST, unix.EBUSY, unix.EINTR, unix.EAGAIN, unix.ERESTART, unix.ENOBUFS,
 		nl.ErrDumpInterrupted)
 }
@@ -131,14 +131,14 @@ func IfSupported(err error) error {
 	return err
 }
 
-// unsupported adds ErrUnsupported to err if cause is the answer of a kernel that lacks one of the modules.
-func unsupported(err, cause error, modules string) error {
+// addUnsupportedIf adds ErrUnsupported to err if cause is the answer of a kernel that lacks one of the modules.
+func addUnsupportedIf(err, cause error, modules string) error {
 	if isOneOf(cause, unix.EOPNOTSUPP, unix.ENOENT, unix.EAFNOSUPPORT, unix.EPROTONOSUPPORT) {
-		return lacking(err, modules)
+		return addUnsupported(err, modules)
 	}
 	return err
 }
 
-func lacking(err error, modules string) error {
+func addUnsupported(err error, modules string) error {
 	return fmt.Errorf("%w: %w, which may lack %s", err, ErrUnsupported, modules)
 }

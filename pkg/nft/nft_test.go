@@ -326,7 +326,7 @@ func natSample() nft.Layout {
 				{nft.DNATMap(nft.IPv6, "at6", nft.L4Proto, nft.IP6Daddr, nft.THDport)},
 				{nft.DNATMap(nft.IPv6, "to6", nft.L4Proto, nft.THDport)},
 			}},
-			{Name: "marked", Rules: []nft.Rule{{nft.FwmarkWith(1 << 13)}, {nft.Goto("four")}}},
+			{Name: "marked", Rules: []nft.Rule{{nft.SetFwmark(1 << 13)}, {nft.Goto("four")}}},
 			{Name: "before", Hook: &nft.Hook{Type: "nat", Point: nft.Prerouting, Priority: -99}, Rules: []nft.Rule{
 				{nft.IsFamily(nft.IPv4), nft.DaddrIsLocal(), nft.Goto("marked")},
 				{nft.IsFamily(nft.IPv6), nft.DaddrIsLocal(), nft.Goto("six")},
@@ -400,8 +400,8 @@ var _ = Describe("translation of destinations", Label("kernel"), func() {
 			Expect(rules[0].Mentions([]byte{10, 1, 0, 2})).To(BeTrue())
 			Expect(rules[0].Mentions([]byte{0, 80})).To(BeTrue())
 			Expect(rules[0].Mentions([]byte{10, 1, 0, 3})).To(BeFalse())
-			Expect(rules[0].Compared(2)).To(Equal([][]byte{{0, 80}}))
-			Expect(rules[0].Compared(4)).To(BeEmpty())
+			Expect(rules[0].ComparedValues(2)).To(Equal([][]byte{{0, 80}}))
+			Expect(rules[0].ComparedValues(4)).To(BeEmpty())
 			Expect(rules[1].Mentions([]byte{10, 1, 0, 3})).To(BeTrue())
 		})
 	})

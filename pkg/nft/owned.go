@@ -34,8 +34,8 @@ type Owned struct {
 	FormerChains []string // chains of earlier layouts, which are deleted once Former has no elements
 }
 
-// Live returns the items that the kernel has with a matching mark. If keys are shared, an item can be an entry in the
-// set of owners.
+// Live returns the items whose key the kernel has with a matching mark, in an element or, if keys are shared, in an
+// entry of the set of owners.
 func (o Owned) Live(c *Conn, items []Item, matches func(mark string) bool) ([]Item, error) {
 	live, err := o.liveElements(c, items)
 	var out []Item
@@ -76,18 +76,18 @@ func (o Owned) Holdings(c *Conn, kind cni.HoldingKind, value func(Item) string) 
 	items, err := o.All(c, func(string) bool { return true })
 	seen := map[string]bool{} // the first owner of a shared key has both the element and an entry
 	for _, it := range items {
-		shown := it.withoutOwner()
-		if id := shown.Comment + string(shown.Key); seen[id] {
+		plain := it.withoutOwner()
+		id := plain.Comment + string(plain.Key)
+		if seen[id] {
 			continue
-		} else {
-			seen[id] = true
 		}
+		seen[id] = true
 		what := "set"
 		if it.Goto != "" || it.Data != nil {
 			what = "map"
 		}
 		if owner, ok := cni.ParseMark(it.Comment); ok {
-			all = append(all, cni.Holding{Attachment: owner, Kind: kind, Value: value(shown),
+			all = append(all, cni.Holding{Attachment: owner, Kind: kind, Value: value(plain),
 				Kept: fmt.Sprintf("nft %s %s %s", what, o.Layout.Table, it.Set)})
 		}
 	}
@@ -122,7 +122,7 @@ func (o Owned) Verify(c *Conn, items []Item) error {
 	for i, want := range items {
 		chains = append(chains, want.Goto)
 		if what := difference(want, live[i]); what != "" {
-			diffs = append(diffs, o.differs(want, what))
+			diffs = append(diffs, o.itemDrift(want, what))
 		}
 	}
 	for _, l := range []Layout{o.Layout, o.layout(chains, map[string]bool{})} {
@@ -135,7 +135,7 @@ func (o Owned) Verify(c *Conn, items []Item) error {
 	return errors.Join(diffs...)
 }
 
-func (o Owned) differs(it Item, what string) error {
+func (o Owned) itemDrift(it Item, what string) error {
 	return drift(o.Layout.Table, fmt.Sprintf("set %q, %s", it.Set, it.Name), what)
 }
 
@@ -249,8 +249,8 @@ func (tx *Tx) Put(items []Item, resolve func(others []Item) ([]Item, error)) err
 	return tx.addOwners(shared, firsts)
 }
 
-// stage stages the items that are missing from found or differ from it. found has the kernel's elements, by set and
-// key. A differing element is deleted first.
+// stage stages the items that are missing from found, the kernel's elements by set and key. An element that differs
+// from its item is deleted first.
 func (tx *Tx) stage(items []Item, found map[string]Element) {
 	added := map[string][]Element{}
 	for _, it := range items {
@@ -268,9 +268,9 @@ func (tx *Tx) stage(items []Item, found map[string]Element) {
 	}
 }
 
-// Restore adds missing items, the missing parts of the layout, and missing chains that items go to. Another owner's
-// element with the key of an item stays. Restore skips missing items of owners that do not exist. It returns what was
-// missing, by the owner's mark. If only a shared part was missing, it is returned for the first owner.
+// Restore adds missing items, except items of owners that do not exist, and the missing parts of the layout and of the
+// chains that items go to. Another owner's element with the key of an item stays. missing has the differences, by the
+// owner's mark. If only shared parts were missing, it has one difference, for the first owner.
 func (o Owned) Restore(ctx context.Context, c *Conn, items []Item, exists func(mark string) bool) (
 	missing map[string]error, err error,
 ) {
@@ -291,8 +291,8 @@ func (o Owned) Restore(ctx context.Context, c *Conn, items []Item, exists func(m
 			if o.Shared {
 				key += it.Comment
 			}
-			isOthers := live[i] != nil && !sameOwner(live[i].Comment, it.Comment)
-			if seen[key] || isOthers && !o.Shared {
+			isForeign := live[i] != nil && !sameOwner(live[i].Comment, it.Comment)
+			if seen[key] || isForeign && !o.Shared {
 				continue
 			}
 			if what := difference(it, live[i]); what != "" {
@@ -303,7 +303,7 @@ func (o Owned) Restore(ctx context.Context, c *Conn, items []Item, exists func(m
 				if !ownerExists[owner] {
 					continue
 				}
-				missing[owner] = errors.Join(missing[owner], o.differs(it, what))
+				missing[owner] = errors.Join(missing[owner], o.itemDrift(it, what))
 			}
 			seen[key] = true
 			own = append(own, it)
@@ -313,7 +313,7 @@ func (o Owned) Restore(ctx context.Context, c *Conn, items []Item, exists func(m
 		}
 		if err = tx.Put(own, nil); err == nil && len(missing) == 0 && len(tx.msgs) > 0 {
 			first := cmp.Or(own[0].Owner, own[0].Comment)
-			missing[first] = drift(o.Layout.Table, "what all attachments share", "rules are missing")
+			missing[first] = drift(o.Layout.Table, "shared chains", "rules are missing")
 		}
 		return err
 	})
@@ -343,7 +343,7 @@ func (tx *Tx) delete(set string, e Element) {
 	}
 }
 
-// Drop names chains that Update deletes if nothing refers to them, in addition to chains that lose their elements.
+// Drop makes Update delete the named chains if nothing refers to them. (Chains that lose elements need no Drop.)
 func (tx *Tx) Drop(chains ...string) { tx.unusedChains = append(tx.unusedChains, chains...) }
 
 // dropUnused stages the deletion of those named chains that nothing refers to any more. If their rules held the last

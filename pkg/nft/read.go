@@ -16,7 +16,7 @@ type LiveRule struct {
 	Chain   string
 	Handle  uint64
 	Comment string
-	Target  string // the chain that it jumps or goes to; empty = none
+	Target  string // the chain that the rule jumps or goes to; empty = none
 	Exprs   []byte // the list of its expressions; see package nlattr
 }
 
@@ -53,7 +53,7 @@ func (c *Conn) Chains(t Table) ([]LiveChain, error) {
 	return out, err
 }
 
-// Rules returns the rules of the chain, in order. An empty name selects all chains. A missing chain has none.
+// Rules returns the rules of the chain, in order. An empty name selects all chains. A missing chain has no rules.
 func (c *Conn) Rules(t Table, chain string) ([]LiveRule, error) {
 	m := t.message(unix.NFT_MSG_GETRULE, "")
 	if chain != "" {
@@ -96,11 +96,11 @@ func (c *Conn) get(t Table, items []Item) ([]*Element, error) {
 	return out, nil
 }
 
-// Elements returns all elements of the set, none if it does not exist. Its cost grows with their number.
+// Elements returns all elements of the set, or none if it does not exist. Its cost grows with their number.
 //
 // The kernel lists a set in parts. If the set grows concurrently, the list can repeat one element and omit another.
-// Elements reads the set again after a repeated key or a change of the ruleset, with pauses that grow by a millisecond.
-// An omission without such a sign is left to the next GC.
+// Elements therefore reads the set again if a key is repeated or the ruleset has changed, with growing pauses. A caller
+// must tolerate an omission without these signs: the next GC finds the element.
 func (c *Conn) Elements(t Table, set string) ([]Element, error) {
 	m := t.setMessage(unix.NFT_MSG_GETSETELEM, "list", set)
 	for attempt := range 100 {
@@ -109,8 +109,7 @@ func (c *Conn) Elements(t Table, set string) ([]Element, error) {
 		}
 		parts, err := c.list(m)
 		var out []Element
-		// An interval may begin where another one ends.
-		type boundary struct {
+		type boundary struct { // an interval may begin where another one ends
 			key   string
 			isEnd bool
 		}
@@ -128,7 +127,7 @@ func (c *Conn) Elements(t Table, set string) ([]Element, error) {
 			return out, err
 		}
 	}
-	return nil, c.readFailure(m, nl.ErrDumpInterrupted)
+	return nil, c.readError(m, nl.ErrDumpInterrupted)
 }
 
 // generation returns the version of the ruleset in an answer (res_id of struct nfgenmsg).
@@ -193,19 +192,19 @@ func (r LiveRule) hasExprs(want [][]byte) bool {
 	return i == len(want)
 }
 
-// Mentions reports whether the rule compares with the value, an address or a port, or translates to it.
+// Mentions reports whether the rule compares a field with the value, an address or a port, or translates to it.
 func (r LiveRule) Mentions(value []byte) bool {
-	has := func(v []byte) bool { return bytes.Equal(v, value) }
-	return slices.ContainsFunc(r.Compared(len(value)), has) || slices.ContainsFunc(r.Loaded(len(value)), has)
+	values := append(r.ComparedValues(len(value)), r.LoadedValues(len(value))...)
+	return slices.ContainsFunc(values, func(v []byte) bool { return bytes.Equal(v, value) })
 }
 
-// Compared returns the values with this number of bytes that the rule compares with. Size 0 selects all values.
-func (r LiveRule) Compared(size int) [][]byte {
+// ComparedValues returns the values of size bytes with which the rule compares fields. Size 0 selects all values.
+func (r LiveRule) ComparedValues(size int) [][]byte {
 	return filterSize(size, r.operands("cmp", unix.NFTA_CMP_DATA, unix.NFTA_DATA_VALUE))
 }
 
-// Loaded returns the values with this number of bytes that the rule translates to.
-func (r LiveRule) Loaded(size int) [][]byte {
+// LoadedValues returns the values of size bytes to which the rule translates addresses and ports.
+func (r LiveRule) LoadedValues(size int) [][]byte {
 	return filterSize(size, r.operands("immediate", unix.NFTA_IMMEDIATE_DATA, unix.NFTA_DATA_VALUE))
 }
 

@@ -126,8 +126,8 @@ func (o Owned) liveElements(c *Conn, items []Item) ([]*Element, error) {
 	return live, err
 }
 
-// splitShared divides items: an item is in own if it owns the element of its key, and in shared if another owner's
-// element has its key, in found or among the items. firsts[i] is that element for shared[i].
+// splitShared divides items. An item is in own if its owner has the element of its key, and in shared if another owner
+// has it, in found or by an earlier item. firsts[i] is the other owner's element for shared[i].
 func splitShared(items []Item, found map[string]Element) (own, shared, firsts []Item) {
 	elements := map[string]Item{} // by set and key
 	for _, it := range items {
@@ -146,7 +146,7 @@ func splitShared(items []Item, found map[string]Element) (own, shared, firsts []
 	return own, shared, firsts
 }
 
-// addOwners stages entries in the sets of owners: for the shared items, and for firsts, which have their keys.
+// addOwners stages entries in the sets of owners for the shared items and for firsts, the elements with their keys.
 func (tx *Tx) addOwners(shared, firsts []Item) error {
 	if len(shared) == 0 {
 		return nil
@@ -182,16 +182,16 @@ func (tx *Tx) addOwners(shared, firsts []Item) error {
 	return nil
 }
 
-// removeOwners ends the ownership of items with a matching mark. It stages the deletion of their elements and entries.
-// A shared element is added again for another owner of the key.
+// removeOwners stages the deletion of the items' elements and entries with a matching mark. If the key of a deleted
+// element has another owner, it stages the element of that owner.
 func (tx *Tx) removeOwners(items []Item, matches func(mark string) bool) error {
 	t := tx.owned.Layout.Table
-	all := slices.Concat(ownerEntries(items), items)
+	all := slices.Concat(ownerEntries(items), items) // entries first, for hadEntry
 	live, err := tx.get(t, all)
 	if err != nil {
 		return err
 	}
-	hadEntry := map[string]bool{} // by set and key of the entry
+	hadEntry := map[string]bool{} // deleted entries, by set and key
 	for i, it := range all {
 		e := live[i]
 		if e == nil || !matches(e.Comment) || tx.deletedElems[it.Set+string(e.Key)] {
@@ -217,8 +217,8 @@ func (tx *Tx) removeOwners(items []Item, matches func(mark string) bool) error {
 	return nil
 }
 
-// nextOwner returns the element of an item's key for another owner, or nil if no other owner has an entry. Its cost
-// grows with the number of owners of all keys that are or were shared.
+// nextOwner returns the element for another owner of the item's key, or nil if no other owner has an entry. Its cost
+// grows with the number of entries in the set of owners.
 func (tx *Tx) nextOwner(it Item, matches func(mark string) bool) (*Element, error) {
 	owners, err := tx.Elements(tx.owned.Layout.Table, ownersName(it.Set))
 	for _, e := range owners {

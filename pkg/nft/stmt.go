@@ -23,8 +23,8 @@ type Stmt struct {
 type Field struct {
 	text         string // as nft prints it
 	proto        byte   // as in Stmt
-	meta         uint32 // meta key, if base < 0
-	base         int    // header
+	meta         uint32 // meta key, if base is -1
+	base         int    // header (NFT_PAYLOAD_*)
 	offset, size uint32
 }
 
@@ -78,12 +78,12 @@ func NotInSet(set string, fields ...Field) Stmt {
 	return lookup(fields, " != @"+set, set, nlattr.Net32(unix.NFTA_LOOKUP_FLAGS, unix.NFT_LOOKUP_F_INV))
 }
 
-// VerdictMap applies the verdict that the map has for the fields. Without one, the rule has no effect.
+// VerdictMap applies the verdict that the map has for the fields. Without an element, the rule has no effect.
 func VerdictMap(set string, fields ...Field) Stmt {
 	return lookup(fields, " vmap @"+set, set, nlattr.Net32(unix.NFTA_LOOKUP_DREG, unix.NFT_REG_VERDICT))
 }
 
-func lookup(fields []Field, tail, set string, more ...[]byte) (s Stmt) {
+func lookup(fields []Field, suffix, set string, attrs ...[]byte) (s Stmt) {
 	names := make([]string, len(fields))
 	words := uint32(0)
 	for i, f := range fields {
@@ -92,8 +92,8 @@ func lookup(fields []Field, tail, set string, more ...[]byte) (s Stmt) {
 		s.exprs = append(s.exprs, f.load(register(words)))
 		words += (f.size + 3) / 4
 	}
-	s.text = strings.Join(names, " . ") + tail
-	s.exprs = append(s.exprs, expression("lookup", append(more, nlattr.String(unix.NFTA_LOOKUP_SET, set),
+	s.text = strings.Join(names, " . ") + suffix
+	s.exprs = append(s.exprs, expression("lookup", append(attrs, nlattr.String(unix.NFTA_LOOKUP_SET, set),
 		nlattr.Net32(unix.NFTA_LOOKUP_SREG, reg1), nlattr.Net32(unix.NFTA_LOOKUP_SET_ID, 0))...))
 	return s
 }
@@ -139,8 +139,8 @@ func verdict(text string, code int32, chain string) Stmt {
 // Masquerade translates the packet's source to the address of its output interface.
 func Masquerade() Stmt { return MasqueradeTo([2]uint16{}, false) }
 
-// MasqueradeTo is Masquerade with a source port in the range ports, which only packets of a protocol with ports can
-// have; zero means any port. The kernel keeps the packet's source port if possible, unless random is set.
+// MasqueradeTo is Masquerade with a source port in the range ports; a zero range means any port. Only packets of a
+// protocol with ports can match then. The kernel keeps the packet's source port if possible, unless random is set.
 func MasqueradeTo(ports [2]uint16, random bool) Stmt {
 	const protoSpecified, protoRandomFully = 1 << 1, 1 << 4 // NF_NAT_RANGE_*
 	s := Stmt{text: "masquerade"}
@@ -168,8 +168,8 @@ func immediate(reg uint32, data []byte) []byte {
 	return expression("immediate", nlattr.Net32(unix.NFTA_IMMEDIATE_DREG, reg), data)
 }
 
-// DNATMap translates the destination to the address, of family f, and the port that the map has for the fields. Without
-// an element, the rule has no effect.
+// DNATMap translates the destination to the address of family f and the port that the map has for the fields. For a
+// packet without an element, the rule has no effect.
 func DNATMap(f Family, set string, fields ...Field) Stmt {
 	s := lookup(fields, "", set, nlattr.Net32(unix.NFTA_LOOKUP_DREG, reg1))
 	port := register(uint32(f.Addr().size()) / 4) // after the address
@@ -226,13 +226,13 @@ func FwmarkHas(bits uint32) Stmt {
 		exprs: [][]byte{loadMeta(unix.NFT_META_MARK, reg1), bitwise(word(bits), word(0)), isEqual(word(bits))}}
 }
 
-// FwmarkWith sets the bits in the packet's fwmark and keeps the others.
-func FwmarkWith(bits uint32) Stmt { return setFwmark(fmt.Sprintf("| 0x%08x", bits), ^bits, bits) }
+// SetFwmark sets the bits in the packet's fwmark and keeps the others.
+func SetFwmark(bits uint32) Stmt { return changeFwmark(fmt.Sprintf("| 0x%08x", bits), ^bits, bits) }
 
-// FwmarkWithout clears the bits in the packet's fwmark and keeps the others.
-func FwmarkWithout(bits uint32) Stmt { return setFwmark(fmt.Sprintf("& 0x%08x", ^bits), ^bits, 0) }
+// ClearFwmark clears the bits in the packet's fwmark and keeps the others.
+func ClearFwmark(bits uint32) Stmt { return changeFwmark(fmt.Sprintf("& 0x%08x", ^bits), ^bits, 0) }
 
-func setFwmark(text string, mask, xor uint32) Stmt {
+func changeFwmark(text string, mask, xor uint32) Stmt {
 	return Stmt{text: "meta mark set meta mark " + text,
 		exprs: [][]byte{loadMeta(unix.NFT_META_MARK, reg1), bitwise(word(mask), word(xor)),
 			storeMeta(unix.NFT_META_MARK)}}
@@ -289,8 +289,8 @@ func (r Rule) compile(family Family) (out [][]byte) {
 
 const reg1 = unix.NFT_REG_1 // first register
 
-// expression encodes an expression of the kernel. attrs must include options with the value 0, so that a live rule with
-// another value does not compare equal.
+// expression encodes an expression of the kernel. attrs must include options whose value is 0, because otherwise a live
+// rule with another value would compare equal.
 func expression(name string, attrs ...[]byte) []byte {
 	return append(nlattr.String(unix.NFTA_EXPR_NAME, name), nlattr.Nest(unix.NFTA_EXPR_DATA, attrs...)...)
 }

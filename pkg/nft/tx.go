@@ -20,7 +20,7 @@ import (
 type Tx struct {
 	*Conn
 	LayoutStaged bool // true if Ensure staged a missing part of the owned layout
-	// Prevailing lists elements of earlier owners that stay, although Put got items of the same keys with other chains.
+	// Prevailing lists elements of first owners that Put kept, although items with their keys go to other chains.
 	Prevailing []Item
 
 	msgs          []message
@@ -52,8 +52,8 @@ const elementsMax = 64
 
 // Add stages new elements. The batch fails if one of the keys exists, regardless of its data.
 func (tx *Tx) Add(t Table, set string, elems ...Element) {
-	for some := range slices.Chunk(elems, elementsMax) {
-		m := t.setMessage(unix.NFT_MSG_NEWSETELEM, "add to", set, elementList(some, Element.encode))
+	for part := range slices.Chunk(elems, elementsMax) {
+		m := t.setMessage(unix.NFT_MSG_NEWSETELEM, "add to", set, elementList(part, Element.encode))
 		m.flags = unix.NLM_F_CREATE | unix.NLM_F_EXCL
 		tx.msgs = append(tx.msgs, m)
 	}
@@ -61,9 +61,9 @@ func (tx *Tx) Add(t Table, set string, elems ...Element) {
 
 // Delete stages the deletion of elements by their keys. The caller must check the owner in the same transaction.
 func (tx *Tx) Delete(t Table, set string, elems ...Element) {
-	for some := range slices.Chunk(elems, elementsMax) {
+	for part := range slices.Chunk(elems, elementsMax) {
 		tx.msgs = append(tx.msgs,
-			t.setMessage(unix.NFT_MSG_DELSETELEM, "delete from", set, elementList(some, Element.encodeKey)))
+			t.setMessage(unix.NFT_MSG_DELSETELEM, "delete from", set, elementList(part, Element.encodeKey)))
 	}
 }
 
@@ -91,9 +91,9 @@ func (tx *Tx) InsertRule(t Table, chain string, r Rule) {
 // their rules jump to the others.
 func (tx *Tx) DeleteChains(t Table, matches func(name string) bool) error {
 	live, err := tx.Chains(t)
-	for _, hooked := range []bool{true, false} {
+	for _, isBase := range []bool{true, false} {
 		for _, l := range live {
-			if (l.Hook != nil) == hooked && matches(l.Name) {
+			if (l.Hook != nil) == isBase && matches(l.Name) {
 				tx.deleteChain(t, l.Name)
 			}
 		}
@@ -107,9 +107,9 @@ func (tx *Tx) DeleteRule(t Table, chain string, handle uint64) {
 		nlattr.Bytes(unix.NFTA_RULE_HANDLE, binary.BigEndian.AppendUint64(nil, handle))))
 }
 
-// EnsureLayout stages the missing parts of a layout. If a chain has lost some rules, for example by nft flush table,
-// its remaining rules are deleted and all are added in order. Rules of other programs stay. If several processes create
-// a chain concurrently, one batch succeeds and the other Updates start again.
+// EnsureLayout stages the missing parts of a layout. If a chain has lost rules, for example by nft flush table, the
+// remaining rules of the layout are deleted and all are added in order. Rules of other programs stay. If several
+// processes create a chain concurrently, one batch succeeds and the other Updates start again.
 func (tx *Tx) EnsureLayout(l Layout) error {
 	hasStagedSets := false
 	for _, chain := range l.Chains {
@@ -181,7 +181,7 @@ func (tx *Tx) deleteFormer(t Table, chain Chain) error {
 func (c *Conn) Verify(l Layout) error {
 	var diffs []error
 	for _, chain := range l.Chains {
-		differs := func(format string, args ...any) {
+		addDiff := func(format string, args ...any) {
 			diffs = append(diffs, drift(l.Table, fmt.Sprintf("chain %q", chain.Name), fmt.Sprintf(format, args...)))
 		}
 		live, err := c.Chain(l.Table, chain.Name)
@@ -192,18 +192,18 @@ func (c *Conn) Verify(l Layout) error {
 			continue
 		}
 		if live == nil {
-			differs("the chain is missing")
+			addDiff("the chain is missing")
 			continue
 		}
 		if !reflect.DeepEqual(chain.Hook, live.Hook) {
-			differs("the chain has another hook, %+v instead of %+v", live.Hook, chain.Hook)
+			addDiff("the chain has another hook, %+v instead of %+v", live.Hook, chain.Hook)
 		}
 		rules, err := c.Rules(l.Table, chain.Name)
 		if err != nil {
 			return err
 		}
 		if i := missingRule(chain.compile(l.Table.Family), rules); i < len(chain.Rules) {
-			differs("rule %q is missing", chain.Rules[i])
+			addDiff("rule %q is missing", chain.Rules[i])
 		}
 	}
 	return errors.Join(diffs...)
@@ -226,7 +226,7 @@ func (c *Conn) Probe(l Layout) error {
 	return c.batch(tx.msgs, false)
 }
 
-// ProbeTables returns nil if the kernel has nf_tables. Otherwise the error matches ErrUnsupported.
+// ProbeTables returns nil if the kernel has nf_tables. The error matches ErrUnsupported if it has not.
 func (c *Conn) ProbeTables() error {
 	return c.batch([]message{newTable(Table{Family: IPv4, Name: "hawser"})}, false)
 }
@@ -250,24 +250,24 @@ func missingRule(want [][][]byte, live []LiveRule) int {
 	return i
 }
 
-// Removal selects rules outside of Layouts, such as the reference plugins', and chains to which only these jump.
+// Removal selects rules outside of Layouts, such as the reference plugins', and the chains to which they jump.
 type Removal struct {
 	Table Table
 	Chain string              // the chain with the rules; empty = all chains of the table
 	Rule  func(LiveRule) bool // reports whether a rule is selected
-	Drop  []string            // the chains; if none of them exists, no rule is deleted either
+	Drop  []string            // the chains; if it is not empty and none of them exists, no rule is deleted either
 }
 
 // Remove deletes the rules and the chains. If there are none, it does not take the lock.
 func (r Removal) Remove(ctx context.Context, c *Conn) error {
-	found := Owned{}.begin(c)
-	if err := r.Stage(found); err != nil || len(found.msgs) == 0 {
+	probe := Owned{}.begin(c) // without the lock; not committed
+	if err := r.Stage(probe); err != nil || len(probe.msgs) == 0 {
 		return err
 	}
 	return c.Update(ctx, r.Stage)
 }
 
-// Stage stages the deletion of the rules and the chains.
+// Stage stages the deletion of the rules, and of the chains to which no other rule jumps.
 func (r Removal) Stage(tx *Tx) error {
 	var chains []string
 	for _, name := range r.Drop {

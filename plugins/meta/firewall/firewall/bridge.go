@@ -31,7 +31,7 @@ func (c call) findBridge(r *record, hostEnd rtnl.Link) error {
 	for _, a := range r.Addrs {
 		index, err := c.Host.RouteTo(a)
 		if rtnl.IsUnreachable(err) {
-			if err = c.explainUnreachable(bridge, err); err == nil { // the host is not on the network
+			if err = c.checkUnreachable(bridge, err); err == nil { // the host is not on the network
 				continue
 			}
 		}
@@ -48,33 +48,33 @@ func (c call) findBridge(r *record, hostEnd rtnl.Link) error {
 	}
 	r.Bridge, r.Port = name, hostEnd.Index
 	if r.Policy == policyIsolated {
-		return c.noteFlag(r)
+		return c.recordFlag(r)
 	}
 	return nil
 }
 
 // readContainer returns the addresses of the container's interface, and the names of its host end and of the bridge of
 // the host end. Missing links have no addresses and no names.
-func (c call) readContainer() (have []netip.Addr, links []string, err error) {
+func (c call) readContainer() (addrs []netip.Addr, links []string, err error) {
 	err = netplugin.IgnoreNoLink(c.FindHostEnd())
-	var addrs []rtnl.Addr
+	var live []rtnl.Addr
 	if err == nil && c.ContEnd.Index != 0 {
-		addrs, err = c.Cont.Addrs(c.ContEnd.Index)
+		live, err = c.Cont.Addrs(c.ContEnd.Index)
 	}
-	for _, a := range addrs {
-		have = append(have, a.Prefix.Addr())
+	for _, a := range live {
+		addrs = append(addrs, a.Prefix.Addr())
 	}
 	if err != nil || c.HostEnd.Index == 0 {
-		return have, nil, netplugin.IgnoreNoLink(err)
+		return addrs, nil, netplugin.IgnoreNoLink(err)
 	}
 	bridge, err := c.Host.LinkByIndex(cmp.Or(c.HostEnd.Master, c.HostEnd.Index))
-	return have, []string{c.HostEnd.Name, bridge.Name}, netplugin.IgnoreNoLink(err)
+	return addrs, []string{c.HostEnd.Name, bridge.Name}, netplugin.IgnoreNoLink(err)
 }
 
-// explainUnreachable decides about an address for which RouteTo returned the error unreachable. It returns nil if
-// packets to the address can pass only the bridge. A routing rule can forbid the host's own packets and still let the
-// host forward packets to the address, possibly through "BRIDGE.VLAN".
-func (c call) explainUnreachable(bridge rtnl.Link, unreachable error) error {
+// checkUnreachable returns an error for an address for which RouteTo returned the error unreachable, unless packets to
+// the address can pass only the bridge. A routing rule can forbid the host's own packets and still let the host forward
+// packets to the address, possibly through "BRIDGE.VLAN".
+func (c call) checkUnreachable(bridge rtnl.Link, unreachable error) error {
 	if errors.Is(unreachable, unix.ENETUNREACH) { // no route
 		return nil
 	}
@@ -90,9 +90,9 @@ func (c call) explainUnreachable(bridge rtnl.Link, unreachable error) error {
 		bridge.Name)
 }
 
-// findMissedBridge finds the bridge of a container whose ADD did not need it. If the container no longer exists, the
-// record does not change. findMissedBridge returns only transient errors, and warns of others.
-func (c call) findMissedBridge(r *record) error {
+// findMissingBridge finds the bridge of a container whose ADD did not need it. If the container no longer exists, the
+// record does not change. findMissingBridge returns only transient errors, and warns of others.
+func (c call) findMissingBridge(r *record) error {
 	cont, err := netplugin.DialNetns(ns.OpenAs, r.NetnsPath, r.Netns)
 	defer func() { _ = cont.Close() }()
 	var link rtnl.Link

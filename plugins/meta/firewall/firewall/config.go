@@ -85,8 +85,8 @@ func parseConfig(_ *skel.Request, w wireConfig, problems *cni.Problems) config {
 	if !slices.Contains(policies(), c.Policy) {
 		problems.Add(cni.Refuse("ingressPolicy", w.IngressPolicy, `is not "open", "same-bridge" or "isolated"`))
 	}
-	takenChains := []string{"INPUT", forwardHook, "OUTPUT", cniForward, acceptedChain, stage1, stage2}
-	if !ipt.IsChainName(c.AdminChain) || slices.Contains(takenChains, c.AdminChain) {
+	reservedChains := []string{"INPUT", forwardHook, "OUTPUT", cniForward, acceptedChain, stage1, stage2}
+	if !ipt.IsChainName(c.AdminChain) || slices.Contains(reservedChains, c.AdminChain) {
 		problems.Add(cni.Refuse("iptablesAdminChainName", c.AdminChain,
 			"is not a valid name for a chain of your own (1 to 28 bytes, no blank, not beginning with - or !)"))
 	}

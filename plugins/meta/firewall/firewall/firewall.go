@@ -29,7 +29,7 @@ func add(ctx context.Context, req *skel.Request, cfg config) (_ *cni.Result, err
 	case r.Policy == policyOpen && len(r.Addrs) == 0:
 		return req.PrevResult, nil
 	}
-	if err := c.refuseOthersChain(ctx, r.AdminChain); err != nil {
+	if err := c.refuseForeignChain(ctx, r.AdminChain); err != nil {
 		return nil, err
 	}
 	s, err := records().Open(ctx)
@@ -37,7 +37,7 @@ func add(ctx context.Context, req *skel.Request, cfg config) (_ *cni.Result, err
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, s.Close()) }()
-	c.adding = s
+	c.addStore = s
 	err = c.removeStale(ctx, s, r)
 	if err == nil {
 		err = c.refuseStricter(s, r)
@@ -54,11 +54,11 @@ func add(ctx context.Context, req *skel.Request, cfg config) (_ *cni.Result, err
 		return nil, err
 	}
 	if r.Bit != cfg.Bit && r.Backend == nftables {
-		c.Req.Warn("markAcceptBit: %d is not used while containers live that have %d", cfg.Bit, r.Bit)
+		c.Req.Warn("markAcceptBit: using %d instead of %d while other containers have it", r.Bit, cfg.Bit)
 	}
 	err = c.apply(ctx, s, r)
 	if err != nil && r.Backend == firewalld {
-		r.Backend = nftables // DEL must not ask firewalld to remove refused addresses
+		r.Backend = nftables // DEL must not remove addresses from firewalld that it refused
 		if cfg.backend == auto && isUnusable(err) {
 			c.Req.Warn("firewalld cannot be used, using backend nftables: %v", err)
 			err = c.apply(ctx, s, r)
@@ -96,7 +96,7 @@ func reapply(ctx context.Context, req *skel.Request, _ config) error {
 		if err != nil {
 			return err
 		}
-		reason := cmp.Or(r.restorable(ok, req), netplugin.VerifyAttached(req))
+		reason := cmp.Or(r.checkRestorable(ok, req), netplugin.VerifyAttached(req))
 		if err := netplugin.NotRestored("firewall rules", reason); err != nil {
 			return err
 		}
@@ -126,7 +126,7 @@ func gc(ctx context.Context, req *skel.Request) error {
 		errs := []error{err}
 		for _, r := range all {
 			if c.Req.Valid.Excludes(r.Attachment) {
-				errs = append(errs, c.removeRecorded(ctx, s, r))
+				errs = append(errs, c.removeRecord(ctx, s, r))
 			}
 		}
 		return errors.Join(append(errs, nft.IfSupported(elements().Sweep(ctx, c.NF, c.Req.Valid.IsGarbage)),
@@ -149,29 +149,28 @@ func (c call) probe(ctx context.Context, cfg config) error {
 	case cfg.backend != iptables:
 		err := c.NF.Probe(layout(cfg.Bit))
 		if err == nil {
-			return c.warnOfDrops(cfg.Bit)
+			return c.warnDrops(cfg.Bit)
 		}
 		if cfg.backend == nftables || !errors.Is(err, nft.ErrUnsupported) {
 			return err
 		}
 	}
-	if missing := ipt.CheckInstalled(nft.IPv6); missing != nil {
-		c.Req.Warn("backend iptables: nothing for containers with an IPv6 address: %v", missing)
+	if err := ipt.CheckInstalled(nft.IPv6); err != nil {
+		c.Req.Warn("backend iptables: no rules for containers with an IPv6 address: %v", err)
 	}
 	return ipt.Ready(c.NF)
 }
 
 // newRecord returns the attachment's record according to its configuration. It finds the bridge only if the container
-// wants a policy, or if the bridge may already have one: if policedSet is not empty, or on the backend iptables, whose
-// policies are not in that set.
+// wants a policy, if policyBridgeSet has a bridge, or on the backend iptables, whose policies are not in that set.
 func (c call) newRecord(cfg config) (*record, error) {
 	r := &record{Attachment: c.Req.Attachment, NetnsPath: c.Req.Netns, Backend: cfg.backend, options: cfg.options,
 		Addrs: addressesOf(c.Req.PrevResult, c.Req.IfName)}
-	policed, err := c.NF.Elements(table, policedSet)
+	policyBridges, err := c.NF.Elements(table, policyBridgeSet)
 	if err := nft.IfSupported(err); err != nil {
 		return nil, err
 	}
-	if r.Policy != policyOpen || len(policed) > 0 || r.Backend == iptables {
+	if r.Policy != policyOpen || len(policyBridges) > 0 || r.Backend == iptables {
 		if err := netplugin.IgnoreNoLink(c.FindHostEnd()); err != nil {
 			return nil, err
 		}
@@ -192,7 +191,7 @@ func (c call) newRecord(cfg config) (*record, error) {
 
 // removeStale removes a stale record of this attachment and its rules. A record is stale if its DEL has begun, if it is
 // from another namespace, or if its rules in iptables are missing, because the reference plugin's DEL removes only the
-// rules. For a record that is not stale, removeStale returns code 100.
+// rules. If the record is not stale, removeStale returns code 100.
 func (c call) removeStale(ctx context.Context, s *store, r *record) error {
 	old, ok, err := s.Get(r.Hash())
 	if err != nil || !ok {
@@ -202,11 +201,11 @@ func (c call) removeStale(ctx context.Context, s *store, r *record) error {
 		return cni.Errorf(cni.CodeExists, "firewall: this attachment has its rules already (%s); DEL removes them",
 			r.Attachment)
 	}
-	if err := c.removeRecorded(ctx, s, &old); err != nil {
+	if err := c.removeRecord(ctx, s, &old); err != nil {
 		return err
 	}
-	_, kept, err := s.Get(r.Hash())
-	r.Pending = kept && old.Backend != iptables // firewalld did not answer
+	_, isKept, err := s.Get(r.Hash())
+	r.Pending = isKept && old.Backend != iptables // firewalld did not answer
 	return err
 }
 
@@ -244,7 +243,7 @@ func (c call) chooseBackend(ctx context.Context, cfg config, r *record) (backend
 // apply writes the record, which DEL needs to remove the rules, and then adds the rules in the record's backend.
 func (c call) apply(ctx context.Context, s *store, r *record) error {
 	var tools []ipt.Tool
-	if r.Backend == iptables { // before the record is written, because DEL keeps it while a program is missing
+	if r.Backend == iptables { // first, because DEL would keep the record while a program is missing
 		var err error
 		if tools, err = r.findTools(ctx, s); err != nil {
 			return err
@@ -266,12 +265,12 @@ func (c call) apply(ctx context.Context, s *store, r *record) error {
 // addRules adds the rules of a written record, and sets the policy of its bridge.
 func (c call) addRules(ctx context.Context, r *record, p policy, tools []ipt.Tool) (err error) {
 	if r.Backend == iptables {
-		var noteErr error
+		var putErr error
 		err := editFilters(ctx, tools, func(e *ipt.Edit, f nft.Family) {
-			noteErr = errors.Join(noteErr, c.addFound(ctx, r, r.presentAddrs(e, f))) // before the rules are written
+			putErr = errors.Join(putErr, c.addPreexisting(ctx, r, r.presentAddrs(e, f))) // before the rules are written
 			editAll(e, r, f, p)
 		})
-		return errors.Join(err, noteErr)
+		return errors.Join(err, putErr)
 	}
 	if r.Backend == nftables || r.Bridge != "" { // the policy of firewalld's attachments is in nftables
 		err = c.addNFTables(ctx, r, p)
@@ -282,19 +281,19 @@ func (c call) addRules(ctx context.Context, r *record, p policy, tools []ipt.Too
 	return err
 }
 
-// remove removes the attachment's rules in every backend; withReference includes those of the reference plugin.
-func (c call) remove(ctx context.Context, withReference bool) error {
+// remove removes the attachment's rules in every backend and, for DEL, also the reference plugin's rules.
+func (c call) remove(ctx context.Context, isDel bool) error {
 	return records().Locked(ctx, func(s *store) error {
 		r, ok, err := s.Get(c.Req.Hash())
 		switch {
 		case err != nil:
 			return err
 		case ok:
-			err = c.removeRecorded(ctx, s, &r)
+			err = c.removeRecord(ctx, s, &r)
 		default: // elements can exist without a record if the record was lost
 			err = errors.Join(nft.IfSupported(elements().Sweep(ctx, c.NF, c.Req.Owns)), s.Drop(ctx, c.Req.Hash()))
 		}
-		if withReference {
+		if isDel {
 			err = errors.Join(err, c.delReference(ctx, s, &r))
 		}
 		if r.Backend != iptables {
@@ -304,14 +303,14 @@ func (c call) remove(ctx context.Context, withReference bool) error {
 	})
 }
 
-// removeRecorded removes the rules of a record, sets its bridge's policy to the strictest one that other records want,
+// removeRecord removes the rules of a record, sets its bridge's policy to the strictest policy that other records want,
 // and removes the record. If a program is missing or firewalld does not answer, the record stays for a later DEL or GC.
-// The record is marked first, so that reapply restores nothing from a record that stays.
-func (c call) removeRecorded(ctx context.Context, s *store, r *record) error {
+// removeRecord sets Ending first, so that reapply restores nothing from a record that stays.
+func (c call) removeRecord(ctx context.Context, s *store, r *record) error {
 	r.Ending = true
-	marked := s.Put(ctx, *r)
+	putErr := s.Put(ctx, *r)
 	if err := c.removeRules(ctx, s, r); err != nil {
-		return errors.Join(err, marked)
+		return errors.Join(err, putErr)
 	}
 	return nil
 }
@@ -321,7 +320,7 @@ func (c call) removeRules(ctx context.Context, s *store, r *record) error {
 	if err != nil {
 		return err
 	}
-	if err = c.setFlag(r, false); isNoPort(err) {
+	if err = c.setFlag(r, false); isPortMissing(err) {
 		err = nil
 	}
 	if err == nil && r.Policy == policyIsolated && remaining != policyIsolated {
@@ -353,9 +352,9 @@ func (c call) removeRules(ctx context.Context, s *store, r *record) error {
 	return s.Drop(ctx, r.Hash())
 }
 
-// verify compares the record with the wanted one, and the rules with the record. If there is no record with the wanted
+// verify compares the record with the wanted record, and the rules with the record. If no record has the wanted
 // addresses, the reference plugin may have added the attachment, and verify accepts its rules. A stale record can exist
-// then, because the reference plugin's DEL does not remove records.
+// in this case, because the reference plugin's DEL does not remove records.
 func (c call) verify(ctx context.Context, want *record) error {
 	r, ok, err := records().Get(want.Hash())
 	if err != nil {
@@ -367,21 +366,21 @@ func (c call) verify(ctx context.Context, want *record) error {
 		}
 	}
 	var errs []error
-	same := func(key string, had, wants any) {
-		if !reflect.DeepEqual(had, wants) {
-			errs = append(errs, cni.Drift("%s: changed since ADD from %v to %v", key, had, wants))
+	compare := func(key string, have, want any) {
+		if !reflect.DeepEqual(have, want) {
+			errs = append(errs, cni.Drift("%s: changed since ADD from %v to %v", key, have, want))
 		}
 	}
-	same("ingressPolicy", r.Policy, want.Policy)
-	same("iptablesAdminChainName", r.AdminChain, want.AdminChain)
-	same("acceptPublished", r.Published, want.Published)
-	same("prevResult: the container's addresses", r.Addrs, want.Addrs)
+	compare("ingressPolicy", r.Policy, want.Policy)
+	compare("iptablesAdminChainName", r.AdminChain, want.AdminChain)
+	compare("acceptPublished", r.Published, want.Published)
+	compare("prevResult: the container's addresses", r.Addrs, want.Addrs)
 	if r.Policy != policyOpen {
-		same("the container's bridge", r.Bridge, want.Bridge)
+		compare("the container's bridge", r.Bridge, want.Bridge)
 		errs = append(errs, c.verifyFlag(&r))
 	}
 	if r.Backend == firewalld {
-		same("firewalldZone", r.Zone, want.Zone)
+		compare("firewalldZone", r.Zone, want.Zone)
 		errs = append(errs, verifyFirewalld(ctx, &r))
 	}
 	switch {

@@ -23,8 +23,8 @@ const (
 	firewalldZones = firewalldName + ".zone"
 	busWait        = 5 * time.Second // timeout for all requests of a call to firewalld
 
-	// The modification time of silenceFile is the time when firewalld last failed to answer within busWait. For
-	// silenceTime after that, calls wait for silentWait only, because they hold the lock of the records.
+	// The modification time of silenceFile is the time when firewalld last failed to answer within busWait. During the
+	// next silenceTime, calls wait only for silentWait, because they hold the lock of the records.
 	silenceFile = recordDir + "/firewalld.silent"
 	silenceTime = time.Minute
 	silentWait  = time.Second
@@ -65,15 +65,16 @@ func callFirewalld(
 			_ = os.WriteFile(silenceFile, nil, 0o600) // best effort: without the file, the next call waits for busWait
 		}
 	}()
-	runs := false
+	isRunning := false
 	conn, err := dbus.ConnectSystemBus(dbus.WithContext(ctx))
 	if err != nil { // there is no bus, or it refuses the connection
 		err = fmt.Errorf("%w: %w", errNoFirewalld, err)
 	} else {
 		defer conn.Close()
-		err = conn.BusObject().CallWithContext(ctx, "org.freedesktop.DBus.NameHasOwner", 0, firewalldName).Store(&runs)
+		owner := conn.BusObject().CallWithContext(ctx, "org.freedesktop.DBus.NameHasOwner", 0, firewalldName)
+		err = owner.Store(&isRunning)
 	}
-	if err == nil && !runs {
+	if err == nil && !isRunning {
 		err = errNoFirewalld
 	}
 	if ctx.Err() != nil {
@@ -101,17 +102,18 @@ func callFirewalld(
 // checkFirewalld returns an error if firewalld is not running. Without addresses, callFirewalld calls no method.
 func checkFirewalld(ctx context.Context) error { return callFirewalld(ctx, &record{}, "", nil) }
 
-// ignoring returns a function that returns the first line of an answer's error, or nil if it is one of the codes.
-func ignoring(codes ...string) func(netip.Addr, *dbus.Call) error {
+// errorFilter returns a function that returns the error in an answer, or nil if it has one of the codes. The error is
+// only the first line of the text.
+func errorFilter(codes ...string) func(netip.Addr, *dbus.Call) error {
 	return func(_ netip.Addr, answer *dbus.Call) error {
-		refused := dbus.Error{}
-		hasCode := func(code string) bool { return strings.HasPrefix(refused.Error(), code) }
-		if answer.Err == nil || errors.As(answer.Err, &refused) && slices.ContainsFunc(codes, hasCode) {
+		refusal := dbus.Error{}
+		hasCode := func(code string) bool { return strings.HasPrefix(refusal.Error(), code) }
+		if answer.Err == nil || errors.As(answer.Err, &refusal) && slices.ContainsFunc(codes, hasCode) {
 			return nil
 		}
 		text, _, _ := strings.Cut(answer.Err.Error(), "\n") // the rest can be 15 kB of JSON, from nftables
-		code, _, isCoded := strings.Cut(text, ":")
-		if isCoded && strings.Trim(code, "ABCDEFGHIJKLMNOPQRSTUVWXYZ_") == "" { // firewalld's own error code
+		code, _, hasColon := strings.Cut(text, ":")
+		if hasColon && strings.Trim(code, "ABCDEFGHIJKLMNOPQRSTUVWXYZ_") == "" { // firewalld's own error code
 			if code == "COMMAND_FAILED" {
 				text += "; restart firewalld if its rules were flushed"
 			}
@@ -122,17 +124,19 @@ func ignoring(codes ...string) func(netip.Addr, *dbus.Call) error {
 }
 
 // checkSources returns code 7 if an address must not become a source of a zone, because zones also apply to packets
-// from other machines and containers. The container's interface must have the address, and the host must not have a
-// route to it through a link to which the container is not connected. The container is connected to its host end, to
-// the bridge of its host end or to the link below its interface, and to links above these, such as a VLAN. The default
-// route does not count, because the host has no other one to a network without a gateway. checkSources does not trust
-// prevResult, because the author of a configuration may write it.
+// from other machines and containers. It does not trust prevResult, because the author of a configuration may have
+// written it. There are two conditions:
+//
+//   - The container's interface has the address.
+//   - The host has no route to it through a link to which the container is not connected. The container is connected
+//     to its host end, to the bridge of its host end or to the link below its interface, and to links above these, such
+//     as a VLAN. The default route is permitted, because the host has no other route to a network without a gateway.
 func (c call) checkSources(r *record) error {
-	have, links, err := c.readContainer()
-	if err == nil && len(links) == 0 && len(have) > 0 { // a macvlan or ipvlan
-		var below rtnl.Link
-		if below, err = c.Cont.LinkBelow(c.ContEnd, c.Host); err == nil {
-			links = []string{below.Name}
+	addrs, links, err := c.readContainer()
+	if err == nil && len(links) == 0 && len(addrs) > 0 { // a macvlan or ipvlan
+		var lower rtnl.Link
+		if lower, err = c.Cont.LinkBelow(c.ContEnd, c.Host); err == nil {
+			links = []string{lower.Name}
 		}
 		err = netplugin.IgnoreNoLink(err)
 	}
@@ -140,7 +144,7 @@ func (c call) checkSources(r *record) error {
 		return err
 	}
 	for _, a := range r.Addrs {
-		if !slices.Contains(have, a) {
+		if !slices.Contains(addrs, a) {
 			return cni.Refuse("prevResult.ips", a.String(),
 				fmt.Sprintf("is not an address of interface %q in the container", c.Req.IfName))
 		}
@@ -155,12 +159,12 @@ func (c call) checkSources(r *record) error {
 		if err != nil {
 			return err
 		}
-		below, err := c.Host.LinkBelow(link, c.Host)
+		lower, err := c.Host.LinkBelow(link, c.Host)
 		if netplugin.IgnoreNoLink(err) != nil {
 			return err
 		}
 		isConnected := func(name string) bool {
-			return link.Name == name || below.Name == name || strings.HasPrefix(link.Name, name+".")
+			return link.Name == name || lower.Name == name || strings.HasPrefix(link.Name, name+".")
 		}
 		if !slices.ContainsFunc(links, isConnected) {
 			return cni.Refuse("prevResult.ips", a.String(), fmt.Sprintf("belongs to another network: the host reaches "+
@@ -171,35 +175,35 @@ func (c call) checkSources(r *record) error {
 }
 
 // addFirewalld adds the attachment's addresses as sources of the zone. Like the reference plugin, it adds them to the
-// runtime configuration, which lasts until firewalld reloads. It adds addresses that already are sources to Found.
-// After an error, pending reports whether firewalld has one of the addresses as a source, or may still add one.
+// runtime configuration, which lasts until firewalld reloads. Addresses that already are sources are added to
+// Preexisting. After an error, pending reports whether firewalld has, or may still add, an address as a source.
 func (c call) addFirewalld(ctx context.Context, r *record) (pending bool, err error) {
-	var there []netip.Addr
+	var preexisting []netip.Addr
 	err = callFirewalld(ctx, r, "addSource", func(a netip.Addr, answer *dbus.Call) error {
-		err := ignoring("ZONE_ALREADY_SET")(a, answer)
-		refused := dbus.Error{}
-		isRefused := errors.As(answer.Err, &refused) && refused.Name != "org.freedesktop.DBus.Error.NoReply"
+		err := errorFilter("ZONE_ALREADY_SET")(a, answer)
+		refusal := dbus.Error{}
+		isRefused := errors.As(answer.Err, &refusal) && refusal.Name != "org.freedesktop.DBus.Error.NoReply"
 		pending = pending || err == nil || !isRefused
 		if err == nil && answer.Err != nil {
-			there = append(there, a)
+			preexisting = append(preexisting, a)
 		}
 		return err
 	})
-	err = errors.Join(err, c.addFound(ctx, r, there))
+	err = errors.Join(err, c.addPreexisting(ctx, r, preexisting))
 	return pending && err != nil, err
 }
 
 // delFirewalld removes the addresses that no other attachment has from the zone. It is not an error if firewalld is not
 // running, does not have the address or the zone, or has the address in another zone.
 func delFirewalld(ctx context.Context, s *store, r *record) error {
-	there := *r
-	there.Backend = firewalld
-	own, err := there.ownAddrs(s)
+	rec := *r
+	rec.Backend = firewalld // r can have another backend, see Pending
+	own, err := rec.ownAddrs(s)
 	if err != nil || len(own) == 0 {
 		return err
 	}
-	allowed := ignoring("UNKNOWN_SOURCE", "INVALID_ZONE", "ZONE_CONFLICT")
-	err = callFirewalld(ctx, &record{options: options{Zone: r.Zone}, Addrs: own}, "removeSource", allowed)
+	ignoreMissing := errorFilter("UNKNOWN_SOURCE", "INVALID_ZONE", "ZONE_CONFLICT")
+	err = callFirewalld(ctx, &record{options: options{Zone: r.Zone}, Addrs: own}, "removeSource", ignoreMissing)
 	if errors.Is(err, errNoFirewalld) {
 		return nil
 	}
@@ -209,11 +213,11 @@ func delFirewalld(ctx context.Context, s *store, r *record) error {
 func verifyFirewalld(ctx context.Context, r *record) error {
 	var diffs []error
 	err := callFirewalld(ctx, r, "querySource", func(a netip.Addr, answer *dbus.Call) error {
-		in := false
-		if err := answer.Store(&in); err != nil {
+		isSource := false
+		if err := answer.Store(&isSource); err != nil {
 			return err
 		}
-		if !in {
+		if !isSource {
 			diffs = append(diffs, cni.Drift("firewalld: %s is not a source of zone %q", a, r.Zone))
 		}
 		return nil

@@ -26,9 +26,9 @@ type forwardTable struct {
 	r      *record
 
 	forward []nft.LiveRule // rules of FORWARD in nf_tables
-	// Whether nf_tables and iptables-legacy must have the rules. If FORWARD is missing there, ADD creates it, because
-	// another program may make it drop packets later.
-	inNFT, inLegacy bool
+	// needsNFT and needsLegacy are true if nf_tables and iptables-legacy must have the rules. If FORWARD is missing
+	// there, ADD creates it, because another program may make it drop packets later.
+	needsNFT, needsLegacy bool
 }
 
 // forwardTables returns the tables of the attachment's families or, if all is set, of both families. ADD needs both if
@@ -38,19 +38,19 @@ func (c call) forwardTables(ctx context.Context, r *record, all bool) (tables []
 		return nil, nil
 	}
 	for _, f := range nft.Families() {
-		wanted := len(familyAddrs(f, r.Addrs)) > 0
-		if !wanted && !all {
+		isNeeded := len(familyAddrs(f, r.Addrs)) > 0
+		if !isNeeded && !all {
 			continue
 		}
-		if !wanted { // other containers may need its rules
+		if !isNeeded { // other containers may need its rules
 			live, err := c.NF.Elements(table, addrSet(f))
 			if err := nft.IfSupported(err); err != nil {
 				return nil, err
 			}
-			wanted = len(live) > 0
+			isNeeded = len(live) > 0
 		}
 		ft := &forwardTable{call: c, family: f, r: r}
-		if err := ft.findForward(ctx, wanted); err != nil {
+		if err := ft.findForward(ctx, isNeeded); err != nil {
 			return nil, err
 		}
 		tables = append(tables, ft)
@@ -58,22 +58,22 @@ func (c call) forwardTables(ctx context.Context, r *record, all bool) (tables []
 	return tables, nil
 }
 
-// findForward finds FORWARD in nf_tables. If it is missing and wanted, it must be created in the variant of the host's
-// program iptables, or in nf_tables if there is no such program.
-func (ft *forwardTable) findForward(ctx context.Context, wanted bool) (err error) {
+// findForward finds FORWARD in nf_tables. If FORWARD is missing and needed, it must be created in the variant of the
+// host's program iptables, or in nf_tables if there is no such program.
+func (ft *forwardTable) findForward(ctx context.Context, isNeeded bool) (err error) {
 	ft.forward, err = ft.call.NF.Rules(filter(ft.family), forwardHook)
-	ft.inNFT = len(ft.forward) > 0
-	if err != nil || ft.inNFT {
+	ft.needsNFT = len(ft.forward) > 0
+	if err != nil || ft.needsNFT {
 		return err
 	}
 	chain, err := ft.call.NF.Chain(filter(ft.family), forwardHook)
-	ft.inNFT = chain != nil
-	if err != nil || ft.inNFT || !wanted {
+	ft.needsNFT = chain != nil
+	if err != nil || ft.needsNFT || !isNeeded {
 		return err
 	}
-	tool, missing := ipt.FindTool(ctx, ft.family)
-	ft.inLegacy = missing == nil && tool.Variant == ipt.Legacy
-	ft.inNFT = !ft.inLegacy
+	tool, findErr := ipt.FindTool(ctx, ft.family)
+	ft.needsLegacy = findErr == nil && tool.Variant == ipt.Legacy
+	ft.needsNFT = !ft.needsLegacy
 	return nil
 }
 
@@ -83,14 +83,15 @@ func (ft *forwardTable) accept() ipt.Rule {
 	return ipt.NewRule(acceptedChain, "-m", "mark", "--mark", fwmark, "-j", "ACCEPT")
 }
 
-// rules returns all wanted rules in order. Rules with a comment lead to the administrator's chain, so they come first.
+// rules returns the wanted rules. The rules with a comment, which lead to the administrator's chain, must be the first
+// rules of their chains.
 func (ft *forwardTable) rules() []ipt.Rule {
 	return append([]ipt.Rule{ft.accept(), ipt.NewRule(cniForward, "-j", acceptedChain)}, adminRules(ft.r.AdminChain)...)
 }
 
-// missing returns the wanted rules that nf_tables lacks, and stale, the rules in acceptedChain that are not wanted.
-func (ft *forwardTable) missing() (rules []ipt.Rule, stale []nft.LiveRule, err error) {
-	if !ft.inNFT {
+// compare returns the wanted rules that are missing in nf_tables, and the rules in acceptedChain that are not wanted.
+func (ft *forwardTable) compare() (missing []ipt.Rule, stale []nft.LiveRule, err error) {
+	if !ft.needsNFT {
 		return nil, nil, nil
 	}
 	live := map[string][]nft.LiveRule{forwardHook: ft.forward}
@@ -99,23 +100,23 @@ func (ft *forwardTable) missing() (rules []ipt.Rule, stale []nft.LiveRule, err e
 			return nil, nil, err
 		}
 	}
-	forms := []nft.Rule{ft.inNFTables(ft.accept()), {nft.FwmarkHas(fwmarkOf(ft.r.Bit)), nft.Accept()}}
-	accepts := func(l nft.LiveRule) bool { return l.IsOneOf(ft.family, forms...) }
+	forms := []nft.Rule{ft.nftRule(ft.accept()), {nft.FwmarkHas(fwmarkOf(ft.r.Bit)), nft.Accept()}}
+	isAccept := func(l nft.LiveRule) bool { return l.IsOneOf(ft.family, forms...) }
 	for _, r := range ft.rules() {
 		isRule := func(l nft.LiveRule) bool { return l.Target == r.Option("-j") }
 		if r.Chain == acceptedChain {
-			isRule = accepts
+			isRule = isAccept
 		}
 		if !slices.ContainsFunc(live[r.Chain], isRule) {
-			rules = append(rules, r)
+			missing = append(missing, r)
 		}
 	}
-	return rules, slices.DeleteFunc(live[acceptedChain], accepts), nil
+	return missing, slices.DeleteFunc(live[acceptedChain], isAccept), nil
 }
 
 // stage stages the changes that nf_tables needs.
 func (ft *forwardTable) stage(tx *nft.Tx) error {
-	rules, stale, err := ft.missing()
+	rules, stale, err := ft.compare()
 	if err != nil || len(rules)+len(stale) == 0 {
 		return err
 	}
@@ -125,8 +126,8 @@ func (ft *forwardTable) stage(tx *nft.Tx) error {
 		if err != nil {
 			return err
 		}
-		for _, l := range slices.Backward(live) { // chains that packets already pass stay before the configured one
-			if jump := adminJump(l.Target); l.IsOneOf(ft.family, ft.inNFTables(jump)) {
+		for _, l := range slices.Backward(live) { // as in ensureAdmin
+			if jump := adminJump(l.Target); l.IsOneOf(ft.family, ft.nftRule(jump)) {
 				stale, rules = append(stale, l), append(rules, jump)
 			}
 		}
@@ -140,21 +141,21 @@ func (ft *forwardTable) stage(tx *nft.Tx) error {
 		tx.DeleteRule(t, l.Chain, l.Handle)
 	}
 	for _, r := range rules {
-		place := tx.AddRule
+		addRule := tx.AddRule
 		if r.Option("--comment") != "" { // see rules
-			place = tx.InsertRule
+			addRule = tx.InsertRule
 		}
-		made := ft.inNFTables(r)
-		place(t, r.Chain, slices.Insert(made, len(made)-1, nft.Counter()))
+		rule := ft.nftRule(r)
+		addRule(t, r.Chain, slices.Insert(rule, len(rule)-1, nft.Counter()))
 	}
 	return nil
 }
 
-// inNFTables returns one of the rules in the form of iptables-nft, without its counter.
-func (ft *forwardTable) inNFTables(r ipt.Rule) nft.Rule {
+// nftRule returns one of the rules in the form of iptables-nft, without its counter.
+func (ft *forwardTable) nftRule(r ipt.Rule) nft.Rule {
 	if r.Chain == acceptedChain {
-		// struct xt_mark_mtinfo1. iptables before 1.8.8 knows only this form. It lists a rule that compares the fwmark
-		// in another form as a rule without a match.
+		// struct xt_mark_mtinfo1. iptables before 1.8.8 would list a rule that compares the fwmark in another form as a
+		// rule without a match.
 		info := make([]byte, 16)
 		binary.NativeEndian.PutUint32(info, fwmarkOf(ft.r.Bit))
 		binary.NativeEndian.PutUint32(info[4:], fwmarkOf(ft.r.Bit))
@@ -168,12 +169,12 @@ func (ft *forwardTable) inNFTables(r ipt.Rule) nft.Rule {
 	return append(out, nft.Jump(r.Option("-j")))
 }
 
-// probe returns an error if the kernel lacks the rules' matches, which it tries in a batch that is not committed.
+// probe returns an error if the kernel lacks the rules' matches. It sends them in a batch that is not committed.
 func (ft *forwardTable) probe() error {
 	probe := nft.Chain{Name: "probe"}
 	for _, r := range ft.rules() {
-		made := ft.inNFTables(r)
-		probe.Rules = append(probe.Rules, append(made[:len(made)-1], nft.Accept())) // the table has no chain to jump to
+		rule := ft.nftRule(r)
+		probe.Rules = append(probe.Rules, append(rule[:len(rule)-1], nft.Accept())) // the table has no chain to jump to
 	}
 	t := nft.Table{Family: ft.family, Name: "hawser_probe"}
 	return ft.call.NF.Probe(nft.Layout{Table: t, Chains: []nft.Chain{probe}})
@@ -182,13 +183,13 @@ func (ft *forwardTable) probe() error {
 // ensureLegacy adds the missing rules in iptables-legacy. It only warns if the program is missing, or if FORWARD does
 // not exist there and cannot be created.
 func (ft *forwardTable) ensureLegacy(ctx context.Context) error {
-	mustWork := true
+	hasForward := true
 	err := iptLegacy(ft.family).Edit(ctx, filterTable, func(e *ipt.Edit) {
-		mustWork = e.HasChain(forwardHook)
-		ft.ensureIn(e)
+		hasForward = e.HasChain(forwardHook)
+		ft.editLegacy(e)
 	})
-	if err != nil && (ipt.NotInstalled(err) || !mustWork) {
-		ft.call.Req.Warn("what chain FORWARD of %s (iptables-legacy) drops stays dropped: %v", ft.family, err)
+	if err != nil && (ipt.NotInstalled(err) || !hasForward) {
+		ft.call.Req.Warn("chain FORWARD of %s (iptables-legacy) may drop the container's packets: %v", ft.family, err)
 		return nil
 	}
 	if err != nil {
@@ -197,9 +198,9 @@ func (ft *forwardTable) ensureLegacy(ctx context.Context) error {
 	return nil
 }
 
-// ensureIn adds the rules to a table of iptables-legacy that has FORWARD, or must have it.
-func (ft *forwardTable) ensureIn(e *ipt.Edit) {
-	if e.HasChain(forwardHook) || ft.inLegacy {
+// editLegacy adds the rules to a table of iptables-legacy that has FORWARD, or must have it.
+func (ft *forwardTable) editLegacy(e *ipt.Edit) {
+	if e.HasChain(forwardHook) || ft.needsLegacy {
 		ensureAdmin(e, ft.r.AdminChain)
 		e.SetRules(acceptedChain, []ipt.Rule{ft.accept()})
 		e.Append(ipt.NewRule(cniForward, "-j", acceptedChain))
@@ -207,48 +208,48 @@ func (ft *forwardTable) ensureIn(e *ipt.Edit) {
 }
 
 func (ft *forwardTable) verify(ctx context.Context) error {
-	rules, stale, err := ft.missing()
+	missing, stale, err := ft.compare()
 	if err != nil {
 		return err
 	}
 	var diffs []error
-	differs := func(v ipt.Variant, format string, args ...any) {
-		where := fmt.Sprintf("chain FORWARD of %s (iptables-%s)", ft.family, v)
-		diffs = append(diffs, cni.Drift("%s: %s", where, fmt.Sprintf(format, args...)))
+	addDiff := func(v ipt.Variant, format string, args ...any) {
+		diffs = append(diffs, cni.Drift("chain FORWARD of %s (iptables-%s): %s", ft.family, v,
+			fmt.Sprintf(format, args...)))
 	}
-	if len(rules) > 0 && errors.Is(ft.probe(), nft.ErrUnsupported) {
-		rules = nil // ADD did not add them either, and warned
+	if len(missing) > 0 && errors.Is(ft.probe(), nft.ErrUnsupported) {
+		missing = nil // ADD warned that it could not add them
 	}
-	for _, r := range rules {
-		differs(ipt.NFT, "no rule jumps from %s to %q", r.Chain, r.Option("-j"))
+	for _, r := range missing {
+		addDiff(ipt.NFT, "no rule jumps from %s to %q", r.Chain, r.Option("-j"))
 	}
 	if len(stale) > 0 {
-		differs(ipt.NFT, "%s accepts more than bit %d of the fwmark", acceptedChain, ft.r.Bit)
+		addDiff(ipt.NFT, "%s accepts more than bit %d of the fwmark", acceptedChain, ft.r.Bit)
 	}
 	legacy, err := iptLegacy(ft.family).Read(ctx, filterTable)
 	if err != nil && !ipt.NotInstalled(err) {
 		return err
 	}
 	if err == nil {
-		if ft.ensureIn(legacy); len(legacy.Lines) > 0 {
-			differs(ipt.Legacy, "it lacks %s", legacy.Lines[0])
+		if ft.editLegacy(legacy); len(legacy.Lines) > 0 {
+			addDiff(ipt.Legacy, "it lacks %s", legacy.Lines[0])
 		}
 	}
 	return errors.Join(diffs...)
 }
 
-// removeSharedChains deletes, after the last container, everything that affects packets: the rules that accept the
-// fwmark bit, and then the chains. Sets and the chains of iptables stay.
+// removeSharedChains deletes, if no attachment needs them any more, the rules that accept the fwmark bit, and then the
+// chains. Sets and the chains of iptables, which do not affect packets, stay.
 func (c call) removeSharedChains(ctx context.Context, s *store) error {
-	used, err := s.Any(func(o record) bool { return o.Backend != iptables })
-	if err != nil || used {
+	isUsed, err := s.Any(func(o record) bool { return o.Backend != iptables })
+	if err != nil || isUsed {
 		return err
 	}
 	chains, err := c.NF.Chains(table)
-	if err != nil || !slices.ContainsFunc(chains, func(l nft.LiveChain) bool { return isOurs(l.Name) }) {
+	if err != nil || !slices.ContainsFunc(chains, func(l nft.LiveChain) bool { return isOwnChain(l.Name) }) {
 		return nft.IfSupported(err)
 	}
-	for _, set := range append(elements().Sets, policedSet) { // a record may have been lost
+	for _, set := range append(elements().Sets, policyBridgeSet) { // a record may have been lost
 		if live, err := c.NF.Elements(table, set); err != nil || len(live) > 0 {
 			return err
 		}
@@ -258,8 +259,8 @@ func (c call) removeSharedChains(ctx context.Context, s *store) error {
 			e.Delete(func(r ipt.Rule) bool { return r.Chain == acceptedChain })
 		})
 		// If the program is missing, ADD added no rules there, or the program was removed since then.
-		what := fmt.Sprintf("chain %s of %s (iptables-legacy): not checked", acceptedChain, f)
-		if err := ipt.WarnIfMissing(c.Req.Warn, what, err); err != nil {
+		warning := fmt.Sprintf("chain %s of %s (iptables-legacy): not checked", acceptedChain, f)
+		if err := ipt.WarnIfMissing(c.Req.Warn, warning, err); err != nil {
 			return err
 		}
 	}
@@ -270,6 +271,6 @@ func (c call) removeSharedChains(ctx context.Context, s *store) error {
 				return err
 			}
 		}
-		return tx.DeleteChains(table, isOurs)
+		return tx.DeleteChains(table, isOwnChain)
 	})
 }

@@ -19,7 +19,6 @@ func commentedRule(chain, match, text, target string) ipt.Rule {
 		append(strings.Fields(match), "-m", "comment", "--comment", "CNI firewall plugin "+text, "-j", target)...)
 }
 
-// iptLegacy returns the family's iptables-legacy.
 func iptLegacy(f nft.Family) ipt.Tool { return ipt.Tool{Family: f, Variant: ipt.Legacy} }
 
 // forwardChain returns CNI-FORWARD, the reference plugin's chain for all containers.
@@ -39,26 +38,26 @@ func addressRules(a netip.Addr) []ipt.Rule {
 	}
 }
 
-// anyPolicy is the reference plugin's comment on rules that same-bridge and isolated have in common.
-const anyPolicy = "rules (ingressPolicy: same-bridge|isolated)"
+// commonComment is the reference plugin's comment on rules that same-bridge and isolated have in common.
+const commonComment = "rules (ingressPolicy: same-bridge|isolated)"
 
 // bridgeRules returns the reference plugin's rules for a bridge's policy, in the order of their chains: none for open.
 func bridgeRules(bridge string, p policy) []ipt.Rule {
-	own := "rules (ingressPolicy: " + string(p) + ")"
-	isolation := []ipt.Rule{
-		commentedRule(stage1, "-i "+bridge+" -o "+bridge, own, "DROP"),
-		commentedRule(stage1, "-i "+bridge+" ! -o "+bridge, own, stage2),
-		commentedRule(stage2, "-o "+bridge, anyPolicy, "DROP")}
+	comment := "rules (ingressPolicy: " + string(p) + ")"
+	rules := []ipt.Rule{
+		commentedRule(stage1, "-i "+bridge+" -o "+bridge, comment, "DROP"),
+		commentedRule(stage1, "-i "+bridge+" ! -o "+bridge, comment, stage2),
+		commentedRule(stage2, "-o "+bridge, commonComment, "DROP")}
 	switch p {
 	case policyIsolated:
-		return isolation
+		return rules
 	case policySameBridge:
-		return isolation[1:]
+		return rules[1:]
 	}
 	return nil
 }
 
-// editPolicy sets a bridge's policy in iptables: it adds the policy's rules, and deletes those of others.
+// editPolicy sets a bridge's policy in iptables: it adds the policy's rules, and deletes the rules of other policies.
 func editPolicy(e *ipt.Edit, bridge string, p policy) {
 	want := bridgeRules(bridge, p)
 	all := slices.Concat(bridgeRules(bridge, policySameBridge), bridgeRules(bridge, policyIsolated))
@@ -67,8 +66,8 @@ func editPolicy(e *ipt.Edit, bridge string, p policy) {
 		return
 	}
 	e.CreateChains(stage1, stage2)
-	e.Prepend(append(want, commentedRule(forwardHook, "", anyPolicy, stage1))...)
-	e.Append(commentedRule(stage1, "", anyPolicy, "RETURN"), commentedRule(stage2, "", anyPolicy, "RETURN"))
+	e.Prepend(append(want, commentedRule(forwardHook, "", commonComment, stage1))...)
+	e.Append(commentedRule(stage1, "", commonComment, "RETURN"), commentedRule(stage2, "", commonComment, "RETURN"))
 }
 
 // iptablesPolicy returns the strictest policy whose rules the table has for the bridge.
@@ -104,9 +103,9 @@ func (r *record) findTools(ctx context.Context, s *store) ([]ipt.Tool, error) {
 	families, err := r.editedFamilies(s)
 	var tools []ipt.Tool
 	for _, f := range families {
-		tool, missing := ipt.FindTool(ctx, f)
-		if missing != nil {
-			return nil, fmt.Errorf("firewall with iptables: %w", missing)
+		tool, findErr := ipt.FindTool(ctx, f)
+		if findErr != nil {
+			return nil, fmt.Errorf("firewall with iptables: %w", findErr)
 		}
 		if len(familyAddrs(f, r.Addrs)) > 0 {
 			r.Variant = tool.Variant
@@ -148,22 +147,22 @@ func (c call) delIPTables(ctx context.Context, s *store, r *record, remaining po
 	needsPolicy := func(*ipt.Edit) bool { return false }
 	if remaining == policyOpen && r.Policy != policyOpen {
 		var err error
-		if needsPolicy, err = c.usedByReference(s, r); err != nil {
+		if needsPolicy, err = c.referenceFinder(s, r); err != nil {
 			return err
 		}
 	}
 	own, err := r.ownAddrs(s)
 	errs := []error{err}
 	for _, f := range nft.Families() {
-		var gone []ipt.Rule
+		var stale []ipt.Rule
 		for _, a := range familyAddrs(f, own) {
-			gone = append(gone, addressRules(a)...)
+			stale = append(stale, addressRules(a)...)
 		}
-		if remaining == r.Policy && (len(gone) == 0 || c.deleteDirectly(ctx, r.Variant, f, gone)) {
+		if remaining == r.Policy && (len(stale) == 0 || c.deleteDirectly(ctx, r.Variant, f, stale)) {
 			continue
 		}
 		errs = append(errs, c.editFilter(ctx, r.Variant, f, func(e *ipt.Edit) {
-			e.Delete(func(live ipt.Rule) bool { return slices.ContainsFunc(gone, live.Equal) })
+			e.Delete(func(live ipt.Rule) bool { return slices.ContainsFunc(stale, live.Equal) })
 			if remaining == r.Policy || needsPolicy(e) {
 				return
 			}
@@ -185,15 +184,15 @@ func (c call) deleteDirectly(ctx context.Context, v ipt.Variant, f nft.Family, r
 	return v != "" && ipt.Tool{Family: f, Variant: v}.Restore(ctx, filterTable, lines) == nil
 }
 
-// editFilter edits table filter in each variant that has the reference plugin's chains. used is the variant that ADD
-// used, or empty if it is not known. If it is iptables-nft, a missing program for iptables-legacy is not an error,
+// editFilter edits table filter in each variant that has the reference plugin's chains. recorded is the variant that
+// ADD used, or empty if it is not known. If it is iptables-nft, a missing program for iptables-legacy is not an error,
 // because iptables-legacy has no rules of the attachment.
-func (c call) editFilter(ctx context.Context, used ipt.Variant, f nft.Family, change func(*ipt.Edit)) error {
-	where, err := forwardChain(f).Variants(ctx, c.NF)
-	if used == ipt.NFT && ipt.NotInstalled(err) {
+func (c call) editFilter(ctx context.Context, recorded ipt.Variant, f nft.Family, change func(*ipt.Edit)) error {
+	variants, err := forwardChain(f).Variants(ctx, c.NF)
+	if recorded == ipt.NFT && ipt.NotInstalled(err) {
 		err = nil
 	}
-	for _, v := range where {
+	for _, v := range variants {
 		err = errors.Join(err, ipt.Tool{Family: f, Variant: v}.Edit(ctx, filterTable, change))
 	}
 	return err

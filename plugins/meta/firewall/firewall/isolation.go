@@ -10,12 +10,12 @@ import (
 )
 
 // This file handles the isolated flag of bridge ports. The kernel forwards no packet between two isolated ports, even
-// without br_netfilter, when bridged packets do not pass nftables or iptables. The flag separates only isolated ports
-// from each other. So while a network has an isolated container on a bridge, the network's other ports on that bridge
-// are also isolated.
+// without br_netfilter, when bridged packets do not pass nftables or iptables. A port without the flag still reaches an
+// isolated one. So while a network has an isolated container on a bridge, the network's other ports on that bridge are
+// also isolated.
 
 // isolatePorts isolates the network's other ports on the bridge if the record's container is the network's first
-// isolated one there. If only another container is isolated, it records that ADD must isolate this one's port.
+// isolated container there. If only another container is isolated, it records that ADD must isolate this port.
 func (c call) isolatePorts(ctx context.Context, s *store, r *record) error {
 	hasIsolated, err := s.Any(func(o record) bool { return r.isNeighbor(o) && o.Policy == policyIsolated })
 	isFirst := r.Policy == policyIsolated && !hasIsolated
@@ -27,13 +27,12 @@ func (c call) isolatePorts(ctx context.Context, s *store, r *record) error {
 	case r.Policy == policyIsolated || !hasIsolated:
 		return nil
 	}
-	if err := c.noteFlag(r); err != nil {
+	if err := c.recordFlag(r); err != nil {
 		return err
 	}
 	return s.Put(ctx, *r)
 }
 
-// isNeighbor reports whether another record has the same network and bridge.
 func (r *record) isNeighbor(o record) bool {
 	return o.Hash() != r.Hash() && o.Network == r.Network && o.Bridge == r.Bridge
 }
@@ -46,7 +45,7 @@ func (c call) setNeighborFlags(ctx context.Context, s *store, r *record) error {
 			return err
 		}
 		if o.Bridge == "" && o.Network == r.Network {
-			err = c.findMissedBridge(o)
+			err = c.findMissingBridge(o)
 		}
 		if err == nil && r.isNeighbor(*o) && o.Policy != policyIsolated {
 			err = c.changeFlag(ctx, s, o, true)
@@ -55,7 +54,7 @@ func (c call) setNeighborFlags(ctx context.Context, s *store, r *record) error {
 	return err
 }
 
-// clearNeighborFlags undoes setNeighborFlags if the record's container is the last isolated one on the bridge.
+// clearNeighborFlags reverts setNeighborFlags if the record's container is the last isolated container on the bridge.
 func (c call) clearNeighborFlags(ctx context.Context, s *store, r *record) error {
 	all, err := s.All()
 	isLast := !slices.ContainsFunc(all, func(o *record) bool {
@@ -71,7 +70,7 @@ func (c call) clearNeighborFlags(ctx context.Context, s *store, r *record) error
 
 // changeFlag sets or clears the flag of a port and writes its record. A missing port is not an error.
 func (c call) changeFlag(ctx context.Context, s *store, o *record, on bool) error {
-	if err := c.setFlag(o, on); err != nil && !isNoPort(err) {
+	if err := c.setFlag(o, on); err != nil && !isPortMissing(err) {
 		return err
 	}
 	return s.Put(ctx, *o)
@@ -93,15 +92,15 @@ func (c call) setFlag(r *record, on bool) error {
 	return c.Host.SetPort(r.Port, port)
 }
 
-// noteFlag records whether ADD must set the flag, because the flag is not set yet.
-func (c call) noteFlag(r *record) error {
+// recordFlag records whether ADD must set the flag, because the flag is not set yet.
+func (c call) recordFlag(r *record) error {
 	port, err := c.Host.Port(r.Port)
 	r.SetFlag = !port.Isolated
 	return err
 }
 
-// isNoPort reports whether an error means that a link does not exist or is not a bridge port.
-func isNoPort(err error) bool {
+// isPortMissing reports whether an error means that a link does not exist or is not a bridge port.
+func isPortMissing(err error) bool {
 	return errors.Is(err, rtnl.ErrNoLink) || errors.Is(err, rtnl.ErrNotPort)
 }
 
@@ -111,7 +110,7 @@ func (c call) verifyFlag(r *record) error {
 		return nil
 	}
 	port, err := c.Host.Port(r.Port)
-	if err != nil && !isNoPort(err) {
+	if err != nil && !isPortMissing(err) {
 		return err
 	}
 	if err != nil || !port.Isolated {

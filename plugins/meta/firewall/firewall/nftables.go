@@ -20,11 +20,11 @@ import (
 var table = nft.Table{Family: nft.INet, Name: nft.TableName}
 
 const (
-	chainPrefix  = "firewall_" // of all chains of this plugin
-	policyChain  = chainPrefix + "policy_v2"
-	formerPolicy = chainPrefix + "policy_v1"
-	policedSet   = "firewall_policed_v1"
-	sameSet      = "firewall_same_v1"
+	chainPrefix     = "firewall_" // prefix of the names of all chains of this plugin
+	policyChain     = chainPrefix + "policy_v2"
+	formerPolicy    = chainPrefix + "policy_v1"
+	policyBridgeSet = "firewall_policed_v1"
+	sameBridgeSet   = "firewall_same_v1"
 
 	forwardPriority = -1  // before FORWARD of iptables, which has priority 0
 	clearPriority   = 300 // after all filters, and before postrouting, where fwmarks are saved in connmarks
@@ -35,7 +35,8 @@ func fwmarkOf(bit int) uint32 { return 1 << bit }
 // bitChain returns the name of a chain that sets or clears this fwmark bit. The role is "forward" or "clear".
 func bitChain(role string, bit int) string { return fmt.Sprintf("%s%s%d_v2", chainPrefix, role, bit) }
 
-// addrSet and publishedSet name the sets of all containers' addresses, and of those with acceptPublished.
+// addrSet returns the name of the set of all containers' addresses, and publishedSet the name of the set of addresses
+// of containers with acceptPublished.
 func addrSet(f nft.Family) string      { return "firewall" + f.Digit() + "_v1" }
 func publishedSet(f nft.Family) string { return "firewall" + f.Digit() + "_published_v1" }
 
@@ -54,37 +55,37 @@ func layout(bit int) nft.Layout {
 		l.Sets = append(l.Sets,
 			nft.Set{Name: addrSet(f), Key: []nft.Type{f.Addr()}, Comment: "containers"},
 			nft.Set{Name: publishedSet(f), Key: []nft.Type{f.Addr()}, Comment: "containers, for host ports"})
-		withBit := nft.Rule{nft.FwmarkWith(fwmark), nft.Accept()}
-		sent = append(sent, append(nft.Rule{nft.InSet(addrSet(f), f.Saddr())}, withBit...))
+		accept := nft.Rule{nft.SetFwmark(fwmark), nft.Accept()}
+		sent = append(sent, append(nft.Rule{nft.InSet(addrSet(f), f.Saddr())}, accept...))
 		answers = append(answers,
-			append(nft.Rule{nft.InSet(addrSet(f), f.Daddr()), nft.CtEstablished()}, withBit...))
+			append(nft.Rule{nft.InSet(addrSet(f), f.Daddr()), nft.CtEstablished()}, accept...))
 		published = append(published,
-			append(nft.Rule{nft.InSet(publishedSet(f), f.Daddr()), nft.CtTranslated()}, withBit...))
+			append(nft.Rule{nft.InSet(publishedSet(f), f.Daddr()), nft.CtTranslated()}, accept...))
 	}
 	former := formerChains(bit)
 	l.Chains = []nft.Chain{
-		{Name: bitChain("forward", bit), Comment: "what containers send, its answers, and their host ports",
+		{Name: bitChain("forward", bit), Comment: "packets of containers, answers to them, and host ports",
 			Hook:   &nft.Hook{Type: "filter", Point: nft.Forward, Priority: forwardPriority},
-			Rules:  append(slices.Concat(sent, answers, published), withoutBit(fwmark)),
+			Rules:  append(slices.Concat(sent, answers, published), clearRule(fwmark)),
 			Former: former[1:]},
-		{Name: bitChain("clear", bit), Comment: "the fwmark bit leaves nobody",
+		{Name: bitChain("clear", bit), Comment: "clears the fwmark bit",
 			Hook:   &nft.Hook{Type: "filter", Point: nft.Forward, Priority: clearPriority},
-			Rules:  []nft.Rule{{nft.FwmarkWithout(fwmark)}},
+			Rules:  []nft.Rule{{nft.ClearFwmark(fwmark)}},
 			Former: former[:1]},
 	}
 	return l
 }
 
-// withoutBit returns a rule that clears the bits of the fwmark if they are set.
-func withoutBit(fwmark uint32) nft.Rule {
-	return nft.Rule{nft.FwmarkHas(fwmark), nft.FwmarkWithout(fwmark)}
+// clearRule returns a rule that clears the bits of the fwmark if they are set.
+func clearRule(fwmark uint32) nft.Rule {
+	return nft.Rule{nft.FwmarkHas(fwmark), nft.ClearFwmark(fwmark)}
 }
 
 func policySets() []nft.Set {
 	return []nft.Set{
-		{Name: policedSet, Key: []nft.Type{nft.IfName}, Comment: "bridges that are kept apart"},
-		{Name: sameSet, Key: []nft.Type{nft.IfName, nft.IfName},
-			Comment: "bridges whose own containers reach each other"},
+		{Name: policyBridgeSet, Key: []nft.Type{nft.IfName}, Comment: "bridges with an ingress policy"},
+		{Name: sameBridgeSet, Key: []nft.Type{nft.IfName, nft.IfName},
+			Comment: "bridges with the policy same-bridge, twice"},
 	}
 }
 
@@ -92,19 +93,19 @@ func policySets() []nft.Set {
 // while there is such a bridge, because each forwarded packet of the host passes it.
 func policyLayout() nft.Layout {
 	return nft.Layout{Table: table, Sets: policySets(), Chains: []nft.Chain{{
-		Name: policyChain, Comment: "between bridges with an ingress policy",
+		Name: policyChain, Comment: "packets between bridges with an ingress policy",
 		Hook: &nft.Hook{Type: "filter", Point: nft.Forward, Priority: forwardPriority},
-		Rules: []nft.Rule{{nft.InSet(policedSet, nft.IIFName), nft.InSet(policedSet, nft.OIFName),
-			nft.NotInSet(sameSet, nft.IIFName, nft.OIFName), nft.Drop()}},
+		Rules: []nft.Rule{{nft.InSet(policyBridgeSet, nft.IIFName), nft.InSet(policyBridgeSet, nft.OIFName),
+			nft.NotInSet(sameBridgeSet, nft.IIFName, nft.OIFName), nft.Drop()}},
 	}}}
 }
 
-// formerChains returns the chains of the first layout. The chain that clears the bit is the first one.
+// formerChains returns the chains of the first layout, in which the chain that clears the bit is the first.
 func formerChains(bit int) []nft.Chain {
 	name := func(role string) string { return fmt.Sprintf("%s%s%d_v1", chainPrefix, role, bit) }
 	fwmark, accept := fwmarkOf(bit), nft.Goto(name("accept"))
-	forward := []nft.Rule{withoutBit(fwmark),
-		{nft.InSet(policedSet, nft.IIFName), nft.InSet(policedSet, nft.OIFName), nft.Jump(formerPolicy)}}
+	forward := []nft.Rule{clearRule(fwmark),
+		{nft.InSet(policyBridgeSet, nft.IIFName), nft.InSet(policyBridgeSet, nft.OIFName), nft.Jump(formerPolicy)}}
 	for _, f := range nft.Families() {
 		forward = append(forward,
 			nft.Rule{nft.InSet(addrSet(f), f.Saddr()), accept},
@@ -115,15 +116,15 @@ func formerChains(bit int) []nft.Chain {
 		return &nft.Hook{Type: "filter", Point: nft.Forward, Priority: priority}
 	}
 	return []nft.Chain{
-		{Name: name("clear"), Hook: hook(clearPriority), Rules: []nft.Rule{withoutBit(fwmark)}},
+		{Name: name("clear"), Hook: hook(clearPriority), Rules: []nft.Rule{clearRule(fwmark)}},
 		{Name: name("forward"), Hook: hook(forwardPriority), Rules: forward},
-		{Name: name("accept"), Rules: []nft.Rule{{nft.FwmarkWith(fwmark)}}},
+		{Name: name("accept"), Rules: []nft.Rule{{nft.SetFwmark(fwmark)}}},
 		{Name: formerPolicy, Rules: []nft.Rule{
-			{nft.InSet(sameSet, nft.IIFName, nft.OIFName), nft.Return()}, {nft.Drop()}}},
+			{nft.InSet(sameBridgeSet, nft.IIFName, nft.OIFName), nft.Return()}, {nft.Drop()}}},
 	}
 }
 
-func isOurs(chain string) bool { return strings.HasPrefix(chain, chainPrefix) }
+func isOwnChain(chain string) bool { return strings.HasPrefix(chain, chainPrefix) }
 
 // owned returns the layout for a bit, and the sets with the attachments' elements.
 func owned(bit int) nft.Owned {
@@ -164,24 +165,24 @@ func (r *record) items() []nft.Item {
 func (c call) addNFTables(ctx context.Context, r *record, p policy) error {
 	var tables []*forwardTable
 	own := owned(r.Bit)
-	isForOtherBit := func(name string) bool {
-		isNamed := func(c nft.Chain) bool { return c.Name == name }
-		return isOurs(name) && name != policyChain && !slices.ContainsFunc(own.Layout.Chains, isNamed)
+	isOtherBitChain := func(name string) bool {
+		hasName := func(c nft.Chain) bool { return c.Name == name }
+		return isOwnChain(name) && name != policyChain && !slices.ContainsFunc(own.Layout.Chains, hasName)
 	}
-	update := func(withForward bool) error {
+	update := func(needsForward bool) error {
 		return own.Update(ctx, c.NF, func(tx *nft.Tx) (err error) {
 			err = tx.Put(r.items(), func(others []nft.Item) ([]nft.Item, error) {
 				err := c.keepUnpublished(ctx, r, others)
 				return r.items(), err
 			})
 			if err == nil && tx.LayoutStaged {
-				err = tx.DeleteChains(table, isForOtherBit)
+				err = tx.DeleteChains(table, isOtherBitChain)
 			}
 			if err == nil {
 				tables, err = c.forwardTables(ctx, r, tx.LayoutStaged)
 			}
 			for _, ft := range tables {
-				if err == nil && withForward {
+				if err == nil && needsForward {
 					err = ft.stage(tx)
 				}
 			}
@@ -195,7 +196,7 @@ func (c call) addNFTables(ctx context.Context, r *record, p policy) error {
 	if len(tables) > 0 && errors.Is(err, nft.ErrUnsupported) { // the kernel may lack the matches of iptables-nft
 		unsupported := err
 		if err = update(false); err == nil {
-			c.Req.Warn("what FORWARD of iptables-nft drops stays dropped: %v", unsupported)
+			c.Req.Warn("chain FORWARD of iptables-nft may drop the container's packets: %v", unsupported)
 		}
 	}
 	for _, ft := range tables {
@@ -207,21 +208,21 @@ func (c call) addNFTables(ctx context.Context, r *record, p policy) error {
 }
 
 // keepUnpublished clears Published in the record if another attachment without acceptPublished owns the element of one
-// of the record's addresses. So an ADD cannot open the host ports of an address that are closed for its owner.
+// of the record's addresses, so that ADD does not open host ports that are closed for the owner of the address.
 func (c call) keepUnpublished(ctx context.Context, r *record, others []nft.Item) error {
 	for _, it := range others {
 		hash, _, _ := strings.Cut(it.Comment, " ")
-		if c.adding == nil || !r.Published || !cni.ValidName(hash) {
+		if c.addStore == nil || !r.Published || !cni.ValidName(hash) {
 			continue
 		}
-		owner, ok, err := c.adding.Get(hash)
+		owner, ok, err := c.addStore.Get(hash)
 		if err != nil {
 			return err
 		}
 		if ok && !owner.Published {
 			c.Req.Warn("acceptPublished: host ports of %s stay closed, as they are for %s", it.Name, owner.Attachment)
 			r.Published = false
-			return c.adding.Put(ctx, *r)
+			return c.addStore.Put(ctx, *r)
 		}
 	}
 	return nil
@@ -237,7 +238,7 @@ func restore(ctx context.Context, all []*skel.Request) map[string]error {
 		byBit := map[int][]nft.Item{}
 		for _, req := range all {
 			r, ok, err := s.Get(req.Hash())
-			if err == nil && r.restorable(ok, req) == nil && r.Backend == nftables {
+			if err == nil && r.checkRestorable(ok, req) == nil && r.Backend == nftables {
 				byBit[r.Bit] = append(byBit[r.Bit], r.items()...)
 			}
 		}
@@ -249,8 +250,8 @@ func restore(ctx context.Context, all []*skel.Request) map[string]error {
 			return err
 		}
 		for bit, items := range byBit {
-			some, _ := owned(bit).Restore(ctx, nf, items, netplugin.AttachedFunc(all))
-			maps.Copy(missing, some)
+			part, _ := owned(bit).Restore(ctx, nf, items, netplugin.AttachedFunc(all))
+			maps.Copy(missing, part)
 		}
 		return nil
 	})
@@ -271,17 +272,17 @@ func (c call) delNFTables(ctx context.Context, r *record, remaining policy) erro
 	})
 }
 
-// warnOfDrops warns of base chains that drop packets by their policy and have no rule about the fwmark bit. FORWARD of
+// warnDrops warns of base chains that drop packets by their policy and have no rule about the fwmark bit. FORWARD of
 // iptables is not checked, because ADD adds the rule there.
-func (c call) warnOfDrops(bit int) error {
+func (c call) warnDrops(bit int) error {
 	chains, err := c.NF.Chains(nft.Table{})
 	if err != nil {
 		return err
 	}
 	for _, chain := range chains {
-		routed := slices.Contains([]nft.Family{nft.INet, nft.IPv4, nft.IPv6}, chain.Table.Family)
+		isRouted := slices.Contains([]nft.Family{nft.INet, nft.IPv4, nft.IPv6}, chain.Table.Family)
 		isIPTables := chain.Table.Family != nft.INet && chain.Table.Name == filterTable && chain.Name == forwardHook
-		if !chain.Drops || chain.Hook.Point != nft.Forward || !routed || isIPTables {
+		if !chain.Drops || chain.Hook.Point != nft.Forward || !isRouted || isIPTables {
 			continue
 		}
 		rules, err := c.NF.Rules(chain.Table, chain.Name)
@@ -294,7 +295,7 @@ func (c call) warnOfDrops(bit int) error {
 		fwmark := fwmarkOf(bit)
 		fwmarkBytes := binary.NativeEndian.AppendUint32(nil, fwmark)
 		if !slices.ContainsFunc(rules, func(r nft.LiveRule) bool { return r.Mentions(fwmarkBytes) }) {
-			c.Req.Warn("table %s: chain %q drops what it does not accept itself; for what this plugin accepts: "+
+			c.Req.Warn("table %s: chain %q drops all packets that it does not accept; to accept containers' packets: "+
 				"nft insert rule %[1]s %[2]s meta mark and %#[3]x == %#[3]x accept", chain.Table, chain.Name, fwmark)
 		}
 	}
@@ -302,8 +303,8 @@ func (c call) warnOfDrops(bit int) error {
 }
 
 // stagePolicy stages a bridge's policy in nftables: elements without an owner, because they belong to all attachments
-// on the bridge, and the chain that uses them. Without a bridge, it stages only the chain, and only if the layout is
-// created, because the first layout had another chain for policies.
+// on the bridge, and the chain that uses them. Without a bridge, it stages the chain only when the layout is created,
+// because the first layout had another chain for policies.
 func stagePolicy(tx *nft.Tx, bridge string, p policy) error {
 	if bridge == "" && !tx.LayoutStaged {
 		return nil
@@ -312,25 +313,25 @@ func stagePolicy(tx *nft.Tx, bridge string, p policy) error {
 		return ensurePolicyChain(tx)
 	}
 	name := nft.IfNameKey(bridge)
-	items := []nft.Item{{Set: policedSet, Element: nft.Element{Key: name}},
-		{Set: sameSet, Element: nft.Element{Key: nft.Key(name, name)}}}
-	wanted := 0 // items of the policy: none, the first, or both
+	items := []nft.Item{{Set: policyBridgeSet, Element: nft.Element{Key: name}},
+		{Set: sameBridgeSet, Element: nft.Element{Key: nft.Key(name, name)}}}
+	count := 0 // of the items that the policy needs
 	switch p {
 	case policyIsolated:
-		wanted = 1
+		count = 1
 	case policySameBridge:
-		wanted = 2
+		count = 2
 	}
 	anyOwner := func(string) bool { return true }
-	if err := errors.Join(tx.Put(items[:wanted], nil), tx.Remove(items[wanted:], anyOwner)); err != nil {
+	if err := errors.Join(tx.Put(items[:count], nil), tx.Remove(items[count:], anyOwner)); err != nil {
 		return err
 	}
-	live, err := tx.Elements(table, policedSet)
+	live, err := tx.Elements(table, policyBridgeSet)
 	isOther := func(e nft.Element) bool { return !bytes.Equal(e.Key, name) }
 	if err != nil {
 		return err
 	}
-	if wanted > 0 || slices.ContainsFunc(live, isOther) {
+	if count > 0 || slices.ContainsFunc(live, isOther) {
 		return tx.EnsureLayout(policyLayout())
 	}
 	return tx.DeleteChains(table, func(chain string) bool { return chain == policyChain })
@@ -338,7 +339,7 @@ func stagePolicy(tx *nft.Tx, bridge string, p policy) error {
 
 // ensurePolicyChain stages the chain for policies if a bridge has one.
 func ensurePolicyChain(tx *nft.Tx) error {
-	live, err := tx.Elements(table, policedSet)
+	live, err := tx.Elements(table, policyBridgeSet)
 	if err != nil || len(live) == 0 {
 		return err
 	}
@@ -348,12 +349,12 @@ func ensurePolicyChain(tx *nft.Tx) error {
 // nftablesPolicy returns the policy that nftables has for the bridge.
 func (c call) nftablesPolicy(bridge string) (policy, error) {
 	name := nft.IfNameKey(bridge)
-	policed, err := c.NF.Get(table, policedSet, name)
-	if err != nil || policed[0] == nil {
+	elems, err := c.NF.Get(table, policyBridgeSet, name)
+	if err != nil || elems[0] == nil {
 		return policyOpen, nft.IfSupported(err)
 	}
-	same, err := c.NF.Get(table, sameSet, nft.Key(name, name))
-	if err == nil && same[0] != nil {
+	elems, err = c.NF.Get(table, sameBridgeSet, nft.Key(name, name))
+	if err == nil && elems[0] != nil {
 		return policySameBridge, nil
 	}
 	return policyIsolated, err

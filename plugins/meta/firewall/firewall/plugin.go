@@ -1,15 +1,13 @@
 // Package firewall makes the host forward a container's packets, and separates networks from each other.
 //
-// It is a chained plugin: it runs after the plugin that created the container's interface.
-// Rules accept packets that the container sends, their replies, and packets to its published
-// ports. An ingress policy also drops packets to the container from other bridges that have a
-// policy, or from other containers of its bridge.
+// It is a chained plugin: it runs after the plugin that created the container's interface. Its rules accept packets
+// that the container sends, their replies, and packets to its published ports. An ingress policy also drops packets to
+// the container from other bridges that have a policy, or from other containers of its bridge.
 //
-// There are three backends. With nftables, an accept is not final: a chain of another table can
-// still drop the packet. Accepted packets therefore get a bit of the fwmark, and FORWARD of
-// iptables gets a rule that accepts packets with the bit (forward.go). The backend iptables has the
-// chains of the reference plugin. The backend firewalld makes the container's addresses sources
-// of a zone, and keeps policies in nftables.
+// There are three backends. With nftables, an accept is not final: a chain of another table can still drop the packet.
+// Accepted packets therefore get a bit of the fwmark, and FORWARD of iptables gets a rule that accepts packets with the
+// bit (forward.go). The backend iptables has the chains of the reference plugin. The backend firewalld makes the
+// container's addresses sources of a zone, and keeps policies in nftables.
 //
 // An attachment's address is an element of nftables sets, with the owner's mark. All other state is in a record in
 // /run/hawser/firewall, because several attachments share rules: the policy of a bridge (policy.go), the isolated flags

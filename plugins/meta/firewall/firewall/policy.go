@@ -67,7 +67,7 @@ func (c call) decidePolicy(ctx context.Context, s *store, r *record) (p policy, 
 		}
 	}
 	if p != r.Policy {
-		c.Req.Warn("ingressPolicy: bridge %q stays %s for its other containers, as long as they live; this one is %s",
+		c.Req.Warn("ingressPolicy: bridge %q keeps the policy %s of its other containers until they end, instead of %s",
 			r.Bridge, p, r.Policy)
 	}
 	if p != policyIsolated {
@@ -77,9 +77,9 @@ func (c call) decidePolicy(ctx context.Context, s *store, r *record) (p policy, 
 }
 
 // refuseStricter returns code 103 if the policy is stricter than the bridge's and would restrict containers of another
-// network: the bridge is the administrator's, or another network has a port of it. The administrator's own
-// configurations are not refused on the bridges that they name. Where none of the networks that can be read is the
-// call's own, a file that cannot be read is an error.
+// network, because a network of the administrator names the bridge, or another network has a port of it. A
+// configuration of the administrator is not refused on a bridge that it names. If a file of the administrator cannot be
+// read, and no other file shows that the configuration is the administrator's, the error has code 5.
 func (c call) refuseStricter(s *store, r *record) error {
 	if r.Policy == policyOpen {
 		return nil
@@ -94,12 +94,12 @@ func (c call) refuseStricter(s *store, r *record) error {
 	if err != nil || p.isAtLeast(r.Policy) {
 		return err
 	}
-	admins, unread, err := tenants.NetworksFor(tenants.File, c.Req.Conf)
+	networks, unread, err := tenants.NetworksFor(tenants.File, c.Req.Conf)
 	if err != nil {
 		return err
 	}
-	holder, isImpostor := "", false
-	for _, n := range admins {
+	holder, isImpostor := "", false // isImpostor: a network of the administrator has the same name
+	for _, n := range networks {
 		switch hasBridge := slices.Contains(n.Bridges, r.Bridge); {
 		case hasBridge && n.IsOwn:
 			return nil
@@ -127,8 +127,8 @@ func (c call) refuseStricter(s *store, r *record) error {
 }
 
 // findNeighbor returns a description of a container of another network to which a policy of the record's bridge would
-// apply, or "". A policy of an interface such as cni0.5 applies to the ports in VLAN 5, another one to all ports. An
-// impostor only has the name of its network, so containers of that network count too.
+// apply, or "". A policy of an interface such as cni0.5 applies to the ports in VLAN 5, and a policy of the bridge to
+// all ports. For an impostor, which only uses the name of its network, the containers of that network are also others.
 func (c call) findNeighbor(r *record, isImpostor bool) (holder string, err error) {
 	bridge, err := c.Host.LinkByIndex(c.HostEnd.Master)
 	if err != nil {
@@ -137,20 +137,20 @@ func (c call) findNeighbor(r *record, isImpostor bool) (holder string, err error
 	ports, err := c.Host.Ports(bridge.Index)
 	number, isVLAN := strings.CutPrefix(r.Bridge, bridge.Name+".")
 	for _, port := range ports {
-		owner, isOurs := cni.ParseMark(port.Alias)
-		if !isOurs || port.Index == c.HostEnd.Index || owner.Network == r.Network && !isImpostor {
+		owner, hasMark := cni.ParseMark(port.Alias)
+		if !hasMark || port.Index == c.HostEnd.Index || owner.Network == r.Network && !isImpostor {
 			continue
 		}
 		vlans, err := c.Host.VLANs(port.Index)
-		isIn := func(v rtnl.VLAN) bool { return strconv.Itoa(int(v.ID)) == number }
-		if err != nil || !isVLAN || slices.ContainsFunc(vlans, isIn) {
+		isSameVLAN := func(v rtnl.VLAN) bool { return strconv.Itoa(int(v.ID)) == number }
+		if err != nil || !isVLAN || slices.ContainsFunc(vlans, isSameVLAN) {
 			return owner.String(), err
 		}
 	}
 	return "", err
 }
 
-// bridgePolicy returns the strictest policy that the record or another one wants for the record's bridge.
+// bridgePolicy returns the strictest policy that any record, including this one, wants for the record's bridge.
 func (r *record) bridgePolicy(s *store) (policy, error) {
 	others, err := r.otherPolicies(s, policyIsolated)
 	return stricter(r.Policy, others), err
@@ -163,13 +163,13 @@ func (r *record) otherPolicies(s *store, limit policy) (policy, error) {
 	if limit == policyOpen {
 		return policyOpen, nil
 	}
-	reached, err := s.Any(func(o record) bool {
+	isReached, err := s.Any(func(o record) bool {
 		if r.sharesBridge(o) {
 			p = stricter(p, o.Policy)
 		}
 		return p.isAtLeast(limit)
 	})
-	if reached {
+	if isReached {
 		p = limit
 	}
 	return p, err
@@ -177,35 +177,35 @@ func (r *record) otherPolicies(s *store, limit policy) (policy, error) {
 
 // sharesBridge reports whether another record has the same bridge and stores policies in the same tables.
 func (r *record) sharesBridge(o record) bool {
-	sameTables := (o.Backend == iptables) == (r.Backend == iptables)
-	return o.Hash() != r.Hash() && r.Bridge != "" && o.Bridge == r.Bridge && sameTables
+	hasSameTables := (o.Backend == iptables) == (r.Backend == iptables)
+	return o.Hash() != r.Hash() && r.Bridge != "" && o.Bridge == r.Bridge && hasSameTables
 }
 
 // sweepPolicies removes the policies of bridges that do not exist or have no ports. It also removes the reference
 // plugin's policies there, because the reference plugin never removes a policy.
 func (c call) sweepPolicies(ctx context.Context) error {
-	live, err := c.NF.Elements(table, policedSet)
+	live, err := c.NF.Elements(table, policyBridgeSet)
 	errs := []error{nft.IfSupported(err)}
 	for _, e := range live {
-		errs = append(errs, c.ifUnused(string(e.Key), func(bridge string) error {
+		errs = append(errs, c.removeIfUnused(string(e.Key), func(bridge string) error {
 			return elements().Update(ctx, c.NF, func(tx *nft.Tx) error { return stagePolicy(tx, bridge, policyOpen) })
 		}))
 	}
 	for _, f := range nft.Families() {
-		names, err := c.namesInRules(ctx, f, stage2)
-		for key := range names {
-			err = errors.Join(err, c.ifUnused(key, func(bridge string) error {
+		keys, err := c.ruleKeys(ctx, f, stage2)
+		for key := range keys {
+			err = errors.Join(err, c.removeIfUnused(key, func(bridge string) error {
 				return c.editFilter(ctx, "", f, func(e *ipt.Edit) { editPolicy(e, bridge, policyOpen) })
 			}))
 		}
-		errs = append(errs, ipt.WarnIfMissing(c.Req.Warn, othersRules, err))
+		errs = append(errs, ipt.WarnIfMissing(c.Req.Warn, foreignRules, err))
 	}
 	return errors.Join(errs...)
 }
 
-// ifUnused calls remove with the interface name in an nf_tables key if no such interface exists, or if it is a bridge
-// without ports.
-func (c call) ifUnused(key string, remove func(bridge string) error) error {
+// removeIfUnused calls remove with the interface name in an nf_tables key if no such interface exists, or if it is a
+// bridge without ports.
+func (c call) removeIfUnused(key string, remove func(bridge string) error) error {
 	name := strings.TrimRight(key, "\x00")
 	link, err := c.Host.Link(name)
 	if errors.Is(err, rtnl.ErrNoLink) {

@@ -20,7 +20,7 @@ import (
 
 type call struct {
 	*netplugin.Call
-	adding *store // the locked records during ADD, otherwise nil
+	addStore *store // the locked records during ADD; nil in other verbs
 }
 
 func newCall(req *skel.Request) call { return call{Call: netplugin.OpenHost(req)} }
@@ -39,23 +39,23 @@ type record struct {
 	options                // Bit is the bit that ADD chose
 	Ending    bool         `json:"ending,omitempty"` // true once a DEL has begun, so that reapply restores nothing
 
-	// Pending is true if firewalld may have the addresses as sources of the zone although it is not the backend.
+	// Pending is true if firewalld may have addresses of the attachment as sources although it is not the backend.
 	Pending bool `json:"pending,omitempty"`
 
 	Bridge string `json:"bridge,omitempty"` // interface that the policy applies to; empty = no bridge, or ADD did not need it
 	Port   int    `json:"port,omitempty"`   // index of the host end, which is a port of the bridge
 	// SetFlag is true if this plugin, and not the bridge plugin, set the port's isolated flag.
 	SetFlag bool `json:"setFlag,omitempty"`
-	// Found lists addresses whose rules, or sources of the zone, existed before ADD. They belong to a container that
-	// the reference plugin added, so this attachment's DEL leaves them.
-	Found []netip.Addr `json:"found,omitempty"`
+	// Preexisting lists addresses whose rules, or sources of the zone, existed before ADD. They belong to a container
+	// that the reference plugin added, so this attachment's DEL leaves them.
+	Preexisting []netip.Addr `json:"found,omitempty"`
 }
 
 // UnmarshalJSON also reads records of earlier versions, which may lack the bit.
 func (r *record) UnmarshalJSON(data []byte) error {
-	type plain record
+	type fields record // without this method
 	r.Bit = defaultBit
-	return json.Unmarshal(data, (*plain)(r))
+	return json.Unmarshal(data, (*fields)(r))
 }
 
 type store = statefile.Store[record]
@@ -66,17 +66,17 @@ func records() *statefile.Store[record] { return statefile.NewStore[record](reco
 
 // Plausible reports whether an ADD can have written the record. A file can be damaged, and rules are derived from it.
 func (r record) Plausible() bool {
-	bad := func(a netip.Addr) bool { return !a.IsValid() || a.Zone() != "" || a.Is4In6() }
+	isInvalid := func(a netip.Addr) bool { return !a.IsValid() || a.Zone() != "" || a.Is4In6() }
 	return cni.ValidName(r.Network) && cni.ValidName(r.ContainerID) &&
 		(cni.ValidIfName(r.Bridge) || r.Bridge == "" && r.Policy == policyOpen) &&
 		slices.Contains([]backend{nftables, iptables, firewalld}, r.Backend) &&
-		!slices.ContainsFunc(slices.Concat(r.Addrs, r.Found), bad) &&
+		!slices.ContainsFunc(slices.Concat(r.Addrs, r.Preexisting), isInvalid) &&
 		r.Bit >= 0 && r.Bit < 32 && ipt.IsChainName(r.AdminChain) && slices.Contains(policies(), r.Policy)
 }
 
-// restorable returns nil if the record is found and its rules may be restored, otherwise the reason.
-func (r *record) restorable(found bool, req *skel.Request) error {
-	return netplugin.Restorable(found, r.Ending, slices.Equal(r.Addrs, addressesOf(req.PrevResult, req.IfName)))
+// checkRestorable returns an error with the reason if the rules may not be restored.
+func (r *record) checkRestorable(exists bool, req *skel.Request) error {
+	return netplugin.Restorable(exists, r.Ending, slices.Equal(r.Addrs, addressesOf(req.PrevResult, req.IfName)))
 }
 
 // list returns a holding for each record: its addresses, backend, policy and bridge.
@@ -95,10 +95,11 @@ func list(context.Context, *skel.Request) ([]cni.Holding, error) {
 	})
 }
 
-// ownAddrs returns the addresses whose rules DEL must remove: all except the addresses in Found and the addresses of
-// other attachments on the same backend.
+// ownAddrs returns the addresses whose rules DEL must remove: all except the addresses in Preexisting and the addresses
+// of other attachments on the same backend.
 func (r *record) ownAddrs(s *store) ([]netip.Addr, error) {
-	own := slices.DeleteFunc(slices.Clone(r.Addrs), func(a netip.Addr) bool { return slices.Contains(r.Found, a) })
+	isPreexisting := func(a netip.Addr) bool { return slices.Contains(r.Preexisting, a) }
+	own := slices.DeleteFunc(slices.Clone(r.Addrs), isPreexisting)
 	_, err := s.Any(func(o record) bool {
 		if o.Hash() != r.Hash() && o.Backend == r.Backend {
 			own = slices.DeleteFunc(own, func(a netip.Addr) bool { return slices.Contains(o.Addrs, a) })
@@ -108,35 +109,37 @@ func (r *record) ownAddrs(s *store) ([]netip.Addr, error) {
 	return own, err
 }
 
-// addFound adds addresses whose rules existed before ADD to Found, except those whose rules another attachment added.
-// It does nothing outside ADD.
-func (c call) addFound(ctx context.Context, r *record, there []netip.Addr) error {
-	if len(there) == 0 || c.adding == nil {
+// addPreexisting adds addresses, whose rules exist already, to Preexisting, except addresses whose rules another
+// attachment added. It does nothing outside ADD.
+func (c call) addPreexisting(ctx context.Context, r *record, addrs []netip.Addr) error {
+	if len(addrs) == 0 || c.addStore == nil {
 		return nil
 	}
-	_, err := c.adding.Any(func(o record) bool {
+	_, err := c.addStore.Any(func(o record) bool {
 		if o.Hash() != r.Hash() && o.Backend == r.Backend {
-			there = slices.DeleteFunc(there, func(a netip.Addr) bool {
-				return slices.Contains(o.Addrs, a) && !slices.Contains(o.Found, a)
+			addrs = slices.DeleteFunc(addrs, func(a netip.Addr) bool {
+				return slices.Contains(o.Addrs, a) && !slices.Contains(o.Preexisting, a)
 			})
 		}
-		return len(there) == 0
+		return len(addrs) == 0
 	})
-	if err != nil || len(there) == 0 {
+	if err != nil || len(addrs) == 0 {
 		return err
 	}
-	r.Found = append(r.Found, there...)
-	return c.adding.Put(ctx, *r)
+	r.Preexisting = append(r.Preexisting, addrs...)
+	return c.addStore.Put(ctx, *r)
 }
 
-// releaseFound removes r's addresses from Found of all records. It is for a container of the reference plugin that is
-// being deleted: from now on, the last attachment with an address removes the rules for it.
-func (r *record) releaseFound(ctx context.Context, s *store) error {
+// releasePreexisting removes r's addresses from Preexisting of all records when a container of the reference plugin is
+// deleted, so that the last attachment with an address removes the rules for it.
+func (r *record) releasePreexisting(ctx context.Context, s *store) error {
 	all, err := s.All()
 	for _, o := range all {
-		left := slices.DeleteFunc(slices.Clone(o.Found), func(a netip.Addr) bool { return slices.Contains(r.Addrs, a) })
-		if o.Backend == r.Backend && len(left) < len(o.Found) {
-			o.Found = left
+		rest := slices.DeleteFunc(slices.Clone(o.Preexisting), func(a netip.Addr) bool {
+			return slices.Contains(r.Addrs, a)
+		})
+		if o.Backend == r.Backend && len(rest) < len(o.Preexisting) {
+			o.Preexisting = rest
 			err = errors.Join(err, s.Put(ctx, *o))
 		}
 	}
@@ -166,9 +169,9 @@ func addressesOf(prev *cni.Result, ifName string) []netip.Addr {
 	return out
 }
 
-// hostBit returns the fwmark bit that attachments on the backend nftables use, or wanted if there are none. All of
-// them must use the same bit, because the chains exist for one bit only: addNFTables deletes the chains for another
-// bit. Policies on the backend firewalld are in the same chains. anyRecord is Any of a statefile.Store.
+// hostBit returns the fwmark bit that attachments on the backend nftables use, or wanted if there is no such
+// attachment. All of them must use the same bit, because addNFTables deletes the chains for any other bit. Policies on
+// the backend firewalld are in the same chains. anyRecord is Any of a statefile.Store.
 func hostBit(anyRecord func(func(record) bool) (bool, error), wanted int) (bit int, err error) {
 	bit = wanted
 	_, err = anyRecord(func(o record) bool {

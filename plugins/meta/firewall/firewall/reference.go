@@ -15,30 +15,30 @@ import (
 )
 
 // delReference removes the rules that the reference plugin added for the addresses in prevResult, except rules that
-// belong to Hawser's attachments. had is this attachment's record. If it finds such rules, it also removes the bridge's
-// policy after the last container. The bridge is the first interface in prevResult, as for the reference plugin.
-// Because the author of a configuration can write prevResult, only addresses of the container's own interface are used
-// (confirmAddrs).
-func (c call) delReference(ctx context.Context, s *store, had *record) error {
+// belong to Hawser's attachments. own is this attachment's record.
+func (c call) delReference(ctx context.Context, s *store, own *record) error {
 	r := &record{Attachment: c.Req.Attachment, Backend: iptables, options: options{Policy: policyOpen}}
 	r.Addrs = slices.DeleteFunc(addressesOf(c.Req.PrevResult, c.Req.IfName), func(a netip.Addr) bool {
-		return had.Backend == iptables && slices.Contains(had.Addrs, a)
+		return own.Backend == iptables && slices.Contains(own.Addrs, a)
 	})
 	hasRules := false
 	var errs []error
 	for _, f := range r.families() {
-		have, err := c.namesInRules(ctx, f, cniForward)
+		keys, err := c.ruleKeys(ctx, f, cniForward)
 		errs = append(errs, err)
-		isNamed := func(a netip.Addr) bool { return have[string(nft.AddrKey(a))] }
-		hasRules = hasRules || slices.ContainsFunc(r.Addrs, isNamed)
+		hasRule := func(a netip.Addr) bool { return keys[string(nft.AddrKey(a))] }
+		hasRules = hasRules || slices.ContainsFunc(r.Addrs, hasRule)
 	}
 	if hasRules {
 		errs = append(errs, c.delReferenceRules(ctx, s, r))
 	}
-	c.delReferenceSources(ctx, s, had)
-	return ipt.WarnIfMissing(c.Req.Warn, othersRules, errors.Join(errs...))
+	c.delReferenceSources(ctx, s, own)
+	return ipt.WarnIfMissing(c.Req.Warn, foreignRules, errors.Join(errs...))
 }
 
+// delReferenceRules removes the reference plugin's rules for the record's addresses and, after the last container, the
+// policy of the bridge, which is the first interface in prevResult, as for the reference plugin. Because the author of
+// a configuration can write prevResult, it uses only addresses of the container's own interface (confirmAddrs).
 func (c call) delReferenceRules(ctx context.Context, s *store, r *record) error {
 	links, err := c.confirmAddrs(r)
 	if err != nil || len(r.Addrs) == 0 {
@@ -49,7 +49,7 @@ func (c call) delReferenceRules(ctx context.Context, s *store, r *record) error 
 	}
 	remaining, err := r.otherPolicies(s, r.Policy)
 	if err == nil {
-		err = errors.Join(r.releaseFound(ctx, s), c.delIPTables(ctx, s, r, remaining))
+		err = errors.Join(r.releasePreexisting(ctx, s), c.delIPTables(ctx, s, r, remaining))
 	}
 	return err
 }
@@ -58,30 +58,30 @@ func (c call) delReferenceRules(ctx context.Context, s *store, r *record) error 
 // because they may belong to a live container. Without the namespace, it removes all addresses. It returns the names of
 // the interface's host end and of the bridge of the host end.
 func (c call) confirmAddrs(r *record) (links []string, err error) {
-	var have []netip.Addr
+	var live []netip.Addr
 	if c.Req.NS != nil {
-		if have, links, err = c.readContainer(); err != nil {
+		if live, links, err = c.readContainer(); err != nil {
 			return nil, err
 		}
 	}
-	claimed := r.Addrs
-	r.Addrs = slices.DeleteFunc(slices.Clone(claimed), func(a netip.Addr) bool { return !slices.Contains(have, a) })
-	if len(r.Addrs) < len(claimed) {
-		c.Req.Warn("%s for addresses in prevResult stay: interface %q of the container does not have them", othersRules,
-			c.Req.IfName)
+	all := r.Addrs
+	r.Addrs = slices.DeleteFunc(slices.Clone(all), func(a netip.Addr) bool { return !slices.Contains(live, a) })
+	if len(r.Addrs) < len(all) {
+		c.Req.Warn("%s for addresses in prevResult stay: interface %q of the container does not have them",
+			foreignRules, c.Req.IfName)
 	}
 	return links, nil
 }
 
-const othersRules = "rules of other plugins" // in warnings
+const foreignRules = "rules of other plugins" // in warnings
 
-// delReferenceSources removes the addresses in prevResult that the record does not have from the configured zone.
-func (c call) delReferenceSources(ctx context.Context, s *store, had *record) {
+// delReferenceSources removes the addresses in prevResult that the record own does not have from the configured zone.
+func (c call) delReferenceSources(ctx context.Context, s *store, own *record) {
 	var w wireConfig
 	_ = c.Req.Decode(&w) // a configuration that cannot be read names no zone
 	r := &record{Attachment: c.Req.Attachment, Backend: firewalld, options: options{Zone: cmp.Or(w.Zone, defaultZone)}}
 	r.Addrs = slices.DeleteFunc(addressesOf(c.Req.PrevResult, c.Req.IfName), func(a netip.Addr) bool {
-		return slices.Contains(had.Addrs, a)
+		return slices.Contains(own.Addrs, a)
 	})
 	if len(r.Addrs) == 0 {
 		return
@@ -94,22 +94,22 @@ func (c call) delReferenceSources(ctx context.Context, s *store, had *record) {
 		_, err = c.confirmAddrs(r)
 	}
 	if err == nil && len(r.Addrs) > 0 {
-		err = errors.Join(r.releaseFound(ctx, s), delFirewalld(ctx, s, r))
+		err = errors.Join(r.releasePreexisting(ctx, s), delFirewalld(ctx, s, r))
 	}
 	if err != nil {
 		c.Req.Warn("sources of other plugins: %v", err)
 	}
 }
 
-// namesInRules returns the addresses and interfaces that rules of a chain match, in either variant, as nf_tables keys.
-func (c call) namesInRules(ctx context.Context, f nft.Family, chain string) (map[string]bool, error) {
+// ruleKeys returns the addresses and interfaces that rules of a chain match, in either variant, as nf_tables keys.
+func (c call) ruleKeys(ctx context.Context, f nft.Family, chain string) (map[string]bool, error) {
 	live, err := c.NF.Rules(filter(f), chain)
 	if err := nft.IfSupported(err); err != nil {
 		return nil, err
 	}
 	out := map[string]bool{}
 	for _, r := range live {
-		for _, value := range r.Compared(0) {
+		for _, value := range r.ComparedValues(0) {
 			out[string(value)] = true
 		}
 	}
@@ -131,27 +131,27 @@ func (c call) namesInRules(ctx context.Context, f nft.Family, chain string) (map
 	return out, nil
 }
 
-// usedByReference returns a function that reports whether a table has a rule of a reference plugin's container on the
+// referenceFinder returns a function that reports whether a table has a rule of a reference plugin's container on the
 // record's bridge. Such a rule is for an address that has no record and that the host routes through the bridge.
-func (c call) usedByReference(s *store, r *record) (func(*ipt.Edit) bool, error) {
+func (c call) referenceFinder(s *store, r *record) (func(*ipt.Edit) bool, error) {
 	bridge, err := c.Host.Link(r.Bridge)
 	if err != nil && !errors.Is(err, rtnl.ErrNoLink) {
 		return nil, err
 	}
-	ours := slices.Clone(r.Addrs)
+	recorded := slices.Clone(r.Addrs)
 	all, err := s.All()
 	for _, o := range all {
 		if o.Backend == iptables {
-			ours = append(ours, o.Addrs...)
+			recorded = append(recorded, o.Addrs...)
 		}
 	}
 	isReference := func(rule ipt.Rule) bool {
 		host, err := netip.ParsePrefix(rule.Option("-s"))
-		if err != nil || rule.Chain != cniForward || slices.Contains(ours, host.Addr()) {
+		if err != nil || rule.Chain != cniForward || slices.Contains(recorded, host.Addr()) {
 			return false
 		}
 		index, err := c.Host.RouteTo(host.Addr())
-		// In doubt, the rule belongs to such a container.
+		// If the route cannot be read, the rule is assumed to belong to such a container.
 		return err == nil && index == bridge.Index || err != nil && !errors.Is(err, unix.ENETUNREACH)
 	}
 	return func(e *ipt.Edit) bool { return slices.ContainsFunc(e.Rules, isReference) }, err

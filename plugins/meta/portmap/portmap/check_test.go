@@ -445,7 +445,7 @@ var _ = Describe("the elements of a host port", func() {
 
 var _ = Describe("the name of a chain that masquerades", func() {
 	DescribeTable("determines the rules of the chain", func(name string, want ...string) {
-		chain, ok := chainNamed(name)
+		chain, ok := chainByName(name)
 		Expect(ok).To(BeTrue())
 		var rules []string
 		for _, r := range chain.Rules {
@@ -461,7 +461,7 @@ var _ = Describe("the name of a chain that masquerades", func() {
 	)
 
 	DescribeTable("is no other", func(name string) {
-		_, ok := chainNamed(name)
+		_, ok := chainByName(name)
 		Expect(ok).To(BeFalse())
 	},
 		Entry("a shared chain", "portmap4_dnat_v1"),
@@ -493,7 +493,7 @@ var _ = Describe("the rules of iptables", func() {
 	)
 
 	It("need one run of iptables-restore if all shared rules exist", func() {
-		Expect(script(sample(nil).quickLines(v4))).To(Equal(
+		Expect(script(sample(nil).newChainLines(v4))).To(Equal(
 			`-C PREROUTING -m addrtype --dst-type LOCAL -j CNI-HOSTPORT-DNAT
 -C OUTPUT -m addrtype --dst-type LOCAL -j CNI-HOSTPORT-DNAT
 -C POSTROUTING -m comment --comment "CNI portfwd requiring masquerade" -j CNI-HOSTPORT-MASQ

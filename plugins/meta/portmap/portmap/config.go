@@ -49,6 +49,61 @@ type config struct {
 	mappings []mapping
 }
 
+const defaultMarkBit = 13
+
+func parseConfig(_ *skel.Request, w wireConfig, problems *cni.Problems) config {
+	c := config{options: options{SNAT: w.SNAT == nil || *w.SNAT, MasqAll: w.MasqAll, MarkBit: defaultMarkBit,
+		ConditionsV4: slices.Concat(w.ConditionsV4), ConditionsV6: slices.Concat(w.ConditionsV6)}} // nil for []
+	var err error
+	c.backend, err = ipt.ParseBackend("backend", w.Backend)
+	problems.Add(err)
+	if w.MarkMasqBit != nil {
+		c.options.MarkBit = *w.MarkMasqBit
+	}
+	if chain := w.ExternalSetMarkChain; chain != nil {
+		c.options.MarkChain = *chain
+		if *chain == "" {
+			problems.Add(cni.Refuse("externalSetMarkChain", "", chainNameReason))
+		}
+		if w.MarkMasqBit != nil {
+			problems.Add(cni.Refuse("markMasqBit", *w.MarkMasqBit,
+				"cannot be set together with externalSetMarkChain, which decides the mark").
+				Suggest("leave out one of them"))
+		}
+	}
+	problems.Add(c.options.check())
+	problems.Add(c.resolveBackend())
+	c.mappings, err = parseMappings(w.RuntimeConfig.PortMappings)
+	problems.Add(err)
+	return c
+}
+
+// resolveBackend sets the backend that other keys require. It returns an error if keys contradict each other.
+func (c *config) resolveBackend() error {
+	keys := map[ipt.Backend][]string{}
+	if c.options.MarkChain != "" {
+		keys[iptables] = append(keys[iptables], "externalSetMarkChain")
+	}
+	for _, f := range nft.Families() {
+		if tokens, key := c.options.conditions(f); len(tokens) > 0 {
+			keys[syntaxOf(tokens)] = append(keys[syntaxOf(tokens)], key)
+		}
+	}
+	if len(keys[nftables]) > 0 && len(keys[iptables]) > 0 {
+		return cni.Refuse(keys[nftables][0], nil,
+			fmt.Sprintf("in the syntax of nftables, but %s is for iptables", keys[iptables][0]))
+	}
+	for required, list := range keys {
+		if c.backend != auto && c.backend != required {
+			return cni.Refuse("backend", nil, fmt.Sprintf(
+				"%s backend was requested but configuration contains %s-specific options %v", c.backend, required,
+				list)).Suggest("leave backend out: it follows the other keys")
+		}
+		c.backend = required
+	}
+	return nil
+}
+
 // options are the keys that an attachment's rules depend on, except its ports.
 type options struct {
 	SNAT         bool     `json:"snat"`
@@ -72,7 +127,7 @@ func (o options) check() error {
 	var problems cni.Problems
 	problems.Add(cni.InRange("markMasqBit", &o.MarkBit, 0, 31))
 	if o.MarkChain != "" && !ipt.IsChainName(o.MarkChain) {
-		problems.Add(cni.Refuse("externalSetMarkChain", o.MarkChain, noChain))
+		problems.Add(cni.Refuse("externalSetMarkChain", o.MarkChain, chainNameReason))
 	}
 	for _, f := range nft.Families() {
 		tokens, key := o.conditions(f)
@@ -81,7 +136,7 @@ func (o options) check() error {
 	return problems.Err()
 }
 
-const noChain = "is not a valid chain name (1 to 28 bytes, no blank, not beginning with - or !)"
+const chainNameReason = "is not a valid chain name (1 to 28 bytes, no blank, not beginning with - or !)"
 
 // mapping is one entry of portMappings: a port of the host and one of the container.
 type mapping struct {
@@ -116,61 +171,6 @@ func (p proto) String() string {
 	return ""
 }
 
-const defaultMarkBit = 13
-
-func parseConfig(_ *skel.Request, w wireConfig, problems *cni.Problems) config {
-	c := config{options: options{SNAT: w.SNAT == nil || *w.SNAT, MasqAll: w.MasqAll, MarkBit: defaultMarkBit,
-		ConditionsV4: slices.Concat(w.ConditionsV4), ConditionsV6: slices.Concat(w.ConditionsV6)}} // nil for []
-	var err error
-	c.backend, err = ipt.ParseBackend("backend", w.Backend)
-	problems.Add(err)
-	if w.MarkMasqBit != nil {
-		c.options.MarkBit = *w.MarkMasqBit
-	}
-	if chain := w.ExternalSetMarkChain; chain != nil {
-		c.options.MarkChain = *chain
-		if *chain == "" {
-			problems.Add(cni.Refuse("externalSetMarkChain", "", noChain))
-		}
-		if w.MarkMasqBit != nil {
-			problems.Add(cni.Refuse("markMasqBit", *w.MarkMasqBit,
-				"cannot be set together with externalSetMarkChain, which decides the mark").
-				Suggest("leave out one of them"))
-		}
-	}
-	problems.Add(c.options.check())
-	problems.Add(c.parseSyntax())
-	c.mappings, err = parseMappings(w.RuntimeConfig.PortMappings)
-	problems.Add(err)
-	return c
-}
-
-// parseSyntax sets the backend that other keys require. It returns an error if keys contradict each other.
-func (c *config) parseSyntax() error {
-	keys := map[ipt.Backend][]string{}
-	if c.options.MarkChain != "" {
-		keys[iptables] = append(keys[iptables], "externalSetMarkChain")
-	}
-	for _, f := range nft.Families() {
-		if tokens, key := c.options.conditions(f); len(tokens) > 0 {
-			keys[syntaxOf(tokens)] = append(keys[syntaxOf(tokens)], key)
-		}
-	}
-	if len(keys[nftables]) > 0 && len(keys[iptables]) > 0 {
-		return cni.Refuse(keys[nftables][0], nil,
-			fmt.Sprintf("in the syntax of nftables, but %s is for iptables", keys[iptables][0]))
-	}
-	for needed, list := range keys {
-		if c.backend != auto && c.backend != needed {
-			return cni.Refuse("backend", nil, fmt.Sprintf(
-				"%s backend was requested but configuration contains %s-specific options %v", c.backend, needed, list)).
-				Suggest("leave backend out: it follows the other keys")
-		}
-		c.backend = needed
-	}
-	return nil
-}
-
 // syntaxOf returns the backend whose syntax a condition has.
 func syntaxOf(tokens []string) ipt.Backend {
 	if first := tokens[0]; strings.HasPrefix(first, "-") || strings.HasPrefix(first, "!") {
@@ -179,9 +179,9 @@ func syntaxOf(tokens []string) ipt.Backend {
 	return nftables
 }
 
-// namesModprobe reports whether a token is iptables' option -M, --modprobe or an abbreviation. The options --mode and
+// isModprobe reports whether a token is iptables' option -M, --modprobe or an abbreviation. The options --mode and
 // --monthdays of matches are not treated as abbreviations.
-func namesModprobe(token string) bool {
+func isModprobe(token string) bool {
 	short, isOption := strings.CutPrefix(token, "-")
 	long, _, _ := strings.Cut(token, "=")
 	return isOption && strings.HasPrefix(strings.TrimLeft(short, "fbvnx46"), "M") ||
@@ -189,7 +189,8 @@ func namesModprobe(token string) bool {
 }
 
 // isStatement reports whether a token belongs to a statement of nft that changes packets or sets, adds a set to the
-// table, or refers to another set or chain. An at sign also begins raw payload expressions, such as @th,16,16.
+// table, or refers to another set or chain. "@" begins the name of a set, but also a raw payload expression, such as
+// @th,16,16, which is permitted.
 func isStatement(token string) bool {
 	_, rest, hasAt := strings.Cut(token, "@")
 	headers := []string{"ll,", "nh,", "th,", "ih,"}
@@ -232,24 +233,24 @@ func checkTokens(key string, tokens []string) error {
 		if syntaxOf(tokens) == iptables && rules > rulesMax {
 			return cni.Refuse(key, nil, fmt.Sprintf("has lists of addresses that make more than %d rules", rulesMax))
 		}
-		where := fmt.Sprintf("%s[%d]", key, i)
+		path := fmt.Sprintf("%s[%d]", key, i)
 		switch {
 		case t == "":
-			problems.Add(cni.Refuse(where, t, "is empty"))
+			problems.Add(cni.Refuse(path, t, "is empty"))
 		case strings.ContainsFunc(t, unicode.IsControl):
-			problems.Add(cni.Refuse(where, t, "has a control character"))
+			problems.Add(cni.Refuse(path, t, "has a control character"))
 		case syntaxOf(tokens) == nftables && strings.ContainsAny(t, ";#"):
-			problems.Add(cni.Refuse(where, t, "would end the condition"))
+			problems.Add(cni.Refuse(path, t, "would end the condition"))
 		case syntaxOf(tokens) == nftables && isStatement(t):
-			problems.Add(cni.Refuse(where, t, "is not a match: it names or changes more than the network's ports"))
-		case syntaxOf(tokens) == iptables && namesModprobe(t):
-			problems.Add(cni.Refuse(where, t, "is not a match: it names a program that iptables runs"))
+			problems.Add(cni.Refuse(path, t, "is not a match: it names or changes more than the network's ports"))
+		case syntaxOf(tokens) == iptables && isModprobe(t):
+			problems.Add(cni.Refuse(path, t, "is not a match: it names a program that iptables runs"))
 		}
 	}
 	return problems.Err()
 }
 
-// hostAddrs returns the host's addresses that the mapping is for: one, or the unspecified address of each family.
+// hostAddrs returns the mapping's address on the host, or the unspecified address of each family.
 func (m mapping) hostAddrs() []netip.Addr {
 	if m.HostIP.IsValid() {
 		return []netip.Addr{m.HostIP}
@@ -257,9 +258,9 @@ func (m mapping) hostAddrs() []netip.Addr {
 	return []netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()}
 }
 
-// parseMappings checks and returns the entries. It omits an entry that repeats another one.
+// parseMappings checks and returns the entries. It omits duplicate entries.
 func parseMappings(wire []wireMapping) (out []mapping, err error) {
-	targets := map[hostPort]uint16{} // container ports
+	targets := map[hostPort]uint16{} // container port of each host port
 	var problems cni.Problems
 	for i, w := range wire {
 		entry := fmt.Sprintf("runtimeConfig.portMappings[%d]", i)
@@ -270,15 +271,15 @@ func parseMappings(wire []wireMapping) (out []mapping, err error) {
 		}
 		isNew := false
 		for _, addr := range m.hostAddrs() {
-			at := hostPort{Proto: m.Proto, Addr: addr, Port: m.HostPort}
-			port, known := targets[at]
-			if known && port != m.ContainerPort {
+			port := hostPort{Proto: m.Proto, Addr: addr, Port: m.HostPort}
+			target, exists := targets[port]
+			if exists && target != m.ContainerPort {
 				problems.Add(cni.Refuse(entry, nil,
-					fmt.Sprintf("host port %s is already forwarded to container port %d, not to %d", at, port,
+					fmt.Sprintf("host port %s is already forwarded to container port %d, not to %d", port, target,
 						m.ContainerPort)))
 			}
-			if !known {
-				targets[at], isNew = m.ContainerPort, true
+			if !exists {
+				targets[port], isNew = m.ContainerPort, true
 			}
 		}
 		if isNew {

@@ -509,7 +509,7 @@ func FuzzRecord(f *testing.F) {
 			}
 		}
 		for _, it := range st.items() {
-			if _, ok := chainNamed(it.Goto); !ok && it.Goto != "" {
+			if _, ok := chainByName(it.Goto); !ok && it.Goto != "" {
 				t.Fatalf("%q", it.Goto)
 			}
 		}

@@ -10,32 +10,32 @@ import (
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
-const loopbackIndex = 1 // index of lo in every namespace. The kernel's routes to the host's own addresses use it
+const loopbackIndex = 1 // index of lo in every namespace; the kernel's routes to the host's own addresses use it
 
-const flushPasses = 5 // maximum number of passes of flushAdded. A flow that is recreated after the last pass stays
+const flushPasses = 5 // maximum number of passes of flushAdded; a flow that is recreated after the last pass stays
 
 // flushAdded deletes the UDP flows to the records' host ports that are older than the rules, so that their next packet
 // is translated. It deletes only flows to the host itself.
 func flushAdded(host *rtnl.Conn, records ...*record) error {
 	isLocal := map[netip.Addr]bool{}
-	isOutdated := outdatedFlows(func(addr netip.Addr) bool {
-		if _, known := isLocal[addr]; !known {
+	isStale := staleFlows(func(addr netip.Addr) bool {
+		if _, hasResult := isLocal[addr]; !hasResult {
 			index, err := host.RouteTo(addr)
 			isLocal[addr] = err == nil && index == loopbackIndex
 		}
 		return isLocal[addr]
 	})
 	for range flushPasses {
-		if n, err := deleteUDP(records, isOutdated); err != nil || n == 0 {
+		if n, err := deleteUDP(records, isStale); err != nil || n == 0 {
 			return err
 		}
 	}
 	return nil
 }
 
-// outdatedFlows returns a function that selects the flows that are older than the rules. A reply of the host that is in
+// staleFlows returns a function that selects the flows that are older than the rules. A reply of the host that is in
 // flight can recreate a deleted flow in the opposite direction. A later pass selects the recreated flow.
-func outdatedFlows(isLocal func(netip.Addr) bool) func(ports []hostPort, f nft.Flow) bool {
+func staleFlows(isLocal func(netip.Addr) bool) func(ports []hostPort, f nft.Flow) bool {
 	deleted := map[[2]netip.AddrPort]bool{} // by source and destination
 	return func(ports []hostPort, f nft.Flow) bool {
 		if f.Translated() {
@@ -44,11 +44,11 @@ func outdatedFlows(isLocal func(netip.Addr) bool) func(ports []hostPort, f nft.F
 		if deleted[[2]netip.AddrPort{f.Destination, f.Source}] {
 			return true
 		}
-		isOld := len(ports) > 0 && isLocal(f.Destination.Addr())
-		if isOld {
+		isStale := len(ports) > 0 && isLocal(f.Destination.Addr())
+		if isStale {
 			deleted[[2]netip.AddrPort{f.Source, f.Destination}] = true
 		}
-		return isOld
+		return isStale
 	}
 }
 
@@ -60,9 +60,9 @@ func (c call) flushRemoved(r *record) error {
 	return err
 }
 
-// deleteUDP deletes the UDP flows that match selects, and returns their number. match gets a flow and the host ports
-// that its destination has. Without UDP host ports, deleteUDP reads no flows.
-func deleteUDP(records []*record, match func(ports []hostPort, f nft.Flow) bool) (deleted int, err error) {
+// deleteUDP deletes the UDP flows for which matches returns true, and returns their number. ports are the host ports at
+// the flow's destination. Without UDP host ports, deleteUDP reads no flows.
+func deleteUDP(records []*record, matches func(ports []hostPort, f nft.Flow) bool) (count int, err error) {
 	for _, family := range nft.Families() {
 		byPort := map[uint16][]hostPort{}
 		for _, r := range records {
@@ -82,12 +82,12 @@ func deleteUDP(records []*record, match func(ports []hostPort, f nft.Flow) bool)
 					ports = append(ports, p)
 				}
 			}
-			return match(ports, f)
+			return matches(ports, f)
 		})
-		deleted += n
+		count += n
 		if err != nil {
-			return deleted, err
+			return count, err
 		}
 	}
-	return deleted, nil
+	return count, nil
 }

@@ -33,10 +33,10 @@ func unspecified(f nft.Family) netip.Addr {
 	return netip.IPv6Unspecified()
 }
 
-// conflicts reports whether two host ports conflict, by the rules of bind(2): the unspecified address conflicts with
+// isConflict reports whether two host ports conflict, by the rules of bind(2): the unspecified address conflicts with
 // each address of the host, and different addresses do not conflict. An address that the host does not have conflicts
-// only with itself. Otherwise a configuration with such an address would keep all other containers from the port.
-func (p hostPort) conflicts(other hostPort, isLocal func(netip.Addr) bool) bool {
+// only with itself, so that a configuration with such an address does not keep all other containers from the port.
+func (p hostPort) isConflict(other hostPort, isLocal func(netip.Addr) bool) bool {
 	if p.Proto != other.Proto || p.Port != other.Port || p.Addr.Is4() != other.Addr.Is4() {
 		return false
 	}
@@ -44,31 +44,31 @@ func (p hostPort) conflicts(other hostPort, isLocal func(netip.Addr) bool) bool 
 		other.Addr.IsUnspecified() && isLocal(p.Addr)
 }
 
-// conflicts returns the wanted ports that conflict with a held port, and the held port of the first conflict.
-func (c call) conflicts(wanted, held []hostPort) (taken []hostPort, by hostPort) {
+// conflicts returns the wanted ports that conflict with a port of the owner, and the owner's port of the first one.
+func (c call) conflicts(wanted, ownerPorts []hostPort) (out []hostPort, first hostPort) {
 	for _, w := range wanted {
-		i := slices.IndexFunc(held, func(h hostPort) bool { return w.conflicts(h, c.isLocal) })
+		i := slices.IndexFunc(ownerPorts, func(o hostPort) bool { return w.isConflict(o, c.isLocal) })
 		if i < 0 {
 			continue
 		}
-		if taken == nil {
-			by = held[i]
+		if out == nil {
+			first = ownerPorts[i]
 		}
-		taken = append(taken, w)
+		out = append(out, w)
 	}
-	return taken, by
+	return out, first
 }
 
-// hostPorts returns the record's host ports in the families of the container's addresses, without skipped ones.
+// hostPorts returns the record's host ports in the families of the container's addresses, except skipped ports.
 func (r *record) hostPorts() (out []hostPort) {
 	for _, a := range r.Addrs {
-		out = append(out, r.portsTo(a)...)
+		out = append(out, r.addrPorts(a)...)
 	}
 	return out
 }
 
-// portsTo returns the host ports that are forwarded to an address.
-func (r *record) portsTo(a address) (out []hostPort) {
+// addrPorts returns the host ports that are forwarded to an address.
+func (r *record) addrPorts(a address) (out []hostPort) {
 	seen := map[hostPort]bool{}
 	for _, p := range r.Skipped {
 		seen[p] = true
@@ -85,8 +85,9 @@ func (r *record) portsTo(a address) (out []hostPort) {
 	return out
 }
 
+// publishedAddrs returns the addresses to which host ports are forwarded.
 func (r *record) publishedAddrs() []address {
-	return slices.DeleteFunc(slices.Clone(r.Addrs), func(a address) bool { return len(r.portsTo(a)) == 0 })
+	return slices.DeleteFunc(slices.Clone(r.Addrs), func(a address) bool { return len(r.addrPorts(a)) == 0 })
 }
 
 // trimLocalnet clears Localnet if there is no IPv4 host port, because only such ports need route_localnet.

@@ -34,7 +34,7 @@ const (
 	multiportMax = 15 // maximum number of ports in the match multiport
 )
 
-const entryPrefix = "dnat " // begins the comments of jumps to containers' chains
+const entryPrefix = "dnat " // beginning of the comments on entry rules, which jump to containers' chains
 
 // natChain identifies a chain in table nat: CNI-HOSTPORT-DNAT, or a chain that it jumps to.
 func natChain(f nft.Family, name string) ipt.Chain {
@@ -51,13 +51,14 @@ func (r *record) chainAddrs() []address {
 	return r.publishedAddrs()
 }
 
-// variants returns the variants that have the chain. Without its program, iptables-legacy is assumed to lack it.
+// variants returns the variants that have the chain. If the program of iptables-legacy is missing, it is assumed not to
+// have the chain.
 func (c call) variants(ctx context.Context, chain ipt.Chain) ([]ipt.Variant, error) {
-	where, err := chain.Variants(ctx, c.NF)
+	variants, err := chain.Variants(ctx, c.NF)
 	if ipt.NotInstalled(err) {
 		err = nil
 	}
-	return where, err
+	return variants, err
 }
 
 // chainSharers returns the records of the attachments that share r's chain: the container's other attachments to the
@@ -76,21 +77,21 @@ func (c call) addChain(ctx context.Context, s *store, r *record, a address) erro
 	if err != nil {
 		return err
 	}
-	own, err := c.variants(ctx, natChain(a.family(), r.chain()))
+	variants, err := c.variants(ctx, natChain(a.family(), r.chain()))
 	if err != nil {
 		return err
 	}
-	if len(own) > 0 {
+	if len(variants) > 0 {
 		others, err := chainSharers(s, r)
 		if err == nil && len(others) == 0 { // the chain is from an ADD without DEL, or the reference plugin's
-			err, own = c.delChains(ctx, s, r, a.family()), nil
+			err, variants = c.delChains(ctx, s, r, a.family()), nil
 		}
 		if err != nil {
 			return err
 		}
 	}
-	if len(own) == 0 {
-		err := tool.Restore(ctx, natTable, r.quickLines(a))
+	if len(variants) == 0 {
+		err := tool.Restore(ctx, natTable, r.newChainLines(a))
 		if err == nil || ctx.Err() != nil || errors.Is(err, statefile.ErrBusy) {
 			return err
 		}
@@ -131,9 +132,9 @@ func rulesOf(chain ipt.Chain, all []*record) (rules, entries []ipt.Rule) {
 	return rules, entries
 }
 
-// quickLines returns lines that add the chain without reading the table. iptables-restore fails if a shared rule is
-// missing, which is unusual.
-func (r *record) quickLines(a address) (lines []string) {
+// newChainLines returns lines for iptables-restore that add the chain, so that the table need not be read. They fail if
+// a shared rule is missing, which is unusual.
+func (r *record) newChainLines(a address) (lines []string) {
 	e := &ipt.Edit{}
 	e.Chains, e.Rules = r.sharedRules()
 	for _, rule := range e.Rules {
@@ -170,12 +171,12 @@ func (c call) delChains(ctx context.Context, s *store, r *record, families ...nf
 	var errs []error
 	for _, f := range families {
 		for _, chain := range []ipt.Chain{natChain(f, r.chain()), referenceSNATChain(f, r)} {
-			where, err := chain.Variants(ctx, c.NF)
+			variants, err := chain.Variants(ctx, c.NF)
 			errs = append(errs, err)
-			for _, v := range where {
-				shared, err := others()
+			for _, v := range variants {
+				sharers, err := others()
 				if err == nil {
-					err = c.delChain(ctx, chain, v, shared)
+					err = c.delChain(ctx, chain, v, sharers)
 				}
 				if err != nil {
 					err = fmt.Errorf("chain %q of table nat (%s, iptables-%s): %w", chain.Name, f, v, err)
@@ -199,7 +200,6 @@ func (c call) delChain(ctx context.Context, chain ipt.Chain, v ipt.Variant, othe
 	})
 }
 
-// verifyIPTables verifies that iptables has the attachment's rules and the shared ones.
 func (c call) verifyIPTables(ctx context.Context, r *record) error {
 	var diffs []error
 	for _, a := range r.chainAddrs() {
@@ -214,7 +214,7 @@ func (c call) verifyIPTables(ctx context.Context, r *record) error {
 	return errors.Join(diffs...)
 }
 
-// missingRules returns the rules that the attachment needs, its own and the shared ones, and that are not in live.
+// missingRules returns the attachment's rules and the shared rules that are not in live.
 func (r *record) missingRules(a address, live []ipt.Rule) []ipt.Rule {
 	// The order in the chain matters: the rule that sets the fwmark must precede the one that translates.
 	_, shared := r.sharedRules()
@@ -229,8 +229,8 @@ func (r *record) missingRules(a address, live []ipt.Rule) []ipt.Rule {
 
 // isEntry compares entry rules without their conditions, which iptables lists in another form.
 func isEntry(want, live ipt.Rule) bool {
-	same := func(option string) bool { return want.Option(option) == live.Option(option) }
-	return want.Chain == live.Chain && same("--comment") && same("-p") && same("--dports") && same("-j")
+	isSame := func(option string) bool { return want.Option(option) == live.Option(option) }
+	return want.Chain == live.Chain && isSame("--comment") && isSame("-p") && isSame("--dports") && isSame("-j")
 }
 
 // sharedRules returns the chains and rules that all containers use, in the form in which iptables lists them.
@@ -250,7 +250,7 @@ func (r *record) sharedRules() (chains []string, rules []ipt.Rule) {
 }
 
 // entryRules returns the jumps to the container's chain, one for each protocol and fifteen ports. Like the reference
-// plugin's, they include ports of the other family, but not ports that are skipped in this one.
+// plugin's, they include ports of the other family, but no ports that are skipped in family f.
 func (r *record) entryRules(f nft.Family) (out []ipt.Rule) {
 	ports := map[string][]string{}
 	for _, m := range r.Mappings {
@@ -275,10 +275,10 @@ func (r *record) entryRules(f nft.Family) (out []ipt.Rule) {
 	return out
 }
 
-// tryConditions has iptables parse the attachment's conditions. It runs before the call locks the records, because
+// testConditions has iptables parse the attachment's conditions. It runs before the call locks the records, because
 // iptables may take long for text from a configuration.
-func (r *record) tryConditions(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, tryTime)
+func (r *record) testConditions(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, testTimeout)
 	defer cancel()
 	for _, a := range r.chainAddrs() {
 		conditions, key := r.Options.conditions(a.family())
@@ -304,27 +304,27 @@ func (r *record) tryConditions(ctx context.Context) error {
 	return nil
 }
 
-const tryTime = 10 * time.Second // timeout for parsing conditions
+const testTimeout = 10 * time.Second // time limit of testConditions
 
 // chainRules returns the rules in the container's chain: for each port, the rules that set the fwmark, and then the
 // rule that translates.
 func (r *record) chainRules(a address) (out []ipt.Rule) {
-	mark := cmp.Or(r.Options.MarkChain, hostportSetMark)
-	for _, p := range r.portsTo(a) {
+	markChain := cmp.Or(r.Options.MarkChain, hostportSetMark)
+	for _, p := range r.addrPorts(a) {
 		var match []string
 		if !p.Addr.IsUnspecified() {
 			match = append(match, "-d", netip.PrefixFrom(p.Addr, p.Addr.BitLen()).String())
 		}
 		match = append(match, "-p", p.Proto.String(), "-m", p.Proto.String(), "--dport", strconv.Itoa(int(p.Port)))
-		for _, from := range r.masqueradeMatches(a) {
-			out = append(out, ipt.NewRule(r.chain(), append(slices.Concat(from, match), "-j", mark)...))
+		for _, source := range r.masqueradeMatches(a) {
+			out = append(out, ipt.NewRule(r.chain(), append(slices.Concat(source, match), "-j", markChain)...))
 		}
 		out = append(out, ipt.NewRule(r.chain(), append(match, "-j", "DNAT", "--to-destination", p.To.String())...))
 	}
 	return out
 }
 
-// masqueradeMatches returns matches that select the packets to be masqueraded by their source.
+// masqueradeMatches returns matches of the sources whose packets are masqueraded. A nil match selects all packets.
 func (r *record) masqueradeMatches(a address) [][]string {
 	switch {
 	case !r.Options.SNAT:

@@ -13,15 +13,14 @@ import (
 	"github.com/hawser-cni/plugins/pkg/sysctl"
 )
 
-// guardComment is the first part of the comment on a link's element in the guard. The value of route_localnet before
-// the link's first user follows.
+// guardComment precedes the value of PriorLocalnet in the comment on a link's element in the guard.
 const guardComment = "route_localnet was "
 
 // localnet returns the sysctl that makes the kernel route packets between 127.0.0.0/8 and the link.
 func localnet(link string) sysctl.Key { return sysctl.Net("ipv4", "conf", link, "route_localnet") }
 
-// stageGuard stages the element of the record's link in the guard, and sets LocalnetWas in the record. If the link has
-// users, the value is in the guard or, if the guard was flushed, in another record.
+// stageGuard stages the element of the record's link in the guard, and sets PriorLocalnet in the record. If the link
+// already has users, the value is in the guard or, if the guard was flushed, in another record.
 func stageGuard(tx *nft.Tx, s *store, r *record) error {
 	if r.Localnet == "" {
 		return nil
@@ -32,27 +31,27 @@ func stageGuard(tx *nft.Tx, s *store, r *record) error {
 		return err
 	}
 	if live[0] != nil {
-		r.LocalnetWas = strings.TrimPrefix(live[0].Comment, guardComment)
+		r.PriorLocalnet = strings.TrimPrefix(live[0].Comment, guardComment)
 		return nil
 	}
-	if r.LocalnetWas, err = localnet(r.Localnet).Read(); err != nil {
+	if r.PriorLocalnet, err = localnet(r.Localnet).Read(); err != nil {
 		return err
 	}
-	if r.LocalnetWas != "0" {
+	if r.PriorLocalnet != "0" {
 		_, err = s.Any(func(o record) bool {
 			if o.Localnet == r.Localnet {
-				r.LocalnetWas = o.LocalnetWas
+				r.PriorLocalnet = o.PriorLocalnet
 			}
 			return o.Localnet == r.Localnet
 		})
 	}
-	tx.Add(table, localnetSet, nft.Element{Key: key, Comment: guardComment + r.LocalnetWas})
+	tx.Add(table, localnetSet, nft.Element{Key: key, Comment: guardComment + r.PriorLocalnet})
 	return err
 }
 
 func (r *record) guardItem() nft.Item {
 	return nft.Item{Set: localnetSet, Name: fmt.Sprintf("interface %q", r.Localnet),
-		Owner: r.Mark(), Element: nft.Element{Key: nft.IfNameKey(r.Localnet), Comment: guardComment + r.LocalnetWas}}
+		Owner: r.Mark(), Element: nft.Element{Key: nft.IfNameKey(r.Localnet), Comment: guardComment + r.PriorLocalnet}}
 }
 
 // releaseLocalnet resets route_localnet of the record's link if it was 0, and stages the deletion of the link's element
@@ -62,12 +61,12 @@ func releaseLocalnet(tx *nft.Tx, r *record) error {
 	if err != nil {
 		return err
 	}
-	was := r.LocalnetWas
+	prior := r.PriorLocalnet
 	if live[0] != nil {
-		was = strings.TrimPrefix(live[0].Comment, guardComment)
+		prior = strings.TrimPrefix(live[0].Comment, guardComment)
 		tx.Delete(table, localnetSet, *live[0])
 	}
-	if was != "0" {
+	if prior != "0" {
 		return nil
 	}
 	err = localnet(r.Localnet).Write("0")
@@ -77,13 +76,13 @@ func releaseLocalnet(tx *nft.Tx, r *record) error {
 	return err
 }
 
-// sweepGuard releases the interfaces in the guard that isNamed selects and that no longer exist or, by their alias,
-// belong to the attachment. No other attachment can need their elements.
-func (c call) sweepGuard(ctx context.Context, isNamed func(string) bool) error {
+// sweepGuard releases the links in the guard that no other attachment can need, because they no longer exist or, by
+// their alias, belong to the attachment. matches selects links by their names.
+func (c call) sweepGuard(ctx context.Context, matches func(name string) bool) error {
 	live, err := c.NF.Elements(table, localnetSet)
 	for _, e := range live {
 		name := strings.TrimRight(string(e.Key), "\x00")
-		if !isNamed(name) {
+		if !matches(name) {
 			continue
 		}
 		link, linkErr := c.Host.Link(name)
@@ -95,7 +94,7 @@ func (c call) sweepGuard(ctx context.Context, isNamed func(string) bool) error {
 	return err
 }
 
-// verifyLocalnet verifies that host ports of 127.0.0.1 work and, unless the reference plugin added them, are guarded.
+// verifyLocalnet verifies route_localnet of the link and, unless the reference plugin set it, the guard.
 func (c call) verifyLocalnet(link string, hasGuard bool) error {
 	if link == "" {
 		return nil

@@ -509,10 +509,10 @@ var _ = It("an answer of the host that recreates a flow is deleted with it", fun
 	asked := nft.Flow{Source: sender, Destination: host, ReplySource: host}
 	answered := nft.Flow{Source: host, Destination: sender, ReplySource: sender}
 	at := []hostPort{{Addr: host.Addr()}}
-	isOld := outdatedFlows(func(netip.Addr) bool { return true })
-	Expect(isOld(nil, answered)).To(BeFalse(), "a flow of the host's own")
-	Expect(isOld(at, asked)).To(BeTrue())
-	Expect(isOld(nil, answered)).To(BeTrue())
+	isStale := staleFlows(func(netip.Addr) bool { return true })
+	Expect(isStale(nil, answered)).To(BeFalse(), "a flow of the host's own")
+	Expect(isStale(at, asked)).To(BeTrue())
+	Expect(isStale(nil, answered)).To(BeTrue())
 	asked.ReplySource = netip.MustParseAddrPort("10.1.0.2:5353")
-	Expect(isOld(at, asked)).To(BeFalse(), "it has taken the new way")
+	Expect(isStale(at, asked)).To(BeFalse(), "it has taken the new way")
 })

@@ -22,8 +22,8 @@ import (
 const nftProgram = "nft" // used only to parse conditions, which are written in its language
 
 // compileConditions runs nft(8) to add the rules with the attachment's conditions. Until then, packets to its host
-// ports are not translated. Because nft parses text of a configuration, no lock is held while it runs, and it cannot
-// look up names.
+// ports are not translated. Because nft parses text of a configuration, it runs without the lock of the records, and
+// cannot resolve names.
 func (r *record) compileConditions(ctx context.Context) error {
 	if r.Backend != nftables {
 		return nil
@@ -60,11 +60,11 @@ func (c call) delNFTables(ctx context.Context, s *store, r *record) error {
 	}
 	isLast := r.Localnet != ""
 	if isLast {
-		used, err := s.Any(func(o record) bool { return o.Localnet == r.Localnet && o.Hash() != r.Hash() })
+		isUsed, err := s.Any(func(o record) bool { return o.Localnet == r.Localnet && o.Hash() != r.Hash() })
 		if err != nil {
 			return err
 		}
-		isLast = !used
+		isLast = !isUsed
 	}
 	chains := r.ownChains()
 	if len(found) == 0 && len(chains) == 0 && !isLast {
@@ -91,28 +91,28 @@ func (c call) verifyNFTables(r *record) error {
 		if err != nil {
 			return err
 		}
-		if len(rules) != 1 || rules[0].Target != r.afterConditions(a) {
+		if len(rules) != 1 || rules[0].Target != r.conditionTarget(a) {
 			_, key := r.Options.conditions(a.family())
 			diffs = append(diffs, cni.Drift("nftables chain %q: does not have the rule of %s", chain, key))
 		}
-		if masq, ok := chainNamed(r.masqChain(a)); ok {
+		if masq, ok := chainByName(r.masqChain(a)); ok {
 			diffs = append(diffs, c.NF.Verify(nft.Layout{Table: table, Chains: []nft.Chain{masq}}))
 		}
 	}
 	return errors.Join(diffs...)
 }
 
-// restore restores elements and shared rules from the records, but no chains with conditions. Like DEL, it holds the
-// lock of the records.
+// restore restores elements and shared rules from the records, but no attachments with conditions. Like DEL, it holds
+// the lock of the records.
 func restore(ctx context.Context, all []*skel.Request) map[string]error {
 	nf, host := nft.New(), rtnl.Host()
 	defer func() { _ = errors.Join(nf.Close(), host.Close()) }()
 	missing, restored := map[string]error{}, []*record{}
 	_ = records().Locked(ctx, func(s *store) error { // best effort: CHECK reports what is still missing
-		byBit := [32][]nft.Item{} // by the bit of the fwmark
+		byBit := [32][]nft.Item{} // items by the bit of the fwmark
 		for _, req := range all {
 			r, ok, err := s.Get(req.Hash())
-			if err != nil || r.restorable(ok, req) != nil || r.Backend != nftables || len(r.ownChains()) > 0 {
+			if err != nil || r.checkRestorable(ok, req) != nil || r.Backend != nftables || len(r.ownChains()) > 0 {
 				continue
 			}
 			restored = append(restored, &r)
@@ -123,8 +123,8 @@ func restore(ctx context.Context, all []*skel.Request) map[string]error {
 			byBit[r.Options.MarkBit] = append(byBit[r.Options.MarkBit], items...)
 		}
 		for bit, items := range byBit {
-			some, _ := owned(bit).Restore(ctx, nf, items, netplugin.AttachedFunc(all))
-			maps.Copy(missing, some)
+			part, _ := owned(bit).Restore(ctx, nf, items, netplugin.AttachedFunc(all))
+			maps.Copy(missing, part)
 		}
 		if len(missing) == 0 {
 			return nil
@@ -149,12 +149,12 @@ const (
 
 // The maps and chains of a family. layoutName returns their full names.
 const (
-	anyMap = ""    // host port of all addresses : container
-	atMap  = "_at" // host port of one address : container
+	portMap     = ""    // host port of all addresses : container
+	addrPortMap = "_at" // host port of one address : container
 	// Host port : chain that packets pass before one of the above maps translates them. The chain sets the fwmark of
 	// packets to be masqueraded, or has conditions.
-	anyVia = "_via"
-	atVia  = "_at_via"
+	portChainMap     = "_via"
+	addrPortChainMap = "_at_via"
 
 	localChain = "_local"
 	dnatChain  = "_dnat"
@@ -181,16 +181,16 @@ func sharedLayout(bit int) nft.Layout {
 	guard := guardLayout()
 	l.Sets = append(l.Sets, guard.Sets...)
 	l.Chains = append(l.Chains, guard.Chains...)
-	// No packet to a container can have the source ::1, so packets to ::1 are not translated. The host answers.
+	// Packets to ::1 are not translated, because they have the source ::1, which no packet to a container can have.
 	loopback6 := nft.Rule{nft.InPrefix(nft.IP6Daddr, netip.PrefixFrom(netip.IPv6Loopback(), 128)), nft.Return()}
 	l.Chains = append(l.Chains,
-		nft.Chain{Name: preroutingChain, Comment: "host ports of what arrives",
+		nft.Chain{Name: preroutingChain, Comment: "host ports of packets that arrive",
 			Hook: &nft.Hook{Type: "nat", Point: nft.Prerouting, Priority: dnatPriority}, Rules: local},
-		nft.Chain{Name: outputChain, Comment: "host ports of what the host sends to itself",
+		nft.Chain{Name: outputChain, Comment: "host ports of packets that the host sends to itself",
 			Hook:  &nft.Hook{Type: "nat", Point: nft.Output, Priority: dnatPriority},
 			Rules: append([]nft.Rule{loopback6}, local...)},
 		nft.Chain{Name: fmt.Sprintf("portmap_snat%d_v1", bit),
-			Comment: "masquerade of what was marked on its way to a host port",
+			Comment: "masquerade of marked packets to host ports",
 			Hook:    &nft.Hook{Type: "nat", Point: nft.Postrouting, Priority: snatPriority},
 			Rules:   []nft.Rule{{nft.CtTranslated(), nft.FwmarkHas(1 << bit), nft.Masquerade()}}},
 	)
@@ -198,29 +198,30 @@ func sharedLayout(bit int) nft.Layout {
 }
 
 func mapsOf(f nft.Family) []nft.Set {
-	service := []nft.Type{nft.InetProto, nft.InetService}
-	at := []nft.Type{nft.InetProto, f.Addr(), nft.InetService}
-	to := []nft.Type{f.Addr(), nft.InetService}
+	port := []nft.Type{nft.InetProto, nft.InetService}
+	addrPort := []nft.Type{nft.InetProto, f.Addr(), nft.InetService}
+	target := []nft.Type{f.Addr(), nft.InetService}
 	verdict := []nft.Type{nft.Verdict}
 	return []nft.Set{
-		{Name: layoutName(f, anyMap), Key: service, Data: to, Comment: "host port : container"},
-		{Name: layoutName(f, atMap), Key: at, Data: to, Comment: "host address and port : container"},
-		{Name: layoutName(f, anyVia), Key: service, Data: verdict, Comment: "host port : chain on its way"},
-		{Name: layoutName(f, atVia), Key: at, Data: verdict, Comment: "host address and port : chain on its way"},
+		{Name: layoutName(f, portMap), Key: port, Data: target, Comment: "host port : container"},
+		{Name: layoutName(f, addrPortMap), Key: addrPort, Data: target, Comment: "host address and port : container"},
+		{Name: layoutName(f, portChainMap), Key: port, Data: verdict, Comment: "host port : first chain"},
+		{Name: layoutName(f, addrPortChainMap), Key: addrPort, Data: verdict,
+			Comment: "host address and port : first chain"},
 	}
 }
 
 func chainsOf(f nft.Family) []nft.Chain {
-	service := []nft.Field{nft.L4Proto, nft.THDport}
-	at := []nft.Field{nft.L4Proto, f.Daddr(), nft.THDport}
+	port := []nft.Field{nft.L4Proto, nft.THDport}
+	addrPort := []nft.Field{nft.L4Proto, f.Daddr(), nft.THDport}
 	return []nft.Chain{
 		{Name: layoutName(f, dnatChain), Rules: []nft.Rule{
-			{nft.DNATMap(f, layoutName(f, atMap), at...)},
-			{nft.DNATMap(f, layoutName(f, anyMap), service...)},
+			{nft.DNATMap(f, layoutName(f, addrPortMap), addrPort...)},
+			{nft.DNATMap(f, layoutName(f, portMap), port...)},
 		}},
 		{Name: layoutName(f, localChain), Rules: []nft.Rule{
-			{nft.VerdictMap(layoutName(f, atVia), at...)},
-			{nft.VerdictMap(layoutName(f, anyVia), service...)},
+			{nft.VerdictMap(layoutName(f, addrPortChainMap), addrPort...)},
+			{nft.VerdictMap(layoutName(f, portChainMap), port...)},
 			{nft.Goto(layoutName(f, dnatChain))},
 		}},
 	}
@@ -231,21 +232,21 @@ func chainsOf(f nft.Family) []nft.Chain {
 // passes the guard, so its rules compare the addresses before they look up the interface.
 func guardLayout() nft.Layout {
 	hook := &nft.Hook{Type: "filter", Point: nft.Prerouting, Priority: rawPriority}
-	in := nft.InSet(localnetSet, nft.IIFName)
-	to, from := nft.InPrefix(nft.IPDaddr, loopback4()), nft.InPrefix(nft.IPSaddr, loopback4())
+	link := nft.InSet(localnetSet, nft.IIFName)
+	daddr, saddr := nft.InPrefix(nft.IPDaddr, loopback4()), nft.InPrefix(nft.IPSaddr, loopback4())
 	return nft.Layout{
 		Table: table,
 		Sets:  []nft.Set{{Name: localnetSet, Key: []nft.Type{nft.IfName}, Comment: "interfaces with route_localnet"}},
-		Chains: []nft.Chain{{Name: guardChain, Comment: "nothing from or to 127.0.0.0/8 comes from containers",
-			Hook: hook, Rules: []nft.Rule{{to, in, nft.Drop()}, {from, in, nft.Drop()}},
+		Chains: []nft.Chain{{Name: guardChain, Comment: "no packets of containers from or to 127.0.0.0/8",
+			Hook: hook, Rules: []nft.Rule{{daddr, link, nft.Drop()}, {saddr, link, nft.Drop()}},
 			Former: []nft.Chain{{Name: formerGuard, Hook: hook,
-				Rules: []nft.Rule{{in, to, nft.Drop()}, {in, from, nft.Drop()}}}}}},
+				Rules: []nft.Rule{{link, daddr, nft.Drop()}, {link, saddr, nft.Drop()}}}}}},
 	}
 }
 
 // owned returns the layout for a bit of the fwmark, and the maps with the attachments' elements.
 func owned(bit int) nft.Owned {
-	o := nft.Owned{Layout: sharedLayout(bit), Chain: chainNamed}
+	o := nft.Owned{Layout: sharedLayout(bit), Chain: chainByName}
 	for _, f := range nft.Families() {
 		for _, m := range mapsOf(f) {
 			o.Sets = append(o.Sets, m.Name)
@@ -254,24 +255,24 @@ func owned(bit int) nft.Owned {
 	return o
 }
 
-// chainNamed returns a chain that elements go to, with the rules that its name determines. The rules of a chain with
-// conditions are added by nft(8).
-func chainNamed(name string) (nft.Chain, bool) {
+// chainByName returns a chain that elements go to, with the rules that its name determines. A chain with conditions has
+// no rules here, because nft(8) adds them.
+func chainByName(name string) (nft.Chain, bool) {
 	for _, f := range nft.Families() {
 		if strings.HasPrefix(name, layoutName(f, conditionChains)+"_") {
 			return nft.Chain{Name: name}, true
 		}
 		rest, isMasq := strings.CutPrefix(name, layoutName(f, masqChains)+"_")
-		number, from, _ := strings.Cut(rest, "_")
+		number, sources, _ := strings.Cut(rest, "_")
 		bit, err := strconv.Atoi(number)
 		if !isMasq || err != nil || bit < 0 || bit > 31 {
 			continue
 		}
-		fwmark, after := nft.FwmarkWith(1<<bit), nft.Rule{nft.Goto(layoutName(f, dnatChain))}
-		if from == "all" {
-			return nft.Chain{Name: name, Rules: []nft.Rule{{fwmark}, after}}, true
+		fwmark, dnat := nft.SetFwmark(1<<bit), nft.Rule{nft.Goto(layoutName(f, dnatChain))}
+		if sources == "all" {
+			return nft.Chain{Name: name, Rules: []nft.Rule{{fwmark}, dnat}}, true
 		}
-		prefix, err := netip.ParsePrefix(strings.ReplaceAll(from, "-", ":")) // nft does not accept colons in a name
+		prefix, err := netip.ParsePrefix(strings.ReplaceAll(sources, "-", ":")) // nft accepts no colons in a name
 		if err != nil {
 			continue
 		}
@@ -279,7 +280,7 @@ func chainNamed(name string) (nft.Chain, bool) {
 		if f == nft.IPv4 {
 			rules = append(rules, nft.Rule{nft.InPrefix(f.Saddr(), loopback4()), fwmark})
 		}
-		return nft.Chain{Name: name, Rules: append(rules, after)}, true
+		return nft.Chain{Name: name, Rules: append(rules, dnat)}, true
 	}
 	return nft.Chain{}, false
 }
@@ -289,11 +290,11 @@ func (r *record) masqChain(a address) string {
 	if !r.Options.SNAT {
 		return ""
 	}
-	from := "all"
+	sources := "all"
 	if !r.Options.MasqAll {
-		from = strings.ReplaceAll(a.MasqueradeFrom.String(), ":", "-")
+		sources = strings.ReplaceAll(a.MasqSources.String(), ":", "-")
 	}
-	return fmt.Sprintf("%s_%d_%s", layoutName(a.family(), masqChains), r.Options.MarkBit, from)
+	return fmt.Sprintf("%s_%d_%s", layoutName(a.family(), masqChains), r.Options.MarkBit, sources)
 }
 
 // conditionChain returns the name of the chain with the attachment's conditions, or "" if it has no conditions.
@@ -315,8 +316,8 @@ func (r *record) ownChains() (chains []string) {
 	return chains
 }
 
-// afterConditions returns the chain for packets that meet the conditions.
-func (r *record) afterConditions(a address) string {
+// conditionTarget returns the chain for packets that meet the conditions.
+func (r *record) conditionTarget(a address) string {
 	return cmp.Or(r.masqChain(a), layoutName(a.family(), dnatChain))
 }
 
@@ -325,18 +326,18 @@ func (r *record) conditionScript(a address) string {
 	conditions, _ := r.Options.conditions(a.family())
 	chain := fmt.Sprintf("%s %s", table, r.conditionChain(a.family()))
 	return fmt.Sprintf("flush chain %s\nadd rule %s %s goto %s\n", chain, chain, strings.Join(conditions, " "),
-		r.afterConditions(a))
+		r.conditionTarget(a))
 }
 
-// items returns the attachment's elements. On the backend iptables, they only serve to find other owners of the ports.
+// items returns the attachment's elements. On the backend iptables, they are used only to find other owners.
 func (r *record) items() (out []nft.Item) {
 	for _, a := range r.Addrs {
-		via := cmp.Or(r.conditionChain(a.family()), r.masqChain(a)) // the chain that packets pass first
-		for _, p := range r.portsTo(a) {
-			to := nft.Key(nft.AddrKey(p.To.Addr()), binary.BigEndian.AppendUint16(nil, p.To.Port()))
-			out = append(out, p.item(anyMap, nft.Element{Data: to, Comment: r.Mark()}))
-			if via != "" && r.Backend != iptables {
-				out = append(out, p.item(anyVia, nft.Element{Goto: via, Comment: r.Mark()}))
+		firstChain := cmp.Or(r.conditionChain(a.family()), r.masqChain(a))
+		for _, p := range r.addrPorts(a) {
+			target := nft.Key(nft.AddrKey(p.To.Addr()), binary.BigEndian.AppendUint16(nil, p.To.Port()))
+			out = append(out, p.item(portMap, nft.Element{Data: target, Comment: r.Mark()}))
+			if firstChain != "" && r.Backend != iptables {
+				out = append(out, p.item(portChainMap, nft.Element{Goto: firstChain, Comment: r.Mark()}))
 			}
 		}
 	}
@@ -349,19 +350,20 @@ func (r *record) conflictItems() (out []nft.Item) {
 	for _, p := range r.hostPorts() {
 		if !p.Addr.IsUnspecified() {
 			p.Addr = unspecified(nft.FamilyOf(p.Addr))
-			out = append(out, p.item(anyMap, nft.Element{Comment: r.Mark()}))
+			out = append(out, p.item(portMap, nft.Element{Comment: r.Mark()}))
 		}
 	}
 	return out
 }
 
-// item returns a host port's element in a map. kind is anyMap or anyVia; single addresses use atMap or atVia.
+// item returns a host port's element in a map. kind is portMap or portChainMap. A host port of a single address is in
+// addrPortMap or addrPortChainMap instead.
 func (p hostPort) item(kind string, e nft.Element) nft.Item {
 	proto, port := []byte{byte(p.Proto)}, binary.BigEndian.AppendUint16(nil, p.Port)
 	e.Key = nft.Key(proto, port)
 	if !p.Addr.IsUnspecified() {
 		e.Key = nft.Key(proto, nft.AddrKey(p.Addr), port)
-		kind = atMap + kind
+		kind = addrPortMap + kind // also the prefix of addrPortChainMap
 	}
 	return nft.Item{Set: layoutName(nft.FamilyOf(p.Addr), kind), Element: e, Name: p.String()}
 }

@@ -179,7 +179,7 @@ var _ = Describe("a host port whose owner may be gone", Label("kernel"), func() 
 			begin := time.Now()
 			Expect(b.call("ADD", ports(held...)).Code).To(Equal(cni.CodePortTaken))
 			return time.Since(begin)
-		}).Should(BeNumerically("<", nstest.Patience(3*linkPatience)))
+		}).Should(BeNumerically("<", nstest.Patience(3*leaveTimeout)))
 	})
 
 	It("of an owner is kept while either exists", func() {

@@ -170,7 +170,7 @@ var _ = Describe("an owner", Label("kernel"), func() {
 				host := nstest.Must(rtnl.Dial(nil))
 				defer host.Close()
 				s := nstest.Must(l.state(host))
-				isGone = s == ownerGone
+				isGone = s == ownerStale
 			})
 			return isGone
 		}

@@ -73,7 +73,7 @@ func reapply(ctx context.Context, req *skel.Request, _ config) error {
 		if r, ok, err = s.Get(c.Req.Hash()); err != nil {
 			return err
 		}
-		reason := cmp.Or(r.restorable(ok, req), netplugin.VerifyAttached(req))
+		reason := cmp.Or(r.checkRestorable(ok, req), netplugin.VerifyAttached(req))
 		if err := netplugin.NotRestored("host ports", reason); err != nil {
 			return err
 		}
@@ -96,7 +96,7 @@ func gc(ctx context.Context, req *skel.Request) error {
 		errs := []error{err}
 		for _, r := range all {
 			if c.Req.Valid.Excludes(r.Attachment) {
-				errs = append(errs, c.removeRecorded(ctx, s, r))
+				errs = append(errs, c.removeRecord(ctx, s, r))
 			}
 		}
 		return errors.Join(append(errs, nft.IfSupported(owned(defaultMarkBit).Sweep(ctx, c.NF, c.Req.Valid.IsGarbage)),
@@ -106,18 +106,18 @@ func gc(ctx context.Context, req *skel.Request) error {
 
 // list returns the host ports in the records, and the reference plugin's host ports.
 func list(ctx context.Context, _ *skel.Request) ([]cni.Holding, error) {
-	ours := map[string]bool{} // chains in iptables
-	all, err := netplugin.Holdings(records(), func(r record) (held []cni.Holding) {
-		ours[r.chain()] = true
+	hasRecord := map[string]bool{} // by chain in iptables
+	all, err := netplugin.Holdings(records(), func(r record) (ports []cni.Holding) {
+		hasRecord[r.chain()] = true
 		for _, p := range r.hostPorts() {
-			held = append(held, p.holding(r.Attachment))
+			ports = append(ports, p.holding(r.Attachment))
 		}
-		return netplugin.WithNetns(r.Location.NetnsPath, r.Location.Netns, held...)
+		return netplugin.WithNetns(r.Location.NetnsPath, r.Location.Netns, ports...)
 	})
 	nf := nft.New()
 	defer nf.Close()
-	others, otherErr := listReference(ctx, nf, ours)
-	return append(all, others...), errors.Join(err, otherErr)
+	references, referenceErr := listReference(ctx, nf, hasRecord)
+	return append(all, references...), errors.Join(err, referenceErr)
 }
 
 func status(_ context.Context, req *skel.Request, cfg config) error {
@@ -160,14 +160,14 @@ func (c call) verify(ctx context.Context, want *record) error {
 		}
 	}
 	var errs []error
-	same := func(key string, a, b any) {
-		if !reflect.DeepEqual(a, b) {
+	compare := func(key string, have, want any) {
+		if !reflect.DeepEqual(have, want) {
 			errs = append(errs, cni.Drift("host ports: %s changed since ADD", key))
 		}
 	}
-	same("portMappings", r.Mappings, want.Mappings)
-	same("the configuration", r.Options, want.Options)
-	same("the container's addresses in prevResult", r.Addrs, want.Addrs)
+	compare("portMappings", r.Mappings, want.Mappings)
+	compare("the configuration", r.Options, want.Options)
+	compare("the container's addresses in prevResult", r.Addrs, want.Addrs)
 	errs = append(errs, c.verifyLocalnet(r.Localnet, true))
 	if r.Backend == iptables {
 		return errors.Join(append(errs, c.verifyIPTables(ctx, &r))...)
@@ -227,7 +227,7 @@ func (c call) newRecord(cfg config) (*record, []rtnl.Link, error) {
 			continue
 		}
 		if link.IsPairEnd() && link.PeerNS != -1 { // a point-to-point link
-			a.MasqueradeFrom = netip.PrefixFrom(a.Addr.Addr(), a.Addr.Addr().BitLen())
+			a.MasqSources = netip.PrefixFrom(a.Addr.Addr(), a.Addr.Addr().BitLen())
 		}
 		if a.family() == nft.IPv4 && r.Options.SNAT {
 			r.Localnet = link.Name
@@ -237,7 +237,7 @@ func (c call) newRecord(cfg config) (*record, []rtnl.Link, error) {
 	return r, links, nil
 }
 
-// setLocation sets the attachment's location in the record. Not every interface has a host end.
+// setLocation sets the attachment's location in the record, with a host end if the interface has one.
 func (c call) setLocation(r *record) error {
 	err := c.FindHostEnd()
 	netns := c.NetnsID
@@ -246,20 +246,20 @@ func (c call) setLocation(r *record) error {
 	return netplugin.IgnoreNoLink(err)
 }
 
-// warnUnreachable warns of mappings that cannot work, or not yet, and of masqAll without snat. It does not warn if the
-// container has no address of the family of 0.0.0.0 or ::, because runtimes send both.
+// warnUnreachable warns of mappings that do not work or do not work yet, and of masqAll without snat. It does not warn
+// of a mapping for 0.0.0.0 or :: if the container has no address of its family, because runtimes send both.
 func (c call) warnUnreachable(r *record) {
 	for _, m := range r.Mappings {
-		at := hostPort{Proto: m.Proto, Addr: m.HostIP, Port: m.HostPort}
+		port := hostPort{Proto: m.Proto, Addr: m.HostIP, Port: m.HostPort}
 		if m.HostIP.IsValid() && !m.HostIP.IsUnspecified() && !c.isLocal(m.HostIP) {
-			c.Req.Warn("host port %s: the host does not have this address; the port works once it has", at)
+			c.Req.Warn("host port %s: the host does not have this address; the port works once it has", port)
 		}
-		isReached := func(a address) bool { return a.family() == nft.FamilyOf(m.HostIP) }
-		if m.HostIP.IsValid() && !m.HostIP.IsUnspecified() && !slices.ContainsFunc(r.Addrs, isReached) {
-			c.Req.Warn("host port %s: the container has no address of that family, so the port does not work", at)
+		isSameFamily := func(a address) bool { return a.family() == nft.FamilyOf(m.HostIP) }
+		if m.HostIP.IsValid() && !m.HostIP.IsUnspecified() && !slices.ContainsFunc(r.Addrs, isSameFamily) {
+			c.Req.Warn("host port %s: the container has no address of that family, so the port does not work", port)
 		}
 		if m.HostIP == netip.IPv6Loopback() {
-			c.Req.Warn("host port %s: IPv6 cannot forward from the loopback address, so the port does not work", at)
+			c.Req.Warn("host port %s: IPv6 cannot forward from the loopback address, so the port does not work", port)
 		}
 	}
 	if r.Options.MasqAll && !r.Options.SNAT {
@@ -272,10 +272,10 @@ func (c call) remove(ctx context.Context) error {
 	return records().Locked(ctx, func(s *store) error {
 		r, ok, err := s.Get(c.Req.Hash())
 		if ok {
-			return c.removeRecorded(ctx, s, &r)
+			return c.removeRecord(ctx, s, &r)
 		}
 		if err == nil { // without a record, only marks identify the elements
-			// The reference plugin's rules in nftables name no network, but addresses.
+			// The addresses identify the reference plugin's rules in nftables, which do not name the network.
 			r = record{Attachment: c.Req.Attachment, Addrs: addressesOf(c.Req.PrevResult.ContainerIPs(c.Req.IfName))}
 			isHostEnd := func(name string) bool { return slices.Contains(iface.HostNames(r.Attachment), name) }
 			err = errors.Join(nft.IfSupported(owned(defaultMarkBit).Sweep(ctx, c.NF, r.Owns)),
@@ -288,13 +288,13 @@ func (c call) remove(ctx context.Context) error {
 	})
 }
 
-// removeRecorded removes a record and its rules, for DEL and GC. The record is marked first, so that reapply restores
-// nothing from a record that stays.
-func (c call) removeRecorded(ctx context.Context, s *store, r *record) error {
+// removeRecord removes a record and its rules, for DEL and GC. It sets Ending first, so that reapply restores nothing
+// from a record that stays.
+func (c call) removeRecord(ctx context.Context, s *store, r *record) error {
 	r.Ending = true
-	marked := s.Put(ctx, *r)
+	putErr := s.Put(ctx, *r)
 	if err := c.removeRules(ctx, s, r); err != nil {
-		return errors.Join(err, marked)
+		return errors.Join(err, putErr)
 	}
 	return nil
 }
@@ -304,16 +304,16 @@ func (c call) removeRecorded(ctx context.Context, s *store, r *record) error {
 func (c call) removeRules(ctx context.Context, s *store, r *record) error {
 	err := errors.Join(c.delChains(ctx, s, r, nft.Families()...), nft.IfSupported(c.delNFTables(ctx, s, r)),
 		c.delReference(ctx, r))
-	flows := c.flushRemoved(r)
-	isKept := cni.Transient(flows)
+	flowErr := c.flushRemoved(r)
+	isKept := cni.Transient(flowErr)
 	if ipt.NotInstalled(err) {
 		c.Req.Warn("host ports of %s: %v", r.Attachment, err)
 		isKept = isKept || r.Backend == iptables
 	} else if err != nil {
-		return fmt.Errorf("host ports of %s: %w", r.Attachment, errors.Join(err, flows))
+		return fmt.Errorf("host ports of %s: %w", r.Attachment, errors.Join(err, flowErr))
 	}
 	if isKept {
-		return flows
+		return flowErr
 	}
-	return errors.Join(flows, s.Drop(ctx, r.Hash()))
+	return errors.Join(flowErr, s.Drop(ctx, r.Hash()))
 }

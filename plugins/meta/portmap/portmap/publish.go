@@ -18,14 +18,14 @@ type publication struct {
 	call        call
 	store       *store
 	r           *record
-	isRecorded  bool      // the record is written, and its removal is registered for a failure
+	isRecorded  bool      // the record is written, and its undo is registered
 	isRestore   bool      // the rules are restored from an existing record
-	leavingLink int       // host end of the owner that made an attempt fail, if the kernel is about to remove it
-	replaced    []*record // owners that are gone, whose rules are removed after the attachment's rules are added
+	leavingLink int       // index of the host end for whose removal the next attempt waits; 0 = none
+	staleOwners []*record // owners whose rules are removed after the attachment's rules have been added
 }
 
-// linkPatience limits the wait for the kernel to remove the host ends of containers whose namespaces have ended.
-const linkPatience = time.Second
+// leaveTimeout limits the wait for the kernel to remove the host ends of containers whose namespaces have ended.
+const leaveTimeout = time.Second
 
 // publish adds the attachment's rules, unless another attachment has one of the host ports.
 func (c call) publish(ctx context.Context, cfg config, r *record) (err error) {
@@ -33,7 +33,7 @@ func (c call) publish(ctx context.Context, cfg config, r *record) (err error) {
 		return err
 	}
 	if r.Backend == iptables {
-		if err := r.tryConditions(ctx); err != nil {
+		if err := r.testConditions(ctx); err != nil {
 			return err
 		}
 	}
@@ -52,7 +52,7 @@ func (c call) publishLocked(ctx context.Context, cfg config, r *record) (err err
 	}
 	defer func() { err = errors.Join(err, s.Close()) }()
 	p := &publication{call: c, store: s, r: r}
-	wait, cancel := context.WithTimeout(ctx, linkPatience)
+	leaveCtx, cancel := context.WithTimeout(ctx, leaveTimeout)
 	defer cancel()
 	var unsupported error
 	for {
@@ -62,7 +62,7 @@ func (c call) publishLocked(ctx context.Context, cfg config, r *record) (err err
 		case err == nil:
 			return nil
 		case p.leavingLink != 0:
-			if c.Host.WaitGone(wait, p.leavingLink) != nil {
+			if c.Host.WaitGone(leaveCtx, p.leavingLink) != nil {
 				return err
 			}
 		case cfg.backend == auto && r.Backend == nftables && errors.Is(err, nft.ErrUnsupported):
@@ -73,12 +73,12 @@ func (c call) publishLocked(ctx context.Context, cfg config, r *record) (err err
 	}
 }
 
-// attempt adds the rules in the record's backend. All owners of the ports are checked before the first rule changes,
-// except that stale rules of the attachment itself are removed first. The owners in nftables are checked last, in the
+// attempt adds the rules in the record's backend. Stale rules of the attachment itself are removed first. Then all
+// owners of the ports are checked before any other rule changes. The owners in nftables are checked last, in the
 // transaction that replaces their elements.
 func (p *publication) attempt(ctx context.Context) error {
 	r := p.r
-	if r.Backend == iptables { // before the record is written, because DEL keeps it while a program is missing
+	if r.Backend == iptables { // first, because DEL would keep the record while a program is missing
 		for _, a := range r.Addrs {
 			if err := ipt.CheckInstalled(a.family()); err != nil {
 				return fmt.Errorf("host ports with iptables: %w", err)
@@ -110,7 +110,7 @@ func (p *publication) attempt(ctx context.Context) error {
 			return err
 		}
 	}
-	for _, o := range p.replaced {
+	for _, o := range p.staleOwners {
 		if err := p.call.removeRules(ctx, p.store, o); err != nil {
 			return err
 		}
@@ -118,8 +118,8 @@ func (p *publication) attempt(ctx context.Context) error {
 	return nil
 }
 
-// resolveOwnRecord refuses a second ADD of a live attachment. It removes the rules of a stale record, because attempt
-// overwrites the record, which DEL would need to remove them.
+// resolveOwnRecord refuses a second ADD of a live attachment. It removes the rules of a stale record of the attachment,
+// because attempt overwrites the record, without which DEL would not find them.
 func (p *publication) resolveOwnRecord(ctx context.Context) error {
 	own, ok, err := p.store.Get(p.r.Hash())
 	if err != nil || !ok || p.isRecorded {
@@ -127,7 +127,7 @@ func (p *publication) resolveOwnRecord(ctx context.Context) error {
 	}
 	exists := cni.Errorf(cni.CodeExists, "host ports: this attachment has them already (%s); DEL removes them",
 		p.r.Attachment)
-	if err := p.refuseUnlessGone(ctx, &own, exists); err != nil {
+	if err := p.refuseLiveOwner(ctx, &own, exists); err != nil {
 		return err
 	}
 	if err := p.call.removeRules(ctx, p.store, &own); err != nil {
@@ -140,27 +140,27 @@ func (p *publication) resolveOwnRecord(ctx context.Context) error {
 		p.r.Attachment)
 }
 
-// foreignRulesWarning is the beginning of the warning that iptables cannot be checked because a program is missing.
+// foreignRulesWarning begins the warning that iptables cannot be checked because a program is missing.
 const foreignRulesWarning = `chain "` + hostportDNAT + `" may have rules of other plugins for the same ports`
 
 // resolveIPTables decides about owners in iptables, and about the reference plugin's containers on both backends.
 func (p *publication) resolveIPTables(ctx context.Context) error {
 	isUsed := p.r.Backend == iptables
 	for i := 0; i < len(p.r.Addrs) && !isUsed; i++ {
-		where, err := natChain(p.r.Addrs[i].family(), hostportDNAT).Variants(ctx, p.call.NF)
+		variants, err := natChain(p.r.Addrs[i].family(), hostportDNAT).Variants(ctx, p.call.NF)
 		if err := ipt.WarnIfMissing(p.call.Req.Warn, foreignRulesWarning, err); err != nil {
 			return err
 		}
-		isUsed = len(where) > 0
+		isUsed = len(variants) > 0
 	}
 	if isUsed {
 		all, err := p.store.All()
 		if err != nil {
 			return err
 		}
-		known := map[string]bool{p.r.chain(): true}
+		hasRecord := map[string]bool{p.r.chain(): true} // by chain
 		for _, o := range all {
-			known[o.chain()] = true
+			hasRecord[o.chain()] = true
 			if o.Backend != iptables || o.Hash() == p.r.Hash() {
 				continue
 			}
@@ -168,15 +168,15 @@ func (p *publication) resolveIPTables(ctx context.Context) error {
 				return err
 			}
 		}
-		if err := p.resolveReferenceChains(ctx, known); err != nil {
+		if err := p.resolveReferenceChains(ctx, hasRecord); err != nil {
 			return err
 		}
 	}
 	return nft.IfSupported(p.resolveReferenceTables(ctx))
 }
 
-// update checks the owners in nftables, writes the record, and replaces elements of owners that are gone with the
-// attachment's elements, in one transaction. On the backend iptables, it only adds the guard.
+// update checks the owners in nftables, writes the record, and replaces the elements of stale owners with the
+// attachment's elements, in one transaction. On the backend iptables, the guard's element is the only one.
 func (p *publication) update(ctx context.Context) error {
 	r := p.r
 	err := owned(r.Options.MarkBit).Update(ctx, p.call.NF, func(tx *nft.Tx) error {
@@ -212,7 +212,7 @@ func (p *publication) update(ctx context.Context) error {
 	return err
 }
 
-// save writes the record, before the batch is committed, so that DEL finds everything that may exist.
+// save writes the record. It is called before the batch is committed, so that DEL finds everything that may exist.
 func (p *publication) save(ctx context.Context) error {
 	if !p.isRecorded {
 		p.isRecorded = true
@@ -221,22 +221,22 @@ func (p *publication) save(ctx context.Context) error {
 	return p.store.Put(ctx, *p.r)
 }
 
-// resolveNFTables decides about the owners of conflicting elements. others has the elements that were found by their
-// keys. A wanted port of all addresses also conflicts with elements of single addresses. Their keys are not known, so
+// resolveNFTables decides about the owners of conflicting elements. others has the elements with the keys of the wanted
+// ports. A wanted port of all addresses also conflicts with elements of single addresses. Their keys are not known, so
 // the maps of single addresses, which are short, are read as a whole.
 func (p *publication) resolveNFTables(ctx context.Context, tx *nft.Tx, others []nft.Item) error {
-	atMaps := nft.Owned{Layout: nft.Layout{Table: table}}
+	addrMaps := nft.Owned{Layout: nft.Layout{Table: table}}
 	for _, f := range nft.Families() {
 		if slices.ContainsFunc(p.r.hostPorts(), func(port hostPort) bool { return port.Addr == unspecified(f) }) {
-			atMaps.Sets = append(atMaps.Sets, layoutName(f, atMap))
+			addrMaps.Sets = append(addrMaps.Sets, layoutName(f, addrPortMap))
 		}
 	}
-	listed, err := atMaps.All(tx.Conn, func(mark string) bool { return !p.r.Owns(mark) })
+	addrItems, err := addrMaps.All(tx.Conn, func(mark string) bool { return !p.r.Owns(mark) })
 	if err != nil {
 		return err
 	}
-	seen := map[string]bool{}
-	for _, it := range append(others, listed...) {
+	seen := map[string]bool{} // hashes of owners
+	for _, it := range append(others, addrItems...) {
 		hash, _, _ := strings.Cut(it.Comment, " ")
 		if seen[hash] {
 			continue
@@ -252,7 +252,7 @@ func (p *publication) resolveNFTables(ctx context.Context, tx *nft.Tx, others []
 			}
 		}
 		if !ok {
-			return portTaken(wanted[0], fmt.Sprintf("by %q, which has no record (DEL or GC of that network removes"+
+			return portConflict(wanted[0], fmt.Sprintf("by %q, which has no record (DEL or GC of that network removes"+
 				" it)", it.Comment))
 		}
 		seen[hash] = true
@@ -263,19 +263,19 @@ func (p *publication) resolveNFTables(ctx context.Context, tx *nft.Tx, others []
 	return nil
 }
 
-// resolveOwner decides about an owner of wanted ports. If the owner is gone, its ports are taken over. If it is another
+// resolveOwner decides about an owner of wanted ports. A stale owner's ports are taken over. If the owner is another
 // attachment of the same container, it keeps them, and they are added to Skipped in p.r. Otherwise ADD fails.
 func (p *publication) resolveOwner(ctx context.Context, o *record) error {
-	wanted, held := p.call.conflicts(p.r.hostPorts(), o.hostPorts())
+	wanted, port := p.call.conflicts(p.r.hostPorts(), o.hostPorts())
 	if len(wanted) == 0 {
 		return nil
 	}
-	taken := portTaken(wanted[0], fmt.Sprintf("on %s by %s", held.Addr, o.Attachment))
-	err := p.refuseUnlessGone(ctx, o, taken)
+	refusal := portConflict(wanted[0], fmt.Sprintf("on %s by %s", port.Addr, o.Attachment))
+	err := p.refuseLiveOwner(ctx, o, refusal)
 	if err == nil {
-		p.replaced = append(p.replaced, o)
+		p.staleOwners = append(p.staleOwners, o)
 	}
-	if err != taken || p.leavingLink != 0 || !o.sharesContainer(p.r) {
+	if err != refusal || p.leavingLink != 0 || !o.sharesContainer(p.r) {
 		return err
 	}
 	for _, port := range wanted {
@@ -286,15 +286,14 @@ func (p *publication) resolveOwner(ctx context.Context, o *record) error {
 	return nil
 }
 
-// refuseUnlessGone returns the refusal unless the owner has lost its host ports: the owner's container is gone, its DEL
-// has begun, or the reference plugin's DEL removed its chain. The reference plugin's DEL does not remove Hawser's
-// record.
-func (p *publication) refuseUnlessGone(ctx context.Context, o *record, refusal error) error {
+// refuseLiveOwner returns the refusal, or nil if the owner has lost its host ports: its container no longer exists, its
+// DEL has begun, or the reference plugin's DEL, which does not remove Hawser's record, has removed its chain.
+func (p *publication) refuseLiveOwner(ctx context.Context, o *record, refusal error) error {
 	state, err := o.Location.state(p.call.Host)
 	switch {
 	case o.Ending: // the owner's DEL failed
 		return nil
-	case err != nil || state == ownerGone:
+	case err != nil || state == ownerStale:
 		return err
 	case state == ownerLeaving:
 		p.leavingLink = o.Location.Link
@@ -302,14 +301,14 @@ func (p *publication) refuseUnlessGone(ctx context.Context, o *record, refusal e
 	case o.Backend == nftables:
 		return refusal
 	}
-	removed, err := p.call.chainRemoved(ctx, o)
-	if err != nil || removed {
+	isRemoved, err := p.call.isChainRemoved(ctx, o)
+	if err != nil || isRemoved {
 		return err
 	}
 	return refusal
 }
 
-// portTaken returns the error for a host port that another owner has.
-func portTaken(wanted hostPort, by string) error {
-	return cni.Errorf(cni.CodePortTaken, "host port %s: held %s", wanted, by)
+// portConflict returns code 104 for a host port that another owner has. owner begins with "by" or "on".
+func portConflict(wanted hostPort, owner string) error {
+	return cni.Errorf(cni.CodePortTaken, "host port %s: held %s", wanted, owner)
 }

@@ -37,12 +37,12 @@ type record struct {
 	Addrs    []address `json:"addrs"` // at most one per family
 	// Ending is true once a DEL has begun, so that reapply restores nothing, and other attachments can claim the ports.
 	Ending bool `json:"ending,omitempty"`
-	// Skipped lists host ports that another of the container's attachments has: runtimes send them for each network.
+	// Skipped lists host ports that the container has on another network. Runtimes send the same ports for each.
 	Skipped  []hostPort `json:"yielded,omitempty"`
 	Localnet string     `json:"localnet,omitempty"` // link whose route_localnet the host ports need; empty = none
-	// LocalnetWas is the value of route_localnet before the link's first user. The guard has it too, but other programs
-	// can flush the guard.
-	LocalnetWas string `json:"localnetWas,omitempty"`
+	// PriorLocalnet is the value of route_localnet before the link's first user. The guard also has it, but other
+	// programs can flush the guard.
+	PriorLocalnet string `json:"localnetWas,omitempty"`
 }
 
 // Plausible reports whether an ADD can have written the record. A file can be damaged, and rules are derived from it.
@@ -51,41 +51,41 @@ func (r record) Plausible() bool {
 		slices.Contains([]ipt.Backend{nftables, iptables}, r.Backend) && r.Options.check() == nil &&
 		(r.Localnet == "" || cni.ValidIfName(r.Localnet)) &&
 		!slices.ContainsFunc(r.Mappings, func(m mapping) bool {
-			return m.Proto.String() == "" || m.HostPort == 0 || m.ContainerPort == 0 || !isPlain(m.HostIP)
+			return m.Proto.String() == "" || m.HostPort == 0 || m.ContainerPort == 0 || !isCanonical(m.HostIP)
 		}) &&
 		!slices.ContainsFunc(r.Addrs, func(a address) bool {
-			return !isPlain(a.Addr.Addr()) || !a.MasqueradeFrom.IsValid() || !a.Addr.IsValid() ||
-				a.MasqueradeFrom.Addr().Is4() != a.Addr.Addr().Is4()
+			return !isCanonical(a.Addr.Addr()) || !a.MasqSources.IsValid() || !a.Addr.IsValid() ||
+				a.MasqSources.Addr().Is4() != a.Addr.Addr().Is4()
 		})
 }
 
-// isPlain reports whether an address has the form that rules need.
-func isPlain(addr netip.Addr) bool { return addr.Zone() == "" && !addr.Is4In6() }
+// isCanonical reports whether an address has the form that rules need.
+func isCanonical(addr netip.Addr) bool { return addr.Zone() == "" && !addr.Is4In6() }
 
-// restorable returns nil if the record is found and its rules may be restored, otherwise the reason.
-func (r *record) restorable(found bool, req *skel.Request) error {
+// checkRestorable returns an error with the reason if the rules may not be restored.
+func (r *record) checkRestorable(exists bool, req *skel.Request) error {
 	want := addressesOf(req.PrevResult.ContainerIPs(req.IfName))
 	isSame := slices.EqualFunc(r.Addrs, want, func(a, b address) bool { return a.Addr == b.Addr })
-	return netplugin.Restorable(found, r.Ending, isSame)
+	return netplugin.Restorable(exists, r.Ending, isSame)
 }
 
 // address is the container's address of one family.
 type address struct {
 	Addr netip.Prefix `json:"addr"` // with the length of its subnet
-	// MasqueradeFrom is the prefix whose addresses the container reaches directly and not through the host. Packets
-	// from them must be masqueraded, because the replies would bypass the translation. It is the subnet or, on a
+	// MasqSources is the prefix whose addresses the container reaches directly and not through the host. Packets from
+	// them must be masqueraded, because the replies would bypass the translation. It is the subnet or, on a
 	// point-to-point link, the container's own address. On iptables, it is always the subnet.
-	MasqueradeFrom netip.Prefix `json:"near"`
+	MasqSources netip.Prefix `json:"near"`
 }
 
 func (a address) family() nft.Family { return nft.FamilyOf(a.Addr.Addr()) }
 
-// addressesOf returns the first address of each family. MasqueradeFrom is the subnet until the link is known.
+// addressesOf returns the first address of each family. MasqSources is the subnet until the link is known.
 func addressesOf(ips []cni.IP) (out []address) {
 	for _, f := range nft.Families() {
 		i := slices.IndexFunc(ips, func(ip cni.IP) bool { return nft.FamilyOf(ip.Address.Addr()) == f })
 		if i >= 0 {
-			out = append(out, address{Addr: ips[i].Address, MasqueradeFrom: ips[i].Address.Masked()})
+			out = append(out, address{Addr: ips[i].Address, MasqSources: ips[i].Address.Masked()})
 		}
 	}
 	return out
@@ -97,9 +97,9 @@ func (r *record) sharesContainer(other *record) bool {
 	return r.ContainerID == other.ContainerID && r.Network != other.Network && r.Location.Netns.Is(other.Location.Netns)
 }
 
-// location identifies an attachment's namespace and host end. Without them, it no longer owns its host ports.
+// location identifies an attachment's namespace and host end. An attachment without them does not own host ports.
 type location struct {
-	NetnsPath string      `json:"netnsPath"` // the path
+	NetnsPath string      `json:"netnsPath"`
 	Netns     ns.Identity `json:"netns"`
 	Link      int         `json:"link,omitempty"` // index of the host end; 0 = none
 	MAC       string      `json:"mac,omitempty"`  // of the host end
@@ -107,8 +107,8 @@ type location struct {
 
 // UnmarshalJSON also reads the layout of earlier versions, in which the keys of the identity were next to the others.
 func (l *location) UnmarshalJSON(data []byte) error {
-	type plain location
-	err := statefile.Decode(data, (*plain)(l))
+	type fields location // without this method
+	err := statefile.Decode(data, (*fields)(l))
 	if l.Netns == (ns.Identity{}) && err == nil {
 		err = json.Unmarshal(data, &struct {
 			Cookie, Device, Inode *uint64
@@ -121,19 +121,19 @@ func (l *location) UnmarshalJSON(data []byte) error {
 type ownerState int
 
 const (
-	ownerPresent ownerState = iota
-	ownerLeaving            // the namespace is gone, and the kernel is about to remove the host end
-	ownerGone
+	ownerLive    ownerState = iota
+	ownerLeaving            // the namespace no longer exists, and the kernel is about to remove the host end
+	ownerStale
 )
 
 // state returns the state of the location:
 //
 //	namespace at the path  host end       state
-//	the owner's            any            present
-//	unknown                any            present
-//	none                   none recorded  present, because the path may be in another mount namespace
-//	another one            none recorded  gone
-//	none or another one    removed        gone
+//	the owner's            any            live
+//	unknown                any            live
+//	none                   none recorded  live, because the path may be in another mount namespace
+//	another one            none recorded  stale
+//	none or another one    removed        stale
 //	none or another one    exists         leaving
 //
 // The kernel removes a host end some time after the last process has left the namespace.
@@ -143,22 +143,22 @@ func (l location) state(host *rtnl.Conn) (ownerState, error) {
 		id, err := netns.Identity()
 		_ = netns.Close()
 		if err != nil || id.Is(l.Netns) {
-			return ownerPresent, err
+			return ownerLive, err
 		}
 		if l.Link == 0 {
-			return ownerGone, nil
+			return ownerStale, nil
 		}
 	} else if isMissing := errors.Is(err, ns.ErrNotExist) || errors.Is(err, ns.ErrNotNetns); !isMissing || l.Link == 0 {
-		return ownerPresent, nil
+		return ownerLive, nil
 	}
 	end, err := host.LinkByIndex(l.Link)
 	switch {
 	case errors.Is(err, rtnl.ErrNoLink):
-		return ownerGone, nil
+		return ownerStale, nil
 	case err != nil:
-		return ownerPresent, err
+		return ownerLive, err
 	case end.MAC.String() != l.MAC: // another link has the index now
-		return ownerGone, nil
+		return ownerStale, nil
 	}
 	return ownerLeaving, nil
 }

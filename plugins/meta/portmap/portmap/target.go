@@ -9,30 +9,25 @@ import (
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
-func (c call) isLocal(addr netip.Addr) bool {
-	index, err := c.Host.RouteTo(addr)
-	return err == nil && index == loopbackIndex
-}
-
 // checkTargets refuses addresses to which no host port may forward: addresses of the host or its loopback, addresses
 // that the container does not have, and addresses that the host reaches through another container's network. It does
-// not trust prevResult, because the author of a configuration may write it. links has the link by which the host
-// reaches each address. A link to other machines gets no route_localnet.
+// not trust prevResult, because the author of a configuration may have written it. links has the link by which the host
+// reaches each address. An uplink gets no route_localnet.
 func (c call) checkTargets(r *record, links []rtnl.Link) error {
 	for i, a := range r.Addrs {
 		addr, link := a.Addr.Addr(), links[i]
-		leadsOut, err := c.isUplink(link, addr.Is4())
+		isUplink, err := c.isUplink(link, addr.Is4())
 		if err != nil {
 			return err
 		}
-		reason, err := c.refusedTarget(addr, link, leadsOut)
+		reason, err := c.refusalReason(addr, link, isUplink)
 		if err != nil {
 			return err
 		}
 		if reason != "" {
 			return cni.Refuse("prevResult.ips", addr.String(), reason)
 		}
-		if leadsOut && r.Localnet == link.Name {
+		if isUplink && r.Localnet == link.Name {
 			r.Localnet = ""
 			c.Req.Warn("host ports of 127.0.0.1 do not work: the host reaches %s through %q, an interface of the node",
 				addr, link.Name)
@@ -41,29 +36,29 @@ func (c call) checkTargets(r *record, links []rtnl.Link) error {
 	return nil
 }
 
-// refusedTarget returns the reason why no host port may forward to the address, or "" if one may.
-func (c call) refusedTarget(addr netip.Addr, link rtnl.Link, leadsOut bool) (reason string, err error) {
+// refusalReason returns the reason why no host port may forward to the address, or "" if it may.
+func (c call) refusalReason(addr netip.Addr, link rtnl.Link, isUplink bool) (reason string, err error) {
 	switch {
 	case addr.IsLoopback() || addr.IsMulticast() || addr.IsUnspecified():
 		return "is not an address that a container can have", nil
 	case link.Index == loopbackIndex:
 		return "is an address of the host", nil
 	}
-	if has, err := c.containerHas(addr); err != nil || !has {
+	if hasAddress, err := c.hasAddress(addr); err != nil || !hasAddress {
 		return fmt.Sprintf("is not an address of interface %q in the container", c.Req.IfName), err
 	}
-	if leadsOut || link.Index == 0 || c.isConnected(link) { // Index is 0 if the host has no route to the address
+	if isUplink || link.Index == 0 || c.isConnected(link) { // Index is 0 if the host has no route to the address
 		return "", nil
 	}
-	if others, err := c.isForeign(link); err != nil || others {
+	if isForeign, err := c.isForeign(link); err != nil || isForeign {
 		return fmt.Sprintf("belongs to another network: the host reaches it through %q", link.Name), err
 	}
 	return "", nil
 }
 
-// isForeign reports whether a link to which the container is not connected belongs to other containers: it is a host
-// end, or a bridge with a host end as a port. A bridge that is joined to another bridge does not count, because the
-// container may be on the other bridge.
+// isForeign reports whether a link to which the container is not connected belongs to other containers, because it is a
+// host end, or a bridge with a host end as a port. It is false for a bridge that is joined to another bridge, on which
+// the container may be.
 func (c call) isForeign(link rtnl.Link) (bool, error) {
 	isHostEnd := func(l rtnl.Link) bool { return l.IsPairEnd() && l.PeerNS != -1 }
 	if link.Kind != "bridge" {
@@ -83,13 +78,13 @@ func (c call) isUplink(link rtnl.Link, is4 bool) (bool, error) {
 	if link.Kind == "" {
 		return true, nil
 	}
-	_, uplink, err := c.Host.DefaultRouter(is4)
-	return uplink == link.Index, err
+	_, index, err := c.Host.DefaultRouter(is4)
+	return index == link.Index, err
 }
 
-// containerHas reports whether the container has the address. A lookup of the kernel's local route saves listing the
+// hasAddress reports whether the container has the address. A lookup of the kernel's local route saves listing the
 // addresses, but fails for an interface in a VRF and for an IPv6 address that is still tentative.
-func (c call) containerHas(addr netip.Addr) (bool, error) {
+func (c call) hasAddress(addr netip.Addr) (bool, error) {
 	if c.ContEnd.Index == 0 {
 		return false, nil
 	}
@@ -107,4 +102,9 @@ func (c call) isConnected(link rtnl.Link) bool {
 		return link.Index == c.HostEnd.Index || link.Index == c.HostEnd.Master
 	}
 	return c.ContEnd.Peer == link.Index && c.ContEnd.PeerNS != -1
+}
+
+func (c call) isLocal(addr netip.Addr) bool {
+	index, err := c.Host.RouteTo(addr)
+	return err == nil && index == loopbackIndex
 }
