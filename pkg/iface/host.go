@@ -16,9 +16,9 @@ func Describe(l rtnl.Link) cni.Interface {
 	return cni.Interface{Name: l.Name, MAC: l.MAC.String(), MTU: l.MTU}
 }
 
-// IsMACSet reports whether a program has set the MAC address of a host link. Otherwise a bridge takes the address of a
-// port, and a VLAN the address of its master. The error matches fs.ErrNotExist where /sys does not show the link: it
-// may show another namespace, as with RootlessKit's detached network namespace.
+// IsMACSet reports whether a program has set the MAC address of a host link. Without that, a bridge has the address of
+// a port, and a VLAN the address of its master. The error matches fs.ErrNotExist if /sys shows another network
+// namespace, as with RootlessKit's detached one.
 func IsMACSet(link rtnl.Link) (bool, error) {
 	for attribute, want := range map[string]string{"ifindex": strconv.Itoa(link.Index), "address": link.MAC.String()} {
 		value, err := sysctl.LinkAttribute(link.Name, attribute)
@@ -39,7 +39,7 @@ func IsMACSet(link rtnl.Link) (bool, error) {
 func HostNames(a cni.Attachment) (names []string) {
 	ifName := a.IfName
 	for i := range 4 {
-		if i > 0 { // hash "eth0 1" and so on, which no other attachment has, because no interface name has a space
+		if i > 0 { // for example "eth0 1", which no attachment has, because no interface name contains a space
 			a.IfName = fmt.Sprintf("%s %d", ifName, i)
 		}
 		names = append(names, "veth"+a.Hash()[:8])
@@ -48,11 +48,11 @@ func HostNames(a cni.Attachment) (names []string) {
 }
 
 // EnableForwarding makes the host forward packets of a family. It has no undo, because other programs may rely on it.
-func EnableForwarding(v4 bool) error { return forwarding(v4).Write("1") }
+func EnableForwarding(v4 bool) error { return forwardingKey(v4).Write("1") }
 
 // VerifyForwarding returns code 101 if the host does not forward packets of a family.
 func VerifyForwarding(v4 bool) error {
-	key := forwarding(v4)
+	key := forwardingKey(v4)
 	value, err := key.Read()
 	if err == nil && value == "0" {
 		err = cni.Drift("sysctl %s: is 0, so the host does not forward what containers send", key)
@@ -60,7 +60,7 @@ func VerifyForwarding(v4 bool) error {
 	return err
 }
 
-func forwarding(v4 bool) sysctl.Key {
+func forwardingKey(v4 bool) sysctl.Key {
 	if v4 {
 		return sysctl.Net("ipv4", "ip_forward")
 	}
@@ -70,12 +70,12 @@ func forwarding(v4 bool) sysctl.Key {
 // AcceptsRouterAdverts reports whether a host interface gets routes and addresses from router advertisements. An
 // interface that forwards packets does so only with accept_ra=2. On a kernel without IPv6, no interface does.
 func AcceptsRouterAdverts(link string) (bool, error) {
-	accepts, err := readIPv6(link, "accept_ra")
-	if err != nil || accepts != "1" {
-		return accepts == "2", err
+	acceptRA, err := readIPv6(link, "accept_ra")
+	if err != nil || acceptRA != "1" {
+		return acceptRA == "2", err
 	}
-	forwards, err := readIPv6(link, "forwarding")
-	return forwards == "0", err
+	forwarding, err := readIPv6(link, "forwarding")
+	return forwarding == "0", err
 }
 
 // readIPv6 returns a setting of a link, or the empty string if the kernel has no IPv6.
@@ -90,13 +90,11 @@ func readIPv6(link, name string) (string, error) {
 // IgnoreRouterAdverts makes a host interface ignore router advertisements, which containers could forge.
 func IgnoreRouterAdverts(link string) error { return disable(link, "accept_ra") }
 
-// SkipDAD makes a host interface use its link-local address as soon as it is up, without duplicate address detection.
-// The host needs that address for neighbor discovery. No other host may have the
-// interface's MAC address.
+// SkipDAD makes a host interface use its link-local address, which neighbor discovery needs, as soon as it is up,
+// without duplicate address detection. No other host may have the interface's MAC address.
 func SkipDAD(link string) error { return disable(link, "accept_dad") }
 
-// EnableIPv6 turns IPv6 on for a host interface, because the host may have it off by default. It returns an
-// error on a kernel without IPv6.
+// EnableIPv6 turns IPv6 on for a host interface. It returns an error on a kernel without IPv6.
 func EnableIPv6(link string) error { return writeConf("ipv6", link, "disable_ipv6", "0") }
 
 // IPv6Remedy returns the arguments of sysctl(8) that turn IPv6 on for a host interface, and for interfaces that are

@@ -2,11 +2,11 @@
 // also has settings of interfaces on the host, and the names of host ends.
 //
 // A Target is the container's interface with its settings. Raise brings it up, Configure assigns the addresses and
-// routes of a result, and Verify compares them for CHECK. Both take what they want from the same function (wantedFrom),
-// so that CHECK verifies exactly what ADD assigns. These functions have no undo: an ADD that fails deletes the link.
+// routes of a result, and Verify compares them for CHECK. Configure and Verify derive them from the result by the same
+// function (newWantedState). None of these functions has an undo, because an ADD that fails deletes the link.
 //
-// A result of a chain may have been changed by later plugins. So Verify accepts more addresses and routes than the
-// result has, and a route in another table (sbr, vrf).
+// Later plugins of the chain may have changed the interface. So Verify accepts additional addresses and routes, and a
+// route in another table (sbr, vrf).
 package iface
 
 import (
@@ -37,7 +37,7 @@ type Target struct {
 	NoRouterAdverts bool
 	NoSubnetRoutes  bool         // keeps the kernel from adding a route to the subnet of each address
 	Existing        []netip.Addr // addresses that the interface has before Configure
-	// Routes are routes of the plugin that are not in the result. They precede the result's. OutIndex is ignored.
+	// Routes are additional routes, which Configure adds before the result's. OutIndex is ignored.
 	Routes []rtnl.Route
 }
 
@@ -79,9 +79,9 @@ func (t Target) EnableIPv6() error {
 }
 
 // Configure adds the addresses and routes of the result to the interface, which must be up and have none of them except
-// Target.Has.
+// Target.Existing.
 func Configure(ctx context.Context, t Target, res *cni.Result) error {
-	want := wantedFrom(t, res)
+	want := newWantedState(t, res)
 	if want.v6 {
 		if err := t.EnableIPv6(); err != nil {
 			return err
@@ -109,7 +109,7 @@ func Configure(ctx context.Context, t Target, res *cni.Result) error {
 			return err
 		}
 	}
-	return t.restoreDelay()
+	return t.restoreDADDelay()
 }
 
 // WaitDAD waits for duplicate address detection. Without a carrier, detection does not end, and WaitDAD returns
@@ -124,26 +124,26 @@ func (t Target) WaitDAD(ctx context.Context) error {
 	return t.Conn.WaitDAD(ctx, t.Index)
 }
 
-// restoreDelay sets dadDelay, which Raise changed, to the container's default.
-func (t Target) restoreDelay() error {
+// restoreDADDelay sets dadDelay, which Raise changed, to the container's default.
+func (t Target) restoreDADDelay() error {
 	return t.NS.Do(func() error {
 		value, err := readIPv6("default", dadDelay)
 		if err != nil || value == "" {
-			return onlyTransient(err)
+			return ignorePermanent(err)
 		}
 		return t.set(setting{name: dadDelay, value: value})
 	})
 }
 
-// Announce makes the kernel announce the addresses of a link to its neighbors. A neighbor with an old entry would not
-// reach the container for up to a minute. The kernel announces when a MAC address is set, even to the same value,
-// because Raise sets arp_notify and ndisc_notify.
+// Announce makes the kernel announce the addresses of a link, because a neighbor with a stale entry would not reach the
+// container for up to a minute. Because of arp_notify and ndisc_notify, which Raise sets, the kernel announces them
+// when the MAC address is set, even to the same value.
 func Announce(c *rtnl.Conn, link rtnl.Link) error {
 	return c.SetLink(link.Index, rtnl.LinkChange{MAC: link.MAC})
 }
 
-// addRoute adds a route. It returns nil if the same route exists, because IPAM may list a route twice, or one that the
-// kernel added for an address. It returns code 7 for a gateway that the interface does not reach.
+// addRoute adds a route. It returns nil if the same route exists, because IPAM may list a route twice, or list a route
+// that the kernel added for an address. It returns code 7 for a gateway that the interface does not reach.
 func addRoute(c *rtnl.Conn, index int, r route) error {
 	r.OutIndex = index
 	err := c.AddRoute(r.Route)
@@ -161,13 +161,13 @@ func addRoute(c *rtnl.Conn, index int, r route) error {
 	return errors.Join(err, listErr)
 }
 
-// setting is a sysctl of a link. Settings without must are best effort, because a container may have a read-only
-// /proc/sys and a kernel may lack IPv6.
+// setting is a sysctl of a link. A setting that is not required is best effort, because a container may have a
+// read-only /proc/sys and a kernel may lack IPv6.
 type setting struct {
 	family      string // empty = "ipv6"
 	link        string // empty = the target
 	name, value string
-	required    bool // the result needs it
+	required    bool // the addresses of the result need the setting
 }
 
 func (t Target) write(list []setting) error {
@@ -187,10 +187,11 @@ func (t Target) set(s setting) error {
 	if s.required {
 		return err
 	}
-	return onlyTransient(err)
+	return ignorePermanent(err)
 }
 
-func onlyTransient(err error) error {
+// ignorePermanent returns a transient error, and nil for every other error.
+func ignorePermanent(err error) error {
 	if cni.Transient(err) {
 		return err
 	}

@@ -16,7 +16,7 @@ import (
 // Verify compares the interface with the result. It returns all differences joined, with code 101. Addresses and routes
 // that the result does not have are not a difference.
 func Verify(t Target, res *cni.Result) error {
-	want := wantedFrom(t, res)
+	want := newWantedState(t, res)
 	link, err := t.Conn.Link(t.Name)
 	if err != nil {
 		return AsDrift(err)
@@ -29,17 +29,17 @@ func Verify(t Target, res *cni.Result) error {
 }
 
 func verifyLink(t Target, link rtnl.Link, want cni.Interface) (diffs []error) {
-	differs := func(format string, args ...any) {
+	addDiff := func(format string, args ...any) {
 		diffs = append(diffs, fmt.Errorf("link %q: "+format, append([]any{t.Name}, args...)...))
 	}
 	if !link.Up {
-		differs("is down")
+		addDiff("is down")
 	}
 	if want.MAC != "" && !strings.EqualFold(want.MAC, link.MAC.String()) {
-		differs("MAC is %s instead of %s", link.MAC, want.MAC)
+		addDiff("MAC is %s instead of %s", link.MAC, want.MAC)
 	}
 	if want.MTU != 0 && want.MTU != link.MTU {
-		differs("MTU is %d instead of %d", link.MTU, want.MTU)
+		addDiff("MTU is %d instead of %d", link.MTU, want.MTU)
 	}
 	return diffs
 }
@@ -84,7 +84,7 @@ func verifyRoutes(t Target, link rtnl.Link, want []route) (diffs []error) {
 	return diffs
 }
 
-// AsDrift gives an error code 101, the code of drift, unless it has a code.
+// AsDrift returns err with code 101 (drift), unless err is nil or has a code.
 func AsDrift(err error) error {
 	if err == nil || errors.As(err, new(*cni.Error)) {
 		return err
@@ -92,12 +92,12 @@ func AsDrift(err error) error {
 	return cni.Drift("%w", err)
 }
 
-// wanted is the part of a result that one interface must match.
-type wanted struct {
+// wantedState is the part of a result that one interface must match.
+type wantedState struct {
 	self   cni.Interface // the result's entry for the interface; zero = none
 	addrs  []netip.Prefix
 	routes []route
-	v6     bool // there is an address or a route of IPv6
+	v6     bool // the interface needs IPv6
 }
 
 // route is a wanted route. Table is 0 if the result has no table or the main table. Such a route may be in any table,
@@ -107,7 +107,7 @@ type route struct {
 	hasScope bool // Scope must match
 }
 
-func wantedFrom(t Target, res *cni.Result) (w wanted) {
+func newWantedState(t Target, res *cni.Result) (w wantedState) {
 	w.self, _ = res.ContainerInterface(t.Name)
 	for _, ip := range res.ContainerIPs(t.Name) {
 		w.addrs = append(w.addrs, ip.Address)
@@ -124,8 +124,8 @@ func wantedFrom(t Target, res *cni.Result) (w wanted) {
 	return w
 }
 
-// newRoute returns the wanted route for a route of the result. Without a gateway, it uses the result's, unless the
-// scope says that there is none.
+// newRoute returns the wanted route for a route of the result. A route without a gateway gets the result's gateway,
+// unless its scope excludes one.
 func newRoute(r cni.Route, res *cni.Result) route {
 	out := route{
 		Route:    rtnl.Route{Dst: r.Dst.Masked(), GW: r.GW, MTU: r.MTU, AdvMSS: r.AdvMSS, Priority: r.Priority},
@@ -156,8 +156,8 @@ func (r route) family() int { return rtnl.FamilyOf(r.Dst.Addr()) }
 func (r route) verify(have []rtnl.Route) error {
 	var nearest []string // differences from the most similar route
 	for _, h := range have {
-		otherTable := r.Table != 0 && r.Table != h.Table
-		if h.Type != unix.RTN_UNICAST || h.Dst != r.Dst || otherTable {
+		isOtherTable := r.Table != 0 && r.Table != h.Table
+		if h.Type != unix.RTN_UNICAST || h.Dst != r.Dst || isOtherTable {
 			continue
 		}
 		d := r.differences(h)
@@ -178,13 +178,13 @@ func (r route) verify(have []rtnl.Route) error {
 }
 
 func (r route) differences(have rtnl.Route) (d []string) {
-	compare := func(name string, isWanted bool, want, have any) {
-		if isWanted && want != have {
+	compare := func(name string, isRelevant bool, want, have any) {
+		if isRelevant && want != have {
 			d = append(d, fmt.Sprintf("%s is %v instead of %v", name, have, want))
 		}
 	}
-	noGateway := !have.GW.IsValid() && r.GW.IsUnspecified() // 0.0.0.0 means no gateway
-	compare("gateway", !noGateway, addrText(r.GW), addrText(have.GW))
+	lacksGateway := !have.GW.IsValid() && r.GW.IsUnspecified() // 0.0.0.0 means no gateway
+	compare("gateway", !lacksGateway, addrText(r.GW), addrText(have.GW))
 	compare("source", r.Src.Is4(), r.Src, have.Src) // the kernel reports one source for all next hops of an IPv6 route
 	compare("mtu", r.MTU != 0, r.MTU, have.MTU)
 	compare("advmss", r.AdvMSS != 0, r.AdvMSS, have.AdvMSS)

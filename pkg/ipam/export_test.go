@@ -1,4 +1,4 @@
 package ipam
 
-// File returns the path that Find has found.
+// File returns the path that FindPlugin found.
 func (c *Client) File() string { return c.file }

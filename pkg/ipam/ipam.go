@@ -4,9 +4,9 @@
 // and awaited later, so that the main plugin can work in the meantime.
 //
 // If the file in CNI_PATH is the running program itself, and the plugin permits it, a goroutine of this process serves
-// the call instead of a new process (Request.InProcess). The environment, the answer and the errors are the same. This
-// saves the start of a process. If the time of the call runs out, the
-// goroutine is abandoned; it gets no lock afterwards, so a DEL that follows has the last word.
+// the call (Request.InProcess), which saves the start of a process. The environment, the answer and the errors are the
+// same. If the time of the call runs out, the goroutine is abandoned. It gets no lock afterwards, so that it cannot add
+// a lease after a following DEL.
 package ipam
 
 import (
@@ -39,8 +39,8 @@ type Client struct {
 	Req        *skel.Request
 	OnlyRoutes bool // permits an answer to ADD without addresses, for an interface that has its own
 
-	file  string                              // path of the plugin; set by Find
-	serve func(context.Context, skel.Env) int // serves calls in this process; nil if the file is executed
+	file  string                              // path of the plugin; set by FindPlugin
+	serve func(context.Context, skel.Env) int // serves calls in this process; nil if file must be executed
 }
 
 // CheckType returns an error with code 7 if ipam.type cannot be the name of a plugin.
@@ -61,7 +61,7 @@ func (c *Client) FindPlugin() error {
 	if err := CheckType(c.Req.IPAM); err != nil {
 		return err
 	}
-	var failed error
+	var statErr error
 	for _, dir := range filepath.SplitList(c.Req.Path) {
 		file := filepath.Join(dir, c.Req.IPAM)
 		info, err := os.Stat(file)
@@ -71,30 +71,30 @@ func (c *Client) FindPlugin() error {
 			c.file, c.serve = file, c.Req.InProcess(info)
 			return nil
 		case err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ENOTDIR):
-			failed = err
+			statErr = err
 		}
 	}
 	// Other programs search for this text of the reference plugins.
-	absent := fmt.Errorf("failed to find plugin %q in path %s", c.Req.IPAM, filepath.SplitList(c.Req.Path))
-	if failed != nil {
-		absent = fmt.Errorf("%w: %w", absent, failed)
+	cause := fmt.Errorf("failed to find plugin %q in path %s", c.Req.IPAM, filepath.SplitList(c.Req.Path))
+	if statErr != nil {
+		cause = fmt.Errorf("%w: %w", cause, statErr)
 	}
-	return cni.Errorf(cni.CodeEnvironment, "CNI_PATH: no plugin %q in %q: %w", c.Req.IPAM, c.Req.Path, absent)
+	return cni.Errorf(cni.CodeEnvironment, "CNI_PATH: no plugin %q in %q: %w", c.Req.IPAM, c.Req.Path, cause)
 }
 
 // Start starts the plugin for command, with the configuration on its standard input, and returns. The caller must call
 // Delegate.Wait, Result or Release in the same goroutine. A plugin that this process serves runs in Wait.
 //
-// Start and Wait return the plugin's own error object with its code; code 999 with the plugin's standard error as
-// details if it fails without an error object; code 11 if the time is up or the plugin's file is being written; and
-// code 5 if the file cannot be started.
+// Start and Wait return the plugin's own error object with its code. If the plugin fails without an error object, they
+// return code 999 with its standard error as details. They return code 11 if the time is up or the plugin's file is
+// being written, and code 5 if the file cannot be started.
 func (c *Client) Start(ctx context.Context, command string) (*Delegate, error) {
 	if err := c.FindPlugin(); err != nil {
 		return nil, err
 	}
-	d := &Delegate{name: c.Req.IPAM, began: time.Now(), output: &output{stderr: lastBytes{copy: c.Req.Stderr}}}
+	d := &Delegate{name: c.Req.IPAM, start: time.Now(), output: &output{stderr: tailBuffer{copy: c.Req.Stderr}}}
 	if ctx.Err() != nil {
-		return nil, d.failure(ctx, context.Cause(ctx))
+		return nil, d.callError(ctx, context.Cause(ctx))
 	}
 	var env []string
 	env, d.onEnd = c.Req.Delegate(c.Req.IPAM, command)
@@ -111,7 +111,7 @@ func (c *Client) Start(ctx context.Context, command string) (*Delegate, error) {
 	}.Start()
 	if err != nil {
 		d.onEnd(err)
-		return nil, d.failure(ctx, err)
+		return nil, d.callError(ctx, err)
 	}
 	return d, nil
 }
@@ -130,16 +130,16 @@ func (c *Client) answer(ctx context.Context, command string) ([]byte, error) {
 	return d.Wait(ctx)
 }
 
-// Result waits for the answer to an ADD. The answer must have an address, and loses its interfaces. The error for an
-// invalid answer has code 102.
+// Result waits for the answer to d, an ADD. The answer must have an address; its interfaces are dropped. The error for
+// an invalid answer has code 102.
 //
 // If the plugin answers that the attachment already has addresses (code 100), Result releases them and repeats the ADD,
 // because Podman restarts a container without a DEL after a reboot or a crash.
-func (c *Client) Result(ctx context.Context, adding *Delegate) (*cni.Result, error) {
-	out, err := adding.Wait(ctx)
-	if refused := (*cni.Error)(nil); errors.As(err, &refused) && refused.Code == cni.CodeExists {
+func (c *Client) Result(ctx context.Context, d *Delegate) (*cni.Result, error) {
+	out, err := d.Wait(ctx)
+	if exists := (*cni.Error)(nil); errors.As(err, &exists) && exists.Code == cni.CodeExists {
 		if err := c.Run(ctx, "DEL"); err != nil {
-			return nil, errors.Join(refused, err)
+			return nil, errors.Join(exists, err)
 		}
 		out, err = c.answer(ctx, "ADD")
 	}
@@ -149,12 +149,12 @@ func (c *Client) Result(ctx context.Context, adding *Delegate) (*cni.Result, err
 	return c.decode(out)
 }
 
-// Release releases the addresses during a roll-back. It first ends adding, an ADD that may still run, if not nil.
-func (c *Client) Release(ctx context.Context, adding *Delegate) error {
-	if adding != nil {
-		ended, cancel := context.WithCancel(ctx)
+// Release releases the addresses during a roll-back. It first ends d, an ADD that may still run, unless d is nil.
+func (c *Client) Release(ctx context.Context, d *Delegate) error {
+	if d != nil {
+		canceled, cancel := context.WithCancel(ctx)
 		cancel()
-		_, _ = adding.Wait(ended)
+		_, _ = d.Wait(canceled)
 	}
 	return c.Run(ctx, "DEL")
 }
@@ -177,8 +177,8 @@ func (c *Client) decode(answer []byte) (*cni.Result, error) {
 	return res, nil
 }
 
-// NeedsInterface reports whether the plugin's DEL may need the container's interface. The DEL of dhcp needs it to reach
-// the server. Known plugins that only keep files or objects do not.
+// NeedsInterface reports whether the plugin's DEL may need the container's interface, as the DEL of dhcp does to reach
+// the server. It is false only for plugins that are known to keep their leases in a store.
 func (c *Client) NeedsInterface() bool {
 	stores := []string{"host-local", "cluster-local", "static", "whereabouts"}
 	return !slices.ContainsFunc(stores, func(plugin string) bool { return cni.IsPlugin(c.Req.IPAM, plugin) })
@@ -204,16 +204,16 @@ func (c *Client) String() string { return fmt.Sprintf("IPAM plugin %q", c.Req.IP
 // Delegate is a call of a plugin: a started process, or a function that Wait runs.
 type Delegate struct {
 	name    string
-	began   time.Time
-	onEnd   func(error)                        // is called with the result of the call
+	start   time.Time
+	onEnd   func(error)                        // called at the end, with the call's error or nil
 	serve   func(context.Context, *output) int // nil if the plugin is a process
 	process *process.Process
 	*output
 }
 
 type output struct {
-	stdout limited
-	stderr lastBytes
+	stdout limitedBuffer
+	stderr tailBuffer
 }
 
 // Wait waits for the end of the call and returns the plugin's standard output. When ctx ends, a process is killed. A
@@ -221,12 +221,12 @@ type output struct {
 func (d *Delegate) Wait(ctx context.Context) (answer []byte, err error) {
 	defer func() { d.onEnd(err) }()
 	if err := d.await(ctx); err != nil {
-		return nil, d.failure(ctx, err)
+		return nil, d.callError(ctx, err)
 	}
 	return d.stdout.buf, nil
 }
 
-// await returns how the call ended; nil means success.
+// await waits for the end of the call, and returns nil if it succeeded.
 func (d *Delegate) await(ctx context.Context) error {
 	if d.serve == nil {
 		return d.process.Wait(ctx)
@@ -234,41 +234,41 @@ func (d *Delegate) await(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	ended, out := make(chan int, 1), d.output
+	exit, out := make(chan int, 1), d.output
 	go func() { // can be abandoned, and never runs on a thread that has entered another namespace
 		status := 2 // exit status of a program that panics; skel itself handles most panics
 		defer func() {
 			if v := recover(); v != nil {
 				fmt.Fprintf(&out.stderr, "panic: %v\n\n%s", v, debug.Stack())
 			}
-			ended <- status
+			exit <- status
 		}()
 		status = d.serve(ctx, out)
 	}()
 	select {
-	case status := <-ended:
+	case status := <-exit:
 		if status == 0 {
 			return nil
 		}
 		if ctx.Err() == nil {
 			return fmt.Errorf("exit status %d", status)
 		}
-	case <-ctx.Done():
-		// The goroutine may hang in a system call. It gets no lock any more, so a DEL that follows has the last word.
+	case <-ctx.Done(): // the goroutine may hang in a system call
 	}
 	d.output = &output{} // the goroutine may still write to the former one
 	return context.Cause(ctx)
 }
 
-func (d *Delegate) failure(ctx context.Context, err error) error {
+// callError returns the error of a call that ended with err. Start lists the codes.
+func (d *Delegate) callError(ctx context.Context, err error) error {
 	if e, ok := cni.DecodeError(d.stdout.buf); ok {
 		return e
 	}
 	details := strings.TrimSpace(string(d.stderr.buf))
 	switch {
 	case errors.Is(ctx.Err(), context.DeadlineExceeded):
-		took := time.Since(d.began).Round(time.Millisecond)
-		return d.error(cni.CodeTryAgain, fmt.Sprintf("no answer within %s", took), details)
+		duration := time.Since(d.start).Round(time.Millisecond)
+		return d.error(cni.CodeTryAgain, fmt.Sprintf("no answer within %s", duration), details)
 	case ctx.Err() != nil:
 		return d.error(cni.CodeTryAgain, fmt.Sprintf("stopped: %v", context.Cause(ctx)), details)
 	case errors.Is(err, syscall.ETXTBSY):
@@ -286,13 +286,13 @@ func (d *Delegate) error(code uint, msg, details string) error {
 	return &cni.Error{Code: code, Msg: fmt.Sprintf("plugin %q: %s", d.name, msg), Details: details}
 }
 
-// limited keeps up to outputMax bytes. A write beyond that fails, and all later writes too.
-type limited struct {
+// limitedBuffer keeps up to outputMax bytes. The first write beyond the limit fails, and so do all later writes.
+type limitedBuffer struct {
 	buf    []byte
 	isFull bool
 }
 
-func (l *limited) Write(p []byte) (int, error) {
+func (l *limitedBuffer) Write(p []byte) (int, error) {
 	l.isFull = l.isFull || len(l.buf)+len(p) > outputMax
 	if l.isFull {
 		return 0, fmt.Errorf("more than %d bytes of output", outputMax)
@@ -301,18 +301,18 @@ func (l *limited) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// lastBytes copies its input and keeps the last stderrMax bytes. It ignores errors of the copy, because they would end
+// tailBuffer copies its input and keeps the last stderrMax bytes. It ignores errors of the copy, because they would end
 // the delegate.
-type lastBytes struct {
+type tailBuffer struct {
 	copy io.Writer
 	buf  []byte
 }
 
-func (l *lastBytes) Write(p []byte) (int, error) {
-	if l.copy != nil {
-		_, _ = l.copy.Write(p)
+func (t *tailBuffer) Write(p []byte) (int, error) {
+	if t.copy != nil {
+		_, _ = t.copy.Write(p)
 	}
-	l.buf = append(l.buf, p...)
-	l.buf = l.buf[max(0, len(l.buf)-stderrMax):]
+	t.buf = append(t.buf, p...)
+	t.buf = t.buf[max(0, len(t.buf)-stderrMax):]
 	return len(p), nil
 }

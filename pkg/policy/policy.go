@@ -31,20 +31,20 @@ import (
 // File is the path of a node's policy.
 const File = "/etc/cni/hawser/policy.json"
 
-// all is the entry of a list that permits every value.
-const all = "*"
+// wildcard is the entry of a list that permits every value.
+const wildcard = "*"
 
 // Policy is the content of the file. A list that is missing permits nothing.
 type Policy struct {
-	TrustedDirs   []string `json:"trustedDirs"`   // of the administrator's configurations; missing: /etc/cni/net.d
-	Types         []string `json:"types"`         // of plugins, also as ipam.type
-	Bridges       []string `json:"bridges"`       // of bridges
-	Masters       []string `json:"masters"`       // of the host's interfaces, for master and device
-	Subnets       []string `json:"subnets"`       // that contain all addresses, ranges and gateways
+	TrustedDirs   []string `json:"trustedDirs"`   // directories of the administrator's networks; default /etc/cni/net.d
+	Types         []string `json:"types"`         // names of plugins, also for ipam.type
+	Bridges       []string `json:"bridges"`       // names of bridges
+	Masters       []string `json:"masters"`       // interfaces of the host, for the keys master and device
+	Subnets       []string `json:"subnets"`       // prefixes that contain all addresses, ranges and gateways
 	HostPorts     []string `json:"hostPorts"`     // "8080" or "30000-32767"
-	HostAddresses []string `json:"hostAddresses"` // of published ports; "*" also permits ports at all addresses
+	HostAddresses []string `json:"hostAddresses"` // addresses of host ports; "*" also permits ports at all addresses
 	VLANs         []string `json:"vlans"`         // "100" or "100-199"
-	AllowKeys     []string `json:"allowKeys"`     // of refusedKeys
+	AllowKeys     []string `json:"allowKeys"`     // keys in refusedKeys that are permitted nevertheless
 
 	path string
 }
@@ -56,20 +56,20 @@ var refusedKeys = []string{"conditionsV4", "conditionsV6", "configuration_path",
 	"iptablesAdminChainName", "kernelpath", "kubeconfig", "kubernetes", "log", "mac", "markAcceptBit", "markMasqBit",
 	"pciBusID", "prevResult", "promiscMode", "resolvConf", "useInterfaceNetwork"}
 
-// Call is what the policy must know about a call in addition to its configuration.
+// Call describes a call for Check, in addition to its configuration.
 type Call struct {
-	Plugin  string // the plugin's own name, whatever the configuration calls it
-	First   bool   // an ADD of a plugin that is not chained: only the author can have written prevResult
+	Plugin  string // the plugin's own name, which can differ from the type in the configuration
+	First   bool   // an ADD of a plugin that is not chained, so that only the author can have written prevResult
 	Chained bool   // the plugin works on the addresses of prevResult
 	Args    string // CNI_ARGS
 }
 
-// Load reads a policy. It returns nil, which permits everything, if the file does not exist. With owned it returns an
-// error if a user other than root can write the file. A file or directory that is a symbolic link to nothing is an
-// error, not a missing policy.
-func Load(path string, owned bool) (*Policy, error) {
+// Load reads a policy. It returns nil, which permits everything, if the file does not exist. If rootOnly is true, it
+// returns an error if a user other than root can write the file. A file or directory that is a symbolic link to nothing
+// is an error, not a missing policy.
+func Load(path string, rootOnly bool) (*Policy, error) {
 	f, err := os.OpenFile(path, unix.O_NOFOLLOW, 0)
-	if errors.Is(err, fs.ErrNotExist) && !dangles(filepath.Dir(path)) {
+	if errors.Is(err, fs.ErrNotExist) && !isDangling(filepath.Dir(path)) {
 		return nil, nil
 	}
 	if errors.Is(err, unix.ELOOP) {
@@ -86,7 +86,7 @@ func Load(path string, owned bool) (*Policy, error) {
 	if err := cmp.Or(unix.Fstat(int(f.Fd()), &st), d.Decode(p)); err != nil {
 		return nil, cni.Errorf(cni.CodeIO, "policy %s: %w", path, err)
 	}
-	if owned && (st.Uid != 0 || st.Mode&0o022 != 0 || st.Mode&unix.S_IFMT != unix.S_IFREG) {
+	if rootOnly && (st.Uid != 0 || st.Mode&0o022 != 0 || st.Mode&unix.S_IFMT != unix.S_IFREG) {
 		return nil, cni.Errorf(cni.CodeIO,
 			"policy %s: not a regular file that only root may write; run: chown root %s && chmod 644 %s", path, path,
 			path)
@@ -97,8 +97,8 @@ func Load(path string, owned bool) (*Policy, error) {
 	return p, p.check()
 }
 
-// dangles reports whether the path is a symbolic link to nothing.
-func dangles(path string) bool {
+// isDangling reports whether the path is a symbolic link to nothing.
+func isDangling(path string) bool {
 	if _, err := os.Readlink(path); err != nil {
 		return false // no link
 	}
@@ -109,9 +109,9 @@ func dangles(path string) bool {
 // check returns an error for entries that would match nothing.
 func (p *Policy) check() error {
 	var errs []error
-	find := func(key string, list []string, isGood func(string) bool, want string) {
+	checkList := func(key string, list []string, isValid func(string) bool, want string) {
 		for _, entry := range list {
-			if entry != all && !isGood(entry) {
+			if entry != wildcard && !isValid(entry) {
 				errs = append(errs, fmt.Errorf("%s: %q is not %s", key, entry, want))
 			}
 		}
@@ -120,12 +120,12 @@ func (p *Policy) check() error {
 	isAddr := func(s string) bool { _, err := netip.ParseAddr(s); return err == nil }
 	isPort := func(s string) bool { _, _, ok := numberRange(s, 65535); return ok }
 	isVLAN := func(s string) bool { _, _, ok := numberRange(s, 4094); return ok }
-	find("subnets", p.Subnets, isPrefix, "a subnet such as 10.1.0.0/16")
-	find("hostPorts", p.HostPorts, isPort, "a port or a range such as 30000-32767")
-	find("vlans", p.VLANs, isVLAN, "a VLAN or a range such as 100-199")
-	find("hostAddresses", p.HostAddresses, isAddr, "an IP address")
+	checkList("subnets", p.Subnets, isPrefix, "a subnet such as 10.1.0.0/16")
+	checkList("hostPorts", p.HostPorts, isPort, "a port or a range such as 30000-32767")
+	checkList("vlans", p.VLANs, isVLAN, "a VLAN or a range such as 100-199")
+	checkList("hostAddresses", p.HostAddresses, isAddr, "an IP address")
 	isRefused := func(s string) bool { return slices.Contains(refusedKeys, s) }
-	find("allowKeys", p.AllowKeys, isRefused, "a key that is refused")
+	checkList("allowKeys", p.AllowKeys, isRefused, "a key that is refused")
 	if err := errors.Join(errs...); err != nil {
 		return cni.Errorf(cni.CodeIO, "policy %s: %w", p.path, err)
 	}
@@ -140,20 +140,20 @@ func (p *Policy) Check(conf []byte, call Call) error {
 	if key := duplicateKey(conf); key != "" {
 		return cni.Refuse(key, nil, "appears twice, in the same or another case: which value applies is not defined")
 	}
-	var written map[string]any
-	if err := decodeNumbers(conf, &written); err != nil {
-		return nil // the plugin refuses it
+	var values map[string]any
+	if err := decodeNumbers(conf, &values); err != nil {
+		return nil // the plugin refuses the configuration
 	}
-	admins, unread := p.networks(written)
-	isTrusted := slices.ContainsFunc(admins, func(n Network) bool { return n.IsOwn })
-	if isForged := call.First && written["prevResult"] != nil; isTrusted && !isForged {
+	networks, unread := p.networks(values)
+	isTrusted := slices.ContainsFunc(networks, func(n Network) bool { return n.IsOwn })
+	if isForged := call.First && values["prevResult"] != nil; isTrusted && !isForged {
 		return nil
 	}
 	if _, ok := errors.AsType[*fs.PathError](unread); ok {
 		return cni.Errorf(cni.CodeIO, "policy %s: networks of the administrator: %w", p.path, unread)
 	}
-	t := &tenant{Policy: p, call: call, conf: foldKeys(written).(map[string]any)}
-	if name := text(t.conf["name"]); slices.ContainsFunc(admins, func(n Network) bool { return n.Name == name }) {
+	t := &tenant{Policy: p, call: call, conf: foldKeys(values).(map[string]any)}
+	if name := text(t.conf["name"]); slices.ContainsFunc(networks, func(n Network) bool { return n.Name == name }) {
 		t.refuse("name", name, "is the name of one of the administrator's networks")
 	}
 	t.checkTypes()
@@ -174,7 +174,7 @@ func (p *Policy) Check(conf []byte, call Call) error {
 	return t.problems.Err()
 }
 
-// tenant is the check of one configuration. The keys of conf are in lower case, because plugins read keys in any case.
+// tenant is the check of a tenant's configuration. The keys of conf are in lower case, because plugins accept any case.
 type tenant struct {
 	*Policy
 	call     Call
@@ -193,7 +193,7 @@ func (t *tenant) refuseUnlisted(key string, value any, list string) {
 }
 
 func permits(list []string, value string) bool {
-	return slices.Contains(list, value) || slices.Contains(list, all)
+	return slices.Contains(list, value) || slices.Contains(list, wildcard)
 }
 
 func (t *tenant) checkTypes() {
@@ -227,8 +227,8 @@ func (t *tenant) checkLinks() {
 	}
 }
 
-// checkKeys refuses the keys that reach the host, wherever they are. prevResult at the top is refused if call.First is
-// set.
+// checkKeys refuses the keys that reach the host, in every object. It refuses the configuration's own prevResult only
+// if call.First is set.
 func (t *tenant) checkKeys(path string, value any) {
 	switch value := value.(type) {
 	case []any:
@@ -274,7 +274,6 @@ func (t *tenant) checkAddresses(path string, value any) {
 	}
 }
 
-// checkArgs checks the addresses in CNI_ARGS.
 func (t *tenant) checkArgs() {
 	for pair := range strings.SplitSeq(t.call.Args, ";") {
 		key, value, _ := strings.Cut(pair, "=")
@@ -313,7 +312,6 @@ func (t *tenant) isInSubnets(text string) bool {
 	return true
 }
 
-// checkPorts checks the host ports.
 func (t *tenant) checkPorts() {
 	rc, _ := t.conf["runtimeconfig"].(map[string]any)
 	list, _ := rc["portmappings"].([]any)
@@ -333,7 +331,7 @@ func (t *tenant) checkPorts() {
 
 // checkVLANs checks the VLANs of a port or of an interface. 0 means no VLAN.
 func (t *tenant) checkVLANs() {
-	check := func(path string, first, last any) { // the plugin refuses what is not a range
+	check := func(path string, first, last any) { // the plugin refuses invalid numbers
 		if from, to, ok := numberRange(text(first)+"-"+text(last), 4094); ok && !permitsRange(t.VLANs, from, to) {
 			t.refuseUnlisted(path, from, "vlans")
 		}
@@ -352,19 +350,19 @@ func (t *tenant) checkVLANs() {
 func permitsRange(list []string, first, last int) bool {
 	return slices.ContainsFunc(list, func(entry string) bool {
 		from, to, ok := numberRange(entry, 65535)
-		return entry == all || ok && from <= first && last <= to
+		return entry == wildcard || ok && from <= first && last <= to
 	})
 }
 
-// numberRange parses "8080" or "30000-32767", with numbers from 1 to most.
-func numberRange(text string, most int) (from, to int, ok bool) {
+// numberRange parses "8080" or "30000-32767", with numbers from 1 to limit.
+func numberRange(text string, limit int) (from, to int, ok bool) {
 	first, last, isRange := strings.Cut(text, "-")
 	if !isRange {
 		last = first
 	}
 	from, err := strconv.Atoi(first)
 	to, err2 := strconv.Atoi(last)
-	return from, to, err == nil && err2 == nil && 0 < from && from <= to && to <= most
+	return from, to, err == nil && err2 == nil && 0 < from && from <= to && to <= limit
 }
 
 // text returns a JSON text or number as it is written, and an empty text for other values.

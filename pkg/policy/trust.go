@@ -16,38 +16,38 @@ import (
 	"github.com/hawser-cni/plugins/pkg/cni"
 )
 
-// extensions are those of the files that runtimes read.
+// extensions are the extensions of the network files that runtimes read.
 var extensions = []string{".conf", ".conflist", ".json"}
 
 // Network is a network in the administrator's directories.
 type Network struct {
 	Name    string
-	Bridges []string // that its entries name, also with the VLAN, such as cni0.5
-	IsOwn   bool     // whether the configuration of the call equals one of its entries
+	Bridges []string // bridges of its entries, also with the VLAN, such as cni0.5
+	IsOwn   bool     // true if the configuration of the call equals one of its entries
 }
 
-// NetworksFor returns the administrator's networks. The directories are those of the policy at path, or the default
-// ones without a policy. unread describes the files that are missing in networks, because they cannot be read or are
-// not valid JSON. It contains an fs.PathError if a file cannot be read. err is an error of the policy itself.
+// NetworksFor returns the networks in the administrator's directories, which the policy at path names (default:
+// /etc/cni/net.d). conf is the configuration of the call, for Network.IsOwn. unread is an error for files that
+// cannot be read, which contains an fs.PathError, or are not valid JSON. err is an error of the policy or of conf.
 func NetworksFor(path string, conf []byte) (networks []Network, unread, err error) {
 	p, err := Load(path, true)
 	if p == nil {
 		p = &Policy{TrustedDirs: defaultDirs()}
 	}
-	var written map[string]any
+	var values map[string]any
 	if err == nil {
-		err = decodeNumbers(conf, &written)
+		err = decodeNumbers(conf, &values)
 	}
 	if err == nil {
-		networks, unread = p.networks(written)
+		networks, unread = p.networks(values)
 	}
 	return networks, unread, err
 }
 
 func defaultDirs() []string { return []string{"/etc/cni/net.d"} }
 
-// networks returns the administrator's networks for NetworksFor. Missing directories and files are not errors. Without
-// root's rights on the host, forbidden ones are none either, because their networks are in another network namespace.
+// networks returns the administrator's networks for NetworksFor. Missing directories and files are not errors. Neither
+// are those that a rootless process must not read, because their networks are in another network namespace.
 func (p *Policy) networks(conf map[string]any) (networks []Network, unread error) {
 	own := p.withoutRuntimeKeys(conf)
 	report := func(err error) {
@@ -131,22 +131,22 @@ func (p *Policy) withoutRuntimeKeys(entry map[string]any) map[string]any {
 	return out
 }
 
-// isDeclared reports whether each key of runtimeConfig is a capability of the entry, or has the value that the entry
-// has. A runtime adds no other key.
+// isDeclared reports whether each key of conf's runtimeConfig is a capability of the entry, or has the same value in
+// the entry. A runtime adds no other key.
 func isDeclared(conf, entry map[string]any) bool {
-	added, _ := conf["runtimeConfig"].(map[string]any)
-	written, _ := entry["runtimeConfig"].(map[string]any)
+	values, _ := conf["runtimeConfig"].(map[string]any)
+	entryValues, _ := entry["runtimeConfig"].(map[string]any)
 	capabilities, _ := entry["capabilities"].(map[string]any)
-	for key, value := range added {
-		if capabilities[key] != true && !reflect.DeepEqual(written[key], value) {
+	for key, value := range values {
+		if capabilities[key] != true && !reflect.DeepEqual(entryValues[key], value) {
 			return false
 		}
 	}
 	return true
 }
 
-// duplicateKey returns the first key that an object has twice, in the same or another case; empty if there is none. A
-// decoder may read the first value of such a key, the last one, or both.
+// duplicateKey returns the first key that an object has twice, in the same or another case, or "". A decoder may use
+// the first value of such a key, the last one, or both.
 func duplicateKey(conf []byte) (key string) {
 	seen := map[string]bool{}
 	cni.WalkValues(conf, func(path string, _ int64) bool {
@@ -159,12 +159,12 @@ func duplicateKey(conf []byte) (key string) {
 	return key
 }
 
-// fold returns the key in lower case. It folds as encoding/json does, by Unicode's simple folding, in which the Kelvin
-// sign equals k.
+// fold returns the key in lower case, so that keys that encoding/json treats as equal become equal. encoding/json uses
+// Unicode's simple folding, in which the Kelvin sign equals k.
 func fold(key string) string {
 	return strings.Map(func(r rune) rune {
 		for next := unicode.SimpleFold(r); ; r, next = next, unicode.SimpleFold(next) {
-			if next <= r { // the first of those that are equal, a capital of ASCII if there is one
+			if next <= r { // the smallest of the equal runes; an ASCII capital is smaller than its other forms
 				return unicode.ToLower(next)
 			}
 		}

@@ -4,12 +4,12 @@
 // wait has a deadline, and its error names the holder. A Store keeps one record of a Go type for each attachment in a
 // Dir, as JSON.
 //
-// If a writer is killed, the disk is full or a write fails, a reader finds a file complete as it was before, complete
-// as it was after, or not at all. A new file is therefore written under a temporary name and renamed. The next writer
-// or a sweep removes the temporary file of a killed writer. No access follows a symbolic link inside a directory,
-// because a container may be able to write there.
+// A reader finds a file with its complete old content or its complete new content, or no file, even if a writer is
+// killed, the disk is full or a write fails. A new file is therefore written under a temporary name and renamed. The
+// next writer or a sweep removes the temporary file of a killed writer. No access follows a symbolic link inside a
+// directory, because a container may be able to write there.
 //
-// Nothing calls fsync. The files describe the state of the running kernel, which a power failure ends as well.
+// The package never calls fsync: a power failure ends the state of the kernel that the files describe.
 package statefile
 
 import (
@@ -25,7 +25,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Dir is an open directory. Its methods act on this directory even if another one has its path now.
+// Dir is an open directory. Its methods act on this directory even if its path leads to another directory now.
 type Dir struct {
 	fd   int
 	path string
@@ -35,7 +35,7 @@ type Dir struct {
 // umask); if perm is 0, the error matches fs.ErrNotExist. Symbolic links in path are followed.
 func Open(path string, perm fs.FileMode) (*Dir, error) { return open(path, perm, 0) }
 
-// OpenNoFollow is Open for a directory of our own. If a symbolic link is at path, the error is ENOTDIR.
+// OpenNoFollow is Open for a directory that must not be a symbolic link. For a link, the error is ENOTDIR.
 func OpenNoFollow(path string, perm fs.FileMode) (*Dir, error) {
 	return open(path, perm, unix.O_NOFOLLOW)
 }
@@ -55,7 +55,7 @@ func open(path string, perm fs.FileMode, flags int) (*Dir, error) {
 	return &Dir{fd: fd, path: path}, nil
 }
 
-// IsAbsent reports whether an error of Open with perm 0 means that no directory is at the path; a file may be.
+// IsAbsent reports whether an error of Open with perm 0 means that the directory does not exist. A file may exist.
 func IsAbsent(err error) bool { return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) }
 
 // Path returns the path that d was opened with, for messages.
@@ -88,7 +88,7 @@ func (d *Dir) Sweep() error {
 func (d *Dir) list() ([]string, error) {
 	fd, err := openat(d.fd, ".", unix.O_RDONLY|unix.O_DIRECTORY, 0)
 	if err != nil {
-		return nil, d.fail("list", ".", err)
+		return nil, d.pathError("list", ".", err)
 	}
 	f := os.NewFile(uintptr(fd), d.path)
 	defer f.Close()
@@ -97,8 +97,8 @@ func (d *Dir) list() ([]string, error) {
 
 func (d *Dir) join(name string) string { return filepath.Join(d.path, name) }
 
-// fail adds the operation and the entry to an error. It returns nil if err is nil.
-func (d *Dir) fail(op, name string, err error) error {
+// pathError adds the operation and the entry to an error. It returns nil if err is nil.
+func (d *Dir) pathError(op, name string, err error) error {
 	if err == nil {
 		return nil
 	}
@@ -136,12 +136,7 @@ func retry(call func() (int, error)) (int, error) {
 	}
 }
 
-const maxSize = 16 << 20 // size of the largest file that is read. State files are much smaller
-
-// lacksUnnamed reports whether an error means that the file system does not support unnamed files (O_TMPFILE).
-func lacksUnnamed(err error) bool {
-	return err == unix.EOPNOTSUPP || err == unix.EISDIR || err == unix.EINVAL
-}
+const maxSize = 16 << 20 // bytes of the largest file that is read; state files are much smaller
 
 // Replace atomically creates a file or replaces its content. If the entry is a symbolic link, Replace replaces the
 // link. The caller must hold the lock of all writers of this name.
@@ -152,11 +147,11 @@ func (d *Dir) Replace(name string, data []byte, perm fs.FileMode) error {
 			err = errors.Join(err, unix.Unlinkat(d.fd, tmp, 0))
 		}
 	}
-	return d.fail("replace", name, err)
+	return d.pathError("replace", name, err)
 }
 
-// write writes the temporary file for name. It removes the temporary file of a killed writer first instead of writing
-// into it, because that may be a second link to a complete file.
+// write writes the temporary file for name. It does not write into the temporary file of a killed writer, but replaces
+// it, because it may be a second link to a complete file.
 func (d *Dir) write(name string, data []byte, perm fs.FileMode) (tmp string, err error) {
 	if !isEntry(name) {
 		return "", fs.ErrInvalid
@@ -194,21 +189,21 @@ func isTemporary(name string) bool {
 // Remove removes a file. It returns nil if the file does not exist.
 func (d *Dir) Remove(name string) error {
 	if !isEntry(name) {
-		return d.fail("remove", name, fs.ErrInvalid)
+		return d.pathError("remove", name, fs.ErrInvalid)
 	}
 	err := unix.Unlinkat(d.fd, name, 0)
 	if err == unix.EROFS { // the kernel's answer even if the file does not exist
-		if absent := unix.Faccessat(d.fd, name, unix.F_OK, unix.AT_SYMLINK_NOFOLLOW); absent == unix.ENOENT {
+		if accessErr := unix.Faccessat(d.fd, name, unix.F_OK, unix.AT_SYMLINK_NOFOLLOW); accessErr == unix.ENOENT {
 			return nil
 		}
 	}
 	if err == unix.ENOENT {
 		return nil
 	}
-	return d.fail("remove", name, err)
+	return d.pathError("remove", name, err)
 }
 
-// Discard removes a file and the temporary file that a killed Replace may have left of it. The caller holds the lock.
+// Discard removes a file and its temporary file from a killed Replace. The caller must hold the lock.
 func (d *Dir) Discard(name string) error {
 	if err := d.Remove(name); err != nil {
 		return err
@@ -222,7 +217,7 @@ var ErrIrregular = errors.New("not a regular file of at most 16 MiB")
 // Read returns the content of a regular file. If the entry is of another kind, the error matches ErrIrregular.
 func (d *Dir) Read(name string) ([]byte, error) {
 	data, err := d.read(name)
-	return data, d.fail("read", name, err)
+	return data, d.pathError("read", name, err)
 }
 
 func (d *Dir) read(name string) ([]byte, error) {
@@ -246,9 +241,9 @@ func (d *Dir) read(name string) ([]byte, error) {
 	return data[:max(n, 0)], err
 }
 
-// ReadRegular reads the regular file at path and follows symbolic links. It does not open anything else, because
-// opening a device can have an effect, and opening a FIFO can block. For a file of size 0 it returns nothing: a file of
-// /proc or /sys has this size, and reading it can block as well.
+// ReadRegular reads the regular file at path and follows symbolic links. It does not open other kinds of files, because
+// opening a device can have an effect, and opening a FIFO can block. It does not read a file of size 0, because files
+// of /proc have this size, and reading them can block as well.
 func ReadRegular(path string) ([]byte, error) {
 	handle, err := os.OpenFile(path, unix.O_PATH, 0)
 	if err != nil {
@@ -284,11 +279,16 @@ func Writable(path string) error {
 		err = errors.Join(err, unix.Close(fd))
 	case err == unix.ENOENT && path != filepath.Dir(path):
 		return Writable(filepath.Dir(path))
-	case lacksUnnamed(err):
+	case isUnnamedUnsupported(err):
 		err = unix.Faccessat(unix.AT_FDCWD, path, unix.W_OK|unix.X_OK, unix.AT_EACCESS)
 	}
 	if err != nil {
 		return &fs.PathError{Op: "write in", Path: path, Err: err}
 	}
 	return nil
+}
+
+// isUnnamedUnsupported reports whether an error means that the file system does not support unnamed files (O_TMPFILE).
+func isUnnamedUnsupported(err error) bool {
+	return err == unix.EOPNOTSUPP || err == unix.EISDIR || err == unix.EINVAL
 }

@@ -5,16 +5,16 @@ import (
 	"encoding/json"
 )
 
-// Decode decodes the JSON of a record, as a Store does. It also reads the keys that earlier versions had for a
-// namespace; the next write has the current keys.
+// Decode decodes the JSON of a record, as a Store does. It also accepts the keys of earlier versions for a namespace,
+// which the next Put replaces by the current keys.
 func Decode(data []byte, record any) error { return json.Unmarshal(currentKeys(data), record) }
 
 // currentKeys returns a record with the path of its namespace at "netnsPath" and the identity at "netns". In earlier
 // versions, "netns" or "path" was the path, and "netns", "identity" or "ns" the identity.
 func currentKeys(record []byte) []byte {
-	isFormer := func(key string) bool { return bytes.Contains(record, []byte(key)) }
+	contains := func(key string) bool { return bytes.Contains(record, []byte(key)) }
 	var values map[string]json.RawMessage
-	if isFormer(`"netnsPath"`) || !isFormer(`"netns":`) && !isFormer(`"path":`) ||
+	if contains(`"netnsPath"`) || !contains(`"netns":`) && !contains(`"path":`) ||
 		json.Unmarshal(record, &values) != nil {
 		return record
 	}

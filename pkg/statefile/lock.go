@@ -24,7 +24,8 @@ type Lock struct {
 	target target
 }
 
-// target is a file or byte that can be locked. set has the arguments of flock. busy returns the error for a held lock.
+// target is a file or a byte that can be locked. set takes the arguments of flock. busy returns the error for a lock
+// that another process holds.
 type target struct {
 	set  func(fd, how int) error
 	busy func() error
@@ -51,14 +52,14 @@ func LockFile(ctx context.Context, path string, perm fs.FileMode) (*Lock, error)
 func (d *Dir) LockFile(ctx context.Context, name string, perm fs.FileMode, wait time.Duration) (*Lock, error) {
 	fd, err := d.openFile(name, unix.O_RDONLY|unix.O_CREAT|unix.O_NONBLOCK, perm)
 	if err != nil {
-		return nil, d.fail("lock", name, err)
+		return nil, d.pathError("lock", name, err)
 	}
 	return wholeFile(d.join(name)).lock(ctx, fd, d.join(name), wait)
 }
 
-// LockByte locks the byte at an offset of the file at path, which it creates if necessary. Objects that have different
-// offsets share the file, so that no lock file remains for each of them. LockByte waits like LockFile, and its errors
-// name the object.
+// LockByte locks the byte at an offset of the file at path, which it creates if necessary. Many objects can share the
+// file, each with its own offset, so that no lock file remains for each object. LockByte waits like LockFile, and its
+// errors name the object.
 func LockByte(ctx context.Context, path string, offset uint64, object string) (*Lock, error) {
 	dir, err := Open(filepath.Dir(path), 0o755)
 	if err != nil {
@@ -67,18 +68,18 @@ func LockByte(ctx context.Context, path string, offset uint64, object string) (*
 	defer dir.Close()
 	fd, err := dir.openFile(filepath.Base(path), unix.O_RDWR|unix.O_CREAT|unix.O_NONBLOCK, 0o600)
 	if err != nil {
-		return nil, dir.fail("lock", filepath.Base(path), err)
+		return nil, dir.pathError("lock", filepath.Base(path), err)
 	}
 	t := target{
 		set: func(fd, how int) error { return lockByte(fd, how, offset) },
 		busy: func() error {
-			return fmt.Errorf("lock %s: %w %s", object, ErrBusy, describe(byteHolder(path, offset)))
+			return fmt.Errorf("lock %s: %w %s", object, ErrBusy, processName(byteHolder(path, offset)))
 		},
 	}
 	return t.lock(ctx, fd, path, DefaultWait)
 }
 
-// lockByte is flock for one byte. Like the lock of flock, its lock belongs to the open file, not to the process.
+// lockByte is flock for one byte. As with flock, the lock belongs to the open file, not to the process.
 func lockByte(fd, how int, offset uint64) error {
 	l := unix.Flock_t{Type: unix.F_WRLCK, Start: int64(offset), Len: 1}
 	if how == unix.LOCK_UN {
@@ -94,20 +95,20 @@ func lockByte(fd, how int, offset uint64) error {
 
 func wholeFile(path string) target {
 	return target{flock, func() error {
-		return fmt.Errorf("lock %s: %w %s", path, ErrBusy, describe(fileHolder(path)))
+		return fmt.Errorf("lock %s: %w %s", path, ErrBusy, processName(fileHolder(path)))
 	}}
 }
 
 // DefaultWait is the usual time limit for waiting for a lock.
 const DefaultWait = 30 * time.Second
 
-// LockFD is LockFile for the open file fd, which the caller still has to close. path is for errors.
+// LockFD is LockFile for the open file fd, which the caller must close. path is for errors.
 func LockFD(ctx context.Context, fd int, path string) (*Lock, error) {
-	own, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
+	dup, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
 		return nil, &fs.PathError{Op: "lock", Path: path, Err: err}
 	}
-	return wholeFile(path).lock(ctx, own, path, DefaultWait)
+	return wholeFile(path).lock(ctx, dup, path, DefaultWait)
 }
 
 // lock locks the open file fd, or closes it after an error. It waits in a goroutine, because a blocked call cannot be
@@ -115,24 +116,24 @@ func LockFD(ctx context.Context, fd int, path string) (*Lock, error) {
 func (t target) lock(ctx context.Context, fd int, path string, wait time.Duration) (*Lock, error) {
 	err := t.set(fd, unix.LOCK_EX|unix.LOCK_NB)
 	if err == nil {
-		// If ctx has ended, the caller (for example bridge, running an IPAM plugin in-process) may no longer be
-		// waiting, so the lock is given up.
+		// If ctx has ended, the caller may have abandoned this call (as package ipam does in-process), so it must not
+		// keep the lock.
 		err = ctx.Err()
 	}
 	if err == unix.EWOULDBLOCK {
 		ctx, cancel := context.WithTimeout(ctx, wait)
 		defer cancel()
-		locked := make(chan error)
+		result := make(chan error)
 		go func() {
 			err := t.set(fd, unix.LOCK_EX)
 			select {
-			case locked <- err:
+			case result <- err:
 			case <-ctx.Done():
 				unix.Close(fd)
 			}
 		}()
 		select {
-		case err = <-locked:
+		case err = <-result:
 		case <-ctx.Done():
 			if errors.Is(ctx.Err(), context.DeadlineExceeded) {
 				return nil, t.busy()
@@ -152,8 +153,8 @@ func flock(fd, how int) error {
 	return err
 }
 
-// describe names the process with an ID. ID 0 stands for an unknown process.
-func describe(pid int) string {
+// processName returns the ID and the name of a process for messages. ID 0 means an unknown process.
+func processName(pid int) string {
 	if pid == 0 {
 		return "a process that cannot be seen from here"
 	}
@@ -191,8 +192,8 @@ func fileHolder(path string) (pid int) {
 	return findHolder(string(locks), st.Ino, uint64(st.Dev))
 }
 
-// findHolder returns the holder of the flock of an inode from the text of /proc/locks. A line with the same device is
-// only preferred, because btrfs and overlayfs show another device there than stat does.
+// findHolder returns the holder of the flock of an inode from the text of /proc/locks. It prefers a line with the same
+// device, and accepts one with another, because for btrfs and overlayfs the text has another device than stat.
 func findHolder(locks string, ino, dev uint64) (found int) {
 	device := fmt.Sprintf("%02x:%02x", unix.Major(dev), unix.Minor(dev))
 	for line := range strings.Lines(locks) {
@@ -202,12 +203,12 @@ func findHolder(locks string, ino, dev uint64) (found int) {
 		if len(f) < 6 || f[1] != "FLOCK" {
 			continue
 		}
-		on, isInode := strings.CutSuffix(f[5], ":"+strconv.FormatUint(ino, 10))
+		lineDevice, isInode := strings.CutSuffix(f[5], ":"+strconv.FormatUint(ino, 10))
 		pid, err := strconv.Atoi(f[4])
 		if !isInode || err != nil || pid < 0 {
 			continue
 		}
-		if on == device {
+		if lineDevice == device {
 			return pid
 		}
 		found = pid

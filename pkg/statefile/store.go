@@ -20,8 +20,8 @@ const (
 	storeLock    = "lock"
 )
 
-// Record is a value that a Store keeps as JSON in the file <Hash>.json. Plausible reports whether one of our calls can
-// have written it, because a file may be damaged.
+// Record is a value that a Store keeps as JSON in the file <Hash>.json. Plausible reports whether a plugin can have
+// written it, because a file may be damaged.
 type Record interface {
 	Hash() string
 	Plausible() bool
@@ -35,11 +35,11 @@ type Record interface {
 // Store that holds the lock until Close. If another process still holds the lock after Wait, the error matches ErrBusy.
 type Store[T Record] struct{ *recordDir }
 
-// recordDir is the part of a Store that does not depend on T. As methods of Store, the compiler would repeat this code
-// for each T: 70 kB in the program of all plugins.
+// recordDir is the part of a Store that does not depend on T. The compiler would repeat methods of Store for each T,
+// which takes 70 kB in the program of all plugins.
 type recordDir struct {
 	Path string
-	Wait time.Duration // for the lock
+	Wait time.Duration // timeout for the lock
 
 	isOpen bool
 	dir    *Dir // nil if the store is not open, or if the directory does not exist
@@ -123,16 +123,16 @@ func (d *recordDir) view(read func(*Dir) error) error {
 	return read(dir)
 }
 
-// Get returns the record whose Hash is name. ok is false if there is none.
+// Get returns the record whose Hash is name. ok is false if it does not exist.
 func (s *Store[T]) Get(name string) (record T, ok bool, err error) {
-	found := newRecord[T]()
-	if ok, err = s.get(name, found); ok {
-		record = *typed[T](found)
+	r := newRecord[T]()
+	if ok, err = s.get(name, r); ok {
+		record = *typed[T](r)
 	}
 	return record, ok, err
 }
 
-// recordDir handles a *T as a Record: newRecord returns one, and typed converts it back.
+// For recordDir, a *T is a Record: newRecord returns one, and typed converts it back.
 func newRecord[T Record]() Record      { return any(new(T)).(Record) }
 func typed[T Record](record Record) *T { return any(record).(*T) }
 
@@ -153,8 +153,8 @@ func (d *Dir) readRecord(name string, record Record) (ok bool, err error) {
 	return err == nil && Decode(data, record) == nil && record.Hash() == name && record.Plausible(), err
 }
 
-// each calls visit with each record, in a variable from create, in the order of their names, until visit returns false.
-// It continues after an error.
+// each calls visit with each record, in the order of their names, until visit returns false. create returns a variable
+// for a record. each continues after an error.
 func (d *recordDir) each(create func() Record, visit func(record Record) (more bool)) error {
 	return d.view(func(dir *Dir) error {
 		files, err := dir.Names()
@@ -175,7 +175,7 @@ func (d *recordDir) each(create func() Record, visit func(record Record) (more b
 	})
 }
 
-// Any reports whether a record matches. It reads only as many records as it needs.
+// Any reports whether a record matches. It reads no further record after a match.
 func (s *Store[T]) Any(matches func(record T) bool) (found bool, err error) {
 	err = s.each(newRecord[T], func(record Record) bool {
 		found = matches(*typed[T](record))
@@ -200,7 +200,7 @@ func (s *Store[T]) All() (all []*T, err error) {
 type File[T Record] struct {
 	Record  T
 	Path    string
-	Written time.Time
+	Written time.Time // modification time of the file
 }
 
 // List returns all records with their files, in the order of their names. It changes nothing. If List returns an error,
@@ -216,7 +216,7 @@ func (s *Store[T]) List() (all []File[T], err error) {
 	return all, err
 }
 
-// HasFile reports whether a record has a file, which may be damaged or the temporary file of a killed writer.
+// HasFile reports whether a record has a file, even a damaged file or the temporary file of a killed writer.
 func (d *recordDir) HasFile(name string) bool {
 	files := []string{name + recordSuffix, temporary(name + recordSuffix)}
 	return slices.ContainsFunc(files, func(file string) bool {
@@ -242,9 +242,9 @@ func (d *recordDir) put(ctx context.Context, record Record) error {
 	return d.dir.Replace(record.Hash()+recordSuffix, data, 0o600)
 }
 
-// Drop removes the records with these names, and the temporary files that killed writers left of them. A record that
-// does not exist is not an error, and neither is a directory in its place. Drop continues after an error. If none of
-// the records has a file, Drop does not lock the directory.
+// Drop removes the records with these names, and their temporary files of killed writers. A missing record is not an
+// error, and neither is a directory in its place. Drop continues after an error. If none of the records has a file,
+// Drop does not lock the directory.
 func (d *recordDir) Drop(ctx context.Context, names ...string) error {
 	if !d.isOpen {
 		if !slices.ContainsFunc(names, d.HasFile) {
@@ -264,24 +264,24 @@ func (d *recordDir) Drop(ctx context.Context, names ...string) error {
 	return errors.Join(errs...)
 }
 
-// Collect calls end for each record for which stale returns true, and drops the record if end succeeds. It does not
-// hold the lock while end runs, and it continues after an error.
-func (s *Store[T]) Collect(ctx context.Context, stale func(T) bool, end func(T) error) error {
+// Collect calls remove for each stale record, and drops the record if remove succeeds. It does not hold the lock while
+// remove runs, and it continues after an error.
+func (s *Store[T]) Collect(ctx context.Context, isStale func(T) bool, remove func(T) error) error {
 	var all []*T
 	err := s.Locked(ctx, func(opened *Store[T]) (err error) {
 		all, err = opened.All()
 		return err
 	})
 	errs := []error{err}
-	var ended []string
+	var names []string
 	for _, record := range all {
-		if !stale(*record) {
+		if !isStale(*record) {
 			continue
 		}
-		err := end(*record)
+		err := remove(*record)
 		if errs = append(errs, err); err == nil {
-			ended = append(ended, (*record).Hash())
+			names = append(names, (*record).Hash())
 		}
 	}
-	return errors.Join(append(errs, s.Drop(ctx, ended...))...)
+	return errors.Join(append(errs, s.Drop(ctx, names...))...)
 }
