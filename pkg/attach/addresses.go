@@ -69,8 +69,8 @@ func (c *Call) AssignAddresses(ctx context.Context, link LinkConfig, t iface.Tar
 }
 
 // StartIPAM starts the ADD of the IPAM plugin, if the configuration names one. The plugin runs concurrently, and
-// IPAMResult waits for it. The interface must exist and be this Call's, because the undo releases all addresses of the
-// attachment, which are in use if another ADD created the interface.
+// IPAMResult waits for it. This Call must have created the interface before, because the undo releases all addresses of
+// the attachment. After another ADD, they are in use.
 func (c *Call) StartIPAM(ctx context.Context) error {
 	if c.Req.IPAM == "" {
 		return nil

@@ -127,7 +127,7 @@ func (r childRecord) owns(l rtnl.Link) bool {
 	return l.Group == cni.NetworkHash(r.Network) && (l.Name == r.IfName || l.Name == temporaryName(r.Attachment))
 }
 
-// temporaryName returns the name of a link for which the final name is not possible yet (makeChild).
+// temporaryName returns the name that a link gets first if the kernel refuses its final name.
 func temporaryName(a cni.Attachment) string { return iface.HostNames(a)[0] }
 
 func (r childRecord) deleteLink(f *foundLink) error {

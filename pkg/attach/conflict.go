@@ -38,9 +38,9 @@ func (c *Call) RefuseUsedAddress(addr netip.Addr) error {
 }
 
 // RefuseNeighbors returns code 103 if a live container of another network on the same bridge, or in the same VLAN of
-// it, has one of the result's addresses. link is the bridge or the VLAN gateway. The neighbors would send its packets
-// to this attachment as soon as the address is announced. A container that has exchanged no packets with the host is
-// not found.
+// it, has one of the result's addresses. link is the bridge or the VLAN gateway. When the address is announced, the
+// neighbors would send that container's packets to this attachment. A container that has exchanged no packets with the
+// host is not found.
 func (c *Call) RefuseNeighbors(res *cni.Result, link rtnl.Link) error {
 	for _, ip := range res.IPs {
 		addr := ip.Address.Addr()

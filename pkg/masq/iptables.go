@@ -163,7 +163,7 @@ func (c natChain) apply(ctx context.Context, nf *nft.Conn, tool ipt.Tool) error 
 }
 
 func addIPTables(ctx context.Context, nf *nft.Conn, c Config, isReapply bool) (err error) {
-	for _, f := range nft.Families() { // first, because Del would keep the record while a program is missing
+	for _, f := range nft.Families() { // before the record is written, because Del keeps it while a program is missing
 		if err := ipt.CheckInstalled(f); err != nil && len(ofFamily(f, c.Addrs)) > 0 {
 			return fmt.Errorf("masquerade with iptables: %w", err)
 		}

@@ -134,7 +134,7 @@ func (c *call) checkVersion(version, command string) error {
 		Details: command + " was introduced in " + since}
 }
 
-// newRequest returns the request, and an error with all problems of the configuration. DEL and GC only warn.
+// newRequest returns the request, and an error with all problems of the configuration. DEL and GC only warn of most.
 func (c *call) newRequest(data []byte, conf *cni.Config, command string) (*Request, error) {
 	req := &Request{
 		Attachment: cni.Attachment{Network: conf.Name},

@@ -243,7 +243,7 @@ func (c call) chooseBackend(ctx context.Context, cfg config, r *record) (backend
 // apply writes the record, which DEL needs to remove the rules, and then adds the rules in the record's backend.
 func (c call) apply(ctx context.Context, s *store, r *record) error {
 	var tools []ipt.Tool
-	if r.Backend == iptables { // first, because DEL would keep the record while a program is missing
+	if r.Backend == iptables { // before the record is written, because DEL keeps it while a program is missing
 		var err error
 		if tools, err = r.findTools(ctx, s); err != nil {
 			return err

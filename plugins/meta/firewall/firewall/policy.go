@@ -128,7 +128,7 @@ func (c call) refuseStricter(s *store, r *record) error {
 
 // findNeighbor returns a description of a container of another network to which a policy of the record's bridge would
 // apply, or "". A policy of an interface such as cni0.5 applies to the ports in VLAN 5, and a policy of the bridge to
-// all ports. For an impostor, which only uses the name of its network, the containers of that network are also others.
+// all ports. If isImpostor is true, a network with the same name is also another network.
 func (c call) findNeighbor(r *record, isImpostor bool) (holder string, err error) {
 	bridge, err := c.Host.LinkByIndex(c.HostEnd.Master)
 	if err != nil {

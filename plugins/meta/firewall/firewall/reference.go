@@ -75,7 +75,7 @@ func (c call) confirmAddrs(r *record) (links []string, err error) {
 
 const foreignRules = "rules of other plugins" // in warnings
 
-// delReferenceSources removes the addresses in prevResult that the record own does not have from the configured zone.
+// delReferenceSources removes addresses in prevResult from the configured zone, except addresses of the record own.
 func (c call) delReferenceSources(ctx context.Context, s *store, own *record) {
 	var w wireConfig
 	_ = c.Req.Decode(&w) // a configuration that cannot be read names no zone

@@ -78,7 +78,7 @@ func (c call) publishLocked(ctx context.Context, cfg config, r *record) (err err
 // transaction that replaces their elements.
 func (p *publication) attempt(ctx context.Context) error {
 	r := p.r
-	if r.Backend == iptables { // first, because DEL would keep the record while a program is missing
+	if r.Backend == iptables { // before the record is written, because DEL keeps it while a program is missing
 		for _, a := range r.Addrs {
 			if err := ipt.CheckInstalled(a.family()); err != nil {
 				return fmt.Errorf("host ports with iptables: %w", err)
