@@ -67,7 +67,7 @@ var broken = map[string]fault{
 	"add/existing-interface": {"bridge", `is ADD && ip -n "$CNI_CONTAINERID" link del "$CNI_IFNAME" 2>/dev/null`},
 	"add/existing-unharmed": {"bridge",
 		`is ADD && ip -n "$CNI_CONTAINERID" link set "$CNI_IFNAME" down 2>/dev/null`},
-	"add/interfaces-listed": {"bridge", `is ADD && edit 'del(.interfaces[0])'`},
+	"add/interfaces-listed": {"bridge", `is ADD && edit 'del(.interfaces[1])'`},
 	"add/sandbox":           {"bridge", `is ADD && edit '.interfaces |= map(del(.sandbox))'`},
 	"add/interfaces-exist":  {"bridge", `is ADD && edit '.interfaces[0].mac = "02:00:00:00:00:01"'`},
 	"add/addresses-exist":   {"bridge", `is ADD && edit '.ips[0].address = "10.1.255.254/16"'`},
@@ -122,21 +122,23 @@ var broken = map[string]fault{
 	"load/killed-del": {"bridge",
 		`is DEL && { mkdir "$mark" || exit 1; answer; sleep 1; rmdir "$mark"; finish; }`},
 
-	"delegate/environment":          {"bridge", `unset CNI_CONFORMANCE`},
-	"delegate/configuration":        {"bridge", `is ADD && editConf 'del(.conformanceUnknownKey)'`},
-	"delegate/type":                 {"bridge", `is ADD && editConf '.ipam.type |= sub(".*/"; "")'`},
-	"delegate/stderr":               {"bridge", `plugin 2>/dev/null; exit`},
-	"delegate/add":                  {"bridge", `is ADD && editConf 'del(.ipam)'`},
-	"delegate/del":                  {"bridge", `is DEL && exit 0`},
-	"delegate/check":                {"bridge", `is CHECK && exit 0`},
-	"delegate/gc":                   {"bridge", `is GC && exit 0`},
-	"delegate/status":               {"bridge", `is STATUS && exit 0`},
-	"delegate/add-error":            {"bridge", `is ADD && { plugin; exit 0; }`},
-	"delegate/del-error":            {"bridge", `is DEL && { plugin >&2; exit 0; }`},
-	"delegate/check-error":          {"bridge", `is CHECK && { plugin >&2; exit 0; }`},
-	"delegate/gc-error":             {"bridge", `is GC && { plugin >&2; exit 0; }`},
-	"delegate/status-error":         {"bridge", `is STATUS && { plugin >&2; exit 0; }`},
-	"delegate/del-after-failed-add": {"bridge", `is ADD && [ -e /run/cni-conformance/fail.ADD ] && exit 1`},
+	"delegate/environment":   {"bridge", `unset CNI_CONFORMANCE`},
+	"delegate/configuration": {"bridge", `is ADD && editConf 'del(.conformanceUnknownKey)'`},
+	"delegate/type":          {"bridge", `is ADD && editConf '.ipam.type |= sub(".*/"; "")'`},
+	"delegate/stderr":        {"bridge", `plugin 2>/dev/null; exit`},
+	"delegate/add":           {"bridge", `is ADD && editConf 'del(.ipam)'`},
+	"delegate/del":           {"bridge", `is DEL && exit 0`},
+	"delegate/check":         {"bridge", `is CHECK && exit 0`},
+	"delegate/gc":            {"bridge", `is GC && exit 0`},
+	"delegate/status":        {"bridge", `is STATUS && exit 0`},
+	"delegate/add-error":     {"bridge", `is ADD && { plugin; exit 0; }`},
+	"delegate/del-error":     {"bridge", `is DEL && { plugin >&2; exit 0; }`},
+	"delegate/check-error":   {"bridge", `is CHECK && { plugin >&2; exit 0; }`},
+	"delegate/gc-error":      {"bridge", `is GC && { plugin >&2; exit 0; }`},
+	"delegate/status-error":  {"bridge", `is STATUS && { plugin >&2; exit 0; }`},
+	"delegate/del-after-failed-add": {"bridge",
+		`observer=/run/cni-conformance/delegate/host-local
+		is ADD && [ -e $observer ] && { printf '%s' "$conf" | $observer; exit 1; }`},
 	"delegate/failed-add-leaves-nothing": {"bridge",
 		`is ADD && { answer; [ "$rc" = 0 ] || ip link add left type bridge; finish; }`},
 
@@ -147,3 +149,23 @@ var broken = map[string]fault{
 	"list/del-after-partial-add":   {"list", `is ADD && : >"$mark"; is DEL && { rm "$mark" || exit 1; }`},
 	"list/gc":                      {"list", `is GC && exit 1`},
 }
+
+// null answers each command with as little as the specification allows: ADD creates an interface, which its result does
+// not list, and everything else succeeds without doing anything.
+const null = `case $CNI_COMMAND in
+VERSION) echo '{"cniVersion": "1.1.0", "supportedVersions": ["1.1.0"]}' ;;
+ADD) if [ "${0##*/}" = bridge ]; then ip -n "$CNI_CONTAINERID" link add "$CNI_IFNAME" type bridge; fi
+	echo '{"cniVersion": "1.1.0"}' ;;
+esac
+exit 0`
+
+// mute is null, except that VERSION also answers with nothing.
+const mute = `is VERSION && echo '{}' && exit
+` + null
+
+// failing works in the probe, which calls VERSION. Elsewhere each command fails, with an error that names everything.
+const failing = `is VERSION && : >/run/probe
+[ -e /run/probe ] || {
+	echo '{"cniVersion": "1.1.0", "code": 7, "msg": "CNI_COMMAND, CNI_CONTAINERID, CNI_IFNAME, CNI_NETNS"}'
+	exit 1
+}`

@@ -3,6 +3,7 @@ package conformance_test
 
 import (
 	"cmp"
+	"encoding/json"
 	"encoding/xml"
 	"errors"
 	"fmt"
@@ -24,7 +25,14 @@ import (
 	"github.com/hawser-cni/plugins/pkg/nstest"
 )
 
-func TestMain(m *testing.M) { nstest.Main(m) }
+func TestMain(m *testing.M) {
+	if os.Getenv("NSTEST_STAGE") == "" { // the namespaces of the specs cannot reach the module proxy
+		for _, release := range specifications {
+			_ = download(release).Run()
+		}
+	}
+	nstest.Main(m)
+}
 
 func TestConformance(t *testing.T) { nstest.RunSpecs(t, "conformance") }
 
@@ -50,9 +58,12 @@ type suite struct {
 	path string // directories with plugins
 }
 
-// newSuite returns a suite that finds the built plugins.
+// newSuite builds the plugins of all subjects and the program, and returns a suite that finds them.
 func newSuite() suite {
 	GinkgoHelper()
+	for _, name := range []string{"firewall", "host-local", "tuning", "cni-conformance"} {
+		nstest.Build(name)
+	}
 	return suite{GinkgoT().TempDir(), filepath.Dir(nstest.Build("bridge"))}
 }
 
@@ -82,8 +93,6 @@ var _ = Describe("correct plugins", Label("conformance"), func() {
 			label = Label("slow")
 		}
 		It(subject+" passes", label, func() {
-			nstest.Build("host-local")
-			nstest.Build("tuning")
 			exit, report := newSuite().run(subject, "--skip", "unknown-args") // Hawser rejects unknown CNI_ARGS
 			Expect(exit).To(BeZero(), report)
 			Expect(report).To(ContainSubstring(" 0 failed"))
@@ -125,6 +134,48 @@ var _ = Describe("correct plugins", Label("conformance"), func() {
 	})
 })
 
+// mistakes are typical of a first plugin: parts of the example with what a newcomer might write instead, and the cases
+// that report it.
+var mistakes = []struct{ cases, right, wrong string }{
+	{"version/(supported|echo)", `{cniVersion: $v, supportedVersions`, `{supportedVersions`},
+	{"version/unsupported|error/version", `fail 1 "cniVersion`, `fail 7 "cniVersion`},
+	{"error/(exit-status|undecodable)", `version=$(get .cniVersion) || fail 6 "`, `version=$(get .cniVersion) || : "`},
+	{"environment/(required|names)", `[ -n "$CNI_NETNS" ] || fail 4 "CNI_NETNS is missing"`, `:`},
+	{"environment/container-id|config/name", `grep -Eqx '[[:alnum:]][[:alnum:]_.-]*'`, `grep -Eq '[[:alnum:]]'`},
+	{"add/interfaces-(listed|exist)", `interfaces: [{name: $h}, {name`, `interfaces: [{name: "host"}, {name`},
+	{"version/formats|add/format", `ips: [{address: $a, interface: 1}]`, `ips: [{address: $a, interface: "eth0"}]`},
+	{"add/two-interfaces", `"$CNI_CONTAINERID $CNI_IFNAME" | cksum`, `"$CNI_CONTAINERID" | cksum`},
+	{"config/bad-values|del/.*", `2>/dev/null || true ;;`, `;;`},
+	{"check/.*", `| grep -qF " $(get .address) " ||`, `| grep -q . ||`},
+	{"gc/.*|status/.*|environment/command", `STATUS-* | GC-*) ;;`, `OTHER-*) ;;`},
+}
+
+var _ = It("leads a newcomer's plugin to green by the failed cases", Label("example", "slow"), func() {
+	dir := filepath.Join(nstest.Root(), "cmd/cni-conformance/example")
+	right, err := os.ReadFile(filepath.Join(dir, "pair"))
+	Expect(err).NotTo(HaveOccurred())
+	s, left := newSuite(), slices.Clone(mistakes)
+	for {
+		text := string(right)
+		for _, m := range left {
+			Expect(strings.Count(text, m.right)).To(Equal(1), m.right)
+			text = strings.Replace(text, m.right, m.wrong, 1)
+		}
+		Expect(os.WriteFile(filepath.Join(s.dir, "pair"), []byte(text), 0o755)).To(Succeed())
+		out, _ := exec.Command(nstest.Build("cni-conformance"), "--path", s.dir, "--plugin", "pair", "--config",
+			filepath.Join(dir, "pair.json"), "--skip", "^load/").CombinedOutput()
+		if len(left) == 0 {
+			Expect(string(out)).To(ContainSubstring(" 0 MUST, 0 SHOULD"))
+			return
+		}
+		before := len(left)
+		left = slices.DeleteFunc(left, func(m struct{ cases, right, wrong string }) bool {
+			return regexp.MustCompile(`(MUST|SHOULD) +failed +(` + m.cases + ")\n").Match(out)
+		})
+		Expect(len(left)).To(BeNumerically("<", before), "no case reports these mistakes: %v\n%s", left, out)
+	}
+})
+
 // names returns the names of all cases.
 func names() []string {
 	GinkgoHelper()
@@ -141,14 +192,14 @@ var _ = Describe("broken plugins", Label("broken"), func() {
 	})
 
 	It("fail the case", func() {
-		for _, name := range []string{"bridge", "host-local", "tuning", "firewall", "cni-conformance"} {
-			nstest.Build(name)
-		}
 		free := make(chan struct{}, 2*runtime.NumCPU())
 		var all sync.WaitGroup
 		var mu sync.Mutex
 		var wrong []string
 		for name, f := range broken {
+			if one := os.Getenv("CASE"); one != "" && one != name {
+				continue
+			}
 			s := newSuite()
 			free <- struct{}{}
 			all.Go(func() {
@@ -166,10 +217,64 @@ var _ = Describe("broken plugins", Label("broken"), func() {
 	})
 })
 
+// The cases that plugins may pass that do nothing (harmless) or fail always (failure), because they do what the
+// specification asks, such as to leave nothing on the host. All other cases must fail or be skipped.
+const (
+	harmless = `environment/args environment/unknown-args config/unknown-keys config/reserved-keys version/results
+		version/formats add/output add/format del/output del/host del/packet-filter del/files del/processes del/twice
+		del/never-added del/without-prev-result del/without-netns del/netns-gone del/others check/after-add
+		check/output check/changes-nothing gc/succeeds gc/output gc/keeps-valid gc/other-network status/ready
+		status/output load/concurrent `
+	versions = `version/supported version/echo version/environment `
+	failure  = `version/supported version/echo version/environment error/object error/version error/reserved-codes`
+	chained  = harmless + `del/container del/interface-missing check/later-interface `
+	ipam     = harmless + `config/bad-values add/ipam-abbreviated add/capabilities `
+	creating = harmless + `config/bad-values add/interface-name add/existing-unharmed add/two-interfaces
+		del/interface-missing check/later-interface `
+	ofList = `list/check list/del list/del-without-prev-result list/del-after-partial-add list/gc`
+)
+
+var _ = Describe("useless plugins", Label("useless"), func() {
+	for what, c := range map[string]struct{ subject, code, passed string }{
+		"an interface plugin that does nothing": {"bridge", null, versions + creating},
+		"a chained plugin that does nothing":    {"firewall", null, versions + chained},
+		"an IPAM plugin that does nothing":      {"host-local", null, versions + ipam},
+		"a list that does nothing":              {"list", null, versions + creating + chained + ofList},
+		"an interface plugin without versions":  {"bridge", mute, creating},
+		"an interface plugin that fails":        {"bridge", failing, failure},
+		"a chained plugin that fails":           {"firewall", failing, failure},
+		"an IPAM plugin that fails":             {"host-local", failing, failure},
+		"a list that fails":                     {"list", failing, failure},
+	} {
+		label := Label()
+		if c.subject != "firewall" {
+			label = Label("slow")
+		}
+		It("pass no other case: "+what, label, func() {
+			s := newSuite()
+			for _, plugin := range []string{"bridge", "tuning", "firewall", "host-local"} {
+				s.path = s.write(plugin, c.code) + ":" + filepath.Dir(nstest.Build(plugin))
+			}
+			tap := filepath.Join(s.dir, "tap")
+			_, report := s.run(c.subject, "--spec", "1.1.0", "--tap", tap, "--skip", "^load/killed") // too fast
+			text, err := os.ReadFile(tap)
+			Expect(err).NotTo(HaveOccurred(), report)
+			var passed []string
+			for _, m := range regexp.MustCompile(`(?m)^ok \d+ - \S+ (\S+)$`).FindAllStringSubmatch(string(text), -1) {
+				passed = append(passed, m[1])
+			}
+			slices.Sort(passed)
+			may := strings.Fields(c.passed)
+			slices.Sort(may)
+			Expect(slices.Compact(passed)).To(Equal(slices.Compact(may)), report)
+		})
+	}
+})
+
 // write writes a plugin that has a fault, and returns its directory.
 func (s suite) write(plugin, code string) string {
 	dir := filepath.Join(s.dir, "broken")
-	Expect(os.Mkdir(dir, 0o755)).To(Succeed())
+	Expect(os.MkdirAll(dir, 0o755)).To(Succeed())
 	script := preamble + code + "\nplugin\n"
 	Expect(os.WriteFile(filepath.Join(dir, plugin), []byte(script), 0o755)).To(Succeed())
 	return dir
@@ -219,10 +324,25 @@ var _ = Describe("hostile and unusual plugins", Label("hostile"), func() {
 			" 0 failed"},
 		"no need of CNI_CONTAINERID": {
 			`is ADD && [ -z "$CNI_CONTAINERID" ] && export CNI_CONTAINERID=c0`, "^error/object$", " 0 failed"},
+		"one ADD at a time and code 11 for the others": {
+			`is ADD && { mkdir /run/busy || { echo '{"cniVersion": "1.1.0", "code": 11, "msg": "busy"}'; exit 1; }
+				answer; sleep .1; rmdir /run/busy; finish; }`, "^load/concurrent$", "1 passed"},
+		"a device that all attachments share": {
+			`is ADD && { ip link add shared0 type bridge 2>/dev/null; edit 'del(.interfaces[0])'; }`,
+			"^add/interfaces-listed$", "1 passed"},
+		"an IPv6 gateway for IPv4 and several next hops": {`is ADD && { answer; ip="ip -n $CNI_CONTAINERID"
+				$ip route add 198.18.0.0/15 via inet6 fd00::1 dev eth0 onlink
+				$ip route add 198.51.100.0/24 nexthop via 10.1.0.1 nexthop via 10.1.0.9
+				out=$(printf '%s' "$out" | jq '.routes += [{"dst": "198.18.0.0/15", "gw": "fd00::1"},
+					{"dst": "198.51.100.0/24", "gw": "10.1.0.1"}, {"dst": "198.51.100.0/24", "gw": "10.1.0.9"}]')
+				finish; }`, "^add/routes-exist$", "1 passed"},
+		"another gateway than in the result": {`is ADD && edit '.routes += [{"dst": "0.0.0.0/0", "gw": "10.1.0.9"}]'`,
+			"^add/routes-exist$", "1 failed: 1 MUST"},
+		"output on standard output of the suite": {`is CHECK && echo x >/proc/1/fd/1`, "^check/output$|^add/output$",
+			"check/output: the process of the case failed"},
 	} {
 		It("has "+what, func() {
 			s := newSuite()
-			nstest.Build("host-local")
 			s.path = s.write("bridge", c.code) + ":" + s.path
 			tap, junit := filepath.Join(s.dir, "tap"), filepath.Join(s.dir, "junit")
 			_, report := s.run("bridge", "--focus", c.focus, "--tap", tap, "--junit", junit)
@@ -248,10 +368,25 @@ var _ = Describe("hostile and unusual plugins", Label("hostile"), func() {
 		Expect(report).NotTo(MatchRegexp(`[\x00-\x09\x0b-\x1f\x7f]|\x{ffff}`))
 	})
 
+	It("skips cases about the packet filter if a program that lists it is missing", func() {
+		s := newSuite()
+		dir, err := os.MkdirTemp("/dev/shm", "") // the suite hides the machine's /tmp
+		Expect(err).NotTo(HaveOccurred())
+		DeferCleanup(os.RemoveAll, dir)
+		for _, name := range []string{"ip", "tc", "sh"} {
+			program, err := exec.LookPath(name)
+			Expect(err).NotTo(HaveOccurred())
+			Expect(os.Symlink(program, filepath.Join(dir, name))).To(Succeed())
+		}
+		GinkgoT().Setenv("PATH", dir)
+		exit, report := s.run("bridge", "--focus", "^(del/packet-filter|check/rules-missing|del/host)$")
+		Expect(exit).To(BeZero(), report)
+		Expect(report).To(MatchRegexp("skipped  del/packet-filter: the program nft is missing"))
+		Expect(report).To(ContainSubstring("3 cases: 1 passed, 2 skipped, 0 failed"))
+	})
+
 	It("a list with disableCheck is not called with CHECK", func() {
 		s := newSuite()
-		nstest.Build("host-local")
-		nstest.Build("tuning")
 		configs["list"] = strings.Replace(list, `"name"`, `"disableCheck": true, "name"`, 1)
 		DeferCleanup(func() { configs["list"] = list })
 		exit, report := s.run("list", "--focus", "^check/after-add$|^list/")
@@ -290,9 +425,45 @@ var _ = Describe("reports", Label("reports"), func() {
 		Expect(suites.Suites[0].Skipped).To(HaveLen(2))
 	})
 
+	It("have the cases that ran if a later plugin cannot be tested", func() {
+		s := newSuite()
+		s.path = s.write("tuning", "is ADD && exit 1") + ":" + s.path
+		tap, junit := filepath.Join(s.dir, "tap"), filepath.Join(s.dir, "junit")
+		exit, report := s.run("list", "--focus", "^add/output$", "--tap", tap, "--junit", junit)
+		Expect(exit).To(Equal(2), report)
+		text, err := os.ReadFile(tap)
+		Expect(err).NotTo(HaveOccurred())
+		Expect(string(text)).To(MatchRegexp(`\n1\.\.1\nok 1 - bridge: add/output\nBail out! tuning: ADD with .* fails`))
+		text, err = os.ReadFile(junit)
+		Expect(err).NotTo(HaveOccurred())
+		var suites struct {
+			Cases []struct {
+				Errors []struct{} `xml:"error"`
+			} `xml:"testsuite>testcase"`
+		}
+		Expect(xml.Unmarshal(text, &suites)).To(Succeed())
+		Expect(suites.Cases).To(HaveLen(2), string(text))
+		Expect(suites.Cases[0].Errors).To(BeEmpty())
+		Expect(suites.Cases[1].Errors).To(HaveLen(1))
+	})
+
+	It("say so after an interrupt", func() {
+		s := newSuite()
+		s.path = s.write("bridge", "is ADD && sleep 300") + ":" + s.path
+		tap, conf := filepath.Join(s.dir, "tap"), filepath.Join(s.dir, "conf")
+		Expect(os.WriteFile(conf, []byte(bridge), 0o644)).To(Succeed())
+		out, err := exec.Command("timeout", "--preserve-status", "-s", "INT", "5", nstest.Build("cni-conformance"),
+			"--path", s.path, "--plugin", "bridge", "--config", conf, "--tap", tap).CombinedOutput()
+		var failed *exec.ExitError
+		Expect(errors.As(err, &failed)).To(BeTrue())
+		Expect(failed.ExitCode()).To(Equal(2), string(out))
+		Expect(os.ReadFile(tap)).To(ContainSubstring("Bail out! bridge: interrupted"))
+	})
+
 	It("explain wrong usage, a missing plugin and a configuration that does not work", func() {
 		s := newSuite()
 		for _, c := range []struct{ text, subject, flag, value string }{
+			{"no case was selected; --cases prints the names", "bridge", "--focus", "^nothing$"},
 			{"no executable none in", "none", "--spec", "1.1.0"},
 			{"choose one of 0.4.0, 1.0.0, 1.1.0", "bridge", "--spec", "2.0.0"},
 			{"ADD with the configuration fails: as interface plugin: ADD: exit status 1", "bridge", "--setup",
@@ -312,27 +483,52 @@ func plain(text string) string {
 	return strings.ToLower(strings.Join(strings.Fields(markup.ReplaceAllString(text, "")), " "))
 }
 
-var _ = It("quotes the specification word for word, and MUST only where it says so", Label("quotes"), func() {
-	cmd := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "github.com/containernetworking/cni")
-	cmd.Env = append(os.Environ(), "GOFLAGS=-mod=mod", "GOPROXY=off")
-	out, err := cmd.Output()
-	Expect(err).NotTo(HaveOccurred())
-	text, err := os.ReadFile(filepath.Join(strings.TrimSpace(string(out)), "SPEC.md"))
-	Expect(err).NotTo(HaveOccurred())
-	spec := plain(string(text))
-	cases, err := exec.Command(nstest.Build("cni-conformance"), "--cases", "--spec", "1.1.0").Output()
-	Expect(err).NotTo(HaveOccurred())
-	for line := range strings.Lines(string(cases)) {
-		m := regexp.MustCompile(`^(\S+) +1\.1\.0 (MUST|SHOULD|MAY) +[^"]*: "(.*)"\n$`).FindStringSubmatch(line)
-		Expect(m).NotTo(BeNil(), line)
-		if m[2] == "MUST" {
-			Expect(m[3]).To(MatchRegexp(`(?i)\b(must|required)\b`), m[1])
-		}
-		rest := spec
-		for part := range strings.SplitSeq(m[3], " ... ") {
-			_, after, found := strings.Cut(rest, plain(part))
-			Expect(found).To(BeTrue(), "%s: the specification has no %q", m[1], part)
-			rest = after
-		}
+// specifications has the release of github.com/containernetworking/cni whose SPEC.md is each version's.
+var specifications = map[string]string{"0.4.0": "v0.8.1", "1.0.0": "v1.1.2", "1.1.0": "v1.3.1"}
+
+var _ = Describe("citations", Label("quotes"), func() {
+	for spec, release := range specifications {
+		It("quote CNI "+spec+" word for word, and are a MUST only where it says so", func() {
+			text := plain(specification(release))
+			Expect(text).To(ContainSubstring("version "+spec), "the title")
+			cases, err := exec.Command(nstest.Build("cni-conformance"), "--cases", "--spec", spec).Output()
+			Expect(err).NotTo(HaveOccurred())
+			Expect(strings.Count(string(cases), "\n")).To(BeNumerically(">", 70))
+			for line := range strings.Lines(string(cases)) {
+				m := regexp.MustCompile(`^(\S+) +(\S+) (MUST|SHOULD|MAY) +[^"]*: "(.*)"\n$`).FindStringSubmatch(line)
+				Expect(m).NotTo(BeNil(), line)
+				Expect(m[2]).To(Equal(spec))
+				if m[3] == "MUST" {
+					Expect(m[4]).To(MatchRegexp(`(?i)\b(must|required)\b`), m[1])
+				}
+				rest := text
+				for part := range strings.SplitSeq(m[4], " ... ") {
+					_, after, found := strings.Cut(rest, plain(part))
+					Expect(found).To(BeTrue(), "%s: the specification has no %q", m[1], part)
+					rest = after
+				}
+			}
+		})
 	}
 })
+
+// download returns a command that prints the directory of a release in the module cache, as JSON.
+func download(release string) *exec.Cmd {
+	cmd := exec.Command("go", "mod", "download", "-json", "github.com/containernetworking/cni@"+release)
+	cmd.Dir, cmd.Env = os.TempDir(), append(os.Environ(), "GOFLAGS=", "GOWORK=off")
+	return cmd
+}
+
+// specification returns the text of SPEC.md of a release.
+func specification(release string) string {
+	GinkgoHelper()
+	out, err := download(release).Output()
+	if err != nil {
+		Skip("the module proxy did not answer: " + string(out))
+	}
+	var module struct{ Dir string }
+	Expect(json.Unmarshal(out, &module)).To(Succeed())
+	text, err := os.ReadFile(filepath.Join(module.Dir, "SPEC.md"))
+	Expect(err).NotTo(HaveOccurred())
+	return string(text)
+}

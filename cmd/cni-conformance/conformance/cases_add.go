@@ -10,7 +10,7 @@ import (
 
 func addInterfaceName(w *world) {
 	for _, name := range []string{w.Subject.Options.IfName, "cnf7"} {
-		a := w.container()
+		a := w.newContainer()
 		a.ifName = name
 		w.add(a)
 		w.expect(w.link(a, name) != nil, "ADD with CNI_IFNAME=%s did not create %s in the container", name, name)
@@ -20,7 +20,8 @@ func addInterfaceName(w *world) {
 
 // occupiedContainer creates a container in which an interface already has the name in CNI_IFNAME.
 func (w *world) occupiedContainer() *attachment {
-	a := w.container()
+	w.detach(w.attach()) // ADD must not fail for another reason
+	a := w.newContainer()
 	w.ip(a.id, "link add "+a.ifName+" type veth peer name other0", "addr add 192.0.2.77/32 dev "+a.ifName,
 		"link set "+a.ifName+" up")
 	return a
@@ -33,7 +34,10 @@ func addExistingUnharmed(w *world) {
 }
 
 func addInterfacesListed(w *world) {
-	a := w.container()
+	if first := w.attach(); !w.Info.ManyAttachments { // it creates objects that all attachments share
+		w.detach(first)
+	}
+	a := w.newContainer()
 	place := map[bool]string{true: " in the container", false: " on the host"}
 	links := func() (all []string) {
 		for _, netns := range []string{a.id, ""} {
@@ -43,57 +47,54 @@ func addInterfacesListed(w *world) {
 		}
 		return all
 	}
-	expected := links()
+	before := links()
 	w.add(a)
+	created := slices.DeleteFunc(links(), func(l string) bool { return slices.Contains(before, l) })
+	w.need(len(created) > 0, "ADD created no interface")
+	var listed []string
 	for _, i := range list(a.result, "interfaces") {
-		expected = append(expected, text(i, "name")+place[text(i, "sandbox") != ""])
+		listed = append(listed, text(i, "name")+place[text(i, "sandbox") != ""])
 	}
-	for _, l := range links() {
-		w.expect(slices.Contains(expected, l), "ADD created %s, which is not in the result's interfaces", l)
+	for _, l := range created {
+		w.expect(slices.Contains(listed, l), "ADD created %s, which is not in the result's interfaces", l)
 	}
 }
 
 func addSandbox(w *world) {
 	a := w.attach()
-	interfaces := list(a.result, "interfaces")
-	if w.Spec < "1.0.0" && !slices.ContainsFunc(interfaces, func(i object) bool { return i["name"] == a.ifName }) {
-		w.skip("the result does not list " + a.ifName)
-	}
-	ok := slices.ContainsFunc(interfaces, func(i object) bool {
-		return i["name"] == a.ifName && text(i, "sandbox") != "" && (w.Spec < "1.0.0" || i["sandbox"] == a.netns)
-	})
-	w.expect(ok, "the result's interfaces have no %s with the sandbox %s", a.ifName, a.netns)
+	own := slices.DeleteFunc(list(a.result, "interfaces"), func(i object) bool { return i["name"] != a.ifName })
+	w.need(w.Spec >= "1.0.0" || len(own) > 0, "the result does not list "+a.ifName)
+	isIn := func(i object) bool { return text(i, "sandbox") != "" && (w.Spec < "1.0.0" || i["sandbox"] == a.netns) }
+	w.expect(slices.ContainsFunc(own, isIn), "the result's interfaces have no %s in sandbox %s", a.ifName, a.netns)
 }
 
-// reported returns the link of an interface of a result, or nil if it does not exist. known is false if its sandbox is
-// neither the host nor the container.
+// reported returns the link, if it exists, of an interface of a result. known is false in another container's sandbox.
 func (w *world) reported(a *attachment, i object) (link object, known bool) {
-	switch text(i, "sandbox") {
-	case "":
-		return w.link(&attachment{}, text(i, "name")), true
-	case a.netns:
-		return w.link(a, text(i, "name")), true
+	if place, known := map[any]*attachment{nil: {}, "": {}, a.netns: a}[i["sandbox"]]; known {
+		return w.link(place, text(i, "name")), true
 	}
 	return nil, false
 }
 
 func addInterfacesExist(w *world) {
-	a := w.attach()
+	a, checked := w.attach(), 0
 	for _, i := range list(a.result, "interfaces") {
 		l, known := w.reported(a, i)
 		if !known {
 			continue
 		}
+		checked++
 		name, mac := text(i, "name"), text(i, "mac")
 		w.expect(l != nil, "%s, which the result has with sandbox %q, does not exist", name, text(i, "sandbox"))
 		const message = "the interface %s has the %s %v, but in the result it has %v"
 		w.expect(mac == "" || strings.EqualFold(mac, text(l, "address")), message, name, "MAC", l["address"], mac)
 		w.expect(i["mtu"] == nil || i["mtu"] == 0.0 || i["mtu"] == l["mtu"], message, name, "MTU", l["mtu"], i["mtu"])
 	}
+	w.need(checked > 0, "the result has no interface of the host or the container")
 }
 
 func addAddressesExist(w *world) {
-	a := w.attach()
+	a, checked := w.attach(), 0
 	interfaces := list(a.result, "interfaces")
 	for _, ip := range list(a.result, "ips") {
 		index, ok := ip["interface"].(float64)
@@ -101,16 +102,20 @@ func addAddressesExist(w *world) {
 			continue
 		}
 		if l, known := w.reported(a, interfaces[int(index)]); known {
+			checked++
 			found := addresses(l)
 			w.expect(slices.Contains(found, canonical(text(ip, "address"))), "the result has %v on %v, which has %v",
 				ip["address"], interfaces[int(index)]["name"], found)
 		}
 	}
+	w.need(checked > 0, "the result has no address of an interface of the host or the container")
 }
 
 func addAddressesListed(w *world) {
 	a := w.attach()
-	for _, addr := range addresses(w.link(a, a.ifName)) {
+	all := addresses(w.link(a, a.ifName))
+	w.need(len(all) > 0, "the interface has no address")
+	for _, addr := range all {
 		isIt := func(ip object) bool { return canonical(text(ip, "address")) == addr }
 		w.expect(slices.ContainsFunc(list(a.result, "ips"), isIt), "%s has %s, which the result lacks", a.ifName, addr)
 	}
@@ -118,7 +123,9 @@ func addAddressesListed(w *world) {
 
 func addRoutesExist(w *world) {
 	a := w.attach()
-	for _, r := range list(a.result, "routes") {
+	routes := list(a.result, "routes")
+	w.need(len(routes) > 0, "the result has no routes")
+	for _, r := range routes {
 		w.expect(w.hasRoute(a, r), "the result has a route to %v with gw %q, which the container lacks; its routes: %v",
 			r["dst"], text(r, "gw"), w.netState(a.id).only("route"))
 	}
@@ -132,7 +139,7 @@ func (w *world) hasRoute(a *attachment, r object) bool {
 	short := map[int]string{0: "default", want.Addr().BitLen(): want.Addr().String()}[want.Bits()] // as ip(8) prints it
 	return slices.ContainsFunc(w.listing(a.id, family, "route", "show", "table", "all"), func(found object) bool {
 		return found["dst"] == cmp.Or(short, want.Masked().String()) &&
-			(text(r, "gw") == "" || found["gateway"] == canonical(text(r, "gw")))
+			(text(r, "gw") == "" || slices.Contains(gateways(found), canonical(text(r, "gw"))))
 	})
 }
 
@@ -149,6 +156,7 @@ func droppedItems(former, result object, key, name string) (missing []string) {
 
 func addPrevResult(w *world) {
 	a := w.attach()
+	w.need(a.prev["interfaces"] != nil || a.prev["ips"] != nil, "prevResult has no interfaces or ips")
 	a.prev["routes"] = slices.DeleteFunc(anyList(a.prev["routes"]), func(r any) bool { // the plugin removed it
 		route, _ := r.(object)
 		return !w.hasRoute(a, route)
@@ -164,9 +172,8 @@ func addPrevResult(w *world) {
 func addIPAMAbbreviated(w *world) {
 	a := w.attach()
 	w.expect(a.result["interfaces"] == nil, "an IPAM plugin's result must not have interfaces")
-	for _, ip := range list(a.result, "ips") {
-		w.expect(ip["interface"] == nil, "an IPAM plugin's ips must not have an interface; %v has", ip["address"])
-	}
+	hasOne := func(ip object) bool { return ip["interface"] != nil }
+	w.expect(!slices.ContainsFunc(list(a.result, "ips"), hasOne), "an IPAM plugin's ips must not have an interface")
 }
 
 func addTwoInterfaces(w *world) {
@@ -174,6 +181,7 @@ func addTwoInterfaces(w *world) {
 	a := w.attach()
 	b := &attachment{id: a.id, ifName: "cnf7", netns: a.netns, plugin: a.plugin}
 	w.add(b)
+	w.expect(w.link(a, "cnf7") != nil, "the ADD of cnf7 did not create it")
 	w.succeeds("DEL", b)
 	w.expect(w.link(a, a.ifName) != nil, "DEL of cnf7 removed %s", a.ifName)
 	w.succeeds("CHECK", a)
@@ -181,9 +189,7 @@ func addTwoInterfaces(w *world) {
 
 func addCapabilities(w *world) {
 	args := capabilityArgs(w.Subject.Plugins[0])
-	if len(args) == 0 {
-		w.skip("the configuration declares no capability for which the suite has a value")
-	}
+	w.need(len(args) > 0, "the configuration declares no capability for which the suite has a value")
 	a := w.attach(w.capabilities())
 	w.noError(CheckResult(w.Spec, a.result))
 	if mac := text(args, "mac"); mac != "" && w.Info.Kind&IPAM == 0 {

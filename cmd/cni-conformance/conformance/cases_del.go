@@ -3,23 +3,25 @@ package conformance
 import (
 	"slices"
 	"strings"
+	"time"
 )
 
-// changed returns a case in which a call succeeds or fails after an event.
-func changed(event event, call func(*world, string, *attachment, ...change) answer, command string) func(*world) {
+// changed returns a case in which a call passes a test after an event: succeeds or fails. CHECK must succeed before it.
+func changed(event event, test func(*world, string, *attachment, ...change) answer, command string) func(*world) {
 	return func(w *world) {
 		a := w.attach()
-		call(w, command, a, after(event(w, a)))
+		if command == "CHECK" {
+			w.succeeds("CHECK", a)
+		}
+		what := event(w, a)
+		test(w, command, a, func(c *call) { c.note += " after " + what })
 	}
 }
 
 // event alters an attached container, and returns a description for the report, such as the commands that it ran.
 type event func(*world, *attachment) string
 
-// after returns a change that only describes an event, for the report.
-func after(event string) change { return func(c *call) { c.note += " after " + event } }
-
-func detach(w *world, a *attachment) string {
+func delOnce(w *world, a *attachment) string {
 	w.succeeds("DEL", a)
 	return "another DEL"
 }
@@ -33,8 +35,8 @@ func delInterface(w *world) {
 }
 
 func delContainer(w *world) {
-	w.finish(w.attach())
-	a := w.container()
+	w.detach(w.attach())
+	a := w.newContainer()
 	state := func() snapshot { return w.netState(a.id).about("lo", false) } // the plugin may set up lo
 	w.unchanged(state, "after DEL, the container differs from before ADD", func() {
 		w.add(a)
@@ -45,14 +47,19 @@ func delContainer(w *world) {
 // delRestores returns a case in which these sections of the host's state are the same before ADD and after DEL.
 func delRestores(sections ...string) func(*world) {
 	return func(w *world) {
-		w.finish(w.attach(w.capabilities()), w.capabilities())
-		a := w.container()
+		w.detach(w.attach(w.capabilities()), w.capabilities())
+		a := w.newContainer()
 		state := func() snapshot { return w.hostState().only(sections...) }
 		w.unchanged(state, "after DEL, the host differs from before ADD", func() {
 			w.add(a, w.capabilities())
 			w.succeeds("DEL", a, w.capabilities())
 		})
 	}
+}
+
+func delPacketFilter(w *world) {
+	w.needPrograms("nft", "tc")
+	delRestores("nftables", "iptables", "qdisc")(w)
 }
 
 // delWith returns a case in which a DEL with a change succeeds and leaves nothing.
@@ -67,28 +74,24 @@ func delWith(c change) func(*world) {
 }
 
 func delNetnsGone(w *world) {
-	w.finish(w.attach())
-	a := w.container()
+	w.detach(w.attach())
+	a := w.newContainer()
 	before := w.hostState()
 	w.add(a)
 	w.ip("", "netns del "+a.id)
 	w.succeeds("DEL", a)
-	// All earlier lines are optional, because devices of preceding plugins disappear with the namespace.
-	w.settles(before, "after DEL of a container whose namespace no longer exists", before...)
+	w.settle("after DEL without a namespace, the host differs from before ADD", w.added(before))
 }
 
 func delAfterFailedAdd(w *world) {
 	before := w.warmHost()
-	a := w.container()
+	a := w.newContainer()
 	failing := set("CNI_IFNAME", "an-interface-name-that-is-too-long")
 	if w.Info.Kind&Delegating != 0 {
-		failing = w.observe()
-		w.failDelegate("ADD")
+		failing = w.observe("ADD")
 	}
-	if w.call("ADD", a, failing).exit == 0 {
-		w.skip("ADD does not fail")
-	}
-	w.finish(a)
+	w.need(w.call("ADD", a, failing).exit != 0, "ADD does not fail")
+	w.detach(a)
 	w.settles(before, "after a failed ADD and DEL")
 }
 
@@ -131,9 +134,7 @@ func addInterface(w *world, a *attachment) string {
 }
 
 func removeAddresses(w *world, a *attachment) string {
-	if len(addresses(w.link(a, a.ifName))) == 0 {
-		w.skip("the interface has no address")
-	}
+	w.need(len(addresses(w.link(a, a.ifName))) > 0, "the interface has no address")
 	return w.ip(a.id, "addr flush dev "+a.ifName)
 }
 
@@ -148,19 +149,18 @@ func removeRoute(w *world, a *attachment) string {
 }
 
 func setDown(w *world, a *attachment) string {
-	if !isUp(w.link(a, a.ifName)) {
-		w.skip("the interface is not up after ADD")
-	}
+	w.need(isUp(w.link(a, a.ifName)), "the interface is not up after ADD")
 	return w.ip(a.id, "link set "+a.ifName+" down")
 }
 
 func checkRulesMissing(w *world) {
-	a := w.container()
+	w.needPrograms("nft")
+	a := w.newContainer()
 	before := w.rules().only("nftables", "iptables")
 	w.add(a, w.capabilities())
-	if len(before.diff(w.rules().only("nftables", "iptables"))) == 0 {
-		w.skip("ADD created no nftables or iptables rules")
-	}
+	created := before.diff(w.rules().only("nftables", "iptables"))
+	w.need(len(created) > 0, "ADD created no nftables or iptables rules")
+	w.succeeds("CHECK", a, w.capabilities())
 	_, _ = command("", "sh", "-c", `nft flush ruleset
 		for t in raw filter nat mangle security; do iptables-legacy -t $t -F; ip6tables-legacy -t $t -F; done`)
 	w.fails("CHECK", a, w.capabilities())
@@ -179,13 +179,14 @@ func gcKeepsValid(w *world) {
 
 func gcRemovesStale(w *world) {
 	w.needManyAttachments()
-	w.finish(w.attach())
-	a, b := w.attach(), w.container()
+	w.detach(w.attach())
+	a, b := w.attach(), w.newContainer()
 	before := w.hostState()
 	w.add(b)
 	w.ip("", "netns del "+b.id) // a plugin may remove only attachments without a namespace
+	w.need(len(remaining(3*time.Second, w.added(before))) > 0, "an attachment leaves nothing without its namespace")
 	w.gc(a)
-	w.settles(before, "after GC of a stale attachment", before...)
+	w.settle("after GC of a stale attachment, the host differs from before ADD", w.added(before))
 	w.succeeds("CHECK", a)
 }
 

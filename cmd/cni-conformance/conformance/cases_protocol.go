@@ -10,13 +10,15 @@ import (
 // version calls VERSION, which must succeed, and returns the answer.
 func (w *world) version(changes ...change) object {
 	changes = append([]change{input(object{"cniVersion": w.Spec})}, changes...)
-	return w.decode(w.succeeds("VERSION", nil, changes...))
+	o := w.decode(w.succeeds("VERSION", nil, changes...))
+	supported := o["supportedVersions"]
+	w.expect(len(anyList(supported)) > 0, "supportedVersions is %v, not a list of versions", supported)
+	return o
 }
 
 func versionSupported(w *world) {
 	o := w.version()
-	supported, ok := o["supportedVersions"].([]any)
-	w.expect(ok && len(supported) > 0, "supportedVersions is %v, not a list of versions", o["supportedVersions"])
+	supported := anyList(o["supportedVersions"])
 	w.expect(slices.Contains(supported, any(w.Spec)), "supportedVersions %v lacks cniVersion %s", supported, w.Spec)
 	w.expect(text(o, "cniVersion") != "", "cniVersion is %v, not a version", o["cniVersion"])
 }
@@ -31,15 +33,16 @@ func versionEcho(w *world) {
 // eachVersion returns a case that checks the result of ADD with each version that the plugin supports.
 func eachVersion(check func(version string, result object) error) func(*world) {
 	return func(w *world) {
-		for _, v := range w.Info.Supported {
-			if v < "0.3.0" && w.Info.Kind&Chained != 0 {
-				continue // a chain needs prevResult, which versions before 0.3.0 do not have
-			}
+		versions := slices.DeleteFunc(slices.Clone(w.Info.Supported), func(v string) bool {
+			return v < "0.3.0" && w.Info.Kind&Chained != 0 // these have no prevResult, which a chain needs
+		})
+		w.need(len(versions) > 0, "the plugin supports no version with prevResult")
+		for _, v := range versions {
 			w.Spec = v
 			a := w.attach()
 			err := check(v, a.result)
 			w.expect(err == nil, "the result for version %s: %v", v, err)
-			w.finish(a)
+			w.detach(a)
 		}
 	}
 }
@@ -50,14 +53,6 @@ func sameVersion(version string, result object) error {
 		return fmt.Errorf("cniVersion is %v, not %s", got, version)
 	}
 	return nil
-}
-
-// succeeds returns a case in which a command succeeds.
-func succeeds(command string) func(*world) {
-	return func(w *world) {
-		a, changes := w.prepare(command)
-		w.succeeds(command, a, changes...)
-	}
 }
 
 // output returns a case in which a command succeeds and its standard output has the right form.
@@ -71,63 +66,73 @@ func output(command string) func(*world) {
 
 // accepts returns a case in which ADD and DEL succeed with a change.
 func accepts(c change) func(*world) {
-	return func(w *world) { w.finish(w.attach(c), c) }
+	return func(w *world) { w.detach(w.attach(c), c) }
 }
 
-// refuses returns a case in which ADD fails with each change, and "../escaped" in a change does not become a file.
+// refuses returns a case in which ADD fails only with each change. "../escaped" in a change must not become a file.
 func refuses(changes ...change) func(*world) {
 	return func(w *world) {
+		w.detach(w.attach())
 		for _, c := range changes {
-			w.fails("ADD", w.container(), c)
+			w.fails("ADD", w.newContainer(), c)
 		}
 		i := slices.IndexFunc(w.files(), func(line string) bool { return strings.Contains(line, "escaped") })
 		w.expect(i < 0, "a failed ADD created a file outside of the plugin's directory")
 	}
 }
 
-// refusesWith returns a case in which ADD with a change fails, and its error has this code.
+// refusesWith returns a case in which ADD fails only with a change, and the error has this code.
 func refusesWith(code float64, c change) func(*world) {
 	return func(w *world) {
-		o := w.decode(w.fails("ADD", w.container(), c))
-		w.expect(o["code"] == code, "the error %q has code %v, not %v", text(o, "msg"), o["code"], code)
+		w.detach(w.attach())
+		ans := w.fails("ADD", w.newContainer(), c)
+		w.expect(ans.code() == code, "expected code %v: %v", code, ans)
 	}
 }
 
-func errorObject(w *world) {
-	for _, c := range []change{raw("{"), unset("CNI_CONTAINERID"), unset("CNI_NETNS")} {
-		if ans := w.call("ADD", w.container(), c); ans.exit != 0 { // the plugin may not need it
-			w.noError(CheckOutput("ADD", ans.exit, ans.stdout))
+// errors calls ADD with each change, and returns the answers with an error. The case is skipped if there is none.
+func (w *world) errors(changes ...change) (all []answer) {
+	for _, c := range changes {
+		if ans := w.call("ADD", w.newContainer(), c); ans.exit != 0 {
+			all = append(all, ans)
 		}
+	}
+	w.need(len(all) > 0, "ADD succeeds with each bad input of this case")
+	return all
+}
+
+func errorObject(w *world) {
+	for _, ans := range w.errors(raw("{"), unset("CNI_CONTAINERID"), unset("CNI_NETNS")) {
+		w.noError(CheckOutput("ADD", ans.exit, ans.stdout))
 	}
 }
 
 func errorVersion(w *world) {
-	ans := w.call("ADD", w.container(), unset("CNI_IFNAME"))
-	if ans.exit == 0 {
-		w.skip("ADD does not need CNI_IFNAME")
-	}
-	got := text(w.decode(ans), "cniVersion") // 0.4.0 allows any version
+	got := text(w.decode(w.errors(unset("CNI_IFNAME"))[0]), "cniVersion") // 0.4.0 allows any version
 	w.expect(got == w.Spec || got != "" && w.Spec < "1.0.0", "the error's cniVersion is %q, not %s", got, w.Spec)
 }
 
 func errorReserved(w *world) {
-	defined := []float64{1, 2, 3, 4, 5, 6, 7, 11, 50, 51}
-	for _, c := range []change{raw("{"), unset("CNI_CONTAINERID"), keys(object{"cniVersion": "99.0.0"}),
-		set("CNI_NETNS", "/run/netns/none")} {
-		ans := w.call("ADD", w.container(), c)
-		o, _ := decodeOne(ans.stdout)
-		code, ok := o["code"].(float64) // otherwise other cases report this
-		w.expect(ans.exit == 0 || !ok || code >= 100 || slices.Contains(defined, code), "code %v is reserved", code)
+	defined := []float64{0, 1, 2, 3, 4, 5, 6, 7, 11, 50, 51} // 0: error/object fails
+	last := 0.0
+	for _, ans := range w.errors(raw("{"), unset("CNI_CONTAINERID"), keys(object{"cniVersion": "99.0.0"}),
+		set("CNI_NETNS", "/run/netns/none")) {
+		code := ans.code()
+		w.expect(code >= 100 || slices.Contains(defined, code), "code %v is reserved", code)
+		last = max(last, code)
 	}
+	w.need(last > 0, "no error has a code")
 }
 
 func environmentNames(w *world) {
+	errs := 0
 	for _, name := range []string{"CNI_CONTAINERID", "CNI_IFNAME", "CNI_NETNS"} {
-		ans := w.call("ADD", w.container(), unset(name))
-		if o, _ := decodeOne(ans.stdout); ans.exit != 0 && o["code"] == 4.0 {
+		if ans := w.call("ADD", w.newContainer(), unset(name)); ans.code() == 4 {
 			w.expect(strings.Contains(ans.stdout, name), "%s is missing; the error with code 4 does not name it", name)
+			errs++
 		}
 	}
+	w.need(errs > 0, "without CNI_CONTAINERID, CNI_IFNAME or CNI_NETNS, no error has code 4")
 }
 
 func configReservedKeys(w *world) {
@@ -142,17 +147,16 @@ func configReservedKeys(w *world) {
 // configBadValues replaces the value of each key of the configuration with one of another type. The plugin may ignore a
 // key, so ADD may succeed. It must not crash or print a wrong form of output, and DEL must remove what it leaves.
 func configBadValues(w *world) {
+	conf, general := w.Subject.Plugins[0], object{"cniVersion": nil, "name": nil, "type": nil, "capabilities": nil}
+	own := slices.Sorted(maps.Keys(clone(conf, general)))
+	w.need(len(own) > 0, "the configuration has no key of the plugin")
 	before := w.warmHost()
-	conf := w.Subject.Plugins[0]
-	for _, key := range slices.Sorted(maps.Keys(conf)) {
-		if slices.Contains([]string{"cniVersion", "name", "type", "capabilities"}, key) {
-			continue
-		}
+	for _, key := range own {
 		var bad any = object{"conformance": []any{"bad"}}
 		if _, isObject := conf[key].(object); isObject {
 			bad = "conformance bad"
 		}
-		a := w.container()
+		a := w.newContainer()
 		ans := w.call("ADD", a, keys(object{key: bad}))
 		w.expect(ans.exit >= 0, "expected success or a failure: %v", ans)
 		w.noError(CheckOutput("ADD", ans.exit, ans.stdout))
@@ -160,7 +164,7 @@ func configBadValues(w *world) {
 			a.result, _ = decodeOne(ans.stdout)
 			a.plugin = clone(conf, object{key: bad}) // also for DEL
 		}
-		w.finish(a)
+		w.detach(a)
 	}
 	w.settles(before, "after bad values and DEL")
 }

@@ -1,6 +1,7 @@
 package conformance
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -14,6 +15,8 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"text/template"
+	"unicode"
 
 	"golang.org/x/sys/unix"
 )
@@ -25,8 +28,7 @@ const caseFlag = "--run-case"
 func Main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, unix.SIGTERM)
 	defer stop()
-	var musts int
-	var err error
+	musts, err := 0, error(nil)
 	if slices.Equal(os.Args[1:], []string{caseFlag}) {
 		err = serveCase(os.Stdin, os.Stdout, os.Stderr)
 	} else {
@@ -90,7 +92,7 @@ func parse(args []string) (s settings, err error) {
 	return s, nil
 }
 
-// run loads the subjects, probes each one and runs its cases. It returns the number of failed MUSTs.
+// run tests the subjects and writes the reports, also after an error. It returns the number of failed MUSTs.
 func run(ctx context.Context, args []string) (musts int, err error) {
 	s, err := parse(args)
 	if err != nil {
@@ -106,25 +108,34 @@ func run(ctx context.Context, args []string) (musts int, err error) {
 	}
 	r := report{out: os.Stdout, count: map[string]int{}, first: map[string]string{}}
 	for _, subject := range subjects {
-		j := job{Subject: subject, Spec: s.spec}
-		probe := runJob(ctx, j, os.Stderr)
-		if probe.Status != passed {
-			return 0, errors.New(strings.Join(slices.Insert(probe.Calls, 0, subject.Name+": "+probe.Detail), "\n"))
+		if err == nil {
+			err = r.test(ctx, job{Subject: subject, Spec: s.spec}, &s)
 		}
-		j.Info, j.Spec = probe.Info, probe.Info.Spec
-		cases := selected(j.Info.Kind, j.Spec, &s.focus, &s.skip)
-		r.begin(j)
-		for i, o := range runAll(ctx, j, cases) {
-			if o.Status == broken || ctx.Err() != nil {
-				return 0, fmt.Errorf("%s: %s: %s", subject.Name, cases[i].Name, cmp.Or(o.Detail, "interrupted"))
-			}
+	}
+	if err == nil && r.Total == 0 {
+		err = errors.New("no case was selected; --cases prints the names for --focus and --skip")
+	}
+	return r.end(err), errors.Join(err, r.write(s.tap, "tap.tmpl"), r.write(s.junit, "junit.tmpl"))
+}
+
+// test probes the subject of a job and runs its cases. It returns an error if one of them cannot run.
+func (r *report) test(ctx context.Context, j job, s *settings) (err error) {
+	probe := runJob(ctx, j, os.Stderr)
+	if probe.Status != passed {
+		return errors.New(strings.Join(slices.Insert(probe.Calls, 0, j.Subject.Name+": "+probe.Detail), "\n"))
+	}
+	j.Info, j.Spec = probe.Info, probe.Info.Spec
+	cases := selected(j.Info.Kind, j.Spec, &s.focus, &s.skip)
+	r.Suites = append(r.Suites, suite{Name: j.Subject.Name, Spec: j.Spec})
+	fmt.Fprintf(r.out, "%s (%v), CNI %s\n", j.Subject.Name, j.Info.Kind, j.Spec)
+	for i, o := range runAll(ctx, j, cases) {
+		if o.Status != broken {
 			r.add(cases[i], o)
+		} else if err == nil {
+			err = fmt.Errorf("%s: %s: %s", j.Subject.Name, cases[i].Name, o.Detail)
 		}
 	}
-	if r.Total == 0 {
-		return 0, errors.New("no case was selected; --cases prints the names for --focus and --skip")
-	}
-	return r.end(), errors.Join(r.write(s.tap, tap), r.write(s.junit, junit))
+	return err
 }
 
 // runAll runs the cases, two for each processor simultaneously, and returns the outcomes in the order of the cases.
@@ -151,4 +162,111 @@ func printCases(out io.Writer, spec string) {
 			}
 		}
 	}
+}
+
+// report collects the results of all subjects, and prints those of a subject as text when all its cases have ended.
+type report struct {
+	out    io.Writer
+	Suites []suite
+	Total  int
+	Abort  string            // why the run ended early
+	count  map[string]int    // cases of each status, and failed cases of each word
+	first  map[string]string // the first case with each problem
+}
+
+// suite has the results of a subject.
+type suite struct {
+	Name, Spec string
+	Results    []result
+}
+
+// result is the outcome of a case with a subject.
+type result struct {
+	Case
+	Cite
+	outcome
+	Number int // from 1
+	Spec   string
+}
+
+func (r *report) add(c Case, o outcome) {
+	s := &r.Suites[len(r.Suites)-1]
+	cite, _ := c.cite(s.Spec)
+	r.Total++
+	one := result{c, cite, o, r.Total, s.Spec}
+	s.Results = append(s.Results, one)
+	r.count[string(o.Status)]++
+	switch o.Status {
+	case failed:
+		r.count[string(cite.Level)]++
+		fmt.Fprintf(r.out, "  %-6s failed   %s\n", cite.Level, c.Name)
+		if problem := one.problem(1); r.first[problem] == "" {
+			r.first[problem] = c.Name
+			fmt.Fprintln(r.out, one.Explain("    ", 1))
+		} else {
+			fmt.Fprintf(r.out, "    the same call and answer as in %s\n", r.first[problem])
+		}
+	case skipped:
+		fmt.Fprintf(r.out, "  %-6s skipped  %s: %s\n", cite.Level, c.Name, o.Detail)
+	}
+}
+
+// Explain returns the citation, the problem, and up to calls of the last calls, as indented lines.
+func (r result) Explain(indent string, calls int) string {
+	text := fmt.Sprintf("CNI %s, %s: %q\n%s", r.Spec, r.Section, r.Text, r.problem(calls))
+	return indent + strings.ReplaceAll(text, "\n", "\n"+indent)
+}
+
+// problem returns the detail and up to calls of the last calls. It omits answers that are part of the detail.
+func (r result) problem(calls int) string {
+	text := r.Detail
+	for _, call := range r.Calls[max(0, len(r.Calls)-calls):] {
+		request, answer, _ := strings.Cut(call, "\n")
+		text += "\ncall: " + request
+		if !strings.Contains(r.Detail, answer) {
+			text += "\n  " + answer
+		}
+	}
+	return text
+}
+
+// end prints the sums, and returns the number of failed MUSTs. err is why the run ended early, if so.
+func (r *report) end(err error) (musts int) {
+	if err != nil {
+		r.Abort, _, _ = strings.Cut(err.Error(), "\n")
+	}
+	n := func(key any) int { return r.count[fmt.Sprint(key)] }
+	fmt.Fprintf(r.out, "%d cases: %d passed, %d skipped, %d failed: %d MUST, %d SHOULD, %d MAY\n", r.Total, n(passed),
+		n(skipped), n(failed), n(Must), n(Should), n(May))
+	if n(failed) > 0 {
+		fmt.Fprintln(r.out, "repeat a case with --focus '^NAME$'")
+	}
+	return n(Must)
+}
+
+// write writes the report to a file in the form of TAP or JUnit XML, unless the path is empty.
+func (r *report) write(path, form string) error {
+	if path == "" {
+		return nil
+	}
+	return os.WriteFile(path, render(form, r), 0o644)
+}
+
+// render returns the text of an embedded template for a value.
+func render(name string, value any) []byte {
+	var b bytes.Buffer
+	if err := template.Must(template.ParseFS(data, name)).Execute(&b, value); err != nil {
+		panic(err)
+	}
+	return b.Bytes()
+}
+
+// printable returns the beginning of a text without characters that terminals, TAP and XML do not allow.
+func printable(text string) string {
+	return strings.Map(func(r rune) rune {
+		if r == '\n' || unicode.IsPrint(r) {
+			return r
+		}
+		return unicode.ReplacementChar
+	}, fmt.Sprintf("%.16384s", text))
 }

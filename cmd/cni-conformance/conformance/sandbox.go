@@ -32,7 +32,6 @@ type job struct {
 // limit returns the time limit of a call, which follows the duration of the probe's ADD on this machine.
 func (j job) limit() time.Duration { return max(time.Minute, 100*j.Info.AddTime) }
 
-// status of a case.
 type status string
 
 const passed, failed, skipped, broken status = "ok", "failed", "skipped", "cannot run"
@@ -68,6 +67,8 @@ func runJob(ctx context.Context, j job, stderr *os.File) outcome {
 		err = json.Unmarshal(out.Bytes(), &o)
 	}
 	switch {
+	case errors.Is(ctx.Err(), context.Canceled):
+		o = outcome{Status: broken, Detail: "interrupted"}
 	case ctx.Err() != nil:
 		o = outcome{Status: failed, Detail: fmt.Sprintf("%s did not end within %v", cmp.Or(j.Case, "the probe"), limit)}
 	case err != nil && cmd.ProcessState == nil:

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -68,7 +69,7 @@ func (w *world) bothStates(a *attachment) func() snapshot {
 func (w *world) netState(netns string) (s snapshot) {
 	add := func(section string, o object, keys ...string) {
 		for _, key := range keys {
-			if o[key] != nil {
+			if o[key] != nil && o[key] != "" {
 				section += fmt.Sprintf(" %s %v", key, o[key])
 			}
 		}
@@ -90,6 +91,7 @@ func (w *world) netState(netns string) (s snapshot) {
 	for _, family := range []string{"-4", "-6"} {
 		for _, r := range w.listing(netns, family, "-d", "route", "show", "table", "all") {
 			isByKernel := r["type"] != "unicast" || strings.HasPrefix(text(r, "dst"), "fe80:") // of an address
+			r["gateway"] = strings.Join(gateways(r), " ")
 			if family == "-4" || !isByKernel {
 				add("route", r, "dst", "gateway", "dev", "table", "type")
 			}
@@ -101,6 +103,17 @@ func (w *world) netState(netns string) (s snapshot) {
 		}
 	}
 	return s
+}
+
+// gateways returns the gateways of a route: of each next hop, and of the family of the route or the other one.
+func gateways(route object) (all []string) {
+	for _, hop := range append(list(route, "nexthops"), route) {
+		via, _ := hop["via"].(object)
+		if gw := cmp.Or(text(hop, "gateway"), text(via, "host")); gw != "" {
+			all = append(all, gw)
+		}
+	}
+	return all
 }
 
 func isUp(link object) bool { return slices.Contains(anyList(link["flags"]), any("UP")) }
@@ -115,6 +128,14 @@ func (w *world) listing(netns string, args ...string) (all []object) {
 	w.noError(err)
 	w.noError(json.Unmarshal([]byte(cmp.Or(strings.TrimSpace(out), "[]")), &all))
 	return slices.DeleteFunc(all, func(o object) bool { return len(o) == 0 })
+}
+
+// needPrograms skips the case if a program that reads the host's state is missing.
+func (w *world) needPrograms(names ...string) {
+	for _, name := range names {
+		_, err := exec.LookPath(name)
+		w.need(err == nil, "the program "+name+" is missing, without which the suite cannot compare the packet filter")
+	}
 }
 
 // rules returns the queueing disciplines and the packet filter.
@@ -143,6 +164,7 @@ func (w *world) rules() (s snapshot) {
 	for _, family := range []string{"ip", "ip6"} {
 		names, err := os.ReadFile("/proc/net/" + family + "_tables_names")
 		if err == nil && len(names) > 0 { // reading a table that does not exist would create it
+			w.needPrograms(family + "tables-legacy-save")
 			add("iptables", family+"tables-legacy-save")
 		}
 	}
@@ -201,7 +223,7 @@ func addresses(link object) (all []string) {
 
 // warmHost attaches and detaches a container, so that shared objects exist, and returns the host's state.
 func (w *world) warmHost() snapshot {
-	w.finish(w.attach())
+	w.detach(w.attach())
 	return w.hostState()
 }
 
@@ -212,21 +234,31 @@ func (w *world) unchanged(state func() snapshot, message string, do func()) {
 	w.settle(message, func() []string { return before.diff(state()) })
 }
 
-// settles checks that the host returns to its state before. Optional lines may be missing.
-func (w *world) settles(before snapshot, when string, optional ...string) {
-	w.settle(when+", the host differs from before ADD", func() []string {
-		return slices.DeleteFunc(before.diff(w.hostState()), func(line string) bool {
-			return slices.Contains(optional, strings.TrimPrefix(line, "missing: "))
-		})
-	})
+// settles checks that the host returns to its state before.
+func (w *world) settles(before snapshot, when string) {
+	w.settle(when+", the host differs from before ADD", func() []string { return before.diff(w.hostState()) })
 }
 
-// settle waits 20 seconds until there is no difference: the kernel removes links, and processes end, in the background.
-func (w *world) settle(message string, diff func() []string) {
+// added returns a function that lists new objects of the host. Other plugins' devices may disappear with a namespace.
+func (w *world) added(before snapshot) func() []string {
+	return func() []string {
+		isMissing := func(line string) bool { return strings.HasPrefix(line, "missing: ") }
+		return slices.DeleteFunc(before.diff(w.hostState()), isMissing)
+	}
+}
+
+// remaining waits up to limit until diff returns nothing, because the kernel removes links in the background.
+func remaining(limit time.Duration, diff func() []string) []string {
 	lines := diff()
-	for end := time.Now().Add(20 * time.Second); len(lines) > 0 && time.Now().Before(end); lines = diff() {
+	for end := time.Now().Add(limit); len(lines) > 0 && time.Now().Before(end); lines = diff() {
 		<-time.After(100 * time.Millisecond)
 	}
+	return lines
+}
+
+// settle fails the case if diff returns a difference for 20 seconds.
+func (w *world) settle(message string, diff func() []string) {
+	lines := remaining(20*time.Second, diff)
 	if n := len(lines); n > 12 {
 		lines = append(lines[:12:12], fmt.Sprintf("and %d more lines", n-12))
 	}

@@ -14,13 +14,12 @@ import (
 
 // subject is a plugin or a list under test.
 type subject struct {
-	Kind    Kinds    // 0 if the probe must find out whether the plugin is an interface or a chained plugin
-	Name    string   // of the executable, or of the list
-	Network string   // the configuration's name
-	Plugins []object // the configuration of one plugin, or of each plugin of the list
-	Before  []object // the plugins that precede this one in its list
-	Refused []string // commands that the list does not allow
-	Options options
+	Kind      Kinds    // 0 if the probe must find out whether the plugin is an interface or a chained plugin
+	Name      string   // of the executable, or of the list
+	Network   string   // the configuration's name
+	Plugins   []object // the configuration of one plugin, or of each plugin of the list
+	Preceding []object // the plugins that precede this one in its list
+	Options   options
 }
 
 // options apply to all subjects of a run.
@@ -69,7 +68,7 @@ func load(o settings) (all []subject, err error) {
 		plugins = []object{clone(conf, object{"type": o.plugin})}
 	}
 	for i, p := range plugins {
-		s := subject{Name: text(p, "type"), Network: name, Plugins: plugins[i : i+1], Before: plugins[:i],
+		s := subject{Name: text(p, "type"), Network: name, Plugins: plugins[i : i+1], Preceding: plugins[:i],
 			Options: o.options}
 		if i > 0 {
 			s.Kind = Chained
@@ -85,7 +84,6 @@ func load(o settings) (all []subject, err error) {
 	return all, nil
 }
 
-// find returns the path of a plugin's executable.
 func find(dirs []string, name string) (string, error) {
 	if name == "" || strings.Contains(name, "/") {
 		return "", fmt.Errorf("%q is not the name of a plugin, which is not empty and has no slash", name)
@@ -99,7 +97,6 @@ func find(dirs []string, name string) (string, error) {
 	return "", fmt.Errorf("no executable %s in %s; pass its directory with --path", name, strings.Join(dirs, ":"))
 }
 
-// ipamType returns the name of the IPAM plugin of a configuration.
 func ipamType(conf object) string {
 	ipam, _ := conf["ipam"].(object)
 	return text(ipam, "type")

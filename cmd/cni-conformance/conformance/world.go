@@ -19,18 +19,20 @@ type world struct {
 	n    int      // number of containers so far
 }
 
-// fail ends the case as failed: it panics, and runCase recovers.
-func (w *world) fail(format string, args ...any) {
-	panic(outcome{Status: failed, Detail: fmt.Sprintf(format, args...)})
-}
-
-// skip ends the case as skipped. It never returns; it has a result so that an event can end with "return w.skip(...)".
+// skip ends the case as skipped: it panics, and runCase recovers. Its result lets events end with "return w.skip(...)".
 func (w *world) skip(why string) string { panic(outcome{Status: skipped, Detail: why}) }
+
+// need skips the case unless ok.
+func (w *world) need(ok bool, why string) {
+	if !ok {
+		w.skip(why)
+	}
+}
 
 // expect fails the case unless ok.
 func (w *world) expect(ok bool, format string, args ...any) {
 	if !ok {
-		w.fail(format, args...)
+		panic(outcome{Status: failed, Detail: fmt.Sprintf(format, args...)})
 	}
 }
 
@@ -62,16 +64,16 @@ type attachment struct {
 	result            object // result of ADD, the prevResult of later calls
 }
 
-// container creates a container: c1, c2 and so on. A chained or an IPAM plugin finds an interface in it.
-func (w *world) container() *attachment {
+// newContainer creates a container: c1, c2 and so on. A chained or an IPAM plugin finds an interface in it.
+func (w *world) newContainer() *attachment {
 	w.n++
 	a := &attachment{id: fmt.Sprintf("c%d", w.n), ifName: w.Subject.Options.IfName, plugin: w.Subject.Plugins[0]}
 	a.netns = filepath.Join(netnsDir, a.id)
 	w.ip("", "netns add "+a.id)
-	if w.Info.Kind&(Chained|IPAM) != 0 && len(w.Subject.Before) == 0 {
+	if w.Info.Kind&(Chained|IPAM) != 0 && len(w.Subject.Preceding) == 0 {
 		w.createInterface(a)
 	}
-	for _, conf := range w.Subject.Before {
+	for _, conf := range w.Subject.Preceding {
 		b := *a
 		b.plugin = conf
 		a.prev = w.add(&b)
@@ -79,8 +81,7 @@ func (w *world) container() *attachment {
 	return a
 }
 
-// createInterface creates a veth pair. For a chained plugin it also adds addresses and routes, and sets a.prev to the
-// result that an interface plugin would have returned.
+// createInterface creates a veth pair, for a chained plugin with addresses and routes, and its result in a.prev.
 func (w *world) createInterface(a *attachment) {
 	a.hostEnd = fmt.Sprintf("made%d", w.n)
 	hostMAC, mac := fmt.Sprintf("02:ca:fe:01:00:%02x", w.n), fmt.Sprintf("02:ca:fe:02:00:%02x", w.n)
@@ -117,27 +118,24 @@ func (w *world) ip(netns string, commands ...string) string {
 
 // attach creates a container and attaches it.
 func (w *world) attach(changes ...change) *attachment {
-	a := w.container()
+	a := w.newContainer()
 	w.add(a, changes...)
 	return a
 }
 
-// needManyAttachments skips the case if the configuration does not allow several attachments.
 func (w *world) needManyAttachments() {
-	if !w.Info.ManyAttachments {
-		w.skip("the configuration allows one attachment at a time")
-	}
+	w.need(w.Info.ManyAttachments, "the configuration allows one attachment")
 }
 
-// finish detaches an attachment and removes its container.
-func (w *world) finish(a *attachment, changes ...change) {
+// detach is the opposite of attach: it calls DEL and removes the container.
+func (w *world) detach(a *attachment, changes ...change) {
 	w.succeeds("DEL", a, changes...)
 	w.removeContainer(a)
 }
 
 // removeContainer removes a container, after it has called DEL of the preceding plugins.
 func (w *world) removeContainer(a *attachment) {
-	for _, conf := range slices.Backward(w.Subject.Before) {
+	for _, conf := range slices.Backward(w.Subject.Preceding) {
 		b := *a
 		b.plugin = conf
 		w.succeeds("DEL", &b)
@@ -153,46 +151,49 @@ func (w *world) removeContainer(a *attachment) {
 func (w *world) prepare(command string, changes ...change) (*attachment, []change) {
 	switch command {
 	case "ADD":
-		return w.container(), changes
+		return w.newContainer(), changes
 	case "STATUS":
 		return nil, changes
+	case "GC":
+		return nil, append(changes, validAttachments(w.attach(changes...)))
 	}
-	a := w.attach(changes...)
-	if command == "GC" {
-		return nil, append(changes, validAttachments(a))
-	}
-	return a, changes
+	return w.attach(changes...), changes
 }
 
 // probe finds out the kind of the plugin, its versions, and whether the configuration works.
 func (w *world) probe() info {
-	demanded, configured := w.Spec, text(w.Subject.Plugins[0], "cniVersion")
-	w.Spec = cmp.Or(demanded, configured, specs[0])
+	demanded := w.Spec
+	if w.Spec = cmp.Or(demanded, text(w.Subject.Plugins[0], "cniVersion")); !slices.Contains(specs, w.Spec) {
+		w.Spec = specs[0]
+	}
 	w.Info = info{Kind: w.Subject.Kind, Supported: w.supported()}
-	w.Spec = cmp.Or(demanded, newest(w.Info.Supported), newest([]string{configured}), specs[0])
+	for _, v := range specs { // old versions first
+		if demanded == "" && slices.Contains(w.Info.Supported, v) {
+			w.Spec = v
+		}
+	}
 	w.Info.Spec = w.Spec
-	guesses := []Kinds{w.Subject.Kind}
-	switch w.Subject.Kind {
-	case List:
-		return w.Info
-	case 0:
-		guesses = []Kinds{Interface, Chained}
+	if len(w.Info.Supported) == 0 { // version/supported fails
+		w.Info.Supported = []string{w.Spec}
 	}
 	var problems []string
-	for _, kind := range guesses {
+	for _, kind := range map[Kinds][]Kinds{0: {Interface, Chained}, Chained: {Chained}, IPAM: {IPAM}}[w.Subject.Kind] {
 		problem := w.tryKind(kind)
 		if problem == "" {
 			return w.Info
 		}
 		problems = append(problems, fmt.Sprintf("as %v: %s", kind, problem))
 	}
-	panic(outcome{Status: broken, Detail: "ADD with the configuration fails: " + strings.Join(problems, "; ")})
+	if w.Subject.Kind != List {
+		panic(outcome{Status: broken, Detail: "ADD with the configuration fails: " + strings.Join(problems, "; ")})
+	}
+	return w.Info
 }
 
 // tryKind attaches two containers as for this kind, and completes w.Info. It returns why ADD does not work, if so.
 func (w *world) tryKind(kind Kinds) (problem string) {
 	w.Info.Kind = kind
-	a := w.container()
+	a := w.newContainer()
 	if kind == Interface && w.link(a, a.ifName) == nil {
 		w.Info.Kind |= Creating
 	}
@@ -210,7 +211,7 @@ func (w *world) tryKind(kind Kinds) (problem string) {
 		return "ADD succeeded, but the container has no interface " + a.ifName + ", the value of CNI_IFNAME"
 	}
 	a.result, _ = decodeOne(ans.stdout) // a case reports a bad result
-	second := w.call("ADD", w.container())
+	second := w.call("ADD", w.newContainer())
 	other, _ := decodeOne(second.stdout)
 	w.Info.ManyAttachments = second.exit == 0
 	w.Info.FixedAddresses = len(droppedItems(a.result, other, "ips", "address")) == 0
@@ -220,26 +221,15 @@ func (w *world) tryKind(kind Kinds) (problem string) {
 // supported returns the versions that the subject's plugins, the preceding ones and their IPAM plugins support.
 func (w *world) supported() []string {
 	all := slices.Clone(cniVersions)
-	for _, conf := range slices.Concat(w.Subject.Before, w.Subject.Plugins) {
+	for _, conf := range slices.Concat(w.Subject.Preceding, w.Subject.Plugins) {
 		for _, name := range []string{text(conf, "type"), ipamType(conf)} {
 			if _, err := find(w.path, name); err != nil {
 				continue // an IPAM subject is called by its name; some interface plugins need no program
 			}
 			o, _ := decodeOne(w.call("VERSION", &attachment{plugin: clone(conf, object{"type": name})}).stdout)
-			all = slices.DeleteFunc(all, func(v string) bool {
-				return !slices.Contains(anyList(o["supportedVersions"]), any(v))
-			})
+			own := anyList(o["supportedVersions"])
+			all = slices.DeleteFunc(all, func(v string) bool { return !slices.Contains(own, any(v)) })
 		}
 	}
 	return all
-}
-
-// newest returns the newest of the supported versions that the cases cite, or an empty string.
-func newest(supported []string) (newest string) {
-	for _, v := range specs {
-		if slices.Contains(supported, v) {
-			newest = v
-		}
-	}
-	return newest
 }
