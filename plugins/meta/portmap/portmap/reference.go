@@ -187,7 +187,7 @@ func (c call) verifyReferenceTables(r *record) (exists bool, err error) {
 			return rule.Chain != "masquerading" || !rule.Mentions(nft.AddrKey(a.Addr.Addr()))
 		})
 		if len(masqRules) < len(r.masqueradeMatches(a)) {
-			addDiff("only %d rules masquerade packets to %s", len(masqRules), a.Addr.Addr())
+			addDiff("%d rules masquerade packets to %s", len(masqRules), a.Addr.Addr())
 		}
 	}
 	return exists, errors.Join(diffs...)

@@ -299,7 +299,7 @@ var _ = Describe("host ports of the newest reference plugin in nftables", Label(
 				nft -a list chain ip cni_hostport hostports | sed -n 's/.*8081.*handle //p')`,
 			"no rule of host port 192.0.2.1:8081/tcp"),
 		Entry("the masquerade", `nft flush chain ip6 cni_hostport masquerading`,
-			"0 rules masquerade what comes to fd00:1::2"),
+			"0 rules masquerade packets to fd00:1::2"),
 		Entry("the way in", `nft flush chain ip cni_hostport output`,
 			`no rule jumps from chain "output" to chain "hostports_all"`),
 		Entry("route_localnet", `echo 0 >/proc/sys/net/ipv4/conf/br1/route_localnet`, "route_localnet is 0"),
