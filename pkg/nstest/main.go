@@ -12,6 +12,7 @@
 //	NSTEST_SKIPLOG      file that gets one line for each skipped spec
 //	NSTEST_QUICK=1      leaves out the specs labeled "slow" ([Quick])
 //	NSTEST_SLOWNESS     factor by which the machine is slower than usual ([Patience])
+//	NSTEST_PROGRAMS=1   runs the built plugins where specs call them in their own process
 //	HAWSER_BIN          directory of built plugins; without it [Build] compiles them
 package nstest
 
