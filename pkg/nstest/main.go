@@ -29,6 +29,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/onsi/ginkgo/v2"
 	"github.com/onsi/gomega"
@@ -75,7 +76,7 @@ func Main(m *testing.M) {
 		run.unavailable, run.workDir = "", os.Getenv(workEnv)
 		fixSeed()
 		ginkgo.ReportAfterEach(watchSkips)
-		gomega.SetDefaultEventuallyTimeout(Patience(Hang))
+		setPatience()
 		os.Exit(m.Run())
 	}
 	dir, err := os.MkdirTemp("", "nstest-")
@@ -87,11 +88,17 @@ func Main(m *testing.M) {
 	if err != nil {
 		run.unavailable, run.workDir = err.Error(), dir
 		ginkgo.ReportAfterEach(watchSkips)
-		gomega.SetDefaultEventuallyTimeout(Patience(Hang))
+		setPatience()
 		code = m.Run()
 	}
 	_ = os.RemoveAll(dir)
 	os.Exit(code)
+}
+
+// setPatience sets how long and how often Eventually asks. Most questions start a process.
+func setPatience() {
+	gomega.SetDefaultEventuallyTimeout(Patience(Hang))
+	gomega.SetDefaultEventuallyPollingInterval(30 * time.Millisecond)
 }
 
 // RunSpecs runs the specs of a package as its only test. In a [Quick] run it leaves out the specs labeled "slow".
