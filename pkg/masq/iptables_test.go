@@ -38,7 +38,7 @@ func natRules(h *nstest.Host) string {
 // eachVariant runs the same specs with either variant of the programs.
 func eachVariant(specs func(host func() *nstest.Host, variant string)) {
 	for _, variant := range []string{"nft", "legacy"} {
-		Context("for "+variant, func() {
+		Context("for "+variant, nstest.Variant(variant), func() {
 			var host *nstest.Host
 			BeforeEach(func() {
 				nstest.UseVariant(variant)

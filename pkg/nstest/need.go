@@ -60,7 +60,15 @@ func build(plugin string) (string, error) {
 		return "", fmt.Errorf("%d directories of plugin %s", len(sources), plugin)
 	}
 	path := filepath.Join(run.workDir, "bin", plugin)
-	cmd := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-o", path, ".")
+	args := []string{"build", "-trimpath", "-buildvcs=false", "-o", path}
+	if os.Getenv("HAWSER_BIN") != "" { // build.sh has compiled most of it, with its flags
+		flags, err := exec.Command(filepath.Join(Root(), "scripts", "flags.sh")).Output()
+		if err != nil {
+			return "", fmt.Errorf("scripts/flags.sh: %w", err)
+		}
+		args = append(args, strings.Fields(string(flags))...)
+	}
+	cmd := exec.Command("go", append(args, ".")...)
 	cmd.Dir = sources[0]
 	// The namespaces cannot reach the network; the module cache has the sources of the tests.
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOPROXY=off", "GOFLAGS=-mod=readonly")
@@ -360,6 +368,15 @@ func UseVariant(variant string) {
 		}
 	}
 	ginkgo.GinkgoT().Setenv("PATH", dir+":"+os.Getenv("PATH"))
+}
+
+// Variant labels specs that run on each variant of iptables. Those on legacy are slow, because the plugins write the
+// same rules on both.
+func Variant(variant string) ginkgo.Labels {
+	if variant == "legacy" {
+		return ginkgo.Label("slow")
+	}
+	return nil
 }
 
 // WithPrograms runs fn with a PATH that has only these programs.

@@ -53,7 +53,7 @@ var _ = Describe("CHECK", Label("kernel"), func() {
 	})
 
 	for _, variant := range []string{"nft", "legacy"} {
-		Context("of a container on iptables-"+variant, Ordered, func() {
+		Context("of a container on iptables-"+variant, nstest.Variant(variant), Ordered, func() {
 			var w *world
 			var c *container
 			onIPTables := Object{"backend": "iptables"}
@@ -211,7 +211,8 @@ var _ = Describe("a policy that changes", Label("kernel"), func() {
 	})
 
 	for _, variant := range []string{"nft", "legacy"} {
-		It("ends with a container without IPv6 for both families, on iptables-"+variant, func() {
+		more := nstest.Variant(variant)
+		It("ends with a container without IPv6 for both families, on iptables-"+variant, more, func() {
 			nstest.UseVariant(variant)
 			w := newWorld(1)
 			isolated, same := Merge(kinds()[2].config, isolated), Merge(kinds()[2].config, same)

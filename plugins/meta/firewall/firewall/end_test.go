@@ -243,7 +243,7 @@ var _ = Describe("DEL", Label("kernel"), func() {
 	})
 
 	for _, variant := range []string{"nft", "legacy"} {
-		Context("on iptables-"+variant, func() {
+		Context("on iptables-"+variant, nstest.Variant(variant), func() {
 			keys := Object{"cniVersion": "1.0.0", "ingressPolicy": "isolated"}
 			// reference returns a network of the reference plugin only.
 			reference := func() (w *world, a, b *container) {

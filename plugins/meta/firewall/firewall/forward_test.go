@@ -109,7 +109,8 @@ var _ = Describe("a chain that a configuration names", Label("kernel", "admin-ch
 
 var _ = Describe("nftables", Label("kernel"), func() {
 	for _, variant := range []string{"nft", "legacy"} {
-		It("has elements with their owner, and one way through FORWARD of iptables-"+variant, func() {
+		more := nstest.Variant(variant)
+		It("has elements with their owner, and one way through FORWARD of iptables-"+variant, more, func() {
 			nstest.UseVariant(variant)
 			w := newWorld(1)
 			w.forward("DROP")
@@ -192,7 +193,7 @@ func withoutLegacy(fn func()) {
 
 var _ = Describe("iptables", Label("kernel"), func() {
 	for _, variant := range []string{"nft", "legacy"} {
-		Context(variant, Ordered, func() {
+		Context(variant, nstest.Variant(variant), Ordered, func() {
 			var w *world
 			var containers []*container
 			BeforeAll(func() {
@@ -317,7 +318,7 @@ func fresh() (w *world, a, b *container) {
 
 var _ = Describe("where FORWARD did not exist yet", Label("kernel"), func() {
 	for _, variant := range []string{"nft", "legacy"} {
-		Context("on a host with iptables-"+variant, func() {
+		Context("on a host with iptables-"+variant, nstest.Variant(variant), func() {
 			BeforeEach(func() { nstest.UseVariant(variant) })
 
 			DescribeTable("containers stay connected if it drops later", Label("forward-later"), func(script string) {
@@ -430,7 +431,7 @@ func (w *world) mangle(rule string) {
 
 var _ = Describe("the bit of the fwmark", Label("kernel"), func() {
 	for _, variant := range []string{"nft", "legacy"} {
-		Context("next to iptables-"+variant, func() {
+		Context("next to iptables-"+variant, nstest.Variant(variant), func() {
 			DescribeTable("does not open FORWARD for other software that marks packets with it", Label("fwmark"), func(
 				mark func(w *world),
 			) {
@@ -513,7 +514,8 @@ var _ = Describe("the bit of the fwmark", Label("kernel"), func() {
 	})
 
 	for _, variant := range []string{"nft", "legacy"} {
-		It("is that of the first container while any container lives, next to iptables-"+variant, func() {
+		more := nstest.Variant(variant)
+		It("is that of the first container while any container lives, next to iptables-"+variant, more, func() {
 			other := Object{"markAcceptBit": 31}
 			w, first, _ := marks(variant, other)
 			second := w.container(1, 4) // changes the bridge's MAC address, perhaps

@@ -143,7 +143,7 @@ func kinds() []kind {
 // eachKind defines the specs for each backend.
 func eachKind(specs func(k kind)) {
 	for _, k := range kinds() {
-		Context("on "+k.name, func() {
+		Context("on "+k.name, nstest.Variant(k.variant), func() {
 			BeforeEach(func() { nstest.UseVariant(k.variant) })
 			specs(k)
 		})
@@ -275,7 +275,11 @@ func newTopology(k kind, p policy) topology {
 var _ = Describe("packets", Label("kernel"), func() {
 	for _, k := range kinds() {
 		for _, p := range policies() {
-			Context(fmt.Sprintf("on %s, ingressPolicy %s,", k.name, p), Ordered, func() {
+			labels := nstest.Variant(k.variant)
+			if p == policyIsolated {
+				labels = nil
+			}
+			Context(fmt.Sprintf("on %s, ingressPolicy %s,", k.name, p), labels, Ordered, func() {
 				var t topology
 				BeforeAll(func() {
 					nstest.UseVariant(k.variant)

@@ -145,7 +145,7 @@ var _ = Describe("the rules of a live container", Label("live-owners", "kernel")
 	})
 
 	for _, variant := range []string{"nft", "legacy"} {
-		It("remain when a DEL has its addresses in prevResult, on iptables-"+variant, func() {
+		It("remain when a DEL has its addresses in prevResult, on iptables-"+variant, nstest.Variant(variant), func() {
 			nstest.UseVariant(variant)
 			keys := Object{"cniVersion": "1.0.0", "ingressPolicy": "isolated"}
 			w := newWorld(1, 2)

@@ -238,7 +238,7 @@ var _ = Describe("packets (CVE-2025-67499)", Label("kernel", "port-53"), func() 
 				s := setting{k, brNetfilter, hairpin}
 				name := fmt.Sprintf("on %s, br_netfilter %t, hairpinMode %t:", k.name, brNetfilter, hairpin)
 				labels := Label()
-				if brNetfilter != hairpin {
+				if brNetfilter != hairpin || k.variant == "legacy" && !hairpin {
 					labels = Label("slow")
 				}
 				Context(name, labels, Ordered, ContinueOnFailure, func() {

@@ -24,7 +24,7 @@ func eachBackend(specs func(k kind)) { onEach(kinds[:2], specs) }
 
 func onEach(list []kind, specs func(k kind)) {
 	for _, k := range list {
-		Context("on "+k.name, func() {
+		Context("on "+k.name, nstest.Variant(k.variant), func() {
 			BeforeEach(func() { nstest.UseVariant(k.variant) })
 			specs(k)
 		})
@@ -265,7 +265,7 @@ var _ = Describe("a container's ports on its other networks", Label("kernel"), f
 
 var _ = Describe("a host port whose rules were flushed", Label("kernel"), func() {
 	for _, k := range kinds[1:] {
-		It("still belongs to its live owner on "+k.name, func() {
+		It("still belongs to its live owner on "+k.name, nstest.Variant(k.variant), func() {
 			nstest.UseVariant(k.variant)
 			w, a, b := newContainers()
 			a.add(k.config, ports("8080:80"))
@@ -494,10 +494,10 @@ var _ = Describe("host ports", Label("kernel"), func() {
 		Expect(r.w.rules()).To(Equal(before))
 	},
 		Entry("a", 0, "nft"),
-		Entry("b", 1, "nft"),
-		Entry("c", 2, "nft"),
-		Entry("a, by iptables-legacy", 0, "legacy"),
-		Entry("b, by iptables-legacy", 1, "legacy"),
+		Entry("b", Label("slow"), 1, "nft"),
+		Entry("c", Label("slow"), 2, "nft"),
+		Entry("a, by iptables-legacy", Label("slow"), 0, "legacy"),
+		Entry("b, by iptables-legacy", Label("slow"), 1, "legacy"),
 	)
 })
 

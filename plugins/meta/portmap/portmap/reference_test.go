@@ -46,7 +46,7 @@ var _ = Describe("together with the reference plugin", Label("kernel"), func() {
 			if ref != nstest.Newest() && k.variant == "legacy" { // the releases' rules do not depend on the variant
 				continue
 			}
-			Context("of "+ref.Name+" on "+k.name, func() { besideReference(ref, k) })
+			Context("of "+ref.Name+" on "+k.name, nstest.Variant(k.variant), func() { besideReference(ref, k) })
 		}
 	}
 })

@@ -395,7 +395,8 @@ var _ = Describe("an ADD that fails", Label("kernel"), func() {
 	})
 
 	for _, k := range kinds[1:] {
-		It("without ip6tables on "+k.name+" removes the rules of iptables, and STATUS warns", func() {
+		more := nstest.Variant(k.variant)
+		It("without ip6tables on "+k.name+" removes the rules of iptables, and STATUS warns", more, func() {
 			nstest.UseVariant(k.variant)
 			w, c, before := settled(k)
 			var o, st outcome
@@ -408,7 +409,7 @@ var _ = Describe("an ADD that fails", Label("kernel"), func() {
 			Expect(w.Files("/run/hawser/portmap")).NotTo(ContainSubstring(".json"))
 		})
 
-		It("at a condition that "+k.name+" does not understand removes the rest", func() {
+		It("at a condition that "+k.name+" does not understand removes the rest", more, func() {
 			nstest.UseVariant(k.variant)
 			w, c, before := settled(k)
 			o := c.call("ADD", Object{"conditionsV6": []string{"-m", "nonsense"}}, ports(all...))

@@ -10,36 +10,49 @@ import (
 
 var _ = Describe("the target address of a host port", Label("kernel", "port-target"), func() {
 	eachBackend(func(k kind) {
-		DescribeTable("is refused, and nothing is recorded, where it is", func(network int, ip, inside, reason string) {
-			w := newWorld()
-			w.container(1, 2)
-			c := w.container(network, 9)
-			w.IP("route add default via 192.0.2.2")
-			if inside != "" {
-				c.IP("addr add " + inside + " dev eth0")
-			}
-			c.ips = []string{ip}
-			before := w.rules()
-			Expect(c.fails("ADD", cni.CodeConfig, k.config, ports("8080:80"))).
-				To(Equal(`prevResult.ips: "` + Addr(ip) + `" ` + reason))
-			Expect(w.rules()).To(Equal(before))
-			Expect(w.Records(recordDir)).To(BeEmpty())
-		},
-			Entry("the host's loopback", 1, "127.0.0.1/8", "", "is not an address that a container can have"),
-			Entry("the host's loopback of IPv6", 1, "::1/128", "", "is not an address that a container can have"),
-			Entry("multicast", 1, "224.0.0.5/24", "", "is not an address that a container can have"),
-			Entry("all addresses", 1, "0.0.0.0/24", "", "is not an address that a container can have"),
-			Entry("the host's", 1, "192.0.2.1/24", "192.0.2.1/24", "is an address of the host"),
-			Entry("the bridge's", 1, "10.1.0.1/24", "", "is an address of the host"),
-			Entry("not the container's", 1, "8.8.8.8/32", "",
-				`is not an address of interface "eth0" in the container`),
-			Entry("not the container's, and without a route", 1, "fd00:99::9/64", "",
-				`is not an address of interface "eth0" in the container`),
-			Entry("another container's", 1, "10.1.0.2/24", "",
-				`is not an address of interface "eth0" in the container`),
-			Entry("the address of a container of another network", 2, "10.1.0.2/32", "10.1.0.2/32",
-				`belongs to another network: the host reaches it through "br1"`),
-		)
+		Context("that is not one of the container's", Ordered, func() {
+			var w *world
+			var first, second *container // on networks 1 and 2
+			var before string
+
+			BeforeAll(func() {
+				w = newWorld()
+				w.container(1, 2)
+				first, second = w.container(1, 9), w.container(2, 9)
+				w.IP("route add default via 192.0.2.2")
+				before = w.rules()
+			})
+
+			DescribeTable("is refused, and nothing is recorded, where it is", func(
+				network int, ip, inside, reason string,
+			) {
+				c := *map[int]*container{1: first, 2: second}[network]
+				if inside != "" {
+					c.IP("addr add " + inside + " dev eth0")
+					DeferCleanup(c.IP, "addr del "+inside+" dev eth0")
+				}
+				c.ips = []string{ip}
+				Expect(c.fails("ADD", cni.CodeConfig, k.config, ports("8080:80"))).
+					To(Equal(`prevResult.ips: "` + Addr(ip) + `" ` + reason))
+				Expect(w.rules()).To(Equal(before))
+				Expect(w.Records(recordDir)).To(BeEmpty())
+			},
+				Entry("the host's loopback", 1, "127.0.0.1/8", "", "is not an address that a container can have"),
+				Entry("the host's loopback of IPv6", 1, "::1/128", "", "is not an address that a container can have"),
+				Entry("multicast", 1, "224.0.0.5/24", "", "is not an address that a container can have"),
+				Entry("all addresses", 1, "0.0.0.0/24", "", "is not an address that a container can have"),
+				Entry("the host's", 1, "192.0.2.1/24", "192.0.2.1/24", "is an address of the host"),
+				Entry("the bridge's", 1, "10.1.0.1/24", "", "is an address of the host"),
+				Entry("not the container's", 1, "8.8.8.8/32", "",
+					`is not an address of interface "eth0" in the container`),
+				Entry("not the container's, and without a route", 1, "fd00:99::9/64", "",
+					`is not an address of interface "eth0" in the container`),
+				Entry("another container's", 1, "10.1.0.2/24", "",
+					`is not an address of interface "eth0" in the container`),
+				Entry("the address of a container of another network", 2, "10.1.0.2/32", "10.1.0.2/32",
+					`belongs to another network: the host reaches it through "br1"`),
+			)
+		})
 
 		It("does not set route_localnet on an uplink of the node", func() {
 			w, c := newContainer()
