@@ -516,9 +516,11 @@ var _ = Describe("the examples are run:", Label("examples"), func() {
 				host.Cmd("mount", "-t", "tmpfs", "tmpfs", "/var/log") // the machine's is not the example's to write to
 				c := libcni.NewCNIConfigWithCacheDir([]string{e.prepare(host)}, GinkgoT().TempDir(), nil)
 				result := e.once(host, c, "container1")
-				after := host.Snapshot()
-				e.once(host, c, "container2")
-				Expect(host.Snapshot()).To(Equal(after), "the second container leaves no more than the first")
+				if !nstest.Quick() {
+					after := host.Snapshot()
+					e.once(host, c, "container2")
+					Expect(host.Snapshot()).To(Equal(after), "the second container leaves no more than the first")
+				}
 				if i+1 < len(list) && list[i+1].schema() == "result" {
 					Expect(withSandbox(result)).To(Equal(withSandbox(list[i+1].doc)))
 				}

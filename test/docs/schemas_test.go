@@ -180,7 +180,12 @@ func (s subject) expectADD(w *plugintest.World, netns string, doc any, r report)
 	}
 }
 
-var _ = Describe("the schemas", func() {
+var _ = Describe("the schemas", Ordered, ContinueOnFailure, func() {
+	var w *plugintest.World // for ADDs that are refused
+	var cont *nstest.Host
+	BeforeAll(func() {
+		w, cont = plugintest.NewWorld(skel.Plugin[any]{}), nstest.NewNetns()
+	})
 	for table, list := range tables() {
 		for _, v := range list {
 			It(fmt.Sprintf("and the parser agree: %s, %s %s", table, v.key, v.beside), func() {
@@ -191,7 +196,7 @@ var _ = Describe("the schemas", func() {
 				for _, value := range parsed(v.good).([]any) {
 					s.expectGood(put(s.base, v.key, value))
 				}
-				w, cont := plugintest.NewWorld(skel.Plugin[any]{Name: s.plugin}), nstest.NewNetns()
+				w.Plugin.Name = s.plugin
 				for _, value := range parsed(v.bad).([]any) {
 					s.expectRefused(put(s.base, v.key, value))
 				}
@@ -201,9 +206,12 @@ var _ = Describe("the schemas", func() {
 				if v.beyond == "" {
 					v.beyond = "[]"
 				}
-				for _, value := range append(parsed(v.bad).([]any), parsed(v.beyond).([]any)...) {
+				for i, value := range append(parsed(v.bad).([]any), parsed(v.beyond).([]any)...) {
 					doc := put(s.base, v.key, value)
-					s.expectADD(w, cont.Path, doc, s.expectBad(doc, value, near))
+					r := s.expectBad(doc, value, near)
+					if i == 0 || !nstest.Quick() {
+						s.expectADD(w, cont.Path, doc, r)
+					}
 				}
 			})
 		}

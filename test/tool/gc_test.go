@@ -38,8 +38,7 @@ func newGCNode(plugins, subnet string) gcNode {
 	GinkgoHelper()
 	g := gcNode{plugins: GinkgoT().TempDir(), bin: GinkgoT().TempDir()}
 	for _, name := range []string{"bridge", "portmap", "firewall", "host-local"} {
-		Expect(os.WriteFile(filepath.Join(g.plugins, name), nstest.Must(os.ReadFile(filepath.Join(plugins, name))),
-			0o755)).To(Succeed())
+		place(filepath.Join(plugins, name), g.plugins)
 	}
 	g.machine = newMachine(g.plugins, strings.ReplaceAll(usual, "10.88.0", subnet))
 	return g
@@ -337,8 +336,7 @@ var _ = Describe("hawser gc", Label("tool-gc"), func() {
 			// DEL by this list leaves what portmap keeps.
 			list := strings.Replace(strings.ReplaceAll(usual, "10.88.0", "10.101.6"), "1.0.0", "1.1.0", 1)
 			g.write("/etc/cni/net.d/10-pods.conflist", strings.Replace(list, `"portmap"`, `"tuning"`, 1))
-			Expect(os.WriteFile(filepath.Join(g.plugins, "tuning"), nstest.Must(os.ReadFile(nstest.Build("tuning"))),
-				0o755)).To(Succeed())
+			g.Cmd("cp", nstest.Build("tuning"), g.plugins)
 
 			asked, answer := filepath.Join(g.bin, "asked"), filepath.Join(g.bin, "answer")
 			g.Cmd("mkfifo", asked, answer)
@@ -475,8 +473,8 @@ var _ = Describe("hawser gc", Label("tool-gc"), func() {
 		Expect(c.Source).To(Equal("crictl " + socket + ", ctr " + socket))
 		Expect(c.Attachments).To(HaveEach(HaveField("Kept", "crictl knows the container")))
 	},
-		Entry("k3s keeps", "/var/lib/rancher/k3s/data/current/bin", false),
-		Entry("RKE2 keeps", "/var/lib/rancher/rke2/bin", false),
+		Entry("k3s keeps", Label("slow"), "/var/lib/rancher/k3s/data/current/bin", false),
+		Entry("RKE2 keeps", Label("slow"), "/var/lib/rancher/rke2/bin", false),
 		Entry("k3s is", "", true))
 
 	It("takes no namespace that lives where a runtime gives no answer, or would not know the container", func() {

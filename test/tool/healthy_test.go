@@ -23,6 +23,7 @@ type healthy struct {
 	need   string // a feature of the kernel
 	isOurs bool   // the reference refuses the list
 	more   string // the file of a second list, with which the pod is attached, too
+	quick  bool   // one of those of make test
 }
 
 // loopbackList is the network that containerd attaches to each pod.
@@ -57,12 +58,12 @@ func healthyNodes() []healthy {
 			after:  off, ask: "web-0"},
 		{what: "results of version 0.2.0", list: strings.Replace(open, "1.0.0", "0.2.0", 1), ask: "8080",
 			ports: []map[string]any{hostPort(8080, 80)}},
-		{what: "IPv4 only, and the loopback that containerd attaches", list: usual, ask: "8080",
+		{what: "IPv4 only, and the loopback that containerd attaches", list: usual, ask: "8080", quick: true,
 			before: "sysctl -qw net.ipv6.conf.all.forwarding=0", ports: []map[string]any{hostPort(8080, 80)}},
-		{what: "IPv6 only, with a policy of IPv4 that drops", ask: "web-0", need: "iptables",
+		{what: "IPv6 only, with a policy of IPv4 that drops", ask: "web-0", need: "iptables", quick: true,
 			list:   strings.NewReplacer("10.88.0.0/24", "fd00:88::/64", "0.0.0.0/0", "::/0").Replace(open),
 			before: "iptables -P FORWARD DROP"},
-		{what: "two networks", list: usual, before: second("more", "10.99.0.0/24"), ask: "web-0",
+		{what: "two networks", list: usual, before: second("more", "10.99.0.0/24"), ask: "web-0", quick: true,
 			more: "/etc/cni/net.d/20-more.conflist"},
 		{what: "CRI-O", list: strings.Replace(usual, "1.0.0", "0.4.0", 1), ask: "web-0",
 			before: "mv " + listFile + " /etc/cni/net.d/100-crio-bridge.conflist; echo '" +
@@ -76,7 +77,7 @@ func healthyNodes() []healthy {
 		{what: "macvlan with a FORWARD chain that drops", list: over(`{"type": "macvlan", "master": "up0"}`),
 			before: uplink, after: forwardDrops, ask: "web-0", need: "macvlan"},
 		{what: "host-device with a FORWARD chain that drops", list: over(`{"type": "host-device", "device": "up0"}`),
-			before: uplink, after: forwardDrops, ask: "web-0"},
+			before: uplink, after: forwardDrops, ask: "web-0", quick: true},
 		{what: "a pod that is starting", list: usual, ask: "web-0",
 			after: `printf 'c9\r\neth0' >/var/lib/cni/networks/pods/10.88.0.9`},
 	}
@@ -125,7 +126,10 @@ var _ = Describe("hawser on a healthy node", Label("tool-healthy"), func() {
 	for _, h := range healthyNodes() {
 		labels := Label()
 		if h.need != "" {
-			labels = Label("kernel")
+			labels = append(labels, "kernel")
+		}
+		if !h.quick {
+			labels = append(labels, "slow")
 		}
 		if entry := Entry(h.what, labels, h); h.isOurs {
 			ofOurs = append(ofOurs, entry)
@@ -133,22 +137,21 @@ var _ = Describe("hawser on a healthy node", Label("tool-healthy"), func() {
 			table = append(table, entry)
 		}
 	}
-	for name, plugins := range map[string]func() string{"ours": ours, "the reference's": reference} {
-		It("keeps a container whose processes outlive the path of its namespace, with plugins of "+name, func() {
-			m := newMachine(plugins(), usual)
-			p := m.up(newPod("c1c1c1", "web-0"))
-			process := p.Start(nstest.Program{Path: "sleep", Args: []string{"600"}})
-			p.Unpin()
-			Expect(m.says("ls", "--orphans")).NotTo(ContainSubstring("web-0"))
-			Expect(m.says("explain", "web-0")).NotTo(ContainSubstring("stops it"))
-			m.says("reapply")
-			Expect(m.hawser("doctor").Stdout).NotTo(ContainSubstring("orphan"))
-			Expect(process.Process.Kill()).To(Succeed())
-			_ = process.Wait()
-			Eventually(func() string { return m.says("ls", "--orphans") }).Should(ContainSubstring("web-0"))
-		})
-	}
+	DescribeTable("keeps a container whose processes outlive the path of its namespace", func(plugins func() string) {
+		m := newMachine(plugins(), usual)
+		p := m.up(newPod("c1c1c1", "web-0"))
+		process := p.Start(nstest.Program{Path: "sleep", Args: []string{"600"}})
+		p.Unpin()
+		Expect(m.says("ls", "--orphans")).NotTo(ContainSubstring("web-0"))
+		Expect(m.says("explain", "web-0")).NotTo(ContainSubstring("stops it"))
+		m.says("reapply")
+		Expect(m.hawser("doctor").Stdout).NotTo(ContainSubstring("orphan"))
+		Expect(process.Process.Kill()).To(Succeed())
+		_ = process.Wait()
+		Eventually(func() string { return m.says("ls", "--orphans") }).Should(ContainSubstring("web-0"))
+	}, Entry("of ours", ours), Entry("of the reference", Label("slow"), reference))
 
 	DescribeTable("finds nothing wrong", append(append([]any{looks(all)}, ofOurs...), table...)...)
-	DescribeTable("finds nothing wrong with the reference's plugins", append([]any{looks(reference)}, table...)...)
+	DescribeTable("finds nothing wrong with the reference's plugins", append([]any{Label("slow"), looks(reference)},
+		table...)...)
 })
