@@ -122,7 +122,7 @@ var _ = Describe("correct plugins", Label("conformance"), func() {
 		Expect(string(out)).To(ContainSubstring("run as root, or allow user namespaces\nexit 2\n"))
 	})
 
-	It("the example of the man page passes, also each SHOULD", func() {
+	It("the example of the man page passes, also each SHOULD", Label("slow"), func() {
 		dir := filepath.Join(nstest.Root(), "cmd/cni-conformance/example")
 		out, err := exec.Command(nstest.Build("cni-conformance"), "--path", dir, "--plugin", "pair", "--config",
 			filepath.Join(dir, "pair.json"), "--parallel", "8").CombinedOutput()
@@ -186,6 +186,16 @@ func names() []string {
 	return slices.Compact(all)
 }
 
+// tried returns the cases that are tried with a broken plugin. A quick run tries every fourth.
+func tried() (names []string) {
+	for i, name := range slices.Sorted(maps.Keys(broken)) {
+		if i%4 == 0 || !nstest.Quick() {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
 var _ = Describe("broken plugins", Label("broken"), func() {
 	It("exist for each case", func() {
 		Expect(slices.Sorted(maps.Keys(broken))).To(Equal(names()))
@@ -196,7 +206,7 @@ var _ = Describe("broken plugins", Label("broken"), func() {
 		var all sync.WaitGroup
 		var mu sync.Mutex
 		var wrong []string
-		for name, f := range broken {
+		for _, name := range tried() {
 			if one := os.Getenv("CASE"); one != "" && one != name {
 				continue
 			}
@@ -205,7 +215,7 @@ var _ = Describe("broken plugins", Label("broken"), func() {
 			all.Go(func() {
 				defer GinkgoRecover()
 				defer func() { <-free }()
-				if problem := s.breaks(name, f); problem != "" {
+				if problem := s.breaks(name, broken[name]); problem != "" {
 					mu.Lock()
 					wrong = append(wrong, problem)
 					mu.Unlock()
@@ -213,7 +223,7 @@ var _ = Describe("broken plugins", Label("broken"), func() {
 			})
 		}
 		all.Wait()
-		Expect(wrong).To(BeEmpty(), "%d of %d", len(wrong), len(broken))
+		Expect(wrong).To(BeEmpty(), "%d of %d", len(wrong), len(tried()))
 	})
 })
 

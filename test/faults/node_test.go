@@ -510,7 +510,7 @@ var _ = Describe("a host", Label("kernel"), func() {
 	// Where each plugin keeps what it must not lose.
 	homes := []TableEntry{
 		Entry("host-local", hostLocal, "/var/lib/cni"), Entry(tuning, tuning, "/run/cni"),
-		Entry("portmap", portmap, "/run/hawser"), Entry(portmapIPT, portmapIPT, "/run/hawser"),
+		Entry("portmap", portmap, "/run/hawser"), Entry(portmapIPT, Label("slow"), portmapIPT, "/run/hawser"),
 		Entry(bridgeIPT, bridgeIPT, "/run/hawser"),
 	}
 	with := func(e environment, dir string) environment {
@@ -550,7 +550,7 @@ var _ = Describe("a host", Label("kernel"), func() {
 			ADD:    "not a directory", DEL: del, Lost: true}, dir).on(name)
 	},
 		Entry("host-local", hostLocal, "/var/lib/cni", ""), Entry(tuning, tuning, "/run/cni", ""),
-		Entry("portmap", portmap, "/run/hawser", ""), Entry(portmapIPT, portmapIPT, "/run/hawser", ""),
+		Entry("portmap", portmap, "/run/hawser", ""), Entry(portmapIPT, Label("slow"), portmapIPT, "/run/hawser", ""),
 		Entry(bridgeIPT, bridgeIPT, "/run/hawser", ""),
 	)
 

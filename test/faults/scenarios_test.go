@@ -32,6 +32,9 @@ type scenario struct {
 	Device string
 
 	Needs []string // features of the kernel
+
+	// Again says that another scenario has the plugin and its backend. Make test leaves it out.
+	Again bool
 }
 
 // network gives a device addresses, routes and rules. It shares a route with its peer.
@@ -99,7 +102,8 @@ func scenarios() []scenario {
 			Needs: append(nft, "nft-bridge")},
 		{Name: "bridge, first on the host", Cold: true, Conf: bridge(0, object{"ipMasq": true, "macspoofchk": true}),
 			Needs: append(nft, "nft-bridge")},
-		{Name: "bridge, VLAN", Conf: bridge(1, object{"vlan": 7}), Needs: []string{"vlan_filtering", "8021q"}},
+		{Name: "bridge, VLAN", Again: true, Conf: bridge(1, object{"vlan": 7}),
+			Needs: []string{"vlan_filtering", "8021q"}},
 		{Name: "bridge, iptables", Conf: bridge(1, object{"ipMasq": true, "ipMasqBackend": "iptables"}), Needs: ipt},
 		{Name: "tap", Conf: object{"type": "tap", "owner": 107, "group": 108, "mtu": 1400, "mac": "0a:00:00:00:00:17",
 			"ipam": dual(1)}},
@@ -107,8 +111,8 @@ func scenarios() []scenario {
 			object{"routes": []object{{"dst": "0.0.0.0/0"}, {"dst": "::/0"}}})}), Needs: nft},
 		{Name: "ptp, first on the host", Cold: true, Conf: object{"type": "ptp", "ipMasq": true, "ipam": dual(0)},
 			Needs: nft},
-		{Name: "ptp, iptables", Conf: plugintest.Merge(special, object{"type": "ptp", "ipMasqBackend": "iptables",
-			"ipam": dual(1)}), Needs: ipt},
+		{Name: "ptp, iptables", Again: true, Conf: plugintest.Merge(special, object{"type": "ptp",
+			"ipMasqBackend": "iptables", "ipam": dual(1)}), Needs: ipt},
 		{Name: "ptp, netkit", Conf: object{"type": "ptp", "deviceType": "netkit", "ipMasq": true, "ipam": dual(1)},
 			Needs: append(nft, "netkit")},
 		{Name: "macvlan", Conf: onUplink("macvlan", object{"mode": "vepa"}), Needs: []string{"macvlan"}},
@@ -122,8 +126,8 @@ func scenarios() []scenario {
 		{Name: "host-device, with the device's network", Device: network, Conf: object{"type": "host-device",
 			"device": victim, "enabledad": false, "useInterfaceNetwork": true, "ipam": dual(1)}},
 		{Name: "bandwidth", Conf: limited, Below: onBridge, Needs: []string{"tbf", "ifb"}},
-		{Name: "bandwidth, in the container", Conf: limited, Below: object{"type": "tap", "ipam": dual(1)},
-			Needs: []string{"tbf", "ifb"}},
+		{Name: "bandwidth, in the container", Again: true, Conf: limited,
+			Below: object{"type": "tap", "ipam": dual(1)}, Needs: []string{"tbf", "ifb"}},
 		{Name: "tc-redirect-tap", Conf: object{"type": "tc-redirect-tap"}, Below: onBridge},
 		{Name: "tuning", Conf: tuned, Below: onBridge, Inside: true},
 		{Name: "sbr", Conf: object{"type": "sbr", "addSourceHints": true}, Below: onBridge, Inside: true},
@@ -138,7 +142,7 @@ func scenarios() []scenario {
 		{Name: "firewall, first on the host", Cold: true, Conf: firewall("nftables"), Below: bridge(0, nil),
 			Needs: nft},
 		{Name: "firewall, iptables", Conf: firewall("iptables"), Below: onBridge, Needs: ipt},
-		{Name: "firewall, iptables, two networks", Conf: firewall("iptables"), Below: onBridge,
+		{Name: "firewall, iptables, two networks", Again: true, Conf: firewall("iptables"), Below: onBridge,
 			Other: object{"name": "other", "ingressPolicy": "same-bridge"}, Needs: ipt},
 	}
 }
@@ -159,10 +163,14 @@ func scenarioOf(name string) scenario {
 
 // labels are those of its specs.
 func (s scenario) labels() ginkgo.Labels {
+	var labels ginkgo.Labels
 	if slices.Contains(s.Needs, "netkit") {
-		return ginkgo.Label("netkit")
+		labels = append(labels, "netkit")
 	}
-	return nil
+	if s.Cold || s.Again {
+		labels = append(labels, "slow")
+	}
+	return labels
 }
 
 func (s scenario) commands() []string {
