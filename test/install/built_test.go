@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -60,17 +61,25 @@ var _ = It("replaces a build with an older Go, and refuses one with a newer Go",
 		"/bridge: is the newer version 1.2.3+go1.26.11 (this is 1.2.3+go1.26.10); use --force to replace it"))))
 })
 
-var _ = It("is built by the loop of the reference's build script", Label("build-loop"), func() {
+var _ = DescribeTable("is built by the loop of the reference's build script", Label("build-loop"), func(
+	folders string, names func() []string,
+) {
 	out := GinkgoT().TempDir()
-	compile(nil, "bash", "-ec", `for d in plugins/meta/* plugins/main/* plugins/ipam/*; do
+	compile(nil, "bash", "-ec", `for d in `+folders+`; do
 		if [ -d "$d" ]; then go build -o "$1/$(basename "$d")" ./"$d"; fi
 	done`, "loop", out)
 	d := dir{nstest.NewHost(), out}
-	Expect(d.names()).To(ConsistOf(append(nstest.Plugins(), "cluster-local")))
-	for _, name := range nstest.Plugins() {
+	Expect(d.names()).To(ConsistOf(names()))
+	for _, name := range slices.DeleteFunc(names(), func(name string) bool { return name == nstest.Apart }) {
 		d.answers(name)
 	}
-})
+},
+	Entry("over all folders", Label("slow"), "plugins/meta/* plugins/main/* plugins/ipam/*", func() []string {
+		return append(nstest.Plugins(), nstest.Apart)
+	}),
+	Entry("over one of each kind", "plugins/meta/sb* plugins/main/ta* plugins/ipam/sta*", func() []string {
+		return []string{"sbr", "tap", "static"}
+	}))
 
 // flannel is a plugin that a distributor has beside ours.
 const flannel = `package flannel

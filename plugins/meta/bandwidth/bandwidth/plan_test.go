@@ -212,8 +212,8 @@ var _ = Describe("the rate", Label("kernel"), func() {
 	},
 		Entry("of what the container receives", "tcp", "10.1.0.2:0", true),
 		Entry("of what it sends", "tcp", "10.1.0.1:0", false),
-		Entry("of what it receives by IPv6", "tcp", "[fd00:1::2]:0", true),
-		Entry("of what it sends by IPv6", "tcp", "[fd00:1::1]:0", false),
+		Entry("of what it receives by IPv6", Label("slow"), "tcp", "[fd00:1::2]:0", true),
+		Entry("of what it sends by IPv6", Label("slow"), "tcp", "[fd00:1::1]:0", false),
 		Entry("of datagrams that it receives", "udp", "10.1.0.2:0", true),
 		Entry("of datagrams that it sends", "udp", "10.1.0.1:0", false),
 	)
