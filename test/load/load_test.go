@@ -49,7 +49,11 @@ func containers(backend string) int {
 
 // lasting is how long one of the two backends is under load: half of HAWSER_LOAD.
 func lasting() time.Duration {
-	d := nstest.Must(time.ParseDuration(cmp.Or(os.Getenv("HAWSER_LOAD"), "10s")))
+	usual := "10s"
+	if nstest.Quick() {
+		usual = "3s"
+	}
+	d := nstest.Must(time.ParseDuration(cmp.Or(os.Getenv("HAWSER_LOAD"), usual)))
 	return d / 2
 }
 
