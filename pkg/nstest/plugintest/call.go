@@ -69,11 +69,11 @@ type Answer struct {
 func Ran(out nstest.Output) Answer { return Answer{out.Exit, out.Stdout, out.Stderr} }
 
 // Call serves a call in this process, on a thread in the world's namespaces. With NSTEST_PROGRAMS it runs the built
-// plugin, unless the call has a context or finds IPAM plugins in this process. Specs that replace a part of the plugin
-// then fail.
+// plugin, unless the call has a context or a writer or finds IPAM plugins in this process. Specs that replace a part of
+// the plugin then fail.
 func (w *World) Call(c Call) Answer {
 	ginkgo.GinkgoHelper()
-	if os.Getenv("NSTEST_PROGRAMS") != "" && w.inside == nil && c.Ctx == nil {
+	if os.Getenv("NSTEST_PROGRAMS") != "" && w.inside == nil && c.Ctx == nil && c.Stdout == nil {
 		return w.execute(c)
 	}
 	var out, errs bytes.Buffer
@@ -114,16 +114,13 @@ func (w *World) ExecWithoutCookie(c Call) Answer {
 	return w.execute(c)
 }
 
-// execute is Exec with Before and Stdout.
+// execute is Exec with Before.
 func (w *World) execute(c Call) Answer {
 	ginkgo.GinkgoHelper()
 	var out, errs bytes.Buffer
 	cmd := exec.Command(nstest.Build(w.Plugin.Name))
 	cmd.Env, cmd.Stdin = append(os.Environ(), c.Vars(w)...), strings.NewReader(c.Stdin())
 	cmd.Stdout, cmd.Stderr = &out, &errs
-	if c.Stdout != nil {
-		cmd.Stdout = c.Stdout
-	}
 	w.Do(func() {
 		if c.Before != nil {
 			c.Before()
