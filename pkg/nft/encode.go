@@ -176,7 +176,7 @@ type Element struct {
 	Key     []byte // as returned by Key
 	Data    []byte // of a map; nil for a set or a verdict map
 	Goto    string // of a verdict map: the chain that packets go to
-	Accepts bool   // of a verdict map: the verdict is accept; only set by reads
+	Verdict []byte // of a verdict map: the verdict's code, in network byte order; only set by reads
 	IsEnd   bool   // the key ends an interval, and is not in it; only set by reads
 	Comment string // the owner's mark; at most 128 bytes, because nft refuses to load a longer one
 }
@@ -220,7 +220,7 @@ func decodeElements(data []byte) (out []Element) {
 			Key:     nlattr.Get(raw, unix.NFTA_SET_ELEM_KEY, unix.NFTA_DATA_VALUE),
 			Data:    nlattr.Get(value, unix.NFTA_DATA_VALUE),
 			Goto:    nlattr.GetString(value, unix.NFTA_DATA_VERDICT, unix.NFTA_VERDICT_CHAIN),
-			Accepts: nlattr.GetNumber(value, unix.NFTA_DATA_VERDICT, unix.NFTA_VERDICT_CODE) == acceptPacket,
+			Verdict: nlattr.Get(value, unix.NFTA_DATA_VERDICT, unix.NFTA_VERDICT_CODE),
 			IsEnd:   nlattr.GetNumber(raw, unix.NFTA_SET_ELEM_FLAGS)&unix.NFT_SET_ELEM_INTERVAL_END != 0,
 			Comment: udata(nlattr.Get(raw, attrElemUserdata), udataComment),
 		})

@@ -45,6 +45,7 @@ type fault struct {
 	need               []string
 	ports              []map[string]any // of the pod
 	before             string           // commands: what the node has
+	firewalld          string           // the backend of a firewalld that runs
 	list               string           // else the usual one
 }
 
@@ -96,6 +97,13 @@ const (
 	END
 	  chmod 755 /run/bin/flannel; mount --bind /run/bin /opt/cni/bin`
 )
+
+// rejects is commands that create a chain as firewalld has it without zones.
+const rejects = `nft add table inet firewalld
+	nft add chain inet firewalld filter_FORWARD '{ type filter hook forward priority 10 ; }'
+	nft add rule inet firewalld filter_FORWARD ct state established,related accept
+	nft add rule inet firewalld filter_FORWARD reject with icmpx admin-prohibited
+	`
 
 func faults() []fault {
 	restore := "cp /run/good " + listFile
@@ -262,7 +270,7 @@ func faults() []fault {
 			says: "drops packets and has rules that accept some packets, but may not accept those of",
 			make: `nft add table inet site; nft add chain inet site user; nft add chain inet site cni
 			  nft add chain inet site forward '{ type filter hook forward priority 10 ; policy drop ; }'
-			  nft add rule inet site forward jump user; nft add rule inet site user meta l4proto icmp accept`,
+			  nft add rule inet site forward jump user; nft add rule inet site user meta l4proto tcp accept`,
 			mend: "nft add rule inet site user goto cni; nft add rule inet site cni iifname cni0 accept; " +
 				"nft add rule inet site cni ct state established,related accept"},
 		{id: "drop-policy", list: open,
@@ -320,8 +328,15 @@ func faults() []fault {
 			says: "firewalld runs, and the list has no plugin firewall, which would put the " +
 				"containers into its trusted zone",
 			advises: "add the plugin firewall to the list; after a reload of firewalld run hawser reapply",
-			make: "nft add table inet firewalld; nft add chain inet firewalld filter_FORWARD; " +
-				edit(`, *$`, ",") + "; " + edit(`  {"type": "firewall"}`, `  {"type": "tuning"}`), mend: restore},
+			make:    rejects + edit(`, *$`, ",") + "; " + edit(`  {"type": "firewall"}`, `  {"type": "tuning"}`),
+			mend:    restore},
+		{id: "firewalld-flushed", firewalld: "nftables", need: []string{"nft-fib", "iptables"},
+			says:    "firewalld runs, but its rules are missing in nftables",
+			advises: "systemctl restart firewalld; hawser reapply (hawser watch does that automatically)",
+			make:    "iptables-save >/run/rules; nft delete table inet firewalld",
+			mend: `firewall-cmd --reload || firewall-cmd --reload # the first one drops all packets and fails
+			  iptables-restore </run/rules; TOOL reapply || # the reference's plugin
+			  firewall-cmd --zone=trusted --add-source=10.88.0.2/32`}, // as a new container has it
 		{id: "bridge-nf", severity: "warning",
 			says: "packets between containers of the bridge bypass kube-proxy, so connections to services with pods " +
 				"on this node hang: net.bridge.bridge-nf-call-iptables is \"0\"",
@@ -528,12 +543,16 @@ func (f fault) breaks(plugins string) {
 	m := newMachine(plugins, cmp.Or(f.list, usual))
 	m.Cmd("cp", listFile, "/run/good")
 	m.Cmd("sh", "-ec", f.before)
+	if f.firewalld != "" {
+		m.runFirewalld(f.firewalld)
+	}
 	m.up(newPod("c1", "web-0", f.ports...))
 	Expect(m.hawser("doctor").Stdout).To(Equal("nothing is wrong\n"))
 	if strings.Contains(f.make, "REFERENCE") {
 		f.make = strings.ReplaceAll(f.make, "REFERENCE", nstest.Newest().Dir())
 	}
 	f.make = strings.ReplaceAll(f.make, "TOOL", nstest.Build("hawser"))
+	f.mend = strings.ReplaceAll(f.mend, "TOOL", nstest.Build("hawser"))
 	m.Cmd("sh", "-ec", f.make)
 	if f.severity == "" {
 		f.severity = "error"
@@ -610,10 +629,9 @@ var _ = Describe("hawser doctor", Label("tool-doctor"), func() {
 		m.Cmd("sh", "-ec", `nft flush chain inet site user
 			nft add rule inet site user iifname vmap '{ "cni0" : drop }'`)
 		finds("drop-policy")
-		m.Cmd("sh", "-ec", "nft delete table inet site; nft add table inet firewalld; "+
-			"nft add chain inet firewalld zones")
+		m.Cmd("sh", "-ec", "nft delete table inet site; "+rejects)
 		finds("firewalld")
-		m.Cmd("nft", "add", "rule", "inet", "firewalld", "zones", "iifname", "cni0", "accept")
+		m.Cmd("nft", "insert", "rule", "inet", "firewalld", "filter_FORWARD", "iifname", "cni0", "accept")
 		finds("")
 	})
 
@@ -805,7 +823,8 @@ var _ = Describe("hawser doctor", Label("tool-doctor"), func() {
 		Expect(len(ids)).To(BeNumerically(">", 20))
 		text := strings.Join(strings.Fields(string(page)), " ")
 		for _, f := range faults() {
-			if slices.Contains([]string{"list-conflict", "ipv6-disabled", "not-ready", "vlan-uplink"}, f.id) {
+			if slices.Contains([]string{"list-conflict", "ipv6-disabled", "not-ready", "vlan-uplink",
+				"other-default-route", "other-directory", "firewalld-flushed"}, f.id) {
 				Expect(text).To(ContainSubstring(strings.TrimSpace(f.says)))
 			}
 		}

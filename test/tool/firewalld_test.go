@@ -1,6 +1,7 @@
 package tool_test
 
 import (
+	"os/exec"
 	"path/filepath"
 	"time"
 
@@ -11,18 +12,42 @@ import (
 )
 
 // runFirewalld starts the distribution's firewalld on the node, on a bus of its own.
-func (m *machine) runFirewalld(backend string) {
+func (m *machine) runFirewalld(backend string) *exec.Cmd {
 	GinkgoHelper()
 	nstest.NeedProgram("firewalld", "firewall-cmd")
 	nstest.StartBus()
 	dir := GinkgoT().TempDir()
 	m.write(filepath.Join(dir, "firewalld.conf"), "FirewallBackend="+backend+"\n")
-	m.Start(nstest.Program{Path: "firewalld", Args: []string{"--nofork", "--nopid", "--log-target", "console",
-		"--system-config", dir}})
+	program := m.Start(nstest.Program{Path: "firewalld", Args: []string{"--nofork", "--nopid", "--log-target",
+		"console", "--system-config", dir}})
 	Eventually(func() int {
 		return m.Run(nstest.Program{Path: "firewall-cmd", Args: []string{"--state"}}).Exit
 	}).Should(BeZero())
+	return program
 }
+
+var _ = Describe("hawser doctor beside firewalld", Label("kernel", "tool-doctor", "firewalld"), func() {
+	for _, backend := range []string{"nftables", "iptables"} {
+		It("finds no fault of firewalld while it works, has ended or uses iptables: "+backend, func() {
+			nstest.Need("iptables")
+			m := newMachine(ours(), usual)
+			m.Cmd("sh", "-ec", defaultRoute)
+			program := m.runFirewalld(backend)
+			m.up(newPod("c1", "web-0", hostPort(8080, 80)))
+			Expect(m.hawser("doctor").Stdout).To(Equal("nothing is wrong\n"))
+			Expect(m.says("explain", "web-0")).To(ContainSubstring("obstacles\n  none found"))
+			Expect(m.says("explain", "8080")).To(ContainSubstring("obstacles\n  none found"))
+			m.write(listFile, open)
+			Expect(m.hawser("doctor").Stdout).To(HavePrefix("warning firewalld: " + listFile))
+			if backend == "nftables" {
+				Expect(program.Process.Kill()).To(Succeed())
+				_ = program.Wait()
+			}
+			m.Cmd("nft", "flush", "ruleset")
+			Expect(m.hawser("doctor").Stdout).NotTo(ContainSubstring("firewalld-flushed"))
+		})
+	}
+})
 
 var _ = Describe("hawser watch beside firewalld", Label("kernel", "tool-watch", "firewalld"), func() {
 	DescribeTable("puts containers back within a second after it forgot them, and a download goes on",

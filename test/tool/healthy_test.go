@@ -78,6 +78,10 @@ func healthyNodes() []healthy {
 			before: uplink, after: forwardDrops, ask: "web-0", need: "macvlan"},
 		{what: "host-device with a FORWARD chain that drops", list: over(`{"type": "host-device", "device": "up0"}`),
 			before: uplink, after: forwardDrops, ask: "web-0", quick: true},
+		{what: "a bridge that a pair connects to another one", list: over(`{"type": "bridge", "bridge": "cni0"}`),
+			before: `ip link add cni0 type bridge; ip link add lan0 type bridge; ip addr add 10.88.0.1/24 dev lan0
+				ip link add veth01 type veth peer name veth02; ip link set veth01 master lan0 up
+				ip link set veth02 master cni0 up; ip link set cni0 up; ip link set lan0 up`, ask: "web-0"},
 		{what: "a pod that is starting", list: usual, ask: "web-0",
 			after: `printf 'c9\r\neth0' >/var/lib/cni/networks/pods/10.88.0.9`},
 	}

@@ -202,7 +202,8 @@ func (a *Attachment) withInterfaces(list List) *Attachment {
 	}
 	names := []string{FirstWord(a.HostEnd())}
 	if len(list.Plugins) > 0 && list.Plugins[0].Is("bridge") {
-		names = append(names, list.Bridge())
+		bridge, _ := list.Bridge()
+		names = append(names, bridge)
 	}
 	for _, name := range names {
 		if name != "" {

@@ -76,11 +76,7 @@ func nftablesChains(nf *nft.Conn) (all []*BaseChain, err error) {
 		if c.Hook == nil || !IsRouted(c.Table) || points[c.Hook.Point] == "" {
 			continue
 		}
-		rules, err := ReadRules(nf, c.Table, c.Name)
-		isPartial := c.Hook.Point != nft.Forward || !c.Drops && !slices.ContainsFunc(rules, dropsAll)
-		if err == nil && !isPartial {
-			rules, err = ReadRules(nf, c.Table, "")
-		}
+		rules, isPartial, err := readReached(nf, c)
 		if err != nil {
 			return all, err
 		}
@@ -90,6 +86,29 @@ func nftablesChains(nf *nft.Conn) (all []*BaseChain, err error) {
 		all = append(all, b.withRules(rules))
 	}
 	return all, nil
+}
+
+// maxReached is the number of chains below a base chain that are read.
+const maxReached = 200
+
+// readReached returns the rules of a base chain and of the chains to which they lead. isPartial is true if it only
+// returns the base chain's: in nat chains, which have no rules that drop, and if there are more than maxReached chains.
+func readReached(nf *nft.Conn, base nft.LiveChain) (rules []RuleSummary, isPartial bool, err error) {
+	rules, err = ReadRules(nf, base.Table, base.Name)
+	seen, own := map[string]bool{}, len(rules)
+	for i := 0; i < len(rules) && err == nil; i++ {
+		target := rules[i].Target
+		if target == "" || seen[target] {
+			continue
+		}
+		if seen[target] = true; base.Hook.Type == "nat" || len(seen) > maxReached {
+			return rules[:own], true, nil
+		}
+		var more []RuleSummary
+		more, err = ReadRules(nf, base.Table, target)
+		rules = append(rules, more...)
+	}
+	return rules, false, err
 }
 
 func legacyChains(family nft.Family, table string, edit *ipt.Edit) (all []*BaseChain) {

@@ -244,11 +244,13 @@ func (l List) Usage(all []*Attachment) (sets []Usage) {
 	return sets
 }
 
-// Bridge returns the name of the bridge that the list's first plugin uses. That plugin must be bridge.
-func (l List) Bridge() string {
-	name := "cni0"
+// Bridge returns the name of the bridge that the list's first plugin uses, and the VLAN of its ports; 0 = none.
+// That plugin must be bridge.
+func (l List) Bridge() (name string, vlan uint16) {
+	name = "cni0"
 	_ = json.Unmarshal(l.Plugins[0].Raw["bridge"], &name) // bridge refuses other types
-	return name
+	_ = json.Unmarshal(l.Plugins[0].Raw["vlan"], &vlan)
+	return name, vlan
 }
 
 // RangeSets returns the range sets of a list's host-local, in the order of host-local's files last_reserved_ip.N. It

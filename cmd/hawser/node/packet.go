@@ -7,6 +7,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
 )
 
 // Packet describes the packets of a network or a container in one direction.
@@ -17,6 +19,7 @@ type Packet struct {
 	Range       netip.Prefix // contains the containers' addresses
 	ToContainer bool
 	IsAnswer    bool   // belongs to a connection that exists
+	IsForwarded bool   // the host has translated its destination, a host port
 	Mark        uint32 // bits of the fwmark that firewall sets (see IsMarked); the other bits are unknown
 	IsAccepted  bool   // the plugin firewall accepts the packets in CNIForward
 }
@@ -31,9 +34,10 @@ type Link struct {
 type match int
 
 const (
-	never   match = iota
-	unknown       // it depends on facts that are not evaluated
-	usually       // to the packets of an ordinary connection through the uplink
+	never    match = iota
+	onlyICMP       // at most to ICMP, not to connections of TCP and UDP
+	unknown        // it depends on facts that are not evaluated
+	usually        // to the packets of an ordinary connection through the uplink
 	always
 )
 
@@ -63,9 +67,11 @@ const (
 	outLink
 	source
 	destination
-	family  // as in AF_INET
-	fwmark  // of the packet
-	ctState // of its connection
+	family   // as in AF_INET
+	protocol // as in IPPROTO_TCP
+	fwmark   // of the packet
+	ctState  // of its connection; with the bits of ctTranslated for iptables
+	ctStatus // of its connection
 )
 
 // condition compares a field of a packet with values. It is true if the field has one of them.
@@ -77,15 +83,18 @@ type condition struct {
 
 // value is a value of a field; only the members for the field's type are set.
 type value struct {
-	link         string // the name of an interface, or the beginning of one and "*"
-	number, mask uint32 // the index of an interface, or the masked bits of another field
-	network      netip.Prefix
+	link         string     // the name of an interface, or the beginning of one and "*"
+	number, mask uint32     // the index of an interface, or the masked bits of another field
+	first, last  netip.Addr // a range of addresses
 }
 
-// Bits of ctState.
+// Bits of ctState and ctStatus.
 const (
 	ctEstablished = 1 << 1
 	ctNew         = 1 << 3
+	ctTranslated  = 3 << 30 // the match conntrack of iptables: source or destination
+	ctDNAT        = 1 << 31
+	statusDNAT    = 1 << 5 // IPS_DST_NAT
 )
 
 // match reports how many of the packets meet the condition. A condition about the state of connections is never always
@@ -98,27 +107,58 @@ func (c condition) match(p *Packet) match {
 		return c.matchAddr(p, (c.field == source) != p.ToContainer)
 	case family:
 		if p.Range.Addr().Is4() {
-			return c.matchNumber(unix.AF_INET)
+			return c.matchNumber(unix.AF_INET, 0)
 		}
-		return c.matchNumber(unix.AF_INET6)
+		return c.matchNumber(unix.AF_INET6, 0)
+	case protocol:
+		return c.matchProtocol()
 	case fwmark:
-		if slices.ContainsFunc(c.values, func(v value) bool { return v.mask&^p.Mark != 0 }) {
-			return unknown
-		}
-		return c.matchNumber(p.Mark)
+		return c.matchNumber(p.Mark, ^p.Mark)
 	case ctState:
-		state := uint32(ctNew)
+		state, unsure := uint32(ctNew), uint32(ctTranslated)
 		if p.IsAnswer {
 			state = ctEstablished
 		}
-		return min(c.matchNumber(state), usually)
+		if p.IsForwarded {
+			state, unsure = state|ctDNAT, unsure&^ctDNAT
+		}
+		return min(c.matchNumber(state, unsure), usually)
+	case ctStatus:
+		if p.IsForwarded {
+			return min(c.matchNumber(statusDNAT, ^uint32(statusDNAT)), usually)
+		}
 	}
 	return unknown
 }
 
-func (c condition) matchNumber(known uint32) match {
-	has := func(v value) bool { return known&v.mask == v.number }
-	return matchIf(slices.ContainsFunc(c.values, has) != c.isInverted)
+// matchNumber compares a field that has the bits of known, and perhaps some of the bits of unsure.
+func (c condition) matchNumber(known, unsure uint32) match {
+	m := never
+	for _, v := range c.values {
+		switch {
+		case (known^v.number)&v.mask&^unsure != 0:
+		case v.mask&unsure == 0:
+			m = always
+		default:
+			m = max(m, unknown)
+		}
+	}
+	if c.isInverted {
+		return m.invert()
+	}
+	return m
+}
+
+// matchProtocol matches the packets of TCP and UDP, of which an ordinary connection consists.
+func (c condition) matchProtocol() match {
+	isOther := func(v value) bool { return v.number != unix.IPPROTO_ICMP && v.number != unix.IPPROTO_ICMPV6 }
+	switch {
+	case slices.ContainsFunc(c.values, isOther):
+		return unknown
+	case c.isInverted:
+		return usually
+	}
+	return onlyICMP
 }
 
 // matchLink matches the interface to the containers, or the one on the other side.
@@ -157,18 +197,19 @@ func (v value) names(l Link) bool {
 
 // matchAddr matches the addresses of the containers, or those on the other side.
 func (c condition) matchAddr(p *Packet, isOwn bool) match {
-	is := func(test func(netip.Prefix) bool) bool {
-		return slices.ContainsFunc(c.values, func(v value) bool { return test(v.network) })
-	}
-	addr := p.Range.Addr()
-	contains := func(n netip.Prefix) bool { return n.Bits() <= p.Range.Bits() && n.Contains(addr) }
+	first, last := p.Range.Masked().Addr(), cni.LastOf(p.Range)
+	is := func(test func(value) bool) bool { return slices.ContainsFunc(c.values, test) }
+	isOtherFamily := func(v value) bool { return v.first.Is4() != first.Is4() }
+	isAll := func(v value) bool { return v.first.IsUnspecified() && v.last == lastOf(first, 0) }
+	contains := func(v value) bool { return v.first.Compare(first) <= 0 && last.Compare(v.last) <= 0 }
+	overlaps := func(v value) bool { return v.first.Compare(last) <= 0 && first.Compare(v.last) <= 0 }
 	m := unknown
 	switch {
-	case is(func(n netip.Prefix) bool { return n.Addr().Is4() != addr.Is4() }):
+	case is(isOtherFamily):
 		return never
-	case is(func(n netip.Prefix) bool { return n.Bits() == 0 }), isOwn && is(contains):
+	case is(isAll), isOwn && is(contains):
 		m = always
-	case isOwn && !is(p.Range.Overlaps):
+	case isOwn && !is(overlaps), len(c.values) == 0:
 		m = never
 	case !isOwn && c.isInverted: // the networks of such rules are local
 		return usually
@@ -191,17 +232,11 @@ func (r *RuleSummary) match(p *Packet) match {
 // IsUnconditional reports whether the rule applies to every packet.
 func (r *RuleSummary) IsUnconditional() bool { return len(r.conditions) == 0 }
 
-// Names reports whether the rule names the containers' interfaces, or a network that contains their addresses.
-func (r *RuleSummary) Names(p *Packet) bool {
-	return slices.ContainsFunc(r.conditions, func(c condition) bool {
-		return c.field >= inLink && c.field <= destination && !c.isInverted && c.match(p) == always
-	})
-}
-
 // DropsTo reports whether the rule drops packets to a network.
 func (r *RuleSummary) DropsTo(network netip.Prefix) bool {
 	return r.Drops && slices.ContainsFunc(r.conditions, func(c condition) bool {
-		return c.field == destination && !c.isInverted && slices.Contains(c.values, value{network: network})
+		return c.field == destination && !c.isInverted &&
+			slices.Contains(c.values, value{first: network.Addr(), last: cni.LastOf(network)})
 	})
 }
 
@@ -209,7 +244,8 @@ func (r *RuleSummary) DropsTo(network netip.Prefix) bool {
 type Decision struct {
 	Drops     bool         // it drops them
 	Rule      *RuleSummary // the rule that drops them; nil = the policy
-	IsCertain bool         // no earlier rule may accept them
+	IsCertain bool         // no earlier rule may accept packets of TCP or UDP
+	PassICMP  bool         // an earlier rule may accept ICMP
 }
 
 // Decide evaluates the rules of the chain, and of the chains to which they jump, for packets. Packets of ordinary
@@ -220,7 +256,8 @@ func (b *BaseChain) Decide(p *Packet) Decision {
 		seen.Mark = 0
 	}
 	accepted, rule := b.decide(b.Name, &seen)
-	return Decision{accepted < usually && (rule != nil || b.Drops), rule, accepted == never}
+	isDropped := accepted < usually && (rule != nil || b.Drops)
+	return Decision{isDropped, rule, accepted <= onlyICMP, accepted == onlyICMP}
 }
 
 // IsMarked reports whether firewall, whose chain has priority -1, has marked the packets that it accepts before they
@@ -283,6 +320,8 @@ func (b *BaseChain) Explain(d Decision) string {
 	switch {
 	case r == nil && b.Count == 0:
 		return "its policy is drop, and it has no rules"
+	case r == nil && d.PassICMP:
+		return "its policy is drop, and its rules accept only ICMP"
 	case r == nil && d.IsCertain:
 		return "its policy is drop, and none of its rules accepts the packet"
 	case r == nil:

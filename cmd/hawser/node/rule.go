@@ -6,10 +6,12 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"sort"
 	"strings"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/ipt"
 	"github.com/hawser-cni/plugins/pkg/nft"
 	"github.com/hawser-cni/plugins/pkg/nlattr"
@@ -86,19 +88,19 @@ type ruleReader struct {
 
 func (r *ruleReader) read(name string, data []byte) {
 	switch name {
-	case "counter", "log":
+	case "counter", "last", "log":
 	case "meta":
 		key := nlattr.GetNumber(data, unix.NFTA_META_KEY)
 		r.load(metaField(key), nlattr.Get(data, unix.NFTA_META_SREG))
 		r.isIndex = key == unix.NFT_META_IIF || key == unix.NFT_META_OIF
 	case "ct":
-		isState := nlattr.GetNumber(data, unix.NFTA_CT_KEY) == unix.NFT_CT_STATE
-		r.load(map[bool]field{true: ctState}[isState], nlattr.Get(data, unix.NFTA_CT_SREG))
+		loaded := map[uint64]field{unix.NFT_CT_STATE: ctState, unix.NFT_CT_STATUS: ctStatus}
+		r.load(loaded[nlattr.GetNumber(data, unix.NFTA_CT_KEY)], nlattr.Get(data, unix.NFTA_CT_SREG))
 	case "payload":
 		r.offset = nlattr.GetNumber(data, unix.NFTA_PAYLOAD_OFFSET)
 		loaded := otherField
 		if nlattr.GetNumber(data, unix.NFTA_PAYLOAD_BASE) == unix.NFT_PAYLOAD_NETWORK_HEADER {
-			loaded = map[uint64]field{12: source, 8: source, 16: destination, 24: destination}[r.offset]
+			loaded = map[uint64]field{9: protocol, 12: source, 8: source, 16: destination, 24: destination}[r.offset]
 		}
 		r.load(loaded, nlattr.Get(data, unix.NFTA_PAYLOAD_SREG))
 	case "bitwise":
@@ -108,25 +110,33 @@ func (r *ruleReader) read(name string, data []byte) {
 	case "lookup":
 		r.lookUp(data)
 	case "immediate":
-		code := nlattr.Get(data, unix.NFTA_IMMEDIATE_DATA, unix.NFTA_DATA_VERDICT, unix.NFTA_VERDICT_CODE)
-		if len(code) == 4 {
-			switch int32(binary.BigEndian.Uint32(code)) {
-			case verdictDrop:
-				r.Drops = true
-			case verdictAccept:
-				r.Accepts = true
-			case unix.NFT_RETURN, unix.NFT_GOTO:
-				r.Returns = true
-			}
-		}
+		r.setVerdict(nlattr.Get(data, unix.NFTA_IMMEDIATE_DATA, unix.NFTA_DATA_VERDICT, unix.NFTA_VERDICT_CODE))
 	case "reject":
 		r.Drops = true
 	case "target", "match": // extensions of iptables, whose attributes have the same numbers for both
 		r.extend(nlattr.GetString(data, unix.NFTA_MATCH_NAME), nlattr.Get(data, unix.NFTA_MATCH_INFO))
 	default:
+		if name == "objref" && nlattr.GetNumber(data, unix.NFTA_OBJREF_IMM_TYPE) == unix.NFT_OBJECT_COUNTER {
+			return
+		}
 		r.Accepts = r.Accepts || name == "queue"
 		r.conditions = append(r.conditions, condition{})
 		r.field, r.isPending = otherField, slices.Contains(loaders, name)
+	}
+}
+
+// setVerdict notes the verdict of a rule, or of an element of a verdict map. An empty code is no verdict.
+func (r *RuleSummary) setVerdict(code []byte) {
+	if len(code) != 4 {
+		return
+	}
+	switch int32(binary.BigEndian.Uint32(code)) {
+	case verdictDrop:
+		r.Drops = true
+	case verdictAccept:
+		r.Accepts = true
+	case unix.NFT_RETURN, unix.NFT_GOTO:
+		r.Returns = true
 	}
 }
 
@@ -135,7 +145,8 @@ var loaders = []string{"byteorder", "exthdr", "fib", "hash", "numgen", "osf", "r
 
 func metaField(key uint64) field {
 	return map[uint64]field{unix.NFT_META_IIFNAME: inLink, unix.NFT_META_IIF: inLink, unix.NFT_META_OIFNAME: outLink,
-		unix.NFT_META_OIF: outLink, unix.NFT_META_NFPROTO: family, unix.NFT_META_MARK: fwmark}[key]
+		unix.NFT_META_OIF: outLink, unix.NFT_META_NFPROTO: family, unix.NFT_META_L4PROTO: protocol,
+		unix.NFT_META_MARK: fwmark}[key]
 }
 
 // load notes the field that an expression loads. An expression with a source register writes to the packet instead. A
@@ -156,34 +167,82 @@ func (r *ruleReader) compare(data []byte) {
 	r.addCondition(op == unix.NFT_CMP_NEQ, nlattr.Get(data, unix.NFTA_CMP_DATA, unix.NFTA_DATA_VALUE))
 }
 
-// lookUp adds the condition that the loaded field is in a set, or a branch for each element of a verdict map. It only
-// evaluates sets of interfaces and states without intervals.
+// lookUp adds the condition that the loaded field is in a set, or a branch for each element of a verdict map.
 func (r *ruleReader) lookUp(data []byte) {
 	register := nlattr.Get(data, unix.NFTA_LOOKUP_DREG)
 	isMap := register != nil && nlattr.GetNumber(register) == unix.NFT_REG_VERDICT
-	isRead := (r.field == inLink || r.field == outLink || r.field == ctState) && (register == nil || isMap)
-	var elements []nft.Element
-	if isRead {
+	c, elements := condition{}, []nft.Element(nil)
+	if r.field != otherField && (register == nil || isMap) {
 		elements, r.err = r.elements(nlattr.GetString(data, unix.NFTA_LOOKUP_SET))
+		c, elements = r.inSet(elements)
 	}
-	if !isRead || slices.ContainsFunc(elements, func(e nft.Element) bool { return e.IsEnd }) {
-		r.field, isRead = otherField, false
-	}
-	if !isRead || !isMap {
+	c.isInverted = nlattr.GetNumber(data, unix.NFTA_LOOKUP_FLAGS) != 0
+	r.isPending = false
+	if !isMap || c.field == otherField {
 		r.Accepts = r.Accepts || isMap
-		var keys [][]byte
-		for _, e := range elements {
-			keys = append(keys, e.Key)
-		}
-		r.addCondition(nlattr.GetNumber(data, unix.NFTA_LOOKUP_FLAGS) != 0, keys...)
+		r.conditions = append(r.conditions, c)
 		return
 	}
-	r.isPending = false
-	for _, e := range elements {
-		b := RuleSummary{Chain: r.Chain, Number: r.Number, Target: e.Goto, Accepts: e.Accepts}
-		b.conditions = append(b.conditions, r.condition(false, e.Key))
+	for i, e := range elements {
+		b := RuleSummary{Chain: r.Chain, Number: r.Number, Target: e.Goto}
+		b.setVerdict(e.Verdict)
+		b.conditions = []condition{{field: c.field, values: c.values[i : i+1]}}
 		r.branches = append(r.branches, b)
 	}
+}
+
+// inSet returns the condition that the loaded field has a value of the set. It also returns the elements to which the
+// values belong, without those that only end an interval.
+func (r *ruleReader) inSet(set []nft.Element) (c condition, elements []nft.Element) {
+	hasIntervals := slices.ContainsFunc(set, func(e nft.Element) bool { return e.IsEnd })
+	sort.Slice(set, func(i, j int) bool { // slices.SortFunc would add 16 kB to the program
+		c := bytes.Compare(set[i].Key, set[j].Key)
+		return c < 0 || c == 0 && set[i].IsEnd && !set[j].IsEnd // an interval may begin where another one ends
+	})
+	c.field = r.field
+	for i, e := range set {
+		if e.IsEnd {
+			continue
+		}
+		v, isKnown := r.value(e.Key)
+		if hasIntervals {
+			end := []byte(nil) // nil = the interval has no end
+			if i+1 < len(set) {
+				end = set[i+1].Key
+			}
+			v, isKnown = r.interval(e.Key, end)
+		}
+		if !isKnown {
+			return condition{}, nil
+		}
+		c.values, elements = append(c.values, v), append(elements, e)
+	}
+	return c, elements
+}
+
+// interval returns the values from begin up to, but not including end. A range of interface names is only known if it
+// is one name or all names with a prefix.
+func (r *ruleReader) interval(begin, end []byte) (v value, isKnown bool) {
+	switch {
+	case len(begin) == 0 || r.mask != nil || r.isIndex:
+	case r.field == source || r.field == destination:
+		if v, isKnown = r.networkOf(begin); isKnown {
+			v.last = lastOf(v.first, 0)
+		}
+		if beyond, ok := netip.AddrFromSlice(end); ok {
+			v.last = beyond.Prev()
+		}
+	case r.field == inLink || r.field == outLink:
+		v.link = nlattr.Text(begin)
+		for suffix, last := range map[string]int{"": len(begin), "*": max(len(v.link), 1)} {
+			next := slices.Clone(begin)
+			next[last-1]++
+			if bytes.Equal(next, end) {
+				v.link, isKnown = v.link+suffix, true
+			}
+		}
+	}
+	return v, isKnown
 }
 
 func (r *ruleReader) addCondition(isInverted bool, keys ...[]byte) {
@@ -208,9 +267,8 @@ func (r *ruleReader) value(key []byte) (v value, isKnown bool) {
 	case r.field == otherField:
 		return v, false
 	case r.field == source || r.field == destination:
-		v.network, isKnown = r.networkOf(key)
-		return v, isKnown
-	case r.field == family && len(key) == 1:
+		return r.networkOf(key)
+	case (r.field == family || r.field == protocol) && len(key) == 1:
 		v.number, v.mask = uint32(key[0]), 0xff
 	case (r.field == inLink || r.field == outLink) && !r.isIndex:
 		v.link = linkPattern(key)
@@ -218,6 +276,9 @@ func (r *ruleReader) value(key []byte) (v value, isKnown bool) {
 		v.number, v.mask = binary.NativeEndian.Uint32(key), ^uint32(0)
 		if len(r.mask) == 4 {
 			v.mask = binary.NativeEndian.Uint32(r.mask)
+		}
+		if r.field == ctState {
+			v.mask &^= ctTranslated
 		}
 	default:
 		return v, false
@@ -234,22 +295,26 @@ func linkPattern(value []byte) string {
 	return string(value) + "*"
 }
 
-// networkOf returns the network with which a masked address is compared.
-func (r *ruleReader) networkOf(key []byte) (p netip.Prefix, ok bool) {
+// networkOf returns the addresses of the network with which a masked address is compared.
+func (r *ruleReader) networkOf(key []byte) (v value, isKnown bool) {
 	size := net.IPv6len
 	if r.offset == 12 || r.offset == 16 { // in the header of IPv4
 		size = net.IPv4len
 	}
 	if len(key) > size {
-		return p, false
+		return v, false
 	}
 	addr, bits := make([]byte, size), net.CIDRMask(8*len(key), 8*size)
 	copy(addr, key)
 	copy(bits, r.mask)
-	from, _ := netip.AddrFromSlice(addr)
-	ones, _ := bits.Size()
-	return netip.PrefixFrom(from, ones), true
+	ones, all := bits.Size() // 0, 0 for other masks than those of networks
+	v.first, _ = netip.AddrFromSlice(addr)
+	v.last = lastOf(v.first, ones)
+	return v, all != 0
 }
+
+// lastOf returns the last address of the network with the length of the prefix.
+func lastOf(addr netip.Addr, bits int) netip.Addr { return cni.LastOf(netip.PrefixFrom(addr, bits)) }
 
 // extend adds an extension of iptables.
 func (r *ruleReader) extend(name string, info []byte) {
@@ -268,12 +333,10 @@ func (r *ruleReader) extend(name string, info []byte) {
 	r.conditions = append(r.conditions, c)
 }
 
-// stateCondition returns the condition that the state of the connection is one of the bits, or that it is none of them.
-// It is unknown for bits of other facts, such as translation.
+// stateCondition returns the condition that iptables' match conntrack finds one of the states, or none of them.
 func stateCondition(bits uint32, isInverted bool) condition {
-	if bits >= 1<<4 {
-		return condition{}
-	}
+	const states, translated = 0xf, 3 << 6 // XT_CONNTRACK_STATE_SNAT and _DNAT
+	bits = bits&states | bits&translated<<24
 	return condition{field: ctState, isInverted: !isInverted, values: []value{{mask: bits}}}
 }
 
@@ -318,14 +381,19 @@ func legacyCondition(option, text string, isInverted bool) condition {
 		network, err := netip.ParsePrefix(text)
 		if err == nil {
 			c.field = map[string]field{"-s": source, "-d": destination}[option]
-			c.values = []value{{network: network}}
+			c.values = []value{{first: network.Addr(), last: cni.LastOf(network)}}
 			return c
 		}
+	case "-p":
+		c.field = protocol
+		number := map[string]uint32{"icmp": unix.IPPROTO_ICMP, "ipv6-icmp": unix.IPPROTO_ICMPV6}
+		c.values = []value{{number: number[text]}}
+		return c
 	case "--ctstate", "--state":
 		bits := uint32(0)
 		for _, word := range strings.Split(text, ",") {
 			bit, isState := map[string]uint32{"INVALID": 1, "ESTABLISHED": ctEstablished, "RELATED": 1 << 2,
-				"NEW": ctNew}[word]
+				"NEW": ctNew, "SNAT": 1 << 6, "DNAT": 1 << 7, "UNTRACKED": 1 << 8}[word]
 			if !isState {
 				return condition{}
 			}

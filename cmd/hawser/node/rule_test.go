@@ -53,20 +53,20 @@ func TestReadRule(t *testing.T) {
 
 // TestDecideUncertain evaluates chains that drop what a rule of an unknown effect does not accept: no drop is certain.
 func TestDecideUncertain(t *testing.T) {
-	wildcard := func(string) ([]nft.Element, error) { // the elements of the set { "cni*" }
+	interval := func(string) ([]nft.Element, error) { // neither one name nor all names with a prefix
 		key := func(name string) []byte { return append([]byte(name), make([]byte, unix.IFNAMSIZ-len(name))...) }
-		return []nft.Element{{Key: key("cni")}, {Key: key("cnj"), IsEnd: true}}, nil
+		return []nft.Element{{Key: key("cni")}, {Key: key("eth"), IsEnd: true}}, nil
 	}
 	fromCNI := slices.Concat(loadInput(), equals([]byte("cni0\x00")))
 	for text, exprs := range map[string][]byte{
 		`iifname "cni0" fib daddr type unicast accept`: slices.Concat(fromCNI, expr("fib"),
 			equals([]byte{1, 0, 0, 0}), verdict(verdictAccept)),
-		`iifname { "cni*" } accept`: slices.Concat(loadInput(),
+		`iifname { "cni"-"eth" } accept`: slices.Concat(loadInput(),
 			expr("lookup", nlattr.String(unix.NFTA_LOOKUP_SET, "__set0")), verdict(verdictAccept)),
 		`tcp dport 80 return`:     slices.Concat(expr("payload"), equals([]byte{0, 80}), verdict(unix.NFT_RETURN)),
 		`tcp dport 80 goto empty`: slices.Concat(expr("payload"), equals([]byte{0, 80}), verdict(unix.NFT_GOTO)),
 	} {
-		rules, err := readRule(nft.LiveRule{Chain: "forward", Exprs: exprs}, 1, wildcard)
+		rules, err := readRule(nft.LiveRule{Chain: "forward", Exprs: exprs}, 1, interval)
 		rules = append(rules, RuleSummary{Chain: "forward", Number: 2, Drops: true})
 		p := &Packet{Links: []Link{{Name: "cni0", Index: 2}}, Range: netip.MustParsePrefix("10.88.0.0/24")}
 		if d := (&BaseChain{Name: "forward", Rules: rules}).Decide(p); err != nil || !d.Drops || d.IsCertain {
@@ -94,7 +94,7 @@ func FuzzReadRule(f *testing.F) {
 	f.Add(bytes.TrimRight(droppedPacketsFrom("eth0"), "\x00"))
 	f.Fuzz(func(_ *testing.T, data []byte) {
 		_, _ = readRule(nft.LiveRule{Exprs: data}, 1, func(string) ([]nft.Element, error) {
-			return []nft.Element{{Key: data, Accepts: true}}, nil
+			return []nft.Element{{Key: data, Verdict: data}, {Key: data, IsEnd: true}}, nil
 		})
 	})
 }

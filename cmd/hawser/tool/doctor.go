@@ -57,6 +57,7 @@ var kinds = []findingKind{
 	{"overlapping-route", broken, "use another subnet for the network: packets to its containers go elsewhere"},
 	{"lost-lease", broken, "replace these containers: another container may get the same address"},
 	{"forwarding-off", broken, "sysctl -w %s=1, and remove what sets it to 0, such as a file in /etc/sysctl.d"},
+	{"firewalld-flushed", broken, "systemctl restart firewalld; hawser reapply (hawser watch does that automatically)"},
 	{"drop-policy", broken, "remove the rule, or insert a rule before it that accepts containers"},
 	{"missing-module", broken, "install the kernel's package of extra modules, or remove the plugin from the list"},
 	{"missing-guard", broken, "run hawser reapply, and find out what flushes rules: containers reach 127.0.0.1"},
@@ -99,9 +100,8 @@ type facts struct {
 	routes   map[string][]rtnl.Route // by link name; host ends of containers are omitted
 	chains   []nft.LiveChain
 	hooked   []*node.BaseChain
-	zones    []node.RuleSummary // rules of firewalld
-	guarded  []string           // links from which portmap's guard protects 127.0.0.0/8
-	problems []error            // facts that could not be read
+	guarded  []string // links from which portmap's guard protects 127.0.0.0/8
+	problems []error  // facts that could not be read
 	// isUnread is true if lists or attachments could not be read completely, and noRules if rules could not. In these
 	// cases, a missing list, attachment or rule may exist.
 	isUnread, noRules bool
@@ -172,7 +172,7 @@ func (f *facts) findings() []*finding {
 	for _, find := range []func(*facts){
 		missingPlugins, badLists, noSubnets, unknownVersions, refusedLists, fullRanges, overlaps, lostLeases,
 		forwardingOff, ipv6Disabled, notReady, vlanUplinks, otherDefaults, otherDirectories, orphans, drifts,
-		drops, missingModules, changedMACs, guards, otherSoftware, mixedPlugins,
+		flushedFirewalld, drops, missingModules, changedMACs, guards, otherSoftware, mixedPlugins,
 	} {
 		find(f)
 	}
@@ -268,15 +268,9 @@ func (f *facts) gatherRules() (err error) {
 			f.guarded = append(f.guarded, strings.TrimRight(string(e.Key), "\x00"))
 		}
 	}
-	if slices.ContainsFunc(f.chains, isFirewalld) {
-		f.zones, err = node.ReadRules(nf, nft.Table{Family: nft.INet, Name: "firewalld"}, "")
-		f.addError(err)
-	}
 	f.hooked, err = node.BaseChains(f.ctx)
 	return err
 }
-
-func isFirewalld(c nft.LiveChain) bool { return c.Table.Name == "firewalld" }
 
 // ownTable returns the table of Hawser's plugins.
 func ownTable() nft.Table { return nft.Table{Family: nft.INet, Name: nft.TableName} }
@@ -327,6 +321,11 @@ func findProgram(ctx context.Context, n *node.Node, plugin string) (p program) {
 	}
 	p.versions = doc.SupportedVersions
 	return p
+}
+
+// sysctlName returns the name that sysctl(8) has for a path below /proc/sys/net.
+func sysctlName(path string) string {
+	return "net." + strings.NewReplacer("/", ".", ".", "/").Replace(path)
 }
 
 // readSetting returns a value below /proc/sys/net; empty if it does not exist.

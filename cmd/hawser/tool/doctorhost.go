@@ -100,8 +100,9 @@ func forwardingOff(f *facts) {
 		}
 		own, _ := ownBridge(list)
 		link := cmp.Or(own, node.FirstWord(a.HostEnd()))
-		if isOff[true] == "" && !seen[link] && readSetting("ipv4/conf/"+link+"/forwarding") == "0" {
-			key := "net.ipv4.conf." + link + ".forwarding"
+		path := "ipv4/conf/" + link + "/forwarding"
+		if isOff[true] == "" && !seen[link] && readSetting(path) == "0" {
+			key := sysctlName(path)
 			f.add("forwarding-off", "%s is 0, and %s needs the host to route", key, describe(a)).advise(key)
 		}
 		seen[link] = true
@@ -122,7 +123,7 @@ func notForwarded() map[bool]string {
 	isOff := map[bool]string{}
 	for is4, path := range map[bool]string{true: "ipv4/ip_forward", false: "ipv6/conf/all/forwarding"} {
 		if readSetting(path) == "0" {
-			isOff[is4] = "net." + strings.ReplaceAll(path, "/", ".")
+			isOff[is4] = sysctlName(path)
 		}
 	}
 	return isOff
@@ -296,20 +297,21 @@ func driftAdvice(isReference bool, e node.Entry) string {
 
 // otherSoftware finds lists that do not work well with firewalld or kube-proxy if these run on the node.
 func otherSoftware(f *facts) {
-	has := func(is func(nft.LiveChain) bool) bool { return slices.ContainsFunc(f.chains, is) }
-	hasFirewalld := has(isFirewalld)
 	const services = "KUBE-SERVICES" // kube-proxy's chain, also with iptables-legacy
-	hasServices := has(func(c nft.LiveChain) bool { return c.Name == services || c.Table.Name == "kube-proxy" }) ||
-		slices.ContainsFunc(f.hooked, func(b *node.BaseChain) bool {
-			return slices.ContainsFunc(b.Rules, func(r node.RuleSummary) bool { return r.Target == services })
-		})
+	hasServices := slices.ContainsFunc(f.chains, func(c nft.LiveChain) bool {
+		return c.Name == services || c.Table.Name == "kube-proxy"
+	}) || slices.ContainsFunc(f.hooked, func(b *node.BaseChain) bool {
+		return slices.ContainsFunc(b.Rules, func(r node.RuleSummary) bool { return r.Target == services })
+	})
 	hasIPVS := slices.ContainsFunc(f.links, func(l rtnl.Link) bool { return l.Name == "kube-ipvs0" })
 	bridged := readSetting("bridge/bridge-nf-call-iptables")
 	for _, list := range f.lists {
-		isInZone := slices.ContainsFunc(f.packets(&node.BaseChain{Family: nft.INet}, list), func(p *node.Packet) bool {
-			return slices.ContainsFunc(f.zones, func(r node.RuleSummary) bool { return r.Names(p) })
-		}) // an administrator has assigned the containers
-		if hasFirewalld && isRouted(list) && !uses(list, "firewall") && !isInZone {
+		isRejected := func(b *node.BaseChain) bool { // if false, an administrator has put the containers into a zone
+			return isFirewalld(b) && slices.ContainsFunc(f.packets(b, list), func(p *node.Packet) bool {
+				return b.Decide(p).Drops
+			})
+		}
+		if !uses(list, "firewall") && slices.ContainsFunc(f.hooked, isRejected) {
 			f.add("firewalld", "%s: firewalld runs, and the list has no plugin firewall, which would put the "+
 				"containers into its trusted zone", titleOf(list))
 		}

@@ -189,11 +189,12 @@ func overlaps(f *facts) {
 }
 
 // routedElsewhere finds routes of the host to addresses of the range that do not use the list's own interface. It finds
-// nothing for a list of macvlan or ipvlan, because a route through the master is correct.
+// nothing for a list whose containers are in a network of the host or of another machine, such as one of macvlan or of
+// a bridge without gateway, because a route through another interface is correct.
 func (f *facts) routedElsewhere(list node.List, r ranges.Range) {
 	own, hasOwn := ownBridge(list)
 	for _, l := range f.links {
-		if !hasOwn || l.Name == own || strings.HasPrefix(l.Name, own+".") {
+		if !hasOwn || !isRouted(list) || l.Name == own || strings.HasPrefix(l.Name, own+".") {
 			continue
 		}
 		for _, route := range f.routes[l.Name] {
@@ -212,15 +213,19 @@ func (f *facts) routedElsewhere(list node.List, r ranges.Range) {
 	}
 }
 
-// ownBridge returns the bridge between the host and the list's containers; empty if each container has its own host
-// interface (ptp). ok is false if the containers are attached to a network of the host.
+// ownBridge returns the host's interface in the network of the list's containers: the bridge, or the gateway in the
+// VLAN of its ports. It is empty if each container has its own interface on the host (ptp). ok is false if the
+// containers are attached to a network of the host.
 func ownBridge(list node.List) (name string, ok bool) {
 	if len(list.Plugins) == 0 {
 		return "", false
 	}
 	first := list.Plugins[0]
 	if first.Is("bridge") {
-		name = list.Bridge()
+		var vlan uint16
+		if name, vlan = list.Bridge(); vlan != 0 {
+			name = fmt.Sprintf("%s.%d", name, vlan)
+		}
 	}
 	return name, first.Is("bridge") || first.Is("ptp")
 }

@@ -2,11 +2,13 @@ package tool
 
 import (
 	"cmp"
-	"encoding/json"
+	"context"
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
+	"github.com/godbus/dbus/v5"
 	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/cmd/hawser/node"
@@ -83,11 +85,11 @@ func ipv6Disabled(f *facts) {
 		var settings []string
 		for _, of := range slices.Compact([]string{"all", "default", at}) {
 			if readSetting("ipv6/conf/"+of+"/disable_ipv6") == "1" {
-				settings = append(settings, "net.ipv6.conf."+of+".disable_ipv6=0")
+				settings = append(settings, sysctlName("ipv6/conf/"+of+"/disable_ipv6")+"=0")
 			}
 		}
-		f.add("ipv6-disabled", "%s: it has an IPv6 range, but net.ipv6.conf.%s.disable_ipv6 is 1", titleOf(list),
-			at).advise(strings.Join(settings, " "))
+		f.add("ipv6-disabled", "%s: it has an IPv6 range, but %s is 1", titleOf(list),
+			sysctlName("ipv6/conf/"+at+"/disable_ipv6")).advise(strings.Join(settings, " "))
 	}
 }
 
@@ -96,16 +98,18 @@ func vlanUplinks(f *facts) {
 	host := rtnl.Host()
 	defer host.Close()
 	for _, list := range f.lists {
-		name, isBridge := ownBridge(list)
-		i := slices.IndexFunc(f.links, func(l rtnl.Link) bool { return isBridge && l.Name == name })
+		if own, _ := ownBridge(list); own == "" {
+			continue
+		}
+		name, vlan := list.Bridge()
+		i := slices.IndexFunc(f.links, func(l rtnl.Link) bool { return l.Name == name })
 		if i < 0 {
 			continue
 		}
-		var vlan uint16
-		_ = json.Unmarshal(list.Plugins[0].Raw["vlan"], &vlan) // bridge refuses other types
 		uplinks, hasVLAN := uplinksOf(f.links, f.links[i], int(vlan))
 		for _, l := range f.links {
-			if !hasVLAN && slices.Contains(uplinks, l.Name) {
+			isVM := l.Kind == "tun" && l.Master == f.links[i].Index
+			if !hasVLAN && (isVM || slices.Contains(uplinks, l.Name)) {
 				vlans, err := host.VLANs(l.Index)
 				f.addError(err)
 				hasVLAN = err != nil || slices.ContainsFunc(vlans, func(v rtnl.VLAN) bool { return v.ID == vlan })
@@ -118,13 +122,15 @@ func vlanUplinks(f *facts) {
 	}
 }
 
-// uplinksOf returns the ports by which a bridge may reach other machines: not pair ends of containers, and not the
-// interfaces of virtual machines. isReached is true if the containers of the VLAN need no uplink, because they have no
-// VLAN or the host has an interface in it.
+// uplinksOf returns the ports by which a bridge may reach other machines: not the interfaces of virtual machines, and
+// pair ends only if they lead to another bridge or have an administrator's name. isReached is true if the containers of
+// the VLAN need no uplink, because they have no VLAN or the host has an interface in it.
 func uplinksOf(links []rtnl.Link, bridge rtnl.Link, vlan int) (uplinks []string, isReached bool) {
 	isReached = vlan == 0
 	for _, l := range links {
-		isContainers := l.IsPairEnd() && strings.HasPrefix(l.Name, "veth") || l.Kind == "tun" || l.Kind == "dummy"
+		isBridges := func(end rtnl.Link) bool { return l.PeerNS == -1 && end.Index == l.Peer && end.Master != 0 }
+		isContainers := l.IsPairEnd() && strings.HasPrefix(l.Name, "veth") && !slices.ContainsFunc(links, isBridges) ||
+			l.Kind == "tun" || l.Kind == "dummy"
 		if l.Master == bridge.Index && !isContainers {
 			uplinks = append(uplinks, l.Name)
 		}
@@ -187,6 +193,41 @@ func defaultLink(netns string, is4 bool) (string, error) {
 	best := slices.MinFunc(routes, func(a, b rtnl.Route) int { return cmp.Compare(a.Priority, b.Priority) })
 	link, err := conn.LinkByIndex(best.OutIndex)
 	return link.Name, err
+}
+
+// flushedFirewalld finds a running firewalld with the backend nftables whose rules another program has flushed.
+// firewalld answers no request while it reloads its rules, so the rules are read again after its answers.
+func flushedFirewalld(f *facts) {
+	if f.noRules || slices.ContainsFunc(f.hooked, isFirewalld) {
+		return
+	}
+	ctx, cancel := context.WithTimeout(f.ctx, 3*time.Second)
+	defer cancel()
+	bus, err := dbus.ConnectSystemBus(dbus.WithContext(ctx))
+	if err != nil {
+		return // without a bus there is no firewalld
+	}
+	defer bus.Close()
+	get := func(path dbus.ObjectPath, of, property string) any {
+		var value dbus.Variant // stays empty if firewalld does not run
+		_ = bus.Object(firewalldName, "/org/fedoraproject/FirewallD1"+path).CallWithContext(ctx,
+			"org.freedesktop.DBus.Properties.Get", dbus.FlagNoAutoStart, firewalldName+of, property).Store(&value)
+		return value.Value()
+	}
+	pid := uint32(0)
+	_ = bus.BusObject().CallWithContext(ctx, "org.freedesktop.DBus.GetConnectionUnixProcessID", 0,
+		firewalldName).Store(&pid)
+	isHere := sameFile(fmt.Sprintf("/proc/%d/ns/net", pid), "/proc/self/ns/net")
+	if !isHere || get("", "", "state") != "RUNNING" || get("/config", ".config", "FirewallBackend") != "nftables" {
+		return
+	}
+	if hooked, err := node.BaseChains(f.ctx); err != nil || slices.ContainsFunc(hooked, isFirewalld) {
+		return
+	}
+	said := f.add("firewalld-flushed", "firewalld runs, but its rules are missing in nftables")
+	if !slices.ContainsFunc(f.lists, func(l node.List) bool { return uses(l, "firewall") }) {
+		said.Severity = doubtful
+	}
 }
 
 // otherDirectories finds directories with lists that a runtime's configuration names, other than the one that doctor

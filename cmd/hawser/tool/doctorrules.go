@@ -10,6 +10,7 @@ import (
 	"github.com/hawser-cni/plugins/cmd/hawser/node"
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/nft"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
 // acceptMark returns the fwmark that Hawser's firewall sets on accepted packets of a list's containers. It returns 0 if
@@ -34,7 +35,7 @@ func acceptMark(list node.List, attached []*node.Attachment) uint32 {
 // drops finds chains that drop packets of a list's containers: packets that they send, or answers to them.
 func drops(f *facts) {
 	for _, d := range f.hooked {
-		if f.noRules || d.IsOurs() || strings.HasSuffix(d.Table, " firewalld") {
+		if f.noRules || d.IsOurs() || isFirewalld(d) || strings.HasSuffix(d.Table, " firewalld_policy_drop") {
 			continue
 		}
 		for _, list := range f.lists {
@@ -45,28 +46,34 @@ func drops(f *facts) {
 	}
 }
 
+// isFirewalld reports whether a chain is firewalld's, or has its rules (backend iptables).
+func isFirewalld(b *node.BaseChain) bool {
+	isZones := func(r node.RuleSummary) bool { return strings.HasPrefix(r.Target, "FORWARD_") }
+	return strings.HasSuffix(b.Table, " firewalld") || slices.ContainsFunc(b.Rules, isZones)
+}
+
 // findDrop adds a finding if a chain drops packets of a list's containers, and reports whether it has added one.
 func (f *facts) findDrop(d *node.BaseChain, list node.List) bool {
-	var dropped, certain []*node.Packet
+	var dropped []*node.Packet
+	var worst node.Decision
 	for _, p := range f.packets(d, list) {
 		switch by := d.Decide(p); {
 		case !by.Drops:
 		case by.Rule != nil && !by.Rule.IsUnconditional():
-			if by.IsCertain {
+			if by.IsCertain && !by.PassICMP {
 				f.add("drop-policy", "rule %d of %s drops all packets of containers of %s", by.Rule.Number,
 					chainOf(d, by.Rule.Chain), titleOf(list))
 				return true
 			}
 		case d.Hook != "forward" || f.isFirewallsChain(d, list):
-		case by.IsCertain:
-			certain = append(certain, p)
-			fallthrough
 		default:
 			dropped = append(dropped, p)
+			worst.IsCertain = worst.IsCertain || by.IsCertain
+			worst.PassICMP = worst.PassICMP || by.PassICMP
 		}
 	}
 	if dropped != nil {
-		f.addDropPolicy(d, list, dropped, certain)
+		f.addDropPolicy(d, list, dropped, worst)
 	}
 	return dropped != nil
 }
@@ -109,7 +116,7 @@ func (f *facts) addLinks(p *node.Packet, list node.List) {
 		switch {
 		case slices.Contains(ends, l.Name):
 			p.Links = append(p.Links, link)
-		case isInner(l.Name, l.Kind):
+		case isInner(f.links, l):
 			p.Inner = append(p.Inner, link)
 		}
 	}
@@ -119,7 +126,13 @@ func (f *facts) addLinks(p *node.Packet, list node.List) {
 }
 
 // isInner reports whether a link does not lead to other machines, unless it is the uplink.
-func isInner(name, kind string) bool { return name == "lo" || kind == "bridge" }
+func isInner(links []rtnl.Link, l rtnl.Link) bool {
+	if l.Kind != "bridge" {
+		return l.Name == "lo"
+	}
+	uplinks, _ := uplinksOf(links, l, 0)
+	return uplinks == nil
+}
 
 // chainOf names a chain in the table of a base chain, for findings.
 func chainOf(d *node.BaseChain, name string) string {
@@ -131,20 +144,23 @@ func chainOf(d *node.BaseChain, name string) string {
 
 // addDropPolicy adds a finding about a chain that drops packets of the list's containers. It is a warning if no drop is
 // certain.
-func (f *facts) addDropPolicy(d *node.BaseChain, list node.List, dropped, certain []*node.Packet) {
+func (f *facts) addDropPolicy(d *node.BaseChain, list node.List, dropped []*node.Packet, worst node.Decision) {
 	what := "has no rule that accepts packets of"
 	isTo := func(p *node.Packet) bool { return p.ToContainer }
 	isFrom := func(p *node.Packet) bool { return !p.ToContainer }
 	switch {
-	case certain == nil:
+	case !worst.IsCertain:
 		what = "has rules that accept some packets, but may not accept those of"
 	case !slices.ContainsFunc(dropped, isTo):
 		what = "has no rule that accepts packets from"
 	case !slices.ContainsFunc(dropped, isFrom):
 		what = "has no rule that accepts packets to"
 	}
+	if worst.PassICMP {
+		what = strings.Replace(what, "accepts packets", "accepts packets other than ICMP", 1)
+	}
 	said := f.add("drop-policy", "%s drops packets and %s containers of %s", chainOf(d, d.Name), what, titleOf(list))
-	if certain == nil {
+	if !worst.IsCertain {
 		said.Severity = doubtful
 	}
 	said.Advice = "accept the containers: " + acceptCommands(d, dropped)

@@ -40,7 +40,9 @@ type hostLink struct {
 	Master string   `json:"master,omitempty"`
 	State  string   `json:"state"` // "up", "down", or "missing"
 	Addrs  []string `json:"addresses,omitempty"`
-	index  int
+
+	index   int
+	isInner bool
 }
 
 func (l hostLink) String() string {
@@ -80,7 +82,8 @@ func hostLinks() (map[string]hostLink, error) {
 	}
 	all, errs := map[string]hostLink{}, []error{err}
 	for _, l := range links {
-		h := hostLink{Name: l.Name, Kind: l.Kind, Master: names[l.Master], State: "down", index: l.Index}
+		h := hostLink{Name: l.Name, Kind: l.Kind, Master: names[l.Master], State: "down", index: l.Index,
+			isInner: isInner(links, l)}
 		if l.Up {
 			h.State = "up"
 		}
@@ -242,13 +245,14 @@ func (e *explanation) findPath(ctx context.Context, n *node.Node, links map[stri
 func (e *explanation) packetOf(a *node.Attachment, list node.List, links map[string]hostLink) node.Packet {
 	up, _ := uplink()
 	p := node.Packet{Uplink: node.Link{Name: up.Name, Index: up.Index}, IsAccepted: uses(list, "firewall")}
-	own := cmp.Or(parent(a, links), node.FirstWord(a.HostEnd()))
+	own, _ := ownBridge(list)
+	own = cmp.Or(own, parent(a, links), node.FirstWord(a.HostEnd()))
 	for _, l := range links {
 		link := node.Link{Name: l.Name, Index: l.index}
 		if l.Name == own {
 			p.Links = []node.Link{link}
 		}
-		if isInner(l.Name, l.Kind) {
+		if l.isInner {
 			p.Inner = append(p.Inner, link)
 		}
 	}
@@ -269,7 +273,7 @@ func (e *explanation) addChain(b *node.BaseChain, packets []*node.Packet) {
 		}
 		isPassed = true
 		answer, opening := *sent, *sent
-		answer.ToContainer, answer.IsAnswer, opening.ToContainer = true, true, true
+		answer.ToContainer, answer.IsAnswer, opening.ToContainer, opening.IsForwarded = true, true, true, e.isPort
 		directions := []*node.Packet{sent}
 		switch {
 		case b.Hook == "prerouting": // before their destination is translated

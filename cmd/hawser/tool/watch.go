@@ -177,6 +177,8 @@ func (w watcher) repeat(ctx context.Context, do func()) {
 	}
 }
 
+const firewalldName = "org.fedoraproject.FirewallD1" // on the system bus
+
 // onFirewalldReload calls do each time firewalld has reloaded or started, which loses the plugins' configuration, until
 // the context ends. The deletion of firewalld's table is not a sufficient signal: it precedes the time at which
 // firewalld accepts calls again, and does not occur with the backend iptables.
@@ -186,14 +188,13 @@ func onFirewalldReload(ctx context.Context, do func()) {
 		return // without a bus there is no firewalld
 	}
 	defer bus.Close()
-	const name = "org.fedoraproject.FirewallD1"
 	signals := make(chan *dbus.Signal, 16)
 	bus.Signal(signals) // the bus closes the channel with the connection
 	err = errors.Join(
-		bus.AddMatchSignalContext(ctx, dbus.WithMatchSender(name), dbus.WithMatchInterface(name),
+		bus.AddMatchSignalContext(ctx, dbus.WithMatchSender(firewalldName), dbus.WithMatchInterface(firewalldName),
 			dbus.WithMatchMember("Reloaded")),
 		bus.AddMatchSignalContext(ctx, dbus.WithMatchSender("org.freedesktop.DBus"),
-			dbus.WithMatchMember("NameOwnerChanged"), dbus.WithMatchArg(0, name)))
+			dbus.WithMatchMember("NameOwnerChanged"), dbus.WithMatchArg(0, firewalldName)))
 	if err != nil {
 		return
 	}
