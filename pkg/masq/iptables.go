@@ -117,12 +117,12 @@ func (c natChain) rules() (out []ipt.Rule) {
 		out = append(out, r)
 	}
 	if c.Ports != [2]uint16{} {
-		to := fmt.Sprint(c.Ports[0]) // as iptables lists a single port
+		ports := fmt.Sprint(c.Ports[0]) // as iptables lists a single port
 		if c.Ports[1] != c.Ports[0] {
-			to += fmt.Sprintf("-%d", c.Ports[1])
+			ports += fmt.Sprintf("-%d", c.Ports[1])
 		}
 		for _, proto := range []string{"tcp", "udp"} {
-			masquerade([]string{"-p", proto}, []string{"--to-ports", to})
+			masquerade([]string{"-p", proto}, []string{"--to-ports", ports})
 		}
 	}
 	masquerade(nil, nil)
@@ -137,8 +137,8 @@ func (c natChain) edit(e *ipt.Edit) {
 	isForeign := func(r ipt.Rule) bool { return c.IsJump(r) && !slices.ContainsFunc(jumps, r.Equal) }
 	e.Delete(func(r ipt.Rule) bool { return isForeign(r) && !r.IsFrom(c.keep) && r.IsFrom(c.drop) })
 	if slices.ContainsFunc(e.Rules, isForeign) {
-		others := slices.DeleteFunc(slices.Clone(e.Rules), func(r ipt.Rule) bool { return r.Chain != c.Name })
-		rules = append(ipt.Subtract(others, rules), rules...)
+		live := slices.DeleteFunc(slices.Clone(e.Rules), func(r ipt.Rule) bool { return r.Chain != c.Name })
+		rules = append(ipt.Subtract(live, rules), rules...)
 	}
 	e.SetRules(c.Name, rules)
 	e.Append(jumps...)

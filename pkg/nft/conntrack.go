@@ -41,7 +41,7 @@ func DeleteFlows(family Family, proto uint8, match func(Flow) bool) (int, error)
 		return 0, fmt.Errorf("conntrack: list: %w", err)
 	}
 	n := 0
-	var failed []error
+	var errs []error
 	for _, a := range answers {
 		f, p := decodeFlow(a[min(nfgenmsgSize, len(a)):])
 		// A kernel before 5.8 ignores the filter, so the protocol is compared again.
@@ -53,10 +53,10 @@ func DeleteFlows(family Family, proto uint8, match func(Flow) bool) (int, error)
 		case err == nil:
 			n++
 		case !errors.Is(err, unix.ENOENT):
-			failed = append(failed, fmt.Errorf("conntrack: delete %s to %s: %w", f.Source, f.Destination, err))
+			errs = append(errs, fmt.Errorf("conntrack: delete %s to %s: %w", f.Source, f.Destination, err))
 		}
 	}
-	return n, errors.Join(failed...)
+	return n, errors.Join(errs...)
 }
 
 func flowMessage(family Family, kind uint16, attrs []byte) message {

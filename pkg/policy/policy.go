@@ -331,9 +331,10 @@ func (t *tenant) checkPorts() {
 
 // checkVLANs checks the VLANs of a port or of an interface. 0 means no VLAN.
 func (t *tenant) checkVLANs() {
-	check := func(path string, first, last any) { // the plugin refuses invalid numbers
-		if from, to, ok := numberRange(text(first)+"-"+text(last), 4094); ok && !permitsRange(t.VLANs, from, to) {
-			t.refuseUnlisted(path, from, "vlans")
+	check := func(path string, minID, maxID any) { // the plugin refuses invalid numbers
+		first, last, ok := numberRange(text(minID)+"-"+text(maxID), 4094)
+		if ok && !permitsRange(t.VLANs, first, last) {
+			t.refuseUnlisted(path, first, "vlans")
 		}
 	}
 	check("vlan", t.conf["vlan"], t.conf["vlan"])
@@ -349,20 +350,20 @@ func (t *tenant) checkVLANs() {
 // permitsRange reports whether one entry of the list contains all numbers from first to last.
 func permitsRange(list []string, first, last int) bool {
 	return slices.ContainsFunc(list, func(entry string) bool {
-		from, to, ok := numberRange(entry, 65535)
-		return entry == wildcard || ok && from <= first && last <= to
+		start, end, ok := numberRange(entry, 65535)
+		return entry == wildcard || ok && start <= first && last <= end
 	})
 }
 
 // numberRange parses "8080" or "30000-32767", with numbers from 1 to limit.
-func numberRange(text string, limit int) (from, to int, ok bool) {
-	first, last, isRange := strings.Cut(text, "-")
+func numberRange(text string, limit int) (first, last int, ok bool) {
+	start, end, isRange := strings.Cut(text, "-")
 	if !isRange {
-		last = first
+		end = start
 	}
-	from, err := strconv.Atoi(first)
-	to, err2 := strconv.Atoi(last)
-	return from, to, err == nil && err2 == nil && 0 < from && from <= to && to <= limit
+	first, startErr := strconv.Atoi(start)
+	last, endErr := strconv.Atoi(end)
+	return first, last, startErr == nil && endErr == nil && 0 < first && first <= last && last <= limit
 }
 
 // text returns a JSON text or number as it is written, and an empty text for other values.

@@ -115,14 +115,14 @@ func (r *Request) rollBack(ctx context.Context, limit time.Duration, err error) 
 	for _, u := range slices.Backward(r.undos) {
 		step, cancel := context.WithTimeout(ctx, limit*3/4) // leaves time for the other undos
 		end := r.trace.nest(u.what)
-		failed := recoverPanic(func() error { return u.do(step) })
-		end(failed)
+		undoErr := recoverPanic(func() error { return u.do(step) })
+		end(undoErr)
 		cancel()
-		if failed != nil {
+		if undoErr != nil {
 			if e.Details != "" {
 				e.Details += "; "
 			}
-			e.Details += fmt.Sprintf("roll-back: %s: %v", u.what, failed)
+			e.Details += fmt.Sprintf("roll-back: %s: %v", u.what, undoErr)
 		}
 	}
 	return &e

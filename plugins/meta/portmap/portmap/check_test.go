@@ -554,7 +554,7 @@ var _ = Describe("the rules of iptables", func() {
 		f, ok := iptHostPort(ipt.NewRule(chainC1, strings.Fields(rule)...))
 		Expect(ok).To(Equal(want != ""))
 		if ok {
-			Expect(fmt.Sprintf("%s to %s", f, f.To)).To(Equal(want))
+			Expect(fmt.Sprintf("%s to %s", f, f.Target)).To(Equal(want))
 		}
 	},
 		Entry("all addresses", "-p tcp -m tcp --dport 80 -j DNAT --to-destination 10.1.0.2:8080",

@@ -55,7 +55,7 @@ func staleFlows(isLocal func(netip.Addr) bool) func(ports []hostPort, f nft.Flow
 // flushRemoved deletes the UDP flows that the rules translated to the container.
 func (c call) flushRemoved(r *record) error {
 	_, err := deleteUDP([]*record{r}, func(ports []hostPort, f nft.Flow) bool {
-		return f.Translated() && slices.ContainsFunc(ports, func(p hostPort) bool { return p.To == f.ReplySource })
+		return f.Translated() && slices.ContainsFunc(ports, func(p hostPort) bool { return p.Target == f.ReplySource })
 	})
 	return err
 }

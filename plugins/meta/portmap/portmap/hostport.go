@@ -15,7 +15,7 @@ type hostPort struct {
 	Proto proto          `json:"proto"`
 	Addr  netip.Addr     `json:"addr"` // unspecified = all addresses of the family
 	Port  uint16         `json:"port"`
-	To    netip.AddrPort `json:"to"`
+	Target    netip.AddrPort `json:"to"`
 }
 
 func (p hostPort) String() string {
@@ -23,7 +23,7 @@ func (p hostPort) String() string {
 }
 
 func (p hostPort) holding(a cni.Attachment) cni.Holding {
-	return cni.Holding{Attachment: a, Kind: cni.HeldPort, Value: fmt.Sprintf("%s to %s", p, p.To)}
+	return cni.Holding{Attachment: a, Kind: cni.HeldPort, Value: fmt.Sprintf("%s to %s", p, p.Target)}
 }
 
 func unspecified(f nft.Family) netip.Addr {

@@ -319,7 +319,7 @@ func (r *record) chainRules(a address) (out []ipt.Rule) {
 		for _, source := range r.masqueradeMatches(a) {
 			out = append(out, ipt.NewRule(r.chain(), append(slices.Concat(source, match), "-j", markChain)...))
 		}
-		out = append(out, ipt.NewRule(r.chain(), append(match, "-j", "DNAT", "--to-destination", p.To.String())...))
+		out = append(out, ipt.NewRule(r.chain(), append(match, "-j", "DNAT", "--to-destination", p.Target.String())...))
 	}
 	return out
 }

@@ -334,7 +334,7 @@ func (r *record) items() (out []nft.Item) {
 	for _, a := range r.Addrs {
 		firstChain := cmp.Or(r.conditionChain(a.family()), r.masqChain(a))
 		for _, p := range r.addrPorts(a) {
-			target := nft.Key(nft.AddrKey(p.To.Addr()), binary.BigEndian.AppendUint16(nil, p.To.Port()))
+			target := nft.Key(nft.AddrKey(p.Target.Addr()), binary.BigEndian.AppendUint16(nil, p.Target.Port()))
 			out = append(out, p.item(portMap, nft.Element{Data: target, Comment: r.Mark()}))
 			if firstChain != "" && r.Backend != iptables {
 				out = append(out, p.item(portChainMap, nft.Element{Goto: firstChain, Comment: r.Mark()}))

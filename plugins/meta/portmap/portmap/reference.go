@@ -34,7 +34,7 @@ func referenceSNATChain(f nft.Family, r *record) ipt.Chain {
 func iptHostPort(r ipt.Rule) (p hostPort, ok bool) {
 	target, err := netip.ParseAddrPort(r.Option("--to-destination"))
 	port, portErr := strconv.ParseUint(r.Option("--dport"), 10, 16)
-	p = hostPort{Proto: protocol(r.Option("-p")), Port: uint16(port), To: target}
+	p = hostPort{Proto: protocol(r.Option("-p")), Port: uint16(port), Target: target}
 	if err != nil || portErr != nil || p.Proto == 0 || r.Option("-j") != "DNAT" {
 		return p, false
 	}
@@ -78,7 +78,7 @@ func (p *publication) resolveReferenceChains(ctx context.Context, hasRecord map[
 		network, id, _ := ipt.ParseOwner(entry.Option("--comment"))
 		// IPAM assigns an address only once, so another container with an address of the record no longer exists.
 		isOwnAddr := func(port hostPort) bool {
-			return slices.ContainsFunc(p.r.Addrs, func(a address) bool { return port.To.Addr() == a.Addr.Addr() })
+			return slices.ContainsFunc(p.r.Addrs, func(a address) bool { return port.Target.Addr() == a.Addr.Addr() })
 		}
 		if !slices.ContainsFunc(ports, isOwnAddr) {
 			return portConflict(wanted[0], fmt.Sprintf("by network %q, container %q, through the iptables rules of "+
@@ -270,7 +270,7 @@ func nftHostPort(f nft.Family, rule nft.LiveRule) (p hostPort, ok bool) {
 	}
 	addr, _ := netip.AddrFromSlice(targets[0])
 	p = hostPort{Proto: proto(protos[len(protos)-1][0]), Addr: unspecified(f), Port: binary.BigEndian.Uint16(ports[0]),
-		To: netip.AddrPortFrom(addr, binary.BigEndian.Uint16(targetPorts[0]))}
+		Target: netip.AddrPortFrom(addr, binary.BigEndian.Uint16(targetPorts[0]))}
 	if len(addrs) > 0 {
 		p.Addr, _ = netip.AddrFromSlice(addrs[0])
 	}
