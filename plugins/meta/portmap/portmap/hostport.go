@@ -12,10 +12,10 @@ import (
 // hostPort is a port of the host that is forwarded to a container, at one address or at all addresses of a family. A
 // mapping without HostIP has one host port for each family.
 type hostPort struct {
-	Proto proto          `json:"proto"`
-	Addr  netip.Addr     `json:"addr"` // unspecified = all addresses of the family
-	Port  uint16         `json:"port"`
-	Target    netip.AddrPort `json:"to"`
+	Proto  proto          `json:"proto"`
+	Addr   netip.Addr     `json:"addr"` // unspecified = all addresses of the family
+	Port   uint16         `json:"port"`
+	Target netip.AddrPort `json:"to"`
 }
 
 func (p hostPort) String() string {
