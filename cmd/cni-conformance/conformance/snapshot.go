@@ -195,7 +195,7 @@ func processes() (s snapshot) {
 		data, _ := os.ReadFile(path)
 		name, state, ok := strings.Cut(string(data), ") ")
 		if ok && !strings.HasPrefix(state, "Z") && path != "/proc/1/stat" {
-			s = append(s, "process "+name+")")
+			s = append(s, "process "+name[strings.Index(name, "(")+1:])
 		}
 	}
 	return s
