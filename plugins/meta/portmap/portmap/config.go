@@ -5,7 +5,6 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
-	"unicode"
 
 	"golang.org/x/sys/unix"
 
@@ -72,6 +71,10 @@ func parseConfig(_ *skel.Request, w wireConfig, problems *cni.Problems) config {
 		}
 	}
 	problems.Add(c.options.check())
+	for _, f := range nft.Families() {
+		tokens, key := c.options.conditions(f)
+		problems.Add(checkMatches(key, tokens))
+	}
 	problems.Add(c.resolveBackend())
 	c.mappings, err = parseMappings(w.RuntimeConfig.PortMappings)
 	problems.Add(err)
@@ -169,85 +172,6 @@ func (p proto) String() string {
 		return "udp"
 	}
 	return ""
-}
-
-// syntaxOf returns the backend whose syntax a condition has.
-func syntaxOf(tokens []string) ipt.Backend {
-	if first := tokens[0]; strings.HasPrefix(first, "-") || strings.HasPrefix(first, "!") {
-		return iptables
-	}
-	return nftables
-}
-
-// isModprobe reports whether a token is iptables' option -M, --modprobe or an abbreviation. The options --mode and
-// --monthdays of matches are not treated as abbreviations.
-func isModprobe(token string) bool {
-	short, isOption := strings.CutPrefix(token, "-")
-	long, _, _ := strings.Cut(token, "=")
-	return isOption && strings.HasPrefix(strings.TrimLeft(short, "fbvnx46"), "M") ||
-		long == "--mo" || long == "--mod" || strings.HasPrefix(token, "--modp")
-}
-
-// isStatement reports whether a token belongs to a statement of nft that changes packets or sets, adds a set to the
-// table, or refers to another set or chain. "@" begins the name of a set, but also a raw payload expression, such as
-// @th,16,16, which is permitted.
-func isStatement(token string) bool {
-	_, rest, hasAt := strings.Cut(token, "@")
-	headers := []string{"ll,", "nh,", "th,", "ih,"}
-	for ; hasAt; _, rest, hasAt = strings.Cut(rest, "@") {
-		if !slices.ContainsFunc(headers, func(h string) bool { return strings.HasPrefix(rest, h) }) {
-			return true
-		}
-	}
-	isSeparator := func(r rune) bool {
-		return r > unicode.MaxASCII || !unicode.IsLetter(r) && !unicode.IsDigit(r) && !strings.ContainsRune("/-_.", r)
-	}
-	for word := range strings.FieldsFuncSeq(token, isSeparator) {
-		for _, keyword := range []string{"set", "vmap", "meter", "flow", "reset", "tproxy"} {
-			number, isLast := strings.CutSuffix(word, keyword) // nft separates a keyword from a number before it
-			if isLast && strings.Trim(number, "0123456789abcdefABCDEF/-_.") == "" {
-				return true
-			}
-		}
-	}
-	return false
-}
-
-const (
-	conditionMax = 1 << 14 // bytes of all conditions of a family
-	rulesMax     = 256     // rules in iptables for one port
-)
-
-// checkTokens returns an error for tokens that would end the condition or make iptables run a program. They are refused
-// because tenants may write conditions.
-func checkTokens(key string, tokens []string) error {
-	var problems cni.Problems
-	if len(strings.Join(tokens, " ")) > conditionMax {
-		return cni.Refuse(key, nil, fmt.Sprintf("has more than %d bytes", conditionMax))
-	}
-	rules := 1
-	for i, t := range tokens {
-		if strings.ContainsAny(t, ".:") { // addresses: iptables adds a rule for each
-			rules *= min(1+strings.Count(t, ","), rulesMax+1)
-		}
-		if syntaxOf(tokens) == iptables && rules > rulesMax {
-			return cni.Refuse(key, nil, fmt.Sprintf("has lists of addresses that make more than %d rules", rulesMax))
-		}
-		path := fmt.Sprintf("%s[%d]", key, i)
-		switch {
-		case t == "":
-			problems.Add(cni.Refuse(path, t, "is empty"))
-		case strings.ContainsFunc(t, unicode.IsControl):
-			problems.Add(cni.Refuse(path, t, "has a control character"))
-		case syntaxOf(tokens) == nftables && strings.ContainsAny(t, ";#"):
-			problems.Add(cni.Refuse(path, t, "would end the condition"))
-		case syntaxOf(tokens) == nftables && isStatement(t):
-			problems.Add(cni.Refuse(path, t, "is not a match: it names or changes more than the network's ports"))
-		case syntaxOf(tokens) == iptables && isModprobe(t):
-			problems.Add(cni.Refuse(path, t, "is not a match: it names a program that iptables runs"))
-		}
-	}
-	return problems.Err()
 }
 
 // hostAddrs returns the mapping's address on the host, or the unspecified address of each family.

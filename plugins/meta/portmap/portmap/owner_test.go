@@ -141,7 +141,7 @@ var _ = Describe("a host port", Label("kernel"), func() {
 				{ports("8080:80", "8081:80"), cni.CodeExists}, // one is taken, too
 				{Object{"backend": "iptables"}, cni.CodeExists},
 				{Object{"backend": "nftables"}, cni.CodeExists},
-				{Object{"backend": nil, "conditionsV4": []string{"ip", "none"}}, cni.CodeExists},
+				{Object{"backend": nil, "conditionsV4": []string{"ip", "saddr", "none"}}, cni.CodeExists},
 				{Object{"prevResult": Object{"cniVersion": "1.1.0"}}, cni.CodeConfig},
 			} {
 				o := a.call("ADD", k.config, ports("8080:80"), second.keys)

@@ -380,11 +380,12 @@ var _ = Describe("conditions", Label("kernel"), func() {
 			"ip saddr @firewall4_v1", "ip saddr vmap { 0.0.0.0/0 : goto portmap4_dnat_v1 }", "udp dport set 53",
 			"meter portmap6_v2 { ip saddr limit rate 1/second }", "flow table x { ip saddr counter }",
 			"ether saddr 00:11:22:aa:bb:ccmeter x { ip saddr limit rate 1/second }", "reset tcp option mptcp",
-			"meta nfproto ipv4 meta l4proto tcp tproxy ip to :5000",
+			"meta nfproto ipv4 meta l4proto tcp tproxy ip to :5000", "meta mark set 0x1", "log", "counter name victim",
+			"limit name victim", "quota name victim", "ct helper set victim", "ct mark set 1", "notrack",
 		} {
 			o := a.call("ADD", config, Object{"conditionsV4": strings.Fields(text)}, ports("8080:80"))
 			Expect(o.Code).To(Equal(cni.CodeConfig), text)
-			Expect(o.Msg).To(MatchRegexp(`^conditionsV4\[\d\]: ".*" is not a match`), text)
+			Expect(o.Msg).To(MatchRegexp(`^conditionsV4\[\d+\]: ".*" is not a match`), text)
 		}
 		Expect(w.rules()).To(Equal(before))
 		Expect(w.reach(8082)).To(Equal("192.0.2.2"))
@@ -447,7 +448,7 @@ var _ = Describe("conditions", Label("kernel"), func() {
 						held = append(held, nstest.Must(statefile.LockFile(GinkgoT().Context(), path, 0o600)))
 					}
 				})
-				o := a.call("ADD", k.config, Object{"conditionsV4": []string{"-m", "nonsense"}}, ports("8080:80"))
+				o := a.call("ADD", k.config, Object{"conditionsV4": []string{"-s", "nonsense"}}, ports("8080:80"))
 				for _, l := range held {
 					Expect(l.Unlock()).To(Succeed())
 				}

@@ -378,8 +378,9 @@ var _ = Describe("an ADD that fails", Label("kernel"), func() {
 	It("at conditions that nft does not understand removes the rest", func() {
 		w, c, before := settled(kinds[0])
 		o := c.call("ADD", Object{"conditionsV4": []string{"ip saddr 10.0.0.0/8"},
-			"conditionsV6": []string{"nonsense"}}, ports(all...))
-		Expect(o.Msg).To(And(HavePrefix(`conditionsV6: ["nonsense"]: refused by nft`), ContainSubstring("unexpected")))
+			"conditionsV6": []string{"ip6 saddr limit"}}, ports(all...))
+		Expect(o.Msg).To(And(HavePrefix(`conditionsV6: ["ip6 saddr limit"]: refused by nft`),
+			ContainSubstring("unexpected")))
 		Expect(o.Code).To(Equal(cni.CodeConfig))
 		Expect(w.rules()).To(Equal(before))
 	})
@@ -412,7 +413,7 @@ var _ = Describe("an ADD that fails", Label("kernel"), func() {
 		It("at a condition that "+k.name+" does not understand removes the rest", more, func() {
 			nstest.UseVariant(k.variant)
 			w, c, before := settled(k)
-			o := c.call("ADD", Object{"conditionsV6": []string{"-m", "nonsense"}}, ports(all...))
+			o := c.call("ADD", Object{"conditionsV6": []string{"-s", "nonsense"}}, ports(all...))
 			Expect(o.Msg).To(ContainSubstring("nonsense"))
 			Expect(w.rules()).To(Equal(before))
 		})

@@ -1,0 +1,364 @@
+package portmap
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"strings"
+	"unicode"
+
+	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/ipt"
+)
+
+// Tenants may write conditions, which iptables and nft execute as root. So a condition may only contain matches that
+// read a packet, its connection, a link or a route, and matches that count for their own rule. It may not contain
+// matches that change other state: sets, lists and counters with a name (recent, hashlimit, set), logs, marks, and
+// settings of the host (connbytes turns on accounting of connections, and physdev packet filters for bridges).
+
+// iptablesMatches are the matches of iptables that conditions may use, and iptablesOptions are their options and those
+// that need no match. Each permitted match may have each option, because iptables refuses options of other matches.
+const (
+	iptablesMatches = "addrtype comment connlimit connmark conntrack cpu devgroup dscp ecn helper hl iprange length " +
+		"limit mac mark multiport owner pkttype policy sctp state statistic string tcp tcpmss time tos ttl u32 udp"
+	iptablesOptions = "source src destination dst protocol proto in-interface out-interface fragment " +
+		"src-type dst-type limit-iface-in limit-iface-out comment " +
+		"connlimit-upto connlimit-above connlimit-mask connlimit-saddr connlimit-daddr " +
+		"ctstate ctproto ctorigsrc ctorigdst ctreplsrc ctrepldst ctorigsrcport ctorigdstport ctreplsrcport " +
+		"ctrepldstport ctstatus ctexpire ctdir cpu src-group dst-group dscp dscp-class ecn-tcp-cwr ecn-tcp-ece " +
+		"ecn-ip-ect helper hl-eq hl-lt hl-gt src-range dst-range length limit limit-burst mac-source mark " +
+		"source-port source-ports sport sports destination-port destination-ports dport dports ports " +
+		"uid-owner gid-owner socket-exists pkt-type dir pol strict reqid spi tunnel-src tunnel-dst next " +
+		"chunk-types state mode probability every packet algo from to string hex-string icase tcp-flags syn " +
+		"tcp-option mss datestart datestop timestart timestop monthdays weekdays kerneltz contiguous tos " +
+		"ttl-eq ttl-lt ttl-gt u32"
+)
+
+const noMatch = "is not a match that only reads packets, connections, links or routes"
+
+// checkMatches returns an error if a condition contains anything but the matches that tenants may use. Tokens that
+// checkTokens refuses are ignored. Records may have conditions of an earlier version that checkMatches refuses.
+func checkMatches(key string, tokens []string) error {
+	if len(tokens) == 0 || checkTokens(key, tokens) != nil {
+		return nil
+	}
+	find := misfitNFT
+	if syntaxOf(tokens) == iptables {
+		find = misfitIPTables
+	}
+	if i, text := find(tokens); i >= 0 {
+		return cni.Refuse(fmt.Sprintf("%s[%d]", key, i), text, noMatch)
+	}
+	return nil
+}
+
+// misfitIPTables returns the index of the first token that is an option or a match that conditions may not use, and its
+// text. The index is -1 if there is none. Each token that begins with - must be a permitted option, although iptables
+// would accept it as the value of the option before it. Abbreviations are not permitted.
+func misfitIPTables(tokens []string) (index int, text string) {
+	isName := false // whether the token is the name of a match
+	for i, t := range tokens {
+		name := t
+		if !isName {
+			option, value, hasValue := strings.Cut(t, "=")
+			long, isLong := strings.CutPrefix(option, "--")
+			switch {
+			case isLong && long == "match", t == "-m":
+				name, isName = value, !hasValue
+			case strings.HasPrefix(t, "-m"):
+				name = t[len("-m"):]
+			case isLong && isWord(iptablesOptions, long), t == "-f", !strings.HasPrefix(t, "-"),
+				!isLong && len(t) > 1 && strings.Contains("sdpio", t[1:2]):
+				continue
+			default:
+				return i, t
+			}
+			if isName {
+				continue
+			}
+		}
+		if !isWord(iptablesMatches, name) {
+			return i, name
+		}
+		isName = false
+	}
+	return -1, ""
+}
+
+// isWord reports whether a list, whose words have blanks between them, has a word.
+func isWord(list, word string) bool {
+	return word != "" && !strings.Contains(word, " ") && strings.Contains(" "+list+" ", " "+word+" ")
+}
+
+// nftFields are the expressions of nft that conditions may use: each header or object, and its fields. The fields of
+// the empty name are those of meta that need no "meta" before them.
+var nftFields = [][2]string{
+	{"", nftMeta},
+	{"meta", nftMeta + " length protocol priority nfproto l4proto random iifkind oifkind time hour day sdif sdifname"},
+	{"ip", "saddr daddr protocol version hdrlength dscp ecn length id frag-off ttl checksum"},
+	{"ip6", "saddr daddr nexthdr version dscp ecn flowlabel length hoplimit"},
+	{"tcp", "sport dport flags sequence ackseq doff window checksum urgptr"},
+	{"udp", "sport dport length checksum"},
+	{"sctp", "sport dport vtag checksum"},
+	{"th", "sport dport"},
+	{"ether", "saddr daddr type"},
+	{"ct", "state direction status mark helper l3proto protocol saddr daddr proto-src proto-dst zone id"},
+	{"fib", "type oif oifname"},
+}
+
+const (
+	nftMeta = "mark iif iifname iiftype iifgroup oif oifname oiftype oifgroup skuid skgid pkttype cpu cgroup " +
+		"rtclassid"
+	nftInfix = ", . - / & | ^ and or xor << >> lshift rshift"
+	nftOps   = "== != < > <= >= ! eq ne lt gt le ge"
+)
+
+// nftReader reads the words of a condition. An nft rule is a list of statements. The condition may have only those that
+// match. They are read as nft reads them, so that no word of a value is the beginning of another statement.
+type nftReader struct {
+	words []string
+	next  int
+}
+
+// misfitNFT returns the index of the token with the first word that is not a part of a match, and the word. The index
+// is -1 if there is none.
+func misfitNFT(tokens []string) (index int, text string) {
+	var r nftReader
+	var indexes []int
+	for i, t := range tokens {
+		words, rest := nftWords(t)
+		if rest != "" {
+			return i, rest
+		}
+		for range words {
+			indexes = append(indexes, i)
+		}
+		r.words = append(r.words, words...)
+	}
+	for r.next < len(r.words) {
+		if !r.match() {
+			last := min(r.next, len(r.words)-1)
+			return indexes[last], r.words[last]
+		}
+	}
+	return -1, ""
+}
+
+// nftWords splits a token into words as nft does. rest begins with the first character that no match contains.
+func nftWords(token string) (words []string, rest string) {
+	for rest = strings.TrimLeft(token, " "); rest != ""; rest = strings.TrimLeft(rest, " ") {
+		end := strings.IndexFunc(rest, func(r rune) bool { return !isWordRune(r) })
+		switch {
+		case rest[0] == '"':
+			end = strings.IndexByte(rest[1:], '"') + 2
+			if end == 1 {
+				return words, rest
+			}
+		case rest[0] == '@': // a part of the packet, such as @th,16,16
+			end = strings.IndexByte(rest, ' ')
+		case len(rest) > 1 && isWord("== != <= >= << >>", rest[:2]):
+			end = 2
+		case strings.Contains("{}(),!<>&|^", rest[:1]):
+			end = 1
+		case end == 0:
+			return words, rest
+		}
+		if end < 0 {
+			end = len(rest)
+		}
+		words, rest = append(words, rest[:end]), rest[end:]
+	}
+	return words, ""
+}
+
+func isWordRune(r rune) bool {
+	return r <= unicode.MaxASCII && (unicode.IsLetter(r) || unicode.IsDigit(r) || strings.ContainsRune("_./:*-", r))
+}
+
+// take reads the next word if the list has it.
+func (r *nftReader) take(list string) bool {
+	if r.next == len(r.words) || !isWord(list, r.words[r.next]) {
+		return false
+	}
+	r.next++
+	return true
+}
+
+// match reads one match, for example "ip saddr . tcp dport { 192.0.2.1 . 80 }".
+func (r *nftReader) match() bool {
+	switch {
+	case r.take("counter"):
+		return true
+	case r.take("limit"):
+		return r.take("rate") && r.rate()
+	}
+	for more := true; more; more = r.take(".") {
+		if !r.field() {
+			return false
+		}
+	}
+	for more := true; more; more = r.take(nftInfix) || r.take(nftOps) {
+		if !r.take(nftInfix) {
+			r.take(nftOps)
+		}
+		if !r.operand() {
+			return false
+		}
+	}
+	return true
+}
+
+// rate reads the rate of the statement limit, such as "over 10/second burst 5 packets".
+func (r *nftReader) rate() bool {
+	for begin := r.next; ; r.next++ {
+		word := ""
+		if r.next < len(r.words) {
+			word = r.words[r.next]
+		}
+		amount, unit, _ := strings.Cut(word, "/")
+		isUnit := isWord("over burst packets bytes kbytes mbytes", amount)
+		isTime := unit == "" || isWord("second minute hour day week", unit)
+		if !isTime || !isUnit && !isNumber(amount) {
+			return r.next > begin
+		}
+	}
+}
+
+// field reads the first part of a match, such as "ip saddr".
+func (r *nftReader) field() bool {
+	for _, f := range nftFields {
+		if f[0] != "" && !r.take(f[0]) {
+			continue
+		}
+		switch f[0] {
+		case "":
+			if !r.take(nftMeta) {
+				continue
+			}
+			return true
+		case "ct":
+			if r.take("count") {
+				r.take("over")
+				return true
+			}
+			r.take("original reply")
+			r.take("ip ip6")
+		case "fib":
+			for more := true; more; more = r.take(".") {
+				r.take("saddr daddr mark iif oif")
+			}
+		}
+		return r.take(f[1])
+	}
+	if r.next == len(r.words) || !isRawField(r.words[r.next]) {
+		return false
+	}
+	r.next++
+	return true
+}
+
+// isRawField reports whether a word names bits of a packet, such as @th,16,16, and not a set.
+func isRawField(word string) bool {
+	parts := strings.Split(word, ",")
+	return len(parts) == 3 && isWord("@ll @nh @th @ih", parts[0]) && isNumber(parts[1]) &&
+		isNumber(parts[2])
+}
+
+// operand reads a value, or several in braces or parentheses.
+func (r *nftReader) operand() bool {
+	end := ""
+	switch {
+	case r.take("{"):
+		end = "}"
+	case r.take("("):
+		end = ")"
+	default:
+		return r.value()
+	}
+	for r.value() {
+		if !r.take(nftInfix) {
+			return r.take(end)
+		}
+	}
+	return false
+}
+
+// value reads a number, an address, a name, or a range.
+func (r *nftReader) value() bool {
+	if r.next == len(r.words) || !isNFTValue(r.words[r.next]) {
+		return false
+	}
+	r.next++
+	return true
+}
+
+// isNFTValue reports whether nft reads all of a word as one value or as a range. It separates a number from a keyword
+// behind it. Behind a field, the keywords set, map and vmap begin no value.
+func isNFTValue(word string) bool {
+	first := rune(word[0])
+	switch {
+	case first == '"':
+		return true
+	case unicode.IsLetter(first) && !strings.Contains(word, ":"):
+		return !isWord("set map vmap "+nftInfix+" "+nftOps, word) && !strings.Contains(word[:len(word)-1], "*")
+	case !unicode.IsLetter(first) && !unicode.IsDigit(first) && first != ':':
+		return false
+	}
+	for part := range strings.SplitSeq(word, "-") {
+		_, err := netip.ParsePrefix(part)
+		_, err2 := netip.ParseAddr(part)
+		mac, _ := net.ParseMAC(part)
+		if err != nil && err2 != nil && !isNumber(part) && (len(mac) != 6 || !strings.Contains(part, ":")) {
+			return false
+		}
+	}
+	return true
+}
+
+func isNumber(text string) bool {
+	digits := "0123456789"
+	if hex, isHex := strings.CutPrefix(text, "0x"); isHex {
+		text, digits = hex, digits+"abcdefABCDEF"
+	}
+	return text != "" && strings.Trim(text, digits) == ""
+}
+
+const (
+	conditionMax = 1 << 14 // bytes of all conditions of a family
+	rulesMax     = 256     // rules in iptables for one port
+)
+
+// syntaxOf returns the backend whose syntax a condition has.
+func syntaxOf(tokens []string) ipt.Backend {
+	if first := tokens[0]; strings.HasPrefix(first, "-") || strings.HasPrefix(first, "!") {
+		return iptables
+	}
+	return nftables
+}
+
+// checkTokens returns an error for tokens that would end the condition, and for conditions that make many rules.
+func checkTokens(key string, tokens []string) error {
+	var problems cni.Problems
+	if len(strings.Join(tokens, " ")) > conditionMax {
+		return cni.Refuse(key, nil, fmt.Sprintf("has more than %d bytes", conditionMax))
+	}
+	rules := 1
+	for i, t := range tokens {
+		if strings.ContainsAny(t, ".:") { // addresses: iptables adds a rule for each
+			rules *= min(1+strings.Count(t, ","), rulesMax+1)
+		}
+		if syntaxOf(tokens) == iptables && rules > rulesMax {
+			return cni.Refuse(key, nil, fmt.Sprintf("has lists of addresses that make more than %d rules", rulesMax))
+		}
+		where := fmt.Sprintf("%s[%d]", key, i)
+		switch {
+		case t == "":
+			problems.Add(cni.Refuse(where, t, "is empty"))
+		case strings.ContainsFunc(t, unicode.IsControl):
+			problems.Add(cni.Refuse(where, t, "has a control character"))
+		case syntaxOf(tokens) == nftables && strings.ContainsAny(t, ";#"):
+			problems.Add(cni.Refuse(where, t, "would end the condition"))
+		}
+	}
+	return problems.Err()
+}
