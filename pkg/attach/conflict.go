@@ -174,12 +174,13 @@ func (c *Call) bridgeOf(end rtnl.Link) (bridge rtnl.Link, err error) {
 	return bridge, netplugin.IgnoreNoLink(err)
 }
 
-// isInVLAN reports whether a port of a bridge is in a VLAN. All ports are in each VLAN of a bridge that does not filter
-// VLANs, and in a vlan that is not a number.
+// isInVLAN reports whether the packets of a port's container without a tag are in a VLAN. The container's address is in
+// this VLAN, even if the port also carries others with a tag. All ports are in each VLAN of a bridge that does not
+// filter VLANs, and in a vlan that is not a number.
 func (c *Call) isInVLAN(port, bridge rtnl.Link, vlan string) (bool, error) {
 	if _, err := strconv.Atoi(vlan); err != nil || !bridge.VLANFiltering {
 		return true, nil
 	}
 	vlans, err := c.Host.VLANs(port.Index)
-	return slices.ContainsFunc(vlans, func(v rtnl.VLAN) bool { return strconv.Itoa(int(v.ID)) == vlan }), err
+	return slices.ContainsFunc(vlans, func(v rtnl.VLAN) bool { return v.PVID && strconv.Itoa(int(v.ID)) == vlan }), err
 }

@@ -195,6 +195,20 @@ var _ = Describe("a VLAN gateway", Label("kernel", "owned-link"), func() {
 			Expect(Ping(n.Host, v.Addr())).To(BeTrue())
 			n.Must("DEL", tenant, list)
 		})
+
+		It("does not keep its addresses from a trunk, whose address is in its own VLAN", func() {
+			trunk := List{{Plugin: "bridge", Keys: Object{"bridge": "cni0", "vlan": 8, "vlanTrunk": []Object{{"id": 7}},
+				"ipam": static("10.88.0.9/24", "")}}}
+			n.Up(tenant, trunk)
+			n.IP("neigh replace 10.88.0.9 lladdr 02:00:00:00:00:09 dev cni0.7")
+			third := NewPod("third")
+			third.Network = "third"
+			list := List{{Plugin: "bridge", Keys: Object{"bridge": "cni0", "vlan": 7,
+				"ipam": static("10.88.0.9/24", "")}}}
+			n.Up(third, list)
+			n.Must("DEL", third, list)
+			n.Must("DEL", tenant, trunk)
+		})
 	})
 
 	It("is not a bridge that a tenant has given its name", func() {
@@ -205,8 +219,83 @@ var _ = Describe("a VLAN gateway", Label("kernel", "owned-link"), func() {
 		n.Up(tenant, List{{Plugin: "bridge", Keys: Object{"bridge": "cni0.7", "ipam": static("10.99.0.5/24", "")}}})
 		vlan := Usual("").Only("bridge").With("bridge", Object{"vlan": 7})
 		Expect(n.Chain("ADD", v, vlan).Failed(103)).To(ContainSubstring(
-			`gateway of vlan 7: the name "cni0.7" is taken by a bridge`))
+			`gateway of vlan 7: the name "cni0.7" is taken by a bridge of another network`))
 		n.Must("DEL", v, vlan)
+	})
+
+	DescribeTable("is a bridge of that name if an administrator connected it", func(steps ...string) {
+		nstest.Need("vlan_filtering")
+		n, v := NewNode(), NewPod("victim")
+		n.Spoiled = true // the bridges stay
+		n.IP(append([]string{"link add cni0 up type bridge vlan_filtering 1", "link add cni0.7 up type bridge"},
+			steps...)...)
+		vlan := Usual("").Only("bridge").With("bridge", Object{"vlan": 7})
+		n.Up(v, vlan)
+		Expect(n.Cmd("ip", "-br", "addr", "show", "dev", "cni0.7")).To(ContainSubstring("10.88.0.1/"))
+		n.Must("DEL", v, vlan)
+	},
+		Entry("by a pair", "link add p7 up type veth peer name q7", "link set p7 master cni0.7",
+			"link set q7 up master cni0"),
+		Entry("by a port of another kind", "link add d7 up type dummy", "link set d7 master cni0.7"),
+	)
+})
+
+var _ = Describe("a MAC address", Label("kernel", "taken-mac"), func() {
+	var n *World
+	var v, tenant *Pod
+	var router *nstest.Host
+	// with returns the tenant's list, in which a plugin has a MAC address.
+	with := func(plugin, mac string, more Object) List {
+		keys := Merge(Object{"bridge": "cni0", "ipam": static("10.88.0.77/24", "")}, more)
+		list := List{{Plugin: "bridge", Keys: keys}}
+		if plugin != "bridge" {
+			list = append(list, Step{Plugin: plugin, Keys: Object{}})
+		}
+		return list.With(plugin, Object{"args": Object{"cni": Object{"mac": mac}}})
+	}
+	BeforeEach(func() {
+		n, v, tenant = NewNode(), NewPod("victim"), NewPod("tenant")
+		v.Network, tenant.Network = "cluster", "tenant"
+		router = nstest.NewOutside(n.Host)
+		n.IP("route add default via 192.0.2.2")
+	})
+
+	DescribeTable("is not the one of another container on the bridge, or of the host's router", func(plugin string) {
+		n.Up(v, Usual("").Only("bridge"))
+		Expect(Ping(n.Host, "192.0.2.2")).To(BeTrue())
+		refused := func(mac, holder string) {
+			GinkgoHelper()
+			tenant.Result = nil
+			Expect(n.Chain("ADD", tenant, with(plugin, mac, nil)).Failed(103)).To(ContainSubstring(
+				"MAC address " + mac + ": " + holder))
+			Expect(Ping(n.Host, v.Addr())).To(BeTrue())
+			n.Must("DEL", tenant, with(plugin, mac, nil))
+		}
+		refused(Show(v.Host, "eth0").Address,
+			`network "cluster", container "victim", interface "eth0" has it on bridge "cni0"`)
+		refused(Show(router, "eth0").Address, "the host's own router 192.0.2.2 has it")
+		mac := "02:00:00:00:00:77"
+		n.Up(tenant, with(plugin, mac, nil))
+		Expect(Show(tenant.Host, "eth0").Address).To(Equal(mac))
+		n.Must("DEL", tenant, with(plugin, mac, nil))
+	},
+		Entry("by bridge", "bridge"),
+		Entry("by tuning", "tuning"),
+	)
+
+	It("may be the one of a container in another VLAN, but not in a VLAN of the trunk", func() {
+		nstest.Need("vlan_filtering")
+		n.Spoiled = true // the gateways stay
+		n.Up(v, Usual("").Only("bridge").With("bridge", Object{"vlan": 7}))
+		mac := Show(v.Host, "eth0").Address
+		other := with("bridge", mac, Object{"vlan": 8})
+		n.Up(tenant, other)
+		Expect(Ping(n.Host, v.Addr())).To(BeTrue())
+		n.Must("DEL", tenant, other)
+		tenant.Result = nil
+		trunk := with("bridge", mac, Object{"vlan": 8, "vlanTrunk": []Object{{"minID": 5, "maxID": 9}}})
+		Expect(n.Chain("ADD", tenant, trunk).Failed(103)).To(ContainSubstring("MAC address " + mac))
+		n.Must("DEL", tenant, trunk)
 	})
 })
 

@@ -16,6 +16,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/attach"
 	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/iface"
+	"github.com/hawser-cni/plugins/pkg/netplugin"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
@@ -269,7 +270,7 @@ func (a *attachment) addGateway(link rtnl.Link, gw netip.Prefix) (usable bool, e
 // ensureVLANGateway finds or creates the VLAN gateway: a veth pair called <bridge>.<vlan> whose other end is a port of
 // the bridge. Both ends are brought up last, so that a gateway that is down is incomplete, and is completed here. A
 // link of that name that is not a pair of this host belongs to the administrator, and is only brought up. A bridge of
-// that name is refused, because another network may have created it.
+// that name is refused if another network may have created it.
 func (a *attachment) ensureVLANGateway(ctx context.Context) (rtnl.Link, error) {
 	name := a.cfg.gatewayName()
 	gw, err := a.call.Host.Link(name)
@@ -283,7 +284,7 @@ func (a *attachment) ensureVLANGateway(ctx context.Context) (rtnl.Link, error) {
 		}
 	}
 	if err == nil && gw.Kind == "bridge" {
-		err = cni.Errorf(cni.CodeConflict, "gateway of vlan %d: the name %q is taken by a bridge", a.cfg.VLAN, name)
+		err = a.refuseGatewayBridge(gw)
 	}
 	if err != nil || gw.Up {
 		return gw, err
@@ -299,6 +300,33 @@ func (a *attachment) ensureVLANGateway(ctx context.Context) (rtnl.Link, error) {
 		return gw, fmt.Errorf("gateway of vlan %d: %w", a.cfg.VLAN, err)
 	}
 	return gw, nil
+}
+
+// refuseGatewayBridge returns code 103 if a bridge with the name of a VLAN gateway has only ports that a plugin adds to
+// the bridge of its network: the host ends of containers, and of that bridge's own VLAN gateways. A port of another
+// kind, or one that leads to this attachment's bridge, shows that the administrator created the bridge.
+func (a *attachment) refuseGatewayBridge(gw rtnl.Link) error {
+	ports, err := a.call.Host.Ports(gw.Index)
+	if err != nil {
+		return err
+	}
+	for _, p := range ports {
+		if !p.IsPairEnd() {
+			return nil
+		}
+		if p.PeerNS != -1 {
+			continue
+		}
+		peer, err := a.call.Host.LinkByIndex(p.Peer)
+		if err == nil && peer.Master == a.bridge.Index {
+			return nil
+		}
+		if netplugin.IgnoreNoLink(err) != nil {
+			return err
+		}
+	}
+	return cni.Errorf(cni.CodeConflict, "gateway of vlan %d: the name %q is taken by a bridge of another network",
+		a.cfg.VLAN, gw.Name)
 }
 
 // completeVLANGateway makes the other end a port of the bridge in the VLAN, and brings both ends up.
