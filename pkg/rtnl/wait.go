@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"slices"
 	"syscall"
+	"time"
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
@@ -102,6 +103,24 @@ func (c *Conn) WaitAddrs(ctx context.Context, index int, missing func([]AddrCopy
 	})
 }
 
+// WaitQuiet waits until no address of a link, no route and no rule has changed for a time. It returns early if ctx ends
+// or the changes cannot be read.
+func (c *Conn) WaitQuiet(ctx context.Context, index int, quiet time.Duration) {
+	events, err := c.subscribe(unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_IPV4_ROUTE,
+		unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE)
+	if err != nil {
+		return
+	}
+	defer events.Close()
+	end := func() { _ = events.Close() }
+	timer := time.AfterFunc(quiet, end)
+	defer timer.Stop()
+	defer context.AfterFunc(ctx, end)()
+	for nextEvent(events, index) == nil {
+		timer.Reset(quiet)
+	}
+}
+
 // wait calls check now and after each event of the group, until check returns an error or an empty string. The string
 // names the missing condition. Group 0 selects the addresses of both families.
 func (c *Conn) wait(ctx context.Context, group uint, index int, check func() (missing string, err error)) error {
@@ -135,7 +154,7 @@ func (c *Conn) wait(ctx context.Context, group uint, index int, check func() (mi
 	}
 }
 
-// nextEvent returns after an event of the link or of any route. It also returns if events were lost.
+// nextEvent returns after an event of the link or of any route or rule. It also returns if events were lost.
 func nextEvent(events *nl.NetlinkSocket, index int) error {
 	for {
 		messages, _, err := events.Receive()
@@ -144,7 +163,7 @@ func nextEvent(events *nl.NetlinkSocket, index int) error {
 		}
 		if err != nil || slices.ContainsFunc(messages, func(m syscall.NetlinkMessage) bool {
 			// The headers of links and addresses have the index at the same offset. A route's header has none.
-			return m.Header.Type == unix.RTM_NEWROUTE ||
+			return m.Header.Type == unix.RTM_NEWROUTE || m.Header.Type == unix.RTM_NEWRULE ||
 				len(m.Data) >= 8 && binary.NativeEndian.Uint32(m.Data[4:]) == uint32(index)
 		}) {
 			return err

@@ -66,20 +66,8 @@ func waitAddress(ctx context.Context, host *rtnl.Conn, d selector) {
 		}
 		return "an address"
 	})
-	for previous := -1; err == nil; {
-		addrs, _ := host.AddrCopies(l.Index)
-		routes, _ := host.LinkRoutes(l.Index)
-		rules, _ := host.RuleCopies()
-		count := len(addrs) + len(routes) + len(rules)
-		if count == previous {
-			return
-		}
-		previous = count
-		select {
-		case <-ctx.Done():
-			return
-		case <-time.After(settleTime):
-		}
+	if err == nil {
+		host.WaitQuiet(ctx, l.Index, settleTime)
 	}
 }
 
