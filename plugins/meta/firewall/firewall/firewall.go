@@ -210,30 +210,29 @@ func (c call) removeStale(ctx context.Context, s *store, r *record) error {
 }
 
 // chooseBackend returns the configured backend. By default it returns firewalld if that is running and may have the
-// record's addresses as sources, otherwise nftables.
+// record's addresses as sources, otherwise nftables. If a userspace driver has the container's device, firewalld may
+// not have its addresses as sources either, because no interface shows them, so that nftables replaces it.
 func (c call) chooseBackend(ctx context.Context, cfg config, r *record) (backend, error) {
-	if cfg.backend == firewalld {
-		return firewalld, c.checkSources(r)
-	}
-	if cfg.backend != auto {
+	if cfg.backend == nftables || cfg.backend == iptables {
 		return cfg.backend, nil
 	}
-	if isSilent() {
+	if cfg.backend == auto && isSilent() {
 		c.Req.Warn("firewalld: no answer within the last %s; using backend nftables", silenceTime)
 		return nftables, nil
 	}
-	err := checkFirewalld(ctx)
-	if errors.Is(err, errNoFirewalld) {
-		return nftables, nil
+	if cfg.backend == auto {
+		err := checkFirewalld(ctx)
+		if errors.Is(err, errNoFirewalld) {
+			return nftables, nil
+		}
+		if err != nil {
+			c.Req.Warn("cannot determine whether firewalld is running; using backend nftables: %v", err)
+			return nftables, nil
+		}
 	}
-	if err != nil {
-		c.Req.Warn("cannot determine whether firewalld is running; using backend nftables: %v", err)
-		return nftables, nil
-	}
-	if err = c.checkSources(r); err == nil {
-		return firewalld, nil
-	}
-	if cni.AsError(err).Code != cni.CodeConfig {
+	err := c.checkSources(r)
+	isReplaced := cfg.backend == auto || c.ContEnd.Index == 0
+	if err == nil || !isReplaced || cni.AsError(err).Code != cni.CodeConfig {
 		return firewalld, err
 	}
 	c.Req.Warn("backend firewalld: %v; using backend nftables", err)

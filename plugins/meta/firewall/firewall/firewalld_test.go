@@ -223,6 +223,18 @@ var _ = Describe("firewalld", func() {
 		refuses("192.0.2.1/32", `"192.0.2.1" belongs to another network: the host reaches it through "`)
 	})
 
+	It("has no address of a device without an interface, which nftables accepts", Label("firewalld-sources"), func() {
+		c.IP("link del eth0")
+		keys := Object{"firewalldZone": "work", "prevResult": Object{"cniVersion": "1.1.0", "interfaces": []Object{
+			{"name": "eth0", "sandbox": c.Path, "pciID": "0000:00:05.0"}},
+			"ips": []Object{{"address": "10.66.0.5/24", "interface": 0}}}}
+		Expect(w.Warns(c.as("ADD", asked, keys))).To(And(ContainSubstring("using backend nftables"),
+			ContainSubstring(`"10.66.0.5" is not an address of interface "eth0" in the container`)))
+		Expect(f.have()).To(BeEmpty())
+		c.check(asked, keys)
+		c.del(asked, keys)
+	})
+
 	It("has the address of a network without a gateway, or with a VLAN gateway", Label("firewalld-sources"), func() {
 		w.IP("route add default via 192.0.2.2")
 		keys := func(address string) Object {
