@@ -93,19 +93,22 @@ func refuseType(t *json.UnmarshalTypeError, doc []byte) *Error {
 // keyOfOffset returns the path of the value that begins or ends at an offset of the document. (The path in the
 // decoder's error lacks the indexes of lists.)
 func keyOfOffset(doc []byte, offset int64) (key string) {
-	WalkValues(doc, func(path string, o int64) bool {
-		key = path
+	WalkValues(doc, func(path []string, o int64) bool {
+		if o == offset {
+			key = JoinKeys(path)
+		}
 		return o != offset
 	})
 	return key
 }
 
-// WalkValues calls visit for each value of a JSON document, in order, until visit returns false. path is the path of
-// the value, such as "ipam.ranges[0]". offset is the end of the value or, for an object or a list, the beginning.
-func WalkValues(doc []byte, visit func(path string, offset int64) bool) {
+// WalkValues calls visit for each value of a JSON document, in order, until visit returns false. path has the keys and
+// indexes that lead to the value, such as "ipam", "ranges", "[0]", for JoinKeys. visit must not keep it. offset is the
+// end of the value or, for an object or a list, the beginning.
+func WalkValues(doc []byte, visit func(path []string, offset int64) bool) {
 	d := json.NewDecoder(bytes.NewReader(doc))
-	var walk func(path string) bool
-	walk = func(path string) bool {
+	var walk func(path []string) bool
+	walk = func(path []string) bool {
 		token, _ := d.Token()
 		if !visit(path, d.InputOffset()) {
 			return false
@@ -115,13 +118,13 @@ func WalkValues(doc []byte, visit func(path string, offset int64) bool) {
 			for d.More() {
 				name, _ := d.Token()
 				text, _ := name.(string)
-				if !walk(KeyIn(path, text)) {
+				if !walk(append(path, KeyIn("", text))) {
 					return false
 				}
 			}
 		case json.Delim('['):
 			for i := 0; d.More(); i++ {
-				if !walk(fmt.Sprintf("%s[%d]", path, i)) {
+				if !walk(append(path, fmt.Sprintf("[%d]", i))) {
 					return false
 				}
 			}
@@ -131,7 +134,7 @@ func WalkValues(doc []byte, visit func(path string, offset int64) bool) {
 		_, _ = d.Token() // the end of the object or list
 		return true
 	}
-	walk("")
+	walk(nil)
 }
 
 // DecodeConfig decodes the keys that all plugins have. It does not check the version, which is Oldest by default. If a

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -73,6 +74,16 @@ var _ = Describe("Config", func() {
 		Entry("an ipam.type that is a list", `{"ipam": {"type": []}}`, cni.CodeConfig,
 			"ipam.type: is a JSON array, want a string"),
 	)
+
+	It("does not copy a long key for each value below it to name another key", Label("sizes"), func() {
+		doc := `{"` + strings.Repeat("k", 1<<20) + `":[` + strings.Repeat("0,", 1<<12) + `0],"name":5}`
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		_, err := cni.DecodeConfig([]byte(doc))
+		runtime.ReadMemStats(&after)
+		Expect(err).To(MatchError("name: is a JSON number, want a string"))
+		Expect(after.TotalAlloc - before.TotalAlloc).To(BeNumerically("<", 256<<20))
+	})
 
 	It("tells what else it read beside a value of the wrong type", func() {
 		c, err := cni.DecodeConfig([]byte(`{"name": 5, "cniVersion": "0.4.0"}`))

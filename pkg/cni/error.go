@@ -258,4 +258,22 @@ func KeyIn(key, name string) string {
 	return key + "." + name
 }
 
+const pathMax = 1 << 10 // bytes of a path in an error
+
+// JoinKeys returns the path of a value, such as ipam.ranges[0]. Each key must be quoted as KeyIn quotes it. A path that
+// is longer than pathMax is cut.
+func JoinKeys(path []string) string {
+	var b strings.Builder
+	for _, name := range path {
+		if b.Len() > 0 && name[0] != '[' {
+			b.WriteByte('.')
+		}
+		b.WriteString(name[:min(len(name), pathMax+1)])
+		if b.Len() > pathMax {
+			return strings.ToValidUTF8(b.String()[:pathMax], "") + "..."
+		}
+	}
+	return b.String()
+}
+
 func notPrintable(r rune) bool { return !strconv.IsPrint(r) || r == utf8.RuneError }

@@ -158,12 +158,14 @@ func (p *Policy) Check(conf []byte, call Call) error {
 	}
 	t.checkTypes()
 	t.checkLinks()
-	t.checkKeys("", t.conf)
-	t.checkAddresses("ipam", t.conf["ipam"])
-	t.checkAddresses("runtimeConfig", t.conf["runtimeconfig"])
-	t.checkAddresses("args", t.conf["args"])
+	t.checkKeys(nil, t.conf)
+	t.checkAddresses([]string{"ipam"}, "", t.conf["ipam"])
+	t.checkAddresses([]string{"runtimeConfig"}, "", t.conf["runtimeconfig"])
+	t.checkAddresses([]string{"args"}, "", t.conf["args"])
 	if prev, ok := t.conf["prevresult"].(map[string]any); ok && call.Chained {
-		t.checkAddresses("prevResult.ips", prev["ips"])
+		for _, key := range []string{"ips", "ip4", "ip6"} { // the last two before version 0.3.0
+			t.checkAddresses([]string{"prevResult", key}, key, prev[key])
+		}
 	}
 	t.checkArgs()
 	t.checkPorts()
@@ -180,9 +182,11 @@ type tenant struct {
 	call     Call
 	conf     map[string]any
 	problems cni.Problems
+	refusals int
 }
 
 func (t *tenant) refuse(key string, value any, reason string) {
+	t.refusals++
 	t.problems.Add(cni.Refuse(key, value, reason).
 		Suggest("ask the administrator of the node; the policy is %s", t.path))
 }
@@ -191,6 +195,8 @@ func (t *tenant) refuse(key string, value any, reason string) {
 func (t *tenant) refuseUnlisted(key string, value any, list string) {
 	t.refuse(key, value, "is not permitted by "+list+" of the policy")
 }
+
+const refusalsMax = 64 // after as many refusals the rest of a configuration is not checked
 
 func permits(list []string, value string) bool {
 	return slices.Contains(list, value) || slices.Contains(list, wildcard)
@@ -228,48 +234,53 @@ func (t *tenant) checkLinks() {
 }
 
 // checkKeys refuses the keys that reach the host, in every object. It refuses the configuration's own prevResult only
-// if call.First is set.
-func (t *tenant) checkKeys(path string, value any) {
+// if call.First is set. path is for cni.JoinKeys, and becomes text only in refusals, because a tenant can make it long.
+func (t *tenant) checkKeys(path []string, value any) {
+	if t.refusals > refusalsMax {
+		return
+	}
 	switch value := value.(type) {
 	case []any:
 		for i, v := range value {
-			t.checkKeys(fmt.Sprintf("%s[%d]", path, i), v)
+			t.checkKeys(append(path, fmt.Sprintf("[%d]", i)), v)
 		}
 	case map[string]any:
 		for _, key := range slices.Sorted(maps.Keys(value)) {
 			i := slices.IndexFunc(refusedKeys, func(k string) bool { return strings.EqualFold(k, key) })
-			isResult := path == "" && key == "prevresult"
+			isResult := len(path) == 0 && key == "prevresult"
 			switch {
 			case isResult && !t.call.First, value[key] == nil:
 			case i >= 0 && !slices.Contains(t.AllowKeys, refusedKeys[i]):
-				t.refuse(cni.KeyIn(path, refusedKeys[i]), nil,
+				t.refuse(cni.JoinKeys(append(path, refusedKeys[i])), nil,
 					"is a key that reaches the host, and allowKeys of the policy does not have it")
 			case !isResult:
-				t.checkKeys(cni.KeyIn(path, key), value[key])
+				t.checkKeys(append(path, cni.KeyIn("", key)), value[key])
 			}
 		}
 	}
 }
 
-// checkAddresses checks every address, range and gateway below a key.
-func (t *tenant) checkAddresses(path string, value any) {
+// checkAddresses checks every address, range and gateway below a path. key is the last key of the path.
+func (t *tenant) checkAddresses(path []string, key string, value any) {
+	if t.refusals > refusalsMax {
+		return
+	}
 	switch value := value.(type) {
 	case []any:
 		for i, v := range value {
-			t.checkAddresses(fmt.Sprintf("%s[%d]", path, i), v)
+			t.checkAddresses(append(path, fmt.Sprintf("[%d]", i)), key, v)
 		}
 	case map[string]any:
 		for _, key := range slices.Sorted(maps.Keys(value)) {
 			if key != "portmappings" && key != "routes" && key != "dns" && key != "exclude" {
-				t.checkAddresses(cni.KeyIn(path, key), value[key])
+				t.checkAddresses(append(path, cni.KeyIn("", key)), key, value[key])
 			}
 		}
 	case string:
-		key := strings.TrimRight(path[strings.LastIndex(path, ".")+1:], "[]0123456789")
-		isAddress := slices.Contains([]string{"address", "addresses", "gateway", "ips", "range", "rangeend",
+		isAddress := slices.Contains([]string{"address", "addresses", "gateway", "ip", "ips", "range", "rangeend",
 			"rangestart", "subnet"}, key)
 		if isAddress && !t.isInSubnets(value) {
-			t.refuseUnlisted(path, value, "subnets")
+			t.refuseUnlisted(cni.JoinKeys(path), value, "subnets")
 		}
 	}
 }
@@ -340,6 +351,9 @@ func (t *tenant) checkVLANs() {
 	check("vlan", t.conf["vlan"], t.conf["vlan"])
 	check("vlanId", t.conf["vlanid"], t.conf["vlanid"])
 	trunk, _ := t.conf["vlantrunk"].([]any)
+	if len(trunk) > 0 && cmp.Or(text(t.conf["vlan"]), "0") == "0" && !permitsRange(t.VLANs, 1, 1) {
+		t.refuseUnlisted("vlan", 1, "vlans") // what a trunk without vlan has
+	}
 	for i, entry := range trunk {
 		m, _ := entry.(map[string]any)
 		check(fmt.Sprintf("vlanTrunk[%d].id", i), m["id"], m["id"])

@@ -3,6 +3,7 @@ package policy_test
 import (
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -123,7 +124,9 @@ var _ = Describe("the policy for tenants", Label("tenant-policy"), func() {
 		Entry("a VLAN", "bridge", tenant+`,"VLAN":110`, `vlan: 110 is not permitted by vlans of the policy`),
 		Entry("the VLAN of an interface", "macvlan", `"name":"team","type":"macvlan","master":"eth1","vlanId":5`,
 			`vlanId: 5 is not permitted by vlans of the policy`),
-		Entry("VLANs of a trunk", "bridge", tenant+`,"vlanTrunk":[{"id":99},{"minID":100,"maxID":120}]`,
+		Entry("the VLAN of a trunk without a tag", "bridge", tenant+`,"vlanTrunk":[{"id":100}]`,
+			`vlan: 1 is not permitted by vlans of the policy`),
+		Entry("VLANs of a trunk", "bridge", tenant+`,"vlan":100,"vlanTrunk":[{"id":99},{"minID":100,"maxID":120}]`,
 			`vlanTrunk[0].id: 99 is not permitted by vlans of the policy`,
 			`vlanTrunk[1].minID: 100 is not permitted by vlans of the policy`),
 		Entry("a MAC address", "bridge",
@@ -141,13 +144,13 @@ var _ = Describe("the policy for tenants", Label("tenant-policy"), func() {
 		added := `"cniVersion":"1.0.0","name":"pods","prevResult":{"cniVersion":"1.0.0"},
 			"runtimeConfig":{"portMappings":[]},`
 		bridge := `"type":"bridge","bridge":"cni0","ipam":{"type":"host-local","subnet":"10.88.0.0/16"}`
-		runtime := func(plugin, conf string) error {
+		chained := func(plugin, conf string) error {
 			return p.Check([]byte("{"+conf+"}"), policy.Call{Plugin: plugin})
 		}
 		Expect(refused(p, "bridge", added+bridge)).NotTo(BeEmpty(), "no runtime sends a result to the first plugin")
-		Expect(runtime("bridge", added+bridge)).NotTo(Succeed(), "the entry declares no capability")
+		Expect(chained("bridge", added+bridge)).NotTo(Succeed(), "the entry declares no capability")
 		added = strings.Replace(added, `"runtimeConfig":{"portMappings":[]},`, "", 1)
-		Expect(runtime("bridge", added+bridge)).To(Succeed())
+		Expect(chained("bridge", added+bridge)).To(Succeed())
 		added = `"cniVersion":"1.0.0","name":"pods","runtimeConfig":{"portMappings":[]},`
 		portmap := `"type":"portmap","capabilities":{"portMappings":true},"markMasqBit":`
 		Expect(refused(p, "portmap", added+portmap+"9007199254740993")).To(BeEmpty())
@@ -199,6 +202,25 @@ var _ = Describe("the policy for tenants", Label("tenant-policy"), func() {
 			"ips":[{"address":"10.200.0.2/24"},{"address":"10.88.0.2/16"}],"routes":[{"dst":"0.0.0.0/0"}]}}`),
 			policy.Call{Plugin: "portmap", Chained: true})
 		Expect(err).To(MatchError(ContainSubstring(`prevResult.ips[1].address: "10.88.0.2/16" is not permitted`)))
+
+		err = rules("").Check([]byte(`{"cniVersion":"1.0.0","name":"team","type":"portmap","PrevResult":{
+			"cniVersion":"0.2.0","IP4":{"ip":"10.88.0.2/16"},"ip6":{"ip":"fd00:200::2/64","gateway":"fd00:1::1"}}}`),
+			policy.Call{Plugin: "portmap", Chained: true})
+		Expect(err).To(MatchError(And(ContainSubstring(`prevResult.ip4.ip: "10.88.0.2/16" is not permitted`),
+			ContainSubstring(`prevResult.ip6.gateway: "fd00:1::1" is not permitted`))))
+	})
+
+	It("does not copy a long key for each value below it", Label("sizes"), func() {
+		long := `"` + strings.Repeat("k", 1<<20) + `":[` + strings.Repeat(`{"mac":0,"ips":["x"]},`, 1<<12) + `0]`
+		conf := []byte(`{` + tenant + `,"args":{` + long + `},"runtimeConfig":{` + long + `}}`)
+		p := rules("")
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		list := cni.ProblemsOf(p.Check(conf, policy.Call{Plugin: "bridge"}))
+		runtime.ReadMemStats(&after)
+		Expect(after.TotalAlloc - before.TotalAlloc).To(BeNumerically("<", 256<<20))
+		Expect(list[0].Key).To(And(HavePrefix("args.kkk"), HaveSuffix("kkk...")))
+		Expect(len(list[0].Key)).To(BeNumerically("<", 1100))
 	})
 
 	It("leaves the result that CHECK of the plugin that made it has", func() {

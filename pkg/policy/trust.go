@@ -148,12 +148,22 @@ func isDeclared(conf, entry map[string]any) bool {
 // duplicateKey returns the first key that an object has twice, in the same or another case, or "". A decoder may use
 // the first value of such a key, the last one, or both.
 func duplicateKey(conf []byte) (key string) {
-	seen := map[string]bool{}
-	cni.WalkValues(conf, func(path string, _ int64) bool {
-		if seen[fold(path)] {
-			key = path
+	var seen []map[string]bool // the keys before this one in each object or list around it
+	cni.WalkValues(conf, func(path []string, _ int64) bool {
+		depth := len(path)
+		seen = append(seen[:depth], nil)
+		if depth == 0 {
+			return true
 		}
-		seen[fold(path)] = true
+		name, around := fold(path[depth-1]), seen[depth-1]
+		switch {
+		case around[name]:
+			key = cni.JoinKeys(path)
+		case around == nil:
+			seen[depth-1] = map[string]bool{name: true}
+		default:
+			around[name] = true
+		}
 		return key == ""
 	})
 	return key
