@@ -14,10 +14,10 @@ import (
 	"github.com/hawser-cni/plugins/pkg/nstest"
 )
 
-// installer is the name of the image, and mounted the directory in which it installs.
-const installer, mounted = "localhost/hawser:9.8.7", "/host/opt/cni/bin"
+// mounted is the directory in which the image installs.
+const mounted = "/host/opt/cni/bin"
 
-// installerArchive is the image as scripts/image.sh has made it for this machine, with the version 9.8.7.
+// installerArchive returns the image, hawser-VERSION-oci.tar.
 func installerArchive() string {
 	archive := os.Getenv("HAWSER_IMAGE")
 	if archive == "" {
@@ -25,6 +25,13 @@ func installerArchive() string {
 	}
 	return archive
 }
+
+func installerVersion() string {
+	return strings.TrimSuffix(strings.TrimPrefix(filepath.Base(installerArchive()), "hawser-"), "-oci.tar")
+}
+
+// installer returns the name of the image.
+func installer() string { return "localhost/hawser:" + installerVersion() }
 
 // bare takes the plugins from the machine.
 func (m *machine) bare() {
@@ -48,10 +55,10 @@ var _ = Describe("the image", Label("image"), func() {
 		archive := installerArchive()
 		p := newPodman(newMachine(""), network.Conflist())
 		p.bare()
-		Expect(p.must("load", "-i", archive)).To(ContainSubstring(installer))
+		Expect(p.must("load", "-i", archive)).To(ContainSubstring(installer()))
 		for range 2 {
 			p.must("run", "--rm", "--network", "host", "--cgroup-parent", p.cgroup, "--read-only", "--cap-drop", "all",
-				"--security-opt", "no-new-privileges", "-v", p.plugins+":"+mounted, installer)
+				"--security-opt", "no-new-privileges", "-v", p.plugins+":"+mounted, installer())
 			p.expectInstalled()
 		}
 		p.container("pod", "--network", "pods").ExpectUp()
@@ -70,7 +77,7 @@ var _ = Describe("the image", Label("image"), func() {
 		options := strings.Replace(run[1], "/opt/cni/bin", p.plugins, 1)
 		Expect(options).To(ContainSubstring(p.plugins))
 		p.must(append([]string{"run", "--cgroup-parent", p.cgroup},
-			strings.Fields(options+":/host"+run[2]+"9.8.7")...)...)
+			strings.Fields(options+":/host"+run[2]+installerVersion())...)...)
 		p.expectInstalled()
 	})
 
@@ -84,7 +91,7 @@ var _ = Describe("the image", Label("image"), func() {
 			c.importImage(dir(), archive)
 			c.Cmd(inDir(dir(), "ctr"), "-a", c.socket, "-n", "k8s.io", "run", "--rm", "--net-host", "--read-only",
 				"--cgroup", c.machine.cgroup+"/ctr",
-				"--mount", "type=bind,src="+c.plugins+",dst="+mounted+",options=rbind:rw", installer, "ctr")
+				"--mount", "type=bind,src="+c.plugins+",dst="+mounted+",options=rbind:rw", installer(), "ctr")
 			c.expectInstalled()
 
 			c.bare()
@@ -145,7 +152,7 @@ func (d *daemon) daemonSet(name string) (install, keep string) {
 func (d *daemon) confined(name string, args []string) *cri.ContainerConfig {
 	return &cri.ContainerConfig{
 		Metadata: &cri.ContainerMetadata{Name: name},
-		Image:    &cri.ImageSpec{Image: installer},
+		Image:    &cri.ImageSpec{Image: installer()},
 		Args:     args,
 		LogPath:  name + ".log",
 		Mounts:   []*cri.Mount{{ContainerPath: mounted, HostPath: d.plugins}},

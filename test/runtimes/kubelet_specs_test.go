@@ -118,7 +118,7 @@ func staticPod() string {
 	Expect(yaml.Unmarshal(nstest.Must(os.ReadFile("../../deploy/talos.yaml")), &patch)).To(Succeed())
 	Expect(patch.Machine.Pods).To(HaveLen(1))
 	manifest := nstest.Must(yaml.Marshal(patch.Machine.Pods[0]))
-	return strings.ReplaceAll(string(manifest), "localhost/hawser:VERSION", installer)
+	return strings.ReplaceAll(string(manifest), "localhost/hawser:VERSION", installer())
 }
 
 const ordinaryPod = `
