@@ -502,7 +502,7 @@ func faults() []fault {
 			  ip link set cni0 type bridge vlan_filtering 1`,
 			mend: "bridge vlan add dev up0 vid 7"},
 		{id: "other-default-route", severity: "warning",
-			says:    `the default route of pod shop/web-0 on "pods" leads to net1 of network "more", not to eth0`,
+			says:    `the default route of pod shop/web-0 on "pods" points to net1 of network "more", not to eth0`,
 			advises: `remove the default route from the list of "more", or raise its priority (metric)`,
 			list: strings.NewReplacer("1.0.0", "1.1.0", `"0.0.0.0/0"`, `"0.0.0.0/0", "priority": 200`).
 				Replace(usual),

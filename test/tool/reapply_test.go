@@ -186,7 +186,7 @@ var _ = Describe("hawser reapply", Label("tool-reapply"), func() {
 			"exec " + nstest.Build("hawser") + " watch --every 1s --file /run/x.prom >/run/said"}})
 		pass := func() string { return m.Cmd("sh", "-c", "stat -c %i.%Z /run/x.prom || true") }
 		said := func() string { return m.Cmd("cat", "/run/said") }
-		once := []string{"bridge: made by the reference plugin", "damaged: ", "metrics: "}
+		once := []string{"bridge: created by the reference plugin", "damaged: ", "metrics: "}
 		for _, what := range once {
 			Eventually(said).Should(ContainSubstring(what))
 		}
@@ -209,7 +209,7 @@ var _ = Describe("hawser reapply", Label("tool-reapply"), func() {
 		out := m.hawser("reapply", "c1c1")
 		Expect(out.Exit).To(Equal(1))
 		for _, plugin := range []string{"bridge", "portmap", "firewall"} {
-			Expect(out.Stderr).To(ContainSubstring(plugin + ": made by the reference plugin"))
+			Expect(out.Stderr).To(ContainSubstring(plugin + ": created by the reference plugin"))
 		}
 		Expect(m.Cmd("nft", "list", "ruleset")).To(BeEmpty())
 	})

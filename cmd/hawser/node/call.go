@@ -65,8 +65,8 @@ func (n *Node) Run(ctx context.Context, c Call) (json.RawMessage, error) {
 	return nil, fmt.Errorf("%s: %w: %s", file, err, strings.TrimSpace(stderr.String()+stdout.String()))
 }
 
-// finished returns a context for a repair that must not be interrupted when ctx ends. It expires after a minute.
-func finished(ctx context.Context) (context.Context, context.CancelFunc) {
+// repairContext returns a context for a repair that must not be interrupted when ctx ends. It expires after a minute.
+func repairContext(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 }
 
@@ -74,12 +74,12 @@ func finished(ctx context.Context) (context.Context, context.CancelFunc) {
 // holds the lock under which DEL removes that record. The end of ctx does not interrupt it.
 func (n *Node) Reapply(ctx context.Context, c Call) error {
 	if c.Reference {
-		return fmt.Errorf("%s: made by the reference plugin, which leaves no record of it; restart the container",
+		return fmt.Errorf("%s: created by the reference plugin, which leaves no record of it; restart the container",
 			c.Plugin())
 	}
-	ctx, cancel := finished(ctx)
+	ctx, cancel := repairContext(ctx)
 	defer cancel()
-	return n.runOwn(ctx, c, skel.Env{Reapply: true})
+	return n.runInProcess(ctx, c, skel.Env{Reapply: true})
 }
 
 // FirstDrift returns the drift of the list's first plugin if a chained plugin must not be restored because of it, and
@@ -89,15 +89,15 @@ func (n *Node) Reapply(ctx context.Context, c Call) error {
 func (n *Node) FirstDrift(ctx context.Context, c Call) error {
 	first := Call{"CHECK", c.Attachment, c.List, 0}
 	end := FirstWord(c.HostEnd())
-	if c.Entry == 0 || end == "" || !n.HasPlugin(first.Plugin()) || isReached(c.Attachment, end) {
+	if c.Entry == 0 || end == "" || !n.HasPlugin(first.Plugin()) || hasHostRoutes(c.Attachment, end) {
 		return nil
 	}
 	return n.Check(ctx, first)
 }
 
-// isReached reports whether the host routes to all addresses of the attachment go through its host end or the master of
-// the host end.
-func isReached(a *Attachment, end string) bool {
+// hasHostRoutes reports whether the host routes to all addresses of the attachment go through its host end or the
+// master of the host end.
+func hasHostRoutes(a *Attachment, end string) bool {
 	host := rtnl.Host()
 	defer host.Close()
 	link, err := host.Link(end)
@@ -106,19 +106,19 @@ func isReached(a *Attachment, end string) bool {
 		if err != nil {
 			return false
 		}
-		by, err := host.RouteTo(addr)
-		return err != nil || by != link.Index && by != link.Master
+		index, err := host.RouteTo(addr)
+		return err != nil || index != link.Index && index != link.Master
 	})
 }
 
 // Restore restores flushed rules of live attachments, in one step for all calls of one of Hawser's plugins. It returns
 // what was missing, by the attachment's mark.
 func (n *Node) Restore(ctx context.Context, plugin string, calls []Call) map[string]error {
-	ctx, cancel := finished(ctx)
+	ctx, cancel := repairContext(ctx)
 	defer cancel()
 	var envs []skel.Env
 	for _, c := range calls {
-		envs = append(envs, n.ownEnv(c, skel.Env{Stdout: io.Discard, Stderr: io.Discard}))
+		envs = append(envs, n.inProcessEnv(c, skel.Env{Stdout: io.Discard, Stderr: io.Discard}))
 	}
 	p, _ := n.Plugin(plugin)
 	return p.Restore(ctx, envs)
@@ -139,12 +139,12 @@ func (n *Node) Checks(a *Attachment) ([]Call, error) {
 // executes no program and calls no IPAM plugin, so it changes nothing, unlike the reference's CHECK of firewall and
 // dhcp. A failure leaves no record for why.
 func (n *Node) Check(ctx context.Context, c Call) error {
-	return n.runOwn(ctx, c, skel.Env{ReadOnly: true})
+	return n.runInProcess(ctx, c, skel.Env{ReadOnly: true})
 }
 
 // Status runs Hawser's STATUS of the first plugin of a list in this process. It changes nothing and leaves no record.
 func (n *Node) Status(ctx context.Context, list List) error {
-	return n.runOwn(ctx, Call{"STATUS", &Attachment{}, list, 0}, skel.Env{ReadOnly: true})
+	return n.runInProcess(ctx, Call{"STATUS", &Attachment{}, list, 0}, skel.Env{ReadOnly: true})
 }
 
 // IsDrift reports whether an error of Check means that objects of the attachment are missing or changed.
@@ -184,9 +184,9 @@ func (n *Node) HasPlugin(plugin string) bool {
 	return ok
 }
 
-// ownEnv completes env for a call in this process. The list's version is raised to the first one that has the command,
-// because CHECK is also needed for older lists.
-func (n *Node) ownEnv(c Call, env skel.Env) skel.Env {
+// inProcessEnv completes env for a call in this process. The list's version is raised to the first one that has the
+// command, because CHECK is also needed for older lists.
+func (n *Node) inProcessEnv(c Call, env skel.Env) skel.Env {
 	c.Attachment = c.withInterfaces(c.List)
 	c.List.CNIVersion = max(c.List.CNIVersion, cni.Since(c.Command))
 	env.Vars, env.Stdin, env.Programs = c.environment(n), bytes.NewReader(c.conf()), n.Programs
@@ -210,20 +210,20 @@ func (a *Attachment) withInterfaces(list List) *Attachment {
 			result.Interfaces = append(result.Interfaces, cni.Interface{Name: name})
 		}
 	}
-	inside := len(result.Interfaces)
+	index := len(result.Interfaces)
 	result.Interfaces = append(result.Interfaces, cni.Interface{Name: a.IfName, Sandbox: a.Netns})
 	for i := range result.IPs {
-		result.IPs[i].Interface = &inside
+		result.IPs[i].Interface = &index
 	}
-	completed := *a
-	completed.RawResult, _ = result.Encode(cni.Newest) // a decoded result can be encoded
-	return &completed
+	clone := *a
+	clone.RawResult, _ = result.Encode(cni.Newest) // a decoded result can be encoded
+	return &clone
 }
 
-func (n *Node) runOwn(ctx context.Context, c Call, env skel.Env) error {
+func (n *Node) runInProcess(ctx context.Context, c Call, env skel.Env) error {
 	var stdout, stderr bytes.Buffer
 	env.Stdout, env.Stderr = &stdout, &stderr
-	if p, _ := n.Plugin(c.Plugin()); p.Run(ctx, n.ownEnv(c, env)) == 0 {
+	if p, _ := n.Plugin(c.Plugin()); p.Run(ctx, n.inProcessEnv(c, env)) == 0 {
 		return nil
 	}
 	if e, ok := cni.DecodeError(stdout.Bytes()); ok {
@@ -254,23 +254,23 @@ func (c Call) conf() []byte {
 	return c.List.Conf(c.Entry, more)
 }
 
-// Detach calls DEL of the programs of a list for an attachment. DEL affects no other attachment. DetachLeft removes
+// Detach calls DEL of the programs of a list for an attachment. DEL affects no other attachment. DetachRest removes
 // what they leave, so Detach returns only the errors of plugins that are not Hawser's.
 func (n *Node) Detach(ctx context.Context, a *Attachment, list List) (err error) {
 	for i, c := range slices.Backward(list.Calls("DEL", a)) {
-		_, failed := n.Run(ctx, c)
+		_, callErr := n.Run(ctx, c)
 		if ipam := list.Plugins[i].IPAM.Type; !n.HasPlugin(c.Plugin()) || ipam != "" && !n.HasPlugin(ipam) {
-			err = errors.Join(err, failed)
+			err = errors.Join(err, callErr)
 		}
 	}
 	return err
 }
 
-// DetachLeft removes the holdings that are left after Detach, or that belong to no plugin of the list, by DEL of
+// DetachRest removes the holdings that are left after Detach, or that belong to no plugin of the list, by DEL of
 // Hawser's own plugins, with IPAM last.
-func (n *Node) DetachLeft(ctx context.Context, a *Attachment, list List, left []cni.Holding) (err error) {
+func (n *Node) DetachRest(ctx context.Context, a *Attachment, list List, rest []cni.Holding) (err error) {
 	for _, p := range slices.Backward(n.Programs) {
-		if !slices.ContainsFunc(left, func(h cni.Holding) bool { return h.Plugin == p.Name }) {
+		if !slices.ContainsFunc(rest, func(h cni.Holding) bool { return h.Plugin == p.Name }) {
 			continue
 		}
 		entry := Entry{Type: p.Name, Raw: map[string]json.RawMessage{}}
@@ -283,8 +283,8 @@ func (n *Node) DetachLeft(ctx context.Context, a *Attachment, list List, left []
 				delete(entry.Raw, "ipam")
 			}
 		}
-		alone := List{Name: list.Name, CNIVersion: cmp.Or(list.CNIVersion, cni.Newest), Plugins: []Entry{entry}}
-		err = errors.Join(err, n.runOwn(ctx, Call{"DEL", a, alone, 0}, skel.Env{}))
+		single := List{Name: list.Name, CNIVersion: cmp.Or(list.CNIVersion, cni.Newest), Plugins: []Entry{entry}}
+		err = errors.Join(err, n.runInProcess(ctx, Call{"DEL", a, single, 0}, skel.Env{}))
 	}
 	return err
 }

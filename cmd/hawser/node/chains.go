@@ -91,22 +91,22 @@ func nftablesChains(nf *nft.Conn) (all []*BaseChain, err error) {
 // maxReached is the number of chains below a base chain that are read.
 const maxReached = 200
 
-// readReached returns the rules of a base chain and of the chains to which they lead. isPartial is true if it only
-// returns the base chain's: in nat chains, which have no rules that drop, and if there are more than maxReached chains.
+// readReached returns the rules of a base chain and of the chains to which they jump. It returns only the rules
+// of the base chain, and isPartial, for nat chains, which have no rules that drop, and for more than maxReached chains.
 func readReached(nf *nft.Conn, base nft.LiveChain) (rules []RuleSummary, isPartial bool, err error) {
 	rules, err = ReadRules(nf, base.Table, base.Name)
-	seen, own := map[string]bool{}, len(rules)
+	seen, baseCount := map[string]bool{}, len(rules)
 	for i := 0; i < len(rules) && err == nil; i++ {
 		target := rules[i].Target
 		if target == "" || seen[target] {
 			continue
 		}
 		if seen[target] = true; base.Hook.Type == "nat" || len(seen) > maxReached {
-			return rules[:own], true, nil
+			return rules[:baseCount], true, nil
 		}
-		var more []RuleSummary
-		more, err = ReadRules(nf, base.Table, target)
-		rules = append(rules, more...)
+		var reached []RuleSummary
+		reached, err = ReadRules(nf, base.Table, target)
+		rules = append(rules, reached...)
 	}
 	return rules, false, err
 }

@@ -26,7 +26,7 @@ type List struct {
 	NoCheck    bool // the runtime must not call CHECK
 	Plugins    []Entry
 	Raw        map[string]json.RawMessage
-	inlined    bool // the directory that has the network's name is not read
+	isInlined  bool // the directory that has the network's name is not read
 }
 
 // Entry is a plugin's entry of a list.
@@ -94,13 +94,13 @@ func ListFiles(dir string) ([]string, error) { return filesIn(dir, ".conf", ".co
 
 // filesIn returns the files of a directory with one of the extensions, sorted by name; none if the directory does not
 // exist.
-func filesIn(dir string, endings ...string) (files []string, err error) {
+func filesIn(dir string, extensions ...string) (files []string, err error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
 	for _, e := range entries {
-		if !e.IsDir() && slices.Contains(endings, filepath.Ext(e.Name())) {
+		if !e.IsDir() && slices.Contains(extensions, filepath.Ext(e.Name())) {
 			files = append(files, filepath.Join(dir, e.Name()))
 		}
 	}
@@ -118,11 +118,11 @@ func ReadList(file string) (list List, err error) {
 	for i := range list.Plugins {
 		list.Plugins[i].File = file
 	}
-	if err != nil || list.inlined || !cni.ValidName(list.Name) {
+	if err != nil || list.isInlined || !cni.ValidName(list.Name) {
 		return list, err
 	}
-	more, err := filesIn(filepath.Join(filepath.Dir(file), list.Name), ".conf")
-	for _, name := range more {
+	files, err := filesIn(filepath.Join(filepath.Dir(file), list.Name), ".conf")
+	for _, name := range files {
 		e := Entry{File: name}
 		if err := readFile(name, e.parse); err != nil {
 			return list, err
@@ -187,9 +187,9 @@ func ParseList(data []byte) (list List, err error) {
 	}
 	isTrue := func(v any) bool { return strings.EqualFold(fmt.Sprint(v), "true") } // libcni also accepts a string
 	list.Name, list.CNIVersion, list.Plugins = doc.Name, doc.CNIVersion, doc.Plugins
-	list.NoCheck, list.inlined = isTrue(doc.DisableCheck), isTrue(doc.Inlined)
+	list.NoCheck, list.isInlined = isTrue(doc.DisableCheck), isTrue(doc.Inlined)
 	if doc.Type != "" && doc.Plugins == nil {
-		list.Plugins, list.inlined = make([]Entry, 1), true
+		list.Plugins, list.isInlined = make([]Entry, 1), true
 		return list, list.Plugins[0].parse(data)
 	}
 	var raw struct{ Plugins []map[string]json.RawMessage }
@@ -221,11 +221,11 @@ type Usage struct {
 
 // Usage returns the usage of the list's range sets, in the order of RangeSets.
 func (l List) Usage(all []*Attachment) (sets []Usage) {
-	var lent []netip.Addr
+	var leased []netip.Addr
 	for _, a := range all {
 		for _, text := range a.Held(cni.HeldAddress) {
 			if addr, err := netip.ParseAddr(FirstWord(text)); err == nil && a.Network == l.Name {
-				lent = append(lent, addr)
+				leased = append(leased, addr)
 			}
 		}
 	}
@@ -233,7 +233,7 @@ func (l List) Usage(all []*Attachment) (sets []Usage) {
 		u := Usage{Set: set}
 		for _, r := range set {
 			u.Size += r.Size()
-			for _, a := range lent {
+			for _, a := range leased {
 				if r.Contains(a) {
 					u.Used++
 				}
@@ -276,9 +276,9 @@ func (l List) RangeSets() (sets []ranges.Set) {
 		if ipam.Subnet != nil {
 			sets = append(sets, parse("ipam", ipam.Wire))
 		}
-		for i, written := range ipam.Ranges {
+		for i, wires := range ipam.Ranges {
 			var set ranges.Set
-			for j, w := range written {
+			for j, w := range wires {
 				set = append(set, parse(fmt.Sprintf("ipam.ranges[%d][%d]", i, j), w)...)
 			}
 			sets = append(sets, set)
@@ -301,26 +301,26 @@ func (e *Entry) ResolveFlannel(containerID string) {
 	if e.Type != "flannel" {
 		return
 	}
-	text := func(key, otherwise string) (value string) {
+	text := func(key, fallback string) (value string) {
 		_ = json.Unmarshal(e.Raw[key], &value) // flannel refuses other types
-		return cmp.Or(value, otherwise)
+		return cmp.Or(value, fallback)
 	}
-	called := Entry{SubnetFile: text("subnetFile", "/run/flannel/subnet.env"), File: e.File,
+	delegated := Entry{SubnetFile: text("subnetFile", "/run/flannel/subnet.env"), File: e.File,
 		Key: strings.TrimPrefix(e.Key+".delegate", ".")}
-	kept, err := os.ReadFile(filepath.Join(text("dataDir", "/var/lib/cni/flannel"), containerID))
+	saved, err := os.ReadFile(filepath.Join(text("dataDir", "/var/lib/cni/flannel"), containerID))
 	if err != nil {
-		kept = e.delegate(called.SubnetFile)
+		saved = e.delegate(delegated.SubnetFile)
 	}
-	_ = called.parse(kept) // after an error the entry has no type
-	*e = called
+	_ = delegated.parse(saved) // after an error the entry has no type
+	*e = delegated
 }
 
 // delegate returns the configuration that flannel builds from its delegate and the node's subnet, without keys that the
 // tool does not read. If the subnet is unknown, the configuration declares that the runtime sends the ranges.
 func (e *Entry) delegate(subnetFile string) []byte {
-	conf, given := map[string]any{"type": "bridge"}, map[string]any{}
-	_ = json.Unmarshal(e.Raw["delegate"], &given)
-	maps.Copy(conf, given)
+	conf, overrides := map[string]any{"type": "bridge"}, map[string]any{}
+	_ = json.Unmarshal(e.Raw["delegate"], &overrides)
+	maps.Copy(conf, overrides)
 	env, _ := os.ReadFile(subnetFile)
 	var ranges []any
 	for _, word := range strings.Fields(string(env)) {

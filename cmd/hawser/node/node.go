@@ -6,7 +6,7 @@
 // in use. BaseChains are the chains of all programs that packets of containers pass.
 //
 // Reading changes nothing on the node, and executes only the runtimes' own programs, cluster-local and iptables-legacy.
-// Check, Status, Reapply, Restore and DetachLeft call Hawser's plugins in this process, so that they also work on a
+// Check, Status, Reapply, Restore and DetachRest call Hawser's plugins in this process, so that they also work on a
 // node with the reference plugins. Only Run and Detach execute plugins as a runtime does.
 //
 // With an error, most functions also return the facts that could be read, because one damaged file must not hide

@@ -15,7 +15,7 @@ import (
 type Packet struct {
 	Links       []Link       // the host's interfaces to the containers; nil = unknown
 	Uplink      Link         // the host's interface on the other side; its name is empty if it is unknown
-	Inner       []Link       // interfaces that are not on the other side: lo and other networks' bridges
+	Inner       []Link       // interfaces that do not lead to the other side: lo and other networks' bridges
 	Range       netip.Prefix // contains the containers' addresses
 	ToContainer bool
 	IsAnswer    bool   // belongs to a connection that exists
@@ -74,16 +74,16 @@ const (
 	ctStatus // of its connection
 )
 
-// condition compares a field of a packet with values. It is true if the field has one of them.
+// condition is true if a field of a packet has one of the values.
 type condition struct {
 	field      field
-	isInverted bool // it is true if the field has none of the values
+	isInverted bool // the condition is true if the field has none of the values
 	values     []value
 }
 
 // value is a value of a field; only the members for the field's type are set.
 type value struct {
-	link         string     // the name of an interface, or the beginning of one and "*"
+	link         string     // the name of an interface, or a prefix and "*"
 	number, mask uint32     // the index of an interface, or the masked bits of another field
 	first, last  netip.Addr // a range of addresses
 }
@@ -97,8 +97,8 @@ const (
 	statusDNAT    = 1 << 5 // IPS_DST_NAT
 )
 
-// match reports how many of the packets meet the condition. A condition about the state of connections is never always
-// met, because a connection has several states.
+// match returns the share of the packets that meet the condition. For a condition about the state of connections it is
+// at most usually, because a connection has several states.
 func (c condition) match(p *Packet) match {
 	switch c.field {
 	case inLink, outLink:
@@ -115,14 +115,14 @@ func (c condition) match(p *Packet) match {
 	case fwmark:
 		return c.matchNumber(p.Mark, ^p.Mark)
 	case ctState:
-		state, unsure := uint32(ctNew), uint32(ctTranslated)
+		state, unknownBits := uint32(ctNew), uint32(ctTranslated)
 		if p.IsAnswer {
 			state = ctEstablished
 		}
 		if p.IsForwarded {
-			state, unsure = state|ctDNAT, unsure&^ctDNAT
+			state, unknownBits = state|ctDNAT, unknownBits&^ctDNAT
 		}
-		return min(c.matchNumber(state, unsure), usually)
+		return min(c.matchNumber(state, unknownBits), usually)
 	case ctStatus:
 		if p.IsForwarded {
 			return min(c.matchNumber(statusDNAT, ^uint32(statusDNAT)), usually)
@@ -131,13 +131,13 @@ func (c condition) match(p *Packet) match {
 	return unknown
 }
 
-// matchNumber compares a field that has the bits of known, and perhaps some of the bits of unsure.
-func (c condition) matchNumber(known, unsure uint32) match {
+// matchNumber matches a field whose bits are those of number, apart from the unknown bits.
+func (c condition) matchNumber(number, unknownBits uint32) match {
 	m := never
 	for _, v := range c.values {
 		switch {
-		case (known^v.number)&v.mask&^unsure != 0:
-		case v.mask&unsure == 0:
+		case (number^v.number)&v.mask&^unknownBits != 0:
+		case v.mask&unknownBits == 0:
 			m = always
 		default:
 			m = max(m, unknown)
@@ -161,7 +161,7 @@ func (c condition) matchProtocol() match {
 	return onlyICMP
 }
 
-// matchLink matches the interface to the containers, or the one on the other side.
+// matchLink matches the interfaces to the containers or, if isOwn is false, the interface on the other side.
 func (c condition) matchLink(p *Packet, isOwn bool) match {
 	if !isOwn {
 		isInner := func(v value) bool { return slices.ContainsFunc(slices.Concat(p.Inner, p.Links), v.names) }
@@ -174,44 +174,44 @@ func (c condition) matchLink(p *Packet, isOwn bool) match {
 		}
 		return unknown
 	}
-	named := 0
+	count := 0
 	for _, l := range p.Links {
 		if slices.ContainsFunc(c.values, func(v value) bool { return v.names(l) }) {
-			named++
+			count++
 		}
 	}
 	switch {
-	case p.Links == nil || named > 0 && named < len(p.Links):
+	case p.Links == nil || count > 0 && count < len(p.Links):
 		return unknown
 	case c.isInverted:
-		return matchIf(named == 0)
+		return matchIf(count == 0)
 	}
-	return matchIf(named > 0)
+	return matchIf(count > 0)
 }
 
 func (v value) names(l Link) bool {
-	begin, isMore := strings.CutSuffix(v.link, "*")
-	isNamed := v.link != "" && (l.Name == v.link || isMore && strings.HasPrefix(l.Name, begin))
+	prefix, isPattern := strings.CutSuffix(v.link, "*")
+	isNamed := v.link != "" && (l.Name == v.link || isPattern && strings.HasPrefix(l.Name, prefix))
 	return l.Name != "" && (isNamed || v.link == "" && l.Index != 0 && v.number == uint32(l.Index))
 }
 
-// matchAddr matches the addresses of the containers, or those on the other side.
+// matchAddr matches the addresses of the containers or, if isOwn is false, the addresses on the other side.
 func (c condition) matchAddr(p *Packet, isOwn bool) match {
 	first, last := p.Range.Masked().Addr(), cni.LastOf(p.Range)
-	is := func(test func(value) bool) bool { return slices.ContainsFunc(c.values, test) }
+	anyValue := func(test func(value) bool) bool { return slices.ContainsFunc(c.values, test) }
 	isOtherFamily := func(v value) bool { return v.first.Is4() != first.Is4() }
 	isAll := func(v value) bool { return v.first.IsUnspecified() && v.last == lastOf(first, 0) }
 	contains := func(v value) bool { return v.first.Compare(first) <= 0 && last.Compare(v.last) <= 0 }
 	overlaps := func(v value) bool { return v.first.Compare(last) <= 0 && first.Compare(v.last) <= 0 }
 	m := unknown
 	switch {
-	case is(isOtherFamily):
+	case anyValue(isOtherFamily):
 		return never
-	case is(isAll), isOwn && is(contains):
+	case anyValue(isAll), isOwn && anyValue(contains):
 		m = always
-	case isOwn && !is(overlaps), len(c.values) == 0:
+	case isOwn && !anyValue(overlaps), len(c.values) == 0:
 		m = never
-	case !isOwn && c.isInverted: // the networks of such rules are local
+	case !isOwn && c.isInverted: // the excepted networks are usually local
 		return usually
 	}
 	if c.isInverted {
@@ -220,7 +220,7 @@ func (c condition) matchAddr(p *Packet, isOwn bool) match {
 	return m
 }
 
-// match reports how many of the packets the rule applies to.
+// match returns the share of the packets that the rule applies to.
 func (r *RuleSummary) match(p *Packet) match {
 	m := always
 	for _, c := range r.conditions {
@@ -248,14 +248,14 @@ type Decision struct {
 	PassICMP  bool         // an earlier rule may accept ICMP
 }
 
-// Decide evaluates the rules of the chain, and of the chains to which they jump, for packets. Packets of ordinary
-// connections must be accepted, and all packets must be dropped, for a decision.
+// Decide evaluates the rules of the chain, and of the chains to which they jump, for packets. The
+// decision is to drop them if no rule accepts ordinary connections, and a rule or the policy drops all other packets.
 func (b *BaseChain) Decide(p *Packet) Decision {
-	seen := *p
+	packet := *p
 	if !b.IsMarked() {
-		seen.Mark = 0
+		packet.Mark = 0
 	}
-	accepted, rule := b.decide(b.Name, &seen)
+	accepted, rule := b.decide(b.Name, &packet)
 	isDropped := accepted < usually && (rule != nil || b.Drops)
 	return Decision{isDropped, rule, accepted <= onlyICMP, accepted == onlyICMP}
 }
@@ -265,12 +265,12 @@ func (b *BaseChain) Decide(p *Packet) Decision {
 func (b *BaseChain) IsMarked() bool { return b.Hook == "forward" && b.Priority >= 0 }
 
 // decide evaluates the rules of one chain. It returns the share of packets that they accept, and the rule that drops
-// the others, or nil. If some packets may leave the chain before that rule, the share is at least unknown.
-func (b *BaseChain) decide(chain string, p *Packet) (accepted match, dropping *RuleSummary) {
+// the others, or nil. The share includes packets that may return from the chain before that rule.
+func (b *BaseChain) decide(chain string, p *Packet) (accepted match, dropRule *RuleSummary) {
 	if b.isPartial && chain != b.Name {
 		return unknown, nil
 	}
-	left := never
+	returned := never
 	for i := range b.Rules {
 		r := &b.Rules[i]
 		m := r.match(p)
@@ -281,25 +281,25 @@ func (b *BaseChain) decide(chain string, p *Packet) (accepted match, dropping *R
 		case r.Accepts, r.Target == CNIForward && p.IsAccepted:
 			accepted = max(accepted, m)
 		case r.Drops && m == always:
-			return max(accepted, left), r
+			return max(accepted, returned), r
 		case r.Target != "":
 			inner, rule := b.decide(r.Target, p)
 			accepted = max(accepted, min(inner, m))
 			if rule != nil && m == always {
-				return max(accepted, left), rule
+				return max(accepted, returned), rule
 			}
 		}
 		if accepted >= usually || r.Returns && m >= usually {
 			return accepted, nil
 		}
 		if r.Returns {
-			left = m
+			returned = m
 		}
 	}
 	return accepted, nil
 }
 
-// Obstacle returns whether and why the chain drops packets. It returns "" if the chain lets all of them pass.
+// Obstacle returns StopsIt or MayStopIt if the chain drops packets, and the reason. It returns "" if they all pass.
 func (b *BaseChain) Obstacle(packets []*Packet) (verdict, why string) {
 	for _, p := range packets {
 		d := b.Decide(p)

@@ -25,7 +25,7 @@ type RuleSummary struct {
 	Target     string // the chain that the rule jumps or goes to; empty = none
 	Drops      bool   // the rule drops or rejects packets
 	Accepts    bool   // the rule accepts packets, or another program decides about them
-	Returns    bool   // the rule ends its chain, also after a Target that does not decide
+	Returns    bool   // the rule ends the chain for its packets: a return, or a goto to the Target
 	conditions []condition
 }
 
@@ -35,7 +35,7 @@ const (
 	verdictAccept = 1
 )
 
-// queue is the target of iptables that lets a program decide about packets.
+// queue is the target of iptables that passes packets to a program, which decides about them.
 const queue = "NFQUEUE"
 
 // ReadRules returns summaries of a chain's rules, in order. An empty name selects all chains of the table.
@@ -80,9 +80,9 @@ type ruleReader struct {
 	branches  []RuleSummary // one for each element of a verdict map
 	field     field         // the loaded field
 	isIndex   bool          // the field is the index of an interface
-	offset    uint64        // of an address in the packet's header
+	offset    uint64        // of the field in the packet's header, in bytes
 	mask      []byte        // the bits of the field that are compared; nil = all
-	isPending bool          // the field was not yet compared
+	isPending bool          // no expression has compared the field
 	err       error
 }
 
@@ -113,7 +113,7 @@ func (r *ruleReader) read(name string, data []byte) {
 		r.setVerdict(nlattr.Get(data, unix.NFTA_IMMEDIATE_DATA, unix.NFTA_DATA_VERDICT, unix.NFTA_VERDICT_CODE))
 	case "reject":
 		r.Drops = true
-	case "target", "match": // extensions of iptables, whose attributes have the same numbers for both
+	case "target", "match": // extensions of iptables; the attributes of both have the same numbers
 		r.extend(nlattr.GetString(data, unix.NFTA_MATCH_NAME), nlattr.Get(data, unix.NFTA_MATCH_INFO))
 	default:
 		if name == "objref" && nlattr.GetNumber(data, unix.NFTA_OBJREF_IMM_TYPE) == unix.NFT_OBJECT_COUNTER {
@@ -125,7 +125,7 @@ func (r *ruleReader) read(name string, data []byte) {
 	}
 }
 
-// setVerdict notes the verdict of a rule, or of an element of a verdict map. An empty code is no verdict.
+// setVerdict adds the verdict of a rule, or of an element of a verdict map. An empty code is no verdict.
 func (r *RuleSummary) setVerdict(code []byte) {
 	if len(code) != 4 {
 		return
@@ -149,8 +149,8 @@ func metaField(key uint64) field {
 		unix.NFT_META_MARK: fwmark}[key]
 }
 
-// load notes the field that an expression loads. An expression with a source register writes to the packet instead. A
-// second field before a comparison is the next part of a concatenation.
+// load sets the loaded field. An expression with a source register loads nothing, but writes to the packet. A second
+// field before a comparison is the next part of a concatenation, which is not evaluated.
 func (r *ruleReader) load(loaded field, sourceRegister []byte) {
 	if r.isPending {
 		loaded = otherField
@@ -158,7 +158,7 @@ func (r *ruleReader) load(loaded field, sourceRegister []byte) {
 	r.field, r.mask, r.isPending = loaded, nil, sourceRegister == nil
 }
 
-// compare adds the condition that the loaded field has a value, or that it does not have it.
+// compare adds the condition that the loaded field is equal to a value, or not equal.
 func (r *ruleReader) compare(data []byte) {
 	op := nlattr.GetNumber(data, unix.NFTA_CMP_OP)
 	if op != unix.NFT_CMP_EQ && op != unix.NFT_CMP_NEQ {
@@ -174,7 +174,7 @@ func (r *ruleReader) lookUp(data []byte) {
 	c, elements := condition{}, []nft.Element(nil)
 	if r.field != otherField && (register == nil || isMap) {
 		elements, r.err = r.elements(nlattr.GetString(data, unix.NFTA_LOOKUP_SET))
-		c, elements = r.inSet(elements)
+		c, elements = r.setCondition(elements)
 	}
 	c.isInverted = nlattr.GetNumber(data, unix.NFTA_LOOKUP_FLAGS) != 0
 	r.isPending = false
@@ -191,9 +191,9 @@ func (r *ruleReader) lookUp(data []byte) {
 	}
 }
 
-// inSet returns the condition that the loaded field has a value of the set. It also returns the elements to which the
-// values belong, without those that only end an interval.
-func (r *ruleReader) inSet(set []nft.Element) (c condition, elements []nft.Element) {
+// setCondition returns the condition that the loaded field has a value of the set, and the element of each value. An
+// element that only ends an interval has no value.
+func (r *ruleReader) setCondition(set []nft.Element) (c condition, elements []nft.Element) {
 	hasIntervals := slices.ContainsFunc(set, func(e nft.Element) bool { return e.IsEnd })
 	sort.Slice(set, func(i, j int) bool { // slices.SortFunc would add 16 kB to the program
 		c := bytes.Compare(set[i].Key, set[j].Key)
@@ -220,8 +220,8 @@ func (r *ruleReader) inSet(set []nft.Element) (c condition, elements []nft.Eleme
 	return c, elements
 }
 
-// interval returns the values from begin up to, but not including end. A range of interface names is only known if it
-// is one name or all names with a prefix.
+// interval returns the values from begin up to, but not including end. isKnown is false for a range of interface names
+// that is neither one name nor all names with a prefix.
 func (r *ruleReader) interval(begin, end []byte) (v value, isKnown bool) {
 	switch {
 	case len(begin) == 0 || r.mask != nil || r.isIndex:
@@ -229,8 +229,8 @@ func (r *ruleReader) interval(begin, end []byte) (v value, isKnown bool) {
 		if v, isKnown = r.networkOf(begin); isKnown {
 			v.last = lastOf(v.first, 0)
 		}
-		if beyond, ok := netip.AddrFromSlice(end); ok {
-			v.last = beyond.Prev()
+		if next, ok := netip.AddrFromSlice(end); ok {
+			v.last = next.Prev()
 		}
 	case r.field == inLink || r.field == outLink:
 		v.link = nlattr.Text(begin)
@@ -286,8 +286,8 @@ func (r *ruleReader) value(key []byte) (v value, isKnown bool) {
 	return v, true
 }
 
-// linkPattern returns an interface name from a rule or a set. A name without its terminating zero is a prefix, to which
-// linkPattern adds "*".
+// linkPattern returns the interface name in a rule or a set. It adds "*" to a name without a terminating zero, which is
+// a prefix.
 func linkPattern(value []byte) string {
 	if bytes.HasSuffix(value, []byte{0}) {
 		return nlattr.Text(value)
@@ -295,7 +295,8 @@ func linkPattern(value []byte) string {
 	return string(value) + "*"
 }
 
-// networkOf returns the addresses of the network with which a masked address is compared.
+// networkOf returns the addresses that are equal to key in the bits of the mask. isKnown is false if they are no
+// network.
 func (r *ruleReader) networkOf(key []byte) (v value, isKnown bool) {
 	size := net.IPv6len
 	if r.offset == 12 || r.offset == 16 { // in the header of IPv4
@@ -316,9 +317,10 @@ func (r *ruleReader) networkOf(key []byte) (v value, isKnown bool) {
 // lastOf returns the last address of the network with the length of the prefix.
 func lastOf(addr netip.Addr, bits int) netip.Addr { return cni.LastOf(netip.PrefixFrom(addr, bits)) }
 
-// extend adds an extension of iptables.
+// extend adds a match or a target of iptables.
 func (r *ruleReader) extend(name string, info []byte) {
-	const stateOnly, end = 1, 152 // XT_CONNTRACK_STATE, and the end of state_mask in xt_conntrack_mtinfo3
+	const matchFlags, invertFlags, stateMask, end = 146, 148, 150, 152 // offsets in struct xt_conntrack_mtinfo3
+	const stateOnly = 1                                                // XT_CONNTRACK_STATE
 	c, native := condition{}, binary.NativeEndian
 	switch {
 	case name == "comment":
@@ -326,18 +328,20 @@ func (r *ruleReader) extend(name string, info []byte) {
 	case name == "REJECT":
 		r.Drops = true
 		return
-	case name == "conntrack" && len(info) >= end && native.Uint16(info[146:]) == stateOnly:
-		c = stateCondition(uint32(native.Uint16(info[150:])), native.Uint16(info[148:]) != 0)
+	case name == "conntrack" && len(info) >= end && native.Uint16(info[matchFlags:]) == stateOnly:
+		c = stateCondition(uint32(native.Uint16(info[stateMask:])), native.Uint16(info[invertFlags:]) != 0)
 	}
 	r.Accepts = r.Accepts || name == queue
 	r.conditions = append(r.conditions, c)
 }
 
-// stateCondition returns the condition that iptables' match conntrack finds one of the states, or none of them.
+// stateCondition returns the condition that a connection has one of the states of iptables' match conntrack or, if
+// isInverted is true, none of them.
 func stateCondition(bits uint32, isInverted bool) condition {
 	const states, translated = 0xf, 3 << 6 // XT_CONNTRACK_STATE_SNAT and _DNAT
 	bits = bits&states | bits&translated<<24
-	return condition{field: ctState, isInverted: !isInverted, values: []value{{mask: bits}}}
+	isNoBit := value{mask: bits} // the state has none of the bits
+	return condition{field: ctState, isInverted: !isInverted, values: []value{isNoBit}}
 }
 
 func readLegacyRule(r ipt.Rule, number int, isChain func(string) bool) RuleSummary {

@@ -53,7 +53,7 @@ func checkCommand(s *session) *cobra.Command {
 			err := c.read(cmp.Or(name, s.ConfDir))
 			err = errors.Join(err, s.show(c.found, func(t table) {
 				for _, f := range c.found {
-					s.finding(t, f.Severity, joined(": ", f.File, f.Key, f.What), f.Advice)
+					s.finding(t, f.Severity, joinNonempty(": ", f.File, f.Key, f.What), f.Advice)
 				}
 				if len(c.found) == 0 && err == nil {
 					t.row("nothing is wrong")
@@ -187,7 +187,7 @@ func (s location) list(list node.List) {
 
 // entry checks that the programs of an entry exist, and has Hawser's plugins check the configuration that they receive.
 func (s location) entry(list node.List, i int) {
-	e, takes := list.Plugins[i], []string{}
+	e, used := list.Plugins[i], []string{}
 	for _, plugin := range [][2]string{{"type", e.Type}, {"ipam.type", e.IPAM.Type}} {
 		if plugin[1] == "" {
 			continue
@@ -198,44 +198,48 @@ func (s location) entry(list node.List, i int) {
 			err = fmt.Errorf("%q is not a plugin of %s, which is this program", plugin[1], file)
 		}
 		if err != nil {
-			s.locate(e).report(broken, plugin[0], err.Error(), howToInstall(s.Node, plugin[1])+", or correct the name")
+			s.locate(e).report(broken, plugin[0], err.Error(), installAdvice(s.Node, plugin[1])+", or correct the name")
 		} else if dir := installedDir(s.Node); dir != "" && s.IsReference(file) {
 			s.locate(e).report(doubtful, plugin[0],
-				file+" is a plugin of the reference, although Hawser is installed in "+dir, howToReplace("", dir))
+				file+" is a plugin of the reference, although Hawser is installed in "+dir, replaceAdvice("", dir))
 		} else if dir != "" && p.Name == plugin[1] && !s.IsOurs(file) {
 			s.locate(e).report(doubtful, plugin[0], file+" is another program, although Hawser is installed in "+dir,
-				howToReplace(" --force", dir))
+				replaceAdvice(" --force", dir))
 		}
 		if !isOurs || !s.HasPlugin(e.Type) { // other plugins may complete ipam before they call it
 			continue
 		}
-		takes = append(takes, p.Traits().Capabilities...)
+		used = append(used, p.Traits().Capabilities...)
 		for _, f := range p.CheckConfig(list.Conf(i, nil), i == 0 && list.Raw["plugins"] != nil) {
-			at := s.locate(e)
+			loc := s.locate(e)
 			if f.Key == "name" || f.Key == "cniVersion" { // keys of the list
-				at = s
+				loc = s
 			}
-			at.report(map[bool]string{true: doubtful, false: broken}[f.Warning], f.Key, f.Reason, f.Suggestion)
+			severity := broken
+			if f.Warning {
+				severity = doubtful
+			}
+			loc.report(severity, f.Key, f.Reason, f.Suggestion)
 		}
 	}
-	s.locate(e).capabilities(e, takes)
+	s.locate(e).capabilities(e, used)
 }
 
 // capabilities compares the capabilities that an entry declares with those that its plugins use.
-func (s location) capabilities(e node.Entry, takes []string) {
+func (s location) capabilities(e node.Entry, used []string) {
 	p, isOurs := s.Plugin(e.Type)
 	isIPAMOurs := s.HasPlugin(cmp.Or(e.IPAM.Type, e.Type))
 	for _, name := range slices.Sorted(maps.Keys(e.Capabilities)) {
-		if isOurs && isIPAMOurs && e.Capabilities[name] && !slices.Contains(takes, name) {
+		if isOurs && isIPAMOurs && e.Capabilities[name] && !slices.Contains(used, name) {
 			s.report(doubtful, cni.KeyIn("capabilities", name), "is not used by "+e.Type,
 				"declare it in the entry of the plugin that uses it; case matters")
 		}
 	}
-	wants := map[string]string{"portmap": "portMappings", "bandwidth": "bandwidth"}[cmp.Or(p.Name, e.Type)]
-	isGiven := e.Raw["runtimeConfig"] != nil || e.Raw["ingressRate"] != nil || e.Raw["egressRate"] != nil
-	if wants != "" && !e.Capabilities[wants] && !isGiven {
-		s.report(doubtful, "capabilities", "does not have "+wants+": the runtime sends none, so "+e.Type+
-			" does nothing", fmt.Sprintf(`write "capabilities": {%q: true}`, wants))
+	needed := map[string]string{"portmap": "portMappings", "bandwidth": "bandwidth"}[cmp.Or(p.Name, e.Type)]
+	isConfigured := e.Raw["runtimeConfig"] != nil || e.Raw["ingressRate"] != nil || e.Raw["egressRate"] != nil
+	if needed != "" && !e.Capabilities[needed] && !isConfigured {
+		s.report(doubtful, "capabilities", "does not have "+needed+": the runtime sends none, so "+e.Type+
+			" does nothing", fmt.Sprintf(`write "capabilities": {%q: true}`, needed))
 	}
 }
 
@@ -251,14 +255,14 @@ func (s location) order(list node.List, i int) {
 			"write it as ipam.type of a plugin that creates one")
 		return
 	}
-	for _, before := range list.Plugins[:i] {
-		switch other, isOurs := s.Plugin(before.Type); {
+	for _, earlier := range list.Plugins[:i] {
+		switch other, isOurs := s.Plugin(earlier.Type); {
 		case !isOurs || other.Name == "loopback":
 		case other.Traits().Chained:
-			s.locate(before).report(broken, "type", before.Type+" is before "+e.Type+", which creates the interface",
+			s.locate(earlier).report(broken, "type", earlier.Type+" is before "+e.Type+", which creates the interface",
 				"move it after "+e.Type)
 		default:
-			s.locate(e).report(broken, "type", e.Type+" creates an interface, but "+before.Type+
+			s.locate(e).report(broken, "type", e.Type+" creates an interface, but "+earlier.Type+
 				" has already created it", "write a list for each")
 		}
 	}

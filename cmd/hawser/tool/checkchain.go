@@ -32,18 +32,18 @@ func (s location) chain(list node.List) {
 	seen, settings := map[string]int{}, map[string]string{}
 	main := s.nameOf(list.Plugins[0])
 	for i, e := range list.Plugins {
-		name, at := s.nameOf(e), s.locate(e)
+		name, loc := s.nameOf(e), s.locate(e)
 		p, isOurs := s.Plugin(e.Type)
 		first, isTwice := seen[name]
 		switch {
 		case name == "tuning":
-			at.tuning(e, settings)
-			at.tuned(e, list.Plugins[:i])
+			loc.tuning(e, settings)
+			loc.tuningOrder(e, list.Plugins[:i])
 		case isTwice && isOurs && p.Traits().Chained:
-			at.report(doubtful, "type", fmt.Sprintf("%s is also plugins[%d]; both change the same interface", e.Type,
+			loc.report(doubtful, "type", fmt.Sprintf("%s is also plugins[%d]; both change the same interface", e.Type,
 				first), "merge the two entries")
 		case name == "portmap" && (main == "macvlan" || main == "ipvlan") && !hasSibling(main, list.Plugins[0]):
-			at.report(doubtful, "type", fmt.Sprintf("host ports do not reach a %s, because the host cannot reach an "+
+			loc.report(doubtful, "type", fmt.Sprintf("host ports do not reach a %s, because the host cannot reach an "+
 				"interface on its own %s", main, cmp.Or(rawText(list.Plugins[0].Raw["master"]), "uplink")),
 				"remove portmap, or use bridge or ptp")
 		}
@@ -58,7 +58,7 @@ func (s location) chain(list node.List) {
 func hasSibling(kind string, e node.Entry) bool {
 	host := rtnl.Host()
 	defer host.Close()
-	links, _ := host.Links() // without an answer, the complaint is right on most hosts
+	links, _ := host.Links() // without links the caller reports a warning, which is right on most hosts
 	master := rawText(e.Raw["master"])
 	return slices.ContainsFunc(links, func(l rtnl.Link) bool {
 		isMaster := func(m rtnl.Link) bool { return m.Index == l.Peer && (m.Name == master || master == "") }
@@ -66,22 +66,22 @@ func hasSibling(kind string, e node.Entry) bool {
 	})
 }
 
-// tuned finds settings of a tuning entry that break earlier entries, which have already used the former MAC address or
+// tuningOrder finds settings of a tuning entry that break earlier entries, which have used the former MAC address or
 // MTU.
-func (s location) tuned(e node.Entry, before []node.Entry) {
-	for _, b := range before {
+func (s location) tuningOrder(e node.Entry, earlier []node.Entry) {
+	for _, other := range earlier {
 		const drops = ", but macspoofchk of %s drops packets from any other than the first one"
-		advice := `set the address with "capabilities": {"mac": true} of ` + b.Type
-		name := s.nameOf(b)
-		switch isLimited := name == "bridge" && string(b.Raw["macspoofchk"]) == "true"; {
+		advice := `set the address with "capabilities": {"mac": true} of ` + other.Type
+		name := s.nameOf(other)
+		switch isLimited := name == "bridge" && string(other.Raw["macspoofchk"]) == "true"; {
 		case isLimited && rawText(e.Raw["mac"]) != "":
-			s.report(broken, "type", fmt.Sprintf("tuning changes the MAC address"+drops, b.Type), advice)
-		case isLimited && e.Capabilities["mac"] && !b.Capabilities["mac"]:
-			s.report(doubtful, "type", fmt.Sprintf("tuning sets the MAC address that a pod asks for"+drops, b.Type),
+			s.report(broken, "type", fmt.Sprintf("tuning changes the MAC address"+drops, other.Type), advice)
+		case isLimited && e.Capabilities["mac"] && !other.Capabilities["mac"]:
+			s.report(doubtful, "type", fmt.Sprintf("tuning sets the MAC address that a pod asks for"+drops, other.Type),
 				advice)
 		case name == "tc-redirect-tap" && e.Raw["mtu"] != nil:
-			s.report(doubtful, "mtu", "is set after "+b.Type+" has copied the former MTU to the tap",
-				"move tuning before "+b.Type)
+			s.report(doubtful, "mtu", "is set after "+other.Type+" has copied the former MTU to the tap",
+				"move tuning before "+other.Type)
 		}
 	}
 }

@@ -88,20 +88,20 @@ func (e exitStatus) Error() string { return "" }
 // facts are the state of the node from which findings are derived.
 type facts struct {
 	*node.Node
-	ctx      context.Context
-	query    string      // a pod or container, for findings about it only; empty = all
-	lists    []node.List // lists in ConfDir
-	all      []node.List // lists, and the lists with which attachments were made
-	damaged  []error     // lists and records that cannot be decoded
-	programs map[string]program
-	attached []*node.Attachment
-	links    []rtnl.Link
-	uplink   node.Link               // the link of the default route; its name is empty if there is none
-	routes   map[string][]rtnl.Route // by link name; host ends of containers are omitted
-	chains   []nft.LiveChain
-	hooked   []*node.BaseChain
-	guarded  []string // links from which portmap's guard protects 127.0.0.0/8
-	problems []error  // facts that could not be read
+	ctx          context.Context
+	query        string      // a pod or container, for findings about it only; empty = all
+	lists        []node.List // lists in ConfDir
+	allLists     []node.List // lists, and the lists with which attachments were created
+	damaged      []error     // lists and records that cannot be decoded
+	programs     map[string]program
+	attachments  []*node.Attachment
+	links        []rtnl.Link
+	uplink       node.Link               // the link of the default route; its name is empty if there is none
+	routes       map[string][]rtnl.Route // by link name; host ends of containers are omitted
+	chains       []nft.LiveChain
+	baseChains   []*node.BaseChain
+	guardedLinks []string // links from which portmap's guard protects 127.0.0.0/8
+	problems     []error  // facts that could not be read
 	// isUnread is true if lists or attachments could not be read completely, and noRules if rules could not. In these
 	// cases, a missing list, attachment or rule may exist.
 	isUnread, noRules bool
@@ -128,11 +128,11 @@ func doctorCommand(s *session) *cobra.Command {
 				t.row("nothing is wrong")
 			}
 		})
-		switch unseen := errors.Join(f.problems...); {
+		switch readErr := errors.Join(f.problems...); {
 		case err != nil:
 			return err
-		case unseen != nil:
-			return fmt.Errorf("some facts could not be read: %w%w", unseen, exitStatus(2))
+		case readErr != nil:
+			return fmt.Errorf("some facts could not be read: %w%w", readErr, exitStatus(2))
 		case slices.ContainsFunc(found, func(f *finding) bool { return f.Severity == broken }):
 			return exitStatus(1)
 		}
@@ -142,9 +142,9 @@ func doctorCommand(s *session) *cobra.Command {
 
 // add adds a finding and returns it, so that the caller can change it.
 func (f *facts) add(id, format string, args ...any) *finding {
-	said := &finding{kindByID(id), fmt.Sprintf(format, args...)}
-	f.found = append(f.found, said)
-	return said
+	item := &finding{kindByID(id), fmt.Sprintf(format, args...)}
+	f.found = append(f.found, item)
+	return item
 }
 
 // advise fills in the verbs of the advice.
@@ -193,11 +193,11 @@ func gather(ctx context.Context, n *node.Node) *facts {
 	var err error
 	f.lists, err = n.Lists()
 	f.addError(err)
-	f.attached, err = n.Attachments(ctx)
+	f.attachments, err = n.Attachments(ctx)
 	f.addError(err)
 	f.isUnread = len(f.problems) > 0
-	f.all = slices.Concat(f.lists, node.CachedLists(f.attached))
-	for _, list := range f.all {
+	f.allLists = slices.Concat(f.lists, node.CachedLists(f.attachments))
+	for _, list := range f.allLists {
 		for _, plugin := range typesOf(list.ResolveFlannel("")) {
 			if _, known := f.programs[plugin]; !known {
 				f.programs[plugin] = findProgram(ctx, n, plugin)
@@ -207,9 +207,9 @@ func gather(ctx context.Context, n *node.Node) *facts {
 	f.addError(f.gatherLinks())
 	up, _ := uplink()
 	f.uplink = node.Link{Name: up.Name, Index: up.Index}
-	unread := len(f.problems)
+	count := len(f.problems)
 	f.addError(nft.IfSupported(f.gatherRules()))
-	f.noRules = len(f.problems) > unread
+	f.noRules = len(f.problems) > count
 	return f
 }
 
@@ -265,10 +265,10 @@ func (f *facts) gatherRules() (err error) {
 		set, err := nf.Elements(ownTable(), "portmap_localnet_v1")
 		f.addError(err)
 		for _, e := range set {
-			f.guarded = append(f.guarded, strings.TrimRight(string(e.Key), "\x00"))
+			f.guardedLinks = append(f.guardedLinks, strings.TrimRight(string(e.Key), "\x00"))
 		}
 	}
-	f.hooked, err = node.BaseChains(f.ctx)
+	f.baseChains, err = node.BaseChains(f.ctx)
 	return err
 }
 
@@ -303,19 +303,19 @@ func findProgram(ctx context.Context, n *node.Node, plugin string) (p program) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	asks := node.List{CNIVersion: cni.Newest, Plugins: []node.Entry{{Type: plugin}}}
-	answer, err := n.Run(ctx, node.Call{Command: "VERSION", Attachment: &node.Attachment{}, List: asks})
+	list := node.List{CNIVersion: cni.Newest, Plugins: []node.Entry{{Type: plugin}}}
+	answer, err := n.Run(ctx, node.Call{Command: "VERSION", Attachment: &node.Attachment{}, List: list})
 	var doc struct {
 		SupportedVersions []string `json:"supportedVersions"`
 	}
 	if err == nil {
 		err = json.NewDecoder(bytes.NewReader(answer)).Decode(&doc)
 	}
-	var refused *cni.Error
+	var refusal *cni.Error
 	switch {
-	case errors.As(err, &refused) && strings.Contains(refused.Msg, "unknown CNI_COMMAND"): // VERSION is new in 0.2.0
-	case refused != nil:
-		p.err = fmt.Errorf("plugin %q fails: %s", plugin, strings.TrimPrefix(refused.Msg, plugin+": "))
+	case errors.As(err, &refusal) && strings.Contains(refusal.Msg, "unknown CNI_COMMAND"): // VERSION is new in 0.2.0
+	case refusal != nil:
+		p.err = fmt.Errorf("plugin %q fails: %s", plugin, strings.TrimPrefix(refusal.Msg, plugin+": "))
 	case err != nil:
 		p.err = fmt.Errorf("plugin %q does not answer VERSION: %w", plugin, err)
 	}

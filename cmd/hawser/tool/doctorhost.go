@@ -22,8 +22,11 @@ import (
 
 // describe names an attachment in findings.
 func describe(a *node.Attachment) string {
-	return fmt.Sprintf("%s %s on %q", map[bool]string{true: "pod", false: "container"}[a.Pod != ""],
-		nameOf(a.Pod, a.ContainerID), a.Network)
+	object := "container"
+	if a.Pod != "" {
+		object = "pod"
+	}
+	return fmt.Sprintf("%s %s on %q", object, nameOf(a.Pod, a.ContainerID), a.Network)
 }
 
 // summarize returns the first three names and the number of the others.
@@ -40,20 +43,20 @@ func lostLeases(f *facts) {
 		return
 	}
 	var lost []string
-	for _, a := range f.attached {
-		list := node.FindList(f.all, a.Network)
-		isOthers := a.Orphan != "" || a.File == "" || !f.isSelected(a) || !uses(list, "host-local")
-		if isOthers || len(a.Held("address")) > 0 {
+	for _, a := range f.attachments {
+		list := node.FindList(f.allLists, a.Network)
+		isSkipped := a.Orphan != "" || a.File == "" || !f.isSelected(a) || !uses(list, "host-local")
+		if isSkipped || len(a.Held("address")) > 0 {
 			continue
 		}
 		sets := list.RangeSets() // empty if the runtime sends the ranges
-		isLent := func(text string) bool {
+		isInRange := func(text string) bool {
 			addr, _ := netip.ParseAddr(text)
 			return len(sets) == 0 || slices.ContainsFunc(slices.Concat(sets...), func(r ranges.Range) bool {
 				return r.Contains(addr)
 			})
 		}
-		if addrs := slices.DeleteFunc(a.Addresses(), func(t string) bool { return !isLent(t) }); len(addrs) > 0 {
+		if addrs := slices.DeleteFunc(a.Addresses(), func(t string) bool { return !isInRange(t) }); len(addrs) > 0 {
 			lost = append(lost, strings.Join(addrs, " ")+" of "+describe(a))
 		}
 	}
@@ -65,8 +68,8 @@ func orphans(f *facts) {
 	if f.isUnread {
 		return
 	}
-	var leases, rest, unowned []string
-	for _, a := range f.attached {
+	var leases, others, unowned []string
+	for _, a := range f.attachments {
 		switch addrs := a.Held("address"); {
 		case a.Orphan == "":
 		case a.ContainerID == "":
@@ -77,7 +80,7 @@ func orphans(f *facts) {
 			leases = append(leases, node.FirstWord(addrs[0])+" of "+describe(a))
 		default:
 			for _, h := range a.Holdings {
-				rest = append(rest, fmt.Sprintf("%s %s of %s", h.Kind, h.Value, describe(a)))
+				others = append(others, fmt.Sprintf("%s %s of %s", h.Kind, h.Value, describe(a)))
 			}
 		}
 	}
@@ -87,55 +90,55 @@ func orphans(f *facts) {
 			"leases again: %s", summarize(unowned)).Advice = fmt.Sprintf("while no container starts, run: "+
 			"find %s -name '*[.:]*' -empty -delete", filepath.Dir(unowned[0]))
 	}
-	f.addAll("leftover", "left by containers that no longer exist: %s", rest)
+	f.addAll("leftover", "left by containers that no longer exist: %s", others)
 }
 
 // forwardingOff finds disabled forwarding while containers need the host to route. ADD enables it.
 func forwardingOff(f *facts) {
-	isOff, seen := notForwarded(), map[string]bool{}
-	for _, a := range f.attached {
-		list := node.FindList(f.all, a.Network)
+	disabled, seen := notForwarded(), map[string]bool{}
+	for _, a := range f.attachments {
+		list := node.FindList(f.allLists, a.Network)
 		if a.Orphan != "" || !isRouted(list) {
 			continue
 		}
-		own, _ := ownBridge(list)
-		link := cmp.Or(own, node.FirstWord(a.HostEnd()))
+		bridge, _ := ownBridge(list)
+		link := cmp.Or(bridge, node.FirstWord(a.HostEnd()))
 		path := "ipv4/conf/" + link + "/forwarding"
-		if isOff[true] == "" && !seen[link] && readSetting(path) == "0" {
+		if disabled[true] == "" && !seen[link] && readSetting(path) == "0" {
 			key := sysctlName(path)
 			f.add("forwarding-off", "%s is 0, and %s needs the host to route", key, describe(a)).advise(key)
 		}
 		seen[link] = true
 		for _, text := range a.Addresses() {
 			addr, _ := netip.ParseAddr(text)
-			key := isOff[addr.Is4()]
+			key := disabled[addr.Is4()]
 			if key == "" || !addr.IsValid() {
 				continue
 			}
 			f.add("forwarding-off", "%s is 0, and %s needs the host to route", key, describe(a)).advise(key)
-			delete(isOff, addr.Is4())
+			delete(disabled, addr.Is4())
 		}
 	}
 }
 
 // notForwarded returns the sysctls that disable routing on the host. The key is true for IPv4 and false for IPv6.
 func notForwarded() map[bool]string {
-	isOff := map[bool]string{}
+	disabled := map[bool]string{}
 	for is4, path := range map[bool]string{true: "ipv4/ip_forward", false: "ipv6/conf/all/forwarding"} {
 		if readSetting(path) == "0" {
-			isOff[is4] = sysctlName(path)
+			disabled[is4] = sysctlName(path)
 		}
 	}
-	return isOff
+	return disabled
 }
 
 // isRouted reports whether the host routes packets of a list's containers.
 func isRouted(list node.List) bool {
 	return slices.ContainsFunc(list.Plugins, func(e node.Entry) bool {
-		is := func(key string) bool { return string(e.Raw[key]) == "true" }
-		isOfOne := slices.Contains([]string{`"v4"`, `"v6"`}, string(e.Raw["ipMasq"]))
-		isBridge := e.Is("bridge") && (is("ipMasq") || isOfOne || is("isGateway") || is("isDefaultGateway"))
-		return e.SubnetFile != "" || e.Is("ptp") || isBridge
+		isTrue := func(key string) bool { return string(e.Raw[key]) == "true" }
+		isOneFamily := slices.Contains([]string{`"v4"`, `"v6"`}, string(e.Raw["ipMasq"]))
+		isGateway := isTrue("ipMasq") || isOneFamily || isTrue("isGateway") || isTrue("isDefaultGateway")
+		return e.SubnetFile != "" || e.Is("ptp") || e.Is("bridge") && isGateway
 	})
 }
 
@@ -153,7 +156,7 @@ func missingModules(f *facts) {
 	loaded, _ := os.ReadFile("/proc/modules")
 	files := "/" + strings.ReplaceAll(string(loadable)+string(builtin), "-", "_")
 	seen := map[string]bool{}
-	for _, list := range f.all {
+	for _, list := range f.allLists {
 		for _, plugin := range typesOf(list) {
 			p, _ := f.Plugin(plugin)
 			for _, module := range modulesOf(cmp.Or(p.Name, plugin), f.programs[plugin].kind) {
@@ -169,11 +172,11 @@ func missingModules(f *facts) {
 	}
 }
 
-func modulesOf(plugin string, of kind) []string {
+func modulesOf(plugin string, origin kind) []string {
 	switch {
-	case of == ours && plugin == "portmap":
+	case origin == ours && plugin == "portmap":
 		return []string{"nf_tables", "nft_fib"}
-	case of == ours && plugin == "firewall":
+	case origin == ours && plugin == "firewall":
 		return []string{"nf_tables"}
 	}
 	return map[string][]string{"bridge": {"bridge", "veth"}, "ptp": {"veth"}, "macvlan": {"macvlan"},
@@ -189,22 +192,22 @@ func changedMACs(f *facts) {
 	for _, l := range f.links {
 		links[l.Name] = l
 	}
-	for _, a := range f.attached {
-		own, isGateway := ownBridge(node.FindList(f.all, a.Network))
+	for _, a := range f.attachments {
+		bridge, isGateway := ownBridge(node.FindList(f.allLists, a.Network))
 		if !isGateway || a.Orphan != "" {
 			continue
 		}
 		for _, i := range a.Result().Interfaces {
-			now := links[i.Name].MAC.String()
-			isOther := i.Sandbox != "" || own != "" && i.Name != own
-			if isOther || now == "" || i.MAC == "" || strings.EqualFold(i.MAC, now) {
+			mac := links[i.Name].MAC.String()
+			isOther := i.Sandbox != "" || bridge != "" && i.Name != bridge
+			if isOther || mac == "" || i.MAC == "" || strings.EqualFold(i.MAC, mac) {
 				continue
 			}
 			if set, err := iface.IsMACSet(links[i.Name]); err == nil && !set { // the bridge has the address of a port
 				continue
 			}
 			f.add("changed-mac", "%s has MAC address %s, but had %s when it became the gateway of %s",
-				i.Name, now, i.MAC, describe(a)).advise(i.Name, i.MAC)
+				i.Name, mac, i.MAC, describe(a)).advise(i.Name, i.MAC)
 			delete(links, i.Name)
 		}
 	}
@@ -218,19 +221,20 @@ func guards(f *facts) {
 			id = "missing-guard"
 		}
 	}
-	var open []string
+	var unguarded []string
 	for _, l := range f.links {
 		isBridge := func(list node.List) bool {
-			own, _ := ownBridge(list)
-			return own == l.Name
+			bridge, _ := ownBridge(list)
+			return bridge == l.Name
 		}
-		isOwn := l.IsPairEnd() && strings.HasPrefix(l.Name, "veth") || slices.ContainsFunc(f.all, isBridge)
-		if isOwn && !slices.Contains(f.guarded, l.Name) && readSetting("ipv4/conf/"+l.Name+"/route_localnet") == "1" {
-			open = append(open, l.Name)
+		isOwn := l.IsPairEnd() && strings.HasPrefix(l.Name, "veth") || slices.ContainsFunc(f.allLists, isBridge)
+		isGuarded := slices.Contains(f.guardedLinks, l.Name)
+		if isOwn && !isGuarded && readSetting("ipv4/conf/"+l.Name+"/route_localnet") == "1" {
+			unguarded = append(unguarded, l.Name)
 		}
 	}
-	if len(open) > 0 && !f.noRules && !f.isLoopbackGuarded() {
-		f.addAll(id, "route_localnet is 1, and no rule protects the host's loopback, on %s", open)
+	if len(unguarded) > 0 && !f.noRules && !f.isLoopbackGuarded() {
+		f.addAll(id, "route_localnet is 1, and no rule protects the host's loopback, on %s", unguarded)
 	}
 }
 
@@ -241,10 +245,10 @@ const maxChecks = 300
 // drifts runs CHECK for live containers. It reports the first drift of each network and plugin, and names the other
 // containers.
 func drifts(f *facts) {
-	seen, looks := map[string]bool{}, 0
+	seen, checked := map[string]bool{}, 0
 	first, others := map[string]*finding{}, map[string][]string{} // by network and plugin
-	for _, a := range f.attached {
-		if !a.IsLive() || !f.isSelected(a) || looks >= maxChecks && seen[a.Network] {
+	for _, a := range f.attachments {
+		if !a.IsLive() || !f.isSelected(a) || checked >= maxChecks && seen[a.Network] {
 			continue
 		}
 		calls, _ := f.Checks(a)
@@ -264,7 +268,7 @@ func drifts(f *facts) {
 				first[key].Advice = driftAdvice(c.Reference, c.List.Plugins[c.Entry])
 			}
 		}
-		looks++
+		checked++
 	}
 	for key, names := range others {
 		first[key].What += "; also of " + summarize(names)
@@ -300,25 +304,25 @@ func otherSoftware(f *facts) {
 	const services = "KUBE-SERVICES" // kube-proxy's chain, also with iptables-legacy
 	hasServices := slices.ContainsFunc(f.chains, func(c nft.LiveChain) bool {
 		return c.Name == services || c.Table.Name == "kube-proxy"
-	}) || slices.ContainsFunc(f.hooked, func(b *node.BaseChain) bool {
+	}) || slices.ContainsFunc(f.baseChains, func(b *node.BaseChain) bool {
 		return slices.ContainsFunc(b.Rules, func(r node.RuleSummary) bool { return r.Target == services })
 	})
 	hasIPVS := slices.ContainsFunc(f.links, func(l rtnl.Link) bool { return l.Name == "kube-ipvs0" })
-	bridged := readSetting("bridge/bridge-nf-call-iptables")
+	bridgeNF := readSetting("bridge/bridge-nf-call-iptables")
 	for _, list := range f.lists {
 		isRejected := func(b *node.BaseChain) bool { // if false, an administrator has put the containers into a zone
 			return isFirewalld(b) && slices.ContainsFunc(f.packets(b, list), func(p *node.Packet) bool {
 				return b.Decide(p).Drops
 			})
 		}
-		if !uses(list, "firewall") && slices.ContainsFunc(f.hooked, isRejected) {
+		if !uses(list, "firewall") && slices.ContainsFunc(f.baseChains, isRejected) {
 			f.add("firewalld", "%s: firewalld runs, and the list has no plugin firewall, which would put the "+
 				"containers into its trusted zone", titleOf(list))
 		}
-		if hasServices && uses(list, "bridge") && bridged != "1" {
+		if hasServices && uses(list, "bridge") && bridgeNF != "1" {
 			f.add("bridge-nf", "%s: packets between containers of the bridge bypass kube-proxy, so connections to "+
 				"services with pods on this node hang: net.bridge.bridge-nf-call-iptables is %q", titleOf(list),
-				bridged)
+				bridgeNF)
 		}
 		for _, e := range list.Plugins {
 			if hasIPVS && e.Is("portmap") && string(e.Raw["backend"]) == `"nftables"` {
@@ -387,8 +391,8 @@ func notReplaced(f *facts) {
 	}
 }
 
-// howToReplace returns advice for other programs in the place of Hawser's plugins. option is one of install.
-func howToReplace(option, dir string) string {
+// replaceAdvice returns advice for other programs in the place of Hawser's plugins. option is one of install.
+func replaceAdvice(option, dir string) string {
 	return fmt.Sprintf(kindByID("not-replaced").Advice, option, dir)
 }
 

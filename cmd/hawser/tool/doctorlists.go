@@ -27,26 +27,26 @@ func titleOf(l node.List) string {
 // missingPlugins finds programs that a list names and no runtime can execute.
 func missingPlugins(f *facts) {
 	seen := map[string]bool{}
-	for _, list := range f.all {
+	for _, list := range f.allLists {
 		for _, plugin := range typesOf(list) {
 			err := f.programs[plugin].err
 			if err == nil || plugin == "" || seen[plugin] {
 				continue
 			}
 			seen[plugin] = true
-			f.add("missing-plugin", "%s: %v", titleOf(list), err).advise(howToInstall(f.Node, plugin))
+			f.add("missing-plugin", "%s: %v", titleOf(list), err).advise(installAdvice(f.Node, plugin))
 		}
 	}
 }
 
-func howToInstall(n *node.Node, plugin string) string {
-	to := cmp.Or(append(filepath.SplitList(n.Path), "DIR")...)
+func installAdvice(n *node.Node, plugin string) string {
+	dir := cmp.Or(append(filepath.SplitList(n.Path), "DIR")...)
 	if _, isOurs := skel.FindProgram(n.Programs, plugin); isOurs {
-		return "install it: hawser install --to " + to
+		return "install it: hawser install --to " + dir
 	}
 	if cni.IsPlugin(plugin, node.Separate) {
 		return "copy cluster-local from its own archive (hawser-cluster-local-linux-...) to " +
-			filepath.Join(to, plugin)
+			filepath.Join(dir, plugin)
 	}
 	return "install it with its own project's installer, because Hawser does not have it"
 }
@@ -55,9 +55,9 @@ func howToInstall(n *node.Node, plugin string) string {
 // are valid individually, but together make ADD fail or have no effect.
 func badLists(f *facts) {
 	for _, err := range f.damaged {
-		said := f.add("bad-file", "%v", err)
+		item := f.add("bad-file", "%v", err)
 		if record, _, _ := strings.Cut(err.Error(), ": "); strings.HasPrefix(record, f.CacheDir+"/") {
-			said.Advice = "delete its container and then this file, and run hawser gc --yes"
+			item.Advice = "delete its container and then this file, and run hawser gc --yes"
 		}
 	}
 	if len(f.lists) == 0 && len(f.problems) == 0 {
@@ -84,8 +84,8 @@ func badLists(f *facts) {
 // addChecked adds what the checker has found in a list.
 func (f *facts) addChecked(id string, list node.List, c *checker) {
 	for _, p := range c.found {
-		said := f.add(id, "%s: %s %s", titleOf(list), p.Key, p.What)
-		said.Severity, said.Advice = p.Severity, p.Advice
+		item := f.add(id, "%s: %s %s", titleOf(list), p.Key, p.What)
+		item.Severity, item.Advice = p.Severity, p.Advice
 	}
 	c.found = nil
 }
@@ -105,20 +105,20 @@ func noSubnets(f *facts) {
 func unknownVersions(f *facts) {
 	for _, list := range f.lists {
 		for _, plugin := range typesOf(list) {
-			known := f.programs[plugin].versions
-			if list.CNIVersion == "" || len(known) == 0 || slices.Contains(known, list.CNIVersion) {
+			supported := f.programs[plugin].versions
+			if list.CNIVersion == "" || len(supported) == 0 || slices.Contains(supported, list.CNIVersion) {
 				continue
 			}
-			said := f.add("unknown-version", "%s: cniVersion %q is not supported by %s, which supports %s",
-				titleOf(list), list.CNIVersion, f.programs[plugin].path, strings.Join(known, ", "))
+			item := f.add("unknown-version", "%s: cniVersion %q is not supported by %s, which supports %s",
+				titleOf(list), list.CNIVersion, f.programs[plugin].path, strings.Join(supported, ", "))
 			lacks := func(v string) bool {
 				return slices.ContainsFunc(typesOf(list), func(other string) bool {
 					versions := f.programs[other].versions
 					return len(versions) > 0 && !slices.Contains(versions, v)
 				})
 			}
-			if common := slices.DeleteFunc(slices.Sorted(slices.Values(known)), lacks); len(common) > 0 {
-				said.Advice = fmt.Sprintf("write cniVersion %q, which all plugins of the list support, or install "+
+			if common := slices.DeleteFunc(slices.Sorted(slices.Values(supported)), lacks); len(common) > 0 {
+				item.Advice = fmt.Sprintf("write cniVersion %q, which all plugins of the list support, or install "+
 					"newer plugins", common[len(common)-1])
 			}
 			break
@@ -140,7 +140,10 @@ func refusedLists(f *facts) {
 				}
 				found := p.CheckConfig(list.Conf(i, nil), i == 0)
 				if k := slices.IndexFunc(found, func(f skel.Finding) bool { return !f.Warning }); k >= 0 {
-					id := map[bool]string{true: "refused-list", false: "refused-later"}[f.programs[plugin].kind == ours]
+					id := "refused-later"
+					if f.programs[plugin].kind == ours {
+						id = "refused-list"
+					}
 					key := location{key: e.Key}.path(found[k].Key)
 					f.add(id, "%s: %s: %s: %s", titleOf(list), plugin, key, found[k].Reason).advise(list.File)
 				}
@@ -152,7 +155,7 @@ func refusedLists(f *facts) {
 // fullRanges finds range sets of which at least nine tenths are leased.
 func fullRanges(f *facts) {
 	for _, list := range f.lists {
-		for _, u := range list.Usage(f.attached) {
+		for _, u := range list.Usage(f.attachments) {
 			if len(u.Set) == 0 || u.Used*10 < u.Size*9 {
 				continue
 			}
@@ -160,12 +163,12 @@ func fullRanges(f *facts) {
 			if u.Used >= u.Size {
 				id = "full-range"
 			}
-			said := f.add(id, "%s: %.0f of %.0f addresses of %s are leased", titleOf(list), u.Used, u.Size,
+			item := f.add(id, "%s: %.0f of %.0f addresses of %s are leased", titleOf(list), u.Used, u.Size,
 				subnetsOf(u.Set))
-			said.advise(list.Name)
-			isOf := func(a *node.Attachment) bool { return a.Network == list.Name && a.Orphan == "" }
-			if u.Size == 1 && slices.ContainsFunc(f.attached, isOf) {
-				said.Severity = doubtful // the set is intended for one container
+			item.advise(list.Name)
+			isLive := func(a *node.Attachment) bool { return a.Network == list.Name && a.Orphan == "" }
+			if u.Size == 1 && slices.ContainsFunc(f.attachments, isLive) {
+				item.Severity = doubtful // the set is intended for one container
 			}
 		}
 	}
@@ -183,24 +186,24 @@ func subnetsOf(set ranges.Set) string {
 func overlaps(f *facts) {
 	for _, list := range f.lists {
 		for _, r := range slices.Concat(list.RangeSets()...) {
-			f.routedElsewhere(list, r)
+			f.findOtherRoutes(list, r)
 		}
 	}
 }
 
-// routedElsewhere finds routes of the host to addresses of the range that do not use the list's own interface. It finds
+// findOtherRoutes finds routes of the host to addresses of the range that do not use the list's own interface. It finds
 // nothing for a list whose containers are in a network of the host or of another machine, such as one of macvlan or of
 // a bridge without gateway, because a route through another interface is correct.
-func (f *facts) routedElsewhere(list node.List, r ranges.Range) {
-	own, hasOwn := ownBridge(list)
+func (f *facts) findOtherRoutes(list node.List, r ranges.Range) {
+	bridge, hasOwn := ownBridge(list)
 	for _, l := range f.links {
-		if !hasOwn || !isRouted(list) || l.Name == own || strings.HasPrefix(l.Name, own+".") {
+		if !hasOwn || !isRouted(list) || l.Name == bridge || strings.HasPrefix(l.Name, bridge+".") {
 			continue
 		}
 		for _, route := range f.routes[l.Name] {
 			// flannel.1 has the subnet's network address
-			isLent := !route.Dst.IsSingleIP() || route.Dst.Addr() != r.Subnet.Masked().Addr()
-			if route.Dst.Bits() == 0 || !isLent || !route.Dst.Overlaps(r.Subnet) || route.Type > unix.RTN_LOCAL {
+			isFlannel := route.Dst.IsSingleIP() && route.Dst.Addr() == r.Subnet.Masked().Addr()
+			if route.Dst.Bits() == 0 || isFlannel || !route.Dst.Overlaps(r.Subnet) || route.Type > unix.RTN_LOCAL {
 				continue
 			}
 			id := "covered-route"

@@ -32,16 +32,16 @@ func notReady(f *facts) {
 				}
 				isDHCP := (node.Entry{Type: plugin}).Is("dhcp")
 				entry := node.Entry{Type: plugin, Raw: list.Plugins[i].Raw}
-				alone := node.List{Name: list.Name, CNIVersion: list.CNIVersion, Plugins: []node.Entry{entry}}
-				err := f.Status(f.ctx, alone)
-				isOnlyOurs := installed.kind != ours && !isDHCP && !strings.Contains(fmt.Sprint(err), lacksKind)
+				single := node.List{Name: list.Name, CNIVersion: list.CNIVersion, Plugins: []node.Entry{entry}}
+				err := f.Status(f.ctx, single)
+				isOnlyOurs := installed.kind != ours && !isDHCP && !strings.Contains(fmt.Sprint(err), missingKind)
 				if err == nil || seen[err.Error()] || isPermission(err) || isOnlyOurs {
 					continue
 				}
 				seen[err.Error()] = true
-				said := f.add("not-ready", "%s: STATUS of %s", titleOf(list), firstLine(err.Error()))
+				item := f.add("not-ready", "%s: STATUS of %s", titleOf(list), firstLine(err.Error()))
 				if isDHCP {
-					said.Advice = "start the daemon: systemctl enable --now cni-dhcp.socket, or " + installed.path +
+					item.Advice = "start the daemon: systemctl enable --now cni-dhcp.socket, or " + installed.path +
 						" daemon"
 				}
 			}
@@ -49,8 +49,8 @@ func notReady(f *facts) {
 	}
 }
 
-// lacksKind is the beginning of an error about a kind of interface that the kernel cannot create.
-const lacksKind = ": kind "
+// missingKind is the beginning of an error about a kind of interface that the kernel cannot create.
+const missingKind = ": kind "
 
 // isPermission reports whether an error may be due to the permissions of this process. The runtime may have more
 // permissions.
@@ -70,11 +70,11 @@ func ipv6Disabled(f *facts) {
 		if !isRouted(list) || canEnable || !slices.ContainsFunc(slices.Concat(list.RangeSets()...), isIPv6) {
 			continue
 		}
-		at := "default" // a new interface gets this value
+		conf := "default" // a new interface gets this value
 		if slices.ContainsFunc(f.links, func(l rtnl.Link) bool { return l.Name == name }) {
-			at = name
+			conf = name
 		}
-		switch readSetting("ipv6/conf/" + at + "/disable_ipv6") {
+		switch readSetting("ipv6/conf/" + conf + "/disable_ipv6") {
 		case "0":
 			continue
 		case "":
@@ -83,13 +83,13 @@ func ipv6Disabled(f *facts) {
 			continue
 		}
 		var settings []string
-		for _, of := range slices.Compact([]string{"all", "default", at}) {
-			if readSetting("ipv6/conf/"+of+"/disable_ipv6") == "1" {
-				settings = append(settings, sysctlName("ipv6/conf/"+of+"/disable_ipv6")+"=0")
+		for _, scope := range slices.Compact([]string{"all", "default", conf}) {
+			if readSetting("ipv6/conf/"+scope+"/disable_ipv6") == "1" {
+				settings = append(settings, sysctlName("ipv6/conf/"+scope+"/disable_ipv6")+"=0")
 			}
 		}
 		f.add("ipv6-disabled", "%s: it has an IPv6 range, but %s is 1", titleOf(list),
-			sysctlName("ipv6/conf/"+at+"/disable_ipv6")).advise(strings.Join(settings, " "))
+			sysctlName("ipv6/conf/"+conf+"/disable_ipv6")).advise(strings.Join(settings, " "))
 	}
 }
 
@@ -98,7 +98,7 @@ func vlanUplinks(f *facts) {
 	host := rtnl.Host()
 	defer host.Close()
 	for _, list := range f.lists {
-		if own, _ := ownBridge(list); own == "" {
+		if bridge, _ := ownBridge(list); bridge == "" {
 			continue
 		}
 		name, vlan := list.Bridge()
@@ -123,28 +123,28 @@ func vlanUplinks(f *facts) {
 }
 
 // uplinksOf returns the ports by which a bridge may reach other machines: not the interfaces of virtual machines, and
-// pair ends only if they lead to another bridge or have an administrator's name. isReached is true if the containers of
-// the VLAN need no uplink, because they have no VLAN or the host has an interface in it.
-func uplinksOf(links []rtnl.Link, bridge rtnl.Link, vlan int) (uplinks []string, isReached bool) {
-	isReached = vlan == 0
+// pair ends only if they connect another bridge or have an administrator's name. needsNoUplink is true if the
+// containers need none, because they have no VLAN or the host has an interface in it.
+func uplinksOf(links []rtnl.Link, bridge rtnl.Link, vlan int) (uplinks []string, needsNoUplink bool) {
+	needsNoUplink = vlan == 0
 	for _, l := range links {
-		isBridges := func(end rtnl.Link) bool { return l.PeerNS == -1 && end.Index == l.Peer && end.Master != 0 }
-		isContainers := l.IsPairEnd() && strings.HasPrefix(l.Name, "veth") && !slices.ContainsFunc(links, isBridges) ||
+		isPort := func(end rtnl.Link) bool { return l.PeerNS == -1 && end.Index == l.Peer && end.Master != 0 }
+		isContainerPort := l.IsPairEnd() && strings.HasPrefix(l.Name, "veth") && !slices.ContainsFunc(links, isPort) ||
 			l.Kind == "tun" || l.Kind == "dummy"
-		if l.Master == bridge.Index && !isContainers {
+		if l.Master == bridge.Index && !isContainerPort {
 			uplinks = append(uplinks, l.Name)
 		}
-		isReached = isReached || l.Kind == "vlan" && l.Peer == bridge.Index && l.VLAN == vlan
+		needsNoUplink = needsNoUplink || l.Kind == "vlan" && l.Peer == bridge.Index && l.VLAN == vlan
 	}
-	return uplinks, isReached
+	return uplinks, needsNoUplink
 }
 
 // otherDefaults finds containers whose packets leave through a network other than eth0's, because the other network's
 // default route has a lower metric.
 func otherDefaults(f *facts) {
-	for _, first := range f.attached {
+	for _, first := range f.attachments {
 		var others []*node.Attachment
-		for _, a := range f.attached {
+		for _, a := range f.attachments {
 			if a != first && a.ContainerID == first.ContainerID && a.IsLive() && !a.IsLoopback() {
 				others = append(others, a)
 			}
@@ -159,7 +159,7 @@ func otherDefaults(f *facts) {
 			if k < 0 {
 				continue
 			}
-			f.add("other-default-route", "the default route of %s leads to %s of network %q, not to eth0",
+			f.add("other-default-route", "the default route of %s points to %s of network %q, not to eth0",
 				describe(first), link, others[k].Network).advise(others[k].Network)
 		}
 	}
@@ -167,13 +167,13 @@ func otherDefaults(f *facts) {
 
 // defaultLink returns the link of the default route with the lowest metric in a namespace. It returns "" if there are
 // fewer than two default routes.
-func defaultLink(netns string, is4 bool) (string, error) {
-	in, err := ns.Open(netns)
+func defaultLink(path string, is4 bool) (string, error) {
+	netns, err := ns.Open(path)
 	if err != nil {
 		return "", nil //nolint:nilerr // the container has ended
 	}
-	defer in.Close()
-	conn, err := rtnl.Dial(in)
+	defer netns.Close()
+	conn, err := rtnl.Dial(netns)
 	if err != nil {
 		return "", err
 	}
@@ -198,7 +198,7 @@ func defaultLink(netns string, is4 bool) (string, error) {
 // flushedFirewalld finds a running firewalld with the backend nftables whose rules another program has flushed.
 // firewalld answers no request while it reloads its rules, so the rules are read again after its answers.
 func flushedFirewalld(f *facts) {
-	if f.noRules || slices.ContainsFunc(f.hooked, isFirewalld) {
+	if f.noRules || slices.ContainsFunc(f.baseChains, isFirewalld) {
 		return
 	}
 	ctx, cancel := context.WithTimeout(f.ctx, 3*time.Second)
@@ -208,10 +208,10 @@ func flushedFirewalld(f *facts) {
 		return // without a bus there is no firewalld
 	}
 	defer bus.Close()
-	get := func(path dbus.ObjectPath, of, property string) any {
+	get := func(path dbus.ObjectPath, suffix, property string) any {
 		var value dbus.Variant // stays empty if firewalld does not run
 		_ = bus.Object(firewalldName, "/org/fedoraproject/FirewallD1"+path).CallWithContext(ctx,
-			"org.freedesktop.DBus.Properties.Get", dbus.FlagNoAutoStart, firewalldName+of, property).Store(&value)
+			"org.freedesktop.DBus.Properties.Get", dbus.FlagNoAutoStart, firewalldName+suffix, property).Store(&value)
 		return value.Value()
 	}
 	pid := uint32(0)
@@ -221,12 +221,12 @@ func flushedFirewalld(f *facts) {
 	if !isHere || get("", "", "state") != "RUNNING" || get("/config", ".config", "FirewallBackend") != "nftables" {
 		return
 	}
-	if hooked, err := node.BaseChains(f.ctx); err != nil || slices.ContainsFunc(hooked, isFirewalld) {
+	if baseChains, err := node.BaseChains(f.ctx); err != nil || slices.ContainsFunc(baseChains, isFirewalld) {
 		return
 	}
-	said := f.add("firewalld-flushed", "firewalld runs, but its rules are missing in nftables")
+	item := f.add("firewalld-flushed", "firewalld runs, but its rules are missing in nftables")
 	if !slices.ContainsFunc(f.lists, func(l node.List) bool { return uses(l, "firewall") }) {
-		said.Severity = doubtful
+		item.Severity = doubtful
 	}
 }
 

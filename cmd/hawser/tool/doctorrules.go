@@ -15,14 +15,14 @@ import (
 
 // acceptMark returns the fwmark that Hawser's firewall sets on accepted packets of a list's containers. It returns 0 if
 // the list or one of its attachments uses another backend than nftables.
-func acceptMark(list node.List, attached []*node.Attachment) uint32 {
+func acceptMark(list node.List, attachments []*node.Attachment) uint32 {
 	bit, isMarked := uint32(12), uses(list, "firewall")
 	for _, e := range list.Plugins {
 		_ = json.Unmarshal(e.Raw["markAcceptBit"], &bit)
 		backend := rawText(e.Raw["backend"])
 		isMarked = isMarked && (!e.Is("firewall") || backend == "" || backend == "nftables")
 	}
-	for _, a := range attached {
+	for _, a := range attachments {
 		isOther := func(value string) bool { return !strings.Contains(value, " nftables ") }
 		isMarked = isMarked && (a.Network != list.Name || !slices.ContainsFunc(a.Held(cni.HeldAccept), isOther))
 	}
@@ -34,7 +34,7 @@ func acceptMark(list node.List, attached []*node.Attachment) uint32 {
 
 // drops finds chains that drop packets of a list's containers: packets that they send, or answers to them.
 func drops(f *facts) {
-	for _, d := range f.hooked {
+	for _, d := range f.baseChains {
 		if f.noRules || d.IsOurs() || isFirewalld(d) || strings.HasSuffix(d.Table, " firewalld_policy_drop") {
 			continue
 		}
@@ -57,19 +57,19 @@ func (f *facts) findDrop(d *node.BaseChain, list node.List) bool {
 	var dropped []*node.Packet
 	var worst node.Decision
 	for _, p := range f.packets(d, list) {
-		switch by := d.Decide(p); {
-		case !by.Drops:
-		case by.Rule != nil && !by.Rule.IsUnconditional():
-			if by.IsCertain && !by.PassICMP {
-				f.add("drop-policy", "rule %d of %s drops all packets of containers of %s", by.Rule.Number,
-					chainOf(d, by.Rule.Chain), titleOf(list))
+		switch decision := d.Decide(p); {
+		case !decision.Drops:
+		case decision.Rule != nil && !decision.Rule.IsUnconditional():
+			if decision.IsCertain && !decision.PassICMP {
+				f.add("drop-policy", "rule %d of %s drops all packets of containers of %s", decision.Rule.Number,
+					chainOf(d, decision.Rule.Chain), titleOf(list))
 				return true
 			}
 		case d.Hook != "forward" || f.isFirewallsChain(d, list):
 		default:
 			dropped = append(dropped, p)
-			worst.IsCertain = worst.IsCertain || by.IsCertain
-			worst.PassICMP = worst.PassICMP || by.PassICMP
+			worst.IsCertain = worst.IsCertain || decision.IsCertain
+			worst.PassICMP = worst.PassICMP || decision.PassICMP
 		}
 	}
 	if dropped != nil {
@@ -81,18 +81,18 @@ func (f *facts) findDrop(d *node.BaseChain, list node.List) bool {
 // packets returns the packets of a list's containers that the host routes through a chain: packets that they send, and
 // answers to them. Before prerouting has translated them, answers have another destination.
 func (f *facts) packets(d *node.BaseChain, list node.List) (all []*node.Packet) {
-	of := node.Packet{Uplink: f.uplink, IsAccepted: uses(list, "firewall")}
-	f.addLinks(&of, list)
+	template := node.Packet{Uplink: f.uplink, IsAccepted: uses(list, "firewall")}
+	f.addLinks(&template, list)
 	isOurs := func(e node.Entry) bool { return e.Is("firewall") && f.programs[e.Type].kind == ours }
 	if slices.ContainsFunc(list.Plugins, isOurs) {
-		of.Mark = acceptMark(list, f.attached)
+		template.Mark = acceptMark(list, f.attachments)
 	}
 	for _, r := range slices.Concat(list.RangeSets()...) {
-		isOf := d.Family == nft.INet || d.Family == nft.FamilyOf(r.Subnet.Addr())
-		if !isOf || !isRouted(list) {
+		hasFamily := d.Family == nft.INet || d.Family == nft.FamilyOf(r.Subnet.Addr())
+		if !hasFamily || !isRouted(list) {
 			continue
 		}
-		sent := of
+		sent := template
 		sent.Range = r.Subnet
 		all = append(all, &sent)
 		if answer := sent; d.Hook != "prerouting" {
@@ -104,10 +104,10 @@ func (f *facts) packets(d *node.BaseChain, list node.List) (all []*node.Packet) 
 }
 
 func (f *facts) addLinks(p *node.Packet, list node.List) {
-	own, _ := ownBridge(list)
-	ends := []string{own}
-	for _, a := range f.attached {
-		if own == "" && a.Network == list.Name && a.IsLive() {
+	bridge, _ := ownBridge(list)
+	ends := []string{bridge}
+	for _, a := range f.attachments {
+		if bridge == "" && a.Network == list.Name && a.IsLive() {
 			ends = append(ends, node.FirstWord(a.HostEnd()))
 		}
 	}
@@ -120,12 +120,12 @@ func (f *facts) addLinks(p *node.Packet, list node.List) {
 			p.Inner = append(p.Inner, link)
 		}
 	}
-	if p.Links == nil && own != "" { // the first ADD creates it
-		p.Links = []node.Link{{Name: own}}
+	if p.Links == nil && bridge != "" { // the first ADD creates it
+		p.Links = []node.Link{{Name: bridge}}
 	}
 }
 
-// isInner reports whether a link does not lead to other machines, unless it is the uplink.
+// isInner reports whether a link does not connect to other machines, unless it is the uplink.
 func isInner(links []rtnl.Link, l rtnl.Link) bool {
 	if l.Kind != "bridge" {
 		return l.Name == "lo"
@@ -146,26 +146,26 @@ func chainOf(d *node.BaseChain, name string) string {
 // certain.
 func (f *facts) addDropPolicy(d *node.BaseChain, list node.List, dropped []*node.Packet, worst node.Decision) {
 	what := "has no rule that accepts packets of"
-	isTo := func(p *node.Packet) bool { return p.ToContainer }
-	isFrom := func(p *node.Packet) bool { return !p.ToContainer }
+	isReceived := func(p *node.Packet) bool { return p.ToContainer }
+	isSent := func(p *node.Packet) bool { return !p.ToContainer }
 	switch {
 	case !worst.IsCertain:
-		what = "has rules that accept some packets, but may not accept those of"
-	case !slices.ContainsFunc(dropped, isTo):
+		what = "has rules that accept some packets, but may not accept the packets of"
+	case !slices.ContainsFunc(dropped, isReceived):
 		what = "has no rule that accepts packets from"
-	case !slices.ContainsFunc(dropped, isFrom):
+	case !slices.ContainsFunc(dropped, isSent):
 		what = "has no rule that accepts packets to"
 	}
 	if worst.PassICMP {
 		what = strings.Replace(what, "accepts packets", "accepts packets other than ICMP", 1)
 	}
-	said := f.add("drop-policy", "%s drops packets and %s containers of %s", chainOf(d, d.Name), what, titleOf(list))
+	item := f.add("drop-policy", "%s drops packets and %s containers of %s", chainOf(d, d.Name), what, titleOf(list))
 	if !worst.IsCertain {
-		said.Severity = doubtful
+		item.Severity = doubtful
 	}
-	said.Advice = "accept the containers: " + acceptCommands(d, dropped)
+	item.Advice = "accept the containers: " + acceptCommands(d, dropped)
 	if !uses(list, "firewall") && isFilterForward(d) {
-		said.Advice = "add the plugin firewall to the list, or " + said.Advice
+		item.Advice = "add the plugin firewall to the list, or " + item.Advice
 	}
 }
 
@@ -180,14 +180,20 @@ func acceptCommands(d *node.BaseChain, packets []*node.Packet) string {
 	table, isLegacy := strings.CutPrefix(d.Table, "legacy ")
 	var commands []string
 	for _, p := range packets {
-		end := map[bool]string{false: "s", true: "d"}[p.ToContainer]
+		end := "s" // source address
+		if p.ToContainer {
+			end = "d"
+		}
 		family := nft.FamilyOf(p.Range.Addr()).String()
-		of, name, _ := strings.Cut(table, " ")
+		tableFamily, name, _ := strings.Cut(table, " ")
 		command := fmt.Sprintf("nft insert rule %s %s %s %saddr %s accept", table, d.Name, family, end, p.Range)
 		switch {
-		case isLegacy || of == family && d.Name == strings.ToUpper(d.Hook): // iptables
-			command = fmt.Sprintf("%stables%s -t %s -I %s -%s %s -j ACCEPT", family,
-				map[bool]string{true: "-legacy"}[isLegacy], name, d.Name, end, p.Range)
+		case isLegacy || tableFamily == family && d.Name == strings.ToUpper(d.Hook): // iptables
+			program := family + "tables"
+			if isLegacy {
+				program += "-legacy"
+			}
+			command = fmt.Sprintf("%s -t %s -I %s -%s %s -j ACCEPT", program, name, d.Name, end, p.Range)
 			command = strings.Replace(command, " -t filter", "", 1)
 		case p.Mark != 0 && d.IsMarked():
 			command = fmt.Sprintf("nft insert rule %s %s meta mark and %#x == %#[3]x accept", table, d.Name, p.Mark)
@@ -205,11 +211,11 @@ func (f *facts) isFirewallsChain(d *node.BaseChain, list node.List) bool {
 	if !uses(list, "firewall") || !isFilterForward(d) {
 		return false
 	}
-	isOf := func(a *node.Attachment) bool { return a.IsLive() && a.Network == list.Name }
+	isAttached := func(a *node.Attachment) bool { return a.IsLive() && a.Network == list.Name }
 	isLost := func(found *finding) bool {
 		return found.ID == "drift" && strings.Contains(found.What, fmt.Sprintf("on %q: firewall: ", list.Name))
 	}
-	return !slices.ContainsFunc(f.attached, isOf) || slices.ContainsFunc(f.found, isLost)
+	return !slices.ContainsFunc(f.attachments, isAttached) || slices.ContainsFunc(f.found, isLost)
 }
 
 // isLoopbackGuarded reports whether a rule of another program drops or rejects packets to 127.0.0.0/8, as a kubelet's
@@ -228,13 +234,13 @@ func (f *facts) isLoopbackGuarded() bool {
 		seen[c.Table] = true
 		rules, err := node.ReadRules(nf, c.Table, "")
 		if f.addError(err); err != nil {
-			return true // unknown
+			return true
 		}
 		if slices.ContainsFunc(rules, isGuard) {
 			return true
 		}
 	}
-	return slices.ContainsFunc(f.hooked, func(b *node.BaseChain) bool { // chains of iptables-legacy
+	return slices.ContainsFunc(f.baseChains, func(b *node.BaseChain) bool { // chains of iptables-legacy
 		return !b.IsOurs() && slices.ContainsFunc(b.Rules, isGuard) // Hawser's guard only covers the links of its set
 	})
 }

@@ -46,7 +46,7 @@ type hostLink struct {
 }
 
 func (l hostLink) String() string {
-	return joinNonempty(l.Name, l.Kind, l.State, strings.Join(l.Addrs, " "))
+	return joinColumns(l.Name, l.Kind, l.State, strings.Join(l.Addrs, " "))
 }
 
 func explainCommand(s *session) *cobra.Command {
@@ -61,8 +61,8 @@ func explainCommand(s *session) *cobra.Command {
 			networks := tree(lists, all, links)
 			return errors.Join(s.show(networks, func(t table) { printTree(t, networks) }), err)
 		}
-		e, wayErr := s.explain(what, all, links)
-		if err = errors.Join(wayErr, err); e == nil {
+		e, pathErr := s.explain(what, all, links)
+		if err = errors.Join(pathErr, err); e == nil {
 			return err
 		}
 		return errors.Join(s.show(e, e.print), err)
@@ -122,16 +122,16 @@ func parent(a *node.Attachment, links map[string]hostLink) string {
 // or a container.
 func (s *session) explain(what string, all []*node.Attachment, links map[string]hostLink) (e *explanation, err error) {
 	e = &explanation{What: what}
-	addr, notAddr := netip.ParseAddr(what)
-	readings := []func(a *node.Attachment) bool{
-		func(a *node.Attachment) bool { return notAddr == nil && slices.Contains(a.Addresses(), addr.String()) },
+	addr, addrErr := netip.ParseAddr(what)
+	interpretations := []func(a *node.Attachment) bool{
+		func(a *node.Attachment) bool { return addrErr == nil && slices.Contains(a.Addresses(), addr.String()) },
 		func(a *node.Attachment) bool {
 			return slices.ContainsFunc(a.Ports(), func(value string) bool { return isPort(value, what) })
 		},
 		func(a *node.Attachment) bool { return node.FirstWord(a.HostEnd()) == what || parent(a, links) == what },
 		func(a *node.Attachment) bool { return node.Matches(what, a.Pod, a.ContainerID) },
 	}
-	for i, matches := range readings {
+	for i, matches := range interpretations {
 		for _, a := range all {
 			if matches(a) {
 				e.Attachments = append(e.Attachments, a)
@@ -157,11 +157,11 @@ func (s *session) explain(what string, all []*node.Attachment, links map[string]
 
 // isPort reports whether what names the host port in the value of a holding ("0.0.0.0:8080/tcp to ...").
 func isPort(value, what string) bool {
-	at, proto, _ := strings.Cut(node.FirstWord(value), "/")
-	name, wanted, hasProto := strings.Cut(what, "/")
-	have, err := netip.ParseAddrPort(at)
-	want, bad := parseEndpoint(name)
-	if err != nil || bad != nil || hasProto && wanted != proto || want.port != have.Port() {
+	held, heldProto, _ := strings.Cut(node.FirstWord(value), "/")
+	wanted, proto, hasProto := strings.Cut(what, "/")
+	have, err := netip.ParseAddrPort(held)
+	want, wantErr := parseEndpoint(wanted)
+	if err != nil || wantErr != nil || hasProto && proto != heldProto || want.port != have.Port() {
 		return false
 	}
 	return !want.addr.IsValid() || have.Addr() == want.addr ||
@@ -172,8 +172,8 @@ func (e *explanation) addStop(verdict, format string, args ...any) {
 	e.Stops = append(e.Stops, &stop{verdict, fmt.Sprintf(format, args...)})
 }
 
-// linkNamed returns the link with a name. Its state is "missing" if the host does not have it.
-func linkNamed(links map[string]hostLink, name string) hostLink {
+// linkByName returns the link with a name. Its state is "missing" if the host does not have it.
+func linkByName(links map[string]hostLink, name string) hostLink {
 	if l, ok := links[name]; ok {
 		return l
 	}
@@ -190,7 +190,7 @@ func (e *explanation) findLinks(links map[string]hostLink) {
 				continue
 			}
 			seen[name] = true
-			e.Links = append(e.Links, linkNamed(links, name))
+			e.Links = append(e.Links, linkByName(links, name))
 		}
 	}
 }
@@ -208,15 +208,15 @@ func (e *explanation) findPath(ctx context.Context, n *node.Node, links map[stri
 		}
 		list, _ := listOf(n, a) // Attachments has returned its error
 		list = list.ResolveFlannel(a.ContainerID)
-		isOthers := len(list.Plugins) == 0 || !n.HasPlugin(list.Plugins[0].Type)
+		isForeign := len(list.Plugins) == 0 || !n.HasPlugin(list.Plugins[0].Type)
 		p := e.packetOf(a, list, links)
 		for _, text := range a.Addresses() {
 			addr, err := netip.ParseAddr(text)
-			if err == nil && (isRouted(list) || isOthers) { // otherwise, packets do not pass the host's chains
+			if err == nil && (isRouted(list) || isForeign) { // otherwise, packets do not pass the host's chains
 				packet := p
 				packet.Range = netip.PrefixFrom(addr, addr.BitLen())
 				packets = append(packets, &packet)
-				routed[addr.Is4()] = routed[addr.Is4()] || !isOthers
+				routed[addr.Is4()] = routed[addr.Is4()] || !isForeign
 			}
 		}
 	}
@@ -226,8 +226,8 @@ func (e *explanation) findPath(ctx context.Context, n *node.Node, links map[stri
 		}
 	}
 	for isIPv4, key := range notForwarded() {
-		isSaid := slices.ContainsFunc(e.Stops, func(s *stop) bool { return strings.Contains(s.Why, key) })
-		if routed[isIPv4] && !isSaid {
+		isReported := slices.ContainsFunc(e.Stops, func(s *stop) bool { return strings.Contains(s.Why, key) })
+		if routed[isIPv4] && !isReported {
 			e.addStop(node.StopsIt, "%s is 0, so the host does not forward packets", key)
 		}
 	}
@@ -245,11 +245,11 @@ func (e *explanation) findPath(ctx context.Context, n *node.Node, links map[stri
 func (e *explanation) packetOf(a *node.Attachment, list node.List, links map[string]hostLink) node.Packet {
 	up, _ := uplink()
 	p := node.Packet{Uplink: node.Link{Name: up.Name, Index: up.Index}, IsAccepted: uses(list, "firewall")}
-	own, _ := ownBridge(list)
-	own = cmp.Or(own, parent(a, links), node.FirstWord(a.HostEnd()))
+	name, _ := ownBridge(list)
+	name = cmp.Or(name, parent(a, links), node.FirstWord(a.HostEnd()))
 	for _, l := range links {
 		link := node.Link{Name: l.Name, Index: l.index}
-		if l.Name == own {
+		if l.Name == name {
 			p.Links = []node.Link{link}
 		}
 		if l.isInner {
@@ -299,16 +299,16 @@ func (e *explanation) addChain(b *node.BaseChain, packets []*node.Packet) {
 
 func (e *explanation) findDrift(ctx context.Context, n *node.Node, a *node.Attachment) error {
 	found, err := n.CheckAll(ctx, a)
-	for _, failed := range found {
+	for _, checkErr := range found {
 		switch {
-		case node.IsDrift(failed):
+		case node.IsDrift(checkErr):
 			verdict := node.StopsIt
-			if strings.HasPrefix(failed.Error(), "firewall: ") { // packets pass unless another program drops them
+			if strings.HasPrefix(checkErr.Error(), "firewall: ") { // packets pass unless another program drops them
 				verdict = node.MayStopIt
 			}
-			e.addStop(verdict, "%s", firstLine(failed.Error()))
-		case failed != nil:
-			err = errors.Join(err, failed)
+			e.addStop(verdict, "%s", firstLine(checkErr.Error()))
+		case checkErr != nil:
+			err = errors.Join(err, checkErr)
 		}
 	}
 	return err
@@ -358,17 +358,17 @@ func (e *explanation) print(t table) {
 }
 
 func (e *explanation) describeChain(b *node.BaseChain) string {
-	said := []string{fmt.Sprintf("%s, %d rules", b.Type, b.Count), b.Comment}
+	texts := []string{fmt.Sprintf("%s, %d rules", b.Type, b.Count), b.Comment}
 	ours := map[string]cni.HoldingKind{"portmap_prerouting": cni.HeldPort, "masq": cni.HeldMasquerade,
 		"firewall_forward": cni.HeldAccept}
 	for name, kind := range ours {
 		for _, a := range e.Attachments {
 			if b.IsOurs() && strings.HasPrefix(b.Name, name) {
-				said = append(said, a.Held(kind)...)
+				texts = append(texts, a.Held(kind)...)
 			}
 		}
 	}
-	return joined("; ", said...)
+	return joinNonempty("; ", texts...)
 }
 
 // network is a network of the node with its attachments, for the tree.
@@ -405,7 +405,7 @@ func tree(lists []node.List, all []*node.Attachment, links map[string]hostLink) 
 		n, name := find(a.Network), parent(a, links)
 		i := slices.IndexFunc(n.Links, func(b branch) bool { return b.Name == name })
 		if i < 0 {
-			i, n.Links = len(n.Links), append(n.Links, branch{hostLink: linkNamed(links, name)})
+			i, n.Links = len(n.Links), append(n.Links, branch{hostLink: linkByName(links, name)})
 		}
 		n.Links[i].Attachments = append(n.Links[i].Attachments, a)
 	}
@@ -414,15 +414,18 @@ func tree(lists []node.List, all []*node.Attachment, links map[string]hostLink) 
 
 func printTree(t table, networks []*network) {
 	for _, n := range networks {
-		t.row(joinNonempty(cmp.Or(n.Name, "?"), strings.Join(n.Plugins, ", "), n.File))
+		t.row(joinColumns(cmp.Or(n.Name, "?"), strings.Join(n.Plugins, ", "), n.File))
 		for i, b := range n.Links {
 			indent := ""
 			if b.Name != "" {
 				t.row(branchPrefix(i, len(n.Links)) + b.String())
-				indent = map[bool]string{true: "   ", false: "│  "}[i == len(n.Links)-1]
+				indent = "│  "
+				if i == len(n.Links)-1 {
+					indent = "   "
+				}
 			}
 			for k, a := range b.Attachments {
-				t.row(indent + branchPrefix(k, len(b.Attachments)) + joinNonempty(nameOf(a.Pod, a.ContainerID),
+				t.row(indent + branchPrefix(k, len(b.Attachments)) + joinColumns(nameOf(a.Pod, a.ContainerID),
 					cmp.Or(a.IfName, "?"), strings.Join(a.Addresses(), " "), node.FirstWord(a.HostEnd()),
 					strings.Join(a.Held(cni.HeldPort), ", "), a.Orphan))
 			}
@@ -430,10 +433,10 @@ func printTree(t table, networks []*network) {
 	}
 }
 
-func joinNonempty(all ...string) string { return joined("  ", all...) }
+func joinColumns(all ...string) string { return joinNonempty("  ", all...) }
 
-func joined(by string, all ...string) string {
-	return strings.Join(slices.DeleteFunc(all, func(w string) bool { return w == "" }), by)
+func joinNonempty(separator string, all ...string) string {
+	return strings.Join(slices.DeleteFunc(all, func(w string) bool { return w == "" }), separator)
 }
 
 func branchPrefix(i, n int) string {

@@ -109,7 +109,7 @@ func (c *collection) remove(ctx context.Context) error {
 			return
 		}
 		if a != nil {
-			g.err = errors.Join(g.err, c.node.DetachLeft(ctx, g.former, g.list, a.Holdings))
+			g.err = errors.Join(g.err, c.node.DetachRest(ctx, g.former, g.list, a.Holdings))
 		}
 		if g.err == nil && g.former.File != "" { // libcni's record
 			g.err = os.Remove(g.former.File)

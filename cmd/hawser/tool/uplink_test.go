@@ -8,11 +8,11 @@ import (
 )
 
 var _ = DescribeTable("uplinks of a bridge with a VLAN of containers", Label("tool-doctor"),
-	func(port rtnl.Link, uplinks []string, isReached bool) {
+	func(port rtnl.Link, uplinks []string, needsNoUplink bool) {
 		bridge := rtnl.Link{Index: 7, Name: "cni0", Kind: "bridge"}
-		found, reached := uplinksOf([]rtnl.Link{bridge, port, {Name: "e1"}}, bridge, 5)
+		found, result := uplinksOf([]rtnl.Link{bridge, port, {Name: "e1"}}, bridge, 5)
 		Expect(found).To(Equal(uplinks))
-		Expect(reached).To(Equal(isReached))
+		Expect(result).To(Equal(needsNoUplink))
 	},
 	Entry("hardware", rtnl.Link{Name: "e0", Master: 7}, []string{"e0"}, false),
 	Entry("a bond", rtnl.Link{Name: "bond0", Kind: "bond", Master: 7}, []string{"bond0"}, false),

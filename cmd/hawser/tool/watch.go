@@ -83,8 +83,8 @@ type schedule struct {
 	isPending bool          // a deletion since the last pass
 }
 
-// deleted schedules a pass after a deletion, within limit.
-func (s *schedule) deleted(limit time.Duration) {
+// addDeletion schedules a pass after a deletion, within limit.
+func (s *schedule) addDeletion(limit time.Duration) {
 	if !s.isPending {
 		if time.Since(s.last) >= s.backoff.pause {
 			s.backoff = backoff{}
@@ -95,9 +95,9 @@ func (s *schedule) deleted(limit time.Duration) {
 	s.limit(time.Now().Add(s.backoff.pause))
 }
 
-// finished schedules the next pass after one that has just ended. retry is the time of the next attempt of a failed
+// endPass schedules the next pass after one that has just ended. retry is the time of the next attempt of a failed
 // repair, or zero.
-func (s *schedule) finished(retry time.Time) {
+func (s *schedule) endPass(retry time.Time) {
 	s.last, s.isPending = time.Now(), false
 	s.due = s.last.Add(s.every)
 	if !retry.IsZero() {
@@ -114,13 +114,13 @@ func (s *schedule) limit(t time.Time) {
 
 // run watches until the context ends. It returns an error if the kernel's messages cannot be read.
 func (w watcher) run(ctx context.Context) error {
-	ctx, end := context.WithCancel(ctx)
+	ctx, cancel := context.WithCancel(ctx)
 	nat := nft.New()
 	defer nat.Close()
 	if err := keepNAT(nat); err != nil {
 		w.reportError(ctx, "watch", fmt.Errorf("%s: %w", noNATWarning, err))
 	}
-	failed := make(chan error, 1)
+	watchErr := make(chan error, 1)
 	flushed, deleted, lost := make(chan struct{}, 1), make(chan struct{}, 1), make(chan struct{}, 1)
 	notify := func(c chan struct{}) {
 		select {
@@ -129,7 +129,7 @@ func (w watcher) run(ctx context.Context) error {
 		}
 	}
 	go func() {
-		failed <- watchDeletions(ctx, func(t nft.Table, chain string) {
+		watchErr <- watchDeletions(ctx, func(t nft.Table, chain string) {
 			switch {
 			case !isRelevant(t, chain):
 			case t.Name == "": // messages about any number of rules were lost
@@ -142,26 +142,26 @@ func (w watcher) run(ctx context.Context) error {
 		})
 	}()
 	go w.repeat(ctx, func() { onFirewalldReload(ctx, func() { notify(flushed) }) })
-	var others sync.WaitGroup
-	defer others.Wait()
-	defer end()
-	others.Go(func() { w.repeat(ctx, func() { w.maintain(ctx) }) })
+	var background sync.WaitGroup
+	defer background.Wait()
+	defer cancel()
+	background.Go(func() { w.repeat(ctx, func() { w.maintain(ctx) }) })
 	s := schedule{every: w.every}
 	for timer := time.NewTimer(0); ; timer.Reset(time.Until(s.due)) {
 		select {
 		case <-ctx.Done():
 			return nil
-		case err := <-failed:
+		case err := <-watchErr:
 			return err // nil if the context has ended
 		case <-flushed:
-			s.deleted(reloadTime)
+			s.addDeletion(reloadTime)
 		case <-deleted:
-			s.deleted(w.every)
+			s.addDeletion(w.every)
 		case <-lost:
-			s.deleted(lostTime)
+			s.addDeletion(lostTime)
 		case <-timer.C:
 			w.reapply(ctx)
-			s.finished(w.repairer.due())
+			s.endPass(w.repairer.due())
 		}
 	}
 }

@@ -11,7 +11,7 @@ var _ = Describe("the schedule of hawser watch", Label("tool-watch"), func() {
 	// pauses returns the pauses before the passes that follow the calls, each of which comes at once after a pass.
 	pauses := func(s *schedule, calls ...func()) (all []time.Duration) {
 		for _, call := range calls {
-			s.finished(time.Time{})
+			s.endPass(time.Time{})
 			call()
 			all = append(all, time.Until(s.due).Round(100*time.Millisecond))
 		}
@@ -21,7 +21,7 @@ var _ = Describe("the schedule of hawser watch", Label("tool-watch"), func() {
 
 	It("lets the pause grow while each pass is followed by a deletion, but not after a flush", func() {
 		s := &schedule{every: time.Second}
-		deleted, flushed := func() { s.deleted(s.every) }, func() { s.deleted(reloadTime) }
+		deleted, flushed := func() { s.addDeletion(s.every) }, func() { s.addDeletion(reloadTime) }
 		Expect(pauses(s, deleted, deleted, deleted, deleted, deleted, flushed, deleted)).To(Equal([]time.Duration{
 			200 * ms, 400 * ms, 800 * ms, 1000 * ms, 1000 * ms, 200 * ms, 400 * ms}))
 		s.last = time.Now().Add(-time.Second)
@@ -32,15 +32,15 @@ var _ = Describe("the schedule of hawser watch", Label("tool-watch"), func() {
 
 	It("is not changed by further deletions before the pass", func() {
 		s := &schedule{every: time.Hour}
-		Expect(pauses(s, func() { s.deleted(s.every); s.deleted(s.every); s.deleted(s.every) })).To(
+		Expect(pauses(s, func() { s.addDeletion(s.every); s.addDeletion(s.every); s.addDeletion(s.every) })).To(
 			Equal([]time.Duration{200 * ms}))
 	})
 
 	It("has the retry of a failed repair, whose pauses grow to an hour", func() {
 		s := &schedule{every: time.Minute}
-		s.finished(time.Now().Add(time.Second))
+		s.endPass(time.Now().Add(time.Second))
 		Expect(time.Until(s.due)).To(BeNumerically("~", time.Second, 100*ms))
-		s.finished(time.Now().Add(time.Hour))
+		s.endPass(time.Now().Add(time.Hour))
 		Expect(time.Until(s.due)).To(BeNumerically("~", time.Minute, 100*ms))
 		var b backoff
 		for range 30 {

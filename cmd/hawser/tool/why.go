@@ -68,7 +68,7 @@ func why(ctx context.Context, n *node.Node, query string) (found []failure, err 
 	f := gather(ctx, n)
 	var networks []string
 	for _, r := range all {
-		state := stateOf(*r, f.attached)
+		state := stateOf(*r, f.attachments)
 		if state == "" {
 			state = cmp.Or(strings.Join(f.unreadLines(), "; "), "it has no holdings")
 		}
@@ -91,7 +91,7 @@ func noRecordError(ctx context.Context, n *node.Node, query string) error {
 	lines := []string{fmt.Sprintf("no failed call for %q is recorded in %s", query, n.Failures),
 		"other projects' plugins and missing programs leave no records"}
 	var networks []string
-	for _, a := range f.attached {
+	for _, a := range f.attachments {
 		if a.File != "" && node.Matches(query, a.Pod, a.ContainerID) {
 			networks = append(networks, a.Network)
 			lines = append(lines, plain("libcni has a record of "+describe(a)+": "+cmp.Or(a.Orphan,
@@ -163,7 +163,7 @@ func stateOf(f skel.Failure, attached []*node.Attachment) string {
 			later = attachedLater + ", as container " + nameOf("", a.ContainerID)
 		}
 	}
-	return joined("; ", later, leftover)
+	return joinNonempty("; ", later, leftover)
 }
 
 // cause selects failures by code, plugin and message, and has the advice for them. In the advice, FILE is the file of
