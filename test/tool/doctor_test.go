@@ -267,7 +267,7 @@ func faults() []fault {
 			mend: "nft insert rule inet site forward iifname cni0 accept; nft insert rule inet site forward ct state " +
 				"established accept"},
 		{id: "drop-policy", severity: "warning",
-			says: "drops packets and has rules that accept some packets, but may not accept those of",
+			says: "drops packets and has rules that accept some packets, but may not accept the packets of",
 			make: `nft add table inet site; nft add chain inet site user; nft add chain inet site cni
 			  nft add chain inet site forward '{ type filter hook forward priority 10 ; policy drop ; }'
 			  nft add rule inet site forward jump user; nft add rule inet site user meta l4proto tcp accept`,

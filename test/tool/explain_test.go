@@ -101,7 +101,7 @@ var _ = Describe("hawser explain", Label("tool-explain"), func() {
 		m := newMachine(ours(), usual)
 		m.up(newPod("c1", "web-0", hostPort(8080, 80)))
 		Expect(m.says("explain", "8080")).To(MatchRegexp(
-			`(?s)ing -99 +table inet hawser, chain portmap_prerouting_v1 .*host ports of what arrives.*` +
+			`(?s)ing -99 +table inet hawser, chain portmap_prerouting_v1 .*host ports of packets that arrive.*` +
 				`8080/tcp to 10\.88\.0\.2:80.*forward .*chain firewall_forward\w*.*10\.88\.0\.2 nftables policy open` +
 				`.*postrouting 100 .*masq_v2.*source NAT of containers; 10\.88\.0\.2`))
 	})

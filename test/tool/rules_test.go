@@ -190,9 +190,9 @@ var _ = Describe("hawser on a node with rules of other programs", Label("tool-ex
 
 	const policy = "table ip filter, chain FORWARD at forward: its policy is drop, and "
 	const refused = "none of its rules accepts the packet"
-	noRule := func(by, of string) string {
-		return "error drop-policy: chain ip filter FORWARD of " + by + " drops packets and has no rule that accepts " +
-			"packets " + of + " containers of "
+	noRule := func(program, lacks string) string {
+		return "error drop-policy: chain ip filter FORWARD of " + program + " drops packets and has no rule that " +
+			lacks + " containers of "
 	}
 	accept := func(program string) string {
 		return program + " -I DOCKER-USER -s 10.88.0.0/24 -j ACCEPT; " + program + " -I DOCKER-USER -d 10.88.0.0/24 " +
@@ -218,14 +218,14 @@ var _ = Describe("hawser on a node with rules of other programs", Label("tool-ex
 		}
 	},
 		Entry("of Docker 28", Label("kernel"), "iptables", "iptables-restore -n", docker28,
-			noRule("nf_tables", "of"), policy+refused, accept("iptables")),
+			noRule("nf_tables", "accepts packets of"), policy+refused, accept("iptables")),
 		Entry("of Docker 28 with iptables-legacy", Label("kernel", "slow"), "iptables-legacy",
-			"iptables-legacy-restore -n", docker28, noRule("iptables-legacy", "of"),
+			"iptables-legacy-restore -n", docker28, noRule("iptables-legacy", "accepts packets of"),
 			"table legacy"+strings.TrimPrefix(policy, "table")+refused,
 			accept("iptables-legacy")),
 		Entry("of Docker 29 with nftables", "", "nft -f", docker29, "", "", ""),
 		Entry("of ufw", Label("kernel"), "iptables", "iptables-restore -n", ufw,
-			noRule("nf_tables", "other than ICMP from"), policy+"its rules accept only ICMP",
+			noRule("nf_tables", "accepts packets other than ICMP from"), policy+"its rules accept only ICMP",
 			"iptables -A ufw-user-forward -i cni0 -j ACCEPT; iptables -A ufw-user-forward -o cni0 -j ACCEPT"),
 		Entry("of Calico", Label("kernel"), "iptables", "iptables-restore -n", calico, "", "", ""),
 		Entry("of kube-proxy with nftables", "", "nft -f", kubeProxy, "", "", ""),
