@@ -1,8 +1,9 @@
 #!/bin/bash
 # reference-suite.sh [PLUGIN...]: the reference's own tests of plugins, bridge and host-device if none is named, with
-# Hawser's programs in place of the functions that they test. It prints each case that fails with Hawser and passes with
-# the reference's program. docs/compat.md and docs/differences.md have the reasons. Needs root; FOCUS is a regular
-# expression that selects cases. For VLANs and dummy devices: scripts/test-vm.sh scripts/reference-suite.sh.
+# Hawser's programs in place of the functions that they test. It prints how many cases pass with the reference's program
+# and with Hawser's, and each case that fails only with Hawser's. docs/compat.md and docs/differences.md have the reasons.
+# Needs root; FOCUS is a regular expression that selects cases. For VLANs, VRFs and dummy devices:
+# scripts/test-vm.sh scripts/reference-suite.sh.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 [ $# -gt 0 ] || set -- bridge host-device
@@ -10,7 +11,8 @@ theirs=$(scripts/reference.sh)
 [ -d "$theirs" ] || exit 1
 version=${theirs##*reference-}
 [ -x bin/one/bridge ] || scripts/build.sh
-cache=${XDG_CACHE_HOME:-$HOME/.cache}/hawser/suite-$version
+sum=$(sha256sum scripts/reference-suite.sh)
+cache=${XDG_CACHE_HOME:-$HOME/.cache}/hawser/suite-$version-${sum:0:8}
 export GOFLAGS=-mod=mod GOWORK=off CGO_ENABLED=0
 
 # shim replaces the commands of the plugin $1 in the directory $2.
@@ -57,17 +59,47 @@ shim() {
 	END
 }
 
-# failed PLUGIN DIRECTORY: the cases that fail with the programs in the directory, sorted.
+# programs has the suite in the directory $1 find the programs that it would build: plugins in PLUGINS, the others in $1.
+programs() {
+	local suite built
+	for suite in "$1"/*_suite_test.go; do
+		grep -q 'gexec\.Build(' "$suite" || continue
+		mapfile -t built < <(sed -n 's/.*gexec\.Build("\(.*\)").*/\1/p' "$suite")
+		scripts/retry.sh go build -C "$1" -o "$1/" "${built[@]}"
+		sed -i 's/gexec\.Build(/programAt(/' "$suite"
+		cat >"$1/shim_test.go" <<-END
+			$(grep '^package ' "$suite")
+
+			import (
+				"os"
+				"path/filepath"
+			)
+
+			func programAt(pkg string) (string, error) {
+				name := filepath.Base(pkg)
+				file := filepath.Join(os.Getenv("PLUGINS"), name)
+				if _, err := os.Stat(file); err == nil {
+					return file, nil
+				}
+				return filepath.Abs(name)
+			}
+		END
+	done
+}
+
+# failed PLUGIN DIRECTORY: the cases that fail with the programs in the directory, sorted, and to stderr how many pass.
 failed() {
+	local out
 	# shellcheck disable=SC2016 # for the inner shell
-	PLUGINS=$2 PATH=$2:$PATH unshare -n -m bash -euc '
+	out=$(PLUGINS=$2 PATH=$2:$PATH unshare -n -m bash -euc '
 		mkdir -p /var/lib/cni
 		mount -t tmpfs tmpfs /run
 		mount -t tmpfs tmpfs /var/lib/cni
 		ip link set lo up
 		cd "$0"
-		exec ./suite.test -ginkgo.no-color -ginkgo.focus "$1"' "$cache/$1" "${FOCUS:-}" 2>&1 |
-		sed -n 's/^ *\[FAIL\] //p' | sort -u
+		exec ./suite.test -ginkgo.no-color -ginkgo.focus "$1"' "$cache/$1" "${FOCUS:-}" 2>&1) || true
+	echo "$2: $(grep -oE '[0-9]+ Passed \| [0-9]+ Failed' <<<"$out" || echo 'no case ran')" >&2
+	sed -n 's/^ *\[FAIL\] //p' <<<"$out" | sort -u
 }
 
 for plugin; do
@@ -80,6 +112,7 @@ for plugin; do
 		chmod -R u+w "$work/source"
 		dir=$(echo "$work"/source/plugins/*/"$plugin")
 		shim "$plugin" "$dir"
+		programs "$dir"
 		scripts/retry.sh go test -C "$dir" -c -vet=off -o suite.test .
 		mkdir -p "$cache"
 		mv -T "$dir" "$cache/$plugin"
