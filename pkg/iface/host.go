@@ -94,7 +94,8 @@ func IgnoreRouterAdverts(link string) error { return disable(link, "accept_ra") 
 // without duplicate address detection. No other host may have the interface's MAC address.
 func SkipDAD(link string) error { return disable(link, "accept_dad") }
 
-// EnableIPv6 turns IPv6 on for a host interface. It returns an error on a kernel without IPv6.
+// EnableIPv6 turns IPv6 on for a host interface, because the host may disable it by default. It returns an error on a
+// kernel without IPv6.
 func EnableIPv6(link string) error { return writeConf("ipv6", link, "disable_ipv6", "0") }
 
 // IPv6Remedy returns the arguments of sysctl(8) that turn IPv6 on for a host interface, and for interfaces that are

@@ -139,8 +139,8 @@ func verdict(text string, code int32, chain string) Stmt {
 // Masquerade translates the packet's source to the address of its output interface.
 func Masquerade() Stmt { return MasqueradeTo([2]uint16{}, false) }
 
-// MasqueradeTo is Masquerade with a source port in the range ports; a zero range means any port. Only packets of a
-// protocol with ports can match then. The kernel keeps the packet's source port if possible, unless random is set.
+// MasqueradeTo is Masquerade with a source port in the range ports; a zero range means any port. A rule with a range
+// must match a protocol with ports first. The kernel keeps the packet's source port if possible, unless random is set.
 func MasqueradeTo(ports [2]uint16, random bool) Stmt {
 	const protoSpecified, protoRandomFully = 1 << 1, 1 << 4 // NF_NAT_RANGE_*
 	s := Stmt{text: "masquerade"}

@@ -20,7 +20,8 @@ import (
 	_ "github.com/hawser-cni/plugins/pkg/skel/start" // settings of the Go runtime that make short calls faster
 )
 
-// Program is an entry of the list of a program's plugins. Run and the methods build the Plugin when they are called.
+// Program is an entry of the list of a program's plugins. Run and the methods build the Plugin when they are called,
+// because building all plugins would read their pages of the executable at each start.
 type Program struct {
 	Name   string
 	Run    func(context.Context, Env) int // serves one call and returns the exit status

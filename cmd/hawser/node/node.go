@@ -267,7 +267,8 @@ func isGone(path string) bool {
 	return errors.Is(err, ns.ErrNotExist) || errors.Is(err, ns.ErrNotNetns)
 }
 
-// IsUnchanged reports whether libcni's record of the attachment was not written since, and the namespace still exists.
+// IsUnchanged reports whether the namespace still exists, and whether libcni's record of the attachment has not been
+// written since it was read.
 func (a *Attachment) IsUnchanged() bool {
 	info, err := os.Stat(a.File)
 	return err == nil && info.ModTime().Equal(a.Written) && !isGone(a.Netns)
