@@ -165,7 +165,7 @@ func scenarioOf(name string) scenario {
 func (s scenario) labels() ginkgo.Labels {
 	var labels ginkgo.Labels
 	if slices.Contains(s.Needs, "netkit") {
-		labels = append(labels, "netkit")
+		labels = ginkgo.Label("netkit") // scripts/test-vm.sh searches for this call
 	}
 	if s.Cold || s.Again {
 		labels = append(labels, "slow")
