@@ -2,6 +2,7 @@ package tool_test
 
 import (
 	"fmt"
+	"regexp"
 	"strings"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -188,6 +189,37 @@ var _ = Describe("hawser explain", Label("tool-explain"), func() {
 		Eventually(func() []string { return stops(explains(m, "8080"), "stops it") }).Should(
 			ContainElement(ContainSubstring("no longer exists")))
 	})
+
+	It("names drift that some packets do not need, and routes elsewhere, as what may stop them", func() {
+		m := newMachine(ours(), usual)
+		m.up(newPod("c1", "web-0", hostPort(8080, 80)))
+		m.Cmd("sh", "-ec", "nft flush chain inet hawser masq_v2; sysctl -qw net.ipv4.conf.cni0.route_localnet=0")
+		for _, what := range []string{"web-0", "8080"} {
+			e := explains(m, what)
+			Expect(stops(e, "stops it")).To(BeEmpty())
+			Expect(stops(e, "may stop it")).To(ConsistOf(HavePrefix("bridge: masquerade: "), HavePrefix("portmap: ")))
+		}
+		m.Cmd("ip", "route", "add", "blackhole", "10.88.0.2/32")
+		Expect(stops(explains(m, "web-0"), "may stop it")).To(ContainElement("the host has no route to 10.88.0.2"))
+		m.Cmd("sh", "-ec", `ip route del blackhole 10.88.0.2/32; ip link add up0 type bridge; ip link set up0 up
+			ip route add 10.88.0.2/32 dev up0`)
+		Expect(stops(explains(m, "web-0"), "may stop it")).To(ContainElement(
+			"the host's route to 10.88.0.2 does not lead to cni0"))
+	})
+
+	for name, plugins := range map[string]func() string{"ours": ours, "the reference's": reference} {
+		It("blames no chained plugin for a bridge that is missing, with plugins of "+name, func() {
+			m := newMachine(plugins(), usual)
+			m.Cmd("sh", "-ec", defaultRoute)
+			m.up(newPod("c1", "web-0", hostPort(8080, 80)))
+			for _, breaks := range []string{"ip addr flush dev cni0", "ip link set cni0 down", "ip link del cni0"} {
+				m.Cmd("sh", "-c", breaks)
+				Expect(m.says("explain", "8080")).NotTo(ContainSubstring("stop it: portmap"), breaks)
+				drifts := regexp.MustCompile(`error drift: .*`).FindAllString(m.hawser("doctor").Stdout, -1)
+				Expect(drifts).To(HaveExactElements(ContainSubstring(`on "pods": bridge: `)), breaks)
+			}
+		})
+	}
 
 	DescribeTable("says what of the container's own is gone", func(plugins func() string) {
 		m := newMachine(plugins(), usual)

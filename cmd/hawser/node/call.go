@@ -153,6 +153,19 @@ func IsDrift(err error) bool {
 	return ok && e.Code == cni.CodeDrift
 }
 
+// Verify runs Check, unless the list disables CHECK. It returns nil for a drift of a chained plugin that FirstDrift
+// explains.
+func (n *Node) Verify(ctx context.Context, c Call) error {
+	if c.List.NoCheck {
+		return nil
+	}
+	err := n.Check(ctx, c)
+	if IsDrift(err) && n.FirstDrift(ctx, c) != nil {
+		return nil
+	}
+	return err
+}
+
 // CheckAll runs Check for each of Checks and returns an error or nil for each. It checks nothing if the list disables
 // CHECK.
 func (n *Node) CheckAll(ctx context.Context, a *Attachment) (found []error, err error) {

@@ -253,11 +253,8 @@ func drifts(f *facts) {
 		}
 		calls, _ := f.Checks(a)
 		for _, c := range calls {
-			err := error(nil)
-			if !c.List.NoCheck {
-				err = f.Check(f.ctx, c)
-				seen[a.Network] = true
-			}
+			err := f.Verify(f.ctx, c)
+			seen[a.Network] = true
 			key := a.Network + " " + c.Plugin()
 			switch {
 			case !node.IsDrift(err):

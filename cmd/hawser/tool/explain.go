@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -217,6 +218,9 @@ func (e *explanation) findPath(ctx context.Context, n *node.Node, links map[stri
 				packet.Range = netip.PrefixFrom(addr, addr.BitLen())
 				packets = append(packets, &packet)
 				routed[addr.Is4()] = routed[addr.Is4()] || !isForeign
+				if own := p.Links; !isForeign && len(own) == 1 && links[own[0].Name].Master == "" { // not in a VRF
+					errs = append(errs, e.findRoute(addr, own[0]))
+				}
 			}
 		}
 	}
@@ -239,6 +243,22 @@ func (e *explanation) findPath(ctx context.Context, n *node.Node, links map[stri
 		return cmp.Or(strings.Compare(b.Verdict, a.Verdict), strings.Compare(a.Why, b.Why))
 	})
 	return errors.Join(append(errs, err)...)
+}
+
+// findRoute adds a stop if the host would send packets to addr elsewhere than to the containers' link.
+func (e *explanation) findRoute(addr netip.Addr, own node.Link) error {
+	host := rtnl.Host()
+	defer host.Close()
+	by, err := host.RouteTo(addr)
+	switch {
+	case rtnl.IsUnreachable(err): // a rule of the routing policy may forbid only the host's own packets
+		e.addStop(node.MayStopIt, "the host has no route to %s", addr)
+	case err != nil:
+		return err
+	case by != own.Index:
+		e.addStop(node.MayStopIt, "the host's route to %s does not lead to %s", addr, own.Name)
+	}
+	return nil
 }
 
 // packetOf returns the packets that an attachment sends, without addresses.
@@ -298,20 +318,29 @@ func (e *explanation) addChain(b *node.BaseChain, packets []*node.Packet) {
 }
 
 func (e *explanation) findDrift(ctx context.Context, n *node.Node, a *node.Attachment) error {
-	found, err := n.CheckAll(ctx, a)
-	for _, checkErr := range found {
-		switch {
-		case node.IsDrift(checkErr):
-			verdict := node.StopsIt
-			if strings.HasPrefix(checkErr.Error(), "firewall: ") { // packets pass unless another program drops them
-				verdict = node.MayStopIt
+	calls, err := n.Checks(a)
+	for _, c := range calls {
+		switch failed := n.Verify(ctx, c); {
+		case node.IsDrift(failed):
+			verdict := node.MayStopIt
+			if e.isNeeded(c, failed) {
+				verdict = node.StopsIt
 			}
-			e.addStop(verdict, "%s", firstLine(checkErr.Error()))
-		case checkErr != nil:
-			err = errors.Join(err, checkErr)
+			e.addStop(verdict, "%s", missing(c, failed))
+		case failed != nil:
+			err = errors.Join(err, failed)
 		}
 	}
 	return err
+}
+
+// isNeeded reports whether a drift concerns something that all packets need. These are not a masquerade, host ports of
+// 127.0.0.1 and their guard, and the objects of chained plugins, except host ports if the question is about one.
+func (e *explanation) isNeeded(c node.Call, drift error) bool {
+	some := regexp.MustCompile(`masq|route_localnet|_guard_|_localnet_`)
+	isNeeded := func(line string) bool { return !some.MatchString(line) }
+	return (c.Entry == 0 || e.isPort && c.Is("portmap")) &&
+		slices.ContainsFunc(strings.Split(drift.Error(), "\n"), isNeeded)
 }
 
 func (e *explanation) print(t table) {
