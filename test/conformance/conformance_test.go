@@ -367,6 +367,9 @@ var _ = Describe("hostile and unusual plugins", Label("hostile"), func() {
 		"a shared process with another PID after each ADD": {
 			`is ADD && { kill "$(cat /run/pid)" 2>/dev/null
 				sleep 300 </dev/null >/dev/null 2>&1 & echo $! >/run/pid; }`, "^del/processes$", "1 passed"},
+		"a GC that leaves what a capability created": {`is DEL && rm -f "$mark"
+				is ADD && case $conf in *runtimeConfig*) : >"$mark" ;; esac`, "^gc/removes-stale$",
+			"left: file /run/mark-"},
 		"output on standard output of the suite": {`is CHECK && echo x >/proc/1/fd/1`, "^check/output$|^add/output$",
 			"check/output: the process of the case failed"},
 	} {

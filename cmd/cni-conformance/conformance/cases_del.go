@@ -179,10 +179,10 @@ func gcKeepsValid(w *world) {
 
 func gcRemovesStale(w *world) {
 	w.needManyAttachments()
-	w.detach(w.attach())
+	w.detach(w.attach(w.capabilities()), w.capabilities())
 	a, b := w.attach(), w.newContainer()
 	before := w.hostState()
-	w.add(b)
+	w.add(b, w.capabilities())
 	w.ip("", "netns del "+b.id) // a plugin may remove only attachments without a namespace
 	w.need(len(remaining(3*time.Second, w.added(before))) > 0, "an attachment leaves nothing without its namespace")
 	w.gc(a)
