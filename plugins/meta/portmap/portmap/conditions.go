@@ -90,21 +90,19 @@ func isWord(list, word string) bool {
 	return word != "" && !strings.Contains(word, " ") && strings.Contains(" "+list+" ", " "+word+" ")
 }
 
-// nftFields are the expressions of nft that conditions may use: each header or object, and its fields. The fields of
-// the empty name are those of meta that need no "meta" before them.
-var nftFields = [][2]string{
-	{"", nftMeta},
-	{"meta", nftMeta + " length protocol priority nfproto l4proto random iifkind oifkind time hour day sdif sdifname"},
-	{"ip", "saddr daddr protocol version hdrlength dscp ecn length id frag-off ttl checksum"},
-	{"ip6", "saddr daddr nexthdr version dscp ecn flowlabel length hoplimit"},
-	{"tcp", "sport dport flags sequence ackseq doff window checksum urgptr"},
-	{"udp", "sport dport length checksum"},
-	{"sctp", "sport dport vtag checksum"},
-	{"th", "sport dport"},
-	{"ether", "saddr daddr type"},
-	{"ct", "state direction status mark helper l3proto protocol saddr daddr proto-src proto-dst zone id"},
-	{"fib", "type oif oifname"},
-}
+// nftFields are the expressions of nft that conditions may use, in addition to nftMeta: each header or object, and its
+// fields. The words of nftMeta also need no "meta" before them.
+const nftFields = "|meta:" + nftMeta + " length protocol priority nfproto l4proto random iifkind oifkind time hour " +
+	"day sdif sdifname" +
+	"|ip:saddr daddr protocol version hdrlength dscp ecn length id frag-off ttl checksum" +
+	"|ip6:saddr daddr nexthdr version dscp ecn flowlabel length hoplimit" +
+	"|tcp:sport dport flags sequence ackseq doff window checksum urgptr" +
+	"|udp:sport dport length checksum" +
+	"|sctp:sport dport vtag checksum" +
+	"|th:sport dport" +
+	"|ether:saddr daddr type" +
+	"|ct:state direction status mark helper l3proto protocol saddr daddr proto-src proto-dst zone id" +
+	"|fib:type oif oifname|"
 
 const (
 	nftMeta = "mark iif iifname iiftype iifgroup oif oifname oiftype oifgroup skuid skgid pkttype cpu cgroup " +
@@ -226,35 +224,36 @@ func (r *nftReader) rate() bool {
 
 // field reads the first part of a match, such as "ip saddr".
 func (r *nftReader) field() bool {
-	for _, f := range nftFields {
-		if f[0] != "" && !r.take(f[0]) {
-			continue
-		}
-		switch f[0] {
-		case "":
-			if !r.take(nftMeta) {
-				continue
-			}
-			return true
-		case "ct":
-			if r.take("count") {
-				r.take("over")
-				return true
-			}
-			r.take("original reply")
-			r.take("ip ip6")
-		case "fib":
-			for more := true; more; more = r.take(".") {
-				r.take("saddr daddr mark iif oif")
-			}
-		}
-		return r.take(f[1])
+	if r.take(nftMeta) {
+		return true
 	}
-	if r.next == len(r.words) || !isRawField(r.words[r.next]) {
+	if r.next == len(r.words) {
+		return false
+	}
+	name := r.words[r.next]
+	_, rest, isHeader := strings.Cut(nftFields, "|"+name+":")
+	if !isHeader && !isRawField(name) {
 		return false
 	}
 	r.next++
-	return true
+	if !isHeader {
+		return true
+	}
+	switch name {
+	case "ct":
+		if r.take("count") {
+			r.take("over")
+			return true
+		}
+		r.take("original reply")
+		r.take("ip ip6")
+	case "fib":
+		for more := true; more; more = r.take(".") {
+			r.take("saddr daddr mark iif oif")
+		}
+	}
+	fields, _, _ := strings.Cut(rest, "|")
+	return r.take(fields)
 }
 
 // isRawField reports whether a word names bits of a packet, such as @th,16,16, and not a set.
