@@ -218,7 +218,8 @@ func (e *explanation) findPath(ctx context.Context, n *node.Node, links map[stri
 				packet.Range = netip.PrefixFrom(addr, addr.BitLen())
 				packets = append(packets, &packet)
 				routed[addr.Is4()] = routed[addr.Is4()] || !isForeign
-				if own := p.Links; !isForeign && len(own) == 1 && links[own[0].Name].Master == "" { // not in a VRF
+				// The route of a link in a VRF is elsewhere, and a link with a link-local gateway needs none.
+				if own := p.Links; !isForeign && addr.Is4() && len(own) == 1 && links[own[0].Name].Master == "" {
 					errs = append(errs, e.findRoute(addr, own[0]))
 				}
 			}
