@@ -100,6 +100,7 @@ func (r replay) heldAtRest() []string {
 
 func (r replay) missingProgram(many int) {
 	r.without("tuning", func() { r.fail(many) })
+	Eventually(r.network).Should(Equal("ready"), "CRI-O validates the list again after an event of the directory")
 	r.mended(fmt.Sprintf("%d pods fail for want of a program", many), r.end)
 }
 
