@@ -52,7 +52,7 @@ find . -name go.mod -not -path './.git/*' -printf '%h\n' | sort | while read -r 
 done
 scripts/deps.sh shellcheck
 if command -v shellcheck >/dev/null; then
-	find . -type f -not -path './.git/*' -exec awk 'FNR == 1 && /^#!.*sh$/ { printf "%s%c", FILENAME, 0 } { nextfile }' {} + |
+	find . -type f -not -path './.git/*' -not -name '*.tmpl' -exec awk 'FNR == 1 && /^#!.*sh$/ { printf "%s%c", FILENAME, 0 } { nextfile }' {} + |
 		xargs -0 shellcheck
 else
 	echo "lint: no shellcheck here, scripts were not checked" >&2
