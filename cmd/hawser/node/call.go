@@ -74,8 +74,8 @@ func repairContext(ctx context.Context) (context.Context, context.CancelFunc) {
 // holds the lock under which DEL removes that record. The end of ctx does not interrupt it.
 func (n *Node) Reapply(ctx context.Context, c Call) error {
 	if c.Reference {
-		return fmt.Errorf("%s: created by the reference plugin, which leaves no record of it; restart the container",
-			c.Plugin())
+		return fmt.Errorf("%s: created by the reference plugin, which leaves no record, or being deleted; restart the "+
+			"container if it stays", c.Plugin())
 	}
 	ctx, cancel := repairContext(ctx)
 	defer cancel()
