@@ -119,11 +119,12 @@ func RefuseRouterMAC(host *rtnl.Conn, mac net.HardwareAddr) error {
 	return nil
 }
 
-// RefuseTakenMAC returns code 103 if the host's router has the MAC address, or if the interface of another container on
-// the same bridge has it. The bridge would forward the packets of that container to own, the host end of this one. If
-// the bridge filters VLANs, only ports count that share a VLAN with own. The addresses that a virtual machine or a host
-// behind a port uses are not known.
-func RefuseTakenMAC(host *rtnl.Conn, own rtnl.Link, mac net.HardwareAddr) error {
+// RefuseTakenMAC returns code 103 if the host's router has the MAC address, or if the interface of a container of
+// another network on the same bridge has it. The bridge would forward the packets of that container to own, the host
+// end of this one. A network may give all its containers one address, as with the reference. The networks of containers
+// that other programs attached are not known, nor are the addresses that a virtual machine or a host behind a port uses.
+// If the bridge filters VLANs, only ports count that share a VLAN with own.
+func RefuseTakenMAC(host *rtnl.Conn, network string, own rtnl.Link, mac net.HardwareAddr) error {
 	if err := RefuseRouterMAC(host, mac); err != nil || own.Master == 0 {
 		return err
 	}
@@ -136,7 +137,8 @@ func RefuseTakenMAC(host *rtnl.Conn, own rtnl.Link, mac net.HardwareAddr) error 
 		return err
 	}
 	for _, p := range ports {
-		if p.Index == own.Index || p.PeerNS == -1 {
+		owner, isOurs := cni.ParseMark(p.Alias)
+		if p.Index == own.Index || p.PeerNS == -1 || !isOurs || owner.Network == network {
 			continue
 		}
 		peer, err := host.Peer(p)
@@ -152,12 +154,8 @@ func RefuseTakenMAC(host *rtnl.Conn, own rtnl.Link, mac net.HardwareAddr) error 
 				continue
 			}
 		}
-		holder := "the container behind " + p.Name
-		if owner, ok := cni.ParseMark(p.Alias); ok {
-			holder = owner.String()
-		}
 		return cni.Errorf(cni.CodeConflict, "MAC address %s: %s has it on bridge %q; choose another address", mac,
-			holder, bridge.Name)
+			owner, bridge.Name)
 	}
 	return nil
 }

@@ -260,7 +260,7 @@ var _ = Describe("a MAC address", Label("kernel", "taken-mac"), func() {
 		n.IP("route add default via 192.0.2.2")
 	})
 
-	DescribeTable("is not the one of another container on the bridge, or of the host's router", func(plugin string) {
+	DescribeTable("is not the one of another network's container on the bridge, or of the router", func(plugin string) {
 		n.Up(v, Usual("").Only("bridge"))
 		Expect(Ping(n.Host, "192.0.2.2")).To(BeTrue())
 		refused := func(mac, holder string) {
@@ -282,6 +282,13 @@ var _ = Describe("a MAC address", Label("kernel", "taken-mac"), func() {
 		Entry("by bridge", "bridge"),
 		Entry("by tuning", "tuning"),
 	)
+
+	It("may be the one of a container of the same network, whose list may have one for all", func() {
+		n.Up(v, Usual("").Only("bridge"))
+		tenant.Network = v.Network
+		n.Up(tenant, with("bridge", Show(v.Host, "eth0").Address, nil))
+		n.Must("DEL", tenant, with("bridge", Show(v.Host, "eth0").Address, nil))
+	})
 
 	It("may be the one of a container in another VLAN, but not in a VLAN of the trunk", func() {
 		nstest.Need("vlan_filtering")

@@ -32,7 +32,7 @@ func (a *attachment) setUpPort(ctx context.Context) error {
 	}
 	if a.cfg.Link.MAC != nil {
 		own := rtnl.Link{Index: a.call.HostEnd.Index, Master: a.bridge.Index}
-		if err := netplugin.RefuseTakenMAC(a.call.Host, own, a.call.ContEnd.MAC); err != nil {
+		if err := netplugin.RefuseTakenMAC(a.call.Host, a.call.Req.Network, own, a.call.ContEnd.MAC); err != nil {
 			return err
 		}
 	}

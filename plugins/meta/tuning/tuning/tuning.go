@@ -48,7 +48,7 @@ func (allowed allowList) add(ctx context.Context, req *skel.Request, cfg config)
 	})
 }
 
-// refuseTakenMAC refuses a MAC address of another container on the bridge, or of the host's router.
+// refuseTakenMAC refuses a MAC address of another network's container on the bridge, or of the host's router.
 func refuseTakenMAC(req *skel.Request, cfg config) error {
 	i := indexOfValue(cfg.Attributes, value{Key: "mac"})
 	if i < 0 {
@@ -62,7 +62,7 @@ func refuseTakenMAC(req *skel.Request, cfg config) error {
 	if err := netplugin.IgnoreNoLink(call.FindHostEnd()); err != nil {
 		return err
 	}
-	return netplugin.RefuseTakenMAC(call.Host, call.HostEnd, mac)
+	return netplugin.RefuseTakenMAC(call.Host, req.Network, call.HostEnd, mac)
 }
 
 // del restores the recorded values and removes them from the record. It fails only if a retry may succeed; otherwise it
