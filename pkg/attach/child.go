@@ -151,11 +151,6 @@ func MakeLink(_ context.Context, c *Call, name string) error {
 	if c.Child.isMasterInside() || l.Master == 0 {
 		return c.Cont.AddLink(l)
 	}
-	if l.MAC != nil {
-		if err := netplugin.RefuseRouterMAC(c.Host, l.MAC); err != nil {
-			return err
-		}
-	}
 	l.NS = c.Req.NS
 	return c.Host.AddLink(l)
 }

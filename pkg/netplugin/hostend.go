@@ -1,11 +1,8 @@
 package netplugin
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
-	"net"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -100,76 +97,6 @@ func RefuseVLANGateway(host *rtnl.Conn, key string, l rtnl.Link) error {
 		}
 	}
 	return nil
-}
-
-// RefuseRouterMAC returns code 103 if the host's router has the MAC address, as far as the host knows. A bridge or a
-// macvlan's master would forward the packets that other containers send to the router to the interface with the
-// address.
-func RefuseRouterMAC(host *rtnl.Conn, mac net.HardwareAddr) error {
-	for _, is4 := range []bool{true, false} {
-		router, link, err := host.DefaultRouter(is4)
-		if err != nil {
-			return err
-		}
-		if router.IsValid() && bytes.Equal(host.NeighborMAC(link, router), mac) {
-			return cni.Errorf(cni.CodeConflict, "MAC address %s: the host's own router %s has it; choose another "+
-				"address", mac, router)
-		}
-	}
-	return nil
-}
-
-// RefuseTakenMAC returns code 103 if the host's router has the MAC address, or if the interface of a container of
-// another network on the same bridge has it. The bridge would forward the packets of that container to own, the host
-// end of this one. A network may give all its containers one address, as with the reference. The networks of containers
-// that other programs attached are not known, nor are the addresses that a virtual machine or a host behind a port uses.
-// If the bridge filters VLANs, only ports count that share a VLAN with own.
-func RefuseTakenMAC(host *rtnl.Conn, network string, own rtnl.Link, mac net.HardwareAddr) error {
-	if err := RefuseRouterMAC(host, mac); err != nil || own.Master == 0 {
-		return err
-	}
-	bridge, err := host.LinkByIndex(own.Master)
-	if err != nil || bridge.Kind != "bridge" {
-		return IgnoreNoLink(err)
-	}
-	ports, err := host.Ports(bridge.Index)
-	if err != nil {
-		return err
-	}
-	for _, p := range ports {
-		owner, isOurs := cni.ParseMark(p.Alias)
-		if p.Index == own.Index || p.PeerNS == -1 || !isOurs || owner.Network == network {
-			continue
-		}
-		peer, err := host.Peer(p)
-		if err != nil || !bytes.Equal(peer.MAC, mac) {
-			continue // the kernel does not show every peer
-		}
-		if bridge.VLANFiltering {
-			isShared, err := sharesVLAN(host, own.Index, p.Index)
-			if err != nil {
-				return err
-			}
-			if !isShared {
-				continue
-			}
-		}
-		return cni.Errorf(cni.CodeConflict, "MAC address %s: %s has it on bridge %q; choose another address", mac,
-			owner, bridge.Name)
-	}
-	return nil
-}
-
-// sharesVLAN reports whether two ports of a bridge have a VLAN in common.
-func sharesVLAN(host *rtnl.Conn, a, b int) (bool, error) {
-	first, err := host.VLANs(a)
-	if err != nil {
-		return false, err
-	}
-	second, err := host.VLANs(b)
-	return slices.ContainsFunc(first, func(v rtnl.VLAN) bool {
-		return slices.ContainsFunc(second, func(o rtnl.VLAN) bool { return o.ID == v.ID })
-	}), err
 }
 
 // RefuseForeign returns code 103 if a link of the host is the host end of a container that another network plugin

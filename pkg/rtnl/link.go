@@ -148,7 +148,7 @@ func (c *Conn) OtherEnd(l Link, other *Conn) (Link, error) {
 	return end, nil
 }
 
-// Peer returns Index, Name, Kind, MAC and MTU of the other end of a pair, which may be in another namespace. The error
+// Peer returns Index, Name, Kind and MTU of the other end of a pair, which may be in another namespace. The error
 // matches ErrNoLink if the kernel does not show that end.
 func (c *Conn) Peer(l Link) (Link, error) {
 	if !l.IsPairEnd() || l.Peer == 0 {
@@ -168,7 +168,7 @@ func (c *Conn) Peer(l Link) (Link, error) {
 		return Link{}, ErrNoLink
 	}
 	a := found.Attrs()
-	return Link{Index: a.Index, Name: a.Name, Kind: found.Type(), MAC: a.HardwareAddr, MTU: a.MTU}, nil
+	return Link{Index: a.Index, Name: a.Name, Kind: found.Type(), MTU: a.MTU}, nil
 }
 
 // ConnectsTo reports whether l, a link in c's namespace, is an end of a pair whose peer is in the namespace of other.
@@ -418,17 +418,11 @@ func localAddr(attrs []byte) netip.Addr {
 
 // HasNeighbor reports whether the kernel knows the link-layer address of a neighbor on a link, because the neighbor
 // recently answered ARP or neighbor discovery. It returns false on kernels before 5.0.
-func (c *Conn) HasNeighbor(index int, addr netip.Addr) bool { return c.NeighborMAC(index, addr) != nil }
-
-// NeighborMAC returns the link-layer address of a neighbor for which HasNeighbor returns true, and nil for any other.
-func (c *Conn) NeighborMAC(index int, addr netip.Addr) net.HardwareAddr {
+func (c *Conn) HasNeighbor(index int, addr netip.Addr) bool {
 	const known = unix.NUD_REACHABLE | unix.NUD_STALE | unix.NUD_DELAY | unix.NUD_PROBE | unix.NUD_PERMANENT
 	header := &netlink.Ndmsg{Family: uint8(FamilyOf(addr)), Index: uint32(index)}
 	answers, err := c.send(unix.RTM_GETNEIGH, 0, header, nl.NewRtAttr(netlink.NDA_DST, addr.AsSlice()))
-	if err != nil || len(answers) == 0 || binary.NativeEndian.Uint16(answers[0][8:])&known == 0 {
-		return nil
-	}
-	return nlattr.Get(answers[0][unix.SizeofNdMsg:], netlink.NDA_LLADDR)
+	return err == nil && len(answers) > 0 && binary.NativeEndian.Uint16(answers[0][8:])&known != 0
 }
 
 func readAddr(n netlink.Addr) Addr {

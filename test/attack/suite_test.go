@@ -90,14 +90,6 @@ var attacks = []attack{
 	{"the node's router as the gateway of a point to point link", "ptp",
 		fixed(Object{"ipam": static("192.0.2.5/24", "192.0.2.2")}), 103, nodeOff},
 
-	{"the victim's MAC address, on the same bridge", "bridge", func(v *neighbor, _ *Pod) Object {
-		return Object{"bridge": "cni0", "ipam": static("10.88.0.77/24", ""),
-			"args": Object{"cni": Object{"mac": v.Decode().Interfaces[2].MAC}}}
-	}, 103, lost + either},
-	{"the victim's MAC address, on the same bridge", "tuning", func(v *neighbor, p *Pod) Object {
-		return Object{"mac": v.Decode().Interfaces[2].MAC, "prevResult": attachedByHand(v, p)}
-	}, 103, lost + either},
-
 	{"the node's own address, on its uplink", "ipvlan",
 		fixed(Object{"master": "ext", "ipam": static("192.0.2.1/24", "")}), 103, nodeOff},
 

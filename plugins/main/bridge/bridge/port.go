@@ -30,12 +30,6 @@ func (a *attachment) setUpPort(ctx context.Context) error {
 	if err := a.setVLANs(a.call.HostEnd, vlans, a.cfg.PreserveDefaultVLAN); err != nil {
 		return a.cfg.vlanError(err)
 	}
-	if a.cfg.Link.MAC != nil {
-		own := rtnl.Link{Index: a.call.HostEnd.Index, Master: a.bridge.Index}
-		if err := netplugin.RefuseTakenMAC(a.call.Host, a.call.Req.Network, own, a.call.ContEnd.MAC); err != nil {
-			return err
-		}
-	}
 	if a.cfg.MacSpoofChk {
 		a.call.Req.OnFail("remove the MAC spoof check", func(ctx context.Context) error {
 			return deleteSpoofCheck(ctx, a.call.NF, a.call.Req.Attachment, false)

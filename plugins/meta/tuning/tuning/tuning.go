@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"net"
 	"slices"
 	"strconv"
 
@@ -33,9 +32,6 @@ func (allowed allowList) add(ctx context.Context, req *skel.Request, cfg config)
 	if cfg.isEmpty() {
 		return req.PrevResult, nil
 	}
-	if err := refuseTakenMAC(req, cfg); err != nil {
-		return nil, err
-	}
 	var s *store
 	if cfg.hasWrites() {
 		var err error
@@ -46,23 +42,6 @@ func (allowed allowList) add(ctx context.Context, req *skel.Request, cfg config)
 	return result(req, cfg), netplugin.InContainer(req, func(call *netplugin.Call) error {
 		return container{call, cfg}.apply(ctx, s)
 	})
-}
-
-// refuseTakenMAC refuses a MAC address of another network's container on the bridge, or of the host's router.
-func refuseTakenMAC(req *skel.Request, cfg config) error {
-	i := indexOfValue(cfg.Attributes, value{Key: "mac"})
-	if i < 0 {
-		return nil
-	}
-	mac, err := net.ParseMAC(cfg.Attributes[i].Value)
-	if err != nil {
-		return err
-	}
-	call := netplugin.OpenHost(req)
-	if err := netplugin.IgnoreNoLink(call.FindHostEnd()); err != nil {
-		return err
-	}
-	return netplugin.RefuseTakenMAC(call.Host, req.Network, call.HostEnd, mac)
 }
 
 // del restores the recorded values and removes them from the record. It fails only if a retry may succeed; otherwise it
