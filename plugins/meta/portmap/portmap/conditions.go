@@ -13,14 +13,15 @@ import (
 
 // Tenants may write conditions, which iptables and nft execute as root. So a condition may only contain matches that
 // read a packet, its connection, a link or a route, and matches that count for their own rule. It may not contain
-// matches that change other state: sets, lists and counters with a name (recent, hashlimit, set), logs, marks, and
-// settings of the host (connbytes turns on accounting of connections, and physdev packet filters for bridges).
+// matches that change other state: lists and counters with a name (recent, hashlimit), logs, marks, and settings of the
+// host (connbytes turns on accounting of connections, and physdev packet filters for bridges). A lookup in an ipset
+// (set) is permitted, although it counts in sets that count.
 
 // iptablesMatches are the matches of iptables that conditions may use, and iptablesOptions are their options and those
 // that need no match. Each permitted match may have each option, because iptables refuses options of other matches.
 const (
 	iptablesMatches = "addrtype comment connlimit connmark conntrack cpu devgroup dscp ecn helper hl iprange length " +
-		"limit mac mark multiport owner pkttype policy sctp state statistic string tcp tcpmss time tos ttl u32 udp"
+		"limit mac mark multiport owner pkttype policy sctp set state statistic string tcp tcpmss time tos ttl u32 udp"
 	iptablesOptions = "source src destination dst protocol proto in-interface out-interface fragment " +
 		"src-type dst-type limit-iface-in limit-iface-out comment " +
 		"connlimit-upto connlimit-above connlimit-mask connlimit-saddr connlimit-daddr " +
@@ -28,6 +29,7 @@ const (
 		"ctrepldstport ctstatus ctexpire ctdir cpu src-group dst-group dscp dscp-class ecn-tcp-cwr ecn-tcp-ece " +
 		"ecn-ip-ect helper hl-eq hl-lt hl-gt src-range dst-range length limit limit-burst mac-source mark " +
 		"source-port source-ports sport sports destination-port destination-ports dport dports ports " +
+		"match-set return-nomatch update-counters " +
 		"uid-owner gid-owner socket-exists pkt-type dir pol strict reqid spi tunnel-src tunnel-dst next " +
 		"chunk-types state mode probability every packet algo from to string hex-string icase tcp-flags syn " +
 		"tcp-option mss datestart datestop timestart timestop monthdays weekdays kerneltz contiguous tos " +

@@ -57,7 +57,7 @@ var _ = Describe("a condition", Label("conditions-matches"), func() {
 		Entry(nil, "--match=recent --update", "recent"),
 		Entry(nil, "--match recent --rcheck", "recent"),
 		Entry(nil, "-m hashlimit --hashlimit-name kube --hashlimit-upto 1/day", "hashlimit"),
-		Entry(nil, "-m set --match-set kube src", "set"),
+		Entry(nil, "-m set --add-set kube src", "--add-set"),
 		Entry(nil, "-m quota --quota 1000", "quota"),
 		Entry(nil, "-m nfacct --nfacct-name x", "nfacct"),
 		Entry(nil, "-m rateest --rateest x", "rateest"),
@@ -109,6 +109,11 @@ var _ = Describe("a condition", Label("conditions-matches"), func() {
 		Entry(nil, "dup to ::1", "dup"),
 		Entry(nil, "ıifname eth0", "ıifname"),
 	)
+
+	It("may look up an ipset", func() {
+		text := "-m set ! --match-set admins src,dst ! --update-counters"
+		Expect(checkMatches("key", strings.Fields(text))).To(Succeed())
+	})
 
 	It("has only such matches, also as nft and iptables read it", Label("kernel"), func() {
 		w := newWorld()
