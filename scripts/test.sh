@@ -55,7 +55,7 @@ echo "== go test"
 # shellcheck disable=SC2016 # expanded by the inner bash
 {
 	printf "$PWD/%s\n" plugins/meta/{portmap/portmap,firewall/firewall} \
-		test/{faults,tool,clients,load,lifecycle,install} plugins/main/{bridge/bridge,macvlan/macvlan,ptp/ptp} \
+		test/{faults,tool,clients,conformance,load,lifecycle,install} plugins/main/{bridge/bridge,macvlan/macvlan,ptp/ptp} \
 		test/{attack,docs,cost} plugins/ipam/dhcp/dhcp | grep -xFf <(printf '%s\n' "${packages[@]}") || true
 	printf '%s\n' "${packages[@]}"
 } | awk '!seen[$0]++' | xargs -d '\n' -n 1 -P $((3 * $(nproc))) bash -c 'package "$1"' test || failed=1
