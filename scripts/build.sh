@@ -20,8 +20,8 @@ for main in "${mains[@]}"; do
 	programs+=("./$program")
 done
 # Functions that begin at multiples of 4 bytes, not 32, make the one program 170 kB smaller (amd64), of 16 bytes 102 kB.
-# In 300 pairs of calls, neither VERSION, ADD nor DEL of bridge took more processor time with 8 than with 32, nor VERSION
-# with 4 than with 8. Other processors may need 16.
+# In 300 pairs of calls, neither VERSION, ADD nor DEL of bridge took more processor time with 8 than with 32, nor with 4
+# than with 8. Other processors may need 16.
 align=16
 [ "$(go env GOARCH)" != amd64 ] || align=4
 go build "${flags[@]}" -buildvcs=false -o "$dir/" \

@@ -197,7 +197,7 @@ var _ = Describe("make image", Label("image"), Ordered, ContinueOnFailure, func(
 			Expect(err).NotTo(HaveOccurred())
 			Expect(program.Machine).To(Equal(machines[c.platform]), d.Platform.Architecture)
 			Expect(bytes.Contains(in["hawser"], []byte(version))).To(BeTrue())
-			Expect(len(layer)).To(BeNumerically("<=", 3_400_000), d.Platform.Architecture)
+			Expect(len(layer)).To(BeNumerically("<=", 3_300_000), d.Platform.Architecture)
 		}
 		Expect(seen).To(HaveLen(len(machines)))
 		Expect(platforms).To(HaveLen(len(machines)))

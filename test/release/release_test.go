@@ -230,13 +230,13 @@ var _ = Describe("make release", Ordered, ContinueOnFailure, func() {
 		file := dir + "/hawser"
 		run("../..", []string{"GOARCH=" + arch, "VERSION=9.8.7"}, "scripts/build.sh", dir, "cmd/hawser")
 		Expect(len(contents(file))).To(BeNumerically("<=", 9<<20))
-		Expect(len(run(".", nil, "xz", "-9", "-c", file))).To(BeNumerically("<=", 3_400_000))
+		Expect(len(run(".", nil, "xz", "-9", "-c", file))).To(BeNumerically("<=", 3_300_000))
 		Expect(os.WriteFile(docs+"/README.md", nil, 0o644)).To(Succeed())
 		run(first, []string{"VERSION=9.8.7", "SOURCE_DATE_EPOCH=1"}, "scripts/release/packages.sh", arch, dir,
 			docs+"/README.md", docs, out)
 		Expect(names(out)).To(HaveLen(2))
 		for _, name := range names(out) {
-			Expect(len(contents(out+"/"+name))).To(BeNumerically("<=", 3_400_000), name)
+			Expect(len(contents(out+"/"+name))).To(BeNumerically("<=", 3_300_000), name)
 		}
 	}, Entry("amd64", "amd64"), Entry("arm64", "arm64"))
 
