@@ -154,7 +154,7 @@ func (c *Conn) query(msgs ...message) ([][]byte, error) {
 }
 
 // list returns all objects that the request selects. The first byte of each is the family, and the attributes begin at
-// nfgenmsgSize. If the table or set does not exist, there are none.
+// nfgenmsgSize. It returns none if the table or set does not exist.
 func (c *Conn) list(m message) ([][]byte, error) {
 	if err := c.dial(); err != nil {
 		return nil, err

@@ -61,7 +61,7 @@ func build(plugin string) (string, error) {
 	}
 	path := filepath.Join(run.workDir, "bin", plugin)
 	args := []string{"build", "-trimpath", "-buildvcs=false", "-o", path}
-	if os.Getenv("HAWSER_BIN") != "" { // build.sh has compiled most of it, with its flags
+	if os.Getenv("HAWSER_BIN") != "" { // build.sh has already compiled most packages with these flags
 		flags, err := exec.Command(filepath.Join(Root(), "scripts", "flags.sh")).Output()
 		if err != nil {
 			return "", fmt.Errorf("scripts/flags.sh: %w", err)

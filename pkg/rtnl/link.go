@@ -180,7 +180,7 @@ func (c *Conn) ConnectsTo(l Link, other *Conn) (bool, error) {
 }
 
 // LinkBelow returns the link below l, such as a macvlan's, if it is in the namespace of other. l is in c's namespace.
-// The error matches ErrNoLink if there is none.
+// The error matches ErrNoLink if other has no such link.
 func (c *Conn) LinkBelow(l Link, other *Conn) (Link, error) {
 	hasLink := false
 	var err error

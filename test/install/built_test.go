@@ -17,7 +17,7 @@ import (
 	"github.com/hawser-cni/plugins/pkg/nstest/plugintest"
 )
 
-// compile runs a command that compiles as scripts/build.sh does, which has compiled most of it.
+// compile runs a command with the compiler flags of scripts/build.sh, so that the build cache has most packages.
 func compile(env []string, name string, args ...string) {
 	GinkgoHelper()
 	flags := nstest.Must(exec.Command(nstest.Root() + "/scripts/flags.sh").Output())

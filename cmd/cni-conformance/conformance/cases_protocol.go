@@ -90,7 +90,7 @@ func refusesWith(code float64, c change) func(*world) {
 	}
 }
 
-// errors calls ADD with each change, and returns the answers with an error. The case is skipped if there is none.
+// errors calls ADD with each change, and returns the answers that are errors. It skips the case if no call fails.
 func (w *world) errors(changes ...change) (all []answer) {
 	for _, c := range changes {
 		if ans := w.call("ADD", w.newContainer(), c); ans.exit != 0 {

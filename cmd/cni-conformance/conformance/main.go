@@ -164,7 +164,7 @@ func printCases(out io.Writer, spec string) {
 	}
 }
 
-// report collects the results of all subjects, and prints those of a subject as text when all its cases have ended.
+// report collects the results of all subjects. It prints a subject's results as text when all its cases have ended.
 type report struct {
 	out    io.Writer
 	Suites []suite

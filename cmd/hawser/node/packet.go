@@ -131,7 +131,7 @@ func (c condition) match(p *Packet) match {
 	return unknown
 }
 
-// matchNumber matches a field whose bits are those of number, apart from the unknown bits.
+// matchNumber compares a field with the condition. The field is number, whose bits in unknownBits may have any value.
 func (c condition) matchNumber(number, unknownBits uint32) match {
 	m := never
 	for _, v := range c.values {

@@ -308,7 +308,7 @@ func (r *ruleReader) networkOf(key []byte) (v value, isKnown bool) {
 	addr, bits := make([]byte, size), net.CIDRMask(8*len(key), 8*size)
 	copy(addr, key)
 	copy(bits, r.mask)
-	ones, all := bits.Size() // 0, 0 for other masks than those of networks
+	ones, all := bits.Size() // 0, 0 if the mask is not a prefix
 	v.first, _ = netip.AddrFromSlice(addr)
 	v.last = lastOf(v.first, ones)
 	return v, all != 0

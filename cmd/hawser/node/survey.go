@@ -104,7 +104,7 @@ func (s *Survey) CheckPIDs() error {
 		return nil
 	}
 	return fmt.Errorf("the PID namespace pid:[%d] of this process does not show the processes of containers: run it "+
-		"in that of the node (hostPID: true, podman run --pid host, nsenter --target 1 --pid)", pidNS.Ino)
+		"in the node's PID namespace (hostPID: true, podman run --pid host, nsenter --target 1 --pid)", pidNS.Ino)
 }
 
 // findNamespaces returns all network namespaces that processes are in, have open or have mounted.
@@ -309,7 +309,7 @@ func (s *Survey) Classify(a *Attachment, minAge time.Duration) (garbage, kept st
 	case a.lastWritten().IsZero() && hasHostEnd:
 		return "", fmt.Sprintf("its host end %s exists, and its age is unknown", a.HostEnd())
 	case age <= minAge:
-		return "", fmt.Sprintf("something of it was written less than %s ago: its ADD may be in progress", minAge)
+		return "", fmt.Sprintf("one of its files was written less than %s ago: its ADD may be in progress", minAge)
 	}
 	inode, err := s.namespaceOf(a)
 	isRecorded := len(a.identities()) > 0

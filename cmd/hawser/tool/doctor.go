@@ -96,7 +96,7 @@ type facts struct {
 	programs     map[string]program
 	attachments  []*node.Attachment
 	links        []rtnl.Link
-	uplink       node.Link               // the link of the default route; its name is empty if there is none
+	uplink       node.Link               // the link of the default route; its name is empty without a default route
 	routes       map[string][]rtnl.Route // by link name; host ends of containers are omitted
 	chains       []nft.LiveChain
 	baseChains   []*node.BaseChain
