@@ -117,8 +117,8 @@ var _ = Describe("an attachment whose DEL has begun", Label("tool-ending"), func
 			Expect(g.hawser("reapply", "ended").Stdout).NotTo(ContainSubstring("portmap: restored"))
 		}
 		Expect(g.add(newPod("next", "web-0", hostPort(8080, 80)))).To(Succeed())
-		flush()
-		Expect(rules(g)).To(MatchRegexp(`tcp \. 8080 comment "[0-9a-f]+ pods next eth0"`))
+		flush() // restored maybe by a pass that began before the replacement was attached
+		Eventually(rules).WithArguments(g).Should(MatchRegexp(`tcp \. 8080 comment "[0-9a-f]+ pods next eth0"`))
 	})
 })
 
