@@ -191,13 +191,14 @@ func overlaps(f *facts) {
 	}
 }
 
-// findOtherRoutes finds routes of the host to addresses of the range that do not use the list's own interface. It finds
+// findOtherRoutes finds routes of the host to addresses of the range that do not use the list's own bridge. It finds
 // nothing for a list whose containers are in a network of the host or of another machine, such as one of macvlan or of
 // a bridge without gateway, because a route through another interface is correct.
 func (f *facts) findOtherRoutes(list node.List, r ranges.Range) {
 	bridge, hasOwn := ownBridge(list)
 	for _, l := range f.links {
-		if !hasOwn || !isRouted(list) || l.Name == bridge || strings.HasPrefix(l.Name, bridge+".") {
+		isOwn := l.Name == bridge || strings.HasPrefix(l.Name, bridge+".") || strings.HasPrefix(bridge, l.Name+".")
+		if !hasOwn || !isRouted(list) || isOwn {
 			continue
 		}
 		for _, route := range f.routes[l.Name] {
