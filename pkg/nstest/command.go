@@ -123,9 +123,10 @@ func (h *Host) Start(p Program) *exec.Cmd {
 // HoldLock starts a process that holds the lock of a file until it is killed or the spec ends.
 func (h *Host) HoldLock(path string) *os.Process {
 	ginkgo.GinkgoHelper()
-	holding := h.Start(Program{Path: "flock", Args: []string{"-o", path, "sh", "-c", "exec sleep 60 >/dev/null 2>&1"}})
+	script := fmt.Sprintf("exec sleep %g >/dev/null 2>&1", Patience(time.Minute).Seconds())
+	holding := h.Start(Program{Path: "flock", Args: []string{"-o", path, "sh", "-c", script}})
 	gomega.Eventually(func() string { return string(Must(os.ReadFile("/proc/locks"))) }).
-		Should(gomega.ContainSubstring(fmt.Sprint(holding.Process.Pid)))
+		Should(gomega.MatchRegexp(`(?m)^\d+: FLOCK .* %d `, holding.Process.Pid))
 	return holding.Process
 }
 

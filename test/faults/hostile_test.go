@@ -18,27 +18,17 @@ import (
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
 )
 
-// hold has another program hold a lock, until the spec ends or release is called.
-func hold(n *World, lock string) (release func()) {
-	GinkgoHelper()
-	holder := n.Start(nstest.Program{Path: "flock", Args: []string{"-o", lock, "sh", "-c",
-		"exec sleep 60 >/dev/null 2>&1"}})
-	Eventually(func() string { return n.Cmd("cat", "/proc/locks") }).Should(MatchRegexp(`FLOCK .* %d `,
-		holder.Process.Pid))
-	return func() { Expect(holder.Process.Kill()).To(Succeed()) }
-}
-
 var _ = Describe("a lock that another program holds", Label("slow", "kernel", "held-lock"), func() {
 	It("is not even looked at when it is the xtables lock and the rules are in nftables", func() {
 		n := NewNode()
 		n.Must("DEL", n.Up(NewPod("first"), Usual("")), Usual(""))
-		hold(n, "/run/xtables.lock")
+		n.HoldLock("/run/xtables.lock")
 		began := time.Now()
 		p := n.Up(NewPod("one"), Usual(""))
 		n.Must("CHECK", p, Usual(""))
 		n.Must("DEL", p, Usual(""))
 		n.Must("GC", p, Usual("").Valid())
-		Expect(time.Since(began)).To(BeNumerically("<", nstest.Hang))
+		Expect(time.Since(began)).To(BeNumerically("<", nstest.Patience(nstest.Hang)))
 	})
 
 	DescribeTable("is waited for, and no longer than it is held", func(backend, lock string) {
@@ -49,7 +39,7 @@ var _ = Describe("a lock that another program holds", Label("slow", "kernel", "h
 		first := n.Up(NewPod("first"), Usual(backend))
 		inode := strings.TrimSpace(n.Cmd("stat", "-c", "%i", lock))
 		for _, command := range []string{"ADD", "DEL"} {
-			release := hold(n, lock)
+			holder := n.HoldLock(lock)
 			done := make(chan struct{})
 			go func() {
 				defer GinkgoRecover()
@@ -63,7 +53,7 @@ var _ = Describe("a lock that another program holds", Label("slow", "kernel", "h
 			Eventually(func() string { return n.Cmd("cat", "/proc/locks") }).Should(MatchRegexp(`-> FLOCK .*:%s `,
 				inode))
 			Expect(done).NotTo(BeClosed(), command)
-			release()
+			Expect(holder.Kill()).To(Succeed())
 			Eventually(done).Should(BeClosed(), command)
 		}
 	},
@@ -119,7 +109,7 @@ var _ = Describe("links and namespaces that come and go all the time", Label("sl
 			call := func(command string, p *Pod) {
 				began := time.Now()
 				n.Must(command, p, list)
-				Expect(time.Since(began)).To(BeNumerically("<", nstest.Hang), command)
+				Expect(time.Since(began)).To(BeNumerically("<", nstest.Patience(nstest.Hang)), command)
 				calls.Add(1)
 			}
 			probe := fmt.Sprintf("probe%d", worker)
