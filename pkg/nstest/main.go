@@ -314,6 +314,11 @@ func setUp() error {
 	if err := mount("none", netnsDir, "", unix.MS_SHARED); err != nil {
 		return err
 	}
+	// Programs of the machine, such as podman, may change its shared memory at any time.
+	err := mount("tmpfs", "/dev/shm", "tmpfs", unix.MS_NOSUID|unix.MS_NODEV)
+	if err != nil && !errors.Is(err, unix.ENOENT) {
+		return err
+	}
 	if ginkgoParallel() {
 		return nil
 	}
