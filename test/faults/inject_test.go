@@ -346,7 +346,7 @@ type made struct {
 }
 
 // limit is how long a call may take. Nothing in the specs has a reason to wait.
-const limit = 20 * time.Second
+const limit = nstest.Hang
 
 // run runs a program on the host and lets the fault happen. It returns when the
 // program and all its children have ended.

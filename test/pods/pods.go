@@ -218,18 +218,20 @@ func (w Traffic) ExpectDropped(pod Pod) {
 	}
 }
 
-// ExpectNothingLeft looks for anything of a pod: links, leases, rules, records.
+// ExpectNothingLeft waits until nothing of any pod exists: links, which the kernel removes some time after their
+// namespace, leases, rules, records.
 func ExpectNothingLeft(host *nstest.Host) {
 	ginkgo.GinkgoHelper()
-	gomega.Expect(plugintest.Leftovers(host)).To(gomega.BeEmpty())
+	gomega.Eventually(func() []string { return plugintest.Leftovers(host) }).Should(gomega.BeEmpty())
 }
 
-// ExpectGone does so but for our records, which the reference does not know.
+// ExpectGone is ExpectNothingLeft except for our records, which the reference does not know.
 func ExpectGone(host *nstest.Host) {
 	ginkgo.GinkgoHelper()
-	gomega.Expect(slices.DeleteFunc(plugintest.Leftovers(host), func(line string) bool {
-		return strings.HasPrefix(line, "/run/")
-	})).To(gomega.BeEmpty())
+	isRecord := func(line string) bool { return strings.HasPrefix(line, "/run/") }
+	gomega.Eventually(func() []string {
+		return slices.DeleteFunc(plugintest.Leftovers(host), isRecord)
+	}).Should(gomega.BeEmpty())
 }
 
 // Settle returns when none of the plugins in dir runs any more: those of a killed runtime go on.

@@ -194,7 +194,7 @@ var _ = Describe("multus", Label("more-runtimes"), func() {
 			server.ExpectUp()
 			c.traffic("8080", "8081").Expect(client, server)
 			Expect(client.Cmd("ip", "-4", "-br", "addr", "show", "net1")).To(ContainSubstring("10.99.0.2/24"))
-			client.Cmd("ping", "-c1", "-W2", "-I", "10.99.0.2", "10.99.0.3")
+			client.Cmd("ping", "-c1", "-w40", "-I", "10.99.0.2", "10.99.0.3")
 		})
 		s.step("CHECK", func() {
 			Expect(c.try("check", client)).To(Succeed())
