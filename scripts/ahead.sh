@@ -7,5 +7,6 @@ scripts/clients.sh cnitool containerd multus
 CGO_ENABLED=0 GOFLAGS=$(scripts/flags.sh | paste -sd ' ') # as lint.sh
 export CGO_ENABLED GOFLAGS
 find . -name go.mod -not -path './.git/*' -printf '%h\n' | sort | while read -r module; do
+	scripts/modules.sh "$module" </dev/null
 	(cd "$module" && go vet ./...) </dev/null
 done

@@ -43,7 +43,7 @@ else
 fi
 find . -name go.mod -not -path './.git/*' -printf '%h\n' | sort | while read -r module; do
 	echo "lint: module $module"
-	if ! (cd "$module" && go list -deps -test ./...) >/dev/null 2>"$work/log" </dev/null; then
+	if ! scripts/modules.sh "$module" 2>"$work/log" </dev/null; then
 		without "what it imports" "it was not looked at"
 		[ -z "${CI:-}" ]
 		continue
@@ -52,7 +52,8 @@ find . -name go.mod -not -path './.git/*' -printf '%h\n' | sort | while read -r 
 done
 scripts/deps.sh shellcheck
 if command -v shellcheck >/dev/null; then
-	find . -type f -not -path './.git/*' -not -name '*.tmpl' -exec awk 'FNR == 1 && /^#!.*sh$/ { printf "%s%c", FILENAME, 0 } { nextfile }' {} + |
+	# Not bin and dist, in which other steps may be replacing files.
+	find . \( -path ./.git -o -path ./bin -o -path ./dist \) -prune -o -type f -not -name '*.tmpl' -exec awk 'FNR == 1 && /^#!.*sh$/ { printf "%s%c", FILENAME, 0 } { nextfile }' {} + |
 		xargs -0 shellcheck
 else
 	echo "lint: no shellcheck here, scripts were not checked" >&2

@@ -9,10 +9,11 @@ cd "$(dirname "$0")/.."
 scripts/deps.sh dpkg dpkg-dev git make mandoc openssh-client rpm squashfs-tools systemd
 [ -t 1 ] || export GINKGO_NO_COLOR=TRUE
 export CGO_ENABLED=0 # as test.sh
+scripts/modules.sh scripts/{bom,image,man} test/{release,image}
 read -ra flags <<<"$(scripts/flags.sh | paste -sd ' ') -vet=off ${TESTFLAGS:-}"
 for module in scripts/bom scripts/man; do
 	(cd "$module" && go test "${flags[@]}" ./...)
 done
 for module in test/release test/image; do
-	(cd "$module" && go test -count=1 -timeout 15m "${flags[@]}" ./...)
+	(cd "$module" && go test -count=1 -timeout 45m "${flags[@]}" ./...)
 done

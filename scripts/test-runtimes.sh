@@ -10,6 +10,7 @@ cd "$(dirname "$0")/.."
 scripts/deps.sh buildah busybox-static containerd containernetworking-plugins curl iproute2 nftables podman procps runc \
 	slirp4netns uidmap util-linux
 scripts/reference.sh >/dev/null
+scripts/modules.sh scripts/image test/runtimes
 scripts/build.sh
 export HAWSER_BIN=$PWD/bin
 work=$(mktemp -d)

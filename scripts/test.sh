@@ -14,6 +14,7 @@ if [ -z "${NSTEST_QUICK:-}" ]; then
 	scripts/reference.sh before >/dev/null
 	export NSTEST_BEFORE=1
 fi
+scripts/modules.sh . test
 scripts/build.sh
 export HAWSER_BIN=${HAWSER_BIN:-$PWD/bin}
 tmp=$(mktemp -d)
@@ -43,7 +44,7 @@ done
 package() {
 	local out flags rc=0
 	read -ra flags <<<"${TESTFLAGS:-}"
-	out=$(cd "$1" && go test -count=1 -timeout 15m "${flags[@]}" . 2>&1 </dev/null) || rc=$?
+	out=$(cd "$1" && go test -count=1 -timeout 45m "${flags[@]}" . 2>&1 </dev/null) || rc=$?
 	printf '%s\n' "$out"
 	[ $rc = 0 ] || printf '%s\n' "$out" | tail -n 100 >>"$failures"
 	return $rc

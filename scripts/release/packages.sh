@@ -29,6 +29,7 @@ for page in "$work"/man/*; do
 	gzip -9n "$page"
 	echo "  - {src: $page.gz, dst: /usr/share/man/man8/${page##*/}.gz, file_info: {mode: 0644}}" >>"$config"
 done
+CGO_ENABLED=0 scripts/retry.sh go run "$nfpm" --version >"$work/log" 2>&1 || { cat "$work/log" >&2; exit 1; }
 for packager in deb rpm; do
 	out=$(CGO_ENABLED=0 go run "$nfpm" package -f "$config" -p "$packager" -t "$5" 2>&1) || { echo "$out" >&2; exit 1; }
 done

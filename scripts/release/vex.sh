@@ -12,7 +12,7 @@ scripts/release/sign.sh
 dist=${1:-dist}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-(cd scripts/bom && CGO_ENABLED=0 go build -o "$work/" ./vex golang.org/x/vuln/cmd/govulncheck)
+(cd scripts/bom && CGO_ENABLED=0 ../retry.sh go build -o "$work/" ./vex golang.org/x/vuln/cmd/govulncheck)
 mkdir "$work/out"
 file=$work/out/hawser-$VERSION.openvex.json
 look() {
