@@ -19,7 +19,7 @@ type wireConfig struct {
 
 	Backend              *string  `json:"backend" help:"nftables or iptables (nftables, if the kernel and the other keys permit)" schema:"enum=nftables|iptables"`
 	SNAT                 *bool    `json:"snat" help:"masquerade packets from the host's loopback and from the container's subnet" default:"true"`
-	MasqAll              bool     `json:"masqAll" help:"masquerade all forwarded packets; needs snat" default:"false"`
+	MasqAll              bool     `json:"masqAll" help:"masquerade all packets to the host ports; needs snat" default:"false"`
 	MarkMasqBit          *int     `json:"markMasqBit" help:"fwmark bit of packets to be masqueraded, 0 to 31" default:"13" schema:"min=0 max=31"`
 	ExternalSetMarkChain *string  `json:"externalSetMarkChain" help:"chain of other software that sets its own fwmark; iptables only, not with markMasqBit" schema:"format=chain"`
 	ConditionsV4         []string `json:"conditionsV4" help:"matches that IPv4 packets must meet, in the syntax of nft or iptables" each:"format=token"`
