@@ -160,7 +160,8 @@ func checkFloors(s source) (faults []string) {
 		case (s.isTest() || s.dir == harness+"/plugintest") &&
 			(isPkg || !within(imported, "plugins") || imported == s.dir):
 		case s.dir == harness && imported == "pkg/skel": // for skel.Reference
-		case imported == "plugins" && within(s.dir, "cmd"), program && within(imported, s.dir):
+		case imported == "plugins" && (within(s.dir, "cmd") || within(s.dir, "test")):
+		case program && within(imported, s.dir):
 		case isPkg && floor < own && within(s.dir, path.Dir(imported)): // a package of the plugin's own
 		case within(imported, "plugins"):
 			faults = append(faults, s.at(i)+"a package must not import a plugin")
@@ -342,6 +343,7 @@ func TestRules(t *testing.T) {
 		{"floors", "pkg/skel/x.go", `import _ "` + module + `/plugins/ipam/cluster-local/kube"`, 1},
 		{"floors", "plugins/plugins.go", `import _ "` + module + `/plugins/main/b/b"`, 0},
 		{"floors", "cmd/x/main.go", `import _ "` + module + `/plugins"`, 0},
+		{"floors", "test/x/x_test.go", `import _ "` + module + `/plugins"`, 0},
 		{"floors", "cmd/x/main.go", `import _ "` + module + `/plugins/main/b/b"`, 1},
 		{"floors", "cmd/x/main.go", `import _ "` + module + `/cmd/x/tool"`, 0},
 		{"floors", "cmd/x/main.go", `import _ "` + module + `/cmd/y/tool"`, 1},
