@@ -152,6 +152,15 @@ func (d dir) state() map[string]string {
 	return all
 }
 
+// isAllOurs checks that each name is the tool.
+func (d dir) isAllOurs() {
+	GinkgoHelper()
+	now := d.state()
+	for _, name := range all() {
+		Expect(now).To(HaveKeyWithValue(name, "-rwxr-xr-x ours"))
+	}
+}
+
 // inode is that of a name, not of what a link leads to.
 func (d dir) inode(name string) (ino uint64) {
 	GinkgoHelper()
@@ -187,6 +196,7 @@ var _ = Describe("install", Label("install"), func() {
 		d := newDir(nil)
 		said := d.install("--links", links)
 		Expect(d.names()).To(ConsistOf(all()))
+		before := d.state()
 		for _, name := range nstest.Plugins() {
 			d.answers(name)
 			Expect(said).To(ContainSubstring(d.path + "/" + name + ": installed\n"))
@@ -195,9 +205,8 @@ var _ = Describe("install", Label("install"), func() {
 			if links == "symbolic" {
 				want = "Lrwxrwxrwx hawser"
 			}
-			Expect(d.state()[name]).To(Equal(want))
+			Expect(before[name]).To(Equal(want))
 		}
-		before := d.state()
 		Expect(strings.Count(d.install("--links", links), ": is up to date\n")).To(Equal(len(all())))
 		Expect(d.state()).To(Equal(before))
 		d.uninstall(map[string]string{})
@@ -262,8 +271,9 @@ var _ = Describe("install", Label("install"), func() {
 		before := d.state()
 		out := d.try(env, "install", args...)
 		Expect(out.Exit).To(BeZero(), out.Stderr)
+		after := d.state()
 		for name := range before {
-			Expect(d.state()[name]).To(Equal(before[name]))
+			Expect(after[name]).To(Equal(before[name]))
 			Expect(out.Stdout).To(ContainSubstring(d.path + "/" + name + ": left: --keep leaves existing files\n"))
 		}
 		Expect(d.names()).To(ConsistOf(all()))
@@ -329,9 +339,7 @@ var _ = Describe("install", Label("install"), func() {
 			ContainSubstring("/bridge: installed, replacing the reference plugin, v1.4.0\n"),
 			ContainSubstring("/tap: installed, replacing Hawser's plugin, 0.0.1\n"),
 			ContainSubstring("/vrf: installed, replacing the reference plugin, v1.9.0\n")))
-		for _, name := range all() {
-			Expect(d.state()[name]).To(Equal("-rwxr-xr-x ours"), name)
-		}
+		d.isAllOurs()
 		d.uninstall(before)
 	})
 
@@ -370,9 +378,7 @@ var _ = Describe("install", Label("install"), func() {
 		Expect(regexp.MustCompile(`(?m)^.*warning.*$`).FindAllString(said, -1)).To(Equal([]string{
 			d.path + ": warning: replaced plugins of the reference v99.0.0-rc1, newer than " + skel.Reference +
 				", which Hawser matches: bridge, portmap; --skip-newer leaves them"}))
-		for _, name := range all() {
-			Expect(d.state()[name]).To(Equal("-rwxr-xr-x ours"), name)
-		}
+		d.isAllOurs()
 		Expect(d.install()).NotTo(ContainSubstring("warning"))
 		d.uninstall(before)
 	})
@@ -487,22 +493,23 @@ var _ = Describe("install", Label("install"), func() {
 			d.Cmd("sh", "-ec", `cd /run/root; cp "$0" hawser; mkdir proc; mount --rbind /proc proc
 				exec chroot . `+strings.Replace(command[1], "~", "/var/me", 1), tool())
 		}
+		after := d.state()
 		for name, was := range before {
 			if slices.Contains(nstest.Plugins(), name) {
 				was = "-rwxr-xr-x ours"
 				d.answers(name)
 			}
-			Expect(d.state()[name]).To(Equal(was), name)
+			Expect(after[name]).To(Equal(was), name)
 		}
 		d.uninstall(before)
 		Expect(beside.state()).To(Equal(others))
 	},
 		Entry("the reference's tarball, kubeadm", "/opt/cni/bin", "/usr/bin/kubelet"),
-		Entry("Nomad", "/opt/cni/bin", "/opt/cni/config/net.conflist"),
-		Entry("nerdctl's full archive", "/usr/local/libexec/cni", "/usr/local/bin/nerdctl"),
+		Entry("Nomad", Label("slow"), "/opt/cni/bin", "/opt/cni/config/net.conflist"),
+		Entry("nerdctl's full archive", Label("slow"), "/usr/local/libexec/cni", "/usr/local/bin/nerdctl"),
 		Entry("nerdctl without root", "~/.local/libexec/cni", "/var/me/.local/bin/nerdctl"),
 		Entry("Debian's package", "/usr/lib/cni", "/usr/bin/containerd"),
-		Entry("Fedora's package", "/usr/libexec/cni", "/usr/bin/containerd"),
+		Entry("Fedora's package", Label("slow"), "/usr/libexec/cni", "/usr/bin/containerd"),
 		Entry("k3s", "/var/lib/rancher/k3s/data/cni", "/usr/local/bin/k3s"))
 
 	It("is done by the command of README.md", func() {
@@ -545,9 +552,10 @@ var _ = Describe("install", Label("install"), func() {
 		before := d.state()
 		Expect(d.install()).To(ContainSubstring(
 			"/bridge: installed, replacing the reference plugin, " + says + "\n"))
+		after := d.state()
 		for name, want := range map[string]string{"bridge": "-rwxr-xr-x ours", "host-local": "-rwxr-xr-x ours",
 			"portmap": "-rwxr-xr-x ours", "flannel": before["flannel"], "cni": before["cni"]} {
-			Expect(d.state()[name]).To(Equal(want), name)
+			Expect(after[name]).To(Equal(want), name)
 		}
 		d.uninstall(before)
 	},
