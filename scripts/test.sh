@@ -83,14 +83,15 @@ package() {
 	return $rc
 }
 export -f compiled package
-# The longest packages begin first; the others fill what is left. Three processes for each processor: specs wait for the
-# kernel more than they compute.
+# The longest packages begin first, because of what they compute or wait for; the others fill what is left. Three
+# processes for each processor: specs wait for the kernel more than they compute.
 echo "== go test"
 # shellcheck disable=SC2016 # expanded by the inner bash
 {
-	printf "$PWD/%s\n" plugins/meta/{portmap/portmap,firewall/firewall} \
-		test/{faults,tool,clients,conformance,load,lifecycle,install} plugins/main/{bridge/bridge,macvlan/macvlan,ptp/ptp} \
-		test/{attack,docs,cost} plugins/ipam/dhcp/dhcp | grep -xFf <(printf '%s\n' "${packages[@]}") || true
+	printf "$PWD/%s\n" test/tool plugins/ipam/dhcp/dhcp plugins/meta/{firewall/firewall,portmap/portmap} \
+		test/{lifecycle,conformance,faults} plugins/main/bridge/bridge test/{load,install,attack,clients} \
+		plugins/meta/bandwidth/bandwidth plugins/main/{host-device/hostdevice,macvlan/macvlan,ptp/ptp} test/{docs,cost} \
+		plugins/ipam/host-local/hostlocal | grep -xFf <(printf '%s\n' "${packages[@]}") || true
 	printf '%s\n' "${packages[@]}"
 } | awk '!seen[$0]++' | xargs -d '\n' -n 1 -P $((3 * $(nproc))) bash -c 'package "$1"' test || failed=1
 

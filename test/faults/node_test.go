@@ -509,9 +509,9 @@ var _ = Describe("a host", Label("kernel"), func() {
 	const portmap, portmapIPT = "portmap, first on the host", "portmap, iptables, first on the host"
 	// Where each plugin keeps what it must not lose.
 	homes := []TableEntry{
-		Entry("host-local", hostLocal, "/var/lib/cni"), Entry(tuning, tuning, "/run/cni"),
+		Entry("host-local", hostLocal, "/var/lib/cni"), Entry(tuning, Label("slow"), tuning, "/run/cni"),
 		Entry("portmap", portmap, "/run/hawser"), Entry(portmapIPT, Label("slow"), portmapIPT, "/run/hawser"),
-		Entry(bridgeIPT, bridgeIPT, "/run/hawser"),
+		Entry(bridgeIPT, Label("slow"), bridgeIPT, "/run/hawser"),
 	}
 	with := func(e environment, dir string) environment {
 		for _, script := range []*string{&e.Prepare, &e.Break, &e.Repair} {
@@ -549,9 +549,9 @@ var _ = Describe("a host", Label("kernel"), func() {
 			Repair: "for d in DIR/aside/*; do rm DIR/${d##*/}; mv $d DIR; done; rmdir DIR/aside",
 			ADD:    "not a directory", DEL: del, Lost: true}, dir).on(name)
 	},
-		Entry("host-local", hostLocal, "/var/lib/cni", ""), Entry(tuning, tuning, "/run/cni", ""),
+		Entry("host-local", hostLocal, "/var/lib/cni", ""), Entry(tuning, Label("slow"), tuning, "/run/cni", ""),
 		Entry("portmap", portmap, "/run/hawser", ""), Entry(portmapIPT, Label("slow"), portmapIPT, "/run/hawser", ""),
-		Entry(bridgeIPT, bridgeIPT, "/run/hawser", ""),
+		Entry(bridgeIPT, Label("slow"), bridgeIPT, "/run/hawser", ""),
 	)
 
 	DescribeTable("with a link in the place of a directory works", Label("link-for-directory"), func(name, dir string) {

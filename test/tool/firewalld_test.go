@@ -28,7 +28,11 @@ func (m *machine) runFirewalld(backend string) *exec.Cmd {
 
 var _ = Describe("hawser doctor beside firewalld", Label("kernel", "tool-doctor", "firewalld"), func() {
 	for _, backend := range []string{"nftables", "iptables"} {
-		It("finds no fault of firewalld while it works, has ended or uses iptables: "+backend, func() {
+		var labels Labels
+		if backend == "iptables" {
+			labels = Label("slow")
+		}
+		It("finds no fault of firewalld while it works, has ended or uses iptables: "+backend, labels, func() {
 			nstest.Need("iptables")
 			m := newMachine(ours(), usual)
 			m.Cmd("sh", "-ec", defaultRoute)

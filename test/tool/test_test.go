@@ -189,7 +189,7 @@ var _ = Describe("hawser test", Label("tool-test"), func() {
 			MatchRegexp("firewall 10.88.0.2|rule for 10.88.0.2 in ip filter, chain CNI-FORWARD")))))
 	}, Entry("of ours", all), Entry("of the reference", Label("slow"), reference))
 
-	It("gives a plugin that hangs no more time than it has, and the others theirs", func() {
+	It("gives a plugin that hangs no more time than it has, and the others theirs", Label("slow"), func() {
 		t := newTester(all(), usual)
 		t.test()
 		was := t.state()
@@ -271,7 +271,7 @@ var _ = Describe("hawser test", Label("tool-test"), func() {
 		Entry("no host ports", `"portMappings"`, `"bandwidth"`, "host port",
 			"skipped: no plugin of the list uses portMappings"))
 
-	It("takes a gateway that answers ARP and nothing else", func() {
+	It("takes a gateway that answers ARP and nothing else", Label("slow"), func() {
 		t := newTester(all(), dual)
 		t.Cmd("nft", `add table inet admin; add chain inet admin no { type filter hook input priority 0; };
 			add rule inet admin no icmp type echo-request drop; add rule inet admin no icmpv6 type echo-request drop`)
@@ -292,7 +292,7 @@ var _ = Describe("hawser test", Label("tool-test"), func() {
 			HaveKeyWithValue("gateway", "ok: 10.88.0.1"), HaveKeyWithValue("leftovers", "ok")))
 	}, Entry("of ours", all), Entry("of the reference", Label("slow"), reference))
 
-	It("tries a gateway with a link-local address", func() {
+	It("tries a gateway with a link-local address", Label("slow"), func() {
 		t := newTester(all(), strings.NewReplacer(`"dst": "::/0"`, `"dst": "::/0", "gw": "fe80::77"`, "nameservers",
 			"search").Replace(dual))
 		Expect(t.test()).To(HaveKeyWithValue("gateway", ContainSubstring("fe80::77 does not answer")))
