@@ -59,6 +59,26 @@ var _ = Describe("hawser watch", Label("tool-watch"), func() {
 		Expect(watching.Wait()).To(Succeed())
 	})
 
+	It("leaves the metrics of the last pass when it is told to end during the next one", func() {
+		g := newGCNode(ours(), "10.77.3")
+		asked, slow := g.bin+"/asked", g.bin+"/slow"
+		g.Cmd("mkdir", "/var/lib/cni/cluster-local") // so that each pass runs this plugin
+		Expect(os.WriteFile(filepath.Join(g.plugins, "cluster-local"), []byte("#!/bin/sh\n[ ! -e "+slow+
+			" ] || { echo >>"+asked+"; exec sleep 60; }\necho '[]'\n"), 0o755)).To(Succeed())
+		g.up(newPod("c1", "web-0"))
+		watching := g.Start(nstest.Program{Path: nstest.Build("hawser"), Args: []string{"watch", "--every", "1s",
+			"--file", "/run/x.prom"}})
+		metrics := func() string { return g.Cmd("sh", "-c", "cat /run/x.prom || true") }
+		Eventually(metrics).Should(ContainSubstring(`hawser_check_drift{network="pods"} 0`))
+		whole := metrics()
+		Expect(os.WriteFile(slow, nil, 0o644)).To(Succeed())
+		Eventually(func() int { return strings.Count(g.Cmd("sh", "-c", "cat "+asked+" || true"), "\n") }).Should(
+			Equal(2), "one pass repairs, and the other one measures")
+		Expect(watching.Process.Signal(syscall.SIGTERM)).To(Succeed())
+		Expect(watching.Wait()).To(Succeed())
+		Expect(metrics()).To(Equal(whole))
+	})
+
 	It("makes again at once, not only each some minutes", func() {
 		m := newMachine(ours(), usual)
 		m.up(newPod("c1", "web-0", hostPort(8080, 80)))
@@ -111,15 +131,20 @@ var _ = Describe("hawser watch", Label("tool-watch"), func() {
 		g.up(newPod("c1", "web-0", hostPort(8080, 80)))
 		rules := g.rules
 		whole := rules()
-		watching := g.watches(nstest.Program{Path: nstest.Build("hawser"), Args: []string{"watch", "--every", "1h",
-			"--yes"}, Env: []string{"PATH=" + g.bin + ":" + os.Getenv("PATH")}})
-		Eventually(g.bin + "/asked").Should(BeAnExistingFile())
-		g.Cmd("nft", "flush", "ruleset")
-		since := time.Now()
-		Eventually(rules).Should(Equal(whole))
-		Expect(watching.Process.Signal(syscall.SIGTERM)).To(Succeed())
-		Expect(watching.Wait()).To(Succeed())
-		Expect(time.Since(since)).To(BeNumerically("<", 9*time.Second), "a runtime has ten")
+		takes := func() time.Duration {
+			watching := g.watches(nstest.Program{Path: nstest.Build("hawser"), Args: []string{"watch", "--every", "1h",
+				"--yes"}, Env: []string{"PATH=" + g.bin + ":" + os.Getenv("PATH")}})
+			Eventually(g.bin + "/asked").Should(BeAnExistingFile())
+			since := time.Now()
+			g.Cmd("nft", "flush", "ruleset")
+			Eventually(rules).Should(Equal(whole))
+			Expect(watching.Process.Signal(syscall.SIGTERM)).To(Succeed())
+			Expect(watching.Wait()).To(Succeed())
+			Expect(os.Remove(g.bin + "/asked")).To(Succeed())
+			return time.Since(since)
+		}
+		// A runtime has ten seconds to answer. The machine may be busy during one attempt.
+		Eventually(takes).Should(BeNumerically("<", 9*time.Second))
 	})
 
 	It("repairs less and less often what somebody deletes each time, but a whole table's loss at once", func() {

@@ -246,7 +246,10 @@ func (w watcher) maintain(ctx context.Context) {
 	}
 	if w.file != "" {
 		m, err := measure(ctx, w.Node, true, "")
-		w.reportError(ctx, "metrics", errors.Join(err, m.write(w.file)))
+		if ctx.Err() == nil { // otherwise m is incomplete
+			err = errors.Join(err, m.write(w.file))
+		}
+		w.reportError(ctx, "metrics", err)
 	}
 }
 
