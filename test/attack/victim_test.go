@@ -35,12 +35,8 @@ func startDownload(server *nstest.Host, listen string, client *nstest.Host, addr
 	server.Do(func() { l = nstest.Must(net.Listen("tcp", listen)) })
 	DeferCleanup(func() { _ = l.Close() })
 	var to net.Conn
-	client.Do(func() {
-		Eventually(func() (err error) {
-			to, err = net.DialTimeout("tcp", address, time.Second)
-			return err
-		}).Should(Succeed())
-	})
+	// A single call, because an attempt that times out may also have reached the server.
+	client.Do(func() { to = nstest.Must(net.DialTimeout("tcp", address, nstest.Patience(nstest.Hang))) })
 	from := nstest.Must(l.Accept())
 	DeferCleanup(func() { _ = errors.Join(from.Close(), to.Close()) })
 	d.from = from.(*net.TCPConn)
