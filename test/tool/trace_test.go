@@ -22,18 +22,15 @@ type traced struct {
 	Verdict, In, Out                  string
 }
 
-// trace runs the tool, with traffic to a host port while it looks.
-func (m *machine) trace(traffic func(), args ...string) nstest.Output {
+// trace runs the tool, and repeats traffic to a host port until the tool has ended.
+func (m *machine) trace(traffic func(), args ...string) (out nstest.Output) {
 	GinkgoHelper()
 	done := make(chan nstest.Output, 1)
 	go func() {
 		defer GinkgoRecover()
 		done <- m.hawser(append([]string{"trace"}, args...)...)
 	}()
-	Eventually(func() string { return m.Cmd("nft", "list", "tables") }).Should(ContainSubstring("inet hawser_trace"))
-	traffic()
-	var out nstest.Output
-	Eventually(done).Should(Receive(&out))
+	Eventually(func() <-chan nstest.Output { traffic(); return done }).Should(Receive(&out))
 	Expect(m.Cmd("nft", "list", "tables")).NotTo(ContainSubstring("hawser_trace"))
 	return out
 }
@@ -50,12 +47,11 @@ var _ = Describe("hawser trace", Label("tool-trace"), func() {
 	})
 	const drops = "add table inet admin; add chain inet admin no { type filter hook forward priority 5; policy drop; }"
 	knock := func() { _, _ = outside.AskWithin(nstest.Patience(200e6), "tcp4", "192.0.2.1:8080") }
-	knocks := func() { knock(); knock() } // the second ends a trace of one packet
 
 	It("shows which rules of anybody a packet meets, and what they do with it", func() {
 		m.Cmd("nft", drops)
 		var steps []traced
-		out := m.trace(knocks, "8080", "--for", "1m", "--packets", "1", "--json")
+		out := m.trace(knock, "8080", "--for", "1m", "--packets", "1", "--json")
 		Expect(out.Exit).To(BeZero(), out.Stderr)
 		Expect(json.Unmarshal([]byte(out.Stdout), &steps)).To(Succeed())
 		Expect(steps).To(ContainElements(
@@ -75,12 +71,12 @@ var _ = Describe("hawser trace", Label("tool-trace"), func() {
 
 	It("prints no name of an interface raw", Label("tool-quote"), func() {
 		m.Cmd("ip", "link", "set", "cni0", "name", "c\x1b[31mX")
-		out := m.trace(knocks, "8080", "--for", "1m", "--packets", "1")
+		out := m.trace(knock, "8080", "--for", "1m", "--packets", "1")
 		Expect(out.Stdout).To(And(ContainSubstring(`to c\u001b[31mX`), Not(ContainSubstring("\x1b"))), out.Stderr)
 	})
 
 	It("ends after so many packets, and fails when there are none", func() {
-		out := m.trace(knocks, "8080", "--for", "1m", "--packets", "1")
+		out := m.trace(knock, "8080", "--for", "1m", "--packets", "1")
 		Expect(out.Exit).To(BeZero())
 		out = m.trace(func() {}, "8081", "--for", "300ms")
 		Expect(out.Exit).To(Equal(1))
@@ -92,7 +88,7 @@ var _ = Describe("hawser trace", Label("tool-trace"), func() {
 	It("follows one flow alone", func() {
 		flow := func(args ...string) int {
 			GinkgoHelper()
-			return m.trace(knocks, append([]string{"192.0.2.1:8080"}, args...)...).Exit
+			return m.trace(knock, append([]string{"192.0.2.1:8080"}, args...)...).Exit
 		}
 		source := strings.Fields(outside.Cmd("ip", "route", "get", "192.0.2.1"))
 		addr := source[slices.Index(source, "src")+1]
@@ -110,8 +106,7 @@ var _ = Describe("hawser trace", Label("tool-trace"), func() {
 		Eventually(tables).Should(ContainSubstring("inet hawser_trace"))
 		Expect(m.hawser("trace", "8080").Stderr).To(HavePrefix("hawser: another hawser trace is running on this node"))
 		said := func() string { return string(nstest.Must(os.ReadFile(file))) }
-		knock()
-		Eventually(said).Should(ContainSubstring("packet 1:"))
+		Eventually(func() string { knock(); return said() }).Should(ContainSubstring("packet 1:"))
 		Expect(tracing.Process.Signal(syscall.SIGINT)).To(Succeed())
 		Expect(tracing.Wait()).To(Succeed())
 		Expect(said()).To(HaveSuffix("no rule dropped a packet\n"))
@@ -134,10 +129,12 @@ var _ = Describe("hawser trace", Label("tool-trace"), func() {
 
 	It("waits without work", func() {
 		m := newMachine(ours(), usual)
-		tracing := m.Start(nstest.Program{Path: nstest.Build("hawser"), Args: []string{"trace", "8080", "--for", "2s"}})
-		Expect(tracing.Wait()).NotTo(Succeed(), "no packet came")
-		used := tracing.ProcessState
-		Expect(used.UserTime() + used.SystemTime()).To(BeNumerically("<", 500*time.Millisecond))
+		used := func(limit string) time.Duration {
+			out := m.hawser("trace", "8080", "--for", limit)
+			Expect(out.Exit).To(Equal(1), "no packet came")
+			return out.CPU
+		}
+		Expect(used("2s") - used("1ms")).To(BeNumerically("<", 500*time.Millisecond))
 	})
 
 	It("leaves nothing when it is killed", func() {
