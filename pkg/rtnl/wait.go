@@ -18,12 +18,13 @@ import (
 var ErrDuplicate = errors.New("in use by another host (duplicate address detection failed)")
 
 // WaitUp waits until packets can pass through a link, and returns the link. Packets can pass if its operational state
-// is up, or unknown with a carrier, because some drivers do not report a state. If ctx ends, the error of this and of
-// all other waits names the missing condition and matches the cause of ctx.
+// is up, or unknown with a carrier, because some drivers do not report a state. The state of a new pair is unknown
+// until a worker of the kernel has handled its first change of the carrier. Until then the pair may drop packets. If
+// ctx ends, the error of this and of all other waits names the missing condition and matches the cause of ctx.
 func (c *Conn) WaitUp(ctx context.Context, index int) (l Link, err error) {
 	err = c.wait(ctx, unix.RTNLGRP_LINK, index, func() (string, error) {
 		l, err = c.LinkByIndex(index)
-		if l.Oper == "up" || (l.Oper == "unknown" && l.Carrier) {
+		if l.Oper == "up" || (l.Oper == "unknown" && l.Carrier && l.Kind != "veth" && l.Kind != "netkit") {
 			return "", err
 		}
 		return "state up, is " + l.Oper, err
