@@ -130,6 +130,13 @@ func (h *Host) HoldLock(path string) *os.Process {
 	return holding.Process
 }
 
+// ReleaseLock kills the process of [Host.HoldLock] and returns when the lock is free.
+func ReleaseLock(holder *os.Process) {
+	ginkgo.GinkgoHelper()
+	gomega.Expect(holder.Kill()).To(gomega.Succeed())
+	Must(holder.Wait())
+}
+
 // Sysctl reads a value below /proc/sys in the namespaces.
 func (h *Host) Sysctl(path string) string {
 	ginkgo.GinkgoHelper()

@@ -32,7 +32,7 @@ func OpenStream(server, client *Host, address string, pause time.Duration) *Stre
 		}
 	}()
 	var conn net.Conn
-	client.Do(func() { conn = Must(net.DialTimeout("tcp", address, 10*time.Second)) })
+	client.Do(func() { conn = Must(net.DialTimeout("tcp", address, Patience(Hang))) })
 	ginkgo.DeferCleanup(conn.Close)
 	s := &Stream{}
 	go func() {

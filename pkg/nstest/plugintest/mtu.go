@@ -97,9 +97,7 @@ func (w autoMTU) isUplinks(mtu int, target string) {
 	if target != "" {
 		const headers = 28
 		Expect(Ping(a.Host, target)).To(BeTrue())
-		whole := nstest.Program{Path: "ping", Args: []string{"-c1", "-w10", "-n", "-M", "do", "-s",
-			fmt.Sprint(mtu - headers), target}}
-		Expect(a.Host.Run(whole).Exit).To(BeZero())
+		Expect(Ping(a.Host, target, "-M", "do", "-s", fmt.Sprint(mtu-headers))).To(BeTrue())
 	}
 	w.Ends(a)
 }

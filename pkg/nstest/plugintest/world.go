@@ -243,11 +243,12 @@ func Names(h *nstest.Host, kind string) []string {
 	return out
 }
 
-// Ping reports whether an address answers; it sends one request per second.
-func Ping(h *nstest.Host, address string) bool {
+// Ping reports whether an address answers; it sends one request per second. options are those of ping(8).
+func Ping(h *nstest.Host, address string, options ...string) bool {
 	GinkgoHelper()
 	seconds := fmt.Sprint(int(nstest.Patience(nstest.Hang).Seconds()))
-	return h.Run(nstest.Program{Path: "ping", Args: []string{"-c1", "-w" + seconds, "-n", address}}).Exit == 0
+	args := append([]string{"-c1", "-w" + seconds, "-n", address}, options...)
+	return h.Run(nstest.Program{Path: "ping", Args: args}).Exit == 0
 }
 
 // Uplink adds to a host an interface, "up0", for other links on it. It returns a neighbor on its network that has the
