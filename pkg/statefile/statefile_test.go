@@ -273,10 +273,10 @@ var _ = Describe("a lock", func() {
 	})
 
 	It("of a byte excludes other locks of this byte, and its error names the holder", Label("locks"), func() {
+		held := nstest.Must(statefile.LockByte(context.Background(), path, 4026532000, "a namespace"))
+		other := nstest.Must(statefile.LockByte(context.Background(), path, 4026532001, "another"))
 		ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
 		defer cancel()
-		held := nstest.Must(statefile.LockByte(ctx, path, 4026532000, "a namespace"))
-		other := nstest.Must(statefile.LockByte(ctx, path, 4026532001, "another"))
 		_, err := statefile.LockByte(ctx, path, 4026532000, "a namespace")
 		Expect(err).To(MatchError(statefile.ErrBusy))
 		Expect(err).To(MatchError(HavePrefix(fmt.Sprintf("lock a namespace: held by process %d (", os.Getpid()))))

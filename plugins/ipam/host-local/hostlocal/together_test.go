@@ -2,7 +2,6 @@ package hostlocal
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -299,10 +298,10 @@ var _ = Describe("many at once", func() {
 		n := newNetwork(slash24)
 		n.write("lock", "")
 		defer flock(n.path("lock"))()
-		ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
-		defer cancel()
 		c := n.call("ADD", "c1")
-		c.Ctx = ctx
+		c.Ctx = nstest.DeadlineWhen(func() bool {
+			return strings.Contains(string(nstest.Must(os.ReadFile("/proc/locks"))), "-> FLOCK")
+		})
 		comm := nstest.Must(os.ReadFile("/proc/self/comm"))
 		Expect(n.Fails(c, cni.CodeTryAgain)).To(ContainSubstring(
 			"%s: held by process %d (%s)", n.path("lock"), os.Getpid(), strings.TrimSpace(string(comm))))
