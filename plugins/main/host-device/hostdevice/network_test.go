@@ -351,22 +351,32 @@ var _ = Describe("useInterfaceNetwork", Label("device-network"), func() {
 
 	It("waits for the routes that a network manager adds after the address", func() {
 		w := newWorld()
-		add := Call{Command: "ADD", Netns: nstest.NewNetns().Path, IfName: "net1", Conf: uses()}
-		defer time.AfterFunc(time.Second, func() {
+		// Each step begins when ADD has subscribed to events of these groups of rtnetlink(7).
+		waitsFor := func(groups string) {
+			Eventually(func() string { return w.Cmd("cat", "/proc/thread-self/net/netlink") }).
+				Should(MatchRegexp(`(?m)^\S+ 0 +\d+ +` + groups + ` `))
+		}
+		go func() {
 			defer GinkgoRecover()
-			w.Cmd("sh", "-ec", `ip addr add 10.0.0.5/24 dev d0; sleep 0.2
-				ip route add default via 10.0.0.254 dev d0; ip rule add from 10.0.0.5 lookup main`)
-		}).Stop()
-		added := w.Add(add)
+			waitsFor("00000110") // addresses
+			IP(w.Host, "addr add 10.0.0.5/24 dev d0")
+			waitsFor("000405d0") // routes and rules as well
+			w.Host.IP("route add default via 10.0.0.254 dev d0", "rule add from 10.0.0.5 lookup main")
+		}()
+		added := w.Add(Call{Command: "ADD", Netns: nstest.NewNetns().Path, IfName: "net1", Conf: uses()})
 		Expect(added.Routes).To(ContainElement(HaveKeyWithValue("gw", "10.0.0.254")))
 		Expect(added.IPs).To(ConsistOf(HaveField("Gateway", "10.0.0.254")))
 	})
 
 	It("waits for the addresses of router advertisements", func() {
 		w := newWorld()
-		stop := make(chan struct{})
-		defer close(stop)
+		stop, stopped := make(chan struct{}), make(chan struct{})
+		defer func() {
+			close(stop)
+			<-stopped // the namespace goes next
+		}()
 		go func() {
+			defer close(stopped)
 			for {
 				select {
 				case <-stop:
@@ -400,8 +410,7 @@ var _ = Describe("useInterfaceNetwork", Label("device-network"), func() {
 			Expect(a.Result.IPs[0].Gateway).To(Equal("10.0.0.1"))
 			Expect(IP(a.Host, "-4 addr show net1")).To(ContainSubstring("valid_lft forever"))
 			for _, router := range []string{"10.0.0.1", "2001:db8:5::1"} {
-				ping := nstest.Program{Path: "ping", Args: []string{"-c1", "-W10", router}}
-				Expect(a.Host.Run(ping).Exit).To(BeZero(), router)
+				Expect(Ping(a.Host, router)).To(BeTrue(), router)
 			}
 			w.Succeeds(a.As("CHECK"))
 			w.Succeeds(a.As("DEL"))
