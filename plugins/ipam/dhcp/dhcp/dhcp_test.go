@@ -192,7 +192,7 @@ var _ = Describe("a lease", func() {
 	})
 
 	It("is renewed by unicast, and its changes are applied to the interface", Label("lease-changes"), func() {
-		s, _ := l.begin(shortLease(60)...)
+		s, d := l.begin(shortLease(60)...)
 		r := l.configure(c)
 		s.set(func(s *server) {
 			s.more = append(s.more, dhcpv4.WithRouter(net.IPv4(10, 9, 0, 9)), dhcpv4.WithYourIP(net.IPv4(10, 9, 0, 60)))
@@ -201,6 +201,7 @@ var _ = Describe("a lease", func() {
 		Eventually(func() string { return c.Cmd("ip", "route") }).
 			Should(And(ContainSubstring("default via 10.9.0.9 "), Not(ContainSubstring("via 10.9.0.1 "))))
 		Expect(s.messages(request)[1].src.String()).To(Equal("10.9.0.50"))
+		Eventually(d.log).Should(gbytes.Say("msg=leased .*address=10.9.0.60/24")) // then CHECK knows it
 		Expect(l.Fails(l.withPrevResult("CHECK", c, r), cni.CodeDrift)).To(ContainSubstring("10.9.0.60/24"))
 		Expect(count(s, discover)()).To(Equal(1))
 	})
@@ -288,6 +289,7 @@ var _ = Describe("a lease", func() {
 		Eventually(addrs(c)).Should(Equal([]string{"10.9.0.50/24"}))
 		Eventually(func() string { return c.Cmd("ip", "route") }).
 			Should(ContainSubstring("default via 10.9.0.1 "))
+		Eventually(d.log).Should(gbytes.Say("msg=leased")) // then CHECK knows it
 		l.Succeeds(l.withPrevResult("CHECK", c, r))
 	})
 
@@ -499,7 +501,7 @@ var _ = Describe("a lease", func() {
 			Eventually(l.records).Should(BeEmpty())
 			if fd := fmt.Sprintf("--net=/proc/%d/fd/%d", os.Getpid(), descriptor.Fd()); !again {
 				Expect(l.Cmd("nsenter", fd, "ip", "-4", "-o", "addr", "show", "eth0")).To(BeEmpty())
-				Expect(warnings(d)).To(Equal(1))
+				Eventually(warnings).WithArguments(d).Should(Equal(1)) // which come through a pipe
 			}
 			Expect(count(s, release)()).To(BeZero())
 			Expect(descriptor.Close()).To(Succeed())
@@ -555,7 +557,7 @@ var _ = Describe("a lease", func() {
 				_, err := callDaemon(ctx, l.socket, methodAllocate, rpcCall{ContainerID: "one", Netns: c.Path,
 					IfName: fmt.Sprintf("many%d", i), StdinData: conf})
 				return err
-			}).WithTimeout(2 * time.Minute).Should(Succeed())
+			}).WithTimeout(nstest.Patience(2 * time.Minute)).Should(Succeed())
 		})
 		l.server.Cmd("ip", "link", "set", "br0", "arp", "off")
 		l.Succeeds(l.gc("[]"))

@@ -28,8 +28,9 @@ func newLAN6() *lan {
 	l.server.IP("link add port0 type veth peer name far0", "link set far0 up", "link set port0 up master br0",
 		"link set br0 down", "link set br0 address 02:00:00:00:00:02 addrgenmode eui64", "link set br0 up",
 		"addr add 2001:db8::1/64 dev br0 nodad", "link set lo up", "addr add 2001:db8:1::1/128 dev lo")
-	for _, name := range []string{"br0", "far0"} { // the kernel sees a carrier some time after it is there
-		Eventually(func() string { return Show(l.server, name).Operstate }).Should(Equal("UP"))
+	isUp(l.server, "br0", "far0")
+	for _, name := range []string{"br0", "far0"} { // from which they send
+		LinkLocal(l.server, name)
 	}
 	return l
 }
@@ -71,6 +72,8 @@ func (l *lan) radvd(prefix string) {
 		prefix + " }; RDNSS fe80::1 { }; DNSSL radvd.example { }; };"
 	Expect(os.WriteFile(dir+"/conf", []byte(conf), 0o600)).To(Succeed())
 	program(l.server, "radvd", "-n", "-C", dir+"/conf", "-m", "stderr", "-p", dir+"/pid")
+	// From the time when it has its socket, it answers solicitations.
+	Eventually(func() string { return l.server.Cmd("cat", "/proc/net/raw6") }).Should(ContainSubstring(":003A "))
 }
 
 // globalAddrs returns the IPv6 addresses of a container's eth0 without the link-local one.
@@ -167,7 +170,7 @@ var _ = Describe("IPv6", func() {
 		Expect(r.Text).To(MatchJSON(`{"cniVersion": "1.1.0", "ips": [{"address": "2001:db8::ff:fe00:3/64",
 			"gateway": "fe80::ff:fe00:2"}], "routes": [{"dst": "::/0", "gw": "fe80::ff:fe00:2", "priority": 7}],
 			"dns": {"nameservers": ["fe80::1%eth0"], "search": ["radvd.example"]}}`))
-		c.IP("addr add 2001:db8::ff:fe00:3/64 dev eth0", "route add default via fe80::ff:fe00:2 dev eth0")
+		c.IP("addr add 2001:db8::ff:fe00:3/64 dev eth0 nodad", "route add default via fe80::ff:fe00:2 dev eth0")
 		c.Cmd("ping", "-c1", "-w40", "2001:db8:1::1")
 		Expect(globalAddrs(c)).To(HaveLen(1))
 		l.Succeeds(l.withPrevResult("CHECK", c, r))
@@ -237,7 +240,7 @@ var _ = Describe("IPv6", func() {
 		c := l.container6()
 		log := program(l.Host, nstest.Newest().Program("dhcp"), "daemon", "-socketpath", l.socket, "-timeout", "1s")
 		Eventually(func() int { return l.Call(l.call("STATUS", c)).Code }).Should(BeZero())
-		c.Cmd("ip", "link", "set", "eth0", "up")
+		l.up(c)
 		l.keys = `"ipv6": "slaac"`
 		Expect(l.Fails(l.call("ADD", c), cni.CodeUnsupportedField)).To(ContainSubstring(`ipam.ipv6: "slaac"`))
 		Eventually(log).Should(gbytes.Say("releasing lease"))
