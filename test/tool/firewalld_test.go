@@ -69,6 +69,10 @@ var _ = Describe("hawser watch beside firewalld", Label("kernel", "tool-watch", 
 			Expect(m.Cmd("firewall-cmd", "--zone=trusted", "--list-sources")).To(Equal("10.88.0.2/32\n"))
 			d := p.downloads(":81", outside, "192.0.2.1:8081")
 			m.watches(nstest.Program{Path: nstest.Build("hawser"), Args: []string{"watch", "--every", "1h"}})
+			Eventually(func() string {
+				return m.Cmd("dbus-send", "--system", "--print-reply", "--dest=org.freedesktop.DBus",
+					"/org/freedesktop/DBus", "org.freedesktop.DBus.Debug.Stats.GetAllMatchRules")
+			}).Should(ContainSubstring("member='Reloaded'"), "it receives firewalld's signals, also")
 			attempt := nstest.Patience(200 * time.Millisecond)
 			takes := func() time.Duration {
 				m.Cmd("sh", "-c", forgets)
