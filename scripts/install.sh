@@ -17,6 +17,8 @@ if [ "${SEPARATE:-}" != 1 ]; then
 	rc=0
 	bin/hawser install --to "$dest" || rc=$?
 	[ $rc != 126 ] || echo "install: bin/hawser is of another architecture than this machine: SEPARATE=1 does not run it" >&2
+	[ $rc != 0 ] || [ -n "${DESTDIR:-}" ] || command -v hawser >/dev/null ||
+		echo "install: hawser is not in PATH: ln -s $dest/hawser /usr/local/bin/"
 	exit $rc
 fi
 mkdir -p "$dest"

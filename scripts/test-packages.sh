@@ -31,7 +31,7 @@ if [ "${1:-}" = rpm ]; then
 	touch /run/netns/one
 	unshare --net=/run/netns/one true
 	# The directories of the packages filesystem and systemd.
-	mkdir -p /mnt/opt /mnt/usr/lib/systemd/system /mnt/usr/share/{doc,licenses,man/man8} /mnt/var/tmp
+	mkdir -p /mnt/opt /mnt/usr/bin /mnt/usr/lib/systemd/system /mnt/usr/share/{doc,licenses,man/man8} /mnt/var/tmp
 	quietly rpm --root /mnt --dbpath /var/lib/rpm --initdb
 	files() { find /mnt -path /mnt/var/lib/rpm -prune -o -printf '%p %y %m %u %l\n' | sort; }
 	before=$(files)
@@ -45,7 +45,8 @@ if [ "${1:-}" = rpm ]; then
 		[ "$(readlink /mnt/opt/cni/bin/bridge)" = hawser ] || fail "bridge is not a link to hawser"
 		quietly rpm --root /mnt --dbpath /var/lib/rpm --verify hawser-cni
 		[ "$(rpm --root /mnt --dbpath /var/lib/rpm --query --all)" = "$(rpm --query --package "$new" 2>/dev/null)" ] || fail "rpm has other packages"
-		[ -z "$(find /mnt -xtype l)" ] || fail "dangling links"
+		quietly chroot /mnt /usr/bin/hawser --version
+		[ -z "$(find /mnt -xtype l ! -path /mnt/usr/bin/hawser)" ] || fail "dangling links"
 		[ "$step" = installation ] || { call CHECK; call DEL; }
 		call ADD
 		call CHECK
@@ -79,6 +80,7 @@ if [ "${1:-}" = inside ]; then
 		quietly dpkg -i "$new"
 		[ "$(readlink /opt/cni/bin/bridge)" = hawser ] || fail "bridge is not a link to hawser"
 		[ -z "$(dpkg -V hawser-cni)" ] || fail "dpkg -V: $(dpkg -V hawser-cni)"
+		quietly hawser --version
 		[ -z "$(find /opt/cni /usr/lib/systemd/system -xtype l)" ] || fail "dangling links"
 		[ "$step" = installation ] || { call CHECK; call DEL; }
 		call ADD

@@ -385,6 +385,7 @@ var _ = Describe("make release", Ordered, ContinueOnFailure, func() {
 			Expect(listed).To(MatchRegexp("(?m)^l.* /opt/cni/bin/" + plugin + " -> hawser$"))
 		}
 		Expect(listed).To(MatchRegexp("(?m)^-rwxr-xr-x .* /opt/cni/bin/hawser$"))
+		Expect(listed).To(MatchRegexp("(?m)^l.* /usr/bin/hawser -> /opt/cni/bin/hawser$"))
 		deb := run(dist, nil, "dpkg-deb", "--contents", one(dist, "*.deb"))
 		for _, unit := range []string{"cni-dhcp.service", "cni-dhcp.socket", "hawser-watch.service"} {
 			file := "/usr/lib/systemd/system/" + unit + "\n"
@@ -440,12 +441,14 @@ var _ = Describe("make release", Ordered, ContinueOnFailure, func() {
 		d := newDebian()
 		d.install(one(dist, "*.deb"))
 		Expect(names(d.bin())).To(Equal(withTool()))
+		Expect(os.Readlink(d.root + "/usr/bin/hawser")).To(Equal("/opt/cni/bin/hawser"), "the tool is in PATH")
 		d.install(d.kubernetesCNI("1.2.0"))
 		Expect(d.plugin("portmap")).To(ContainSubstring("9.8.7"))
 		d.dpkg("--purge", "kubernetes-cni")
 		Expect(names(d.bin())).To(Equal(withTool()))
 		d.dpkg("--purge", "hawser-cni")
 		Expect(d.bin()).NotTo(BeADirectory())
+		Expect(d.root + "/usr").NotTo(BeADirectory())
 		Expect(d.diversions()).To(BeEmpty())
 	})
 
@@ -488,6 +491,14 @@ var _ = Describe("make install", func() {
 			Expect(contents(dest+"/"+plugin) == contents("../../bin/hawser")).To(Equal(!separate), plugin)
 		}
 	}, Entry("as one file", false), Entry("as separate files", true))
+
+	It("prints how to put the tool into PATH, except if it is there or in an image", func() {
+		advice := "ln -s " + dest + "/hawser /usr/local/bin/\n"
+		Expect(run("../..", []string{"PREFIX=" + dest}, "make", "install")).To(ContainSubstring(advice))
+		Expect(run("../..", []string{"PREFIX=" + dest, "PATH=" + os.Getenv("PATH") + ":" + dest}, "make",
+			"install")).NotTo(ContainSubstring("ln -s"))
+		Expect(run("../..", env, "make", "install")).NotTo(ContainSubstring("ln -s"))
+	})
 
 	It("takes the tool's options from the environment", func() {
 		env = append(env, "HAWSER_ONLY=bridge", "HAWSER_LINKS=symbolic")
