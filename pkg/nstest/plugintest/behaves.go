@@ -119,7 +119,11 @@ func (f Fixture) behaves() {
 		l.delIPAM()
 		l.delReleases()
 	})
-	Describe("a failing ADD leaves the host and the container as they were", Label("add-fails"), func() {
+	var further Labels
+	if f.NoHostEnd { // the steps of an ADD, and their undoing, are those of bridge
+		further = Label("slow")
+	}
+	Describe("a failing ADD leaves the host and the container as they were", Label("add-fails"), further, func() {
 		l := f.life()
 		l.failures(l.commonFailures())
 		l.stopped()

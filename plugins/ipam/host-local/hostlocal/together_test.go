@@ -90,7 +90,11 @@ func besideReference(ref nstest.Reference) {
 		n.version = "1.0.0"
 		m := &model{last: make([]netip.Addr, 2), files: map[netip.Addr]string{}, sets: []ranges.Set{
 			set("10.1.2.0/28", "10.1.9.0/29 gw 10.1.9.3"), set("2001:db8::/64 2001:db8::5-2001:db8::16")}}
-		for step := range 500 {
+		steps := 500
+		if nstest.Quick() {
+			steps = 150
+		}
+		for step := range steps {
 			who := random.IntN(2)
 			run := programs(n)[who]
 			c := n.call("", fmt.Sprint("c", random.IntN(24)))
