@@ -46,11 +46,15 @@ const usual = `{"cniVersion": "1.0.0", "name": "pods", "plugins": [
 func newMachine(plugins, list string) *machine {
 	GinkgoHelper()
 	m := &machine{Host: nstest.NewHost()}
-	m.Cmd("sh", "-ec", `mkdir -p /etc/cni/net.d /opt/cni/bin; mount -t tmpfs none /etc/cni/net.d
-		mount --bind "$1" /opt/cni/bin
-		for dir in /etc/containerd /etc/crio /var/log/hawser; do
-			[ ! -d $dir ] || mount -t tmpfs none $dir
-		done`, "node", plugins)
+	m.Do(func() {
+		for _, dir := range []string{"/etc/cni/net.d", "/opt/cni/bin"} {
+			Expect(os.MkdirAll(dir, 0o755)).To(Succeed())
+		}
+		Expect(unix.Mount(plugins, "/opt/cni/bin", "", unix.MS_BIND, "")).To(Succeed())
+		for _, dir := range []string{"/etc/cni/net.d", "/etc/containerd", "/etc/crio", "/var/log/hawser"} {
+			Expect(unix.Mount("none", dir, "tmpfs", 0, "")).To(Or(Succeed(), Equal(unix.ENOENT)), dir)
+		}
+	})
 	m.write("/etc/cni/net.d/10-pods.conflist", list)
 	m.cni = libcni.NewCNIConfigWithCacheDir([]string{"/opt/cni/bin"}, "/var/lib/cni", nil)
 	m.list = nstest.Must(libcni.NetworkConfFromBytes([]byte(list)))
