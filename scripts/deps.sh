@@ -43,4 +43,4 @@ if [ "${missing[-1]}" = prometheus ]; then
 	install -D "$work/usr/bin/promtool" "$promtool"
 fi
 [ ${#missing[@]} = 0 ] ||
-	scripts/retry.sh apt-get -qq install -y --no-install-recommends "${missing[@]}" >/dev/null </dev/null 9>&-
+	scripts/retry.sh apt-get -qq -o DPkg::Lock::Timeout=300 install -y --no-install-recommends "${missing[@]}" >/dev/null </dev/null 9>&-

@@ -4,7 +4,7 @@
 # release, which has that; with NSTEST_SKIPLOG, a log that test.sh wrote, those
 # that skipped there; and a node there that loses its power. test-vm.sh COMMAND [ARG...] runs that there instead.
 # With KERNEL=5.10, 6.1 or 6.12 it tries each feature there, on the machine as it is or for each of ROWS
-# (scripts/vm/kernels.sh), and writes docs/kernels and docs/kernels.md; in CI nothing there may differ.
+# (scripts/vm/kernels.sh), and writes docs/kernels and docs/kernels.md; in CI it compares them, and writes nothing.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -52,10 +52,13 @@ if [ -n "${KERNEL:-}" ]; then
 		count=$(grep -vc '^# ' "$work/cells") || continue
 		file=docs/kernels/$KERNEL-$row.txt
 		echo "== $file: $(grep -v '^# ' "$work/cells" | grep -vc $'\tyes$') of $count do not work"
-		[ -z "${CI:-}" ] || diff -I '^# ' "$file" "$work/cells" || rc=1 # a newer build of the kernel is no difference
-		cp "$work/cells" "$file"
+		if [ -n "${CI:-}" ]; then # other steps read the tree
+			diff -I '^# ' "$file" "$work/cells" || rc=1 # a newer build of the kernel is no difference
+		else
+			cp "$work/cells" "$file"
+		fi
 	done
-	UPDATE=1 go test -C test -count=1 ./kernels -ginkgo.label-filter=page
+	[ -n "${CI:-}" ] || UPDATE=1 go test -C test -count=1 ./kernels -ginkgo.label-filter=page
 	exit $rc
 fi
 POWER_PODS=8 POWER_SEED=1 scripts/vm/power.sh

@@ -2,6 +2,14 @@
 # guest.sh: runs the command in the virtual machine, leaves its status, turns off.
 set -euo pipefail
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+
+# now prints the time of the machine, which is that of its files, in milliseconds.
+now() { touch /.vm/now; stat -c %.3Y /.vm/now | tr -d .; }
+clock=${EPOCHREALTIME//[!0-9]/} began=$(now)
+sleep 1
+# A busy machine disturbs the measurement of the TSC's frequency. The clock may then run many times too fast.
+passed=$(($(now) - began))
+((${EPOCHREALTIME//[!0-9]/} - clock < 3000 * passed)) || { echo o >/proc/sysrq-trigger; exec tail -f /dev/null; }
 : >/.vm/started
 ip link set lo up
 # Other modules load by themselves when they are asked for.

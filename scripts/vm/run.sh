@@ -1,7 +1,7 @@
 #!/bin/bash
 # run.sh COMMAND [ARG...]: boots Debian's kernel in QEMU, runs COMMAND there as root
 # on this machine's file system (nothing that it writes stays), exits with its status.
-# VM_TIMEOUT (seconds, 1500), VM_CPUS (2), VM_MEM (MiB, 2048), VM_ACCEL (tcg,thread=multi), VM_DIR;
+# VM_TIMEOUT (seconds, 3000), VM_CPUS (2), VM_MEM (MiB, 2048), VM_ACCEL (tcg,thread=multi), VM_DIR;
 # VM_ARGS: more of QEMU; VM_APPEND: more parameters of the kernel;
 # VM_SUITE: the release of Debian that has the kernel, if it is not this machine's.
 set -euo pipefail
@@ -39,7 +39,7 @@ echo "$kernel/lib/modules/$version" >"$work/control/modules"
 # processors have (SMAP, five levels of page tables, the state of AVX) takes half as long again.
 boot() {
 	# shellcheck disable=SC2086 # words
-	timeout --foreground -k 5 "${VM_TIMEOUT:-1500}" qemu-system-x86_64 -accel "${VM_ACCEL:-tcg,thread=multi}" -cpu Nehalem \
+	timeout --foreground -k 5 "${VM_TIMEOUT:-3000}" qemu-system-x86_64 -accel "${VM_ACCEL:-tcg,thread=multi}" -cpu Nehalem \
 		-smp "${VM_CPUS:-2}" -m "${VM_MEM:-2048}" -M q35 -nodefaults -no-user-config -display none -no-reboot \
 		-kernel "$kernel/vmlinux" -initrd "$work/initrd.cpio" \
 		-append "console=ttyS0 quiet loglevel=4 panic=-1 mitigations=off nokaslr tsc=reliable no_timer_check ${VM_APPEND:-}" \
@@ -51,7 +51,7 @@ boot() {
 		-device virtio-rng-pci ${VM_ARGS:-} </dev/null | cat || echo "vm: qemu: exit $?" >&2
 }
 boot
-# Rarely a kernel that patches itself trips over the emulation of the other processor, before it has begun.
-[ -f "$work/control/started" ] || boot
+# Rarely a kernel that patches itself trips over the emulation of the other processor, or has a wrong clock (guest.sh).
+[ -f "$work/control/started" ] || { echo "vm: it did not start, once more" >&2; boot; }
 [ -f "$work/control/rc" ] || { echo "vm: no result; its console:" >&2; tail -n 40 "$work/console" >&2; exit 125; }
 exit "$(<"$work/control/rc")"

@@ -7,7 +7,7 @@ set -euo pipefail
 one() {
 	cd "$(<"${1%.test}.dir")"
 	rc=0
-	output=$("$1" -test.timeout 20m -ginkgo.label-filter "$labels" \
+	output=$("$1" -test.timeout 45m -ginkgo.label-filter "$labels" \
 		-ginkgo.focus "$(<"${1%.test}.focus")" -ginkgo.no-color -ginkgo.succinct 2>&1) || rc=$?
 	printf '== %s: exit %s\n%s\n' "$PWD" "$rc" "$output"
 	return $rc
