@@ -13,9 +13,12 @@ unpacked() (
 	rm -rf "$programs.tmp"
 	mkdir -p "$programs.tmp/debs"
 	local retry=$PWD/scripts/retry.sh
+	exec 9>"${programs%/*}/.apt.lock" # as in deps.sh
+	flock 9
 	cd "$programs.tmp/debs"
-	"$retry" apt-get -qq -o APT::Sandbox::User=root download systemd libsystemd-shared udev network-manager libnm0 \
-		libndp0 libteamdctl0 libmm-glib0 libpsl5 libcurl3-gnutls libjansson4 libreadline8 libbluetooth3
+	local download=(apt-get -qq -o APT::Sandbox::User=root download systemd libsystemd-shared udev network-manager libnm0
+		libndp0 libteamdctl0 libmm-glib0 libpsl5 libcurl3-gnutls libjansson4 libreadline8 libbluetooth3)
+	"${download[@]}" || { "$retry" apt-get -qq update; "$retry" "${download[@]}"; }
 	for package in *.deb; do dpkg -x "$package" ..; done
 	cd ..
 	for dir in bin lib; do # which are links to those in /usr on this machine
@@ -45,7 +48,7 @@ enter() {
 }
 
 fail() { echo "== FAILED: $step: $*"; ip -br link; ip -br addr; exit 1; }
-settle() { [ ! -S /run/udev/control ] || udevadm settle -t 30; }
+settle() { [ ! -S /run/udev/control ] || udevadm settle -t 120; }
 attach() { ip netns add "$2" && cnitool add "$1" "/run/netns/$2" >"/run/$2"; }
 detach() { cnitool del "$1" "/run/netns/$2" && ip netns del "$2"; }
 
@@ -53,7 +56,7 @@ detach() { cnitool del "$1" "/run/netns/$2" && ip netns del "$2"; }
 lives() {
 	local gateway
 	gateway=$(ip netns exec "$2" ip -j route | jq -r '.[] | select(.dst == "default").gateway')
-	ip netns exec "$2" ping -q -c 1 -W 10 "$gateway" >/dev/null || fail "the gateway $gateway does not answer"
+	ip netns exec "$2" ping -q -c 1 -w 60 "$gateway" >/dev/null || fail "the gateway $gateway does not answer"
 	cnitool check "$1" "/run/netns/$2" || fail "CHECK"
 }
 
@@ -85,7 +88,7 @@ macs() {
 	# shellcheck disable=SC2053 # a pattern
 	[[ $says == $want ]] || fail "$says"
 }
-lost() { timeout 60 sh -c 'until hawser doctor 2>&1 | grep -q "error drift"; do sleep 0.1; done' || fail "nothing is"; }
+lost() { timeout 180 sh -c 'until hawser doctor 2>&1 | grep -q "error drift"; do sleep 0.1; done' || fail "nothing is"; }
 
 # pods WHAT STEP: pods come and go.
 pods() {
@@ -132,7 +135,7 @@ router() {
 
 # configured WHEN: the manager has given nic an address of each family and the default route.
 configured() {
-	timeout 60 sh -c 'until ip -4 addr show nic | grep -q "10\.90\.0\.5" && ip -6 addr show nic | grep -q "fd00:90::" &&
+	timeout 180 sh -c 'until ip -4 addr show nic | grep -q "10\.90\.0\.5" && ip -6 addr show nic | grep -q "fd00:90::" &&
 		ip route | grep -q "default via 10.90.0.1 dev nic"; do sleep 0.1; done' || fail "nic is not configured $1"
 }
 
@@ -153,14 +156,14 @@ borrowed() {
 	for pod in four five; do
 		attach nic "$pod"
 		[ "$(jq -r '.ips[0].gateway' "/run/$pod")" = 10.90.0.1 ] || fail "no gateway: $(<"/run/$pod")"
-		ip netns exec "$pod" ping -q -c 1 -W 10 10.90.0.1 >/dev/null || fail "the router does not answer"
-		ip netns exec "$pod" ping -q -c 1 -W 10 fd00:90::1 >/dev/null || fail "the router does not answer over IPv6"
+		ip netns exec "$pod" ping -q -c 1 -w 60 10.90.0.1 >/dev/null || fail "the router does not answer"
+		ip netns exec "$pod" ping -q -c 1 -w 60 fd00:90::1 >/dev/null || fail "the router does not answer over IPv6"
 		sleep 3 # in which the manager might want it
 		cnitool check nic "/run/netns/$pod" || fail "CHECK"
 		detach nic "$pod"
 		configured "after the pod"
 		sleep 3
-		timeout 30 sh -c "until [ \"\$($0 shape)\" = '$before' ]; do sleep 0.5; done" ||
+		timeout 120 sh -c "until [ \"\$($0 shape)\" = '$before' ]; do sleep 0.5; done" ||
 			fail "nic is not as before: $before; $(shape)"
 	done
 	echo "== $step: as it is to be"
@@ -208,7 +211,9 @@ inside() {
 	pods stay "NetworkManager"
 	router
 	borrowed "NetworkManager"
-	kill "$(</run/NetworkManager/NetworkManager.pid)"
+	pid=$(</run/NetworkManager/NetworkManager.pid)
+	kill "$pid"
+	timeout 180 sh -c "while [ -e /proc/$pid ]; do sleep 0.1; done" || fail "NetworkManager does not end"
 	ip link set nic down # so that networkd finds it as after a boot
 	ip addr flush dev nic
 	getent passwd systemd-network >/dev/null || useradd -r systemd-network
@@ -224,8 +229,9 @@ inside() {
 	borrowed "systemd-networkd"
 }
 networkd() {
+	rm -f /run/systemd/netif/state # of the one before
 	/lib/systemd/systemd-networkd 2>/run/networkd.log &
-	timeout 60 sh -c 'until [ -e /run/systemd/netif/state ]; do sleep 0.1; done' || fail "networkd: $(</run/networkd.log)"
+	timeout 180 sh -c 'until [ -e /run/systemd/netif/state ]; do sleep 0.1; done' || fail "networkd: $(</run/networkd.log)"
 }
 
 case ${1:-} in

@@ -41,7 +41,7 @@ configure() {
 }
 
 # network NETNS DEVICE prints the addresses, routes and rules, without the device's name, and without what the kernel
-# adds at any time after the device is up.
+# adds and removes at any time after the device is up.
 network() {
 	local at=()
 	[ -z "$1" ] || at=(-n "$1")
@@ -50,7 +50,7 @@ network() {
 		ip "${at[@]}" route show table all dev "$2" type unicast
 		ip "${at[@]}" -6 route show default dev "$2"
 		ip "${at[@]}" rule | grep 'lookup 101'
-	} | sed 's/ *$//' | grep -v '^fe80::/64 ' | sort
+	} | sed 's/ linkdown//; s/ *$//' | grep -v '^fe80::/64 ' | sort
 }
 
 # call VERB CONTAINER [CODE]: host-device, with an address of host-local in addition, whose leases are on the disk.
