@@ -441,7 +441,7 @@ var _ = Describe("make release", Ordered, ContinueOnFailure, func() {
 		d := newDebian()
 		d.install(one(dist, "*.deb"))
 		Expect(names(d.bin())).To(Equal(withTool()))
-		Expect(os.Readlink(d.root + "/usr/bin/hawser")).To(Equal("/opt/cni/bin/hawser"), "the tool is in PATH")
+		Expect(os.Readlink(d.root+"/usr/bin/hawser")).To(Equal("/opt/cni/bin/hawser"), "the tool is in PATH")
 		d.install(d.kubernetesCNI("1.2.0"))
 		Expect(d.plugin("portmap")).To(ContainSubstring("9.8.7"))
 		d.dpkg("--purge", "kubernetes-cni")
