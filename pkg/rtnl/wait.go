@@ -63,7 +63,7 @@ func (c *Conn) WaitDAD(ctx context.Context, index int) error {
 
 // WaitLinkLocal waits until a link has a usable IPv6 link-local address, and returns it.
 func (c *Conn) WaitLinkLocal(ctx context.Context, index int) (addr netip.Addr, err error) {
-	err = c.wait(ctx, unix.RTNLGRP_IPV6_IFADDR, index, func() (string, error) {
+	err = c.wait(ctx, 0, index, func() (string, error) {
 		addrs, err := c.Addrs(index)
 		for _, a := range addrs {
 			switch {
@@ -75,7 +75,7 @@ func (c *Conn) WaitLinkLocal(ctx context.Context, index int) (addr netip.Addr, e
 				return "", err
 			}
 		}
-		return "a link-local address", err
+		return "a link-local address", errors.Join(err, c.checkExists(index))
 	})
 	return addr, err
 }
@@ -100,8 +100,18 @@ func (c *Conn) WaitLocal(ctx context.Context, index int, addrs ...netip.Addr) er
 func (c *Conn) WaitAddrs(ctx context.Context, index int, missing func([]AddrCopy) string) error {
 	return c.wait(ctx, 0, index, func() (string, error) {
 		addrs, err := c.AddrCopies(index)
-		return missing(addrs), err
+		text := missing(addrs)
+		if err == nil && text != "" {
+			err = c.checkExists(index)
+		}
+		return text, err
 	})
+}
+
+// checkExists returns an error for a link that no longer exists. The kernel lists no addresses of such a link.
+func (c *Conn) checkExists(index int) error {
+	_, err := c.LinkByIndex(index)
+	return err
 }
 
 // WaitQuiet waits until no address of a link, no route and no rule has changed for a time. It returns early if ctx ends
@@ -123,7 +133,7 @@ func (c *Conn) WaitQuiet(ctx context.Context, index int, quiet time.Duration) {
 }
 
 // wait calls check now and after each event of the group, until check returns an error or an empty string. The string
-// names the missing condition. Group 0 selects the addresses of both families.
+// names the missing condition. Group 0 selects links and the addresses of both families.
 func (c *Conn) wait(ctx context.Context, group uint, index int, check func() (missing string, err error)) error {
 	// Usually nothing is missing, and this check saves the cost of a subscription.
 	if missing, err := check(); missing == "" || err != nil {
@@ -131,7 +141,7 @@ func (c *Conn) wait(ctx context.Context, group uint, index int, check func() (mi
 	}
 	groups := []uint{group}
 	if group == 0 {
-		groups = []uint{unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR}
+		groups = []uint{unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR}
 	}
 	events, err := c.subscribe(groups...)
 	if err != nil {

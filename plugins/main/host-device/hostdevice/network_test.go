@@ -358,7 +358,7 @@ var _ = Describe("useInterfaceNetwork", Label("device-network"), func() {
 		}
 		go func() {
 			defer GinkgoRecover()
-			waitsFor("00000110") // addresses
+			waitsFor("00000111") // links and addresses
 			IP(w.Host, "addr add 10.0.0.5/24 dev d0")
 			waitsFor("000405d0") // routes and rules as well
 			w.Host.IP("route add default via 10.0.0.254 dev d0", "rule add from 10.0.0.5 lookup main")
