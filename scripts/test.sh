@@ -72,14 +72,14 @@ echo "== go test -c"
 
 # One package at a time in each process.
 package() {
-	local began=${EPOCHREALTIME/./} out program rc=0
+	local began=${EPOCHREALTIME/[.,]/} out program rc=0
 	program=$tmp/$(compiled "$1")
 	# shellcheck disable=SC2086 # a list
 	out=$(cd "$1" && "$program" -test.paniconexit0 -test.timeout=45m ${TESTFLAGS:-} 2>&1 </dev/null) || rc=$?
 	[ $rc = 0 ] && [ -z "${TESTFLAGS:-}" ] || printf '%s\n' "$out"
 	[ $rc = 0 ] || printf '%s\n' "$out" | tail -n 100 >>"$failures"
 	printf '%s\t%s\t%d s\n' "$([ $rc = 0 ] && echo ok || echo FAIL)" ".${1#"$PWD"}" \
-		$(((${EPOCHREALTIME/./} - began) / 1000000))
+		$(((${EPOCHREALTIME/[.,]/} - began) / 1000000))
 	return $rc
 }
 export -f compiled package
