@@ -182,6 +182,9 @@ func kept(h *nstest.Host) (list []string) {
 		for kind, o := range entry {
 			if table := fmt.Sprint(o["family"], " ", o["table"]); kind == "set" || kind == "map" {
 				line := fmt.Sprint("nftables ", table, " ", kind, " ", o["name"], " ", plugintest.Text(o["type"]))
+				if parts, ok := o["map"].([]any); ok { // of newer releases of nft
+					o["map"] = strings.ReplaceAll(strings.Trim(fmt.Sprint(parts), "[]"), " ", " . ")
+				}
 				if o["map"] != nil {
 					line += fmt.Sprint(" : ", o["map"])
 				}

@@ -353,16 +353,16 @@ var _ = Describe("the layout in nftables", Label("kernel"), func() {
 		nstest.NeedProgram("nft")
 		w, c := newContainer()
 		c.add(ports("8080:80", "192.0.2.1:8081:81", "[::]:53:5353/udp", "0.0.0.0:54:53/udp", "9:9/sctp"))
-		list := func() string { return w.Cmd("nft", "list", "ruleset") }
-		text := list()
+		list := func() string { // older releases of nft print a priority of the hook output without its name
+			return strings.ReplaceAll(w.Cmd("nft", "list", "ruleset"), "priority -99;", "priority dstnat + 1;")
+		}
 		golden := nstest.Must(os.ReadFile("testdata/ruleset.nft"))
 		if os.Getenv("UPDATE") != "" {
-			Expect(os.WriteFile("testdata/ruleset.nft", []byte(text), 0o644)).To(Succeed())
+			Expect(os.WriteFile("testdata/ruleset.nft", []byte(list()), 0o644)).To(Succeed())
 		}
 		Eventually(list).Should(Equal(string(golden))) // elements stand there twice while a map grows
-		text = list()
 		saved := GinkgoT().TempDir() + "/saved"
-		Expect(os.WriteFile(saved, []byte(text), 0o600)).To(Succeed())
+		w.Cmd("sh", "-c", "nft list ruleset >"+saved)
 		w.Cmd("nft", "flush", "ruleset")
 		w.Cmd("nft", "-f", saved)
 		c.check(ports("8080:80", "192.0.2.1:8081:81", "[::]:53:5353/udp", "0.0.0.0:54:53/udp", "9:9/sctp"))
