@@ -24,7 +24,7 @@ var ErrDuplicate = errors.New("in use by another host (duplicate address detecti
 func (c *Conn) WaitUp(ctx context.Context, index int) (l Link, err error) {
 	err = c.wait(ctx, unix.RTNLGRP_LINK, index, func() (string, error) {
 		l, err = c.LinkByIndex(index)
-		if l.Oper == "up" || (l.Oper == "unknown" && l.Carrier && l.Kind != "veth" && l.Kind != "netkit") {
+		if l.Oper == "up" || (l.Oper == "unknown" && l.Carrier && !l.IsPairEnd()) {
 			return "", err
 		}
 		return "state up, is " + l.Oper, err
@@ -75,7 +75,10 @@ func (c *Conn) WaitLinkLocal(ctx context.Context, index int) (addr netip.Addr, e
 				return "", err
 			}
 		}
-		return "a link-local address", errors.Join(err, c.checkExists(index))
+		if err != nil {
+			return "", err
+		}
+		return "a link-local address", c.checkExists(index)
 	})
 	return addr, err
 }
@@ -100,15 +103,18 @@ func (c *Conn) WaitLocal(ctx context.Context, index int, addrs ...netip.Addr) er
 func (c *Conn) WaitAddrs(ctx context.Context, index int, missing func([]AddrCopy) string) error {
 	return c.wait(ctx, 0, index, func() (string, error) {
 		addrs, err := c.AddrCopies(index)
-		text := missing(addrs)
-		if err == nil && text != "" {
-			err = c.checkExists(index)
+		if err != nil {
+			return "", err
 		}
-		return text, err
+		text := missing(addrs)
+		if text == "" {
+			return "", nil
+		}
+		return text, c.checkExists(index)
 	})
 }
 
-// checkExists returns an error for a link that no longer exists. The kernel lists no addresses of such a link.
+// checkExists returns an error that matches ErrNoLink if the link does not exist. The kernel then lists no addresses.
 func (c *Conn) checkExists(index int) error {
 	_, err := c.LinkByIndex(index)
 	return err
