@@ -3,7 +3,7 @@
 set -euo pipefail
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 
-# now prints the time of the machine, which is that of its files, in milliseconds.
+# now prints the time of the machine outside, which is the time stamp of a new file, in milliseconds.
 now() { touch /.vm/now; stat -c %.3Y /.vm/now | tr -d .; }
 clock=${EPOCHREALTIME//[!0-9]/} began=$(now)
 sleep 1

@@ -100,8 +100,8 @@ func (r replay) heldAtRest() []string {
 
 func (r replay) missingProgram(many int) {
 	r.without("tuning", func() { r.fail(many) })
-	if !r.theirs { // with the reference's, all addresses are held
-		// As the kubelet does: CRI-O takes the list back only after an event of the directory.
+	if !r.theirs { // with the reference plugins, all addresses are leased
+		// Retried as by the kubelet, because CRI-O reads the list again only after an event of its directory.
 		Eventually(func() error { _, err := r.run("again"); return err }).Should(Succeed())
 	}
 	r.mended(fmt.Sprintf("%d pods fail for want of a program", many), r.end)

@@ -274,7 +274,7 @@ var _ = Describe("hawser check", Label("tool-check"), func() {
 		Expect(o.Stdout).To(ContainSubstring(`plugin "bridge" is not in :/nowhere`))
 	})
 
-	It("takes the lists that others write, and has nothing to say of those of the pages", Label("slow"), func() {
+	It("accepts lists of other projects, and reports nothing for documented lists", Label("slow"), func() {
 		m := newMachine(all(), usual)
 		lists := nstest.Must(filepath.Glob(nstest.Root() + "/test/clients/testdata/lists/*.json"))
 		Expect(len(lists)).To(BeNumerically(">", 20))

@@ -214,7 +214,7 @@ var _ = Describe("hawser why", Label("tool-why"), func() {
 		Expect(m.add(newPod("c2c2", "web-1", hostPort(8080, 80)))).NotTo(Succeed())
 		m.Cmd("sh", "-ec", edit("firewall", "firewal"))
 		Expect(asks[[]failure](m, "why", "web-1")[0]).To(And(HaveField("Doctor", ConsistOf(HavePrefix(
-			`missing-plugin: `))), HaveField("Now", "objects of it are left: no runtime has a record of it")))
+			`missing-plugin: `))), HaveField("Now", "its objects still exist: no runtime has a record of it")))
 		m.Cmd("cp", "/run/good", listFile)
 		again := m.up(newPod("c3c3", "web-1"))
 		Expect(asks[[]failure](m, "why", "web-1")).To(HaveExactElements(And(HaveField("Doctor", BeEmpty()),

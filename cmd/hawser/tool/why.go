@@ -154,7 +154,7 @@ func stateOf(f skel.Failure, attached []*node.Attachment) string {
 		isSamePod := f.Pod != "" && a.Pod == f.Pod && a.Network == f.Network && a.IfName == f.IfName
 		switch isLater := f.Command == "ADD" && !a.Written.Before(f.Time); {
 		case a.Attachment == f.Attachment && (a.Orphan != "" || a.File == ""):
-			leftover = "objects of it are left: " + cmp.Or(a.Orphan, "no runtime has a record of it")
+			leftover = "its objects still exist: " + cmp.Or(a.Orphan, "no runtime has a record of it")
 		case a.Attachment == f.Attachment && isLater:
 			return attachedLater
 		case a.Attachment == f.Attachment:

@@ -120,7 +120,7 @@ func (f Fixture) behaves() {
 		l.delReleases()
 	})
 	var further Labels
-	if f.NoHostEnd { // the steps of an ADD, and their undoing, are those of bridge
+	if f.NoHostEnd { // ADD and its rollback have the same steps as with bridge
 		further = Label("slow")
 	}
 	Describe("a failing ADD leaves the host and the container as they were", Label("add-fails"), further, func() {

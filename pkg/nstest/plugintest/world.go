@@ -243,7 +243,7 @@ func Names(h *nstest.Host, kind string) []string {
 	return out
 }
 
-// Ping reports whether an address answers; it sends one request per second. options are those of ping(8).
+// Ping reports whether an address answers; it sends one request per second. options are passed to ping(8).
 func Ping(h *nstest.Host, address string, options ...string) bool {
 	GinkgoHelper()
 	seconds := fmt.Sprint(int(nstest.Patience(nstest.Hang).Seconds()))

@@ -15,7 +15,7 @@ import (
 // read a packet, its connection, a link or a route, and matches that count for their own rule. It may not contain
 // matches that change other state: lists and counters with a name (recent, hashlimit), logs, marks, and settings of the
 // host (connbytes turns on accounting of connections, and physdev packet filters for bridges). A lookup in an ipset
-// (set) is permitted, although it counts in sets that count.
+// (set) is permitted, although it increments the counters of a set that has counters.
 
 // iptablesMatches are the matches of iptables that conditions may use, and iptablesOptions are their options and those
 // that need no match. Each permitted match may have each option, because iptables refuses options of other matches.
