@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
-	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -208,33 +207,6 @@ var _ = Describe("cni.dev/valid-attachments", func() {
 	)
 })
 
-var _ = Describe("commands and versions", func() {
-	DescribeTable("come together", func(command string, from string) {
-		Expect(cni.Since(command)).To(Equal(from))
-	},
-		Entry("ADD", "ADD", "0.1.0"), Entry("DEL", "DEL", "0.1.0"), Entry("CHECK", "CHECK", "0.4.0"),
-		Entry("GC", "GC", "1.1.0"), Entry("STATUS", "STATUS", "1.1.0"),
-	)
-
-	It("are compared as text", func() {
-		Expect(slices.IsSorted(cni.Versions())).To(BeTrue())
-	})
-})
-
-var _ = Describe("DNS", func() {
-	DescribeTable("is set, and has something to print", func(d cni.DNS, set, zero bool) {
-		Expect(d.IsSet()).To(Equal(set))
-		Expect(d.IsZero()).To(Equal(zero))
-	},
-		Entry("nothing", cni.DNS{}, false, true),
-		Entry("empty lists", cni.DNS{Search: []string{}}, true, true),
-		Entry("nameservers", cni.DNS{Nameservers: []string{"x"}}, true, false),
-		Entry("domain", cni.DNS{Domain: "x"}, true, false),
-		Entry("search", cni.DNS{Search: []string{"x"}}, true, false),
-		Entry("options", cni.DNS{Options: []string{"x"}}, true, false),
-	)
-})
-
 var _ = Describe("ParseArgs", func() {
 	type values = map[string]string
 	const containerd = "IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=web-0;" +
@@ -417,11 +389,6 @@ var _ = Describe("Attachment", func() {
 			cni.Attachment{Network: "pod-net", ContainerID: "c1", IfName: "a\"\\\x01é\xff"}),
 	)
 
-	It("distinguishes long networks with the same beginning", func() {
-		one := cni.Attachment{Network: long + "1", ContainerID: "c", IfName: "e"}
-		Expect(networkOwns(long+"2", one.Mark())).To(BeFalse())
-	})
-
 	DescribeTable("does not own comments of other programs", func(mark string) {
 		Expect(a.Owns(mark)).To(BeFalse())
 		Expect(networkOwns("net1", mark)).To(BeFalse())
@@ -471,13 +438,6 @@ var _ = Describe("Set", func() {
 	It("lists the valid attachments", func() {
 		s := cni.NewSet("net1", []cni.Attachment{ref("c1", "eth0"), ref("c2", "eth1")})
 		Expect(s.All()).To(HaveExactElements(at("net1", "c1", "eth0"), at("net1", "c2", "eth1")))
-	})
-
-	It("works for a network with a very long name", func() {
-		s := cni.NewSet(long, []cni.Attachment{ref("c1", "eth0")})
-		Expect(s.IsGarbage(at(long, "c1", "eth0").Mark())).To(BeFalse())
-		Expect(s.IsGarbage(at(long, "c2", "eth0").Mark())).To(BeTrue())
-		Expect(s.IsGarbage(at(long+"x", "c2", "eth0").Mark())).To(BeFalse())
 	})
 
 	It("that is empty owns nothing", func() {

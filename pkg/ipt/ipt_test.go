@@ -49,31 +49,9 @@ var _ = Describe("rules that are compared", func() {
 		Expect(rule.Equal(ipt.NewRule("Z", rule.Args...))).To(BeFalse())
 		Expect(rule.Equal(ipt.NewRule("X", "-s", "10.0.0.1/32", "-j", "Y"))).To(BeFalse())
 	})
-
-	It("return their options", func() {
-		Expect(rule.Option("-j")).To(Equal("Y"))
-		Expect(rule.Option("--comment")).To(Equal("c"))
-		Expect(rule.Option("-d")).To(BeEmpty())
-		Expect(ipt.NewRule("X", "-j").Option("-j")).To(BeEmpty())
-	})
 })
 
 var _ = Describe("what the reference writes about a container", func() {
-	It("has the hash of network and container, and their names", func() {
-		Expect(ipt.ContainerChain("CNI-", "net1", "c1")).To(Equal("CNI-c2d892b58e87e28a12fe6479"))
-		Expect(ipt.ContainerChain("CNI-DN-", "net1", "c1")).To(Equal("CNI-DN-c2d892b58e87e28a12fe6"))
-		Expect(ipt.IsContainerChain("CNI-", "CNI-c2d892b58e87e28a12fe6479")).To(BeTrue())
-		Expect(ipt.IsContainerChain("CNI-", "CNI-DN-c2d892b58e87e28a12fe6")).To(BeFalse())
-		Expect(ipt.IsContainerChain("CNI-", "CNI-HOSTPORT-MASQ")).To(BeFalse())
-		Expect(ipt.OwnerComment("dnat ", "net1", "c1")).To(Equal(`dnat name: "net1" id: "c1"`))
-		for _, comment := range []string{`dnat name: "net1" id: "c1"`, `name: "net1" id: "c1"`} {
-			network, id, ok := ipt.ParseOwner(comment)
-			Expect([]any{network, id, ok}).To(Equal([]any{"net1", "c1", true}))
-		}
-		_, _, ok := ipt.ParseOwner("CNI portfwd requiring masquerade")
-		Expect(ok).To(BeFalse())
-	})
-
 	It("is not longer than iptables accepts", func() {
 		comment := ipt.OwnerComment("", "net1", strings.Repeat("c", 300))
 		Expect(comment).To(And(HaveLen(255), HaveSuffix("ccc...")))

@@ -2,7 +2,6 @@ package nft_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -172,50 +171,6 @@ var _ = Describe("a layout", Label("kernel"), func() {
 		with(host, func(c *nft.Conn) { Expect(c.Verify(sample())).To(Succeed()) })
 	})
 
-	It("prints the rules of a bridge", func() {
-		nstest.Need("nft-bridge")
-		bridge := nft.Table{Family: nft.Bridge, Name: "spec"}
-		Expect(update(host, func(tx *nft.Tx) error {
-			return tx.EnsureLayout(nft.Layout{Table: bridge,
-				Sets: []nft.Set{{Name: "pairs", Key: []nft.Type{nft.IfName, nft.EtherAddr}}},
-				Chains: []nft.Chain{{Name: "guard",
-					Hook:  &nft.Hook{Type: "filter", Point: nft.Prerouting, Priority: -300},
-					Rules: []nft.Rule{{nft.NotInSet("pairs", nft.IIFName, nft.EtherSaddr), nft.Drop()}}}}})
-		})).To(Succeed())
-		Expect(host.Cmd("nft", "list", "ruleset")).To(ContainSubstring("iifname . ether saddr != @pairs drop"))
-		Expect(host.Cmd("nft", "list", "ruleset")).To(ContainSubstring("type ifname . ether_addr"))
-	})
-
-	It("creates exactly one copy when several processes create the first, also without the lock", func() {
-		for range 8 {
-			host.Cmd("nft", "flush", "ruleset")
-			errs := make([]error, 4)
-			nstest.AtOnce(len(errs), func(i int) {
-				host.Do(func() {
-					c := nft.New()
-					defer c.Close()
-					errs[i] = nft.UpdateUnlocked(c, func(tx *nft.Tx) error {
-						tx.Add(table, "sources", source(i))
-						return nil
-					})
-					if errs[i] != nil {
-						errs[i] = nft.UpdateUnlocked(c, func(tx *nft.Tx) error {
-							err := ensure(tx)
-							tx.Add(table, "sources", source(i))
-							return err
-						})
-					}
-				})
-			})
-			Expect(errors.Join(errs...)).To(Succeed())
-			Eventually(func() []int { // the kernel lists elements twice while the map grows
-				text := host.Cmd("nft", "list", "ruleset")
-				return []int{strings.Count(text, "vmap"), strings.Count(text, "masquerade"),
-					strings.Count(text, "an owner")}
-			}).Should(Equal([]int{1, 1, 4}))
-		}
-	})
-
 	It("restores flushed rules in order, and keeps other programs' rules", func() {
 		Expect(update(host, ensure)).To(Succeed())
 		host.Cmd("nft", "insert", "rule", "inet", "spec", "postrouting_v1", "ip", "daddr", "192.0.2.9", "return")
@@ -304,109 +259,10 @@ var _ = Describe("a layout", Label("kernel"), func() {
 	})
 })
 
-// natSample has all statements that are needed to translate destinations.
-func natSample() nft.Layout {
-	service := []nft.Type{nft.InetProto, nft.InetService}
-	return nft.Layout{
-		Table: table,
-		Sets: []nft.Set{
-			{Name: "to4", Key: service, Data: []nft.Type{nft.IPv4Addr, nft.InetService}},
-			{Name: "to6", Key: service, Data: []nft.Type{nft.IPv6Addr, nft.InetService}},
-			{Name: "at4", Key: []nft.Type{nft.InetProto, nft.IPv4Addr, nft.InetService},
-				Data: []nft.Type{nft.IPv4Addr, nft.InetService}},
-			{Name: "at6", Key: []nft.Type{nft.InetProto, nft.IPv6Addr, nft.InetService},
-				Data: []nft.Type{nft.IPv6Addr, nft.InetService}},
-		},
-		Chains: []nft.Chain{
-			{Name: "four", Rules: []nft.Rule{
-				{nft.DNATMap(nft.IPv4, "at4", nft.L4Proto, nft.IPDaddr, nft.THDport)},
-				{nft.DNATMap(nft.IPv4, "to4", nft.L4Proto, nft.THDport)},
-			}},
-			{Name: "six", Rules: []nft.Rule{
-				{nft.DNATMap(nft.IPv6, "at6", nft.L4Proto, nft.IP6Daddr, nft.THDport)},
-				{nft.DNATMap(nft.IPv6, "to6", nft.L4Proto, nft.THDport)},
-			}},
-			{Name: "marked", Rules: []nft.Rule{{nft.SetFwmark(1 << 13)}, {nft.Goto("four")}}},
-			{Name: "before", Hook: &nft.Hook{Type: "nat", Point: nft.Prerouting, Priority: -99}, Rules: []nft.Rule{
-				{nft.IsFamily(nft.IPv4), nft.DaddrIsLocal(), nft.Goto("marked")},
-				{nft.IsFamily(nft.IPv6), nft.DaddrIsLocal(), nft.Goto("six")},
-			}},
-			{Name: "after", Hook: &nft.Hook{Type: "nat", Point: nft.Postrouting, Priority: 100}, Rules: []nft.Rule{
-				{nft.CtTranslated(), nft.FwmarkHas(1 << 13), nft.Masquerade()},
-			}},
-		},
-	}
-}
-
-const natPrinted = `
-	chain four {
-		dnat ip to meta l4proto . ip daddr . th dport map @at4
-		dnat ip to meta l4proto . th dport map @to4
-	}
-
-	chain six {
-		dnat ip6 to meta l4proto . ip6 daddr . th dport map @at6
-		dnat ip6 to meta l4proto . th dport map @to6
-	}
-
-	chain marked {
-		meta mark set meta mark | 0x00002000
-		goto four
-	}
-
-	chain before {
-		type nat hook prerouting priority dstnat + 1; policy accept;
-		meta nfproto ipv4 fib daddr type local goto marked
-		meta nfproto ipv6 fib daddr type local goto six
-	}
-
-	chain after {
-		type nat hook postrouting priority srcnat; policy accept;
-		ct status dnat meta mark & 0x00002000 == 0x00002000 masquerade
-	}
-}
-`
-
-var _ = Describe("translation of destinations", Label("kernel"), func() {
-	var host *nstest.Host
-
-	BeforeEach(func() {
-		nstest.Need("nft", "nft-inet-nat", "nft-fib")
-		host = nstest.NewHost()
-	})
-
-	It("is printed by nft as an administrator would write it, and compares equal", func() {
-		ensure := func(tx *nft.Tx) error { return tx.EnsureLayout(natSample()) }
-		Expect(update(host, ensure)).To(Succeed())
-		text := host.Cmd("nft", "list", "ruleset")
-		Expect(text).To(HaveSuffix(natPrinted))
-		with(host, func(c *nft.Conn) { Expect(c.Verify(natSample())).To(Succeed()) })
-		for _, c := range natSample().Chains {
-			for _, r := range c.Rules {
-				Expect(text).To(ContainSubstring("\t\t" + r.String() + "\n"))
-			}
-		}
-		Expect(update(host, ensure)).To(Succeed())
-		Expect(host.Cmd("nft", "list", "ruleset")).To(Equal(text))
-	})
-
-	It("reports which rules of another program mention an address", func() {
-		host.Cmd("nft", "add table ip theirs; add chain ip theirs c { type nat hook prerouting priority -100 ; };"+
-			"add rule ip theirs c tcp dport 80 dnat to 10.1.0.2:8080;"+
-			"add rule ip theirs c ip saddr 10.1.0.3 counter accept")
-		with(host, func(c *nft.Conn) {
-			rules := nstest.Must(c.Rules(nft.Table{Family: nft.IPv4, Name: "theirs"}, "c"))
-			Expect(rules).To(HaveLen(2))
-			Expect(rules[0].Mentions([]byte{10, 1, 0, 2})).To(BeTrue())
-			Expect(rules[0].Mentions([]byte{0, 80})).To(BeTrue())
-			Expect(rules[0].Mentions([]byte{10, 1, 0, 3})).To(BeFalse())
-			Expect(rules[0].ComparedValues(2)).To(Equal([][]byte{{0, 80}}))
-			Expect(rules[0].ComparedValues(4)).To(BeEmpty())
-			Expect(rules[1].Mentions([]byte{10, 1, 0, 3})).To(BeTrue())
-		})
-	})
-
-	It("removes another program's rules and the chains that they jump to, and does not lock if there are none", func() {
+var _ = It("removes another program's rules and the chains that they jump to, and does not lock if there are none",
+	Label("kernel"), func() {
+		nstest.Need("nft")
+		host := nstest.NewHost()
 		host.Cmd("nft", "add table ip theirs; add chain ip theirs c; add chain ip theirs gone;"+
 			"add rule ip theirs c ip saddr 10.1.0.3 goto gone; add rule ip theirs gone accept;"+
 			"add rule ip theirs c ip saddr 10.1.0.4 accept")
@@ -426,4 +282,3 @@ var _ = Describe("translation of destinations", Label("kernel"), func() {
 		})
 		Expect(host.Cmd("nft", "list", "ruleset")).NotTo(ContainSubstring("10.1.0.4"))
 	})
-})

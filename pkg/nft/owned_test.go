@@ -1,7 +1,6 @@
 package nft_test
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -322,32 +321,6 @@ var _ = Describe("an update", Label("kernel"), func() {
 			return nil
 		})).To(Succeed())
 		Expect(host.Cmd("nft", "list", "ruleset")).To(ContainSubstring("10.1.0.1 : drop"))
-	})
-
-	It("adds and deletes thousands of elements in one batch each", func() {
-		Expect(update(host, ensure)).To(Succeed())
-		var many []nft.Element
-		for i := 1; i <= 2000; i++ {
-			many = append(many, port(i))
-		}
-		Expect(update(host, func(tx *nft.Tx) error { tx.Add(table, "ports", many...); return nil })).To(Succeed())
-		with(host, func(c *nft.Conn) {
-			// The kernel lists so many elements in parts. If it resizes the map in between, the list is read again.
-			got := nstest.Must(c.Elements(table, "ports"))
-			slices.SortFunc(got, func(a, b nft.Element) int { return bytes.Compare(a.Key, b.Key) })
-			Expect(got).To(Equal(many))
-			keys := [][]byte{}
-			for _, e := range many[:1000] {
-				keys = append(keys, e.Key)
-			}
-			some := nstest.Must(c.Get(table, "ports", keys...))
-			Expect(some).NotTo(ContainElement(BeNil()))
-		})
-		Eventually(func() int {
-			return strings.Count(host.Cmd("nft", "list", "map", "inet", "spec", "ports"), "an owner")
-		}).Should(Equal(2000))
-		Expect(update(host, func(tx *nft.Tx) error { tx.Delete(table, "ports", many...); return nil })).To(Succeed())
-		Expect(host.Cmd("nft", "list", "map", "inet", "spec", "ports")).NotTo(ContainSubstring("an owner"))
 	})
 
 	It("lists each element once while others are added", func() {
