@@ -270,30 +270,6 @@ func referenceVersions(name, content, version string) (faults []string) {
 	return faults
 }
 
-// TestFuzzTargets finds each fuzz target in docs/reliability.md, in the row of its package.
-func TestFuzzTargets(t *testing.T) {
-	page, err := os.ReadFile("docs/reliability.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	targets := regexp.MustCompile(`(?m)^func (Fuzz\w+)\(f \*testing\.F\)`)
-	for _, name := range tracked(t) {
-		if !strings.HasSuffix(name, "_test.go") {
-			continue
-		}
-		source, err := os.ReadFile(name)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, target := range targets.FindAllStringSubmatch(string(source), -1) {
-			row := "(?m)^\\| `" + regexp.QuoteMeta(path.Dir(name)) + "` \\|.*\\b" + target[1] + "\\b"
-			if !regexp.MustCompile(row).Match(page) {
-				t.Errorf("docs/reliability.md: the row of %s has no %s", path.Dir(name), target[1])
-			}
-		}
-	}
-}
-
 func TestReferenceVersions(t *testing.T) {
 	for _, c := range []struct {
 		name, line string
