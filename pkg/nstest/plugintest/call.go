@@ -131,6 +131,26 @@ func (w *World) execute(c Call) Answer {
 	return Answer{cmd.ProcessState.ExitCode(), out.String(), errs.String()}
 }
 
+// Reapply restores what the attachment of a CHECK misses, as "hawser reapply" does, and returns the output.
+func (w *World) Reapply(check Call) string {
+	ginkgo.GinkgoHelper()
+	var out bytes.Buffer
+	env := skel.Env{Vars: check.Vars(w), Stdin: strings.NewReader(check.Stdin()), Stdout: &out, Stderr: &out,
+		Reapply: true}
+	w.Do(func() { skel.Run(context.Background(), w.Plugin, env) })
+	return out.String()
+}
+
+// AwaitSubscription returns when a process on the host has subscribed to events of these groups of rtnetlink(7).
+func (w *World) AwaitSubscription(groups string) {
+	ginkgo.GinkgoHelper()
+	gomega.Eventually(func() string { return w.Cmd("cat", "/proc/thread-self/net/netlink") }).
+		Should(gomega.MatchRegexp(`(?m)^\S+ 0 +\d+ +` + groups + ` `))
+}
+
+// Links are the events of links, for [World.AwaitSubscription].
+const Links = "00000001"
+
 // ReuseInode changes the records in a directory as if a namespace that no longer exists had the inode of another one.
 func (w *World) ReuseInode(dir string, gone, now *nstest.Host) {
 	ginkgo.GinkgoHelper()
@@ -163,8 +183,7 @@ func (w *World) Warns(c Call) string {
 	return a.Stderr
 }
 
-// Fails checks that a call printed one error object with a code, and returns its
-// message and details, a line each.
+// Fails checks that a call printed one error object with a code, and returns its message and details, a line each.
 func (w *World) Fails(c Call, code uint) string {
 	ginkgo.GinkgoHelper()
 	return w.Call(c).Failed(code)

@@ -310,7 +310,6 @@ var _ = Describe("many mappings", Label("kernel"), func() {
 		Expect(o.stdout).To(ContainSubstring(`"10.1.0.2/24"`))
 		Expect(w.Files("/run/hawser")).To(BeEmpty())
 		Expect(w.Cmd("nft", "list", "ruleset")).To(BeEmpty())
-		Expect(c.call("ADD", Object{"prevResult": nil}).Msg).To(ContainSubstring("prevResult: missing"))
 	})
 })
 
@@ -428,39 +427,8 @@ ip saddr != 203.0.113.0/24 goto portmap4_masq_v1_13_10.1.0.0/24
 	)
 })
 
-var _ = Describe("the elements of a host port", func() {
-	It("have the keys of the maps, and go through a chain that is named after its sources", func() {
-		var got []string
-		for _, it := range sample(nil).items() {
-			got = append(got, fmt.Sprintf("%s %x %x %s", it.Set, it.Key, it.Data, it.Goto))
-			Expect(elementPort(it).String()).To(Equal(it.Name))
-		}
-		Expect(got).To(ContainElements(
-			"portmap4_v1 060000001f900000 0a01000200500000 ",
-			"portmap4_at_v1 06000000c00002011f910000 0a01000200510000 ",
-			"portmap6_v1 1100000000350000 fd00000100000000000000000000000214e90000 ",
-			"portmap6_via_v1 1100000000350000  portmap6_masq_v1_13_fd00-1--/64"))
-	})
-})
-
 var _ = Describe("the name of a chain that masquerades", func() {
-	DescribeTable("determines the rules of the chain", func(name string, want ...string) {
-		chain, ok := chainByName(name)
-		Expect(ok).To(BeTrue())
-		var rules []string
-		for _, r := range chain.Rules {
-			rules = append(rules, r.String())
-		}
-		Expect(rules).To(Equal(want))
-	},
-		Entry("IPv4", "portmap4_masq_v1_13_10.1.0.0/24", "ip saddr 10.1.0.0/24 meta mark set meta mark | 0x00002000",
-			"ip saddr 127.0.0.0/8 meta mark set meta mark | 0x00002000", "goto portmap4_dnat_v1"),
-		Entry("IPv6", "portmap6_masq_v1_0_fd00-1--/64", "ip6 saddr fd00:1::/64 meta mark set meta mark | 0x00000001",
-			"goto portmap6_dnat_v1"),
-		Entry("everything", "portmap6_masq_v1_5_all", "meta mark set meta mark | 0x00000020", "goto portmap6_dnat_v1"),
-	)
-
-	DescribeTable("is no other", func(name string) {
+	DescribeTable("is not", func(name string) {
 		_, ok := chainByName(name)
 		Expect(ok).To(BeFalse())
 	},
@@ -471,79 +439,14 @@ var _ = Describe("the name of a chain that masquerades", func() {
 	)
 })
 
-const (
-	chainC1   = "CNI-DN-45f36743c0e772d73e562"
-	commentC1 = `-m comment --comment "dnat name: \"pnet\" id: \"c1\""`
-)
-
-// script returns the input of iptables-restore.
-func script(lines []string) string { return strings.Join(lines, "\n") + "\n" }
-
 var _ = Describe("the rules of iptables", func() {
-	v4, v6 := sample(nil).Addrs[0], sample(nil).Addrs[1]
-
-	DescribeTable("are in chains named as the reference does", func(network, id, name string) {
-		r := &record{Attachment: cni.Attachment{Network: network, ContainerID: id}}
-		Expect(r.chain()).To(Equal(name))
-		Expect(referenceSNATChain(nft.IPv4, r).Name).To(Equal(strings.Replace(name, "DN", "SN", 1)))
-		Expect(len(name)).To(Equal(28))
-	},
-		Entry("c1", "pnet", "c1", "CNI-DN-45f36743c0e772d73e562"),
-		Entry("c2", "pnet", "c2", "CNI-DN-398934acb76b8c85ef9cb"),
-	)
-
-	It("need one run of iptables-restore if all shared rules exist", func() {
-		Expect(script(sample(nil).newChainLines(v4))).To(Equal(
-			`-C PREROUTING -m addrtype --dst-type LOCAL -j CNI-HOSTPORT-DNAT
--C OUTPUT -m addrtype --dst-type LOCAL -j CNI-HOSTPORT-DNAT
--C POSTROUTING -m comment --comment "CNI portfwd requiring masquerade" -j CNI-HOSTPORT-MASQ
--C CNI-HOSTPORT-SETMARK -m comment --comment "CNI portfwd masquerade mark" -j MARK --set-xmark 0x2000/0x2000
--C CNI-HOSTPORT-MASQ -m mark --mark 0x2000/0x2000 -j MASQUERADE
-:` + chainC1 + ` - [0:0]
--A ` + chainC1 + ` -s 10.1.0.0/24 -p tcp -m tcp --dport 8080 -j CNI-HOSTPORT-SETMARK
--A ` + chainC1 + ` -s 127.0.0.1/32 -p tcp -m tcp --dport 8080 -j CNI-HOSTPORT-SETMARK
--A ` + chainC1 + ` -p tcp -m tcp --dport 8080 -j DNAT --to-destination 10.1.0.2:80
--A ` + chainC1 + ` -s 10.1.0.0/24 -d 192.0.2.1/32 -p tcp -m tcp --dport 8081 -j CNI-HOSTPORT-SETMARK
--A ` + chainC1 + ` -s 127.0.0.1/32 -d 192.0.2.1/32 -p tcp -m tcp --dport 8081 -j CNI-HOSTPORT-SETMARK
--A ` + chainC1 + ` -d 192.0.2.1/32 -p tcp -m tcp --dport 8081 -j DNAT --to-destination 10.1.0.2:81
--A ` + chainC1 + ` -s 10.1.0.0/24 -p udp -m udp --dport 54 -j CNI-HOSTPORT-SETMARK
--A ` + chainC1 + ` -s 127.0.0.1/32 -p udp -m udp --dport 54 -j CNI-HOSTPORT-SETMARK
--A ` + chainC1 + ` -p udp -m udp --dport 54 -j DNAT --to-destination 10.1.0.2:53
--A CNI-HOSTPORT-DNAT -p tcp ` + commentC1 + ` -m multiport --dports 8080,8081 -j ` + chainC1 + `
--A CNI-HOSTPORT-DNAT -p udp ` + commentC1 + ` -m multiport --dports 53,54 -j ` + chainC1 + `
-`))
-	})
-
-	It("add missing shared rules, the masquerade first", func() {
-		st := sample(func(s *record) { s.Options.MarkBit = 5 })
-		live := &ipt.Edit{Chains: []string{hostportDNAT, chainC1}, Rules: []ipt.Rule{
-			ipt.NewRule("PREROUTING", "-m", "addrtype", "--dst-type", "LOCAL", "-j", "CNI-HOSTPORT-DNAT")}}
-		st.edit(live, v6)
-		Expect(script(live.Lines)).To(Equal(`-N CNI-HOSTPORT-SETMARK
--N CNI-HOSTPORT-MASQ
--A OUTPUT -m addrtype --dst-type LOCAL -j CNI-HOSTPORT-DNAT
--I POSTROUTING -m comment --comment "CNI portfwd requiring masquerade" -j CNI-HOSTPORT-MASQ
--A CNI-HOSTPORT-SETMARK -m comment --comment "CNI portfwd masquerade mark" -j MARK --set-xmark 0x20/0x20
--A CNI-HOSTPORT-MASQ -m mark --mark 0x20/0x20 -j MASQUERADE
--A ` + chainC1 + ` -s fd00:1::/64 -p tcp -m tcp --dport 8080 -j CNI-HOSTPORT-SETMARK
--A ` + chainC1 + ` -p tcp -m tcp --dport 8080 -j DNAT --to-destination [fd00:1::2]:80
--A ` + chainC1 + ` -s fd00:1::/64 -p udp -m udp --dport 53 -j CNI-HOSTPORT-SETMARK
--A ` + chainC1 + ` -p udp -m udp --dport 53 -j DNAT --to-destination [fd00:1::2]:5353
--A CNI-HOSTPORT-DNAT -p tcp ` + commentC1 + ` -m multiport --dports 8080,8081 -j ` + chainC1 + `
--A CNI-HOSTPORT-DNAT -p udp ` + commentC1 + ` -m multiport --dports 53,54 -j ` + chainC1 + `
-`))
-	})
-
 	It("name fifteen ports in a rule, and protocols in order", func() {
-		st := sample(func(s *record) {
-			s.Mappings = nil
-			for i := range 31 {
-				s.Mappings = append(s.Mappings, mapping{17, netip.Addr{}, uint16(100 + i), 1})
-			}
-			s.Mappings = append(s.Mappings, mapping{6, netip.Addr{}, 99, 1}, mapping{132, netip.Addr{}, 98, 1})
-		})
+		published := &record{Mappings: []mapping{{6, netip.Addr{}, 99, 1}, {132, netip.Addr{}, 98, 1}}}
+		for i := range 31 {
+			published.Mappings = append(published.Mappings, mapping{17, netip.Addr{}, uint16(100 + i), 1})
+		}
 		var got []string
-		for _, r := range st.entryRules(nft.IPv4) {
+		for _, r := range published.entryRules(nft.IPv4) {
 			got = append(got, fmt.Sprintf("%s %d %s", r.Option("-p"), strings.Count(r.Option("--dports"), ",")+1,
 				strings.Split(r.Option("--dports"), ",")[0]))
 		}
@@ -551,7 +454,7 @@ var _ = Describe("the rules of iptables", func() {
 	})
 
 	DescribeTable("of other programs are decoded as host ports", func(rule string, want string) {
-		f, ok := iptHostPort(ipt.NewRule(chainC1, strings.Fields(rule)...))
+		f, ok := iptHostPort(ipt.NewRule("CNI-DN-1", strings.Fields(rule)...))
 		Expect(ok).To(Equal(want != ""))
 		if ok {
 			Expect(fmt.Sprintf("%s to %s", f, f.Target)).To(Equal(want))

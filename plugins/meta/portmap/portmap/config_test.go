@@ -407,22 +407,6 @@ var _ = Describe("the configuration", func() {
 	})
 })
 
-// sample is an attachment of network "pnet" with a port of each kind.
-func sample(change func(*record)) *record {
-	st := &record{Attachment: cni.Attachment{Network: "pnet", ContainerID: "c1", IfName: "eth0"}, Backend: nftables,
-		Options: options{SNAT: true, MarkBit: 13},
-		Mappings: []mapping{{6, netip.Addr{}, 8080, 80}, {6, netip.MustParseAddr("192.0.2.1"), 8081, 81},
-			{17, netip.IPv6Unspecified(), 53, 5353}, {17, netip.IPv4Unspecified(), 54, 53}},
-		Addrs: []address{
-			{netip.MustParsePrefix("10.1.0.2/24"), netip.MustParsePrefix("10.1.0.0/24")},
-			{netip.MustParsePrefix("fd00:1::2/64"), netip.MustParsePrefix("fd00:1::/64")}},
-		Localnet: "br0"}
-	if change != nil {
-		change(st)
-	}
-	return st
-}
-
 var _ = It("has its schema in docs/schema", func() {
 	ExpectPluginSchema(Plugin(),
 		NotBoth(HasKey("markMasqBit", Object{"type": "integer"}),

@@ -285,8 +285,7 @@ func word(from *nstest.Host, to string) string {
 	return answer
 }
 
-// stream is a sender of UDP that never pauses, from one port, until the end of
-// the spec. It keeps who answered last.
+// stream is a sender of UDP that never pauses, from one port, until the end of the spec. It keeps who answered last.
 type stream struct {
 	conn net.Conn
 	last atomic.Value

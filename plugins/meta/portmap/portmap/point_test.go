@@ -1,7 +1,6 @@
 package portmap
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"net"
@@ -196,7 +195,9 @@ var _ = Describe("an owner", Label("kernel"), func() {
 		other = one
 		other.NetnsPath = b.Path
 		Expect(isGone(other)).To(BeFalse(), "its link is there")
-		other.Link = 0
+		other.NetnsPath = "/nowhere"
+		Expect(isGone(other)).To(BeFalse(), "its path may be invisible, and its link is there")
+		other.NetnsPath, other.Link = b.Path, 0
 		Expect(isGone(other)).To(BeTrue(), "another namespace is at its path, and no link is known")
 		other.NetnsPath = "/nowhere"
 		Expect(isGone(other)).To(BeFalse(), "the path may be invisible, and no link is known")
@@ -401,15 +402,10 @@ var _ = Describe("conditions", Label("kernel"), func() {
 		w, a := newContainer()
 		a.serve(80)
 		config := Object{"backend": "nftables", "conditionsV4": strings.Fields("ip saddr != 192.0.2.0/24")}
-		call := a.as("CHECK", config, ports("8080:80"))
 		a.add(config, ports("8080:80"))
 		before := w.rules()
 		w.Cmd("nft", "delete", "table", "inet", "hawser")
-		var out bytes.Buffer
-		env := skel.Env{Vars: call.Vars(w.World), Stdin: strings.NewReader(call.Stdin()), Stdout: &out, Stderr: &out,
-			Reapply: true}
-		w.Do(func() { skel.Run(context.Background(), Plugin(), env) })
-		Expect(out.String()).To(BeEmpty())
+		Expect(w.Reapply(a.as("CHECK", config, ports("8080:80")))).To(BeEmpty())
 		Expect(w.rules()).To(Equal(before))
 		a.check(config, ports("8080:80"))
 		Expect(w.reach(8080)).To(Equal(refused))
