@@ -461,13 +461,6 @@ var _ = Describe("CNI_NETNS", func() {
 		}
 	})
 
-	It("is open for DEL where it is there", func() {
-		attach("DEL").run(probe(func(q *skel.Request) error {
-			Expect(q.NS).NotTo(BeNil())
-			return nil
-		})).expectSilence()
-	})
-
 	It("is not opened for IPAM plugins, GC and STATUS, whatever is at its path", Label("ipam-namespace"), func() {
 		blind := probe(func(q *skel.Request) error { Expect(q.NS).To(BeNil()); return nil })
 		ipam := blind

@@ -193,29 +193,6 @@ func FuzzRun(f *testing.F) {
 	})
 }
 
-// FuzzCheckConfig: --check-config always answers, with status 2 for what is no JSON object or null.
-func FuzzCheckConfig(f *testing.F) {
-	for _, seed := range []string{conf1, list(probeEntry),
-		`{"plugins":[{"type":"probe","vlanTrunk":[{"id":-1},7]},{"type":5},[]],"name":[]}`, `{"plugins":{"a":1}`} {
-		f.Add([]byte(seed), false)
-		f.Add([]byte(seed), true)
-	}
-	f.Fuzz(func(t *testing.T, conf []byte, ipam bool) {
-		plugin := picky()
-		plugin.IPAM = ipam
-		var out bytes.Buffer
-		code := skel.Run(context.Background(), plugin, skel.Env{
-			Args: []string{"--check-config"}, Stdin: bytes.NewReader(conf), Stdout: &out, Stderr: io.Discard})
-		var object map[string]any
-		switch unreadable := json.Unmarshal(conf, &object) != nil; {
-		case unreadable && code != 2,
-			strings.Contains("\n"+out.String(), "\nerror: ") != (code == 1 || code == 2),
-			!strings.Contains("\n"+out.String(), "\nprobe: "):
-			t.Fatalf("status %d: %s", code, out.String())
-		}
-	})
-}
-
 const (
 	// modeEnv makes the test binary a plugin, of the kind that it says.
 	modeEnv = "SKEL_TEST_PLUGIN"
@@ -455,11 +432,6 @@ var _ = Describe("the undos of ADD", func() {
 			"the plugin returned no result"),
 	)
 
-	It("do not run after a success", func() {
-		attach("ADD").run(adding(func() (*cni.Result, error) { return oneAddress(), nil })).document()
-		Expect(log).To(BeEmpty())
-	})
-
 	It("all run, and what failed is told in the details, with the first error's own", func() {
 		p := skel.Plugin[any]{Name: "probe", Add: func(_ context.Context, r *skel.Request, _ any) (*cni.Result, error) {
 			r.OnFail("remove one", note("one"))
@@ -488,16 +460,6 @@ var _ = Describe("the undos of ADD", func() {
 		doc := attach("ADD").runIn(ctx, p).expectError(cni.CodeTryAgain, "stopped: terminated: context canceled")
 		Expect(doc).NotTo(HaveKey("details"))
 		Expect(log).To(HaveExactElements("one"))
-	})
-
-	It("run when the handler did not notice that the call was ended", func() {
-		ctx, cancel := context.WithCancelCause(context.Background())
-		a := attach("ADD").runIn(ctx, adding(func() (*cni.Result, error) {
-			cancel(errors.New("terminated"))
-			return oneAddress(), nil
-		}))
-		a.expectError(cni.CodeTryAgain, "stopped: terminated")
-		Expect(log).To(HaveExactElements("three", "two", "one"))
 	})
 
 	It("leave a handler's own code alone when the call was ended", func() {

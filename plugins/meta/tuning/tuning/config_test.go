@@ -340,25 +340,6 @@ var _ = It("is refused for everything that is wrong with it at once", func() {
 		`7 args.cni.sysctl: is not an object of strings`))
 })
 
-func FuzzConfig(f *testing.F) {
-	f.Add(`"sysctl":{"net.ipv4.conf.IFNAME.x":"1"},"mac":"02:00:00:00:00:01"`, "eth0.5")
-	f.Add(`"sysctl":{"net/../kernel/x":"1"}`, "..")
-	f.Fuzz(func(t *testing.T, conf, ifName string) {
-		c, err := skel.ConfigOf(wireConfig{}, parseConfig).Parse(
-			&skel.Request{Attachment: cni.Attachment{IfName: ifName}, Conf: []byte("{" + conf + "}")})
-		if err != nil {
-			return
-		}
-		for i, s := range c.Sysctls {
-			path := s.Key.Path()
-			if !strings.HasPrefix(path, "/proc/sys/net/") || strings.Contains(path+"/", "/../") ||
-				indexOf(c.Sysctls, s.Key) != i {
-				t.Fatalf("%q: %q", conf, path)
-			}
-		}
-	})
-}
-
 var _ = It("has its schema in docs/schema", func() { ExpectPluginSchema(plugin(allowList(""))) })
 
 var _ = Describe("the allow-list", func() {
