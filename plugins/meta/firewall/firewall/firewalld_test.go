@@ -1,10 +1,9 @@
 package firewall
 
 import (
-	"bufio"
 	"fmt"
 	"net"
-	"os/exec"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -118,16 +117,11 @@ func (f *fakeFirewalld) have() []string {
 	return slices.Clone(f.sources)
 }
 
-// runs starts a bus and firewalld on it, and returns the bus's address.
+// runs starts a system bus and firewalld on it, and returns the bus's address.
 func (f *fakeFirewalld) runs() string {
 	GinkgoHelper()
-	nstest.NeedProgram("dbus-daemon")
-	daemon := exec.Command("dbus-daemon", "--session", "--print-address", "--nofork", "--nopidfile")
-	out := nstest.Must(daemon.StdoutPipe())
-	Expect(daemon.Start()).To(Succeed())
-	DeferCleanup(func() { _ = daemon.Process.Kill(); _ = daemon.Wait() })
-	address := nstest.Must(bufio.NewReader(out).ReadString('\n'))
-	address = strings.TrimSpace(address)
+	nstest.StartBus()
+	address := os.Getenv("DBUS_SYSTEM_BUS_ADDRESS")
 	f.conn = nstest.Must(dbus.Connect(address))
 	DeferCleanup(func() { _ = f.conn.Close() })
 	names := map[string]string{"AddSource": "addSource", "RemoveSource": "removeSource", "QuerySource": "querySource"}
@@ -165,7 +159,7 @@ var _ = Describe("firewalld", func() {
 
 	BeforeEach(func() {
 		f = &fakeFirewalld{}
-		GinkgoT().Setenv("DBUS_SYSTEM_BUS_ADDRESS", f.runs())
+		f.runs()
 		w, c = dropping()
 	})
 
@@ -474,7 +468,6 @@ var _ = Describe("a bus that does not answer", func() {
 		DeferCleanup(func() { _ = silent.Close() })
 		f := &fakeFirewalld{}
 		address := f.runs()
-		GinkgoT().Setenv("DBUS_SYSTEM_BUS_ADDRESS", address)
 		w := newWorld()
 		c, d := w.container(1, 2), w.container(1, 3)
 		c.add()
@@ -493,7 +486,7 @@ var _ = Describe("the firewalld of the distribution", Label("kernel"), func() {
 	It("has the addresses in its zone from ADD to DEL, and CHECK asks it", Label("firewalld"), func() {
 		nstest.NeedProgram("firewalld", "firewall-cmd")
 		f := &fakeFirewalld{}
-		GinkgoT().Setenv("DBUS_SYSTEM_BUS_ADDRESS", f.runs())
+		f.runs()
 		f.stops() // its name is for the other
 		w := newWorld()
 		c := w.container(1, 2)

@@ -80,21 +80,3 @@ var _ = Describe("the first layout of table inet hawser", Label("kernel"), func(
 		})
 	}
 })
-
-var _ = It("the chain for policies exists only while a bridge has a policy", Label("kernel"), func() {
-	nstest.UseVariant("nft")
-	w := newWorld(1, 2)
-	one, two, open := w.container(1, 2), w.container(2, 2), w.container(2, 3)
-	chains := func() string { return w.Cmd("nft", "list", "chains", "inet") }
-	isolated := Object{"ingressPolicy": "isolated"}
-	open.add()
-	Expect(chains()).NotTo(ContainSubstring("policy_v"))
-	one.add(isolated)
-	two.add(isolated)
-	one.del(isolated)
-	Expect(chains()).To(ContainSubstring("firewall_policy_v2"))
-	two.check(isolated)
-	two.del(isolated)
-	Expect(chains()).NotTo(ContainSubstring("policy_v"))
-	open.check()
-})

@@ -1,8 +1,6 @@
 package firewall
 
 import (
-	"bytes"
-	"context"
 	"strings"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -10,7 +8,6 @@ import (
 
 	"github.com/hawser-cni/plugins/pkg/nstest"
 	. "github.com/hawser-cni/plugins/pkg/nstest/plugintest"
-	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
 // withAddrs gives the attachment the addresses of another container.
@@ -202,12 +199,7 @@ var _ = Describe("reapply", Label("kernel"), func() {
 			if k.config["backend"] != "iptables" {
 				w.Cmd("nft", "delete", "element", "inet", "hawser", "firewall4_v1", "{ 10.1.0.2 }")
 			}
-			call := c.as("CHECK", k.config)
-			var out bytes.Buffer
-			env := skel.Env{Vars: call.Vars(w.World), Stdin: strings.NewReader(call.Stdin()), Stdout: &out,
-				Stderr: &out, Reapply: true}
-			w.Do(func() { skel.Run(context.Background(), Plugin(), env) })
-			Expect(out.String()).To(BeEmpty())
+			Expect(w.Reapply(c.as("CHECK", k.config))).To(BeEmpty())
 			c.check(k.config)
 			c.del()
 			Expect(w.state()).To(Equal(before))
