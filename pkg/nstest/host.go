@@ -534,8 +534,7 @@ func (t Wiretap) within(limit time.Duration) string {
 	}
 }
 
-// AdvertiseRouter sends a router advertisement (RFC 4861, section 4.2) with a
-// prefix from an interface to all nodes.
+// AdvertiseRouter sends a router advertisement (RFC 4861, section 4.2) with a prefix from an interface to all nodes.
 func (h *Host) AdvertiseRouter(ifName, prefix string) {
 	ginkgo.GinkgoHelper()
 	ra := []byte{134, 0, 0, 0, 64, 0, 0x07, 0x08, 0, 0, 0, 0, 0, 0, 0, 0, // a router for 1800 s

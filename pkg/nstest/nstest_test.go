@@ -127,11 +127,6 @@ var _ = Describe("Host", func() {
 		}
 	})
 
-	It("keeps the working directory", func() {
-		wd := nstest.Must(os.Getwd())
-		Expect(nstest.NewHost().Cmd("pwd")).To(Equal(wd + "\n"))
-	})
-
 	It("does not wait for what a program leaves behind", func() {
 		out := nstest.NewHost().Run(nstest.Program{Path: "sh", Args: []string{"-c", "sleep 1000 & echo out"}})
 		Expect(out).To(Equal(nstest.Output{Stdout: "out\n", Held: true, CPU: out.CPU}))
@@ -200,22 +195,6 @@ var _ = Describe("Snapshot", func() {
 		h.Cmd("ip", "addr", "add", "fe80::1/64", "dev", "late", "nodad")
 		Expect(h.Snapshot("addresses")).To(ContainSubstring("local=fe80::1 "))
 	})
-
-	It("lists files with their content", func() {
-		h.Cmd("sh", "-c", "echo hello >/var/lib/cni/x")
-		Expect(h.Files("/var/lib/cni")).To(ContainSubstring(`/var/lib/cni/x -rw-r--r-- "hello\n"`))
-	})
-})
-
-var _ = Describe("Need", Label("kernel"), func() {
-	DescribeTable("tries a feature", func(name string) { nstest.Need(name) },
-		Entry(nil, "8021q"), Entry(nil, "bond"), Entry(nil, "br_netfilter"), Entry(nil, "conntrack"),
-		Entry(nil, "dummy"), Entry(nil, "ifb"), Entry(nil, "ip-netns"), Entry(nil, "iptables"),
-		Entry(nil, "iptables-legacy"), Entry(nil, "iptables-nft"), Entry(nil, "ipvlan"), Entry(nil, "macvlan"),
-		Entry(nil, "nft"), Entry(nil, "nft-bridge"), Entry(nil, "nft-fib"), Entry(nil, "nft-inet-nat"),
-		Entry(nil, "sctp"), Entry(nil, "tap"), Entry(nil, "tbf"), Entry(nil, "team"), Entry(nil, "userns"),
-		Entry(nil, "vlan_filtering"), Entry(nil, "vrf"),
-	)
 })
 
 func TestMain(m *testing.M) { nstest.Main(m) }

@@ -28,11 +28,10 @@ var others = []struct {
 	read func(h *Host) []string
 }{{"nftables", (*Host).ruleset}, {"iptables-legacy", (*Host).legacy}, {"sysctls", (*Host).sysctls}}
 
-// Snapshot renders the state of the network namespace as sorted text, for comparing before and after: links,
-// addresses, routes, rules, nftables (which shows iptables-nft too), iptables-legacy and sysctls. With names
-// only those sections. It omits values that change by themselves (indexes, counters, timers, carrier, progress of
-// address detection), and addresses and routes that the kernel adds some time after a link is up or has an IPv6
-// address.
+// Snapshot renders the state of the network namespace as sorted text, for comparing before and after: links, addresses,
+// routes, rules, nftables (which shows iptables-nft too), iptables-legacy and sysctls. With names only those sections.
+// It omits values that change by themselves (indexes, counters, timers, carrier, progress of address detection), and
+// addresses and routes that the kernel adds some time after a link is up or has an IPv6 address.
 func (h *Host) Snapshot(names ...string) string {
 	ginkgo.GinkgoHelper()
 	var b strings.Builder

@@ -26,9 +26,8 @@ import (
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
-// Fuzz is a fuzz target of whole calls. The fuzzer makes up the command, the
-// configuration, one more value in it or in the environment, and what the IPAM
-// plugin "fake" answers. An ADD that succeeds is followed by CHECK and DEL.
+// Fuzz is a fuzz target of whole calls. The fuzzer makes up the command, the configuration, one more value in it or in
+// the environment, and what the IPAM plugin "fake" answers. An ADD that succeeds is followed by CHECK and DEL.
 //
 // Each answer must pass [Answer.Verdict] within seconds and quote no secret, and
 // after ADD, failed or followed by DEL, container and host must be as before.
