@@ -297,19 +297,6 @@ var _ = Describe("the lease directory", func() {
 		held, _ := n.lookup("c9")
 		Expect(held).To(BeEmpty())
 	})
-
-	It("remembers the last address as the reference does", func() {
-		n.withLeaseDir(func(s *leaseDir) {
-			for _, a := range []string{"10.1.2.9", "10.1.2.10", "10.1.2.11", "10.1.2.9"} {
-				Expect(s.setLastAddress(3, netip.MustParseAddr(a))).To(Succeed())
-				Expect(os.ReadFile(n.path("last_reserved_ip.3"))).To(BeEquivalentTo(a))
-			}
-			Expect(s.lastAddress(3)).To(Equal(netip.MustParseAddr("10.1.2.9")))
-			Expect(s.lastAddress(4)).To(Equal(netip.Addr{}))
-			n.write("last_reserved_ip.5", "10.1.2.9\n")
-			Expect(s.lastAddress(5)).To(Equal(netip.Addr{}))
-		})
-	})
 })
 
 var _ = It("finds no store, or one, while another call makes the first one", Label("slow"), func() {
@@ -335,59 +322,17 @@ var _ = It("finds no store, or one, while another call makes the first one", Lab
 	}
 })
 
-var _ = Describe("a file of the lease directory", func() {
-	var path string
-	var dir *statefile.Dir
-	openDir := func(in string) {
-		GinkgoHelper()
-		path = in
-		dir = nstest.Must(statefile.Open(path, 0))
-		DeferCleanup(dir.Close)
-	}
-	BeforeEach(func() { openDir(GinkgoT().TempDir()) })
-	names := func() (names []string) {
-		GinkgoHelper()
-		for _, e := range nstest.Must(os.ReadDir(path)) {
-			names = append(names, e.Name())
-		}
-		return names
-	}
+var _ = It("creates a file once, which had no other name before", func() {
+	path := GinkgoT().TempDir()
+	dir := nstest.Must(statefile.Open(path, 0))
+	DeferCleanup(dir.Close)
+	Expect(os.MkdirAll(path+"/.10.1.2.2.tmp/full", 0o755)).To(Succeed())
+	Expect(createFile(dir, "10.1.2.2", []byte("c1\r\neth0"), nil)).To(Succeed())
+	Expect(os.ReadFile(path + "/10.1.2.2")).To(BeEquivalentTo("c1\r\neth0"))
+	Expect(nstest.Must(os.Lstat(path + "/10.1.2.2")).Mode()).To(Equal(fs.FileMode(0o600)))
 
-	It("is created once, and had no other name before", func() {
-		Expect(os.MkdirAll(path+"/.10.1.2.2.tmp/full", 0o755)).To(Succeed())
-		Expect(createFile(dir, "10.1.2.2", []byte("c1\r\neth0"), nil)).To(Succeed())
-		Expect(os.ReadFile(path + "/10.1.2.2")).To(BeEquivalentTo("c1\r\neth0"))
-		Expect(nstest.Must(os.Lstat(path + "/10.1.2.2")).Mode()).To(Equal(fs.FileMode(0o600)))
-
-		Expect(createFile(dir, "10.1.2.2", []byte("other"), nil)).To(
-			And(MatchError(fs.ErrExist), MatchError(ContainSubstring("create "+path+"/10.1.2.2"))))
-		Expect(os.ReadFile(path + "/10.1.2.2")).To(BeEquivalentTo("c1\r\neth0"))
-		Expect(names()).To(Equal([]string{".10.1.2.2.tmp", "10.1.2.2"}))
-	})
-
-	It("is changed in place", func() {
-		Expect(createFile(dir, "f", []byte("abcdef"), nil)).To(Succeed())
-		f := nstest.Must(openInPlace(dir, "f"))
-		defer f.Close()
-		_, err := f.WriteAt([]byte("XY"), 2)
-		Expect(err).NotTo(HaveOccurred())
-		Expect(os.ReadFile(path + "/f")).To(BeEquivalentTo("abXYef"))
-	})
-
-	It("leaves nothing behind on a full file system", func() {
-		openDir(tmpfs(0, "size=64k"))
-		Expect(createFile(dir, "new", bytes.Repeat([]byte("x"), 128<<10), nil)).To(MatchError(unix.ENOSPC))
-		Expect(names()).To(BeEmpty())
-	})
-
-	It("overwrites the directory's modification time when it is created or removed, not when it is written", func() {
-		stamp := stampTime(7)
-		modTime := func() time.Time { return nstest.Must(os.Stat(path)).ModTime() }
-		Expect(createFile(dir, "f", nil, nil)).To(Succeed())
-		Expect(os.Chtimes(path, time.Time{}, stamp)).To(Succeed())
-		Expect(os.WriteFile(filepath.Join(path, "f"), []byte("x"), 0o600)).To(Succeed())
-		Expect(modTime()).To(BeTemporally("==", stamp))
-		Expect(dir.Remove("f")).To(Succeed())
-		Expect(modTime()).NotTo(BeTemporally("==", stamp))
-	})
+	Expect(createFile(dir, "10.1.2.2", []byte("other"), nil)).To(
+		And(MatchError(fs.ErrExist), MatchError(ContainSubstring("create "+path+"/10.1.2.2"))))
+	Expect(os.ReadFile(path + "/10.1.2.2")).To(BeEquivalentTo("c1\r\neth0"))
+	Expect(os.ReadDir(path)).To(HaveLen(2), "the directory in its way, and the file")
 })
