@@ -123,14 +123,6 @@ var _ = Describe("masquerade with iptables", Label("kernel"), func() {
 			Expect(check(host(), one)).To(MatchError(ContainSubstring("is missing")))
 		})
 
-		It("deletes the records of calls that were killed before they changed a rule", func() {
-			Expect(add(host(), one)).To(Succeed())
-			Expect(del(host(), one)).To(Succeed())
-			host().Cmd("touch", "/run/hawser/masq/"+chainC1+".json")
-			Expect(del(host(), one)).To(Succeed())
-			Expect(records(host())).To(BeEmpty())
-		})
-
 		It("deletes and adds again, regardless of the state of its record", func() {
 			for _, content := range []string{"", "x", "{}",
 				`{"network":"net1","containerID":"c1","interfaces":{"eth0":[""]}}`,
@@ -144,24 +136,6 @@ var _ = Describe("masquerade with iptables", Label("kernel"), func() {
 				Expect(del(host(), one)).To(Succeed(), content)
 				Expect(natRules(host())).NotTo(ContainSubstring("CNI-"), content)
 			}
-			Expect(records(host())).To(BeEmpty())
-		})
-
-		It("adds exactly one copy of each rule in concurrent calls", func() {
-			errs := make([]error, 12)
-			each := func(do func(*nstest.Host, masq.Config) error) error {
-				nstest.AtOnce(len(errs), func(i int) {
-					errs[i] = do(host(), config(ipt.IPTables, fmt.Sprintf("c%d", i/2), fmt.Sprintf("eth%d", i%2),
-						fmt.Sprintf("10.1.%d.2/24", i)))
-				})
-				return errors.Join(errs...)
-			}
-			Expect(each(add)).To(Succeed())
-			Expect(strings.Count(natRules(host()), "-j MASQUERADE")).To(Equal(6))
-			Expect(strings.Count(natRules(host()), "-j ACCEPT")).To(Equal(12))
-			Expect(strings.Count(natRules(host()), "-j CNI-")).To(Equal(12))
-			Expect(each(del)).To(Succeed())
-			Expect(natRules(host())).NotTo(ContainSubstring("CNI-"))
 			Expect(records(host())).To(BeEmpty())
 		})
 
