@@ -220,19 +220,6 @@ var _ = Describe("DEL", func() {
 		})
 	}
 
-	It("brings the device home from a namespace that has another path by now", func() {
-		w := newWorld()
-		before := links(w)
-		a := attached(w, conf())
-		w.Cmd("touch", "/run/elsewhere")
-		w.Cmd("mount", "--bind", a.Path, "/run/elsewhere")
-		a.Unpin()
-		c := a.As("DEL")
-		c.Netns = "/run/elsewhere"
-		w.Succeeds(c)
-		Expect(links(w)).To(Equal(before))
-	})
-
 	DescribeTable("brings the device home where", Label("device-home"), func(loses func(*nstest.Host), path string) {
 		w := newWorld()
 		before := links(w)

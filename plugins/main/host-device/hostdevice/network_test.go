@@ -239,19 +239,6 @@ var _ = Describe("useInterfaceNetwork", Label("device-network"), func() {
 		Entry("vrf", Label("kernel"), Step{Plugin: "vrf", Keys: Object{"vrfname": "red"}}, "vrf"),
 	)
 
-	It("serves one container after another", func() {
-		w := configured()
-		before := l3(w.Host)
-		for range 3 {
-			a := attached(w, uses())
-			Expect(a.Result.IPs).To(HaveLen(10))
-			w.Succeeds(a.As("CHECK"))
-			w.Succeeds(a.As("DEL"))
-		}
-		Eventually(func() []string { return strings.Split(l3(w.Host), "\n") }).Should(
-			ConsistOf(strings.Split(before, "\n")))
-	})
-
 	It("restores nothing that has expired", func() {
 		w := newWorld()
 		IP(w.Host, "addr add 10.0.0.5/24 dev d0")
@@ -351,16 +338,11 @@ var _ = Describe("useInterfaceNetwork", Label("device-network"), func() {
 
 	It("waits for the routes that a network manager adds after the address", func() {
 		w := newWorld()
-		// Each step begins when ADD has subscribed to events of these groups of rtnetlink(7).
-		waitsFor := func(groups string) {
-			Eventually(func() string { return w.Cmd("cat", "/proc/thread-self/net/netlink") }).
-				Should(MatchRegexp(`(?m)^\S+ 0 +\d+ +` + groups + ` `))
-		}
 		go func() {
 			defer GinkgoRecover()
-			waitsFor("00000111") // links and addresses
+			w.AwaitSubscription("00000111") // links and addresses
 			IP(w.Host, "addr add 10.0.0.5/24 dev d0")
-			waitsFor("000405d0") // routes and rules as well
+			w.AwaitSubscription("000405d0") // routes and rules as well
 			w.Host.IP("route add default via 10.0.0.254 dev d0", "rule add from 10.0.0.5 lookup main")
 		}()
 		added := w.Add(Call{Command: "ADD", Netns: nstest.NewNetns().Path, IfName: "net1", Conf: uses()})

@@ -217,12 +217,6 @@ var _ = Describe("ADD that fails", func() {
 			`mac: "02:00:00:00:00:00:00:01": an address of "eth0" has 6 bytes`),
 	)
 
-	It("without prevResult", func() {
-		fails(call{keys: `"mtu":1400`, prev: "none"}, cni.CodeConfig,
-			"prevResult: missing prevResult from earlier plugin. This plugin must be called as chained plugin: "+
-				"tuning works on the interface of another plugin")
-	})
-
 	It("without the interface", func() {
 		fails(call{Call: Call{IfName: "eth7"}, keys: `"mtu":1400`}, cni.CodeEnvironment,
 			fmt.Sprintf(`CNI_IFNAME "eth7": no such interface in CNI_NETNS %q: Link not found`, w.cont.Path))
@@ -312,11 +306,6 @@ var _ = Describe("STATUS", func() {
 		Expect(status(everything).Failed(cni.CodeUnavailable)).
 			To(HavePrefix(`sysctl["net.ipv4.conf.IFNAME.arp_filter"]: "1": not allowed by `))
 		Expect(status(`"mtu":1400`)).To(Equal(Answer{}))
-	})
-
-	It("is not well with an allow-list that is broken", func() {
-		put(w.allow, "net\n(")
-		Expect(status(everything).Failed(cni.CodeUnavailable)).To(ContainSubstring(`line "("`))
 	})
 
 	It("is not well where dataDir cannot be written", func() {
