@@ -434,7 +434,6 @@ var _ = Describe("ADD", func() {
 	},
 		Entry("two gateways of a family", Object{"gateways": []string{"10.2.0.1", "fd02::1", "10.2.0.3"}}, 7,
 			`gateways[2]: "10.2.0.3" is the second gateway of its family, after 10.2.0.1`),
-		Entry("a configuration without prevResult", Object{"prevResult": nil}, 7, "prevResult: missing"),
 		Entry("a result without addresses of the interface", Object{"prevResult": Object{"cniVersion": "1.1.0",
 			"interfaces": []Object{{"name": "eth1"}}, "ips": []Object{{"address": "10.2.0.2/24", "interface": 0}}}}, 7,
 			`prevResult: no address of the interface "eth1"`),
