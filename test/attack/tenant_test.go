@@ -28,6 +28,13 @@ func victim(n *World, port bool) *Pod {
 	return p
 }
 
+// tenantADD has a plugin attach a container of the tenant to network "other".
+func tenantADD(n *World, plugin string, keys Object) Answer {
+	GinkgoHelper()
+	return n.Invoke(plugin, Call{Command: "ADD", ID: "tenant", Netns: NewPod("tenant").Netns,
+		Conf: Merge(Object{"cniVersion": "1.0.0", "name": "other", "type": plugin}, keys)})
+}
+
 // forged is a configuration whose prevResult names the victim's host end as the tenant's, and the victim's namespace
 // if that is not empty.
 func forged(plugin, sandbox string) Object {
@@ -67,30 +74,20 @@ var _ = Describe("a prevResult that names another container's host end", Label("
 		}
 	}
 
-	It("has DEL remove nothing by the path of a namespace in which a process runs", func() {
+	It("has DEL remove nothing by the path of a namespace in which a process runs, also below /proc", func() {
 		n := NewNode()
 		v := victim(n, false)
 		before := n.Snapshot("links")
 		process := v.Start(nstest.Program{Path: "sleep", Args: []string{"1000"}}).Process
-		del := func() {
-			a := n.Invoke("ptp", Call{Command: "DEL", ID: "tenant", Conf: forged("ptp", v.Netns)})
+		leaves := func(sandbox string) string {
+			a := n.Invoke("ptp", Call{Command: "DEL", ID: "tenant", Conf: forged("ptp", sandbox)})
 			Expect(a.Code).To(BeZero(), a.Stdout)
+			return n.Snapshot("links")
 		}
-		del()
-		Expect(n.Snapshot("links")).To(Equal(before))
+		Expect(leaves(fmt.Sprintf("/proc/%d/ns/net", process.Pid))).To(Equal(before))
+		Expect(leaves(v.Netns)).To(Equal(before))
 		Expect(process.Kill()).To(Succeed())
-		Eventually(func() string { del(); return n.Snapshot("links") }).ShouldNot(Equal(before), "an ended container's")
-	})
-
-	It("has DEL remove nothing by a path below /proc either", func() {
-		n := NewNode()
-		v := victim(n, false)
-		before := n.Snapshot("links")
-		process := v.Start(nstest.Program{Path: "sleep", Args: []string{"1000"}}).Process
-		sandbox := fmt.Sprintf("/proc/%d/ns/net", process.Pid)
-		a := n.Invoke("ptp", Call{Command: "DEL", ID: "tenant", Conf: forged("ptp", sandbox)})
-		Expect(a.Code).To(BeZero(), a.Stdout)
-		Expect(n.Snapshot("links")).To(Equal(before))
+		Eventually(leaves).WithArguments(v.Netns).ShouldNot(Equal(before), "an ended container's")
 	})
 })
 
@@ -117,10 +114,8 @@ var _ = Describe("a configuration that names another container's link", Label("k
 		before := n.Snapshot("links") + v.Snapshot("links")
 		hostEnd := v.Decode().Interfaces[1].Name
 		for _, link := range append(Names(n.Host, "ifb"), hostEnd) {
-			tenant := NewPod("tenant")
-			a := n.Invoke(plugin, Call{Command: "ADD", ID: "tenant", Netns: tenant.Netns,
-				Conf: Merge(Object{"cniVersion": "1.0.0", "name": "other", "type": plugin}, keys(link))})
-			Expect(a.Failed(103)).To(ContainSubstring(`"` + link + `": belongs to network "net", container "victim"`))
+			Expect(tenantADD(n, plugin, keys(link)).Failed(103)).To(ContainSubstring(
+				`"` + link + `": belongs to network "net", container "victim"`))
 			Expect(n.Snapshot("links") + v.Snapshot("links")).To(Equal(before))
 		}
 		n.Must("CHECK", v, Usual("").Only("bridge"))
@@ -139,13 +134,11 @@ var _ = Describe("a configuration that names another container's link", Label("k
 
 var _ = Describe("a VLAN gateway", Label("kernel", "owned-link"), func() {
 	DescribeTable("stays on the host", func(plugin string, keys Object, link string) {
-		n, tenant := NewNode(), NewPod("tenant")
+		n := NewNode()
 		n.IP("link add cni0 type bridge", "link set cni0 up", "link add cni0.7 type veth peer name port7",
 			"link set port7 master cni0 up", "link set cni0.7 up")
 		before := n.Snapshot("links")
-		a := n.Invoke(plugin, Call{Command: "ADD", ID: "tenant", Netns: tenant.Netns,
-			Conf: Merge(Object{"cniVersion": "1.0.0", "name": "other", "type": plugin}, keys)})
-		Expect(a.Failed(103)).To(ContainSubstring(
+		Expect(tenantADD(n, plugin, keys).Failed(103)).To(ContainSubstring(
 			`"` + link + `": belongs to the VLAN gateway "cni0.7" of bridge "cni0"`))
 		Expect(n.Snapshot("links")).To(Equal(before))
 	},
@@ -242,7 +235,7 @@ var _ = Describe("a VLAN gateway", Label("kernel", "owned-link"), func() {
 
 var _ = Describe("a host end of another network plugin", Label("kernel", "owned-link"), func() {
 	DescribeTable("is refused, and its container stays connected", func(plugin string, keys Object, port bool) {
-		n, tenant := NewNode(), NewPod("tenant")
+		n := NewNode()
 		v := victim(n, port)
 		v.IP("addr add 10.7.0.9/32 dev eth0", "link set eth0 up")
 		n.IP("link set cali0 up")
@@ -250,9 +243,8 @@ var _ = Describe("a host end of another network plugin", Label("kernel", "owned-
 			n.IP("route add 10.7.0.9/32 dev cali0")
 		}
 		before := n.Snapshot("links", "routes") + v.Snapshot("links")
-		a := n.Invoke(plugin, Call{Command: "ADD", ID: "tenant", Netns: tenant.Netns,
-			Conf: Merge(Object{"cniVersion": "1.0.0", "name": "other", "type": plugin}, keys)})
-		Expect(a.Failed(103)).To(ContainSubstring(`"cali0": connects a container of another network plugin`))
+		Expect(tenantADD(n, plugin, keys).Failed(103)).To(ContainSubstring(
+			`"cali0": connects a container of another network plugin`))
 		Expect(n.Snapshot("links", "routes") + v.Snapshot("links")).To(Equal(before))
 	},
 		Entry("host-device, with a route", "host-device", Object{"device": "cali0"}, false),
@@ -270,15 +262,18 @@ var _ = Describe("a host end of another network plugin", Label("kernel", "owned-
 })
 
 var _ = Describe("a gateway in the subnet of the host's router", Label("kernel", "router-subnet"), func() {
+	// add attaches a container to a bridge or a link whose gateway is on the host.
+	add := func(n *World, plugin, address, gateway string) Answer {
+		GinkgoHelper()
+		return tenantADD(n, plugin, Object{"bridge": "brx", "isGateway": true, "ipam": static(address, gateway)})
+	}
 	DescribeTable("is refused, and the host keeps its connection", func(plugin, address, gateway string) {
-		n, tenant := NewNode(), NewPod("tenant")
+		n := NewNode()
 		nstest.NewOutside(n.Host)
 		n.IP("route add default via 192.0.2.2")
 		before := n.Snapshot("addresses", "routes")
-		a := n.Invoke(plugin, Call{Command: "ADD", ID: "tenant", Netns: tenant.Netns, Conf: Object{
-			"cniVersion": "1.0.0", "name": "other", "type": plugin, "bridge": "brx", "isGateway": true,
-			"ipam": Object{"type": "static", "addresses": []Object{{"address": address, "gateway": gateway}}}}})
-		Expect(a.Failed(103)).To(ContainSubstring("the host's own router 192.0.2.2 is in this subnet"))
+		Expect(add(n, plugin, address, gateway).Failed(103)).To(ContainSubstring(
+			"the host's own router 192.0.2.2 is in this subnet"))
 		n.Run(nstest.Program{Path: "ip", Args: []string{"link", "del", "brx"}})
 		Expect(n.Snapshot("addresses", "routes")).To(Equal(before))
 		Expect(Ping(n.Host, "192.0.2.2")).To(BeTrue())
@@ -293,12 +288,10 @@ var _ = Describe("a gateway in the subnet of the host's router", Label("kernel",
 	DescribeTable("is served where the host still reaches the router", func(
 		plugin, address, gateway, router string,
 	) {
-		n, p := NewNode(), NewPod("one")
+		n := NewNode()
 		nstest.NewOutside(n.Host)
 		n.IP("route add default via " + router + " dev ext")
-		a := n.Invoke(plugin, Call{Command: "ADD", ID: "one", Netns: p.Netns, Conf: Object{"cniVersion": "1.0.0",
-			"name": "net", "type": plugin, "bridge": "brx", "isGateway": true,
-			"ipam": Object{"type": "static", "addresses": []Object{{"address": address, "gateway": gateway}}}}})
+		a := add(n, plugin, address, gateway)
 		Expect(a.Code).To(BeZero(), a.Stdout)
 		Expect(n.Cmd("ip", "route", "get", router, "oif", "ext")).To(ContainSubstring(" dev ext "))
 		Expect(n.Cmd("ip", "route", "get", "198.51.100.1")).To(Or(ContainSubstring(" dev ext "), BeEmpty()))
@@ -308,25 +301,20 @@ var _ = Describe("a gateway in the subnet of the host's router", Label("kernel",
 	)
 
 	It("is served for link-local addresses, which each link has", func() {
-		n, p := NewNode(), NewPod("one")
+		n := NewNode()
 		nstest.NewOutside(n.Host)
 		n.IP("route add default via fe80::1 dev ext")
-		a := n.Invoke("ptp", Call{Command: "ADD", ID: "one", Netns: p.Netns, Conf: Object{"cniVersion": "1.0.0",
-			"name": "net", "type": "ptp", "ipam": Object{"type": "static",
-				"addresses": []Object{{"address": "fd00:9::5/64", "gateway": "fe80::1"}}}}})
+		a := add(n, "ptp", "fd00:9::5/64", "fe80::1")
 		Expect(a.Code).To(BeZero(), a.Stdout)
 	})
 
 	It("is served where the bridge is the way to the router", func() {
-		n, p := NewNode(), NewPod("one")
-		out := nstest.NewHost()
+		n, out := NewNode(), nstest.NewHost()
 		n.IP("link add brx up type bridge")
 		nstest.Wire(nstest.End{Host: n.Host, Name: "uplink"},
 			nstest.End{Host: out, Name: "eth0", Addrs: []string{"192.0.2.2/24"}})
 		n.IP("link set uplink master brx", "addr add 192.0.2.1/24 dev brx", "route add default via 192.0.2.2")
-		a := n.Invoke("bridge", Call{Command: "ADD", ID: "one", Netns: p.Netns, Conf: Object{"cniVersion": "1.0.0",
-			"name": "lan", "type": "bridge", "bridge": "brx", "isGateway": true, "forceAddress": false, "ipam": Object{
-				"type": "static", "addresses": []Object{{"address": "192.0.2.9/24", "gateway": "192.0.2.1"}}}}})
+		a := add(n, "bridge", "192.0.2.9/24", "192.0.2.1")
 		Expect(a.Code).To(BeZero(), a.Stdout)
 	})
 })
@@ -574,18 +562,12 @@ var _ = Describe("addresses of the node's networks", Label("kernel", "node-subne
 		v.Network = "cluster"
 		n.Up(v, Usual("").Only("bridge"))
 	})
-	DescribeTable("are refused with ptp", func(address, gateway, message string) {
+	It("are refused with ptp if they are the router's", func() {
 		before := n.Snapshot("addresses", "routes")
-		a := n.Invoke("ptp", Call{Command: "ADD", ID: "tenant", Netns: NewPod("tenant").Netns, Conf: Object{
-			"cniVersion": "1.0.0", "name": "other", "type": "ptp", "ipam": static(address, gateway)}})
-		Expect(a.Failed(103)).To(ContainSubstring(message))
+		a := tenantADD(n, "ptp", Object{"ipam": static("192.0.2.2/32", "10.99.0.1")})
+		Expect(a.Failed(103)).To(ContainSubstring("address 192.0.2.2: the host's own router"))
 		Expect(n.Snapshot("addresses", "routes")).To(Equal(before))
-	},
-		Entry("the router's", "192.0.2.2/32", "10.99.0.1", "address 192.0.2.2: the host's own router"),
-		Entry("a container's", "10.88.0.2/32", "10.99.0.1", `address 10.88.0.2: network "cluster", container "victim"`),
-		Entry("a container's, as the gateway", "10.99.0.9/32", "10.88.0.2",
-			`address 10.88.0.2: network "cluster", container "victim"`),
-	)
+	})
 
 	DescribeTable("may be divided with ptp by ranges", func(first, second List) {
 		a, b, next := NewPod("a"), NewPod("b"), NewPod("next")
@@ -604,9 +586,7 @@ var _ = Describe("addresses of the node's networks", Label("kernel", "node-subne
 
 	DescribeTable("are refused as the gateway of another bridge", func(address, gateway, message string) {
 		routes := n.Snapshot("routes")
-		a := n.Invoke("bridge", Call{Command: "ADD", ID: "tenant", Netns: NewPod("tenant").Netns, Conf: Object{
-			"cniVersion": "1.0.0", "name": "other", "type": "bridge", "bridge": "brx", "isGateway": true,
-			"ipam": static(address, gateway)}})
+		a := tenantADD(n, "bridge", Object{"bridge": "brx", "isGateway": true, "ipam": static(address, gateway)})
 		Expect(a.Failed(103)).To(ContainSubstring(message))
 		n.Run(nstest.Program{Path: "ip", Args: []string{"link", "del", "brx"}})
 		Expect(n.Snapshot("routes")).To(Equal(routes))
