@@ -23,10 +23,11 @@ import (
 
 // Program describes a process for [Host.Run] and [Host.Start].
 type Program struct {
-	Path  string   // a name to be looked up in PATH, or a path
-	Args  []string // without the program itself
-	Env   []string // in addition to the environment of the tests; later entries win
-	Stdin string
+	Path   string   // a name to be looked up in PATH, or a path
+	Args   []string // without the program itself
+	Env    []string // in addition to the environment of the tests; later entries win
+	Stdin  string
+	Before func() // for Run: runs on the thread that starts the program
 }
 
 // Output is the outcome of a program. Exit is its status, or 128 plus the signal that ended it. CPU is its processor
@@ -46,15 +47,38 @@ const leftBehind = 10 * time.Second
 // Run runs a program in the namespaces and returns its outcome. The spec fails only if the program cannot be started.
 func (h *Host) Run(p Program) Output {
 	ginkgo.GinkgoHelper()
-	var stdout, stderr strings.Builder
-	cmd := p.command(&stdout, &stderr)
+	var stdout strings.Builder
+	out := h.run(p, &stdout)
+	out.Stdout = stdout.String()
+	return out
+}
+
+// RunUnread is like Run, with a standard output that no process reads.
+func (h *Host) RunUnread(p Program) Output {
+	ginkgo.GinkgoHelper()
+	reader, writer, err := os.Pipe()
+	gomega.Expect(err).NotTo(gomega.HaveOccurred())
+	gomega.Expect(reader.Close()).To(gomega.Succeed())
+	defer writer.Close()
+	return h.run(p, writer)
+}
+
+func (h *Host) run(p Program, stdout io.Writer) Output {
+	ginkgo.GinkgoHelper()
+	var stderr strings.Builder
+	cmd := p.command(stdout, &stderr)
 	cmd.WaitDelay = Patience(leftBehind)
 	var err error
-	h.Do(func() { err = cmd.Run() })
+	h.Do(func() {
+		if p.Before != nil {
+			p.Before()
+		}
+		err = cmd.Run()
+	})
 	if cmd.ProcessState == nil {
 		ginkgo.Fail(fmt.Sprintf("%s: %v", strings.Join(cmd.Args, " "), err))
 	}
-	return Output{Stdout: stdout.String(), Stderr: stderr.String(), Exit: exitStatus(cmd.ProcessState),
+	return Output{Stderr: stderr.String(), Exit: exitStatus(cmd.ProcessState),
 		CPU:  cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime(),
 		Held: errors.Is(err, exec.ErrWaitDelay)}
 }

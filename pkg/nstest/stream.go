@@ -15,6 +15,7 @@ import (
 
 // Stream is a TCP connection on which a client sends a block and waits until it comes back, again and again.
 type Stream struct {
+	blocks  atomic.Int64 // that came back
 	longest atomic.Int64 // nanoseconds
 	err     atomic.Pointer[error]
 }
@@ -43,11 +44,22 @@ func OpenStream(server, client *Host, address string, pause time.Duration) *Stre
 			if err == nil {
 				_, err = io.ReadFull(conn, block)
 			}
+			s.blocks.Add(1)
 			s.longest.Store(max(s.longest.Load(), int64(time.Since(began))))
 		}
 		s.err.Store(&err)
 	}()
 	return s
+}
+
+// Flows waits until a block comes back that was sent since the call.
+func (s *Stream) Flows() {
+	ginkgo.GinkgoHelper()
+	before := s.blocks.Load()
+	gomega.Eventually(func(g gomega.Gomega) {
+		g.Expect(s.Err()).NotTo(gomega.HaveOccurred())
+		g.Expect(s.blocks.Load()).To(gomega.BeNumerically(">", before+1))
+	}).Should(gomega.Succeed())
 }
 
 // Longest returns the longest time until a block came back.

@@ -123,12 +123,9 @@ var _ = Describe("a distributor's program", Ordered, ContinueOnFailure, func() {
 			said = append(said, s.Key+"="+s.Value)
 		}
 		Expect(said).To(ContainElements(HavePrefix("GOFIPS140=v1.0.0"), HavePrefix("DefaultGODEBUG=fips140=on")))
-		dir := GinkgoT().TempDir()
-		out := nstest.Must(runHere(program, "install", "--to", dir))
-		Expect(out.Exit).To(BeZero(), out.Stderr)
-
 		w, pod := plugintest.NewNode(), plugintest.NewPod("c1")
-		calls := 0
+		dir, calls := GinkgoT().TempDir(), 0
+		w.Cmd(program, "install", "--to", dir)
 		w.Dir, w.Other = dir, func(plugin string, c plugintest.Call) plugintest.Answer {
 			p := c.Program(w, filepath.Join(dir, plugin))
 			p.Env = append(p.Env, "GODEBUG=fips140=only")

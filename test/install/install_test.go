@@ -225,20 +225,17 @@ var _ = Describe("install", Label("install"), func() {
 	It("makes copies where there are no hard links, keeps what was there, and says so", func() {
 		d := newDir(map[string]string{"bridge": oldReference})
 		before := d.state()
-		refused := func(command string) (out nstest.Output) {
-			d.Do(func() {
-				nstest.FailCall(unix.SYS_LINKAT, unix.EPERM)
-				out = nstest.Must(runHere(tool(), command, "--to", d.path))
-			})
-			return out
+		install := func() nstest.Output {
+			return d.Run(nstest.Program{Path: tool(), Args: []string{"install", "--to", d.path},
+				Before: func() { nstest.FailCall(unix.SYS_LINKAT, unix.EPERM) }})
 		}
-		out := refused("install")
+		out := install()
 		Expect(out.Exit).To(BeZero(), out.Stderr)
 		Expect(out.Stdout).To(ContainSubstring("hard links are not possible"))
 		Expect(d.names()).To(ConsistOf(all()))
 		Expect(d.inode("bridge")).NotTo(Equal(d.inode("hawser")))
 		d.answers("bridge")
-		Expect(strings.Count(refused("install").Stdout, ": is up to date\n")).To(Equal(len(all())))
+		Expect(strings.Count(install().Stdout, ": is up to date\n")).To(Equal(len(all())))
 		d.uninstall(before)
 	})
 
@@ -699,15 +696,3 @@ var _ = Describe("install", Label("install"), func() {
 		Expect(d.state()).To(BeEmpty())
 	})
 })
-
-// runHere runs a program with the thread's own filters.
-func runHere(path string, args ...string) (nstest.Output, error) {
-	var stdout, stderr bytes.Buffer
-	cmd := exec.Command(path, args...)
-	cmd.Stdout, cmd.Stderr = &stdout, &stderr
-	err := cmd.Run()
-	if cmd.ProcessState == nil {
-		return nstest.Output{}, err
-	}
-	return nstest.Output{Stdout: stdout.String(), Stderr: stderr.String(), Exit: cmd.ProcessState.ExitCode()}, nil
-}

@@ -2,35 +2,12 @@ package install_test
 
 import (
 	"os"
-	"os/exec"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 
 	"github.com/hawser-cni/plugins/pkg/nstest"
 )
-
-// unread runs the tool with a standard output that no process reads, and returns its exit status.
-func (d dir) unread(command string, args ...string) (status int, stderr string) {
-	GinkgoHelper()
-	reader, writer, err := os.Pipe()
-	Expect(err).NotTo(HaveOccurred())
-	Expect(reader.Close()).To(Succeed())
-	cmd := exec.Command(tool(), append([]string{command, "--to", d.path}, args...)...)
-	cmd.Stdout = writer
-	d.Do(func() { stderr = failure(cmd) })
-	Expect(writer.Close()).To(Succeed())
-	return cmd.ProcessState.ExitCode(), stderr
-}
-
-// failure runs a command and returns its standard error.
-func failure(cmd *exec.Cmd) string {
-	file := nstest.Must(os.CreateTemp(GinkgoT().TempDir(), "stderr"))
-	defer file.Close()
-	cmd.Stderr = file
-	_ = cmd.Run()
-	return string(nstest.Must(os.ReadFile(file.Name())))
-}
 
 var _ = Describe("the record of an installation", Label("install-record"), func() {
 	damages := map[string]string{"empty": "", "cut": `{"bridge": {"ke`, "null": "null", "a list": "[]"}
@@ -85,12 +62,14 @@ var _ = Describe("output that no process reads", Label("install-unread"), func()
 	It("does not stop install or uninstall before the end", func() {
 		d := newDir(map[string]string{"bridge": oldReference, "tap": oldOurs})
 		before := d.state()
-		status, stderr := d.unread("install", "--links", "copy")
-		Expect([]any{status, stderr}).To(Equal([]any{141, ""}), "as of a program that SIGPIPE ended")
+		unread := func(args ...string) []any {
+			out := d.RunUnread(nstest.Program{Path: tool(), Args: append(args, "--to", d.path)})
+			return []any{out.Exit, out.Stderr}
+		}
+		Expect(unread("install", "--links", "copy")).To(Equal([]any{141, ""}), "as of a program that SIGPIPE ended")
 		Expect(d.names()).To(ConsistOf(all()))
 		d.answers("vrf")
-		status, stderr = d.unread("uninstall")
-		Expect([]any{status, stderr}).To(Equal([]any{141, ""}))
+		Expect(unread("uninstall")).To(Equal([]any{141, ""}))
 		Expect(d.state()).To(Equal(before))
 	})
 

@@ -1,7 +1,6 @@
 package tool_test
 
 import (
-	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -15,36 +14,28 @@ import (
 	"github.com/hawser-cni/plugins/pkg/nstest/trace"
 )
 
-type complaint struct{ Severity, File, Key, What, Advice string }
-
-// checks is what hawser check says of a file or directory; its exit status is 1 for errors alone.
-func (m *machine) checks(args ...string) (all []complaint) {
+// checks returns what hawser check finds in a file or directory.
+func (m *machine) checks(args ...string) []finding {
 	GinkgoHelper()
-	out := m.hawser(append([]string{"check", "--json"}, args...)...)
-	Expect(out.Stderr).To(BeEmpty())
-	Expect(json.Unmarshal([]byte(out.Stdout), &all)).To(Succeed(), out.Stdout)
-	status := 0
-	for _, c := range all {
-		if c.Severity == "error" {
-			status = 1
-		}
-	}
-	Expect(out.Exit).To(Equal(status), out.Stdout)
-	return all
+	return m.problems("check", args...)
 }
 
-// errorsOf are the errors among complaints.
-func errorsOf(all []complaint) (found []complaint) {
-	for _, c := range all {
-		if c.Severity == "error" {
-			found = append(found, c)
-		}
-	}
-	return found
-}
-
-// wrong is a list with one thing that is wrong.
+// wrong is a list with one thing that is wrong. says is a part of the finding and its advice, or parts that " ... "
+// separates.
 type wrong struct{ list, severity, key, says string }
+
+// matches checks that the fault is the only finding. Without a severity, the list is right.
+func (w wrong) matches(found []finding) {
+	GinkgoHelper()
+	if w.severity == "" {
+		Expect(found).To(BeEmpty(), w.list)
+		return
+	}
+	Expect(found).To(HaveLen(1), w.list)
+	f := found[0]
+	Expect([]string{f.Severity, f.File, f.Key}).To(Equal([]string{w.severity, listFile, w.key}), w.list)
+	Expect(f.What + "; " + f.Advice).To(hasParts(w.says))
+}
 
 const (
 	bridgeEntry  = `{"type": "bridge", "ipam": {"type": "host-local", "subnet": "10.88.0.0/24"}}`
@@ -57,22 +48,25 @@ func listOf(entries ...string) string {
 
 func wrongs() []wrong {
 	return []wrong{
-		{usual[:60], "error", "", "unexpected end of JSON input (line 2)"},
+		{usual[:60], "error", "",
+			"unexpected end of JSON input (line 2); correct the file: no runtime can use the list"},
 		{`[]`, "error", "", "is a JSON array, want an object"},
-		{`{"hello": "world"}`, "error", "plugins", "it is not a network list"},
+		{`{"hello": "world"}`, "error", "plugins",
+			"it is not a network list; write a list of plugins, or move the file to another directory"},
 		{`{"name": "pods", "plugins": []}`, "error", "plugins", "it is not a network list"},
 		{listOf(bridgeEntry, `{"type": 5}`), "error", "plugins[1].type", "is a JSON number, want a string"},
 		{listOf(bridgeEntry, `{}`), "error", "plugins[1].type", `"" is not a valid plugin name`},
 		{listOf(bridgeEntry, `{"type": "a/b"}`), "error", "plugins[1].type", `"a/b" is not a valid plugin name`},
-		{strings.Replace(usual, `"pods"`, `"p s"`, 1), "error", "name", `"p s" is not a valid network name`},
+		{strings.Replace(usual, `"pods"`, `"p s"`, 1), "error", "name", `"p s" is not a valid network name; start ` +
+			"with a letter or digit and continue with letters, digits, '_', '.' and '-'"},
 		{strings.Replace(usual, "1.0.0", "7.0.0", 1), "error", "cniVersion", `"7.0.0" is not supported`},
 		{strings.Replace(usual, `"cniVersion": "1.0.0",`, "", 1), "warning", "cniVersion", "is missing"},
 		{strings.Replace(usual, `"name"`, `"cniVersions": ["1.0.0", "1.9.0"], "name"`, 1), "warning", "cniVersions[1]",
-			`Hawser's plugins do not know version "1.9.0"`},
+			`Hawser's plugins do not know version "1.9.0"; use versions of 0.1.0, `},
 		{strings.Replace(usual, `"plugins"`, `"Plugins"`, 1), "error", "Plugins",
 			"is ignored by runtimes, because case matters here"},
 		{strings.Replace(usual, `"name"`, `"disableGC": "no", "name"`, 1), "error", "disableGC",
-			"is neither true nor false"},
+			"is neither true nor false; write true or false"},
 
 		{strings.Replace(usual, `"ipMasq"`, `"mtu": 7, "ipMasq"`, 1), "error", "plugins[0].mtu", "7 is "},
 		{strings.Replace(usual, "10.88.0.0/24", "10.88.0.1/24", 1), "error", "plugins[0].ipam.ranges[0][0].subnet",
@@ -81,14 +75,16 @@ func wrongs() []wrong {
 
 		{listOf(portmapEntry), "error", "plugins[0].type", "is the first of the list"},
 		{listOf(`{"type": "loopback"}`, portmapEntry, bridgeEntry), "error", "plugins[1].type",
-			"portmap is before bridge, which creates the interface"},
+			"portmap is before bridge, which creates the interface; move it after bridge"},
 		{listOf(bridgeEntry, `{"type": "ptp", "ipam": {"type": "static", "addresses": [{"address": "10.1.0.2/24"}]}}`),
-			"error", "plugins[1].type", "ptp creates an interface, but bridge has already created it"},
+			"error", "plugins[1].type",
+			"ptp creates an interface, but bridge has already created it; write a list for each"},
 		{listOf(bridgeEntry, `{"type": "static", "ipam": {"type": "static"}}`), "error", "plugins[1].type",
-			"static creates no interface"},
+			"static creates no interface; write it as ipam.type of a plugin that creates one"},
 
 		{listOf(bridgeEntry, `{"type": "portmap", "capabilities": {"portmappings": true, "portMappings": true}}`),
-			"warning", "plugins[1].capabilities.portmappings", "is not used by portmap"},
+			"warning", "plugins[1].capabilities.portmappings",
+			"is not used by portmap; declare it in the entry of the plugin that uses it; case matters"},
 		{listOf(strings.Replace(bridgeEntry, `"ipam"`, `"capabilities": {"bandwidth": true, "ips": true}, "ipam"`, 1)),
 			"warning", "plugins[0].capabilities.bandwidth", "is not used by bridge"},
 		{listOf(bridgeEntry, `{"type": "portmap"}`), "warning", "plugins[1].capabilities", "not have portMappings"},
@@ -105,10 +101,8 @@ var _ = Describe("hawser check", Label("tool-check"), func() {
 		Expect(m.checks()).To(BeEmpty())
 		for _, w := range wrongs() {
 			m.write(listFile, w.list)
-			found := m.checks()
-			Expect(found).To(ConsistOf(And(HaveField("Severity", w.severity), HaveField("File", listFile),
-				HaveField("Key", w.key), HaveField("What", ContainSubstring(w.says)))), w.says)
-			Expect(m.checks(listFile)).To(Equal(found), w.says)
+			w.matches(m.checks())
+			w.matches(m.checks(listFile))
 		}
 	})
 
@@ -140,36 +134,12 @@ var _ = Describe("hawser check", Label("tool-check"), func() {
 		Expect(missing()).To(Equal("nothing is wrong\n"), "Docker's")
 	})
 
-	It("says what to do about a list", func() {
-		m := newMachine(ours(), usual)
-		ptp := `{"type": "ptp", "ipam": {"type": "static", "addresses": [{"address": "10.1.0.2/24"}]}}`
-		for _, w := range []struct{ list, advice string }{
-			{`{"hello": "world"}`, "write a list of plugins, or move the file to another directory"},
-			{usual[:60], "correct the file: no runtime can use the list"},
-			{strings.Replace(usual, `"name"`, `"cniVersions": ["1.9.0"], "name"`, 1), "use versions of 0.1.0, "},
-			{strings.Replace(usual, `"pods"`, `"p s"`, 1), "start with a letter or digit and continue with letters, " +
-				"digits, '_', '.' and '-'"},
-			{strings.Replace(usual, `"name"`, `"disableGC": "no", "name"`, 1), "write true or false"},
-			{listOf(`{"type": "loopback"}`, portmapEntry, bridgeEntry), "move it after bridge"},
-			{listOf(bridgeEntry, ptp), "write a list for each"},
-			{listOf(bridgeEntry, `{"type": "static", "ipam": {"type": "static"}}`),
-				"write it as ipam.type of a plugin that creates one"},
-			{listOf(bridgeEntry, `{"type": "portmap", "capabilities": {"portmappings": true, "portMappings": true}}`),
-				"declare it in the entry of the plugin that uses it; case matters"},
-			{`{"name": "m", "type": "multus", "delegates": {}}`, "write a list of networks"},
-			{`{"name": "m", "type": "multus", "clusterNetwork": "/host/etc/none"}`, "write the list of that network"},
-		} {
-			m.write(listFile, w.list)
-			Expect(m.checks()).To(ContainElement(HaveField("Advice", HavePrefix(w.advice))))
-		}
-	})
-
 	It("compares the lists of a directory", func() {
 		m := newMachine(ours(), usual)
 		m.Cmd("sh", "-ec", second("pods", "10.99.0.0/24"))
-		Expect(m.checks()).To(ConsistOf(complaint{"warning", "/etc/cni/net.d/20-more.conflist", "name",
+		Expect(m.checks()).To(ConsistOf(finding{"warning", "/etc/cni/net.d/20-more.conflist", "name",
 			`"pods" is also the name of the network in ` + listFile,
-			"rename or remove one of them: runtimes differ in which one they use"}))
+			"rename or remove one of them: runtimes differ in which one they use", ""}))
 		m.Cmd("sh", "-ec", second("more", "10.88.0.128/25"))
 		overlap := And(HaveField("Severity", "error"), HaveField("Key", "plugins[0].ipam.subnet"),
 			HaveField("What", `10.88.0.128/25 overlaps 10.88.0.0/24 of network "pods" in `+listFile))
@@ -213,20 +183,15 @@ var _ = Describe("hawser check", Label("tool-check"), func() {
 			{multus(`"delegates": [{"type": 5}]`), "error", "delegates[0].type", "is a JSON number"},
 			{multus(`"delegates": [` + listOf(flannel(`"mtu": 7`)) + "]"), "error",
 				"delegates[0].plugins[0].delegate.mtu", "7 is "},
-			{multus(`"delegates": {}`), "error", "delegates", "is not a list"},
+			{multus(`"delegates": {}`), "error", "delegates", "is not a list; write a list of networks"},
 			{list: multus(`"clusterNetwork": "/host/run/bin/multus"`)},
 			{list: multus(`"clusterNetwork": "pods"`)},
 			{list: listOf(`{"type": "flannel", "delegate": null}`)},
-			{multus(`"clusterNetwork": "/host/etc/none"`), "warning", "clusterNetwork", "stat /etc/none: no such file"},
+			{multus(`"clusterNetwork": "/host/etc/none"`), "warning", "clusterNetwork",
+				"stat /etc/none: no such file ... ; write the list of that network"},
 		} {
 			m.write(listFile, w.list)
-			all := m.checks("--path", "/opt/cni/bin:/run/bin")
-			if w.key == "" {
-				Expect(all).To(BeEmpty(), w.list)
-				continue
-			}
-			Expect(all).To(ConsistOf(And(HaveField("Severity", w.severity), HaveField("Key", w.key),
-				HaveField("What", ContainSubstring(w.says)))), w.list)
+			w.matches(m.checks("--path", "/opt/cni/bin:/run/bin"))
 		}
 	})
 
@@ -242,9 +207,9 @@ var _ = Describe("hawser check", Label("tool-check"), func() {
 	It("names each of our plugins that is not installed", func() {
 		m := newMachine(ours(), usual)
 		m.Cmd("sh", "-ec", "mkdir /run/bin; touch /run/bin/bridge /run/bin/firewall; chmod 755 /run/bin/bridge")
-		inNone := func(key, plugin string) complaint {
-			return complaint{"error", listFile, key, fmt.Sprintf("plugin %q is not in /run/bin", plugin),
-				"install it: hawser install --to /run/bin, or correct the name"}
+		inNone := func(key, plugin string) finding {
+			return finding{"error", listFile, key, fmt.Sprintf("plugin %q is not in /run/bin", plugin),
+				"install it: hawser install --to /run/bin, or correct the name", ""}
 		}
 		Expect(m.checks("--path", "/run/bin")).To(ConsistOf(
 			inNone("plugins[0].ipam.type", "host-local"), inNone("plugins[1].type", "portmap"),
@@ -262,9 +227,9 @@ var _ = Describe("hawser check", Label("tool-check"), func() {
 		}
 		Expect(all).To(HaveLen(4))
 		m.Cmd("sh", "-ec", "echo '#!/bin/sh' >/run/bin/firewall; chmod 755 /run/bin/firewall")
-		Expect(m.checks("--path", "/run/bin:/opt/cni/bin")).To(ContainElement(complaint{"warning", listFile,
+		Expect(m.checks("--path", "/run/bin:/opt/cni/bin")).To(ContainElement(finding{"warning", listFile,
 			"plugins[2].type", "/run/bin/firewall is another program, although Hawser is installed in /run/bin",
-			"hawser install --force --to /run/bin replaces them; hawser uninstall --to /run/bin removes Hawser"}))
+			"hawser install --force --to /run/bin replaces them; hawser uninstall --to /run/bin removes Hawser", ""}))
 	})
 
 	It("does not take an empty directory for the working directory", func() {
@@ -280,7 +245,7 @@ var _ = Describe("hawser check", Label("tool-check"), func() {
 		Expect(len(lists)).To(BeNumerically(">", 20))
 		for _, file := range lists {
 			isThere := Not(HaveField("What", ContainSubstring("is not in"))) // theirs are not installed
-			Expect(errorsOf(m.checks(file))).NotTo(ContainElement(isThere), file)
+			Expect(m.checks(file)).NotTo(ContainElement(And(HaveField("Severity", "error"), isThere)), file)
 		}
 		fence := regexp.MustCompile("(?ms)^```json\n(.*?)^```$")
 		seen := 0

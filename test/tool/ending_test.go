@@ -47,12 +47,9 @@ func (g gcNode) gate() (command string, reached, open func()) {
 // pod with a host port.
 func (g gcNode) watchesFor(live *pod) (flush func()) {
 	GinkgoHelper()
-	file := filepath.Join(GinkgoT().TempDir(), "said")
-	g.watches(nstest.Program{Path: "sh", Args: []string{"-c", `exec "$0" watch --every 1h >` + file,
-		nstest.Build("hawser")}})
+	said := g.watches()
 	restored := func() int {
-		text := string(nstest.Must(os.ReadFile(file)))
-		return strings.Count(text, fmt.Sprintf("restored: network \"pods\", container %q", live.rt.ContainerID))
+		return strings.Count(said(), fmt.Sprintf("restored: network \"pods\", container %q", live.rt.ContainerID))
 	}
 	return func() {
 		GinkgoHelper()

@@ -60,7 +60,7 @@ var _ = Describe("hawser doctor beside firewalld", Label("kernel", "tool-doctor"
 })
 
 var _ = Describe("hawser watch beside firewalld", Label("kernel", "tool-watch", "firewalld"), func() {
-	DescribeTable("puts containers back within a second after it forgot them, and a download goes on",
+	DescribeTable("puts containers back within a second after it forgot them, and a connection goes on",
 		func(backend, forgets string) {
 			m := newMachine(ours(), usual)
 			outside := nstest.NewOutside(m.Host)
@@ -73,8 +73,9 @@ var _ = Describe("hawser watch beside firewalld", Label("kernel", "tool-watch", 
 			p := m.up(newPod("c1", "web-0", hostPort(8080, 80), hostPort(8081, 81)))
 			p.Serve("tcp4", ":80")
 			Expect(m.Cmd("firewall-cmd", "--zone=trusted", "--list-sources")).To(Equal("10.88.0.2/32\n"))
-			d := p.downloads(":81", outside, "192.0.2.1:8081")
-			m.watches(nstest.Program{Path: nstest.Build("hawser"), Args: []string{"watch", "--every", "1h"}})
+			stream := nstest.OpenStream(p.Host, outside, "192.0.2.1:8081", time.Millisecond)
+			stream.Flows()
+			m.watches()
 			Eventually(func() string {
 				return m.Cmd("dbus-send", "--system", "--print-reply", "--dest=org.freedesktop.DBus",
 					"/org/freedesktop/DBus", "org.freedesktop.DBus.Debug.Stats.GetAllMatchRules")
@@ -93,7 +94,7 @@ var _ = Describe("hawser watch beside firewalld", Label("kernel", "tool-watch", 
 			}
 			Eventually(takes).Should(BeNumerically("<", time.Second)) // a machine may be busy at one of them
 			Expect(m.Cmd("firewall-cmd", "--zone=trusted", "--list-sources")).To(Equal("10.88.0.2/32\n"))
-			d.flows()
+			stream.Flows()
 		},
 		Entry("in a reload", "nftables", "firewall-cmd --reload"),
 		Entry("in a complete reload", Label("slow"), "nftables", "firewall-cmd --complete-reload"),

@@ -263,15 +263,4 @@ var _ = Describe("hawser why", Label("tool-why"), func() {
 		says("c1c1", "may be the reason:\nhawser: none")
 	})
 
-	It("fails where it knows nothing, and escapes what others wrote", func() {
-		m := newMachine(ours(), usual)
-		out := m.hawser("why", "last")
-		Expect([]any{out.Exit, out.Stdout}).To(Equal([]any{1, ""}))
-		Expect(out.Stderr).To(ContainSubstring("no failed call"))
-		bad := newPod("c1c1", "a\x1b[31mb", hostPort(8080, 80))
-		port := map[string]any{"hostPort": 1, "containerPort": 0, "protocol": "\x1b]0;x"}
-		bad.rt.CapabilityArgs["portMappings"] = []map[string]any{port}
-		Expect(m.add(bad)).NotTo(Succeed())
-		Expect(m.says("why", "last")).NotTo(ContainSubstring("\x1b"))
-	})
 })

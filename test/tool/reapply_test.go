@@ -181,11 +181,9 @@ var _ = Describe("hawser reapply", Label("tool-reapply"), func() {
 	It("says once under watch what it cannot repair", func() {
 		m := newMachine(nstest.Newest().Dir(), usual)
 		m.up(newPod("c1c1", "web-0"))
-		m.Cmd("sh", "-c", "nft flush ruleset; echo { >/var/lib/cni/results/x; : >/run/said")
-		watching := m.Start(nstest.Program{Path: "/bin/sh", Args: []string{"-c",
-			"exec " + nstest.Build("hawser") + " watch --every 1s --file /run/x.prom >/run/said"}})
+		m.Cmd("sh", "-c", "nft flush ruleset; echo { >/var/lib/cni/results/x")
+		watching, said := m.starts("watch", "--every", "1s", "--file", "/run/x.prom")
 		pass := func() string { return m.Cmd("sh", "-c", "stat -c %i.%Z /run/x.prom || true") }
-		said := func() string { return m.Cmd("cat", "/run/said") }
 		once := []string{"bridge: created by the reference plugin", "damaged: ", "metrics: "}
 		for _, what := range once {
 			Eventually(said).Should(ContainSubstring(what))

@@ -156,6 +156,8 @@ var _ = Describe("hawser on a node with rules of other programs", Label("tool-ex
 			{`ip saddr != { 10.99.0.0/16, 10.100.0.0/16 } accept`, "", passes},
 			{`ip saddr != { 10.88.0.0/16 } accept`, "", none},
 			{`ip daddr { 192.0.2.0/24 } accept`, "", perhaps},
+			{`ip daddr 10.88.0.0/16 drop; accept`, "", "may " + strings.Replace(second, "stops", "stop", 1)},
+			{`iifname cni0 reject; accept`, "", second},
 			{`ip saddr & 0.0.0.255 == 0.0.0.7 accept`, "", perhaps},
 			{`iifname { "cni*", "e9*" } accept`, "", passes},
 			{`iifname { "veth*", "cni0", "e9*" } accept`, "", passes},

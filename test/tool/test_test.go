@@ -55,6 +55,16 @@ func (t tester) wrap(plugin, script string) {
 	Expect(os.WriteFile(file, []byte("#!/bin/sh\n"+script+"\n"), 0o755)).To(Succeed())
 }
 
+// hangs starts hawser test, and returns when ADD of firewall hangs.
+func (t tester) hangs() *exec.Cmd {
+	GinkgoHelper()
+	t.wrap("firewall", `[ "$CNI_COMMAND" = ADD ] || exec "$0.real"; touch /run/hangs; exec sleep 60`)
+	cmd := t.Start(nstest.Program{Path: nstest.Build("hawser"), Args: []string{"test"}})
+	Eventually(func() string { return t.Files("/run") }).Should(ContainSubstring("/run/hangs"))
+	t.Cmd("rm", "/run/hangs")
+	return cmd
+}
+
 // test runs hawser test. What comes are the outcomes of the steps: its exit status says whether all is well.
 func (t tester) test(args ...string) map[string]string {
 	GinkgoHelper()
@@ -209,13 +219,10 @@ var _ = Describe("hawser test", Label("tool-test"), func() {
 		t := newTester(all(), usual)
 		t.test()
 		was := t.state()
-		t.wrap("firewall", `[ "$CNI_COMMAND" = ADD ] || exec "$0.real"; touch /run/hangs; exec sleep 60`)
-		cmd := t.Start(nstest.Program{Path: nstest.Build("hawser"), Args: []string{"test"}})
-		Eventually(func() string { return t.Files("/run") }).Should(ContainSubstring("/run/hangs"))
+		cmd := t.hangs()
 		Expect(cmd.Process.Signal(signal)).To(Succeed())
 		_ = cmd.Wait()
 		Expect(cmd.ProcessState.ExitCode()).To(Equal(1))
-		t.Cmd("rm", "/run/hangs")
 		Expect(t.state()).To(Equal(was))
 	}, Entry("by Ctrl-C", Label("slow"), syscall.SIGINT), Entry("by SIGTERM", syscall.SIGTERM))
 
@@ -223,14 +230,8 @@ var _ = Describe("hawser test", Label("tool-test"), func() {
 		t := newTester(all(), usual)
 		t.test()
 		was := t.state()
-		reader, writer, err := os.Pipe()
-		Expect(err).NotTo(HaveOccurred())
-		Expect(reader.Close()).To(Succeed())
-		cmd := exec.Command(nstest.Build("hawser"), "test")
-		cmd.Stdout = writer
-		t.Do(func() { _ = cmd.Run() })
-		Expect(writer.Close()).To(Succeed())
-		Expect(cmd.ProcessState.ExitCode()).To(Equal(1))
+		out := t.RunUnread(nstest.Program{Path: nstest.Build("hawser"), Args: []string{"test"}})
+		Expect(out.Exit).To(Equal(1), out.Stderr)
 		Expect(t.state()).To(Equal(was))
 	})
 
@@ -238,12 +239,9 @@ var _ = Describe("hawser test", Label("tool-test"), func() {
 		t := newTester(all(), strings.ReplaceAll(usual, "10.88.0", "10.101.9")) // gc looks for addresses everywhere
 		t.test()
 		was := t.state()
-		t.wrap("firewall", `[ "$CNI_COMMAND" = ADD ] || exec "$0.real"; touch /run/hangs; exec sleep 60`)
-		cmd := t.Start(nstest.Program{Path: nstest.Build("hawser"), Args: []string{"test"}})
-		Eventually(func() string { return t.Files("/run") }).Should(ContainSubstring("/run/hangs"))
+		cmd := t.hangs()
 		Expect(cmd.Process.Kill()).To(Succeed())
 		_ = cmd.Wait()
-		t.Cmd("rm", "/run/hangs")
 		Eventually(func() string { return t.Cmd("ip", "link") }).ShouldNot(ContainSubstring("veth"))
 		Expect(t.says("gc", "--yes", "--older", "0s")).To(ContainSubstring("hawser-test-"))
 		Expect(t.state()).To(Equal(was))

@@ -5,15 +5,13 @@ package tool_test
 import (
 	"context"
 	"encoding/json"
-	"errors"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
-	"sync/atomic"
 	"testing"
 
 	"github.com/containernetworking/cni/libcni"
@@ -109,64 +107,34 @@ func (m *machine) up(p *pod) *pod {
 	return p
 }
 
-// download is bytes that somebody gets through a host port, without a pause.
-type download struct {
-	got    atomic.Int64
-	failed atomic.Pointer[error]
-}
-
-// downloads has a program in the container send to who connects to a port of it, and somebody get that by an address.
-func (p *pod) downloads(port string, by *nstest.Host, address string) *download {
-	GinkgoHelper()
-	const rate, window = 8 << 20, 64 << 10 // bytes a second, and bytes that may be under way
-	var listener net.Listener
-	p.Do(func() { listener = nstest.Must(net.Listen("tcp4", port)) })
-	DeferCleanup(listener.Close)
-	go func() {
-		conn, err := listener.Accept()
-		if err != nil {
-			return
-		}
-		raw := nstest.Must(conn.(*net.TCPConn).SyscallConn())
-		_ = raw.Control(func(fd uintptr) {
-			_ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MAX_PACING_RATE, rate)
-		})
-		for block := make([]byte, window); err == nil; {
-			_, err = conn.Write(block)
-		}
-	}()
-	var conn net.Conn
-	by.Do(func() { conn = nstest.Must(net.Dial("tcp4", address)) })
-	DeferCleanup(conn.Close)
-	Expect(conn.(*net.TCPConn).SetReadBuffer(window)).To(Succeed())
-	d := &download{}
-	go func() {
-		for block := make([]byte, window); ; {
-			n, err := conn.Read(block)
-			if d.got.Add(int64(n)); err != nil {
-				d.failed.Store(&err)
-				return
-			}
-		}
-	}()
-	d.flows()
-	return d
-}
-
-// flows waits for more bytes than were under way.
-func (d *download) flows() {
-	GinkgoHelper()
-	was := d.got.Load()
-	Eventually(func(g Gomega) {
-		g.Expect(d.failed.Load()).To(BeNil())
-		g.Expect(d.got.Load()).To(BeNumerically(">", was+1<<20))
-	}).Should(Succeed())
-}
-
 // hawser runs the tool on the node.
 func (m *machine) hawser(args ...string) nstest.Output {
 	GinkgoHelper()
 	return m.Run(nstest.Program{Path: nstest.Build("hawser"), Args: args})
+}
+
+// starts starts the tool. said returns what it has printed so far.
+func (m *machine) starts(args ...string) (cmd *exec.Cmd, said func() string) {
+	GinkgoHelper()
+	file := filepath.Join(GinkgoT().TempDir(), "said")
+	cmd = m.Start(nstest.Program{Path: "sh", Args: append([]string{"-c", `exec "$0" "$@" >` + file,
+		nstest.Build("hawser")}, args...)})
+	Eventually(file).Should(BeAnExistingFile())
+	return cmd, func() string { return string(nstest.Must(os.ReadFile(file))) }
+}
+
+// problems returns the findings of doctor or check. The exit status is 1 if one of them is an error.
+func (m *machine) problems(command string, args ...string) (all []finding) {
+	GinkgoHelper()
+	out := m.hawser(append([]string{command, "--json"}, args...)...)
+	Expect(out.Stderr).To(BeEmpty())
+	Expect(json.Unmarshal([]byte(out.Stdout), &all)).To(Succeed(), out.Stdout)
+	status := 0
+	if slices.ContainsFunc(all, func(f finding) bool { return f.Severity == "error" }) {
+		status = 1
+	}
+	Expect(out.Exit).To(Equal(status), out.Stdout)
+	return all
 }
 
 // says is what the tool prints when it succeeds.
@@ -234,16 +202,9 @@ var _ = Describe("hawser", Label("tool-ls"), func() {
 		m := newMachine(ours(), usual)
 		m.up(newPod("c1c1", "web-0", hostPort(8080, 80)))
 		for _, command := range []string{"reapply", "gc --yes", "diags /etc/cni/net.d/diags.tar", "ls", "watch"} {
-			reader, writer, err := os.Pipe()
-			Expect(err).NotTo(HaveOccurred())
-			Expect(reader.Close()).To(Succeed())
 			m.Cmd("nft", "flush", "ruleset")
-			cmd := exec.Command(nstest.Build("hawser"), strings.Fields(command)...)
-			var stderr strings.Builder
-			cmd.Stdout, cmd.Stderr = writer, &stderr
-			m.Do(func() { _ = cmd.Run() })
-			Expect(writer.Close()).To(Succeed())
-			Expect([]any{cmd.ProcessState.ExitCode(), stderr.String()}).To(Equal([]any{141, ""}), command)
+			out := m.RunUnread(nstest.Program{Path: nstest.Build("hawser"), Args: strings.Fields(command)})
+			Expect([]any{out.Exit, out.Stderr}).To(Equal([]any{141, ""}), command)
 		}
 		Expect(m.says("reapply")).To(Equal("Nothing is missing.\n"))
 	})
@@ -381,20 +342,8 @@ func (m *machine) onlyLooks(args ...string) {
 	GinkgoHelper()
 	before := m.Snapshot() + m.Files("/run", "/var/lib", "/etc/cni")
 	free := m.changesNothing(args...)
-	c := exec.Command(nstest.Build("hawser"), args...)
-	c.Stdin = strings.NewReader("")
-	var stdout, stderr strings.Builder
-	c.Stdout, c.Stderr = &stdout, &stderr
-	m.Do(func() {
-		readOnly()
-		if err := c.Run(); err != nil {
-			exit, isExit := errors.AsType[*exec.ExitError](err)
-			Expect(isExit).To(BeTrue(), "%v", err)
-			Expect(exit.ExitCode()).To(Equal(free.Exit), stderr.String())
-		}
-	})
-	Expect(stderr.String()).To(Equal(free.Stderr))
-	Expect(stdout.String()).To(Equal(free.Stdout))
+	out := m.Run(nstest.Program{Path: nstest.Build("hawser"), Args: args, Before: readOnly})
+	Expect([]any{out.Exit, out.Stdout, out.Stderr}).To(Equal([]any{free.Exit, free.Stdout, free.Stderr}))
 	Expect(m.Snapshot() + m.Files("/run", "/var/lib", "/etc/cni")).To(Equal(before))
 }
 

@@ -2,12 +2,10 @@ package tool_test
 
 import (
 	"encoding/json"
-	"os"
-	"path/filepath"
+	"os/exec"
 	"slices"
 	"strings"
 	"syscall"
-	"time"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -45,6 +43,13 @@ var _ = Describe("hawser trace", Label("tool-trace"), func() {
 		outside = nstest.NewOutside(m.Host)
 		m.up(newPod("c1", "web-0", hostPort(8080, 80))).Serve("tcp4", ":80")
 	})
+	// traces starts a trace of the host port, and returns when it receives events.
+	traces := func(options ...string) (tracing *exec.Cmd, said func() string) {
+		GinkgoHelper()
+		tracing, said = m.starts(append([]string{"trace", "8080", "--for", "1m"}, options...)...)
+		Eventually(m.Cmd).WithArguments("nft", "list", "tables").Should(ContainSubstring("inet hawser_trace"))
+		return tracing, said
+	}
 	const drops = "add table inet admin; add chain inet admin no { type filter hook forward priority 5; policy drop; }"
 	knock := func() { _, _ = outside.AskWithin(nstest.Patience(200e6), "tcp4", "192.0.2.1:8080") }
 
@@ -99,13 +104,8 @@ var _ = Describe("hawser trace", Label("tool-trace"), func() {
 	})
 
 	It("prints what it has when it is told to end, and says that another one runs", func() {
-		file := filepath.Join(GinkgoT().TempDir(), "said")
-		tracing := m.Start(nstest.Program{Path: "sh", Args: []string{"-c",
-			`exec "$0" trace 8080 --for 1m >` + file, nstest.Build("hawser")}})
-		tables := func() string { return m.Cmd("nft", "list", "tables") }
-		Eventually(tables).Should(ContainSubstring("inet hawser_trace"))
+		tracing, said := traces()
 		Expect(m.hawser("trace", "8080").Stderr).To(HavePrefix("hawser: another hawser trace is running on this node"))
-		said := func() string { return string(nstest.Must(os.ReadFile(file))) }
 		Eventually(func() string { knock(); return said() }).Should(ContainSubstring("packet 1:"))
 		Expect(tracing.Process.Signal(syscall.SIGINT)).To(Succeed())
 		Expect(tracing.Wait()).To(Succeed())
@@ -113,37 +113,21 @@ var _ = Describe("hawser trace", Label("tool-trace"), func() {
 	})
 
 	It("writes JSON of what it has when it is told to end", func() {
-		file := filepath.Join(GinkgoT().TempDir(), "said")
-		tracing := m.Start(nstest.Program{Path: "sh", Args: []string{"-c",
-			`exec "$0" trace 8080 --for 1m --json >` + file, nstest.Build("hawser")}})
-		tables := func() string { return m.Cmd("nft", "list", "tables") }
-		Eventually(tables).Should(ContainSubstring("inet hawser_trace"))
+		tracing, said := traces("--json")
 		knock()
 		// The kernel tells of a packet before its answer is sent.
 		Expect(tracing.Process.Signal(syscall.SIGINT)).To(Succeed())
 		ended := tracing.Wait()
 		var steps []traced
-		Expect(json.Unmarshal(nstest.Must(os.ReadFile(file)), &steps)).To(Succeed())
+		Expect(json.Unmarshal([]byte(said()), &steps)).To(Succeed())
 		Expect(ended == nil).To(Equal(len(steps) > 0), "without a packet it fails")
 	})
 
-	It("waits without work", func() {
-		m := newMachine(ours(), usual)
-		used := func(limit string) time.Duration {
-			out := m.hawser("trace", "8080", "--for", limit)
-			Expect(out.Exit).To(Equal(1), "no packet came")
-			return out.CPU
-		}
-		Expect(used("2s") - used("1ms")).To(BeNumerically("<", 500*time.Millisecond))
-	})
-
 	It("leaves nothing when it is killed", func() {
-		tracing := m.Start(nstest.Program{Path: nstest.Build("hawser"), Args: []string{"trace", "8080", "--for", "1m"}})
-		tables := func() string { return m.Cmd("nft", "list", "tables") }
-		Eventually(tables).Should(ContainSubstring("inet hawser_trace"))
+		tracing, _ := traces()
 		Expect(tracing.Process.Kill()).To(Succeed())
 		_ = tracing.Wait()
-		Eventually(tables).ShouldNot(ContainSubstring("hawser_trace"))
+		Eventually(m.Cmd).WithArguments("nft", "list", "tables").ShouldNot(ContainSubstring("hawser_trace"))
 	})
 
 	DescribeTable("refuses", func(of, says string, more ...string) {

@@ -16,13 +16,19 @@ import (
 	"github.com/hawser-cni/plugins/pkg/nstest"
 )
 
-// watches starts the tool, and waits until it listens.
-func (m *machine) watches(p nstest.Program) *exec.Cmd {
+// watches starts watch with a pass each hour, and waits until it listens. said returns what it has printed so far.
+func (m *machine) watches(options ...string) (said func() string) {
 	GinkgoHelper()
-	watching := m.Start(p)
+	_, said = m.starts(append([]string{"watch", "--every", "1h"}, options...)...)
+	m.listens()
+	return said
+}
+
+// listens waits until watch receives the events of nftables.
+func (m *machine) listens() {
+	GinkgoHelper()
 	Eventually(func() string { return m.Cmd("cat", "/proc/net/netlink") }).Should(
-		MatchRegexp(`(?m)^\S+ +12 +\d+ +0*40 `), "it listens")
-	return watching
+		MatchRegexp(`(?m)^\S+ +12 +\d+ +0*40 `))
 }
 
 // rules are those of the node, but the tool's own, in any order.
@@ -82,14 +88,11 @@ var _ = Describe("hawser watch", Label("tool-watch"), func() {
 	It("makes again at once, not only each some minutes", func() {
 		m := newMachine(ours(), usual)
 		m.up(newPod("c1", "web-0", hostPort(8080, 80)))
-		rules := m.rules
-		whole := rules()
-		file := filepath.Join(GinkgoT().TempDir(), "said")
-		m.watches(nstest.Program{Path: "sh", Args: []string{"-c",
-			`exec "$0" watch --every 1h --json >` + file, nstest.Build("hawser")}})
+		whole := m.rules()
+		said := m.watches("--json")
 		m.Cmd("nft", "flush", "ruleset")
-		Eventually(rules).Should(Equal(whole))
-		Eventually(func() []byte { return nstest.Must(os.ReadFile(file)) }).Should(And(
+		Eventually(m.rules).Should(Equal(whole))
+		Eventually(said).Should(And(
 			HavePrefix(`{"restored":{"network":"pods","containerID":"c1","ifname":"eth0","pod":"shop/web-0",`),
 			HaveSuffix("\"}}\n")))
 	})
@@ -98,7 +101,7 @@ var _ = Describe("hawser watch", Label("tool-watch"), func() {
 		nstest.Need("nft-owner")
 		m := newMachine(ours(), usual)
 		conn := m.download(m.up(newPod("c1", "web-0", hostPort(8080, 80))), "8080")
-		m.watches(nstest.Program{Path: nstest.Build("hawser"), Args: []string{"watch", "--every", "1h"}})
+		m.watches()
 		for range 3 {
 			m.Cmd("nft", "flush", "ruleset")
 			echoes(conn)
@@ -111,13 +114,9 @@ var _ = Describe("hawser watch", Label("tool-watch"), func() {
 		nstest.Need("nft-owner")
 		m := newMachine(ours(), usual)
 		m.up(newPod("c1", "web-0"))
-		m.watches(nstest.Program{Path: nstest.Build("hawser"), Args: []string{"watch", "--every", "1h"}})
+		m.watches()
 		Eventually(func() string { return m.Cmd("nft", "list", "tables") }).Should(ContainSubstring("hawser_watch"))
-		file := filepath.Join(GinkgoT().TempDir(), "said")
-		said := func() string { return string(nstest.Must(os.ReadFile(file))) }
-		m.Start(nstest.Program{Path: "sh", Args: []string{"-c",
-			`exec "$0" watch --every 1s --json >` + file, nstest.Build("hawser")}})
-		Eventually(file).Should(BeAnExistingFile())
+		_, said := m.starts("watch", "--every", "1s", "--json")
 		Eventually(said).Should(HavePrefix(`{"watch":{"error":"connections do not survive a flush`))
 		m.Cmd("nft", "delete", "table", "inet", "hawser")
 		Eventually(func() string { return m.Cmd("nft", "list", "tables") }).Should(ContainSubstring("inet hawser\n"))
@@ -129,15 +128,15 @@ var _ = Describe("hawser watch", Label("tool-watch"), func() {
 		g.runtime()
 		g.program("crictl", "echo asked >"+g.bin+"/asked; exec sleep 60")
 		g.up(newPod("c1", "web-0", hostPort(8080, 80)))
-		rules := g.rules
-		whole := rules()
+		whole := g.rules()
 		takes := func() time.Duration {
-			watching := g.watches(nstest.Program{Path: nstest.Build("hawser"), Args: []string{"watch", "--every", "1h",
+			watching := g.Start(nstest.Program{Path: nstest.Build("hawser"), Args: []string{"watch", "--every", "1h",
 				"--yes"}, Env: []string{"PATH=" + g.bin + ":" + os.Getenv("PATH")}})
+			g.listens()
 			Eventually(g.bin + "/asked").Should(BeAnExistingFile())
 			since := time.Now()
 			g.Cmd("nft", "flush", "ruleset")
-			Eventually(rules).Should(Equal(whole))
+			Eventually(g.rules).Should(Equal(whole))
 			Expect(watching.Process.Signal(syscall.SIGTERM)).To(Succeed())
 			Expect(watching.Wait()).To(Succeed())
 			Expect(os.Remove(g.bin + "/asked")).To(Succeed())
@@ -150,10 +149,8 @@ var _ = Describe("hawser watch", Label("tool-watch"), func() {
 	It("repairs less and less often what somebody deletes each time, but a whole table's loss at once", func() {
 		m := newMachine(ours(), usual)
 		m.up(newPod("c1", "web-0"))
-		file := filepath.Join(GinkgoT().TempDir(), "said")
-		m.watches(nstest.Program{Path: "sh", Args: []string{"-c", `exec "$0" watch --every 1h >` + file,
-			nstest.Build("hawser")}})
-		repairs := func() int { return strings.Count(string(nstest.Must(os.ReadFile(file))), ": bridge: ") }
+		said := m.watches()
+		repairs := func() int { return strings.Count(said(), ": bridge: ") }
 		takes := func(change string) time.Duration {
 			since, had := time.Now(), repairs()
 			m.Cmd("nft", change)
@@ -172,18 +169,15 @@ var _ = Describe("hawser watch", Label("tool-watch"), func() {
 	It("tries again what it could not repair, although nothing more is deleted", func() {
 		m := newMachine(ours(), usual)
 		p := m.up(newPod("c1", "web-0", hostPort(8080, 80)))
-		rules := m.rules
-		whole, file := rules(), filepath.Join(GinkgoT().TempDir(), "said")
+		whole := m.rules()
 		// With another address, because rules of a container without addresses are restored, as gVisor needs it.
 		p.IP("addr add 198.51.100.1/24 dev eth0", "addr del 10.88.0.2/24 dev eth0")
-		m.watches(nstest.Program{Path: "sh", Args: []string{"-c", `exec "$0" watch --every 1h >` + file,
-			nstest.Build("hawser")}})
-		said := func() []byte { return nstest.Must(os.ReadFile(file)) }
+		said := m.watches()
 		Eventually(said).Should(ContainSubstring("reapply: "), "the first pass is over")
 		m.Cmd("nft", "flush", "ruleset")
 		Eventually(said).Should(ContainSubstring("host ports: not restored: "))
 		p.IP("addr add 10.88.0.2/24 dev eth0")
-		Eventually(rules).Should(Equal(whole))
+		Eventually(m.rules).Should(Equal(whole))
 	})
 
 	It("has a unit that systemd takes, whose capabilities are enough", func() {
@@ -203,8 +197,7 @@ var _ = Describe("hawser watch", Label("tool-watch"), func() {
 			Expect(out.Exit).To(BeZero())
 		}
 		m.up(newPod("c1", "web-0", hostPort(8080, 80)))
-		rules := m.rules
-		whole := rules()
+		whole := m.rules()
 		gone := m.up(newPod("c2", "web-1"))
 		gone.Unpin()
 		links := func() string { return m.Cmd("ip", "-br", "link", "show", "type", "veth") }
@@ -212,11 +205,12 @@ var _ = Describe("hawser watch", Label("tool-watch"), func() {
 		set := strings.NewReplacer("CAP_", "+", " ", ",").Replace(key("CapabilityBoundingSet"))
 		args := []string{"--no-new-privs", "--bounding-set", "-all," + strings.ToLower(set)}
 		args = append(append(args, strings.Fields(key("ExecStart"))...), "--older", "0s")
-		m.watches(nstest.Program{Path: "setpriv", Args: args})
-		Eventually(rules).Should(Equal(whole))
+		m.Start(nstest.Program{Path: "setpriv", Args: args})
+		m.listens()
+		Eventually(m.rules).Should(Equal(whole))
 		m.SetSysctl("net/ipv4/ip_forward", "0")
 		m.Cmd("nft", "flush", "ruleset")
-		Eventually(rules).Should(Equal(whole))
+		Eventually(m.rules).Should(Equal(whole))
 		Eventually(func() string { return m.Sysctl("net/ipv4/ip_forward") }).Should(Equal("1"))
 	})
 
@@ -225,21 +219,21 @@ var _ = Describe("hawser watch", Label("tool-watch"), func() {
 		set := regexp.MustCompile(`add: \[(.*)\]`).FindStringSubmatch(manifest)[1]
 		m := newMachine(ours(), usual)
 		m.up(newPod("c1", "web-0", hostPort(8080, 80)))
-		rules := m.rules
-		whole := rules()
+		whole := m.rules()
 		inside := `mkdir -p "$1"; mount --rbind / "$1"; mount --make-rslave "$1"; shift
 			for dir in /etc/cni/net.d /opt/cni/bin /run /var/lib/cni; do mount -t tmpfs none $dir; done
 			exec "$@"`
 		root := GinkgoT().TempDir() + "/host"
 		program := filepath.Join(GinkgoT().TempDir(), "hawser")
 		Expect(os.WriteFile(program, nstest.Must(os.ReadFile(nstest.Build("hawser"))), 0o755)).To(Succeed())
-		m.watches(nstest.Program{Path: "unshare", Args: []string{"-m", "--propagation", "private", "sh", "-ec", inside,
+		m.Start(nstest.Program{Path: "unshare", Args: []string{"-m", "--propagation", "private", "sh", "-ec", inside,
 			"sh", root, "setpriv", "--no-new-privs", "--bounding-set",
 			"-all,+" + strings.ToLower(strings.ReplaceAll(set, ", ", ",+")), program, "watch", "--yes"},
 			Env: []string{"HAWSER_ROOT=" + root}})
+		m.listens()
 		m.SetSysctl("net/ipv4/ip_forward", "0")
 		m.Cmd("nft", "flush", "ruleset")
-		Eventually(rules).Should(Equal(whole))
+		Eventually(m.rules).Should(Equal(whole))
 		Eventually(func() string { return m.Sysctl("net/ipv4/ip_forward") }).Should(Equal("1"))
 	})
 

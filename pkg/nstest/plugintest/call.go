@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"slices"
 	"strings"
 
@@ -74,7 +73,7 @@ func Ran(out nstest.Output) Answer { return Answer{out.Exit, out.Stdout, out.Std
 func (w *World) Call(c Call) Answer {
 	ginkgo.GinkgoHelper()
 	if os.Getenv("NSTEST_PROGRAMS") != "" && w.inside == nil && c.Ctx == nil && c.Stdout == nil {
-		return w.execute(c)
+		return w.Exec(c)
 	}
 	var out, errs bytes.Buffer
 	if w.inside != nil && c.Path == "" {
@@ -101,7 +100,9 @@ func (w *World) Call(c Call) Answer {
 // Exec runs the built plugin as a runtime does.
 func (w *World) Exec(c Call) Answer {
 	ginkgo.GinkgoHelper()
-	return Ran(w.Run(c.Program(w, nstest.Build(w.Plugin.Name))))
+	p := c.Program(w, nstest.Build(w.Plugin.Name))
+	p.Before = c.Before
+	return Ran(w.Run(p))
 }
 
 // ExecWithoutCookie is Exec on a kernel before 5.14, whose network namespaces have no cookie.
@@ -111,24 +112,7 @@ func (w *World) ExecWithoutCookie(c Call) Answer {
 		nstest.FailCall(unix.SYS_GETSOCKOPT, unix.ENOPROTOOPT, nstest.Arg{Number: 1, Value: unix.SOL_SOCKET},
 			nstest.Arg{Number: 2, Value: unix.SO_NETNS_COOKIE})
 	}
-	return w.execute(c)
-}
-
-// execute is Exec with Before.
-func (w *World) execute(c Call) Answer {
-	ginkgo.GinkgoHelper()
-	var out, errs bytes.Buffer
-	cmd := exec.Command(nstest.Build(w.Plugin.Name))
-	cmd.Env, cmd.Stdin = append(os.Environ(), c.Vars(w)...), strings.NewReader(c.Stdin())
-	cmd.Stdout, cmd.Stderr = &out, &errs
-	w.Do(func() {
-		if c.Before != nil {
-			c.Before()
-		}
-		_ = cmd.Run()
-	})
-	gomega.Expect(cmd.ProcessState).NotTo(gomega.BeNil(), cmd.Path+" does not start")
-	return Answer{cmd.ProcessState.ExitCode(), out.String(), errs.String()}
+	return w.Exec(c)
 }
 
 // Reapply restores what the attachment of a CHECK misses, as "hawser reapply" does, and returns the output.
