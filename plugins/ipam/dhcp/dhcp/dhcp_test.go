@@ -512,15 +512,6 @@ var _ = Describe("a lease", func() {
 		)
 	})
 
-	It("is released by DEL when the path is gone", func() {
-		s, _ := l.begin()
-		r := l.Add(l.call("ADD", c))
-		c.Start(nstest.Program{Path: "sleep", Args: []string{"1000"}})
-		c.Unpin()
-		l.Succeeds(l.withPrevResult("DEL", c, r))
-		Eventually(count(s, release)).Should(Equal(1))
-	})
-
 	It("is another one in another namespace", func() {
 		s, _ := l.begin()
 		l.Add(l.call("ADD", c))
@@ -745,13 +736,6 @@ var _ = Describe("a configuration", func() {
 		Entry("that does not, as in the reference's manual", `{"skipDefault": false}`, byte(1), byte(3)),
 		Entry("that is empty", `{"option": ""}, {"option": null}`, byte(1), byte(3)),
 	)
-
-	It("provides values of its own and of CNI_ARGS", func() {
-		cfg := nstest.Must(parse(`"provide": [{"option": "12", "value": "x", "fromArg": "A"},
-			{"option": "13", "value": "y", "fromArg": "D"}, {"option": "14", "fromArg": "G"},
-			{"option": "dhcp-client-identifier", "value": "z"}]`))
-		Expect(cfg.Provide).To(Equal(map[uint8][]byte{12: []byte("b=c"), 13: []byte("y"), 61: []byte("z")}))
-	})
 
 	It("is refused", func() {
 		_, err := parse(`"provide": [{"option": "12", "value": "` + strings.Repeat("x", 256) + `"}]`)

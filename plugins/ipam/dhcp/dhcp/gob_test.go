@@ -209,27 +209,6 @@ var _ = DescribeTable("refuses", func(message any, says string) {
 	Entry("an empty description", "\x03\xff\x83\x00", "incompletely"),
 )
 
-var _ = It("refuses a stream that ends too early", func() {
-	newer, _ := newerMessages()
-	stream := gobOf(newer)
-	for n := range stream {
-		Expect(newGobReader(bytes.NewReader(stream[:n])).read(&rpcHead{})).NotTo(Succeed())
-	}
-})
-
-var _ = It("makes no room for elements that do not come", func() {
-	var stream bytes.Buffer
-	Expect(writeGob(&stream, rpcResult{IPs: make([]rpcIP, 100)})).To(Succeed())
-	message := append([]byte{1, 100}, make([]byte, 101)...) // the IPs, 100 of them, and the end
-	longer := append([]byte{1, 0xfa, 1, 0, 0, 0, 0, 0}, make([]byte, 95)...)
-	i := bytes.Index(stream.Bytes(), message)
-	Expect(i).To(BeNumerically(">", 0))
-	var res rpcResult
-	r := newGobReader(bytes.NewReader(append(stream.Bytes()[:i:i], longer...)))
-	Expect(r.read(&res)).To(MatchError(io.EOF))
-	Expect(cap(res.IPs)).To(BeNumerically("<", 200))
-})
-
 var _ = It("reads as many routes as a server can send", func() {
 	dst := net.IPNet{IP: net.IP{0, 0, 0, 0}, Mask: net.CIDRMask(0, 32)}
 	route := rpcRoute{Dst: dst, GW: net.IP{10, 9, 0, 1}, Priority: 1, Scope: new(1)}

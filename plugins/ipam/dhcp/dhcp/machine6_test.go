@@ -40,8 +40,7 @@ func newLife6(way string) *life6 {
 		iaid: [4]byte{1, 2, 3, 4}, ifName: "eth0", ra: raState{LinkLocal: own6}}}
 }
 
-// nextMessage advances the clock until something must be sent. It returns the state or the type of the DHCPv6
-// message.
+// nextMessage advances the clock until something must be sent. It returns the state or the type of the DHCPv6 message.
 func (l *life6) nextMessage() (state, *message6) {
 	GinkgoHelper()
 	for range 100 {

@@ -34,8 +34,7 @@ func newLife() *life {
 		progress: &progress{flags: flags{timeout: 4 * time.Second, maxPause: 62 * time.Second}}}}
 }
 
-// answer returns the server's answer to the machine's last message: a lease of 10.9.0.50 for an hour, modified by
-// more.
+// answer returns the server's answer to the machine's last message: a lease of 10.9.0.50 for an hour, modified by more.
 func (l *life) answer(kind dhcpv4.MessageType, more ...dhcpv4.Modifier) *dhcpv4.DHCPv4 {
 	GinkgoHelper()
 	p := nstest.Must(dhcpv4.New(append([]dhcpv4.Modifier{dhcpv4.WithTransactionID(l.xid), dhcpv4.WithHwAddr(ownMAC),

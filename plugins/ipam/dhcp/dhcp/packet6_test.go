@@ -52,14 +52,6 @@ var _ = Describe("a message of IPv6", Label("ipv6-messages"), func() {
 		Expect(m.search).To(Equal([]string{"a"}))
 	})
 
-	It("has the first status, and a checksum other than 0", func() {
-		m := nstest.Must(decode6(option6(option6([]byte{byte(reply6), 1, 2, 3}, optStatus, 0, 2), optStatus, 0, 1),
-			[4]byte{}))
-		Expect(m.rejection()).To(MatchError(HavePrefix("the DHCPv6 server refuses: NoAddrsAvail")))
-		Expect(checksum([]byte{0xff, 0xff})).To(Equal(uint16(0xffff)))
-		Expect(checksum([]byte{0xff, 0xfe})).To(Equal(uint16(1)))
-	})
-
 	It("has each resolver once", func() {
 		a := cni.DNS{Nameservers: []string{"a"}, Search: []string{"x"}}
 		Expect(mergeDNS(a, cni.DNS{Nameservers: []string{"a", "b"}, Search: []string{"x"}, Domain: "d"})).To(Equal(
