@@ -1,13 +1,10 @@
 package bandwidth
 
 import (
-	"bytes"
-	"context"
 	"fmt"
 	"regexp"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -295,7 +292,6 @@ var _ = Describe("ADD", Label("kernel"), func() {
 		Expect(w.Fails(c, code)).To(HavePrefix(want))
 		Expect(w.tc("host-eth0")).To(Equal(noTC))
 	},
-		Entry("without prevResult", "", "eth0", "", cni.CodeConfig, "prevResult: missing"),
 		Entry("without the interface", "", "eth7", prevOf("host-eth0"), cni.CodeEnvironment,
 			`CNI_IFNAME "eth7": no such`),
 		Entry("without host interfaces", "", "eth0", `{"cniVersion": "1.1.0"}`, cni.CodeConfig,
@@ -304,28 +300,6 @@ var _ = Describe("ADD", Label("kernel"), func() {
 		Entry("with both ends in the container", "ip link add a0 type veth peer b0", "a0", prevOf("host-eth0"),
 			cni.CodeConfig, "prevResult.interfaces: has no"),
 	)
-
-	It("serves many containers at once", func() {
-		var wg sync.WaitGroup
-		worlds := []*world{w}
-		for i := range 12 {
-			other := &world{World: w.World, cont: nstest.NewNetns()}
-			other.wire(fmt.Sprintf("e%d", i), i+2)
-			worlds = append(worlds, other)
-		}
-		for _, command := range []string{"ADD", "CHECK", "DEL"} {
-			for i, o := range worlds[1:] {
-				c := o.callFor(fmt.Sprintf("e%d", i), command, both)
-				c.ID = fmt.Sprintf("c%d", i)
-				wg.Go(func() {
-					defer GinkgoRecover()
-					Expect(w.Call(c).Code).To(BeZero())
-				})
-			}
-			wg.Wait()
-		}
-		Expect(Names(w.Host, "ifb")).To(BeEmpty())
-	})
 })
 
 func prevOf(host string) string {
@@ -622,15 +596,6 @@ var _ = Describe("CHECK", Label("kernel"), func() {
 			`^prevResult.interfaces: has no interface`),
 	)
 
-	reapply := func(c Call) string {
-		GinkgoHelper()
-		var out bytes.Buffer
-		env := skel.Env{Vars: c.Vars(w.World), Stdin: strings.NewReader(c.Stdin()), Stdout: &out, Stderr: &out,
-			Reapply: true}
-		w.Do(func() { skel.Run(context.Background(), Plugin(), env) })
-		return out.String()
-	}
-
 	DescribeTable("finds what reapply restores while the IFB is there", Label("bandwidth-reapply"), func(
 		damage, keys string,
 	) {
@@ -643,7 +608,7 @@ var _ = Describe("CHECK", Label("kernel"), func() {
 		whole := state()
 		w.Cmd("sh", "-ec", strings.ReplaceAll(damage, "IFB", refName))
 		w.Fails(c, cni.CodeDrift)
-		Expect(reapply(c)).To(BeEmpty())
+		Expect(w.Reapply(c)).To(BeEmpty())
 		w.Succeeds(c)
 		Expect(state()).To(Equal(whole))
 	},
@@ -661,7 +626,7 @@ var _ = Describe("CHECK", Label("kernel"), func() {
 		c := w.call("CHECK", both)
 		w.Cmd("ip", "link", "del", refName)
 		was := w.state()
-		Expect(reapply(c)).To(ContainSubstring("egress limit: not restored: an IFB is missing; restart the"))
+		Expect(w.Reapply(c)).To(ContainSubstring("egress limit: not restored: an IFB is missing; restart the"))
 		Expect(w.state()).To(Equal(was))
 	})
 
