@@ -29,8 +29,8 @@ func (n *Node) results() []string {
 	return []string{n.CacheDir + "/results", n.CacheDir + "/multus/results", n.CacheDir + "/cache/results"}
 }
 
-// Cached returns the attachments in libcni's cache, in the order of their files. damaged has the decoding errors.
-func (n *Node) Cached() (all []*Attachment, damaged, err error) {
+// readCache returns the attachments in libcni's cache, in the order of their files. damaged has the decoding errors.
+func (n *Node) readCache() (all []*Attachment, damaged, err error) {
 	var errs []error
 	for _, dir := range n.results() {
 		entries, err := os.ReadDir(dir)

@@ -23,10 +23,10 @@ import (
 // Call is a call of one plugin of a list, as runtimes make it (specification, sections 2 and 3). Its prevResult is the
 // current result of the attachment.
 type Call struct {
-	Command string
-	*Attachment
-	List  List
-	Entry int
+	Command    string
+	Attachment *Attachment
+	List       List
+	Entry      int // index of the called plugin in List
 }
 
 // Calls returns a call of each plugin of the list, in the order of the list.
@@ -37,7 +37,6 @@ func (l List) Calls(command string, a *Attachment) (calls []Call) {
 	return calls
 }
 
-// Plugin returns the type of the called plugin.
 func (c Call) Plugin() string { return c.List.Plugins[c.Entry].Type }
 
 // Is reports whether the called plugin is one of the plugins, by cni.IsPlugin.
@@ -73,7 +72,7 @@ func repairContext(ctx context.Context) (context.Context, context.CancelFunc) {
 // Reapply restores the objects of one plugin that Check finds missing. The plugin restores them from its record, and
 // holds the lock under which DEL removes that record. The end of ctx does not interrupt it.
 func (n *Node) Reapply(ctx context.Context, c Call) error {
-	if c.Reference {
+	if c.Attachment.Reference {
 		return fmt.Errorf("%s: created by the reference plugin, which leaves no record, or being deleted; restart the "+
 			"container if it stays", c.Plugin())
 	}
@@ -88,7 +87,7 @@ func (n *Node) Reapply(ctx context.Context, c Call) error {
 // container's.
 func (n *Node) FirstDrift(ctx context.Context, c Call) error {
 	first := Call{"CHECK", c.Attachment, c.List, 0}
-	end := FirstWord(c.HostEnd())
+	end := FirstWord(c.Attachment.HostEnd())
 	if c.Entry == 0 || end == "" || !n.HasPlugin(first.Plugin()) || hasHostRoutes(c.Attachment, end) {
 		return nil
 	}
@@ -101,11 +100,7 @@ func hasHostRoutes(a *Attachment, end string) bool {
 	host := rtnl.Host()
 	defer host.Close()
 	link, err := host.Link(end)
-	return err == nil && !slices.ContainsFunc(a.Addresses(), func(text string) bool {
-		addr, err := netip.ParseAddr(text)
-		if err != nil {
-			return false
-		}
+	return err == nil && !slices.ContainsFunc(a.Addrs(), func(addr netip.Addr) bool {
 		index, err := host.RouteTo(addr)
 		return err != nil || index != link.Index && index != link.Master
 	})
@@ -166,18 +161,6 @@ func (n *Node) Verify(ctx context.Context, c Call) error {
 	return err
 }
 
-// CheckAll runs Check for each of Checks and returns an error or nil for each. It checks nothing if the list disables
-// CHECK.
-func (n *Node) CheckAll(ctx context.Context, a *Attachment) (found []error, err error) {
-	calls, err := n.Checks(a)
-	for _, c := range calls {
-		if !c.List.NoCheck {
-			found = append(found, n.Check(ctx, c))
-		}
-	}
-	return found, err
-}
-
 // Plugin returns Hawser's plugin of a type. If the type only ends in the plugin's name, CNI_PATH must have Hawser's
 // program of that name, because other projects also have such names (accelerated-bridge).
 func (n *Node) Plugin(plugin string) (p skel.Program, ok bool) {
@@ -200,7 +183,7 @@ func (n *Node) HasPlugin(plugin string) bool {
 // inProcessEnv completes env for a call in this process. The list's version is raised to the first one that has the
 // command, because CHECK is also needed for older lists.
 func (n *Node) inProcessEnv(c Call, env skel.Env) skel.Env {
-	c.Attachment = c.withInterfaces(c.List)
+	c.Attachment = c.Attachment.withInterfaces(c.List)
 	c.List.CNIVersion = max(c.List.CNIVersion, cni.Since(c.Command))
 	env.Vars, env.Stdin, env.Programs = c.environment(n), bytes.NewReader(c.conf()), n.Programs
 	return env
@@ -247,17 +230,18 @@ func (n *Node) runInProcess(ctx context.Context, c Call, env skel.Env) error {
 
 func (c Call) environment(n *Node) []string {
 	env := slices.DeleteFunc(slices.Clone(n.Env), func(kv string) bool { return strings.HasPrefix(kv, "CNI_") })
-	return append(env, "CNI_COMMAND="+c.Command, "CNI_CONTAINERID="+c.ContainerID, "CNI_NETNS="+c.Netns,
-		"CNI_IFNAME="+c.IfName, "CNI_ARGS="+c.args(), "CNI_PATH="+n.Path)
+	a := c.Attachment
+	return append(env, "CNI_COMMAND="+c.Command, "CNI_CONTAINERID="+a.ContainerID, "CNI_NETNS="+a.Netns,
+		"CNI_IFNAME="+a.IfName, "CNI_ARGS="+a.args(), "CNI_PATH="+n.Path)
 }
 
 func (c Call) conf() []byte {
 	more, config := map[string]any{}, map[string]any{}
-	if c.RawResult != nil {
-		more["prevResult"] = c.RawResult
+	if c.Attachment.RawResult != nil {
+		more["prevResult"] = c.Attachment.RawResult
 	}
 	for capability, declared := range c.List.Plugins[c.Entry].Capabilities {
-		if value, ok := c.Capabilities[capability]; declared && ok {
+		if value, ok := c.Attachment.Capabilities[capability]; declared && ok {
 			config[capability] = value
 		}
 	}

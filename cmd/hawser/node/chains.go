@@ -134,24 +134,16 @@ func legacyChains(family nft.Family, table string, edit *ipt.Edit) (all []*BaseC
 	return all
 }
 
-func dropsAll(r RuleSummary) bool { return r.Drops && r.IsUnconditional() }
-
 // withRules returns the chain with its rules and the facts that follow from them.
 func (b *BaseChain) withRules(rules []RuleSummary) *BaseChain {
 	b.Rules = rules
 	for i := range rules {
 		if r := &rules[i]; r.Chain == b.Name {
 			b.Count = r.Number
-			if b.DropsAt == 0 && dropsAll(*r) {
+			if b.DropsAt == 0 && r.Drops && r.IsUnconditional() {
 				b.DropsAt = r.Number
 			}
 		}
 	}
 	return b
 }
-
-// The verdicts about an obstacle: certain, or dependent on rules that are not evaluated.
-const (
-	StopsIt   = "stops it"
-	MayStopIt = "may stop it"
-)

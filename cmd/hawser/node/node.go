@@ -127,7 +127,7 @@ func (n *Node) Attachments(ctx context.Context) ([]*Attachment, error) {
 // Read returns the same attachments as Attachments. It returns the errors of single files (lists and libcni's records)
 // separately, as damaged.
 func (n *Node) Read(ctx context.Context) (out []*Attachment, damaged, err error) {
-	cached, damaged, err := n.Cached()
+	cached, damaged, err := n.readCache()
 	lists, listErr := n.Lists()
 	holdings, holdingsErr := n.Holdings(ctx, append(lists, CachedLists(cached)...))
 	all, isCached := map[cni.Attachment]*Attachment{}, map[string]bool{}
@@ -152,7 +152,7 @@ func (n *Node) Read(ctx context.Context) (out []*Attachment, damaged, err error)
 		get(h.Attachment).add(h)
 	}
 	for _, h := range incomplete {
-		get(complete(h, all)).add(h)
+		get(findOwner(h, all)).add(h)
 	}
 	for _, a := range all {
 		a.Damaged = n.damagedFile(a)
@@ -215,9 +215,9 @@ func Matches(query, pod, container string) bool {
 		len(query) >= 4 && strings.HasPrefix(container, query)
 }
 
-// complete returns the attachment to which an incomplete holding belongs. The reference plugins do not record the
+// findOwner returns the attachment to which an incomplete holding belongs. The reference plugins do not record the
 // interface, so the container's first attachment to the network gets the holding.
-func complete(h cni.Holding, all map[cni.Attachment]*Attachment) cni.Attachment {
+func findOwner(h cni.Holding, all map[cni.Attachment]*Attachment) cni.Attachment {
 	found := h.Attachment
 	for key := range all {
 		isMatch := key.ContainerID == h.ContainerID && h.BelongsTo(key.Network) &&
@@ -300,7 +300,8 @@ func (n *Node) Holdings(ctx context.Context, lists []List) ([]cni.Holding, error
 					continue
 				}
 				conf := list.Conf(i, nil)
-				if hasDataDir(conf) && !isQueried[string(conf)] {
+				hasDataDir := bytes.Contains(bytes.ToLower(conf), []byte(`"datadir"`)) // of the plugin's records
+				if hasDataDir && !isQueried[string(conf)] {
 					isQueried[string(conf)] = true
 					query(p, conf)
 				}
@@ -368,10 +369,6 @@ func (n *Node) listSeparate(ctx context.Context, file string, req *skel.Request)
 	return held, nil
 }
 
-// hasDataDir reports whether a configuration may set the directory of a plugin's records.
-func hasDataDir(conf []byte) bool { return bytes.Contains(bytes.ToLower(conf), []byte(`"datadir"`)) }
-
-// Held returns the values of the holdings of a kind.
 func (a *Attachment) Held(kind cni.HoldingKind) (values []string) {
 	for _, h := range a.Holdings {
 		if h.Kind == kind {
@@ -396,8 +393,7 @@ func (a *Attachment) Ports() []string {
 	raw, _ := json.Marshal(a.Capabilities["portMappings"]) // decoded values can be encoded
 	_ = json.Unmarshal(raw, &mappings)                     // other values are not mappings
 	for _, m := range mappings {
-		for _, text := range a.Addresses() {
-			contIP, err := netip.ParseAddr(text)
+		for _, contIP := range a.Addrs() {
 			hostIP := netip.IPv4Unspecified()
 			if contIP.Is6() {
 				hostIP = netip.IPv6Unspecified()
@@ -405,7 +401,7 @@ func (a *Attachment) Ports() []string {
 			if m.HostIP.IsValid() {
 				hostIP = m.HostIP
 			}
-			if err == nil && hostIP.Is4() == contIP.Is4() {
+			if hostIP.Is4() == contIP.Is4() {
 				values = append(values, fmt.Sprintf("%s/%s to %s", netip.AddrPortFrom(hostIP, m.HostPort),
 					cmp.Or(m.Protocol, "tcp"), netip.AddrPortFrom(contIP, m.ContainerPort)))
 			}
@@ -424,6 +420,16 @@ func (a *Attachment) Addresses() (addrs []string) {
 	}
 	for _, ip := range a.Result().IPs {
 		addrs = append(addrs, ip.Address.Addr().String())
+	}
+	return addrs
+}
+
+// Addrs returns the valid ones of Addresses.
+func (a *Attachment) Addrs() (addrs []netip.Addr) {
+	for _, text := range a.Addresses() {
+		if addr, err := netip.ParseAddr(text); err == nil {
+			addrs = append(addrs, addr)
+		}
 	}
 	return addrs
 }

@@ -9,25 +9,20 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/pkg/cni"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
 // Packet describes the packets of a network or a container in one direction.
 type Packet struct {
-	Links       []Link       // the host's interfaces to the containers; nil = unknown
-	Uplink      Link         // the host's interface on the other side; its name is empty if it is unknown
-	Inner       []Link       // interfaces that do not lead to the other side: lo and other networks' bridges
+	Links       []rtnl.Link  // the host's interfaces to the containers; nil = unknown; Index 0 = not yet created
+	Uplink      rtnl.Link    // the host's interface on the other side; its name is empty if it is unknown
+	Inner       []rtnl.Link  // interfaces that do not lead to the other side: lo and other networks' bridges
 	Range       netip.Prefix // contains the containers' addresses
 	ToContainer bool
 	IsAnswer    bool   // belongs to a connection that exists
 	IsForwarded bool   // the host has translated its destination, a host port
 	Mark        uint32 // bits of the fwmark that firewall sets (see IsMarked); the other bits are unknown
 	IsAccepted  bool   // the plugin firewall accepts the packets in CNIForward
-}
-
-// Link is an interface of the host.
-type Link struct {
-	Name  string
-	Index int // 0 = unknown
 }
 
 // match is the share of the packets that a rule applies to.
@@ -51,14 +46,6 @@ func (m match) invert() match {
 	return unknown
 }
 
-func matchIf(ok bool) match {
-	if ok {
-		return always
-	}
-	return never
-}
-
-// field is a field of a packet.
 type field int
 
 const (
@@ -183,13 +170,13 @@ func (c condition) matchLink(p *Packet, isOwn bool) match {
 	switch {
 	case p.Links == nil || count > 0 && count < len(p.Links):
 		return unknown
-	case c.isInverted:
-		return matchIf(count == 0)
+	case (count > 0) == c.isInverted:
+		return never
 	}
-	return matchIf(count > 0)
+	return always
 }
 
-func (v value) names(l Link) bool {
+func (v value) names(l rtnl.Link) bool {
 	prefix, isPattern := strings.CutSuffix(v.link, "*")
 	isNamed := v.link != "" && (l.Name == v.link || isPattern && strings.HasPrefix(l.Name, prefix))
 	return l.Name != "" && (isNamed || v.link == "" && l.Index != 0 && v.number == uint32(l.Index))
@@ -220,7 +207,6 @@ func (c condition) matchAddr(p *Packet, isOwn bool) match {
 	return m
 }
 
-// match returns the share of the packets that the rule applies to.
 func (r *RuleSummary) match(p *Packet) match {
 	m := always
 	for _, c := range r.conditions {
@@ -229,7 +215,6 @@ func (r *RuleSummary) match(p *Packet) match {
 	return m
 }
 
-// IsUnconditional reports whether the rule applies to every packet.
 func (r *RuleSummary) IsUnconditional() bool { return len(r.conditions) == 0 }
 
 // DropsTo reports whether the rule drops packets to a network.
@@ -248,8 +233,8 @@ type Decision struct {
 	PassICMP  bool         // an earlier rule may accept ICMP
 }
 
-// Decide evaluates the rules of the chain, and of the chains to which they jump, for packets. The
-// decision is to drop them if no rule accepts ordinary connections, and a rule or the policy drops all other packets.
+// Decide evaluates the rules of the chain, and of the chains to which they jump, for packets. The decision is to drop
+// them if no rule accepts ordinary connections, and a rule or the policy drops all other packets.
 func (b *BaseChain) Decide(p *Packet) Decision {
 	packet := *p
 	if !b.IsMarked() {
@@ -299,16 +284,20 @@ func (b *BaseChain) decide(chain string, p *Packet) (accepted match, dropRule *R
 	return accepted, nil
 }
 
+// The verdicts about an obstacle: certain, or dependent on rules that are not evaluated.
+const (
+	StopsIt   = "stops it"
+	MayStopIt = "may stop it"
+)
+
 // Obstacle returns StopsIt or MayStopIt if the chain drops packets, and the reason. It returns "" if they all pass.
 func (b *BaseChain) Obstacle(packets []*Packet) (verdict, why string) {
 	for _, p := range packets {
-		d := b.Decide(p)
-		if !d.Drops || verdict != "" && !d.IsCertain {
-			continue
-		}
-		why = b.Explain(d)
-		if verdict = MayStopIt; d.IsCertain {
-			return StopsIt, why
+		switch d := b.Decide(p); {
+		case d.Drops && d.IsCertain:
+			return StopsIt, b.Explain(d)
+		case d.Drops && verdict == "":
+			verdict, why = MayStopIt, b.Explain(d)
 		}
 	}
 	return verdict, why

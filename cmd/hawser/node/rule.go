@@ -69,7 +69,6 @@ func readRule(rule nft.LiveRule, number int, elements setReader) ([]RuleSummary,
 	return r.branches, r.err
 }
 
-// setReader returns the elements of a set.
 type setReader func(set string) ([]nft.Element, error)
 
 // ruleReader builds the summary of a rule from its expressions, in their order: one expression loads a field of the
@@ -164,7 +163,11 @@ func (r *ruleReader) compare(data []byte) {
 	if op != unix.NFT_CMP_EQ && op != unix.NFT_CMP_NEQ {
 		r.field = otherField
 	}
-	r.addCondition(op == unix.NFT_CMP_NEQ, nlattr.Get(data, unix.NFTA_CMP_DATA, unix.NFTA_DATA_VALUE))
+	c := condition{}
+	if v, isKnown := r.value(nlattr.Get(data, unix.NFTA_CMP_DATA, unix.NFTA_DATA_VALUE)); isKnown {
+		c = condition{field: r.field, isInverted: op == unix.NFT_CMP_NEQ, values: []value{v}}
+	}
+	r.conditions, r.isPending = append(r.conditions, c), false
 }
 
 // lookUp adds the condition that the loaded field is in a set, or a branch for each element of a verdict map.
@@ -245,23 +248,6 @@ func (r *ruleReader) interval(begin, end []byte) (v value, isKnown bool) {
 	return v, isKnown
 }
 
-func (r *ruleReader) addCondition(isInverted bool, keys ...[]byte) {
-	r.conditions = append(r.conditions, r.condition(isInverted, keys...))
-	r.isPending = false
-}
-
-func (r *ruleReader) condition(isInverted bool, keys ...[]byte) condition {
-	c := condition{field: r.field, isInverted: isInverted}
-	for _, key := range keys {
-		v, isKnown := r.value(key)
-		if !isKnown {
-			return condition{}
-		}
-		c.values = append(c.values, v)
-	}
-	return c
-}
-
 func (r *ruleReader) value(key []byte) (v value, isKnown bool) {
 	switch {
 	case r.field == otherField:
@@ -295,7 +281,7 @@ func linkPattern(value []byte) string {
 	return string(value) + "*"
 }
 
-// networkOf returns the addresses that are equal to key in the bits of the mask. isKnown is false if they are no
+// networkOf returns the addresses that are equal to key in the bits of the mask. isKnown is false if they are not a
 // network.
 func (r *ruleReader) networkOf(key []byte) (v value, isKnown bool) {
 	size := net.IPv6len
@@ -317,7 +303,6 @@ func (r *ruleReader) networkOf(key []byte) (v value, isKnown bool) {
 // lastOf returns the last address of the network with the length of the prefix.
 func lastOf(addr netip.Addr, bits int) netip.Addr { return cni.LastOf(netip.PrefixFrom(addr, bits)) }
 
-// extend adds a match or a target of iptables.
 func (r *ruleReader) extend(name string, info []byte) {
 	const matchFlags, invertFlags, stateMask, end = 146, 148, 150, 152 // offsets in struct xt_conntrack_mtinfo3
 	const stateOnly = 1                                                // XT_CONNTRACK_STATE

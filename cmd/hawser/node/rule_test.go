@@ -10,6 +10,7 @@ import (
 
 	"github.com/hawser-cni/plugins/pkg/nft"
 	"github.com/hawser-cni/plugins/pkg/nlattr"
+	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
 func expr(name string, attrs ...[]byte) []byte {
@@ -40,7 +41,7 @@ func TestReadRule(t *testing.T) {
 	if err != nil || len(rules) != 1 || !rules[0].Drops || rules[0].Chain != "forward" {
 		t.Fatalf("got %+v, %v", rules, err)
 	}
-	p := &Packet{Links: []Link{{Name: "eth0", Index: 2}}, Range: netip.MustParsePrefix("10.88.0.0/24")}
+	p := &Packet{Links: []rtnl.Link{{Name: "eth0", Index: 2}}, Range: netip.MustParsePrefix("10.88.0.0/24")}
 	d := (&BaseChain{Name: "forward", Rules: rules}).Decide(p)
 	if !d.Drops || !d.IsCertain || d.Rule == nil {
 		t.Errorf("packets from eth0: got %+v", d)
@@ -68,7 +69,7 @@ func TestDecideUncertain(t *testing.T) {
 	} {
 		rules, err := readRule(nft.LiveRule{Chain: "forward", Exprs: exprs}, 1, interval)
 		rules = append(rules, RuleSummary{Chain: "forward", Number: 2, Drops: true})
-		p := &Packet{Links: []Link{{Name: "cni0", Index: 2}}, Range: netip.MustParsePrefix("10.88.0.0/24")}
+		p := &Packet{Links: []rtnl.Link{{Name: "cni0", Index: 2}}, Range: netip.MustParsePrefix("10.88.0.0/24")}
 		if d := (&BaseChain{Name: "forward", Rules: rules}).Decide(p); err != nil || !d.Drops || d.IsCertain {
 			t.Errorf("%s: got %+v, %v", text, d, err)
 		}
@@ -82,7 +83,7 @@ func TestDecideReturn(t *testing.T) {
 			conditions: []condition{{field: outLink, values: []value{{link: "eth0"}}}}},
 		{Chain: "forward", Number: 2, Drops: true},
 	}
-	p := &Packet{Uplink: Link{Name: "eth0", Index: 1}, Range: netip.MustParsePrefix("10.88.0.0/24")}
+	p := &Packet{Uplink: rtnl.Link{Name: "eth0", Index: 1}, Range: netip.MustParsePrefix("10.88.0.0/24")}
 	if d := (&BaseChain{Name: "forward", Rules: rules}).Decide(p); d.Drops {
 		t.Errorf("got %+v", d)
 	}

@@ -30,11 +30,10 @@ type Runtimes struct {
 	hasCtr   bool              // containerd listed all its containers, including nerdctl's
 }
 
-// queryTimeout is the time limit for a runtime's answer.
-const queryTimeout = 10 * time.Second
+const queryTimeout = 10 * time.Second // for a runtime's answer
 
-// Runtimes queries all runtimes of the node concurrently, with their own programs.
-func (n *Node) Runtimes(ctx context.Context) *Runtimes {
+// queryRuntimes queries all runtimes of the node concurrently, with their own programs.
+func (n *Node) queryRuntimes(ctx context.Context) *Runtimes {
 	var answers []*Runtimes
 	var wg sync.WaitGroup
 	query := func(name string, do func(r *Runtimes) error) {
@@ -101,7 +100,7 @@ func sockets() [][]string {
 	return all
 }
 
-// rootOnly returns an error unless root owns the file and all directories above it, and only root can replace root's
+// verifyOwner returns an error unless root owns the file and all directories above it, and only root can replace root's
 // files in them. Other users may write to a directory with the sticky bit, such as /tmp, because they cannot replace
 // root's files there. The owner of the root directory is treated as root, because root has another user ID in a user
 // namespace, and this owner can replace all files anyway.
@@ -255,7 +254,6 @@ func (r *Runtimes) isAuthoritative(id string) bool {
 // usualPath has the directories into which packages and runtimes install plugins.
 const usualPath = "/opt/cni/bin:/usr/lib/cni:/usr/libexec/cni"
 
-// runtimeConfig is the configuration of a CRI runtime.
 type runtimeConfig struct {
 	path string // the default directories of plugins
 	text []byte // the contents of its files; empty = the runtime is not configured, or has CRI disabled

@@ -34,7 +34,6 @@ type Survey struct {
 	goneTest func() (func(ns.Identity) bool, error)
 }
 
-// namespace is a network namespace.
 type namespace struct {
 	path   string // path to the namespace
 	isUsed bool   // a process is in it or has it open
@@ -60,16 +59,12 @@ type mark struct {
 // the marks of former attachments.
 func (n *Node) Survey(ctx context.Context, former ...*Attachment) (s *Survey, err error) {
 	s = &Survey{hostLinks: map[string]bool{}, goneTest: sync.OnceValues(ns.Gone)}
-	s.contents = sync.OnceValues(func() (*contents, error) { return s.readNamespaces(former) })
 	var now unix.Timespec
-	var self unix.Stat_t
-	err = errors.Join(unix.ClockGettime(unix.CLOCK_REALTIME_COARSE, &now), unix.Stat("/proc/self/ns/net", &self))
-	if err != nil {
+	if err := unix.ClockGettime(unix.CLOCK_REALTIME_COARSE, &now); err != nil {
 		return nil, err
 	}
-	s.start, s.hostInode = time.Unix(now.Unix()), self.Ino
-	s.Runtimes = n.Runtimes(ctx)
-	if s.namespaces, err = findNamespaces(); err != nil {
+	s.start, s.Runtimes = time.Unix(now.Unix()), n.queryRuntimes(ctx)
+	if err := s.findNamespaces(former); err != nil {
 		return nil, err
 	}
 	host := rtnl.Host()
@@ -107,18 +102,22 @@ func (s *Survey) CheckPIDs() error {
 		"in the node's PID namespace (hostPID: true, podman run --pid host, nsenter --target 1 --pid)", pidNS.Ino)
 }
 
-// findNamespaces returns all network namespaces that processes are in, have open or have mounted.
-func findNamespaces() (found map[uint64]namespace, err error) {
-	found = map[uint64]namespace{}
+// findNamespaces finds the host's network namespace, and all that processes are in, have open or have mounted.
+func (s *Survey) findNamespaces(former []*Attachment) error {
+	s.namespaces = map[uint64]namespace{}
+	s.contents = sync.OnceValues(func() (*contents, error) { return s.readNamespaces(former) })
+	var self unix.Stat_t
+	err := unix.Stat("/proc/self/ns/net", &self)
+	s.hostInode = self.Ino
 	for use, useErr := range ns.Uses("/proc", true) {
 		if err = cmp.Or(err, useErr); useErr != nil {
 			continue
 		}
-		if known := found[use.Inode]; known.path == "" || !use.IsMount {
-			found[use.Inode] = namespace{use.Path, known.isUsed || !use.IsMount}
+		if known := s.namespaces[use.Inode]; known.path == "" || !use.IsMount {
+			s.namespaces[use.Inode] = namespace{use.Path, known.isUsed || !use.IsMount}
 		}
 	}
-	return found, err
+	return err
 }
 
 // readNamespaces reads all namespaces except the host's and the namespaces that unprivileged users created. No runtime
@@ -187,10 +186,8 @@ func (s *Survey) readNamespace(found *contents, inode uint64, n namespace) error
 
 // marks returns the marks by which the attachment can be found in a namespace.
 func (a *Attachment) marks() (marks []mark) {
-	for _, text := range a.Addresses() {
-		if addr, err := netip.ParseAddr(text); err == nil {
-			marks = append(marks, mark{link: a.IfName, addr: addr})
-		}
+	for _, addr := range a.Addrs() {
+		marks = append(marks, mark{link: a.IfName, addr: addr})
 	}
 	if m := a.macMark(); marks == nil && m.mac != "" {
 		marks = append(marks, m)
@@ -375,13 +372,10 @@ func markUnpinned(all []*Attachment) {
 	if !slices.ContainsFunc(all, isUnpinned) {
 		return
 	}
-	used, err := findNamespaces()
-	var self unix.Stat_t
-	if err != nil || unix.Stat("/proc/self/ns/net", &self) != nil {
+	s := &Survey{Attachments: all}
+	if s.findNamespaces(nil) != nil {
 		return
 	}
-	s := &Survey{Attachments: all, namespaces: used, hostInode: self.Ino}
-	s.contents = sync.OnceValues(func() (*contents, error) { return s.readNamespaces(nil) })
 	for _, a := range all {
 		if isUnpinned(a) && s.isUsed(a) {
 			a.Orphan, a.isUnpinned = "", true
@@ -400,7 +394,6 @@ func (s *Survey) isUsed(a *Attachment) bool {
 	return err == nil && m.mac != "" && s.namespaces[found.marks[m]].isUsed
 }
 
-// FirstWord returns the beginning of a text, up to the first space.
 func FirstWord(text string) string {
 	word, _, _ := strings.Cut(text, " ")
 	return word

@@ -29,7 +29,7 @@ type problem struct {
 
 // checker collects the problems of network lists.
 type checker struct {
-	*node.Node
+	node   *node.Node
 	found  []problem
 	files  map[string]string // the file of each network
 	ranges []usedRange
@@ -49,8 +49,8 @@ type location struct {
 func checkCommand(s *session) *cobra.Command {
 	return s.command("check [FILE|DIR]", "Find mistakes in network lists before a runtime does",
 		func(name string) error {
-			c := checker{Node: s.Node, files: map[string]string{}}
-			err := c.read(cmp.Or(name, s.ConfDir))
+			c := checker{node: s.Node, files: map[string]string{}}
+			err := c.checkPath(cmp.Or(name, s.ConfDir))
 			err = errors.Join(err, s.show(c.found, func(t table) {
 				for _, f := range c.found {
 					s.finding(t, f.Severity, joinNonempty(": ", f.File, f.Key, f.What), f.Advice)
@@ -85,25 +85,25 @@ func (s location) report(severity, key, what, advice string) {
 
 func (c *checker) locate(e node.Entry) location { return location{c, e.File, e.Key} }
 
-// read checks a file or all lists of a directory. It returns the errors of files that cannot be read.
-func (c *checker) read(name string) error {
+// checkPath checks a file or all lists of a directory. It returns the errors of files that cannot be read.
+func (c *checker) checkPath(name string) error {
 	info, err := os.Stat(name)
 	if err != nil || !info.IsDir() {
-		return c.file(name)
+		return c.checkFile(name)
 	}
 	files, err := node.ListFiles(name)
 	if err == nil && len(files) == 0 {
 		return fmt.Errorf("%s has no network list: no file ends in .conflist, .conf or .json", name)
 	}
 	for _, file := range files {
-		err = errors.Join(err, c.file(file))
+		err = errors.Join(err, c.checkFile(file))
 	}
 	return err
 }
 
-func (c *checker) file(file string) error {
+func (c *checker) checkFile(file string) error {
 	list, err := node.ReadList(file)
-	if path := (*fs.PathError)(nil); errors.As(err, &path) {
+	if _, isUnread := errors.AsType[*fs.PathError](err); isUnread {
 		return err
 	}
 	s := location{c, file, ""}
@@ -116,13 +116,13 @@ func (c *checker) file(file string) error {
 		s.report(broken, p.Key, p.Reason, "correct the file: no runtime can use the list")
 		return nil
 	}
-	s.unique(list.Name)
-	s.list(list)
+	s.checkName(list.Name)
+	s.checkList(list)
 	return nil
 }
 
-// unique reports a name that an earlier list has.
-func (s location) unique(name string) {
+// checkName reports a name that an earlier list has.
+func (s location) checkName(name string) {
 	if other := s.files[name]; other != "" {
 		s.report(doubtful, "name", fmt.Sprintf("%q is also the name of the network in %s", name, other),
 			"rename or remove one of them: runtimes differ in which one they use")
@@ -130,8 +130,8 @@ func (s location) unique(name string) {
 	s.files[name] = s.file
 }
 
-// shape reports a list that no runtime can use: it has no plugin, no valid name, or an entry without a type.
-func (s location) shape(list node.List) {
+// checkShape reports a list that no runtime can use: it has no plugin, no valid name, or an entry without a type.
+func (s location) checkShape(list node.List) {
 	if len(list.Plugins) == 0 {
 		s.report(broken, "plugins", "has no plugin, and the file has no type: it is not a network list",
 			"write a list of plugins, or move the file to another directory")
@@ -143,13 +143,13 @@ func (s location) shape(list node.List) {
 	}
 	for _, e := range list.Plugins {
 		if !cni.ValidType(e.Type) {
-			s.locate(e).noType(e)
+			s.locate(e).checkType(e)
 		}
 	}
 }
 
-func (s location) list(list node.List) {
-	s.shape(list)
+func (s location) checkList(list node.List) {
+	s.checkShape(list)
 	if len(list.Plugins) == 0 {
 		return
 	}
@@ -177,36 +177,37 @@ func (s location) list(list node.List) {
 		if !cni.ValidType(e.Type) {
 			continue
 		}
-		s.entry(list, i)
-		s.order(list, i)
-		s.locate(e).overlaps(list.Name, e)
-		s.locate(e).delegates(list, e)
+		s.checkEntry(list, i)
+		s.checkOrder(list, i)
+		s.locate(e).checkOverlaps(list.Name, e)
+		s.locate(e).checkDelegates(list, e)
 	}
-	s.combination(list)
+	s.checkCombination(list)
 }
 
-// entry checks that the programs of an entry exist, and has Hawser's plugins check the configuration that they receive.
-func (s location) entry(list node.List, i int) {
+// checkEntry checks that the programs of an entry exist, and has Hawser's plugins check the configuration that they
+// receive.
+func (s location) checkEntry(list node.List, i int) {
 	e, used := list.Plugins[i], []string{}
 	for _, plugin := range [][2]string{{"type", e.Type}, {"ipam.type", e.IPAM.Type}} {
 		if plugin[1] == "" {
 			continue
 		}
-		p, isOurs := s.Plugin(plugin[1])
-		file, err := s.Find(plugin[1])
+		p, isOurs := s.node.Plugin(plugin[1])
+		file, err := s.node.Find(plugin[1])
 		if err == nil && !isOurs && sameFile("/proc/self/exe", file) {
 			err = fmt.Errorf("%q is not a plugin of %s, which is this program", plugin[1], file)
 		}
 		if err != nil {
-			s.locate(e).report(broken, plugin[0], err.Error(), installAdvice(s.Node, plugin[1])+", or correct the name")
-		} else if dir := installedDir(s.Node); dir != "" && s.IsReference(file) {
+			s.locate(e).report(broken, plugin[0], err.Error(), installAdvice(s.node, plugin[1])+", or correct the name")
+		} else if dir := installedDir(s.node); dir != "" && s.node.IsReference(file) {
 			s.locate(e).report(doubtful, plugin[0],
 				file+" is a plugin of the reference, although Hawser is installed in "+dir, replaceAdvice("", dir))
-		} else if dir != "" && p.Name == plugin[1] && !s.IsOurs(file) {
+		} else if dir != "" && p.Name == plugin[1] && !s.node.IsOurs(file) {
 			s.locate(e).report(doubtful, plugin[0], file+" is another program, although Hawser is installed in "+dir,
 				replaceAdvice(" --force", dir))
 		}
-		if !isOurs || !s.HasPlugin(e.Type) { // other plugins may complete ipam before they call it
+		if !isOurs || !s.node.HasPlugin(e.Type) { // other plugins may complete ipam before they call it
 			continue
 		}
 		used = append(used, p.Traits().Capabilities...)
@@ -222,13 +223,13 @@ func (s location) entry(list node.List, i int) {
 			loc.report(severity, f.Key, f.Reason, f.Suggestion)
 		}
 	}
-	s.locate(e).capabilities(e, used)
+	s.locate(e).checkCapabilities(e, used)
 }
 
-// capabilities compares the capabilities that an entry declares with those that its plugins use.
-func (s location) capabilities(e node.Entry, used []string) {
-	p, isOurs := s.Plugin(e.Type)
-	isIPAMOurs := s.HasPlugin(cmp.Or(e.IPAM.Type, e.Type))
+// checkCapabilities compares the capabilities that an entry declares with those that its plugins use.
+func (s location) checkCapabilities(e node.Entry, used []string) {
+	p, isOurs := s.node.Plugin(e.Type)
+	isIPAMOurs := s.node.HasPlugin(cmp.Or(e.IPAM.Type, e.Type))
 	for _, name := range slices.Sorted(maps.Keys(e.Capabilities)) {
 		if isOurs && isIPAMOurs && e.Capabilities[name] && !slices.Contains(used, name) {
 			s.report(doubtful, cni.KeyIn("capabilities", name), "is not used by "+e.Type,
@@ -243,10 +244,11 @@ func (s location) capabilities(e node.Entry, used []string) {
 	}
 }
 
-// order checks the position of a plugin in the list. loopback may be anywhere, because it works without other plugins.
-func (s location) order(list node.List, i int) {
+// checkOrder checks the position of a plugin in the list. loopback may be anywhere, because it works without other
+// plugins.
+func (s location) checkOrder(list node.List, i int) {
 	e := list.Plugins[i]
-	p, isOurs := s.Plugin(e.Type)
+	p, isOurs := s.node.Plugin(e.Type)
 	if !isOurs || p.Name == "loopback" || p.Traits().Chained {
 		return
 	}
@@ -256,7 +258,7 @@ func (s location) order(list node.List, i int) {
 		return
 	}
 	for _, earlier := range list.Plugins[:i] {
-		switch other, isOurs := s.Plugin(earlier.Type); {
+		switch other, isOurs := s.node.Plugin(earlier.Type); {
 		case !isOurs || other.Name == "loopback":
 		case other.Traits().Chained:
 			s.locate(earlier).report(broken, "type", earlier.Type+" is before "+e.Type+", which creates the interface",
@@ -268,8 +270,8 @@ func (s location) order(list node.List, i int) {
 	}
 }
 
-// overlaps compares the ranges of an entry with those of other networks.
-func (s location) overlaps(network string, e node.Entry) {
+// checkOverlaps compares the ranges of an entry with those of other networks.
+func (s location) checkOverlaps(network string, e node.Entry) {
 	for _, set := range (node.List{Plugins: []node.Entry{e}}).RangeSets() {
 		for _, r := range set {
 			same := func(o usedRange) bool { return o.network != network && r.Overlaps(o.Range) }
@@ -284,9 +286,9 @@ func (s location) overlaps(network string, e node.Entry) {
 	}
 }
 
-// delegates checks the lists in an entry of multus, and the list that flannel derives from its delegate. It does not
-// check networks that these plugins read elsewhere, for example from the cluster.
-func (s location) delegates(list node.List, e node.Entry) {
+// checkDelegates checks the lists in an entry of multus, and the list that flannel derives from its delegate. It does
+// not check networks that these plugins read elsewhere, for example from the cluster.
+func (s location) checkDelegates(list node.List, e node.Entry) {
 	var inner []json.RawMessage
 	var network string
 	switch e.Type {
@@ -295,7 +297,7 @@ func (s location) delegates(list node.List, e node.Entry) {
 			s.report(broken, "delegates", "is not a list", "write a list of networks")
 		}
 		for i, raw := range inner {
-			s.delegate(fmt.Sprintf("delegates[%d]", i), list, raw)
+			s.checkDelegate(fmt.Sprintf("delegates[%d]", i), list, raw)
 		}
 		_ = json.Unmarshal(e.Raw["clusterNetwork"], &network)
 		network = strings.TrimPrefix(network, "/host") // the pod of multus mounts the host's root at /host
@@ -305,12 +307,11 @@ func (s location) delegates(list node.List, e node.Entry) {
 	case "flannel":
 		e.ResolveFlannel("")
 		raw, _ := json.Marshal(e.Raw) // decoded values can be encoded
-		s.delegate("delegate", list, raw)
+		s.checkDelegate("delegate", list, raw)
 	}
 }
 
-// delegate checks a list in a key of an entry.
-func (s location) delegate(key string, outer node.List, raw []byte) {
+func (s location) checkDelegate(key string, outer node.List, raw []byte) {
 	s.key = s.path(key)
 	list, err := node.ParseList(raw)
 	if err != nil {
@@ -321,5 +322,5 @@ func (s location) delegate(key string, outer node.List, raw []byte) {
 	for i, e := range list.Plugins {
 		list.Plugins[i].File, list.Plugins[i].Key = s.file, s.path(e.Key)
 	}
-	s.list(list)
+	s.checkList(list)
 }

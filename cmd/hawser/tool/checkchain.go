@@ -15,30 +15,25 @@ import (
 	"github.com/hawser-cni/plugins/pkg/rtnl"
 )
 
-// combination finds keys and entries that are valid individually, but together make ADD fail or have no effect.
-func (s location) combination(list node.List) {
+// checkCombination finds keys and entries that are valid individually, but together make ADD fail or have no effect.
+func (s location) checkCombination(list node.List) {
 	if list.Raw["type"] == nil && list.Raw["capabilities"] != nil {
 		s.report(broken, "capabilities", "is ignored here: runtimes read it from the entries of the plugins",
 			"move it into the entry of the plugin that uses it")
 	}
 	for _, e := range list.Plugins {
-		s.locate(e).addresses(e)
+		s.locate(e).checkAddresses(e)
 	}
-	s.chain(list)
-}
-
-// chain finds entries of a list that cannot work together.
-func (s location) chain(list node.List) {
 	seen, settings := map[string]int{}, map[string]string{}
 	main := s.nameOf(list.Plugins[0])
 	for i, e := range list.Plugins {
 		name, loc := s.nameOf(e), s.locate(e)
-		p, isOurs := s.Plugin(e.Type)
+		p, isOurs := s.node.Plugin(e.Type)
 		first, isTwice := seen[name]
 		switch {
 		case name == "tuning":
-			loc.tuning(e, settings)
-			loc.tuningOrder(e, list.Plugins[:i])
+			loc.checkTuning(e, settings)
+			loc.checkTuningOrder(e, list.Plugins[:i])
 		case isTwice && isOurs && p.Traits().Chained:
 			loc.report(doubtful, "type", fmt.Sprintf("%s is also plugins[%d]; both change the same interface", e.Type,
 				first), "merge the two entries")
@@ -66,9 +61,9 @@ func hasSibling(kind string, e node.Entry) bool {
 	})
 }
 
-// tuningOrder finds settings of a tuning entry that break earlier entries, which have used the former MAC address or
-// MTU.
-func (s location) tuningOrder(e node.Entry, earlier []node.Entry) {
+// checkTuningOrder finds settings of a tuning entry that break earlier entries, which have used the former MAC address
+// or MTU.
+func (s location) checkTuningOrder(e node.Entry, earlier []node.Entry) {
 	for _, other := range earlier {
 		const drops = ", but macspoofchk of %s drops packets from any other than the first one"
 		advice := `set the address with "capabilities": {"mac": true} of ` + other.Type
@@ -88,7 +83,7 @@ func (s location) tuningOrder(e node.Entry, earlier []node.Entry) {
 
 // nameOf returns the name of Hawser's plugin for an entry's type, or the type if Hawser has no such plugin.
 func (s location) nameOf(e node.Entry) string {
-	if p, isOurs := s.Plugin(e.Type); isOurs {
+	if p, isOurs := s.node.Plugin(e.Type); isOurs {
 		return p.Name
 	}
 	return e.Type
@@ -100,8 +95,8 @@ func rawText(raw json.RawMessage) (value string) {
 	return value
 }
 
-// tuning compares the settings of a tuning entry with the settings of earlier tuning entries.
-func (s location) tuning(e node.Entry, earlier map[string]string) {
+// checkTuning compares the settings of a tuning entry with the settings of earlier tuning entries.
+func (s location) checkTuning(e node.Entry, earlier map[string]string) {
 	var sysctls map[string]any
 	_ = json.Unmarshal(e.Raw["sysctl"], &sysctls) // tuning refuses other types
 	settings := map[string]string{}
@@ -126,14 +121,14 @@ func (s location) tuning(e node.Entry, earlier map[string]string) {
 	}
 }
 
-// addresses finds keys of ipam that make each ADD fail or leave containers without an address.
-func (s location) addresses(e node.Entry) {
+// checkAddresses finds keys of ipam that make each ADD fail or leave containers without an address.
+func (s location) checkAddresses(e node.Entry) {
 	ipam := map[string]json.RawMessage{}
-	if json.Unmarshal(e.Raw["ipam"], &ipam) == nil && len(ipam) > 0 && e.IPAM.Type == "" && s.HasPlugin(e.Type) {
+	if json.Unmarshal(e.Raw["ipam"], &ipam) == nil && len(ipam) > 0 && e.IPAM.Type == "" && s.node.HasPlugin(e.Type) {
 		s.report(broken, "ipam.type", "is missing, so containers get no address",
 			`write the IPAM plugin, such as "host-local"`)
 	}
-	routes, _ := defaultRoutes(ipam["routes"])
+	routes := defaultRoutes(ipam["routes"])
 	for i, set := range (node.List{Plugins: []node.Entry{e}}).RangeSets() {
 		size := 0.0
 		for _, r := range set {
@@ -155,19 +150,19 @@ func (s location) addresses(e node.Entry) {
 }
 
 // defaultRoutes returns the families of the default routes without a gateway of their own; true = IPv4.
-func defaultRoutes(raw json.RawMessage) (families []bool, err error) {
+func defaultRoutes(raw json.RawMessage) (families []bool) {
 	var routes []struct{ Dst, GW string }
-	err = json.Unmarshal(raw, &routes)
+	_ = json.Unmarshal(raw, &routes) // plugins refuse other types
 	for _, r := range routes {
 		if dst, err := netip.ParsePrefix(r.Dst); err == nil && dst.Bits() == 0 && r.GW == "" {
 			families = append(families, dst.Addr().Is4())
 		}
 	}
-	return families, err
+	return families
 }
 
-// noType reports an entry without a valid type, and names a key that is probably a misspelled "type".
-func (s location) noType(e node.Entry) {
+// checkType reports an entry without a valid type, and names a key that is probably a misspelled "type".
+func (s location) checkType(e node.Entry) {
 	for _, key := range slices.Sorted(maps.Keys(e.Raw)) {
 		isOther := func(r rune) bool { return r < 'a' || r > 'z' }
 		if e.Type == "" && key != "type" && strings.TrimFunc(strings.ToLower(key), isOther) == "type" {

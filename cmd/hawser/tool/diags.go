@@ -94,7 +94,7 @@ func diags(ctx context.Context, n *node.Node, log string) *report {
 		r.add("nft-"+family.String(), tableOf(ctx, family), nil)
 	}
 	r.addLinks()
-	lines, err := lastLines(log, 200)
+	lines, err := lastLines(log)
 	r.add("log", lines, err)
 	r.add("errors", r.failures, nil)
 	r.tar.Write(make([]byte, 2*block))
@@ -196,8 +196,9 @@ func keepKeys(keys []string, value any) any {
 	return value
 }
 
-// lastLines returns the newest lines of all logs, sorted by time, at most limit.
-func lastLines(log string, limit int) (lines []any, err error) {
+// lastLines returns the newest lines of all logs, sorted by time.
+func lastLines(log string) (lines []any, err error) {
+	const limit = 200
 	trim := func() {
 		timeOf := func(i int) string { return fmt.Sprint(lines[i].(map[string]any)["time"]) }
 		sort.SliceStable(lines, func(i, j int) bool { return timeOf(i) < timeOf(j) })
@@ -227,7 +228,6 @@ func (r *report) add(name string, v any, err error) {
 	}
 }
 
-// omittedText replaces omitted text.
 const omittedText = "(left out)"
 
 // redactURLs returns the JSON with only the scheme, host and path of each URL. It treats an @ in a path as the

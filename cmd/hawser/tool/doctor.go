@@ -40,8 +40,8 @@ const (
 
 const ownersAdvice = "hawser ls %s lists the owners; release stale leases (hawser gc --yes), or add a range"
 
-// kinds are in the order in which doctor prints findings: the most severe and most frequent ones first. advise replaces
-// the verbs of an advice. The checker of lists has the advice of a kind without one.
+// kinds are in the order in which doctor prints findings: the most severe and most frequent ones first. advise fills in
+// the verbs of an advice. A kind without advice gets it from the checker of lists.
 var kinds = []findingKind{
 	{"missing-plugin", broken, "%s, or remove it from the list; without it DEL fails"},
 	{"bad-file", broken, "correct the file; hawser check names the key"},
@@ -96,7 +96,7 @@ type facts struct {
 	programs     map[string]program
 	attachments  []*node.Attachment
 	links        []rtnl.Link
-	uplink       node.Link               // the link of the default route; its name is empty without a default route
+	uplink       rtnl.Link               // the link of the default route; its name is empty without a default route
 	routes       map[string][]rtnl.Route // by link name; host ends of containers are omitted
 	chains       []nft.LiveChain
 	baseChains   []*node.BaseChain
@@ -205,8 +205,7 @@ func gather(ctx context.Context, n *node.Node) *facts {
 		}
 	}
 	f.addError(f.gatherLinks())
-	up, _ := uplink()
-	f.uplink = node.Link{Name: up.Name, Index: up.Index}
+	f.uplink, _ = uplink()
 	count := len(f.problems)
 	f.addError(nft.IfSupported(f.gatherRules()))
 	f.noRules = len(f.problems) > count
@@ -272,7 +271,6 @@ func (f *facts) gatherRules() (err error) {
 	return err
 }
 
-// ownTable returns the table of Hawser's plugins.
 func ownTable() nft.Table { return nft.Table{Family: nft.INet, Name: nft.TableName} }
 
 // typesOf returns the plugins that a list names.
@@ -311,10 +309,10 @@ func findProgram(ctx context.Context, n *node.Node, plugin string) (p program) {
 	if err == nil {
 		err = json.NewDecoder(bytes.NewReader(answer)).Decode(&doc)
 	}
-	var refusal *cni.Error
+	refusal, isRefused := errors.AsType[*cni.Error](err)
 	switch {
-	case errors.As(err, &refusal) && strings.Contains(refusal.Msg, "unknown CNI_COMMAND"): // VERSION is new in 0.2.0
-	case refusal != nil:
+	case isRefused && strings.Contains(refusal.Msg, "unknown CNI_COMMAND"): // VERSION is new in 0.2.0
+	case isRefused:
 		p.err = fmt.Errorf("plugin %q fails: %s", plugin, strings.TrimPrefix(refusal.Msg, plugin+": "))
 	case err != nil:
 		p.err = fmt.Errorf("plugin %q does not answer VERSION: %w", plugin, err)

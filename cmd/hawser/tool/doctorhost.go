@@ -50,14 +50,12 @@ func lostLeases(f *facts) {
 			continue
 		}
 		sets := list.RangeSets() // empty if the runtime sends the ranges
-		isInRange := func(text string) bool {
-			addr, _ := netip.ParseAddr(text)
-			return len(sets) == 0 || slices.ContainsFunc(slices.Concat(sets...), func(r ranges.Range) bool {
-				return r.Contains(addr)
-			})
+		isElsewhere := func(addr netip.Addr) bool {
+			contains := func(r ranges.Range) bool { return r.Contains(addr) }
+			return len(sets) > 0 && !slices.ContainsFunc(slices.Concat(sets...), contains)
 		}
-		if addrs := slices.DeleteFunc(a.Addresses(), func(t string) bool { return !isInRange(t) }); len(addrs) > 0 {
-			lost = append(lost, strings.Join(addrs, " ")+" of "+describe(a))
+		if addrs := slices.DeleteFunc(a.Addrs(), isElsewhere); len(addrs) > 0 {
+			lost = append(lost, ranges.Join(addrs, " ")+" of "+describe(a))
 		}
 	}
 	f.addAll("lost-lease", "no lease exists for %s", lost)
@@ -109,14 +107,11 @@ func forwardingOff(f *facts) {
 			f.add("forwarding-off", "%s is 0, and %s needs the host to route", key, describe(a)).advise(key)
 		}
 		seen[link] = true
-		for _, text := range a.Addresses() {
-			addr, _ := netip.ParseAddr(text)
-			key := disabled[addr.Is4()]
-			if key == "" || !addr.IsValid() {
-				continue
+		for _, addr := range a.Addrs() {
+			if key := disabled[addr.Is4()]; key != "" {
+				f.add("forwarding-off", "%s is 0, and %s needs the host to route", key, describe(a)).advise(key)
+				delete(disabled, addr.Is4())
 			}
-			f.add("forwarding-off", "%s is 0, and %s needs the host to route", key, describe(a)).advise(key)
-			delete(disabled, addr.Is4())
 		}
 	}
 }
@@ -262,7 +257,7 @@ func drifts(f *facts) {
 				others[key] = append(others[key], nameOf(a.Pod, a.ContainerID))
 			default:
 				first[key] = f.add("drift", "CHECK of %s: %s", describe(a), missing(c, err))
-				first[key].Advice = driftAdvice(c.Reference, c.List.Plugins[c.Entry])
+				first[key].Advice = driftAdvice(c.Attachment.Reference, c.List.Plugins[c.Entry])
 			}
 		}
 		checked++
@@ -277,9 +272,9 @@ func drifts(f *facts) {
 func missing(c node.Call, err error) string {
 	text := firstLine(err.Error())
 	switch {
-	case c.Reference && strings.Contains(text, fmt.Sprintf("%q", ownTable())):
+	case c.Attachment.Reference && strings.Contains(text, fmt.Sprintf("%q", ownTable())):
 		return c.Plugin() + ": its masquerade is missing"
-	case c.Reference && strings.Contains(text, "there is no record"):
+	case c.Attachment.Reference && strings.Contains(text, "there is no record"):
 		return c.Plugin() + ": its host ports are missing"
 	}
 	return text

@@ -63,19 +63,19 @@ func badLists(f *facts) {
 	if len(f.lists) == 0 && len(f.problems) == 0 {
 		f.add("no-list", "no usable network list in %s", f.ConfDir)
 	}
-	c := &checker{Node: f.Node, files: map[string]string{}}
+	c := &checker{node: f.Node, files: map[string]string{}}
 	for _, list := range f.lists {
 		s := location{c, list.File, ""}
-		s.shape(list)
+		s.checkShape(list)
 		f.addChecked("bad-file", list, c)
-		s.unique(list.Name)
+		s.checkName(list.Name)
 		f.addChecked("name-twice", list, c)
 		for _, e := range list.Plugins {
-			s.locate(e).overlaps(list.Name, e)
+			s.locate(e).checkOverlaps(list.Name, e)
 		}
 		f.addChecked("overlapping-ranges", list, c)
 		if len(list.Plugins) > 0 {
-			s.combination(list)
+			s.checkCombination(list)
 		}
 		f.addChecked("list-conflict", list, c)
 	}

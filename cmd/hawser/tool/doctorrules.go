@@ -112,16 +112,15 @@ func (f *facts) addLinks(p *node.Packet, list node.List) {
 		}
 	}
 	for _, l := range f.links {
-		link := node.Link{Name: l.Name, Index: l.Index}
 		switch {
 		case slices.Contains(ends, l.Name):
-			p.Links = append(p.Links, link)
+			p.Links = append(p.Links, l)
 		case isInner(f.links, l):
-			p.Inner = append(p.Inner, link)
+			p.Inner = append(p.Inner, l)
 		}
 	}
 	if p.Links == nil && bridge != "" { // the first ADD creates it
-		p.Links = []node.Link{{Name: bridge}}
+		p.Links = []rtnl.Link{{Name: bridge}}
 	}
 }
 

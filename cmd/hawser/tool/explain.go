@@ -34,7 +34,6 @@ type stop struct {
 	Why     string `json:"why"`
 }
 
-// hostLink is an interface of the host.
 type hostLink struct {
 	Name   string   `json:"name"`
 	Kind   string   `json:"kind,omitempty"`
@@ -42,7 +41,7 @@ type hostLink struct {
 	State  string   `json:"state"` // "up", "down", or "missing"
 	Addrs  []string `json:"addresses,omitempty"`
 
-	index   int
+	link    rtnl.Link // zero if it is missing
 	isInner bool
 }
 
@@ -83,7 +82,7 @@ func hostLinks() (map[string]hostLink, error) {
 	}
 	all, errs := map[string]hostLink{}, []error{err}
 	for _, l := range links {
-		h := hostLink{Name: l.Name, Kind: l.Kind, Master: names[l.Master], State: "down", index: l.Index,
+		h := hostLink{Name: l.Name, Kind: l.Kind, Master: names[l.Master], State: "down", link: l,
 			isInner: isInner(links, l)}
 		if l.Up {
 			h.State = "up"
@@ -210,18 +209,18 @@ func (e *explanation) findPath(ctx context.Context, n *node.Node, links map[stri
 		list, _ := listOf(n, a) // Attachments has returned its error
 		list = list.ResolveFlannel(a.ContainerID)
 		isForeign := len(list.Plugins) == 0 || !n.HasPlugin(list.Plugins[0].Type)
+		if !isRouted(list) && !isForeign { // packets do not pass the host's chains
+			continue
+		}
 		p := e.packetOf(a, list, links)
-		for _, text := range a.Addresses() {
-			addr, err := netip.ParseAddr(text)
-			if err == nil && (isRouted(list) || isForeign) { // otherwise, packets do not pass the host's chains
-				packet := p
-				packet.Range = netip.PrefixFrom(addr, addr.BitLen())
-				packets = append(packets, &packet)
-				routed[addr.Is4()] = routed[addr.Is4()] || !isForeign
-				// The route of a link in a VRF is elsewhere, and a link with a link-local gateway needs none.
-				if own := p.Links; !isForeign && addr.Is4() && len(own) == 1 && links[own[0].Name].Master == "" {
-					errs = append(errs, e.findRoute(addr, own[0]))
-				}
+		for _, addr := range a.Addrs() {
+			packet := p
+			packet.Range = netip.PrefixFrom(addr, addr.BitLen())
+			packets = append(packets, &packet)
+			routed[addr.Is4()] = routed[addr.Is4()] || !isForeign
+			// The route of a link in a VRF is elsewhere, and a link with a link-local gateway needs none.
+			if own := p.Links; !isForeign && addr.Is4() && len(own) == 1 && links[own[0].Name].Master == "" {
+				errs = append(errs, e.findRoute(addr, own[0]))
 			}
 		}
 	}
@@ -247,7 +246,7 @@ func (e *explanation) findPath(ctx context.Context, n *node.Node, links map[stri
 }
 
 // findRoute adds a stop if the host would send packets to addr elsewhere than to the containers' link.
-func (e *explanation) findRoute(addr netip.Addr, own node.Link) error {
+func (e *explanation) findRoute(addr netip.Addr, own rtnl.Link) error {
 	host := rtnl.Host()
 	defer host.Close()
 	by, err := host.RouteTo(addr)
@@ -265,16 +264,15 @@ func (e *explanation) findRoute(addr netip.Addr, own node.Link) error {
 // packetOf returns the packets that an attachment sends, without addresses.
 func (e *explanation) packetOf(a *node.Attachment, list node.List, links map[string]hostLink) node.Packet {
 	up, _ := uplink()
-	p := node.Packet{Uplink: node.Link{Name: up.Name, Index: up.Index}, IsAccepted: uses(list, "firewall")}
+	p := node.Packet{Uplink: up, IsAccepted: uses(list, "firewall")}
 	name, _ := ownBridge(list)
 	name = cmp.Or(name, parent(a, links), node.FirstWord(a.HostEnd()))
 	for _, l := range links {
-		link := node.Link{Name: l.Name, Index: l.index}
 		if l.Name == name {
-			p.Links = []node.Link{link}
+			p.Links = []rtnl.Link{l.link}
 		}
 		if l.isInner {
-			p.Inner = append(p.Inner, link)
+			p.Inner = append(p.Inner, l.link)
 		}
 	}
 	if !a.Reference {
@@ -335,8 +333,8 @@ func (e *explanation) findDrift(ctx context.Context, n *node.Node, a *node.Attac
 	return err
 }
 
-// isNeeded reports whether a drift concerns something that all packets need. These are not a masquerade, host ports of
-// 127.0.0.1 and their guard, and the objects of chained plugins, except host ports if the question is about one.
+// isNeeded reports whether all packets need the object of a drift. Only some packets need a masquerade, host ports of
+// 127.0.0.1 with their guard, or an object of a chained plugin. All packets to a host port need the port itself.
 func (e *explanation) isNeeded(c node.Call, drift error) bool {
 	some := regexp.MustCompile(`masq|route_localnet|_guard_|_localnet_`)
 	isNeeded := func(line string) bool { return !some.MatchString(line) }

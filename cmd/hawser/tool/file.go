@@ -155,9 +155,9 @@ type content struct {
 // clocks for file times have a finer resolution.
 const settleTime = 100 * time.Millisecond
 
-// begin forgets files that may have changed again within the same clock tick, and files beyond the 256th. Each pass
-// over all names begins with it.
-func (r *reader) begin() {
+// dropUnsettled forgets files that may have changed again within the same clock tick, and files beyond the 256th. Each
+// installation begins with it.
+func (r *reader) dropUnsettled() {
 	maps.DeleteFunc(r.seen, func(_ identity, c content) bool { return !c.isSettled || len(r.seen) > 256 })
 }
 

@@ -120,7 +120,7 @@ func (o *options) run(ctx context.Context, programs []skel.Program, names []stri
 		if err := os.MkdirAll(o.destDir, 0o755); err != nil {
 			return err
 		}
-		files.begin()
+		files.dropUnsettled()
 		p := &pluginDir{dir: o.destDir, files: files}
 		if err := p.open(ctx, programs, out); err != nil {
 			return err
@@ -257,23 +257,21 @@ func (i *install) link(f file) (string, error) {
 	if i.isDone(f) {
 		return isUpToDate, nil
 	}
-	if f.name == toolName {
-		return describeInstall(f), i.write(i.path(toolName), i.program, 0o755)
-	}
-	switch i.links {
-	case symbolic:
-		err := i.swap(i.path(f.name), func(temporary string) error { return os.Symlink(toolName, temporary) })
-		return describeInstall(f), err
-	case hard:
-		err := i.swap(i.path(f.name), func(temporary string) error { return os.Link(i.path(toolName), temporary) })
-		if !cannotLink(err) {
-			return describeInstall(f), err
+	var err error
+	switch path := i.path(f.name); {
+	case f.name == toolName || i.links == byCopy:
+		err = i.write(path, i.program, 0o755)
+	case i.links == symbolic:
+		err = i.swap(path, func(temporary string) error { return os.Symlink(toolName, temporary) })
+	default:
+		err = i.swap(path, func(temporary string) error { return os.Link(i.path(toolName), temporary) })
+		if cannotLink(err) {
+			fmt.Fprintf(i.out, "%s: hard links are not possible (%v); making copies\n", i.destDir, err)
+			i.links = byCopy
+			return i.link(f)
 		}
-		fmt.Fprintf(i.out, "%s: hard links are not possible (%v); making copies\n", i.destDir, err)
-		i.links = byCopy
-		return i.link(f)
 	}
-	return describeInstall(f), i.write(i.path(f.name), i.program, 0o755)
+	return describeInstall(f), err
 }
 
 func describeInstall(f file) string {

@@ -70,13 +70,16 @@ func measure(ctx context.Context, n *node.Node, check bool, log string) (metrics
 			m.add("hawser_leases_without_container", float64(len(a.Held(cni.HeldAddress))))
 		}
 		if check && a.IsLive() {
-			found, err := n.CheckAll(ctx, a)
+			calls, err := n.Checks(a)
 			errs = append(errs, err)
-			if len(found) > 0 {
-				m.add("hawser_check_drift", 0, "network", a.Network)
-				if slices.ContainsFunc(found, node.IsDrift) {
-					m.add("hawser_check_drift", 1, "network", a.Network)
+			drifts := 0.0
+			for _, c := range calls {
+				if !c.List.NoCheck && drifts == 0 && node.IsDrift(n.Check(ctx, c)) {
+					drifts = 1
 				}
+			}
+			if len(calls) > 0 && !calls[0].List.NoCheck {
+				m.add("hawser_check_drift", drifts, "network", a.Network)
 			}
 		}
 	}
@@ -164,8 +167,8 @@ func (m metrics) add(name string, value float64, labels ...string) {
 func formatLabels(labels []string) string {
 	escape := strings.NewReplacer(`\`, `\\`, `"`, `\"`, "\n", `\n`)
 	var words []string
-	for i := 0; i < len(labels); i += 2 {
-		words = append(words, labels[i]+`="`+escape.Replace(quote(labels[i+1]))+`"`)
+	for pair := range slices.Chunk(labels, 2) {
+		words = append(words, pair[0]+`="`+escape.Replace(quote(pair[1]))+`"`)
 	}
 	if len(words) == 0 {
 		return ""

@@ -30,7 +30,7 @@ func reapplyCommand(s *session) *cobra.Command {
 		func(query string) error {
 			ctx, done := signal.NotifyContext(s.ctx, syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP)
 			defer done()
-			p := repairer{Node: s.Node}
+			p := repairer{node: s.Node}
 			repairs, err := p.pass(ctx, query)
 			return withDamaged(p.damaged, errors.Join(s.show(repairs, func(t table) {
 				for _, r := range repairs {
@@ -59,7 +59,7 @@ func firstLine(text string) string {
 
 // repairer restores missing objects. It keeps the failed repairs for the next pass.
 type repairer struct {
-	*node.Node
+	node    *node.Node
 	failed  map[string]failedRepair // of the last pass, by attachment and plugin
 	damaged error                   // errors of single files in the last pass
 }
@@ -79,11 +79,11 @@ const blockedPrefix = "left unchanged until the interface is complete: "
 
 // job is a plugin of an attachment in one pass.
 type job struct {
-	call node.Call
-	*repair
-	isIntact  bool // Check found nothing missing
-	isDone    bool // it was checked, and repaired if necessary
-	isDelayed bool // the next attempt is not yet due
+	call      node.Call
+	repair    *repair // nil if nothing is missing
+	isIntact  bool    // Check found nothing missing
+	isDone    bool    // it was checked, and repaired if necessary
+	isDelayed bool    // the next attempt is not yet due
 }
 
 func (j *job) String() string { return fmt.Sprint(j.call.Attachment.Attachment, j.call.Entry) }
@@ -109,8 +109,8 @@ func (p *repairer) pass(ctx context.Context, query string) ([]repair, error) {
 			previous := p.failed[j.String()]
 			isNew = current.missing != previous.missing || current.reason != previous.reason
 			failed[j.String()] = current
-			if j.Error = current.reason; isNew {
-				errs = append(errs, fmt.Errorf("%s: %s", j.Attachment, j.Error))
+			if j.repair.Error = current.reason; isNew {
+				errs = append(errs, fmt.Errorf("%s: %s", j.repair.Attachment, j.repair.Error))
 			}
 		}
 		if isNew {
@@ -122,7 +122,7 @@ func (p *repairer) pass(ctx context.Context, query string) ([]repair, error) {
 }
 
 func (p *repairer) jobs(ctx context.Context, query string) (jobs []*job, err error) {
-	all, damaged, err := p.Read(ctx)
+	all, damaged, err := p.node.Read(ctx)
 	p.damaged = damaged
 	errs, found := []error{err}, query == ""
 	for _, a := range all {
@@ -130,14 +130,14 @@ func (p *repairer) jobs(ctx context.Context, query string) (jobs []*job, err err
 			continue
 		}
 		found = true
-		calls, err := p.Checks(a)
+		calls, err := p.node.Checks(a)
 		errs = append(errs, err)
 		for _, c := range calls {
 			jobs = append(jobs, &job{call: c})
 		}
 	}
 	if !found {
-		errs = append(errs, fmt.Errorf("no live container %q in %s", query, p.CacheDir))
+		errs = append(errs, fmt.Errorf("no live container %q in %s", query, p.node.CacheDir))
 	}
 	return jobs, errors.Join(errs...)
 }
@@ -153,16 +153,16 @@ func (p *repairer) restore(ctx context.Context, jobs []*job) {
 		var calls []node.Call
 		var restored []*job
 		for _, j := range jobs {
-			if j.call.Is(plugin) && !j.call.Reference && j.call.IsUnchanged() {
+			if j.call.Is(plugin) && !j.call.Attachment.Reference && j.call.Attachment.IsUnchanged() {
 				calls, restored = append(calls, j.call), append(restored, j)
 			}
 		}
 		if len(calls) == 0 || ctx.Err() != nil {
 			continue
 		}
-		missing := p.Restore(ctx, plugin, calls)
+		missing := p.node.Restore(ctx, plugin, calls)
 		for _, j := range restored {
-			if what := missing[j.call.Mark()]; what != nil {
+			if what := missing[j.call.Attachment.Mark()]; what != nil {
 				j.addRepair(plugin + ": " + what.Error())
 			}
 		}
@@ -176,12 +176,12 @@ func (p *repairer) repair(ctx context.Context, j *job, canWait bool) {
 	if ctx.Err() != nil {
 		return
 	}
-	err := p.Check(ctx, j.call)
+	err := p.node.Check(ctx, j.call)
 	j.isDone = true
-	if j.isIntact = err == nil; err == nil || ctx.Err() != nil || !j.call.IsUnchanged() {
+	if j.isIntact = err == nil; err == nil || ctx.Err() != nil || !j.call.Attachment.IsUnchanged() {
 		return
 	}
-	drift := p.FirstDrift(ctx, j.call)
+	drift := p.node.FirstDrift(ctx, j.call)
 	if drift != nil && canWait {
 		j.isDone = false
 		return
@@ -189,31 +189,31 @@ func (p *repairer) repair(ctx context.Context, j *job, canWait bool) {
 	j.addRepair(err.Error())
 	previous := p.failed[j.String()]
 	switch {
-	case previous.missing == j.Missing && time.Now().Before(previous.due) &&
+	case previous.missing == j.repair.Missing && time.Now().Before(previous.due) &&
 		!strings.HasPrefix(previous.reason, blockedPrefix):
-		j.Error, j.isDelayed = previous.reason, true
+		j.repair.Error, j.isDelayed = previous.reason, true
 	case drift != nil:
-		j.Error = blockedPrefix + drift.Error()
+		j.repair.Error = blockedPrefix + drift.Error()
 	case !node.IsDrift(err):
-		j.Error = "CHECK failed: " + err.Error()
+		j.repair.Error = "CHECK failed: " + err.Error()
 	default:
-		if err := p.Reapply(ctx, j.call); err != nil {
-			j.Error = err.Error()
+		if err := p.node.Reapply(ctx, j.call); err != nil {
+			j.repair.Error = err.Error()
 		}
 	}
 }
 
 // verify checks a repaired job again. It returns the failed repair, which is empty if nothing is missing any more.
 func (p *repairer) verify(ctx context.Context, j *job) failedRepair {
-	previous, current := p.failed[j.String()], failedRepair{missing: j.Missing, reason: j.Error}
+	previous, current := p.failed[j.String()], failedRepair{missing: j.repair.Missing, reason: j.repair.Error}
 	switch {
 	case j.isIntact:
 		return failedRepair{}
 	case j.isDelayed:
 		return previous
 	case current.reason == "":
-		err := p.Check(context.WithoutCancel(ctx), j.call)
-		if err == nil || !j.call.IsUnchanged() {
+		err := p.node.Check(context.WithoutCancel(ctx), j.call)
+		if err == nil || !j.call.Attachment.IsUnchanged() {
 			return failedRepair{}
 		}
 		current = failedRepair{missing: err.Error(), reason: "it was restored, but CHECK still fails: " + err.Error()}

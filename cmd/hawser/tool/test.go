@@ -25,7 +25,6 @@ import (
 	"github.com/hawser-cni/plugins/pkg/skel"
 )
 
-// stepResult is the result of a step of the test.
 type stepResult struct {
 	Step    string  `json:"step"`
 	Status  string  `json:"status"`        // ok, failed or skipped
@@ -33,7 +32,6 @@ type stepResult struct {
 	Seconds float64 `json:"seconds"`
 }
 
-// trial is a test of a list.
 type trial struct {
 	Network string       `json:"network"`
 	File    string       `json:"file"`
@@ -50,7 +48,6 @@ type trial struct {
 	isDetached bool             // all DELs succeeded
 }
 
-// skipped is the reason why a step was skipped.
 type skipped string
 
 func (s skipped) Error() string { return string(s) }
@@ -196,24 +193,24 @@ func (t *trial) add(ctx context.Context, capabilities map[string]any) (string, e
 	if t.isLoopback() {
 		name = "lo"
 	}
-	s := &testContainer{netns: netns, conn: conn, Result: &cni.Result{}, Attachment: node.Attachment{
+	s := &testContainer{netns: netns, conn: conn, result: &cni.Result{}, attachment: node.Attachment{
 		Attachment: cni.Attachment{Network: t.Network, ContainerID: id, IfName: name}, Netns: netns.Path(),
 		Cached: node.Cached{Args: [][2]string{{"IgnoreUnknown", "1"}}, Capabilities: capabilities}}}
 	t.containers = append(t.containers, s)
-	for _, c := range t.list.Calls("ADD", &s.Attachment) {
-		if s.RawResult, err = t.node.Run(ctx, c); err != nil {
+	for _, c := range t.list.Calls("ADD", &s.attachment) {
+		if s.attachment.RawResult, err = t.node.Run(ctx, c); err != nil {
 			return "", err
 		}
 	}
-	result, err := cni.DecodeResult(s.RawResult, t.list.CNIVersion)
+	result, err := cni.DecodeResult(s.attachment.RawResult, t.list.CNIVersion)
 	if err != nil {
 		return "", err
 	}
-	s.Result = result
-	if s.link, err = conn.Link(s.IfName); err != nil {
+	s.result = result
+	if s.link, err = conn.Link(name); err != nil {
 		return "", err
 	}
-	for _, ip := range s.ContainerIPs(s.IfName) {
+	for _, ip := range result.ContainerIPs(name) {
 		s.ips = append(s.ips, ip.Address.Addr())
 	}
 	t.attached++
@@ -265,7 +262,7 @@ func (t *trial) check(ctx context.Context) (string, error) {
 	case semver.Compare("v"+t.list.CNIVersion, "v0.4.0") < 0:
 		return "", skipped("cniVersion is older than 0.4.0")
 	}
-	for _, c := range t.list.Calls("CHECK", &t.containers[0].Attachment) {
+	for _, c := range t.list.Calls("CHECK", &t.containers[0].attachment) {
 		if _, err := t.node.Run(ctx, c); err != nil {
 			return "", err
 		}
@@ -276,7 +273,7 @@ func (t *trial) check(ctx context.Context) (string, error) {
 func (t *trial) del(ctx context.Context) (string, error) {
 	var errs []error
 	for _, s := range t.containers {
-		for _, c := range slices.Backward(t.list.Calls("DEL", &s.Attachment)) {
+		for _, c := range slices.Backward(t.list.Calls("DEL", &s.attachment)) {
 			timeoutErr := fmt.Errorf("timed out after %s", t.delTime)
 			delCtx, cancel := context.WithTimeoutCause(ctx, t.delTime, timeoutErr)
 			_, err := t.node.Run(delCtx, c)
@@ -307,15 +304,15 @@ func (t *trial) findLeftovers(ctx context.Context) (string, error) {
 	for _, s := range t.containers {
 		for _, a := range all {
 			for i := range a.Holdings {
-				if h := &a.Holdings[i]; h.ContainerID == s.ContainerID {
+				if h := &a.Holdings[i]; h.ContainerID == s.attachment.ContainerID {
 					leftovers = append(leftovers, fmt.Sprintf("%s %s (%s)", h.Kind, h.Value, h.Kept))
 				}
 			}
 		}
-		if _, err := s.conn.Link(s.IfName); err == nil && !t.isLoopback() {
-			leftovers = append(leftovers, "interface "+s.IfName+" of the container")
+		if _, err := s.conn.Link(s.attachment.IfName); err == nil && !t.isLoopback() {
+			leftovers = append(leftovers, "interface "+s.attachment.IfName+" of the container")
 		}
-		for _, i := range s.Interfaces {
+		for _, i := range s.result.Interfaces {
 			if link, err := host.Link(i.Name); i.Sandbox == "" && err == nil && link.IsPairEnd() {
 				leftovers = append(leftovers, "host end "+i.Name)
 			}

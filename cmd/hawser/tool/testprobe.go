@@ -31,13 +31,13 @@ const (
 
 // testContainer is a network namespace without processes that a test attaches.
 type testContainer struct {
-	node.Attachment
-	*cni.Result // the result of ADD
-	netns       *ns.NS
-	conn        *rtnl.Conn
-	ips         []netip.Addr
-	link        rtnl.Link    // the attached interface
-	echoes      []netip.Addr // gateways that answer ICMP
+	attachment node.Attachment
+	result     *cni.Result // the result of ADD
+	netns      *ns.NS
+	conn       *rtnl.Conn
+	ips        []netip.Addr
+	link       rtnl.Link    // the attached interface
+	echoes     []netip.Addr // gateways that answer ICMP
 }
 
 // outcomes are the positive and negative outcomes of a step.
@@ -73,7 +73,7 @@ func (s *testContainer) dial(ctx context.Context, network, address string) (conn
 		err = connect()
 	} else {
 		dialer.Control = func(_, _ string, c syscall.RawConn) (err error) {
-			controlErr := c.Control(func(fd uintptr) { err = unix.BindToDevice(int(fd), s.IfName) })
+			controlErr := c.Control(func(fd uintptr) { err = unix.BindToDevice(int(fd), s.attachment.IfName) })
 			return errors.Join(controlErr, err)
 		}
 		err = s.netns.Do(connect)
@@ -116,10 +116,10 @@ func (s *testContainer) echo(ctx context.Context, addr netip.Addr, size int) err
 
 func (t *trial) gateways(ctx context.Context) (string, error) {
 	s, o, tested := t.containers[0], outcomes{}, []netip.Addr{}
-	for _, r := range s.Routes {
+	for _, r := range s.result.Routes {
 		gw := r.GW
 		if !gw.IsValid() {
-			gw = s.Gateway(r.Dst.Addr().Is4())
+			gw = s.result.Gateway(r.Dst.Addr().Is4())
 		}
 		if !gw.IsValid() || gw.IsUnspecified() || slices.Contains(tested, gw) {
 			continue
@@ -143,7 +143,7 @@ func (t *trial) gateways(ctx context.Context) (string, error) {
 // warning, because it may be on another machine that is down.
 func (t *trial) dns(ctx context.Context) (string, error) {
 	var o outcomes
-	for _, server := range t.containers[0].DNS.Nameservers {
+	for _, server := range t.containers[0].result.DNS.Nameservers {
 		word := server + " answers"
 		conn, err := t.containers[0].dial(ctx, "udp", net.JoinHostPort(server, "53"))
 		if err == nil {
@@ -231,10 +231,10 @@ func (t *trial) hostPort(ctx context.Context) (string, error) {
 		return "", err
 	}
 	defer listener.Close()
-	go answer(listener, s.ContainerID)
+	go answer(listener, s.attachment.ContainerID)
 	test := func(client string, dialer *testContainer, addr netip.Addr) {
 		address := netip.AddrPortFrom(addr, uint16(t.port)).String()
-		o.add(client+" by "+address, expectAnswer(ctx, dialer, address, s.ContainerID))
+		o.add(client+" by "+address, expectAnswer(ctx, dialer, address, s.attachment.ContainerID))
 	}
 	_, hostAddrs := uplink()
 	hostAddrs = append(hostAddrs, s.echoes...) // may be addresses of the host

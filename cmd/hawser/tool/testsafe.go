@@ -31,37 +31,37 @@ type safety struct {
 func checkSafety(n *node.Node, list node.List) error {
 	s := safety{Node: n, host: rtnl.Host()}
 	defer s.host.Close()
-	return s.list(list)
+	return s.checkList(list)
 }
 
-func (s *safety) list(list node.List) error {
+func (s *safety) checkList(list node.List) error {
 	s.seen = append(s.seen, list.Name)
 	for _, e := range list.Plugins {
 		data, _ := json.Marshal(e.Raw) // decoded values can be encoded
 		var entry map[string]any
 		_ = json.Unmarshal(data, &entry)
-		if err := s.object(e.Key, entry); err != nil {
+		if err := s.checkObject(e.Key, entry); err != nil {
 			return fmt.Errorf("%s: %w", e.File, err)
 		}
 	}
 	return nil
 }
 
-// object checks an object at a path of the list, and all values in the object.
-func (s *safety) object(path string, o map[string]any) error {
-	if err := s.devices(path, o); err != nil {
+// checkObject checks an object at a path of the list, and all values in the object.
+func (s *safety) checkObject(path string, o map[string]any) error {
+	if err := s.checkDevices(path, o); err != nil {
 		return err
 	}
 	for _, key := range slices.Sorted(maps.Keys(o)) {
-		if err := s.value(cni.KeyIn(path, key), strings.ToLower(key), o[key]); err != nil {
+		if err := s.checkValue(cni.KeyIn(path, key), strings.ToLower(key), o[key]); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// value checks the value of a key, which is in lower case.
-func (s *safety) value(path, key string, value any) error {
+// checkValue checks the value of a key, which is in lower case.
+func (s *safety) checkValue(path, key string, value any) error {
 	switch v := value.(type) {
 	case string:
 		switch {
@@ -69,10 +69,10 @@ func (s *safety) value(path, key string, value any) error {
 			return fmt.Errorf("%s %q: a fixed MAC address, which may be in use, is not given to a test's container; "+
 				"test a copy of the list without it", path, v)
 		case key == "clusternetwork" || key == "defaultnetworks":
-			return s.network(v)
+			return s.checkNetwork(v)
 		}
 	case map[string]any:
-		return s.object(path, v)
+		return s.checkObject(path, v)
 	case []any:
 		if len(v) > 0 && (key == "addresses" || key == "ips") {
 			return fmt.Errorf("%s: fixed addresses, which may be in use, are not given to a test's container; test a "+
@@ -84,7 +84,7 @@ func (s *safety) value(path, key string, value any) error {
 				return fmt.Errorf("%s: a fixed client identifier, whose lease may be in use, is not given to a test's "+
 					"container; test a copy of the list without it", elementPath)
 			}
-			if err := s.value(elementPath, key, element); err != nil {
+			if err := s.checkValue(elementPath, key, element); err != nil {
 				return err
 			}
 		}
@@ -98,8 +98,8 @@ func isIdentity(o map[string]any) bool {
 	return text(o, "value") != "" && (option == "61" || option == "dhcp-client-identifier")
 }
 
-// network checks a list that multus reads, given by the name of its network or file.
-func (s *safety) network(name string) error {
+// checkNetwork checks a list that multus reads, given by the name of its network or file.
+func (s *safety) checkNetwork(name string) error {
 	if slices.Contains(s.seen, name) {
 		return nil
 	}
@@ -108,11 +108,11 @@ func (s *safety) network(name string) error {
 	if err != nil {
 		return nil //nolint:nilerr // a resource of the cluster, which only multus can read
 	}
-	return s.list(list)
+	return s.checkList(list)
 }
 
-// devices checks the devices that an entry names. Other projects' plugins use the same keys.
-func (s *safety) devices(path string, o map[string]any) error {
+// checkDevices checks the devices that an entry names. Other projects' plugins use the same keys.
+func (s *safety) checkDevices(path string, o map[string]any) error {
 	plugin := text(o, "type")
 	runtime, _ := o["runtimeConfig"].(map[string]any)
 	values := map[string]string{"runtimeConfig.deviceID": text(runtime, "deviceID")}

@@ -140,7 +140,6 @@ func traceRules(destination, source, protocol string) ([]nft.Rule, error) {
 	return rules, nil
 }
 
-// tracer prints and keeps the steps.
 type tracer struct {
 	out        io.Writer
 	maxPackets int
@@ -223,7 +222,6 @@ type traceStep struct {
 // traceTable returns the table whose rules mark packets for tracing.
 func traceTable() nft.Table { return nft.Table{Family: nft.INet, Name: "hawser_trace"} }
 
-// protocols are the protocols that trace knows by name.
 var protocols = map[string]byte{"tcp": unix.IPPROTO_TCP, "udp": unix.IPPROTO_UDP, "sctp": unix.IPPROTO_SCTP,
 	"icmp": unix.IPPROTO_ICMP, "icmpv6": unix.IPPROTO_ICMPV6}
 

@@ -29,11 +29,11 @@ func (i *install) warnNewer(steps []step) {
 	}
 }
 
-// links are the symbolic links in a directory to plugins that will be replaced: runs are links with a plugin's name,
-// under which Hawser runs that plugin. fail are links with other names.
+// links are the names of symbolic links in a directory to plugins that will be replaced. Hawser runs a plugin under its
+// own name, but fails under other names.
 type links struct {
-	dir        string
-	runs, fail []string
+	dir             string
+	plugins, others []string
 }
 
 // findLinks searches the directories of PATH, the usual plugin directories, and the directories next to the
@@ -68,9 +68,9 @@ func (i *install) findLinks(steps []step) (found []links) {
 			switch path := filepath.Join(dir, e.Name()); {
 			case isStep || e.Type() != os.ModeSymlink || !slices.Contains(targets, targetOf(path)):
 			case isPlugin:
-				l.runs = append(l.runs, e.Name())
+				l.plugins = append(l.plugins, e.Name())
 			default:
-				l.fail = append(l.fail, e.Name())
+				l.others = append(l.others, e.Name())
 			}
 		}
 		found = append(found, l)
@@ -98,8 +98,8 @@ func (i *install) warnLinks(found []links) {
 		}
 	}
 	for _, l := range found {
-		warn(l.dir, l.runs, "run Hawser now")
-		warn(l.dir, l.fail, "fail now, because their names do not end in a plugin's")
+		warn(l.dir, l.plugins, "run Hawser now")
+		warn(l.dir, l.others, "fail now, because their names do not end in a plugin's")
 	}
 }
 

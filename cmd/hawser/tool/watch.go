@@ -21,7 +21,7 @@ import (
 
 // watcher repeats repairs and, if wanted, garbage collection and metrics until it is stopped.
 type watcher struct {
-	*session
+	session  *session
 	repairer *repairer
 	every    time.Duration // longest time between two passes
 	gc       bool
@@ -40,7 +40,7 @@ func watchCommand(s *session) *cobra.Command {
 			if err := checkMetricsFile(w.file); err != nil {
 				return err
 			}
-			w.repairer = &repairer{Node: s.Node}
+			w.repairer = &repairer{node: s.Node}
 			ctx, done := signal.NotifyContext(s.ctx, syscall.SIGTERM, syscall.SIGINT, syscall.SIGPIPE)
 			defer done()
 			return w.run(ctx)
@@ -233,7 +233,7 @@ func (w watcher) reapply(ctx context.Context) {
 
 func (w watcher) maintain(ctx context.Context) {
 	if w.gc {
-		found, err := collect(ctx, w.Node, w.older, true)
+		found, err := collect(ctx, w.session.Node, w.older, true)
 		if found != nil {
 			for _, g := range found.Attachments {
 				if g.Done {
@@ -245,7 +245,7 @@ func (w watcher) maintain(ctx context.Context) {
 		w.reportError(ctx, "gc", err)
 	}
 	if w.file != "" {
-		m, err := measure(ctx, w.Node, true, "")
+		m, err := measure(ctx, w.session.Node, true, "")
 		if ctx.Err() == nil { // otherwise m is incomplete
 			err = errors.Join(err, m.write(w.file))
 		}
@@ -265,11 +265,11 @@ func (w watcher) reportError(ctx context.Context, what string, err error) {
 }
 
 func (w watcher) report(what, text string, all any) {
-	if w.json {
-		_ = json.NewEncoder(w.out).Encode(map[string]any{what: all})
+	if w.session.json {
+		_ = json.NewEncoder(w.session.out).Encode(map[string]any{what: all})
 		return
 	}
-	fmt.Fprintf(w.out, "%s: %s\n", what, plain(text))
+	fmt.Fprintf(w.session.out, "%s: %s\n", what, plain(text))
 }
 
 // keepNAT keeps the kernel translating the packets of translated connections while no other table has a rule for them.

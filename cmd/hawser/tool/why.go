@@ -84,7 +84,7 @@ func why(ctx context.Context, n *node.Node, query string) (found []failure, err 
 	return found, nil
 }
 
-// withoutRecord returns an error that describes the known state of a pod without a failure record: the runtime's
+// noRecordError returns an error that describes the known state of a pod without a failure record: the runtime's
 // attachments, and current findings of doctor that may be the reason.
 func noRecordError(ctx context.Context, n *node.Node, query string) error {
 	f := gather(ctx, n)
