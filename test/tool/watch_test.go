@@ -97,6 +97,17 @@ var _ = Describe("hawser watch", Label("tool-watch"), func() {
 			HaveSuffix("\"}}\n")))
 	})
 
+	It("reads nothing before the kernel reports deletions, so that it misses none in between", func() {
+		m := newMachine(ours(), usual)
+		m.write("/etc/cni/net.d/99-bad.conflist", "{")
+		// Without the capability, the kernel refuses to report deletions.
+		said := m.Run(nstest.Program{Path: "setpriv", Args: []string{"--bounding-set", "-net_admin",
+			nstest.Build("hawser"), "watch", "--every", "1h"}})
+		Expect(said.Exit).To(Equal(1))
+		Expect(said.Stderr).To(ContainSubstring("netfilter socket: operation not permitted"))
+		Expect(said.Stdout).NotTo(ContainSubstring("99-bad"), "what a pass finds")
+	})
+
 	It("keeps a connection on which something is sent while all rules are gone", func() {
 		nstest.Need("nft-owner")
 		m := newMachine(ours(), usual)

@@ -121,7 +121,8 @@ func (w watcher) run(ctx context.Context) error {
 		w.reportError(ctx, "watch", fmt.Errorf("%s: %w", noNATWarning, err))
 	}
 	watchErr := make(chan error, 1)
-	flushed, deleted, lost := make(chan struct{}, 1), make(chan struct{}, 1), make(chan struct{}, 1)
+	ready, flushed := make(chan struct{}, 1), make(chan struct{}, 1)
+	deleted, lost := make(chan struct{}, 1), make(chan struct{}, 1)
 	notify := func(c chan struct{}) {
 		select {
 		case c <- struct{}{}:
@@ -129,7 +130,7 @@ func (w watcher) run(ctx context.Context) error {
 		}
 	}
 	go func() {
-		watchErr <- watchDeletions(ctx, func(t nft.Table, chain string) {
+		watchErr <- watchDeletions(ctx, func() { notify(ready) }, func(t nft.Table, chain string) {
 			switch {
 			case !isRelevant(t, chain):
 			case t.Name == "": // messages about any number of rules were lost
@@ -146,13 +147,15 @@ func (w watcher) run(ctx context.Context) error {
 	defer background.Wait()
 	defer cancel()
 	background.Go(func() { w.repeat(ctx, func() { w.maintain(ctx) }) })
-	s := schedule{every: w.every}
-	for timer := time.NewTimer(0); ; timer.Reset(time.Until(s.due)) {
+	s := schedule{every: w.every, due: time.Now().Add(w.every)}
+	for timer := time.NewTimer(w.every); ; timer.Reset(time.Until(s.due)) {
 		select {
 		case <-ctx.Done():
 			return nil
 		case err := <-watchErr:
 			return err // nil if the context has ended
+		case <-ready: // the first pass is next; deletions during it are reported
+			s.due = time.Now()
 		case <-flushed:
 			s.addDeletion(reloadTime)
 		case <-deleted:
@@ -282,11 +285,15 @@ func keepNAT(c *nft.Conn) error {
 	}}})
 }
 
-// watchDeletions calls handle for each table, chain or rule that any program deletes, until ctx ends. The chain is
-// empty for a table. If the kernel could not report deletions because too many came at once, handle gets a zero Table.
-func watchDeletions(ctx context.Context, handle func(t nft.Table, chain string)) error {
-	ready := func() error { return nil }
-	return nft.Listen(ctx, unix.NFNLGRP_NFTABLES, ready, func(e nft.Event) (more bool) {
+// watchDeletions calls ready, and then handle for each table, chain or rule that any program deletes, until ctx ends.
+// The chain is empty for a table. If the kernel could not report deletions because too many came at once, handle gets a
+// zero Table.
+func watchDeletions(ctx context.Context, ready func(), handle func(t nft.Table, chain string)) error {
+	subscribed := func() error {
+		ready()
+		return nil
+	}
+	return nft.Listen(ctx, unix.NFNLGRP_NFTABLES, subscribed, func(e nft.Event) (more bool) {
 		text := func(kind uint16) string { return nlattr.GetString(e.Attrs, kind) }
 		switch e.Type {
 		case unix.NFT_MSG_DELTABLE:
