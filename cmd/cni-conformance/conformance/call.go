@@ -51,7 +51,6 @@ func raw(text string) change {
 	return func(c *call) { c.raw, c.conf, c.note = text, nil, fmt.Sprintf("%s with the input %q", c.note, text) }
 }
 
-// input replaces the configuration with another one.
 func input(o object) change { return func(c *call) { c.conf = o } }
 
 func kill(after time.Duration) change { return func(c *call) { c.kill = after } }
@@ -144,7 +143,7 @@ func (w *world) call(command string, a *attachment, changes ...change) answer {
 	return w.exec(c)
 }
 
-// sink has what a plugin writes, without the rest of more than a MiB.
+// sink keeps the first MiB that a plugin writes.
 type sink struct{ text []byte }
 
 func (s *sink) Write(p []byte) (int, error) {
@@ -217,7 +216,6 @@ func (w *world) decode(ans answer) object {
 	return o
 }
 
-// gc calls GC, which must succeed, with these valid attachments.
 func (w *world) gc(all ...*attachment) { w.succeeds("GC", nil, validAttachments(all...)) }
 
 // object is a JSON object.
@@ -339,11 +337,9 @@ type resultForm struct {
 // decodeForm decodes an object into a form. Its error names a key of a wrong type, or the value of a wrong address.
 func decodeForm(o object, form any) error {
 	err := json.Unmarshal(encode(o), form)
-	var wrong *json.UnmarshalTypeError
-	switch {
-	case errors.As(err, &wrong):
+	if wrong, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
 		return fmt.Errorf("%s has the wrong type: a JSON %s", wrong.Field, wrong.Value)
-	case err != nil:
+	} else if err != nil {
 		return fmt.Errorf("an ip, gateway or gw is wrong: %w", err)
 	}
 	return nil

@@ -131,7 +131,7 @@ func addRoutesExist(w *world) {
 	}
 }
 
-// hasRoute returns whether a container has a route of a result.
+// hasRoute reports whether a container has a route of a result.
 func (w *world) hasRoute(a *attachment, r object) bool {
 	want, err := netip.ParsePrefix(text(r, "dst"))
 	w.noError(err)

@@ -44,7 +44,6 @@ func Main() {
 	}
 }
 
-// settings are the command line.
 type settings struct {
 	options
 	list, plugin, config, spec string
@@ -174,7 +173,6 @@ type report struct {
 	first  map[string]string // the first case with each problem
 }
 
-// suite has the results of a subject.
 type suite struct {
 	Name, Spec string
 	Results    []result
@@ -230,7 +228,7 @@ func (r result) problem(calls int) string {
 	return text
 }
 
-// end prints the sums, and returns the number of failed MUSTs. err is why the run ended early, if so.
+// end prints the sums and returns the number of failed MUSTs. err is the reason why the run ended early, or nil.
 func (r *report) end(err error) (musts int) {
 	if err != nil {
 		r.Abort, _, _ = strings.Cut(err.Error(), "\n")

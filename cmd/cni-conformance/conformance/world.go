@@ -116,7 +116,6 @@ func (w *world) ip(netns string, commands ...string) string {
 	return "ip " + strings.Join(commands, ", ip ")
 }
 
-// attach creates a container and attaches it.
 func (w *world) attach(changes ...change) *attachment {
 	a := w.newContainer()
 	w.add(a, changes...)
@@ -190,7 +189,8 @@ func (w *world) probe() info {
 	return w.Info
 }
 
-// tryKind attaches two containers as for this kind, and completes w.Info. It returns why ADD does not work, if so.
+// tryKind attaches two containers as a plugin of this kind needs it, and completes w.Info. It returns the reason why ADD
+// does not work, or "".
 func (w *world) tryKind(kind Kinds) (problem string) {
 	w.Info.Kind = kind
 	a := w.newContainer()
