@@ -139,13 +139,10 @@ func status(_ context.Context, req *skel.Request, cfg *config) error {
 	for i, set := range cfg.sets {
 		order := set.Candidates(s.lastAddress(i))
 		_, err := s.firstFree(order, s.verifyFree)
-		if errors.Is(err, errFull) && cfg.reclaim && s.mayReclaim(order) {
+		switch {
+		case err == nil, errors.Is(err, errFull) && cfg.reclaim && s.mayReclaim(order):
 			continue
-		}
-		if err == nil {
-			continue
-		}
-		if !errors.Is(err, errFull) {
+		case !errors.Is(err, errFull):
 			return unreadable(err)
 		}
 		err = cni.Errorf(cni.CodeUnavailable, "range set %d (%s): no address is left", i, set)

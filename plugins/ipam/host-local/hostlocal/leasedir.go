@@ -278,14 +278,6 @@ func (s *leaseDir) list() (all []cni.Holding, err error) {
 	errs := []error{err}
 	boot, _ := s.bootPrefix()
 	newReclaimer := sync.OnceValues(s.newReclaimer) // rarely needed, because most leases have a note
-	isOfEarlierBoot := func(addr netip.Addr) bool {
-		r, err := newReclaimer()
-		if err != nil {
-			return false
-		}
-		_, isStale := r.examine(addr)
-		return isStale
-	}
 	for _, name := range slices.Sorted(slices.Values(names)) {
 		addr, ok := parseLeaseName(name)
 		if !ok {
@@ -309,8 +301,8 @@ func (s *leaseDir) list() (all []cni.Holding, err error) {
 			if n.owner == ownerHash32(text) {
 				h.NetnsInode, h.NetnsCookie = n.netns.Inode, n.netns.Cookie
 			}
-		} else {
-			h.IsOfEarlierBoot = isOfEarlierBoot(addr)
+		} else if r, err := newReclaimer(); err == nil {
+			_, h.IsOfEarlierBoot = r.examine(addr)
 		}
 		all = append(all, h)
 	}

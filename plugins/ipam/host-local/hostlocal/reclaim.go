@@ -83,14 +83,14 @@ func podText(network, owner string) string {
 	if err != nil || json.Unmarshal(data, &cached) != nil {
 		return ""
 	}
-	args := map[string]string{}
+	var args []string
 	for _, pair := range cached.Args {
-		args[pair[0]] = pair[1]
+		args = append(args, pair[0]+"="+pair[1])
 	}
-	if args[podName] == "" {
-		return ""
+	if pod := skel.PodOf(strings.Join(args, ";")); pod != "" {
+		return fmt.Sprintf(", pod %q", pod)
 	}
-	return fmt.Sprintf(", pod %q", args[podSpace]+"/"+args[podName])
+	return ""
 }
 
 // minExamined is the number of leases that are examined to find the oldest ones. In a larger set, the search ends when

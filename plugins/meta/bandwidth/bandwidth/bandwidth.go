@@ -38,7 +38,7 @@ func add(ctx context.Context, req *skel.Request, cfg config) (*cni.Result, error
 	}
 	want, err := cfg.limits(end.MTU)
 	if err == nil {
-		err = c.checkSupported(end, want)
+		err = checkSupported(end, want)
 	}
 	if err != nil {
 		return nil, err
@@ -316,16 +316,11 @@ func list(_ context.Context, req *skel.Request) (all []cni.Holding, err error) {
 
 // limitText describes a limit in the form of tc(8). The rate is in bytes per second.
 func limitText(direction string, rate uint64, name string) string {
-	return fmt.Sprintf("%s rate %s dev %s", direction, rateText(rate), name)
-}
-
-// rateText formats a rate, given in bytes per second, as tc(8) does.
-func rateText(rate uint64) string {
 	units := []string{"", "K", "M", "G", "T"}
 	for rate *= 8; len(units) > 1 && rate >= 1000 && (rate%1000 == 0 || rate >= 1000*1000); units = units[1:] {
 		rate /= 1000
 	}
-	return fmt.Sprintf("%d%sbit", rate, units[0])
+	return fmt.Sprintf("%s rate %d%sbit dev %s", direction, rate, units[0], name)
 }
 
 // status returns an error if the kernel lacks a qdisc or a kind of link that the configured limits need.
@@ -395,7 +390,7 @@ func (c *call) findLimited() (rtnl.Link, error) {
 }
 
 // checkSupported returns an error if the link cannot be limited.
-func (c *call) checkSupported(end rtnl.Link, want limits) error {
+func checkSupported(end rtnl.Link, want limits) error {
 	if end.Kind == "ipvlan" && end.Mode == "l3s" && want.ingress != nil {
 		return cni.Refuse("ingressRate", 8*want.ingress.Rate,
 			"is not possible: packets to an ipvlan of mode l3s do not pass its qdiscs").

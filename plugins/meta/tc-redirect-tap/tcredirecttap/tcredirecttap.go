@@ -159,12 +159,8 @@ func addresses(ips []cni.IP, first bool) []cni.IP {
 	if !first || len(ips) == 0 {
 		return ips
 	}
-	for _, ip := range ips {
-		if ip.Address.Addr().Is4() {
-			return []cni.IP{ip}
-		}
-	}
-	return ips[:1]
+	i := max(slices.IndexFunc(ips, func(ip cni.IP) bool { return ip.Address.Addr().Is4() }), 0)
+	return ips[i : i+1]
 }
 
 // tapOf returns the tap of a record, or the zero Link.
