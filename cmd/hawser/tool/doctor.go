@@ -239,8 +239,8 @@ func (f *facts) gatherLinks() (err error) {
 		return err
 	}
 	for _, l := range f.links {
-		if l.IsPairEnd() && strings.HasPrefix(l.Name, "veth") {
-			continue // a container's host end
+		if isHostEnd(l) {
+			continue
 		}
 		routes, err := host.Routes(l.Index, 0)
 		if err != nil && !errors.Is(err, rtnl.ErrNoLink) {
@@ -250,6 +250,9 @@ func (f *facts) gatherLinks() (err error) {
 	}
 	return nil
 }
+
+// isHostEnd reports whether a link is the host end of a container's pair, by the names that the plugins choose.
+func isHostEnd(l rtnl.Link) bool { return l.IsPairEnd() && strings.HasPrefix(l.Name, "veth") }
 
 func (f *facts) gatherRules() (err error) {
 	nf := nft.New()

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/cmd/hawser/node"
+	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/iface"
 	"github.com/hawser-cni/plugins/pkg/nft"
 	"github.com/hawser-cni/plugins/pkg/ranges"
@@ -46,7 +47,7 @@ func lostLeases(f *facts) {
 	for _, a := range f.attachments {
 		list := node.FindList(f.allLists, a.Network)
 		isSkipped := a.Orphan != "" || a.File == "" || !f.isSelected(a) || !uses(list, "host-local")
-		if isSkipped || len(a.Held("address")) > 0 {
+		if isSkipped || len(a.Held(cni.HeldAddress)) > 0 {
 			continue
 		}
 		sets := list.RangeSets() // empty if the runtime sends the ranges
@@ -68,7 +69,7 @@ func orphans(f *facts) {
 	}
 	var leases, others, unowned []string
 	for _, a := range f.attachments {
-		switch addrs := a.Held("address"); {
+		switch addrs := a.Held(cni.HeldAddress); {
 		case a.Orphan == "":
 		case a.ContainerID == "":
 			for _, h := range a.Holdings {
@@ -212,7 +213,7 @@ func changedMACs(f *facts) {
 func guards(f *facts) {
 	id := "unguarded-loopback"
 	for plugin, p := range f.programs {
-		if p.kind == ours && (node.Entry{Type: plugin}).Is("portmap") {
+		if p.kind == ours && cni.IsPlugin(plugin, "portmap") {
 			id = "missing-guard"
 		}
 	}
@@ -222,7 +223,7 @@ func guards(f *facts) {
 			bridge, _ := ownBridge(list)
 			return bridge == l.Name
 		}
-		isOwn := l.IsPairEnd() && strings.HasPrefix(l.Name, "veth") || slices.ContainsFunc(f.allLists, isBridge)
+		isOwn := isHostEnd(l) || slices.ContainsFunc(f.allLists, isBridge)
 		isGuarded := slices.Contains(f.guardedLinks, l.Name)
 		if isOwn && !isGuarded && readSetting("ipv4/conf/"+l.Name+"/route_localnet") == "1" {
 			unguarded = append(unguarded, l.Name)
@@ -257,7 +258,7 @@ func drifts(f *facts) {
 				others[key] = append(others[key], nameOf(a.Pod, a.ContainerID))
 			default:
 				first[key] = f.add("drift", "CHECK of %s: %s", describe(a), missing(c, err))
-				first[key].Advice = driftAdvice(c.Attachment.Reference, c.List.Plugins[c.Entry])
+				first[key].Advice = driftAdvice(c.Attachment.Reference, c.Plugin())
 			}
 		}
 		checked++
@@ -281,11 +282,12 @@ func missing(c node.Call, err error) string {
 }
 
 // driftAdvice returns advice that depends on whether reapply can restore the plugin's objects: see node.Reapply.
-func driftAdvice(isReference bool, e node.Entry) string {
+func driftAdvice(isReference bool, plugin string) string {
+	isPlugin := func(name string) bool { return cni.IsPlugin(plugin, name) }
 	switch {
 	case isReference:
-		return "restart the container: hawser reapply cannot restore objects of the reference's " + e.Type
-	case slices.ContainsFunc([]string{"portmap", "firewall", "tuning", "bandwidth"}, e.Is):
+		return "restart the container: hawser reapply cannot restore objects of the reference's " + plugin
+	case slices.ContainsFunc([]string{"portmap", "firewall", "tuning", "bandwidth"}, isPlugin):
 		return kindByID("drift").Advice
 	}
 	return "hawser reapply restores rules and forwarding; for a link, an address or a route, restart the container"

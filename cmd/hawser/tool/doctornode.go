@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hawser-cni/plugins/cmd/hawser/node"
+	"github.com/hawser-cni/plugins/pkg/cni"
 	"github.com/hawser-cni/plugins/pkg/ns"
 	"github.com/hawser-cni/plugins/pkg/ranges"
 	"github.com/hawser-cni/plugins/pkg/rtnl"
@@ -30,7 +31,7 @@ func notReady(f *facts) {
 				if !f.HasPlugin(plugin) || !f.HasPlugin(e.Type) || installed.err != nil || isOther {
 					continue
 				}
-				isDHCP := (node.Entry{Type: plugin}).Is("dhcp")
+				isDHCP := cni.IsPlugin(plugin, "dhcp")
 				entry := node.Entry{Type: plugin, Raw: list.Plugins[i].Raw}
 				single := node.List{Name: list.Name, CNIVersion: list.CNIVersion, Plugins: []node.Entry{entry}}
 				err := f.Status(f.ctx, single)
@@ -129,8 +130,7 @@ func uplinksOf(links []rtnl.Link, bridge rtnl.Link, vlan int) (uplinks []string,
 	needsNoUplink = vlan == 0
 	for _, l := range links {
 		isPort := func(end rtnl.Link) bool { return l.PeerNS == -1 && end.Index == l.Peer && end.Master != 0 }
-		isContainerPort := l.IsPairEnd() && strings.HasPrefix(l.Name, "veth") && !slices.ContainsFunc(links, isPort) ||
-			l.Kind == "tun" || l.Kind == "dummy"
+		isContainerPort := isHostEnd(l) && !slices.ContainsFunc(links, isPort) || l.Kind == "tun" || l.Kind == "dummy"
 		if l.Master == bridge.Index && !isContainerPort {
 			uplinks = append(uplinks, l.Name)
 		}

@@ -81,8 +81,17 @@ func (f *facts) findDrop(d *node.BaseChain, list node.List) bool {
 // packets returns the packets of a list's containers that the host routes through a chain: packets that they send, and
 // answers to them. Before prerouting has translated them, answers have another destination.
 func (f *facts) packets(d *node.BaseChain, list node.List) (all []*node.Packet) {
-	template := node.Packet{Uplink: f.uplink, IsAccepted: uses(list, "firewall")}
-	f.addLinks(&template, list)
+	bridge, _ := ownBridge(list)
+	ends := []string{bridge}
+	for _, a := range f.attachments {
+		if bridge == "" && a.Network == list.Name && a.IsLive() {
+			ends = append(ends, node.FirstWord(a.HostEnd()))
+		}
+	}
+	template := newPacket(list, f.uplink, f.links, ends)
+	if template.Links == nil && bridge != "" { // the first ADD creates it
+		template.Links = []rtnl.Link{{Name: bridge}}
+	}
 	isOurs := func(e node.Entry) bool { return e.Is("firewall") && f.programs[e.Type].kind == ours }
 	if slices.ContainsFunc(list.Plugins, isOurs) {
 		template.Mark = acceptMark(list, f.attachments)
@@ -103,25 +112,19 @@ func (f *facts) packets(d *node.BaseChain, list node.List) (all []*node.Packet) 
 	return all
 }
 
-func (f *facts) addLinks(p *node.Packet, list node.List) {
-	bridge, _ := ownBridge(list)
-	ends := []string{bridge}
-	for _, a := range f.attachments {
-		if bridge == "" && a.Network == list.Name && a.IsLive() {
-			ends = append(ends, node.FirstWord(a.HostEnd()))
-		}
-	}
-	for _, l := range f.links {
+// newPacket returns the packets of a list's containers, without addresses. ends are the names of the host's interfaces
+// to the containers.
+func newPacket(list node.List, uplink rtnl.Link, links []rtnl.Link, ends []string) node.Packet {
+	p := node.Packet{Uplink: uplink, IsAccepted: uses(list, "firewall")}
+	for _, l := range links {
 		switch {
 		case slices.Contains(ends, l.Name):
 			p.Links = append(p.Links, l)
-		case isInner(f.links, l):
+		case isInner(links, l):
 			p.Inner = append(p.Inner, l)
 		}
 	}
-	if p.Links == nil && bridge != "" { // the first ADD creates it
-		p.Links = []rtnl.Link{{Name: bridge}}
-	}
+	return p
 }
 
 // isInner reports whether a link does not connect to other machines, unless it is the uplink.

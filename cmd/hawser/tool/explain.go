@@ -41,8 +41,7 @@ type hostLink struct {
 	State  string   `json:"state"` // "up", "down", or "missing"
 	Addrs  []string `json:"addresses,omitempty"`
 
-	link    rtnl.Link // zero if it is missing
-	isInner bool
+	link rtnl.Link // zero if it is missing
 }
 
 func (l hostLink) String() string {
@@ -82,8 +81,7 @@ func hostLinks() (map[string]hostLink, error) {
 	}
 	all, errs := map[string]hostLink{}, []error{err}
 	for _, l := range links {
-		h := hostLink{Name: l.Name, Kind: l.Kind, Master: names[l.Master], State: "down", link: l,
-			isInner: isInner(links, l)}
+		h := hostLink{Name: l.Name, Kind: l.Kind, Master: names[l.Master], State: "down", link: l}
 		if l.Up {
 			h.State = "up"
 		}
@@ -263,18 +261,14 @@ func (e *explanation) findRoute(addr netip.Addr, own rtnl.Link) error {
 
 // packetOf returns the packets that an attachment sends, without addresses.
 func (e *explanation) packetOf(a *node.Attachment, list node.List, links map[string]hostLink) node.Packet {
-	up, _ := uplink()
-	p := node.Packet{Uplink: up, IsAccepted: uses(list, "firewall")}
 	name, _ := ownBridge(list)
 	name = cmp.Or(name, parent(a, links), node.FirstWord(a.HostEnd()))
+	var all []rtnl.Link
 	for _, l := range links {
-		if l.Name == name {
-			p.Links = []rtnl.Link{l.link}
-		}
-		if l.isInner {
-			p.Inner = append(p.Inner, l.link)
-		}
+		all = append(all, l.link)
 	}
+	up, _ := uplink()
+	p := newPacket(list, up, all, []string{name})
 	if !a.Reference {
 		p.Mark = acceptMark(list, e.Attachments)
 	}

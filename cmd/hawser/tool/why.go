@@ -210,7 +210,7 @@ var causes = []cause{
 
 func advice(f skel.Failure, file string) string {
 	if f.Code == cni.CodeDrift {
-		return driftAdvice(false, node.Entry{Type: f.Plugin})
+		return driftAdvice(false, f.Plugin)
 	}
 	i := slices.IndexFunc(causes, func(c cause) bool {
 		return c.code == f.Code && (c.plugin == "" || c.plugin == f.Plugin) && strings.Contains(f.Msg, c.text)
